@@ -1,0 +1,1 @@
+"""Relative attention, several ways with one signature."""

@@ -1,0 +1,1 @@
+"""The Transformer-XL: pure functions of parameters, tokens and memory."""

@@ -1,0 +1,1 @@
+"""What a run says: progress, metrics and pictures."""
