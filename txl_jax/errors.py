@@ -1,4 +1,7 @@
-"""The one exception for mistakes that a user can mend."""
+"""Mistakes that a user can mend: the one exception, and what its messages need."""
+
+import difflib
+from typing import Any
 
 
 class UserError(Exception):
@@ -11,7 +14,21 @@ class UserError(Exception):
 
 def nearest(name: str, known: list[str]) -> str:
     """Returns ", did you mean 'x'?" for the known name nearest to `name`, or ""."""
-    import difflib
-
     match = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f", did you mean {match[0]!r}?" if match else ""
+
+
+def require(config: Any, section: str, least: float, *names: str) -> None:
+    """Refuses values of the config's fields `names` that are below `least`."""
+    for name in names:
+        value = getattr(config, name)
+        if not value >= least:
+            raise UserError(f"{section}.{name} = {value} must be at least {least}")
+
+
+def require_one_of(value: str, known: list[str], field: str) -> None:
+    """Refuses a value of `field` that is not among the known ones."""
+    if value not in known:
+        raise UserError(
+            f"{field} = {value!r} is none of {', '.join(known)}{nearest(value, known)}"
+        )

@@ -1,0 +1,1 @@
+"""One file per experiment: `config.default()` and the differences."""

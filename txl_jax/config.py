@@ -1,0 +1,202 @@
+"""Experiments as configs: ConfigDict outside, frozen and cross-checked inside.
+
+An experiment file's `get_config()` starts from `default()` and states differences.
+`parse` is where the ConfigDict ends: below it there are dataclasses only, each defined
+beside the code that reads it.
+"""
+
+import dataclasses
+import importlib
+import importlib.util
+import json
+import pkgutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from txl_jax.checkpoint import CheckpointConfig
+from txl_jax.data.tokens import DataConfig
+from txl_jax.errors import UserError, nearest
+from txl_jax.evaluate.perplexity import EvalConfig, evaluation_model
+from txl_jax.generate import GenerateConfig
+from txl_jax.model.config import ModelConfig
+from txl_jax.optim import OptimConfig
+from txl_jax.sharding import MeshConfig
+from txl_jax.step import TrainConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Everything that a run is told, by section."""
+
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    train: TrainConfig = TrainConfig()
+    optim: OptimConfig = OptimConfig()
+    eval: EvalConfig = EvalConfig()
+    generate: GenerateConfig = GenerateConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    mesh: MeshConfig = MeshConfig()
+
+    def __post_init__(self) -> None:
+        """Refuses combinations across sections, naming both fields and the mend."""
+        evaluation_model(self.model, self.eval)
+        updates = self.train.updates_per_call
+        if self.checkpoint.every_steps % updates:
+            raise UserError(
+                f"checkpoint.every_steps = {self.checkpoint.every_steps} must be a "
+                f"multiple of the {updates} updates in one call "
+                "(train.segments_per_call / train.segments_per_update)"
+            )
+        if self.optim.warmup_steps > self.train.num_steps:
+            raise UserError(
+                f"optim.warmup_steps = {self.optim.warmup_steps} is more than "
+                f"train.num_steps = {self.train.num_steps}; shorten the warm-up"
+            )
+
+
+SECTIONS: dict[str, type] = {
+    field.name: type(field.default) for field in dataclasses.fields(Config)
+}
+
+# What a run may change when it goes on. The rest makes it another run, and refused.
+CHANGEABLE = (
+    "eval.",
+    "generate.",
+    "checkpoint.",
+    "mesh.",
+    "data.data_dir",
+    "train.num_steps",
+    "train.log_every",
+    "train.eval_every",
+    "train.segments_per_call",
+    "model.kernel",
+    "model.remat",
+    "model.unroll",
+)
+
+
+def default() -> ConfigDict:
+    """Returns every field of every section at its default."""
+    return ConfigDict(dataclasses.asdict(Config()))
+
+
+def parse(config: Mapping[str, Any]) -> Config:
+    """Returns the config, frozen and checked.
+
+    Raises UserError for an unknown section or field, naming the nearest known one, for
+    a value of the wrong type, and for values or combinations that cannot work.
+    """
+    sections = {}
+    for name, fields in config.items():
+        if name not in SECTIONS:
+            raise UserError(
+                f"unknown config section {name!r}{nearest(name, list(SECTIONS))}"
+            )
+        if not isinstance(fields, Mapping):
+            raise UserError(f"config section {name!r} is {fields!r}, not its fields")
+        values = {key: _typed(f"{name}.{key}", value) for key, value in fields.items()}
+        sections[name] = SECTIONS[name](**values)
+    return Config(**sections)
+
+
+def field_type(name: str) -> type:
+    """Returns the type of the field `section.field`, or raises UserError."""
+    section, _, key = name.partition(".")
+    known = {
+        f"{section}.{field.name}": field.type
+        for section, fields in SECTIONS.items()
+        for field in dataclasses.fields(fields)
+    }
+    if name not in known:
+        raise UserError(f"unknown config field {name!r}{nearest(name, list(known))}")
+    return known[name]  # type: ignore[return-value]
+
+
+def _typed(name: str, value: Any) -> Any:
+    wanted = field_type(name)
+    if wanted is float and type(value) is int:
+        return float(value)
+    if type(value) is not wanted:
+        raise UserError(f"{name} = {value!r} must be of type {wanted.__name__}")
+    return value
+
+
+def override(config: ConfigDict, name: str, text: str) -> None:
+    """Sets the field `section.field` from a flag's text."""
+    wanted = field_type(name)
+    try:
+        if wanted is bool:
+            value: Any = {"true": True, "false": False}[text.lower()]
+        else:
+            value = wanted(text)
+    except (ValueError, KeyError):
+        kind = {bool: "true or false", int: "a whole number", float: "a number"}
+        raise UserError(f"{name} = {text!r} is not {kind[wanted]}") from None
+    section, _, key = name.partition(".")
+    config[section][key] = value
+
+
+def load(source: str) -> ConfigDict:
+    """Returns get_config() of an experiment file, given by path or packaged name."""
+    path = Path(source)
+    if not path.suffix and "/" not in source:
+        path = _packaged(source)
+    if not path.is_file():
+        raise UserError(f"no config file {source!r}: give a path or a packaged name")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise UserError(f"config file {source!r} is not Python: its name ends in .py")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        return ConfigDict(module.get_config())
+    except UserError:
+        raise
+    except Exception as error:  # whatever the user's own code raises
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise UserError(f"config file {source!r} failed: {reason}") from error
+
+
+def _packaged(name: str) -> Path:
+    experiments = importlib.import_module("txl_jax.experiments")
+    known = [module.name for module in pkgutil.iter_modules(experiments.__path__)]
+    if name not in known:
+        raise UserError(
+            f"no packaged experiment {name!r}{nearest(name, known)}; there are "
+            f"{', '.join(known)}; a file needs its .py"
+        )
+    return Path(next(iter(experiments.__path__))) / f"{name}.py"
+
+
+def save_json(config: Config, path: Path) -> None:
+    """Writes the config where `load_json` reads it."""
+    path.write_text(json.dumps(dataclasses.asdict(config), indent=2) + "\n")
+
+
+def load_json(path: Path) -> ConfigDict:
+    """Returns the config that a workdir keeps, or raises UserError."""
+    try:
+        return ConfigDict(json.loads(path.read_text("utf-8")))
+    except FileNotFoundError:
+        raise UserError(
+            f"{path.parent} holds no run (no {path.name}): give the --workdir of one, "
+            "or --config to start one"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {path}: {error}") from error
+
+
+def conflicts(saved: Config, given: Config) -> list[str]:
+    """Returns what makes `given` another run than `saved`, as "field: was, is now"."""
+    found = []
+    for section in SECTIONS:
+        old = dataclasses.asdict(getattr(saved, section))
+        new = dataclasses.asdict(getattr(given, section))
+        for key in old:
+            name = f"{section}.{key}"
+            if old[key] != new[key] and not name.startswith(CHANGEABLE):
+                found.append(f"{name} was {old[key]!r}, is now {new[key]!r}")
+    return found

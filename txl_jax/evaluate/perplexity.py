@@ -1,0 +1,104 @@
+"""The nll of a split, each segment read with the memory of those before (section 4.1).
+
+Dims: S segments in one call, B streams, L segment, M memory.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from txl_jax import metrics
+from txl_jax.data.streams import Streams
+from txl_jax.errors import require
+from txl_jax.model.config import ModelConfig
+from txl_jax.model.memory import Memory
+from txl_jax.model.txl import TransformerXL
+from txl_jax.sharding import host_rows, place_segments, shardings
+from txl_jax.step import make_eval_step
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalConfig:
+    """How to evaluate; none of it is inherited from training."""
+
+    split: str = "test"  # train, valid or test
+    checkpoint: str = "best"  # best, latest, or a step
+    streams: int = 8  # contiguous parts read side by side, each from a cold start
+    tgt_len: int = 128  # tokens of a segment
+    mem_len: int = 512  # tokens remembered
+    clamp_len: int = 0  # distances beyond it count as it; 0 = off
+    same_length: bool = False  # every token sees the newest mem_len keys alone
+    warm_start: bool = False  # fill memories with the preceding tokens, not scored
+    yardsticks: bool = False  # after training: n-gram models, gzip and xz beside it
+
+    def __post_init__(self) -> None:
+        """Refuses impossible values, naming the field."""
+        require(self, "eval", 1, "streams", "tgt_len")
+        require(self, "eval", 0, "mem_len", "clamp_len")
+
+
+Evaluate = Callable[[Any, np.ndarray, Callable[[int, int], None]], dict[str, Any]]
+
+
+def evaluation_model(config: ModelConfig, how: EvalConfig) -> ModelConfig:
+    """Returns the same model with evaluation's memory; parameters fit both."""
+    return dataclasses.replace(
+        config,
+        mem_len=how.mem_len,
+        clamp_len=how.clamp_len,
+        same_length=how.same_length,
+    )
+
+
+def make_evaluate(config: ModelConfig, how: EvalConfig, mesh: Mesh) -> Evaluate:
+    """Returns evaluate(params, tokens, progress), compiled once for any split.
+
+    progress(done, total) is called as segments are dispatched. The result: tokens
+    scored, mean nll in nats, ppl, bpc, streams, and cold_tokens, those scored before
+    their stream had read mem_len tokens.
+    """
+    config = evaluation_model(config, how)
+    rows = host_rows(mesh, how.streams, "eval.streams")
+    memory_shardings = shardings(mesh, Memory.LETTERS)
+    empty = jax.jit(
+        lambda: Memory.empty(config, how.streams), out_shardings=memory_shardings
+    )
+    eval_step = jax.jit(
+        make_eval_step(TransformerXL(config)),
+        donate_argnums=1,
+        out_shardings=(memory_shardings, None),
+    )
+
+    def evaluate(
+        params: Any, tokens: np.ndarray, progress: Callable[[int, int], None]
+    ) -> dict[str, Any]:
+        started = time.perf_counter()
+        warm = how.mem_len if how.warm_start else 0
+        streams = Streams(tokens, how.streams, how.tgt_len, rows=rows, warm_tokens=warm)
+        memory = empty()
+        sums = []
+        for number, segment in enumerate(streams.epoch()):
+            memory, nll_S = eval_step(params, memory, place_segments(mesh, segment))
+            sums.append(nll_S)
+            progress(number + 1, streams.segments_per_epoch)
+        # Added up on the host in float64: a split's sum outgrows float32.
+        nll = float(np.sum(jax.device_get(sums), dtype=np.float64))
+        scored = len(tokens) - 1
+        seconds = time.perf_counter() - started
+        return {
+            "tokens": scored,
+            "nll": nll / scored,
+            "ppl": metrics.perplexity(nll / scored),
+            "bpc": metrics.bits(nll / scored),
+            "streams": how.streams,
+            "cold_tokens": streams.cold_tokens(how.mem_len),
+            "seconds": seconds,
+            "tokens_per_second": scored / seconds,
+        }
+
+    return evaluate

@@ -1,0 +1,116 @@
+"""Relative attention by einsum: the oracle that every other kernel is tested against.
+
+The score of query i and key j is the paper's four terms (section 3.3),
+
+    (q_i + u) . k_j  +  (q_i + w) . r_{i-j}
+
+where w is the paper's v (its letter is the values' here). Computed for every distance
+and re-indexed from distance to key by `rel_shift`, the second half costs one product.
+
+Dims: B streams, L queries, M memory, K = M + L keys, R = K distances, H heads, A head.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+# Far below any score, and finite, so that a row never becomes NaN.
+MASKED = -1e30
+
+
+class Dropout(NamedTuple):
+    """Dropout of the attention's probabilities, by a counter.
+
+    The keep bit is a function of the seed and of the global stream, head, query and
+    key, so that it depends on neither the blocks of a kernel nor the mesh.
+    """
+
+    rate: float
+    seed: Array  # uint32
+    stream0: Array | int = 0  # global index of the first stream here
+    head0: Array | int = 0  # global index of the first head here
+
+
+def mix(x: Array) -> Array:
+    """Scrambles uint32: MurmurHash3's finaliser (Appleby, public domain)."""
+    x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
+    x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
+    return x ^ (x >> 16)
+
+
+def keep_BHLK(dropout: Dropout, shape: tuple[int, int, int, int]) -> Array:
+    """Returns which probabilities survive dropout, bool.
+
+    A row (stream, head, query) starts a counter at mix(mix(mix(seed ^ stream) ^ head)
+    ^ query); key j is kept where mix(start + j * 0x9E3779B9) >= rate * 2^32.
+    """
+    stream_B, head_H, query_L, key_K = (
+        jnp.arange(size, dtype=jnp.uint32) for size in shape
+    )
+    stream_B += jnp.uint32(dropout.stream0)
+    head_H += jnp.uint32(dropout.head0)
+    start_BH = mix(mix(dropout.seed ^ stream_B)[:, None] ^ head_H)
+    start_BHL = mix(start_BH[..., None] ^ query_L)
+    bits_BHLK = mix(start_BHL[..., None] + key_K * jnp.uint32(0x9E3779B9))
+    return bits_BHLK >= jnp.uint32(min(int(dropout.rate * 2**32), 2**32 - 1))
+
+
+def rel_shift(x_BHLR: Array) -> Array:
+    """Re-indexes scores from distance to key.
+
+    Input column c holds distance R - 1 - c; output column j of row i holds distance
+    i + M - j. Columns j > i + M (the future) hold garbage: mask them.
+
+    One column of padding makes a row one longer than a row of keys, so that reading
+    the same numbers as rows of K shifts row i by L - 1 - i (Appendix B).
+    """
+    B, H, L, R = x_BHLR.shape
+    padded = jnp.pad(x_BHLR, ((0, 0), (0, 0), (0, 0), (1, 0)))
+    return padded.reshape(B, H, R + 1, L)[:, :, 1:].reshape(B, H, L, R)
+
+
+def visible_BLK(oldest_BL: Array, K: int) -> Array:
+    """Returns the interval of keys that each query sees: oldest <= j <= i + M."""
+    L = oldest_BL.shape[1]
+    key_K = jnp.arange(K)
+    newest_L = jnp.arange(L) + (K - L)
+    return (key_K >= oldest_BL[..., None]) & (key_K <= newest_L[:, None])
+
+
+def rel_attention(
+    q_BLHA: Array,
+    k_BKHA: Array,
+    v_BKHA: Array,
+    r_RHA: Array,
+    u_HA: Array,
+    w_HA: Array,
+    bias_HR: Array | None,
+    oldest_BL: Array,
+    dropout: Dropout | None,
+) -> Array:
+    """Returns o_BLHA, the attention of each query over the keys that it sees.
+
+    r_RHA and bias_HR are ordered from the greatest distance, R - 1, down to 0. Scores
+    are scaled by 1 / sqrt(A); scores and softmax are float32, the result has the
+    queries' dtype. Source: section 3.3; the reference scales all four terms.
+    """
+    B, L, H, A = q_BLHA.shape
+    K = k_BKHA.shape[1]
+    f32 = jnp.float32
+    content_BHLK = jnp.einsum(
+        "BLHA,BKHA->BHLK", q_BLHA + u_HA, k_BKHA, preferred_element_type=f32
+    )
+    position_BHLR = jnp.einsum(
+        "BLHA,RHA->BHLR", q_BLHA + w_HA, r_RHA, preferred_element_type=f32
+    )
+    if bias_HR is not None:
+        position_BHLR += bias_HR[:, None].astype(f32)
+    score_BHLK = (content_BHLK + rel_shift(position_BHLR)) * A**-0.5
+    visible_B1LK = visible_BLK(oldest_BL, K)[:, None]
+    weight_BHLK = jax.nn.softmax(jnp.where(visible_B1LK, score_BHLK, MASKED), axis=-1)
+    if dropout is not None:
+        keep = keep_BHLK(dropout, (B, H, L, K))
+        weight_BHLK = jnp.where(keep, weight_BHLK / (1 - dropout.rate), 0)
+    return jnp.einsum("BHLK,BKHA->BLHA", weight_BHLK.astype(v_BKHA.dtype), v_BKHA)

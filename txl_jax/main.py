@@ -1,0 +1,222 @@
+"""The command line: flags, and one function per mode.
+
+    python -m txl_jax.main --config=FILE [--workdir=DIR] [--mode=MODE] [--config.x.y=V]
+
+The last line on stdout is one JSON object; progress and logs go to stderr. Status 0
+means that the work is done, 2 that the user can mend what the one line on stderr says.
+"""
+
+import argparse
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+from absl import logging as absl_logging
+
+from txl_jax import config as configs
+from txl_jax import generate, restore, workdir
+from txl_jax.config import Config
+from txl_jax.data import tokens as token_files
+from txl_jax.data.tokens import Tokens
+from txl_jax.errors import UserError, nearest, require_one_of
+from txl_jax.evaluate import ngram
+from txl_jax.evaluate.perplexity import make_evaluate
+from txl_jax.report import plots
+from txl_jax.report.writer import Progress, read_metrics, say
+from txl_jax.train import train
+
+HELP = """\
+usage: python -m txl_jax.main --config=FILE [--workdir=DIR] [--mode=MODE] [overrides]
+
+modes:
+{modes}
+
+flags:
+  --config=FILE|NAME  an experiment's file, or the name of a packaged experiment;
+                      without it, the config that the workdir's run was started with
+  --workdir=DIR       where the run lives (default: runs/NAME)
+  --config.S.F=V      field F of the config's section S, which is one of
+                      {sections}
+  --F=V               field F of the mode's own section, in evaluate and generate,
+                      such as --mem_len=1024 or --prompt='def '
+"""
+
+
+class Command(NamedTuple):
+    """What the flags ask for."""
+
+    mode: str
+    config: Config
+    workdir: Path
+
+
+def run_train(command: Command) -> dict[str, Any]:
+    """Trains, then shows what the best checkpoint is worth."""
+    config, folder = command.config, command.workdir
+    tokens = token_files.prepare(config.data, say)
+    workdir.claim(folder, config, tokens)
+    fitted = workdir.fit_vocab(config, len(tokens.vocab))
+    started = time.perf_counter()
+    train(fitted, folder, tokens.split("train"), tokens.split("valid"))
+    train_seconds = time.perf_counter() - started
+
+    loaded = restore.load(folder, config)
+    lines = read_metrics(folder / workdir.METRICS)
+    result = evaluate_loaded(loaded, tokens)
+    result |= {"workdir": str(folder), "updates": lines[-1]["step"]}
+    result["train_seconds"] = train_seconds
+    levels = {}
+    if config.eval.yardsticks:
+        levels = ngram.yardsticks(
+            tokens.split("train"), tokens.split(config.eval.split)
+        )
+        result["yardsticks_bpc"] = levels
+    result["picture"] = str(folder / "loss.png")
+    plots.plot_loss(lines, folder / "loss.png", levels)
+    sample, _ = sample_loaded(loaded)
+    result["sample"] = str(folder / "sample.txt")
+    (folder / "sample.txt").write_text(sample, "utf-8")
+    (folder / "result.json").write_text(json.dumps(result, indent=2) + "\n", "utf-8")
+    say(f"a sample, in {folder / 'sample.txt'}:\n{sample}\n")
+    for name, bpc in sorted({"this model": result["bpc"], **levels}.items(), key=_bpc):
+        say(f"{name:>12}: {bpc:.3f} bits per byte on {config.eval.split}")
+    return result
+
+
+def run_evaluate(command: Command) -> dict[str, Any]:
+    """Scores a split."""
+    loaded = restore.load(command.workdir, command.config)
+    return evaluate_loaded(loaded, token_files.prepare(loaded.config.data, say))
+
+
+def run_generate(command: Command) -> dict[str, Any]:
+    """Samples a continuation of a prompt."""
+    loaded = restore.load(command.workdir, command.config)
+    text, seconds = sample_loaded(loaded)
+    print(text)
+    how = dataclasses.asdict(loaded.config.generate)
+    return {"step": loaded.step, **how, "text": text, "seconds": seconds}
+
+
+def evaluate_loaded(loaded: restore.Loaded, tokens: Tokens) -> dict[str, Any]:
+    """Returns the nll of config.eval.split, and how it was measured."""
+    how = loaded.config.eval
+    evaluate = make_evaluate(loaded.config.model, how, loaded.mesh)
+    with Progress(how.split, 0) as bar:
+        scores = evaluate(loaded.params, tokens.split(how.split), bar)
+    return {
+        **dataclasses.asdict(how),
+        **scores,
+        "step": loaded.step,
+        "corpus": tokens.manifest["corpus"],
+        "sha256": tokens.manifest["splits"][how.split]["sha256"],
+    }
+
+
+def sample_loaded(loaded: restore.Loaded) -> tuple[str, float]:
+    """Returns (prompt and continuation, seconds taken)."""
+    how = loaded.config.generate
+    prompt = loaded.vocab.encode(how.prompt)
+    started = time.perf_counter()
+    tokens = generate.sample(loaded.config.model, loaded.params, prompt, how)
+    seconds = time.perf_counter() - started
+    return loaded.vocab.decode([*prompt, *tokens]), seconds
+
+
+class Mode(NamedTuple):
+    """One mode: what it does, and whose fields are its own flags."""
+
+    run: Callable[[Command], dict[str, Any]]
+    section: str = ""
+
+
+MODES = {
+    "train": Mode(run_train),
+    "evaluate": Mode(run_evaluate, "eval"),
+    "generate": Mode(run_generate, "generate"),
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse whose complaints are one line."""
+
+    def __init__(self) -> None:
+        super().__init__(add_help=False, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        """Raises UserError where argparse would print its usage and exit."""
+        raise UserError(message)
+
+
+def parse_flags(argv: list[str]) -> Command:
+    """Returns what the flags ask for; raises UserError."""
+    parser = Parser()
+    for name, default in (("config", ""), ("workdir", ""), ("mode", "train")):
+        parser.add_argument(f"--{name}", default=default)
+    given, rest = parser.parse_known_args(argv)
+    require_one_of(given.mode, list(MODES), "--mode")
+    overrides = parse_overrides(rest, MODES[given.mode].section)
+    if given.config:
+        config = configs.load(given.config)
+        folder = Path(given.workdir or Path("runs") / Path(given.config).stem)
+    elif given.workdir:
+        folder = Path(given.workdir)
+        config = configs.load_json(folder / workdir.CONFIG)
+    else:
+        raise UserError("give --config=FILE, or the --workdir of a run; see --help")
+    for name, text in overrides.items():
+        configs.override(config, name, text)
+    return Command(given.mode, configs.parse(config), folder)
+
+
+def parse_overrides(argv: list[str], own: str) -> dict[str, str]:
+    """Returns config fields and their texts; section `own` also has flat flags."""
+    parser = Parser()
+    for section, fields in configs.SECTIONS.items():
+        for field in dataclasses.fields(fields):
+            flat = [f"--{field.name}"] if section == own else []
+            name = f"{section}.{field.name}"
+            # A flag alone means true, which only a boolean takes.
+            parser.add_argument(
+                f"--config.{name}", *flat, dest=name, nargs="?", const="true"
+            )
+    found, unknown = parser.parse_known_args(argv)
+    if unknown:
+        flag = unknown[0].partition("=")[0]
+        known = ["--config", "--workdir", "--mode", "--help"]
+        known += parser._option_string_actions
+        raise UserError(f"unknown flag {flag!r}{nearest(flag, known)}; see --help")
+    return {name: text for name, text in vars(found).items() if text is not None}
+
+
+def _bpc(entry: tuple[str, float]) -> float:
+    return entry[1]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs one mode and returns the exit status."""
+    argv = sys.argv[1:] if argv is None else argv
+    absl_logging.set_verbosity(absl_logging.ERROR)
+    if {"--help", "--helpfull", "-h"} & set(argv):
+        modes = "\n".join(
+            f"  {name:<10}{(mode.run.__doc__ or '').strip()}"
+            for name, mode in MODES.items()
+        )
+        print(HELP.format(modes=modes, sections=", ".join(configs.SECTIONS)), end="")
+        return 0
+    try:
+        command = parse_flags(argv)
+        result = MODES[command.mode].run(command)
+    except UserError as error:
+        print(f"txl_jax: {error}", file=sys.stderr)
+        return 2
+    print(json.dumps({"mode": command.mode, **result}), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

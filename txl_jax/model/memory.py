@@ -1,0 +1,130 @@
+"""The memory: what each layer read in earlier segments (section 3.2, equation 2).
+
+Dims: N layers, B streams, M memory, L segment, K = M + L, D model.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.sharding import PartitionSpec
+
+from txl_jax.model.config import ModelConfig
+
+
+@flax.struct.dataclass
+class Memory:
+    """The newest M inputs of every layer, oldest first, and how many are real.
+
+    h_NBMD: the input of each layer, the embeddings for the first; no gradient flows
+    into it. filled_B (int32): the newest so many slots may be seen; it counts up from
+    a cold start or from the last document boundary.
+    """
+
+    # What its dimensions are called: a stream's memory lives where its tokens do.
+    LETTERS: ClassVar[Any]
+
+    h_NBMD: Array
+    filled_B: Array
+
+    @classmethod
+    def empty(cls, config: ModelConfig, batch_size: int) -> "Memory":
+        """Returns a memory of config.mem_len tokens in which nothing is visible yet."""
+        shape = (config.n_layer, batch_size, config.mem_len, config.d_model)
+        return cls(
+            h_NBMD=jnp.zeros(shape, config.memory_dtype),
+            filled_B=jnp.zeros(batch_size, jnp.int32),
+        )
+
+    @property
+    def mem_len(self) -> int:
+        """M, read from the shape."""
+        return self.h_NBMD.shape[2]
+
+    def layer(self, n: int) -> Array:
+        """Returns the memory of layer n, h_BMD."""
+        return self.h_NBMD[n]
+
+    @staticmethod
+    def extend(
+        h_BMD: Array, h_BLD: Array, project: Callable[[Array], tuple[Array, Array]]
+    ) -> tuple[Array, Array, Array]:
+        """Returns (k_BKHA, v_BKHA) of one layer's memory and segment, and its memory.
+
+        `project` maps h_BKD to keys and values. The memory is projected anew, since
+        the parameters may have changed, and stays as it is: `append` moves it on.
+        """
+        past_BMD = jax.lax.stop_gradient(h_BMD).astype(h_BLD.dtype)
+        k_BKHA, v_BKHA = project(jnp.concatenate([past_BMD, h_BLD], axis=1))
+        return k_BKHA, v_BKHA, h_BMD
+
+    def append(
+        self,
+        h_NBLD: Array,
+        length_B: Array | None = None,
+        first_BL: Array | None = None,
+    ) -> "Memory":
+        """Returns the memory with a segment's layer inputs at its new end.
+
+        Each stream keeps its M newest real tokens: of stream b the first length_B[b]
+        tokens count (all of them without length_B), so padding never enters. Tokens
+        before the last document start (first_BL) stay in their slots, out of sight.
+        """
+        M = self.mem_len
+        N, B, L, D = h_NBLD.shape
+        if length_B is None:
+            length_B = jnp.full(B, L, jnp.int32)
+        h_NBLD = jax.lax.stop_gradient(h_NBLD).astype(self.h_NBMD.dtype)
+        h_NBKD = jnp.concatenate([self.h_NBMD, h_NBLD], axis=2)
+
+        def newest(h_NKD: Array, length: Array) -> Array:
+            return jax.lax.dynamic_slice_in_dim(h_NKD, length, M, axis=1)
+
+        filled_B = self.filled_B + length_B
+        if first_BL is not None:
+            since_B = length_B - last_start_B(first_BL, length_B)
+            filled_B = jnp.minimum(filled_B, since_B)
+        return Memory(
+            h_NBMD=jax.vmap(newest, in_axes=(1, 0), out_axes=1)(h_NBKD, length_B),
+            filled_B=jnp.minimum(filled_B, M),
+        )
+
+    def reset(self, where_B: Array) -> "Memory":
+        """Returns the memory with nothing visible in the streams where_B (bool)."""
+        return dataclasses.replace(self, filled_B=jnp.where(where_B, 0, self.filled_B))
+
+
+Memory.LETTERS = Memory(PartitionSpec(*"NBMD"), PartitionSpec("B"))  # type: ignore
+
+
+def last_start_B(first_BL: Array, length_B: Array) -> Array:
+    """Returns where the last document of each stream starts among its real tokens.
+
+    Far before the segment (a large negative number) where none starts in it.
+    """
+    position_L = jnp.arange(first_BL.shape[1])
+    starts_BL = first_BL & (position_L < length_B[:, None])
+    return jnp.max(jnp.where(starts_BL, position_L, -(2**30)), axis=1)
+
+
+def oldest_BL(
+    filled_B: Array, first_BL: Array | None, M: int, L: int, same_length: bool
+) -> Array:
+    """Returns the oldest key that each query sees, int32; the newest is its own, i + M.
+
+    Three things only ever raise it: slots not yet filled, a document that starts in
+    the segment, and same_length, with which every query sees M keys, itself included
+    (the original PyTorch convention: distance < mem_len).
+    """
+    query_L = jnp.arange(L, dtype=jnp.int32)
+    oldest = jnp.broadcast_to(M - filled_B[:, None], (filled_B.shape[0], L))
+    if first_BL is not None:
+        start_BL = jax.lax.cummax(jnp.where(first_BL, query_L + M, 0), axis=1)
+        oldest = jnp.maximum(oldest, start_BL)
+    if same_length:
+        oldest = jnp.maximum(oldest, query_L + 1)
+    return oldest

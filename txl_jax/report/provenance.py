@@ -1,0 +1,72 @@
+"""Where a run's numbers come from: config, code, libraries, devices, data, seed."""
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import jax
+
+LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+
+
+def provenance(
+    config: dict[str, Any], data: dict[str, Any], parameters: int
+) -> dict[str, Any]:
+    """Returns what is written to a workdir's run.json beside its metrics."""
+    return {
+        "seed": config["train"]["seed"],
+        "parameters": parameters,
+        "git_revision": git_revision(),
+        "versions": {
+            "python": platform.python_version(),
+            **{name: importlib.metadata.version(name) for name in LIBRARIES},
+        },
+        "device_kind": jax.devices()[0].device_kind,
+        "device_count": jax.device_count(),
+        "process_count": jax.process_count(),
+        "usable_cores": _usable_cores(),
+        "data": data,
+        "config": config,
+    }
+
+
+# With these equal, a resumed run repeats an uninterrupted one bit for bit.
+EXACT = ("versions", "device_kind", "device_count", "process_count", "usable_cores")
+
+
+def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Returns what of EXACT differs between two descriptions of a run."""
+    return [
+        f"{name} was {before.get(name)}, is now {now[name]}"
+        for name in EXACT
+        if before.get(name) != now[name]
+    ]
+
+
+def git_revision() -> str:
+    """Returns the commit of the package's checkout, "+dirty" if changed, or "none"."""
+    folder = Path(__file__).parent
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(folder), *arguments]
+        return subprocess.run(
+            command, capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    try:
+        # A package installed inside somebody else's repository is not its code.
+        if not git("ls-files", Path(__file__).name):
+            return "none"
+        dirty = "+dirty" if git("status", "--porcelain", "-uno") else ""
+        return git("rev-parse", "HEAD") + dirty
+    except (OSError, subprocess.CalledProcessError):
+        return "none"
+
+
+def _usable_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

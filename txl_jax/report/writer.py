@@ -1,0 +1,139 @@
+"""What a run says while it runs: a progress line on stderr and lines of metrics."""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any, Self
+
+import tqdm
+
+from txl_jax.metrics import bits
+
+PLAIN_SECONDS = 10.0  # between plain lines, where stderr is no terminal
+
+
+def say(line: str) -> None:
+    """Prints a line on stderr, above a progress bar if there is one."""
+    tqdm.tqdm.write(line, file=sys.stderr)
+
+
+class Progress:
+    """A progress bar on a terminal, plain lines elsewhere."""
+
+    def __init__(self, label: str, total: int, initial: int = 0):
+        self.label = label
+        self.total = total
+        self.initial = initial
+        self.started = self.said = time.perf_counter()
+        self.bar = None
+        if sys.stderr.isatty():
+            self.bar = tqdm.tqdm(
+                desc=label, total=total, initial=initial, dynamic_ncols=True
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.bar is not None:
+            self.bar.close()
+
+    def __call__(self, done: int, total: int = 0, **figures: str) -> None:
+        """Shows that `done` of the total are done, with figures such as loss="1.92"."""
+        self.total = total or self.total
+        text = " ".join(f"{name} {value}" for name, value in figures.items())
+        if self.bar is not None:
+            self.bar.total = self.total
+            self.bar.set_postfix_str(text, refresh=False)
+            self.bar.update(done - self.bar.n)
+            return
+        now = time.perf_counter()
+        if now - self.said < PLAIN_SECONDS:
+            return
+        self.said = now
+        fraction = (done - self.initial) / max(self.total - self.initial, 1)
+        left = (now - self.started) * (1 / fraction - 1) if fraction > 0 else 0.0
+        minutes, seconds = divmod(int(left), 60)
+        say(f"{self.label} {done}/{self.total} {text} {minutes}:{seconds:02d} left")
+
+
+class TrainLog:
+    """`metrics.jsonl` and the progress of a training run, update after update.
+
+    Each step is in the file at most once, also after a resume: every `every` updates,
+    at each validation and at the last. The newest line is held back until the next, so
+    that a validation can join it.
+    """
+
+    def __init__(self, path: Path, last_step: int, num_steps: int, every: int):
+        """Opens the file for appending, cut to the lines of steps up to last_step."""
+        kept = []
+        if path.exists():
+            for line in path.read_text("utf-8").splitlines(keepends=True):
+                # A kill may leave half a line; nothing complete stands after it.
+                if not line.endswith("\n") or json.loads(line)["step"] > last_step:
+                    break
+                kept.append(line)
+        fresh = path.with_suffix(".tmp")
+        fresh.write_text("".join(kept), "utf-8")
+        fresh.replace(path)
+        self.file = path.open("a", encoding="utf-8")
+        self.progress = Progress("train", num_steps, last_step)
+        self.step = last_step
+        self.num_steps = num_steps
+        self.every = every
+        self.held: dict[str, Any] | None = None
+        self.restart_clock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.progress.__exit__()
+        self.file.close()
+
+    def restart_clock(self) -> None:
+        """Leaves out of the timing what has passed since the last updates."""
+        self.clock = time.perf_counter()
+
+    def updates(self, updates: list[dict[str, Any]]) -> None:
+        """Takes the metrics of the next updates, in order."""
+        now = time.perf_counter()
+        seconds = (now - self.clock) / len(updates)
+        self.clock = now
+        for exact in updates:
+            self._release()
+            self.step += 1
+            speed = exact["tokens"] / seconds
+            timing = {"step_seconds": seconds, "tokens_per_second": speed}
+            self.held = {"step": self.step, "exact": exact, "timing": timing}
+        self.progress(
+            self.step,
+            loss=f"{exact['loss']:.4f}",
+            bpc=f"{bits(exact['loss']):.4f}",
+            tokens_per_s=f"{speed:,.0f}",
+        )
+
+    def sync(self, valid_nll: float | None) -> None:
+        """Returns when every line is on the disk; valid_nll joins the newest."""
+        if self.held is not None and valid_nll is not None:
+            self.held["exact"]["valid_nll"] = valid_nll
+            say(f"update {self.step}: valid bpc {bits(valid_nll):.4f}")
+        self._release()
+        self.file.flush()
+        os.fsync(self.file.fileno())
+
+    def _release(self) -> None:
+        line, self.held = self.held, None
+        if line is None:
+            return
+        step, exact = line["step"], line["exact"]
+        if step % self.every == 0 or step == self.num_steps or "valid_nll" in exact:
+            self.file.write(json.dumps(line) + "\n")
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Returns the lines of a metrics.jsonl."""
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]

@@ -1,0 +1,76 @@
+"""Everything that a training run carries from update to update, on the devices.
+
+Dims: N layers, B streams, M memory, D model.
+"""
+
+import dataclasses
+from typing import Any
+
+import flax.linen as nn
+import flax.struct
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+from jax.sharding import Mesh
+
+from txl_jax.model.config import ModelConfig
+from txl_jax.model.memory import Memory
+from txl_jax.model.txl import TransformerXL
+from txl_jax.sharding import shardings
+
+
+@flax.struct.dataclass
+class TrainState:
+    """Parameters, optimiser, memory and randomness; where the data stands is not here.
+
+    step (int32) counts updates. rng never changes: update k folds k into it.
+    """
+
+    step: Array
+    params: Any
+    opt_state: Any
+    memory: Memory
+    rng: Array
+
+
+def init_params(config: ModelConfig, key: Array) -> Any:
+    """Returns fresh parameters, each boxed with the letters of its dimensions."""
+    tokens_BL = jnp.zeros((1, 1), jnp.int32)
+    model = TransformerXL(config)
+    memory = Memory.empty(config, 1)
+    return model.init(key, tokens_BL, tokens_BL, memory, method="nll")["params"]
+
+
+def abstract_params(config: ModelConfig) -> Any:
+    """Returns the shapes of the parameters, boxed with their letters."""
+    return jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
+
+
+def init_state(
+    config: ModelConfig,
+    optimizer: optax.GradientTransformation,
+    batch_size: int,
+    seed: int,
+    mesh: Mesh,
+) -> tuple[Any, Any]:
+    """Returns (init, shardings) of a fresh state: call init() to make it.
+
+    It is made sharded, so that no device ever holds a whole model that does not fit;
+    `jax.eval_shape(init)` gives its shapes without making it.
+    """
+
+    def create() -> TrainState:
+        key_params, key_run = jax.random.split(jax.random.key(seed))
+        params = init_params(config, key_params)
+        return TrainState(
+            step=jnp.zeros((), jnp.int32),
+            params=params,
+            opt_state=optimizer.init(params),
+            memory=Memory.empty(config, batch_size),
+            rng=key_run,
+        )
+
+    letters = nn.get_partition_spec(jax.eval_shape(create))
+    placed = shardings(mesh, dataclasses.replace(letters, memory=Memory.LETTERS))
+    return jax.jit(lambda: nn.unbox(create()), out_shardings=placed), placed

@@ -1,0 +1,229 @@
+"""One call to the device: S segments, each an update or a part of one.
+
+Dims: S segments in a call, U updates in a call, G segments in an update (S = U G),
+C chunks of the streams, B streams, L segment, N layers, M memory, D model.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+
+from txl_jax.data.streams import Segment
+from txl_jax.errors import UserError, require
+from txl_jax.model.memory import Memory
+from txl_jax.model.txl import TransformerXL
+from txl_jax.optim import Schedule
+from txl_jax.state import TrainState
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+    """How to train; steps and cadences count updates."""
+
+    seed: int = 1111
+    num_steps: int = 400_000
+    batch_size: int = 24  # streams
+    tgt_len: int = 512  # tokens of a segment
+    segments_per_call: int = 1  # segments that one call to the device takes
+    segments_per_update: int = 1  # segments whose gradients make one update
+    batch_chunk: int = 1  # parts of the streams computed one after the other
+    log_every: int = 100  # updates between lines of metrics.jsonl
+    eval_every: int = 4_000  # updates between validations
+
+    def __post_init__(self) -> None:
+        """Refuses impossible values and combinations, naming the fields."""
+        require(self, "train", 0, "seed")
+        names = [field.name for field in dataclasses.fields(self)]
+        require(self, "train", 1, *names[names.index("num_steps") :])
+        if self.batch_size % self.batch_chunk:
+            raise UserError(
+                f"train.batch_size = {self.batch_size} must be a multiple of "
+                f"train.batch_chunk = {self.batch_chunk}"
+            )
+        if self.segments_per_call % self.segments_per_update:
+            raise UserError(
+                f"train.segments_per_call = {self.segments_per_call} must be a "
+                f"multiple of train.segments_per_update = {self.segments_per_update}"
+            )
+        for name in ("num_steps", "log_every", "eval_every"):
+            if getattr(self, name) % self.updates_per_call:
+                raise UserError(
+                    f"train.{name} = {getattr(self, name)} must be a multiple of the "
+                    f"{self.updates_per_call} updates in one call "
+                    "(train.segments_per_call / train.segments_per_update)"
+                )
+
+    @property
+    def updates_per_call(self) -> int:
+        """U, the updates that one call to the device makes."""
+        return self.segments_per_call // self.segments_per_update
+
+
+@flax.struct.dataclass
+class Total:
+    """Sums over the segments and chunks of one update."""
+
+    nll: Array  # nats
+    tokens: Array
+    grads: Any
+
+
+def split_streams(x: Any, axis: int, C: int) -> Any:
+    """Returns x [.., B, ..] as C chunks [C, .., B / C, ..]; chunk c has streams c::C.
+
+    Strided, so that every chunk takes its part of every shard of the streams and no
+    stream moves between devices.
+    """
+    shape = (*x.shape[:axis], x.shape[axis] // C, C, *x.shape[axis + 1 :])
+    return jnp.moveaxis(x.reshape(shape), axis + 1, 0)
+
+
+def join_streams(x: Any, axis: int) -> Any:
+    """Returns the chunks of `split_streams` put together again."""
+    x = jnp.moveaxis(x, 0, axis + 1)
+    return x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
+
+
+def segment_nll(
+    model: TransformerXL,
+    params: Any,
+    memory: Memory,
+    segment: Segment,
+    rngs: dict[str, Array],
+) -> tuple[Array, Memory]:
+    """Returns (nll_BL, memory) of one segment, scored or not."""
+    return model.apply(  # type: ignore[return-value]
+        {"params": params},
+        segment.inputs_SBL,
+        segment.targets_SBL,
+        memory,
+        first_BL=segment.first_SBL,
+        length_B=segment.length_SB,
+        method="nll",
+        rngs=rngs,
+    )
+
+
+MEMORY_AXES = Memory(h_NBMD=1, filled_B=0)  # type: ignore[arg-type]
+
+
+def make_train_step(
+    model: TransformerXL,
+    optimizer: optax.GradientTransformation,
+    schedule: Schedule,
+    config: TrainConfig,
+) -> Callable[[TrainState, Segment], tuple[TrainState, dict[str, Array]]]:
+    """Returns train_step(state, segments [S, ..]) -> (state, metrics [U]).
+
+    The loss of an update is the mean nll of its scored tokens, in nats. An update
+    whose loss or gradient is not finite is not made, and empties the memory; it counts
+    as a step and shows in the metric `skipped`.
+    """
+    C = config.batch_chunk
+
+    def nll_sum(
+        params: Any, memory: Memory, segment: Segment, key: Array
+    ) -> tuple[Array, Memory]:
+        nll_BL, memory = segment_nll(model, params, memory, segment, {"dropout": key})
+        return jnp.sum(nll_BL * segment.weights_SBL), memory
+
+    grad = jax.value_and_grad(nll_sum, has_aux=True)
+
+    def accumulate(
+        params: Any, key: Array, total: Total, memory: Memory, segment: Segment
+    ) -> tuple[Total, Memory]:
+        """Adds one segment, chunk after chunk, each with its streams' own memory."""
+
+        def add_chunk(total: Total, xs: Any) -> tuple[Total, Memory]:
+            c, memory, segment = xs
+            (nll, memory), grads = grad(
+                params, memory, segment, jax.random.fold_in(key, c)
+            )
+            chunk = Total(nll, jnp.sum(segment.weights_SBL), grads)
+            return jax.tree.map(jnp.add, total, chunk), memory
+
+        chunks = jax.tree.map(lambda x, a: split_streams(x, a, C), memory, MEMORY_AXES)
+        parts = jax.tree.map(lambda x: split_streams(x, 0, C), segment)
+        total, chunks = jax.lax.scan(add_chunk, total, (jnp.arange(C), chunks, parts))
+        return total, jax.tree.map(join_streams, chunks, MEMORY_AXES)
+
+    def update(
+        state: TrainState, group: Segment
+    ) -> tuple[TrainState, dict[str, Array]]:
+        """Makes one update from the G segments of a group."""
+        key = jax.random.fold_in(state.rng, state.step)
+
+        def add_segment(carry: Any, xs: Any) -> tuple[Any, None]:
+            g, segment = xs
+            total, memory = carry
+            key_g = jax.random.fold_in(key, g)
+            return accumulate(state.params, key_g, total, memory, segment), None
+
+        zero = Total(
+            jnp.zeros(()), jnp.zeros(()), jax.tree.map(jnp.zeros_like, state.params)
+        )
+        G = group.length_SB.shape[0]
+        (total, memory), _ = jax.lax.scan(
+            add_segment, (zero, state.memory), (jnp.arange(G), group)
+        )
+        loss = total.nll / total.tokens
+        grads = jax.tree.map(lambda grad: grad / total.tokens, total.grads)
+        grad_norm = optax.tree.norm(grads)
+        lr = jnp.asarray(schedule(state.step), jnp.float32)
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        params = jax.tree.map(lambda p, u: p - lr * u, state.params, updates)
+        finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
+
+        def choose(new: Any, old: Any) -> Any:
+            return jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
+
+        state = dataclasses.replace(
+            state,
+            step=state.step + 1,
+            params=choose(params, state.params),
+            opt_state=choose(opt_state, state.opt_state),
+            memory=choose(memory, jax.tree.map(jnp.zeros_like, memory)),
+        )
+        return state, {
+            "loss": loss,
+            "grad_norm": grad_norm,
+            "lr": lr,
+            "tokens": total.tokens.astype(jnp.int32),
+            "skipped": ~finite,
+        }
+
+    def train_step(
+        state: TrainState, segments: Segment
+    ) -> tuple[TrainState, dict[str, Array]]:
+        def group(x: Any) -> Any:
+            return x.reshape(-1, config.segments_per_update, *x.shape[1:])
+
+        return jax.lax.scan(update, state, jax.tree.map(group, segments))
+
+    return train_step
+
+
+def make_eval_step(
+    model: TransformerXL,
+) -> Callable[[Any, Memory, Segment], tuple[Memory, Array]]:
+    """Returns eval_step(params, memory, segments [S, ..]) -> (memory, nll_S).
+
+    nll_S is the sum over the scored tokens of each segment, in nats.
+    """
+
+    def eval_step(
+        params: Any, memory: Memory, segments: Segment
+    ) -> tuple[Memory, Array]:
+        def score(memory: Memory, segment: Segment) -> tuple[Memory, Array]:
+            nll_BL, memory = segment_nll(model, params, memory, segment, {})
+            return memory, jnp.sum(nll_BL * segment.weights_SBL)
+
+        return jax.lax.scan(score, memory, segments)
+
+    return eval_step

@@ -1,0 +1,104 @@
+"""The loop: restore, step, log, evaluate, save.
+
+Dims: S segments in a call, U updates in a call, B streams, L segment.
+"""
+
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from txl_jax import checkpoint
+from txl_jax.config import Config
+from txl_jax.data.streams import Position, Streams
+from txl_jax.evaluate.perplexity import make_evaluate
+from txl_jax.model.txl import TransformerXL
+from txl_jax.optim import make_optimizer, make_schedule
+from txl_jax.report.writer import Progress, TrainLog, say
+from txl_jax.sharding import host_rows, make_mesh, place_segments
+from txl_jax.state import TrainState, init_state
+from txl_jax.step import make_train_step
+
+Metrics = dict[str, Any]
+
+
+def dispatch(step: Callable[..., Any], state: TrainState, segments: Any) -> Any:
+    """Starts one call on the devices and returns at once: (state, metrics)."""
+    return step(state, segments)
+
+
+def fetch(device_metrics: Metrics) -> list[Metrics]:
+    """Waits for the metrics of a call and returns them as numbers, per update.
+
+    The one place where training's device arrays become host numbers.
+    """
+    host = jax.device_get(device_metrics)
+    updates = len(host["loss"])
+    return [
+        {name: values[u].item() for name, values in host.items()}
+        for u in range(updates)
+    ]
+
+
+def train(
+    config: Config, workdir: Path, train_tokens: np.ndarray, valid_tokens: np.ndarray
+) -> None:
+    """Trains to config.train.num_steps, going on from the newest checkpoint.
+
+    config.model.vocab_size is set. Leaves checkpoints and metrics.jsonl in workdir.
+    """
+    how = config.train
+    mesh = make_mesh(config.mesh)
+    rows = host_rows(mesh, how.batch_size, "train.batch_size")
+    streams = Streams(
+        train_tokens, how.batch_size, how.tgt_len, how.segments_per_call, rows=rows
+    )
+    optimizer = make_optimizer(config.optim)
+    init, places = init_state(config.model, optimizer, how.batch_size, how.seed, mesh)
+    like = checkpoint.abstract(jax.eval_shape(init), places)
+    schedule = make_schedule(config.optim, how.num_steps)
+    train_step = jax.jit(
+        make_train_step(TransformerXL(config.model), optimizer, schedule, how),
+        donate_argnums=0,
+        out_shardings=(places, None),
+    )
+    evaluate = make_evaluate(config.model, config.eval, mesh)
+
+    with ExitStack() as stack:
+        opened = checkpoint.open_checkpoints(workdir, config.checkpoint)
+        manager = stack.enter_context(closing(opened))
+        restored = checkpoint.restore(manager, like)
+        step = manager.latest_step() or 0
+        if restored:
+            say(f"resumed at update {step} from {manager.directory}")
+        else:
+            say(f"fresh run in {workdir}")
+        state, position = restored or (init(), Position())
+        log = stack.enter_context(
+            TrainLog(workdir / "metrics.jsonl", step, how.num_steps, how.log_every)
+        )
+        stack.enter_context(jax.transfer_guard("disallow"))
+        pending: Metrics | None = None
+        while step < how.num_steps:
+            segments, position = streams.batch(position)
+            placed = place_segments(mesh, segments)
+            state, device_metrics = dispatch(train_step, state, placed)
+            if pending is not None:
+                log.updates(fetch(pending))
+            pending = device_metrics
+            step += how.updates_per_call
+            validates = step == how.num_steps or step % how.eval_every == 0
+            if validates or step % config.checkpoint.every_steps == 0:
+                log.updates(fetch(pending))
+                pending = valid_nll = None
+                if validates:
+                    with Progress("valid", 0) as bar:
+                        valid_nll = evaluate(state.params, valid_tokens, bar)["nll"]
+                log.sync(valid_nll)
+                # orbax copies to the host in its own ways.
+                with jax.transfer_guard("allow"):
+                    checkpoint.save(manager, step, state, position, valid_nll)
+                log.restart_clock()

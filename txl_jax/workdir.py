@@ -1,0 +1,90 @@
+"""The folder of a run: what it is called inside, and whose it is."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from txl_jax import config as configs
+from txl_jax import metrics, state
+from txl_jax.config import Config
+from txl_jax.data import vocab as vocabulary
+from txl_jax.data.tokens import Tokens
+from txl_jax.errors import UserError
+from txl_jax.report import provenance
+from txl_jax.report.writer import say
+
+CONFIG = "config.json"  # the run's config, resolved
+RUN = "run.json"  # where its numbers come from
+VOCAB = "vocab.json"
+METRICS = "metrics.jsonl"
+
+
+def fit_vocab(config: Config, vocab_size: int) -> Config:
+    """Returns the config with model.vocab_size set from the vocabulary."""
+    given = config.model.vocab_size
+    if given and given < vocab_size:
+        raise UserError(
+            f"model.vocab_size = {given} is less than the vocabulary's {vocab_size}; "
+            "set it to 0 to take the vocabulary's"
+        )
+    model = dataclasses.replace(config.model, vocab_size=given or vocab_size)
+    return dataclasses.replace(config, model=model)
+
+
+def claim(workdir: Path, config: Config, tokens: Tokens) -> None:
+    """Makes `workdir` the folder of this run, or checks that it is.
+
+    Raises UserError when it belongs to another config or to another state of the
+    corpus. Reports libraries and devices that changed since the run began: its numbers
+    may then differ in the last bits from an uninterrupted run's.
+    """
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        if (workdir / CONFIG).exists():
+            saved = configs.parse(configs.load_json(workdir / CONFIG))
+            refuse_conflicts(workdir, saved, config)
+        run = describe(config, tokens)
+        _compare(workdir, run)
+        configs.save_json(config, workdir / CONFIG)
+        vocabulary.save(tokens.vocab, workdir / VOCAB)
+        (workdir / RUN).write_text(json.dumps(run, indent=2) + "\n", "utf-8")
+    except OSError as error:
+        raise UserError(
+            f"cannot write {error.filename or workdir} ({error.strerror}): give "
+            "another --workdir"
+        ) from error
+
+
+def refuse_conflicts(workdir: Path, saved: Config, given: Config) -> None:
+    """Raises UserError when the workdir belongs to another config than `given`."""
+    found = configs.conflicts(saved, given)
+    if found:
+        raise UserError(
+            f"{workdir} belongs to another config ({'; '.join(found)}): give another "
+            "--workdir, or leave these fields as they were"
+        )
+
+
+def describe(config: Config, tokens: Tokens) -> dict[str, Any]:
+    """Returns what run.json says of the run."""
+    model = fit_vocab(config, len(tokens.vocab)).model
+    parameters = metrics.parameter_count(state.abstract_params(model))
+    return provenance.provenance(
+        dataclasses.asdict(config), tokens.manifest, parameters
+    )
+
+
+def _compare(workdir: Path, run: dict[str, Any]) -> None:
+    path = workdir / RUN
+    if not path.exists():
+        return
+    before = json.loads(path.read_text("utf-8"))
+    if before["data"]["splits"] != run["data"]["splits"]:
+        raise UserError(
+            f"{workdir} was trained on another state of corpus "
+            f"{run['data']['corpus']!r} (SHA-256 in {path}): bring that back, or give "
+            "another --workdir"
+        )
+    for difference in provenance.differences(before, run):
+        say(f"not the machine of before, results may differ in bits: {difference}")
