@@ -10,7 +10,6 @@ import importlib
 import importlib.util
 import json
 import pkgutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -83,19 +82,19 @@ def default() -> ConfigDict:
     return ConfigDict(dataclasses.asdict(Config()))
 
 
-def parse(config: Mapping[str, Any]) -> Config:
+def parse(config: ConfigDict) -> Config:
     """Returns the config, frozen and checked.
 
     Raises UserError for an unknown section or field, naming the nearest known one, for
     a value of the wrong type, and for values or combinations that cannot work.
     """
     sections = {}
-    for name, fields in config.items():
+    for name, fields in config.to_dict().items():
         if name not in SECTIONS:
             raise UserError(
                 f"unknown config section {name!r}{nearest(name, list(SECTIONS))}"
             )
-        if not isinstance(fields, Mapping):
+        if not isinstance(fields, dict):
             raise UserError(f"config section {name!r} is {fields!r}, not its fields")
         values = {key: _typed(f"{name}.{key}", value) for key, value in fields.items()}
         sections[name] = SECTIONS[name](**values)
