@@ -17,9 +17,10 @@ from ml_collections import ConfigDict
 
 from txl_jax.checkpoint import CheckpointConfig
 from txl_jax.data.tokens import DataConfig
-from txl_jax.errors import UserError, nearest
+from txl_jax.errors import UserError, nearest, require_one_of
 from txl_jax.evaluate.perplexity import EvalConfig, evaluation_model
 from txl_jax.generate import GenerateConfig
+from txl_jax.model.attention import KERNELS
 from txl_jax.model.config import ModelConfig
 from txl_jax.optim import OptimConfig
 from txl_jax.sharding import MeshConfig
@@ -41,7 +42,11 @@ class Config:
 
     def __post_init__(self) -> None:
         """Refuses combinations across sections, naming both fields and the mend."""
+        require_one_of(self.model.kernel, list(KERNELS), "model.kernel")
         evaluation_model(self.model, self.eval)
+        for name, seed in (("train", self.train.seed), ("generate", self.generate.seed)):
+            if seed >= 2**32:
+                raise UserError(f"{name}.seed = {seed} must be less than 2^32")
         updates = self.train.updates_per_call
         if self.checkpoint.every_steps % updates:
             raise UserError(
@@ -135,7 +140,8 @@ def override(config: ConfigDict, name: str, text: str) -> None:
         kind = {bool: "true or false", int: "a whole number", float: "a number"}
         raise UserError(f"{name} = {text!r} is not {kind[wanted]}") from None
     section, _, key = name.partition(".")
-    config[section][key] = value
+    with config.ignore_type():  # parse checks it; an experiment may have left 1 for 1.0
+        config.update({section: {key: value}})
 
 
 def load(source: str) -> ConfigDict:
@@ -151,12 +157,18 @@ def load(source: str) -> ConfigDict:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-        return ConfigDict(module.get_config())
+        made = module.get_config()
     except UserError:
         raise
     except Exception as error:  # whatever the user's own code raises
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise UserError(f"config file {source!r} failed: {reason}") from error
+    if not isinstance(made, (ConfigDict, dict)):
+        raise UserError(
+            f"config file {source!r}: get_config() returns {type(made).__name__}, not "
+            "a ConfigDict"
+        )
+    return ConfigDict(made)
 
 
 def _packaged(name: str) -> Path:
@@ -178,7 +190,10 @@ def save_json(config: Config, path: Path) -> None:
 def load_json(path: Path) -> ConfigDict:
     """Returns the config that a workdir keeps, or raises UserError."""
     try:
-        return ConfigDict(json.loads(path.read_text("utf-8")))
+        saved = json.loads(path.read_text("utf-8"))
+        if not isinstance(saved, dict):
+            raise ValueError("it holds no sections")
+        return ConfigDict(saved)
     except FileNotFoundError:
         raise UserError(
             f"{path.parent} holds no run (no {path.name}): give the --workdir of one, "

@@ -18,9 +18,10 @@ from typing import Any, NamedTuple, NoReturn
 from absl import logging as absl_logging
 
 from txl_jax import config as configs
-from txl_jax import generate, restore, workdir
+from txl_jax import generate, restore, sharding, workdir
 from txl_jax.config import Config
 from txl_jax.data import tokens as token_files
+from txl_jax.data.streams import Streams
 from txl_jax.data.tokens import Tokens
 from txl_jax.errors import UserError, nearest, require_one_of
 from txl_jax.evaluate import ngram
@@ -58,8 +59,9 @@ def run_train(command: Command) -> dict[str, Any]:
     """Trains, then shows what the best checkpoint is worth."""
     config, folder = command.config, command.workdir
     tokens = token_files.prepare(config.data, say)
-    workdir.claim(folder, config, tokens)
     fitted = workdir.fit_vocab(config, len(tokens.vocab))
+    check_fit(fitted, tokens)
+    workdir.claim(folder, config, tokens)
     started = time.perf_counter()
     train(fitted, folder, tokens.split("train"), tokens.split("valid"))
     train_seconds = time.perf_counter() - started
@@ -85,6 +87,17 @@ def run_train(command: Command) -> dict[str, Any]:
     for name, bpc in sorted({"this model": result["bpc"], **levels}.items(), key=_bpc):
         say(f"{name:>12}: {bpc:.3f} bits per byte on {config.eval.split}")
     return result
+
+
+def check_fit(config: Config, tokens: Tokens) -> None:
+    """Raises UserError for what would stop the run, before any of it is on disk."""
+    mesh = workdir.fit_mesh(config)
+    train, how = config.train, config.eval
+    sharding.host_rows(mesh, train.batch_size, "train.batch_size")
+    sharding.host_rows(mesh, how.streams, "eval.streams")
+    Streams(tokens.split("train"), train.batch_size, train.tgt_len)
+    for split in ("valid", how.split):
+        Streams(tokens.split(split), how.streams, how.tgt_len)
 
 
 def run_evaluate(command: Command) -> dict[str, Any]:
@@ -180,9 +193,13 @@ def parse_overrides(argv: list[str], own: str) -> dict[str, str]:
         for field in dataclasses.fields(fields):
             flat = [f"--{field.name}"] if section == own else []
             name = f"{section}.{field.name}"
-            # A flag alone means true, which only a boolean takes.
+            # A boolean's flag alone means true.
+            alone: dict[str, Any] = {"nargs": "?", "const": "true"}
             parser.add_argument(
-                f"--config.{name}", *flat, dest=name, nargs="?", const="true"
+                f"--config.{name}",
+                *flat,
+                dest=name,
+                **(alone if field.type is bool else {}),
             )
     found, unknown = parser.parse_known_args(argv)
     if unknown:

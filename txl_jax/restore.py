@@ -13,7 +13,7 @@ from txl_jax.config import Config
 from txl_jax.data import vocab as vocabulary
 from txl_jax.model.txl import TransformerXL
 from txl_jax.state import abstract_params
-from txl_jax.workdir import CONFIG, VOCAB, fit_vocab, refuse_conflicts
+from txl_jax.workdir import CONFIG, VOCAB, fit_mesh, fit_vocab, refuse_conflicts
 
 
 class Loaded(NamedTuple):
@@ -40,7 +40,7 @@ def load(workdir: str | Path, given: Config | None = None) -> Loaded:
     refuse_conflicts(workdir, saved, dataclasses.replace(saved, model=given.model))
     vocab = vocabulary.load(workdir / VOCAB)
     given = fit_vocab(given, len(vocab))
-    mesh = sharding.make_mesh(given.mesh)
+    mesh = fit_mesh(given)
     shapes = abstract_params(given.model)
     places = sharding.shardings(mesh, nn.get_partition_spec(shapes))
     like = checkpoint.abstract(nn.unbox(shapes), places)

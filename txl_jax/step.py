@@ -51,7 +51,7 @@ class TrainConfig:
                 f"train.segments_per_call = {self.segments_per_call} must be a "
                 f"multiple of train.segments_per_update = {self.segments_per_update}"
             )
-        for name in ("num_steps", "log_every", "eval_every"):
+        for name in ("num_steps", "eval_every"):
             if getattr(self, name) % self.updates_per_call:
                 raise UserError(
                     f"train.{name} = {getattr(self, name)} must be a multiple of the "

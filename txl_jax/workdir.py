@@ -5,8 +5,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from jax.sharding import Mesh
+
 from txl_jax import config as configs
-from txl_jax import metrics, state
+from txl_jax import metrics, sharding, state
 from txl_jax.config import Config
 from txl_jax.data import vocab as vocabulary
 from txl_jax.data.tokens import Tokens
@@ -30,6 +32,24 @@ def fit_vocab(config: Config, vocab_size: int) -> Config:
         )
     model = dataclasses.replace(config.model, vocab_size=given or vocab_size)
     return dataclasses.replace(config, model=model)
+
+
+# What the mesh splits of a model, by the letter that sharding.RULES has for it.
+SPLIT = {"D": "d_model", "H": "n_head", "F": "d_inner", "V": "vocab_size"}
+
+
+def fit_mesh(config: Config) -> Mesh:
+    """Returns the mesh; raises UserError unless devices and model divide over it."""
+    mesh = sharding.make_mesh(config.mesh)
+    for letter, axis in sharding.RULES:
+        if letter in SPLIT and isinstance(axis, str):
+            size, parts = getattr(config.model, SPLIT[letter]), mesh.shape[axis]
+            if size % parts:
+                raise UserError(
+                    f"model.{SPLIT[letter]} = {size} does not divide over mesh.{axis} "
+                    f"= {parts}: make it a multiple of {parts}, or lower mesh.{axis}"
+                )
+    return mesh
 
 
 def claim(workdir: Path, config: Config, tokens: Tokens) -> None:
@@ -79,8 +99,14 @@ def _compare(workdir: Path, run: dict[str, Any]) -> None:
     path = workdir / RUN
     if not path.exists():
         return
-    before = json.loads(path.read_text("utf-8"))
-    if before["data"]["splits"] != run["data"]["splits"]:
+    try:
+        before = json.loads(path.read_text("utf-8"))
+        changed = before["data"]["splits"] != run["data"]["splits"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise UserError(
+            f"{path} is damaged ({error}): bring it back, or delete it to go on without"
+        ) from error
+    if changed:
         raise UserError(
             f"{workdir} was trained on another state of corpus "
             f"{run['data']['corpus']!r} (SHA-256 in {path}): bring that back, or give "

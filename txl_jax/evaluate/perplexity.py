@@ -13,8 +13,9 @@ import numpy as np
 from jax.sharding import Mesh
 
 from txl_jax import metrics
+from txl_jax.data.corpora import SPLITS
 from txl_jax.data.streams import Streams
-from txl_jax.errors import require
+from txl_jax.errors import UserError, require, require_one_of
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import Memory
 from txl_jax.model.txl import TransformerXL
@@ -40,6 +41,12 @@ class EvalConfig:
         """Refuses impossible values, naming the field."""
         require(self, "eval", 1, "streams", "tgt_len")
         require(self, "eval", 0, "mem_len", "clamp_len")
+        require_one_of(self.split, list(SPLITS), "eval.split")
+        if self.checkpoint not in ("best", "latest") and not self.checkpoint.isdecimal():
+            raise UserError(
+                f"eval.checkpoint = {self.checkpoint!r} is neither best, latest nor the "
+                "number of a step"
+            )
 
 
 Evaluate = Callable[[Any, np.ndarray, Callable[[int, int], None]], dict[str, Any]]

@@ -55,11 +55,16 @@ class Memory:
     ) -> tuple[Array, Array, Array]:
         """Returns (k_BKHA, v_BKHA) of one layer's memory and segment, and its memory.
 
-        `project` maps h_BKD to keys and values. The memory is projected anew, since
-        the parameters may have changed, and stays as it is: `append` moves it on.
+        `project` maps hidden states to keys and values. The memory is projected anew,
+        since the parameters may have changed, and apart from the segment, so that the
+        backward pass has no product for what gets no gradient. It stays as it is:
+        `append` moves it on.
         """
-        past_BMD = jax.lax.stop_gradient(h_BMD).astype(h_BLD.dtype)
-        k_BKHA, v_BKHA = project(jnp.concatenate([past_BMD, h_BLD], axis=1))
+        past_BMHA = project(jax.lax.stop_gradient(h_BMD).astype(h_BLD.dtype))
+        k_BKHA, v_BKHA = (
+            jnp.concatenate(pair, axis=1)
+            for pair in zip(past_BMHA, project(h_BLD), strict=True)
+        )
         return k_BKHA, v_BKHA, h_BMD
 
     def append(

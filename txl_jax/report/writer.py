@@ -79,7 +79,7 @@ class TrainLog:
         fresh = path.with_suffix(".tmp")
         fresh.write_text("".join(kept), "utf-8")
         fresh.replace(path)
-        self.file = path.open("a", encoding="utf-8")
+        self.file = path.open("a", buffering=1, encoding="utf-8")
         self.progress = Progress("train", num_steps, last_step)
         self.step = last_step
         self.num_steps = num_steps

@@ -1,0 +1,75 @@
+"""A module imports only from the rows above its own, so the data flows one way."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "txl_jax"
+
+ROWS = """
+    errors
+    model.config data.corpora data.vocab sharding kernels.xla
+    model.positions model.memory model.adaptive data.builder optim metrics
+    model.attention data.tokens report.writer report.plots report.provenance
+    model.block data.streams
+    model.txl
+    state generate
+    step checkpoint evaluate.ngram
+    evaluate.perplexity
+    config
+    workdir train
+    restore
+    main
+"""
+ROW = {
+    name: row
+    for row, names in enumerate(ROWS.strip().splitlines())
+    for name in names.split()
+}
+
+
+def imported(path: Path) -> set[str]:
+    """Returns the modules of the package that a file imports, anywhere in it."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            assert node.level == 0, f"{path}: relative import"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    inside = {name.removeprefix("txl_jax.") for name in found if "txl_jax." in name}
+    # `from txl_jax.model.memory import Memory` imports model.memory.
+    return {name if name in ROW else name.rpartition(".")[0] for name in inside}
+
+
+def modules() -> list[str]:
+    """Returns every module of the package by its dotted name."""
+    paths = (path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
+    names = (".".join(path.with_suffix("").parts) for path in paths)
+    return sorted(name for name in names if not name.endswith("__init__"))
+
+
+def test_every_module_has_a_row() -> None:
+    assert set(modules()) == set(ROW)
+
+
+@pytest.mark.parametrize("name", modules())
+def test_imports_only_from_rows_above(name: str) -> None:
+    path = PACKAGE / Path(*name.split(".")).with_suffix(".py")
+    below = {other for other in imported(path) if ROW[other] >= ROW[name]}
+    assert not below, f"{name} imports {below}, of its own row or below"
+
+
+def test_data_and_model_do_not_meet_below_state() -> None:
+    for name in modules():
+        if ROW[name] >= ROW["state"]:
+            continue
+        path = PACKAGE / Path(*name.split(".")).with_suffix(".py")
+        rooms = {name.split(".")[0]} | {other.split(".")[0] for other in imported(path)}
+        assert not {"data", "model"} <= rooms, name
+
+
+def test_experiments_import_config_alone() -> None:
+    for path in (PACKAGE.parent / "experiments").glob("*.py"):
+        assert imported(path) <= {"config", "experiments"}, path

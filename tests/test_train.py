@@ -1,0 +1,134 @@
+"""The loop: how it talks to the devices, and that it learns."""
+
+import dataclasses
+import inspect
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from txl_jax import train as loop
+from txl_jax.checkpoint import CheckpointConfig
+from txl_jax.config import Config
+from txl_jax.evaluate.perplexity import EvalConfig
+from txl_jax.model.config import ModelConfig
+from txl_jax.optim import OptimConfig
+from txl_jax.report.writer import read_metrics
+from txl_jax.step import TrainConfig
+
+# A text that repeats: the entropy of the next byte is near 0 once it is learnt.
+TEXT = np.frombuffer(b"segment after segment; " * 800, "u1")
+
+
+def tiny(**changes: Any) -> Config:
+    how = TrainConfig(
+        num_steps=150,
+        batch_size=8,
+        tgt_len=16,
+        log_every=1,
+        eval_every=75,
+    )
+    return Config(
+        model=ModelConfig(
+            vocab_size=256,
+            n_layer=1,
+            d_model=32,
+            n_head=2,
+            d_head=16,
+            d_inner=64,
+            mem_len=16,
+            dropout=0.0,
+        ),
+        train=dataclasses.replace(how, **changes),
+        optim=OptimConfig(lr=1e-2, warmup_steps=5),
+        eval=EvalConfig(streams=8, tgt_len=16, mem_len=32),
+        checkpoint=CheckpointConfig(every_steps=75),
+    )
+
+
+def test_loss_falls(tmp_path: Path) -> None:
+    loop.train(tiny(), tmp_path, TEXT, TEXT[:2000])
+    lines = read_metrics(tmp_path / "metrics.jsonl")
+    assert [line["step"] for line in lines] == list(range(1, 151))
+    assert lines[0]["exact"]["loss"] > 5
+    assert lines[-1]["exact"]["loss"] < 0.7
+    assert lines[-1]["exact"]["valid_nll"] < 0.7
+
+
+def stub_slow_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves out validation and checkpoints, which stall the devices by nature."""
+
+    def skip(*_: Any, **__: Any) -> dict[str, float]:
+        return {"nll": 1.0}
+
+    monkeypatch.setattr(loop, "make_evaluate", lambda *_: skip)
+    monkeypatch.setattr(loop.checkpoint, "save", skip)
+
+
+def test_the_loop_is_short() -> None:
+    assert len(inspect.getsource(loop.train).splitlines()) <= 75
+
+
+def test_device_arrays_are_read_in_fetch_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any other conversion of a device array would stall the devices, so it fails."""
+    array = type(jax.numpy.zeros(1))
+    value = array._value
+    reads = []
+
+    def guarded(self: Any) -> Any:
+        frame, callers = sys._getframe(1), set()
+        while frame is not None:
+            callers.add(frame.f_code)
+            frame = frame.f_back  # type: ignore[assignment]
+        if loop.train.__code__ in callers:
+            assert loop.fetch.__code__ in callers, "a device array read outside fetch"
+            reads.append(1)
+        return value.fget(self)
+
+    stub_slow_parts(monkeypatch)
+    monkeypatch.setattr(array, "_value", property(guarded))
+    loop.train(tiny(num_steps=6), tmp_path, TEXT, TEXT[:2000])
+    assert len(reads) >= 6 * 5, "five metrics of six calls"
+
+
+def test_the_guard_sees_a_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test above is worth something: float() of a device array goes through it."""
+    array = type(jax.numpy.zeros(1))
+
+    def refuse(_: Any) -> None:
+        raise AssertionError("read")
+
+    monkeypatch.setattr(array, "_value", property(refuse))
+    with pytest.raises(AssertionError, match="read"):
+        float(jax.numpy.zeros(()))
+
+
+def test_metrics_are_fetched_after_the_next_dispatch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stub_slow_parts(monkeypatch)
+    calls: list[str] = []
+    dispatch, fetch = loop.dispatch, loop.fetch
+    monkeypatch.setattr(
+        loop, "dispatch", lambda *a: (calls.append("dispatch"), dispatch(*a))[1]
+    )
+    monkeypatch.setattr(loop, "fetch", lambda m: (calls.append("fetch"), fetch(m))[1])
+    loop.train(tiny(num_steps=5), tmp_path, TEXT, TEXT[:2000])
+    assert calls == ["dispatch"] + ["dispatch", "fetch"] * 4 + ["fetch"]
+
+
+def test_implicit_transfers_are_disallowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def implicit(step: Any, state: Any, segments: Any) -> Any:
+        return step(state, jax.tree.map(np.asarray, jax.device_get(segments)))
+
+    stub_slow_parts(monkeypatch)
+    monkeypatch.setattr(loop, "dispatch", implicit)
+    with pytest.raises(Exception, match="[Dd]isallowed host-to-device"):
+        loop.train(tiny(), tmp_path, TEXT, TEXT[:2000])
