@@ -44,9 +44,10 @@ class Config:
         """Refuses combinations across sections, naming both fields and the mend."""
         require_one_of(self.model.kernel, list(KERNELS), "model.kernel")
         evaluation_model(self.model, self.eval)
-        for name, seed in (("train", self.train.seed), ("generate", self.generate.seed)):
-            if seed >= 2**32:
-                raise UserError(f"{name}.seed = {seed} must be less than 2^32")
+        for section in ("train", "generate"):
+            seed = getattr(self, section).seed
+            if seed >= 2**32:  # jax would cut it to its low 32 bits
+                raise UserError(f"{section}.seed = {seed} must be less than 2^32")
         updates = self.train.updates_per_call
         if self.checkpoint.every_steps % updates:
             raise UserError(

@@ -42,10 +42,10 @@ class EvalConfig:
         require(self, "eval", 1, "streams", "tgt_len")
         require(self, "eval", 0, "mem_len", "clamp_len")
         require_one_of(self.split, list(SPLITS), "eval.split")
-        if self.checkpoint not in ("best", "latest") and not self.checkpoint.isdecimal():
+        which = self.checkpoint
+        if which not in ("best", "latest") and not which.isdecimal():
             raise UserError(
-                f"eval.checkpoint = {self.checkpoint!r} is neither best, latest nor the "
-                "number of a step"
+                f"eval.checkpoint = {which!r} is neither best, latest nor a step"
             )
 
 
