@@ -72,10 +72,15 @@ def choose(logits_BV: Array, key: Array, config: GenerateConfig) -> Array:
 
 
 def sample(
-    model_config: ModelConfig, params: Any, prompt: np.ndarray, config: GenerateConfig
+    model_config: ModelConfig,
+    params: Any,
+    prompt: np.ndarray,
+    config: GenerateConfig,
+    vocab_size: int | None = None,
 ) -> np.ndarray:
     """Returns config.num_tokens tokens that follow the prompt [L], in order.
 
+    All are below vocab_size, where the model's own is larger than the vocabulary's.
     All but the prompt's last token is read in one segment, which fills the memory;
     from there every token is a segment of one. A prompt longer than mem_len is read
     from its newest mem_len + 1 tokens on: no layer would remember more.
@@ -94,7 +99,8 @@ def sample(
             next_BLV, memory = model.apply(
                 {"params": params}, token_B[:, None], memory, method="logits"
             )
-            token_B = choose(next_BLV[:, -1], key, config).astype(jnp.int32)
+            next_BV = next_BLV[:, -1, :vocab_size]
+            token_B = choose(next_BV, key, config).astype(jnp.int32)
             return (token_B, memory), token_B
 
         keys = jax.random.split(key, config.num_tokens)

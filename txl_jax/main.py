@@ -135,7 +135,9 @@ def sample_loaded(loaded: restore.Loaded) -> tuple[str, float]:
     how = loaded.config.generate
     prompt = loaded.vocab.encode(how.prompt)
     started = time.perf_counter()
-    tokens = generate.sample(loaded.config.model, loaded.params, prompt, how)
+    tokens = generate.sample(
+        loaded.config.model, loaded.params, prompt, how, len(loaded.vocab)
+    )
     seconds = time.perf_counter() - started
     return loaded.vocab.decode([*prompt, *tokens]), seconds
 

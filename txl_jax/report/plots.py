@@ -31,21 +31,33 @@ def plot_loss(
         color="tab:orange",
         label="valid",
     )
-    for name, bits in yardsticks.items():
-        axes.axhline(bits, color="gray", linestyle=":", linewidth=1)
+    best = min([smooth.min(), *yardsticks.values()])
+    bottom, top = best * 0.9, max(np.percentile(loss_bits, 98), best * 1.5)
+    axes.set_ylim(bottom, top)
+    for names, level in _labels(yardsticks, (top - bottom) / 30):
         axes.annotate(
-            name,
-            (1, bits),
+            names,
+            (1, level),
             xycoords=("axes fraction", "data"),
-            xytext=(-4, 2),
+            xytext=(4, -3),
             textcoords="offset points",
-            ha="right",
             fontsize=8,
             color="gray",
         )
-    best = min([smooth.min(), *yardsticks.values()])
-    axes.set_ylim(best * 0.9, max(np.percentile(loss_bits, 98), best * 1.5))
+    for level in yardsticks.values():
+        axes.axhline(level, color="gray", linestyle=":", linewidth=1)
     axes.set(xlabel="update", ylabel="bits per token")
-    axes.legend(loc="upper right", bbox_to_anchor=(0.85, 1))
+    axes.legend(loc="upper right")
     axes.grid(alpha=0.3)
     figure.savefig(path, dpi=120)
+
+
+def _labels(levels: dict[str, float], apart: float) -> list[tuple[str, float]]:
+    """Returns (names, level), levels less than `apart` from the one below as one."""
+    found: list[tuple[str, float]] = []
+    for name, level in sorted(levels.items(), key=lambda item: item[1]):
+        if found and level - found[-1][1] < apart:
+            found[-1] = (f"{found[-1][0]}, {name}", found[-1][1])
+        else:
+            found.append((name, level))
+    return found
