@@ -76,7 +76,6 @@ CHANGEABLE = (
     "train.num_steps",
     "train.log_every",
     "train.eval_every",
-    "train.segments_per_call",
     "model.kernel",
     "model.remat",
     "model.unroll",
