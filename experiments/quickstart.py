@@ -1,6 +1,11 @@
 """A byte-level Transformer-XL on the standard library's sources, on a laptop's CPU.
 
-python -m txl_jax.main --config=experiments/quickstart.py
+    python -m txl_jax.main --config=experiments/quickstart.py
+
+Not in the paper: 675,712 parameters, 2.5 million of the corpus's 10.8 million bytes, under
+five minutes on 2 cores. Expected: about 2.0 bits per byte on the test files, below the
+order-2 and order-3 models of the same training bytes. Evaluated with a memory four
+times longer than in training.
 """
 
 from ml_collections import ConfigDict
@@ -11,12 +16,15 @@ from txl_jax import config
 def get_config() -> ConfigDict:
     c = config.default()
     c.data.corpus = "stdlib"
-    c.model.update(n_layer=4, d_model=128, n_head=4, d_head=32, d_inner=512)
-    c.model.update(mem_len=128, dropout=0.0, unroll=4)
-    c.train.update(num_steps=400, batch_size=16, tgt_len=128, eval_every=100)
-    c.train.log_every = 1
-    c.optim.update(lr=2e-3, warmup_steps=50)
-    c.eval.update(tgt_len=128, mem_len=512, streams=8, yardsticks=True)
-    c.generate.update(prompt="def ", num_tokens=400)
-    c.checkpoint.every_steps = 100
+    c.model.update(n_layer=3, d_model=128, n_head=2, d_head=64, d_inner=512)
+    # Too short a run to overfit. Unrolled layers are a little faster on a CPU.
+    c.model.update(mem_len=64, dropout=0.0, unroll=3)
+    # Many short segments rather than few long ones: each update sees 32 places of the
+    # corpus, and the memory brings back the context.
+    c.train.update(batch_size=32, tgt_len=32, segments_per_call=4)
+    c.train.update(num_steps=2400, eval_every=1200, log_every=1)
+    c.optim.update(lr=3e-3, warmup_steps=100)
+    c.eval.update(streams=8, tgt_len=128, mem_len=256, yardsticks=True)
+    c.generate.update(prompt="def ", num_tokens=500, temperature=0.9, mem_len=256)
+    c.checkpoint.update(every_steps=600, keep=1)
     return c

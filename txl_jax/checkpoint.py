@@ -5,6 +5,7 @@ Position of the first batch that the state has not consumed. All of it commits a
 """
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,12 @@ class CheckpointConfig:
 
 
 def valid_nll(metrics: dict[str, float]) -> float:
-    """Returns what the best checkpoint has least of: nats per token on valid."""
-    return metrics["valid_nll"]
+    """Returns what the best checkpoint has least of: nats per token on valid.
+
+    Not a number is the worst of all, where sorting would make it the best.
+    """
+    nll = metrics["valid_nll"]
+    return math.inf if math.isnan(nll) else nll
 
 
 def open_checkpoints(

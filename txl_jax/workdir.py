@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -66,9 +67,10 @@ def claim(workdir: Path, config: Config, tokens: Tokens) -> None:
             refuse_conflicts(workdir, saved, config)
         run = describe(config, tokens)
         _compare(workdir, run)
-        configs.save_json(config, workdir / CONFIG)
-        vocabulary.save(tokens.vocab, workdir / VOCAB)
-        (workdir / RUN).write_text(json.dumps(run, indent=2) + "\n", "utf-8")
+        said = json.dumps(run, indent=2) + "\n"
+        _write(workdir / CONFIG, lambda path: configs.save_json(config, path))
+        _write(workdir / VOCAB, lambda path: vocabulary.save(tokens.vocab, path))
+        _write(workdir / RUN, lambda path: path.write_text(said, "utf-8"))
     except OSError as error:
         raise UserError(
             f"cannot write {error.filename or workdir} ({error.strerror}): give "
@@ -93,6 +95,13 @@ def describe(config: Config, tokens: Tokens) -> dict[str, Any]:
     return provenance.provenance(
         dataclasses.asdict(config), tokens.manifest, parameters
     )
+
+
+def _write(path: Path, write: Callable[[Path], object]) -> None:
+    """Writes a file that a kill leaves as it was or as it is to be."""
+    fresh = path.with_suffix(".tmp")
+    write(fresh)
+    fresh.replace(path)
 
 
 def _compare(workdir: Path, run: dict[str, Any]) -> None:

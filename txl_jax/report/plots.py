@@ -17,6 +17,10 @@ def plot_loss(
     """
     step = np.array([line["step"] for line in lines])
     loss_bits = np.array([line["exact"]["loss"] for line in lines]) / math.log(2)
+    # A skipped update has no finite loss.
+    step, loss_bits = step[np.isfinite(loss_bits)], loss_bits[np.isfinite(loss_bits)]
+    if not len(step):
+        return
     figure = matplotlib.figure.Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.add_subplot()
     axes.plot(step, loss_bits, color="tab:blue", alpha=0.25, linewidth=0.8)

@@ -1,0 +1,117 @@
+"""The nll of a split is that of a plain loop over its tokens, one stream at a time.
+
+Dims: B streams, L segment, M memory.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from tests import tiny
+from txl_jax.evaluate.perplexity import EvalConfig, make_evaluate
+from txl_jax.model.memory import Memory
+from txl_jax.sharding import MeshConfig, make_mesh
+
+PARAMS = tiny.make_params()
+MESH = make_mesh(MeshConfig(), jax.devices()[:1])
+HOW = EvalConfig(tgt_len=5, mem_len=7)
+
+
+def silent(done: int, total: int) -> None:
+    """Shows no progress."""
+
+
+def evaluate(tokens: np.ndarray, how: EvalConfig) -> dict[str, Any]:
+    return make_evaluate(tiny.CONFIG, how, MESH)(PARAMS, tokens, silent)
+
+
+def loop(tokens: np.ndarray, how: EvalConfig) -> float:
+    """Returns the mean nll, with segments cut to their real tokens: no padding."""
+    config = tiny.config(
+        mem_len=how.mem_len, clamp_len=how.clamp_len, same_length=how.same_length
+    )
+    pairs = len(tokens) - 1
+    nll = 0.0
+    for b in range(how.streams):
+        begin, end = b * pairs // how.streams, (b + 1) * pairs // how.streams
+        at = max(begin - how.mem_len, 0) if how.warm_start else begin
+        memory = Memory.empty(config, 1)
+        while at < end:
+            stop = min(at + how.tgt_len, end)
+            inputs_BL, targets_BL = (
+                tokens[None, at:stop],
+                tokens[None, at + 1 : stop + 1],
+            )
+            nll_BL, memory = tiny.apply(
+                config, PARAMS, inputs_BL, targets_BL, memory, method="nll"
+            )
+            nll += np.asarray(nll_BL, np.float64)[0, max(begin - at, 0) :].sum()
+            at = stop
+    return nll / pairs
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"streams": 1},
+        {"streams": 4},
+        {"streams": 4, "clamp_len": 3, "same_length": True},
+        {"streams": 4, "warm_start": True},
+        {"streams": 4, "warm_start": True, "mem_len": 3, "tgt_len": 4},
+    ],
+    ids=str,
+)
+def test_nll_is_that_of_a_plain_loop(changes: dict[str, Any]) -> None:
+    how = dataclasses.replace(HOW, **changes)
+    tokens = tiny.make_tokens(1, 55)[0]  # 54 pairs: no multiple of 4 streams or of 5
+    nll = evaluate(tokens, how)["nll"]
+    assert nll == pytest.approx(loop(tokens, how), rel=tiny.FLOAT32)
+
+
+@pytest.mark.parametrize("count", [5, 22])
+def test_a_ragged_tail_is_scored(count: int) -> None:
+    how = dataclasses.replace(HOW, streams=4)
+    tokens = tiny.make_tokens(1, count)[0]
+    scores = evaluate(tokens, how)
+    assert scores["tokens"] == count - 1
+    assert scores["nll"] == pytest.approx(loop(tokens, how), rel=tiny.FLOAT32)
+
+
+def test_the_result_says_how_it_was_measured() -> None:
+    tokens = tiny.make_tokens(1, 55)[0].astype(np.uint8)
+    how = dataclasses.replace(HOW, streams=4)
+    scores = evaluate(tokens, how)
+    assert (scores["tokens"], scores["streams"]) == (54, 4)
+    assert scores["cold_tokens"] == 4 * 7
+    assert scores["ppl"] == pytest.approx(math.exp(scores["nll"]))
+    assert scores["bpc"] == pytest.approx(scores["nll"] / math.log(2))
+    rate = scores["tokens"] / scores["seconds"]
+    assert scores["tokens_per_second"] == pytest.approx(rate)
+    assert {type(value) for value in scores.values()} == {int, float}
+
+
+def test_warm_memories_leave_only_the_first_stream_cold() -> None:
+    how = dataclasses.replace(HOW, streams=4, warm_start=True)
+    assert evaluate(tiny.make_tokens(1, 55)[0], how)["cold_tokens"] == 7
+
+
+def test_evaluation_changes_nothing_and_repeats_itself() -> None:
+    params = jax.device_put(PARAMS)
+    run = make_evaluate(tiny.CONFIG, dataclasses.replace(HOW, streams=4), MESH)
+    long, short = tiny.make_tokens(1, 55)[0], tiny.make_tokens(1, 30, seed=2)[0]
+    first = run(params, long, silent)["nll"]
+    assert run(params, short, silent)["nll"] != first
+    assert run(params, long, silent)["nll"] == first
+    tiny.assert_equal(params, PARAMS)
+
+
+def test_progress_counts_the_segments() -> None:
+    said: list[tuple[int, int]] = []
+    how = dataclasses.replace(HOW, streams=4)
+    run = make_evaluate(tiny.CONFIG, how, MESH)
+    run(PARAMS, tiny.make_tokens(1, 55)[0], lambda *numbers: said.append(numbers))
+    assert said == [(1, 3), (2, 3), (3, 3)]

@@ -1,0 +1,89 @@
+"""The picture of a run shows its losses and its yardsticks, in bits, as a PNG."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import matplotlib.image
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from txl_jax.report.plots import plot_loss
+
+YARDSTICKS = {"order-2": 2.5, "xz -9": 1.75}
+
+
+def lines(count: int, valid_every: int = 0) -> list[dict[str, Any]]:
+    """Returns lines of metrics.jsonl with a falling loss, in nats."""
+    made: list[dict[str, Any]] = []
+    for step in range(1, count + 1):
+        exact = {"loss": 5.5 / step**0.25}
+        if valid_every and step % valid_every == 0:
+            exact["valid_nll"] = exact["loss"] + 0.125
+        made.append({"step": step, "exact": exact, "timing": {}})
+    return made
+
+
+def assert_picture(path: Path) -> None:
+    assert path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    pixels = matplotlib.image.imread(path)
+    height, width = pixels.shape[:2]
+    assert height >= 400 and width >= 700
+    assert pixels.std() > 0.01, "something is drawn"
+
+
+@pytest.mark.parametrize(
+    "count, valid_every, yardsticks",
+    [(1, 0, {}), (1, 1, YARDSTICKS), (7, 3, {}), (400, 100, YARDSTICKS)],
+)
+def test_any_run_makes_a_picture(
+    tmp_path: Path, count: int, valid_every: int, yardsticks: dict[str, float]
+) -> None:
+    plot_loss(lines(count, valid_every), tmp_path / "loss.png", yardsticks)
+    assert_picture(tmp_path / "loss.png")
+
+
+def test_curves_are_bits_at_their_steps(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    figures: list[Figure] = []
+    # Keeps the figure instead of saving it.
+    monkeypatch.setattr(Figure, "savefig", lambda self, *_, **__: figures.append(self))
+    given = lines(40, valid_every=10)
+    plot_loss(given, tmp_path / "loss.png", YARDSTICKS)
+    (axes,) = figures[0].axes
+    curves = {str(line.get_label()): line for line in axes.get_lines()}
+    steps, bits = curves["train"].get_data()
+    assert np.asarray(steps).tolist() == list(range(1, 41))
+    assert np.asarray(bits).tolist() == pytest.approx(
+        [line["exact"]["loss"] / math.log(2) for line in given]
+    )
+    steps, bits = curves["valid"].get_data()
+    assert np.asarray(steps).tolist() == [10, 20, 30, 40]
+    assert np.asarray(bits).tolist() == pytest.approx(
+        [line["exact"]["valid_nll"] / math.log(2) for line in given[9::10]]
+    )
+    assert {text.get_text() for text in axes.texts} == set(YARDSTICKS)
+    low, high = axes.get_ylim()
+    assert low < min(YARDSTICKS.values()) and high > max(YARDSTICKS.values())
+
+
+def test_yardsticks_too_close_to_read_share_a_label(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    figures: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, *_, **__: figures.append(self))
+    levels = {"order-3": 2.001, "xz -9": 3.0, "order-2": 2.0}
+    plot_loss(lines(40), tmp_path / "loss.png", levels)
+    (axes,) = figures[0].axes
+    labels = [text.get_text() for text in axes.texts]
+    assert labels == ["order-2, order-3", "xz -9"]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_skipped_update_does_not_cost_the_picture(tmp_path: Path, bad: float) -> None:
+    given = lines(4, valid_every=2)
+    given[2]["exact"]["loss"] = bad
+    plot_loss(given, tmp_path / "loss.png", {})
+    assert_picture(tmp_path / "loss.png")

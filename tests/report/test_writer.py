@@ -1,0 +1,196 @@
+"""metrics.jsonl has each step once, on the disk when it must be; progress is plain."""
+
+import io
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from txl_jax.report import writer
+from txl_jax.report.writer import Progress, TrainLog, read_metrics, say
+
+
+class Clock:
+    """Stands in for time.perf_counter; passes when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        """Returns the time, in seconds."""
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(writer.time, "perf_counter", clock)
+    return clock
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "metrics.jsonl"
+
+
+def update(step: int) -> dict[str, Any]:
+    """Returns the metrics of one update, as train.fetch makes them."""
+    return {"loss": 1 / step, "tokens": 64, "lr": 1e-3, "skipped": False}
+
+
+def run(
+    path: Path, last_step: int, steps: range, every: int = 1, num_steps: int = 100
+) -> None:
+    """Logs the updates of `steps`, one per call, and puts them on the disk."""
+    with TrainLog(path, last_step, num_steps, every) as log:
+        for step in steps:
+            log.updates([update(step)])
+        log.sync(None)
+
+
+def steps_in(path: Path) -> list[int]:
+    return [line["step"] for line in read_metrics(path)]
+
+
+def test_a_line_is_step_exact_and_timing(path: Path, clock: Clock) -> None:
+    with TrainLog(path, 0, 100, 1) as log:
+        clock.now += 2
+        log.updates([update(1), update(2)])
+        clock.now += 500  # a validation and a checkpoint, say
+        log.restart_clock()
+        clock.now += 4
+        log.updates([update(3)])
+        log.sync(None)
+    first, second, third = read_metrics(path)
+    assert first["exact"] == update(1) and third["exact"] == update(3)
+    assert first == {
+        "step": 1,
+        "exact": update(1),
+        "timing": {"step_seconds": 1.0, "tokens_per_second": 64.0},
+    }
+    assert second["timing"] == first["timing"], "two updates in one call share it"
+    assert third["timing"] == {"step_seconds": 4.0, "tokens_per_second": 16.0}
+
+
+def test_the_newest_line_waits_for_its_validation(path: Path) -> None:
+    with TrainLog(path, 0, 100, 1) as log:
+        for step in (1, 2, 3):
+            log.updates([update(step)])
+        log.sync(1.25)
+        assert steps_in(path) == [1, 2, 3], "all on the disk before a checkpoint"
+        log.updates([update(4)])
+        log.updates([update(5)])
+        log.sync(None)
+    nlls = [line["exact"].get("valid_nll") for line in read_metrics(path)]
+    assert nlls == [None, None, 1.25, None, None]
+
+
+def test_sync_forces_the_lines_to_the_disk(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forced: list[int] = []
+    with TrainLog(path, 0, 100, 1) as log:
+        monkeypatch.setattr(
+            writer.os, "fsync", lambda file: forced.append(os.fstat(file).st_size)
+        )
+        log.updates([update(1)])
+        log.sync(None)
+        assert forced == [path.stat().st_size] and forced[0] > 0
+
+
+def test_every_so_many_steps_and_validations_and_the_last(path: Path) -> None:
+    with TrainLog(path, 0, 11, 4) as log:
+        for step in range(1, 12):
+            log.updates([update(step)])
+            if step == 6:
+                log.sync(2.0)
+            if step == 7:
+                log.sync(None)
+        log.sync(None)
+    assert steps_in(path) == [4, 6, 8, 11]
+
+
+def test_a_resume_cuts_what_the_checkpoint_does_not_know(path: Path) -> None:
+    run(path, 0, range(1, 7))
+    before = path.read_text().splitlines()
+    with TrainLog(path, 4, 100, 1):
+        assert path.read_text().splitlines() == before[:4]
+    run(path, 4, range(5, 9))
+    assert steps_in(path) == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert path.read_text().splitlines()[:4] == before[:4]
+
+
+def test_a_fresh_start_keeps_no_line(path: Path) -> None:
+    run(path, 0, range(1, 4))
+    run(path, 0, range(1, 3))
+    assert steps_in(path) == [1, 2]
+
+
+@pytest.mark.parametrize("half", ['{"step": 5, "exa', "{", '{"step": 3}'])
+def test_a_half_written_last_line_is_cut(path: Path, half: str) -> None:
+    run(path, 0, range(1, 5))
+    whole = path.read_text()
+    path.write_text(whole + half)
+    with TrainLog(path, 4, 100, 1):
+        assert path.read_text() == whole
+
+
+def test_each_step_once_after_every_kill(path: Path) -> None:
+    # Killed at steps 5, 9 and 13, with checkpoints every 3.
+    for start, stop in ((0, 5), (3, 9), (9, 13), (12, 15)):
+        run(path, start, range(start + 1, stop + 1))
+        with path.open("a") as file:
+            file.write(json.dumps({"step": stop + 1})[:-4])
+    lines = path.read_text().splitlines()[:-1]
+    assert [json.loads(line)["step"] for line in lines] == list(range(1, 16))
+    assert [json.loads(line)["exact"] for line in lines] == [
+        update(step) for step in range(1, 16)
+    ]
+
+
+def test_progress_without_a_terminal_is_a_plain_line_now_and_then(
+    capsys: pytest.CaptureFixture[str], clock: Clock
+) -> None:
+    with Progress("train", 400, initial=100) as progress:
+        for done in range(101, 201):
+            clock.now += 1
+            progress(done, loss=f"{done / 100:.2f}", bpc="2.00")
+    out, err = capsys.readouterr()
+    lines = err.splitlines()
+    assert out == ""
+    assert len(lines) == 10
+    # A second per update, counted from where this process began.
+    assert lines[0] == "train 110/400 loss 1.10 bpc 2.00 4:50 left"
+    assert lines[-1] == "train 200/400 loss 2.00 bpc 2.00 3:20 left"
+
+
+def test_progress_without_a_terminal_is_silent_when_quick(
+    capsys: pytest.CaptureFixture[str], clock: Clock
+) -> None:
+    with Progress("valid", 0) as progress:
+        for done in range(1, 10):
+            clock.now += 1
+            progress(done, 9)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_progress_on_a_terminal_is_a_bar(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with Progress("valid", 0) as progress:
+        for done in range(1, 10):
+            progress(done, 9, loss="1.92")
+        say("a line of its own")
+    shown = terminal.getvalue()
+    assert "9/9" in shown and "loss 1.92" in shown
+    assert "a line of its own\n" in shown
+    assert capsys.readouterr().out == ""

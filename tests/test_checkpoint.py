@@ -1,0 +1,194 @@
+"""A checkpoint comes back bit for bit, the best one stays, and halves never count.
+
+Dims: N layers, B streams, M memory, D model.
+"""
+
+import dataclasses
+import shutil
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+
+from txl_jax import checkpoint
+from txl_jax.checkpoint import CheckpointConfig, open_checkpoints
+from txl_jax.data.streams import Position
+from txl_jax.errors import UserError
+from txl_jax.model.memory import Memory
+from txl_jax.optim import OptimConfig, make_optimizer
+from txl_jax.sharding import MeshConfig, make_mesh, shardings
+from txl_jax.state import TrainState
+
+# Step and valid nll: it rises after step 2, and step 4 was not validated.
+RISING = {1: 3.0, 2: 1.0, 3: 2.0, 4: None, 5: 2.5, 6: 4.0}
+
+
+def make_state(seed: int) -> TrainState:
+    """Returns a state with no two numbers alike, its memory over eight devices."""
+    rng = np.random.default_rng(seed)
+
+    def draw(shape: tuple[int, ...], dtype: Any = np.float32) -> Any:
+        return rng.normal(scale=100, size=shape).astype(dtype)
+
+    params = {"a": draw((8, 3)), "layers": {"b": draw((2, 5), jnp.bfloat16)}}
+    opt_state = make_optimizer(OptimConfig()).init(params)
+    opt_state = jax.tree.map(lambda x: draw(x.shape, x.dtype), opt_state)
+    memory = Memory(
+        h_NBMD=draw((2, 8, 3, 4), jnp.bfloat16),
+        filled_B=draw((8,), np.int32),
+    )
+    step = jnp.asarray(seed, jnp.int32)
+    state = TrainState(step, params, opt_state, memory, jax.random.key(seed))
+    replicated = jax.tree.map(lambda _: PartitionSpec(), state)
+    letters = dataclasses.replace(replicated, memory=Memory.LETTERS)
+    return jax.device_put(state, shardings(make_mesh(MeshConfig()), letters))
+
+
+def like(state: Any) -> Any:
+    places = jax.tree.map(lambda x: x.sharding, state)
+    return checkpoint.abstract(jax.eval_shape(lambda: state), places)
+
+
+def assert_same(got: Any, expected: Any) -> None:
+    """Compares structure, dtypes, places and bits."""
+    tree: Any = jax.tree.structure(got)
+    assert tree == jax.tree.structure(expected)
+    leaves = jax.tree.leaves(got), jax.tree.leaves(expected)
+    for left, right in zip(*leaves, strict=True):
+        assert (left.dtype, left.sharding) == (right.dtype, right.sharding)
+        if jnp.issubdtype(left.dtype, jax.dtypes.prng_key):
+            left, right = jax.random.key_data(left), jax.random.key_data(right)
+        assert np.asarray(left).tobytes() == np.asarray(right).tobytes()
+
+
+def save_all(
+    workdir: Path, nll_by_step: dict[int, Any], config: CheckpointConfig
+) -> None:
+    with closing(open_checkpoints(workdir, config)) as manager:
+        for step, valid_nll in nll_by_step.items():
+            position = Position(epoch=step, segment=2, token_offset=2**40 + step)
+            checkpoint.save(manager, step, make_state(step), position, valid_nll)
+
+
+@pytest.fixture(scope="module")
+def rising(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Holds what CheckpointConfig(keep=2) keeps of RISING: not to be changed."""
+    workdir = tmp_path_factory.mktemp("rising")
+    save_all(workdir, RISING, CheckpointConfig(keep=2))
+    return workdir
+
+
+@pytest.fixture
+def copied(rising: Path, tmp_path: Path) -> Path:
+    """Holds a copy of `rising` to be damaged."""
+    shutil.copytree(rising, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def steps(workdir: Path) -> list[int]:
+    config = CheckpointConfig(keep=2)
+    with closing(open_checkpoints(workdir, config, read_only=True)) as manager:
+        return sorted(manager.all_steps())
+
+
+def restored_step(workdir: Path, which: str) -> int:
+    """Returns the step of the parameters that `which` names; checks that they are."""
+    config = CheckpointConfig(keep=2)
+    params = make_state(0).params
+    with closing(open_checkpoints(workdir, config, read_only=True)) as manager:
+        got, step = checkpoint.restore_params(manager, which, like(params))
+    assert_same(got, make_state(step).params)
+    return step
+
+
+def test_state_and_position_come_back_exactly(rising: Path) -> None:
+    expected = make_state(6)
+    with closing(open_checkpoints(rising, CheckpointConfig(keep=2))) as manager:
+        restored = checkpoint.restore(manager, like(make_state(0)))
+    assert restored is not None
+    state, position = restored
+    assert_same(state, expected)
+    assert isinstance(state, TrainState)
+    assert jnp.issubdtype(state.rng.dtype, jax.dtypes.prng_key)
+    assert state.memory.h_NBMD.dtype == jnp.bfloat16
+    assert position == Position(epoch=6, segment=2, token_offset=2**40 + 6)
+    assert [type(number) for number in position] == [int] * 3
+
+
+def test_nothing_is_restored_from_nothing(tmp_path: Path) -> None:
+    with closing(open_checkpoints(tmp_path, CheckpointConfig())) as manager:
+        assert checkpoint.restore(manager, like(make_state(0))) is None
+
+
+def test_the_newest_and_the_best_are_kept_when_the_loss_rises(rising: Path) -> None:
+    assert steps(rising) == [2, 5, 6]
+
+
+def test_the_kept_follow_the_config_that_a_run_goes_on_with(copied: Path) -> None:
+    save_all(copied, {7: 5.0}, CheckpointConfig(keep=1))
+    assert steps(copied) == [2, 7]
+    save_all(copied, {8: 0.5}, CheckpointConfig(keep=1))
+    assert steps(copied) == [8], "a new best lets the old one go"
+
+
+@pytest.mark.parametrize("which, step", [("best", 2), ("latest", 6), ("5", 5)])
+def test_parameters_alone_are_restored_by_name(
+    rising: Path, which: str, step: int
+) -> None:
+    assert restored_step(rising, which) == step
+
+
+@pytest.mark.parametrize("which", ["3", "7", "newest", "", "-1"])
+def test_a_checkpoint_that_is_not_there_is_refused(rising: Path, which: str) -> None:
+    with pytest.raises(UserError) as caught:
+        restored_step(rising, which)
+    assert f"eval.checkpoint = {which!r}" in str(caught.value)
+    assert "2, 5, 6" in str(caught.value)
+
+
+def test_a_run_without_checkpoints_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"no checkpoint in {tmp_path}/checkpoints"):
+        restored_step(tmp_path, "best")
+    assert not list(tmp_path.iterdir()), "reading creates nothing"
+
+
+def test_the_best_is_the_newest_while_nothing_was_validated(tmp_path: Path) -> None:
+    save_all(tmp_path, {1: None, 2: None}, CheckpointConfig(keep=2))
+    assert restored_step(tmp_path, "best") == 2
+
+
+def test_an_nll_that_is_no_number_is_never_the_best(tmp_path: Path) -> None:
+    save_all(tmp_path, {1: 2.0, 2: float("nan")}, CheckpointConfig(keep=1))
+    assert restored_step(tmp_path, "best") == 1
+
+
+def test_a_folder_without_its_last_file_does_not_count(copied: Path) -> None:
+    folder = copied / "checkpoints"
+    (folder / "99").mkdir()
+    shutil.copytree(folder / "6", folder / "98")
+    (folder / "98" / "commit_success.txt").unlink()
+    assert steps(copied) == [2, 5, 6]
+    assert restored_step(copied, "latest") == 6
+    with closing(open_checkpoints(copied, CheckpointConfig(keep=2))) as manager:
+        restored = checkpoint.restore(manager, like(make_state(0)))
+    assert restored is not None and int(restored[0].step) == 6
+    save_all(copied, {7: 5.0}, CheckpointConfig(keep=2))
+    assert steps(copied) == [2, 6, 7]
+    # The step of a half is saved again when the run comes to it.
+    save_all(copied, {98: 5.0, 99: 5.0}, CheckpointConfig(keep=2))
+    assert steps(copied) == [2, 98, 99]
+    assert restored_step(copied, "latest") == 99
+
+
+def test_reading_changes_nothing(rising: Path) -> None:
+    def contents() -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for path in rising.rglob("*")}
+
+    before = contents()
+    restored_step(rising, "best")
+    assert contents() == before

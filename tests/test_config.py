@@ -1,0 +1,373 @@
+"""A config is whole, checked and frozen, or refused in one line that names the field.
+
+The configs here are never trained: nothing in this file compiles.
+"""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ml_collections import ConfigDict
+
+from txl_jax import config as configs
+from txl_jax.config import Config
+from txl_jax.errors import UserError
+
+EXPERIMENTS = sorted((Path(__file__).parents[1] / "experiments").rglob("[!_]*.py"))
+
+
+def refusal(call: Any, *args: Any) -> str:
+    """Returns the message of the UserError that call(*args) raises: one line."""
+    with pytest.raises(UserError) as caught:
+        call(*args)
+    message = str(caught.value)
+    assert message and "\n" not in message
+    return message
+
+
+def changed(**fields: Any) -> ConfigDict:
+    """Returns the default config with "section_dot_field" set, unchecked."""
+    config = configs.default().to_dict()
+    for name, value in fields.items():
+        section, _, key = name.partition("_dot_")
+        config.setdefault(section, {})[key] = value
+    return ConfigDict(config)
+
+
+# Reading
+
+
+def test_default_is_every_field_at_its_default() -> None:
+    assert configs.parse(configs.default()) == Config()
+
+
+def test_what_is_not_stated_is_at_its_default() -> None:
+    assert configs.parse(ConfigDict()) == Config()
+    parsed = configs.parse(ConfigDict({"model": {"n_layer": 3}}))
+    assert parsed.model.n_layer == 3
+    assert dataclasses.replace(parsed, model=Config().model) == Config()
+
+
+def test_a_config_is_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Config().train.seed = 2  # type: ignore[misc]
+
+
+def test_unknown_names_are_refused_with_the_nearest() -> None:
+    assert "'modle', did you mean 'model'?" in refusal(
+        configs.parse, changed(modle_dot_n_layer=3)
+    )
+    assert "'model.n_layers', did you mean 'model.n_layer'?" in refusal(
+        configs.parse, changed(model_dot_n_layers=3)
+    )
+    assert "'train.xyzzy'" in refusal(configs.parse, changed(train_dot_xyzzy=3))
+
+
+@pytest.mark.parametrize(
+    "field, value, wanted",
+    [
+        ("model.n_layer", "3", "int"),
+        ("model.n_layer", 3.0, "int"),
+        ("model.n_layer", True, "int"),
+        ("model.n_layer", None, "int"),
+        ("model.same_length", 1, "bool"),
+        ("optim.lr", "0.1", "float"),
+        ("optim.lr", False, "float"),
+        ("data.path", 3, "str"),
+        ("generate.prompt", b"text", "str"),
+        ("train.seed", [1], "int"),
+    ],
+)
+def test_wrong_types_are_refused(field: str, value: Any, wanted: str) -> None:
+    message = refusal(configs.parse, changed(**{field.replace(".", "_dot_"): value}))
+    assert message.startswith(f"{field} = ")
+    assert message.endswith(f"must be of type {wanted}")
+
+
+def test_a_whole_number_serves_as_a_float() -> None:
+    lr = configs.parse(changed(optim_dot_lr=1)).optim.lr
+    assert lr == 1 and type(lr) is float
+
+
+@pytest.mark.parametrize("value", [None, 3, "n_layer", [1]])
+def test_a_section_that_is_none_is_refused(value: Any) -> None:
+    config = configs.default()
+    with config.ignore_type():
+        config.model = value
+    assert "config section 'model'" in refusal(configs.parse, config)
+
+
+@pytest.mark.parametrize(
+    "changes, named",
+    [
+        ("model.d_model=17", ["model.d_model"]),
+        ("model.n_layer=0", ["model.n_layer"]),
+        ("model.mem_len=-1", ["model.mem_len"]),
+        ("model.dropout=1.0", ["model.dropout"]),
+        ("model.init_std=0.0", ["model.init_std"]),
+        ("model.dtype=float64", ["model.dtype", "float32", "bfloat16"]),
+        ("model.mem_dtype=bfloat", ["model.mem_dtype", "mean 'bfloat16'"]),
+        ("model.kernel=xls", ["model.kernel", "mean 'xla'"]),
+        ("model.same_length=true model.mem_len=0", ["same_length", "mem_len"]),
+        ("eval.same_length=true eval.mem_len=0", ["same_length", "mem_len"]),
+        ("train.num_steps=0", ["train.num_steps"]),
+        ("train.seed=-1", ["train.seed"]),
+        ("train.seed=4294967296", ["train.seed"]),
+        ("generate.seed=4294967296", ["generate.seed"]),
+        (
+            "train.batch_size=9 train.batch_chunk=2",
+            ["train.batch_size = 9", "train.batch_chunk = 2"],
+        ),
+        (
+            "train.segments_per_call=3 train.segments_per_update=2",
+            ["train.segments_per_call = 3", "train.segments_per_update = 2"],
+        ),
+        *(
+            (
+                f"{cadence}=3 train.segments_per_call=4 train.segments_per_update=2",
+                [f"{cadence} = 3", "2 updates", "train.segments_per_call"],
+            )
+            for cadence in (
+                "train.num_steps",
+                "train.eval_every",
+                "checkpoint.every_steps",
+            )
+        ),
+        (
+            "optim.warmup_steps=11 train.num_steps=10",
+            ["optim.warmup_steps = 11", "train.num_steps = 10"],
+        ),
+        ("optim.lr=-0.1", ["optim.lr"]),
+        ("optim.lr=nan", ["optim.lr"]),
+        ("optim.beta2=1.0", ["optim.beta2"]),
+        ("optim.epsilon=0", ["optim.epsilon"]),
+        ("optim.schedule=cosin", ["optim.schedule", "mean 'cosine'"]),
+        ("eval.streams=0", ["eval.streams"]),
+        ("eval.split=tests", ["eval.split", "mean 'test'"]),
+        ("eval.checkpoint=newest", ["eval.checkpoint", "latest"]),
+        ("eval.checkpoint=²", ["eval.checkpoint"]),
+        ("generate.prompt=", ["generate.prompt"]),
+        ("generate.num_tokens=0", ["generate.num_tokens"]),
+        ("generate.temperature=-1", ["generate.temperature"]),
+        ("generate.top_k=-1", ["generate.top_k"]),
+        ("generate.top_p=0", ["generate.top_p"]),
+        ("generate.top_p=1.5", ["generate.top_p"]),
+        ("generate.top_p=nan", ["generate.top_p"]),
+        ("checkpoint.keep=0", ["checkpoint.keep"]),
+        ("mesh.data=0", ["mesh.data"]),
+        ("mesh.model=-2", ["mesh.model"]),
+        ("mesh.data=-1 mesh.fsdp=-1", ["mesh.data", "mesh.fsdp"]),
+    ],
+)
+def test_values_that_cannot_work_are_refused(changes: str, named: list[str]) -> None:
+    config = configs.default()
+    for change in changes.split():
+        name, _, text = change.partition("=")
+        configs.override(config, name, text)
+    message = refusal(configs.parse, config)
+    for part in named:
+        assert part in message
+
+
+# Overrides
+
+
+@pytest.mark.parametrize(
+    "field, text, value",
+    [
+        ("model.n_layer", "3", 3),
+        ("optim.lr", "1e-3", 1e-3),
+        ("optim.lr", "1", 1.0),
+        ("model.same_length", "true", True),
+        ("model.same_length", "False", False),
+        ("data.path", "a=b, *.py", "a=b, *.py"),
+        ("generate.prompt", "3", "3"),
+    ],
+)
+def test_a_flag_is_read_by_the_type_of_its_field(
+    field: str, text: str, value: Any
+) -> None:
+    config = configs.default()
+    configs.override(config, field, text)
+    section, key = field.split(".")
+    got = getattr(getattr(configs.parse(config), section), key)
+    assert got == value and type(got) is type(value)
+
+
+@pytest.mark.parametrize(
+    "field, text, wanted",
+    [
+        ("model.n_layer", "3.0", "a whole number"),
+        ("model.n_layer", "", "a whole number"),
+        ("optim.lr", "fast", "a number"),
+        ("model.same_length", "yes", "true or false"),
+        ("model.same_length", "1", "true or false"),
+    ],
+)
+def test_a_flag_of_another_type_is_refused(field: str, text: str, wanted: str) -> None:
+    message = refusal(configs.override, configs.default(), field, text)
+    assert message == f"{field} = {text!r} is not {wanted}"
+
+
+def test_a_flag_of_an_unknown_field_is_refused() -> None:
+    message = refusal(configs.override, configs.default(), "train.sed", "1")
+    assert message == "unknown config field 'train.sed', did you mean 'train.seed'?"
+
+
+def test_a_flag_reaches_what_an_experiment_left_out() -> None:
+    config = ConfigDict({"optim": {"lr": 1}})
+    configs.override(config, "optim.lr", "0.5")
+    configs.override(config, "train.seed", "7")
+    parsed = configs.parse(config)
+    assert (parsed.optim.lr, parsed.train.seed) == (0.5, 7)
+
+
+# Files
+
+
+def test_load_takes_a_path_and_a_packaged_name() -> None:
+    path = Path(__file__).parents[1] / "experiments" / "quickstart.py"
+    by_path = configs.parse(configs.load(str(path)))
+    assert by_path == configs.parse(configs.load("quickstart"))
+    assert by_path.model.n_layer == 4
+
+
+def test_files_that_are_no_config_are_refused(tmp_path: Path) -> None:
+    missing = tmp_path / "missing.py"
+    assert "no config file" in refusal(configs.load, str(missing))
+    assert "no config file" in refusal(configs.load, str(tmp_path))
+    text = tmp_path / "config.txt"
+    text.write_text("n_layer = 3")
+    assert "is not Python" in refusal(configs.load, str(text))
+    assert "did you mean 'quickstart'?" in refusal(configs.load, "quickstrat")
+
+
+@pytest.mark.parametrize(
+    "body, reason",
+    [
+        ("def get_config(:", "SyntaxError"),
+        ("get_configs = None", "no attribute 'get_config'"),
+        ("import nowhere_to_be_found", "ModuleNotFoundError"),
+        ("def get_config():\n    raise ValueError('one\\ntwo')", "ValueError: one"),
+        ("def get_config(): pass", "returns NoneType"),
+        ("def get_config(): return 3", "returns int"),
+        (
+            "from txl_jax import config\n"
+            "def get_config():\n"
+            "    c = config.default()\n"
+            "    c.modle.n_layer = 3\n"
+            "    return c",
+            "model",
+        ),
+        (
+            "from txl_jax import config\n"
+            "def get_config():\n"
+            "    c = config.default()\n"
+            "    c.model.n_layer = 'three'\n"
+            "    return c",
+            "n_layer",
+        ),
+    ],
+)
+def test_an_experiment_that_fails_is_refused(
+    tmp_path: Path, body: str, reason: str
+) -> None:
+    path = tmp_path / "experiment.py"
+    path.write_text(body + "\n")
+    message = refusal(configs.load, str(path))
+    assert str(path) in message and reason in message
+
+
+def test_an_experiments_own_refusal_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "experiment.py"
+    path.write_text(
+        "from txl_jax.config import Config, default, parse\n"
+        "def get_config():\n"
+        "    c = default()\n"
+        "    c.train.num_steps = 0\n"
+        "    parse(c)\n"
+    )
+    assert refusal(configs.load, str(path)).startswith("train.num_steps = 0")
+
+
+def test_a_saved_config_comes_back(tmp_path: Path) -> None:
+    config = configs.parse(changed(optim_dot_lr=1e-3, generate_dot_prompt="é\n"))
+    configs.save_json(config, tmp_path / "config.json")
+    assert configs.parse(configs.load_json(tmp_path / "config.json")) == config
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "null", '"text"', "\x80"])
+def test_a_damaged_saved_config_is_refused(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_bytes(content.encode("latin-1"))
+    assert f"cannot read {path}" in refusal(configs.load_json, path)
+
+
+def test_a_folder_without_a_saved_config_is_refused(tmp_path: Path) -> None:
+    message = refusal(configs.load_json, tmp_path / "config.json")
+    assert f"{tmp_path} holds no run" in message
+
+
+# Whose run it is
+
+
+def other(value: Any) -> Any:
+    """Returns another value of the same type that every check accepts."""
+    others = {
+        "bool": lambda: not value,
+        "int": lambda: value * 2 or 2,
+        "float": lambda: value / 2 or 0.25,
+        "str": lambda: value + "x",
+    }
+    return others[type(value).__name__]()
+
+
+IDENTITY = {
+    *(f"data.{name}" for name in ("corpus", "path", "vocab")),
+    *(f"train.{name}" for name in ("seed", "batch_size", "tgt_len")),
+    *(f"train.segments_per_{name}" for name in ("call", "update")),
+    "train.batch_chunk",
+    *(f"optim.{field.name}" for field in dataclasses.fields(Config().optim)),
+    *(
+        f"model.{field.name}"
+        for field in dataclasses.fields(Config().model)
+        if field.name not in ("kernel", "remat", "unroll")
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        f"{section}.{field.name}"
+        for section, fields in configs.SECTIONS.items()
+        for field in dataclasses.fields(fields)
+    ],
+)
+def test_a_run_is_what_its_identity_fields_say(name: str) -> None:
+    section, key = name.split(".")
+    old = getattr(Config(), section)
+    new = dataclasses.replace(old)
+    # Past the checks, since some fields have only one value so far.
+    object.__setattr__(new, key, other(getattr(old, key)))
+    given = dataclasses.replace(Config())
+    object.__setattr__(given, section, new)
+    found = configs.conflicts(Config(), given)
+    if name in IDENTITY:
+        was, now = getattr(old, key), getattr(new, key)
+        assert found == [f"{name} was {was!r}, is now {now!r}"]
+    else:
+        assert found == []
+
+
+# The experiments
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
+def test_an_experiment_is_short_and_works(path: Path) -> None:
+    config = configs.parse(configs.load(str(path)))
+    assert config != Config()
+    assert json.loads(json.dumps(dataclasses.asdict(config)))
+    assert len(path.read_text("utf-8").splitlines()) <= 40

@@ -1,0 +1,476 @@
+"""The command line: what each mode leaves and prints, and what it refuses, in one line.
+
+One tiny run is trained, once, through `main(argv)`; the rest reads it.
+"""
+
+import contextlib
+import hashlib
+import io
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import pytest
+
+from tests import tiny
+from txl_jax import config as configs
+from txl_jax.main import MODES, main
+
+ROOT = Path(__file__).parents[1]
+TEXT = "".join(f"{n % 97} is {n} less {n - n % 97}\n" for n in range(1000))
+EXPERIMENT = """
+from txl_jax import config
+
+def get_config():
+    c = config.default()
+    c.data.update(corpus="text", path={path!r}, data_dir={data_dir!r})
+    c.model.update(n_layer=2, d_model=16, n_head=2, d_head=8, d_inner=32)
+    c.model.update(mem_len=8, dropout=0.0)
+    c.train.update(num_steps=60, batch_size=8, tgt_len=8, log_every=1, eval_every=30)
+    c.optim.lr = 2e-2
+    c.eval.update(tgt_len=8, mem_len=8, yardsticks=True)
+    c.generate.update(prompt="1 is ", num_tokens=20, mem_len=8)
+    c.checkpoint.every_steps = 30
+    return c
+"""
+
+
+class Done(NamedTuple):
+    """What a command did."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """The JSON of the last line on stdout."""
+        assert self.status == 0, self.err
+        return json.loads(self.out.splitlines()[-1])
+
+
+def command(*argv: str) -> Done:
+    with (
+        contextlib.redirect_stdout(io.StringIO()) as out,
+        contextlib.redirect_stderr(io.StringIO()) as err,
+    ):
+        status = main(list(argv))
+    return Done(status, out.getvalue(), err.getvalue())
+
+
+class Home(NamedTuple):
+    """A folder with a text, an experiment and the run that it makes."""
+
+    path: Path
+    trained: Done
+
+    @property
+    def run(self) -> Path:
+        """The trained run's workdir."""
+        return self.path / "run"
+
+    def read(self, mode: str, *argv: str) -> Done:
+        """Runs a mode that needs the workdir alone."""
+        return command(f"--mode={mode}", f"--workdir={self.run}", *argv)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_compiler() -> Iterator[None]:
+    """Compiles twice as fast: nothing here runs for long."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
+    """Holds the trained run; about ten seconds, nearly all of them compiling."""
+    path = tmp_path_factory.mktemp("home")
+    (path / "text.txt").write_text(TEXT)
+    places = {"path": str(path / "text.txt"), "data_dir": str(path / "data")}
+    (path / "tiny.py").write_text(EXPERIMENT.format(**places))
+    trained = command(f"--config={path / 'tiny.py'}", f"--workdir={path / 'run'}")
+    return Home(path, trained)
+
+
+def split_file(home: Home, split: str) -> Path:
+    (path,) = (home.path / "data" / "txl_jax").rglob(f"{split}.bin")
+    return path
+
+
+# Training
+
+
+def test_the_last_line_is_the_result(home: Home) -> None:
+    result = home.trained.result
+    test = split_file(home, "test").read_bytes()
+    assert test.decode() == TEXT[-len(test) :]
+    assert (result["mode"], result["split"], result["step"]) == ("train", "test", 60)
+    assert result["tokens"] == len(test) - 1
+    assert result["ppl"] == pytest.approx(math.exp(result["nll"]))
+    assert result["bpc"] == pytest.approx(result["nll"] / math.log(2))
+    assert (result["streams"], result["cold_tokens"]) == (8, 8 * 8)
+    assert result["sha256"] == hashlib.sha256(test).hexdigest()
+    assert set(result["yardsticks_bpc"]) == {"order-2", "order-3", "gzip -9", "xz -9"}
+    assert len(home.trained.out.splitlines()) == 1
+    # Uniform bytes are ln 256 = 5.5 nats.
+    assert result["nll"] < 2.5
+
+
+def test_the_workdir_has_what_the_readme_lists(home: Home) -> None:
+    result = home.trained.result
+    assert sorted(path.name for path in home.run.iterdir()) == [
+        "checkpoints",
+        "config.json",
+        "loss.png",
+        "metrics.jsonl",
+        "result.json",
+        "run.json",
+        "sample.txt",
+        "vocab.json",
+    ]
+    picture = (home.run / "loss.png").read_bytes()
+    assert picture.startswith(b"\x89PNG\r\n\x1a\n") and len(picture) > 10_000
+    sample = (home.run / "sample.txt").read_text("utf-8")
+    assert sample.startswith("1 is ") and len(sample) > len("1 is ")
+    saved = json.loads((home.run / "result.json").read_text())
+    assert {"mode": "train", **saved} == result
+    assert json.loads((home.run / "vocab.json").read_text()) == {"kind": "byte"}
+    given = configs.parse(configs.load(str(home.path / "tiny.py")))
+    assert configs.parse(configs.load_json(home.run / "config.json")) == given
+
+
+def test_run_json_says_where_the_numbers_come_from(home: Home) -> None:
+    run = json.loads((home.run / "run.json").read_text())
+    assert run["seed"] == 1111
+    assert run["git_revision"]
+    assert run["versions"]["jax"] == jax.__version__
+    assert (run["device_kind"], run["device_count"]) == ("cpu", 8)
+    assert run["config"] == json.loads((home.run / "config.json").read_text())
+    for split in ("train", "valid", "test"):
+        digest = hashlib.sha256(split_file(home, split).read_bytes()).hexdigest()
+        assert run["data"]["splits"][split]["sha256"] == digest
+
+
+def test_metrics_are_one_line_per_step_in_two_groups(home: Home) -> None:
+    text = (home.run / "metrics.jsonl").read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, 61))
+    names = {"loss", "grad_norm", "lr", "tokens", "skipped"}
+    for line in lines:
+        validated = {"valid_nll"} if line["step"] in (30, 60) else set()
+        assert set(line) == {"step", "exact", "timing"}
+        assert set(line["exact"]) == names | validated
+        assert set(line["timing"]) == {"step_seconds", "tokens_per_second"}
+        assert (line["exact"]["tokens"], line["exact"]["skipped"]) == (64, False)
+    losses = [line["exact"]["loss"] for line in lines]
+    assert losses[0] == pytest.approx(math.log(256), abs=0.1)
+    assert losses[-1] < 2.5
+    assert lines[59]["exact"]["valid_nll"] < lines[29]["exact"]["valid_nll"]
+
+
+def test_a_finished_run_is_not_trained_again(home: Home) -> None:
+    def steps() -> dict[Path, int]:
+        files = (home.run / "checkpoints").rglob("*")
+        return {path: path.stat().st_mtime_ns for path in files}
+
+    before, metrics = steps(), (home.run / "metrics.jsonl").read_bytes()
+    again = command(f"--workdir={home.run}")
+    assert "resumed at update 60" in again.err
+    assert (home.run / "metrics.jsonl").read_bytes() == metrics
+    assert steps() == before
+    timing = {"seconds", "tokens_per_second", "train_seconds"}
+    for name, value in home.trained.result.items():
+        assert again.result[name] == value or name in timing, name
+
+
+@pytest.mark.parametrize("written", [0, 1, 2])
+def test_a_kill_at_the_start_leaves_the_workdir_readable(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: int
+) -> None:
+    names = ("config.json", "run.json", "vocab.json")
+    before = {name: (home.run / name).read_bytes() for name in names}
+    for name in names:
+        (tmp_path / name).write_bytes(before[name])
+    write_text = Path.write_text
+    texts: list[str] = []
+
+    def kill(path: Path, text: str, *args: Any) -> int:
+        texts.append(text)
+        if len(texts) <= written:
+            return write_text(path, text, *args)
+        write_text(path, text[: len(text) // 2], *args)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "write_text", kill)
+    with pytest.raises(KeyboardInterrupt):
+        command(f"--workdir={tmp_path}")
+    assert {name: (tmp_path / name).read_bytes() for name in names} == before
+
+
+# Evaluation
+
+
+def test_evaluation_by_workdir_alone_repeats_the_training_s(home: Home) -> None:
+    first = home.read("evaluate")
+    assert first.result["mode"] == "evaluate"
+    assert len(first.out.splitlines()) == 1
+    names = {"seconds", "tokens_per_second", "mode"}
+    for name, value in first.result.items():
+        assert home.trained.result[name] == value or name in names, name
+    assert home.read("evaluate").result["nll"] == first.result["nll"]
+
+
+def test_the_length_of_a_segment_decides_nothing_while_memory_reaches(
+    home: Home,
+) -> None:
+    short, long = (
+        home.read("evaluate", f"--tgt_len={tgt_len}", "--mem_len=128").result
+        for tgt_len in (8, 16)
+    )
+    assert (short["tgt_len"], long["tgt_len"], long["mem_len"]) == (8, 16, 128)
+    assert long["cold_tokens"] == long["tokens"], "memory reaches the whole stream"
+    assert long["nll"] == pytest.approx(short["nll"], rel=tiny.FLOAT32)
+    assert long["nll"] != pytest.approx(home.trained.result["nll"], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "flags, cold_tokens",
+    [
+        (["--same_length", "--clamp_len=4"], 8 * 8),
+        (["--streams=16", "--config.eval.mem_len=5"], 16 * 5),
+        (["--warm_start=true"], 8),
+        (["--mem_len=0", "--tgt_len=1"], 0),
+    ],
+    ids=str,
+)
+def test_evaluation_takes_its_own_flags(
+    home: Home, flags: list[str], cold_tokens: int
+) -> None:
+    result = home.read("evaluate", *flags).result
+    assert result["cold_tokens"] == cold_tokens
+    assert result["tokens"] == home.trained.result["tokens"]
+    assert result["nll"] < 2.5
+    assert result["nll"] != pytest.approx(home.trained.result["nll"], rel=1e-4)
+
+
+def test_evaluation_takes_a_split_and_a_checkpoint(home: Home) -> None:
+    result = home.read("evaluate", "--split=valid", "--checkpoint=30").result
+    assert (result["split"], result["step"]) == ("valid", 30)
+    assert result["tokens"] == split_file(home, "valid").stat().st_size - 1
+    lines = (home.run / "metrics.jsonl").read_text().splitlines()
+    assert result["nll"] == json.loads(lines[29])["exact"]["valid_nll"]
+
+
+# Generation
+
+
+def generated(home: Home, *flags: str) -> dict[str, Any]:
+    flags = ("--num_tokens=12", "--top_k=20", "--top_p=0.9", *flags)
+    done = home.read("generate", *flags)
+    assert done.out.startswith(done.result["text"] + "\n")
+    return done.result
+
+
+def test_a_sample_starts_with_its_prompt_and_follows_its_seed(home: Home) -> None:
+    flags = ("--prompt=27 is ", "--temperature=0.9")
+    first = generated(home, *flags, "--seed=5")
+    assert (first["mode"], first["step"]) == ("generate", 60)
+    how = {"num_tokens": 12, "top_k": 20, "top_p": 0.9, "temperature": 0.9, "seed": 5}
+    assert how.items() <= first.items()
+    assert first["text"].startswith("27 is ")
+    assert len(first["text"]) > len("27 is ")
+    assert generated(home, *flags, "--seed=5")["text"] == first["text"]
+    assert generated(home, *flags, "--seed=6")["text"] != first["text"]
+
+
+def test_a_prompt_may_be_odd_and_long(home: Home) -> None:
+    prompt = "naïve 😀 " * 20
+    text = generated(home, f"--prompt={prompt}", "--temperature=0")["text"]
+    assert text.startswith(prompt)
+
+
+# Mistakes
+
+NEW = ("--config={home}/tiny.py", "--workdir={home}/new")
+RUN = ("--workdir={home}/run",)
+EVALUATE = ("--mode=evaluate", *RUN)
+GENERATE = ("--mode=generate", *RUN)
+
+# What is given, and what the one line has to say.
+MISTAKES: dict[str, tuple[tuple[str, ...], str]] = {
+    "nothing": ((), "--config=FILE"),
+    "mode": (("--mode=evalute", *RUN), "did you mean 'evaluate'"),
+    "no mode": (("--mode=", *RUN), "train, evaluate, generate"),
+    "flag": (("--wrkdir=x",), "'--wrkdir', did you mean '--workdir'"),
+    "flag of another mode": ((*EVALUATE, "--prompt=x"), "unknown flag '--prompt'"),
+    "flag of a mode in training": ((*NEW, "--mem_len=3"), "unknown flag '--mem_len'"),
+    "stray word": (("train", *NEW), "unknown flag 'train'"),
+    "flag without value": ((*NEW, "--config.model.n_layer"), "n_layer"),
+    "text without value": ((*GENERATE, "--prompt"), "--prompt"),
+    "config missing": (("--config={home}/none.py",), "no config file"),
+    "config unnamed": (("--config=quickstrat",), "did you mean 'quickstart'"),
+    "config without value": (("--config",), "--config"),
+    "config broken": (("--config={home}/broken.py",), "SyntaxError"),
+    "config unknown field": (("--config={home}/field.py",), "'model.n_layer'"),
+    "field": ((*NEW, "--config.model.n_layers=3"), "mean '--config.model.n_layer'"),
+    "type": ((*NEW, "--config.model.n_layer=x"), "not a whole number"),
+    "batch_size": (
+        (*NEW, "--config.train.batch_size=12"),
+        "train.batch_size = 12 does not divide over mesh.data x mesh.fsdp = 8",
+    ),
+    "batch_chunk": (
+        (*NEW, "--config.train.batch_chunk=3"),
+        "train.batch_size = 8 must be a multiple of train.batch_chunk = 3",
+    ),
+    "cadence": (
+        (*NEW, "--config.train.segments_per_call=4"),
+        "train.eval_every = 30 must be a multiple of the 4 updates",
+    ),
+    "d_model": ((*NEW, "--config.model.d_model=17"), "model.d_model = 17"),
+    "same_length": (
+        (*NEW, "--config.model.same_length", "--config.model.mem_len=0"),
+        "same_length",
+    ),
+    "vocab_size": ((*NEW, "--config.model.vocab_size=99"), "model.vocab_size = 99"),
+    "kernel": ((*NEW, "--config.model.kernel=xls"), "did you mean 'xla'"),
+    "seed": ((*NEW, "--config.train.seed=99999999999999999999"), "train.seed"),
+    "mesh": ((*NEW, "--config.mesh.data=3"), "mesh.data x mesh.fsdp x mesh.model"),
+    "mesh 0": ((*NEW, "--config.mesh.data=0"), "mesh.data"),
+    "mesh -1 twice": ((*NEW, "--config.mesh.fsdp=-1"), "one of them may be -1"),
+    "mesh and heads": (
+        (*NEW, "--config.mesh.model=4"),
+        "model.n_head = 2 does not divide over mesh.model = 4",
+    ),
+    "mesh and d_model": (
+        (*NEW, "--config.mesh.fsdp=8", "--config.model.d_model=12"),
+        "model.d_model = 12 does not divide over mesh.fsdp = 8",
+    ),
+    "corpus": ((*NEW, "--config.data.corpus=txt"), "did you mean 'text'"),
+    "no path": ((*NEW, "--config.data.path="), "needs data.path"),
+    "path missing": (
+        (*NEW, "--config.data.path=/no/text"),
+        "'/no/text' does not exist",
+    ),
+    "empty text": ((*NEW, "--config.data.path={home}/empty"), "no text in it"),
+    "tiny text": ((*NEW, "--config.data.path={home}/broken.py"), "too small"),
+    "streams in training": ((*NEW, "--config.eval.streams=12"), "eval.streams = 12"),
+    "split in training": ((*NEW, "--config.eval.split=tests"), "did you mean 'test'"),
+    "workdir of another": (
+        (*NEW[:1], *RUN, "--config.model.n_layer=3"),
+        "model.n_layer was 2, is now 3",
+    ),
+    "workdir is a file": ((*NEW[:1], "--workdir={home}/tiny.py"), "cannot write"),
+    "no run": (("--mode=evaluate", "--workdir={home}/data"), "holds no run"),
+    "no run to train": (("--workdir={home}/nowhere",), "holds no run"),
+    "no checkpoint": (
+        ("--mode=evaluate", "--workdir={home}/bare"),
+        "no checkpoint in {home}/bare/checkpoints",
+    ),
+    "damaged config": (("--workdir={home}/damaged",), "cannot read"),
+    "other model": ((*EVALUATE, "--config.model.d_inner=64"), "model.d_inner was 32"),
+    "split": ((*EVALUATE, "--split=tests"), "did you mean 'test'"),
+    "checkpoint": ((*EVALUATE, "--checkpoint=5"), "'5' is neither best, latest"),
+    "checkpoint unnamed": ((*EVALUATE, "--checkpoint=newest"), "latest"),
+    "too many streams": ((*EVALUATE, "--streams=8000"), "too few for 8000 streams"),
+    "streams and mesh": ((*EVALUATE, "--streams=4"), "eval.streams = 4 does not"),
+    "evaluation's mesh": ((*EVALUATE, "--config.mesh.data=3"), "mesh.data"),
+    "evaluation's text": ((*EVALUATE, "--config.data.path=/no"), "does not exist"),
+    "prompt": ((*GENERATE, "--prompt="), "generate.prompt is empty"),
+    "top_p": ((*GENERATE, "--top_p=0"), "generate.top_p = 0.0"),
+    "temperature": ((*GENERATE, "--temperature=-1"), "generate.temperature"),
+    "num_tokens": ((*GENERATE, "--num_tokens=0"), "generate.num_tokens"),
+}
+
+
+@pytest.fixture(scope="module")
+def mishaps(home: Home) -> Home:
+    """Adds to `home` what can go wrong on a disk."""
+    (home.path / "broken.py").write_text("def get_config(:")
+    unknown = (
+        "from txl_jax.config import default\ndef get_config():\n    c = default()\n"
+    )
+    unknown += "    c.model.update(n_layers=3)\n    return c\n"
+    (home.path / "field.py").write_text(unknown)
+    (home.path / "empty").write_text("")
+    for name in ("bare", "damaged"):
+        (home.path / name).mkdir()
+        for file in ("config.json", "run.json", "vocab.json"):
+            content = (home.run / file).read_bytes()
+            (home.path / name / file).write_bytes(content)
+    (home.path / "damaged" / "config.json").write_text('{"model": ')
+    return home
+
+
+def assert_refused(home: Home, done: Done, reason: str) -> None:
+    assert done.status == 2
+    assert done.out == ""
+    assert done.err.startswith("txl_jax: ") and done.err.endswith("\n")
+    assert len(done.err.splitlines()) == 1
+    assert reason.format(home=home.path) in done.err
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_one_line_and_nothing_is_made(
+    mishaps: Home, mistake: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def contents() -> dict[Path, tuple[int, int]]:
+        paths = {path: path.stat() for path in mishaps.path.rglob("*")}
+        return {path: (stat.st_size, stat.st_mtime_ns) for path, stat in paths.items()}
+
+    monkeypatch.chdir(mishaps.path)  # where runs/ would be made
+    argv, reason = MISTAKES[mistake]
+    before = contents()
+    done = command(*(flag.format(home=mishaps.path) for flag in argv))
+    assert_refused(mishaps, done, reason)
+    assert contents() == before
+
+
+def test_a_text_too_short_for_the_streams_is_refused(home: Home) -> None:
+    short = home.path / "short.txt"
+    short.write_text("ten bytes\n" * 10)
+    flags = (flag.format(home=home.path) for flag in NEW)
+    done = command(*flags, f"--config.data.path={short}")
+    # It was cut into tokens before they could be counted.
+    assert "too few for 8 streams" in done.err.splitlines()[-1]
+    assert done.status == 2
+    assert not (home.path / "new").exists()
+
+
+def test_a_workdir_of_a_changed_text_is_refused(home: Home) -> None:
+    run = json.loads((home.run / "run.json").read_text())
+    run["data"]["splits"]["train"]["sha256"] = "0" * 64
+    changed = home.path / "changed"
+    changed.mkdir()
+    (changed / "run.json").write_text(json.dumps(run))
+    done = command(f"--config={home.path / 'tiny.py'}", f"--workdir={changed}")
+    assert_refused(home, done, "another state of corpus 'text'")
+    (changed / "run.json").write_text('{"data": ')
+    done = command(f"--config={home.path / 'tiny.py'}", f"--workdir={changed}")
+    assert_refused(home, done, "run.json is damaged")
+    assert [path.name for path in changed.iterdir()] == ["run.json"]
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_help_names_every_mode_and_section(flag: str) -> None:
+    done = command("--mode=generate", flag)
+    assert (done.status, done.err) == (0, "")
+    for word in (*MODES, *configs.SECTIONS, "--config", "--workdir"):
+        assert word in done.out
+
+
+def test_the_module_is_the_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "txl_jax.main", "--mode=evalute"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("txl_jax: --mode = 'evalute'")
+    assert len(done.stderr.splitlines()) == 1
