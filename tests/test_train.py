@@ -76,9 +76,9 @@ def test_device_arrays_are_read_in_fetch_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Any other conversion of a device array would stall the devices, so it fails."""
-    array = type(jax.numpy.zeros(1))
+    array: Any = type(jax.numpy.zeros(1))
     value = array._value
-    reads = []
+    reads: list[int] = []
 
     def guarded(self: Any) -> Any:
         frame, callers = sys._getframe(1), set()
@@ -114,10 +114,16 @@ def test_metrics_are_fetched_after_the_next_dispatch(
     stub_slow_parts(monkeypatch)
     calls: list[str] = []
     dispatch, fetch = loop.dispatch, loop.fetch
-    monkeypatch.setattr(
-        loop, "dispatch", lambda *a: (calls.append("dispatch"), dispatch(*a))[1]
-    )
-    monkeypatch.setattr(loop, "fetch", lambda m: (calls.append("fetch"), fetch(m))[1])
+
+    def noted(name: str, call: Any) -> Any:
+        def run(*arguments: Any) -> Any:
+            calls.append(name)
+            return call(*arguments)
+
+        return run
+
+    monkeypatch.setattr(loop, "dispatch", noted("dispatch", dispatch))
+    monkeypatch.setattr(loop, "fetch", noted("fetch", fetch))
     loop.train(tiny(num_steps=5), tmp_path, TEXT, TEXT[:2000])
     assert calls == ["dispatch"] + ["dispatch", "fetch"] * 4 + ["fetch"]
 

@@ -117,5 +117,5 @@ def test_kill_and_resume_is_bit_identical(tmp_path: Path) -> None:
     assert [step for step, _ in exact(killed)] == list(range(1, NUM_STEPS + 1))
     assert exact(killed) == exact(straight)
     expected, found = saved(straight), saved(killed)
-    assert jax.tree.structure(expected) == jax.tree.structure(found)
-    assert jax.tree.leaves(expected) == jax.tree.leaves(found)
+    assert len(jax.tree.leaves(expected)) > 50
+    assert expected == found
