@@ -87,7 +87,8 @@ def split_streams(x: Any, axis: int, C: int) -> Any:
 def join_streams(x: Any, axis: int) -> Any:
     """Returns the chunks of `split_streams` put together again."""
     x = jnp.moveaxis(x, 0, axis + 1)
-    return x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
+    B = x.shape[axis] * x.shape[axis + 1]
+    return x.reshape(*x.shape[:axis], B, *x.shape[axis + 2 :])
 
 
 def segment_nll(
