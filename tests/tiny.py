@@ -23,8 +23,7 @@ from txl_jax.state import abstract_params
 FLOAT32 = 1e-5
 BFLOAT16 = 2e-2
 
-# No product of sizes is another size, and all but N and A divide over eight devices
-# or over two, as `txl_jax.sharding.RULES` asks.
+# H x A is not D, as it need not be; V, D, H and F divide over the meshes of the tests.
 V, D, H, A, F, N = 12, 8, 2, 3, 10, 2
 CONFIG = ModelConfig(
     vocab_size=V,

@@ -1,0 +1,216 @@
+"""The einsum kernel is the formula, written out, and its dropout the stated hash.
+
+Dims: B streams, L queries, M memory, K = M + L keys, R = K distances, H heads, A head.
+"""
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests import tiny
+from tests.reference import Array
+from tests.tiny import BFLOAT16, assert_close
+from txl_jax.kernels.xla import Dropout, keep_BHLK, rel_attention, rel_shift
+
+B, L, M, H, A = 2, 3, 4, 2, 5
+K = M + L
+SIZES = [(1, 0), (1, 4), (3, 0), (3, 1), (4, 4), (2, 7)]
+SIGMAS = 4
+
+
+def make_inputs(L: int = L, M: int = M, seed: int = 0) -> dict[str, Any]:
+    """Returns a kernel's inputs, all exact in bfloat16, and so are q + u and q + w."""
+    rng = np.random.default_rng(seed)
+
+    def quarters(*shape: int) -> Array:
+        return (np.clip(rng.normal(size=shape), -2, 2) * 4).round() / 4
+
+    inputs = {
+        "q_BLHA": quarters(B, L, H, A),
+        "k_BKHA": quarters(B, M + L, H, A),
+        "v_BKHA": quarters(B, M + L, H, A),
+        "r_RHA": quarters(M + L, H, A),
+        "u_HA": quarters(H, A),
+        "w_HA": quarters(H, A),
+        "bias_HR": quarters(H, M + L),
+    }
+    inputs = {name: value.astype(np.float32) for name, value in inputs.items()}
+    # Each query has its own oldest key: from none hidden to all but itself.
+    oldest_BL = rng.integers(0, np.arange(L) + M + 1, (B, L))
+    return inputs | {"oldest_BL": oldest_BL.astype(np.int32)}
+
+
+def attend(inputs: dict[str, Any], dropout: Dropout | None = None) -> jax.Array:
+    # The rate is a Python number, so that its threshold is one too.
+    return tiny.jit(functools.partial(rel_attention, dropout=dropout))(**inputs)
+
+
+def literal_attention(
+    q_BLHA: Array,
+    k_BKHA: Array,
+    v_BKHA: Array,
+    r_RHA: Array,
+    u_HA: Array,
+    w_HA: Array,
+    bias_HR: Array | None,
+    oldest_BL: Array,
+    keep_BHLK: Array | None = None,
+    rate: float = 0.0,
+) -> Array:
+    """The formula for one stream, head, query and key at a time."""
+    B, L, H, A = q_BLHA.shape
+    M = k_BKHA.shape[1] - L
+    o_BLHA = np.zeros((B, L, H, A))
+    for b, i, h in np.ndindex(B, L, H):
+        keys = range(oldest_BL[b, i], i + M + 1)
+        scores = []
+        for j in keys:
+            column = len(r_RHA) - 1 - (i + M - j)
+            score = (q_BLHA[b, i, h] + u_HA[h]) @ k_BKHA[b, j, h]
+            score += (q_BLHA[b, i, h] + w_HA[h]) @ r_RHA[column, h]
+            score += 0 if bias_HR is None else bias_HR[h, column]
+            scores.append(float(score) / math.sqrt(A))
+        weights = [math.exp(score - max(scores)) for score in scores]
+        for weight, j in zip(weights, keys, strict=True):
+            if keep_BHLK is None or keep_BHLK[b, h, i, j]:
+                probability = weight / sum(weights) / (1 - rate)
+                o_BLHA[b, i, h] += probability * v_BKHA[b, j, h]
+    return o_BLHA
+
+
+@pytest.mark.parametrize(("L", "M"), SIZES)
+def test_rel_shift_turns_distances_into_keys(L: int, M: int) -> None:
+    R = K = M + L
+    x_BHLR = np.random.default_rng(0).normal(size=(B, H, L, R)).astype(np.float32)
+    shifted_BHLK = np.asarray(rel_shift(jnp.asarray(x_BHLR)))
+    assert shifted_BHLK.shape == (B, H, L, K)
+    for i in range(L):
+        for j in range(i + M + 1):
+            distance = i + M - j
+            expected_BH = x_BHLR[:, :, i, R - 1 - distance]
+            np.testing.assert_array_equal(shifted_BHLK[:, :, i, j], expected_BH)
+
+
+@pytest.mark.parametrize(("L", "M"), SIZES)
+def test_rel_attention_is_the_formula(L: int, M: int) -> None:
+    inputs = make_inputs(L, M)
+    assert_close(attend(inputs), literal_attention(**inputs))
+
+
+def test_rel_attention_without_bias_by_distance() -> None:
+    inputs = make_inputs() | {"bias_HR": None}
+    assert_close(attend(inputs), literal_attention(**inputs))
+
+
+def test_a_query_that_sees_itself_alone_reads_its_value() -> None:
+    inputs = make_inputs()
+    inputs["oldest_BL"][:] = np.arange(L) + M
+    inputs["k_BKHA"] *= 1e4  # out of sight, whatever the score
+    np.testing.assert_array_equal(attend(inputs), inputs["v_BKHA"][:, M:])
+
+
+def test_bfloat16_scores_and_softmax_are_float32() -> None:
+    """All keys share a score of 128 / sqrt(A): bfloat16 would round the rest to 0.5."""
+    inputs = make_inputs()
+    for key, query in (("k_BKHA", "u_HA"), ("r_RHA", "w_HA")):
+        inputs[key][..., 0] = 4
+        inputs[query][..., 0] = 16
+    short = {
+        name: jnp.asarray(value, jnp.bfloat16)
+        for name, value in inputs.items()
+        if name != "oldest_BL"
+    }
+    o_BLHA = attend(short | {"oldest_BL": inputs["oldest_BL"]})
+    assert o_BLHA.dtype == jnp.bfloat16
+    # The weights and the result are rounded, to 8 bits each.
+    assert_close(o_BLHA, literal_attention(**inputs), BFLOAT16)
+
+
+# Dropout.
+
+
+def mix(x: int) -> int:
+    """MurmurHash3's finaliser in Python's integers."""
+    x = (x ^ (x >> 16)) * 0x85EBCA6B % 2**32
+    x = (x ^ (x >> 13)) * 0xC2B2AE35 % 2**32
+    return x ^ (x >> 16)
+
+
+def literal_keep_BHLK(
+    rate: float, seed: int, stream0: int, head0: int, shape: tuple[int, ...]
+) -> Array:
+    keep = np.zeros(shape, bool)
+    for b, h, i, j in np.ndindex(*shape):
+        start = mix(mix(mix(seed ^ (stream0 + b)) ^ (head0 + h)) ^ i)
+        keep[b, h, i, j] = mix((start + j * 0x9E3779B9) % 2**32) >= rate * 2**32
+    return keep
+
+
+def draw(
+    rate: float, seed: int, shape: tuple[int, ...], stream0: int = 0, head0: int = 0
+) -> Array:
+    """Returns the kernel's own draw."""
+
+    def keep(seed: jax.Array) -> jax.Array:
+        return keep_BHLK(Dropout(rate, seed, stream0, head0), shape)  # type: ignore
+
+    return np.asarray(tiny.jit(keep)(np.uint32(seed)))
+
+
+def test_mix_is_murmurhash3s_finaliser() -> None:
+    # 0x514E28B7 is MurmurHash3_x86_32 of no bytes with seed 1, which is mix(1).
+    assert (mix(0), mix(1)) == (0, 0x514E28B7)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**32 - 1])
+def test_dropout_is_the_stated_hash(seed: int) -> None:
+    rate, stream0, head0 = 0.3, 5, 7
+    dropout = Dropout(rate, jnp.uint32(seed), stream0, head0)
+    expected = literal_keep_BHLK(rate, seed, stream0, head0, (B, H, L, K))
+    assert 0 < expected.mean() < 1
+    actual = draw(rate, seed, (B, H, L, K), stream0, head0)
+    np.testing.assert_array_equal(actual, expected)
+    inputs = make_inputs()
+    o_BLHA = literal_attention(**inputs, keep_BHLK=expected, rate=rate)
+    assert_close(attend(inputs, dropout), o_BLHA)
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.1, 0.5, 0.99])
+def test_dropout_keeps_its_rate(rate: float) -> None:
+    keep = draw(rate, 3, (8, 4, 64, 128))
+    sigma = math.sqrt(rate * (1 - rate) / keep.size)
+    assert abs(keep.mean() - (1 - rate)) < SIGMAS * sigma
+
+
+def test_dropout_rate_0_keeps_everything() -> None:
+    assert draw(0.0, 3, (2, 2, 16, 16)).all()
+
+
+@pytest.fixture(scope="module")
+def keep_SBHLK() -> Array:
+    """Draws for random seeds, as the model's are; small ones share streams."""
+    seeds = np.random.default_rng(0).integers(0, 2**32, 10)
+    return np.stack([draw(0.5, int(seed), (10, 10, 20, 20)) for seed in seeds])
+
+
+@pytest.mark.parametrize("axis", range(5), ids=["seed", *"BHLK"])
+@pytest.mark.parametrize("step", [1, 2, 8])
+def test_dropout_of_neighbours_is_independent(
+    keep_SBHLK: Array, axis: int, step: int
+) -> None:
+    keep = np.moveaxis(keep_SBHLK, axis, 0)
+    agreement = keep[step:] == keep[:-step]
+    sigma = 0.5 / math.sqrt(agreement.size)
+    assert abs(agreement.mean() - 0.5) < SIGMAS * sigma
+
+
+def test_dropout_of_a_part_is_that_part_of_the_whole() -> None:
+    """So it does not depend on how streams and heads are split over devices."""
+    whole = draw(0.4, 9, (6, 4, L, K))
+    part = draw(0.4, 9, (3, 2, L, K), stream0=2, head0=1)
+    np.testing.assert_array_equal(part, whole[2:5, 1:3])

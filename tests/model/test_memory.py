@@ -1,0 +1,144 @@
+"""The memory keeps the newest real tokens, and queries see what they may see.
+
+Dims: N layers, B streams, M memory, L segment, K = M + L, D model.
+"""
+
+import itertools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests import reference, tiny
+from tests.reference import Array
+from txl_jax.model.memory import Memory, oldest_BL
+
+B, D, N = 3, tiny.D, tiny.N
+SEGMENTS = 5
+
+
+def make_inputs(L: int, seed: int) -> Array:
+    """Returns the layers' inputs h_NBLD, no two numbers alike."""
+    return np.random.default_rng(seed).normal(size=(N, B, L, D)).astype(np.float32)
+
+
+@pytest.mark.parametrize("starts", [False, True], ids=["", "documents"])
+@pytest.mark.parametrize("ragged", [False, True], ids=["", "ragged"])
+@pytest.mark.parametrize(("L", "M"), [(2, 5), (4, 4), (5, 2), (1, 3), (3, 0)])
+def test_append_keeps_the_newest_real_tokens(
+    L: int, M: int, ragged: bool, starts: bool
+) -> None:
+    rng = np.random.default_rng(L)
+    memory = Memory.empty(tiny.config(mem_len=M), B)
+    append = tiny.jit(Memory.append)
+    history: list[list[Any]] = [[np.zeros((N, D))] * M for _ in range(B)]
+    since = [0] * B
+    for s in range(SEGMENTS):
+        h_NBLD = make_inputs(L, s)
+        # Streams take turns at being full, partly padded and absent.
+        length_B = np.array([L, (s + 1) % (L + 1), 0 if s % 2 else L], np.int32)
+        length_B = length_B if ragged else np.full(B, L, np.int32)
+        first_BL = starts & (rng.random((B, L)) < 0.3)
+        memory = append(
+            memory,
+            h_NBLD,
+            length_B if ragged else None,
+            first_BL if starts else None,
+        )
+        for b in range(B):
+            for i in range(length_B[b]):
+                history[b].append(h_NBLD[:, b, i])
+                since[b] = 1 if first_BL[b, i] else since[b] + 1
+        expected_BMND = [tokens[len(tokens) - M :] for tokens in history]
+        expected_NBMD = np.zeros((N, B, 0, D))
+        if M:
+            expected_NBMD = np.moveaxis(np.array(expected_BMND), 2, 0)
+        np.testing.assert_array_equal(memory.h_NBMD, expected_NBMD)
+        np.testing.assert_array_equal(memory.filled_B, np.minimum(since, M))
+
+
+def test_reset_hides_everything_in_some_streams() -> None:
+    memory = Memory(jnp.asarray(make_inputs(4, 0)), jnp.array([4, 3, 1]))
+    after = memory.reset(jnp.array([False, True, False]))
+    np.testing.assert_array_equal(after.filled_B, [4, 0, 1])
+    np.testing.assert_array_equal(after.h_NBMD, memory.h_NBMD)
+    # What comes next is seen, and nothing of what was.
+    later = after.append(jnp.asarray(make_inputs(2, 1)))
+    np.testing.assert_array_equal(later.filled_B, [4, 2, 3])
+
+
+@pytest.mark.parametrize(
+    ("L", "M", "same_length"),
+    # ModelConfig refuses same_length without a memory.
+    [(L, M, same) for L in (1, 2, 4) for M in (0, 1, 3) for same in {False, M > 0}],
+)
+def test_oldest_is_the_first_visible_key(L: int, M: int, same_length: bool) -> None:
+    """For every fill of the memory and every set of document starts: one stream each.
+
+    The oracle's memory has no slots that may not be seen: its keys start at M - filled.
+    """
+    cases = list(
+        itertools.product(range(M + 1), itertools.product([False, True], repeat=L))
+    )
+    filled_B = jnp.array([filled for filled, _ in cases])
+    first_BL = jnp.array([first for _, first in cases])
+    oldest = np.asarray(oldest_BL(filled_B, first_BL, M, L, same_length))
+    assert oldest.dtype == np.int32
+    for b, (filled, first) in enumerate(cases):
+        document_K = [0] * filled + [int(number) for number in np.cumsum(first)]
+        for i in range(L):
+            keys = reference.visible_keys(
+                filled + i, document_K, M if same_length else 0
+            )
+            visible = list(range(oldest[b, i], i + M + 1))
+            assert visible == [key + M - filled for key in keys], (filled, first, i)
+
+
+def test_oldest_without_documents() -> None:
+    filled_B, none_BL = jnp.array([0, 1, 3]), jnp.zeros((3, 2), bool)
+    np.testing.assert_array_equal(
+        oldest_BL(filled_B, None, 3, 2, False),
+        oldest_BL(filled_B, none_BL, 3, 2, False),
+    )
+
+
+def test_extend_projects_memory_and_segment_in_order() -> None:
+    h_BMD, h_BLD = jnp.asarray(make_inputs(3, 0)[0]), jnp.asarray(make_inputs(2, 1)[0])
+
+    def project(h_BKD: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return h_BKD[:, :, None], -2 * h_BKD[:, :, None]
+
+    k_BKHA, v_BKHA, after_BMD = Memory.extend(h_BMD, h_BLD, project)
+    h_BKD = np.concatenate([h_BMD, h_BLD], axis=1)
+    np.testing.assert_array_equal(k_BKHA[:, :, 0], h_BKD)
+    np.testing.assert_array_equal(v_BKHA[:, :, 0], -2 * h_BKD)
+    np.testing.assert_array_equal(after_BMD, h_BMD)
+
+
+def test_no_gradient_flows_into_the_memory() -> None:
+    def kept(h_NBLD: jax.Array) -> jax.Array:
+        return Memory.empty(tiny.CONFIG, B).append(h_NBLD).h_NBMD.sum()
+
+    def attended(h_BMD: jax.Array, h_BLD: jax.Array) -> jax.Array:
+        k_BKD, v_BKD, _ = Memory.extend(h_BMD, h_BLD, lambda h: (h, 2 * h))
+        return jnp.sum(k_BKD + v_BKD)
+
+    h_NBLD = jnp.asarray(make_inputs(4, 0))
+    assert not jax.grad(kept)(h_NBLD).any()
+    past_BMD, segment_BLD = jax.grad(attended, (0, 1))(h_NBLD[0], h_NBLD[1])
+    assert not past_BMD.any()
+    assert (segment_BLD == 3).all()
+
+
+def test_memory_is_in_the_computations_dtype_unless_told() -> None:
+    dtypes = {
+        (dtype, mem_dtype): Memory.empty(
+            tiny.config(dtype=dtype, mem_dtype=mem_dtype), B
+        ).h_NBMD.dtype
+        for dtype in ("float32", "bfloat16")
+        for mem_dtype in ("compute", "float32", "bfloat16")
+    }
+    for (dtype, mem_dtype), actual in dtypes.items():
+        assert actual == (dtype if mem_dtype == "compute" else mem_dtype)

@@ -1,0 +1,249 @@
+"""The model is the paper's, as `tests.reference` writes it out, however it is computed.
+
+Dims: N layers, B streams, L segment, M memory, D model, V vocabulary.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests import reference, tiny
+from tests.reference import Array
+from txl_jax.model.config import ModelConfig
+from txl_jax.model.memory import Memory
+from txl_jax.model.txl import TransformerXL
+from txl_jax.state import abstract_params
+
+B, L = 3, 4
+SEGMENTS = 5
+PARAMS = tiny.make_params()
+DROPOUT = tiny.config(dropout=0.3, dropatt=0.3)
+
+
+def ragged_lengths(s: int) -> Array:
+    """Returns the real tokens of segment s: all, some or none, stream by stream."""
+    return np.roll(np.array([L, 2, 0], np.int32), s)
+
+
+def assert_reads_as_the_reference(
+    config: ModelConfig, documents: bool = False, ragged: bool = False
+) -> None:
+    """Reads segments, each with the memory of those before, and compares."""
+    rng = np.random.default_rng(2)
+    settings = tiny.reference_settings(config)
+    memory = Memory.empty(config, B)
+    expected_memory = reference.empty(config.n_layer, B, tiny.D)
+    for s in range(SEGMENTS):
+        tokens_BL = tiny.make_tokens(B, L, 10 + s)
+        targets_BL = tiny.make_tokens(B, L, 20 + s)
+        more: dict[str, Any] = {}
+        if documents:
+            more["first_BL"] = rng.random((B, L)) < 0.2
+        if ragged:
+            more["length_B"] = ragged_lengths(s)
+        nll_BL, memory = tiny.apply(
+            config, PARAMS, tokens_BL, targets_BL, memory, method="nll", **more
+        )
+        expected_BL, expected_memory = reference.nll(
+            PARAMS, tokens_BL, targets_BL, expected_memory, **settings, **more
+        )
+        length_B = more.get("length_B", np.full(B, L))
+        real_BL = np.arange(L) < length_B[:, None]
+        tiny.assert_close(np.where(real_BL, nll_BL, 0), expected_BL)
+        tiny.assert_memory(memory, expected_memory)
+
+
+@pytest.mark.parametrize("mem_len", [6, 3], ids=["long_memory", "short_memory"])
+@pytest.mark.parametrize("settings", tiny.SETTINGS, ids=str)
+def test_segments_read_as_the_reference(settings: dict[str, Any], mem_len: int) -> None:
+    assert_reads_as_the_reference(tiny.config(mem_len=mem_len, **settings))
+
+
+@pytest.mark.parametrize("pre_lnorm", [False, True])
+def test_no_memory_reads_as_the_reference(pre_lnorm: bool) -> None:
+    assert_reads_as_the_reference(tiny.config(mem_len=0, pre_lnorm=pre_lnorm))
+
+
+@pytest.mark.parametrize("ragged", [False, True], ids=["", "ragged"])
+@pytest.mark.parametrize("documents", [False, True], ids=["", "documents"])
+@pytest.mark.parametrize("settings", [{}, tiny.ALL], ids=str)
+def test_documents_and_padding_read_as_the_reference(
+    settings: dict[str, Any], documents: bool, ragged: bool
+) -> None:
+    assert_reads_as_the_reference(tiny.config(**settings), documents, ragged)
+
+
+@pytest.mark.parametrize("settings", [{}, tiny.ALL], ids=str)
+def test_hidden_and_logits_are_the_references(settings: dict[str, Any]) -> None:
+    config = tiny.config(**settings)
+    settings = tiny.reference_settings(config)
+    earlier_BL, tokens_BL = tiny.make_tokens(B, L, 1), tiny.make_tokens(B, L, 2)
+    empty = reference.empty(config.n_layer, B, tiny.D)
+    _, expected_memory = reference.forward(PARAMS, earlier_BL, empty, **settings)
+    _, memory = tiny.apply(config, PARAMS, earlier_BL, Memory.empty(config, B))
+    hidden_BLD, _ = tiny.apply(config, PARAMS, tokens_BL, memory)
+    logits_BLV, after = tiny.apply(config, PARAMS, tokens_BL, memory, method="logits")
+    expected_BLD, _ = reference.forward(PARAMS, tokens_BL, expected_memory, **settings)
+    expected_BLV, expected_after = reference.logits(
+        PARAMS, tokens_BL, expected_memory, **settings
+    )
+    tiny.assert_close(hidden_BLD, expected_BLD)
+    tiny.assert_close(logits_BLV, expected_BLV)
+    tiny.assert_memory(after, expected_after)
+
+
+# Dropout.
+
+
+def read_with_dropout(config: ModelConfig, seed: int | None) -> Any:
+    """Returns (nll_BL, memory) of a segment with a memory that is partly filled."""
+    _, memory = tiny.read(tiny.CONFIG, PARAMS, tiny.make_tokens(B, 3, 3), 3)
+    rngs = {} if seed is None else {"dropout": jax.random.key(seed)}
+    tokens_BL, targets_BL = tiny.make_tokens(B, L), tiny.make_tokens(B, L, 2)
+    return tiny.apply(
+        config, PARAMS, tokens_BL, targets_BL, memory, method="nll", rngs=rngs
+    )
+
+
+def test_dropout_is_off_without_its_rng() -> None:
+    off = read_with_dropout(tiny.CONFIG, None)
+    tiny.assert_equal(read_with_dropout(DROPOUT, None), off)
+    # Another program, so its sums may come in another order.
+    tiny.assert_close(read_with_dropout(tiny.CONFIG, 0), off)
+
+
+@pytest.mark.parametrize("field", ["dropout", "dropatt"])
+def test_each_dropout_is_on_with_its_rng(field: str) -> None:
+    config = tiny.config(**{field: 0.3})
+    off, on, again, other = (
+        np.asarray(read_with_dropout(config, seed)[0]) for seed in (None, 0, 0, 1)
+    )
+    np.testing.assert_array_equal(on, again)
+    assert (np.abs(on - off) > 1e-3).any(axis=1).all()
+    assert (np.abs(on - other) > 1e-3).any(axis=1).all()
+
+
+def test_dropout_is_where_the_original_code_has_it() -> None:
+    """On embeddings and output, on R, and in each layer three times."""
+    found = set()
+
+    def record(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+        if isinstance(context.module, nn.Dropout):
+            found.add((context.module.path[:-1], args[0].shape))
+        return call(*args, **kwargs)
+
+    tokens_BL, memory = tiny.make_tokens(B, L), Memory.empty(DROPOUT, B)
+    with nn.intercept_methods(record):
+        jax.eval_shape(
+            lambda key: TransformerXL(DROPOUT).apply(
+                {"params": PARAMS}, tokens_BL, memory, rngs={"dropout": key}
+            ),
+            jax.random.key(0),
+        )
+    shape_BLD, shape_BLF = (B, L, tiny.D), (B, L, tiny.F)
+    assert found == {
+        ((), shape_BLD),
+        ((), (memory.mem_len + L, tiny.D)),
+        (("layers", "attention"), shape_BLD),
+        (("layers", "feed_forward"), shape_BLF),
+        (("layers", "feed_forward"), shape_BLD),
+    }
+
+
+def test_output_and_remembered_embeddings_are_after_dropout() -> None:
+    """So a token is remembered as it was read."""
+    tokens_BL, memory = tiny.make_tokens(B, L), Memory.empty(DROPOUT, B)
+    rngs = {"dropout": jax.random.key(0)}
+    hidden_BLD, memory = tiny.apply(DROPOUT, PARAMS, tokens_BL, memory, rngs=rngs)
+    h_BLD = PARAMS["embedding"]["table"][tokens_BL] * tiny.D**0.5
+    kept_BLD = np.asarray(memory.h_NBMD[0, :, -L:])
+    dropped_BLD = kept_BLD == 0
+    scale = 1 / (1 - DROPOUT.dropout)
+    tiny.assert_close(kept_BLD, np.where(dropped_BLD, 0, h_BLD * scale))
+    for dropped in (dropped_BLD, hidden_BLD == 0):
+        assert 0.1 < dropped.mean() < 0.5
+
+
+def test_each_layer_draws_its_own_dropout() -> None:
+    """Layers that add a constant, through dropout, show what each of them drops."""
+    config = tiny.config(n_layer=3, pre_lnorm=True, mem_len=L, dropout=0.5)
+    params = jax.tree.map(np.copy, tiny.make_params(config))
+    params["layers"]["attention"]["o"][:] = 0
+    params["layers"]["feed_forward"]["out"]["kernel"][:] = 0
+    params["layers"]["feed_forward"]["out"]["bias"][:] = 1.0
+    rngs = {"dropout": jax.random.key(0)}
+    tokens_BL, memory = tiny.make_tokens(B, L), Memory.empty(config, B)
+    _, memory = tiny.apply(config, params, tokens_BL, memory, rngs=rngs)
+    added_2BLD = np.diff(np.asarray(memory.h_NBMD), axis=0)
+    kept_2BLD = added_2BLD > 1
+    tiny.assert_close(added_2BLD, 2.0 * kept_2BLD)
+    assert 0.25 < kept_2BLD.mean() < 0.75
+    assert 0.25 < (kept_2BLD[0] != kept_2BLD[1]).mean() < 0.75
+
+
+# The same model, computed otherwise.
+
+
+@functools.cache
+def value_and_gradient(config: ModelConfig) -> Any:
+    """Returns ((summed nll, memory), gradient) of a segment, with dropout."""
+    tokens_BL, targets_BL = tiny.make_tokens(B, L), tiny.make_tokens(B, L, 2)
+    _, memory = tiny.read(tiny.CONFIG, PARAMS, tiny.make_tokens(B, 3, 3), 3)
+
+    # Of the generators, rbg compiles fastest.
+    rngs = {"dropout": jax.random.key(0, impl="rbg")}
+
+    def loss(params: Any, memory: Memory) -> tuple[jax.Array, Any]:
+        nll_BL, after = TransformerXL(config).apply(
+            {"params": params},
+            tokens_BL,
+            targets_BL,
+            memory,
+            method="nll",
+            rngs=rngs,
+        )
+        return jnp.sum(nll_BL), after
+
+    return tiny.jit(jax.value_and_grad(loss, has_aux=True))(PARAMS, memory)
+
+
+@pytest.mark.parametrize("change", [{"unroll": tiny.N}, {"remat": True}], ids=str)
+def test_unrolled_and_recomputed_layers_are_the_same_model(
+    change: dict[str, Any],
+) -> None:
+    config = dataclasses.replace(DROPOUT, **change)
+    assert abstract_params(config) == abstract_params(DROPOUT)
+    tiny.assert_close(value_and_gradient(config), value_and_gradient(DROPOUT))
+
+
+# bfloat16.
+
+
+def test_parameters_are_float32_under_bfloat16() -> None:
+    shapes = abstract_params(tiny.config(dtype="bfloat16"))
+    assert {leaf.dtype for leaf in jax.tree.leaves(shapes)} == {jnp.dtype("float32")}
+
+
+@pytest.mark.parametrize(
+    ("pre_lnorm", "mem_dtype", "kept"),
+    [(False, "compute", "bfloat16"), (True, "float32", "float32")],
+)
+def test_bfloat16_computes_the_same(pre_lnorm: bool, mem_dtype: str, kept: str) -> None:
+    exact = tiny.config(pre_lnorm=pre_lnorm)
+    short = tiny.config(pre_lnorm=pre_lnorm, dtype="bfloat16", mem_dtype=mem_dtype)
+    tokens_BL, targets_BL = tiny.make_tokens(B, L), tiny.make_tokens(B, L, 2)
+    memories = [Memory.empty(config, B) for config in (exact, short)]
+    for _ in range(3):
+        (expected_BL, memories[0]), (nll_BL, memories[1]) = (
+            tiny.apply(config, PARAMS, tokens_BL, targets_BL, memory, method="nll")
+            for config, memory in zip((exact, short), memories, strict=True)
+        )
+        assert nll_BL.dtype == jnp.float32
+        assert memories[1].h_NBMD.dtype == kept
+        tiny.assert_close(nll_BL, expected_BL, tiny.BFLOAT16)

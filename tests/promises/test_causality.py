@@ -1,0 +1,107 @@
+"""No token depends on a later one, on another stream, or on padding.
+
+Dims: B streams, L segment, T = 2 L tokens, D model, V vocabulary.
+"""
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from tests import tiny
+from tests.reference import Array
+from txl_jax.model.memory import Memory
+from txl_jax.model.txl import TransformerXL
+
+B, L = 2, 6
+PARAMS = tiny.make_params()
+with_all_settings = pytest.mark.parametrize("settings", tiny.SETTINGS, ids=str)
+
+
+@pytest.mark.parametrize("settings", [{}, tiny.ALL], ids=str)
+def test_gradients_reach_no_later_token(settings: dict[str, Any]) -> None:
+    """The tokens differ, so rows of the table stand for positions."""
+    config = tiny.config(**settings)
+    tokens_BL = np.arange(L, dtype=np.int32)[None]
+    _, memory = tiny.read(config, PARAMS, tiny.make_tokens(1, 3), 3)
+    direction_D = np.random.default_rng(0).normal(size=tiny.D)
+
+    def hidden_L(table_VD: Array) -> jax.Array:
+        params = PARAMS | {"embedding": PARAMS["embedding"] | {"table": table_VD}}
+        hidden_BLD, _ = TransformerXL(config).apply(
+            {"params": params}, tokens_BL, memory
+        )
+        return hidden_BLD[0] @ direction_D
+
+    jacobian_LVD = tiny.jit(jax.jacrev(hidden_L))(PARAMS["embedding"]["table"])
+    depends_LL = (np.asarray(jacobian_LVD)[:, tokens_BL[0]] != 0).any(axis=-1)
+    assert not np.triu(depends_LL, 1).any()
+    assert depends_LL.diagonal().all()
+    assert depends_LL.diagonal(-1).all()
+
+
+def read_nll(settings: dict[str, Any], tokens_BT: Array, **more: Any) -> Any:
+    """Returns nll_BT of predicting each token's successor, and the memory."""
+    config = tiny.config(**settings)
+    memory, pieces = Memory.empty(config, B), []
+    for begin in (0, L):
+        inputs_BL = tokens_BT[:, begin : begin + L]
+        targets_BL = tokens_BT[:, begin + 1 : begin + L + 1]
+        nll_BL, memory = tiny.apply(
+            config, PARAMS, inputs_BL, targets_BL, memory, method="nll", **more
+        )
+        pieces.append(nll_BL)
+    return np.concatenate(pieces, axis=1), memory
+
+
+@with_all_settings
+@pytest.mark.parametrize("changed", [2, L, L + 3])
+def test_later_tokens_change_no_bit_of_earlier_likelihoods(
+    settings: dict[str, Any], changed: int
+) -> None:
+    tokens_BT = tiny.make_tokens(B, 2 * L + 1)
+    other_BT = tokens_BT.copy()
+    other_BT[:, changed:] = (other_BT[:, changed:] + 1) % tiny.V
+    before_BT, _ = read_nll(settings, tokens_BT)
+    after_BT, _ = read_nll(settings, other_BT)
+    # The nll of position changed - 1 is already that of another target.
+    np.testing.assert_array_equal(
+        after_BT[:, : changed - 1], before_BT[:, : changed - 1]
+    )
+    assert (after_BT[:, changed - 1 :] != before_BT[:, changed - 1 :]).all()
+
+
+@with_all_settings
+def test_streams_never_meet(settings: dict[str, Any]) -> None:
+    tokens_BT = tiny.make_tokens(B, 2 * L + 1)
+    other_BT = tokens_BT.copy()
+    other_BT[1] = (other_BT[1] + 1) % tiny.V
+    before_BT, before = read_nll(settings, tokens_BT)
+    after_BT, after = read_nll(settings, other_BT)
+    np.testing.assert_array_equal(after_BT[0], before_BT[0])
+    np.testing.assert_array_equal(after.h_NBMD[:, 0], before.h_NBMD[:, 0])
+    assert (after_BT[1] != before_BT[1]).all()
+
+
+@with_all_settings
+def test_padding_changes_nothing(settings: dict[str, Any]) -> None:
+    """Also not what is read after it: it never enters the memory."""
+    length_B = np.array([L - 2, L], np.int32)
+    padding_T = np.tile(np.arange(L) >= L - 2, 2)
+    tokens_BT = tiny.make_tokens(B, 2 * L)
+    other_BT = tokens_BT.copy()
+    other_BT[0] = np.where(padding_T, (other_BT[0] + 1) % tiny.V, other_BT[0])
+    # Targets of real tokens stay as they are.
+    pad_B1 = np.zeros((B, 1), np.int32)
+    before_BT, before = read_nll(
+        settings, np.concatenate([tokens_BT, pad_B1], axis=1), length_B=length_B
+    )
+    after_BT, after = read_nll(
+        settings, np.concatenate([other_BT, pad_B1], axis=1), length_B=length_B
+    )
+    scored_T = ~padding_T & ~np.roll(padding_T, -1)
+    np.testing.assert_array_equal(after_BT[0, scored_T], before_BT[0, scored_T])
+    np.testing.assert_array_equal(after_BT[1], before_BT[1])
+    np.testing.assert_array_equal(after.filled_B, before.filled_B)
+    np.testing.assert_array_equal(after.h_NBMD, before.h_NBMD)

@@ -1,0 +1,108 @@
+"""Gradients of all parameters are those of the paper's formulas, by differences.
+
+The oracle runs in float64 and knows no gradient: it is evaluated twice per coordinate.
+
+Dims: B streams, L segment.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests import reference, tiny
+from tests.reference import Array, Params
+from txl_jax.model.memory import Memory
+from txl_jax.model.txl import TransformerXL
+
+B, L, SEGMENTS = 2, 3, 2
+COORDINATES = 5  # of each parameter: the steepest, and others at random
+STEP = 1e-6  # differences are right to its square and to 1e-16 / STEP
+TOKENS_BT = tiny.make_tokens(B, SEGMENTS * L + 1)
+FIRST_BT = np.zeros(TOKENS_BT.shape, bool)
+FIRST_BT[0, [0, L + 1]] = True
+LENGTH_SB = np.array([[L, L - 1], [L, L]], np.int32)
+
+
+def segment(s: int) -> tuple[Array, Array, dict[str, Any]]:
+    """Returns inputs, targets and the rest of a segment."""
+    part, after = slice(s * L, (s + 1) * L), slice(s * L + 1, (s + 1) * L + 1)
+    more = {"first_BL": FIRST_BT[:, part], "length_B": LENGTH_SB[s]}
+    return TOKENS_BT[:, part], TOKENS_BT[:, after], more
+
+
+def gradient_of_the_model(settings: dict[str, Any], params: Params) -> Any:
+    """Returns the gradient of the mean nll of all segments."""
+    config = tiny.config(mem_len=4, **settings)
+
+    def loss(params: Any) -> jax.Array:
+        memory, total = Memory.empty(config, B), jnp.zeros(())
+        for s in range(SEGMENTS):
+            inputs_BL, targets_BL, more = segment(s)
+            result: Any = TransformerXL(config).apply(
+                {"params": params}, inputs_BL, targets_BL, memory, method="nll", **more
+            )
+            nll_BL, memory = result
+            real_BL = np.arange(L) < more["length_B"][:, None]
+            total += jnp.sum(nll_BL * real_BL)
+        return total / LENGTH_SB.sum()
+
+    return tiny.jit(jax.grad(loss))(params)
+
+
+class Oracle:
+    """The mean nll as a function of the parameters, each memory held constant."""
+
+    def __init__(self, settings: dict[str, Any], params: Params):
+        config = tiny.config(mem_len=4, **settings)
+        self.settings = tiny.reference_settings(config)
+        self.memories = [reference.empty(config.n_layer, B, tiny.D)]
+        for s in range(SEGMENTS - 1):
+            self.memories.append(self.nll(params, s)[1])
+
+    def nll(self, params: Params, s: int) -> tuple[Array, reference.Memory]:
+        """Returns the nll of segment s and the memory after it."""
+        inputs_BL, targets_BL, more = segment(s)
+        return reference.nll(
+            params, inputs_BL, targets_BL, self.memories[s], **self.settings, **more
+        )
+
+    def loss(self, params: Params) -> float:
+        """Returns the mean over all real tokens."""
+        total = sum(self.nll(params, s)[0].sum() for s in range(SEGMENTS))
+        return float(total / LENGTH_SB.sum())
+
+    def slope(self, params: Params, leaf: Array, index: Any) -> float:
+        """Returns the central difference along one coordinate of a leaf of params."""
+        value = leaf[index]
+        leaf[index] = value + STEP
+        above = self.loss(params)
+        leaf[index] = value - STEP
+        below = self.loss(params)
+        leaf[index] = value
+        return (above - below) / (2 * STEP)
+
+
+@pytest.mark.parametrize("settings", [{}, tiny.ALL], ids=str)
+def test_gradients_are_the_differences_of_the_oracle(settings: dict[str, Any]) -> None:
+    rng = np.random.default_rng(0)
+    params: Params = tiny.make_params()
+    gradient = gradient_of_the_model(settings, params)
+    params = jax.tree.map(lambda leaf: leaf.astype(np.float64), params)
+    oracle = Oracle(settings, params)
+    for (path, actual), leaf in zip(
+        jax.tree_util.tree_leaves_with_path(gradient),
+        jax.tree.leaves(params),
+        strict=True,
+    ):
+        actual = np.asarray(actual)
+        steepest = np.abs(actual).argmax()
+        others = rng.integers(0, leaf.size, COORDINATES - 1)
+        for flat in (steepest, *others):
+            index = np.unravel_index(flat, leaf.shape)
+            slope = oracle.slope(params, leaf, index)
+            error = abs(actual[index] - slope)
+            where = jax.tree_util.keystr(path), index
+            assert error < tiny.FLOAT32 * abs(actual.flat[steepest]), where

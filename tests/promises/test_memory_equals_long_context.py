@@ -1,0 +1,103 @@
+"""With memory, segments read as one long text; how far back is exactly known.
+
+Dims: B streams, T tokens, L segment, M memory, N layers, D model.
+"""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests import tiny
+from tests.reference import Array
+from txl_jax.model.config import ModelConfig
+
+B, T = 2, 12
+PARAMS = tiny.make_params()
+
+
+@pytest.mark.parametrize(
+    ("tgt_len", "settings"),
+    [
+        (1, {}),
+        (5, {}),
+        (5, {"clamp_len": 3}),
+        (5, {"pre_lnorm": True, "clamp_len": 6}),
+    ],
+    ids=str,
+)
+def test_segments_with_enough_memory_equal_one_pass(
+    tgt_len: int, settings: dict[str, Any]
+) -> None:
+    config, tokens_BT = tiny.config(mem_len=T, **settings), tiny.make_tokens(B, T)
+    expected_BTD, expected = tiny.read(config, PARAMS, tokens_BT, T)
+    hidden_BTD, memory = tiny.read(config, PARAMS, tokens_BT, tgt_len)
+    tiny.assert_close(hidden_BTD, expected_BTD)
+    tiny.assert_close(memory, expected)
+
+
+def test_with_same_length_its_own_memory_is_enough() -> None:
+    config = tiny.config(mem_len=4, same_length=True)
+    tokens_BT = tiny.make_tokens(B, T)
+    expected_BTD, expected = tiny.read(config, PARAMS, tokens_BT, T)
+    hidden_BTD, memory = tiny.read(config, PARAMS, tokens_BT, 3)
+    tiny.assert_close(hidden_BTD, expected_BTD)
+    tiny.assert_close(memory, expected)
+
+
+def test_without_memory_segments_are_cold() -> None:
+    config, tokens_BT = tiny.config(mem_len=0), tiny.make_tokens(B, T)
+    hidden_BTD, _ = tiny.read(config, PARAMS, tokens_BT, 4)
+    for begin in range(0, T, 4):
+        alone_BLD, _ = tiny.read(config, PARAMS, tokens_BT[:, begin : begin + 4], 4)
+        np.testing.assert_array_equal(hidden_BTD[:, begin : begin + 4], alone_BLD)
+
+
+def depends_T(config: ModelConfig, tgt_len: int) -> Array:
+    """Returns on which tokens the last one's output depends, bool.
+
+    Every token is changed in a stream of its own, where nothing else is.
+    """
+    params = tiny.make_params(config)
+    tokens_BT = np.repeat(tiny.make_tokens(1, T), T, axis=0)
+    other_BT = (tokens_BT + np.eye(T, dtype=np.int32)) % tiny.V
+    before_BTD, _ = tiny.read(config, params, tokens_BT, tgt_len)
+    after_BTD, _ = tiny.read(config, params, other_BT, tgt_len)
+    return (after_BTD[:, -1] != before_BTD[:, -1]).any(axis=-1)
+
+
+def oldest_read(position: int, n_layer: int, tgt_len: int, mem_len: int) -> int:
+    """Returns the oldest token that n layers reach from a position (section 3.2).
+
+    A layer sees mem_len tokens before its segment; of the oldest of those, the layer
+    below saw as many before the segment in which it was read.
+    """
+    if not n_layer:
+        return position
+    begin = position - position % tgt_len
+    return oldest_read(max(0, begin - mem_len), n_layer - 1, tgt_len, mem_len)
+
+
+@pytest.mark.parametrize(
+    ("n_layer", "tgt_len", "mem_len"),
+    [(1, 2, 2), (2, 2, 2), (3, 2, 2), (2, 2, 3), (3, 3, 1), (2, 1, 3)],
+)
+def test_reach_grows_by_the_memory_in_every_layer(
+    n_layer: int, tgt_len: int, mem_len: int
+) -> None:
+    config = tiny.config(n_layer=n_layer, mem_len=mem_len)
+    oldest = oldest_read(T - 1, n_layer, tgt_len, mem_len)
+    if tgt_len == mem_len:
+        # The paper's O(N x L): N memories before the segment.
+        assert oldest == T - tgt_len - n_layer * mem_len
+    assert oldest > 0
+    expected_T = np.arange(T) >= oldest
+    np.testing.assert_array_equal(depends_T(config, tgt_len), expected_T)
+
+
+@pytest.mark.parametrize("n_layer", [1, 3])
+def test_reach_with_same_length_is_the_same_for_every_token(n_layer: int) -> None:
+    mem_len = 4
+    config = tiny.config(n_layer=n_layer, mem_len=mem_len, same_length=True)
+    expected_T = np.arange(T) >= T - 1 - n_layer * (mem_len - 1)
+    np.testing.assert_array_equal(depends_T(config, 3), expected_T)

@@ -1,0 +1,195 @@
+"""Every array lives where RULES says, on meshes that fit the devices.
+
+Dims: S segments, B streams, L segment, N layers, M memory, D model, F feed-forward,
+H heads, A head, V vocabulary.
+"""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from tests import tiny
+from txl_jax import sharding as module
+from txl_jax.data.streams import Segment
+from txl_jax.errors import UserError
+from txl_jax.optim import OptimConfig, make_optimizer
+from txl_jax.sharding import (
+    AXES,
+    RULES,
+    MeshConfig,
+    host_rows,
+    make_mesh,
+    place_segments,
+    sharding,
+)
+from txl_jax.state import abstract_params, init_state
+
+B = 16
+CUBE = MeshConfig(data=2, fsdp=2, model=2)
+ADAM = make_optimizer(OptimConfig())
+
+
+@pytest.mark.parametrize(
+    ("letters", "spec"),
+    [
+        ("VD", P("model", "fsdp")),
+        ("NDHA", P(None, "fsdp", "model", None)),
+        ("NHAD", P(None, "model", None, "fsdp")),
+        ("NDF", P(None, "fsdp", "model")),
+        ("NF", P(None, "model")),
+        ("HA", P("model", None)),
+        ("SBL", P(None, ("data", "fsdp"), None)),
+        # Streams come first: no axis splits two dimensions.
+        ("NBMD", P(None, ("data", "fsdp"), None, None)),
+        ("", P()),
+    ],
+)
+def test_letters_are_split_as_the_rules_say(letters: str, spec: P) -> None:
+    mesh = make_mesh(CUBE)
+    split = sharding(mesh, letters)
+    assert split.mesh == mesh
+    assert split.spec == spec
+
+
+def test_the_rules_name_letters_and_axes_that_exist() -> None:
+    specs = jax.tree.leaves(
+        nn.get_partition_spec(abstract_params(tiny.CONFIG)),
+        is_leaf=lambda x: isinstance(x, P),
+    )
+    letters = {letter for spec in specs for letter in spec} | {"B"}
+    axes = set()
+    for letter, names in RULES:
+        assert letter in letters
+        axes |= {names} if isinstance(names, str) else set(names)
+    assert axes == set(AXES)
+
+
+@pytest.mark.parametrize(
+    ("config", "shape"),
+    [
+        (MeshConfig(), (8, 1, 1)),
+        (MeshConfig(fsdp=4), (2, 4, 1)),
+        (MeshConfig(data=1, fsdp=-1), (1, 8, 1)),
+        (MeshConfig(data=2, fsdp=2, model=-1), (2, 2, 2)),
+        (CUBE, (2, 2, 2)),
+    ],
+)
+def test_minus_one_is_the_devices_that_are_left(
+    config: MeshConfig, shape: tuple[int, ...]
+) -> None:
+    mesh = make_mesh(config)
+    assert mesh.axis_names == AXES
+    assert mesh.devices.shape == shape
+    assert set(mesh.devices.flat) == set(jax.devices())
+
+
+def test_a_mesh_over_some_devices() -> None:
+    assert make_mesh(MeshConfig(), jax.devices()[:2]).devices.shape == (2, 1, 1)
+
+
+@pytest.mark.parametrize(
+    "sizes", [(0, 1, 1), (1, -2, 1), (-1, -1, 1), (-1, 1, -1)], ids=str
+)
+def test_sizes_that_no_mesh_has_are_refused(sizes: tuple[int, int, int]) -> None:
+    with pytest.raises(UserError, match="mesh.data, mesh.fsdp, mesh.model"):
+        MeshConfig(*sizes)
+
+
+@pytest.mark.parametrize(
+    "sizes", [(1, 1, 1), (3, -1, 1), (16, 1, 1), (-1, 16, 1)], ids=str
+)
+def test_a_mesh_that_does_not_fit_the_devices_is_refused(
+    sizes: tuple[int, int, int],
+) -> None:
+    message = "mesh.data x mesh.fsdp x mesh.model = .* does not fit 8 devices"
+    with pytest.raises(UserError, match=message):
+        make_mesh(MeshConfig(*sizes))
+
+
+def test_no_device_holds_a_whole_sharded_parameter() -> None:
+    """Nor its Adam moments: fsdp shards everything that has a dimension D."""
+    mesh = make_mesh(MeshConfig(data=1, fsdp=8))
+    init, places = init_state(tiny.CONFIG, ADAM, B, 0, mesh)
+    state = tiny.jit(init, out_shardings=places)()
+    letters = nn.get_partition_spec(abstract_params(tiny.CONFIG))
+    split = jax.tree.map(lambda spec: "D" in spec, letters, is_leaf=_is_spec)
+    adam: Any = state.opt_state[1]
+    for tree in (state.params, adam.mu, adam.nu):
+        for leaf, is_split in zip(
+            jax.tree.leaves(tree), jax.tree.leaves(split), strict=True
+        ):
+            parts = 8 if is_split else 1
+            sizes = {shard.data.size for shard in leaf.addressable_shards}
+            assert sizes == {leaf.size // parts}
+    # Without D are u, w, and the biases of the vocabulary and of the inner layer.
+    assert jax.tree.leaves(split).count(False) == 4
+    for shard in state.memory.h_NBMD.addressable_shards:
+        assert shard.data.shape[1] == B // 8
+
+
+def _is_spec(x: Any) -> bool:
+    return isinstance(x, P)
+
+
+def test_a_fresh_state_is_the_same_on_any_mesh() -> None:
+    def fresh(config: MeshConfig, devices: int) -> Any:
+        mesh = make_mesh(config, jax.devices()[:devices])
+        init, places = init_state(tiny.CONFIG, ADAM, B, 1, mesh)
+        state = tiny.jit(init, out_shardings=places)()
+        return jax.device_get((state.params, jax.random.key_data(state.rng)))
+
+    alone = fresh(MeshConfig(), 1)
+    tiny.assert_close(fresh(CUBE, 8), alone)
+    assert alone[0]["embedding"]["table"].std() == pytest.approx(0.02, rel=0.3)
+
+
+@pytest.mark.parametrize("config", [MeshConfig(), CUBE, MeshConfig(data=1, model=8)])
+def test_segments_are_placed_by_their_streams(config: MeshConfig) -> None:
+    mesh = make_mesh(config)
+    x_SBL, x_SB = np.arange(2 * B * 3).reshape(2, B, 3), np.arange(2 * B).reshape(2, B)
+    segments = Segment(x_SBL, -x_SBL, x_SBL + 1, x_SBL > 9, x_SB)
+    placed = place_segments(mesh, segments)
+    tiny.assert_equal(placed, segments)
+    shards = mesh.shape["data"] * mesh.shape["fsdp"]
+    for array in placed:
+        for shard in array.addressable_shards:
+            assert shard.data.shape == (2, B // shards, *array.shape[2:])
+
+
+@pytest.mark.parametrize("config", [MeshConfig(), CUBE, MeshConfig(data=1, model=8)])
+def test_one_process_feeds_all_streams(config: MeshConfig) -> None:
+    assert host_rows(make_mesh(config), B, "train.batch_size") == slice(0, B)
+
+
+def test_streams_that_do_not_divide_over_the_mesh_are_refused() -> None:
+    message = "eval.streams = 6 .* mesh.data x mesh.fsdp = 4 .* multiple of 4"
+    with pytest.raises(UserError, match=message):
+        host_rows(make_mesh(CUBE), 6, "eval.streams")
+
+
+class Process:
+    """Stands for the sharding of streams in one process of several."""
+
+    def __init__(self, *rows: slice):
+        self.rows = rows
+
+    def addressable_devices_indices_map(self, shape: tuple[int]) -> dict[int, Any]:
+        """Returns the streams of each device of this process."""
+        return {device: (rows,) for device, rows in enumerate(self.rows)}
+
+
+def test_a_process_feeds_the_streams_of_its_devices(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Two devices of `model` hold the same streams.
+    process = Process(slice(8, 12), slice(4, 8), slice(4, 8), slice(8, 12))
+    monkeypatch.setattr(module, "sharding", lambda mesh, letters: process)
+    assert host_rows(make_mesh(CUBE), B, "train.batch_size") == slice(4, 12)
+    apart = Process(slice(0, 4), slice(8, 12))
+    monkeypatch.setattr(module, "sharding", lambda mesh, letters: apart)
+    with pytest.raises(UserError, match="not contiguous"):
+        host_rows(make_mesh(CUBE), B, "train.batch_size")
