@@ -148,13 +148,15 @@ def test_every_update_draws_its_own_dropout() -> None:
     assert loss(3) == loss(3)
 
 
-def test_chunks_draw_their_own_dropout() -> None:
-    """A stream and its copy in another chunk are not dropped alike."""
-    twins = jax.tree.map(lambda x: np.repeat(x[:, :1], B, axis=1), make_segments(1))
-    after, _ = ONE_STEP(make_state(DROPOUT), twins)
-    dropped_BMD = np.asarray(after.memory.h_NBMD[0, :, -L:]) == 0
-    for b in range(1, B):
-        assert (dropped_BMD[0] != dropped_BMD[b]).any()
+def test_every_part_of_an_update_draws_its_own_dropout() -> None:
+    """One segment, twice, in every stream: its copies are not dropped alike."""
+    model = tiny.config(dropout=0.2, mem_len=2 * L)
+    how = make_how(segments_per_call=2, segments_per_update=2, batch_chunk=C)
+    twins = jax.tree.map(lambda x: x[[0, 0]][:, [0] * B], make_segments(1))
+    after, _ = make_step(model, how)(make_state(model), twins)
+    dropped_BMD = np.asarray(after.memory.h_NBMD[0]) == 0
+    copies = dropped_BMD.reshape(B * 2, L, tiny.D)
+    assert len({copy.tobytes() for copy in copies}) == len(copies)
 
 
 def test_training_without_memory() -> None:
