@@ -14,8 +14,9 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
+from txl_jax.data.sentences import ORDERS
 from txl_jax.data.streams import Segment
-from txl_jax.errors import UserError, require
+from txl_jax.errors import UserError, require, require_one_of
 from txl_jax.model.memory import Memory
 from txl_jax.model.txl import TransformerXL
 from txl_jax.optim import Schedule
@@ -35,12 +36,21 @@ class TrainConfig:
     batch_chunk: int = 1  # parts of the streams computed one after the other
     log_every: int = 100  # updates between lines of metrics.jsonl
     eval_every: int = 4_000  # updates between validations
+    order: str = "stream"  # the text as it stands, or "sentences", shuffled each epoch
+    sentence_end: int = -1  # id of the token that ends a sentence; -1 = none
+    roll: bool = False  # each epoch, start every stream at a random place of its own
+    varlen: bool = False  # draw the length of each segment, about tgt_len
+    reset_memory_at: int = -1  # id of the token after which a document starts; -1 = off
 
     def __post_init__(self) -> None:
         """Refuses impossible values and combinations, naming the fields."""
         require(self, "train", 0, "seed")
         names = [field.name for field in dataclasses.fields(self)]
-        require(self, "train", 1, *names[names.index("num_steps") :])
+        counts = slice(names.index("num_steps"), names.index("order"))
+        require(self, "train", 1, *names[counts])
+        require(self, "train", -1, "sentence_end", "reset_memory_at")
+        require_one_of(self.order, list(ORDERS), "train.order")
+        self._check_sentences()
         if self.batch_size % self.batch_chunk:
             raise UserError(
                 f"train.batch_size = {self.batch_size} must be a multiple of "
@@ -58,6 +68,20 @@ class TrainConfig:
                     f"{self.updates_per_call} updates in one call "
                     "(train.segments_per_call / train.segments_per_update)"
                 )
+
+    def _check_sentences(self) -> None:
+        if self.order != "sentences":
+            return
+        if self.sentence_end < 0:
+            raise UserError(
+                'train.order = "sentences" needs train.sentence_end, the id of the '
+                "token that ends a sentence"
+            )
+        if self.roll:
+            raise UserError(
+                'train.roll = True and train.order = "sentences" each vary the order '
+                "of the text: set one of them alone"
+            )
 
     @property
     def updates_per_call(self) -> int:

@@ -13,6 +13,8 @@ import numpy as np
 
 from txl_jax import checkpoint
 from txl_jax.config import Config
+from txl_jax.data.prefetch import Prefetch
+from txl_jax.data.sentences import ORDERS
 from txl_jax.data.streams import Position, Streams
 from txl_jax.evaluate.perplexity import make_evaluate
 from txl_jax.model.txl import TransformerXL
@@ -20,7 +22,7 @@ from txl_jax.optim import make_optimizer, make_schedule
 from txl_jax.report.writer import Progress, TrainLog, say
 from txl_jax.sharding import host_rows, make_mesh, place_segments
 from txl_jax.state import TrainState, init_state
-from txl_jax.step import make_train_step
+from txl_jax.step import TrainConfig, make_train_step
 
 Metrics = dict[str, Any]
 
@@ -43,6 +45,22 @@ def fetch(device_metrics: Metrics) -> list[Metrics]:
     ]
 
 
+def make_streams(how: TrainConfig, tokens: np.ndarray, rows: slice) -> Streams:
+    """Returns the streams `rows` of the training text, as the config wants them."""
+    return Streams(
+        tokens,
+        how.batch_size,
+        how.tgt_len,
+        how.segments_per_call,
+        rows=rows,
+        reset_memory_at=how.reset_memory_at,
+        roll=how.roll,
+        varlen=how.varlen,
+        seed=how.seed,
+        order=ORDERS[how.order](tokens, how.sentence_end, how.seed),
+    )
+
+
 def train(
     config: Config, workdir: Path, train_tokens: np.ndarray, valid_tokens: np.ndarray
 ) -> None:
@@ -53,9 +71,7 @@ def train(
     how = config.train
     mesh = make_mesh(config.mesh)
     rows = host_rows(mesh, how.batch_size, "train.batch_size")
-    streams = Streams(
-        train_tokens, how.batch_size, how.tgt_len, how.segments_per_call, rows=rows
-    )
+    streams = make_streams(how, train_tokens, rows)
     optimizer = make_optimizer(config.optim)
     init, places = init_state(config.model, optimizer, how.batch_size, how.seed, mesh)
     like = checkpoint.abstract(jax.eval_shape(init), places)
@@ -80,10 +96,11 @@ def train(
         log = stack.enter_context(
             TrainLog(workdir / "metrics.jsonl", step, how.num_steps, how.log_every)
         )
+        ahead = stack.enter_context(closing(Prefetch(streams.batch, position)))
         stack.enter_context(jax.transfer_guard("disallow"))
         pending: Metrics | None = None
         while step < how.num_steps:
-            segments, position = streams.batch(position)
+            segments, position = next(ahead)
             placed = place_segments(mesh, segments)
             state, device_metrics = dispatch(train_step, state, placed)
             if pending is not None:

@@ -7,12 +7,23 @@ first input is the last token of stream b - 1 and lengths differ by at most one.
 Dims: S segments in one call, B streams, L segment.
 """
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from txl_jax.errors import UserError
+
+# Where the text of an epoch lies in the file: (epoch, positions) -> positions.
+Order = Callable[[int, np.ndarray], np.ndarray]
+
+# What `draw` is asked for: independent numbers for each.
+ROTATION, LENGTH, SHUFFLE = 1, 2, 3
+
+# A segment of varying length has at most so many tokens more than tgt_len, and at
+# least LEAST (the original code's numbers).
+SLACK = 15
+LEAST = 5
 
 
 class Segment(NamedTuple):
@@ -38,12 +49,46 @@ class Position(NamedTuple):
     token_offset: int = 0  # tokens read in this epoch from the longest stream
 
 
+def mix(z: Any) -> Any:
+    """Returns SplitMix64's output for a state, an int or an array of uint64."""
+    mask = 2**64 - 1
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & mask
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB & mask
+    return z ^ (z >> 31)
+
+
+def draw(seed: int, purpose: int, epoch: int, index: Any) -> Any:
+    """Returns 64 random bits for an index, an int or an array of uint64.
+
+    They are output number `index`, from 1, of SplitMix64 (Steele, Lea and Flood, 2014),
+    whose state starts as a hash of the rest: integer arithmetic alone, so that no
+    library's version changes a run.
+    """
+    state = mix(mix(mix(seed) ^ purpose) ^ epoch)
+    return mix((index * 0x9E3779B97F4A7C15 + state) & (2**64 - 1))
+
+
+def as_it_stands(epoch: int, position: np.ndarray) -> np.ndarray:
+    """Returns the position: every epoch reads the file from its start to its end."""
+    return position
+
+
 class Streams:
     """B streams over the tokens of one split; `batch` is a pure function.
 
-    With `rows` only those streams are read: a process of several asks for its own.
-    With `warm_tokens` a stream starts so many tokens early, not scored, to fill the
-    memory with what precedes it (NVIDIA's protocol for evaluation).
+    rows: only those streams are read; a process of several asks for its own.
+    warm_tokens: a stream starts so many tokens early, not scored, to fill the memory
+    with what precedes it (NVIDIA's protocol for evaluation).
+    reset_memory_at: a document starts after each token of this id; -1 = nowhere. The
+    token itself belongs to the old document, and predicts the new one's first token
+    from it; the next input, that first token, is the first to see nothing before it.
+    roll: every epoch, each stream starts at a random place of its own, reads to its
+    end, and then from its beginning, where a document starts (NVIDIA's roll).
+    varlen: segments of varying length, see `length`, in arrays tgt_len + SLACK wide.
+    order: the epoch's text, a permutation of the file's positions.
+
+    What is random depends on (seed, epoch) and the number of the stream or segment,
+    never on rows or on what was read before.
 
     Raises UserError when the split is too short for B streams.
     """
@@ -57,6 +102,11 @@ class Streams:
         *,
         rows: slice = slice(None),
         warm_tokens: int = 0,
+        reset_memory_at: int = -1,
+        roll: bool = False,
+        varlen: bool = False,
+        seed: int = 0,
+        order: Order = as_it_stands,
     ):
         pairs = len(tokens) - 1
         if pairs < batch_size:
@@ -64,40 +114,99 @@ class Streams:
                 f"{len(tokens)} tokens are too few for {batch_size} streams: each "
                 "needs two at least; use fewer streams or a longer text"
             )
-        self.tokens = tokens
+        self.tokens = np.asarray(tokens)  # indexing a np.memmap itself is slower
         self.tgt_len = tgt_len
         self.segments = segments
+        self.reset_memory_at = reset_memory_at
+        self.roll = roll
+        self.varlen = varlen
+        self.seed = seed
+        self.order = order
         # Python integers: B x tokens passes 2^31 in the published runs.
         bounds = np.array([b * pairs // batch_size for b in range(batch_size + 1)])
+        self.stream_B = np.arange(batch_size, dtype=np.uint64)[rows]
         self.scored_from_B = bounds[:-1][rows]
         self.end_B = bounds[1:][rows]
         self.start_B = np.maximum(self.scored_from_B - warm_tokens, 0)
         longest = -(-pairs // batch_size) + (warm_tokens if batch_size > 1 else 0)
-        self.segments_per_epoch = -(-min(longest, pairs) // tgt_len)
+        self.longest = min(longest, pairs)
 
-    def _segment(self, token_offset: int) -> tuple[np.ndarray, ...]:
-        at_B = self.start_B + token_offset
-        length_B = np.clip(self.end_B - at_B, 0, self.tgt_len)
-        position_BL = at_B[:, None] + np.arange(self.tgt_len)
-        real_BL = position_BL < self.end_B[:, None]
-        position_BL = np.where(real_BL, position_BL, 0)
-        scored_BL = real_BL & (position_BL >= self.scored_from_B[:, None])
-        first_BL = np.zeros(position_BL.shape, bool)
+    @property
+    def segments_per_epoch(self) -> int:
+        """How many segments an epoch has; with varlen, its first epoch."""
+        if not self.varlen:
+            return -(-self.longest // self.tgt_len)
+        return sum(1 for _ in self._positions())
+
+    def length(self, position: Position) -> int:
+        """Returns how many tokens a segment takes from a stream that has them.
+
+        With varlen it is normal about tgt_len, in one segment of 20 about half of it,
+        with deviation 5, within LEAST and tgt_len + SLACK, as in the original code.
+        The normal number is how many of 100 random bits are set, less 50.
+        """
+        if not self.varlen:
+            return self.tgt_len
+        bits, more = (
+            draw(self.seed, LENGTH, position.epoch, 2 * position.segment + n)
+            for n in (0, 1)
+        )
+        normal = bits.bit_count() + (more >> 28).bit_count() - 50
+        halved = more % 2**28 < 2**28 // 20
+        about = self.tgt_len // 2 if halved else self.tgt_len
+        return min(max(about + normal, LEAST), self.tgt_len + SLACK)
+
+    def _rotation_B(self, epoch: int) -> np.ndarray:
+        """Returns the pair of its own that each stream starts an epoch with."""
+        count_B = self.end_B - self.start_B
+        if not self.roll:
+            return np.zeros_like(count_B)
+        random_B = draw(self.seed, ROTATION, epoch, self.stream_B)
+        return (random_B % count_B.astype(np.uint64)).astype(np.int64)
+
+    def _segment(self, position: Position) -> tuple[np.ndarray, ...]:
+        offset = position.token_offset
+        width_L = np.arange(self.tgt_len + (SLACK if self.varlen else 0))
+        start_B1, end_B1 = self.start_B[:, None], self.end_B[:, None]
+        count_B = self.end_B - self.start_B
+        length_B = np.clip(count_B - offset, 0, self.length(position))
+        real_BL = width_L < length_B[:, None]
+        pair_BL = (self.start_B + self._rotation_B(position.epoch) + offset)[:, None]
+        pair_BL = pair_BL + width_L
+        pair_BL = np.where(pair_BL < end_B1, pair_BL, pair_BL - count_B[:, None])
+        pair_BL = np.where(real_BL, pair_BL, 0)
+        scored_BL = real_BL & (pair_BL >= self.scored_from_B[:, None])
+        # Nothing that a stream has read before its beginning precedes it in the text.
+        first_BL = real_BL & (pair_BL == start_B1)
         # An epoch begins without a memory of the end of the one before.
-        first_BL[:, 0] = token_offset == 0
+        first_BL[:, 0] |= offset == 0
+        if self.reset_memory_at >= 0:
+            before_BL = self._read(position.epoch, np.maximum(pair_BL - 1, 0))
+            first_BL |= real_BL & (before_BL == self.reset_memory_at)
         return (
-            self.tokens[position_BL].astype(np.int32),
-            self.tokens[position_BL + 1].astype(np.int32),
+            self._read(position.epoch, pair_BL),
+            self._read(position.epoch, pair_BL + 1),
             scored_BL.astype(np.float32),
             first_BL,
             length_B.astype(np.int32),
         )
 
+    def _read(self, epoch: int, position_BL: np.ndarray) -> np.ndarray:
+        return self.tokens[self.order(epoch, position_BL)].astype(np.int32)
+
     def _after(self, position: Position) -> Position:
         epoch, segment, token_offset = position
-        if segment + 1 == self.segments_per_epoch:
+        token_offset += self.length(position)
+        if token_offset >= self.longest:
             return Position(epoch + 1)
-        return Position(epoch, segment + 1, token_offset + self.tgt_len)
+        return Position(epoch, segment + 1, token_offset)
+
+    def _positions(self) -> Iterator[Position]:
+        """Yields where each segment of the first epoch begins."""
+        position = Position()
+        while position.epoch == 0:
+            yield position
+            position = self._after(position)
 
     def cold_tokens(self, mem_len: int) -> int:
         """Returns how many tokens are scored before their stream has read mem_len."""
@@ -109,13 +218,12 @@ class Streams:
         """Returns the next S segments, on into the next epoch, and where to go on."""
         parts = []
         for _ in range(self.segments):
-            parts.append(self._segment(position.token_offset))
+            parts.append(self._segment(position))
             position = self._after(position)
         arrays = (np.stack(part) for part in zip(*parts, strict=True))
         return Segment(*arrays), position
 
     def epoch(self) -> Iterator[Segment]:
         """Yields every segment of the split once, one at a time (S = 1)."""
-        for segment in range(self.segments_per_epoch):
-            parts = self._segment(segment * self.tgt_len)
-            yield Segment(*(part[None] for part in parts))
+        for position in self._positions():
+            yield Segment(*(part[None] for part in self._segment(position)))

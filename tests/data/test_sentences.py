@@ -1,0 +1,152 @@
+"""Shuffled sentences: every epoch the whole text, sentence by sentence, once."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from txl_jax.data.sentences import ShuffledSentences, find_sentences, permute
+from txl_jax.data.streams import Position, Segment, Streams
+from txl_jax.errors import UserError
+
+END = 0
+
+
+def make_text(sentences: int, seed: int = 0) -> np.ndarray:
+    """Returns sentences of 1 to 12 tokens, each but the last its place in the file."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(1, 13, sentences)
+    text = np.arange(1, lengths.sum() + 1, dtype=np.int32)
+    text[np.cumsum(lengths) - 1] = END
+    return text
+
+
+def split(text: np.ndarray) -> list[tuple[int, ...]]:
+    bounds = find_sentences(text, END)
+    return [
+        tuple(text[a:b].tolist()) for a, b in zip(bounds[:-1], bounds[1:], strict=True)
+    ]
+
+
+def make(text: np.ndarray, B: int, L: int, seed: int = 0, **other: Any) -> Streams:
+    order = ShuffledSentences(text, END, seed)
+    return Streams(text, B, L, seed=seed, order=order, **other)
+
+
+def read_epoch(streams: Streams, epoch: int) -> Segment:
+    position, parts = Position(epoch), []
+    while position.epoch == epoch:
+        segment, position = streams.batch(position)
+        parts.append(segment)
+    return Segment(*map(np.concatenate, zip(*parts, strict=True)))
+
+
+def epoch_text(streams: Streams, epoch: int) -> np.ndarray:
+    """Returns the text of an epoch, put together from what the streams read."""
+    read = read_epoch(streams, epoch)
+    B = read.inputs_SBL.shape[1]
+    scored = read.weights_SBL == 1
+    inputs = [read.inputs_SBL[:, b][scored[:, b]] for b in range(B)]
+    targets = [read.targets_SBL[:, b][scored[:, b]] for b in range(B)]
+    text = np.concatenate([inputs[0][:1], *targets])
+    np.testing.assert_array_equal(np.concatenate(inputs), text[:-1])
+    return text
+
+
+@pytest.mark.parametrize("B, L", [(1, 7), (3, 4), (8, 50), (5, 1)])
+@pytest.mark.parametrize("varlen", [False, True])
+def test_an_epoch_has_every_sentence_whole_and_once(
+    B: int, L: int, varlen: bool
+) -> None:
+    text = make_text(100)
+    streams = make(text, B, L, varlen=varlen)
+    orders = []
+    for epoch in range(3):
+        found = split(epoch_text(streams, epoch))
+        assert sorted(found) == sorted(split(text))
+        orders.append(found)
+    assert orders[0] != orders[1] != orders[2] != split(text)
+
+
+def test_the_text_of_an_epoch_depends_on_seed_and_epoch_alone() -> None:
+    text = make_text(60)
+    expected = epoch_text(make(text, 1, 1000, seed=3), 2)
+    np.testing.assert_array_equal(epoch_text(make(text, 7, 5, seed=3), 2), expected)
+    assert (epoch_text(make(text, 1, 1000, seed=4), 2) != expected).any()
+
+
+@pytest.mark.parametrize("S", [1, 4])
+def test_any_position_resumes_and_rows_are_those_of_the_whole(S: int) -> None:
+    text = make_text(40)
+    whole = make(text, 6, 5, segments=S)
+    position = Position()
+    for _ in range(30):
+        expected, after = whole.batch(position)
+        for rows in (slice(0, 2), slice(2, 6)):
+            got, same = make(text, 6, 5, segments=S, rows=rows).batch(position)
+            for left, right in zip(got, expected, strict=True):
+                np.testing.assert_array_equal(left, right[:, rows])
+            assert same == after
+        position = after
+    assert position.epoch > 1
+    again, _ = whole.batch(Position())
+    fresh, _ = make(text, 6, 5, segments=S).batch(Position())
+    for left, right in zip(again, fresh, strict=True):
+        np.testing.assert_array_equal(left, right)
+
+
+def test_memory_may_be_reset_at_each_sentence() -> None:
+    read = read_epoch(make(make_text(50), 1, 10_000, reset_memory_at=END), 1)
+    inputs, first = read.inputs_SBL[0, 0], read.first_SBL[0, 0]
+    length = int(read.length_SB[0, 0])
+    expected = np.r_[True, inputs[: length - 1] == END]
+    np.testing.assert_array_equal(first[:length], expected)
+    assert expected.sum() == 50
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ([5, 0, 6, 7, 0], [0, 2, 5]),
+        ([5, 0, 6, 7], [0, 2, 4]),  # the last sentence does not end
+        ([0, 5, 0, 0], [0, 1, 3, 4]),  # empty ones
+        ([0, 5, 6, 0, 0, 7, 0], [0, 4, 7]),  # <S> words <S> <S> words <S>
+        ([0, 5, 6, 0, 7, 0, 0], [0, 1, 4, 6, 7]),  # an empty one first
+        ([0], [0, 1]),
+    ],
+)
+def test_sentences_are_found(text: list[int], expected: list[int]) -> None:
+    for dtype in (np.uint8, np.uint16, np.int32):
+        found = find_sentences(np.array(text, dtype), END)
+        assert found.tolist() == expected and found.dtype == np.int64
+
+
+def test_sentences_are_found_across_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = make_text(100)
+    expected, order = find_sentences(text, END), permute(100, 7, 1)
+    monkeypatch.setattr("txl_jax.data.sentences.CHUNK", 3)
+    np.testing.assert_array_equal(find_sentences(text, END), expected)
+    np.testing.assert_array_equal(permute(100, 7, 1), order)
+
+
+def test_a_text_without_ends_is_refused() -> None:
+    with pytest.raises(UserError, match="train.sentence_end = 99 is no token"):
+        ShuffledSentences(make_text(3), 99, 0)
+
+
+@pytest.mark.parametrize("n", [1, 2, 255, 256, 257, 65_536, 100_000])
+def test_a_permutation_has_each_number_once(n: int) -> None:
+    drawn = permute(n, 1, 0)
+    np.testing.assert_array_equal(np.sort(drawn), np.arange(n))
+    assert n < 200 or (drawn != permute(n, 1, 1)).any()
+    assert n < 200 or (drawn != permute(n, 2, 0)).any()
+
+
+def test_permutations_are_even() -> None:
+    counts = np.zeros((5, 5))
+    for epoch in range(5_000):
+        counts[np.arange(5), permute(5, 0, epoch)] += 1
+    chi2 = ((counts - 1000) ** 2 / 1000).sum()
+    assert chi2 < 45, "16 degrees of freedom: 1 in 10,000 is above"
+    # What a run of any later version must read too.
+    assert permute(8, 1111, 0).tolist() == [5, 6, 3, 1, 2, 0, 7, 4]

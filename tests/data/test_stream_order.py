@@ -1,0 +1,214 @@
+"""Rotation, varying lengths and document starts: each pair still scored once.
+
+The tokens here are their own positions, so that a segment shows where it was read.
+"""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from txl_jax.data.streams import LEAST, SLACK, Position, Segment, Streams, draw, mix
+from txl_jax.errors import UserError
+from txl_jax.step import TrainConfig
+
+# (N tokens, B streams, L segment)
+SIZES = [(2, 1, 1), (5, 4, 3), (18, 4, 2), (101, 8, 13), (1000, 24, 16), (997, 3, 40)]
+KINDS: list[dict[str, Any]] = [
+    {"roll": True},
+    {"varlen": True},
+    {"roll": True, "varlen": True},
+    {"roll": True, "varlen": True, "reset_memory_at": 3},
+]
+
+
+def positions(count: int) -> np.ndarray:
+    return np.arange(count, dtype=np.int32)
+
+
+def joined(parts: list[Segment]) -> Segment:
+    return Segment(*map(np.concatenate, zip(*parts, strict=True)))
+
+
+def read_epoch(streams: Streams, epoch: int) -> Segment:
+    """Returns all segments of an epoch in one Segment, S as long as it takes."""
+    position, parts = Position(epoch), []
+    while position.epoch == epoch:
+        segment, position = streams.batch(position)
+        parts.append(segment)
+    return joined(parts)
+
+
+def real(segment: Segment) -> np.ndarray:
+    return np.arange(segment.inputs_SBL.shape[2]) < segment.length_SB[..., None]
+
+
+def of_stream(array_SBL: np.ndarray, segment: Segment, b: int) -> np.ndarray:
+    """Returns what stream b really reads, in order."""
+    return array_SBL[:, b][real(segment)[:, b]]
+
+
+def assert_same(got: Segment, expected: Segment) -> None:
+    for name, left, right in zip(Segment._fields, got, expected, strict=True):
+        np.testing.assert_array_equal(left, right, err_msg=name)
+
+
+def test_draw_is_splitmix64() -> None:
+    # The published first outputs of SplitMix64 from state 1234567.
+    state = 1234567
+    known = [6457827717110365317, 3203168211198807973, 9817491932198370423]
+    gamma = 0x9E3779B97F4A7C15
+    assert [mix((state + n * gamma) % 2**64) for n in (1, 2, 3)] == known
+    # What a run of any later version must draw too.
+    assert draw(1111, 1, 2, 3) == int(draw(1111, 1, 2, np.array([3], np.uint64))[0])
+    assert draw(1111, 1, 2, 3) == 16703943413597834143
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("N, B, L", SIZES)
+def test_every_pair_is_scored_once_in_each_epoch(
+    N: int, B: int, L: int, kind: dict[str, Any]
+) -> None:
+    streams = Streams(positions(N), B, L, **kind)
+    for epoch in range(3):
+        read = read_epoch(streams, epoch)
+        scored = read.weights_SBL == 1
+        np.testing.assert_array_equal(scored, real(read))
+        np.testing.assert_array_equal(
+            np.sort(read.targets_SBL[scored]), positions(N)[1:]
+        )
+        np.testing.assert_array_equal(
+            read.inputs_SBL[scored], read.targets_SBL[scored] - 1
+        )
+        assert 0 <= read.inputs_SBL.min() and read.targets_SBL.max() < N
+        assert not (read.first_SBL & ~real(read)).any()
+        assert read.length_SB[-1].max() > 0, "no segment is all padding"
+
+
+@pytest.mark.parametrize("N, B, L", SIZES)
+def test_a_rotated_stream_starts_a_document_where_it_wraps(
+    N: int, B: int, L: int
+) -> None:
+    plain = read_epoch(Streams(positions(N), B, L), 0)
+    read = read_epoch(Streams(positions(N), B, L, roll=True, seed=5), 4)
+    for b in range(B):
+        own = of_stream(plain.inputs_SBL, plain, b)
+        inputs = of_stream(read.inputs_SBL, read, b)
+        begin = int(np.flatnonzero(own == inputs[0])[0])
+        np.testing.assert_array_equal(inputs, np.roll(own, -begin))
+        first = np.flatnonzero(of_stream(read.first_SBL, read, b))
+        np.testing.assert_array_equal(first, sorted({0, (len(own) - begin) % len(own)}))
+
+
+def test_rotations_differ_by_seed_epoch_and_stream_and_come_again() -> None:
+    def starts(seed: int, epoch: int) -> np.ndarray:
+        streams = Streams(positions(80_001), 8, 16, roll=True, seed=seed)
+        return streams.batch(Position(epoch))[0].inputs_SBL[0, :, 0]
+
+    offsets = [starts(seed, epoch) for seed in (0, 1) for epoch in range(50)]
+    offsets_EB = np.array(offsets) - np.arange(8) * 10_000
+    assert len(np.unique(offsets_EB)) > 0.95 * offsets_EB.size
+    assert offsets_EB.min() >= 0 and offsets_EB.max() < 10_000
+    assert abs(offsets_EB.mean() - 5_000) < 4 * 10_000 / 12**0.5 / offsets_EB.size**0.5
+    np.testing.assert_array_equal(starts(1, 7), offsets[57])
+
+
+def test_lengths_are_as_in_the_original_code() -> None:
+    streams = Streams(positions(2), 1, 150, varlen=True, seed=3)
+    lengths = np.array([streams.length(Position(2, s)) for s in range(20_000)])
+    assert lengths.min() >= LEAST and lengths.max() <= 150 + SLACK
+    short = lengths < 115
+    assert abs(short.mean() - 0.05) < 4 * (0.05 * 0.95 / 20_000) ** 0.5
+    for part, about in ((lengths[short], 75), (lengths[~short], 150)):
+        assert abs(part.mean() - about) < 4 * 5 / len(part) ** 0.5
+        assert abs(part.std() - 5) < 0.5
+    tiny = Streams(positions(2), 1, 8, varlen=True)
+    drawn = {tiny.length(Position(0, s)) for s in range(2_000)}
+    assert min(drawn) == LEAST and max(drawn) <= 8 + SLACK
+    other = [streams.length(Position(3, s)) for s in range(20)]
+    assert other != lengths[:20].tolist(), "epochs differ"
+    again = Streams(positions(2), 1, 150, varlen=True, seed=4)
+    assert [again.length(Position(2, s)) for s in range(20)] != lengths[:20].tolist()
+
+
+def test_varying_segments_lie_in_arrays_of_one_width() -> None:
+    streams = Streams(positions(10_001), 4, 20, varlen=True)
+    position, offset, lengths = Position(), 0, []
+    for number in range(streams.segments_per_epoch):
+        assert position == Position(0, number, offset)
+        segment, position = streams.batch(position)
+        assert segment.inputs_SBL.shape == (1, 4, 20 + SLACK)
+        assert len(set(segment.length_SB[0])) == 1, "the streams are as long"
+        lengths.append(int(segment.length_SB[0, 0]))
+        offset += lengths[-1]
+    assert position == Position(1) and offset == 2_500
+    assert len(set(lengths)) > 5
+    assert len(list(streams.epoch())) == streams.segments_per_epoch
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("S", [2, 5])
+def test_any_position_resumes_and_rows_are_those_of_the_whole(
+    kind: dict[str, Any], S: int
+) -> None:
+    text = positions(401) % 11
+    whole = Streams(text, 6, 8, S, seed=9, **kind)
+    position = Position()
+    for _ in range(12):
+        expected, after = whole.batch(position)
+        for rows in (slice(0, 2), slice(2, 6), slice(5, 6)):
+            part = Streams(text, 6, 8, S, rows=rows, seed=9, **kind)
+            got, same = part.batch(Position(*position))
+            assert_same(got, Segment(*(array[:, rows] for array in expected)))
+            assert same == after
+        one, at, parts = Streams(text, 6, 8, seed=9, **kind), position, []
+        for _ in range(S):
+            segment, at = one.batch(at)
+            parts.append(segment)
+        assert_same(joined(parts), expected)
+        assert at == after and [type(number) for number in at] == [int] * 3
+        position = after
+    assert position.epoch > 0
+
+
+@pytest.mark.parametrize("warm_tokens", [0, 4])
+@pytest.mark.parametrize("L", [1, 4, 7, 100])
+def test_a_document_starts_after_the_token_that_ends_one(
+    L: int, warm_tokens: int
+) -> None:
+    # 0 ends a document: "0 5 6 0 0 7 ..", with the very first and the last among them.
+    rng = np.random.default_rng(0)
+    text = np.where(rng.random(90) < 0.2, 0, positions(90) % 250 + 1).astype(np.uint8)
+    text[[0, 4, 5, 88]] = 0
+    plain = Streams(text, 4, L, warm_tokens=warm_tokens)
+    reset = Streams(text, 4, L, warm_tokens=warm_tokens, reset_memory_at=0)
+    place = Streams(positions(90), 4, L, warm_tokens=warm_tokens)
+    off, on, where = (joined(list(each.epoch())) for each in (plain, reset, place))
+    for b in range(4):
+        at = of_stream(where.inputs_SBL, where, b)
+        expected = text[at - 1] == 0
+        expected[0] = True
+        np.testing.assert_array_equal(of_stream(on.first_SBL, on, b), expected)
+    assert not (on.first_SBL & ~real(on)).any()
+    assert_same(on._replace(first_SBL=off.first_SBL), off)
+
+
+def test_a_token_outside_the_type_never_occurs() -> None:
+    text = (positions(60) % 256).astype(np.uint8)
+    read = read_epoch(Streams(text, 2, 8, reset_memory_at=300), 0)
+    assert read.first_SBL.sum() == 2
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"order": "sentence"}, "did you mean 'sentences'"),
+        ({"order": "sentences"}, "needs train.sentence_end"),
+        ({"order": "sentences", "sentence_end": 0, "roll": True}, "train.roll = True"),
+        ({"reset_memory_at": -2}, "train.reset_memory_at = -2 must be at least -1"),
+        ({"sentence_end": -2}, "train.sentence_end = -2 must be at least -1"),
+    ],
+)
+def test_impossible_orders_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        TrainConfig(**fields)
