@@ -329,6 +329,8 @@ IDENTITY = {
     *(f"train.{name}" for name in ("seed", "batch_size", "tgt_len")),
     *(f"train.segments_per_{name}" for name in ("call", "update")),
     "train.batch_chunk",
+    *(f"train.{name}" for name in ("order", "sentence_end", "roll", "varlen")),
+    "train.reset_memory_at",
     *(f"optim.{field.name}" for field in dataclasses.fields(Config().optim)),
     *(
         f"model.{field.name}"

@@ -28,7 +28,7 @@ from txl_jax.evaluate import ngram
 from txl_jax.evaluate.perplexity import make_evaluate
 from txl_jax.report import plots
 from txl_jax.report.writer import Progress, read_metrics, say
-from txl_jax.train import train
+from txl_jax.train import make_streams, train
 
 HELP = """\
 usage: python -m txl_jax.main --config=FILE [--workdir=DIR] [--mode=MODE] [overrides]
@@ -93,9 +93,17 @@ def check_fit(config: Config, tokens: Tokens) -> None:
     """Raises UserError for what would stop the run, before any of it is on disk."""
     mesh = workdir.fit_mesh(config)
     train, how = config.train, config.eval
+    for field in (
+        "train.reset_memory_at",
+        "train.sentence_end",
+        "eval.reset_memory_at",
+    ):
+        section, _, name = field.partition(".")
+        if (token := getattr(getattr(config, section), name)) >= len(tokens.vocab):
+            raise UserError(f"{field} = {token} is no token: {len(tokens.vocab)} exist")
     sharding.host_rows(mesh, train.batch_size, "train.batch_size")
     sharding.host_rows(mesh, how.streams, "eval.streams")
-    Streams(tokens.split("train"), train.batch_size, train.tgt_len)
+    make_streams(train, tokens.split("train"), slice(None))
     for split in ("valid", how.split):
         Streams(tokens.split(split), how.streams, how.tgt_len)
 

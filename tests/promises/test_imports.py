@@ -12,8 +12,8 @@ ROWS = """
     model.config data.corpora data.vocab sharding kernels.xla
     model.positions model.memory model.adaptive data.builder optim metrics
     model.attention data.tokens report.writer report.plots report.provenance
-    model.block data.streams
-    model.txl
+    model.block data.streams data.prefetch
+    model.txl data.sentences
     state generate
     step checkpoint evaluate.ngram
     evaluate.perplexity

@@ -33,7 +33,7 @@ def get_config():
     c.model.update(dropout=0.2, dropatt=0.2)
     c.train.update(num_steps={NUM_STEPS}, batch_size=4, tgt_len=8, log_every=1)
     c.train.update(segments_per_call=4, segments_per_update=2, batch_chunk=2)
-    c.train.eval_every = 48
+    c.train.update(eval_every=48, roll=True, varlen=True, reset_memory_at=ord(","))
     c.optim.update(lr=1e-3, warmup_steps=10)
     c.eval.update(streams=2, tgt_len=8, mem_len=16)
     c.generate.update(num_tokens=4, prompt="a")

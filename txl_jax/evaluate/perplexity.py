@@ -35,12 +35,14 @@ class EvalConfig:
     clamp_len: int = 0  # distances beyond it count as it; 0 = off
     same_length: bool = False  # every token sees the newest mem_len keys alone
     warm_start: bool = False  # fill memories with the preceding tokens, not scored
+    reset_memory_at: int = -1  # id of the token after which a document starts; -1 = off
     yardsticks: bool = False  # after training: n-gram models, gzip and xz beside it
 
     def __post_init__(self) -> None:
         """Refuses impossible values, naming the field."""
         require(self, "eval", 1, "streams", "tgt_len")
         require(self, "eval", 0, "mem_len", "clamp_len")
+        require(self, "eval", -1, "reset_memory_at")
         require_one_of(self.split, list(SPLITS), "eval.split")
         which = self.checkpoint
         if which not in ("best", "latest") and not which.isdecimal():
@@ -86,7 +88,14 @@ def make_evaluate(config: ModelConfig, how: EvalConfig, mesh: Mesh) -> Evaluate:
     ) -> dict[str, Any]:
         started = time.perf_counter()
         warm = how.mem_len if how.warm_start else 0
-        streams = Streams(tokens, how.streams, how.tgt_len, rows=rows, warm_tokens=warm)
+        streams = Streams(
+            tokens,
+            how.streams,
+            how.tgt_len,
+            rows=rows,
+            warm_tokens=warm,
+            reset_memory_at=how.reset_memory_at,
+        )
         memory = empty()
         sums = []
         for number, segment in enumerate(streams.epoch()):

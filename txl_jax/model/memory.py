@@ -83,8 +83,9 @@ class Memory:
         N, B, L, D = h_NBLD.shape
         if length_B is None:
             length_B = jnp.full(B, L, jnp.int32)
-        h_NBLD = jax.lax.stop_gradient(h_NBLD).astype(self.h_NBMD.dtype)
+        h_NBLD = h_NBLD.astype(self.h_NBMD.dtype)
         h_NBKD = jnp.concatenate([self.h_NBMD, h_NBLD], axis=2)
+        h_NBKD = jax.lax.stop_gradient(h_NBKD)
 
         def newest(h_NKD: Array, length: Array) -> Array:
             return jax.lax.dynamic_slice_in_dim(h_NKD, length, M, axis=1)
