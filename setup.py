@@ -40,6 +40,8 @@ setup(
         "cuda13": ["jax[cuda13]"],
         "test": TEST,
         "dev": [*TEST, "ruff==0.17.5", "mypy==2.4.1", "pre-commit>=4.0"],
+        "subword": ["tokenizers>=0.22", "sentencepiece>=0.2.1"],
+        "gcs": ["gcsfs>=2025.9"],
         "bench": ["torch>=2.10", "transformers==4.35.2"],
     },
 )

@@ -1,13 +1,17 @@
 """TFDS stores the bytes of a corpus exactly, in order, quietly, without TensorFlow."""
 
+import json
 import random
+import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import tensorflow_datasets as tfds
 
+from tests.data import miniatures
 from txl_jax.data import builder, corpora
 from txl_jax.errors import UserError
 
@@ -89,3 +93,143 @@ def test_full_disk_is_one_line(
     monkeypatch.setattr(builder.CorpusBuilder, "download_and_prepare", fill)
     with pytest.raises(UserError, match=r"No space left on device\): make room"):
         builder.prepare(corpora.find("text", str(text)), tmp_path)
+
+
+def joined(stored: builder.CorpusBuilder, split: str) -> bytes:
+    return b"".join(builder.read(stored, split))
+
+
+@pytest.mark.parametrize("name", miniatures.NAMES)
+def test_published_corpora_are_stored_as_they_are(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = miniatures.install(name, tmp_path, monkeypatch)
+    said: list[str] = []
+    stored = builder.prepare(corpora.find(name), tmp_path, said.append)
+    for split, expected in miniatures.splits(name).items():
+        assert joined(stored, split) == expected
+    assert said and all("using" in line for line in said)
+    # Stored once: neither the archive nor what was unpacked from it is needed again.
+    assert [path.name for path in (tmp_path / "txl_jax" / name).iterdir()] == ["1.0.0"]
+    types = corpora.vocab_file(facts, tmp_path)
+    assert (types is None) == (name != "lm1b")
+    if types:
+        assert types.read_bytes() == miniatures.types()
+        types.write_bytes(b"the\n")
+        with pytest.raises(UserError, match="1b_word_vocab.txt is another file"):
+            corpora.vocab_file(facts, tmp_path)
+    shutil.rmtree(tmp_path / "downloads")
+    again = builder.prepare(corpora.find(name), tmp_path, said.append)
+    assert joined(again, "test") == miniatures.splits(name)["test"]
+
+
+def test_lm1b_keeps_its_shards_and_sentences_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    miniatures.install("lm1b", tmp_path, monkeypatch)
+    stored = builder.prepare(corpora.find("lm1b"), tmp_path)
+    folder = "1-billion-word-language-modeling-benchmark-r13output/"
+    train = b"".join(
+        miniatures.text("lm1b", f"{folder}x/news.en-{shard:05}-of-00100")
+        for shard in range(1, 100)
+    )
+    assert joined(stored, "train") == train and not train.endswith(b"\n")
+    assert b"\n\n" in train
+    held_out = miniatures.text("lm1b", "news.en.heldout-00000-of-00050")
+    assert joined(stored, "valid") == joined(stored, "test") == held_out
+
+
+def test_failed_and_killed_unpacking_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = miniatures.install("wikitext2", tmp_path, monkeypatch)
+    (archive,) = facts.archives
+    bad = replace(archive.members[2], digest="sha256:" + "0" * 64)
+    broken = replace(archive, members=(*archive.members[:2], bad))
+    monkeypatch.setitem(
+        corpora.CORPORA, "wikitext2", replace(facts, archives=(broken,))
+    )
+    folder = tmp_path / "txl_jax" / "wikitext2"
+    with pytest.raises(UserError, match="wiki.test.tokens is another file"):
+        builder.prepare(corpora.find("wikitext2"), tmp_path)
+    assert not list(folder.iterdir())
+    monkeypatch.setitem(corpora.CORPORA, "wikitext2", facts)
+    killed = folder / "incomplete.unpacked" / "wikitext-2"
+    killed.mkdir(parents=True)
+    (killed / "wiki.train.tokens").write_bytes(b"half")
+    stored = builder.prepare(corpora.find("wikitext2"), tmp_path)
+    assert joined(stored, "train") == miniatures.splits("wikitext2")["train"]
+    assert [path.name for path in folder.iterdir()] == ["1.0.0"]
+
+
+class Poems(tfds.core.GeneratorBasedBuilder):
+    """A text dataset as TFDS prepares one."""
+
+    VERSION = tfds.core.Version("1.2.0")
+
+    def _info(self) -> tfds.core.DatasetInfo:
+        text = tfds.features.Text()
+        return tfds.core.DatasetInfo(
+            builder=self,
+            disable_shuffling=True,
+            features=tfds.features.FeaturesDict({"text": text, "title": text}),
+        )
+
+    def _split_generators(self, dl_manager: object) -> dict[str, object]:
+        return {split: self._lines(split) for split in ("train", "validation", "test")}
+
+    def _generate_examples(self) -> None:
+        """Is asked for by TFDS."""
+
+    def _lines(self, split: str) -> object:
+        for number in range(30):
+            end = "\n" if number % 2 else ""
+            yield number, {"text": f"{split} líne {number}{end}", "title": "no"}
+
+
+def poems(split: str) -> bytes:
+    return "".join(f"{split} líne {number}\n" for number in range(30)).encode()
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Path:
+    Poems(data_dir=tmp_path, file_format="array_record").download_and_prepare()
+    return tmp_path
+
+
+def test_tfds_datasets_are_joined_text_by_text(
+    shelf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("txl_jax.data.dataset.READ_BYTES", 100)
+    for name in ("poems", "poems:1.2.0"):
+        source = corpora.find(f"tfds:{name}", data_dir=shelf)
+        assert source.config.startswith("tfds-poems-1.2.0-")
+        stored = builder.prepare(source, shelf)
+        assert joined(stored, "train") == poems("train")
+        assert joined(stored, "valid") == poems("validation")
+        assert joined(stored, "test") == poems("test")
+
+
+def test_other_tfds_datasets_are_refused_with_the_reason(shelf: Path) -> None:
+    def refuse(name: str, message: str) -> None:
+        with pytest.raises(UserError, match=message) as caught:
+            builder.prepare(corpora.find(f"tfds:{name}", data_dir=shelf), shelf)
+        assert "\n" not in str(caught.value)
+
+    refuse("", "names no dataset")
+    refuse("../poems", "names no dataset")
+    refuse("songs", "not prepared in .*songs: prepare it with TFDS and file_format")
+    shutil.copytree(shelf / "poems/1.2.0", shelf / "poems/2.0.0")
+    refuse("poems", "is any of poems/1.2.0, poems/2.0.0: name one")
+    path = shelf / "poems/2.0.0/dataset_info.json"
+    info = json.loads(path.read_text())
+    path.write_text(json.dumps(info | {"splits": info["splits"][:1]}))
+    refuse("poems:2.0.0", "has the splits train, so valid, test is missing")
+    path.write_text(json.dumps(info | {"fileFormat": "tfrecord"}))
+    refuse("poems:2.0.0", "stored as tfrecord .*without TensorFlow")
+    path.write_text("{")
+    refuse("poems:2.0.0", "is damaged")
+    features = shelf / "poems/1.2.0/features.json"
+    both = features.read_text()
+    features.write_text(both.replace('"text": {\n                "py', '"line": {"py'))
+    refuse("poems:1.2.0", r"several texts \(line, title\)")

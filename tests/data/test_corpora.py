@@ -1,5 +1,8 @@
 """Corpora are found whole, in order, and split the same way every time."""
 
+import bz2
+import gzip
+import lzma
 import os
 import random
 import subprocess
@@ -9,8 +12,10 @@ from typing import IO, Any
 
 import pytest
 
+from tests.data import miniatures
 from txl_jax.data import corpora
-from txl_jax.data.corpora import Piece, blocks, cut, find, size
+from txl_jax.data.corpora import Piece, blocks, cut, find, size, unpack
+from txl_jax.data.files import stdlib_split
 from txl_jax.errors import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -27,8 +32,12 @@ def write(folder: Path, **files: bytes) -> Path:
     return folder
 
 
+def quiet(_: str) -> None:
+    pass
+
+
 def test_import_is_cheap() -> None:
-    heavy = "{'numpy', 'jax', 'tensorflow_datasets'}"
+    heavy = "{'numpy', 'jax', 'tensorflow_datasets', 'requests'}"
     code = (
         f"import sys, txl_jax.data.corpora; sys.exit(bool({heavy} & set(sys.modules)))"
     )
@@ -75,9 +84,7 @@ def test_stdlib_splits_are_whole_files_of_fair_size() -> None:
 
 
 def test_stdlib_split_is_fixed() -> None:
-    split = {
-        name: corpora.stdlib_split(name) for name in ("os.py", "base64.py", "a.py")
-    }
+    split = {name: stdlib_split(name) for name in ("os.py", "base64.py", "a.py")}
     assert split == {"os.py": "valid", "base64.py": "test", "a.py": "train"}
 
 
@@ -147,7 +154,11 @@ def test_find_refuses_with_one_line(tmp_path: Path) -> None:
     write(tmp_path / "empty", a_txt=b"")
     write(tmp_path / "small", a_txt=b"x" * 20)
     cases = {
-        ("stdlb", ""): "did you mean 'stdlib'.*known are: stdlib, text",
+        (
+            "stdlb",
+            "",
+        ): "did you mean 'stdlib'.*known are: stdlib, text, enwik8.*, tfds:<name>$",
+        ("tfds", ""): "'tfds' is unknown",
         ("stdlib", "x.txt"): "data.path='x.txt' is for data.corpus='text'",
         ("text", ""): "needs data.path",
         ("text", "/nowhere/at/all"): "'/nowhere/at/all' does not exist",
@@ -161,6 +172,79 @@ def test_find_refuses_with_one_line(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=message) as caught:
             find(name, path)
         assert "\n" not in str(caught.value)
+
+
+def test_facts_are_complete() -> None:
+    for name, corpus in corpora.CORPORA.items():
+        assert corpus.name == name
+        assert corpus.about and corpus.licence and corpus.version and corpus.vocab
+        for archive in corpus.archives:
+            remote = archive.remote
+            assert len(remote.sha256) == 64 and remote.size > 0 and remote.urls
+            secure = [url.startswith("https://") for url in remote.urls]
+            assert secure[0] and secure == sorted(secure, reverse=True)
+            assert all(f"/{remote.name}" in url for url in remote.urls)
+        for member in corpus.members:
+            assert set(member.splits) <= set(corpora.SPLITS)
+    published = {name for name, corpus in corpora.CORPORA.items() if corpus.archives}
+    assert published == set(miniatures.NAMES)
+    facts = corpora.CORPORA
+    assert facts["enwik8"].conventions == ("newlines_deleted", "newlines_kept")
+    assert facts["lm1b"].conventions == ("tensorflow", "words")
+    assert facts["wikitext103"].vocab_splits == ("train",)
+    assert [name for name in facts if facts[name].lower] == ["ptb"]
+    assert find("enwik8").bytes == 100_000_000 and find("lm1b").bytes == 0
+    assert find("wikitext2").config == "wikitext2"
+
+
+def test_compressed_text_is_read_as_it_is(tmp_path: Path) -> None:
+    lines = [b"line %04d\n" % number for number in range(300)]
+    parts = [b"".join(lines[start : start + 75]) for start in range(0, 300, 75)]
+    plain = write(tmp_path / "plain", a=parts[0], b=parts[1], c=parts[2], d=parts[3])
+    packed = write(
+        tmp_path / "packed",
+        a_gz=gzip.compress(parts[0]),
+        b_bz2=bz2.compress(parts[1]),
+        c_xz=lzma.compress(parts[2]),
+        d_txt=parts[3],
+    )
+    source = find("text", str(packed))
+    assert source.splits == {} and source.bytes == 0
+    unpacked = unpack(source, tmp_path, tmp_path / "scratch", quiet)
+    assert unpacked.config == source.config and unpacked.bytes == 3000
+    for split, pieces in find("text", str(plain)).splits.items():
+        assert joined(unpacked.splits[split]) == joined(pieces)
+
+
+def test_compressed_text_keeps_named_splits(tmp_path: Path) -> None:
+    folder = write(tmp_path / "a", train_txt_gz=gzip.compress(b"aaa"))
+    write(folder, valid_txt=b"bb", test_txt_xz=lzma.compress(b"cc"))
+    source = unpack(find("text", str(folder)), tmp_path, tmp_path / "s", quiet)
+    got = {split: joined(pieces) for split, pieces in source.splits.items()}
+    assert got == {"train": b"aaa", "valid": b"bb", "test": b"cc"}
+
+
+def test_damaged_compressed_text_is_refused(tmp_path: Path) -> None:
+    good = random.Random(0).randbytes(5000)
+    bad = {
+        "a.gz": gzip.compress(good)[:-100],
+        "b.gz": b"no gzip at all",
+        "c.bz2": bz2.compress(good)[:-100],
+        "d.bz2": b"no bzip2 at all",
+        "e.xz": lzma.compress(good)[:-100],
+        "f.xz": b"no xz at all",
+        "g.gz": gzip.compress(good)[:50] + bytes(20) + gzip.compress(good)[70:],
+    }
+    for name, content in bad.items():
+        (tmp_path / name).write_bytes(content)
+        source = find("text", str(tmp_path / name))
+        with pytest.raises(UserError, match=rf"cannot read .*{name} as \.") as caught:
+            unpack(source, tmp_path, tmp_path / f"scratch {name}", quiet)
+        assert "\n" not in str(caught.value)
+    (tmp_path / "small.gz").write_bytes(gzip.compress(b"x" * 20))
+    source = find("text", str(tmp_path / "small.gz"))
+    with pytest.raises(UserError, match="its valid split would have 1 bytes"):
+        unpack(source, tmp_path, tmp_path / "scratch", quiet)
 
 
 def test_unreadable_and_shrunken_files_are_refused(

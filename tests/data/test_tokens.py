@@ -1,5 +1,6 @@
 """Token files are exact, appear whole or not at all, and are refused when damaged."""
 
+import errno
 import hashlib
 import json
 import os
@@ -8,13 +9,21 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from filelock import FileLock
+from fsspec.implementations.memory import (  # type: ignore[import-untyped]
+    MemoryFileSystem,
+)
+from fsspec.registry import _registry  # type: ignore[import-untyped]
 
+from tests.data import miniatures
 from txl_jax.data import corpora
-from txl_jax.data.tokens import DataConfig, prepare
+from txl_jax.data import vocab as vocabulary
+from txl_jax.data.tokens import DataConfig, Tokens, prepare, statistics
+from txl_jax.data.word import Lines, WordVocab
 from txl_jax.errors import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -58,7 +67,10 @@ def test_stdlib_tokens_are_the_files(tmp_path: Path) -> None:
     said: list[str] = []
     made = prepare(DataConfig(data_dir=str(tmp_path)), said.append)
     source = corpora.find("stdlib")
-    assert made.folder == tmp_path / "txl_jax" / source.config / "1.0.0" / "byte"
+    assert (
+        made.folder == tmp_path / "txl_jax" / source.config / "1.0.0" / made.folder.name
+    )
+    assert made.folder.name.startswith("byte-")
     assert made.manifest["corpus"] == "stdlib"
     assert made.manifest["edition"] == source.edition
     assert (made.manifest["vocab"], made.manifest["dtype"]) == ("byte", "uint8")
@@ -161,7 +173,7 @@ ByteVocab.encode = kill
 import pathlib
 rename = pathlib.Path.rename
 def kill(self, target):
-    return os._exit(9) if self.name == "byte.incomplete" else rename(self, target)
+    return os._exit(9) if self.suffix == ".incomplete" else rename(self, target)
 pathlib.Path.rename = kill
 """,
 }
@@ -175,7 +187,8 @@ def test_killed_preparation_leaves_nothing_complete(
     process.communicate()
     assert process.returncode == 9
     assert list(tmp_path.rglob("*incomplete*"))
-    assert not list(tmp_path.rglob("byte"))
+    assert not list(tmp_path.rglob("manifest.json")) or moment == "before the rename"
+    assert not [p for p in tmp_path.rglob("byte-*") if p.suffix != ".incomplete"]
     made = prepare(DataConfig("text", str(text), str(tmp_path)), say=lambda _: None)
     assert not list(tmp_path.rglob("*incomplete*"))
     expected = prepare(DataConfig("text", str(text), str(prepared)))
@@ -238,15 +251,414 @@ def test_config_that_cannot_work_is_refused(
     file.write_text("in the way")
     cases = {
         DataConfig(corpus="txt"): "data.corpus='txt' is unknown, did you mean 'text'",
-        DataConfig(vocab="bite"): "vocabulary 'bite' is unknown, did you mean 'byte'",
         DataConfig(data_dir=str(file)): "cannot write .*file.* set data.data_dir",
         DataConfig(data_dir="/proc/nope"): "cannot write /proc/nope",
-        DataConfig(data_dir="gs://bucket"): "'gs://bucket' is not a local folder",
     }
     for config, message in cases.items():
         with pytest.raises(UserError, match=message) as caught:
             prepare(config)
         assert "\n" not in str(caught.value)
+    with pytest.raises(UserError, match="'bite' is unknown, did you mean 'byte'"):
+        DataConfig(vocab="bite")
     made = prepare(DataConfig("text", str(text), str(prepared)))
     with pytest.raises(UserError, match="'tests' is unknown, did you mean 'test'"):
         made.split("tests")
+
+
+def quiet(_: str) -> None:
+    """Says nothing."""
+
+
+def write_text(
+    folder: Path, train: str, valid: str = "a b\n", test: str = "a\n"
+) -> str:
+    folder.mkdir(exist_ok=True)
+    for name, text in (("train", train), ("valid", valid), ("test", test)):
+        (folder / f"{name}.txt").write_text(text, "utf-8")
+    return str(folder)
+
+
+def words_of(made: Tokens, split: str) -> list[str]:
+    assert isinstance(made.vocab, WordVocab)
+    return [made.vocab.words[token] for token in made.split(split)]
+
+
+def test_wikitext2_is_as_published(tmp_path: Path) -> None:
+    given = os.environ.get("TXL_JAX_TEST_DATA")
+    if not given or not (Path(given) / "wikitext2").is_dir():
+        pytest.skip("TXL_JAX_TEST_DATA names no folder with the real files")
+    where = tmp_path / "downloads" / "manual" / "wikitext-2"
+    where.parent.mkdir(parents=True)
+    where.symlink_to(Path(given).absolute() / "wikitext2")
+    made = prepare(DataConfig("wikitext2", data_dir=str(tmp_path)), quiet)
+    shown = statistics(made)
+    counts = [shown["splits"][split]["tokens"] for split in corpora.SPLITS]
+    assert counts == [2_088_628, 217_646, 245_569]
+    assert (shown["types"], shown["dtype"], shown["vocab"]) == (
+        33_278,
+        "uint16",
+        "word",
+    )
+    for split in corpora.SPLITS:
+        # Every line ends, so the published word count is words and lines.
+        assert made.denominators(split)["words"] == len(made.split(split))
+        raw = (where / f"wiki.{split}.tokens").read_text("utf-8")
+        lines = [" ".join(line.split()) for line in raw.split("\n")]
+        assert made.vocab.decode(made.split(split)) == "\n".join(lines)
+        assert len(raw.encode()) == shown["splits"][split]["bytes"]
+
+
+def transcribe(
+    data: dict[str, bytes], counted: tuple[str, ...], lower: bool
+) -> tuple[list[str], dict[str, list[str]]]:
+    """Returns vocabulary and words of splits, as the original code makes them."""
+    texts = {split: raw.decode() for split, raw in data.items()}
+    if lower:
+        texts = {split: text.lower() for split, text in texts.items()}
+    counts: dict[str, int] = {}
+    for split in counted:
+        for word in texts[split].split():
+            counts[word] = counts.get(word, 0) + 1
+    words = ["<eos>", *sorted(counts, key=lambda word: -counts[word])]
+    known = set(words)
+    found = {}
+    for split, text in texts.items():
+        lines = text.removesuffix("\n").split("\n")
+        flat = [word for line in lines for word in (*line.split(), "<eos>")]
+        found[split] = [word if word in known else "<unk>" for word in flat]
+    return words, found
+
+
+@pytest.mark.parametrize("name", ["wikitext103", "wikitext2", "ptb"])
+def test_words_of_published_corpora(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = miniatures.install(name, tmp_path, monkeypatch)
+    made = prepare(DataConfig(name, data_dir=str(tmp_path)), quiet)
+    words, expected = transcribe(
+        miniatures.splits(name), corpus.vocab_splits, corpus.lower
+    )
+    assert isinstance(made.vocab, WordVocab) and made.vocab.words == words
+    for split in corpora.SPLITS:
+        assert words_of(made, split) == expected[split]
+        unknown = expected[split].count("<unk>")
+        assert made.manifest["splits"][split]["unknowns"] == unknown
+
+
+@pytest.mark.parametrize("convention", ["", "newlines_deleted", "newlines_kept"])
+def test_both_conventions_of_enwik8(
+    convention: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    miniatures.install("enwik8", tmp_path, monkeypatch)
+    config = DataConfig("enwik8", data_dir=str(tmp_path), convention=convention)
+    made = prepare(config, quiet)
+    data = miniatures.splits("enwik8")
+    if convention != "newlines_kept":
+        data = {split: raw.replace(b"\n", b"") for split, raw in data.items()}
+    assert (
+        len(made.vocab) == made.manifest["types"] == len(set(b"".join(data.values())))
+    )
+    for split, raw in data.items():
+        assert made.vocab.decode(made.split(split)) == raw.decode(errors="replace")
+        counts = made.denominators(split)
+        assert counts["tokens"] == counts["bytes"] == len(raw)
+        assert counts["original_bytes"] == len(miniatures.splits("enwik8")[split])
+    byte = prepare(DataConfig("enwik8", "", str(tmp_path), "byte", convention), quiet)
+    assert byte.split("test").tobytes() == data["test"]
+
+
+def test_text8_is_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    miniatures.install("text8", tmp_path, monkeypatch)
+    made = prepare(DataConfig("text8", data_dir=str(tmp_path)), quiet)
+    for split, raw in miniatures.splits("text8").items():
+        assert made.vocab.decode(made.split(split)) == raw.decode()
+    assert len(made.vocab) <= 27
+
+
+@pytest.mark.parametrize("published", [False, True])
+def test_both_conventions_of_lm1b(
+    published: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    miniatures.install("lm1b", tmp_path, monkeypatch)
+    types = tmp_path / "downloads" / "manual" / "1b_word_vocab.txt"
+    types.unlink(missing_ok=True)
+    if published:
+        types.write_bytes(miniatures.types())
+    folders = set()
+    for convention, first, last in (("", "<S>", "<S>"), ("words", "", "</S>")):
+        config = DataConfig("lm1b", data_dir=str(tmp_path), convention=convention)
+        made = prepare(config, quiet)
+        folders.add(made.folder)
+        assert isinstance(made.vocab, WordVocab)
+        if published:
+            lines = miniatures.types().decode().splitlines()
+            # The list has <S> twice, and the original code takes one of them.
+            assert made.vocab.words == [
+                *dict.fromkeys(line.split()[0] for line in lines)
+            ]
+        for split, raw in miniatures.splits("lm1b").items():
+            expected: list[str] = []
+            for line in raw.decode().removesuffix("\n").split("\n"):
+                expected += [*first.split(), *line.split(), last]
+            known = set(made.vocab.words)
+            expected = [word if word in known else "<UNK>" for word in expected]
+            assert words_of(made, split) == expected
+    assert len(folders) == 2
+
+
+def test_given_vocabulary_encodes_another_corpus(tmp_path: Path) -> None:
+    path = write_text(tmp_path / "text", "a b c\n")
+    given = tmp_path / "words.txt"
+    given.write_text("<eos>\nb\n<unk>\na\n")
+    config = DataConfig("text", path, str(tmp_path), vocab_path=str(given))
+    made = prepare(config, quiet)
+    assert made.split("train").tolist() == [3, 1, 2, 0]
+    assert made.manifest["splits"]["train"]["unknowns"] == 1
+    # Its own marks stay, also where the corpus would have others.
+    marked = WordVocab(["</S>", "a", "b", "c"], Lines("</S>"))
+    vocabulary.save(marked, tmp_path / "vocab.json")
+    config = DataConfig(
+        "text", path, str(tmp_path), vocab_path=str(tmp_path / "vocab.json")
+    )
+    own = prepare(config, quiet)
+    assert own.split("train").tolist() == [1, 2, 3, 0]
+    assert own.manifest["convention"] == "words"
+    assert own.folder != made.folder
+    given.write_text("<eos>\nb\na\n")
+    with pytest.raises(UserError, match="word 'c' is not in the vocabulary"):
+        prepare(DataConfig("text", path, str(tmp_path), vocab_path=str(given)), quiet)
+
+
+def test_subwords_are_learned_and_lose_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers", reason="needs the extra subword")
+    path = write_text(
+        tmp_path / "text", "the café of the sea\n\n" * 50, "the odd ünï\n"
+    )
+    config = DataConfig("text", path, str(tmp_path), "subword", vocab_size=280)
+    made = prepare(config, quiet)
+    assert made.vocab.decode(made.split("valid")) == "the odd ünï\n"
+    assert made.denominators("valid")["words"] == 4
+    assert prepare(config, quiet).manifest == made.manifest
+
+
+def test_vocabulary_that_cannot_work_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("enwik8", "lm1b"):
+        miniatures.install(name, tmp_path, monkeypatch)
+    path = write_text(tmp_path / "text", "a b c\n")
+    words = tmp_path / "words.txt"
+    words.write_text("<eos>\na\n")
+    cases: dict[str, dict[str, Any]] = {
+        "none of tensorflow, words, did you mean 'words'": {
+            "corpus": "lm1b",
+            "convention": "word",
+        },
+        "'newlines_kept' is for data.vocab='byte' or 'char', not 'word'": {
+            "corpus": "enwik8",
+            "vocab": "word",
+            "convention": "newlines_kept",
+        },
+        "data.convention = 'words' is none of lines": {
+            "vocab": "word",
+            "convention": "words",
+        },
+        "data.min_count=2 has no meaning for data.vocab='char'": {
+            "vocab": "char",
+            "min_count": 2,
+        },
+        "data.lower_case=True has no meaning": {"vocab": "byte", "lower_case": True},
+        "data.vocab_size=100 is too small for subwords": {
+            "vocab": "subword",
+            "vocab_size": 100,
+        },
+        "brings its own words": {"vocab_path": str(words), "min_count": 2},
+        "holds a vocabulary of kind 'word', not data.vocab='char'": {
+            "vocab_path": str(words),
+            "vocab": "char",
+        },
+        "cannot be read": {"vocab_path": str(tmp_path / "missing.json")},
+    }
+    for message, fields in cases.items():
+        with pytest.raises(UserError, match=message) as caught:
+            given = {"corpus": "text", "data_dir": str(tmp_path)} | fields
+            given |= {"path": path} if given["corpus"] == "text" else {}
+            prepare(DataConfig(**given), quiet)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(UserError, match="data.vocab_size = -1 must be at least 0"):
+        DataConfig(vocab_size=-1)
+
+
+def test_text_that_cannot_work_is_refused(tmp_path: Path) -> None:
+    bad = tmp_path / "bad"
+    path = write_text(bad, "a b\n")
+    (bad / "valid.txt").write_bytes(b"na\xefve\n")
+    for kind in ("word", "char"):
+        config = DataConfig("text", path, str(tmp_path), kind)
+        with pytest.raises(
+            UserError, match="the valid split of corpus 'text' is not UTF-8 at byte 2"
+        ):
+            prepare(config, quiet)
+    (bad / "valid.txt").write_bytes(b"\xff" * 9)
+    assert (
+        len(prepare(DataConfig("text", path, str(tmp_path)), quiet).split("valid")) == 9
+    )
+    few = tmp_path / "few.txt"
+    few.write_text("<eos>\n")
+    path = write_text(tmp_path / "few", "a b\n", test="\n\n")
+    made = prepare(DataConfig("text", path, str(tmp_path), "word"), quiet)
+    assert made.split("test").tolist() == [0, 0]
+    # Two bytes, so the corpus takes it; one token, so nothing could be scored.
+    path = write_text(tmp_path / "one", "a b\n", test=" \n")
+    with pytest.raises(UserError, match="the test split .* has 1 tokens and needs"):
+        prepare(DataConfig("text", path, str(tmp_path), "word"), quiet)
+
+
+@pytest.mark.parametrize("kind", ["byte", "word", "char"])
+def test_full_disk_is_one_line(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    real = Path.open
+
+    def fill(self: Path, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        if mode == "wb" and self.suffix in (".bin", ".numbers"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self))
+        return real(self, mode, *args, **kwargs)
+
+    config = DataConfig("text", str(text), str(tmp_path), kind)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", fill)
+        with pytest.raises(UserError, match=r"\(No space left on device\): make room"):
+            prepare(config, quiet)
+    assert not list(tmp_path.rglob("manifest.json"))
+    assert len(prepare(config, quiet).split("test")) > 2
+    assert not list(tmp_path.rglob("*.numbers"))
+
+
+def test_words_survive_a_kill(text: Path, tmp_path: Path) -> None:
+    kill = """
+from txl_jax.data.word import WordCounter
+WordCounter.finish = lambda *_: os._exit(9)
+import dataclasses
+tokens.prepare(dataclasses.replace(config, vocab="word"))
+"""
+    process = start(kill, text, tmp_path)
+    process.communicate()
+    assert process.returncode == 9
+    assert not list(tmp_path.rglob("manifest.json"))
+    made = prepare(DataConfig("text", str(text), str(tmp_path), "word"), quiet)
+    decoded = "".join(made.vocab.decode(made.split(s)) for s in corpora.SPLITS)
+    assert decoded.encode() == LINES
+
+
+def test_read_only_folder_that_is_prepared_is_used(
+    text: Path, prepared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise PermissionError(13, "Read-only file system")
+
+    # A mode would not stop the tests when they run as root.
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    assert len(prepare(DataConfig("text", str(text), str(prepared))).split("test")) > 9
+    with pytest.raises(UserError, match="Read-only file system.*set data.data_dir"):
+        prepare(DataConfig("text", str(text), str(prepared / "other")), quiet)
+
+
+def test_long_work_says_how_far_it_is(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("txl_jax.data.progress.EVERY_SECONDS", 0.0)
+    said: list[str] = []
+    prepare(DataConfig("text", str(text), str(tmp_path), "word"), said.append)
+    assert any("counting train: " in line for line in said)
+
+
+class Bucket(MemoryFileSystem):
+    """A stand-in for Google's: etils reaches it by the same address."""
+
+    protocol = "gcs"
+    cachable = False
+    store: dict[str, Any] = {}
+    pseudo_dirs = [""]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs.pop("finalize_on_close", None)
+        super().__init__(*args, **kwargs)
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return MemoryFileSystem._strip_protocol(str(path).removeprefix("gs://"))
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> type[Bucket]:
+    monkeypatch.setitem(_registry, "gcs", Bucket)
+    monkeypatch.setattr(Bucket, "store", {})
+    monkeypatch.setattr(Bucket, "pseudo_dirs", [""])
+    return Bucket
+
+
+def test_bucket_is_copied_once_per_host(
+    bucket: type[Bucket],
+    text: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = DataConfig("text", str(text), "gs://bucket/data", "word")
+    said: list[str] = []
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "first"))
+    made = prepare(config, said.append)
+    assert any(
+        line.endswith(f"gs://bucket/data/txl_jax/{inside(made)}") for line in said
+    )
+    stored = [name for name in bucket.store if name.endswith((".bin", ".json"))]
+    assert len(stored) == 5
+    # Another host takes it from there, without the corpus's blocks.
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "second"))
+    said.clear()
+    again = prepare(config, said.append)
+    assert len(said) == 1 and "copying gs://bucket/data/" in said[0]
+    assert again.manifest == made.manifest and again.folder != made.folder
+    assert (again.split("train") == made.split("train")).all()
+    assert prepare(config, said.append).manifest == made.manifest and len(said) == 1
+    # What was damaged on the way is refused, and leaves nothing complete.
+    (name,) = [name for name in stored if name.endswith("valid.bin")]
+    file = bucket.store[name]
+    data = file.getvalue()
+    file.seek(0)
+    file.write(bytes([data[0] ^ 1]))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "third"))
+    with pytest.raises(UserError, match=r"valid\.bin has SHA-256") as caught:
+        prepare(config, quiet)
+    assert "\n" not in str(caught.value)
+    assert not list((tmp_path / "third").rglob("manifest.json"))
+
+
+def inside(made: Tokens) -> str:
+    return "/".join(made.folder.parts[-3:])
+
+
+def test_bucket_that_cannot_be_reached_is_refused(
+    bucket: type[Bucket],
+    text: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise RuntimeError("Anonymous caller\nand a trace")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    config = DataConfig("text", str(text), "gs://bucket")
+    with monkeypatch.context() as patch:
+        patch.setattr(Bucket, "_open", refuse)
+        with pytest.raises(UserError, match=r"cannot write gs://bucket/.*caller\)"):
+            prepare(config, quiet)
+    # What this host made is kept, and goes to the bucket the next time.
+    said: list[str] = []
+    prepare(config, said.append)
+    assert len(said) == 1 and said[0].startswith("data: copying /")
+    with monkeypatch.context() as patch:
+        patch.setattr(Bucket, "exists", refuse)
+        with pytest.raises(UserError, match="cannot reach.*install gcsfs") as caught:
+            prepare(config, quiet)
+    assert "\n" not in str(caught.value)

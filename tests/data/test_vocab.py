@@ -1,13 +1,41 @@
 """Text to tokens and back."""
 
+import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from txl_jax.data import vocab
-from txl_jax.data.vocab import ByteVocab
+from txl_jax.data.vocab import ByteVocab, CharVocab
+from txl_jax.data.word import PAPER, Lines, WordCounter, WordVocab
 from txl_jax.errors import UserError
+
+TENSORFLOW = Lines("<S>", "<S>")
+LM1B_WORDS = Lines("</S>")
+
+
+def chopped(data: bytes, size: int) -> Iterator[bytes]:
+    return (data[at : at + size] for at in range(0, len(data), size))
+
+
+def streamed(made: vocab.Vocab, data: bytes, size: int) -> list[int]:
+    arrays = list(made.stream(chopped(data, size), "the text"))
+    assert {array.dtype for array in arrays} <= {made.dtype}
+    return [int(token) for array in arrays for token in array]
+
+
+def counted(
+    *splits: bytes, lines: Lines = PAPER, size: int = 7, **how: int
+) -> tuple[WordVocab, list[list[int]]]:
+    counter = WordCounter(lines)
+    numbers = [
+        np.concatenate(list(counter.stream(chopped(split, size), "it", True)))
+        for split in splits
+    ]
+    made, tokens = counter.finish(**how)
+    return made, [tokens[each].tolist() for each in numbers]
 
 
 def test_bytes_come_back() -> None:
@@ -34,15 +62,170 @@ def test_decode_marks_what_is_no_utf8() -> None:
         ByteVocab().decode([256])
 
 
+def test_characters_by_count_then_first_appearance() -> None:
+    text = "bca\nccé😀é"
+    for size in (1, 2, 3, 99):
+        points = vocab.code_points(chopped(text.encode(), size), "it", False)
+        made = CharVocab.count([points], of_bytes=False)
+        assert made.symbols == "céba\n😀"
+        assert made.decode(streamed(made, text.encode(), size)) == text
+    with pytest.raises(UserError, match="character 'x' is not in the vocabulary"):
+        made.encode("bax")
+
+
+def test_characters_may_be_bytes() -> None:
+    data = b"b\xffaa\xc3\xa9b\n"
+    splits = [vocab.code_points([data], "it", True)]
+    made = CharVocab.count(splits, of_bytes=True)
+    assert made.symbols == "ba\xff\xc3\xa9\n"
+    assert streamed(made, data, 3) == [0, 2, 1, 1, 3, 4, 0, 5]
+    assert made.decode(made.encode("aéb")) == "aéb"
+    assert made.decode([2]) == "\ufffd"
+    with pytest.raises(UserError, match="byte 120 is not in the vocabulary"):
+        made.encode("x")
+
+
+@pytest.mark.parametrize("size", [1, 5, 1000])
+def test_words_are_those_of_the_paper(size: int) -> None:
+    """Against a transcription of the original vocabulary and tokenisation."""
+    text = " b a\n\n a c  b\ta \n <unk> é d"
+    counts: dict[str, int] = {}
+    for word in text.split():
+        counts[word] = counts.get(word, 0) + 1
+    ordered = ["<eos>", *sorted(counts, key=lambda word: -counts[word])]
+    lines = text.split("\n")
+    expected = [word for line in lines for word in (*line.split(), "<eos>")]
+    made, (tokens,) = counted(text.encode(), size=size)
+    assert made.words == ordered == "<eos> a b c <unk> é d".split()
+    assert [made.words[token] for token in tokens] == expected
+    assert streamed(made, text.encode(), size) == tokens
+    assert made.decode(tokens) == "b a\n\na c b a\n<unk> é d\n"
+    assert made.encode(made.decode(tokens)).tolist() == tokens
+    assert made.encode("b a").tolist() == [2, 1]  # a prompt's line goes on
+    assert made.encode("\n").tolist() == [0]
+    assert made.encode("zzz").tolist() == [made.unknown] == [4]
+
+
+def test_words_tied_over_splits_are_in_the_order_of_the_splits() -> None:
+    made, _ = counted(b"x y\n", b"z y\n", b"w z x\n")
+    assert made.words == ["<eos>", "x", "y", "z", "w"]
+
+
+def test_words_of_uncounted_splits_are_unknown() -> None:
+    for train, expected in ((b"a <unk>\n", [1, 2, 0]), (b"a\n", None)):
+        counter = WordCounter(Lines())
+        list(counter.stream([train], "train", True))
+        (numbers,) = counter.stream([b"a new\n"], "valid", False)
+        made, tokens = counter.finish()
+        assert "new" not in made.words
+        if expected:
+            assert tokens[numbers].tolist() == expected
+        else:
+            assert tokens[numbers].tolist() == [1, -1, 0]
+            error = str(counter.missing(int(numbers[1])))
+            assert error.startswith("word 'new' is not in the vocabulary")
+
+
+def test_rare_words_become_unknown() -> None:
+    text = b"a a a b b c\n"
+    made, (tokens,) = counted(text, min_count=2)
+    assert made.words == ["<eos>", "<unk>", "a", "b"]
+    assert tokens == [2, 2, 2, 3, 3, 1, 0]
+    assert counted(text, max_size=3)[0].words == ["<eos>", "<unk>", "a"]
+    assert counted(text, max_size=4)[0].words == ["<eos>", "a", "b", "c"]
+    assert counted(text, max_size=1)[0].words == ["<eos>", "<unk>"]
+    # One that the text has stays in its place.
+    made, _ = counted(b"a a a <unk> <unk> c\n", max_size=3)
+    assert made.words == ["<eos>", "a", "<unk>"]
+    made, (tokens,) = counted("É a é".encode(), lines=Lines(lower_case=True))
+    assert made.words == ["<eos>", "é", "a"] and made.encode("É").tolist() == [1]
+
+
+@pytest.mark.parametrize("size", [1, 4, 1000])
+def test_both_conventions_of_one_billion_word(size: int) -> None:
+    text = b"a b\n\nb c"
+    made, (tokens,) = counted(text, lines=TENSORFLOW, size=size)
+    assert made.words == ["<S>", "b", "a", "c"]
+    assert tokens == [0, 2, 1, 0, 0, 0, 0, 1, 3, 0]
+    assert streamed(made, text, size) == tokens
+    assert made.decode(tokens) == "a b\n\nb c\n"
+    assert made.encode("a b\n\nb c\n").tolist() == tokens
+    assert made.encode("a b").tolist() == [0, 2, 1]
+    made, (tokens,) = counted(text, lines=LM1B_WORDS, size=size)
+    assert made.words == ["</S>", "b", "a", "c"]
+    assert tokens == [2, 1, 0, 0, 1, 3, 0]
+    assert made.encode(made.decode(tokens)).tolist() == tokens
+
+
+def test_token_types_follow_the_number_of_types() -> None:
+    for count, dtype in ((256, "uint8"), (257, "uint16"), (65537, "int32")):
+        words = ["<eos>", *map(str, range(count - 1))]
+        assert WordVocab(words).dtype == np.dtype(dtype)
+
+
+def test_an_endless_line_is_read_and_an_endless_word_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(vocab.texts, "WORD_BYTES", 1000)
+    made, (tokens,) = counted(b"ab " * 5000, size=99)
+    assert len(tokens) == 5001
+    with pytest.raises(UserError, match="a word of more than 1,000 bytes"):
+        counted(b"ab " + b"x" * 5000, size=99)
+
+
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_text_that_is_no_utf8_names_its_byte(size: int) -> None:
+    data = b"caf\xc3\xa9 na\xefve\n"
+    message = "it is not UTF-8 at byte 8: convert it"
+    with pytest.raises(UserError, match=message):
+        list(WordCounter(Lines()).stream(chopped(data, size), "it", True))
+    with pytest.raises(UserError, match=message):
+        list(vocab.code_points(chopped(data, size), "it", False))
+
+
 def test_save_and_load(tmp_path: Path) -> None:
     path = tmp_path / "vocab.json"
     vocab.save(ByteVocab(), path)
     assert path.read_text() == '{"kind": "byte"}\n'
     assert isinstance(vocab.load(path), ByteVocab)
+    for made in (CharVocab("aé\n"), CharVocab("a\xff", of_bytes=True)):
+        vocab.save(made, path)
+        assert vocab.load(path) == made
+    words = WordVocab(["<S>", "é", "\u2028x"], TENSORFLOW)
+    vocab.save(words, path)
+    again = vocab.load(path)
+    assert isinstance(again, WordVocab)
+    assert (again.words, again.lines) == (words.words, words.lines)
+    assert "é" in path.read_text("utf-8")
+
+
+def test_a_list_of_words_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "words.txt"
+    path.write_text("<S> 12\n</S> 11\n<UNK> 9\nthe 7\n", "utf-8")
+    made = vocab.read(path, lambda: TENSORFLOW)
+    assert made.encode("the zebra").tolist() == [0, 3, 2] and made.unknown == 2
+    path.write_text("a\nb\n")
+    with pytest.raises(UserError, match="lacks '<eos>', which marks each line"):
+        vocab.read(path, Lines)
+    path.write_text("<eos>\na\nb\na\n")
+    assert len(vocab.read(path, Lines)) == 3
+    with pytest.raises(UserError, match="has 'a' twice"):
+        WordVocab(["<eos>", "a", "b", "a"])
+    with pytest.raises(UserError, match=r"vocab_path='.*x' cannot be read \(No such"):
+        vocab.read(tmp_path / "x", Lines)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"kind": "word"}', "\x80"])
+def test_damaged_vocabulary_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "v.json"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(UserError, match="is no vocabulary") as caught:
+        vocab.read(path, Lines)
+    assert "\n" not in str(caught.value)
 
 
 def test_unknown_kind_lists_the_known(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="did you mean 'byte'.*known are: byte"):
+    with pytest.raises(UserError, match="did you mean 'byte'.*known are: byte, char"):
         vocab.named("bytes")
     path = tmp_path / "vocab.json"
     path.write_text('{"kind": "klingon"}')
@@ -56,5 +239,8 @@ def test_other_files_are_refused(tmp_path: Path, content: str) -> None:
     with pytest.raises(UserError, match="is not a vocabulary"):
         vocab.load(path)
     path.write_bytes(content.encode("latin-1"))
+    with pytest.raises(UserError, match="is not a vocabulary"):
+        vocab.load(path)
+    path.write_text(json.dumps({"kind": "word", "words": 3}))
     with pytest.raises(UserError, match="is not a vocabulary"):
         vocab.load(path)

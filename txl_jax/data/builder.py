@@ -20,6 +20,7 @@ import tensorflow_datasets as tfds
 from absl import logging
 
 from txl_jax.data import corpora
+from txl_jax.data.progress import Progress, Say, log
 from txl_jax.errors import UserError
 
 BLOCK_BYTES = 1 << 20  # one example; singly read lines were 700 times slower
@@ -33,6 +34,7 @@ class CorpusConfig(tfds.core.BuilderConfig):
     """A TFDS config that knows where the bytes of its splits lie."""
 
     splits: dict[str, corpora.Pieces] = field(default_factory=dict)
+    say: Say = log
 
 
 class CorpusBuilder(tfds.core.ShardBasedBuilder):
@@ -62,35 +64,42 @@ class CorpusBuilder(tfds.core.ShardBasedBuilder):
     def _shard_iterators_per_split(
         self, dl_manager: tfds.download.DownloadManager
     ) -> dict[str, list[Callable[[], Iterator[Example]]]]:
+        splits, say = self.builder_config.splits, self.builder_config.say
+        progress = Progress(say, "storing", sum(map(corpora.size, splits.values())))
         return {
             split: [
-                partial(_examples, pieces, start)
+                partial(_examples, pieces, start, progress)
                 for start in range(0, corpora.size(pieces), SHARD_BYTES)
             ]
-            for split, pieces in self.builder_config.splits.items()
+            for split, pieces in splits.items()
         }
 
 
-def _examples(pieces: corpora.Pieces, start: int) -> Iterator[Example]:
+def _examples(
+    pieces: corpora.Pieces, start: int, progress: Progress
+) -> Iterator[Example]:
     shard = corpora.cut(pieces, start, start + SHARD_BYTES)
     for number, block in enumerate(corpora.blocks(shard, BLOCK_BYTES)):
         key = start + number * BLOCK_BYTES
         yield key, {"bytes": np.frombuffer(block, np.uint8)}
+        progress.add(len(block))
 
 
-def prepare(source: corpora.Source, data_dir: Path) -> CorpusBuilder:
+def prepare(source: corpora.Source, data_dir: Path, say: Say = log) -> CorpusBuilder:
     """Stores a corpus below `data_dir` unless it is there already.
 
-    The folder appears whole or not at all. Two processes must not prepare one corpus
-    at once: `tokens.prepare` holds the lock. Raises UserError for an unreadable file,
-    a full disk and stored blocks that are damaged.
+    It is fetched and unpacked first where it has to be, and `say` hears of that and of
+    what takes long. The folder appears whole or not at all. Two processes must not
+    prepare one corpus at once: `tokens.prepare` holds the lock. Raises UserError for a
+    corpus that cannot be fetched, an unreadable file, a full disk and stored blocks
+    that are damaged.
     """
     corpus = source.corpus
     config = CorpusConfig(
         name=source.config,
         version=tfds.core.Version(corpus.version),
         description=f"{corpus.about}. Licence: {corpus.licence}.",
-        splits=source.splits,
+        say=say,
     )
     folder = data_dir / CorpusBuilder.name / source.config / corpus.version
     with _quiet():
@@ -99,14 +108,27 @@ def prepare(source: corpora.Source, data_dir: Path) -> CorpusBuilder:
         # What a killed preparation left: TFDS itself never removes it.
         for leftover in folder.parent.glob("incomplete.*"):
             shutil.rmtree(leftover)
-        try:
-            builder.download_and_prepare()
-        except RuntimeError as error:  # what ArrayRecord raises for a full disk
-            raise UserError(
-                f"cannot write {folder} ({_first_line(error)}): make room or set "
-                "data.data_dir to another folder"
-            ) from error
+        if not folder.exists():
+            _store(source, builder, data_dir, folder)
     return builder
+
+
+def _store(
+    source: corpora.Source, builder: CorpusBuilder, data_dir: Path, folder: Path
+) -> None:
+    """Writes the blocks; what is unpacked for them lies in `scratch` meanwhile."""
+    config = builder.builder_config
+    scratch = folder.parent / "incomplete.unpacked"
+    try:
+        config.splits = corpora.unpack(source, data_dir, scratch, config.say).splits
+        builder.download_and_prepare()
+    except RuntimeError as error:  # what ArrayRecord raises for a full disk
+        raise UserError(
+            f"cannot write {folder} ({_first_line(error)}): make room or set "
+            "data.data_dir to another folder"
+        ) from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def read(builder: CorpusBuilder, split: str) -> Iterator[bytes]:

@@ -1,0 +1,139 @@
+"""Tokenizers of other libraries as vocabularies."""
+
+import builtins
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from txl_jax.data import text as texts
+from txl_jax.data import vocab
+from txl_jax.data.subword import SubwordVocab
+from txl_jax.data.word import Lines
+from txl_jax.errors import UserError
+
+tokenizers = pytest.importorskip("tokenizers", reason="needs the extra subword")
+
+TEXT = "the café of the river\n\n  a naïve game , 東京 😀\nand the end\n" * 20
+
+
+@pytest.fixture(scope="module")
+def bpe() -> SubwordVocab:
+    return SubwordVocab.train([TEXT], 300)
+
+
+def streamed(made: SubwordVocab, data: bytes, size: int) -> list[int]:
+    blocks = (data[at : at + size] for at in range(0, len(data), size))
+    return [int(token) for part in made.stream(blocks, "it") for token in part]
+
+
+def test_trained_bpe_loses_nothing(bpe: SubwordVocab, tmp_path: Path) -> None:
+    assert 256 < len(bpe) <= 300 and bpe.unknown == -1
+    odd = TEXT + "\r\n\t  ünseen <eos> \u2028 \n\n\nno end"
+    assert bpe.decode(bpe.encode(odd)) == odd
+    assert len(bpe.encode(TEXT)) < len(TEXT.encode()) / 2
+    for size in (1, 7, 10_000):
+        assert streamed(bpe, odd.encode(), size) == bpe.encode(odd).tolist()
+    vocab.save(bpe, tmp_path / "v.json")
+    again = vocab.load(tmp_path / "v.json")
+    assert (again.encode(odd) == bpe.encode(odd)).all()
+    assert again.to_json() == SubwordVocab.train([TEXT], 300).to_json()
+
+
+def test_a_long_line_is_cut_at_a_space(
+    bpe: SubwordVocab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(texts, "LINE_BYTES", 100)
+    for line in ("the café of " * 99, "東京" * 200):
+        assert bpe.decode(streamed(bpe, line.encode(), 60)) == line
+
+
+def test_tokenizer_json_is_read(bpe: SubwordVocab, tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(bpe.to_json()["tokenizer"]))
+    made = vocab.read(path, Lines)
+    assert (made.encode(TEXT) == bpe.encode(TEXT)).all()
+    state = json.loads(path.read_text())
+    # Limits on the length of one text must not cut a line.
+    state["truncation"] = {
+        "max_length": 2,
+        "strategy": "LongestFirst",
+        "stride": 0,
+        "direction": "Right",
+    }
+    path.write_text(json.dumps(state))
+    assert (vocab.read(path, Lines).encode(TEXT) == bpe.encode(TEXT)).all()
+    path.write_text('{"model": {"type": "BPE"')
+    with pytest.raises(UserError, match="is no vocabulary"):
+        vocab.read(path, Lines)
+    path.write_text('{"model": {"type": "B"}}')
+    with pytest.raises(UserError, match=r"is no tokenizer\.json \(") as caught:
+        vocab.read(path, Lines)
+    assert "\n" not in str(caught.value)
+
+
+def word_level(*words: str) -> str:
+    made = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel(
+            {word: token for token, word in enumerate(words)}, unk_token="[UNK]"
+        )
+    )
+    made.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    return made.to_str()
+
+
+def test_line_ends_of_a_tokenizer_without_newlines() -> None:
+    made = SubwordVocab.from_tokenizer(word_level("[UNK]", "</s>", "a", "b"), "it")
+    assert made.encode("a b\n\nb zzz").tolist() == [2, 3, 1, 1, 3, 0]
+    assert made.decode([2, 3, 1, 1, 3]) == "a b\n\nb"
+    assert made.unknown == 0
+    with pytest.raises(UserError, match="no token for the end of a line"):
+        SubwordVocab.from_tokenizer(word_level("[UNK]", "a"), "it")
+
+
+def test_sentencepiece_model_is_read(tmp_path: Path) -> None:
+    sentencepiece = pytest.importorskip(
+        "sentencepiece", reason="needs the extra subword"
+    )
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(TEXT.split("\n")),
+        model_writer=model,
+        vocab_size=60,
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
+    path = tmp_path / "spm.model"
+    path.write_bytes(model.getvalue())
+    made = vocab.read(path, Lines)
+    text = "the café of the river\n\nand the end\n"
+    assert made.decode(made.encode(text)) == text
+    assert made.encode("\n").tolist() == [2] and 20 < len(made) <= 60
+    vocab.save(made, tmp_path / "v.json")
+    again = vocab.load(tmp_path / "v.json")
+    assert (again.encode(text) == made.encode(text)).all()
+    path.write_bytes(model.getvalue()[:100])
+    with pytest.raises(UserError, match="is no SentencePiece model") as caught:
+        vocab.read(path, Lines)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("library", ["tokenizers", "sentencepiece"])
+def test_missing_library_names_the_extra(
+    library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = builtins.__import__
+
+    def refuse(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name == library:
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    with pytest.raises(UserError, match=rf"{library}.*pip install 'txl_jax\[subword\]"):
+        if library == "tokenizers":
+            SubwordVocab.train([TEXT], 300)
+        else:
+            SubwordVocab.from_sentencepiece(b"", "it")

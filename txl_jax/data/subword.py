@@ -1,0 +1,218 @@
+"""Subwords: another library's tokenizer as a vocabulary (not in the paper).
+
+Its libraries are the extra `subword`, imported only where a tokenizer is used.
+
+Dims: none.
+"""
+
+import base64
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any, ClassVar
+
+import numpy as np
+
+from txl_jax.data import text as texts
+from txl_jax.data.text import token_dtype
+from txl_jax.errors import UserError
+
+# Tried in turn for the end of a line where a tokenizer has no token for a newline.
+LINE_ENDS = ("<eos>", "</s>", "<|endoftext|>", "<|end_of_text|>", "[SEP]")
+
+
+class _HuggingFace:
+    """A tokenizer of Hugging Face's `tokenizers`, and what is asked of it."""
+
+    def __init__(self, state: str) -> None:
+        try:
+            from tokenizers import Tokenizer
+        except ImportError as error:
+            raise _not_installed("tokenizers") from error
+        self.tokenizer = Tokenizer.from_str(state)
+        # Neither cuts nor fills a line: a stream needs all of it and nothing else.
+        self.tokenizer.no_truncation()
+        self.tokenizer.no_padding()
+
+    def __len__(self) -> int:
+        # Token numbers may have holes: the largest one counts.
+        return max(self.tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+
+    def encode(self, lines: list[str]) -> list[list[int]]:
+        """Returns the tokens of each line, without the marks of a sentence."""
+        found = self.tokenizer.encode_batch_fast(lines, add_special_tokens=False)
+        return [each.ids for each in found]
+
+    def decode(self, tokens: list[int]) -> str:
+        """Returns the text of tokens."""
+        return self.tokenizer.decode(tokens, skip_special_tokens=False)
+
+    def unknown(self) -> int:
+        """Returns the token of what has none, or -1."""
+        name = json.loads(self.tokenizer.to_str())["model"].get("unk_token")
+        token = self.tokenizer.token_to_id(name) if isinstance(name, str) else None
+        return -1 if token is None else token
+
+    def line_end(self) -> int:
+        """Returns the token of a line end, or -1."""
+        ids = self.encode(["\n"])[0]
+        if len(ids) == 1 and self.decode(ids) == "\n":
+            return ids[0]
+        found = map(self.tokenizer.token_to_id, LINE_ENDS)
+        return next((token for token in found if token is not None), -1)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the tokenizer.json."""
+        return {"tokenizer": json.loads(self.tokenizer.to_str())}
+
+
+class _SentencePiece:
+    """A model of Google's `sentencepiece`, and what is asked of it."""
+
+    def __init__(self, model: bytes) -> None:
+        try:
+            import sentencepiece
+        except ImportError as error:
+            raise _not_installed("sentencepiece") from error
+        self.model = model
+        self.processor = sentencepiece.SentencePieceProcessor()
+        self.processor.LoadFromSerializedProto(model)
+
+    def __len__(self) -> int:
+        return self.processor.get_piece_size()
+
+    def encode(self, lines: list[str]) -> list[list[int]]:
+        """Returns the tokens of each line, without the marks of a sentence."""
+        return self.processor.encode(lines, num_threads=1)
+
+    def decode(self, tokens: list[int]) -> str:
+        """Returns the text of tokens."""
+        return self.processor.decode(tokens)
+
+    def unknown(self) -> int:
+        """Returns the token of what has none, or -1."""
+        return self.processor.unk_id()
+
+    def line_end(self) -> int:
+        """Returns the token of a line end, or -1."""
+        newline = self.processor.piece_to_id("<0x0A>")
+        if newline != self.processor.unk_id():
+            return newline
+        return self.processor.eos_id()
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the model's bytes as text."""
+        return {"sentencepiece": base64.b64encode(self.model).decode()}
+
+
+def _not_installed(library: str) -> UserError:
+    return UserError(
+        f"data.vocab='subword' needs {library}, which is not installed: "
+        "pip install 'txl_jax[subword]'"
+    )
+
+
+class SubwordVocab:
+    """A tokenizer, line by line: each line's tokens and one for its end.
+
+    Decoding gives back what the tokenizer itself would; a trained BPE (`train`) loses
+    nothing, others may normalise a line.
+    """
+
+    kind: ClassVar[str] = "subword"
+
+    def __init__(self, engine: _HuggingFace | _SentencePiece) -> None:
+        self.engine = engine
+        self.unknown = engine.unknown()
+        self.line_end = engine.line_end()
+        self._size = len(engine)
+        if self.line_end < 0:
+            raise UserError(
+                "the tokenizer has no token for the end of a line: give it one of "
+                f"{', '.join(LINE_ENDS)}"
+            )
+
+    @classmethod
+    def from_tokenizer(cls, state: str, name: str) -> "SubwordVocab":
+        """Reads the text of a tokenizer.json; `name` is what an error calls it."""
+        return cls._read(_HuggingFace, state, name, "tokenizer.json")
+
+    @classmethod
+    def from_sentencepiece(cls, model: bytes, name: str) -> "SubwordVocab":
+        """Reads the bytes of a SentencePiece model; `name` is what an error calls."""
+        return cls._read(_SentencePiece, model, name, "SentencePiece model")
+
+    @classmethod
+    def _read(cls, engine: Any, state: Any, name: str, what: str) -> "SubwordVocab":
+        try:
+            return cls(engine(state))
+        except UserError:
+            raise
+        except Exception as error:  # both libraries raise their own kinds
+            reason = str(error).partition("\n")[0]
+            raise UserError(
+                f"{name} is no {what} ({reason}): bring back the whole file"
+            ) from error
+
+    @classmethod
+    def train(cls, pieces: Iterable[str], size: int) -> "SubwordVocab":
+        """Learns byte-level BPE of `size` types from text that ends at line ends.
+
+        All 256 bytes are among them, so every text has tokens and none is unknown.
+        """
+        try:
+            from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+        except ImportError as error:
+            raise _not_installed("tokenizers") from error
+        tokenizer = Tokenizer(models.BPE())
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=size,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        )
+        # Without line ends, which stand alone when a line is encoded.
+        lines = (line for piece in pieces for line in piece.split("\n"))
+        tokenizer.train_from_iterator(lines, trainer)
+        return cls(_HuggingFace(tokenizer.to_str()))
+
+    def __len__(self) -> int:
+        return self._size
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The type of a token in a token file."""
+        return token_dtype(len(self))
+
+    def encode(self, text: str) -> np.ndarray:
+        """Returns the tokens of a text."""
+        lines = self.engine.encode(text.split("\n"))
+        flat = [token for line in lines for token in (*line, self.line_end)]
+        return np.array(flat[:-1], self.dtype)  # what follows the last is no line
+
+    def stream(self, blocks: Iterable[bytes], name: str) -> Iterator[np.ndarray]:
+        """Yields the tokens of a whole split."""
+        yield from map(self.encode, texts.lines(blocks, name))
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """Returns the text of tokens."""
+        lines: list[list[int]] = [[]]
+        for token in np.asarray(tokens).tolist():
+            if token == self.line_end:
+                lines.append([])
+            else:
+                lines[-1].append(token)
+        return "\n".join(map(self.engine.decode, lines))
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns what `from_json` needs: the whole tokenizer."""
+        return {"kind": self.kind, **self.engine.to_json()}
+
+    @classmethod
+    def from_json(cls, state: dict[str, Any]) -> "SubwordVocab":
+        """Returns the vocabulary that `to_json` described."""
+        name = "the saved vocabulary"
+        if "sentencepiece" in state:
+            model = base64.b64decode(state["sentencepiece"])
+            return cls.from_sentencepiece(model, name)
+        return cls.from_tokenizer(json.dumps(state["tokenizer"]), name)

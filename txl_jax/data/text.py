@@ -1,0 +1,139 @@
+"""Raw blocks of a split as text, cut where a vocabulary may cut it, in bounded memory.
+
+Dims: none.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from txl_jax.errors import UserError
+
+UNKNOWN = ("<unk>", "<UNK>")  # what WikiText and One Billion Word call it
+
+WORD_BYTES = 16 << 20  # a longer run without white space is no text of words
+LINE_BYTES = 1 << 20  # a longer line is cut at its last space before here
+
+_SPACE = np.zeros(256, bool)
+_SPACE[list(b" \t\n\r\v\f")] = True
+
+
+def token_dtype(vocab_size: int) -> np.dtype:
+    """Returns the narrowest type of uint8, uint16 and int32 that holds every token."""
+    if vocab_size <= 1 << 8:
+        return np.dtype(np.uint8)
+    return np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.int32)
+
+
+def missing(what: str) -> UserError:
+    """Returns the error for text that a vocabulary has no token for."""
+    return UserError(
+        f"{what} is not in the vocabulary, and that has no {UNKNOWN[0]}: leave it out, "
+        "or use a vocabulary that has it (data.vocab='byte' has everything)"
+    )
+
+
+@dataclass
+class Meter:
+    """Measures the blocks of a split as they pass: the denominators of metrics.
+
+    Words are runs of bytes other than ASCII white space; the last line counts also
+    where it has no line end.
+    """
+
+    original_bytes: int = 0
+    stream_bytes: int = 0  # what is left of them in the stream
+    words: int = 0
+    lines: int = 0
+
+    def read(
+        self, blocks: Iterable[bytes], drop_newlines: bool = False
+    ) -> Iterator[bytes]:
+        """Yields the blocks, without byte 10 if that is to be dropped."""
+        after_space = True
+        block = b""
+        for block in blocks:
+            if not block:
+                continue
+            space = _SPACE[np.frombuffer(block, np.uint8)]
+            before = np.concatenate(([after_space], space[:-1]))
+            self.words += int(np.count_nonzero(before & ~space))
+            after_space = bool(space[-1])
+            self.lines += block.count(b"\n")
+            self.original_bytes += len(block)
+            kept = block.replace(b"\n", b"") if drop_newlines else block
+            self.stream_bytes += len(kept)
+            yield kept
+        if block and not block.endswith(b"\n"):
+            self.lines += 1
+
+
+def characters(blocks: Iterable[bytes], name: str) -> Iterator[str]:
+    """Yields text cut between characters; `name` says whose it is in an error.
+
+    Raises UserError, as all of these do, for bytes that are no UTF-8.
+    """
+    return _pieces(blocks, name, _last_character)
+
+
+def words(blocks: Iterable[bytes], name: str) -> Iterator[str]:
+    """Yields text that ends after white space, but for the last piece."""
+
+    def after_space(data: bytes) -> int:
+        stop = max(data.rfind(b"\n"), data.rfind(b" "), data.rfind(b"\t")) + 1
+        if not stop and len(data) > WORD_BYTES:
+            raise UserError(
+                f"{name} has a word of more than {WORD_BYTES:,} bytes: put white space "
+                "between its words, or set data.vocab='char' or 'byte'"
+            )
+        return stop
+
+    return _pieces(blocks, name, after_space)
+
+
+def lines(blocks: Iterable[bytes], name: str) -> Iterator[str]:
+    """Yields text that ends after a line, or inside one of more than LINE_BYTES."""
+
+    def after_line(data: bytes) -> int:
+        stop = data.rfind(b"\n") + 1
+        if not stop and len(data) >= LINE_BYTES:
+            # Before the space: that one begins the next word in most tokenizers.
+            stop = data.rfind(b" ", 1, LINE_BYTES)
+            return stop if stop > 0 else _last_character(data)
+        return stop
+
+    return _pieces(blocks, name, after_line)
+
+
+def _last_character(data: bytes) -> int:
+    """Returns where the last character begins that may go on in the next block."""
+    for back in range(1, min(4, len(data)) + 1):
+        if data[-back] >= 0xC0:
+            return len(data) - back
+        if data[-back] < 0x80:
+            break
+    return len(data)
+
+
+def _pieces(
+    blocks: Iterable[bytes], name: str, where: Callable[[bytes], int]
+) -> Iterator[str]:
+    data, start = b"", 0
+    for block in blocks:
+        data += block
+        if stop := where(data):
+            yield _decode(data[:stop], name, start)
+            data, start = data[stop:], start + stop
+    if data:
+        yield _decode(data, name, start)
+
+
+def _decode(data: bytes, name: str, start: int) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{name} is not UTF-8 at byte {start + error.start}: convert it to UTF-8, "
+            "or set data.vocab='byte', which takes any bytes"
+        ) from None
