@@ -18,10 +18,12 @@ REQUIRES = [
     "absl-py>=2.1",
     "numpy>=2.0",
     "filelock>=3.15",
+    "requests>=2.31",
     "tqdm>=4.66",
     "matplotlib>=3.9",
 ]
-TEST = ["pytest>=8.3", "pytest-xdist>=3.6"]
+SUBWORD = ["tokenizers>=0.22", "sentencepiece>=0.2.1"]
+TEST = ["pytest>=8.3", *SUBWORD]
 
 setup(
     name="txl_jax",
@@ -40,7 +42,7 @@ setup(
         "cuda13": ["jax[cuda13]"],
         "test": TEST,
         "dev": [*TEST, "ruff==0.17.5", "mypy==2.4.1", "pre-commit>=4.0"],
-        "subword": ["tokenizers>=0.22", "sentencepiece>=0.2.1"],
+        "subword": SUBWORD,
         "gcs": ["gcsfs>=2025.9"],
         "bench": ["torch>=2.10", "transformers==4.35.2"],
     },

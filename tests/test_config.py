@@ -325,7 +325,11 @@ def other(value: Any) -> Any:
 
 
 IDENTITY = {
-    *(f"data.{name}" for name in ("corpus", "path", "vocab")),
+    *(
+        f"data.{field.name}"
+        for field in dataclasses.fields(Config().data)
+        if field.name != "data_dir"
+    ),
     *(f"train.{name}" for name in ("seed", "batch_size", "tgt_len")),
     *(f"train.segments_per_{name}" for name in ("call", "update")),
     "train.batch_chunk",

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, NoReturn
 from absl import logging as absl_logging
 
 from txl_jax import config as configs
-from txl_jax import generate, restore, sharding, workdir
+from txl_jax import generate, metrics, restore, sharding, workdir
 from txl_jax.config import Config
 from txl_jax.data import tokens as token_files
 from txl_jax.data.streams import Streams
@@ -43,7 +43,8 @@ flags:
   --config.S.F=V      field F of the config's section S, which is one of
                       {sections}
   --F=V               field F of the mode's own section, in evaluate and generate,
-                      such as --mem_len=1024 or --prompt='def '
+                      such as --mem_len=1024 or --prompt='def '; in prepare,
+                      of the section data
 """
 
 
@@ -72,7 +73,7 @@ def run_train(command: Command) -> dict[str, Any]:
     result |= {"workdir": str(folder), "updates": lines[-1]["step"]}
     result["train_seconds"] = train_seconds
     levels = {}
-    if config.eval.yardsticks:
+    if config.eval.yardsticks and tokens.vocab.kind == "byte":
         levels = ngram.yardsticks(
             tokens.split("train"), tokens.split(config.eval.split)
         )
@@ -85,8 +86,13 @@ def run_train(command: Command) -> dict[str, Any]:
     (folder / "result.json").write_text(json.dumps(result, indent=2) + "\n", "utf-8")
     say(f"a sample, in {folder / 'sample.txt'}:\n{sample}\n")
     for name, bpc in sorted({"this model": result["bpc"], **levels}.items(), key=_bpc):
-        say(f"{name:>12}: {bpc:.3f} bits per byte on {config.eval.split}")
+        say(f"{name:>12}: {bpc:.3f} bits per token on {config.eval.split}")
     return result
+
+
+def run_prepare(command: Command) -> dict[str, Any]:
+    """Makes the token files of the config's corpus, and counts what is in them."""
+    return token_files.statistics(token_files.prepare(command.config.data, say))
 
 
 def check_fit(config: Config, tokens: Tokens) -> None:
@@ -129,9 +135,16 @@ def evaluate_loaded(loaded: restore.Loaded, tokens: Tokens) -> dict[str, Any]:
     evaluate = make_evaluate(loaded.config.model, how, loaded.mesh)
     with Progress(how.split, 0) as bar:
         scores = evaluate(loaded.params, tokens.split(how.split), bar)
+    # The same bits, shared among what others count: bytes of the stream, bytes of the
+    # corpus as it came, and words as a word vocabulary would have them.
+    count = tokens.denominators(how.split)
+    nats = scores["nll"] * scores["tokens"]
     return {
         **dataclasses.asdict(how),
         **scores,
+        "bits_per_byte": metrics.bits(nats / count["bytes"]),
+        "bits_per_original_byte": metrics.bits(nats / count["original_bytes"]),
+        "word_ppl": metrics.perplexity(nats / count["words"]),
         "step": loaded.step,
         "corpus": tokens.manifest["corpus"],
         "sha256": tokens.manifest["splits"][how.split]["sha256"],
@@ -161,6 +174,7 @@ MODES = {
     "train": Mode(run_train),
     "evaluate": Mode(run_evaluate, "eval"),
     "generate": Mode(run_generate, "generate"),
+    "prepare": Mode(run_prepare, "data"),
 }
 
 

@@ -21,7 +21,7 @@ class Loaded(NamedTuple):
 
     model: TransformerXL
     params: Any
-    vocab: vocabulary.ByteVocab
+    vocab: vocabulary.Vocab
     config: Config
     step: int
     mesh: Mesh

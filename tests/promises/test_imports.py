@@ -9,11 +9,15 @@ PACKAGE = Path(__file__).parents[2] / "txl_jax"
 
 ROWS = """
     errors
-    model.config data.corpora data.vocab sharding kernels.xla
-    model.positions model.memory model.adaptive data.builder optim metrics
-    model.attention data.tokens report.writer report.plots report.provenance
-    model.block data.streams data.prefetch
-    model.txl data.sentences
+    data.pieces data.progress data.text data.streams data.prefetch
+    data.download data.files data.dataset data.word data.subword data.mirror
+    data.archive data.vocab data.sentences
+    data.facts
+    model.config data.corpora sharding kernels.xla
+    model.positions model.memory model.adaptive data.builder data.recipe optim metrics
+    model.attention data.encode report.writer report.plots report.provenance
+    model.block data.tokens
+    model.txl
     state generate
     step checkpoint evaluate.ngram
     evaluate.perplexity

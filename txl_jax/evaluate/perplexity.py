@@ -36,7 +36,7 @@ class EvalConfig:
     same_length: bool = False  # every token sees the newest mem_len keys alone
     warm_start: bool = False  # fill memories with the preceding tokens, not scored
     reset_memory_at: int = -1  # id of the token after which a document starts; -1 = off
-    yardsticks: bool = False  # after training: n-gram models, gzip and xz beside it
+    yardsticks: bool = False  # after training on bytes: n-gram models, gzip, xz
 
     def __post_init__(self) -> None:
         """Refuses impossible values, naming the field."""
