@@ -15,7 +15,7 @@ from txl_jax import config as configs
 from txl_jax.config import Config
 from txl_jax.errors import UserError
 
-EXPERIMENTS = sorted((Path(__file__).parents[1] / "experiments").rglob("[!_]*.py"))
+EXPERIMENTS = sorted((Path(__file__).parents[1] / "experiments").glob("[!_]*.py"))
 
 
 def refusal(call: Any, *args: Any) -> str:
