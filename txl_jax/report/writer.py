@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -29,9 +30,9 @@ class Progress:
         self.started = self.said = time.perf_counter()
         self.bar = None
         if sys.stderr.isatty():
-            self.bar = tqdm.tqdm(
-                desc=label, total=total, initial=initial, dynamic_ncols=True
-            )
+            # Some terminals, of containers above all, say that they are 0 wide.
+            width = shutil.get_terminal_size().columns
+            self.bar = tqdm.tqdm(desc=label, total=total, initial=initial, ncols=width)
 
     def __enter__(self) -> Self:
         return self
