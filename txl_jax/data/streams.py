@@ -128,7 +128,7 @@ class Streams:
         self.scored_from_B = bounds[:-1][rows]
         self.end_B = bounds[1:][rows]
         self.start_B = np.maximum(self.scored_from_B - warm_tokens, 0)
-        longest = -(-pairs // batch_size) + (warm_tokens if batch_size > 1 else 0)
+        longest = -(-pairs // batch_size) + warm_tokens
         self.longest = min(longest, pairs)
 
     @property
