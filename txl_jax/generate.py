@@ -82,8 +82,8 @@ def sample(
 
     All are below vocab_size, where the model's own is larger than the vocabulary's.
     All but the prompt's last token is read in one segment, which fills the memory;
-    from there every token is a segment of one. A prompt longer than mem_len is read
-    from its newest mem_len + 1 tokens on: no layer would remember more.
+    from there every token is a segment of one. Of a prompt longer than that the newest
+    mem_len + 1 tokens are read, and what upper layers knew of the rest is lost.
     """
     model_config = dataclasses.replace(model_config, mem_len=config.mem_len)
     model = TransformerXL(model_config)
