@@ -86,6 +86,43 @@ def test_wrong_types_are_refused(field: str, value: Any, wanted: str) -> None:
     assert message.endswith(f"must be of type {wanted}")
 
 
+@pytest.mark.parametrize("value", [3, "3", [3.0], (True,), ((3,),), None])
+def test_what_is_no_tuple_of_its_kind_is_refused(value: Any) -> None:
+    config = configs.default()
+    with config.ignore_type():
+        config.model.cutoffs = value
+    assert "model.cutoffs" in refusal(configs.parse, config)
+
+
+@pytest.mark.parametrize(
+    "text, value",
+    [("3,5", (3, 5)), ("(3, 5)", (3, 5)), ("3", (3,)), ("3,", (3,)), ("", ())],
+)
+def test_a_flag_gives_a_tuple(text: str, value: tuple[int, ...]) -> None:
+    config = configs.default()
+    configs.override(config, "model.cutoffs", text)
+    assert configs.parse(config).model.cutoffs == value
+
+
+def test_a_tuple_of_something_else_is_refused() -> None:
+    message = refusal(configs.override, configs.default(), "model.tie_projs", "true,no")
+    assert "model.tie_projs = 'true,no' is not true or false, or several" in message
+
+
+def test_families_say_what_code_bases_chose() -> None:
+    torch = configs.pytorch(init_std=0.3)
+    assert (torch.norm_init_std, torch.cluster_init_std) == (0.3, 0.3)
+    assert configs.nvidia(init_std=0.3) == dataclasses.replace(
+        torch, same_length_self=True
+    )
+    assert configs.huggingface(init_std=0.3) == dataclasses.replace(
+        torch, initial_memory="zeros", untie_r=True
+    )
+    assert configs.tensorflow(untie_r=True).layer_norm_epsilon == 1e-12
+    model = configs.tensorflow(mem_len=7)
+    assert configs.parse(configs.default(model=model)).model == model
+
+
 def test_a_whole_number_serves_as_a_float() -> None:
     lr = configs.parse(changed(optim_dot_lr=1)).optim.lr
     assert lr == 1 and type(lr) is float
@@ -111,6 +148,19 @@ def test_a_section_that_is_none_is_refused(value: Any) -> None:
         ("model.mem_dtype=bfloat", ["model.mem_dtype", "mean 'bfloat16'"]),
         ("model.kernel=xls", ["model.kernel", "mean 'xla'"]),
         ("model.same_length=true model.mem_len=0", ["same_length", "mem_len"]),
+        ("model.cutoffs=5,5", ["model.cutoffs", "rising"]),
+        ("model.cutoffs=5,9 model.vocab_size=9", ["model.cutoffs", "below", "9"]),
+        ("model.cutoffs=0", ["model.cutoffs", "above 0"]),
+        ("model.cutoffs=5,9 model.div_val=32", ["model.div_val", "3 clusters"]),
+        ("model.cutoffs=5,9 model.tie_projs=true", ["model.tie_projs", "3 clusters"]),
+        ("model.word_dropout=1.0", ["model.word_dropout"]),
+        ("model.layer_norm_epsilon=0", ["model.layer_norm_epsilon"]),
+        ("model.initial_memory=zero", ["model.initial_memory", "mean 'zeros'"]),
+        ("model.position=shawn", ["model.position", "mean 'shaw'"]),
+        ("model.position=sinusoidal", ["model.position", "mem_len to 0"]),
+        ("model.position=shaw", ["model.position", "n_position"]),
+        ("model.n_position=5", ["model.position", "n_position"]),
+        ("model.position=none model.untie_r=true", ["model.untie_r", "none"]),
         ("eval.same_length=true eval.mem_len=0", ["same_length", "mem_len"]),
         ("train.num_steps=0", ["train.num_steps"]),
         ("train.seed=-1", ["train.seed"]),
@@ -293,7 +343,14 @@ def test_an_experiments_own_refusal_is_kept(tmp_path: Path) -> None:
 
 
 def test_a_saved_config_comes_back(tmp_path: Path) -> None:
-    config = configs.parse(changed(optim_dot_lr=1e-3, generate_dot_prompt="é\n"))
+    config = configs.parse(
+        changed(
+            optim_dot_lr=1e-3,
+            generate_dot_prompt="é\n",
+            model_dot_cutoffs=(3, 9),
+            model_dot_tie_projs=(False, True, True),
+        )
+    )
     configs.save_json(config, tmp_path / "config.json")
     assert configs.parse(configs.load_json(tmp_path / "config.json")) == config
 
@@ -320,6 +377,7 @@ def other(value: Any) -> Any:
         "int": lambda: value * 2 or 2,
         "float": lambda: value / 2 or 0.25,
         "str": lambda: value + "x",
+        "tuple": lambda: (*value, True),
     }
     return others[type(value).__name__]()
 

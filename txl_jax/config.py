@@ -11,7 +11,7 @@ import importlib.util
 import json
 import pkgutil
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from ml_collections import ConfigDict
 
@@ -21,10 +21,19 @@ from txl_jax.errors import UserError, nearest, require_one_of
 from txl_jax.evaluate.perplexity import EvalConfig, evaluation_model
 from txl_jax.generate import GenerateConfig
 from txl_jax.model.attention import KERNELS
-from txl_jax.model.config import ModelConfig
+from txl_jax.model.config import (
+    ModelConfig,
+    huggingface,
+    nvidia,
+    pytorch,
+    tensorflow,
+)
 from txl_jax.optim import OptimConfig
 from txl_jax.sharding import MeshConfig
 from txl_jax.step import TrainConfig
+
+# The families of models, for experiments: `default(model=tensorflow(n_layer=18))`.
+__all__ = ["Config", "default", "huggingface", "nvidia", "pytorch", "tensorflow"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,9 +91,12 @@ CHANGEABLE = (
 )
 
 
-def default() -> ConfigDict:
-    """Returns every field of every section at its default."""
-    return ConfigDict(dataclasses.asdict(Config()))
+def default(model: ModelConfig | None = None) -> ConfigDict:
+    """Returns every field of every section at its default, but for a given model."""
+    sections = dataclasses.asdict(Config())
+    if model:
+        sections["model"] = dataclasses.asdict(model)
+    return ConfigDict(sections)
 
 
 def parse(config: ConfigDict) -> Config:
@@ -123,25 +135,41 @@ def _typed(name: str, value: Any) -> Any:
     wanted = field_type(name)
     if wanted is float and type(value) is int:
         return float(value)
+    if items := get_args(wanted):
+        if type(value) in (tuple, list) and all(type(x) is items[0] for x in value):
+            return tuple(value)
+        raise UserError(f"{name} = {value!r} must be a tuple of {items[0].__name__}s")
     if type(value) is not wanted:
         raise UserError(f"{name} = {value!r} must be of type {wanted.__name__}")
     return value
 
 
+KINDS = {bool: "true or false", int: "a whole number", float: "a number"}
+
+
 def override(config: ConfigDict, name: str, text: str) -> None:
-    """Sets the field `section.field` from a flag's text."""
+    """Sets the field `section.field` from a flag's text; a tuple's has commas."""
     wanted = field_type(name)
+    items = get_args(wanted)
+    kind = items[0] if items else wanted
     try:
-        if wanted is bool:
-            value: Any = {"true": True, "false": False}[text.lower()]
+        if items:
+            parts = text.strip("()").split(",")
+            value: Any = tuple(_read(kind, part) for part in parts if part.strip())
         else:
-            value = wanted(text)
+            value = _read(kind, text)
     except (ValueError, KeyError):
-        kind = {bool: "true or false", int: "a whole number", float: "a number"}
-        raise UserError(f"{name} = {text!r} is not {kind[wanted]}") from None
+        each = ", or several with commas between" if items else ""
+        raise UserError(f"{name} = {text!r} is not {KINDS[kind]}{each}") from None
     section, _, key = name.partition(".")
     with config.ignore_type():  # parse checks it; an experiment may have left 1 for 1.0
         config.update({section: {key: value}})
+
+
+def _read(kind: type, text: str) -> Any:
+    if kind is bool:
+        return {"true": True, "false": False}[text.strip().lower()]
+    return kind(text)
 
 
 def load(source: str) -> ConfigDict:
