@@ -21,6 +21,7 @@ AXES = ("data", "fsdp", "model")
 RULES = (
     ("B", ("data", "fsdp")),
     ("D", "fsdp"),
+    ("E", "fsdp"),  # where D has not taken it
     ("H", "model"),
     ("F", "model"),
     ("V", "model"),

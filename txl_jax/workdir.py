@@ -14,6 +14,7 @@ from txl_jax.config import Config
 from txl_jax.data import vocab as vocabulary
 from txl_jax.data.tokens import Tokens
 from txl_jax.errors import UserError
+from txl_jax.model.config import ModelConfig
 from txl_jax.report import provenance
 from txl_jax.report.writer import say
 
@@ -35,21 +36,31 @@ def fit_vocab(config: Config, vocab_size: int) -> Config:
     return dataclasses.replace(config, model=model)
 
 
-# What the mesh splits of a model, by the letter that sharding.RULES has for it.
-SPLIT = {"D": "d_model", "H": "n_head", "F": "d_inner", "V": "vocab_size"}
+def split_sizes(model: ModelConfig) -> list[tuple[str, str, int]]:
+    """Returns what the mesh splits of a model: (letter in RULES, field, size)."""
+    sizes = [
+        ("D", "d_model", model.d_model),
+        ("E", "d_embed", model.embed_size),
+        ("H", "n_head", model.n_head),
+        ("F", "d_inner", model.d_inner),
+        ("V", "vocab_size", model.vocab_size),
+    ]
+    if model.div_val > 1 and model.cutoffs:
+        sizes.append(("V", "cutoffs[0]", model.cutoffs[0]))
+    return sizes
 
 
 def fit_mesh(config: Config) -> Mesh:
     """Returns the mesh; raises UserError unless devices and model divide over it."""
     mesh = sharding.make_mesh(config.mesh)
-    for letter, axis in sharding.RULES:
-        if letter in SPLIT and isinstance(axis, str):
-            size, parts = getattr(config.model, SPLIT[letter]), mesh.shape[axis]
-            if size % parts:
-                raise UserError(
-                    f"model.{SPLIT[letter]} = {size} does not divide over mesh.{axis} "
-                    f"= {parts}: make it a multiple of {parts}, or lower mesh.{axis}"
-                )
+    rules = dict(sharding.RULES)
+    for letter, field, size in split_sizes(config.model):
+        axis = rules[letter]
+        if size % (parts := mesh.shape[axis]):
+            raise UserError(
+                f"model.{field} = {size} does not divide over mesh.{axis} = {parts}: "
+                f"make it a multiple of {parts}, or lower mesh.{axis}"
+            )
     return mesh
 
 

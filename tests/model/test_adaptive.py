@@ -36,10 +36,17 @@ def test_embedding_is_the_tables_row_times_sqrt_d() -> None:
     tiny.assert_close(h_BLD, TABLE_VD[tokens_BL] * math.sqrt(D))
 
 
+def log_softmax(scores_BLV: Array) -> Array:
+    """Returns log-probabilities of scores, in float64."""
+    scores_BLV = scores_BLV - scores_BLV.max(-1, keepdims=True)
+    return scores_BLV - np.log(np.exp(scores_BLV).sum(-1, keepdims=True))
+
+
 def test_scores_are_the_same_table_and_the_bias() -> None:
     hidden_BLD = make_hidden()
-    logits_BLV = call("scores", hidden_BLD)
-    tiny.assert_close(logits_BLV, np.asarray(hidden_BLD) @ TABLE_VD.T + BIAS_V)
+    log_p_BLV = call("log_probs", hidden_BLD)
+    scores_BLV = np.asarray(hidden_BLD, np.float64) @ TABLE_VD.T + BIAS_V
+    tiny.assert_close(log_p_BLV, log_softmax(scores_BLV))
     assert sorted(PARAMS) == ["bias", "table"]
 
 
@@ -57,13 +64,12 @@ def test_nll_is_minus_the_log_probability_of_the_target(scale: float) -> None:
 def test_logits_are_float32_under_bfloat16() -> None:
     hidden_BLD = make_hidden().astype(jnp.bfloat16)
     rounded_VD = np.asarray(jnp.asarray(TABLE_VD, jnp.bfloat16), np.float64)
-    logits_BLV = call("scores", hidden_BLD, dtype="bfloat16")
+    log_p_BLV = call("log_probs", hidden_BLD, dtype="bfloat16")
     # Inputs are rounded, sums are not: bfloat16 sums would differ by 4e-3.
-    expected_BLV = np.asarray(hidden_BLD, np.float64) @ rounded_VD.T + BIAS_V
-    tiny.assert_close(logits_BLV, expected_BLV)
+    scores_BLV = np.asarray(hidden_BLD, np.float64) @ rounded_VD.T + BIAS_V
+    tiny.assert_close(log_p_BLV, log_softmax(scores_BLV))
     targets_BL = tiny.make_tokens(B, L, 2)
     for method, args in (
-        ("scores", (hidden_BLD,)),
         ("log_probs", (hidden_BLD,)),
         ("nll", (hidden_BLD, targets_BL)),
     ):

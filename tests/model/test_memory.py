@@ -84,7 +84,7 @@ def test_oldest_is_the_first_visible_key(L: int, M: int, same_length: bool) -> N
     )
     filled_B = jnp.array([filled for filled, _ in cases])
     first_BL = jnp.array([first for _, first in cases])
-    oldest = np.asarray(oldest_BL(filled_B, first_BL, M, L, same_length))
+    oldest = np.asarray(oldest_BL(filled_B, first_BL, M, L, M if same_length else 0))
     assert oldest.dtype == np.int32
     for b, (filled, first) in enumerate(cases):
         document_K = [0] * filled + [int(number) for number in np.cumsum(first)]
@@ -99,8 +99,8 @@ def test_oldest_is_the_first_visible_key(L: int, M: int, same_length: bool) -> N
 def test_oldest_without_documents() -> None:
     filled_B, none_BL = jnp.array([0, 1, 3]), jnp.zeros((3, 2), bool)
     np.testing.assert_array_equal(
-        oldest_BL(filled_B, None, 3, 2, False),
-        oldest_BL(filled_B, none_BL, 3, 2, False),
+        oldest_BL(filled_B, None, 3, 2, 0),
+        oldest_BL(filled_B, none_BL, 3, 2, 0),
     )
 
 

@@ -16,6 +16,7 @@ import pytest
 from tests import reference, tiny
 from tests.reference import Array
 from txl_jax.model.config import ModelConfig
+from txl_jax.model.dropout import Dropout
 from txl_jax.model.memory import Memory
 from txl_jax.model.txl import TransformerXL
 from txl_jax.state import abstract_params
@@ -134,7 +135,7 @@ def test_dropout_is_where_the_original_code_has_it() -> None:
     found = set()
 
     def record(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
-        if isinstance(context.module, nn.Dropout):
+        if isinstance(context.module, Dropout):
             found.add((context.module.path[:-1], args[0].shape))
         return call(*args, **kwargs)
 

@@ -14,7 +14,8 @@ ROWS = """
     data.archive data.vocab data.sentences
     data.facts
     model.config data.corpora sharding kernels.xla
-    model.positions model.memory model.adaptive data.builder data.recipe optim metrics
+    model.positions model.memory model.initializers model.dropout
+    model.adaptive data.builder data.recipe optim metrics
     model.attention data.encode report.writer report.plots report.provenance
     model.block data.tokens
     model.txl

@@ -40,6 +40,12 @@ def mix(x: Array) -> Array:
     return x ^ (x >> 16)
 
 
+def kept(rate: float, start: Array, index: Array) -> Array:
+    """Returns which indices of a counter survive dropout, bool, all in uint32."""
+    bits = mix(start + index * jnp.uint32(0x9E3779B9))
+    return bits >= jnp.uint32(min(int(rate * 2**32), 2**32 - 1))
+
+
 def keep_BHLK(dropout: Dropout, shape: tuple[int, int, int, int]) -> Array:
     """Returns which probabilities survive dropout, bool.
 
@@ -53,8 +59,7 @@ def keep_BHLK(dropout: Dropout, shape: tuple[int, int, int, int]) -> Array:
     head_H += jnp.uint32(dropout.head0)
     start_BH = mix(mix(dropout.seed ^ stream_B)[:, None] ^ head_H)
     start_BHL = mix(start_BH[..., None] ^ query_L)
-    bits_BHLK = mix(start_BHL[..., None] + key_K * jnp.uint32(0x9E3779B9))
-    return bits_BHLK >= jnp.uint32(min(int(dropout.rate * 2**32), 2**32 - 1))
+    return kept(dropout.rate, start_BHL[..., None], key_K)
 
 
 def rel_shift(x_BHLR: Array) -> Array:
@@ -83,9 +88,9 @@ def rel_attention(
     q_BLHA: Array,
     k_BKHA: Array,
     v_BKHA: Array,
-    r_RHA: Array,
-    u_HA: Array,
-    w_HA: Array,
+    r_RHA: Array | None,
+    u_HA: Array | None,
+    w_HA: Array | None,
     bias_HR: Array | None,
     oldest_BL: Array,
     dropout: Dropout | None,
@@ -94,20 +99,26 @@ def rel_attention(
 
     r_RHA and bias_HR are ordered from the greatest distance, R - 1, down to 0. Scores
     are scaled by 1 / sqrt(A); scores and softmax are float32, the result has the
-    queries' dtype. Source: section 3.3; the reference scales all four terms.
+    queries' dtype. Without u_HA or w_HA their terms are left out; without r_RHA all
+    that depends on distance is. Source: section 3.3; the reference scales all four
+    terms.
     """
     B, L, H, A = q_BLHA.shape
     K = k_BKHA.shape[1]
     f32 = jnp.float32
-    content_BHLK = jnp.einsum(
-        "BLHA,BKHA->BHLK", q_BLHA + u_HA, k_BKHA, preferred_element_type=f32
+    content_BLHA = q_BLHA if u_HA is None else q_BLHA + u_HA
+    score_BHLK = jnp.einsum(
+        "BLHA,BKHA->BHLK", content_BLHA, k_BKHA, preferred_element_type=f32
     )
-    position_BHLR = jnp.einsum(
-        "BLHA,RHA->BHLR", q_BLHA + w_HA, r_RHA, preferred_element_type=f32
-    )
-    if bias_HR is not None:
-        position_BHLR += bias_HR[:, None].astype(f32)
-    score_BHLK = (content_BHLK + rel_shift(position_BHLR)) * A**-0.5
+    if r_RHA is not None:
+        position_BLHA = q_BLHA if w_HA is None else q_BLHA + w_HA
+        position_BHLR = jnp.einsum(
+            "BLHA,RHA->BHLR", position_BLHA, r_RHA, preferred_element_type=f32
+        )
+        if bias_HR is not None:
+            position_BHLR += bias_HR[:, None].astype(f32)
+        score_BHLK += rel_shift(position_BHLR)
+    score_BHLK *= A**-0.5
     visible_B1LK = visible_BLK(oldest_BL, K)[:, None]
     weight_BHLK = jax.nn.softmax(jnp.where(visible_B1LK, score_BHLK, MASKED), axis=-1)
     if dropout is not None:

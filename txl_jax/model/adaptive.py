@@ -1,6 +1,12 @@
-"""The vocabulary's two ends, tied: tokens to embeddings, hidden to likelihoods.
+"""The vocabulary's two ends: tokens to embeddings, hidden states to likelihoods.
 
-Dims: B streams, L segment, D model, V vocabulary.
+With cutoffs the vocabulary falls into clusters (Grave et al. 2017): the first, of the
+most frequent tokens, is predicted together with one entry per rarer cluster, and a rare
+token's probability is its cluster's times its own within it. Rarer clusters may have
+smaller embeddings (Baevski and Auli 2019).
+
+Dims: B streams, L segment, D model, V vocabulary (V0, V1.. per cluster), E embedding
+(E0, E1.. per cluster), G clusters beside the first, T what the first predicts, V0 + G.
 """
 
 from typing import Any
@@ -11,10 +17,12 @@ import jax.numpy as jnp
 from jax import Array
 
 from txl_jax.model.config import ModelConfig
+from txl_jax.model.dropout import WordDropout
+from txl_jax.model.initializers import normal, weight
 
 
 class Vocabulary(nn.Module):
-    """One table [V, D] that embeds tokens and, with a bias [V], scores them.
+    """Tables of embeddings that also score, projections, biases and clusters.
 
     Logits and their logarithms are float32 whatever the dtype of the computation.
     """
@@ -22,35 +30,131 @@ class Vocabulary(nn.Module):
     config: ModelConfig
 
     def setup(self) -> None:
-        """Makes the table and the bias."""
-        V, D = self.config.vocab_size, self.config.d_model
-        table = nn.with_logical_partitioning(
-            nn.initializers.normal(self.config.init_std), ("V", "D")
-        )
-        zeros = nn.with_logical_partitioning(nn.initializers.zeros, ("V",))
-        self.table_VD: Any = self.param("table", table, (V, D))
-        self.bias_V: Any = self.param("bias", zeros, (V,))
+        """Makes the parameters; what is tied is made once."""
+        config = self.config
+        V, G = config.vocab_size, len(config.cutoffs)
+        ends = (0, *config.cutoffs, V)
+        self.bounds = list(zip(ends, ends[1:], strict=False))
+        self.tables = self._make_tables("table")
+        self.projs = self._make_projs()
+        tied = config.tie_weights
+        self.out_tables = self.tables if tied else self._make_tables("out_table")
+        ties = config.tie_projs or (False,) * (G + 1)
+        self.out_projs = [
+            self.projs[i] if ties[i] else self._make_proj(f"out_proj_{i}", i)
+            for i in range(G + 1)
+        ]
+        self.bias_V: Any = self.param("bias", normal(0, "V"), (V,))
+        if G:
+            E = config.embed_size
+            rows = normal(config.cluster_init_std, ".E")
+            self.cluster_table_GE: Any = self.param("cluster_table", rows, (G, E))
+            self.cluster_bias_G: Any = self.param("cluster_bias", normal(0, "."), (G,))
+        self.drop_words = WordDropout(config.word_dropout)
+
+    def _make_tables(self, name: str) -> list[Any]:
+        """Returns tables [Vi, Ei]; without div_val one [V, E] that has all clusters."""
+        config = self.config
+        if config.div_val == 1:
+            shape = (config.vocab_size, config.embed_size)
+            return [self.param(name, weight(config, "VE"), shape)]
+        return [
+            # A rare cluster's table is replicated: its sizes divide over no mesh.
+            self.param(
+                f"{name}_{i}", weight(config, ".." if i else "VE"), (high - low, E)
+            )
+            for i, ((low, high), E) in enumerate(
+                zip(self.bounds, config.embed_sizes, strict=True)
+            )
+        ]
+
+    def _make_proj(self, name: str, i: int) -> Any:
+        """Returns the projection [Ei, D], or None where there is none."""
+        config = self.config
+        D, E = config.d_model, config.embed_sizes[i]
+        if E == D and (config.div_val == 1 or not config.proj_same_dim):
+            return None
+        letters = ".D" if i else "ED"
+        return self.param(name, normal(config.proj_init_std, letters), (E, D))
+
+    def _make_projs(self) -> list[Any]:
+        """Returns the embedding's projections; without div_val all are one."""
+        clusters = range(len(self.bounds))
+        if self.config.div_val == 1:
+            return [self._make_proj("proj", 0)] * len(clusters)
+        return [self._make_proj(f"proj_{i}", i) for i in clusters]
 
     def embed(self, tokens_BL: Array) -> Array:
-        """Returns h_BLD, rows of the table times sqrt(D)."""
-        dtype = self.config.compute_dtype
-        h_BLD = jnp.take(self.table_VD, tokens_BL, axis=0).astype(dtype)
-        return h_BLD * jnp.asarray(self.config.d_model**0.5, dtype)
+        """Returns h_BLD, rows of the tables, projected, times sqrt(D)."""
+        config = self.config
+        if config.div_val == 1:
+            h_BLD = self._rows(0, tokens_BL)
+        else:
+            h_BLD = jnp.zeros(())
+            for i, (low, high) in enumerate(self.bounds):
+                rows_BLD = self._rows(i, jnp.clip(tokens_BL - low, 0, high - low - 1))
+                inside_BL = (low <= tokens_BL) & (tokens_BL < high)
+                h_BLD = jnp.where(inside_BL[..., None], rows_BLD, h_BLD)
+        h_BLD *= jnp.asarray(config.d_model**0.5, config.compute_dtype)
+        return self.drop_words(h_BLD, tokens_BL)
 
-    def scores(self, hidden_BLD: Array) -> Array:
-        """Returns logits_BLV, not normalised."""
-        table_VD = self.table_VD.astype(hidden_BLD.dtype)
+    def _rows(self, i: int, index_BL: Array) -> Array:
+        """Returns rows of table i, projected."""
+        dtype = self.config.compute_dtype
+        rows_BLE = jnp.take(self.tables[i], index_BL, axis=0).astype(dtype)
+        if self.projs[i] is None:
+            return rows_BLE
+        return jnp.einsum("BLE,ED->BLD", rows_BLE, self.projs[i].astype(dtype))
+
+    def _scores(self, hidden_BLD: Array, i: int) -> Array:
+        """Returns the logits of cluster i, not normalised; of the first, BLT."""
+        dtype = hidden_BLD.dtype
+        low, high = self.bounds[i]
+        if self.config.div_val == 1:
+            table_VE = self.out_tables[0][low:high]
+        else:
+            table_VE = self.out_tables[i]
+        bias_V = self.bias_V[low:high]
+        if i == 0 and len(self.bounds) > 1:
+            table_VE = jnp.concatenate([table_VE, self.cluster_table_GE])
+            bias_V = jnp.concatenate([bias_V, self.cluster_bias_G])
+        hidden_BLE = hidden_BLD
+        if self.out_projs[i] is not None:
+            proj_ED = self.out_projs[i].astype(dtype)
+            hidden_BLE = jnp.einsum("BLD,ED->BLE", hidden_BLD, proj_ED)
         logits_BLV = jnp.einsum(
-            "BLD,VD->BLV", hidden_BLD, table_VD, preferred_element_type=jnp.float32
+            "BLE,VE->BLV",
+            hidden_BLE,
+            table_VE.astype(dtype),
+            preferred_element_type=jnp.float32,
         )
-        return logits_BLV + self.bias_V
+        return logits_BLV + bias_V
 
     def log_probs(self, hidden_BLD: Array) -> Array:
         """Returns the log-probability of every token, [B, L, V] in nats."""
-        return jax.nn.log_softmax(self.scores(hidden_BLD))
+        first_BLT = jax.nn.log_softmax(self._scores(hidden_BLD, 0))
+        V0 = self.bounds[0][1]
+        parts = [first_BLT[..., :V0]]
+        for i in range(1, len(self.bounds)):
+            own_BLV = jax.nn.log_softmax(self._scores(hidden_BLD, i))
+            parts.append(first_BLT[..., V0 + i - 1, None] + own_BLV)
+        return jnp.concatenate(parts, axis=-1)
 
     def nll(self, hidden_BLD: Array, targets_BL: Array) -> Array:
         """Returns -log p(target), nll_BL in nats, in token order."""
-        logits_BLV = self.scores(hidden_BLD)
-        target_BL = jnp.take_along_axis(logits_BLV, targets_BL[..., None], axis=-1)
-        return jax.nn.logsumexp(logits_BLV, axis=-1) - target_BL[..., 0]
+        V0 = self.bounds[0][1]
+        index_BL = targets_BL
+        nll_BL: Array | float = 0.0
+        for i, (low, high) in enumerate(self.bounds[1:], start=1):
+            inside_BL = (low <= targets_BL) & (targets_BL < high)
+            own_BL = jnp.clip(targets_BL - low, 0, high - low - 1)
+            tail_BL = cross_entropy(self._scores(hidden_BLD, i), own_BL)
+            nll_BL += jnp.where(inside_BL, tail_BL, 0)
+            index_BL = jnp.where(inside_BL, V0 + i - 1, index_BL)
+        return cross_entropy(self._scores(hidden_BLD, 0), index_BL) + nll_BL
+
+
+def cross_entropy(logits_BLV: Array, targets_BL: Array) -> Array:
+    """Returns -log softmax(logits) at the targets, [B, L]."""
+    target_BL = jnp.take_along_axis(logits_BLV, targets_BL[..., None], axis=-1)
+    return jax.nn.logsumexp(logits_BLV, axis=-1) - target_BL[..., 0]

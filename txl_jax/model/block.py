@@ -1,4 +1,4 @@
-"""One layer: relative attention, then the feed-forward (section 3.3, last equations).
+"""One layer: attention, then the feed-forward (section 3.3, last equations).
 
 Dims: B streams, L segment, M memory, R distances, D model, F feed-forward, H heads,
 A head.
@@ -7,8 +7,11 @@ A head.
 import flax.linen as nn
 from jax import Array
 
-from txl_jax.model.attention import RelAttention, layer_norm, normal
+from txl_jax.model.attention import Attention, layer_norm
 from txl_jax.model.config import ModelConfig
+from txl_jax.model.dropout import Dropout
+from txl_jax.model.initializers import normal, weight
+from txl_jax.model.positions import SCHEMES
 
 
 class FeedForward(nn.Module):
@@ -20,25 +23,23 @@ class FeedForward(nn.Module):
     def __call__(self, h_BLD: Array) -> Array:
         """Returns h_BLD after the sublayer."""
         config = self.config
-        deterministic = not self.has_rng("dropout")
 
         def dense(name: str, features: int, letters: str) -> nn.Dense:
-            bias = nn.with_logical_partitioning(nn.initializers.zeros, (letters[-1],))
             return nn.Dense(
                 features,
                 dtype=config.compute_dtype,
-                kernel_init=normal(config.init_std, letters),
-                bias_init=bias,
+                kernel_init=weight(config, letters),
+                bias_init=normal(0, letters[-1]),
                 name=name,
             )
 
+        def drop(x: Array) -> Array:
+            return Dropout(config.dropout, config.variational)(x)
+
         norm = layer_norm(config, "norm")
         x_BLD = norm(h_BLD) if config.pre_lnorm else h_BLD
-        x_BLF = nn.relu(dense("in", config.d_inner, "DF")(x_BLD))
-        x_BLF = nn.Dropout(config.dropout, deterministic=deterministic)(x_BLF)
-        x_BLD = dense("out", config.d_model, "FD")(x_BLF)
-        x_BLD = nn.Dropout(config.dropout, deterministic=deterministic)(x_BLD)
-        sum_BLD = h_BLD + x_BLD
+        x_BLF = drop(nn.relu(dense("in", config.d_inner, "DF")(x_BLD)))
+        sum_BLD = h_BLD + drop(dense("out", config.d_model, "FD")(x_BLF))
         return sum_BLD if config.pre_lnorm else norm(sum_BLD)
 
 
@@ -52,12 +53,20 @@ class Block(nn.Module):
         self,
         h_BLD: Array,
         h_BMD: Array,
-        R_RD: Array,
-        u_HA: Array,
-        w_HA: Array,
+        biases: dict[str, Array],
+        R_RD: Array | None,
         oldest_BL: Array,
     ) -> tuple[Array, Array]:
         """Returns (output, input), each [B, L, D]: the input is what memory keeps."""
-        attention = RelAttention(self.config, name="attention")
-        x_BLD = attention(h_BLD, h_BMD, R_RD, u_HA, w_HA, oldest_BL)
-        return FeedForward(self.config, name="feed_forward")(x_BLD), h_BLD
+        config = self.config
+        x_BLD = h_BLD
+        if inputs := SCHEMES[config.position].inputs:
+
+            def make(name: str, letters: str, shape: tuple[int, ...]) -> Array:
+                return self.param(name, weight(config, letters), shape)
+
+            rows_LD = inputs(config, make, h_BLD.shape[1])
+            x_BLD = h_BLD + rows_LD.astype(h_BLD.dtype)
+        attention = Attention(config, name="attention")
+        x_BLD = attention(x_BLD, h_BMD, biases, R_RD, oldest_BL)
+        return FeedForward(config, name="feed_forward")(x_BLD), h_BLD

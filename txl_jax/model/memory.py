@@ -33,11 +33,15 @@ class Memory:
 
     @classmethod
     def empty(cls, config: ModelConfig, batch_size: int) -> "Memory":
-        """Returns a memory of config.mem_len tokens in which nothing is visible yet."""
+        """Returns the memory of config.mem_len tokens that a stream starts with.
+
+        Nothing in it is visible, or with initial_memory = "zeros" all of it is.
+        """
         shape = (config.n_layer, batch_size, config.mem_len, config.d_model)
+        filled = config.mem_len if config.initial_memory == "zeros" else 0
         return cls(
             h_NBMD=jnp.zeros(shape, config.memory_dtype),
-            filled_B=jnp.zeros(batch_size, jnp.int32),
+            filled_B=jnp.full(batch_size, filled, jnp.int32),
         )
 
     @property
@@ -103,6 +107,14 @@ class Memory:
         """Returns the memory with nothing visible in the streams where_B (bool)."""
         return dataclasses.replace(self, filled_B=jnp.where(where_B, 0, self.filled_B))
 
+    def zero(self, where_B: Array) -> "Memory":
+        """Returns the memory with visible zeros in the streams where_B (bool)."""
+        where_B11 = where_B[:, None, None]
+        return Memory(
+            h_NBMD=jnp.where(where_B11, 0, self.h_NBMD),
+            filled_B=jnp.where(where_B, self.mem_len, self.filled_B),
+        )
+
 
 Memory.LETTERS = Memory(PartitionSpec(*"NBMD"), PartitionSpec("B"))  # type: ignore
 
@@ -118,19 +130,27 @@ def last_start_B(first_BL: Array, length_B: Array) -> Array:
 
 
 def oldest_BL(
-    filled_B: Array, first_BL: Array | None, M: int, L: int, same_length: bool
+    filled_B: Array, first_BL: Array | None, M: int, L: int, reach: int
 ) -> Array:
     """Returns the oldest key that each query sees, int32; the newest is its own, i + M.
 
     Three things only ever raise it: slots not yet filled, a document that starts in
-    the segment, and same_length, with which every query sees M keys, itself included
-    (the original PyTorch convention: distance < mem_len).
+    the segment, and a reach above 0, with which every query sees so many keys, itself
+    included (same_length).
     """
     query_L = jnp.arange(L, dtype=jnp.int32)
     oldest = jnp.broadcast_to(M - filled_B[:, None], (filled_B.shape[0], L))
     if first_BL is not None:
         start_BL = jax.lax.cummax(jnp.where(first_BL, query_L + M, 0), axis=1)
         oldest = jnp.maximum(oldest, start_BL)
-    if same_length:
-        oldest = jnp.maximum(oldest, query_L + 1)
+    if reach:
+        oldest = jnp.maximum(oldest, query_L + M + 1 - reach)
     return oldest
+
+
+def reach(config: ModelConfig, M: int) -> int:
+    """Returns how many keys same_length shows each query, itself included; 0 = all.
+
+    M in the paper's PyTorch code and Hugging Face's, M + 1 in TensorFlow and NVIDIA's.
+    """
+    return M + config.same_length_self if config.same_length else 0

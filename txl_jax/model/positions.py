@@ -1,22 +1,137 @@
-"""The relative positional encoding: R, one row per distance (section 3.3).
+"""Position schemes: what each adds to the scores, the embeddings or layers' inputs.
 
-Dims: R distances, D model.
+Relative ones (section 3.3) speak of distances, so that a token in the memory keeps its
+place; absolute ones number the tokens of a segment from 0.
+
+Dims: L segment, K keys, R = K distances in decreasing order, P learned positions, D
+model, H heads, A head.
 """
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
 
+from txl_jax.errors import UserError
+from txl_jax.model.config import ModelConfig
 
-def sinusoid_RD(R: int, D: int, clamp_len: int) -> Array:
-    """Returns the encoding of the distances R - 1, ..., 0, in float32.
+# Makes or finds a parameter of the layer: (name, letters, shape) -> array.
+Weight = Callable[[str, str, tuple[int, ...]], Array]
+
+
+class Distances(NamedTuple):
+    """What the attention's kernel wants of a scheme; None is left out of the scores."""
+
+    r_RHA: Array | None = None
+    u_HA: Array | None = None
+    w_HA: Array | None = None
+    bias_HR: Array | None = None
+
+
+class Scheme(NamedTuple):
+    """Where a scheme adds something; all but `biases` are functions or None.
+
+    biases: the parameters [H, A] that it adds to queries, made outside the layers.
+    untied: each layer has its own, whatever untie_r says.
+    encoding: (config, R) -> R_RD, the same for all layers, dropped out like embeddings.
+    scores: (config, weight, R_RD, biases, R) -> Distances of a layer.
+    embeddings: (config, L) -> rows [L, D] added to the scaled embeddings.
+    inputs: (config, weight, L) -> rows [L, D] added to a layer's input.
+    """
+
+    biases: tuple[str, ...] = ()
+    untied: bool = False
+    encoding: Callable[[ModelConfig, int], Array] | None = None
+    scores: Callable[..., Distances] | None = None
+    embeddings: Callable[[ModelConfig, int], Array] | None = None
+    inputs: Callable[[ModelConfig, Weight, int], Array] | None = None
+
+
+def sinusoid_RD(position_R: Array, D: int) -> Array:
+    """Returns the encoding of positions, in float32.
 
     A row is [sin(p f), cos(p f)], halves side by side and not interleaved, with
-    f_k = 10000^(-2k/D) and p the distance, at most clamp_len if that is not 0. Built
-    in float32 always: bfloat16 has no integers beyond 256.
+    f_k = 10000^(-2k/D). Built in float32 always: bfloat16 has no integers beyond 256.
     """
-    distance_R = jnp.arange(R - 1, -1, -1, dtype=jnp.float32)
-    if clamp_len:
-        distance_R = jnp.minimum(distance_R, clamp_len)
     frequency = 10_000.0 ** (-jnp.arange(0, D, 2, dtype=jnp.float32) / D)
-    angle = distance_R[:, None] * frequency
+    angle = position_R.astype(jnp.float32)[:, None] * frequency
     return jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], axis=-1)
+
+
+def distance_R(R: int, farthest: int) -> Array:
+    """Returns the distances R - 1, ..., 0, at most `farthest` unless that is 0."""
+    distance = jnp.arange(R - 1, -1, -1)
+    return jnp.minimum(distance, farthest) if farthest else distance
+
+
+def encode_distances(config: ModelConfig, R: int) -> Array:
+    """Returns R_RD, the sinusoids of the distances."""
+    return sinusoid_RD(distance_R(R, config.clamp_len), config.d_model)
+
+
+def transformer_xl(
+    config: ModelConfig, weight: Weight, R_RD: Array, biases: Any, R: int
+) -> Distances:
+    """Returns r = W_kR R, u and w: all four terms of section 3.3."""
+    shape = (config.d_model, config.n_head, config.d_head)
+    r_RHA = jnp.einsum("RD,DHA->RHA", R_RD, weight("r", "DHA", shape))
+    return Distances(r_RHA, biases["u"], biases["w"])
+
+
+def learned_rows(config: ModelConfig, R: int) -> Array:
+    """Returns which row of a learned table each distance has: the last has distance 0.
+
+    Distances beyond the table, or clamp_len, have the row of the farthest.
+    """
+    P = config.n_position
+    farthest = min(P - 1, config.clamp_len or P - 1)
+    return P - 1 - jnp.minimum(distance_R(R, 0), farthest)
+
+
+def shaw(
+    config: ModelConfig, weight: Weight, R_RD: None, biases: Any, R: int
+) -> Distances:
+    """Returns learned r (Shaw et al. 2018, keys alone): terms (a) and (b)."""
+    shape = (config.n_position, config.n_head, config.d_head)
+    table_PHA = weight("distances", "PHA", shape)
+    return Distances(table_PHA[learned_rows(config, R)])
+
+
+def shaw_biased(
+    config: ModelConfig, weight: Weight, R_RD: None, biases: Any, R: int
+) -> Distances:
+    """Returns the original code's variant: learned r, u, and a bias per distance."""
+    bias_PH = weight("distance_bias", "PH", (config.n_position, config.n_head))
+    bias_RH = bias_PH[learned_rows(config, R)]
+    learned_r = shaw(config, weight, R_RD, biases, R)
+    return learned_r._replace(u_HA=biases["u"], bias_HR=bias_RH.T)
+
+
+def sinusoidal(config: ModelConfig, L: int) -> Array:
+    """Returns the sinusoids of places 0, ..., L - 1 (Vaswani et al. 2017)."""
+    return sinusoid_RD(jnp.arange(L), config.d_model)
+
+
+def learned(config: ModelConfig, weight: Weight, L: int) -> Array:
+    """Returns a layer's learned rows of places 0, ..., L - 1 (Al-Rfou et al. 2018)."""
+    P = config.n_position
+    if L > P:
+        raise UserError(
+            f"a segment of {L} tokens has more places than model.n_position = {P}: "
+            "shorten the segment (tgt_len, ext_len) or raise n_position"
+        )
+    return weight("places", "PD", (P, config.d_model))[:L]
+
+
+SCHEMES = {
+    "transformer_xl": Scheme(
+        biases=("u", "w"), encoding=encode_distances, scores=transformer_xl
+    ),
+    "shaw": Scheme(scores=shaw),
+    "shaw_biased": Scheme(biases=("u",), untied=True, scores=shaw_biased),
+    "sinusoidal": Scheme(embeddings=sinusoidal),
+    "sinusoidal_repeated": Scheme(embeddings=sinusoidal),
+    "learned": Scheme(inputs=learned),
+    "none": Scheme(),
+}

@@ -4,19 +4,24 @@ Dims: B streams, L segment, M memory, K = M + L, R = K distances, N layers, D mo
 H heads, A head, V vocabulary.
 """
 
+from typing import Any
+
 import flax.linen as nn
+import jax
+import jax.numpy as jnp
 from jax import Array
 
 from txl_jax.model.adaptive import Vocabulary
-from txl_jax.model.attention import normal
 from txl_jax.model.block import Block
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.memory import Memory, oldest_BL
-from txl_jax.model.positions import sinusoid_RD
+from txl_jax.model.dropout import Dropout
+from txl_jax.model.initializers import weight
+from txl_jax.model.memory import Memory, oldest_BL, reach
+from txl_jax.model.positions import SCHEMES
 
 
 class TransformerXL(nn.Module):
-    """The model of section 3 with tied embedding and softmax.
+    """The model of section 3.
 
     Dropout is on exactly when a `dropout` rng is passed. The length of the memory is
     read from its shape, so training, evaluation and generation call the same function.
@@ -25,7 +30,7 @@ class TransformerXL(nn.Module):
     config: ModelConfig
 
     def setup(self) -> None:
-        """Makes the layers, scanned, and what they share: u, w and the vocabulary."""
+        """Makes the layers, scanned, and what they share: biases and vocabulary."""
         config = self.config
         block = Block
         if config.remat:
@@ -35,16 +40,25 @@ class TransformerXL(nn.Module):
             block,
             variable_axes={"params": 0},
             split_rngs={"params": True, "dropout": True},
-            in_axes=(0, nn.broadcast, nn.broadcast, nn.broadcast, nn.broadcast),
+            in_axes=(0, 0, nn.broadcast, nn.broadcast),
             length=config.n_layer,
             unroll=min(config.unroll, config.n_layer),
             metadata_params={nn.PARTITION_NAME: "N"},
         )(config)
         self.embedding = Vocabulary(config)
-        shape_HA = (config.n_head, config.d_head)
-        self.u_HA = self.param("u", normal(config.init_std, "HA"), shape_HA)
-        self.w_HA = self.param("w", normal(config.init_std, "HA"), shape_HA)
-        self.drop = nn.Dropout(config.dropout)
+        self.scheme = SCHEMES[config.position]
+        self.biases: Any = {name: self._make_bias(name) for name in self.scheme.biases}
+        self.drop_rows = Dropout(config.dropout, config.variational)
+        self.drop_R = Dropout(config.dropout)
+
+    def _make_bias(self, name: str) -> Array:
+        """Returns u or w of every layer, [N, H, A]."""
+        config = self.config
+        N, H, A = config.n_layer, config.n_head, config.d_head
+        if config.untie_r or self.scheme.untied:
+            return self.param(name, weight(config, "NHA"), (N, H, A))
+        bias_HA = self.param(name, weight(config, "HA"), (H, A))
+        return jnp.broadcast_to(bias_HA, (N, H, A))
 
     def __call__(
         self,
@@ -56,27 +70,32 @@ class TransformerXL(nn.Module):
     ) -> tuple[Array, Memory]:
         """Returns (hidden_BLD, memory) after a segment.
 
-        first_BL (bool): a document starts at this token and sees nothing before it.
+        first_BL (bool): a document starts at this token and sees nothing before it;
+        with initial_memory = "zeros", one that starts with the segment sees zeros.
         length_B: the real tokens of each stream, the rest being padding at the right
         end, which never enters the memory; all of them without it.
         """
         config = self.config
         dtype = config.compute_dtype
-        deterministic = not self.has_rng("dropout")
         L, M = tokens_BL.shape[1], memory.mem_len
-        h_BLD = self.drop(self.embedding.embed(tokens_BL), deterministic=deterministic)
-        R_RD = sinusoid_RD(M + L, config.d_model, config.clamp_len).astype(dtype)
-        R_RD = self.drop(R_RD, deterministic=deterministic)
+        if first_BL is not None and config.initial_memory == "zeros":
+            memory = memory.zero(first_BL[:, 0])
+            first_BL = first_BL.at[:, 0].set(False)
+        h_BLD = self.embedding.embed(tokens_BL)
+        if self.scheme.embeddings:
+            h_BLD += self.scheme.embeddings(config, L).astype(dtype)
+        h_BLD = self.drop_rows(h_BLD)
+        R_RD = None
+        if self.scheme.encoding:
+            R_RD = self.drop_R(self.scheme.encoding(config, M + L).astype(dtype))
         h_BLD, h_NBLD = self.layers(
             h_BLD,
             memory.h_NBMD,
+            jax.tree.map(lambda bias_NHA: bias_NHA.astype(dtype), self.biases),
             R_RD,
-            self.u_HA.astype(dtype),
-            self.w_HA.astype(dtype),
-            oldest_BL(memory.filled_B, first_BL, M, L, config.same_length),
+            oldest_BL(memory.filled_B, first_BL, M, L, reach(config, M)),
         )
-        hidden_BLD = self.drop(h_BLD, deterministic=deterministic)
-        return hidden_BLD, memory.append(h_NBLD, length_B, first_BL)
+        return self.drop_rows(h_BLD), memory.append(h_NBLD, length_B, first_BL)
 
     def nll(
         self,
