@@ -156,6 +156,14 @@ def test_a_section_that_is_none_is_refused(value: Any) -> None:
         ("model.word_dropout=1.0", ["model.word_dropout"]),
         ("model.layer_norm_epsilon=0", ["model.layer_norm_epsilon"]),
         ("model.initial_memory=zero", ["model.initial_memory", "mean 'zeros'"]),
+        *(
+            (f"model.initial_memory=zeros {name}", [name.split("=")[0], "initial_mem"])
+            for name in (
+                "train.roll=true",
+                "train.reset_memory_at=3",
+                "eval.reset_memory_at=0",
+            )
+        ),
         ("model.position=shawn", ["model.position", "mean 'shaw'"]),
         ("model.position=sinusoidal", ["model.position", "mem_len to 0"]),
         ("model.position=shaw", ["model.position", "n_position"]),

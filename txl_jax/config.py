@@ -53,6 +53,7 @@ class Config:
         """Refuses combinations across sections, naming both fields and the mend."""
         require_one_of(self.model.kernel, list(KERNELS), "model.kernel")
         evaluation_model(self.model, self.eval)
+        self._check_documents()
         for section in ("train", "generate"):
             seed = getattr(self, section).seed
             if seed >= 2**32:  # jax would cut it to its low 32 bits
@@ -69,6 +70,21 @@ class Config:
                 f"optim.warmup_steps = {self.optim.warmup_steps} is more than "
                 f"train.num_steps = {self.train.num_steps}; shorten the warm-up"
             )
+
+    def _check_documents(self) -> None:
+        """A document begins with an empty memory, which visible zeros are not."""
+        given = {
+            "train.reset_memory_at": self.train.reset_memory_at >= 0,
+            "train.roll": self.train.roll,
+            "eval.reset_memory_at": self.eval.reset_memory_at >= 0,
+        }
+        for name, on in given.items():
+            if on and self.model.initial_memory == "zeros":
+                raise UserError(
+                    f"{name} starts documents in mid-segment, where initial_memory = "
+                    '"zeros" cannot be seen: leave it out, or set '
+                    'model.initial_memory to "empty"'
+                )
 
 
 SECTIONS: dict[str, type] = {

@@ -142,3 +142,24 @@ def test_memory_is_in_the_computations_dtype_unless_told() -> None:
     }
     for (dtype, mem_dtype), actual in dtypes.items():
         assert actual == (dtype if mem_dtype == "compute" else mem_dtype)
+
+
+def test_zeros_are_seen_from_the_start_and_from_a_document_on() -> None:
+    """As in TensorFlow and Hugging Face: M keys of zero, which the softmax counts."""
+    empty = tiny.config(mem_len=3)
+    zeros = tiny.config(mem_len=3, initial_memory="zeros")
+    params, tokens_BL = tiny.make_params(), tiny.make_tokens(2, 4)
+    filled = Memory.empty(zeros, 2)
+    np.testing.assert_array_equal(filled.filled_B, [3, 3])
+    fresh_BLD, after = tiny.apply(zeros, params, tokens_BL, filled)
+    np.testing.assert_array_equal(after.filled_B, [3, 3])
+    unseen_BLD, _ = tiny.apply(empty, params, tokens_BL, Memory.empty(empty, 2))
+    assert (np.abs(np.asarray(fresh_BLD) - unseen_BLD).max(axis=(1, 2)) > 0.01).all()
+    first_BL = np.zeros((2, 4), bool)
+    first_BL[1, 0] = True
+    again_BLD, memory = tiny.apply(zeros, params, tokens_BL, after, first_BL=first_BL)
+    going_on_BLD, _ = tiny.apply(zeros, params, tokens_BL, after)
+    tiny.assert_close(again_BLD[1], fresh_BLD[1])
+    tiny.assert_close(again_BLD[0], going_on_BLD[0])
+    tiny.assert_close(memory.h_NBMD[:, 1], after.h_NBMD[:, 1])
+    np.testing.assert_array_equal(memory.filled_B, [3, 3])

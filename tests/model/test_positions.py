@@ -1,12 +1,17 @@
-"""R is the sinusoid of the distance, from the farthest to the nearest."""
+"""Sinusoids and learned tables, by distance from the farthest, or by place."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests import reference
+from tests import reference, tiny
 from tests.tiny import assert_close
-from txl_jax.model.positions import distance_R, sinusoid_RD
+from txl_jax.errors import UserError
+from txl_jax.model.config import POSITIONS
+from txl_jax.model.memory import Memory
+from txl_jax.model.positions import SCHEMES, distance_R, learned_rows, sinusoid_RD
+from txl_jax.model.txl import TransformerXL
 
 # An angle of 4,096 radians has a spacing of 4.9e-4 in float32.
 LONG = 5e-4
@@ -34,3 +39,32 @@ def test_clamped_distances_count_as_clamp_len() -> None:
     R_RD = np.asarray(sinusoid_RD(distance_R(10, 4), 8))
     np.testing.assert_array_equal(R_RD[:6], np.stack([R_RD[5]] * 6))
     assert (R_RD[5:-1] != R_RD[6:]).any(axis=1).all()
+
+
+def test_every_scheme_of_the_config_is_here() -> None:
+    assert set(SCHEMES) == set(POSITIONS)
+
+
+@pytest.mark.parametrize(
+    ("P", "clamp_len", "expected"),
+    [
+        (4, 0, [0, 0, 0, 1, 2, 3]),
+        (8, 0, [2, 3, 4, 5, 6, 7]),
+        (8, 2, [5, 5, 5, 5, 6, 7]),
+        (2, 5, [0, 0, 0, 0, 0, 1]),
+    ],
+)
+def test_learned_distances_end_with_0_and_repeat_the_farthest(
+    P: int, clamp_len: int, expected: list[int]
+) -> None:
+    config = tiny.config(position="shaw", n_position=P, clamp_len=clamp_len)
+    np.testing.assert_array_equal(learned_rows(config, 6), expected)
+
+
+def test_a_segment_longer_than_its_places_is_refused() -> None:
+    config = tiny.config(position="learned", n_position=4, mem_len=0)
+    tokens_BL = np.zeros((1, 5), np.int32)
+    with pytest.raises(UserError, match=r"5 tokens .* model.n_position = 4"):
+        TransformerXL(config).init(
+            jax.random.key(0), tokens_BL, Memory.empty(config, 1)
+        )

@@ -10,6 +10,7 @@ import pytest
 
 from tests import tiny
 from tests.reference import Array
+from txl_jax.errors import UserError
 from txl_jax.model.config import ModelConfig
 
 B, T = 2, 12
@@ -23,6 +24,11 @@ PARAMS = tiny.make_params()
         (5, {}),
         (5, {"clamp_len": 3}),
         (5, {"pre_lnorm": True, "clamp_len": 6}),
+        (5, {"untie_r": True}),
+        (5, {"position": "shaw", "n_position": 4}),
+        (5, {"position": "shaw", "n_position": 2 * T, "clamp_len": 3}),
+        (5, {"position": "shaw_biased", "n_position": 4}),
+        (5, {"position": "none"}),
     ],
     ids=str,
 )
@@ -30,10 +36,27 @@ def test_segments_with_enough_memory_equal_one_pass(
     tgt_len: int, settings: dict[str, Any]
 ) -> None:
     config, tokens_BT = tiny.config(mem_len=T, **settings), tiny.make_tokens(B, T)
-    expected_BTD, expected = tiny.read(config, PARAMS, tokens_BT, T)
-    hidden_BTD, memory = tiny.read(config, PARAMS, tokens_BT, tgt_len)
+    params = tiny.make_params(config)
+    expected_BTD, expected = tiny.read(config, params, tokens_BT, T)
+    hidden_BTD, memory = tiny.read(config, params, tokens_BT, tgt_len)
     tiny.assert_close(hidden_BTD, expected_BTD)
     tiny.assert_close(memory, expected)
+
+
+def test_repeated_absolute_positions_do_not() -> None:
+    """The temporal confusion of section 3.3: places start anew in every segment."""
+    config = tiny.config(mem_len=T, position="sinusoidal_repeated")
+    params, tokens_BT = tiny.make_params(config), tiny.make_tokens(B, T)
+    one_BTD, _ = tiny.read(config, params, tokens_BT, T)
+    hidden_BTD, _ = tiny.read(config, params, tokens_BT, 6)
+    tiny.assert_close(hidden_BTD[:, :6], one_BTD[:, :6])
+    assert (np.abs(hidden_BTD - one_BTD)[:, 6:].max(axis=-1) > 0.01).all()
+
+
+@pytest.mark.parametrize("scheme", ["sinusoidal", "learned"])
+def test_absolute_positions_with_memory_are_refused(scheme: str) -> None:
+    with pytest.raises(UserError, match="mem_len to 0"):
+        tiny.config(position=scheme, n_position=T * (scheme == "learned"))
 
 
 def test_with_same_length_its_own_memory_is_enough() -> None:
@@ -95,9 +118,14 @@ def test_reach_grows_by_the_memory_in_every_layer(
     np.testing.assert_array_equal(depends_T(config, tgt_len), expected_T)
 
 
+@pytest.mark.parametrize("itself", [False, True])
 @pytest.mark.parametrize("n_layer", [1, 3])
-def test_reach_with_same_length_is_the_same_for_every_token(n_layer: int) -> None:
-    mem_len = 4
-    config = tiny.config(n_layer=n_layer, mem_len=mem_len, same_length=True)
-    expected_T = np.arange(T) >= T - 1 - n_layer * (mem_len - 1)
+def test_reach_with_same_length_is_the_same_for_every_token(
+    n_layer: int, itself: bool
+) -> None:
+    mem_len = 4 - itself
+    config = tiny.config(
+        n_layer=n_layer, mem_len=mem_len, same_length=True, same_length_self=itself
+    )
+    expected_T = np.arange(T) >= T - 1 - n_layer * 3
     np.testing.assert_array_equal(depends_T(config, 3), expected_T)

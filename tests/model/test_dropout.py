@@ -1,0 +1,103 @@
+"""Dropout drops the stated part, anew in every place and call, whatever the mesh.
+
+Dims: B streams, L segment, D features.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests import tiny
+from txl_jax.model.dropout import Dropout, WordDropout
+from txl_jax.model.memory import Memory
+
+B, L, D = 6, 50, 64
+RATE = 0.3
+
+
+def apply(module: Any, *args: Any, seed: int | None = 0) -> np.ndarray[Any, Any]:
+    rngs = None if seed is None else {"dropout": jax.random.key(seed)}
+    return np.asarray(module.apply({}, *args, rngs=rngs))
+
+
+def test_it_keeps_the_mean_and_drops_the_rate() -> None:
+    ones_BLD = jnp.ones((B, L, D))
+    x_BLD = apply(Dropout(RATE), ones_BLD)
+    np.testing.assert_allclose(np.unique(x_BLD), [0, 1 / (1 - RATE)], rtol=1e-6)
+    for axis in range(3):
+        others = tuple({0, 1, 2} - {axis})
+        kept = (x_BLD > 0).mean(axis=others)
+        # Five standard errors of a proportion.
+        error = 5 * (RATE * (1 - RATE) * x_BLD.shape[axis] / x_BLD.size) ** 0.5
+        assert np.abs(kept - (1 - RATE)).max() < error
+
+
+def test_neighbours_are_dropped_independently() -> None:
+    kept_BLD = apply(Dropout(0.5), jnp.ones((B, L, D))) > 0
+    for axis in range(3):
+        near, far = (
+            np.take(kept_BLD, range(k, kept_BLD.shape[axis] - 1 + k), axis)
+            for k in (0, 1)
+        )
+        same = (near == far).mean()
+        assert abs(same - 0.5) < 5 * 0.5 / near.size**0.5
+
+
+def test_every_call_and_seed_has_its_own_mask() -> None:
+    ones_BLD = jnp.ones((B, L, D))
+    first, again, other = (apply(Dropout(0.5), ones_BLD, seed=s) for s in (0, 0, 1))
+    np.testing.assert_array_equal(first, again)
+    assert 0.45 < ((first > 0) == (other > 0)).mean() < 0.55
+
+
+def test_it_is_off_without_rng_or_rate() -> None:
+    x_BLD = jnp.ones((B, L, D))
+    for rate, seed in ((RATE, None), (0.0, 0)):
+        np.testing.assert_array_equal(apply(Dropout(rate), x_BLD, seed=seed), x_BLD)
+
+
+def test_variational_masks_are_the_same_for_all_tokens() -> None:
+    x_BLD = apply(Dropout(RATE, variational=True), jnp.ones((B, L, D)))
+    np.testing.assert_array_equal(x_BLD, np.broadcast_to(x_BLD[:, :1], x_BLD.shape))
+    kept_BD = x_BLD[:, 0] > 0
+    assert 0.5 < kept_BD.mean() < 0.9
+    assert len(np.unique(kept_BD, axis=0)) == B
+
+
+def test_word_dropout_drops_a_word_wherever_it_stands() -> None:
+    tokens_BL = np.arange(B * L, dtype=np.int32).reshape(B, L) % 100
+    h_BLD = apply(WordDropout(RATE), jnp.ones((B, L, D)), tokens_BL)
+    np.testing.assert_array_equal(h_BLD, np.broadcast_to(h_BLD[..., :1], h_BLD.shape))
+    kept_BL = h_BLD[..., 0] > 0
+    np.testing.assert_allclose(np.unique(h_BLD), [0, 1 / (1 - RATE)], rtol=1e-6)
+    for token in range(100):
+        assert len(set(kept_BL[tokens_BL == token])) == 1
+    assert 0.5 < np.mean(kept_BL.flat[:100]) < 0.9
+
+
+@pytest.mark.parametrize("change", [{"variational": True}, {"word_dropout": 0.3}])
+def test_the_model_has_them(change: dict[str, Any]) -> None:
+    """The memory of the first layer is the embeddings after dropout."""
+    config = tiny.config(dropout=0.3, mem_len=4, **change)
+    tokens_BL = np.full((B, 4), 7, np.int32)
+    tokens_BL[:, 1] = 3
+    _, memory = tiny.apply(
+        config,
+        tiny.make_params(config),
+        tokens_BL,
+        Memory.empty(config, B),
+        rngs={"dropout": jax.random.key(4)},
+    )
+    h_BMD = np.asarray(memory.h_NBMD[0])
+    kept_BMD = h_BMD != 0
+    if "variational" in change:
+        np.testing.assert_array_equal(
+            kept_BMD, np.broadcast_to(kept_BMD[:, :1], kept_BMD.shape)
+        )
+        assert 0.4 < kept_BMD.mean() < 0.95
+    else:
+        whole_BM = kept_BMD.any(axis=-1)
+        assert len(set(whole_BM[:, [0, 2, 3]].flat)) == 1

@@ -1,0 +1,75 @@
+"""Parameters start as the code bases of published models draw them.
+
+Dims: N layers, D model, H heads, A head, V vocabulary, E embedding.
+"""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import numpy as np
+import pytest
+
+from txl_jax.config import pytorch, tensorflow
+from txl_jax.model.config import ModelConfig
+from txl_jax.state import init_params
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 3000,
+    "n_layer": 2,
+    "d_model": 64,
+    "n_head": 4,
+    "d_head": 32,
+    "d_inner": 128,
+    "cutoffs": (1000, 2000),
+    "div_val": 2,
+    "init_std": 0.05,
+    "untie_r": True,
+}
+WEIGHTS = {"q", "k", "v", "r", "o", "kernel", "u", "w", "table_0", "table_1", "table_2"}
+
+
+def draw(config: ModelConfig) -> dict[str, np.ndarray[Any, Any]]:
+    """Returns the fresh parameters by path; the last name says what they are."""
+    params = nn.unbox(jax.jit(lambda: init_params(config, jax.random.key(0)))())
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf)
+        for path, leaf in leaves
+    }
+
+
+def expected_std(config: ModelConfig, name: str) -> float:
+    """Returns the standard deviation that the config states for a parameter."""
+    last = name.rpartition("/")[2]
+    if last in WEIGHTS:
+        return config.init_std
+    if "proj" in last:
+        return config.proj_init_std
+    stds = {"scale": config.norm_init_std, "cluster_table": config.cluster_init_std}
+    return stds.get(last, 0.0)
+
+
+@pytest.mark.parametrize("family", [pytorch, tensorflow])
+def test_parameters_are_normal_as_their_family_draws_them(family: Any) -> None:
+    config = family(**SIZES)
+    for name, leaf in draw(config).items():
+        mean = 1.0 if name.endswith("scale") else 0.0
+        std = expected_std(config, name)
+        if not std:
+            assert (leaf == mean).all(), name
+            continue
+        # Five standard errors.
+        assert abs(leaf.mean() - mean) < 5 * std / leaf.size**0.5, name
+        assert abs(leaf.std() / std - 1) < 5 / (2 * leaf.size) ** 0.5, name
+
+
+def test_a_range_makes_weights_uniform_and_leaves_projections() -> None:
+    config = tensorflow(**SIZES, init_range=0.1)
+    for name, leaf in draw(config).items():
+        if name.rpartition("/")[2] in WEIGHTS:
+            assert np.abs(leaf).max() <= 0.1, name
+            error = abs(leaf.std() / (0.1 / 3**0.5) - 1)
+            assert error < 5 / (2 * leaf.size) ** 0.5, name
+        elif "proj" in name:
+            assert np.abs(leaf).max() > 2 * config.proj_init_std, name
