@@ -16,6 +16,7 @@ from tests import tiny
 from txl_jax import sharding as module
 from txl_jax.data.streams import Segment
 from txl_jax.errors import UserError
+from txl_jax.model.config import ModelConfig
 from txl_jax.optim import OptimConfig, make_optimizer
 from txl_jax.sharding import (
     AXES,
@@ -30,13 +31,17 @@ from txl_jax.state import abstract_params, init_state
 
 B = 16
 CUBE = MeshConfig(data=2, fsdp=2, model=2)
+# Rare clusters of 5 and 3, which no mesh divides.
+CLUSTERS = tiny.config(cutoffs=(4, 9), div_val=2, untie_r=True)
 ADAM = make_optimizer(OptimConfig())
 
 
 @pytest.mark.parametrize(
     ("letters", "spec"),
     [
-        ("VD", P("model", "fsdp")),
+        ("VE", P("model", "fsdp")),
+        # D takes fsdp before E does.
+        ("ED", P(None, "fsdp")),
         ("NDHA", P(None, "fsdp", "model", None)),
         ("NHAD", P(None, "model", None, "fsdp")),
         ("NDF", P(None, "fsdp", "model")),
@@ -116,7 +121,9 @@ def test_no_device_holds_a_whole_sharded_parameter() -> None:
     init, places = init_state(tiny.CONFIG, ADAM, B, 0, mesh)
     state = tiny.jit(init, out_shardings=places)()
     letters = nn.get_partition_spec(abstract_params(tiny.CONFIG))
-    split = jax.tree.map(lambda spec: "D" in spec, letters, is_leaf=_is_spec)
+    split = jax.tree.map(
+        lambda spec: "D" in spec or "E" in spec, letters, is_leaf=_is_spec
+    )
     adam: Any = state.opt_state[1]
     for tree in (state.params, adam.mu, adam.nu):
         for leaf, is_split in zip(
@@ -135,16 +142,17 @@ def _is_spec(x: Any) -> bool:
     return isinstance(x, P)
 
 
-def test_a_fresh_state_is_the_same_on_any_mesh() -> None:
-    def fresh(config: MeshConfig, devices: int) -> Any:
-        mesh = make_mesh(config, jax.devices()[:devices])
-        init, places = init_state(tiny.CONFIG, ADAM, B, 1, mesh)
+@pytest.mark.parametrize("config", [tiny.CONFIG, CLUSTERS], ids=["", "clusters"])
+def test_a_fresh_state_is_the_same_on_any_mesh(config: ModelConfig) -> None:
+    def fresh(sizes: MeshConfig, devices: int) -> Any:
+        mesh = make_mesh(sizes, jax.devices()[:devices])
+        init, places = init_state(config, ADAM, B, 1, mesh)
         state = tiny.jit(init, out_shardings=places)()
         return jax.device_get((state.params, jax.random.key_data(state.rng)))
 
     alone = fresh(MeshConfig(), 1)
     tiny.assert_close(fresh(CUBE, 8), alone)
-    assert alone[0]["embedding"]["table"].std() == pytest.approx(0.02, rel=0.3)
+    assert alone[0]["layers"]["attention"]["q"].std() == pytest.approx(0.02, rel=0.3)
 
 
 @pytest.mark.parametrize("config", [MeshConfig(), CUBE, MeshConfig(data=1, model=8)])
