@@ -16,6 +16,7 @@ from tests.reference import Array, Params
 
 V, D, H, A, F, N = 11, 8, 2, 3, 12, 2
 B = 2
+PLAIN = reference.Settings(mem_len=0)
 TIGHT = 1e-10  # float64: the same sums in another order
 SETTINGS = [
     {},
@@ -97,10 +98,10 @@ def test_position_encoding_by_hand() -> None:
 
 def test_layer_norm_by_hand() -> None:
     norm = {"scale": np.array([1.0, 10.0]), "bias": np.array([0.0, 1.0])}
-    # A deviation of 3/4 sqrt(epsilon) makes 3/5: this pins epsilon to 1e-5.
+    # A deviation of 3/4 sqrt(epsilon) makes 3/5.
     deviation = 0.75 * math.sqrt(1e-5)
     x_LD = np.array([[2 + deviation, 2 - deviation], [1e4, 0.0]])
-    assert_close(reference.layer_norm(x_LD, norm), [[0.6, -5], [1, -9]])
+    assert_close(reference.layer_norm(x_LD, norm, 1e-5), [[0.6, -5], [1, -9]])
 
 
 def test_four_terms_by_hand() -> None:
@@ -111,7 +112,7 @@ def test_four_terms_by_hand() -> None:
     }
     context_KD = np.array([[3.0, 1.0], [1.0, 2.0]])
     u_HA, w_HA = np.array([[0.5]]), np.array([[2.0]])
-    terms_4HLK = reference.four_terms(attention, u_HA, w_HA, 0, context_KD, 1)
+    terms_4HLK = reference.four_terms(attention, u_HA, w_HA, PLAIN, context_KD, 1)
     assert terms_4HLK.shape == (4, 1, 1, 2)
     # q = 1 and k = 1, 2; r is sin(1) + cos(1) at distance 1 and 1 at distance 0.
     assert_close(terms_4HLK[:, 0, 0, 0], [1, 1.3817732907, 0.5, 2.7635465814], 1e-9)
@@ -242,7 +243,8 @@ def test_four_terms_sum_to_the_matrix_form(clamp_len: int) -> None:
     future_LK = np.triu(np.ones((L, K), bool), K - L + 1)
     visible_L = [[j for j in range(K) if not future_LK[i, j]] for i in range(L)]
     u_HA, w_HA = params["u"], params["w"]
-    actual_LD = reference.attend(attention, u_HA, w_HA, clamp_len, x_KD, visible_L)
+    settings = reference.Settings(mem_len=K - L, clamp_len=clamp_len)
+    actual_LD = reference.attend(attention, u_HA, w_HA, settings, x_KD, visible_L)
     expected_LD = matrix_attention(attention, u_HA, w_HA, x_KD, future_LK, clamp_len)
     assert_close(actual_LD, expected_LD)
 
