@@ -37,9 +37,12 @@ def assert_reads_as_the_reference(
 ) -> None:
     """Reads segments, each with the memory of those before, and compares."""
     rng = np.random.default_rng(2)
+    params = tiny.make_params(config)
     settings = tiny.reference_settings(config)
     memory = Memory.empty(config, B)
     expected_memory = reference.empty(config.n_layer, B, tiny.D)
+    if config.initial_memory == "zeros":
+        expected_memory = reference.zeros(config.n_layer, B, tiny.D, config.mem_len)
     for s in range(SEGMENTS):
         tokens_BL = tiny.make_tokens(B, L, 10 + s)
         targets_BL = tiny.make_tokens(B, L, 20 + s)
@@ -49,10 +52,10 @@ def assert_reads_as_the_reference(
         if ragged:
             more["length_B"] = ragged_lengths(s)
         nll_BL, memory = tiny.apply(
-            config, PARAMS, tokens_BL, targets_BL, memory, method="nll", **more
+            config, params, tokens_BL, targets_BL, memory, method="nll", **more
         )
         expected_BL, expected_memory = reference.nll(
-            PARAMS, tokens_BL, targets_BL, expected_memory, **settings, **more
+            params, tokens_BL, targets_BL, expected_memory, **settings, **more
         )
         length_B = more.get("length_B", np.full(B, L))
         real_BL = np.arange(L) < length_B[:, None]
@@ -64,6 +67,30 @@ def assert_reads_as_the_reference(
 @pytest.mark.parametrize("settings", tiny.SETTINGS, ids=str)
 def test_segments_read_as_the_reference(settings: dict[str, Any], mem_len: int) -> None:
     assert_reads_as_the_reference(tiny.config(mem_len=mem_len, **settings))
+
+
+CLUSTERS: dict[str, Any] = {"cutoffs": (5, 9), "div_val": 2}
+VARIANTS: list[dict[str, Any]] = [
+    {"untie_r": True, "initial_memory": "zeros", "layer_norm_epsilon": 0.1},
+    {"same_length": True, "same_length_self": True},
+    {"cutoffs": (5, 9)},
+    {**CLUSTERS, "tie_projs": (False, True, True)},
+    {**CLUSTERS, "tie_weights": False, "proj_same_dim": False},
+    {"d_embed": 6, "cutoffs": (4,)},
+    {"position": "shaw", "n_position": 5},
+    {"position": "shaw_biased", "n_position": 20, "clamp_len": 3},
+    {"position": "none", "pre_lnorm": True},
+    {"position": "sinusoidal", "mem_len": 0},
+    {"position": "learned", "n_position": 6, "mem_len": 0},
+    {"position": "sinusoidal_repeated"},
+]
+
+
+@pytest.mark.parametrize("changes", VARIANTS, ids=str)
+def test_variants_read_as_the_reference(changes: dict[str, Any]) -> None:
+    config = tiny.config(**changes)
+    documents = config.initial_memory == "empty"
+    assert_reads_as_the_reference(config, documents, ragged=True)
 
 
 @pytest.mark.parametrize("pre_lnorm", [False, True])

@@ -85,10 +85,18 @@ class Oracle:
         return (above - below) / (2 * STEP)
 
 
-@pytest.mark.parametrize("settings", [{}, tiny.ALL], ids=str)
+VARIANTS: list[dict[str, Any]] = [
+    {},
+    tiny.ALL,
+    {"cutoffs": (5, 9), "div_val": 2, "untie_r": True},
+    {"position": "shaw_biased", "n_position": 5},
+]
+
+
+@pytest.mark.parametrize("settings", VARIANTS, ids=str)
 def test_gradients_are_the_differences_of_the_oracle(settings: dict[str, Any]) -> None:
     rng = np.random.default_rng(0)
-    params: Params = tiny.make_params()
+    params: Params = tiny.make_params(tiny.config(**settings))
     gradient = gradient_of_the_model(settings, params)
     params = jax.tree.map(lambda leaf: leaf.astype(np.float64), params)
     oracle = Oracle(settings, params)
