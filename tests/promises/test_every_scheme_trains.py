@@ -63,7 +63,9 @@ def test_loss_falls(changes: dict[str, Any]) -> None:
         batch_size=B, tgt_len=L, segments_per_call=S, num_steps=S, eval_every=S
     )
     step = tiny.jit(
-        make_train_step(TransformerXL(config), optimizer, lambda _: 0.01, how)
+        make_train_step(
+            TransformerXL(config), optimizer, lambda _: jnp.asarray(0.01), how
+        )
     )
     params: Any = nn.unbox(init_params(config, jax.random.key(0)))
     state = TrainState(
