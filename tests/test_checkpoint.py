@@ -28,7 +28,7 @@ from txl_jax.state import TrainState
 RISING = {1: 3.0, 2: 1.0, 3: 2.0, 4: None, 5: 2.5, 6: 4.0}
 
 
-def make_state(seed: int) -> TrainState:
+def make_state(seed: int, mem_len: int = 3) -> TrainState:
     """Returns a state with no two numbers alike, its memory over eight devices."""
     rng = np.random.default_rng(seed)
 
@@ -39,7 +39,7 @@ def make_state(seed: int) -> TrainState:
     opt_state = make_optimizer(OptimConfig()).init(params)
     opt_state = jax.tree.map(lambda x: draw(x.shape, x.dtype), opt_state)
     memory = Memory(
-        h_NBMD=draw((2, 8, 3, 4), jnp.bfloat16),
+        h_NBMD=draw((2, 8, mem_len, 4), jnp.bfloat16),
         filled_B=draw((8,), np.int32),
     )
     step = jnp.asarray(seed, jnp.int32)
@@ -104,6 +104,15 @@ def restored_step(workdir: Path, which: str) -> int:
         got, step = checkpoint.restore_params(manager, which, like(params))
     assert_same(got, make_state(step).params)
     return step
+
+
+def test_a_state_without_memory_comes_back_exactly(tmp_path: Path) -> None:
+    expected = make_state(1, mem_len=0)
+    with closing(open_checkpoints(tmp_path, CheckpointConfig())) as manager:
+        checkpoint.save(manager, 1, expected, Position(0, 1, 2), None)
+        restored = checkpoint.restore(manager, like(expected))
+    assert restored is not None
+    assert_same(restored[0], expected)
 
 
 def test_state_and_position_come_back_exactly(rising: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import preservation_policy
 from orbax.checkpoint.options import AtomicityMode, AtomicityOptions
@@ -82,7 +83,7 @@ def save(
     """
     args = ocp.args.Composite(
         params=ocp.args.StandardSave(state.params),
-        training=ocp.args.StandardSave(_training(state)),
+        training=ocp.args.StandardSave(_without_empty(_training(state))),
         position=ocp.args.JsonSave(position._asdict()),
     )
     metrics = None if valid_nll_nats is None else {"valid_nll": valid_nll_nats}
@@ -101,12 +102,12 @@ def restore(
         return None
     args = ocp.args.Composite(
         params=ocp.args.StandardRestore(like.params),
-        training=ocp.args.StandardRestore(_training(like)),
+        training=ocp.args.StandardRestore(_without_empty(_training(like))),
         position=ocp.args.JsonRestore(),
     )
     saved = manager.restore(step, args=args)
-    state = TrainState(params=saved.params, **saved.training)
-    return state, Position(**saved.position)
+    training = _with_empty(saved.training, _training(like))
+    return TrainState(params=saved.params, **training), Position(**saved.position)
 
 
 def restore_params(
@@ -148,3 +149,22 @@ def abstract(shapes: Any, shardings: Any) -> Any:
 def _training(state: TrainState) -> dict[str, Any]:
     names = [field.name for field in dataclasses.fields(state)]
     return {name: getattr(state, name) for name in names if name != "params"}
+
+
+def _without_empty(tree: Any) -> Any:
+    """Returns the tree with None for arrays of no numbers, which orbax refuses.
+
+    The memory of a model without one is such an array.
+    """
+    return jax.tree.map(lambda x: x if x.size else None, tree)
+
+
+def _with_empty(tree: Any, like: Any) -> Any:
+    """Returns the tree that `_without_empty` was given."""
+
+    def fill(wanted: Any, found: Any) -> Any:
+        if found is not None:
+            return found
+        return jnp.zeros(wanted.shape, wanted.dtype, device=wanted.sharding)
+
+    return jax.tree.map(fill, like, tree)
