@@ -81,15 +81,15 @@ def make_step(
 ONE_STEP = make_step(DROPOUT, make_how(batch_chunk=C))
 
 
-def make_segments(S: int, batch_size: int = B) -> Segment:
+def make_segments(S: int, batch_size: int = B, half_loss: bool = False) -> Segment:
     """Returns S segments: 10 or 11 tokens in each stream, then the next epoch.
 
     So the third segment is a tail, with 2 or 3 real tokens, and the fourth begins
     documents.
     """
     tokens = tiny.make_tokens(1, 10 * batch_size + batch_size // 2 + 1)[0]
-    segments, _ = Streams(tokens, batch_size, L, S).batch(Position())
-    return segments
+    streams = Streams(tokens, batch_size, L, S, half_loss=half_loss)
+    return streams.batch(Position())[0]
 
 
 def only(segments: Segment, s: int) -> Segment:
@@ -167,9 +167,10 @@ def test_training_without_memory() -> None:
     tiny.assert_equal(after.memory.filled_B, np.zeros(B))
 
 
-def test_an_update_is_the_mean_over_its_scored_tokens() -> None:
+@pytest.mark.parametrize("half_loss", [False, True])
+def test_an_update_is_the_mean_over_its_scored_tokens(half_loss: bool) -> None:
     """Two updates of two segments each; the second has a tail: fewer tokens."""
-    G, segments = 2, make_segments(4)
+    G, segments = 2, make_segments(4, half_loss=half_loss)
     state = make_state(PLAIN, SGD)
     how = make_how(segments_per_call=4, segments_per_update=G)
     actual, metrics = make_step(PLAIN, how, SGD)(state, segments)
@@ -190,7 +191,7 @@ def test_an_update_is_the_mean_over_its_scored_tokens() -> None:
         tiny.assert_close(metrics["grad_norm"][u], norm)
         tokens_U.append(tokens)
     assert metrics["tokens"].tolist() == tokens_U
-    assert tokens_U[0] != tokens_U[1]
+    assert tokens_U[0] == G * B * L / (2 if half_loss else 1) > tokens_U[1]
     tiny.assert_close(actual.params, params)
     tiny.assert_close(actual.memory, memory)
     assert actual.step == 2

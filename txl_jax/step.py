@@ -40,17 +40,24 @@ class TrainConfig:
     sentence_end: int = -1  # id of the token that ends a sentence; -1 = none
     roll: bool = False  # each epoch, start every stream at a random place of its own
     varlen: bool = False  # draw the length of each segment, about tgt_len
+    ext_len: int = 0  # tokens read again before each segment; needs model.mem_len = 0
+    half_loss: bool = False  # score only the more recent half of each segment (Table 6)
     reset_memory_at: int = -1  # id of the token after which a document starts; -1 = off
 
     def __post_init__(self) -> None:
         """Refuses impossible values and combinations, naming the fields."""
-        require(self, "train", 0, "seed")
+        require(self, "train", 0, "seed", "ext_len")
         names = [field.name for field in dataclasses.fields(self)]
         counts = slice(names.index("num_steps"), names.index("order"))
         require(self, "train", 1, *names[counts])
         require(self, "train", -1, "sentence_end", "reset_memory_at")
         require_one_of(self.order, list(ORDERS), "train.order")
         self._check_sentences()
+        if self.half_loss and self.ext_len:
+            raise UserError(
+                f"train.half_loss = True and train.ext_len = {self.ext_len} each score "
+                "the recent part of what is read: set one of them alone"
+            )
         if self.batch_size % self.batch_chunk:
             raise UserError(
                 f"train.batch_size = {self.batch_size} must be a multiple of "

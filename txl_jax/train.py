@@ -53,9 +53,11 @@ def make_streams(how: TrainConfig, tokens: np.ndarray, rows: slice) -> Streams:
         how.tgt_len,
         how.segments_per_call,
         rows=rows,
+        ext_len=how.ext_len,
         reset_memory_at=how.reset_memory_at,
         roll=how.roll,
         varlen=how.varlen,
+        half_loss=how.half_loss,
         seed=how.seed,
         order=ORDERS[how.order](tokens, how.sentence_end, how.seed),
     )

@@ -77,14 +77,19 @@ class Streams:
     """B streams over the tokens of one split; `batch` is a pure function.
 
     rows: only those streams are read; a process of several asks for its own.
+    ext_len: before its new tokens, each segment has the ext_len tokens that its stream
+    read last, again and not scored: the context of a model without memory. Its arrays
+    are so much wider. Where a stream has read fewer, the segment has fewer.
     warm_tokens: a stream starts so many tokens early, not scored, to fill the memory
-    with what precedes it (NVIDIA's protocol for evaluation).
+    with what precedes it (NVIDIA's protocol for evaluation). With ext_len they are the
+    context of its first segments, and make no segments of their own.
     reset_memory_at: a document starts after each token of this id; -1 = nowhere. The
     token itself belongs to the old document, and predicts the new one's first token
     from it; the next input, that first token, is the first to see nothing before it.
     roll: every epoch, each stream starts at a random place of its own, reads to its
     end, and then from its beginning, where a document starts (NVIDIA's roll).
-    varlen: segments of varying length, see `length`, in arrays tgt_len + SLACK wide.
+    varlen: segments of varying length, see `length`, in arrays SLACK wider.
+    half_loss: of a segment's n tokens, the first n // 2 are not scored (Table 6).
     order: the epoch's text, a permutation of the file's positions.
 
     What is random depends on (seed, epoch) and the number of the stream or segment,
@@ -101,10 +106,12 @@ class Streams:
         segments: int = 1,
         *,
         rows: slice = slice(None),
+        ext_len: int = 0,
         warm_tokens: int = 0,
         reset_memory_at: int = -1,
         roll: bool = False,
         varlen: bool = False,
+        half_loss: bool = False,
         seed: int = 0,
         order: Order = as_it_stands,
     ):
@@ -116,10 +123,12 @@ class Streams:
             )
         self.tokens = np.asarray(tokens)  # indexing a np.memmap itself is slower
         self.tgt_len = tgt_len
+        self.ext_len = ext_len
         self.segments = segments
         self.reset_memory_at = reset_memory_at
         self.roll = roll
         self.varlen = varlen
+        self.half_loss = half_loss
         self.seed = seed
         self.order = order
         # Python integers: B x tokens passes 2^31 in the published runs.
@@ -128,7 +137,10 @@ class Streams:
         self.scored_from_B = bounds[:-1][rows]
         self.end_B = bounds[1:][rows]
         self.start_B = np.maximum(self.scored_from_B - warm_tokens, 0)
-        longest = -(-pairs // batch_size) + warm_tokens
+        # A stream reads on from start_B, but what is only ever context is never new.
+        self.new_from_B = self.scored_from_B if ext_len else self.start_B
+        self.count_B = self.end_B - self.new_from_B
+        longest = -(-pairs // batch_size) + (0 if ext_len else warm_tokens)
         self.longest = min(longest, pairs)
 
     @property
@@ -158,28 +170,35 @@ class Streams:
 
     def _rotation_B(self, epoch: int) -> np.ndarray:
         """Returns the pair of its own that each stream starts an epoch with."""
-        count_B = self.end_B - self.start_B
         if not self.roll:
-            return np.zeros_like(count_B)
+            return np.zeros_like(self.count_B)
         random_B = draw(self.seed, ROTATION, epoch, self.stream_B)
-        return (random_B % count_B.astype(np.uint64)).astype(np.int64)
+        return (random_B % self.count_B.astype(np.uint64)).astype(np.int64)
 
     def _segment(self, position: Position) -> tuple[np.ndarray, ...]:
         offset = position.token_offset
-        width_L = np.arange(self.tgt_len + (SLACK if self.varlen else 0))
-        start_B1, end_B1 = self.start_B[:, None], self.end_B[:, None]
-        count_B = self.end_B - self.start_B
-        length_B = np.clip(count_B - offset, 0, self.length(position))
+        slack = SLACK if self.varlen else 0
+        width_L = np.arange(self.ext_len + self.tgt_len + slack)
+        new_B = np.clip(self.count_B - offset, 0, self.length(position))
+        lead_B = self.new_from_B - self.start_B
+        context_B = np.minimum(self.ext_len, lead_B + offset)
+        length_B = np.where(new_B > 0, context_B + new_B, 0)
         real_BL = width_L < length_B[:, None]
-        pair_BL = (self.start_B + self._rotation_B(position.epoch) + offset)[:, None]
-        pair_BL = pair_BL + width_L
-        pair_BL = np.where(pair_BL < end_B1, pair_BL, pair_BL - count_B[:, None])
-        pair_BL = np.where(real_BL, pair_BL, 0)
-        scored_BL = real_BL & (pair_BL >= self.scored_from_B[:, None])
-        # Nothing that a stream has read before its beginning precedes it in the text.
-        first_BL = real_BL & (pair_BL == start_B1)
-        # An epoch begins without a memory of the end of the one before.
-        first_BL[:, 0] |= offset == 0
+        # The n-th new pair of the epoch is turn n; the context before turn 0 has
+        # turns below 0. Rotated, a stream wraps from its end to its beginning.
+        turn_BL = offset - context_B[:, None] + width_L
+        index_BL = turn_BL + self._rotation_B(position.epoch)[:, None]
+        count_B1 = self.count_B[:, None]
+        wraps_BL = index_BL == count_B1
+        index_BL = np.where(index_BL < count_B1, index_BL, index_BL - count_B1)
+        pair_BL = np.where(real_BL, self.new_from_B[:, None] + index_BL, 0)
+        scored_BL = real_BL & (turn_BL >= offset)
+        scored_BL &= pair_BL >= self.scored_from_B[:, None]
+        if self.half_loss:
+            scored_BL &= width_L >= length_B[:, None] // 2
+        # An epoch begins without the end of the one before, and what a stream has read
+        # before its beginning does not precede it in the text.
+        first_BL = real_BL & (wraps_BL | (turn_BL == -lead_B[:, None]))
         if self.reset_memory_at >= 0:
             before_BL = self._read(position.epoch, np.maximum(pair_BL - 1, 0))
             first_BL |= real_BL & (before_BL == self.reset_memory_at)
@@ -208,10 +227,14 @@ class Streams:
             yield position
             position = self._after(position)
 
-    def cold_tokens(self, mem_len: int) -> int:
-        """Returns how many tokens are scored before their stream has read mem_len."""
+    def cold_tokens(self, full: int) -> int:
+        """Returns how many tokens are scored before their stream has read `full`.
+
+        That is the memory's length, or ext_len for a model without one: these tokens
+        see less than the others.
+        """
         warm_B = self.scored_from_B - self.start_B
-        cold_B = np.minimum(mem_len - warm_B, self.end_B - self.scored_from_B)
+        cold_B = np.minimum(full - warm_B, self.end_B - self.scored_from_B)
         return int(np.maximum(cold_B, 0).sum())
 
     def batch(self, position: Position) -> tuple[Segment, Position]:
