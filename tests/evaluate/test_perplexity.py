@@ -11,7 +11,8 @@ import jax
 import numpy as np
 import pytest
 
-from tests import tiny
+from tests import reference, tiny
+from txl_jax.errors import UserError
 from txl_jax.evaluate.perplexity import EvalConfig, make_evaluate
 from txl_jax.model.memory import Memory
 from txl_jax.sharding import MeshConfig, make_mesh
@@ -70,6 +71,62 @@ def test_nll_is_that_of_a_plain_loop(changes: dict[str, Any]) -> None:
     tokens = tiny.make_tokens(1, 55)[0]  # 54 pairs: no multiple of 4 streams or of 5
     nll = evaluate(tokens, how)["nll"]
     assert nll == pytest.approx(loop(tokens, how), rel=tiny.FLOAT32)
+
+
+def windows(tokens: np.ndarray, how: EvalConfig) -> float:
+    """Returns the mean nll of windows, each read by the oracle from a cold start."""
+    pairs = len(tokens) - 1
+    nll = 0.0
+    for b in range(how.streams):
+        begin, end = b * pairs // how.streams, (b + 1) * pairs // how.streams
+        oldest = max(begin - how.ext_len, 0) if how.warm_start else begin
+        for at in range(begin, end, how.tgt_len):
+            low, stop = max(at - how.ext_len, oldest), min(at + how.tgt_len, end)
+            nll_BL, _ = reference.nll(
+                PARAMS,
+                tokens[None, low:stop],
+                tokens[None, low + 1 : stop + 1],
+                reference.empty(tiny.N, 1, tiny.D),
+                mem_len=0,
+                clamp_len=how.clamp_len,
+            )
+            nll += nll_BL[0, at - low :].sum()
+    return nll / pairs
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"streams": 1, "ext_len": 6},
+        {"streams": 4, "ext_len": 3, "clamp_len": 3},
+        {"streams": 4, "ext_len": 6, "tgt_len": 1},
+        {"streams": 4, "ext_len": 16, "warm_start": True},
+    ],
+    ids=str,
+)
+def test_without_memory_it_is_that_of_overlapping_windows(
+    changes: dict[str, Any],
+) -> None:
+    how = dataclasses.replace(HOW, mem_len=0, **changes)
+    tokens = tiny.make_tokens(1, 55)[0]
+    nll = evaluate(tokens, how)["nll"]
+    assert nll == pytest.approx(windows(tokens, how), rel=tiny.FLOAT32)
+    without = dataclasses.replace(how, ext_len=0)
+    assert nll != pytest.approx(windows(tokens, without), rel=1e-3)
+
+
+@pytest.mark.parametrize("warm_start, cold_tokens", [(False, 4 * 6), (True, 6)])
+def test_a_token_with_less_than_the_whole_context_is_cold(
+    warm_start: bool, cold_tokens: int
+) -> None:
+    how = EvalConfig(streams=4, tgt_len=5, mem_len=0, ext_len=6, warm_start=warm_start)
+    scores = evaluate(tiny.make_tokens(1, 55)[0], how)
+    assert (scores["tokens"], scores["cold_tokens"]) == (54, cold_tokens)
+
+
+def test_two_kinds_of_context_are_refused() -> None:
+    with pytest.raises(UserError, match="eval.ext_len = 3 with eval.mem_len = 7"):
+        dataclasses.replace(HOW, ext_len=3)
 
 
 @pytest.mark.parametrize("count", [5, 22])

@@ -1,4 +1,4 @@
-"""The nll of a split, each segment read with the memory of those before (section 4.1).
+"""The nll of a split, each segment read with what came before it (section 4.1).
 
 Dims: S segments in one call, B streams, L segment, M memory.
 """
@@ -32,18 +32,24 @@ class EvalConfig:
     streams: int = 8  # contiguous parts read side by side, each from a cold start
     tgt_len: int = 128  # tokens of a segment
     mem_len: int = 512  # tokens remembered
+    ext_len: int = 0  # tokens read again before each segment, where mem_len is 0
     clamp_len: int = 0  # distances beyond it count as it; 0 = off
     same_length: bool = False  # every token sees the newest mem_len keys alone
-    warm_start: bool = False  # fill memories with the preceding tokens, not scored
+    warm_start: bool = False  # first fill memories, or windows, with what precedes
     reset_memory_at: int = -1  # id of the token after which a document starts; -1 = off
     yardsticks: bool = False  # after training on bytes: n-gram models, gzip, xz
 
     def __post_init__(self) -> None:
         """Refuses impossible values, naming the field."""
         require(self, "eval", 1, "streams", "tgt_len")
-        require(self, "eval", 0, "mem_len", "clamp_len")
+        require(self, "eval", 0, "mem_len", "ext_len", "clamp_len")
         require(self, "eval", -1, "reset_memory_at")
         require_one_of(self.split, list(SPLITS), "eval.split")
+        if self.ext_len and self.mem_len:
+            raise UserError(
+                f"eval.ext_len = {self.ext_len} with eval.mem_len = {self.mem_len} "
+                "would show the same tokens twice: set one of them to 0"
+            )
         which = self.checkpoint
         if which not in ("best", "latest") and not which.isdecimal():
             raise UserError(
@@ -69,7 +75,7 @@ def make_evaluate(config: ModelConfig, how: EvalConfig, mesh: Mesh) -> Evaluate:
 
     progress(done, total) is called as segments are dispatched. The result: tokens
     scored, mean nll in nats, ppl, bpc, streams, and cold_tokens, those scored before
-    their stream had read mem_len tokens.
+    their stream had read mem_len tokens, or ext_len without a memory.
     """
     config = evaluation_model(config, how)
     rows = host_rows(mesh, how.streams, "eval.streams")
@@ -87,13 +93,14 @@ def make_evaluate(config: ModelConfig, how: EvalConfig, mesh: Mesh) -> Evaluate:
         params: Any, tokens: np.ndarray, progress: Callable[[int, int], None]
     ) -> dict[str, Any]:
         started = time.perf_counter()
-        warm = how.mem_len if how.warm_start else 0
+        full = how.mem_len or how.ext_len
         streams = Streams(
             tokens,
             how.streams,
             how.tgt_len,
             rows=rows,
-            warm_tokens=warm,
+            ext_len=how.ext_len,
+            warm_tokens=full if how.warm_start else 0,
             reset_memory_at=how.reset_memory_at,
         )
         memory = empty()
@@ -112,7 +119,7 @@ def make_evaluate(config: ModelConfig, how: EvalConfig, mesh: Mesh) -> Evaluate:
             "ppl": metrics.perplexity(nll / scored),
             "bpc": metrics.bits(nll / scored),
             "streams": how.streams,
-            "cold_tokens": streams.cold_tokens(how.mem_len),
+            "cold_tokens": streams.cold_tokens(full),
             "seconds": seconds,
             "tokens_per_second": scored / seconds,
         }
