@@ -13,6 +13,8 @@ import pytest
 from jax import Array
 
 from tests import tiny
+from txl_jax import generate
+from txl_jax.errors import UserError
 from txl_jax.generate import GenerateConfig, choose, restrict, sample
 from txl_jax.model.memory import Memory
 
@@ -120,13 +122,15 @@ def test_memory_equals_reading_the_whole_text_again() -> None:
     assert len(set(text_T[begin:].tolist())) > 1, "a model that says something"
 
 
-def test_a_short_memory_is_carried_from_token_to_token() -> None:
+@pytest.mark.parametrize("longest", [3, 4, 512])
+def test_a_short_memory_is_carried_from_token_to_token(
+    longest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generate, "LONGEST", longest)
     config = dataclasses.replace(GREEDY, mem_len=4)
     model_config = tiny.config(mem_len=4)
-    # The last five tokens: four for the memory, and the one that is read first.
-    _, memory = tiny.apply(
-        model_config, PARAMS, PROMPT[None, -5:-1], Memory.empty(model_config, 1)
-    )
+    # The whole prompt: upper layers know of more than the memory holds.
+    _, memory = tiny.read(model_config, PARAMS, PROMPT[None, :-1], longest)
     token, expected = int(PROMPT[-1]), []
     for _ in range(config.num_tokens):
         log_probs, memory = tiny.apply(
@@ -154,6 +158,43 @@ def test_without_memory_the_last_token_decides_alone() -> None:
         expected.append(token)
     got = draw(PROMPT, dataclasses.replace(GREEDY, mem_len=0))
     np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize("ext_len", [2, 8, 10, 40])
+def test_without_memory_a_window_is_read_again_for_every_token(ext_len: int) -> None:
+    """Sliding from the start, exactly full, filling and then sliding, never full."""
+    config = dataclasses.replace(GREEDY, num_tokens=5, mem_len=0, ext_len=ext_len)
+    model_config = tiny.config(mem_len=0)
+    text = PROMPT.tolist()
+    for _ in range(config.num_tokens):
+        window_BL = np.array([text[-(ext_len + 1) :]])
+        log_probs, _ = tiny.apply(
+            model_config,
+            PARAMS,
+            window_BL,
+            Memory.empty(model_config, 1),
+            method="logits",
+        )
+        text.append(int(np.argmax(log_probs[0, -1])))
+    assert draw(PROMPT, config).tolist() == text[len(PROMPT) :]
+    assert len(set(text[len(PROMPT) :])) > 1, "a model that says something"
+
+
+def test_a_window_that_holds_everything_says_what_a_memory_does() -> None:
+    config = dataclasses.replace(GREEDY, mem_len=0, ext_len=63)
+    np.testing.assert_array_equal(draw(PROMPT, config), draw(PROMPT, GREEDY))
+
+
+def test_two_kinds_of_context_are_refused() -> None:
+    message = "generate.ext_len = 3 with generate.mem_len = 512"
+    with pytest.raises(UserError, match=message):
+        GenerateConfig(ext_len=3)
+
+
+@pytest.mark.parametrize("mem_len", [0, 8])
+def test_a_prompt_without_tokens_is_refused(mem_len: int) -> None:
+    with pytest.raises(UserError, match="generate.prompt has no tokens"):
+        draw(PROMPT[:0], dataclasses.replace(GREEDY, mem_len=mem_len))
 
 
 def test_tokens_beyond_the_vocabulary_are_never_drawn() -> None:

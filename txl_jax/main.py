@@ -155,8 +155,8 @@ def sample_loaded(loaded: restore.Loaded) -> tuple[str, float]:
     """Returns (prompt and continuation, seconds taken)."""
     how = loaded.config.generate
     prompt = loaded.vocab.encode(how.prompt)
-    if len(prompt) > how.mem_len + 1:
-        say(f"the prompt has {len(prompt)} tokens: the newest {how.mem_len + 1} count")
+    if not how.mem_len and len(prompt) > how.ext_len + 1:
+        say(f"the prompt has {len(prompt)} tokens: the newest {how.ext_len + 1} count")
     started = time.perf_counter()
     tokens = generate.sample(
         loaded.config.model, loaded.params, prompt, how, len(loaded.vocab)
