@@ -36,6 +36,13 @@ def changed(**fields: Any) -> ConfigDict:
     return ConfigDict(config)
 
 
+# A model with 64 learned places, which suffice.
+LEARNED = (
+    "model.position=learned model.n_position=64 model.mem_len=0 train.tgt_len=64 "
+    "eval.mem_len=0 eval.tgt_len=24 eval.ext_len=40 generate.mem_len=0 "
+    "generate.ext_len=63"
+)
+
 # Reading
 
 
@@ -202,6 +209,48 @@ def test_a_section_that_is_none_is_refused(value: Any) -> None:
         ("optim.beta2=1.0", ["optim.beta2"]),
         ("optim.epsilon=0", ["optim.epsilon"]),
         ("optim.schedule=cosin", ["optim.schedule", "mean 'cosine'"]),
+        (
+            "train.ext_len=3 model.mem_len=4",
+            ["train.ext_len = 3", "model.mem_len = 4", "set one of them to 0"],
+        ),
+        (
+            "train.ext_len=3 train.half_loss=true model.mem_len=0",
+            ["train.half_loss = True", "train.ext_len = 3"],
+        ),
+        (
+            "eval.ext_len=3 eval.mem_len=4",
+            ["eval.ext_len = 3", "eval.mem_len = 4", "set one of them to 0"],
+        ),
+        (
+            "generate.ext_len=3 generate.mem_len=4",
+            ["generate.ext_len = 3", "generate.mem_len = 4", "set one of them to 0"],
+        ),
+        *(
+            (
+                f"model.position=sinusoidal model.mem_len=0 {others}",
+                [f"{section}.mem_len = 512", '"sinusoidal"', f"{section}.ext_len"],
+            )
+            for section, others in (
+                ("eval", "generate.mem_len=0"),
+                ("generate", "eval.mem_len=0"),
+            )
+        ),
+        *(
+            (
+                f"{LEARNED} {changes}",
+                [f"{fields} = 65", "model.n_position = 64"],
+            )
+            for changes, fields in (
+                ("train.tgt_len=60 train.ext_len=5", "train.varlen)"),
+                ("train.tgt_len=50 train.varlen=true", "train.varlen)"),
+                ("eval.tgt_len=1 eval.ext_len=64", "eval.ext_len + eval.tgt_len"),
+                ("generate.ext_len=64", "generate.ext_len + 1"),
+            )
+        ),
+        (
+            "model.same_length=true generate.mem_len=0",
+            ["same_length", "mem_len = 0"],
+        ),
         ("eval.streams=0", ["eval.streams"]),
         ("eval.split=tests", ["eval.split", "mean 'test'"]),
         ("eval.checkpoint=newest", ["eval.checkpoint", "latest"]),
@@ -227,6 +276,14 @@ def test_values_that_cannot_work_are_refused(changes: str, named: list[str]) -> 
     message = refusal(configs.parse, config)
     for part in named:
         assert part in message
+
+
+def test_learned_places_that_suffice_are_accepted() -> None:
+    config = configs.default()
+    for change in LEARNED.split():
+        name, _, text = change.partition("=")
+        configs.override(config, name, text)
+    assert configs.parse(config).model.n_position == 64
 
 
 # Overrides
@@ -400,6 +457,7 @@ IDENTITY = {
     *(f"train.segments_per_{name}" for name in ("call", "update")),
     "train.batch_chunk",
     *(f"train.{name}" for name in ("order", "sentence_end", "roll", "varlen")),
+    *(f"train.{name}" for name in ("ext_len", "half_loss")),
     "train.reset_memory_at",
     *(f"optim.{field.name}" for field in dataclasses.fields(Config().optim)),
     *(

@@ -246,6 +246,8 @@ def test_the_length_of_a_segment_decides_nothing_while_memory_reaches(
         (["--streams=16", "--config.eval.mem_len=5"], 16 * 5),
         (["--warm_start=true"], 8),
         (["--mem_len=0", "--tgt_len=1"], 0),
+        (["--mem_len=0", "--ext_len=8"], 8 * 8),
+        (["--mem_len=0", "--ext_len=7", "--warm_start"], 7),
     ],
     ids=str,
 )
@@ -295,6 +297,18 @@ def test_a_prompt_may_be_odd_and_long(home: Home) -> None:
     assert text.startswith(prompt)
 
 
+def test_a_window_says_which_part_of_a_prompt_counts(home: Home) -> None:
+    flags = ("--num_tokens=4", "--temperature=0", "--mem_len=0", "--ext_len=6")
+    long, short = (
+        home.read("generate", f"--prompt={prompt}", *flags)
+        for prompt in ("1 is 1 less 0", "less 0")
+    )
+    assert "the prompt has 13 tokens: the newest 7 count" in long.err
+    assert "count" not in short.err
+    memory = home.read("generate", "--prompt=1 is 1 less 0", "--mem_len=6")
+    assert "count" not in memory.err, "a memory reads all of it"
+
+
 # Mistakes
 
 NEW = ("--config={home}/tiny.py", "--workdir={home}/new")
@@ -336,6 +350,18 @@ MISTAKES: dict[str, tuple[tuple[str, ...], str]] = {
     "same_length": (
         (*NEW, "--config.model.same_length", "--config.model.mem_len=0"),
         "same_length",
+    ),
+    "context twice": (
+        (*NEW, "--config.train.ext_len=4"),
+        "train.ext_len = 4 with model.mem_len = 8",
+    ),
+    "context twice in evaluation": (
+        (*EVALUATE, "--ext_len=4"),
+        "eval.ext_len = 4 with eval.mem_len = 8",
+    ),
+    "context twice in generation": (
+        (*GENERATE, "--ext_len=4"),
+        "generate.ext_len = 4 with generate.mem_len = 8",
     ),
     "vocab_size": ((*NEW, "--config.model.vocab_size=99"), "model.vocab_size = 99"),
     "kernel": ((*NEW, "--config.model.kernel=xls"), "did you mean 'xla'"),

@@ -23,7 +23,7 @@ from txl_jax.step import TrainConfig
 TEXT = np.frombuffer(b"segment after segment; " * 800, "u1")
 
 
-def tiny(**changes: Any) -> Config:
+def tiny(mem_len: int = 16, **changes: Any) -> Config:
     how = TrainConfig(
         num_steps=150,
         batch_size=8,
@@ -39,7 +39,7 @@ def tiny(**changes: Any) -> Config:
             n_head=2,
             d_head=16,
             d_inner=64,
-            mem_len=16,
+            mem_len=mem_len,
             dropout=0.0,
         ),
         train=dataclasses.replace(how, **changes),
@@ -56,6 +56,18 @@ def test_loss_falls(tmp_path: Path) -> None:
     assert lines[0]["exact"]["loss"] > 5
     assert lines[-1]["exact"]["loss"] < 0.7
     assert lines[-1]["exact"]["valid_nll"] < 0.7
+
+
+def test_a_model_without_memory_learns_from_overlapping_windows(
+    tmp_path: Path,
+) -> None:
+    how = EvalConfig(streams=8, tgt_len=16, mem_len=0, ext_len=16)
+    config = tiny(mem_len=0, num_steps=75, ext_len=16)
+    config = dataclasses.replace(config, eval=how)
+    loop.train(config, tmp_path, TEXT, TEXT[:2000])
+    lines = read_metrics(tmp_path / "metrics.jsonl")
+    assert {line["exact"]["tokens"] for line in lines} == {8 * 16}
+    assert lines[-1]["exact"]["valid_nll"] < 1.5
 
 
 def stub_slow_parts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,12 +16,14 @@ from typing import Any, get_args
 from ml_collections import ConfigDict
 
 from txl_jax.checkpoint import CheckpointConfig
+from txl_jax.data.streams import SLACK
 from txl_jax.data.tokens import DataConfig
 from txl_jax.errors import UserError, nearest, require_one_of
 from txl_jax.evaluate.perplexity import EvalConfig, evaluation_model
-from txl_jax.generate import GenerateConfig
+from txl_jax.generate import GenerateConfig, generation_model
 from txl_jax.model.attention import KERNELS
 from txl_jax.model.config import (
+    ABSOLUTE,
     ModelConfig,
     huggingface,
     nvidia,
@@ -52,7 +54,8 @@ class Config:
     def __post_init__(self) -> None:
         """Refuses combinations across sections, naming both fields and the mend."""
         require_one_of(self.model.kernel, list(KERNELS), "model.kernel")
-        evaluation_model(self.model, self.eval)
+        self._check_context()
+        self._check_places()
         self._check_documents()
         for section in ("train", "generate"):
             seed = getattr(self, section).seed
@@ -84,6 +87,42 @@ class Config:
                     f"{name} starts documents in mid-segment, where initial_memory = "
                     '"zeros" cannot be seen: leave it out, or set '
                     'model.initial_memory to "empty"'
+                )
+
+    def _check_context(self) -> None:
+        if self.train.ext_len and self.model.mem_len:
+            raise UserError(
+                f"train.ext_len = {self.train.ext_len} with model.mem_len = "
+                f"{self.model.mem_len} would show the same tokens twice: set one of "
+                "them to 0"
+            )
+        for section in ("eval", "generate"):
+            mem_len = getattr(self, section).mem_len
+            if self.model.position in ABSOLUTE and mem_len:
+                raise UserError(
+                    f"{section}.mem_len = {mem_len}: a model with model.position = "
+                    f'"{self.model.position}" has no memory; set it to 0, and '
+                    f"{section}.ext_len for context"
+                )
+        evaluation_model(self.model, self.eval)
+        generation_model(self.model, self.generate)
+
+    def _check_places(self) -> None:
+        if self.model.position != "learned":
+            return
+        train, slack = self.train, SLACK if self.train.varlen else 0
+        width = train.ext_len + train.tgt_len + slack
+        needed = {
+            f"train.ext_len + train.tgt_len (+ {SLACK} with train.varlen)": width,
+            "eval.ext_len + eval.tgt_len": self.eval.ext_len + self.eval.tgt_len,
+            "generate.ext_len + 1": self.generate.ext_len + 1,
+        }
+        for fields, places in needed.items():
+            if places > self.model.n_position:
+                raise UserError(
+                    f"{fields} = {places} tokens are read at once, but the model has "
+                    f"model.n_position = {self.model.n_position} places: raise it, or "
+                    "read fewer"
                 )
 
 
