@@ -180,6 +180,23 @@ def test_without_memory_a_window_is_read_again_for_every_token(ext_len: int) -> 
     assert len(set(text[len(PROMPT) :])) > 1, "a model that says something"
 
 
+def test_a_model_of_places_reads_windows_of_as_many() -> None:
+    model_config = tiny.config(mem_len=0, position="learned", n_position=4)
+    params = tiny.make_params(model_config)
+    config = dataclasses.replace(GREEDY, num_tokens=5, mem_len=0, ext_len=3)
+    text_T = np.r_[PROMPT, sample(model_config, params, PROMPT, config)]
+    windows_BL = np.stack([text_T[at : at + 4] for at in range(5, len(text_T) - 4)])
+    log_probs, _ = tiny.apply(
+        model_config,
+        params,
+        windows_BL,
+        Memory.empty(model_config, len(windows_BL)),
+        method="logits",
+    )
+    likeliest_B = np.asarray(log_probs)[:, -1].argmax(axis=-1)
+    np.testing.assert_array_equal(text_T[len(PROMPT) :], likeliest_B)
+
+
 def test_a_window_that_holds_everything_says_what_a_memory_does() -> None:
     config = dataclasses.replace(GREEDY, mem_len=0, ext_len=63)
     np.testing.assert_array_equal(draw(PROMPT, config), draw(PROMPT, GREEDY))

@@ -1,7 +1,7 @@
 """Sampling from the model, one token at a time (Appendix E).
 
 With memory each token is read once. Without, the newest ones are read again for every
-new one, as the paper's vanilla model does (section 4.5).
+new one, as the paper's vanilla model does (section 3.1).
 
 Dims: S segments, B streams, L segment or window, V vocabulary, D model.
 """

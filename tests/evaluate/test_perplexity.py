@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 
 from tests import reference, tiny
+from tests.reference import Params
 from txl_jax.errors import UserError
-from txl_jax.evaluate.perplexity import EvalConfig, make_evaluate
+from txl_jax.evaluate.perplexity import EvalConfig, evaluation_model, make_evaluate
+from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import Memory
 from txl_jax.sharding import MeshConfig, make_mesh
 
@@ -73,8 +75,14 @@ def test_nll_is_that_of_a_plain_loop(changes: dict[str, Any]) -> None:
     assert nll == pytest.approx(loop(tokens, how), rel=tiny.FLOAT32)
 
 
-def windows(tokens: np.ndarray, how: EvalConfig) -> float:
+def windows(
+    tokens: np.ndarray,
+    how: EvalConfig,
+    config: ModelConfig = tiny.CONFIG,
+    params: Params = PARAMS,
+) -> float:
     """Returns the mean nll of windows, each read by the oracle from a cold start."""
+    settings = tiny.reference_settings(evaluation_model(config, how))
     pairs = len(tokens) - 1
     nll = 0.0
     for b in range(how.streams):
@@ -83,12 +91,11 @@ def windows(tokens: np.ndarray, how: EvalConfig) -> float:
         for at in range(begin, end, how.tgt_len):
             low, stop = max(at - how.ext_len, oldest), min(at + how.tgt_len, end)
             nll_BL, _ = reference.nll(
-                PARAMS,
+                params,
                 tokens[None, low:stop],
                 tokens[None, low + 1 : stop + 1],
                 reference.empty(tiny.N, 1, tiny.D),
-                mem_len=0,
-                clamp_len=how.clamp_len,
+                **settings,
             )
             nll += nll_BL[0, at - low :].sum()
     return nll / pairs
@@ -113,6 +120,18 @@ def test_without_memory_it_is_that_of_overlapping_windows(
     assert nll == pytest.approx(windows(tokens, how), rel=tiny.FLOAT32)
     without = dataclasses.replace(how, ext_len=0)
     assert nll != pytest.approx(windows(tokens, without), rel=1e-3)
+
+
+@pytest.mark.parametrize("position", ["sinusoidal", "learned"])
+def test_absolute_positions_count_from_the_start_of_a_window(position: str) -> None:
+    how = dataclasses.replace(HOW, streams=4, mem_len=0, ext_len=6)
+    places = how.ext_len + how.tgt_len if position == "learned" else 0
+    config = tiny.config(mem_len=0, position=position, n_position=places)
+    params = tiny.make_params(config)
+    tokens = tiny.make_tokens(1, 55)[0]
+    nll = make_evaluate(config, how, MESH)(params, tokens, silent)["nll"]
+    expected = windows(tokens, how, config, params)
+    assert nll == pytest.approx(expected, rel=tiny.FLOAT32)
 
 
 @pytest.mark.parametrize("warm_start, cold_tokens", [(False, 4 * 6), (True, 6)])
