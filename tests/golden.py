@@ -1,4 +1,4 @@
-"""What Hugging Face's Transformer-XL computes: writes tests/golden/*.npz.
+"""What Hugging Face's Transformer-XL computes: writes tests/fixtures/*.npz.
 
 `python -m tests.golden` with torch and transformers==4.35.2, the last release whose
 port works. Each file has the config as JSON, the weights under their published names,
@@ -18,7 +18,7 @@ import numpy as np
 
 from tests.reference import Array
 
-FOLDER = Path(__file__).with_name("golden")
+FOLDER = Path(__file__).with_name("fixtures")
 B, S, L = 2, 5, 5
 SPREAD = 0.35  # of every parameter: logits, scores and their parts are all about 1
 
@@ -99,14 +99,13 @@ TRAINED: dict[str, dict[str, Any]] = {
 
 def build(changes: dict[str, Any], seed: int) -> Any:
     """Returns a random TransfoXLLMHeadModel of BASE with some fields changed."""
-    import torch
-    from transformers import TransfoXLConfig, TransfoXLLMHeadModel
-
-    config = TransfoXLConfig(**BASE | changes)
     with warnings.catch_warnings():
-        # It tells of outputs in a version 5 that has no such model any more.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        model = TransfoXLLMHeadModel(config).eval()
+        # It is old for this torch, and tells of a version 5 which has no such model.
+        warnings.simplefilter("ignore")
+        import torch
+        from transformers import TransfoXLConfig, TransfoXLLMHeadModel
+
+        model = TransfoXLLMHeadModel(TransfoXLConfig(**BASE | changes)).eval()
     rng = np.random.default_rng(seed)
     for name, parameter in model.named_parameters():
         centre = float("layer_norm.weight" in name)
@@ -138,8 +137,8 @@ def learnable_tokens(vocab_size: int, length: int, seed: int) -> Array:
 def read(model: Any, tokens_BL: Array, targets_BL: Array, mems: Any) -> Any:
     """Returns (nll_BL as a tensor, the next mems) of one segment.
 
-    From the probabilities of the whole vocabulary: the port's own losses come grouped
-    by cluster, not in the order of the tokens.
+    From the probabilities of the whole vocabulary: the port's own losses, whose mean is
+    the same, come grouped by cluster and not in the order of the tokens.
     """
     import torch
 
@@ -193,7 +192,9 @@ def trained(changes: dict[str, Any], seed: int) -> dict[str, Array]:
         targets_BL = tokens_BT[:, begin + 1 : begin + L + 1]
         nll_BL, mems = read(model, inputs_BL, targets_BL, mems)
         loss = nll_BL.mean()
-        optimizer.zero_grad()
+        # To zeros, as the published code did in its days: to None, Adam would leave out
+        # a projection that no token of the segment needs, and its moments as they were.
+        optimizer.zero_grad(set_to_none=False)
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         optimizer.step()
