@@ -9,9 +9,9 @@ PACKAGE = Path(__file__).parents[2] / "txl_jax"
 
 ROWS = """
     errors convert.crc32c
-    data.pieces data.progress data.text data.streams data.prefetch
+    convert.table data.pieces data.progress data.text data.streams data.prefetch
     data.download data.files data.dataset data.word data.subword data.mirror
-    data.archive data.vocab data.sentences
+    data.archive data.vocab data.sentences convert.bundle
     data.facts
     model.config data.corpora sharding kernels.xla
     model.positions model.memory model.initializers model.dropout
