@@ -20,7 +20,7 @@ ROWS = """
     model.block data.tokens
     model.txl
     state generate
-    step checkpoint evaluate.ngram
+    step checkpoint evaluate.ngram convert.tensorflow
     evaluate.perplexity
     config
     workdir train
