@@ -116,16 +116,18 @@ def test_a_mesh_that_does_not_fit_the_devices_is_refused(
 
 
 def test_no_device_holds_a_whole_sharded_parameter() -> None:
-    """Nor its Adam moments: fsdp shards everything that has a dimension D."""
+    """Nor its moments and mean: fsdp shards everything that has a dimension D."""
     mesh = make_mesh(MeshConfig(data=1, fsdp=8))
-    init, places = init_state(tiny.CONFIG, ADAM, B, 0, mesh)
+    init, places = init_state(tiny.CONFIG, ADAM, B, 0, mesh, averages=True)
     state = tiny.jit(init, out_shardings=places)()
     letters = nn.get_partition_spec(abstract_params(tiny.CONFIG))
     split = jax.tree.map(
         lambda spec: "D" in spec or "E" in spec, letters, is_leaf=_is_spec
     )
     adam: Any = state.opt_state[1]
-    for tree in (state.params, adam.mu, adam.nu):
+    assert state.average.count == 0
+    tiny.assert_equal(state.average.params, state.params)
+    for tree in (state.params, adam.mu, adam.nu, state.average.params):
         for leaf, is_split in zip(
             jax.tree.leaves(tree), jax.tree.leaves(split), strict=True
         ):
@@ -136,6 +138,15 @@ def test_no_device_holds_a_whole_sharded_parameter() -> None:
     assert jax.tree.leaves(split).count(False) == 4
     for shard in state.memory.h_NBMD.addressable_shards:
         assert shard.data.shape[1] == B // 8
+
+
+def test_lamb_s_state_is_sharded_too() -> None:
+    mesh = make_mesh(MeshConfig(data=1, fsdp=8))
+    lamb = make_optimizer(OptimConfig(optimizer="lamb"))
+    _, places = init_state(tiny.CONFIG, lamb, B, 0, mesh)
+    moments: Any = places.opt_state[1]
+    assert moments.mu == places.params
+    assert moments.nu == places.params
 
 
 def _is_spec(x: Any) -> bool:

@@ -21,7 +21,13 @@ from txl_jax.errors import UserError
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import Memory
 from txl_jax.model.txl import TransformerXL
-from txl_jax.optim import OptimConfig, make_optimizer, make_schedule
+from txl_jax.optim import (
+    Average,
+    OptimConfig,
+    make_average,
+    make_optimizer,
+    make_schedule,
+)
 from txl_jax.sharding import MeshConfig, make_mesh, place_segments
 from txl_jax.state import TrainState, init_state
 from txl_jax.step import (
@@ -39,8 +45,11 @@ DROPOUT = tiny.config(dropout=0.2, dropatt=0.2)
 # Some gradients are zero but for rounding: cosines of low frequencies are one at all
 # distances, and the softmax ignores what all keys share. Adam would make full updates
 # of them, were its epsilon not far above rounding.
-OPTIM = OptimConfig(lr=1e-2, weight_decay=0.1, epsilon=1e-3)
+OPTIM = OptimConfig(
+    lr=1e-2, weight_decay=0.1, epsilon=1e-3, average="asgd", average_from=1
+)
 ADAM, SCHEDULE = make_optimizer(OPTIM), make_schedule(OPTIM, 96)
+AVERAGE = make_average(OPTIM)
 # Its update is the gradient itself, so that gradients can be read off the parameters.
 SGD = optax.identity()
 Step = Callable[[TrainState, Segment], tuple[TrainState, dict[str, jax.Array]]]
@@ -65,6 +74,7 @@ def make_state(
         opt_state=optimizer.init(PARAMS),
         memory=Memory.empty(model, batch_size),
         rng=jax.random.key(0, impl=generator),
+        average=Average(PARAMS, jnp.zeros((), jnp.int32)),
     )
 
 
@@ -74,7 +84,8 @@ def make_step(
 ) -> Step:
     """Returns the train step, compiled once for all tests; with SGD its rate is 1."""
     schedule = optax.constant_schedule(1.0) if optimizer is SGD else SCHEDULE
-    return tiny.jit(make_train_step(TransformerXL(model), optimizer, schedule, how))
+    network = TransformerXL(model)
+    return tiny.jit(make_train_step(network, optimizer, schedule, how, AVERAGE))
 
 
 # One segment with dropout: shared, since it takes long to compile.
@@ -99,7 +110,7 @@ def only(segments: Segment, s: int) -> Segment:
 
 def numbers(state: TrainState) -> Any:
     """Returns what updates change."""
-    return state.params, state.opt_state, state.memory, state.step
+    return state.params, state.opt_state, state.memory, state.step, state.average
 
 
 def nll_sum(params: Any, memory: Memory, segments: Segment) -> Any:
@@ -243,6 +254,43 @@ def test_an_update_that_is_not_finite_is_not_made() -> None:
     later, metrics = ONE_STEP(after, only(segments, 1))
     assert metrics["skipped"].tolist() == [False]
     tiny.assert_equal(numbers(later), numbers(expected))
+    # The mean of the parameters is of the updates that were made.
+    made = jax.tree.map(lambda a, b: (a + b) / 2, state.params, later.params)
+    tiny.assert_close(later.average.params, made)
+    assert later.average.count == 2
+
+
+def test_after_a_skip_the_memory_is_as_at_the_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also where a stream starts with visible zeros."""
+    empty = Memory.empty.__func__  # type: ignore[attr-defined]
+
+    def visible(cls: type[Memory], config: ModelConfig, batch_size: int) -> Memory:
+        assert config.initial_memory == "zeros"
+        filled_B = jnp.full(batch_size, config.mem_len, jnp.int32)
+        return dataclasses.replace(empty(cls, config, batch_size), filled_B=filled_B)
+
+    monkeypatch.setattr(Memory, "empty", classmethod(visible))
+    model = tiny.config(initial_memory="zeros")
+    state = make_state(model)
+    after, metrics = make_step(model, make_how())(
+        poison_memory(state), only(make_segments(2), 1)
+    )
+    assert metrics["skipped"].tolist() == [True]
+    assert after.memory.filled_B.tolist() == [model.mem_len] * B
+    tiny.assert_equal(after.memory, state.memory)
+
+
+def test_a_state_without_an_average_trains_alike() -> None:
+    segments, state = make_segments(1), make_state(PLAIN)
+    expected, _ = make_step(PLAIN, make_how())(state, segments)
+    step = make_train_step(TransformerXL(PLAIN), ADAM, SCHEDULE, make_how())
+    after, _ = tiny.jit(step)(dataclasses.replace(state, average=()), segments)
+    assert after.average == ()
+    assert after.evaluated is after.params
+    tiny.assert_close(after.params, expected.params)
+    assert expected.evaluated is expected.average.params
 
 
 def test_one_update_of_a_call_is_skipped_alone() -> None:
@@ -291,11 +339,11 @@ def three_updates(config: MeshConfig, devices: int) -> tuple[Any, Any]:
     """Returns the numbers of the state, and the metrics, after training on a mesh."""
     how = make_how(batch_size=16, segments_per_call=3, batch_chunk=C)
     mesh = make_mesh(config, jax.devices()[:devices])
-    _, places = init_state(DROPOUT, ADAM, how.batch_size, 0, mesh)
+    _, places = init_state(DROPOUT, ADAM, how.batch_size, 0, mesh, averages=True)
     # The generator that every run has.
     state = make_state(DROPOUT, ADAM, how.batch_size, "threefry2x32")
     step = tiny.jit(
-        make_train_step(TransformerXL(DROPOUT), ADAM, SCHEDULE, how),
+        make_train_step(TransformerXL(DROPOUT), ADAM, SCHEDULE, how, AVERAGE),
         out_shardings=(places, None),
     )
     segments: Any = place_segments(mesh, make_segments(3, how.batch_size))

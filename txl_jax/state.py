@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import Memory
 from txl_jax.model.txl import TransformerXL
+from txl_jax.optim import Average
 from txl_jax.sharding import shardings
 
 
@@ -24,7 +25,8 @@ from txl_jax.sharding import shardings
 class TrainState:
     """Parameters, optimiser, memory and randomness; where the data stands is not here.
 
-    step (int32) counts updates. rng never changes: update k folds k into it.
+    step (int32) counts updates. rng never changes: update k folds k into it. average
+    is an Average, or () in a run that evaluates its parameters themselves.
     """
 
     step: Array
@@ -32,6 +34,20 @@ class TrainState:
     opt_state: Any
     memory: Memory
     rng: Array
+    average: Any = ()
+
+    @property
+    def evaluated(self) -> Any:
+        """The parameters that the run is judged by: their mean, where it has one."""
+        return self.average.params if self.average else self.params
+
+    def start_from(self, params: Any) -> "TrainState":
+        """Returns the state with other parameters to begin with, before any update."""
+        average = self.average
+        if average:  # a copy, since a step is given each array of the state to reuse
+            copied = jax.tree.map(jnp.copy, params)
+            average = dataclasses.replace(average, params=copied)
+        return dataclasses.replace(self, params=params, average=average)
 
 
 def init_params(config: ModelConfig, key: Array) -> Any:
@@ -53,8 +69,11 @@ def init_state(
     batch_size: int,
     seed: int,
     mesh: Mesh,
+    averages: bool = False,
 ) -> tuple[Any, Any]:
     """Returns (init, shardings) of a fresh state: call init() to make it.
+
+    averages: it has a mean of the parameters, which lives where they do.
 
     It is made sharded, so that no device ever holds a whole model that does not fit;
     `jax.eval_shape(init)` gives its shapes without making it.
@@ -69,6 +88,7 @@ def init_state(
             opt_state=optimizer.init(params),
             memory=Memory.empty(config, batch_size),
             rng=key_run,
+            average=Average(params, jnp.zeros((), jnp.int32)) if averages else (),
         )
 
     letters = nn.get_partition_spec(jax.eval_shape(create))

@@ -19,7 +19,7 @@ from txl_jax.data.streams import Segment
 from txl_jax.errors import UserError, require, require_one_of
 from txl_jax.model.memory import Memory
 from txl_jax.model.txl import TransformerXL
-from txl_jax.optim import Schedule
+from txl_jax.optim import AddToAverage, Schedule
 from txl_jax.state import TrainState
 
 
@@ -150,12 +150,14 @@ def make_train_step(
     optimizer: optax.GradientTransformation,
     schedule: Schedule,
     config: TrainConfig,
+    add_to_average: AddToAverage | None = None,
 ) -> Callable[[TrainState, Segment], tuple[TrainState, dict[str, Array]]]:
     """Returns train_step(state, segments [S, ..]) -> (state, metrics [U]).
 
     The loss of an update is the mean nll of its scored tokens, in nats. An update
-    whose loss or gradient is not finite is not made, and empties the memory; it counts
-    as a step and shows in the metric `skipped`.
+    whose loss or gradient is not finite is not made, and the memory starts anew; it
+    counts as a step and shows in the metric `skipped`. add_to_average is None where the
+    state has no average.
     """
     C = config.batch_chunk
 
@@ -211,6 +213,10 @@ def make_train_step(
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = jax.tree.map(lambda p, u: p - lr * u, state.params, updates)
         finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
+        average = state.average
+        if add_to_average:
+            average = add_to_average(average, params, state.step + 1)
+        fresh = Memory.empty(model.config, len(state.memory.filled_B))
 
         def choose(new: Any, old: Any) -> Any:
             return jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
@@ -220,7 +226,8 @@ def make_train_step(
             step=state.step + 1,
             params=choose(params, state.params),
             opt_state=choose(opt_state, state.opt_state),
-            memory=choose(memory, jax.tree.map(jnp.zeros_like, memory)),
+            memory=choose(memory, fresh),
+            average=choose(average, state.average),
         )
         return state, {
             "loss": loss,
