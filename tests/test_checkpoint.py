@@ -20,7 +20,7 @@ from txl_jax.checkpoint import CheckpointConfig, open_checkpoints
 from txl_jax.data.streams import Position
 from txl_jax.errors import UserError
 from txl_jax.model.memory import Memory
-from txl_jax.optim import OptimConfig, make_optimizer
+from txl_jax.optim import Average, OptimConfig, make_optimizer
 from txl_jax.sharding import MeshConfig, make_mesh, shardings
 from txl_jax.state import TrainState
 
@@ -28,7 +28,7 @@ from txl_jax.state import TrainState
 RISING = {1: 3.0, 2: 1.0, 3: 2.0, 4: None, 5: 2.5, 6: 4.0}
 
 
-def make_state(seed: int, mem_len: int = 3) -> TrainState:
+def make_state(seed: int, mem_len: int = 3, averages: bool = False) -> TrainState:
     """Returns a state with no two numbers alike, its memory over eight devices."""
     rng = np.random.default_rng(seed)
 
@@ -44,6 +44,10 @@ def make_state(seed: int, mem_len: int = 3) -> TrainState:
     )
     step = jnp.asarray(seed, jnp.int32)
     state = TrainState(step, params, opt_state, memory, jax.random.key(seed))
+    if averages:
+        average = jax.tree.map(lambda x: draw(x.shape, x.dtype), params)
+        count = jnp.asarray(seed + 1000, jnp.int32)
+        state = dataclasses.replace(state, average=Average(average, count))
     replicated = jax.tree.map(lambda _: PartitionSpec(), state)
     letters = dataclasses.replace(replicated, memory=Memory.LETTERS)
     return jax.device_put(state, shardings(make_mesh(MeshConfig()), letters))
@@ -67,12 +71,16 @@ def assert_same(got: Any, expected: Any) -> None:
 
 
 def save_all(
-    workdir: Path, nll_by_step: dict[int, Any], config: CheckpointConfig
+    workdir: Path,
+    nll_by_step: dict[int, Any],
+    config: CheckpointConfig,
+    averages: bool = False,
 ) -> None:
     with closing(open_checkpoints(workdir, config)) as manager:
         for step, valid_nll in nll_by_step.items():
             position = Position(epoch=step, segment=2, token_offset=2**40 + step)
-            checkpoint.save(manager, step, make_state(step), position, valid_nll)
+            state = make_state(step, averages)
+            checkpoint.save(manager, step, state, position, valid_nll)
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +137,33 @@ def test_state_and_position_come_back_exactly(rising: Path) -> None:
     assert [type(number) for number in position] == [int] * 3
 
 
+def test_a_mean_of_the_parameters_comes_back_exactly(tmp_path: Path) -> None:
+    save_all(tmp_path, {1: 2.0}, CheckpointConfig(), averages=True)
+    expected = make_state(1, averages=True)
+    with closing(open_checkpoints(tmp_path, CheckpointConfig())) as manager:
+        restored = checkpoint.restore(manager, like(make_state(0, averages=True)))
+        params = like(expected.params)
+        mean, step = checkpoint.restore_params(manager, "best", params, averages=True)
+        own, _ = checkpoint.restore_params(manager, "best", params)
+    assert restored is not None and step == 1
+    assert_same(restored[0], expected)
+    assert isinstance(restored[0].average, Average)
+    assert_same(mean, expected.average.params)
+    assert_same(own, expected.params)
+
+
+def test_without_a_mean_a_checkpoint_is_as_it_was_before_there_were_any(
+    rising: Path,
+) -> None:
+    items = {path.name for path in (rising / "checkpoints" / "6").iterdir()}
+    assert {"params", "training", "position"} <= items
+    assert "average" not in items
+    saved = checkpoint.ocp.StandardCheckpointHandler().metadata(
+        rising / "checkpoints" / "6" / "training"
+    )
+    assert set(saved.tree) == {"step", "opt_state", "memory", "rng"}
+
+
 def test_nothing_is_restored_from_nothing(tmp_path: Path) -> None:
     with closing(open_checkpoints(tmp_path, CheckpointConfig())) as manager:
         assert checkpoint.restore(manager, like(make_state(0))) is None
@@ -152,7 +187,33 @@ def test_parameters_alone_are_restored_by_name(
     assert restored_step(rising, which) == step
 
 
-@pytest.mark.parametrize("which", ["3", "7", "newest", "", "-1"])
+@pytest.mark.parametrize(
+    "which, wanted",
+    [
+        ("average", [2, 5, 6]),
+        ("6,2", [2, 6]),
+        ("2, 5", [2, 5]),
+        ("5,5", [5]),
+    ],
+)
+def test_parameters_of_several_checkpoints_are_averaged(
+    rising: Path, which: str, wanted: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, params = CheckpointConfig(keep=2), make_state(0).params
+    with closing(open_checkpoints(rising, config, read_only=True)) as manager:
+        got, step = checkpoint.restore_params(manager, which, like(params))
+    assert step == wanted[-1]
+    each = [np.asarray(make_state(step).params["a"]) for step in wanted]
+    np.testing.assert_allclose(got["a"], np.mean(each, axis=0), rtol=1e-5)
+    assert (got["a"].dtype, got["a"].sharding) == (np.float32, params["a"].sharding)
+    named = ", ".join(map(str, wanted))
+    said = f"the mean of the checkpoints {named}\n" if len(wanted) > 1 else ""
+    assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize(
+    "which", ["3", "7", "newest", "", "-1", "5,7", "5,", "5,best", "5-6"]
+)
 def test_a_checkpoint_that_is_not_there_is_refused(rising: Path, which: str) -> None:
     with pytest.raises(UserError) as caught:
         restored_step(rising, which)

@@ -1,7 +1,8 @@
 """Checkpoints, through orbax: what a run needs to go on exactly, or a model to serve.
 
-A checkpoint of step k holds the parameters, the rest of TrainState, and as JSON the
-Position of the first batch that the state has not consumed. All of it commits at once.
+A checkpoint of step k holds the parameters, their mean where the run has one, the rest
+of TrainState, and as JSON the Position of the first batch that the state has not
+consumed. All of it commits at once.
 """
 
 import dataclasses
@@ -17,6 +18,8 @@ from orbax.checkpoint.options import AtomicityMode, AtomicityOptions
 
 from txl_jax.data.streams import Position
 from txl_jax.errors import UserError, require
+from txl_jax.optim import Average
+from txl_jax.report.writer import say
 from txl_jax.state import TrainState
 
 
@@ -81,11 +84,8 @@ def save(
 
     valid_nll_nats, None where nothing was validated, decides which one is the best.
     """
-    args = ocp.args.Composite(
-        params=ocp.args.StandardSave(state.params),
-        training=ocp.args.StandardSave(_without_empty(_training(state))),
-        position=ocp.args.JsonSave(position._asdict()),
-    )
+    items = {name: ocp.args.StandardSave(x) for name, x in _trees(state).items()}
+    args = ocp.args.Composite(**items, position=ocp.args.JsonSave(position._asdict()))
     metrics = None if valid_nll_nats is None else {"valid_nll": valid_nll_nats}
     manager.save(step, args=args, metrics=metrics)
 
@@ -100,41 +100,100 @@ def restore(
     step = manager.latest_step()
     if step is None:
         return None
-    args = ocp.args.Composite(
-        params=ocp.args.StandardRestore(like.params),
-        training=ocp.args.StandardRestore(_without_empty(_training(like))),
-        position=ocp.args.JsonRestore(),
-    )
+    items = {name: ocp.args.StandardRestore(x) for name, x in _trees(like).items()}
+    args = ocp.args.Composite(**items, position=ocp.args.JsonRestore())
     saved = manager.restore(step, args=args)
-    training = _with_empty(saved.training, _training(like))
-    return TrainState(params=saved.params, **training), Position(**saved.position)
+    rest = saved.training
+    rest["memory"] = _with_empty(rest["memory"], like.memory)
+    if like.average:
+        rest["average"] = Average(saved.average, rest.pop("averaged"))
+    return TrainState(params=saved.params, **rest), Position(**saved.position)
 
 
-def restore_params(
-    manager: ocp.CheckpointManager, which: str, like: Any
-) -> tuple[Any, int]:
-    """Returns (params, step) of the checkpoint `which`: "best", "latest" or a step.
+NAMES = ("best", "latest", "average")
+
+
+def check_which(which: str, field: str) -> None:
+    """Refuses what names no checkpoint of any run."""
+    if which not in NAMES and not all(map(_is_step, which.split(","))):
+        raise UserError(
+            f"{field} = {which!r} is neither best, latest, average (of all kept) nor a "
+            "step, or several with commas between (their average)"
+        )
+
+
+def _is_step(text: str) -> bool:
+    return text.strip().isdecimal()
+
+
+def find_steps(manager: ocp.CheckpointManager, which: str) -> list[int]:
+    """Returns the steps of the checkpoints that `which` names, in order.
 
     The best is the newest while nothing was validated. Raises UserError when there is
     no such checkpoint.
     """
-    steps = manager.all_steps()
+    steps = sorted(manager.all_steps())
     if not steps:
         raise UserError(
             f"no checkpoint in {manager.directory}: train there first, or give the "
             "--workdir of a run that did"
         )
-    named = {"best": manager.best_step(), "latest": manager.latest_step()}
-    step = named.get(which) or (manager.latest_step() if which == "best" else None)
-    if step is None and which.isdigit() and int(which) in steps:
-        step = int(which)
-    if step is None:
+    best = manager.best_step()
+    named = {
+        "best": steps[-1:] if best is None else [best],
+        "latest": steps[-1:],
+        "average": steps,
+    }
+    parts = which.split(",")
+    found = named.get(which) or [int(part) if _is_step(part) else -1 for part in parts]
+    if not set(found) <= set(steps):
         raise UserError(
-            f"eval.checkpoint = {which!r} is neither best, latest nor one of the steps "
-            f"{', '.join(map(str, sorted(steps)))}"
+            f"eval.checkpoint = {which!r} is neither best, latest, average nor of the "
+            f"steps {', '.join(map(str, steps))}"
         )
-    args = ocp.args.Composite(params=ocp.args.StandardRestore(like))
-    return manager.restore(step, args=args).params, step
+    return sorted(set(found))
+
+
+def restore_params(
+    manager: ocp.CheckpointManager, which: str, like: Any, *, averages: bool = False
+) -> tuple[Any, int]:
+    """Returns (params, step) of the checkpoints `which`, a value of eval.checkpoint.
+
+    Of several: the mean of their parameters, of which two are in memory at a time, and
+    the newest's step. averages: the run keeps a mean of its parameters in each; that is
+    what is returned, or averaged. Raises UserError when there is no such checkpoint.
+    """
+    steps = find_steps(manager, which)
+    item = "average" if averages else "params"
+    args = ocp.args.Composite(**{item: ocp.args.StandardRestore(like)})
+    add = jax.jit(_add, donate_argnums=0)
+    total = manager.restore(steps[0], args=args)[item]
+    for step in steps[1:]:
+        total = add(total, manager.restore(step, args=args)[item])
+    if len(steps) > 1:
+        say(f"the mean of the checkpoints {', '.join(map(str, steps))}")
+        total = jax.tree.map(lambda x: x / len(steps), total)
+    return total, steps[-1]
+
+
+def read_shapes(
+    manager: ocp.CheckpointManager, step: int, *, averages: bool = False
+) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of the parameters that a checkpoint holds, by their names."""
+    folder = manager.directory / str(step) / ("average" if averages else "params")
+    return shapes(ocp.StandardCheckpointHandler().metadata(folder).tree)
+
+
+def shapes(params: Any) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of parameters by their names, as in "layers/attention/q"."""
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): tuple(leaf.shape)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+    }
+
+
+def _add(total: Any, more: Any) -> Any:
+    return jax.tree.map(jnp.add, total, more)
 
 
 def abstract(shapes: Any, shardings: Any) -> Any:
@@ -146,9 +205,17 @@ def abstract(shapes: Any, shardings: Any) -> Any:
     )
 
 
-def _training(state: TrainState) -> dict[str, Any]:
+def _trees(state: TrainState) -> dict[str, Any]:
+    """Returns the items of a checkpoint; `average` only where the state has one."""
     names = [field.name for field in dataclasses.fields(state)]
-    return {name: getattr(state, name) for name in names if name != "params"}
+    own = ("params", "average")
+    training = {name: getattr(state, name) for name in names if name not in own}
+    training["memory"] = _without_empty(state.memory)
+    trees = {"params": state.params, "training": training}
+    if state.average:
+        trees["average"] = state.average.params  # as params is, to be read in its place
+        training["averaged"] = state.average.count
+    return trees
 
 
 def _without_empty(tree: Any) -> Any:

@@ -13,9 +13,10 @@ import numpy as np
 from jax.sharding import Mesh
 
 from txl_jax import metrics
+from txl_jax.checkpoint import check_which
 from txl_jax.data.corpora import SPLITS
 from txl_jax.data.streams import Streams
-from txl_jax.errors import UserError, require, require_one_of
+from txl_jax.errors import require, require_one_of
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import Memory
 from txl_jax.model.txl import TransformerXL
@@ -28,7 +29,7 @@ class EvalConfig:
     """How to evaluate; none of it is inherited from training."""
 
     split: str = "test"  # train, valid or test
-    checkpoint: str = "best"  # best, latest, or a step
+    checkpoint: str = "best"  # best, latest, a step; of average (all) or 1,2 the mean
     streams: int = 8  # contiguous parts read side by side, each from a cold start
     tgt_len: int = 128  # tokens of a segment
     mem_len: int = 512  # tokens remembered
@@ -50,11 +51,7 @@ class EvalConfig:
                 f"eval.ext_len = {self.ext_len} with eval.mem_len = {self.mem_len} "
                 "would show the same tokens twice: set one of them to 0"
             )
-        which = self.checkpoint
-        if which not in ("best", "latest") and not which.isdecimal():
-            raise UserError(
-                f"eval.checkpoint = {which!r} is neither best, latest nor a step"
-            )
+        check_which(self.checkpoint, "eval.checkpoint")
 
 
 Evaluate = Callable[[Any, np.ndarray, Callable[[int, int], None]], dict[str, Any]]
