@@ -251,10 +251,13 @@ def test_a_section_that_is_none_is_refused(value: Any) -> None:
             "model.same_length=true generate.mem_len=0",
             ["same_length", "mem_len = 0"],
         ),
+        ("optim.optimizer=lambda", ["optim.optimizer", "mean 'lamb'"]),
+        ("optim.momentum=0.9", ["optim.momentum", "optim.optimizer"]),
         ("eval.streams=0", ["eval.streams"]),
         ("eval.split=tests", ["eval.split", "mean 'test'"]),
         ("eval.checkpoint=newest", ["eval.checkpoint", "latest"]),
         ("eval.checkpoint=²", ["eval.checkpoint"]),
+        ("eval.checkpoint=100,best", ["eval.checkpoint", "average"]),
         ("generate.prompt=", ["generate.prompt"]),
         ("generate.num_tokens=0", ["generate.num_tokens"]),
         ("generate.temperature=-1", ["generate.temperature"]),
@@ -459,6 +462,7 @@ IDENTITY = {
     *(f"train.{name}" for name in ("order", "sentence_end", "roll", "varlen")),
     *(f"train.{name}" for name in ("ext_len", "half_loss")),
     "train.reset_memory_at",
+    "train.init_from",
     *(f"optim.{field.name}" for field in dataclasses.fields(Config().optim)),
     *(
         f"model.{field.name}"

@@ -8,6 +8,7 @@ import hashlib
 import io
 import json
 import math
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,7 +20,9 @@ import pytest
 
 from tests import tiny
 from txl_jax import config as configs
+from txl_jax import main as main_module
 from txl_jax.main import MODES, main
+from txl_jax.report.writer import read_metrics
 
 ROOT = Path(__file__).parents[1]
 TEXT = "".join(f"{n % 97} is {n} less {n - n % 97}\n" for n in range(1000))
@@ -213,6 +216,28 @@ def test_a_kill_at_the_start_leaves_the_workdir_readable(
     assert {name: (tmp_path / name).read_bytes() for name in names} == before
 
 
+def test_a_run_begins_with_the_parameters_of_another(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At a rate of zero it ends with them too; its mean of parameters begins there."""
+    monkeypatch.setattr(main_module, "sample_loaded", lambda _: ("", 0.0))
+    source = home.path / "source"
+    shutil.copytree(home.run, source)
+    flags = [f"--config={home.path / 'tiny.py'}", f"--workdir={home.path / 'second'}"]
+    flags += [f"--config.train.init_from={source}", "--config.optim.lr=0"]
+    flags += ["--config.train.num_steps=30", "--config.optim.average=ema"]
+    done = command(*flags)
+    assert done.result["nll"] == home.trained.result["nll"]
+    first, *_ = read_metrics(home.path / "second" / "metrics.jsonl")
+    assert first["step"] == 1
+    assert first["exact"]["loss"] < 2.5
+    # Where it began is not read again when it goes on.
+    shutil.rmtree(source)
+    again = command(*flags)
+    assert "resumed at update 30" in again.err
+    assert again.result["nll"] == done.result["nll"]
+
+
 # Evaluation
 
 
@@ -267,6 +292,17 @@ def test_evaluation_takes_a_split_and_a_checkpoint(home: Home) -> None:
     assert result["tokens"] == split_file(home, "valid").stat().st_size - 1
     lines = (home.run / "metrics.jsonl").read_text().splitlines()
     assert result["nll"] == json.loads(lines[29])["exact"]["valid_nll"]
+
+
+def test_evaluation_averages_checkpoints(home: Home) -> None:
+    result = home.read("evaluate", "--checkpoint=average").result
+    assert (result["checkpoint"], result["step"]) == ("average", 60)
+    assert result["nll"] not in (
+        home.read("evaluate", f"--checkpoint={step}").result["nll"] for step in (30, 60)
+    )
+    again = home.read("generate", "--config.eval.checkpoint=30,60", "--num_tokens=2")
+    assert again.result["step"] == 60
+    assert "the mean of the checkpoints 30, 60" in again.err
 
 
 # Generation
@@ -392,6 +428,15 @@ MISTAKES: dict[str, tuple[tuple[str, ...], str]] = {
         "model.n_layer was 2, is now 3",
     ),
     "workdir is a file": ((*NEW[:1], "--workdir={home}/tiny.py"), "cannot write"),
+    "init_from": (
+        (*NEW, "--config.train.init_from={home}/nowhere"),
+        "train.init_from = '{home}/nowhere': it holds no run",
+    ),
+    "init_from another model": (
+        (*NEW, "--config.train.init_from={home}/run", "--config.model.n_layer=3"),
+        "model.n_layer is 2 there, 3 here",
+    ),
+    "checkpoints": ((*EVALUATE, "--checkpoint=30,5"), "steps 30, 60"),
     "no run": (("--mode=evaluate", "--workdir={home}/data"), "holds no run"),
     "no run to train": (("--workdir={home}/nowhere",), "holds no run"),
     "no checkpoint": (

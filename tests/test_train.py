@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,15 @@ import jax
 import numpy as np
 import pytest
 
+from txl_jax import restore
 from txl_jax import train as loop
-from txl_jax.checkpoint import CheckpointConfig
+from txl_jax.checkpoint import CheckpointConfig, open_checkpoints, restore_params
 from txl_jax.config import Config
-from txl_jax.evaluate.perplexity import EvalConfig
+from txl_jax.evaluate.perplexity import EvalConfig, make_evaluate
 from txl_jax.model.config import ModelConfig
 from txl_jax.optim import OptimConfig
 from txl_jax.report.writer import read_metrics
+from txl_jax.sharding import make_mesh
 from txl_jax.step import TrainConfig
 
 # A text that repeats: the entropy of the next byte is near 0 once it is learnt.
@@ -68,6 +71,27 @@ def test_a_model_without_memory_learns_from_overlapping_windows(
     lines = read_metrics(tmp_path / "metrics.jsonl")
     assert {line["exact"]["tokens"] for line in lines} == {8 * 16}
     assert lines[-1]["exact"]["valid_nll"] < 1.5
+
+
+def test_a_run_with_an_average_is_judged_by_it(tmp_path: Path) -> None:
+    """By validation, and so by which checkpoint is best, and by whoever loads it."""
+    config = tiny(num_steps=6, eval_every=3)
+    optim = dataclasses.replace(config.optim, average="asgd", average_from=2)
+    config = dataclasses.replace(config, optim=optim)
+    loop.train(config, tmp_path, TEXT, TEXT[:2000])
+    mesh = make_mesh(config.mesh)
+    like = restore.like_params(config.model, mesh)
+    opened = open_checkpoints(tmp_path, config.checkpoint, read_only=True)
+    with closing(opened) as manager:
+        mean, _ = restore_params(manager, "6", like, averages=True)
+        last, _ = restore_params(manager, "6", like)
+    evaluate = make_evaluate(config.model, config.eval, mesh)
+    nll_mean, nll_last = (
+        evaluate(params, TEXT[:2000], lambda *_: None)["nll"] for params in (mean, last)
+    )
+    lines = read_metrics(tmp_path / "metrics.jsonl")
+    assert lines[-1]["exact"]["valid_nll"] == nll_mean
+    assert nll_mean != nll_last
 
 
 def stub_slow_parts(monkeypatch: pytest.MonkeyPatch) -> None:

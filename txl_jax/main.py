@@ -62,9 +62,10 @@ def run_train(command: Command) -> dict[str, Any]:
     tokens = token_files.prepare(config.data, say)
     fitted = workdir.fit_vocab(config, len(tokens.vocab))
     check_fit(fitted, tokens)
+    initial = restore.load_initial(fitted, folder, tokens.vocab)
     workdir.claim(folder, config, tokens)
     started = time.perf_counter()
-    train(fitted, folder, tokens.split("train"), tokens.split("valid"))
+    train(fitted, folder, tokens.split("train"), tokens.split("valid"), initial)
     train_seconds = time.perf_counter() - started
 
     loaded = restore.load(folder, config)

@@ -11,6 +11,9 @@ from jax.sharding import Mesh
 from txl_jax import checkpoint, config, sharding
 from txl_jax.config import Config
 from txl_jax.data import vocab as vocabulary
+from txl_jax.data.vocab import Vocab
+from txl_jax.errors import UserError
+from txl_jax.model.config import ModelConfig
 from txl_jax.model.txl import TransformerXL
 from txl_jax.state import abstract_params
 from txl_jax.workdir import CONFIG, VOCAB, fit_mesh, fit_vocab, refuse_conflicts
@@ -21,14 +24,14 @@ class Loaded(NamedTuple):
 
     model: TransformerXL
     params: Any
-    vocab: vocabulary.Vocab
+    vocab: Vocab
     config: Config
     step: int
     mesh: Mesh
 
 
 def load(workdir: str | Path, given: Config | None = None) -> Loaded:
-    """Returns the model that a workdir's run trained.
+    """Returns the model that a workdir's run trained, averaged if the run averages.
 
     `given` replaces the workdir's own config, for another evaluation or mesh, and its
     eval.checkpoint says which checkpoint; the model must be the same. Raises UserError
@@ -41,11 +44,106 @@ def load(workdir: str | Path, given: Config | None = None) -> Loaded:
     vocab = vocabulary.load(workdir / VOCAB)
     given = fit_vocab(given, len(vocab))
     mesh = fit_mesh(given)
-    shapes = abstract_params(given.model)
-    places = sharding.shardings(mesh, nn.get_partition_spec(shapes))
-    like = checkpoint.abstract(nn.unbox(shapes), places)
+    like = like_params(given.model, mesh)
+    averages = saved.optim.average != "none"
+    which = given.eval.checkpoint
     opened = checkpoint.open_checkpoints(workdir, given.checkpoint, read_only=True)
     with closing(opened) as manager:
-        which = given.eval.checkpoint
-        params, step = checkpoint.restore_params(manager, which, like)
+        params, step = checkpoint.restore_params(
+            manager, which, like, averages=averages
+        )
     return Loaded(TransformerXL(given.model), params, vocab, given, step, mesh)
+
+
+def like_params(model: ModelConfig, mesh: Mesh) -> Any:
+    """Returns the parameters' shapes and dtypes, and where on the mesh they live."""
+    shapes = abstract_params(model)
+    places = sharding.shardings(mesh, nn.get_partition_spec(shapes))
+    return checkpoint.abstract(nn.unbox(shapes), places)
+
+
+def load_initial(given: Config, workdir: Path, vocab: Vocab) -> Any:
+    """Returns the parameters that a run begins with, or None for random ones.
+
+    They are those of the best checkpoint of train.init_from, a workdir, averaged if
+    that run averages. None also where `workdir` has a checkpoint to go on from: then
+    train.init_from is not read. given.model.vocab_size is set. Raises UserError when
+    they are missing or damaged, or belong to another vocabulary or another model.
+    """
+    if not given.train.init_from or _has_checkpoint(workdir, given):
+        return None
+    source = Path(given.train.init_from)
+    try:
+        return _load_fitting(source, given, vocab)
+    except UserError as error:
+        raise UserError(f"train.init_from = {str(source)!r}: {error}") from error
+
+
+def _has_checkpoint(workdir: Path, given: Config) -> bool:
+    opened = checkpoint.open_checkpoints(workdir, given.checkpoint, read_only=True)
+    with closing(opened) as manager:
+        return manager.latest_step() is not None
+
+
+# Fields in which a run may differ from the one that its parameters come from: they do
+# not change what a parameter means. Of the others even those that shapes do not show
+# are compared, such as heads of another size or the epsilon of a norm.
+FREE = (
+    *("mem_len", "initial_memory", "clamp_len", "same_length"),
+    *("dropout", "dropatt", "variational", "word_dropout"),
+    *("init_std", "init_range", "proj_init_std", "norm_init_std", "cluster_init_std"),
+    *("dtype", "mem_dtype", "kernel", "remat", "unroll"),
+)
+
+
+def _load_fitting(source: Path, given: Config, vocab: Vocab) -> Any:
+    if not (source / CONFIG).is_file():
+        raise UserError(f"it holds no run (no {CONFIG}): give the workdir of one")
+    saved = config.parse(config.load_json(source / CONFIG))
+    if vocabulary.load(source / VOCAB).to_json() != vocab.to_json():
+        raise UserError(
+            "its vocabulary is not this run's: take it with "
+            f"data.vocab_path={str(source / VOCAB)!r}"
+        )
+    saved = fit_vocab(saved, len(vocab))
+    averages = saved.optim.average != "none"
+    like = like_params(given.model, fit_mesh(given))
+    opened = checkpoint.open_checkpoints(source, given.checkpoint, read_only=True)
+    with closing(opened) as manager:
+        (step,) = checkpoint.find_steps(manager, "best")
+        try:
+            found = checkpoint.read_shapes(manager, step, averages=averages)
+            refuse_misfits(saved.model, given.model, found, checkpoint.shapes(like))
+            which = str(step)
+            return checkpoint.restore_params(manager, which, like, averages=averages)[0]
+        except UserError:
+            raise
+        except Exception as error:  # whatever orbax meets in a damaged folder
+            reason = f"{type(error).__name__}: {error}".splitlines()[0][:150]
+            raise UserError(
+                f"its checkpoint {step} is damaged ({reason}): give another run"
+            ) from error
+
+
+def refuse_misfits(
+    there: ModelConfig,
+    here: ModelConfig,
+    found: dict[str, tuple[int, ...]],
+    expected: dict[str, tuple[int, ...]],
+) -> None:
+    """Refuses parameters of other shapes, or of a model that they mean otherwise in."""
+    misfits = []
+    for field in dataclasses.fields(ModelConfig):
+        old, new = getattr(there, field.name), getattr(here, field.name)
+        if old != new and field.name not in FREE:
+            misfits.append(f"model.{field.name} is {old!r} there, {new!r} here")
+    for name in sorted({*found, *expected}):
+        old, new = found.get(name, "missing"), expected.get(name, "missing")
+        if old != new:
+            misfits.append(f"parameter {name} is {old} there, {new} here")
+            break  # the others seldom say more
+    if misfits:
+        raise UserError(
+            f"its model is another ({'; '.join(misfits)}): give these fields as its "
+            f"{CONFIG} has them"
+        )

@@ -43,6 +43,7 @@ class TrainConfig:
     ext_len: int = 0  # tokens read again before each segment; needs model.mem_len = 0
     half_loss: bool = False  # score only the more recent half of each segment (Table 6)
     reset_memory_at: int = -1  # id of the token after which a document starts; -1 = off
+    init_from: str = ""  # a workdir whose parameters a fresh run begins with; "" = none
 
     def __post_init__(self) -> None:
         """Refuses impossible values and combinations, naming the fields."""

@@ -18,7 +18,7 @@ from txl_jax.data.sentences import ORDERS
 from txl_jax.data.streams import Position, Streams
 from txl_jax.evaluate.perplexity import make_evaluate
 from txl_jax.model.txl import TransformerXL
-from txl_jax.optim import make_optimizer, make_schedule
+from txl_jax.optim import make_average, make_optimizer, make_schedule
 from txl_jax.report.writer import Progress, TrainLog, say
 from txl_jax.sharding import host_rows, make_mesh, place_segments
 from txl_jax.state import TrainState, init_state
@@ -64,22 +64,31 @@ def make_streams(how: TrainConfig, tokens: np.ndarray, rows: slice) -> Streams:
 
 
 def train(
-    config: Config, workdir: Path, train_tokens: np.ndarray, valid_tokens: np.ndarray
+    config: Config,
+    workdir: Path,
+    train_tokens: np.ndarray,
+    valid_tokens: np.ndarray,
+    params: Any = None,
 ) -> None:
     """Trains to config.train.num_steps, going on from the newest checkpoint.
 
-    config.model.vocab_size is set. Leaves checkpoints and metrics.jsonl in workdir.
+    config.model.vocab_size is set. params: what a fresh run begins with, those that
+    `restore.load_initial` finds in train.init_from; None = random ones. Leaves
+    checkpoints and metrics.jsonl in workdir.
     """
     how = config.train
     mesh = make_mesh(config.mesh)
     rows = host_rows(mesh, how.batch_size, "train.batch_size")
     streams = make_streams(how, train_tokens, rows)
     optimizer = make_optimizer(config.optim)
-    init, places = init_state(config.model, optimizer, how.batch_size, how.seed, mesh)
+    average = make_average(config.optim)
+    init, places = init_state(
+        config.model, optimizer, how.batch_size, how.seed, mesh, average is not None
+    )
     like = checkpoint.abstract(jax.eval_shape(init), places)
     schedule = make_schedule(config.optim, how.num_steps)
     train_step = jax.jit(
-        make_train_step(TransformerXL(config.model), optimizer, schedule, how),
+        make_train_step(TransformerXL(config.model), optimizer, schedule, how, average),
         donate_argnums=0,
         out_shardings=(places, None),
     )
@@ -92,9 +101,12 @@ def train(
         step = manager.latest_step() or 0
         if restored:
             say(f"resumed at update {step} from {manager.directory}")
+            state, position = restored
         else:
             say(f"fresh run in {workdir}")
-        state, position = restored or (init(), Position())
+            state, position = init(), Position()
+            if params is not None:
+                state = state.start_from(params)
         log = stack.enter_context(
             TrainLog(workdir / "metrics.jsonl", step, how.num_steps, how.log_every)
         )
@@ -115,7 +127,7 @@ def train(
                 pending = valid_nll = None
                 if validates:
                     with Progress("valid", 0) as bar:
-                        valid_nll = evaluate(state.params, valid_tokens, bar)["nll"]
+                        valid_nll = evaluate(state.evaluated, valid_tokens, bar)["nll"]
                 log.sync(valid_nll)
                 # orbax copies to the host in its own ways.
                 with jax.transfer_guard("allow"):

@@ -1,7 +1,7 @@
 """A run that is killed and started again ends bit-identical to one never stopped.
 
 Dropout, accumulation over segments and over chunks of the streams, several updates in
-a call, and more than one epoch are all on.
+a call, a mean of the parameters, and more than one epoch are all on.
 """
 
 import os
@@ -34,7 +34,7 @@ def get_config():
     c.train.update(num_steps={NUM_STEPS}, batch_size=4, tgt_len=8, log_every=1)
     c.train.update(segments_per_call=4, segments_per_update=2, batch_chunk=2)
     c.train.update(eval_every=48, roll=True, varlen=True, reset_memory_at=ord(","))
-    c.optim.update(lr=1e-3, warmup_steps=10)
+    c.optim.update(lr=1e-3, warmup_steps=10, average="asgd", average_from=20)
     c.eval.update(streams=2, tgt_len=8, mem_len=16)
     c.generate.update(num_tokens=4, prompt="a")
     c.checkpoint.update(every_steps={EVERY_STEPS}, keep=2)
@@ -80,6 +80,7 @@ def saved(workdir: Path) -> Any:
             NUM_STEPS,
             args=checkpoint.ocp.args.Composite(
                 params=checkpoint.ocp.args.StandardRestore(),
+                average=checkpoint.ocp.args.StandardRestore(),
                 training=checkpoint.ocp.args.StandardRestore(),
                 position=checkpoint.ocp.args.JsonRestore(),
             ),

@@ -16,7 +16,7 @@ from txl_jax import metrics
 from txl_jax.checkpoint import check_which
 from txl_jax.data.corpora import SPLITS
 from txl_jax.data.streams import Streams
-from txl_jax.errors import require, require_one_of
+from txl_jax.errors import UserError, require, require_one_of
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import Memory
 from txl_jax.model.txl import TransformerXL
