@@ -79,7 +79,7 @@ def save_all(
     with closing(open_checkpoints(workdir, config)) as manager:
         for step, valid_nll in nll_by_step.items():
             position = Position(epoch=step, segment=2, token_offset=2**40 + step)
-            state = make_state(step, averages)
+            state = make_state(step, averages=averages)
             checkpoint.save(manager, step, state, position, valid_nll)
 
 
