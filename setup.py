@@ -33,7 +33,11 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.11",
-    packages=[*find_packages(include=["txl_jax", "txl_jax.*"]), "txl_jax.experiments"],
+    packages=[
+        *find_packages(include=["txl_jax", "txl_jax.*"]),
+        "txl_jax.experiments",
+        "txl_jax.experiments.ablations",
+    ],
     package_dir={"txl_jax.experiments": "experiments"},
     package_data={"txl_jax": ["py.typed"]},
     install_requires=REQUIRES,

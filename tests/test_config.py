@@ -15,7 +15,10 @@ from txl_jax import config as configs
 from txl_jax.config import Config
 from txl_jax.errors import UserError
 
-EXPERIMENTS = sorted((Path(__file__).parents[1] / "experiments").glob("[!_]*.py"))
+FOLDER = Path(__file__).parents[1] / "experiments"
+EXPERIMENTS = sorted(
+    [*FOLDER.glob("[!_]*.py"), *FOLDER.glob("ablations/[!_]*.py")],
+)
 
 
 def refusal(call: Any, *args: Any) -> str:
@@ -350,6 +353,8 @@ def test_load_takes_a_path_and_a_packaged_name() -> None:
     by_path = configs.parse(configs.load(str(path)))
     assert by_path == configs.parse(configs.load("quickstart"))
     assert by_path != Config()
+    ablation = FOLDER / "ablations" / "wt103_128m.py"
+    assert configs.load("wt103_128m") == configs.load(str(ablation))
 
 
 def test_files_that_are_no_config_are_refused(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import dataclasses
 import importlib
 import importlib.util
 import json
-import pkgutil
 from pathlib import Path
 from typing import Any, get_args
 
@@ -255,14 +254,15 @@ def load(source: str) -> ConfigDict:
 
 
 def _packaged(name: str) -> Path:
-    experiments = importlib.import_module("txl_jax.experiments")
-    known = [module.name for module in pkgutil.iter_modules(experiments.__path__)]
+    folder = Path(importlib.import_module("txl_jax.experiments").__path__[0])
+    paths = [*folder.glob("[!_]*.py"), *folder.glob("ablations/[!_]*.py")]
+    known = {path.stem: path for path in sorted(paths)}
     if name not in known:
         raise UserError(
-            f"no packaged experiment {name!r}{nearest(name, known)}; there are "
+            f"no packaged experiment {name!r}{nearest(name, list(known))}; there are "
             f"{', '.join(known)}; a file needs its .py"
         )
-    return Path(next(iter(experiments.__path__))) / f"{name}.py"
+    return known[name]
 
 
 def save_json(config: Config, path: Path) -> None:

@@ -75,6 +75,9 @@ def test_data_and_model_do_not_meet_below_state() -> None:
         assert not {"data", "model"} <= rooms, name
 
 
-def test_experiments_import_config_alone() -> None:
-    for path in (PACKAGE.parent / "experiments").glob("*.py"):
-        assert imported(path) <= {"config", "experiments"}, path
+def test_experiments_import_config_alone_and_ablations_their_parent() -> None:
+    folder = PACKAGE.parent / "experiments"
+    for path in folder.glob("*.py"):
+        assert imported(path) <= {"config"}, path
+    for path in folder.glob("ablations/[!_]*.py"):
+        assert imported(path) in ({"experiments"}, {"experiments.ablations"}), path

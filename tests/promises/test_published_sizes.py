@@ -37,6 +37,8 @@ SIZES = {
     "lm1b": (466_962_273, 356_741_120),
     "lm1b_large": (838_078_041, 700_274_688),
     "ptb": (24_015_760, 20_004_960),
+    "wt103_128m": (128_007_688, 17_966_550),
+    "lm1b_300m": (299_108_193, 188_887_040),
 }
 # In millions, as the paper has them, and how far off that may be: rounded, and for the
 # models of unknown sizes, to what was found that is near.
@@ -49,6 +51,8 @@ PAPER = {
     "lm1b": (460, 10),
     "lm1b_large": (800, 50),
     "ptb": (24, 0.5),
+    "wt103_128m": (128, 0.5),
+    "lm1b_300m": (300, 50),
 }
 # As the original PyTorch code makes these models.
 PYTORCH = {

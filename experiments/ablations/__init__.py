@@ -1,0 +1,1 @@
+"""The paper's ablations: each imports its parent and changes one thing."""

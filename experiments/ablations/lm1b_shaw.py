@@ -1,0 +1,17 @@
+"""Table 7: the positions of Shaw et al. (2018) in place of ours.
+
+    python -m txl_jax.main --config=lm1b_shaw
+
+Published: perplexity 25.7; ours 25.2. Differs from lm1b_300m in the positions; these
+have no biases u and w to untie.
+"""
+
+from ml_collections import ConfigDict
+
+from txl_jax.experiments.ablations import lm1b_300m
+
+
+def get_config() -> ConfigDict:
+    c = lm1b_300m.get_config()
+    c.model.update(position="shaw", n_position=512, untie_r=False)
+    return c
