@@ -131,3 +131,43 @@ UPDATES = {
 def test_an_update_has_the_published_tokens(name: str) -> None:
     how = load(name).train
     assert how.batch_size * how.tgt_len * how.segments_per_update == UPDATES[name]
+
+
+# The README beside the experiments
+
+README = (FOLDER / "README.md").read_text("utf-8")
+ROWS = [
+    [cell.strip() for cell in line.strip("|").split("|")]
+    for line in README.splitlines()
+    if line.startswith("|")
+]
+
+
+def test_the_readme_has_every_experiment() -> None:
+    listed = {row[0].strip("`") for row in ROWS}
+    files = {path.name for path in FOLDER.glob("[!_]*.py")}
+    assert files <= listed
+    for name, (parent, *_) in ABLATIONS.items():
+        assert [f"`{name}`", f"`{parent}`"] in [row[:2] for row in ROWS]
+
+
+def test_the_readme_has_every_field_against_the_original_flags() -> None:
+    fields = {
+        f"{section}.{field.name}"
+        for section, fields in configs.SECTIONS.items()
+        if section != "generate"
+        for field in dataclasses.fields(fields)
+    }
+    rows = [row for row in ROWS if row[0].strip("`") in fields]
+    assert {row[0].strip("`") for row in rows} == fields
+    assert len(rows) == len(fields)
+    known = {f"{row[0].strip('`')}" for row in ROWS if "." in row[0]}
+    assert {name for name in known if not name.endswith(".py")} == fields
+    assert {len(row) for row in rows} == {6}
+
+
+def test_the_readme_gives_the_number_of_parameters() -> None:
+    for row in ROWS:
+        if row[0].endswith(".py`"):
+            source = (FOLDER / row[0].strip("`")).read_text("utf-8")
+            assert row[-1] in " ".join(source.split())
