@@ -18,6 +18,7 @@ REQUIRES = [
     "absl-py>=2.1",
     "numpy>=2.0",
     "filelock>=3.15",
+    "safetensors>=0.6",
     "requests>=2.31",
     "tqdm>=4.66",
     "matplotlib>=3.9",

@@ -90,6 +90,12 @@ def save(
     manager.save(step, args=args, metrics=metrics)
 
 
+def save_params(manager: ocp.CheckpointManager, step: int, params: Any) -> None:
+    """Starts saving parameters alone, of a model that was trained elsewhere."""
+    args = ocp.args.Composite(params=ocp.args.StandardSave(params))
+    manager.save(step, args=args)
+
+
 def restore(
     manager: ocp.CheckpointManager, like: TrainState
 ) -> tuple[TrainState, Position] | None:

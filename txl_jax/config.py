@@ -15,6 +15,7 @@ from typing import Any, get_args
 from ml_collections import ConfigDict
 
 from txl_jax.checkpoint import CheckpointConfig
+from txl_jax.convert.formats import ConvertConfig
 from txl_jax.data.streams import SLACK
 from txl_jax.data.tokens import DataConfig
 from txl_jax.errors import UserError, nearest, require_one_of
@@ -49,6 +50,7 @@ class Config:
     generate: GenerateConfig = GenerateConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     mesh: MeshConfig = MeshConfig()
+    convert: ConvertConfig = ConvertConfig()
 
     def __post_init__(self) -> None:
         """Refuses combinations across sections, naming both fields and the mend."""
@@ -135,6 +137,7 @@ CHANGEABLE = (
     "generate.",
     "checkpoint.",
     "mesh.",
+    "convert.",
     "data.data_dir",
     "train.num_steps",
     "train.log_every",

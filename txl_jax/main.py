@@ -20,6 +20,7 @@ from absl import logging as absl_logging
 from txl_jax import config as configs
 from txl_jax import generate, metrics, restore, sharding, workdir
 from txl_jax.config import Config
+from txl_jax.convert import transfer
 from txl_jax.data import tokens as token_files
 from txl_jax.data.streams import Streams
 from txl_jax.data.tokens import Tokens
@@ -43,8 +44,8 @@ flags:
   --config.S.F=V      field F of the config's section S, which is one of
                       {sections}
   --F=V               field F of the mode's own section, in evaluate and generate,
-                      such as --mem_len=1024 or --prompt='def '; in prepare,
-                      of the section data
+                      such as --mem_len=1024 or --prompt='def '; in prepare, of the
+                      section data; in import and export of convert, as --format
 """
 
 
@@ -54,11 +55,13 @@ class Command(NamedTuple):
     mode: str
     config: Config
     workdir: Path
+    overrides: dict[str, str]  # in import, what the new run's config is to have
 
 
 def run_train(command: Command) -> dict[str, Any]:
     """Trains, then shows what the best checkpoint is worth."""
     config, folder = command.config, command.workdir
+    workdir.refuse_imported(folder)
     tokens = token_files.prepare(config.data, say)
     fitted = workdir.fit_vocab(config, len(tokens.vocab))
     check_fit(fitted, tokens)
@@ -130,6 +133,18 @@ def run_generate(command: Command) -> dict[str, Any]:
     return {"step": loaded.step, **how, "text": text, "seconds": seconds}
 
 
+def run_import(command: Command) -> dict[str, Any]:
+    """Makes a workdir of another code base's model."""
+    how = command.config.convert
+    return transfer.import_model(how, command.workdir, command.overrides)
+
+
+def run_export(command: Command) -> dict[str, Any]:
+    """Writes the model as another code base's files."""
+    loaded = restore.load(command.workdir, command.config)
+    return transfer.export_model(command.config.convert, loaded)
+
+
 def evaluate_loaded(loaded: restore.Loaded, tokens: Tokens) -> dict[str, Any]:
     """Returns the nll of config.eval.split, and how it was measured."""
     how = loaded.config.eval
@@ -178,6 +193,8 @@ MODES = {
     "evaluate": Mode(run_evaluate, "eval"),
     "generate": Mode(run_generate, "generate"),
     "prepare": Mode(run_prepare, "data"),
+    "import": Mode(run_import, "convert"),
+    "export": Mode(run_export, "convert"),
 }
 
 
@@ -200,6 +217,8 @@ def parse_flags(argv: list[str]) -> Command:
     given, rest = parser.parse_known_args(argv)
     require_one_of(given.mode, list(MODES), "--mode")
     overrides = parse_overrides(rest, MODES[given.mode].section)
+    if given.mode == "import":
+        return _parse_import(given, overrides)
     if given.config:
         config = configs.load(given.config)
         folder = Path(given.workdir or Path("runs") / Path(given.config).stem)
@@ -210,7 +229,22 @@ def parse_flags(argv: list[str]) -> Command:
         raise UserError("give --config=FILE, or the --workdir of a run; see --help")
     for name, text in overrides.items():
         configs.override(config, name, text)
-    return Command(given.mode, configs.parse(config), folder)
+    return Command(given.mode, configs.parse(config), folder, overrides)
+
+
+def _parse_import(given: argparse.Namespace, overrides: dict[str, str]) -> Command:
+    """Returns what an import is asked: its config comes from what it reads."""
+    if given.config or not given.workdir:
+        raise UserError(
+            "import makes a workdir's config itself: give --workdir, and instead of "
+            "--config its fields, such as --config.data.corpus"
+        )
+    config = configs.default()
+    own = {name: x for name, x in overrides.items() if name.startswith("convert.")}
+    for name, text in own.items():
+        configs.override(config, name, text)
+    others = {name: text for name, text in overrides.items() if name not in own}
+    return Command("import", configs.parse(config), Path(given.workdir), others)
 
 
 def parse_overrides(argv: list[str], own: str) -> dict[str, str]:

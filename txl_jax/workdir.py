@@ -1,5 +1,6 @@
 """The folder of a run: what it is called inside, and whose it is."""
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Callable
@@ -22,6 +23,7 @@ CONFIG = "config.json"  # the run's config, resolved
 RUN = "run.json"  # where its numbers come from
 VOCAB = "vocab.json"
 METRICS = "metrics.jsonl"
+IMPORTED = "imported"  # in run.json: where a model that was trained elsewhere is from
 
 
 def fit_vocab(config: Config, vocab_size: int) -> Config:
@@ -62,6 +64,17 @@ def fit_mesh(config: Config) -> Mesh:
                 f"make it a multiple of {parts}, or lower mesh.{axis}"
             )
     return mesh
+
+
+def refuse_imported(workdir: Path) -> None:
+    """Raises UserError if the workdir has a model whose training cannot go on."""
+    with contextlib.suppress(OSError, ValueError):
+        if IMPORTED in json.loads((workdir / RUN).read_text("utf-8")):
+            raise UserError(
+                f"{workdir} holds an imported model, without the optimiser's state to "
+                f"go on from: train with --config.train.init_from={workdir} in "
+                "another --workdir"
+            )
 
 
 def claim(workdir: Path, config: Config, tokens: Tokens) -> None:

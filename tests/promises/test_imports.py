@@ -10,21 +10,23 @@ PACKAGE = Path(__file__).parents[2] / "txl_jax"
 ROWS = """
     errors convert.crc32c lamb
     convert.table data.pieces data.progress data.text data.streams data.prefetch
-    data.download data.files data.dataset data.word data.subword data.mirror
+    convert.pickle convert.keys data.download data.files data.dataset data.word data.subword data.mirror
     data.archive data.vocab data.sentences convert.bundle
-    data.facts
+    data.facts convert.words
     model.config data.corpora sharding kernels.xla
-    model.positions model.memory model.initializers model.dropout
-    model.adaptive data.builder data.recipe optim metrics
+    convert.embedding model.positions model.memory model.initializers model.dropout
+    convert.pytorch model.adaptive data.builder data.recipe optim metrics
     model.attention data.encode report.writer report.plots report.provenance
     model.block data.tokens
     model.txl
-    state generate
+    state generate convert.huggingface convert.nvidia
     step checkpoint evaluate.ngram convert.tensorflow
+    convert.formats
     evaluate.perplexity
     config
     workdir train
     restore
+    convert.transfer
     main
 """
 ROW = {

@@ -57,7 +57,7 @@ def read_embedding(
     config["tie_weights"] = not (untied := _out_tables(keys, shapes, made, name))
     made |= untied
     if projected:
-        tied, untied = _out_projs(keys, len(cutoffs) + 1, made, name)
+        tied, untied = _out_projs(keys, len(cutoffs) + 1, made)
         config["tie_projs"] = tied if any(tied) else ()
         made |= untied
     return config, made
@@ -109,12 +109,12 @@ def _out_tables(keys: Keys, shapes: Any, made: Params, name: Any) -> Params:
 
 
 def _out_projs(
-    keys: Keys, clusters: int, made: Params, name: Any
+    keys: Keys, clusters: int, made: Params
 ) -> tuple[tuple[bool, ...], Params]:
     """Returns which of the softmax's projections are tied, and the others."""
     own: Params = {}
     for i in range(clusters):
-        shared = (made.get(f"proj_{i}") if f"proj_{i}" in made else made["proj"]).T.copy()
+        shared = np.ascontiguousarray(made["proj" if "proj" in made else f"proj_{i}"].T)
         if (key := f"crit.out_projs.{i}") in keys:
             proj = keys.take(key, *shared.shape)
             if not _equal(proj, shared):

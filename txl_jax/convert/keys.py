@@ -34,7 +34,9 @@ class Keys:
     def shape(self, name: str, dims: str) -> tuple[int, ...]:
         """Returns the shape of an array with one dimension per letter of `dims`."""
         if name not in self.left:
-            raise UserError(f"the state dict has no {name}, of shape ({', '.join(dims)})")
+            raise UserError(
+                f"the state dict has no {name}, of shape ({', '.join(dims)})"
+            )
         shape = self.left[name].shape
         if len(shape) != len(dims):
             raise UserError(f"{name} has shape {shape}, not ({', '.join(dims)})")
