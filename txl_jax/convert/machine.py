@@ -247,7 +247,7 @@ def _collect(kind: type) -> Handler:
 
 DAMAGE = (
     *(ValueError, IndexError, KeyError, TypeError, AttributeError, EOFError),
-    *(OverflowError, MemoryError, RecursionError),
+    *(OverflowError, MemoryError, RuntimeError),
 )
 DICTS = ("collections.OrderedDict", "collections.Counter")
 PUSHED = {

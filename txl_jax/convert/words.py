@@ -65,9 +65,7 @@ def from_words(words: list[str], path: Path, lower_case: bool = False) -> Vocab:
         return CharVocab("".join(chr(int(word)) for word in words), of_bytes=True)
     if all(len(word) == 1 for word in words) and "_" in words and " " not in words:
         return CharVocab("".join(words).replace("_", " "))
-    for marks in MARKS:
-        if marks.eos in words:
-            break
+    marks = next((marks for marks in MARKS if marks.eos in words), MARKS[0])
     try:
         return WordVocab(words, marks._replace(lower_case=lower_case))
     except UserError as error:

@@ -1,0 +1,234 @@
+"""State dicts of the paper's code become models and come back, or are refused.
+
+The numbers behind them are in tests.promises.test_published_models.
+"""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import numpy as np
+import pytest
+
+from tests import golden, tiny
+from tests.convert import recorded
+from tests.convert.test_pickle import refusal
+from txl_jax.convert import huggingface, pytorch
+from txl_jax.convert.pickle import arrays, read
+from txl_jax.model import config as models
+from txl_jax.model.config import ModelConfig
+from txl_jax.state import abstract_params
+
+State = dict[str, np.ndarray]
+
+
+def assert_equal(found: Any, expected: Any) -> None:
+    """Compares trees, in names, shapes and bits."""
+    assert jax.tree.map(np.shape, found) == jax.tree.map(np.shape, expected)
+    for name, one in jax.tree_util.tree_leaves_with_path(found):
+        other = expected
+        for key in name:
+            other = other[key.key]
+        assert np.asarray(one).tobytes() == np.asarray(other).tobytes(), name
+
+
+def case(name: str) -> tuple[ModelConfig, Any]:
+    """Returns a case of tests.golden as a model."""
+    with np.load(golden.FOLDER / f"{name}.npz") as saved:
+        state = {
+            key.removeprefix("state/"): saved[key].astype(np.float32)
+            for key in saved
+            if key.startswith("state/")
+        }
+        return huggingface.from_state_dict(state, json.loads(str(saved["config"])))
+
+
+def said(config: ModelConfig) -> dict[str, Any]:
+    """Returns what a state dict does not say of a model."""
+    names = ("mem_len", "cutoffs", "clamp_len", "same_length", "pre_lnorm")
+    return {name: getattr(config, name) for name in names}
+
+
+@pytest.mark.parametrize("layout", ["module.stream", "module.zip", "stream", "zip"])
+@pytest.mark.parametrize("name", recorded.PAPER)
+def test_files_of_torch_become_the_model(name: str, layout: str) -> None:
+    path = recorded.FOLDER / f"{name}.{layout}.pt"
+    config, params = case(name)
+    found, weights = pytorch.from_state_dict(
+        arrays(read(path), path), mem_len=config.mem_len
+    )
+    assert_equal(weights, params)
+    assert found == models.pytorch(
+        **{
+            field: getattr(config, field)
+            for field in (
+                *("vocab_size", "n_layer", "d_model", "d_embed", "n_head", "d_head"),
+                *("d_inner", "cutoffs", "div_val", "tie_weights", "tie_projs"),
+                "mem_len",
+            )
+        }
+    )
+
+
+@pytest.mark.parametrize("name", golden.CASES)
+def test_a_state_dict_goes_and_comes_back(name: str) -> None:
+    config, params = case(name)
+    state = pytorch.to_state_dict(config, params)
+    found, weights = pytorch.from_state_dict(state, **said(config))
+    assert_equal(weights, params)
+    again = pytorch.to_state_dict(found, weights)
+    assert {key: x.tobytes() for key, x in again.items()} == {
+        key: x.tobytes() for key, x in state.items()
+    }
+    same = ("cutoffs", "div_val", "tie_weights", "tie_projs", "untie_r", "d_embed")
+    for field in same:
+        assert getattr(found, field) == getattr(config, field), field
+
+
+@pytest.mark.parametrize("name", golden.CASES)
+def test_the_parameters_are_the_models_own(name: str) -> None:
+    config, params = case(name)
+    wanted = nn.unbox(abstract_params(config))
+    assert jax.tree.map(np.shape, params) == jax.tree.map(np.shape, wanted)
+    assert {x.dtype for x in jax.tree.leaves(params)} == {np.dtype(np.float32)}
+
+
+SHAW = models.pytorch(
+    vocab_size=11,
+    n_layer=2,
+    d_model=8,
+    n_head=2,
+    d_head=3,
+    d_inner=10,
+    mem_len=4,
+    position="shaw_biased",
+    n_position=7,
+)
+
+
+def test_learned_distances() -> None:
+    params = tiny.make_params(SHAW)
+    state = pytorch.to_state_dict(SHAW, params)
+    assert state["r_emb"].shape == (2, 7, 2, 3) and "r_r_bias" not in state
+    config, weights = pytorch.from_state_dict(state, **said(SHAW))
+    assert config == SHAW
+    assert_equal(weights, params)
+
+
+def test_a_projection_that_only_the_other_code_has_is_the_identity() -> None:
+    config = dataclasses.replace(
+        SHAW, cutoffs=(5,), div_val=2, proj_same_dim=False, tie_projs=(False, True)
+    )
+    state = pytorch.to_state_dict(config, tiny.make_params(config))
+    for name in ("word_emb.emb_projs.0", "crit.out_projs.0"):
+        np.testing.assert_array_equal(state[name], np.eye(8))
+
+
+def test_clusters_are_in_reverse() -> None:
+    config, params = case("clusters")
+    state = pytorch.to_state_dict(config, params)
+    rows = params["embedding"]["cluster_table"]
+    np.testing.assert_array_equal(state["crit.cluster_weight"], rows[::-1])
+
+
+def test_data_parallel_leaves_no_trace() -> None:
+    config, params = case("plain")
+    state = pytorch.to_state_dict(config, params)
+    state = {f"module.{name}": array for name, array in state.items()}
+    assert_equal(pytorch.from_state_dict(state, **said(config))[1], params)
+
+
+def test_half_precision_is_read_as_float32() -> None:
+    config, params = case("plain")
+    state = pytorch.to_state_dict(config, params)
+    state = {name: array.astype(np.float16) for name, array in state.items()}
+    assert_equal(pytorch.from_state_dict(state, **said(config))[1], params)
+
+
+def without(name: str) -> Callable[[State], None]:
+    def remove(state: State) -> None:
+        del state[name]
+
+    return remove
+
+
+def with_shape(name: str, *shape: int) -> Callable[[State], None]:
+    return lambda state: state.update({name: np.zeros(shape, np.float32)})
+
+
+QKV = "layers.1.dec_attn.qkv_net.weight"
+BROKEN: dict[str, tuple[Callable[[State], None], str]] = {
+    "empty": (lambda state: state.clear(), "no word_emb.emb_layers.0.weight"),
+    "missing": (without(QKV), f"no {QKV}, of shape (30, 12)"),
+    "shape": (
+        with_shape(QKV, 30, 13),
+        f"{QKV} has shape (30, 13), not (30, 12)",
+    ),
+    "rank": (
+        with_shape("word_emb.emb_layers.0.weight", 3),
+        "word_emb.emb_layers.0.weight has shape (3,), not (V, E)",
+    ),
+    "extra": (with_shape("layers.1.x", 2), "layers.1.x of shape (2,) has no place"),
+    "layer left out": (
+        without("layers.0.pos_ff.CoreNet.0.weight"),
+        "no layers.0.pos_ff.CoreNet.0.weight",
+    ),
+    "no u": (without("r_w_bias"), "no r_w_bias, of shape (H, A)"),
+    "u alone": (without("r_r_bias"), "no r_r_bias, of shape (2, 5)"),
+    "absolute": (
+        with_shape("layers.0.dec_attn.q_net.weight", 10, 12),
+        "attn_type 2 or 3",
+    ),
+    "learned places": (with_shape("r_emb", 2, 4, 2, 5), "no r_bias"),
+    "table": (without("word_emb.emb_layers.1.weight"), "give 3 cutoffs"),
+    "cluster": (with_shape("crit.cluster_weight", 2, 16), "crit.cluster_weight"),
+    "widths": (with_shape("word_emb.emb_layers.2.weight", 11, 5), "[16, 8, 5, 2]"),
+    "own table": (
+        without("crit.out_layers.2.weight"),
+        "no crit.out_layers.2.weight, of shape (11, 4)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_does_not_fit_is_refused(name: str) -> None:
+    config, params = case("div_val_2_all_tied")
+    state = pytorch.to_state_dict(config, params)
+    change, reason = BROKEN[name]
+    change(state)
+    message = refusal(lambda: pytorch.from_state_dict(state, mem_len=2))
+    assert reason in message
+
+
+def test_cutoffs_are_asked_for_where_no_table_shows_them() -> None:
+    config, params = case("clusters")
+    state = pytorch.to_state_dict(config, params)
+
+    def convert(*cutoffs: int) -> ModelConfig:
+        return pytorch.from_state_dict(state, mem_len=2, cutoffs=cutoffs)[0]
+
+    assert convert(9, 17, 28).cutoffs == (9, 17, 28)
+    assert "3 clusters" in refusal(convert)
+    assert "give 3 cutoffs, not (9, 17)" in refusal(convert, 9, 17)
+    assert "model.cutoffs" in refusal(convert, 17, 9, 28)
+
+
+def test_cutoffs_must_be_those_of_the_tables() -> None:
+    config, params = case("div_val_2_all_tied")
+    state = pytorch.to_state_dict(config, params)
+    assert pytorch.from_state_dict(state, mem_len=2)[0].cutoffs == (9, 17, 28)
+    message = refusal(
+        lambda: pytorch.from_state_dict(state, mem_len=2, cutoffs=(9, 17, 29))
+    )
+    assert "(9, 17, 29)" in message and "(9, 17, 28)" in message
+    state = pytorch.to_state_dict(*case("plain"))
+    message = refusal(lambda: pytorch.from_state_dict(state, mem_len=2, cutoffs=(9,)))
+    assert "0 clusters" in message
+
+
+def test_other_positions_have_no_names_there() -> None:
+    config = dataclasses.replace(SHAW, position="none", n_position=0)
+    assert '"none"' in refusal(pytorch.to_state_dict, config, {})
