@@ -270,7 +270,8 @@ def test_the_port_reads_what_is_written(name: str, tmp_path: Path) -> None:
             targets_BL = tokens_BT[:, begin + 1 : begin + golden.L + 1]
             nll_BL, mems = golden.read(model.eval(), inputs_BL, targets_BL, mems)
             nll.append(nll_BL.numpy())
-    np.testing.assert_array_equal(np.concatenate(nll, axis=1), nll_BT)
+    # The same up to the order of its sums, which depends on where the weights lie.
+    np.testing.assert_allclose(np.concatenate(nll, axis=1), nll_BT, atol=4e-6, rtol=0)
     # Both of its formats come back.
     for safe in (True, False):
         shutil.rmtree(tmp_path / "again", ignore_errors=True)

@@ -131,8 +131,9 @@ def to_state_dict(config: ModelConfig, params: Params) -> dict[str, np.ndarray]:
         state["r_bias"] = attention["distance_bias"]
     else:
         state["r_r_bias"] = params["w"]
-        exponents = np.arange(0, config.d_model, 2) / np.float32(config.d_model)
-        state[FREQUENCIES] = 1 / np.float32(10000) ** exponents.astype(np.float32)
+        exponents = np.arange(0, config.d_model, 2) / config.d_model
+        powers = 10000.0 ** exponents.astype(np.float32).astype(np.float64)
+        state[FREQUENCIES] = 1 / powers.astype(np.float32)
     for n in range(config.n_layer):
         state |= _layer_state(config, params["layers"], n)
     return {name: np.ascontiguousarray(x, np.float32) for name, x in state.items()}
