@@ -16,7 +16,7 @@ from tests.convert.test_pytorch import assert_equal, case
 from tests.test_main import Done, command
 from txl_jax import config as configs
 from txl_jax import restore
-from txl_jax.convert import huggingface
+from txl_jax.convert import huggingface, tensorflow
 from txl_jax.data import vocab as vocabulary
 
 quick_compiler = test_main.quick_compiler
@@ -138,6 +138,26 @@ def test_training_goes_on_elsewhere(home: Path) -> None:
     assert sorted((home / "run").rglob("*")) == before
 
 
+def test_a_run_begins_with_it(home: Path, tmp_path: Path) -> None:
+    model = json.loads((home / "run" / "config.json").read_text())["model"]
+    (tmp_path / "tuned.py").write_text(
+        "from txl_jax import config\n\n\ndef get_config():\n    c = config.default()\n"
+        f"    c.model.update({model!r})\n"
+        f"    c.train.update(init_from={str(home / 'run')!r}, num_steps=2, tgt_len=5)\n"
+        "    c.train.update(batch_size=8, log_every=1, eval_every=2)\n"
+        "    c.checkpoint.every_steps = 2\n    c.optim.lr = 1e-9\n"
+        "    c.eval.update(mem_len=7, clamp_len=5, same_length=True, tgt_len=5)\n"
+        "    c.generate.update(prompt='w3', num_tokens=2, mem_len=7)\n    return c\n"
+    )
+    flags = [*data(home), f"--config.data.vocab_path={home / 'run' / 'vocab.json'}"]
+    given = (f"--config={tmp_path / 'tuned.py'}", f"--workdir={tmp_path / 'tuned'}")
+    result = command(*given, *flags).result
+    expected = command(
+        "--mode=evaluate", f"--workdir={home / 'run'}", "--tgt_len=5"
+    ).result
+    assert result["nll"] == pytest.approx(expected["nll"], abs=1e-4)
+
+
 def test_overrides_go_before_what_the_model_says(home: Path, tmp_path: Path) -> None:
     flags = ("--config.eval.mem_len=3", "--config.model.dropout=0.5")
     assert imported(home / "model", tmp_path / "run", *flags).status == 0
@@ -168,6 +188,25 @@ def test_nvidias_code(tmp_path: Path) -> None:
     assert loaded.step == 40
     assert loaded.config.model.same_length_self
     assert_equal(weights(tmp_path / "run"), case(recorded.NVIDIA)[1])
+
+
+def test_tensorflows_code(tmp_path: Path) -> None:
+    source = RECORDED.parent / "tensorflow" / "wt103"
+    shutil.copytree(source, tmp_path / "model")
+    config, params, step = tensorflow.read(source, mem_len=3, same_length=True)
+    lines = ["<eos>", *(f"w{i}" for i in range(1, config.vocab_size))]
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "vocab.txt").write_text("\n".join(lines))
+    for number, place in enumerate(("model", "model/ckpt-0")):
+        run = tmp_path / f"run{number}"
+        flags = ("--mem_len=3", "--same_length")
+        done = imported(tmp_path / place, run, *flags, kind="tensorflow")
+        assert done.result["step"] == max(step, 1)
+        assert [Path(path).name for path in done.result["sha256"]] == [
+            *("ckpt-0.data-00000-of-00001", "ckpt-0.index", "vocab.txt")
+        ]
+        assert restore.load(run).config.model == config
+        assert_equal(weights(run), params)
 
 
 def test_a_vocabulary_without_line_ends_has_another_prompt(
@@ -236,7 +275,7 @@ EXPORT = ("--mode=export", "--workdir={home}/run")
 MISTAKES: dict[str, tuple[tuple[str, ...], str]] = {
     "format": (
         (*HF[::2], "--format=huggingfase", MODEL),
-        "none of huggingface, pytorch, nvidia, did you mean 'huggingface'",
+        "none of huggingface, pytorch, nvidia, tensorflow, did you mean 'huggingface'",
     ),
     "no format": ((*HF[::2], MODEL), "--format = '' is none of huggingface"),
     "no source": (HF, "give --source"),
@@ -261,7 +300,23 @@ MISTAKES: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "said by the format": ((*HF, MODEL, "--mem_len=3"), "--config.model.mem_len"),
     "sizes": ((*HF, MODEL, "--config.model.d_inner=3"), "layers/feed_forward/in"),
+    "training": ((*HF, MODEL, "--config.optim.lr=1"), "not trained in its workdir"),
     "mode's flag": ((*HF, MODEL, "--streams=3"), "unknown flag '--streams'"),
+    "tensorflow's own": (
+        ("--mode=import", "--format=tensorflow", NEW, MODEL, "--mem_len=3"),
+        "{home}/model",
+    ),
+    "shown by tensorflow": (
+        (
+            "--mode=import",
+            "--format=tensorflow",
+            NEW,
+            MODEL,
+            "--mem_len=3",
+            "--pre_lnorm",
+        ),
+        "--config.model.pre_lnorm",
+    ),
     "mem_len unsaid": ((*PT, PLAIN), "give --mem_len"),
     "mem_len": ((*PT, PLAIN, "--mem_len=-2"), "convert.mem_len = -2"),
     "cutoffs": ((*PT, MODULE, "--mem_len=3", "--cutoffs=9,8"), "(9, 8)"),

@@ -6,7 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from txl_jax.convert import huggingface, nvidia, pickle, pytorch, words
+from txl_jax.convert import (
+    bundle,
+    huggingface,
+    nvidia,
+    pickle,
+    pytorch,
+    tensorflow,
+    words,
+)
 from txl_jax.data.vocab import Vocab
 from txl_jax.errors import UserError, require, require_one_of
 from txl_jax.model.config import ModelConfig
@@ -16,16 +24,16 @@ from txl_jax.model.config import ModelConfig
 class ConvertConfig:
     """What to import or export, and what its files do not say."""
 
-    format: str = ""  # huggingface, pytorch (the paper's code) or nvidia
-    source: str = ""  # import: a file, or a folder of a Hugging Face model
+    format: str = ""  # huggingface, nvidia, pytorch or tensorflow (the paper's code)
+    source: str = ""  # import: a file or a folder
     target: str = ""  # export: a folder, to be made
     vocab: str = ""  # import: the vocabulary's file; "" = the one beside the weights
-    # The paper's code keeps these outside its files; the other formats say them.
+    # For pytorch and tensorflow, whose files do not say how the model was trained.
     mem_len: int = -1  # tokens remembered while training; -1 = not given
-    cutoffs: tuple[int, ...] = ()  # of clusters whose tables are one
+    cutoffs: tuple[int, ...] = ()  # pytorch: of clusters that share one table
     clamp_len: int = 0
     same_length: bool = False
-    pre_lnorm: bool = False
+    pre_lnorm: bool = False  # pytorch
 
     def __post_init__(self) -> None:
         """Refuses impossible values, naming the field."""
@@ -48,7 +56,7 @@ class Source(NamedTuple):
 
 def read_huggingface(config: ConvertConfig) -> Source:
     """Reads a folder of the port's."""
-    _refuse_said(config)
+    _refuse_said(config, *UNSAID)
     folder = Path(config.source)
     model, params = huggingface.from_pretrained(folder)
     vocab = _find_vocab(config, folder)
@@ -57,15 +65,10 @@ def read_huggingface(config: ConvertConfig) -> Source:
 
 
 def read_pytorch(config: ConvertConfig) -> Source:
-    """Reads a model.pt or a state dict of the paper's code."""
+    """Reads a model.pt or a state dict of the paper's PyTorch code."""
+    _require_mem_len(config)
     path = Path(config.source)
     path = path / "model.pt" if path.is_dir() else path
-    if config.mem_len < 0:
-        raise UserError(
-            "a model of the paper's code does not say its mem_len: give --mem_len, as "
-            "in training, and --clamp_len, --same_length and --pre_lnorm where it had "
-            "them"
-        )
     said = {name: getattr(config, name) for name in UNSAID}
     state = pickle.arrays(pickle.read(path), path)
     try:
@@ -76,9 +79,26 @@ def read_pytorch(config: ConvertConfig) -> Source:
     return Source(model, params, words.read(vocab), 1, [path, vocab])
 
 
+def read_tensorflow(config: ConvertConfig) -> Source:
+    """Reads a checkpoint of the paper's TensorFlow code: its folder or its prefix."""
+    _require_mem_len(config)
+    _refuse_said(config, "cutoffs", "pre_lnorm")
+    model, params, step = tensorflow.read(
+        config.source,
+        mem_len=config.mem_len,
+        clamp_len=config.clamp_len,
+        same_length=config.same_length,
+    )
+    prefix = bundle.read(config.source).prefix
+    # As released, the vocabulary lies in data/ beside model/.
+    vocab = _find_vocab(config, prefix.parent, prefix.parent.parent / "data")
+    files = sorted(prefix.parent.glob(f"{prefix.name}.*"))
+    return Source(model, params, words.read(vocab), max(step, 1), [*files, vocab])
+
+
 def read_nvidia(config: ConvertConfig) -> Source:
     """Reads a checkpoint, which has its vocabulary in it."""
-    _refuse_said(config)
+    _refuse_said(config, *UNSAID)
     path = Path(config.source)
     saved = nvidia.read(path)
     path = path / nvidia.BEST if path.is_dir() else path
@@ -93,6 +113,7 @@ FORMATS: dict[str, Callable[[ConvertConfig], Source]] = {
     "huggingface": read_huggingface,
     "pytorch": read_pytorch,
     "nvidia": read_nvidia,
+    "tensorflow": read_tensorflow,
 }
 TARGETS = {"huggingface": huggingface.save_pretrained}
 
@@ -102,7 +123,8 @@ def read(config: ConvertConfig) -> Source:
     require_one_of(config.format, list(FORMATS), "--format")
     if not config.source:
         raise UserError("give --source, the file or folder to import")
-    if not Path(config.source).exists():
+    beside = Path(f"{config.source}.index")  # of a prefix of TensorFlow's files
+    if not Path(config.source).exists() and not beside.exists():
         raise UserError(f"--source={config.source!r} does not exist")
     source = FORMATS[config.format](config)
     if len(source.vocab) > source.model.vocab_size:
@@ -119,13 +141,21 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _refuse_said(config: ConvertConfig) -> None:
-    """Refuses flags for what the files of this format say themselves."""
+def _require_mem_len(config: ConvertConfig) -> None:
+    if config.mem_len < 0:
+        raise UserError(
+            f"files of format {config.format} do not say mem_len: give --mem_len, as "
+            "in training, and --clamp_len and --same_length where it had them"
+        )
+
+
+def _refuse_said(config: ConvertConfig, *names: str) -> None:
+    """Refuses flags for what the files of this format show themselves."""
     for field in dataclasses.fields(config):
-        if field.name in UNSAID and getattr(config, field.name) != field.default:
+        if field.name in names and getattr(config, field.name) != field.default:
             raise UserError(
-                f"--{field.name} is for models of the paper's code: {config.format} "
-                f"says it itself; --config.model.{field.name} changes it"
+                f"--{field.name} has no place with --format={config.format}, whose "
+                f"files show it; --config.model.{field.name} changes it"
             )
 
 
@@ -136,13 +166,13 @@ BESIDE = (
 )
 
 
-def _find_vocab(config: ConvertConfig, folder: Path) -> Path:
+def _find_vocab(config: ConvertConfig, *folders: Path) -> Path:
     if config.vocab:
         return Path(config.vocab)
-    for name in BESIDE:
-        if (folder / name).is_file():
-            return folder / name
+    for path in (folder / name for folder in folders for name in BESIDE):
+        if path.is_file():
+            return path
     raise UserError(
-        f"{folder} has no vocabulary ({', '.join(BESIDE)}), and a model is no use "
+        f"{folders[0]} has no vocabulary ({', '.join(BESIDE)}), and a model is no use "
         "without one: give its file by --vocab"
     )

@@ -32,6 +32,12 @@ def import_model(
 
     Overrides are of the other sections, and go before what the model says.
     """
+    for name in overrides:
+        if name.startswith(("train.", "optim.")):
+            raise UserError(
+                f"--config.{name}: an imported model is not trained in its workdir; "
+                "give it to a run with train.init_from"
+            )
     _refuse_used(folder, "--workdir")
     source = formats.read(how)
     config = _configure(source, folder, overrides)
