@@ -1,4 +1,4 @@
-"""What the paper's TensorFlow code computes and saves: writes tests/convert/tensorflow.
+"""What the paper's TensorFlow code computes and saves: `tensorflow_checkpoints`.
 
 `python -m tests.convert.golden_tensorflow CODE` with tensorflow-cpu==2.21.0, which
 needs no other package of this project; CODE is the folder `tf` of the paper's published
@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-FOLDER = Path(__file__).with_name("tensorflow")
+FOLDER = Path(__file__).with_name("tensorflow_checkpoints")
 B, S, L = 2, 4, 5
 SPREAD = 0.35  # of every variable
 

@@ -1,6 +1,6 @@
 """TensorFlow's checkpoints are read bit for bit, or refused by name in one line.
 
-The files in tests/convert/tensorflow were written by TensorFlow itself: see
+The files in tests/convert/tensorflow_checkpoints were written by TensorFlow itself: see
 `tests.convert.golden_tensorflow`.
 """
 
@@ -17,7 +17,7 @@ from tests.convert import bundles
 from txl_jax.convert import bundle
 from txl_jax.errors import UserError
 
-GOLDEN = Path(__file__).with_name("tensorflow")
+GOLDEN = Path(__file__).with_name("tensorflow_checkpoints")
 CASES = sorted(path.stem for path in GOLDEN.glob("*.npz") if path.stem != "kinds")
 
 rng = np.random.default_rng(0)

@@ -191,7 +191,7 @@ def test_nvidias_code(tmp_path: Path) -> None:
 
 
 def test_tensorflows_code(tmp_path: Path) -> None:
-    source = RECORDED.parent / "tensorflow" / "wt103"
+    source = RECORDED.parent / "tensorflow_checkpoints" / "wt103"
     shutil.copytree(source, tmp_path / "model")
     config, params, step = tensorflow.read(source, mem_len=3, same_length=True)
     lines = ["<eos>", *(f"w{i}" for i in range(1, config.vocab_size))]

@@ -10,7 +10,8 @@ PACKAGE = Path(__file__).parents[2] / "txl_jax"
 ROWS = """
     errors convert.crc32c convert.machine lamb
     convert.table data.pieces data.progress data.text data.streams data.prefetch
-    convert.pickle convert.keys data.download data.files data.dataset data.word data.subword data.mirror
+    convert.pickle convert.keys
+    data.download data.files data.dataset data.word data.subword data.mirror
     data.archive data.vocab data.sentences convert.bundle
     data.facts convert.words
     model.config data.corpora sharding kernels.xla
