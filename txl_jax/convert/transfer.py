@@ -109,22 +109,14 @@ def _prompt(vocab: Vocab) -> str:
 
 def _check_shapes(source: Source, config: Config) -> None:
     """Raises UserError if overrides left the weights no model to fit."""
-    found = _shapes(source.params)
-    wanted = _shapes(nn.unbox(abstract_params(config.model)))
+    found = checkpoint.shapes(source.params)
+    wanted = checkpoint.shapes(nn.unbox(abstract_params(config.model)))
     for name in sorted(found.keys() | wanted.keys()):
         if found.get(name) != wanted.get(name):
             raise UserError(
                 f"the config's model has {name} of shape {wanted.get(name)}, the "
                 f"source {found.get(name)}: leave the model's sizes as they are"
             )
-
-
-def _shapes(params: Any) -> dict[str, tuple[int, ...]]:
-    leaves = jax.tree_util.tree_leaves_with_path(params)
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="/"): leaf.shape
-        for path, leaf in leaves
-    }
 
 
 def _refuse_used(folder: Path, flag: str) -> None:
