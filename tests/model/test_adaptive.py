@@ -3,6 +3,7 @@
 Dims: B streams, L segment, D model, V vocabulary.
 """
 
+import functools
 import math
 from typing import Any
 
@@ -34,7 +35,8 @@ CLUSTERS: list[dict[str, Any]] = [
 
 def call(method: str, *args: Any, dtype: str = "float32") -> jax.Array:
     vocabulary = Vocabulary(tiny.config(dtype=dtype))
-    return vocabulary.apply({"params": PARAMS}, *args, method=method)  # type: ignore
+    apply = functools.partial(vocabulary.apply, {"params": PARAMS}, method=method)
+    return tiny.jit(apply)(*args)
 
 
 def make_clusters(changes: dict[str, Any]) -> tuple[Any, Any]:
@@ -109,6 +111,7 @@ def test_clusters_make_one_distribution_over_the_vocabulary(
     changes: dict[str, Any],
 ) -> None:
     call, params = make_clusters(changes)
+    call = tiny.jit(call, static_argnums=0)
     hidden_BLD = make_hidden()
     log_p_BLV = np.asarray(call("log_probs", params, hidden_BLD), np.float64)
     assert log_p_BLV.shape == (B, L, V)

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from txl_jax.kernels import softmax
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.dropout import WordDropout
 from txl_jax.model.initializers import normal, weight
@@ -118,17 +119,19 @@ class Vocabulary(nn.Module):
         if i == 0 and len(self.bounds) > 1:
             table_VE = jnp.concatenate([table_VE, self.cluster_table_GE])
             bias_V = jnp.concatenate([bias_V, self.cluster_bias_G])
-        hidden_BLE = hidden_BLD
-        if self.out_projs[i] is not None:
-            proj_ED = self.out_projs[i].astype(dtype)
-            hidden_BLE = jnp.einsum("BLD,ED->BLE", hidden_BLD, proj_ED)
         logits_BLV = jnp.einsum(
             "BLE,VE->BLV",
-            hidden_BLE,
+            self._narrow(hidden_BLD, i),
             table_VE.astype(dtype),
             preferred_element_type=jnp.float32,
         )
         return logits_BLV + bias_V
+
+    def _narrow(self, hidden_D: Array, i: int) -> Array:
+        """Returns hidden states [.., D] as cluster i's softmax has them, [.., E]."""
+        if self.out_projs[i] is None:
+            return hidden_D
+        return hidden_D @ self.out_projs[i].astype(hidden_D.dtype).T
 
     def log_probs(self, hidden_BLD: Array) -> Array:
         """Returns the log-probability of every token, [B, L, V] in nats."""
@@ -141,20 +144,51 @@ class Vocabulary(nn.Module):
         return jnp.concatenate(parts, axis=-1)
 
     def nll(self, hidden_BLD: Array, targets_BL: Array) -> Array:
-        """Returns -log p(target), nll_BL in nats, in token order."""
-        V0 = self.bounds[0][1]
-        index_BL = targets_BL
-        nll_BL: Array | float = 0.0
+        """Returns -log p(target), nll_BL in nats, in token order.
+
+        No logits are stored, and clusters cost what their tokens need: see
+        `txl_jax.kernels.softmax`, which wants the tokens sorted by cluster.
+        """
+        cutoffs = self.config.cutoffs
+        hidden_TD = hidden_BLD.reshape(-1, hidden_BLD.shape[-1])
+        target_T = jnp.asarray(targets_BL).reshape(-1)
+        if not cutoffs:
+            nll_T = self._blockwise_nll(hidden_TD, target_T, None)
+            return nll_T.reshape(targets_BL.shape)
+        cluster_T = jnp.searchsorted(jnp.asarray(cutoffs), target_T, side="right")
+        order_T = jnp.argsort(cluster_T, stable=True)
+        ends_G = jnp.searchsorted(cluster_T[order_T], jnp.arange(1, len(cutoffs) + 2))
+        nll_T = self._blockwise_nll(hidden_TD[order_T], target_T[order_T], ends_G)
+        nll_T = jnp.zeros_like(nll_T).at[order_T].set(nll_T, unique_indices=True)
+        return nll_T.reshape(targets_BL.shape)
+
+    def _blockwise_nll(
+        self, hidden_TD: Array, target_T: Array, ends_G: Array | None
+    ) -> Array:
+        """Returns nll_T of tokens sorted by cluster: where each one's end is ends_G."""
+        split = self.config.div_val > 1
+        V, V0 = self.config.vocab_size, self.bounds[0][1]
+        first_T, tables, biases = target_T, list(self.out_tables), [self.bias_V]
+        if split:
+            biases = [self.bias_V[low:high] for low, high in self.bounds]
+        head: softmax.Cluster = (softmax.Rows(0, 0, V0, 0),)
+        if ends_G is not None:
+            # The first softmax chooses among the other clusters as well.
+            token_T = jnp.arange(len(target_T))
+            cluster_T = jnp.searchsorted(ends_G, token_T, side="right")
+            first_T = jnp.where(target_T < V0, target_T, V + cluster_T - 1)
+            head += (softmax.Rows(len(tables), 0, len(ends_G) - 1, V),)
+            tables.append(self.cluster_table_GE)
+            biases.append(self.cluster_bias_G)
+        clusters = [head]
+        tokens = [softmax.Tokens(self._narrow(hidden_TD, 0), first_T, 0, len(target_T))]
         for i, (low, high) in enumerate(self.bounds[1:], start=1):
-            inside_BL = (low <= targets_BL) & (targets_BL < high)
-            own_BL = jnp.clip(targets_BL - low, 0, high - low - 1)
-            tail_BL = cross_entropy(self._scores(hidden_BLD, i), own_BL)
-            nll_BL += jnp.where(inside_BL, tail_BL, 0)
-            index_BL = jnp.where(inside_BL, V0 + i - 1, index_BL)
-        return cross_entropy(self._scores(hidden_BLD, 0), index_BL) + nll_BL
-
-
-def cross_entropy(logits_BLV: Array, targets_BL: Array) -> Array:
-    """Returns -log softmax(logits) at the targets, [B, L]."""
-    target_BL = jnp.take_along_axis(logits_BLV, targets_BL[..., None], axis=-1)
-    return jax.nn.logsumexp(logits_BLV, axis=-1) - target_BL[..., 0]
+            rows = softmax.Rows(i, 0, high - low, low) if split else (0, low, high, 0)
+            clusters.append((softmax.Rows(*rows),))
+            assert ends_G is not None
+            start, end = ends_G[i - 1], ends_G[i]
+            own_TE = self._narrow(hidden_TD, i)
+            tokens.append(softmax.Tokens(own_TE, target_T, start, end - start))
+        return softmax.blockwise_nll(
+            tuple(clusters), tuple(tokens), tuple(tables), tuple(biases)
+        )

@@ -1,0 +1,122 @@
+"""Cross-entropy by blocks is the dense one, whatever the blocks, and stores no logits.
+
+Dims: T tokens, D hidden, V rows of all tables.
+"""
+
+import math
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests import tiny
+from txl_jax.kernels import softmax
+from txl_jax.kernels.softmax import Rows, Tokens, blockwise_nll
+from txl_jax.model.adaptive import Vocabulary
+from txl_jax.model.config import ModelConfig
+
+V, D, T = 41, 6, 29
+CUTOFFS = (13, 20)
+CONFIGS = {
+    "plain": tiny.config(vocab_size=V, d_model=D),
+    "one_table": tiny.config(vocab_size=V, d_model=D, cutoffs=CUTOFFS),
+    "tables": tiny.config(vocab_size=V, d_model=D, cutoffs=CUTOFFS, div_val=2),
+}
+BOUNDS = {"first": (0, 13), "second": (13, 20), "third": (20, V), "all": (0, V)}
+
+
+@pytest.fixture(params=[(1, 1), (24, 4), (40, 8), (1000, 5), (10**6, 10**6)], ids=str)
+def small_blocks(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks of every shape: of one score, that divide nothing, and of everything."""
+    block, rows = request.param
+    monkeypatch.setattr(softmax, "BLOCK", block)
+    monkeypatch.setattr(softmax, "MOST_ROWS", rows)
+
+
+def value_and_gradient(config: ModelConfig, method: str, targets_BL: Any) -> Any:
+    """Returns (nll_BL, gradient of its weighted sum), dense for log_probs."""
+    rng = np.random.default_rng(0)
+    params = tiny.make_params(config)["embedding"]
+    hidden_BLD = rng.normal(size=(*targets_BL.shape, D)).astype(np.float32)
+    weights_BL = rng.normal(size=targets_BL.shape).astype(np.float32)
+
+    def loss(params: Any, hidden_BLD: Any, targets_BL: Any) -> Any:
+        apply = Vocabulary(config).apply
+        if method == "nll":
+            nll_BL: Any = apply(
+                {"params": params}, hidden_BLD, targets_BL, method="nll"
+            )
+        else:
+            log_p_BLV: Any = apply({"params": params}, hidden_BLD, method="log_probs")
+            index_BL1 = targets_BL[..., None]
+            nll_BL = -jnp.take_along_axis(log_p_BLV, index_BL1, axis=-1)[..., 0]
+        return jnp.sum(nll_BL * weights_BL), nll_BL
+
+    grad = jax.grad(loss, argnums=(0, 1), has_aux=True)
+    return tiny.jit(grad)(params, hidden_BLD, targets_BL)
+
+
+@pytest.mark.parametrize("where", BOUNDS)
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.usefixtures("small_blocks")
+def test_blocks_add_up_to_the_dense_loss(name: str, where: str) -> None:
+    """With tokens in all clusters, and with all of them in one."""
+    targets_BL = np.random.default_rng(1).integers(*BOUNDS[where], (1, T))
+    targets_BL = targets_BL.astype(np.int32)
+    actual = value_and_gradient(CONFIGS[name], "nll", targets_BL)
+    expected = value_and_gradient(CONFIGS[name], "log_probs", targets_BL)
+    tiny.assert_close(actual, expected)
+
+
+def test_scores_that_overflow_are_exact() -> None:
+    tokens = Tokens(jnp.ones((2, 1)), jnp.array([0, 2]), 0, 2)
+    table_VE, bias_V = jnp.array([[3e4], [1e3], [-3e4]]), jnp.zeros(3)
+    nll_T = blockwise_nll(((Rows(0, 0, 3, 0),),), (tokens,), (table_VE,), (bias_V,))
+    np.testing.assert_array_equal(nll_T, [0, 6e4])
+
+
+def test_gradients_in_bfloat16_are_summed_in_float32() -> None:
+    """500 tokens with one target: bfloat16 sums would stop at 256."""
+    h_TE = jnp.ones((500, 1), jnp.bfloat16)
+    bias_V = jnp.zeros(2)
+
+    def loss(table_VE: Any) -> Any:
+        tokens = Tokens(h_TE, jnp.zeros(500, jnp.int32), 0, 500)
+        return blockwise_nll(
+            ((Rows(0, 0, 2, 0),),), (tokens,), (table_VE,), (bias_V,)
+        ).sum()
+
+    grad_VE = jax.jit(jax.grad(loss))(jnp.zeros((2, 1)))
+    np.testing.assert_allclose(grad_VE, [[-250], [250]])
+    assert grad_VE.dtype == jnp.float32
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_nothing_as_large_as_the_logits_is_stored(name: str) -> None:
+    """And no copy of a table, of which there is one gradient."""
+    V, D, T = 60_000, 8, 2_000
+    changes: dict[str, Any] = {"cutoffs": (1000, 5000)} if name != "plain" else {}
+    changes |= {"div_val": 2} if name == "tables" else {}
+    config = tiny.config(vocab_size=V, d_model=D, **changes)
+    params = tiny.make_params(config)["embedding"]
+
+    def loss(params: Any, hidden_BLD: Any, targets_BL: Any) -> Any:
+        apply = Vocabulary(config).apply
+        nll_BL: Any = apply({"params": params}, hidden_BLD, targets_BL, method="nll")
+        return jnp.sum(nll_BL)
+
+    hidden_BLD, targets_BL = jnp.zeros((1, T, D)), jnp.zeros((1, T), jnp.int32)
+    lowered = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(
+        params, hidden_BLD, targets_BL
+    )
+    compiled = lowered.compile()
+    shapes = re.findall(r"f32\[([\d,]+)\]", compiled.as_text() or "")
+    largest = max(math.prod(map(int, shape.split(","))) for shape in shapes)
+    assert largest <= max(softmax.BLOCK, V * D)
+    memory: Any = compiled.memory_analysis()
+    assert memory.temp_size_in_bytes < 0.1 * 4 * T * V

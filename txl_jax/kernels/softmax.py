@@ -1,0 +1,278 @@
+"""Cross-entropy of an adaptive softmax by blocks: exact, and no logits are stored.
+
+Scores of T tokens with V rows of a table are made in blocks of some tokens and some
+rows, which live as long as it takes to add them up; the backward pass makes them again.
+The tokens come sorted by cluster: a cluster's are a range that only the run knows, and
+the number of blocks follows it. So the cost follows where the tokens are, under static
+shapes, and no token is dropped.
+
+Dims: T tokens, E embedding (its own per cluster), V rows, X tokens of a block, Y rows
+of a block.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+# Scores in a block: 8 MiB of float32, so that a second-level cache nearly holds it.
+BLOCK = 1 << 20
+MOST_ROWS = 1 << 12
+
+
+class Rows(NamedTuple):
+    """Rows low <= row < high of a table; row r stands for the target r + first."""
+
+    table: int
+    low: int
+    high: int
+    first: int
+
+
+# The rows among which one softmax chooses.
+Cluster = tuple[Rows, ...]
+
+
+class Stats(NamedTuple):
+    """What is kept of a token's scores: the greatest, the sum, and the target's."""
+
+    peak_T: Array
+    sum_T: Array
+    target_T: Array
+
+
+class Tokens(NamedTuple):
+    """The tokens of a cluster: `size` of all T, from `start` on."""
+
+    h_TE: Array
+    target_T: Array
+    start: Array | int
+    size: Array | int
+
+
+def token_block(clusters: tuple[Cluster, ...], T: int) -> int:
+    """Returns X: with most rows a block's scores are BLOCK numbers."""
+    most = max(rows.high - rows.low for cluster in clusters for rows in cluster)
+    return min(T, max(BLOCK // min(most, MOST_ROWS), 1))
+
+
+def visit_tokens(tokens: Tokens, X: int, visit: Callable[..., Any], carry: Any) -> Any:
+    """Calls visit(carry, first, real_X) for each block of a cluster's tokens."""
+
+    def turn(k: Array, carry: Any) -> Any:
+        real_X = k * X + jnp.arange(X) < tokens.size
+        return visit(carry, tokens.start + k * X, real_X)
+
+    return jax.lax.fori_loop(0, (tokens.size + X - 1) // X, turn, carry)
+
+
+def visit_rows(rows: Rows, visit: Callable[..., Any], carry: Any) -> Any:
+    """Calls visit(carry, row, new_Y) for each block of rows, from row `row` on.
+
+    The last block is moved back to end with the rows: what it has again is not new.
+    """
+    Y = min(rows.high - rows.low, MOST_ROWS)
+
+    def turn(k: Array, carry: Any) -> Any:
+        row = jnp.minimum(rows.low + k * Y, rows.high - Y)
+        return visit(carry, row, row + jnp.arange(Y) >= rows.low + k * Y)
+
+    return jax.lax.fori_loop(0, -(-(rows.high - rows.low) // Y), turn, carry)
+
+
+def part(x: Array, first: Array, size: int) -> Array:
+    """Returns x[first : first + size]."""
+    return jax.lax.dynamic_slice_in_dim(x, first, size)
+
+
+def put(x: Array, values: Array, first: Array) -> Array:
+    """Returns x with its elements from `first` on replaced."""
+    return jax.lax.dynamic_update_slice_in_dim(x, values, first, axis=0)
+
+
+def score_XY(h_XE: Array, table_YE: Array, bias_Y: Array, new_Y: Array) -> Array:
+    """Returns the scores of a block in float32, as good as none of old rows."""
+    product_XY = jnp.einsum(
+        "XE,YE->XY", h_XE, table_YE, preferred_element_type=jnp.float32
+    )
+    return jnp.where(new_Y, product_XY + bias_Y, -1e30)
+
+
+def add_rows(
+    stats: Stats, tokens: Tokens, table_VE: Array, bias_V: Array, rows: Rows, X: int
+) -> Stats:
+    """Adds the scores of a cluster's tokens with some rows to what is kept of them.
+
+    Tokens of the next cluster that share the last block get numbers that none uses.
+    """
+
+    def visit_block(stats: Stats, row: Array, new_Y: Array) -> Stats:
+        Y = len(new_Y)
+        table_YE = part(table_VE, row, Y).astype(tokens.h_TE.dtype)
+        bias_Y = part(bias_V, row, Y)
+        target_Y = jnp.where(new_Y, row + rows.first + jnp.arange(Y), -1)
+
+        def visit(stats: Stats, first: Array, _: Array) -> Stats:
+            scores = score_XY(part(tokens.h_TE, first, X), table_YE, bias_Y, new_Y)
+            hit_XY = part(tokens.target_T, first, X)[:, None] == target_Y
+            before = Stats(*(part(x_T, first, X) for x_T in stats))
+            peak_X = jnp.maximum(before.peak_T, scores.max(axis=1))
+            sum_X = before.sum_T * jnp.exp(before.peak_T - peak_X)
+            sum_X += jnp.exp(scores - peak_X[:, None]).sum(axis=1)
+            target_X = before.target_T + jnp.where(hit_XY, scores, 0).sum(axis=1)
+            after = Stats(peak_X, sum_X, target_X)
+            return Stats(
+                *(put(x_T, x, first) for x_T, x in zip(stats, after, strict=True))
+            )
+
+        return visit_tokens(tokens, X, visit, stats)
+
+    return visit_rows(rows, visit_block, stats)
+
+
+class Gradients(NamedTuple):
+    """Of a cluster's tokens, a table and its bias, in float32."""
+
+    h_TE: Array
+    table_VE: Array
+    bias_V: Array
+
+
+def add_gradients(
+    grads: Gradients,
+    tokens: Tokens,
+    table_VE: Array,
+    bias_V: Array,
+    lse_T: Array,
+    grad_T: Array,
+    rows: Rows,
+    X: int,
+) -> Gradients:
+    """Adds what some rows of a table give: (softmax - target) times grad, and on."""
+    dtype, f32 = tokens.h_TE.dtype, jnp.float32
+
+    def visit_block(grads: Gradients, row: Array, new_Y: Array) -> Gradients:
+        Y = len(new_Y)
+        table_YE = part(table_VE, row, Y).astype(dtype)
+        bias_Y = part(bias_V, row, Y)
+        target_Y = jnp.where(new_Y, row + rows.first + jnp.arange(Y), -1)
+
+        def visit(carry: Any, first: Array, real_X: Array) -> Any:
+            grad_h_TE, grad_YE, grad_Y = carry
+            h_XE = part(tokens.h_TE, first, X)
+            scores = score_XY(h_XE, table_YE, bias_Y, new_Y)
+            p_XY = jnp.exp(scores - part(lse_T, first, X)[:, None])
+            hit_XY = part(tokens.target_T, first, X)[:, None] == target_Y
+            grad_X1 = part(grad_T, first, X)[:, None]
+            grad_XY = jnp.where(real_X[:, None], (p_XY - hit_XY) * grad_X1, 0)
+            grad_Y += grad_XY.sum(axis=0)
+            grad_XY = grad_XY.astype(dtype)
+            grad_XE = jnp.einsum(
+                "XY,YE->XE", grad_XY, table_YE, preferred_element_type=f32
+            )
+            grad_YE += jnp.einsum(
+                "XY,XE->YE", grad_XY, h_XE, preferred_element_type=f32
+            )
+            grad_XE += part(grad_h_TE, first, X)
+            return put(grad_h_TE, grad_XE, first), grad_YE, grad_Y
+
+        zeros = jnp.zeros(table_YE.shape, f32), jnp.zeros(Y, f32)
+        grad_h_TE, grad_YE, grad_Y = visit_tokens(
+            tokens, X, visit, (grads.h_TE, *zeros)
+        )
+        return Gradients(
+            grad_h_TE,
+            put(grads.table_VE, part(grads.table_VE, row, Y) + grad_YE, row),
+            put(grads.bias_V, part(grads.bias_V, row, Y) + grad_Y, row),
+        )
+
+    return visit_rows(rows, visit_block, grads)
+
+
+def blockwise_nll(
+    clusters: tuple[Cluster, ...],
+    tokens: tuple[Tokens, ...],
+    tables: tuple[Array, ...],
+    biases: tuple[Array, ...],
+) -> Array:
+    """Returns the sum over clusters of -log softmax(target), nll_T in nats.
+
+    Each cluster adds to its own tokens. `clusters` name rows of `tables` [V, E], which
+    have `biases` [V].
+    """
+    T = len(tokens[0].target_T)
+    X = token_block(clusters, T)
+    # The last block may end behind the last token, unless all have the same blocks.
+    behind = -T % X if len(clusters) == 1 else X
+
+    def pad(own: Tokens) -> Tokens:
+        return own._replace(
+            h_TE=jnp.pad(own.h_TE, ((0, behind), (0, 0))),
+            target_T=jnp.pad(own.target_T, (0, behind)),
+        )
+
+    return padded_nll(clusters, X, tuple(map(pad, tokens)), tables, biases)[:T]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def padded_nll(
+    clusters: tuple[Cluster, ...],
+    X: int,
+    tokens: tuple[Tokens, ...],
+    tables: tuple[Array, ...],
+    biases: tuple[Array, ...],
+) -> Array:
+    """Returns `blockwise_nll` of tokens with padding behind them, X to a block."""
+    return forward(clusters, X, tokens, tables, biases)[0]
+
+
+def forward(
+    clusters: tuple[Cluster, ...],
+    X: int,
+    tokens: tuple[Tokens, ...],
+    tables: tuple[Array, ...],
+    biases: tuple[Array, ...],
+) -> tuple[Array, Any]:
+    """Returns nll_T and, for the backward pass, a number per token and cluster."""
+    T = len(tokens[0].target_T)
+    nll_T, lses = jnp.zeros(T), []
+    for cluster, own in zip(clusters, tokens, strict=True):
+        stats = Stats(jnp.full(T, -1e30), jnp.zeros(T), jnp.zeros(T))
+        for rows in cluster:
+            table_VE, bias_V = tables[rows.table], biases[rows.table]
+            stats = add_rows(stats, own, table_VE, bias_V, rows, X)
+        lses.append(stats.peak_T + jnp.log(stats.sum_T))
+        token_T = jnp.arange(T)
+        inside_T = (own.start <= token_T) & (token_T < own.start + own.size)
+        nll_T += jnp.where(inside_T, lses[-1] - stats.target_T, 0)
+    return nll_T, (tokens, tables, biases, lses)
+
+
+def backward(
+    clusters: tuple[Cluster, ...], X: int, saved: Any, grad_T: Array
+) -> tuple[Any, Any, Any]:
+    """Returns the gradients of tokens, tables and biases."""
+    tokens, tables, biases, lses = saved
+    grad_tables = [jnp.zeros(table.shape) for table in tables]
+    grad_biases = [jnp.zeros(bias.shape) for bias in biases]
+    grad_tokens: list[Any] = []
+    for cluster, own, lse_T in zip(clusters, tokens, lses, strict=True):
+        grad_h_TE = jnp.zeros(own.h_TE.shape)
+        for rows in cluster:
+            i = rows.table
+            grads = Gradients(grad_h_TE, grad_tables[i], grad_biases[i])
+            grad_h_TE, grad_tables[i], grad_biases[i] = add_gradients(
+                grads, own, tables[i], biases[i], lse_T, grad_T, rows, X
+            )
+        grad_tokens.append((grad_h_TE.astype(own.h_TE.dtype), None, None, None))
+    return (
+        tuple(Tokens(*own) for own in grad_tokens),
+        tuple(grad_tables),
+        tuple(grad_biases),
+    )
+
+
+padded_nll.defvjp(forward, backward)
