@@ -107,6 +107,16 @@ def test_rel_attention_without_bias_by_distance() -> None:
     assert_close(attend(inputs), literal_attention(**inputs))
 
 
+@pytest.mark.parametrize("R", [1, 2, 4, 6])
+def test_keys_farther_than_the_rows_have_the_farthests(R: int) -> None:
+    inputs = make_inputs()
+    assert R < K
+    inputs["r_RHA"][: K - R] = inputs["r_RHA"][K - R]
+    inputs["bias_HR"][:, : K - R] = inputs["bias_HR"][:, K - R, None]
+    few = {"r_RHA": inputs["r_RHA"][K - R :], "bias_HR": inputs["bias_HR"][:, K - R :]}
+    assert_close(attend(inputs | few), literal_attention(**inputs))
+
+
 def test_a_query_that_sees_itself_alone_reads_its_value() -> None:
     inputs = make_inputs()
     inputs["oldest_BL"][:] = np.arange(L) + M

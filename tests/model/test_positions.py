@@ -10,7 +10,7 @@ from tests.tiny import assert_close
 from txl_jax.errors import UserError
 from txl_jax.model.config import POSITIONS
 from txl_jax.model.memory import Memory
-from txl_jax.model.positions import SCHEMES, distance_R, learned_rows, sinusoid_RD
+from txl_jax.model.positions import SCHEMES, encode_distances, learned_rows
 from txl_jax.model.txl import TransformerXL
 
 # An angle of 4,096 radians has a spacing of 4.9e-4 in float32.
@@ -19,26 +19,21 @@ LONG = 5e-4
 
 @pytest.mark.parametrize("clamp_len", [0, 1, 5, 100])
 @pytest.mark.parametrize(("R", "D"), [(1, 2), (12, 8), (64, 6)])
-def test_rows_are_the_reference_in_falling_distance(
+def test_rows_are_the_reference_in_falling_distance_to_clamp_len(
     R: int, D: int, clamp_len: int
 ) -> None:
-    expected = [reference.position_encoding(p, D, clamp_len) for p in range(R)]
-    R_RD = sinusoid_RD(distance_R(R, clamp_len), D)
+    R_RD = encode_distances(tiny.config(d_model=D, clamp_len=clamp_len), R)
+    farthest = min(R - 1, clamp_len) if clamp_len else R - 1
+    expected = [reference.position_encoding(p, D, 0) for p in range(farthest + 1)]
     assert_close(R_RD, np.stack(expected[::-1]))
 
 
 def test_distances_beyond_256_stay_apart() -> None:
     """They would not in bfloat16, whatever the dtype of the computation."""
-    R_RD = sinusoid_RD(distance_R(4097, 0), 16)
+    R_RD = encode_distances(tiny.config(d_model=16, dtype="bfloat16"), 4097)
     assert R_RD.dtype == jnp.float32
     expected = [reference.position_encoding(p, 16, 0) for p in range(4097)]
     assert_close(R_RD, np.stack(expected[::-1]), LONG)
-
-
-def test_clamped_distances_count_as_clamp_len() -> None:
-    R_RD = np.asarray(sinusoid_RD(distance_R(10, 4), 8))
-    np.testing.assert_array_equal(R_RD[:6], np.stack([R_RD[5]] * 6))
-    assert (R_RD[5:-1] != R_RD[6:]).any(axis=1).all()
 
 
 def test_every_scheme_of_the_config_is_here() -> None:
@@ -46,19 +41,11 @@ def test_every_scheme_of_the_config_is_here() -> None:
 
 
 @pytest.mark.parametrize(
-    ("P", "clamp_len", "expected"),
-    [
-        (4, 0, [0, 0, 0, 1, 2, 3]),
-        (8, 0, [2, 3, 4, 5, 6, 7]),
-        (8, 2, [5, 5, 5, 5, 6, 7]),
-        (2, 5, [0, 0, 0, 0, 0, 1]),
-    ],
+    ("P", "clamp_len", "rows"), [(4, 0, 4), (8, 0, 6), (8, 2, 3), (2, 5, 2)]
 )
-def test_learned_distances_end_with_0_and_repeat_the_farthest(
-    P: int, clamp_len: int, expected: list[int]
-) -> None:
+def test_learned_distances_are_the_last_rows(P: int, clamp_len: int, rows: int) -> None:
     config = tiny.config(position="shaw", n_position=P, clamp_len=clamp_len)
-    np.testing.assert_array_equal(learned_rows(config, 6), expected)
+    assert learned_rows(config, 6) == rows
 
 
 def test_a_segment_longer_than_its_places_is_refused() -> None:

@@ -76,6 +76,22 @@ def rel_shift(x_BHLR: Array) -> Array:
     return padded.reshape(B, H, R + 1, L)[:, :, 1:].reshape(B, H, L, R)
 
 
+def by_key(x_BHLR: Array, K: int) -> Array:
+    """Returns scores by key of scores by distance, for R <= K: see `rel_shift`.
+
+    Keys that are farther than R - 1 have the score of that distance. (clamp_len and
+    learned tables have such: their products are shorter than K.)
+    """
+    L, R = x_BHLR.shape[2:]
+    wide = min(K, R + L - 1)
+    x_BHLR = jnp.pad(x_BHLR, ((0, 0), (0, 0), (0, 0), (wide - R, 0)), "edge")
+    near = rel_shift(x_BHLR)
+    if wide == K:
+        return near
+    far = jnp.broadcast_to(x_BHLR[..., :1], (*x_BHLR.shape[:3], K - wide))
+    return jnp.concatenate([far, near], axis=-1)
+
+
 def visible_BLK(oldest_BL: Array, K: int) -> Array:
     """Returns the interval of keys that each query sees: oldest <= j <= i + M."""
     L = oldest_BL.shape[1]
@@ -97,11 +113,11 @@ def rel_attention(
 ) -> Array:
     """Returns o_BLHA, the attention of each query over the keys that it sees.
 
-    r_RHA and bias_HR are ordered from the greatest distance, R - 1, down to 0. Scores
-    are scaled by 1 / sqrt(A); scores and softmax are float32, the result has the
-    queries' dtype. Without u_HA or w_HA their terms are left out; without r_RHA all
-    that depends on distance is. Source: section 3.3; the reference scales all four
-    terms.
+    r_RHA and bias_HR are ordered from the greatest distance, R - 1, down to 0; keys
+    farther than that, where R is less than K, have the first row. Scores are scaled by
+    1 / sqrt(A); scores and softmax are float32, the result has the queries' dtype.
+    Without u_HA or w_HA their terms are left out; without r_RHA all that depends on
+    distance is. Source: section 3.3; the reference scales all four terms.
     """
     B, L, H, A = q_BLHA.shape
     K = k_BKHA.shape[1]
@@ -117,7 +133,7 @@ def rel_attention(
         )
         if bias_HR is not None:
             position_BHLR += bias_HR[:, None].astype(f32)
-        score_BHLK += rel_shift(position_BHLR)
+        score_BHLK += by_key(position_BHLR, K)
     score_BHLK *= A**-0.5
     visible_B1LK = visible_BLK(oldest_BL, K)[:, None]
     weight_BHLK = jax.nn.softmax(jnp.where(visible_B1LK, score_BHLK, MASKED), axis=-1)

@@ -4,13 +4,15 @@ Dims: B streams, L segment, M memory, R distances, D model, F feed-forward, H he
 A head.
 """
 
+from typing import Any
+
 import flax.linen as nn
 from jax import Array
 
-from txl_jax.model.attention import Attention, layer_norm
+from txl_jax.model.attention import Attention
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.dropout import Dropout
-from txl_jax.model.initializers import normal, weight
+from txl_jax.model.initializers import layer_norm, normal, weight
 from txl_jax.model.positions import SCHEMES
 
 
@@ -36,7 +38,7 @@ class FeedForward(nn.Module):
         def drop(x: Array) -> Array:
             return Dropout(config.dropout, config.variational)(x)
 
-        norm = layer_norm(config, "norm")
+        norm = layer_norm(config, name="norm")
         x_BLD = norm(h_BLD) if config.pre_lnorm else h_BLD
         x_BLF = drop(nn.relu(dense("in", config.d_inner, "DF")(x_BLD)))
         sum_BLD = h_BLD + drop(dense("out", config.d_model, "FD")(x_BLF))
@@ -52,12 +54,12 @@ class Block(nn.Module):
     def __call__(
         self,
         h_BLD: Array,
-        h_BMD: Array,
+        layer: Any,
         biases: dict[str, Array],
         R_RD: Array | None,
         oldest_BL: Array,
-    ) -> tuple[Array, Array]:
-        """Returns (output, input), each [B, L, D]: the input is what memory keeps."""
+    ) -> tuple[Array, Any]:
+        """Returns (output h_BLD, what `layer`, this layer's memory, is to append)."""
         config = self.config
         x_BLD = h_BLD
         if inputs := SCHEMES[config.position].inputs:
@@ -68,5 +70,5 @@ class Block(nn.Module):
             rows_LD = inputs(config, make, h_BLD.shape[1])
             x_BLD = h_BLD + rows_LD.astype(h_BLD.dtype)
         attention = Attention(config, name="attention")
-        x_BLD = attention(x_BLD, h_BMD, biases, R_RD, oldest_BL)
-        return FeedForward(config, name="feed_forward")(x_BLD), h_BLD
+        x_BLD, kept = attention(x_BLD, layer, biases, R_RD, oldest_BL)
+        return FeedForward(config, name="feed_forward")(x_BLD), kept

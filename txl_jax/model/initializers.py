@@ -1,4 +1,4 @@
-"""What parameters are before training, each boxed with the letters of its dimensions.
+"""What parameters are before training, boxed with the letters of their dimensions.
 
 Dims: as in the glossary of `txl_jax`.
 """
@@ -37,3 +37,15 @@ def normal(std: float, letters: str, mean: float = 0.0) -> Any:
         return mean + std * jax.random.normal(key, shape, dtype)
 
     return boxed(draw if std else nn.initializers.constant(mean), letters)
+
+
+def layer_norm(config: ModelConfig, name: str | None = None) -> nn.LayerNorm:
+    """Returns LayerNorm over the features."""
+    return nn.LayerNorm(
+        epsilon=config.layer_norm_epsilon,
+        dtype=config.compute_dtype,
+        use_fast_variance=False,
+        scale_init=normal(config.norm_init_std, "D", mean=1.0),
+        bias_init=normal(0, "D"),
+        name=name,
+    )

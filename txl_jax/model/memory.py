@@ -56,20 +56,19 @@ class Memory:
     @staticmethod
     def extend(
         h_BMD: Array, h_BLD: Array, project: Callable[[Array], tuple[Array, Array]]
-    ) -> tuple[Array, Array, Array]:
-        """Returns (k_BKHA, v_BKHA) of one layer's memory and segment, and its memory.
+    ) -> tuple[Array, Array]:
+        """Returns (k_BKHA, v_BKHA) of one layer's memory and segment.
 
         `project` maps hidden states to keys and values. The memory is projected anew,
         since the parameters may have changed, and apart from the segment, so that the
-        backward pass has no product for what gets no gradient. It stays as it is:
-        `append` moves it on.
+        backward pass has no product for what gets no gradient.
         """
         past_BMHA = project(jax.lax.stop_gradient(h_BMD).astype(h_BLD.dtype))
         k_BKHA, v_BKHA = (
             jnp.concatenate(pair, axis=1)
             for pair in zip(past_BMHA, project(h_BLD), strict=True)
         )
-        return k_BKHA, v_BKHA, h_BMD
+        return k_BKHA, v_BKHA
 
     def append(
         self,
@@ -91,17 +90,8 @@ class Memory:
         h_NBKD = jnp.concatenate([self.h_NBMD, h_NBLD], axis=2)
         h_NBKD = jax.lax.stop_gradient(h_NBKD)
 
-        def newest(h_NKD: Array, length: Array) -> Array:
-            return jax.lax.dynamic_slice_in_dim(h_NKD, length, M, axis=1)
-
-        filled_B = self.filled_B + length_B
-        if first_BL is not None:
-            since_B = length_B - last_start_B(first_BL, length_B)
-            filled_B = jnp.minimum(filled_B, since_B)
-        return Memory(
-            h_NBMD=jax.vmap(newest, in_axes=(1, 0), out_axes=1)(h_NBKD, length_B),
-            filled_B=jnp.minimum(filled_B, M),
-        )
+        h_NBMD = jax.vmap(newest, in_axes=(0, None, None))(h_NBKD, length_B, M)
+        return Memory(h_NBMD, filled(self.filled_B, M, length_B, first_BL))
 
     def reset(self, where_B: Array) -> "Memory":
         """Returns the memory with nothing visible in the streams where_B (bool)."""
@@ -117,6 +107,26 @@ class Memory:
 
 
 Memory.LETTERS = Memory(PartitionSpec(*"NBMD"), PartitionSpec("B"))  # type: ignore
+
+
+def newest(x_BK: Array, length_B: Array, M: int) -> Array:
+    """Returns the M newest of a memory and a segment [B, K, ..] with length_B real."""
+
+    def cut(x_K: Array, length: Array) -> Array:
+        return jax.lax.dynamic_slice_in_dim(x_K, length, M)
+
+    return jax.vmap(cut)(x_BK, length_B)
+
+
+def filled(
+    filled_B: Array, M: int, length_B: Array, first_BL: Array | None = None
+) -> Array:
+    """Returns how many slots may be seen after a segment with length_B real tokens."""
+    filled_B = filled_B + length_B
+    if first_BL is not None:
+        since_B = length_B - last_start_B(first_BL, length_B)
+        filled_B = jnp.minimum(filled_B, since_B)
+    return jnp.minimum(filled_B, M)
 
 
 def last_start_B(first_BL: Array, length_B: Array) -> Array:

@@ -3,8 +3,8 @@
 Relative ones (section 3.3) speak of distances, so that a token in the memory keeps its
 place; absolute ones number the tokens of a segment from 0.
 
-Dims: L segment, K keys, R = K distances in decreasing order, P learned positions, D
-model, H heads, A head.
+Dims: L segment, K keys, R distances in decreasing order, at most K, P learned
+positions, D model, H heads, A head.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,10 @@ Weight = Callable[[str, str, tuple[int, ...]], Array]
 
 
 class Distances(NamedTuple):
-    """What the attention's kernel wants of a scheme; None is left out of the scores."""
+    """What the attention's kernel wants of a scheme; None is left out of the scores.
+
+    Rows are in decreasing distance, to 0; farther keys than they reach have the first.
+    """
 
     r_RHA: Array | None = None
     u_HA: Array | None = None
@@ -34,8 +37,8 @@ class Scheme(NamedTuple):
 
     biases: the parameters [H, A] that it adds to queries, made outside the layers.
     untied: each layer has its own, whatever untie_r says.
-    encoding: (config, R) -> R_RD, the same for all layers, dropped out like embeddings.
-    scores: (config, weight, R_RD, biases, R) -> Distances of a layer.
+    encoding: (config, K) -> R_RD, the same for all layers, dropped out like embeddings.
+    scores: (config, weight, R_RD, biases, K) -> Distances of a layer.
     embeddings: (config, L) -> rows [L, D] added to the scaled embeddings.
     inputs: (config, weight, L) -> rows [L, D] added to a layer's input.
     """
@@ -59,15 +62,11 @@ def sinusoid_RD(position_R: Array, D: int) -> Array:
     return jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], axis=-1)
 
 
-def distance_R(R: int, farthest: int) -> Array:
-    """Returns the distances R - 1, ..., 0, at most `farthest` unless that is 0."""
-    distance = jnp.arange(R - 1, -1, -1)
-    return jnp.minimum(distance, farthest) if farthest else distance
-
-
 def encode_distances(config: ModelConfig, R: int) -> Array:
-    """Returns R_RD, the sinusoids of the distances."""
-    return sinusoid_RD(distance_R(R, config.clamp_len), config.d_model)
+    """Returns R_RD, the sinusoids of distances; none is above clamp_len."""
+    if config.clamp_len:
+        R = min(R, config.clamp_len + 1)
+    return sinusoid_RD(jnp.arange(R - 1, -1, -1), config.d_model)
 
 
 def transformer_xl(
@@ -79,14 +78,12 @@ def transformer_xl(
     return Distances(r_RHA, biases["u"], biases["w"])
 
 
-def learned_rows(config: ModelConfig, R: int) -> Array:
-    """Returns which row of a learned table each distance has: the last has distance 0.
+def learned_rows(config: ModelConfig, R: int) -> int:
+    """Returns how many of a learned table's last rows R distances need.
 
-    Distances beyond the table, or clamp_len, have the row of the farthest.
+    The last has distance 0; what is beyond the table or clamp_len has the farthest's.
     """
-    P = config.n_position
-    farthest = min(P - 1, config.clamp_len or P - 1)
-    return P - 1 - jnp.minimum(distance_R(R, 0), farthest)
+    return min(R, config.n_position, config.clamp_len + 1 if config.clamp_len else R)
 
 
 def shaw(
@@ -94,8 +91,7 @@ def shaw(
 ) -> Distances:
     """Returns learned r (Shaw et al. 2018, keys alone): terms (a) and (b)."""
     shape = (config.n_position, config.n_head, config.d_head)
-    table_PHA = weight("distances", "PHA", shape)
-    return Distances(table_PHA[learned_rows(config, R)])
+    return Distances(weight("distances", "PHA", shape)[-learned_rows(config, R) :])
 
 
 def shaw_biased(
@@ -103,9 +99,9 @@ def shaw_biased(
 ) -> Distances:
     """Returns the original code's variant: learned r, u, and a bias per distance."""
     bias_PH = weight("distance_bias", "PH", (config.n_position, config.n_head))
-    bias_RH = bias_PH[learned_rows(config, R)]
+    bias_HR = bias_PH[-learned_rows(config, R) :].T
     learned_r = shaw(config, weight, R_RD, biases, R)
-    return learned_r._replace(u_HA=biases["u"], bias_HR=bias_RH.T)
+    return learned_r._replace(u_HA=biases["u"], bias_HR=bias_HR)
 
 
 def sinusoidal(config: ModelConfig, L: int) -> Array:
@@ -135,3 +131,11 @@ SCHEMES = {
     "learned": Scheme(inputs=learned),
     "none": Scheme(),
 }
+
+
+def scores(
+    config: ModelConfig, weight: Weight, R_RD: Array | None, biases: Any, K: int
+) -> Distances:
+    """Returns what the config's scheme adds to a layer's scores; often nothing."""
+    make = SCHEMES[config.position].scores
+    return make(config, weight, R_RD, biases, K) if make else Distances()

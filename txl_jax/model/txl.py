@@ -19,37 +19,51 @@ from txl_jax.model.initializers import weight
 from txl_jax.model.memory import Memory, oldest_BL, reach
 from txl_jax.model.positions import SCHEMES
 
+AnyMemory = Any  # Memory; KeyValueMemory or RingMemory where layers are apart
+
 
 class TransformerXL(nn.Module):
     """The model of section 3.
 
     Dropout is on exactly when a `dropout` rng is passed. The length of the memory is
     read from its shape, so training, evaluation and generation call the same function.
+    stacked: the layers' parameters are one array each, scanned over, and the memory is
+    a Memory; otherwise they are apart, see `key_values.unstack`, and it is one of keys
+    and values.
     """
 
     config: ModelConfig
+    stacked: bool = True
 
     def setup(self) -> None:
-        """Makes the layers, scanned, and what they share: biases and vocabulary."""
+        """Makes the layers, and what they share: biases and vocabulary."""
         config = self.config
-        block = Block
-        if config.remat:
-            # prevent_cse is for code outside a scan; inside one it only costs.
-            block = nn.remat(Block, prevent_cse=False)
-        self.layers = nn.scan(
-            block,
-            variable_axes={"params": 0},
-            split_rngs={"params": True, "dropout": True},
-            in_axes=(0, 0, nn.broadcast, nn.broadcast),
-            length=config.n_layer,
-            unroll=min(config.unroll, config.n_layer),
-            metadata_params={nn.PARTITION_NAME: "N"},
-        )(config)
+        self.layers: Any
+        if self.stacked:
+            self.layers = self._make_scan()
+        else:
+            self.layers = [Block(config) for _ in range(config.n_layer)]
         self.embedding = Vocabulary(config)
         self.scheme = SCHEMES[config.position]
         self.biases: Any = {name: self._make_bias(name) for name in self.scheme.biases}
         self.drop_rows = Dropout(config.dropout, config.variational)
         self.drop_R = Dropout(config.dropout)
+
+    def _make_scan(self) -> nn.Module:
+        """Returns all layers as one, which scans over their stacked parameters."""
+        block = Block
+        if self.config.remat:
+            # prevent_cse is for code outside a scan; inside one it only costs.
+            block = nn.remat(Block, prevent_cse=False)
+        return nn.scan(
+            block,
+            variable_axes={"params": 0},
+            split_rngs={"params": True, "dropout": True},
+            in_axes=(0, 0, nn.broadcast, nn.broadcast),
+            length=self.config.n_layer,
+            unroll=min(self.config.unroll, self.config.n_layer),
+            metadata_params={nn.PARTITION_NAME: "N"},
+        )(self.config)
 
     def _make_bias(self, name: str) -> Array:
         """Returns u or w of every layer, [N, H, A]."""
@@ -63,11 +77,11 @@ class TransformerXL(nn.Module):
     def __call__(
         self,
         tokens_BL: Array,
-        memory: Memory,
+        memory: AnyMemory,
         *,
         first_BL: Array | None = None,
         length_B: Array | None = None,
-    ) -> tuple[Array, Memory]:
+    ) -> tuple[Array, AnyMemory]:
         """Returns (hidden_BLD, memory) after a segment.
 
         first_BL (bool): a document starts at this token and sees nothing before it;
@@ -85,27 +99,37 @@ class TransformerXL(nn.Module):
         if self.scheme.embeddings:
             h_BLD += self.scheme.embeddings(config, L).astype(dtype)
         h_BLD = self.drop_rows(h_BLD)
-        R_RD = None
+        oldest = oldest_BL(memory.filled_B, first_BL, M, L, reach(config, M))
+        kept: Any
+        if self.stacked:
+            h_BLD, kept = self._scan_layers(h_BLD, memory, oldest)
+        else:
+            kept = []
+            for n, layer in enumerate(self.layers):
+                h_BLD, kept_n = layer(h_BLD, memory.layer(n), {}, None, oldest)
+                kept.append(kept_n)
+        return self.drop_rows(h_BLD), memory.append(kept, length_B, first_BL)
+
+    def _scan_layers(
+        self, h_BLD: Array, memory: Memory, oldest: Array
+    ) -> tuple[Array, Array]:
+        """Returns (the last layer's output, every layer's input h_NBLD)."""
+        dtype = self.config.compute_dtype
+        biases = jax.tree.map(lambda bias_NHA: bias_NHA.astype(dtype), self.biases)
+        R_RD, K = None, memory.mem_len + h_BLD.shape[1]
         if self.scheme.encoding:
-            R_RD = self.drop_R(self.scheme.encoding(config, M + L).astype(dtype))
-        h_BLD, h_NBLD = self.layers(
-            h_BLD,
-            memory.h_NBMD,
-            jax.tree.map(lambda bias_NHA: bias_NHA.astype(dtype), self.biases),
-            R_RD,
-            oldest_BL(memory.filled_B, first_BL, M, L, reach(config, M)),
-        )
-        return self.drop_rows(h_BLD), memory.append(h_NBLD, length_B, first_BL)
+            R_RD = self.drop_R(self.scheme.encoding(self.config, K).astype(dtype))
+        return self.layers(h_BLD, memory.h_NBMD, biases, R_RD, oldest)
 
     def nll(
         self,
         tokens_BL: Array,
         targets_BL: Array,
-        memory: Memory,
+        memory: AnyMemory,
         *,
         first_BL: Array | None = None,
         length_B: Array | None = None,
-    ) -> tuple[Array, Memory]:
+    ) -> tuple[Array, AnyMemory]:
         """Returns (-log p(target) in nats, nll_BL in token order; memory)."""
         hidden_BLD, memory = self(
             tokens_BL, memory, first_BL=first_BL, length_B=length_B
@@ -115,11 +139,11 @@ class TransformerXL(nn.Module):
     def logits(
         self,
         tokens_BL: Array,
-        memory: Memory,
+        memory: AnyMemory,
         *,
         first_BL: Array | None = None,
         length_B: Array | None = None,
-    ) -> tuple[Array, Memory]:
+    ) -> tuple[Array, AnyMemory]:
         """Returns (log p of every next token, logits_BLV, normalised; memory)."""
         hidden_BLD, memory = self(
             tokens_BL, memory, first_BL=first_BL, length_B=length_B

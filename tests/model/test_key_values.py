@@ -1,0 +1,77 @@
+"""Keys and values kept, in order or in rings, read as the memory that projects anew.
+
+Dims: B streams, L segment, M memory, V vocabulary.
+"""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests import tiny
+from txl_jax.model.config import ModelConfig
+from txl_jax.model.key_values import KeyValueMemory, RingMemory, unstack
+from txl_jax.model.memory import Memory
+from txl_jax.model.txl import TransformerXL
+
+B, L, M = 3, 4, 5
+VARIANTS: list[dict[str, Any]] = [
+    {},
+    tiny.ALL,
+    {"untie_r": True, "same_length": True, "same_length_self": True},
+    {"initial_memory": "zeros", "pre_lnorm": True},
+    {"clamp_len": 2, "cutoffs": (5, 9), "div_val": 2},
+    {"position": "shaw", "n_position": 4},
+    {"position": "shaw_biased", "n_position": 20},
+    {"position": "none"},
+    {"position": "sinusoidal_repeated"},
+]
+
+
+def read(config: ModelConfig, params: Any, *args: Any, **more: Any) -> Any:
+    """Returns (log-probabilities, memory) of a model whose layers are apart."""
+
+    def logits(params: Any, *args: Any, **more: Any) -> Any:
+        model = TransformerXL(config, stacked=False)
+        return model.apply({"params": params}, *args, method="logits", **more)
+
+    return tiny.jit(logits)(params, *args, **more)
+
+
+@pytest.mark.parametrize("changes", VARIANTS, ids=str)
+def test_segments_then_tokens_read_as_with_memory(changes: dict[str, Any]) -> None:
+    """Segments with documents and padding first, then one token after the other."""
+    config = tiny.config(mem_len=M, **changes)
+    params = tiny.make_params(config)
+    apart = unstack(params)
+    rng = np.random.default_rng(0)
+    memory = Memory.empty(config, B)
+    kept: Any = tiny.jit(
+        lambda params, memory: KeyValueMemory.of(config, params, memory, L)
+    )(apart, memory)
+    for s in range(4):
+        tokens_BL = tiny.make_tokens(B, L, 10 + s)
+        more: dict[str, Any] = {
+            "length_B": np.roll(np.array([L, 2, 0], np.int32), s),
+            "first_BL": rng.random((B, L)) < 0.2,
+        }
+        if config.initial_memory == "zeros":
+            more["first_BL"][:, 1:] = False
+        expected_BLV, memory = tiny.apply(
+            config, params, tokens_BL, memory, method="logits", **more
+        )
+        logits_BLV, kept = read(config, apart, tokens_BL, kept, **more)
+        real_BL1 = (np.arange(L) < more["length_B"][:, None])[..., None]
+        tiny.assert_close(
+            np.where(real_BL1, logits_BLV, 0), np.where(real_BL1, expected_BLV, 0)
+        )
+        np.testing.assert_array_equal(kept.filled_B, memory.filled_B)
+    ring: Any = tiny.jit(RingMemory.of)(kept)
+    for s in range(2 * M + 1):
+        token_B1 = tiny.make_tokens(B, 1, 30 + s)
+        expected_B1V, memory = tiny.apply(
+            config, params, token_B1, memory, method="logits"
+        )
+        logits_B1V, ring = read(config, apart, token_B1, ring)
+        tiny.assert_close(logits_B1V, expected_B1V)
+        np.testing.assert_array_equal(ring.filled_B, memory.filled_B)

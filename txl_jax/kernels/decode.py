@@ -1,0 +1,95 @@
+"""Attention of one new token, over keys and values in a ring: the kernel of generation.
+
+The ring has a slot for each token of the memory, and the new one then takes the slot of
+the oldest. So a step writes one row, and copies nothing as large as the memory. A
+slot's distance from the new token goes around the ring: scores by distance become
+scores by slot with one roll of [B, H, M] numbers.
+
+Dims: B streams, H heads, M slots, R distances, A head.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from txl_jax.kernels.xla import MASKED
+
+
+class Ring(NamedTuple):
+    """One layer's keys and values by slot; a head's are together, for the products."""
+
+    k_BHMA: Array
+    v_BHMA: Array
+
+
+def make_ring(k_BMHA: Array, v_BMHA: Array) -> Ring:
+    """Returns the ring of a memory in order of time: its oldest token is in slot 0."""
+    return Ring(jnp.swapaxes(k_BMHA, 1, 2), jnp.swapaxes(v_BMHA, 1, 2))
+
+
+def put(ring: Ring, k_B1HA: Array, v_B1HA: Array, slot: Array, o_B1HA: Array) -> Ring:
+    """Returns the ring with the key and value of the token that read o in a slot.
+
+    Without o in what is written XLA:CPU sees no order between reading the ring and
+    writing to it, and copies it first: 48 instead of 75 tokens a second at M = 2100.
+    """
+    k_B1HA, v_B1HA = k_B1HA + 0 * o_B1HA, v_B1HA + 0 * o_B1HA
+
+    def put_one(x_BHMA: Array, x_B1HA: Array) -> Array:
+        x_BH1A = jnp.swapaxes(x_B1HA, 1, 2).astype(x_BHMA.dtype)
+        return jax.lax.dynamic_update_slice_in_dim(x_BHMA, x_BH1A, slot, axis=2)
+
+    return Ring(put_one(ring.k_BHMA, k_B1HA), put_one(ring.v_BHMA, v_B1HA))
+
+
+def attend(
+    q_B1HA: Array,
+    k_B1HA: Array,
+    v_B1HA: Array,
+    ring: Ring,
+    r_HRA: Array | None,
+    u_HA: Array | None,
+    w_HA: Array | None,
+    bias_HR: Array | None,
+    slot: Array,
+    oldest_B: Array,
+) -> Array:
+    """Returns o_B1HA, what a token reads from itself and the slots that it sees.
+
+    `slot` has the oldest token, number 0 in time, whose place the new one is to take;
+    of those, oldest_B and what is newer is seen. r_HRA and bias_HR
+    are ordered from the farthest distance to 0; what is farther than they reach has
+    their first row. Scores as in `kernels.xla`.
+    """
+    f32 = jnp.float32
+    q_BHA, k_BHA, v_BHA = q_B1HA[:, 0], k_B1HA[:, 0], v_B1HA[:, 0]
+    M, A = ring.k_BHMA.shape[2:]
+    content_BHA = q_BHA if u_HA is None else q_BHA + u_HA
+    # The token itself apart: reading the ring after writing to it would copy it.
+    score_BHM = jnp.einsum(
+        "BHA,BHMA->BHM", content_BHA, ring.k_BHMA, preferred_element_type=f32
+    )
+    own_BH = jnp.einsum("BHA,BHA->BH", content_BHA, k_BHA, preferred_element_type=f32)
+    if r_HRA is not None:
+        position_BHA = q_BHA if w_HA is None else q_BHA + w_HA
+        position_BHR = jnp.einsum(
+            "BHA,HRA->BHR", position_BHA, r_HRA, preferred_element_type=f32
+        )
+        if bias_HR is not None:
+            position_BHR += bias_HR.astype(f32)
+        own_BH += position_BHR[..., -1]
+        missing = max(M + 1 - position_BHR.shape[-1], 0)
+        far = ((0, 0), (0, 0), (missing, 0))
+        position_BHM = jnp.pad(position_BHR, far, "edge")[..., -M - 1 : -1]
+        # From the oldest, at distance M, to the newest: the oldest is in `slot`.
+        score_BHM += jnp.roll(position_BHM, slot, axis=-1)
+    # The order in time, 0 for the oldest.
+    order_M = (jnp.arange(M) - slot) % max(M, 1)
+    seen_B1M = (order_M >= oldest_B[:, None])[:, None]
+    score_BHM = jnp.where(seen_B1M, score_BHM, MASKED)
+    scores = jnp.concatenate([score_BHM, own_BH[..., None]], axis=-1) * A**-0.5
+    weights = jax.nn.softmax(scores, axis=-1).astype(v_BHA.dtype)
+    o_BHA = jnp.einsum("BHM,BHMA->BHA", weights[..., :-1], ring.v_BHMA)
+    return (o_BHA + weights[..., -1:] * v_BHA)[:, None]
