@@ -218,3 +218,52 @@ def test_tokens_beyond_the_vocabulary_are_never_drawn() -> None:
     config = GenerateConfig(num_tokens=40, mem_len=8, temperature=3.0, top_k=0)
     tokens = draw(PROMPT, config, vocab_size=4)
     assert set(tokens.tolist()) == {0, 1, 2, 3}
+
+
+# Several prompts, and ends.
+
+
+def collect(prompts: list[np.ndarray], config: GenerateConfig) -> list[list[int]]:
+    """Returns what follows each prompt, sampled together."""
+    parts = generate.stream(tiny.CONFIG, PARAMS, prompts, config)
+    return np.concatenate(list(parts), axis=1).tolist()
+
+
+@pytest.mark.parametrize("changes", [{"mem_len": 6}, {"mem_len": 0, "ext_len": 5}])
+def test_prompts_of_different_lengths_do_not_meet(
+    changes: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generate, "LONGEST", 4)
+    config = dataclasses.replace(GREEDY, **changes)
+    prompts = [PROMPT[:1], PROMPT, PROMPT[2:7], PROMPT[1:6]]
+    alone = [draw(prompt, config).tolist() for prompt in prompts]
+    assert collect(prompts, config) == alone
+    assert len(set(map(str, alone))) > 1
+
+
+@pytest.mark.parametrize("stream_every", [1, 5, 14, 100])
+def test_what_is_drawn_does_not_depend_on_how_often_it_is_shown(
+    stream_every: int,
+) -> None:
+    config = GenerateConfig(num_tokens=14, mem_len=8, stream_every=7)
+    other = dataclasses.replace(config, stream_every=stream_every)
+    parts = list(generate.stream(tiny.CONFIG, PARAMS, [PROMPT], other))
+    assert [part.shape[1] for part in parts[:-1]] == [stream_every] * (len(parts) - 1)
+    assert np.concatenate(parts, axis=1)[0].tolist() == draw(PROMPT, config).tolist()
+
+
+def test_a_stop_token_ends_its_stream_and_no_other() -> None:
+    config = GenerateConfig(num_tokens=60, mem_len=8, top_k=0, stream_every=4)
+    free = collect([PROMPT, PROMPT[:2]], config)
+    stop = free[0][3]
+    stopping = dataclasses.replace(config, stop_token=stop)
+    ends = [tokens.index(stop) if stop in tokens else 60 for tokens in free]
+    assert ends[0] <= 3
+    for tokens, plain, end in zip(
+        collect([PROMPT, PROMPT[:2]], stopping), free, ends, strict=True
+    ):
+        assert tokens[: end + 1] == plain[: end + 1]
+        assert set(tokens[end:]) <= {stop}
+        assert len(tokens) < 60 or end > 55
+    alone = draw(PROMPT, stopping).tolist()
+    assert alone == draw(PROMPT, config).tolist()[: len(alone)] and alone[-1] == stop

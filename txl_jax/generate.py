@@ -1,12 +1,15 @@
 """Sampling from the model, one token at a time (Appendix E).
 
-With memory each token is read once. Without, the newest ones are read again for every
-new one, as the paper's vanilla model does (section 3.1).
+With memory each token is read once, and its keys and values kept. Without, the newest
+ones are read again for every new one, as the paper's vanilla model does (section 3.1).
 
-Dims: S segments, B streams, L segment or window, V vocabulary, D model.
+Dims: S segments, B streams (prompts), L segment or window, T tokens, V vocabulary, D
+model.
 """
 
 import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -16,6 +19,7 @@ from jax import Array
 
 from txl_jax.errors import UserError, require
 from txl_jax.model.config import ModelConfig
+from txl_jax.model.key_values import KeyValueMemory, RingMemory, unstack
 from txl_jax.model.memory import Memory
 from txl_jax.model.txl import TransformerXL
 
@@ -35,10 +39,14 @@ class GenerateConfig:
     seed: int = 1
     mem_len: int = 512  # tokens remembered
     ext_len: int = 0  # tokens read again before each, where mem_len is 0
+    stop: str = ""  # the sample ends before this text; "" = at num_tokens
+    stop_token: int = -1  # the sample ends with this token; -1 = none
+    stream_every: int = 32  # tokens sampled on the device before any is shown
 
     def __post_init__(self) -> None:
         """Refuses impossible values, naming the field."""
-        require(self, "generate", 1, "num_tokens")
+        require(self, "generate", 1, "num_tokens", "stream_every")
+        require(self, "generate", -1, "stop_token")
         require(self, "generate", 0, "temperature", "top_k", "seed")
         require(self, "generate", 0, "mem_len", "ext_len")
         if self.ext_len and self.mem_len:
@@ -90,13 +98,13 @@ def generation_model(config: ModelConfig, how: GenerateConfig) -> ModelConfig:
 
 
 def predict(
-    model: TransformerXL, tokens_BL: Array, memory: Memory, length_B: Array
-) -> tuple[Array, Memory]:
-    """Returns (log p of what follows each stream's last real token, _BV; memory)."""
-    hidden_BLD, memory = model(tokens_BL, memory, length_B=length_B)
+    model: TransformerXL, tokens_BL: Array, memory: KeyValueMemory, length_B: Array
+) -> Array:
+    """Returns log p of what follows each stream's last real token, [B, V]."""
+    hidden_BLD, _ = model(tokens_BL, memory, length_B=length_B)
     last_B11 = (length_B - 1)[:, None, None]
     last_B1D = jnp.take_along_axis(hidden_BLD, last_B11, axis=1)
-    return model.embedding.log_probs(last_B1D)[:, 0], memory
+    return model.embedding.log_probs(last_B1D)[:, 0]
 
 
 def push(window_BL: Array, length_B: Array, token_B: Array) -> tuple[Array, Array]:
@@ -109,14 +117,134 @@ def push(window_BL: Array, length_B: Array, token_B: Array) -> tuple[Array, Arra
     return window_BL, jnp.minimum(length_B + 1, L)
 
 
-def cut(tokens_T: np.ndarray, longest: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the tokens as segments_SBL of one stream, the last padded, length_SB."""
-    T = len(tokens_T)
-    L = max(min(T, longest), 1)
-    begin_S = np.arange(0, T, L)
-    segments_SBL = np.zeros((len(begin_S), 1, L), np.int32)
-    segments_SBL.reshape(-1)[:T] = tokens_T
-    return segments_SBL, np.minimum(T - begin_S, L).astype(np.int32)[:, None]
+def cut(prompts: Sequence[np.ndarray], longest: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the prompts as segments_SBL, padded at their ends, and length_SB."""
+    length_B = np.array([len(prompt) for prompt in prompts])
+    T = max(length_B.max(), 1)
+    L = min(T, longest)
+    S = -(-T // L)
+    tokens_BT = np.zeros((len(prompts), S * L), np.int32)
+    for tokens_T, prompt in zip(tokens_BT, prompts, strict=True):
+        tokens_T[: len(prompt)] = prompt
+    begin_S1 = np.arange(0, S * L, L)[:, None]
+    length_SB = np.clip(length_B - begin_S1, 0, L).astype(np.int32)
+    return np.moveaxis(tokens_BT.reshape(-1, S, L), 1, 0), length_SB
+
+
+# What one token's step carries: tokens, and what has been read.
+Carry = Any
+Step = Callable[[Any, Carry], tuple[Array, Carry]]
+
+
+def remember(config: ModelConfig, prompts: Sequence[np.ndarray]) -> tuple[Any, Step]:
+    """Returns (start, step) of a model that reads with memory.
+
+    start(params) reads all but the prompts' last tokens, in segments that fill the
+    memory. step(params, carry) -> (log_probs_BV, carry without the next token).
+    """
+    model = TransformerXL(config, stacked=False)
+    segments = cut([prompt[:-1] for prompt in prompts], LONGEST)
+    last_B = np.array([prompt[-1] for prompt in prompts], np.int32)
+
+    def start(params: Any) -> Carry:
+        memory = Memory.empty(config, len(prompts))
+        kept = KeyValueMemory.of(config, params, memory, segments[0].shape[2])
+
+        def read(memory: KeyValueMemory, segment: Any) -> tuple[KeyValueMemory, None]:
+            tokens_BL, length_B = segment
+            result: Any = model.apply(
+                {"params": params}, tokens_BL, memory, length_B=length_B
+            )
+            return result[1], None
+
+        kept, _ = jax.lax.scan(read, kept, segments)
+        return jnp.asarray(last_B), RingMemory.of(kept)
+
+    def step(params: Any, carry: Carry) -> tuple[Array, Carry]:
+        token_B, memory = carry
+        result: Any = model.apply(
+            {"params": params}, token_B[:, None], memory, method="logits"
+        )
+        return result[0][:, 0], lambda token_B: (token_B, result[1])
+
+    return start, step
+
+
+def reread(
+    config: ModelConfig, prompts: Sequence[np.ndarray], ext_len: int
+) -> tuple[Any, Step]:
+    """Returns (start, step) of a model without memory: see `remember`.
+
+    The newest ext_len + 1 tokens are a window, read from a cold start for every token.
+    """
+    model = TransformerXL(config, stacked=False)
+    recent = [prompt[-(ext_len + 1) :] for prompt in prompts]
+    window_BL = np.zeros((len(prompts), ext_len + 1), np.int32)
+    for window_L, tokens in zip(window_BL, recent, strict=True):
+        window_L[: len(tokens)] = tokens
+    length_B = np.array([len(tokens) for tokens in recent], np.int32)
+
+    def start(params: Any) -> Carry:
+        return jnp.asarray(window_BL), jnp.asarray(length_B)
+
+    def step(params: Any, carry: Carry) -> tuple[Array, Carry]:
+        memory = Memory.empty(config, len(prompts))
+        kept = KeyValueMemory.of(config, params, memory, ext_len + 1)
+        log_probs_BV: Any = model.apply(
+            {"params": params}, carry[0], kept, carry[1], method=predict
+        )
+        return log_probs_BV, functools.partial(push, *carry)
+
+    return start, step
+
+
+def stream(
+    model_config: ModelConfig,
+    params: Any,
+    prompts: Sequence[np.ndarray],
+    config: GenerateConfig,
+    vocab_size: int | None = None,
+) -> Iterator[np.ndarray]:
+    """Yields tokens_BT that follow the prompts, stream_every at a time.
+
+    All are below vocab_size, where the model's own is larger than the vocabulary's.
+    After a stream's stop_token it goes on with that token; when all streams have met
+    theirs, or num_tokens are there, it ends. What is drawn depends neither on
+    stream_every nor on when a stop is met.
+
+    Raises UserError for a prompt without tokens.
+    """
+    if not all(len(prompt) for prompt in prompts):
+        raise UserError("generate.prompt has no tokens: give it something to follow")
+    model_config = generation_model(model_config, config)
+    if config.mem_len:
+        start, step = remember(model_config, prompts)
+    else:
+        start, step = reread(model_config, prompts, config.ext_len)
+
+    def draw(params: Any, carry: Any, index: Array) -> tuple[Any, Array]:
+        key = jax.random.fold_in(jax.random.key(config.seed), index)
+        carry, done_B = carry
+        log_probs_BV, go_on = step(params, carry)
+        token_B = choose(log_probs_BV[:, :vocab_size], key, config).astype(jnp.int32)
+        if config.stop_token >= 0:
+            token_B = jnp.where(done_B, config.stop_token, token_B)
+            done_B |= token_B == config.stop_token
+        return (go_on(token_B), done_B), token_B
+
+    def run(params: Any, carry: Any, first: Array) -> tuple[Any, Array]:
+        index_T = first + jnp.arange(config.stream_every)
+        carry, token_TB = jax.lax.scan(functools.partial(draw, params), carry, index_T)
+        return carry, token_TB.T
+
+    apart = jax.jit(unstack)(params)
+    carry = jax.jit(start)(apart), np.zeros(len(prompts), bool)
+    chunk = jax.jit(run, donate_argnums=1)
+    for first in range(0, config.num_tokens, config.stream_every):
+        carry, token_BT = chunk(apart, carry, first)
+        yield np.asarray(jax.device_get(token_BT))[:, : config.num_tokens - first]
+        if np.asarray(jax.device_get(carry[1])).all():
+            return
 
 
 def sample(
@@ -126,46 +254,8 @@ def sample(
     config: GenerateConfig,
     vocab_size: int | None = None,
 ) -> np.ndarray:
-    """Returns config.num_tokens tokens that follow the prompt [T], in order.
-
-    All are below vocab_size, where the model's own is larger than the vocabulary's.
-    With memory all but the prompt's last token is read in segments that fill it; from
-    there every token is a segment of one. Without, the newest ext_len + 1 tokens are a
-    window, read from a cold start for every token.
-
-    Raises UserError for a prompt without tokens.
-    """
-    if not len(prompt):
-        raise UserError("generate.prompt has no tokens: give it something to follow")
-    model_config = generation_model(model_config, config)
-    model = TransformerXL(model_config)
-    recent_L = prompt[-(config.ext_len + 1) :]
-    length_B = np.array([len(recent_L)], np.int32)
-    window_BL = np.zeros((1, config.ext_len + 1), np.int32)
-    window_BL[0, : len(recent_L)] = recent_L
-    before = cut(prompt[:-1] if config.mem_len else prompt[:0], LONGEST)
-
-    def run(params: Any, before: Any, window: Any, key: Array) -> Array:
-        def read(memory: Memory, segment: Any) -> tuple[Memory, None]:
-            tokens_BL, length_B = segment
-            result: Any = model.apply(
-                {"params": params}, tokens_BL, memory, length_B=length_B
-            )
-            return result[1], None
-
-        def step(carry: Any, key: Array) -> Any:
-            window_BL, length_B, memory = carry
-            log_probs_BV, memory = model.apply(
-                {"params": params}, window_BL, memory, length_B, method=predict
-            )
-            token_B = choose(log_probs_BV[:, :vocab_size], key, config)
-            token_B = token_B.astype(jnp.int32)
-            return (*push(window_BL, length_B, token_B), memory), token_B
-
-        memory, _ = jax.lax.scan(read, Memory.empty(model_config, 1), before)
-        keys = jax.random.split(key, config.num_tokens)
-        return jax.lax.scan(step, (*window, memory), keys)[1]
-
-    key = jax.random.key(config.seed)
-    tokens = jax.jit(run)(params, before, (window_BL, length_B), key)
-    return np.asarray(jax.device_get(tokens))[:, 0]
+    """Returns the tokens that follow one prompt [T], all at once: see `stream`."""
+    parts = stream(model_config, params, [prompt], config, vocab_size)
+    tokens_T = np.concatenate([part_BT[0] for part_BT in parts])
+    stops = np.flatnonzero(tokens_T == config.stop_token)
+    return tokens_T[: stops[0] + 1] if len(stops) else tokens_T

@@ -8,6 +8,7 @@ means that the work is done, 2 that the user can mend what the one line on stder
 
 import argparse
 import dataclasses
+import functools
 import json
 import sys
 import time
@@ -127,8 +128,8 @@ def run_evaluate(command: Command) -> dict[str, Any]:
 def run_generate(command: Command) -> dict[str, Any]:
     """Samples a continuation of a prompt."""
     loaded = restore.load(command.workdir, command.config)
-    text, seconds = sample_loaded(loaded)
-    print(text)
+    text, seconds = sample_loaded(loaded, functools.partial(print, end="", flush=True))
+    print()
     how = dataclasses.asdict(loaded.config.generate)
     return {"step": loaded.step, **how, "text": text, "seconds": seconds}
 
@@ -167,18 +168,37 @@ def evaluate_loaded(loaded: restore.Loaded, tokens: Tokens) -> dict[str, Any]:
     }
 
 
-def sample_loaded(loaded: restore.Loaded) -> tuple[str, float]:
-    """Returns (prompt and continuation, seconds taken)."""
-    how = loaded.config.generate
-    prompt = loaded.vocab.encode(how.prompt)
+def sample_loaded(
+    loaded: restore.Loaded, show: Callable[[str], object] = lambda text: None
+) -> tuple[str, float]:
+    """Returns (prompt and continuation, seconds taken), showing the text as it grows.
+
+    The continuation ends before the first generate.stop in it.
+    """
+    how, vocab = loaded.config.generate, loaded.vocab
+    prompt = vocab.encode(how.prompt)
     if not how.mem_len and len(prompt) > how.ext_len + 1:
         say(f"the prompt has {len(prompt)} tokens: the newest {how.ext_len + 1} count")
     started = time.perf_counter()
-    tokens = generate.sample(
-        loaded.config.model, loaded.params, prompt, how, len(loaded.vocab)
-    )
-    seconds = time.perf_counter() - started
-    return loaded.vocab.decode([*prompt, *tokens]), seconds
+    tokens, begin, shown = list(prompt), len(vocab.decode(prompt)), 0
+    for part_BT in generate.stream(
+        loaded.config.model, loaded.params, [prompt], how, len(vocab)
+    ):
+        tokens += part_BT[0].tolist()
+        if how.stop_token in tokens[len(prompt) :]:
+            del tokens[tokens.index(how.stop_token, len(prompt)) + 1 :]
+        text = vocab.decode(tokens)
+        end = text.find(how.stop, begin) if how.stop else -1
+        if end >= 0:
+            text = text[:end]
+        # Of a character or a stop whose rest is to come nothing is shown yet.
+        whole = text if end >= 0 else text[: len(text) - max(len(how.stop), 4)]
+        show(whole[shown:])
+        shown = max(shown, len(whole))
+        if end >= 0:
+            break
+    show(text[shown:])
+    return text, time.perf_counter() - started
 
 
 class Mode(NamedTuple):

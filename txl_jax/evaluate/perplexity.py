@@ -18,6 +18,7 @@ from txl_jax.data.corpora import SPLITS
 from txl_jax.data.streams import Streams
 from txl_jax.errors import UserError, require, require_one_of
 from txl_jax.model.config import ModelConfig
+from txl_jax.model.key_values import KeyValueMemory, unstack
 from txl_jax.model.memory import Memory
 from txl_jax.model.txl import TransformerXL
 from txl_jax.sharding import host_rows, place_segments, shardings
@@ -76,14 +77,19 @@ def make_evaluate(config: ModelConfig, how: EvalConfig, mesh: Mesh) -> Evaluate:
     """
     config = evaluation_model(config, how)
     rows = host_rows(mesh, how.streams, "eval.streams")
-    memory_shardings = shardings(mesh, Memory.LETTERS)
-    empty = jax.jit(
-        lambda: Memory.empty(config, how.streams), out_shardings=memory_shardings
-    )
+    apart = jax.jit(unstack)
+    width = how.ext_len + how.tgt_len
+
+    def start(params: Any) -> KeyValueMemory:
+        memory = KeyValueMemory.of(
+            config, params, Memory.empty(config, how.streams), width
+        )
+        places = shardings(mesh, memory.letters())
+        return jax.lax.with_sharding_constraint(memory, places)
+
+    empty = jax.jit(start)
     eval_step = jax.jit(
-        make_eval_step(TransformerXL(config)),
-        donate_argnums=1,
-        out_shardings=(memory_shardings, None),
+        make_eval_step(TransformerXL(config, stacked=False)), donate_argnums=1
     )
 
     def evaluate(
@@ -100,7 +106,8 @@ def make_evaluate(config: ModelConfig, how: EvalConfig, mesh: Mesh) -> Evaluate:
             warm_tokens=full if how.warm_start else 0,
             reset_memory_at=how.reset_memory_at,
         )
-        memory = empty()
+        params = apart(params)
+        memory = empty(params)
         sums = []
         for number, segment in enumerate(streams.epoch()):
             memory, nll_S = eval_step(params, memory, place_segments(mesh, segment))

@@ -19,6 +19,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.sharding import PartitionSpec
 
 from txl_jax.kernels import decode
 from txl_jax.kernels.decode import Ring
@@ -117,6 +118,22 @@ class KeyValueMemory:
             )
 
         return cls(tuple(map(layer, range(config.n_layer))), memory.filled_B)
+
+    def letters(self) -> "KeyValueMemory":
+        """Returns what the dimensions are called, as `Memory.LETTERS`."""
+
+        def name(layer: KeyValues) -> Any:
+            r, u, w, bias = layer.distances
+            distances = Distances(
+                *(
+                    None if x is None else PartitionSpec(*letters)
+                    for x, letters in ((r, "RHA"), (u, "HA"), (w, "HA"), (bias, "HR"))
+                )  # type: ignore[arg-type]
+            )
+            kept, zero = PartitionSpec(*"BMHA"), PartitionSpec(*"HA")
+            return KeyValues(kept, kept, distances, (zero, zero))  # type: ignore
+
+        return KeyValueMemory(tuple(map(name, self.layers)), PartitionSpec("B"))  # type: ignore
 
     @property
     def mem_len(self) -> int:
