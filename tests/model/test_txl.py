@@ -259,17 +259,27 @@ def test_parameters_are_float32_under_bfloat16() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pre_lnorm", "mem_dtype", "kept"),
-    [(False, "compute", "bfloat16"), (True, "float32", "float32")],
+    ("changes", "mem_dtype", "kept"),
+    [
+        ({}, "compute", "bfloat16"),
+        ({"pre_lnorm": True}, "float32", "float32"),
+        ({"cutoffs": (5, 9), "div_val": 2}, "compute", "bfloat16"),
+        ({"position": "shaw_biased", "n_position": 6}, "compute", "bfloat16"),
+        ({"position": "sinusoidal_repeated"}, "compute", "bfloat16"),
+    ],
+    ids=str,
 )
-def test_bfloat16_computes_the_same(pre_lnorm: bool, mem_dtype: str, kept: str) -> None:
-    exact = tiny.config(pre_lnorm=pre_lnorm)
-    short = tiny.config(pre_lnorm=pre_lnorm, dtype="bfloat16", mem_dtype=mem_dtype)
+def test_bfloat16_computes_the_same(
+    changes: dict[str, Any], mem_dtype: str, kept: str
+) -> None:
+    exact = tiny.config(**changes)
+    short = tiny.config(**changes, dtype="bfloat16", mem_dtype=mem_dtype)
+    params = tiny.make_params(exact)
     tokens_BL, targets_BL = tiny.make_tokens(B, L), tiny.make_tokens(B, L, 2)
     memories = [Memory.empty(config, B) for config in (exact, short)]
     for _ in range(3):
         (expected_BL, memories[0]), (nll_BL, memories[1]) = (
-            tiny.apply(config, PARAMS, tokens_BL, targets_BL, memory, method="nll")
+            tiny.apply(config, params, tokens_BL, targets_BL, memory, method="nll")
             for config, memory in zip((exact, short), memories, strict=True)
         )
         assert nll_BL.dtype == jnp.float32

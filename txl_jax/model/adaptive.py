@@ -91,7 +91,7 @@ class Vocabulary(nn.Module):
         if config.div_val == 1:
             h_BLD = self._rows(0, tokens_BL)
         else:
-            h_BLD = jnp.zeros(())
+            h_BLD = jnp.zeros((), config.compute_dtype)
             for i, (low, high) in enumerate(self.bounds):
                 rows_BLD = self._rows(i, jnp.clip(tokens_BL - low, 0, high - low - 1))
                 inside_BL = (low <= tokens_BL) & (tokens_BL < high)
