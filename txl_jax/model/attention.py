@@ -10,7 +10,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jax import Array
 
-from txl_jax.kernels import xla
+from txl_jax.kernels import chunked, xla
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.dropout import Dropout, seed
 from txl_jax.model.initializers import layer_norm, weight
@@ -18,7 +18,10 @@ from txl_jax.model.key_values import KeyValues, RingLayer, key_values
 from txl_jax.model.memory import Memory
 from txl_jax.model.positions import scores
 
-KERNELS = {"xla": xla.rel_attention}
+KERNELS = {
+    "xla": xla.rel_attention,
+    "chunked": chunked.rel_attention,
+}
 
 
 class Attention(nn.Module):

@@ -1,0 +1,231 @@
+"""Relative attention tile by tile: nothing of size L x K is ever kept.
+
+The function of `xla.rel_attention` (section 3.3), its softmax built up over tiles of
+keys (Milakov & Gimelshein 2018; Dao et al. 2022). The forward pass leaves the result
+and, per query, the logarithm of its sum of exponentials; the backward pass computes
+the scores again. Beside one tile of scores, memory grows with (L + K) A.
+
+Dims: B streams, L queries, M memory, K = M + L keys, R = K distances, H heads, A head;
+Q blocks of X queries, tiles of Y keys, Z distances in the slab of a tile.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from txl_jax.kernels.tiles import (
+    Blocks,
+    Keys,
+    Plan,
+    Queries,
+    Rows,
+    Tile,
+    add_tile,
+    choose_blocks,
+    cut_queries,
+    join_queries,
+    make_keys,
+    make_rows,
+    over_tiles,
+)
+from txl_jax.kernels.xla import MASKED, Dropout, rel_shift
+
+
+def product(subscripts: str, *operands: Array) -> Array:
+    """Returns an einsum added up in float32."""
+    return jnp.einsum(subscripts, *operands, preferred_element_type=jnp.float32)
+
+
+def shift(x_HBXZ: Array, Y: int) -> Array:
+    """Re-indexes a tile's scores from distance to key, as the whole would be."""
+    return rel_shift(x_HBXZ)[..., :Y]
+
+
+def unshift(x_HBXY: Array, Z: int) -> Array:
+    """Re-indexes from key to distance: the transpose of `shift`."""
+    Y = x_HBXY.shape[-1]
+    like = jax.ShapeDtypeStruct((*x_HBXY.shape[:-1], Z), x_HBXY.dtype)
+    (x_HBXZ,) = jax.linear_transpose(functools.partial(shift, Y=Y), like)(x_HBXY)
+    return x_HBXZ
+
+
+def score(queries: Queries, tile: Tile) -> Array:
+    """Returns the scores of a tile, score_HBXY in float32."""
+    k_HBYA, _, r_HZA, bias_HZ = tile.keys
+    score_HBXY = product("HBXA,HBYA->HBXY", queries.content_HBXA, k_HBYA)
+    if queries.position_HBXA is not None and r_HZA is not None:
+        score_HBXZ = product("HBXA,HZA->HBXZ", queries.position_HBXA, r_HZA)
+        if bias_HZ is not None:
+            score_HBXZ += bias_HZ[:, None, None].astype(jnp.float32)
+        score_HBXY += shift(score_HBXZ, k_HBYA.shape[2])
+    score_HBXY *= queries.content_HBXA.shape[-1] ** -0.5
+    return jnp.where(tile.visible_BXY, score_HBXY, MASKED)
+
+
+def drop(plan: Plan, tile: Tile, x_HBXY: Array) -> Array:
+    """Returns x where dropout keeps it, scaled, and 0 elsewhere."""
+    if tile.keep_HBXY is None:
+        return x_HBXY
+    return jnp.where(tile.keep_HBXY, x_HBXY / (1 - plan.rate), 0)
+
+
+def forward(
+    plan: Plan, queries: Queries, keys: Keys, rows: Rows
+) -> tuple[Array, Array]:
+    """Returns (o_QHBXA, log of the sum of exponentials of scores [Q, H, B, X])."""
+    f32 = jnp.float32
+
+    def attend_block(_: None, block: tuple[Queries, Rows]) -> tuple[None, Any]:
+        queries, rows = block
+
+        def add(carry: Any, tile: Tile) -> Any:
+            o_HBXA, highest_HBX, total_HBX = carry
+            score_HBXY = score(queries, tile)
+            before_HBX = highest_HBX
+            highest_HBX = jnp.maximum(before_HBX, jnp.max(score_HBXY, axis=-1))
+            weight_HBXY = jnp.exp(score_HBXY - highest_HBX[..., None])
+            # 0 for what was added while a query had not yet seen any key.
+            shrink_HBX = jnp.exp(before_HBX - highest_HBX)
+            total_HBX = total_HBX * shrink_HBX + jnp.sum(weight_HBXY, axis=-1)
+            v_HBYA = tile.keys.v_HBKA
+            weight_HBXY = drop(plan, tile, weight_HBXY).astype(v_HBYA.dtype)
+            o_HBXA *= shrink_HBX[..., None]
+            o_HBXA += product("HBXY,HBYA->HBXA", weight_HBXY, v_HBYA)
+            return o_HBXA, highest_HBX, total_HBX
+
+        zero_HBXA = jnp.zeros(queries.content_HBXA.shape, f32)
+        zero_HBX = zero_HBXA[..., 0]
+        carry = (zero_HBXA, zero_HBX + MASKED, zero_HBX)
+        o_HBXA, highest_HBX, total_HBX = over_tiles(plan, keys, rows, add, carry)
+        o_HBXA = (o_HBXA / total_HBX[..., None]).astype(keys.v_HBKA.dtype)
+        return None, (o_HBXA, highest_HBX + jnp.log(total_HBX))
+
+    return jax.lax.scan(attend_block, None, (queries, rows))[1]
+
+
+class Results(NamedTuple):
+    """What the backward pass knows of each query's result."""
+
+    log_total_HBX: Array
+    do_HBXA: Array
+    mean_HBX: Array  # sum over all keys of a weight times its gradient
+
+
+def backward(
+    plan: Plan, queries: Queries, keys: Keys, rows: Rows, results: Results
+) -> tuple[Queries, Keys]:
+    """Returns the gradients of queries and keys, added up in float32."""
+
+    def zeros(xs: Any) -> Any:
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), xs)
+
+    def rounded(dxs: Any, xs: Any) -> Any:
+        return jax.tree.map(lambda dx, x: dx.astype(x.dtype), dxs, xs)
+
+    def add_block(dkeys: Keys, block: Any) -> tuple[Keys, Queries]:
+        queries, rows, results = block
+
+        def add(carry: tuple[Queries, Keys], tile: Tile) -> tuple[Queries, Keys]:
+            dqueries, dkeys = carry
+            more_queries, more_keys = tile_gradients(plan, queries, tile, results)
+            dqueries = jax.tree.map(jnp.add, dqueries, more_queries)
+            return dqueries, add_tile(dkeys, tile, more_keys)
+
+        carry = (zeros(queries), dkeys)
+        dqueries, dkeys = over_tiles(plan, keys, rows, add, carry)
+        return dkeys, rounded(dqueries, queries)
+
+    blocks = (queries, rows, results)
+    dkeys, dqueries = jax.lax.scan(add_block, zeros(keys), blocks)
+    return dqueries, rounded(dkeys, keys)
+
+
+def tile_gradients(
+    plan: Plan, queries: Queries, tile: Tile, results: Results
+) -> tuple[Queries, Keys]:
+    """Returns a tile's part of the gradients, in float32."""
+    k_HBYA, v_HBYA, r_HZA, bias_HZ = tile.keys
+    do_HBXA, dtype = results.do_HBXA, k_HBYA.dtype
+    weight_HBXY = jnp.exp(score(queries, tile) - results.log_total_HBX[..., None])
+    dropped_HBXY = drop(plan, tile, weight_HBXY).astype(dtype)
+    dv_HBYA = product("HBXY,HBXA->HBYA", dropped_HBXY, do_HBXA)
+    dweight_HBXY = drop(plan, tile, product("HBXA,HBYA->HBXY", do_HBXA, v_HBYA))
+    dscore_HBXY = weight_HBXY * (dweight_HBXY - results.mean_HBX[..., None])
+    dscore_HBXY *= do_HBXA.shape[-1] ** -0.5
+    # As short as the operands: a product of float32 is slow where bfloat16 is fast.
+    short_HBXY = dscore_HBXY.astype(dtype)
+    dcontent_HBXA = product("HBXY,HBYA->HBXA", short_HBXY, k_HBYA)
+    dk_HBYA = product("HBXY,HBXA->HBYA", short_HBXY, queries.content_HBXA)
+    dposition_HBXA = dr_HZA = dbias_HZ = None
+    if queries.position_HBXA is not None and r_HZA is not None:
+        short_HBXZ = unshift(short_HBXY, r_HZA.shape[1])
+        dposition_HBXA = product("HBXZ,HZA->HBXA", short_HBXZ, r_HZA)
+        dr_HZA = product("HBXZ,HBXA->HZA", short_HBXZ, queries.position_HBXA)
+    if bias_HZ is not None:
+        dbias_HZ = jnp.sum(unshift(dscore_HBXY, bias_HZ.shape[1]), axis=(1, 2))
+    return (
+        Queries(dcontent_HBXA, dposition_HBXA),
+        Keys(dk_HBYA, dv_HBYA, dr_HZA, dbias_HZ),
+    )
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def attend(plan: Plan, queries: Queries, keys: Keys, rows: Rows) -> Array:
+    """Returns o_QHBXA."""
+    return forward(plan, queries, keys, rows)[0]
+
+
+def attend_forward(
+    plan: Plan, queries: Queries, keys: Keys, rows: Rows
+) -> tuple[Array, Any]:
+    """Returns o_QHBXA and what the backward pass needs."""
+    o_QHBXA, log_total_QHBX = forward(plan, queries, keys, rows)
+    return o_QHBXA, (queries, keys, rows, o_QHBXA, log_total_QHBX)
+
+
+def attend_backward(plan: Plan, saved: Any, do_QHBXA: Array) -> tuple[Any, Any, None]:
+    """Returns the gradients of `attend`; rows are integers and have none."""
+    queries, keys, rows, o_QHBXA, log_total_QHBX = saved
+    # The weights' gradients are do . v, and the weighted sum of v is o.
+    mean_QHBX = jnp.einsum(
+        "QHBXA,QHBXA->QHBX", *(x.astype(jnp.float32) for x in (o_QHBXA, do_QHBXA))
+    )
+    results = Results(log_total_QHBX, do_QHBXA, mean_QHBX)
+    return *backward(plan, queries, keys, rows, results), None
+
+
+attend.defvjp(attend_forward, attend_backward)
+
+
+def rel_attention(
+    q_BLHA: Array,
+    k_BKHA: Array,
+    v_BKHA: Array,
+    r_RHA: Array | None,
+    u_HA: Array | None,
+    w_HA: Array | None,
+    bias_HR: Array | None,
+    oldest_BL: Array,
+    dropout: Dropout | None,
+    blocks: Blocks | None = None,
+) -> Array:
+    """Returns o_BLHA, as `xla.rel_attention` does; `blocks` are chosen by default."""
+    B, L, H, A = q_BLHA.shape
+    K = k_BKHA.shape[1]
+    X, Y = blocks or choose_blocks(B * H, L, K)
+    plan = Plan(L, K - L, X, Y, dropout.rate if dropout else 0.0)
+
+    position_QHBXA = None
+    if r_RHA is not None:
+        position_QHBXA = cut_queries(plan, q_BLHA if w_HA is None else q_BLHA + w_HA)
+    content_QHBXA = cut_queries(plan, q_BLHA if u_HA is None else q_BLHA + u_HA)
+    o_QHBXA = attend(
+        plan,
+        Queries(content_QHBXA, position_QHBXA),
+        make_keys(plan, k_BKHA, v_BKHA, r_RHA, bias_HR),
+        make_rows(plan, H, oldest_BL, dropout),
+    )
+    return join_queries(plan, o_QHBXA)
