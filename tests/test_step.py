@@ -67,11 +67,12 @@ def make_state(
     batch_size: int = B,
     generator: str = "rbg",  # compiles fastest
 ) -> TrainState:
-    """Returns a fresh state, but for its parameters, which are PARAMS."""
+    """Returns a fresh state, but for its parameters, which are tiny's."""
+    params = tiny.make_params(model)
     return TrainState(
         step=jnp.zeros((), jnp.int32),
-        params=PARAMS,
-        opt_state=optimizer.init(PARAMS),
+        params=params,
+        opt_state=optimizer.init(params),
         memory=Memory.empty(model, batch_size),
         rng=jax.random.key(0, impl=generator),
         average=Average(PARAMS, jnp.zeros((), jnp.int32)),
@@ -335,15 +336,17 @@ def test_eval_step_sums_the_nll_of_scored_tokens_without_dropout() -> None:
 # Meshes.
 
 
-def three_updates(config: MeshConfig, devices: int) -> tuple[Any, Any]:
+def three_updates(
+    config: MeshConfig, devices: int, model: ModelConfig
+) -> tuple[Any, Any]:
     """Returns the numbers of the state, and the metrics, after training on a mesh."""
     how = make_how(batch_size=16, segments_per_call=3, batch_chunk=C)
     mesh = make_mesh(config, jax.devices()[:devices])
-    _, places = init_state(DROPOUT, ADAM, how.batch_size, 0, mesh, averages=True)
+    _, places = init_state(model, ADAM, how.batch_size, 0, mesh, averages=True)
     # The generator that every run has.
-    state = make_state(DROPOUT, ADAM, how.batch_size, "threefry2x32")
+    state = make_state(model, ADAM, how.batch_size, "threefry2x32")
     step = tiny.jit(
-        make_train_step(TransformerXL(DROPOUT), ADAM, SCHEDULE, how, AVERAGE),
+        make_train_step(TransformerXL(model), ADAM, SCHEDULE, how, AVERAGE),
         out_shardings=(places, None),
     )
     segments: Any = place_segments(mesh, make_segments(3, how.batch_size))
@@ -352,19 +355,28 @@ def three_updates(config: MeshConfig, devices: int) -> tuple[Any, Any]:
 
 
 @functools.cache
-def on_one_device() -> tuple[Any, Any]:
+def on_one_device(model: ModelConfig) -> tuple[Any, Any]:
     """Returns what every mesh is compared with."""
-    return three_updates(MeshConfig(), 1)
+    return three_updates(MeshConfig(), 1, model)
+
+
+CLUSTERS = dataclasses.replace(DROPOUT, cutoffs=(4, 9), div_val=2, kernel="chunked")
 
 
 @pytest.mark.parametrize(
-    "config",
-    [MeshConfig(data=8), MeshConfig(data=2, fsdp=2, model=2)],
-    ids=str,
+    ("config", "model"),
+    [
+        (MeshConfig(data=8), DROPOUT),
+        (MeshConfig(data=2, fsdp=2, model=2), DROPOUT),
+        (MeshConfig(data=2, fsdp=2, model=2), CLUSTERS),
+    ],
+    ids=["data", "cube", "cube, clusters"],
 )
-def test_eight_devices_make_the_updates_of_one(config: MeshConfig) -> None:
-    expected_numbers, expected_metrics = on_one_device()
-    actual_numbers, metrics = three_updates(config, 8)
+def test_eight_devices_make_the_updates_of_one(
+    config: MeshConfig, model: ModelConfig
+) -> None:
+    expected_numbers, expected_metrics = on_one_device(model)
+    actual_numbers, metrics = three_updates(config, 8, model)
     assert not metrics["skipped"].any()
     tiny.assert_close(metrics, expected_metrics)
     tiny.assert_close(actual_numbers, expected_numbers)

@@ -14,8 +14,11 @@ ROWS = """
     data.download data.files data.dataset data.word data.subword data.mirror
     data.archive data.vocab data.sentences convert.bundle
     data.facts convert.words
-    model.config data.corpora sharding kernels.xla
+    model.config data.corpora sharding kernels.xla kernels.softmax
+    kernels.tiles kernels.decode kernels.sharded kernels.adaptive
     convert.embedding model.positions model.memory model.initializers model.dropout
+    kernels.chunked
+    model.key_values
     convert.pytorch model.adaptive data.builder data.recipe optim metrics
     model.attention data.encode report.writer report.plots report.provenance
     model.block data.tokens

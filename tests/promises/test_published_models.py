@@ -16,11 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from txl_jax.convert import huggingface
 
 from tests import golden, reference, tiny
 from tests.golden import L
 from tests.reference import Array, Params
+from txl_jax.convert import huggingface
 from txl_jax.data.streams import Segment
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import Memory

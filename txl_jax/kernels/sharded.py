@@ -92,6 +92,29 @@ def shard(kernel: Kernel, mesh: Mesh | AbstractMesh) -> Kernel:
     return call
 
 
+def over_streams(function: Callable[..., Array]) -> Callable[..., Array]:
+    """Returns function(whole, *of_streams) as each shard's own work on a mesh.
+
+    `whole` comes whole to every device, whose gradients are added up; the rest, and the
+    result, have streams first.
+    """
+
+    def call(whole: Any, *of_streams: Array) -> Array:
+        mesh = jax.typeof(of_streams[0]).sharding.mesh
+        if mesh.empty or mesh.size == 1 or mesh.manual_axes:
+            return function(whole, *of_streams)
+        streams = PartitionSpec(AXES["B"])
+        return jax.shard_map(
+            function,
+            mesh=mesh,
+            in_specs=(PartitionSpec(), *(streams for _ in of_streams)),
+            out_specs=streams,
+            check_vma=False,
+        )(whole, *of_streams)
+
+    return call
+
+
 def first(letter: str, size: int) -> Array:
     """Returns the global index of this shard's first stream or head, uint32."""
     return jax.lax.axis_index(AXES[letter]).astype(jnp.uint32) * size

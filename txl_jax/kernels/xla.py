@@ -10,7 +10,9 @@ and re-indexed from distance to key by `rel_shift`, the second half costs one pr
 Dims: B streams, L queries, M memory, K = M + L keys, R = K distances, H heads, A head.
 """
 
-from typing import NamedTuple
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -141,3 +143,26 @@ def rel_attention(
         keep = keep_BHLK(dropout, (B, H, L, K))
         weight_BHLK = jnp.where(keep, weight_BHLK / (1 - dropout.rate), 0)
     return jnp.einsum("BHLK,BKHA->BLHA", weight_BHLK.astype(v_BKHA.dtype), v_BKHA)
+
+
+def every_distance(kernel: Callable[..., Array]) -> Callable[..., Array]:
+    """Returns a kernel that wants R = K rows as one that takes fewer, as here."""
+
+    @functools.wraps(kernel)
+    def call(
+        q_BLHA: Array,
+        k_BKHA: Array,
+        v_BKHA: Array,
+        r_RHA: Array | None,
+        u_HA: Array | None,
+        w_HA: Array | None,
+        bias_HR: Array | None,
+        *rest: Any,
+    ) -> Array:
+        if r_RHA is not None and (missing := k_BKHA.shape[1] - r_RHA.shape[0]):
+            r_RHA = jnp.pad(r_RHA, ((missing, 0), (0, 0), (0, 0)), "edge")
+            if bias_HR is not None:
+                bias_HR = jnp.pad(bias_HR, ((0, 0), (missing, 0)), "edge")
+        return kernel(q_BLHA, k_BKHA, v_BKHA, r_RHA, u_HA, w_HA, bias_HR, *rest)
+
+    return call

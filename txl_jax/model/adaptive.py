@@ -9,6 +9,7 @@ Dims: B streams, L segment, D model, V vocabulary (V0, V1.. per cluster), E embe
 (E0, E1.. per cluster), G clusters beside the first, T what the first predicts, V0 + G.
 """
 
+import functools
 from typing import Any
 
 import flax.linen as nn
@@ -16,7 +17,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from txl_jax.kernels import softmax
+from txl_jax.kernels.adaptive import Head, adaptive_nll
+from txl_jax.kernels.sharded import over_streams
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.dropout import WordDropout
 from txl_jax.model.initializers import normal, weight
@@ -146,49 +148,18 @@ class Vocabulary(nn.Module):
     def nll(self, hidden_BLD: Array, targets_BL: Array) -> Array:
         """Returns -log p(target), nll_BL in nats, in token order.
 
-        No logits are stored, and clusters cost what their tokens need: see
-        `txl_jax.kernels.softmax`, which wants the tokens sorted by cluster.
+        No logits are stored, and clusters cost what their tokens need.
         """
-        cutoffs = self.config.cutoffs
-        hidden_TD = hidden_BLD.reshape(-1, hidden_BLD.shape[-1])
-        target_T = jnp.asarray(targets_BL).reshape(-1)
-        if not cutoffs:
-            nll_T = self._blockwise_nll(hidden_TD, target_T, None)
-            return nll_T.reshape(targets_BL.shape)
-        cluster_T = jnp.searchsorted(jnp.asarray(cutoffs), target_T, side="right")
-        order_T = jnp.argsort(cluster_T, stable=True)
-        ends_G = jnp.searchsorted(cluster_T[order_T], jnp.arange(1, len(cutoffs) + 2))
-        nll_T = self._blockwise_nll(hidden_TD[order_T], target_T[order_T], ends_G)
-        nll_T = jnp.zeros_like(nll_T).at[order_T].set(nll_T, unique_indices=True)
-        return nll_T.reshape(targets_BL.shape)
-
-    def _blockwise_nll(
-        self, hidden_TD: Array, target_T: Array, ends_G: Array | None
-    ) -> Array:
-        """Returns nll_T of tokens sorted by cluster: where each one's end is ends_G."""
-        split = self.config.div_val > 1
-        V, V0 = self.config.vocab_size, self.bounds[0][1]
-        first_T, tables, biases = target_T, list(self.out_tables), [self.bias_V]
-        if split:
-            biases = [self.bias_V[low:high] for low, high in self.bounds]
-        head: softmax.Cluster = (softmax.Rows(0, 0, V0, 0),)
-        if ends_G is not None:
-            # The first softmax chooses among the other clusters as well.
-            token_T = jnp.arange(len(target_T))
-            cluster_T = jnp.searchsorted(ends_G, token_T, side="right")
-            first_T = jnp.where(target_T < V0, target_T, V + cluster_T - 1)
-            head += (softmax.Rows(len(tables), 0, len(ends_G) - 1, V),)
-            tables.append(self.cluster_table_GE)
-            biases.append(self.cluster_bias_G)
-        clusters = [head]
-        tokens = [softmax.Tokens(self._narrow(hidden_TD, 0), first_T, 0, len(target_T))]
-        for i, (low, high) in enumerate(self.bounds[1:], start=1):
-            rows = softmax.Rows(i, 0, high - low, low) if split else (0, low, high, 0)
-            clusters.append((softmax.Rows(*rows),))
-            assert ends_G is not None
-            start, end = ends_G[i - 1], ends_G[i]
-            own_TE = self._narrow(hidden_TD, i)
-            tokens.append(softmax.Tokens(own_TE, target_T, start, end - start))
-        return softmax.blockwise_nll(
-            tuple(clusters), tuple(tokens), tuple(tables), tuple(biases)
+        dtype = hidden_BLD.dtype
+        head = Head(
+            tuple(self.out_tables),
+            tuple(None if x is None else x.astype(dtype) for x in self.out_projs),
+            self.bias_V,
         )
+        if cutoffs := self.config.cutoffs:
+            head = head._replace(
+                cluster_table_GE=self.cluster_table_GE,
+                cluster_bias_G=self.cluster_bias_G,
+            )
+        local = functools.partial(adaptive_nll, cutoffs=cutoffs)
+        return over_streams(local)(head, hidden_BLD, jnp.asarray(targets_BL))

@@ -20,7 +20,7 @@ from txl_jax.model.positions import scores
 
 KERNELS = {
     "xla": xla.rel_attention,
-    "chunked": sharded.follow_mesh(chunked.rel_attention),
+    "chunked": sharded.follow_mesh(xla.every_distance(chunked.rel_attention)),
 }
 
 

@@ -1,0 +1,89 @@
+"""The loss of an adaptive softmax (Grave et al. 2017), over tokens sorted by cluster.
+
+Dims: B streams, L segment, T = B L tokens, D model, V vocabulary (V0 in the first
+cluster), E embedding (E0, E1.. per cluster), G clusters beside the first.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+
+from txl_jax.kernels.softmax import Cluster, Rows, Tokens, blockwise_nll
+
+
+class Head(NamedTuple):
+    """What scores the vocabulary.
+
+    tables: [V, E] of all clusters, or [Vi, Ei] of each. projs: [Ei, D] of each, or None
+    where hidden states are scored as they are. cluster_table_GE, cluster_bias_G: the
+    first softmax's rows for the other clusters, where there are some.
+    """
+
+    tables: tuple[Array, ...]
+    projs: tuple[Array | None, ...]
+    bias_V: Array
+    cluster_table_GE: Array | None = None
+    cluster_bias_G: Array | None = None
+
+
+def adaptive_nll(
+    head: Head, hidden_BLD: Array, targets_BL: Array, cutoffs: tuple[int, ...]
+) -> Array:
+    """Returns -log p(target), nll_BL in nats; cutoffs are where clusters begin.
+
+    Sorting is local to what the function is given: under a mesh, call it on each
+    shard of the streams.
+    """
+    hidden_TD = hidden_BLD.reshape(-1, hidden_BLD.shape[-1])
+    target_T = targets_BL.reshape(-1)
+    if not cutoffs:
+        return sorted_nll(head, hidden_TD, target_T, None, ()).reshape(targets_BL.shape)
+    cluster_T = jnp.searchsorted(jnp.asarray(cutoffs), target_T, side="right")
+    order_T = jnp.argsort(cluster_T, stable=True)
+    cluster_T = cluster_T[order_T]
+    nll_T = sorted_nll(head, hidden_TD[order_T], target_T[order_T], cluster_T, cutoffs)
+    nll_T = jnp.zeros_like(nll_T).at[order_T].set(nll_T, unique_indices=True)
+    return nll_T.reshape(targets_BL.shape)
+
+
+def sorted_nll(
+    head: Head,
+    hidden_TD: Array,
+    target_T: Array,
+    cluster_T: Array | None,
+    cutoffs: tuple[int, ...],
+) -> Array:
+    """Returns nll_T of tokens in the order of their targets' clusters, cluster_T."""
+
+    def narrow(i: int) -> Array:
+        proj_ED = head.projs[i]
+        return hidden_TD if proj_ED is None else hidden_TD @ proj_ED.T
+
+    V = len(head.bias_V)
+    ends = (0, *cutoffs, V)
+    tables: tuple[Array, ...] = head.tables
+    biases: tuple[Array, ...] = (head.bias_V,)
+    if apart := len(tables) > 1:
+        biases = tuple(
+            head.bias_V[low:high] for low, high in zip(ends, ends[1:], strict=False)
+        )
+    first: Cluster = (Rows(0, 0, ends[1], 0),)
+    if cluster_T is None:
+        tokens = Tokens(narrow(0), target_T, 0, len(target_T))
+        return blockwise_nll((first,), (tokens,), tables, biases)
+
+    # The first softmax, which all tokens need, chooses among the clusters as well.
+    assert head.cluster_table_GE is not None and head.cluster_bias_G is not None
+    first += (Rows(len(tables), 0, len(cutoffs), V),)
+    tables, biases = (*tables, head.cluster_table_GE), (*biases, head.cluster_bias_G)
+    choice_T = jnp.where(cluster_T > 0, V + cluster_T - 1, target_T)
+    clusters, tokens_of = [first], [Tokens(narrow(0), choice_T, 0, len(target_T))]
+    begin_G = jnp.searchsorted(cluster_T, jnp.arange(len(ends)))
+    for i in range(1, len(ends) - 1):
+        low, high = ends[i : i + 2]
+        rows = Rows(i, 0, high - low, low) if apart else Rows(0, low, high, 0)
+        clusters.append((rows,))
+        size = begin_G[i + 1] - begin_G[i]
+        tokens_of.append(Tokens(narrow(i), target_T, begin_G[i], size))
+    return blockwise_nll(tuple(clusters), tuple(tokens_of), tables, biases)
