@@ -82,6 +82,13 @@ def test_bfloat16(dropout: Dropout | None) -> None:
     assert_agree(actual, differentiate(xla.rel_attention, inputs, dropout), BFLOAT16)
 
 
+def test_gradients_of_biases_are_added_up_in_float32() -> None:
+    """Each is a sum over 2048 queries, here: too many for bfloat16's 8 bits."""
+    inputs = make_inputs(256, 256, B=8)
+    actual = differentiate(kernel(None), cast(inputs, jnp.bfloat16))
+    assert_agree(actual, differentiate(xla.rel_attention, inputs), BFLOAT16 / 2)
+
+
 def test_greater_scores_in_older_tiles_do_not_overflow() -> None:
     inputs = make_inputs(9, 13)
     inputs["k_BKHA"] *= 100 * np.linspace(2, 0, 22, dtype=np.float32)[:, None, None]

@@ -200,6 +200,18 @@ def attend_backward(plan: Plan, saved: Any, do_QHBXA: Array) -> tuple[Any, Any, 
 attend.defvjp(attend_forward, attend_backward)
 
 
+def with_bias(q_BLHA: Array, bias_HA: Array | None) -> Array:
+    """Returns queries with u or w added, in the queries' dtype.
+
+    Added in float32, so that the gradient by the bias is: a sum over all streams and
+    queries in bfloat16 is wrong by several percent.
+    """
+    if bias_HA is None:
+        return q_BLHA
+    f32 = jnp.float32
+    return (q_BLHA.astype(f32) + bias_HA.astype(f32)).astype(q_BLHA.dtype)
+
+
 def rel_attention(
     q_BLHA: Array,
     k_BKHA: Array,
@@ -220,8 +232,8 @@ def rel_attention(
 
     position_QHBXA = None
     if r_RHA is not None:
-        position_QHBXA = cut_queries(plan, q_BLHA if w_HA is None else q_BLHA + w_HA)
-    content_QHBXA = cut_queries(plan, q_BLHA if u_HA is None else q_BLHA + u_HA)
+        position_QHBXA = cut_queries(plan, with_bias(q_BLHA, w_HA))
+    content_QHBXA = cut_queries(plan, with_bias(q_BLHA, u_HA))
     o_QHBXA = attend(
         plan,
         Queries(content_QHBXA, position_QHBXA),
