@@ -231,7 +231,7 @@ def collect(prompts: list[np.ndarray], config: GenerateConfig) -> list[list[int]
 
 @pytest.mark.parametrize("changes", [{"mem_len": 6}, {"mem_len": 0, "ext_len": 5}])
 def test_prompts_of_different_lengths_do_not_meet(
-    changes: dict[str, int], monkeypatch: pytest.MonkeyPatch
+    changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(generate, "LONGEST", 4)
     config = dataclasses.replace(GREEDY, **changes)

@@ -31,7 +31,7 @@ from txl_jax.kernels.tiles import (
     make_rows,
     over_tiles,
 )
-from txl_jax.kernels.xla import MASKED, Dropout, rel_shift
+from txl_jax.kernels.xla import MASKED, Dropout, rel_shift, with_bias
 
 
 def product(subscripts: str, *operands: Array) -> Array:
@@ -198,18 +198,6 @@ def attend_backward(plan: Plan, saved: Any, do_QHBXA: Array) -> tuple[Any, Any, 
 
 
 attend.defvjp(attend_forward, attend_backward)
-
-
-def with_bias(q_BLHA: Array, bias_HA: Array | None) -> Array:
-    """Returns queries with u or w added, in the queries' dtype.
-
-    Added in float32, so that the gradient by the bias is: a sum over all streams and
-    queries in bfloat16 is wrong by several percent.
-    """
-    if bias_HA is None:
-        return q_BLHA
-    f32 = jnp.float32
-    return (q_BLHA.astype(f32) + bias_HA.astype(f32)).astype(q_BLHA.dtype)
 
 
 def rel_attention(

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from txl_jax.kernels.xla import MASKED
+from txl_jax.kernels.xla import MASKED, with_bias
 
 
 class Ring(NamedTuple):
@@ -64,16 +64,16 @@ def attend(
     their first row. Scores as in `kernels.xla`.
     """
     f32 = jnp.float32
-    q_BHA, k_BHA, v_BHA = q_B1HA[:, 0], k_B1HA[:, 0], v_B1HA[:, 0]
+    k_BHA, v_BHA = k_B1HA[:, 0], v_B1HA[:, 0]
     M, A = ring.k_BHMA.shape[2:]
-    content_BHA = q_BHA if u_HA is None else q_BHA + u_HA
+    content_BHA = with_bias(q_B1HA, u_HA)[:, 0]
     # The token itself apart: reading the ring after writing to it would copy it.
     score_BHM = jnp.einsum(
         "BHA,BHMA->BHM", content_BHA, ring.k_BHMA, preferred_element_type=f32
     )
     own_BH = jnp.einsum("BHA,BHA->BH", content_BHA, k_BHA, preferred_element_type=f32)
     if r_HRA is not None:
-        position_BHA = q_BHA if w_HA is None else q_BHA + w_HA
+        position_BHA = with_bias(q_B1HA, w_HA)[:, 0]
         position_BHR = jnp.einsum(
             "BHA,HRA->BHR", position_BHA, r_HRA, preferred_element_type=f32
         )

@@ -102,6 +102,18 @@ def visible_BLK(oldest_BL: Array, K: int) -> Array:
     return (key_K >= oldest_BL[..., None]) & (key_K <= newest_L[:, None])
 
 
+def with_bias(q_BLHA: Array, bias_HA: Array | None) -> Array:
+    """Returns queries with u or w added, in the queries' dtype.
+
+    Added in float32, so that the gradient by the bias is: a sum over all streams and
+    queries in bfloat16 is wrong by several percent.
+    """
+    if bias_HA is None:
+        return q_BLHA
+    f32 = jnp.float32
+    return (q_BLHA.astype(f32) + bias_HA.astype(f32)).astype(q_BLHA.dtype)
+
+
 def rel_attention(
     q_BLHA: Array,
     k_BKHA: Array,
@@ -124,14 +136,12 @@ def rel_attention(
     B, L, H, A = q_BLHA.shape
     K = k_BKHA.shape[1]
     f32 = jnp.float32
-    content_BLHA = q_BLHA if u_HA is None else q_BLHA + u_HA
     score_BHLK = jnp.einsum(
-        "BLHA,BKHA->BHLK", content_BLHA, k_BKHA, preferred_element_type=f32
+        "BLHA,BKHA->BHLK", with_bias(q_BLHA, u_HA), k_BKHA, preferred_element_type=f32
     )
     if r_RHA is not None:
-        position_BLHA = q_BLHA if w_HA is None else q_BLHA + w_HA
         position_BHLR = jnp.einsum(
-            "BLHA,RHA->BHLR", position_BLHA, r_RHA, preferred_element_type=f32
+            "BLHA,RHA->BHLR", with_bias(q_BLHA, w_HA), r_RHA, preferred_element_type=f32
         )
         if bias_HR is not None:
             position_BHLR += bias_HR[:, None].astype(f32)
