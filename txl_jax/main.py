@@ -1,4 +1,4 @@
-"""The command line: flags, and one function per mode.
+"""The command line: one function per mode.
 
     python -m txl_jax.main --config=FILE [--workdir=DIR] [--mode=MODE] [--config.x.y=V]
 
@@ -6,28 +6,27 @@ The last line on stdout is one JSON object; progress and logs go to stderr. Stat
 means that the work is done, 2 that the user can mend what the one line on stderr says.
 """
 
-import argparse
 import dataclasses
 import functools
 import json
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any
 
 from absl import logging as absl_logging
 
 from txl_jax import config as configs
-from txl_jax import generate, metrics, restore, sharding, workdir
+from txl_jax import flags, generate, metrics, restore, sharding, workdir
 from txl_jax.config import Config
 from txl_jax.convert import transfer
 from txl_jax.data import tokens as token_files
 from txl_jax.data.streams import Streams
 from txl_jax.data.tokens import Tokens
-from txl_jax.errors import UserError, nearest, require_one_of
+from txl_jax.errors import UserError
 from txl_jax.evaluate import ngram
 from txl_jax.evaluate.perplexity import make_evaluate
+from txl_jax.flags import Command
 from txl_jax.report import plots
 from txl_jax.report.writer import Progress, read_metrics, say
 from txl_jax.train import make_streams, train
@@ -48,15 +47,6 @@ flags:
                       such as --mem_len=1024 or --prompt='def '; in prepare, of the
                       section data; in import and export of convert, as --format
 """
-
-
-class Command(NamedTuple):
-    """What the flags ask for."""
-
-    mode: str
-    config: Config
-    workdir: Path
-    overrides: dict[str, str]  # in import, what the new run's config is to have
 
 
 def run_train(command: Command) -> dict[str, Any]:
@@ -201,94 +191,14 @@ def sample_loaded(
     return text, time.perf_counter() - started
 
 
-class Mode(NamedTuple):
-    """One mode: what it does, and whose fields are its own flags."""
-
-    run: Callable[[Command], dict[str, Any]]
-    section: str = ""
-
-
-MODES = {
-    "train": Mode(run_train),
-    "evaluate": Mode(run_evaluate, "eval"),
-    "generate": Mode(run_generate, "generate"),
-    "prepare": Mode(run_prepare, "data"),
-    "import": Mode(run_import, "convert"),
-    "export": Mode(run_export, "convert"),
+MODES: dict[str, Callable[[Command], dict[str, Any]]] = {
+    "train": run_train,
+    "evaluate": run_evaluate,
+    "generate": run_generate,
+    "prepare": run_prepare,
+    "import": run_import,
+    "export": run_export,
 }
-
-
-class Parser(argparse.ArgumentParser):
-    """argparse whose complaints are one line."""
-
-    def __init__(self) -> None:
-        super().__init__(add_help=False, allow_abbrev=False)
-
-    def error(self, message: str) -> NoReturn:
-        """Raises UserError where argparse would print its usage and exit."""
-        raise UserError(message)
-
-
-def parse_flags(argv: list[str]) -> Command:
-    """Returns what the flags ask for; raises UserError."""
-    parser = Parser()
-    for name, default in (("config", ""), ("workdir", ""), ("mode", "train")):
-        parser.add_argument(f"--{name}", default=default)
-    given, rest = parser.parse_known_args(argv)
-    require_one_of(given.mode, list(MODES), "--mode")
-    overrides = parse_overrides(rest, MODES[given.mode].section)
-    if given.mode == "import":
-        return _parse_import(given, overrides)
-    if given.config:
-        config = configs.load(given.config)
-        folder = Path(given.workdir or Path("runs") / Path(given.config).stem)
-    elif given.workdir:
-        folder = Path(given.workdir)
-        config = configs.load_json(folder / workdir.CONFIG)
-    else:
-        raise UserError("give --config=FILE, or the --workdir of a run; see --help")
-    for name, text in overrides.items():
-        configs.override(config, name, text)
-    return Command(given.mode, configs.parse(config), folder, overrides)
-
-
-def _parse_import(given: argparse.Namespace, overrides: dict[str, str]) -> Command:
-    """Returns what an import is asked: its config comes from what it reads."""
-    if given.config or not given.workdir:
-        raise UserError(
-            "import makes a workdir's config itself: give --workdir, and instead of "
-            "--config its fields, such as --config.data.corpus"
-        )
-    config = configs.default()
-    own = {name: x for name, x in overrides.items() if name.startswith("convert.")}
-    for name, text in own.items():
-        configs.override(config, name, text)
-    others = {name: text for name, text in overrides.items() if name not in own}
-    return Command("import", configs.parse(config), Path(given.workdir), others)
-
-
-def parse_overrides(argv: list[str], own: str) -> dict[str, str]:
-    """Returns config fields and their texts; section `own` also has flat flags."""
-    parser = Parser()
-    for section, fields in configs.SECTIONS.items():
-        for field in dataclasses.fields(fields):
-            flat = [f"--{field.name}"] if section == own else []
-            name = f"{section}.{field.name}"
-            # A boolean's flag alone means true.
-            alone: dict[str, Any] = {"nargs": "?", "const": "true"}
-            parser.add_argument(
-                f"--config.{name}",
-                *flat,
-                dest=name,
-                **(alone if field.type is bool else {}),
-            )
-    found, unknown = parser.parse_known_args(argv)
-    if unknown:
-        flag = unknown[0].partition("=")[0]
-        known = ["--config", "--workdir", "--mode", "--help"]
-        known += parser._option_string_actions
-        raise UserError(f"unknown flag {flag!r}{nearest(flag, known)}; see --help")
-    return {name: text for name, text in vars(found).items() if text is not None}
 
 
 def _bpc(entry: tuple[str, float]) -> float:
@@ -301,14 +211,13 @@ def main(argv: list[str] | None = None) -> int:
     absl_logging.set_verbosity(absl_logging.ERROR)
     if {"--help", "--helpfull", "-h"} & set(argv):
         modes = "\n".join(
-            f"  {name:<10}{(mode.run.__doc__ or '').strip()}"
-            for name, mode in MODES.items()
+            f"  {name:<10}{(run.__doc__ or '').strip()}" for name, run in MODES.items()
         )
         print(HELP.format(modes=modes, sections=", ".join(configs.SECTIONS)), end="")
         return 0
     try:
-        command = parse_flags(argv)
-        result = MODES[command.mode].run(command)
+        command = flags.parse(argv, list(MODES))
+        result = MODES[command.mode](command)
     except UserError as error:
         print(f"txl_jax: {error}", file=sys.stderr)
         return 2

@@ -29,6 +29,7 @@ ROWS = """
     evaluate.perplexity
     config
     workdir train
+    flags
     restore
     convert.transfer
     main

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from txl_jax import config, main
+from txl_jax import config, flags, main
 
 ROOT = Path(__file__).parents[2]
 BLOCKS = re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.S)
@@ -36,7 +36,7 @@ def test_flags_are_taken(
     quickstart = config.parse(config.load("experiments/quickstart.py"))
     config.save_json(quickstart, Path("runs/quickstart/config.json"))
     arguments = command.partition("-m txl_jax.main")[2]
-    main.parse_flags(shlex.split(arguments))
+    flags.parse(shlex.split(arguments), list(main.MODES))
 
 
 def test_python_in_the_readme_is_python() -> None:

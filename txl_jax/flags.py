@@ -1,0 +1,102 @@
+"""What the command line's flags ask for: a mode, a config and a workdir."""
+
+import argparse
+import dataclasses
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+from txl_jax import config as configs
+from txl_jax import workdir
+from txl_jax.config import Config
+from txl_jax.errors import UserError, nearest, require_one_of
+
+# The modes whose flags are also those of one section, without its name.
+OWN = {
+    "evaluate": "eval",
+    "generate": "generate",
+    "prepare": "data",
+    "import": "convert",
+    "export": "convert",
+}
+
+
+class Command(NamedTuple):
+    """What the flags ask for."""
+
+    mode: str
+    config: Config
+    workdir: Path
+    overrides: dict[str, str]  # in import, what the new run's config is to have
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse whose complaints are one line."""
+
+    def __init__(self) -> None:
+        super().__init__(add_help=False, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        """Raises UserError where argparse would print its usage and exit."""
+        raise UserError(message)
+
+
+def parse(argv: list[str], modes: list[str]) -> Command:
+    """Returns what the flags ask for; raises UserError."""
+    parser = Parser()
+    for name, default in (("config", ""), ("workdir", ""), ("mode", "train")):
+        parser.add_argument(f"--{name}", default=default)
+    given, rest = parser.parse_known_args(argv)
+    require_one_of(given.mode, modes, "--mode")
+    overrides = parse_overrides(rest, OWN.get(given.mode, ""))
+    if given.mode == "import":
+        return _parse_import(given, overrides)
+    if given.config:
+        config = configs.load(given.config)
+        folder = Path(given.workdir or Path("runs") / Path(given.config).stem)
+    elif given.workdir:
+        folder = Path(given.workdir)
+        config = configs.load_json(folder / workdir.CONFIG)
+    else:
+        raise UserError("give --config=FILE, or the --workdir of a run; see --help")
+    for name, text in overrides.items():
+        configs.override(config, name, text)
+    return Command(given.mode, configs.parse(config), folder, overrides)
+
+
+def _parse_import(given: argparse.Namespace, overrides: dict[str, str]) -> Command:
+    """Returns what an import is asked: its config comes from what it reads."""
+    if given.config or not given.workdir:
+        raise UserError(
+            "import makes a workdir's config itself: give --workdir, and instead of "
+            "--config its fields, such as --config.data.corpus"
+        )
+    config = configs.default()
+    own = {name: x for name, x in overrides.items() if name.startswith("convert.")}
+    for name, text in own.items():
+        configs.override(config, name, text)
+    others = {name: text for name, text in overrides.items() if name not in own}
+    return Command("import", configs.parse(config), Path(given.workdir), others)
+
+
+def parse_overrides(argv: list[str], own: str) -> dict[str, str]:
+    """Returns config fields and their texts; section `own` also has flat flags."""
+    parser = Parser()
+    for section, fields in configs.SECTIONS.items():
+        for field in dataclasses.fields(fields):
+            flat = [f"--{field.name}"] if section == own else []
+            name = f"{section}.{field.name}"
+            # A boolean's flag alone means true.
+            alone: dict[str, Any] = {"nargs": "?", "const": "true"}
+            parser.add_argument(
+                f"--config.{name}",
+                *flat,
+                dest=name,
+                **(alone if field.type is bool else {}),
+            )
+    found, unknown = parser.parse_known_args(argv)
+    if unknown:
+        flag = unknown[0].partition("=")[0]
+        known = ["--config", "--workdir", "--mode", "--help"]
+        known += parser._option_string_actions
+        raise UserError(f"unknown flag {flag!r}{nearest(flag, known)}; see --help")
+    return {name: text for name, text in vars(found).items() if text is not None}
