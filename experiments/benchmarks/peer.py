@@ -1,0 +1,115 @@
+"""The peer: Hugging Face's TransfoXLLMHeadModel, of the same sizes, on the CPU.
+
+    pip install torch transformers==4.35.2
+
+Later releases of transformers fail in it or are without it. Its losses are shifted
+inside: of L tokens it scores L - 1, where this project scores all L.
+
+Dims: B streams, L segment, T tokens.
+"""
+
+import importlib.metadata
+import importlib.util
+import logging
+import warnings
+from typing import Any
+
+import jax
+import numpy as np
+
+from txl_jax.model.config import ModelConfig
+
+WANTED = "4.35.2"  # of transformers
+
+
+def found() -> str:
+    """Returns which peer there is, or why there is none: "not .."."""
+    if not all(map(importlib.util.find_spec, ("torch", "transformers"))):
+        return "not installed"
+    here = importlib.metadata.version("transformers")
+    if here != WANTED:
+        return f"not installed: transformers {here} is not {WANTED}"
+    if (backend := jax.default_backend()) != "cpu":
+        return f"not compared: it runs on the CPU, and JAX on {backend}"
+    return f"transformers {here} TransfoXLLMHeadModel"
+
+
+def there() -> bool:
+    """Returns whether there is a peer."""
+    return not found().startswith("not ")
+
+
+class Peer:
+    """The peer's model, with random weights, and the memory that it keeps."""
+
+    def __init__(self, config: ModelConfig):
+        import torch
+
+        warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that it is deprecated
+            from transformers import TransfoXLConfig, TransfoXLLMHeadModel
+
+            logging.getLogger("transformers").setLevel(logging.ERROR)
+            said = TransfoXLConfig(
+                vocab_size=config.vocab_size,
+                cutoffs=list(config.cutoffs),
+                d_model=config.d_model,
+                d_embed=config.embed_size,
+                n_head=config.n_head,
+                d_head=config.d_head,
+                d_inner=config.d_inner,
+                div_val=config.div_val,
+                n_layer=config.n_layer,
+                mem_len=config.mem_len,
+                clamp_len=config.clamp_len or -1,
+                same_length=config.same_length,
+                untie_r=config.untie_r,
+                dropout=config.dropout,
+                dropatt=config.dropatt,
+            )
+            self.model = TransfoXLLMHeadModel(said).eval()
+        self.torch = torch
+        self.memory: Any = None
+        self.token = torch.zeros(1, 1, dtype=torch.long)
+
+    def evaluate(self, tokens_T: np.ndarray, tgt_len: int) -> float:
+        """Returns the mean nll in nats of a text in one stream, from a cold start."""
+        torch, memory, total = self.torch, None, 0.0
+        tokens_1T = torch.from_numpy(tokens_T.astype(np.int64))[None]
+        with torch.inference_mode():
+            for first in range(0, len(tokens_T), tgt_len):
+                part_1L = tokens_1T[:, first : first + tgt_len]
+                result = self.model(part_1L, mems=memory, labels=part_1L)
+                memory, total = result.mems, total + result.losses.sum().item()
+        return total / len(tokens_T)
+
+    def generate(self, count: int, top_k: int) -> None:
+        """Samples so many tokens, one after the other, going on with its memory."""
+        torch = self.torch
+        with torch.inference_mode():
+            for _ in range(count):
+                result = self.model(self.token, mems=self.memory)
+                self.memory = result.mems
+                logits, token = result.prediction_scores[0, -1].topk(top_k)
+                chosen = torch.multinomial(logits.softmax(dim=-1), 1)
+                self.token = token[chosen][None]
+
+    def make_optimizer(self, lr: float, clip: float) -> None:
+        """Makes Adam, for `train`, and turns dropout on."""
+        self.model.train()
+        self.optimizer = self.torch.optim.Adam(self.model.parameters(), lr=lr)
+        self.clip = clip
+
+    def train(self, tokens_BL: np.ndarray) -> float:
+        """Makes one update from a segment, going on with its memory; returns nll."""
+        torch = self.torch
+        tokens = torch.from_numpy(tokens_BL.astype(np.int64))
+        self.optimizer.zero_grad()
+        result = self.model(tokens, mems=self.memory, labels=tokens)
+        self.memory = result.mems
+        loss = result.losses.mean()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
+        self.optimizer.step()
+        return loss.item()
