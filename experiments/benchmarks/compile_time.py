@@ -1,0 +1,63 @@
+"""Seconds to lower and compile a training step of 12 layers: one JSON line.
+
+    python -m experiments.benchmarks.compile_time
+
+The paper's model for enwik8 with 22 streams of 512, per kernel of the attention, with
+and without dropout. Nothing is run, so nothing as large as the model is made.
+"""
+
+import argparse
+import dataclasses
+import functools
+import statistics
+from typing import Any
+
+import jax
+
+from experiments.benchmarks import quiet, record, subject
+from experiments.benchmarks.job import Job, Step
+from txl_jax.model.attention import KERNELS
+
+
+def compile_all(
+    given: argparse.Namespace, watch: quiet.Watch, dropout: float
+) -> dict[str, Any]:
+    """Compiles the step of each kernel, in turn."""
+    config = subject.shrink(subject.ENWIK8) if given.tiny else subject.ENWIK8
+    config = dataclasses.replace(config, dropout=dropout, dropatt=dropout)
+    lowering: dict[str, list[float]] = {name: [] for name in given.kernels}
+
+    def compile_anew(name: str, step: Step) -> None:
+        lowering[name].append(step.compile().lower_seconds)
+
+    programs = {}
+    for name in given.kernels:
+        job = Job(dataclasses.replace(config, kernel=name), batch_size=22, tgt_len=512)
+        programs[name] = functools.partial(compile_anew, name, Step(job))
+    timings = quiet.alternate(programs, given.repeats, watch)
+    more: dict[str, dict[str, Any]] = {}
+    for name, timing in timings.items():
+        lower = statistics.median(lowering[name][1:])  # the first is the warm-up
+        more[name] = {
+            "lower_seconds": round(lower, 2),
+            "compile_seconds": round(timing.median - lower, 2),
+        }
+    return record.case(f"dropout {dropout}", 0, timings, **more)
+
+
+def measure(given: argparse.Namespace, watch: quiet.Watch) -> dict[str, Any]:
+    """Compiles without dropout and with it; what is on disk does not help."""
+    jax.config.update("jax_enable_compilation_cache", False)
+    return {"cases": [compile_all(given, watch, dropout) for dropout in (0.0, 0.1)]}
+
+
+def main() -> None:
+    parser = record.make_parser(__doc__, repeats=3)
+    parser.add_argument(
+        "--kernels", nargs="+", choices=list(KERNELS), default=["xla", "chunked"]
+    )
+    record.run("compile_time", parser.parse_args(), measure)
+
+
+if __name__ == "__main__":
+    main()
