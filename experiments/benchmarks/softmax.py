@@ -1,0 +1,69 @@
+"""The adaptive softmax alone, against a softmax over all words: one JSON line.
+
+    python -m experiments.benchmarks.softmax
+
+Value and gradient of the loss of 2,048 tokens with 410 features over the 267,735 words
+of WikiText-103, which come as often as Zipf's law says. The other side has the scores
+of all words at once and takes log_softmax of them: some 7 GB.
+"""
+
+import argparse
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from experiments.benchmarks import gradients, quiet, record, subject
+from txl_jax.kernels.adaptive import Head, adaptive_nll
+
+
+def make_head(given: argparse.Namespace) -> tuple[Head, Array, Array, tuple[int, ...]]:
+    """Returns random tables, hidden states, targets, and the cutoffs."""
+    config = subject.shrink(subject.WIKITEXT) if given.tiny else subject.WIKITEXT
+    V, D, G = config.vocab_size, config.d_model, len(config.cutoffs)
+    keys = jax.random.split(jax.random.key(0), 3)
+    head = Head(
+        (0.02 * jax.random.normal(keys[0], (V, D)),),
+        (None,) * (G + 1),
+        jnp.zeros(V),
+        0.02 * jax.random.normal(keys[1], (G, D)),
+        jnp.zeros(G),
+    )
+    hidden_BLD = jax.random.normal(keys[2], (1, given.tokens, D))
+    target_BL = jnp.asarray(subject.zipf_text(V, given.tokens))[None]
+    return head, hidden_BLD, target_BL, config.cutoffs
+
+
+def dense_nll(head: Head, hidden_BLD: Array, target_BL: Array) -> Array:
+    """Returns -log p(target) of one softmax over all words, nll_BL."""
+    logits_BLV = jnp.einsum("BLD,VD->BLV", hidden_BLD, head.tables[0]) + head.bias_V
+    log_probs_BLV = jax.nn.log_softmax(logits_BLV)
+    return -jnp.take_along_axis(log_probs_BLV, target_BL[..., None], axis=-1)[..., 0]
+
+
+def measure(given: argparse.Namespace, watch: quiet.Watch) -> dict[str, Any]:
+    """Measures value and gradient of both."""
+    head, hidden_BLD, target_BL, cutoffs = make_head(given)
+
+    def adaptive(head: Head, hidden_BLD: Array) -> Array:
+        return adaptive_nll(head, hidden_BLD, target_BL, cutoffs).sum()
+
+    def dense(head: Head, hidden_BLD: Array) -> Array:
+        return dense_nll(head, hidden_BLD, target_BL).sum()
+
+    losses = {"adaptive": adaptive, "dense": dense}
+    name = f"{given.tokens} tokens, {len(head.bias_V)} words"
+    arguments = head, hidden_BLD
+    case = gradients.compare(name, given.tokens, losses, arguments, given, watch)
+    return {"cases": [case]}
+
+
+def main() -> None:
+    parser = record.make_parser(__doc__)
+    parser.add_argument("--tokens", type=record.positive, default=2048)
+    record.run("softmax", parser.parse_args(), measure)
+
+
+if __name__ == "__main__":
+    main()
