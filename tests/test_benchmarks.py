@@ -1,9 +1,40 @@
-"""The benchmarks time in turn, and refuse to report from a loaded machine."""
+"""The benchmarks start, time in turn, and refuse to report from a loaded machine."""
+
+import importlib
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from experiments.benchmarks import quiet
+from experiments.benchmarks import compare, quiet, record
 from experiments.benchmarks.quiet import LoadedError, Watch
+
+FOLDER = Path(record.__file__).parent
+FILES = {path.stem: path.read_text("utf-8") for path in FOLDER.glob("*.py")}
+PROGRAMS = sorted(name for name, source in FILES.items() if "__main__" in source)
+FLAGS = {
+    "attention": "--shapes 2x8x512+512x64 1x2x3+4x5 --kernels xla --dropatt=0.1",
+    "compile_time": "--kernels chunked",
+    "evaluation": "--tokens=160",
+    "generation": "--memories 512",
+    "softmax": "--tokens=160",
+    "step": "--kernel=chunked --models small --updates=1",
+}
+Start = Callable[[str, str], None]
+
+
+@pytest.fixture
+def start(monkeypatch: pytest.MonkeyPatch) -> Start:
+    """Starts a benchmark as from the command line."""
+
+    def main(name: str, flags: str) -> None:
+        monkeypatch.setattr(sys, "argv", [name, *flags.split()])
+        importlib.import_module(f"experiments.benchmarks.{name}").main()
+
+    return main
 
 
 def rates(*seen: float) -> dict[str, quiet.Rate]:
@@ -14,6 +45,54 @@ def rates(*seen: float) -> dict[str, quiet.Rate]:
 
 def make_watch(*seen: float, force: bool = False, load: float = 0.5) -> Watch:
     return Watch(force, rates(*seen), lambda: load)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_help_has_the_docstring(
+    name: str, start: Start, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit:
+        start(name, "--help")
+    assert exit.value.code == 0
+    assert FILES[name].split('"""')[1].splitlines()[0] in capsys.readouterr().out
+
+
+def test_every_comparison_is_tried_here() -> None:
+    compared = {name.partition(",")[0] for name in compare.PROGRAMS}
+    assert compared == set(FLAGS) == set(PROGRAMS) - {"compare", "input"}
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_a_loaded_machine_is_refused(
+    name: str,
+    start: Start,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(os, "getloadavg", lambda: (1.5, 0.0, 0.0))
+    with pytest.raises(SystemExit) as exit:
+        start(name, f"{FLAGS[name]} --tiny --repeats=1")
+    assert exit.value.code == 2
+    out, err = capsys.readouterr()
+    said = f"{name}: not measured: the load average is 1.50, above 1.0 (--force)\n"
+    assert (out, err) == ("", said)
+
+
+def test_a_forced_report_says_so(
+    start: Start, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "getloadavg", lambda: (1.5, 0.0, 0.0))
+    monkeypatch.setattr(quiet, "matmul_rates", lambda: {"jax": lambda: 100.0})
+    start("attention", "--tiny --force --repeats=2")
+    result = json.loads(capsys.readouterr().out)
+    assert result["loaded"] and result["load_average"] == 1.5
+    assert result["command"].endswith("attention --tiny --force --repeats=2")
+    (case,) = result["cases"]
+    for side in case["sides"].values():
+        assert len(side["seconds"]) == 2 and side["temporary_bytes"] > 0
+    rows = compare.table_rows("attention", result)
+    assert len(rows) == 2 and all("(loaded)" in row for row in rows)
+    assert {row.count("|") for row in rows} == {compare.HEADER.count("|")}
 
 
 def test_a_slow_product_is_refused_once_a_better_one_was_seen() -> None:
@@ -51,3 +130,12 @@ def test_a_timing_leaves_the_first_call_out() -> None:
     found = quiet.Timing(7.0, [2.0, 1.0, 4.0]).describe(10)
     assert found["median_seconds"] == 2 and found["tokens_per_second"] == 5
     assert found["spread"] == 1.5 and found["compile_seconds"] == 5
+
+
+@pytest.mark.long
+def test_all_benchmarks_work(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit:
+        start("compare", "--tiny --force --repeats=1")
+    assert exit.value.code == 0
+    out = capfd.readouterr().out
+    assert all(f"| {name}" in out for name in compare.PROGRAMS)
