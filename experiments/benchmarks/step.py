@@ -6,7 +6,7 @@ An update with Adam and a clip, dropout 0.1, of two models: `small`, 6 layers of
 that read 8 streams of 128 bytes, and `wikitext`, the paper's standard model for
 WikiText-103 with its adaptive softmax over 267,735 words, 4 streams of 150. Words come
 as often as Zipf's law says, since a softmax's cost follows them. `wikitext` needs some
-6 GB.
+8 GB.
 """
 
 import argparse
