@@ -1,0 +1,159 @@
+"""Relative attention for TPUs of v4 and later: two fused kernels (section 3.3).
+
+The same result and gradients as `xla.rel_attention`, without an array of queries by
+keys: scores, their shift, softmax, dropout and the product with the values stay in
+VMEM, tile by tile. Blocks outside the interval that a query sees are neither computed
+nor copied.
+
+    tpu_blocks    tiles, which of them are visited, and what they hold
+    skew          from distances to keys inside a tile
+    tpu_scores    a tile's scores, mask and dropout
+    tpu_forward   the result         tpu_backward   the gradients
+
+Dims: B streams, L queries, K keys, R = K distances, H heads, A head, Q and P the
+lengths of queries and of keys in tiles, by lane.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from txl_jax.errors import UserError
+from txl_jax.kernels import tpu_backward, tpu_forward
+from txl_jax.kernels.tpu_blocks import Blocks, Visits, choose, cut, join, visits
+from txl_jax.kernels.xla import Dropout
+
+f32 = jnp.float32
+
+
+def device_kind() -> str:
+    """Returns the kind of device that the running trace is for.
+
+    It is the mesh's when one is set (`jax.set_mesh`), so that a program can be compiled
+    for a TPU that is not there; else the first device's.
+    """
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return device.device_kind if device else jax.devices()[0].device_kind
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(9, 10, 11))
+def tiled_attention(
+    q_BHAQ: Array,
+    k_BHAP: Array,
+    v_BHAP: Array,
+    r_HAP: Array,
+    u_HA1: Array,
+    w_HA1: Array,
+    oldest_B1Q: Array,
+    plan: Visits,
+    counter_3: Array,
+    blocks: Blocks,
+    rate: float,
+    interpret: bool,
+) -> Array:
+    """Returns o_BHAQ of operands that are cut into tiles."""
+    operands = (q_BHAQ, k_BHAP, v_BHAP, r_HAP, u_HA1, w_HA1)
+    settings: dict[str, Any] = dict(blocks=blocks, rate=rate, interpret=interpret)
+    return tpu_forward.forward(*operands, oldest_B1Q, plan, counter_3, **settings)[0]
+
+
+def save(*args: Any) -> tuple[Array, tuple[Any, ...]]:
+    """Runs the forward kernel, and keeps what the backward one reads."""
+    *operands, blocks, rate, interpret = args
+    settings: dict[str, Any] = dict(blocks=blocks, rate=rate, interpret=interpret)
+    o_BHAQ, lse_BH1Q = tpu_forward.forward(*operands, **settings)
+    return o_BHAQ, (*operands, o_BHAQ, lse_BH1Q)
+
+
+def differentiate(
+    blocks: Blocks,
+    rate: float,
+    interpret: bool,
+    saved: tuple[Any, ...],
+    do_BHAQ: Array,
+) -> tuple[Any, ...]:
+    """Returns the gradients of all that `tiled_attention` takes."""
+    settings: dict[str, Any] = dict(blocks=blocks, rate=rate, interpret=interpret)
+    gradients = tpu_backward.backward(*saved, do_BHAQ, **settings)
+    types = [operand.dtype for operand in saved[: len(gradients)]]
+    return *(x.astype(of) for x, of in zip(gradients, types, strict=True)), *[None] * 3
+
+
+tiled_attention.defvjp(save, differentiate)
+
+
+def attend(
+    q_BLHA: Array,
+    k_BKHA: Array,
+    v_BKHA: Array,
+    r_RHA: Array,
+    u_HA: Array | None,
+    w_HA: Array | None,
+    oldest_BL: Array,
+    dropout: Dropout | None,
+    *,
+    blocks: Blocks,
+    interpret: bool = False,
+) -> Array:
+    """Returns o_BLHA with given block sizes; `interpret` runs the kernels anywhere."""
+    L, H, A = q_BLHA.shape[1:]
+    rate, counter = 0.0, (0, 0, 0)
+    if dropout is not None:
+        rate, counter = dropout.rate, dropout[1:]
+    counter_3 = jnp.stack([jnp.asarray(x).astype(jnp.uint32) for x in counter])
+    plan, oldest_B1Q = visits(oldest_BL, blocks)
+
+    def lay_out(x: Array, tiles: int) -> Array:
+        return cut(jnp.moveaxis(x.astype(q_BLHA.dtype), -3, -1), tiles, blocks)
+
+    zeros_HA = jnp.zeros((H, A), f32)
+    biases = [zeros_HA if x_HA is None else x_HA.astype(f32) for x_HA in (u_HA, w_HA)]
+    o_BHAQ = tiled_attention(
+        lay_out(q_BLHA, blocks.query_tiles),
+        *(lay_out(x, blocks.key_tiles) for x in (k_BKHA, v_BKHA, r_RHA)),
+        *(x_HA[..., None] for x_HA in biases),
+        oldest_B1Q,
+        plan,
+        jax.lax.bitcast_convert_type(counter_3, jnp.int32),
+        blocks,
+        rate,
+        interpret,
+    )
+    return jnp.moveaxis(join(o_BHAQ, L, blocks), -1, 1)
+
+
+def rel_attention(
+    q_BLHA: Array,
+    k_BKHA: Array,
+    v_BKHA: Array,
+    r_RHA: Array | None,
+    u_HA: Array | None,
+    w_HA: Array | None,
+    bias_HR: Array | None,
+    oldest_BL: Array,
+    dropout: Dropout | None,
+) -> Array:
+    """Returns o_BLHA as `xla.rel_attention` does, on a TPU of v4 or later.
+
+    Neither bias_HR nor a missing r_RHA is known to the kernels: other position schemes
+    take "xla" or "chunked".
+    """
+    kind = device_kind()
+    if not kind.startswith("TPU") or kind in ("TPU v2", "TPU v3"):
+        raise UserError(
+            f'kernel "tpu" needs a TPU of v4 or later, not {kind!r}: '
+            'use model.kernel "xla" or "chunked"'
+        )
+    if r_RHA is None or bias_HR is not None:
+        raise UserError(
+            'kernel "tpu" computes the scores of model.position "transformer_xl" alone:'
+            ' use model.kernel "xla" or "chunked"'
+        )
+    L, K, A = q_BLHA.shape[1], k_BKHA.shape[1], q_BLHA.shape[3]
+    blocks = choose(kind, L, K, A, q_BLHA.dtype.itemsize)
+    return attend(
+        q_BLHA, k_BKHA, v_BKHA, r_RHA, u_HA, w_HA, oldest_BL, dropout, blocks=blocks
+    )

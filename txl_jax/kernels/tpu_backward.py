@@ -1,0 +1,276 @@
+"""The backward TPU kernel: every gradient from one second look at the scores.
+
+With p the weights, keep the dropout and do the gradient of the result,
+
+    dp = v . do        ds = p (keep dp / (1 - rate) - o . do)        dv = do (keep p)
+    dq = k . ds + r . unskew(ds)    dk = (q + u) . ds    dr = (q + w) . unskew(ds)
+
+and du, dw are the two parts of dq, summed. Kernels for dq, for dk and dv and for dr
+would compute the scores three times: 17 products of A per score, not 8. The price is
+memory: the gradients of all keys of a head, and of all its distances, stay in VMEM in
+float32 while the tiles add to them (`tpu_blocks.vmem_bytes`).
+
+The grid is head by head and, inside, stream by stream, so that dr, du and dw are summed
+over streams in place. A product with a tile of distances belongs to two tiles of keys
+(`skew`), so its gradient is complete one step later, and is then flushed.
+
+Per score: 16 A FLOPs on the matrix unit, and about 28 operations on the vector units,
+16 of them skew and unskew; dropout adds about 12.
+
+Dims: B streams, H heads, A head, T rows of a tile, W its lanes, X the lanes of a strip,
+Y the keys that it may see, Q and P the lengths of queries and of keys, by lane.
+"""
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from txl_jax.kernels import skew
+from txl_jax.kernels import tpu_scores as scores
+from txl_jax.kernels.tpu_blocks import Blocks, Strip, Visits, specs
+from txl_jax.kernels.tpu_scores import LOG2E, dot
+
+f32 = jnp.float32
+
+
+def order(h: Any, b: Any, i: Any, d: Any) -> tuple[Any, ...]:
+    """The grid of the backward kernel, outermost first."""
+    return b, h, i, d
+
+
+class Refs(NamedTuple):
+    """What the kernel is given, in the order of `pallas_call`."""
+
+    deepest: Any
+    clear: Any
+    counter: Any
+    q: Any  # inputs
+    k: Any
+    v: Any
+    r: Any
+    u: Any
+    w: Any
+    oldest: Any
+    do: Any
+    lse: Any
+    delta: Any
+    dq: Any  # results
+    dk: Any
+    dv: Any
+    dr: Any
+    du: Any
+    dw: Any
+    qu: Any  # scratch: [A, W]
+    qw: Any
+    last_r: Any
+    content: Any  # k . ds and r . unskew(ds), float32
+    position: Any
+    carried: Any  # [T, W], float32: products, and their half of a gradient
+    carried_gradient: Any
+    weight: Any  # [W, W]; rows of padding are zero
+    ds: Any
+    dproduct: Any
+    dk_sum: Any  # [A, P], float32
+    dv_sum: Any
+
+
+def begin(refs: Refs, here: scores.Place) -> None:
+    """Clears what the steps add to, each at the start of what it sums over."""
+    tile = here.d == 0
+    stream = tile & (here.i == 0)
+    head = stream & (here.b == 0)
+
+    def clear(when: Any, *to_clear: Any) -> None:
+        @pl.when(when)
+        def _() -> None:
+            for ref in to_clear:
+                ref[...] = jnp.zeros_like(ref)
+
+    clear(head, refs.dr, refs.du, refs.dw, refs.weight, refs.ds, refs.dproduct)
+    clear(stream, refs.dk_sum, refs.dv_sum)
+    clear(tile, refs.content, refs.position)
+
+
+def write(ref: Any, strip: Strip, blocks: Blocks, x_YX: Array) -> None:
+    """Writes the keys' rows of a strip, and zeros for those in the future."""
+    end = blocks.empty + strip.rows
+    ref[blocks.empty : end, strip.lanes] = x_YX.astype(ref.dtype)
+    if end < blocks.width:
+        rest = jnp.zeros((blocks.width - end, x_YX.shape[1]), ref.dtype)
+        ref[end:, strip.lanes] = rest
+
+
+def flush(refs: Refs, blocks: Blocks, tile: Any) -> None:
+    """Passes the gradient of the products with one tile of distances on."""
+    W = blocks.width
+    lanes = pl.ds(pl.multiple_of(tile * W, skew.LANES), W)
+    refs.position[...] += dot(refs.last_r[...], refs.dproduct[...], "AT,TW")
+    refs.dr[0, :, lanes] += dot(refs.qw[...], refs.dproduct[...], "AW,TW")
+
+
+def step_strip(
+    strip: Strip,
+    on_diagonal: bool,
+    masked: bool,
+    refs: Refs,
+    here: scores.Place,
+    blocks: Blocks,
+    rate: float,
+) -> None:
+    """Computes one strip's weights and gradients of scores and of products."""
+    at = strip.lanes
+    k_TA, v_TA, r_TA = (
+        x_AW.T[blocks.empty :] for x_AW in (refs.k[0, 0], refs.v[0, 0], refs.r[0])
+    )
+    score_YX = scores.score(
+        strip, on_diagonal, k_TA, r_TA, refs.qu, refs.qw, refs.carried
+    )
+    weight_YX = jnp.exp2(score_YX - refs.lse[0, 0, :, at])
+    if masked:
+        seen_YX = scores.visible(strip, on_diagonal, here, blocks, refs.oldest)
+        weight_YX = jnp.where(seen_YX, weight_YX, 0.0)
+    dweight_YX = dot(v_TA[: strip.rows], refs.do[0, 0, :, at], "TA,AX")
+    dropped_YX = weight_YX
+    if rate:
+        keep_YX = scores.keep(strip, here, blocks, rate, refs.counter)
+        dropped_YX = jnp.where(keep_YX, weight_YX, 0.0)
+        dweight_YX = jnp.where(keep_YX, dweight_YX, 0.0)
+    write(refs.weight, strip, blocks, dropped_YX)
+    ds_YX = weight_YX * (dweight_YX - refs.delta[0, 0, :, at])
+    write(refs.ds, strip, blocks, ds_YX)
+    dmerged_YX = skew.unskew(ds_YX, strip.first)
+    if on_diagonal:
+        refs.carried_gradient[blocks.tile - strip.rows :, at] = dmerged_YX
+    else:
+        dproduct_TX = skew.merge(refs.carried_gradient[:, at], dmerged_YX, strip.first)
+        refs.dproduct[blocks.empty :, at] = dproduct_TX.astype(refs.dproduct.dtype)
+        refs.carried_gradient[:, at] = dmerged_YX
+
+
+def finish(refs: Refs, here: scores.Place, blocks: Blocks) -> None:
+    """Passes on what the last visited tile carried, and writes the sums out."""
+
+    @pl.when(here.d == here.deepest)
+    def _() -> None:
+        for strip in blocks.strips(on_diagonal=False):
+            carried_TX = refs.carried_gradient[:, strip.lanes]
+            far_TX = jnp.zeros_like(carried_TX)
+            dproduct_TX = skew.merge(carried_TX, far_TX, strip.first)
+            dproduct_TX = dproduct_TX.astype(refs.dproduct.dtype)
+            refs.dproduct[blocks.empty :, strip.lanes] = dproduct_TX
+        flush(refs, blocks, blocks.key_tiles - 1 - here.d)
+
+    tile = here.d == blocks.key_tiles - 1
+    scale = 1 / math.sqrt(refs.q.shape[2])
+
+    @pl.when(tile)
+    def _() -> None:
+        content_AW, position_AW = refs.content[...], refs.position[...]
+        dq_AW = (content_AW + position_AW) * scale
+        refs.dq[0, 0] = dq_AW.astype(refs.dq.dtype)
+        refs.du[0] += content_AW.sum(1, keepdims=True) * scale
+        refs.dw[0] += position_AW.sum(1, keepdims=True) * scale
+
+    @pl.when(tile & (here.i == blocks.query_tiles - 1))
+    def _() -> None:
+        # q + u holds scores in units of log 2.
+        refs.dk[0, 0] = (refs.dk_sum[...] / LOG2E).astype(refs.dk.dtype)
+        refs.dv[0, 0] = refs.dv_sum[...].astype(refs.dv.dtype)
+
+
+def kernel(*args: Any, blocks: Blocks, rate: float) -> None:
+    """One key tile of one query tile."""
+    refs = Refs(*args)
+    here = scores.place(blocks, order, refs.deepest, refs.clear)
+    begin(refs, here)
+
+    @pl.when(here.d == 0)
+    def _() -> None:
+        scores.prepare(refs.q, refs.u, refs.w, refs.qu, refs.qw)
+
+    def step(on_diagonal: bool, masked: bool) -> None:
+        for strip in blocks.strips(on_diagonal):
+            step_strip(strip, on_diagonal, masked, refs, here, blocks, rate)
+        W = blocks.width
+        lanes = pl.ds(pl.multiple_of(here.j * W, skew.LANES), W)
+        refs.dv_sum[:, lanes] += dot(refs.do[0, 0], refs.weight[...], "AW,TW")
+        refs.dk_sum[:, lanes] += dot(refs.qu[...], refs.ds[...], "AW,TW")
+        refs.content[...] += dot(refs.k[0, 0], refs.ds[...], "AT,TW")
+        if not on_diagonal:
+            flush(refs, blocks, blocks.key_tiles - here.d)
+        refs.last_r[...] = refs.r[0]
+
+    scores.visit(here, step)
+    finish(refs, here, blocks)
+
+
+def backward(
+    q_BHAQ: Array,
+    k_BHAP: Array,
+    v_BHAP: Array,
+    r_HAP: Array,
+    u_HA1: Array,
+    w_HA1: Array,
+    oldest_B1Q: Array,
+    plan: Visits,
+    counter_3: Array,
+    o_BHAQ: Array,
+    lse_BH1Q: Array,
+    do_BHAQ: Array,
+    *,
+    blocks: Blocks,
+    rate: float,
+    interpret: bool,
+) -> tuple[Array, ...]:
+    """Returns the gradients of q, k, v, r, u and w; those of r, u, w in float32.
+
+    The factor 1 / (1 - rate) is put into the weights by way of lse, and taken out of
+    delta = o . do, so that dropout costs two selections a score.
+    """
+    B, H, A, _ = q_BHAQ.shape
+    T, W, P, dtype = blocks.tile, blocks.width, k_BHAP.shape[3], q_BHAQ.dtype
+    delta_BH1Q = (o_BHAQ.astype(f32) * do_BHAQ.astype(f32)).sum(2, keepdims=True)
+    lse_BH1Q = lse_BH1Q + math.log2(1 - rate)
+    spec = specs(blocks, A, order)
+    in_specs = [spec.query, spec.key, spec.key, spec.distance, spec.bias, spec.bias]
+    grads = [q_BHAQ, k_BHAP, v_BHAP]
+    sums = [r_HAP, u_HA1, w_HA1]
+    sizes = [((A, W), dtype)] * 3 + [((A, W), f32)] * 2 + [((T, W), f32)] * 2
+    sizes += [((W, W), dtype)] * 3 + [((A, P), f32)] * 2
+    grid_spec = pltpu.PrefetchScalarGridSpec(
+        num_scalar_prefetch=3,
+        grid=(H, B, blocks.query_tiles, blocks.key_tiles),
+        in_specs=[*in_specs, spec.oldest, spec.query, spec.row, spec.row],
+        out_specs=[
+            spec.query,
+            spec.all_keys,
+            spec.all_keys,
+            spec.all_distances,
+            spec.bias,
+            spec.bias,
+        ],
+        scratch_shapes=[pltpu.VMEM(shape, of) for shape, of in sizes],
+    )
+    call = pl.pallas_call(
+        functools.partial(kernel, blocks=blocks, rate=rate),
+        grid_spec=grid_spec,
+        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in grads]
+        + [jax.ShapeDtypeStruct(x.shape, f32) for x in sums],
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "arbitrary", "arbitrary", "arbitrary"),
+            vmem_limit_bytes=blocks.vmem,
+        ),
+        interpret=interpret,
+        name="rel_attention_backward",
+    )
+    operands = (q_BHAQ, k_BHAP, v_BHAP, r_HAP, u_HA1, w_HA1, oldest_B1Q, do_BHAQ)
+    dq, dk, dv, dr, du, dw = call(
+        *plan, counter_3, *operands, lse_BH1Q, delta_BH1Q * (1 - rate)
+    )
+    return dq, dk, dv, dr / LOG2E, du, dw
