@@ -23,7 +23,15 @@ from jax import Array
 
 from txl_jax.errors import UserError
 from txl_jax.kernels import tpu_backward, tpu_forward
-from txl_jax.kernels.tpu_blocks import Blocks, Visits, choose, cut, join, visits
+from txl_jax.kernels.tpu_blocks import (
+    Blocks,
+    Visits,
+    choose,
+    cut_keys,
+    cut_queries,
+    join_queries,
+    visits,
+)
 from txl_jax.kernels.xla import Dropout
 
 f32 = jnp.float32
@@ -99,21 +107,21 @@ def attend(
     interpret: bool = False,
 ) -> Array:
     """Returns o_BLHA with given block sizes; `interpret` runs the kernels anywhere."""
-    L, H, A = q_BLHA.shape[1:]
+    H, A = q_BLHA.shape[2:]
     rate, counter = 0.0, (0, 0, 0)
     if dropout is not None:
         rate, counter = dropout.rate, dropout[1:]
     counter_3 = jnp.stack([jnp.asarray(x).astype(jnp.uint32) for x in counter])
     plan, oldest_B1Q = visits(oldest_BL, blocks)
 
-    def lay_out(x: Array, tiles: int) -> Array:
-        return cut(jnp.moveaxis(x.astype(q_BLHA.dtype), -3, -1), tiles, blocks)
+    def turn(x: Array) -> Array:
+        return jnp.moveaxis(x.astype(q_BLHA.dtype), -3, -1)
 
     zeros_HA = jnp.zeros((H, A), f32)
     biases = [zeros_HA if x_HA is None else x_HA.astype(f32) for x_HA in (u_HA, w_HA)]
     o_BHAQ = tiled_attention(
-        lay_out(q_BLHA, blocks.query_tiles),
-        *(lay_out(x, blocks.key_tiles) for x in (k_BKHA, v_BKHA, r_RHA)),
+        cut_queries(turn(q_BLHA), blocks),
+        *(cut_keys(turn(x), blocks) for x in (k_BKHA, v_BKHA, r_RHA)),
         *(x_HA[..., None] for x_HA in biases),
         oldest_B1Q,
         plan,
@@ -122,7 +130,7 @@ def attend(
         rate,
         interpret,
     )
-    return jnp.moveaxis(join(o_BHAQ, L, blocks), -1, 1)
+    return jnp.moveaxis(join_queries(o_BHAQ, blocks), -1, 1)
 
 
 def rel_attention(

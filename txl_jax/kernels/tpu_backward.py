@@ -17,8 +17,9 @@ over streams in place. A product with a tile of distances belongs to two tiles o
 Per score: 16 A FLOPs on the matrix unit, and about 28 operations on the vector units,
 16 of them skew and unskew; dropout adds about 12.
 
-Dims: B streams, H heads, A head, T rows of a tile, W its lanes, X the lanes of a strip,
-Y the keys that it may see, Q and P the lengths of queries and of keys, by lane.
+Dims: B streams, H heads, A head, T rows of a tile, W its keys and Z its queries by
+lane, X the lanes of a strip, Y the keys that it may see, Q and P all queries and all
+keys by lane.
 """
 
 import functools
@@ -66,14 +67,14 @@ class Refs(NamedTuple):
     dr: Any
     du: Any
     dw: Any
-    qu: Any  # scratch: [A, W]
+    qu: Any  # scratch: [A, Z]
     qw: Any
-    last_r: Any
-    content: Any  # k . ds and r . unskew(ds), float32
+    content: Any  # k . ds and r . unskew(ds), [A, Z], float32
     position: Any
-    carried: Any  # [T, W], float32: products, and their half of a gradient
+    last_r: Any  # [A, W]
+    carried: Any  # products, and half of their gradient, [T, Z], float32
     carried_gradient: Any
-    weight: Any  # [W, W]; rows of padding are zero
+    weight: Any  # [W, Z]; rows of padding are zero
     ds: Any
     dproduct: Any
     dk_sum: Any  # [A, P], float32
@@ -110,24 +111,22 @@ def flush(refs: Refs, blocks: Blocks, tile: Any) -> None:
     """Passes the gradient of the products with one tile of distances on."""
     W = blocks.width
     lanes = pl.ds(pl.multiple_of(tile * W, skew.LANES), W)
-    refs.position[...] += dot(refs.last_r[...], refs.dproduct[...], "AT,TW")
-    refs.dr[0, :, lanes] += dot(refs.qw[...], refs.dproduct[...], "AW,TW")
+    refs.position[...] += dot(refs.last_r[...], refs.dproduct[...], "AW,WZ")
+    refs.dr[0, :, lanes] += dot(refs.qw[...], refs.dproduct[...], "AZ,WZ")
 
 
 def step_strip(
     strip: Strip,
     on_diagonal: bool,
     masked: bool,
+    keys: tuple[Array, ...],
     refs: Refs,
     here: scores.Place,
     blocks: Blocks,
     rate: float,
 ) -> None:
     """Computes one strip's weights and gradients of scores and of products."""
-    at = strip.lanes
-    k_TA, v_TA, r_TA = (
-        x_AW.T[blocks.empty :] for x_AW in (refs.k[0, 0], refs.v[0, 0], refs.r[0])
-    )
+    at, (k_TA, v_TA, r_TA) = strip.lanes, keys
     score_YX = scores.score(
         strip, on_diagonal, k_TA, r_TA, refs.qu, refs.qw, refs.carried
     )
@@ -171,11 +170,11 @@ def finish(refs: Refs, here: scores.Place, blocks: Blocks) -> None:
 
     @pl.when(tile)
     def _() -> None:
-        content_AW, position_AW = refs.content[...], refs.position[...]
-        dq_AW = (content_AW + position_AW) * scale
-        refs.dq[0, 0] = dq_AW.astype(refs.dq.dtype)
-        refs.du[0] += content_AW.sum(1, keepdims=True) * scale
-        refs.dw[0] += position_AW.sum(1, keepdims=True) * scale
+        content_AZ, position_AZ = refs.content[...], refs.position[...]
+        dq_AZ = (content_AZ + position_AZ) * scale
+        refs.dq[0, 0] = dq_AZ.astype(refs.dq.dtype)
+        refs.du[0] += content_AZ.sum(1, keepdims=True) * scale
+        refs.dw[0] += position_AZ.sum(1, keepdims=True) * scale
 
     @pl.when(tile & (here.i == blocks.query_tiles - 1))
     def _() -> None:
@@ -195,13 +194,15 @@ def kernel(*args: Any, blocks: Blocks, rate: float) -> None:
         scores.prepare(refs.q, refs.u, refs.w, refs.qu, refs.qw)
 
     def step(on_diagonal: bool, masked: bool) -> None:
+        tiles = refs.k[0, 0], refs.v[0, 0], refs.r[0]
+        keys = tuple(tile_AW.T[blocks.empty :] for tile_AW in tiles)
         for strip in blocks.strips(on_diagonal):
-            step_strip(strip, on_diagonal, masked, refs, here, blocks, rate)
+            step_strip(strip, on_diagonal, masked, keys, refs, here, blocks, rate)
         W = blocks.width
         lanes = pl.ds(pl.multiple_of(here.j * W, skew.LANES), W)
-        refs.dv_sum[:, lanes] += dot(refs.do[0, 0], refs.weight[...], "AW,TW")
-        refs.dk_sum[:, lanes] += dot(refs.qu[...], refs.ds[...], "AW,TW")
-        refs.content[...] += dot(refs.k[0, 0], refs.ds[...], "AT,TW")
+        refs.dv_sum[:, lanes] += dot(refs.do[0, 0], refs.weight[...], "AZ,WZ")
+        refs.dk_sum[:, lanes] += dot(refs.qu[...], refs.ds[...], "AZ,WZ")
+        refs.content[...] += dot(refs.k[0, 0], refs.ds[...], "AW,WZ")
         if not on_diagonal:
             flush(refs, blocks, blocks.key_tiles - here.d)
         refs.last_r[...] = refs.r[0]
@@ -234,15 +235,16 @@ def backward(
     delta = o . do, so that dropout costs two selections a score.
     """
     B, H, A, _ = q_BHAQ.shape
-    T, W, P, dtype = blocks.tile, blocks.width, k_BHAP.shape[3], q_BHAQ.dtype
+    T, W, Z, P = blocks.tile, blocks.width, blocks.query_width, k_BHAP.shape[3]
+    dtype = q_BHAQ.dtype
     delta_BH1Q = (o_BHAQ.astype(f32) * do_BHAQ.astype(f32)).sum(2, keepdims=True)
     lse_BH1Q = lse_BH1Q + math.log2(1 - rate)
     spec = specs(blocks, A, order)
     in_specs = [spec.query, spec.key, spec.key, spec.distance, spec.bias, spec.bias]
     grads = [q_BHAQ, k_BHAP, v_BHAP]
     sums = [r_HAP, u_HA1, w_HA1]
-    sizes = [((A, W), dtype)] * 3 + [((A, W), f32)] * 2 + [((T, W), f32)] * 2
-    sizes += [((W, W), dtype)] * 3 + [((A, P), f32)] * 2
+    sizes = [((A, Z), dtype)] * 2 + [((A, Z), f32)] * 2 + [((A, W), dtype)]
+    sizes += [((T, Z), f32)] * 2 + [((W, Z), dtype)] * 3 + [((A, P), f32)] * 2
     grid_spec = pltpu.PrefetchScalarGridSpec(
         num_scalar_prefetch=3,
         grid=(H, B, blocks.query_tiles, blocks.key_tiles),

@@ -13,15 +13,19 @@ distances, whatever i. With T = 2, L = M = 3 (x padding, o visible):
     query tile 1   o o | o o | o .       visits key tiles 2, 1, 0 (d = 0, 1, 2)
                    o o | o o | o o
 
-A T that is no multiple of 128 is padded, in front again, to W lanes, which is one.
+A T that is no multiple of 128 is padded, in front again, to W lanes, which is one. A
+tile of queries has as many lanes, Z = W, but where all queries fit in one tile its
+lanes are only those that hold queries, rounded up to 128. So a short segment after a
+long memory takes tall, narrow tiles, and where L + M is small one tile is enough.
 
 The walk back from the diagonal ends at d = `deepest`, the tile of the least `oldest`
 of the query tile. Tiles 1 to `clear` lie inside the interval of every query there:
 they run a copy of the step that has no mask. Tiles that are not visited are not
 copied either, because their index repeats the last one's.
 
-Dims: B streams, L queries, K keys, H heads, A head, T rows of a tile, W its lanes,
-I query tiles, Q and P the padded lengths of queries and of keys, in lanes.
+Dims: B streams, L queries, K keys, H heads, A head, T rows of a tile, W lanes of its
+keys, Z of its queries, I query tiles, Q and P the padded lengths of queries and of
+keys, in lanes.
 """
 
 from collections.abc import Callable
@@ -64,6 +68,11 @@ class Strip(NamedTuple):
     first: int  # the place in the tile of its first lane; below 0 in padding
     rows: int  # how many keys of the tile these queries may see
 
+    @property
+    def columns(self) -> int:
+        """How many queries it has."""
+        return self.lanes.stop - self.lanes.start
+
 
 class Blocks(NamedTuple):
     """The sizes of a call: all that a kernel is specialised for."""
@@ -76,12 +85,17 @@ class Blocks(NamedTuple):
 
     @property
     def width(self) -> int:
-        """W, the lanes of a tile."""
+        """W, the lanes of a tile of keys."""
         return up(self.tile, LANES)
 
     @property
+    def query_width(self) -> int:
+        """Z, the lanes of a tile of queries."""
+        return up(self.L, LANES) if self.query_tiles == 1 else self.width
+
+    @property
     def empty(self) -> int:
-        """The lanes of padding in front of each tile."""
+        """The lanes of padding in front of each tile of keys."""
         return self.width - self.tile
 
     @property
@@ -111,18 +125,18 @@ class Blocks(NamedTuple):
     def strips(self, on_diagonal: bool) -> list[Strip]:
         """Returns the strips of a tile; on the diagonal each sees fewer keys."""
         size = LANES if on_diagonal else self.columns
-        starts = range(0, self.width, size)
-        rows = [x + size - self.empty if on_diagonal else self.tile for x in starts]
-        return [
-            Strip(slice(x, x + size), x - self.empty, count)
-            for x, count in zip(starts, rows, strict=True)
-        ]
+        strips = []
+        for x in range(0, self.query_width, size):
+            first = self.tile - self.query_width + x
+            rows = first + size if on_diagonal else self.tile
+            strips.append(Strip(slice(x, x + size), first, rows))
+        return strips
 
     def scores(self) -> int:
         """Returns how many scores a head computes for one stream with full memory."""
         count = 0
         for i in range(self.query_tiles):
-            count += self.diagonal(i) * self.tile * self.width
+            count += self.diagonal(i) * self.tile * self.query_width
             count += sum(strip.rows * LANES for strip in self.strips(True))
         return count
 
@@ -132,16 +146,16 @@ def vmem_bytes(blocks: Blocks, A: int, itemsize: int) -> int:
 
     With a = A rounded up to a register and s = itemsize:
 
-        13 s a W + 8 a W            q, k, v, r, do, twice as they are fetched ahead;
-                                    q + u, q + w, the last r; dq in two float32 parts
-        (12 + 2 s) a W nk           dk, dv, dr in float32 and dk, dv as they leave
-        8 T W + 3 s W W             carried products, float32; weights and gradients
+        (6 + 1) s a W               k, v, r, twice as they are fetched ahead; the last r
+        (6 s + 2 s + 8) a Z         q, do, dq likewise; q + u, q + w; dq in two parts
+        (12 + 2 s) a W nk           dk, dv, dr in float32, and dk, dv as they leave
+        8 T Z + 3 s W Z             carried products, float32; weights and gradients
         24 T columns + 2 MiB        a strip's scores and what else is in flight
     """
     a, s = up(A, 32 // itemsize), itemsize
-    W, T = blocks.width, blocks.tile
-    held = (13 * s + 8) * a * W + (12 + 2 * s) * a * W * blocks.key_tiles
-    return held + 8 * T * W + 3 * s * W * W + 24 * T * blocks.columns + 2 * MIB
+    T, W, Z = blocks.tile, blocks.width, blocks.query_width
+    held = 7 * s * a * W + (8 * s + 8) * a * Z + (12 + 2 * s) * a * W * blocks.key_tiles
+    return held + 8 * T * Z + 3 * s * W * Z + 24 * T * blocks.columns + 2 * MIB
 
 
 def bundles(blocks: Blocks) -> float:
@@ -155,13 +169,18 @@ def bundles(blocks: Blocks) -> float:
     return blocks.scores() / 1024 * (22 + 2300 / blocks.tile) + 1000 * steps
 
 
+def candidates(L: int, K: int) -> list[int]:
+    """Returns the tiles to choose from: equal parts of L or K, and powers of two."""
+    parts = {size // n + 1 for size in (L - 1, K - 1) for n in range(1, K // LANES + 2)}
+    return sorted({up(part, ROWS) for part in parts if part <= WIDEST} | {128, 256, 512})
+
+
 def choose(device_kind: str, L: int, K: int, A: int, itemsize: int = 2) -> Blocks:
     """Returns the block sizes with the least work whose VMEM sum fits the chip.
 
-    A tile of T costs T * W score elements whether or not its queries and keys are
-    real. So T is L cut into equal parts, or a power of two, whichever wastes least:
-    L = M = 150 has one query tile of 160 and two key tiles, 1.9 times the 33,825
-    scores that are visible.
+    A tile costs its T * Z scores (on the diagonal, those before each 128 queries' last)
+    whether its queries and keys are real or padding, so it is cut to fit: L = M = 150
+    takes one tile of 304 keys and 256 queries, 1.8 times the 33,825 visible scores.
     """
     if device_kind not in VMEM:
         known = ", ".join(VMEM)
@@ -169,11 +188,11 @@ def choose(device_kind: str, L: int, K: int, A: int, itemsize: int = 2) -> Block
             f'kernel "tpu" has no block sizes for {device_kind!r} (it knows {known}): '
             'use model.kernel "chunked" or "xla"'
         )
-    parts = {up(-(-L // n), ROWS) for n in range(1, L // LANES + 2)}
     fitting = []
-    for tile in sorted({T for T in parts if T <= WIDEST} | {128, 256, 384, 512}):
-        columns = 256 if tile % 256 == 0 else up(tile, LANES)
-        blocks = Blocks(L, K, tile, columns)
+    for tile in candidates(L, K):
+        blocks = Blocks(L, K, tile, LANES)
+        Z = blocks.query_width
+        blocks = blocks._replace(columns=256 if Z % 256 == 0 else Z)
         need = vmem_bytes(blocks, A, itemsize)
         if need <= VMEM[device_kind]:
             fitting.append(blocks._replace(vmem=max(DEFAULT_VMEM, need)))
@@ -185,25 +204,35 @@ def choose(device_kind: str, L: int, K: int, A: int, itemsize: int = 2) -> Block
     return min(fitting, key=bundles)
 
 
-def cut(x: Array, tiles: int, blocks: Blocks) -> Array:
-    """Cuts the last axis into tiles, padded in front: [..., length] -> [..., n W]."""
-
-    def pad(x: Array, count: int) -> Array:
-        return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(count, 0)])
-
-    x = pad(x, tiles * blocks.tile - x.shape[-1])
-    if not blocks.empty:
-        return x
-    x = pad(x.reshape(*x.shape[:-1], tiles, blocks.tile), blocks.empty)
-    return x.reshape(*x.shape[:-2], -1)
+def pad(x: Array, length: int) -> Array:
+    """Pads the last axis in front, with zeros."""
+    return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(length - x.shape[-1], 0)])
 
 
-def join(x: Array, length: int, blocks: Blocks) -> Array:
-    """Undoes `cut`."""
-    if blocks.empty:
+def cut(x: Array, blocks: Blocks, tiles: int, width: int) -> Array:
+    """Cuts the last axis into tiles of so many lanes: [..., length] -> [..., P]."""
+    if tiles == 1 or not blocks.empty:
+        return pad(x, tiles * width)
+    x = pad(x, tiles * blocks.tile).reshape(*x.shape[:-1], tiles, blocks.tile)
+    return pad(x, width).reshape(*x.shape[:-2], -1)
+
+
+def cut_queries(x: Array, blocks: Blocks) -> Array:
+    """Cuts [..., L] into tiles of queries, [..., Q]."""
+    return cut(x, blocks, blocks.query_tiles, blocks.query_width)
+
+
+def cut_keys(x: Array, blocks: Blocks) -> Array:
+    """Cuts [..., K] into tiles of keys, or of distances, [..., P]."""
+    return cut(x, blocks, blocks.key_tiles, blocks.width)
+
+
+def join_queries(x: Array, blocks: Blocks) -> Array:
+    """Undoes `cut_queries`."""
+    if blocks.query_tiles > 1 and blocks.empty:
         x = x.reshape(*x.shape[:-1], -1, blocks.width)[..., blocks.empty :]
         x = x.reshape(*x.shape[:-2], -1)
-    return x[..., x.shape[-1] - length :]
+    return x[..., x.shape[-1] - blocks.L :]
 
 
 class Visits(NamedTuple):
@@ -216,19 +245,19 @@ class Visits(NamedTuple):
 def visits(oldest_BL: Array, blocks: Blocks) -> tuple[Visits, Array]:
     """Returns the visits, and oldest_B1Q by lane, in the places of padded keys.
 
-    Padding sees what the first query sees, so that it makes no tile visited. The
-    bounds agree with `Strip.rows`: no query sees a key after its own.
+    Queries of padding, none of which makes a tile visited, see all keys behind them:
+    what they compute is finite and is cut off.
     """
     front = ((0, 0), (blocks.hidden_queries, 0))
-    oldest_BQ = jnp.pad(oldest_BL, front, mode="edge").astype(jnp.int32)
-    oldest_BQ += blocks.hidden_keys
+    oldest_BL = oldest_BL.astype(jnp.int32) + blocks.hidden_keys
+    oldest_BQ = jnp.pad(oldest_BL, front, mode="edge")
     oldest_BIT = oldest_BQ.reshape(len(oldest_BL), -1, blocks.tile)
     diagonal_I = blocks.diagonal(jnp.arange(blocks.query_tiles))
     first_BI = oldest_BIT.min(2) // blocks.tile
     last_BI = -(-oldest_BIT.max(2) // blocks.tile)
     deepest_BI = jnp.clip(diagonal_I - first_BI, 0, diagonal_I)
     plan = Visits(deepest_BI.reshape(-1), (diagonal_I - last_BI).reshape(-1))
-    return plan, cut(oldest_BQ[:, None], blocks.query_tiles, blocks)
+    return plan, cut_queries(oldest_BL[:, None], blocks)
 
 
 class Specs(NamedTuple):
@@ -246,7 +275,7 @@ class Specs(NamedTuple):
 
 def specs(blocks: Blocks, A: int, order: Callable[..., tuple[Any, ...]]) -> Specs:
     """Returns the blocks of a grid whose indices `order` maps to (b, h, i, d)."""
-    W, P = blocks.width, blocks.width * blocks.key_tiles
+    W, Z, P = blocks.width, blocks.query_width, blocks.width * blocks.key_tiles
     last = blocks.key_tiles - 1
 
     def spec(shape: tuple[int, ...], index: Callable[..., Any], **more: Any) -> Any:
@@ -260,12 +289,12 @@ def specs(blocks: Blocks, A: int, order: Callable[..., tuple[Any, ...]]) -> Spec
     # Blocks that stay for a whole head are not fetched ahead: one buffer is enough.
     once = {"pipeline_mode": pl.Buffered(1)}
     return Specs(
-        query=spec((1, 1, A, W), lambda b, h, i, d: (b, h, 0, i)),
+        query=spec((1, 1, A, Z), lambda b, h, i, d: (b, h, 0, i)),
         key=spec((1, 1, A, W), lambda b, h, i, d: (b, h, 0, blocks.diagonal(i) - d)),
         distance=spec((1, A, W), lambda b, h, i, d: (h, 0, last - d)),
         bias=spec((1, A, 1), lambda b, h, i, d: (h, 0, 0)),
-        row=spec((1, 1, 1, W), lambda b, h, i, d: (b, h, 0, i)),
-        oldest=spec((1, 1, W), lambda b, h, i, d: (b, 0, i)),
+        row=spec((1, 1, 1, Z), lambda b, h, i, d: (b, h, 0, i)),
+        oldest=spec((1, 1, Z), lambda b, h, i, d: (b, 0, i)),
         all_keys=spec((1, 1, A, P), lambda b, h, i, d: (b, h, 0, 0), **once),
         all_distances=spec((1, A, P), lambda b, h, i, d: (h, 0, 0), **once),
     )

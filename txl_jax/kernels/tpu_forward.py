@@ -9,8 +9,8 @@ Per score: 3 products of A (position, content, values), that is 6 A FLOPs on the
 unit, and about 16 operations on the vector units, half of them the skew; dropout adds
 about 12.
 
-Dims: B streams, H heads, A head, T rows of a tile, W its lanes, X the lanes of a strip,
-Y the keys that it may see, Q queries by lane.
+Dims: B streams, H heads, A head, T rows of a tile, W its keys and Z its queries by
+lane, X the lanes of a strip, Y the keys that it may see, Q all queries by lane.
 """
 
 import functools
@@ -71,7 +71,8 @@ def kernel(
     def _() -> None:
         scores.prepare(q_ref, u_ref, w_ref, qu_ref, qw_ref)
         top_ref[...] = jnp.full_like(top_ref, MASKED)
-        total_ref[...] = jnp.zeros_like(total_ref)
+        # Wiped by the first score; lanes that get none stay finite.
+        total_ref[...] = jnp.ones_like(total_ref)
         sum_ref[...] = jnp.zeros_like(sum_ref)
 
     def step(on_diagonal: bool, masked: bool) -> None:
@@ -93,17 +94,17 @@ def kernel(
             if rate:
                 keep_YX = scores.keep(strip, here, blocks, rate, counter_ref)
                 weight_YX = jnp.where(keep_YX, weight_YX, 0.0)
-            weight_PX = front(weight_YX.astype(v_ref.dtype), blocks.empty)
-            v_AP = v_ref[0, 0, :, : weight_PX.shape[0]]
-            sum_AX = dot(v_AP, weight_PX, "AP,PX")
+            weight_WX = front(weight_YX.astype(v_ref.dtype), blocks.empty)
+            v_AW = v_ref[0, 0, :, : blocks.empty + strip.rows]
+            sum_AX = dot(v_AW, weight_WX, "AW,WX")
             sum_ref[:, at] = sum_ref[:, at] * shrink_1X + sum_AX
 
     scores.visit(here, step)
 
     @pl.when(here.d == blocks.key_tiles - 1)
     def _() -> None:
-        o_AW = sum_ref[...] / (total_ref[...] * (1 - rate))
-        o_ref[0, 0] = o_AW.astype(o_ref.dtype)
+        o_AZ = sum_ref[...] / (total_ref[...] * (1 - rate))
+        o_ref[0, 0] = o_AZ.astype(o_ref.dtype)
         lse_ref[0, 0] = top_ref[...] + jnp.log(total_ref[...]) * LOG2E
 
 
@@ -124,7 +125,7 @@ def forward(
 ) -> tuple[Array, Array]:
     """Returns o_BHAQ, and the log (to base 2) of each query's sum, lse_BH1Q."""
     B, H, A, Q = q_BHAQ.shape
-    T, W, dtype = blocks.tile, blocks.width, q_BHAQ.dtype
+    T, Z, dtype = blocks.tile, blocks.query_width, q_BHAQ.dtype
     spec = specs(blocks, A, order)
     in_specs = [spec.query, spec.key, spec.key, spec.distance, spec.bias, spec.bias]
     grid_spec = pltpu.PrefetchScalarGridSpec(
@@ -133,12 +134,12 @@ def forward(
         in_specs=[*in_specs, spec.oldest],
         out_specs=[spec.query, spec.row],
         scratch_shapes=[
-            pltpu.VMEM((A, W), dtype),
-            pltpu.VMEM((A, W), dtype),
-            pltpu.VMEM((T, W), f32),
-            pltpu.VMEM((1, W), f32),
-            pltpu.VMEM((1, W), f32),
-            pltpu.VMEM((A, W), f32),
+            pltpu.VMEM((A, Z), dtype),
+            pltpu.VMEM((A, Z), dtype),
+            pltpu.VMEM((T, Z), f32),
+            pltpu.VMEM((1, Z), f32),
+            pltpu.VMEM((1, Z), f32),
+            pltpu.VMEM((A, Z), f32),
         ],
     )
     call = pl.pallas_call(

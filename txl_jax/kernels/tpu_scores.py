@@ -4,7 +4,7 @@ The forward kernel computes a tile's scores to weigh values with them, the backw
 kernel computes them again instead of reading them back. Scores are in units of log 2,
 because the hardware's exponential is that of 2.
 
-Dims: A head, T rows of a tile (keys or distances), W its lanes (queries), X the lanes
+Dims: A head, T rows of a tile (keys or distances), Z its queries by lane, X the lanes
 of a strip, Y the keys that a strip may see.
 """
 
@@ -73,10 +73,10 @@ def visit(here: Place, step: Callable[[bool, bool], None]) -> None:
 
 def prepare(q_ref: Any, u_ref: Any, w_ref: Any, qu_ref: Any, qw_ref: Any) -> None:
     """Writes q + u and q + w, scaled, in the operands' type."""
-    q_AW = q_ref[0, 0].astype(f32)
-    scale = LOG2E / math.sqrt(q_AW.shape[0])
-    qu_ref[...] = ((q_AW + u_ref[0]) * scale).astype(qu_ref.dtype)
-    qw_ref[...] = ((q_AW + w_ref[0]) * scale).astype(qw_ref.dtype)
+    q_AZ = q_ref[0, 0].astype(f32)
+    scale = LOG2E / math.sqrt(q_AZ.shape[0])
+    qu_ref[...] = ((q_AZ + u_ref[0]) * scale).astype(qu_ref.dtype)
+    qw_ref[...] = ((q_AZ + w_ref[0]) * scale).astype(qw_ref.dtype)
 
 
 def score(
@@ -107,7 +107,7 @@ def score(
 
 def keys_and_queries(strip: Strip) -> tuple[Array, Array]:
     """Returns the places in the tile of a strip's keys and queries, [Y, X]."""
-    shape = (strip.rows, strip.lanes.stop - strip.lanes.start)
+    shape = (strip.rows, strip.columns)
     key_YX = jax.lax.broadcasted_iota(jnp.int32, shape, 0)
     return key_YX, jax.lax.broadcasted_iota(jnp.int32, shape, 1) + strip.first
 
