@@ -234,9 +234,8 @@ def backward(
     The factor 1 / (1 - rate) is put into the weights by way of lse, and taken out of
     delta = o . do, so that dropout costs two selections a score.
     """
-    B, H, A, _ = q_BHAQ.shape
-    T, W, Z, P = blocks.tile, blocks.width, blocks.query_width, k_BHAP.shape[3]
-    dtype = q_BHAQ.dtype
+    (B, H, A, Q), P, dtype = q_BHAQ.shape, k_BHAP.shape[3], q_BHAQ.dtype
+    T, W, Z = blocks.tile, blocks.width, blocks.query_width
     delta_BH1Q = (o_BHAQ.astype(f32) * do_BHAQ.astype(f32)).sum(2, keepdims=True)
     lse_BH1Q = lse_BH1Q + math.log2(1 - rate)
     spec = specs(blocks, A, order)
@@ -259,6 +258,8 @@ def backward(
         ],
         scratch_shapes=[pltpu.VMEM(shape, of) for shape, of in sizes],
     )
+    # Operands that had to be padded are copies: their gradients take their places.
+    padded = (Q > blocks.L, P > blocks.K, P > blocks.K)
     call = pl.pallas_call(
         functools.partial(kernel, blocks=blocks, rate=rate),
         grid_spec=grid_spec,
@@ -268,6 +269,7 @@ def backward(
             dimension_semantics=("parallel", "arbitrary", "arbitrary", "arbitrary"),
             vmem_limit_bytes=blocks.vmem,
         ),
+        input_output_aliases={3 + n: n for n in range(3) if padded[n]},
         interpret=interpret,
         name="rel_attention_backward",
     )

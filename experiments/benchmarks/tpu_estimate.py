@@ -1,0 +1,207 @@
+"""What the TPU compiler says of the attention kernels, without a TPU: JSON lines.
+
+    pip install libtpu
+    python experiments/benchmarks/tpu_estimate.py [--chips=v5e,v4] [--shapes=22x8x64x512x512]
+        [--kernels=xla,tpu] [--dropout=0.1] [--dtype=bfloat16] [--schedule=0]
+
+A shape is B x H x A x L x M. Each row is the value and every gradient of one attention,
+alone in its program and with full memory, compiled by libtpu for one chip:
+
+    temporary_mib   memory besides inputs (`input_mib`) and results; XLA may put some of
+                    it in VMEM, which is not counted
+    largest         elements of the largest array in the compiled program
+    xla_cycles      the sum of the compiler's `estimated_cycles`, which it states for
+                    all but Pallas kernels
+    kernel_cycles   the kernels' static schedule: instruction bundles of the visited
+                    tiles, one a cycle; a wait for memory and a grid step's start are
+                    not in it
+    total_cycles    their sum; on v4 and v5p the kernels' share is halved, for two cores
+
+All cycles are estimates, none is measured. `tpu_estimate.md` beside this file has a
+table of them. Compiling with the dump that holds the schedule takes about a minute a
+row; `--schedule=0` leaves it out.
+"""
+
+import argparse
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+CHIPS = {
+    "v4": ("v4:2x2x1", {"chip_config_name": "megacore"}, 2),
+    "v5e": ("v5e:2x4", {}, 1),
+    "v5p": ("v5p:2x2x1", {}, 2),
+    "v6e": ("v6e:2x4", {}, 1),
+}
+SHAPES = (
+    "22x8x64x512x512",
+    "16x16x64x384x384",
+    "8x8x128x768x768",
+    "1x16x64x4096x4096",
+    "60x10x41x150x150",
+)
+# libtpu looks for a TPU's host unless it is told what it would find.
+ENVIRONMENT = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-8",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "JAX_PLATFORMS": "cpu",
+}
+MIB = 2**20
+PER_TILE = 200  # bundles of a region that runs once a query tile, not every step
+
+
+def compiled(row: dict[str, Any]) -> tuple[Any, Any]:
+    """Returns the compiled attention of a row, and its blocks."""
+    import jax
+    import jax.numpy as jnp
+    from jax.experimental import topologies
+
+    from txl_jax.kernels import tpu, xla
+
+    B, H, A, L, M = row["shape"]
+    K = M + L
+    name, more, _ = CHIPS[row["chip"]]
+    topology = topologies.get_topology_desc(
+        platform="tpu", topology_name=name, **more
+    )
+    mesh = jax.sharding.Mesh(topology.devices[:1], ("x",))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+
+    def array(*shape: int, dtype: str = row["dtype"]) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+    def gradients(inputs: Any, oldest_BL: Any, seed: Any, do_BLHA: Any) -> Any:
+        dropout = xla.Dropout(row["dropout"], seed) if row["dropout"] else None
+        kernel = {"xla": xla, "tpu": tpu}[row["kernel"]].rel_attention
+        o_BLHA, pull = jax.vjp(
+            lambda *inputs: kernel(*inputs, None, oldest_BL, dropout), *inputs
+        )
+        return o_BLHA, pull(do_BLHA)
+
+    keys, biases = array(B, K, H, A), array(H, A, dtype="float32")
+    inputs = (array(B, L, H, A), keys, keys, array(K, H, A), biases, biases)
+    with jax.set_mesh(mesh):
+        lowered = jax.jit(gradients).lower(
+            inputs,
+            array(B, L, dtype="int32"),
+            array(dtype="uint32"),
+            array(B, L, H, A),
+        )
+        kind = topology.devices[0].device_kind
+        itemsize = jnp.dtype(row["dtype"]).itemsize
+        return lowered.compile(), tpu.choose(kind, L, K, A, itemsize)
+
+
+def regions(path: Path) -> list[int]:
+    """Returns the bundles of each straight piece of a scheduled kernel, in order."""
+    sizes = [0]
+    for line in path.open():
+        bundle = re.match(r"\s*(?:0x)?[0-9a-f]+\s+(\w\w)?\s*:", line)
+        if not bundle:
+            continue
+        if bundle[1]:
+            sizes.append(0)
+        sizes[-1] += 1
+        if "sbr.rel" in line:
+            sizes.append(0)
+    return sizes
+
+
+def cycles_of_head(sizes: list[int], blocks: Any) -> int:
+    """Returns the bundles that one head of one stream runs with full memory.
+
+    The three largest regions are, in order, the step on the diagonal, the one without
+    a mask and the one with a mask. Large others run once a query tile (some only once
+    a head), small ones every step of the grid. With one tile of keys there is nothing
+    but the diagonal, and all regions run.
+    """
+    if blocks.key_tiles == 1:
+        return sum(sizes)
+    largest = sorted(range(len(sizes)), key=lambda n: sizes[n])[-3:]
+    diagonal, clear, masked = (sizes[n] for n in sorted(largest))
+    others = [size for n, size in enumerate(sizes) if n not in largest]
+    per_tile = sum(size for size in others if size >= PER_TILE)
+    per_step = sum(size for size in others if size < PER_TILE)
+    total = blocks.query_tiles * blocks.key_tiles * per_step
+    for i in range(blocks.query_tiles):
+        behind = blocks.diagonal(i)
+        edges = min(behind, 1) if blocks.hidden_keys else 0
+        total += per_tile + diagonal + (behind - edges) * clear + edges * masked
+    return total
+
+
+def measure(row: dict[str, Any], dump: str) -> dict[str, Any]:
+    """Returns the row with what the compiler says."""
+    program, blocks = compiled(row)
+    text, memory = program.as_text(), program.memory_analysis()
+    shapes = re.findall(r"\b(?:f32|bf16|s32|u32|pred)\[([\d,]+)\]", text)
+    stated = re.findall(r'"estimated_cycles":"(\d+)"', text)
+    row |= {
+        "input_mib": memory.argument_size_in_bytes / MIB,
+        "temporary_mib": memory.temp_size_in_bytes / MIB,
+        "largest": max(math.prod(map(int, shape.split(","))) for shape in shapes),
+        "xla_cycles": sum(map(int, stated)),
+    }
+    if row["kernel"] == "xla":
+        return row | {"total_cycles": row["xla_cycles"]}
+    B, H, _, L, M = row["shape"]
+    exact = L * M + L * (L + 1) // 2
+    row |= {"tile": blocks.tile, "vmem_mib": blocks.vmem / MIB}
+    row |= {"scores_per_visible": round(blocks.scores() / exact, 2)}
+    if dump:
+        paths = Path(dump).glob("*rel_attention*final_bundles.txt")
+        kernels = [path for path in paths if "schedule-analysis" not in path.name]
+        heads = sum(cycles_of_head(regions(path), blocks) for path in kernels)
+        row["kernel_cycles"] = B * H * heads // CHIPS[row["chip"]][2]
+        row["total_cycles"] = row["kernel_cycles"] + row["xla_cycles"]
+    return row
+
+
+def run(row: dict[str, Any], schedule: bool) -> dict[str, Any]:
+    """Measures a row in a process of its own, where libtpu reads its flags once."""
+    with tempfile.TemporaryDirectory() as folder:
+        environment = os.environ | ENVIRONMENT
+        dump = folder if schedule and row["kernel"] == "tpu" else ""
+        if dump:
+            flags = f"--xla_jf_dump_to={dump} --xla_jf_dump_llo_text=true"
+            environment["LIBTPU_INIT_ARGS"] = flags
+        command = [sys.executable, __file__, "--row", json.dumps([row, dump])]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        lines = done.stderr.strip().splitlines()
+        return row | {"error": next((x for x in lines if "Error" in x), lines[-1])[:300]}
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--chips", default="v5e")
+    parser.add_argument("--shapes", default=",".join(SHAPES))
+    parser.add_argument("--kernels", default="xla,tpu")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--dropout", type=float, default=0.1)
+    parser.add_argument("--schedule", type=int, default=1)
+    parser.add_argument("--row", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.row:
+        print(json.dumps(measure(*json.loads(given.row))))
+        return
+    for chip in given.chips.split(","):
+        for shape in given.shapes.split(","):
+            for kernel in given.kernels.split(","):
+                row = {"chip": chip, "shape": [int(size) for size in shape.split("x")]}
+                row |= {"kernel": kernel, "dtype": given.dtype}
+                row |= {"dropout": given.dropout}
+                print(json.dumps(run(row, bool(given.schedule))), flush=True)
+
+
+if __name__ == "__main__":
+    main()
