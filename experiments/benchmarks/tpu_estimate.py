@@ -1,8 +1,8 @@
 """What the TPU compiler says of the attention kernels, without a TPU: JSON lines.
 
     pip install libtpu
-    python experiments/benchmarks/tpu_estimate.py [--chips=v5e,v4] [--shapes=22x8x64x512x512]
-        [--kernels=xla,tpu] [--dropout=0.1] [--dtype=bfloat16] [--schedule=0]
+    python experiments/benchmarks/tpu_estimate.py [--chips=v5e,v4] [--kernels=xla,tpu]
+        [--shapes=22x8x64x512x512] [--dropout=0.1] [--dtype=bfloat16] [--schedule=0]
 
 A shape is B x H x A x L x M. Each row is the value and every gradient of one attention,
 alone in its program and with full memory, compiled by libtpu for one chip:
@@ -69,9 +69,7 @@ def compiled(row: dict[str, Any]) -> tuple[Any, Any]:
     B, H, A, L, M = row["shape"]
     K = M + L
     name, more, _ = CHIPS[row["chip"]]
-    topology = topologies.get_topology_desc(
-        platform="tpu", topology_name=name, **more
-    )
+    topology = topologies.get_topology_desc(platform="tpu", topology_name=name, **more)
     mesh = jax.sharding.Mesh(topology.devices[:1], ("x",))
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
 
@@ -95,9 +93,9 @@ def compiled(row: dict[str, Any]) -> tuple[Any, Any]:
             array(dtype="uint32"),
             array(B, L, H, A),
         )
-        kind = topology.devices[0].device_kind
         itemsize = jnp.dtype(row["dtype"]).itemsize
-        return lowered.compile(), tpu.choose(kind, L, K, A, itemsize)
+        blocks = tpu.choose(tpu.device_kind(), L, K, A, itemsize)
+        return lowered.compile(), blocks
 
 
 def regions(path: Path) -> list[int]:
@@ -177,7 +175,9 @@ def run(row: dict[str, Any], schedule: bool) -> dict[str, Any]:
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
         lines = done.stderr.strip().splitlines()
-        return row | {"error": next((x for x in lines if "Error" in x), lines[-1])[:300]}
+        return row | {
+            "error": next((x for x in lines if "Error" in x), lines[-1])[:300]
+        }
     return json.loads(done.stdout.splitlines()[-1])
 
 

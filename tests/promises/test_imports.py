@@ -14,8 +14,11 @@ ROWS = """
     data.download data.files data.dataset data.word data.subword data.mirror
     data.archive data.vocab data.sentences convert.bundle
     data.facts convert.words
-    model.config data.corpora sharding kernels.xla kernels.softmax
-    kernels.tiles kernels.decode kernels.sharded kernels.adaptive
+    model.config data.corpora sharding kernels.xla kernels.softmax kernels.skew
+    kernels.tpu_blocks kernels.tiles kernels.decode kernels.sharded kernels.adaptive
+    kernels.tpu_tiles kernels.tpu_scores
+    kernels.tpu_forward kernels.tpu_backward
+    kernels.tpu
     convert.embedding model.positions model.memory model.initializers model.dropout
     kernels.chunked
     model.key_values

@@ -40,9 +40,7 @@ LANES = 128  # columns of a register
 SUBLANES = 8  # its rows
 
 
-def by_register(
-    function: Callable[..., Array], first: int, *arrays_TX: Array
-) -> Array:
+def by_register(function: Callable[..., Array], first: int, *arrays_TX: Array) -> Array:
     """Applies a function to each 128 columns; `first` is the query of column 0."""
     columns = range(0, arrays_TX[0].shape[1], LANES)
     parts = [
@@ -96,7 +94,9 @@ def merge(near_TX: Array, far_TX: Array, first: int) -> Array:
     def one(x: int, near_TX: Array, far_TX: Array) -> Array:
         T = near_TX.shape[0]
         begin = T - LANES - x
-        end = min(begin + LANES, T)  # less than 128 rows where the first lanes are empty
+        end = min(
+            begin + LANES, T
+        )  # less than 128 rows where the first lanes are empty
         row = jax.lax.broadcasted_iota(jnp.int32, (end - begin, LANES), 0)
         column = jax.lax.broadcasted_iota(jnp.int32, (end - begin, LANES), 1)
         border = jnp.where(

@@ -5,7 +5,8 @@ keys: scores, their shift, softmax, dropout and the product with the values stay
 VMEM, tile by tile. Blocks outside the interval that a query sees are neither computed
 nor copied.
 
-    tpu_blocks    tiles, which of them are visited, and what they hold
+    tpu_blocks    the sizes of tiles: what they cost, what they hold
+    tpu_tiles     operands in tiles, and which tiles are visited
     skew          from distances to keys inside a tile
     tpu_scores    a tile's scores, mask and dropout
     tpu_forward   the result         tpu_backward   the gradients
@@ -15,18 +16,17 @@ lengths of queries and of keys in tiles, by lane.
 """
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from txl_jax.errors import UserError
-from txl_jax.kernels import tpu_backward, tpu_forward
-from txl_jax.kernels.tpu_blocks import (
-    Blocks,
-    Visits,
-    choose,
+from txl_jax.kernels.tpu_backward import backward
+from txl_jax.kernels.tpu_blocks import Blocks, choose
+from txl_jax.kernels.tpu_forward import forward
+from txl_jax.kernels.tpu_tiles import (
+    Operands,
     cut_keys,
     cut_queries,
     join_queries,
@@ -47,47 +47,34 @@ def device_kind() -> str:
     return device.device_kind if device else jax.devices()[0].device_kind
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(9, 10, 11))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
 def tiled_attention(
-    q_BHAQ: Array,
-    k_BHAP: Array,
-    v_BHAP: Array,
-    r_HAP: Array,
-    u_HA1: Array,
-    w_HA1: Array,
-    oldest_B1Q: Array,
-    plan: Visits,
-    counter_3: Array,
-    blocks: Blocks,
-    rate: float,
-    interpret: bool,
+    operands: Operands, blocks: Blocks, rate: float, interpret: bool
 ) -> Array:
     """Returns o_BHAQ of operands that are cut into tiles."""
-    operands = (q_BHAQ, k_BHAP, v_BHAP, r_HAP, u_HA1, w_HA1)
-    settings: dict[str, Any] = dict(blocks=blocks, rate=rate, interpret=interpret)
-    return tpu_forward.forward(*operands, oldest_B1Q, plan, counter_3, **settings)[0]
+    return forward(operands, blocks, rate, interpret)[0]
 
 
-def save(*args: Any) -> tuple[Array, tuple[Any, ...]]:
+def save(
+    operands: Operands, blocks: Blocks, rate: float, interpret: bool
+) -> tuple[Array, tuple[Operands, Array, Array]]:
     """Runs the forward kernel, and keeps what the backward one reads."""
-    *operands, blocks, rate, interpret = args
-    settings: dict[str, Any] = dict(blocks=blocks, rate=rate, interpret=interpret)
-    o_BHAQ, lse_BH1Q = tpu_forward.forward(*operands, **settings)
-    return o_BHAQ, (*operands, o_BHAQ, lse_BH1Q)
+    o_BHAQ, lse_BH1Q = forward(operands, blocks, rate, interpret)
+    return o_BHAQ, (operands, o_BHAQ, lse_BH1Q)
 
 
 def differentiate(
     blocks: Blocks,
     rate: float,
     interpret: bool,
-    saved: tuple[Any, ...],
+    saved: tuple[Operands, Array, Array],
     do_BHAQ: Array,
-) -> tuple[Any, ...]:
-    """Returns the gradients of all that `tiled_attention` takes."""
-    settings: dict[str, Any] = dict(blocks=blocks, rate=rate, interpret=interpret)
-    gradients = tpu_backward.backward(*saved, do_BHAQ, **settings)
-    types = [operand.dtype for operand in saved[: len(gradients)]]
-    return *(x.astype(of) for x, of in zip(gradients, types, strict=True)), *[None] * 3
+) -> tuple[Operands]:
+    """Returns the gradients of the operands, None for those that are integers."""
+    operands = saved[0]
+    dq, dk, dv, dr, du, dw = backward(*saved, do_BHAQ, blocks, rate, interpret)
+    dr = dr.astype(operands.r_HAP.dtype)
+    return (Operands(dq, dk, dv, dr, du, dw, None, None, None),)  # type: ignore[arg-type]
 
 
 tiled_attention.defvjp(save, differentiate)
@@ -108,28 +95,29 @@ def attend(
 ) -> Array:
     """Returns o_BLHA with given block sizes; `interpret` runs the kernels anywhere."""
     H, A = q_BLHA.shape[2:]
-    rate, counter = 0.0, (0, 0, 0)
-    if dropout is not None:
-        rate, counter = dropout.rate, dropout[1:]
+    rate, *counter = dropout or Dropout(0.0, jnp.uint32(0))
     counter_3 = jnp.stack([jnp.asarray(x).astype(jnp.uint32) for x in counter])
     plan, oldest_B1Q = visits(oldest_BL, blocks)
+    zeros_HA = jnp.zeros((H, A), f32)
 
     def turn(x: Array) -> Array:
         return jnp.moveaxis(x.astype(q_BLHA.dtype), -3, -1)
 
-    zeros_HA = jnp.zeros((H, A), f32)
-    biases = [zeros_HA if x_HA is None else x_HA.astype(f32) for x_HA in (u_HA, w_HA)]
-    o_BHAQ = tiled_attention(
-        cut_queries(turn(q_BLHA), blocks),
-        *(cut_keys(turn(x), blocks) for x in (k_BKHA, v_BKHA, r_RHA)),
-        *(x_HA[..., None] for x_HA in biases),
-        oldest_B1Q,
-        plan,
-        jax.lax.bitcast_convert_type(counter_3, jnp.int32),
-        blocks,
-        rate,
-        interpret,
+    def column(x_HA: Array | None) -> Array:
+        return (zeros_HA if x_HA is None else x_HA.astype(f32))[..., None]
+
+    operands = Operands(
+        q_BHAQ=cut_queries(turn(q_BLHA), blocks),
+        k_BHAP=cut_keys(turn(k_BKHA), blocks),
+        v_BHAP=cut_keys(turn(v_BKHA), blocks),
+        r_HAP=cut_keys(turn(r_RHA), blocks),
+        u_HA1=column(u_HA),
+        w_HA1=column(w_HA),
+        oldest_B1Q=oldest_B1Q,
+        plan=plan,
+        counter_3=jax.lax.bitcast_convert_type(counter_3, jnp.int32),
     )
+    o_BHAQ = tiled_attention(operands, blocks, rate, interpret)
     return jnp.moveaxis(join_queries(o_BHAQ, blocks), -1, 1)
 
 

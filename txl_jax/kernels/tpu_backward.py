@@ -34,8 +34,9 @@ from jax.experimental.pallas import tpu as pltpu
 
 from txl_jax.kernels import skew
 from txl_jax.kernels import tpu_scores as scores
-from txl_jax.kernels.tpu_blocks import Blocks, Strip, Visits, specs
+from txl_jax.kernels.tpu_blocks import Blocks, Strip
 from txl_jax.kernels.tpu_scores import LOG2E, dot
+from txl_jax.kernels.tpu_tiles import Operands, specs
 
 f32 = jnp.float32
 
@@ -212,19 +213,10 @@ def kernel(*args: Any, blocks: Blocks, rate: float) -> None:
 
 
 def backward(
-    q_BHAQ: Array,
-    k_BHAP: Array,
-    v_BHAP: Array,
-    r_HAP: Array,
-    u_HA1: Array,
-    w_HA1: Array,
-    oldest_B1Q: Array,
-    plan: Visits,
-    counter_3: Array,
+    operands: Operands,
     o_BHAQ: Array,
     lse_BH1Q: Array,
     do_BHAQ: Array,
-    *,
     blocks: Blocks,
     rate: float,
     interpret: bool,
@@ -234,37 +226,31 @@ def backward(
     The factor 1 / (1 - rate) is put into the weights by way of lse, and taken out of
     delta = o . do, so that dropout costs two selections a score.
     """
-    (B, H, A, Q), P, dtype = q_BHAQ.shape, k_BHAP.shape[3], q_BHAQ.dtype
+    (B, H, A, Q), dtype = operands.q_BHAQ.shape, operands.q_BHAQ.dtype
     T, W, Z = blocks.tile, blocks.width, blocks.query_width
+    P = operands.k_BHAP.shape[3]
     delta_BH1Q = (o_BHAQ.astype(f32) * do_BHAQ.astype(f32)).sum(2, keepdims=True)
-    lse_BH1Q = lse_BH1Q + math.log2(1 - rate)
     spec = specs(blocks, A, order)
-    in_specs = [spec.query, spec.key, spec.key, spec.distance, spec.bias, spec.bias]
-    grads = [q_BHAQ, k_BHAP, v_BHAP]
-    sums = [r_HAP, u_HA1, w_HA1]
     sizes = [((A, Z), dtype)] * 2 + [((A, Z), f32)] * 2 + [((A, W), dtype)]
     sizes += [((T, Z), f32)] * 2 + [((W, Z), dtype)] * 3 + [((A, P), f32)] * 2
+    sums = [spec.all_keys, spec.all_keys, spec.all_distances, spec.bias, spec.bias]
     grid_spec = pltpu.PrefetchScalarGridSpec(
         num_scalar_prefetch=3,
         grid=(H, B, blocks.query_tiles, blocks.key_tiles),
-        in_specs=[*in_specs, spec.oldest, spec.query, spec.row, spec.row],
-        out_specs=[
-            spec.query,
-            spec.all_keys,
-            spec.all_keys,
-            spec.all_distances,
-            spec.bias,
-            spec.bias,
-        ],
-        scratch_shapes=[pltpu.VMEM(shape, of) for shape, of in sizes],
+        in_specs=[*spec.operands(), spec.query, spec.row, spec.row],
+        out_specs=[spec.query, *sums],
+        scratch_shapes=[pltpu.VMEM(*size) for size in sizes],
     )
+    types = [dtype] * 3 + [f32] * 3
     # Operands that had to be padded are copies: their gradients take their places.
     padded = (Q > blocks.L, P > blocks.K, P > blocks.K)
     call = pl.pallas_call(
         functools.partial(kernel, blocks=blocks, rate=rate),
         grid_spec=grid_spec,
-        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in grads]
-        + [jax.ShapeDtypeStruct(x.shape, f32) for x in sums],
+        out_shape=[
+            jax.ShapeDtypeStruct(x.shape, of)
+            for x, of in zip(operands[:6], types, strict=True)
+        ],
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "arbitrary", "arbitrary", "arbitrary"),
             vmem_limit_bytes=blocks.vmem,
@@ -273,8 +259,12 @@ def backward(
         interpret=interpret,
         name="rel_attention_backward",
     )
-    operands = (q_BHAQ, k_BHAP, v_BHAP, r_HAP, u_HA1, w_HA1, oldest_B1Q, do_BHAQ)
     dq, dk, dv, dr, du, dw = call(
-        *plan, counter_3, *operands, lse_BH1Q, delta_BH1Q * (1 - rate)
+        *operands.plan,
+        operands.counter_3,
+        *operands[:7],
+        do_BHAQ,
+        lse_BH1Q + math.log2(1 - rate),
+        delta_BH1Q * (1 - rate),
     )
     return dq, dk, dv, dr / LOG2E, du, dw

@@ -1,4 +1,4 @@
-"""How the TPU kernels cut attention into tiles, what they visit and what they hold.
+"""How the TPU kernels cut attention into tiles, and which sizes they choose.
 
 Operands lie as [A, length], features down the rows, so that A = 64 is not padded to
 the 128 lanes of a register; scores lie as [keys, queries]. Queries, keys and
@@ -18,23 +18,11 @@ tile of queries has as many lanes, Z = W, but where all queries fit in one tile 
 lanes are only those that hold queries, rounded up to 128. So a short segment after a
 long memory takes tall, narrow tiles, and where L + M is small one tile is enough.
 
-The walk back from the diagonal ends at d = `deepest`, the tile of the least `oldest`
-of the query tile. Tiles 1 to `clear` lie inside the interval of every query there:
-they run a copy of the step that has no mask. Tiles that are not visited are not
-copied either, because their index repeats the last one's.
-
-Dims: B streams, L queries, K keys, H heads, A head, T rows of a tile, W lanes of its
-keys, Z of its queries, I query tiles, Q and P the padded lengths of queries and of
-keys, in lanes.
+Dims: L queries, K keys, A head, T rows of a tile, W lanes of its keys, Z of its
+queries, I query tiles.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
-
-import jax
-import jax.numpy as jnp
-from jax import Array
-from jax.experimental import pallas as pl
 
 from txl_jax.errors import UserError
 from txl_jax.kernels.skew import LANES
@@ -161,18 +149,20 @@ def vmem_bytes(blocks: Blocks, A: int, itemsize: int) -> int:
 def bundles(blocks: Blocks) -> float:
     """Returns about how many cycles a head's forward and backward take.
 
-    From static schedules of the two kernels: 22 instructions per register of scores,
-    some more in small tiles whose latencies show, and some 1000 per step of both grids
-    (an estimate).
+    Fitted to static schedules of the two kernels with dropout on v5e: 29.8 cycles per
+    register of scores with T = 512, 34.4 with T = 256, whose latencies show more, and
+    about 1000 per step of both grids, which is a guess.
     """
     steps = blocks.query_tiles * blocks.key_tiles
-    return blocks.scores() / 1024 * (22 + 2300 / blocks.tile) + 1000 * steps
+    return blocks.scores() / 1024 * (25 + 2400 / blocks.tile) + 1000 * steps
 
 
 def candidates(L: int, K: int) -> list[int]:
     """Returns the tiles to choose from: equal parts of L or K, and powers of two."""
     parts = {size // n + 1 for size in (L - 1, K - 1) for n in range(1, K // LANES + 2)}
-    return sorted({up(part, ROWS) for part in parts if part <= WIDEST} | {128, 256, 512})
+    return sorted(
+        {up(part, ROWS) for part in parts if part <= WIDEST} | {128, 256, 512}
+    )
 
 
 def choose(device_kind: str, L: int, K: int, A: int, itemsize: int = 2) -> Blocks:
@@ -202,99 +192,3 @@ def choose(device_kind: str, L: int, K: int, A: int, itemsize: int = 2) -> Block
             f'which {device_kind} has too little of: use model.kernel "chunked"'
         )
     return min(fitting, key=bundles)
-
-
-def pad(x: Array, length: int) -> Array:
-    """Pads the last axis in front, with zeros."""
-    return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(length - x.shape[-1], 0)])
-
-
-def cut(x: Array, blocks: Blocks, tiles: int, width: int) -> Array:
-    """Cuts the last axis into tiles of so many lanes: [..., length] -> [..., P]."""
-    if tiles == 1 or not blocks.empty:
-        return pad(x, tiles * width)
-    x = pad(x, tiles * blocks.tile).reshape(*x.shape[:-1], tiles, blocks.tile)
-    return pad(x, width).reshape(*x.shape[:-2], -1)
-
-
-def cut_queries(x: Array, blocks: Blocks) -> Array:
-    """Cuts [..., L] into tiles of queries, [..., Q]."""
-    return cut(x, blocks, blocks.query_tiles, blocks.query_width)
-
-
-def cut_keys(x: Array, blocks: Blocks) -> Array:
-    """Cuts [..., K] into tiles of keys, or of distances, [..., P]."""
-    return cut(x, blocks, blocks.key_tiles, blocks.width)
-
-
-def join_queries(x: Array, blocks: Blocks) -> Array:
-    """Undoes `cut_queries`."""
-    if blocks.query_tiles > 1 and blocks.empty:
-        x = x.reshape(*x.shape[:-1], -1, blocks.width)[..., blocks.empty :]
-        x = x.reshape(*x.shape[:-2], -1)
-    return x[..., x.shape[-1] - blocks.L :]
-
-
-class Visits(NamedTuple):
-    """Which tiles a query tile visits; int32, kept in scalar memory."""
-
-    deepest_BI: Array  # flat; the last d to visit
-    clear_BI: Array  # flat; tiles d = 1 to clear need no mask
-
-
-def visits(oldest_BL: Array, blocks: Blocks) -> tuple[Visits, Array]:
-    """Returns the visits, and oldest_B1Q by lane, in the places of padded keys.
-
-    Queries of padding, none of which makes a tile visited, see all keys behind them:
-    what they compute is finite and is cut off.
-    """
-    front = ((0, 0), (blocks.hidden_queries, 0))
-    oldest_BL = oldest_BL.astype(jnp.int32) + blocks.hidden_keys
-    oldest_BQ = jnp.pad(oldest_BL, front, mode="edge")
-    oldest_BIT = oldest_BQ.reshape(len(oldest_BL), -1, blocks.tile)
-    diagonal_I = blocks.diagonal(jnp.arange(blocks.query_tiles))
-    first_BI = oldest_BIT.min(2) // blocks.tile
-    last_BI = -(-oldest_BIT.max(2) // blocks.tile)
-    deepest_BI = jnp.clip(diagonal_I - first_BI, 0, diagonal_I)
-    plan = Visits(deepest_BI.reshape(-1), (diagonal_I - last_BI).reshape(-1))
-    return plan, cut_queries(oldest_BL[:, None], blocks)
-
-
-class Specs(NamedTuple):
-    """Which block of an operand a step of the grid sees."""
-
-    query: pl.BlockSpec  # [B, H, A, Q]
-    key: pl.BlockSpec  # [B, H, A, P]
-    distance: pl.BlockSpec  # [H, A, P]
-    bias: pl.BlockSpec  # [H, A, 1]
-    row: pl.BlockSpec  # [B, H, 1, Q]
-    oldest: pl.BlockSpec  # [B, 1, Q]
-    all_keys: pl.BlockSpec  # [B, H, A, P], whole
-    all_distances: pl.BlockSpec  # [H, A, P], whole
-
-
-def specs(blocks: Blocks, A: int, order: Callable[..., tuple[Any, ...]]) -> Specs:
-    """Returns the blocks of a grid whose indices `order` maps to (b, h, i, d)."""
-    W, Z, P = blocks.width, blocks.query_width, blocks.width * blocks.key_tiles
-    last = blocks.key_tiles - 1
-
-    def spec(shape: tuple[int, ...], index: Callable[..., Any], **more: Any) -> Any:
-        def at(g0: Any, g1: Any, g2: Any, g3: Any, deepest: Any, *_: Any) -> Any:
-            b, h, i, d = order(g0, g1, g2, g3)
-            d = jnp.minimum(d, deepest[b * blocks.query_tiles + i])
-            return index(b, h, i, d)
-
-        return pl.BlockSpec(shape, at, **more)
-
-    # Blocks that stay for a whole head are not fetched ahead: one buffer is enough.
-    once = {"pipeline_mode": pl.Buffered(1)}
-    return Specs(
-        query=spec((1, 1, A, Z), lambda b, h, i, d: (b, h, 0, i)),
-        key=spec((1, 1, A, W), lambda b, h, i, d: (b, h, 0, blocks.diagonal(i) - d)),
-        distance=spec((1, A, W), lambda b, h, i, d: (h, 0, last - d)),
-        bias=spec((1, A, 1), lambda b, h, i, d: (h, 0, 0)),
-        row=spec((1, 1, 1, Z), lambda b, h, i, d: (b, h, 0, i)),
-        oldest=spec((1, 1, Z), lambda b, h, i, d: (b, 0, i)),
-        all_keys=spec((1, 1, A, P), lambda b, h, i, d: (b, h, 0, 0), **once),
-        all_distances=spec((1, A, P), lambda b, h, i, d: (h, 0, 0), **once),
-    )

@@ -23,8 +23,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from txl_jax.kernels import tpu_scores as scores
-from txl_jax.kernels.tpu_blocks import Blocks, Visits, specs
+from txl_jax.kernels.tpu_blocks import Blocks
 from txl_jax.kernels.tpu_scores import LOG2E, dot
+from txl_jax.kernels.tpu_tiles import Operands, specs
 from txl_jax.kernels.xla import MASKED
 
 f32 = jnp.float32
@@ -109,44 +110,25 @@ def kernel(
 
 
 def forward(
-    q_BHAQ: Array,
-    k_BHAP: Array,
-    v_BHAP: Array,
-    r_HAP: Array,
-    u_HA1: Array,
-    w_HA1: Array,
-    oldest_B1Q: Array,
-    plan: Visits,
-    counter_3: Array,
-    *,
-    blocks: Blocks,
-    rate: float,
-    interpret: bool,
+    operands: Operands, blocks: Blocks, rate: float, interpret: bool
 ) -> tuple[Array, Array]:
     """Returns o_BHAQ, and the log (to base 2) of each query's sum, lse_BH1Q."""
-    B, H, A, Q = q_BHAQ.shape
-    T, Z, dtype = blocks.tile, blocks.query_width, q_BHAQ.dtype
+    (B, H, A, Q), dtype = operands.q_BHAQ.shape, operands.q_BHAQ.dtype
+    T, Z = blocks.tile, blocks.query_width
     spec = specs(blocks, A, order)
-    in_specs = [spec.query, spec.key, spec.key, spec.distance, spec.bias, spec.bias]
+    sizes = [((A, Z), dtype)] * 2 + [((T, Z), f32)] + [((1, Z), f32)] * 2
     grid_spec = pltpu.PrefetchScalarGridSpec(
         num_scalar_prefetch=3,
         grid=(B, H, blocks.query_tiles, blocks.key_tiles),
-        in_specs=[*in_specs, spec.oldest],
+        in_specs=list(spec.operands()),
         out_specs=[spec.query, spec.row],
-        scratch_shapes=[
-            pltpu.VMEM((A, Z), dtype),
-            pltpu.VMEM((A, Z), dtype),
-            pltpu.VMEM((T, Z), f32),
-            pltpu.VMEM((1, Z), f32),
-            pltpu.VMEM((1, Z), f32),
-            pltpu.VMEM((A, Z), f32),
-        ],
+        scratch_shapes=[pltpu.VMEM(*size) for size in [*sizes, ((A, Z), f32)]],
     )
     call = pl.pallas_call(
         functools.partial(kernel, blocks=blocks, rate=rate),
         grid_spec=grid_spec,
         out_shape=[
-            jax.ShapeDtypeStruct(q_BHAQ.shape, dtype),
+            jax.ShapeDtypeStruct((B, H, A, Q), dtype),
             jax.ShapeDtypeStruct((B, H, 1, Q), f32),
         ],
         compiler_params=pltpu.CompilerParams(
@@ -156,7 +138,5 @@ def forward(
         interpret=interpret,
         name="rel_attention_forward",
     )
-    o_BHAQ, lse_BH1Q = call(
-        *plan, counter_3, q_BHAQ, k_BHAP, v_BHAP, r_HAP, u_HA1, w_HA1, oldest_B1Q
-    )
+    o_BHAQ, lse_BH1Q = call(*operands.plan, operands.counter_3, *operands[:7])
     return o_BHAQ, lse_BH1Q
