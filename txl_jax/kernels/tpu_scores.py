@@ -19,8 +19,9 @@ from jax import Array
 from jax.experimental import pallas as pl
 
 from txl_jax.kernels import skew
+from txl_jax.kernels.skew import SUBLANES
 from txl_jax.kernels.tpu_blocks import Blocks, Strip
-from txl_jax.kernels.xla import kept, mix
+from txl_jax.kernels.xla import STEP, mix, survives
 
 LOG2E = math.log2(math.e)
 f32 = jnp.float32
@@ -105,31 +106,37 @@ def score(
     return content_YX + skew.skew(merged_YX, strip.first)
 
 
-def keys_and_queries(strip: Strip) -> tuple[Array, Array]:
-    """Returns the places in the tile of a strip's keys and queries, [Y, X]."""
-    shape = (strip.rows, strip.columns)
-    key_YX = jax.lax.broadcasted_iota(jnp.int32, shape, 0)
-    return key_YX, jax.lax.broadcasted_iota(jnp.int32, shape, 1) + strip.first
-
-
 def visible(
     strip: Strip, on_diagonal: bool, here: Place, blocks: Blocks, oldest_ref: Any
 ) -> Array:
     """Returns which scores of a strip count, bool [Y, X]."""
-    key_YX, query_YX = keys_and_queries(strip)
+    shape = (strip.rows, strip.columns)
+    key_YX = jax.lax.broadcasted_iota(jnp.int32, shape, 0)
     visible_YX = key_YX >= oldest_ref[0, :, strip.lanes] - here.j * blocks.tile
-    return visible_YX & (key_YX <= query_YX) if on_diagonal else visible_YX
+    if on_diagonal:
+        query_YX = jax.lax.broadcasted_iota(jnp.int32, shape, 1) + strip.first
+        visible_YX &= key_YX <= query_YX
+    return visible_YX
 
 
 def keep(
     strip: Strip, here: Place, blocks: Blocks, rate: float, counter_ref: Any
 ) -> Array:
-    """Returns which probabilities survive dropout, bool [Y, X]; `xla.keep_BHLK`."""
-    key_YX, query_YX = keys_and_queries(strip)
+    """Returns which probabilities survive dropout, bool [Y, X]; `xla.keep_BHLK`.
+
+    The counter's steps from key to key are sums, because v4 multiplies integers by
+    adding shifts: two products are left in each hash, a third would cost it a third.
+    """
     seed, stream0, head0 = (counter_ref[n].astype(jnp.uint32) for n in range(3))
     stream = stream0 + here.b.astype(jnp.uint32)
     head = head0 + here.h.astype(jnp.uint32)
-    query_1X = query_YX[:1] + (here.i * blocks.tile - blocks.hidden_queries)
-    start_1X = mix(mix(mix(seed ^ stream) ^ head) ^ query_1X.astype(jnp.uint32))
-    key_YX = key_YX + (here.j * blocks.tile - blocks.hidden_keys)
-    return kept(rate, start_1X, key_YX.astype(jnp.uint32))
+    shape = (SUBLANES, strip.columns)
+    query_SX = jax.lax.broadcasted_iota(jnp.int32, shape, 1) + strip.first
+    query_SX += here.i * blocks.tile - blocks.hidden_queries
+    start_SX = mix(mix(mix(seed ^ stream) ^ head) ^ query_SX.astype(jnp.uint32))
+    key_SX = jax.lax.broadcasted_iota(jnp.int32, shape, 0)
+    key_SX += here.j * blocks.tile - blocks.hidden_keys
+    start_SX += key_SX.astype(jnp.uint32) * jnp.uint32(STEP)
+    groups = range(0, strip.rows, SUBLANES)
+    counters = [start_SX + jnp.uint32(key * STEP % 2**32) for key in groups]
+    return survives(rate, jnp.concatenate(counters))

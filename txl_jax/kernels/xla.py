@@ -42,10 +42,17 @@ def mix(x: Array) -> Array:
     return x ^ (x >> 16)
 
 
+STEP = 0x9E3779B9  # of a counter, from one index to the next
+
+
+def survives(rate: float, counter: Array) -> Array:
+    """Returns which values of a counter survive dropout, bool."""
+    return mix(counter) >= jnp.uint32(min(int(rate * 2**32), 2**32 - 1))
+
+
 def kept(rate: float, start: Array, index: Array) -> Array:
     """Returns which indices of a counter survive dropout, bool, all in uint32."""
-    bits = mix(start + index * jnp.uint32(0x9E3779B9))
-    return bits >= jnp.uint32(min(int(rate * 2**32), 2**32 - 1))
+    return survives(rate, start + index * jnp.uint32(STEP))
 
 
 def keep_BHLK(dropout: Dropout, shape: tuple[int, int, int, int]) -> Array:
