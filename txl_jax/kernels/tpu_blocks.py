@@ -13,10 +13,10 @@ distances, whatever i. With T = 2, L = M = 3 (x padding, o visible):
     query tile 1   o o | o o | o .       visits key tiles 2, 1, 0 (d = 0, 1, 2)
                    o o | o o | o o
 
-A T that is no multiple of 128 is padded, in front again, to W lanes, which is one. A
-tile of queries has as many lanes, Z = W, but where all queries fit in one tile its
-lanes are only those that hold queries, rounded up to 128. So a short segment after a
-long memory takes tall, narrow tiles, and where L + M is small one tile is enough.
+A T that is no multiple of 128 is padded, in front again, to W lanes, a multiple. A
+tile of queries has as many lanes, Z = W; but where all queries fit in one tile, it has
+only those that hold queries, rounded up to 128. So a short segment after a long memory
+takes tall and narrow tiles, and where L + M is small one tile is enough.
 
 Dims: L queries, K keys, A head, T rows of a tile, W lanes of its keys, Z of its
 queries, I query tiles.
@@ -30,16 +30,17 @@ from txl_jax.kernels.skew import LANES
 # Two rows of bfloat16 share a row of a register, so its registers have 16.
 ROWS = 16
 MIB = 2**20
-# VMEM of one core. A kernel has 16 MiB of it unless it asks for more.
+# A kernel has 16 MiB of VMEM unless it asks for more, of the 128 that v5e and v6e have,
+# or the 64 of a core of v5p. An eighth is left to XLA.
 DEFAULT_VMEM = 16 * MIB
 VMEM = {
     "TPU v4": 16 * MIB,
-    "TPU v5 lite": 128 * MIB,
-    "TPU v5e": 128 * MIB,
-    "TPU v5": 64 * MIB,
-    "TPU v5p": 64 * MIB,
-    "TPU v6 lite": 128 * MIB,
-    "TPU v6e": 128 * MIB,
+    "TPU v5 lite": 112 * MIB,
+    "TPU v5e": 112 * MIB,
+    "TPU v5": 56 * MIB,
+    "TPU v5p": 56 * MIB,
+    "TPU v6 lite": 112 * MIB,
+    "TPU v6e": 112 * MIB,
 }
 WIDEST = 512  # a wider tile compiles for minutes and gains nothing
 
@@ -149,9 +150,13 @@ def vmem_bytes(blocks: Blocks, A: int, itemsize: int) -> int:
 def bundles(blocks: Blocks) -> float:
     """Returns about how many cycles a head's forward and backward take.
 
-    Fitted to static schedules of the two kernels with dropout on v5e: 29.8 cycles per
-    register of scores with T = 512, 34.4 with T = 256, whose latencies show more, and
-    about 1000 per step of both grids, which is a guess.
+    The vector units bound them, so cycles go with the scores. Fitted to the compiler's
+    schedules with dropout on v5e: 29 cycles per register of scores with T = 512, 34
+    with T = 256, whose latencies show more; 1000 per step of both grids is a guess.
+
+    With T = 512 and A = 64 a step computes for 2,700 cycles forward and 4,700 backward.
+    Its k, v and r are 192 KiB, which v5e reads in 360 cycles; its 22 A T T FLOPs take
+    2,800 cycles of the matrix units, or 5,600 because A fills half of their 128 rows.
     """
     steps = blocks.query_tiles * blocks.key_tiles
     return blocks.scores() / 1024 * (25 + 2400 / blocks.tile) + 1000 * steps
