@@ -17,12 +17,13 @@ alone in its program and with full memory, compiled by libtpu for one chip:
                     not in it
     total_cycles    their sum; on v4 and v5p the kernels' share is halved, for two cores
 
-All cycles are estimates, none is measured. `tpu_estimate.md` beside this file has a
-table of them. Compiling with the dump that holds the schedule takes about a minute a
-row; `--schedule=0` leaves it out.
+All cycles are estimates, none is measured. `--table` prints Markdown instead of JSON;
+`tpu_estimate.md` beside this file was made so. Compiling with the dump that holds the
+schedule takes about a minute a row; `--schedule=0` leaves it out.
 """
 
 import argparse
+import itertools
 import json
 import math
 import os
@@ -45,6 +46,7 @@ SHAPES = (
     "8x8x128x768x768",
     "1x16x64x4096x4096",
     "60x10x41x150x150",
+    "1x16x64x8192x8192",
 )
 # libtpu looks for a TPU's host unless it is told what it would find.
 ENVIRONMENT = {
@@ -181,6 +183,31 @@ def run(row: dict[str, Any], schedule: bool) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def tabulate(rows: list[dict[str, Any]]) -> str:
+    """Returns a line for each pair of rows, xla and tpu, of a chip and shape."""
+    lines = [
+        "| chip | B x H x A x L x M | xla MiB | tpu MiB | xla cycles | tpu cycles "
+        "| of them kernels | xla / tpu | scores / visible |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for xla, tpu in zip(rows[::2], rows[1::2], strict=True):
+        cells = [tpu["chip"], " x ".join(map(str, tpu["shape"]))]
+        ratio = "does not fit"
+        if "error" in xla:
+            cells += ["out of memory", f"{tpu['temporary_mib']:,.0f}", ""]
+        else:
+            cells += [f"{row['temporary_mib']:,.0f}" for row in (xla, tpu)]
+            cells += [f"{xla['total_cycles'] / 1e6:.1f} M"]
+            ratio = f"{xla['total_cycles'] / tpu['total_cycles']:.1f}"
+        cells += [
+            f"{tpu[name] / 1e6:.1f} M" for name in ("total_cycles", "kernel_cycles")
+        ]
+        lines.append(
+            f"| {' | '.join([*cells, ratio, str(tpu['scores_per_visible'])])} |"
+        )
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--chips", default="v5e")
@@ -189,18 +216,23 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--schedule", type=int, default=1)
+    parser.add_argument("--table", action="store_true")
     parser.add_argument("--row", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.row:
         print(json.dumps(measure(*json.loads(given.row))))
         return
-    for chip in given.chips.split(","):
-        for shape in given.shapes.split(","):
-            for kernel in given.kernels.split(","):
-                row = {"chip": chip, "shape": [int(size) for size in shape.split("x")]}
-                row |= {"kernel": kernel, "dtype": given.dtype}
-                row |= {"dropout": given.dropout}
-                print(json.dumps(run(row, bool(given.schedule))), flush=True)
+    rows = []
+    for chip, shape, kernel in itertools.product(
+        *(names.split(",") for names in (given.chips, given.shapes, given.kernels))
+    ):
+        row = {"chip": chip, "shape": [int(size) for size in shape.split("x")]}
+        row |= {"kernel": kernel, "dtype": given.dtype, "dropout": given.dropout}
+        rows.append(run(row, bool(given.schedule)))
+        if not given.table:
+            print(json.dumps(rows[-1]), flush=True)
+    if given.table:
+        print(tabulate(rows))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.pallas import tpu as pltpu
 
 from tests import tiny
 from tests.reference import Array
@@ -74,6 +75,7 @@ def check(
     pattern: str = "random",
     rate: float = 0.0,
     dtype: Any = jnp.float32,
+    interpret: Any = True,
 ) -> None:
     """Compares result and gradients; the oracle computes in float32."""
     blocks = Blocks(L, M + L, tile, columns)
@@ -81,7 +83,7 @@ def check(
     dropout = Dropout(rate, jnp.uint32(SEED), 3, 5) if rate else None
     inputs = make_inputs(B, H, L, M, A, dtype)
     shared: dict[str, Any] = {"oldest_BL": jnp.asarray(oldest_BL), "dropout": dropout}
-    fused = functools.partial(tpu.attend, blocks=blocks, interpret=True, **shared)
+    fused = functools.partial(tpu.attend, blocks=blocks, interpret=interpret, **shared)
     oracle = functools.partial(xla.rel_attention, bias_HR=None, **shared)
     expected = gradients(oracle, [x.astype(jnp.float32) for x in inputs])
     tolerance = FLOAT32 if dtype == jnp.float32 else BFLOAT16
@@ -109,6 +111,11 @@ def test_agrees_with_xla(case: tuple[Any, ...]) -> None:
 
 def test_agrees_with_xla_in_bfloat16() -> None:
     check(2, 1, 40, 50, 41, 32, rate=0.1, dtype=jnp.bfloat16)
+
+
+def test_agrees_with_xla_in_the_memories_of_a_tpu() -> None:
+    """Nothing is read before it is written, there or in what is overwritten."""
+    check(1, 1, 40, 20, 8, 32, rate=0.2, interpret=pltpu.InterpretParams())
 
 
 LENGTHS = [(1, 0), (1, 300), (16, 16), (130, 0), (100, 300), (300, 100), (150, 150)]

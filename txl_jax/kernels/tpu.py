@@ -16,6 +16,7 @@ lengths of queries and of keys in tiles, by lane.
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -49,14 +50,14 @@ def device_kind() -> str:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
 def tiled_attention(
-    operands: Operands, blocks: Blocks, rate: float, interpret: bool
+    operands: Operands, blocks: Blocks, rate: float, interpret: Any
 ) -> Array:
     """Returns o_BHAQ of operands that are cut into tiles."""
     return forward(operands, blocks, rate, interpret)[0]
 
 
 def save(
-    operands: Operands, blocks: Blocks, rate: float, interpret: bool
+    operands: Operands, blocks: Blocks, rate: float, interpret: Any
 ) -> tuple[Array, tuple[Operands, Array, Array]]:
     """Runs the forward kernel, and keeps what the backward one reads."""
     o_BHAQ, lse_BH1Q = forward(operands, blocks, rate, interpret)
@@ -66,7 +67,7 @@ def save(
 def differentiate(
     blocks: Blocks,
     rate: float,
-    interpret: bool,
+    interpret: Any,
     saved: tuple[Operands, Array, Array],
     do_BHAQ: Array,
 ) -> tuple[Operands]:
@@ -91,9 +92,13 @@ def attend(
     dropout: Dropout | None,
     *,
     blocks: Blocks,
-    interpret: bool = False,
+    interpret: Any = False,
 ) -> Array:
-    """Returns o_BLHA with given block sizes; `interpret` runs the kernels anywhere."""
+    """Returns o_BLHA with given block sizes; `interpret` runs the kernels anywhere.
+
+    It is `pallas_call`'s: True, or `pltpu.InterpretParams()` for a slower interpreter
+    that has a TPU's memories and copies.
+    """
     H, A = q_BLHA.shape[2:]
     rate, *counter = dropout or Dropout(0.0, jnp.uint32(0))
     counter_3 = jnp.stack([jnp.asarray(x).astype(jnp.uint32) for x in counter])

@@ -219,7 +219,7 @@ def backward(
     do_BHAQ: Array,
     blocks: Blocks,
     rate: float,
-    interpret: bool,
+    interpret: Any,
 ) -> tuple[Array, ...]:
     """Returns the gradients of q, k, v, r, u and w; those of r, u, w in float32.
 

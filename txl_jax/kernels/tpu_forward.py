@@ -110,7 +110,7 @@ def kernel(
 
 
 def forward(
-    operands: Operands, blocks: Blocks, rate: float, interpret: bool
+    operands: Operands, blocks: Blocks, rate: float, interpret: Any
 ) -> tuple[Array, Array]:
     """Returns o_BHAQ, and the log (to base 2) of each query's sum, lse_BH1Q."""
     (B, H, A, Q), dtype = operands.q_BHAQ.shape, operands.q_BHAQ.dtype
