@@ -118,7 +118,7 @@ def test_agrees_with_xla_in_the_memories_of_a_tpu() -> None:
     check(1, 1, 40, 20, 8, 32, rate=0.2, interpret=pltpu.InterpretParams())
 
 
-LENGTHS = [(1, 0), (1, 300), (16, 16), (130, 0), (100, 300), (300, 100), (150, 150)]
+LENGTHS = [(5, 0), (3, 300), (16, 16), (130, 0), (100, 300), (300, 100), (150, 150)]
 LENGTHS += [(256, 384), (512, 512), (17, 1000)]
 
 
@@ -190,6 +190,12 @@ def test_dropout_of_a_part_is_that_part_of_the_whole() -> None:
     q, k, v, r, u, w = inputs
     part = [x[2:, :, 1:] for x in (q, k, v)] + [r[:, 1:], u[1:], w[1:]]
     assert_close(run(part, oldest_BL[2:], 2, 1), whole[2:, :, 1:])
+
+
+def test_a_query_that_sees_itself_alone_reads_its_value() -> None:
+    inputs = make_inputs(2, 1, 1, 0, 8, jnp.float32)
+    o_BLHA = tiny.jit(lambda x: attend(x, np.zeros((2, 1), np.int32), 16))(inputs)
+    assert_close(o_BLHA, inputs[2])
 
 
 def test_missing_biases_are_zeros() -> None:
