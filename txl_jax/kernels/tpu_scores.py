@@ -124,8 +124,8 @@ def keep(
 ) -> Array:
     """Returns which probabilities survive dropout, bool [Y, X]; `xla.keep_BHLK`.
 
-    The counter's steps from key to key are sums, because v4 multiplies integers by
-    adding shifts: two products are left in each hash, a third would cost it a third.
+    The counter steps from key to key by sums, because v4 has no product of integers: it
+    makes one of some 20 shifts and sums, and two are left in each hash.
     """
     seed, stream0, head0 = (counter_ref[n].astype(jnp.uint32) for n in range(3))
     stream = stream0 + here.b.astype(jnp.uint32)
