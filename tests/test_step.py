@@ -75,7 +75,7 @@ def make_state(
         opt_state=optimizer.init(params),
         memory=Memory.empty(model, batch_size),
         rng=jax.random.key(0, impl=generator),
-        average=Average(PARAMS, jnp.zeros((), jnp.int32)),
+        average=Average(params, jnp.zeros((), jnp.int32)),
     )
 
 

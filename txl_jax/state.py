@@ -53,7 +53,8 @@ class TrainState:
 def init_params(config: ModelConfig, key: Array) -> Any:
     """Returns fresh parameters, each boxed with the letters of its dimensions."""
     tokens_BL = jnp.zeros((1, 1), jnp.int32)
-    model = TransformerXL(config)
+    # Parameters know no kernel, and this may run where the config's cannot.
+    model = TransformerXL(dataclasses.replace(config, kernel="xla"))
     memory = Memory.empty(config, 1)
     return model.init(key, tokens_BL, tokens_BL, memory, method="nll")["params"]
 

@@ -10,7 +10,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jax import Array
 
-from txl_jax.kernels import chunked, sharded, xla
+from txl_jax.kernels import chunked, sharded, tpu, xla
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.dropout import Dropout, seed
 from txl_jax.model.initializers import layer_norm, weight
@@ -21,6 +21,7 @@ from txl_jax.model.positions import scores
 KERNELS = {
     "xla": xla.rel_attention,
     "chunked": sharded.follow_mesh(xla.every_distance(chunked.rel_attention)),
+    "tpu": sharded.follow_mesh(xla.every_distance(tpu.rel_attention)),
 }
 
 
