@@ -209,7 +209,9 @@ def tabulate(rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--chips", default="v5e")
     parser.add_argument("--shapes", default=",".join(SHAPES))
     parser.add_argument("--kernels", default="xla,tpu")

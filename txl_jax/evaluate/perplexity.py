@@ -88,9 +88,8 @@ def make_evaluate(config: ModelConfig, how: EvalConfig, mesh: Mesh) -> Evaluate:
         return jax.lax.with_sharding_constraint(memory, places)
 
     empty = jax.jit(start)
-    eval_step = jax.jit(
-        make_eval_step(TransformerXL(config, stacked=False)), donate_argnums=1
-    )
+    # The memory is not donated: it moves by a segment, which cannot be done in place.
+    eval_step = jax.jit(make_eval_step(TransformerXL(config, stacked=False)))
 
     def evaluate(
         params: Any, tokens: np.ndarray, progress: Callable[[int, int], None]

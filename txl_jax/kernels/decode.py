@@ -24,11 +24,6 @@ class Ring(NamedTuple):
     v_BHMA: Array
 
 
-def make_ring(k_BMHA: Array, v_BMHA: Array) -> Ring:
-    """Returns the ring of a memory in order of time: its oldest token is in slot 0."""
-    return Ring(jnp.swapaxes(k_BMHA, 1, 2), jnp.swapaxes(v_BMHA, 1, 2))
-
-
 def put(ring: Ring, k_B1HA: Array, v_B1HA: Array, slot: Array, o_B1HA: Array) -> Ring:
     """Returns the ring with the key and value of the token that read o in a slot.
 

@@ -71,7 +71,7 @@ def keep_BHLK(dropout: Dropout, shape: tuple[int, int, int, int]) -> Array:
     return kept(dropout.rate, start_BHL[..., None], key_K)
 
 
-def rel_shift(x_BHLR: Array) -> Array:
+def rel_shift(x_HBLR: Array) -> Array:
     """Re-indexes scores from distance to key.
 
     Input column c holds distance R - 1 - c; output column j of row i holds distance
@@ -80,25 +80,26 @@ def rel_shift(x_BHLR: Array) -> Array:
     One column of padding makes a row one longer than a row of keys, so that reading
     the same numbers as rows of K shifts row i by L - 1 - i (Appendix B).
     """
-    B, H, L, R = x_BHLR.shape
-    padded = jnp.pad(x_BHLR, ((0, 0), (0, 0), (0, 0), (1, 0)))
-    return padded.reshape(B, H, R + 1, L)[:, :, 1:].reshape(B, H, L, R)
+    H, B, L, R = x_HBLR.shape
+    padded = jnp.pad(x_HBLR, ((0, 0), (0, 0), (0, 0), (1, 0)))
+    return padded.reshape(H, B, R + 1, L)[:, :, 1:].reshape(H, B, L, R)
 
 
-def by_key(x_BHLR: Array, K: int) -> Array:
+def by_key(x_HBLR: Array, K: int) -> Array:
     """Returns scores by key of scores by distance, for R <= K: see `rel_shift`.
 
-    Keys that are farther than R - 1 have the score of that distance. (clamp_len and
-    learned tables have such: their products are shorter than K.)
+    Keys that are farther than R - 1 have 0. (clamp_len and learned tables have such:
+    their products are shorter than K.)
     """
-    L, R = x_BHLR.shape[2:]
+    L, R = x_HBLR.shape[2:]
     wide = min(K, R + L - 1)
-    x_BHLR = jnp.pad(x_BHLR, ((0, 0), (0, 0), (0, 0), (wide - R, 0)), "edge")
-    near = rel_shift(x_BHLR)
-    if wide == K:
-        return near
-    far = jnp.broadcast_to(x_BHLR[..., :1], (*x_BHLR.shape[:3], K - wide))
-    return jnp.concatenate([far, near], axis=-1)
+    near = rel_shift(in_front(x_HBLR, wide - R))
+    return in_front(near, K - wide)
+
+
+def in_front(x_HBLR: Array, columns: int) -> Array:
+    """Returns x with so many columns of zeros before its own."""
+    return jnp.pad(x_HBLR, ((0, 0), (0, 0), (0, 0), (columns, 0)))
 
 
 def visible_BLK(oldest_BL: Array, K: int) -> Array:
@@ -143,23 +144,40 @@ def rel_attention(
     B, L, H, A = q_BLHA.shape
     K = k_BKHA.shape[1]
     f32 = jnp.float32
-    score_BHLK = jnp.einsum(
-        "BLHA,BKHA->BHLK", with_bias(q_BLHA, u_HA), k_BKHA, preferred_element_type=f32
+    # Heads come first, so that r, which has no streams, is not copied for each of them
+    # and no product as large as the scores has to be turned round.
+    k_HBKA, v_HBKA = heads_first(k_BKHA), heads_first(v_BKHA)
+    content_HBLA = heads_first(with_bias(q_BLHA, u_HA))
+    score_HBLK = jnp.einsum(
+        "HBLA,HBKA->HBLK", content_HBLA, k_HBKA, preferred_element_type=f32
     )
     if r_RHA is not None:
-        position_BHLR = jnp.einsum(
-            "BLHA,RHA->BHLR", with_bias(q_BLHA, w_HA), r_RHA, preferred_element_type=f32
+        r_HRA = jnp.swapaxes(r_RHA, 0, 1)
+        if r_RHA.shape[0] < K:
+            # All that a softmax sees is differences: those from the farthest distance,
+            # which many keys share, are 0 for them all.
+            r_HRA -= r_HRA[:, :1]
+            bias_HR = None if bias_HR is None else bias_HR - bias_HR[:, :1]
+        position_HBLA = heads_first(with_bias(q_BLHA, w_HA))
+        position_HBLR = jnp.einsum(
+            "HBLA,HRA->HBLR", position_HBLA, r_HRA, preferred_element_type=f32
         )
         if bias_HR is not None:
-            position_BHLR += bias_HR[:, None].astype(f32)
-        score_BHLK += by_key(position_BHLR, K)
-    score_BHLK *= A**-0.5
-    visible_B1LK = visible_BLK(oldest_BL, K)[:, None]
-    weight_BHLK = jax.nn.softmax(jnp.where(visible_B1LK, score_BHLK, MASKED), axis=-1)
+            position_HBLR += bias_HR[:, None, None].astype(f32)
+        score_HBLK += by_key(position_HBLR, K)
+    score_HBLK *= A**-0.5
+    score_HBLK = jnp.where(visible_BLK(oldest_BL, K), score_HBLK, MASKED)
+    weight_HBLK = jax.nn.softmax(score_HBLK, axis=-1)
     if dropout is not None:
-        keep = keep_BHLK(dropout, (B, H, L, K))
-        weight_BHLK = jnp.where(keep, weight_BHLK / (1 - dropout.rate), 0)
-    return jnp.einsum("BHLK,BKHA->BLHA", weight_BHLK.astype(v_BKHA.dtype), v_BKHA)
+        keep_HBLK = jnp.swapaxes(keep_BHLK(dropout, (B, H, L, K)), 0, 1)
+        weight_HBLK = jnp.where(keep_HBLK, weight_HBLK / (1 - dropout.rate), 0)
+    o_HBLA = jnp.einsum("HBLK,HBKA->HBLA", weight_HBLK.astype(v_HBKA.dtype), v_HBKA)
+    return o_HBLA.transpose(1, 2, 0, 3)
+
+
+def heads_first(x_BLHA: Array) -> Array:
+    """Returns x_HBLA."""
+    return x_BLHA.transpose(2, 0, 1, 3)
 
 
 def every_distance(kernel: Callable[..., Array]) -> Callable[..., Array]:

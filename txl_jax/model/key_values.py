@@ -23,9 +23,10 @@ from jax.sharding import PartitionSpec
 
 from txl_jax.kernels import decode
 from txl_jax.kernels.decode import Ring
+from txl_jax.kernels.xla import heads_first
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import layer_norm
-from txl_jax.model.memory import Memory, filled, newest
+from txl_jax.model.memory import Memory, filled
 from txl_jax.model.positions import SCHEMES, Distances, scores
 
 
@@ -50,25 +51,30 @@ def key_values(h_BKD: Array, k_DHA: Array, v_DHA: Array) -> tuple[Array, Array]:
 
 
 class KeyValues(NamedTuple):
-    """One layer's keys and values, oldest first, its distances, and k, v of a zero."""
+    """One layer's keys and values in slots, its distances, and k, v of a zero."""
 
-    k_BMHA: Array
-    v_BMHA: Array
-    distances: Distances
+    k_HBKA: Array
+    v_HBKA: Array
+    distances: Distances  # r as r_HRA
     zero_HA: tuple[Array, Array]
+    start_B: Array  # the slot of the oldest token
 
     def extend(self, k_BLHA: Array, v_BLHA: Array) -> tuple[Array, Array]:
-        """Returns the keys and values of memory and segment."""
-        k_BKHA = jnp.concatenate([self.k_BMHA.astype(k_BLHA.dtype), k_BLHA], axis=1)
-        return k_BKHA, jnp.concatenate(
-            [self.v_BMHA.astype(v_BLHA.dtype), v_BLHA], axis=1
-        )
+        """Returns the keys and values of memory and segment, k_BKHA and v_BKHA."""
+        M = self.k_HBKA.shape[2] - k_BLHA.shape[1]
+
+        def extend_one(x_HBKA: Array, x_BLHA: Array) -> Array:
+            x_HBMA = window(x_HBKA, self.start_B, M).astype(x_BLHA.dtype)
+            x_HBLA = heads_first(x_BLHA)
+            return jnp.concatenate([x_HBMA, x_HBLA], axis=2).transpose(1, 2, 0, 3)
+
+        return extend_one(self.k_HBKA, k_BLHA), extend_one(self.v_HBKA, v_BLHA)
 
     def position(self, K: int) -> Distances:
         """Returns the distances that K keys have: the last rows."""
         found = self.distances
         if found.r_RHA is not None:
-            found = found._replace(r_RHA=found.r_RHA[-K:])
+            found = found._replace(r_RHA=jnp.swapaxes(found.r_RHA[:, -K:], 0, 1))
         if found.bias_HR is not None:
             found = found._replace(bias_HR=found.bias_HR[:, -K:])
         return found
@@ -78,24 +84,34 @@ class KeyValues(NamedTuple):
 class KeyValueMemory:
     """The keys and values of the newest M tokens of every layer, in order of time.
 
-    filled_B as in `Memory`. Goes with unstacked parameters.
+    They are in K = M + L slots, as the last segment of L was read with them: the memory
+    is the M slots from the number of that segment's real tokens on. So the next one
+    moves them, when it puts its own behind them, and every key is written once for a
+    segment; more would cost as much as the products. filled_B as in `Memory`. Goes with
+    unstacked parameters.
     """
 
     layers: tuple[KeyValues, ...]
     filled_B: Array
+    mem_len: int = flax.struct.field(pytree_node=False)
 
     @classmethod
     def of(
         cls, config: ModelConfig, params: Any, memory: Memory, tgt_len: int
     ) -> "KeyValueMemory":
-        """Returns the memory as keys and values, for segments of tgt_len at most.
+        """Returns the memory as keys and values, for segments of tgt_len.
 
         `params` are unstacked.
         """
         dtype = config.compute_dtype
-        K = memory.mem_len + tgt_len
+        B, M = memory.filled_B.shape[0], memory.mem_len
+        K = M + tgt_len
         scheme = SCHEMES[config.position]
         R_RD = scheme.encoding(config, K).astype(dtype) if scheme.encoding else None
+
+        def in_slots(x_BMHA: Array) -> Array:
+            x_HBMA = heads_first(x_BMHA).astype(config.memory_dtype)
+            return jnp.pad(x_HBMA, ((0, 0), (0, 0), (tgt_len, 0), (0, 0)))
 
         def layer(n: int) -> KeyValues:
             own = params[f"layers_{n}"]["attention"]
@@ -110,14 +126,18 @@ class KeyValueMemory:
             distances = scores(
                 config, lambda name, *_: own[name].astype(dtype), R_RD, biases, K
             )
+            if distances.r_RHA is not None:
+                r_HRA = jnp.swapaxes(distances.r_RHA, 0, 1)
+                distances = distances._replace(r_RHA=r_HRA)
             return KeyValues(
-                k_BMHA.astype(config.memory_dtype),
-                v_BMHA.astype(config.memory_dtype),
+                in_slots(k_BMHA),
+                in_slots(v_BMHA),
                 distances,
                 (zero_k[0, 0], zero_v[0, 0]),
+                jnp.full(B, tgt_len, jnp.int32),
             )
 
-        return cls(tuple(map(layer, range(config.n_layer))), memory.filled_B)
+        return cls(tuple(map(layer, range(config.n_layer))), memory.filled_B, M)
 
     def letters(self) -> "KeyValueMemory":
         """Returns what the dimensions are called, as `Memory.LETTERS`."""
@@ -127,18 +147,18 @@ class KeyValueMemory:
             distances = Distances(
                 *(
                     None if x is None else PartitionSpec(*letters)
-                    for x, letters in ((r, "RHA"), (u, "HA"), (w, "HA"), (bias, "HR"))
+                    for x, letters in ((r, "HRA"), (u, "HA"), (w, "HA"), (bias, "HR"))
                 )  # type: ignore[arg-type]
             )
-            kept, zero = PartitionSpec(*"BMHA"), PartitionSpec(*"HA")
-            return KeyValues(kept, kept, distances, (zero, zero))  # type: ignore
+            kept, zero = PartitionSpec(*"HBKA"), PartitionSpec(*"HA")
+            start = PartitionSpec("B")
+            return KeyValues(kept, kept, distances, (zero, zero), start)  # type: ignore
 
-        return KeyValueMemory(tuple(map(name, self.layers)), PartitionSpec("B"))  # type: ignore
-
-    @property
-    def mem_len(self) -> int:
-        """M, read from the shape."""
-        return self.layers[0].k_BMHA.shape[1]
+        return dataclasses.replace(
+            self,
+            layers=tuple(map(name, self.layers)),
+            filled_B=PartitionSpec("B"),  # type: ignore[arg-type]
+        )
 
     def layer(self, n: int) -> KeyValues:
         """Returns the memory of layer n."""
@@ -160,26 +180,40 @@ class KeyValueMemory:
             length_B = jnp.full(B, K - M, jnp.int32)
         layers = tuple(
             layer._replace(
-                k_BMHA=newest(k_BKHA, length_B, M).astype(layer.k_BMHA.dtype),
-                v_BMHA=newest(v_BKHA, length_B, M).astype(layer.v_BMHA.dtype),
+                k_HBKA=heads_first(k_BKHA).astype(layer.k_HBKA.dtype),
+                v_HBKA=heads_first(v_BKHA).astype(layer.v_HBKA.dtype),
+                start_B=length_B,
             )
             for layer, (k_BKHA, v_BKHA) in zip(self.layers, kept, strict=True)
         )
-        return KeyValueMemory(layers, filled(self.filled_B, M, length_B, first_BL))
+        filled_B = filled(self.filled_B, M, length_B, first_BL)
+        return dataclasses.replace(self, layers=layers, filled_B=filled_B)
 
     def zero(self, where_B: Array) -> "KeyValueMemory":
         """Returns the memory with visible zeros in the streams where_B (bool)."""
-        where_B111 = where_B[:, None, None, None]
 
         def zero(layer: KeyValues) -> KeyValues:
-            k_HA, v_HA = (x_HA.astype(layer.k_BMHA.dtype) for x_HA in layer.zero_HA)
+            k_HA, v_HA = (x_HA.astype(layer.k_HBKA.dtype) for x_HA in layer.zero_HA)
+            where_B11 = where_B[:, None, None]
             return layer._replace(
-                k_BMHA=jnp.where(where_B111, k_HA, layer.k_BMHA),
-                v_BMHA=jnp.where(where_B111, v_HA, layer.v_BMHA),
+                k_HBKA=jnp.where(where_B11, k_HA[:, None, None], layer.k_HBKA),
+                v_HBKA=jnp.where(where_B11, v_HA[:, None, None], layer.v_HBKA),
             )
 
-        filled_B = jnp.where(where_B, self.mem_len, self.filled_B)
-        return KeyValueMemory(tuple(map(zero, self.layers)), filled_B)
+        return dataclasses.replace(
+            self,
+            layers=tuple(map(zero, self.layers)),
+            filled_B=jnp.where(where_B, self.mem_len, self.filled_B),
+        )
+
+
+def window(x_HBKA: Array, start_B: Array, M: int) -> Array:
+    """Returns x_HBMA, M slots of each stream from its own start on."""
+
+    def cut(x_HKA: Array, start: Array) -> Array:
+        return jax.lax.dynamic_slice_in_dim(x_HKA, start, M, axis=1)
+
+    return jax.vmap(cut, in_axes=(1, 0), out_axes=1)(x_HBKA, start_B)
 
 
 def _project(config: ModelConfig, attention: Any, h_BMD: Array) -> tuple[Array, Array]:
@@ -226,7 +260,15 @@ class RingMemory:
             if found.r_RHA is not None:
                 found = found._replace(r_RHA=jnp.swapaxes(found.r_RHA, 0, 1))
             distances.append(found)
-        rings = tuple(decode.make_ring(x.k_BMHA, x.v_BMHA) for x in memory.layers)
+
+        def in_ring(x_HBKA: Array, layer: KeyValues) -> Array:
+            return jnp.swapaxes(window(x_HBKA, layer.start_B, memory.mem_len), 0, 1)
+
+        # The oldest token is in slot 0.
+        rings = tuple(
+            Ring(in_ring(layer.k_HBKA, layer), in_ring(layer.v_HBKA, layer))
+            for layer in memory.layers
+        )
         return cls(rings, tuple(distances), jnp.zeros((), jnp.int32), memory.filled_B)
 
     @property
