@@ -34,6 +34,7 @@ CONFIG = ModelConfig(
     d_inner=F,
     mem_len=5,
     dropout=0.0,
+    kernel="xla",
 )
 # What a test computes is small, so its time is the compiler's: less by 2 to 5 times.
 FAST: dict[str, Any] = {

@@ -21,7 +21,7 @@ from txl_jax.data.tokens import DataConfig
 from txl_jax.errors import UserError, nearest, require_one_of
 from txl_jax.evaluate.perplexity import EvalConfig, evaluation_model
 from txl_jax.generate import GenerateConfig, generation_model
-from txl_jax.model.attention import KERNELS
+from txl_jax.kernels.choice import NAMES
 from txl_jax.model.config import (
     ABSOLUTE,
     ModelConfig,
@@ -54,7 +54,7 @@ class Config:
 
     def __post_init__(self) -> None:
         """Refuses combinations across sections, naming both fields and the mend."""
-        require_one_of(self.model.kernel, list(KERNELS), "model.kernel")
+        require_one_of(self.model.kernel, list(NAMES), "model.kernel")
         self._check_context()
         self._check_places()
         self._check_documents()

@@ -21,7 +21,7 @@ PROGRAMS = {
     "evaluation": [],
     "generation": [],
     "step": [],
-    "step, chunked": ["--kernel=chunked"],
+    "step, xla": ["--kernel=xla"],
     "softmax": [],
     "attention": [],
     "compile_time": [],

@@ -16,7 +16,7 @@ import jax
 
 from experiments.benchmarks import quiet, record, subject
 from experiments.benchmarks.job import Job, Step
-from txl_jax.model.attention import KERNELS
+from txl_jax.kernels.choice import KERNELS
 
 
 def compile_all(

@@ -15,7 +15,7 @@ from typing import Any
 
 from experiments.benchmarks import peer, quiet, record, subject
 from experiments.benchmarks.job import OPTIM, Job, Step
-from txl_jax.model.attention import KERNELS
+from txl_jax.kernels.choice import NAMES
 
 JOBS = {
     "small": Job(subject.SMALL, batch_size=8, tgt_len=128),
@@ -50,7 +50,7 @@ def measure(given: argparse.Namespace, watch: quiet.Watch) -> dict[str, Any]:
 
 def main() -> None:
     parser = record.make_parser(__doc__)
-    parser.add_argument("--kernel", choices=list(KERNELS), default="xla")
+    parser.add_argument("--kernel", choices=list(NAMES), default="auto")
     parser.add_argument("--models", nargs="+", choices=list(JOBS), default=list(JOBS))
     parser.add_argument(
         "--updates", type=record.positive, default=4, help="of a repetition"

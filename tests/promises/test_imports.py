@@ -21,6 +21,7 @@ ROWS = """
     kernels.tpu
     convert.embedding model.positions model.memory model.initializers model.dropout
     kernels.chunked
+    kernels.choice
     model.key_values
     convert.pytorch model.adaptive data.builder data.recipe optim metrics
     model.attention data.encode report.writer report.plots report.provenance

@@ -10,19 +10,14 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jax import Array
 
-from txl_jax.kernels import chunked, sharded, tpu, xla
+from txl_jax.kernels import xla
+from txl_jax.kernels.choice import choose_kernel
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.dropout import Dropout, seed
 from txl_jax.model.initializers import layer_norm, weight
 from txl_jax.model.key_values import KeyValues, RingLayer, key_values
 from txl_jax.model.memory import Memory
 from txl_jax.model.positions import scores
-
-KERNELS = {
-    "xla": xla.rel_attention,
-    "chunked": sharded.follow_mesh(xla.every_distance(chunked.rel_attention)),
-    "tpu": sharded.follow_mesh(xla.every_distance(tpu.rel_attention)),
-}
 
 
 class Attention(nn.Module):
@@ -76,9 +71,10 @@ class Attention(nn.Module):
             dropout = None
             if config.dropatt and self.has_rng("dropout"):
                 dropout = xla.Dropout(config.dropatt, seed(self))
-            o_BLHA = KERNELS[config.kernel](
-                q_BLHA, k_BKHA, v_BKHA, *position, oldest_BL, dropout
+            kernel = choose_kernel(
+                config.kernel, q_BLHA, reading=isinstance(layer, KeyValues)
             )
+            o_BLHA = kernel(q_BLHA, k_BKHA, v_BKHA, *position, oldest_BL, dropout)
         out_BLD = jnp.einsum("BLHA,HAD->BLD", o_BLHA, o_HAD)
         sum_BLD = h_BLD + Dropout(config.dropout, config.variational)(out_BLD)
         return (sum_BLD if config.pre_lnorm else norm(sum_BLD)), kept

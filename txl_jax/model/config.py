@@ -64,7 +64,7 @@ class ModelConfig:
     # Computation.
     dtype: str = "float32"  # of the computation; parameters and loss are float32
     mem_dtype: str = "compute"  # of the memory; "compute" = as dtype
-    kernel: str = "xla"  # of the attention
+    kernel: str = "auto"  # of the attention; "auto" = the fastest for the device
     remat: bool = False  # recompute a layer in the backward pass, to save memory
     unroll: int = 1  # layers per turn of the scan over layers; n_layer = all
 

@@ -1,0 +1,65 @@
+"""Which kernel attends: the named one, or the fastest where the program is to run.
+
+Dims: B streams, L queries, H heads, A head.
+"""
+
+from typing import NamedTuple
+
+import jax
+from jax import Array
+
+from txl_jax.errors import UserError
+from txl_jax.kernels import chunked, sharded, tpu, xla
+
+KERNELS = {
+    "xla": xla.rel_attention,
+    "chunked": sharded.follow_mesh(xla.every_distance(chunked.rel_attention)),
+    "tpu": sharded.follow_mesh(xla.every_distance(tpu.rel_attention)),
+}
+NAMES = ("auto", *KERNELS)
+
+
+class Fastest(NamedTuple):
+    """Names of kernels: for training, and where keys and values are kept."""
+
+    training: str
+    reading: str
+
+
+# Where a kernel agrees with the oracle and is faster: measured on the CPU
+# (experiments/benchmarks/results.md), for TPUs as their compiler estimates it
+# (experiments/benchmarks/tpu_estimate.md). Everywhere else, GPUs among them, `xla`.
+FASTEST = {
+    "cpu": Fastest("chunked", "xla"),
+    **dict.fromkeys(
+        ("TPU v4", "TPU v5 lite", "TPU v5e", "TPU v5", "TPU v5p")
+        + ("TPU v6 lite", "TPU v6e"),
+        Fastest("tpu", "tpu"),
+    ),
+}
+
+
+def choose_kernel(name: str, q_BLHA: Array, reading: bool) -> sharded.Kernel:
+    """Returns the kernel of that name; `auto` goes by the device the queries are on.
+
+    reading: keys and values are kept and nothing is differentiated. Where streams or
+    heads do not divide over the mesh `auto` is `xla`, which the compiler splits.
+    """
+    if name == "auto":
+        name = fastest(q_BLHA, reading)
+    return KERNELS[name]
+
+
+def fastest(q_BLHA: Array, reading: bool) -> str:
+    """Returns the name of the kernel that `auto` stands for."""
+    mesh = jax.typeof(q_BLHA).sharding.mesh
+    device = mesh.abstract_device or jax.devices()[0]
+    found = FASTEST.get(device.device_kind)
+    if found is None:
+        return "xla"
+    if not (mesh.empty or mesh.manual_axes):
+        try:
+            sharded.check_divides(mesh, q_BLHA.shape[0], q_BLHA.shape[2])
+        except UserError:
+            return "xla"
+    return found.reading if reading else found.training
