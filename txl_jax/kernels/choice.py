@@ -12,7 +12,7 @@ from txl_jax.errors import UserError
 from txl_jax.kernels import chunked, sharded, tpu, xla
 
 KERNELS = {
-    "xla": xla.rel_attention,
+    "xla": sharded.follow_mesh(xla.rel_attention, needed=False),
     "chunked": sharded.follow_mesh(xla.every_distance(chunked.rel_attention)),
     "tpu": sharded.follow_mesh(xla.every_distance(tpu.rel_attention)),
 }

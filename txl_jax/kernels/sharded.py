@@ -31,17 +31,21 @@ SPECS = tuple(
 AXES: dict[str, Any] = {letter: dict(RULES)[letter] for letter in "BH"}
 
 
-def follow_mesh(kernel: Kernel) -> Kernel:
+def follow_mesh(kernel: Kernel, needed: bool = True) -> Kernel:
     """Returns the same function as the kernel, split over its queries' mesh if any.
 
     Inside of jit an array's type tells the mesh, so nobody has to pass it. Within a
-    shard_map there is nothing left to split.
+    shard_map there is nothing left to split. needed: the compiler cannot split the
+    kernel; otherwise it does, where streams or heads do not divide. (Where they do it
+    should not: on a TPU it moves scores between devices to shift them.)
     """
 
     @functools.wraps(kernel)
     def call(q_BLHA: Array, *args: Any, **more: Any) -> Array:
         mesh = jax.typeof(q_BLHA).sharding.mesh
+        B, _, H, _ = q_BLHA.shape
         whole = mesh.empty or mesh.size == 1 or mesh.manual_axes
+        whole = whole or not needed and (B % shards(mesh, "B") or H % shards(mesh, "H"))
         return (kernel if whole else shard(kernel, mesh))(q_BLHA, *args, **more)
 
     return call
@@ -96,12 +100,14 @@ def over_streams(function: Callable[..., Array]) -> Callable[..., Array]:
     """Returns function(whole, *of_streams) as each shard's own work on a mesh.
 
     `whole` comes whole to every device, whose gradients are added up; the rest, and the
-    result, have streams first.
+    result, have streams first. Streams that do not divide are left to the compiler.
     """
 
     def call(whole: Any, *of_streams: Array) -> Array:
         mesh = jax.typeof(of_streams[0]).sharding.mesh
         if mesh.empty or mesh.size == 1 or mesh.manual_axes:
+            return function(whole, *of_streams)
+        if len(of_streams[0]) % shards(mesh, "B"):
             return function(whole, *of_streams)
         streams = PartitionSpec(AXES["B"])
         return jax.shard_map(
@@ -120,16 +126,22 @@ def first(letter: str, size: int) -> Array:
     return jax.lax.axis_index(AXES[letter]).astype(jnp.uint32) * size
 
 
+def shards(mesh: Mesh | AbstractMesh, letter: str) -> int:
+    """Returns how many shards of streams or heads there are."""
+    axes = (AXES[letter],) if isinstance(AXES[letter], str) else AXES[letter]
+    return math.prod(mesh.shape[axis] for axis in axes)
+
+
 def check_divides(mesh: Mesh | AbstractMesh, B: int, H: int) -> None:
     """Raises UserError unless every shard has as many streams, and heads."""
-    shards_B = math.prod(mesh.shape[axis] for axis in AXES["B"])
+    shards_B = shards(mesh, "B")
     if B % shards_B:
         raise UserError(
             f"{B} streams at once do not divide over mesh.data x mesh.fsdp = "
             f"{shards_B}: make batch_size / batch_chunk (in evaluation, streams) a "
             f"multiple of {shards_B}, or raise mesh.model"
         )
-    shards_H = mesh.shape[AXES["H"]]
+    shards_H = shards(mesh, "H")
     if H % shards_H:
         raise UserError(
             f"model.n_head = {H} does not divide over mesh.model = {shards_H}: lower "

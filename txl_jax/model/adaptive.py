@@ -47,7 +47,9 @@ class Vocabulary(nn.Module):
             self.projs[i] if ties[i] else self._make_proj(f"out_proj_{i}", i)
             for i in range(G + 1)
         ]
-        self.bias_V: Any = self.param("bias", normal(0, "V"), (V,))
+        # With the tables apart, all clusters together divide over no mesh either.
+        letters = "." if len(self.tables) > 1 else "V"
+        self.bias_V: Any = self.param("bias", normal(0, letters), (V,))
         if G:
             E = config.embed_size
             rows = normal(config.cluster_init_std, ".E")
@@ -90,24 +92,35 @@ class Vocabulary(nn.Module):
     def embed(self, tokens_BL: Array) -> Array:
         """Returns h_BLD, rows of the tables, projected, times sqrt(D)."""
         config = self.config
-        if config.div_val == 1:
-            h_BLD = self._rows(0, tokens_BL)
-        else:
-            h_BLD = jnp.zeros((), config.compute_dtype)
-            for i, (low, high) in enumerate(self.bounds):
-                rows_BLD = self._rows(i, jnp.clip(tokens_BL - low, 0, high - low - 1))
-                inside_BL = (low <= tokens_BL) & (tokens_BL < high)
-                h_BLD = jnp.where(inside_BL[..., None], rows_BLD, h_BLD)
+        # Split by the compiler, the tables' gradients would gather the whole batch.
+        whole = tuple(self.tables), tuple(self.projs)
+        h_BLD = over_streams(self._rows)(whole, jnp.asarray(tokens_BL))
         h_BLD *= jnp.asarray(config.d_model**0.5, config.compute_dtype)
         return self.drop_words(h_BLD, tokens_BL)
 
-    def _rows(self, i: int, index_BL: Array) -> Array:
-        """Returns rows of table i, projected."""
+    def _rows(self, whole: Any, tokens_BL: Array) -> Array:
+        """Returns rows of the tables, projected."""
         dtype = self.config.compute_dtype
-        rows_BLE = jnp.take(self.tables[i], index_BL, axis=0).astype(dtype)
-        if self.projs[i] is None:
-            return rows_BLE
-        return jnp.einsum("BLE,ED->BLD", rows_BLE, self.projs[i].astype(dtype))
+
+        def rows_BLD(table_VE: Array, proj_ED: Array | None, index_BL: Array) -> Array:
+            rows_BLE = jnp.take(table_VE, index_BL, axis=0).astype(dtype)
+            if proj_ED is None:
+                return rows_BLE
+            return jnp.einsum("BLE,ED->BLD", rows_BLE, proj_ED.astype(dtype))
+
+        tables, projs = whole
+        if len(tables) == 1:
+            return rows_BLD(tables[0], projs[0], tokens_BL)
+        h_BLD = jnp.zeros((), dtype)
+        for (low, high), table_VE, proj_ED in zip(
+            self.bounds, tables, projs, strict=True
+        ):
+            index_BL = jnp.clip(tokens_BL - low, 0, high - low - 1)
+            inside_BL = (low <= tokens_BL) & (tokens_BL < high)
+            h_BLD = jnp.where(
+                inside_BL[..., None], rows_BLD(table_VE, proj_ED, index_BL), h_BLD
+            )
+        return h_BLD
 
     def _scores(self, hidden_BLD: Array, i: int) -> Array:
         """Returns the logits of cluster i, not normalised; of the first, BLT."""
