@@ -17,8 +17,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from experiments.benchmarks import gradients, quiet, record
-from txl_jax.kernels.xla import Dropout
 from txl_jax.kernels.choice import KERNELS
+from txl_jax.kernels.xla import Dropout
 
 SHAPES = ["8x8x128+128x32", "4x10x150+150x41", "2x8x512+512x64", "1x8x2048+2048x64"]
 TINY = ["1x2x8+8x4"]

@@ -25,8 +25,8 @@ def make_head(given: argparse.Namespace) -> tuple[Head, Array, Array, tuple[int,
     keys = jax.random.split(jax.random.key(0), 3)
     head = Head(
         (0.02 * jax.random.normal(keys[0], (V, D)),),
+        (jnp.zeros(V),),
         (None,) * (G + 1),
-        jnp.zeros(V),
         0.02 * jax.random.normal(keys[1], (G, D)),
         jnp.zeros(G),
     )
@@ -37,7 +37,7 @@ def make_head(given: argparse.Namespace) -> tuple[Head, Array, Array, tuple[int,
 
 def dense_nll(head: Head, hidden_BLD: Array, target_BL: Array) -> Array:
     """Returns -log p(target) of one softmax over all words, nll_BL."""
-    logits_BLV = jnp.einsum("BLD,VD->BLV", hidden_BLD, head.tables[0]) + head.bias_V
+    logits_BLV = jnp.einsum("BLD,VD->BLV", hidden_BLD, head.tables[0]) + head.biases[0]
     log_probs_BLV = jax.nn.log_softmax(logits_BLV)
     return -jnp.take_along_axis(log_probs_BLV, target_BL[..., None], axis=-1)[..., 0]
 
@@ -53,7 +53,7 @@ def measure(given: argparse.Namespace, watch: quiet.Watch) -> dict[str, Any]:
         return dense_nll(head, hidden_BLD, target_BL).sum()
 
     losses = {"adaptive": adaptive, "dense": dense}
-    name = f"{given.tokens} tokens, {len(head.bias_V)} words"
+    name = f"{given.tokens} tokens, {len(head.biases[0])} words"
     arguments = head, hidden_BLD
     case = gradients.compare(name, given.tokens, losses, arguments, given, watch)
     return {"cases": [case]}

@@ -7,6 +7,7 @@ import math
 import re
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,6 +18,8 @@ from txl_jax.kernels import softmax
 from txl_jax.kernels.softmax import Rows, Tokens, blockwise_nll
 from txl_jax.model.adaptive import Vocabulary
 from txl_jax.model.config import ModelConfig
+from txl_jax.sharding import MeshConfig, make_mesh, sharding, shardings
+from txl_jax.state import abstract_params
 
 V, D, T = 41, 6, 29
 CUTOFFS = (13, 20)
@@ -120,3 +123,50 @@ def test_nothing_as_large_as_the_logits_is_stored(name: str) -> None:
     assert largest <= max(softmax.BLOCK, V * D)
     memory: Any = compiled.memory_analysis()
     assert memory.temp_size_in_bytes < 0.1 * 4 * T * V
+
+
+SPLIT = {
+    "plain": tiny.config(vocab_size=40, d_model=D),
+    "one_table": tiny.config(vocab_size=40, d_model=D, cutoffs=(13, 20)),
+    "tables": tiny.config(vocab_size=40, d_model=8, cutoffs=(12, 20), div_val=2),
+    "tables_that_do_not_divide": tiny.config(
+        vocab_size=40, d_model=8, cutoffs=(13, 21), div_val=2
+    ),
+}
+
+
+@pytest.mark.parametrize("mesh", [(2, 1, 4), (1, 2, 4), (4, 1, 2)], ids=str)
+@pytest.mark.parametrize("name", SPLIT)
+def test_the_vocabulary_may_be_split_over_devices(
+    name: str, mesh: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Value and gradients are one device's, and no device sees all rows at once."""
+    monkeypatch.setattr(softmax, "MOST_ROWS", 3)
+    monkeypatch.setattr(softmax, "BLOCK", 15)
+    config, devices = SPLIT[name], make_mesh(MeshConfig(*mesh))
+    params = tiny.make_params(config)["embedding"]
+    rng = np.random.default_rng(0)
+    hidden_BLD = rng.normal(size=(4, 7, config.d_model)).astype(np.float32)
+    targets_BL = rng.integers(0, 40, (4, 7)).astype(np.int32)
+    weights_BL = rng.normal(size=(4, 7)).astype(np.float32)
+
+    def loss(params: Any, hidden_BLD: Any, targets_BL: Any) -> Any:
+        nll_BL: Any = Vocabulary(config).apply(
+            {"params": params}, hidden_BLD, targets_BL, method="nll"
+        )
+        return jnp.sum(nll_BL * weights_BL), nll_BL
+
+    grad = jax.grad(loss, argnums=(0, 1), has_aux=True)
+    expected = tiny.jit(grad)(params, hidden_BLD, targets_BL)
+    specs = nn.get_partition_spec(abstract_params(config))["embedding"]
+    places = shardings(devices, specs)
+    if name == "tables_that_do_not_divide":
+        places = sharding(devices, "")
+    placed = jax.device_put(
+        (params, hidden_BLD, targets_BL),
+        (places, sharding(devices, "BLD"), sharding(devices, "BL")),
+    )
+    tiny.assert_close(tiny.jit(grad)(*placed), expected)
+    if mesh == (4, 1, 2) and name in ("plain", "one_table"):
+        compiled = jax.jit(loss).lower(*placed).compile()
+        assert "all-gather" not in str(compiled.as_text())

@@ -4,25 +4,29 @@ Dims: B streams, L segment, T = B L tokens, D model, V vocabulary (V0 in the fir
 cluster), E embedding (E0, E1.. per cluster), G clusters beside the first.
 """
 
-from typing import NamedTuple
+import functools
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
+from jax.sharding import PartitionSpec
 
+from txl_jax.kernels.sharded import AXES, over_streams, stream_mesh
 from txl_jax.kernels.softmax import Cluster, Rows, Tokens, blockwise_nll
 
 
 class Head(NamedTuple):
     """What scores the vocabulary.
 
-    tables: [V, E] of all clusters, or [Vi, Ei] of each. projs: [Ei, D] of each, or None
-    where hidden states are scored as they are. cluster_table_GE, cluster_bias_G: the
-    first softmax's rows for the other clusters, where there are some.
+    tables, biases: [V, E] and [V] of all clusters, or [Vi, Ei] and [Vi] of each. projs:
+    [Ei, D] of each, or None where hidden states are scored as they are.
+    cluster_table_GE, cluster_bias_G: the first softmax's rows for the other clusters,
+    where there are some.
     """
 
     tables: tuple[Array, ...]
+    biases: tuple[Array, ...]
     projs: tuple[Array | None, ...]
-    bias_V: Array
     cluster_table_GE: Array | None = None
     cluster_bias_G: Array | None = None
 
@@ -32,17 +36,40 @@ def adaptive_nll(
 ) -> Array:
     """Returns -log p(target), nll_BL in nats; cutoffs are where clusters begin.
 
-    Sorting is local to what the function is given: under a mesh, call it on each
-    shard of the streams.
+    On a mesh every device scores its own streams, with its own rows of the tables where
+    all of them divide over the mesh axis of the vocabulary.
     """
+    ends = (0, *cutoffs, sum(map(len, head.biases)))
+    mesh, axis = stream_mesh(hidden_BLD), AXES["V"]
+    parts = 1 if mesh is None else mesh.shape[axis]
+    if parts == 1 or any(len(bias_V) % parts for bias_V in head.biases):
+        axis = None
+    rows = PartitionSpec(axis)
+    specs: Any = Head(rows, rows, *[PartitionSpec()] * 3)  # type: ignore[arg-type]
+    local = functools.partial(local_nll, ends=ends, axis=axis)
+    return over_streams(local, specs)(head, hidden_BLD, targets_BL)
+
+
+def local_nll(
+    head: Head,
+    hidden_BLD: Array,
+    targets_BL: Array,
+    ends: tuple[int, ...],
+    axis: str | None,
+) -> Array:
+    """Returns nll_BL of one device's tokens, whose clusters begin and end at `ends`."""
     hidden_TD = hidden_BLD.reshape(-1, hidden_BLD.shape[-1])
     target_T = targets_BL.reshape(-1)
-    if not cutoffs:
-        return sorted_nll(head, hidden_TD, target_T, None, ()).reshape(targets_BL.shape)
-    cluster_T = jnp.searchsorted(jnp.asarray(cutoffs), target_T, side="right")
+    if len(ends) == 2:
+        nll_T = sorted_nll(head, hidden_TD, target_T, None, ends, axis)
+        return nll_T.reshape(targets_BL.shape)
+    cutoffs = jnp.asarray(ends[1:-1])
+    cluster_T = jnp.searchsorted(cutoffs, target_T, side="right")
     order_T = jnp.argsort(cluster_T, stable=True)
     cluster_T = cluster_T[order_T]
-    nll_T = sorted_nll(head, hidden_TD[order_T], target_T[order_T], cluster_T, cutoffs)
+    nll_T = sorted_nll(
+        head, hidden_TD[order_T], target_T[order_T], cluster_T, ends, axis
+    )
     nll_T = jnp.zeros_like(nll_T).at[order_T].set(nll_T, unique_indices=True)
     return nll_T.reshape(targets_BL.shape)
 
@@ -52,7 +79,8 @@ def sorted_nll(
     hidden_TD: Array,
     target_T: Array,
     cluster_T: Array | None,
-    cutoffs: tuple[int, ...],
+    ends: tuple[int, ...],
+    axis: str | None,
 ) -> Array:
     """Returns nll_T of tokens in the order of their targets' clusters, cluster_T."""
 
@@ -60,22 +88,17 @@ def sorted_nll(
         proj_ED = head.projs[i]
         return hidden_TD if proj_ED is None else hidden_TD @ proj_ED.T
 
-    V = len(head.bias_V)
-    ends = (0, *cutoffs, V)
-    tables: tuple[Array, ...] = head.tables
-    biases: tuple[Array, ...] = (head.bias_V,)
-    if apart := len(tables) > 1:
-        biases = tuple(
-            head.bias_V[low:high] for low, high in zip(ends, ends[1:], strict=False)
-        )
+    V = ends[-1]
+    tables, biases = head.tables, head.biases
+    apart = len(tables) > 1
     first: Cluster = (Rows(0, 0, ends[1], 0),)
     if cluster_T is None:
         tokens = Tokens(narrow(0), target_T, 0, len(target_T))
-        return blockwise_nll((first,), (tokens,), tables, biases)
+        return blockwise_nll((first,), (tokens,), tables, biases, axis)
 
     # The first softmax, which all tokens need, chooses among the clusters as well.
     assert head.cluster_table_GE is not None and head.cluster_bias_G is not None
-    first += (Rows(len(tables), 0, len(cutoffs), V),)
+    first += (Rows(len(tables), 0, len(ends) - 2, V, whole=True),)
     tables, biases = (*tables, head.cluster_table_GE), (*biases, head.cluster_bias_G)
     choice_T = jnp.where(cluster_T > 0, V + cluster_T - 1, target_T)
     clusters, tokens_of = [first], [Tokens(narrow(0), choice_T, 0, len(target_T))]
@@ -86,4 +109,4 @@ def sorted_nll(
         clusters.append((rows,))
         size = begin_G[i + 1] - begin_G[i]
         tokens_of.append(Tokens(narrow(i), target_T, begin_G[i], size))
-    return blockwise_nll(tuple(clusters), tuple(tokens_of), tables, biases)
+    return blockwise_nll(tuple(clusters), tuple(tokens_of), tables, biases, axis)

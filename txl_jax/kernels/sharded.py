@@ -28,7 +28,8 @@ SPECS = tuple(
     nn.logical_to_mesh_axes(tuple(letters), RULES)
     for letters in ("BLHA", "BKHA", "BKHA", "RHA", "HA", "HA", "HR", "BL")
 )
-AXES: dict[str, Any] = {letter: dict(RULES)[letter] for letter in "BH"}
+WHOLE = PartitionSpec()
+AXES: dict[str, Any] = {letter: dict(RULES)[letter] for letter in "BHV"}
 
 
 def follow_mesh(kernel: Kernel, needed: bool = True) -> Kernel:
@@ -96,29 +97,37 @@ def shard(kernel: Kernel, mesh: Mesh | AbstractMesh) -> Kernel:
     return call
 
 
-def over_streams(function: Callable[..., Array]) -> Callable[..., Array]:
+def over_streams(
+    function: Callable[..., Array], specs: Any = WHOLE
+) -> Callable[..., Array]:
     """Returns function(whole, *of_streams) as each shard's own work on a mesh.
 
-    `whole` comes whole to every device, whose gradients are added up; the rest, and the
-    result, have streams first. Streams that do not divide are left to the compiler.
+    `whole` comes whole to every device, or as `specs` say, and what devices share of it
+    has the sum of their gradients; the rest, and the result, have streams first.
+    Streams that do not divide are left to the compiler.
     """
 
     def call(whole: Any, *of_streams: Array) -> Array:
-        mesh = jax.typeof(of_streams[0]).sharding.mesh
-        if mesh.empty or mesh.size == 1 or mesh.manual_axes:
-            return function(whole, *of_streams)
-        if len(of_streams[0]) % shards(mesh, "B"):
+        mesh = stream_mesh(of_streams[0])
+        if mesh is None:
             return function(whole, *of_streams)
         streams = PartitionSpec(AXES["B"])
         return jax.shard_map(
             function,
             mesh=mesh,
-            in_specs=(PartitionSpec(), *(streams for _ in of_streams)),
+            in_specs=(specs, *(streams for _ in of_streams)),
             out_specs=streams,
             check_vma=False,
         )(whole, *of_streams)
 
     return call
+
+
+def stream_mesh(x_B: Array) -> AbstractMesh | None:
+    """Returns the mesh over which streams are to be split, or None."""
+    mesh = jax.typeof(x_B).sharding.mesh
+    whole = mesh.empty or mesh.size == 1 or mesh.manual_axes
+    return None if whole or len(x_B) % shards(mesh, "B") else mesh
 
 
 def first(letter: str, size: int) -> Array:

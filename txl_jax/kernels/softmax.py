@@ -6,6 +6,10 @@ The tokens come sorted by cluster: a cluster's are a range that only the run kno
 the number of blocks follows it. So the cost follows where the tokens are, under static
 shapes, and no token is dropped.
 
+The rows of a table may be split over the devices of a mesh axis, all of which have the
+same tokens. Each adds up what its own rows give, however many loops that takes it, and
+one reduction per cluster follows.
+
 Dims: T tokens, E embedding (its own per cluster), V rows, X tokens of a block, Y rows
 of a block.
 """
@@ -24,12 +28,16 @@ MOST_ROWS = 1 << 12
 
 
 class Rows(NamedTuple):
-    """Rows low <= row < high of a table; row r stands for the target r + first."""
+    """Rows low <= row < high of a table; row r stands for the target r + first.
+
+    whole: the table is not split over devices; one of them alone counts it.
+    """
 
     table: int
     low: int
     high: int
     first: int
+    whole: bool = False
 
 
 # The rows among which one softmax chooses.
@@ -69,18 +77,35 @@ def visit_tokens(tokens: Tokens, X: int, visit: Callable[..., Any], carry: Any) 
     return jax.lax.fori_loop(0, (tokens.size + X - 1) // X, turn, carry)
 
 
-def visit_rows(rows: Rows, visit: Callable[..., Any], carry: Any) -> Any:
-    """Calls visit(carry, row, new_Y) for each block of rows, from row `row` on.
+def own_rows(rows: Rows, V: int, axis: str | None) -> tuple[Any, Any, Any]:
+    """Returns (low, high, first) of the rows in this device's V of a table."""
+    if axis is None:
+        return rows.low, rows.high, rows.first
+    device = jax.lax.axis_index(axis)
+    if rows.whole:
+        return rows.low, jnp.where(device == 0, rows.high, rows.low), rows.first
+    low, high = (jnp.clip(end - device * V, 0, V) for end in (rows.low, rows.high))
+    return low, high, rows.first + device * V
 
-    The last block is moved back to end with the rows: what it has again is not new.
+
+def visit_rows(
+    rows: Rows, V: int, axis: str | None, visit: Callable[..., Any], carry: Any
+) -> Any:
+    """Calls visit(carry, row, new_Y, target_Y) for each block of rows, from `row` on.
+
+    V: rows of the table here. The last block is moved back to end with the rows: what
+    it has again is not new. target_Y is what the rows stand for, -1 for old ones.
     """
-    Y = min(rows.high - rows.low, MOST_ROWS)
+    low, high, first = own_rows(rows, V, axis)
+    Y = min(rows.high - rows.low, V, MOST_ROWS)
 
     def turn(k: Array, carry: Any) -> Any:
-        row = jnp.minimum(rows.low + k * Y, rows.high - Y)
-        return visit(carry, row, row + jnp.arange(Y) >= rows.low + k * Y)
+        row = jnp.maximum(jnp.minimum(low + k * Y, high - Y), 0)
+        row_Y = row + jnp.arange(Y)
+        new_Y = (row_Y >= low + k * Y) & (row_Y < high)
+        return visit(carry, row, new_Y, jnp.where(new_Y, row_Y + first, -1))
 
-    return jax.lax.fori_loop(0, -(-(rows.high - rows.low) // Y), turn, carry)
+    return jax.lax.fori_loop(0, (high - low + Y - 1) // Y, turn, carry)
 
 
 def part(x: Array, first: Array, size: int) -> Array:
@@ -102,18 +127,23 @@ def score_XY(h_XE: Array, table_YE: Array, bias_Y: Array, new_Y: Array) -> Array
 
 
 def add_rows(
-    stats: Stats, tokens: Tokens, table_VE: Array, bias_V: Array, rows: Rows, X: int
+    stats: Stats,
+    tokens: Tokens,
+    table_VE: Array,
+    bias_V: Array,
+    rows: Rows,
+    X: int,
+    axis: str | None,
 ) -> Stats:
     """Adds the scores of a cluster's tokens with some rows to what is kept of them.
 
     Tokens of the next cluster that share the last block get numbers that none uses.
     """
 
-    def visit_block(stats: Stats, row: Array, new_Y: Array) -> Stats:
+    def visit_block(stats: Stats, row: Array, new_Y: Array, target_Y: Array) -> Stats:
         Y = len(new_Y)
         table_YE = part(table_VE, row, Y).astype(tokens.h_TE.dtype)
         bias_Y = part(bias_V, row, Y)
-        target_Y = jnp.where(new_Y, row + rows.first + jnp.arange(Y), -1)
 
         def visit(stats: Stats, first: Array, _: Array) -> Stats:
             scores = score_XY(part(tokens.h_TE, first, X), table_YE, bias_Y, new_Y)
@@ -130,7 +160,14 @@ def add_rows(
 
         return visit_tokens(tokens, X, visit, stats)
 
-    return visit_rows(rows, visit_block, stats)
+    return visit_rows(rows, len(bias_V), axis, visit_block, stats)
+
+
+def over_devices(stats: Stats, axis: str) -> Stats:
+    """Returns what the devices of a mesh axis have of their rows, as of all rows."""
+    peak_T = jax.lax.pmax(stats.peak_T, axis)
+    sum_T = stats.sum_T * jnp.exp(stats.peak_T - peak_T)
+    return Stats(peak_T, *jax.lax.psum((sum_T, stats.target_T), axis))
 
 
 class Gradients(NamedTuple):
@@ -150,15 +187,17 @@ def add_gradients(
     grad_T: Array,
     rows: Rows,
     X: int,
+    axis: str | None,
 ) -> Gradients:
     """Adds what some rows of a table give: (softmax - target) times grad, and on."""
     dtype, f32 = tokens.h_TE.dtype, jnp.float32
 
-    def visit_block(grads: Gradients, row: Array, new_Y: Array) -> Gradients:
+    def visit_block(
+        grads: Gradients, row: Array, new_Y: Array, target_Y: Array
+    ) -> Gradients:
         Y = len(new_Y)
         table_YE = part(table_VE, row, Y).astype(dtype)
         bias_Y = part(bias_V, row, Y)
-        target_Y = jnp.where(new_Y, row + rows.first + jnp.arange(Y), -1)
 
         def visit(carry: Any, first: Array, real_X: Array) -> Any:
             grad_h_TE, grad_YE, grad_Y = carry
@@ -189,7 +228,7 @@ def add_gradients(
             put(grads.bias_V, part(grads.bias_V, row, Y) + grad_Y, row),
         )
 
-    return visit_rows(rows, visit_block, grads)
+    return visit_rows(rows, len(bias_V), axis, visit_block, grads)
 
 
 def blockwise_nll(
@@ -197,11 +236,13 @@ def blockwise_nll(
     tokens: tuple[Tokens, ...],
     tables: tuple[Array, ...],
     biases: tuple[Array, ...],
+    axis: str | None = None,
 ) -> Array:
     """Returns the sum over clusters of -log softmax(target), nll_T in nats.
 
     Each cluster adds to its own tokens. `clusters` name rows of `tables` [V, E], which
-    have `biases` [V].
+    have `biases` [V]. axis: the mesh axis over which the rows of the tables here are
+    split, in the order of its devices; call it within a shard_map then.
     """
     T = len(tokens[0].target_T)
     X = token_block(clusters, T)
@@ -214,24 +255,27 @@ def blockwise_nll(
             target_T=jnp.pad(own.target_T, (0, behind)),
         )
 
-    return padded_nll(clusters, X, tuple(map(pad, tokens)), tables, biases)[:T]
+    padded = tuple(map(pad, tokens))
+    return padded_nll(clusters, X, axis, padded, tables, biases)[:T]
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def padded_nll(
     clusters: tuple[Cluster, ...],
     X: int,
+    axis: str | None,
     tokens: tuple[Tokens, ...],
     tables: tuple[Array, ...],
     biases: tuple[Array, ...],
 ) -> Array:
     """Returns `blockwise_nll` of tokens with padding behind them, X to a block."""
-    return forward(clusters, X, tokens, tables, biases)[0]
+    return forward(clusters, X, axis, tokens, tables, biases)[0]
 
 
 def forward(
     clusters: tuple[Cluster, ...],
     X: int,
+    axis: str | None,
     tokens: tuple[Tokens, ...],
     tables: tuple[Array, ...],
     biases: tuple[Array, ...],
@@ -243,7 +287,9 @@ def forward(
         stats = Stats(jnp.full(T, -1e30), jnp.zeros(T), jnp.zeros(T))
         for rows in cluster:
             table_VE, bias_V = tables[rows.table], biases[rows.table]
-            stats = add_rows(stats, own, table_VE, bias_V, rows, X)
+            stats = add_rows(stats, own, table_VE, bias_V, rows, X, axis)
+        if axis is not None:
+            stats = over_devices(stats, axis)
         lses.append(stats.peak_T + jnp.log(stats.sum_T))
         token_T = jnp.arange(T)
         inside_T = (own.start <= token_T) & (token_T < own.start + own.size)
@@ -252,10 +298,13 @@ def forward(
 
 
 def backward(
-    clusters: tuple[Cluster, ...], X: int, saved: Any, grad_T: Array
+    clusters: tuple[Cluster, ...], X: int, axis: str | None, saved: Any, grad_T: Array
 ) -> tuple[Any, Any, Any]:
     """Returns the gradients of tokens, tables and biases."""
     tokens, tables, biases, lses = saved
+    if axis is not None:
+        # What comes of a result that all devices share is shared out among them.
+        grad_T = jax.lax.psum(grad_T, axis)
     grad_tables = [jnp.zeros(table.shape) for table in tables]
     grad_biases = [jnp.zeros(bias.shape) for bias in biases]
     grad_tokens: list[Any] = []
@@ -265,7 +314,7 @@ def backward(
             i = rows.table
             grads = Gradients(grad_h_TE, grad_tables[i], grad_biases[i])
             grad_h_TE, grad_tables[i], grad_biases[i] = add_gradients(
-                grads, own, tables[i], biases[i], lse_T, grad_T, rows, X
+                grads, own, tables[i], biases[i], lse_T, grad_T, rows, X, axis
             )
         grad_tokens.append((grad_h_TE.astype(own.h_TE.dtype), None, None, None))
     return (

@@ -9,7 +9,6 @@ Dims: B streams, L segment, D model, V vocabulary (V0, V1.. per cluster), E embe
 (E0, E1.. per cluster), G clusters beside the first, T what the first predicts, V0 + G.
 """
 
-import functools
 from typing import Any
 
 import flax.linen as nn
@@ -164,15 +163,17 @@ class Vocabulary(nn.Module):
         No logits are stored, and clusters cost what their tokens need.
         """
         dtype = hidden_BLD.dtype
+        biases: tuple[Array, ...] = (self.bias_V,)
+        if len(self.out_tables) > 1:
+            biases = tuple(self.bias_V[low:high] for low, high in self.bounds)
         head = Head(
             tuple(self.out_tables),
+            biases,
             tuple(None if x is None else x.astype(dtype) for x in self.out_projs),
-            self.bias_V,
         )
         if cutoffs := self.config.cutoffs:
             head = head._replace(
                 cluster_table_GE=self.cluster_table_GE,
                 cluster_bias_G=self.cluster_bias_G,
             )
-        local = functools.partial(adaptive_nll, cutoffs=cutoffs)
-        return over_streams(local)(head, hidden_BLD, jnp.asarray(targets_BL))
+        return adaptive_nll(head, hidden_BLD, jnp.asarray(targets_BL), cutoffs)
