@@ -1,0 +1,72 @@
+#!/usr/bin/env bash
+# What tpu_vm.sh calls over ssh on each worker of a slice. Training runs detached, so a
+# lost connection costs nothing, and every verb may be called a second time.
+#
+#   install       Python and the package, unless they are there
+#   start         train.sh in the background, unless it runs
+#   follow LINES  the log from LINES (+1, or the newest N) until the training ends
+#   status        prints `txl_jax-status running`, or how it ended
+#   finish        the same, but waits for the end, and kills what hangs
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+python=3.12           # the images' own is too old for jax
+finish_seconds=${TPU_WORKER_FINISH_SECONDS:-300}  # jax takes 100 to notice a lost peer
+
+install() {
+  cmp --quiet setup.py .installed && return
+  python3 -m pip install --quiet --user uv
+  python3 -m uv venv --quiet --clear --python "$python" .venv
+  python3 -m uv pip install --quiet --python .venv/bin/python --editable '.[tpu,gcs]'
+  cp setup.py .installed
+}
+
+# Whoever trains holds this lock as long as it lives, through a reboot not.
+start() {
+  exec 9>train.lock
+  flock --exclusive --nonblock 9 || return 0
+  rm -f train.status
+  setsid bash launch/tpu_worker.sh train >train.log 2>&1 </dev/null &
+  echo $! >train.pid
+}
+
+train() {
+  local status=0
+  trap : TERM  # it is meant for the program, whose status is to be kept
+  bash train.sh || status=$?
+  echo "$status" >train.status
+}
+
+follow() {
+  touch train.log train.lock
+  tail --lines="$1" --follow=name --retry --sleep-interval=0.1 train.log 2>/dev/null &
+  flock --shared train.lock true
+  sleep 0.3  # for the last lines
+  kill $! 2>/dev/null || true
+}
+
+ended() {
+  local how=lost
+  [[ -s train.status ]] && how=$(<train.status)
+  [[ $how == 0 ]] || tail --lines=20 train.log | sed "s/^/$HOSTNAME: /" || true
+  echo "txl_jax-status $how"
+}
+
+status() {
+  if [[ -e train.lock ]] && ! flock --shared --nonblock train.lock true; then
+    echo "txl_jax-status running"
+  else
+    ended
+  fi
+}
+
+finish() {
+  touch train.log train.lock
+  if ! flock --shared --timeout "$finish_seconds" train.lock true; then
+    kill -KILL -- "-$(<train.pid)"  # start made it a group of its own
+    echo stuck >train.status
+  fi
+  ended
+}
+
+"$@"

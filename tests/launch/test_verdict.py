@@ -1,0 +1,36 @@
+"""One status of a run out of those of its processes."""
+
+import subprocess
+
+import pytest
+
+from tests.launch import world
+
+CASES = [
+    ("0 0 0", 0),
+    ("0 75", 75),
+    ("75 134 75", 75),
+    ("lost 75", 75),
+    ("lost lost", 75),
+    ("stuck 75", 75),
+    ("0 stuck", 134),
+    ("134 134", 134),
+    ("75 1 75 134", 1),
+    ("1 137", 137),
+    ("75 2 134", 2),
+    ("1 2 137", 2),
+    ("12 0", 12),
+    ("", 134),
+]
+
+
+@pytest.mark.parametrize("ends, status", CASES)
+def test_the_cause_wins_over_its_consequences(ends: str, status: int) -> None:
+    result = subprocess.run(
+        ["bash", str(world.ROOT / "launch/verdict.sh")],
+        input="\n".join(ends.split()),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert result.stdout == f"{status}\n"
