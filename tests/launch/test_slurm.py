@@ -1,0 +1,146 @@
+"""slurm.sbatch, run against stand-ins for Slurm's programs, with two tasks."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.launch import world
+
+SCRIPT = world.ROOT / "launch" / "slurm.sbatch"
+TRAIN = ["--config=wt103", "--workdir=/shared/a b", "--config.data.path='$x'"]
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> dict[str, str]:
+    environment = world.make(tmp_path, "srun", "squeue", "scontrol", "training")
+    (tmp_path / "job").write_text("RUNNING")
+    return {
+        **environment,
+        "PYTHON": "training",
+        "SLURM_JOB_ID": "7",
+        "SLURM_NTASKS": "2",
+        "SLURM_GPUS_ON_NODE": "1",
+        "SLURM_NTASKS_PER_NODE": "1",
+        "SLURM_SUBMIT_DIR": str(world.ROOT),
+    }
+
+
+def submit(
+    cluster: dict[str, str], training: list[str] = TRAIN
+) -> subprocess.CompletedProcess[str]:
+    return world.run(cluster, "slurm.sbatch", *training)
+
+
+def test_trains_in_every_task(cluster: dict[str, str], tmp_path: Path) -> None:
+    world.plan(tmp_path, (0, 0))
+    result = submit(cluster)
+    assert result.returncode == 0, result.stderr
+    srun, *trained = world.calls(tmp_path, "training")
+    assert srun[0] == "srun"
+    assert sorted(trained) == [
+        ["training", task, "-m", "txl_jax.main", *TRAIN] for task in ("0", "1")
+    ]
+    assert "training on 1" in result.stderr, "stdout goes to the log too"
+    assert not world.calls(tmp_path, "requeue")
+
+
+def test_a_task_sees_all_gpus_and_lives_when_another_ends(
+    cluster: dict[str, str], tmp_path: Path
+) -> None:
+    world.plan(tmp_path, (0, 0))
+    submit(cluster)
+    (srun,) = world.calls(tmp_path, "srun")
+    assert {"--gpu-bind=none", "--kill-on-bad-exit=0"} <= set(srun)
+
+
+@pytest.mark.parametrize("ends", [(75, 75), (75, 134)])
+def test_again_is_requeued(
+    cluster: dict[str, str], tmp_path: Path, ends: tuple[int, int]
+) -> None:
+    world.plan(tmp_path, ends)
+    assert submit(cluster).returncode == 75
+    assert world.calls(tmp_path, "requeue") == [["scontrol", "requeue", "7"]]
+
+
+@pytest.mark.parametrize(
+    "ends, status", [((75, 1), 1), ((2, 75), 2), ((134, 134), 134)]
+)
+def test_any_other_status_is_not(
+    cluster: dict[str, str], tmp_path: Path, ends: tuple[int, int], status: int
+) -> None:
+    world.plan(tmp_path, ends)
+    assert submit(cluster).returncode == status
+    assert not world.calls(tmp_path, "requeue")
+
+
+@pytest.mark.parametrize("state", ["CANCELLED", "PREEMPTED", "COMPLETING"])
+def test_what_slurm_ended_itself_is_not_requeued(
+    cluster: dict[str, str], tmp_path: Path, state: str
+) -> None:
+    world.plan(tmp_path, (75, 75))
+    (tmp_path / "job").write_text(state)
+    assert submit(cluster).returncode == 75
+    assert not world.calls(tmp_path, "requeue")
+
+
+def test_restarts_are_bounded(cluster: dict[str, str], tmp_path: Path) -> None:
+    world.plan(tmp_path, (75, 75))
+    result = submit({**cluster, "SLURM_RESTART_COUNT": "100"})
+    assert result.returncode == 75
+    assert "submit it again" in result.stderr
+    assert not world.calls(tmp_path, "requeue")
+
+
+def test_a_requeue_that_is_refused(cluster: dict[str, str], tmp_path: Path) -> None:
+    world.plan(tmp_path, (75, 75))
+    (tmp_path / "trouble").write_text("requeue 1\n")
+    result = submit(cluster)
+    assert result.returncode == 75
+    assert "submit the same command again" in result.stderr
+
+
+def test_srun_itself_fails(cluster: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "trouble").write_text("txl_jax.main 1\n")
+    assert submit(cluster).returncode == 1
+    assert not world.calls(tmp_path, "requeue")
+
+
+MISTAKES: dict[str, dict[str, str]] = {
+    "sbatch launch/slurm.sbatch FLAGS": {"SLURM_JOB_ID": ""},
+    "from the checkout's root": {"SLURM_SUBMIT_DIR": "/"},
+    "there is no none": {"PYTHON": "none"},
+    "give --ntasks-per-node=4": {"SLURM_GPUS_ON_NODE": "4"},
+}
+
+
+@pytest.mark.parametrize("message", MISTAKES)
+def test_a_mistake_is_one_line(
+    cluster: dict[str, str], tmp_path: Path, message: str
+) -> None:
+    result = submit({**cluster, **MISTAKES[message]})
+    assert result.returncode == 2
+    assert len(result.stderr.splitlines()) == 1
+    assert message in result.stderr
+    assert not world.calls(tmp_path)
+
+
+def test_without_a_workdir(cluster: dict[str, str], tmp_path: Path) -> None:
+    result = submit(cluster, ["--config=wt103"])
+    assert result.returncode == 2
+    assert "give --workdir" in result.stderr
+    assert not world.calls(tmp_path)
+
+
+def test_the_directives() -> None:
+    text = SCRIPT.read_text()
+    assert text.startswith("#!/")
+    # sbatch reads no directive after the first command.
+    head = text.partition("\nset -euo pipefail")[0]
+    directives = dict(re.findall(r"^#SBATCH --([a-z-]+)=?(.*)$", head, re.M))
+    assert text.count("\n#SBATCH") == len(directives)
+    assert directives["signal"] == "TERM@300", "to the tasks, not to B: this script"
+    assert directives["requeue"] == ""
+    assert directives["open-mode"] == "append"
+    assert directives["ntasks-per-node"] == directives["gpus-per-node"]
