@@ -1,0 +1,113 @@
+"""gke.yaml, against JobSet's own schema and against what its policies must do."""
+
+import copy
+import json
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launch import world
+from txl_jax import flags, main
+
+yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
+jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
+
+SCHEMA = json.loads(Path(__file__).with_name("jobset_schema.json").read_text("utf-8"))
+MANIFEST = yaml.safe_load((world.ROOT / "launch/gke.yaml").read_text("utf-8"))
+JOBSET = MANIFEST["spec"]
+JOB = JOBSET["replicatedJobs"][0]["template"]["spec"]
+POD = JOB["template"]["spec"]
+
+
+def test_is_a_jobset() -> None:
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    jsonschema.validate(MANIFEST, SCHEMA)
+
+
+def test_the_schema_refuses_what_the_server_would() -> None:
+    wrong = copy.deepcopy(MANIFEST)
+    job = wrong["spec"]["replicatedJobs"][0]["template"]["spec"]
+    del job["podFailurePolicy"]["rules"][0]["onPodConditions"][0]["status"]
+    job["template"]["spec"]["nodeSelectors"] = {}
+    wrong["spec"]["failurePolicy"]["rules"][0]["action"] = "Restart"
+    errors = jsonschema.Draft202012Validator(SCHEMA).iter_errors(wrong)
+    assert len(list(errors)) == 3
+
+
+def fate(code: int, *, disrupted: bool = False) -> str:
+    """Returns what becomes of the JobSet when a pod of it ends so.
+
+    As the Job and JobSet controllers go through their rules, the first that matches.
+    """
+    if not code:
+        return "done"
+    action = "Count"
+    for rule in JOB["podFailurePolicy"]["rules"]:
+        codes = rule.get("onExitCodes", {"operator": "In", "values": []})
+        conditions = {
+            condition["type"] for condition in rule.get("onPodConditions", [])
+        }
+        matches = (code in codes["values"]) == (codes["operator"] == "In")
+        if (disrupted and "DisruptionTarget" in conditions) or matches:
+            action = rule["action"]
+            break
+    assert JOB["backoffLimit"] == 0, "so that whatever is counted ends the Job"
+    reason = {"FailJob": "PodFailurePolicy", "Count": "BackoffLimitExceeded"}[action]
+    for rule in JOBSET["failurePolicy"]["rules"]:
+        if reason in rule["onJobFailureReasons"]:
+            return str(rule["action"])
+    return "RestartJobSet"
+
+
+@pytest.mark.parametrize("code", [75, 134])
+def test_again_restarts_the_slice_and_counts_nothing(code: int) -> None:
+    assert fate(code) == "RestartJobSetAndIgnoreMaxRestarts"
+
+
+@pytest.mark.parametrize("code", [75, 137, 143])
+def test_so_does_a_machine_that_is_taken_away(code: int) -> None:
+    assert fate(code, disrupted=True) == "RestartJobSetAndIgnoreMaxRestarts"
+
+
+@pytest.mark.parametrize("code", [1, 2, 137])
+def test_any_other_status_ends_it_at_once(code: int) -> None:
+    assert fate(code) == "FailJobSet"
+
+
+def test_a_failure_is_not_tried_again_in_place() -> None:
+    assert POD["restartPolicy"] == "Never"
+    (container,) = POD["containers"]
+    names = {
+        rule["onExitCodes"]["containerName"]
+        for rule in JOB["podFailurePolicy"]["rules"]
+        if "onExitCodes" in rule
+    }
+    assert names == {container["name"]}
+
+
+def test_the_pods_fill_the_slice() -> None:
+    selector = POD["nodeSelector"]
+    topology = selector["cloud.google.com/gke-tpu-topology"]
+    chips = prod(int(side) for side in topology.split("x"))
+    (container,) = POD["containers"]
+    resources = container["resources"]
+    per_pod = resources["limits"]["google.com/tpu"]
+    assert resources["requests"] == resources["limits"]
+    assert JOB["parallelism"] == JOB["completions"] == chips // per_pod
+    assert JOB["completionMode"] == "Indexed"
+    assert selector["cloud.google.com/gke-tpu-accelerator"] == "tpu-v5-lite-podslice"
+    assert JOBSET["network"]["enableDNSHostnames"] is True
+
+
+def test_there_is_time_for_a_checkpoint() -> None:
+    assert POD["terminationGracePeriodSeconds"] >= 300
+
+
+def test_the_program_takes_the_flags() -> None:
+    (container,) = POD["containers"]
+    assert "command" not in container, "the image's entry point is the program"
+    assert container["image"].endswith(":tpu")
+    arguments: list[Any] = container["args"]
+    assert flags.parse(arguments, list(main.MODES)).mode == "train"
