@@ -1,0 +1,94 @@
+"""launch/README.md: its commands are taken, its arithmetic is that of the configs."""
+
+import re
+import shlex
+
+import pytest
+
+from tests.launch import world
+from tests.promises.test_published_sizes import SIZES, VOCABULARIES
+from txl_jax import config as configs
+from txl_jax import flags, main
+
+TEXT = (world.ROOT / "launch/README.md").read_text("utf-8")
+COMMANDS = [
+    shlex.split(line)
+    for block in re.findall(r"```sh\n(.*?)```", TEXT, re.S)
+    for line in block.splitlines()
+]
+ROWS = {
+    cells[0].strip("`"): cells[1:]
+    for cells in re.findall(
+        r"^\| (.*?) \| (.*?) \| (.*?) \| (.*?) \| (.*?) \| (.*?) \|$", TEXT, re.M
+    )
+    if cells[0].startswith("`")
+}
+V5E_FLOPS = 197e12
+REACHED = 0.1
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if "launch/" in " ".join(c)])
+def test_the_files_are_there(command: list[str]) -> None:
+    files = [word for word in command if word.startswith("launch/")]
+    assert files
+    assert all((world.ROOT / file).exists() for file in files)
+
+
+def test_the_training_flags_are_taken() -> None:
+    taken = 0
+    for command in COMMANDS:
+        begin = next(
+            (i for i, word in enumerate(command) if word.startswith("--config=")), None
+        )
+        if begin is not None:
+            assert flags.parse(command[begin:], list(main.MODES)).mode == "train"
+            taken += 1
+    assert taken == 4
+
+
+def test_the_first_command_fits_the_slice() -> None:
+    """The paper's 60 streams do not divide over 16 chips; what is given does."""
+    (command,) = [c for c in COMMANDS if "--spot" in c]
+    begin = command.index("--") + 1
+    how = flags.parse(command[begin:], list(main.MODES)).config
+    assert how.train.batch_size % 16 == how.eval.streams % 16 == 0
+
+
+def estimate(name: str) -> tuple[int, float, float]:
+    """Returns (tokens, operations per token, v5e chip hours), as the README says."""
+    config = configs.parse(configs.load(name))
+    model, train = config.model, config.train
+    tokens = train.num_steps * train.batch_size * train.tgt_len
+    words = (*model.cutoffs, VOCABULARIES[config.data.corpus])[0]
+    keys = train.tgt_len + model.mem_len
+    attention = 18 * model.n_layer * model.n_head * model.d_head * keys
+    per_token = 6 * SIZES[name][1] + attention + 6 * model.d_model * words
+    return tokens, per_token, tokens * per_token / (REACHED * V5E_FLOPS * 3600)
+
+
+def test_every_published_model_is_in_the_table() -> None:
+    files = (world.ROOT / "experiments").glob("*.py")
+    published = {path.stem for path in files} - {"__init__", "quickstart"}
+    assert set(ROWS) == published
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_the_costs_are_the_configs(name: str) -> None:
+    parameters, _, said_tokens, said_gflop, said_hours = ROWS[name]
+    tokens, per_token, hours = estimate(name)
+    assert parameters == f"{SIZES[name][0]:,}"
+    assert float(said_tokens) == pytest.approx(tokens, rel=0.005)
+    assert float(said_gflop) == pytest.approx(per_token / 1e9, rel=0.005)
+    assert said_hours == f"{hours:,.0f}"
+
+
+@pytest.mark.parametrize(
+    "name, minutes, percent", [("wt103_nvidia", 76, 8), ("wt103_nvidia_large", 430, 14)]
+)
+def test_what_was_published_reaches_about_as_much(
+    name: str, minutes: int, percent: int
+) -> None:
+    tokens, per_token, _ = estimate(name)
+    a100s = 8 * 312e12
+    assert round(100 * tokens * per_token / (minutes * 60 * a100s)) == percent
+    assert f"{minutes} minutes" in ROWS[name][1]
