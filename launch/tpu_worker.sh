@@ -15,7 +15,8 @@ finish_seconds=${TPU_WORKER_FINISH_SECONDS:-300}  # jax takes 100 to notice a lo
 
 install() {
   cmp --quiet setup.py .installed && return
-  python3 -m pip install --quiet --user uv
+  # Newer Ubuntus refuse this otherwise; an older pip ignores the variable.
+  PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --quiet --user uv
   python3 -m uv venv --quiet --clear --python "$python" .venv
   python3 -m uv pip install --quiet --python .venv/bin/python --editable '.[tpu,gcs]'
   cp setup.py .installed

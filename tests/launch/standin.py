@@ -2,9 +2,9 @@
 
 It keeps the world as files in the folder $WORLD: `calls` (one JSON list per call),
 `resource` and `node` (states; several, one a line, are passed through look by look),
-`trouble` (one line per failure to come: a word of the call, the status, and `late` where
-the call does its work before it fails), `workers` (a home for each machine) and `exits`
-(what the training on a machine does, run by run).
+`trouble` (one line per failure to come: a word of the call, the status, and `late`
+where the call does its work before it fails), `workers` (a home for each machine) and
+`exits` (what the training on a machine does, run by run).
 """
 
 import json
