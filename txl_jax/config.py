@@ -15,6 +15,7 @@ from typing import Any, get_args
 from ml_collections import ConfigDict
 
 from txl_jax.checkpoint import CheckpointConfig
+from txl_jax.chips import CompileConfig
 from txl_jax.convert.formats import ConvertConfig
 from txl_jax.data.streams import SLACK
 from txl_jax.data.tokens import DataConfig
@@ -51,6 +52,7 @@ class Config:
     checkpoint: CheckpointConfig = CheckpointConfig()
     mesh: MeshConfig = MeshConfig()
     convert: ConvertConfig = ConvertConfig()
+    compile: CompileConfig = CompileConfig()
 
     def __post_init__(self) -> None:
         """Refuses combinations across sections, naming both fields and the mend."""
@@ -138,6 +140,7 @@ CHANGEABLE = (
     "checkpoint.",
     "mesh.",
     "convert.",
+    "compile.",
     "data.data_dir",
     "train.num_steps",
     "train.log_every",

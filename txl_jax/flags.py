@@ -17,6 +17,7 @@ OWN = {
     "prepare": "data",
     "import": "convert",
     "export": "convert",
+    "compile": "compile",
 }
 
 

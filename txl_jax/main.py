@@ -17,7 +17,7 @@ from typing import Any
 from absl import logging as absl_logging
 
 from txl_jax import config as configs
-from txl_jax import flags, generate, metrics, restore, sharding, workdir
+from txl_jax import aot, flags, generate, metrics, restore, sharding, workdir
 from txl_jax.config import Config
 from txl_jax.convert import transfer
 from txl_jax.data import tokens as token_files
@@ -43,9 +43,10 @@ flags:
   --workdir=DIR       where the run lives (default: runs/NAME)
   --config.S.F=V      field F of the config's section S, which is one of
                       {sections}
-  --F=V               field F of the mode's own section, in evaluate and generate,
-                      such as --mem_len=1024 or --prompt='def '; in prepare, of the
-                      section data; in import and export of convert, as --format
+  --F=V               field F of the mode's own section, in evaluate, generate and
+                      compile, such as --mem_len=1024, --prompt='def ' or
+                      --topology=v4:4x4x8; in prepare, of the section data; in import
+                      and export of convert, as --format
 """
 
 
@@ -136,6 +137,11 @@ def run_export(command: Command) -> dict[str, Any]:
     return transfer.export_model(command.config.convert, loaded)
 
 
+def run_compile(command: Command) -> dict[str, Any]:
+    """Compiles the steps for a TPU slice that is not there: memory, bounds on speed."""
+    return aot.run(command.config)
+
+
 def evaluate_loaded(loaded: restore.Loaded, tokens: Tokens) -> dict[str, Any]:
     """Returns the nll of config.eval.split, and how it was measured."""
     how = loaded.config.eval
@@ -198,6 +204,7 @@ MODES: dict[str, Callable[[Command], dict[str, Any]]] = {
     "prepare": run_prepare,
     "import": run_import,
     "export": run_export,
+    "compile": run_compile,
 }
 
 

@@ -97,18 +97,23 @@ def place_segments(mesh: Mesh, segments: Any) -> Any:
     )
 
 
-def host_rows(mesh: Mesh, batch_size: int, field: str) -> slice:
-    """Returns the streams whose batches this process feeds, by the sharding's own map.
-
-    Raises UserError, naming the config's `field`, when the streams do not divide over
-    the mesh, or when this process's are not contiguous.
-    """
+def check_streams(mesh: Mesh, batch_size: int, field: str) -> None:
+    """Raises UserError, naming the config's field, unless the streams divide."""
     shards = stream_shards(mesh)
     if batch_size % shards:
         raise UserError(
             f"{field} = {batch_size} does not divide over mesh.data x mesh.fsdp = "
             f"{shards} shards: make it a multiple of {shards}, or raise mesh.model"
         )
+
+
+def host_rows(mesh: Mesh, batch_size: int, field: str) -> slice:
+    """Returns the streams whose batches this process feeds, by the sharding's own map.
+
+    Raises UserError, naming the config's `field`, when the streams do not divide over
+    the mesh, or when this process's are not contiguous.
+    """
+    check_streams(mesh, batch_size, field)
     places = sharding(mesh, "B").addressable_devices_indices_map((batch_size,))
     starts = sorted(
         {place[0].indices(batch_size)[:2] for place in places.values() if place}

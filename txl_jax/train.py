@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from txl_jax import checkpoint
 from txl_jax.config import Config
@@ -63,6 +64,26 @@ def make_streams(how: TrainConfig, tokens: np.ndarray, rows: slice) -> Streams:
     )
 
 
+def make_step(config: Config, mesh: Mesh) -> tuple[Any, Any, Any]:
+    """Returns (init, places, train_step) of a run on the mesh.
+
+    init() makes a fresh state, which lives in `places`, as does that which train_step
+    returns in the arrays of the one that it is given.
+    """
+    how = config.train
+    optimizer, average = make_optimizer(config.optim), make_average(config.optim)
+    init, places = init_state(
+        config.model, optimizer, how.batch_size, how.seed, mesh, average is not None
+    )
+    schedule = make_schedule(config.optim, how.num_steps)
+    train_step = jax.jit(
+        make_train_step(TransformerXL(config.model), optimizer, schedule, how, average),
+        donate_argnums=0,
+        out_shardings=(places, None),
+    )
+    return init, places, train_step
+
+
 def train(
     config: Config,
     workdir: Path,
@@ -80,18 +101,8 @@ def train(
     mesh = make_mesh(config.mesh)
     rows = host_rows(mesh, how.batch_size, "train.batch_size")
     streams = make_streams(how, train_tokens, rows)
-    optimizer = make_optimizer(config.optim)
-    average = make_average(config.optim)
-    init, places = init_state(
-        config.model, optimizer, how.batch_size, how.seed, mesh, average is not None
-    )
+    init, places, train_step = make_step(config, mesh)
     like = checkpoint.abstract(jax.eval_shape(init), places)
-    schedule = make_schedule(config.optim, how.num_steps)
-    train_step = jax.jit(
-        make_train_step(TransformerXL(config.model), optimizer, schedule, how, average),
-        donate_argnums=0,
-        out_shardings=(places, None),
-    )
     evaluate = make_evaluate(config.model, config.eval, mesh)
 
     with ExitStack() as stack:

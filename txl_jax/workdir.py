@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 from jax.sharding import Mesh
 
 from txl_jax import config as configs
@@ -45,16 +46,15 @@ def split_sizes(model: ModelConfig) -> list[tuple[str, str, int]]:
         ("E", "d_embed", model.embed_size),
         ("H", "n_head", model.n_head),
         ("F", "d_inner", model.d_inner),
-        ("V", "vocab_size", model.vocab_size),
     ]
     if model.div_val > 1 and model.cutoffs:
-        sizes.append(("V", "cutoffs[0]", model.cutoffs[0]))
-    return sizes
+        return [*sizes, ("V", "cutoffs[0]", model.cutoffs[0])]
+    return [*sizes, ("V", "vocab_size", model.vocab_size)]
 
 
-def fit_mesh(config: Config) -> Mesh:
+def fit_mesh(config: Config, devices: list[jax.Device] | None = None) -> Mesh:
     """Returns the mesh; raises UserError unless devices and model divide over it."""
-    mesh = sharding.make_mesh(config.mesh)
+    mesh = sharding.make_mesh(config.mesh, devices)
     rules = dict(sharding.RULES)
     for letter, field, size in split_sizes(config.model):
         axis = rules[letter]

@@ -8,13 +8,15 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "txl_jax"
 
 ROWS = """
-    errors convert.crc32c convert.machine lamb
+    errors hlo convert.crc32c convert.machine lamb
+    chips
     convert.table data.pieces data.progress data.text data.streams data.prefetch
     convert.pickle convert.keys
     data.download data.files data.dataset data.word data.subword data.mirror
     data.archive data.vocab data.sentences convert.bundle
     data.facts convert.words
-    model.config data.corpora sharding kernels.xla kernels.softmax kernels.skew
+    model.config
+    roofline data.corpora sharding kernels.xla kernels.softmax kernels.skew
     kernels.tpu_blocks kernels.tiles kernels.decode kernels.sharded kernels.adaptive
     kernels.tpu_tiles kernels.tpu_scores
     kernels.tpu_forward kernels.tpu_backward
@@ -33,7 +35,7 @@ ROWS = """
     evaluate.perplexity
     config
     workdir train
-    flags
+    flags aot
     restore
     convert.transfer
     main

@@ -24,6 +24,7 @@ class Corpus:
     vocab: str  # the kind of vocabulary its published results have
     vocab_splits: tuple[str, ...] = SPLITS  # those that its types are counted in
     conventions: tuple[str, ...] = ()  # ways to read its bytes, the published one first
+    vocab_size: int = 0  # of its published results' vocabulary; 0 = not known
     lower: bool = False  # whether the published pipeline lower-cases it
     archives: tuple[Archive, ...] = ()  # none for text that lies on this machine
     bounds: tuple[int, ...] = ()  # where valid and test begin in the one member
@@ -107,6 +108,7 @@ _ALL = (
         licence="PSF-2.0",
         version="1.0.0",
         vocab="byte",
+        vocab_size=256,
     ),
     Corpus(
         name="text",
@@ -114,6 +116,7 @@ _ALL = (
         licence="the user's",
         version="1.0.0",
         vocab="byte",
+        vocab_size=256,
     ),
     Corpus(
         name="enwik8",
@@ -121,6 +124,7 @@ _ALL = (
         licence="GFDL or CC BY-SA",
         version="1.0.0",
         vocab="char",
+        vocab_size=204,  # newlines deleted
         conventions=("newlines_deleted", "newlines_kept"),
         bounds=(90_000_000, 95_000_000),
         archives=_mahoney(
@@ -136,6 +140,7 @@ _ALL = (
         licence="GFDL or CC BY-SA",
         version="1.0.0",
         vocab="char",
+        vocab_size=27,
         bounds=(90_000_000, 95_000_000),
         archives=_mahoney(
             "text8",
@@ -150,6 +155,7 @@ _ALL = (
         licence="CC BY-SA",
         version="1.0.0",
         vocab="word",
+        vocab_size=267_735,
         vocab_splits=("train",),
         archives=_wikitext(
             "wikitext-103",
@@ -201,6 +207,7 @@ _ALL = (
         licence="Apache-2.0 for the scripts, the text as WMT 2011 gives it",
         version="1.0.0",
         vocab="word",
+        vocab_size=793_470,  # words of the list; there is a second <S>
         conventions=("tensorflow", "words"),
         archives=_lm1b(),
         types=Member(
@@ -213,6 +220,7 @@ _ALL = (
         licence="LDC, not to be passed on",
         version="1.0.0",
         vocab="word",
+        vocab_size=10_000,
         lower=True,
         archives=(
             _ptb(
@@ -238,6 +246,7 @@ _ALL = (
         licence="the dataset's",
         version="1.0.0",
         vocab="byte",
+        vocab_size=256,
     ),
 )
 CORPORA = {corpus.name: corpus for corpus in _ALL}

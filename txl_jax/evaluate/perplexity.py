@@ -68,16 +68,15 @@ def evaluation_model(config: ModelConfig, how: EvalConfig) -> ModelConfig:
     )
 
 
-def make_evaluate(config: ModelConfig, how: EvalConfig, mesh: Mesh) -> Evaluate:
-    """Returns evaluate(params, tokens, progress), compiled once for any split.
+def make_steps(
+    config: ModelConfig, how: EvalConfig, mesh: Mesh
+) -> tuple[Any, Any, Any]:
+    """Returns (apart, empty, eval_step), each to be compiled once.
 
-    progress(done, total) is called as segments are dispatched. The result: tokens
-    scored, mean nll in nats, ppl, bpc, streams, and cold_tokens, those scored before
-    their stream had read mem_len tokens, or ext_len without a memory.
+    apart(params) has each layer's parameters by themselves; empty(params) is the memory
+    to begin with; eval_step, see `make_eval_step`, returns it in the same arrays.
     """
     config = evaluation_model(config, how)
-    rows = host_rows(mesh, how.streams, "eval.streams")
-    apart = jax.jit(unstack)
     width = how.ext_len + how.tgt_len
 
     def start(params: Any) -> KeyValueMemory:
@@ -87,9 +86,20 @@ def make_evaluate(config: ModelConfig, how: EvalConfig, mesh: Mesh) -> Evaluate:
         places = shardings(mesh, memory.letters())
         return jax.lax.with_sharding_constraint(memory, places)
 
-    empty = jax.jit(start)
+    step = make_eval_step(TransformerXL(config, stacked=False))
     # The memory is not donated: it moves by a segment, which cannot be done in place.
-    eval_step = jax.jit(make_eval_step(TransformerXL(config, stacked=False)))
+    return jax.jit(unstack), jax.jit(start), jax.jit(step)
+
+
+def make_evaluate(config: ModelConfig, how: EvalConfig, mesh: Mesh) -> Evaluate:
+    """Returns evaluate(params, tokens, progress), compiled once for any split.
+
+    progress(done, total) is called as segments are dispatched. The result: tokens
+    scored, mean nll in nats, ppl, bpc, streams, and cold_tokens, those scored before
+    their stream had read mem_len tokens, or ext_len without a memory.
+    """
+    rows = host_rows(mesh, how.streams, "eval.streams")
+    apart, empty, eval_step = make_steps(config, how, mesh)
 
     def evaluate(
         params: Any, tokens: np.ndarray, progress: Callable[[int, int], None]

@@ -1,0 +1,208 @@
+"""The published models on TPU slices, compiled ahead of time: pods.jsonl and pods.md.
+
+    pip install 'txl_jax[tpu]'
+    python -m experiments.benchmarks.pods [--only=TABLE] [--tables]
+
+Each row is one command of `--mode=compile`, whose JSON becomes a line of pods.jsonl;
+rows that are there already are not compiled again. --tables writes pods.md alone. No
+TPU takes part: memory and collectives are the compiler's, times are bounds.
+"""
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parent
+LINES, PAGE = FOLDER / "pods.jsonl", FOLDER / "pods.md"
+TITLES = {
+    "fit": "The large models on large slices",
+    "published": "The published batch: how far it scales",
+    "weak": "8,192 tokens per chip",
+}
+# By the number of chips.
+V4 = {
+    4: "v4:2x2x1",
+    8: "v4:2x2x2",
+    16: "v4:2x2x4",
+    32: "v4:2x4x4",
+    64: "v4:4x4x4",
+    128: "v4:4x4x8",
+    256: "v4:4x8x8",
+}
+FLAT = {8: "2x4", 32: "4x8", 128: "8x16", 256: "16x16"}
+
+
+def slices(kind: str) -> dict[int, str]:
+    """Returns the slices of a kind of chip by their number of chips."""
+    if kind in ("v4", "v5p"):
+        return {n: name.replace("v4", kind) for n, name in V4.items()}
+    return {n: f"{kind}:{shape}" for n, shape in FLAT.items()}
+
+
+def commands() -> Iterator[tuple[str, str, str, str]]:
+    """Yields (table, experiment, topology, flags) of every row, the needed ones first."""
+    for kernel in ("xla", "tpu"):
+        own = f"--config.model.kernel={kernel}"
+        yield "fit", "wt103_large", V4[128], f"{own} --config.eval.streams=128"
+        yield (
+            "fit",
+            "wt103_large",
+            "v5e:16x16",
+            f"{own} --mesh=auto " + ("--config.eval.streams=128"),
+        )
+        yield (
+            "fit",
+            "lm1b_large",
+            "v5e:16x16",
+            (f"{own} --config.mesh.fsdp=8 --config.eval.streams=256"),
+        )
+    alone = "--evaluation=false --mesh=auto --config.model.kernel=tpu"
+    alone += " --config.model.dtype=bfloat16"
+    # The paper's 32, 32, 64 and 512 cores of TPU; a chip of v4 has two.
+    for name, sizes in (
+        ("wt103_large", (32, 8, 128, 256)),
+        ("enwik8_24l", (16, 64, 256)),
+        ("lm1b_large", (256, 64)),
+        ("wt103", (4,)),
+        ("enwik8", (4,)),
+        ("wt103_nvidia", (8, 128)),
+        ("wt103_nvidia_large", (8,)),
+        ("text8", (16,)),
+        ("enwik8_18l", (16,)),
+        ("lm1b", (32,)),
+        ("ptb", (4,)),
+    ):
+        for chips in sizes:
+            yield "published", name, V4[chips], alone
+    for chips in (8, 256, 32):
+        for kind in ("v4", "v5e", "v5p", "v6e"):
+            # 21 segments of 384 tokens are 8,064, 256 of 32 are 8,192.
+            for name, streams in (("wt103_large", 21), ("lm1b_large", 256)):
+                flags = f"{alone} --streams_per_chip={streams}"
+                yield "weak", name, slices(kind)[chips], flags
+
+
+def run(table: str, name: str, topology: str, flags: str) -> dict[str, Any]:
+    """Returns the JSON of one row's command, or the line that it ended with."""
+    argv = ["--mode=compile", f"--topology={topology}", f"--config={name}"]
+    argv += shlex.split(flags)
+    row = {"table": table, "experiment": name, "flags": " ".join(argv)}
+    program = [sys.executable, "-m", "txl_jax.main", *argv]
+    done = subprocess.run(program, capture_output=True, text=True)
+    if done.returncode:
+        return row | {"error": done.stderr.strip().splitlines()[-1]}
+    return row | json.loads(done.stdout.splitlines()[-1])
+
+
+def read() -> list[dict[str, Any]]:
+    """Returns the rows so far."""
+    if not LINES.exists():
+        return []
+    return [json.loads(line) for line in LINES.read_text("utf-8").splitlines()]
+
+
+def span(pair: dict[str, float], scale: float = 1, digits: int = 1) -> str:
+    """Returns "from - to" of a pair of bounds."""
+    ends = sorted(value * scale for value in pair.values())
+    return " – ".join(f"{end:,.{digits}f}" for end in ends)
+
+
+HEAD = (
+    "experiment",
+    "slice",
+    "chips",
+    "mesh",
+    "kernel",
+    "streams",
+    "GiB of",
+    "step, ms",
+    "tokens/s, thousand",
+    "utilisation, %",
+    "limit",
+    "communication, %",
+    "compiled, s",
+)
+
+
+def cells(row: dict[str, Any]) -> list[str]:
+    """Returns a row of a table."""
+    if "error" in row:
+        topology = row["flags"].partition("--topology=")[2].split()[0]
+        return [f"`{row['experiment']}`", topology, row["error"]]
+    mesh = " x ".join(str(size) for size in row["mesh"].values())
+    gib = f"{row['hbm_bytes'] / 2**30:.1f} of {row['hbm_capacity_bytes'] / 2**30:.1f}"
+    first = [f"`{row['experiment']}`", row["topology"], str(row["chips"]), mesh]
+    kernel = f"{row['kernel']}, {row['dtype']}"
+    first += [kernel, str(row["batch_size"]), gib]
+    if not row["fits"]:
+        return [*first, "does not fit"]
+    return [
+        *first,
+        span(row["step_seconds"], 1e3),
+        span(row["tokens_per_second"], 1e-3, 0),
+        span(row["utilisation"], 100),
+        row["limit"],
+        f"{100 * row['communication_share']:.0f}",
+        f"{row['seconds_to_compile']:.0f}",
+    ]
+
+
+def page(rows: list[dict[str, Any]]) -> str:
+    """Returns the Markdown of all tables."""
+    lines = [INTRODUCTION]
+    for table, title in TITLES.items():
+        lines += [
+            f"## {title}",
+            "",
+            f"| {' | '.join(HEAD)} |",
+            "|---" * len(HEAD) + "|",
+        ]
+        found = [row for row in rows if row["table"] == table]
+        found.sort(key=lambda row: (row["experiment"], row.get("chips", 0)))
+        for row in found:
+            own = cells(row)
+            lines.append(f"| {' | '.join(own + [''] * (len(HEAD) - len(own)))} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+INTRODUCTION = """\
+# The published models on TPU slices
+
+Nothing here was measured: no TPU took part. libtpu compiled each step for the slice, on
+a machine without a TPU; memory and collectives are what it says. Times are bounds from
+`txl_jax/roofline.py`: from "all overlaps" (the slowest of products, memory and
+interconnect) to "nothing overlaps" (their sum), without the vector units' work. Made by
+`python -m experiments.benchmarks.pods`; all of it, with each command, is in
+`pods.jsonl`.
+
+mesh: data x fsdp x model. streams: of all chips. communication: the interconnect's part
+of the sum of the three times. Utilisation: the FLOPs that the mathematics needs, of
+the chips' peak.
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", choices=["", *TITLES])
+    parser.add_argument("--tables", action="store_true")
+    given = parser.parse_args()
+    known = {row["flags"] for row in read()}
+    for table, name, topology, flags in () if given.tables else commands():
+        wanted = f"--mode=compile --topology={topology} --config={name} {flags}"
+        if wanted in known or given.only not in ("", table):
+            continue
+        row = run(table, name, topology, flags)
+        with LINES.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        print(" | ".join(cells(row)), flush=True)
+    PAGE.write_text(page(read()), "utf-8")
+
+
+if __name__ == "__main__":
+    main()
