@@ -1,4 +1,4 @@
-"""What a compiled program moves: read from its text, loops counted as often as they run.
+"""What a compiled program moves: read from its text, loops as often as they run.
 
 The compiler's own totals count a loop's body once, however often it runs. Here every
 computation is counted as often as it is called. A loop whose length depends on the data
@@ -61,7 +61,7 @@ class Computation(NamedTuple):
 
 
 class Collective(NamedTuple):
-    """Bytes that devices exchange: those of the whole array that one of them is party to.
+    """Bytes that devices exchange: those of the whole array that one of them has.
 
     A gather's are of the result, a scatter's of what is scattered. group: the devices
     that take part with the first one, by their place in the mesh.

@@ -17,7 +17,7 @@ from typing import Any
 from absl import logging as absl_logging
 
 from txl_jax import config as configs
-from txl_jax import aot, flags, generate, metrics, restore, sharding, workdir
+from txl_jax import flags, generate, metrics, pod, restore, sharding, workdir
 from txl_jax.config import Config
 from txl_jax.convert import transfer
 from txl_jax.data import tokens as token_files
@@ -139,7 +139,7 @@ def run_export(command: Command) -> dict[str, Any]:
 
 def run_compile(command: Command) -> dict[str, Any]:
     """Compiles the steps for a TPU slice that is not there: memory, bounds on speed."""
-    return aot.run(command.config)
+    return pod.run(command.config)
 
 
 def evaluate_loaded(loaded: restore.Loaded, tokens: Tokens) -> dict[str, Any]:

@@ -55,8 +55,8 @@ class Products(NamedTuple):
 def zipf(V: int, cutoffs: tuple[int, ...]) -> list[float]:
     """Returns the part of all tokens in each cluster, by Zipf's law: p ~ 1 / rank.
 
-    Ids are ranks, the commonest first, so a cluster's part is a sum of reciprocals, here
-    the difference of two logarithms.
+    Ids are ranks, the commonest first, so a cluster's part is a sum of reciprocals,
+    here the difference of two logarithms.
     """
     ends = [0.5, *(cutoff + 0.5 for cutoff in cutoffs), V + 0.5]
     whole = math.log(ends[-1] / ends[0])
@@ -91,7 +91,7 @@ def distances(config: ModelConfig, K: int) -> int:
 
 
 def shared_products(config: ModelConfig, L: int) -> Products:
-    """Returns what each device makes once for all its streams: r = W R of all layers."""
+    """Returns what a device makes once for all its streams: r = W R of all layers."""
     if config.position != "transformer_xl":
         return Products()
     HA, R = config.n_head * config.d_head, distances(config, config.mem_len + L)
@@ -155,8 +155,8 @@ def device_flops(
     return layers.made(config.remat) / model_shards + vocabulary.made(False)
 
 
-# A hop takes about a microsecond (same book as `chips`, scaling-book/sharding, "A note on
-# ICI latency").
+# A hop takes about a microsecond (same book as `chips`, scaling-book/sharding, "A note
+# on ICI latency").
 HOP = 1e-6
 
 

@@ -45,7 +45,7 @@ def slices(kind: str) -> dict[int, str]:
 
 
 def commands() -> Iterator[tuple[str, str, str, str]]:
-    """Yields (table, experiment, topology, flags) of every row, the needed ones first."""
+    """Yields (table, experiment, topology, flags) of every row, needed ones first."""
     for kernel in ("xla", "tpu"):
         own = f"--config.model.kernel={kernel}"
         yield "fit", "wt103_large", V4[128], f"{own} --config.eval.streams=128"

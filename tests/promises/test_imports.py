@@ -36,7 +36,7 @@ ROWS = """
     config
     workdir train
     flags aot
-    restore
+    restore pod
     convert.transfer
     main
 """

@@ -1,0 +1,340 @@
+"""Steps compiled for TPUs that are not there: what the compiler makes of them.
+
+libtpu compiles, in this process, for slices of 8 chips; without it most is skipped.
+
+Dims: N layers, B streams, M memory, L segment, D model, V vocabulary.
+"""
+
+import contextlib
+import dataclasses
+import importlib.util
+import io
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import pytest
+
+from txl_jax import aot, chips, pod
+from txl_jax import config as configs
+from txl_jax.config import Config
+from txl_jax.errors import UserError
+from txl_jax.hlo import Program
+from txl_jax.main import main
+from txl_jax.metrics import parameter_count
+from txl_jax.sharding import MeshConfig, stream_shards
+from txl_jax.state import abstract_params
+
+needs_libtpu = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None,
+    reason="libtpu, the TPU compiler, is not installed (pip install 'txl_jax[tpu]')",
+)
+SLICE = "v5e:2x4"
+# Sizes that no two dimensions share, so that a shape tells what an array is.
+N, D, M, L, B = 3, 256, 48, 40, 16
+EXPERIMENT = f"""
+from txl_jax import config
+
+def get_config():
+    c = config.default()
+    c.data.corpus = "stdlib"
+    c.model.update(n_layer={N}, d_model={D}, n_head=2, d_head=64, d_inner=384)
+    c.model.update(mem_len={M}, dropout=0.1, dropatt=0.1)
+    c.train.update(batch_size={B}, tgt_len={L}, segments_per_call=2)
+    c.eval.update(streams=8, tgt_len={L}, mem_len={M})
+    c.generate.mem_len = {M}
+    return c
+"""
+
+
+class Done(NamedTuple):
+    """What a command did."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """The JSON of the last line on stdout."""
+        assert self.status == 0, self.err
+        return json.loads(self.out.splitlines()[-1])
+
+    @property
+    def line(self) -> str:
+        """The one line of a mistake."""
+        assert self.status == 2, (self.status, self.err)
+        (line,) = self.err.splitlines()
+        return line
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("aot") / "tiny.py"
+    path.write_text(EXPERIMENT)
+    return path
+
+
+def command(path: Path, *argv: str) -> Done:
+    with (
+        contextlib.redirect_stdout(io.StringIO()) as out,
+        contextlib.redirect_stderr(io.StringIO()) as err,
+    ):
+        status = main(["--mode=compile", f"--config={path}", *argv])
+    return Done(status, out.getvalue(), err.getvalue())
+
+
+def read(path: Path, **mesh: int) -> Config:
+    """Returns the experiment on a mesh of the slice."""
+    config = configs.parse(configs.load(str(path)))
+    return dataclasses.replace(aot.find_vocab(config), mesh=MeshConfig(**mesh))
+
+
+def compiled(config: Config) -> aot.Compiled:
+    """Returns the training step, compiled for the slice."""
+    done = aot.compile_train(config, chips.find_devices(chips.find(SLICE)))
+    assert done.fits
+    return done
+
+
+# What the mode prints
+
+
+@needs_libtpu
+def test_the_json_says_what_fits_and_how_fast_at_best(path: Path) -> None:
+    done = command(path, f"--topology={SLICE}", "--config.train.segments_per_update=2")
+    result = done.result
+    assert [result[name] for name in ("mode", "topology")] == ["compile", SLICE]
+    assert [result[name] for name in ("chips", "cores", "devices")] == [8, 8, 8]
+    assert result["mesh"] == {"data": 8, "fsdp": 1, "model": 1}
+    assert (result["batch_size"], result["streams_per_chip"]) == (B, 2)
+    for step in (result, result["evaluation"]):
+        assert step["fits"] and 0 < step["hbm_bytes"] < step["hbm_capacity_bytes"]
+        assert step["hbm_capacity_bytes"] == int(15.75 * 2**30)
+        assert step["seconds_to_compile"] > 0 and step["hbm_traffic_bytes"] > 0
+        assert step["limit"] == max(step["seconds"], key=step["seconds"].get)
+        pair, seconds = step["step_seconds"], step["seconds"].values()
+        assert pair["full_overlap"] == pytest.approx(max(seconds))
+        assert pair["no_overlap"] == pytest.approx(sum(seconds))
+        for name, slowest in pair.items():
+            speed = step["tokens"] / slowest
+            assert step["tokens_per_second"][name] == pytest.approx(speed)
+            used = speed * step["flops_per_token"] / (8 * 197e12)
+            assert step["utilisation"][name] == pytest.approx(used)
+    assert result["tokens"] == 2 * B * L
+    assert result["evaluation"]["tokens"] == 8 * L
+    # All gradients are added up once for each segment, whole, in float32.
+    params = 4 * parameter_count(abstract_params(read(path).model))
+    added = result["collectives"]["all-reduce"]["bytes"]
+    assert 2 * params <= added < 2.1 * params
+    assert set(result["evaluation"]["collectives"]) <= {"all-reduce"}
+    assert "fits" in done.err and "tokens a second" in done.err
+
+
+@needs_libtpu
+def test_the_kernel_for_tpus_is_compiled_where_it_is_asked_for(path: Path) -> None:
+    flags = ("--config.model.kernel=tpu", "--evaluation=false", "--topology=v4:2x2x2")
+    result = command(path, *flags).result
+    assert result["kernel"] == "tpu" and "evaluation" not in result
+    # A chip of v4 is one device with two cores.
+    assert [result[name] for name in ("chips", "cores", "devices")] == [8, 16, 8]
+
+
+# What the compiler made of it
+
+
+@needs_libtpu
+def test_data_parallelism_only_adds_gradients_up(path: Path) -> None:
+    done = compiled(read(path))
+    found = Program(done.text).collectives()
+    assert {each.kind for each in found} == {"all-reduce"}
+    assert max(len(each.group) for each in found) == 8
+    check_donated(read(path), done)
+
+
+@needs_libtpu
+def test_fsdp_gathers_parameters_alone_and_a_layer_at_a_time(path: Path) -> None:
+    config = read(path, data=2, fsdp=4)
+    done = compiled(config)
+    found = Program(done.text).collectives()
+    gathered = [each for each in found if each.kind == "all-gather"]
+    for each in gathered:
+        assert len(each.group) == 4  # within a copy of the model, never all devices
+        # The vocabulary's table comes whole; of the stacked layers one at a time. The
+        # products take them in bfloat16. Neither batch nor memory is gathered.
+        assert {each.bytes / 4, each.bytes / 2} & whole_parameters(config), each
+    # The encodings of distances, which no stream has of its own.
+    moved = [
+        each for each in found if each.kind in ("all-to-all", "collective-permute")
+    ]
+    assert max((each.bytes for each in moved), default=0) <= 4 * (L + M) * D
+    check_donated(config, done)
+
+
+def whole_parameters(config: Config) -> set[float]:
+    """Returns the sizes of the parameters, of one layer where layers are stacked."""
+    shapes = nn.unbox(abstract_params(config.model))
+    layers = shapes.pop("layers")
+    return {leaf.size for leaf in jax.tree.leaves(shapes)} | {
+        leaf.size / N for leaf in jax.tree.leaves(layers)
+    }
+
+
+def check_donated(config: Config, done: aot.Compiled) -> None:
+    """Asserts that the step writes the new state, memory too, over the old one."""
+    assert "input_output_alias={" in done.text.partition("\n")[0]
+    mesh = aot.check_mesh(config, chips.find_devices(chips.find(SLICE)))
+    own = config.train.batch_size // stream_shards(mesh)
+    memory = 4 * N * own * M * D
+    adam = 3 * 4 * parameter_count(abstract_params(config.model)) // mesh.shape["fsdp"]
+    assert done.aliased >= 0.99 * adam + memory
+
+
+@needs_libtpu
+def test_a_mesh_of_heads_compiles(path: Path) -> None:
+    found = Program(compiled(read(path, model=2)).text).collectives()
+    assert "all-reduce" in {each.kind for each in found}
+
+
+# Streams, meshes and memory
+
+
+@needs_libtpu
+def test_streams_that_do_not_divide_name_a_mesh_that_works(path: Path) -> None:
+    flags = (f"--topology={SLICE}", "--config.train.batch_size=4")
+    line = command(path, *flags).line
+    assert "train.batch_size = 4 does not divide over the 8 shards" in line
+    assert "--config.mesh.model=2 works" in line
+    flags += ("--evaluation=false",)
+    for mend in ("--config.mesh.model=2", "--mesh=auto"):
+        assert command(path, *flags, mend).result["mesh"]["model"] == 2
+
+
+@needs_libtpu
+def test_no_mesh_divides(path: Path) -> None:
+    line = command(path, f"--topology={SLICE}", "--config.train.batch_size=3").line
+    assert "take --streams_per_chip=1" in line
+
+
+@needs_libtpu
+def test_streams_of_evaluation_that_do_not_divide_are_told(path: Path) -> None:
+    result = command(path, f"--topology={SLICE}", "--config.eval.streams=4").result
+    assert result["fits"]
+    assert "eval.streams = 4 does not divide" in result["evaluation"]["error"]
+
+
+@needs_libtpu
+def test_out_of_memory_says_by_how_much_and_what_helps(path: Path) -> None:
+    flags = (f"--topology={SLICE}", "--evaluation=false")
+    done = command(path, *flags, "--streams_per_chip=40000")
+    result = done.result
+    assert not result["fits"]
+    over = result["hbm_bytes"] - result["hbm_capacity_bytes"]
+    assert result["exceeds_by_bytes"] == over > 0
+    for knob in ("remat", "fsdp", "batch_chunk", "kernel", "streams_per_chip"):
+        assert knob in result["knobs"]
+    assert f"{over / 2**30:.2f} GiB too much" in done.err
+
+
+@pytest.mark.parametrize("most", [0, 1, 5, 37, 1000])
+def test_the_search_finds_the_most_that_fit(most: int) -> None:
+    tried = []
+
+    def fits(count: int) -> tuple[bool, int]:
+        tried.append(count)
+        return count <= most, 1000 + 10 * count + count**2 // 50
+
+    assert pod.search(fits, 1000 + 10 * most + most**2 // 50) == most
+    assert len(tried) == len(set(tried)) <= 14
+
+
+@needs_libtpu
+def test_the_largest_batch_is_searched(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is compiled is known already: here the search is."""
+
+    def compile_train(config: Config, devices: list[Any]) -> aot.Compiled:
+        size = config.train.batch_size
+        assert size % 8 == 0
+        return aot.Compiled("x" if size <= 72 else "", size * 2**30 // 5, 0.0)
+
+    monkeypatch.setattr(pod, "compile_train", compile_train)
+    devices = chips.find_devices(part := chips.find(SLICE))
+    assert pod.largest_batch(read(path), devices, part).train.batch_size == 72
+
+
+# Mistakes
+
+
+def test_without_libtpu_the_command_to_install_it(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chips.importlib.util, "find_spec", lambda name: None)
+    assert command(path).line.endswith("pip install 'txl_jax[tpu]'")
+
+
+@needs_libtpu
+def test_a_slice_that_libtpu_does_not_know(path: Path) -> None:
+    assert "'v5e:3x5' is no slice" in command(path, "--topology=v5e:3x5").line
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--topology=v9:2x2"], "none of v3, v4, v5e"),
+        (["--topology=v4:4"], "has 3 lengths"),
+        (["--mesh=best"], "compile.mesh = 'best' is none of config, auto"),
+        (["--streams_per_chip=-1"], "compile.streams_per_chip = -1 must be"),
+        (["--largest_batch", "--streams_per_chip=2"], "set one of them alone"),
+        (["--topologie=v4:2x2x1"], "did you mean '--topology'"),
+    ],
+)
+def test_mistakes_are_one_line(path: Path, flags: list[str], words: str) -> None:
+    assert words in command(path, *flags).line
+
+
+@pytest.mark.parametrize(
+    ("changes", "size"),
+    [
+        ({}, 256),
+        ({"corpus": "wikitext103"}, 267_735),
+        ({"corpus": "enwik8", "vocab": "byte"}, 256),
+    ],
+)
+def test_published_vocabularies_are_known(
+    path: Path, changes: dict[str, str], size: int
+) -> None:
+    config = configs.parse(configs.load(str(path)))
+    config = aot.replace(config, "data", **changes)
+    assert aot.find_vocab(config).model.vocab_size == size
+
+
+@pytest.mark.parametrize(
+    "changes", [{"corpus": "wikitext103", "min_count": 3}, {"vocab": "word"}]
+)
+def test_other_vocabularies_have_to_be_given(
+    path: Path, changes: dict[str, Any]
+) -> None:
+    config = aot.replace(configs.parse(configs.load(str(path))), "data", **changes)
+    with pytest.raises(UserError, match="--config.model.vocab_size=N"):
+        aot.find_vocab(config)
+    config = aot.replace(config, "model", vocab_size=99)
+    assert aot.find_vocab(config) == config
+
+
+def test_the_compilers_own_words_for_too_much_memory() -> None:
+    form = "RESOURCE_EXHAUSTED: {} See https://openxla.org"
+    for words, size in (
+        ("Ran out of memory in hbm. Used 24.50G of 15.75G hbm.", 24.5 * 2**30),
+        ("temporaries (120.00G) exceeds available HBM (15.48G).", 120 * 2**30),
+        ("Something else ran out.", 0),
+    ):
+        assert aot.memory_wanted(form.format(words)) == size
+    assert aot.memory_wanted("INVALID: Used 24.50G of 15.75G hbm.") == 0
+
+
+def test_jax_stays_on_the_cpu() -> None:
+    assert {device.platform for device in jax.devices()} == {"cpu"}

@@ -1,0 +1,89 @@
+"""What is read from a program's text: a small one, with numbers by hand."""
+
+import pytest
+
+from txl_jax.hlo import Program, first_group
+
+TEXT = """\
+HloModule small, is_scheduled=true
+
+%add (x: f32[], y: f32[]) -> f32[] {
+  %x = f32[] parameter(0)
+  %y = f32[] parameter(1)
+  ROOT %sum = f32[] add(%x, %y)
+}
+
+%slice_one (stack: f32[5,8,128], i: s32[]) -> f32[1,8,128] {
+  %stack = f32[5,8,128]{2,1,0:T(8,128)} parameter(0)
+  %i = s32[]{:T(128)} parameter(1)
+  ROOT %one = f32[1,8,128]{2,1,0:T(8,128)} dynamic-slice(%stack, %i)
+}
+
+%put_one (stack.1: f32[5,8,128], new: f32[1,8,128], i.1: s32[]) -> f32[5,8,128] {
+  %stack.1 = f32[5,8,128]{2,1,0:T(8,128)} parameter(0)
+  %new = f32[1,8,128]{2,1,0:T(8,128)} parameter(1)
+  %i.1 = s32[]{:T(128)} parameter(2)
+  ROOT %put = f32[5,8,128]{2,1,0:T(8,128)} dynamic-update-slice(%stack.1, %new, %i.1)
+}
+
+%body (carry: (s32[], f32[5,8,128])) -> (s32[], f32[5,8,128]) {
+  %carry = (s32[]{:T(128)}, f32[5,8,128]{2,1,0:T(8,128)}) parameter(0)
+  %n = s32[]{:T(128)} get-tuple-element(%carry), index=0
+  %all = f32[5,8,128]{2,1,0:T(8,128)} get-tuple-element(%carry), index=1
+  %mine = f32[1,8,128]{2,1,0:T(8,128)} fusion(%all, %n), kind=kLoop, calls=%slice_one
+  %gone = f32[1,8,128]{2,1,0:T(8,128)S(1)} all-reduce(%mine), channel_id=1, \
+replica_groups={{0,1,2,3},{4,5,6,7}}, to_apply=%add, metadata={op_name="layers/sum"}
+  %back = f32[5,8,128]{2,1,0:T(8,128)} fusion(%all, %gone, %n), kind=kLoop, \
+calls=%put_one
+  ROOT %out = (s32[]{:T(128)}, f32[5,8,128]{2,1,0:T(8,128)}) tuple(%n, %back)
+}
+
+%condition (carry.1: (s32[], f32[5,8,128])) -> pred[] {
+  %carry.1 = (s32[]{:T(128)}, f32[5,8,128]{2,1,0:T(8,128)}) parameter(0)
+  %limit = s32[]{:T(128)} constant(5)
+  %at = s32[]{:T(128)} get-tuple-element(%carry.1), index=0
+  ROOT %less = pred[]{:T(512)} compare(%at, %limit), direction=LT
+}
+
+ENTRY %main (p: s32[], q: f32[5,8,128]) -> (s32[], f32[5,8,128]) {
+  %p = s32[]{:T(128)} parameter(0)
+  %q = f32[5,8,128]{2,1,0:T(8,128)} parameter(1)
+  %begin = (s32[]{:T(128)}, f32[5,8,128]{2,1,0:T(8,128)}) tuple(%p, %q)
+  ROOT %loop = (s32[]{:T(128)}, f32[5,8,128]{2,1,0:T(8,128)}) while(%begin), \
+condition=%condition, body=%body
+}
+"""
+LAYER = 4 * 8 * 128
+
+
+def test_a_loops_collectives_count_as_often_as_it_runs() -> None:
+    (found,) = Program(TEXT).collectives()
+    assert found == ("all-reduce", LAYER, (0, 1, 2, 3), 5, "layers/sum")
+
+
+def test_a_loop_of_unknown_length_counts_once() -> None:
+    text = TEXT.replace("constant(5)", "get-tuple-element(%carry.1), index=2")
+    (found,) = Program(text).collectives()
+    assert found.times == 1
+
+
+def test_memory_moved_is_what_is_read_and_written_of_an_array() -> None:
+    # A turn reads a layer (4 more bytes are its number), writes it for the sum, which
+    # reads it and leaves the result outside of HBM; then it is put in its place.
+    assert Program(TEXT).hbm_bytes() == 5 * ((LAYER + 4 + LAYER) + LAYER + (LAYER + 4))
+
+
+@pytest.mark.parametrize(
+    ("text", "group"),
+    [
+        ("replica_groups={{0,2},{1,3}}, x", (0, 2)),
+        ("replica_groups=[2,4]<=[8], x", (0, 1, 2, 3)),
+        ("replica_groups=[4,2]<=[2,4]T(1,0), x", (0, 4)),
+        ("replica_groups=mesh['axis_0'=4,'axis_1'=2] {'axis_1'}, x", (0, 1)),
+        ("replica_groups=mesh['axis_0'=4,'axis_1'=2] {'axis_0'}, x", (0, 2, 4, 6)),
+        ("source_target_pairs={{0,3},{1,2}}, x", (0, 3)),
+        ("nothing", (0,)),
+    ],
+)
+def test_the_first_group_of_devices(text: str, group: tuple[int, ...]) -> None:
+    assert first_group(text) == group
