@@ -2,7 +2,7 @@
 
 libtpu compiles, in this process, for slices of 8 chips; without it most is skipped.
 
-Dims: N layers, B streams, M memory, L segment, D model, V vocabulary.
+Dims: N layers, B streams, M memory, L segment, D model, HA heads x head.
 """
 
 import contextlib
@@ -29,11 +29,11 @@ from txl_jax.state import abstract_params
 
 needs_libtpu = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None,
-    reason="libtpu, the TPU compiler, is not installed (pip install 'txl_jax[tpu]')",
+    reason="libtpu, the TPU compiler, is not installed (pip install 'jax[tpu]')",
 )
 SLICE = "v5e:2x4"
 # Sizes that no two dimensions share, so that a shape tells what an array is.
-N, D, M, L, B = 3, 256, 48, 40, 16
+N, D, HA, M, L, B = 3, 256, 128, 48, 40, 16
 EXPERIMENT = f"""
 from txl_jax import config
 
@@ -125,10 +125,12 @@ def test_the_json_says_what_fits_and_how_fast_at_best(path: Path) -> None:
             assert step["utilisation"][name] == pytest.approx(used)
     assert result["tokens"] == 2 * B * L
     assert result["evaluation"]["tokens"] == 8 * L
-    # All gradients are added up once for each segment, whole, in float32.
-    params = 4 * parameter_count(abstract_params(read(path).model))
+    # All gradients are added up once for each segment, whole, in float32; but of W_r's
+    # those of r, which are fewer, in bfloat16, as the product takes them.
+    params = parameter_count(abstract_params(read(path).model))
+    once = 4 * (params - N * D * HA) + 2 * N * (M + L) * HA
     added = result["collectives"]["all-reduce"]["bytes"]
-    assert 2 * params <= added < 2.1 * params
+    assert 2 * once <= added < 2.01 * once
     assert set(result["evaluation"]["collectives"]) <= {"all-reduce"}
     assert "fits" in done.err and "tokens a second" in done.err
 
@@ -192,12 +194,6 @@ def check_donated(config: Config, done: aot.Compiled) -> None:
     assert done.aliased >= 0.99 * adam + memory
 
 
-@needs_libtpu
-def test_a_mesh_of_heads_compiles(path: Path) -> None:
-    found = Program(compiled(read(path, model=2)).text).collectives()
-    assert "all-reduce" in {each.kind for each in found}
-
-
 # Streams, meshes and memory
 
 
@@ -207,9 +203,9 @@ def test_streams_that_do_not_divide_name_a_mesh_that_works(path: Path) -> None:
     line = command(path, *flags).line
     assert "train.batch_size = 4 does not divide over the 8 shards" in line
     assert "--config.mesh.model=2 works" in line
-    flags += ("--evaluation=false",)
-    for mend in ("--config.mesh.model=2", "--mesh=auto"):
-        assert command(path, *flags, mend).result["mesh"]["model"] == 2
+    result = command(path, *flags, "--evaluation=false", "--mesh=auto").result
+    assert result["mesh"] == {"data": 4, "fsdp": 1, "model": 2}
+    assert result["streams_per_chip"] == 0.5
 
 
 @needs_libtpu
@@ -219,9 +215,13 @@ def test_no_mesh_divides(path: Path) -> None:
 
 
 @needs_libtpu
-def test_streams_of_evaluation_that_do_not_divide_are_told(path: Path) -> None:
+def test_streams_of_evaluation_that_do_not_divide_are_told(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = aot.Compiled("", 2**40, 0.0)  # which need not be compiled here
+    monkeypatch.setattr(pod, "compile_train", lambda config, devices: large)
     result = command(path, f"--topology={SLICE}", "--config.eval.streams=4").result
-    assert result["fits"]
+    assert not result["fits"]
     assert "eval.streams = 4 does not divide" in result["evaluation"]["error"]
 
 
@@ -273,7 +273,7 @@ def test_without_libtpu_the_command_to_install_it(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(chips.importlib.util, "find_spec", lambda name: None)
-    assert command(path).line.endswith("pip install 'txl_jax[tpu]'")
+    assert command(path).line.endswith("pip install 'jax[tpu]'")
 
 
 @needs_libtpu

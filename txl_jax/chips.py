@@ -127,7 +127,7 @@ ENVIRONMENT = {
     "TPU_WORKER_HOSTNAMES": "localhost",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
-INSTALL = "pip install 'txl_jax[tpu]'"
+INSTALL = "pip install 'jax[tpu]'"
 
 
 def find_devices(part: Slice) -> list[Any]:

@@ -1,11 +1,12 @@
 """The published models on TPU slices, compiled ahead of time: pods.jsonl and pods.md.
 
-    pip install 'txl_jax[tpu]'
-    python -m experiments.benchmarks.pods [--only=TABLE] [--tables]
+    pip install 'jax[tpu]'
+    python -m experiments.benchmarks.pods [--only=TABLE] [--rows=N]
 
 Each row is one command of `--mode=compile`, whose JSON becomes a line of pods.jsonl;
-rows that are there already are not compiled again. --tables writes pods.md alone. No
-TPU takes part: memory and collectives are the compiler's, times are bounds.
+rows that are there already are not compiled again. --rows=N compiles N more at most;
+--rows=0 writes pods.md alone. No TPU takes part: memory and collectives are the
+compiler's, times are bounds.
 """
 
 import argparse
@@ -190,13 +191,15 @@ the chips' peak.
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", choices=["", *TITLES])
-    parser.add_argument("--tables", action="store_true")
+    parser.add_argument("--rows", type=int, default=1000)
     given = parser.parse_args()
     known = {row["flags"] for row in read()}
-    for table, name, topology, flags in () if given.tables else commands():
+    left = given.rows
+    for table, name, topology, flags in commands():
         wanted = f"--mode=compile --topology={topology} --config={name} {flags}"
-        if wanted in known or given.only not in ("", table):
+        if wanted in known or given.only not in ("", table) or not left:
             continue
+        left -= 1
         row = run(table, name, topology, flags)
         with LINES.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
