@@ -24,7 +24,7 @@ from txl_jax.errors import UserError
 from txl_jax.hlo import Program
 from txl_jax.main import main
 from txl_jax.metrics import parameter_count
-from txl_jax.sharding import MeshConfig, stream_shards
+from txl_jax.sharding import MeshConfig, make_mesh, stream_shards
 from txl_jax.state import abstract_params
 
 needs_libtpu = pytest.mark.skipif(
@@ -195,6 +195,17 @@ def check_donated(config: Config, done: aot.Compiled) -> None:
 
 
 # Streams, meshes and memory
+
+
+@needs_libtpu
+def test_a_mesh_may_split_an_axis_of_the_slice() -> None:
+    devices = chips.find_devices(chips.find("v4:4x8x8"))
+    for sizes in ((128, 1, 2), (4, 32, 2), (16, 8, 2)):
+        mesh = make_mesh(MeshConfig(*sizes), devices)
+        assert mesh.devices.shape == sizes
+        pairs = [[device.coords for device in pair] for pair in mesh.devices[0]]
+        for one, other in pairs:
+            assert sum(abs(a - b) for a, b in zip(one, other, strict=True)) == 1
 
 
 @needs_libtpu

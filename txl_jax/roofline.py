@@ -10,7 +10,7 @@ head, F feed-forward, V vocabulary, T tokens.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from txl_jax.chips import Slice
@@ -161,7 +161,7 @@ HOP = 1e-6
 
 
 def exchange_seconds(
-    part: Slice, collective: Collective, coords: list[tuple[int, ...]]
+    part: Slice, collective: Collective, coords: Sequence[tuple[int, ...]]
 ) -> float:
     """Returns the time of one collective, once; coords are the devices' chips.
 
@@ -218,7 +218,7 @@ def bound(
     flops: float,
     hbm_bytes: float,
     collectives: Iterable[Collective],
-    coords: list[tuple[int, ...]],
+    coords: Sequence[tuple[int, ...]],
 ) -> Bounds:
     """Returns the times of what one device makes, reads and writes, and exchanges.
 

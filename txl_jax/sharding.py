@@ -10,6 +10,7 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from txl_jax.errors import UserError
@@ -60,8 +61,12 @@ def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Me
             f"mesh.data x mesh.fsdp x mesh.model = {sizes} does not fit "
             f"{len(devices)} devices; set one of them to -1"
         )
-    types = (AxisType.Auto,) * len(AXES)
-    return jax.make_mesh(filled, AXES, axis_types=types, devices=devices)
+    # Neighbours in the mesh are neighbours on the chips' torus, whose axes are split
+    # where no set of them has the size: jax.make_mesh would refuse.
+    placed = mesh_utils.create_device_mesh(
+        filled, devices, allow_split_physical_axes=True
+    )
+    return Mesh(placed, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def sharding(mesh: Mesh, letters: Iterable[str | None]) -> NamedSharding:

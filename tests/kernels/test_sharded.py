@@ -68,6 +68,19 @@ def test_a_mesh_may_be_given() -> None:
     assert_agree(differentiate(split, inputs), expected)
 
 
+@pytest.mark.parametrize("sizes", [{"B": 3}, {"H": 3}], ids=str)
+def test_the_einsum_is_left_to_the_compiler_where_it_does_not_divide(
+    sizes: dict[str, int],
+) -> None:
+    mesh = make_mesh(CUBE)
+    inputs = make_inputs(L, M, **{"B": B, "H": H} | sizes)
+    placed = jax.device_put(inputs, sharding(mesh, ""))
+    split = sharded.follow_mesh(xla.rel_attention, needed=False)
+    with pytest.raises(UserError, match="not divide"):
+        differentiate(sharded.follow_mesh(xla.rel_attention), placed)
+    assert_agree(differentiate(split, placed), differentiate(xla.rel_attention, inputs))
+
+
 def test_every_device_attends_for_its_own_part() -> None:
     shapes = []
 
