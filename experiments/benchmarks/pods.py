@@ -168,8 +168,36 @@ def page(rows: list[dict[str, Any]]) -> str:
         for row in found:
             own = cells(row)
             lines.append(f"| {' | '.join(own + [''] * (len(HEAD) - len(own)))} |")
-        lines.append("")
-    return "\n".join(lines)
+        lines += ["", *scaling(found), ""] if table == "published" else [""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def scaling(rows: list[dict[str, Any]]) -> list[str]:
+    """Returns what more chips bring each experiment, without any overlap."""
+    lines = []
+    for name in dict.fromkeys(row["experiment"] for row in rows):
+        own = [row for row in rows if row["experiment"] == name and row.get("fits")]
+        parts = []
+        for row in own[1:]:
+            fewer = own[0]
+            speeds = [each["tokens_per_second"]["no_overlap"] for each in (row, fewer)]
+            parts.append(
+                f"{row['chips']} chips {speeds[0] / speeds[1]:.1f} times "
+                f"({row['chips'] // fewer['chips']} times the chips, limit: "
+                f"{row['limit']})"
+            )
+        if parts:
+            lines.append(
+                f"- `{name}`, against {own[0]['chips']} chips: {', '.join(parts)}."
+            )
+    return [*lines, "", WHY] if lines else []
+
+
+WHY = """\
+The published batches are small for such slices. At one stream a chip the products are
+the least of the three times: every chip still reads and writes all parameters, moments
+and gradients in each update (the HBM's time), and adds all gradients up (the
+interconnect's), however few tokens it has. More streams per chip are what helps."""
 
 
 INTRODUCTION = """\
