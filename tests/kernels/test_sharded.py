@@ -73,7 +73,7 @@ def test_the_einsum_is_left_to_the_compiler_where_it_does_not_divide(
     sizes: dict[str, int],
 ) -> None:
     mesh = make_mesh(CUBE)
-    inputs = make_inputs(L, M, **{"B": B, "H": H} | sizes)
+    inputs = make_inputs(L, M, B=sizes.get("B", B), H=sizes.get("H", H))
     placed = jax.device_put(inputs, sharding(mesh, ""))
     split = sharded.follow_mesh(xla.rel_attention, needed=False)
     with pytest.raises(UserError, match="not divide"):
