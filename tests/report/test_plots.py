@@ -81,9 +81,11 @@ def test_yardsticks_too_close_to_read_share_a_label(
     assert labels == ["order-2, order-3", "xz -9"]
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_skipped_update_does_not_cost_the_picture(tmp_path: Path, bad: float) -> None:
+@pytest.mark.parametrize("bad", [math.nan, math.inf, None])
+def test_a_skipped_update_does_not_cost_the_picture(
+    tmp_path: Path, bad: float | None
+) -> None:
     given = lines(4, valid_every=2)
-    given[2]["exact"]["loss"] = bad
+    given[2]["exact"]["loss"] = given[3]["exact"]["valid_nll"] = bad
     plot_loss(given, tmp_path / "loss.png", {})
     assert_picture(tmp_path / "loss.png")

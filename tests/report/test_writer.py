@@ -55,6 +55,24 @@ def steps_in(path: Path) -> list[int]:
     return [line["step"] for line in read_metrics(path)]
 
 
+def test_what_is_not_finite_is_null_in_json(path: Path) -> None:
+    bad = update(1) | {"loss": float("nan"), "grad_norm": float("-inf")}
+    with TrainLog(path, 0, 100, 1) as log:
+        log.updates([bad])
+        log.sync(float("inf"))
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    (text,) = path.read_text().splitlines()
+    exact = json.loads(text, parse_constant=refuse)["exact"]
+    nulls = {"loss": None, "grad_norm": None, "valid_nll": None}
+    assert exact == update(1) | nulls
+    assert writer.to_json({"a": [1, float("nan")], "b": (True, "x")}) == (
+        '{"a": [1, null], "b": [true, "x"]}'
+    )
+
+
 def test_a_line_is_step_exact_and_timing(path: Path, clock: Clock) -> None:
     with TrainLog(path, 0, 100, 1) as log:
         clock.now += 2

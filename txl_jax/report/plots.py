@@ -16,7 +16,8 @@ def plot_loss(
     `lines` are those of metrics.jsonl; `yardsticks` are drawn as named levels.
     """
     step = np.array([line["step"] for line in lines])
-    loss_bits = np.array([line["exact"]["loss"] for line in lines]) / math.log(2)
+    losses = [line["exact"]["loss"] for line in lines]
+    loss_bits = np.array(losses, float) / math.log(2)
     # A skipped update has no finite loss.
     step, loss_bits = step[np.isfinite(loss_bits)], loss_bits[np.isfinite(loss_bits)]
     if not len(step):
@@ -27,7 +28,7 @@ def plot_loss(
     window = max(len(step) // 50, 1)
     smooth = np.convolve(loss_bits, np.ones(window) / window, mode="valid")
     axes.plot(step[window - 1 :], smooth, color="tab:blue", label="train")
-    valid = [line for line in lines if "valid_nll" in line["exact"]]
+    valid = [line for line in lines if line["exact"].get("valid_nll") is not None]
     axes.plot(
         [line["step"] for line in valid],
         [line["exact"]["valid_nll"] / math.log(2) for line in valid],

@@ -1,6 +1,7 @@
 """What a run says while it runs: a progress line on stderr and lines of metrics."""
 
 import json
+import math
 import os
 import shutil
 import sys
@@ -132,9 +133,22 @@ class TrainLog:
             return
         step, exact = line["step"], line["exact"]
         if step % self.every == 0 or step == self.num_steps or "valid_nll" in exact:
-            self.file.write(json.dumps(line) + "\n")
+            self.file.write(to_json(line) + "\n")
+
+
+def to_json(result: Any, indent: int | None = None) -> str:
+    """Returns the result as JSON, which knows no NaN and no infinity: null for them."""
+
+    def valid(x: Any) -> Any:
+        if isinstance(x, dict):
+            return {name: valid(part) for name, part in x.items()}
+        if isinstance(x, (list, tuple)):
+            return [valid(part) for part in x]
+        return None if isinstance(x, float) and not math.isfinite(x) else x
+
+    return json.dumps(valid(result), indent=indent, allow_nan=False)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Returns the lines of a metrics.jsonl."""
+    """Returns the lines of a metrics.jsonl; what is not finite is None in them."""
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
