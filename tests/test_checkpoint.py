@@ -19,6 +19,7 @@ from txl_jax import checkpoint
 from txl_jax.checkpoint import CheckpointConfig, open_checkpoints
 from txl_jax.data.streams import Position
 from txl_jax.errors import UserError
+from txl_jax.guard import Guard
 from txl_jax.model.memory import Memory
 from txl_jax.optim import Average, OptimConfig, make_optimizer
 from txl_jax.sharding import MeshConfig, make_mesh, shardings
@@ -44,6 +45,8 @@ def make_state(seed: int, mem_len: int = 3, averages: bool = False) -> TrainStat
     )
     step = jnp.asarray(seed, jnp.int32)
     state = TrainState(step, params, opt_state, memory, jax.random.key(seed))
+    made, skipped = (jnp.asarray(seed + n, jnp.int32) for n in (2000, 3000))
+    state = dataclasses.replace(state, guard=Guard(draw(()), made, skipped))
     if averages:
         average = jax.tree.map(lambda x: draw(x.shape, x.dtype), params)
         count = jnp.asarray(seed + 1000, jnp.int32)
@@ -161,7 +164,28 @@ def test_without_a_mean_a_checkpoint_is_as_it_was_before_there_were_any(
     saved = checkpoint.ocp.StandardCheckpointHandler().metadata(
         rising / "checkpoints" / "6" / "training"
     )
-    assert set(saved.tree) == {"step", "opt_state", "memory", "rng"}
+    assert set(saved.tree) == {"step", "opt_state", "memory", "rng", "guard"}
+
+
+def test_a_checkpoint_from_before_there_was_a_guard_gets_a_fresh_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, trees = make_state(1), checkpoint._trees
+
+    def without(state: TrainState) -> dict[str, Any]:
+        items = trees(state)
+        del items["training"]["guard"]
+        return items
+
+    with closing(open_checkpoints(tmp_path, CheckpointConfig())) as manager:
+        with monkeypatch.context() as patch:
+            patch.setattr(checkpoint, "_trees", without)
+            checkpoint.save(manager, 1, expected, Position(), None)
+        restored = checkpoint.restore(manager, like(expected))
+    assert restored is not None
+    places = jax.tree.map(lambda x: x.sharding, expected.guard)
+    fresh = jax.device_put(Guard.fresh(), places)
+    assert_same(restored[0], dataclasses.replace(expected, guard=fresh))
 
 
 def test_nothing_is_restored_from_nothing(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import pytest
 from tests import tiny
 from txl_jax.data.streams import Position, Segment, Streams
 from txl_jax.errors import UserError
+from txl_jax.guard import REASONS
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import Memory
 from txl_jax.model.txl import TransformerXL
@@ -312,6 +313,9 @@ def test_an_infinite_gradient_alone_is_not_applied() -> None:
     assert np.isfinite(metrics["loss"]).all()
     assert not np.isfinite(metrics["grad_norm"]).any()
     assert metrics["skipped"].tolist() == [True]
+    assert REASONS[metrics["reason"].item()] == (
+        "the norm of its gradient is not finite"
+    )
     tiny.assert_equal(after.params, params)
 
 
@@ -398,6 +402,9 @@ def test_eight_devices_make_the_updates_of_one(
         ),
         ({"segments_per_call": 2, "num_steps": 99}, "num_steps.*segments_per_call"),
         ({"tgt_len": 0}, "train.tgt_len"),
+        ({"max_bad_steps": 0}, "train.max_bad_steps"),
+        ({"max_loss_factor": 1.0}, "train.max_loss_factor = 1.0 must be above 1"),
+        ({"max_loss_factor": -2.0}, "train.max_loss_factor = -2.0 must be above 1"),
         ({"seed": -1}, "train.seed"),
     ],
     ids=str,

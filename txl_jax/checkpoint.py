@@ -18,6 +18,7 @@ from orbax.checkpoint.options import AtomicityMode, AtomicityOptions
 
 from txl_jax.data.streams import Position
 from txl_jax.errors import UserError, require
+from txl_jax.guard import Guard
 from txl_jax.optim import Average
 from txl_jax.report.writer import say
 from txl_jax.state import TrainState
@@ -106,10 +107,18 @@ def restore(
     step = manager.latest_step()
     if step is None:
         return None
-    items = {name: ocp.args.StandardRestore(x) for name, x in _trees(like).items()}
+    manager.wait_until_finished()
+    trees = _trees(like)
+    folder = manager.directory / str(step) / "training"
+    if "guard" not in ocp.StandardCheckpointHandler().metadata(folder).tree:
+        del trees["training"]["guard"]  # it was saved before there was one
+    items = {name: ocp.args.StandardRestore(x) for name, x in trees.items()}
     args = ocp.args.Composite(**items, position=ocp.args.JsonRestore())
     saved = manager.restore(step, args=args)
     rest = saved.training
+    if "guard" not in rest:
+        places = jax.tree.map(lambda x: x.sharding, like.guard)
+        rest["guard"] = jax.device_put(Guard.fresh(), places)
     rest["memory"] = _with_empty(rest["memory"], like.memory)
     if like.average:
         rest["average"] = Average(saved.average, rest.pop("averaged"))

@@ -145,6 +145,8 @@ CHANGEABLE = (
     "train.num_steps",
     "train.log_every",
     "train.eval_every",
+    "train.max_bad_steps",
+    "train.max_loss_factor",
     "model.kernel",
     "model.remat",
     "model.unroll",

@@ -1,4 +1,4 @@
-"""Mistakes that a user can mend: the one exception, and what its messages need."""
+"""What ends a command without its result, and what the messages need."""
 
 import difflib
 from typing import Any
@@ -10,6 +10,17 @@ class UserError(Exception):
     The command line prints the message alone and exits with status 2; anything else
     that escapes is a bug and keeps its traceback.
     """
+
+
+class BadNumbers(Exception):
+    """Training stopped: so many updates in a row were bad that no more would help.
+
+    None of them was made, and what was before them is saved. The command line prints
+    the message alone and exits with STATUS. Started again as it is, the run goes on
+    with the data that follow, so a scheduler is not to restart it by itself.
+    """
+
+    STATUS = 76
 
 
 def nearest(name: str, known: list[str]) -> str:

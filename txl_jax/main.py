@@ -3,12 +3,12 @@
     python -m txl_jax.main --config=FILE [--workdir=DIR] [--mode=MODE] [--config.x.y=V]
 
 The last line on stdout is one JSON object; progress and logs go to stderr. Status 0
-means that the work is done, 2 that the user can mend what the one line on stderr says.
+means that the work is done, 2 that the user can mend what the one line on stderr says,
+76 that training stopped at bad numbers, of which none is in the checkpoint it leaves.
 """
 
 import dataclasses
 import functools
-import json
 import sys
 import time
 from collections.abc import Callable
@@ -23,12 +23,12 @@ from txl_jax.convert import transfer
 from txl_jax.data import tokens as token_files
 from txl_jax.data.streams import Streams
 from txl_jax.data.tokens import Tokens
-from txl_jax.errors import UserError
+from txl_jax.errors import BadNumbers, UserError
 from txl_jax.evaluate import ngram
 from txl_jax.evaluate.perplexity import make_evaluate
 from txl_jax.flags import Command
 from txl_jax.report import plots
-from txl_jax.report.writer import Progress, read_metrics, say
+from txl_jax.report.writer import Progress, read_metrics, say, to_json
 from txl_jax.train import make_streams, train
 
 HELP = """\
@@ -79,7 +79,7 @@ def run_train(command: Command) -> dict[str, Any]:
     sample, _ = sample_loaded(loaded)
     result["sample"] = str(folder / "sample.txt")
     (folder / "sample.txt").write_text(sample, "utf-8")
-    (folder / "result.json").write_text(json.dumps(result, indent=2) + "\n", "utf-8")
+    (folder / "result.json").write_text(to_json(result, indent=2) + "\n", "utf-8")
     say(f"a sample, in {folder / 'sample.txt'}:\n{sample}\n")
     for name, bpc in sorted({"this model": result["bpc"], **levels}.items(), key=_bpc):
         say(f"{name:>12}: {bpc:.3f} bits per token on {config.eval.split}")
@@ -228,7 +228,10 @@ def main(argv: list[str] | None = None) -> int:
     except UserError as error:
         print(f"txl_jax: {error}", file=sys.stderr)
         return 2
-    print(json.dumps({"mode": command.mode, **result}), flush=True)
+    except BadNumbers as error:
+        print(f"txl_jax: {error}", file=sys.stderr)
+        return error.STATUS
+    print(to_json({"mode": command.mode, **result}), flush=True)
     return 0
 
 

@@ -14,6 +14,7 @@ import optax
 from jax import Array
 from jax.sharding import Mesh
 
+from txl_jax.guard import Guard
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import Memory
 from txl_jax.model.txl import TransformerXL
@@ -26,7 +27,8 @@ class TrainState:
     """Parameters, optimiser, memory and randomness; where the data stands is not here.
 
     step (int32) counts updates. rng never changes: update k folds k into it. average
-    is an Average, or () in a run that evaluates its parameters themselves.
+    is an Average, or () in a run that evaluates its parameters themselves. guard says
+    which updates have been skipped lately, and what the next one is judged by.
     """
 
     step: Array
@@ -35,6 +37,7 @@ class TrainState:
     memory: Memory
     rng: Array
     average: Any = ()
+    guard: Guard = flax.struct.field(default_factory=Guard.fresh)
 
     @property
     def evaluated(self) -> Any:

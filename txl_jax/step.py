@@ -17,6 +17,7 @@ from jax import Array
 from txl_jax.data.sentences import ORDERS
 from txl_jax.data.streams import Segment
 from txl_jax.errors import UserError, require, require_one_of
+from txl_jax.guard import choose
 from txl_jax.model.memory import Memory
 from txl_jax.model.txl import TransformerXL
 from txl_jax.optim import AddToAverage, Schedule
@@ -36,6 +37,7 @@ class TrainConfig:
     batch_chunk: int = 1  # parts of the streams computed one after the other
     log_every: int = 100  # updates between lines of metrics.jsonl
     eval_every: int = 4_000  # updates between validations
+    max_bad_steps: int = 20  # skipped updates in a row that stop the run; see guard.py
     order: str = "stream"  # the text as it stands, or "sentences", shuffled each epoch
     sentence_end: int = -1  # id of the token that ends a sentence; -1 = none
     roll: bool = False  # each epoch, start every stream at a random place of its own
@@ -43,6 +45,7 @@ class TrainConfig:
     ext_len: int = 0  # tokens read again before each segment; needs model.mem_len = 0
     half_loss: bool = False  # score only the more recent half of each segment (Table 6)
     reset_memory_at: int = -1  # id of the token after which a document starts; -1 = off
+    max_loss_factor: float = 0.0  # skip a loss above this times the mean; 0 = off
     init_from: str = ""  # a workdir whose parameters a fresh run begins with; "" = none
 
     def __post_init__(self) -> None:
@@ -54,6 +57,11 @@ class TrainConfig:
         require(self, "train", -1, "sentence_end", "reset_memory_at")
         require_one_of(self.order, list(ORDERS), "train.order")
         self._check_sentences()
+        if self.max_loss_factor and not self.max_loss_factor > 1:
+            raise UserError(
+                f"train.max_loss_factor = {self.max_loss_factor} must be above 1, for "
+                "every second loss is above the mean, or 0, which is off"
+            )
         if self.half_loss and self.ext_len:
             raise UserError(
                 f"train.half_loss = True and train.ext_len = {self.ext_len} each score "
@@ -125,14 +133,14 @@ def join_streams(x: Any, axis: int) -> Any:
 
 def segment_nll(
     model: TransformerXL,
-    params: Any,
+    variables: Any,
     memory: Memory,
     segment: Segment,
     rngs: dict[str, Array],
 ) -> tuple[Array, Memory]:
     """Returns (nll_BL, memory) of one segment, scored or not."""
     return model.apply(  # type: ignore[return-value]
-        {"params": params},
+        variables,
         segment.inputs_SBL,
         segment.targets_SBL,
         memory,
@@ -143,38 +151,30 @@ def segment_nll(
     )
 
 
+# Of a segment's scored tokens, (params, memory, segment, key) -> (sum, memory).
+NllSum = Callable[[Any, Memory, Segment, Array], tuple[Array, Memory]]
+
 MEMORY_AXES = Memory(h_NBMD=1, filled_B=0)  # type: ignore[arg-type]
 
 
-def make_train_step(
-    model: TransformerXL,
-    optimizer: optax.GradientTransformation,
-    schedule: Schedule,
-    config: TrainConfig,
-    add_to_average: AddToAverage | None = None,
-) -> Callable[[TrainState, Segment], tuple[TrainState, dict[str, Array]]]:
-    """Returns train_step(state, segments [S, ..]) -> (state, metrics [U]).
+def sum_gradients(
+    nll_sum: NllSum,
+    params: Any,
+    memory: Memory,
+    group: Segment,
+    key: Array,
+    batch_chunk: int,
+) -> tuple[Total, Memory]:
+    """Returns the sums over the G segments of a group, and the memory after them.
 
-    The loss of an update is the mean nll of its scored tokens, in nats. An update
-    whose loss or gradient is not finite is not made, and the memory starts anew; it
-    counts as a step and shows in the metric `skipped`. add_to_average is None where the
-    state has no average.
+    Each segment goes chunk after chunk, each with its streams' own memory.
     """
-    C = config.batch_chunk
-
-    def nll_sum(
-        params: Any, memory: Memory, segment: Segment, key: Array
-    ) -> tuple[Array, Memory]:
-        nll_BL, memory = segment_nll(model, params, memory, segment, {"dropout": key})
-        return jnp.sum(nll_BL * segment.weights_SBL), memory
-
+    C = batch_chunk
     grad = jax.value_and_grad(nll_sum, has_aux=True)
 
     def accumulate(
-        params: Any, key: Array, total: Total, memory: Memory, segment: Segment
+        key: Array, total: Total, memory: Memory, segment: Segment
     ) -> tuple[Total, Memory]:
-        """Adds one segment, chunk after chunk, each with its streams' own memory."""
-
         def add_chunk(total: Total, xs: Any) -> tuple[Total, Memory]:
             c, memory, segment = xs
             (nll, memory), grads = grad(
@@ -188,24 +188,46 @@ def make_train_step(
         total, chunks = jax.lax.scan(add_chunk, total, (jnp.arange(C), chunks, parts))
         return total, jax.tree.map(join_streams, chunks, MEMORY_AXES)
 
+    def add_segment(carry: Any, xs: Any) -> tuple[Any, None]:
+        g, segment = xs
+        total, memory = carry
+        return accumulate(jax.random.fold_in(key, g), total, memory, segment), None
+
+    zero = Total(jnp.zeros(()), jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
+    G = group.length_SB.shape[0]
+    return jax.lax.scan(add_segment, (zero, memory), (jnp.arange(G), group))[0]
+
+
+def make_train_step(
+    model: TransformerXL,
+    optimizer: optax.GradientTransformation,
+    schedule: Schedule,
+    config: TrainConfig,
+    add_to_average: AddToAverage | None = None,
+) -> Callable[[TrainState, Segment], tuple[TrainState, dict[str, Array]]]:
+    """Returns train_step(state, segments [S, ..]) -> (state, metrics [U]).
+
+    The loss of an update is the mean nll of its scored tokens, in nats. An update that
+    `guard` finds bad is not made, in the optimiser's counts and the average neither,
+    and the memory starts anew; it counts as a step, so the schedule goes on, and the
+    metrics `skipped` and `reason` show it. add_to_average is None where the state has
+    no average.
+    """
+
+    def nll_sum(
+        params: Any, memory: Memory, segment: Segment, key: Array
+    ) -> tuple[Array, Memory]:
+        variables, rngs = {"params": params}, {"dropout": key}
+        nll_BL, memory = segment_nll(model, variables, memory, segment, rngs)
+        return jnp.sum(nll_BL * segment.weights_SBL), memory
+
     def update(
         state: TrainState, group: Segment
     ) -> tuple[TrainState, dict[str, Array]]:
         """Makes one update from the G segments of a group."""
         key = jax.random.fold_in(state.rng, state.step)
-
-        def add_segment(carry: Any, xs: Any) -> tuple[Any, None]:
-            g, segment = xs
-            total, memory = carry
-            key_g = jax.random.fold_in(key, g)
-            return accumulate(state.params, key_g, total, memory, segment), None
-
-        zero = Total(
-            jnp.zeros(()), jnp.zeros(()), jax.tree.map(jnp.zeros_like, state.params)
-        )
-        G = group.length_SB.shape[0]
-        (total, memory), _ = jax.lax.scan(
-            add_segment, (zero, state.memory), (jnp.arange(G), group)
+        total, memory = sum_gradients(
+            nll_sum, state.params, state.memory, group, key, config.batch_chunk
         )
         loss = total.nll / total.tokens
         grads = jax.tree.map(lambda grad: grad / total.tokens, total.grads)
@@ -213,29 +235,30 @@ def make_train_step(
         lr = jnp.asarray(schedule(state.step), jnp.float32)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = jax.tree.map(lambda p, u: p - lr * u, state.params, updates)
-        finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
         average = state.average
         if add_to_average:
             average = add_to_average(average, params, state.step + 1)
         fresh = Memory.empty(model.config, len(state.memory.filled_B))
-
-        def choose(new: Any, old: Any) -> Any:
-            return jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
-
+        reason, guard = state.guard.judge(loss, grad_norm, config.max_loss_factor)
+        good = reason == 0
         state = dataclasses.replace(
             state,
             step=state.step + 1,
-            params=choose(params, state.params),
-            opt_state=choose(opt_state, state.opt_state),
-            memory=choose(memory, fresh),
-            average=choose(average, state.average),
+            params=choose(good, params, state.params),
+            opt_state=choose(good, opt_state, state.opt_state),
+            memory=choose(good, memory, fresh),
+            average=choose(good, average, state.average),
+            guard=guard,
         )
         return state, {
             "loss": loss,
             "grad_norm": grad_norm,
             "lr": lr,
             "tokens": total.tokens.astype(jnp.int32),
-            "skipped": ~finite,
+            "skipped": ~good,
+            "reason": reason,
+            "skipped_in_row": guard.skipped_in_row,
+            "mean_loss": guard.mean_loss,
         }
 
     def train_step(
@@ -261,7 +284,7 @@ def make_eval_step(
         params: Any, memory: Memory, segments: Segment
     ) -> tuple[Memory, Array]:
         def score(memory: Memory, segment: Segment) -> tuple[Memory, Array]:
-            nll_BL, memory = segment_nll(model, params, memory, segment, {})
+            nll_BL, memory = segment_nll(model, {"params": params}, memory, segment, {})
             return memory, jnp.sum(nll_BL * segment.weights_SBL)
 
         return jax.lax.scan(score, memory, segments)

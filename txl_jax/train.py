@@ -17,7 +17,9 @@ from txl_jax.config import Config
 from txl_jax.data.prefetch import Prefetch
 from txl_jax.data.sentences import ORDERS
 from txl_jax.data.streams import Position, Streams
+from txl_jax.diagnose import Watch
 from txl_jax.evaluate.perplexity import make_evaluate
+from txl_jax.guard import explain
 from txl_jax.model.txl import TransformerXL
 from txl_jax.optim import make_average, make_optimizer, make_schedule
 from txl_jax.report.writer import Progress, TrainLog, say
@@ -41,7 +43,7 @@ def fetch(device_metrics: Metrics) -> list[Metrics]:
     host = jax.device_get(device_metrics)
     updates = len(host["loss"])
     return [
-        {name: values[u].item() for name, values in host.items()}
+        explain({name: values[u].item() for name, values in host.items()})
         for u in range(updates)
     ]
 
@@ -123,18 +125,20 @@ def train(
         )
         ahead = stack.enter_context(closing(Prefetch(streams.batch, position)))
         stack.enter_context(jax.transfer_guard("disallow"))
+        watch = Watch(config.model, how, step)
         pending: Metrics | None = None
         while step < how.num_steps:
             segments, position = next(ahead)
             placed = place_segments(mesh, segments)
+            watch.dispatched(placed)
             state, device_metrics = dispatch(train_step, state, placed)
             if pending is not None:
-                log.updates(fetch(pending))
+                log.updates(watch.fetched(fetch(pending)))
             pending = device_metrics
             step += how.updates_per_call
             validates = step == how.num_steps or step % how.eval_every == 0
-            if validates or step % config.checkpoint.every_steps == 0:
-                log.updates(fetch(pending))
+            if validates or watch.found or step % config.checkpoint.every_steps == 0:
+                log.updates(watch.fetched(fetch(pending)))
                 pending = valid_nll = None
                 if validates:
                     with Progress("valid", 0) as bar:
@@ -143,4 +147,5 @@ def train(
                 # orbax copies to the host in its own ways.
                 with jax.transfer_guard("allow"):
                     checkpoint.save(manager, step, state, position, valid_nll)
+                    watch.stop_if_found(state)
                 log.restart_clock()

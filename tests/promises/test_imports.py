@@ -8,7 +8,7 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "txl_jax"
 
 ROWS = """
-    errors hlo convert.crc32c convert.machine lamb
+    errors hlo convert.crc32c convert.machine lamb guard
     chips
     convert.table data.pieces data.progress data.text data.streams data.prefetch
     convert.pickle convert.keys
@@ -32,7 +32,7 @@ ROWS = """
     state generate convert.huggingface convert.nvidia
     step checkpoint evaluate.ngram convert.tensorflow
     convert.formats
-    evaluate.perplexity
+    evaluate.perplexity diagnose
     config
     workdir train
     flags aot

@@ -57,7 +57,7 @@ class TransformerXL(nn.Module):
             block = nn.remat(Block, prevent_cse=False)
         return nn.scan(
             block,
-            variable_axes={"params": 0},
+            variable_axes={"params": 0, "probes": 0},  # probes: see diagnose.py
             split_rngs={"params": True, "dropout": True},
             in_axes=(0, 0, nn.broadcast, nn.broadcast),
             length=self.config.n_layer,
