@@ -1,81 +1,31 @@
 """Checkpoints, through orbax: what a run needs to go on exactly, or a model to serve.
 
 A checkpoint of step k holds the parameters, their mean where the run has one, the rest
-of TrainState, and as JSON the Position of the first batch that the state has not
-consumed. All of it commits at once.
+of TrainState, and a Record: digests of all arrays and the Position of the first batch
+that the state has not consumed. All of it commits at once, by the renaming of a folder.
 """
 
 import dataclasses
-import math
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
-from orbax.checkpoint.checkpoint_managers import preservation_policy
-from orbax.checkpoint.options import AtomicityMode, AtomicityOptions
 
 from txl_jax.data.streams import Position
-from txl_jax.errors import UserError, require
-from txl_jax.guard import Guard
+from txl_jax.digest import digests, named_leaves
+from txl_jax.errors import UserError
 from txl_jax.optim import Average
+from txl_jax.record import Damaged, Record
 from txl_jax.report.writer import say
 from txl_jax.state import TrainState
+from txl_jax.store import CheckpointConfig, Checkpoints, open_checkpoints
 
-
-@dataclasses.dataclass(frozen=True)
-class CheckpointConfig:
-    """When to save and what to keep; a validated step is always saved."""
-
-    every_steps: int = 4_000  # updates between checkpoints
-    keep: int = 2  # newest checkpoints kept; the best one is kept beside them
-
-    def __post_init__(self) -> None:
-        """Refuses impossible values, naming the field."""
-        require(self, "checkpoint", 1, "every_steps", "keep")
-
-
-def valid_nll(metrics: dict[str, float]) -> float:
-    """Returns what the best checkpoint has least of: nats per token on valid.
-
-    Not a number is the worst of all, where sorting would make it the best.
-    """
-    nll = metrics["valid_nll"]
-    return math.inf if math.isnan(nll) else nll
-
-
-def open_checkpoints(
-    workdir: Path, config: CheckpointConfig, *, read_only: bool = False
-) -> ocp.CheckpointManager:
-    """Returns the manager of `<workdir>/checkpoints`; close it to wait for the last.
-
-    Retention goes by policies: orbax's own `max_to_keep` with `best_fn` would delete
-    the newest steps when the loss rises. COMMIT_FILE makes orbax trust a folder only
-    when its last file is there, so that neither an empty folder nor half a copy counts.
-    """
-    keep = [
-        preservation_policy.LatestN(config.keep),
-        preservation_policy.BestN(
-            get_metric_fn=valid_nll,
-            reverse=True,
-            n=1,
-            keep_checkpoints_without_metrics=False,
-        ),
-    ]
-    options = ocp.CheckpointManagerOptions(
-        best_fn=valid_nll,
-        best_mode="min",
-        preservation_policy=preservation_policy.AnyPreservationPolicy(keep),
-        atomicity_options=AtomicityOptions(mode=AtomicityMode.COMMIT_FILE),
-        cleanup_tmp_directories=not read_only,
-        read_only=read_only,
-    )
-    return ocp.CheckpointManager((workdir / "checkpoints").absolute(), options=options)
+__all__ = ["CheckpointConfig", "Checkpoints", "open_checkpoints"]
 
 
 def save(
-    manager: ocp.CheckpointManager,
+    manager: Checkpoints,
     step: int,
     state: TrainState,
     position: Position,
@@ -84,45 +34,75 @@ def save(
     """Starts saving step `step`; the arrays are copied before this returns.
 
     valid_nll_nats, None where nothing was validated, decides which one is the best.
+    Raises OSError or ValueError when saving cannot start; `poll` tells of the rest.
     """
-    items = {name: ocp.args.StandardSave(x) for name, x in _trees(state).items()}
-    args = ocp.args.Composite(**items, position=ocp.args.JsonSave(position._asdict()))
-    metrics = None if valid_nll_nats is None else {"valid_nll": valid_nll_nats}
-    manager.save(step, args=args, metrics=metrics)
+    save_items(manager, step, _trees(state), position, valid_nll_nats)
 
 
-def save_params(manager: ocp.CheckpointManager, step: int, params: Any) -> None:
-    """Starts saving parameters alone, of a model that was trained elsewhere."""
-    args = ocp.args.Composite(params=ocp.args.StandardSave(params))
-    manager.save(step, args=args)
+def save_items(
+    manager: Checkpoints,
+    step: int,
+    trees: dict[str, Any],
+    position: Position | None = None,
+    valid_nll_nats: float | None = None,
+) -> None:
+    """Starts saving what is in `trees`: {"params": params} for a model alone."""
+    manager.poll(wait=True)
+    record = Record(step, position, valid_nll_nats, digests(trees))
+    items = {name: ocp.args.StandardSave(tree) for name, tree in trees.items()}
+    args = ocp.args.Composite(**items, record=ocp.args.JsonSave(record.to_json()))
+    manager.records[step] = record
+    if not manager.save(step, args=args):
+        raise ValueError(f"there is a checkpoint {manager.latest_step()} already")
+    manager.saving = step
 
 
-def restore(
-    manager: ocp.CheckpointManager, like: TrainState
-) -> tuple[TrainState, Position] | None:
-    """Returns the newest checkpoint's state and position, or None if there is none.
+class Restored(NamedTuple):
+    """A run as it was when a checkpoint was made."""
 
-    `like` holds shapes, dtypes and shardings, and decides where the arrays go.
+    step: int
+    state: TrainState
+    position: Position
+
+
+def restore(manager: Checkpoints, like: TrainState) -> Restored | None:
+    """Returns the newest checkpoint that is not damaged, or None if there is none.
+
+    `like` holds shapes, dtypes and shardings, and decides where the arrays go. Newer
+    ones that are damaged are renamed, so that their steps can be saved again. Raises
+    UserError when all are damaged, which leaves them as they are, or when they are of
+    another model.
     """
-    step = manager.latest_step()
-    if step is None:
-        return None
-    manager.wait_until_finished()
-    trees = _trees(like)
-    folder = manager.directory / str(step) / "training"
-    if "guard" not in ocp.StandardCheckpointHandler().metadata(folder).tree:
-        del trees["training"]["guard"]  # it was saved before there was one
-    items = {name: ocp.args.StandardRestore(x) for name, x in trees.items()}
-    args = ocp.args.Composite(**items, position=ocp.args.JsonRestore())
-    saved = manager.restore(step, args=args)
-    rest = saved.training
-    if "guard" not in rest:
-        places = jax.tree.map(lambda x: x.sharding, like.guard)
-        rest["guard"] = jax.device_put(Guard.fresh(), places)
+    manager.poll(wait=True)
+    damaged: dict[int, str] = {}
+    for step in sorted(manager.all_steps(), reverse=True):
+        try:
+            restored = _restore(manager, step, like)
+        except Damaged as error:
+            say(f"{error}: TRYING AN OLDER ONE")
+            damaged[step] = str(error)
+            continue
+        manager.set_aside(list(damaged))
+        return restored
+    if damaged:
+        raise UserError(
+            f"no checkpoint in {manager.directory} can be restored: "
+            f"{'; '.join(damaged.values())}; bring one back, or give another --workdir "
+            "to start anew (nothing was deleted)"
+        )
+    return None
+
+
+def _restore(manager: Checkpoints, step: int, like: TrainState) -> Restored:
+    record = manager.read_record(step)
+    if record.position is None:
+        raise Damaged(step, "it holds parameters alone")
+    saved = manager.read(record, _trees(like))
+    rest = saved["training"]
     rest["memory"] = _with_empty(rest["memory"], like.memory)
     if like.average:
-        rest["average"] = Average(saved.average, rest.pop("averaged"))
-    return TrainState(params=saved.params, **rest), Position(**saved.position)
+        rest["average"] = Average(saved["average"], rest.pop("averaged"))
+    return Restored(step, TrainState(params=saved["params"], **rest), record.position)
 
 
 NAMES = ("best", "latest", "average")
@@ -141,7 +121,7 @@ def _is_step(text: str) -> bool:
     return text.strip().isdecimal()
 
 
-def find_steps(manager: ocp.CheckpointManager, which: str) -> list[int]:
+def find_steps(manager: Checkpoints, which: str) -> list[int]:
     """Returns the steps of the checkpoints that `which` names, in order.
 
     The best is the newest while nothing was validated. Raises UserError when there is
@@ -153,7 +133,13 @@ def find_steps(manager: ocp.CheckpointManager, which: str) -> list[int]:
             f"no checkpoint in {manager.directory}: train there first, or give the "
             "--workdir of a run that did"
         )
-    best = manager.best_step()
+    if which == "best":
+        for step in set(steps) - manager.records.keys():
+            say(f"checkpoint {step} is damaged: the best of the others is taken")
+            steps.remove(step)
+        if not steps:
+            raise UserError(f"every checkpoint in {manager.directory} is damaged")
+    best = manager.best(steps)
     named = {
         "best": steps[-1:] if best is None else [best],
         "latest": steps[-1:],
@@ -170,21 +156,26 @@ def find_steps(manager: ocp.CheckpointManager, which: str) -> list[int]:
 
 
 def restore_params(
-    manager: ocp.CheckpointManager, which: str, like: Any, *, averages: bool = False
+    manager: Checkpoints, which: str, like: Any, *, averages: bool = False
 ) -> tuple[Any, int]:
     """Returns (params, step) of the checkpoints `which`, a value of eval.checkpoint.
 
     Of several: the mean of their parameters, of which two are in memory at a time, and
     the newest's step. averages: the run keeps a mean of its parameters in each; that is
-    what is returned, or averaged. Raises UserError when there is no such checkpoint.
+    what is returned, or averaged. Raises UserError when there is no such checkpoint,
+    Damaged when it is not as it was saved.
     """
+    manager.poll(wait=True)
     steps = find_steps(manager, which)
     item = "average" if averages else "params"
-    args = ocp.args.Composite(**{item: ocp.args.StandardRestore(like)})
+
+    def read(step: int) -> Any:
+        return manager.read(manager.read_record(step), {item: like})[item]
+
     add = jax.jit(_add, donate_argnums=0)
-    total = manager.restore(steps[0], args=args)[item]
+    total = read(steps[0])
     for step in steps[1:]:
-        total = add(total, manager.restore(step, args=args)[item])
+        total = add(total, read(step))
     if len(steps) > 1:
         say(f"the mean of the checkpoints {', '.join(map(str, steps))}")
         total = jax.tree.map(lambda x: x / len(steps), total)
@@ -192,19 +183,20 @@ def restore_params(
 
 
 def read_shapes(
-    manager: ocp.CheckpointManager, step: int, *, averages: bool = False
+    manager: Checkpoints, step: int, *, averages: bool = False
 ) -> dict[str, tuple[int, ...]]:
     """Returns the shapes of the parameters that a checkpoint holds, by their names."""
-    folder = manager.directory / str(step) / ("average" if averages else "params")
-    return shapes(ocp.StandardCheckpointHandler().metadata(folder).tree)
+    item = "average/" if averages else "params/"
+    return {
+        name.removeprefix(item): shape
+        for name, (_, shape, _) in manager.read_record(step).arrays.items()
+        if name.startswith(item)
+    }
 
 
 def shapes(params: Any) -> dict[str, tuple[int, ...]]:
     """Returns the shapes of parameters by their names, as in "layers/attention/q"."""
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="/"): tuple(leaf.shape)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
-    }
+    return {name: tuple(leaf.shape) for name, leaf in named_leaves(params)}
 
 
 def _add(total: Any, more: Any) -> Any:

@@ -12,6 +12,7 @@ import functools
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from absl import logging as absl_logging
@@ -27,6 +28,7 @@ from txl_jax.errors import BadNumbers, UserError
 from txl_jax.evaluate import ngram
 from txl_jax.evaluate.perplexity import make_evaluate
 from txl_jax.flags import Command
+from txl_jax.lock import locked
 from txl_jax.report import plots
 from txl_jax.report.writer import Progress, read_metrics, say, to_json
 from txl_jax.train import make_streams, train
@@ -54,20 +56,27 @@ def run_train(command: Command) -> dict[str, Any]:
     """Trains, then shows what the best checkpoint is worth."""
     config, folder = command.config, command.workdir
     workdir.refuse_imported(folder)
+    workdir.refuse_another(folder, config)
     tokens = token_files.prepare(config.data, say)
     fitted = workdir.fit_vocab(config, len(tokens.vocab))
     check_fit(fitted, tokens)
     initial = restore.load_initial(fitted, folder, tokens.vocab)
-    workdir.claim(folder, config, tokens)
-    started = time.perf_counter()
-    train(fitted, folder, tokens.split("train"), tokens.split("valid"), initial)
-    train_seconds = time.perf_counter() - started
+    with locked(folder):
+        workdir.claim(folder, config, tokens)
+        started = time.perf_counter()
+        splits = tokens.split("train"), tokens.split("valid")
+        done = train(fitted, folder, *splits, initial)
+        done |= {"train_seconds": time.perf_counter() - started}
+        return judge(config, folder, tokens, done)
 
+
+def judge(
+    config: Config, folder: Path, tokens: Tokens, done: dict[str, Any]
+) -> dict[str, Any]:
+    """Shows what the best checkpoint is worth, and keeps it in the workdir."""
     loaded = restore.load(folder, config)
     lines = read_metrics(folder / workdir.METRICS)
-    result = evaluate_loaded(loaded, tokens)
-    result |= {"workdir": str(folder), "updates": lines[-1]["step"]}
-    result["train_seconds"] = train_seconds
+    result = evaluate_loaded(loaded, tokens) | {"workdir": str(folder), **done}
     levels = {}
     if config.eval.yardsticks and tokens.vocab.kind == "byte":
         levels = ngram.yardsticks(

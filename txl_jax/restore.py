@@ -15,6 +15,7 @@ from txl_jax.data.vocab import Vocab
 from txl_jax.errors import UserError
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.txl import TransformerXL
+from txl_jax.record import Damaged
 from txl_jax.state import abstract_params
 from txl_jax.workdir import CONFIG, VOCAB, fit_mesh, fit_vocab, refuse_conflicts
 
@@ -49,9 +50,15 @@ def load(workdir: str | Path, given: Config | None = None) -> Loaded:
     which = given.eval.checkpoint
     opened = checkpoint.open_checkpoints(workdir, given.checkpoint, read_only=True)
     with closing(opened) as manager:
-        params, step = checkpoint.restore_params(
-            manager, which, like, averages=averages
-        )
+        try:
+            params, step = checkpoint.restore_params(
+                manager, which, like, averages=averages
+            )
+        except Damaged as error:
+            others = ", ".join(map(str, sorted(manager.all_steps())))
+            raise UserError(
+                f"{error}: give eval.checkpoint another step of {others}"
+            ) from error
     return Loaded(TransformerXL(given.model), params, vocab, given, step, mesh)
 
 
@@ -111,18 +118,10 @@ def _load_fitting(source: Path, given: Config, vocab: Vocab) -> Any:
     opened = checkpoint.open_checkpoints(source, given.checkpoint, read_only=True)
     with closing(opened) as manager:
         (step,) = checkpoint.find_steps(manager, "best")
-        try:
-            found = checkpoint.read_shapes(manager, step, averages=averages)
-            refuse_misfits(saved.model, given.model, found, checkpoint.shapes(like))
-            which = str(step)
-            return checkpoint.restore_params(manager, which, like, averages=averages)[0]
-        except UserError:
-            raise
-        except Exception as error:  # whatever orbax meets in a damaged folder
-            reason = f"{type(error).__name__}: {error}".splitlines()[0][:150]
-            raise UserError(
-                f"its checkpoint {step} is damaged ({reason}): give another run"
-            ) from error
+        found = checkpoint.read_shapes(manager, step, averages=averages)
+        refuse_misfits(saved.model, given.model, found, checkpoint.shapes(like))
+        which = str(step)
+        return checkpoint.restore_params(manager, which, like, averages=averages)[0]
 
 
 def refuse_misfits(

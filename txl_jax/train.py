@@ -92,12 +92,13 @@ def train(
     train_tokens: np.ndarray,
     valid_tokens: np.ndarray,
     params: Any = None,
-) -> None:
+) -> dict[str, Any]:
     """Trains to config.train.num_steps, going on from the newest checkpoint.
 
     config.model.vocab_size is set. params: what a fresh run begins with, those that
     `restore.load_initial` finds in train.init_from; None = random ones. Leaves
-    checkpoints and metrics.jsonl in workdir.
+    checkpoints and metrics.jsonl in workdir, and returns the updates made and the
+    steps that could not be saved; raises UserError when the last is one of them.
     """
     how = config.train
     mesh = make_mesh(config.mesh)
@@ -110,14 +111,12 @@ def train(
     with ExitStack() as stack:
         opened = checkpoint.open_checkpoints(workdir, config.checkpoint)
         manager = stack.enter_context(closing(opened))
-        restored = checkpoint.restore(manager, like)
-        step = manager.latest_step() or 0
-        if restored:
+        if restored := checkpoint.restore(manager, like):
+            step, state, position = restored
             say(f"resumed at update {step} from {manager.directory}")
-            state, position = restored
         else:
             say(f"fresh run in {workdir}")
-            state, position = init(), Position()
+            step, state, position = 0, init(), Position()
             if params is not None:
                 state = state.start_from(params)
         log = stack.enter_context(
@@ -136,6 +135,7 @@ def train(
                 log.updates(watch.fetched(fetch(pending)))
             pending = device_metrics
             step += how.updates_per_call
+            manager.poll()
             validates = step == how.num_steps or step % how.eval_every == 0
             if validates or watch.found or step % config.checkpoint.every_steps == 0:
                 log.updates(watch.fetched(fetch(pending)))
@@ -143,9 +143,11 @@ def train(
                 if validates:
                     with Progress("valid", 0) as bar:
                         valid_nll = evaluate(state.evaluated, valid_tokens, bar)["nll"]
-                log.sync(valid_nll)
                 # orbax copies to the host in its own ways.
-                with jax.transfer_guard("allow"):
+                with jax.transfer_guard("allow"), manager.attempt(step):
+                    log.sync(valid_nll)
                     checkpoint.save(manager, step, state, position, valid_nll)
                     watch.stop_if_found(state)
                 log.restart_clock()
+        manager.finish(step)
+        return {"updates": step, "failed_saves": manager.failed}

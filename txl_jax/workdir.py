@@ -77,20 +77,25 @@ def refuse_imported(workdir: Path) -> None:
             )
 
 
+def refuse_another(workdir: Path, config: Config) -> None:
+    """Raises UserError if the workdir belongs to a run with another config."""
+    if (workdir / CONFIG).exists():
+        saved = configs.parse(configs.load_json(workdir / CONFIG))
+        refuse_conflicts(workdir, saved, config)
+
+
 def claim(workdir: Path, config: Config, tokens: Tokens) -> None:
     """Makes `workdir` the folder of this run, or checks that it is.
 
     Raises UserError when it belongs to another config or to another state of the
-    corpus. Reports libraries and devices that changed since the run began: its numbers
-    may then differ in the last bits from an uninterrupted run's.
+    corpus. run.json gets one more of the run's starts. Reports libraries and devices
+    that changed since the first: the run's numbers may then differ in the last bits
+    from an uninterrupted run's.
     """
+    refuse_another(workdir, config)
     try:
-        workdir.mkdir(parents=True, exist_ok=True)
-        if (workdir / CONFIG).exists():
-            saved = configs.parse(configs.load_json(workdir / CONFIG))
-            refuse_conflicts(workdir, saved, config)
         run = describe(config, tokens)
-        _compare(workdir, run)
+        run["starts"] = [*_earlier_starts(workdir, run), provenance.start(run)]
         said = json.dumps(run, indent=2) + "\n"
         _write(workdir / CONFIG, lambda path: configs.save_json(config, path))
         _write(workdir / VOCAB, lambda path: vocabulary.save(tokens.vocab, path))
@@ -128,14 +133,17 @@ def _write(path: Path, write: Callable[[Path], object]) -> None:
     fresh.replace(path)
 
 
-def _compare(workdir: Path, run: dict[str, Any]) -> None:
+def _earlier_starts(workdir: Path, run: dict[str, Any]) -> list[dict[str, Any]]:
+    """Returns the run's starts so far; refuses it on another state of the corpus."""
     path = workdir / RUN
     if not path.exists():
-        return
+        return []
     try:
         before = json.loads(path.read_text("utf-8"))
         changed = before["data"]["splits"] != run["data"]["splits"]
-    except (ValueError, TypeError, KeyError) as error:
+        starts = list(before["starts"])
+        differences = provenance.differences(starts[0], run)
+    except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
         raise UserError(
             f"{path} is damaged ({error}): bring it back, or delete it to go on without"
         ) from error
@@ -145,5 +153,6 @@ def _compare(workdir: Path, run: dict[str, Any]) -> None:
             f"{run['data']['corpus']!r} (SHA-256 in {path}): bring that back, or give "
             "another --workdir"
         )
-    for difference in provenance.differences(before, run):
-        say(f"not the machine of before, results may differ in bits: {difference}")
+    for difference in differences:
+        say(f"not bit-identical from here to how the run started: {difference}")
+    return starts

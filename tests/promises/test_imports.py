@@ -25,16 +25,16 @@ ROWS = """
     kernels.chunked
     kernels.choice
     model.key_values
-    convert.pytorch model.adaptive data.builder data.recipe optim metrics
+    convert.pytorch digest model.adaptive data.builder data.recipe optim metrics
     model.attention data.encode report.writer report.plots report.provenance
-    model.block data.tokens
+    model.block data.tokens record
     model.txl
-    state generate convert.huggingface convert.nvidia
+    state store generate convert.huggingface convert.nvidia
     step checkpoint evaluate.ngram convert.tensorflow
     convert.formats
     evaluate.perplexity diagnose
     config
-    workdir train
+    lock workdir train
     flags aot
     restore pod
     convert.transfer

@@ -82,7 +82,7 @@ def saved(workdir: Path) -> Any:
                 params=checkpoint.ocp.args.StandardRestore(),
                 average=checkpoint.ocp.args.StandardRestore(),
                 training=checkpoint.ocp.args.StandardRestore(),
-                position=checkpoint.ocp.args.JsonRestore(),
+                record=checkpoint.ocp.args.JsonRestore(),
             ),
         )
 

@@ -50,7 +50,9 @@ def import_model(
     with _made_whole(folder) as fresh:
         opened = checkpoint.open_checkpoints(fresh, config.checkpoint)
         with closing(opened) as manager:
-            checkpoint.save_params(manager, source.step, source.params)
+            trees = {"params": source.params}
+            checkpoint.save_items(manager, source.step, trees)
+            manager.finish(source.step)
         vocabulary.save(source.vocab, fresh / workdir.VOCAB)
         said = json.dumps(run, indent=2) + "\n"
         (fresh / workdir.RUN).write_text(said, "utf-8")

@@ -1,8 +1,10 @@
 """Where a run's numbers come from: config, code, libraries, devices, data, seed."""
 
+import datetime
 import importlib.metadata
 import os
 import platform
+import socket
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,13 @@ def provenance(
 
 # With these equal, a resumed run repeats an uninterrupted one bit for bit.
 EXACT = ("versions", "device_kind", "device_count", "process_count", "usable_cores")
+
+
+def start(run: dict[str, Any]) -> dict[str, Any]:
+    """Returns what run.json keeps of each start of a run: when, where and on what."""
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    what = {name: run[name] for name in ("git_revision", *EXACT)}
+    return {"time": now, "host": socket.gethostname(), "pid": os.getpid(), **what}
 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:

@@ -1,5 +1,6 @@
 """What a run says while it runs: a progress line on stderr and lines of metrics."""
 
+import contextlib
 import json
 import math
 import os
@@ -66,22 +67,19 @@ class TrainLog:
 
     Each step is in the file at most once, also after a resume: every `every` updates,
     at each validation and at the last. The newest line is held back until the next, so
-    that a validation can join it.
+    that a validation can join it. Lines that a full disk refuses wait for `sync`.
     """
 
     def __init__(self, path: Path, last_step: int, num_steps: int, every: int):
         """Opens the file for appending, cut to the lines of steps up to last_step."""
-        kept = []
-        if path.exists():
-            for line in path.read_text("utf-8").splitlines(keepends=True):
-                # A kill may leave half a line; nothing complete stands after it.
-                if not line.endswith("\n") or json.loads(line)["step"] > last_step:
-                    break
-                kept.append(line)
+        kept = whole_lines(path, last_step)
+        if last_step and not kept:
+            say(f"{path} has no lines of the updates up to {last_step}: they are lost")
         fresh = path.with_suffix(".tmp")
-        fresh.write_text("".join(kept), "utf-8")
+        fresh.write_bytes(b"".join(kept))
         fresh.replace(path)
-        self.file = path.open("a", buffering=1, encoding="utf-8")
+        self.file = path.open("ab", buffering=0)
+        self.unwritten = b""
         self.progress = Progress("train", num_steps, last_step)
         self.step = last_step
         self.num_steps = num_steps
@@ -119,12 +117,15 @@ class TrainLog:
         )
 
     def sync(self, valid_nll: float | None) -> None:
-        """Returns when every line is on the disk; valid_nll joins the newest."""
+        """Returns when every line is on the disk; valid_nll joins the newest.
+
+        Raises OSError where the disk takes none; a later call tries all of them again.
+        """
         if self.held is not None and valid_nll is not None:
             self.held["exact"]["valid_nll"] = valid_nll
             say(f"update {self.step}: valid bpc {bits(valid_nll):.4f}")
         self._release()
-        self.file.flush()
+        self._write()
         os.fsync(self.file.fileno())
 
     def _release(self) -> None:
@@ -133,7 +134,16 @@ class TrainLog:
             return
         step, exact = line["step"], line["exact"]
         if step % self.every == 0 or step == self.num_steps or "valid_nll" in exact:
-            self.file.write(to_json(line) + "\n")
+            self.unwritten += to_json(line).encode() + b"\n"
+            with contextlib.suppress(OSError):  # `sync` tells
+                self._write()
+
+    def _write(self) -> None:
+        # After half a line, which is what a disk took before it was full, the next
+        # call goes on with the other half.
+        while self.unwritten:
+            written = self.file.write(self.unwritten)
+            self.unwritten = self.unwritten[written:]
 
 
 def to_json(result: Any, indent: int | None = None) -> str:
@@ -147,6 +157,29 @@ def to_json(result: Any, indent: int | None = None) -> str:
         return None if isinstance(x, float) and not math.isfinite(x) else x
 
     return json.dumps(valid(result), indent=indent, allow_nan=False)
+
+
+def whole_lines(path: Path, last_step: int) -> list[bytes]:
+    """Returns the lines of a metrics.jsonl up to last_step, each step's once.
+
+    A kill may leave half a line at the end; lines that are damaged otherwise are left
+    out, and said to be.
+    """
+    kept, damaged, before = [], 0, 0
+    for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
+        if not line.endswith(b"\n"):
+            break
+        try:
+            step = int(json.loads(line)["step"])
+        except (ValueError, TypeError, KeyError):
+            damaged += 1
+            continue
+        if before < step <= last_step:
+            kept.append(line)
+            before = step
+    if damaged:
+        say(f"{path} has {damaged} damaged lines: they are left out")
+    return kept
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

@@ -1,0 +1,220 @@
+"""Damage to any file of a checkpoint is noticed, or does no harm.
+
+Each file of the newest checkpoint is cut, changed by a bit, emptied and deleted. Then
+either the older checkpoint is used, aloud, or the state comes back bit for bit; and
+whoever wants parameters alone gets them bit for bit, or a refusal.
+"""
+
+import shutil
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from tests.test_checkpoint import assert_same, like
+from txl_jax import checkpoint
+from txl_jax.checkpoint import CheckpointConfig, open_checkpoints
+from txl_jax.data.streams import Position
+from txl_jax.errors import UserError
+from txl_jax.model.memory import Memory
+from txl_jax.record import Damaged
+from txl_jax.state import TrainState
+
+OLDER, NEWER = 5, 6
+
+
+def make_state(seed: int) -> TrainState:
+    """Returns a state too large for orbax to keep it in the nodes of its tree."""
+    rng = np.random.default_rng(seed)
+
+    def draw(*shape: int) -> jax.Array:
+        return jax.numpy.asarray(rng.normal(size=shape).astype(np.float32))
+
+    return TrainState(
+        step=jax.numpy.asarray(seed, np.int32),
+        params={"a": draw(40, 20), "b": draw(7)},
+        opt_state=(draw(40, 20), draw(7)),
+        memory=Memory(draw(2, 8, 30, 4), jax.numpy.zeros(8, np.int32)),
+        rng=jax.random.key(seed),
+    )
+
+
+STATES = {step: make_state(step) for step in (0, OLDER, NEWER)}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Holds two checkpoints, of which the newest is the best: not to be changed."""
+    workdir = tmp_path_factory.mktemp("saved")
+    with closing(open_checkpoints(workdir, CheckpointConfig())) as manager:
+        for step in (OLDER, NEWER):
+            position = Position(step, 2, 3)
+            checkpoint.save(manager, step, STATES[step], position, 10.0 - step)
+    return workdir
+
+
+@pytest.fixture
+def copied(saved: Path, tmp_path: Path) -> Path:
+    """Holds a copy of `saved`."""
+    shutil.copytree(saved, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def half(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(data)
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+DAMAGES: list[Callable[[Path], None]] = [half, flip, empty, Path.unlink]
+
+
+def newest(workdir: Path) -> Path:
+    return workdir / "checkpoints" / str(NEWER)
+
+
+def go_on(workdir: Path) -> checkpoint.Restored:
+    with closing(open_checkpoints(workdir, CheckpointConfig())) as manager:
+        restored = checkpoint.restore(manager, like(STATES[0]))
+    assert restored is not None
+    assert_same(restored.state, STATES[restored.step])
+    assert restored.position == Position(restored.step, 2, 3)
+    return restored
+
+
+def load(workdir: Path, which: str) -> int:
+    opened = open_checkpoints(workdir, CheckpointConfig(), read_only=True)
+    with closing(opened) as manager:
+        params = like(STATES[0].params)
+        got, step = checkpoint.restore_params(manager, which, params)
+    assert_same(got, STATES[step].params)
+    return step
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+def test_damage_to_any_file_is_noticed_or_harmless(
+    saved: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    damage: Callable[[Path], None],
+) -> None:
+    files = [path.relative_to(saved) for path in newest(saved).rglob("*")]
+    files = [path for path in files if (saved / path).is_file()]
+    outcomes = {}
+    for number, path in enumerate(files):
+        workdir = tmp_path / str(number)
+        shutil.copytree(saved, workdir)
+        damage(workdir / path)
+        try:
+            if "training" not in path.parts:
+                assert load(workdir, "latest") == NEWER
+        except Damaged as error:
+            assert f"checkpoint {NEWER} is damaged" in str(error)
+            assert "\n" not in str(error)
+        capfd.readouterr()
+        outcomes[path] = go_on(workdir).step
+        said = capfd.readouterr().err
+        aside = list((workdir / "checkpoints").glob(f"{NEWER}.damaged-*"))
+        if outcomes[path] == OLDER:
+            assert f"checkpoint {NEWER} is damaged (" in said
+            assert "TRYING AN OLDER ONE" in said
+            (aside,) = aside
+            assert f"set aside as {aside}" in said
+        else:
+            assert not aside and "damaged" not in said
+    assert len(files) > 20
+    noticed = {path for path, step in outcomes.items() if step == OLDER}
+    print(f"{len(noticed)} of {len(files)} noticed")
+    assert any("record" in str(path) for path in noticed)
+    assert any("ocdbt.process_0" in str(path) for path in noticed), "the numbers"
+
+
+@pytest.mark.parametrize("item", ["record", "params", "training", "."])
+def test_a_missing_or_empty_folder_is_noticed(copied: Path, item: str) -> None:
+    shutil.rmtree(newest(copied) / item)
+    (newest(copied) / item).mkdir(parents=True)
+    if item == "training":
+        assert load(copied, "latest") == NEWER, "it is not read for evaluation"
+    else:
+        with pytest.raises(Damaged):
+            load(copied, "latest")
+    assert go_on(copied).step == OLDER
+
+
+def test_the_array_is_named(copied: Path) -> None:
+    """Each bit of a number counts: files are changed until one holds `a`'s."""
+    named = set()
+    for path in sorted((newest(copied) / "params").rglob("d/*")):
+        whole = path.read_bytes()
+        flip(path)
+        try:
+            load(copied, "latest")
+        except Damaged as error:
+            named.add(str(error).partition("array ")[2].partition(":")[0])
+        path.write_bytes(whole)
+    assert "params/a" in named
+
+
+def test_the_step_of_a_damaged_checkpoint_is_saved_again(copied: Path) -> None:
+    (newest(copied) / "record" / "metadata").unlink()
+    for again in (1, 2):
+        with closing(open_checkpoints(copied, CheckpointConfig())) as manager:
+            restored = checkpoint.restore(manager, like(STATES[0]))
+            assert restored is not None and restored.step == OLDER
+            checkpoint.save(manager, NEWER, STATES[NEWER], Position(NEWER, 2, 3), None)
+        aside = sorted((copied / "checkpoints").glob(f"{NEWER}.damaged-*"))
+        assert len(aside) == again
+        assert go_on(copied).step == NEWER
+        flip(newest(copied) / "record" / "metadata")
+
+
+def test_without_a_good_one_nothing_is_deleted(copied: Path) -> None:
+    for step in (OLDER, NEWER):
+        half(copied / "checkpoints" / str(step) / "params" / "manifest.ocdbt")
+    before = sorted(copied.rglob("*"))
+    with pytest.raises(UserError) as caught:
+        go_on(copied)
+    message = str(caught.value)
+    assert "\n" not in message and "nothing was deleted" in message
+    for step in (OLDER, NEWER):
+        assert f"checkpoint {step} is damaged (item params" in message
+    assert sorted(copied.rglob("*")) == before
+
+
+def test_the_best_of_the_others_is_taken_aloud(
+    copied: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert load(copied, "best") == NEWER
+    (newest(copied) / "record" / "metadata").unlink()
+    assert load(copied, "best") == OLDER
+    assert f"checkpoint {NEWER} is damaged" in capsys.readouterr().err
+
+
+def test_a_folder_that_is_no_checkpoint_is_set_aside(copied: Path) -> None:
+    """An empty folder, as a copy that failed leaves it."""
+    (copied / "checkpoints" / "99").mkdir()
+    assert go_on(copied).step == NEWER
+    names = {path.name for path in (copied / "checkpoints").iterdir()}
+    assert names == {str(OLDER), str(NEWER), "99.damaged-1"}
+
+
+def test_another_model_is_refused_and_nothing_set_aside(copied: Path) -> None:
+    state = STATES[0].replace(params={"a": jax.numpy.zeros((40, 20), np.int32)})
+    with closing(open_checkpoints(copied, CheckpointConfig())) as manager:
+        with pytest.raises(UserError) as caught:
+            checkpoint.restore(manager, like(state))
+    message = str(caught.value)
+    assert "params/a is float32[40, 20] there, int32[40, 20] here" in message
+    assert "params/b is float32[7] there, missing here" in message
+    assert newest(copied).exists()

@@ -1,0 +1,198 @@
+"""The folder of a run's checkpoints: what is kept in it, and which saves failed.
+
+Dims: none.
+"""
+
+import contextlib
+import dataclasses
+import gc
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+from jax.experimental import multihost_utils
+
+from txl_jax import record as records
+from txl_jax.errors import UserError, require
+from txl_jax.record import Damaged, Record
+from txl_jax.report.writer import say
+
+ITEMS = ("params", "average", "training", "record")
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointConfig:
+    """When to save and what to keep; a validated step is always saved."""
+
+    every_steps: int = 4_000  # updates between checkpoints
+    keep: int = 2  # newest checkpoints kept; the best one is kept beside them
+
+    def __post_init__(self) -> None:
+        """Refuses impossible values, naming the field."""
+        require(self, "checkpoint", 1, "every_steps", "keep")
+
+
+class Checkpoints(ocp.CheckpointManager):
+    """orbax's manager of one folder, that notices which saves fail and goes on.
+
+    Retention is our own: orbax's `max_to_keep` with `best_fn` would delete the newest
+    steps when the loss rises, and reads metrics that nothing guards.
+    """
+
+    def __init__(self, folder: Path, keep: int, read_only: bool):
+        self.keep = keep
+        self.records: dict[int, Record] = {}
+        self.saving: int | None = None  # the step that is being written
+        self.failed: list[int] = []  # the steps that could not be
+        self.reason = ""  # why the last of them could not
+        options = ocp.CheckpointManagerOptions(
+            preservation_policy=self,
+            cleanup_tmp_directories=not read_only,
+            read_only=read_only,
+        )
+        super().__init__(folder, item_names=ITEMS, options=options)
+        for step in self.all_steps():
+            # One that cannot be read matters only to who asks for it.
+            with contextlib.suppress(UserError):
+                self.records[step] = self.read_record(step)
+
+    def should_preserve(self, checkpoints: list[Any], *, context: Any) -> list[bool]:
+        """Returns which checkpoints stay: orbax asks before a save deletes any."""
+        steps = [info.step for info in checkpoints]
+        newest = sorted(steps)[-self.keep :]
+        best = self.best(steps)
+        return [step in newest or step == best for step in steps]
+
+    def best(self, steps: list[int]) -> int | None:
+        """Returns the one with the least nll on valid, None if none was validated."""
+        ranked = {
+            step: self.records[step].rank for step in steps if step in self.records
+        }
+        best = min((rank for rank in ranked.values() if rank), default=None)
+        return best and -best[1]
+
+    def folder(self, step: int) -> Path:
+        """Returns where a checkpoint lies."""
+        return Path(self.directory) / str(step)
+
+    def read_record(self, step: int) -> Record:
+        """Returns a checkpoint's record; raises Damaged."""
+        return records.read(self.folder(step) / "record" / "metadata", step)
+
+    def poll(self, wait: bool = False) -> None:
+        """Says so if the save that was going on has failed; cheap to call often.
+
+        orbax tells of it at the next save only, and counts the step as saved till then.
+        """
+        if self.saving is None or not wait and self.is_saving_in_progress():
+            return
+        with self.attempt(self.saving):
+            self.wait_until_finished()
+        self.saving = None
+
+    @contextlib.contextmanager
+    def attempt(self, step: int) -> Iterator[None]:
+        """Saves inside: if the disk is full or gone, says so and lets the run go on.
+
+        The older checkpoints stay, and what there is of the new one is removed.
+        """
+        try:
+            yield
+        except (OSError, ValueError) as error:
+            self.failed.append(step)
+            self.reason = one_line(error)
+            self.records.pop(step, None)
+            self.saving = None
+            for path in Path(self.directory).glob(f"{step}.orbax-checkpoint-tmp*"):
+                shutil.rmtree(path, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                self.reload()
+            say(
+                f"CHECKPOINT {step} COULD NOT BE SAVED ({self.reason}): training goes "
+                f"on, the newest is {self.latest_step()}; the next is tried as usual"
+            )
+
+    def read(self, record: Record, like: dict[str, Any]) -> dict[str, Any]:
+        """Returns items of a checkpoint as in `like`, verified.
+
+        Raises Damaged, or UserError where they are of another model or forbidden.
+        """
+        records.refuse_misfits(record, like)
+        saved = {}
+        for item, tree in like.items():  # apart, so that an error tells which it was
+            args = ocp.args.Composite(**{item: ocp.args.StandardRestore(tree)})
+            trouble = ""
+            try:
+                saved[item] = self.restore(record.step, args=args)[item]
+            except (jax.errors.JaxRuntimeError, MemoryError):
+                raise  # the device's fault, or the host's
+            except Exception as error:  # whatever orbax meets in a damaged folder
+                trouble = one_line(error)
+            if trouble:
+                _drop_readers()
+            if "PermissionError" in trouble or "PERMISSION_DENIED" in trouble:
+                raise UserError(f"cannot read checkpoint {record.step} ({trouble})")
+            if trouble:
+                raise Damaged(record.step, f"item {item}, {trouble}")
+        records.verify(record, saved)
+        return saved
+
+    def set_aside(self, steps: list[int]) -> None:
+        """Renames damaged checkpoints: orbax then neither counts nor deletes them."""
+        if not steps:
+            return
+        for step in steps if jax.process_index() == 0 else ():
+            folder, number = self.folder(step), 1
+            while (aside := folder.with_name(f"{step}.damaged-{number}")).exists():
+                number += 1
+            folder.rename(aside)
+            say(f"checkpoint {step} is set aside as {aside}")
+        multihost_utils.sync_global_devices("set aside")
+        self.reload()
+
+    def finish(self, step: int) -> None:
+        """Waits for the last save; raises UserError if `step` is not saved."""
+        self.poll(wait=True)
+        if step in self.failed and self.latest_step() != step:
+            raise UserError(
+                f"the last checkpoint, of update {step}, could not be saved in "
+                f"{self.directory} ({self.reason}): mend that, and give the same "
+                f"command again; it goes on from update {self.latest_step() or 0}"
+            )
+
+    def close(self) -> None:
+        """Waits for the last save, says so if it failed, and ends the threads."""
+        self.poll(wait=True)
+        super().close()
+
+
+def _drop_readers() -> None:
+    """Collects the readers of other arrays, which orbax drops when one has failed.
+
+    Else each prints a traceback when its time comes.
+    """
+    hook = sys.unraisablehook
+    sys.unraisablehook = lambda _: None
+    gc.collect()
+    sys.unraisablehook = hook
+
+
+def one_line(error: BaseException) -> str:
+    """Returns the beginning of what an exception says, and its array if it says one."""
+    text = str(error)
+    array = re.search(r"""path\\?['"]: ?\\?['"]([^/'"\\]+)/\\?['"]""", text)
+    first = f"{type(error).__name__}: {text}".splitlines()[0]
+    return f"array {array[1]}: {first[:100]}" if array else first[:150]
+
+
+def open_checkpoints(
+    workdir: Path, config: CheckpointConfig, *, read_only: bool = False
+) -> Checkpoints:
+    """Returns `<workdir>/checkpoints`; close it to wait for the last."""
+    folder = (workdir / "checkpoints").absolute()
+    return Checkpoints(folder, config.keep, read_only)
