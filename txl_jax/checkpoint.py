@@ -47,7 +47,7 @@ def save_items(
     valid_nll_nats: float | None = None,
 ) -> None:
     """Starts saving what is in `trees`: {"params": params} for a model alone."""
-    manager.poll(wait=True)
+    manager.settle()
     record = Record(step, position, valid_nll_nats, digests(trees))
     items = {name: ocp.args.StandardSave(tree) for name, tree in trees.items()}
     args = ocp.args.Composite(**items, record=ocp.args.JsonSave(record.to_json()))

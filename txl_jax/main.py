@@ -224,7 +224,7 @@ def _bpc(entry: tuple[str, float]) -> float:
 def main(argv: list[str] | None = None) -> int:
     """Runs one mode and returns the exit status."""
     argv = sys.argv[1:] if argv is None else argv
-    absl_logging.set_verbosity(absl_logging.ERROR)
+    absl_logging.set_verbosity(absl_logging.FATAL)  # we tell what fails in orbax
     if {"--help", "--helpfull", "-h"} & set(argv):
         modes = "\n".join(
             f"  {name:<10}{(run.__doc__ or '').strip()}" for name, run in MODES.items()

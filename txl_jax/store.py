@@ -5,7 +5,7 @@ Dims: none.
 
 import contextlib
 import dataclasses
-import gc
+import functools
 import re
 import shutil
 import sys
@@ -108,14 +108,24 @@ class Checkpoints(ocp.CheckpointManager):
             self.reason = one_line(error)
             self.records.pop(step, None)
             self.saving = None
-            for path in Path(self.directory).glob(f"{step}.orbax-checkpoint-tmp*"):
-                shutil.rmtree(path, ignore_errors=True)
             with contextlib.suppress(OSError):
-                self.reload()
+                self._clear()
             say(
                 f"CHECKPOINT {step} COULD NOT BE SAVED ({self.reason}): training goes "
                 f"on, the newest is {self.latest_step()}; the next is tried as usual"
             )
+
+    def settle(self) -> None:
+        """Waits for the save that is going on; call it before the next."""
+        self.poll(wait=True)
+        if self.failed:
+            self._clear()
+
+    def _clear(self) -> None:
+        """Removes what a failed save left, and makes orbax count what there is."""
+        for path in Path(self.directory).glob("*.orbax-checkpoint-tmp*"):
+            shutil.rmtree(path, ignore_errors=True)  # a writer may still be at work
+        self.reload()
 
     def read(self, record: Record, like: dict[str, Any]) -> dict[str, Any]:
         """Returns items of a checkpoint as in `like`, verified.
@@ -133,8 +143,6 @@ class Checkpoints(ocp.CheckpointManager):
                 raise  # the device's fault, or the host's
             except Exception as error:  # whatever orbax meets in a damaged folder
                 trouble = one_line(error)
-            if trouble:
-                _drop_readers()
             if "PermissionError" in trouble or "PERMISSION_DENIED" in trouble:
                 raise UserError(f"cannot read checkpoint {record.step} ({trouble})")
             if trouble:
@@ -167,19 +175,26 @@ class Checkpoints(ocp.CheckpointManager):
 
     def close(self) -> None:
         """Waits for the last save, says so if it failed, and ends the threads."""
-        self.poll(wait=True)
+        with contextlib.suppress(OSError):
+            self.settle()
         super().close()
 
 
-def _drop_readers() -> None:
-    """Collects the readers of other arrays, which orbax drops when one has failed.
+@functools.cache
+def _hush_orbax() -> None:
+    """Lets the reads and writes that orbax drops, when another fails, go in silence.
 
-    Else each prints a traceback when its time comes.
+    Each would print a traceback when it ends or is collected, around the one line.
     """
     hook = sys.unraisablehook
-    sys.unraisablehook = lambda _: None
-    gc.collect()
-    sys.unraisablehook = hook
+
+    def hear(heard: Any) -> None:
+        code = getattr(heard.object, "cr_code", None)
+        dropped = code is not None and "orbax" in code.co_filename
+        if not dropped and str(heard.exc_value) != "Event loop is closed":
+            hook(heard)
+
+    sys.unraisablehook = hear
 
 
 def one_line(error: BaseException) -> str:
@@ -194,5 +209,6 @@ def open_checkpoints(
     workdir: Path, config: CheckpointConfig, *, read_only: bool = False
 ) -> Checkpoints:
     """Returns `<workdir>/checkpoints`; close it to wait for the last."""
+    _hush_orbax()
     folder = (workdir / "checkpoints").absolute()
     return Checkpoints(folder, config.keep, read_only)

@@ -18,8 +18,12 @@ PLAIN_SECONDS = 10.0  # between plain lines, where stderr is no terminal
 
 
 def say(line: str) -> None:
-    """Prints a line on stderr, above a progress bar if there is one."""
-    tqdm.tqdm.write(line, file=sys.stderr)
+    """Prints a line on stderr, above a progress bar if there is one.
+
+    A stderr that takes nothing, such as a file on a full disk, ends no run.
+    """
+    with contextlib.suppress(OSError):
+        tqdm.tqdm.write(line, file=sys.stderr)
 
 
 class Progress:

@@ -1,0 +1,215 @@
+"""A checkpoint that cannot be written is said to be, and the run goes on.
+
+The disk is full by a limit on the size of a file, which the kernel holds against every
+thread; it is lost by a file that stands where its folder was.
+"""
+
+import contextlib
+import resource
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+from absl import logging as absl_logging
+
+from tests.faults.test_corruption import STATES, make_state
+from tests.test_checkpoint import assert_same, like
+from tests.test_train import TEXT, tiny
+from txl_jax import checkpoint
+from txl_jax import train as loop
+from txl_jax.checkpoint import CheckpointConfig, Checkpoints, open_checkpoints
+from txl_jax.data.streams import Position
+from txl_jax.errors import UserError
+from txl_jax.report.writer import read_metrics
+
+LIMIT_BYTES = 3000
+
+
+@pytest.fixture(autouse=True)
+def quiet_orbax() -> Iterator[None]:
+    """Keeps orbax's tracebacks out of stderr, which is a file with a limit as well."""
+    verbosity = absl_logging.get_verbosity()
+    absl_logging.set_verbosity(absl_logging.FATAL)
+    yield
+    absl_logging.set_verbosity(verbosity)
+
+
+@contextlib.contextmanager
+def full_disk(limit_bytes: int = LIMIT_BYTES) -> Iterator[None]:
+    """Lets no file grow beyond the limit."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@contextlib.contextmanager
+def lost_disk(folder: Path) -> Iterator[None]:
+    """Puts a file where the folder was."""
+    away = folder.with_name("away")
+    folder.rename(away)
+    folder.touch()
+    try:
+        yield
+    finally:
+        folder.unlink()
+        away.rename(folder)
+
+
+def save(manager: Checkpoints, step: int) -> None:
+    with manager.attempt(step):
+        position = Position(step, 2, 3)
+        checkpoint.save(manager, step, make_state(step), position, None)
+
+
+def settle(manager: Checkpoints) -> None:
+    """Polls as the loop does, until the save is over."""
+    until = time.monotonic() + 60
+    while manager.saving is not None and time.monotonic() < until:
+        manager.poll()
+    assert manager.saving is None
+
+
+def on_disk(manager: Checkpoints) -> list[str]:
+    return sorted(path.name for path in Path(manager.directory).iterdir())
+
+
+@pytest.mark.parametrize("trouble", ["full", "lost"])
+def test_a_failed_save_is_told_keeps_the_older_and_is_tried_again(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], trouble: str
+) -> None:
+    with closing(open_checkpoints(tmp_path, CheckpointConfig(keep=1))) as manager:
+        save(manager, 1)
+        settle(manager)
+        trouble_here = (
+            full_disk() if trouble == "full" else lost_disk(tmp_path / "checkpoints")
+        )
+        with trouble_here:
+            save(manager, 2)
+            settle(manager)
+            said = [line for line in capfd.readouterr().err.splitlines() if line]
+        (line,) = [line for line in said if "COULD NOT BE SAVED" in line]
+        assert line.startswith("CHECKPOINT 2 COULD NOT BE SAVED (")
+        assert "the newest is 1" in line or trouble == "lost"
+        assert (manager.failed, manager.saving) == ([2], None)
+        assert "1" in on_disk(manager) and "2" not in on_disk(manager)
+        save(manager, 3)
+        manager.finish(3)
+        assert on_disk(manager) == ["3"], "retention goes on"
+        assert manager.latest_step() == 3
+        restored = checkpoint.restore(manager, like(STATES[0]))
+    assert restored is not None and restored.step == 3
+    assert_same(restored.state, make_state(3))
+
+
+def test_the_step_that_failed_is_saved_when_the_run_comes_to_it_again(
+    tmp_path: Path,
+) -> None:
+    with closing(open_checkpoints(tmp_path, CheckpointConfig())) as manager:
+        with full_disk():
+            save(manager, 2)
+            settle(manager)
+        assert manager.latest_step() is None
+        save(manager, 2)
+        manager.finish(2)
+        assert on_disk(manager) == ["2"]
+
+
+def test_closing_tells_of_a_failure_that_nobody_asked_for(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with full_disk():
+        with closing(open_checkpoints(tmp_path, CheckpointConfig())) as manager:
+            save(manager, 2)
+    assert "CHECKPOINT 2 COULD NOT BE SAVED" in capfd.readouterr().err
+
+
+CONFIG = tiny(num_steps=40, eval_every=10)
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Holds a run that met no fault; those after it compile as it did."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    workdir = tmp_path_factory.mktemp("straight")
+    assert train(workdir) == {"updates": 40, "failed_saves": []}
+    yield workdir
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+def train(workdir: Path) -> dict[str, Any]:
+    return loop.train(CONFIG, workdir, TEXT, TEXT[:2000])
+
+
+def exact(workdir: Path) -> list[Any]:
+    lines = read_metrics(workdir / "metrics.jsonl")
+    return [(line["step"], line["exact"]) for line in lines]
+
+
+class Disk:
+    """Is full from the checkpoint or the metrics of one step to the next's."""
+
+    def __init__(self, patch: pytest.MonkeyPatch):
+        self.full = contextlib.ExitStack()
+        self.save, self.sync = checkpoint.save, loop.TrainLog.sync
+        self.checkpoint = self.metrics = -1
+        patch.setattr(loop.checkpoint, "save", self.save_faulty)
+        disk = self
+        patch.setattr(
+            loop.TrainLog, "sync", lambda log, nll: disk.sync_faulty(log, nll)
+        )
+
+    def save_faulty(self, manager: Checkpoints, step: int, *rest: Any) -> None:
+        if step == self.checkpoint:
+            manager.settle()
+            self.full.enter_context(full_disk(20_000))
+        self.save(manager, step, *rest)
+
+    def sync_faulty(self, log: Any, valid_nll: float | None) -> None:
+        self.full.close()
+        if log.step == self.metrics:
+            self.full.enter_context(full_disk(log.file.tell() + 50))
+        self.sync(log, valid_nll)
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
+    made = Disk(monkeypatch)
+    yield made
+    made.full.close()
+
+
+def test_a_run_goes_on_over_a_full_disk(
+    straight: Path, tmp_path: Path, disk: Disk, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Metrics that the disk refuses wait, and no checkpoint overtakes them."""
+    disk.checkpoint, disk.metrics = 20, 30
+    assert train(tmp_path) == {"updates": 40, "failed_saves": [20, 30]}
+    said = capfd.readouterr().err
+    told = said.index("CHECKPOINT 20 COULD NOT BE SAVED")
+    assert told < said.index("update 30: valid bpc"), "at once"
+    assert "CHECKPOINT 30 COULD NOT BE SAVED (OSError: [Errno 27]" in said
+    assert exact(tmp_path) == exact(straight)
+    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"10", "40"}
+
+
+def test_a_run_whose_last_checkpoint_fails_says_so_and_can_be_mended(
+    straight: Path, tmp_path: Path, disk: Disk
+) -> None:
+    disk.checkpoint = 40
+    with pytest.raises(UserError) as caught:
+        train(tmp_path)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert "the last checkpoint, of update 40, could not be saved in" in message
+    assert "it goes on from update 30" in message
+    disk.checkpoint = -1
+    disk.full.close()
+    assert train(tmp_path) == {"updates": 40, "failed_saves": []}
+    assert exact(tmp_path) == exact(straight)
