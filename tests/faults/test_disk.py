@@ -166,12 +166,14 @@ class Disk:
         )
 
     def save_faulty(self, manager: Checkpoints, step: int, *rest: Any) -> None:
+        """Saves; to a full disk if it is that step's turn."""
         if step == self.checkpoint:
             manager.settle()
             self.full.enter_context(full_disk(20_000))
         self.save(manager, step, *rest)
 
     def sync_faulty(self, log: Any, valid_nll: float | None) -> None:
+        """Syncs; to a full disk if it is that step's turn, else to a good one."""
         self.full.close()
         if log.step == self.metrics:
             self.full.enter_context(full_disk(log.file.tell() + 50))
