@@ -269,3 +269,18 @@ def test_reading_changes_nothing(rising: Path) -> None:
     before = contents()
     restored_step(rising, "best")
     assert contents() == before
+
+
+def test_a_kill_before_the_old_are_deleted_keeps_no_more(
+    copied: Path, rising: Path
+) -> None:
+    """Else the average of all kept would depend on it."""
+    folder = copied / "checkpoints"
+    with closing(open_checkpoints(copied, CheckpointConfig(keep=4))) as manager:
+        checkpoint.save(manager, 7, make_state(7), Position(7, 2, 3), 5.0)
+    assert steps(copied) == [2, 5, 6, 7]
+    shutil.copytree(folder / "5", folder / "deleted" / "4")
+    with closing(open_checkpoints(copied, CheckpointConfig(keep=2))) as manager:
+        restored = checkpoint.restore(manager, like(make_state(0)))
+    assert restored is not None and restored.step == 7
+    assert sorted(path.name for path in folder.iterdir()) == ["2", "6", "7"]

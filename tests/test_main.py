@@ -21,6 +21,7 @@ import pytest
 from tests import tiny
 from txl_jax import config as configs
 from txl_jax import main as main_module
+from txl_jax.lock import locked
 from txl_jax.main import MODES, main
 from txl_jax.report.writer import read_metrics
 
@@ -190,6 +191,56 @@ def test_a_finished_run_is_not_trained_again(home: Home) -> None:
     timing = {"seconds", "tokens_per_second", "train_seconds"}
     for name, value in home.trained.result.items():
         assert again.result[name] == value or name in timing, name
+
+
+def test_run_json_keeps_every_start_and_tells_of_another_machine(
+    home: Home, tmp_path: Path
+) -> None:
+    """Also a finished run that has lost its metrics is gone on with, and says so."""
+    run = tmp_path / "run"
+    shutil.copytree(home.run, run)
+    (run / "metrics.jsonl").write_text("")
+    said = json.loads((run / "run.json").read_text())
+    start, *_ = said["starts"]
+    assert (start["device_count"], start["git_revision"]) == (8, said["git_revision"])
+    assert start["pid"] and start["host"] and start["time"] and start["usable_cores"]
+    start["device_kind"] = "TPU v5 lite"
+    said["starts"] = [start]
+    (run / "run.json").write_text(json.dumps(said))
+    again = command(f"--workdir={run}")
+    assert again.result["updates"] == 60
+    assert again.result["failed_saves"] == []
+    assert again.result["nll"] == home.trained.result["nll"]
+    assert "metrics.jsonl has no lines of the updates up to 60" in again.err
+    difference = "device_kind was TPU v5 lite, is now cpu"
+    assert f"not bit-identical from here to how the run started: {difference}" in (
+        again.err
+    )
+    starts = json.loads((run / "run.json").read_text())["starts"]
+    assert starts[0] == start and len(starts) == 2
+    assert starts[1]["device_kind"] == "cpu"
+
+
+def test_a_workdir_in_use_is_refused_and_can_be_read(home: Home) -> None:
+    with locked(home.run):
+        refused = command(f"--workdir={home.run}")
+        read = home.read("evaluate")
+    assert refused.status == 2
+    assert f"txl_jax: {home.run} is in use by another run (process " in refused.err
+    assert read.result["nll"] == home.trained.result["nll"]
+    assert not (home.run / "run.lock").exists()
+
+
+def test_a_damaged_checkpoint_is_refused_with_the_mend(
+    home: Home, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(home.run, run)
+    for path in (run / "checkpoints" / "60" / "params").rglob("manifest.ocdbt"):
+        path.write_bytes(path.read_bytes()[:-3])
+    done = command("--mode=generate", f"--workdir={run}", "--config.eval.checkpoint=60")
+    assert_refused(home, done, "checkpoint 60 is damaged (item params")
+    assert "give eval.checkpoint another step of 30, 60" in done.err
 
 
 @pytest.mark.parametrize("written", [0, 1, 2])
@@ -428,6 +479,8 @@ MISTAKES: dict[str, tuple[tuple[str, ...], str]] = {
         "model.n_layer was 2, is now 3",
     ),
     "workdir is a file": ((*NEW[:1], "--workdir={home}/tiny.py"), "cannot write"),
+    "workdir in a bucket": ((*NEW[:1], "--workdir=gs://b/run"), "is no folder"),
+    "bucket to read": (("--mode=evaluate", "--workdir=gs://b/run"), "is no folder"),
     "init_from": (
         (*NEW, "--config.train.init_from={home}/nowhere"),
         "train.init_from = '{home}/nowhere': it holds no run",

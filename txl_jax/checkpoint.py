@@ -83,6 +83,7 @@ def restore(manager: Checkpoints, like: TrainState) -> Restored | None:
             damaged[step] = str(error)
             continue
         manager.set_aside(list(damaged))
+        manager.trim()
         return restored
     if damaged:
         raise UserError(

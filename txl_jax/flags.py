@@ -53,9 +53,9 @@ def parse(argv: list[str], modes: list[str]) -> Command:
         return _parse_import(given, overrides)
     if given.config:
         config = configs.load(given.config)
-        folder = Path(given.workdir or Path("runs") / Path(given.config).stem)
+        folder = workdir.find(given.workdir or f"runs/{Path(given.config).stem}")
     elif given.workdir:
-        folder = Path(given.workdir)
+        folder = workdir.find(given.workdir)
         config = configs.load_json(folder / workdir.CONFIG)
     else:
         raise UserError("give --config=FILE, or the --workdir of a run; see --help")
@@ -71,12 +71,13 @@ def _parse_import(given: argparse.Namespace, overrides: dict[str, str]) -> Comma
             "import makes a workdir's config itself: give --workdir, and instead of "
             "--config its fields, such as --config.data.corpus"
         )
+    folder = workdir.find(given.workdir)
     config = configs.default()
     own = {name: x for name, x in overrides.items() if name.startswith("convert.")}
     for name, text in own.items():
         configs.override(config, name, text)
     others = {name: text for name, text in overrides.items() if name not in own}
-    return Command("import", configs.parse(config), Path(given.workdir), others)
+    return Command("import", configs.parse(config), folder, others)
 
 
 def parse_overrides(argv: list[str], own: str) -> dict[str, str]:

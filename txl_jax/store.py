@@ -6,6 +6,7 @@ Dims: none.
 import contextlib
 import dataclasses
 import functools
+import logging
 import re
 import shutil
 import sys
@@ -22,6 +23,7 @@ from txl_jax.errors import UserError, require
 from txl_jax.record import Damaged, Record
 from txl_jax.report.writer import say
 
+TRASH = "deleted"  # where a checkpoint goes at once, before its files are removed
 ITEMS = ("params", "average", "training", "record")
 
 
@@ -53,9 +55,12 @@ class Checkpoints(ocp.CheckpointManager):
         options = ocp.CheckpointManagerOptions(
             preservation_policy=self,
             cleanup_tmp_directories=not read_only,
+            todelete_subdir=TRASH,
             read_only=read_only,
         )
         super().__init__(folder, item_names=ITEMS, options=options)
+        if not read_only:
+            self._empty_trash()
         for step in self.all_steps():
             # One that cannot be read matters only to who asks for it.
             with contextlib.suppress(UserError):
@@ -63,7 +68,9 @@ class Checkpoints(ocp.CheckpointManager):
 
     def should_preserve(self, checkpoints: list[Any], *, context: Any) -> list[bool]:
         """Returns which checkpoints stay: orbax asks before a save deletes any."""
-        steps = [info.step for info in checkpoints]
+        return self._preserved([info.step for info in checkpoints])
+
+    def _preserved(self, steps: list[int]) -> list[bool]:
         newest = sorted(steps)[-self.keep :]
         best = self.best(steps)
         return [step in newest or step == best for step in steps]
@@ -94,6 +101,7 @@ class Checkpoints(ocp.CheckpointManager):
         with self.attempt(self.saving):
             self.wait_until_finished()
         self.saving = None
+        self._empty_trash()
 
     @contextlib.contextmanager
     def attempt(self, step: int) -> Iterator[None]:
@@ -163,6 +171,18 @@ class Checkpoints(ocp.CheckpointManager):
         multihost_utils.sync_global_devices("set aside")
         self.reload()
 
+    def trim(self) -> None:
+        """Deletes what a kill kept the last save from deleting."""
+        steps = list(self.all_steps())
+        for step, stays in zip(steps, self._preserved(steps), strict=True):
+            if not stays:
+                self.delete(step)
+        self._empty_trash()
+
+    def _empty_trash(self) -> None:
+        if jax.process_index() == 0:
+            shutil.rmtree(self.directory / TRASH, ignore_errors=True)
+
     def finish(self, step: int) -> None:
         """Waits for the last save; raises UserError if `step` is not saved."""
         self.poll(wait=True)
@@ -186,6 +206,7 @@ def _hush_orbax() -> None:
 
     Each would print a traceback when it ends or is collected, around the one line.
     """
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     hook = sys.unraisablehook
 
     def hear(heard: Any) -> None:

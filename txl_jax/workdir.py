@@ -27,6 +27,17 @@ METRICS = "metrics.jsonl"
 IMPORTED = "imported"  # in run.json: where a model that was trained elsewhere is from
 
 
+def find(given: str) -> Path:
+    """Returns the folder of a --workdir; refuses one that is in a bucket."""
+    if "://" in given:
+        raise UserError(
+            f"--workdir={given!r} is no folder: a run needs one of this machine or of "
+            "a network file system (data.data_dir alone may be a bucket); copy it to "
+            "the bucket with gcloud storage rsync or the like"
+        )
+    return Path(given)
+
+
 def fit_vocab(config: Config, vocab_size: int) -> Config:
     """Returns the config with model.vocab_size set from the vocabulary."""
     given = config.model.vocab_size

@@ -155,7 +155,9 @@ def torture(folder: Path, kills: int, seed: int) -> dict[str, Any]:
         run.finish()
         found = run.result()
         for name in expected:
-            assert found[name] == expected[name], f"round {rounds}: {name} differ"
+            assert found[name] == expected[name], (
+                f"round {rounds}: {name}: {found[name]} instead of {expected[name]}"
+            )
         rounds += 1
         print(f"{killed} kills: round of {here} is bit-identical", file=sys.stderr)
     return {"kills": killed, "rounds": rounds, "seconds_undisturbed": seconds}

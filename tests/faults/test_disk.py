@@ -160,10 +160,11 @@ class Disk:
         self.save, self.sync = checkpoint.save, loop.TrainLog.sync
         self.checkpoint = self.metrics = -1
         patch.setattr(loop.checkpoint, "save", self.save_faulty)
-        disk = self
-        patch.setattr(
-            loop.TrainLog, "sync", lambda log, nll: disk.sync_faulty(log, nll)
-        )
+
+        def sync(log: Any, valid_nll: float | None) -> None:
+            self.sync_faulty(log, valid_nll)
+
+        patch.setattr(loop.TrainLog, "sync", sync)
 
     def save_faulty(self, manager: Checkpoints, step: int, *rest: Any) -> None:
         """Saves; to a full disk if it is that step's turn."""

@@ -212,3 +212,28 @@ def test_progress_on_a_terminal_is_a_bar(
     assert "9/9" in shown and "loss 1.92" in shown
     assert "a line of its own\n" in shown
     assert capsys.readouterr().out == ""
+
+
+def test_a_damaged_metrics_file_keeps_each_whole_line_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    good = [json.dumps({"step": step}) for step in range(1, 7)]
+    bad = [good[0], good[1][:-1], good[2], good[1], "[]", good[2], good[3], good[5]]
+    path.write_text("\n".join(bad) + "\n" + good[4][:5])
+    with TrainLog(path, 5, 10, 1):
+        pass
+    assert [line["step"] for line in read_metrics(path)] == [1, 3, 4]
+    assert "has 2 damaged lines: they are left out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("lost", ["deleted", "emptied"])
+def test_lost_metrics_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], lost: str
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    if lost == "emptied":
+        path.touch()
+    with TrainLog(path, 5, 10, 1):
+        assert path.read_text() == ""
+    assert "no lines of the updates up to 5" in capsys.readouterr().err
