@@ -58,7 +58,7 @@ def test_the_place_of_a_number_counts() -> None:
 
 
 def test_numbers_that_are_equal_but_not_the_same_bits_differ() -> None:
-    assert digest(np.float32([0.0])) != digest(np.float32([-0.0]))
+    assert digest(np.zeros(1)) != digest(-np.zeros(1))
 
 
 def test_names_dtypes_shapes_and_keys_are_told() -> None:

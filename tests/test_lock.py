@@ -61,7 +61,8 @@ def test_a_lock_that_was_removed_meanwhile_is_taken_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The holder ends between our opening its file and our locking it."""
-    flock, calls = fcntl.flock, []
+    flock = fcntl.flock
+    calls: list[int] = []
 
     def late(file: int, how: int) -> None:
         if not calls:

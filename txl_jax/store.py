@@ -219,11 +219,18 @@ def _hush_orbax() -> None:
 
 
 def one_line(error: BaseException) -> str:
-    """Returns the beginning of what an exception says, and its array if it says one."""
+    """Returns the beginning of what an exception says.
+
+    Of TensorStore's, which are long: the array that they are about, and the system's
+    own reason.
+    """
     text = str(error)
     array = re.search(r"""path\\?['"]: ?\\?['"]([^/'"\\]+)/\\?['"]""", text)
+    system = re.search(r": ([^:\[]+) \[os_error_code=", text)
+    parts = [f"array {array[1]}"] if array else []
+    parts += [system[1]] if system else []
     first = f"{type(error).__name__}: {text}".splitlines()[0]
-    return f"array {array[1]}: {first[:100]}" if array else first[:150]
+    return ": ".join([*parts, first[: 80 if parts else 150]])
 
 
 def open_checkpoints(

@@ -96,6 +96,8 @@ def test_a_failed_save_is_told_keeps_the_older_and_is_tried_again(
             said = [line for line in capfd.readouterr().err.splitlines() if line]
         (line,) = [line for line in said if "COULD NOT BE SAVED" in line]
         assert line.startswith("CHECKPOINT 2 COULD NOT BE SAVED (")
+        reason = {"full": "(File too large: ", "lost": "(NotADirectoryError: "}
+        assert reason[trouble] in line
         assert "the newest is 1" in line or trouble == "lost"
         assert (manager.failed, manager.saving) == ([2], None)
         assert "1" in on_disk(manager) and "2" not in on_disk(manager)
