@@ -168,27 +168,6 @@ def test_without_a_mean_a_checkpoint_is_as_it_was_before_there_were_any(
     assert set(saved.tree) == {"step", "opt_state", "memory", "rng", "guard"}
 
 
-def test_a_checkpoint_from_before_there_was_a_guard_gets_a_fresh_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected, trees = make_state(1), checkpoint._trees
-
-    def without(state: TrainState) -> dict[str, Any]:
-        items = trees(state)
-        del items["training"]["guard"]
-        return items
-
-    with closing(open_checkpoints(tmp_path, CheckpointConfig())) as manager:
-        with monkeypatch.context() as patch:
-            patch.setattr(checkpoint, "_trees", without)
-            checkpoint.save(manager, 1, expected, Position(), None)
-        restored = checkpoint.restore(manager, like(expected))
-    assert restored is not None
-    places = jax.tree.map(lambda x: x.sharding, expected.guard)
-    fresh = jax.device_put(Guard.fresh(), places)
-    assert_same(restored[0], dataclasses.replace(expected, guard=fresh))
-
-
 def test_nothing_is_restored_from_nothing(tmp_path: Path) -> None:
     with closing(open_checkpoints(tmp_path, CheckpointConfig())) as manager:
         assert checkpoint.restore(manager, like(make_state(0))) is None
