@@ -44,6 +44,17 @@ def valid_nll(metrics: dict[str, float]) -> float:
     return math.inf if math.isnan(nll) else nll
 
 
+class Manager(ocp.CheckpointManager):
+    """orbax's, but for the preemption service, which the loop alone asks.
+
+    Asked from here too, with other numbers, it would agree on one that is gone by.
+    """
+
+    def reached_preemption(self, step: int) -> bool:
+        """Returns False."""
+        return False
+
+
 def open_checkpoints(
     workdir: Path, config: CheckpointConfig, *, read_only: bool = False
 ) -> ocp.CheckpointManager:
@@ -70,7 +81,7 @@ def open_checkpoints(
         cleanup_tmp_directories=not read_only,
         read_only=read_only,
     )
-    return ocp.CheckpointManager((workdir / "checkpoints").absolute(), options=options)
+    return Manager((workdir / "checkpoints").absolute(), options=options)
 
 
 def save(
@@ -83,11 +94,19 @@ def save(
     """Starts saving step `step`; the arrays are copied before this returns.
 
     valid_nll_nats, None where nothing was validated, decides which one is the best.
+    Validated, a step takes the place of itself saved before its validation.
     """
+    if valid_nll_nats is not None and manager.latest_step() == step:
+        manager.delete(step)
     items = {name: ocp.args.StandardSave(x) for name, x in _trees(state).items()}
     args = ocp.args.Composite(**items, position=ocp.args.JsonSave(position._asdict()))
     metrics = None if valid_nll_nats is None else {"valid_nll": valid_nll_nats}
     manager.save(step, args=args, metrics=metrics)
+
+
+def has_nll(manager: ocp.CheckpointManager, step: int) -> bool:
+    """Returns whether step `step` was saved with its validation."""
+    return bool(manager.metrics(step))
 
 
 def save_params(manager: ocp.CheckpointManager, step: int, params: Any) -> None:

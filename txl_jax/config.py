@@ -18,6 +18,7 @@ from txl_jax.checkpoint import CheckpointConfig
 from txl_jax.convert.formats import ConvertConfig
 from txl_jax.data.streams import SLACK
 from txl_jax.data.tokens import DataConfig
+from txl_jax.distributed import RunConfig
 from txl_jax.errors import UserError, nearest, require_one_of
 from txl_jax.evaluate.perplexity import EvalConfig, evaluation_model
 from txl_jax.generate import GenerateConfig, generation_model
@@ -50,6 +51,7 @@ class Config:
     generate: GenerateConfig = GenerateConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     mesh: MeshConfig = MeshConfig()
+    run: RunConfig = RunConfig()
     convert: ConvertConfig = ConvertConfig()
 
     def __post_init__(self) -> None:
@@ -137,6 +139,7 @@ CHANGEABLE = (
     "generate.",
     "checkpoint.",
     "mesh.",
+    "run.",
     "convert.",
     "data.data_dir",
     "train.num_steps",

@@ -1,7 +1,25 @@
-"""Mistakes that a user can mend: the one exception, and what its messages need."""
+"""How a run ends before its work is done, and what its last line needs.
+
+Exit statuses: 0 = done, MENDABLE = the user can mend what the last line says,
+AGAIN = the same command goes on where this one stopped (a signal to end, a lost
+process, a hang), INTERRUPTED = so does it, but a person wanted it to stop (Ctrl-C),
+anything else = a bug, or, of several processes, the death of the first (134).
+"""
 
 import difflib
 from typing import Any
+
+MENDABLE = 2
+AGAIN = 75  # EX_TEMPFAIL of sysexits.h: a scheduler may start it again
+INTERRUPTED = 130  # as a shell has it for Ctrl-C: nobody should start it again
+
+
+class Interrupted(Exception):
+    """Says in one line why the run ended; the same command goes on from there."""
+
+    def __init__(self, line: str, status: int = AGAIN):
+        super().__init__(line)
+        self.status = status
 
 
 class UserError(Exception):

@@ -96,6 +96,10 @@ class TrainConfig:
         """U, the updates that one call to the device makes."""
         return self.segments_per_call // self.segments_per_update
 
+    def validates(self, step: int) -> bool:
+        """Returns whether a validation comes after update `step`."""
+        return step == self.num_steps or step % self.eval_every == 0
+
 
 @flax.struct.dataclass
 class Total:

@@ -10,19 +10,24 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
-from txl_jax import checkpoint
+from txl_jax import checkpoint, distributed
 from txl_jax.config import Config
 from txl_jax.data.prefetch import Prefetch
 from txl_jax.data.sentences import ORDERS
 from txl_jax.data.streams import Position, Streams
-from txl_jax.evaluate.perplexity import make_evaluate
+from txl_jax.errors import Interrupted
+from txl_jax.evaluate.perplexity import Evaluate, make_evaluate
 from txl_jax.model.txl import TransformerXL
 from txl_jax.optim import make_average, make_optimizer, make_schedule
+from txl_jax.preemption import stop
+from txl_jax.report.trace import Trace
 from txl_jax.report.writer import Progress, TrainLog, say
 from txl_jax.sharding import host_rows, make_mesh, place_segments
 from txl_jax.state import TrainState, init_state
 from txl_jax.step import TrainConfig, make_train_step
+from txl_jax.watchdog import Watchdog
 
 Metrics = dict[str, Any]
 
@@ -63,6 +68,44 @@ def make_streams(how: TrainConfig, tokens: np.ndarray, rows: slice) -> Streams:
     )
 
 
+def make_step(config: Config, mesh: Mesh) -> tuple[Any, TrainState, Any]:
+    """Returns (init, like, train_step): a state to begin with, its shapes, an update.
+
+    like says where on the mesh each array lives; train_step takes a state's memory.
+    """
+    how = config.train
+    optimizer = make_optimizer(config.optim)
+    average = make_average(config.optim)
+    init, places = init_state(
+        config.model, optimizer, how.batch_size, how.seed, mesh, average is not None
+    )
+    schedule = make_schedule(config.optim, how.num_steps)
+    train_step = jax.jit(
+        make_train_step(TransformerXL(config.model), optimizer, schedule, how, average),
+        donate_argnums=0,
+        out_shardings=(places, None),
+    )
+    return init, checkpoint.abstract(jax.eval_shape(init), places), train_step
+
+
+def validate(
+    evaluate: Evaluate, params: Any, tokens: np.ndarray, feed: Callable[[], None]
+) -> float | None:
+    """Returns the nats per token, or None where the run is to end before they are."""
+    with Progress("valid", 0) as bar:
+
+        def progress(done: int, total: int) -> None:
+            bar(done, total)
+            feed()
+            if stop.at_boundary():
+                raise stop.end("while validating")
+
+        try:
+            return evaluate(params, tokens, progress)["nll"]
+        except Interrupted:
+            return None
+
+
 def train(
     config: Config,
     workdir: Path,
@@ -74,27 +117,20 @@ def train(
 
     config.model.vocab_size is set. params: what a fresh run begins with, those that
     `restore.load_initial` finds in train.init_from; None = random ones. Leaves
-    checkpoints and metrics.jsonl in workdir.
+    checkpoints and metrics.jsonl in workdir. Raises Interrupted when a signal ended it,
+    its state saved; a validation that was due then is made when it goes on.
     """
     how = config.train
     mesh = make_mesh(config.mesh)
-    rows = host_rows(mesh, how.batch_size, "train.batch_size")
-    streams = make_streams(how, train_tokens, rows)
-    optimizer = make_optimizer(config.optim)
-    average = make_average(config.optim)
-    init, places = init_state(
-        config.model, optimizer, how.batch_size, how.seed, mesh, average is not None
+    streams = make_streams(
+        how, train_tokens, host_rows(mesh, how.batch_size, "train.batch_size")
     )
-    like = checkpoint.abstract(jax.eval_shape(init), places)
-    schedule = make_schedule(config.optim, how.num_steps)
-    train_step = jax.jit(
-        make_train_step(TransformerXL(config.model), optimizer, schedule, how, average),
-        donate_argnums=0,
-        out_shardings=(places, None),
-    )
+    init, like, train_step = make_step(config, mesh)
     evaluate = make_evaluate(config.model, config.eval, mesh)
 
     with ExitStack() as stack:
+        stack.callback(stop.release)
+        watchdog = stack.enter_context(Watchdog(config.run.hang_seconds))
         opened = checkpoint.open_checkpoints(workdir, config.checkpoint)
         manager = stack.enter_context(closing(opened))
         restored = checkpoint.restore(manager, like)
@@ -111,25 +147,42 @@ def train(
             TrainLog(workdir / "metrics.jsonl", step, how.num_steps, how.log_every)
         )
         ahead = stack.enter_context(closing(Prefetch(streams.batch, position)))
+        steps = config.run.profiled()
+        trace = stack.enter_context(Trace(steps, workdir / "profile"))
         stack.enter_context(jax.transfer_guard("disallow"))
+        stack.push(distributed.fail)
+
+        def settle(validates: bool) -> None:
+            """Saves the state, validated where that is due."""
+            valid_nll = None
+            if validates and not stop.reached:
+                valid_nll = validate(
+                    evaluate, state.evaluated, valid_tokens, watchdog.feed
+                )
+            log.sync(valid_nll, ends=stop.reached)
+            # orbax copies to the host in its own ways.
+            with log.saving(), jax.transfer_guard("allow"):
+                checkpoint.save(manager, step, state, position, valid_nll)
+            if stop.reached:
+                raise stop.end(f"at update {step}, which is saved")
+
+        if restored and how.validates(step) and not checkpoint.has_nll(manager, step):
+            settle(True)
         pending: Metrics | None = None
         while step < how.num_steps:
-            segments, position = next(ahead)
-            placed = place_segments(mesh, segments)
+            with log.waiting_for_input():
+                segments, position = next(ahead)
+                placed = place_segments(mesh, segments)
+            trace.before(step, state)
             state, device_metrics = dispatch(train_step, state, placed)
+            stop.hold()
             if pending is not None:
                 log.updates(fetch(pending))
             pending = device_metrics
             step += how.updates_per_call
-            validates = step == how.num_steps or step % how.eval_every == 0
-            if validates or step % config.checkpoint.every_steps == 0:
+            watchdog.feed()
+            ends, validates = stop.at_boundary(), how.validates(step)
+            if ends or validates or step % config.checkpoint.every_steps == 0:
                 log.updates(fetch(pending))
-                pending = valid_nll = None
-                if validates:
-                    with Progress("valid", 0) as bar:
-                        valid_nll = evaluate(state.evaluated, valid_tokens, bar)["nll"]
-                log.sync(valid_nll)
-                # orbax copies to the host in its own ways.
-                with jax.transfer_guard("allow"):
-                    checkpoint.save(manager, step, state, position, valid_nll)
-                log.restart_clock()
+                pending = None
+                settle(validates)

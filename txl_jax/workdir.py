@@ -10,7 +10,7 @@ from typing import Any
 from jax.sharding import Mesh
 
 from txl_jax import config as configs
-from txl_jax import metrics, sharding, state
+from txl_jax import distributed, metrics, sharding, state
 from txl_jax.config import Config
 from txl_jax.data import vocab as vocabulary
 from txl_jax.data.tokens import Tokens
@@ -82,7 +82,8 @@ def claim(workdir: Path, config: Config, tokens: Tokens) -> None:
 
     Raises UserError when it belongs to another config or to another state of the
     corpus. Reports libraries and devices that changed since the run began: its numbers
-    may then differ in the last bits from an uninterrupted run's.
+    may then differ in the last bits from an uninterrupted run's. Of several processes
+    all check and the first writes.
     """
     try:
         workdir.mkdir(parents=True, exist_ok=True)
@@ -91,6 +92,8 @@ def claim(workdir: Path, config: Config, tokens: Tokens) -> None:
             refuse_conflicts(workdir, saved, config)
         run = describe(config, tokens)
         _compare(workdir, run)
+        if not distributed.is_first():
+            return
         said = json.dumps(run, indent=2) + "\n"
         _write(workdir / CONFIG, lambda path: configs.save_json(config, path))
         _write(workdir / VOCAB, lambda path: vocabulary.save(tokens.vocab, path))

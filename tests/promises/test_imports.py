@@ -9,6 +9,8 @@ PACKAGE = Path(__file__).parents[2] / "txl_jax"
 
 ROWS = """
     errors convert.crc32c convert.machine lamb
+    distributed
+    preemption watchdog
     convert.table data.pieces data.progress data.text data.streams data.prefetch
     convert.pickle convert.keys
     data.download data.files data.dataset data.word data.subword data.mirror
@@ -23,7 +25,8 @@ ROWS = """
     kernels.chunked
     model.key_values
     convert.pytorch model.adaptive data.builder data.recipe optim metrics
-    model.attention data.encode report.writer report.plots report.provenance
+    model.attention data.encode report.writer report.plots
+    report.provenance report.trace
     model.block data.tokens
     model.txl
     state generate convert.huggingface convert.nvidia
