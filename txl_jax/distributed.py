@@ -107,7 +107,9 @@ def connect(wait_seconds: int) -> None:
     status AGAIN. Raises UserError for an environment that says only a part.
     """
     # jax's import sets this on a machine with TPUs.
-    on_tpu = "TPU_ML_PLATFORM" in os.environ and os.environ.get("JAX_PLATFORMS") != "cpu"
+    on_tpu = (
+        "TPU_ML_PLATFORM" in os.environ and os.environ.get("JAX_PLATFORMS") != "cpu"
+    )
     found = find_processes(os.environ, on_tpu)
     if not found:
         return

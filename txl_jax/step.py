@@ -181,9 +181,10 @@ def make_train_step(
 
         def add_chunk(total: Total, xs: Any) -> tuple[Total, Memory]:
             c, memory, segment = xs
-            (nll, memory), grads = grad(
-                params, memory, segment, jax.random.fold_in(key, c)
-            )
+            with jax.named_scope("forward_and_backward"):
+                (nll, memory), grads = grad(
+                    params, memory, segment, jax.random.fold_in(key, c)
+                )
             chunk = Total(nll, jnp.sum(segment.weights_SBL), grads)
             return jax.tree.map(jnp.add, total, chunk), memory
 
@@ -215,8 +216,9 @@ def make_train_step(
         grads = jax.tree.map(lambda grad: grad / total.tokens, total.grads)
         grad_norm = optax.tree.norm(grads)
         lr = jnp.asarray(schedule(state.step), jnp.float32)
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        params = jax.tree.map(lambda p, u: p - lr * u, state.params, updates)
+        with jax.named_scope("optimizer"):
+            updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+            params = jax.tree.map(lambda p, u: p - lr * u, state.params, updates)
         finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
         average = state.average
         if add_to_average:
