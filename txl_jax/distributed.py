@@ -29,8 +29,8 @@ COUNT = "JAX_NUM_PROCESSES"
 INDEX = "JAX_PROCESS_ID"
 
 HEARTBEAT_SECONDS = 30  # without a sign of a process until the others end
-SHUTDOWN_SECONDS = 60  # at the end, for the others to get there
-PREPARE_SECONDS = 24 * 3600  # for process 0 to prepare what all of them read
+SHUTDOWN_SECONDS = 60  # after the last wait for all, until all have ended
+WAIT_SECONDS = 24 * 3600  # for what process 0 does alone, such as preparing data
 FAREWELL_SECONDS = 3  # that process 0 outlives its failure: its end aborts the others
 
 
@@ -153,17 +153,20 @@ def first_then_others(make: Callable[[], Made]) -> Made:
 
     What it leaves on a shared disk they find; on a disk of their own they make it.
     """
-    if not several():
-        return make()
-    wait = multihost.get_barrier_sync_fn()
-    timeout_ms = PREPARE_SECONDS * 1000
     if not is_first():
-        wait(key="txl_jax", timeout_ms=timeout_ms)
+        wait_for_all()
         return make()
     try:
         return make()
     finally:  # also where it fails, so that the others meet the failure themselves
-        wait(key="txl_jax", timeout_ms=timeout_ms)
+        wait_for_all()
+
+
+def wait_for_all() -> None:
+    """Returns when all processes have called this as often."""
+    if several():
+        wait = multihost.get_barrier_sync_fn()
+        wait(key="txl_jax", timeout_ms=1000 * WAIT_SECONDS)
 
 
 # What the loss of a process looks like from another: of gloo, gRPC and jax's service.

@@ -50,7 +50,8 @@ flags:
                       {sections}
   --F=V               field F of the mode's own section, in evaluate and generate,
                       such as --mem_len=1024 or --prompt='def '; in prepare, of the
-                      section data; in import and export of convert, as --format
+                      section data; in import and export of convert, as --format;
+                      in train, of the section run, as --profile_steps=10:15
 """
 
 
@@ -256,6 +257,7 @@ def main(argv: list[str] | None = None) -> int:
                 stack.push(distributed.fail)
                 stack.enter_context(stop.listening())
             result = MODES[command.mode](command)
+            distributed.wait_for_all()
     except (UserError, Interrupted) as error:
         return distributed.say_why(error)
     if distributed.is_first():

@@ -41,7 +41,7 @@ class Watchdog:
         with open(2, "w", closefd=False) as stderr:
             faulthandler.dump_traceback(stderr, all_threads=True)
         distributed.leave(
-            f"no progress for run.hang_seconds = {self.seconds} s, stacks are above; the "
+            f"no progress for run.hang_seconds = {self.seconds} s, stacks above; the "
             "same command goes on",
             AGAIN,
         )
