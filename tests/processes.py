@@ -24,7 +24,7 @@ def get_config():
     c.optim.update(schedule="constant", optimizer="sgd", lr=0.1)
     c.eval.update(streams=8, tgt_len=8, mem_len=16)
     c.generate.update(num_tokens=4, prompt="a")
-    c.checkpoint.update(every_steps=50, keep=2)
+    c.checkpoint.update(every_steps=200, keep=2)
     c.run.update(compilation_cache=CACHE)
     return c
 """

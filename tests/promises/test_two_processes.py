@@ -47,9 +47,12 @@ def test_a_signal_and_a_death_lose_nothing(
     run = Processes(tmp_path, *flags)
     run.until(has_step(ended, step + 10))
     run.all[1].kill()
-    assert run.wait() == [75, -signal.SIGKILL]
-    (line,) = run.said(0)
-    assert line.startswith("txl_jax[0]: another process is lost (")
+    statuses = run.wait()
+    # In an update it is noticed at once; while orbax waits for all, jax aborts.
+    assert statuses in ([75, -signal.SIGKILL], [-signal.SIGABRT, -signal.SIGKILL])
+    if statuses[0] == 75:
+        (line,) = run.said(0)
+        assert line.startswith("txl_jax[0]: another process is lost (")
     assert "resumed at update" in run.stderr[0].read_text()
 
     last = max(saved(ended)) + 10
@@ -94,7 +97,7 @@ def test_deaths_and_signals_change_no_bit(folder: Path) -> None:
         statuses = run.wait()
         if number == signal.SIGKILL:
             assert statuses[index] == -number
-            # jax aborts what has lost the first process, where nothing saw it sooner.
+            # jax aborts what has lost another process, where nothing saw it sooner.
             assert statuses[1 - index] in (
                 (75, -signal.SIGABRT) if index == 0 else (75,)
             )
