@@ -256,7 +256,7 @@ def test_a_run_of_bad_updates_stops_with_a_good_checkpoint(tmp_path: Path) -> No
     # The first update makes parameters of 1e30: finite, but no loss is.
     flags = ("--config.optim.lr=1e30", "--config.train.max_bad_steps=3")
     done = start(tmp_path, *flags)
-    assert (done.status, done.out) == (BadNumbers.STATUS, "") == (76, "")
+    assert (done.status, done.out) == (BadNumbers.status, "") == (76, "")
     *_, line = done.err.splitlines()
     assert line.startswith("txl_jax: update 4 was skipped, number 3 in a row")
     for part in ("train.max_bad_steps = 3", REASONS[LOSS], "the output of layers[0]"):

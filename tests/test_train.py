@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import itertools
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -15,9 +16,13 @@ from txl_jax import restore
 from txl_jax import train as loop
 from txl_jax.checkpoint import CheckpointConfig, open_checkpoints, restore_params
 from txl_jax.config import Config
+from txl_jax.data.streams import Position
+from txl_jax.distributed import RunConfig
+from txl_jax.errors import AGAIN, Interrupted
 from txl_jax.evaluate.perplexity import EvalConfig, make_evaluate
 from txl_jax.model.config import ModelConfig
 from txl_jax.optim import OptimConfig
+from txl_jax.preemption import Stop
 from txl_jax.report.writer import read_metrics
 from txl_jax.sharding import make_mesh
 from txl_jax.step import TrainConfig
@@ -105,7 +110,86 @@ def stub_slow_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_loop_is_short() -> None:
-    assert len(inspect.getsource(loop.train).splitlines()) <= 75
+    assert len(inspect.getsource(loop.train).splitlines()) <= 85
+
+
+def ask_to_end(monkeypatch: pytest.MonkeyPatch, boundary: int) -> None:
+    """Lets a signal have come before the boundary of that number, from 1."""
+    asked = Stop()
+    monkeypatch.setattr(loop, "stop", asked)
+    at_boundary, count = asked.at_boundary, itertools.count(1)
+
+    def counted() -> bool:
+        asked.asked = AGAIN if next(count) == boundary else asked.asked
+        return at_boundary()
+
+    monkeypatch.setattr(asked, "at_boundary", counted)
+
+
+ENDING = tiny(num_steps=6, eval_every=3)
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The workdir of a run that nobody ended."""
+    folder = tmp_path_factory.mktemp("straight")
+    loop.train(ENDING, folder, TEXT, TEXT[:2000])
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("boundary", "steps"),
+    [
+        pytest.param(1, [1], marks=pytest.mark.long, id="an update"),
+        pytest.param(3, [1, 2, 3], marks=pytest.mark.long, id="at a validation"),
+        pytest.param(5, [1, 2, 3], id="in a validation"),
+    ],
+)
+def test_a_run_that_is_asked_to_end_goes_on_exactly(
+    straight: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    boundary: int,
+    steps: list[int],
+) -> None:
+    """Also where a validation was due, which is made when it goes on."""
+    with monkeypatch.context() as patch:
+        ask_to_end(patch, boundary)
+        with pytest.raises(Interrupted, match=f"at update {steps[-1]}, which is saved"):
+            loop.train(ENDING, tmp_path, TEXT, TEXT[:2000])
+    lines = read_metrics(tmp_path / "metrics.jsonl")
+    assert [line["step"] for line in lines] == steps
+    assert "valid_nll" not in lines[-1]["exact"]
+    loop.train(ENDING, tmp_path, TEXT, TEXT[:2000])
+
+    exact, expected = (
+        [(line["step"], line["exact"]) for line in read_metrics(run / "metrics.jsonl")]
+        for run in (tmp_path, straight)
+    )
+    assert exact == expected
+    for run in (tmp_path, straight):
+        opened = open_checkpoints(run, ENDING.checkpoint, read_only=True)
+        with closing(opened) as manager:
+            assert manager.records[3].valid_nll == expected[2][1]["valid_nll"]
+
+
+def test_a_profile_of_some_updates(tmp_path: Path) -> None:
+    """With the names of the step's phases, where TensorBoard looks for it."""
+    config = tiny(num_steps=6, eval_every=6)
+    config = dataclasses.replace(config, run=RunConfig(profile_steps="1:3"))
+    loop.train(config, tmp_path, TEXT, TEXT[:2000])
+    (found,) = (tmp_path / "profile").glob("plugins/profile/*/*.xplane.pb")
+    assert found.stat().st_size > 10_000
+
+
+def test_the_step_names_its_phases() -> None:
+    config = tiny()
+    init, _, train_step = loop.make_step(config, make_mesh(config.mesh))
+    streams = loop.make_streams(config.train, TEXT, slice(None))
+    segments, _ = streams.batch(Position())
+    text = train_step.lower(jax.eval_shape(init), segments).as_text(debug_info=True)
+    for phase in ("forward_and_backward", "memory", "optimizer"):
+        assert f"{phase}/" in text or f"{phase})" in text
 
 
 def test_device_arrays_are_read_in_fetch_alone(

@@ -34,8 +34,12 @@ def save(
     """Starts saving step `step`; the arrays are copied before this returns.
 
     valid_nll_nats, None where nothing was validated, decides which one is the best.
-    Raises OSError or ValueError when saving cannot start; `poll` tells of the rest.
+    Validated, a step takes the place of itself saved before its validation. Raises
+    OSError or ValueError when saving cannot start; `poll` tells of the rest.
     """
+    if valid_nll_nats is not None and step in manager.all_steps():
+        manager.settle()
+        manager.delete(step)
     save_items(manager, step, _trees(state), position, valid_nll_nats)
 
 

@@ -19,6 +19,7 @@ from txl_jax.chips import CompileConfig
 from txl_jax.convert.formats import ConvertConfig
 from txl_jax.data.streams import SLACK
 from txl_jax.data.tokens import DataConfig
+from txl_jax.distributed import RunConfig
 from txl_jax.errors import UserError, nearest, require_one_of
 from txl_jax.evaluate.perplexity import EvalConfig, evaluation_model
 from txl_jax.generate import GenerateConfig, generation_model
@@ -51,6 +52,7 @@ class Config:
     generate: GenerateConfig = GenerateConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     mesh: MeshConfig = MeshConfig()
+    run: RunConfig = RunConfig()
     convert: ConvertConfig = ConvertConfig()
     compile: CompileConfig = CompileConfig()
 
@@ -139,6 +141,7 @@ CHANGEABLE = (
     "generate.",
     "checkpoint.",
     "mesh.",
+    "run.",
     "convert.",
     "compile.",
     "data.data_dir",

@@ -1,7 +1,27 @@
-"""What ends a command without its result, and what the messages need."""
+"""How a run ends before its work is done, and what its last line needs.
+
+Exit statuses: 0 = done, MENDABLE = the user can mend what the last line says,
+AGAIN = the same command goes on where this one stopped (a signal to end, a lost
+process, a hang), INTERRUPTED = so does it, but a person wanted it to stop (Ctrl-C),
+BAD_NUMBERS = training met bad numbers again and again, anything else = a bug, or, of
+several processes, the death of the first (134).
+"""
 
 import difflib
 from typing import Any
+
+MENDABLE = 2
+AGAIN = 75  # EX_TEMPFAIL of sysexits.h: a scheduler may start it again
+BAD_NUMBERS = 76
+INTERRUPTED = 130  # as a shell has it for Ctrl-C: nobody should start it again
+
+
+class Interrupted(Exception):
+    """Says in one line why the run ended; the same command goes on from there."""
+
+    def __init__(self, line: str, status: int = AGAIN):
+        super().__init__(line)
+        self.status = status
 
 
 class UserError(Exception):
@@ -16,11 +36,11 @@ class BadNumbers(Exception):
     """Training stopped: so many updates in a row were bad that no more would help.
 
     None of them was made, and what was before them is saved. The command line prints
-    the message alone and exits with STATUS. Started again as it is, the run goes on
+    the message alone and exits with `status`. Started again as it is, the run goes on
     with the data that follow, so a scheduler is not to restart it by itself.
     """
 
-    STATUS = 76
+    status = BAD_NUMBERS
 
 
 def nearest(name: str, known: list[str]) -> str:

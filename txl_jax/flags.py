@@ -12,6 +12,7 @@ from txl_jax.errors import UserError, nearest, require_one_of
 
 # The modes whose flags are also those of one section, without its name.
 OWN = {
+    "train": "run",
     "evaluate": "eval",
     "generate": "generate",
     "prepare": "data",

@@ -4,31 +4,45 @@
 
 The last line on stdout is one JSON object; progress and logs go to stderr. Status 0
 means that the work is done, 2 that the user can mend what the one line on stderr says,
-76 that training stopped at bad numbers, of which none is in the checkpoint it leaves.
+75 that the same command goes on where this one was interrupted, 76 that training
+stopped at bad numbers, of which none is in the checkpoint it leaves (see `errors`). Of
+several processes the first writes and prints.
 """
 
 import dataclasses
-import functools
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import jax
 from absl import logging as absl_logging
 
 from txl_jax import config as configs
-from txl_jax import flags, generate, metrics, pod, restore, sharding, workdir
+from txl_jax import (
+    distributed,
+    flags,
+    generate,
+    metrics,
+    pod,
+    restore,
+    sharding,
+    workdir,
+)
 from txl_jax.config import Config
 from txl_jax.convert import transfer
 from txl_jax.data import tokens as token_files
 from txl_jax.data.streams import Streams
-from txl_jax.data.tokens import Tokens
-from txl_jax.errors import BadNumbers, UserError
+from txl_jax.data.tokens import DataConfig, Tokens
+from txl_jax.distributed import RunConfig
+from txl_jax.errors import BadNumbers, Interrupted, UserError
 from txl_jax.evaluate import ngram
 from txl_jax.evaluate.perplexity import make_evaluate
 from txl_jax.flags import Command
 from txl_jax.lock import locked
+from txl_jax.preemption import stop
 from txl_jax.report import plots
 from txl_jax.report.writer import Progress, read_metrics, say, to_json
 from txl_jax.train import make_streams, train
@@ -48,7 +62,8 @@ flags:
   --F=V               field F of the mode's own section, in evaluate, generate and
                       compile, such as --mem_len=1024, --prompt='def ' or
                       --topology=v4:4x4x8; in prepare, of the section data; in import
-                      and export of convert, as --format
+                      and export of convert, as --format; in train, of the section
+                      run, as --profile_steps=10:15
 """
 
 
@@ -57,12 +72,12 @@ def run_train(command: Command) -> dict[str, Any]:
     config, folder = command.config, command.workdir
     workdir.refuse_imported(folder)
     workdir.refuse_another(folder, config)
-    tokens = token_files.prepare(config.data, say)
+    tokens = prepare(config.data)
     fitted = workdir.fit_vocab(config, len(tokens.vocab))
     check_fit(fitted, tokens)
     initial = restore.load_initial(fitted, folder, tokens.vocab)
     with locked(folder):
-        workdir.claim(folder, config, tokens)
+        distributed.first_then_others(lambda: workdir.claim(folder, config, tokens))
         started = time.perf_counter()
         splits = tokens.split("train"), tokens.split("valid")
         done = train(fitted, folder, *splits, initial)
@@ -75,8 +90,11 @@ def judge(
 ) -> dict[str, Any]:
     """Shows what the best checkpoint is worth, and keeps it in the workdir."""
     loaded = restore.load(folder, config)
-    lines = read_metrics(folder / workdir.METRICS)
     result = evaluate_loaded(loaded, tokens) | {"workdir": str(folder), **done}
+    sample, _ = sample_loaded(loaded)
+    if not distributed.is_first():
+        return result
+    lines = read_metrics(folder / workdir.METRICS)
     levels = {}
     if config.eval.yardsticks and tokens.vocab.kind == "byte":
         levels = ngram.yardsticks(
@@ -85,7 +103,6 @@ def judge(
         result["yardsticks_bpc"] = levels
     result["picture"] = str(folder / "loss.png")
     plots.plot_loss(lines, folder / "loss.png", levels)
-    sample, _ = sample_loaded(loaded)
     result["sample"] = str(folder / "sample.txt")
     (folder / "sample.txt").write_text(sample, "utf-8")
     (folder / "result.json").write_text(to_json(result, indent=2) + "\n", "utf-8")
@@ -97,7 +114,16 @@ def judge(
 
 def run_prepare(command: Command) -> dict[str, Any]:
     """Makes the token files of the config's corpus, and counts what is in them."""
-    return token_files.statistics(token_files.prepare(command.config.data, say))
+    return token_files.statistics(prepare(command.config.data))
+
+
+def prepare(config: DataConfig) -> Tokens:
+    """Returns the corpus, made by the first process, and on each disk without it."""
+    if distributed.is_first():
+        stop.holds = False  # a preparation goes on where it ended
+    tokens = distributed.first_then_others(lambda: token_files.prepare(config, say))
+    stop.release()
+    return tokens
 
 
 def check_fit(config: Config, tokens: Tokens) -> None:
@@ -122,16 +148,22 @@ def check_fit(config: Config, tokens: Tokens) -> None:
 def run_evaluate(command: Command) -> dict[str, Any]:
     """Scores a split."""
     loaded = restore.load(command.workdir, command.config)
-    return evaluate_loaded(loaded, token_files.prepare(loaded.config.data, say))
+    return evaluate_loaded(loaded, prepare(loaded.config.data))
 
 
 def run_generate(command: Command) -> dict[str, Any]:
     """Samples a continuation of a prompt."""
     loaded = restore.load(command.workdir, command.config)
-    text, seconds = sample_loaded(loaded, functools.partial(print, end="", flush=True))
-    print()
+    text, seconds = sample_loaded(loaded, show)
+    show("\n")
     how = dataclasses.asdict(loaded.config.generate)
     return {"step": loaded.step, **how, "text": text, "seconds": seconds}
+
+
+def show(text: str) -> None:
+    """Prints text on stdout as it comes."""
+    if distributed.is_first():
+        print(text, end="", flush=True)
 
 
 def run_import(command: Command) -> dict[str, Any]:
@@ -156,7 +188,13 @@ def evaluate_loaded(loaded: restore.Loaded, tokens: Tokens) -> dict[str, Any]:
     how = loaded.config.eval
     evaluate = make_evaluate(loaded.config.model, how, loaded.mesh)
     with Progress(how.split, 0) as bar:
-        scores = evaluate(loaded.params, tokens.split(how.split), bar)
+
+        def progress(done: int, total: int) -> None:
+            bar(done, total)
+            if stop.at_boundary():
+                raise stop.end("while evaluating")
+
+        scores = evaluate(loaded.params, tokens.split(how.split), progress)
     # The same bits, shared among what others count: bytes of the stream, bytes of the
     # corpus as it came, and words as a word vocabulary would have them.
     count = tokens.denominators(how.split)
@@ -222,7 +260,12 @@ def _bpc(entry: tuple[str, float]) -> float:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs one mode and returns the exit status."""
+    """Runs one mode and returns the exit status.
+
+    As a program, without argv, it also meets other processes and ends on signals; a
+    caller in Python keeps its own ways.
+    """
+    is_program = argv is None
     argv = sys.argv[1:] if argv is None else argv
     absl_logging.set_verbosity(absl_logging.FATAL)  # we tell what fails in orbax
     if {"--help", "--helpfull", "-h"} & set(argv):
@@ -233,15 +276,25 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     try:
         command = flags.parse(argv, list(MODES))
-        result = MODES[command.mode](command)
-    except UserError as error:
-        print(f"txl_jax: {error}", file=sys.stderr)
-        return 2
-    except BadNumbers as error:
-        print(f"txl_jax: {error}", file=sys.stderr)
-        return error.STATUS
-    print(to_json({"mode": command.mode, **result}), flush=True)
+        with ExitStack() as stack:
+            if is_program:
+                start(command.config.run)
+                stack.push(distributed.fail)
+                stack.enter_context(stop.listening())
+            result = MODES[command.mode](command)
+            distributed.wait_for_all()
+    except (UserError, Interrupted, BadNumbers) as error:
+        return distributed.say_why(error)
+    if distributed.is_first():
+        print(to_json({"mode": command.mode, **result}), flush=True)
     return 0
+
+
+def start(how: RunConfig) -> None:
+    """Meets the other processes, before anything computes."""
+    if how.compilation_cache:
+        jax.config.update("jax_compilation_cache_dir", how.compilation_cache)
+    distributed.connect(how.connect_seconds)
 
 
 if __name__ == "__main__":

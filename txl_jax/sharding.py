@@ -94,12 +94,14 @@ def stream_shards(mesh: Mesh) -> int:
 
 def place_segments(mesh: Mesh, segments: Any) -> Any:
     """Returns host arrays [S, B, ..] of this process's streams on the devices."""
-    return jax.tree.map(
-        lambda x: jax.make_array_from_process_local_data(
-            sharding(mesh, "SBL"[: x.ndim]), x
-        ),
-        segments,
-    )
+    # Among several processes jax takes this for a transfer that nobody meant.
+    with jax.transfer_guard_host_to_device("allow"):
+        return jax.tree.map(
+            lambda x: jax.make_array_from_process_local_data(
+                sharding(mesh, "SBL"[: x.ndim]), x
+            ),
+            segments,
+        )
 
 
 def check_streams(mesh: Mesh, batch_size: int, field: str) -> None:

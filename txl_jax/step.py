@@ -104,6 +104,10 @@ class TrainConfig:
         """U, the updates that one call to the device makes."""
         return self.segments_per_call // self.segments_per_update
 
+    def validates(self, step: int) -> bool:
+        """Returns whether a validation comes after update `step`."""
+        return step == self.num_steps or step % self.eval_every == 0
+
 
 @flax.struct.dataclass
 class Total:
@@ -169,18 +173,25 @@ def sum_gradients(
 
     Each segment goes chunk after chunk, each with its streams' own memory.
     """
-    C = batch_chunk
+    G, C = group.length_SB.shape[0], batch_chunk
     grad = jax.value_and_grad(nll_sum, has_aux=True)
+
+    def sum_chunk(key: Array, memory: Memory, segment: Segment) -> tuple[Total, Memory]:
+        with jax.named_scope("forward_and_backward"):
+            (nll, memory), grads = grad(params, memory, segment, key)
+        return Total(nll, jnp.sum(segment.weights_SBL), grads), memory
+
+    if G == C == 1:  # nothing to add up, and a second array of gradients saved
+        only = jax.tree.map(lambda x: x[0], group)
+        key = jax.random.fold_in(jax.random.fold_in(key, 0), 0)
+        return sum_chunk(key, memory, only)
 
     def accumulate(
         key: Array, total: Total, memory: Memory, segment: Segment
     ) -> tuple[Total, Memory]:
         def add_chunk(total: Total, xs: Any) -> tuple[Total, Memory]:
             c, memory, segment = xs
-            (nll, memory), grads = grad(
-                params, memory, segment, jax.random.fold_in(key, c)
-            )
-            chunk = Total(nll, jnp.sum(segment.weights_SBL), grads)
+            chunk, memory = sum_chunk(jax.random.fold_in(key, c), memory, segment)
             return jax.tree.map(jnp.add, total, chunk), memory
 
         chunks = jax.tree.map(lambda x, a: split_streams(x, a, C), memory, MEMORY_AXES)
@@ -194,7 +205,6 @@ def sum_gradients(
         return accumulate(jax.random.fold_in(key, g), total, memory, segment), None
 
     zero = Total(jnp.zeros(()), jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
-    G = group.length_SB.shape[0]
     return jax.lax.scan(add_segment, (zero, memory), (jnp.arange(G), group))[0]
 
 
@@ -233,8 +243,9 @@ def make_train_step(
         grads = jax.tree.map(lambda grad: grad / total.tokens, total.grads)
         grad_norm = optax.tree.norm(grads)
         lr = jnp.asarray(schedule(state.step), jnp.float32)
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        params = jax.tree.map(lambda p, u: p - lr * u, state.params, updates)
+        with jax.named_scope("optimizer"):
+            updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+            params = jax.tree.map(lambda p, u: p - lr * u, state.params, updates)
         average = state.average
         if add_to_average:
             average = add_to_average(average, params, state.step + 1)

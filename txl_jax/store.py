@@ -83,6 +83,17 @@ class Checkpoints(ocp.CheckpointManager):
         best = min((rank for rank in ranked.values() if rank), default=None)
         return best and -best[1]
 
+    def validated(self, step: int) -> bool:
+        """Returns whether a checkpoint was saved with its validation."""
+        return step in self.records and self.records[step].valid_nll is not None
+
+    def reached_preemption(self, step: int) -> bool:
+        """Returns False: the loop alone asks the preemption service.
+
+        Asked from here too, with other numbers, it would agree on one that is gone by.
+        """
+        return False
+
     def folder(self, step: int) -> Path:
         """Returns where a checkpoint lies."""
         return Path(self.directory) / str(step)

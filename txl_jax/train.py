@@ -12,20 +12,24 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from txl_jax import checkpoint
+from txl_jax import checkpoint, distributed
 from txl_jax.config import Config
 from txl_jax.data.prefetch import Prefetch
 from txl_jax.data.sentences import ORDERS
 from txl_jax.data.streams import Position, Streams
 from txl_jax.diagnose import Watch
-from txl_jax.evaluate.perplexity import make_evaluate
+from txl_jax.errors import Interrupted
+from txl_jax.evaluate.perplexity import Evaluate, make_evaluate
 from txl_jax.guard import explain
 from txl_jax.model.txl import TransformerXL
 from txl_jax.optim import make_average, make_optimizer, make_schedule
+from txl_jax.preemption import stop
+from txl_jax.report.trace import Trace
 from txl_jax.report.writer import Progress, TrainLog, say
 from txl_jax.sharding import host_rows, make_mesh, place_segments
 from txl_jax.state import TrainState, init_state
 from txl_jax.step import TrainConfig, make_train_step
+from txl_jax.watchdog import Watchdog
 
 Metrics = dict[str, Any]
 
@@ -86,6 +90,30 @@ def make_step(config: Config, mesh: Mesh) -> tuple[Any, Any, Any]:
     return init, places, train_step
 
 
+def validate(
+    evaluate: Evaluate, params: Any, tokens: np.ndarray, feed: Callable[[], None]
+) -> float | None:
+    """Returns the nats per token, or None where the run is to end before they are."""
+    with Progress("valid", 0) as bar:
+
+        def progress(done: int, total: int) -> None:
+            bar(done, total)
+            feed()
+            if stop.at_boundary():
+                raise stop.end("while validating")
+
+        try:
+            return evaluate(params, tokens, progress)["nll"]
+        except Interrupted:
+            return None
+
+
+def begin(init: Callable[[], TrainState], params: Any) -> tuple[int, Any, Position]:
+    """Returns (step, state, position) of a fresh run, with `params` where given."""
+    state = init()
+    return 0, state if params is None else state.start_from(params), Position()
+
+
 def train(
     config: Config,
     workdir: Path,
@@ -97,8 +125,9 @@ def train(
 
     config.model.vocab_size is set. params: what a fresh run begins with, those that
     `restore.load_initial` finds in train.init_from; None = random ones. Leaves
-    checkpoints and metrics.jsonl in workdir, and returns the updates made and the
-    steps that could not be saved; raises UserError when the last is one of them.
+    checkpoints and metrics.jsonl in workdir, and returns the updates made and the steps
+    that could not be saved; raises UserError when the last is one of them. Interrupted
+    tells that a signal ended it, its state saved; a validation then due comes later.
     """
     how = config.train
     mesh = make_mesh(config.mesh)
@@ -109,45 +138,64 @@ def train(
     evaluate = make_evaluate(config.model, config.eval, mesh)
 
     with ExitStack() as stack:
+        stack.callback(stop.release)
+        watchdog = stack.enter_context(Watchdog(config.run.hang_seconds))
         opened = checkpoint.open_checkpoints(workdir, config.checkpoint)
         manager = stack.enter_context(closing(opened))
-        if restored := checkpoint.restore(manager, like):
-            step, state, position = restored
-            say(f"resumed at update {step} from {manager.directory}")
+        resumed = checkpoint.restore(manager, like)
+        if resumed:
+            say(f"resumed at update {resumed.step} from {manager.directory}")
         else:
             say(f"fresh run in {workdir}")
-            step, state, position = 0, init(), Position()
-            if params is not None:
-                state = state.start_from(params)
+        step, state, position = resumed or begin(init, params)
         log = stack.enter_context(
             TrainLog(workdir / "metrics.jsonl", step, how.num_steps, how.log_every)
         )
         ahead = stack.enter_context(closing(Prefetch(streams.batch, position)))
+        steps = config.run.profiled()
+        trace = stack.enter_context(Trace(steps, workdir / "profile"))
         stack.enter_context(jax.transfer_guard("disallow"))
+        stack.push(distributed.fail)
         watch = Watch(config.model, how, step)
+
+        def settle(validates: bool) -> None:
+            """Saves the state, validated where that is due."""
+            valid_nll = None
+            if validates and not stop.reached:
+                valid_nll = validate(
+                    evaluate, state.evaluated, valid_tokens, watchdog.feed
+                )
+            # orbax copies to the host in its own ways.
+            with log.saving(), jax.transfer_guard("allow"), manager.attempt(step):
+                log.sync(valid_nll, ends=stop.reached)
+                checkpoint.save(manager, step, state, position, valid_nll)
+                watch.stop_if_found(state)
+            if stop.reached:
+                manager.finish(step)
+                raise stop.end(f"at update {step}, which is saved")
+
+        if resumed and how.validates(step) and not manager.validated(step):
+            settle(True)
         pending: Metrics | None = None
         while step < how.num_steps:
-            segments, position = next(ahead)
-            placed = place_segments(mesh, segments)
+            with log.waiting_for_input():
+                segments, position = next(ahead)
+                placed = place_segments(mesh, segments)
+            trace.before(step, state)
             watch.dispatched(placed)
             state, device_metrics = dispatch(train_step, state, placed)
+            stop.hold()
             if pending is not None:
                 log.updates(watch.fetched(fetch(pending)))
             pending = device_metrics
             step += how.updates_per_call
+            watchdog.feed()
             manager.poll()
-            validates = step == how.num_steps or step % how.eval_every == 0
-            if validates or watch.found or step % config.checkpoint.every_steps == 0:
+            validates = how.validates(step)
+            ends = stop.at_boundary() or watch.found is not None
+            if ends or validates or step % config.checkpoint.every_steps == 0:
                 log.updates(watch.fetched(fetch(pending)))
-                pending = valid_nll = None
-                if validates:
-                    with Progress("valid", 0) as bar:
-                        valid_nll = evaluate(state.evaluated, valid_tokens, bar)["nll"]
-                # orbax copies to the host in its own ways.
-                with jax.transfer_guard("allow"), manager.attempt(step):
-                    log.sync(valid_nll)
-                    checkpoint.save(manager, step, state, position, valid_nll)
-                    watch.stop_if_found(state)
-                log.restart_clock()
+                pending = None
+                settle(validates)
         manager.finish(step)
         return {"updates": step, "failed_saves": manager.failed}

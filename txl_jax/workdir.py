@@ -11,7 +11,7 @@ import jax
 from jax.sharding import Mesh
 
 from txl_jax import config as configs
-from txl_jax import metrics, sharding, state
+from txl_jax import distributed, metrics, sharding, state
 from txl_jax.config import Config
 from txl_jax.data import vocab as vocabulary
 from txl_jax.data.tokens import Tokens
@@ -101,12 +101,14 @@ def claim(workdir: Path, config: Config, tokens: Tokens) -> None:
     Raises UserError when it belongs to another config or to another state of the
     corpus. run.json gets one more of the run's starts. Reports libraries and devices
     that changed since the first: the run's numbers may then differ in the last bits
-    from an uninterrupted run's.
+    from an uninterrupted run's. Of several processes all check and the first writes.
     """
     refuse_another(workdir, config)
     try:
         run = describe(config, tokens)
         run["starts"] = [*_earlier_starts(workdir, run), provenance.start(run)]
+        if not distributed.is_first():
+            return
         said = json.dumps(run, indent=2) + "\n"
         _write(workdir / CONFIG, lambda path: configs.save_json(config, path))
         _write(workdir / VOCAB, lambda path: vocabulary.save(tokens.vocab, path))

@@ -163,8 +163,8 @@ class Disk:
         self.checkpoint = self.metrics = -1
         patch.setattr(loop.checkpoint, "save", self.save_faulty)
 
-        def sync(log: Any, valid_nll: float | None) -> None:
-            self.sync_faulty(log, valid_nll)
+        def sync(log: Any, valid_nll: float | None, ends: bool = False) -> None:
+            self.sync_faulty(log, valid_nll, ends)
 
         patch.setattr(loop.TrainLog, "sync", sync)
 
@@ -175,12 +175,12 @@ class Disk:
             self.full.enter_context(full_disk(20_000))
         self.save(manager, step, *rest)
 
-    def sync_faulty(self, log: Any, valid_nll: float | None) -> None:
+    def sync_faulty(self, log: Any, valid_nll: float | None, ends: bool) -> None:
         """Syncs; to a full disk if it is that step's turn, else to a good one."""
         self.full.close()
         if log.step == self.metrics:
             self.full.enter_context(full_disk(log.file.tell() + 50))
-        self.sync(log, valid_nll)
+        self.sync(log, valid_nll, ends)
 
 
 @pytest.fixture

@@ -9,6 +9,8 @@ PACKAGE = Path(__file__).parents[2] / "txl_jax"
 
 ROWS = """
     errors hlo convert.crc32c convert.machine lamb guard
+    distributed
+    preemption watchdog
     chips
     convert.table data.pieces data.progress data.text data.streams data.prefetch
     convert.pickle convert.keys
@@ -26,7 +28,8 @@ ROWS = """
     kernels.choice
     model.key_values
     convert.pytorch digest model.adaptive data.builder data.recipe optim metrics
-    model.attention data.encode report.writer report.plots report.provenance
+    model.attention data.encode report.writer report.plots
+    report.provenance report.trace
     model.block data.tokens record
     model.txl
     state store generate convert.huggingface convert.nvidia

@@ -75,10 +75,14 @@ def test_what_is_not_finite_is_null_in_json(path: Path) -> None:
 
 def test_a_line_is_step_exact_and_timing(path: Path, clock: Clock) -> None:
     with TrainLog(path, 0, 100, 1) as log:
-        clock.now += 2
+        clock.now += 1
+        with log.waiting_for_input():
+            clock.now += 1
         log.updates([update(1), update(2)])
-        clock.now += 500  # a validation and a checkpoint, say
-        log.restart_clock()
+        clock.now += 450  # a validation, say
+        log.sync(None)
+        with log.saving():
+            clock.now += 50
         clock.now += 4
         log.updates([update(3)])
         log.sync(None)
@@ -87,10 +91,34 @@ def test_a_line_is_step_exact_and_timing(path: Path, clock: Clock) -> None:
     assert first == {
         "step": 1,
         "exact": update(1),
-        "timing": {"step_seconds": 1.0, "tokens_per_second": 64.0},
+        "timing": {
+            "step_seconds": 1.0,
+            "compute_seconds": 0.5,
+            "input_wait_seconds": 0.5,
+            "checkpoint_seconds": 0.0,
+            "tokens_per_second": 64.0,
+        },
     }
     assert second["timing"] == first["timing"], "two updates in one call share it"
-    assert third["timing"] == {"step_seconds": 4.0, "tokens_per_second": 16.0}
+    assert third["timing"] == {
+        "step_seconds": 4.0,
+        "compute_seconds": 4.0,
+        "input_wait_seconds": 0.0,
+        "checkpoint_seconds": 50.0,
+        "tokens_per_second": 16.0,
+    }
+
+
+def test_a_line_s_timing_is_of_all_updates_since_the_last(
+    path: Path, clock: Clock
+) -> None:
+    with TrainLog(path, 0, 100, 4) as log:
+        for step in range(1, 9):
+            clock.now += step
+            log.updates([update(step)])
+        log.sync(None)
+    seconds = [line["timing"]["step_seconds"] for line in read_metrics(path)]
+    assert seconds == [(1 + 2 + 3 + 4) / 4, (5 + 6 + 7 + 8) / 4]
 
 
 def test_the_newest_line_waits_for_its_validation(path: Path) -> None:
@@ -237,3 +265,41 @@ def test_lost_metrics_are_told(
     with TrainLog(path, 5, 10, 1):
         assert path.read_text() == ""
     assert "no lines of the updates up to 5" in capsys.readouterr().err
+
+
+def test_an_owed_validation_joins_its_line_after_a_resume(path: Path) -> None:
+    """A run that ends before it leaves the line, and the resumed one completes it."""
+    straight, ended = path, path.with_name("ended.jsonl")
+    for last, ends in ((0, False), (0, True), (3, False)):
+        file = ended if ends or last else straight
+        with TrainLog(file, last, 100, 2) as log:
+            for step in range(last + 1, 4):
+                log.updates([update(step)])
+            log.sync(None if ends else 1.5, ends=ends)
+            if ends:
+                assert steps_in(file) == [2, 3], "also where none is due"
+                continue
+            log.updates([update(4)])
+            log.sync(None)
+    exact = [(line["step"], line["exact"]) for line in read_metrics(straight)]
+    assert [(line["step"], line["exact"]) for line in read_metrics(ended)] == exact
+    assert exact[1][1]["valid_nll"] == 1.5
+
+
+def test_what_is_not_owed_is_not_left(path: Path) -> None:
+    with TrainLog(path, 0, 100, 2) as log:
+        for step in range(1, 4):
+            log.updates([update(step)])
+        log.sync(None, ends=True)
+    run(path, 3, range(4, 7), every=2)
+    assert steps_in(path) == [2, 4, 6]
+
+
+def test_of_several_processes_the_first_writes(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(writer.distributed, "is_first", lambda: False)
+    run(path, 0, range(1, 4))
+    say("what all know")
+    assert not path.exists()
+    assert capsys.readouterr().err == ""

@@ -22,9 +22,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-# Scores in a block: 4 MiB of float32, so that a cache nearly holds it. Many rows and few
-# tokens, since a rare cluster has few: with 4,096 rows, and so 256 tokens, a step of the
-# paper's model for WikiText-103 takes 1.13 times as long.
+# Scores in a block: 4 MiB of float32, so that a cache nearly holds it. Many rows and
+# few tokens, since a rare cluster has few: with 4,096 rows, and so 256 tokens, a step
+# of the paper's model for WikiText-103 takes 1.13 times as long.
 BLOCK = 1 << 20
 MOST_ROWS = 1 << 14
 

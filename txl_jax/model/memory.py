@@ -70,6 +70,7 @@ class Memory:
         )
         return k_BKHA, v_BKHA
 
+    @jax.named_scope("memory")
     def append(
         self,
         h_NBLD: Array,

@@ -7,11 +7,13 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
 import tqdm
 
+from txl_jax import distributed
 from txl_jax.metrics import bits
 
 PLAIN_SECONDS = 10.0  # between plain lines, where stderr is no terminal
@@ -20,8 +22,11 @@ PLAIN_SECONDS = 10.0  # between plain lines, where stderr is no terminal
 def say(line: str) -> None:
     """Prints a line on stderr, above a progress bar if there is one.
 
-    A stderr that takes nothing, such as a file on a full disk, ends no run.
+    Of several processes only the first does. A stderr that takes nothing, such as a
+    file on a full disk, ends no run.
     """
+    if not distributed.is_first():
+        return
     with contextlib.suppress(OSError):
         tqdm.tqdm.write(line, file=sys.stderr)
 
@@ -35,7 +40,7 @@ class Progress:
         self.initial = initial
         self.started = self.said = time.perf_counter()
         self.bar = None
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() and distributed.is_first():
             # Some terminals, of containers above all, say that they are 0 wide.
             width = shutil.get_terminal_size().columns
             self.bar = tqdm.tqdm(desc=label, total=total, initial=initial, ncols=width)
@@ -71,25 +76,37 @@ class TrainLog:
 
     Each step is in the file at most once, also after a resume: every `every` updates,
     at each validation and at the last. The newest line is held back until the next, so
-    that a validation can join it. Lines that a full disk refuses wait for `sync`.
+    that a validation can join it, also one that a resume makes. Lines that a full disk
+    refuses wait for `sync`. Of several processes the first writes the file.
     """
 
     def __init__(self, path: Path, last_step: int, num_steps: int, every: int):
         """Opens the file for appending, cut to the lines of steps up to last_step."""
-        kept = whole_lines(path, last_step)
-        if last_step and not kept:
+        self.path = path if distributed.is_first() else None
+        kept = whole_lines(path, last_step) if self.path else []
+        if self.path and last_step and not kept:
             say(f"{path} has no lines of the updates up to {last_step}: they are lost")
-        fresh = path.with_suffix(".tmp")
-        fresh.write_bytes(b"".join(kept))
-        fresh.replace(path)
-        self.file = path.open("ab", buffering=0)
         self.unwritten = b""
+        self._open(kept)
+        self.held: dict[str, Any] | None = None
+        self.before: list[bytes] | None = None  # lines before a held one in the file
+        if kept and (line := json.loads(kept[-1]))["step"] == last_step:
+            self.held, self.before = line, kept[:-1]
         self.progress = Progress("train", num_steps, last_step)
         self.step = last_step
         self.num_steps = num_steps
         self.every = every
-        self.held: dict[str, Any] | None = None
+        self.input_wait_seconds = 0.0  # since the last updates
+        self._restart_timing()
         self.restart_clock()
+
+    def _open(self, lines: list[bytes]) -> None:
+        """Replaces the file by one of these lines."""
+        if self.path is not None:
+            fresh = self.path.with_suffix(".tmp")
+            fresh.write_bytes(b"".join(lines))
+            fresh.replace(self.path)
+        self.file = (self.path or Path(os.devnull)).open("ab", buffering=0)
 
     def __enter__(self) -> Self:
         return self
@@ -99,46 +116,92 @@ class TrainLog:
         self.file.close()
 
     def restart_clock(self) -> None:
-        """Leaves out of the timing what has passed since the last updates."""
+        """Leaves out of the steps' time what has passed since the last updates."""
         self.clock = time.perf_counter()
+
+    @contextlib.contextmanager
+    def waiting_for_input(self) -> Iterator[None]:
+        """Counts the time inside as a wait for the next batch."""
+        began = time.perf_counter()
+        yield
+        self.input_wait_seconds += time.perf_counter() - began
+
+    @contextlib.contextmanager
+    def saving(self) -> Iterator[None]:
+        """Counts the time inside as a checkpoint's, and not as a step's."""
+        began = time.perf_counter()
+        yield
+        self.checkpoint_seconds += time.perf_counter() - began
+        self.restart_clock()
 
     def updates(self, updates: list[dict[str, Any]]) -> None:
         """Takes the metrics of the next updates, in order."""
         now = time.perf_counter()
         seconds = (now - self.clock) / len(updates)
-        self.clock = now
+        waited = self.input_wait_seconds / len(updates)
+        self.clock, self.input_wait_seconds = now, 0.0
         for exact in updates:
             self._release()
             self.step += 1
-            speed = exact["tokens"] / seconds
-            timing = {"step_seconds": seconds, "tokens_per_second": speed}
+            self.count += 1
+            self.tokens += exact["tokens"]
+            self.seconds += seconds
+            self.waited += waited
+            timing = self._timing()
             self.held = {"step": self.step, "exact": exact, "timing": timing}
         self.progress(
             self.step,
             loss=f"{exact['loss']:.4f}",
             bpc=f"{bits(exact['loss']):.4f}",
-            tokens_per_s=f"{speed:,.0f}",
+            tokens_per_s=f"{exact['tokens'] / seconds:,.0f}",
         )
 
-    def sync(self, valid_nll: float | None) -> None:
+    def _restart_timing(self) -> None:
+        self.count = self.tokens = 0
+        self.seconds = self.waited = self.checkpoint_seconds = 0.0
+
+    def _timing(self) -> dict[str, float]:
+        """Returns the means over the updates since the last line.
+
+        A step is computing, which includes what the host does meanwhile, and waiting
+        for input. checkpoint_seconds are beside it, and all of those since that line.
+        """
+        return {
+            "step_seconds": self.seconds / self.count,
+            "compute_seconds": (self.seconds - self.waited) / self.count,
+            "input_wait_seconds": self.waited / self.count,
+            "checkpoint_seconds": self.checkpoint_seconds,
+            "tokens_per_second": self.tokens / self.seconds,
+        }
+
+    def sync(self, valid_nll: float | None, ends: bool = False) -> None:
         """Returns when every line is on the disk; valid_nll joins the newest.
 
+        ends: the newest is written in any case, for a validation that is yet to come.
         Raises OSError where the disk takes none; a later call tries all of them again.
         """
         if self.held is not None and valid_nll is not None:
             self.held["exact"]["valid_nll"] = valid_nll
             say(f"update {self.step}: valid bpc {bits(valid_nll):.4f}")
-        self._release()
+        self._release(ends)
         self._write()
-        os.fsync(self.file.fileno())
+        if self.path is not None:
+            os.fsync(self.file.fileno())
 
-    def _release(self) -> None:
+    def _release(self, in_any_case: bool = False) -> None:
         line, self.held = self.held, None
+        before, self.before = self.before, None
         if line is None:
             return
         step, exact = line["step"], line["exact"]
-        if step % self.every == 0 or step == self.num_steps or "valid_nll" in exact:
-            self.unwritten += to_json(line).encode() + b"\n"
+        due = step % self.every == 0 or step == self.num_steps or "valid_nll" in exact
+        written = [to_json(line).encode() + b"\n"] if due or in_any_case else []
+        if before is not None:
+            self.file.close()
+            self._open(before + written)
+        elif written:
+            self.unwritten += written[0]
+            self._restart_timing()
             with contextlib.suppress(OSError):  # `sync` tells
                 self._write()
 

@@ -1,0 +1,140 @@
+"""A run's numbers do not depend on the mesh, and its checkpoints move between meshes.
+
+Dropout is on: what it drops is counted by global indices.
+"""
+
+import functools
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from tests import tiny
+from txl_jax import checkpoint
+from txl_jax.checkpoint import CheckpointConfig, open_checkpoints
+from txl_jax.config import Config
+from txl_jax.data.streams import Position
+from txl_jax.model.config import ModelConfig
+from txl_jax.optim import OptimConfig
+from txl_jax.sharding import MeshConfig, host_rows, make_mesh, place_segments
+from txl_jax.state import TrainState
+from txl_jax.step import TrainConfig
+from txl_jax.train import make_step, make_streams
+
+UPDATES = 5
+TEXT = np.frombuffer(b"0123456789" * 200, "u1") - 48
+# Every size divides over eight devices, whichever axis has them.
+MODEL = ModelConfig(
+    vocab_size=16,
+    n_layer=2,
+    d_model=16,
+    n_head=8,
+    d_head=4,
+    d_inner=16,
+    mem_len=6,
+    dropout=0.2,
+    dropatt=0.2,
+)
+# Plain descent: Adam makes the smallest rounding of a gradient near 0 a whole step.
+CONFIG = Config(
+    model=MODEL,
+    train=TrainConfig(batch_size=8, tgt_len=6, num_steps=10, eval_every=10),
+    optim=OptimConfig(optimizer="sgd", schedule="constant", lr=0.5, momentum=0.9),
+)
+MESHES = [
+    (data, fsdp, 8 // data // fsdp)
+    for data in (1, 2, 4, 8)
+    for fsdp in (1, 2, 4, 8)
+    if data * fsdp <= 8
+]
+QUICK = [(8, 1, 1), (1, 8, 1), (1, 1, 8), (2, 2, 2)]
+
+
+class Run:
+    """The updates of CONFIG on a mesh over the first of the devices."""
+
+    def __init__(self, sizes: tuple[int, int, int]):
+        devices = jax.devices()[: int(np.prod(sizes))]
+        self.mesh = make_mesh(MeshConfig(*sizes), devices)
+        self.init, self.like, self.step = make_step(CONFIG, self.mesh)
+        rows = host_rows(self.mesh, CONFIG.train.batch_size, "train.batch_size")
+        self.streams = make_streams(CONFIG.train, TEXT, rows)
+
+    def train(
+        self, state: TrainState, position: Position, updates: int
+    ) -> tuple[TrainState, Position, list[float]]:
+        """Returns what so many updates leave, and their losses."""
+        losses, compiled = [], None
+        for _ in range(updates):
+            segments, position = self.streams.batch(position)
+            placed = place_segments(self.mesh, segments)
+            if compiled is None:
+                lowered = self.step.lower(state, placed)
+                compiled = lowered.compile(compiler_options=tiny.FAST)
+            state, metrics = compiled(state, placed)
+            losses.append(metrics["loss"].item())
+        return state, position, losses
+
+
+@functools.cache
+def on_one_device() -> list[float]:
+    """Returns the losses that every mesh is to have."""
+    run = Run((1, 1, 1))
+    return run.train(run.init(), Position(), UPDATES)[2]
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        pytest.param(sizes, marks=() if sizes in QUICK else pytest.mark.long)
+        for sizes in MESHES
+    ],
+    ids=str,
+)
+def test_eight_devices_have_the_losses_of_one(sizes: tuple[int, int, int]) -> None:
+    run = Run(sizes)
+    _, _, losses = run.train(run.init(), Position(), UPDATES)
+    expected = on_one_device()
+    assert losses == pytest.approx(expected, rel=tiny.FLOAT32)
+    assert expected[-1] < expected[0] - 0.1, "the updates do something"
+
+
+def numbers(state: TrainState) -> Any:
+    """Returns the state's arrays on the host."""
+    return jax.tree.map(
+        lambda x: (
+            np.asarray(jax.random.key_data(x))
+            if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+            else np.asarray(x)
+        ),
+        state,
+    )
+
+
+def test_checkpoints_move_between_meshes(tmp_path: Path) -> None:
+    """Saved on 8 devices, read on 1, saved there, read on 4 x 2, every bit the same."""
+    config = CheckpointConfig(every_steps=1)
+    run, losses = Run((8, 1, 1)), []
+    state, position, made = run.train(run.init(), Position(), 2)
+    losses += made
+    step = 2
+    for sizes, updates in (((1, 1, 1), 1), ((4, 1, 2), 2)):
+        with closing(open_checkpoints(tmp_path, config)) as manager:
+            checkpoint.save(manager, step, state, position, None)
+        run = Run(sizes)
+        with closing(open_checkpoints(tmp_path, config, read_only=True)) as manager:
+            restored = checkpoint.restore(manager, run.like)
+        assert restored is not None
+        tiny.assert_equal(numbers(restored.state), numbers(state))
+        assert restored.position == position != Position()
+        for array, like in zip(
+            jax.tree.leaves(restored.state), jax.tree.leaves(run.like), strict=True
+        ):
+            assert array.sharding == like.sharding
+        state, position, made = run.train(restored.state, restored.position, updates)
+        losses += made
+        step += updates
+    assert losses == pytest.approx(on_one_device(), rel=tiny.FLOAT32)
