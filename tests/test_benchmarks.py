@@ -59,7 +59,7 @@ def test_help_has_the_docstring(
 
 def test_every_comparison_is_tried_here() -> None:
     compared = {name.partition(",")[0] for name in compare.PROGRAMS}
-    others = {"compare", "input", "tpu_estimate"}
+    others = {"compare", "input", "tpu_estimate", "pods"}
     assert compared == set(FLAGS) == set(PROGRAMS) - others
 
 

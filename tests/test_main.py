@@ -169,7 +169,8 @@ def test_metrics_are_one_line_per_step_in_two_groups(home: Home) -> None:
     text = (home.run / "metrics.jsonl").read_text()
     lines = [json.loads(line) for line in text.splitlines()]
     assert [line["step"] for line in lines] == list(range(1, 61))
-    names = {"loss", "grad_norm", "lr", "tokens", "skipped"}
+    names = {"loss", "grad_norm", "lr", "tokens", "skipped", "reason"}
+    names |= {"skipped_in_row", "mean_loss"}
     for line in lines:
         validated = {"valid_nll"} if line["step"] in (30, 60) else set()
         assert set(line) == {"step", "exact", "timing"}

@@ -217,7 +217,9 @@ the chips' peak.
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", default="", choices=["", *TITLES])
     parser.add_argument("--rows", type=int, default=1000)
     given = parser.parse_args()

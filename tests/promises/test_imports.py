@@ -19,8 +19,8 @@ ROWS = """
     data.facts convert.words
     model.config
     roofline data.corpora sharding kernels.xla kernels.softmax kernels.skew
-    kernels.tpu_blocks kernels.tiles kernels.decode kernels.sharded kernels.adaptive
-    kernels.tpu_tiles kernels.tpu_scores
+    kernels.tpu_blocks kernels.tiles kernels.decode kernels.sharded
+    kernels.adaptive kernels.tpu_tiles kernels.tpu_scores
     kernels.tpu_forward kernels.tpu_backward
     kernels.tpu
     convert.embedding model.positions model.memory model.initializers model.dropout

@@ -59,7 +59,8 @@ class Run:
     def __init__(self, sizes: tuple[int, int, int]):
         devices = jax.devices()[: int(np.prod(sizes))]
         self.mesh = make_mesh(MeshConfig(*sizes), devices)
-        self.init, self.like, self.step = make_step(CONFIG, self.mesh)
+        self.init, places, self.step = make_step(CONFIG, self.mesh)
+        self.like = checkpoint.abstract(jax.eval_shape(self.init), places)
         rows = host_rows(self.mesh, CONFIG.train.batch_size, "train.batch_size")
         self.streams = make_streams(CONFIG.train, TEXT, rows)
 
