@@ -1,19 +1,22 @@
 #!/usr/bin/env bash
 # Trains on a Cloud TPU slice: creates it as a queued resource, waits for it, installs
-# the package on all workers, trains, follows the log, and deletes it. When the slice is
-# taken away, or the training says "again" (75), it does so again; the training resumes
-# by itself from its workdir.
+# the package on all workers, mounts the share that holds the workdir, trains, follows
+# the log, and deletes it. When the slice is taken away, or the training says "again"
+# (75), it does so again; the training resumes by itself from its workdir.
 set -euo pipefail
 
 usage() {
   cat <<'EOF'
-usage: launch/tpu_vm.sh --name=NAME --zone=ZONE --accelerator_type=TYPE [flags] -- \
-           --config=experiments/wt103.py --workdir=gs://BUCKET/wt103 [training flags]
+usage: launch/tpu_vm.sh --name=NAME --zone=ZONE --accelerator_type=TYPE \
+           --nfs=ADDRESS:/SHARE [flags] -- \
+           --config=experiments/wt103.py --workdir=/mnt/txl/wt103 [training flags]
        launch/tpu_vm.sh --name=NAME --zone=ZONE --delete
 
   --name=NAME              of the queued resource and of its node
   --zone=ZONE              such as us-west4-a
   --accelerator_type=TYPE  such as v5litepod-8, v5litepod-16, v4-32, v5p-8, v6e-8
+  --nfs=ADDRESS:/SHARE     of Filestore or any other NFS server in the slice's network;
+                           every machine mounts it at /mnt/txl, where the workdir is
   --runtime_version=NAME   the machine's image (default: the one for its type)
   --project=PROJECT        (default: gcloud's)
   --spot                   cheap machines that may be taken away at any time
@@ -33,7 +36,7 @@ say() { echo "tpu_vm.sh: $*" >&2; }
 fail() { say "$2"; exit "$1"; }
 mistake() { fail 2 "$1; see --help"; }
 
-name='' zone='' accelerator_type='' runtime_version='' project='' max_restarts=100
+name='' zone='' accelerator_type='' nfs='' runtime_version='' project='' max_restarts=100
 spot=0 keep=0 delete=0 dry_run=0
 training=() where=()
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -46,8 +49,8 @@ parse() {
   while (($#)); do
     case $1 in
       --help | -h) usage; exit 0 ;;
-      --name=* | --zone=* | --accelerator_type=* | --runtime_version=* | --project=* | \
-        --max_restarts=*)
+      --name=* | --zone=* | --accelerator_type=* | --nfs=* | --runtime_version=* | \
+        --project=* | --max_restarts=*)
         local flag=${1%%=*}
         printf -v "${flag#--}" %s "${1#*=}"
         ;;
@@ -76,6 +79,8 @@ check() {
     mistake "gcloud is not on PATH: install the Google Cloud SDK"
   ((delete)) && return
   require accelerator_type "$accelerator_type" 'v[0-9][a-z]*-[0-9]+' v5litepod-8
+  [[ -z $nfs ]] ||
+    require nfs "$nfs" '[A-Za-z0-9.-]+:(/[A-Za-z0-9._-]+)+' 10.0.0.2:/share
   require max_restarts "$max_restarts" '[0-9]+' 100
   [[ -n $runtime_version ]] || choose_runtime
   check_training
@@ -107,10 +112,16 @@ check_training() {
   ((${#training[@]})) || mistake "after -- the training's flags are missing"
   workdir=$(training_flag workdir)
   config=$(training_flag config)
-  [[ -n $workdir ]] || mistake "after -- there is no --workdir=gs://BUCKET/FOLDER"
-  if [[ $workdir != gs://?* ]]; then
-    ((spot)) && mistake "--workdir=$workdir is lost with a spot machine: use gs://"
-    ((keep)) || mistake "--workdir=$workdir is deleted with the machine: use gs:// or --keep"
+  [[ -n $workdir ]] || mistake "after -- there is no --workdir=/mnt/txl/FOLDER"
+  if [[ $workdir == *://* ]]; then
+    mistake "--workdir=$workdir is no folder: use one below /mnt/txl, and --nfs"
+  elif [[ $workdir == /mnt/txl/?* ]]; then
+    [[ -n $nfs ]] || mistake "--workdir=$workdir is on no share: give --nfs=ADDRESS:/SHARE"
+  else
+    # With --keep too: a spot slice that was taken away is created anew.
+    ((spot)) && mistake "--workdir=$workdir is lost with a spot machine: use /mnt/txl/, and --nfs"
+    ((keep)) || mistake "--workdir=$workdir is deleted with the machine: use /mnt/txl/, \
+and --nfs; or --keep"
   fi
   [[ -z $config || -f $root/experiments/$config.py || \
     -f $root/experiments/ablations/$config.py || \
@@ -203,9 +214,11 @@ pack() {  # the checkout and the command, which thus no shell on the way reads
 }
 
 set_up() {
+  local mount=''
+  [[ -z $nfs ]] || mount="$worker mount $nfs && "
   cloud compute tpus tpu-vm scp "$scratch/txl_jax.tar.gz" "$name:" --worker=all \
     "${where[@]}" &&
-    on_workers all "mkdir -p txl_jax && tar -xzf txl_jax.tar.gz -C txl_jax && $worker install"
+    on_workers all "mkdir -p txl_jax && tar -xzf txl_jax.tar.gz -C txl_jax && $mount$worker install"
 }
 
 start() { on_workers all "$worker start"; }

@@ -2,6 +2,7 @@
 # What tpu_vm.sh calls over ssh on each worker of a slice. Training runs detached, so a
 # lost connection costs nothing, and every verb may be called a second time.
 #
+#   mount SHARE   ADDRESS:/SHARE at /mnt/txl, unless it is there
 #   install       Python and the package, unless they are there
 #   start         train.sh in the background, unless it runs
 #   follow LINES  the log from LINES (+1, or the newest N) until the training ends
@@ -12,6 +13,35 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 python=3.12           # the images' own is too old for jax
 finish_seconds=${TPU_WORKER_FINISH_SECONDS:-300}  # jax takes 100 to notice a lost peer
+folder=${TPU_WORKER_FOLDER:-/mnt/txl}
+
+fail() { echo "tpu_worker.sh: $HOSTNAME: $1" >&2; exit 1; }
+last() { tail --lines=1 <<<"${1:-no answer}"; }
+
+# Servers of NFS 3, such as Filestore's basic tiers, never hear that a machine which held
+# a lock was taken away; so there locks are the machine's own. NFS 4 ignores `nolock`.
+mount() {
+  local there said
+  there=$(findmnt --noheadings --output=SOURCE --mountpoint="$folder") || true
+  if [[ -z $there ]]; then
+    command -v mount.nfs >/dev/null || said=$(install_nfs 2>&1) ||
+      fail "nfs-common cannot be installed: $(last "$said")"
+    said=$(sudo mkdir -p "$folder" 2>&1 &&
+      sudo timeout 120 mount -t nfs -o nolock,retry=0 "$1" "$folder" 2>&1) ||
+      fail "$1 cannot be mounted at $folder: $(last "$said")"
+  elif [[ $there != "$1" ]]; then
+    fail "$1 cannot be mounted at $folder: $there is there already"
+  fi
+  # A fresh share is root's.
+  [[ -w $folder ]] || sudo chmod 777 "$folder" 2>/dev/null || true
+  [[ -w $folder ]] || fail "$1 cannot be written to: its server allows neither this user nor root"
+}
+
+install_nfs() {  # a machine that has just started may be installing other things
+  sudo apt-get -o DPkg::Lock::Timeout=300 --quiet --quiet update &&
+    sudo env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 \
+      --quiet --quiet --yes install nfs-common
+}
 
 install() {
   cmp --quiet setup.py .installed && return
@@ -33,6 +63,7 @@ start() {
 
 train() {
   local status=0
+  umask 0  # on the share, for machines may number the user differently
   trap : TERM  # it is meant for the program, whose status is to be kept
   bash train.sh || status=$?
   echo "$status" >train.status

@@ -104,6 +104,41 @@ def python3(arguments: list[str]) -> int:
     return 0
 
 
+def sudo(arguments: list[str]) -> int:
+    return subprocess.call(arguments)
+
+
+def findmnt(arguments: list[str]) -> int:
+    mounted = Path(os.environ["HOME"]) / "mounted"
+    if not mounted.exists():
+        return 1
+    print(mounted.read_text())
+    return 0
+
+
+def mount(arguments: list[str]) -> int:
+    """Mounts a share, or fails as a server that does not have it."""
+    *_, share, folder = arguments
+    home = Path(os.environ["HOME"])
+    if share.endswith("/gone"):
+        print("a warning\nmount.nfs: No such file or directory", file=sys.stderr)
+        return 32
+    if not Path(folder).is_dir():
+        return 1
+    (home / "mounted").write_text(share)
+    Path(folder).chmod(0o555)  # a fresh one is another's
+    record(["mounted", home.name, *arguments])
+    return 0
+
+
+def apt_get(arguments: list[str]) -> int:
+    record(["apt-get", *arguments])
+    if "install" in arguments and os.environ.get("NO_PACKAGES"):
+        print("E: Unable to locate package nfs-common", file=sys.stderr)
+        return 100
+    return 0
+
+
 def training(arguments: list[str]) -> int:
     """Does what `exits` has next: a status, `preempted`, `hangs` or `slow`."""
     place = os.environ.get("SLURM_PROCID") or Path(os.environ["HOME"]).name
@@ -145,8 +180,12 @@ def main() -> int:
     plays: dict[str, Callable[[list[str]], int]] = {
         play.__name__: play for play in (gcloud, srun, squeue, scontrol)
     }
-    if program in ("training", "python3"):
-        return {"training": training, "python3": python3}[program](arguments)
+    machine: dict[str, Callable[[list[str]], int]] = {
+        "apt-get": apt_get,
+        **{play.__name__: play for play in (findmnt, mount, python3, sudo, training)},
+    }
+    if program in machine:
+        return machine[program](arguments)
     record([program, *arguments])
     stumble(arguments)
     status = plays[program](arguments)

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,7 @@ def test_so_does_a_machine_that_is_taken_away(code: int) -> None:
     assert fate(code, disrupted=True) == "RestartJobSetAndIgnoreMaxRestarts"
 
 
-@pytest.mark.parametrize("code", [1, 2, 137])
+@pytest.mark.parametrize("code", [1, 2, 76, 130, 137])
 def test_any_other_status_ends_it_at_once(code: int) -> None:
     assert fate(code) == "FailJobSet"
 
@@ -111,3 +112,27 @@ def test_the_program_takes_the_flags() -> None:
     assert container["image"].endswith(":tpu")
     arguments: list[Any] = container["args"]
     assert flags.parse(arguments, list(main.MODES)).mode == "train"
+
+
+def test_the_workdir_is_on_a_volume_of_all_machines() -> None:
+    """The one that the README says how to claim."""
+    (container,) = POD["containers"]
+    (mount,) = container["volumeMounts"]
+    (volume,) = POD["volumes"]
+    how = flags.parse(container["args"], list(main.MODES))
+    assert str(how.workdir).startswith(mount["mountPath"] + "/")
+    assert mount["name"] == volume["name"]
+    text = (world.ROOT / "launch/README.md").read_text("utf-8")
+    (block,) = re.findall(r"```yaml\n(.*?)```", text, re.S)
+    storage, claim = yaml.safe_load_all(block)
+    assert storage["kind"] == "StorageClass"
+    assert claim["kind"] == "PersistentVolumeClaim"
+    assert claim["spec"]["storageClassName"] == storage["metadata"]["name"]
+    assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
+    claimed = volume["persistentVolumeClaim"]
+    assert claimed == {"claimName": claim["metadata"]["name"]}
+
+
+def test_the_images_user_may_write_there() -> None:
+    text = (world.ROOT / "launch/Dockerfile").read_text("utf-8")
+    assert f"--uid {POD['securityContext']['fsGroup']} " in text

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from pathlib import Path
 
 import pytest
 
@@ -52,6 +53,14 @@ def test_the_first_command_fits_the_slice() -> None:
     begin = command.index("--") + 1
     how = flags.parse(command[begin:], list(main.MODES)).config
     assert how.train.batch_size % 16 == how.eval.streams % 16 == 0
+
+
+def test_the_first_command_can_be_run(tmp_path: Path) -> None:
+    (command,) = [c for c in COMMANDS if "--spot" in c]
+    program, *rest = command
+    assert program == "launch/tpu_vm.sh"
+    result = world.run(world.make(tmp_path), "tpu_vm.sh", "--dry_run", *rest)
+    assert result.returncode == 0, result.stderr
 
 
 def estimate(name: str) -> tuple[int, float, float]:

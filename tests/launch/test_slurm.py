@@ -65,7 +65,8 @@ def test_again_is_requeued(
 
 
 @pytest.mark.parametrize(
-    "ends, status", [((75, 1), 1), ((2, 75), 2), ((134, 134), 134)]
+    "ends, status",
+    [((75, 1), 1), ((2, 75), 2), ((76, 76), 76), ((130, 75), 130), ((134, 134), 134)],
 )
 def test_any_other_status_is_not(
     cluster: dict[str, str], tmp_path: Path, ends: tuple[int, int], status: int

@@ -11,13 +11,18 @@ import pytest
 
 from tests.launch import world
 
-TRAIN = ["--config=experiments/wt103.py", "--workdir=gs://bucket/wt103"]
-FLAGS = ["--name=my-run", "--zone=us-west4-a", "--accelerator_type=v5litepod-16"]
+TRAIN = ["--config=experiments/wt103.py", "--workdir=/mnt/txl/wt103"]
+FLAGS = [
+    "--name=my-run",
+    "--zone=us-west4-a",
+    "--accelerator_type=v5litepod-16",
+    "--nfs=10.0.0.2:/share",
+]
 
 
 @pytest.fixture
 def cloud(tmp_path: Path) -> dict[str, str]:
-    return world.make(tmp_path, "gcloud", "python3")
+    return world.make(tmp_path, "gcloud", *world.MACHINE)
 
 
 def train(
@@ -103,7 +108,8 @@ def test_again_goes_on_where_the_slice_is_still_there(
 
 
 @pytest.mark.parametrize(
-    "ends, status", [((2, 75), 2), ((75, 1), 1), ((134, 134), 134)]
+    "ends, status",
+    [((2, 75), 2), ((75, 1), 1), ((76, 76), 76), ((130, 75), 130), ((134, 134), 134)],
 )
 def test_any_other_status_ends(
     cloud: dict[str, str], tmp_path: Path, ends: tuple[int, int], status: int
@@ -128,6 +134,86 @@ def test_restarts_are_bounded(cloud: dict[str, str], tmp_path: Path) -> None:
     assert train(cloud, "--max_restarts=1").returncode == 75
     assert len(world.calls(tmp_path, "training", "txl_jax.main")) == 4
     assert len(world.calls(tmp_path, "delete")) == 1
+
+
+def test_every_machine_mounts_the_share_once(
+    cloud: dict[str, str], tmp_path: Path
+) -> None:
+    world.plan(tmp_path, (75, 75), (0, 0))
+    result = train(cloud, "--keep")
+    assert result.returncode == 0, result.stderr
+    assert "restart 1" in result.stderr
+    mount = ["-t", "nfs", "-o", "nolock,retry=0", "10.0.0.2:/share", "share"]
+    mounted = sorted(world.calls(tmp_path, "mounted"))
+    assert mounted == [["mounted", place, *mount] for place in ("0", "1")]
+
+
+@pytest.mark.skipif(not os.geteuid(), reason="root may write anywhere")
+def test_a_fresh_share_is_made_writable(cloud: dict[str, str], tmp_path: Path) -> None:
+    world.plan(tmp_path, (0, 0))
+    assert train(cloud, "--keep").returncode == 0
+    modes = {path.stat().st_mode & 0o777 for path in tmp_path.rglob("share")}
+    assert modes == {0o777}
+
+
+def test_what_is_missing_to_mount_is_installed(tmp_path: Path) -> None:
+    cloud = world.make(tmp_path, "gcloud", *world.MACHINE)
+    world.plan(tmp_path, (0, 0))
+    assert train(cloud).returncode == 0
+    assert len(world.calls(tmp_path, "apt-get", "install", "nfs-common")) == 2
+
+
+def test_nothing_is_installed_that_is_there(tmp_path: Path) -> None:
+    cloud = world.make(tmp_path, "gcloud", *world.MACHINE, "mount.nfs")
+    world.plan(tmp_path, (0, 0))
+    assert train(cloud).returncode == 0
+    assert not world.calls(tmp_path, "apt-get")
+
+
+SPOILED = {
+    "10.0.0.2:/gone cannot be mounted at share: mount.nfs: No such file or directory": (
+        {"FLAG": "--nfs=10.0.0.2:/gone"}
+    ),
+    "nfs-common cannot be installed: E: Unable to locate package nfs-common": (
+        {"NO_PACKAGES": "1"}
+    ),
+}
+
+
+@pytest.mark.parametrize("message", SPOILED)
+def test_a_share_that_cannot_be_mounted_ends_before_training(
+    cloud: dict[str, str], tmp_path: Path, message: str
+) -> None:
+    spoiled = dict(SPOILED[message])
+    result = train({**cloud, **spoiled}, *filter(None, [spoiled.get("FLAG")]))
+    assert result.returncode == 1
+    said = result.stderr.splitlines()
+    for place in ("0", "1"):
+        assert said.count(f"tpu_worker.sh: worker-{place}: {message}") == 5, "attempts"
+    assert "a warning" not in result.stderr
+    assert not world.calls(tmp_path, "training", "txl_jax.main")
+    assert len(world.calls(tmp_path, "delete")) == 1, "it costs no more"
+
+
+def test_another_share_in_its_place_is_not_taken(
+    cloud: dict[str, str], tmp_path: Path
+) -> None:
+    world.plan(tmp_path, (0, 0))
+    assert train(cloud, "--keep").returncode == 0
+    result = train(cloud, "--keep", "--nfs=10.0.0.3:/share")
+    assert result.returncode == 1
+    assert "at share: 10.0.0.2:/share is there already" in result.stderr
+
+
+def test_without_a_share_nothing_is_mounted(
+    cloud: dict[str, str], tmp_path: Path
+) -> None:
+    world.plan(tmp_path, (0, 0))
+    local = ["--config=wt103", "--workdir=runs/wt103"]
+    result = world.run(cloud, "tpu_vm.sh", *FLAGS[:3], "--keep", "--", *local)
+    assert result.returncode == 0, result.stderr
+    assert not world.calls(tmp_path, "mounted")
+    assert not world.calls(tmp_path, "apt-get")
 
 
 @pytest.mark.parametrize("failures, status", [(1, 0), (3, 1)])
@@ -239,10 +325,11 @@ def test_dry_run_prints_the_commands_and_runs_none(tmp_path: Path) -> None:
     assert {command[1] for command in commands} == {"gcloud"}
     verbs = [command[5] for command in commands]
     assert verbs == ["create", "scp", "ssh", "ssh", "ssh", "ssh", "delete"]
+    assert "tpu_worker.sh mount 10.0.0.2:/share && " in commands[2][-1]
     assert not world.calls(tmp_path)
 
 
-NAME, ZONE, TYPE = FLAGS
+NAME, ZONE, TYPE, NFS = FLAGS
 MISTAKES = {
     "--name is missing": [ZONE, TYPE, "--", *TRAIN],
     "--zone is missing": [NAME, TYPE, "--", *TRAIN],
@@ -256,9 +343,15 @@ MISTAKES = {
     "unknown flag '--config=wt103'": [*FLAGS, "--config=wt103"],
     "flags are missing": [*FLAGS],
     "there is no --workdir": [*FLAGS, "--", "--config=wt103"],
+    "--nfs=/share is none": [*FLAGS, "--nfs=/share", "--", *TRAIN],
+    "--nfs=a:/b;c is none": [*FLAGS, "--nfs=a:/b;c", "--", *TRAIN],
+    "is on no share: give --nfs": [NAME, ZONE, TYPE, "--keep", "--", *TRAIN],
+    "--workdir=gs://b/w is no folder": [*FLAGS, "--", "--workdir=gs://b/w"],
+    "=gs://b/x is no folder": [*FLAGS, "--keep", "--", "--workdir", "gs://b/x"],
     "is lost with a spot": [*FLAGS, "--spot", "--keep", "--", "--workdir=runs/x"],
     "is deleted with the machine": [*FLAGS, "--", "--workdir", "runs/x"],
-    "is no experiment": [*FLAGS, "--", "--config=wt104", "--workdir=gs://b/w"],
+    "=/mnt/txl/ is deleted": [*FLAGS, "--", "--workdir=/mnt/txl/"],
+    "is no experiment": [*FLAGS, "--", "--config=wt104", "--workdir=/mnt/txl/w"],
 }
 
 

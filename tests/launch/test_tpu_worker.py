@@ -11,6 +11,7 @@ from tests.launch import world
 
 PROGRAM = """
 trap 'echo a checkpoint; exit 75' TERM
+umask
 echo begun
 while :; do sleep 0.05; done
 """
@@ -34,4 +35,6 @@ def test_sigterm_to_all_leaves_the_programs_own_status(tmp_path: Path) -> None:
     assert ask("status") == "txl_jax-status running\n"
     os.killpg(int((tmp_path / "train.pid").read_text()), signal.SIGTERM)
     assert ask("finish").splitlines()[-1] == "txl_jax-status 75"
-    assert "a checkpoint" in log.read_text()
+    lines = log.read_text().splitlines()
+    assert "a checkpoint" in lines
+    assert lines[0] == "0000", "the umask: every machine may write what it makes"

@@ -10,6 +10,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 STANDIN = Path(__file__).with_name("standin.py")
 QUICK = {"TPU_VM_POLL_SECONDS": "0", "TPU_WORKER_FINISH_SECONDS": "2"}
+MACHINE = ("python3", "sudo", "findmnt", "mount", "apt-get")  # a worker's programs
 
 
 def make(folder: Path, *programs: str) -> dict[str, str]:
@@ -24,7 +25,13 @@ def make(folder: Path, *programs: str) -> dict[str, str]:
         )
         path.chmod(0o755)
     path_variable = f"{bin_folder}:/usr/bin:/bin"
-    return {"PATH": path_variable, "WORLD": str(folder), "TMPDIR": str(folder), **QUICK}
+    return {
+        "PATH": path_variable,
+        "WORLD": str(folder),
+        "TMPDIR": str(folder),
+        "TPU_WORKER_FOLDER": "share",  # in each machine's home
+        **QUICK,
+    }
 
 
 def plan(folder: Path, *runs: tuple[Any, ...]) -> None:
