@@ -181,11 +181,6 @@ def sum_gradients(
             (nll, memory), grads = grad(params, memory, segment, key)
         return Total(nll, jnp.sum(segment.weights_SBL), grads), memory
 
-    if G == C == 1:  # nothing to add up, and a second array of gradients saved
-        only = jax.tree.map(lambda x: x[0], group)
-        key = jax.random.fold_in(jax.random.fold_in(key, 0), 0)
-        return sum_chunk(key, memory, only)
-
     def accumulate(
         key: Array, total: Total, memory: Memory, segment: Segment
     ) -> tuple[Total, Memory]:
