@@ -27,7 +27,7 @@ class Fastest(NamedTuple):
 
 
 # Where a kernel agrees with the oracle and is faster: measured on the CPU
-# (experiments/benchmarks/results.md), for TPUs as their compiler estimates it
+# (experiments/benchmarks/results.jsonl), for TPUs as their compiler estimates it
 # (experiments/benchmarks/tpu_estimate.md). Everywhere else, GPUs among them, `xla`.
 FASTEST = {
     "cpu": Fastest("chunked", "xla"),
