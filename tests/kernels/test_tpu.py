@@ -98,7 +98,7 @@ CASES = [
     (2, 1, 33, 31, 8, 32, 128, "same_length", 0.0),
     (1, 2, 20, 0, 5, 16, 128, "full", 0.5),  # no memory
     (2, 1, 1, 50, 8, 32, 128, "random", 0.0),  # one query
-    (2, 2, 150, 150, 41, 304, 256, "random", 0.1),  # one tile, two strips
+    (1, 2, 150, 150, 41, 304, 256, "random", 0.1),  # one tile, two strips
     (1, 1, 140, 130, 16, 144, 256, "random", 0.1),  # padded lanes, two strips
     (1, 1, 256, 128, 16, 128, 128, "random", 0.1),  # no padding at all
 ]

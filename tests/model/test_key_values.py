@@ -3,6 +3,7 @@
 Dims: B streams, L segment, M memory, V vocabulary.
 """
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -28,14 +29,15 @@ VARIANTS: list[dict[str, Any]] = [
 ]
 
 
-def read(config: ModelConfig, params: Any, *args: Any, **more: Any) -> Any:
-    """Returns (log-probabilities, memory) of a model whose layers are apart."""
+@functools.cache
+def read(config: ModelConfig) -> Any:
+    """Returns the function that gives (log-probabilities, memory), its layers apart."""
 
     def logits(params: Any, *args: Any, **more: Any) -> Any:
         model = TransformerXL(config, stacked=False)
         return model.apply({"params": params}, *args, method="logits", **more)
 
-    return tiny.jit(logits)(params, *args, **more)
+    return tiny.jit(logits)
 
 
 @pytest.mark.parametrize("changes", VARIANTS, ids=str)
@@ -60,7 +62,7 @@ def test_segments_then_tokens_read_as_with_memory(changes: dict[str, Any]) -> No
         expected_BLV, memory = tiny.apply(
             config, params, tokens_BL, memory, method="logits", **more
         )
-        logits_BLV, kept = read(config, apart, tokens_BL, kept, **more)
+        logits_BLV, kept = read(config)(apart, tokens_BL, kept, **more)
         real_BL1 = (np.arange(L) < more["length_B"][:, None])[..., None]
         tiny.assert_close(
             np.where(real_BL1, logits_BLV, 0), np.where(real_BL1, expected_BLV, 0)
@@ -72,6 +74,6 @@ def test_segments_then_tokens_read_as_with_memory(changes: dict[str, Any]) -> No
         expected_B1V, memory = tiny.apply(
             config, params, token_B1, memory, method="logits"
         )
-        logits_B1V, ring = read(config, apart, token_B1, ring)
+        logits_B1V, ring = read(config)(apart, token_B1, ring)
         tiny.assert_close(logits_B1V, expected_B1V)
         np.testing.assert_array_equal(ring.filled_B, memory.filled_B)
