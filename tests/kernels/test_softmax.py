@@ -36,9 +36,7 @@ def small_blocks(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Blocks of every shape: of one score, that divide nothing, and of everything."""
-    block, rows = request.param
-    monkeypatch.setattr(softmax, "BLOCK", block)
-    monkeypatch.setattr(softmax, "MOST_ROWS", rows)
+    monkeypatch.setattr(softmax, "CPU", softmax.Block(*request.param))
 
 
 def value_and_gradient(config: ModelConfig, method: str, targets_BL: Any) -> Any:
@@ -120,7 +118,7 @@ def test_nothing_as_large_as_the_logits_is_stored(name: str) -> None:
     compiled = lowered.compile()
     shapes = re.findall(r"f32\[([\d,]+)\]", compiled.as_text() or "")
     largest = max(math.prod(map(int, shape.split(","))) for shape in shapes)
-    assert largest <= max(softmax.BLOCK, V * D)
+    assert largest <= max(softmax.CPU.scores, V * D)
     memory: Any = compiled.memory_analysis()
     assert memory.temp_size_in_bytes < 0.1 * 4 * T * V
 
@@ -141,8 +139,7 @@ def test_the_vocabulary_may_be_split_over_devices(
     name: str, mesh: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Value and gradients are one device's, and no device sees all rows at once."""
-    monkeypatch.setattr(softmax, "MOST_ROWS", 3)
-    monkeypatch.setattr(softmax, "BLOCK", 15)
+    monkeypatch.setattr(softmax, "CPU", softmax.Block(15, 3))
     config, devices = SPLIT[name], make_mesh(MeshConfig(*mesh))
     params = tiny.make_params(config)["embedding"]
     rng = np.random.default_rng(0)

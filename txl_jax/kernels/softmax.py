@@ -22,11 +22,29 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-# Scores in a block: 4 MiB of float32, so that a cache nearly holds it. Many rows and
-# few tokens, since a rare cluster has few: with 4,096 rows, and so 256 tokens, a step
-# of the paper's model for WikiText-103 takes 1.13 times as long.
-BLOCK = 1 << 20
-MOST_ROWS = 1 << 14
+
+class Block(NamedTuple):
+    """How many scores there are at most in a block, and of how many rows."""
+
+    scores: int
+    rows: int
+
+
+# A CPU's cache nearly holds 4 MiB of float32. Many rows and few tokens, since a rare
+# cluster has few: with 4,096 rows, and so 256 tokens, a step of the paper's model for
+# WikiText-103 takes 1.13 times as long.
+CPU = Block(1 << 20, 1 << 14)
+# Elsewhere a block's rows and their gradient come from the device's memory and go back
+# there for each block of tokens, some 10 E bytes per row: with 1,024 tokens that is
+# less per score than what the scores themselves move, for E up to about 2,000.
+ACCELERATOR = Block(1 << 22, 1 << 12)
+
+
+def most() -> Block:
+    """Returns the greatest block on the kind of device that the trace is for."""
+    mesh = jax.sharding.get_abstract_mesh()
+    device = mesh.abstract_device or jax.devices()[0]
+    return CPU if device.device_kind == "cpu" else ACCELERATOR
 
 
 class Rows(NamedTuple):
@@ -64,9 +82,10 @@ class Tokens(NamedTuple):
 
 
 def token_block(clusters: tuple[Cluster, ...], T: int) -> int:
-    """Returns X: with most rows a block's scores are BLOCK numbers."""
-    most = max(rows.high - rows.low for cluster in clusters for rows in cluster)
-    return min(T, max(BLOCK // min(most, MOST_ROWS), 1))
+    """Returns X: a block with most rows has the greatest number of scores."""
+    block = most()
+    V = max(rows.high - rows.low for cluster in clusters for rows in cluster)
+    return min(T, max(block.scores // min(V, block.rows), 1))
 
 
 def visit_tokens(tokens: Tokens, X: int, visit: Callable[..., Any], carry: Any) -> Any:
@@ -99,7 +118,7 @@ def visit_rows(
     it has again is not new. target_Y is what the rows stand for, -1 for old ones.
     """
     low, high, first = own_rows(rows, V, axis)
-    Y = min(rows.high - rows.low, V, MOST_ROWS)
+    Y = min(rows.high - rows.low, V, most().rows)
 
     def turn(k: Array, carry: Any) -> Any:
         row = jnp.maximum(jnp.minimum(low + k * Y, high - Y), 0)
