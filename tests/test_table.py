@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from txl_jax import ablation, table
+from txl_jax import ablation, outcome, table
 from txl_jax import config as configs
 from txl_jax.ablation import TABLES, TableConfig
 from txl_jax.config import Config
@@ -106,46 +106,45 @@ def test_attention_has_the_length_that_is_asked() -> None:
 # Comparisons
 
 
-def outcome(*ppl: float, longer: float = 1.0) -> ablation.Outcome:
+def made(*ppl: float, longer: float = 1.0) -> outcome.Outcome:
     """Returns an outcome: each seed's perplexity; 32 tokens have `longer` times it."""
     nlls = [{16: float(np.log(x)), 32: float(np.log(x * longer))} for x in ppl]
-    return ablation.summarise(nlls, 16)
+    return outcome.summarise(nlls, 16)
 
 
 def test_the_shortest_length_that_reaches_the_best_is_found() -> None:
     nlls = [{16: np.log(30.0), 32: np.log(20.0), 48: np.log(19.999), 64: np.log(21.0)}]
-    found = ablation.summarise(nlls, 16)
+    found = outcome.summarise(nlls, 16)
     assert found.best_len == 32
     assert found.init.mean == pytest.approx(30)
     assert found.best.mean == pytest.approx(20)
     assert found.gain.mean == pytest.approx(10)
 
 
-def verdicts(**rows: ablation.Outcome) -> dict[str, str]:
-    compared = ablation.compare(6, rows)
+def verdicts(**rows: outcome.Outcome) -> dict[str, str]:
+    compared = outcome.compare(6, rows)
     return {each.what.split("`")[1]: each.verdict for each in compared[: len(rows) - 1]}
 
 
 def test_less_than_the_spread_is_no_difference() -> None:
-    first = outcome(10.0, 10.2, 10.4)
-    assert verdicts(wt103_128m=first, wt103_shaw=outcome(10.5, 10.55, 10.6)) == {
+    first = made(10.0, 10.2, 10.4)
+    assert verdicts(wt103_128m=first, wt103_shaw=made(10.5, 10.55, 10.6)) == {
         "wt103_shaw": "no difference"
     }
-    assert verdicts(wt103_128m=first, wt103_shaw=outcome(10.7, 10.7, 10.7)) == {
+    assert verdicts(wt103_128m=first, wt103_shaw=made(10.7, 10.7, 10.7)) == {
         "wt103_shaw": "as the paper"
     }
-    assert verdicts(wt103_128m=first, wt103_shaw=outcome(9.5, 9.5, 9.5)) == {
+    assert verdicts(wt103_128m=first, wt103_shaw=made(9.5, 9.5, 9.5)) == {
         "wt103_shaw": "against the paper"
     }
     assert (
-        "one seed"
-        in verdicts(wt103_128m=outcome(1.0), wt103_shaw=outcome(2.0))["wt103_shaw"]
+        "one seed" in verdicts(wt103_128m=made(1.0), wt103_shaw=made(2.0))["wt103_shaw"]
     )
 
 
 def test_a_row_is_compared_with_the_nearest_above_that_was_made() -> None:
-    one, other = outcome(10.0, 10.1), outcome(12.0, 12.1)
-    found = ablation.compare(6, {"wt103_no_recurrence": one, "wt103_vaswani": other})
+    one, other = made(10.0, 10.1), made(12.0, 12.1)
+    found = outcome.compare(6, {"wt103_no_recurrence": one, "wt103_vaswani": other})
     assert found[0].what == "`wt103_vaswani` instead of `wt103_no_recurrence`"
     assert found[0].cost == pytest.approx(2.0)
     assert found[0].paper == pytest.approx(30.97 - 29.02)
@@ -153,11 +152,11 @@ def test_a_row_is_compared_with_the_nearest_above_that_was_made() -> None:
 
 def test_longer_attention_is_compared_within_each_run() -> None:
     # The seeds lie far apart, and yet each gains 2 %.
-    found = ablation.compare(6, {"wt103_128m": outcome(10.0, 12.0, longer=0.98)})
+    found = outcome.compare(6, {"wt103_128m": made(10.0, 12.0, longer=0.98)})
     assert found[0].cost == pytest.approx(-0.22)
     assert found[0].spread == pytest.approx(0.04)
     assert found[0].verdict == "as the paper"
-    none = ablation.compare(6, {"wt103_128m": outcome(10.0, 12.0, longer=1.1)})
+    none = outcome.compare(6, {"wt103_128m": made(10.0, 12.0, longer=1.1)})
     assert none[0].verdict == "no difference"
 
 
@@ -198,9 +197,10 @@ def test_the_same_command_goes_on_and_ends_in_the_table(tmp_path: Path) -> None:
     assert result["outcomes"]["wt103_128m"]["seeds"] == 2
     assert (tmp_path / "table6.png").stat().st_size > 1000
     lines = (tmp_path / "table6.md").read_text("utf-8").splitlines()
-    assert lines[2].startswith("| `wt103_128m` | yes | ours | full | 20.")
-    assert lines[2].endswith("| 16 | 27.02 | 26.77 | 500 |")
-    assert "`wt103_al_rfou` instead of `wt103_128m`" in lines[7]
+    assert "trained for 40 updates of 32 streams on corpus `stdlib`" in lines[0]
+    assert lines[4].startswith("| `wt103_128m` | yes | ours | full | 20.")
+    assert lines[4].endswith("| 16 | 27.02 | 26.77 | 500 |")
+    assert "`wt103_al_rfou` instead of `wt103_128m`" in lines[9]
     # Another number of steps is another run.
     table.run(
         dataclasses.replace(how, steps=80, seeds=1), tmp_path / "b", {}, learner([])

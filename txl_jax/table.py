@@ -16,14 +16,15 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from txl_jax import ablation
 from txl_jax import config as configs
-from txl_jax.ablation import Outcome, TableConfig
+from txl_jax import outcome
+from txl_jax.ablation import TableConfig
 from txl_jax.config import Config
 from txl_jax.data.tokens import Tokens
 from txl_jax.distributed import is_first
 from txl_jax.errors import UserError
 from txl_jax.evaluate.perplexity import EvalConfig, make_evaluate
+from txl_jax.outcome import Outcome
 from txl_jax.preemption import stop
 from txl_jax.report.dots import plot_rows
 from txl_jax.report.writer import say, to_json
@@ -207,7 +208,7 @@ def run(
         for row in rows:
             result = run_once(how, row, folder / name / f"seed_{row.train.seed}", learn)
             nlls.append({int(k): nll for k, nll in result["nll_nats"].items()})
-        outcomes[name] = ablation.summarise(nlls, init_len(rows[0]))
+        outcomes[name] = outcome.summarise(nlls, init_len(rows[0]))
     return conclude(how, folder, outcomes, plan)
 
 
@@ -218,16 +219,18 @@ def conclude(
     plan: dict[str, list[Config]],
 ) -> Done:
     """Writes the table, and returns it as JSON."""
-    text = ablation.markdown(how.table, outcomes)
-    title = f"Table {how.table}, scale {how.scale}"
+    first = next(iter(plan.values()))[0]
+    title = f"Table {how.table} at scale {how.scale}"
+    text = f"{title}. {describe(how, first)}\n\n"
+    text += outcome.markdown(how.table, outcomes)
     result = {
         **dataclasses.asdict(how),
         "updates": {name: rows[0].train.num_steps for name, rows in plan.items()},
-        "corpus": next(iter(plan.values()))[0].data.corpus,
-        "outcomes": {name: ablation.as_json(one) for name, one in outcomes.items()},
+        "corpus": first.data.corpus,
+        "outcomes": {name: outcome.as_json(one) for name, one in outcomes.items()},
         "comparisons": [
             {**dataclasses.asdict(each), "verdict": each.verdict}
-            for each in ablation.compare(how.table, outcomes)
+            for each in outcome.compare(how.table, outcomes)
         ],
         "workdir": str(folder),
     }
@@ -244,5 +247,19 @@ def conclude(
             for name, one in outcomes.items()
         }
         plot_rows(title, drawn, stem.with_suffix(".png"))
-    say(f"{title}:\n\n{text}")
+    say(text)
     return result
+
+
+def describe(how: TableConfig, row: Config) -> str:
+    """Returns in a paragraph what was run; `row` is the first."""
+    model, train, scored = row.model, row.train, how.scored or "all"
+    return (
+        f"`{next(iter(how.chosen))}` has {model.n_layer} layers of {model.d_model}, "
+        f"segments of {train.tgt_len} tokens and a memory of {model.mem_len}; it was "
+        f"trained for {train.num_steps} updates of {train.batch_size} streams on "
+        f"corpus `{row.data.corpus}` (vocabulary `{row.data.vocab}`), and {scored} "
+        f"tokens of its {row.eval.split} split were scored. Mean of {how.seeds} "
+        "seeds, in brackets least and greatest. The paper's numbers are perplexities "
+        "per word of far larger models: compare directions, not sizes."
+    )
