@@ -15,7 +15,7 @@ from txl_jax import ablation, outcome, table
 from txl_jax import config as configs
 from txl_jax.ablation import TABLES, TableConfig
 from txl_jax.config import Config
-from txl_jax.errors import UserError
+from txl_jax.errors import AGAIN, Interrupted, UserError
 from txl_jax.main import main
 
 ROWS = [(number, name) for number, rows in TABLES.items() for name in rows]
@@ -228,6 +228,16 @@ def test_bad_input_is_one_line(
     assert main(["--mode=table", f"--workdir={tmp_path}", *flags]) == 2
     said = capsys.readouterr()
     assert words in said.err and said.err.count("\n") == 1 and not said.out
+
+
+def test_a_signal_in_a_run_ends_the_table_with_its_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def learn(row: Config, folder: Path, conclude: Any) -> table.Done:
+        raise Interrupted("ended at update 4, which is saved; the same command goes on")
+
+    monkeypatch.setattr("txl_jax.main.learn", learn)
+    assert main(["--mode=table", f"--workdir={tmp_path}"]) == AGAIN
 
 
 def test_a_damaged_result_is_named(tmp_path: Path) -> None:
