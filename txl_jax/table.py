@@ -51,7 +51,7 @@ LENGTHS = {
     "generate": ("mem_len", "ext_len"),
 }
 FEWER = 2 / 7
-STEPS = 6000
+STEPS = 12_000
 
 
 def shrink(c: ConfigDict) -> None:
