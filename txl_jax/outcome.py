@@ -41,7 +41,7 @@ class Outcome:
     """What the runs of one row gave.
 
     `ppl` is by attention length; `gain` is, in the same run, the perplexity that the
-    best length saves against the training's.
+    best length saves against the training's, 0 where that is no longer.
     """
 
     ppl: dict[int, Measured]
@@ -73,7 +73,8 @@ def summarise(nlls: list[dict[int, float]], init_len: int) -> Outcome:
     ppl = {length: measure([run[length] for run in runs]) for length in runs[0]}
     best = min(one.mean for one in ppl.values())
     best_len = min(length for length, one in ppl.items() if one.mean <= best * REACHES)
-    gain = measure([run[init_len] - run[best_len] for run in runs])
+    longer = max(best_len, init_len)
+    gain = measure([run[init_len] - run[longer] for run in runs])
     return Outcome(ppl, init_len, best_len, gain, len(runs))
 
 
@@ -135,9 +136,9 @@ def compare(table: int, outcomes: dict[str, Outcome]) -> list[Comparison]:
         if rows[name].init:
             found.append(
                 Comparison(
-                    f"`{name}`: attention to {one.best_len} tokens instead of the "
-                    f"training's {one.init_len}",
-                    -one.gain.mean,
+                    f"`{name}`: attention to more than the training's {one.init_len} "
+                    f"tokens (best: {one.best_len})",
+                    0.0 - one.gain.mean,
                     one.gain.spread,
                     round(rows[name].best - rows[name].init, 2),
                     one.seeds,
