@@ -14,6 +14,7 @@ from typing import Any, get_args
 
 from ml_collections import ConfigDict
 
+from txl_jax.ablation import TableConfig
 from txl_jax.checkpoint import CheckpointConfig
 from txl_jax.chips import CompileConfig
 from txl_jax.convert.formats import ConvertConfig
@@ -55,6 +56,7 @@ class Config:
     run: RunConfig = RunConfig()
     convert: ConvertConfig = ConvertConfig()
     compile: CompileConfig = CompileConfig()
+    table: TableConfig = TableConfig()
 
     def __post_init__(self) -> None:
         """Refuses combinations across sections, naming both fields and the mend."""
@@ -144,6 +146,7 @@ CHANGEABLE = (
     "run.",
     "convert.",
     "compile.",
+    "table.",
     "data.data_dir",
     "train.num_steps",
     "train.log_every",

@@ -19,7 +19,12 @@ OWN = {
     "import": "convert",
     "export": "convert",
     "compile": "compile",
+    "table": "table",
 }
+
+# The modes that make their runs' configs, and the sections that they read themselves;
+# of these the first is not the runs'.
+MAKERS = {"import": ("convert.",), "table": ("table.", "run.")}
 
 
 class Command(NamedTuple):
@@ -28,7 +33,7 @@ class Command(NamedTuple):
     mode: str
     config: Config
     workdir: Path
-    overrides: dict[str, str]  # in import, what the new run's config is to have
+    overrides: dict[str, str]  # in import and table, what the new runs are to have
 
 
 class Parser(argparse.ArgumentParser):
@@ -50,8 +55,8 @@ def parse(argv: list[str], modes: list[str]) -> Command:
     given, rest = parser.parse_known_args(argv)
     require_one_of(given.mode, modes, "--mode")
     overrides = parse_overrides(rest, OWN.get(given.mode, ""))
-    if given.mode == "import":
-        return _parse_import(given, overrides)
+    if given.mode in MAKERS:
+        return _parse_maker(given, overrides)
     if given.config:
         config = configs.load(given.config)
         folder = workdir.find(given.workdir or f"runs/{Path(given.config).stem}")
@@ -65,20 +70,22 @@ def parse(argv: list[str], modes: list[str]) -> Command:
     return Command(given.mode, configs.parse(config), folder, overrides)
 
 
-def _parse_import(given: argparse.Namespace, overrides: dict[str, str]) -> Command:
-    """Returns what an import is asked: its config comes from what it reads."""
+def _parse_maker(given: argparse.Namespace, overrides: dict[str, str]) -> Command:
+    """Returns what a mode is asked that makes the configs of its runs itself."""
+    mode, needed = given.mode, "" if given.workdir else "give --workdir, and "
     if given.config or not given.workdir:
         raise UserError(
-            "import makes a workdir's config itself: give --workdir, and instead of "
-            "--config its fields, such as --config.data.corpus"
+            f"{mode} makes a workdir's config itself: {needed}instead of --config its "
+            "fields, such as --config.data.corpus"
         )
     folder = workdir.find(given.workdir)
     config = configs.default()
-    own = {name: x for name, x in overrides.items() if name.startswith("convert.")}
+    own = {name: x for name, x in overrides.items() if name.startswith(MAKERS[mode])}
     for name, text in own.items():
         configs.override(config, name, text)
-    others = {name: text for name, text in overrides.items() if name not in own}
-    return Command("import", configs.parse(config), folder, others)
+    section = MAKERS[mode][0]
+    others = {name: x for name, x in overrides.items() if not name.startswith(section)}
+    return Command(mode, configs.parse(config), folder, others)
 
 
 def parse_overrides(argv: list[str], own: str) -> dict[str, str]:

@@ -29,6 +29,7 @@ from txl_jax import (
     pod,
     restore,
     sharding,
+    table,
     workdir,
 )
 from txl_jax.config import Config
@@ -59,17 +60,21 @@ flags:
   --workdir=DIR       where the run lives (default: runs/NAME)
   --config.S.F=V      field F of the config's section S, which is one of
                       {sections}
-  --F=V               field F of the mode's own section, in evaluate, generate and
-                      compile, such as --mem_len=1024, --prompt='def ' or
-                      --topology=v4:4x4x8; in prepare, of the section data; in import
-                      and export of convert, as --format; in train, of the section
-                      run, as --profile_steps=10:15
+  --F=V               field F of the mode's own section, in evaluate, generate,
+                      compile and table, such as --mem_len=1024, --prompt='def ',
+                      --topology=v4:4x4x8 or --seeds=1; in prepare, of the section
+                      data; in import and export of convert, as --format; in train,
+                      of the section run, as --profile_steps=10:15
 """
 
 
 def run_train(command: Command) -> dict[str, Any]:
     """Trains, then shows what the best checkpoint is worth."""
-    config, folder = command.config, command.workdir
+    return learn(command.config, command.workdir, judge)
+
+
+def learn(config: Config, folder: Path, conclude: table.Conclude) -> dict[str, Any]:
+    """Trains, and returns what conclude(config, folder, tokens, done) makes of it."""
     workdir.refuse_imported(folder)
     workdir.refuse_another(folder, config)
     tokens = prepare(config.data)
@@ -82,7 +87,7 @@ def run_train(command: Command) -> dict[str, Any]:
         splits = tokens.split("train"), tokens.split("valid")
         done = train(fitted, folder, *splits, initial)
         done |= {"train_seconds": time.perf_counter() - started}
-        return judge(config, folder, tokens, done)
+        return conclude(config, folder, tokens, done)
 
 
 def judge(
@@ -183,6 +188,12 @@ def run_compile(command: Command) -> dict[str, Any]:
     return pod.run(command.config)
 
 
+def run_table(command: Command) -> dict[str, Any]:
+    """Trains and scores the rows of the paper's Table 6, 7 or 10, and compares them."""
+    how, folder = command.config.table, command.workdir
+    return table.run(how, folder, command.overrides, learn)
+
+
 def evaluate_loaded(loaded: restore.Loaded, tokens: Tokens) -> dict[str, Any]:
     """Returns the nll of config.eval.split, and how it was measured."""
     how = loaded.config.eval
@@ -252,6 +263,7 @@ MODES: dict[str, Callable[[Command], dict[str, Any]]] = {
     "import": run_import,
     "export": run_export,
     "compile": run_compile,
+    "table": run_table,
 }
 
 

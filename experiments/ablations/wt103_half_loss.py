@@ -2,7 +2,7 @@
 
     python -m txl_jax.main --config=wt103_half_loss
 
-Published: perplexity 28.33 with attention to 460 tokens, 28.69 with the 128 of
+Published: perplexity 28.33 with attention to 460 tokens, 28.69 attending as far as in
 training; 26.77 with the full loss. Differs from wt103_128m in the loss.
 """
 

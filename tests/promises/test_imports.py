@@ -28,8 +28,8 @@ ROWS = """
     kernels.choice
     model.key_values
     convert.pytorch digest model.adaptive data.builder data.recipe optim metrics
-    model.attention data.encode report.writer report.plots
-    report.provenance report.trace
+    model.attention data.encode report.writer report.plots report.dots ablation
+    report.provenance report.trace outcome
     model.block data.tokens record
     model.txl
     state store generate convert.huggingface convert.nvidia
@@ -40,7 +40,7 @@ ROWS = """
     lock workdir train
     flags aot
     restore pod
-    convert.transfer
+    convert.transfer table
     main
 """
 ROW = {
