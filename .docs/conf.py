@@ -38,6 +38,8 @@ autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
 
+highlight_language = "none"
+
 # Look
 
 html_theme = "sphinx_book_theme"
@@ -47,6 +49,7 @@ html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sourcelink = False
 html_theme_options = {
+    "navbar_persistent": [],
     "show_navbar_depth": 1,
     "show_toc_level": 2,
     "use_download_button": False,

@@ -40,7 +40,7 @@ COMMANDS = [
     (name, line)
     for name, text in TEXTS.items()
     for block in blocks(text, "sh")
-    for line in block.replace("\\\n", " ").splitlines()
+    for line in re.sub(r" \\\n *", " ", block).splitlines()
 ]
 OURS = re.compile(r"(?:-m txl_jax\.main|(?<![\w./])txl)(?= )(.*)|launch/\S+.* -- (.*)")
 
@@ -247,7 +247,7 @@ def test_every_experiment_is_on_the_page(made: Callable[[str], str]) -> None:
         assert number == "none" or number.split()[0] in source
     for path in (ROOT / "experiments/ablations").glob("[!_]*.py"):
         (row,) = [x for x in ablations.splitlines() if x.startswith(f"| `{path.stem}`")]
-        number = row.split(" | ")[3].split()[0]
+        number = row.split(" | ")[4].split()[0]
         assert number == "none" or number in path.read_text("utf-8")
 
 

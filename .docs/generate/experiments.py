@@ -86,13 +86,13 @@ def ablations() -> str:
     rows = []
     known = readme()
     for each in experiments("ablations/[!_]*.py"):
-        parent, recurrence, positions, loss, number = known[each.name]
-        how = f"recurrence: {recurrence}; positions: {positions}; loss: {loss}"
+        _, recurrence, positions, loss, number = known[each.name]
         rows.append(
-            (code(each.name), parent, how, number or "none", said_here(each.name))
+            [code(each.name), recurrence, positions, loss, number or "none"]
+            + [said_here(each.name)]
         )
-    head = ("config", "parent", "is", "published (attention)", "run here")
-    return table(head, rows)
+    head = ["config", "recurrence", "positions", "loss", "published (attention)"]
+    return table([*head, "run here"], rows)
 
 
 def with_flags(text: str) -> str:
