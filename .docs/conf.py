@@ -8,7 +8,6 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 project = "txl_jax"
 author = "the authors of txl_jax"
-release = "0.1.0"
 
 extensions = [
     "myst_parser",
