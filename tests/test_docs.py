@@ -3,6 +3,7 @@
 Links that lead out of it are checked by `sphinx-build -b linkcheck`.
 """
 
+import os
 import re
 import shlex
 import shutil
@@ -291,3 +292,17 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "index.html").is_file()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "script", [p.stem for p in sorted((DOCS / "figures").glob("*.py"))]
+)
+def test_figures_can_be_drawn_again(script: str, tmp_path: Path) -> None:
+    """They assert that what they show is what the code does."""
+    copy = shutil.copytree(DOCS / "figures", tmp_path / "figures")
+    (copy / f"{script}.svg").unlink(missing_ok=True)
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, str(copy / f"{script}.py")]
+    subprocess.run(command, check=True, env=environment)
+    assert (copy / f"{script}.svg").is_file() == (script != "style")
