@@ -288,7 +288,8 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     for module in ("sphinx", "sphinx_book_theme", "myst_parser", "sphinx_copybutton"):
         if find_spec(module) is None:
             pytest.skip(f"no {module}: pip install -e '.[docs]'")
-    command = [sys.executable, "-m", "sphinx", "-W", "-b", "html", DOCS, tmp_path]
+    command = [sys.executable, "-m", "sphinx", "-W", "-b", "html", str(DOCS)]
+    command.append(str(tmp_path))
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "index.html").is_file()
