@@ -1,0 +1,53 @@
+"""Two directives for the pages.
+
+`{made} module.function` is what a function of `generate/` returns, as Markdown.
+`{chapter}` is a toctree that leaves out pages that are not there.
+"""
+
+import importlib
+from typing import Any, ClassVar
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.directives.other import TocTree
+from sphinx.util.docutils import SphinxDirective
+
+
+class Made(SphinxDirective):
+    """Text that follows from the code or from committed results."""
+
+    required_arguments = 1
+    optional_arguments = 8
+
+    def run(self) -> list[nodes.Node]:
+        """Parses what the function returns as a part of the page."""
+        name, *arguments = self.arguments
+        module, _, function = name.rpartition(".")
+        text = getattr(importlib.import_module(f"generate.{module}"), function)(
+            *arguments
+        )
+        # What it is made of is Python and JSON, so a page is never known to be old.
+        self.env.note_reread()
+        return self.parse_text_to_nodes(text, allow_section_headings=True)
+
+
+class Chapter(TocTree):
+    """A toctree in a given order."""
+
+    option_spec: ClassVar[Any] = TocTree.option_spec
+
+    def run(self) -> list[nodes.Node]:
+        """Drops the lines whose page does not exist."""
+        found = self.env.found_docs
+        here = [i for i, line in enumerate(self.content) if line.strip() in found]
+        for i in reversed(range(len(self.content))):
+            if i not in here:
+                del self.content[i]
+        return super().run()
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Adds the directives."""
+    app.add_directive("made", Made)
+    app.add_directive("chapter", Chapter)
+    return {"parallel_read_safe": True}

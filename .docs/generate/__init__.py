@@ -1,0 +1,1 @@
+"""Pages' parts that follow from the code or from committed results, as Markdown."""

@@ -1,0 +1,25 @@
+"""Tables and text in Markdown."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Returns a table; cells may be any text without line ends."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(
+        "| " + " | ".join(str(cell).replace("|", r"\|") for cell in line) + " |\n"
+        for line in lines
+    )
+
+
+def code(text: str) -> str:
+    """Returns a text as code, "" where there is none."""
+    return f"`{text}`" if text else ""
+
+
+def block(command: str) -> str:
+    """Returns a command as a block."""
+    return f"```sh\n{command}\n```\n"
