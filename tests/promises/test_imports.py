@@ -35,6 +35,7 @@ ROWS = """
     state store generate convert.huggingface convert.nvidia
     step checkpoint evaluate.ngram convert.tensorflow
     convert.formats
+    evaluate.accounting
     evaluate.perplexity diagnose
     config
     lock workdir train
