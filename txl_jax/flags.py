@@ -19,6 +19,7 @@ OWN = {
     "import": "convert",
     "export": "convert",
     "compile": "compile",
+    "speed": "speed",
 }
 
 
