@@ -25,6 +25,7 @@ def test_bytes_are_those_of_the_arrays() -> None:
     kept = jax.eval_shape(lambda: KeyValueMemory.of(config, params, memory, 5))
     arrays = [(layer.k_HBKA, layer.v_HBKA) for layer in kept.layers]
     assert found["key_value_bytes"] == 2 * parameter_count(arrays)
+    assert found["lost_without_memory"] == accounting.lost_share(17, 5)
     line = accounting.describe(config, 3, 5)
     assert "2 layers x 7 tokens x 8 x 3 streams x 2 bytes = 0.0 MB" in line
     assert "it reaches 17 tokens back" in line

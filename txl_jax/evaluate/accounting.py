@@ -22,19 +22,22 @@ from txl_jax.model.positions import sinusoid_RD
 from txl_jax.model.txl import TransformerXL
 
 
-def account(config: ModelConfig, batch_size: int, tgt_len: int) -> dict[str, int]:
-    """Returns the memory's bytes, and how many tokens back it reaches.
+def account(config: ModelConfig, batch_size: int, tgt_len: int) -> dict[str, Any]:
+    """Returns the memory's bytes, how many tokens back it reaches, and what that saves.
 
     cache_bytes is the paper's cache of hidden states, N x M x D x B numbers. Evaluation
     and generation keep keys and values instead, in slots for memory and segment:
-    key_value_bytes, 2 x N x (M + L) x H x A x B numbers.
+    key_value_bytes, 2 x N x (M + L) x H x A x B numbers. lost_without_memory is the
+    share of the dependencies in its reach that segments alone would lose.
     """
+    context = effective_context(config, tgt_len)
     N, M, itemsize = config.n_layer, config.mem_len, config.memory_dtype.itemsize
     slots = 2 * N * (M + tgt_len) * config.n_head * config.d_head
     return {
         "cache_bytes": N * M * config.d_model * batch_size * itemsize,
         "key_value_bytes": slots * batch_size * itemsize,
-        "effective_context_tokens": effective_context(config, tgt_len),
+        "effective_context_tokens": context,
+        "lost_without_memory": lost_share(context, tgt_len) if context else 0.0,
     }
 
 
@@ -48,7 +51,7 @@ def describe(config: ModelConfig, batch_size: int, tgt_len: int) -> str:
     return (
         f"memory: {N} layers x {M} tokens x {D} x {batch_size} streams x "
         f"{config.memory_dtype.itemsize} bytes = {mega['cache_bytes']} "
-        f"({mega['key_value_bytes']} as keys and values); it reaches "
+        f"({mega['key_value_bytes']} where kept as keys and values); it reaches "
         f"{found['effective_context_tokens']:,} tokens back"
     )
 
@@ -93,7 +96,7 @@ def distance_similarity(config: ModelConfig, distances_R: np.ndarray) -> np.ndar
     return rows_RD @ zero_D / (config.d_model / 2)
 
 
-def order_confusion(config: ModelConfig, params: Any, tokens_B3L: Array) -> float:
+def order_confusion(config: ModelConfig, params: Any, tokens_B3L: np.ndarray) -> float:
     """Returns how much a prediction depends on the order of the memory, in nats.
 
     Two segments are read, then a third, once with the memory as it is and once with

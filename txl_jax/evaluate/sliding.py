@@ -64,7 +64,7 @@ def whole_nll(
     nll_BW, _ = TransformerXL(config).apply(
         {"params": params}, tokens_BW, targets_BW, memory, method="nll"
     )
-    return nll_BW  # type: ignore[return-value]
+    return nll_BW
 
 
 def project_distances(
@@ -133,7 +133,7 @@ def _attend_last(
         for name in scheme.biases
     }
     one_query = dataclasses.replace(config, kernel="xla")
-    h_B1D, _ = Attention(one_query).apply(  # type: ignore[misc]
+    h_B1D, _ = Attention(one_query).apply(
         {"params": params[f"layers_{n}"]["attention"]},
         *(h_BWD[:, -1:], h_BWD[:, :-1], biases, R_RD, oldest_B1),
     )

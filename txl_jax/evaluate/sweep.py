@@ -68,6 +68,7 @@ def parse(text: str) -> Sweep:
 
 
 def _read(field: str, text: str) -> tuple[int, ...]:
+    found: list[int]
     if field == "same_length":
         words = {"false": False, "true": True}
         found = [words[each.strip().lower()] for each in text.split(",")]

@@ -91,16 +91,19 @@ def plot_sweep(result: dict[str, Any], path: Path) -> None:
         ]
         axes.set_xticks(list(at.values()), [str(word).lower() for word in words])
     axes.set(xlabel=f"eval.{field}", ylabel="perplexity")
-    axes.secondary_yaxis("right", functions=(_log2, np.exp2)).set_ylabel(
-        "bits per token"
-    )
+    bits = axes.secondary_yaxis("right", functions=(_log2, _exp2))
+    bits.set_ylabel("bits per token")
     axes.legend(loc="best")
     axes.grid(alpha=0.3)
     figure.savefig(path, dpi=100)
 
 
-def _log2(x: np.ndarray) -> np.ndarray:
+def _log2(x: Any) -> Any:
     return np.log2(np.maximum(x, 1e-9))  # an axis may ask for the log of 0
+
+
+def _exp2(x: Any) -> Any:
+    return np.exp2(x)
 
 
 def plot_cold_start(nll_T: np.ndarray, result: dict[str, Any], path: Path) -> None:
@@ -140,7 +143,7 @@ def plot_cold_start(nll_T: np.ndarray, result: dict[str, Any], path: Path) -> No
     axes.set(xlabel="tokens read since the cold start", ylabel="bits per token")
     axes.legend(loc="upper right", fontsize=9)
     axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=100)
+    figure.savefig(path, dpi=90)
 
 
 def plot_speed(rows: list[dict[str, Any]], path: Path) -> None:
@@ -183,8 +186,9 @@ def plot_similarity(
     axes = figure.add_subplot()
     axes.plot(distance_R, cosine_R, color="tab:blue", linewidth=1)
     axes.axhline(0, color="gray", linewidth=0.8)
-    axes.set_xscale("symlog", linthresh=1)
+    axes.set_xscale("log")
     axes.set(
+        xlim=(1, distance_R[-1]),
         xlabel="difference of two distances",
         ylabel=f"cosine of their R (d_model {d_model})",
     )
