@@ -122,6 +122,7 @@ class Config:
         needed = {
             f"train.ext_len + train.tgt_len (+ {SLACK} with train.varlen)": width,
             "eval.ext_len + eval.tgt_len": self.eval.ext_len + self.eval.tgt_len,
+            "eval.sliding_window": self.eval.sliding_window,
             "generate.ext_len + 1": self.generate.ext_len + 1,
         }
         for fields, places in needed.items():

@@ -147,7 +147,7 @@ def check_fit(config: Config, tokens: Tokens) -> None:
     sharding.host_rows(mesh, how.streams, "eval.streams")
     make_streams(train, tokens.split("train"), slice(None))
     for split in ("valid", how.split):
-        Streams(tokens.split(split), how.streams, how.tgt_len)
+        Streams(how.cut(tokens.split(split)), how.streams, how.tgt_len)
 
 
 def run_evaluate(command: Command) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def measure(
     """
     check_streams(mesh, how.streams, "eval.streams")
     B, L, T = how.streams, how.tgt_len, how.cold_start
-    pieces_PT = cut_pieces(tokens[: how.max_tokens + 1 if how.max_tokens else None], T)
+    pieces_PT = cut_pieces(how.cut(tokens), T)
     P = len(pieces_PT)
     apart, empty, _ = make_steps(config, how, mesh)
     model = TransformerXL(evaluation_model(config, how), stacked=False)

@@ -61,6 +61,10 @@ class EvalConfig:
         check_which(self.checkpoint, "eval.checkpoint")
         self._check_kinds()
 
+    def cut(self, tokens: np.ndarray) -> np.ndarray:
+        """Returns the tokens of a split that are read: max_tokens and one."""
+        return tokens[: self.max_tokens + 1] if self.max_tokens else tokens
+
     def _check_kinds(self) -> None:
         """Refuses two kinds of evaluation at once, and what a kind cannot have."""
         if self.sweep:
@@ -128,7 +132,7 @@ def make_evaluate(config: ModelConfig, how: EvalConfig, mesh: Mesh) -> Evaluate:
         params: Any, tokens: np.ndarray, progress: Callable[[int, int], None]
     ) -> dict[str, Any]:
         started = time.perf_counter()
-        tokens = tokens[: how.max_tokens + 1 if how.max_tokens else None]
+        tokens = how.cut(tokens)
         full = how.mem_len or how.ext_len
         streams = Streams(
             tokens,

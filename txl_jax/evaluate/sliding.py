@@ -196,7 +196,7 @@ def make_sliding(
         params: Any, tokens: np.ndarray, progress: Callable[[int, int], None]
     ) -> dict[str, Any]:
         started = time.perf_counter()
-        tokens = np.asarray(tokens[: how.max_tokens + 1 if how.max_tokens else None])
+        tokens = np.asarray(how.cut(tokens))
         scored = len(tokens) - 1
         cold = min(W, scored)
         total = -(-(scored - cold) // B) + 1
