@@ -243,25 +243,35 @@ def run(
         key = jax.random.key(speed.seed)
         params = jax.jit(lambda: nn.unbox(init_params(model, key)))()
     params = jax.device_put(params, NamedSharding(mesh, PartitionSpec()))
-    rows = []
+    rows: list[dict[str, Any]] = []
+    result: dict[str, Any] = {}
     for W in speed.attention_lens:
         read_with = evaluation_model(model, dataclasses.replace(how, mem_len=W))
         programs = make_programs(model, how, speed, params, mesh, W)
         rows.append(describe(read_with, speed, W, measure(programs, speed)))
         row = rows[-1]
-        if stop.at_boundary():
-            raise stop.end("while timing")
         say(
             f"attention length {W:,}: {row['cached_seconds_per_token'] * 1e3:.3f} ms "
             f"per token; windows {row['ratio']:,.0f} times as long, at best "
             f"{row['fair_ratio']:,.0f} (FLOPs: {row['predicted_fair_ratio']:,.0f})"
             + (f"; paper {PAPER[W]:,}" if W in PAPER else "")
         )
+        # After each length, since the next takes longer than all before it.
+        result = keep(speed, device.device_kind, rows, folder)
+        if stop.at_boundary():
+            raise stop.end("while timing")
+    return result
+
+
+def keep(
+    how: SpeedConfig, device_kind: str, rows: list[dict[str, Any]], folder: Path
+) -> dict[str, Any]:
+    """Returns the table so far; leaves it as JSON, and a plot."""
     result = {
-        **dataclasses.asdict(speed),
-        "device_kind": device.device_kind,
-        "segments_timed": speed.rounds * speed.segments,
-        "windows_timed": speed.rounds * speed.batch_size,
+        **dataclasses.asdict(how),
+        "device_kind": device_kind,
+        "segments_timed": how.rounds * how.segments,
+        "windows_timed": how.rounds * how.batch_size,
         "rows": rows,
     }
     if distributed.is_first():
