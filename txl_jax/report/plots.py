@@ -175,7 +175,7 @@ def plot_speed(rows: list[dict[str, Any]], path: Path) -> None:
     axes.set(xlabel="attention length", ylabel="time per token, cached = 1")
     axes.legend(loc="upper left", fontsize=9)
     axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=100)
+    figure.savefig(path, dpi=90)
 
 
 def plot_similarity(
