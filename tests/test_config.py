@@ -247,6 +247,7 @@ def test_a_section_that_is_none_is_refused(value: Any) -> None:
                 ("train.tgt_len=60 train.ext_len=5", "train.varlen)"),
                 ("train.tgt_len=50 train.varlen=true", "train.varlen)"),
                 ("eval.tgt_len=1 eval.ext_len=64", "eval.ext_len + eval.tgt_len"),
+                ("eval.sliding_window=65", "eval.sliding_window"),
                 ("generate.ext_len=64", "generate.ext_len + 1"),
             )
         ),

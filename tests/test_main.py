@@ -297,6 +297,68 @@ def test_a_run_begins_with_the_parameters_of_another(
 # Evaluation
 
 
+@pytest.mark.parametrize(
+    "flag, name, init, shortest",
+    [
+        ("mem_len=0,8", "mem_len", 8, {0, 8}),
+        pytest.param("clamp_len=2", "clamp_len", 0, {0, 2}, marks=pytest.mark.long),
+    ],
+)
+def test_a_sweep_is_as_many_evaluations(
+    home: Home, flag: str, name: str, init: int, shortest: set[int]
+) -> None:
+    done = home.read("evaluate", f"--sweep={flag}", "--max_tokens=500")
+    result = done.result
+    assert (result["sweep"], result["init"]) == (name, init)
+    assert result["shortest"] in shortest
+    assert {row[name] for row in result["rows"]} == shortest
+    for row in result["rows"]:
+        flags = (f"--{name}={row[name]}", "--max_tokens=500")
+        alone = home.read("evaluate", *flags).result
+        assert (alone["nll"], alone["tokens"]) == (row["nll"], 500)
+        assert alone["memory"]["cache_bytes"] == 2 * alone["mem_len"] * 16 * 8 * 4
+        assert "bits_per_byte" not in alone  # whose bytes are those of the whole split
+    for path in ("picture", "file"):
+        Path(result[path]).unlink()
+    assert f"{name} = " in done.err and f"(2 of {len(shortest)})" in done.err
+
+
+def test_a_sweep_that_cannot_be_is_refused_at_its_start(home: Home) -> None:
+    done = home.read("evaluate", "--sweep=mem_len=0,8", "--ext_len=4", "--mem_len=0")
+    assert_refused(home, done, "eval.ext_len = 4 with eval.mem_len = 8")
+    assert "1 of" not in done.err
+
+
+def test_windows_and_cold_starts_have_their_flags(home: Home) -> None:
+    flags = ("--sliding_window=9", "--max_tokens=40")
+    slid = home.read("evaluate", *flags).result
+    assert (slid["tokens"], slid["windows"], slid["mem_len"]) == (40, 32, 0)
+    assert slid["nll"] < 4
+    cold = home.read("evaluate", "--cold_start=11", "--max_tokens=300").result
+    assert (cold["pieces"], cold["mode"]) == (27, "evaluate")
+    assert cold["rows"][0]["nll"] > cold["settled_nll"]
+    for path in ("picture", "file"):
+        Path(cold[path]).unlink()
+
+
+@pytest.mark.long
+def test_speed_takes_a_run_s_weights_or_fresh_ones(home: Home, tmp_path: Path) -> None:
+    flags = ("--attention_lens=6,9", "--tgt_len=4", "--rounds=1", "--segments=1")
+    trained = home.read("speed", *flags).result
+    fresh = command(
+        "--mode=speed",
+        f"--config={home.path / 'tiny.py'}",
+        f"--workdir={tmp_path / 'speed'}",
+        "--config.model.vocab_size=256",
+        *flags,
+    ).result
+    for result in (trained, fresh):
+        assert [row["attention_len"] for row in result["rows"]] == [6, 9]
+        assert Path(result["picture"]).exists()
+        Path(result["picture"]).unlink()
+        Path(result["file"]).unlink()
+
+
 def test_evaluation_by_workdir_alone_repeats_the_training_s(home: Home) -> None:
     first = home.read("evaluate")
     assert first.result["mode"] == "evaluate"

@@ -23,6 +23,7 @@ from txl_jax.data.tokens import DataConfig
 from txl_jax.distributed import RunConfig
 from txl_jax.errors import UserError, nearest, require_one_of
 from txl_jax.evaluate.perplexity import EvalConfig, evaluation_model
+from txl_jax.evaluate.speed import SpeedConfig
 from txl_jax.generate import GenerateConfig, generation_model
 from txl_jax.kernels.choice import NAMES
 from txl_jax.model.config import (
@@ -57,6 +58,7 @@ class Config:
     convert: ConvertConfig = ConvertConfig()
     compile: CompileConfig = CompileConfig()
     table: TableConfig = TableConfig()
+    speed: SpeedConfig = SpeedConfig()
 
     def __post_init__(self) -> None:
         """Refuses combinations across sections, naming both fields and the mend."""
@@ -122,6 +124,7 @@ class Config:
         needed = {
             f"train.ext_len + train.tgt_len (+ {SLACK} with train.varlen)": width,
             "eval.ext_len + eval.tgt_len": self.eval.ext_len + self.eval.tgt_len,
+            "eval.sliding_window": self.eval.sliding_window,
             "generate.ext_len + 1": self.generate.ext_len + 1,
         }
         for fields, places in needed.items():
@@ -147,6 +150,7 @@ CHANGEABLE = (
     "convert.",
     "compile.",
     "table.",
+    "speed.",
     "data.data_dir",
     "train.num_steps",
     "train.log_every",

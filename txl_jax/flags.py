@@ -20,6 +20,7 @@ OWN = {
     "export": "convert",
     "compile": "compile",
     "table": "table",
+    "speed": "speed",
 }
 
 # The modes that make their runs' configs, and the sections that they read themselves;

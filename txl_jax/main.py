@@ -20,8 +20,8 @@ from typing import Any
 import jax
 from absl import logging as absl_logging
 
-from txl_jax import config as configs
 from txl_jax import (
+    aot,
     distributed,
     flags,
     generate,
@@ -32,6 +32,7 @@ from txl_jax import (
     table,
     workdir,
 )
+from txl_jax import config as configs
 from txl_jax.config import Config
 from txl_jax.convert import transfer
 from txl_jax.data import tokens as token_files
@@ -39,8 +40,9 @@ from txl_jax.data.streams import Streams
 from txl_jax.data.tokens import DataConfig, Tokens
 from txl_jax.distributed import RunConfig
 from txl_jax.errors import BadNumbers, Interrupted, UserError
-from txl_jax.evaluate import ngram
-from txl_jax.evaluate.perplexity import make_evaluate
+from txl_jax.evaluate import accounting, cold_start, ngram, speed, sweep
+from txl_jax.evaluate.perplexity import evaluation_model, make_evaluate
+from txl_jax.evaluate.sliding import make_sliding
 from txl_jax.flags import Command
 from txl_jax.lock import locked
 from txl_jax.preemption import stop
@@ -61,7 +63,7 @@ flags:
   --config.S.F=V      field F of the config's section S, which is one of
                       {sections}
   --F=V               field F of the mode's own section, in evaluate, generate,
-                      compile and table, such as --mem_len=1024, --prompt='def ',
+                      compile, speed and table, such as --mem_len=1024, --prompt='def ',
                       --topology=v4:4x4x8 or --seeds=1; in prepare, of the section
                       data; in import and export of convert, as --format; in train,
                       of the section run, as --profile_steps=10:15
@@ -85,8 +87,11 @@ def learn(config: Config, folder: Path, conclude: table.Conclude) -> dict[str, A
         distributed.first_then_others(lambda: workdir.claim(folder, config, tokens))
         started = time.perf_counter()
         splits = tokens.split("train"), tokens.split("valid")
+        account = fitted.model, config.train.batch_size, config.train.tgt_len
+        say(accounting.describe(*account))
         done = train(fitted, folder, *splits, initial)
         done |= {"train_seconds": time.perf_counter() - started}
+        done |= {"train_memory": accounting.account(*account)}
         return conclude(config, folder, tokens, done)
 
 
@@ -147,13 +152,44 @@ def check_fit(config: Config, tokens: Tokens) -> None:
     sharding.host_rows(mesh, how.streams, "eval.streams")
     make_streams(train, tokens.split("train"), slice(None))
     for split in ("valid", how.split):
-        Streams(tokens.split(split), how.streams, how.tgt_len)
+        Streams(how.cut(tokens.split(split)), how.streams, how.tgt_len)
 
 
 def run_evaluate(command: Command) -> dict[str, Any]:
-    """Scores a split."""
+    """Scores a split; also against a swept field, or by tokens since a cold start."""
     loaded = restore.load(command.workdir, command.config)
-    return evaluate_loaded(loaded, prepare(loaded.config.data))
+    tokens, config = prepare(loaded.config.data), loaded.config
+    if config.eval.cold_start:
+        text, mesh = tokens.split(config.eval.split), loaded.mesh
+        given = config.model, config.eval, mesh, loaded.params
+        return cold_start.run(*given, text, command.workdir)
+    if not config.eval.sweep:
+        return evaluate_loaded(loaded, tokens)
+    swept = sweep.parse(config.eval.sweep)
+    trained = sweep.trained(config.model, config.train, swept.field)
+    # All are checked before the first is evaluated.
+    each = {
+        value: dataclasses.replace(config, eval=swept.at(config.eval, value))
+        for value in swept.including(trained).values
+    }
+    return sweep.run(
+        swept,
+        trained,
+        command.workdir,
+        lambda value: evaluate_loaded(loaded._replace(config=each[value]), tokens),
+    )
+
+
+def run_speed(command: Command) -> dict[str, Any]:
+    """Times evaluation with memory against windows that are read anew (Table 9)."""
+    config, folder = command.config, command.workdir
+    params = None  # fresh ones
+    if (folder / workdir.CONFIG).exists():
+        loaded = restore.load(folder, config)
+        config, params = loaded.config, loaded.params
+    else:
+        config = aot.find_vocab(config)
+    return speed.run(config.model, config.eval, config.speed, params, folder)
 
 
 def run_generate(command: Command) -> dict[str, Any]:
@@ -197,7 +233,13 @@ def run_table(command: Command) -> dict[str, Any]:
 def evaluate_loaded(loaded: restore.Loaded, tokens: Tokens) -> dict[str, Any]:
     """Returns the nll of config.eval.split, and how it was measured."""
     how = loaded.config.eval
-    evaluate = make_evaluate(loaded.config.model, how, loaded.mesh)
+    make = make_sliding if how.sliding_window else make_evaluate
+    evaluate = make(loaded.config.model, how, loaded.mesh)
+    remembered: dict[str, Any] = {}
+    if not how.sliding_window:
+        model = evaluation_model(loaded.config.model, how)
+        say(accounting.describe(model, how.streams, how.tgt_len))
+        remembered = {"memory": accounting.account(model, how.streams, how.tgt_len)}
     with Progress(how.split, 0) as bar:
 
         def progress(done: int, total: int) -> None:
@@ -206,19 +248,29 @@ def evaluate_loaded(loaded: restore.Loaded, tokens: Tokens) -> dict[str, Any]:
                 raise stop.end("while evaluating")
 
         scores = evaluate(loaded.params, tokens.split(how.split), progress)
-    # The same bits, shared among what others count: bytes of the stream, bytes of the
-    # corpus as it came, and words as a word vocabulary would have them.
-    count = tokens.denominators(how.split)
-    nats = scores["nll"] * scores["tokens"]
     return {
         **dataclasses.asdict(how),
         **scores,
-        "bits_per_byte": metrics.bits(nats / count["bytes"]),
-        "bits_per_original_byte": metrics.bits(nats / count["original_bytes"]),
-        "word_ppl": metrics.perplexity(nats / count["words"]),
+        **({} if how.max_tokens else per_unit(tokens, how.split, scores)),
+        **remembered,
         "step": loaded.step,
         "corpus": tokens.manifest["corpus"],
         "sha256": tokens.manifest["splits"][how.split]["sha256"],
+    }
+
+
+def per_unit(tokens: Tokens, split: str, scores: dict[str, Any]) -> dict[str, float]:
+    """Returns the same bits of a whole split, shared among what others count.
+
+    Bytes of the stream, bytes of the corpus as it came, and words as a word vocabulary
+    would have them.
+    """
+    count = tokens.denominators(split)
+    nats = scores["nll"] * scores["tokens"]
+    return {
+        "bits_per_byte": metrics.bits(nats / count["bytes"]),
+        "bits_per_original_byte": metrics.bits(nats / count["original_bytes"]),
+        "word_ppl": metrics.perplexity(nats / count["words"]),
     }
 
 
@@ -264,6 +316,7 @@ MODES: dict[str, Callable[[Command], dict[str, Any]]] = {
     "export": run_export,
     "compile": run_compile,
     "table": run_table,
+    "speed": run_speed,
 }
 
 

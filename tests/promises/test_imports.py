@@ -35,7 +35,9 @@ ROWS = """
     state store generate convert.huggingface convert.nvidia
     step checkpoint evaluate.ngram convert.tensorflow
     convert.formats
+    evaluate.accounting evaluate.sliding evaluate.sweep
     evaluate.perplexity diagnose
+    evaluate.cold_start evaluate.speed
     config
     lock workdir train
     flags aot

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from txl_jax.report.plots import plot_loss
+from txl_jax.report.plots import plot_loss, plot_similarity, plot_speed, plot_sweep
 
 YARDSTICKS = {"order-2": 2.5, "xz -9": 1.75}
 
@@ -89,3 +89,47 @@ def test_a_skipped_update_does_not_cost_the_picture(
     given[2]["exact"]["loss"] = given[3]["exact"]["valid_nll"] = bad
     plot_loss(given, tmp_path / "loss.png", {})
     assert_picture(tmp_path / "loss.png")
+
+
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """Returns the figures that are kept instead of saved from here on."""
+    figures: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, *_, **__: figures.append(self))
+    return figures
+
+
+def test_a_sweep_shows_training_s_value_and_the_shortest(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    figures = drawn(monkeypatch)
+    rows = [{"clamp_len": value, "ppl": ppl} for value, ppl in ((9, 4.0), (0, 3.0))]
+    result = {"sweep": "clamp_len", "rows": rows, "init": 0, "shortest": 9}
+    plot_sweep(result, tmp_path / "sweep.png")
+    (axes,) = figures[0].axes
+    curve, init, shortest = (line.get_xydata() for line in axes.get_lines())
+    assert np.asarray(curve).tolist() == [[0, 4], [1, 3]]
+    assert np.asarray(init).tolist() == [[1, 3]]
+    assert np.asarray(shortest).tolist() == [[0, 4]]
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["9", "off"]
+
+
+def test_the_speed_table_draws_the_paper_s_where_it_has_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    figures = drawn(monkeypatch)
+    keys = ("ratio", "predicted_ratio", "fair_ratio", "predicted_fair_ratio")
+    rows: list[dict[str, Any]] = [
+        {"attention_len": length, **dict.fromkeys(keys, length / 2)}
+        for length in (800, 900)
+    ]
+    rows[0]["paper_ratio"] = 363
+    plot_speed(rows, tmp_path / "speed.png")
+    *ours, paper = (line.get_xydata() for line in figures[0].axes[0].get_lines())
+    assert np.asarray(paper).tolist() == [[800, 363]]
+    assert [np.asarray(xy).tolist() for xy in ours] == [[[800, 400], [900, 450]]] * 4
+
+
+def test_similarity_makes_a_picture(tmp_path: Path) -> None:
+    distances = np.arange(1, 100)
+    plot_similarity(distances, 1 / distances, 8, tmp_path / "similarity.png")
+    assert_picture(tmp_path / "similarity.png")

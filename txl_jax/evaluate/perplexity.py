@@ -17,6 +17,7 @@ from txl_jax.checkpoint import check_which
 from txl_jax.data.corpora import SPLITS
 from txl_jax.data.streams import Streams
 from txl_jax.errors import UserError, require, require_one_of
+from txl_jax.evaluate import sweep
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.key_values import KeyValueMemory, unstack
 from txl_jax.model.memory import Memory
@@ -40,11 +41,16 @@ class EvalConfig:
     warm_start: bool = False  # first fill memories, or windows, with what precedes
     reset_memory_at: int = -1  # id of the token after which a document starts; -1 = off
     yardsticks: bool = False  # after training on bytes: n-gram models, gzip, xz
+    max_tokens: int = 0  # score the first so many alone; 0 = all
+    sliding_window: int = 0  # tokens read anew for each one predicted; 0 = off
+    sweep: str = ""  # mode evaluate: FIELD=START:STOP:STEP or FIELD=a,b,c
+    cold_start: int = 0  # mode evaluate: nll by tokens read, up to so many; 0 = off
 
     def __post_init__(self) -> None:
         """Refuses impossible values, naming the field."""
         require(self, "eval", 1, "streams", "tgt_len")
         require(self, "eval", 0, "mem_len", "ext_len", "clamp_len")
+        require(self, "eval", 0, "max_tokens", "sliding_window", "cold_start")
         require(self, "eval", -1, "reset_memory_at")
         require_one_of(self.split, list(SPLITS), "eval.split")
         if self.ext_len and self.mem_len:
@@ -53,6 +59,27 @@ class EvalConfig:
                 "would show the same tokens twice: set one of them to 0"
             )
         check_which(self.checkpoint, "eval.checkpoint")
+        self._check_kinds()
+
+    def cut(self, tokens: np.ndarray) -> np.ndarray:
+        """Returns the tokens of a split that are read: max_tokens and one."""
+        return tokens[: self.max_tokens + 1] if self.max_tokens else tokens
+
+    def _check_kinds(self) -> None:
+        """Refuses two kinds of evaluation at once, and what a kind cannot have."""
+        if self.sweep:
+            sweep.parse(self.sweep)
+        if self.cold_start and (self.sweep or self.sliding_window or self.ext_len):
+            raise UserError(
+                f"eval.cold_start = {self.cold_start} is of a memory that fills: leave "
+                "out eval.sweep, eval.sliding_window and eval.ext_len"
+            )
+        cut = self.cold_start or self.sliding_window
+        if cut and self.reset_memory_at >= 0:
+            raise UserError(
+                f"eval.reset_memory_at = {self.reset_memory_at}: eval.sliding_window "
+                "and eval.cold_start cut the text regardless of documents; set it to -1"
+            )
 
 
 Evaluate = Callable[[Any, np.ndarray, Callable[[int, int], None]], dict[str, Any]]
@@ -105,6 +132,7 @@ def make_evaluate(config: ModelConfig, how: EvalConfig, mesh: Mesh) -> Evaluate:
         params: Any, tokens: np.ndarray, progress: Callable[[int, int], None]
     ) -> dict[str, Any]:
         started = time.perf_counter()
+        tokens = how.cut(tokens)
         full = how.mem_len or how.ext_len
         streams = Streams(
             tokens,

@@ -57,6 +57,145 @@ def plot_loss(
     figure.savefig(path, dpi=120)
 
 
+def plot_sweep(result: dict[str, Any], path: Path) -> None:
+    """Draws perplexity, and bits per token, against the field that was swept.
+
+    `result` as `evaluate.sweep.run` has it. Values that are no numbers, or of which one
+    means "off", stand side by side.
+    """
+    field, rows = result["sweep"], result["rows"]
+    values, ppl = [row[field] for row in rows], [row["ppl"] for row in rows]
+    named = field in ("same_length", "clamp_len")
+    at = {value: n if named else value for n, value in enumerate(values)}
+    figure = matplotlib.figure.Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.add_subplot()
+    axes.plot(
+        [at[value] for value in values], ppl, "o-", color="tab:blue", markersize=4
+    )
+    for name, key, color in (
+        ("training's", "init", "tab:orange"),
+        ("the least that reaches the best", "shortest", "tab:green"),
+    ):
+        value = result[key]
+        axes.plot(
+            [at[value]],
+            [ppl[values.index(value)]],
+            "D" if key == "init" else "s",
+            color=color,
+            markersize=9 if key == "init" else 7,
+            label=f"{field} = {value}, {name}: {ppl[values.index(value)]:.2f}",
+        )
+    if named:
+        words = [
+            "off" if value == 0 and field == "clamp_len" else value for value in values
+        ]
+        axes.set_xticks(list(at.values()), [str(word).lower() for word in words])
+    axes.set(xlabel=f"eval.{field}", ylabel="perplexity")
+    bits = axes.secondary_yaxis("right", functions=(_log2, _exp2))
+    bits.set_ylabel("bits per token")
+    axes.legend(loc="best")
+    axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=100)
+
+
+def _log2(x: Any) -> Any:
+    return np.log2(np.maximum(x, 1e-9))  # an axis may ask for the log of 0
+
+
+def _exp2(x: Any) -> Any:
+    return np.exp2(x)
+
+
+def plot_cold_start(nll_T: np.ndarray, result: dict[str, Any], path: Path) -> None:
+    """Draws bits per token against how many tokens have been read.
+
+    `result` as `evaluate.cold_start.run` has it: its bins are the line.
+    """
+    figure = matplotlib.figure.Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.add_subplot()
+    read = np.arange(1, len(nll_T) + 1)
+    label = f"mean of {result['pieces']} cold starts"
+    bits = nll_T / math.log(2)
+    axes.plot(read, bits, ".", color="tab:blue", alpha=0.25, markersize=3, label=label)
+    rows = result["rows"]
+    middle = [
+        math.sqrt(row["from_tokens_read"] * row["to_tokens_read"]) for row in rows
+    ]
+    binned = [row["bpc"] for row in rows]
+    axes.plot(
+        middle, binned, "o-", color="tab:blue", markersize=4, label="mean of bins"
+    )
+    settled = result["settled_bpc"]
+    words = f"its last quarter: {settled:.3f}"
+    axes.axhline(settled, color="gray", linestyle=":", linewidth=1, label=words)
+    for name, color in (("tgt_len", "tab:orange"), ("mem_len", "tab:green")):
+        if 0 < result[name] <= len(nll_T):
+            axes.axvline(
+                result[name],
+                color=color,
+                linestyle="--",
+                linewidth=1,
+                label=f"eval.{name} = {result[name]}",
+            )
+    axes.set_xscale("log", base=2)
+    ticks = [2**n for n in range(int(math.log2(len(nll_T))) + 1)]
+    axes.set_xticks(ticks, [str(tick) for tick in ticks])
+    axes.set(xlabel="tokens read since the cold start", ylabel="bits per token")
+    axes.legend(loc="upper right", fontsize=9)
+    axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=90)
+
+
+def plot_speed(rows: list[dict[str, Any]], path: Path) -> None:
+    """Draws how many times slower windows are against the attention length.
+
+    `rows` as `evaluate.speed.run` has them; Table 9's beside, where it has the lengths.
+    """
+    figure = matplotlib.figure.Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.add_subplot()
+    for key, label, style, color in (
+        ("ratio", "window, naive", "o-", "tab:red"),
+        ("predicted_ratio", "its FLOPs", "--", "tab:red"),
+        ("fair_ratio", "window, nothing in vain", "o-", "tab:blue"),
+        ("predicted_fair_ratio", "its FLOPs", "--", "tab:blue"),
+        ("paper_ratio", "paper, Table 9 (another model and device)", "D:", "gray"),
+    ):
+        found = [row for row in rows if key in row]
+        axes.plot(
+            [row["attention_len"] for row in found],
+            [row[key] for row in found],
+            style,
+            color=color,
+            markersize=5,
+            label=label,
+        )
+    axes.set_ylim(bottom=0)
+    lengths = [row["attention_len"] for row in rows]
+    axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
+    axes.set(xlabel="attention length", ylabel="time per token, cached = 1")
+    axes.legend(loc="upper left", fontsize=9)
+    axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=90)
+
+
+def plot_similarity(
+    distance_R: np.ndarray, cosine_R: np.ndarray, d_model: int, path: Path
+) -> None:
+    """Draws how alike the encodings of two distances are, by their difference."""
+    figure = matplotlib.figure.Figure(figsize=(8, 4), layout="constrained")
+    axes = figure.add_subplot()
+    axes.plot(distance_R, cosine_R, color="tab:blue", linewidth=1)
+    axes.axhline(0, color="gray", linewidth=0.8)
+    axes.set_xscale("log")
+    axes.set(
+        xlim=(1, distance_R[-1]),
+        xlabel="difference of two distances",
+        ylabel=f"cosine of their R (d_model {d_model})",
+    )
+    axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=100)
+
+
 def _labels(levels: dict[str, float], apart: float) -> list[tuple[str, float]]:
     """Returns (names, level), levels less than `apart` from the one below as one."""
     found: list[tuple[str, float]] = []

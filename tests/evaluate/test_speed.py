@@ -1,0 +1,152 @@
+"""The speed table: what is timed gives the same numbers, and its FLOPs are counted.
+
+Dims: B windows, W attention length, L segment.
+"""
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import flax.linen as nn
+import jax
+import numpy as np
+import pytest
+
+from tests import tiny
+from txl_jax.errors import UserError
+from txl_jax.evaluate import speed
+from txl_jax.evaluate.perplexity import EvalConfig
+from txl_jax.evaluate.sliding import (
+    last_nll,
+    project_distances,
+    whole_nll,
+    window_model,
+)
+from txl_jax.evaluate.speed import SpeedConfig
+from txl_jax.model.config import ModelConfig
+from txl_jax.model.key_values import unstack
+from txl_jax.state import abstract_params
+
+LARGE = ModelConfig(
+    vocab_size=256, n_layer=3, d_model=128, n_head=2, d_head=64, d_inner=512, unroll=3
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_compiler() -> Iterator[None]:
+    """Compiles twice as fast: nothing here runs for long."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+def test_a_row_has_the_tables_columns(tmp_path: Path) -> None:
+    how = SpeedConfig(
+        attention_lens=(6,), tgt_len=4, batch_size=2, rounds=1, segments=2
+    )
+    result = speed.run(tiny.CONFIG, EvalConfig(), how, None, tmp_path / "new")
+    (row,) = result["rows"]
+    cached, naive, fair = (
+        row[f"{name}_seconds_per_token"] for name in ("cached", "sliding", "fair")
+    )
+    assert min(cached, naive, fair) > 0
+    assert row["attention_len"] == 6 and "paper_ratio" not in row
+    assert row["ratio"] == pytest.approx(naive / cached)
+    assert row["fair_ratio"] == pytest.approx(fair / cached)
+    reading = dataclasses.replace(tiny.CONFIG, mem_len=6)
+    flops = speed.count_flops(reading, how, 6)
+    assert row["predicted_fair_ratio"] == pytest.approx(flops.fair / flops.cached)
+    assert (result["segments_timed"], result["windows_timed"]) == (2, 2)
+    kept = json.loads((tmp_path / "new" / "speed.json").read_text())
+    assert kept["rows"] == result["rows"]
+    assert (tmp_path / "new" / "speed.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_papers_row_stands_beside() -> None:
+    seconds = {"cached": 1.0, "naive": 3000.0, "fair": 2000.0}
+    row = speed.describe(LARGE, SpeedConfig(), 3800, seconds)
+    assert (row["paper_ratio"], row["ratio"], row["fair_ratio"]) == (1874, 3000, 2000)
+
+
+def test_the_clock_takes_the_median_per_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, calls = [0.0], []
+
+    def takes(name: str, seconds: float) -> Any:
+        def program() -> None:
+            calls.append(name)
+            now[0] += seconds * (9 if calls.count(name) == 1 else 1)
+
+        return program
+
+    monkeypatch.setattr(speed.time, "perf_counter", lambda: now[0])
+    programs = speed.Programs(takes("cached", 8), takes("naive", 6), takes("fair", 4))
+    how = SpeedConfig(tgt_len=4, batch_size=2, rounds=3, segments=2)
+    assert speed.measure(programs, how) == {"cached": 1, "naive": 3, "fair": 2}
+    assert calls[:4] == ["cached", "cached", "naive", "fair"]
+
+
+def counted(function: Any, *arguments: Any) -> float:
+    """Returns the FLOPs that the compiler counts, before it changes anything."""
+    analysis: Any = jax.jit(function).lower(*arguments).cost_analysis()
+    return float(analysis["flops"])
+
+
+def abstract(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, np.int32)
+
+
+@pytest.mark.parametrize("clamp_len", [0, 40])
+def test_flops_of_windows_are_the_compilers(clamp_len: int) -> None:
+    B, W = 2, 192
+    how = SpeedConfig(batch_size=B)
+    config = dataclasses.replace(
+        window_model(LARGE, clamp_len, kernel="xla"), kernel="xla"
+    )
+    params = nn.unbox(abstract_params(config))
+    flops = speed.count_flops(dataclasses.replace(config, mem_len=W), how, W)
+    whole = counted(
+        lambda *given: whole_nll(config, *given), params, abstract(B, W), abstract(B, W)
+    )
+    assert B * flops.naive == pytest.approx(whole, rel=0.04)
+
+    apart = jax.eval_shape(unstack, params)
+    distances = jax.eval_shape(lambda p: project_distances(config, p, W), apart)
+    last = counted(
+        lambda *given: last_nll(config, *given),
+        *(apart, distances, abstract(B, W), abstract(B)),
+    )
+    # This kernel makes the scores beyond the diagonal too.
+    HA, R = 128, clamp_len + 1 if clamp_len else W
+    keys = np.arange(1, W + 1)
+    hidden = 2 * (W - keys).sum() + (R - np.minimum(keys, R)).sum()
+    made = flops.fair + (LARGE.n_layer - 1) * 2 * HA * hidden
+    assert B * made == pytest.approx(last, rel=0.04)
+    assert flops.fair < flops.naive
+
+
+def test_flops_of_a_segment_by_hand() -> None:
+    model = ModelConfig(
+        vocab_size=10,
+        n_layer=3,
+        d_model=4,
+        n_head=1,
+        d_head=2,
+        d_inner=5,
+        mem_len=6,
+        position="none",
+    )
+    how = SpeedConfig(tgt_len=7)
+    # q, k, v, o: 4 x 2 x 4 x 2; feed-forward: 2 x 2 x 4 x 5; softmax: 2 x 4 x 10.
+    # Scores and values, 2 x 2 x 2 each, of 7, 8, ..., 13 keys: 10 in the mean.
+    assert speed.count_flops(model, how, 6).cached == 3 * (64 + 80 + 80) + 80
+    same = dataclasses.replace(model, same_length=True)
+    assert speed.count_flops(same, how, 6).cached == 3 * (64 + 80 + 48) + 80
+
+
+def test_what_cannot_be_timed_is_refused() -> None:
+    with pytest.raises(UserError, match="speed.attention_lens = \\(1,\\)"):
+        SpeedConfig(attention_lens=(1,))
+    with pytest.raises(UserError, match="speed.rounds = 0"):
+        SpeedConfig(rounds=0)
