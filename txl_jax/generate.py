@@ -31,12 +31,12 @@ LONGEST = 512
 class GenerateConfig:
     """What to sample, and how: temperature first, then top_k, then top_p."""
 
-    prompt: str = "\n"
-    num_tokens: int = 300
+    prompt: str = "\n"  # the text to go on with
+    num_tokens: int = 300  # tokens to sample
     temperature: float = 1.0  # 0 = always the likeliest token
     top_k: int = 40  # sample among so many likeliest; 0 = all
     top_p: float = 1.0  # sample among the likeliest that make up this much
-    seed: int = 1
+    seed: int = 1  # another one gives another sample
     mem_len: int = 512  # tokens remembered
     ext_len: int = 0  # tokens read again before each, where mem_len is 0
     stop: str = ""  # the sample ends before this text; "" = at num_tokens

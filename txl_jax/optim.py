@@ -24,13 +24,13 @@ class OptimConfig:
     """How parameters are updated; the defaults are the paper's released recipes."""
 
     optimizer: str = "adam"  # a name in OPTIMIZERS
-    lr: float = 2.5e-4
+    lr: float = 2.5e-4  # the greatest learning rate
     schedule: str = "cosine"  # a name in SCHEDULES
     warmup_steps: int = 0  # updates during which the rate rises from 0
     min_lr_ratio: float = 0.0  # where a cosine ends, as a part of lr
     clip: float = 0.25  # greatest global norm of the gradient; 0 = off
-    beta1: float = 0.9
-    beta2: float = 0.999
+    beta1: float = 0.9  # of adam and lamb: what the mean gradient keeps
+    beta2: float = 0.999  # and what the mean squared gradient keeps
     epsilon: float = 1e-8  # NVIDIA's recipes for lamb: 1e-6
     momentum: float = 0.0  # of sgd
     weight_decay: float = 0.0  # of matrices alone; OPTIMIZERS says where it enters

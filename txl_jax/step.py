@@ -28,8 +28,8 @@ from txl_jax.state import TrainState
 class TrainConfig:
     """How to train; steps and cadences count updates."""
 
-    seed: int = 1111
-    num_steps: int = 400_000
+    seed: int = 1111  # of parameters, dropout and the data's order
+    num_steps: int = 400_000  # updates of the whole run
     batch_size: int = 24  # streams
     tgt_len: int = 512  # tokens of a segment
     segments_per_call: int = 1  # segments that one call to the device takes

@@ -31,9 +31,9 @@ class ConvertConfig:
     # For pytorch and tensorflow, whose files do not say how the model was trained.
     mem_len: int = -1  # tokens remembered while training; -1 = not given
     cutoffs: tuple[int, ...] = ()  # pytorch: of clusters that share one table
-    clamp_len: int = 0
-    same_length: bool = False
-    pre_lnorm: bool = False  # pytorch
+    clamp_len: int = 0  # as model.clamp_len
+    same_length: bool = False  # as model.same_length
+    pre_lnorm: bool = False  # pytorch: as model.pre_lnorm
 
     def __post_init__(self) -> None:
         """Refuses impossible values, naming the field."""

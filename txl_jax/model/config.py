@@ -27,11 +27,11 @@ class ModelConfig:
     """A Transformer-XL; the defaults are the paper's 12 layers for enwik8 (Table 2)."""
 
     vocab_size: int = 0  # 0 = as many as the corpus's vocabulary has
-    n_layer: int = 12
-    d_model: int = 512
+    n_layer: int = 12  # layers
+    d_model: int = 512  # features of a token between layers
     d_embed: int = 0  # of an embedding, projected to d_model; 0 = d_model
-    n_head: int = 8
-    d_head: int = 64
+    n_head: int = 8  # heads of the attention
+    d_head: int = 64  # features of a head
     d_inner: int = 2048  # the feed-forward's hidden size
     # The vocabulary's two ends (Grave et al. 2017; Baevski and Auli 2019).
     cutoffs: tuple[int, ...] = ()  # the first id of each cluster but the frequent one
@@ -49,9 +49,9 @@ class ModelConfig:
     same_length: bool = False  # every query sees the newest mem_len keys alone
     same_length_self: bool = False  # and its own key besides
     pre_lnorm: bool = False  # normalise before each sublayer instead of after
-    layer_norm_epsilon: float = 1e-5
+    layer_norm_epsilon: float = 1e-5  # added to the variance that a norm divides by
     # Regularisation.
-    dropout: float = 0.1
+    dropout: float = 0.1  # of embeddings, positions and what sublayers give
     dropatt: float = 0.0  # dropout of the attention's probabilities
     variational: bool = False  # dropout has one mask for all tokens of a segment
     word_dropout: float = 0.0  # dropout of whole words from the embedding
