@@ -4,6 +4,7 @@ One tiny run is trained, once, through `main(argv)`; the rest reads it.
 """
 
 import contextlib
+import dataclasses
 import hashlib
 import io
 import json
@@ -583,6 +584,38 @@ def test_a_workdir_of_a_changed_text_is_refused(home: Home) -> None:
     done = command(f"--config={home.path / 'tiny.py'}", f"--workdir={changed}")
     assert_refused(home, done, "run.json is damaged")
     assert [path.name for path in changed.iterdir()] == ["run.json"]
+
+
+def test_print_config_says_what_gave_a_field_its_value(home: Home) -> None:
+    """And does nothing: another workdir than the run's is not made."""
+    file, other = home.path / "tiny.py", home.path / "other"
+    flags = [f"--config={file}", f"--workdir={other}", "--config.optim.lr=0.5"]
+    done = command(*flags, "--config.eval.split=test", "--print_config")
+    assert (done.status, done.err) == (0, "")
+    assert not other.exists()
+    lines = done.out.splitlines()
+    assert lines[0] == f"# mode train, workdir {other}"
+    assert f"model.n_layer = 2  # from {file}, default 12" in lines
+    assert "optim.lr = 0.5  # from a flag, default 0.00025" in lines
+    assert "eval.split = test  # from a flag" in lines
+    assert 'convert.source = ""' in lines
+    fields = sum(len(dataclasses.fields(x)) for x in configs.SECTIONS.values())
+    assert len(lines) == fields + 2
+    assert lines[-1].endswith(f"of {fields} fields are not left at their defaults")
+    done = home.read("evaluate", "--mem_len=5", "--print_config")
+    assert "eval.mem_len = 5  # from a flag, default 512" in done.out
+    assert f"n_layer = 2  # from {home.run / 'config.json'}, default 12" in done.out
+
+
+def test_helpfull_has_every_field() -> None:
+    done = command("--helpfull")
+    assert (done.status, done.err) == (0, "")
+    for section, section_class in configs.SECTIONS.items():
+        for field in dataclasses.fields(section_class):
+            assert f"--config.{section}.{field.name}=" in done.out
+    assert "[cosine]\n      one of cosine, cosine_through_warmup," in done.out
+    assert command("--help").out in done.out
+    assert max(len(line) for line in done.out.splitlines()) <= 90
 
 
 @pytest.mark.parametrize("flag", ["--help", "-h"])

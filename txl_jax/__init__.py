@@ -32,6 +32,7 @@ _HOMES = {
     "TransformerXL": "txl_jax.model.txl",
     "load": "txl_jax.restore",
 }
+__version__ = "0.1.0"
 __all__ = ["Memory", "ModelConfig", "TransformerXL", "load"]
 
 

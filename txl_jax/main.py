@@ -20,11 +20,11 @@ from typing import Any
 import jax
 from absl import logging as absl_logging
 
-from txl_jax import config as configs
 from txl_jax import (
     distributed,
     flags,
     generate,
+    help,
     metrics,
     pod,
     restore,
@@ -46,25 +46,6 @@ from txl_jax.preemption import stop
 from txl_jax.report import plots
 from txl_jax.report.writer import Progress, read_metrics, say, to_json
 from txl_jax.train import make_streams, train
-
-HELP = """\
-usage: python -m txl_jax.main --config=FILE [--workdir=DIR] [--mode=MODE] [overrides]
-
-modes:
-{modes}
-
-flags:
-  --config=FILE|NAME  an experiment's file, or the name of a packaged experiment;
-                      without it, the config that the workdir's run was started with
-  --workdir=DIR       where the run lives (default: runs/NAME)
-  --config.S.F=V      field F of the config's section S, which is one of
-                      {sections}
-  --F=V               field F of the mode's own section, in evaluate, generate and
-                      compile, such as --mem_len=1024, --prompt='def ' or
-                      --topology=v4:4x4x8; in prepare, of the section data; in import
-                      and export of convert, as --format; in train, of the section
-                      run, as --profile_steps=10:15
-"""
 
 
 def run_train(command: Command) -> dict[str, Any]:
@@ -269,13 +250,13 @@ def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     absl_logging.set_verbosity(absl_logging.FATAL)  # we tell what fails in orbax
     if {"--help", "--helpfull", "-h"} & set(argv):
-        modes = "\n".join(
-            f"  {name:<10}{(run.__doc__ or '').strip()}" for name, run in MODES.items()
-        )
-        print(HELP.format(modes=modes, sections=", ".join(configs.SECTIONS)), end="")
+        print((help.full if "--helpfull" in argv else help.short)(MODES), end="")
         return 0
     try:
         command = flags.parse(argv, list(MODES))
+        if command.print_config:
+            print(help.resolved(command), end="")
+            return 0
         with ExitStack() as stack:
             if is_program:
                 start(command.config.run)
