@@ -25,6 +25,7 @@ from txl_jax.model.txl import TransformerXL
 from txl_jax.optim import make_average, make_optimizer, make_schedule
 from txl_jax.preemption import stop
 from txl_jax.report.trace import Trace
+from txl_jax.report.wait import telling_compilation, waiting
 from txl_jax.report.writer import Progress, TrainLog, say
 from txl_jax.sharding import host_rows, make_mesh, place_segments
 from txl_jax.state import TrainState, init_state
@@ -134,6 +135,7 @@ def train(
     rows = host_rows(mesh, how.batch_size, "train.batch_size")
     streams = make_streams(how, train_tokens, rows)
     init, places, train_step = make_step(config, mesh)
+    train_step = telling_compilation("the training step", train_step)
     like = checkpoint.abstract(jax.eval_shape(init), places)
     evaluate = make_evaluate(config.model, config.eval, mesh)
 
@@ -142,12 +144,14 @@ def train(
         watchdog = stack.enter_context(Watchdog(config.run.hang_seconds))
         opened = checkpoint.open_checkpoints(workdir, config.checkpoint)
         manager = stack.enter_context(closing(opened))
-        resumed = checkpoint.restore(manager, like)
+        with waiting(f"looking for a checkpoint in {manager.directory}"):
+            resumed = checkpoint.restore(manager, like)
         if resumed:
             say(f"resumed at update {resumed.step} from {manager.directory}")
         else:
             say(f"fresh run in {workdir}")
-        step, state, position = resumed or begin(init, params)
+        with waiting("compiling the initial parameters, and making them"):
+            step, state, position = resumed or begin(init, params)
         log = stack.enter_context(
             TrainLog(workdir / "metrics.jsonl", step, how.num_steps, how.log_every)
         )

@@ -29,7 +29,7 @@ ROWS = """
     model.key_values
     convert.pytorch digest model.adaptive data.builder data.recipe optim metrics
     model.attention data.encode report.writer report.plots
-    report.provenance report.trace
+    report.provenance report.trace report.wait
     model.block data.tokens record
     model.txl
     state store generate convert.huggingface convert.nvidia
@@ -40,7 +40,7 @@ ROWS = """
     lock workdir train
     flags aot
     restore pod
-    convert.transfer
+    convert.transfer help
     main
 """
 ROW = {
