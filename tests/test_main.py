@@ -137,6 +137,7 @@ def test_the_workdir_has_what_the_readme_lists(home: Home) -> None:
         "result.json",
         "run.json",
         "sample.txt",
+        "tensorboard",
         "vocab.json",
     ]
     picture = (home.run / "loss.png").read_bytes()

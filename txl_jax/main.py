@@ -43,7 +43,7 @@ from txl_jax.evaluate.perplexity import make_evaluate
 from txl_jax.flags import Command
 from txl_jax.lock import locked
 from txl_jax.preemption import stop
-from txl_jax.report import plots
+from txl_jax.report import plots, tensorboard
 from txl_jax.report.writer import Progress, read_metrics, say, to_json
 from txl_jax.train import make_streams, train
 
@@ -86,6 +86,8 @@ def judge(
     plots.plot_loss(lines, folder / "loss.png", levels)
     result["sample"] = str(folder / "sample.txt")
     (folder / "sample.txt").write_text(sample, "utf-8")
+    if config.run.tensorboard:
+        tensorboard.write_sample(folder, loaded.step, sample)
     (folder / "result.json").write_text(to_json(result, indent=2) + "\n", "utf-8")
     say(f"a sample, in {folder / 'sample.txt'}:\n{sample}\n")
     for name, bpc in sorted({"this model": result["bpc"], **levels}.items(), key=_bpc):
@@ -126,15 +128,22 @@ def check_fit(config: Config, tokens: Tokens) -> None:
         Streams(tokens.split(split), how.streams, how.tgt_len)
 
 
+def load(command: Command) -> restore.Loaded:
+    """Returns the workdir's model, and says which of its checkpoints it is."""
+    loaded = restore.load(command.workdir, command.config)
+    say(f"the model of update {loaded.step} in {command.workdir}")
+    return loaded
+
+
 def run_evaluate(command: Command) -> dict[str, Any]:
     """Scores a split."""
-    loaded = restore.load(command.workdir, command.config)
+    loaded = load(command)
     return evaluate_loaded(loaded, prepare(loaded.config.data))
 
 
 def run_generate(command: Command) -> dict[str, Any]:
     """Samples a continuation of a prompt."""
-    loaded = restore.load(command.workdir, command.config)
+    loaded = load(command)
     text, seconds = sample_loaded(loaded, show)
     show("\n")
     how = dataclasses.asdict(loaded.config.generate)
@@ -155,7 +164,7 @@ def run_import(command: Command) -> dict[str, Any]:
 
 def run_export(command: Command) -> dict[str, Any]:
     """Writes the model as another code base's files."""
-    loaded = restore.load(command.workdir, command.config)
+    loaded = load(command)
     return transfer.export_model(command.config.convert, loaded)
 
 

@@ -24,6 +24,7 @@ from txl_jax.guard import explain
 from txl_jax.model.txl import TransformerXL
 from txl_jax.optim import make_average, make_optimizer, make_schedule
 from txl_jax.preemption import stop
+from txl_jax.report.tensorboard import Events
 from txl_jax.report.trace import Trace
 from txl_jax.report.wait import telling_compilation, waiting
 from txl_jax.report.writer import Progress, TrainLog, say
@@ -152,9 +153,9 @@ def train(
             say(f"fresh run in {workdir}")
         with waiting("compiling the initial parameters, and making them"):
             step, state, position = resumed or begin(init, params)
-        log = stack.enter_context(
-            TrainLog(workdir / "metrics.jsonl", step, how.num_steps, how.log_every)
-        )
+        events = stack.enter_context(Events(workdir, step, config.run.tensorboard))
+        path, counts = workdir / "metrics.jsonl", (step, how.num_steps, how.log_every)
+        log = stack.enter_context(TrainLog(path, *counts, events.line))
         ahead = stack.enter_context(closing(Prefetch(streams.batch, position)))
         steps = config.run.profiled()
         trace = stack.enter_context(Trace(steps, workdir / "profile"))
@@ -172,6 +173,7 @@ def train(
             # orbax copies to the host in its own ways.
             with log.saving(), jax.transfer_guard("allow"), manager.attempt(step):
                 log.sync(valid_nll, ends=stop.reached)
+                events.flush()
                 checkpoint.save(manager, step, state, position, valid_nll)
                 watch.stop_if_found(state)
             if stop.reached:

@@ -29,7 +29,7 @@ ROWS = """
     model.key_values
     convert.pytorch digest model.adaptive data.builder data.recipe optim metrics
     model.attention data.encode report.writer report.plots
-    report.provenance report.trace report.wait
+    report.provenance report.trace report.wait report.tensorboard
     model.block data.tokens record
     model.txl
     state store generate convert.huggingface convert.nvidia

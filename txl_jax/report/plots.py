@@ -1,4 +1,4 @@
-"""Pictures of a run, as PNG."""
+"""Pictures of a run, as PNG: its losses, and the learning rate below them."""
 
 import math
 from pathlib import Path
@@ -13,7 +13,8 @@ def plot_loss(
 ) -> None:
     """Draws training and validation loss in bits per token against the step.
 
-    `lines` are those of metrics.jsonl; `yardsticks` are drawn as named levels.
+    Below them, the learning rate, where the lines have it. `lines` are those of
+    metrics.jsonl; `yardsticks` are drawn as named levels.
     """
     step = np.array([line["step"] for line in lines])
     losses = [line["exact"]["loss"] for line in lines]
@@ -22,8 +23,16 @@ def plot_loss(
     step, loss_bits = step[np.isfinite(loss_bits)], loss_bits[np.isfinite(loss_bits)]
     if not len(step):
         return
-    figure = matplotlib.figure.Figure(figsize=(8, 4.5), layout="constrained")
-    axes = figure.add_subplot()
+    rates = [(line["step"], line["exact"].get("lr")) for line in lines]
+    rates = [(step, rate) for step, rate in rates if rate is not None]
+    figure = matplotlib.figure.Figure(figsize=(8, 5), layout="constrained")
+    if rates:
+        axes, below = figure.subplots(2, 1, sharex=True, height_ratios=(4, 1))
+        below.plot(*zip(*rates, strict=True), color="tab:green", linewidth=1)
+        below.set(xlabel="update", ylabel="learning rate", ylim=(0, None))
+        below.grid(alpha=0.3)
+    else:
+        axes = figure.add_subplot(xlabel="update")
     axes.plot(step, loss_bits, color="tab:blue", alpha=0.25, linewidth=0.8)
     window = max(len(step) // 50, 1)
     smooth = np.convolve(loss_bits, np.ones(window) / window, mode="valid")
@@ -51,7 +60,7 @@ def plot_loss(
         )
     for level in yardsticks.values():
         axes.axhline(level, color="gray", linestyle=":", linewidth=1)
-    axes.set(xlabel="update", ylabel="bits per token")
+    axes.set_ylabel("bits per token")
     axes.legend(loc="upper right")
     axes.grid(alpha=0.3)
     figure.savefig(path, dpi=120)
