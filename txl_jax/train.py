@@ -110,9 +110,13 @@ def validate(
             return None
 
 
-def begin(init: Callable[[], TrainState], params: Any) -> tuple[int, Any, Position]:
+def begin(
+    workdir: Path, init: Callable[[], TrainState], params: Any
+) -> tuple[int, Any, Position]:
     """Returns (step, state, position) of a fresh run, with `params` where given."""
-    state = init()
+    say(f"fresh run in {workdir}")
+    with waiting("compiling the initial parameters, and making them"):
+        state = init()
     return 0, state if params is None else state.start_from(params), Position()
 
 
@@ -145,14 +149,10 @@ def train(
         watchdog = stack.enter_context(Watchdog(config.run.hang_seconds))
         opened = checkpoint.open_checkpoints(workdir, config.checkpoint)
         manager = stack.enter_context(closing(opened))
-        with waiting(f"looking for a checkpoint in {manager.directory}"):
-            resumed = checkpoint.restore(manager, like)
+        resumed = checkpoint.restore(manager, like)
         if resumed:
             say(f"resumed at update {resumed.step} from {manager.directory}")
-        else:
-            say(f"fresh run in {workdir}")
-        with waiting("compiling the initial parameters, and making them"):
-            step, state, position = resumed or begin(init, params)
+        step, state, position = resumed or begin(workdir, init, params)
         events = stack.enter_context(Events(workdir, step, config.run.tensorboard))
         path, counts = workdir / "metrics.jsonl", (step, how.num_steps, how.log_every)
         log = stack.enter_context(TrainLog(path, *counts, events.line))
@@ -173,7 +173,6 @@ def train(
             # orbax copies to the host in its own ways.
             with log.saving(), jax.transfer_guard("allow"), manager.attempt(step):
                 log.sync(valid_nll, ends=stop.reached)
-                events.flush()
                 checkpoint.save(manager, step, state, position, valid_nll)
                 watch.stop_if_found(state)
             if stop.reached:
