@@ -43,6 +43,12 @@ def test_the_example_of_the_docstring() -> None:
     assert doctest.testmod(txl_jax) == (0, 10)
 
 
+@pytest.mark.parametrize("block", BLOCKS)
+def test_the_page_s_blocks_are_python(block: str) -> None:
+    compile(block, str(PAGE), "exec")
+
+
+@pytest.mark.long
 def test_the_memory_of_the_page_answers_what_is_long_gone(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -55,4 +61,3 @@ def test_the_memory_of_the_page_answers_what_is_long_gone(
     assert found
     assert float(found[1]) > 0.95
     assert 0.35 < float(found[2]) < 0.65
-    compile(BLOCKS[2], str(PAGE), "exec")
