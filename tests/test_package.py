@@ -1,4 +1,4 @@
-"""What is installed: one version everywhere, and a wheel that runs without a checkout."""
+"""What is installed: one version everywhere, a wheel that runs without a checkout."""
 
 import json
 import os
