@@ -302,6 +302,7 @@ def test_a_run_begins_with_the_parameters_of_another(
 def test_evaluation_by_workdir_alone_repeats_the_training_s(home: Home) -> None:
     first = home.read("evaluate")
     assert first.result["mode"] == "evaluate"
+    assert f"the model of update 60 in {home.run}\n" in first.err
     assert len(first.out.splitlines()) == 1
     names = {"seconds", "tokens_per_second", "mode"}
     for name, value in first.result.items():
