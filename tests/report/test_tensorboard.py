@@ -116,7 +116,7 @@ def test_a_disk_that_takes_no_more_ends_the_file_and_not_the_run(
     assert said == f"nothing more for TensorBoard from this start ({reason})\n"
 
 
-def test_the_run_of_one_process_in_several_writes(
+def test_of_several_processes_the_first_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("txl_jax.distributed.is_first", lambda: False)
