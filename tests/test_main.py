@@ -4,6 +4,7 @@ One tiny run is trained, once, through `main(argv)`; the rest reads it.
 """
 
 import contextlib
+import dataclasses
 import hashlib
 import io
 import json
@@ -136,6 +137,7 @@ def test_the_workdir_has_what_the_readme_lists(home: Home) -> None:
         "result.json",
         "run.json",
         "sample.txt",
+        "tensorboard",
         "vocab.json",
     ]
     picture = (home.run / "loss.png").read_bytes()
@@ -362,6 +364,7 @@ def test_speed_takes_a_run_s_weights_or_fresh_ones(home: Home, tmp_path: Path) -
 def test_evaluation_by_workdir_alone_repeats_the_training_s(home: Home) -> None:
     first = home.read("evaluate")
     assert first.result["mode"] == "evaluate"
+    assert f"the model of update 60 in {home.run}\n" in first.err
     assert len(first.out.splitlines()) == 1
     names = {"seconds", "tokens_per_second", "mode"}
     for name, value in first.result.items():
@@ -645,6 +648,38 @@ def test_a_workdir_of_a_changed_text_is_refused(home: Home) -> None:
     done = command(f"--config={home.path / 'tiny.py'}", f"--workdir={changed}")
     assert_refused(home, done, "run.json is damaged")
     assert [path.name for path in changed.iterdir()] == ["run.json"]
+
+
+def test_print_config_says_what_gave_a_field_its_value(home: Home) -> None:
+    """And does nothing: another workdir than the run's is not made."""
+    file, other = home.path / "tiny.py", home.path / "other"
+    flags = [f"--config={file}", f"--workdir={other}", "--config.optim.lr=0.5"]
+    done = command(*flags, "--config.eval.split=test", "--print_config")
+    assert (done.status, done.err) == (0, "")
+    assert not other.exists()
+    lines = done.out.splitlines()
+    assert lines[0] == f"# mode train, workdir {other}"
+    assert f"model.n_layer = 2  # from {file}, default 12" in lines
+    assert "optim.lr = 0.5  # from a flag, default 0.00025" in lines
+    assert "eval.split = test  # from a flag" in lines
+    assert 'convert.source = ""' in lines
+    fields = sum(len(dataclasses.fields(x)) for x in configs.SECTIONS.values())
+    assert len(lines) == fields + 2
+    assert lines[-1].endswith(f"of {fields} fields are not left at their defaults")
+    done = home.read("evaluate", "--mem_len=5", "--print_config")
+    assert "eval.mem_len = 5  # from a flag, default 512" in done.out
+    assert f"n_layer = 2  # from {home.run / 'config.json'}, default 12" in done.out
+
+
+def test_helpfull_has_every_field() -> None:
+    done = command("--helpfull")
+    assert (done.status, done.err) == (0, "")
+    for section, section_class in configs.SECTIONS.items():
+        for field in dataclasses.fields(section_class):
+            assert f"--config.{section}.{field.name}=" in done.out
+    assert "[cosine]\n      one of cosine, cosine_through_warmup," in done.out
+    assert command("--help").out in done.out
+    assert max(len(line) for line in done.out.splitlines()) <= 90
 
 
 @pytest.mark.parametrize("flag", ["--help", "-h"])

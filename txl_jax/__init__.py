@@ -15,24 +15,45 @@ The dimensions, one letter each, everywhere:
 
 The same letter is the suffix of a tensor's name (`h_BLD`), the subscript in `einsum`,
 the logical axis of a parameter and the key in `txl_jax.sharding.RULES`.
+
+A model with its memory: what a call returns is what the next one is given.
+
+    >>> import jax, txl_jax
+    >>> config = txl_jax.ModelConfig(vocab_size=9, n_layer=1, d_model=8, mem_len=6)
+    >>> model = txl_jax.TransformerXL(config)
+    >>> memory = txl_jax.Memory.empty(config, batch_size=1)
+    >>> tokens_BL = jax.numpy.array([[1, 2, 3, 4]])
+    >>> init = jax.jit(model.init, static_argnames="method")
+    >>> params = init(jax.random.key(0), tokens_BL, memory, method="logits")
+    >>> apply = jax.jit(model.apply, static_argnames="method")
+    >>> log_probs_BLV, memory = apply(params, tokens_BL, memory, method="logits")
+    >>> log_probs_BLV.shape, memory.filled_B.tolist()
+    ((1, 4, 9), [4])
+
+A trained one is `txl_jax.load(workdir)`; importing this touches no device.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from txl_jax.errors import UserError as UserError
     from txl_jax.model.config import ModelConfig as ModelConfig
     from txl_jax.model.memory import Memory as Memory
     from txl_jax.model.txl import TransformerXL as TransformerXL
+    from txl_jax.restore import Loaded as Loaded
     from txl_jax.restore import load as load
 
+__version__ = "0.1.0"
+__all__ = ["Loaded", "Memory", "ModelConfig", "TransformerXL", "UserError", "load"]
 _HOMES = {
+    "Loaded": "txl_jax.restore",
     "Memory": "txl_jax.model.memory",
     "ModelConfig": "txl_jax.model.config",
     "TransformerXL": "txl_jax.model.txl",
+    "UserError": "txl_jax.errors",
     "load": "txl_jax.restore",
 }
-__all__ = ["Memory", "ModelConfig", "TransformerXL", "load"]
 
 
 def __getattr__(name: str) -> Any:
@@ -40,3 +61,8 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'txl_jax' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Lists the public names, also those that nobody has used yet."""
+    return sorted({*globals(), *__all__})

@@ -17,6 +17,7 @@ from txl_jax.digest import digests, named_leaves
 from txl_jax.errors import UserError
 from txl_jax.optim import Average
 from txl_jax.record import Damaged, Record
+from txl_jax.report.wait import waiting
 from txl_jax.report.writer import say
 from txl_jax.state import TrainState
 from txl_jax.store import CheckpointConfig, Checkpoints, open_checkpoints
@@ -81,7 +82,8 @@ def restore(manager: Checkpoints, like: TrainState) -> Restored | None:
     damaged: dict[int, str] = {}
     for step in sorted(manager.all_steps(), reverse=True):
         try:
-            restored = _restore(manager, step, like)
+            with waiting(f"reading checkpoint {step} of {manager.directory}"):
+                restored = _restore(manager, step, like)
         except Damaged as error:
             say(f"{error}: TRYING AN OLDER ONE")
             damaged[step] = str(error)

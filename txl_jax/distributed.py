@@ -42,6 +42,7 @@ class RunConfig:
     hang_seconds: int = 1_800  # without an update or a segment until it ends; 0 = never
     compilation_cache: str = ""  # folder, also gs://, that keeps programs; "" = none
     profile_steps: str = ""  # "10:15" traces updates 11 to 15 into WORKDIR/profile
+    tensorboard: bool = True  # write metrics.jsonl also as WORKDIR/tensorboard
 
     def __post_init__(self) -> None:
         """Refuses impossible values, naming the field."""

@@ -35,6 +35,8 @@ class Command(NamedTuple):
     config: Config
     workdir: Path
     overrides: dict[str, str]  # in import and table, what the new runs are to have
+    origins: dict[str, str]  # what gave a field its value: a file, or a flag
+    print_config: bool
 
 
 class Parser(argparse.ArgumentParser):
@@ -53,22 +55,37 @@ def parse(argv: list[str], modes: list[str]) -> Command:
     parser = Parser()
     for name, default in (("config", ""), ("workdir", ""), ("mode", "train")):
         parser.add_argument(f"--{name}", default=default)
+    parser.add_argument("--print_config", action="store_true")
     given, rest = parser.parse_known_args(argv)
     require_one_of(given.mode, modes, "--mode")
     overrides = parse_overrides(rest, OWN.get(given.mode, ""))
     if given.mode in MAKERS:
         return _parse_maker(given, overrides)
     if given.config:
-        config = configs.load(given.config)
+        config, source = configs.load(given.config), given.config
         folder = workdir.find(given.workdir or f"runs/{Path(given.config).stem}")
     elif given.workdir:
         folder = workdir.find(given.workdir)
+        source = str(folder / workdir.CONFIG)
         config = configs.load_json(folder / workdir.CONFIG)
     else:
         raise UserError("give --config=FILE, or the --workdir of a run; see --help")
+    origins = _differing(configs.parse(config), source) if given.print_config else {}
     for name, text in overrides.items():
         configs.override(config, name, text)
-    return Command(given.mode, configs.parse(config), folder, overrides)
+        origins[name] = "a flag"
+    parsed = configs.parse(config)
+    return Command(given.mode, parsed, folder, overrides, origins, given.print_config)
+
+
+def _differing(config: Config, source: str) -> dict[str, str]:
+    """Returns {field: source} of the fields that are not at their defaults."""
+    return {
+        f"{section}.{field.name}": source
+        for section, fields in configs.SECTIONS.items()
+        for field in dataclasses.fields(fields)
+        if getattr(getattr(config, section), field.name) != field.default
+    }
 
 
 def _parse_maker(given: argparse.Namespace, overrides: dict[str, str]) -> Command:
@@ -86,7 +103,9 @@ def _parse_maker(given: argparse.Namespace, overrides: dict[str, str]) -> Comman
         configs.override(config, name, text)
     section = MAKERS[mode][0]
     others = {name: x for name, x in overrides.items() if not name.startswith(section)}
-    return Command(mode, configs.parse(config), folder, others)
+    origins = dict.fromkeys(own, "a flag")
+    parsed = configs.parse(config)
+    return Command(mode, parsed, folder, others, origins, given.print_config)
 
 
 def parse_overrides(argv: list[str], own: str) -> dict[str, str]:
@@ -107,7 +126,8 @@ def parse_overrides(argv: list[str], own: str) -> dict[str, str]:
     found, unknown = parser.parse_known_args(argv)
     if unknown:
         flag = unknown[0].partition("=")[0]
-        known = ["--config", "--workdir", "--mode", "--help"]
+        known = ["--config", "--workdir", "--mode", "--help", "--helpfull"]
+        known += ["--print_config"]
         known += parser._option_string_actions
         raise UserError(f"unknown flag {flag!r}{nearest(flag, known)}; see --help")
     return {name: text for name, text in vars(found).items() if text is not None}

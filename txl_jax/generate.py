@@ -22,6 +22,7 @@ from txl_jax.model.config import ModelConfig
 from txl_jax.model.key_values import KeyValueMemory, RingMemory, unstack
 from txl_jax.model.memory import Memory
 from txl_jax.model.txl import TransformerXL
+from txl_jax.report.wait import telling_compilation
 
 # Tokens of a segment while a prompt is read into the memory.
 LONGEST = 512
@@ -238,8 +239,9 @@ def stream(
         return carry, token_TB.T
 
     apart = jax.jit(unstack)(params)
-    carry = jax.jit(start)(apart), np.zeros(len(prompts), bool)
-    chunk = jax.jit(run, donate_argnums=1)
+    begin = telling_compilation("the reading of the prompt", jax.jit(start))
+    carry = begin(apart), np.zeros(len(prompts), bool)
+    chunk = telling_compilation("the sampler", jax.jit(run, donate_argnums=1))
     for first in range(0, config.num_tokens, config.stream_every):
         carry, token_BT = chunk(apart, carry, first)
         yield np.asarray(jax.device_get(token_BT))[:, : config.num_tokens - first]

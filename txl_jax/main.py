@@ -25,6 +25,7 @@ from txl_jax import (
     distributed,
     flags,
     generate,
+    help,
     metrics,
     pod,
     restore,
@@ -32,7 +33,6 @@ from txl_jax import (
     table,
     workdir,
 )
-from txl_jax import config as configs
 from txl_jax.config import Config
 from txl_jax.convert import transfer
 from txl_jax.data import tokens as token_files
@@ -46,28 +46,9 @@ from txl_jax.evaluate.sliding import make_sliding
 from txl_jax.flags import Command
 from txl_jax.lock import locked
 from txl_jax.preemption import stop
-from txl_jax.report import plots
+from txl_jax.report import plots, tensorboard
 from txl_jax.report.writer import Progress, read_metrics, say, to_json
 from txl_jax.train import make_streams, train
-
-HELP = """\
-usage: python -m txl_jax.main --config=FILE [--workdir=DIR] [--mode=MODE] [overrides]
-
-modes:
-{modes}
-
-flags:
-  --config=FILE|NAME  an experiment's file, or the name of a packaged experiment;
-                      without it, the config that the workdir's run was started with
-  --workdir=DIR       where the run lives (default: runs/NAME)
-  --config.S.F=V      field F of the config's section S, which is one of
-                      {sections}
-  --F=V               field F of the mode's own section, in evaluate, generate,
-                      compile, speed and table, such as --mem_len=1024, --prompt='def ',
-                      --topology=v4:4x4x8 or --seeds=1; in prepare, of the section
-                      data; in import and export of convert, as --format; in train,
-                      of the section run, as --profile_steps=10:15
-"""
 
 
 def run_train(command: Command) -> dict[str, Any]:
@@ -115,6 +96,8 @@ def judge(
     plots.plot_loss(lines, folder / "loss.png", levels)
     result["sample"] = str(folder / "sample.txt")
     (folder / "sample.txt").write_text(sample, "utf-8")
+    if config.run.tensorboard:
+        tensorboard.write_sample(folder, loaded.step, sample)
     (folder / "result.json").write_text(to_json(result, indent=2) + "\n", "utf-8")
     say(f"a sample, in {folder / 'sample.txt'}:\n{sample}\n")
     for name, bpc in sorted({"this model": result["bpc"], **levels}.items(), key=_bpc):
@@ -155,9 +138,16 @@ def check_fit(config: Config, tokens: Tokens) -> None:
         Streams(how.cut(tokens.split(split)), how.streams, how.tgt_len)
 
 
+def load(command: Command) -> restore.Loaded:
+    """Returns the workdir's model, and says which of its checkpoints it is."""
+    loaded = restore.load(command.workdir, command.config)
+    say(f"the model of update {loaded.step} in {command.workdir}")
+    return loaded
+
+
 def run_evaluate(command: Command) -> dict[str, Any]:
     """Scores a split; also against a swept field, or by tokens since a cold start."""
-    loaded = restore.load(command.workdir, command.config)
+    loaded = load(command)
     tokens, config = prepare(loaded.config.data), loaded.config
     if config.eval.cold_start:
         text, mesh = tokens.split(config.eval.split), loaded.mesh
@@ -194,7 +184,7 @@ def run_speed(command: Command) -> dict[str, Any]:
 
 def run_generate(command: Command) -> dict[str, Any]:
     """Samples a continuation of a prompt."""
-    loaded = restore.load(command.workdir, command.config)
+    loaded = load(command)
     text, seconds = sample_loaded(loaded, show)
     show("\n")
     how = dataclasses.asdict(loaded.config.generate)
@@ -215,7 +205,7 @@ def run_import(command: Command) -> dict[str, Any]:
 
 def run_export(command: Command) -> dict[str, Any]:
     """Writes the model as another code base's files."""
-    loaded = restore.load(command.workdir, command.config)
+    loaded = load(command)
     return transfer.export_model(command.config.convert, loaded)
 
 
@@ -334,13 +324,13 @@ def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     absl_logging.set_verbosity(absl_logging.FATAL)  # we tell what fails in orbax
     if {"--help", "--helpfull", "-h"} & set(argv):
-        modes = "\n".join(
-            f"  {name:<10}{(run.__doc__ or '').strip()}" for name, run in MODES.items()
-        )
-        print(HELP.format(modes=modes, sections=", ".join(configs.SECTIONS)), end="")
+        print((help.full if "--helpfull" in argv else help.short)(MODES), end="")
         return 0
     try:
         command = flags.parse(argv, list(MODES))
+        if command.print_config:
+            print(help.resolved(command), end="")
+            return 0
         with ExitStack() as stack:
             if is_program:
                 start(command.config.run)

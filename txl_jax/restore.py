@@ -16,6 +16,7 @@ from txl_jax.errors import UserError
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.txl import TransformerXL
 from txl_jax.record import Damaged
+from txl_jax.report.wait import waiting
 from txl_jax.state import abstract_params
 from txl_jax.workdir import CONFIG, VOCAB, fit_mesh, fit_vocab, refuse_conflicts
 
@@ -49,7 +50,7 @@ def load(workdir: str | Path, given: Config | None = None) -> Loaded:
     averages = saved.optim.average != "none"
     which = given.eval.checkpoint
     opened = checkpoint.open_checkpoints(workdir, given.checkpoint, read_only=True)
-    with closing(opened) as manager:
+    with waiting(f"reading a checkpoint of {workdir}"), closing(opened) as manager:
         try:
             params, step = checkpoint.restore_params(
                 manager, which, like, averages=averages

@@ -24,7 +24,9 @@ from txl_jax.guard import explain
 from txl_jax.model.txl import TransformerXL
 from txl_jax.optim import make_average, make_optimizer, make_schedule
 from txl_jax.preemption import stop
+from txl_jax.report.tensorboard import Events
 from txl_jax.report.trace import Trace
+from txl_jax.report.wait import telling_compilation, waiting
 from txl_jax.report.writer import Progress, TrainLog, say
 from txl_jax.sharding import host_rows, make_mesh, place_segments
 from txl_jax.state import TrainState, init_state
@@ -108,9 +110,13 @@ def validate(
             return None
 
 
-def begin(init: Callable[[], TrainState], params: Any) -> tuple[int, Any, Position]:
+def begin(
+    workdir: Path, init: Callable[[], TrainState], params: Any
+) -> tuple[int, Any, Position]:
     """Returns (step, state, position) of a fresh run, with `params` where given."""
-    state = init()
+    say(f"fresh run in {workdir}")
+    with waiting("compiling the initial parameters, and making them"):
+        state = init()
     return 0, state if params is None else state.start_from(params), Position()
 
 
@@ -134,6 +140,7 @@ def train(
     rows = host_rows(mesh, how.batch_size, "train.batch_size")
     streams = make_streams(how, train_tokens, rows)
     init, places, train_step = make_step(config, mesh)
+    train_step = telling_compilation("the training step", train_step)
     like = checkpoint.abstract(jax.eval_shape(init), places)
     evaluate = make_evaluate(config.model, config.eval, mesh)
 
@@ -145,12 +152,10 @@ def train(
         resumed = checkpoint.restore(manager, like)
         if resumed:
             say(f"resumed at update {resumed.step} from {manager.directory}")
-        else:
-            say(f"fresh run in {workdir}")
-        step, state, position = resumed or begin(init, params)
-        log = stack.enter_context(
-            TrainLog(workdir / "metrics.jsonl", step, how.num_steps, how.log_every)
-        )
+        step, state, position = resumed or begin(workdir, init, params)
+        events = stack.enter_context(Events(workdir, step, config.run.tensorboard))
+        path, counts = workdir / "metrics.jsonl", (step, how.num_steps, how.log_every)
+        log = stack.enter_context(TrainLog(path, *counts, events.line))
         ahead = stack.enter_context(closing(Prefetch(streams.batch, position)))
         steps = config.run.profiled()
         trace = stack.enter_context(Trace(steps, workdir / "profile"))

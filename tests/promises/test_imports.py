@@ -28,8 +28,8 @@ ROWS = """
     kernels.choice
     model.key_values
     convert.pytorch digest model.adaptive data.builder data.recipe optim metrics
-    model.attention data.encode report.writer report.plots report.dots ablation
-    report.provenance report.trace outcome
+    model.attention data.encode report.writer report.plots ablation
+    report.provenance report.trace report.wait report.tensorboard report.dots outcome
     model.block data.tokens record
     model.txl
     state store generate convert.huggingface convert.nvidia
@@ -42,7 +42,7 @@ ROWS = """
     lock workdir train
     flags aot
     restore pod
-    convert.transfer table
+    convert.transfer table help
     main
 """
 ROW = {

@@ -69,6 +69,31 @@ def test_curves_are_bits_at_their_steps(
     assert low < min(YARDSTICKS.values()) and high > max(YARDSTICKS.values())
 
 
+def test_the_learning_rate_is_below_the_losses(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    plot_loss(given := with_rates(lines(40)), tmp_path / "loss.png", {})
+    assert_picture(tmp_path / "loss.png")
+    figures: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, *_, **__: figures.append(self))
+    plot_loss(given, tmp_path / "loss.png", {})
+    losses, below = figures[0].axes
+    assert (losses.get_ylabel(), below.get_ylabel()) == (
+        "bits per token",
+        "learning rate",
+    )
+    (curve,) = below.get_lines()
+    steps, rates = curve.get_data()
+    assert np.asarray(steps).tolist() == list(range(1, 41))
+    assert np.asarray(rates).tolist() == [line["exact"]["lr"] for line in given]
+
+
+def with_rates(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    for line in given:
+        line["exact"]["lr"] = 1e-3 / line["step"]
+    return given
+
+
 def test_yardsticks_too_close_to_read_share_a_label(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

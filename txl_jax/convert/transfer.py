@@ -21,6 +21,7 @@ from txl_jax.data import vocab as vocabulary
 from txl_jax.data.vocab import Vocab
 from txl_jax.errors import UserError, require_one_of
 from txl_jax.report import provenance
+from txl_jax.report.wait import waiting
 from txl_jax.report.writer import say
 from txl_jax.state import abstract_params
 
@@ -39,17 +40,19 @@ def import_model(
                 "give it to a run with train.init_from"
             )
     _refuse_used(folder, "--workdir")
-    source = formats.read(how)
+    with waiting(f"reading {how.source}"):
+        source = formats.read(how)
     config = _configure(source, folder, overrides)
     _check_shapes(source, config)
-    digests = {str(path): formats.sha256(path) for path in source.files}
+    with waiting(f"digesting {how.source}"):
+        digests = {str(path): formats.sha256(path) for path in source.files}
     parameters = metrics.parameter_count(source.params)
     run = provenance.provenance(dataclasses.asdict(config), {}, parameters)
     origin = {"format": how.format, "step": source.step, "sha256": digests}
     run[workdir.IMPORTED] = origin
     with _made_whole(folder) as fresh:
         opened = checkpoint.open_checkpoints(fresh, config.checkpoint)
-        with closing(opened) as manager:
+        with waiting(f"writing {folder}"), closing(opened) as manager:
             trees = {"params": source.params}
             checkpoint.save_items(manager, source.step, trees)
             manager.finish(source.step)

@@ -22,6 +22,7 @@ from txl_jax.model.config import ModelConfig
 from txl_jax.model.key_values import KeyValueMemory, unstack
 from txl_jax.model.memory import Memory
 from txl_jax.model.txl import TransformerXL
+from txl_jax.report.wait import telling_compilation
 from txl_jax.sharding import host_rows, place_segments, shardings
 from txl_jax.step import make_eval_step
 
@@ -127,6 +128,7 @@ def make_evaluate(config: ModelConfig, how: EvalConfig, mesh: Mesh) -> Evaluate:
     """
     rows = host_rows(mesh, how.streams, "eval.streams")
     apart, empty, eval_step = make_steps(config, how, mesh)
+    eval_step = telling_compilation("the evaluation step", eval_step)
 
     def evaluate(
         params: Any, tokens: np.ndarray, progress: Callable[[int, int], None]

@@ -5,7 +5,7 @@ Dims: none.
 
 from pathlib import Path
 
-import matplotlib.figure
+from txl_jax.report.plots import empty
 
 Range = tuple[float, float, float]  # mean, least, greatest
 
@@ -19,8 +19,7 @@ def plot_rows(
     best, and the paper's best.
     """
     names = list(rows)
-    size = (9, 1.5 + 0.45 * len(names))
-    figure = matplotlib.figure.Figure(figsize=size, layout="constrained")
+    figure = empty(9, 1.5 + 0.45 * len(names))
     ours, paper = figure.subplots(1, 2, sharey=True, width_ratios=(2, 1))
     for y, name in enumerate(names):
         init, best, published = rows[name]

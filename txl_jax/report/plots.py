@@ -1,11 +1,17 @@
-"""Pictures of a run, as PNG."""
+"""Pictures of a run, as PNG: its losses, and the learning rate below them."""
 
 import math
 from pathlib import Path
 from typing import Any
 
-import matplotlib.figure
 import numpy as np
+
+
+def empty(width: float, height: float) -> Any:
+    """Returns a figure with nothing on it, of so many inches."""
+    import matplotlib.figure  # takes 0.3 s, which no mode without a picture waits for
+
+    return matplotlib.figure.Figure(figsize=(width, height), layout="constrained")
 
 
 def plot_loss(
@@ -13,7 +19,8 @@ def plot_loss(
 ) -> None:
     """Draws training and validation loss in bits per token against the step.
 
-    `lines` are those of metrics.jsonl; `yardsticks` are drawn as named levels.
+    Below them, the learning rate, where the lines have it. `lines` are those of
+    metrics.jsonl; `yardsticks` are drawn as named levels.
     """
     step = np.array([line["step"] for line in lines])
     losses = [line["exact"]["loss"] for line in lines]
@@ -22,8 +29,16 @@ def plot_loss(
     step, loss_bits = step[np.isfinite(loss_bits)], loss_bits[np.isfinite(loss_bits)]
     if not len(step):
         return
-    figure = matplotlib.figure.Figure(figsize=(8, 4.5), layout="constrained")
-    axes = figure.add_subplot()
+    rates = [(line["step"], line["exact"].get("lr")) for line in lines]
+    rates = [(step, rate) for step, rate in rates if rate is not None]
+    figure = empty(8, 5)
+    if rates:
+        axes, below = figure.subplots(2, 1, sharex=True, height_ratios=(4, 1))
+        below.plot(*zip(*rates, strict=True), color="tab:green", linewidth=1)
+        below.set(xlabel="update", ylabel="learning rate", ylim=(0, None))
+        below.grid(alpha=0.3)
+    else:
+        axes = figure.add_subplot(xlabel="update")
     axes.plot(step, loss_bits, color="tab:blue", alpha=0.25, linewidth=0.8)
     window = max(len(step) // 50, 1)
     smooth = np.convolve(loss_bits, np.ones(window) / window, mode="valid")
@@ -51,7 +66,7 @@ def plot_loss(
         )
     for level in yardsticks.values():
         axes.axhline(level, color="gray", linestyle=":", linewidth=1)
-    axes.set(xlabel="update", ylabel="bits per token")
+    axes.set_ylabel("bits per token")
     axes.legend(loc="upper right")
     axes.grid(alpha=0.3)
     figure.savefig(path, dpi=120)
@@ -67,7 +82,7 @@ def plot_sweep(result: dict[str, Any], path: Path) -> None:
     values, ppl = [row[field] for row in rows], [row["ppl"] for row in rows]
     named = field in ("same_length", "clamp_len")
     at = {value: n if named else value for n, value in enumerate(values)}
-    figure = matplotlib.figure.Figure(figsize=(8, 4.5), layout="constrained")
+    figure = empty(8, 4.5)
     axes = figure.add_subplot()
     axes.plot(
         [at[value] for value in values], ppl, "o-", color="tab:blue", markersize=4
@@ -111,7 +126,7 @@ def plot_cold_start(nll_T: np.ndarray, result: dict[str, Any], path: Path) -> No
 
     `result` as `evaluate.cold_start.run` has it: its bins are the line.
     """
-    figure = matplotlib.figure.Figure(figsize=(8, 4.5), layout="constrained")
+    figure = empty(8, 4.5)
     axes = figure.add_subplot()
     read = np.arange(1, len(nll_T) + 1)
     label = f"mean of {result['pieces']} cold starts"
@@ -151,7 +166,7 @@ def plot_speed(rows: list[dict[str, Any]], path: Path) -> None:
 
     `rows` as `evaluate.speed.run` has them; Table 9's beside, where it has the lengths.
     """
-    figure = matplotlib.figure.Figure(figsize=(8, 4.5), layout="constrained")
+    figure = empty(8, 4.5)
     axes = figure.add_subplot()
     for key, label, style, color in (
         ("ratio", "window, naive", "o-", "tab:red"),
@@ -182,7 +197,7 @@ def plot_similarity(
     distance_R: np.ndarray, cosine_R: np.ndarray, d_model: int, path: Path
 ) -> None:
     """Draws how alike the encodings of two distances are, by their difference."""
-    figure = matplotlib.figure.Figure(figsize=(8, 4), layout="constrained")
+    figure = empty(8, 4)
     axes = figure.add_subplot()
     axes.plot(distance_R, cosine_R, color="tab:blue", linewidth=1)
     axes.axhline(0, color="gray", linewidth=0.8)

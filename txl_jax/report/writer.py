@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -71,6 +71,10 @@ class Progress:
         say(f"{self.label} {done}/{self.total} {text} {minutes}:{seconds:02d} left")
 
 
+def nothing(line: dict[str, Any]) -> None:
+    """Shows a line nowhere."""
+
+
 class TrainLog:
     """`metrics.jsonl` and the progress of a training run, update after update.
 
@@ -80,8 +84,20 @@ class TrainLog:
     refuses wait for `sync`. Of several processes the first writes the file.
     """
 
-    def __init__(self, path: Path, last_step: int, num_steps: int, every: int):
-        """Opens the file for appending, cut to the lines of steps up to last_step."""
+    def __init__(
+        self,
+        path: Path,
+        last_step: int,
+        num_steps: int,
+        every: int,
+        show: Callable[[dict[str, Any]], None] = nothing,
+    ):
+        """Opens the file for appending, cut to the lines of steps up to last_step.
+
+        show: is given each line as it is written, and of one that a validation joins
+        later only that.
+        """
+        self.show = show
         self.path = path if distributed.is_first() else None
         kept = whole_lines(path, last_step) if self.path else []
         if self.path and last_step and not kept:
@@ -182,6 +198,8 @@ class TrainLog:
         """
         if self.held is not None and valid_nll is not None:
             self.held["exact"]["valid_nll"] = valid_nll
+            if self.before is not None:
+                self.show({"step": self.step, "exact": {"valid_nll": valid_nll}})
             say(f"update {self.step}: valid bpc {bits(valid_nll):.4f}")
         self._release(ends)
         self._write()
@@ -200,6 +218,7 @@ class TrainLog:
             self.file.close()
             self._open(before + written)
         elif written:
+            self.show(line)
             self.unwritten += written[0]
             self._restart_timing()
             with contextlib.suppress(OSError):  # `sync` tells
