@@ -24,10 +24,10 @@ from txl_jax import config as configs
 from txl_jax import (
     distributed,
     flags,
-    generate,
     metrics,
     pod,
     restore,
+    sampling,
     sharding,
     workdir,
 )
@@ -59,11 +59,11 @@ flags:
   --workdir=DIR       where the run lives (default: runs/NAME)
   --config.S.F=V      field F of the config's section S, which is one of
                       {sections}
-  --F=V               field F of the mode's own section, in evaluate, generate and
-                      compile, such as --mem_len=1024, --prompt='def ' or
-                      --topology=v4:4x4x8; in prepare, of the section data; in import
-                      and export of convert, as --format; in train, of the section
-                      run, as --profile_steps=10:15
+  --F=V               field F of the mode's own section, in evaluate, generate
+                      and compile, such as --mem_len=1024,
+                      --prompt='def ' or --topology=v4:4x4x8; in prepare, of the
+                      section data; in import and export of convert, as --format; in
+                      train, of the section run, as --profile_steps=10:15
 """
 
 
@@ -91,7 +91,7 @@ def judge(
     """Shows what the best checkpoint is worth, and keeps it in the workdir."""
     loaded = restore.load(folder, config)
     result = evaluate_loaded(loaded, tokens) | {"workdir": str(folder), **done}
-    sample, _ = sample_loaded(loaded)
+    sample = sampling.sample(loaded, tokens.split)[0].text
     if not distributed.is_first():
         return result
     lines = read_metrics(folder / workdir.METRICS)
@@ -152,12 +152,11 @@ def run_evaluate(command: Command) -> dict[str, Any]:
 
 
 def run_generate(command: Command) -> dict[str, Any]:
-    """Samples a continuation of a prompt."""
+    """Samples what follows prompts, or a context from the test split."""
     loaded = restore.load(command.workdir, command.config)
-    text, seconds = sample_loaded(loaded, show)
-    show("\n")
-    how = dataclasses.asdict(loaded.config.generate)
-    return {"step": loaded.step, **how, "text": text, "seconds": seconds}
+    return sampling.run(
+        loaded, lambda name: prepare(loaded.config.data).split(name), show
+    )
 
 
 def show(text: str) -> None:
@@ -209,39 +208,6 @@ def evaluate_loaded(loaded: restore.Loaded, tokens: Tokens) -> dict[str, Any]:
         "corpus": tokens.manifest["corpus"],
         "sha256": tokens.manifest["splits"][how.split]["sha256"],
     }
-
-
-def sample_loaded(
-    loaded: restore.Loaded, show: Callable[[str], object] = lambda text: None
-) -> tuple[str, float]:
-    """Returns (prompt and continuation, seconds taken), showing the text as it grows.
-
-    The continuation ends before the first generate.stop in it.
-    """
-    how, vocab = loaded.config.generate, loaded.vocab
-    prompt = vocab.encode(how.prompt)
-    if not how.mem_len and len(prompt) > how.ext_len + 1:
-        say(f"the prompt has {len(prompt)} tokens: the newest {how.ext_len + 1} count")
-    started = time.perf_counter()
-    tokens, begin, shown = list(prompt), len(vocab.decode(prompt)), 0
-    for part_BT in generate.stream(
-        loaded.config.model, loaded.params, [prompt], how, len(vocab)
-    ):
-        tokens += part_BT[0].tolist()
-        if how.stop_token in tokens[len(prompt) :]:
-            del tokens[tokens.index(how.stop_token, len(prompt)) + 1 :]
-        text = vocab.decode(tokens)
-        end = text.find(how.stop, begin) if how.stop else -1
-        if end >= 0:
-            text = text[:end]
-        # Of a character or a stop whose rest is to come nothing is shown yet.
-        whole = text if end >= 0 else text[: len(text) - max(len(how.stop), 4)]
-        show(whole[shown:])
-        shown = max(shown, len(whole))
-        if end >= 0:
-            break
-    show(text[shown:])
-    return text, time.perf_counter() - started
 
 
 MODES: dict[str, Callable[[Command], dict[str, Any]]] = {

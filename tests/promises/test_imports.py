@@ -16,7 +16,7 @@ ROWS = """
     convert.pickle convert.keys
     data.download data.files data.dataset data.word data.subword data.mirror
     data.archive data.vocab data.sentences convert.bundle
-    data.facts convert.words
+    data.facts data.spelling data.detokenization convert.words
     model.config
     roofline data.corpora sharding kernels.xla kernels.softmax kernels.skew
     kernels.tpu_blocks kernels.tiles kernels.decode kernels.sharded
@@ -40,7 +40,7 @@ ROWS = """
     lock workdir train
     flags aot
     restore pod
-    convert.transfer
+    convert.transfer sampling
     main
 """
 ROW = {
