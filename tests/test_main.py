@@ -419,6 +419,22 @@ def test_several_samples_are_shown_when_they_are_done(home: Home) -> None:
     assert lines == [first, second]
 
 
+# Scoring
+
+
+def test_a_text_of_ours_is_scored(home: Home) -> None:
+    flags = ("score", f"--path={split_file(home, 'test')}", "--prefix=\n")
+    done = home.read(*flags, f"--output={home.path / 'lines.jsonl'}")
+    result = done.result
+    assert (result["mode"], result["step"], result["mem_len"]) == ("score", 60, 8)
+    test = split_file(home, "test").read_text()
+    assert result["scored_tokens"] == result["tokens"] == len(test)
+    # One stream of it, where evaluation has eight that begin cold.
+    assert result["nll"] == pytest.approx(home.trained.result["nll"], rel=0.05)
+    lines = (home.path / "lines.jsonl").read_text().splitlines()
+    assert [json.loads(line)["text"] for line in lines] == test.splitlines(True)
+
+
 # Mistakes
 
 NEW = ("--config={home}/tiny.py", "--workdir={home}/new")

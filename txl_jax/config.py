@@ -22,6 +22,7 @@ from txl_jax.data.tokens import DataConfig
 from txl_jax.distributed import RunConfig
 from txl_jax.errors import UserError, nearest, require_one_of
 from txl_jax.evaluate.perplexity import EvalConfig, evaluation_model
+from txl_jax.evaluate.score import ScoreConfig
 from txl_jax.generate import GenerateConfig, generation_model
 from txl_jax.kernels.choice import NAMES
 from txl_jax.model.config import (
@@ -50,6 +51,7 @@ class Config:
     optim: OptimConfig = OptimConfig()
     eval: EvalConfig = EvalConfig()
     generate: GenerateConfig = GenerateConfig()
+    score: ScoreConfig = ScoreConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     mesh: MeshConfig = MeshConfig()
     run: RunConfig = RunConfig()
@@ -139,6 +141,7 @@ SECTIONS: dict[str, type] = {
 CHANGEABLE = (
     "eval.",
     "generate.",
+    "score.",
     "checkpoint.",
     "mesh.",
     "run.",

@@ -15,6 +15,7 @@ OWN = {
     "train": "run",
     "evaluate": "eval",
     "generate": "generate",
+    "score": "score",
     "prepare": "data",
     "import": "convert",
     "export": "convert",

@@ -34,11 +34,12 @@ from txl_jax import (
 from txl_jax.config import Config
 from txl_jax.convert import transfer
 from txl_jax.data import tokens as token_files
+from txl_jax.data.recipe import drops_newlines
 from txl_jax.data.streams import Streams
 from txl_jax.data.tokens import DataConfig, Tokens
 from txl_jax.distributed import RunConfig
 from txl_jax.errors import BadNumbers, Interrupted, UserError
-from txl_jax.evaluate import ngram
+from txl_jax.evaluate import ngram, score
 from txl_jax.evaluate.perplexity import make_evaluate
 from txl_jax.flags import Command
 from txl_jax.lock import locked
@@ -59,8 +60,8 @@ flags:
   --workdir=DIR       where the run lives (default: runs/NAME)
   --config.S.F=V      field F of the config's section S, which is one of
                       {sections}
-  --F=V               field F of the mode's own section, in evaluate, generate
-                      and compile, such as --mem_len=1024,
+  --F=V               field F of the mode's own section, in evaluate, generate,
+                      score and compile, such as --mem_len=1024,
                       --prompt='def ' or --topology=v4:4x4x8; in prepare, of the
                       section data; in import and export of convert, as --format; in
                       train, of the section run, as --profile_steps=10:15
@@ -159,6 +160,19 @@ def run_generate(command: Command) -> dict[str, Any]:
     )
 
 
+def run_score(command: Command) -> dict[str, Any]:
+    """Scores texts of yours: by document, line or token."""
+    loaded = restore.load(command.workdir, command.config)
+    what, vocab = loaded.config.score, loaded.vocab
+    drop = drops_newlines(loaded.config.data, vocab.kind)
+    how = loaded.config.eval
+    read = score.make_score(loaded.config.model, how, loaded.params, bool(what.hidden))
+    documents = score.read_documents(what.path, vocab, drop)
+    result = score.score_all(documents, read, vocab, what)
+    lengths = {name: getattr(how, name) for name in score.LENGTHS}
+    return {"step": loaded.step, **lengths, **result}
+
+
 def show(text: str) -> None:
     """Prints text on stdout as it comes."""
     if distributed.is_first():
@@ -214,6 +228,7 @@ MODES: dict[str, Callable[[Command], dict[str, Any]]] = {
     "train": run_train,
     "evaluate": run_evaluate,
     "generate": run_generate,
+    "score": run_score,
     "prepare": run_prepare,
     "import": run_import,
     "export": run_export,

@@ -36,6 +36,7 @@ ROWS = """
     step checkpoint evaluate.ngram convert.tensorflow
     convert.formats
     evaluate.perplexity diagnose
+    evaluate.score
     config
     lock workdir train
     flags aot
