@@ -419,7 +419,7 @@ def test_several_samples_are_shown_when_they_are_done(home: Home) -> None:
     assert lines == [first, second]
 
 
-# Scoring
+# Scoring and maps of attention
 
 
 def test_a_text_of_ours_is_scored(home: Home) -> None:
@@ -433,6 +433,17 @@ def test_a_text_of_ours_is_scored(home: Home) -> None:
     assert result["nll"] == pytest.approx(home.trained.result["nll"], rel=0.05)
     lines = (home.path / "lines.jsonl").read_text().splitlines()
     assert [json.loads(line)["text"] for line in lines] == test.splitlines(True)
+
+
+def test_attention_is_mapped(home: Home) -> None:
+    result = home.read("attention", "--span=12", "--segments=2", "--shown=3").result
+    assert (result["span_tokens"], result["targets"]) == (12, 16)
+    assert len(result["memory_mass"]) == 2
+    files = {name: Path(path) for name, path in result["files"].items()}
+    assert all(path.parent == home.run for path in files.values())
+    assert "</html>" in files["page"].read_text()
+    for path in files.values():
+        path.unlink()
 
 
 # Mistakes

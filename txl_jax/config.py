@@ -21,6 +21,7 @@ from txl_jax.data.streams import SLACK
 from txl_jax.data.tokens import DataConfig
 from txl_jax.distributed import RunConfig
 from txl_jax.errors import UserError, nearest, require_one_of
+from txl_jax.evaluate.attention import AttentionConfig
 from txl_jax.evaluate.perplexity import EvalConfig, evaluation_model
 from txl_jax.evaluate.score import ScoreConfig
 from txl_jax.generate import GenerateConfig, generation_model
@@ -52,6 +53,7 @@ class Config:
     eval: EvalConfig = EvalConfig()
     generate: GenerateConfig = GenerateConfig()
     score: ScoreConfig = ScoreConfig()
+    attention: AttentionConfig = AttentionConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     mesh: MeshConfig = MeshConfig()
     run: RunConfig = RunConfig()
@@ -142,6 +144,7 @@ CHANGEABLE = (
     "eval.",
     "generate.",
     "score.",
+    "attention.",
     "checkpoint.",
     "mesh.",
     "run.",

@@ -16,6 +16,7 @@ OWN = {
     "evaluate": "eval",
     "generate": "generate",
     "score": "score",
+    "attention": "attention",
     "prepare": "data",
     "import": "convert",
     "export": "convert",

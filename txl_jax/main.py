@@ -39,12 +39,12 @@ from txl_jax.data.streams import Streams
 from txl_jax.data.tokens import DataConfig, Tokens
 from txl_jax.distributed import RunConfig
 from txl_jax.errors import BadNumbers, Interrupted, UserError
-from txl_jax.evaluate import ngram, score
+from txl_jax.evaluate import attention, ngram, score
 from txl_jax.evaluate.perplexity import make_evaluate
 from txl_jax.flags import Command
 from txl_jax.lock import locked
 from txl_jax.preemption import stop
-from txl_jax.report import plots
+from txl_jax.report import page, plots
 from txl_jax.report.writer import Progress, read_metrics, say, to_json
 from txl_jax.train import make_streams, train
 
@@ -61,7 +61,7 @@ flags:
   --config.S.F=V      field F of the config's section S, which is one of
                       {sections}
   --F=V               field F of the mode's own section, in evaluate, generate,
-                      score and compile, such as --mem_len=1024,
+                      score, attention and compile, such as --mem_len=1024,
                       --prompt='def ' or --topology=v4:4x4x8; in prepare, of the
                       section data; in import and export of convert, as --format; in
                       train, of the section run, as --profile_steps=10:15
@@ -173,6 +173,21 @@ def run_score(command: Command) -> dict[str, Any]:
     return {"step": loaded.step, **lengths, **result}
 
 
+def run_attention(command: Command) -> dict[str, Any]:
+    """Maps where each head looks: pictures, and a page for a browser."""
+    loaded = restore.load(command.workdir, command.config)
+    config, what = loaded.config, loaded.config.attention
+    tokens = prepare(config.data).split(what.split)
+    lengths = config.eval.tgt_len, config.eval.clamp_len
+    maps = attention.make_maps(config.model, loaded.params, tokens, what, *lengths)
+    found = {"step": loaded.step, "split": what.split, **attention.summarise(maps)}
+    if distributed.is_first():
+        title = f"Attention of {command.workdir.name}, step {loaded.step}"
+        decode, folder = loaded.vocab.decode, command.workdir
+        found["files"] = page.write_files(maps, tokens, decode, folder, title)
+    return found
+
+
 def show(text: str) -> None:
     """Prints text on stdout as it comes."""
     if distributed.is_first():
@@ -229,6 +244,7 @@ MODES: dict[str, Callable[[Command], dict[str, Any]]] = {
     "evaluate": run_evaluate,
     "generate": run_generate,
     "score": run_score,
+    "attention": run_attention,
     "prepare": run_prepare,
     "import": run_import,
     "export": run_export,

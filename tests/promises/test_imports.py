@@ -35,9 +35,10 @@ ROWS = """
     state store generate convert.huggingface convert.nvidia
     step checkpoint evaluate.ngram convert.tensorflow
     convert.formats
-    evaluate.perplexity diagnose
-    evaluate.score
-    config
+    evaluate.perplexity evaluate.attended diagnose
+    evaluate.score evaluate.attention
+    report.attention config
+    report.page
     lock workdir train
     flags aot
     restore pod
