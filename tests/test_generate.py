@@ -226,7 +226,7 @@ def test_tokens_beyond_the_vocabulary_are_never_drawn() -> None:
 def collect(prompts: list[np.ndarray], config: GenerateConfig) -> list[list[int]]:
     """Returns what follows each prompt, sampled together."""
     parts = generate.stream(tiny.CONFIG, PARAMS, prompts, config)
-    return np.concatenate(list(parts), axis=1).tolist()
+    return np.concatenate([part.tokens_BT for part in parts], axis=1).tolist()
 
 
 @pytest.mark.parametrize("changes", [{"mem_len": 6}, {"mem_len": 0, "ext_len": 5}])
@@ -247,7 +247,8 @@ def test_what_is_drawn_does_not_depend_on_how_often_it_is_shown(
 ) -> None:
     config = GenerateConfig(num_tokens=14, mem_len=8, stream_every=7)
     other = dataclasses.replace(config, stream_every=stream_every)
-    parts = list(generate.stream(tiny.CONFIG, PARAMS, [PROMPT], other))
+    drawn = generate.stream(tiny.CONFIG, PARAMS, [PROMPT], other)
+    parts = [part.tokens_BT for part in drawn]
     assert [part.shape[1] for part in parts[:-1]] == [stream_every] * (len(parts) - 1)
     assert np.concatenate(parts, axis=1)[0].tolist() == draw(PROMPT, config).tolist()
 

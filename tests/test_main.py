@@ -25,6 +25,7 @@ from txl_jax import main as main_module
 from txl_jax.lock import locked
 from txl_jax.main import MODES, main
 from txl_jax.report.writer import read_metrics
+from txl_jax.sampling import Sample
 
 ROOT = Path(__file__).parents[1]
 TEXT = "".join(f"{n % 97} is {n} less {n - n % 97}\n" for n in range(1000))
@@ -278,7 +279,8 @@ def test_a_run_begins_with_the_parameters_of_another(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At a rate of zero it ends with them too; its mean of parameters begins there."""
-    monkeypatch.setattr(main_module, "sample_loaded", lambda _: ("", 0.0))
+    nothing = [Sample("", "", 0, [], [])]
+    monkeypatch.setattr(main_module.sampling, "sample", lambda *_: nothing)
     source = home.path / "source"
     shutil.copytree(home.run, source)
     flags = [f"--config={home.path / 'tiny.py'}", f"--workdir={home.path / 'second'}"]
@@ -464,6 +466,49 @@ def test_a_window_says_which_part_of_a_prompt_counts(home: Home) -> None:
     assert "count" not in short.err
     memory = home.read("generate", "--prompt=1 is 1 less 0", "--mem_len=6")
     assert "count" not in memory.err, "a memory reads all of it"
+
+
+def test_several_samples_are_shown_when_they_are_done(home: Home) -> None:
+    output = home.path / "samples.jsonl"
+    done = home.read(
+        *("generate", "--num_tokens=6", "--samples=2", "--scores", "--top_k=1"),
+        *("--context_tokens=9", "--context_at=3", f"--output={output}"),
+    )
+    context = split_file(home, "test").read_text()[3:12]
+    first, second = done.result["sampled"]
+    assert first["text"] == second["text"] == done.result["text"]
+    assert first["text"].startswith(context)
+    assert len(first["token_nlls"]) == first["tokens"] == 6
+    assert done.out.startswith(f"=== sample 1 of 2, seed 1\n{first['text']}\n===")
+    lines = [json.loads(line) for line in output.read_text().splitlines()]
+    assert lines == [first, second]
+
+
+# Scoring and maps of attention
+
+
+def test_a_text_of_ours_is_scored(home: Home) -> None:
+    flags = ("score", f"--path={split_file(home, 'test')}", "--prefix=\n")
+    done = home.read(*flags, f"--output={home.path / 'lines.jsonl'}")
+    result = done.result
+    assert (result["mode"], result["step"], result["mem_len"]) == ("score", 60, 8)
+    test = split_file(home, "test").read_text()
+    assert result["scored_tokens"] == result["tokens"] == len(test)
+    # One stream of it, where evaluation has eight that begin cold.
+    assert result["nll"] == pytest.approx(home.trained.result["nll"], rel=0.05)
+    lines = (home.path / "lines.jsonl").read_text().splitlines()
+    assert [json.loads(line)["text"] for line in lines] == test.splitlines(True)
+
+
+def test_attention_is_mapped(home: Home) -> None:
+    result = home.read("attention", "--span=12", "--segments=2", "--shown=3").result
+    assert (result["span_tokens"], result["targets"]) == (12, 16)
+    assert len(result["memory_mass"]) == 2
+    files = {name: Path(path) for name, path in result["files"].items()}
+    assert all(path.parent == home.run for path in files.values())
+    assert "</html>" in files["page"].read_text()
+    for path in files.values():
+        path.unlink()
 
 
 # Mistakes

@@ -22,7 +22,9 @@ from txl_jax.data.streams import SLACK
 from txl_jax.data.tokens import DataConfig
 from txl_jax.distributed import RunConfig
 from txl_jax.errors import UserError, nearest, require_one_of
+from txl_jax.evaluate.attention import AttentionConfig
 from txl_jax.evaluate.perplexity import EvalConfig, evaluation_model
+from txl_jax.evaluate.score import ScoreConfig
 from txl_jax.evaluate.speed import SpeedConfig
 from txl_jax.generate import GenerateConfig, generation_model
 from txl_jax.kernels.choice import NAMES
@@ -52,6 +54,8 @@ class Config:
     optim: OptimConfig = OptimConfig()
     eval: EvalConfig = EvalConfig()
     generate: GenerateConfig = GenerateConfig()
+    score: ScoreConfig = ScoreConfig()
+    attention: AttentionConfig = AttentionConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     mesh: MeshConfig = MeshConfig()
     run: RunConfig = RunConfig()
@@ -144,6 +148,8 @@ SECTIONS: dict[str, type] = {
 CHANGEABLE = (
     "eval.",
     "generate.",
+    "score.",
+    "attention.",
     "checkpoint.",
     "mesh.",
     "run.",

@@ -15,6 +15,8 @@ OWN = {
     "train": "run",
     "evaluate": "eval",
     "generate": "generate",
+    "score": "score",
+    "attention": "attention",
     "prepare": "data",
     "import": "convert",
     "export": "convert",

@@ -10,7 +10,7 @@ model.
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +33,11 @@ class GenerateConfig:
     """What to sample, and how: temperature first, then top_k, then top_p."""
 
     prompt: str = "\n"  # the text to go on with
+    prompt_file: str = ""  # instead of prompt: a file with one a line; - = stdin
+    context_tokens: int = 0  # instead of prompt: so many tokens of eval.split; 0 = off
+    context_at: int = -1  # which, from this one on; -1 = each sample draws by its seed
+    warmup: str = ""  # a text, or @FILE, read before the prompt and not shown
+    samples: int = 1  # of each prompt, number n with the seed n later
     num_tokens: int = 300  # tokens to sample
     temperature: float = 1.0  # 0 = always the likeliest token
     top_k: int = 40  # sample among so many likeliest; 0 = all
@@ -43,11 +48,15 @@ class GenerateConfig:
     stop: str = ""  # the sample ends before this text; "" = at num_tokens
     stop_token: int = -1  # the sample ends with this token; -1 = none
     stream_every: int = 32  # tokens sampled on the device before any is shown
+    detokenize: bool = False  # undo how the corpus was cut into words
+    scores: bool = False  # say each token's nll, before temperature, top_k and top_p
+    output: str = ""  # a file of JSON lines, one a sample, with scores; "" = none
 
     def __post_init__(self) -> None:
         """Refuses impossible values, naming the field."""
-        require(self, "generate", 1, "num_tokens", "stream_every")
-        require(self, "generate", -1, "stop_token")
+        require(self, "generate", 1, "num_tokens", "stream_every", "samples")
+        require(self, "generate", -1, "stop_token", "context_at")
+        require(self, "generate", 0, "context_tokens")
         require(self, "generate", 0, "temperature", "top_k", "seed")
         require(self, "generate", 0, "mem_len", "ext_len")
         if self.ext_len and self.mem_len:
@@ -57,11 +66,29 @@ class GenerateConfig:
             )
         if not 0 < self.top_p <= 1:
             raise UserError(f"generate.top_p = {self.top_p} must be in (0, 1]")
+        if self.prompt_file and self.context_tokens:
+            raise UserError(
+                f"generate.prompt_file = {self.prompt_file!r} and "
+                f"generate.context_tokens = {self.context_tokens} each say what the "
+                "samples follow: leave one of them out"
+            )
+        if self.context_at >= 0 and not self.context_tokens:
+            raise UserError(
+                f"generate.context_at = {self.context_at} says where a context begins: "
+                "say how long it is with generate.context_tokens"
+            )
         if not self.prompt:
             raise UserError(
                 "generate.prompt is empty: the model predicts what follows something; "
                 r"a line end, --prompt=$'\n', is the least"
             )
+
+
+class Drawn(NamedTuple):
+    """Tokens that were sampled, and -log p of each as the model itself has it."""
+
+    tokens_BT: np.ndarray
+    nll_BT: np.ndarray  # in nats
 
 
 def restrict(logits_BV: Array, config: GenerateConfig) -> Array:
@@ -205,13 +232,14 @@ def stream(
     prompts: Sequence[np.ndarray],
     config: GenerateConfig,
     vocab_size: int | None = None,
-) -> Iterator[np.ndarray]:
-    """Yields tokens_BT that follow the prompts, stream_every at a time.
+) -> Iterator[Drawn]:
+    """Yields tokens_BT that follow the prompts, stream_every at a time, and their nll.
 
-    All are below vocab_size, where the model's own is larger than the vocabulary's.
-    After a stream's stop_token it goes on with that token; when all streams have met
-    theirs, or num_tokens are there, it ends. What is drawn depends neither on
-    stream_every nor on when a stop is met.
+    Prompt number b is followed with the seed config.seed + b, whatever is beside it.
+    All tokens are below vocab_size, where the model's own is larger than the
+    vocabulary's. After a stream's stop_token it goes on with that token; when all
+    streams have met theirs, or num_tokens are there, it ends. What is drawn depends
+    neither on stream_every nor on when a stop is met.
 
     Raises UserError for a prompt without tokens.
     """
@@ -223,28 +251,36 @@ def stream(
     else:
         start, step = reread(model_config, prompts, config.ext_len)
 
-    def draw(params: Any, carry: Any, index: Array) -> tuple[Any, Array]:
-        key = jax.random.fold_in(jax.random.key(config.seed), index)
+    # The seed of one sample draws the same whatever else is sampled beside it.
+    seed_B = (config.seed + np.arange(len(prompts), dtype=np.int64)).astype(np.uint32)
+
+    def draw_one(logits_V: Array, seed: Any, index: Array) -> Array:
+        key = jax.random.fold_in(jax.random.key(seed), index)
+        return choose(logits_V[None, :vocab_size], key, config)[0].astype(jnp.int32)
+
+    def draw(params: Any, carry: Any, index: Array) -> tuple[Any, tuple[Array, Array]]:
         carry, done_B = carry
         log_probs_BV, go_on = step(params, carry)
-        token_B = choose(log_probs_BV[:, :vocab_size], key, config).astype(jnp.int32)
+        token_B = jax.vmap(draw_one, (0, 0, None))(log_probs_BV, seed_B, index)
         if config.stop_token >= 0:
             token_B = jnp.where(done_B, config.stop_token, token_B)
             done_B |= token_B == config.stop_token
-        return (go_on(token_B), done_B), token_B
+        nll_B = -jnp.take_along_axis(log_probs_BV, token_B[:, None], axis=1)[:, 0]
+        return (go_on(token_B), done_B), (token_B, nll_B)
 
-    def run(params: Any, carry: Any, first: Array) -> tuple[Any, Array]:
+    def run(params: Any, carry: Any, first: Array) -> tuple[Any, tuple[Array, ...]]:
         index_T = first + jnp.arange(config.stream_every)
-        carry, token_TB = jax.lax.scan(functools.partial(draw, params), carry, index_T)
-        return carry, token_TB.T
+        carry, drawn = jax.lax.scan(functools.partial(draw, params), carry, index_T)
+        return carry, tuple(x_TB.T for x_TB in drawn)
 
     apart = jax.jit(unstack)(params)
     begin = telling_compilation("the reading of the prompt", jax.jit(start))
     carry = begin(apart), np.zeros(len(prompts), bool)
     chunk = telling_compilation("the sampler", jax.jit(run, donate_argnums=1))
     for first in range(0, config.num_tokens, config.stream_every):
-        carry, token_BT = chunk(apart, carry, first)
-        yield np.asarray(jax.device_get(token_BT))[:, : config.num_tokens - first]
+        carry, drawn = chunk(apart, carry, first)
+        drawn = jax.device_get(drawn)
+        yield Drawn(*(np.asarray(x)[:, : config.num_tokens - first] for x in drawn))
         if np.asarray(jax.device_get(carry[1])).all():
             return
 
@@ -258,6 +294,6 @@ def sample(
 ) -> np.ndarray:
     """Returns the tokens that follow one prompt [T], all at once: see `stream`."""
     parts = stream(model_config, params, [prompt], config, vocab_size)
-    tokens_T = np.concatenate([part_BT[0] for part_BT in parts])
+    tokens_T = np.concatenate([part.tokens_BT[0] for part in parts])
     stops = np.flatnonzero(tokens_T == config.stop_token)
     return tokens_T[: stops[0] + 1] if len(stops) else tokens_T

@@ -24,11 +24,11 @@ from txl_jax import (
     aot,
     distributed,
     flags,
-    generate,
     help,
     metrics,
     pod,
     restore,
+    sampling,
     sharding,
     table,
     workdir,
@@ -36,17 +36,26 @@ from txl_jax import (
 from txl_jax.config import Config
 from txl_jax.convert import transfer
 from txl_jax.data import tokens as token_files
+from txl_jax.data.recipe import drops_newlines
 from txl_jax.data.streams import Streams
 from txl_jax.data.tokens import DataConfig, Tokens
 from txl_jax.distributed import RunConfig
 from txl_jax.errors import BadNumbers, Interrupted, UserError
-from txl_jax.evaluate import accounting, cold_start, ngram, speed, sweep
+from txl_jax.evaluate import (
+    accounting,
+    attention,
+    cold_start,
+    ngram,
+    score,
+    speed,
+    sweep,
+)
 from txl_jax.evaluate.perplexity import evaluation_model, make_evaluate
 from txl_jax.evaluate.sliding import make_sliding
 from txl_jax.flags import Command
 from txl_jax.lock import locked
 from txl_jax.preemption import stop
-from txl_jax.report import plots, tensorboard
+from txl_jax.report import page, plots, tensorboard
 from txl_jax.report.writer import Progress, read_metrics, say, to_json
 from txl_jax.train import make_streams, train
 
@@ -82,7 +91,7 @@ def judge(
     """Shows what the best checkpoint is worth, and keeps it in the workdir."""
     loaded = restore.load(folder, config)
     result = evaluate_loaded(loaded, tokens) | {"workdir": str(folder), **done}
-    sample, _ = sample_loaded(loaded)
+    sample = sampling.sample(loaded, tokens.split)[0].text
     if not distributed.is_first():
         return result
     lines = read_metrics(folder / workdir.METRICS)
@@ -183,12 +192,39 @@ def run_speed(command: Command) -> dict[str, Any]:
 
 
 def run_generate(command: Command) -> dict[str, Any]:
-    """Samples a continuation of a prompt."""
+    """Samples what follows prompts, or a context from the test split."""
     loaded = load(command)
-    text, seconds = sample_loaded(loaded, show)
-    show("\n")
-    how = dataclasses.asdict(loaded.config.generate)
-    return {"step": loaded.step, **how, "text": text, "seconds": seconds}
+    return sampling.run(
+        loaded, lambda name: prepare(loaded.config.data).split(name), show
+    )
+
+
+def run_score(command: Command) -> dict[str, Any]:
+    """Scores texts of yours: by document, line or token."""
+    loaded = load(command)
+    what, vocab = loaded.config.score, loaded.vocab
+    drop = drops_newlines(loaded.config.data, vocab.kind)
+    how = loaded.config.eval
+    read = score.make_score(loaded.config.model, how, loaded.params, bool(what.hidden))
+    documents = score.read_documents(what.path, vocab, drop)
+    result = score.score_all(documents, read, vocab, what)
+    lengths = {name: getattr(how, name) for name in score.LENGTHS}
+    return {"step": loaded.step, **lengths, **result}
+
+
+def run_attention(command: Command) -> dict[str, Any]:
+    """Maps where each head looks: pictures, and a page for a browser."""
+    loaded = load(command)
+    config, what = loaded.config, loaded.config.attention
+    tokens = prepare(config.data).split(what.split)
+    lengths = config.eval.tgt_len, config.eval.clamp_len
+    maps = attention.make_maps(config.model, loaded.params, tokens, what, *lengths)
+    found = {"step": loaded.step, "split": what.split, **attention.summarise(maps)}
+    if distributed.is_first():
+        title = f"Attention of {command.workdir.name}, step {loaded.step}"
+        decode, folder = loaded.vocab.decode, command.workdir
+        found["files"] = page.write_files(maps, tokens, decode, folder, title)
+    return found
 
 
 def show(text: str) -> None:
@@ -264,43 +300,12 @@ def per_unit(tokens: Tokens, split: str, scores: dict[str, Any]) -> dict[str, fl
     }
 
 
-def sample_loaded(
-    loaded: restore.Loaded, show: Callable[[str], object] = lambda text: None
-) -> tuple[str, float]:
-    """Returns (prompt and continuation, seconds taken), showing the text as it grows.
-
-    The continuation ends before the first generate.stop in it.
-    """
-    how, vocab = loaded.config.generate, loaded.vocab
-    prompt = vocab.encode(how.prompt)
-    if not how.mem_len and len(prompt) > how.ext_len + 1:
-        say(f"the prompt has {len(prompt)} tokens: the newest {how.ext_len + 1} count")
-    started = time.perf_counter()
-    tokens, begin, shown = list(prompt), len(vocab.decode(prompt)), 0
-    for part_BT in generate.stream(
-        loaded.config.model, loaded.params, [prompt], how, len(vocab)
-    ):
-        tokens += part_BT[0].tolist()
-        if how.stop_token in tokens[len(prompt) :]:
-            del tokens[tokens.index(how.stop_token, len(prompt)) + 1 :]
-        text = vocab.decode(tokens)
-        end = text.find(how.stop, begin) if how.stop else -1
-        if end >= 0:
-            text = text[:end]
-        # Of a character or a stop whose rest is to come nothing is shown yet.
-        whole = text if end >= 0 else text[: len(text) - max(len(how.stop), 4)]
-        show(whole[shown:])
-        shown = max(shown, len(whole))
-        if end >= 0:
-            break
-    show(text[shown:])
-    return text, time.perf_counter() - started
-
-
 MODES: dict[str, Callable[[Command], dict[str, Any]]] = {
     "train": run_train,
     "evaluate": run_evaluate,
     "generate": run_generate,
+    "score": run_score,
+    "attention": run_attention,
     "prepare": run_prepare,
     "import": run_import,
     "export": run_export,

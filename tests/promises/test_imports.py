@@ -16,7 +16,7 @@ ROWS = """
     convert.pickle convert.keys
     data.download data.files data.dataset data.word data.subword data.mirror
     data.archive data.vocab data.sentences convert.bundle
-    data.facts convert.words
+    data.facts data.spelling data.detokenization convert.words
     model.config
     roofline data.corpora sharding kernels.xla kernels.softmax kernels.skew
     kernels.tpu_blocks kernels.tiles kernels.decode kernels.sharded
@@ -36,13 +36,14 @@ ROWS = """
     step checkpoint evaluate.ngram convert.tensorflow
     convert.formats
     evaluate.accounting evaluate.sliding evaluate.sweep
-    evaluate.perplexity diagnose
-    evaluate.cold_start evaluate.speed
-    config
+    evaluate.perplexity evaluate.attended diagnose
+    evaluate.cold_start evaluate.speed evaluate.score evaluate.attention
+    report.attention config
+    report.page
     lock workdir train
     flags aot
     restore pod
-    convert.transfer table help
+    convert.transfer table help sampling
     main
 """
 ROW = {

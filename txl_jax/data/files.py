@@ -97,7 +97,7 @@ def find_text(path: str) -> tuple[str, dict[str, Pieces]]:
     size is known only after reading it.
     """
     try:
-        files = _text_files(path)
+        files = text_files(path)
         digest = hashlib.sha256()
         for file in files:
             stat = file.stat()
@@ -114,7 +114,7 @@ def find_text(path: str) -> tuple[str, dict[str, Pieces]]:
 def unpack_text(path: str, scratch: Path) -> dict[str, Pieces]:
     """Returns the splits of the user's files, compressed ones unpacked in `scratch`."""
     pieces = []
-    for number, file in enumerate(files := _text_files(path)):
+    for number, file in enumerate(files := text_files(path)):
         if file.suffix in COMPRESSED:
             target = scratch / str(number)
             _decompress(file, target)
@@ -146,25 +146,39 @@ def _read(path: Path, file: Packed) -> bytes:
         ) from error
 
 
-def _text_files(path: str) -> list[Path]:
-    """Returns the files that `data.path` names, sorted; hidden ones are left out."""
+def read_text(path: Path) -> bytes:
+    """Returns what is in a file, unpacked if it is compressed."""
+    try:
+        if path.suffix not in COMPRESSED:
+            return path.read_bytes()
+        with _open(path) as file:
+            return b"".join(iter(lambda: _read(path, file), b""))
+    except OSError as error:
+        raise unreadable(error, path) from error
+
+
+def text_files(path: str, field: str = "data.path") -> list[Path]:
+    """Returns the files that a path names, sorted; hidden ones are left out.
+
+    `field` is what an error calls it.
+    """
     where = Path(path).expanduser()
     if where.is_file():
         return [where]
     if where.is_dir():
         files = _files_below(where, lambda name: name.startswith("."))
         if not files:
-            raise UserError(f"data.path={path!r} is a folder without files: add text")
+            raise UserError(f"{field}={path!r} is a folder without files: add text")
         return files
     if not glob.has_magic(path):
         raise UserError(
-            f"data.path={path!r} does not exist: give a file, a folder or a glob"
+            f"{field}={path!r} does not exist: give a file, a folder or a glob"
         )
     found = map(Path, sorted(glob.glob(str(where), recursive=True)))
     files = [file for file in found if file.is_file()]
     if not files:
         raise UserError(
-            f"data.path={path!r} matches no file: mend the glob (quote it in a shell)"
+            f"{field}={path!r} matches no file: mend the glob (quote it in a shell)"
         )
     return files
 

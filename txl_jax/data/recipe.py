@@ -126,6 +126,17 @@ def resolve(
     return recipe, vocab
 
 
+def drops_newlines(config: DataConfig, kind: str) -> bool:
+    """Returns whether the corpus's text loses byte 10 on its way to tokens of a kind.
+
+    A text that is to be read like the corpus then has to lose it too.
+    """
+    name = config.corpus
+    if name.startswith(corpora.TFDS_PREFIX):
+        name = corpora.TFDS_PREFIX.rstrip(":")
+    return CONVENTIONS[_convention(config, corpora.CORPORA[name], kind)].drop_newlines
+
+
 def _given(config: DataConfig, corpus: corpora.Corpus, given: str) -> vocabulary.Vocab:
     """Returns the vocabulary of a file.
 

@@ -135,18 +135,42 @@ def rel_attention(
 ) -> Array:
     """Returns o_BLHA, the attention of each query over the keys that it sees.
 
+    The result has the queries' dtype; for the rest see `probabilities`.
+    """
+    B, L, H, _ = q_BLHA.shape
+    K = k_BKHA.shape[1]
+    v_HBKA = heads_first(v_BKHA)
+    weight_HBLK = probabilities(q_BLHA, k_BKHA, r_RHA, u_HA, w_HA, bias_HR, oldest_BL)
+    if dropout is not None:
+        keep_HBLK = jnp.swapaxes(keep_BHLK(dropout, (B, H, L, K)), 0, 1)
+        weight_HBLK = jnp.where(keep_HBLK, weight_HBLK / (1 - dropout.rate), 0)
+    o_HBLA = jnp.einsum("HBLK,HBKA->HBLA", weight_HBLK.astype(v_HBKA.dtype), v_HBKA)
+    return o_HBLA.transpose(1, 2, 0, 3)
+
+
+def probabilities(
+    q_BLHA: Array,
+    k_BKHA: Array,
+    r_RHA: Array | None,
+    u_HA: Array | None,
+    w_HA: Array | None,
+    bias_HR: Array | None,
+    oldest_BL: Array,
+) -> Array:
+    """Returns what each query gives to each key, [H, B, L, K] in float32.
+
     r_RHA and bias_HR are ordered from the greatest distance, R - 1, down to 0; keys
     farther than that, where R is less than K, have the first row. Scores are scaled by
-    1 / sqrt(A); scores and softmax are float32, the result has the queries' dtype.
-    Without u_HA or w_HA their terms are left out; without r_RHA all that depends on
-    distance is. Source: section 3.3; the reference scales all four terms.
+    1 / sqrt(A); scores and softmax are float32. Without u_HA or w_HA their terms are
+    left out; without r_RHA all that depends on distance is. Source: section 3.3; the
+    reference scales all four terms.
     """
-    B, L, H, A = q_BLHA.shape
+    A = q_BLHA.shape[-1]
     K = k_BKHA.shape[1]
     f32 = jnp.float32
     # Heads come first, so that r, which has no streams, is not copied for each of them
     # and no product as large as the scores has to be turned round.
-    k_HBKA, v_HBKA = heads_first(k_BKHA), heads_first(v_BKHA)
+    k_HBKA = heads_first(k_BKHA)
     content_HBLA = heads_first(with_bias(q_BLHA, u_HA))
     score_HBLK = jnp.einsum(
         "HBLA,HBKA->HBLK", content_HBLA, k_HBKA, preferred_element_type=f32
@@ -167,12 +191,7 @@ def rel_attention(
         score_HBLK += by_key(position_HBLR, K)
     score_HBLK *= A**-0.5
     score_HBLK = jnp.where(visible_BLK(oldest_BL, K), score_HBLK, MASKED)
-    weight_HBLK = jax.nn.softmax(score_HBLK, axis=-1)
-    if dropout is not None:
-        keep_HBLK = jnp.swapaxes(keep_BHLK(dropout, (B, H, L, K)), 0, 1)
-        weight_HBLK = jnp.where(keep_HBLK, weight_HBLK / (1 - dropout.rate), 0)
-    o_HBLA = jnp.einsum("HBLK,HBKA->HBLA", weight_HBLK.astype(v_HBKA.dtype), v_HBKA)
-    return o_HBLA.transpose(1, 2, 0, 3)
+    return jax.nn.softmax(score_HBLK, axis=-1)
 
 
 def heads_first(x_BLHA: Array) -> Array:

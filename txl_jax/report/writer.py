@@ -14,6 +14,7 @@ from typing import Any, Self
 import tqdm
 
 from txl_jax import distributed
+from txl_jax.errors import UserError
 from txl_jax.metrics import bits
 
 PLAIN_SECONDS = 10.0  # between plain lines, where stderr is no terminal
@@ -243,6 +244,26 @@ def to_json(result: Any, indent: int | None = None) -> str:
         return None if isinstance(x, float) and not math.isfinite(x) else x
 
     return json.dumps(valid(result), indent=indent, allow_nan=False)
+
+
+@contextlib.contextmanager
+def json_lines(path: str, field: str) -> Iterator[Callable[[Any], None]]:
+    """Gives a function that writes one JSON line into a fresh file.
+
+    It does nothing for the path "", and in all processes but the first. Raises
+    UserError where the file cannot be made; `field` is what it was given as.
+    """
+    if not path or not distributed.is_first():
+        yield lambda record: None
+        return
+    try:
+        file = Path(path).expanduser().open("w", encoding="utf-8")
+    except OSError as error:
+        raise UserError(
+            f"{field} = {path!r} cannot be written ({error.strerror}): give another"
+        ) from error
+    with file:
+        yield lambda record: print(to_json(record), file=file, flush=True)
 
 
 def whole_lines(path: Path, last_step: int) -> list[bytes]:
