@@ -24,6 +24,7 @@ from txl_jax import main as main_module
 from txl_jax.lock import locked
 from txl_jax.main import MODES, main
 from txl_jax.report.writer import read_metrics
+from txl_jax.seal import unseal
 
 ROOT = Path(__file__).parents[1]
 TEXT = "".join(f"{n % 97} is {n} less {n - n % 97}\n" for n in range(1000))
@@ -144,7 +145,8 @@ def test_the_workdir_has_what_the_readme_lists(home: Home) -> None:
     assert sample.startswith("1 is ") and len(sample) > len("1 is ")
     saved = json.loads((home.run / "result.json").read_text())
     assert {"mode": "train", **saved} == result
-    assert json.loads((home.run / "vocab.json").read_text()) == {"kind": "byte"}
+    vocab = json.loads((home.run / "vocab.json").read_text())
+    assert unseal(vocab, needed=True) == {"kind": "byte"}
     given = configs.parse(configs.load(str(home.path / "tiny.py")))
     assert configs.parse(configs.load_json(home.run / "config.json")) == given
 
@@ -155,7 +157,8 @@ def test_run_json_says_where_the_numbers_come_from(home: Home) -> None:
     assert run["git_revision"]
     assert run["versions"]["jax"] == jax.__version__
     assert (run["device_kind"], run["device_count"]) == ("cpu", 8)
-    assert run["config"] == json.loads((home.run / "config.json").read_text())
+    saved = json.loads((home.run / "config.json").read_text())
+    assert run["config"] == unseal(saved, needed=True)
     for split in ("train", "valid", "test"):
         digest = hashlib.sha256(split_file(home, split).read_bytes()).hexdigest()
         assert run["data"]["splits"][split]["sha256"] == digest
@@ -216,7 +219,7 @@ def test_run_json_keeps_every_start_and_tells_of_another_machine(
     assert again.result["updates"] == 60
     assert again.result["failed_saves"] == []
     assert again.result["nll"] == home.trained.result["nll"]
-    assert "metrics.jsonl has no lines of the updates up to 60" in again.err
+    assert "metrics.jsonl has no lines of updates up to 60" in again.err
     difference = "device_kind was TPU v5 lite, is now cpu"
     assert f"not bit-identical from here to how the run started: {difference}" in (
         again.err
