@@ -20,8 +20,8 @@ from typing import Any
 import jax
 from absl import logging as absl_logging
 
-from txl_jax import config as configs
 from txl_jax import (
+    aot,
     distributed,
     flags,
     generate,
@@ -31,6 +31,7 @@ from txl_jax import (
     sharding,
     workdir,
 )
+from txl_jax import config as configs
 from txl_jax.config import Config
 from txl_jax.convert import transfer
 from txl_jax.data import tokens as token_files
@@ -130,30 +131,35 @@ def check_fit(config: Config, tokens: Tokens) -> None:
     """Raises UserError for what would stop the run, before any of it is on disk."""
     mesh = workdir.fit_mesh(config)
     train, how = config.train, config.eval
-    for field in (
-        "train.reset_memory_at",
-        "train.sentence_end",
-        "eval.reset_memory_at",
-    ):
-        section, _, name = field.partition(".")
-        if (token := getattr(getattr(config, section), name)) >= len(tokens.vocab):
-            raise UserError(f"{field} = {token} is no token: {len(tokens.vocab)} exist")
+    ids = ("train.reset_memory_at", "train.sentence_end", "eval.reset_memory_at")
+    check_tokens(config, len(tokens.vocab), *ids, "generate.stop_token")
     sharding.host_rows(mesh, train.batch_size, "train.batch_size")
     sharding.host_rows(mesh, how.streams, "eval.streams")
     make_streams(train, tokens.split("train"), slice(None))
     for split in ("valid", how.split):
         Streams(tokens.split(split), how.streams, how.tgt_len)
+    aot.check_kernel(config, mesh)
+
+
+def check_tokens(config: Config, vocab_size: int, *fields: str) -> None:
+    """Refuses tokens that the vocabulary does not have."""
+    for field in fields:
+        section, _, name = field.partition(".")
+        if (token := getattr(getattr(config, section), name)) >= vocab_size:
+            raise UserError(f"{field} = {token} is no token: {vocab_size} exist")
 
 
 def run_evaluate(command: Command) -> dict[str, Any]:
     """Scores a split."""
     loaded = restore.load(command.workdir, command.config)
+    check_tokens(loaded.config, len(loaded.vocab), "eval.reset_memory_at")
     return evaluate_loaded(loaded, prepare(loaded.config.data))
 
 
 def run_generate(command: Command) -> dict[str, Any]:
     """Samples a continuation of a prompt."""
     loaded = restore.load(command.workdir, command.config)
+    check_tokens(loaded.config, len(loaded.vocab), "generate.stop_token")
     text, seconds = sample_loaded(loaded, show)
     show("\n")
     how = dataclasses.asdict(loaded.config.generate)
@@ -219,7 +225,10 @@ def sample_loaded(
     The continuation ends before the first generate.stop in it.
     """
     how, vocab = loaded.config.generate, loaded.vocab
-    prompt = vocab.encode(how.prompt)
+    try:
+        prompt = vocab.encode(how.prompt)
+    except UserError as error:
+        raise UserError(f"generate.prompt: {error}") from error
     if not how.mem_len and len(prompt) > how.ext_len + 1:
         say(f"the prompt has {len(prompt)} tokens: the newest {how.ext_len + 1} count")
     started = time.perf_counter()
@@ -285,9 +294,22 @@ def main(argv: list[str] | None = None) -> int:
             distributed.wait_for_all()
     except (UserError, Interrupted, BadNumbers) as error:
         return distributed.say_why(error)
+    except jax.errors.JaxRuntimeError as error:
+        return distributed.say_why(out_of_memory(error))
     if distributed.is_first():
         print(to_json({"mode": command.mode, **result}), flush=True)
     return 0
+
+
+def out_of_memory(error: jax.errors.JaxRuntimeError) -> UserError:
+    """Returns what a device's lack of memory means; raises any other error again."""
+    reason = str(error).partition("\n")[0][:200]
+    if "RESOURCE_EXHAUSTED" not in reason:
+        raise error
+    return UserError(
+        f"the devices' memory is too small ({reason}): lower train.batch_size or raise "
+        "train.batch_chunk, set model.remat, or split the model by mesh.fsdp"
+    )
 
 
 def start(how: RunConfig) -> None:

@@ -61,10 +61,12 @@ class Checkpoints(ocp.CheckpointManager):
         super().__init__(folder, item_names=ITEMS, options=options)
         if not read_only:
             self._empty_trash()
+        self.unread: dict[int, UserError] = {}  # why the others' could not be
         for step in self.all_steps():
-            # One that cannot be read matters only to who asks for it.
-            with contextlib.suppress(UserError):
+            try:
                 self.records[step] = self.read_record(step)
+            except UserError as error:  # it matters only to who asks for it
+                self.unread[step] = error
 
     def should_preserve(self, checkpoints: list[Any], *, context: Any) -> list[bool]:
         """Returns which checkpoints stay: orbax asks before a save deletes any."""
