@@ -68,11 +68,14 @@ def read(path: Path, step: int) -> Record:
         if body["step"] != step:
             raise ValueError(f"it is of step {body['step']}")
         position = body["position"] and Position(**body["position"])
+        if position and any(type(number) is not int for number in position):
+            raise ValueError(f"it has {position} for a position")
+        nll = None if body["valid_nll"] is None else float(body["valid_nll"])
         arrays = {
             name: (dtype, tuple(shape), digest)
             for name, (dtype, shape, digest) in body["arrays"].items()
         }
-        return Record(step, position, body["valid_nll"], arrays)
+        return Record(step, position, nll, arrays)
     except FileNotFoundError as error:
         raise Damaged(step, f"no record of its arrays in {path.parent}") from error
     except PermissionError as error:

@@ -11,7 +11,10 @@ from typing import Any
 
 KEY = "sha256"
 # What reading a file of JSON can raise where it is not as it was written.
-DAMAGE = (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError)
+DAMAGE = (
+    *(ValueError, TypeError, KeyError, IndexError, AttributeError),
+    *(RecursionError, OverflowError),
+)
 
 
 def seal(body: dict[str, Any]) -> dict[str, Any]:

@@ -129,6 +129,13 @@ class Checkpoints(ocp.CheckpointManager):
             self.reason = one_line(error)
             self.records.pop(step, None)
             self.saving = None
+            # Its other parts fail as well, and what they raise would meet the next.
+            for wait in (
+                self.wait_until_finished,
+                self._checkpointer.wait_until_finished,
+            ):
+                with contextlib.suppress(OSError, ValueError):
+                    wait()
             with contextlib.suppress(OSError):
                 self._clear()
             say(

@@ -4,12 +4,9 @@ Text, vocabularies, prepared tokens, workdirs, checkpoints, models of other code
 permissions: each is one clear line and changes nothing, as in `test_bad_inputs.py`.
 """
 
-import contextlib
 import gzip
 import json
-import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -28,6 +25,7 @@ from tests.promises.test_bad_inputs import (
     new,
     refuse,
 )
+from tests.rights import public_folder, without_rights
 from txl_jax.seal import seal, unseal
 
 quick_compiler = test_main.quick_compiler
@@ -340,9 +338,7 @@ TABLE: dict[str, tuple[tuple[str, ...], str]] = {
 @pytest.fixture(scope="module")
 def home() -> Iterator[Path]:
     """Holds all of them, where any user of the machine may look."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder)
-        path.chmod(0o755)
+    with public_folder() as path:
         make_home(path)
         for name, content in WRITTEN.items():
             (path / name).parent.mkdir(exist_ok=True)
@@ -366,24 +362,6 @@ def home() -> Iterator[Path]:
 @pytest.mark.parametrize("mistake", TABLE)
 def test_a_mistake_is_one_line_and_changes_nothing(home: Path, mistake: str) -> None:
     refuse(home, *TABLE[mistake])
-
-
-@contextlib.contextmanager
-def without_rights(*paths: Path) -> Iterator[None]:
-    """Takes all rights to files, and those to write from folders, also from root."""
-    modes = {path: path.stat().st_mode for path in paths}
-    for path in paths:
-        path.chmod(0o555 if path.is_dir() else 0)
-    root = os.geteuid() == 0
-    if root:
-        os.seteuid(65534)
-    try:
-        yield
-    finally:
-        if root:
-            os.seteuid(0)
-        for path, mode in modes.items():
-            path.chmod(mode)
 
 
 FORBIDDEN: dict[str, tuple[tuple[str, ...], str, str]] = {

@@ -137,7 +137,7 @@ def from_state_dict(
             init_range=float(fields["init_range"]) if uniform else 0.0,
             proj_init_std=float(fields["proj_init_std"]),
         )
-    except (TypeError, ValueError) as error:
+    except DAMAGE as error:
         raise UserError(f"a field of {CONFIG} is of a wrong type: {error}") from error
     _compare(said, model)
     return model, params

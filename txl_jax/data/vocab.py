@@ -164,7 +164,12 @@ class CharVocab:
     @classmethod
     def from_json(cls, state: dict[str, Any]) -> "CharVocab":
         """Returns the vocabulary that `to_json` described."""
-        return cls(state["symbols"], state["of_bytes"])
+        symbols, of_bytes = state["symbols"], state["of_bytes"]
+        if not isinstance(symbols, str) or len(set(symbols)) < len(symbols):
+            raise ValueError("its symbols are no text that has each of them once")
+        if of_bytes and max(symbols, default="") > "\xff":
+            raise ValueError("its symbols are no bytes")
+        return cls(symbols, bool(of_bytes))
 
 
 def _points(text: str) -> np.ndarray:

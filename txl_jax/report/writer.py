@@ -16,6 +16,7 @@ import tqdm
 from txl_jax import distributed
 from txl_jax.errors import UserError
 from txl_jax.metrics import bits
+from txl_jax.seal import DAMAGE
 
 PLAIN_SECONDS = 10.0  # between plain lines, where stderr is no terminal
 
@@ -248,7 +249,7 @@ def whole_lines(path: Path, last_step: int) -> list[bytes]:
             break
         try:
             step = int(json.loads(line)["step"])
-        except (ValueError, TypeError, KeyError, RecursionError):
+        except DAMAGE:
             damaged += 1
             continue
         if before < step <= last_step:
