@@ -219,7 +219,7 @@ def test_run_json_keeps_every_start_and_tells_of_another_machine(
     assert again.result["updates"] == 60
     assert again.result["failed_saves"] == []
     assert again.result["nll"] == home.trained.result["nll"]
-    assert "metrics.jsonl has no lines of updates up to 60" in again.err
+    assert "metrics.jsonl has no lines of the updates up to 60" in again.err
     difference = "device_kind was TPU v5 lite, is now cpu"
     assert f"not bit-identical from here to how the run started: {difference}" in (
         again.err

@@ -91,7 +91,8 @@ class TrainLog:
         try:
             kept = whole_lines(path, last_step) if self.path else []
             if self.path and last_step and not kept:
-                say(f"{path} has no lines of updates up to {last_step}: they are lost")
+                lost = f"no lines of the updates up to {last_step}: they are lost"
+                say(f"{path} has {lost}")
             self.unwritten = b""
             self._open(kept)
         except OSError as error:
