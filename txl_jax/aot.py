@@ -144,13 +144,24 @@ def segments(mesh: Mesh, S: int, B: int, width: int) -> Segment:
 
 def compile_train(config: Config, devices: list[Any]) -> Compiled:
     """Compiles the training step."""
-    train = config.train
     mesh = check_mesh(config, devices)
+    return compile_step(mesh, lambda: trace_train(config, mesh).lower())
+
+
+def trace_train(config: Config, mesh: Mesh) -> Any:
+    """Returns the training step, traced for the mesh."""
+    train = config.train
     init, places, step = make_step(config, mesh)
     state = abstract(jax.eval_shape(init), places)
     width = train.ext_len + train.tgt_len + (SLACK if train.varlen else 0)
     given = segments(mesh, train.segments_per_call, train.batch_size, width)
-    return compile_step(mesh, lambda: step.lower(state, given))
+    return step.trace(state, given)
+
+
+def check_kernel(config: Config, mesh: Mesh) -> None:
+    """Raises UserError where the named kernel cannot serve the training step."""
+    if config.model.kernel not in ("auto", "xla"):
+        trace_train(config, mesh)
 
 
 def compile_evaluation(config: Config, devices: list[Any]) -> Compiled:

@@ -119,13 +119,13 @@ def check_which(which: str, field: str) -> None:
     """Refuses what names no checkpoint of any run."""
     if which not in NAMES and not all(map(_is_step, which.split(","))):
         raise UserError(
-            f"{field} = {which!r} is neither best, latest, average (of all kept) nor a "
-            "step, or several with commas between (their average)"
+            f"{field} = {which[:80]!r} is neither best, latest, average (of all kept) "
+            "nor a step, or several with commas between (their average)"
         )
 
 
 def _is_step(text: str) -> bool:
-    return text.strip().isdecimal()
+    return text.strip().isdecimal() and len(text) < 20
 
 
 def find_steps(manager: Checkpoints, which: str) -> list[int]:
@@ -141,11 +141,14 @@ def find_steps(manager: Checkpoints, which: str) -> list[int]:
             "--workdir of a run that did"
         )
     if which == "best":
-        for step in set(steps) - manager.records.keys():
-            say(f"checkpoint {step} is damaged: the best of the others is taken")
+        damaged = sorted(set(steps) - manager.records.keys())
+        if damaged == steps:
+            raise UserError(
+                f"every checkpoint in {manager.directory} is damaged: bring one back"
+            )
+        for step in damaged:
+            say(f"{manager.unread.get(step)}: the best of the others is taken")
             steps.remove(step)
-        if not steps:
-            raise UserError(f"every checkpoint in {manager.directory} is damaged")
     best = manager.best(steps)
     named = {
         "best": steps[-1:] if best is None else [best],

@@ -9,6 +9,8 @@ import dataclasses
 import importlib
 import importlib.util
 import json
+import math
+import os
 from pathlib import Path
 from typing import Any, get_args
 
@@ -37,6 +39,7 @@ from txl_jax.model.config import (
     tensorflow,
 )
 from txl_jax.optim import OptimConfig
+from txl_jax.seal import seal, unseal
 from txl_jax.sharding import MeshConfig
 from txl_jax.step import TrainConfig
 
@@ -144,6 +147,13 @@ SECTIONS: dict[str, type] = {
     field.name: type(field.default) for field in dataclasses.fields(Config)
 }
 
+# The type of each field, by "section.field".
+FIELDS: dict[str, Any] = {
+    f"{section}.{field.name}": field.type
+    for section, fields in SECTIONS.items()
+    for field in dataclasses.fields(fields)
+}
+
 # What a run may change when it goes on. The rest makes it another run, and refused.
 CHANGEABLE = (
     "eval.",
@@ -186,9 +196,8 @@ def parse(config: ConfigDict) -> Config:
     sections = {}
     for name, fields in config.to_dict().items():
         if name not in SECTIONS:
-            raise UserError(
-                f"unknown config section {name!r}{nearest(name, list(SECTIONS))}"
-            )
+            hint = nearest(str(name), list(SECTIONS))
+            raise UserError(f"unknown config section {name!r}{hint}")
         if not isinstance(fields, dict):
             raise UserError(f"config section {name!r} is {fields!r}, not its fields")
         values = {key: _typed(f"{name}.{key}", value) for key, value in fields.items()}
@@ -198,28 +207,33 @@ def parse(config: ConfigDict) -> Config:
 
 def field_type(name: str) -> type:
     """Returns the type of the field `section.field`, or raises UserError."""
-    section, _, key = name.partition(".")
-    known = {
-        f"{section}.{field.name}": field.type
-        for section, fields in SECTIONS.items()
-        for field in dataclasses.fields(fields)
-    }
-    if name not in known:
-        raise UserError(f"unknown config field {name!r}{nearest(name, list(known))}")
-    return known[name]  # type: ignore[return-value]
+    if name not in FIELDS:
+        raise UserError(f"unknown config field {name!r}{nearest(name, list(FIELDS))}")
+    return FIELDS[name]
 
 
 def _typed(name: str, value: Any) -> Any:
     wanted = field_type(name)
     if wanted is float and type(value) is int:
-        return float(value)
+        value = float(value) if abs(value) < 2**1023 else math.inf
     if items := get_args(wanted):
         if type(value) in (tuple, list) and all(type(x) is items[0] for x in value):
+            for item in value:
+                _refuse_boundless(name, item)
             return tuple(value)
         raise UserError(f"{name} = {value!r} must be a tuple of {items[0].__name__}s")
     if type(value) is not wanted:
         raise UserError(f"{name} = {value!r} must be of type {wanted.__name__}")
+    _refuse_boundless(name, value)
     return value
+
+
+def _refuse_boundless(name: str, value: Any) -> None:
+    """Refuses numbers that no device counts with, and those that are none."""
+    if type(value) is float and not math.isfinite(value):
+        raise UserError(f"{name} = {value} must be a finite number")
+    if type(value) is int and not name.endswith(".seed") and abs(value) >= 2**31:
+        raise UserError(f"{name} = {value!r:.20} is too large: it must be below 2^31")
 
 
 KINDS = {bool: "true or false", int: "a whole number", float: "a number"}
@@ -238,7 +252,7 @@ def override(config: ConfigDict, name: str, text: str) -> None:
             value = _read(kind, text)
     except (ValueError, KeyError):
         each = ", or several with commas between" if items else ""
-        raise UserError(f"{name} = {text!r} is not {KINDS[kind]}{each}") from None
+        raise UserError(f"{name} = {text[:80]!r} is not {KINDS[kind]}{each}") from None
     section, _, key = name.partition(".")
     with config.ignore_type():  # parse checks it; an experiment may have left 1 for 1.0
         config.update({section: {key: value}})
@@ -255,7 +269,7 @@ def load(source: str) -> ConfigDict:
     path = Path(source)
     if not path.suffix and "/" not in source:
         path = _packaged(source)
-    if not path.is_file():
+    if not os.path.isfile(path):  # also of a path that no system takes
         raise UserError(f"no config file {source!r}: give a path or a packaged name")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
@@ -266,7 +280,7 @@ def load(source: str) -> ConfigDict:
         made = module.get_config()
     except UserError:
         raise
-    except Exception as error:  # whatever the user's own code raises
+    except (Exception, SystemExit) as error:  # whatever the user's own code raises
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise UserError(f"config file {source!r} failed: {reason}") from error
     if not isinstance(made, (ConfigDict, dict)):
@@ -291,7 +305,7 @@ def _packaged(name: str) -> Path:
 
 def save_json(config: Config, path: Path) -> None:
     """Writes the config where `load_json` reads it."""
-    path.write_text(json.dumps(dataclasses.asdict(config), indent=2) + "\n")
+    path.write_text(json.dumps(seal(dataclasses.asdict(config)), indent=2) + "\n")
 
 
 def load_json(path: Path) -> ConfigDict:
@@ -300,14 +314,19 @@ def load_json(path: Path) -> ConfigDict:
         saved = json.loads(path.read_text("utf-8"))
         if not isinstance(saved, dict):
             raise ValueError("it holds no sections")
-        return ConfigDict(saved)
+        config = ConfigDict(unseal(saved))
+        parse(config)
+        return config
     except FileNotFoundError:
         raise UserError(
             f"{path.parent} holds no run (no {path.name}): give the --workdir of one, "
             "or --config to start one"
         ) from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot read {path}: {error}") from error
+    except (OSError, ValueError, TypeError, RecursionError, UserError) as error:
+        raise UserError(
+            f"cannot read {path}: {error}; bring it back as the run wrote it (changes "
+            "go on the command line, as --config.eval.streams=4)"
+        ) from error
 
 
 def conflicts(saved: Config, given: Config) -> list[str]:

@@ -31,6 +31,9 @@ class UserError(Exception):
     that escapes is a bug and keeps its traceback.
     """
 
+    def __init__(self, line: str):
+        super().__init__(" ".join(line.split("\n")))  # what it quotes may have several
+
 
 class BadNumbers(Exception):
     """Training stopped: so many updates in a row were bad that no more would help.

@@ -132,19 +132,22 @@ def check_fit(config: Config, tokens: Tokens) -> None:
     """Raises UserError for what would stop the run, before any of it is on disk."""
     mesh = workdir.fit_mesh(config)
     train, how = config.train, config.eval
-    for field in (
-        "train.reset_memory_at",
-        "train.sentence_end",
-        "eval.reset_memory_at",
-    ):
-        section, _, name = field.partition(".")
-        if (token := getattr(getattr(config, section), name)) >= len(tokens.vocab):
-            raise UserError(f"{field} = {token} is no token: {len(tokens.vocab)} exist")
+    ids = ("train.reset_memory_at", "train.sentence_end", "eval.reset_memory_at")
+    check_tokens(config, len(tokens.vocab), *ids, "generate.stop_token")
     sharding.host_rows(mesh, train.batch_size, "train.batch_size")
     sharding.host_rows(mesh, how.streams, "eval.streams")
     make_streams(train, tokens.split("train"), slice(None))
     for split in ("valid", how.split):
         Streams(how.cut(tokens.split(split)), how.streams, how.tgt_len)
+    aot.check_kernel(config, mesh)
+
+
+def check_tokens(config: Config, vocab_size: int, *fields: str) -> None:
+    """Refuses tokens that the vocabulary does not have."""
+    for field in fields:
+        section, _, name = field.partition(".")
+        if (token := getattr(getattr(config, section), name)) >= vocab_size:
+            raise UserError(f"{field} = {token} is no token: {vocab_size} exist")
 
 
 def load(command: Command) -> restore.Loaded:
@@ -157,6 +160,7 @@ def load(command: Command) -> restore.Loaded:
 def run_evaluate(command: Command) -> dict[str, Any]:
     """Scores a split; also against a swept field, or by tokens since a cold start."""
     loaded = load(command)
+    check_tokens(loaded.config, len(loaded.vocab), "eval.reset_memory_at")
     tokens, config = prepare(loaded.config.data), loaded.config
     if config.eval.cold_start:
         text, mesh = tokens.split(config.eval.split), loaded.mesh
@@ -194,6 +198,7 @@ def run_speed(command: Command) -> dict[str, Any]:
 def run_generate(command: Command) -> dict[str, Any]:
     """Samples what follows prompts, or a context from the test split."""
     loaded = load(command)
+    check_tokens(loaded.config, len(loaded.vocab), "generate.stop_token")
     return sampling.run(
         loaded, lambda name: prepare(loaded.config.data).split(name), show
     )
@@ -345,9 +350,22 @@ def main(argv: list[str] | None = None) -> int:
             distributed.wait_for_all()
     except (UserError, Interrupted, BadNumbers) as error:
         return distributed.say_why(error)
+    except jax.errors.JaxRuntimeError as error:
+        return distributed.say_why(out_of_memory(error))
     if distributed.is_first():
         print(to_json({"mode": command.mode, **result}), flush=True)
     return 0
+
+
+def out_of_memory(error: jax.errors.JaxRuntimeError) -> UserError:
+    """Returns what a device's lack of memory means; raises any other error again."""
+    reason = str(error).partition("\n")[0][:200]
+    if "RESOURCE_EXHAUSTED" not in reason:
+        raise error
+    return UserError(
+        f"the devices' memory is too small ({reason}): lower train.batch_size or raise "
+        "train.batch_chunk, set model.remat, or split the model by mesh.fsdp"
+    )
 
 
 def start(how: RunConfig) -> None:

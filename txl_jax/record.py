@@ -8,7 +8,6 @@ Dims: none.
 """
 
 import dataclasses
-import hashlib
 import json
 import math
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 from txl_jax.data.streams import Position
 from txl_jax.digest import Digest, digests, form, named_leaves
 from txl_jax.errors import UserError
+from txl_jax.seal import DAMAGE, seal, unseal
 
 
 class Damaged(UserError):
@@ -58,30 +58,29 @@ class Record:
             "valid_nll": self.valid_nll,
             "arrays": {name: list(digest) for name, digest in self.arrays.items()},
         }
-        return {**body, "sha256": _sha256(body)}
-
-
-def _sha256(body: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+        return seal(body)
 
 
 def read(path: Path, step: int) -> Record:
     """Returns the record of checkpoint `step` from its file; raises Damaged."""
     try:
-        body = json.loads(path.read_text("utf-8"))
-        if body.pop("sha256") != _sha256(body) or body["step"] != step:
-            raise ValueError("its checksum is another")
+        body = unseal(json.loads(path.read_text("utf-8")), needed=True)
+        if body["step"] != step:
+            raise ValueError(f"it is of step {body['step']}")
         position = body["position"] and Position(**body["position"])
+        if position and any(type(number) is not int for number in position):
+            raise ValueError(f"it has {position} for a position")
+        nll = None if body["valid_nll"] is None else float(body["valid_nll"])
         arrays = {
             name: (dtype, tuple(shape), digest)
             for name, (dtype, shape, digest) in body["arrays"].items()
         }
-        return Record(step, position, body["valid_nll"], arrays)
+        return Record(step, position, nll, arrays)
     except FileNotFoundError as error:
         raise Damaged(step, f"no record of its arrays in {path.parent}") from error
     except PermissionError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (*DAMAGE, OSError) as error:
         raise Damaged(step, f"its record {path}: {error}") from error
 
 
@@ -106,7 +105,8 @@ def refuse_misfits(record: Record, like: dict[str, Any]) -> None:
         )
         more = f"; {len(other) - 3} more arrays differ" if len(other) > 3 else ""
         raise UserError(
-            f"checkpoint {record.step} is of another model or optimiser: {shown}{more}"
+            f"checkpoint {record.step} is of another model or optimiser: {shown}{more};"
+            " give the config that it was made with, or another --workdir"
         )
 
 

@@ -1,6 +1,7 @@
 """From a workdir to a model that can be used: `load(workdir)`."""
 
 import dataclasses
+import os
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -8,7 +9,7 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 from jax.sharding import Mesh
 
-from txl_jax import checkpoint, config, sharding
+from txl_jax import checkpoint, config, record, sharding
 from txl_jax.config import Config
 from txl_jax.data import vocab as vocabulary
 from txl_jax.data.vocab import Vocab
@@ -17,8 +18,18 @@ from txl_jax.model.config import ModelConfig
 from txl_jax.model.txl import TransformerXL
 from txl_jax.record import Damaged
 from txl_jax.report.wait import waiting
+from txl_jax.report.writer import last_step, say
 from txl_jax.state import abstract_params
-from txl_jax.workdir import CONFIG, VOCAB, fit_mesh, fit_vocab, refuse_conflicts
+from txl_jax.workdir import (
+    CONFIG,
+    METRICS,
+    VOCAB,
+    fit_mesh,
+    fit_vocab,
+    refuse_conflicts,
+)
+
+MEND_VOCAB = "bring it back; if it was trained here, its command makes it anew"
 
 
 class Loaded(NamedTuple):
@@ -43,7 +54,7 @@ def load(workdir: str | Path, given: Config | None = None) -> Loaded:
     saved = config.parse(config.load_json(workdir / CONFIG))
     given = given or saved
     refuse_conflicts(workdir, saved, dataclasses.replace(saved, model=given.model))
-    vocab = vocabulary.load(workdir / VOCAB)
+    vocab = vocabulary.load(workdir / VOCAB, MEND_VOCAB)
     given = fit_vocab(given, len(vocab))
     mesh = fit_mesh(given)
     like = like_params(given.model, mesh)
@@ -76,9 +87,10 @@ def load_initial(given: Config, workdir: Path, vocab: Vocab) -> Any:
     They are those of the best checkpoint of train.init_from, a workdir, averaged if
     that run averages. None also where `workdir` has a checkpoint to go on from: then
     train.init_from is not read. given.model.vocab_size is set. Raises UserError when
-    they are missing or damaged, or belong to another vocabulary or another model.
+    they are missing or damaged, or belong to another vocabulary or another model, and
+    as `has_checkpoint` does.
     """
-    if not given.train.init_from or _has_checkpoint(workdir, given):
+    if has_checkpoint(workdir, given) or not given.train.init_from:
         return None
     source = Path(given.train.init_from)
     try:
@@ -87,10 +99,43 @@ def load_initial(given: Config, workdir: Path, vocab: Vocab) -> Any:
         raise UserError(f"train.init_from = {str(source)!r}: {error}") from error
 
 
-def _has_checkpoint(workdir: Path, given: Config) -> bool:
+def has_checkpoint(workdir: Path, given: Config) -> bool:
+    """Returns whether there is a checkpoint to go on from; writes nothing.
+
+    Raises UserError where it is lost: where all are damaged or of another model, and
+    where none is there though the run went beyond where its first ones were saved. One
+    that a kill ended before its first checkpoint begins again, and says so.
+    """
+    folder = workdir / "checkpoints"
     opened = checkpoint.open_checkpoints(workdir, given.checkpoint, read_only=True)
     with closing(opened) as manager:
-        return manager.latest_step() is not None
+        steps = manager.all_steps()
+        records = [manager.records[step] for step in steps if step in manager.records]
+        if records:
+            like = {"params": like_params(given.model, fit_mesh(given))}
+            record.refuse_misfits(max(records, key=lambda each: each.step), like)
+            return True
+        if steps:
+            try:
+                manager.read_record(max(steps))
+            except UserError as error:
+                raise UserError(
+                    f"no checkpoint in {folder} can be restored ({error}): bring one "
+                    "back, or give another --workdir to start anew"
+                ) from error
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is no folder: move it away")
+    made = last_step(workdir / METRICS)
+    late = 2 * max(given.checkpoint.every_steps, given.train.eval_every)
+    if made and (made > late or not folder.exists()):
+        raise UserError(
+            f"{workdir} was trained to update {made}, as {METRICS} shows, but has no "
+            "checkpoint: bring its folder checkpoints back, or move that file away to "
+            "train it again from the start"
+        )
+    if made:
+        say(f"NO CHECKPOINT in {folder}: updates 1 to {made} are made again")
+    return False
 
 
 # Fields in which a run may differ from the one that its parameters come from: they do
@@ -105,10 +150,10 @@ FREE = (
 
 
 def _load_fitting(source: Path, given: Config, vocab: Vocab) -> Any:
-    if not (source / CONFIG).is_file():
+    if not os.path.isfile(source / CONFIG):  # also of a path that no system takes
         raise UserError(f"it holds no run (no {CONFIG}): give the workdir of one")
     saved = config.parse(config.load_json(source / CONFIG))
-    if vocabulary.load(source / VOCAB).to_json() != vocab.to_json():
+    if vocabulary.load(source / VOCAB, MEND_VOCAB).to_json() != vocab.to_json():
         raise UserError(
             "its vocabulary is not this run's: take it with "
             f"data.vocab_path={str(source / VOCAB)!r}"

@@ -119,8 +119,17 @@ def read_prompts(loaded: Loaded, split: Split) -> list[np.ndarray]:
                 f"generate.prompt_file = {how.prompt_file!r} has no prompts: write one "
                 "on each line"
             )
-    encoded = map(vocab.encode, prompts)
+    field = "generate.prompt_file" if how.prompt_file else "generate.prompt"
+    encoded = [_encode(vocab, prompt, field) for prompt in prompts]
     return [prompt_T for prompt_T in encoded for _ in range(how.samples)]
+
+
+def _encode(vocab: Vocab, text: str, field: str) -> np.ndarray:
+    """Returns the tokens of a text; raises UserError, with the field it came from."""
+    try:
+        return vocab.encode(text)
+    except UserError as error:
+        raise UserError(f"{field}: {error}") from error
 
 
 def _context(
@@ -168,7 +177,7 @@ def sample(
     warmup = how.warmup
     if warmup.startswith("@"):
         warmup = _read(warmup[1:], "generate.warmup")
-    warm_T = vocab.encode(warmup)
+    warm_T = _encode(vocab, warmup, "generate.warmup")
     prompts = read_prompts(loaded, split)
     longest = max(map(len, prompts)) + len(warm_T)
     if not how.mem_len and longest > how.ext_len + 1:

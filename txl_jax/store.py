@@ -61,10 +61,12 @@ class Checkpoints(ocp.CheckpointManager):
         super().__init__(folder, item_names=ITEMS, options=options)
         if not read_only:
             self._empty_trash()
+        self.unread: dict[int, UserError] = {}  # why the others' could not be
         for step in self.all_steps():
-            # One that cannot be read matters only to who asks for it.
-            with contextlib.suppress(UserError):
+            try:
                 self.records[step] = self.read_record(step)
+            except UserError as error:  # it matters only to who asks for it
+                self.unread[step] = error
 
     def should_preserve(self, checkpoints: list[Any], *, context: Any) -> list[bool]:
         """Returns which checkpoints stay: orbax asks before a save deletes any."""
@@ -127,6 +129,13 @@ class Checkpoints(ocp.CheckpointManager):
             self.reason = one_line(error)
             self.records.pop(step, None)
             self.saving = None
+            # Its other parts fail as well, and what they raise would meet the next.
+            for wait in (
+                self.wait_until_finished,
+                self._checkpointer.wait_until_finished,
+            ):
+                with contextlib.suppress(OSError, ValueError):
+                    wait()
             with contextlib.suppress(OSError):
                 self._clear()
             say(

@@ -19,6 +19,7 @@ from txl_jax.errors import UserError
 from txl_jax.model.config import ModelConfig
 from txl_jax.report import provenance
 from txl_jax.report.writer import say
+from txl_jax.seal import DAMAGE
 
 CONFIG = "config.json"  # the run's config, resolved
 RUN = "run.json"  # where its numbers come from
@@ -35,7 +36,14 @@ def find(given: str) -> Path:
             "a network file system (data.data_dir alone may be a bucket); copy it to "
             "the bucket with gcloud storage rsync or the like"
         )
-    return Path(given)
+    folder = Path(given)
+    try:
+        folder.exists()
+    except OSError as error:
+        raise UserError(
+            f"--workdir={given!r} cannot be used ({error.strerror}): give another"
+        ) from error
+    return folder
 
 
 def fit_vocab(config: Config, vocab_size: int) -> Config:
@@ -156,7 +164,7 @@ def _earlier_starts(workdir: Path, run: dict[str, Any]) -> list[dict[str, Any]]:
         changed = before["data"]["splits"] != run["data"]["splits"]
         starts = list(before["starts"])
         differences = provenance.differences(starts[0], run)
-    except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+    except DAMAGE as error:
         raise UserError(
             f"{path} is damaged ({error}): bring it back, or delete it to go on without"
         ) from error

@@ -162,6 +162,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=20_000)
     steps = parser.parse_args().steps
+    if steps % (10 * ROUNDS):
+        parser.error(f"--steps must be a multiple of {10 * ROUNDS}")
     with tempfile.TemporaryDirectory() as folder:
         soaked = soak(steps, Path(folder))
     failures = soaked.failures() + soaked.long_failures()

@@ -1,13 +1,15 @@
 """A checkpoint that cannot be written is said to be, and the run goes on.
 
 The disk is full by a limit on the size of a file, which the kernel holds against every
-thread; it is lost by a file that stands where its folder was.
+thread, and, where the user may mount one, because it is small and full; it is lost by a
+file that stands where its folder was; and the right to write it is taken away.
 """
 
 import contextlib
 import resource
+import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ import pytest
 from absl import logging as absl_logging
 
 from tests.faults.test_corruption import STATES, make_state
+from tests.rights import public_folder, without_rights
 from tests.test_checkpoint import assert_same, like
 from tests.test_train import TEXT, tiny
 from txl_jax import checkpoint
@@ -80,24 +83,68 @@ def on_disk(manager: Checkpoints) -> list[str]:
     return sorted(path.name for path in Path(manager.directory).iterdir())
 
 
-@pytest.mark.parametrize("trouble", ["full", "lost"])
+@contextlib.contextmanager
+def small_disk(folder: Path) -> Iterator[None]:
+    """Mounts one, or skips the test."""
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)]
+    if subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("this user may not mount a small disk")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+@contextlib.contextmanager
+def filled_disk(folder: Path) -> Iterator[None]:
+    """Leaves no byte of it."""
+    filler = folder / "filler"
+    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+        while file.write(bytes(1000)):
+            pass
+    try:
+        yield
+    finally:
+        filler.unlink()
+
+
+# What goes wrong with the checkpoints' folder, and what the line says of it.
+TROUBLES: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "full": (lambda folder: full_disk(), "(File too large: "),
+    "lost": (lost_disk, "(NotADirectoryError: "),
+    "no space": (lambda folder: filled_disk(folder.parent), "No space left on device"),
+    "no rights": (without_rights, "Permission denied"),
+}
+
+
+@pytest.mark.parametrize("trouble", TROUBLES)
 def test_a_failed_save_is_told_keeps_the_older_and_is_tried_again(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], trouble: str
 ) -> None:
-    with closing(open_checkpoints(tmp_path, CheckpointConfig(keep=1))) as manager:
+    with contextlib.ExitStack() as stack:
+        workdir = tmp_path / "run"
+        if trouble == "no space":
+            stack.enter_context(small_disk(workdir))
+        if trouble == "no rights":
+            workdir = stack.enter_context(public_folder())
+        check_a_failed_save(workdir, trouble, capfd)
+
+
+def check_a_failed_save(
+    workdir: Path, trouble: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    begin, reason = TROUBLES[trouble]
+    with closing(open_checkpoints(workdir, CheckpointConfig(keep=1))) as manager:
         save(manager, 1)
         settle(manager)
-        trouble_here = (
-            full_disk() if trouble == "full" else lost_disk(tmp_path / "checkpoints")
-        )
-        with trouble_here:
+        with begin(workdir / "checkpoints"):
             save(manager, 2)
             settle(manager)
             said = [line for line in capfd.readouterr().err.splitlines() if line]
         (line,) = [line for line in said if "COULD NOT BE SAVED" in line]
         assert line.startswith("CHECKPOINT 2 COULD NOT BE SAVED (")
-        reason = {"full": "(File too large: ", "lost": "(NotADirectoryError: "}
-        assert reason[trouble] in line
+        assert reason in line
         assert "the newest is 1" in line or trouble == "lost"
         assert (manager.failed, manager.saving) == ([2], None)
         assert "1" in on_disk(manager) and "2" not in on_disk(manager)

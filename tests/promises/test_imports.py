@@ -8,7 +8,7 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "txl_jax"
 
 ROWS = """
-    errors fields hlo convert.crc32c convert.machine lamb guard
+    errors fields seal hlo convert.crc32c convert.machine lamb guard
     distributed
     preemption watchdog
     chips

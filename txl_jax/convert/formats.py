@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -123,8 +124,8 @@ def read(config: ConvertConfig) -> Source:
     require_one_of(config.format, list(FORMATS), "--format")
     if not config.source:
         raise UserError("give --source, the file or folder to import")
-    beside = Path(f"{config.source}.index")  # of a prefix of TensorFlow's files
-    if not Path(config.source).exists() and not beside.exists():
+    beside = f"{config.source}.index"  # of a prefix of TensorFlow's files
+    if not os.path.exists(config.source) and not os.path.exists(beside):
         raise UserError(f"--source={config.source!r} does not exist")
     source = FORMATS[config.format](config)
     if len(source.vocab) > source.model.vocab_size:

@@ -23,6 +23,7 @@ from txl_jax.data.word import WordVocab
 from txl_jax.errors import UserError
 from txl_jax.model import config as models
 from txl_jax.model.config import ModelConfig
+from txl_jax.seal import DAMAGE
 
 CONFIG = "config.json"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
@@ -62,7 +63,7 @@ def from_pretrained(folder: str | Path) -> tuple[ModelConfig, pytorch.Params]:
             raise ValueError("it holds no fields")
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
+    except DAMAGE as error:
         raise UserError(f"{path} is no JSON: {error}") from error
     state: dict[str, np.ndarray] = {}
     for file in weight_files(folder):
@@ -83,7 +84,7 @@ def weight_files(folder: Path) -> list[Path]:
             try:
                 parts = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
                 return sorted(folder / Path(part).name for part in parts)
-            except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            except (*DAMAGE, OSError) as error:
                 raise UserError(f"{index} is no index of weights: {error}") from error
     raise UserError(f"{folder} has neither {' nor '.join(WEIGHTS)}")
 
@@ -92,9 +93,12 @@ def _read_weights(path: Path) -> dict[str, np.ndarray]:
     if path.suffix != ".safetensors":
         return pickle.arrays(pickle.read(path), path)
     try:
+        path.open("rb").close()  # for whose errors the library has no words
         return safetensors.numpy.load_file(path)
     except FileNotFoundError:
         raise UserError(f"no file {str(path)!r}") from None
+    except PermissionError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
     except (OSError, safetensors.SafetensorError, KeyError, TypeError) as error:
         raise UserError(f"{path} is damaged or cut: {error}") from error
 
@@ -133,7 +137,7 @@ def from_state_dict(
             init_range=float(fields["init_range"]) if uniform else 0.0,
             proj_init_std=float(fields["proj_init_std"]),
         )
-    except (TypeError, ValueError) as error:
+    except DAMAGE as error:
         raise UserError(f"a field of {CONFIG} is of a wrong type: {error}") from error
     _compare(said, model)
     return model, params

@@ -15,6 +15,7 @@ from typing import Any
 from txl_jax.data.pieces import SPLITS, Pieces, whole
 from txl_jax.data.progress import Progress, Say
 from txl_jax.errors import UserError
+from txl_jax.seal import DAMAGE
 
 INFO = "dataset_info.json"
 SPLIT_NAMES = {
@@ -127,7 +128,7 @@ def _text_feature(folder: Path, features: Any) -> str:
 def _info(folder: Path) -> dict[str, Any]:
     try:
         info = json.loads((folder / INFO).read_text("utf-8"))
-    except (OSError, ValueError) as error:
+    except (*DAMAGE, OSError) as error:
         raise UserError(f"{folder} is damaged ({error}): prepare it again") from error
     if not isinstance(info, dict):
         raise UserError(f"{folder} is damaged ({INFO}): prepare it again")

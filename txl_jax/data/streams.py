@@ -119,7 +119,8 @@ class Streams:
         if pairs < batch_size:
             raise UserError(
                 f"{len(tokens)} tokens are too few for {batch_size} streams: each "
-                "needs two at least; use fewer streams or a longer text"
+                "needs two at least; use fewer (train.batch_size, eval.streams) or a "
+                "longer text"
             )
         self.tokens = np.asarray(tokens)  # indexing a np.memmap itself is slower
         self.tgt_len = tgt_len

@@ -27,6 +27,7 @@ from txl_jax.data.progress import Say, log
 from txl_jax.data.recipe import DataConfig, Recipe, resolve
 from txl_jax.data.vocab import Vocab
 from txl_jax.errors import UserError, nearest
+from txl_jax.seal import DAMAGE
 
 __all__ = ["DataConfig", "Tokens", "load", "prepare", "statistics"]
 
@@ -129,7 +130,7 @@ def load(folder: Path) -> Tokens:
     """Opens prepared tokens; raises UserError unless every file has its full size."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text("utf-8"))
-        vocab = vocabulary.load(folder / VOCAB)
+        vocab = vocabulary.load(folder / VOCAB, MEND)
         for name in corpora.SPLITS:
             path = split_file(folder, name)
             expected = manifest["splits"][name]["tokens"] * vocab.dtype.itemsize
@@ -137,7 +138,7 @@ def load(folder: Path) -> Tokens:
                 raise UserError(
                     f"{path} has {actual} bytes instead of {expected}: {MEND}"
                 )
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (*DAMAGE, OSError) as error:
         raise UserError(f"{folder} is damaged ({error}): {MEND}") from error
     return Tokens(folder, vocab, manifest)
 
@@ -187,9 +188,13 @@ def _make(
     work = Encoder(
         source, recipe, incomplete, lambda split: builder.read(stored, split), say
     )
-    vocab, splits = (
-        work.encode(vocab) if vocab or recipe.kind != "word" else work.count()
-    )
+    try:
+        vocab, splits = (
+            work.encode(vocab) if vocab or recipe.kind != "word" else work.count()
+        )
+    except UserError:
+        shutil.rmtree(incomplete)  # of no use to any other try
+        raise
     vocabulary.save(vocab, incomplete / VOCAB)
     files = {f"{name}.bin": entry["sha256"] for name, entry in splits.items()}
     files[VOCAB] = hashlib.sha256((incomplete / VOCAB).read_bytes()).hexdigest()

@@ -16,6 +16,7 @@ from txl_jax.data.subword import SubwordVocab
 from txl_jax.data.text import token_dtype
 from txl_jax.data.word import Lines, WordVocab
 from txl_jax.errors import UserError, nearest
+from txl_jax.seal import DAMAGE, seal, unseal
 
 
 class Vocab(Protocol):
@@ -163,7 +164,12 @@ class CharVocab:
     @classmethod
     def from_json(cls, state: dict[str, Any]) -> "CharVocab":
         """Returns the vocabulary that `to_json` described."""
-        return cls(state["symbols"], state["of_bytes"])
+        symbols, of_bytes = state["symbols"], state["of_bytes"]
+        if not isinstance(symbols, str) or len(set(symbols)) < len(symbols):
+            raise ValueError("its symbols are no text that has each of them once")
+        if of_bytes and max(symbols, default="") > "\xff":
+            raise ValueError("its symbols are no bytes")
+        return cls(symbols, bool(of_bytes))
 
 
 def _points(text: str) -> np.ndarray:
@@ -195,22 +201,26 @@ def named(kind: str) -> Any:
 
 def save(vocab: Vocab, path: Path) -> None:
     """Writes a vocabulary as JSON: all of it, of every kind."""
-    path.write_text(json.dumps(vocab.to_json(), ensure_ascii=False) + "\n", "utf-8")
+    state = json.dumps(seal(vocab.to_json()), ensure_ascii=False)
+    path.write_text(state + "\n", "utf-8")
 
 
-def load(path: Path) -> Vocab:
-    """Reads what `save` wrote; raises UserError if the file is missing or another's."""
-    mend = "delete its folder and prepare again"
+def load(path: Path, mend: str = "bring it back") -> Vocab:
+    """Reads what `save` wrote.
+
+    Raises UserError, which says how to mend it, if it is missing or another's.
+    """
     try:
-        state = json.loads(path.read_text("utf-8"))
-        kind = state["kind"]
-    except (OSError, ValueError, TypeError, KeyError) as error:
+        vocab = _read_json(path.read_text("utf-8"))
+        len(vocab)
+        return vocab
+    except (*DAMAGE, OSError, UserError) as error:
         raise UserError(f"{path} is not a vocabulary ({error}): {mend}") from error
-    made = named(kind)
-    try:
-        return made.from_json(state)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UserError(f"{path} is not a vocabulary ({error}): {mend}") from error
+
+
+def _read_json(text: str) -> Vocab:
+    state = unseal(json.loads(text))
+    return named(state["kind"]).from_json(state)
 
 
 def read(path: Path, lines: Callable[[], Lines]) -> Vocab:
@@ -228,17 +238,16 @@ def read(path: Path, lines: Callable[[], Lines]) -> Vocab:
             return SubwordVocab.from_sentencepiece(data, field)
         text = data.decode("utf-8")
         if path.suffix == ".json":
-            state = json.loads(text)
-            if "model" in state:
+            if "model" in json.loads(text):
                 return SubwordVocab.from_tokenizer(text, field)
-            return named(state["kind"]).from_json(state)
+            return _read_json(text)
         # Not splitlines: a word may hold one of Unicode's other line ends.
         firsts = (line.split()[0] for line in text.split("\n") if line.strip())
         # One Billion Word's published list has <S> twice; the paper's code takes one.
         words = [*dict.fromkeys(firsts)]
     except OSError as error:
         raise UserError(f"{field} cannot be read ({error.strerror}): {mend}") from None
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except DAMAGE as error:
         raise UserError(f"{field} is no vocabulary ({error}): {mend}") from error
     try:
         return WordVocab(words, lines())

@@ -16,6 +16,7 @@ import tqdm
 from txl_jax import distributed
 from txl_jax.errors import UserError
 from txl_jax.metrics import bits
+from txl_jax.seal import DAMAGE
 
 PLAIN_SECONDS = 10.0  # between plain lines, where stderr is no terminal
 
@@ -96,15 +97,22 @@ class TrainLog:
         """Opens the file for appending, cut to the lines of steps up to last_step.
 
         show: is given each line as it is written, and of one that a validation joins
-        later only that.
+        later only that. Raises UserError where it can be neither read nor written.
         """
         self.show = show
         self.path = path if distributed.is_first() else None
-        kept = whole_lines(path, last_step) if self.path else []
-        if self.path and last_step and not kept:
-            say(f"{path} has no lines of the updates up to {last_step}: they are lost")
-        self.unwritten = b""
-        self._open(kept)
+        try:
+            kept = whole_lines(path, last_step) if self.path else []
+            if self.path and last_step and not kept:
+                lost = f"no lines of the updates up to {last_step}: they are lost"
+                say(f"{path} has {lost}")
+            self.unwritten = b""
+            self._open(kept)
+        except OSError as error:
+            raise UserError(
+                f"cannot write {path} ({error.strerror}): mend that, or give another "
+                "--workdir"
+            ) from error
         self.held: dict[str, Any] | None = None
         self.before: list[bytes] | None = None  # lines before a held one in the file
         if kept and (line := json.loads(kept[-1]))["step"] == last_step:
@@ -278,7 +286,7 @@ def whole_lines(path: Path, last_step: int) -> list[bytes]:
             break
         try:
             step = int(json.loads(line)["step"])
-        except (ValueError, TypeError, KeyError):
+        except DAMAGE:
             damaged += 1
             continue
         if before < step <= last_step:
@@ -287,6 +295,15 @@ def whole_lines(path: Path, last_step: int) -> list[bytes]:
     if damaged:
         say(f"{path} has {damaged} damaged lines: they are left out")
     return kept
+
+
+def last_step(path: Path) -> int:
+    """Returns the newest step in a metrics.jsonl; 0 if there is none."""
+    try:
+        lines = whole_lines(path, 2**62)
+    except OSError:
+        return 0
+    return int(json.loads(lines[-1])["step"]) if lines else 0
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

@@ -1,0 +1,357 @@
+"""Whatever a file or a flag holds, it is read or refused in one line: nothing else.
+
+Hypothesis makes the inputs: a few here, the same ones each time, and with
+`pytest -m long tests/faults/test_fuzz.py` thousands of each kind. None may raise
+anything but UserError, take long or much memory.
+"""
+
+import dataclasses
+import json
+import resource
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from ml_collections import ConfigDict
+
+from tests.convert import bundles
+from tests.convert.test_huggingface import folder_of
+from tests.convert.test_pickle import RECORDED
+from txl_jax import config as configs
+from txl_jax import flags, record
+from txl_jax.convert import huggingface, pickle, tensorflow, words
+from txl_jax.data import text as texts
+from txl_jax.data import vocab as vocabulary
+from txl_jax.data.vocab import CharVocab, code_points
+from txl_jax.data.word import Lines, WordCounter
+from txl_jax.errors import UserError
+from txl_jax.main import MODES
+from txl_jax.report.writer import last_step
+from txl_jax.seal import seal
+
+FEW, MANY = 25, 2000
+SECONDS = 20  # that one input may take, on a machine that does much else
+MEGABYTES = 300  # that all inputs of a kind may add to what the process ever held
+
+# Inputs
+
+NUMBERS = st.integers() | st.integers(-2, 300) | st.floats() | st.just(2**70)
+NAMES = st.sampled_from(sorted(configs.FIELDS)) | st.text(max_size=9)
+PLAIN = st.none() | st.booleans() | NUMBERS | st.text(max_size=20)
+JSON: st.SearchStrategy[Any] = st.recursive(
+    PLAIN,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.text(max_size=9), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+EDITS = st.lists(
+    st.tuples(st.floats(0, 1), st.binary(max_size=6), st.integers(0, 9)),
+    min_size=1,
+    max_size=4,
+)
+
+
+def edited(*files: Path) -> st.SearchStrategy[bytes]:
+    """Makes one of the files with a few places changed, longer or shorter; or cut."""
+    contents = [path.read_bytes() for path in files]
+
+    def edit(data: bytes, edits: list[tuple[float, bytes, int]], kept: float) -> bytes:
+        for place, more, fewer in edits:
+            at = int(place * len(data))
+            data = data[:at] + more + data[at + fewer :]
+        return data[: int(kept * len(data))]
+
+    kept = st.just(1.0) | st.floats(0, 1)
+    return st.builds(edit, st.sampled_from(contents), EDITS, kept)
+
+
+def like(state: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
+    """Makes an object with the keys of another, some of whose values are anything."""
+    changes = st.dictionaries(st.sampled_from(sorted(state)), JSON, max_size=3)
+    return st.builds(lambda change: {**state, **change}, changes)
+
+
+# What is done with them
+
+
+def parse_overrides(folder: Path, given: dict[str, str]) -> None:
+    config = ConfigDict({section: {} for section in configs.SECTIONS})
+    for name, text in given.items():
+        configs.override(config, name, text)
+    dataclasses.asdict(configs.parse(config))
+
+
+def parse_flags(folder: Path, argv: list[str]) -> None:
+    flags.parse([f"--workdir={folder}/none", *argv], list(MODES))
+
+
+def load_config(folder: Path, data: bytes) -> None:
+    (folder / "config.json").write_bytes(data)
+    configs.parse(configs.load_json(folder / "config.json"))
+
+
+def read_record(folder: Path, state: Any) -> None:
+    data = state if isinstance(state, bytes) else json.dumps(seal(state)).encode()
+    (folder / "metadata").write_bytes(data)
+    found = record.read(folder / "metadata", 3)
+    assert found.rank is None or found.rank <= (np.inf, 0)
+    record.refuse_misfits(found, {"params": {"a": np.zeros(3, np.float32)}})
+
+
+def use_vocabulary(folder: Path, state: Any) -> None:
+    (folder / "vocab.json").write_text(json.dumps(state), "utf-8")
+    found = vocabulary.load(folder / "vocab.json")
+    for text in ("a b\nc", "\0é😀", ""):
+        try:
+            found.decode(found.encode(text))
+        except UserError:
+            pass
+    found.decode(range(len(found)))
+
+
+def read_words(folder: Path, file: tuple[str, bytes]) -> None:
+    suffix, data = file
+    path = folder / f"words{suffix}"
+    path.write_bytes(data)
+    found = words.read(path) if suffix == ".txt" else vocabulary.read(path, Lines)
+    found.decode(found.encode(""))
+
+
+def read_text(folder: Path, blocks: list[bytes]) -> None:
+    whole = b"".join(blocks)
+    assert b"".join(bytes(part) for part in code_points(blocks, "it", True)) == whole
+    for pieces in (texts.characters, texts.words, texts.lines):
+        try:
+            assert "".join(pieces(iter(blocks), "it")).encode() == whole
+        except UserError:
+            with pytest.raises(UnicodeDecodeError):
+                whole.decode()
+    meter = texts.Meter()
+    assert b"".join(meter.read(blocks)) == whole and meter.words <= len(whole)
+    chars = CharVocab.count([code_points(blocks, "it", False)], False)
+    tokens = [*chars.stream(blocks, "it")]
+    text = chars.decode(np.concatenate([*tokens, np.zeros(0, np.uint8)]))
+    assert text.encode("utf-8", "surrogatepass") == whole
+    counter = WordCounter(Lines())
+    list(counter.stream(blocks, "it", True))
+    counter.finish()
+
+
+def import_port(folder: Path, config: Any) -> None:
+    data = config if isinstance(config, bytes) else json.dumps(config).encode()
+    (folder / "config.json").write_bytes(data)
+    huggingface.from_pretrained(folder)
+
+
+def import_weights(folder: Path, data: bytes) -> None:
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(data)
+    huggingface.from_pretrained(folder)
+
+
+def import_bundle(folder: Path, index: bytes) -> None:
+    (folder / "ckpt-0.index").write_bytes(index)
+    tensorflow.read(folder / "ckpt-0", mem_len=2)
+
+
+def import_pickle(folder: Path, data: bytes) -> None:
+    path = folder / "model.pt"
+    path.write_bytes(data)
+    value = pickle.read(path)
+    for read in (pickle.arrays, words.from_pickle):
+        try:
+            read(value, path)
+        except UserError:
+            pass
+
+
+def read_lines(folder: Path, data: bytes) -> None:
+    (folder / "metrics.jsonl").write_bytes(data)
+    assert last_step(folder / "metrics.jsonl") >= 0
+
+
+# A checkpoint of TensorFlow with right checksums over wrong records.
+
+TENSORFLOW = RECORDED.parent / "tensorflow_checkpoints" / "wt103"
+
+
+def rewritten() -> st.SearchStrategy[bytes]:
+    with np.load(TENSORFLOW.with_suffix(".npz")) as saved:
+        names = [str(name).encode() for name in saved["names"]]
+    head = bundles.field(1, 1) + bundles.field(3, bundles.field(1, 1))
+
+    def make(entries: dict[bytes, tuple[int, list[int], int, int, bytes]]) -> bytes:
+        records = [(b"", head)]
+        for name, (kind, shape, offset, size, more) in sorted(entries.items()):
+            sizes = b"".join(bundles.field(2, bundles.field(1, n)) for n in shape)
+            entry = bundles.field(1, kind) + bundles.field(2, sizes)
+            entry += bundles.field(4, offset) + bundles.field(5, size) + more
+            records.append((name, entry))
+        return bundles.table(records)
+
+    number = st.integers(0, 2**63) | st.integers(0, 40)
+    entry = st.tuples(
+        st.sampled_from([1, 1, 3, 9, 14, 77]),
+        st.lists(number, max_size=3),
+        *(number, number, st.binary(max_size=5)),
+    )
+    return st.builds(make, st.dictionaries(st.sampled_from(names), entry, max_size=9))
+
+
+RECORD: dict[str, Any] = {
+    "step": 3,
+    "position": {"epoch": 0, "segment": 1, "token_offset": 2},
+    "valid_nll": 1.5,
+    "arrays": {"params/a": ["float32", [3], "0" * 16]},
+}
+VOCABULARIES: list[dict[str, Any]] = [
+    {"kind": "byte"},
+    {"kind": "char", "of_bytes": False, "symbols": "ab c\n"},
+    {"kind": "char", "of_bytes": True, "symbols": "ab\xff"},
+    {"kind": "word", "words": ["<eos>", "a"], "lines": {"eos": "<eos>"}},
+    {"kind": "subword", "tokenizer": {"model": {"type": "BPE"}}},
+    {"kind": "subword", "sentencepiece": "AAAA"},
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """A kind of input, what reads it, and how its folder is laid out before."""
+
+    inputs: Callable[[], st.SearchStrategy[Any]]
+    read: Callable[[Path, Any], None]
+    lay_out: Callable[[Path], object] = lambda folder: None
+
+
+def saved_config(folder: Path) -> Path:
+    configs.save_json(configs.Config(), folder / "config.json")
+    return folder / "config.json"
+
+
+def port_fields() -> dict[str, Any]:
+    return {**huggingface.DEFAULTS, "model_type": "transfo-xl", "tie_projs": [False]}
+
+
+TARGETS = {
+    "overrides": Target(
+        lambda: st.dictionaries(
+            NAMES, st.text(max_size=30) | NUMBERS.map(str), min_size=1, max_size=3
+        ),
+        parse_overrides,
+    ),
+    "flags": Target(
+        lambda: st.lists(
+            st.text(max_size=20)
+            | st.builds("--{}={}".format, NAMES, st.text(max_size=9))
+            | st.builds("--config.{}={}".format, NAMES, NUMBERS),
+            max_size=4,
+        ),
+        parse_flags,
+    ),
+    "config": Target(
+        lambda: (
+            JSON.map(json.dumps).map(str.encode)
+            | like(dataclasses.asdict(configs.Config())).map(
+                lambda state: json.dumps(seal(json.loads(json.dumps(state)))).encode()
+            )
+            | edited(*sorted((Path(__file__).parent).glob("*.py"))[:1])
+        ),
+        load_config,
+    ),
+    "record": Target(
+        lambda: like(RECORD) | JSON.map(json.dumps).map(str.encode), read_record
+    ),
+    "vocabulary": Target(
+        lambda: JSON | st.sampled_from(VOCABULARIES).flatmap(like), use_vocabulary
+    ),
+    "words": Target(
+        lambda: st.tuples(
+            st.sampled_from([".txt", ".json", ".model", ""]),
+            st.binary() | JSON.map(json.dumps).map(str.encode) | edited(Path(__file__)),
+        ),
+        read_words,
+    ),
+    "text": Target(
+        lambda: st.lists(
+            st.binary(max_size=30) | st.text(max_size=30).map(_bytes), max_size=5
+        ),
+        read_text,
+    ),
+    "port": Target(
+        lambda: like(port_fields()) | JSON | st.binary(), import_port, folder_of
+    ),
+    "weights": Target(
+        lambda: edited(*sorted(RECORDED.glob("*.zip.pt"))[:1]) | st.binary(),
+        import_weights,
+    ),
+    "bundle": Target(
+        lambda: edited(TENSORFLOW / "ckpt-0.index") | rewritten(),
+        import_bundle,
+        lambda folder: shutil.copytree(TENSORFLOW, folder, dirs_exist_ok=True),
+    ),
+    "pickle": Target(
+        lambda: (
+            edited(*sorted(RECORDED.glob("*.p*")))
+            | st.binary()
+            | st.binary(min_size=1).map(lambda data: b"\x80\x02" + data + b".")
+        ),
+        import_pickle,
+    ),
+    "metrics": Target(
+        lambda: (
+            st.lists(JSON.map(json.dumps) | st.text(max_size=9), max_size=4).map(
+                lambda lines: "\n".join(lines).encode("utf-8", "surrogatepass")
+            )
+            | st.lists(like({"step": 1, "exact": {}}).map(json.dumps)).map(
+                lambda lines: "".join(f"{line}\n" for line in lines).encode()
+            )
+        ),
+        read_lines,
+    ),
+}
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+def fuzz(target: Target, folder: Path, examples: int) -> None:
+    """Reads so many inputs, each of which must be read or refused in one line."""
+    target.lay_out(folder)
+
+    def read(value: Any) -> None:
+        try:
+            target.read(folder, value)
+        except UserError as error:
+            assert str(error) and "\n" not in str(error)
+
+    few = settings(
+        max_examples=examples,
+        derandomize=True,
+        database=None,
+        deadline=SECONDS * 1000,
+        phases=[Phase.generate, Phase.shrink],
+        suppress_health_check=list(HealthCheck),
+    )
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    few(given(target.inputs())(read))()
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert (after - before) / 1024 < MEGABYTES
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_few_inputs(name: str, tmp_path: Path) -> None:
+    fuzz(TARGETS[name], tmp_path, FEW)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", TARGETS)
+def test_many_inputs(name: str, tmp_path: Path) -> None:
+    fuzz(TARGETS[name], tmp_path, MANY)

@@ -1,0 +1,38 @@
+"""Files and folders that may not be used for a while, not even by root."""
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+NOBODY = 65534
+
+
+@contextlib.contextmanager
+def public_folder() -> Iterator[Path]:
+    """Gives a folder that any user of the machine may look into."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        yield Path(folder)
+
+
+@contextlib.contextmanager
+def without_rights(*paths: Path) -> Iterator[None]:
+    """Takes all rights to files, and those to write from folders.
+
+    Root, who needs none, is nobody meanwhile, in all threads.
+    """
+    modes = {path: path.stat().st_mode for path in paths}
+    for path in paths:
+        path.chmod(0o555 if path.is_dir() else 0)
+    root = os.geteuid() == 0
+    if root:
+        os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        if root:
+            os.seteuid(0)
+        for path, mode in modes.items():
+            path.chmod(mode)
