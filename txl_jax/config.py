@@ -22,6 +22,7 @@ from txl_jax.data.tokens import DataConfig
 from txl_jax.distributed import RunConfig
 from txl_jax.errors import UserError, nearest, require_one_of
 from txl_jax.evaluate.perplexity import EvalConfig, evaluation_model
+from txl_jax.evaluate.recl import ReclConfig
 from txl_jax.generate import GenerateConfig, generation_model
 from txl_jax.kernels.choice import NAMES
 from txl_jax.model.config import (
@@ -55,6 +56,7 @@ class Config:
     run: RunConfig = RunConfig()
     convert: ConvertConfig = ConvertConfig()
     compile: CompileConfig = CompileConfig()
+    recl: ReclConfig = ReclConfig()
 
     def __post_init__(self) -> None:
         """Refuses combinations across sections, naming both fields and the mend."""
@@ -144,6 +146,7 @@ CHANGEABLE = (
     "run.",
     "convert.",
     "compile.",
+    "recl.",
     "data.data_dir",
     "train.num_steps",
     "train.log_every",

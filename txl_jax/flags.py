@@ -19,6 +19,7 @@ OWN = {
     "import": "convert",
     "export": "convert",
     "compile": "compile",
+    "recl": "recl",
 }
 
 
@@ -28,7 +29,7 @@ class Command(NamedTuple):
     mode: str
     config: Config
     workdir: Path
-    overrides: dict[str, str]  # in import, what the new run's config is to have
+    overrides: dict[str, str]  # in import and recl, what other configs are to have
 
 
 class Parser(argparse.ArgumentParser):
@@ -52,6 +53,8 @@ def parse(argv: list[str], modes: list[str]) -> Command:
     overrides = parse_overrides(rest, OWN.get(given.mode, ""))
     if given.mode == "import":
         return _parse_import(given, overrides)
+    if given.mode == "recl":
+        return _parse_recl(given, overrides)
     if given.config:
         config = configs.load(given.config)
         folder = workdir.find(given.workdir or f"runs/{Path(given.config).stem}")
@@ -79,6 +82,22 @@ def _parse_import(given: argparse.Namespace, overrides: dict[str, str]) -> Comma
         configs.override(config, name, text)
     others = {name: text for name, text in overrides.items() if name not in own}
     return Command("import", configs.parse(config), folder, others)
+
+
+def _parse_recl(given: argparse.Namespace, overrides: dict[str, str]) -> Command:
+    """Returns what a comparison is asked: its models bring their own configs."""
+    if given.config:
+        raise UserError(
+            "recl reads the configs of --workdirs: leave --config out, and give what "
+            "is to be another for all of them, such as --config.eval.mem_len=640"
+        )
+    config = configs.default()
+    own = {name: x for name, x in overrides.items() if name.startswith("recl.")}
+    for name, text in own.items():
+        configs.override(config, name, text)
+    others = {name: text for name, text in overrides.items() if name not in own}
+    folder = workdir.find(given.workdir or "runs/recl")
+    return Command("recl", configs.parse(config), folder, others)
 
 
 def parse_overrides(argv: list[str], own: str) -> dict[str, str]:

@@ -38,7 +38,7 @@ from txl_jax.data.streams import Streams
 from txl_jax.data.tokens import DataConfig, Tokens
 from txl_jax.distributed import RunConfig
 from txl_jax.errors import BadNumbers, Interrupted, UserError
-from txl_jax.evaluate import ngram
+from txl_jax.evaluate import group, ngram
 from txl_jax.evaluate.perplexity import make_evaluate
 from txl_jax.flags import Command
 from txl_jax.lock import locked
@@ -59,8 +59,8 @@ flags:
   --workdir=DIR       where the run lives (default: runs/NAME)
   --config.S.F=V      field F of the config's section S, which is one of
                       {sections}
-  --F=V               field F of the mode's own section, in evaluate, generate and
-                      compile, such as --mem_len=1024, --prompt='def ' or
+  --F=V               field F of the mode's own section, in evaluate, generate, recl
+                      and compile, such as --mem_len=1024, --prompt='def ' or
                       --topology=v4:4x4x8; in prepare, of the section data; in import
                       and export of convert, as --format; in train, of the section
                       run, as --profile_steps=10:15
@@ -183,6 +183,12 @@ def run_compile(command: Command) -> dict[str, Any]:
     return pod.run(command.config)
 
 
+def run_recl(command: Command) -> dict[str, Any]:
+    """Compares how long a context helps each of several workdirs' models."""
+    how, folder = command.config.recl, command.workdir
+    return group.run(how, folder, command.overrides, prepare)
+
+
 def evaluate_loaded(loaded: restore.Loaded, tokens: Tokens) -> dict[str, Any]:
     """Returns the nll of config.eval.split, and how it was measured."""
     how = loaded.config.eval
@@ -252,6 +258,7 @@ MODES: dict[str, Callable[[Command], dict[str, Any]]] = {
     "import": run_import,
     "export": run_export,
     "compile": run_compile,
+    "recl": run_recl,
 }
 
 

@@ -15,6 +15,7 @@ ROWS = """
     convert.table data.pieces data.progress data.text data.streams data.prefetch
     convert.pickle convert.keys
     data.download data.files data.dataset data.word data.subword data.mirror
+    data.copying
     data.archive data.vocab data.sentences convert.bundle
     data.facts convert.words
     model.config
@@ -28,18 +29,20 @@ ROWS = """
     kernels.choice
     model.key_values
     convert.pytorch digest model.adaptive data.builder data.recipe optim metrics
-    model.attention data.encode report.writer report.plots
+    model.attention data.encode report.writer report.plots report.recl
     report.provenance report.trace
     model.block data.tokens record
     model.txl
     state store generate convert.huggingface convert.nvidia
     step checkpoint evaluate.ngram convert.tensorflow
     convert.formats
-    evaluate.perplexity diagnose
+    evaluate.perplexity evaluate.reach evaluate.recl diagnose
+    evaluate.context
     config
     lock workdir train
     flags aot
     restore pod
+    evaluate.group
     convert.transfer
     main
 """
