@@ -2,7 +2,7 @@
 
     python -m txl_jax.main --config=experiments/copying.py
 
-Not in the paper: 124,544 parameters learn, in about two minutes on 2 cores, to give
+Not in the paper: 91,392 parameters learn, in less than a minute on 2 cores, to give
 back letters of 32 tokens ago, twice their segment: the memory brings them. Answers
 alone are trained on. `python -m experiments.figures.copying` varies delay and memory
 and counts right answers. The evaluation here scores the noise too, of which nobody can
@@ -18,12 +18,13 @@ def get_config() -> ConfigDict:
     c = config.default()
     c.data.update(corpus="copying", copy_delay=24, copy_length=8, copy_symbols=8)
     c.model.update(n_layer=2, d_model=64, n_head=2, d_head=32, d_inner=128)
-    c.model.update(mem_len=32, dropout=0.0, unroll=2)
+    # With the usual 0.02, attention this narrow is the same everywhere for long.
+    c.model.update(mem_len=32, dropout=0.0, unroll=2, init_std=0.1)
     # Lower-case letters are the answers; ord("a") is 97.
     c.train.update(batch_size=32, tgt_len=16, segments_per_call=10, score_ids_from=97)
-    c.train.update(num_steps=1500, eval_every=1500, log_every=10)
+    c.train.update(num_steps=400, eval_every=400, log_every=10)
     c.optim.update(lr=3e-3, warmup_steps=100)
     c.eval.update(streams=8, tgt_len=16, mem_len=32)
     c.generate.update(prompt="41ABCDEFGH", num_tokens=60, top_k=1, mem_len=32)
-    c.checkpoint.update(every_steps=500, keep=1)
+    c.checkpoint.update(every_steps=200, keep=1)
     return c

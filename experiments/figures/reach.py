@@ -1,4 +1,4 @@
-"""How far back each layer's output depends on a token, on random weights: a figure.
+"""How far back an output depends on a token, on random weights: a figure.
 
     python -m experiments.figures.reach [--n_layer=4 --tgt_len=8 --mem_len=8]
 
