@@ -22,6 +22,7 @@ from txl_jax.evaluate import group
 from txl_jax.evaluate.context import make_context_nll, spread
 from txl_jax.evaluate.perplexity import EvalConfig, evaluation_model
 from txl_jax.evaluate.recl import ReclConfig
+from txl_jax.main import main
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.txl import TransformerXL
 from txl_jax.sharding import MeshConfig, make_mesh
@@ -247,3 +248,69 @@ def test_a_group_needs_models_and_long_texts(
 def test_two_folders_of_one_name_are_told_apart() -> None:
     assert group.short_names(("x/a", "x/b")) == ["a", "b"]
     assert group.short_names(("x/a", "y/a")) == ["x/a", "y/a"]
+
+
+# The command
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    """Returns the one line of a command that ends with status 2."""
+    assert main(["--mode=recl", *argv]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and len(err.splitlines()) == 1
+    return err
+
+
+def test_the_command_refuses_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = f"--workdir={tmp_path}"
+    assert "give --workdirs=RUN,RUN" in refusal(capsys, folder)
+    assert "leave --config out" in refusal(capsys, folder, "--config=wt103")
+    assert "no run (no config.json)" in refusal(
+        capsys, folder, f"--workdirs={tmp_path}"
+    )
+    assert "recl.ratios = " in refusal(capsys, folder, "--ratios=2")
+    assert "--positons" in refusal(capsys, folder, "--positons=9")
+
+
+@pytest.mark.long
+def test_trained_runs_are_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a memory, without, and with absolute positions: from training to table."""
+    text = "".join(f"{n % 97} is {n} less {n - n % 97}\n" for n in range(2000))
+    (tmp_path / "text.txt").write_text(text)
+    common = [
+        "--config=quickstart",
+        "--config.data.corpus=text",
+        f"--config.data.path={tmp_path / 'text.txt'}",
+        f"--config.data.data_dir={tmp_path}",
+        "--config.train.num_steps=200",
+        "--config.train.eval_every=200",
+        "--config.model.d_model=32",
+        "--config.eval.yardsticks=false",
+    ]
+    none = ["model.mem_len=0", "eval.mem_len=0", "generate.mem_len=0"]
+    runs = {
+        "memory": ["model.mem_len=32"],
+        "none": none,
+        "absolute": [*none, "model.position=sinusoidal"],
+    }
+    for name, fields in runs.items():
+        own = [f"--config.{field}" for field in fields]
+        assert main([*common, *own, f"--workdir={tmp_path / name}"]) == 0
+    capsys.readouterr()
+    workdirs = ",".join(str(tmp_path / name) for name in runs)
+    sizes = ["--start=8", "--step=8", "--longest=40", "--positions=200"]
+    argv = ["--mode=recl", f"--workdir={tmp_path / 'out'}", f"--workdirs={workdirs}"]
+    assert main([*argv, *sizes, "--batch_size=40"]) == 0
+    out = capsys.readouterr().out
+    result = json.loads(out.splitlines()[-1])
+    memory, without, absolute = result["members"]
+    assert result["mode"] == "recl" and result["positions"] == 200
+    assert absolute["full_context_tokens"] == 32
+    assert absolute["ppl"][3] == absolute["ppl"][4]
+    assert memory["ppl"][1] < memory["ppl"][0]
+    for row in (memory, without, absolute):
+        assert set(row["recl_tokens"].values()) <= {8, 16, 24, 32, 40}
