@@ -119,13 +119,14 @@ def count(loaded: restore.Loaded, tokens: Tokens) -> dict[str, float]:
 
     @jax.jit
     def step(memory: Memory, segment: Segment) -> tuple[Memory, Array]:
-        logits_BLV, memory = model.apply(
+        result: Any = model.apply(
             {"params": loaded.params},
             segment.inputs_SBL[0],
             memory,
             length_B=segment.length_SB[0],
             method="logits",
         )
+        logits_BLV, memory = result
         targets_BL = segment.targets_SBL[0]
         nll_BL = -jnp.take_along_axis(logits_BLV, targets_BL[..., None], -1)[..., 0]
         right_BL = jnp.argmax(logits_BLV, axis=-1) == targets_BL

@@ -62,16 +62,14 @@ def make_context_nll(
         params: Any, memory: Any, tokens_BL: Array, length: Array, targets_B: Array
     ) -> tuple[Any, Array]:
         """Returns (memory, nll_B of what comes after `length` tokens)."""
-        variables = {"params": params}
-        length_B = jnp.full(B, length, jnp.int32)
-        hidden_BLD, memory = model.apply(
-            variables, tokens_BL, memory, length_B=length_B
-        )  # type: ignore[misc]
+        variables, length_B = {"params": params}, jnp.full(B, length, jnp.int32)
+        result: Any = model.apply(variables, tokens_BL, memory, length_B=length_B)
+        hidden_BLD, memory = result
         last_B1D = jax.lax.dynamic_slice_in_dim(hidden_BLD, length - 1, 1, axis=1)
-        nll_B1 = model.apply(variables, last_B1D, targets_B[:, None], method=_nll)
-        return memory, nll_B1[:, 0]  # type: ignore[index,call-overload]
+        nll_B1: Any = model.apply(variables, last_B1D, targets_B[:, None], method=_nll)
+        return memory, nll_B1[:, 0]
 
-    start, read = jax.jit(start, static_argnums=1), jax.jit(read)  # type: ignore
+    make_memory, step = jax.jit(start, static_argnums=1), jax.jit(read)
 
     def windows(inputs_BC: np.ndarray, targets_B: np.ndarray) -> Array:
         """Returns nll_B of the targets, each after its window."""
@@ -82,11 +80,11 @@ def make_context_nll(
         inputs_BC = np.concatenate(
             [inputs_BC[:, :first], pad_BC, inputs_BC[:, first:]], 1
         )
-        memory, target_B = start(params, L), put(targets_B)
+        memory, target_B = make_memory(params, L), put(targets_B)
         for begin in range(0, inputs_BC.shape[1], L):
             length = np.int32(L if begin else first)
             tokens_BL = put(inputs_BC[:, begin : begin + L])
-            memory, nll_B = read(params, memory, tokens_BL, length, target_B)
+            memory, nll_B = step(params, memory, tokens_BL, length, target_B)
         return nll_B
 
     def put(x: np.ndarray) -> Array:

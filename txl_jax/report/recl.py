@@ -1,9 +1,12 @@
 """The paper's Figures 3 and 4: what a longer context gains, as PNG."""
 
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import matplotlib.figure
+
+TICKS = [0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5]
 
 
 def plot_recl(result: dict[str, Any], path: Path) -> None:
@@ -21,14 +24,20 @@ def plot_recl(result: dict[str, Any], path: Path) -> None:
         relative.plot(contexts[1:], row["relative_gain"][ratio], ".-", label=label)
         absolute.plot(contexts[1:], row["ppl_gain"][ratio], ".-", label=label)
         plain.plot(contexts, row["ppl"], ".-", label=row["name"])
+    gains = [row["relative_gain"][ratio] for row in result["members"]]
     threshold = result["threshold"]
     relative.axhline(threshold, color="gray", linestyle="--", linewidth=1)
+    # Below the threshold the scale is linear, above it logarithmic.
     relative.set_yscale("symlog", linthresh=threshold)
-    relative.set_ylim(bottom=0)
+    relative.set_yticks(TICKS, [f"{tick:.1%}" for tick in TICKS])
+    relative.set_ylim(0, 1.2 * max([threshold, *chain(*gains)]))
     relative.set(ylabel="relative gain", title=f"gain by the last step, r = {ratio}")
     absolute.set(ylabel="perplexity", title=f"the same, not normalised, r = {ratio}")
     plain.set(ylabel="perplexity", title="perplexity, all positions")
-    relative.legend(fontsize=7)
+    handles, labels = relative.get_legend_handles_labels()
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=len(labels), fontsize=8
+    )
     for axes in (relative, absolute, plain):
         axes.set_xlabel("context in tokens")
         axes.title.set_fontsize(9)
