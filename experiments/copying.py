@@ -2,7 +2,7 @@
 
     python -m txl_jax.main --config=experiments/copying.py
 
-Not in the paper: 91,392 parameters learn, in less than a minute on 2 cores, to give
+Not in the paper: 91,392 parameters learn, in about a minute on 2 cores, to give
 back letters of 32 tokens ago, twice their segment: the memory brings them. Answers
 alone are trained on. `python -m experiments.figures.copying` varies delay and memory
 and counts right answers. The evaluation here scores the noise too, of which nobody can
