@@ -279,17 +279,18 @@ def test_trained_runs_are_compared(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With a memory, without, and with absolute positions: from training to table."""
-    text = "".join(f"{n % 97} is {n} less {n - n % 97}\n" for n in range(2000))
+    text = "".join(f"{n % 97} is {n} less {n - n % 97}\n" for n in range(1000))
     (tmp_path / "text.txt").write_text(text)
     common = [
         "--config=quickstart",
         "--config.data.corpus=text",
         f"--config.data.path={tmp_path / 'text.txt'}",
         f"--config.data.data_dir={tmp_path}",
-        "--config.train.num_steps=200",
-        "--config.train.eval_every=200",
+        "--config.train.num_steps=120",
+        "--config.train.eval_every=120",
         "--config.model.d_model=32",
         "--config.eval.yardsticks=false",
+        "--config.generate.num_tokens=32",
     ]
     none = ["model.mem_len=0", "eval.mem_len=0", "generate.mem_len=0"]
     runs = {
