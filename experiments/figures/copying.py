@@ -118,9 +118,9 @@ def count(loaded: restore.Loaded, tokens: Tokens) -> dict[str, float]:
     )
 
     @jax.jit
-    def step(memory: Memory, segment: Segment) -> tuple[Memory, Array]:
+    def step(params: Any, memory: Memory, segment: Segment) -> tuple[Memory, Array]:
         result: Any = model.apply(
-            {"params": loaded.params},
+            {"params": params},
             segment.inputs_SBL[0],
             memory,
             length_B=segment.length_SB[0],
@@ -134,10 +134,11 @@ def count(loaded: restore.Loaded, tokens: Tokens) -> dict[str, float]:
         sums = [jnp.sum(weights_BL * x_BL) for x_BL in (1, right_BL, nll_BL)]
         return memory, jnp.stack(sums)
 
+    params = jax.device_get(loaded.params)  # so few are read by one device
     memory = Memory.empty(model.config, STREAMS)
     total = np.zeros(3)
     for segment in streams.epoch():
-        memory, sums = step(memory, segment)
+        memory, sums = step(params, memory, segment)
         total += np.asarray(sums, np.float64)
     answers, right, nll = total.tolist()
     return {
