@@ -467,7 +467,7 @@ IDENTITY = {
     "train.batch_chunk",
     *(f"train.{name}" for name in ("order", "sentence_end", "roll", "varlen")),
     *(f"train.{name}" for name in ("ext_len", "half_loss")),
-    "train.reset_memory_at",
+    *(f"train.{name}" for name in ("score_ids_from", "reset_memory_at")),
     "train.init_from",
     *(f"optim.{field.name}" for field in dataclasses.fields(Config().optim)),
     *(

@@ -106,7 +106,7 @@ FIELDS = {
 
 
 # Of modules that are called like a section.
-FILES = (".html", ".npz", ".json", ".lock", ".py", ".pt", ".safetensors")
+FILES = (".html", ".npz", ".png", ".json", ".lock", ".py", ".pt", ".safetensors")
 IN_PYTHON = {"generate.sample", "generate.stream", "generate.GenerateConfig"}
 
 

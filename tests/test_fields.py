@@ -64,4 +64,4 @@ def test_a_name_in_a_table_is_spelt_out() -> None:
         for field in found
     }
     assert described["optim.optimizer"] == "one of adam, lamb, sgd"
-    assert "stdlib, text, enwik8" in described["data.corpus"]
+    assert "stdlib, text, copying, enwik8" in described["data.corpus"]

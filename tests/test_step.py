@@ -210,6 +210,18 @@ def test_an_update_is_the_mean_over_its_scored_tokens(half_loss: bool) -> None:
     assert actual.step == 2
 
 
+def test_an_update_without_scored_tokens_changes_no_parameter() -> None:
+    """As where train.score_ids_from leaves all of a segment out."""
+    segments, state = make_segments(4), make_state(PLAIN, SGD)
+    nothing = segments._replace(weights_SBL=0 * segments.weights_SBL)
+    how = make_how(segments_per_call=4, segments_per_update=2)
+    after, metrics = make_step(PLAIN, how, SGD)(state, nothing)
+    assert metrics["skipped"].tolist() == [False, False]
+    assert metrics["loss"].tolist() == metrics["tokens"].tolist() == [0, 0]
+    tiny.assert_equal(after.params, state.params)
+    assert (np.asarray(after.memory.filled_B) > 0).all()
+
+
 def test_chunks_of_the_streams_make_the_update_of_them_all() -> None:
     segments = make_segments(3)
     state = make_state(PLAIN)

@@ -26,6 +26,7 @@ from txl_jax.distributed import RunConfig
 from txl_jax.errors import UserError, nearest, require_one_of
 from txl_jax.evaluate.attention import AttentionConfig
 from txl_jax.evaluate.perplexity import EvalConfig, evaluation_model
+from txl_jax.evaluate.recl import ReclConfig
 from txl_jax.evaluate.score import ScoreConfig
 from txl_jax.evaluate.speed import SpeedConfig
 from txl_jax.generate import GenerateConfig, generation_model
@@ -66,6 +67,7 @@ class Config:
     compile: CompileConfig = CompileConfig()
     table: TableConfig = TableConfig()
     speed: SpeedConfig = SpeedConfig()
+    recl: ReclConfig = ReclConfig()
 
     def __post_init__(self) -> None:
         """Refuses combinations across sections, naming both fields and the mend."""
@@ -167,6 +169,7 @@ CHANGEABLE = (
     "compile.",
     "table.",
     "speed.",
+    "recl.",
     "data.data_dir",
     "train.num_steps",
     "train.log_every",

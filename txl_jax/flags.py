@@ -23,6 +23,7 @@ OWN = {
     "compile": "compile",
     "table": "table",
     "speed": "speed",
+    "recl": "recl",
 }
 
 # The modes that make their runs' configs, and the sections that they read themselves;
@@ -36,7 +37,7 @@ class Command(NamedTuple):
     mode: str
     config: Config
     workdir: Path
-    overrides: dict[str, str]  # in import and table, what the new runs are to have
+    overrides: dict[str, str]  # in import, table and recl, of other configs
     origins: dict[str, str]  # what gave a field its value: a file, or a flag
     print_config: bool
 
@@ -63,6 +64,8 @@ def parse(argv: list[str], modes: list[str]) -> Command:
     overrides = parse_overrides(rest, OWN.get(given.mode, ""))
     if given.mode in MAKERS:
         return _parse_maker(given, overrides)
+    if given.mode == "recl":
+        return _parse_recl(given, overrides)
     if given.config:
         config, source = configs.load(given.config), given.config
         folder = workdir.find(given.workdir or f"runs/{Path(given.config).stem}")
@@ -108,6 +111,23 @@ def _parse_maker(given: argparse.Namespace, overrides: dict[str, str]) -> Comman
     origins = dict.fromkeys(own, "a flag")
     parsed = configs.parse(config)
     return Command(mode, parsed, folder, others, origins, given.print_config)
+
+
+def _parse_recl(given: argparse.Namespace, overrides: dict[str, str]) -> Command:
+    """Returns what a comparison is asked: its models bring their own configs."""
+    if given.config:
+        raise UserError(
+            "recl reads the configs of --workdirs: leave --config out, and give what "
+            "is to be another for all of them, such as --config.eval.mem_len=640"
+        )
+    config = configs.default()
+    own = {name: x for name, x in overrides.items() if name.startswith("recl.")}
+    for name, text in own.items():
+        configs.override(config, name, text)
+    others = {name: text for name, text in overrides.items() if name not in own}
+    folder = workdir.find(given.workdir or "runs/recl")
+    origins, parsed = dict.fromkeys(own, "a flag"), configs.parse(config)
+    return Command("recl", parsed, folder, others, origins, given.print_config)
 
 
 def parse_overrides(argv: list[str], own: str) -> dict[str, str]:

@@ -45,6 +45,7 @@ from txl_jax.evaluate import (
     accounting,
     attention,
     cold_start,
+    group,
     ngram,
     score,
     speed,
@@ -261,6 +262,12 @@ def run_table(command: Command) -> dict[str, Any]:
     return table.run(how, folder, command.overrides, learn)
 
 
+def run_recl(command: Command) -> dict[str, Any]:
+    """Compares how long a context helps each of several workdirs' models."""
+    how, folder = command.config.recl, command.workdir
+    return group.run(how, folder, command.overrides, prepare)
+
+
 def evaluate_loaded(loaded: restore.Loaded, tokens: Tokens) -> dict[str, Any]:
     """Returns the nll of config.eval.split, and how it was measured."""
     how = loaded.config.eval
@@ -317,6 +324,7 @@ MODES: dict[str, Callable[[Command], dict[str, Any]]] = {
     "compile": run_compile,
     "table": run_table,
     "speed": run_speed,
+    "recl": run_recl,
 }
 
 

@@ -44,13 +44,14 @@ class TrainConfig:
     varlen: bool = False  # draw the length of each segment, about tgt_len
     ext_len: int = 0  # tokens read again before each segment; needs model.mem_len = 0
     half_loss: bool = False  # score only the more recent half of each segment (Table 6)
+    score_ids_from: int = 0  # targets with lower ids are not scored; 0 = all are
     reset_memory_at: int = -1  # id of the token after which a document starts; -1 = off
     max_loss_factor: float = 0.0  # skip a loss above this times the mean; 0 = off
     init_from: str = ""  # a workdir whose parameters a fresh run begins with; "" = none
 
     def __post_init__(self) -> None:
         """Refuses impossible values and combinations, naming the fields."""
-        require(self, "train", 0, "seed", "ext_len")
+        require(self, "train", 0, "seed", "ext_len", "score_ids_from")
         names = [field.name for field in dataclasses.fields(self)]
         counts = slice(names.index("num_steps"), names.index("order"))
         require(self, "train", 1, *names[counts])
@@ -234,8 +235,10 @@ def make_train_step(
         total, memory = sum_gradients(
             nll_sum, state.params, state.memory, group, key, config.batch_chunk
         )
-        loss = total.nll / total.tokens
-        grads = jax.tree.map(lambda grad: grad / total.tokens, total.grads)
+        # Segments may score nothing, where train.score_ids_from leaves much out.
+        tokens = jnp.maximum(total.tokens, 1)
+        loss = total.nll / tokens
+        grads = jax.tree.map(lambda grad: grad / tokens, total.grads)
         grad_norm = optax.tree.norm(grads)
         lr = jnp.asarray(schedule(state.step), jnp.float32)
         with jax.named_scope("optimizer"):

@@ -67,6 +67,7 @@ def make_streams(how: TrainConfig, tokens: np.ndarray, rows: slice) -> Streams:
         roll=how.roll,
         varlen=how.varlen,
         half_loss=how.half_loss,
+        score_ids_from=how.score_ids_from,
         seed=how.seed,
         order=ORDERS[how.order](tokens, how.sentence_end, how.seed),
     )

@@ -58,8 +58,14 @@ def runs() -> dict[str, tuple[dict[str, Any], str]]:
     return found
 
 
+# Whose results have a page.
+PAGES = {"copying": "[accuracy against delay](copying.md)"}
+
+
 def said_here(name: str) -> str:
     """Returns what was run of an experiment, or "not run"."""
+    if name in PAGES:
+        return PAGES[name]
     if name not in runs():
         return "not run"
     result, file = runs()[name]

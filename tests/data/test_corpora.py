@@ -157,7 +157,7 @@ def test_find_refuses_with_one_line(tmp_path: Path) -> None:
         (
             "stdlb",
             "",
-        ): "did you mean 'stdlib'.*known are: stdlib, text, enwik8.*, tfds:<name>$",
+        ): "did you mean 'stdlib'.*known are: stdlib, text, copying, .*, tfds:<name>$",
         ("tfds", ""): "'tfds' is unknown",
         ("stdlib", "x.txt"): "data.path='x.txt' is for data.corpus='text'",
         ("text", ""): "needs data.path",

@@ -15,6 +15,7 @@ ROWS = """
     convert.table data.pieces data.progress data.text data.streams data.prefetch
     convert.pickle convert.keys
     data.download data.files data.dataset data.word data.subword data.mirror
+    data.copying
     data.archive data.vocab data.sentences convert.bundle
     data.facts data.spelling data.detokenization convert.words
     model.config
@@ -28,7 +29,7 @@ ROWS = """
     kernels.choice
     model.key_values
     convert.pytorch digest model.adaptive data.builder data.recipe optim metrics
-    model.attention data.encode report.writer report.plots ablation
+    model.attention data.encode report.writer report.plots report.recl ablation
     report.provenance report.trace report.wait report.tensorboard report.dots outcome
     model.block data.tokens record
     model.txl
@@ -36,13 +37,15 @@ ROWS = """
     step checkpoint evaluate.ngram convert.tensorflow
     convert.formats
     evaluate.accounting evaluate.sliding evaluate.sweep
-    evaluate.perplexity evaluate.attended diagnose
+    evaluate.perplexity evaluate.attended evaluate.reach evaluate.recl diagnose
     evaluate.cold_start evaluate.speed evaluate.score evaluate.attention
+    evaluate.context
     report.attention config
     report.page
     lock workdir train
     flags aot
     restore pod
+    evaluate.group
     convert.transfer table help sampling
     main
 """

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from txl_jax.data import archive, dataset, files
+from txl_jax.data.copying import Task
 from txl_jax.data.facts import CORPORA, Corpus
 from txl_jax.data.pieces import (
     SPLITS,
@@ -41,6 +42,7 @@ class Source:
     edition: str  # tells two states of the corpus apart; "" when it has only one
     splits: dict[str, Pieces]
     path: Path = Path()  # the user's text, or the folder of a TFDS dataset
+    task: Task = Task()  # of the corpus that is made here
 
     @property
     def config(self) -> str:
@@ -56,8 +58,12 @@ class Source:
         return sum(sizes) if all(sizes) else 0
 
 
-def find(name: str, path: str = "", data_dir: Path = Path()) -> Source:
+def find(
+    name: str, path: str = "", data_dir: Path = Path(), task: Task | None = None
+) -> Source:
     """Finds a corpus, without reading it; `data_dir` is where TFDS datasets lie.
+
+    `task` is for corpus "copying", and for no other.
 
     Raises UserError for an unknown corpus, for a path that is missing, not wanted,
     empty or unreadable, and for a split that is too small.
@@ -79,6 +85,10 @@ def find(name: str, path: str = "", data_dir: Path = Path()) -> Source:
         raise UserError(
             f"data.corpus={name!r} needs data.path: a file, a folder or a glob"
         )
+    if kind == "copying":
+        task = task or Task()
+        task.check()
+        return Source(corpus, task.edition, {}, task=task)
     if kind == "tfds":
         edition, folder = dataset.find(name.removeprefix(TFDS_PREFIX), data_dir)
         return Source(corpus, edition, {}, folder)
@@ -107,6 +117,8 @@ def unpack(source: Source, data_dir: Path, scratch: Path, say: Say) -> Source:
                 part, corpus.name, data_dir / "downloads", scratch, say
             )
         splits = _lay_out(corpus, where)
+    elif corpus.name == "copying":
+        splits = source.task.unpack(scratch)
     elif corpus.name == "tfds":
         splits = dataset.unpack(source.path, scratch, say)
     else:

@@ -119,6 +119,14 @@ _ALL = (
         vocab_size=256,
     ),
     Corpus(
+        name="copying",
+        about="Patterns, noise and the patterns again, made here: see copying.py",
+        licence="CC0-1.0",
+        version="1.0.0",
+        vocab="byte",
+        vocab_size=256,
+    ),
+    Corpus(
         name="enwik8",
         about="The first 100,000,000 bytes of the English Wikipedia's dump of 2006",
         licence="GFDL or CC BY-SA",

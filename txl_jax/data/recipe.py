@@ -13,10 +13,12 @@ from pathlib import Path
 
 from txl_jax.data import corpora
 from txl_jax.data import vocab as vocabulary
+from txl_jax.data.copying import Task
 from txl_jax.data.vocab import VOCABULARIES
 from txl_jax.data.word import Lines, WordVocab
 from txl_jax.errors import UserError, nearest, require, require_one_of
 
+COPY = ("copy_delay", "copy_length", "copy_symbols", "copy_seed")
 OWN = "corpus"  # data.vocab: the kind that the corpus's published results have
 BYTES = 256
 
@@ -34,16 +36,33 @@ class DataConfig:
     vocab_size: int = 0  # at most so many words, or so many subwords; 0 = all words
     min_count: int = 0  # words seen less often are <unk>
     lower_case: bool = False  # words in lower case, also where the corpus's are not
+    copy_delay: int = 0  # corpus "copying" only: bytes of noise before the answer
+    copy_length: int = 0  # letters of a pattern
+    copy_symbols: int = 0  # letters to choose from, 26 at most
+    copy_seed: int = 0  # of the text
 
     def __post_init__(self) -> None:
         """Refuses impossible values, naming the field."""
-        require(self, "data", 0, "vocab_size", "min_count")
+        require(self, "data", 0, "vocab_size", "min_count", "copy_seed")
+        given = [name for name in COPY if getattr(self, name)]
+        if self.corpus != "copying" and given:
+            raise UserError(
+                f"data.{given[0]} = {getattr(self, given[0])} is for "
+                f"data.corpus='copying': leave it out for {self.corpus!r}"
+            )
         if self.vocab not in (OWN, *VOCABULARIES):
             known = [OWN, *VOCABULARIES]
             raise UserError(
                 f"data.vocab={self.vocab!r}: vocabulary {self.vocab!r} is unknown"
                 f"{nearest(self.vocab, known)}; known are: {', '.join(known)}"
             )
+
+    @property
+    def task(self) -> Task:
+        """The copying task; all zero for another corpus."""
+        return Task(
+            self.copy_delay, self.copy_length, self.copy_symbols, self.copy_seed
+        )
 
 
 @dataclass(frozen=True)

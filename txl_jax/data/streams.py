@@ -89,6 +89,7 @@ class Streams:
     roll: every epoch, each stream starts at a random place of its own, reads to its
     end, and then from its beginning, where a document starts (NVIDIA's roll).
     varlen: segments of varying length, see `length`, in arrays SLACK wider.
+    score_ids_from: targets with lower ids are not scored (the copying task's noise).
     half_loss: of a segment's n tokens, the first n // 2 are not scored (Table 6).
     order: the epoch's text, a permutation of the file's positions.
 
@@ -112,6 +113,7 @@ class Streams:
         roll: bool = False,
         varlen: bool = False,
         half_loss: bool = False,
+        score_ids_from: int = 0,
         seed: int = 0,
         order: Order = as_it_stands,
     ):
@@ -130,6 +132,7 @@ class Streams:
         self.roll = roll
         self.varlen = varlen
         self.half_loss = half_loss
+        self.score_ids_from = score_ids_from
         self.seed = seed
         self.order = order
         # Python integers: B x tokens passes 2^31 in the published runs.
@@ -197,6 +200,8 @@ class Streams:
         scored_BL &= pair_BL >= self.scored_from_B[:, None]
         if self.half_loss:
             scored_BL &= width_L >= length_B[:, None] // 2
+        targets_BL = self._read(position.epoch, pair_BL + 1)
+        scored_BL &= targets_BL >= self.score_ids_from
         # An epoch begins without the end of the one before, and what a stream has read
         # before its beginning does not precede it in the text.
         first_BL = real_BL & (wraps_BL | (turn_BL == -lead_B[:, None]))
@@ -205,7 +210,7 @@ class Streams:
             first_BL |= real_BL & (before_BL == self.reset_memory_at)
         return (
             self._read(position.epoch, pair_BL),
-            self._read(position.epoch, pair_BL + 1),
+            targets_BL,
             scored_BL.astype(np.float32),
             first_BL,
             length_B.astype(np.int32),

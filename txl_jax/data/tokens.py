@@ -93,7 +93,7 @@ def prepare(config: DataConfig, say: Say = log) -> Tokens:
     """
     remote = mirror.is_remote(given := _given_dir(config))
     root = mirror.local_root(given) if remote else Path(given).expanduser().absolute()
-    source = corpora.find(config.corpus, config.path, root)
+    source = corpora.find(config.corpus, config.path, root, config.task)
     published = corpora.vocab_file(source.corpus, root)
     recipe, vocab = resolve(config, source.corpus, published)
     ours = root / "txl_jax"

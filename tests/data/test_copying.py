@@ -1,0 +1,85 @@
+"""The copying task's text: what copies what, over which distance, and how it is cut."""
+
+import hashlib
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from txl_jax.data import copying, tokens
+from txl_jax.data.copying import FIRST_ANSWER, Task
+from txl_jax.data.streams import Position, Streams
+from txl_jax.data.tokens import DataConfig
+from txl_jax.errors import UserError
+
+TASK = Task(delay=12, length=5, symbols=4)
+VALID = "862c02c312d5758b"  # how the SHA-256 of its valid split begins
+EPISODE = re.compile(rb"([0-9]{0,5})([A-D]{5})([0-9]{12})>([a-d]{5})")
+
+
+def test_an_answer_is_its_pattern_at_the_distance() -> None:
+    text = TASK.text("test")
+    assert copying.SIZES["test"] <= len(text) < copying.SIZES["test"] + 28
+    found = EPISODE.findall(text)
+    assert b"".join(map(b"%b%b%b>%b".__mod__, found)) == text
+    assert all(pattern.lower() == answer for _, pattern, _, answer in found)
+    # The token read before a letter of the answer is `distance` after that letter.
+    codes = np.frombuffer(text, np.uint8)
+    (at,) = np.nonzero(codes >= FIRST_ANSWER)
+    assert TASK.distance == 17
+    assert (codes[at - 1 - TASK.distance] == codes[at] - 32).all()
+    shares = np.bincount(codes[at] - FIRST_ANSWER) / len(at)
+    np.testing.assert_allclose(shares, 0.25, atol=0.02)
+    gaps = np.bincount([len(before) for before, *_ in found]) / len(found)
+    np.testing.assert_allclose(gaps, 1 / 6, atol=0.03)
+
+
+def test_the_text_is_the_same_everywhere_and_another_for_each_seed() -> None:
+    digest = hashlib.sha256(TASK.text("valid")).hexdigest()
+    assert digest.startswith(VALID)
+    texts = [Task(12, 5, 4, seed).text("valid") for seed in (0, 1)]
+    assert len({TASK.text("test"), *texts}) == 3
+
+
+def test_it_is_prepared_as_any_corpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copying, "SIZES", dict.fromkeys(copying.SIZES, 3000))
+    sizes = {"copy_delay": 12, "copy_length": 5, "copy_symbols": 4}
+    config = DataConfig(corpus="copying", data_dir=str(tmp_path), **sizes)  # type: ignore
+    made = tokens.prepare(config, lambda _: None)
+    assert made.manifest["edition"] == "12-5-4-0"
+    for split in ("train", "valid", "test"):
+        assert made.split(split).tobytes() == TASK.text(split)
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({}, "data.copy_delay=0 must be from 1"),
+        ({"copy_delay": 3, "copy_length": 3, "copy_symbols": 27}, "copy_symbols=27"),
+    ],
+    ids=str,
+)
+def test_impossible_tasks_are_refused(
+    fields: dict[str, int], message: str, tmp_path: Path
+) -> None:
+    config = DataConfig(corpus="copying", data_dir=str(tmp_path), **fields)  # type: ignore
+    with pytest.raises(UserError, match=message):
+        tokens.prepare(config)
+
+
+def test_another_corpus_has_no_task() -> None:
+    with pytest.raises(UserError, match="is for data.corpus='copying'"):
+        DataConfig(copy_delay=3)
+
+
+def test_answers_alone_are_scored() -> None:
+    text = np.frombuffer(TASK.text("test")[:600], np.uint8)
+    streams = Streams(text, 4, 16, 9, score_ids_from=FIRST_ANSWER)
+    segment, _ = streams.batch(Position())
+    scored = segment.weights_SBL == 1
+    assert 0 < scored.sum() < scored.size / 2
+    real = np.arange(16) < segment.length_SB[..., None]
+    np.testing.assert_array_equal(scored, real & (segment.targets_SBL >= FIRST_ANSWER))
