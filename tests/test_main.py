@@ -21,7 +21,6 @@ import pytest
 
 from tests import tiny
 from txl_jax import config as configs
-from txl_jax import main as main_module
 from txl_jax.lock import locked
 from txl_jax.main import MODES, main
 from txl_jax.report.writer import read_metrics
@@ -283,7 +282,7 @@ def test_a_run_begins_with_the_parameters_of_another(
 ) -> None:
     """At a rate of zero it ends with them too; its mean of parameters begins there."""
     nothing = [Sample("", "", 0, [], [])]
-    monkeypatch.setattr(main_module.sampling, "sample", lambda *_: nothing)
+    monkeypatch.setattr("txl_jax.sampling.sample", lambda *_: nothing)
     source = home.path / "source"
     shutil.copytree(home.run, source)
     flags = [f"--config={home.path / 'tiny.py'}", f"--workdir={home.path / 'second'}"]

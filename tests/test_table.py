@@ -236,7 +236,7 @@ def test_a_signal_in_a_run_ends_the_table_with_its_status(
     def learn(row: Config, folder: Path, conclude: Any) -> table.Done:
         raise Interrupted("ended at update 4, which is saved; the same command goes on")
 
-    monkeypatch.setattr("txl_jax.main.learn", learn)
+    monkeypatch.setattr("txl_jax.modes.learn", learn)
     assert main(["--mode=table", f"--workdir={tmp_path}"]) == AGAIN
 
 

@@ -21,7 +21,7 @@ from txl_jax import checkpoint, workdir
 from txl_jax import config as configs
 from txl_jax.data.streams import Position
 from txl_jax.lock import locked
-from txl_jax.main import prepare
+from txl_jax.run import prepare
 from txl_jax.train import make_step
 
 quick_compiler = test_main.quick_compiler

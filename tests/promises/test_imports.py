@@ -47,6 +47,8 @@ ROWS = """
     restore pod
     evaluate.group
     convert.transfer table help sampling
+    run
+    modes
     main
 """
 ROW = {
