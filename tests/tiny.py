@@ -147,3 +147,15 @@ def assert_memory(memory: Memory, expected: reference.Memory) -> None:
     np.testing.assert_array_equal(memory.filled_B, filled_B)
     seen_BM1 = (np.arange(M) >= M - filled_B[:, None])[..., None]
     assert_close(np.where(seen_BM1, memory.h_NBMD, 0), h_NBMD)
+
+
+# What stderr says, in a line each, of what went well before a mistake was met.
+PROGRESS = ("data: ", "the model of update ", "memory: ")
+
+
+def complaint(stderr: str) -> str:
+    """Returns the one line of stderr that says what is wrong, which is the last."""
+    *progress, line = stderr.splitlines()
+    assert all(each.startswith(PROGRESS) for each in progress), stderr
+    assert line.startswith("txl_jax: ") and stderr.endswith("\n"), stderr
+    return line

@@ -205,7 +205,7 @@ class Checkpoints(ocp.CheckpointManager):
 
     def finish(self, step: int) -> None:
         """Waits for the last save; raises UserError if `step` is not saved."""
-        self.poll(wait=True)
+        self.settle()
         if step in self.failed and self.latest_step() != step:
             raise UserError(
                 f"the last checkpoint, of update {step}, could not be saved in "
