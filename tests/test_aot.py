@@ -256,6 +256,7 @@ def test_streams_of_evaluation_that_do_not_divide_are_told(
 @needs_libtpu
 def test_out_of_memory_says_by_how_much_and_what_helps(path: Path) -> None:
     flags = (f"--topology={SLICE}", "--evaluation=false")
+    flags += ("--config.model.kernel=xla",)
     done = command(path, *flags, "--streams_per_chip=40000")
     result = done.result
     assert not result["fits"]

@@ -137,6 +137,16 @@ def test_memory_moved_is_told_by_the_parts_of_the_model() -> None:
         ("replica_groups=[4,2]<=[2,4]T(1,0), x", (0, 4)),
         ("replica_groups=mesh['axis_0'=4,'axis_1'=2] {'axis_1'}, x", (0, 1)),
         ("replica_groups=mesh['axis_0'=4,'axis_1'=2] {'axis_0'}, x", (0, 2, 4, 6)),
+        (
+            "replica_groups=mesh['axis_0'=4,'axis_1'=1,'axis_2'=2], "
+            "device_ids=([2,4]T(1,0)) {'axis_0'}, x",
+            (0, 1, 2, 3),
+        ),
+        (
+            "replica_groups=mesh['axis_0'=4,'axis_1'=2], device_ids=([2,4]T(1,0)) "
+            "{'axis_1'}, x",
+            (0, 4),
+        ),
         ("source_target_pairs={{0,3},{1,2}}, x", (0, 3)),
         ("nothing", (0,)),
     ],

@@ -318,28 +318,40 @@ def first_group(text: str) -> tuple[int, ...]:
     """Returns the devices of the first group of a collective.
 
     They are written one by one, or as an arrangement of all ("[32,8]<=[256]", perhaps
-    with "T(1,0)"), or by axes of a mesh ("mesh['a'=32,'b'=8] {'b'}").
+    with "T(1,0)"), or by axes of a mesh ("mesh['a'=32,'b'=8] {'b'}"), whose devices may
+    be such an arrangement too ("mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'a'}").
     """
     if pairs := re.search(r"source_target_pairs=\{(\{[\d,{}]*\})\}", text):
         numbers = re.findall(r"\d+", pairs[1])
         return (int(numbers[0]), int(numbers[1]))
     if listed := re.search(r"replica_groups=\{\{([\d,]+)\}", text):
         return tuple(map(int, listed[1].split(",")))
-    pattern = r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?"
-    if iota := re.search(pattern, text):
-        size = int(iota[1].split(",")[-1])
-        dims = [int(x) for x in iota[2].split(",")]
-        order = [int(x) for x in iota[3].split(",")] if iota[3] else range(len(dims))
-        return tuple(_arranged(dims, list(order))[:size])
-    if mesh := re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", text):
+    iota = r"\[([\d,]+)\](?:T\(([\d,]+)\))?"
+    if found := re.search(rf"replica_groups=\[([\d,]+)\]<={iota}", text):
+        size = int(found[1].split(",")[-1])
+        return tuple(_transposed(found[2], found[3])[:size])
+    pattern = (
+        rf"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\({iota}\))? \{{([^}}]*)\}}"
+    )
+    if mesh := re.search(pattern, text):
         sizes = {name: int(n) for name, n in re.findall(r"'(\w+)'=(\d+)", mesh[1])}
-        chosen = re.findall(r"'(\w+)'", mesh[2])
+        chosen = re.findall(r"'(\w+)'", mesh[4])
         dims, names = list(sizes.values()), list(sizes)
         last = [names.index(name) for name in chosen]
         first = [n for n in range(len(dims)) if n not in last]
-        size = math.prod(dims[n] for n in last)
-        return tuple(_arranged(dims, first + last)[:size])
+        places = _arranged(dims, first + last)[: math.prod(dims[n] for n in last)]
+        devices = _transposed(mesh[2] or str(math.prod(dims)), mesh[3])
+        return tuple(devices[place] for place in places)
+    if written := re.search(r"replica_groups=.{,60}", text):
+        raise ValueError(f"this libtpu writes groups of devices anew: {written[0]}")
     return (0,)
+
+
+def _transposed(dims: str, order: str | None) -> list[int]:
+    """Returns what "[2,4]T(1,0)" lists, given as its two parts."""
+    sizes = [int(size) for size in dims.split(",")]
+    axes = [int(axis) for axis in order.split(",")] if order else range(len(sizes))
+    return _arranged(sizes, list(axes))
 
 
 def _arranged(dims: list[int], order: list[int]) -> list[int]:
