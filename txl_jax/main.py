@@ -15,7 +15,7 @@ from contextlib import ExitStack
 import jax
 from absl import logging as absl_logging
 
-from txl_jax import distributed, flags, help
+from txl_jax import distributed, flags, help, peers
 from txl_jax.distributed import RunConfig
 from txl_jax.errors import BadNumbers, Interrupted, UserError
 from txl_jax.modes import MODES, TOGETHER
@@ -45,6 +45,7 @@ def main(argv: list[str] | None = None) -> int:
                 start(command.config.run)
                 stack.push(distributed.fail)
                 stack.enter_context(stop.listening())
+                stack.enter_context(peers.watching())
                 check_alone(command.mode)
             result = MODES[command.mode](command)
             distributed.wait_for_all()
