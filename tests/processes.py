@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+ROOT = Path(__file__).parents[1]
 LIMIT_SECONDS = 300.0  # for anything at all; a quiet machine needs a tenth
 
 EXPERIMENT = """
@@ -51,8 +52,17 @@ def free_port() -> int:
 class Processes:
     """The processes of one run; their stderr is in files."""
 
-    def __init__(self, folder: Path, *arguments: str, count: int = 2, started: int = 2):
+    def __init__(
+        self,
+        folder: Path,
+        *arguments: str,
+        count: int = 2,
+        started: int = 2,
+        module: str = "txl_jax.main",
+    ):
+        path = [str(ROOT), os.environ.get("PYTHONPATH", "")]
         environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join(path),
             "JAX_PLATFORMS": "cpu",
             "JAX_NUM_CPU_DEVICES": "2",
             "NPROC": "2",
@@ -65,12 +75,13 @@ class Processes:
         if count == 1:
             del environment["JAX_COORDINATOR_ADDRESS"]
         self.stderr = [folder / f"stderr.{index}" for index in range(started)]
+        self.stdout = [""] * started  # once all have ended
         self.all = []
         for index, path in enumerate(self.stderr):
             with path.open("w") as stderr:
                 self.all.append(
                     subprocess.Popen(
-                        [sys.executable, "-m", "txl_jax.main", *arguments],
+                        [sys.executable, "-m", module, *arguments],
                         env=environment | {"JAX_PROCESS_ID": str(index)},
                         stdout=subprocess.PIPE,
                         stderr=stderr,
@@ -98,10 +109,11 @@ class Processes:
 
     def kill(self) -> None:
         """Leaves none behind."""
-        for process in self.all:
+        for index, process in enumerate(self.all):
             if process.poll() is None:
                 process.kill()
-            process.communicate()
+            if process.stdout and not process.stdout.closed:
+                self.stdout[index] = process.communicate()[0]
 
     def said(self, index: int) -> list[str]:
         """Returns the last words of a process: the lines that bear our name."""

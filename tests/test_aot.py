@@ -114,6 +114,10 @@ def test_the_json_says_what_fits_and_how_fast_at_best(path: Path) -> None:
         assert step["fits"] and 0 < step["hbm_bytes"] < step["hbm_capacity_bytes"]
         assert step["hbm_capacity_bytes"] == int(15.75 * 2**30)
         assert step["seconds_to_compile"] > 0 and step["hbm_traffic_bytes"] > 0
+        scopes = step["hbm_traffic_by_scope"]
+        assert {"layers", "attention", "feed_forward"} <= set(scopes)
+        total = pytest.approx(step["hbm_traffic_bytes"], abs=len(scopes))
+        assert sum(scopes.values()) == total
         assert step["limit"] == max(step["seconds"], key=step["seconds"].get)
         pair, seconds = step["step_seconds"], step["seconds"].values()
         assert pair["full_overlap"] == pytest.approx(max(seconds))
@@ -136,12 +140,25 @@ def test_the_json_says_what_fits_and_how_fast_at_best(path: Path) -> None:
 
 
 @needs_libtpu
-def test_the_kernel_for_tpus_is_compiled_where_it_is_asked_for(path: Path) -> None:
+def test_the_kernel_for_tpus_is_compiled_where_it_is_asked_for(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts: list[str] = []
+    monkeypatch.setattr(
+        pod, "Program", lambda text: texts.append(text) or Program(text)
+    )
     flags = ("--config.model.kernel=tpu", "--evaluation=false", "--topology=v4:2x2x2")
     result = command(path, *flags).result
     assert result["kernel"] == "tpu" and "evaluation" not in result
     # A chip of v4 is one device with two cores.
     assert [result[name] for name in ("chips", "cores", "devices")] == [8, 16, 8]
+    # The bytes of a kernel are counted by this name.
+    kernels = {
+        op.path.split("/")[-2]: 'custom_call_target="tpu_custom_call"' in op.text
+        for op, _, _ in Program(texts[0]).visit()
+        if op.kind == "custom-call" and op.path.endswith("pallas_call")
+    }
+    assert kernels == {"rel_attention_forward": True, "rel_attention_backward": True}
 
 
 # What the compiler made of it
@@ -239,6 +256,7 @@ def test_streams_of_evaluation_that_do_not_divide_are_told(
 @needs_libtpu
 def test_out_of_memory_says_by_how_much_and_what_helps(path: Path) -> None:
     flags = (f"--topology={SLICE}", "--evaluation=false")
+    flags += ("--config.model.kernel=xla",)
     done = command(path, *flags, "--streams_per_chip=40000")
     result = done.result
     assert not result["fits"]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.benchmarks import compare, quiet, record
+from experiments.benchmarks import compare, pods, quiet, record
 from experiments.benchmarks.quiet import LoadedError, Watch
 
 FOLDER = Path(record.__file__).parent
@@ -140,3 +140,26 @@ def test_all_benchmarks_work(start: Start, capfd: pytest.CaptureFixture[str]) ->
     assert exit.value.code == 0
     out = capfd.readouterr().out
     assert all(f"| {name}" in out for name in compare.PROGRAMS)
+
+
+def test_what_stands_in_the_way_of_a_step_adds_up() -> None:
+    row = {
+        "experiment": "slow",
+        "topology": "v5e:2x4",
+        "fits": True,
+        "devices": 8,
+        "tokens": 80,
+        "seconds": {"compute": 0.3, "hbm": 0.6, "interconnect": 0.1},
+        "utilisation": {"full_overlap": 0.5, "no_overlap": 0.28},
+        "hbm_traffic_bytes": 4_000_000,
+        "hbm_traffic_by_scope": {"update": 3_000_000, "attention": 1_000_000},
+    }
+    better = row | {"experiment": "fast", "utilisation": {"no_overlap": 0.41}}
+    head, _, line = pods.obstacles([row, better, row | {"fits": False}])
+    assert "1 of 2 reach 40% of the peak: `fast` on v5e:2x4 (41%)" in head
+    assert line == (
+        "- `slow` on v5e:2x4: 28% products, 2% products made more than once, 10% the "
+        "interconnect, 60% memory traffic, which is 0.40 MB a token (the update "
+        "(gradients, moments, parameters) 75%, attention 25%)."
+    )
+    assert pods.obstacles([row | {"fits": False}]) == []

@@ -3,6 +3,7 @@
 import pytest
 
 from txl_jax.hlo import Program, first_group
+from txl_jax.pod import by_scope
 
 TEXT = """\
 HloModule small, is_scheduled=true
@@ -70,7 +71,62 @@ def test_a_loop_of_unknown_length_counts_once() -> None:
 def test_memory_moved_is_what_is_read_and_written_of_an_array() -> None:
     # A turn reads a layer (4 more bytes are its number), writes it for the sum, which
     # reads it and leaves the result outside of HBM; then it is put in its place.
-    assert Program(TEXT).hbm_bytes() == 5 * ((LAYER + 4 + LAYER) + LAYER + (LAYER + 4))
+    # What is read for the sum is the sum's.
+    assert Program(TEXT).hbm_bytes() == {
+        "layers/sum": 5 * ((LAYER + 4 + LAYER) + LAYER),
+        "": 5 * (LAYER + 4),
+    }
+
+
+RELAID = """\
+HloModule relaid
+
+%relay (given: pred[5,8,128]) -> pred[5,8,128] {
+  %given = pred[5,8,128]{2,1,0:T(32,128)(4,1)} parameter(0)
+  ROOT %laid = pred[5,8,128]{2,1,0:T(8,128)(4,1)} copy(%given)
+}
+
+%slice_one (stack: pred[5,8,128], i: s32[]) -> pred[1,8,128] {
+  %stack = pred[5,8,128]{2,1,0:T(32,128)(4,1)} parameter(0)
+  %view = pred[5,8,128]{2,1,0:T(8,128)(4,1)} fusion(%stack), kind=kLoop, \
+output_to_operand_aliasing={{}: (0, {})}, calls=%relay
+  %i = s32[]{:T(128)} parameter(1)
+  ROOT %one = pred[1,8,128]{2,1,0:T(8,128)(4,1)} dynamic-slice(%view, %i)
+}
+
+ENTRY %main (p: pred[5,8,128], q: s32[]) -> pred[1,8,128] {
+  %p = pred[5,8,128]{2,1,0:T(32,128)(4,1)} parameter(0)
+  %q = s32[]{:T(128)} parameter(1)
+  ROOT %out = pred[1,8,128]{2,1,0:T(8,128)(4,1)} fusion(%p, %q), kind=kLoop, \
+calls=%slice_one, metadata={op_name="read"}
+}
+"""
+
+
+def test_another_layout_within_a_fusion_reads_nothing() -> None:
+    (moved,) = Program(RELAID).hbm_bytes().values()
+    assert moved == 8 * 128 + 4 + 8 * 128
+
+
+def test_memory_moved_is_told_by_the_parts_of_the_model() -> None:
+    inside = "jit(train_step)/jvp(TransformerXL.nll)/TransformerXL"
+    found = by_scope(
+        {
+            f"{inside}/TransformerXL._scan_layers/while/layers/attention/dot": 2.0,
+            f"transpose({inside})/TransformerXL._scan_layers/layers/attention/x": 3.0,
+            f"{inside}/TransformerXL._scan_layers/while/body/dynamic_slice": 9.0,
+            "jit(train_step)/jvp(TransformerXL.nll)/embedding.nll/while/exp": 4.0,
+            "jit(train_step)/optimizer/mul": 6.0,
+            "": 1.0,
+        }
+    )
+    assert list(found.items()) == [
+        ("layers", 9),
+        ("update", 6),
+        ("attention", 5),
+        ("embedding.nll", 4),
+        ("unnamed", 1),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -81,6 +137,16 @@ def test_memory_moved_is_what_is_read_and_written_of_an_array() -> None:
         ("replica_groups=[4,2]<=[2,4]T(1,0), x", (0, 4)),
         ("replica_groups=mesh['axis_0'=4,'axis_1'=2] {'axis_1'}, x", (0, 1)),
         ("replica_groups=mesh['axis_0'=4,'axis_1'=2] {'axis_0'}, x", (0, 2, 4, 6)),
+        (
+            "replica_groups=mesh['axis_0'=4,'axis_1'=1,'axis_2'=2], "
+            "device_ids=([2,4]T(1,0)) {'axis_0'}, x",
+            (0, 1, 2, 3),
+        ),
+        (
+            "replica_groups=mesh['axis_0'=4,'axis_1'=2], device_ids=([2,4]T(1,0)) "
+            "{'axis_1'}, x",
+            (0, 4),
+        ),
         ("source_target_pairs={{0,3},{1,2}}, x", (0, 3)),
         ("nothing", (0,)),
     ],

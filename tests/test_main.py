@@ -21,8 +21,10 @@ import pytest
 
 from tests import tiny
 from txl_jax import config as configs
+from txl_jax import distributed
+from txl_jax.errors import UserError
 from txl_jax.lock import locked
-from txl_jax.main import MODES, main
+from txl_jax.main import MODES, check_alone, main
 from txl_jax.report.writer import read_metrics
 from txl_jax.sampling import Sample
 from txl_jax.seal import unseal
@@ -714,6 +716,19 @@ def test_print_config_says_what_gave_a_field_its_value(home: Home) -> None:
     done = home.read("evaluate", "--mem_len=5", "--print_config")
     assert "eval.mem_len = 5  # from a flag, default 512" in done.out
     assert f"n_layer = 2  # from {home.run / 'config.json'}, default 12" in done.out
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_mode_takes_several_processes_or_refuses_them(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_alone(mode)
+    monkeypatch.setattr(distributed, "several", lambda: True)
+    if mode in ("train", "evaluate", "generate", "prepare", "table"):
+        check_alone(mode)
+    else:
+        with pytest.raises(UserError, match=f"--mode={mode} takes one process: start"):
+            check_alone(mode)
 
 
 def test_helpfull_has_every_field() -> None:

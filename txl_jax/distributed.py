@@ -18,11 +18,13 @@ from collections.abc import Callable, Mapping
 from typing import NoReturn, TypeVar
 
 import jax
+from jax.experimental import multihost_utils
 from orbax.checkpoint import multihost
 
 from txl_jax.errors import AGAIN, MENDABLE, BadNumbers, Interrupted, UserError, require
 
 Made = TypeVar("Made")
+LEAVING = threading.Lock()  # held by the thread that ends the process
 
 ADDRESS = "JAX_COORDINATOR_ADDRESS"
 COUNT = "JAX_NUM_PROCESSES"
@@ -130,7 +132,10 @@ def connect(wait_seconds: int) -> None:
         shutdown_timeout_seconds=SHUTDOWN_SECONDS,
         **found,  # type: ignore[arg-type]
     )
-    jax.devices()  # known to all from here on
+    # From here on all know each other's devices, and can add up over them: on CPUs this
+    # first time takes no longer than 30 s, and the next may be after compiling, which
+    # takes some processes longer than others.
+    multihost_utils.sync_global_devices("txl_jax")
     timer.cancel()
 
 
@@ -229,7 +234,8 @@ def warn(line: str) -> None:
 
 
 def leave(line: str, status: int) -> NoReturn:
-    """Ends the process at once with a last line, from any thread."""
+    """Ends the process at once with a last line, from any thread: the first alone."""
+    LEAVING.acquire()  # for good
     warn(line)
     if several() and is_first():
         time.sleep(FAREWELL_SECONDS)

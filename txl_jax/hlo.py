@@ -10,6 +10,7 @@ Dims: none.
 import functools
 import math
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -37,6 +38,12 @@ class Op(NamedTuple):
     def called(self, attribute: str) -> str:
         """Returns the computation that an attribute (body, calls..) names, or ""."""
         found = re.search(rf"\b{attribute}=%?([\w.\-]+)", self.text)
+        return found[1] if found else ""
+
+    @property
+    def path(self) -> str:
+        """What of the model it is for: jax's named scopes and the operation, or ""."""
+        found = re.search(r'op_name="([^"]*)"', self.text)
         return found[1] if found else ""
 
     @property
@@ -193,19 +200,28 @@ class Program:
             size *= len(group)
         if where.startswith("all-reduce-scatter"):
             kind = "reduce-scatter"
-        name = re.search(r'op_name="([^"]*)"', op.text)
-        return Collective(kind, size, group, times, name[1] if name else "")
+        return Collective(kind, size, group, times, op.path)
 
-    def hbm_bytes(self) -> float:
+    def hbm_bytes(self) -> dict[str, float]:
         """Returns the bytes that one device reads from its HBM and writes to it.
 
-        Of each fusion's inputs what it reads of them, and its result; what lies in a
-        chip's own memories is not counted, nor is what a Pallas kernel reads twice.
+        By what of the model they are for (`Op.path`). Of each fusion's inputs what it
+        reads of them, and its result; what lies in a chip's own memories is not
+        counted, nor is what a Pallas kernel reads twice.
         """
-        return sum(
-            times * self._moved(op, self.computations[name])
-            for op, name, times in self.visit()
-        )
+        found: dict[str, float] = defaultdict(float)
+        for op, name, times in self.visit():
+            if moved := self._moved(op, self.computations[name]):
+                found[self._purpose(name, op.name)] += times * moved
+        return found
+
+    @functools.cache  # noqa: B019 - a program lives as long as its reading
+    def _purpose(self, name: str, array: str) -> str:
+        """Returns the path of an instruction, or of the first that has use for it."""
+        if path := self.computations[name].ops[array].path:
+            return path
+        users = self._users(name).get(array, [])
+        return next(filter(None, (self._purpose(name, op.name) for op in users)), "")
 
     def _moved(self, op: Op, home: Computation) -> float:
         inputs = [home.ops[name].bytes for name in op.operands if name in home.ops]
@@ -248,7 +264,7 @@ class Program:
         for user in self._users(name).get(array, []):
             if user.kind in ("dynamic-slice", "slice", "gather"):
                 total += user.arrays[0].bytes
-            elif user.kind == "bitcast":
+            elif user.kind in VIEWS or self._is_view(user):
                 total += self._read(name, user.name)
             elif user.kind == "fusion":
                 inner = user.called("calls")
@@ -263,6 +279,13 @@ class Program:
             elif user.kind not in ("tuple", "custom-call", *KINDS):
                 total += math.inf
         return total
+
+    def _is_view(self, op: Op) -> bool:
+        """Returns whether a fusion in a fusion only gives an array another layout."""
+        if op.kind != "fusion":
+            return False
+        inner = self.computations[op.called("calls")].ops.values()
+        return all(each.kind in ("parameter", *VIEWS) for each in inner)
 
     def _written(self, name: str, array: str) -> float:
         """Returns how many bytes a fusion writes to make an array that it returns."""
@@ -282,6 +305,8 @@ class Program:
         return op.bytes
 
 
+# What within a fusion is read no further than what is made of it.
+VIEWS = ("bitcast", "copy")
 # What moves nothing, or whose parts are counted by themselves.
 IDLE = {
     *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all"),
@@ -293,28 +318,40 @@ def first_group(text: str) -> tuple[int, ...]:
     """Returns the devices of the first group of a collective.
 
     They are written one by one, or as an arrangement of all ("[32,8]<=[256]", perhaps
-    with "T(1,0)"), or by axes of a mesh ("mesh['a'=32,'b'=8] {'b'}").
+    with "T(1,0)"), or by axes of a mesh ("mesh['a'=32,'b'=8] {'b'}"), whose devices may
+    be such an arrangement too ("mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'a'}").
     """
     if pairs := re.search(r"source_target_pairs=\{(\{[\d,{}]*\})\}", text):
         numbers = re.findall(r"\d+", pairs[1])
         return (int(numbers[0]), int(numbers[1]))
     if listed := re.search(r"replica_groups=\{\{([\d,]+)\}", text):
         return tuple(map(int, listed[1].split(",")))
-    pattern = r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?"
-    if iota := re.search(pattern, text):
-        size = int(iota[1].split(",")[-1])
-        dims = [int(x) for x in iota[2].split(",")]
-        order = [int(x) for x in iota[3].split(",")] if iota[3] else range(len(dims))
-        return tuple(_arranged(dims, list(order))[:size])
-    if mesh := re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", text):
+    iota = r"\[([\d,]+)\](?:T\(([\d,]+)\))?"
+    if found := re.search(rf"replica_groups=\[([\d,]+)\]<={iota}", text):
+        size = int(found[1].split(",")[-1])
+        return tuple(_transposed(found[2], found[3])[:size])
+    pattern = (
+        rf"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\({iota}\))? \{{([^}}]*)\}}"
+    )
+    if mesh := re.search(pattern, text):
         sizes = {name: int(n) for name, n in re.findall(r"'(\w+)'=(\d+)", mesh[1])}
-        chosen = re.findall(r"'(\w+)'", mesh[2])
+        chosen = re.findall(r"'(\w+)'", mesh[4])
         dims, names = list(sizes.values()), list(sizes)
         last = [names.index(name) for name in chosen]
         first = [n for n in range(len(dims)) if n not in last]
-        size = math.prod(dims[n] for n in last)
-        return tuple(_arranged(dims, first + last)[:size])
+        places = _arranged(dims, first + last)[: math.prod(dims[n] for n in last)]
+        devices = _transposed(mesh[2] or str(math.prod(dims)), mesh[3])
+        return tuple(devices[place] for place in places)
+    if written := re.search(r"replica_groups=.{,60}", text):
+        raise ValueError(f"this libtpu writes groups of devices anew: {written[0]}")
     return (0,)
+
+
+def _transposed(dims: str, order: str | None) -> list[int]:
+    """Returns what "[2,4]T(1,0)" lists, given as its two parts."""
+    sizes = [int(size) for size in dims.split(",")]
+    axes = [int(axis) for axis in order.split(",")] if order else range(len(sizes))
+    return _arranged(sizes, list(axes))
 
 
 def _arranged(dims: list[int], order: list[int]) -> list[int]:

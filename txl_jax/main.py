@@ -15,10 +15,10 @@ from contextlib import ExitStack
 import jax
 from absl import logging as absl_logging
 
-from txl_jax import distributed, flags, help
+from txl_jax import distributed, flags, help, peers
 from txl_jax.distributed import RunConfig
 from txl_jax.errors import BadNumbers, Interrupted, UserError
-from txl_jax.modes import MODES
+from txl_jax.modes import MODES, TOGETHER
 from txl_jax.preemption import stop
 from txl_jax.report.writer import to_json
 
@@ -45,6 +45,8 @@ def main(argv: list[str] | None = None) -> int:
                 start(command.config.run)
                 stack.push(distributed.fail)
                 stack.enter_context(stop.listening())
+                stack.enter_context(peers.watching())
+                check_alone(command.mode)
             result = MODES[command.mode](command)
             distributed.wait_for_all()
     except (UserError, Interrupted, BadNumbers) as error:
@@ -72,6 +74,15 @@ def start(how: RunConfig) -> None:
     if how.compilation_cache:
         jax.config.update("jax_compilation_cache_dir", how.compilation_cache)
     distributed.connect(how.connect_seconds)
+
+
+def check_alone(mode: str) -> None:
+    """Refuses several processes for a mode that takes one."""
+    if distributed.several() and mode not in TOGETHER:
+        raise UserError(
+            f"--mode={mode} takes one process: start it once, on one machine (several "
+            f"can make {', '.join(sorted(TOGETHER))})"
+        )
 
 
 if __name__ == "__main__":

@@ -174,3 +174,7 @@ MODES: dict[str, Callable[[Command], dict[str, Any]]] = {
     "speed": run_speed,
     "recl": run_recl,
 }
+
+# Those that several processes make together, of which the first writes; the others
+# take one process.
+TOGETHER = {"train", "evaluate", "generate", "prepare", "table"}

@@ -6,7 +6,8 @@ bounds on their speed.
 Dims: B streams, L segment.
 """
 
-from collections import Counter
+import re
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -133,7 +134,8 @@ def describe(
     program = Program(done.text)
     found = [each._replace(times=each.times / calls) for each in program.collectives()]
     coords = [tuple(device.coords) for device in mesh.devices.flat]
-    traffic = program.hbm_bytes() / calls
+    by_path = program.hbm_bytes()
+    traffic = sum(by_path.values()) / calls
     bounds = roofline.bound(part, made * repeats, traffic, found, coords)
     tokens = B * L * repeats
     pair = {"full_overlap": bounds.full_overlap, "no_overlap": bounds.no_overlap}
@@ -151,10 +153,33 @@ def describe(
         "seconds": bounds._asdict(),
         "communication_share": bounds.interconnect / bounds.no_overlap,
         "hbm_traffic_bytes": int(traffic),
+        "hbm_traffic_by_scope": {
+            name: int(size / calls) for name, size in by_scope(by_path).items()
+        },
         "collectives": {
             kind: {"count": counts[kind], "bytes": sizes[kind]} for kind in sizes
         },
     }
+
+
+# The parts of the model, as its modules and named scopes call them.
+SCOPES = re.compile(
+    r"embedding\.embed|embedding\.nll|attention|feed_forward|memory|TransformerXL"
+)
+
+
+def by_scope(by_path: dict[str, float]) -> dict[str, float]:
+    """Returns bytes by the innermost part of the model, the most first.
+
+    "layers" are what goes from layer to layer, and what the forward pass keeps for the
+    backward pass; "update" is all that is outside of the model: the gradients' sums and
+    norm, the optimiser and the guard; "unnamed" the compiler says nothing of.
+    """
+    found: dict[str, float] = defaultdict(float)
+    for path, size in by_path.items():
+        *_, name = ["update" if path else "unnamed", *SCOPES.findall(path)]
+        found["layers" if name == "TransformerXL" else name] += size
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
 def run(config: Config) -> dict[str, Any]:

@@ -168,7 +168,8 @@ def page(rows: list[dict[str, Any]]) -> str:
         for row in found:
             own = cells(row)
             lines.append(f"| {' | '.join(own + [''] * (len(HEAD) - len(own)))} |")
-        lines += ["", *scaling(found), ""] if table == "published" else [""]
+        below = {"published": scaling, "weak": obstacles}.get(table)
+        lines += ["", *(below(found) if below else []), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -191,6 +192,60 @@ def scaling(rows: list[dict[str, Any]]) -> list[str]:
                 f"- `{name}`, against {own[0]['chips']} chips: {', '.join(parts)}."
             )
     return [*lines, "", WHY] if lines else []
+
+
+GOAL = 0.4
+# What traffic is for, by `pod.by_scope`.
+SCOPES = {
+    "update": "the update (gradients, moments, parameters)",
+    "layers": "what is kept for the backward pass or goes between layers",
+    "attention": "attention",
+    "feed_forward": "the feed-forward layers",
+    "embedding.embed": "the embedding",
+    "embedding.nll": "the softmax",
+    "memory": "the memory",
+    "unnamed": "what the compiler names nothing for",
+}
+
+
+def obstacles(rows: list[dict[str, Any]]) -> list[str]:
+    """Returns which rows reach GOAL without overlap, and what stands in others' way."""
+    rows = [row for row in rows if row.get("fits")]
+    if not rows:
+        return []
+    used = [row["utilisation"]["no_overlap"] for row in rows]
+    good = [
+        f"`{row['experiment']}` on {row['topology']} ({part:.0%})"
+        for row, part in zip(rows, used, strict=True)
+        if part >= GOAL
+    ]
+    reached = f": {', '.join(good)}" if good else ""
+    lines = [
+        f"With no overlap at all, {len(good)} of {len(rows)} reach {GOAL:.0%} of the "
+        f"peak{reached}. What stands in the way of the others, in parts of the sum of "
+        "the three times:",
+        "",
+    ]
+    for row, part in zip(rows, used, strict=True):
+        if part < GOAL:
+            lines.append(f"- `{row['experiment']}` on {row['topology']}: {parts(row)}.")
+    return lines
+
+
+def parts(row: dict[str, Any]) -> str:
+    """Returns what the time of a row without overlap is made of, in words."""
+    seconds, needed = row["seconds"], row["utilisation"]["no_overlap"]
+    share = {name: value / sum(seconds.values()) for name, value in seconds.items()}
+    again = max(share["compute"] - needed, 0)
+    traffic, count = row["hbm_traffic_bytes"], row["tokens"] / row["devices"]
+    most = list(row.get("hbm_traffic_by_scope", {}).items())[:3]
+    which = ", ".join(f"{SCOPES[name]} {size / traffic:.0%}" for name, size in most)
+    return (
+        f"{needed:.0%} products, {again:.0%} products made more than once, "
+        f"{share['interconnect']:.0%} the interconnect, {share['hbm']:.0%} memory "
+        f"traffic, which is {traffic / count / 1e6:.2f} MB a token"
+        + (f" ({which})" if which else "")
+    )
 
 
 WHY = """\

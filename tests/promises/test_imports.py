@@ -10,7 +10,7 @@ PACKAGE = Path(__file__).parents[2] / "txl_jax"
 ROWS = """
     errors fields seal hlo convert.crc32c convert.machine lamb guard
     distributed
-    preemption watchdog
+    preemption watchdog peers
     chips
     convert.table data.pieces data.progress data.text data.streams data.prefetch
     convert.pickle convert.keys

@@ -12,7 +12,8 @@ import jax
 import numpy as np
 import pytest
 
-from tests import tiny
+from tests import carry, tiny
+from tests.processes import Processes
 from txl_jax import checkpoint
 from txl_jax.checkpoint import CheckpointConfig, open_checkpoints
 from txl_jax.config import Config
@@ -139,3 +140,22 @@ def test_checkpoints_move_between_meshes(tmp_path: Path) -> None:
         losses += made
         step += updates
     assert losses == pytest.approx(on_one_device(), rel=tiny.FLOAT32)
+
+
+@pytest.mark.long
+def test_checkpoints_move_between_numbers_of_processes(tmp_path: Path) -> None:
+    """Two with two devices each, one with 1, 4 and 8, and two: every bit the same."""
+
+    def with_two(source: str, target: str) -> None:
+        flags = str(tmp_path / source), str(tmp_path / target), "2,1,2"
+        run = Processes(tmp_path, *flags, module="tests.carry")
+        assert run.wait() == [0, 0], [path.read_text() for path in run.stderr]
+
+    with_two("nothing", "two")
+    saved = carry.record(tmp_path / "two")
+    assert saved.position != Position() and len(saved.arrays) > 20
+    for name, sizes in (("1", (1, 1, 1)), ("4", (1, 4, 1)), ("8", (2, 2, 2))):
+        carry.carry(tmp_path / "two", tmp_path / name, sizes)
+        assert carry.record(tmp_path / name) == saved
+        with_two(name, f"{name}, two")
+        assert carry.record(tmp_path / f"{name}, two") == saved

@@ -158,3 +158,58 @@ def test_each_disk_is_prepared_and_a_shared_one_once(tmp_path: Path) -> None:
     assert run.wait() == [0, 0]
     assert "data: preparing" in run.stderr[0].read_text()
     assert run.stderr[1].read_text() == ""
+
+
+ALONE = (
+    ["--mode=score", "--workdir=RUN", "--path=TEXT", "--output=NEW"],
+    ["--mode=attention", "--workdir=RUN"],
+    ["--mode=import", "--format=pytorch", "--source=TEXT", "--workdir=NEW"],
+    ["--mode=export", "--workdir=RUN", "--format=nvidia", "--target=NEW"],
+    ["--mode=compile", "--topology=v5e:2x4", "--config=TINY"],
+    ["--mode=speed", "--config=TINY", "--workdir=NEW"],
+    ["--mode=recl", "--config.recl.workdirs=RUN,RUN", "--workdir=NEW"],
+)
+
+
+@pytest.mark.long
+def test_every_mode_works_with_two_processes_or_refuses_them(folder: Path) -> None:
+    """Only the first prints a result; what is refused leaves no file."""
+    trained, fresh = folder / "modes", folder / "new"
+    tiny, text = folder / "tiny.py", folder / "text.txt"
+    names = {"RUN": trained, "NEW": fresh, "TINY": tiny, "TEXT": text}
+
+    def start(*flags: str) -> tuple[list[int], list[str], Processes]:
+        for name, path in names.items():
+            flags = tuple(flag.replace(name, str(path)) for flag in flags)
+        run = Processes(folder, *flags)
+        statuses = run.wait()
+        return statuses, run.stdout, run
+
+    def files() -> dict[str, bytes]:
+        found = trained.rglob("*")
+        return {str(path): path.read_bytes() for path in found if path.is_file()}
+
+    few = ["--config.train.num_steps=4", "--config.train.eval_every=4"]
+    for flags in (
+        ["--mode=prepare", "--config=TINY"],
+        ["--config=TINY", "--workdir=RUN", *few],
+        ["--mode=evaluate", "--workdir=RUN"],
+        ["--mode=evaluate", "--workdir=RUN", "--sliding_window"],
+        ["--mode=evaluate", "--workdir=RUN", "--sweep=mem_len=8,16"],
+        ["--mode=evaluate", "--workdir=RUN", "--cold_start=16"],
+        ["--mode=generate", "--workdir=RUN"],
+        ["--mode=generate", "--workdir=RUN", "--samples=2"],
+    ):
+        statuses, (first, second), run = start(*flags)
+        assert statuses == [0, 0], (flags, run.said(0), run.said(1))
+        assert json.loads(first.splitlines()[-1])["mode"] and not second, flags
+        assert run.stderr[1].read_text() == "", flags
+    before = files()
+    for flags in ALONE:
+        mode = flags[0].removeprefix("--mode=")
+        statuses, out, run = start(*flags)
+        assert (statuses, out) == ([2, 2], ["", ""])
+        for index in range(2):
+            (line,) = run.stderr[index].read_text().splitlines()
+            assert line.startswith(f"txl_jax[{index}]: --mode={mode} takes one process")
+    assert files() == before and not fresh.exists()

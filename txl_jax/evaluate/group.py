@@ -15,7 +15,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from txl_jax import config as configs
-from txl_jax import distributed, metrics, restore
+from txl_jax import metrics, restore
 from txl_jax.config import Config
 from txl_jax.data import vocab as vocabulary
 from txl_jax.data.tokens import DataConfig, Tokens
@@ -52,8 +52,6 @@ def run(
 
     overrides: config fields for all of them, such as eval.mem_len.
     """
-    if distributed.several():
-        raise UserError("recl compares models in one process: start it without others")
     began = time.perf_counter()
     members = open_group(how, overrides, prepare)
     tokens = members[0].tokens.split(how.split)

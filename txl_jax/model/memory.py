@@ -63,7 +63,7 @@ class Memory:
         since the parameters may have changed, and apart from the segment, so that the
         backward pass has no product for what gets no gradient.
         """
-        past_BMHA = project(jax.lax.stop_gradient(h_BMD).astype(h_BLD.dtype))
+        past_BMHA = project(h_BMD.astype(h_BLD.dtype))
         k_BKHA, v_BKHA = (
             jnp.concatenate(pair, axis=1)
             for pair in zip(past_BMHA, project(h_BLD), strict=True)

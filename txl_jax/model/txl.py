@@ -119,7 +119,9 @@ class TransformerXL(nn.Module):
         R_RD, K = None, memory.mem_len + h_BLD.shape[1]
         if self.scheme.encoding:
             R_RD = self.drop_R(self.scheme.encoding(self.config, K).astype(dtype))
-        return self.layers(h_BLD, memory.h_NBMD, biases, R_RD, oldest)
+        # Cut off here, of all layers at once: each would keep what it cuts off itself.
+        h_NBMD = jax.lax.stop_gradient(memory.h_NBMD)
+        return self.layers(h_BLD, h_NBMD, biases, R_RD, oldest)
 
     def nll(
         self,
