@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from txl_jax import config, flags, main
+from txl_jax.ablation import TABLES
 from txl_jax.data.vocab import VOCABULARIES
 
 ROOT = Path(__file__).parents[1]
@@ -256,6 +257,18 @@ def test_every_field_and_mode_is_in_the_reference(made: Callable[[str], str]) ->
     reference, modes = made("fields.config"), made("fields.modes")
     assert all(f"| `{name}` |" in reference for name in FIELDS)
     assert all(f"`{name}`" in modes for name in main.MODES)
+
+
+def test_claims_are_of_rows_that_are_compared(made: Callable[[str], str]) -> None:
+    """Of Table 6, every comparison that the results page is to sum up."""
+    from generate import ablations
+
+    text = made("ablations.claims")
+    compared = "\n".join(row[0] for row in ablations.comparisons())
+    for name in [x for rows in ablations.CLAIMS.values() for x in rows]:
+        assert name in TABLES[6]
+        assert (f"`{name}` instead" in text) == (f"`{name}` instead" in compared)
+    assert ablations.LONGER in text
 
 
 def test_every_measured_line_is_on_the_page(made: Callable[[str], str]) -> None:
