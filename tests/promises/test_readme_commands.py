@@ -79,22 +79,35 @@ def programs() -> Iterator[tuple[str, list[str]]]:
         yield command, [sys.executable, *words[1:]]
 
 
+def run(words: list[str], folder: Path) -> str:
+    """Returns the last line on stdout of a program that ended well."""
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    more = {
+        "PYTHONPATH": os.pathsep.join(paths),
+        "JAX_PLATFORMS": "cpu",
+        "TFDS_DATA_DIR": str(folder / "data"),
+    }
+    done = subprocess.run(
+        words,
+        cwd=folder,
+        env=os.environ | more,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{shlex.join(words)}\n{done.stderr[-2000:]}"
+    return (done.stdout.splitlines() or [""])[-1]
+
+
 @pytest.mark.long
 def test_every_command_runs(tmp_path: Path) -> None:
     """Those of installing, testing and of Hugging Face's port's timing aside."""
     (tmp_path / "experiments").symlink_to(ROOT / "experiments")
     (tmp_path / "book.txt").write_bytes(Path(os.__file__).read_bytes())
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
-    environment["TFDS_DATA_DIR"] = str(tmp_path / "data")
-    run = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True}
     for command, words in programs():
-        done = subprocess.run(words, check=False, **run)  # type: ignore[call-overload]
-        assert done.returncode == 0, f"{command}\n{done.stderr[-2000:]}"
-        print(command, done.stdout.splitlines()[-1][:300], sep="\n", flush=True)
+        print(command, run(words, tmp_path)[:300], sep="\n", flush=True)
     for block in re.findall(r"```python\n(.*?)```", TEXT, re.S):
-        words = [sys.executable, "-c", block]
-        done = subprocess.run(words, check=False, **run)  # type: ignore[call-overload]
-        assert done.returncode == 0, done.stderr
+        run([sys.executable, "-c", block], tmp_path)
 
 
 def test_python_in_the_readme_is_python() -> None:
