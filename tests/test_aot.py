@@ -315,6 +315,10 @@ def test_a_slice_that_libtpu_does_not_know(path: Path) -> None:
     [
         (["--topology=v9:2x2"], "none of v3, v4, v5e"),
         (["--topology=v4:4"], "has 3 lengths"),
+        (["--topology=v4-8"], "of its slice, as v4:2x2x1"),
+        (["--topology=v4-32"], "of its slice, as v4:2x2x4"),
+        (["--topology=v5litepod-8"], "of its slice, as v5e:2x4"),
+        (["--topology=v6e-256"], "of its slice, as v6e:16x16"),
         (["--mesh=best"], "compile.mesh = 'best' is none of config, auto"),
         (["--streams_per_chip=-1"], "compile.streams_per_chip = -1 must be"),
         (["--largest_batch", "--streams_per_chip=2"], "set one of them alone"),

@@ -10,12 +10,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from txl_jax import config, flags, main
+from txl_jax.ablation import TABLES
 from txl_jax.data.vocab import VOCABULARIES
 
 ROOT = Path(__file__).parents[1]
@@ -216,8 +218,6 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
     monkeypatch.syspath_prepend(DOCS)
 
     def make(name: str) -> str:
-        from importlib import import_module
-
         name, *rest = name.split()
         module, _, function = name.rpartition(".")
         return getattr(import_module(f"generate.{module}"), function)(*rest)
@@ -256,6 +256,17 @@ def test_every_field_and_mode_is_in_the_reference(made: Callable[[str], str]) ->
     reference, modes = made("fields.config"), made("fields.modes")
     assert all(f"| `{name}` |" in reference for name in FIELDS)
     assert all(f"`{name}`" in modes for name in main.MODES)
+
+
+def test_claims_are_of_rows_that_are_compared(made: Callable[[str], str]) -> None:
+    """Of Table 6, every comparison that the results page is to sum up."""
+    text = made("ablations.claims")
+    ablations = import_module("generate.ablations")
+    compared = "\n".join(row[0] for row in ablations.comparisons())
+    for name in [x for rows in ablations.CLAIMS.values() for x in rows]:
+        assert name in TABLES[6]
+        assert (f"`{name}` instead" in text) == (f"`{name}` instead" in compared)
+    assert ablations.LONGER in text
 
 
 def test_every_measured_line_is_on_the_page(made: Callable[[str], str]) -> None:

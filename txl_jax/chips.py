@@ -104,9 +104,27 @@ class Slice:
         return self.chip.link * (2 if rings else 1)
 
 
+def _block(kind: str, number: str) -> str:
+    """Returns the usual topology of an accelerator type, as "v4:2x2x4" of v4-32.
+
+    The number counts cores where chips have two, otherwise chips.
+    """
+    kind = kind.replace("litepod", "e")
+    chip = CHIPS[kind]
+    doublings = (int(number) // chip.cores).bit_length() - 1
+    sizes = [2 ** ((doublings + axis) // chip.axes) for axis in range(chip.axes)]
+    sizes.sort(key=lambda size: (size == 1, size))  # 2x2x1, and otherwise 2x2x4
+    return f"{kind}:{'x'.join(map(str, sizes))}"
+
+
 def find(name: str) -> Slice:
     """Returns the slice that a topology's name means, as "v4:4x4x8" 128 chips of v4."""
     kind, _, sizes = name.partition(":")
+    if accelerator := re.fullmatch(r"(v3|v4|v5litepod|v5p|v6e)-(\d+)", name):
+        raise UserError(
+            f"compile.topology = {name!r} is Google's name for a machine: give the "
+            f"chips of its slice, as {_block(*accelerator.groups())}"
+        )
     require_one_of(kind, list(CHIPS), "the chip of compile.topology")
     chip = CHIPS[kind]
     good = "x".join("4" * chip.axes)

@@ -122,6 +122,7 @@ def run_attention(command: Command) -> dict[str, Any]:
         title = f"Attention of {command.workdir.name}, step {loaded.step}"
         decode, folder = loaded.vocab.decode, command.workdir
         found["files"] = page.write_files(maps, tokens, decode, folder, title)
+        say(f"open {found['files']['page']} in a browser")
     return found
 
 

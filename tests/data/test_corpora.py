@@ -100,6 +100,16 @@ def test_text_takes_named_splits(tmp_path: Path) -> None:
     assert find("text", f"{folder}/*").splits == splits
 
 
+def test_text_takes_the_names_of_wikitext(tmp_path: Path) -> None:
+    names = {f"wiki.{split}.tokens": split.encode() for split in corpora.SPLITS}
+    for name, text in names.items():
+        (tmp_path / name).write_bytes(text)
+    splits = find("text", str(tmp_path)).splits
+    assert {k: joined(v) for k, v in splits.items()} == {
+        split: split.encode() for split in corpora.SPLITS
+    }
+
+
 def test_text_joins_sorted_files_and_cuts_at_line_ends(tmp_path: Path) -> None:
     lines = [b"line %04d\n" % number for number in range(300)]
     write(tmp_path / "b", one_txt=b"".join(lines[200:]))

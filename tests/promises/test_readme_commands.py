@@ -1,7 +1,16 @@
-"""Every command in the README is one that the program takes."""
+"""Every command in the README is one that the program takes, and runs.
 
+A comment `# quick trial: add FLAGS` below a command makes it small. The long test adds
+these and runs all that starts this project's programs, in order, in one folder.
+"""
+
+import os
 import re
 import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -9,9 +18,20 @@ import pytest
 from txl_jax import config, flags, main
 
 ROOT = Path(__file__).parents[2]
-BLOCKS = re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.S)
-COMMANDS = [line for block in BLOCKS for line in block.splitlines()]
+TEXT = (ROOT / "README.md").read_text("utf-8")
+BLOCKS = re.findall(r"```sh\n(.*?)```", TEXT, re.S)
+LINES = [line for block in BLOCKS for line in block.splitlines()]
+COMMANDS = [line for line in LINES if not line.startswith("#")]
 INSTALL = "python3 -m venv .venv && .venv/bin/pip install -e "
+TRIAL = "# quick trial: add "
+OURS = re.compile(r"\.venv/bin/(?:txl|python -m txl_jax\.main) (.*)")
+
+
+def small() -> Iterator[tuple[str, str]]:
+    """Yields each command and the flags that make it small."""
+    for line, below in zip(LINES, [*LINES[1:], ""], strict=True):
+        if not line.startswith("#"):
+            yield line, below.removeprefix(TRIAL) if below.startswith(TRIAL) else ""
 
 
 def test_the_first_two_commands_start_on_a_bare_machine() -> None:
@@ -23,23 +43,78 @@ def test_the_first_two_commands_start_on_a_bare_machine() -> None:
     assert test == f"{INSTALL}'.[test]' && .venv/bin/pytest"
 
 
-@pytest.mark.parametrize(
-    "command", [line for line in COMMANDS if "-m txl_jax.main" in line]
-)
+def test_comments_are_trials_of_the_command_above() -> None:
+    comments = [line for line in LINES if line.startswith("#")]
+    assert comments and all(line.startswith(TRIAL) for line in comments)
+    assert len([more for _, more in small() if more]) == len(comments)
+
+
+@pytest.mark.parametrize("command, more", [x for x in small() if OURS.search(x[0])])
 def test_flags_are_taken(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: str, more: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where a command reads what the first one left, its config lies there."""
-    (tmp_path / "runs/quickstart").mkdir(parents=True)
+    """Where a command reads what another one left, a config lies there."""
     (tmp_path / "experiments").symlink_to(ROOT / "experiments")
     monkeypatch.chdir(tmp_path)
     quickstart = config.parse(config.load("experiments/quickstart.py"))
-    config.save_json(quickstart, Path("runs/quickstart/config.json"))
-    arguments = command.partition("-m txl_jax.main")[2]
-    flags.parse(shlex.split(arguments), list(main.MODES))
+    for name in ("quickstart", "imported"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        config.save_json(quickstart, Path("runs", name, "config.json"))
+    found = OURS.search(command)
+    assert found
+    for arguments in (found[1], f"{found[1]} {more}"):
+        flags.parse(shlex.split(arguments), list(main.MODES))
+
+
+def programs() -> Iterator[tuple[str, list[str]]]:
+    """Yields the commands that start this project's programs, made small, as words."""
+    for command, more in small():
+        words = shlex.split(f"{command.rpartition('&& ')[2]} {more}")
+        if words[0] == ".venv/bin/txl":
+            words[:1] = [".venv/bin/python", "-m", "txl_jax.main"]
+        if words[:2] != [".venv/bin/python", "-m"] or "benchmarks" in words[2]:
+            continue
+        if "--mode=compile" in words and find_spec("libtpu") is None:
+            continue
+        yield command, [sys.executable, *words[1:]]
+
+
+def run(words: list[str], folder: Path) -> str:
+    """Returns the last line on stdout of a program that ended well."""
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    more = {
+        "PYTHONPATH": os.pathsep.join(paths),
+        "JAX_PLATFORMS": "cpu",
+        "TFDS_DATA_DIR": str(folder / "data"),
+    }
+    done = subprocess.run(
+        words,
+        cwd=folder,
+        env=os.environ | more,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{shlex.join(words)}\n{done.stderr[-2000:]}"
+    return (done.stdout.splitlines() or [""])[-1]
+
+
+@pytest.mark.long
+def test_every_command_runs(tmp_path: Path) -> None:
+    """Those of installing, testing and of Hugging Face's port's timing aside."""
+    (tmp_path / "experiments").symlink_to(ROOT / "experiments")
+    (tmp_path / "book.txt").write_bytes(Path(os.__file__).read_bytes())
+    for command, words in programs():
+        print(command, run(words, tmp_path)[:300], sep="\n", flush=True)
+    for block in re.findall(r"```python\n(.*?)```", TEXT, re.S):
+        run([sys.executable, "-c", block], tmp_path)
 
 
 def test_python_in_the_readme_is_python() -> None:
-    text = (ROOT / "README.md").read_text("utf-8")
-    for block in re.findall(r"```python\n(.*?)```", text, re.S):
+    for block in re.findall(r"```python\n(.*?)```", TEXT, re.S):
         compile(block, "README.md", "exec")
+
+
+def test_links_lead_to_files() -> None:
+    for link in re.findall(r"\]\(([^)#\s]+)\)", TEXT):
+        assert re.match(r"https?:", link) or (ROOT / link).exists(), link

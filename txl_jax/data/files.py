@@ -195,10 +195,13 @@ def _split(path: str, files: Sequence[Path], pieces: Pieces) -> dict[str, Pieces
 def _split_by_name(
     path: str, files: Sequence[Path], pieces: Pieces
 ) -> dict[str, Pieces]:
-    """Takes train.*, valid.* and test.* as the splits, or returns {} without them."""
+    """Takes train.*, valid.* and test.* as the splits, or returns {} without them.
+
+    WikiText's own names are such too: wiki.train.tokens.
+    """
     top = min((file.parent for file in files), key=lambda folder: len(folder.parts))
     named = {
-        file.name.partition(".")[0]: piece
+        file.name.removeprefix("wiki.").partition(".")[0]: piece
         for file, piece in zip(files, pieces, strict=True)
         if file.parent == top
     }
