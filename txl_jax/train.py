@@ -204,4 +204,5 @@ def train(
                 pending = None
                 settle(validates)
         manager.finish(step)
-        return {"updates": step, "failed_saves": manager.failed}
+        copies = {"failed_copies": manager.bucket.failed} if manager.bucket else {}
+        return {"updates": step, "failed_saves": manager.failed, **copies}
