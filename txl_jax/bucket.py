@@ -1,8 +1,8 @@
 """A workdir on gs://: a folder of this machine, and its copy in the bucket.
 
-A run works in the folder, of a cache, and after each checkpoint brings the copy up to
-date. A bucket renames nothing, so a checkpoint is in it once `checkpoints.json` lists
-its files, with sizes and SHA-256: that index is written after them, as one object.
+A run works in the folder, below the cache's, and after each checkpoint brings the copy
+up to date. A bucket renames nothing, so a checkpoint is in it once `checkpoints.json`
+lists its files, with sizes and SHA-256: that index is written after them, as one object.
 
 Dims: none.
 """
