@@ -7,8 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from fsspec.implementations.memory import MemoryFileSystem
-from fsspec.registry import _registry
+from fsspec.implementations.memory import (  # type: ignore[import-untyped]
+    MemoryFileSystem,
+)
+from fsspec.registry import _registry  # type: ignore[import-untyped]
 
 
 def allow(call: str, path: str) -> None:

@@ -2,7 +2,7 @@
 
 A run works in the folder, below the cache's, and after each checkpoint brings the copy
 up to date. A bucket renames nothing, so a checkpoint is in it once `checkpoints.json`
-lists its files, with sizes and SHA-256: that index is written after them, as one object.
+lists its files, with sizes and SHA-256: it is written after them, as one object.
 
 Dims: none.
 """
