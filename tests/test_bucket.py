@@ -121,7 +121,7 @@ def test_another_machine_goes_on_and_evaluates(bucket: type[Bucket]) -> None:
     assert not list(folder.glob("checkpoints/2/params/*")), "nothing needs it"
 
 
-def attempts(bucket: type[Bucket], deadly: int) -> int:
+def attempts(bucket: type[Bucket], deadly: int, stays: bool = False) -> int:
     """Runs until it is done, killed once at a call; returns the step resumed at."""
     calls = itertools.count()
 
@@ -135,9 +135,10 @@ def attempts(bucket: type[Bucket], deadly: int) -> int:
         run(folder=folder)
     newest = max(kept(bucket), default=0)
     bucket.before = staticmethod(lambda *_: None)
-    forget(folder)
+    if not stays:
+        forget(folder)
     resumed, folder, failed = run()
-    assert not failed and resumed == newest
+    assert not failed and (resumed >= newest if stays else resumed == newest)
     lines = bucket.store[f"/{URL[5:]}/metrics.jsonl"].getvalue()
     assert lines.count(b"\n") == 5
     assert sorted(kept(bucket)) == [2, 4, 5]
@@ -147,9 +148,14 @@ def attempts(bucket: type[Bucket], deadly: int) -> int:
     return resumed
 
 
-@pytest.mark.parametrize("deadly", [1, 25, 60])
-def test_killed_while_copying_it_goes_on(bucket: type[Bucket], deadly: int) -> None:
-    attempts(bucket, deadly)
+@pytest.mark.parametrize(
+    ("deadly", "stays"), [(1, False), (25, False), (60, False), (60, True)]
+)
+def test_killed_while_copying_it_goes_on(
+    bucket: type[Bucket], deadly: int, stays: bool
+) -> None:
+    """Elsewhere from what the bucket has; where it was from what the disk has too."""
+    attempts(bucket, deadly, stays)
 
 
 @pytest.mark.long
@@ -278,6 +284,9 @@ def test_another_run_between_fetching_and_locking(
     run(2)
     with pytest.raises(UserError, match="has just changed"):
         run(folder=folder)
+    bucket.store.clear()
+    with pytest.raises(UserError, match="is empty, but /.* holds a run"):
+        find(URL)
 
 
 @pytest.mark.parametrize(

@@ -97,8 +97,10 @@ class Bucket:
             text = self._read(INDEX) if ours else self._local_index()
             self.index = self._parse(text)
             if ours and not text:
-                self._refuse_foreign()
+                self._check_empty()
             if ours and text != self._local_index():
+                if self._local_index():
+                    say(f"{self.url} was changed elsewhere: {self.folder} is made anew")
                 self._fetch(text)
         self._known = self._files()
 
@@ -120,7 +122,8 @@ class Bucket:
                 self._fetch_files(step, "record/", "_")
         _write(self.folder / INDEX, text)  # last: a kill before it begins again
 
-    def _refuse_foreign(self) -> None:
+    def _check_empty(self) -> None:
+        """Refuses to begin a run where there was one."""
         self.fs.invalidate_cache()
         names = (CHECKPOINTS, "config.json")
         if any(self.fs.find(f"{self.url}/{name}") for name in names):
@@ -128,6 +131,12 @@ class Bucket:
                 f"{self.url} holds files, but no {INDEX} that lists them: it was not "
                 "written by a run with this --workdir; copy it to a folder, or give "
                 "another"
+            )
+        if self._local_index():
+            raise UserError(
+                f"{self.url} is empty, but {self.folder} holds a run that was copied "
+                "there: bring the bucket's files back, or move that folder away to "
+                "start anew"
             )
 
     def fetch_checkpoint(self, step: int, items: Iterable[str]) -> None:
