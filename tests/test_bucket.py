@@ -18,6 +18,7 @@ from tests.test_checkpoint import assert_same, like, make_state
 from txl_jax import bucket as buckets
 from txl_jax import checkpoint, lease
 from txl_jax.checkpoint import CheckpointConfig, Checkpoints, open_checkpoints
+from txl_jax.copies import Copies
 from txl_jax.data.streams import Position
 from txl_jax.errors import UserError
 from txl_jax.lock import locked
@@ -68,8 +69,8 @@ def run(last: int = 5, folder: Path | None = None) -> tuple[int, Path, list[int]
             save(manager, step, NLL[step])
             manager.poll(wait=True)
         manager.finish(last)
-        assert manager.bucket
-        return begin, folder, manager.bucket.failed
+        assert manager.copies
+        return begin, folder, manager.copies.failed
 
 
 def forget(folder: Path) -> None:
@@ -271,9 +272,10 @@ def test_one_run_at_a_time(
             assert "taken over" in capsys.readouterr().err
             there = buckets.of(other)
             assert there
-            there.begin([1])
+            copies = Copies(there)
+            copies.begin([1])
             with pytest.raises(UserError, match="was taken over by another run"):
-                there.poll(wait=True)
+                copies.poll(wait=True)
 
 
 def test_another_run_between_fetching_and_locking(

@@ -12,8 +12,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Collection, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -62,12 +61,8 @@ class Bucket:
     def __init__(self, url: str):
         self.url, self.folder = url, local_folder(url)
         self.index: dict[int, Entry] = {}  # the checkpoints that are in the bucket
-        self.failed: list[int] = []  # the newest steps of copies that failed
-        self.reason = ""  # why the last of them did
         self._known: dict[str, tuple[int, int]] = {}  # files that are alike in both
         self._lease: lease.Lease | None = None
-        self._copying: tuple[int, Future[None]] | None = None
-        self._thread = ThreadPoolExecutor(1, "bucket")
         with self._telling("reach"):
             # Here, for only buckets need it.
             import fsspec  # type: ignore[import-untyped]
@@ -141,7 +136,7 @@ class Bucket:
 
     def fetch_checkpoint(self, step: int, items: Iterable[str]) -> None:
         """Makes items of a checkpoint be in the folder, verified; raises Damaged."""
-        if step in self.index and self._is_same(step):
+        if step in self.index and self.has(step):
             parts = [f"{item}/" for item in items]
             with self._telling("read"):
                 self._fetch_files(step, "_", *parts)
@@ -174,46 +169,6 @@ class Bucket:
         for step in steps:
             self.index.pop(step, None)
 
-    def begin(self, steps: Iterable[int]) -> None:
-        """Starts to copy what is new; `steps` are the checkpoints in the folder."""
-        self.poll(wait=True)
-        if wanted := sorted(steps):
-            self._copying = wanted[-1], self._thread.submit(self.store, wanted)
-
-    def poll(self, wait: bool = False) -> None:
-        """Says so if a copy failed; raises UserError if another run has the bucket."""
-        if self._copying is None or not (wait or self._copying[1].done()):
-            return
-        (step, copying), self._copying = self._copying, None
-        try:
-            copying.result()
-        except lease.Lost:
-            raise
-        except Exception as error:  # each version of the library raises its own kinds
-            self.failed.append(step)
-            self.reason = one_line(error)
-            say(
-                f"CHECKPOINT {step} COULD NOT BE COPIED TO {self.url} ({self.reason}): "
-                f"training goes on, the newest there is {max(self.index, default=None)}"
-                "; the next copy brings it too"
-            )
-
-    def finish(self, step: int, steps: Collection[int]) -> None:
-        """Waits for the copy; raises UserError if `step` cannot be in the bucket."""
-        self.poll(wait=True)
-        if step not in steps:
-            return
-        if not self._is_same(step):
-            self.begin(steps)
-            self.poll(wait=True)
-        if not self._is_same(step):
-            raise UserError(
-                f"the last checkpoint, of update {step}, could not be copied to "
-                f"{self.url} ({self.reason}): mend that, and give the same command "
-                f"again; on this machine it goes on from {self.folder}, on another "
-                f"from update {max(self.index, default=0)}"
-            )
-
     def store(self, steps: list[int]) -> None:
         """Copies what is new, then the index; then deletes what it no longer lists."""
         if self._lease:
@@ -232,7 +187,7 @@ class Bucket:
                 self.fs.rm_file(remote)
 
     def _put_checkpoint(self, step: int) -> Entry:
-        if self._is_same(step):
+        if self.has(step):
             return self.index[step]
         there = [entry["folder"] for entry in self.index.values()]
         name = str(step)
@@ -314,7 +269,7 @@ class Bucket:
     def _local(self, step: int) -> Path:
         return self.folder / CHECKPOINTS / str(step)
 
-    def _is_same(self, step: int) -> bool:
+    def has(self, step: int) -> bool:
         """Returns whether the folder's checkpoint is the one in the bucket."""
         files = self.index.get(step, {"files": {}})["files"]
         return RECORD in files and files[RECORD] == _describe(

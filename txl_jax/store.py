@@ -20,6 +20,7 @@ from jax.experimental import multihost_utils
 
 from txl_jax import bucket
 from txl_jax import record as records
+from txl_jax.copies import Copies
 from txl_jax.errors import UserError, require
 from txl_jax.record import Damaged, Record
 from txl_jax.report.writer import say
@@ -53,7 +54,8 @@ class Checkpoints(ocp.CheckpointManager):
         self.saving: int | None = None  # the step that is being written
         self.failed: list[int] = []  # the steps that could not be
         self.reason = ""  # why the last of them could not
-        self.bucket = bucket.of(folder.parent)
+        there = bucket.of(folder.parent)
+        self.copies = Copies(there) if there else None
         options = ocp.CheckpointManagerOptions(
             preservation_policy=self,
             cleanup_tmp_directories=not read_only,
@@ -116,10 +118,10 @@ class Checkpoints(ocp.CheckpointManager):
                 self.wait_until_finished()
             self.saving = None
             self._empty_trash()
-            if self.bucket:
-                self.bucket.begin(self.all_steps())
-        if self.bucket:
-            self.bucket.poll(wait)
+            if self.copies:
+                self.copies.begin(self.all_steps())
+        if self.copies:
+            self.copies.poll(wait)
 
     @contextlib.contextmanager
     def attempt(self, step: int) -> Iterator[None]:
@@ -166,8 +168,8 @@ class Checkpoints(ocp.CheckpointManager):
         Raises Damaged, or UserError where they are of another model or forbidden.
         """
         records.refuse_misfits(record, like)
-        if self.bucket:
-            self.bucket.fetch_checkpoint(record.step, like)
+        if self.copies:
+            self.copies.bucket.fetch_checkpoint(record.step, like)
         saved = {}
         for item, tree in like.items():  # apart, so that an error tells which it was
             args = ocp.args.Composite(**{item: ocp.args.StandardRestore(tree)})
@@ -189,8 +191,8 @@ class Checkpoints(ocp.CheckpointManager):
         """Renames damaged checkpoints: orbax then neither counts nor deletes them."""
         if not steps:
             return
-        if self.bucket:
-            self.bucket.forget(steps)
+        if self.copies:
+            self.copies.bucket.forget(steps)
         for step in steps if jax.process_index() == 0 else ():
             folder, number = self.folder(step), 1
             while (aside := folder.with_name(f"{step}.damaged-{number}")).exists():
@@ -224,8 +226,8 @@ class Checkpoints(ocp.CheckpointManager):
                 f"{self.directory} ({self.reason}): mend that, and give the same "
                 f"command again; it goes on from update {self.latest_step() or 0}"
             )
-        if self.bucket:
-            self.bucket.finish(step, self.all_steps())
+        if self.copies:
+            self.copies.finish(step, self.all_steps())
 
     def close(self) -> None:
         """Waits for the last save, says so if it failed, and ends the threads."""

@@ -204,5 +204,5 @@ def train(
                 pending = None
                 settle(validates)
         manager.finish(step)
-        copies = {"failed_copies": manager.bucket.failed} if manager.bucket else {}
+        copies = {"failed_copies": manager.copies.failed} if manager.copies else {}
         return {"updates": step, "failed_saves": manager.failed, **copies}

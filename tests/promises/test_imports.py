@@ -35,7 +35,8 @@ ROWS = """
     model.block data.tokens record
     model.txl
     state bucket generate convert.huggingface convert.nvidia
-    store lock
+    copies lock
+    store
     step checkpoint evaluate.ngram convert.tensorflow
     convert.formats
     evaluate.accounting evaluate.sliding evaluate.sweep
