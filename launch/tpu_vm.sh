@@ -8,7 +8,7 @@ set -euo pipefail
 usage() {
   cat <<'EOF'
 usage: launch/tpu_vm.sh --name=NAME --zone=ZONE --accelerator_type=TYPE \
-           --nfs=ADDRESS:/SHARE [flags] -- \
+           [--nfs=ADDRESS:/SHARE] [flags] -- \
            --config=experiments/wt103.py --workdir=/mnt/txl/wt103 [training flags]
        launch/tpu_vm.sh --name=NAME --zone=ZONE --delete
 
@@ -16,7 +16,8 @@ usage: launch/tpu_vm.sh --name=NAME --zone=ZONE --accelerator_type=TYPE \
   --zone=ZONE              such as us-west4-a
   --accelerator_type=TYPE  such as v5litepod-8, v5litepod-16, v4-32, v5p-8, v6e-8
   --nfs=ADDRESS:/SHARE     of Filestore or any other NFS server in the slice's network;
-                           every machine mounts it at /mnt/txl, where the workdir is
+                           every machine mounts it at /mnt/txl, where the workdir is;
+                           not needed with a workdir on gs://, for one machine only
   --runtime_version=NAME   the machine's image (default: the one for its type)
   --project=PROJECT        (default: gcloud's)
   --spot                   cheap machines that may be taken away at any time
@@ -114,7 +115,9 @@ check_training() {
   config=$(training_flag config)
   [[ -n $workdir ]] || mistake "after -- there is no --workdir=/mnt/txl/FOLDER"
   if [[ $workdir == *://* ]]; then
-    mistake "--workdir=$workdir is no folder: use one below /mnt/txl, and --nfs"
+    # Up to 8 chips, or cores, are one machine.
+    ((${accelerator_type##*-} <= 8)) ||
+      mistake "--workdir=$workdir is for one machine: use one below /mnt/txl, and --nfs"
   elif [[ $workdir == /mnt/txl/?* ]]; then
     [[ -n $nfs ]] || mistake "--workdir=$workdir is on no share: give --nfs=ADDRESS:/SHARE"
   else

@@ -598,8 +598,8 @@ MISTAKES: dict[str, tuple[tuple[str, ...], str]] = {
         "model.n_layer was 2, is now 3",
     ),
     "workdir is a file": ((*NEW[:1], "--workdir={home}/tiny.py"), "cannot write"),
-    "workdir in a bucket": ((*NEW[:1], "--workdir=gs://b/run"), "is no folder"),
-    "bucket to read": (("--mode=evaluate", "--workdir=gs://b/run"), "is no folder"),
+    "workdir elsewhere": ((*NEW[:1], "--workdir=s3://b/run"), "nor gs://BUCKET"),
+    "bucket to import to": (("--mode=import", "--workdir=gs://b/run"), "in a folder"),
     "init_from": (
         (*NEW, "--config.train.init_from={home}/nowhere"),
         "train.init_from = '{home}/nowhere': it holds no run",

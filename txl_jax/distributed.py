@@ -103,17 +103,22 @@ def find_processes(environment: Mapping[str, str], on_tpu: bool) -> dict[str, ob
     return {}
 
 
+def find_others() -> dict[str, object]:
+    """Returns what `find_processes` does, of this process."""
+    # jax's import sets this on a machine with TPUs.
+    on_tpu = (
+        "TPU_ML_PLATFORM" in os.environ and os.environ.get("JAX_PLATFORMS") != "cpu"
+    )
+    return find_processes(os.environ, on_tpu)
+
+
 def connect(wait_seconds: int) -> None:
     """Meets the other processes, if there are any, before jax is first used.
 
     A process that has not met all of them after wait_seconds says so and ends with
     status AGAIN. Raises UserError for an environment that says only a part.
     """
-    # jax's import sets this on a machine with TPUs.
-    on_tpu = (
-        "TPU_ML_PLATFORM" in os.environ and os.environ.get("JAX_PLATFORMS") != "cpu"
-    )
-    found = find_processes(os.environ, on_tpu)
+    found = find_others()
     if not found:
         return
     where = found.get("coordinator_address", "their coordinator")

@@ -101,6 +101,11 @@ def _parse_maker(given: argparse.Namespace, overrides: dict[str, str]) -> Comman
             f"{mode} makes a workdir's config itself: {needed}instead of --config its "
             "fields, such as --config.data.corpus"
         )
+    if "://" in given.workdir:
+        raise UserError(
+            f"--workdir={given.workdir!r}: {mode} makes workdirs in a folder of this "
+            "machine; give one"
+        )
     folder = workdir.find(given.workdir)
     config = configs.default()
     own = {name: x for name, x in overrides.items() if name.startswith(MAKERS[mode])}

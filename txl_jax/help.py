@@ -31,7 +31,7 @@ modes:
 flags:
   --config=FILE|NAME  an experiment's file, or the name of a packaged experiment;
                       without it, the config that the workdir's run was started with
-  --workdir=DIR       where the run lives (default: runs/NAME)
+  --workdir=DIR       where the run lives, also gs:// (default: runs/NAME)
   --mode=MODE         one of the above (default: train)
   --config.S.F=VALUE  field F of the config's section S, which is one of
 {sections}

@@ -18,22 +18,39 @@ from pathlib import Path
 
 import jax
 
+from txl_jax import bucket
 from txl_jax.errors import UserError
 from txl_jax.report.writer import say
 
 LOCK = "run.lock"
 
 
+class InUse(UserError):
+    """Another run of this machine has the folder."""
+
+
 @contextlib.contextmanager
 def locked(workdir: Path) -> Iterator[None]:
     """Makes `workdir` and holds its lock; raises UserError if another run has it.
 
-    One process of a run locks for all of them. Where the file system has no locks
-    (some of networks and of buckets), this says so and holds nothing.
+    One process of a run locks for all of them. Of a workdir in a bucket both the folder
+    here and the bucket are locked.
     """
     if jax.process_index():
         yield
         return
+    there = bucket.of(workdir)
+    with held(workdir), there.locked() if there else contextlib.nullcontext():
+        yield
+
+
+@contextlib.contextmanager
+def held(workdir: Path) -> Iterator[None]:
+    """Makes the folder and holds its lock; raises InUse if another process has it.
+
+    Where the file system has no locks (some of networks), this says so and holds
+    nothing.
+    """
     path = workdir / LOCK
     try:
         workdir.mkdir(parents=True, exist_ok=True)
@@ -65,7 +82,7 @@ def _take(path: Path) -> int | None:
             holder = os.pread(file, 4096, 0)
             os.close(file)
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-                raise UserError(_refusal(path, holder)) from error
+                raise InUse(_refusal(path, holder)) from error
             say(
                 f"{path.parent} cannot be locked ({error.strerror}): see to it that no "
                 "second run uses it"

@@ -15,7 +15,7 @@ from contextlib import ExitStack
 import jax
 from absl import logging as absl_logging
 
-from txl_jax import distributed, flags, help, peers
+from txl_jax import bucket, distributed, flags, help, peers
 from txl_jax.distributed import RunConfig
 from txl_jax.errors import BadNumbers, Interrupted, UserError
 from txl_jax.modes import MODES, TOGETHER
@@ -48,6 +48,8 @@ def main(argv: list[str] | None = None) -> int:
                 stack.enter_context(peers.watching())
                 check_alone(command.mode)
             result = MODES[command.mode](command)
+            if there := bucket.of(command.workdir):
+                there.store_files()
             distributed.wait_for_all()
     except (UserError, Interrupted, BadNumbers) as error:
         return distributed.say_why(error)

@@ -24,6 +24,7 @@ from txl_jax.workdir import (
     CONFIG,
     METRICS,
     VOCAB,
+    find,
     fit_mesh,
     fit_vocab,
     refuse_conflicts,
@@ -50,7 +51,7 @@ def load(workdir: str | Path, given: Config | None = None) -> Loaded:
     eval.checkpoint says which checkpoint; the model must be the same. Raises UserError
     when the workdir holds no run or no such checkpoint.
     """
-    workdir = Path(workdir)
+    workdir = find(os.fspath(workdir))
     saved = config.parse(config.load_json(workdir / CONFIG))
     given = given or saved
     refuse_conflicts(workdir, saved, dataclasses.replace(saved, model=given.model))
@@ -92,11 +93,11 @@ def load_initial(given: Config, workdir: Path, vocab: Vocab) -> Any:
     """
     if has_checkpoint(workdir, given) or not given.train.init_from:
         return None
-    source = Path(given.train.init_from)
+    source = given.train.init_from
     try:
-        return _load_fitting(source, given, vocab)
+        return _load_fitting(find(source), given, vocab)
     except UserError as error:
-        raise UserError(f"train.init_from = {str(source)!r}: {error}") from error
+        raise UserError(f"train.init_from = {source!r}: {error}") from error
 
 
 def has_checkpoint(workdir: Path, given: Config) -> bool:

@@ -18,7 +18,9 @@ import jax
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
+from txl_jax import bucket
 from txl_jax import record as records
+from txl_jax.copies import Copies
 from txl_jax.errors import UserError, require
 from txl_jax.record import Damaged, Record
 from txl_jax.report.writer import say
@@ -52,6 +54,8 @@ class Checkpoints(ocp.CheckpointManager):
         self.saving: int | None = None  # the step that is being written
         self.failed: list[int] = []  # the steps that could not be
         self.reason = ""  # why the last of them could not
+        there = bucket.of(folder.parent)
+        self.copies = Copies(there) if there else None
         options = ocp.CheckpointManagerOptions(
             preservation_policy=self,
             cleanup_tmp_directories=not read_only,
@@ -109,12 +113,15 @@ class Checkpoints(ocp.CheckpointManager):
 
         orbax tells of it at the next save only, and counts the step as saved till then.
         """
-        if self.saving is None or not wait and self.is_saving_in_progress():
-            return
-        with self.attempt(self.saving):
-            self.wait_until_finished()
-        self.saving = None
-        self._empty_trash()
+        if self.saving is not None and (wait or not self.is_saving_in_progress()):
+            with self.attempt(self.saving):
+                self.wait_until_finished()
+            self.saving = None
+            self._empty_trash()
+            if self.copies:
+                self.copies.begin(self.all_steps())
+        if self.copies:
+            self.copies.poll(wait)
 
     @contextlib.contextmanager
     def attempt(self, step: int) -> Iterator[None]:
@@ -161,6 +168,8 @@ class Checkpoints(ocp.CheckpointManager):
         Raises Damaged, or UserError where they are of another model or forbidden.
         """
         records.refuse_misfits(record, like)
+        if self.copies:
+            self.copies.bucket.fetch_checkpoint(record.step, like)
         saved = {}
         for item, tree in like.items():  # apart, so that an error tells which it was
             args = ocp.args.Composite(**{item: ocp.args.StandardRestore(tree)})
@@ -182,6 +191,8 @@ class Checkpoints(ocp.CheckpointManager):
         """Renames damaged checkpoints: orbax then neither counts nor deletes them."""
         if not steps:
             return
+        if self.copies:
+            self.copies.bucket.forget(steps)
         for step in steps if jax.process_index() == 0 else ():
             folder, number = self.folder(step), 1
             while (aside := folder.with_name(f"{step}.damaged-{number}")).exists():
@@ -204,7 +215,10 @@ class Checkpoints(ocp.CheckpointManager):
             shutil.rmtree(self.directory / TRASH, ignore_errors=True)
 
     def finish(self, step: int) -> None:
-        """Waits for the last save; raises UserError if `step` is not saved."""
+        """Waits for the last save; raises UserError if `step` is not saved.
+
+        Of a workdir in a bucket it is saved once it is there too.
+        """
         self.settle()
         if step in self.failed and self.latest_step() != step:
             raise UserError(
@@ -212,6 +226,8 @@ class Checkpoints(ocp.CheckpointManager):
                 f"{self.directory} ({self.reason}): mend that, and give the same "
                 f"command again; it goes on from update {self.latest_step() or 0}"
             )
+        if self.copies:
+            self.copies.finish(step, self.all_steps())
 
     def close(self) -> None:
         """Waits for the last save, says so if it failed, and ends the threads."""

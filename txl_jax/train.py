@@ -204,4 +204,5 @@ def train(
                 pending = None
                 settle(validates)
         manager.finish(step)
-        return {"updates": step, "failed_saves": manager.failed}
+        copies = {"failed_copies": manager.copies.failed} if manager.copies else {}
+        return {"updates": step, "failed_saves": manager.failed, **copies}

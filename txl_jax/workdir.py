@@ -10,12 +10,13 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
+from txl_jax import bucket, distributed, metrics, sharding, state
 from txl_jax import config as configs
-from txl_jax import distributed, metrics, sharding, state
 from txl_jax.config import Config
 from txl_jax.data import vocab as vocabulary
 from txl_jax.data.tokens import Tokens
 from txl_jax.errors import UserError
+from txl_jax.lock import InUse, held
 from txl_jax.model.config import ModelConfig
 from txl_jax.report import provenance
 from txl_jax.report.writer import say
@@ -29,13 +30,12 @@ IMPORTED = "imported"  # in run.json: where a model that was trained elsewhere i
 
 
 def find(given: str) -> Path:
-    """Returns the folder of a --workdir; refuses one that is in a bucket."""
+    """Returns the folder of a --workdir: of one on gs://, where it is worked on here.
+
+    What the bucket holds is fetched, but for checkpoints: whoever reads one does that.
+    """
     if "://" in given:
-        raise UserError(
-            f"--workdir={given!r} is no folder: a run needs one of this machine or of "
-            "a network file system (data.data_dir alone may be a bucket); copy it to "
-            "the bucket with gcloud storage rsync or the like"
-        )
+        return _open_bucket(bucket.address(given))
     folder = Path(given)
     try:
         folder.exists()
@@ -44,6 +44,21 @@ def find(given: str) -> Path:
             f"--workdir={given!r} cannot be used ({error.strerror}): give another"
         ) from error
     return folder
+
+
+def _open_bucket(url: str) -> Path:
+    if distributed.several() or distributed.find_others():
+        raise UserError(
+            f"--workdir={url} is for one process: of several each writes its part of a "
+            "checkpoint, so give a folder of a file system that all of them see"
+        )
+    opened = bucket.Bucket(url)
+    try:
+        with held(opened.folder):
+            opened.open(ours=True)
+    except InUse:  # which keeps the folder as new as the bucket, or newer
+        opened.open(ours=False)
+    return opened.folder
 
 
 def fit_vocab(config: Config, vocab_size: int) -> Config:

@@ -14,17 +14,16 @@ from typing import Any
 import numpy as np
 import pytest
 from filelock import FileLock
-from fsspec.implementations.memory import (  # type: ignore[import-untyped]
-    MemoryFileSystem,
-)
-from fsspec.registry import _registry  # type: ignore[import-untyped]
 
+from tests.buckets import Bucket, bucket
 from tests.data import miniatures
 from txl_jax.data import corpora
 from txl_jax.data import vocab as vocabulary
 from txl_jax.data.tokens import DataConfig, Tokens, prepare, statistics
 from txl_jax.data.word import Lines, WordVocab
 from txl_jax.errors import UserError
+
+assert bucket  # the fixture
 
 ROOT = Path(__file__).parents[2]
 LINES = b"".join(b"%d bottles of beer on the wall\n" % n for n in range(80_000))
@@ -571,31 +570,6 @@ def test_long_work_says_how_far_it_is(
     said: list[str] = []
     prepare(DataConfig("text", str(text), str(tmp_path), "word"), said.append)
     assert any("counting train: " in line for line in said)
-
-
-class Bucket(MemoryFileSystem):
-    """A stand-in for Google's: etils reaches it by the same address."""
-
-    protocol = "gcs"
-    cachable = False
-    store: dict[str, Any] = {}
-    pseudo_dirs = [""]
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        kwargs.pop("finalize_on_close", None)
-        super().__init__(*args, **kwargs)
-
-    @classmethod
-    def _strip_protocol(cls, path: str) -> str:
-        return MemoryFileSystem._strip_protocol(str(path).removeprefix("gs://"))
-
-
-@pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> type[Bucket]:
-    monkeypatch.setitem(_registry, "gcs", Bucket)
-    monkeypatch.setattr(Bucket, "store", {})
-    monkeypatch.setattr(Bucket, "pseudo_dirs", [""])
-    return Bucket
 
 
 def test_bucket_is_copied_once_per_host(

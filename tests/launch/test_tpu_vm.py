@@ -216,6 +216,15 @@ def test_without_a_share_nothing_is_mounted(
     assert not world.calls(tmp_path, "apt-get")
 
 
+def test_one_machine_needs_no_share_for_a_bucket(tmp_path: Path) -> None:
+    bucket = ["--config=wt103", "--workdir=gs://b/wt103"]
+    flags = *FLAGS[:2], "--accelerator_type=v5litepod-8", "--spot", "--dry_run"
+    result = world.run(world.make(tmp_path), "tpu_vm.sh", *flags, "--", *bucket)
+    assert result.returncode == 0, result.stderr
+    assert "--workdir=gs://b/wt103" in result.stdout
+    assert "mount" not in result.stdout
+
+
 @pytest.mark.parametrize("failures, status", [(1, 0), (3, 1)])
 def test_creation_fails(
     cloud: dict[str, str], tmp_path: Path, failures: int, status: int
@@ -346,8 +355,8 @@ MISTAKES = {
     "--nfs=/share is none": [*FLAGS, "--nfs=/share", "--", *TRAIN],
     "--nfs=a:/b;c is none": [*FLAGS, "--nfs=a:/b;c", "--", *TRAIN],
     "is on no share: give --nfs": [NAME, ZONE, TYPE, "--keep", "--", *TRAIN],
-    "--workdir=gs://b/w is no folder": [*FLAGS, "--", "--workdir=gs://b/w"],
-    "=gs://b/x is no folder": [*FLAGS, "--keep", "--", "--workdir", "gs://b/x"],
+    "=gs://b/w is for one machine": [*FLAGS, "--", "--workdir=gs://b/w"],
+    "=gs://b/x is for one": [*FLAGS, "--keep", "--", "--workdir", "gs://b/x"],
     "is lost with a spot": [*FLAGS, "--spot", "--keep", "--", "--workdir=runs/x"],
     "is deleted with the machine": [*FLAGS, "--", "--workdir", "runs/x"],
     "=/mnt/txl/ is deleted": [*FLAGS, "--", "--workdir=/mnt/txl/"],

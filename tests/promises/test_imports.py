@@ -31,9 +31,12 @@ ROWS = """
     convert.pytorch digest model.adaptive data.builder data.recipe optim metrics
     model.attention data.encode report.writer report.plots report.recl ablation
     report.provenance report.trace report.wait report.tensorboard report.dots outcome
+    lease
     model.block data.tokens record
     model.txl
-    state store generate convert.huggingface convert.nvidia
+    state bucket generate convert.huggingface convert.nvidia
+    copies lock
+    store
     step checkpoint evaluate.ngram convert.tensorflow
     convert.formats
     evaluate.accounting evaluate.sliding evaluate.sweep
@@ -42,7 +45,7 @@ ROWS = """
     evaluate.context
     report.attention config
     report.page
-    lock workdir train
+    workdir train
     flags aot
     restore pod
     evaluate.group

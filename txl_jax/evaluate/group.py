@@ -26,7 +26,7 @@ from txl_jax.evaluate.recl import ReclConfig, gains, recl
 from txl_jax.model.config import ABSOLUTE
 from txl_jax.report.recl import plot_recl
 from txl_jax.report.writer import Progress, say, to_json
-from txl_jax.workdir import CONFIG, VOCAB
+from txl_jax.workdir import CONFIG, VOCAB, find
 
 LOSSES = "losses"
 PICTURE = "recl.png"
@@ -95,7 +95,7 @@ def open_group(
         )
     members: list[Member] = []
     for name in short_names(how.workdirs):
-        folder = Path(how.workdirs[len(members)])
+        folder = find(how.workdirs[len(members)])
         fields = configs.load_json(folder / CONFIG)
         for field, text in overrides.items():
             configs.override(fields, field, text)
