@@ -77,8 +77,8 @@ class Processes:
         self.stderr = [folder / f"stderr.{index}" for index in range(started)]
         self.stdout = [""] * started  # once all have ended
         self.all = []
-        for index, path in enumerate(self.stderr):
-            with path.open("w") as stderr:
+        for index, errors in enumerate(self.stderr):
+            with errors.open("w") as stderr:
                 self.all.append(
                     subprocess.Popen(
                         [sys.executable, "-m", module, *arguments],

@@ -144,9 +144,12 @@ def test_the_kernel_for_tpus_is_compiled_where_it_is_asked_for(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts: list[str] = []
-    monkeypatch.setattr(
-        pod, "Program", lambda text: texts.append(text) or Program(text)
-    )
+
+    def read(text: str) -> Program:
+        texts.append(text)
+        return Program(text)
+
+    monkeypatch.setattr(pod, "Program", read)
     flags = ("--config.model.kernel=tpu", "--evaluation=false", "--topology=v4:2x2x2")
     result = command(path, *flags).result
     assert result["kernel"] == "tpu" and "evaluation" not in result
@@ -255,8 +258,7 @@ def test_streams_of_evaluation_that_do_not_divide_are_told(
 
 @needs_libtpu
 def test_out_of_memory_says_by_how_much_and_what_helps(path: Path) -> None:
-    flags = (f"--topology={SLICE}", "--evaluation=false")
-    flags += ("--config.model.kernel=xla",)
+    flags = (f"--topology={SLICE}", "--evaluation=false", "--config.model.kernel=xla")
     done = command(path, *flags, "--streams_per_chip=40000")
     result = done.result
     assert not result["fits"]
