@@ -56,11 +56,13 @@ class Checkpoints(ocp.CheckpointManager):
         self.reason = ""  # why the last of them could not
         there = bucket.of(folder.parent)
         self.copies = Copies(there) if there else None
+        # A reader is told to leave what orbax would otherwise warn that it leaves.
+        leave: dict[str, Any] = {"save_interval_steps": 0, "create": False}
         options = ocp.CheckpointManagerOptions(
             preservation_policy=self,
             cleanup_tmp_directories=not read_only,
-            todelete_subdir=TRASH,
             read_only=read_only,
+            **(leave if read_only else {"todelete_subdir": TRASH}),
         )
         super().__init__(folder, item_names=ITEMS, options=options)
         if not read_only:
@@ -240,9 +242,13 @@ class Checkpoints(ocp.CheckpointManager):
 def _hush_orbax() -> None:
     """Lets the reads and writes that orbax drops, when another fails, go in silence.
 
-    Each would print a traceback when it ends or is collected, around the one line.
+    Each would print a traceback when it ends or is collected, around the one line. That
+    a folder is only to be read is no news either.
     """
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+    logging.getLogger("absl").addFilter(
+        lambda record: not record.getMessage().startswith("Given directory is read")
+    )
     hook = sys.unraisablehook
 
     def hear(heard: Any) -> None:
