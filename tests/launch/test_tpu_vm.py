@@ -302,13 +302,21 @@ def test_interrupted_the_slice_trains_on_and_is_followed_again(
     script = str(world.ROOT / "launch/tpu_vm.sh")
     command = ["bash", script, *FLAGS, "--", *TRAIN]
     with subprocess.Popen(
-        command, env=cloud, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        env=cloud,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        # A shell in the background ignores it, and so would its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         deadline = time.monotonic() + 30
         while not world.calls(tmp_path, "follow"):
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        while process.poll() is None and time.monotonic() < deadline:
+            os.killpg(process.pid, signal.SIGINT)  # as a terminal does, pressed again
+            time.sleep(0.5)
         _, said = process.communicate(timeout=30)
     assert process.returncode == 130
     assert "the same command follows it again" in said

@@ -272,7 +272,7 @@ TABLE: dict[str, tuple[tuple[str, ...], str]] = {
     # Places
     "workdir in a file": ((CONFIG, "--workdir={home}/text.txt/x"), "Not a directory"),
     "workdir too long": ((CONFIG, f"--workdir={{home}}/{LONG}"), "File name too long"),
-    "workdir of the web": ((CONFIG, "--workdir=https://x/y"), "is no folder"),
+    "workdir of the web": ((CONFIG, "--workdir=https://x/y"), "is neither a folder"),
     "neither": (("--mode=evaluate",), "or the --workdir of a run"),
 }
 

@@ -271,7 +271,7 @@ TABLE: dict[str, tuple[tuple[str, ...], str]] = {
         new("train.init_from={home}/checkpoints_gone"),
         "no checkpoint in {home}/checkpoints_gone",
     ),
-    "begin too long": (new(f"train.init_from={LONG}"), "it holds no run"),
+    "begin too long": (new(f"train.init_from={LONG}"), "cannot be used"),
     # Models of other code bases
     "format": (bring("hugingface", "model"), "did you mean 'huggingface'"),
     "no format": (bring("", "model"), "--format = '' is none of"),
