@@ -157,13 +157,15 @@ def page(rows: list[dict[str, Any]]) -> str:
     """Returns the Markdown of all tables."""
     lines = [INTRODUCTION]
     for table, title in TITLES.items():
+        found = [row for row in rows if row["table"] == table]
+        if not found:
+            continue
         lines += [
             f"## {title}",
             "",
             f"| {' | '.join(HEAD)} |",
             "|---" * len(HEAD) + "|",
         ]
-        found = [row for row in rows if row["table"] == table]
         found.sort(key=lambda row: (row["experiment"], row.get("chips", 0)))
         for row in found:
             own = cells(row)
