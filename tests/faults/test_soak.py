@@ -11,6 +11,7 @@ from tests.faults.soak import Sample, Soaked, soak
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.long
 def test_a_short_run_compiles_once_and_leaks_no_file(tmp_path: Path) -> None:
     soaked = soak(400, tmp_path)
     assert soaked.compilations()[0] > 0, "it counts"
