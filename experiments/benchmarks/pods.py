@@ -224,10 +224,14 @@ def obstacles(rows: list[dict[str, Any]]) -> list[str]:
     reached = f": {', '.join(good)}" if good else ""
     lines = [
         f"With no overlap at all, {len(good)} of {len(rows)} reach {GOAL:.0%} of the "
-        f"peak{reached}. What stands in the way of the others, in parts of the sum of "
-        "the three times:",
-        "",
+        f"peak{reached}."
     ]
+    if len(good) < len(rows):
+        lines[0] += (
+            " What stands in the way of the others, in parts of the sum of the three "
+            "times:"
+        )
+        lines.append("")
     for row, part in zip(rows, used, strict=True):
         if part < GOAL:
             lines.append(f"- `{row['experiment']}` on {row['topology']}: {parts(row)}.")
