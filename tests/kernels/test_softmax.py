@@ -31,12 +31,22 @@ CONFIGS = {
 BOUNDS = {"first": (0, 13), "second": (13, 20), "third": (20, V), "all": (0, V)}
 
 
-@pytest.fixture(params=[(1, 1), (24, 4), (40, 8), (1000, 5), (10**6, 10**6)], ids=str)
+SHAPES = [
+    [(1, 1, 1), (1, 1, 1)],
+    [(24, 4, 1), (40, 8, 2)],
+    [(40, 8, 4), (24, 4, 3)],
+    [(1000, 5, 1), (1000, 5, 4)],
+    [(10**6, 10**6, 1), (10**6, 10**6, 128)],
+]
+
+
+@pytest.fixture(params=SHAPES, ids=str)
 def small_blocks(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Blocks of every shape: of one score, that divide nothing, and of everything."""
-    monkeypatch.setattr(softmax, "CPU", softmax.Block(*request.param))
+    common, rare = (softmax.Block(*limits) for limits in request.param)
+    monkeypatch.setattr(softmax, "CPU", softmax.Limits(common, rare))
 
 
 def value_and_gradient(config: ModelConfig, method: str, targets_BL: Any) -> Any:
@@ -118,7 +128,7 @@ def test_nothing_as_large_as_the_logits_is_stored(name: str) -> None:
     compiled = lowered.compile()
     shapes = re.findall(r"f32\[([\d,]+)\]", compiled.as_text() or "")
     largest = max(math.prod(map(int, shape.split(","))) for shape in shapes)
-    assert largest <= max(softmax.CPU.scores, V * D)
+    assert largest <= max(softmax.CPU.common.scores, V * D)
     memory: Any = compiled.memory_analysis()
     assert memory.temp_size_in_bytes < 0.1 * 4 * T * V
 
@@ -139,7 +149,8 @@ def test_the_vocabulary_may_be_split_over_devices(
     name: str, mesh: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Value and gradients are one device's, and no device sees all rows at once."""
-    monkeypatch.setattr(softmax, "CPU", softmax.Block(15, 3))
+    small = softmax.Block(15, 3, 1)
+    monkeypatch.setattr(softmax, "CPU", softmax.Limits(small, small))
     config, devices = SPLIT[name], make_mesh(MeshConfig(*mesh))
     params = tiny.make_params(config)["embedding"]
     rng = np.random.default_rng(0)

@@ -24,27 +24,43 @@ from jax import Array
 
 
 class Block(NamedTuple):
-    """How many scores there are at most in a block, and of how many rows."""
+    """How many scores there are at most in a block, and of how many rows.
+
+    step: what blocks of tokens and of rows are multiples of, where the limits allow.
+    """
 
     scores: int
     rows: int
+    step: int
 
 
-# A CPU's cache nearly holds 4 MiB of float32. Many rows and few tokens, since a rare
-# cluster has few: with 4,096 rows, and so 256 tokens, a step of the paper's model for
-# WikiText-103 takes 1.13 times as long.
-CPU = Block(1 << 20, 1 << 14)
+class Limits(NamedTuple):
+    """The greatest blocks of a cluster that all tokens are in, and of the others."""
+
+    common: Block
+    rare: Block
+
+
+# A CPU's cache nearly holds 8 MiB of float32. A rare cluster has few tokens: few of
+# them and many rows to a block waste least.
+CPU = Limits(Block(1 << 21, 1 << 12, 8), Block(1 << 20, 1 << 14, 8))
 # Elsewhere a block's rows and their gradient come from the device's memory and go back
 # there for each block of tokens, some 10 E bytes per row: with 1,024 tokens that is
 # less per score than what the scores themselves move, for E up to about 2,000.
-ACCELERATOR = Block(1 << 22, 1 << 12)
+ACCELERATOR = Limits(*(2 * [Block(1 << 22, 1 << 12, 128)]))
 
 
-def most() -> Block:
-    """Returns the greatest block on the kind of device that the trace is for."""
+def limits() -> Limits:
+    """Returns the greatest blocks on the kind of device that the trace is for."""
     mesh = jax.sharding.get_abstract_mesh()
     device = mesh.abstract_device or jax.devices()[0]
     return CPU if device.device_kind == "cpu" else ACCELERATOR
+
+
+def share(size: int, most: int, step: int) -> int:
+    """Returns the size of the fewest equal blocks, multiples of step, below `most`."""
+    equal = -(-size // -(-size // most))
+    return min(size, most, -(-equal // step) * step)
 
 
 class Rows(NamedTuple):
@@ -81,11 +97,20 @@ class Tokens(NamedTuple):
     size: Array | int
 
 
-def token_block(clusters: tuple[Cluster, ...], T: int) -> int:
-    """Returns X: a block with most rows has the greatest number of scores."""
-    block = most()
-    V = max(rows.high - rows.low for cluster in clusters for rows in cluster)
-    return min(T, max(block.scores // min(V, block.rows), 1))
+class Shape(NamedTuple):
+    """X tokens and up to Y rows: a block of a cluster."""
+
+    X: int
+    Y: int
+    step: int
+
+
+def block_shape(cluster: Cluster, T: int, all_tokens: bool) -> Shape:
+    """Returns the shape of a cluster's blocks, of which all T are its tokens or not."""
+    block = limits().common if all_tokens else limits().rare
+    V = max(rows.high - rows.low for rows in cluster)
+    X = min(T, max(block.scores // min(V, block.rows), 1))
+    return Shape(share(T, X, block.step) if all_tokens else X, block.rows, block.step)
 
 
 def visit_tokens(tokens: Tokens, X: int, visit: Callable[..., Any], carry: Any) -> Any:
@@ -110,7 +135,12 @@ def own_rows(rows: Rows, V: int, axis: str | None) -> tuple[Any, Any, Any]:
 
 
 def visit_rows(
-    rows: Rows, V: int, axis: str | None, visit: Callable[..., Any], carry: Any
+    rows: Rows,
+    V: int,
+    axis: str | None,
+    shape: Shape,
+    visit: Callable[..., Any],
+    carry: Any,
 ) -> Any:
     """Calls visit(carry, row, new_Y, target_Y) for each block of rows, from `row` on.
 
@@ -118,7 +148,7 @@ def visit_rows(
     it has again is not new. target_Y is what the rows stand for, -1 for old ones.
     """
     low, high, first = own_rows(rows, V, axis)
-    Y = min(rows.high - rows.low, V, most().rows)
+    Y = share(min(rows.high - rows.low, V), shape.Y, shape.step)
 
     def turn(k: Array, carry: Any) -> Any:
         row = jnp.maximum(jnp.minimum(low + k * Y, high - Y), 0)
@@ -153,13 +183,14 @@ def add_rows(
     table_VE: Array,
     bias_V: Array,
     rows: Rows,
-    X: int,
+    shape: Shape,
     axis: str | None,
 ) -> Stats:
     """Adds the scores of a cluster's tokens with some rows to what is kept of them.
 
     Tokens of the next cluster that share the last block get numbers that none uses.
     """
+    X = shape.X
 
     def visit_block(stats: Stats, row: Array, new_Y: Array, target_Y: Array) -> Stats:
         Y = len(new_Y)
@@ -181,7 +212,7 @@ def add_rows(
 
         return visit_tokens(tokens, X, visit, stats)
 
-    return visit_rows(rows, len(bias_V), axis, visit_block, stats)
+    return visit_rows(rows, len(bias_V), axis, shape, visit_block, stats)
 
 
 def over_devices(stats: Stats, axis: str) -> Stats:
@@ -207,11 +238,11 @@ def add_gradients(
     lse_T: Array,
     grad_T: Array,
     rows: Rows,
-    X: int,
+    shape: Shape,
     axis: str | None,
 ) -> Gradients:
     """Adds what some rows of a table give: (softmax - target) times grad, and on."""
-    dtype, f32 = tokens.h_TE.dtype, jnp.float32
+    X, dtype, f32 = shape.X, tokens.h_TE.dtype, jnp.float32
 
     def visit_block(
         grads: Gradients, row: Array, new_Y: Array, target_Y: Array
@@ -249,7 +280,7 @@ def add_gradients(
             put(grads.bias_V, part(grads.bias_V, row, Y) + grad_Y, row),
         )
 
-    return visit_rows(rows, len(bias_V), axis, visit_block, grads)
+    return visit_rows(rows, len(bias_V), axis, shape, visit_block, grads)
 
 
 def blockwise_nll(
@@ -266,9 +297,16 @@ def blockwise_nll(
     split, in the order of its devices; call it within a shard_map then.
     """
     T = len(tokens[0].target_T)
-    X = token_block(clusters, T)
-    # The last block may end behind the last token, unless all have the same blocks.
-    behind = -T % X if len(clusters) == 1 else X
+    shapes = tuple(
+        block_shape(cluster, T, isinstance(own.size, int))
+        for cluster, own in zip(clusters, tokens, strict=True)
+    )
+    # The last block may end behind the last token; where one begins only a run knows,
+    # unless all tokens are in it.
+    behind = max(
+        -T % shape.X if isinstance(own.size, int) else shape.X
+        for shape, own in zip(shapes, tokens, strict=True)
+    )
 
     def pad(own: Tokens) -> Tokens:
         return own._replace(
@@ -277,25 +315,25 @@ def blockwise_nll(
         )
 
     padded = tuple(map(pad, tokens))
-    return padded_nll(clusters, X, axis, padded, tables, biases)[:T]
+    return padded_nll(clusters, shapes, axis, padded, tables, biases)[:T]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def padded_nll(
     clusters: tuple[Cluster, ...],
-    X: int,
+    shapes: tuple[Shape, ...],
     axis: str | None,
     tokens: tuple[Tokens, ...],
     tables: tuple[Array, ...],
     biases: tuple[Array, ...],
 ) -> Array:
-    """Returns `blockwise_nll` of tokens with padding behind them, X to a block."""
-    return forward(clusters, X, axis, tokens, tables, biases)[0]
+    """Returns `blockwise_nll` of tokens with padding behind them, in such blocks."""
+    return forward(clusters, shapes, axis, tokens, tables, biases)[0]
 
 
 def forward(
     clusters: tuple[Cluster, ...],
-    X: int,
+    shapes: tuple[Shape, ...],
     axis: str | None,
     tokens: tuple[Tokens, ...],
     tables: tuple[Array, ...],
@@ -304,11 +342,11 @@ def forward(
     """Returns nll_T and, for the backward pass, a number per token and cluster."""
     T = len(tokens[0].target_T)
     nll_T, lses = jnp.zeros(T), []
-    for cluster, own in zip(clusters, tokens, strict=True):
+    for cluster, shape, own in zip(clusters, shapes, tokens, strict=True):
         stats = Stats(jnp.full(T, -1e30), jnp.zeros(T), jnp.zeros(T))
         for rows in cluster:
             table_VE, bias_V = tables[rows.table], biases[rows.table]
-            stats = add_rows(stats, own, table_VE, bias_V, rows, X, axis)
+            stats = add_rows(stats, own, table_VE, bias_V, rows, shape, axis)
         if axis is not None:
             stats = over_devices(stats, axis)
         lses.append(stats.peak_T + jnp.log(stats.sum_T))
@@ -319,7 +357,11 @@ def forward(
 
 
 def backward(
-    clusters: tuple[Cluster, ...], X: int, axis: str | None, saved: Any, grad_T: Array
+    clusters: tuple[Cluster, ...],
+    shapes: tuple[Shape, ...],
+    axis: str | None,
+    saved: Any,
+    grad_T: Array,
 ) -> tuple[Any, Any, Any]:
     """Returns the gradients of tokens, tables and biases."""
     tokens, tables, biases, lses = saved
@@ -329,13 +371,13 @@ def backward(
     grad_tables = [jnp.zeros(table.shape) for table in tables]
     grad_biases = [jnp.zeros(bias.shape) for bias in biases]
     grad_tokens: list[Any] = []
-    for cluster, own, lse_T in zip(clusters, tokens, lses, strict=True):
+    for cluster, shape, own, lse_T in zip(clusters, shapes, tokens, lses, strict=True):
         grad_h_TE = jnp.zeros(own.h_TE.shape)
         for rows in cluster:
             i = rows.table
             grads = Gradients(grad_h_TE, grad_tables[i], grad_biases[i])
             grad_h_TE, grad_tables[i], grad_biases[i] = add_gradients(
-                grads, own, tables[i], biases[i], lse_T, grad_T, rows, X, axis
+                grads, own, tables[i], biases[i], lse_T, grad_T, rows, shape, axis
             )
         grad_tokens.append((grad_h_TE.astype(own.h_TE.dtype), None, None, None))
     return (
