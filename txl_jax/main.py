@@ -15,7 +15,7 @@ from contextlib import ExitStack
 import jax
 from absl import logging as absl_logging
 
-from txl_jax import bucket, distributed, flags, help, peers
+from txl_jax import allocator, bucket, distributed, flags, help, peers
 from txl_jax.distributed import RunConfig
 from txl_jax.errors import BadNumbers, Interrupted, UserError
 from txl_jax.modes import MODES, TOGETHER
@@ -42,6 +42,7 @@ def main(argv: list[str] | None = None) -> int:
             return 0
         with ExitStack() as stack:
             if is_program:
+                allocator.keep_freed()
                 start(command.config.run)
                 stack.push(distributed.fail)
                 stack.enter_context(stop.listening())

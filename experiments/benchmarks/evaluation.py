@@ -33,7 +33,7 @@ def measure(given: argparse.Namespace, watch: quiet.Watch) -> dict[str, Any]:
     }
     if peer.there():
         other = peer.Peer(evaluation_model(config, how))
-        programs["peer"] = lambda: other.evaluate(text_T[:-1], how.tgt_len)
+        programs["peer"] = lambda: other.call("evaluate", text_T[:-1], how.tgt_len)
     timings = quiet.alternate(programs, given.repeats, watch)
     name = f"segment {how.tgt_len}, memory {how.mem_len}"
     cases = [record.case(name, given.tokens, timings)]

@@ -60,7 +60,7 @@ def generate(
     programs: dict[str, Callable[[], Any]] = {"ours": lambda: next(parts)}
     if peer.there():
         other = peer.Peer(config)
-        programs["peer"] = lambda: other.generate(PART, how.top_k)
+        programs["peer"] = lambda: other.call("generate", PART, how.top_k)
     size = bytes_read(config, params)
     programs["reader"] = quiet.times(PART, make_reader(size))
     timings = quiet.alternate(programs, given.repeats, watch)

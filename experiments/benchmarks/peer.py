@@ -5,13 +5,18 @@
 Later releases of transformers fail in it or are without it. Its losses are shifted
 inside: of L tokens it scores L - 1, where this project scores all L.
 
+It runs in a process of its own, as it does for its users: neither side's threads wait
+for the other's, and each has its own memory.
+
 Dims: B streams, L segment, T tokens.
 """
 
 import importlib.metadata
 import importlib.util
 import logging
+import multiprocessing
 import warnings
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import jax
@@ -40,6 +45,30 @@ def there() -> bool:
 
 
 class Peer:
+    """A `Model` in a process of its own; `call` waits for what a method returns."""
+
+    def __init__(self, config: ModelConfig):
+        spawn = multiprocessing.get_context("spawn")
+        self.process = ProcessPoolExecutor(1, spawn, _make, (config,))
+
+    def call(self, method: str, *args: Any) -> Any:
+        """Returns what a method of the model returns."""
+        return self.process.submit(_call, method, *args).result()
+
+
+_model: Any = None  # of the peer's process
+
+
+def _make(config: ModelConfig) -> None:
+    global _model
+    _model = Model(config)
+
+
+def _call(method: str, *args: Any) -> Any:
+    return getattr(_model, method)(*args)
+
+
+class Model:
     """The peer's model, with random weights, and the memory that it keeps."""
 
     def __init__(self, config: ModelConfig):

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 
 from experiments.benchmarks.quiet import LoadedError, Timing, Watch
+from txl_jax import allocator
 from txl_jax.report.provenance import LIBRARIES, git_revision
 
 Measure = Callable[[argparse.Namespace, Watch], dict[str, Any]]
@@ -74,6 +75,7 @@ def versions() -> dict[str, str]:
 
 def run(name: str, given: argparse.Namespace, measure: Measure) -> None:
     """Prints what is measured, or exits with status 2 where the machine is loaded."""
+    allocator.keep_freed()  # as `txl_jax.main` does
     try:
         watch = Watch(given.force)
         found = measure(given, watch)

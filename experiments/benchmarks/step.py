@@ -11,6 +11,7 @@ as often as Zipf's law says, since a softmax's cost follows them. `wikitext` nee
 
 import argparse
 import dataclasses
+import functools
 from typing import Any
 
 from experiments.benchmarks import peer, quiet, record, subject
@@ -34,9 +35,10 @@ def train(given: argparse.Namespace, watch: quiet.Watch, name: str) -> dict[str,
     programs = {"ours": quiet.times(given.updates, ours.update)}
     if peer.there():
         other = peer.Peer(config)
-        other.make_optimizer(OPTIM.lr, OPTIM.clip)
+        other.call("make_optimizer", OPTIM.lr, OPTIM.clip)
         tokens_BL = job.text()[:-1].reshape(job.batch_size, job.tgt_len)
-        programs["peer"] = quiet.times(given.updates, lambda: other.train(tokens_BL))
+        update = functools.partial(other.call, "train", tokens_BL)
+        programs["peer"] = quiet.times(given.updates, update)
     timings = quiet.alternate(programs, given.repeats, watch)
     more = {"ours": compiled.describe()}
     return record.case(name, given.updates * job.tokens, timings, **more)

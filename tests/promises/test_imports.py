@@ -8,7 +8,7 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "txl_jax"
 
 ROWS = """
-    errors fields seal hlo convert.crc32c convert.machine lamb guard
+    allocator errors fields seal hlo convert.crc32c convert.machine lamb guard
     distributed
     preemption watchdog peers
     chips
