@@ -56,11 +56,16 @@ class Attention(nn.Module):
             return key_values(norm(h_BKD) if config.pre_lnorm else h_BKD, k_DHA, v_DHA)
 
         query_BLD = norm(h_BLD) if config.pre_lnorm else h_BLD
-        q_BLHA = jnp.einsum("BLD,DHA->BLHA", query_BLD, q_DHA)
         kept: Any
         if isinstance(layer, RingLayer):
-            o_BLHA, kept = layer.attend(q_BLHA, *project(h_BLD), oldest_BL[:, 0])
+            # One product: with a vector, three small ones read at half the speed.
+            all_DHA = jnp.concatenate([q_DHA, k_DHA, v_DHA], axis=1)
+            all_BLHA = jnp.einsum("BLD,DHA->BLHA", query_BLD, all_DHA)
+            o_BLHA, kept = layer.attend(
+                *jnp.split(all_BLHA, 3, axis=2), oldest_BL[:, 0]
+            )
         else:
+            q_BLHA = jnp.einsum("BLD,DHA->BLHA", query_BLD, q_DHA)
             if isinstance(layer, KeyValues):
                 k_BKHA, v_BKHA = layer.extend(*project(h_BLD))
                 kept, position = (k_BKHA, v_BKHA), layer.position(k_BKHA.shape[1])
@@ -75,6 +80,9 @@ class Attention(nn.Module):
                 config.kernel, q_BLHA, reading=isinstance(layer, KeyValues)
             )
             o_BLHA = kernel(q_BLHA, k_BKHA, v_BKHA, *position, oldest_BL, dropout)
-        out_BLD = jnp.einsum("BLHA,HAD->BLD", o_BLHA, o_HAD)
+        # As one contracted dimension: of two, XLA:CPU would copy the weights into the
+        # order that it prefers, which takes a decoder as long as the product.
+        o_BLX = o_BLHA.reshape(*o_BLHA.shape[:2], H * A)
+        out_BLD = o_BLX @ o_HAD.reshape(H * A, D)
         sum_BLD = h_BLD + Dropout(config.dropout, config.variational)(out_BLD)
         return (sum_BLD if config.pre_lnorm else norm(sum_BLD)), kept

@@ -247,7 +247,7 @@ class RingMemory:
     """The same in rings, for segments of one token: see `kernels.decode`."""
 
     rings: tuple[Ring, ...]
-    distances: tuple[Distances, ...]  # r as r_HRA
+    distances: tuple[Distances, ...]  # r as r_HAR
     slot: Array
     filled_B: Array
 
@@ -258,11 +258,12 @@ class RingMemory:
         for layer in memory.layers:
             found = layer.position(memory.mem_len + 1)
             if found.r_RHA is not None:
-                found = found._replace(r_RHA=jnp.swapaxes(found.r_RHA, 0, 1))
+                found = found._replace(r_RHA=jnp.moveaxis(found.r_RHA, 0, 2))
             distances.append(found)
 
         def in_ring(x_HBKA: Array, layer: KeyValues) -> Array:
-            return jnp.swapaxes(window(x_HBKA, layer.start_B, memory.mem_len), 0, 1)
+            x_HBMA = window(x_HBKA, layer.start_B, memory.mem_len)
+            return x_HBMA.transpose(1, 0, 3, 2)
 
         # The oldest token is in slot 0.
         rings = tuple(
@@ -274,7 +275,7 @@ class RingMemory:
     @property
     def mem_len(self) -> int:
         """M, read from the shape."""
-        return self.rings[0].k_BHMA.shape[2]
+        return self.rings[0].k_BHAM.shape[3]
 
     def layer(self, n: int) -> RingLayer:
         """Returns the ring of layer n."""
