@@ -234,6 +234,22 @@ def test_damaged_tokens_are_refused(
     assert prepare(config, say=lambda _: None).split("valid").size > 10
 
 
+def test_a_flipped_bit_in_a_split_is_refused(
+    text: Path, prepared: Path, tmp_path: Path
+) -> None:
+    """The file has its size; the other splits are good."""
+    shutil.copytree(prepared / "txl_jax", tmp_path / "txl_jax")
+    tokens = prepare(DataConfig("text", str(text), str(tmp_path)))
+    assert tokens.split("valid").size > 10
+    path = tokens.folder / "valid.bin"
+    content = bytearray(path.read_bytes())
+    content[7] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=f"{path.name} has changed since it was"):
+        tokens.split("valid")
+    assert tokens.split("test").size > 10
+
+
 def test_tokens_without_a_manifest_are_made_again(
     text: Path, prepared: Path, tmp_path: Path
 ) -> None:

@@ -7,6 +7,7 @@ Dims: none; a split is one flat axis of tokens.
 """
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -22,6 +23,7 @@ from filelock import FileLock, Timeout
 
 from txl_jax.data import corpora, mirror
 from txl_jax.data import vocab as vocabulary
+from txl_jax.data.download import checksum
 from txl_jax.data.encode import Encoder, split_file
 from txl_jax.data.progress import Say, log
 from txl_jax.data.recipe import DataConfig, Recipe, resolve
@@ -50,9 +52,17 @@ class Tokens:
     manifest: dict[str, Any]
 
     def split(self, name: str) -> np.ndarray:
-        """Returns a split, mapped read-only; raises UserError for an unknown name."""
+        """Returns a split, mapped read-only.
+
+        Raises UserError for an unknown name, and for a file that is not what was
+        prepared: it is read once to see that.
+        """
         self._known(name)
-        return np.memmap(split_file(self.folder, name), self.vocab.dtype, "r")
+        path = split_file(self.folder, name)
+        digest = _digest(path, path.stat().st_mtime_ns)
+        if digest != self.manifest["splits"][name]["sha256"]:
+            raise UserError(f"{path} has changed since it was prepared: {MEND}")
+        return np.memmap(path, self.vocab.dtype, "r")
 
     def denominators(self, name: str) -> dict[str, int]:
         """Returns what the total nll of a split may be divided by.
@@ -71,6 +81,13 @@ class Tokens:
             hint = nearest(name, list(corpora.SPLITS))
             known = ", ".join(corpora.SPLITS)
             raise UserError(f"split {name!r} is unknown{hint}; known are: {known}")
+
+
+@functools.cache
+def _digest(path: Path, changed_ns: int) -> str:
+    """Returns a file's SHA-256, made anew when the file has changed."""
+    del changed_ns
+    return checksum(path)
 
 
 def statistics(tokens: Tokens) -> dict[str, Any]:

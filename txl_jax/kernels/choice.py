@@ -3,8 +3,6 @@
 Dims: B streams, L queries, H heads, A head.
 """
 
-from typing import NamedTuple
-
 import jax
 from jax import Array
 
@@ -19,47 +17,35 @@ KERNELS = {
 NAMES = ("auto", *KERNELS)
 
 
-class Fastest(NamedTuple):
-    """Names of kernels: for training, and where keys and values are kept."""
-
-    training: str
-    reading: str
-
-
-# Where a kernel agrees with the oracle and is faster: measured on the CPU
-# (experiments/benchmarks/results.jsonl), for TPUs as their compiler estimates it
-# (experiments/benchmarks/tpu_estimate.md). Everywhere else, GPUs among them, `xla`.
-FASTEST = {
-    "cpu": Fastest("chunked", "xla"),
-    **dict.fromkeys(
-        ("TPU v4", "TPU v5 lite", "TPU v5e", "TPU v5", "TPU v5p")
-        + ("TPU v6 lite", "TPU v6e"),
-        Fastest("tpu", "tpu"),
-    ),
-}
+# Where a kernel agrees with the oracle and is faster, as the TPU compiler estimates it
+# (experiments/benchmarks/tpu_estimate.md). Everywhere else `xla`: on the CPU it was
+# measured ahead of `chunked`, which takes less memory (benchmarks/results.jsonl).
+FASTEST = dict.fromkeys(
+    ("TPU v4", "TPU v5 lite", "TPU v5e", "TPU v5", "TPU v5p", "TPU v6 lite", "TPU v6e"),
+    "tpu",
+)
 
 
-def choose_kernel(name: str, q_BLHA: Array, reading: bool) -> sharded.Kernel:
+def choose_kernel(name: str, q_BLHA: Array) -> sharded.Kernel:
     """Returns the kernel of that name; `auto` goes by the device the queries are on.
 
-    reading: keys and values are kept and nothing is differentiated. Where streams or
-    heads do not divide over the mesh `auto` is `xla`, which the compiler splits.
+    Where streams or heads do not divide over the mesh `auto` is `xla`, which the
+    compiler splits.
     """
     if name == "auto":
-        name = fastest(q_BLHA, reading)
+        name = fastest(q_BLHA)
     return KERNELS[name]
 
 
-def fastest(q_BLHA: Array, reading: bool) -> str:
+def fastest(q_BLHA: Array) -> str:
     """Returns the name of the kernel that `auto` stands for."""
     mesh = jax.typeof(q_BLHA).sharding.mesh
     device = mesh.abstract_device or jax.devices()[0]
-    found = FASTEST.get(device.device_kind)
-    if found is None:
+    if device.device_kind not in FASTEST:
         return "xla"
     if not (mesh.empty or mesh.manual_axes):
         try:
             sharded.check_divides(mesh, q_BLHA.shape[0], q_BLHA.shape[2])
         except UserError:
             return "xla"
-    return found.reading if reading else found.training
+    return FASTEST[device.device_kind]

@@ -76,9 +76,7 @@ class Attention(nn.Module):
             dropout = None
             if config.dropatt and self.has_rng("dropout"):
                 dropout = xla.Dropout(config.dropatt, seed(self))
-            kernel = choose_kernel(
-                config.kernel, q_BLHA, reading=isinstance(layer, KeyValues)
-            )
+            kernel = choose_kernel(config.kernel, q_BLHA)
             o_BLHA = kernel(q_BLHA, k_BKHA, v_BKHA, *position, oldest_BL, dropout)
         # As one contracted dimension: of two, XLA:CPU would copy the weights into the
         # order that it prefers, which takes a decoder as long as the product.
