@@ -20,6 +20,7 @@ from unittest import mock
 import jax
 import numpy as np
 
+from txl_jax import allocator
 from txl_jax import train as loop
 from txl_jax.checkpoint import CheckpointConfig
 from txl_jax.config import Config
@@ -164,6 +165,7 @@ def main() -> int:
     steps = parser.parse_args().steps
     if steps % (10 * ROUNDS):
         parser.error(f"--steps must be a multiple of {10 * ROUNDS}")
+    allocator.keep_freed()  # as `txl_jax.main` does
     with tempfile.TemporaryDirectory() as folder:
         soaked = soak(steps, Path(folder))
     failures = soaked.failures() + soaked.long_failures()
