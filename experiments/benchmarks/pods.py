@@ -273,7 +273,8 @@ interconnect) to "nothing overlaps" (their sum), without the vector units' work.
 
 mesh: data x fsdp x model. streams: of all chips. communication: the interconnect's part
 of the sum of the three times. Utilisation: the FLOPs that the mathematics needs, of
-the chips' peak.
+the chips' peak. compiled: on two cores that had other work, and that were stopped for
+minutes in some rows.
 """
 
 
