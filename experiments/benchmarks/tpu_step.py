@@ -265,7 +265,7 @@ def scope_cells(name: Row, rows: list[Row]) -> list[str]:
     first = [f"`{name['experiment']}`", name["chip"], name["kernel"]]
     if row is None or not row["fits"]:
         return first
-    cycles = Counter(row["xla_cycles_by_scope"])
+    cycles = Counter[str](row["xla_cycles_by_scope"])
     cycles["attention"] += row["kernel_cycles"]
     return first + [millions(cycles[scope]) for scope in SCOPES]
 
@@ -330,7 +330,7 @@ without what chips say to each other. Made {} by
 
     python -m experiments.benchmarks.tpu_step
 
-All figures are of one update.
+All figures are of one update; all cycles are estimates.
 
 - HBM: parameters, moments, temporaries and the program, of what the compiler lets a
   chip use. Where it does not fit, what the compiler says that it wants.
