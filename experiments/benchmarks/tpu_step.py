@@ -176,15 +176,20 @@ def dump_flags(row: Row, dump: str) -> str:
     )
 
 
-def run(row: Row) -> Row:
-    """Measures a row in a process of its own, where libtpu reads its flags once."""
+def run(row: Row) -> Row | None:
+    """Measures a row in a process of its own, where libtpu reads its flags once.
+
+    None where that fails; why is on stderr.
+    """
     with tempfile.TemporaryDirectory() as dump:
         environment = os.environ | tpu_estimate.ENVIRONMENT
         environment["LIBTPU_INIT_ARGS"] = dump_flags(row, dump)
         command = [sys.executable, "-m", NAME, "--row", json.dumps([row, dump])]
         done = subprocess.run(
-            command, env=environment, stdout=subprocess.PIPE, text=True, check=True
+            command, env=environment, stdout=subprocess.PIPE, text=True
         )
+    if done.returncode:
+        return None
     said = {"libtpu": version("libtpu"), "date": date.today().isoformat()}
     return json.loads(done.stdout.splitlines()[-1]) | said
 
@@ -287,8 +292,10 @@ def verdict(rows: list[Row]) -> str:
 
 def page(rows: list[Row]) -> str:
     """Returns the Markdown of all tables."""
+    made = {chip: {r["libtpu"] for r in rows if r["chip"] == chip} for chip in CHIPS}
     said = [
-        " and ".join(sorted({row[key] for row in rows})) for key in ("libtpu", "date")
+        ", ".join(f"{' and '.join(sorted(x))} for {c}" for c, x in made.items() if x),
+        " and ".join(sorted({row["date"] for row in rows})),
     ]
     steps = [name for name in wanted() if name["part"] == "step"]
     most = []
@@ -322,11 +329,11 @@ STEP_HEAD = (
 INTRODUCTION = """\
 # The whole training step, as the TPU compiler estimates it
 
-Nothing here was measured: no TPU took part. libtpu {} compiled the step that `train`
-runs (forward, backward, optimiser; all layers, in bfloat16) for one chip, on a machine
-without a TPU, with one chip's streams of the published batch: 4 segments of 768 tokens
-of `enwik8_24l` (64 streams over 16 chips), 4 of 384 of `wt103_large` (128 over 32), and
-without what chips say to each other. Made {} by
+Nothing here was measured: no TPU took part. libtpu ({}) compiled the step that
+`train` runs (forward, backward, optimiser; all layers, in bfloat16) for one chip, on a
+machine without a TPU, with one chip's streams of the published batch: 4 segments of 768
+tokens of `enwik8_24l` (64 streams over 16 chips), 4 of 384 of `wt103_large` (128 over
+32), and without what chips say to each other. Made {} by
 
     python -m experiments.benchmarks.tpu_step
 
@@ -349,6 +356,10 @@ Some loops are as long as the data says. Assumed is a full memory, all of which 
 query sees: so many tiles `chunked` visits. Of the vocabulary's clusters behind the
 first, each has its part of the tokens by Zipf's law, fewer than one block's 1,024: one
 block is counted. (The TPU kernels skip nothing then either.)
+
+What is not run here the same command adds. For v5p it takes the libtpu that jax 0.10.2
+names, 0.0.42 (`pip install 'jax[tpu]'`): of what 0.0.51 makes for v5p this jax cannot
+read the text ("async-update instruction should have 1 operands").
 """
 WHERE = """\
 ## Where the cycles are
@@ -380,10 +391,10 @@ def main() -> None:
         if find(known(), **row) or given.only not in ("", row["part"]) or not left:
             continue
         left -= 1
-        made = json.dumps(run(row))
-        with LINES.open("a", encoding="utf-8") as file:
-            file.write(made + "\n")
-        print(made, flush=True)
+        if made := run(row):
+            with LINES.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(made) + "\n")
+        print(json.dumps(made or row | {"failed": True}), flush=True)
     PAGE.write_text(page(known()), "utf-8")
 
 
