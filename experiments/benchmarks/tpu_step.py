@@ -357,9 +357,9 @@ query sees: so many tiles `chunked` visits. Of the vocabulary's clusters behind 
 first, each has its part of the tokens by Zipf's law, fewer than one block's 1,024: one
 block is counted. (The TPU kernels skip nothing then either.)
 
-What is not run here the same command adds. For v5p it takes the libtpu that jax 0.10.2
-names, 0.0.42 (`pip install 'jax[tpu]'`): of what 0.0.51 makes for v5p this jax cannot
-read the text ("async-update instruction should have 1 operands").
+What is not run here the same command adds. For v5p give it the libtpu that jax 0.10.2
+names, 0.0.42: what 0.0.51 makes of `wt103_large` for v5p this jax cannot read ("async-
+update instruction should have 1 operands but sees 3").
 """
 WHERE = """\
 ## Where the cycles are
