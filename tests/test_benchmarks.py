@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.benchmarks import compare, pods, quiet, record
+from experiments.benchmarks import compare, pods, quiet, record, tpu_step
 from experiments.benchmarks.quiet import LoadedError, Watch
 
 FOLDER = Path(record.__file__).parent
@@ -59,7 +59,7 @@ def test_help_has_the_docstring(
 
 def test_every_comparison_is_tried_here() -> None:
     compared = {name.partition(",")[0] for name in compare.PROGRAMS}
-    others = {"compare", "input", "tpu_estimate", "pods"}
+    others = {"compare", "input", "tpu_estimate", "tpu_step", "pods"}
     assert compared == set(FLAGS) == set(PROGRAMS) - others
 
 
@@ -163,3 +163,36 @@ def test_what_stands_in_the_way_of_a_step_adds_up() -> None:
         "(gradients, moments, parameters) 75%, attention 25%)."
     )
     assert pods.obstacles([row | {"fits": False}]) == []
+
+
+def test_the_page_of_tpu_steps_says_what_fits_what_is_not_run_and_the_ratio() -> None:
+    name = {"experiment": "enwik8_24l", "chip": "v5e"}
+    row = {
+        "part": "step",
+        **name,
+        "fits": True,
+        "hbm_bytes": 3 * 2**30,
+        "hbm_capacity_bytes": 4 * 2**30,
+        "vmem_bytes": 2**20,
+        "vmem_capacity_bytes": 2**27,
+        "hbm_traffic_bytes": 5 * 10**9,
+        "xla_cycles": 4_000_000,
+        "xla_cycles_by_scope": {"update": 3_000_000, "attention": 1_000_000},
+        "kernel_cycles": 2_000_000,
+    } | {"libtpu": "0.1", "date": "2026-11-21"}
+    slow = row | {"kernel": "xla", "xla_cycles": 12_000_000, "kernel_cycles": 0}
+    full = row | {"kernel": "chunked", "fits": False, "hbm_bytes": 5 * 2**30}
+    most = row | {"part": "largest", "kernel": "tpu", "streams": 9}
+    lines = tpu_step.page([slow, full, row | {"kernel": "tpu"}, most]).splitlines()
+    first = "| `enwik8_24l` | v5e | "
+    assert [line for line in lines if line.startswith(first)] == [
+        f"{first}xla | 3.0 of 4.0 | 1 of 128 | 5.0 | 12.0 | 0.0 | 12.0 | 1.00 |",
+        f"{first}chunked | out of memory, wants 5.0 GiB of 4.0 |  |  |  |  |  |  |",
+        f"{first}tpu | 3.0 of 4.0 | 1 of 128 | 5.0 | 4.0 | 2.0 | 6.0 | 2.00 |",
+        f"{first}xla | 1.0 | 0.0 | 0.0 | 0.0 | 0.0 | 0.0 | 3.0 | 0.0 |",
+        f"{first}chunked |  |  |  |  |  |  |  |  |",
+        f"{first}tpu | 3.0 | 0.0 | 0.0 | 0.0 | 0.0 | 0.0 | 3.0 | 0.0 |",
+        f"{first}not run | not run | 9 |",
+    ]
+    assert "`enwik8_24l` on v5e 2.00 (met)" in "\n".join(lines)
+    assert "| `wt103_large` | v5p | tpu | not run |" in "\n".join(lines)

@@ -68,6 +68,33 @@ def test_a_loop_of_unknown_length_counts_once() -> None:
     assert found.times == 1
 
 
+def test_a_loop_of_unknown_length_counts_as_often_as_is_assumed() -> None:
+    text = TEXT.replace("constant(5)", "get-tuple-element(%carry.1), index=2")
+    text = text.replace("body=%body\n", 'body=%body, metadata={op_name="a/layers/b"}\n')
+    (found,) = Program(text, {"embedding": 7, "/layers/": 2.5}).collectives()
+    assert found.times == 2.5
+    known = TEXT.replace("body=%body\n", 'body=%body, metadata={op_name="layers"}\n')
+    (found,) = Program(known, {"layers": 2.5}).collectives()
+    assert found.times == 5
+
+
+def test_cycles_are_what_the_compiler_states_as_often_as_loops_run() -> None:
+    stated = ', backend_config={"window_config":{"estimated_cycles":"%d"}}\n'
+    text = TEXT.replace("calls=%slice_one\n", "calls=%slice_one" + stated % 30)
+    text = text.replace("calls=%put_one\n", "calls=%put_one" + stated % 7)
+    assert Program(text).cycles() == {"layers/sum": 5 * 30, "": 5 * 7}
+
+
+def test_pallas_kernels_are_counted_as_often_as_loops_run() -> None:
+    call = """\
+  %new = f32[] custom-call(%n), custom_call_target="tpu_custom_call", \
+metadata={op_name="layers/forward/pallas_call"}
+  %other = f32[] custom-call(%n), custom_call_target="TopK"
+  ROOT %out ="""
+    program = Program(TEXT.replace("  ROOT %out =", call))
+    assert program.pallas_calls() == {"layers/forward/pallas_call": 5}
+
+
 def test_memory_moved_is_what_is_read_and_written_of_an_array() -> None:
     # A turn reads a layer (4 more bytes are its number), writes it for the sum, which
     # reads it and leaves the result outside of HBM; then it is put in its place.

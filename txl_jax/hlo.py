@@ -2,7 +2,8 @@
 
 The compiler's own totals count a loop's body once, however often it runs. Here every
 computation is counted as often as it is called. A loop whose length depends on the data
-(the softmax's visit to the tokens of a rare cluster) counts once.
+(the softmax's visit to the tokens of a rare cluster) counts once, or as often as the
+reader of the program assumes.
 
 Dims: none.
 """
@@ -11,7 +12,7 @@ import functools
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 WIDTHS = {"pred": 1, "bf16": 2} | {
@@ -124,9 +125,14 @@ def parse_op(line: str) -> Op | None:
 
 
 class Program:
-    """A compiled program's computations, and how often each runs."""
+    """A compiled program's computations, and how often each runs.
 
-    def __init__(self, text: str) -> None:
+    assumed: by a part of its path (`Op.path`), how often a loop runs whose length
+    depends on the data.
+    """
+
+    def __init__(self, text: str, assumed: Mapping[str, float] | None = None) -> None:
+        self.assumed = assumed or {}
         self.computations: dict[str, Computation] = {}
         self.entry = ""
         ops: dict[str, Op] = {}
@@ -142,14 +148,15 @@ class Program:
                 root = op.name if line.lstrip().startswith("ROOT ") else root
 
     def trips(self, loop: Op) -> float:
-        """Returns how often a loop's body runs; 1 where that depends on the data."""
+        """Returns how often a loop's body runs; if that is in the data, as assumed."""
         condition = self.computations[loop.called("condition")]
         test = condition.ops[condition.root]
         limits = [condition.ops[name] for name in test.operands]
         for limit in limits:
             if limit.kind == "constant" and "direction=LT" in test.text:
                 return max(int(re.findall(r"constant\((-?\d+)", limit.text)[0]), 0)
-        return 1
+        found = (n for part, n in self.assumed.items() if part in loop.path)
+        return next(found, 1)
 
     def visit(
         self, name: str = "", times: float = 1
@@ -201,6 +208,26 @@ class Program:
         if where.startswith("all-reduce-scatter"):
             kind = "reduce-scatter"
         return Collective(kind, size, group, times, op.path)
+
+    def cycles(self) -> dict[str, float]:
+        """Returns the cycles that the TPU compiler estimates, by `Op.path`.
+
+        It states them for what XLA itself makes; for a Pallas kernel, a collective and
+        a copy that goes on beside other work it states none.
+        """
+        found: dict[str, float] = defaultdict(float)
+        for op, name, times in self.visit():
+            if stated := re.search(r'"estimated_cycles":"(\d+)"', op.text):
+                found[self._purpose(name, op.name)] += times * int(stated[1])
+        return dict(found)
+
+    def pallas_calls(self) -> dict[str, float]:
+        """Returns how often each Pallas kernel runs, by `Op.path`."""
+        found: dict[str, float] = defaultdict(float)
+        for op, _, times in self.visit():
+            if op.kind == "custom-call" and "tpu_custom_call" in op.text:
+                found[op.path] += times
+        return dict(found)
 
     def hbm_bytes(self) -> dict[str, float]:
         """Returns the bytes that one device reads from its HBM and writes to it.

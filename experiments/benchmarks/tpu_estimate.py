@@ -138,6 +138,14 @@ def cycles_of_head(sizes: list[int], blocks: Any) -> int:
     return total
 
 
+def scheduled(dump: str, blocks: Any, heads: int, chip: str) -> int:
+    """Returns the cycles of so many heads in the kernels of a dump, on all cores."""
+    paths = Path(dump).glob("*rel_attention*final_bundles.txt")
+    kernels = [path for path in paths if "schedule-analysis" not in path.name]
+    each = sum(cycles_of_head(regions(path), blocks) for path in kernels)
+    return heads * each // CHIPS[chip][2]
+
+
 def measure(row: dict[str, Any], dump: str) -> dict[str, Any]:
     """Returns the row with what the compiler says."""
     program, blocks = compiled(row)
@@ -157,10 +165,7 @@ def measure(row: dict[str, Any], dump: str) -> dict[str, Any]:
     row |= {"tile": blocks.tile, "vmem_mib": blocks.vmem / MIB}
     row |= {"scores_per_visible": round(blocks.scores() / exact, 2)}
     if dump:
-        paths = Path(dump).glob("*rel_attention*final_bundles.txt")
-        kernels = [path for path in paths if "schedule-analysis" not in path.name]
-        heads = sum(cycles_of_head(regions(path), blocks) for path in kernels)
-        row["kernel_cycles"] = B * H * heads // CHIPS[row["chip"]][2]
+        row["kernel_cycles"] = scheduled(dump, blocks, B * H, row["chip"])
         row["total_cycles"] = row["kernel_cycles"] + row["xla_cycles"]
     return row
 
