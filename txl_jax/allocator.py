@@ -24,4 +24,4 @@ def keep_freed() -> bool:
     if chosen or sys.platform != "linux":
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
-    return bool(mallopt) and all(mallopt(*option) for option in OPTIONS.values())
+    return mallopt is not None and all(mallopt(*each) for each in OPTIONS.values())

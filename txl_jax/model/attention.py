@@ -61,9 +61,8 @@ class Attention(nn.Module):
             # One product: with a vector, three small ones read at half the speed.
             all_DHA = jnp.concatenate([q_DHA, k_DHA, v_DHA], axis=1)
             all_BLHA = jnp.einsum("BLD,DHA->BLHA", query_BLD, all_DHA)
-            o_BLHA, kept = layer.attend(
-                *jnp.split(all_BLHA, 3, axis=2), oldest_BL[:, 0]
-            )
+            q_BLHA, k_BLHA, v_BLHA = jnp.split(all_BLHA, 3, axis=2)
+            o_BLHA, kept = layer.attend(q_BLHA, k_BLHA, v_BLHA, oldest_BL[:, 0])
         else:
             q_BLHA = jnp.einsum("BLD,DHA->BLHA", query_BLD, q_DHA)
             if isinstance(layer, KeyValues):
