@@ -238,25 +238,38 @@ def make_train_step(
         # Segments may score nothing, where train.score_ids_from leaves much out.
         tokens = jnp.maximum(total.tokens, 1)
         loss = total.nll / tokens
-        grads = jax.tree.map(lambda grad: grad / tokens, total.grads)
-        grad_norm = optax.tree.norm(grads)
+
+        def mean_grads() -> Any:
+            return jax.tree.map(lambda grad: grad / tokens, total.grads)
+
+        grad_norm = optax.tree.norm(mean_grads())
         lr = jnp.asarray(schedule(state.step), jnp.float32)
-        with jax.named_scope("optimizer"):
-            updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-            params = jax.tree.map(lambda p, u: p - lr * u, state.params, updates)
-        average = state.average
-        if add_to_average:
-            average = add_to_average(average, params, state.step + 1)
-        fresh = Memory.empty(model.config, len(state.memory.filled_B))
         reason, guard = state.guard.judge(loss, grad_norm, config.max_loss_factor)
         good = reason == 0
+
+        def make(params: Any, opt_state: Any, average: Any) -> tuple[Any, Any, Any]:
+            with jax.named_scope("optimizer"):
+                updates, opt_state = optimizer.update(mean_grads(), opt_state, params)
+                params = jax.tree.map(lambda p, u: p - lr * u, params, updates)
+            if add_to_average:
+                average = add_to_average(average, params, state.step + 1)
+            return params, opt_state, average
+
+        def leave(*old: Any) -> tuple[Any, ...]:
+            return old
+
+        # Not a selection: for one, XLA:CPU keeps three copies of the parameters' size.
+        params, opt_state, average = jax.lax.cond(
+            good, make, leave, state.params, state.opt_state, state.average
+        )
+        fresh = Memory.empty(model.config, len(state.memory.filled_B))
         state = dataclasses.replace(
             state,
             step=state.step + 1,
-            params=choose(good, params, state.params),
-            opt_state=choose(good, opt_state, state.opt_state),
+            params=params,
+            opt_state=opt_state,
             memory=choose(good, memory, fresh),
-            average=choose(good, average, state.average),
+            average=average,
             guard=guard,
         )
         return state, {
