@@ -371,5 +371,14 @@ def test_the_compilers_own_words_for_too_much_memory() -> None:
     assert aot.memory_wanted("INVALID: Used 24.50G of 15.75G hbm.") == 0
 
 
+def test_what_this_jaxlib_cannot_read_names_the_libtpu_to_take() -> None:
+    class Program:
+        def as_text(self) -> str:
+            raise jax.errors.JaxRuntimeError("INTERNAL: RET_CHECK failure: 1 operand")
+
+    with pytest.raises(UserError, match=r"RET_CHECK failure.*pip install 'jax\[tpu\]'"):
+        aot.text_of(Program())
+
+
 def test_jax_stays_on_the_cpu() -> None:
     assert {device.platform for device in jax.devices()} == {"cpu"}

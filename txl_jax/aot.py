@@ -200,7 +200,20 @@ def compile_step(mesh: Mesh, lower: Callable[[], Any]) -> Compiled:
     size = use.argument_size_in_bytes + use.output_size_in_bytes
     size += use.temp_size_in_bytes + use.generated_code_size_in_bytes
     size -= use.alias_size_in_bytes
-    return Compiled(program.as_text(), size, seconds, use.alias_size_in_bytes)
+    return Compiled(text_of(program), size, seconds, use.alias_size_in_bytes)
+
+
+def text_of(program: Any) -> str:
+    """Returns the compiled text; raises UserError where this jaxlib cannot read it."""
+    try:
+        return program.as_text()
+    except JaxRuntimeError as error:
+        reason = str(error).partition("\n")[0][:200]
+        raise UserError(
+            f"the step was compiled, but jaxlib {jax.lib.__version__} cannot read what "
+            f"this libtpu made of it ({reason}): pip install 'jax[tpu]', which brings "
+            "the libtpu of this jax"
+        ) from error
 
 
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
