@@ -15,6 +15,7 @@ import importlib.metadata
 import importlib.util
 import logging
 import multiprocessing
+import resource
 import warnings
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
@@ -68,6 +69,10 @@ def _call(method: str, *args: Any) -> Any:
     return getattr(_model, method)(*args)
 
 
+def _peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
 class Model:
     """The peer's model, with random weights, and the memory that it keeps."""
 
@@ -80,6 +85,7 @@ class Model:
             from transformers import TransfoXLConfig, TransfoXLLMHeadModel
 
             logging.getLogger("transformers").setLevel(logging.ERROR)
+            self.before = _peak_bytes()
             said = TransfoXLConfig(
                 vocab_size=config.vocab_size,
                 cutoffs=list(config.cutoffs),
@@ -101,6 +107,14 @@ class Model:
         self.torch = torch
         self.memory: Any = None
         self.token = torch.zeros(1, 1, dtype=torch.long)
+
+    def bytes_above(self) -> int:
+        """Returns what memory was taken at most, beside what training has to keep.
+
+        That is parameters, Adam's two moments and one gradient.
+        """
+        parameters = sum(each.nbytes for each in self.model.parameters())
+        return _peak_bytes() - self.before - 4 * parameters
 
     def evaluate(self, tokens_T: np.ndarray, tgt_len: int) -> float:
         """Returns the mean nll in nats of a text in one stream, from a cold start."""
