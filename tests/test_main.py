@@ -95,6 +95,9 @@ def quick_compiler() -> Iterator[None]:
     jax.config.update("jax_disable_most_optimizations", False)
 
 
+SECRET = "of-no-one-else-8dJq2"
+
+
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
     """Holds the trained run; about ten seconds, nearly all of them compiling."""
@@ -102,7 +105,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
     (path / "text.txt").write_text(TEXT)
     places = {"path": str(path / "text.txt"), "data_dir": str(path / "data")}
     (path / "tiny.py").write_text(EXPERIMENT.format(**places))
-    trained = command(f"--config={path / 'tiny.py'}", f"--workdir={path / 'run'}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_TOKEN", SECRET)
+        trained = command(f"--config={path / 'tiny.py'}", f"--workdir={path / 'run'}")
     return Home(path, trained)
 
 
@@ -112,6 +117,14 @@ def split_file(home: Home, split: str) -> Path:
 
 
 # Training
+
+
+def test_nothing_of_the_environment_is_kept_or_told(home: Home) -> None:
+    """A workdir is shown around, and the environment is where people keep tokens."""
+    files = [path for path in home.run.rglob("*") if path.is_file()]
+    assert len(files) > 5
+    assert not [path for path in files if SECRET.encode() in path.read_bytes()]
+    assert SECRET not in home.trained.out + home.trained.err
 
 
 def test_the_last_line_is_the_result(home: Home) -> None:
