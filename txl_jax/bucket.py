@@ -176,9 +176,13 @@ class Bucket:
         index = {step: self._put_checkpoint(step) for step in steps}
         self._put_files()
         self._write_index(index)
+        self._clear()
+
+    def _clear(self) -> None:
+        """Deletes files of checkpoints that the index does not list."""
         kept = {
             f"{self.url}/{CHECKPOINTS}/{entry['folder']}/{name}".removeprefix(SCHEME)
-            for entry in index.values()
+            for entry in self.index.values()
             for name in entry["files"]
         }
         self.fs.invalidate_cache()
@@ -235,7 +239,9 @@ class Bucket:
                         f"another run has just changed {self.url}: give the command "
                         "again"
                     )
-                if not text:
+                if text:
+                    self._clear()  # what a run that was killed left over
+                else:
                     self._write_index({})  # so that whose the files are is known
             self._known = {}
             try:
