@@ -110,7 +110,13 @@ setup(
         "tpu": ["jax[tpu]"],
         "cuda13": ["jax[cuda13]"],
         "test": TEST,
-        "dev": [*TEST, "ruff==0.17.5", "mypy==2.4.1", "pre-commit>=4.0"],
+        "dev": [
+            *TEST,
+            "ruff==0.17.5",
+            "mypy==2.4.1",
+            "types-PyYAML>=6.0",  # of what tests read workflows with
+            "pre-commit>=4.0",
+        ],
         "docs": [
             "sphinx>=8.0",
             "sphinx-book-theme>=1.1.4",

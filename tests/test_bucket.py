@@ -167,7 +167,8 @@ def test_killed_at_every_call(bucket: type[Bucket]) -> None:
     for deadly in range(len(calls)):
         bucket.store.clear()
         resumed.append(attempts(bucket, deadly))
-    assert sorted(set(resumed)) == [0, 1, 2, 3, 4, 5] and resumed == sorted(resumed)
+    # Not in order: the lock's calls, among the others, go by the clock.
+    assert set(resumed) == {0, 1, 2, 3, 4, 5}
 
 
 def test_a_step_saved_again_replaces_itself_at_once(bucket: type[Bucket]) -> None:
