@@ -1,6 +1,7 @@
 """Two processes make one run: any may be told to end or die, and no update is lost."""
 
 import json
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -147,7 +148,8 @@ def test_a_process_that_hangs_ends_the_other(folder: Path, index: int) -> None:
     run.wait()
     if other.returncode == 75:
         assert "run.hang_seconds = 20" in run.said(1 - index)[-1]
-        assert "in fetch" in run.stderr[1 - index].read_text()
+        # Where it waits for the other: in a call, or for a call's numbers.
+        assert re.search(r"train\.py.* in \w+", run.stderr[1 - index].read_text())
 
 
 @pytest.mark.long
@@ -183,7 +185,10 @@ def test_every_mode_works_with_two_processes_or_refuses_them(folder: Path) -> No
             flags = tuple(flag.replace(name, str(path)) for flag in flags)
         run = Processes(folder, *flags)
         statuses = run.wait()
-        return statuses, run.stdout, run
+        # Gloo, which connects CPUs, writes to stdout too, in pieces of lines.
+        lines = [out.splitlines(keepends=True) for out in run.stdout]
+        ours = [[line for line in each if "{" in line] for each in lines]
+        return statuses, ["".join(each) for each in ours], run
 
     def files() -> dict[str, bytes]:
         found = trained.rglob("*")
@@ -194,7 +199,7 @@ def test_every_mode_works_with_two_processes_or_refuses_them(folder: Path) -> No
         ["--mode=prepare", "--config=TINY"],
         ["--config=TINY", "--workdir=RUN", *few],
         ["--mode=evaluate", "--workdir=RUN"],
-        ["--mode=evaluate", "--workdir=RUN", "--sliding_window"],
+        ["--mode=evaluate", "--workdir=RUN", "--sliding_window=16"],
         ["--mode=evaluate", "--workdir=RUN", "--sweep=mem_len=8,16"],
         ["--mode=evaluate", "--workdir=RUN", "--cold_start=16"],
         ["--mode=generate", "--workdir=RUN"],
