@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
+import jaxlib
 from jax.errors import JaxRuntimeError
 from jax.sharding import Mesh
 
@@ -210,7 +211,7 @@ def text_of(program: Any) -> str:
     except JaxRuntimeError as error:
         reason = str(error).partition("\n")[0][:200]
         raise UserError(
-            f"the step was compiled, but jaxlib {jax.lib.__version__} cannot read what "
+            f"the step was compiled, but jaxlib {jaxlib.__version__} cannot read what "
             f"this libtpu made of it ({reason}): pip install 'jax[tpu]', which brings "
             "the libtpu of this jax"
         ) from error

@@ -45,7 +45,8 @@ def train(given: argparse.Namespace, watch: quiet.Watch, name: str) -> dict[str,
     timings = quiet.alternate(programs, given.repeats, watch)
     described = compiled.describe()
     gradient = 4 * sum(leaf.size for leaf in jax.tree.leaves(ours.state.params))
-    above = (described["temporary_bytes"] or 0) - gradient
+    temporary = described["temporary_bytes"]
+    above = None if temporary is None else temporary - gradient
     more = {"ours": described | {"bytes_above": above}}
     if "peer" in timings:
         more["peer"] = {"bytes_above": other.call("bytes_above")}

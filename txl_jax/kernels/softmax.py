@@ -47,7 +47,7 @@ CPU = Limits(Block(1 << 21, 1 << 12, 8), Block(1 << 20, 1 << 14, 8))
 # Elsewhere a block's rows and their gradient come from the device's memory and go back
 # there for each block of tokens, some 10 E bytes per row: with 1,024 tokens that is
 # less per score than what the scores themselves move, for E up to about 2,000.
-ACCELERATOR = Limits(*(2 * [Block(1 << 22, 1 << 12, 128)]))
+ACCELERATOR = Limits(Block(1 << 22, 1 << 12, 128), Block(1 << 22, 1 << 12, 128))
 
 
 def limits() -> Limits:
@@ -58,7 +58,7 @@ def limits() -> Limits:
 
 
 def share(size: int, most: int, step: int) -> int:
-    """Returns the size of the fewest equal blocks, multiples of step, below `most`."""
+    """Returns the size of the fewest equal blocks, multiples of step, up to `most`."""
     equal = -(-size // -(-size // most))
     return min(size, most, -(-equal // step) * step)
 
