@@ -78,7 +78,8 @@ def _queries(config: ModelConfig, own: Any, h_BLD: Array) -> Array:
     """Returns q_BLHA of a layer's inputs, made by the layer's own parameters."""
     if config.pre_lnorm:
         h_BLD = layer_norm(config).apply({"params": own["norm"]}, h_BLD)  # type: ignore
-    return jnp.einsum("BLD,DHA->BLHA", h_BLD, own["q"].astype(config.compute_dtype))
+    q_DHA = own["qkv"][:, 0].astype(config.compute_dtype)
+    return jnp.einsum("BLD,DHA->BLHA", h_BLD, q_DHA)
 
 
 def terms(seen: Attended, oldest: Array) -> dict[str, Array]:

@@ -20,10 +20,11 @@ from jax import Array
 from jax.sharding import Mesh, PartitionSpec
 
 from txl_jax import metrics
+from txl_jax.kernels.xla import heads_first
 from txl_jax.model.attention import Attention
 from txl_jax.model.block import FeedForward
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.key_values import KeyValueMemory, KeyValues, unstack
+from txl_jax.model.key_values import KeyValueMemory, KeyValues, project, unstack
 from txl_jax.model.memory import Memory
 from txl_jax.model.positions import SCHEMES, Distances
 from txl_jax.model.txl import TransformerXL
@@ -112,30 +113,30 @@ def last_nll(
     if "places" in own:
         h_BWD += own["places"][:W].astype(h_BWD.dtype)
     # What is before the last position is read as a memory is: no queries of it.
-    h_B1D = _attend_last(config, params, h_BWD, oldest_BW[:, :1])
+    last = (own["attention"], distances[N - 1])
+    h_B1D = _attend_last(config, *last, h_BWD, oldest_BW[:, :1])
     feed_forward = {"params": own["feed_forward"]}
-    h_B1D = FeedForward(config).apply(feed_forward, h_B1D)  # type: ignore[assignment]
+    h_B1D = FeedForward(config, stacked=False).apply(feed_forward, h_B1D)  # type: ignore
     return model.embedding.nll(h_B1D, target_B[:, None])[:, 0]
 
 
 def _attend_last(
-    config: ModelConfig, params: Any, h_BWD: Array, oldest_B1: Array
+    config: ModelConfig,
+    attention: Any,
+    distances: Distances,
+    h_BWD: Array,
+    oldest_B1: Array,
 ) -> Array:
     """Returns the last position after the attention of the last layer, h_B1D."""
-    n, dtype = config.n_layer - 1, config.compute_dtype
-    scheme = SCHEMES[config.position]
-    R_RD = None
-    if scheme.encoding:
-        R_RD = scheme.encoding(config, h_BWD.shape[1]).astype(dtype)
-    untied = config.untie_r or scheme.untied
-    biases = {
-        name: (params[name][n] if untied else params[name]).astype(dtype)
-        for name in scheme.biases
-    }
+    before = project(config, attention, h_BWD[:, :-1])
+    slot = ((0, 0), (0, 1), (0, 0), (0, 0))  # for the last one's own key and value
+    k_HBWA, v_HBWA = (heads_first(jnp.pad(x_BMHA, slot)) for x_BMHA in before)
+    zero_HA = jnp.zeros_like(k_HBWA[:, 0, 0])
+    start_B = jnp.zeros_like(oldest_B1[:, 0])
+    layer = KeyValues(k_HBWA, v_HBWA, distances, (zero_HA, zero_HA), start_B)
     one_query = dataclasses.replace(config, kernel="xla")
     h_B1D, _ = Attention(one_query).apply(
-        {"params": params[f"layers_{n}"]["attention"]},
-        *(h_BWD[:, -1:], h_BWD[:, :-1], biases, R_RD, oldest_B1),
+        {"params": attention}, h_BWD[:, -1:], layer, {}, None, oldest_B1
     )
     return h_B1D
 

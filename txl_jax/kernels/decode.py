@@ -5,7 +5,8 @@ the oldest. So a step writes one row, and copies nothing as large as the memory.
 slot's distance from the new token goes around the ring: scores by distance become
 scores by slot with one roll of [B, H, M] numbers.
 
-Dims: B streams, H heads, M slots, R distances, A head.
+Dims: B streams, H heads, M slots, which are more than the memory has tokens, R
+distances, A head.
 """
 
 from typing import NamedTuple
@@ -26,6 +27,15 @@ class Ring(NamedTuple):
 
     k_BHAM: Array
     v_BHAM: Array
+
+
+def slots(mem_len: int) -> int:
+    """Returns how many slots to make for so many tokens: more, in whole vectors.
+
+    XLA:CPU gives a product of a head with A x M = 64 x 512 to one core, and what is
+    larger by any number to all: 544 slots are read in 0.7 of the time of 512.
+    """
+    return (mem_len // 32 + 1) * 32
 
 
 def put(ring: Ring, k_B1HA: Array, v_B1HA: Array, slot: Array, o_B1HA: Array) -> Ring:
@@ -85,7 +95,7 @@ def attend(
         # From the oldest, at distance M, to the newest: the oldest is in `slot`.
         score_BHM += jnp.roll(position_BHM, slot, axis=-1)
     # The order in time, 0 for the oldest.
-    order_M = (jnp.arange(M) - slot) % max(M, 1)
+    order_M = (jnp.arange(M) - slot) % M
     seen_B1M = (order_M >= oldest_B[:, None])[:, None]
     score_BHM = jnp.where(seen_B1M, score_BHM, MASKED)
     scores = jnp.concatenate([score_BHM, own_BH[..., None]], axis=-1) * A**-0.5

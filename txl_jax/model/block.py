@@ -17,21 +17,28 @@ from txl_jax.model.positions import SCHEMES
 
 
 class FeedForward(nn.Module):
-    """The position-wise sublayer: norm, two products with a ReLU, and the residual."""
+    """The position-wise sublayer: norm, two products with a ReLU, and the residual.
+
+    stacked: its second matrix is [F, D]; otherwise [D, F], see `key_values.unstack`.
+    """
 
     config: ModelConfig
+    stacked: bool = True
 
     @nn.compact
     def __call__(self, h_BLD: Array) -> Array:
         """Returns h_BLD after the sublayer."""
         config = self.config
 
-        def dense(name: str, features: int, letters: str) -> nn.Dense:
-            return nn.Dense(
-                features,
+        D, F = config.d_model, config.d_inner
+
+        def dense(name: str, letters: str, shape: tuple[int, int], made: str) -> Any:
+            product = f"BL{letters.replace(made, '')},{letters}->BL{made}"
+            return nn.Einsum(
+                *(shape, product),
                 dtype=config.compute_dtype,
                 kernel_init=weight(config, letters),
-                bias_init=normal(0, letters[-1]),
+                bias_init=normal(0, made),
                 name=name,
             )
 
@@ -40,15 +47,17 @@ class FeedForward(nn.Module):
 
         norm = layer_norm(config, name="norm")
         x_BLD = norm(h_BLD) if config.pre_lnorm else h_BLD
-        x_BLF = drop(nn.relu(dense("in", config.d_inner, "DF")(x_BLD)))
-        sum_BLD = h_BLD + drop(dense("out", config.d_model, "FD")(x_BLF))
+        x_BLF = drop(nn.relu(dense("in", "DF", (D, F), "F")(x_BLD)))
+        back = ("FD", (F, D)) if self.stacked else ("DF", (D, F))
+        sum_BLD = h_BLD + drop(dense("out", *back, "D")(x_BLF))
         return sum_BLD if config.pre_lnorm else norm(sum_BLD)
 
 
 class Block(nn.Module):
-    """One layer, in the shape that a scan over layers wants."""
+    """One layer, in the shape that a scan over layers wants; see FeedForward."""
 
     config: ModelConfig
+    stacked: bool = True
 
     @nn.compact
     def __call__(
@@ -71,4 +80,4 @@ class Block(nn.Module):
             x_BLD = h_BLD + rows_LD.astype(h_BLD.dtype)
         attention = Attention(config, name="attention")
         x_BLD, kept = attention(x_BLD, layer, biases, R_RD, oldest_BL)
-        return FeedForward(config, name="feed_forward")(x_BLD), kept
+        return FeedForward(config, self.stacked, name="feed_forward")(x_BLD), kept

@@ -42,7 +42,7 @@ class TransformerXL(nn.Module):
         if self.stacked:
             self.layers = self._make_scan()
         else:
-            self.layers = [Block(config) for _ in range(config.n_layer)]
+            self.layers = [Block(config, stacked=False) for _ in range(config.n_layer)]
         self.embedding = Vocabulary(config)
         self.scheme = SCHEMES[config.position]
         self.biases: Any = {name: self._make_bias(name) for name in self.scheme.biases}
