@@ -46,6 +46,32 @@ def test_neighbours_are_dropped_independently() -> None:
         assert abs(same - 0.5) < 5 * 0.5 / near.size**0.5
 
 
+def test_relu_is_dropped_as_its_result_would_be() -> None:
+    x_BLD = jax.random.normal(jax.random.key(1), (B, L, D))
+
+    def read(module: Any, x_BLD: Any) -> Any:
+        return module.apply({}, x_BLD, rngs={"dropout": jax.random.key(0)})
+
+    def in_two(x_BLD: Any) -> Any:
+        return read(Dropout(RATE), jax.nn.relu(x_BLD))
+
+    def in_one(x_BLD: Any) -> Any:
+        return read(Dropout(RATE, relu=True), x_BLD)
+
+    (y_BLD, pull), (expected_BLD, pull_two) = (
+        jax.vjp(f, x_BLD) for f in (in_one, in_two)
+    )
+    tiny.assert_close(y_BLD, expected_BLD)
+    dy_BLD = jax.random.normal(jax.random.key(2), (B, L, D))
+    tiny.assert_close(pull(dy_BLD), pull_two(dy_BLD))
+    # No mask waits for the backward pass.
+    assert not [leaf for leaf in jax.tree.leaves(pull) if leaf.dtype == bool]
+    assert [leaf for leaf in jax.tree.leaves(pull_two) if leaf.dtype == bool]
+    assert apply(Dropout(RATE, relu=True), -jnp.ones((1, 2)), seed=None).max() == 0
+    nothing_BLD = np.asarray(in_one(jnp.full((B, L, D), jnp.nan)))
+    assert np.isnan(nothing_BLD).mean() == (nothing_BLD != 0).mean() > 0.5
+
+
 def test_every_call_and_seed_has_its_own_mask() -> None:
     ones_BLD = jnp.ones((B, L, D))
     first, again, other = (apply(Dropout(0.5), ones_BLD, seed=s) for s in (0, 0, 1))

@@ -42,12 +42,12 @@ class FeedForward(nn.Module):
                 name=name,
             )
 
-        def drop(x: Array) -> Array:
-            return Dropout(config.dropout, config.variational)(x)
+        def drop(x: Array, relu: bool = False) -> Array:
+            return Dropout(config.dropout, config.variational, relu)(x)
 
         norm = layer_norm(config, name="norm")
         x_BLD = norm(h_BLD) if config.pre_lnorm else h_BLD
-        x_BLF = drop(nn.relu(dense("in", "DF", (D, F), "F")(x_BLD)))
+        x_BLF = drop(dense("in", "DF", (D, F), "F")(x_BLD), relu=True)
         back = ("FD", (F, D)) if self.stacked else ("DF", (D, F))
         sum_BLD = h_BLD + drop(dense("out", *back, "D")(x_BLF))
         return sum_BLD if config.pre_lnorm else norm(sum_BLD)
