@@ -284,8 +284,8 @@ minutes in some rows.
 The first two tables are libtpu 0.0.51's, the third 0.0.42's, which jax[tpu] 0.10.2
 installs. They count memory differently: a small step has temporaries of 74 MB for the
 one and of 125 MB for the other, and peaks of 204 and 213 MB. What does not fit both
-refuse; so where 0.0.42 took a step and states more than the chip has, its sum is too
-large.
+refuse; so where 0.0.42 took a step and states more than the chip has, take its sum for
+too large, and the step for one that hardly fits.
 """
 
 

@@ -1,7 +1,7 @@
 """Multi-head attention over memory and segment (section 3.3).
 
 Dims: B streams, L segment, M memory, K = M + L, R = K distances, D model, H heads,
-A head.
+A head, J of q, k and v, X = H A, P parts of C columns of D.
 """
 
 from typing import Any
@@ -52,10 +52,10 @@ class Attention(nn.Module):
         query_BLD = norm(h_BLD) if config.pre_lnorm else h_BLD
         kept: Any
         if isinstance(layer, (KeyValues, RingLayer)):
-            qkv_DXHA = make("qkv", "D.HA", (D, 3, H, A))
+            qkv_DJHA = make("qkv", "D.HA", (D, 3, H, A))
             o_PHAC = make("o", ".HA.", (2, H, A, D // 2))
-            qkv_BLXHA = jnp.einsum("BLD,DXHA->BLXHA", query_BLD, qkv_DXHA)
-            q_BLHA, k_BLHA, v_BLHA = (qkv_BLXHA[:, :, x] for x in range(3))
+            qkv_BLJHA = jnp.einsum("BLD,DJHA->BLJHA", query_BLD, qkv_DJHA)
+            q_BLHA, k_BLHA, v_BLHA = (qkv_BLJHA[:, :, j] for j in range(3))
         else:
             q_DHA, k_DHA, v_DHA = (make(name, "DHA", (D, H, A)) for name in "qkv")
             o_PHAC = make("o", "HAD", (H, A, D))[None]

@@ -29,7 +29,6 @@ class FeedForward(nn.Module):
     def __call__(self, h_BLD: Array) -> Array:
         """Returns h_BLD after the sublayer."""
         config = self.config
-
         D, F = config.d_model, config.d_inner
 
         def dense(name: str, letters: str, shape: tuple[int, int], made: str) -> Any:

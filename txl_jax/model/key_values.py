@@ -34,8 +34,8 @@ def unstack(params: Any) -> Any:
 
     Reading a slice of stacked parameters copies it, which costs a decoder most of its
     time: unstack once, outside the loop. What stands still is also laid out as one
-    token's products read it fastest: W_q, W_k and W_v as one, qkv_DXHA; W_o in two
-    halves, o_XHAC, which XLA:CPU gives to two cores; and the feed-forward's second
+    token's products read it fastest: W_q, W_k and W_v as one, qkv_DJHA; W_o in two
+    halves, o_PHAC, which XLA:CPU gives to two cores; and the feed-forward's second
     matrix by what it makes, [D, F].
     """
 
