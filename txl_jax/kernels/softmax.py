@@ -44,10 +44,11 @@ class Limits(NamedTuple):
 # A CPU's cache nearly holds 8 MiB of float32. A rare cluster has few tokens: few of
 # them and many rows to a block waste least.
 CPU = Limits(Block(1 << 21, 1 << 12, 8), Block(1 << 20, 1 << 14, 8))
-# Elsewhere a block's rows and their gradient come from the device's memory and go back
-# there for each block of tokens, some 10 E bytes per row: with 1,024 tokens that is
-# less per score than what the scores themselves move, for E up to about 2,000.
-ACCELERATOR = Limits(Block(1 << 22, 1 << 12, 128), Block(1 << 22, 1 << 12, 128))
+# Elsewhere a block's rows and their gradient may come from the device's memory and go
+# back there for each block of tokens, some 10 E bytes per row: with 1,024 tokens it is
+# less per score than what the scores themselves move, for E up to about 2,000. The few
+# tokens of a rare cluster would leave most of such a block empty.
+ACCELERATOR = Limits(Block(1 << 22, 1 << 12, 128), Block(1 << 20, 1 << 12, 128))
 
 
 def limits() -> Limits:
