@@ -115,7 +115,7 @@ def updates(config: OptimConfig, params: Any, gradients: list[Any]) -> list[Any]
     state, found = optimizer.init(params), []
     step = tiny.jit(optimizer.update)
     for gradient in gradients:
-        update, state = step(gradient, state, params)
+        update, state = step(gradient, state, params, grad_norm=norm(gradient))
         found.append(update)
     return found
 

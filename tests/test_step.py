@@ -52,7 +52,7 @@ OPTIM = OptimConfig(
 ADAM, SCHEDULE = make_optimizer(OPTIM), make_schedule(OPTIM, 96)
 AVERAGE = make_average(OPTIM)
 # Its update is the gradient itself, so that gradients can be read off the parameters.
-SGD = optax.identity()
+SGD = optax.with_extra_args_support(optax.identity())
 Step = Callable[[TrainState, Segment], tuple[TrainState, dict[str, jax.Array]]]
 
 
@@ -64,7 +64,7 @@ def make_how(**changes: Any) -> TrainConfig:
 
 def make_state(
     model: ModelConfig,
-    optimizer: optax.GradientTransformation = ADAM,
+    optimizer: optax.GradientTransformationExtraArgs = ADAM,
     batch_size: int = B,
     generator: str = "rbg",  # compiles fastest
 ) -> TrainState:
@@ -82,7 +82,9 @@ def make_state(
 
 @functools.cache
 def make_step(
-    model: ModelConfig, how: TrainConfig, optimizer: optax.GradientTransformation = ADAM
+    model: ModelConfig,
+    how: TrainConfig,
+    optimizer: optax.GradientTransformationExtraArgs = ADAM,
 ) -> Step:
     """Returns the train step, compiled once for all tests; with SGD its rate is 1."""
     schedule = optax.constant_schedule(1.0) if optimizer is SGD else SCHEDULE

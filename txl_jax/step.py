@@ -206,7 +206,7 @@ def sum_gradients(
 
 def make_train_step(
     model: TransformerXL,
-    optimizer: optax.GradientTransformation,
+    optimizer: optax.GradientTransformationExtraArgs,
     schedule: Schedule,
     config: TrainConfig,
     add_to_average: AddToAverage | None = None,
@@ -249,7 +249,9 @@ def make_train_step(
 
         def make(params: Any, opt_state: Any, average: Any) -> tuple[Any, Any, Any]:
             with jax.named_scope("optimizer"):
-                updates, opt_state = optimizer.update(mean_grads(), opt_state, params)
+                updates, opt_state = optimizer.update(
+                    mean_grads(), opt_state, params, grad_norm=grad_norm
+                )
                 params = jax.tree.map(lambda p, u: p - lr * u, params, updates)
             if add_to_average:
                 average = add_to_average(average, params, state.step + 1)
