@@ -193,7 +193,7 @@ def embeddings(params: Params, tokens_L: Array, settings: Settings) -> Array:
     of its segment. With a memory ("sinusoidal_repeated") a remembered token keeps the
     place that it had in its own segment: section 3.3's temporal confusion.
     """
-    D = params["layers"]["attention"]["q"].shape[1]
+    D = params["layers"]["attention"]["q"].shape[-1]
     rows = [embed(params["embedding"], settings.cutoffs, t, D) for t in tokens_L]
     if settings.position in ("sinusoidal", "sinusoidal_repeated"):
         rows = [row_D + position_encoding(i, D, 0) for i, row_D in enumerate(rows)]
@@ -223,7 +223,7 @@ def block(
     """Returns layer n's output h_LD; its input h_LD is the end of the context."""
     layer = _map(lambda leaf: leaf[n], params["layers"])
     attention, feed_forward = layer["attention"], layer["feed_forward"]
-    shape_HA = attention["q"].shape[1:]
+    shape_HA = attention["q"].shape[:2]
     u_HA, w_HA = (layer_bias(params.get(name), n, shape_HA) for name in "uw")
     norm = partial(layer_norm, epsilon=settings.layer_norm_epsilon)
     read_from = partial(attend, attention, u_HA, w_HA, settings)
@@ -252,7 +252,7 @@ def attend(
     visible_L: list[list[int]],
 ) -> Array:
     """Returns what the last L rows of the context read from it, before the residual."""
-    L, (D, H, A) = len(visible_L), attention["q"].shape
+    L, (H, A, D) = len(visible_L), attention["q"].shape
     terms_4HLK = four_terms(attention, u_HA, w_HA, settings, context_KD, L)
     output_LD = np.zeros((L, D))
     for i, keys in enumerate(visible_L):
@@ -262,7 +262,7 @@ def attend(
             probabilities = weights / sum(weights)
             read_A = np.zeros(A)
             for probability, j in zip(probabilities, keys, strict=True):
-                read_A += probability * (context_KD[j] @ attention["v"][:, h])
+                read_A += probability * (attention["v"][h] @ context_KD[j])
             output_LD[i] += read_A @ attention["o"][h]
     return output_LD
 
@@ -278,22 +278,22 @@ def four_terms(
     """Returns terms (a) to (d) of A^rel (section 3.3), unscaled, as [4, H, L, K].
 
     The queries are the last L = n_query rows of the context, `attention` one layer's
-    parameters. The paper's matrices W^T are one head's [D, A] here, its W^T R is r, its
-    v is w. A key in a query's future has no distance and no terms: NaN.
+    parameters. The paper's matrices W are one head's [A, D] here, its W R is r, its v
+    is w. A key in a query's future has no distance and no terms: NaN.
     """
-    K, H = len(context_KD), attention["q"].shape[1]
+    K, H = len(context_KD), attention["q"].shape[0]
     where = settings.position, attention, w_HA, settings.clamp_len
     terms_4HLK = np.full((4, H, n_query, K), np.nan)
     for h in range(H):
-        Wq, Wk = attention["q"][:, h], attention["k"][:, h]
+        Wq, Wk = attention["q"][h], attention["k"][h]
         near = [at_distance(*where, distance, h) for distance in range(K)]
         for i in range(K - n_query, K):
             for j in range(i + 1):
                 E_i, E_j, (r_ij, bias_ij) = context_KD[i], context_KD[j], near[i - j]
                 terms_4HLK[:, h, i - (K - n_query), j] = (
-                    (E_i @ Wq) @ (E_j @ Wk),
-                    (E_i @ Wq) @ r_ij,
-                    u_HA[h] @ (E_j @ Wk),
+                    (Wq @ E_i) @ (Wk @ E_j),
+                    (Wq @ E_i) @ r_ij,
+                    u_HA[h] @ (Wk @ E_j),
                     bias_ij,
                 )
     return terms_4HLK

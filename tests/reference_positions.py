@@ -31,9 +31,9 @@ def at_distance(
     "shaw_biased" a learned number as term (d). Learned tables end with distance 0, and
     what is farther than their first row counts as it.
     """
-    D, _, A = attention["q"].shape
+    _, A, D = attention["q"].shape
     if position == "transformer_xl":
-        r_A = position_encoding(distance, D, clamp_len) @ attention["r"][:, h]
+        r_A = attention["r"][h] @ position_encoding(distance, D, clamp_len)
         return r_A, w_HA[h] @ r_A
     if position in ("shaw", "shaw_biased"):
         distance = min(distance, clamp_len) if clamp_len > 0 else distance

@@ -39,7 +39,7 @@ def make_params(n_layer: int = N) -> Params:
     def dense(n_in: int, n_out: int) -> Params:
         return {"kernel": normal(n_layer, n_in, n_out), "bias": normal(n_layer, n_out)}
 
-    attention = {name: normal(n_layer, D, H, A) for name in "qkvr"}
+    attention = {name: normal(n_layer, H, A, D) for name in "qkvr"}
     return {
         "embedding": {"table": normal(V, D), "bias": normal(V)},
         "u": normal(H, A),
@@ -106,9 +106,9 @@ def test_layer_norm_by_hand() -> None:
 
 def test_four_terms_by_hand() -> None:
     attention = {
-        "q": np.array([1.0, 0.0]).reshape(2, 1, 1),
-        "k": np.array([0.0, 1.0]).reshape(2, 1, 1),
-        "r": np.array([1.0, 1.0]).reshape(2, 1, 1),
+        "q": np.array([1.0, 0.0]).reshape(1, 1, 2),
+        "k": np.array([0.0, 1.0]).reshape(1, 1, 2),
+        "r": np.array([1.0, 1.0]).reshape(1, 1, 2),
     }
     context_KD = np.array([[3.0, 1.0], [1.0, 2.0]])
     u_HA, w_HA = np.array([[0.5]]), np.array([[2.0]])
@@ -135,10 +135,10 @@ def test_one_layer_by_hand() -> None:
         "w": np.array([[3.0]]),
         "layers": {
             "attention": {
-                "q": np.array([1.0, 0.0]).reshape(1, 2, 1, 1),
-                "k": np.array([0.0, 1.0]).reshape(1, 2, 1, 1),
-                "v": np.array([1.0, 1.0]).reshape(1, 2, 1, 1),
-                "r": np.array([1.0, 0.0]).reshape(1, 2, 1, 1),
+                "q": np.array([1.0, 0.0]).reshape(1, 1, 1, 2),
+                "k": np.array([0.0, 1.0]).reshape(1, 1, 1, 2),
+                "v": np.array([1.0, 1.0]).reshape(1, 1, 1, 2),
+                "r": np.array([1.0, 0.0]).reshape(1, 1, 1, 2),
                 "o": np.array([1.0, 0.5]).reshape(1, 1, 1, 2),
                 "norm": {"scale": np.array([[2.0, 1]]), "bias": np.array([[0.0, 1]])},
             },
@@ -185,14 +185,14 @@ def matrix_attention(
 ) -> Array:
     """Attention over all keys at once; hidden_LK is True at keys out of sight."""
     L, K = hidden_LK.shape
-    q_LHA = np.einsum("LD,DHA->LHA", x_KD[K - L :], attention["q"])
-    k_KHA = np.einsum("KD,DHA->KHA", x_KD, attention["k"])
-    v_KHA = np.einsum("KD,DHA->KHA", x_KD, attention["v"])
+    q_LHA = np.einsum("LD,HAD->LHA", x_KD[K - L :], attention["q"])
+    k_KHA = np.einsum("KD,HAD->KHA", x_KD, attention["k"])
+    v_KHA = np.einsum("KD,HAD->KHA", x_KD, attention["v"])
     position_R = np.arange(K - 1, -1, -1.0)  # the rows of R run from far to near
     position_R = np.minimum(position_R, clamp) if clamp else position_R
     angle_RF = np.outer(position_R, 1 / 10000 ** (np.arange(0, D, 2) / D))
     encoding_RD = np.concatenate([np.sin(angle_RF), np.cos(angle_RF)], -1)
-    r_RHA = np.einsum("RD,DHA->RHA", encoding_RD, attention["r"])
+    r_RHA = np.einsum("RD,HAD->RHA", encoding_RD, attention["r"])
     content_HLK = np.einsum("LHA,KHA->HLK", q_LHA + u_HA, k_KHA)
     position_HLR = np.einsum("LHA,RHA->HLR", q_LHA + w_HA, r_RHA)
     score_HLK = (content_HLK + shift_left(position_HLR)) / A**0.5

@@ -102,7 +102,7 @@ def test_the_papers_model_as_learned_distances(clamp_len: int) -> None:
     )
     attention = params["layers"]["attention"]
     R_PD = [reference.position_encoding(P - 1 - row, D, 0) for row in range(P)]
-    r_NPHA = np.einsum("PD,NDHA->NPHA", R_PD, attention.pop("r"))
+    r_NPHA = np.einsum("PD,NHAD->NPHA", R_PD, attention.pop("r"))
     attention["distances"] = r_NPHA
     attention["distance_bias"] = np.einsum("NPHA,NHA->NPH", r_NPHA, params.pop("w"))
     actual_BLD, _ = read_segments(
@@ -244,7 +244,7 @@ def test_zeros_are_read_as_tokens_are() -> None:
     assert_close(terms_4HLK[[0, 2], :, 0, :M], np.zeros((2, H, M)))
     weights_HK = np.exp(terms_4HLK[:, :, 0].sum(0) / math.sqrt(A))
     own_H = weights_HK[:, M] / weights_HK.sum(-1)
-    value_HA = np.einsum("D,DHA->HA", h_1D[0], attention["v"])
+    value_HA = np.einsum("D,HAD->HA", h_1D[0], attention["v"])
     expected_D = np.einsum("H,HA,HAD->D", own_H, value_HA, attention["o"])
     actual_1D = reference.attend(
         attention, params["u"], params["w"], settings, context_KD, [[0, 1, 2, 3]]

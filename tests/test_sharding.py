@@ -42,7 +42,6 @@ ADAM = make_optimizer(OptimConfig())
         ("VE", P("model", "fsdp")),
         # D takes fsdp before E does.
         ("ED", P(None, "fsdp")),
-        ("NDHA", P(None, "fsdp", "model", None)),
         ("NHAD", P(None, "model", None, "fsdp")),
         ("NDF", P(None, "fsdp", "model")),
         ("NF", P(None, "model")),

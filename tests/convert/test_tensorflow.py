@@ -103,9 +103,9 @@ def layer_of(config: ModelConfig, layers: Any, n: int) -> dict[str, Any]:
         made[f"{scope}/LayerNorm/gamma"] = norm["scale"][n]
         made[f"{scope}/LayerNorm/beta"] = norm["bias"][n]
     heads = {name: layers["attention"][name][n] for name in "qkvro"}
-    flat = [heads[name].reshape(D, -1) for name in "qkv"]
+    flat = [heads[name].reshape(-1, D).T for name in "qkv"]
     made["rel_attn/qkv/kernel"] = np.concatenate(flat, axis=1)
-    made["rel_attn/r/kernel"] = heads["r"].reshape(D, -1)
+    made["rel_attn/r/kernel"] = heads["r"].reshape(-1, D).T
     made["rel_attn/o/kernel"] = heads["o"].reshape(-1, D)
     for name, ours in (("layer_1", "in"), ("layer_2", "out")):
         for kind in ("kernel", "bias"):

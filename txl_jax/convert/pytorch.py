@@ -101,13 +101,12 @@ def _layer(keys: Keys, n: int, config: ModelConfig) -> Params:
         kernel = keys.take(f"{feed}{name}.weight", rows, columns).T
         return {"kernel": kernel, "bias": keys.take(f"{feed}{name}.bias", rows)}
 
-    qkv = keys.take(f"{attention}qkv_net.weight", 3 * H * A, D).reshape(3, H, A, D)
-    q, k, v = qkv.transpose(0, 3, 1, 2)
+    q, k, v = keys.take(f"{attention}qkv_net.weight", 3 * H * A, D).reshape(3, H, A, D)
     o = keys.take(f"{attention}o_net.weight", D, H * A).T.reshape(H, A, D)
     inner: Params = {"q": q, "k": k, "v": v, "o": o, "norm": norm(attention)}
     if config.position == "transformer_xl":
-        r = keys.take(f"{attention}r_net.weight", H * A, D).reshape(H, A, D)
-        inner["r"] = r.transpose(2, 0, 1)
+        r = keys.take(f"{attention}r_net.weight", H * A, D)
+        inner["r"] = r.reshape(H, A, D)
     outer = {"in": dense("CoreNet.0", F, D), "out": dense("CoreNet.3", D, F)}
     return {"attention": inner, "feed_forward": {**outer, "norm": norm(feed)}}
 
@@ -145,16 +144,15 @@ def _layer_state(config: ModelConfig, layers: Params, n: int) -> Params:
     state: Params = {}
 
     def flat(name: str) -> np.ndarray:
-        """Returns [H A, D] of [D, H, A]."""
-        return np.asarray(attention[name][n]).reshape(D, rows).T
+        """Returns [H A, D] of [H, A, D]."""
+        return np.asarray(attention[name][n]).reshape(rows, D)
 
     prefix = ATTENTION.format(n)
     qkv = [flat(name) for name in ("q", "k", "v")]
     state[f"{prefix}qkv_net.weight"] = np.concatenate(qkv)
     if config.position == "transformer_xl":
         state[f"{prefix}r_net.weight"] = flat("r")
-    o = np.asarray(attention["o"][n]).reshape(rows, D)
-    state[f"{prefix}o_net.weight"] = o.T
+    state[f"{prefix}o_net.weight"] = flat("o").T
     state[f"{prefix}layer_norm.weight"] = attention["norm"]["scale"][n]
     state[f"{prefix}layer_norm.bias"] = attention["norm"]["bias"][n]
     prefix = FEED_FORWARD.format(n)

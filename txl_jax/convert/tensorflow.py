@@ -153,14 +153,13 @@ def _read_layer(variables: _Variables, n: int, config: ModelConfig) -> Params:
         )
         return {"scale": scale, "bias": bias}
 
-    qkv = kernel("rel_attn/qkv", D, 3 * H * A).reshape(D, 3, H, A)
-    q, k, v = qkv.transpose(1, 0, 2, 3)
+    q, k, v = kernel("rel_attn/qkv", D, 3 * H * A).T.reshape(3, H, A, D)
     return {
         "attention": {
             "q": q,
             "k": k,
             "v": v,
-            "r": kernel("rel_attn/r", D, H * A).reshape(D, H, A),
+            "r": kernel("rel_attn/r", D, H * A).T.reshape(H, A, D),
             "o": kernel("rel_attn/o", H * A, D).reshape(H, A, D),
             "norm": norm("rel_attn"),
         },

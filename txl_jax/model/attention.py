@@ -57,12 +57,13 @@ class Attention(nn.Module):
             qkv_BLJHA = jnp.einsum("BLD,DJHA->BLJHA", query_BLD, qkv_DJHA)
             q_BLHA, k_BLHA, v_BLHA = (qkv_BLJHA[:, :, j] for j in range(3))
         else:
-            q_DHA, k_DHA, v_DHA = (make(name, "DHA", (D, H, A)) for name in "qkv")
+            # D last in all of them: a TPU pads the last dimension to 128, and A is 64.
+            q_HAD, k_HAD, v_HAD = (make(name, "HAD", (H, A, D)) for name in "qkv")
             o_PHAC = make("o", "HAD", (H, A, D))[None]
-            q_BLHA = jnp.einsum("BLD,DHA->BLHA", query_BLD, q_DHA)
+            q_BLHA = jnp.einsum("BLD,HAD->BLHA", query_BLD, q_HAD)
 
         def project(h_BKD: Array) -> tuple[Array, Array]:
-            return key_values(norm(h_BKD) if config.pre_lnorm else h_BKD, k_DHA, v_DHA)
+            return key_values(norm(h_BKD) if config.pre_lnorm else h_BKD, k_HAD, v_HAD)
 
         if isinstance(layer, RingLayer):
             o_BLHA, kept = layer.attend(q_BLHA, k_BLHA, v_BLHA, oldest_BL[:, 0])

@@ -41,8 +41,8 @@ def unstack(params: Any) -> Any:
 
     def lay_out(layer: Any) -> Any:
         attention, feed_forward = dict(layer["attention"]), dict(layer["feed_forward"])
-        qkv = [attention.pop(name) for name in "qkv"]
-        attention["qkv"] = jnp.stack(qkv, axis=1)
+        qkv_JHAD = jnp.stack([attention.pop(name) for name in "qkv"])
+        attention["qkv"] = jnp.moveaxis(qkv_JHAD, -1, 0)
         attention["o"] = jnp.stack(jnp.split(attention["o"], 2, axis=-1))
         kernel_FD, bias_D = (feed_forward["out"][name] for name in ("kernel", "bias"))
         feed_forward["out"] = {"kernel": kernel_FD.T, "bias": bias_D}
@@ -56,10 +56,10 @@ def unstack(params: Any) -> Any:
     return {name: leaf for name, leaf in params.items() if name != "layers"} | apart
 
 
-def key_values(h_BKD: Array, k_DHA: Array, v_DHA: Array) -> tuple[Array, Array]:
+def key_values(h_BKD: Array, k_HAD: Array, v_HAD: Array) -> tuple[Array, Array]:
     """Returns keys and values of hidden states, normalised if they are to be."""
-    k_BKHA = jnp.einsum("BKD,DHA->BKHA", h_BKD, k_DHA)
-    return k_BKHA, jnp.einsum("BKD,DHA->BKHA", h_BKD, v_DHA)
+    k_BKHA = jnp.einsum("BKD,HAD->BKHA", h_BKD, k_HAD)
+    return k_BKHA, jnp.einsum("BKD,HAD->BKHA", h_BKD, v_HAD)
 
 
 class KeyValues(NamedTuple):
@@ -234,8 +234,8 @@ def project(config: ModelConfig, attention: Any, h_BMD: Array) -> tuple[Array, A
     if config.pre_lnorm:
         norm = layer_norm(config)
         h_BMD = norm.apply({"params": attention["norm"]}, h_BMD)  # type: ignore
-    _, k_DHA, v_DHA = jnp.moveaxis(attention["qkv"].astype(dtype), 1, 0)
-    return key_values(h_BMD, k_DHA, v_DHA)
+    _, k_HAD, v_HAD = jnp.moveaxis(attention["qkv"].astype(dtype), 0, -1)
+    return key_values(h_BMD, k_HAD, v_HAD)
 
 
 class RingLayer(NamedTuple):

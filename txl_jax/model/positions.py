@@ -73,8 +73,8 @@ def transformer_xl(
     config: ModelConfig, weight: Weight, R_RD: Array, biases: Any, R: int
 ) -> Distances:
     """Returns r = W_kR R, u and w: all four terms of section 3.3."""
-    shape = (config.d_model, config.n_head, config.d_head)
-    r_RHA = jnp.einsum("RD,DHA->RHA", R_RD, weight("r", "DHA", shape))
+    shape = (config.n_head, config.d_head, config.d_model)
+    r_RHA = jnp.einsum("RD,HAD->RHA", R_RD, weight("r", "HAD", shape))
     return Distances(r_RHA, biases["u"], biases["w"])
 
 
