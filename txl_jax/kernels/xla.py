@@ -7,7 +7,8 @@ The score of query i and key j is the paper's four terms (section 3.3),
 where w is the paper's v (its letter is the values' here). Computed for every distance
 and re-indexed from distance to key by `rel_shift`, the second half costs one product.
 
-Dims: B streams, L queries, M memory, K = M + L keys, R = K distances, H heads, A head.
+Dims: B streams, L queries, M memory, K = M + L keys, R = K distances, Z = R + 1 or
+more, H heads, A head.
 """
 
 import functools
@@ -80,26 +81,13 @@ def rel_shift(x_HBLR: Array) -> Array:
     One column of padding makes a row one longer than a row of keys, so that reading
     the same numbers as rows of K shifts row i by L - 1 - i (Appendix B).
     """
-    H, B, L, R = x_HBLR.shape
-    padded = jnp.pad(x_HBLR, ((0, 0), (0, 0), (0, 0), (1, 0)))
-    return padded.reshape(H, B, R + 1, L)[:, :, 1:].reshape(H, B, L, R)
+    return read_on(jnp.pad(x_HBLR, ((0, 0), (0, 0), (0, 0), (1, 0))))
 
 
-def by_key(x_HBLR: Array, K: int) -> Array:
-    """Returns scores by key of scores by distance, for R <= K: see `rel_shift`.
-
-    Keys that are farther than R - 1 have 0. (clamp_len and learned tables have such:
-    their products are shorter than K.)
-    """
-    L, R = x_HBLR.shape[2:]
-    wide = min(K, R + L - 1)
-    near = rel_shift(in_front(x_HBLR, wide - R))
-    return in_front(near, K - wide)
-
-
-def in_front(x_HBLR: Array, columns: int) -> Array:
-    """Returns x with so many columns of zeros before its own."""
-    return jnp.pad(x_HBLR, ((0, 0), (0, 0), (0, 0), (columns, 0)))
+def read_on(x_HBLZ: Array) -> Array:
+    """Returns rows of R = Z - 1, those of Z read on and on: see `rel_shift`."""
+    H, B, L, Z = x_HBLZ.shape
+    return x_HBLZ.reshape(H, B, Z, L)[:, :, 1:].reshape(H, B, L, Z - 1)
 
 
 def visible_BLK(oldest_BL: Array, K: int) -> Array:
@@ -165,7 +153,7 @@ def probabilities(
     left out; without r_RHA all that depends on distance is. Source: section 3.3; the
     reference scales all four terms.
     """
-    A = q_BLHA.shape[-1]
+    _, L, _, A = q_BLHA.shape
     K = k_BKHA.shape[1]
     f32 = jnp.float32
     # Heads come first, so that r, which has no streams, is not copied for each of them
@@ -176,19 +164,24 @@ def probabilities(
         "HBLA,HBKA->HBLK", content_HBLA, k_HBKA, preferred_element_type=f32
     )
     if r_RHA is not None:
-        r_HRA = jnp.swapaxes(r_RHA, 0, 1)
-        if r_RHA.shape[0] < K:
+        R, r_HRA = r_RHA.shape[0], jnp.swapaxes(r_RHA, 0, 1)
+        if R < K:
             # All that a softmax sees is differences: those from the farthest distance,
             # which many keys share, are 0 for them all.
             r_HRA -= r_HRA[:, :1]
             bias_HR = None if bias_HR is None else bias_HR - bias_HR[:, :1]
+        # The keys that are less than R from some query. Rows of zeros make the greater
+        # distances that they have, and the column that `rel_shift` would put in front.
+        near = min(K, R + L - 1)
+        zeros = ((0, 0), (near - R + 1, 0))
+        r_HZA = jnp.pad(r_HRA, (*zeros, (0, 0)))
         position_HBLA = heads_first(with_bias(q_BLHA, w_HA))
-        position_HBLR = jnp.einsum(
-            "HBLA,HRA->HBLR", position_HBLA, r_HRA, preferred_element_type=f32
+        position_HBLZ = jnp.einsum(
+            "HBLA,HZA->HBLZ", position_HBLA, r_HZA, preferred_element_type=f32
         )
         if bias_HR is not None:
-            position_HBLR += bias_HR[:, None, None].astype(f32)
-        score_HBLK += by_key(position_HBLR, K)
+            position_HBLZ += jnp.pad(bias_HR, zeros)[:, None, None].astype(f32)
+        score_HBLK = score_HBLK.at[..., K - near :].add(read_on(position_HBLZ))
     score_HBLK *= A**-0.5
     score_HBLK = jnp.where(visible_BLK(oldest_BL, K), score_HBLK, MASKED)
     return jax.nn.softmax(score_HBLK, axis=-1)
