@@ -63,7 +63,9 @@ class Attention(nn.Module):
             q_BLHA = jnp.einsum("BLD,HAD->BLHA", query_BLD, q_HAD)
 
         def project(h_BKD: Array) -> tuple[Array, Array]:
-            return key_values(norm(h_BKD) if config.pre_lnorm else h_BKD, k_HAD, v_HAD)
+            if config.pre_lnorm:  # what is in the memory trains the norm
+                return key_values(norm(h_BKD), k_HAD, v_HAD)
+            return key_values(h_BKD, k_HAD, v_HAD, h_BKD.shape[1] - h_BLD.shape[1])
 
         if isinstance(layer, RingLayer):
             o_BLHA, kept = layer.attend(q_BLHA, k_BLHA, v_BLHA, oldest_BL[:, 0])

@@ -60,15 +60,10 @@ class Memory:
         """Returns (k_BKHA, v_BKHA) of one layer's memory and segment.
 
         `project` maps hidden states to keys and values. The memory is projected anew,
-        since the parameters may have changed, and apart from the segment, so that the
-        backward pass has no product for what gets no gradient.
+        since the parameters may have changed.
         """
-        past_BMHA = project(h_BMD.astype(h_BLD.dtype))
-        k_BKHA, v_BKHA = (
-            jnp.concatenate(pair, axis=1)
-            for pair in zip(past_BMHA, project(h_BLD), strict=True)
-        )
-        return k_BKHA, v_BKHA
+        h_BKD = jnp.concatenate([h_BMD.astype(h_BLD.dtype), h_BLD], axis=1)
+        return project(h_BKD)
 
     @jax.named_scope("memory")
     def append(
