@@ -106,7 +106,8 @@ def refuse_misfits(record: Record, like: dict[str, Any]) -> None:
         more = f"; {len(other) - 3} more arrays differ" if len(other) > 3 else ""
         raise UserError(
             f"checkpoint {record.step} is of another model or optimiser: {shown}{more};"
-            " give the config that it was made with, or another --workdir"
+            " give the config that it was made with, by the txl_jax that made it (its "
+            "git_revision is in run.json), or another --workdir"
         )
 
 

@@ -354,12 +354,8 @@ All figures are of one update; all cycles are estimates.
 
 Some loops are as long as the data says. Assumed is a full memory, all of which every
 query sees: so many tiles `chunked` visits. Of the vocabulary's clusters behind the
-first, each has its part of the tokens by Zipf's law, fewer than one block's 1,024: one
+first, each has its part of the tokens by Zipf's law, fewer than one block's 256: one
 block is counted. (The TPU kernels skip nothing then either.)
-
-The v5e rows are of a step that also kept two masks of each feed-forward layer and chose
-between the old and the new state instead of branching: `wt103_large` on v5e:2x4 has
-since lost 8 % of its memory and 3 % of its traffic.
 
 What is not run here the same command adds. For v5p give it the libtpu that jax 0.10.2
 names, 0.0.42: what 0.0.51 makes of `wt103_large` for v5p this jax cannot read ("async-
