@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.benchmarks import compare, pods, quiet, record, tpu_step
+from experiments.benchmarks import compare, pods, quiet, record, tpu_step_page
 from experiments.benchmarks.quiet import LoadedError, Watch
 
 FOLDER = Path(record.__file__).parent
@@ -183,7 +183,7 @@ def test_the_page_of_tpu_steps_says_what_fits_what_is_not_run_and_the_ratio() ->
     slow = row | {"kernel": "xla", "xla_cycles": 12_000_000, "kernel_cycles": 0}
     full = row | {"kernel": "chunked", "fits": False, "hbm_bytes": 5 * 2**30}
     most = row | {"part": "largest", "kernel": "tpu", "streams": 9}
-    lines = tpu_step.page([slow, full, row | {"kernel": "tpu"}, most]).splitlines()
+    lines = tpu_step_page.page([slow, full, row | {"kernel": "tpu"}, most]).splitlines()
     first = "| `enwik8_24l` | v5e | "
     assert [line for line in lines if line.startswith(first)] == [
         f"{first}xla | 3.0 of 4.0 | 1 of 128 | 5.0 | 12.0 | 0.0 | 12.0 | 1.00 |",
