@@ -198,6 +198,9 @@ def tabulate(rows: list[dict[str, Any]]) -> str:
     for xla, tpu in zip(rows[::2], rows[1::2], strict=True):
         cells = [tpu["chip"], " x ".join(map(str, tpu["shape"]))]
         ratio = "does not fit"
+        if "error" in tpu:
+            lines.append(f"| {' | '.join([*cells, *[''] * 5, 'refused', ''])} |")
+            continue
         if "error" in xla:
             cells += ["out of memory", f"{tpu['temporary_mib']:,.0f}", ""]
         else:
