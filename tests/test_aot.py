@@ -277,8 +277,13 @@ def test_the_search_finds_the_most_that_fit(most: int) -> None:
         tried.append(count)
         return count <= most, 1000 + 10 * count + count**2 // 50
 
-    assert pod.search(fits, 1000 + 10 * most + most**2 // 50) == most
+    capacity = 1000 + 10 * most + most**2 // 50
+    assert pod.search(fits, capacity) == most
     assert len(tried) == len(set(tried)) <= 14
+    known = [(count, *fits(count)) for count in (3, 8)]
+    tried.clear()
+    assert pod.search(fits, capacity, known) == most
+    assert len(tried) == len(set(tried) - {3, 8}) <= 12
 
 
 @needs_libtpu

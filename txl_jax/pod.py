@@ -8,7 +8,7 @@ Dims: B streams, L segment.
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from jax.sharding import Mesh
@@ -29,19 +29,27 @@ from txl_jax.hlo import Program
 from txl_jax.report.writer import say
 from txl_jax.workdir import fit_mesh
 
+Trial = tuple[int, bool, int]  # a count, whether it fits, and its bytes
 
-def search(fits: Callable[[int], tuple[bool, int]], capacity: float) -> int:
+
+def search(
+    fits: Callable[[int], tuple[bool, int]],
+    capacity: float,
+    known: Iterable[Trial] = (),
+) -> int:
     """Returns the greatest count for which fits(count) -> (it does, bytes); 0 if none.
 
     Bytes grow about in proportion to the count: a guess is where the line through the
-    two newest trials meets the capacity, kept between what fits and what does not.
+    two newest trials meets the capacity, kept between what fits and what does not. The
+    `known` trials need not be made.
     """
     low, high, tried = 0, 0, []
-    count = 1
+    count, before = 1, iter(known)
     while not high or high - low > 1:
-        good, size = fits(count)
+        count, good, size = next(before, None) or (count, *fits(count))
         tried.append((count, size))
-        low, high = (count, high) if good else (low, count)
+        low = max(low, count) if good else low
+        high = high if good else min(high or count, count)
         slope = tried[-1][1] / count
         if len(tried) > 1 and tried[-1][0] != tried[-2][0]:
             (c0, s0), (c1, s1) = tried[-2:]
@@ -52,8 +60,16 @@ def search(fits: Callable[[int], tuple[bool, int]], capacity: float) -> int:
     return low
 
 
-def largest_batch(config: Config, devices: list[Any], part: chips.Slice) -> Config:
-    """Returns the config with the most streams per chip that fit."""
+def largest_batch(
+    config: Config,
+    devices: list[Any],
+    part: chips.Slice,
+    known: Iterable[Trial] = (),
+) -> Config:
+    """Returns the config with the most streams per chip that fit.
+
+    known: trials made before; their counts are of train.batch_chunk streams per chip.
+    """
     unit = config.train.batch_chunk
     mesh_model = max(config.mesh.model, 1)
 
@@ -70,7 +86,7 @@ def largest_batch(config: Config, devices: list[Any], part: chips.Slice) -> Conf
         )
         return done.fits, done.bytes
 
-    found = search(fits, part.chip.hbm)
+    found = search(fits, part.chip.hbm, known)
     if not found:
         raise UserError(
             f"not even {unit} streams per chip fit on {part.name} with mesh.model = "

@@ -134,8 +134,10 @@ def measure_largest(row: Row, _: str) -> Row:
     part = chips.find(tpu_estimate.CHIPS[row["chip"]][0])
     devices = chips.find_devices(part)[:1]
     one = dataclasses.replace(part, shape=(1,))
+    step = find(known(), **{**row, "part": "step"})
+    tried = [(step["streams"], step["fits"], step["hbm_bytes"])] if step else []
     try:
-        config = pod.largest_batch(read(row), devices, one)
+        config = pod.largest_batch(read(row), devices, one, tried)
     except UserError:
         return row | {"streams": 0}
     return row | {"streams": config.train.batch_size}
