@@ -206,7 +206,7 @@ def test_a_folder_that_is_not_as_its_config_says_is_refused(tmp_path: Path) -> N
     write_run(tmp_path / "odd", model=tiny.config(n_layer=3))
     message = refusal(given(tmp_path / "odd", n_layer=3), tmp_path)
     assert "model." not in message
-    assert "parameter layers/attention/k is (2, 8, 2, 3) there, (3, 8" in message
+    assert "parameter layers/attention/k is (2, 2, 3, 8) there, (3, 2" in message
 
 
 def test_another_vocabulary_is_refused_with_the_mend(

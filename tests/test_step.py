@@ -52,7 +52,7 @@ OPTIM = OptimConfig(
 ADAM, SCHEDULE = make_optimizer(OPTIM), make_schedule(OPTIM, 96)
 AVERAGE = make_average(OPTIM)
 # Its update is the gradient itself, so that gradients can be read off the parameters.
-SGD = optax.with_extra_args_support(optax.identity())
+SGD = optax.identity()
 SGD_RATE = 0.1  # of 1, the second update would make much of the first one's rounding
 Step = Callable[[TrainState, Segment], tuple[TrainState, dict[str, jax.Array]]]
 
@@ -65,7 +65,7 @@ def make_how(**changes: Any) -> TrainConfig:
 
 def make_state(
     model: ModelConfig,
-    optimizer: optax.GradientTransformationExtraArgs = ADAM,
+    optimizer: optax.GradientTransformation = ADAM,
     batch_size: int = B,
     generator: str = "rbg",  # compiles fastest
 ) -> TrainState:
@@ -85,7 +85,7 @@ def make_state(
 def make_step(
     model: ModelConfig,
     how: TrainConfig,
-    optimizer: optax.GradientTransformationExtraArgs = ADAM,
+    optimizer: optax.GradientTransformation = ADAM,
 ) -> Step:
     """Returns the train step, compiled once for all tests."""
     schedule = optax.constant_schedule(SGD_RATE) if optimizer is SGD else SCHEDULE

@@ -206,7 +206,7 @@ def sum_gradients(
 
 def make_train_step(
     model: TransformerXL,
-    optimizer: optax.GradientTransformationExtraArgs,
+    optimizer: optax.GradientTransformation,
     schedule: Schedule,
     config: TrainConfig,
     add_to_average: AddToAverage | None = None,
@@ -219,6 +219,9 @@ def make_train_step(
     metrics `skipped` and `reason` show it. add_to_average is None where the state has
     no average.
     """
+
+    # optax's own take no norm.
+    optimizer = optax.with_extra_args_support(optimizer)
 
     def nll_sum(
         params: Any, memory: Memory, segment: Segment, key: Array

@@ -122,7 +122,7 @@ def test_each_term_is_the_one_of_its_letter() -> None:
     # Of layer 1, the last query, head 1; distance d is key K - 1 - d.
     q_A, k_RA = q[0, -1, 1], k[0, ::-1, 1][:SPAN]
     R_RD = sinusoid_RD(jnp.arange(SPAN), tiny.D)
-    r_RA = R_RD @ own["r"][1, :, 1]
+    r_RA = R_RD @ own["r"][1, 1].T
     u_A, w_A = params["u"][1], params["w"][1]
     scores = {"a": k_RA @ q_A, "b": r_RA @ q_A, "c": k_RA @ u_A, "d": r_RA @ w_A}
     for name, score_R in scores.items():

@@ -81,7 +81,12 @@ def rel_shift(x_HBLR: Array) -> Array:
     One column of padding makes a row one longer than a row of keys, so that reading
     the same numbers as rows of K shifts row i by L - 1 - i (Appendix B).
     """
-    return read_on(jnp.pad(x_HBLR, ((0, 0), (0, 0), (0, 0), (1, 0))))
+    return read_on(in_front(x_HBLR, 1))
+
+
+def in_front(x_HBLR: Array, columns: int) -> Array:
+    """Returns x with so many columns of zeros before its own."""
+    return jnp.pad(x_HBLR, ((0, 0), (0, 0), (0, 0), (columns, 0)))
 
 
 def read_on(x_HBLZ: Array) -> Array:
@@ -170,17 +175,21 @@ def probabilities(
             # which many keys share, are 0 for them all.
             r_HRA -= r_HRA[:, :1]
             bias_HR = None if bias_HR is None else bias_HR - bias_HR[:, :1]
-        # The keys that are less than R from some query. Rows of zeros make the greater
-        # distances that they have, and the column that `rel_shift` would put in front.
+        # The keys that are less than R from some query. Columns of zeros are for the
+        # greater distances that they have, and the one that `rel_shift` puts in front:
+        # where they are few, rows of zeros make them, instead of a copy of all scores.
         near = min(K, R + L - 1)
-        zeros = ((0, 0), (near - R + 1, 0))
-        r_HZA = jnp.pad(r_HRA, (*zeros, (0, 0)))
+        zeros = near - R + 1
+        rows = zeros if 2 * zeros <= R else 0
+        r_HZA = jnp.pad(r_HRA, ((0, 0), (rows, 0), (0, 0)))
         position_HBLA = heads_first(with_bias(q_BLHA, w_HA))
         position_HBLZ = jnp.einsum(
             "HBLA,HZA->HBLZ", position_HBLA, r_HZA, preferred_element_type=f32
         )
         if bias_HR is not None:
-            position_HBLZ += jnp.pad(bias_HR, zeros)[:, None, None].astype(f32)
+            bias_HZ = jnp.pad(bias_HR, ((0, 0), (rows, 0)))
+            position_HBLZ += bias_HZ[:, None, None].astype(f32)
+        position_HBLZ = in_front(position_HBLZ, zeros - rows)
         score_HBLK = score_HBLK.at[..., K - near :].add(read_on(position_HBLZ))
     score_HBLK *= A**-0.5
     score_HBLK = jnp.where(visible_BLK(oldest_BL, K), score_HBLK, MASKED)
