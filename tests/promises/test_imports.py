@@ -25,6 +25,7 @@ ROWS = """
     kernels.tpu_forward kernels.tpu_backward
     kernels.tpu
     convert.embedding model.positions model.memory model.initializers model.dropout
+    model.heads
     kernels.chunked
     kernels.choice
     model.key_values

@@ -14,8 +14,9 @@ from txl_jax.kernels import xla
 from txl_jax.kernels.choice import choose_kernel
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.dropout import Dropout, seed
+from txl_jax.model.heads import key_values
 from txl_jax.model.initializers import layer_norm, weight
-from txl_jax.model.key_values import KeyValues, RingLayer, key_values
+from txl_jax.model.key_values import KeyValues, RingLayer
 from txl_jax.model.memory import Memory
 from txl_jax.model.positions import scores
 
