@@ -107,9 +107,11 @@ def test_rel_attention_without_bias_by_distance() -> None:
     assert_close(attend(inputs), literal_attention(**inputs))
 
 
-@pytest.mark.parametrize("R", [1, 2, 4, 6])
-def test_keys_farther_than_the_rows_have_the_farthests(R: int) -> None:
-    inputs = make_inputs()
+@pytest.mark.parametrize(
+    ("L", "M", "R"), [*((L, M, R) for R in (1, 2, 4, 6)), (2, 9, 6), (1, 9, 3)]
+)
+def test_keys_farther_than_the_rows_have_the_farthests(L: int, M: int, R: int) -> None:
+    inputs, K = make_inputs(L, M), L + M
     assert R < K
     inputs["r_RHA"][: K - R] = inputs["r_RHA"][K - R]
     inputs["bias_HR"][:, : K - R] = inputs["bias_HR"][:, K - R, None]
