@@ -287,11 +287,11 @@ one and of 125 MB for the other, and peaks of 204 and 213 MB. What does not fit 
 refuse; so where 0.0.42 took a step and states more than the chip has, take its sum for
 too large, and the step for one that hardly fits.
 
-All rows are older than today's step: W_q, W_k, W_v and W_r ended with a head's size
-then, which a TPU pads to 128. On one v5p (`tpu_step.md`) the step of `wt103_large`,
-whose heads have 64, has since gone from 9.0 to 7.3 GiB and from 31.8 to 26.3 GB of
-traffic; that of `enwik8_24l`, whose heads have 128, from 7.9 to 8.2 GiB and from 37.9
-to 36.4 GB.
+Rows of 22 November 2026 and before are of a step whose W_q, W_k, W_v and W_r ended with
+a head's size, which a TPU pads to 128; they end with D since. On one v5p
+(`tpu_step.md`) that and what else changed then took the step of `wt103_large`, whose
+heads have 64, from 9.0 to 7.3 GiB and from 31.8 to 26.3 GB of traffic; that of
+`enwik8_24l`, whose heads have 128, from 7.9 to 8.2 GiB and from 37.9 to 36.4 GB.
 """
 
 
