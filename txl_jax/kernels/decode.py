@@ -97,8 +97,19 @@ def attend(
     # The order in time, 0 for the oldest.
     order_M = (jnp.arange(M) - slot) % M
     seen_B1M = (order_M >= oldest_B[:, None])[:, None]
-    score_BHM = jnp.where(seen_B1M, score_BHM, MASKED)
-    scores = jnp.concatenate([score_BHM, own_BH[..., None]], axis=-1) * A**-0.5
-    weights = jax.nn.softmax(scores, axis=-1).astype(v_BHA.dtype)
-    o_BHA = jnp.einsum("BHM,BHAM->BHA", weights[..., :-1], ring.v_BHAM)
-    return (o_BHA + weights[..., -1:] * v_BHA)[:, None]
+    score_BHM = jnp.where(seen_B1M, score_BHM, MASKED) * A**-0.5
+    own_BH *= A**-0.5
+    # Softmax by hand, its parts apart: with the largest score and the powers in one
+    # expression XLA:CPU takes 43 instead of 11 microseconds for 8 x 544 of them.
+    largest_BH = jnp.maximum(jnp.max(score_BHM, axis=-1), own_BH)
+    weight_BHM = jnp.exp(score_BHM - largest_BH[..., None])
+    own_weight_BH = jnp.exp(own_BH - largest_BH)
+    total_BH = jnp.sum(weight_BHM, axis=-1) + own_weight_BH
+    o_BHA = jnp.einsum(
+        "BHM,BHAM->BHA",
+        weight_BHM.astype(v_BHA.dtype),
+        ring.v_BHAM,
+        preferred_element_type=f32,
+    )
+    o_BHA += own_weight_BH[..., None] * v_BHA
+    return (o_BHA / total_BH[..., None]).astype(v_BHA.dtype)[:, None]
