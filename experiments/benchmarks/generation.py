@@ -50,7 +50,7 @@ def generate(
     """Measures with a memory of mem_len tokens, full of a prompt."""
     config = subject.shrink(subject.ENWIK8) if given.tiny else subject.ENWIK8
     # The first part comes with the prompt; then the warm-up, then the repetitions.
-    count = PART * (given.repeats + 2)
+    count = PART * (quiet.MOST_TURNS * given.repeats + 2)
     how = GenerateConfig(mem_len=mem_len, num_tokens=count, stream_every=PART)
     config = generation_model(config, how)
     params = subject.make_params(config)

@@ -2,8 +2,9 @@
 
 Load slows programs by unequal factors: PyTorch's threads wait for one another and
 collapse, XLA's do not, and a pair that is equal on a quiet machine differs by two or
-three times. So the load is read before anything is run, a fixed product of matrices is
-timed in both libraries between all repetitions, and where either says that others use
+three times. So the load is read before anything is run, and a fixed product of matrices
+is timed in both libraries before and after every turn. A turn beside which it was slow
+is not counted but taken again; where the load, or too many turns, say that others use
 the machine nothing is reported.
 """
 
@@ -19,9 +20,11 @@ import jax.numpy as jnp
 
 MOST_LOAD = 1.0  # processes that want to run, averaged over a minute
 LEAST_RATE = 0.8  # of the best rate that this process has seen
+MOST_TURNS = 4  # taken, for each that counts
 SIZE = 1024  # of the matrices: 2 * SIZE^3 operations, some 20 ms on two cores
 
 Rate = Callable[[], float]
+Look = dict[str, float]  # per library, the rate of the fixed product, in GFLOP/s
 
 
 class LoadedError(Exception):
@@ -65,7 +68,7 @@ def matmul_rates() -> dict[str, Rate]:
 
 
 class Watch:
-    """Whether the machine is quiet, from when this is made; raises LoadedError if not.
+    """Whether the machine is quiet; raises LoadedError if its load is high already.
 
     force: go on, and keep in `trouble` what was seen. The load is read only here, since
     what is measured is soon a load itself.
@@ -79,45 +82,54 @@ class Watch:
     ):
         self.force = force
         self.trouble = ""
+        self.retaken = 0  # turns
         self.load_average = load()
         if self.load_average > MOST_LOAD:
-            self._object(
+            self.trouble = (
                 f"the load average is {self.load_average:.2f}, above {MOST_LOAD}"
             )
+            if not force:
+                raise LoadedError(self.trouble)
         self.rates = matmul_rates() if rates is None else rates
-        self.seen: dict[str, list[float]] = {name: [] for name in self.rates}
-        for _ in range(3):
-            self.look()
+        self.looks: list[Look] = []
 
-    def look(self) -> None:
+    def look(self) -> Look:
         """Times the fixed product in every library."""
-        for name, rate in self.rates.items():
-            self.seen[name].append(rate())
-            slow, best = min(self.seen[name]), max(self.seen[name])
-            if slow < LEAST_RATE * best:
-                self._object(
-                    f"a fixed matrix product in {name} ran at {slow:.1f} and at "
-                    f"{best:.1f} GFLOP/s"
-                )
+        self.looks.append({name: rate() for name, rate in self.rates.items()})
+        return self.looks[-1]
 
-    def _object(self, trouble: str) -> None:
-        if not self.force:
-            raise LoadedError(trouble)
-        self.trouble = self.trouble or trouble
+    def best(self, name: str) -> float:
+        """Returns the best rate in a library so far."""
+        return max(look[name] for look in self.looks)
+
+    def slow(self, look: Look) -> str:
+        """Returns what was slow then, by what is known now, or nothing."""
+        for name, rate in look.items():
+            if rate < LEAST_RATE * self.best(name):
+                return (
+                    f"a fixed matrix product in {name} ran at {rate:.1f} and at "
+                    f"{self.best(name):.1f} GFLOP/s"
+                )
+        return ""
 
     def describe(self) -> dict[str, Any]:
         """Returns what was seen, for the report."""
+        rates = {
+            name: (self.best(name), min(look[name] for look in self.looks))
+            for name in self.rates
+        }
         return {
             "loaded": bool(self.trouble),
             "trouble": self.trouble,
+            "turns_retaken": self.retaken,
             "load_average": round(self.load_average, 2),
             "matmul_gflops": {
                 name: {
-                    "best": round(max(seen), 1),
-                    "worst": round(min(seen), 1),
-                    "spread": round(1 - min(seen) / max(seen), 3),
+                    "best": round(best, 1),
+                    "worst": round(worst, 1),
+                    "spread": round(1 - worst / best, 3),
                 }
-                for name, seen in self.seen.items()
+                for name, (best, worst) in rates.items()
             },
         }
 
@@ -155,12 +167,32 @@ def alternate(
     """Returns the timing of programs that were called in turn, each `repeats` times.
 
     A program returns when its work is done. Every other turn goes backwards, so that
-    none always follows the same one.
+    none always follows the same one. Turns beside a slow look do not count: up to
+    MOST_TURNS times as many are taken as are to count, and LoadedError is raised if
+    too few do. A forced watch counts every turn.
     """
-    timings = {name: Timing(clock(call), []) for name, call in programs.items()}
-    for turn in range(repeats):
-        watch.look()
-        for name in list(programs)[:: 1 if turn % 2 == 0 else -1]:
-            timings[name].seconds.append(clock(programs[name]))
-    watch.look()
-    return timings
+    first = {name: clock(call) for name, call in programs.items()}
+    looks = [watch.look()]
+    turns: list[dict[str, float]] = []
+    counted: list[dict[str, float]] = []
+    while len(counted) < repeats:
+        if len(turns) == MOST_TURNS * repeats:
+            raise LoadedError(
+                f"{len(turns) - len(counted)} of {len(turns)} turns do not count, for "
+                + next(filter(None, map(watch.slow, looks)))
+            )
+        order = list(programs)[:: 1 if len(counted) % 2 == 0 else -1]
+        turns.append({name: clock(programs[name]) for name in order})
+        looks.append(watch.look())
+        counts = [watch.force or not watch.slow(look) for look in looks]
+        counted = [
+            turn
+            for turn, before, after in zip(turns, counts, counts[1:], strict=False)
+            if before and after
+        ]
+    if watch.force:
+        watch.trouble = watch.trouble or next(filter(None, map(watch.slow, looks)), "")
+    watch.retaken += len(turns) - len(counted)
+    return {
+        name: Timing(first[name], [turn[name] for turn in counted]) for name in programs
+    }
