@@ -18,9 +18,9 @@ NAMES = ("auto", *KERNELS)
 
 
 # Where a kernel agrees with the oracle and is faster, as the TPU compiler estimates it
-# (experiments/benchmarks/tpu_estimate.md; on v4 not for short segments, for which it is
-# as fast). Everywhere else `xla`: on the CPU it was
-# measured ahead of `chunked`, which takes less memory (benchmarks/results.jsonl).
+# (experiments/benchmarks/tpu_estimate.md; for short segments on v4, as fast). All else
+# has `xla`: on the CPU it was measured ahead of `chunked`, which takes less memory
+# (experiments/benchmarks/results.jsonl).
 FASTEST = dict.fromkeys(
     ("TPU v4", "TPU v5 lite", "TPU v5e", "TPU v5", "TPU v5p", "TPU v6 lite", "TPU v6e"),
     "tpu",
