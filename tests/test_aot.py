@@ -286,6 +286,17 @@ def test_the_search_finds_the_most_that_fit(most: int) -> None:
     assert len(tried) == len(set(tried) - {3, 8}) <= 12
 
 
+def test_the_search_goes_on_where_more_is_stated_than_there_is() -> None:
+    tried = []
+
+    def fits(count: int) -> tuple[bool, int]:
+        tried.append(count)
+        return count <= 140, 500 + 75 * count if count <= 140 else 9700 + count
+
+    assert pod.search(fits, 9573) == 140
+    assert len(tried) <= 14
+
+
 @needs_libtpu
 def test_the_largest_batch_is_searched(
     path: Path, monkeypatch: pytest.MonkeyPatch

@@ -6,6 +6,7 @@ bounds on their speed.
 Dims: B streams, L segment.
 """
 
+import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
@@ -40,11 +41,13 @@ def search(
     """Returns the greatest count for which fits(count) -> (it does, bytes); 0 if none.
 
     Bytes grow about in proportion to the count: a guess is where the line through the
-    two newest trials meets the capacity, kept between what fits and what does not. The
-    `known` trials need not be made.
+    two newest trials meets the capacity. What the compiler states and what it takes
+    differ at times. So where the line points to what is known, while all fit, guesses
+    go on ever farther; and where it does not soon halve what is between what fits and
+    what does not, they do. The `known` trials need not be made.
     """
     low, high, tried = 0, 0, []
-    count, before = 1, iter(known)
+    count, before, stride, width = 1, iter(known), 1, math.inf
     while not high or high - low > 1:
         count, good, size = next(before, None) or (count, *fits(count))
         tried.append((count, size))
@@ -54,9 +57,15 @@ def search(
         if len(tried) > 1 and tried[-1][0] != tried[-2][0]:
             (c0, s0), (c1, s1) = tried[-2:]
             slope = max((s1 - s0) / (c1 - c0), slope / 8)
-        guess = int(count + (capacity - size) / max(slope, 1))
-        guess = min(max(guess, low + 1), 4 * low + 4)
-        count = min(guess, high - 1) if high else guess
+        count = int(count + (capacity - size) / max(slope, 1))
+        if not high:
+            stride = 2 * stride if count <= low else 1
+            count = min(max(count, low + stride), 4 * low + 4)
+        elif high - low > width / 2:
+            count = (low + high) // 2
+        else:
+            count = min(max(count, low + 1), high - 1)
+        width = high - low if high else math.inf
     return low
 
 
