@@ -190,6 +190,6 @@ the next and what the backward pass keeps. Update: gradients' norm, optimiser an
 MOST = """\
 ## The most streams on one chip
 
-Found by compiling with more and more streams of the same segments. What
-0.0.42 takes it may state as a little more than the chip has.
+Found by compiling with more and fewer streams of the same segments. What libtpu
+0.0.42 takes it may state as up to 7 % more than the chip has.
 """
