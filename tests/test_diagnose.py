@@ -4,7 +4,7 @@ Dims: N layers, G segments in an update; otherwise as in the glossary of `txl_ja
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -22,19 +22,13 @@ from txl_jax.sharding import MeshConfig, make_mesh, place_segments
 from txl_jax.state import init_state
 from txl_jax.step import TrainConfig
 
+pytestmark = pytest.mark.usefixtures("quick_compiler")
+
 Params = Any
 PLAIN = tiny.config(n_layer=3)
 # Where nothing divides a large gradient by a large number.
 PRE_LNORM = dataclasses.replace(PLAIN, pre_lnorm=True)
 NONE = "none, with an empty memory and the parameters of the checkpoint"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_compiler() -> Iterator[None]:
-    """Compiles twice as fast: nothing here runs for long."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def diagnose(

@@ -18,6 +18,8 @@ from txl_jax.errors import UserError
 from txl_jax.generate import GenerateConfig, choose, restrict, sample
 from txl_jax.model.memory import Memory
 
+pytestmark = pytest.mark.usefixtures("quick_compiler")
+
 # As drawn, and rounded to quarters so that tokens tie.
 LOGITS_BV = 2 * jax.random.normal(jax.random.key(0), (4, 50))
 TIED_BV = jnp.round(LOGITS_BV * 4) / 4

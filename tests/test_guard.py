@@ -6,7 +6,6 @@ Dims: S segments in a call, U updates in a call, B streams.
 import dataclasses
 import functools
 import json
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -228,14 +227,6 @@ def test_eight_devices_decide_as_one() -> None:
 
 
 # The run.
-
-
-@pytest.fixture
-def quick_compiler() -> Iterator[None]:
-    """Compiles twice as fast: nothing here runs for long."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def start(folder: Path, *argv: str) -> Done:

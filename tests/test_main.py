@@ -12,7 +12,6 @@ import math
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +27,8 @@ from txl_jax.main import MODES, check_alone, main
 from txl_jax.report.writer import read_metrics
 from txl_jax.sampling import Sample
 from txl_jax.seal import unseal
+
+pytestmark = pytest.mark.usefixtures("quick_compiler")
 
 ROOT = Path(__file__).parents[1]
 TEXT = "".join(f"{n % 97} is {n} less {n - n % 97}\n" for n in range(1000))
@@ -85,14 +86,6 @@ class Home(NamedTuple):
     def read(self, mode: str, *argv: str) -> Done:
         """Runs a mode that needs the workdir alone."""
         return command(f"--mode={mode}", f"--workdir={self.run}", *argv)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_compiler() -> Iterator[None]:
-    """Compiles twice as fast: nothing here runs for long."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 SECRET = "of-no-one-else-8dJq2"

@@ -5,11 +5,9 @@ Dims: T tokens of prompt and continuation.
 
 import io
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 
@@ -26,19 +24,13 @@ from txl_jax.model.txl import TransformerXL
 from txl_jax.restore import Loaded
 from txl_jax.sampling import Growing, Sample
 
+pytestmark = pytest.mark.usefixtures("quick_compiler")
+
 PARAMS = tiny.make_params()
 WORDS = ["<eos>", "<unk>", "the", "cat", "dog", ",", ".", "@-@", "n't", "is", "=", "a"]
 VOCAB = WordVocab(WORDS)
 SPLIT_T = tiny.make_tokens(1, 40)[0]
 HOW = {"num_tokens": 9, "mem_len": 8, "stream_every": 4, "prompt": "the cat"}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_compiler() -> Iterator[None]:
-    """Compiles twice as fast: nothing here runs for long."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def loaded(**fields: Any) -> Loaded:

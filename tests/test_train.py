@@ -27,6 +27,8 @@ from txl_jax.report.writer import read_metrics
 from txl_jax.sharding import make_mesh
 from txl_jax.step import TrainConfig
 
+pytestmark = pytest.mark.usefixtures("quick_compiler")
+
 # A text that repeats: the entropy of the next byte is near 0 once it is learnt.
 TEXT = np.frombuffer(b"segment after segment; " * 800, "u1")
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests import reference, test_main, tiny
+from tests import reference, tiny
 from tests.convert import recorded
 from tests.convert.test_huggingface import VOCAB, saved_case
 from tests.convert.test_pickle import RECORDED
@@ -19,7 +19,8 @@ from txl_jax import restore
 from txl_jax.convert import huggingface, tensorflow
 from txl_jax.data import vocab as vocabulary
 
-quick_compiler = test_main.quick_compiler
+pytestmark = pytest.mark.usefixtures("quick_compiler")
+
 NAME = "div_val_2"
 WORDS = VOCAB.words[2:]
 

@@ -6,7 +6,6 @@ I targets shown.
 
 import dataclasses
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import flax.linen as nn
@@ -28,17 +27,11 @@ from txl_jax.model.memory import Memory, oldest_BL, reach
 from txl_jax.model.positions import sinusoid_RD
 from txl_jax.model.txl import TransformerXL
 
+pytestmark = pytest.mark.usefixtures("quick_compiler")
+
 L, SPAN = 4, 6
 TOKENS = tiny.make_tokens(1, 60)[0]
 HOW = AttentionConfig(segments=3, span=SPAN, shown=100)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_compiler() -> Iterator[None]:
-    """Compiles twice as fast: nothing here runs for long."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ Dims: T tokens of a piece, L segment.
 
 import dataclasses
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -18,18 +17,12 @@ from txl_jax.evaluate import cold_start
 from txl_jax.evaluate.perplexity import EvalConfig, evaluation_model
 from txl_jax.sharding import MeshConfig, make_mesh
 
+pytestmark = pytest.mark.usefixtures("quick_compiler")
+
 MESH = make_mesh(MeshConfig(), jax.devices()[:1])
 T = 13
 HOW = EvalConfig(streams=3, tgt_len=5, mem_len=20, cold_start=T)
 TOKENS = tiny.make_tokens(1, 4 * T + 9)[0].astype(np.uint8)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_compiler() -> Iterator[None]:
-    """Compiles twice as fast: nothing here runs for long."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def test_the_curve_is_the_mean_over_pieces_read_at_once() -> None:

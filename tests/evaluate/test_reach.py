@@ -1,25 +1,17 @@
 """The formula of the dependency length is exact: every bit of an output is compared."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jax
 import pytest
 
 from tests import tiny
 from txl_jax.errors import UserError
 from txl_jax.evaluate.reach import farthest, make_changes, measured, plot, reach
 
+pytestmark = pytest.mark.usefixtures("quick_compiler")
+
 N = 3
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_compiler() -> Iterator[None]:
-    """Compiles twice as fast: nothing here runs for long."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ Dims: B = 1 stream, T tokens of a document, D model.
 
 import io
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +21,13 @@ from txl_jax.evaluate.perplexity import EvalConfig, make_evaluate
 from txl_jax.evaluate.score import Document, Score, ScoreConfig, Scores
 from txl_jax.sharding import MeshConfig, make_mesh
 
+pytestmark = pytest.mark.usefixtures("quick_compiler")
+
 PARAMS = tiny.make_params()
 NOTHING_T = np.zeros(0, np.int32)
 TOKENS_T = tiny.make_tokens(1, 23)[0]
 MEMORY = EvalConfig(streams=1, tgt_len=5, mem_len=9)
 WINDOW = EvalConfig(streams=1, tgt_len=3, mem_len=0, ext_len=4)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_compiler() -> Iterator[None]:
-    """Compiles twice as fast: nothing here runs for long."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture(scope="module")

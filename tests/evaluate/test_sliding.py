@@ -4,7 +4,6 @@ Dims: B streams, W tokens of a window, T tokens of a text.
 """
 
 import dataclasses
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -19,18 +18,12 @@ from txl_jax.evaluate.sliding import make_sliding, windows
 from txl_jax.model.config import ModelConfig
 from txl_jax.sharding import MeshConfig, make_mesh
 
+pytestmark = pytest.mark.usefixtures("quick_compiler")
+
 MESH = make_mesh(MeshConfig(), jax.devices()[:1])
 W = 6
 HOW = EvalConfig(streams=4, sliding_window=W, mem_len=9, tgt_len=5)
 TOKENS = tiny.make_tokens(1, 25)[0]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_compiler() -> Iterator[None]:
-    """Compiles twice as fast: nothing here runs for long."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def silent(done: int, total: int) -> None:

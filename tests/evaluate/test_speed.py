@@ -5,7 +5,6 @@ Dims: B windows, W attention length, L segment.
 
 import dataclasses
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +28,11 @@ from txl_jax.model.config import ModelConfig
 from txl_jax.model.key_values import unstack
 from txl_jax.state import abstract_params
 
+pytestmark = pytest.mark.usefixtures("quick_compiler")
+
 LARGE = ModelConfig(
     vocab_size=256, n_layer=3, d_model=128, n_head=2, d_head=64, d_inner=512, unroll=3
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_compiler() -> Iterator[None]:
-    """Compiles twice as fast: nothing here runs for long."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def test_a_row_has_the_tables_columns(tmp_path: Path) -> None:

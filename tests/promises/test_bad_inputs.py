@@ -15,7 +15,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests import test_main, tiny
+from tests import tiny
 from tests.test_main import Done, command
 from txl_jax import checkpoint, workdir
 from txl_jax import config as configs
@@ -24,7 +24,8 @@ from txl_jax.lock import locked
 from txl_jax.run import prepare
 from txl_jax.train import make_step
 
-quick_compiler = test_main.quick_compiler
+pytestmark = pytest.mark.usefixtures("quick_compiler")
+
 
 TEXT = "".join(f"{n} follows {n - 1}\n" for n in range(1, 301))
 EXPERIMENT = """

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from tests import test_main
 from tests.convert.test_huggingface import VOCAB, folder_of
 from tests.convert.test_pickle import RECORDED
 from tests.promises.test_bad_inputs import (
@@ -28,7 +27,8 @@ from tests.promises.test_bad_inputs import (
 from tests.rights import public_folder, without_rights
 from txl_jax.seal import seal, unseal
 
-quick_compiler = test_main.quick_compiler
+pytestmark = pytest.mark.usefixtures("quick_compiler")
+
 
 Change = Callable[[Path], object]
 

@@ -19,6 +19,8 @@ from txl_jax.model.txl import TransformerXL
 from txl_jax.state import TrainState, init_params
 from txl_jax.step import TrainConfig, make_train_step
 
+pytestmark = pytest.mark.usefixtures("quick_compiler")
+
 B, L, S = 8, 8, 60
 PERIOD = 5
 LEARNED = 0.7  # nats
