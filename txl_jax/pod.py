@@ -42,9 +42,9 @@ def search(
 
     Bytes grow about in proportion to the count: a guess is where the line through the
     two newest trials meets the capacity. What the compiler states and what it takes
-    differ at times. So where the line points to what is known, while all fit, guesses
-    go on ever farther; and where it does not soon halve what is between what fits and
-    what does not, they do. The `known` trials need not be made.
+    differ at times. So where the line points to a count that fits, and none is known
+    that does not, guesses go on in doubling steps; and where it does not halve the
+    range that is left, the middle is tried. The `known` trials need not be made.
     """
     low, high, tried = 0, 0, []
     count, before, stride, width = 1, iter(known), 1, math.inf
