@@ -191,5 +191,5 @@ MOST = """\
 ## The most streams on one chip
 
 Found by compiling with more and fewer streams of the same segments. What libtpu
-0.0.42 takes it may state as up to 7 % more than the chip has.
+0.0.42 takes it may state as up to 10 % more than the chip has.
 """
