@@ -179,8 +179,8 @@ def test_good_updates_are_those_of_a_step_without_a_guard(
         good = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
         return jnp.where(good, MADE, LOSS), self
 
-    def trust(self: Guard, *_: Any) -> tuple[int, Guard]:
-        return MADE, self
+    def trust(self: Guard, *_: Any) -> tuple[Any, Guard]:
+        return jnp.int32(MADE), self
 
     for judge, compare in ((finite, tiny.assert_equal), (trust, tiny.assert_close)):
         monkeypatch.setattr(Guard, "judge", judge)
