@@ -130,11 +130,12 @@ def test_the_json_says_what_fits_and_how_fast_at_best(path: Path) -> None:
     assert result["tokens"] == 2 * B * L
     assert result["evaluation"]["tokens"] == 8 * L
     # All gradients are added up once for each segment, whole, in float32; but of W_r's
-    # those of r, which are fewer, in bfloat16, as the product takes them.
+    # those of r, which are fewer, in bfloat16, as the product takes them. libtpu 0.0.50
+    # adds some small ones up once for both.
     params = parameter_count(abstract_params(read(path).model))
     once = 4 * (params - N * D * HA) + 2 * N * (M + L) * HA
     added = result["collectives"]["all-reduce"]["bytes"]
-    assert 2 * once <= added < 2.01 * once
+    assert 1.99 * once < added < 2.01 * once
     assert set(result["evaluation"]["collectives"]) <= {"all-reduce"}
     assert "fits" in done.err and "tokens a second" in done.err
 
