@@ -281,17 +281,10 @@ of the sum of the three times. Utilisation: the FLOPs that the mathematics needs
 the chips' peak. compiled: on two cores that had other work, and that were stopped for
 minutes in some rows.
 
-The first two tables are libtpu 0.0.51's, the third 0.0.42's, which jax[tpu] 0.10.2
-installs. They count memory differently: a small step has temporaries of 74 MB for the
-one and of 125 MB for the other, and peaks of 204 and 213 MB. What does not fit both
-refuse; so where 0.0.42 took a step and states more than the chip has, take its sum for
-too large, and the step for one that hardly fits.
-
-Rows of 22 November 2026 and before are of a step whose W_q, W_k, W_v and W_r ended with
-a head's size, which a TPU pads to 128; they end with D since. On one v5p
-(`tpu_step.md`) that and what else changed then took the step of `wt103_large`, whose
-heads have 64, from 9.0 to 7.3 GiB and from 31.8 to 26.3 GB of traffic; that of
-`enwik8_24l`, whose heads have 128, from 7.9 to 8.2 GiB and from 37.9 to 36.4 GB.
+libtpu 0.0.42 made all rows, which jax[tpu] 0.10.2 installs. It counts more memory than
+0.0.51: for a small step temporaries of 125 and not 74 MB, and a peak of 213 and not
+204 MB. What does not fit both refuse; so where 0.0.42 took a step and states more than
+the chip has, take its sum for too large, and the step for one that hardly fits.
 """
 
 
