@@ -1,0 +1,62 @@
+"""The documentation site: `sphinx-build -W -b html docs docs/_build/html`."""
+
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+
+project = "txl_jax"
+author = "the authors of txl_jax"
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.mathjax",
+    "sphinx_copybutton",
+    "directives",
+]
+exclude_patterns = ["_build", "figures/*.py", "generate"]
+
+# Pages
+
+myst_enable_extensions = [
+    "attrs_block",
+    "dollarmath",
+    "amsmath",
+    "colon_fence",
+    "deflist",
+]
+myst_heading_anchors = 3
+suppress_warnings: list[str] = []
+
+# The reference of the Python API: docstrings write `code` in single backticks.
+
+default_role = "code"
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+
+highlight_language = "none"
+
+# Look
+
+html_theme = "sphinx_book_theme"
+html_title = "txl_jax"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_copy_source = False
+html_show_sourcelink = False
+html_theme_options = {
+    "navbar_persistent": [],
+    "show_navbar_depth": 1,
+    "show_toc_level": 2,
+    "use_download_button": False,
+    "use_fullscreen_button": False,
+}
+copybutton_exclude = ".linenos, .gp"
+
+# `sphinx-build -b linkcheck`: what robots may not read, or what is no page.
+linkcheck_ignore = [r"https://dl\.acm\.org/.*", r"http://localhost.*"]
+linkcheck_timeout = 20
+linkcheck_retries = 2

@@ -1,0 +1,120 @@
+"""Every published config: what was published, and what was run here."""
+
+import ast
+import json
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from generate.markdown import ROOT, block, code, table
+
+FOLDER = ROOT / "experiments"
+
+
+class Experiment(NamedTuple):
+    """What an experiment's file says of itself."""
+
+    name: str
+    title: str
+    text: list[str]  # the docstring's other paragraphs, without the command
+    command: str
+
+
+def read(path: Path) -> Experiment:
+    """Returns what the docstring of an experiment's file says."""
+    said = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
+    title, command, *rest = said.split("\n\n")
+    return Experiment(
+        path.stem,
+        title.replace("\n", " "),
+        [paragraph.replace("\n", " ") for paragraph in rest],
+        command.strip(),
+    )
+
+
+def experiments(pattern: str = "[!_]*.py") -> list[Experiment]:
+    """Returns the experiments whose files match."""
+    return [read(path) for path in sorted(FOLDER.glob(pattern))]
+
+
+def readme() -> dict[str, list[str]]:
+    """Returns the rows of experiments/README.md, which tests hold to the files."""
+    text = (FOLDER / "README.md").read_text("utf-8")
+    rows = [
+        [cell.strip() for cell in line[1:-1].split("|")]
+        for line in text.splitlines()
+        if line.startswith("|")
+    ]
+    return {row[0].strip("`").removesuffix(".py"): row[1:] for row in rows}
+
+
+def runs() -> dict[str, tuple[dict[str, Any], str]]:
+    """Returns the results that the pages show, by experiment: (JSON, file)."""
+    found = {}
+    page = "docs/tutorial/quickstart.md"
+    for line in (ROOT / page).read_text("utf-8").splitlines():
+        if line.startswith('{"mode": "train"'):
+            result = json.loads(line)
+            found[Path(result["workdir"]).name] = result, page
+    return found
+
+
+# Whose results have a page.
+PAGES = {"copying": "[accuracy against delay](copying.md)"}
+
+
+def said_here(name: str) -> str:
+    """Returns what was run of an experiment, or "not run"."""
+    if name in PAGES:
+        return PAGES[name]
+    if name not in runs():
+        return "not run"
+    result, file = runs()[name]
+    return (
+        f"{result['bpc']:.3f} bits per token on {result['split']}, "
+        f"{result['updates']:,} updates; the line is in `{file}`"
+    )
+
+
+def published() -> str:
+    """Returns the table of all experiments but the ablations."""
+    rows = []
+    known = readme()
+    for each in experiments():
+        what, number, parameters = known[each.name]
+        link = f"[`{each.name}`](#experiment-{each.name.replace('_', '-')})"
+        here = said_here(each.name)
+        rows.append((link, what, number or "none", parameters, here))
+    return table(("config", "is", "published on test", "parameters", "run here"), rows)
+
+
+def ablations() -> str:
+    """Returns the table of the ablations."""
+    rows = []
+    known = readme()
+    for each in experiments("ablations/[!_]*.py"):
+        _, recurrence, positions, loss, number = known[each.name]
+        rows.append(
+            [code(each.name), recurrence, positions, loss, number or "none"]
+            + [said_here(each.name)]
+        )
+    head = ["config", "recurrence", "positions", "loss", "published (attention)"]
+    return table([*head, "run here"], rows)
+
+
+def with_flags(text: str) -> str:
+    """Returns a docstring's paragraph with its flags as code, joined where broken."""
+    text = re.sub(r"(--config\.\w+\.) (?=\w+=)", r"\1", text)
+    return re.sub(r"(--config\.[\w.]+=\w+|\b\w+\.\w+=\S+?(?=[,. ]))", r"`\1`", text)
+
+
+def details() -> str:
+    """Returns a section for each experiment: what its file says."""
+    parts = []
+    for each in experiments():
+        rest = "\n\n".join(map(with_flags, each.text))
+        parts.append(
+            f"{{#experiment-{each.name.replace('_', '-')}}}\n### `{each.name}`\n\n"
+            f"{each.title}\n\n{block(each.command)}\n{rest}\n"
+        )
+    return "\n".join(parts)

@@ -1,0 +1,62 @@
+"""The config's fields and the command line's flags, from the dataclasses."""
+
+import inspect
+
+from generate.markdown import code, table
+from txl_jax import config as configs
+from txl_jax.cli import flags, schema
+
+SECTIONS = schema.describe(configs.SECTIONS)
+
+
+def config() -> str:
+    """Returns every section of the config: its sentence and its fields."""
+    parts = []
+    for name, found in SECTIONS.items():
+        section = configs.SECTIONS[name]
+        rows = [
+            (code(each.name), each.type, code(each.default), each.meaning)
+            for each in found
+        ]
+        file = inspect.getmodule(section).__name__.replace(".", "/")  # type: ignore[union-attr]
+        parts.append(
+            f"{{#section-{name}}}\n## `{name}`\n\n{schema.summary(section)} "
+            f"Defined in `{file}.py`.\n\n"
+            + table(("field", "type", "default", "meaning"), rows)
+        )
+    return "\n".join(parts)
+
+
+def modes() -> str:
+    """Returns the modes, each with its sentence and the section its flags are of."""
+    rows = [
+        (
+            f"[`{name}`](#mode-{name})",
+            mode.summary,
+            code(mode.section),
+        )
+        for name, mode in flags.MODES.items()
+    ]
+    return table(("`--mode=`", "does", "its flags are the fields of"), rows)
+
+
+def mode_flags() -> str:
+    """Returns the flags that each mode has of its own."""
+    parts = []
+    for name, mode in flags.MODES.items():
+        rows = [
+            (code("--" + each.name.partition(".")[2]), code(each.default), each.meaning)
+            for each in SECTIONS[mode.section]
+        ]
+        parts.append(
+            f"{{#mode-{name}}}\n## `--mode={name}`\n\n"
+            + table(("flag", "default", "meaning"), rows)
+        )
+    return "\n".join(parts)
+
+
+def changeable() -> str:
+    """Returns what the same workdir may go on with changed."""
+    whole = [code(name + "*") for name in configs.CHANGEABLE if name.endswith(".")]
+    single = [code(name) for name in configs.CHANGEABLE if not name.endswith(".")]
+    return f"{', '.join(whole)}; and of the other sections {', '.join(single)}."
