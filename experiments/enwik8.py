@@ -5,10 +5,10 @@
 Published: 1.06 with 41M parameters, here 41,055,436, on 4 GPUs of 11 GB; time unknown.
 This project has not run it.
 
-Every value is that of the released PyTorch code, run_enwik8_base.sh, whose text has no
-newlines (204 symbols): --config.data.convention=newlines_kept has them. Its 22 streams
-suit 4 unequal GPUs; on 4 devices use 24, as TensorFlow's script, and --config.eval.
-streams=12 or the like, which devices divide.
+Every value is from the released PyTorch code, run_enwik8_base.sh, whose text has no
+newlines (204 symbols); --config.data.convention=newlines_kept keeps them. Its 22
+streams suit 4 unequal GPUs; on 4 devices use 24, as in the TensorFlow script, and a
+multiple of 4 in evaluation, for example --config.eval.streams=12.
 """
 
 from ml_collections import ConfigDict

@@ -24,7 +24,7 @@ def get_config() -> ConfigDict:
     c.train.update(batch_size=32, tgt_len=32, segments_per_call=4)
     c.train.update(num_steps=2400, eval_every=1200, log_every=1)
     c.optim.update(lr=3e-3, warmup_steps=100)
-    c.eval.update(streams=8, tgt_len=128, mem_len=256, yardsticks=True)
+    c.eval.update(streams=8, tgt_len=128, mem_len=256, baselines=True)
     c.generate.update(prompt="def ", num_tokens=500, temperature=0.9, mem_len=256)
     c.checkpoint.update(every_steps=600, keep=1)
     return c

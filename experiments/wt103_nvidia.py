@@ -21,7 +21,7 @@ def get_config() -> ConfigDict:
     c.model.update(n_layer=16, d_model=512, n_head=8, d_head=64, d_inner=2048)
     c.model.update(cutoffs=(19997, 39997, 199997), mem_len=192, dropout=0.1)
     c.data.corpus = "wikitext103"
-    c.train.update(batch_size=256, tgt_len=192, num_steps=40_000, roll=True)
+    c.train.update(batch_size=256, tgt_len=192, num_steps=40_000, order="roll")
     c.train.update(segments_per_call=4, eval_every=5000)
     c.checkpoint.every_steps = 5000
     c.optim.update(optimizer="lamb", lr=0.01, epsilon=1e-6)

@@ -23,7 +23,7 @@ def get_config() -> ConfigDict:
     c.model.update(tie_projs=(False, True, True, True))
     c.model.update(mem_len=384, dropout=0.2, dropatt=0.2)
     c.data.corpus = "wikitext103"
-    c.train.update(batch_size=128, tgt_len=384, num_steps=100_000, roll=True)
+    c.train.update(batch_size=128, tgt_len=384, num_steps=100_000, order="roll")
     c.train.update(segments_per_call=4, eval_every=5000)
     c.checkpoint.every_steps = 5000
     c.optim.update(optimizer="lamb", lr=0.01, epsilon=1e-6)

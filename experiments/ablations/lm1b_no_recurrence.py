@@ -13,7 +13,7 @@ from txl_jax.experiments.ablations import lm1b_300m
 def get_config() -> ConfigDict:
     c = lm1b_300m.get_config()
     c.model.mem_len = 0
-    # What follows from that: windows of 128 tokens, read anew for every 32.
+    # Consequence: windows of 128 tokens, recomputed for every 32.
     c.eval.update(mem_len=0, ext_len=96, same_length=False)
     c.generate.update(mem_len=0, ext_len=127)
     return c

@@ -14,7 +14,7 @@ from txl_jax.experiments.ablations import wt103_128m
 def get_config() -> ConfigDict:
     c = wt103_128m.get_config()
     c.model.mem_len = 0
-    # What follows from that: windows of 260 tokens, read anew for every 64.
+    # Consequence: windows of 260 tokens, recomputed for every 64.
     c.eval.update(mem_len=0, ext_len=196, same_length=False, clamp_len=0)
     c.generate.update(mem_len=0, ext_len=127)
     return c

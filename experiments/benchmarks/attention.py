@@ -1,9 +1,9 @@
-"""The attention's kernels side by side, at a list of shapes: one JSON line.
+"""Compares the attention kernels at a list of shapes; prints one JSON line.
 
     python -m experiments.benchmarks.attention [--shapes=2x8x512+512x64 ..]
 
-A shape is streams x heads x queries + memory x size of a head. Measured is the value
-of a sum of squares and its gradient by all that a kernel is given.
+A shape is streams x heads x queries + memory x head size. The benchmark times the sum
+of the squared outputs and its gradient with respect to every input of the kernel.
 
 Dims: B streams, H heads, L queries, M memory, K = M + L keys, A head.
 """
@@ -17,23 +17,23 @@ import jax.numpy as jnp
 from jax import Array
 
 from experiments.benchmarks import gradients, quiet, record
-from txl_jax.kernels.choice import KERNELS
-from txl_jax.kernels.xla import Dropout
+from txl_jax.kernels.dispatch import KERNELS
+from txl_jax.kernels.hash import Dropout
 
 SHAPES = ["8x8x128+128x32", "4x10x150+150x41", "2x8x512+512x64", "1x8x2048+2048x64"]
 TINY = ["1x2x8+8x4"]
 
 
 def read_shape(text: str) -> tuple[int, ...]:
-    """Returns (B, H, L, M, A) of a shape as text."""
-    found = re.fullmatch(r"(\d+)x(\d+)x(\d+)\+(\d+)x(\d+)", text)
-    if not found:
-        raise argparse.ArgumentTypeError(f"{text!r} is not like {SHAPES[0]}")
-    return tuple(map(int, found.groups()))
+    """Parses a shape such as 2x8x512+512x64 into (B, H, L, M, A)."""
+    match = re.fullmatch(r"(\d+)x(\d+)x(\d+)\+(\d+)x(\d+)", text)
+    if not match:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a shape such as {SHAPES[0]}")
+    return tuple(map(int, match.groups()))
 
 
 def attend(
-    given: argparse.Namespace, watch: quiet.Watch, shape: tuple[int, ...]
+    args: argparse.Namespace, watch: quiet.Watch, shape: tuple[int, ...]
 ) -> dict[str, Any]:
     """Measures the kernels at one shape."""
     B, H, L, M, A = shape
@@ -42,7 +42,7 @@ def attend(
     keys = jax.random.split(jax.random.key(0), len(shapes))
     arguments = tuple(map(jax.random.normal, keys, shapes))
     oldest_BL = jnp.zeros((B, L), jnp.int32)
-    dropout = Dropout(given.dropatt, jnp.uint32(1)) if given.dropatt else None
+    dropout = Dropout(args.dropatt, jnp.uint32(1)) if args.dropatt else None
 
     def make_loss(kernel: Any) -> gradients.Loss:
         def loss(*arguments: Array) -> Array:
@@ -50,15 +50,15 @@ def attend(
 
         return loss
 
-    losses = {name: make_loss(KERNELS[name]) for name in given.kernels}
+    losses = {name: make_loss(KERNELS[name]) for name in args.kernels}
     name = f"{B}x{H}x{L}+{M}x{A}"
-    return gradients.compare(name, B * L, losses, arguments, given, watch)
+    return gradients.compare(name, B * L, losses, arguments, args, watch)
 
 
-def measure(given: argparse.Namespace, watch: quiet.Watch) -> dict[str, Any]:
+def measure(args: argparse.Namespace, watch: quiet.Watch) -> dict[str, Any]:
     """Measures each shape."""
-    shapes = map(read_shape, TINY) if given.tiny else given.shapes
-    return {"cases": [attend(given, watch, shape) for shape in shapes]}
+    shapes = map(read_shape, TINY) if args.tiny else args.shapes
+    return {"cases": [attend(args, watch, shape) for shape in shapes]}
 
 
 def main() -> None:

@@ -1,9 +1,9 @@
-"""All comparisons one after the other, as a Markdown table on stdout.
+"""Runs all comparisons in sequence and prints a Markdown table.
 
     python -m experiments.benchmarks.compare [--only=step ..] [--jsonl=FILE]
 
-A benchmark is itself a load, so each waits for the machine to be quiet again. What is
-not measured has its reason on stderr, and the status is then 2.
+Every benchmark loads the machine, so the next one waits until it is quiet again. If a
+benchmark is not measured, its reason goes to stderr and the exit status is 2.
 """
 
 import argparse
@@ -33,14 +33,14 @@ LONGEST_WAIT = 600.0  # seconds
 
 
 def wait_for_quiet() -> None:
-    """Returns when the load average has fallen, or has had time enough to."""
+    """Waits until the load average has fallen, for at most LONGEST_WAIT."""
     until = time.monotonic() + LONGEST_WAIT
     while os.getloadavg()[0] > quiet.MOST_LOAD and time.monotonic() < until:
         time.sleep(5)
 
 
 def run(name: str, flags: list[str]) -> dict[str, Any] | None:
-    """Returns what a benchmark of PROGRAMS prints, or None where it refuses."""
+    """Returns the JSON result of a benchmark, or None if it was not measured."""
     module = f"experiments.benchmarks.{name.partition(',')[0]}"
     command = [sys.executable, "-m", module, *PROGRAMS[name], *flags]
     root = Path(__file__).parents[2]
@@ -49,20 +49,20 @@ def run(name: str, flags: list[str]) -> dict[str, Any] | None:
 
 
 def table_rows(name: str, result: dict[str, Any]) -> list[str]:
-    """Returns a row per side of each case; the ratio stands at the first."""
+    """Returns one row for each side of each case; the first side has the ratio."""
     rows = []
     mark = " (loaded)" if result["loaded"] else ""
     for case in result["cases"]:
         ratio = case.get("ratio", "")
-        for side, found in case["sides"].items():
-            memory = found.get("temporary_bytes")
+        for side, numbers in case["sides"].items():
+            memory = numbers.get("temporary_bytes")
             cells = [
                 name + mark,
                 case["case"],
                 side,
-                found.get("tokens_per_second", ""),
-                found["median_seconds"],
-                found["spread"],
+                numbers.get("tokens_per_second", ""),
+                numbers["median_seconds"],
+                numbers["spread"],
                 "" if memory is None else round(memory / 2**20, 1),
                 ratio,
             ]
@@ -77,26 +77,30 @@ def main() -> None:
     )
     names = list(PROGRAMS)
     parser.add_argument("--only", nargs="+", choices=names, default=names)
-    parser.add_argument("--repeats", type=int, help="of each program")
-    parser.add_argument("--force", action="store_true", help="on a loaded machine too")
-    parser.add_argument("--tiny", action="store_true", help="try the programs out")
-    parser.add_argument("--jsonl", type=Path, help="where to add the JSON lines")
-    given = parser.parse_args()
-    flags = [f"--{name}" for name in ("force", "tiny") if getattr(given, name)]
-    if given.repeats:
-        flags.append(f"--repeats={given.repeats}")
+    parser.add_argument("--repeats", type=int, help="repetitions of each program")
+    parser.add_argument(
+        "--force", action="store_true", help="measure on a loaded machine, too"
+    )
+    parser.add_argument(
+        "--tiny", action="store_true", help="use tiny models, to try the programs"
+    )
+    parser.add_argument("--jsonl", type=Path, help="append the JSON lines to this file")
+    args = parser.parse_args()
+    flags = [f"--{name}" for name in ("force", "tiny") if getattr(args, name)]
+    if args.repeats:
+        flags.append(f"--repeats={args.repeats}")
     print(f"{HEADER}\n|{'---|' * HEADER.count(' | ')}---|", flush=True)
     refused = False
-    for name in given.only:
-        if not given.force:
+    for name in args.only:
+        if not args.force:
             wait_for_quiet()
         result = run(name, flags)
         if result is None:
             refused = True
             continue
         print(*table_rows(name, result), sep="\n", flush=True)
-        if given.jsonl:
-            with given.jsonl.open("a", encoding="utf-8") as file:
+        if args.jsonl:
+            with args.jsonl.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(result) + "\n")
     raise SystemExit(2 if refused else 0)
 

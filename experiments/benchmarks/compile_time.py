@@ -1,9 +1,10 @@
-"""Seconds to lower and compile a training step of 12 layers: one JSON line.
+"""Times lowering and compiling a 12-layer training step; prints one JSON line.
 
     python -m experiments.benchmarks.compile_time
 
-The paper's model for enwik8 with 22 streams of 512, per kernel of the attention, with
-and without dropout. Nothing is run, so nothing as large as the model is made.
+The model is the paper's for enwik8 with 22 streams of 512 tokens, compiled for each
+attention kernel with and without dropout. The step is never run, so no parameters are
+allocated.
 """
 
 import argparse
@@ -16,25 +17,25 @@ import jax
 
 from experiments.benchmarks import quiet, record, subject
 from experiments.benchmarks.job import Job, Step
-from txl_jax.kernels.choice import KERNELS
+from txl_jax.kernels.dispatch import KERNELS
 
 
 def compile_all(
-    given: argparse.Namespace, watch: quiet.Watch, dropout: float
+    args: argparse.Namespace, watch: quiet.Watch, dropout: float
 ) -> dict[str, Any]:
-    """Compiles the step of each kernel, in turn."""
-    config = subject.shrink(subject.ENWIK8) if given.tiny else subject.ENWIK8
+    """Times the compilation of the step with each kernel, in turn."""
+    config = subject.shrink(subject.ENWIK8) if args.tiny else subject.ENWIK8
     config = dataclasses.replace(config, dropout=dropout, dropatt=dropout)
-    lowering: dict[str, list[float]] = {name: [] for name in given.kernels}
+    lowering: dict[str, list[float]] = {name: [] for name in args.kernels}
 
-    def compile_anew(name: str, step: Step) -> None:
+    def compile_step(name: str, step: Step) -> None:
         lowering[name].append(step.compile().lower_seconds)
 
     programs = {}
-    for name in given.kernels:
+    for name in args.kernels:
         job = Job(dataclasses.replace(config, kernel=name), batch_size=22, tgt_len=512)
-        programs[name] = functools.partial(compile_anew, name, Step(job))
-    timings = quiet.alternate(programs, given.repeats, watch)
+        programs[name] = functools.partial(compile_step, name, Step(job))
+    timings = quiet.alternate(programs, args.repeats, watch)
     more: dict[str, dict[str, Any]] = {}
     for name, timing in timings.items():
         lower = statistics.median(lowering[name][1:])  # the first is the warm-up
@@ -45,10 +46,10 @@ def compile_all(
     return record.case(f"dropout {dropout}", 0, timings, **more)
 
 
-def measure(given: argparse.Namespace, watch: quiet.Watch) -> dict[str, Any]:
-    """Compiles without dropout and with it; what is on disk does not help."""
+def measure(args: argparse.Namespace, watch: quiet.Watch) -> dict[str, Any]:
+    """Compiles with and without dropout, with the compilation cache disabled."""
     jax.config.update("jax_enable_compilation_cache", False)
-    return {"cases": [compile_all(given, watch, dropout) for dropout in (0.0, 0.1)]}
+    return {"cases": [compile_all(args, watch, dropout) for dropout in (0.0, 0.1)]}
 
 
 def main() -> None:

@@ -1,12 +1,12 @@
-"""Tokens a second of generation, the peer's, and what memory allows: one JSON line.
+"""Compares the throughput of generation with the peer's and a memory bound.
 
     python -m experiments.benchmarks.generation
 
-The paper's 12 layers for enwik8, one stream, one token at a time. Reading the prompt is
-not counted; it is in our compile_seconds. Every token reads all weights, and every
-layer's keys, values and distances, once: no program is faster than memory gives them.
-The bound is what the product of a matrix of so many bytes with a vector takes, measured
-in turn with the two.
+The model is the paper's 12 layers for enwik8, with one stream and one token at a time.
+The time to read the prompt is not counted; our compile_seconds includes it. Each token
+reads all weights and each layer's keys, values and distances once, so memory bandwidth
+bounds the throughput. The bound is the time of a matrix-vector product that reads as
+many bytes, measured in turn with both sides. Prints one JSON line.
 """
 
 import argparse
@@ -18,7 +18,8 @@ import jax
 import jax.numpy as jnp
 
 from experiments.benchmarks import peer, quiet, record, subject
-from txl_jax.generate import GenerateConfig, generation_model, stream
+from txl_jax.generate.options import GenerateConfig, generation_model
+from txl_jax.generate.sampler import stream
 from txl_jax.model.config import ModelConfig
 
 PART = 32  # tokens of a repetition
@@ -28,7 +29,7 @@ COLUMNS = 4096  # of the matrix
 def bytes_read(config: ModelConfig, params: Any) -> int:
     """Returns the bytes that a token reads: weights, and k, v and r of every layer.
 
-    The weights that make r are not among them: r is made once.
+    The weights that compute r are excluded: r is computed once.
     """
     weights = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
     weights -= params["layers"]["attention"]["r"].nbytes
@@ -37,7 +38,7 @@ def bytes_read(config: ModelConfig, params: Any) -> int:
 
 
 def make_reader(size: int) -> Callable[[], Any]:
-    """Returns a product that reads a matrix of so many bytes, in whole rows."""
+    """Returns a matrix-vector product that reads about `size` bytes."""
     matrix = jnp.ones((math.ceil(size / 4 / COLUMNS), COLUMNS))
     vector = jnp.ones(COLUMNS)
     multiply = jax.jit(jnp.matmul)
@@ -45,25 +46,25 @@ def make_reader(size: int) -> Callable[[], Any]:
 
 
 def generate(
-    given: argparse.Namespace, watch: quiet.Watch, mem_len: int
+    args: argparse.Namespace, watch: quiet.Watch, mem_len: int
 ) -> dict[str, Any]:
-    """Measures with a memory of mem_len tokens, full of a prompt."""
-    config = subject.shrink(subject.ENWIK8) if given.tiny else subject.ENWIK8
-    # The first part comes with the prompt; then the warm-up, then the repetitions.
-    count = PART * (quiet.MOST_TURNS * given.repeats + 2)
-    how = GenerateConfig(mem_len=mem_len, num_tokens=count, stream_every=PART)
-    config = generation_model(config, how)
-    params = subject.make_params(config)
-    prompt_T = subject.zipf_text(config.vocab_size, mem_len + 1)
-    parts = stream(config, params, [prompt_T], how)
+    """Measures generation with a memory of mem_len tokens, filled by a prompt."""
+    model_config = subject.shrink(subject.ENWIK8) if args.tiny else subject.ENWIK8
+    # One part is read with the prompt, one is the warm-up, the others are timed.
+    count = PART * (quiet.MOST_TURNS * args.repeats + 2)
+    config = GenerateConfig(mem_len=mem_len, num_tokens=count, stream_every=PART)
+    model_config = generation_model(model_config, config)
+    params = subject.make_params(model_config)
+    prompt_T = subject.zipf_text(model_config.vocab_size, mem_len + 1)
+    parts = stream(model_config, params, [prompt_T], config)
     started = quiet.clock(lambda: next(parts))
     programs: dict[str, Callable[[], Any]] = {"ours": lambda: next(parts)}
-    if peer.there():
-        other = peer.Peer(config)
-        programs["peer"] = lambda: other.call("generate", PART, how.top_k)
-    size = bytes_read(config, params)
+    if peer.is_available():
+        other = peer.Peer(model_config)
+        programs["peer"] = lambda: other.call("generate", PART, config.top_k)
+    size = bytes_read(model_config, params)
     programs["reader"] = quiet.times(PART, make_reader(size))
-    timings = quiet.alternate(programs, given.repeats, watch)
+    timings = quiet.alternate(programs, args.repeats, watch)
     reader = timings.pop("reader")
     start = {"compile_seconds": round(started - timings["ours"].median, 2)}
     case = record.case(f"memory {mem_len}", PART, timings, ours=start)
@@ -75,10 +76,10 @@ def generate(
     return case
 
 
-def measure(given: argparse.Namespace, watch: quiet.Watch) -> dict[str, Any]:
-    """Measures with each memory."""
-    cases = [generate(given, watch, mem_len) for mem_len in given.memories]
-    return {"peer": peer.found(), "cases": cases}
+def measure(args: argparse.Namespace, watch: quiet.Watch) -> dict[str, Any]:
+    """Measures each memory length."""
+    cases = [generate(args, watch, mem_len) for mem_len in args.memories]
+    return {"peer": peer.describe(), "cases": cases}
 
 
 def main() -> None:

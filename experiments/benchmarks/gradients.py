@@ -1,4 +1,4 @@
-"""Value and gradient of functions that compute the same, side by side."""
+"""Compares the values and gradients of functions that compute the same result."""
 
 import argparse
 import functools
@@ -18,12 +18,12 @@ def compare(
     tokens: int,
     losses: dict[str, Loss],
     arguments: tuple[Any, ...],
-    given: argparse.Namespace,
+    args: argparse.Namespace,
     watch: quiet.Watch,
 ) -> dict[str, Any]:
-    """Returns the case of each loss, compiled with its gradient by all arguments.
+    """Times each loss together with its gradient with respect to all arguments.
 
-    memory_ratio: how many times less temporary memory the first takes.
+    memory_ratio: the second loss's temporary memory over the first's.
     """
     everything = tuple(range(len(arguments)))
     compiled = {
@@ -37,10 +37,10 @@ def compare(
         jax.block_until_ready(compiled[side].call(*arguments))
 
     programs = {side: functools.partial(call, side) for side in losses}
-    timings = quiet.alternate(programs, given.repeats, watch)
-    more = {side: found.describe() for side, found in compiled.items()}
+    timings = quiet.alternate(programs, args.repeats, watch)
+    more = {side: program.describe() for side, program in compiled.items()}
     case = record.case(name, tokens, timings, **more)
-    first, *rest = (found["temporary_bytes"] for found in more.values())
+    first, *rest = (numbers["temporary_bytes"] for numbers in more.values())
     if first and all(rest):
         case["memory_ratio"] = round(rest[0] / first, 2)
     return case

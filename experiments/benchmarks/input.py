@@ -1,11 +1,12 @@
-"""How fast text becomes tokens, and tokens batches: one JSON line.
+"""Measures how fast a corpus is prepared and read; prints one JSON line.
 
     python experiments/benchmarks/input.py [--megabytes=500] [--folder=DIR]
 
-It makes a word-level corpus of Zipf text (267,735 types, lines as in WikiText),
-prepares it and reads it back in B = 60 streams of L = 150. Wanted on 2 cores, 500 MB:
-less than 120 seconds and 4 GiB to prepare, more than 20 million tokens a second to
-read. `prepare_seconds` has the copy to ArrayRecord in it, `copy_seconds` that alone.
+The program writes a word-level corpus of Zipf text (267,735 types, lines as in
+WikiText), prepares it and reads it in 60 streams with segments of 150 tokens. The goal
+for 500 MB on 2 cores: preparation in under 120 seconds and 4 GiB, and reading at over
+20 million tokens per second. `prepare_seconds` includes the copy to ArrayRecord, which
+`copy_seconds` gives separately.
 """
 
 import argparse
@@ -25,12 +26,12 @@ LINE_WORDS = 57  # of a WikiText-103 line, on average
 
 
 def make_words(rng: np.random.Generator) -> np.ndarray:
-    """Returns TYPES words, frequent ones short as in English."""
+    """Returns TYPES distinct words; as in English, frequent words are short."""
     letters = "etaoinshrdlcumwfgypbvkxjqz"
     words = []
     for rank in range(TYPES):
         word = ""
-        while rank >= 0:  # bijective base 26: no two are equal
+        while rank >= 0:  # bijective base 26, so that all are distinct
             word += letters[rank % 26]
             rank = rank // 26 - 1
         words.append(word + "aeiou"[: int(rng.integers(0, 5))] + str(len(word)))
@@ -38,7 +39,7 @@ def make_words(rng: np.random.Generator) -> np.ndarray:
 
 
 def write_corpus(folder: Path, megabytes: int) -> None:
-    """Writes train.txt of so many megabytes, and small valid.txt and test.txt."""
+    """Writes a train.txt of this size, and a small valid.txt and test.txt."""
     rng = np.random.default_rng(0)
     words = make_words(rng)
     share = np.cumsum(1 / np.arange(1, TYPES + 1))
@@ -52,7 +53,7 @@ def write_corpus(folder: Path, megabytes: int) -> None:
 
 
 def read_tokens(split: np.ndarray, seconds: float) -> float:
-    """Returns tokens a second of reading batches for about so long."""
+    """Reads batches for about `seconds`, and returns the tokens per second."""
     streams = Streams(split, 60, 150)
     position, count = Position(), 0
     began = time.perf_counter()
@@ -65,12 +66,14 @@ def read_tokens(split: np.ndarray, seconds: float) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--megabytes", type=int, default=500)
-    parser.add_argument("--folder", type=Path, help="where to work; default: temporary")
-    given = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=given.folder) as name:
+    parser.add_argument(
+        "--folder", type=Path, help="working folder; default: a temporary one"
+    )
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=args.folder) as name:
         folder = Path(name)
         (folder / "text").mkdir()
-        write_corpus(folder / "text", given.megabytes)
+        write_corpus(folder / "text", args.megabytes)
         copied, copy = 0.0, builder.prepare
 
         def timed(*args: object) -> builder.CorpusBuilder:

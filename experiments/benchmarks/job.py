@@ -1,4 +1,4 @@
-"""A training step as `txl_jax.train` compiles it, on made-up text.
+"""A training step as `txl_jax.train` compiles it, on synthetic text.
 
 Dims: B streams, L segment.
 """
@@ -10,21 +10,22 @@ import jax
 import numpy as np
 
 from experiments.benchmarks import subject
-from txl_jax import checkpoint
+from txl_jax.checkpoint import save_restore
 from txl_jax.data.streams import Position, Streams
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.txl import TransformerXL
-from txl_jax.optim import OptimConfig, make_optimizer, make_schedule
 from txl_jax.sharding import place_segments
-from txl_jax.state import init_state
-from txl_jax.step import TrainConfig, make_train_step
+from txl_jax.update.optim import make_optimizer, make_schedule
+from txl_jax.update.options import OptimConfig, TrainConfig
+from txl_jax.update.state import init_state
+from txl_jax.update.step import make_train_step
 
 OPTIM = OptimConfig(schedule="constant")
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A model, and the segment that it learns from again and again."""
+    """A model, and the size of the one segment that every update trains on."""
 
     config: ModelConfig
     batch_size: int
@@ -32,47 +33,47 @@ class Job:
 
     @property
     def tokens(self) -> int:
-        """Tokens of an update."""
+        """The number of tokens in an update."""
         return self.batch_size * self.tgt_len
 
     def text(self) -> np.ndarray:
-        """Returns as many tokens as a segment of every stream has, and one to end."""
+        """Returns the tokens of one segment of every stream, and the last target."""
         return subject.zipf_text(self.config.vocab_size, self.tokens + 1)
 
 
 class Step:
-    """The update of a job: `compile` it, and then `update` goes on from the last one.
+    """The training step of a job: call `compile`, then `update` repeatedly.
 
-    The state is made with the first update; until then nothing is as large as it.
+    The first update allocates the state, so compilation alone needs little memory.
     """
 
     def __init__(self, job: Job):
-        how = TrainConfig(batch_size=job.batch_size, tgt_len=job.tgt_len)
+        train = TrainConfig(batch_size=job.batch_size, tgt_len=job.tgt_len)
         mesh = subject.one_device()
         optimizer = make_optimizer(OPTIM)
         self.init, self.places = init_state(
-            job.config, optimizer, job.batch_size, how.seed, mesh
+            job.config, optimizer, job.batch_size, train.seed, mesh
         )
-        schedule = make_schedule(OPTIM, how.num_steps)
+        schedule = make_schedule(OPTIM, train.num_steps)
         model = TransformerXL(job.config)
-        self.function = make_train_step(model, optimizer, schedule, how)
+        self.function = make_train_step(model, optimizer, schedule, train)
         streams = Streams(job.text(), job.batch_size, job.tgt_len)
         self.segment = place_segments(mesh, streams.batch(Position())[0])
         self.state: Any = None
 
     def compile(self) -> subject.Compiled:
-        """Traces and compiles the step, each time anew."""
+        """Traces and compiles the step, in every call."""
         step = jax.jit(
             lambda *arguments: self.function(*arguments),
             donate_argnums=0,
             out_shardings=(self.places, None),
         )
-        like = checkpoint.abstract(jax.eval_shape(self.init), self.places)
+        like = save_restore.abstract(jax.eval_shape(self.init), self.places)
         self.compiled = subject.Compiled(step, like, self.segment)
         return self.compiled
 
     def update(self) -> None:
-        """Makes one update."""
+        """Runs one update."""
         if self.state is None:
             self.state = self.init()
         self.state, metrics = self.compiled.call(self.state, self.segment)

@@ -1,12 +1,12 @@
-"""The peer: Hugging Face's TransfoXLLMHeadModel, of the same sizes, on the CPU.
+"""The peer: Hugging Face's TransfoXLLMHeadModel of the same sizes, on the CPU.
 
     pip install torch transformers==4.35.2
 
-Later releases of transformers fail in it or are without it. Its losses are shifted
-inside: of L tokens it scores L - 1, where this project scores all L.
+In later releases of transformers the model fails or is missing. The peer shifts its
+targets internally, so of L tokens it scores L - 1; this project scores all L.
 
-It runs in a process of its own, as it does for its users: neither side's threads wait
-for the other's, and each has its own memory.
+The peer runs in a separate process, so that neither side's threads wait for the
+other's and memory is counted separately.
 
 Dims: B streams, L segment, T tokens.
 """
@@ -25,39 +25,39 @@ import numpy as np
 
 from txl_jax.model.config import ModelConfig
 
-WANTED = "4.35.2"  # of transformers
+VERSION = "4.35.2"  # of transformers
 
 
-def found() -> str:
-    """Returns which peer there is, or why there is none: "not .."."""
+def describe() -> str:
+    """Returns the name of the peer, or "not .." and the reason."""
     if not all(map(importlib.util.find_spec, ("torch", "transformers"))):
         return "not installed"
     here = importlib.metadata.version("transformers")
-    if here != WANTED:
-        return f"not installed: transformers {here} is not {WANTED}"
+    if here != VERSION:
+        return f"not installed: transformers {here} is not {VERSION}"
     if (backend := jax.default_backend()) != "cpu":
-        return f"not compared: it runs on the CPU, and JAX on {backend}"
+        return f"not compared: the peer runs on the CPU, JAX on {backend}"
     return f"transformers {here} TransfoXLLMHeadModel"
 
 
-def there() -> bool:
-    """Returns whether there is a peer."""
-    return not found().startswith("not ")
+def is_available() -> bool:
+    """Returns whether the peer can be compared on this machine."""
+    return not describe().startswith("not ")
 
 
 class Peer:
-    """A `Model` in a process of its own; `call` waits for what a method returns."""
+    """A `Model` in a separate process."""
 
     def __init__(self, config: ModelConfig):
         spawn = multiprocessing.get_context("spawn")
         self.process = ProcessPoolExecutor(1, spawn, _make, (config,))
 
     def call(self, method: str, *args: Any) -> Any:
-        """Returns what a method of the model returns."""
+        """Calls a method of the model, and waits for its result."""
         return self.process.submit(_call, method, *args).result()
 
 
-_model: Any = None  # of the peer's process
+_model: Any = None  # set in the peer's process
 
 
 def _make(config: ModelConfig) -> None:
@@ -74,19 +74,19 @@ def _peak_bytes() -> int:
 
 
 class Model:
-    """The peer's model, with random weights, and the memory that it keeps."""
+    """The peer's model with random weights, and its memory."""
 
     def __init__(self, config: ModelConfig):
         import torch
 
         warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that it is deprecated
+            warnings.simplefilter("ignore")  # a deprecation
             from transformers import TransfoXLConfig, TransfoXLLMHeadModel
 
             logging.getLogger("transformers").setLevel(logging.ERROR)
             self.before = _peak_bytes()
-            said = TransfoXLConfig(
+            peer_config = TransfoXLConfig(
                 vocab_size=config.vocab_size,
                 cutoffs=list(config.cutoffs),
                 d_model=config.d_model,
@@ -103,15 +103,15 @@ class Model:
                 dropout=config.dropout,
                 dropatt=config.dropatt,
             )
-            self.model = TransfoXLLMHeadModel(said).eval()
+            self.model = TransfoXLLMHeadModel(peer_config).eval()
         self.torch = torch
         self.memory: Any = None
         self.token = torch.zeros(1, 1, dtype=torch.long)
 
     def bytes_above(self) -> int:
-        """Returns what memory was taken at most, beside what training has to keep.
+        """Returns the peak memory beyond what training must keep.
 
-        That is parameters, Adam's two moments and one gradient.
+        Training must keep the parameters, Adam's two moments and one gradient.
         """
         parameters = sum(each.nbytes for each in self.model.parameters())
         return _peak_bytes() - self.before - 4 * parameters
@@ -128,7 +128,7 @@ class Model:
         return total / len(tokens_T)
 
     def generate(self, count: int, top_k: int) -> None:
-        """Samples so many tokens, one after the other, going on with its memory."""
+        """Samples `count` tokens one at a time, continuing from its memory."""
         torch = self.torch
         with torch.inference_mode():
             for _ in range(count):
@@ -139,13 +139,13 @@ class Model:
                 self.token = token[chosen][None]
 
     def make_optimizer(self, lr: float, clip: float) -> None:
-        """Makes Adam, for `train`, and turns dropout on."""
+        """Creates the Adam optimizer for `train`, and enables dropout."""
         self.model.train()
         self.optimizer = self.torch.optim.Adam(self.model.parameters(), lr=lr)
         self.clip = clip
 
     def train(self, tokens_BL: np.ndarray) -> float:
-        """Makes one update from a segment, going on with its memory; returns nll."""
+        """Runs one update on a segment, with its memory; returns the mean nll."""
         torch = self.torch
         tokens = torch.from_numpy(tokens_BL.astype(np.int64))
         self.optimizer.zero_grad()

@@ -1,12 +1,12 @@
-"""The published models on TPU slices, compiled ahead of time: pods.jsonl and pods.md.
+"""Compiles the published models for TPU slices; writes pods.jsonl and pods.md.
 
     pip install 'jax[tpu]'
     python -m experiments.benchmarks.pods [--only=TABLE] [--rows=N]
 
-Each row is one command of `--mode=compile`, whose JSON becomes a line of pods.jsonl;
-rows that are there already are not compiled again. --rows=N compiles N more at most;
---rows=0 writes pods.md alone. No TPU takes part: memory and collectives are the
-compiler's, times are bounds.
+Each row is one command of `--mode=compile`, whose JSON becomes a line of pods.jsonl.
+Existing rows are not compiled again. --rows=N compiles at most N rows; --rows=0 only
+writes pods.md. No TPU is used: memory and collectives are those of the compiled
+programs, and times are bounds.
 """
 
 import argparse
@@ -46,25 +46,18 @@ def slices(kind: str) -> dict[int, str]:
 
 
 def commands() -> Iterator[tuple[str, str, str, str]]:
-    """Yields (table, experiment, topology, flags) of every row, needed ones first."""
+    """Yields (table, experiment, topology, flags) of every row, by priority."""
     for kernel in ("xla", "tpu"):
         own = f"--config.model.kernel={kernel}"
-        yield "fit", "wt103_large", V4[128], f"{own} --config.eval.streams=128"
-        yield (
-            "fit",
-            "wt103_large",
-            "v5e:16x16",
-            f"{own} --mesh=auto " + ("--config.eval.streams=128"),
-        )
-        yield (
-            "fit",
-            "lm1b_large",
-            "v5e:16x16",
-            (f"{own} --config.mesh.fsdp=8 --config.eval.streams=256"),
-        )
+        plain = f"{own} --config.eval.streams=128"
+        auto = f"{own} --mesh=auto --config.eval.streams=128"
+        fsdp = f"{own} --config.mesh.fsdp=8 --config.eval.streams=256"
+        yield "fit", "wt103_large", V4[128], plain
+        yield "fit", "wt103_large", "v5e:16x16", auto
+        yield "fit", "lm1b_large", "v5e:16x16", fsdp
     alone = "--evaluation=false --mesh=auto --config.model.kernel=tpu"
     alone += " --config.model.dtype=bfloat16"
-    # The paper's 32, 32, 64 and 512 cores of TPU; a chip of v4 has two.
+    # The paper used 32, 32, 64 and 512 TPU cores; a chip of v4 has two.
     for name, sizes in (
         ("wt103_large", (32, 8, 128, 256)),
         ("enwik8_24l", (16, 64, 256)),
@@ -86,7 +79,7 @@ def commands() -> Iterator[tuple[str, str, str, str]]:
             for kind in ("v5e", "v4", "v5p", "v6e"):
                 flags = f"{alone} --streams_per_chip={streams}"
                 yield "weak", name, slices(kind)[chips], flags
-        # Where it needs more than the chip has, as it stands.
+        # Without remat, this model does not fit on v5e.
         if name == "lm1b_large":
             flags += " --config.model.remat=true"
             for chips in (8, 256, 32):
@@ -94,7 +87,7 @@ def commands() -> Iterator[tuple[str, str, str, str]]:
 
 
 def run(table: str, name: str, topology: str, flags: str) -> dict[str, Any]:
-    """Returns the JSON of one row's command, or the line that it ended with."""
+    """Runs one row's command, and returns its JSON or its error message."""
     argv = ["--mode=compile", f"--topology={topology}", f"--config={name}"]
     argv += shlex.split(flags)
     row = {"table": table, "experiment": name, "flags": " ".join(argv)}
@@ -106,14 +99,14 @@ def run(table: str, name: str, topology: str, flags: str) -> dict[str, Any]:
 
 
 def read() -> list[dict[str, Any]]:
-    """Returns the rows so far."""
+    """Returns the rows of pods.jsonl."""
     if not LINES.exists():
         return []
     return [json.loads(line) for line in LINES.read_text("utf-8").splitlines()]
 
 
 def span(pair: dict[str, float], scale: float = 1, digits: int = 1) -> str:
-    """Returns "from - to" of a pair of bounds."""
+    """Formats a pair of bounds as "low – high"."""
     ends = sorted(value * scale for value in pair.values())
     return " – ".join(f"{end:,.{digits}f}" for end in ends)
 
@@ -136,7 +129,7 @@ HEAD = (
 
 
 def cells(row: dict[str, Any]) -> list[str]:
-    """Returns a row of a table."""
+    """Returns the cells of a row."""
     if "error" in row:
         topology = row["flags"].partition("--topology=")[2].split()[0]
         return [f"`{row['experiment']}`", topology, row["error"]]
@@ -162,8 +155,8 @@ def page(rows: list[dict[str, Any]]) -> str:
     """Returns the Markdown of all tables."""
     lines = [INTRODUCTION]
     for table, title in TITLES.items():
-        found = [row for row in rows if row["table"] == table]
-        if not found:
+        own = [row for row in rows if row["table"] == table]
+        if not own:
             continue
         lines += [
             f"## {title}",
@@ -171,17 +164,18 @@ def page(rows: list[dict[str, Any]]) -> str:
             f"| {' | '.join(HEAD)} |",
             "|---" * len(HEAD) + "|",
         ]
-        found.sort(key=lambda row: (row["experiment"], row.get("chips", 0)))
-        for row in found:
-            own = cells(row)
-            lines.append(f"| {' | '.join(own + [''] * (len(HEAD) - len(own)))} |")
+        own.sort(key=lambda row: (row["experiment"], row.get("chips", 0)))
+        for row in own:
+            filled = cells(row)
+            filled += [""] * (len(HEAD) - len(filled))
+            lines.append(f"| {' | '.join(filled)} |")
         below = {"published": scaling, "weak": obstacles}.get(table)
-        lines += ["", *(below(found) if below else []), ""]
+        lines += ["", *(below(own) if below else []), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
 def scaling(rows: list[dict[str, Any]]) -> list[str]:
-    """Returns what more chips bring each experiment, without any overlap."""
+    """Returns each experiment's speedup from more chips, without overlap."""
     lines = []
     for name in dict.fromkeys(row["experiment"] for row in rows):
         own = [row for row in rows if row["experiment"] == name and row.get("fits")]
@@ -202,21 +196,21 @@ def scaling(rows: list[dict[str, Any]]) -> list[str]:
 
 
 GOAL = 0.4
-# What traffic is for, by `pod.by_scope`.
+# The scopes of HBM traffic, as `aot.traffic.by_scope` names them.
 SCOPES = {
     "update": "the update (gradients, moments, parameters)",
-    "layers": "what is kept for the backward pass or goes between layers",
+    "layers": "activations between layers and for the backward pass",
     "attention": "attention",
     "feed_forward": "the feed-forward layers",
     "embedding.embed": "the embedding",
     "embedding.nll": "the softmax",
     "memory": "the memory",
-    "unnamed": "what the compiler names nothing for",
+    "unnamed": "operations without a name",
 }
 
 
 def obstacles(rows: list[dict[str, Any]]) -> list[str]:
-    """Returns which rows reach GOAL without overlap, and what stands in others' way."""
+    """Lists the rows that reach GOAL without overlap, and what limits the others."""
     rows = [row for row in rows if row.get("fits")]
     if not rows:
         return []
@@ -228,14 +222,11 @@ def obstacles(rows: list[dict[str, Any]]) -> list[str]:
     ]
     reached = f": {', '.join(good)}" if good else ""
     lines = [
-        f"With no overlap at all, {len(good)} of {len(rows)} reach {GOAL:.0%} of the "
+        f"Without any overlap, {len(good)} of {len(rows)} reach {GOAL:.0%} of the "
         f"peak{reached}."
     ]
     if len(good) < len(rows):
-        lines[0] += (
-            " What stands in the way of the others, in parts of the sum of the three "
-            "times:"
-        )
+        lines[0] += " The others spend the sum of the three times as follows:"
         lines.append("")
     for row, part in zip(rows, used, strict=True):
         if part < GOAL:
@@ -244,7 +235,7 @@ def obstacles(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def parts(row: dict[str, Any]) -> str:
-    """Returns what the time of a row without overlap is made of, in words."""
+    """Describes how the time of a row without overlap is divided."""
     seconds, needed = row["seconds"], row["utilisation"]["no_overlap"]
     share = {name: value / sum(seconds.values()) for name, value in seconds.items()}
     again = max(share["compute"] - needed, 0)
@@ -260,36 +251,39 @@ def parts(row: dict[str, Any]) -> str:
 
 
 WHY = """\
-The published batches are small for such slices. At one stream a chip the products are
-the least of the three times: every chip still reads and writes all parameters, moments
-and gradients in each update (the HBM's time), and adds all gradients up (the
-interconnect's), however few tokens it has. More streams per chip are what helps."""
+The published batches are small for such slices. With one stream per chip the products
+take the least of the three times. In each update every chip still reads and writes all
+parameters, moments and gradients (HBM time) and takes part in summing the gradients
+(interconnect time), however few tokens it has. More streams per chip raise the
+utilisation."""
 
 
 INTRODUCTION = """\
 # The published models on TPU slices
 
-Nothing here was measured: no TPU took part. libtpu compiled each step for the slice, on
-a machine without a TPU; memory and collectives are what it says. Times are bounds from
-`txl_jax/roofline.py`: from "all overlaps" (the slowest of products, memory and
-interconnect) to "nothing overlaps" (their sum), without the vector units' work. Made by
-`python -m experiments.benchmarks.pods`; all of it, with each command, is in
-`pods.jsonl`.
+Nothing on this page was measured. libtpu compiled each step for the slice on a machine
+without a TPU; memory and collectives are those of the compiled programs. Times are
+bounds from `txl_jax/aot/roofline.py`: they range from full overlap (the slowest of
+products, memory and interconnect) to no overlap (their sum), and exclude the work of
+the vector units. `python -m experiments.benchmarks.pods` writes this page; the full
+results, with each command, are in `pods.jsonl`.
 
-mesh: data x fsdp x model. streams: of all chips. communication: the interconnect's part
-of the sum of the three times. Utilisation: the FLOPs that the mathematics needs, of
-the chips' peak. compiled: on two cores that had other work, and that were stopped for
-minutes in some rows.
+Columns: mesh is data x fsdp x model; streams are those of all chips; communication is
+the interconnect's share of the sum of the three times; utilisation is the share of the
+chips' peak FLOPs that the mathematics needs; compiled is the time on two cores that
+also ran other work and, for some rows, were suspended for minutes.
 
-libtpu 0.0.42 made all rows, which jax[tpu] 0.10.2 installs. It counts more memory than
-0.0.51: for a small step temporaries of 125 and not 74 MB, and a peak of 213 and not
-204 MB. What does not fit both refuse; so where 0.0.42 took a step and states more than
-the chip has, take its sum for too large, and the step for one that hardly fits.
+All rows were made with libtpu 0.0.42, which jax[tpu] 0.10.2 installs. Its memory
+figures exceed those of 0.0.51: for a small step, 125 instead of 74 MB of temporaries
+and a peak of 213 instead of 204 MB. Both versions reject a step that does not fit. So a
+step that 0.0.42 accepted while stating more memory than the chip has just fits, and the
+stated figure is too large.
 
-Seven rows of the third table are of an earlier step, whose W_q, W_k, W_v and W_r ended
-with a head's size and not with D: `lm1b_large` without remat on 32 and 256 chips, but
-for v5e:16x16. On 8 chips that made the step's utilisation without overlap 39 instead of
-43 % on v4, 44 instead of 46 % on v5p, and 22 in both on v6e.
+Seven rows of the third table are of an earlier version of the step, in which the last
+dimension of W_q, W_k, W_v and W_r was the head size instead of D: `lm1b_large` without
+remat on 32 and 256 chips, except v5e:16x16. On 8 chips the utilisation of that version
+without overlap was 39 instead of 43 % on v4, 44 instead of 46 % on v5p, and equal
+(22 %) on v6e.
 """
 
 
@@ -299,12 +293,12 @@ def main() -> None:
     )
     parser.add_argument("--only", default="", choices=["", *TITLES])
     parser.add_argument("--rows", type=int, default=1000)
-    given = parser.parse_args()
+    args = parser.parse_args()
     known = {row["flags"] for row in read()}
-    left = given.rows
+    left = args.rows
     for table, name, topology, flags in commands():
         wanted = f"--mode=compile --topology={topology} --config={name} {flags}"
-        if wanted in known or given.only not in ("", table) or not left:
+        if wanted in known or args.only not in ("", table) or not left:
             continue
         left -= 1
         row = run(table, name, topology, flags)

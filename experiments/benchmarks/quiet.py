@@ -1,11 +1,11 @@
-"""Fair timing: programs in turn, on a machine that does nothing else.
+"""Fair timing: programs take turns on a machine without other load.
 
-Load slows programs by unequal factors: PyTorch's threads wait for one another and
-collapse, XLA's do not, and a pair that is equal on a quiet machine differs by two or
-three times. So the load is read before anything is run, and a fixed product of matrices
-is timed in both libraries before and after every turn. A turn beside which it was slow
-is not counted but taken again; where the load, or too many turns, say that others use
-the machine nothing is reported.
+Load slows programs by unequal factors. PyTorch's threads wait for one another, XLA's do
+not, so two programs that are equally fast on a quiet machine can differ by a factor of
+two or three on a loaded one. The load average is therefore read before anything runs,
+and a fixed matrix product is timed in both libraries before and after every turn. A
+turn next to a slow product is discarded and repeated. If the load average is high or
+too many turns are slow, nothing is reported.
 """
 
 import importlib.util
@@ -18,28 +18,28 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-MOST_LOAD = 1.0  # processes that want to run, averaged over a minute
-LEAST_RATE = 0.8  # of the best rate that this process has seen
-MOST_TURNS = 4  # taken, for each that counts
-SIZE = 1024  # of the matrices: 2 * SIZE^3 operations, some 20 ms on two cores
+MOST_LOAD = 1.0  # runnable processes, averaged over a minute
+LEAST_RATE = 0.8  # relative to the best rate in this process
+MOST_TURNS = 4  # measured for each turn that counts
+SIZE = 1024  # of the matrices: 2 * SIZE^3 FLOPs, about 20 ms on two cores
 
 Rate = Callable[[], float]
-Look = dict[str, float]  # per library, the rate of the fixed product, in GFLOP/s
+Look = dict[str, float]  # the rate of the fixed product by library, in GFLOP/s
 
 
 class LoadedError(Exception):
-    """Others use the machine; the message says how that was seen."""
+    """Raised when other processes load the machine; the message gives the evidence."""
 
 
 def clock(program: Callable[[], Any]) -> float:
-    """Returns the seconds that a call takes."""
+    """Returns the duration of a call in seconds."""
     began = time.perf_counter()
     program()
     return time.perf_counter() - began
 
 
 def times(count: int, call: Callable[[], Any]) -> Callable[[], None]:
-    """Returns a program that makes so many calls."""
+    """Returns a program that makes `count` calls."""
 
     def program() -> None:
         for _ in range(count):
@@ -55,7 +55,7 @@ def _rate(product: Callable[[], Any]) -> float:
 
 
 def matmul_rates() -> dict[str, Rate]:
-    """Returns, per library that is installed, what times the fixed product in it."""
+    """Returns a function for each installed library that times the fixed product."""
     x = jnp.ones((SIZE, SIZE))
     multiply = jax.jit(jnp.matmul)
     rates = {"jax": lambda: _rate(lambda: multiply(x, x).block_until_ready())}
@@ -68,10 +68,10 @@ def matmul_rates() -> dict[str, Rate]:
 
 
 class Watch:
-    """Whether the machine is quiet; raises LoadedError if its load is high already.
+    """Checks that the machine is quiet; raises LoadedError if it is not.
 
-    force: go on, and keep in `trouble` what was seen. The load is read only here, since
-    what is measured is soon a load itself.
+    force: continue on a loaded machine, and describe its load in `trouble`. The load
+    average is read only here, because the benchmark itself raises it.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Watch:
     ):
         self.force = force
         self.trouble = ""
-        self.retaken = 0  # turns
+        self.retaken = 0  # turns that were repeated
         self.load_average = load()
         if self.load_average > MOST_LOAD:
             self.trouble = (
@@ -99,11 +99,11 @@ class Watch:
         return self.looks[-1]
 
     def best(self, name: str) -> float:
-        """Returns the best rate in a library so far."""
+        """Returns the best rate of a library so far."""
         return max(look[name] for look in self.looks)
 
     def slow(self, look: Look) -> str:
-        """Returns what was slow then, by what is known now, or nothing."""
+        """Describes the library that was slow, by the best rates so far, or ""."""
         for name, rate in look.items():
             if rate < LEAST_RATE * self.best(name):
                 return (
@@ -113,7 +113,7 @@ class Watch:
         return ""
 
     def describe(self) -> dict[str, Any]:
-        """Returns what was seen, for the report."""
+        """Returns the load and the rates, for the report."""
         rates = {
             name: (self.best(name), min(look[name] for look in self.looks))
             for name in self.rates
@@ -135,21 +135,21 @@ class Watch:
 
 
 class Timing(NamedTuple):
-    """Seconds of a program: its first call, and those after it."""
+    """The seconds of a program's first call, and of each later one."""
 
     first: float
     seconds: list[float]
 
     @property
     def median(self) -> float:
-        """Seconds of a call when all is compiled and warm."""
+        """The median seconds of a call after the first, which compiles."""
         return statistics.median(self.seconds)
 
     def describe(self, tokens: int) -> dict[str, Any]:
-        """Returns the numbers of a call that takes so many tokens (0 = none).
+        """Returns the timings for the report; tokens: of each call, 0 = none.
 
-        compile_seconds is how much longer the first call took; it stands for what a
-        program compiles and warms up by itself.
+        compile_seconds is the first call's time beyond the median: compilation and
+        warm-up.
         """
         spread = (max(self.seconds) - min(self.seconds)) / self.median
         rate = {"tokens_per_second": round(tokens / self.median, 2)} if tokens else {}
@@ -164,12 +164,12 @@ class Timing(NamedTuple):
 def alternate(
     programs: Mapping[str, Callable[[], Any]], repeats: int, watch: Watch
 ) -> dict[str, Timing]:
-    """Returns the timing of programs that were called in turn, each `repeats` times.
+    """Times the programs in turn until `repeats` turns count.
 
-    A program returns when its work is done. Every other turn goes backwards, so that
-    none always follows the same one. Turns beside a slow look do not count: up to
-    MOST_TURNS times as many are taken as are to count, and LoadedError is raised if
-    too few do. A forced watch counts every turn.
+    A program must return only when its work is done. Every other turn runs in reverse
+    order, so that no program always follows the same one. Turns next to a slow look do
+    not count. Raises LoadedError if too few of MOST_TURNS * repeats turns count. With
+    watch.force every turn counts.
     """
     first = {name: clock(call) for name, call in programs.items()}
     looks = [watch.look()]

@@ -1,4 +1,4 @@
-"""What a benchmark prints: one JSON line with its numbers and where they come from."""
+"""The JSON line of a benchmark: its results and their provenance."""
 
 import argparse
 import datetime
@@ -14,32 +14,34 @@ from typing import Any
 import jax
 
 from experiments.benchmarks.quiet import LoadedError, Timing, Watch
-from txl_jax import allocator
 from txl_jax.report.provenance import LIBRARIES, git_revision
+from txl_jax.runtime import allocator
 
 Measure = Callable[[argparse.Namespace, Watch], dict[str, Any]]
 
 
 def positive(text: str) -> int:
-    """Returns a flag's text as a whole number above 0."""
+    """Parses a positive integer."""
     if (value := int(text)) < 1:
         raise ValueError
     return value
 
 
 def make_parser(description: str | None, repeats: int = 5) -> argparse.ArgumentParser:
-    """Returns the flags that every benchmark has."""
+    """Returns a parser with the flags that all benchmarks share."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--repeats", type=positive, default=repeats, help="of each program"
+        "--repeats", type=positive, default=repeats, help="repetitions of each program"
     )
     parser.add_argument(
-        "--force", action="store_true", help='report all the same, as "loaded": true'
+        "--force",
+        action="store_true",
+        help='report on a loaded machine, too, with "loaded": true',
     )
     parser.add_argument(
-        "--tiny", action="store_true", help="try the program out on a model of no size"
+        "--tiny", action="store_true", help="use a tiny model, to try the program"
     )
     return parser
 
@@ -47,46 +49,47 @@ def make_parser(description: str | None, repeats: int = 5) -> argparse.ArgumentP
 def case(
     name: str, tokens: int, timings: dict[str, Timing], **more: dict[str, Any]
 ) -> dict[str, Any]:
-    """Returns what was measured of two sides that do the same, or of one alone.
+    """Returns the results of one case, for all of its sides.
 
-    ratio: how many times faster the first is. `more`: what else is known of a side.
+    more: further results by side. With two sides, ratio is the second's median time
+    over the first's.
     """
     sides = {
         side: timing.describe(tokens) | more.get(side, {})
         for side, timing in timings.items()
     }
-    found: dict[str, Any] = {"case": name, "sides": sides}
+    result: dict[str, Any] = {"case": name, "sides": sides}
     if len(timings) == 2:
         ours, peer = timings.values()
-        found["ratio"] = round(peer.median / ours.median, 3)
-    return found
+        result["ratio"] = round(peer.median / ours.median, 3)
+    return result
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of the libraries that are installed."""
-    found = {"python": platform.python_version()}
+    """Returns the versions of the installed libraries."""
+    installed = {"python": platform.python_version()}
     for name in (*LIBRARIES, "torch", "transformers"):
         try:
-            found[name] = importlib.metadata.version(name)
+            installed[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
-def run(name: str, given: argparse.Namespace, measure: Measure) -> None:
-    """Prints what is measured, or exits with status 2 where the machine is loaded."""
+def run(name: str, args: argparse.Namespace, measure: Measure) -> None:
+    """Prints the result; exits with status 2 if the machine is loaded."""
     allocator.keep_freed()  # as `txl_jax.main` does
     try:
-        watch = Watch(given.force)
-        found = measure(given, watch)
+        watch = Watch(args.force)
+        measured = measure(args, watch)
     except LoadedError as loaded:
         print(f"{name}: not measured: {loaded} (--force)", file=sys.stderr)
         raise SystemExit(2) from None
     command = ["python", "-m", f"experiments.benchmarks.{name}", *sys.argv[1:]]
     result = {
         "benchmark": name,
-        **found,
-        "tiny": given.tiny,
+        **measured,
+        "tiny": args.tiny,
         **watch.describe(),
         "load_average_after": round(os.getloadavg()[0], 2),
         "command": shlex.join(command),

@@ -1,10 +1,10 @@
-"""The adaptive softmax alone, against a softmax over all words: one JSON line.
+"""Compares the adaptive softmax with a full softmax; prints one JSON line.
 
     python -m experiments.benchmarks.softmax
 
-Value and gradient of the loss of 2,048 tokens with 410 features over the 267,735 words
-of WikiText-103, which come as often as Zipf's law says. The other side has the scores
-of all words at once and takes log_softmax of them: some 8 GB.
+The benchmark times the loss and gradient of 2,048 tokens with 410 features over the
+267,735 words of WikiText-103, distributed by Zipf's law. The full softmax stores the
+scores of all words, which takes about 8 GB.
 """
 
 import argparse
@@ -18,9 +18,9 @@ from experiments.benchmarks import gradients, quiet, record, subject
 from txl_jax.kernels.adaptive import Head, adaptive_nll
 
 
-def make_head(given: argparse.Namespace) -> tuple[Head, Array, Array, tuple[int, ...]]:
-    """Returns random tables, hidden states, targets, and the cutoffs."""
-    config = subject.shrink(subject.WIKITEXT) if given.tiny else subject.WIKITEXT
+def make_head(args: argparse.Namespace) -> tuple[Head, Array, Array, tuple[int, ...]]:
+    """Returns a random head, hidden states, targets, and the cutoffs."""
+    config = subject.shrink(subject.WIKITEXT) if args.tiny else subject.WIKITEXT
     V, D, G = config.vocab_size, config.d_model, len(config.cutoffs)
     keys = jax.random.split(jax.random.key(0), 3)
     head = Head(
@@ -30,8 +30,8 @@ def make_head(given: argparse.Namespace) -> tuple[Head, Array, Array, tuple[int,
         0.02 * jax.random.normal(keys[1], (G, D)),
         jnp.zeros(G),
     )
-    hidden_BLD = jax.random.normal(keys[2], (1, given.tokens, D))
-    target_BL = jnp.asarray(subject.zipf_text(V, given.tokens))[None]
+    hidden_BLD = jax.random.normal(keys[2], (1, args.tokens, D))
+    target_BL = jnp.asarray(subject.zipf_text(V, args.tokens))[None]
     return head, hidden_BLD, target_BL, config.cutoffs
 
 
@@ -42,9 +42,9 @@ def dense_nll(head: Head, hidden_BLD: Array, target_BL: Array) -> Array:
     return -jnp.take_along_axis(log_probs_BLV, target_BL[..., None], axis=-1)[..., 0]
 
 
-def measure(given: argparse.Namespace, watch: quiet.Watch) -> dict[str, Any]:
-    """Measures value and gradient of both."""
-    head, hidden_BLD, target_BL, cutoffs = make_head(given)
+def measure(args: argparse.Namespace, watch: quiet.Watch) -> dict[str, Any]:
+    """Times the value and gradient of both."""
+    head, hidden_BLD, target_BL, cutoffs = make_head(args)
 
     def adaptive(head: Head, hidden_BLD: Array) -> Array:
         return adaptive_nll(head, hidden_BLD, target_BL, cutoffs).sum()
@@ -53,9 +53,9 @@ def measure(given: argparse.Namespace, watch: quiet.Watch) -> dict[str, Any]:
         return dense_nll(head, hidden_BLD, target_BL).sum()
 
     losses = {"adaptive": adaptive, "dense": dense}
-    name = f"{given.tokens} tokens, {len(head.biases[0])} words"
+    name = f"{args.tokens} tokens, {len(head.biases[0])} words"
     arguments = head, hidden_BLD
-    case = gradients.compare(name, given.tokens, losses, arguments, given, watch)
+    case = gradients.compare(name, args.tokens, losses, arguments, args, watch)
     return {"cases": [case]}
 
 

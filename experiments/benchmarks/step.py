@@ -1,13 +1,14 @@
-"""Tokens a second of training, and the peer's: one JSON line.
+"""Compares the throughput of training with the peer's; prints one JSON line.
 
     python -m experiments.benchmarks.step [--kernel=chunked]
 
-An update with Adam and a clip, dropout 0.1, of two models: `small`, 6 layers of 256
-that read 8 streams of 128 bytes, and `wikitext`, the paper's standard model for
-WikiText-103 with its adaptive softmax over 267,735 words, 4 streams of 150. Words come
-as often as Zipf's law says, since a softmax's cost follows them. `wikitext` needs some
-8 GB. `bytes_above` is the memory beside parameters, moments and one gradient: ours as
-the compiler has it, the peer's from the most that its process ever had.
+Updates use Adam with clipping and dropout 0.1. There are two models: `small` has 6
+layers of 256 and reads 8 streams of 128 bytes; `wikitext` is the paper's standard model
+for WikiText-103 with its adaptive softmax over 267,735 words and reads 4 streams of
+150. Words follow Zipf's law, because the cost of an adaptive softmax depends on their
+distribution. `wikitext` needs about 8 GB. `bytes_above` is the memory beyond
+parameters, moments and one gradient: for ours as the compiler states it, for the peer
+from the peak of its process.
 """
 
 import argparse
@@ -19,7 +20,7 @@ import jax
 
 from experiments.benchmarks import peer, quiet, record, subject
 from experiments.benchmarks.job import OPTIM, Job, Step
-from txl_jax.kernels.choice import NAMES
+from txl_jax.model.config import KERNELS
 
 JOBS = {
     "small": Job(subject.SMALL, batch_size=8, tgt_len=128),
@@ -27,22 +28,22 @@ JOBS = {
 }
 
 
-def train(given: argparse.Namespace, watch: quiet.Watch, name: str) -> dict[str, Any]:
-    """Measures updates of one model."""
+def train(args: argparse.Namespace, watch: quiet.Watch, name: str) -> dict[str, Any]:
+    """Times the updates of one model."""
     job = JOBS[name]
-    config = subject.shrink(job.config) if given.tiny else job.config
-    config = dataclasses.replace(config, kernel=given.kernel)
+    config = subject.shrink(job.config) if args.tiny else job.config
+    config = dataclasses.replace(config, kernel=args.kernel)
     job = dataclasses.replace(job, config=config)
     ours = Step(job)
     compiled = ours.compile()
-    programs = {"ours": quiet.times(given.updates, ours.update)}
-    if peer.there():
+    programs = {"ours": quiet.times(args.updates, ours.update)}
+    if peer.is_available():
         other = peer.Peer(config)
         other.call("make_optimizer", OPTIM.lr, OPTIM.clip)
         tokens_BL = job.text()[:-1].reshape(job.batch_size, job.tgt_len)
         update = functools.partial(other.call, "train", tokens_BL)
-        programs["peer"] = quiet.times(given.updates, update)
-    timings = quiet.alternate(programs, given.repeats, watch)
+        programs["peer"] = quiet.times(args.updates, update)
+    timings = quiet.alternate(programs, args.repeats, watch)
     described = compiled.describe()
     gradient = 4 * sum(leaf.size for leaf in jax.tree.leaves(ours.state.params))
     temporary = described["temporary_bytes"]
@@ -50,21 +51,21 @@ def train(given: argparse.Namespace, watch: quiet.Watch, name: str) -> dict[str,
     more = {"ours": described | {"bytes_above": above}}
     if "peer" in timings:
         more["peer"] = {"bytes_above": other.call("bytes_above")}
-    return record.case(name, given.updates * job.tokens, timings, **more)
+    return record.case(name, args.updates * job.tokens, timings, **more)
 
 
-def measure(given: argparse.Namespace, watch: quiet.Watch) -> dict[str, Any]:
+def measure(args: argparse.Namespace, watch: quiet.Watch) -> dict[str, Any]:
     """Measures each model."""
-    cases = [train(given, watch, name) for name in given.models]
-    return {"peer": peer.found(), "kernel": given.kernel, "cases": cases}
+    cases = [train(args, watch, name) for name in args.models]
+    return {"peer": peer.describe(), "kernel": args.kernel, "cases": cases}
 
 
 def main() -> None:
     parser = record.make_parser(__doc__)
-    parser.add_argument("--kernel", choices=list(NAMES), default="auto")
+    parser.add_argument("--kernel", choices=list(KERNELS), default="auto")
     parser.add_argument("--models", nargs="+", choices=list(JOBS), default=list(JOBS))
     parser.add_argument(
-        "--updates", type=record.positive, default=4, help="of a repetition"
+        "--updates", type=record.positive, default=4, help="updates in a repetition"
     )
     record.run("step", parser.parse_args(), measure)
 

@@ -1,4 +1,4 @@
-"""What is measured: models of published sizes with random weights, and made-up text.
+"""The benchmarks' models, of published sizes with random weights, and their text.
 
 Dims: T tokens.
 """
@@ -12,11 +12,12 @@ import jax
 import numpy as np
 
 from txl_jax.model.config import ModelConfig
-from txl_jax.sharding import MeshConfig, make_mesh
-from txl_jax.state import init_params
+from txl_jax.runtime.options import MeshConfig
+from txl_jax.sharding import make_mesh
+from txl_jax.update.state import init_params
 
 # The paper's 12 layers for enwik8 (Table 2), and its standard model for WikiText-103
-# (Table 1); `small` is what two cores train in an hour.
+# (Table 1); SMALL trains in an hour on two cores.
 ENWIK8 = ModelConfig(vocab_size=204)
 SMALL = ModelConfig(
     vocab_size=204,
@@ -40,7 +41,7 @@ WIKITEXT = ModelConfig(
 
 
 def shrink(config: ModelConfig) -> ModelConfig:
-    """Returns a model of the same kind and no size."""
+    """Returns a tiny model of the same kind."""
     if config.cutoffs:
         config = dataclasses.replace(config, vocab_size=300, cutoffs=(20, 40, 200))
     sizes = {"n_layer": 2, "d_model": 16, "n_head": 2, "d_head": 8, "d_inner": 32}
@@ -53,19 +54,19 @@ def make_params(config: ModelConfig) -> Any:
 
 
 def one_device() -> jax.sharding.Mesh:
-    """Returns the mesh of one device: the peer has no more."""
+    """Returns a mesh of one device, as many as the peer uses."""
     return make_mesh(MeshConfig(), jax.devices()[:1])
 
 
 def zipf_text(types: int, T: int) -> np.ndarray:
-    """Returns tokens_T, int32, the one of rank k with a probability like 1 / k."""
+    """Returns tokens_T, int32, drawn by Zipf's law: rank k in proportion to 1 / k."""
     share = np.cumsum(1 / np.arange(1, types + 1))
     draws = np.random.default_rng(0).random(T)
     return np.searchsorted(share / share[-1], draws).astype(np.int32)
 
 
 class Compiled:
-    """A jitted function made ready for some arguments, with what that took."""
+    """A jitted function compiled for given arguments, and its compilation time."""
 
     def __init__(self, function: Any, *arguments: Any):
         began = time.perf_counter()
@@ -75,7 +76,7 @@ class Compiled:
         self.seconds = time.perf_counter() - began
 
     def describe(self) -> dict[str, Any]:
-        """Returns the numbers for the report, null where the compiler states none."""
+        """Returns the costs for the report; null if the compiler does not state one."""
         memory = self.call.memory_analysis()
         return {
             "compile_seconds": round(self.seconds, 2),

@@ -1,25 +1,26 @@
-"""What the TPU compiler says of the attention kernels, without a TPU: JSON lines.
+"""The TPU compiler's estimates for the attention kernels, without a TPU.
 
     pip install libtpu
     python experiments/benchmarks/tpu_estimate.py [--chips=v5e,v4] [--kernels=xla,tpu]
         [--shapes=22x8x64x512x512] [--dropout=0.1] [--dtype=bfloat16] [--schedule=0]
 
-A shape is B x H x A x L x M. Each row is the value and every gradient of one attention,
-alone in its program and with full memory, compiled by libtpu for one chip:
+The program prints JSON lines. A shape is B x H x A x L x M. Each row is a program that
+computes the output and all gradients of one attention with a full memory, compiled by
+libtpu for one chip:
 
-    temporary_mib   memory besides inputs (`input_mib`) and results; XLA may put some of
-                    it in VMEM, which is not counted
+    temporary_mib   memory beyond inputs (`input_mib`) and results; XLA may place part
+                    of it in VMEM, which is not counted
     largest         elements of the largest array in the compiled program
-    xla_cycles      the sum of the compiler's `estimated_cycles`, which it states for
-                    all but Pallas kernels
+    xla_cycles      the sum of the compiler's `estimated_cycles`, which Pallas kernels
+                    do not have
     kernel_cycles   the kernels' static schedule: instruction bundles of the visited
-                    tiles, one a cycle; a wait for memory and a grid step's start are
-                    not in it
+                    tiles, one per cycle, without waits for memory and the overhead
+                    of grid steps
     total_cycles    their sum; on v4 and v5p the kernels' share is halved, for two cores
 
-All cycles are estimates, none is measured. `--table` prints Markdown instead of JSON;
-`tpu_estimate.md` beside this file was made so. Compiling with the dump that holds the
-schedule takes about a minute a row; `--schedule=0` leaves it out.
+All cycles are estimates; none is measured. `--table` prints Markdown instead of JSON,
+which is how `tpu_estimate.md` was made. Compiling with the dump that contains the
+schedule takes about a minute per row; `--schedule=0` omits it.
 """
 
 import argparse
@@ -48,7 +49,7 @@ SHAPES = (
     "60x10x41x150x150",
     "1x16x64x8192x8192",
 )
-# libtpu looks for a TPU's host unless it is told what it would find.
+# Without these, libtpu looks for the host of a TPU.
 ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_ACCELERATOR_TYPE": "v5litepod-8",
@@ -57,7 +58,7 @@ ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
 }
 MIB = 2**20
-PER_TILE = 200  # bundles of a region that runs once a query tile, not every step
+PER_TILE = 200  # the fewest bundles of a region that runs once per query tile
 
 
 def compiled(row: dict[str, Any]) -> tuple[Any, Any]:
@@ -66,7 +67,9 @@ def compiled(row: dict[str, Any]) -> tuple[Any, Any]:
     import jax.numpy as jnp
     from jax.experimental import topologies
 
-    from txl_jax.kernels import tpu, xla
+    from txl_jax.kernels import xla
+    from txl_jax.kernels.hash import Dropout
+    from txl_jax.kernels.tpu import attention as tpu
 
     B, H, A, L, M = row["shape"]
     K = M + L
@@ -79,7 +82,7 @@ def compiled(row: dict[str, Any]) -> tuple[Any, Any]:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
     def gradients(inputs: Any, oldest_BL: Any, seed: Any, do_BLHA: Any) -> Any:
-        dropout = xla.Dropout(row["dropout"], seed) if row["dropout"] else None
+        dropout = Dropout(row["dropout"], seed) if row["dropout"] else None
         kernel = {"xla": xla, "tpu": tpu}[row["kernel"]].rel_attention
         o_BLHA, pull = jax.vjp(
             lambda *inputs: kernel(*inputs, None, oldest_BL, dropout), *inputs
@@ -101,7 +104,7 @@ def compiled(row: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def regions(path: Path) -> list[int]:
-    """Returns the bundles of each straight piece of a scheduled kernel, in order."""
+    """Returns the bundles of each basic block of a scheduled kernel, in order."""
     sizes = [0]
     for line in path.open():
         bundle = re.match(r"\s*(?:0x)?[0-9a-f]+\s+(\w\w)?\s*:", line)
@@ -116,12 +119,12 @@ def regions(path: Path) -> list[int]:
 
 
 def cycles_of_head(sizes: list[int], blocks: Any) -> int:
-    """Returns the bundles that one head of one stream runs with full memory.
+    """Returns the bundles that one head of one stream runs with a full memory.
 
-    The three largest regions are, in order, the step on the diagonal, the one without
-    a mask and the one with a mask. Large others run once a query tile (some only once
-    a head), small ones every step of the grid. With one tile of keys there is nothing
-    but the diagonal, and all regions run.
+    The three largest regions are, in order, the step on the diagonal, the step without
+    a mask and the step with a mask. Other large regions run once per query tile (some
+    only once per head), small regions in every step of the grid. With a single tile of
+    keys, only the diagonal is visited and all regions run.
     """
     if blocks.key_tiles == 1:
         return sum(sizes)
@@ -139,7 +142,7 @@ def cycles_of_head(sizes: list[int], blocks: Any) -> int:
 
 
 def scheduled(dump: str, blocks: Any, heads: int, chip: str) -> int:
-    """Returns the cycles of so many heads in the kernels of a dump, on all cores."""
+    """Returns the cycles of `heads` heads in a dump's kernels, over all cores."""
     paths = Path(dump).glob("*rel_attention*final_bundles.txt")
     kernels = [path for path in paths if "schedule-analysis" not in path.name]
     each = sum(cycles_of_head(regions(path), blocks) for path in kernels)
@@ -147,7 +150,7 @@ def scheduled(dump: str, blocks: Any, heads: int, chip: str) -> int:
 
 
 def measure(row: dict[str, Any], dump: str) -> dict[str, Any]:
-    """Returns the row with what the compiler says."""
+    """Returns the row with the compiler's estimates."""
     program, blocks = compiled(row)
     text, memory = program.as_text(), program.memory_analysis()
     shapes = re.findall(r"\b(?:f32|bf16|s32|u32|pred)\[([\d,]+)\]", text)
@@ -171,7 +174,7 @@ def measure(row: dict[str, Any], dump: str) -> dict[str, Any]:
 
 
 def run(row: dict[str, Any], schedule: bool) -> dict[str, Any]:
-    """Measures a row in a process of its own, where libtpu reads its flags once."""
+    """Measures a row in a new process, because libtpu reads its flags only once."""
     with tempfile.TemporaryDirectory() as folder:
         environment = os.environ | ENVIRONMENT
         dump = folder if schedule and row["kernel"] == "tpu" else ""
@@ -189,7 +192,7 @@ def run(row: dict[str, Any], schedule: bool) -> dict[str, Any]:
 
 
 def tabulate(rows: list[dict[str, Any]]) -> str:
-    """Returns a line for each pair of rows, xla and tpu, of a chip and shape."""
+    """Returns a Markdown table that compares xla and tpu by chip and shape."""
     lines = [
         "| chip | B x H x A x L x M | xla MiB | tpu MiB | xla cycles | tpu cycles "
         "| of them kernels | xla / tpu | scores / visible |",
@@ -228,20 +231,20 @@ def main() -> None:
     parser.add_argument("--schedule", type=int, default=1)
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--row", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.row:
-        print(json.dumps(measure(*json.loads(given.row))))
+    args = parser.parse_args()
+    if args.row:
+        print(json.dumps(measure(*json.loads(args.row))))
         return
     rows = []
     for chip, shape, kernel in itertools.product(
-        *(names.split(",") for names in (given.chips, given.shapes, given.kernels))
+        *(names.split(",") for names in (args.chips, args.shapes, args.kernels))
     ):
         row = {"chip": chip, "shape": [int(size) for size in shape.split("x")]}
-        row |= {"kernel": kernel, "dtype": given.dtype, "dropout": given.dropout}
-        rows.append(run(row, bool(given.schedule)))
-        if not given.table:
+        row |= {"kernel": kernel, "dtype": args.dtype, "dropout": args.dropout}
+        rows.append(run(row, bool(args.schedule)))
+        if not args.table:
             print(json.dumps(rows[-1]), flush=True)
-    if given.table:
+    if args.table:
         print(tabulate(rows))
 
 

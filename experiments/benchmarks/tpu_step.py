@@ -1,18 +1,18 @@
-"""The whole training step as the TPU compiler sees it, for one chip: tpu_step.md.
+"""The TPU compiler's estimates for a training step on one chip: tpu_step.md.
 
     pip install 'jax[tpu]'
     python -m experiments.benchmarks.tpu_step [--only=step|largest] [--rows=N]
 
-libtpu compiles the step that `train` runs: forward, backward and the optimiser, with
-one chip's share of the published batch, in bfloat16, with each attention kernel. Rows
-go to tpu_step.jsonl, and the page is made of them. What is there is not compiled again;
---rows=N makes N more at most, and --rows=0 writes the page alone.
+libtpu compiles the step that `train` runs (forward, backward and optimizer) with one
+chip's share of the published batch, in bfloat16, with each attention kernel. The page
+is made from the rows in tpu_step.jsonl. Existing rows are not compiled again. --rows=N
+compiles at most N rows; --rows=0 only writes the page.
 
     step      memory, traffic and cycles, as the compiler states them, and the static
               schedule of the Pallas kernels, read as `tpu_estimate` reads it
     largest   the most streams that fit
 
-No TPU takes part: all cycles are estimates.
+No TPU is used: all cycles are estimates.
 """
 
 import argparse
@@ -20,21 +20,27 @@ import dataclasses
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import tempfile
+from collections import defaultdict
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 
 from experiments.benchmarks import tpu_estimate
 from experiments.benchmarks.tpu_step_page import STREAMS, Row, find, page, wanted
-from txl_jax import aot, chips, pod, roofline
 from txl_jax import config as configs
+from txl_jax.aot import chips, roofline
+from txl_jax.aot.hlo import Program
+from txl_jax.aot.traffic import by_scope, hbm_bytes
+from txl_jax.cli import steps
+from txl_jax.cli.compile import largest_batch
 from txl_jax.config import Config
 from txl_jax.errors import UserError
-from txl_jax.hlo import Program
-from txl_jax.kernels import softmax, tiles, tpu_blocks
+from txl_jax.kernels import cluster, tiles
+from txl_jax.kernels.tpu import blocks as tpu_blocks
 
 FOLDER = Path(__file__).parent
 LINES, PAGE = FOLDER / "tpu_step.jsonl", FOLDER / "tpu_step.md"
@@ -42,11 +48,11 @@ NAME = "experiments.benchmarks.tpu_step"
 
 
 def read(row: Row) -> Config:
-    """Returns the experiment as the row has it compiled."""
+    """Returns the config that a row compiles."""
     name = row["experiment"]
-    config = aot.find_vocab(configs.parse(configs.load(name)))
-    config = aot.replace(config, "model", dtype="bfloat16", kernel=row["kernel"])
-    return aot.replace(config, "train", batch_size=STREAMS[name])
+    config = steps.find_vocab(configs.parse(configs.load(name)))
+    config = steps.replace(config, "model", dtype="bfloat16", kernel=row["kernel"])
+    return steps.replace(config, "train", batch_size=STREAMS[name])
 
 
 def attention_shape(config: Config) -> tuple[int, int, int, int, int]:
@@ -56,7 +62,7 @@ def attention_shape(config: Config) -> tuple[int, int, int, int, int]:
 
 
 def chunked_turns(config: Config) -> float:
-    """Returns the tiles that a block of `chunked` sees behind its diagonal, on average.
+    """Returns the mean number of tiles behind the diagonal of a block of `chunked`.
 
     The memory is full and every query sees all of it, as in training.
     """
@@ -68,19 +74,40 @@ def chunked_turns(config: Config) -> float:
 
 
 def rare_turns(config: Config) -> int:
-    """Returns the most blocks of tokens of a rare cluster, by `roofline.zipf`."""
+    """Returns the most blocks that a rare cluster's tokens need, by Zipf's law."""
     model, train = config.model, config.train
     T = train.batch_size * train.tgt_len
-    block = softmax.ACCELERATOR.rare
+    block = cluster.ACCELERATOR.rare
     X = min(T, block.scores // block.rows)
     parts = roofline.zipf(model.vocab_size, model.cutoffs)[1:]
     return max((math.ceil(T * part / X) for part in parts), default=1)
 
 
-def vmem(dump: str) -> tuple[int, int]:
-    """Returns the bytes of VMEM that a dumped program takes, and that there are.
+def cycles_by_path(program: Program) -> dict[str, float]:
+    """Returns the cycles that the TPU compiler estimates, by `Op.path`.
 
-    XLA's arrays in it, at their most, and the most that an operation works in.
+    It gives no estimate for Pallas kernels, collectives and asynchronous copies.
+    """
+    total: dict[str, float] = defaultdict(float)
+    for op, name, times in program.visit():
+        if stated := re.search(r'"estimated_cycles":"(\d+)"', op.text):
+            total[program.purpose(name, op.name)] += times * int(stated[1])
+    return dict(total)
+
+
+def pallas_calls(program: Program) -> dict[str, float]:
+    """Returns how often each Pallas kernel runs, by `Op.path`."""
+    total: dict[str, float] = defaultdict(float)
+    for op, _, times in program.visit():
+        if op.kind == "custom-call" and "tpu_custom_call" in op.text:
+            total[op.path] += times
+    return dict(total)
+
+
+def vmem(dump: str) -> tuple[int, int]:
+    """Returns the peak VMEM use of a dumped program, and the VMEM capacity, in bytes.
+
+    The peak counts XLA's arrays and the scratch memory of one operation.
     """
     (path,) = Path(dump).glob("*vmem_report.html")
     text = path.read_text("utf-8")
@@ -90,10 +117,10 @@ def vmem(dump: str) -> tuple[int, int]:
 
 
 def measure_step(row: Row, dump: str) -> Row:
-    """Returns what the compiler says of the row's training step, of one update."""
+    """Returns the row with the compiler's estimates for one update."""
     config, part = read(row), chips.find(tpu_estimate.CHIPS[row["chip"]][0])
     devices = chips.find_devices(part)[:1]
-    done = aot.compile_train(config, devices)
+    done = steps.compile_train(config, devices)
     row |= {
         "streams": config.train.batch_size,
         "fits": done.fits,
@@ -108,19 +135,19 @@ def measure_step(row: Row, dump: str) -> Row:
         "/embedding.nll/": rare_turns(config),
     }
     program, calls = Program(done.text, assumed), config.train.updates_per_call
-    cycles = pod.by_scope(program.cycles())
+    cycles = by_scope(cycles_by_path(program))
     taken, capacity = vmem(dump)
     row |= {
         "assumed_turns": assumed,
         "vmem_bytes": taken,
         "vmem_capacity_bytes": capacity,
-        "hbm_traffic_bytes": int(sum(program.hbm_bytes().values()) / calls),
+        "hbm_traffic_bytes": int(sum(hbm_bytes(program).values()) / calls),
         "xla_cycles": int(sum(cycles.values()) / calls),
         "xla_cycles_by_scope": {k: int(each / calls) for k, each in cycles.items()},
         "kernel_cycles": 0,
     }
-    if pallas := program.pallas_calls():
-        # Forward and backward, each as often as there are layers.
+    if pallas := pallas_calls(program):
+        # The forward and the backward kernel run once per layer each.
         (times,) = set(pallas.values())
         B, H, A, L, M = attention_shape(config)
         blocks = tpu_blocks.choose(devices[0].device_kind, L, M + L, A)
@@ -137,7 +164,7 @@ def measure_largest(row: Row, _: str) -> Row:
     step = find(known(), **{**row, "part": "step"})
     tried = [(step["streams"], step["fits"], step["hbm_bytes"])] if step else []
     try:
-        config = pod.largest_batch(read(row), devices, one, tried)
+        config = largest_batch(read(row), devices, one, tried)
     except UserError:
         return row | {"streams": 0}
     return row | {"streams": config.train.batch_size}
@@ -147,10 +174,10 @@ MEASURES = {"step": measure_step, "largest": measure_largest}
 
 
 def dump_flags(row: Row, dump: str) -> str:
-    """Returns libtpu's flags to write down what the row's measure reads."""
+    """Returns the flags that make libtpu dump what the row's measure reads."""
     if row["part"] != "step":
         return ""
-    # The report of VMEM comes with any of them.
+    # Every dump includes the VMEM report.
     label = "final_bundles" if row["kernel"] == "tpu" else "none"
     return (
         f"--xla_jf_dump_to={dump} --xla_jf_dump_llo_text=true "
@@ -159,9 +186,9 @@ def dump_flags(row: Row, dump: str) -> str:
 
 
 def run(row: Row) -> Row | None:
-    """Measures a row in a process of its own, where libtpu reads its flags once.
+    """Measures a row in a new process, because libtpu reads its flags only once.
 
-    None where that fails; why is on stderr.
+    Returns None if the process fails; its error is on stderr.
     """
     with tempfile.TemporaryDirectory() as dump:
         environment = os.environ | tpu_estimate.ENVIRONMENT
@@ -172,12 +199,12 @@ def run(row: Row) -> Row | None:
         )
     if done.returncode:
         return None
-    said = {"libtpu": version("libtpu"), "date": date.today().isoformat()}
-    return json.loads(done.stdout.splitlines()[-1]) | said
+    origin = {"libtpu": version("libtpu"), "date": date.today().isoformat()}
+    return json.loads(done.stdout.splitlines()[-1]) | origin
 
 
 def known() -> list[Row]:
-    """Returns the rows so far."""
+    """Returns the rows of tpu_step.jsonl."""
     if not LINES.exists():
         return []
     return [json.loads(line) for line in LINES.read_text("utf-8").splitlines()]
@@ -190,14 +217,14 @@ def main() -> None:
     parser.add_argument("--only", default="", choices=["", *MEASURES])
     parser.add_argument("--rows", type=int, default=1000)
     parser.add_argument("--row", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.row:
-        row, dump = json.loads(given.row)
+    args = parser.parse_args()
+    if args.row:
+        row, dump = json.loads(args.row)
         print(json.dumps(MEASURES[row["part"]](row, dump)))
         return
-    left = given.rows
+    left = args.rows
     for row in wanted():
-        if find(known(), **row) or given.only not in ("", row["part"]) or not left:
+        if find(known(), **row) or args.only not in ("", row["part"]) or not left:
             continue
         left -= 1
         if made := run(row):

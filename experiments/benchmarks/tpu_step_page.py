@@ -1,7 +1,4 @@
-"""The page of the rows that `tpu_step` makes: what they are, tables, and words.
-
-Dims: none.
-"""
+"""The rows that `tpu_step` measures, and the Markdown page made from them."""
 
 import itertools
 from collections import Counter
@@ -17,7 +14,7 @@ Row = dict[str, Any]
 
 
 def wanted() -> Iterator[Row]:
-    """Yields every row's name: what is compiled, for which chip."""
+    """Yields the identifying fields of every row."""
     for part in ("step", "largest"):
         for chip, experiment, kernel in itertools.product(CHIPS, STREAMS, KERNELS):
             row = {"part": part, "experiment": experiment, "chip": chip}
@@ -25,22 +22,22 @@ def wanted() -> Iterator[Row]:
 
 
 def find(rows: list[Row], **name: Any) -> Row | None:
-    """Returns the row of that name, if there is one."""
+    """Returns the first row with these fields, if any."""
     return next((row for row in rows if name.items() <= row.items()), None)
 
 
 def total(row: Row) -> int:
-    """Returns a step's cycles, XLA's and the kernels'."""
+    """Returns the cycles of a step, including its Pallas kernels."""
     return row["xla_cycles"] + row["kernel_cycles"]
 
 
 def millions(cycles: float) -> str:
-    """Returns cycles in millions, for people."""
+    """Formats cycles in millions."""
     return f"{cycles / 1e6:,.1f}"
 
 
 def table(head: str, rows: Iterable[list[str]]) -> list[str]:
-    """Returns the lines of a Markdown table; the head's names have commas between."""
+    """Returns the lines of a Markdown table; `head` is comma-separated."""
     names = head.split(", ")
     lines = [names, ["---"] * len(names), *rows]
     return [f"| {' | '.join([*x, *[''] * (len(names) - len(x))])} |" for x in lines]
@@ -54,8 +51,8 @@ def step_cells(name: Row, rows: list[Row]) -> list[str]:
         return [*first, "not run"]
     capacity = row["hbm_capacity_bytes"] / GIB
     if not row["fits"]:
-        wants = row["hbm_bytes"] / GIB
-        return [*first, f"out of memory, wants {wants:.1f} GiB of {capacity:.1f}"]
+        need = row["hbm_bytes"] / GIB
+        return [*first, f"out of memory, needs {need:.1f} GiB of {capacity:.1f}"]
     other = find(rows, **{**name, "kernel": "xla"})
     ratio = "" if other is None else "`xla` does not fit"
     if other and other["fits"]:
@@ -85,7 +82,7 @@ SCOPES = {
 
 
 def scope_cells(name: Row, rows: list[Row]) -> list[str]:
-    """Returns the row of the second table: where a step's cycles are."""
+    """Returns the row of the second table: a step's cycles by scope."""
     row = find(rows, **name)
     first = [f"`{name['experiment']}`", name["chip"], name["kernel"]]
     if row is None or not row["fits"]:
@@ -96,7 +93,7 @@ def scope_cells(name: Row, rows: list[Row]) -> list[str]:
 
 
 def verdict(rows: list[Row]) -> str:
-    """Returns where `tpu` takes GOAL times fewer cycles than `xla`, and where not."""
+    """States for each model and chip whether `tpu` reaches GOAL against `xla`."""
     parts = []
     for experiment, chip in itertools.product(STREAMS, CHIPS):
         name = {"part": "step", "experiment": experiment, "chip": chip}
@@ -106,14 +103,15 @@ def verdict(rows: list[Row]) -> str:
             met = "met" if ratio >= GOAL else "missed"
             parts.append(f"`{experiment}` on {chip} {ratio:.2f} ({met})")
     return (
-        f"Cycles of `xla` over those of `tpu`; the goal is {GOAL}: {', '.join(parts)}."
+        f"Cycles of `xla` divided by cycles of `tpu`, with a goal of {GOAL}: "
+        f"{', '.join(parts)}."
     )
 
 
 def page(rows: list[Row]) -> str:
     """Returns the Markdown of all tables."""
     made = {chip: {r["libtpu"] for r in rows if r["chip"] == chip} for chip in CHIPS}
-    said = [
+    origin = [
         ", ".join(f"{' and '.join(sorted(x))} for {c}" for c, x in made.items() if x),
         " and ".join(sorted({row["date"] for row in rows})),
     ]
@@ -121,11 +119,11 @@ def page(rows: list[Row]) -> str:
     most = []
     for chip, experiment in itertools.product(CHIPS, STREAMS):
         name = {"part": "largest", "experiment": experiment, "chip": chip}
-        found = [find(rows, **name, kernel=kernel) for kernel in KERNELS]
-        cells = ["not run" if row is None else str(row["streams"]) for row in found]
+        measured = [find(rows, **name, kernel=kernel) for kernel in KERNELS]
+        cells = ["not run" if row is None else str(row["streams"]) for row in measured]
         most.append([f"`{experiment}`", chip, *cells])
     lines = [
-        INTRODUCTION.format(*said),
+        INTRODUCTION.format(*origin),
         *table(STEP_HEAD, (step_cells(name, rows) for name in steps)),
         "",
         verdict(rows),
@@ -147,49 +145,51 @@ STEP_HEAD = (
     "kernels' schedule M, total M, xla / this"
 )
 INTRODUCTION = """\
-# The whole training step, as the TPU compiler estimates it
+# The training step on one chip, as the TPU compiler estimates it
 
-Nothing here was measured: no TPU took part. libtpu ({}) compiled the step that
-`train` runs (forward, backward, optimiser; all layers, in bfloat16) for one chip, on a
-machine without a TPU, with one chip's streams of the published batch: 4 segments of 768
-tokens of `enwik8_24l` (64 streams over 16 chips), 4 of 384 of `wt103_large` (128 over
-32), and without what chips say to each other. Made {} by
+Nothing on this page was measured. libtpu ({}) compiled the step that `train` runs
+(forward, backward and optimizer, all layers, in bfloat16) for one chip on a machine
+without a TPU. The batch is one chip's share of the published one: 4 segments of 768
+tokens of `enwik8_24l` (64 streams over 16 chips) and 4 of 384 of `wt103_large` (128
+over 32). Communication between chips is excluded. The rows were made on {} by
 
     python -m experiments.benchmarks.tpu_step
 
-All figures are of one update; all cycles are estimates.
+All figures are for one update, and all cycles are estimates.
 
-- HBM: parameters, moments, temporaries and the program, of what the compiler lets a
-  chip use. Where it does not fit, what the compiler says that it wants.
-- VMEM: the memory inside the chip, from the compiler's own report: XLA's arrays in it
-  at their most, and the most that one operation or kernel works in.
-- HBM traffic: bytes read and written, counted from the program's text; a Pallas kernel
-  counts each of its operands once.
-- XLA's cycles: the sum of the compiler's `estimated_cycles`, each as often as its loop
-  runs. It states none for Pallas kernels, for copies that go on beside other work and
-  for the arithmetic of single numbers.
+- HBM: parameters, moments, temporaries and the program, of the memory that the compiler
+  lets a chip use. For a step that does not fit, the memory that it needs.
+- VMEM: the peak use of the memory inside the chip, from the compiler's report: XLA's
+  arrays and the scratch memory of one operation or kernel.
+- HBM traffic: bytes read and written, counted in the compiled program; each operand of
+  a Pallas kernel counts once.
+- XLA's cycles: the sum of the compiler's `estimated_cycles`, multiplied by the trip
+  counts of loops. Pallas kernels, asynchronous copies and scalar arithmetic have no
+  estimate.
 - kernels' schedule: instruction bundles of the tiles that the Pallas kernels visit, one
-  a cycle, times heads, streams and layers, read from this same program; a wait for
-  memory and a grid step's start are not in it. On v5p halved, for two cores.
+  per cycle, times heads, streams and layers, read from the same program. Waits for
+  memory and the overhead of grid steps are excluded. Halved on v5p, which has two
+  cores.
 
-Some loops are as long as the data says. Assumed is a full memory, all of which every
-query sees: so many tiles `chunked` visits. Of the vocabulary's clusters behind the
-first, each has its part of the tokens by Zipf's law, fewer than one block's 256: one
-block is counted. (The TPU kernels skip nothing then either.)
+The length of some loops depends on the data. The memory is assumed to be full and
+visible to every query, which determines the number of tiles that `chunked` visits; the
+TPU kernels skip no tile in this case. By Zipf's law each rare cluster of the vocabulary
+has fewer tokens than one block of 256, so one block is counted.
 
-What is not run here the same command adds. For v5p give it the libtpu that jax 0.10.2
-names, 0.0.42: what 0.0.51 makes of `wt103_large` for v5p this jax cannot read ("async-
-update instruction should have 1 operands but sees 3").
+The same command adds missing rows. For v5p use libtpu 0.0.42, which jax 0.10.2
+requires: that jax cannot read the program that 0.0.51 makes of `wt103_large` for v5p
+("async-update instruction should have 1 operands but sees 3").
 """
 WHERE = """\
 ## Where the cycles are
 
-In millions, kernels' schedule and XLA's together. Between layers: what goes from one to
-the next and what the backward pass keeps. Update: gradients' norm, optimiser and guard.
+In millions, the kernels' schedule and XLA's cycles together. Between layers:
+activations passed to the next layer or kept for the backward pass. Update: gradient
+norm, optimizer and guard.
 """
 MOST = """\
 ## The most streams on one chip
 
-Found by compiling with more and fewer streams of the same segments. What libtpu
-0.0.42 takes it may state as up to 10 % more than the chip has.
+Found by compiling with different numbers of streams of the same segments. For a step
+that it accepts, libtpu 0.0.42 may state up to 10 % more memory than the chip has.
 """

@@ -1,10 +1,11 @@
-"""What is learned of the copying task, as against what can be reached: a figure.
+"""How far back a model learns to copy, and how far back it could: a figure.
 
     python -m experiments.figures.copying [--delays 8 24 56 --mem_lens 0 16 64]
 
 Trains experiments/copying.py for each delay, memory and seed, and counts the letters
-that are given back right. Started again, it goes on where it was killed: every cell has
-a workdir, and its result. Prints one JSON line and writes copying.json and copying.png.
+that the model repeats correctly. Every cell has its own workdir and result, so the same
+command resumes after a kill. Prints one JSON line and writes copying.json and
+copying.png.
 """
 
 import argparse
@@ -21,23 +22,28 @@ import numpy as np
 from absl import logging
 from jax import Array
 
+from experiments.figures.reach import farthest
 from txl_jax import config as configs
-from txl_jax import restore, workdir
 from txl_jax.config import Config
 from txl_jax.data import tokens as token_files
-from txl_jax.data.copying import FIRST_ANSWER
-from txl_jax.data.streams import Segment, Streams
+from txl_jax.data.copying import FIRST_ANSWER, Task
+from txl_jax.data.streams import Streams
 from txl_jax.data.tokens import Tokens
 from txl_jax.errors import Interrupted, UserError
-from txl_jax.evaluate.reach import farthest
-from txl_jax.lock import locked
-from txl_jax.model.memory import Memory
-from txl_jax.report.writer import say
+from txl_jax.evaluate import reader
+from txl_jax.evaluate.reader import Traced
+from txl_jax.model.key_values import KeyValueMemory
+from txl_jax.model.txl import TransformerXL
+from txl_jax.report.log import say
 from txl_jax.train import train
+from txl_jax.workdir import load
+from txl_jax.workdir.claim import claim
+from txl_jax.workdir.fit import fit_vocab
+from txl_jax.workdir.lock import locked
 
 EXPERIMENT = Path(__file__).parents[1] / "copying.py"
 RESULT = "accuracy.json"
-# Of the plot: how far something reaches, and how that is drawn.
+# Distances that the plot draws as bars, and their styles.
 BARS: dict[str, dict[str, Any]] = {
     "seen_by_all_tokens": {"linewidth": 5, "solid_capstyle": "butt"},
     "seen_by_last_tokens": {"linewidth": 2},
@@ -58,48 +64,48 @@ def read_flags() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def make_config(given: argparse.Namespace, cell: dict[str, int]) -> Config:
+def make_config(args: argparse.Namespace, cell: dict[str, int]) -> Config:
     """Returns the config of a cell: experiments/copying.py with its sizes."""
     c = configs.load(str(EXPERIMENT))
-    c.data.update(copy_delay=cell["delay"], data_dir=given.data_dir)
-    c.train.update(seed=cell["seed"], num_steps=given.updates)
-    c.train.update(eval_every=given.updates)
+    c.data.update(copying=(cell["delay"], *c.data.copying[1:]), data_dir=args.data_dir)
+    c.train.update(seed=cell["seed"], num_steps=args.updates)
+    c.train.update(eval_every=args.updates)
     for section in (c.model, c.eval, c.generate):
         section.mem_len = cell["mem_len"]
     return configs.parse(c)
 
 
-def run_cell(given: argparse.Namespace, cell: dict[str, int]) -> dict[str, Any]:
+def run_cell(args: argparse.Namespace, cell: dict[str, int]) -> dict[str, Any]:
     """Returns a cell's result, trained and counted unless that is on disk."""
-    config = make_config(given, cell)
+    config = make_config(args, cell)
     name = "-".join(f"{key}={value}" for key, value in cell.items())
-    folder = given.workdir / f"{name}-updates={given.updates}"
+    folder = args.workdir / f"{name}-updates={args.updates}"
     if (folder / RESULT).exists():
         return json.loads((folder / RESULT).read_text("utf-8"))
     say(f"copying: {folder}")
-    found = cell | describe(config) | train_and_count(config, folder)
+    result = cell | describe(config) | train_and_count(config, folder)
     folder.mkdir(parents=True, exist_ok=True)
     fresh = folder / f"{RESULT}.tmp"
-    fresh.write_text(json.dumps(found) + "\n", "utf-8")
+    fresh.write_text(json.dumps(result) + "\n", "utf-8")
     fresh.replace(folder / RESULT)
-    return found
+    return result
 
 
 def train_and_count(config: Config, folder: Path) -> dict[str, float]:
-    """Returns what `count` finds after training, which goes on where it was killed."""
+    """Trains the cell, resuming after a kill, and returns the result of `count`."""
     tokens = token_files.prepare(config.data, say)
-    config = workdir.fit_vocab(config, len(tokens.vocab))
+    config = fit_vocab(config, len(tokens.vocab))
     with locked(folder):
-        workdir.claim(folder, config, tokens)
+        claim(folder, config, tokens)
         train(config, folder, tokens.split("train"), tokens.split("valid"))
-    return count(restore.load(folder), tokens)
+    return count(load.load(folder), tokens)
 
 
 def describe(config: Config) -> dict[str, int]:
-    """Returns what a cell's model can see, and how far its answers are, in tokens."""
+    """Returns the distance of a cell's answers and its model's reach, in tokens."""
     tgt_len = config.train.tgt_len
     return {
-        "distance_tokens": config.data.task.distance,
+        "distance_tokens": Task.of(config.data).distance,
         "tgt_len": tgt_len,
         "seen_by_all_tokens": config.model.mem_len,
         "seen_by_last_tokens": farthest(config.model, tgt_len, 1),
@@ -107,39 +113,32 @@ def describe(config: Config) -> dict[str, int]:
     }
 
 
-def count(loaded: restore.Loaded, tokens: Tokens) -> dict[str, float]:
+def count_segment(
+    model: TransformerXL, memory: KeyValueMemory, segment: Traced
+) -> tuple[KeyValueMemory, Array]:
+    """Returns (memory, [answers, right ones, their nll in nats]) of one segment."""
+    memory, hidden_BLD = reader.hidden(model, memory, segment)
+    log_probs_BLV = model.embedding.log_probs(hidden_BLD)
+    targets_BL, weights_BL = segment.targets_SBL, segment.weights_SBL
+    nll_BL = -jnp.take_along_axis(log_probs_BLV, targets_BL[..., None], -1)[..., 0]
+    right_BL = jnp.argmax(log_probs_BLV, axis=-1) == targets_BL
+    sums = [jnp.sum(weights_BL * x_BL) for x_BL in (1, right_BL, nll_BL)]
+    return memory, jnp.stack(sums)
+
+
+def count(loaded: load.Loaded, tokens: Tokens) -> dict[str, float]:
     """Returns the share of answers in the test that are the likeliest, and their nll.
 
     A letter is an answer: the model sees the letters before it.
     """
-    model, tgt_len = loaded.model, loaded.config.eval.tgt_len
+    tgt_len = loaded.config.eval.tgt_len
     streams = Streams(
         tokens.split("test"), STREAMS, tgt_len, score_ids_from=FIRST_ANSWER
     )
-
-    @jax.jit
-    def step(params: Any, memory: Memory, segment: Segment) -> tuple[Memory, Array]:
-        result: Any = model.apply(
-            {"params": params},
-            segment.inputs_SBL[0],
-            memory,
-            length_B=segment.length_SB[0],
-            method="logits",
-        )
-        logits_BLV, memory = result
-        targets_BL = segment.targets_SBL[0]
-        nll_BL = -jnp.take_along_axis(logits_BLV, targets_BL[..., None], -1)[..., 0]
-        right_BL = jnp.argmax(logits_BLV, axis=-1) == targets_BL
-        weights_BL = segment.weights_SBL[0]
-        sums = [jnp.sum(weights_BL * x_BL) for x_BL in (1, right_BL, nll_BL)]
-        return memory, jnp.stack(sums)
-
-    params = jax.device_get(loaded.params)  # so few are read by one device
-    memory = Memory.empty(model.config, STREAMS)
-    total = np.zeros(3)
-    for segment in streams.epoch():
-        memory, sums = step(params, memory, segment)
-        total += np.asarray(sums, np.float64)
+    read = reader.Reader(loaded.model.config, count_segment, STREAMS, tgt_len)
+    params = read.unstack(jax.device_get(loaded.params))  # a small model: one device
+    sums = jax.device_get([*read.outputs(params, streams.epoch())])
+    total = np.asarray(sums, np.float64).sum(axis=(0, 1))
     answers, right, nll = total.tolist()
     return {
         "answers": int(answers),
@@ -149,7 +148,7 @@ def count(loaded: restore.Loaded, tokens: Tokens) -> dict[str, float]:
 
 
 def plot(cells: list[dict[str, Any]], chance: float, path: Path) -> None:
-    """Draws accuracy against distance for each memory, with what it can see."""
+    """Draws accuracy against distance for each memory, and the memory's reach."""
     figure = matplotlib.figure.Figure(figsize=(8, 4.2), layout="constrained")
     axes = figure.add_subplot()
     distances = sorted({cell["distance_tokens"] for cell in cells})
@@ -177,15 +176,15 @@ def plot(cells: list[dict[str, Any]], chance: float, path: Path) -> None:
     axes.annotate("chance", (0.995, chance), xycoords=("axes fraction", "data"),
                   ha="right", va="bottom", fontsize=8, color="gray")  # fmt: skip
     axes.set(
-        xlabel="how many tokens back the letter is that comes next",
-        ylabel="answers that are right",
+        xlabel="distance of the letter to repeat, in tokens",
+        ylabel="right answers",
         xlim=(0, 1.08 * max(distances)),
         ylim=(0, None),
         yticks=np.arange(0, 1.01, 0.2),
     )
     axes.set_title(
-        "above: what every token of a segment sees (thick), what its last sees (thin), "
-        "what all layers reach (dotted)",
+        "above: seen by every token of a segment (thick), by its last token (thin), "
+        "reached by all layers (dotted)",
         fontsize=9,
     )
     axes.legend(fontsize=8, loc="lower left")
@@ -194,34 +193,34 @@ def plot(cells: list[dict[str, Any]], chance: float, path: Path) -> None:
 
 
 def main() -> int:
-    given = read_flags()
-    logging.set_verbosity(logging.FATAL)  # orbax warns of what is meant
+    args = read_flags()
+    logging.set_verbosity(logging.FATAL)  # orbax warns of intended settings
     grid = [
         {"delay": delay, "mem_len": mem_len, "seed": seed}
-        for seed in given.seeds
-        for delay in given.delays
-        for mem_len in given.mem_lens
+        for seed in args.seeds
+        for delay in args.delays
+        for mem_len in args.mem_lens
     ]
     try:
-        # What a library prints is not to be the result.
+        # Only the result goes to stdout, whatever a library prints.
         with contextlib.redirect_stdout(sys.stderr):
-            cells = [run_cell(given, cell) for cell in grid]
+            cells = [run_cell(args, cell) for cell in grid]
     except (UserError, Interrupted) as error:
         print(f"copying: {error}", file=sys.stderr)
         return 2
-    symbols = make_config(given, grid[0]).data.copy_symbols
-    picture = given.workdir / "copying.png"
+    symbols = make_config(args, grid[0]).data.copying[2]
+    picture = args.workdir / "copying.png"
     plot(cells, 1 / symbols, picture)
     result = {
         "program": "copying",
         "chance": 1 / symbols,
-        "updates": given.updates,
+        "updates": args.updates,
         "cells": cells,
         "picture": str(picture),
     }
-    said = json.dumps(result)
-    (given.workdir / "copying.json").write_text(said + "\n", "utf-8")
-    print(said)
+    line = json.dumps(result)
+    (args.workdir / "copying.json").write_text(line + "\n", "utf-8")
+    print(line)
     return 0
 
 

@@ -1,0 +1,137 @@
+"""What relative positions tell apart: distances, and the order of the memory.
+
+    python -m experiments.figures.positions [--d_model=512] [--workdir=runs/quickstart]
+
+Draws the cosine of the encodings of two distances against their difference, and prints
+it at a few differences in one JSON line. With a workdir, the line also has the temporal
+confusion of section 3.3: how far its model's predictions change when two segments in
+the memory change places, and how far the same weights with positions counted in each
+segment.
+
+Dims: B streams, L segment, M memory, N layers, D model, R distances, V vocabulary.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import matplotlib.figure
+import numpy as np
+from jax import Array
+
+from txl_jax.data import tokens as token_files
+from txl_jax.model.config import ModelConfig
+from txl_jax.model.memory import Memory
+from txl_jax.model.positions import sinusoid_RD
+from txl_jax.model.txl import TransformerXL
+from txl_jax.report.log import say
+from txl_jax.workdir import load
+
+DISTANCES = (1, 10, 100, 1000)
+
+
+def similarity(d_model: int, distance_R: np.ndarray) -> np.ndarray:
+    """Returns the cosine of the encodings of two distances that differ by distance_R.
+
+    It depends on the difference alone: the mean of cos(d f_k) over the frequencies.
+    """
+    rows_RD = np.asarray(sinusoid_RD(jnp.asarray(distance_R), d_model))
+    zero_D = np.asarray(sinusoid_RD(jnp.zeros(1), d_model))[0]
+    # sin^2 + cos^2 = 1 for each of the D / 2 frequencies.
+    return rows_RD @ zero_D / (d_model / 2)
+
+
+def order_confusion(config: ModelConfig, params: Any, tokens_B3L: np.ndarray) -> float:
+    """Returns how much a prediction depends on the order of the memory, in nats.
+
+    Reads two segments, then a third twice: with the memory as it is, and with the two
+    segments in the memory exchanged. The mean absolute difference of the third's
+    log-probabilities is 0, but for rounding, where positions are those of a token in
+    its own segment: a sum over keys has no order. config.mem_len is not used.
+    """
+    B, width = tokens_B3L.shape
+    L = width // 3
+    config = dataclasses.replace(config, mem_len=2 * L)
+    model, variables = TransformerXL(config), {"params": params}
+
+    def read(tokens_BL: Array, memory: Memory) -> tuple[Array, Memory]:
+        return model.apply(variables, tokens_BL, memory, method="logits")  # type: ignore
+
+    @jax.jit
+    def compare(tokens_B3L: Array) -> Array:
+        memory = Memory.empty(config, B)
+        for begin in (0, L):
+            _, memory = read(tokens_B3L[:, begin : begin + L], memory)
+        h_NBMD = jnp.roll(memory.h_NBMD, L, axis=2)
+        exchanged = dataclasses.replace(memory, h_NBMD=h_NBMD)
+        one_BLV, other_BLV = (
+            read(tokens_B3L[:, 2 * L :], each)[0] for each in (memory, exchanged)
+        )
+        return jnp.mean(jnp.abs(one_BLV - other_BLV))
+
+    return float(compare(tokens_B3L))
+
+
+def measure_confusion(folder: Path, streams: int = 8) -> dict[str, float]:
+    """Returns `order_confusion` of a workdir's model, by position scheme."""
+    loaded = load.load(folder)
+    config, L = loaded.config.model, loaded.config.train.tgt_len
+    text_T = token_files.prepare(loaded.config.data, say).split("test")
+    tokens_B3L = np.asarray(text_T[: streams * 3 * L], np.int32).reshape(streams, -1)
+    params = jax.device_get(loaded.params)
+    schemes = (config.position, "sinusoidal_repeated")
+    return {
+        scheme: order_confusion(
+            dataclasses.replace(config, position=scheme), params, tokens_B3L
+        )
+        for scheme in schemes
+    }
+
+
+def plot(d_model: int, longest: int, path: Path) -> None:
+    """Draws the cosine of two distances against their difference."""
+    figure = matplotlib.figure.Figure(figsize=(8, 4), layout="constrained")
+    axes = figure.add_subplot()
+    distance_R = np.unique(np.geomspace(1, longest, 400).astype(int))
+    cosine_R = similarity(d_model, distance_R)
+    axes.plot(distance_R, cosine_R, color="tab:blue", linewidth=1)
+    axes.axhline(0, color="gray", linewidth=0.8)
+    axes.set_xscale("log")
+    axes.set(
+        xlim=(1, longest),
+        xlabel="difference of two distances",
+        ylabel=f"cosine of their R (d_model {d_model})",
+    )
+    axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=100)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--d_model", type=int, default=512)
+    parser.add_argument("--longest", type=int, default=4000, help="of the differences")
+    parser.add_argument("--workdir", type=Path, help="a run with a memory")
+    parser.add_argument("--picture", type=Path, default=Path("similarity.png"))
+    args = parser.parse_args()
+    plot(args.d_model, args.longest, args.picture)
+    cosine_R = similarity(args.d_model, np.array(DISTANCES))
+    result: dict[str, Any] = {
+        "program": "positions",
+        "d_model": args.d_model,
+        "cosine": dict(zip(DISTANCES, cosine_R.round(4).tolist(), strict=True)),
+        "picture": str(args.picture),
+    }
+    if args.workdir:
+        with contextlib.redirect_stdout(sys.stderr):
+            result["order_confusion_nats"] = measure_confusion(args.workdir)
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
