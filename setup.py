@@ -26,7 +26,7 @@ REQUIRES = [
     "ml-collections>=1.1.0",
     "absl-py>=2.1",
     "numpy>=2.0",
-    "filelock>=3.15",
+    "filelock>=3.32",
     "safetensors>=0.6",
     "requests>=2.31",
     "tqdm>=4.66",
@@ -57,7 +57,7 @@ class SourceDistribution(sdist):
 
     def make_distribution(self) -> None:
         """Writes the archive, `python -m build --sdist`."""
-        for folder in ("experiments", "tests", "launch", ".docs", ".ci", ".github"):
+        for folder in ("experiments", "tests", "launch", "docs", ".ci", ".github"):
             for path in (HERE / folder).rglob("*"):
                 parts = path.relative_to(HERE).parts
                 if path.is_file() and not {"__pycache__", "_build"} & {*parts}:

@@ -1,21 +1,92 @@
-"""Every test runs on eight CPU devices, from a checkout as from an installation."""
+"""Eight CPU devices, quick compilation and one compilation cache for all tests."""
 
-from collections.abc import Iterator
+import gc
+import hashlib
+import os
+import platform
+import shutil
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
 
-from txl_jax.report import wait
+from txl_jax.report import progress
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
-# What is said depends on no machine's speed.
-wait.QUIET_SECONDS = 3600.0
+# Of tracing, a tenth of the time is the collector's, and some is finding lines of code.
+jax.config.update("jax_traceback_in_locations_limit", 0)
+gc.freeze()
+gc.set_threshold(100_000, 50, 50)
+# No test depends on the speed of the machine.
+progress.QUIET_SECONDS = 3600.0
+
+CACHE_BYTES = 2**30
+FILE_SECONDS = 10.0  # slower files are listed at the end
 
 
-@pytest.fixture(scope="module")
-def quick_compiler() -> Iterator[None]:
-    """Compiles twice as fast: for a module in which nothing runs for long."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+def configure_jax(name: str, value: Any) -> None:
+    """Sets a field of jax's config here and in the programs that tests start."""
+    os.environ[name.upper()] = str(value)
+    jax.config.update(name, value)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Gives all workers, and the programs that tests start, one compilation cache."""
+    if hasattr(config, "workerinput") or "JAX_COMPILATION_CACHE_DIR" in os.environ:
+        return  # jax has read the environment
+    if not hasattr(config, "cache"):
+        return
+    folder = config.cache.mkdir(f"compiled-{processor()}")
+    if sum(path.stat().st_size for path in folder.iterdir()) > CACHE_BYTES:
+        shutil.rmtree(folder)
+    configure_jax("jax_compilation_cache_dir", str(folder))
+    configure_jax("jax_persistent_cache_min_compile_time_secs", 0.0)
+    configure_jax("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def processor() -> str:
+    """Returns a key of the processor, since programs are compiled for one model."""
+    facts = {platform.machine(), platform.processor()}
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        names = ("model name", "flags", "Features", "CPU part")
+        facts |= {x for x in cpuinfo.read_text().splitlines() if x.startswith(names)}
+    return hashlib.sha256("\n".join(sorted(facts)).encode()).hexdigest()[:12]
+
+
+PROJECT = ("tests/launch/", "tests/project/")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks the tests of launch scripts, documentation and packaging `project`."""
+    for item in items:
+        if item.nodeid.startswith(PROJECT) and "long" not in item.keywords:
+            item.add_marker("project")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Compiles in half the time, except for the tests marked `exact_bits`."""
+    quick = item.get_closest_marker("exact_bits") is None
+    if os.environ.get("JAX_DISABLE_MOST_OPTIMIZATIONS") != str(quick):
+        configure_jax("jax_disable_most_optimizations", quick)
+        jax.clear_caches()  # jit's own caches are not keyed by this field
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Prints the files that take long."""
+    seconds: dict[str, float] = defaultdict(float)
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds[report.nodeid.partition("::")[0]] += report.duration
+    slow = sorted((-spent, name) for name, spent in seconds.items())
+    slow = [row for row in slow if -row[0] > FILE_SECONDS]
+    if slow:
+        terminalreporter.section(f"files over {FILE_SECONDS:.0f} s")
+    for spent, name in slow:
+        terminalreporter.write_line(f"{-spent:7.1f} s  {name}")

@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from tests.reference_positions import at_distance, position_encoding
-from tests.reference_vocabulary import embed, log_probs
+from tests.support.reference_positions import at_distance, position_encoding
+from tests.support.reference_vocabulary import embed, log_probs
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Params = dict[str, Any]

@@ -1,4 +1,4 @@
-"""The loop: how it talks to the devices, and that it learns."""
+"""Training learns and resumes exactly, and the loop never waits for the devices."""
 
 import dataclasses
 import inspect
@@ -12,22 +12,23 @@ import jax
 import numpy as np
 import pytest
 
-from txl_jax import restore
 from txl_jax import train as loop
-from txl_jax.checkpoint import CheckpointConfig, open_checkpoints, restore_params
+from txl_jax.checkpoint.manager import open_checkpoints
+from txl_jax.checkpoint.options import CheckpointConfig
+from txl_jax.checkpoint.save_restore import restore_params
 from txl_jax.config import Config
 from txl_jax.data.streams import Position
-from txl_jax.distributed import RunConfig
-from txl_jax.errors import AGAIN, Interrupted
-from txl_jax.evaluate.perplexity import EvalConfig, make_evaluate
+from txl_jax.errors import RETRY, Interrupted
+from txl_jax.evaluate.options import EvalConfig
+from txl_jax.evaluate.perplexity import make_evaluate
 from txl_jax.model.config import ModelConfig
-from txl_jax.optim import OptimConfig
-from txl_jax.preemption import Stop
-from txl_jax.report.writer import read_metrics
+from txl_jax.report.log import read_metrics
+from txl_jax.runtime.options import RunConfig
+from txl_jax.runtime.preemption import Stop
 from txl_jax.sharding import make_mesh
-from txl_jax.step import TrainConfig
-
-pytestmark = pytest.mark.usefixtures("quick_compiler")
+from txl_jax.update.options import OptimConfig, TrainConfig
+from txl_jax.update.state import TrainState
+from txl_jax.workdir import load
 
 # A text that repeats: the entropy of the next byte is near 0 once it is learnt.
 TEXT = np.frombuffer(b"segment after segment; " * 800, "u1")
@@ -87,7 +88,7 @@ def test_a_run_with_an_average_is_judged_by_it(tmp_path: Path) -> None:
     config = dataclasses.replace(config, optim=optim)
     loop.train(config, tmp_path, TEXT, TEXT[:2000])
     mesh = make_mesh(config.mesh)
-    like = restore.like_params(config.model, mesh)
+    like = load.like_params(config.model, mesh)
     opened = open_checkpoints(tmp_path, config.checkpoint, read_only=True)
     with closing(opened) as manager:
         mean, _ = restore_params(manager, "6", like, averages=True)
@@ -101,31 +102,17 @@ def test_a_run_with_an_average_is_judged_by_it(tmp_path: Path) -> None:
     assert nll_mean != nll_last
 
 
-def stub_slow_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leaves out validation and checkpoints, which stall the devices by nature."""
-
-    def skip(*_: Any, **__: Any) -> dict[str, float]:
-        return {"nll": 1.0}
-
-    monkeypatch.setattr(loop, "make_evaluate", lambda *_: skip)
-    monkeypatch.setattr(loop.checkpoint, "save", skip)
-
-
-def test_the_loop_is_short() -> None:
-    assert len(inspect.getsource(loop.train).splitlines()) <= 85
-
-
 def ask_to_end(monkeypatch: pytest.MonkeyPatch, boundary: int) -> None:
-    """Lets a signal have come before the boundary of that number, from 1."""
-    asked = Stop()
-    monkeypatch.setattr(loop, "stop", asked)
-    at_boundary, count = asked.at_boundary, itertools.count(1)
+    """Simulates a signal before the boundary with that number, counted from 1."""
+    stop = Stop()
+    monkeypatch.setattr(loop, "stop", stop)
+    at_boundary, count = stop.at_boundary, itertools.count(1)
 
     def counted() -> bool:
-        asked.asked = AGAIN if next(count) == boundary else asked.asked
+        stop.status = RETRY if next(count) == boundary else stop.status
         return at_boundary()
 
-    monkeypatch.setattr(asked, "at_boundary", counted)
+    monkeypatch.setattr(stop, "at_boundary", counted)
 
 
 ENDING = tiny(num_steps=6, eval_every=3)
@@ -139,6 +126,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.promise("SIGTERM loses nothing")
 @pytest.mark.parametrize(
     ("boundary", "steps"),
     [
@@ -172,21 +160,14 @@ def test_a_run_that_is_asked_to_end_goes_on_exactly(
     for run in (tmp_path, straight):
         opened = open_checkpoints(run, ENDING.checkpoint, read_only=True)
         with closing(opened) as manager:
-            assert manager.records[3].valid_nll == expected[2][1]["valid_nll"]
-
-
-def test_a_profile_of_some_updates(tmp_path: Path) -> None:
-    """With the names of the step's phases, where TensorBoard looks for it."""
-    config = tiny(num_steps=6, eval_every=6)
-    config = dataclasses.replace(config, run=RunConfig(profile_steps="1:3"))
-    loop.train(config, tmp_path, TEXT, TEXT[:2000])
-    (found,) = (tmp_path / "profile").glob("plugins/profile/*/*.xplane.pb")
-    assert found.stat().st_size > 10_000
+            assert manager.manifests[3].valid_nll == expected[2][1]["valid_nll"]
 
 
 def test_the_step_names_its_phases() -> None:
     config = tiny()
-    init, _, train_step = loop.make_step(config, make_mesh(config.mesh))
+    init, _, train_step = loop.make_step(
+        config.model, config.train, config.optim, make_mesh(config.mesh)
+    )
     streams = loop.make_streams(config.train, TEXT, slice(None))
     segments, _ = streams.batch(Position())
     text = train_step.lower(jax.eval_shape(init), segments).as_text(debug_info=True)
@@ -194,10 +175,90 @@ def test_the_step_names_its_phases() -> None:
         assert f"{phase}/" in text or f"{phase})" in text
 
 
+# The loop alone, with steps that compute nothing.
+
+
+def updates(step: int, count: int) -> dict[str, Any]:
+    """Returns the metrics of updates step + 1 to step + count, as numpy arrays."""
+    loss = np.arange(step + 1, step + count + 1, dtype=np.float32)
+    zeros = np.zeros(count, np.int32)
+    metrics = {"loss": loss, "tokens": zeros + 64, "skipped_in_row": zeros}
+    return metrics | {"reason": zeros}
+
+
+def calls_of(config: TrainConfig, save_every: int, last: int = 0) -> list[str]:
+    """Returns what the loop does, in order, in a run that is to end after `last`."""
+    done: list[str] = []
+
+    def step(state: Any, segments: Any) -> Any:
+        done.append("step")
+        made = config.updates_per_call
+        return state + made, updates(state, made)
+
+    def boundary() -> bool:
+        done.append("boundary")
+        return done.count("boundary") == last
+
+    hooks = loop.Hooks(
+        before=[lambda step, state: done.append(f"before {step} {state}")],
+        dispatched=[lambda segments: done.append(f"dispatched {segments}")],
+        fetched=[lambda made: done.append(f"fetched {[x['loss'] for x in made]}")],
+        boundary=[boundary, lambda: None],
+    )
+    batches: Any = ((f"batch {n}", n + 1) for n in itertools.count())
+    start: Any = 0, 0, 0
+    call: Any = step
+    for saved in loop.advance(call, start, batches, config, save_every, hooks):
+        done.append(f"save {tuple(saved)}")
+    return done
+
+
+def test_metrics_are_fetched_after_the_next_dispatch_and_before_a_save() -> None:
+    config = TrainConfig(num_steps=3, batch_size=1, tgt_len=1, eval_every=3)
+    assert calls_of(config, save_every=2) == [
+        *("before 0 0", "step", "dispatched batch 0", "boundary"),
+        *("before 1 1", "step", "dispatched batch 1", "fetched [1.0]", "boundary"),
+        *("fetched [2.0]", "save (2, 2, 2)"),
+        *("before 2 2", "step", "dispatched batch 2", "boundary"),
+        *("fetched [3.0]", "save (3, 3, 3)"),
+    ]
+
+
+def test_a_call_of_several_updates_ends_at_its_last() -> None:
+    config = TrainConfig(
+        num_steps=6, batch_size=1, tgt_len=1, segments_per_call=2, eval_every=6
+    )
+    done = calls_of(config, save_every=100, last=2)
+    assert [line for line in done if line.startswith(("fetched", "save"))] == [
+        *("fetched [1.0, 2.0]", "fetched [3.0, 4.0]", "save (4, 4, 2)"),
+        *("fetched [5.0, 6.0]", "save (6, 6, 3)"),
+    ]
+
+
+def fake(monkeypatch: pytest.MonkeyPatch, call: Any = lambda: None) -> Config:
+    """Returns a config with which `train` compiles nothing; each step runs `call`."""
+    place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    zero = jax.device_put(np.int32(0), place)
+    empty: Any = ()
+    state = TrainState(zero, {}, (), empty, zero, guard=empty)
+    metrics = jax.device_put(updates(0, 1), place)
+
+    def step(state: Any, segments: Any) -> Any:
+        call()
+        return state, metrics
+
+    places = jax.tree.map(lambda _: place, state)
+    monkeypatch.setattr(loop, "make_step", lambda *_: (lambda: state, places, step))
+    monkeypatch.setattr(loop, "make_evaluate", lambda *_: lambda *_: {"nll": 1.0})
+    monkeypatch.setattr(loop.save_restore, "save", lambda *_: None)
+    return tiny(num_steps=6, eval_every=6)
+
+
 def test_device_arrays_are_read_in_fetch_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Any other conversion of a device array would stall the devices, so it fails."""
+    config = fake(monkeypatch)
     array: Any = type(jax.numpy.zeros(1))
     value = array._value
     reads: list[int] = []
@@ -212,14 +273,13 @@ def test_device_arrays_are_read_in_fetch_alone(
             reads.append(1)
         return value.fget(self)
 
-    stub_slow_parts(monkeypatch)
     monkeypatch.setattr(array, "_value", property(guarded))
-    loop.train(tiny(num_steps=6), tmp_path, TEXT, TEXT[:2000])
-    assert len(reads) >= 6 * 8, "eight metrics of six calls"
+    loop.train(config, tmp_path, TEXT, TEXT[:2000])
+    assert len(reads) >= 6 * 4, "four metrics of six calls"
 
 
 def test_the_guard_sees_a_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test above is worth something: float() of a device array goes through it."""
+    """float() of a device array goes through what the test above replaces."""
     array = type(jax.numpy.zeros(1))
 
     def refuse(_: Any) -> None:
@@ -230,33 +290,25 @@ def test_the_guard_sees_a_read(monkeypatch: pytest.MonkeyPatch) -> None:
         float(jax.numpy.zeros(()))
 
 
-def test_metrics_are_fetched_after_the_next_dispatch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stub_slow_parts(monkeypatch)
-    calls: list[str] = []
-    dispatch, fetch = loop.dispatch, loop.fetch
-
-    def noted(name: str, call: Any) -> Any:
-        def run(*arguments: Any) -> Any:
-            calls.append(name)
-            return call(*arguments)
-
-        return run
-
-    monkeypatch.setattr(loop, "dispatch", noted("dispatch", dispatch))
-    monkeypatch.setattr(loop, "fetch", noted("fetch", fetch))
-    loop.train(tiny(num_steps=5), tmp_path, TEXT, TEXT[:2000])
-    assert calls == ["dispatch"] + ["dispatch", "fetch"] * 4 + ["fetch"]
-
-
 def test_implicit_transfers_are_disallowed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def implicit(step: Any, state: Any, segments: Any) -> Any:
-        return step(state, jax.tree.map(np.asarray, jax.device_get(segments)))
-
-    stub_slow_parts(monkeypatch)
-    monkeypatch.setattr(loop, "dispatch", implicit)
+    jitted = jax.jit(lambda x: x)
+    config = fake(monkeypatch, lambda: jitted(np.zeros(2)))
     with pytest.raises(Exception, match="[Dd]isallowed host-to-device"):
-        loop.train(tiny(), tmp_path, TEXT, TEXT[:2000])
+        loop.train(config, tmp_path, TEXT, TEXT[:2000])
+
+
+def test_a_profile_of_some_updates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is where TensorBoard looks for it."""
+    run = RunConfig(profile_steps="1:3")
+    config = dataclasses.replace(fake(monkeypatch), run=run)
+    loop.train(config, tmp_path, TEXT, TEXT[:2000])
+    (found,) = (tmp_path / "profile").glob("plugins/profile/*/*.xplane.pb")
+    assert found.stat().st_size > 0
+
+
+def test_the_loop_is_short() -> None:
+    assert len(inspect.getsource(loop.train).splitlines()) <= 65

@@ -4,19 +4,19 @@ A Transformer-XL is a pure function `(params, tokens, memory) -> (hidden, memory
 Training scans it over segments, evaluation scans it with a longer memory, generation
 calls it with one token.
 
-The dimensions, one letter each, everywhere:
+Each dimension has one letter throughout the package:
 
-    K  keys, K = M + L  (not the size of a head: that is A)
+    K  keys, K = M + L
     B  streams               S  segments in one call   L  length of a segment
     M  length of the memory  R  distances, R = K       N  layers
     D  d_model               E  size of an embedding   F  d_inner, the feed-forward
     H  heads                 A  size of a head         V  vocabulary
     G  clusters of the adaptive softmax
 
-The same letter is the suffix of a tensor's name (`h_BLD`), the subscript in `einsum`,
-the logical axis of a parameter and the key in `txl_jax.sharding.RULES`.
+The letters are the suffix of a tensor's name (`h_BLD`), the subscripts in `einsum`, the
+logical axes of parameters and the keys of `txl_jax.sharding.RULES`.
 
-A model with its memory: what a call returns is what the next one is given.
+A call of the model returns a new memory, which is passed to the next call:
 
     >>> import jax, txl_jax
     >>> config = txl_jax.ModelConfig(vocab_size=9, n_layer=1, d_model=8, mem_len=6)
@@ -30,7 +30,7 @@ A model with its memory: what a call returns is what the next one is given.
     >>> log_probs_BLV.shape, memory.filled_B.tolist()
     ((1, 4, 9), [4])
 
-A trained one is `txl_jax.load(workdir)`; importing this touches no device.
+`txl_jax.load(workdir)` loads a trained model. Importing the package touches no device.
 """
 
 import importlib
@@ -41,28 +41,28 @@ if TYPE_CHECKING:
     from txl_jax.model.config import ModelConfig as ModelConfig
     from txl_jax.model.memory import Memory as Memory
     from txl_jax.model.txl import TransformerXL as TransformerXL
-    from txl_jax.restore import Loaded as Loaded
-    from txl_jax.restore import load as load
+    from txl_jax.workdir.load import Loaded as Loaded
+    from txl_jax.workdir.load import load as load
 
 __version__ = "0.1.0"
 __all__ = ["Loaded", "Memory", "ModelConfig", "TransformerXL", "UserError", "load"]
 _HOMES = {
-    "Loaded": "txl_jax.restore",
+    "Loaded": "txl_jax.workdir.load",
     "Memory": "txl_jax.model.memory",
     "ModelConfig": "txl_jax.model.config",
     "TransformerXL": "txl_jax.model.txl",
     "UserError": "txl_jax.errors",
-    "load": "txl_jax.restore",
+    "load": "txl_jax.workdir.load",
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a public name when it is first used: `import txl_jax` alone is free."""
+    """Imports a public name on first use, which keeps `import txl_jax` fast."""
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'txl_jax' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    """Lists the public names, also those that nobody has used yet."""
+    """Lists the public names, including those not imported yet."""
     return sorted({*globals(), *__all__})

@@ -1,36 +1,35 @@
-"""Experiments as configs: ConfigDict outside, frozen and cross-checked inside.
+"""The config of a run: every room's options, loaded, overridden, parsed and saved.
 
-An experiment file's `get_config()` starts from `default()` and states differences.
-`parse` is where the ConfigDict ends: below it there are dataclasses only, each defined
-beside the code that reads it.
+The `get_config()` of an experiment starts from `default()` and sets what differs. It
+returns a ConfigDict, which `parse` turns into frozen dataclasses, one per section.
 """
 
 import dataclasses
 import importlib
-import importlib.util
 import json
 import math
+import operator
 import os
+import runpy
 from pathlib import Path
 from typing import Any, get_args
 
 from ml_collections import ConfigDict
 
-from txl_jax.ablation import TableConfig
-from txl_jax.checkpoint import CheckpointConfig
-from txl_jax.chips import CompileConfig
-from txl_jax.convert.formats import ConvertConfig
-from txl_jax.data.streams import SLACK
-from txl_jax.data.tokens import DataConfig
-from txl_jax.distributed import RunConfig
-from txl_jax.errors import UserError, nearest, require_one_of
-from txl_jax.evaluate.attention import AttentionConfig
-from txl_jax.evaluate.perplexity import EvalConfig, evaluation_model
-from txl_jax.evaluate.recl import ReclConfig
-from txl_jax.evaluate.score import ScoreConfig
-from txl_jax.evaluate.speed import SpeedConfig
-from txl_jax.generate import GenerateConfig, generation_model
-from txl_jax.kernels.choice import NAMES
+from txl_jax.aot.options import CompileConfig
+from txl_jax.checkpoint.options import CheckpointConfig
+from txl_jax.convert.options import ConvertConfig
+from txl_jax.data.options import SLACK, DataConfig
+from txl_jax.errors import UserError, nearest
+from txl_jax.evaluate.options import (
+    AttentionConfig,
+    EvalConfig,
+    ReclConfig,
+    ScoreConfig,
+    SpeedConfig,
+    evaluation_model,
+)
+from txl_jax.generate.options import GenerateConfig, generation_model
 from txl_jax.model.config import (
     ABSOLUTE,
     ModelConfig,
@@ -39,18 +38,19 @@ from txl_jax.model.config import (
     pytorch,
     tensorflow,
 )
-from txl_jax.optim import OptimConfig
-from txl_jax.seal import seal, unseal
-from txl_jax.sharding import MeshConfig
-from txl_jax.step import TrainConfig
+from txl_jax.report.checksum import verify_checksum, with_checksum
+from txl_jax.runtime.options import MeshConfig, RunConfig
+from txl_jax.runtime.upgrade import upgrade
+from txl_jax.tables.options import TableConfig
+from txl_jax.update.options import OptimConfig, TrainConfig
 
-# The families of models, for experiments: `default(model=tensorflow(n_layer=18))`.
+# Experiments use the families of models: `default(model=tensorflow(n_layer=18))`.
 __all__ = ["Config", "default", "huggingface", "nvidia", "pytorch", "tensorflow"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Everything that a run is told, by section."""
+    """All options of a run, by section."""
 
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
@@ -70,15 +70,10 @@ class Config:
     recl: ReclConfig = ReclConfig()
 
     def __post_init__(self) -> None:
-        """Refuses combinations across sections, naming both fields and the mend."""
-        require_one_of(self.model.kernel, list(NAMES), "model.kernel")
+        """Raises UserError for sections that do not fit together."""
         self._check_context()
-        self._check_places()
+        self._check_positions()
         self._check_documents()
-        for section in ("train", "generate"):
-            seed = getattr(self, section).seed
-            if seed >= 2**32:  # jax would cut it to its low 32 bits
-                raise UserError(f"{section}.seed = {seed} must be less than 2^32")
         updates = self.train.updates_per_call
         if self.checkpoint.every_steps % updates:
             raise UserError(
@@ -88,31 +83,29 @@ class Config:
             )
         if self.optim.warmup_steps > self.train.num_steps:
             raise UserError(
-                f"optim.warmup_steps = {self.optim.warmup_steps} is more than "
+                f"optim.warmup_steps = {self.optim.warmup_steps} exceeds "
                 f"train.num_steps = {self.train.num_steps}; shorten the warm-up"
             )
 
     def _check_documents(self) -> None:
-        """A document begins with an empty memory, which visible zeros are not."""
-        given = {
+        """Raises UserError for documents that need a memory of zeros in mid-segment."""
+        resets = {
             "train.reset_memory_at": self.train.reset_memory_at >= 0,
-            "train.roll": self.train.roll,
+            'train.order = "roll"': self.train.order == "roll",
             "eval.reset_memory_at": self.eval.reset_memory_at >= 0,
         }
-        for name, on in given.items():
-            if on and self.model.initial_memory == "zeros":
-                raise UserError(
-                    f"{name} starts documents in mid-segment, where initial_memory = "
-                    '"zeros" cannot be seen: leave it out, or set '
-                    'model.initial_memory to "empty"'
-                )
+        names = [name for name, on in resets.items() if on]
+        if names and self.model.initial_memory == "zeros":
+            raise UserError(
+                f"{names[0]} starts documents in mid-segment, where a memory of zeros "
+                'has no effect: leave it out, or set model.initial_memory to "empty"'
+            )
 
     def _check_context(self) -> None:
         if self.train.ext_len and self.model.mem_len:
             raise UserError(
                 f"train.ext_len = {self.train.ext_len} with model.mem_len = "
-                f"{self.model.mem_len} would show the same tokens twice: set one of "
-                "them to 0"
+                f"{self.model.mem_len} would read tokens twice: set one of them to 0"
             )
         for section in ("eval", "generate"):
             mem_len = getattr(self, section).mem_len
@@ -125,25 +118,27 @@ class Config:
         evaluation_model(self.model, self.eval)
         generation_model(self.model, self.generate)
 
-    def _check_places(self) -> None:
+    def _check_positions(self) -> None:
+        """Raises UserError if more tokens are read at once than positions exist."""
         if self.model.position != "learned":
             return
-        train, slack = self.train, SLACK if self.train.varlen else 0
-        width = train.ext_len + train.tgt_len + slack
-        needed = {
+        train = self.train
+        width = train.ext_len + train.tgt_len + SLACK * train.varlen
+        lengths = {
             f"train.ext_len + train.tgt_len (+ {SLACK} with train.varlen)": width,
             "eval.ext_len + eval.tgt_len": self.eval.ext_len + self.eval.tgt_len,
             "eval.sliding_window": self.eval.sliding_window,
             "generate.ext_len + 1": self.generate.ext_len + 1,
         }
-        for fields, places in needed.items():
-            if places > self.model.n_position:
+        for fields, length in lengths.items():
+            if length > self.model.n_position:
                 raise UserError(
-                    f"{fields} = {places} tokens are read at once, but the model has "
-                    f"model.n_position = {self.model.n_position} places: raise it, or "
-                    "read fewer"
+                    f"{fields} = {length} tokens exceed model.n_position = "
+                    f"{self.model.n_position}: raise it, or read fewer at once"
                 )
 
+
+FILE = "config.json"  # the saved config in a workdir
 
 SECTIONS: dict[str, type] = {
     field.name: type(field.default) for field in dataclasses.fields(Config)
@@ -156,142 +151,104 @@ FIELDS: dict[str, Any] = {
     for field in dataclasses.fields(fields)
 }
 
-# What a run may change when it goes on. The rest makes it another run, and refused.
+# Sections and fields that may change when a run resumes; any other change is refused.
 CHANGEABLE = (
-    "eval.",
-    "generate.",
-    "score.",
-    "attention.",
-    "checkpoint.",
-    "mesh.",
-    "run.",
-    "convert.",
-    "compile.",
-    "table.",
-    "speed.",
-    "recl.",
-    "data.data_dir",
-    "train.num_steps",
-    "train.log_every",
-    "train.eval_every",
-    "train.max_bad_steps",
-    "train.max_loss_factor",
-    "model.kernel",
-    "model.remat",
-    "model.unroll",
+    *(f"{x}." for x in SECTIONS if x not in ("model", "data", "train", "optim")),
+    *("data.data_dir", "train.num_steps", "train.log_every", "train.eval_every"),
+    *("train.max_bad_steps", "train.max_loss_factor"),
+    *("model.kernel", "model.remat", "model.unroll"),
 )
 
 
 def default(model: ModelConfig | None = None) -> ConfigDict:
-    """Returns every field of every section at its default, but for a given model."""
+    """Returns all sections at their defaults, except for the model if one is given."""
     sections = dataclasses.asdict(Config())
-    if model:
-        sections["model"] = dataclasses.asdict(model)
-    return ConfigDict(sections)
+    return ConfigDict(sections | {"model": dataclasses.asdict(model or ModelConfig())})
 
 
 def parse(config: ConfigDict) -> Config:
-    """Returns the config, frozen and checked.
+    """Returns the config as frozen dataclasses.
 
-    Raises UserError for an unknown section or field, naming the nearest known one, for
-    a value of the wrong type, and for values or combinations that cannot work.
+    Raises UserError for an unknown name, a value of the wrong type, an impossible value
+    and sections that do not fit together.
     """
     sections = {}
     for name, fields in config.to_dict().items():
         if name not in SECTIONS:
-            hint = nearest(str(name), list(SECTIONS))
+            hint = nearest(str(name), SECTIONS)
             raise UserError(f"unknown config section {name!r}{hint}")
         if not isinstance(fields, dict):
-            raise UserError(f"config section {name!r} is {fields!r}, not its fields")
+            raise UserError(f"config section {name!r} = {fields!r} must have fields")
         values = {key: _typed(f"{name}.{key}", value) for key, value in fields.items()}
         sections[name] = SECTIONS[name](**values)
     return Config(**sections)
 
 
 def field_type(name: str) -> type:
-    """Returns the type of the field `section.field`, or raises UserError."""
+    """Returns the type of `section.field`; raises UserError for an unknown name."""
     if name not in FIELDS:
-        raise UserError(f"unknown config field {name!r}{nearest(name, list(FIELDS))}")
+        raise UserError(f"unknown config field {name!r}{nearest(name, FIELDS)}")
     return FIELDS[name]
 
 
 def _typed(name: str, value: Any) -> Any:
+    """Returns the value as the type of field `name`; an int also serves as a float."""
     wanted = field_type(name)
-    if wanted is float and type(value) is int:
-        value = float(value) if abs(value) < 2**1023 else math.inf
     if items := get_args(wanted):
         if type(value) in (tuple, list) and all(type(x) is items[0] for x in value):
-            for item in value:
-                _refuse_boundless(name, item)
             return tuple(value)
         raise UserError(f"{name} = {value!r} must be a tuple of {items[0].__name__}s")
+    if wanted is float and type(value) is int:
+        return float(value) if abs(value) < 2**1023 else math.inf
     if type(value) is not wanted:
         raise UserError(f"{name} = {value!r} must be of type {wanted.__name__}")
-    _refuse_boundless(name, value)
     return value
 
 
-def _refuse_boundless(name: str, value: Any) -> None:
-    """Refuses numbers that no device counts with, and those that are none."""
-    if type(value) is float and not math.isfinite(value):
-        raise UserError(f"{name} = {value} must be a finite number")
-    if type(value) is int and not name.endswith(".seed") and abs(value) >= 2**31:
-        raise UserError(f"{name} = {value!r:.20} is too large: it must be below 2^31")
-
-
+BOOLS = {"true": True, "false": False}
 KINDS = {bool: "true or false", int: "a whole number", float: "a number"}
 
 
 def override(config: ConfigDict, name: str, text: str) -> None:
-    """Sets the field `section.field` from a flag's text; a tuple's has commas."""
-    wanted = field_type(name)
-    items = get_args(wanted)
-    kind = items[0] if items else wanted
+    """Sets the field `section.field` from a flag's text, with commas in a tuple."""
+    items = get_args(field_type(name))
+    kind = items[0] if items else FIELDS[name]
+    parts = [x for x in text.strip("()").split(",") if x.strip()] if items else [text]
     try:
-        if items:
-            parts = text.strip("()").split(",")
-            value: Any = tuple(_read(kind, part) for part in parts if part.strip())
-        else:
-            value = _read(kind, text)
+        values = tuple(_read(kind, part) for part in parts)
     except (ValueError, KeyError):
         each = ", or several with commas between" if items else ""
         raise UserError(f"{name} = {text[:80]!r} is not {KINDS[kind]}{each}") from None
     section, _, key = name.partition(".")
-    with config.ignore_type():  # parse checks it; an experiment may have left 1 for 1.0
-        config.update({section: {key: value}})
+    with config.ignore_type():  # an experiment may have set 1 for 1.0; parse checks
+        config.update({section: {key: values if items else values[0]}})
 
 
 def _read(kind: type, text: str) -> Any:
-    if kind is bool:
-        return {"true": True, "false": False}[text.strip().lower()]
-    return kind(text)
+    return BOOLS[text.strip().lower()] if kind is bool else kind(text)
 
 
 def load(source: str) -> ConfigDict:
-    """Returns get_config() of an experiment file, given by path or packaged name."""
+    """Returns the `get_config()` of an experiment, a file's path or a packaged name."""
     path = Path(source)
     if not path.suffix and "/" not in source:
         path = _packaged(source)
-    if not os.path.isfile(path):  # also of a path that no system takes
-        raise UserError(f"no config file {source!r}: give a path or a packaged name")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise UserError(f"config file {source!r} is not Python: its name ends in .py")
-    module = importlib.util.module_from_spec(spec)
+    if path.suffix != ".py" or not os.path.isfile(path):  # or too long
+        raise UserError(f"no config file {source!r}: give FILE.py or a packaged name")
     try:
-        spec.loader.exec_module(module)
-        made = module.get_config()
+        experiment = runpy.run_path(str(path))
+        if "get_config" not in experiment:
+            raise AttributeError("it defines no get_config()")
+        config = experiment["get_config"]()
+        if not isinstance(config, (ConfigDict, dict)):
+            kind = type(config).__name__
+            raise TypeError(f"get_config() returns {kind}, not a ConfigDict")
+        return ConfigDict(config)
     except UserError:
         raise
-    except (Exception, SystemExit) as error:  # whatever the user's own code raises
+    except (Exception, SystemExit) as error:  # any error of the user's code
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise UserError(f"config file {source!r} failed: {reason}") from error
-    if not isinstance(made, (ConfigDict, dict)):
-        raise UserError(
-            f"config file {source!r}: get_config() returns {type(made).__name__}, not "
-            "a ConfigDict"
-        )
-    return ConfigDict(made)
 
 
 def _packaged(name: str) -> Path:
@@ -300,46 +257,44 @@ def _packaged(name: str) -> Path:
     known = {path.stem: path for path in sorted(paths)}
     if name not in known:
         raise UserError(
-            f"no packaged experiment {name!r}{nearest(name, list(known))}; there are "
-            f"{', '.join(known)}; a file needs its .py"
+            f"no packaged experiment {name!r}{nearest(name, known)}; there are "
+            f"{', '.join(known)}; the name of a file must end in .py"
         )
     return known[name]
 
 
 def save_json(config: Config, path: Path) -> None:
-    """Writes the config where `load_json` reads it."""
-    path.write_text(json.dumps(seal(dataclasses.asdict(config)), indent=2) + "\n")
+    """Writes the config with a checksum, for `load_json`."""
+    body = with_checksum(dataclasses.asdict(config))
+    path.write_text(json.dumps(body, indent=2) + "\n")
 
 
 def load_json(path: Path) -> ConfigDict:
-    """Returns the config that a workdir keeps, or raises UserError."""
+    """Returns the config that `save_json` wrote, upgraded from older versions."""
     try:
         saved = json.loads(path.read_text("utf-8"))
         if not isinstance(saved, dict):
-            raise ValueError("it holds no sections")
-        config = ConfigDict(unseal(saved))
+            raise ValueError("it has no sections")
+        config = ConfigDict(upgrade(verify_checksum(saved), str(path)))
         parse(config)
         return config
     except FileNotFoundError:
         raise UserError(
-            f"{path.parent} holds no run (no {path.name}): give the --workdir of one, "
-            "or --config to start one"
+            f"{path.parent} holds no run (no {path.name}): give the --workdir of a "
+            "run, or --config to start one"
         ) from None
     except (OSError, ValueError, TypeError, RecursionError, UserError) as error:
         raise UserError(
-            f"cannot read {path}: {error}; bring it back as the run wrote it (changes "
-            "go on the command line, as --config.eval.streams=4)"
+            f"cannot read {path}: {error}; restore the file that the run wrote (fields "
+            "change on the command line, as in --config.eval.streams=4)"
         ) from error
 
 
-def conflicts(saved: Config, given: Config) -> list[str]:
-    """Returns what makes `given` another run than `saved`, as "field: was, is now"."""
-    found = []
-    for section in SECTIONS:
-        old = dataclasses.asdict(getattr(saved, section))
-        new = dataclasses.asdict(getattr(given, section))
-        for key in old:
-            name = f"{section}.{key}"
-            if old[key] != new[key] and not name.startswith(CHANGEABLE):
-                found.append(f"{name} was {old[key]!r}, is now {new[key]!r}")
-    return found
+def conflicts(saved: Config, config: Config) -> list[str]:
+    """Returns the changes that make `config` another run than `saved`, in words."""
+    changes = []
+    for name in FIELDS:
+        old, new = map(operator.attrgetter(name), (saved, config))
+        if old != new and not name.startswith(CHANGEABLE):
+            changes.append(f"{name} was {old!r}, is now {new!r}")
+    return changes

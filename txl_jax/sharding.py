@@ -1,9 +1,8 @@
-"""Where every array lives: a mesh, and one table from dimensions to its axes.
+"""The device mesh, and the table that maps dimensions to its axes.
 
 Dims: as in the glossary of `txl_jax`; a letter that RULES does not name is replicated.
 """
 
-import dataclasses
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -14,43 +13,26 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from txl_jax.errors import UserError
+from txl_jax.runtime.options import MeshConfig
 
 AXES = ("data", "fsdp", "model")
 
-# Streams are split over data and fsdp alike; parameters over fsdp (all chips of one
-# fsdp group hold one copy between them) and, within a layer, over model.
+# Streams are split over data and fsdp; parameters over fsdp (the devices of a group
+# together hold one copy) and, within a layer, over model.
 RULES = (
     ("B", ("data", "fsdp")),
     ("D", "fsdp"),
-    ("E", "fsdp"),  # where D has not taken it
+    ("E", "fsdp"),  # unless D has taken it
     ("H", "model"),
     ("F", "model"),
     ("V", "model"),
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class MeshConfig:
-    """Devices along each axis of the mesh; -1, in one of them at most, = the rest."""
-
-    data: int = -1  # copies of the model, each with its own streams
-    fsdp: int = 1  # shards of the parameters, each with its own streams
-    model: int = 1  # shards of heads, feed-forward and vocabulary
-
-    def __post_init__(self) -> None:
-        """Refuses sizes that no number of devices has."""
-        sizes = [getattr(self, axis) for axis in AXES]
-        if any(size == 0 or size < -1 for size in sizes) or sizes.count(-1) > 1:
-            raise UserError(
-                f"mesh.data, mesh.fsdp, mesh.model = {sizes}: each must be at least 1, "
-                "and one of them may be -1 (the devices that are left)"
-            )
-
-
 def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:
-    """Returns the mesh over `devices` (all of them by default).
+    """Returns the mesh over `devices` (default: all of them).
 
-    Raises UserError when the sizes do not multiply to the number of devices.
+    Raises UserError if the sizes do not multiply to the number of devices.
     """
     devices = jax.devices() if devices is None else devices
     sizes = [getattr(config, axis) for axis in AXES]
@@ -61,8 +43,8 @@ def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Me
             f"mesh.data x mesh.fsdp x mesh.model = {sizes} does not fit "
             f"{len(devices)} devices; set one of them to -1"
         )
-    # Neighbours in the mesh are neighbours on the chips' torus, whose axes are split
-    # where no set of them has the size: jax.make_mesh would refuse.
+    # Neighbours in the mesh are neighbours on the chips' torus. Unlike jax.make_mesh,
+    # this may split an axis of the torus to reach a size.
     placed = mesh_utils.create_device_mesh(
         filled, devices, allow_split_physical_axes=True
     )
@@ -72,7 +54,7 @@ def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Me
 def sharding(mesh: Mesh, letters: Iterable[str | None]) -> NamedSharding:
     """Returns the sharding of an array whose dimensions are `letters`.
 
-    A mesh axis splits one dimension at most: the first that RULES gives it to.
+    A mesh axis splits at most one dimension: the first that RULES maps to it.
     """
     spec = nn.logical_to_mesh_axes(tuple(letters), RULES) or PartitionSpec()
     return NamedSharding(mesh, spec)
@@ -88,13 +70,13 @@ def shardings(mesh: Mesh, specs: Any) -> Any:
 
 
 def stream_shards(mesh: Mesh) -> int:
-    """Returns how many shards the streams are split into."""
+    """Returns the number of shards of the streams."""
     return mesh.shape["data"] * mesh.shape["fsdp"]
 
 
 def place_segments(mesh: Mesh, segments: Any) -> Any:
-    """Returns host arrays [S, B, ..] of this process's streams on the devices."""
-    # Among several processes jax takes this for a transfer that nobody meant.
+    """Moves host arrays [S, B, ..] of this process's streams to the devices."""
+    # With several processes, jax treats this as an implicit transfer.
     with jax.transfer_guard_host_to_device("allow"):
         return jax.tree.map(
             lambda x: jax.make_array_from_process_local_data(
@@ -109,16 +91,16 @@ def check_streams(mesh: Mesh, batch_size: int, field: str) -> None:
     shards = stream_shards(mesh)
     if batch_size % shards:
         raise UserError(
-            f"{field} = {batch_size} does not divide over mesh.data x mesh.fsdp = "
+            f"{field} = {batch_size} is not divisible by mesh.data x mesh.fsdp = "
             f"{shards} shards: make it a multiple of {shards}, or raise mesh.model"
         )
 
 
 def host_rows(mesh: Mesh, batch_size: int, field: str) -> slice:
-    """Returns the streams whose batches this process feeds, by the sharding's own map.
+    """Returns the streams that this process reads, from the sharding's index map.
 
-    Raises UserError, naming the config's `field`, when the streams do not divide over
-    the mesh, or when this process's are not contiguous.
+    Raises UserError, naming the config's `field`, if the streams do not divide over
+    the mesh or this process's are not contiguous.
     """
     check_streams(mesh, batch_size, field)
     places = sharding(mesh, "B").addressable_devices_indices_map((batch_size,))

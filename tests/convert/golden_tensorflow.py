@@ -206,7 +206,7 @@ def make_first_format(tf: Any) -> None:
 
 
 def main(code: str) -> None:
-    """Writes every file anew."""
+    """Writes all files."""
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     tf = importlib.import_module("tensorflow").compat.v1
     tf.disable_v2_behavior()

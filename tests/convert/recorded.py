@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from tests import golden
+from tests.support import golden
 
 FOLDER = Path(__file__).with_name("recorded")
 PAPER = ("plain", "div_val_2_all_tied")  # cases with one u and w, as the paper's code

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from tests.convert import bundles
+from tests.support.refusal import refused
 from txl_jax.convert import bundle
 from txl_jax.errors import UserError
 
@@ -34,14 +35,13 @@ VARIABLES: dict[str, Any] = {
 def read_all(source: Path) -> dict[str, Any]:
     """Returns every variable of a checkpoint."""
     opened = bundle.read(source)
-    return {name: opened.read(name) for name in opened.entries}
+    return {name: variable.read() for name, variable in opened.items()}
 
 
 def refuse(source: Path, match: str) -> None:
     """Reads all of a checkpoint, which must fail with one line of a user's error."""
-    with pytest.raises(UserError, match=match) as caught:
+    with refused(match):
         read_all(source)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.fixture
@@ -54,41 +54,42 @@ def prefix(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("name", CASES)
 def test_reads_what_tensorflow_wrote(name: str) -> None:
     expected = np.load(GOLDEN / f"{name}.npz")
-    found = read_all(GOLDEN / name)
-    assert set(found) == set(expected["names"])
-    row = np.concatenate([found[name].ravel() for name in expected["names"]])
+    result = read_all(GOLDEN / name)
+    assert set(result) == set(expected["names"])
+    row = np.concatenate([result[name].ravel() for name in expected["names"]])
     assert row.dtype == expected["values"].dtype
     assert row.tobytes() == expected["values"].tobytes()
 
 
 def test_reads_every_dtype_and_refuses_others() -> None:
-    expected = np.load(GOLDEN / "kinds.npz")
+    with np.load(GOLDEN / "kinds.npz") as file:
+        expected = dict(file)
     opened = bundle.read(GOLDEN / "kinds")
     for name in ("float32", "float16", "int32", "int64", "scalar", "empty"):
-        found = opened.read(name)
-        assert (found.dtype, found.shape) == (
+        result = opened[name].read()
+        assert (result.dtype, result.shape) == (
             expected[name].dtype,
             expected[name].shape,
         )
-        assert found.tobytes() == expected[name].tobytes()
-    found = opened.read("bfloat16")
-    assert found.dtype == ml_dtypes.bfloat16
-    np.testing.assert_array_equal(found.astype(np.float32), expected["bfloat16"])
+        assert result.tobytes() == expected[name].tobytes()
+    result = opened["bfloat16"].read()
+    assert result.dtype == ml_dtypes.bfloat16
+    np.testing.assert_array_equal(result.astype(np.float32), expected["bfloat16"])
     for name, kind in (("float64", 2), ("string", 7)):
-        with pytest.raises(UserError, match=f"{name} has .* data type {kind}; only"):
-            opened.read(name)
-    with pytest.raises(UserError, match="partitioned is stored in slices: restore"):
-        opened.read("partitioned")
+        with refused(f"{name} has .* data type {kind}; supp"):
+            opened[name].read()
+    with refused("partitioned is stored in slices: restore"):
+        opened["partitioned"].read()
 
 
 @pytest.mark.parametrize("shards", [1, 3])
 def test_reads_what_the_test_writes(tmp_path: Path, shards: int) -> None:
     bundles.write(tmp_path / "ckpt", VARIABLES, shards)
-    found = read_all(tmp_path)
-    assert set(found) == set(VARIABLES)
+    result = read_all(tmp_path)
+    assert set(result) == set(VARIABLES)
     for name, value in VARIABLES.items():
-        assert (found[name].dtype, found[name].shape) == (value.dtype, value.shape)
-        assert found[name].tobytes() == value.tobytes()
+        assert (result[name].dtype, result[name].shape) == (value.dtype, value.shape)
+        assert result[name].tobytes() == value.tobytes()
 
 
 def test_finds_a_checkpoint_by_every_name(prefix: Path) -> None:
@@ -110,9 +111,9 @@ def test_finds_a_checkpoint_with_dots_and_in_the_working_folder(
 
 
 def test_names_what_is_missing(prefix: Path) -> None:
-    refuse(prefix.parent / "ckpt-1", "no file .*ckpt-1.index': give a checkpoint as")
+    refuse(prefix.parent / "ckpt-1", "no file .*ckpt-1.index': give the folder")
     Path(f"{prefix}.data-00001-of-00002").unlink()
-    refuse(prefix, "cannot read .*data-00001-of-00002'.*has 2 data files beside")
+    refuse(prefix, "cannot read .*data-00001-of-00002'.*has 2 data files")
     for text in ("", "model_checkpoint_path: ckpt-0", "\xff"):
         (prefix.parent / "checkpoint").write_text(text, "latin-1")
         refuse(prefix.parent, "checkpoint is missing or names no checkpoint: give")
@@ -131,14 +132,14 @@ def test_a_flipped_bit_in_the_index_changes_nothing_unnoticed(tmp_path: Path) ->
     for source in (tmp_path / "ckpt", GOLDEN / "wt103" / "ckpt-0"):
         shutil.copytree(source.parent, tmp_path / "copy")
         path = tmp_path / "copy" / f"{source.name}.index"
-        whole, expected = path.read_bytes(), bundle.read(path).entries
+        whole, expected = path.read_bytes(), bundle.read(path)
         harmless = 0
         for bit in range(0, 8 * len(whole), 3):
             data = bytearray(whole)
             data[bit // 8] ^= 1 << bit % 8
             path.write_bytes(data)
             try:
-                assert bundle.read(path).entries == expected
+                assert bundle.read(path) == expected
                 harmless += 1
             except UserError as error:
                 assert "ckpt.index" in str(error) or "ckpt-0.index" in str(error)
@@ -156,7 +157,7 @@ def test_a_flipped_bit_in_the_data_is_refused(tmp_path: Path) -> None:
             data = bytearray(whole)
             data[bit // 8] ^= 1 << bit % 8
             path.write_bytes(data)
-            refuse(tmp_path, f"{path.name} is damaged: the checksum of .* is wrong")
+            refuse(tmp_path, f"{path.name} is damaged: .* does not match")
         path.write_bytes(whole)
     read_all(tmp_path)
 
@@ -166,13 +167,13 @@ def test_cut_files_are_refused(prefix: Path) -> None:
     whole = index.read_bytes()
     for size in [*range(0, len(whole), 37), len(whole) - 1]:
         index.write_bytes(whole[:size])
-        refuse(prefix, "ckpt-0.index is no index of a checkpoint, or it is damaged")
+        refuse(prefix, "ckpt-0.index is not the index of a checkpoint, or is damaged")
     index.write_bytes(whole)
     for data in prefix.parent.glob("*.data-*"):
         whole = data.read_bytes()
         for size in [*range(0, len(whole), 997), len(whole) - 1]:
             data.write_bytes(whole[:size])
-            refuse(prefix, f"{data.name} is cut: it ends before the numbers of")
+            refuse(prefix, f"{data.name} is truncated within")
         data.write_bytes(whole)
 
 
@@ -180,10 +181,10 @@ def test_random_bytes_are_refused(tmp_path: Path) -> None:
     random = np.random.default_rng(3)
     for size in (0, 7, 8, 47, 48, 200):
         (tmp_path / "ckpt.index").write_bytes(random.bytes(size))
-        refuse(tmp_path / "ckpt", "ckpt.index is no index of a checkpoint")
+        refuse(tmp_path / "ckpt", "ckpt.index is not the index of a checkpoint")
         magic = bundles.table([])[-8:]
         (tmp_path / "ckpt.index").write_bytes(random.bytes(size) + magic)
-        refuse(tmp_path / "ckpt", "ckpt.index is no index of a checkpoint")
+        refuse(tmp_path / "ckpt", "ckpt.index is not the index of a checkpoint")
 
 
 def header(*fields: bytes) -> tuple[bytes, bytes]:
@@ -201,10 +202,10 @@ X = np.arange(6, dtype=np.float32).reshape(2, 3)
 HEADER = header(bundles.field(1, 1))
 Change = Callable[[], bytes]
 MALFORMED: dict[str, tuple[Change, str]] = {
-    "twice": (lambda: bundles.table([HEADER, one(X), one(X)]), "b'x' is there twice"),
+    "twice": (lambda: bundles.table([HEADER, one(X), one(X)]), "b'x' is duplicate"),
     "order": (lambda: bundles.table([one(X), HEADER]), "out of order"),
-    "compressed": (lambda: bundles.table([HEADER, one(X)], 1), "are compressed, as no"),
-    "headless": (lambda: bundles.table([one(X)]), "not say how many data files"),
+    "compressed": (lambda: bundles.table([HEADER, one(X)], 1), "are compressed"),
+    "headless": (lambda: bundles.table([one(X)]), "number of data files is missing"),
     "big-endian": (
         lambda: bundles.table([header(bundles.field(1, 1), bundles.field(2, 1))]),
         "its numbers are big-endian",
@@ -212,17 +213,17 @@ MALFORMED: dict[str, tuple[Change, str]] = {
     "shard": (lambda: bundles.table([HEADER, one(X, shard=4)]), "data file 4 of 1"),
     "unknown field": (
         lambda: bundles.table([HEADER, one(X, bundles.field(9, 1))]),
-        "field 9, which is unknown",
+        "the unknown field 9",
     ),
     "kind of field": (
         lambda: bundles.table([HEADER, (b"x", b"\x0b")]),
         "a field of kind 3",
     ),
-    "cut field": (lambda: bundles.table([HEADER, (b"x", b"\x12\x05a")]), "leaves its"),
-    "cut number": (lambda: bundles.table([HEADER, (b"x", b"\x08\xff")]), "not end"),
+    "cut field": (lambda: bundles.table([HEADER, (b"x", b"\x12\x05a")]), "exceeds its"),
+    "cut number": (lambda: bundles.table([HEADER, (b"x", b"\x08\xff")]), "has no end"),
     "unknown rank": (
         lambda: bundles.table([HEADER, one(X, bundles.field(2, bundles.field(3, 1)))]),
-        "a shape in it is unknown",
+        "has an unknown shape",
     ),
     "name": (lambda: bundles.table([HEADER, (b"\xff", one(X)[1])]), "can't decode"),
     "slices": (
@@ -231,7 +232,7 @@ MALFORMED: dict[str, tuple[Change, str]] = {
     ),
     "size": (
         lambda: bundles.table([HEADER, one(X, bundles.field(5, 20))]),
-        r"x has 20 bytes, not those of \(2, 3\) float32",
+        r"x has 20 bytes, which is not the size of \(2, 3\) float32",
     ),
     "dtype": (
         lambda: bundles.table([HEADER, one(X, bundles.field(1, 10))]),
@@ -239,7 +240,7 @@ MALFORMED: dict[str, tuple[Change, str]] = {
     ),
     "offset": (
         lambda: bundles.table([HEADER, one(X, bundles.field(4, 2**62))]),
-        "is cut: it ends before the numbers of x",
+        "is truncated within x",
     ),
 }
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from tests import golden, tiny
 from tests.convert.test_pickle import RECORDED, refusal, tensor_of, zip_of
 from tests.convert.test_pytorch import assert_equal, case
+from tests.support import golden, tiny
 from txl_jax.convert import huggingface, words
 from txl_jax.data.vocab import ByteVocab, CharVocab
 from txl_jax.data.word import WordVocab
@@ -36,8 +36,8 @@ def saved_case(name: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 def test_out_and_in_again_is_the_same_model(name: str, tmp_path: Path) -> None:
     config, params = case(name)
     assert huggingface.save_pretrained(config, params, VOCAB, tmp_path) == []
-    found, weights = huggingface.from_pretrained(tmp_path)
-    assert found == config
+    result, weights = huggingface.from_pretrained(tmp_path)
+    assert result == config
     assert_equal(weights, params)
 
 
@@ -46,12 +46,12 @@ def test_in_and_out_again_is_the_same_state(name: str, tmp_path: Path) -> None:
     _, state = saved_case(name)
     config, params = case(name)
     huggingface.save_pretrained(config, params, VOCAB, tmp_path)
-    found = safetensors.numpy.load_file(tmp_path / "model.safetensors")
+    result = safetensors.numpy.load_file(tmp_path / "model.safetensors")
     # Tied ones are there once; one u for all layers is not under each layer's name.
-    for key, array in found.items():
+    for key, array in result.items():
         if key != "transformer.pos_emb.inv_freq":
             assert array.tobytes() == state[key].tobytes(), key
-    for key in state.keys() - found.keys():
+    for key in state.keys() - result.keys():
         tied = key.startswith("crit.out_") or "_bias" in key
         assert tied, key
 
@@ -78,13 +78,13 @@ def test_weights_in_parts(tmp_path: Path) -> None:
         safetensors.numpy.save_file(own, folder / part)
     text = json.dumps({"weight_map": index})
     (folder / "model.safetensors.index.json").write_text(text)
-    found = huggingface.from_pretrained(folder)
-    assert found[0] == expected[0]
-    assert_equal(found[1], expected[1])
+    result = huggingface.from_pretrained(folder)
+    assert result[0] == expected[0]
+    assert_equal(result[1], expected[1])
     (folder / "part1.safetensors").unlink()
     assert "part1.safetensors" in refusal(huggingface.from_pretrained, folder)
     (folder / "model.safetensors.index.json").write_text("{}")
-    assert "no index of weights" in refusal(huggingface.from_pretrained, folder)
+    assert "not an index of weights" in refusal(huggingface.from_pretrained, folder)
 
 
 def test_a_field_left_out_is_as_the_port_has_it(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_older_names_and_other_beginnings(tmp_path: Path) -> None:
 
 
 MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
-    "another model": ({"model_type": "gpt2"}, "type 'gpt2', not 'transfo-xl'"),
+    "another model": ({"model_type": "gpt2"}, "model_type = 'gpt2', not 'transfo-xl'"),
     "attn_type": ({"attn_type": 2}, "attn_type = 2"),
     "sampled softmax": ({"sample_softmax": 100}, "sample_softmax = 100"),
     "layers": ({"n_layer": 3}, "n_layer = 3, but the weights have 2"),
@@ -115,7 +115,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "cutoffs": ({"cutoffs": [9, 17]}, "cutoffs = (9, 17)"),
     "type": ({"mem_len": "long"}, "wrong type"),
     "type of cutoffs": ({"cutoffs": 3}, "wrong type"),
-    "shared r": ({"untie_r": False}, "no r_w_bias"),
+    "shared r": ({"untie_r": False}, "r_w_bias, of shape"),
 }
 
 
@@ -134,14 +134,14 @@ def test_ties_that_the_weights_do_not_have(tmp_path: Path) -> None:
     path.write_text(json.dumps(fields | {"tie_projs": [False] * 4}))
     assert "does not tie" in refusal(huggingface.from_pretrained, tmp_path)
     path.write_text(json.dumps(fields | {"tie_word_embeddings": False}))
-    assert "ties no tables" in refusal(huggingface.from_pretrained, tmp_path)
+    assert "does not tie the tables" in refusal(huggingface.from_pretrained, tmp_path)
 
 
 def test_folders_that_hold_no_model(tmp_path: Path) -> None:
     assert "config.json" in refusal(huggingface.from_pretrained, tmp_path)
     for text in ("", "[]", "{", "\x80"):
         (tmp_path / "config.json").write_bytes(text.encode("latin-1"))
-        assert "is no JSON" in refusal(huggingface.from_pretrained, tmp_path)
+        assert "is not valid JSON" in refusal(huggingface.from_pretrained, tmp_path)
     (tmp_path / "config.json").write_text("{}")
     assert "neither model.safetensors" in refusal(huggingface.from_pretrained, tmp_path)
     (tmp_path / "pytorch_model.bin").write_bytes(zip_of(tensor_of(6), [("data/0", "")]))
@@ -172,12 +172,12 @@ def test_one_key_more_is_one_slot_more(tmp_path: Path) -> None:
     )
     params = tiny.make_params(config)
     assert huggingface.save_pretrained(config, params, ByteVocab(), tmp_path) == []
-    found, weights = huggingface.from_pretrained(tmp_path)
-    assert (found.mem_len, found.same_length_self) == (config.mem_len + 1, False)
+    result, weights = huggingface.from_pretrained(tmp_path)
+    assert (result.mem_len, result.same_length_self) == (config.mem_len + 1, False)
     assert_equal(weights, params)
     tokens_BL = np.random.default_rng(0).integers(0, tiny.V, (2, 9))
     scores = []
-    for model, parameters in ((config, params), (found, weights)):
+    for model, parameters in ((config, params), (result, weights)):
         memory = tiny.Memory.empty(model, 2)
         for part in (tokens_BL[:, :5], tokens_BL[:, 5:]):
             logits, memory = tiny.apply(
@@ -190,11 +190,11 @@ def test_one_key_more_is_one_slot_more(tmp_path: Path) -> None:
 
 def test_what_the_port_will_do_otherwise_is_said(tmp_path: Path) -> None:
     config = tiny.config(variational=True)
-    said = huggingface.save_pretrained(
+    output = huggingface.save_pretrained(
         config, tiny.make_params(config), ByteVocab(), tmp_path
     )
-    assert len(said) == 2
-    assert "first 5 tokens" in said[0] and "model.variational" in said[1]
+    assert len(output) == 2
+    assert "first 5 tokens" in output[0] and "model.variational" in output[1]
 
 
 # Vocabularies
@@ -222,7 +222,7 @@ def test_lists_of_words(tmp_path: Path) -> None:
     assert published.encode("e e").tolist() == [0, 1, 0]
     assert read("_", "e", "a") == CharVocab(" ea")
     assert "<eos>" in refusal(read, "a", "b")
-    assert "no words" in refusal(read, "")
+    assert "without words" in refusal(read, "")
     assert "no vocabulary file" in refusal(words.read, tmp_path / "none")
     (tmp_path / "vocab.txt").write_bytes(b"\xff")
     assert "UTF-8" in refusal(words.read, tmp_path / "vocab.txt")
@@ -230,7 +230,7 @@ def test_lists_of_words(tmp_path: Path) -> None:
 
 def test_a_pickle_without_words() -> None:
     path = RECORDED / "plain.zip.pt"
-    assert f"{path} holds no vocabulary" in refusal(words.read, path)
+    assert f"{path} contains no vocabulary" in refusal(words.read, path)
 
 
 def test_the_words_are_written_too(tmp_path: Path) -> None:
@@ -238,8 +238,8 @@ def test_the_words_are_written_too(tmp_path: Path) -> None:
     params = tiny.make_params(config)
     huggingface.save_pretrained(config, params, VOCAB, tmp_path)
     for name in ("vocab.json", "vocab.txt"):
-        found = words.read(tmp_path / name)
-        assert found.to_json() == VOCAB.to_json()
+        result = words.read(tmp_path / name)
+        assert result.to_json() == VOCAB.to_json()
     assert json.loads((tmp_path / "config.json").read_text())["eos_token_id"] == 0
 
 
@@ -276,6 +276,6 @@ def test_the_port_reads_what_is_written(name: str, tmp_path: Path) -> None:
     for safe in (True, False):
         shutil.rmtree(tmp_path / "again", ignore_errors=True)
         model.save_pretrained(tmp_path / "again", safe_serialization=safe)
-        found, weights = huggingface.from_pretrained(tmp_path / "again")
-        assert found == config
+        result, weights = huggingface.from_pretrained(tmp_path / "again")
+        assert result == config
         assert_equal(weights, params)

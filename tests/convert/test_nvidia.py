@@ -44,7 +44,7 @@ def test_a_folder_means_its_best(tmp_path: Path) -> None:
     [
         ([], "no model_state"),
         ({"model_state": {}}, "no model_config"),
-        ({"model_state": {}, "model_config": {}}, "no tensors"),
+        ({"model_state": {}, "model_config": {}}, "neither a state dict"),
     ],
 )
 def test_what_is_no_checkpoint(saved: Any, reason: str, tmp_path: Path) -> None:

@@ -13,22 +13,23 @@ import jax
 import numpy as np
 import pytest
 
-from tests import golden, tiny
 from tests.convert import recorded
 from tests.convert.test_pickle import refusal
+from tests.support import golden, tiny
 from txl_jax.convert import huggingface, pytorch
-from txl_jax.convert.pickle import arrays, read
+from txl_jax.convert.keys import arrays
+from txl_jax.convert.pickle import read
 from txl_jax.model import config as models
 from txl_jax.model.config import ModelConfig
-from txl_jax.state import abstract_params
+from txl_jax.update.state import abstract_params
 
 State = dict[str, np.ndarray]
 
 
-def assert_equal(found: Any, expected: Any) -> None:
+def assert_equal(result: Any, expected: Any) -> None:
     """Compares trees, in names, shapes and bits."""
-    assert jax.tree.map(np.shape, found) == jax.tree.map(np.shape, expected)
-    for name, one in jax.tree_util.tree_leaves_with_path(found):
+    assert jax.tree.map(np.shape, result) == jax.tree.map(np.shape, expected)
+    for name, one in jax.tree_util.tree_leaves_with_path(result):
         other = expected
         for key in name:
             other = other[key.key]
@@ -36,7 +37,7 @@ def assert_equal(found: Any, expected: Any) -> None:
 
 
 def case(name: str) -> tuple[ModelConfig, Any]:
-    """Returns a case of tests.golden as a model."""
+    """Returns a case of tests.support.golden as a model."""
     with np.load(golden.FOLDER / f"{name}.npz") as saved:
         state = {
             key.removeprefix("state/"): saved[key].astype(np.float32)
@@ -46,7 +47,7 @@ def case(name: str) -> tuple[ModelConfig, Any]:
         return huggingface.from_state_dict(state, json.loads(str(saved["config"])))
 
 
-def said(config: ModelConfig) -> dict[str, Any]:
+def output(config: ModelConfig) -> dict[str, Any]:
     """Returns what a state dict does not say of a model."""
     names = ("mem_len", "cutoffs", "clamp_len", "same_length", "pre_lnorm")
     return {name: getattr(config, name) for name in names}
@@ -57,11 +58,11 @@ def said(config: ModelConfig) -> dict[str, Any]:
 def test_files_of_torch_become_the_model(name: str, layout: str) -> None:
     path = recorded.FOLDER / f"{name}.{layout}.pt"
     config, params = case(name)
-    found, weights = pytorch.from_state_dict(
+    result, weights = pytorch.from_state_dict(
         arrays(read(path), path), mem_len=config.mem_len
     )
     assert_equal(weights, params)
-    assert found == models.pytorch(
+    assert result == models.pytorch(
         **{
             field: getattr(config, field)
             for field in (
@@ -77,15 +78,15 @@ def test_files_of_torch_become_the_model(name: str, layout: str) -> None:
 def test_a_state_dict_goes_and_comes_back(name: str) -> None:
     config, params = case(name)
     state = pytorch.to_state_dict(config, params)
-    found, weights = pytorch.from_state_dict(state, **said(config))
+    result, weights = pytorch.from_state_dict(state, **output(config))
     assert_equal(weights, params)
-    again = pytorch.to_state_dict(found, weights)
+    again = pytorch.to_state_dict(result, weights)
     assert {key: x.tobytes() for key, x in again.items()} == {
         key: x.tobytes() for key, x in state.items()
     }
     same = ("cutoffs", "div_val", "tie_weights", "tie_projs", "untie_r", "d_embed")
     for field in same:
-        assert getattr(found, field) == getattr(config, field), field
+        assert getattr(result, field) == getattr(config, field), field
 
 
 @pytest.mark.parametrize("name", golden.CASES)
@@ -113,7 +114,7 @@ def test_learned_distances() -> None:
     params = tiny.make_params(SHAW)
     state = pytorch.to_state_dict(SHAW, params)
     assert state["r_emb"].shape == (2, 7, 2, 3) and "r_r_bias" not in state
-    config, weights = pytorch.from_state_dict(state, **said(SHAW))
+    config, weights = pytorch.from_state_dict(state, **output(SHAW))
     assert config == SHAW
     assert_equal(weights, params)
 
@@ -138,14 +139,14 @@ def test_data_parallel_leaves_no_trace() -> None:
     config, params = case("plain")
     state = pytorch.to_state_dict(config, params)
     state = {f"module.{name}": array for name, array in state.items()}
-    assert_equal(pytorch.from_state_dict(state, **said(config))[1], params)
+    assert_equal(pytorch.from_state_dict(state, **output(config))[1], params)
 
 
 def test_half_precision_is_read_as_float32() -> None:
     config, params = case("plain")
     state = pytorch.to_state_dict(config, params)
     state = {name: array.astype(np.float16) for name, array in state.items()}
-    assert_equal(pytorch.from_state_dict(state, **said(config))[1], params)
+    assert_equal(pytorch.from_state_dict(state, **output(config))[1], params)
 
 
 def without(name: str) -> Callable[[State], None]:
@@ -161,8 +162,11 @@ def with_shape(name: str, *shape: int) -> Callable[[State], None]:
 
 QKV = "layers.1.dec_attn.qkv_net.weight"
 BROKEN: dict[str, tuple[Callable[[State], None], str]] = {
-    "empty": (lambda state: state.clear(), "no word_emb.emb_layers.0.weight"),
-    "missing": (without(QKV), f"no {QKV}, of shape (30, 12)"),
+    "empty": (
+        lambda state: state.clear(),
+        "word_emb.emb_layers.0.weight, of shape (V, E), is missing",
+    ),
+    "missing": (without(QKV), f"{QKV}, of shape (30, 12), is missing"),
     "shape": (
         with_shape(QKV, 30, 13),
         f"{QKV} has shape (30, 13), not (30, 12)",
@@ -171,24 +175,24 @@ BROKEN: dict[str, tuple[Callable[[State], None], str]] = {
         with_shape("word_emb.emb_layers.0.weight", 3),
         "word_emb.emb_layers.0.weight has shape (3,), not (V, E)",
     ),
-    "extra": (with_shape("layers.1.x", 2), "layers.1.x of shape (2,) has no place"),
+    "extra": (with_shape("layers.1.x", 2), "layers.1.x, of shape (2,), is not part"),
     "layer left out": (
         without("layers.0.pos_ff.CoreNet.0.weight"),
-        "no layers.0.pos_ff.CoreNet.0.weight",
+        "layers.0.pos_ff.CoreNet.0.weight, of shape",
     ),
-    "no u": (without("r_w_bias"), "no r_w_bias, of shape (H, A)"),
-    "u alone": (without("r_r_bias"), "no r_r_bias, of shape (2, 5)"),
+    "no u": (without("r_w_bias"), "r_w_bias, of shape (H, A), is missing"),
+    "u alone": (without("r_r_bias"), "r_r_bias, of shape (2, 5), is missing"),
     "absolute": (
         with_shape("layers.0.dec_attn.q_net.weight", 10, 12),
         "attn_type 2 or 3",
     ),
-    "learned places": (with_shape("r_emb", 2, 4, 2, 5), "no r_bias"),
+    "learned places": (with_shape("r_emb", 2, 4, 2, 5), "r_bias, of shape"),
     "table": (without("word_emb.emb_layers.1.weight"), "give 3 cutoffs"),
     "cluster": (with_shape("crit.cluster_weight", 2, 16), "crit.cluster_weight"),
     "widths": (with_shape("word_emb.emb_layers.2.weight", 11, 5), "[16, 8, 5, 2]"),
     "own table": (
         without("crit.out_layers.2.weight"),
-        "no crit.out_layers.2.weight, of shape (11, 4)",
+        "crit.out_layers.2.weight, of shape (11, 4), is missing",
     ),
 }
 

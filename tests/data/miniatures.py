@@ -22,7 +22,8 @@ import pytest
 
 from txl_jax.data import corpora
 from txl_jax.data.archive import Archive, Member
-from txl_jax.data.corpora import SPLITS, Corpus
+from txl_jax.data.corpora import Corpus
+from txl_jax.data.options import SPLITS
 
 NAMES = ("enwik8", "text8", "wikitext103", "wikitext2", "lm1b", "ptb")
 SIZES = {"train": 400, "valid": 40, "test": 50}  # lines
@@ -199,7 +200,7 @@ def facts(corpus: str) -> Corpus:
 
     def member(real: Member) -> Member:
         data = text(corpus, real.path)
-        digest = f"sha256:{sha256(data)}" if real.digest else ""
+        digest = sha256(data) if real.digest else ""
         return dataclasses.replace(real, digest=digest, size=len(data))
 
     archives = tuple(
@@ -214,7 +215,7 @@ def facts(corpus: str) -> Corpus:
         )
         for archive in given.archives
     )
-    digest = given.types.digest and f"sha256:{sha256(types())}"
+    digest = given.types.digest and sha256(types())
     return dataclasses.replace(
         given,
         archives=archives,

@@ -14,16 +14,13 @@ from pathlib import Path
 import pytest
 
 from tests.data import miniatures
+from tests.support.refusal import quiet, refused
 from txl_jax.data import archive, corpora, download
 from txl_jax.data.archive import Archive, Member, fetch, unpack
 from txl_jax.errors import UserError
 
 # The real corpora, where somebody has them; the repository has none.
 DATA = Path(os.environ.get("TXL_JAX_TEST_DATA", "no-such-folder"))
-
-
-def quiet(_: str) -> None:
-    pass
 
 
 def get(given: Archive, data_dir: Path, corpus: str = "wikitext2") -> dict[str, Path]:
@@ -81,8 +78,10 @@ def test_unpacked_files_are_verified(
     assert set(get(wikitext, tmp_path).values()) == set(place.iterdir())
     assert not (tmp_path / "scratch").exists()
     (place / "wiki.valid.tokens").write_bytes(b"x" * wikitext.members[1].size)
-    digest = wikitext.members[1].digest.removeprefix("sha256:")
-    refuse(wikitext, tmp_path, "wiki.valid.tokens is another file", "SHA256", digest)
+    digest = wikitext.members[1].digest
+    refuse(
+        wikitext, tmp_path, "wiki.valid.tokens is a different file", "SHA256", digest
+    )
     (place / "wiki.train.tokens").unlink()
     began = time.monotonic()
     refuse(wikitext, tmp_path, "lacks wikitext-2/wiki.train.tokens", "'wikitext2'")
@@ -145,20 +144,28 @@ BOMB = bytes(archive.LEAST_LIMIT + 1)
 @pytest.mark.parametrize(
     "name, data, message",
     [
-        ("a.tar.gz", tar(("../b", FILE, b"x"), ("a", FILE, b"x")), "outside of itself"),
-        ("a.tar.gz", tar(("/b", FILE, b"x"), ("a", FILE, b"x")), "outside of itself"),
-        ("a.tar.gz", tar(("a", LINK, b"")), "a twice or as no plain file"),
-        ("a.tar.gz", tar(("a", tarfile.LNKTYPE, b"")), "as no plain file"),
-        ("a.tar.gz", tar(("a", tarfile.DIRTYPE, b"")), "as no plain file"),
+        (
+            "a.tar.gz",
+            tar(("../b", FILE, b"x"), ("a", FILE, b"x")),
+            "outside of its folder",
+        ),
+        (
+            "a.tar.gz",
+            tar(("/b", FILE, b"x"), ("a", FILE, b"x")),
+            "outside of its folder",
+        ),
+        ("a.tar.gz", tar(("a", LINK, b"")), "a twice or not as a regular file"),
+        ("a.tar.gz", tar(("a", tarfile.LNKTYPE, b"")), "not as a regular file"),
+        ("a.tar.gz", tar(("a", tarfile.DIRTYPE, b"")), "not as a regular file"),
         ("a.tar.gz", tar(("a", FILE, b"x"), ("./a", FILE, b"y")), "has a twice"),
         ("a.tar.gz", tar(("b", FILE, BOMB), ("a", FILE, b"x")), "more than 1,048,576"),
         ("a.tar.gz", tar(("b", FILE, b"x")), "lacks a"),
         ("a.tar.gz", tar(("a", FILE, GOOD))[:-3000], "is damaged"),
         ("a.tar.gz", b"no archive", "is damaged"),
-        ("a.zip", zipped(("../b", 0, b"x"), ("a", 0, b"x")), "outside of itself"),
-        ("a.zip", zipped(("C:\\b", 0, b"x"), ("a", 0, b"x")), "outside of itself"),
-        ("a.zip", zipped(("a", 0o120777, b"/etc/passwd")), "as no plain file"),
-        ("a.zip", zipped(("a/", 0, b"")), "as no plain file"),
+        ("a.zip", zipped(("../b", 0, b"x"), ("a", 0, b"x")), "outside of its folder"),
+        ("a.zip", zipped(("C:\\b", 0, b"x"), ("a", 0, b"x")), "outside of its folder"),
+        ("a.zip", zipped(("a", 0o120777, b"/etc/passwd")), "not as a regular file"),
+        ("a.zip", zipped(("a/", 0, b"")), "not as a regular file"),
         ("a.zip", zipped(("a", 0, BOMB)), "unpacks to more than 1,048,576 bytes"),
         ("a.zip", zipped(("b", 0, b"x")), "lacks a"),
         ("a.zip", zipped(("a", 0, GOOD))[:-10], "is damaged"),
@@ -177,9 +184,9 @@ def test_hostile_and_damaged_archives_are_refused(
 ) -> None:
     (tmp_path / name).write_bytes(data)
     scratch = tmp_path / "one" / "scratch"
-    with pytest.raises(UserError, match=message) as caught:
+    with refused(message) as caught:
         unpack(tmp_path / name, (Member("a"),), scratch, quiet)
-    assert "\n" not in str(caught.value) and name in str(caught.value)
+    assert name in str(caught.value)
     written = {path.name for path in tmp_path.rglob("*") if path.is_file()}
     assert written <= {name, "a"}
     assert not any(path.stat().st_size > len(GOOD) for path in tmp_path.rglob("a"))
@@ -189,10 +196,10 @@ def test_member_of_an_archive_is_verified(tmp_path: Path) -> None:
     (tmp_path / "a.zip").write_bytes(zipped(("a", 0, b"hello\n"), ("b", 0, b"")))
     good = Member("a", digest="md5:b1946ac92492d2347c6235b4d2611184", size=6)
     assert unpack(tmp_path / "a.zip", (good,), tmp_path / "s", quiet)
-    with pytest.raises(UserError, match="a is truncated: it has 6 bytes of 7"):
+    with refused("a is truncated: it has 6 bytes of 7"):
         bad = replace(good, size=7)
         unpack(tmp_path / "a.zip", (bad,), tmp_path / "s", quiet)
-    with pytest.raises(UserError, match="another file: its MD5 is b1946"):
+    with refused("a different file: its MD5 is b1946"):
         bad = replace(good, digest="md5:b1946ac92492d2347c6235b4d2611185")
         unpack(tmp_path / "a.zip", (bad,), tmp_path / "s", quiet)
 

@@ -12,7 +12,8 @@ import pytest
 
 from txl_jax.data.prefetch import Prefetch
 from txl_jax.data.streams import Position, Segment, Streams
-from txl_jax.sharding import MeshConfig, make_mesh, place_segments
+from txl_jax.runtime.options import MeshConfig
+from txl_jax.sharding import make_mesh, place_segments
 
 
 def count(position: int) -> tuple[str, int]:

@@ -24,9 +24,9 @@ TEXT = "naïve 😀\n\nthe cat\n"
 )
 def test_together_they_are_the_text(vocab: Vocab, text: str) -> None:
     tokens_T = vocab.encode(text)
-    found = spell(vocab.decode, tokens_T)
-    assert len(found) == len(tokens_T)
-    assert "".join(found) == text
+    result = spell(vocab.decode, tokens_T)
+    assert len(result) == len(tokens_T)
+    assert "".join(result) == text
 
 
 def test_a_character_comes_with_its_last_byte() -> None:

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.refusal import refused
+from txl_jax.data.options import SLACK
 from txl_jax.data.sentences import ShuffledSentences
-from txl_jax.data.streams import SLACK, Position, Segment, Streams
-from txl_jax.errors import UserError
-from txl_jax.step import TrainConfig
+from txl_jax.data.streams import Position, Segment, Streams
+from txl_jax.update.options import TrainConfig
 
 # (N tokens, B streams, L segment)
 SIZES = [
@@ -173,7 +174,7 @@ def test_half_loss_scores_the_recent_half_of_each_segment(
 
 def test_half_loss_and_overlap_together_are_refused() -> None:
     message = "train.half_loss = True and train.ext_len = 4"
-    with pytest.raises(UserError, match=message):
+    with refused(message):
         TrainConfig(half_loss=True, ext_len=4)
-    with pytest.raises(UserError, match="train.ext_len = -1 must be at least 0"):
+    with refused("train.ext_len = -1 must be at least 0"):
         TrainConfig(ext_len=-1)

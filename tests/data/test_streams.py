@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.refusal import refused
 from txl_jax.data.streams import Position, Segment, Streams
-from txl_jax.errors import UserError
 
 # (N tokens, B streams, L segment)
 SIZES = [
@@ -49,6 +49,7 @@ def assert_same(got: Segment, expected: Segment) -> None:
         assert left.dtype == right.dtype, name
 
 
+@pytest.mark.promise("Every token is scored once")
 @pytest.mark.parametrize("N, B, L", SIZES)
 def test_every_token_but_the_first_is_scored_once(N: int, B: int, L: int) -> None:
     read = epoch(Streams(positions(N), B, L))
@@ -215,7 +216,7 @@ def test_cold_tokens_are_counted(
 @pytest.mark.parametrize("N, B", [(0, 1), (1, 1), (4, 4), (24, 24)])
 def test_too_few_tokens_are_refused(N: int, B: int) -> None:
     message = f"{N} tokens are too few for {B} streams"
-    with pytest.raises(UserError, match=message):
+    with refused(message):
         Streams(positions(N), B, 4)
 
 

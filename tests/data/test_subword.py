@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from tests.support.refusal import refused
 from txl_jax.data import text as texts
 from txl_jax.data import vocab
 from txl_jax.data.subword import SubwordVocab
 from txl_jax.data.word import Lines
-from txl_jax.errors import UserError
 
 tokenizers = pytest.importorskip("tokenizers", reason="needs the extra subword")
 
@@ -66,12 +66,11 @@ def test_tokenizer_json_is_read(bpe: SubwordVocab, tmp_path: Path) -> None:
     path.write_text(json.dumps(state))
     assert (vocab.read(path, Lines).encode(TEXT) == bpe.encode(TEXT)).all()
     path.write_text('{"model": {"type": "BPE"')
-    with pytest.raises(UserError, match="is no vocabulary"):
+    with refused("is not a vocabulary"):
         vocab.read(path, Lines)
     path.write_text('{"model": {"type": "B"}}')
-    with pytest.raises(UserError, match=r"is no tokenizer\.json \(") as caught:
+    with refused(r"is not a tokenizer\.json \("):
         vocab.read(path, Lines)
-    assert "\n" not in str(caught.value)
 
 
 def word_level(*words: str) -> str:
@@ -85,12 +84,12 @@ def word_level(*words: str) -> str:
 
 
 def test_line_ends_of_a_tokenizer_without_newlines() -> None:
-    made = SubwordVocab.from_tokenizer(word_level("[UNK]", "</s>", "a", "b"), "it")
+    made = SubwordVocab.read(word_level("[UNK]", "</s>", "a", "b"), "it")
     assert made.encode("a b\n\nb zzz").tolist() == [2, 3, 1, 1, 3, 0]
     assert made.decode([2, 3, 1, 1, 3]) == "a b\n\nb"
     assert made.unknown == 0
-    with pytest.raises(UserError, match="no token for the end of a line"):
-        SubwordVocab.from_tokenizer(word_level("[UNK]", "a"), "it")
+    with refused("no token for the end of a line"):
+        SubwordVocab.read(word_level("[UNK]", "a"), "it")
 
 
 def test_sentencepiece_model_is_read(tmp_path: Path) -> None:
@@ -115,9 +114,8 @@ def test_sentencepiece_model_is_read(tmp_path: Path) -> None:
     again = vocab.load(tmp_path / "v.json")
     assert (again.encode(text) == made.encode(text)).all()
     path.write_bytes(model.getvalue()[:100])
-    with pytest.raises(UserError, match="is no SentencePiece model") as caught:
+    with refused("is not a SentencePiece model"):
         vocab.read(path, Lines)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("library", ["tokenizers", "sentencepiece"])
@@ -132,8 +130,8 @@ def test_missing_library_names_the_extra(
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", refuse)
-    with pytest.raises(UserError, match=rf"{library}.*pip install 'txl_jax\[subword\]"):
+    with refused(rf"{library}.*pip install 'txl_jax\[subword\]"):
         if library == "tokenizers":
             SubwordVocab.train([TEXT], 300)
         else:
-            SubwordVocab.from_sentencepiece(b"", "it")
+            SubwordVocab.read(b"", "it")

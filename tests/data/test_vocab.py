@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.refusal import refused
 from txl_jax.data import vocab
 from txl_jax.data.vocab import ByteVocab, CharVocab
 from txl_jax.data.word import PAPER, Lines, WordCounter, WordVocab
@@ -27,14 +28,14 @@ def streamed(made: vocab.Vocab, data: bytes, size: int) -> list[int]:
 
 
 def counted(
-    *splits: bytes, lines: Lines = PAPER, size: int = 7, **how: int
+    *splits: bytes, lines: Lines = PAPER, size: int = 7, **config: int
 ) -> tuple[WordVocab, list[list[int]]]:
     counter = WordCounter(lines)
     numbers = [
         np.concatenate(list(counter.stream(chopped(split, size), "it", True)))
         for split in splits
     ]
-    made, tokens = counter.finish(**how)
+    made, tokens = counter.finish(**config)
     return made, [tokens[each].tolist() for each in numbers]
 
 
@@ -69,7 +70,7 @@ def test_characters_by_count_then_first_appearance() -> None:
         made = CharVocab.count([points], of_bytes=False)
         assert made.symbols == "céba\n😀"
         assert made.decode(streamed(made, text.encode(), size)) == text
-    with pytest.raises(UserError, match="character 'x' is not in the vocabulary"):
+    with refused("character 'x' is not in the vocabulary"):
         made.encode("bax")
 
 
@@ -81,7 +82,7 @@ def test_characters_may_be_bytes() -> None:
     assert streamed(made, data, 3) == [0, 2, 1, 1, 3, 4, 0, 5]
     assert made.decode(made.encode("aéb")) == "aéb"
     assert made.decode([2]) == "\ufffd"
-    with pytest.raises(UserError, match="byte 120 is not in the vocabulary"):
+    with refused("byte 120 is not in the vocabulary"):
         made.encode("x")
 
 
@@ -169,7 +170,7 @@ def test_an_endless_line_is_read_and_an_endless_word_refused(
     monkeypatch.setattr(vocab.texts, "WORD_BYTES", 1000)
     made, (tokens,) = counted(b"ab " * 5000, size=99)
     assert len(tokens) == 5001
-    with pytest.raises(UserError, match="a word of more than 1,000 bytes"):
+    with refused("a word of more than 1,000 bytes"):
         counted(b"ab " + b"x" * 5000, size=99)
 
 
@@ -177,9 +178,9 @@ def test_an_endless_line_is_read_and_an_endless_word_refused(
 def test_text_that_is_no_utf8_names_its_byte(size: int) -> None:
     data = b"caf\xc3\xa9 na\xefve\n"
     message = "it is not UTF-8 at byte 8: convert it"
-    with pytest.raises(UserError, match=message):
+    with refused(message):
         list(WordCounter(Lines()).stream(chopped(data, size), "it", True))
-    with pytest.raises(UserError, match=message):
+    with refused(message):
         list(vocab.code_points(chopped(data, size), "it", False))
 
 
@@ -206,11 +207,11 @@ def test_a_list_of_words_is_read(tmp_path: Path) -> None:
     made = vocab.read(path, lambda: TENSORFLOW)
     assert made.encode("the zebra").tolist() == [0, 3, 2] and made.unknown == 2
     path.write_text("a\nb\n")
-    with pytest.raises(UserError, match="lacks '<eos>', which marks each line"):
+    with refused("lacks '<eos>', which marks each line"):
         vocab.read(path, Lines)
     path.write_text("<eos>\na\nb\na\n")
     assert len(vocab.read(path, Lines)) == 3
-    with pytest.raises(UserError, match="has 'a' twice"):
+    with refused("has 'a' twice"):
         WordVocab(["<eos>", "a", "b", "a"])
     with pytest.raises(UserError, match=r"vocab_path='.*x' cannot be read \(No such"):
         vocab.read(tmp_path / "x", Lines)
@@ -220,28 +221,25 @@ def test_a_list_of_words_is_read(tmp_path: Path) -> None:
 def test_damaged_vocabulary_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "v.json"
     path.write_bytes(text.encode("latin-1"))
-    with pytest.raises(UserError, match="is no vocabulary") as caught:
+    with refused("is not a vocabulary"):
         vocab.read(path, Lines)
-    assert "\n" not in str(caught.value)
 
 
 def test_unknown_kind_lists_the_known(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="did you mean 'byte'.*known are: byte, char"):
-        vocab.named("bytes")
     path = tmp_path / "vocab.json"
     path.write_text('{"kind": "klingon"}')
-    with pytest.raises(UserError, match="'klingon' is unknown; known are: byte"):
+    with refused("kind = 'klingon' must be one of byte, char"):
         vocab.load(path)
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"kind":', "\x80"])
 def test_other_files_are_refused(tmp_path: Path, content: str) -> None:
     path = tmp_path / "vocab.json"
-    with pytest.raises(UserError, match="is not a vocabulary"):
+    with refused("is not a vocabulary"):
         vocab.load(path)
     path.write_bytes(content.encode("latin-1"))
-    with pytest.raises(UserError, match="is not a vocabulary"):
+    with refused("is not a vocabulary"):
         vocab.load(path)
     path.write_text(json.dumps({"kind": "word", "words": 3}))
-    with pytest.raises(UserError, match="is not a vocabulary"):
+    with refused("is not a vocabulary"):
         vocab.load(path)

@@ -1,4 +1,4 @@
-"""The nll of a split is that of a plain loop over its tokens, one stream at a time.
+"""The nll of a split matches a plain loop over its tokens, one stream at a time.
 
 Dims: B streams, L segment, M memory.
 """
@@ -11,52 +11,54 @@ import jax
 import numpy as np
 import pytest
 
-from tests import reference, tiny
+from tests import reference
 from tests.reference import Params
+from tests.support import tiny
 from txl_jax.errors import UserError
-from txl_jax.evaluate.perplexity import EvalConfig, evaluation_model, make_evaluate
+from txl_jax.evaluate.options import EvalConfig, evaluation_model
+from txl_jax.evaluate.perplexity import make_evaluate
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import Memory
-from txl_jax.sharding import MeshConfig, make_mesh
+from txl_jax.runtime.options import MeshConfig
+from txl_jax.sharding import make_mesh
 
 PARAMS = tiny.make_params()
 MESH = make_mesh(MeshConfig(), jax.devices()[:1])
-HOW = EvalConfig(tgt_len=5, mem_len=7)
+CONFIG = EvalConfig(tgt_len=5, mem_len=7)
 
 
 def silent(done: int, total: int) -> None:
     """Shows no progress."""
 
 
-def evaluate(tokens: np.ndarray, how: EvalConfig) -> dict[str, Any]:
-    return make_evaluate(tiny.CONFIG, how, MESH)(PARAMS, tokens, silent)
+def evaluate(tokens: np.ndarray, config: EvalConfig) -> dict[str, Any]:
+    return make_evaluate(tiny.CONFIG, config, MESH)(PARAMS, tokens, silent)
 
 
-def loop(tokens: np.ndarray, how: EvalConfig) -> float:
+def loop(tokens: np.ndarray, config: EvalConfig) -> float:
     """Returns the mean nll, with segments cut to their real tokens: no padding."""
-    config = tiny.config(
-        mem_len=how.mem_len, clamp_len=how.clamp_len, same_length=how.same_length
-    )
+    model_config = evaluation_model(tiny.CONFIG, config)
     pairs = len(tokens) - 1
     nll = 0.0
-    for b in range(how.streams):
-        begin, end = b * pairs // how.streams, (b + 1) * pairs // how.streams
-        at = max(begin - how.mem_len, 0) if how.warm_start else begin
-        memory = Memory.empty(config, 1)
+    for b in range(config.streams):
+        begin, end = b * pairs // config.streams, (b + 1) * pairs // config.streams
+        at = max(begin - config.mem_len, 0) if config.warm_start else begin
+        memory = Memory.empty(model_config, 1)
         while at < end:
-            stop = min(at + how.tgt_len, end)
+            stop = min(at + config.tgt_len, end)
             inputs_BL, targets_BL = (
                 tokens[None, at:stop],
                 tokens[None, at + 1 : stop + 1],
             )
             nll_BL, memory = tiny.apply(
-                config, PARAMS, inputs_BL, targets_BL, memory, method="nll"
+                model_config, PARAMS, inputs_BL, targets_BL, memory, method="nll"
             )
             nll += np.asarray(nll_BL, np.float64)[0, max(begin - at, 0) :].sum()
             at = stop
     return nll / pairs
 
 
+@pytest.mark.promise("Every token is scored once")
 @pytest.mark.parametrize(
     "changes",
     [
@@ -68,28 +70,28 @@ def loop(tokens: np.ndarray, how: EvalConfig) -> float:
     ],
     ids=str,
 )
-def test_nll_is_that_of_a_plain_loop(changes: dict[str, Any]) -> None:
-    how = dataclasses.replace(HOW, **changes)
+def test_nll_matches_a_plain_loop(changes: dict[str, Any]) -> None:
+    config = dataclasses.replace(CONFIG, **changes)
     tokens = tiny.make_tokens(1, 55)[0]  # 54 pairs: no multiple of 4 streams or of 5
-    nll = evaluate(tokens, how)["nll"]
-    assert nll == pytest.approx(loop(tokens, how), rel=tiny.FLOAT32)
+    nll = evaluate(tokens, config)["nll"]
+    assert nll == pytest.approx(loop(tokens, config), rel=tiny.FLOAT32)
 
 
 def windows(
     tokens: np.ndarray,
-    how: EvalConfig,
-    config: ModelConfig = tiny.CONFIG,
+    config: EvalConfig,
+    model_config: ModelConfig = tiny.CONFIG,
     params: Params = PARAMS,
 ) -> float:
     """Returns the mean nll of windows, each read by the oracle from a cold start."""
-    settings = tiny.reference_settings(evaluation_model(config, how))
+    settings = tiny.reference_settings(evaluation_model(model_config, config))
     pairs = len(tokens) - 1
     nll = 0.0
-    for b in range(how.streams):
-        begin, end = b * pairs // how.streams, (b + 1) * pairs // how.streams
-        oldest = max(begin - how.ext_len, 0) if how.warm_start else begin
-        for at in range(begin, end, how.tgt_len):
-            low, stop = max(at - how.ext_len, oldest), min(at + how.tgt_len, end)
+    for b in range(config.streams):
+        begin, end = b * pairs // config.streams, (b + 1) * pairs // config.streams
+        oldest = max(begin - config.ext_len, 0) if config.warm_start else begin
+        for at in range(begin, end, config.tgt_len):
+            low, stop = max(at - config.ext_len, oldest), min(at + config.tgt_len, end)
             nll_BL, _ = reference.nll(
                 params,
                 tokens[None, low:stop],
@@ -111,26 +113,26 @@ def windows(
     ],
     ids=str,
 )
-def test_without_memory_it_is_that_of_overlapping_windows(
+def test_without_memory_nll_matches_overlapping_windows(
     changes: dict[str, Any],
 ) -> None:
-    how = dataclasses.replace(HOW, mem_len=0, **changes)
+    config = dataclasses.replace(CONFIG, mem_len=0, **changes)
     tokens = tiny.make_tokens(1, 55)[0]
-    nll = evaluate(tokens, how)["nll"]
-    assert nll == pytest.approx(windows(tokens, how), rel=tiny.FLOAT32)
-    without = dataclasses.replace(how, ext_len=0)
+    nll = evaluate(tokens, config)["nll"]
+    assert nll == pytest.approx(windows(tokens, config), rel=tiny.FLOAT32)
+    without = dataclasses.replace(config, ext_len=0)
     assert nll != pytest.approx(windows(tokens, without), rel=1e-3)
 
 
 @pytest.mark.parametrize("position", ["sinusoidal", "learned"])
 def test_absolute_positions_count_from_the_start_of_a_window(position: str) -> None:
-    how = dataclasses.replace(HOW, streams=4, mem_len=0, ext_len=6)
-    places = how.ext_len + how.tgt_len if position == "learned" else 0
-    config = tiny.config(mem_len=0, position=position, n_position=places)
-    params = tiny.make_params(config)
+    config = dataclasses.replace(CONFIG, streams=4, mem_len=0, ext_len=6)
+    places = config.ext_len + config.tgt_len if position == "learned" else 0
+    model_config = tiny.config(mem_len=0, position=position, n_position=places)
+    params = tiny.make_params(model_config)
     tokens = tiny.make_tokens(1, 55)[0]
-    nll = make_evaluate(config, how, MESH)(params, tokens, silent)["nll"]
-    expected = windows(tokens, how, config, params)
+    nll = make_evaluate(model_config, config, MESH)(params, tokens, silent)["nll"]
+    expected = windows(tokens, config, model_config, params)
     assert nll == pytest.approx(expected, rel=tiny.FLOAT32)
 
 
@@ -138,29 +140,32 @@ def test_absolute_positions_count_from_the_start_of_a_window(position: str) -> N
 def test_a_token_with_less_than_the_whole_context_is_cold(
     warm_start: bool, cold_tokens: int
 ) -> None:
-    how = EvalConfig(streams=4, tgt_len=5, mem_len=0, ext_len=6, warm_start=warm_start)
-    scores = evaluate(tiny.make_tokens(1, 55)[0], how)
+    config = EvalConfig(
+        streams=4, tgt_len=5, mem_len=0, ext_len=6, warm_start=warm_start
+    )
+    scores = evaluate(tiny.make_tokens(1, 55)[0], config)
     assert (scores["tokens"], scores["cold_tokens"]) == (54, cold_tokens)
 
 
 def test_two_kinds_of_context_are_refused() -> None:
     with pytest.raises(UserError, match="eval.ext_len = 3 with eval.mem_len = 7"):
-        dataclasses.replace(HOW, ext_len=3)
+        dataclasses.replace(CONFIG, ext_len=3)
 
 
+@pytest.mark.promise("Every token is scored once")
 @pytest.mark.parametrize("count", [5, 22])
 def test_a_ragged_tail_is_scored(count: int) -> None:
-    how = dataclasses.replace(HOW, streams=4)
+    config = dataclasses.replace(CONFIG, streams=4)
     tokens = tiny.make_tokens(1, count)[0]
-    scores = evaluate(tokens, how)
+    scores = evaluate(tokens, config)
     assert scores["tokens"] == count - 1
-    assert scores["nll"] == pytest.approx(loop(tokens, how), rel=tiny.FLOAT32)
+    assert scores["nll"] == pytest.approx(loop(tokens, config), rel=tiny.FLOAT32)
 
 
-def test_the_result_says_how_it_was_measured() -> None:
+def test_the_result_has_all_scores_and_counts() -> None:
     tokens = tiny.make_tokens(1, 55)[0].astype(np.uint8)
-    how = dataclasses.replace(HOW, streams=4)
-    scores = evaluate(tokens, how)
+    config = dataclasses.replace(CONFIG, streams=4)
+    scores = evaluate(tokens, config)
     assert (scores["tokens"], scores["streams"]) == (54, 4)
     assert scores["cold_tokens"] == 4 * 7
     assert scores["ppl"] == pytest.approx(math.exp(scores["nll"]))
@@ -171,13 +176,13 @@ def test_the_result_says_how_it_was_measured() -> None:
 
 
 def test_warm_memories_leave_only_the_first_stream_cold() -> None:
-    how = dataclasses.replace(HOW, streams=4, warm_start=True)
-    assert evaluate(tiny.make_tokens(1, 55)[0], how)["cold_tokens"] == 7
+    config = dataclasses.replace(CONFIG, streams=4, warm_start=True)
+    assert evaluate(tiny.make_tokens(1, 55)[0], config)["cold_tokens"] == 7
 
 
-def test_evaluation_changes_nothing_and_repeats_itself() -> None:
+def test_evaluation_is_pure_and_repeatable() -> None:
     params = jax.device_put(PARAMS)
-    run = make_evaluate(tiny.CONFIG, dataclasses.replace(HOW, streams=4), MESH)
+    run = make_evaluate(tiny.CONFIG, dataclasses.replace(CONFIG, streams=4), MESH)
     long, short = tiny.make_tokens(1, 55)[0], tiny.make_tokens(1, 30, seed=2)[0]
     first = run(params, long, silent)["nll"]
     assert run(params, short, silent)["nll"] != first
@@ -186,8 +191,15 @@ def test_evaluation_changes_nothing_and_repeats_itself() -> None:
 
 
 def test_progress_counts_the_segments() -> None:
-    said: list[tuple[int, int]] = []
-    how = dataclasses.replace(HOW, streams=4)
-    run = make_evaluate(tiny.CONFIG, how, MESH)
-    run(PARAMS, tiny.make_tokens(1, 55)[0], lambda *numbers: said.append(numbers))
-    assert said == [(1, 3), (2, 3), (3, 3)]
+    reported: list[tuple[int, int]] = []
+    config = dataclasses.replace(CONFIG, streams=4)
+    run = make_evaluate(tiny.CONFIG, config, MESH)
+    run(PARAMS, tiny.make_tokens(1, 55)[0], lambda *numbers: reported.append(numbers))
+    assert reported == [(1, 3), (2, 3), (3, 3)]
+
+
+def test_evaluation_has_no_dropout() -> None:
+    tokens = tiny.make_tokens(1, 30)[0]
+    model_config = tiny.config(dropout=0.5, dropatt=0.5)
+    run = make_evaluate(model_config, CONFIG, MESH)
+    assert run(PARAMS, tokens, silent)["nll"] == evaluate(tokens, CONFIG)["nll"]

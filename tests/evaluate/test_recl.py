@@ -1,4 +1,4 @@
-"""RECL by hand, on n-gram models whose RECL is their order, and its bad options.
+"""RECL by hand, the RECL of n-gram models, which is their order, and bad options.
 
 Dims: I models, C contexts, T positions.
 """
@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from txl_jax.errors import UserError
-from txl_jax.evaluate.ngram import witten_bell
-from txl_jax.evaluate.recl import ReclConfig, gains, hardest, recl
+from txl_jax.evaluate.baselines import witten_bell
+from txl_jax.evaluate.options import ReclConfig
+from txl_jax.evaluate.recl import gains, hardest, recl
 
 # Two models, three contexts, two positions. b(c, t): [2, 1], [1, 1], [1, 0.5].
 HAND_ICT = np.array(
@@ -22,21 +23,21 @@ HAND_ICT = np.array(
 
 
 def test_gains_by_hand() -> None:
-    found = gains(HAND_ICT, 1.0)
-    np.testing.assert_allclose(found.baseline_C, np.exp([1.5, 1.0]))
-    # The second model's 2.0 at position 0 is no worse than the group's best before.
-    np.testing.assert_allclose(found.longer_IC, np.exp([[1.0, 1.0], [1.5, 0.75]]))
+    result = gains(HAND_ICT, 1.0)
+    np.testing.assert_allclose(result.baseline_C, np.exp([1.5, 1.0]))
+    # The second model's 2.0 at position 0 is no worse than the best before.
+    np.testing.assert_allclose(result.longer_IC, np.exp([[1.0, 1.0], [1.5, 0.75]]))
     relative = [[1 - math.exp(-0.5), 0], [0, 1 - math.exp(-0.25)]]
-    np.testing.assert_allclose(found.relative_IC, relative, atol=1e-15)
+    np.testing.assert_allclose(result.relative_IC, relative, atol=1e-15)
     absolute = [[math.exp(1.5) - math.e, 0], [0, math.e - math.exp(0.75)]]
-    np.testing.assert_allclose(found.absolute_IC, absolute, atol=1e-15)
+    np.testing.assert_allclose(result.absolute_IC, absolute, atol=1e-15)
 
 
 def test_only_the_hardest_positions_count() -> None:
-    found = gains(HAND_ICT, 0.5)
+    result = gains(HAND_ICT, 0.5)
     # At context 1 position 0 is the hardest; at context 2 both are 1 and it is first.
-    np.testing.assert_allclose(found.baseline_C, np.exp([2.0, 1.0]))
-    np.testing.assert_allclose(found.longer_IC, np.exp([[1.0, 1.0], [2.0, 1.0]]))
+    np.testing.assert_allclose(result.baseline_C, np.exp([2.0, 1.0]))
+    np.testing.assert_allclose(result.longer_IC, np.exp([[1.0, 1.0], [2.0, 1.0]]))
     b_T = np.array([0.5, 3.0, 1.0, 3.0, 2.0, 0.1, 0.2, 0.3, 0.4, 0.6])
     assert hardest(b_T, 0.1).tolist() == [1]
     assert hardest(b_T, 0.5).tolist() == [1, 3, 4, 2, 9]
@@ -46,7 +47,7 @@ def test_only_the_hardest_positions_count() -> None:
 
 def test_recl_is_the_first_context_without_a_gain() -> None:
     assert recl(HAND_ICT, [100, 200, 300], 1.0, 0.01) == [(200, True), (100, True)]
-    # A later gain does not count: the second model's at 200 is behind its end.
+    # The second model's later gain, at 200, does not count.
     assert recl(HAND_ICT[1:], [100, 200, 300], 1.0, 0.01)[0] == (300, False)
 
 
@@ -57,17 +58,17 @@ def test_the_threshold_is_on_the_relative_gain(nll: float, expected: int) -> Non
     assert recl(nll_ICT, [100, 200, 300], 1.0, 0.01) == [(expected, True)]
 
 
-def test_the_baseline_is_the_groups() -> None:
+def test_the_baseline_is_the_best_of_all_models() -> None:
     better = np.array([[[0.5, 0.5], [0.5, 0.5]]])
     worse = np.array([[[2.0, 2.0], [1.0, 1.0]]])
     alone = recl(worse, [1, 2], 1.0, 0.01)
     both = recl(np.concatenate([better, worse]), [1, 2], 1.0, 0.01)
-    # What it gains, the other model had without the longer context.
+    # The better model has the same loss without the longer context.
     assert (alone, both[1]) == ([(2, False)], (1, True))
 
 
 def markov_text(order: int, length: int, seed: int = 0) -> np.ndarray:
-    """Returns letters, each of which the `order` before it say something about."""
+    """Returns letters, each drawn by a distribution of the last `order` ones."""
     rng = np.random.default_rng(seed)
     table = rng.dirichlet(np.full(3, 0.5), size=3**order).cumsum(axis=1)
     draws, state = rng.random(length), 0
@@ -93,11 +94,10 @@ def test_the_recl_of_ngrams_is_their_order(ratio: float) -> None:
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"longest": 150}, "recl.longest = 150 leaves no gain .* = 200"),
-        ({"ratios": (1.0, 0.0)}, "recl.ratios = "),
-        ({"ratios": ()}, "recl.ratios = "),
-        ({"step": 0}, "recl.step = 0 must be at least 1"),
-        ({"split": "tset"}, "recl.split = 'tset' .* did you mean 'test'"),
+        ({"contexts": (100, 150, 100)}, "of at least two lengths"),
+        ({"contexts": (100, 200)}, "the first length, the last and the step"),
+        ({"contexts": (1, 9, 0)}, "recl.contexts = "),
+        ({"split": "tset"}, "recl.split = 'tset' .* .did you mean 'test'"),
     ],
     ids=str,
 )
@@ -107,5 +107,5 @@ def test_bad_options_are_refused(changes: dict[str, object], message: str) -> No
 
 
 def test_contexts() -> None:
-    assert ReclConfig().contexts == list(range(100, 1001, 100))
-    assert ReclConfig(start=1, step=3, longest=9).contexts == [1, 4, 7]
+    assert ReclConfig().lengths == list(range(100, 1001, 100))
+    assert ReclConfig(contexts=(1, 9, 3)).lengths == [1, 4, 7]

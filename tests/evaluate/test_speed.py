@@ -1,11 +1,9 @@
-"""The speed table: what is timed gives the same numbers, and its FLOPs are counted.
+"""The speed table: its columns, its clock, and its FLOPs.
 
 Dims: B windows, W attention length, L segment.
 """
 
 import dataclasses
-import json
-from pathlib import Path
 from typing import Any
 
 import flax.linen as nn
@@ -13,51 +11,24 @@ import jax
 import numpy as np
 import pytest
 
-from tests import tiny
 from txl_jax.errors import UserError
 from txl_jax.evaluate import speed
-from txl_jax.evaluate.perplexity import EvalConfig
+from txl_jax.evaluate.options import SpeedConfig
 from txl_jax.evaluate.sliding import (
     last_nll,
-    project_distances,
+    prepare,
     whole_nll,
     window_model,
 )
-from txl_jax.evaluate.speed import SpeedConfig
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.key_values import unstack
-from txl_jax.state import abstract_params
-
-pytestmark = pytest.mark.usefixtures("quick_compiler")
+from txl_jax.update.state import abstract_params
 
 LARGE = ModelConfig(
     vocab_size=256, n_layer=3, d_model=128, n_head=2, d_head=64, d_inner=512, unroll=3
 )
 
 
-def test_a_row_has_the_tables_columns(tmp_path: Path) -> None:
-    how = SpeedConfig(
-        attention_lens=(6,), tgt_len=4, batch_size=2, rounds=1, segments=2
-    )
-    result = speed.run(tiny.CONFIG, EvalConfig(), how, None, tmp_path / "new")
-    (row,) = result["rows"]
-    cached, naive, fair = (
-        row[f"{name}_seconds_per_token"] for name in ("cached", "sliding", "fair")
-    )
-    assert min(cached, naive, fair) > 0
-    assert row["attention_len"] == 6 and "paper_ratio" not in row
-    assert row["ratio"] == pytest.approx(naive / cached)
-    assert row["fair_ratio"] == pytest.approx(fair / cached)
-    reading = dataclasses.replace(tiny.CONFIG, mem_len=6)
-    flops = speed.count_flops(reading, how, 6)
-    assert row["predicted_fair_ratio"] == pytest.approx(flops.fair / flops.cached)
-    assert (result["segments_timed"], result["windows_timed"]) == (2, 2)
-    kept = json.loads((tmp_path / "new" / "speed.json").read_text())
-    assert kept["rows"] == result["rows"]
-    assert (tmp_path / "new" / "speed.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_the_papers_row_stands_beside() -> None:
+def test_a_row_has_the_ratio_of_the_paper() -> None:
     seconds = {"cached": 1.0, "naive": 3000.0, "fair": 2000.0}
     row = speed.describe(LARGE, SpeedConfig(), 3800, seconds)
     assert (row["paper_ratio"], row["ratio"], row["fair_ratio"]) == (1874, 3000, 2000)
@@ -75,9 +46,9 @@ def test_the_clock_takes_the_median_per_token(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(speed.time, "perf_counter", lambda: now[0])
     programs = speed.Programs(takes("cached", 8), takes("naive", 6), takes("fair", 4))
-    how = SpeedConfig(tgt_len=4, batch_size=2, rounds=3, segments=2)
+    how = SpeedConfig(tgt_len=4, batch_size=2, rounds=3)
     assert speed.measure(programs, how) == {"cached": 1, "naive": 3, "fair": 2}
-    assert calls[:4] == ["cached", "cached", "naive", "fair"]
+    assert calls[:6] == ["cached"] * 4 + ["naive", "fair"]
 
 
 def counted(function: Any, *arguments: Any) -> float:
@@ -91,12 +62,10 @@ def abstract(*shape: int) -> jax.ShapeDtypeStruct:
 
 
 @pytest.mark.parametrize("clamp_len", [0, 40])
-def test_flops_of_windows_are_the_compilers(clamp_len: int) -> None:
+def test_flops_of_windows_agree_with_the_compiler(clamp_len: int) -> None:
     B, W = 2, 192
     how = SpeedConfig(batch_size=B)
-    config = dataclasses.replace(
-        window_model(LARGE, clamp_len, kernel="xla"), kernel="xla"
-    )
+    config = dataclasses.replace(window_model(LARGE, clamp_len), kernel="xla")
     params = nn.unbox(abstract_params(config))
     flops = speed.count_flops(dataclasses.replace(config, mem_len=W), how, W)
     whole = counted(
@@ -104,11 +73,9 @@ def test_flops_of_windows_are_the_compilers(clamp_len: int) -> None:
     )
     assert B * flops.naive == pytest.approx(whole, rel=0.04)
 
-    apart = jax.eval_shape(unstack, params)
-    distances = jax.eval_shape(lambda p: project_distances(config, p, W), apart)
+    prepared = jax.eval_shape(lambda p: prepare(config, p, W), params)
     last = counted(
-        lambda *given: last_nll(config, *given),
-        *(apart, distances, abstract(B, W), abstract(B)),
+        lambda *args: last_nll(config, *args), prepared, abstract(B, W), abstract(B)
     )
     # This kernel makes the scores beyond the diagonal too.
     HA, R = 128, clamp_len + 1 if clamp_len else W
@@ -138,7 +105,7 @@ def test_flops_of_a_segment_by_hand() -> None:
     assert speed.count_flops(same, how, 6).cached == 3 * (64 + 80 + 48) + 80
 
 
-def test_what_cannot_be_timed_is_refused() -> None:
+def test_impossible_values_are_refused() -> None:
     with pytest.raises(UserError, match="speed.attention_lens = \\(1,\\)"):
         SpeedConfig(attention_lens=(1,))
     with pytest.raises(UserError, match="speed.rounds = 0"):

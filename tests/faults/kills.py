@@ -22,8 +22,8 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from txl_jax.record import Record, read
-from txl_jax.report.writer import read_metrics
+from txl_jax.checkpoint import manifest
+from txl_jax.report.log import read_metrics
 
 NUM_STEPS = 60
 ROOT = Path(__file__).parents[2]
@@ -118,36 +118,41 @@ class Run(NamedTuple):
         return (self.folder / "err").read_text()[-3000:]
 
     def result(self) -> dict[str, Any]:
-        """Returns everything that must repeat: the digests of all arrays among it."""
-        path = self.workdir / "checkpoints" / str(NUM_STEPS) / "record" / "metadata"
-        record: Record = read(path, NUM_STEPS)
+        """Returns everything that must repeat: among it the checksums of all arrays."""
+        folder = self.workdir / "checkpoints" / str(NUM_STEPS)
+        saved = manifest.read(folder, NUM_STEPS)
         lines = read_metrics(self.workdir / "metrics.jsonl")
         assert [line["step"] for line in lines] == list(range(1, NUM_STEPS + 1))
         checkpoints = sorted(p.name for p in (self.workdir / "checkpoints").iterdir())
         return {
-            "record": record.to_json(),
+            "manifest": saved.to_json(),
             "exact": [line["exact"] for line in lines],
             "checkpoints": checkpoints,
         }
 
 
-def torture(folder: Path, kills: int, seed: int) -> dict[str, Any]:
+def torture(
+    folder: Path, kills: int, seed: int, compiled: str | None = None
+) -> dict[str, Any]:
     """Kills until there were `kills`; returns how many, in how many rounds.
 
-    Raises AssertionError when a round ends otherwise than an undisturbed run.
+    A folder of compiled programs saves a second undisturbed run, which measures its
+    time without compilation. Raises AssertionError when a round ends otherwise than
+    an undisturbed run.
     """
     rng = random.Random(seed)
-    straight = Run(folder / "straight", folder / "cache")
-    straight.prepare()
-    straight.finish()
-    again = Run(folder / "again", folder / "cache")
-    again.prepare()
-    seconds = again.finish()  # with the programs compiled
-    expected = straight.result()
-    assert again.result() == expected
+    cache = Path(compiled or folder / "cache")
+    results = []
+    for name in ("straight",) if compiled else ("cold", "straight"):
+        straight = Run(folder / name, cache)
+        straight.prepare()
+        seconds = straight.finish()
+        results.append(straight.result())
+    expected = results[0]
+    assert results[-1] == expected
     killed = rounds = 0
     while killed < kills:
-        run = Run(folder / f"round{rounds}", folder / "cache")
+        run = Run(folder / f"round{rounds}", cache)
         run.prepare()
         here = 0
         while killed < kills and not run.kill_once(1.1 * seconds, rng):

@@ -20,15 +20,14 @@ from unittest import mock
 import jax
 import numpy as np
 
-from txl_jax import allocator
 from txl_jax import train as loop
-from txl_jax.checkpoint import CheckpointConfig
+from txl_jax.checkpoint.options import CheckpointConfig
 from txl_jax.config import Config
-from txl_jax.evaluate.perplexity import EvalConfig
+from txl_jax.evaluate.options import EvalConfig
 from txl_jax.model.config import ModelConfig
-from txl_jax.optim import OptimConfig
-from txl_jax.report.writer import read_metrics
-from txl_jax.step import TrainConfig
+from txl_jax.report.log import read_metrics
+from txl_jax.runtime import allocator
+from txl_jax.update.options import OptimConfig, TrainConfig
 
 ROUNDS = 40
 COMPILE = "/jax/core/compile/backend_compile_duration"  # jax's event of a compilation
@@ -134,23 +133,31 @@ def soak(steps: int, workdir: Path) -> Soaked:
     samples: list[Sample] = []
     compilations: list[float] = []
     page_mb = os.sysconf("SC_PAGE_SIZE") / 2**20
-    dispatch = loop.dispatch
+    make_step = loop.make_step
 
     def count(event: str, duration_secs: float, **_: str | int) -> None:
         if event == COMPILE:
             compilations.append(duration_secs)
 
-    def sampled(*arguments: Any) -> Any:
+    def sample() -> None:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         handles = len(os.listdir("/proc/self/fd"))
         samples.append(
             Sample(len(samples), pages * page_mb, handles, len(compilations))
         )
-        return dispatch(*arguments)
+
+    def make_sampled_step(*args: Any) -> Any:
+        init, places, step = make_step(*args)
+
+        def sampled(*args: Any) -> Any:
+            sample()
+            return step(*args)
+
+        return init, places, sampled
 
     jax.monitoring.register_event_duration_secs_listener(count)
     try:
-        with mock.patch.object(loop, "dispatch", sampled):
+        with mock.patch.object(loop, "make_step", make_sampled_step):
             loop.train(config, workdir, text, text[:1000])
     finally:
         jax.monitoring.unregister_event_duration_listener(count)

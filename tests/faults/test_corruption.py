@@ -1,8 +1,8 @@
-"""Damage to any file of a checkpoint is noticed, or does no harm.
+"""Damage to any file of a checkpoint is noticed, or is harmless.
 
-Each file of the newest checkpoint is cut, changed by a bit, emptied and deleted. Then
-either the older checkpoint is used, aloud, or the state comes back bit for bit; and
-whoever wants parameters alone gets them bit for bit, or a refusal.
+Each file of the newest checkpoint is truncated, changed by a bit, emptied and deleted.
+Then either the older checkpoint is restored, with a message, or the state is restored
+bit for bit; parameters alone are restored bit for bit or refused.
 """
 
 import dataclasses
@@ -15,14 +15,17 @@ import jax
 import numpy as np
 import pytest
 
-from tests.test_checkpoint import assert_same, like
-from txl_jax import checkpoint
-from txl_jax.checkpoint import CheckpointConfig, open_checkpoints
+from tests.checkpoint.test_checkpoint import assert_same, like
+from txl_jax.checkpoint import save_restore
+from txl_jax.checkpoint.manager import open_checkpoints
+from txl_jax.checkpoint.manifest import Damaged
+from txl_jax.checkpoint.options import CheckpointConfig
 from txl_jax.data.streams import Position
 from txl_jax.errors import UserError
 from txl_jax.model.memory import Memory
-from txl_jax.record import Damaged
-from txl_jax.state import TrainState
+from txl_jax.update.state import TrainState
+
+pytestmark = pytest.mark.promise("Damage is noticed")
 
 OLDER, NEWER = 5, 6
 
@@ -53,7 +56,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with closing(open_checkpoints(workdir, CheckpointConfig())) as manager:
         for step in (OLDER, NEWER):
             position = Position(step, 2, 3)
-            checkpoint.save(manager, step, STATES[step], position, 10.0 - step)
+            save_restore.save(manager, step, STATES[step], position, 10.0 - step)
     return workdir
 
 
@@ -85,9 +88,9 @@ def newest(workdir: Path) -> Path:
     return workdir / "checkpoints" / str(NEWER)
 
 
-def go_on(workdir: Path) -> checkpoint.Restored:
+def resume(workdir: Path) -> save_restore.Restored:
     with closing(open_checkpoints(workdir, CheckpointConfig())) as manager:
-        restored = checkpoint.restore(manager, like(STATES[0]))
+        restored = save_restore.restore(manager, like(STATES[0]))
     assert restored is not None
     assert_same(restored.state, STATES[restored.step])
     assert restored.position == Position(restored.step, 2, 3)
@@ -98,7 +101,7 @@ def load(workdir: Path, which: str) -> int:
     opened = open_checkpoints(workdir, CheckpointConfig(), read_only=True)
     with closing(opened) as manager:
         params = like(STATES[0].params)
-        got, step = checkpoint.restore_params(manager, which, params)
+        got, step = save_restore.restore_params(manager, which, params)
     assert_same(got, STATES[step].params)
     return step
 
@@ -124,7 +127,7 @@ def test_damage_to_any_file_is_noticed_or_harmless(
             assert f"checkpoint {NEWER} is damaged" in str(error)
             assert "\n" not in str(error)
         capfd.readouterr()
-        outcomes[path] = go_on(workdir).step
+        outcomes[path] = resume(workdir).step
         said = capfd.readouterr().err
         aside = list((workdir / "checkpoints").glob(f"{NEWER}.damaged-*"))
         if outcomes[path] == OLDER:
@@ -149,7 +152,7 @@ def test_a_missing_or_empty_folder_is_noticed(copied: Path, item: str) -> None:
     else:
         with pytest.raises(Damaged):
             load(copied, "latest")
-    assert go_on(copied).step == OLDER
+    assert resume(copied).step == OLDER
 
 
 def test_the_array_is_named(copied: Path) -> None:
@@ -170,12 +173,14 @@ def test_the_step_of_a_damaged_checkpoint_is_saved_again(copied: Path) -> None:
     (newest(copied) / "record" / "metadata").unlink()
     for again in (1, 2):
         with closing(open_checkpoints(copied, CheckpointConfig())) as manager:
-            restored = checkpoint.restore(manager, like(STATES[0]))
+            restored = save_restore.restore(manager, like(STATES[0]))
             assert restored is not None and restored.step == OLDER
-            checkpoint.save(manager, NEWER, STATES[NEWER], Position(NEWER, 2, 3), None)
+            save_restore.save(
+                manager, NEWER, STATES[NEWER], Position(NEWER, 2, 3), None
+            )
         aside = sorted((copied / "checkpoints").glob(f"{NEWER}.damaged-*"))
         assert len(aside) == again
-        assert go_on(copied).step == NEWER
+        assert resume(copied).step == NEWER
         flip(newest(copied) / "record" / "metadata")
 
 
@@ -184,7 +189,7 @@ def test_without_a_good_one_nothing_is_deleted(copied: Path) -> None:
         half(copied / "checkpoints" / str(step) / "params" / "manifest.ocdbt")
     before = sorted(copied.rglob("*"))
     with pytest.raises(UserError) as caught:
-        go_on(copied)
+        resume(copied)
     message = str(caught.value)
     assert "\n" not in message and "nothing was deleted" in message
     for step in (OLDER, NEWER):
@@ -204,7 +209,7 @@ def test_the_best_of_the_others_is_taken_aloud(
 def test_a_folder_that_is_no_checkpoint_is_set_aside(copied: Path) -> None:
     """An empty folder, as a copy that failed leaves it."""
     (copied / "checkpoints" / "99").mkdir()
-    assert go_on(copied).step == NEWER
+    assert resume(copied).step == NEWER
     names = {path.name for path in (copied / "checkpoints").iterdir()}
     assert names == {str(OLDER), str(NEWER), "99.damaged-1"}
 
@@ -215,7 +220,7 @@ def test_another_model_is_refused_and_nothing_set_aside(copied: Path) -> None:
     )
     with closing(open_checkpoints(copied, CheckpointConfig())) as manager:
         with pytest.raises(UserError) as caught:
-            checkpoint.restore(manager, like(state))
+            save_restore.restore(manager, like(state))
     message = str(caught.value)
     assert "params/a is float32[40, 20] there, int32[40, 20] here" in message
     assert "params/b is float32[7] there, missing here" in message

@@ -1,4 +1,4 @@
-"""A checkpoint that cannot be written is said to be, and the run goes on.
+"""A checkpoint that cannot be written is reported, and the run continues.
 
 The disk is full by a limit on the size of a file, which the kernel holds against every
 thread, and, where the user may mount one, because it is small and full; it is lost by a
@@ -18,16 +18,19 @@ import jax
 import pytest
 from absl import logging as absl_logging
 
+from tests.checkpoint.test_checkpoint import assert_same, like
 from tests.faults.test_corruption import STATES, make_state
-from tests.rights import public_folder, without_rights
-from tests.test_checkpoint import assert_same, like
+from tests.support.rights import public_folder, without_rights
 from tests.test_train import TEXT, tiny
-from txl_jax import checkpoint
 from txl_jax import train as loop
-from txl_jax.checkpoint import CheckpointConfig, Checkpoints, open_checkpoints
+from txl_jax.checkpoint import save_restore
+from txl_jax.checkpoint.manager import Checkpoints, open_checkpoints
+from txl_jax.checkpoint.options import CheckpointConfig
 from txl_jax.data.streams import Position
 from txl_jax.errors import UserError
-from txl_jax.report.writer import read_metrics
+from txl_jax.report.log import read_metrics
+
+pytestmark = pytest.mark.promise("Damage is noticed")
 
 LIMIT_BYTES = 3000
 
@@ -68,7 +71,7 @@ def lost_disk(folder: Path) -> Iterator[None]:
 def save(manager: Checkpoints, step: int) -> None:
     with manager.attempt(step):
         position = Position(step, 2, 3)
-        checkpoint.save(manager, step, make_state(step), position, None)
+        save_restore.save(manager, step, make_state(step), position, None)
 
 
 def settle(manager: Checkpoints) -> None:
@@ -119,7 +122,7 @@ TROUBLES: dict[str, tuple[Callable[[Path], Any], str]] = {
 
 
 @pytest.mark.parametrize("trouble", TROUBLES)
-def test_a_failed_save_is_told_keeps_the_older_and_is_tried_again(
+def test_a_failed_save_is_reported_and_keeps_older_checkpoints(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], trouble: str
 ) -> None:
     with contextlib.ExitStack() as stack:
@@ -145,14 +148,14 @@ def check_a_failed_save(
         (line,) = [line for line in said if "COULD NOT BE SAVED" in line]
         assert line.startswith("CHECKPOINT 2 COULD NOT BE SAVED (")
         assert reason in line
-        assert "the newest is 1" in line or trouble == "lost"
+        assert "the newest checkpoint is 1" in line or trouble == "lost"
         assert (manager.failed, manager.saving) == ([2], None)
         assert "1" in on_disk(manager) and "2" not in on_disk(manager)
         save(manager, 3)
         manager.finish(3)
-        assert on_disk(manager) == ["3"], "retention goes on"
+        assert on_disk(manager) == ["3"], "retention continues"
         assert manager.latest_step() == 3
-        restored = checkpoint.restore(manager, like(STATES[0]))
+        restored = save_restore.restore(manager, like(STATES[0]))
     assert restored is not None and restored.step == 3
     assert_same(restored.state, make_state(3))
 
@@ -170,7 +173,7 @@ def test_the_step_that_failed_is_saved_when_the_run_comes_to_it_again(
         assert on_disk(manager) == ["2"]
 
 
-def test_closing_tells_of_a_failure_that_nobody_asked_for(
+def test_closing_reports_a_failure_that_was_not_polled(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with full_disk():
@@ -206,28 +209,28 @@ class Disk:
 
     def __init__(self, patch: pytest.MonkeyPatch):
         self.full = contextlib.ExitStack()
-        self.save, self.sync = checkpoint.save, loop.TrainLog.sync
+        self.save, self.sync = save_restore.save, loop.MetricsLog.sync
         self.checkpoint = self.metrics = -1
-        patch.setattr(loop.checkpoint, "save", self.save_faulty)
+        patch.setattr(loop.save_restore, "save", self.save_faulty)
 
-        def sync(log: Any, valid_nll: float | None, ends: bool = False) -> None:
-            self.sync_faulty(log, valid_nll, ends)
+        def sync(log: Any, valid_nll: float | None, owed: bool = False) -> None:
+            self.sync_faulty(log, valid_nll, owed)
 
-        patch.setattr(loop.TrainLog, "sync", sync)
+        patch.setattr(loop.MetricsLog, "sync", sync)
 
     def save_faulty(self, manager: Checkpoints, step: int, *rest: Any) -> None:
         """Saves; to a full disk if it is that step's turn."""
         if step == self.checkpoint:
-            manager.settle()
+            manager.wait()
             self.full.enter_context(full_disk(20_000))
         self.save(manager, step, *rest)
 
-    def sync_faulty(self, log: Any, valid_nll: float | None, ends: bool) -> None:
+    def sync_faulty(self, log: Any, valid_nll: float | None, owed: bool) -> None:
         """Syncs; to a full disk if it is that step's turn, else to a good one."""
         self.full.close()
         if log.step == self.metrics:
             self.full.enter_context(full_disk(log.file.tell() + 50))
-        self.sync(log, valid_nll, ends)
+        self.sync(log, valid_nll, owed)
 
 
 @pytest.fixture
@@ -237,7 +240,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
     made.full.close()
 
 
-def test_a_run_goes_on_over_a_full_disk(
+def test_a_run_continues_over_a_full_disk(
     straight: Path, tmp_path: Path, disk: Disk, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Metrics that the disk refuses wait, and no checkpoint overtakes them."""
@@ -251,7 +254,7 @@ def test_a_run_goes_on_over_a_full_disk(
     assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"10", "40"}
 
 
-def test_a_run_whose_last_checkpoint_fails_says_so_and_can_be_mended(
+def test_a_run_whose_last_checkpoint_fails_can_be_resumed(
     straight: Path, tmp_path: Path, disk: Disk
 ) -> None:
     disk.checkpoint = 40
@@ -260,7 +263,7 @@ def test_a_run_whose_last_checkpoint_fails_says_so_and_can_be_mended(
     message = str(caught.value)
     assert "\n" not in message
     assert "the last checkpoint, of update 40, could not be saved in" in message
-    assert "it goes on from update 30" in message
+    assert "it continues from update 30" in message
     disk.checkpoint = -1
     disk.full.close()
     assert train(tmp_path) == {"updates": 40, "failed_saves": []}

@@ -23,16 +23,18 @@ from tests.convert import bundles
 from tests.convert.test_huggingface import folder_of
 from tests.convert.test_pickle import RECORDED
 from txl_jax import config as configs
-from txl_jax import flags, record
-from txl_jax.convert import huggingface, pickle, tensorflow, words
+from txl_jax.checkpoint import manifest
+from txl_jax.cli import flags
+from txl_jax.convert import huggingface, keys, pickle, tensorflow, words
 from txl_jax.data import text as texts
 from txl_jax.data import vocab as vocabulary
 from txl_jax.data.vocab import CharVocab, code_points
 from txl_jax.data.word import Lines, WordCounter
 from txl_jax.errors import UserError
-from txl_jax.main import MODES
-from txl_jax.report.writer import last_step
-from txl_jax.seal import seal
+from txl_jax.report.checksum import with_checksum
+from txl_jax.report.log import last_step
+
+pytestmark = pytest.mark.promise("User errors are one line")
 
 FEW, MANY = 25, 2000
 SECONDS = 20  # that one input may take, on a machine that does much else
@@ -89,7 +91,7 @@ def parse_overrides(folder: Path, given: dict[str, str]) -> None:
 
 
 def parse_flags(folder: Path, argv: list[str]) -> None:
-    flags.parse([f"--workdir={folder}/none", *argv], list(MODES))
+    flags.parse([f"--workdir={folder}/none", *argv])
 
 
 def load_config(folder: Path, data: bytes) -> None:
@@ -97,12 +99,14 @@ def load_config(folder: Path, data: bytes) -> None:
     configs.parse(configs.load_json(folder / "config.json"))
 
 
-def read_record(folder: Path, state: Any) -> None:
-    data = state if isinstance(state, bytes) else json.dumps(seal(state)).encode()
-    (folder / "metadata").write_bytes(data)
-    found = record.read(folder / "metadata", 3)
-    assert found.rank is None or found.rank <= (np.inf, 0)
-    record.refuse_misfits(found, {"params": {"a": np.zeros(3, np.float32)}})
+def read_manifest(folder: Path, state: Any) -> None:
+    if not isinstance(state, bytes):
+        state = json.dumps(with_checksum(state)).encode()
+    (folder / "record").mkdir(exist_ok=True)
+    (folder / "record" / "metadata").write_bytes(state)
+    result = manifest.read(folder, 3)
+    assert result.rank is None or result.rank <= (np.inf, 0)
+    manifest.check_arrays(result, {"params": {"a": np.zeros(3, np.float32)}})
 
 
 def use_vocabulary(folder: Path, state: Any) -> None:
@@ -165,7 +169,7 @@ def import_pickle(folder: Path, data: bytes) -> None:
     path = folder / "model.pt"
     path.write_bytes(data)
     value = pickle.read(path)
-    for read in (pickle.arrays, words.from_pickle):
+    for read in (keys.arrays, words.from_pickle):
         try:
             read(value, path)
         except UserError:
@@ -259,14 +263,16 @@ TARGETS = {
         lambda: (
             JSON.map(json.dumps).map(str.encode)
             | like(dataclasses.asdict(configs.Config())).map(
-                lambda state: json.dumps(seal(json.loads(json.dumps(state)))).encode()
+                lambda state: json.dumps(
+                    with_checksum(json.loads(json.dumps(state)))
+                ).encode()
             )
             | edited(*sorted((Path(__file__).parent).glob("*.py"))[:1])
         ),
         load_config,
     ),
     "record": Target(
-        lambda: like(RECORD) | JSON.map(json.dumps).map(str.encode), read_record
+        lambda: like(RECORD) | JSON.map(json.dumps).map(str.encode), read_manifest
     ),
     "vocabulary": Target(
         lambda: JSON | st.sampled_from(VOCABULARIES).flatmap(like), use_vocabulary

@@ -10,12 +10,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tests import tiny
 from tests.reference import Array
-from txl_jax.kernels.xla import Dropout
+from tests.support import tiny
+from txl_jax.kernels.hash import Dropout
+from txl_jax.kernels.signature import Kernel
 
 B, H, A = 2, 2, 5
-Kernel = Callable[..., jax.Array]
+NAMES = (
+    "q_BLHA",
+    "k_BKHA",
+    "v_BKHA",
+    "r_RHA",
+    "u_HA",
+    "w_HA",
+    "bias_HR",
+    "oldest_BL",
+    "dropout",
+)
 
 # What raises the oldest key, query i of stream b: numbers of keys, i + M being the own.
 OLDEST: dict[str, Callable[[Array, Array, int], Array]] = {
@@ -70,7 +81,8 @@ def differentiate(
 
     def both(floats: dict[str, Any], oldest_BL: Any, weight_BLHA: Any) -> Any:
         def run(floats: dict[str, Any]) -> jax.Array:
-            return kernel(**floats, oldest_BL=oldest_BL, dropout=dropout)
+            inputs = floats | {"oldest_BL": oldest_BL, "dropout": dropout}
+            return kernel(*(inputs[name] for name in NAMES))
 
         o_BLHA, pull = jax.vjp(run, floats)
         return o_BLHA, pull(weight_BLHA.astype(o_BLHA.dtype))[0]

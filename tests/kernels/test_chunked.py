@@ -15,13 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests import tiny
 from tests.kernels import cases
 from tests.kernels.cases import OLDEST, assert_agree, cast, differentiate, make_inputs
-from tests.tiny import BFLOAT16, assert_close
+from tests.support import tiny
+from tests.support.tiny import BFLOAT16, assert_close
 from txl_jax.kernels import chunked, xla
+from txl_jax.kernels.hash import Dropout, keep_BHLK
 from txl_jax.kernels.tiles import Blocks, choose_blocks
-from txl_jax.kernels.xla import Dropout
 from txl_jax.model.memory import Memory
 from txl_jax.model.txl import TransformerXL
 
@@ -108,10 +108,10 @@ def test_dropout_has_the_mask_of_the_einsum_kernel(blocks: Blocks) -> None:
     unit_BKHA = np.broadcast_to(np.eye(K)[None, :, None], inputs["k_BKHA"].shape)
     inputs["v_BKHA"] = unit_BKHA.astype(np.float32)
     weight_BLHK = tiny.jit(functools.partial(kernel(blocks), dropout=DROPOUT))(**inputs)
-    keep_BHLK = xla.keep_BHLK(DROPOUT, (cases.B, cases.H, L, K))
+    mask_BHLK = keep_BHLK(DROPOUT, (cases.B, cases.H, L, K))
     past_LK = np.tri(L, K, M, dtype=bool)
     np.testing.assert_array_equal(
-        np.asarray(weight_BLHK).swapaxes(1, 2) > 0, np.asarray(keep_BHLK) & past_LK
+        np.asarray(weight_BLHK).swapaxes(1, 2) > 0, np.asarray(mask_BHLK) & past_LK
     )
 
 
@@ -168,14 +168,11 @@ def test_blocks_are_few_and_even(rows: int, L: int, K: int) -> None:
 def test_scan_of_checkpointed_layers() -> None:
     inputs = make_inputs(9, 13, "filling")
 
-    def layers(kernel: Callable[..., jax.Array], **inputs: Any) -> jax.Array:
+    def layers(kernel: Callable[..., jax.Array], q_BLHA: Any, *args: Any) -> jax.Array:
         @jax.checkpoint
         def layer(q_BLHA: Any, seed: Any) -> tuple[Any, None]:
-            dropout = Dropout(0.3, seed)
-            return q_BLHA + kernel(q_BLHA, **inputs, dropout=dropout), None
+            return q_BLHA + kernel(q_BLHA, *args[:-1], Dropout(0.3, seed)), None
 
-        q_BLHA = inputs.pop("q_BLHA")
-        del inputs["dropout"]
         return jax.lax.scan(layer, q_BLHA, jnp.arange(3, dtype=jnp.uint32))[0]
 
     actual, expected = (
@@ -189,9 +186,8 @@ def test_vmap_has_its_own_tiles_for_each() -> None:
     both = [make_inputs(9, 13, oldest, seed=n) for n, oldest in enumerate(OLDEST)]
     inputs = jax.tree.map(lambda *xs: np.stack(xs), *both)
 
-    def mapped(one: Callable[..., jax.Array], **inputs: Any) -> jax.Array:
-        del inputs["dropout"]
-        return jax.vmap(lambda inputs: one(**inputs, dropout=None))(inputs)
+    def mapped(one: Callable[..., jax.Array], *args: Any) -> jax.Array:
+        return jax.vmap(lambda *arrays: one(*arrays, None))(*args[:-1])
 
     actual, expected = (
         differentiate(functools.partial(mapped, one), inputs)

@@ -18,8 +18,8 @@ import jax
 import numpy as np
 import pytest
 
-from tests import tiny
 from tests.reference import Array
+from tests.support import tiny
 from txl_jax.kernels import chunked, xla
 from txl_jax.kernels.tiles import Blocks
 from txl_jax.model.positions import sinusoid_RD

@@ -13,16 +13,18 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from tests import tiny
-from tests.kernels.cases import Kernel, assert_agree, differentiate, make_inputs
+from tests.kernels.cases import assert_agree, differentiate, make_inputs
+from tests.support import tiny
 from txl_jax.errors import UserError
 from txl_jax.kernels import chunked, sharded, xla
+from txl_jax.kernels.hash import Dropout
+from txl_jax.kernels.signature import Kernel
 from txl_jax.kernels.tiles import Blocks
-from txl_jax.kernels.xla import Dropout
 from txl_jax.model.memory import Memory
 from txl_jax.model.txl import TransformerXL
-from txl_jax.sharding import MeshConfig, make_mesh, sharding, shardings
-from txl_jax.state import abstract_params
+from txl_jax.runtime.options import MeshConfig
+from txl_jax.sharding import make_mesh, sharding, shardings
+from txl_jax.update.state import abstract_params
 
 B, L, M, H = 8, 6, 5, 4
 CUBE = MeshConfig(data=2, fsdp=2, model=2)
@@ -75,8 +77,8 @@ def test_the_einsum_is_left_to_the_compiler_where_it_does_not_divide(
     mesh = make_mesh(CUBE)
     inputs = make_inputs(L, M, B=sizes.get("B", B), H=sizes.get("H", H))
     placed = jax.device_put(inputs, sharding(mesh, ""))
-    split = sharded.follow_mesh(xla.rel_attention, needed=False)
-    with pytest.raises(UserError, match="not divide"):
+    split = sharded.follow_mesh(xla.rel_attention, required=False)
+    with pytest.raises(UserError, match="not divisible by mesh"):
         differentiate(sharded.follow_mesh(xla.rel_attention), placed)
     assert_agree(differentiate(split, placed), differentiate(xla.rel_attention, inputs))
 
@@ -89,8 +91,8 @@ def test_every_device_attends_for_its_own_part() -> None:
         return xla.rel_attention(q_BLHA, *args, **more)
 
     def run(inputs: dict[str, Any]) -> None:
-        split = functools.partial(sharded.follow_mesh(spy), dropout=None)
-        tiny.jit(split)(**inputs)
+        split = sharded.follow_mesh(spy)
+        tiny.jit(lambda *arrays: split(*arrays))(*inputs.values(), None)
 
     inputs = make_inputs(L, M, B=B, H=H)
     A = inputs["q_BLHA"].shape[3]
@@ -118,7 +120,7 @@ def test_within_a_shard_map_nothing_is_left_to_split() -> None:
 def test_what_does_not_divide_is_refused(B: int, H: int, message: str) -> None:
     split = sharded.shard(CHUNKED, make_mesh(CUBE))
     with pytest.raises(UserError, match=message):
-        split(**make_inputs(L, M, B=B, H=H), dropout=None)
+        split(*(*make_inputs(L, M, B=B, H=H).values(), None))
 
 
 def gradient(kernel: Any, params: Any, tokens_BT: Any, memory: Memory) -> Any:

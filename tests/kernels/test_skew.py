@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests import tiny
 from tests.reference import Array
+from tests.support import tiny
 from txl_jax.kernels.skew import merge, skew, unskew
 
 # Rows of the tile, columns, and the query of column 0.

@@ -3,6 +3,7 @@
 Dims: T tokens, D hidden, V rows of all tables.
 """
 
+import functools
 import math
 import re
 from typing import Any
@@ -13,13 +14,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests import tiny
-from txl_jax.kernels import softmax
-from txl_jax.kernels.softmax import Rows, Tokens, blockwise_nll
+from tests.support import tiny
+from txl_jax.kernels import cluster
+from txl_jax.kernels.cluster import Rows, Tokens
+from txl_jax.kernels.softmax import blockwise_nll
 from txl_jax.model.adaptive import Vocabulary
 from txl_jax.model.config import ModelConfig
-from txl_jax.sharding import MeshConfig, make_mesh, sharding, shardings
-from txl_jax.state import abstract_params
+from txl_jax.runtime.options import MeshConfig
+from txl_jax.sharding import make_mesh, sharding, shardings
+from txl_jax.update.state import abstract_params
 
 V, D, T = 41, 6, 29
 CUTOFFS = (13, 20)
@@ -40,24 +43,18 @@ SHAPES = [
 ]
 
 
-@pytest.fixture(params=SHAPES, ids=str)
-def small_blocks(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Blocks of every shape: of one score, that divide nothing, and of everything."""
-    common, rare = (softmax.Block(*limits) for limits in request.param)
-    monkeypatch.setattr(softmax, "CPU", softmax.Limits(common, rare))
+def values_and_gradients(config: ModelConfig, method: str) -> list[Any]:
+    """Returns (gradient of the weighted sum, nll_BL) for the targets of each bound.
 
-
-def value_and_gradient(config: ModelConfig, method: str, targets_BL: Any) -> Any:
-    """Returns (nll_BL, gradient of its weighted sum), dense for log_probs."""
-    rng = np.random.default_rng(0)
+    The nll of the method log_probs is gathered from the dense log-probabilities.
+    """
     params = tiny.make_params(config)["embedding"]
-    hidden_BLD = rng.normal(size=(*targets_BL.shape, D)).astype(np.float32)
-    weights_BL = rng.normal(size=targets_BL.shape).astype(np.float32)
+    apply = Vocabulary(config).apply
+    rng = np.random.default_rng(0)
+    hidden_BLD = rng.normal(size=(1, T, D)).astype(np.float32)
+    weights_BL = rng.normal(size=(1, T)).astype(np.float32)
 
     def loss(params: Any, hidden_BLD: Any, targets_BL: Any) -> Any:
-        apply = Vocabulary(config).apply
         if method == "nll":
             nll_BL: Any = apply(
                 {"params": params}, hidden_BLD, targets_BL, method="nll"
@@ -68,20 +65,33 @@ def value_and_gradient(config: ModelConfig, method: str, targets_BL: Any) -> Any
             nll_BL = -jnp.take_along_axis(log_p_BLV, index_BL1, axis=-1)[..., 0]
         return jnp.sum(nll_BL * weights_BL), nll_BL
 
-    grad = jax.grad(loss, argnums=(0, 1), has_aux=True)
-    return tiny.jit(grad)(params, hidden_BLD, targets_BL)
+    grad = tiny.jit(jax.grad(loss, argnums=(0, 1), has_aux=True))
+    targets = [
+        np.random.default_rng(1).integers(*bound, (1, T)).astype(np.int32)
+        for bound in BOUNDS.values()
+    ]
+    return [grad(params, hidden_BLD, targets_BL) for targets_BL in targets]
 
 
-@pytest.mark.parametrize("where", BOUNDS)
+@functools.cache
+def dense(name: str) -> list[Any]:
+    return values_and_gradients(CONFIGS[name], "log_probs")
+
+
 @pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.usefixtures("small_blocks")
-def test_blocks_add_up_to_the_dense_loss(name: str, where: str) -> None:
-    """With tokens in all clusters, and with all of them in one."""
-    targets_BL = np.random.default_rng(1).integers(*BOUNDS[where], (1, T))
-    targets_BL = targets_BL.astype(np.int32)
-    actual = value_and_gradient(CONFIGS[name], "nll", targets_BL)
-    expected = value_and_gradient(CONFIGS[name], "log_probs", targets_BL)
-    tiny.assert_close(actual, expected)
+@pytest.mark.parametrize("limits", SHAPES, ids=str)
+def test_blocks_add_up_to_the_dense_loss(
+    limits: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With tokens in all clusters, and with all of them in one.
+
+    Blocks are of one score, of sizes that divide nothing, and of everything.
+    """
+    common, rare = (cluster.Block(*each) for each in limits)
+    monkeypatch.setattr(cluster, "CPU", cluster.Limits(common, rare))
+    actual = values_and_gradients(CONFIGS[name], "nll")
+    for where, each, expected in zip(BOUNDS, actual, dense(name), strict=True):
+        tiny.assert_close({where: each}, {where: expected})
 
 
 def test_scores_that_overflow_are_exact() -> None:
@@ -107,6 +117,7 @@ def test_gradients_in_bfloat16_are_summed_in_float32() -> None:
     assert grad_VE.dtype == jnp.float32
 
 
+@pytest.mark.exact_bits
 @pytest.mark.parametrize("name", CONFIGS)
 def test_nothing_as_large_as_the_logits_is_stored(name: str) -> None:
     """And no copy of a table, of which there is one gradient."""
@@ -128,7 +139,7 @@ def test_nothing_as_large_as_the_logits_is_stored(name: str) -> None:
     compiled = lowered.compile()
     shapes = re.findall(r"f32\[([\d,]+)\]", compiled.as_text() or "")
     largest = max(math.prod(map(int, shape.split(","))) for shape in shapes)
-    assert largest <= max(softmax.CPU.common.scores, V * D)
+    assert largest <= max(cluster.CPU.common.scores, V * D)
     memory: Any = compiled.memory_analysis()
     assert memory.temp_size_in_bytes < 0.1 * 4 * T * V
 
@@ -143,14 +154,27 @@ SPLIT = {
 }
 
 
-@pytest.mark.parametrize("mesh", [(2, 1, 4), (1, 2, 4), (4, 1, 2)], ids=str)
-@pytest.mark.parametrize("name", SPLIT)
+MESHES = [(4, 1, 2), (1, 2, 4), (2, 1, 4)]
+
+
+@pytest.mark.parametrize(
+    "name, mesh",
+    [
+        pytest.param(
+            *(name, mesh),
+            marks=() if j in (0, i % 3) else pytest.mark.long,
+            id=f"{name}-{mesh}",
+        )
+        for i, name in enumerate(SPLIT)
+        for j, mesh in enumerate(MESHES)
+    ],
+)
 def test_the_vocabulary_may_be_split_over_devices(
     name: str, mesh: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Value and gradients are one device's, and no device sees all rows at once."""
-    small = softmax.Block(15, 3, 1)
-    monkeypatch.setattr(softmax, "CPU", softmax.Limits(small, small))
+    small = cluster.Block(15, 3, 1)
+    monkeypatch.setattr(cluster, "CPU", cluster.Limits(small, small))
     config, devices = SPLIT[name], make_mesh(MeshConfig(*mesh))
     params = tiny.make_params(config)["embedding"]
     rng = np.random.default_rng(0)

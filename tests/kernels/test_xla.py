@@ -12,10 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests import tiny
 from tests.reference import Array
-from tests.tiny import BFLOAT16, assert_close
-from txl_jax.kernels.xla import Dropout, keep_BHLK, rel_attention, rel_shift
+from tests.support import tiny
+from tests.support.tiny import BFLOAT16, assert_close
+from txl_jax.kernels.hash import Dropout, keep_BHLK, murmur3
+from txl_jax.kernels.xla import rel_attention, rel_shift
 
 B, L, M, H, A = 2, 3, 4, 2, 5
 K = M + L
@@ -146,7 +147,7 @@ def test_bfloat16_scores_and_softmax_are_float32() -> None:
 # Dropout.
 
 
-def mix(x: int) -> int:
+def literal_murmur3(x: int) -> int:
     """MurmurHash3's finaliser in Python's integers."""
     x = (x ^ (x >> 16)) * 0x85EBCA6B % 2**32
     x = (x ^ (x >> 13)) * 0xC2B2AE35 % 2**32
@@ -158,8 +159,11 @@ def literal_keep_BHLK(
 ) -> Array:
     keep = np.zeros(shape, bool)
     for b, h, i, j in np.ndindex(*shape):
-        start = mix(mix(mix(seed ^ (stream0 + b)) ^ (head0 + h)) ^ i)
-        keep[b, h, i, j] = mix((start + j * 0x9E3779B9) % 2**32) >= rate * 2**32
+        start = seed
+        for index in (stream0 + b, head0 + h, i):
+            start = literal_murmur3(start ^ index)
+        counter = (start + j * 0x9E3779B9) % 2**32
+        keep[b, h, i, j] = literal_murmur3(counter) >= rate * 2**32
     return keep
 
 
@@ -174,9 +178,11 @@ def draw(
     return np.asarray(tiny.jit(keep)(np.uint32(seed)))
 
 
-def test_mix_is_murmurhash3s_finaliser() -> None:
-    # 0x514E28B7 is MurmurHash3_x86_32 of no bytes with seed 1, which is mix(1).
-    assert (mix(0), mix(1)) == (0, 0x514E28B7)
+def test_murmur3_is_murmurhash3s_finaliser() -> None:
+    # 0x514E28B7 is MurmurHash3_x86_32 of no bytes with seed 1.
+    assert (literal_murmur3(0), literal_murmur3(1)) == (0, 0x514E28B7)
+    x_2 = jnp.array([0, 1], jnp.uint32)
+    np.testing.assert_array_equal(murmur3(x_2), [0, 0x514E28B7])
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**32 - 1])

@@ -140,7 +140,10 @@ def apt_get(arguments: list[str]) -> int:
 
 
 def training(arguments: list[str]) -> int:
-    """Does what `exits` has next: a status, `preempted`, `hangs` or `slow`."""
+    """Does what `exits` has next: a status, `preempted`, `hangs` or `followed N`.
+
+    The last one trains until its log has been followed N times, and succeeds.
+    """
     place = os.environ.get("SLURM_PROCID") or Path(os.environ["HOME"]).name
     record(["training", place, *arguments])
     print(f"training on {place}", flush=True)
@@ -150,10 +153,18 @@ def training(arguments: list[str]) -> int:
         return 75
     if does == "hangs":
         time.sleep(60)
-    if does == "slow":
-        time.sleep(3)
+    if does.startswith("followed"):
+        deadline = time.monotonic() + 60
+        while follows() < int(does.split()[1]) and time.monotonic() < deadline:
+            time.sleep(0.05)
         return 0
     return int(does)
+
+
+def follows() -> int:
+    """Counts the ssh calls that follow a log."""
+    calls = map(json.loads, (WORLD / "calls").read_text().splitlines())
+    return sum(" follow " in " ".join(call) for call in calls)
 
 
 def srun(arguments: list[str]) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.launch import world
-from txl_jax import flags, main
+from txl_jax.cli import flags
 
 yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
 jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
@@ -111,7 +111,7 @@ def test_the_program_takes_the_flags() -> None:
     assert "command" not in container, "the image's entry point is the program"
     assert container["image"].endswith(":tpu")
     arguments: list[Any] = container["args"]
-    assert flags.parse(arguments, list(main.MODES)).mode == "train"
+    assert flags.parse(arguments).mode == "train"
 
 
 def test_the_workdir_is_on_a_volume_of_all_machines() -> None:
@@ -119,7 +119,7 @@ def test_the_workdir_is_on_a_volume_of_all_machines() -> None:
     (container,) = POD["containers"]
     (mount,) = container["volumeMounts"]
     (volume,) = POD["volumes"]
-    how = flags.parse(container["args"], list(main.MODES))
+    how = flags.parse(container["args"])
     assert str(how.workdir).startswith(mount["mountPath"] + "/")
     assert mount["name"] == volume["name"]
     text = (world.ROOT / "launch/README.md").read_text("utf-8")

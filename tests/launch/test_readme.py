@@ -9,7 +9,7 @@ import pytest
 from tests.launch import world
 from tests.promises.test_published_sizes import SIZES, VOCABULARIES
 from txl_jax import config as configs
-from txl_jax import flags, main
+from txl_jax.cli import flags
 
 TEXT = (world.ROOT / "launch/README.md").read_text("utf-8")
 COMMANDS = [
@@ -42,7 +42,7 @@ def test_the_training_flags_are_taken() -> None:
             (i for i, word in enumerate(command) if word.startswith("--config=")), None
         )
         if begin is not None:
-            assert flags.parse(command[begin:], list(main.MODES)).mode == "train"
+            assert flags.parse(command[begin:]).mode == "train"
             taken += 1
     assert taken == 4
 
@@ -51,7 +51,7 @@ def test_the_first_command_fits_the_slice() -> None:
     """The paper's 60 streams do not divide over 16 chips; what is given does."""
     (command,) = [c for c in COMMANDS if "--spot" in c]
     begin = command.index("--") + 1
-    how = flags.parse(command[begin:], list(main.MODES)).config
+    how = flags.parse(command[begin:]).config
     assert how.train.batch_size % 16 == how.eval.streams % 16 == 0
 
 

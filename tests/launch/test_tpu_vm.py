@@ -260,7 +260,7 @@ def test_ssh_fails_once(cloud: dict[str, str], tmp_path: Path, where: str) -> No
 def test_a_connection_lost_after_the_start_does_not_start_twice(
     cloud: dict[str, str], tmp_path: Path
 ) -> None:
-    world.plan(tmp_path, ("slow", "slow"), (1, 1))
+    world.plan(tmp_path, ("followed 1", "followed 1"), (1, 1))
     (tmp_path / "trouble").write_text("start 255 late\n")
     result = train(cloud)
     assert result.returncode == 0, result.stderr
@@ -299,7 +299,7 @@ def test_keep_leaves_the_slice(cloud: dict[str, str], tmp_path: Path) -> None:
 def test_interrupted_the_slice_trains_on_and_is_followed_again(
     cloud: dict[str, str], tmp_path: Path
 ) -> None:
-    world.plan(tmp_path, ("slow", "slow"), (1, 1))
+    world.plan(tmp_path, ("followed 2", "followed 2"), (1, 1))
     script = str(world.ROOT / "launch/tpu_vm.sh")
     # What a shell runs in the background ignores SIGINT, and so would its children.
     heed = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); "

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests import tiny
 from tests.reference import Array
+from tests.support import tiny
 from txl_jax.model.adaptive import Vocabulary
 
 B, L, V, D = 2, 5, tiny.V, tiny.D

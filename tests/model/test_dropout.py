@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests import tiny
+from tests.support import tiny
 from txl_jax.model.dropout import Dropout, WordDropout
 from txl_jax.model.memory import Memory
 

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests import tiny
+from tests.support import tiny
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.key_values import KeyValueMemory, RingMemory, unstack
+from txl_jax.model.decoder import Decoder, unstack
+from txl_jax.model.key_values import KeyValueMemory
 from txl_jax.model.memory import Memory
-from txl_jax.model.txl import TransformerXL
+from txl_jax.model.ring import RingMemory
 
 B, L, M = 3, 4, 5
 VARIANTS: list[dict[str, Any]] = [
@@ -34,7 +35,7 @@ def read(config: ModelConfig) -> Any:
     """Returns the function that gives (log-probabilities, memory), its layers apart."""
 
     def logits(params: Any, *args: Any, **more: Any) -> Any:
-        model = TransformerXL(config, stacked=False)
+        model = Decoder(config)
         return model.apply({"params": params}, *args, method="logits", **more)
 
     return tiny.jit(logits)

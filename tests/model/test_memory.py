@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests import reference, tiny
+from tests import reference
 from tests.reference import Array
+from tests.support import tiny
 from txl_jax.model.memory import Memory, oldest_BL
 
 B, D, N = 3, tiny.D, tiny.N
@@ -102,18 +103,6 @@ def test_oldest_without_documents() -> None:
         oldest_BL(filled_B, None, 3, 2, 0),
         oldest_BL(filled_B, none_BL, 3, 2, 0),
     )
-
-
-def test_extend_projects_memory_and_segment_in_order() -> None:
-    h_BMD, h_BLD = jnp.asarray(make_inputs(3, 0)[0]), jnp.asarray(make_inputs(2, 1)[0])
-
-    def project(h_BKD: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return h_BKD[:, :, None], -2 * h_BKD[:, :, None]
-
-    k_BKHA, v_BKHA = Memory.extend(h_BMD, h_BLD, project)
-    h_BKD = np.concatenate([h_BMD, h_BLD], axis=1)
-    np.testing.assert_array_equal(k_BKHA[:, :, 0], h_BKD)
-    np.testing.assert_array_equal(v_BKHA[:, :, 0], -2 * h_BKD)
 
 
 def test_no_gradient_flows_into_the_memory() -> None:

@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests import reference, tiny
-from tests.tiny import assert_close
+from tests import reference
+from tests.support import tiny
+from tests.support.tiny import assert_close
 from txl_jax.errors import UserError
 from txl_jax.model.config import POSITIONS
 from txl_jax.model.memory import Memory

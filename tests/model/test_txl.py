@@ -13,13 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests import reference, tiny
+from tests import reference
 from tests.reference import Array
+from tests.support import tiny
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.dropout import Dropout
 from txl_jax.model.memory import Memory
 from txl_jax.model.txl import TransformerXL
-from txl_jax.state import abstract_params
+from txl_jax.update.state import abstract_params
 
 B, L = 3, 4
 SEGMENTS = 5
@@ -63,6 +64,7 @@ def assert_reads_as_the_reference(
         tiny.assert_memory(memory, expected_memory)
 
 
+@pytest.mark.promise("The model is the paper's")
 @pytest.mark.parametrize("mem_len", [6, 3], ids=["long_memory", "short_memory"])
 @pytest.mark.parametrize("settings", tiny.SETTINGS, ids=str)
 def test_segments_read_as_the_reference(settings: dict[str, Any], mem_len: int) -> None:
@@ -107,6 +109,7 @@ def test_documents_and_padding_read_as_the_reference(
     assert_reads_as_the_reference(tiny.config(**settings), documents, ragged)
 
 
+@pytest.mark.promise("The model is the paper's")
 @pytest.mark.parametrize("settings", [{}, tiny.ALL], ids=str)
 def test_hidden_and_logits_are_the_references(settings: dict[str, Any]) -> None:
     config = tiny.config(**settings)

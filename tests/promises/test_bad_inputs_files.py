@@ -24,11 +24,10 @@ from tests.promises.test_bad_inputs import (
     new,
     refuse,
 )
-from tests.rights import public_folder, without_rights
-from txl_jax.seal import seal, unseal
+from tests.support.rights import public_folder, without_rights
+from txl_jax.report.checksum import verify_checksum, with_checksum
 
-pytestmark = pytest.mark.usefixtures("quick_compiler")
-
+pytestmark = pytest.mark.promise("User errors are one line")
 
 Change = Callable[[Path], object]
 
@@ -59,9 +58,9 @@ def deepen(path: Path) -> None:
 
 def relayer(path: Path) -> None:
     """Gives the config another layer, and the checksum that goes with it."""
-    state = unseal(json.loads(path.read_text()), needed=True)
+    state = verify_checksum(json.loads(path.read_text()), required=True)
     state["model"]["n_layer"] = 2
-    path.write_text(json.dumps(seal(state)))
+    path.write_text(json.dumps(with_checksum(state)))
 
 
 def fields(**changes: object) -> Change:
@@ -183,6 +182,9 @@ def evaluate(name: str, *flags: str) -> tuple[str, ...]:
     return mode("evaluate", *flags, run=f"--workdir={{home}}/{name}")
 
 
+MEM_LEN = "--config.model.mem_len=2"
+
+
 def bring(form: str, source: object, *flags: str) -> tuple[str, ...]:
     source = source if isinstance(source, Path) else f"{{home}}/{source}"
     return ("--mode=import", f"--format={form}", f"--source={source}", NEW[1], *flags)
@@ -193,32 +195,35 @@ TABLE: dict[str, tuple[tuple[str, ...], str]] = {
     # Texts
     "no UTF-8": (text("latin.txt", "data.vocab=char"), "convert it to UTF-8, or set"),
     "gzip that ends": (text("cut.txt.gz"), "cut.txt.gz as .gz"),
-    "gzip by name": (text("fake.gz"), "it is damaged or of another kind"),
-    "glob": (text("*.none"), "matches no file: mend the glob"),
-    "folder of nothing": (text("hollow"), "is a folder without files: add text"),
+    "gzip by name": (text("fake.gz"), "it is damaged or has the wrong suffix"),
+    "glob": (text("*.none"), "matches no file: correct the glob"),
+    "folder of nothing": (text("hollow"), "is a folder without files: add some text"),
     "too many splits": (text("splits"), "leave only those three"),
     "name too long": (text(LONG), "File name too long"),
-    "path of a corpus": (corpus("enwik8"), "or leave data.path empty"),
+    "path of a corpus": (corpus("enwik8"), "leave it empty, or set data.corpus='text'"),
     "corpus misspelt": (corpus("wt103", "data.path="), "did you mean 'wikitext103'"),
     "TFDS's, unprepared": (
         corpus("tfds:nothing", "data.path="),
         "or set data.data_dir to where it is",
     ),
-    "TFDS's, outside": (corpus("tfds:../x", "data.path="), "write it as TFDS does"),
+    "TFDS's, outside": (
+        corpus("tfds:../x", "data.path="),
+        "is not the name of a dataset: write",
+    ),
     # Vocabularies
     "kind": (new("data.vocab=words"), "did you mean 'word'"),
-    "convention": (new("data.convention=lined"), "data.convention = 'lined' is none"),
-    "idle size": (new("data.vocab_size=99"), "has no meaning for data.vocab='byte'"),
-    "few subwords": (new("data.vocab=subword"), "256 at least (32000 is common)"),
+    "convention": (new("data.convention=lined"), "data.convention = 'lined' must be"),
+    "idle size": (new("data.vocab_size=99"), "is not used with data.vocab='byte'"),
+    "few subwords": (new("data.vocab=subword"), "at least 256 (32000 is common)"),
     "words missing": (words("nowhere.txt"), "cannot be read (No such file"),
     "words of a folder": (words("hollow"), "cannot be read (Is a directory"),
     "half a vocabulary": (words("half.json"), "give a tokenizer.json, a Sentence"),
-    "a list": (words("list.json"), "is no vocabulary"),
-    "too deep": (words("deep.json"), "is no vocabulary"),
-    "no tokenizer": (words("tokenizer.json"), "is no tokenizer.json"),
-    "no model": (words("sentences.model"), "is no SentencePiece model"),
+    "a list": (words("list.json"), "is not a vocabulary"),
+    "too deep": (words("deep.json"), "is not a vocabulary"),
+    "no tokenizer": (words("tokenizer.json"), "is not a tokenizer.json"),
+    "no model": (words("sentences.model"), "is not a SentencePiece model"),
     "no marks": (words("words.txt"), "lacks '<eos>', which marks each line: add it"),
-    "words in latin": (words("latin.txt"), "is no vocabulary"),
+    "words in latin": (words("latin.txt"), "is not a vocabulary"),
     "unknown word": (words("marked.txt"), "is not in the vocabulary"),
     # Prepared tokens
     "data_dir is a file": (data_dir("text.txt"), "set data.data_dir"),
@@ -239,10 +244,10 @@ TABLE: dict[str, tuple[tuple[str, ...], str]] = {
         for name in COPIES
         if name.startswith("config_") and name != "config_layers"
     },
-    "layers": (train("config_layers"), "is of another model or optimiser"),
-    "layers to read": (evaluate("config_layers"), "give the config that it was made"),
+    "layers": (train("config_layers"), "has another model or optimizer"),
+    "layers to read": (evaluate("config_layers"), "give the config of the run that"),
     "half of run.json": (train("run_half"), "run.json is damaged"),
-    "list as run.json": (train("run_list"), "bring it back, or delete it"),
+    "list as run.json": (train("run_list"), "from a backup, or delete it"),
     **{
         name: (evaluate(name), "vocab.json is not a vocabulary")
         for name in COPIES
@@ -253,55 +258,57 @@ TABLE: dict[str, tuple[tuple[str, ...], str]] = {
         "generate.prompt: character '😀' is not in the vocabulary",
     ),
     # Checkpoints
-    "records": (train("records"), "bring one back, or give another --workdir"),
-    "records to read": (evaluate("records"), "is damaged: bring one back"),
+    "records": (train("records"), "restore one from a backup, or"),
+    "records to read": (evaluate("records"), "is damaged: restore one from a"),
     "one record": (evaluate("record", "--checkpoint=1"), "another step of 1, 2"),
-    "no records": (train("items_gone"), "checkpoint 2 is damaged (no record"),
+    "no records": (train("items_gone"), "is damaged (no manifest"),
     "no parameters": (evaluate("params_gone"), "checkpoint 2 is damaged (item params"),
     "deleted": (train("checkpoints_gone"), "was trained to update 2, as metrics.jsonl"),
     "none to read": (evaluate("checkpoints_gone"), "train there first, or give the"),
     "emptied": (evaluate("checkpoints_emptied"), "no checkpoint in {home}"),
-    "no folder": (train("checkpoints_file"), "checkpoints is no folder: move it away"),
+    "no folder": (
+        train("checkpoints_file"),
+        "checkpoints is not a folder: move it away",
+    ),
     "begin with letters": (
         new("train.init_from={home}/letters"),
-        "its vocabulary is not this run's: take it with data.vocab_path",
+        "its vocabulary is not this run's: use it with data.vocab_path",
     ),
     "begin with damage": (new("train.init_from={home}/records"), "train.init_from = "),
     "begin with nothing": (
         new("train.init_from={home}/checkpoints_gone"),
         "no checkpoint in {home}/checkpoints_gone",
     ),
-    "begin too long": (new(f"train.init_from={LONG}"), "cannot be used"),
+    "begin too long": (new(f"train.init_from={LONG}"), "cannot be used (File name"),
     # Models of other code bases
     "format": (bring("hugingface", "model"), "did you mean 'huggingface'"),
-    "no format": (bring("", "model"), "--format = '' is none of"),
+    "no format": (bring("", "model"), "--format = '' must be one of"),
     "no source": (("--mode=import", "--format=nvidia", NEW[1]), "give --source"),
     "source missing": (bring("nvidia", "nowhere"), "does not exist"),
     "source too long": (bring("nvidia", LONG), "does not exist"),
-    "gpt2": (bring("huggingface", "gpt2"), "of type 'gpt2', not 'transfo-xl'"),
+    "gpt2": (bring("huggingface", "gpt2"), "model_type = 'gpt2', not 'transfo-xl'"),
     **{
         name: (bring("huggingface", name), "{home}/" + name)
         for name, (of, _, _) in COPIES.items()
         if of == "model" and name != "gpt2"
     },
-    "idle mem_len": (bring("huggingface", "model", "--mem_len=3"), "has no place with"),
     "no such words": (
         bring("huggingface", "model", "--vocab={home}/nowhere"),
         "no vocabulary file",
     ),
     "too many words": (
         bring("huggingface", "model", "--vocab={home}/many.txt"),
-        "has 301 words, the model only 37: give its own",
+        "has 301 words, the model only 37: give the model's own",
     ),
-    "mem_len unsaid": (bring("pytorch", PAPER), "do not say mem_len: give --mem_len"),
+    "mem_len unsaid": (bring("pytorch", PAPER), "give --config.model.mem_len"),
     "weights of text": (
-        bring("pytorch", "text.txt", "--mem_len=2"),
-        "text.txt is no file of torch.save or pickle",
+        bring("pytorch", "text.txt", MEM_LEN),
+        "text.txt was not written by torch.save",
     ),
-    "weights of nothing": (bring("pytorch", "nothing.txt", "--mem_len=2"), "nothing."),
+    "weights of nothing": (bring("pytorch", "nothing.txt", MEM_LEN), "nothing."),
     "not NVIDIA's": (bring("nvidia", PAPER), "no model_state"),
     **{
-        name: (bring("tensorflow", name, "--mem_len=2"), "{home}/" + name)
+        name: (bring("tensorflow", name, MEM_LEN), "{home}/" + name)
         for name, (of, _, _) in COPIES.items()
         if of == "tensorflow"
     },
@@ -312,21 +319,21 @@ TABLE: dict[str, tuple[tuple[str, ...], str]] = {
             "--source={home}/model",
             train("run")[0],
         ),
-        "holds something: give a new folder",
+        "is not an empty folder: give a new one",
     ),
-    "import of a config": (("--mode=import", *NEW), "import makes a workdir's config"),
+    "import of a config": (("--mode=import", *NEW), "takes no --config"),
     "import to train": (
         bring("huggingface", "model", "--config.train.seed=3"),
         "is not trained in its workdir",
     ),
     "import of layers": (
         bring("huggingface", "model", "--config.model.n_layer=9"),
-        "leave the model's sizes as they are",
+        "leave the model's sizes unchanged",
     ),
     "no target": (mode("export", "--format=huggingface"), "give --target"),
     "target used": (
         mode("export", "--format=huggingface", "--target={home}/run"),
-        "--target='{home}/run' holds something",
+        "--target='{home}/run' is not an empty folder",
     ),
     "target in a file": (
         mode("export", "--format=huggingface", "--target={home}/text.txt/x"),

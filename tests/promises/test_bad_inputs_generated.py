@@ -8,10 +8,13 @@ import json
 import math
 from typing import Any
 
+import pytest
 from ml_collections import ConfigDict
 
 from txl_jax import config as configs
 from txl_jax.errors import UserError
+
+pytestmark = pytest.mark.promise("User errors are one line")
 
 
 def odd_values() -> list[Any]:

@@ -9,8 +9,8 @@ import jax
 import numpy as np
 import pytest
 
-from tests import tiny
 from tests.reference import Array
+from tests.support import tiny
 from txl_jax.model.memory import Memory
 from txl_jax.model.txl import TransformerXL
 

@@ -12,14 +12,13 @@ import numpy as np
 import optax
 import pytest
 
-from tests import tiny
+from tests.support import tiny
 from txl_jax.data.streams import Segment
 from txl_jax.model.memory import Memory
 from txl_jax.model.txl import TransformerXL
-from txl_jax.state import TrainState, init_params
-from txl_jax.step import TrainConfig, make_train_step
-
-pytestmark = pytest.mark.usefixtures("quick_compiler")
+from txl_jax.update.options import TrainConfig
+from txl_jax.update.state import TrainState, init_params
+from txl_jax.update.step import make_train_step
 
 B, L, S = 8, 8, 60
 PERIOD = 5

@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests import reference, tiny
+from tests import reference
 from tests.reference import Array, Params
+from tests.support import tiny
 from txl_jax.model.memory import Memory
 from txl_jax.model.txl import TransformerXL
 

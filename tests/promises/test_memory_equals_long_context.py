@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests import tiny
 from tests.reference import Array
+from tests.support import tiny
 from txl_jax.errors import UserError
 from txl_jax.model.config import ModelConfig
 

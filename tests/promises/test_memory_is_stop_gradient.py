@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tests import tiny
 from tests.reference import Array
+from tests.support import tiny
 from txl_jax.model.memory import Memory
 from txl_jax.model.txl import TransformerXL
 

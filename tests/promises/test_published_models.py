@@ -1,7 +1,7 @@
 """The published models compute here what they compute in Hugging Face's port.
 
-`tests.golden` ran that port and wrote what it made of small random models with all of
-its choices; with torch and transformers 4.35.2 it runs again, live, with others.
+`tests.support.golden` ran that port and wrote what it made of small random models with
+all of its choices; with torch and transformers 4.35.2 it runs again, live, with others.
 
 Dims: S segments, B streams, L segment, T = S L tokens, N layers, M memory, D model.
 """
@@ -17,17 +17,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests import golden, reference, tiny
-from tests.golden import L
+from tests import reference
 from tests.reference import Array, Params
+from tests.support import golden, tiny
+from tests.support.golden import L
 from txl_jax.convert import huggingface
 from txl_jax.data.streams import Segment
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import Memory
 from txl_jax.model.txl import TransformerXL
-from txl_jax.optim import OptimConfig, make_optimizer, make_schedule
-from txl_jax.state import TrainState
-from txl_jax.step import TrainConfig, make_train_step
+from txl_jax.update.optim import make_optimizer, make_schedule
+from txl_jax.update.options import OptimConfig, TrainConfig
+from txl_jax.update.state import TrainState
+from txl_jax.update.step import make_train_step
+
+pytestmark = pytest.mark.promise("The model is the paper's")
 
 # Absolute, of nll up to 20 nats and of memories up to 8: some roundings of float32.
 TOLERANCE = 2e-5

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from txl_jax import config, flags, main
+from txl_jax import config
+from txl_jax.cli import flags
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "README.md").read_text("utf-8")
@@ -63,7 +64,7 @@ def test_flags_are_taken(
     found = OURS.search(command)
     assert found
     for arguments in (found[1], f"{found[1]} {more}"):
-        flags.parse(shlex.split(arguments), list(main.MODES))
+        flags.parse(shlex.split(arguments))
 
 
 def programs() -> Iterator[tuple[str, list[str]]]:

@@ -15,10 +15,14 @@ from typing import Any
 
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
+import pytest
 
-from txl_jax import checkpoint
-from txl_jax.checkpoint import CheckpointConfig
-from txl_jax.report.writer import read_metrics
+from txl_jax.checkpoint.manager import open_checkpoints
+from txl_jax.checkpoint.options import CheckpointConfig
+from txl_jax.report.log import read_metrics
+
+pytestmark = [pytest.mark.exact_bits, pytest.mark.promise("Resume is exact")]
 
 NUM_STEPS = 120
 EVERY_STEPS = 16
@@ -33,7 +37,7 @@ def get_config():
     c.model.update(dropout=0.2, dropatt=0.2)
     c.train.update(num_steps={NUM_STEPS}, batch_size=4, tgt_len=8, log_every=1)
     c.train.update(segments_per_call=4, segments_per_update=2, batch_chunk=2)
-    c.train.update(eval_every=48, roll=True, varlen=True, reset_memory_at=ord(","))
+    c.train.update(eval_every=48, order="roll", varlen=True, reset_memory_at=ord(","))
     c.optim.update(lr=1e-3, warmup_steps=10, average="asgd", average_from=20)
     c.eval.update(streams=2, tgt_len=8, mem_len=16)
     c.generate.update(num_tokens=4, prompt="a")
@@ -74,15 +78,15 @@ def kill_after(process: subprocess.Popen[str], path: Path, step: int) -> None:
 
 def saved(workdir: Path) -> Any:
     """Returns everything in the last checkpoint, arrays as raw bytes."""
-    manager = checkpoint.open_checkpoints(workdir, CheckpointConfig(), read_only=True)
+    manager = open_checkpoints(workdir, CheckpointConfig(), read_only=True)
     with closing(manager):
         items = manager.restore(
             NUM_STEPS,
-            args=checkpoint.ocp.args.Composite(
-                params=checkpoint.ocp.args.StandardRestore(),
-                average=checkpoint.ocp.args.StandardRestore(),
-                training=checkpoint.ocp.args.StandardRestore(),
-                record=checkpoint.ocp.args.JsonRestore(),
+            args=ocp.args.Composite(
+                params=ocp.args.StandardRestore(),
+                average=ocp.args.StandardRestore(),
+                training=ocp.args.StandardRestore(),
+                record=ocp.args.JsonRestore(),
             ),
         )
 

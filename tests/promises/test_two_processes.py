@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.processes import Processes, has_step, write_experiment
+from tests.support.processes import Processes, has_step, write_experiment
 from txl_jax.main import main
-from txl_jax.report.writer import read_metrics
+from txl_jax.report.log import read_metrics
 
 
 def saved(workdir: Path) -> list[int]:
@@ -23,6 +23,7 @@ def losses(workdir: Path) -> list[float]:
     return [line["exact"]["loss"] for line in read_metrics(workdir / "metrics.jsonl")]
 
 
+@pytest.mark.promise("SIGTERM loses nothing")
 def test_a_signal_and_a_death_lose_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -39,7 +40,7 @@ def test_a_signal_and_a_death_lose_nothing(
     assert run.wait() == [75, 75]
     (step,) = saved(ended)
     assert step == len(losses(ended)) >= 20
-    line = f"txl_jax: ended at update {step}, which is saved; the same command goes on"
+    line = f"txl_jax: ended at update {step}, which is saved; the same command resumes"
     assert run.said(0) == [line] and run.said(1) == []
     described = json.loads((ended / "run.json").read_text())
     assert any((tmp_path / "cache").iterdir()), "programs are kept"
@@ -216,5 +217,7 @@ def test_every_mode_works_with_two_processes_or_refuses_them(folder: Path) -> No
         assert (statuses, out) == ([2, 2], ["", ""])
         for index in range(2):
             (line,) = run.stderr[index].read_text().splitlines()
-            assert line.startswith(f"txl_jax[{index}]: --mode={mode} takes one process")
+            assert line.startswith(
+                f"txl_jax[{index}]: --mode={mode} runs in one process"
+            )
     assert files() == before and not fresh.exists()

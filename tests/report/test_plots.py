@@ -1,4 +1,4 @@
-"""The picture of a run shows its losses and its yardsticks, in bits, as a PNG."""
+"""The picture of a run shows its losses and baselines, in bits, as a PNG."""
 
 import math
 from pathlib import Path
@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from txl_jax.report.plots import plot_loss, plot_similarity, plot_speed, plot_sweep
+from txl_jax.report.plots import plot_loss, plot_speed, plot_sweep
 
-YARDSTICKS = {"order-2": 2.5, "xz -9": 1.75}
+BASELINES = {"order-2": 2.5, "xz -9": 1.75}
 
 
 def lines(count: int, valid_every: int = 0) -> list[dict[str, Any]]:
@@ -34,13 +34,13 @@ def assert_picture(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "count, valid_every, yardsticks",
-    [(1, 0, {}), (1, 1, YARDSTICKS), (7, 3, {}), (400, 100, YARDSTICKS)],
+    "count, valid_every, baselines",
+    [(1, 0, {}), (1, 1, BASELINES), (7, 3, {}), (400, 100, BASELINES)],
 )
 def test_any_run_makes_a_picture(
-    tmp_path: Path, count: int, valid_every: int, yardsticks: dict[str, float]
+    tmp_path: Path, count: int, valid_every: int, baselines: dict[str, float]
 ) -> None:
-    plot_loss(lines(count, valid_every), tmp_path / "loss.png", yardsticks)
+    plot_loss(lines(count, valid_every), tmp_path / "loss.png", baselines)
     assert_picture(tmp_path / "loss.png")
 
 
@@ -51,7 +51,7 @@ def test_curves_are_bits_at_their_steps(
     # Keeps the figure instead of saving it.
     monkeypatch.setattr(Figure, "savefig", lambda self, *_, **__: figures.append(self))
     given = lines(40, valid_every=10)
-    plot_loss(given, tmp_path / "loss.png", YARDSTICKS)
+    plot_loss(given, tmp_path / "loss.png", BASELINES)
     (axes,) = figures[0].axes
     curves = {str(line.get_label()): line for line in axes.get_lines()}
     steps, bits = curves["train"].get_data()
@@ -64,9 +64,9 @@ def test_curves_are_bits_at_their_steps(
     assert np.asarray(bits).tolist() == pytest.approx(
         [line["exact"]["valid_nll"] / math.log(2) for line in given[9::10]]
     )
-    assert {text.get_text() for text in axes.texts} == set(YARDSTICKS)
+    assert {text.get_text() for text in axes.texts} == set(BASELINES)
     low, high = axes.get_ylim()
-    assert low < min(YARDSTICKS.values()) and high > max(YARDSTICKS.values())
+    assert low < min(BASELINES.values()) and high > max(BASELINES.values())
 
 
 def test_the_learning_rate_is_below_the_losses(
@@ -94,7 +94,7 @@ def with_rates(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return given
 
 
-def test_yardsticks_too_close_to_read_share_a_label(
+def test_baselines_too_close_to_read_share_a_label(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     figures: list[Figure] = []
@@ -148,13 +148,7 @@ def test_the_speed_table_draws_the_paper_s_where_it_has_one(
         for length in (800, 900)
     ]
     rows[0]["paper_ratio"] = 363
-    plot_speed(rows, tmp_path / "speed.png")
+    plot_speed({"rows": rows}, tmp_path / "speed.png")
     *ours, paper = (line.get_xydata() for line in figures[0].axes[0].get_lines())
     assert np.asarray(paper).tolist() == [[800, 363]]
     assert [np.asarray(xy).tolist() for xy in ours] == [[[800, 400], [900, 450]]] * 4
-
-
-def test_similarity_makes_a_picture(tmp_path: Path) -> None:
-    distances = np.arange(1, 100)
-    plot_similarity(distances, 1 / distances, 8, tmp_path / "similarity.png")
-    assert_picture(tmp_path / "similarity.png")

@@ -1,4 +1,4 @@
-"""run.json says which code, libraries, devices and data a run's numbers come from."""
+"""run.json names the code, libraries, devices and data of a run."""
 
 import importlib.metadata
 import json
@@ -17,31 +17,31 @@ DATA = {"splits": {"test": {"sha256": "abc"}}}
 
 
 def test_everything_that_numbers_depend_on_is_said() -> None:
-    said = provenance.provenance(CONFIG, DATA, parameters=123)
-    assert json.loads(json.dumps(said)) == said
-    assert (said["seed"], said["parameters"]) == (7, 123)
-    assert (said["config"], said["data"]) == (CONFIG, DATA)
-    assert said["versions"]["python"] == platform.python_version()
-    assert said["versions"]["jax"] == jax.__version__
+    output = provenance.provenance(CONFIG, DATA, parameters=123)
+    assert json.loads(json.dumps(output)) == output
+    assert (output["seed"], output["parameters"]) == (7, 123)
+    assert (output["config"], output["data"]) == (CONFIG, DATA)
+    assert output["versions"]["python"] == platform.python_version()
+    assert output["versions"]["jax"] == jax.__version__
     for library in ("jaxlib", "flax", "optax", "orbax-checkpoint", "numpy"):
-        assert said["versions"][library] == importlib.metadata.version(library)
-    assert said["device_kind"] == "cpu"
-    assert (said["device_count"], said["process_count"]) == (jax.device_count(), 1)
-    assert said["usable_cores"] >= 1
-    assert set(EXACT) <= set(said)
+        assert output["versions"][library] == importlib.metadata.version(library)
+    assert output["device_kind"] == "cpu"
+    assert (output["device_count"], output["process_count"]) == (jax.device_count(), 1)
+    assert output["usable_cores"] >= 1
+    assert set(EXACT) <= set(output)
 
 
 def test_only_what_bits_depend_on_is_a_difference() -> None:
-    said = provenance.provenance(CONFIG, DATA, parameters=123)
-    assert differences(said, said) == []
-    later = said | {"git_revision": "other", "device_count": 4096}
-    was = said["device_count"]
-    assert differences(said, later) == [f"device_count was {was}, is now 4096"]
-    versions = said["versions"] | {"jax": "99.0"}
-    (difference,) = differences(said, said | {"versions": versions})
+    output = provenance.provenance(CONFIG, DATA, parameters=123)
+    assert differences(output, output) == []
+    later = output | {"git_revision": "other", "device_count": 4096}
+    was = output["device_count"]
+    assert differences(output, later) == [f"device_count was {was}, is now 4096"]
+    versions = output["versions"] | {"jax": "99.0"}
+    (difference,) = differences(output, output | {"versions": versions})
     assert difference.startswith("versions was ") and "99.0" in difference
-    older = {name: value for name, value in said.items() if name != "usable_cores"}
-    (difference,) = differences(older, said)
+    older = {name: value for name, value in output.items() if name != "usable_cores"}
+    (difference,) = differences(older, output)
     assert difference.startswith("usable_cores was None")
 
 
@@ -51,7 +51,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     file = tmp_path / "provenance.py"
     file.write_text("# the package\n")
     monkeypatch.setattr(provenance, "__file__", str(file))
-    # No configuration of whoever runs the tests.
+    # Without the user's git configuration.
     for name, value in {
         "GIT_CONFIG_GLOBAL": "/dev/null",
         "GIT_CONFIG_SYSTEM": "/dev/null",

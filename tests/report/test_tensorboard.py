@@ -1,4 +1,4 @@
-"""What TensorBoard is given can be read back, each step once, also after a resume."""
+"""TensorBoard events can be read back, each step once, also after a resume."""
 
 import json
 import math
@@ -11,9 +11,9 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 
 from tests.faults.test_disk import full_disk, lost_disk
-from txl_jax.convert.crc32c import crc32c
+from txl_jax.convert.sstable import crc32c
+from txl_jax.report.log import MetricsLog, read_metrics
 from txl_jax.report.tensorboard import FOLDER, Events, write_sample
-from txl_jax.report.writer import TrainLog, read_metrics
 
 
 def masked(data: bytes) -> int:
@@ -36,29 +36,29 @@ def read(path: Path) -> Iterator[Event]:
 
 def shown(workdir: Path) -> dict[str, list[tuple[int, Any]]]:
     """Returns [(step, value)] per name, as TensorBoard would show them."""
-    found: dict[str, list[tuple[int, Any]]] = {}
+    result: dict[str, list[tuple[int, Any]]] = {}
     for path in sorted((workdir / FOLDER).iterdir()):
         first, *events = read(path)
         assert first.file_version == "brain.Event:2"
         for event in events:
             if event.session_log.status == SessionLog.START:
-                for name in found:
-                    found[name] = [x for x in found[name] if x[0] < event.step]
+                for name in result:
+                    result[name] = [x for x in result[name] if x[0] < event.step]
             for value in event.summary.value:
                 text = value.tensor.string_val
                 item = text[0].decode() if text else value.simple_value
-                found.setdefault(value.tag, []).append((event.step, item))
-    return found
+                result.setdefault(value.tag, []).append((event.step, item))
+    return result
 
 
 def train(workdir: Path, last_step: int, steps: range, nll: float | None) -> None:
     with (
         Events(workdir, last_step) as events,
-        TrainLog(workdir / "metrics.jsonl", last_step, 20, 1, events.line) as log,
+        MetricsLog(workdir / "metrics.jsonl", last_step, 20, 1, events.line) as log,
     ):
         for step in steps:
             loss = math.nan if step == 2 else 1 / step
-            log.updates([{"loss": loss, "tokens": 64, "skipped": step == 2}])
+            log.append([{"loss": loss, "tokens": 64, "skipped": step == 2}])
         log.sync(nll)
 
 
@@ -70,19 +70,19 @@ def test_each_step_is_shown_once_with_the_numbers_of_its_line(tmp_path: Path) ->
     train(tmp_path, 4, range(5, 5), 0.75)
     train(tmp_path, 4, range(5, 9), 0.5)
     assert len(list((tmp_path / FOLDER).iterdir())) == 3
-    found = shown(tmp_path)
-    assert [step for step, _ in found["exact/loss"]] == list(range(1, 9))
+    result = shown(tmp_path)
+    assert [step for step, _ in result["exact/loss"]] == list(range(1, 9))
     for name in ("exact/loss", "exact/tokens", "timing/tokens_per_second"):
         group, _, key = name.partition("/")
         written = [
             line[group][key] for line in read_metrics(tmp_path / "metrics.jsonl")
         ]
-        for (_, value), there in zip(found[name], written, strict=True):
+        for (_, value), there in zip(result[name], written, strict=True):
             assert there is None or value == pytest.approx(there, rel=1e-6)
-    assert math.isnan(found["exact/loss"][1][1])
-    assert found["exact/skipped"][:3] == [(1, 0.0), (2, 1.0), (3, 0.0)]
-    assert found["exact/valid_nll"] == [(4, 0.75), (8, 0.5)]
-    assert "exact/reason" not in found, "words are no scalars"
+    assert math.isnan(result["exact/loss"][1][1])
+    assert result["exact/skipped"][:3] == [(1, 0.0), (2, 1.0), (3, 0.0)]
+    assert result["exact/valid_nll"] == [(4, 0.75), (8, 0.5)]
+    assert "exact/reason" not in result, "words are no scalars"
 
 
 def test_the_newest_sample_is_shown_as_it_stands(tmp_path: Path) -> None:
@@ -112,14 +112,14 @@ def test_a_disk_that_takes_no_more_ends_the_file_and_not_the_run(
                 events.line(line)
             events.flush()
         reason = {"full": "File too large", "lost": "File exists"}[trouble]
-        said = capfd.readouterr().err
-    assert said == f"nothing more for TensorBoard from this start ({reason})\n"
+        output = capfd.readouterr().err
+    assert output == f"no more TensorBoard events until the next start ({reason})\n"
 
 
 def test_of_several_processes_the_first_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("txl_jax.distributed.is_first", lambda: False)
+    monkeypatch.setattr("txl_jax.runtime.distributed.is_first", lambda: False)
     with Events(tmp_path, 0) as events:
         events.line(json.loads('{"step": 1, "exact": {"loss": 1.0}}'))
     assert not (tmp_path / FOLDER).exists()

@@ -1,1 +1,1 @@
-"""Checkpoints of other programs: read and, for Hugging Face, written."""
+"""Checkpoints of other code bases: import, and export to Hugging Face."""

@@ -1,4 +1,4 @@
-"""The vocabulary's two ends in a state dict: tables, projections, clusters and ties.
+"""Embedding and softmax in a state dict: tables, projections, clusters and ties.
 
 Dims: D model, V vocabulary, E embedding, G clusters.
 """
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from txl_jax.convert.keys import Keys
+from txl_jax.convert.keys import Keys, infer_div_val
 from txl_jax.errors import UserError
 from txl_jax.model.config import ModelConfig
 
@@ -18,7 +18,7 @@ Params = dict[str, Any]
 def read_embedding(
     keys: Keys, cutoffs: tuple[int, ...]
 ) -> tuple[dict[str, Any], Params]:
-    """Returns what the tables show of the model, and the two ends' parameters."""
+    """Returns the sizes that the tables imply, and embedding and softmax parameters."""
     tables = keys.count("word_emb.emb_layers.{}.weight")
     shapes = [
         keys.shape(f"word_emb.emb_layers.{i}.weight", "VE")
@@ -33,68 +33,59 @@ def read_embedding(
         "vocab_size": sum(V for V, _ in shapes),
         "d_embed": 0 if E == D else E,
         "cutoffs": cutoffs,
-        "div_val": _div_val([e for _, e in shapes]) if split else 1,
+        "div_val": infer_div_val([e for _, e in shapes]) if split else 1,
     }
-    made: Params = {}
+    params: Params = {}
 
     def name(kind: str, i: int) -> str:
         return f"{kind}_{i}" if split else kind
 
     for i, shape in enumerate(shapes):
-        made[name("table", i)] = keys.take(f"word_emb.emb_layers.{i}.weight", *shape)
+        params[name("table", i)] = keys.take(f"word_emb.emb_layers.{i}.weight", *shape)
         if projected:
             proj = keys.take(f"word_emb.emb_projs.{i}", D, shape[1])
-            made[name("proj", i)] = np.ascontiguousarray(proj.T)
+            params[name("proj", i)] = np.ascontiguousarray(proj.T)
     biases = [
         keys.take(f"crit.out_layers.{i}.bias", V) for i, (V, _) in enumerate(shapes)
     ]
-    made["bias"] = np.concatenate(biases)
+    params["bias"] = np.concatenate(biases)
     if cutoffs:
         G = len(cutoffs)
-        # Here cluster g + 1 has row g; there the last cluster comes first.
-        made["cluster_table"] = keys.take("crit.cluster_weight", G, E)[::-1].copy()
-        made["cluster_bias"] = keys.take("crit.cluster_bias", G)[::-1].copy()
-    config["tie_weights"] = not (untied := _out_tables(keys, shapes, made, name))
-    made |= untied
+        # The paper's code has the last cluster first; here row g is for cluster g + 1.
+        params["cluster_table"] = keys.take("crit.cluster_weight", G, E)[::-1].copy()
+        params["cluster_bias"] = keys.take("crit.cluster_bias", G)[::-1].copy()
+    config["tie_weights"] = not (untied := _out_tables(keys, shapes, params, name))
+    params |= untied
     if projected:
-        tied, untied = _out_projs(keys, len(cutoffs) + 1, made)
+        tied, untied = _out_projs(keys, len(cutoffs) + 1, params)
         config["tie_projs"] = tied if any(tied) else ()
-        made |= untied
-    return config, made
+        params |= untied
+    return config, params
 
 
-def _cutoffs(keys: Keys, sizes: list[int], given: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the cutoffs that the tables show, or else the given ones."""
-    seen = tuple(itertools.accumulate(sizes[:-1]))
-    if seen:
-        if given not in ((), seen):
-            raise UserError(f"cutoffs = {given} are not those of the tables, {seen}")
-        return seen
+def _cutoffs(keys: Keys, sizes: list[int], cutoffs: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the cutoffs that split tables imply, or else the argument."""
+    if implied := tuple(itertools.accumulate(sizes[:-1])):
+        if cutoffs not in ((), implied):
+            raise UserError(f"cutoffs = {cutoffs} differ from the tables' {implied}")
+        return implied
     G = 0
     if "crit.cluster_weight" in keys:
         G, _ = keys.shape("crit.cluster_weight", "GE")
-    if len(given) != G:
+    if len(cutoffs) != G:
         raise UserError(
-            f"the softmax has {G} clusters beside the frequent words, and one table "
-            f"that does not show where they begin: give {G} cutoffs, not {given}"
+            f"the softmax has {G} clusters beside the frequent words, and a single "
+            f"table does not determine their bounds: give {G} cutoffs, not {cutoffs}"
         )
-    return given
-
-
-def _div_val(sizes: list[int]) -> int:
-    """Returns what the tables' widths were divided by, from each to the next."""
-    for divisor in range(2, sizes[0] + 1):
-        if all(sizes[0] // divisor**i == size for i, size in enumerate(sizes)):
-            return divisor
-    raise UserError(f"the tables' widths {sizes} do not fall by one divisor")
+    return cutoffs
 
 
 def _equal(x: np.ndarray, y: np.ndarray) -> bool:
     return np.array_equal(x.view(np.int32), y.view(np.int32))
 
 
-def _out_tables(keys: Keys, shapes: Any, made: Params, name: Any) -> Params:
-    """Returns the softmax's own tables; nothing if they are the embedding's."""
+def _out_tables(keys: Keys, shapes: Any, params: Params, name: Any) -> Params:
+    """Returns the softmax's tables; empty if they equal the embedding's."""
     weights = [f"crit.out_layers.{i}.weight" for i in range(len(shapes))]
     if not any(weight in keys for weight in weights):
         return {}
@@ -103,18 +94,20 @@ def _out_tables(keys: Keys, shapes: Any, made: Params, name: Any) -> Params:
         for i, (weight, shape) in enumerate(zip(weights, shapes, strict=True))
     }
     same = all(
-        _equal(table, made[key.removeprefix("out_")]) for key, table in own.items()
+        _equal(table, params[key.removeprefix("out_")]) for key, table in own.items()
     )
     return {} if same else own
 
 
 def _out_projs(
-    keys: Keys, clusters: int, made: Params
+    keys: Keys, clusters: int, params: Params
 ) -> tuple[tuple[bool, ...], Params]:
-    """Returns which of the softmax's projections are tied, and the others."""
+    """Returns which projections of the softmax are tied, and the others."""
     own: Params = {}
     for i in range(clusters):
-        shared = np.ascontiguousarray(made["proj" if "proj" in made else f"proj_{i}"].T)
+        shared = np.ascontiguousarray(
+            params["proj" if "proj" in params else f"proj_{i}"].T
+        )
         if (key := f"crit.out_projs.{i}") in keys:
             proj = keys.take(key, *shared.shape)
             if not _equal(proj, shared):
@@ -123,7 +116,7 @@ def _out_projs(
 
 
 def write_embedding(config: ModelConfig, embedding: Params) -> Params:
-    """Returns the two ends' part of a state dict, as views."""
+    """Returns the state dict of embedding and softmax, as views."""
     state: Params = {}
     split = config.div_val > 1
     sizes = config.embed_sizes
@@ -133,9 +126,9 @@ def write_embedding(config: ModelConfig, embedding: Params) -> Params:
         return embedding.get(f"{kind}_{i}" if split else kind)
 
     def proj(name: str, i: int) -> np.ndarray:
-        """Returns [D, E]; the identity where we have none and the other code has."""
-        made = embedding.get(name)
-        return np.eye(config.d_model) if made is None else np.asarray(made).T
+        """Returns [D, E]; the identity where only the other code has a projection."""
+        array = embedding.get(name)
+        return np.eye(config.d_model) if array is None else np.asarray(array).T
 
     for i in range(len(sizes) if split else 1):
         out = "table" if config.tie_weights else "out_table"

@@ -1,4 +1,4 @@
-"""Models of Hugging Face's port, transfo-xl: read, and written for others to read.
+"""Models of Hugging Face's transfo-xl, imported and exported.
 
 A folder has config.json, model.safetensors or pytorch_model.bin, and a vocabulary.
 
@@ -15,7 +15,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from txl_jax.convert import pickle, pytorch
+from txl_jax.convert import keys, pickle, pytorch
 from txl_jax.convert.keys import Keys
 from txl_jax.data import vocab as vocabulary
 from txl_jax.data.vocab import Vocab
@@ -23,13 +23,13 @@ from txl_jax.data.word import WordVocab
 from txl_jax.errors import UserError
 from txl_jax.model import config as models
 from txl_jax.model.config import ModelConfig
-from txl_jax.seal import DAMAGE
+from txl_jax.report.checksum import DAMAGE
 
 CONFIG = "config.json"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 PREFIX = "transformer."
 UNTIED = ("r_w_bias", "r_r_bias")
-# What a config.json that leaves a field out means.
+# The values of fields that config.json may omit.
 DEFAULTS: dict[str, Any] = {
     "cutoffs": [20_000, 40_000, 200_000],
     "mem_len": 1600,
@@ -49,22 +49,20 @@ DEFAULTS: dict[str, Any] = {
     "attn_type": 0,
     "sample_softmax": -1,
 }
-ALSO = {"n_token": "vocab_size", "tie_weight": "tie_word_embeddings"}  # older names
+OLD_NAMES = {"n_token": "vocab_size", "tie_weight": "tie_word_embeddings"}
+# Fields, and their supported values.
+SUPPORTED: list[tuple[Any, ...]] = [
+    ("model_type", "transfo-xl"),
+    ("attn_type", 0),
+    ("sample_softmax", -1, 0),
+]
 SIZES = ("vocab_size", "n_layer", "d_model", "n_head", "d_head", "d_inner")
 
 
 def from_pretrained(folder: str | Path) -> tuple[ModelConfig, pytorch.Params]:
     """Returns the model of a folder, and its parameters; raises UserError."""
     folder = Path(folder)
-    path = folder / CONFIG
-    try:
-        config = json.loads(path.read_text("utf-8"))
-        if not isinstance(config, dict):
-            raise ValueError("it holds no fields")
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
-    except DAMAGE as error:
-        raise UserError(f"{path} is no JSON: {error}") from error
+    config = _read_json(folder / CONFIG)
     state: dict[str, np.ndarray] = {}
     for file in weight_files(folder):
         state |= _read_weights(file)
@@ -75,44 +73,57 @@ def from_pretrained(folder: str | Path) -> tuple[ModelConfig, pytorch.Params]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Returns the files of the weights: one, or the parts that an index names."""
+    """Returns the files of the weights: one file, or all files of an index."""
     for name in WEIGHTS:
         if (folder / name).is_file():
             return [folder / name]
         index = folder / f"{name}.index.json"
         if index.is_file():
-            try:
-                parts = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
-                return sorted(folder / Path(part).name for part in parts)
-            except (*DAMAGE, OSError) as error:
-                raise UserError(f"{index} is no index of weights: {error}") from error
+            parts = _read_json(index).get("weight_map")
+            if not isinstance(parts, dict):
+                raise UserError(f"{index} is not an index of weights: no weight_map")
+            return sorted({folder / Path(str(part)).name for part in parts.values()})
     raise UserError(f"{folder} has neither {' nor '.join(WEIGHTS)}")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        fields = json.loads(path.read_text("utf-8"))
+        if not isinstance(fields, dict):
+            raise ValueError("it is not an object")
+        return fields
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    except DAMAGE as error:
+        raise UserError(f"{path} is not valid JSON: {error}") from error
 
 
 def _read_weights(path: Path) -> dict[str, np.ndarray]:
     if path.suffix != ".safetensors":
-        return pickle.arrays(pickle.read(path), path)
+        return keys.arrays(pickle.read(path), path)
     try:
-        path.open("rb").close()  # for whose errors the library has no words
+        path.open("rb").close()  # the library describes these errors badly
         return safetensors.numpy.load_file(path)
     except FileNotFoundError:
         raise UserError(f"no file {str(path)!r}") from None
     except PermissionError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
     except (OSError, safetensors.SafetensorError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is damaged or cut: {error}") from error
+        raise UserError(f"{path} is damaged or truncated: {error}") from error
 
 
 def from_state_dict(
     state: Mapping[str, np.ndarray], config: Mapping[str, Any]
 ) -> tuple[ModelConfig, pytorch.Params]:
-    """Returns the model of a state dict and a config.json's fields.
+    """Returns the model of a state dict and the fields of a config.json.
 
-    What the config says is tied is the embedding's, as the port makes it on loading.
+    Arrays that the fields tie are taken from the embedding, as in the library.
     """
-    said = {ALSO.get(name, name): value for name, value in config.items()}
-    _refuse_unknown(said)
-    fields = DEFAULTS | said
+    stated = {OLD_NAMES.get(name, name): value for name, value in config.items()}
+    for name, *known in SUPPORTED:
+        if stated.get(name, known[0]) not in known:
+            raise UserError(f"{CONFIG} has {name} = {stated[name]!r}, not {known[0]!r}")
+    fields = DEFAULTS | stated
     try:
         cutoffs = [int(cutoff) for cutoff in fields["cutoffs"]]
         model, params = pytorch.from_state_dict(
@@ -138,57 +149,47 @@ def from_state_dict(
             proj_init_std=float(fields["proj_init_std"]),
         )
     except DAMAGE as error:
-        raise UserError(f"a field of {CONFIG} is of a wrong type: {error}") from error
-    _compare(said, model)
+        raise UserError(f"a field of {CONFIG} has a wrong type: {error}") from error
+    _compare(stated, model)
     return model, params
 
 
-def _refuse_unknown(said: dict[str, Any]) -> None:
-    kind = said.get("model_type", "transfo-xl")
-    if kind != "transfo-xl":
-        raise UserError(f"{CONFIG} is of a model of type {kind!r}, not 'transfo-xl'")
-    for name, known in (("attn_type", (0,)), ("sample_softmax", (-1, 0))):
-        if said.get(name, known[0]) not in known:
-            raise UserError(
-                f"{CONFIG} says {name} = {said[name]!r}: only {known[0]} can be read"
-            )
-
-
-def _compare(said: Mapping[str, Any], model: ModelConfig) -> None:
+def _compare(stated: Mapping[str, Any], model: ModelConfig) -> None:
     """Raises UserError where the config and the weights' shapes differ."""
     seen: dict[str, Any] = {name: getattr(model, name) for name in SIZES}
     seen["d_embed"] = model.embed_size
     if model.cutoffs:
         seen["div_val"] = model.div_val
     for name, size in seen.items():
-        if said.get(name, size) != size:
+        if stated.get(name, size) != size:
             raise UserError(
-                f"{CONFIG} says {name} = {said[name]!r}, but the weights have {size}"
+                f"{CONFIG} has {name} = {stated[name]!r}, but the weights have {size}"
             )
 
 
 def _rename(
     state: Mapping[str, np.ndarray], fields: Mapping[str, Any], cutoffs: list[int]
 ) -> dict[str, np.ndarray]:
-    """Returns the state dict as the paper's code has it, without what is tied."""
-    made = {name.removeprefix(PREFIX): array for name, array in state.items()}
+    """Returns the state dict of the paper's code, without tied arrays."""
+    renamed = {name.removeprefix(PREFIX): array for name, array in state.items()}
     for name in ("crit.cluster_weight", "crit.cluster_bias"):
-        if name in made:
-            made[name] = made[name][::-1]
+        if name in renamed:
+            renamed[name] = renamed[name][::-1]
     if fields["tie_word_embeddings"]:
-        for name in filter(_is_out_table, list(made)):
-            table = made.pop(name)
-            made.setdefault(name.replace("crit.out", "word_emb.emb"), table)
-    elif not any(map(_is_out_table, made)):
-        raise UserError(f"{CONFIG} ties no tables, but the weights have one set")
-    _drop_tied_projections(made, fields, len(cutoffs))
-    layers = Keys(made).count("layers.{}.dec_attn.qkv_net.weight")
+        for name in filter(_is_out_table, list(renamed)):
+            table = renamed.pop(name)
+            renamed.setdefault(name.replace("crit.out", "word_emb.emb"), table)
+    elif not any(map(_is_out_table, renamed)):
+        raise UserError(f"{CONFIG} does not tie the tables, but the softmax has none")
+    _drop_tied_projections(renamed, fields, len(cutoffs))
+    layers = Keys(renamed).count("layers.{}.dec_attn.qkv_net.weight")
     for name in UNTIED:
-        # One for all layers may be there under each layer's name as well.
-        own = [made.pop(f"layers.{n}.dec_attn.{name}", None) for n in range(layers)]
-        if fields["untie_r"] and own and all(array is not None for array in own):
-            made[name] = np.stack([array for array in own if array is not None])
-    return made
+        # A bias that all layers share may be stored once per layer.
+        copies = (f"layers.{n}.dec_attn.{name}" for n in range(layers))
+        biases = [renamed.pop(copy, None) for copy in copies]
+        if fields["untie_r"] and biases and all(bias is not None for bias in biases):
+            renamed[name] = np.stack([bias for bias in biases if bias is not None])
+    return renamed
 
 
 def _drop_tied_projections(
@@ -212,16 +213,16 @@ def _is_out_table(name: str) -> bool:
 def save_pretrained(
     config: ModelConfig, params: pytorch.Params, vocab: Vocab, folder: Path
 ) -> list[str]:
-    """Writes a folder that the port's from_pretrained reads.
+    """Writes a folder that the library's from_pretrained reads.
 
-    vocab.json is the vocabulary as it is here, and vocab.txt its words. Returns what
-    the port will do otherwise than this model, as sentences; raises UserError for
-    positions that the port does not have.
+    vocab.json is in this project's format; vocab.txt lists the words. Returns clauses
+    that describe how the library's model differs; raises UserError for positions that
+    the library does not have.
     """
     if config.position != "transformer_xl":
         raise UserError(
-            f'model.position = "{config.position}" is not in Hugging Face\'s port, '
-            "which has transformer_xl alone"
+            f'model.position = "{config.position}" is not exported: Hugging Face has '
+            "transformer_xl only"
         )
     state = _rename_back(config, pytorch.to_state_dict(config, params))
     fields = _describe(config, vocab)
@@ -236,15 +237,15 @@ def save_pretrained(
 
 
 def _differences(config: ModelConfig) -> list[str]:
-    found = []
+    differences = []
     if config.initial_memory == "empty" and config.mem_len:
-        found.append(
-            "it begins with a memory of zeros that tokens see, not an empty one, so "
-            f"the first {config.mem_len} tokens of a text get other probabilities"
+        differences.append(
+            "it starts from a memory of zeros that is attended to, not empty, so "
+            f"the first {config.mem_len} tokens of a text have other probabilities"
         )
     if config.variational or config.word_dropout:
-        found.append("it trains without model.variational and model.word_dropout")
-    return found
+        differences.append("it trains without model.variational and model.word_dropout")
+    return differences
 
 
 def _describe(config: ModelConfig, vocab: Vocab) -> dict[str, Any]:
@@ -253,11 +254,11 @@ def _describe(config: ModelConfig, vocab: Vocab) -> dict[str, Any]:
     also = ("div_val", "same_length", "pre_lnorm", "untie_r", "dropout", "dropatt")
     std = ("init_std", "proj_init_std", "layer_norm_epsilon")
     ties = list(config.tie_projs) or [False] * (len(config.cutoffs) + 1)
-    # The port shows mem_len keys in all where this model may show one more.
+    # The library attends to mem_len keys in total; this model may attend to one more.
     more = int(config.same_length and config.same_length_self)
     ends = vocab.encode("\n").tolist() if isinstance(vocab, WordVocab) else [None]
     return {
-        "model_type": "transfo-xl",
+        **{name: known[0] for name, *known in SUPPORTED},
         "architectures": ["TransfoXLLMHeadModel"],
         **{name: getattr(config, name) for name in (*same, *also, *std)},
         "d_embed": config.embed_size,
@@ -270,8 +271,6 @@ def _describe(config: ModelConfig, vocab: Vocab) -> dict[str, Any]:
         "init": "uniform" if config.init_range else "normal",
         "init_range": config.init_range or DEFAULTS["init_range"],
         "adaptive": True,
-        "attn_type": 0,
-        "sample_softmax": -1,
         "eos_token_id": ends[0],
         "torch_dtype": "float32",
     }
@@ -280,19 +279,19 @@ def _describe(config: ModelConfig, vocab: Vocab) -> dict[str, Any]:
 def _rename_back(
     config: ModelConfig, state: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """Returns the paper's state dict as the port has it, what is tied once."""
-    made = {}
+    """Returns the library's state dict, in which tied arrays appear once."""
+    renamed = {}
     for name, array in state.items():
         if name in UNTIED and config.untie_r:
-            for n, own in enumerate(array):
-                made[f"{PREFIX}layers.{n}.dec_attn.{name}"] = own
+            for n, bias in enumerate(array):
+                renamed[f"{PREFIX}layers.{n}.dec_attn.{name}"] = bias
         elif name.startswith("crit.cluster_"):
-            made[name] = array[::-1]
+            renamed[name] = array[::-1]
         elif not name.startswith("crit."):
-            made[PREFIX + name] = array
+            renamed[PREFIX + name] = array
         elif not _is_tied(name, config):
-            made[name] = array
-    return {name: np.ascontiguousarray(array) for name, array in made.items()}
+            renamed[name] = array
+    return {name: np.ascontiguousarray(array) for name, array in renamed.items()}
 
 
 def _is_tied(name: str, config: ModelConfig) -> bool:

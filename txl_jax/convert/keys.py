@@ -1,59 +1,119 @@
-"""The arrays of another code base, by name: each is asked for once and in its shape."""
+"""State dicts of other code bases, whose arrays are taken once, by shape."""
 
 import itertools
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from txl_jax.convert.pickle import Object, Tensor
 from txl_jax.errors import UserError
 
 FREQUENCIES = "pos_emb.inv_freq"  # computed, not trained
+MAX_NAME = 1000  # characters of a submodule's path
 
 
 class Keys:
-    """A state dict, each of whose arrays is taken once and in a known shape."""
+    """A state dict from which each array must be taken exactly once.
 
-    def __init__(self, state: Mapping[str, np.ndarray]) -> None:
+    The values have a shape and convert to arrays. `where` begins every error.
+    """
+
+    def __init__(self, state: Mapping[str, Any], where: str = "") -> None:
         if state and all(name.startswith("module.") for name in state):
-            # Left by DataParallel.
+            # DataParallel adds this prefix.
             state = {name.removeprefix("module."): x for name, x in state.items()}
-        self.left = {name: x for name, x in state.items() if name != FREQUENCIES}
+        self.remaining = {name: x for name, x in state.items() if name != FREQUENCIES}
+        self.where = where
 
     def __contains__(self, name: str) -> bool:
-        return name in self.left
+        return name in self.remaining
 
     def count(self, pattern: str) -> int:
-        """Returns how many of pattern.format(0), pattern.format(1) .. there are."""
+        """Returns how many of pattern.format(0), pattern.format(1), ... exist."""
         numbered = map(pattern.format, itertools.count())
         return sum(1 for _ in itertools.takewhile(self.__contains__, numbered))
 
     def rank(self, name: str) -> int:
-        """Returns how many dimensions an array has; 0 if there is none."""
-        return self.left[name].ndim if name in self.left else 0
+        """Returns the number of dimensions of an array, or 0 if it is missing."""
+        return len(self.remaining[name].shape) if name in self else 0
 
     def shape(self, name: str, dims: str) -> tuple[int, ...]:
-        """Returns the shape of an array with one dimension per letter of `dims`."""
-        if name not in self.left:
-            raise UserError(
-                f"the state dict has no {name}, of shape ({', '.join(dims)})"
-            )
-        shape = self.left[name].shape
-        if len(shape) != len(dims):
-            raise UserError(f"{name} has shape {shape}, not ({', '.join(dims)})")
+        """Returns the shape of an array, which has one dimension per letter of dims."""
+        expected = f"({', '.join(dims)})"
+        if name not in self:
+            raise UserError(f"{self.where}{name}, of shape {expected}, is missing")
+        shape = self.remaining[name].shape
+        if len(shape) != len(dims) or not all(shape):
+            raise UserError(f"{self.where}{name} has shape {shape}, not {expected}")
         return shape
 
     def take(self, name: str, *shape: int) -> np.ndarray:
-        """Returns an array in float32; raises UserError for another shape."""
-        if name not in self.left:
-            raise UserError(f"the state dict has no {name}, of shape {shape}")
-        array = self.left.pop(name)
+        """Removes an array of a known shape and returns it in float32."""
+        if name not in self:
+            raise UserError(f"{self.where}{name}, of shape {shape}, is missing")
+        array = self.remaining.pop(name)
         if array.shape != shape:
-            raise UserError(f"{name} has shape {array.shape}, not {shape}")
+            raise UserError(f"{self.where}{name} has shape {array.shape}, not {shape}")
         return np.ascontiguousarray(array, np.float32)
 
     def close(self) -> None:
-        """Raises UserError if anything has not been taken."""
-        for name, array in self.left.items():
+        """Raises UserError unless every array has been taken."""
+        for name, array in self.remaining.items():
             raise UserError(
-                f"{name[:80]} of shape {array.shape} has no place in this model"
+                f"{self.where}{name[:80]}, of shape {array.shape}, is not part of "
+                "the model"
             )
+
+
+def stack(trees: list[Any]) -> Any:
+    """Returns a tree of the stacked arrays of trees with equal structure."""
+    if isinstance(trees[0], dict):
+        return {name: stack([tree[name] for tree in trees]) for name in trees[0]}
+    return np.stack(trees)
+
+
+def infer_div_val(widths: list[int]) -> int:
+    """Returns the divisor by which the width falls from each cluster to the next."""
+    for divisor in range(2, widths[0] + 1):
+        if all(widths[0] // divisor**i == width for i, width in enumerate(widths)):
+            return divisor
+    raise UserError(f"no div_val gives the widths {widths} of the embedding's tables")
+
+
+def arrays(value: Any, path: Path) -> dict[str, np.ndarray]:
+    """Returns the arrays of an unpickled state dict or module, by name.
+
+    The arrays are memory maps of the file; other values are dropped.
+    """
+    state = _flatten(value) if isinstance(value, Object) else value
+    result = {}
+    for name, tensor in state.items() if isinstance(state, dict) else ():
+        if isinstance(name, str) and isinstance(tensor, Tensor):
+            try:
+                result[name] = tensor.open(path)
+            except ValueError as error:
+                raise UserError(f"{path}: {name[:80]}: {error}") from error
+    if not result:
+        raise UserError(f"{path} contains neither a state dict nor a module")
+    return result
+
+
+def _flatten(module: Object) -> dict[str, Any]:
+    """Returns the parameters and buffers of a pickled module and its submodules."""
+    flat: dict[str, Any] = {}
+    pending, seen = [("", module)], set[Object]()
+    while pending:
+        prefix, part = pending.pop()
+        if not isinstance(part, Object) or part in seen or len(prefix) > MAX_NAME:
+            continue
+        seen.add(part)
+        for field in ("_parameters", "_buffers", "_modules"):
+            values = part.state.get(field)
+            for name, value in values.items() if isinstance(values, dict) else ():
+                if field == "_modules":
+                    pending.append((f"{prefix}{name}.", value))
+                else:
+                    flat[f"{prefix}{name}"] = value
+    return flat

@@ -1,4 +1,4 @@
-"""Checkpoints of NVIDIA's PyTorch code: a file with the weights and what they are."""
+"""Checkpoints of NVIDIA's PyTorch code: weights, configuration and vocabulary."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from txl_jax.convert import pickle, pytorch
+from txl_jax.convert import keys, pickle, pytorch
 from txl_jax.errors import UserError
 from txl_jax.model import config as models
 from txl_jax.model.config import ModelConfig
@@ -17,11 +17,11 @@ RENAMED = {
     "crit.out_layers_biases.{}": "crit.out_layers.{}.bias",
     "crit.out_layers_weights.{}": "crit.out_layers.{}.weight",
 }
-SHARED = "crit.shared_out_projs."  # the embedding's, a second time
+SHARED = "crit.shared_out_projs."  # duplicates of the embedding's
 
 
 class Checkpoint(NamedTuple):
-    """What a file holds; the vocabulary is as `pickle.read` gives it."""
+    """The content of a file; the vocabulary is a value of `pickle.read`."""
 
     model: ModelConfig
     params: pytorch.Params
@@ -34,12 +34,13 @@ def read(path: Path) -> Checkpoint:
     path = path / BEST if path.is_dir() else path
     saved = pickle.read(path)
     if not isinstance(saved, dict) or not isinstance(saved.get("model_state"), dict):
-        raise UserError(f"{path} is no checkpoint of NVIDIA's code: no model_state")
-    said = saved.get("model_config")
-    if not isinstance(said, dict):
-        raise UserError(f"{path} is no checkpoint of NVIDIA's code: no model_config")
+        raise UserError(f"{path} is not a checkpoint of NVIDIA's code: no model_state")
+    fields = saved.get("model_config")
+    if not isinstance(fields, dict):
+        raise UserError(f"{path} is not a checkpoint of NVIDIA's code: no model_config")
+    state = keys.arrays(saved["model_state"], path)
     try:
-        model, params = _model(pickle.arrays(saved["model_state"], path), said)
+        model, params = _model(state, fields)
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
     except (KeyError, TypeError, ValueError) as error:
@@ -51,34 +52,34 @@ def read(path: Path) -> Checkpoint:
 
 
 def _model(
-    state: Mapping[str, np.ndarray], said: Mapping[str, Any]
+    state: Mapping[str, np.ndarray], fields: Mapping[str, Any]
 ) -> tuple[ModelConfig, pytorch.Params]:
     model, params = pytorch.from_state_dict(
         _rename(state),
-        mem_len=int(said["mem_len"]),
-        cutoffs=[int(cutoff) for cutoff in said["cutoffs"]],
-        clamp_len=max(int(said["clamp_len"]), 0),
-        same_length=bool(said["same_length"]),
-        pre_lnorm=bool(said["pre_lnorm"]),
+        mem_len=int(fields["mem_len"]),
+        cutoffs=[int(cutoff) for cutoff in fields["cutoffs"]],
+        clamp_len=max(int(fields["clamp_len"]), 0),
+        same_length=bool(fields["same_length"]),
+        pre_lnorm=bool(fields["pre_lnorm"]),
     )
     for name in ("n_layer", "n_head", "d_head", "d_model", "d_inner"):
-        if said.get(name) not in (None, size := getattr(model, name)):
+        if fields.get(name) not in (None, size := getattr(model, name)):
             raise UserError(
-                f"model_config says {name} = {said[name]!r}, the weights have {size}"
+                f"model_config has {name} = {fields[name]!r}, the weights have {size}"
             )
     family = models.nvidia()
     model = dataclasses.replace(
         model,
         same_length_self=family.same_length_self,
-        dropout=float(said.get("dropout", model.dropout)),
-        dropatt=float(said.get("dropatt", model.dropatt)),
+        dropout=float(fields.get("dropout", model.dropout)),
+        dropatt=float(fields.get("dropatt", model.dropatt)),
     )
     return model, params
 
 
 def _rename(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns the state dict as the paper's code has it."""
-    made = {}
+    """Returns the state dict with the names of the paper's code."""
+    renamed = {}
     for name, array in state.items():
         name = name.removeprefix("module.")
         if name.startswith(SHARED):
@@ -87,5 +88,5 @@ def _rename(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
             start = theirs.removesuffix("{}")
             if name.startswith(start):
                 name = paper.format(name.removeprefix(start))
-        made[name] = array
-    return made
+        renamed[name] = array
+    return renamed

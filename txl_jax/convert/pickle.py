@@ -1,29 +1,31 @@
-"""Files that torch.save or pickle wrote, read without running anything they hold.
+"""Interprets pickles and files of torch.save without executing them.
 
-Three layouts: a zip archive (since PyTorch 1.6), the stream of pickles and raw storages
-before it, and a bare pickle. Tensors stay in the file until they are asked for.
+The layouts are a zip archive (since PyTorch 1.6), the sequence of pickles and raw
+storages before it, and a bare pickle. Tensors are memory-mapped when they are opened.
 """
 
 import dataclasses
 import math
 import mmap
+import pickle
 import struct
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import ml_dtypes
 import numpy as np
 
-from txl_jax.convert.machine import DAMAGE, Global, Machine, Object
 from txl_jax.errors import UserError
 
-MAGIC = 0x1950A86A20F9469CFC6C  # the value of the first pickle in a stream
+MAGIC = 0x1950A86A20F9469CFC6C  # the value of the first of torch.save's old pickles
 DTYPES = {
     "DoubleStorage": "<f8",
     "FloatStorage": "<f4",
     "HalfStorage": "<f2",
-    "BFloat16Storage": "<u2",
+    "BFloat16Storage": ml_dtypes.bfloat16,
     "LongStorage": "<i8",
     "IntStorage": "<i4",
     "ShortStorage": "<i2",
@@ -31,69 +33,200 @@ DTYPES = {
     "ByteStorage": "<u1",
     "BoolStorage": "<u1",
 }
+DAMAGE = (
+    *(ValueError, IndexError, KeyError, TypeError, AttributeError, EOFError),
+    *(OverflowError, MemoryError, RuntimeError, pickle.UnpicklingError, struct.error),
+)
+
+
+_Unpickler: Any = pickle._Unpickler
+
+
+class Object:
+    """A stand-in for a class, a function or an instance, with the class's name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name  # "module.name"
+        self.state: dict[Any, Any] = {}  # attributes of an instance
+
+    def extend(self, items: Any) -> None:
+        """Drops the items of an unknown container."""
+
+    append = extend
 
 
 @dataclasses.dataclass
 class Storage:
-    """Numbers in a row, in a file."""
+    """A one-dimensional array in a file."""
 
-    path: Path
-    kind: str
+    dtype: np.dtype
     count: int
-    start: int = -1  # their first byte; -1 = not found
-
-    @property
-    def dtype(self) -> np.dtype:
-        """The type of one number."""
-        if self.kind not in DTYPES:
-            raise ValueError(f"numbers of kind {self.kind} are unknown here")
-        return np.dtype(DTYPES[self.kind])
-
-    def open(self) -> np.ndarray:
-        """Returns the numbers, mapped; raises ValueError if the file lacks any."""
-        there = self.path.stat().st_size - self.start
-        if self.start < 0 or self.count * self.dtype.itemsize > there:
-            raise ValueError("its numbers are not all in the file, which may be cut")
-        if not self.count:
-            return np.zeros(0, self.dtype)
-        return np.memmap(self.path, self.dtype, "r", self.start, (self.count,))
+    start: int = -1  # offset of the first byte; -1 = not in the file
 
 
 @dataclasses.dataclass(frozen=True)
 class Tensor:
-    """A view of a storage."""
+    """A strided view of a storage; offset and strides count numbers."""
 
     storage: Storage
     offset: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
 
-    def open(self) -> np.ndarray:
-        """Returns the view, mapped; raises ValueError if it leaves its storage."""
-        numbers = self.storage.open()
-        size = math.prod(self.shape)
-        last = sum(
-            (n - 1) * stride for n, stride in zip(self.shape, self.strides, strict=True)
-        )
-        if size > len(numbers) or (size and self.offset + last >= len(numbers)):
-            raise ValueError(f"its shape {self.shape} is more than its storage holds")
-        if self.storage.kind == "BFloat16Storage":  # the upper half of a float32
-            numbers = (numbers.astype(np.uint32) << 16).view(np.float32)
+    def open(self, path: Path) -> np.ndarray:
+        """Maps the view; raises ValueError if it exceeds its storage."""
+        dtype, count, start = dataclasses.astuple(self.storage)
+        size, step = math.prod(self.shape), dtype.itemsize
+        spans = [(n - 1) * x for n, x in zip(self.shape, self.strides, strict=True)]
+        if size > count or (size and self.offset + sum(spans) >= count):
+            raise ValueError(f"shape {self.shape} exceeds its storage")
+        if start < 0 or start + count * step > path.stat().st_size:
+            raise ValueError("its storage is missing or incomplete")
         if not size:
-            return np.zeros(self.shape, numbers.dtype)
-        step = numbers.itemsize
+            return np.zeros(self.shape, dtype)
+        numbers = np.memmap(path, dtype, "r", start, (count,))[self.offset :]
+        # A stride counts only where there is a second element.
+        strides = [
+            step * x * (span > 0) for x, span in zip(self.strides, spans, strict=True)
+        ]
         return np.lib.stride_tricks.as_strided(
-            numbers[self.offset :],
-            self.shape,
-            [step * stride for stride in self.strides],
-            writeable=False,
+            numbers, self.shape, strides, writeable=False
         )
+
+
+def _tensor(args: Any) -> Tensor:
+    storage, offset, shape, strides = args[:4]
+    if not (isinstance(storage, Storage) and type(shape) is type(strides) is tuple):
+        raise TypeError("a tensor has no storage or no shape")
+    if len(shape) != len(strides) or len(shape) > 32:
+        raise ValueError(f"a tensor has {len(shape)} sizes, {len(strides)} strides")
+    if any(type(n) is not int or n < 0 for n in (offset, *shape, *strides)):
+        raise ValueError("a tensor has a size that is negative or not an integer")
+    return Tensor(storage, offset, shape, strides)
+
+
+def _dict(args: Any) -> Any:
+    """Returns the dict of an OrderedDict's or a Counter's arguments."""
+    content = args[0] if args else {}
+    if not isinstance(content, list):
+        return content
+    result: dict[Any, Any] = {}
+    _fill(result, [x for key, value in content for x in (key, value)])
+    content.clear()  # a pickle must not copy one list repeatedly
+    return result
+
+
+def _fill(target: Any, items: list[Any]) -> None:
+    """Assigns keys and values, which alternate, to a dict; drops other items."""
+    if not isinstance(target, dict):
+        return
+    for key, value in zip(items[::2], items[1::2], strict=True):
+        # Hashing nested tuples takes exponential time, or overflows the stack.
+        plain = isinstance(key, str | bytes | int | float | None)
+        target[key if plain else Object("key")] = value
+
+
+# Functions of the arguments that replace callables whose result is needed.
+MAKERS: dict[str, Callable[[Any], Any]] = {
+    "torch._utils._rebuild_tensor": _tensor,
+    "torch._utils._rebuild_tensor_v2": _tensor,
+    "torch._utils._rebuild_parameter": lambda args: args[0],
+    "torch.Size": lambda args: args[0],
+    "copyreg._reconstructor": lambda args: Object(args[0].name),
+    "copy_reg._reconstructor": lambda args: Object(args[0].name),
+    "collections.OrderedDict": _dict,
+    "collections.Counter": _dict,
+}
+
+
+class Unpickler(_Unpickler):
+    """The standard library's unpickler in Python, with every call replaced.
+
+    A class or function becomes an Object without an import. So does the result of its
+    call, unless MAKERS has a replacement. Sets become lists, so only plain keys are
+    hashed. Memory is proportional to the bytes read, unlike in the C unpickler.
+    """
+
+    dispatch: ClassVar[dict[int, Any]] = dict(_Unpickler.dispatch)
+
+    def __init__(self, file: Any) -> None:
+        super().__init__(file)
+        self.storages: dict[str, Storage] = {}
+
+    def find_class(self, module: str, name: str) -> Object:
+        """Returns a stand-in; nothing is imported."""
+        return Object(f"{module}.{name}")
+
+    def persistent_load(self, pid: Any) -> Any:
+        """Returns the storage or class of an id that torch.save wrote."""
+        if pid[0] == "module":  # a class and its source
+            return pid[1]
+        _, kind, key, _, count = pid[:5]
+        if type(count) is not int or count < 0 or type(key) is not str or any(pid[5:6]):
+            raise ValueError("a storage has no key or size, or is a view of another")
+        if (dtype := DTYPES.get(kind.name.removeprefix("torch."))) is None:
+            raise ValueError(f"{kind.name[:80]} is not a supported type of storage")
+        expected = Storage(np.dtype(dtype), count)
+        storage = self.storages.setdefault(key, expected)
+        if storage != expected:
+            raise ValueError(f"storage {key[:80]} has two sizes")
+        return storage
+
+    def _decode_string(self, value: bytes) -> str:
+        """Decodes a string of Python 2, which may be text or raw bytes."""
+        try:
+            return value.decode("utf-8")
+        except UnicodeDecodeError:
+            return value.decode("latin-1")
+
+    def _instantiate(self, klass: Any, args: Any) -> None:
+        maker = MAKERS.get(klass.name)
+        self.append(maker(args) if maker else Object(klass.name))
+
+    def _load_reduce(self) -> None:
+        args, klass = self.stack.pop(), self.stack.pop()
+        self._instantiate(klass, args)
+
+    def _load_build(self) -> None:
+        state, instance = self.stack.pop(), self.stack[-1]
+        if isinstance(instance, Object) and isinstance(state, dict):
+            instance.state = state
+
+    def _load_setitem(self) -> None:
+        value, key = self.stack.pop(), self.stack.pop()
+        _fill(self.stack[-1], [key, value])
+
+    def _load_setitems(self) -> None:
+        items = self.pop_mark()
+        _fill(self.stack[-1], items)
+
+    def _load_dict(self) -> None:
+        items = self.pop_mark()
+        self.append({})
+        _fill(self.stack[-1], items)
+
+    for _code, _load in {
+        pickle.REDUCE: _load_reduce,
+        pickle.NEWOBJ: _load_reduce,
+        pickle.BUILD: _load_build,
+        pickle.SETITEM: _load_setitem,
+        pickle.SETITEMS: _load_setitems,
+        pickle.DICT: _load_dict,
+        pickle.EMPTY_SET: dispatch[pickle.EMPTY_LIST[0]],
+        pickle.FROZENSET: dispatch[pickle.LIST[0]],
+        pickle.ADDITEMS: dispatch[pickle.APPENDS[0]],
+    }.items():
+        dispatch[_code[0]] = _load
+    # EXT1, EXT2, EXT4, NEWOBJ_EX, BYTEARRAY8, NEXT_BUFFER and READONLY_BUFFER: no file
+    # of torch has them, and they make calls or allocate as much memory as they declare.
+    for _opcode in b"\x82\x83\x84\x92\x96\x97\x98":
+        del dispatch[_opcode]
 
 
 def read(path: Path) -> Any:
-    """Returns what a file holds: plain values, Tensors and inert Objects.
+    """Returns the content of a file: plain values, Tensors and inert Objects.
 
-    Raises UserError for a file that is missing, damaged, cut or of no known layout.
+    Raises UserError for a file that is missing, damaged or of an unknown layout.
     """
     try:
         if zipfile.is_zipfile(path):
@@ -102,161 +235,60 @@ def read(path: Path) -> Any:
             path.open("rb") as file,
             mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as source,
         ):
-            return _read_stream(path, source)
+            return _read_stream(source)
     except FileNotFoundError:
         raise UserError(f"no file {str(path)!r}") from None
-    except (*DAMAGE, OSError, zipfile.BadZipFile, struct.error) as error:
+    except (*DAMAGE, OSError, zipfile.BadZipFile) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
         raise UserError(
-            f"{path} is no file of torch.save or pickle, or it is damaged: {reason}"
+            f"{path} was not written by torch.save or pickle, or is damaged: {reason}"
         ) from error
 
 
-def arrays(value: Any, path: Path) -> dict[str, np.ndarray]:
-    """Returns a state dict, or a whole pickled module's, as arrays by name.
-
-    Arrays are mapped from the file; names that hold no tensor are left out.
-    """
-    flat: dict[str, Any] = {}
-    if isinstance(value, Object):
-        flat = _flatten(value)
-    elif isinstance(value, Mapping):
-        flat = {k: v for k, v in value.items() if isinstance(k, str)}
-    found = {}
-    for name, tensor in flat.items():
-        if isinstance(tensor, Tensor):
-            try:
-                found[name] = tensor.open()
-            except ValueError as error:
-                raise UserError(f"{path}: {name[:80]}: {error}") from error
-    if not found:
-        raise UserError(f"{path} holds no state dict and no module: no tensors in it")
-    return found
-
-
-def _flatten(module: Object) -> dict[str, Any]:
-    """Returns a pickled module's parameters and buffers, and those of its parts."""
-    flat: dict[str, Any] = {}
-    left, seen = [("", module)], {id(module)}
-    while left:
-        prefix, part = left.pop()
-        for kind in ("_parameters", "_buffers"):
-            tensors = part.field(kind)
-            if isinstance(tensors, dict):
-                flat |= {f"{prefix}{name}": tensor for name, tensor in tensors.items()}
-        parts = part.field("_modules")
-        for name, inner in parts.items() if isinstance(parts, dict) else ():
-            if isinstance(inner, Object) and id(inner) not in seen:
-                seen.add(id(inner))
-                left.append((f"{prefix}{name}.", inner))
-    return flat
-
-
-def _tensor(args: Any) -> Tensor:
-    storage, offset, shape, strides = args[:4]
-    numbers = (offset, *shape, *strides)
-    if not isinstance(storage, Storage) or any(type(n) is not int for n in numbers):
-        raise TypeError("a tensor in it has no storage or no shape")
-    if min(numbers) < 0 or len(shape) != len(strides):
-        raise ValueError("a tensor in it has a negative size or stride")
-    return Tensor(storage, offset, tuple(shape), tuple(strides))
-
-
-MAKERS = {
-    "torch._utils._rebuild_tensor": _tensor,
-    "torch._utils._rebuild_tensor_v2": _tensor,
-    "torch._utils._rebuild_parameter": lambda args: args[0],
-    "torch.Size": lambda args: args[0],
-    "copyreg._reconstructor": lambda args: Object(args[0]),
-    "copy_reg._reconstructor": lambda args: Object(args[0]),
-}
-
-
-class _Storages(dict[str, Storage]):
-    """The storages that a file's persistent ids name."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.path = path
-
-    def find(self, identity: Any) -> Any:
-        """Returns what a persistent id of torch.save means."""
-        if not isinstance(identity, tuple):
-            raise TypeError("an id in it is not torch.save's")
-        if identity[0] == "module":  # a class, beside its source
-            return identity[1]
-        _, kind, key, _, count, *view = identity
-        if not (isinstance(kind, Global) and isinstance(key, str)):
-            raise TypeError("a storage in it has no kind or no key")
-        if type(count) is not int or count < 0 or any(view):
-            raise ValueError("a storage in it has no size, or is a view of another")
-        made = Storage(self.path, kind.name.rpartition(".")[2], count)
-        kept = self.setdefault(key, made)
-        if (kept.kind, kept.count) != (made.kind, made.count):
-            raise ValueError(f"storage {key[:80]} in it has two sizes")
-        return kept
-
-
-def _read_stream(path: Path, source: mmap.mmap) -> Any:
-    """Reads a bare pickle, or what torch.save wrote before its zip archives."""
-    storages = _Storages(path)
-
-    def next_pickle() -> Any:
-        # mmap reads like a file, and never more than there is.
-        return Machine(MAKERS, storages.find, len(source)).run(source)
-
-    value = next_pickle()
+def _read_stream(source: mmap.mmap) -> Any:
+    """Reads a bare pickle, or torch.save's layout before zip archives."""
+    value = Unpickler(source).load()
     if value != MAGIC:
         return value
-    next_pickle()  # the version of the protocol
-    if next_pickle().get("little_endian") is not True:
+    Unpickler(source).load()  # the version of the protocol
+    if Unpickler(source).load().get("little_endian") is not True:
         raise ValueError("its numbers are big-endian")
-    value, keys = next_pickle(), next_pickle()
-    for key in keys:
-        storage = storages[key]
+    unpickler = Unpickler(source)
+    value = unpickler.load()
+    for key in Unpickler(source).load():
+        storage = unpickler.storages[key]
         (count,) = struct.unpack("<q", source.read(8))
         storage.start = source.tell()
         if count != storage.count:
             raise ValueError(f"storage {key} has {count} numbers, not {storage.count}")
-        if storage.start + count * storage.dtype.itemsize > len(source):
-            raise ValueError(f"storage {key} is cut: the file ends within it")
         source.seek(count * storage.dtype.itemsize, 1)
     return value
 
 
 def _read_zip(path: Path) -> Any:
-    storages = _Storages(path)
     with zipfile.ZipFile(path) as archive, path.open("rb") as file:
-        entries = {entry.filename: entry for entry in archive.infolist()}
-        (main,) = [name for name in entries if name.rpartition("/")[2] == "data.pkl"]
+        names = archive.namelist()
+        (main,) = [name for name in names if name.rpartition("/")[2] == "data.pkl"]
         folder = main.removesuffix("data.pkl")
 
-        def find(name: str) -> tuple[int, int]:
-            """Returns the first byte of an entry, and its size."""
-            entry = entries[folder + name]
+        def find(name: str) -> int:
+            """Seeks the first byte of an entry; returns its size."""
+            entry = archive.getinfo(folder + name)
             if entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & 1:
-                raise ValueError(f"{entry.filename} in it is compressed or encrypted")
+                raise ValueError(f"{entry.filename} is compressed or encrypted")
             file.seek(entry.header_offset + 26)
-            lengths = struct.unpack("<HH", file.read(4))
-            start = entry.header_offset + 30 + sum(lengths)
+            start = file.seek(sum(struct.unpack("<HH", file.read(4))), 1)
             if start + entry.file_size > path.stat().st_size:
-                raise ValueError(f"{entry.filename} in it is cut")
-            return start, entry.file_size
+                raise ValueError(f"the file ends within {entry.filename}")
+            return entry.file_size
 
-        def content(name: str) -> bytes:
-            start, size = find(name)
-            file.seek(start)
-            return file.read(size)
-
-        if folder + "byteorder" in entries and content("byteorder") != b"little":
+        order = file.read(find("byteorder")) if folder + "byteorder" in names else b""
+        if order not in (b"", b"little"):
             raise ValueError("its numbers are big-endian")
-        data = content("data.pkl")
-        value = Machine(MAKERS, storages.find, len(data)).run(data)
-        for key, storage in storages.items():
-            storage.start, size = find(f"data/{key}")
-            if size != storage.count * storage.dtype.itemsize:
-                raise ValueError(
-                    f"storage {key} has {size} bytes, not those of {storage.count} "
-                    "numbers"
-                )
-    return value
+        unpickler = Unpickler(BytesIO(file.read(find("data.pkl"))))
+        value = unpickler.load()
+        for key, storage in unpickler.storages.items():
+            if find(f"data/{key}") != storage.count * storage.dtype.itemsize:
+                raise ValueError(f"storage {key} does not have {storage.count} numbers")
+            storage.start = file.tell()
+        return value

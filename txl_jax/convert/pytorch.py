@@ -1,7 +1,7 @@
-"""State dicts of the paper's PyTorch code: their names, shapes and order of clusters.
+"""State dicts of the paper's PyTorch code: names, shapes and the order of clusters.
 
-The other code bases of PyTorch have the same names but for a few, so their converters
-rename and come here.
+Other PyTorch code bases differ in a few names: their converters rename the arrays and
+call this one.
 
 Dims: N layers, D model, H heads, A head, F feed-forward, V vocabulary, E embedding,
 G clusters, P learned distances.
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from txl_jax.convert.embedding import Params, read_embedding, write_embedding
-from txl_jax.convert.keys import FREQUENCIES, Keys
+from txl_jax.convert.keys import FREQUENCIES, Keys, stack
 from txl_jax.errors import UserError
 from txl_jax.model import config as models
 from txl_jax.model.config import ModelConfig
@@ -33,22 +33,22 @@ def from_state_dict(
 ) -> tuple[ModelConfig, Params]:
     """Returns the model of a state dict, and its parameters.
 
-    Sizes come from the shapes; what no shape shows is an argument. Tables and
-    projections are tied where they are equal bit for bit, or given once. r_w_bias and
-    r_r_bias may be [N, H, A], untied. Raises UserError for a key that is missing, too
-    many or of a wrong shape, and for cutoffs that do not fit.
+    Sizes are inferred from the shapes. Tables and projections are tied where they are
+    equal bit for bit or exist once. r_w_bias and r_r_bias are untied if they are
+    [N, H, A]. Raises UserError for a key that is missing, unknown or of a wrong shape,
+    and for cutoffs that do not fit the tables.
     """
     keys = Keys(state)
     if "layers.0.dec_attn.q_net.weight" in keys:
         raise UserError(
-            "the state dict is of attn_type 2 or 3, absolute positions: only 0 and 1, "
-            "relative ones, can be read"
+            "the state dict has attn_type 2 or 3, absolute positions: only 0 and 1, "
+            "relative positions, are supported"
         )
-    vocabulary, embedding = read_embedding(keys, tuple(cutoffs))
+    sizes, embedding = read_embedding(keys, tuple(cutoffs))
     heads, relative, attention = _positions(keys)
     F, D = keys.shape("layers.0.pos_ff.CoreNet.0.weight", "FD")
     config = models.pytorch(
-        **vocabulary,
+        **sizes,
         **heads,
         n_layer=keys.count("layers.{}.pos_ff.CoreNet.0.weight"),
         d_model=D,
@@ -58,7 +58,7 @@ def from_state_dict(
         same_length=same_length,
         pre_lnorm=pre_lnorm,
     )
-    layers = _stack([_layer(keys, n, config) for n in range(config.n_layer)])
+    layers = stack([_layer(keys, n, config) for n in range(config.n_layer)])
     layers["attention"] |= attention
     keys.close()
     params = {"embedding": embedding, "layers": layers, **relative}
@@ -66,7 +66,7 @@ def from_state_dict(
 
 
 def _positions(keys: Keys) -> tuple[dict[str, Any], Params, Params]:
-    """Returns what u shows of the model, u and w, and learned distances."""
+    """Returns the sizes that u implies, then u and w, then learned distances."""
     heads: dict[str, Any]
     if "r_emb" not in keys:
         untied = keys.rank("r_w_bias") == 3
@@ -81,12 +81,6 @@ def _positions(keys: Keys) -> tuple[dict[str, Any], Params, Params]:
         "distance_bias": keys.take("r_bias", N, P, H),
     }
     return heads, {"u": keys.take("r_w_bias", N, H, A)}, distances
-
-
-def _stack(each: list[Any]) -> Any:
-    if isinstance(each[0], dict):
-        return {name: _stack([one[name] for one in each]) for name in each[0]}
-    return np.stack(each)
 
 
 def _layer(keys: Keys, n: int, config: ModelConfig) -> Params:
@@ -114,13 +108,13 @@ def _layer(keys: Keys, n: int, config: ModelConfig) -> Params:
 def to_state_dict(config: ModelConfig, params: Params) -> dict[str, np.ndarray]:
     """Returns the state dict that `from_state_dict` reads as these parameters.
 
-    Untied u and w are [N, H, A]. What is tied is there under both names. Raises
-    UserError for positions that the paper's PyTorch code does not have.
+    Untied u and w are [N, H, A]; tied arrays appear under both names. Raises UserError
+    for positions that the paper's PyTorch code does not have.
     """
     if config.position not in ("transformer_xl", "shaw_biased"):
         raise UserError(
-            f'model.position = "{config.position}" has no place in a state dict of '
-            "the paper's PyTorch code: only transformer_xl and shaw_biased have"
+            f'model.position = "{config.position}" does not exist in the paper\'s '
+            "PyTorch code: only transformer_xl and shaw_biased do"
         )
     state = write_embedding(config, params["embedding"])
     state["r_w_bias"] = params["u"]

@@ -1,6 +1,6 @@
-"""Checkpoints of the paper's TensorFlow code: their variables' names and shapes.
+"""Checkpoints of the paper's TensorFlow code: names and shapes of the variables.
 
-Kernels are [in, out] there, as here; a cluster's row has our order.
+Kernels are [in, out], and the rows of clusters are in order, as in this project.
 
 Dims: N layers, D model, H heads, A head, F feed-forward, V vocabulary, E embedding,
 G clusters.
@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from txl_jax.convert import bundle
-from txl_jax.convert.bundle import Bundle
-from txl_jax.errors import UserError
+from txl_jax.convert.keys import Keys, infer_div_val, stack
 from txl_jax.model import config as models
 from txl_jax.model.config import ModelConfig
 
@@ -25,7 +24,7 @@ EMBED = f"{ROOT}/adaptive_embed"
 SOFTMAX = f"{ROOT}/adaptive_softmax"
 LAYER = ROOT + "/layer_{}"
 STEP = "global_step"
-# What Adam keeps beside each variable, and beside them all.
+# Adam's variables: two for each variable of the model, and two scalars.
 SLOTS = ("/Adam", "/Adam_1")
 POWERS = ("beta1_power", "beta2_power")
 
@@ -40,116 +39,67 @@ def read(
     """Returns the model of a checkpoint, its parameters, and its step or 0.
 
     `source` is the checkpoint's folder, the prefix of its files or its .index. Sizes,
-    clusters and ties come from the variables; what none shows is an argument. Raises
-    UserError for a variable that is missing, too many or of a wrong shape, and for
-    files that are missing or damaged.
+    clusters and ties are inferred from the variables. Raises UserError for a variable
+    that is missing, unknown or of a wrong shape, and for missing or damaged files.
     """
-    variables = _Variables(bundle.read(source))
-    vocabulary, embedding = _read_vocabulary(variables)
-    untied = len(variables.shape(f"{ROOT}/r_w_bias")) == 3
-    heads = variables.sizes(f"{ROOT}/r_w_bias", "NHA" if untied else "HA")[-2:]
+    variables = bundle.read(source)
+    model = {
+        name: variable
+        for name, variable in variables.items()
+        if name not in (STEP, *POWERS) and not _is_slot(name, variables)
+    }
+    keys = Keys(model, f"{bundle.find(source)}: ")
+    sizes, embedding = _read_embedding(keys)
+    untied = keys.rank(f"{ROOT}/r_w_bias") == 3
+    heads = keys.shape(f"{ROOT}/r_w_bias", "NHA" if untied else "HA")[-2:]
     config = models.tensorflow(
-        **vocabulary,
-        n_layer=variables.count(LAYER.format("")),
+        **sizes,
+        n_layer=keys.count(LAYER + "/ff/layer_1/kernel"),
         n_head=heads[0],
         d_head=heads[1],
-        d_inner=variables.sizes(f"{LAYER.format(0)}/ff/layer_1/kernel", "DF")[1],
+        d_inner=keys.shape(f"{LAYER.format(0)}/ff/layer_1/kernel", "DF")[1],
         untie_r=untied,
         mem_len=mem_len,
         clamp_len=clamp_len,
         same_length=same_length,
     )
     biases = (config.n_layer, *heads) if untied else heads
-    layers = [_read_layer(variables, n, config) for n in range(config.n_layer)]
     params = {
         "embedding": embedding,
-        "layers": _stack(layers),
-        "u": variables.take(f"{ROOT}/r_w_bias", *biases),
-        "w": variables.take(f"{ROOT}/r_r_bias", *biases),
+        "layers": stack([_read_layer(keys, n, config) for n in range(config.n_layer)]),
+        "u": keys.take(f"{ROOT}/r_w_bias", *biases),
+        "w": keys.take(f"{ROOT}/r_r_bias", *biases),
     }
+    keys.close()
     step = 0
     if STEP in variables:
-        variables.sizes(STEP, "")
-        step = int(variables.bundle.read(STEP))
-    variables.close()
+        state = Keys({STEP: variables[STEP]}, keys.where)
+        state.shape(STEP, "")
+        step = int(variables[STEP].read())
     return config, params, step
 
 
-class _Variables:
-    """The variables of a checkpoint, each taken once and in a known shape."""
-
-    def __init__(self, bundle: Bundle) -> None:
-        self.bundle = bundle
-        self.left = dict.fromkeys(bundle.entries)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.bundle.entries
-
-    def count(self, prefix: str) -> int:
-        """Returns how many scopes begin with a prefix, such as transformer/layer_."""
-        inside = (name for name in self.bundle.entries if name.startswith(prefix))
-        return len({name[len(prefix) :].split("/")[0] for name in inside})
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Returns the shape of a variable."""
-        if name not in self:
-            raise UserError(
-                f"{self.bundle.prefix} has no variable {name}: it is no checkpoint of "
-                "the paper's TensorFlow code, or not a whole one"
-            )
-        return self.bundle.entries[name].shape
-
-    def sizes(self, name: str, dims: str) -> tuple[int, ...]:
-        """Returns the shape of a variable with one dimension per letter of `dims`."""
-        shape = self.shape(name)
-        if len(shape) != len(dims) or not all(shape):
-            wanted = ", ".join(dims)
-            raise UserError(
-                f"{self.bundle.prefix}: {name} has shape {shape}, not ({wanted})"
-            )
-        return shape
-
-    def take(self, name: str, *shape: int) -> np.ndarray:
-        """Returns a variable in float32; raises UserError for another shape."""
-        if (found := self.shape(name)) != shape:
-            raise UserError(
-                f"{self.bundle.prefix}: {name} has shape {found}, not {shape}"
-            )
-        del self.left[name]
-        return self.bundle.read(name).astype(np.float32, copy=False)
-
-    def close(self) -> None:
-        """Raises UserError if any variable but the optimiser's was not taken."""
-        for name in self.left:
-            owner = next((name.removesuffix(x) for x in SLOTS if name.endswith(x)), "")
-            if owner not in self and name not in (STEP, *POWERS):
-                raise UserError(
-                    f"{self.bundle.prefix}: {name} of shape {self.shape(name)} has no "
-                    "place in the paper's model"
-                )
+def _is_slot(name: str, variables: dict[str, bundle.Variable]) -> bool:
+    """Returns whether a variable is one of the optimizer's for another variable."""
+    return any(
+        name.endswith(slot) and name.removesuffix(slot) in variables for slot in SLOTS
+    )
 
 
-def _stack(each: list[Any]) -> Any:
-    if isinstance(each[0], dict):
-        return {name: _stack([one[name] for one in each]) for name in each[0]}
-    return np.stack(each)
-
-
-def _read_layer(variables: _Variables, n: int, config: ModelConfig) -> Params:
+def _read_layer(keys: Keys, n: int, config: ModelConfig) -> Params:
     D, H, A, F = config.d_model, config.n_head, config.d_head, config.d_inner
     layer = LAYER.format(n)
 
     def kernel(name: str, *shape: int) -> np.ndarray:
-        return variables.take(f"{layer}/{name}/kernel", *shape)
+        return keys.take(f"{layer}/{name}/kernel", *shape)
 
     def dense(name: str, *shape: int) -> Params:
-        bias = variables.take(f"{layer}/{name}/bias", shape[1])
+        bias = keys.take(f"{layer}/{name}/bias", shape[1])
         return {"kernel": kernel(name, *shape), "bias": bias}
 
     def norm(name: str) -> Params:
         scale, bias = (
-            variables.take(f"{layer}/{name}/LayerNorm/{x}", D)
-            for x in ("gamma", "beta")
+            keys.take(f"{layer}/{name}/LayerNorm/{x}", D) for x in ("gamma", "beta")
         )
         return {"scale": scale, "bias": bias}
 
@@ -171,72 +121,60 @@ def _read_layer(variables: _Variables, n: int, config: ModelConfig) -> Params:
     }
 
 
-def _read_vocabulary(variables: _Variables) -> tuple[dict[str, Any], Params]:
-    """Returns what the vocabulary's two ends show of the model, and their parameters.
+def _read_embedding(keys: Keys) -> tuple[dict[str, Any], Params]:
+    """Returns the sizes that embedding and softmax imply, and their parameters.
 
-    With clusters the biases are always split; the tables are with div_val alone.
+    With clusters, the biases are always split; the tables only with div_val.
     """
-    D = variables.sizes(f"{LAYER.format(0)}/ff/layer_1/kernel", "DF")[0]
-    biases = _read_biases(variables)
+    D = keys.shape(f"{LAYER.format(0)}/ff/layer_1/kernel", "DF")[0]
+    biases = _read_biases(keys)
     V_i = [len(bias) for bias in biases]
     G = len(V_i) - 1
-    split = f"{EMBED}/lookup_table" not in variables
+    split = f"{EMBED}/lookup_table" not in keys
     scopes = [f"{EMBED}/cutoff_{i}" for i in range(G + 1)] if split else [EMBED]
-    E_i = [variables.sizes(f"{scope}/lookup_table", "VE")[1] for scope in scopes]
-    # Only a cluster of D features can be without a projection.
+    E_i = [keys.shape(f"{scope}/lookup_table", "VE")[1] for scope in scopes]
+    # Only a table of width D can lack a projection.
     same_dim = all(
-        f"{scope}/proj_W" in variables
+        f"{scope}/proj_W" in keys
         for scope, E in zip(scopes, E_i, strict=True)
         if split and E == D
     )
     embedding: Params = {"bias": np.concatenate(biases)}
     for i, (scope, E) in enumerate(zip(scopes, E_i, strict=True)):
         suffix, V = (f"_{i}", V_i[i]) if split else ("", sum(V_i))
-        table = variables.take(f"{scope}/lookup_table", V, E)
+        table = keys.take(f"{scope}/lookup_table", V, E)
         embedding[f"table{suffix}"] = table
         if E != D or (split and same_dim):
-            embedding[f"proj{suffix}"] = variables.take(f"{scope}/proj_W", E, D)
+            embedding[f"proj{suffix}"] = keys.take(f"{scope}/proj_W", E, D)
     if G:
         first = f"{SOFTMAX}/cutoff_0"
-        embedding["cluster_table"] = variables.take(f"{first}/cluster_W", G, E_i[0])
-        embedding["cluster_bias"] = variables.take(f"{first}/cluster_b", G)
+        embedding["cluster_table"] = keys.take(f"{first}/cluster_W", G, E_i[0])
+        embedding["cluster_bias"] = keys.take(f"{first}/cluster_b", G)
     ties = []
     for i in range(G + 1):
-        # The softmax projects where the embedding does, by its own or the same.
+        # The softmax has a projection, tied or not, where the embedding has one.
         shared = embedding.get(f"proj_{i}" if split else "proj")
         own = f"{SOFTMAX}/cutoff_{i}/proj"
-        ties.append(shared is not None and own not in variables)
-        if shared is not None and own in variables:
-            embedding[f"out_proj_{i}"] = variables.take(own, *shared.shape)
+        ties.append(shared is not None and own not in keys)
+        if shared is not None and own in keys:
+            embedding[f"out_proj_{i}"] = keys.take(own, *shared.shape)
     config: dict[str, Any] = {
         "vocab_size": sum(V_i),
         "d_model": D,
         "d_embed": 0 if E_i[0] == D else E_i[0],
         "cutoffs": tuple(itertools.accumulate(V_i[:-1])),
-        "div_val": _div_val(E_i) if split else 1,
+        "div_val": infer_div_val(E_i) if split else 1,
         "tie_projs": tuple(ties) if any(ties) else (),
         "proj_same_dim": same_dim,
     }
     return config, embedding
 
 
-def _read_biases(variables: _Variables) -> list[np.ndarray]:
+def _read_biases(keys: Keys) -> list[np.ndarray]:
     """Returns the biases of each cluster's tokens."""
     scope = f"{SOFTMAX}/cutoff_"
-    if not variables.count(scope):
-        name = f"{SOFTMAX}/bias"
-        return [variables.take(name, *variables.sizes(name, "V"))]
-    G, _ = variables.sizes(f"{scope}0/cluster_W", "GE")
-    names = (f"{scope}{i}/b" for i in range(G + 1))
-    return [variables.take(name, *variables.sizes(name, "V")) for name in names]
-
-
-def _div_val(sizes: list[int]) -> int:
-    """Returns what the tables' widths are divided by, from each to the next."""
-    for divisor in range(2, sizes[0] + 1):
-        if all(sizes[0] // divisor**i == size for i, size in enumerate(sizes)):
-            return divisor
-    raise UserError(
-        f"the widths {sizes} of the embedding's tables do not fall by one divisor, as "
-        "those of the paper's models do"
-    )
+    names = [f"{SOFTMAX}/bias"]
+    if f"{scope}0/cluster_W" in keys:
+        G, _ = keys.shape(f"{scope}0/cluster_W", "GE")
+        names = [f"{scope}{i}/b" for i in range(G + 1)]
+    return [keys.take(name, *keys.shape(name, "V")) for name in names]

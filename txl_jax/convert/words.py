@@ -1,19 +1,16 @@
-"""Vocabularies of other code bases: lists of words in pickles and in plain files.
-
-Dims: none.
-"""
+"""Vocabularies of other code bases: lists of words in pickles and text files."""
 
 from pathlib import Path
 from typing import Any
 
 from txl_jax.convert import pickle
-from txl_jax.convert.machine import Object
+from txl_jax.convert.pickle import Object
 from txl_jax.data import vocab as vocabulary
 from txl_jax.data.vocab import CharVocab, Vocab
 from txl_jax.data.word import Lines, WordVocab
 from txl_jax.errors import UserError
 
-# What marks the ends of lines in each of the published vocabularies.
+# The marks of lines in the published vocabularies.
 MARKS = (Lines(), Lines(eos="<S>", bos="<S>"), Lines(eos="</S>"))
 BYTES = {str(byte) for byte in range(256)}
 DEPTH = 4  # a vocabulary in a corpus in a checkpoint
@@ -22,9 +19,9 @@ DEPTH = 4  # a vocabulary in a corpus in a checkpoint
 def read(path: Path) -> Vocab:
     """Reads a vocabulary of any code base.
 
-    That is a pickle or torch.save's file with a vocabulary or a corpus in it, such as
-    cache.pt, vocab.pkl and vocab.bin; a text file of a word per line; or what
-    data.vocab_path takes. Raises UserError for anything else.
+    The file is a pickled vocabulary or corpus, such as cache.pt, vocab.pkl and
+    vocab.bin; a text file with one word per line; or any file that data.vocab_path
+    supports. Raises UserError for other files.
     """
     if not path.is_file():
         raise UserError(f"no vocabulary file {str(path)!r}")
@@ -35,13 +32,13 @@ def read(path: Path) -> Vocab:
     try:
         lines = path.read_text("utf-8").split("\n")
     except ValueError as error:
-        raise UserError(f"{path} is no UTF-8 text: {error}") from error
+        raise UserError(f"{path} is not UTF-8: {error}") from error
     words = [*dict.fromkeys(line.split()[0] for line in lines if line.strip())]
     return from_words(words, path)
 
 
 def from_pickle(value: Any, path: Path) -> Vocab:
-    """Returns the vocabulary in what `pickle.read` gave."""
+    """Returns the vocabulary in a value of `pickle.read`."""
     for _ in range(DEPTH):
         fields = value.state if isinstance(value, Object) else value
         if not isinstance(fields, dict):
@@ -50,17 +47,17 @@ def from_pickle(value: Any, path: Path) -> Vocab:
         if isinstance(words, list) and all(isinstance(word, str) for word in words):
             return from_words(words, path, fields.get("lower_case") is True)
         value = fields.get("vocab")
-    raise UserError(f"{path} holds no vocabulary: no list of words idx2sym in it")
+    raise UserError(f"{path} contains no vocabulary: idx2sym is missing")
 
 
 def from_words(words: list[str], path: Path, lower_case: bool = False) -> Vocab:
     """Returns the vocabulary of words in the order of their ids.
 
-    The paper's files of characters are words too: byte values as numbers for enwik8,
-    and characters with _ for the space for text8.
+    The words may be characters, as in the paper's code: byte values in decimal for
+    enwik8, and characters with _ for the space for text8.
     """
     if not words:
-        raise UserError(f"{path} holds a vocabulary of no words")
+        raise UserError(f"{path} contains a vocabulary without words")
     if BYTES.issuperset(words):
         return CharVocab("".join(chr(int(word)) for word in words), of_bytes=True)
     if all(len(word) == 1 for word in words) and "_" in words and " " not in words:

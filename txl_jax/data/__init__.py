@@ -1,1 +1,1 @@
-"""From a corpus to exact streams of tokens; nothing here knows of a model."""
+"""Corpora, vocabularies, token files and streams; independent of the model."""

@@ -1,9 +1,6 @@
-"""Archives: the files of a published corpus, from the user's own folder or a host.
+"""Archives of published corpora, from the user's folder or a host.
 
-Whatever their origin, they are verified before a byte of them is used, and unpacked
-only where and as far as the facts about them say.
-
-Dims: none.
+Files are verified before they are used, and only listed members are unpacked.
 """
 
 import contextlib
@@ -20,13 +17,12 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from txl_jax.data.download import Remote, checksum, download
-from txl_jax.data.pieces import SPLITS
-from txl_jax.data.progress import Progress, Say
+from txl_jax.data.options import SPLITS
 from txl_jax.errors import UserError
 
-# Text shrinks 2 to 4 times; what unpacks to more than this is no corpus. The floor is
-# for small files.
-MOST_GROWTH = 20
+# Text is compressed 2 to 4 times: an archive that expands much more is refused. The
+# minimum is for small archives.
+MAX_EXPANSION = 20
 LEAST_LIMIT = 1 << 20
 
 
@@ -35,50 +31,55 @@ class Member:
     """A file of a corpus, by its path in the archive."""
 
     path: str
-    splits: tuple[str, ...] = SPLITS  # those that it is, or that are cut from it
-    digest: str = ""  # "<algorithm>:<hex>"; "" where none is published
-    size: int = 0  # bytes; 0 where none is published
+    splits: tuple[str, ...] = SPLITS  # cut from it if there are several
+    digest: str = ""  # "<algorithm>:<hex>", or SHA-256; "" = not published
+    size: int = 0  # bytes; 0 = not published
 
 
 @dataclass(frozen=True)
 class Archive:
-    """A file to download and what to take out of it; a plain text is its own member."""
+    """A file to download and its members; an unpacked text is its own member."""
 
     remote: Remote
     members: tuple[Member, ...]
 
     @property
     def packed(self) -> bool:
-        """Whether there is anything to unpack."""
+        """True if the file has to be unpacked."""
         return self.remote.name.endswith((".zip", ".tar.gz", ".tgz"))
 
 
 def fetch(
-    archive: Archive, corpus: str, downloads: Path, scratch: Path, say: Say
+    archive: Archive,
+    corpus: str,
+    downloads: Path,
+    scratch: Path,
+    say: Callable[[str], None],
 ) -> dict[str, Path]:
-    """Returns where each member lies, by its path in the archive; all are verified.
+    """Returns the verified file of each member, by its path in the archive.
 
-    Tried in this order: the archive in the manual folder `<downloads>/manual`, its
-    unpacked files there, an earlier download, the network. What is unpacked goes below
-    `scratch`. Raises UserError for whatever is missing, damaged or another file.
+    The sources, in this order, are the archive in `<downloads>/manual`, its unpacked
+    files there, an earlier download and the network. Archives are unpacked in
+    `scratch`. Raises UserError for a file that is missing, damaged or a different one.
     """
     manual = downloads / "manual"
-    if archive.packed and (given := manual / archive.remote.name).exists():
-        say(f"data: using {given}")
-        return _unpack_verified(archive, given, scratch, say)
-    if found := _unpacked(archive, corpus, manual):
+    if archive.packed and (path := manual / archive.remote.name).exists():
+        say(f"data: using {path}")
+        verify(path, archive.remote.sha256, archive.remote.size)
+        return unpack(path, archive.members, scratch, say)
+    if unpacked := _find_unpacked(archive, corpus, manual):
         bare = sum(not member.digest for member in archive.members)
         trust = f", {bare} of them without a published checksum" if bare else ""
         say(f"data: using the files of {corpus} in {manual}{trust}")
         for member in archive.members:
-            verify_member(found[member.path], member)
-        return found
+            verify(unpacked[member.path], member.digest, member.size)
+        return unpacked
     kept = downloads / archive.remote.name
     if not kept.exists() or checksum(kept) != archive.remote.sha256:
         names = archive.remote.name
         if archive.packed and len(archive.members) <= 3:
-            unpacked = ", ".join(member.path for member in archive.members)
-            names += f" (or the files in it: {unpacked})"
+            inside = ", ".join(member.path for member in archive.members)
+            names += f" (or the files in it: {inside})"
         kept = download(
             archive.remote, downloads, f"put {names} in {manual} and run again", say
         )
@@ -87,71 +88,63 @@ def fetch(
     return unpack(kept, archive.members, scratch, say)
 
 
-def _unpacked(archive: Archive, corpus: str, manual: Path) -> dict[str, Path]:
-    """Returns the members that lie unpacked in the manual folder: all of them or {}."""
-    found = {}
+def _find_unpacked(archive: Archive, corpus: str, manual: Path) -> dict[str, Path]:
+    """Returns the members in the manual folder: all of them or none."""
+    paths = {}
     for member in archive.members:
         places = (manual / member.path, manual / corpus / Path(member.path).name)
         for place in places:
             if place.is_file():
-                found[member.path] = place
+                paths[member.path] = place
                 break
-    missing = [member.path for member in archive.members if member.path not in found]
-    if not found or not missing:
-        return found
+    missing = [member.path for member in archive.members if member.path not in paths]
+    if not paths or not missing:
+        return paths
     more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
     raise UserError(
         f"{manual} lacks {', '.join(missing[:3])}{more} of corpus {corpus!r} beside "
-        f"{next(iter(found.values()))}: put them there, or {archive.remote.name}"
+        f"{next(iter(paths.values()))}: put them there, or {archive.remote.name}"
     )
 
 
-def _unpack_verified(
-    archive: Archive, path: Path, scratch: Path, say: Say
-) -> dict[str, Path]:
-    _verify(path, f"sha256:{archive.remote.sha256}", archive.remote.size)
-    return unpack(path, archive.members, scratch, say)
-
-
-def verify_member(path: Path, member: Member) -> None:
-    """Raises UserError unless a file is the member, as far as its facts are known."""
-    _verify(path, member.digest, member.size)
-
-
-def _verify(path: Path, digest: str, size: int) -> None:
-    mend = "get the file again"
+def verify(path: Path, digest: str, size: int) -> None:
+    """Raises UserError unless a file has the published size and checksum."""
     try:
         actual = path.stat().st_size
         if size and actual < size:
             raise UserError(
-                f"{path} is truncated: it has {actual:,} bytes of {size:,}; {mend}"
+                f"{path} is truncated: it has {actual:,} bytes of {size:,}; get the "
+                "file again"
             )
-        algorithm, _, expected = digest.partition(":")
-        got = checksum(path, algorithm) if digest else ""
+        algorithm, _, expected = digest.rpartition(":")
+        algorithm = algorithm or "sha256"
+        actual_digest = checksum(path, algorithm) if digest else ""
     except OSError as error:
         raise UserError(
             f"cannot read {path} ({error.strerror}): make it readable"
         ) from error
-    if got != expected:
+    if actual_digest != expected:
         raise UserError(
-            f"{path} is another file: its {algorithm.upper()} is {got} instead of "
-            f"{expected}; {mend}"
+            f"{path} is a different file: its {algorithm.upper()} is {actual_digest} "
+            f"instead of {expected}; get the file again"
         )
 
 
 def unpack(
-    path: Path, members: Sequence[Member], folder: Path, say: Say
+    path: Path, members: Sequence[Member], folder: Path, say: Callable[[str], None]
 ) -> dict[str, Path]:
-    """Unpacks the members of an archive below a folder, each verified.
+    """Unpacks the members of an archive into a folder and verifies them.
 
-    Raises UserError, before anything is written outside the folder or beyond a
-    multiple of the archive's size, for an archive that is damaged, lacks a member,
-    has one as a link or twice, or names anything outside of itself.
+    Raises UserError for an archive that is damaged, lacks a member, has one twice or as
+    a link, expands to more than MAX_EXPANSION times its size, or has a path outside of
+    the folder; nothing is written there.
     """
+    from txl_jax.report.progress import Progress  # imports jax
+
     wanted = {member.path: member for member in members}
-    limit = max(path.stat().st_size * MOST_GROWTH, LEAST_LIMIT)
-    progress = Progress(say, f"unpacking {path.name}", 0)
-    found: dict[str, Path] = {}
+    limit = max(path.stat().st_size * MAX_EXPANSION, LEAST_LIMIT)
+    progress = Progress(f"data: unpacking {path.name}", in_bytes=True, say=say)
+    unpacked: dict[str, Path] = {}
     total = 0
     with contextlib.closing(_entries(path)) as entries:
         for entry in entries:
@@ -161,25 +154,25 @@ def unpack(
                 raise _refused(path, f"unpacks to more than {limit:,} bytes")
             if name not in wanted:
                 continue
-            if name in found or not entry.regular:
-                raise _refused(path, f"has {name} twice or as no plain file")
+            if name in unpacked or not entry.regular:
+                raise _refused(path, f"has {name} twice or not as a regular file")
             target = folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
             with target.open("wb") as out:
                 for block in _read(path, entry):
                     out.write(block)
                     progress.add(len(block))
-            verify_member(target, wanted[name])
-            found[name] = target
-    if missing := [name for name in wanted if name not in found]:
+            verify(target, wanted[name].digest, wanted[name].size)
+            unpacked[name] = target
+    if missing := [name for name in wanted if name not in unpacked]:
         raise _refused(path, f"lacks {', '.join(missing[:3])}")
-    return found
+    return unpacked
 
 
 @dataclass(frozen=True)
 class _Entry:
     name: str
-    size: int  # bytes, as the archive says; reading ends there
+    size: int  # bytes that the archive declares; reading ends there
     regular: bool  # neither a folder, a link nor a device
     open: Callable[[], IO[bytes] | None]
 
@@ -191,12 +184,12 @@ _DAMAGE = (
     EOFError,
     zlib.error,
     lzma.LZMAError,
-    RuntimeError,  # a zip that wants a password or an unknown compression
+    RuntimeError,  # a zip with a password or an unknown compression
 )
 
 
 def _entries(path: Path) -> Generator[_Entry, None, None]:
-    """Yields what an archive lists; an entry is to be read before the next one."""
+    """Yields the entries of an archive; read each before the next one."""
     try:
         if path.suffix == ".zip":
             yield from _zip_entries(path)
@@ -223,7 +216,7 @@ def _tar_entries(path: Path) -> Iterator[_Entry]:
 
 
 def _read(path: Path, entry: _Entry) -> Iterator[bytes]:
-    """Yields an entry in blocks; raises UserError if there is not all of it."""
+    """Yields an entry in blocks; raises UserError if it is incomplete."""
     left = entry.size
     try:
         with entry.open() or contextlib.nullcontext() as file:
@@ -237,12 +230,12 @@ def _read(path: Path, entry: _Entry) -> Iterator[bytes]:
 
 
 def _checked(path: Path, name: str) -> str:
-    """Returns an entry's name without "./"; raises UserError for one that leads out."""
+    """Returns an entry's path without "./"; raises UserError for one that escapes."""
     parts = PurePosixPath(name.replace("\\", "/")).parts
     if name.startswith(("/", "\\")) or ".." in parts or ":" in "".join(parts[:1]):
-        raise _refused(path, f"names a file outside of itself, {name!r}")
+        raise _refused(path, f"has a path outside of its folder, {name!r}")
     return "/".join(parts)
 
 
-def _refused(path: Path, why: str) -> UserError:
-    return UserError(f"{path} {why}: get the archive again from where it is published")
+def _refused(path: Path, reason: str) -> UserError:
+    return UserError(f"{path} {reason}: get the archive again from its publisher")

@@ -1,9 +1,7 @@
-"""The TFDS builder: the bytes of a corpus, in order, as ArrayRecord blocks.
+"""The TFDS builder: the bytes of a corpus, in order, in ArrayRecord files.
 
-Importing this module imports TFDS (about a second) and never TensorFlow; `tokens`
-does it only when something has to be prepared.
-
-Dims: none.
+Importing this module imports TFDS, which takes about a second, but not TensorFlow;
+`tokens` imports it only to prepare a corpus.
 """
 
 import contextlib
@@ -19,11 +17,13 @@ import numpy as np
 import tensorflow_datasets as tfds
 from absl import logging
 
-from txl_jax.data import corpora
-from txl_jax.data.progress import Progress, Say, log
+from txl_jax.data import byte_ranges, corpora
+from txl_jax.data.byte_ranges import ByteRanges
 from txl_jax.errors import UserError
+from txl_jax.report import log
+from txl_jax.report.progress import Progress
 
-BLOCK_BYTES = 1 << 20  # one example; singly read lines were 700 times slower
+BLOCK_BYTES = 1 << 20  # one example; reading single lines was 700 times slower
 SHARD_BYTES = 64 << 20  # one file on disk
 
 Example = tuple[int, dict[str, np.ndarray]]
@@ -31,23 +31,23 @@ Example = tuple[int, dict[str, np.ndarray]]
 
 @dataclass(eq=False)
 class CorpusConfig(tfds.core.BuilderConfig):
-    """A TFDS config that knows where the bytes of its splits lie."""
+    """A TFDS config with the byte ranges of its splits."""
 
-    splits: dict[str, corpora.Pieces] = field(default_factory=dict)
-    say: Say = log
+    splits: dict[str, ByteRanges] = field(default_factory=dict)
+    say: Callable[[str], None] = log.say
 
 
 class CorpusBuilder(tfds.core.ShardBasedBuilder):
-    """Every corpus of `corpora`, one config each: `txl_jax/<corpus>-<edition>`.
+    """All corpora, one config each: `txl_jax/<corpus>-<edition>`.
 
-    Shard-based, because TFDS's other builders need TensorFlow from 1000 MiB on.
-    Unshuffled: the examples of a split, joined, are its bytes.
+    TFDS's other builders need TensorFlow from 1000 MiB on. The examples of a split are
+    not shuffled: concatenated, they are its bytes.
     """
 
     name = "txl_jax"
 
     def __init__(self, *, file_format: str = "array_record", **kwargs: Any) -> None:
-        # Of TFDS's formats, only this one needs no TensorFlow and loses nothing.
+        # TFDS's only format that is exact and does not need TensorFlow.
         super().__init__(file_format=file_format, **kwargs)
 
     def _info(self) -> tfds.core.DatasetInfo:
@@ -65,34 +65,33 @@ class CorpusBuilder(tfds.core.ShardBasedBuilder):
         self, dl_manager: tfds.download.DownloadManager
     ) -> dict[str, list[Callable[[], Iterator[Example]]]]:
         splits, say = self.builder_config.splits, self.builder_config.say
-        progress = Progress(say, "storing", sum(map(corpora.size, splits.values())))
+        total = sum(map(byte_ranges.size, splits.values()))
+        progress = Progress("data: storing", total, in_bytes=True, say=say)
         return {
             split: [
-                partial(_examples, pieces, start, progress)
-                for start in range(0, corpora.size(pieces), SHARD_BYTES)
+                partial(_examples, ranges, start, progress)
+                for start in range(0, byte_ranges.size(ranges), SHARD_BYTES)
             ]
-            for split, pieces in splits.items()
+            for split, ranges in splits.items()
         }
 
 
-def _examples(
-    pieces: corpora.Pieces, start: int, progress: Progress
-) -> Iterator[Example]:
-    shard = corpora.cut(pieces, start, start + SHARD_BYTES)
-    for number, block in enumerate(corpora.blocks(shard, BLOCK_BYTES)):
+def _examples(ranges: ByteRanges, start: int, progress: Progress) -> Iterator[Example]:
+    shard = byte_ranges.cut(ranges, start, start + SHARD_BYTES)
+    for number, block in enumerate(byte_ranges.blocks(shard, BLOCK_BYTES)):
         key = start + number * BLOCK_BYTES
         yield key, {"bytes": np.frombuffer(block, np.uint8)}
         progress.add(len(block))
 
 
-def prepare(source: corpora.Source, data_dir: Path, say: Say = log) -> CorpusBuilder:
-    """Stores a corpus below `data_dir` unless it is there already.
+def prepare(
+    source: corpora.Source, data_dir: Path, say: Callable[[str], None] = log.say
+) -> CorpusBuilder:
+    """Fetches, unpacks and stores a corpus below `data_dir`, unless that was done.
 
-    It is fetched and unpacked first where it has to be, and `say` hears of that and of
-    what takes long. The folder appears whole or not at all. Two processes must not
-    prepare one corpus at once: `tokens.prepare` holds the lock. Raises UserError for a
-    corpus that cannot be fetched, an unreadable file, a full disk and stored blocks
-    that are damaged.
+    The folder appears complete or not at all. The caller holds a lock: two processes
+    must not prepare one corpus at once. Raises UserError for a corpus that cannot be
+    fetched, an unreadable file, a full disk and damaged blocks.
     """
     corpus = source.corpus
     config = CorpusConfig(
@@ -105,7 +104,7 @@ def prepare(source: corpora.Source, data_dir: Path, say: Say = log) -> CorpusBui
     with _quiet():
         with _refusing_damage(folder):
             builder = CorpusBuilder(data_dir=data_dir, config=config)
-        # What a killed preparation left: TFDS itself never removes it.
+        # Left by a killed preparation; TFDS does not remove it.
         for leftover in folder.parent.glob("incomplete.*"):
             shutil.rmtree(leftover)
         if not folder.exists():
@@ -116,13 +115,13 @@ def prepare(source: corpora.Source, data_dir: Path, say: Say = log) -> CorpusBui
 def _store(
     source: corpora.Source, builder: CorpusBuilder, data_dir: Path, folder: Path
 ) -> None:
-    """Writes the blocks; what is unpacked for them lies in `scratch` meanwhile."""
+    """Writes the blocks, with the unpacked files in a temporary folder."""
     config = builder.builder_config
     scratch = folder.parent / "incomplete.unpacked"
     try:
         config.splits = corpora.unpack(source, data_dir, scratch, config.say).splits
         builder.download_and_prepare()
-    except RuntimeError as error:  # what ArrayRecord raises for a full disk
+    except RuntimeError as error:  # ArrayRecord's error for a full disk
         raise UserError(
             f"cannot write {folder} ({_first_line(error)}): make room or set "
             "data.data_dir to another folder"
@@ -157,10 +156,10 @@ def _first_line(error: Exception) -> str:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps TFDS's prints, progress bars and absl lines off the terminal.
+    """Suppresses TFDS's output.
 
-    It greets on stdout, where our last line is the result, and warns on stderr that
-    our configs are not listed in its class.
+    TFDS prints to stdout, whose last line is a run's result, and warns on stderr about
+    configs that its class does not list.
     """
     verbosity = logging.get_verbosity()
     logging.set_verbosity(logging.ERROR)

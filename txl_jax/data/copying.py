@@ -2,13 +2,11 @@
 
     3 7 1 A C B D 5 0 ... 2 9 > a c b d 6 2 B ...
 
-What the paper says of reach (section 3.2) is about what can be seen; this text shows
-what is learned. Capitals are the pattern, digits the noise, ">" asks for the pattern,
-and the same letters in lower case answer. The letter that the answer goes on with is
-`distance` tokens back, and nowhere else. Before each pattern there is noise of a random
-length, so that an episode may begin anywhere in a segment.
-
-Dims: none.
+The task shows which distances a model learns to use; section 3.2 of the paper derives
+which distances it can see. Capitals are the pattern and digits the noise; ">" is the
+cue, and the same letters in lower case are the answer. The next letter of an answer
+occurs only `distance` tokens back. Noise of a random length precedes each pattern, so
+that an episode may start anywhere in a segment.
 """
 
 import hashlib
@@ -16,47 +14,52 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from txl_jax.data.pieces import SPLITS, Pieces, whole
+from txl_jax.data.byte_ranges import ByteRanges, whole
+from txl_jax.data.options import SPLITS, DataConfig
 from txl_jax.errors import UserError
 
 NOISE = b"0123456789"
 CUE = b">"
 PATTERN = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 ANSWER = PATTERN.lower()
-FIRST_ANSWER = ANSWER[0]  # bytes from here on are answers, and all others are below
+FIRST_ANSWER = ANSWER[0]  # bytes from here on are answers
 SIZES = {"train": 4_000_000, "valid": 100_000, "test": 100_000}  # bytes, about
 
 
 @dataclass(frozen=True)
 class Task:
-    """One copying task; all zero where the corpus is another."""
+    """One copying task; all fields are 0 for another corpus."""
 
     delay: int = 0  # bytes of noise between a pattern and its cue
     length: int = 0  # letters of a pattern
     symbols: int = 0  # letters to choose from
-    seed: int = 0
+
+    @staticmethod
+    def of(config: DataConfig) -> "Task":
+        """Returns the task of a config; all fields are 0 for another corpus."""
+        return Task(*config.copying)
 
     def check(self) -> None:
-        """Refuses impossible sizes, naming the fields."""
+        """Raises UserError for sizes out of range."""
         for name, most in (("delay", 10_000), ("length", 10_000), ("symbols", 26)):
-            if not 0 < (given := getattr(self, name)) <= most:
+            if not 0 < (value := getattr(self, name)) <= most:
                 raise UserError(
-                    f"data.copy_{name}={given} must be from 1 to {most} for "
+                    f"data.copying: {name} = {value} must be from 1 to {most} for "
                     "data.corpus='copying'"
                 )
 
     @property
     def edition(self) -> str:
-        """What tells this task's text from another's."""
-        return f"{self.delay}-{self.length}-{self.symbols}-{self.seed}"
+        """The name of the task's text."""
+        return f"{self.delay}-{self.length}-{self.symbols}-0"
 
     @property
     def distance(self) -> int:
-        """How far back from the token read last the letter is that comes next."""
+        """Tokens between the last input and the letter that it must recall."""
         return self.length + self.delay
 
     def text(self, split: str) -> bytes:
-        """Returns a split's text, the same on every machine: whole episodes."""
+        """Returns a split's episodes, which are the same on every machine."""
         parts, made = [], 0
         for episode in self.episodes(split):
             parts.append(episode)
@@ -70,9 +73,9 @@ class Task:
         number = 0
         while True:
             key = f"copying {self.edition} {split} {number}".encode()
-            need = 1 + self.length + self.length + self.delay
-            # SHAKE-256 depends on no library's version, unlike random's methods.
-            bits = hashlib.shake_256(key).digest(need)
+            size = 1 + self.length + self.length + self.delay
+            # Unlike methods of random, SHAKE-256 is the same in every version.
+            bits = hashlib.shake_256(key).digest(size)
             gap = bits[0] * (self.length + 1) // 256
             pattern = bytes(
                 PATTERN[x * self.symbols // 256] for x in bits[1:][: self.length]
@@ -82,9 +85,9 @@ class Task:
             yield before + pattern + delay + CUE + pattern.lower()
             number += 1
 
-    def unpack(self, scratch: Path) -> dict[str, Pieces]:
+    def unpack(self, scratch: Path) -> dict[str, ByteRanges]:
         """Writes each split as a file in `scratch`."""
-        splits: dict[str, Pieces] = {}
+        splits: dict[str, ByteRanges] = {}
         for split in SPLITS:
             path = scratch / split
             path.write_bytes(self.text(split))

@@ -1,57 +1,39 @@
-"""A corpus as found on this machine (the paper's section 4.1 trains on five).
+"""Sources: the text of each corpus on this machine, as byte ranges per split.
 
-It becomes ordered pieces of files per split, fetched and unpacked where need be, before
-a byte of it is copied; `builder` stores those bytes and `tokens` encodes them.
-
-Dims: none.
+Published corpora are fetched and unpacked. `builder` stores the bytes of a source and
+`tokens` encodes them.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from txl_jax.data import archive, dataset, files
+from txl_jax.data.byte_ranges import ByteRanges, cut_at, size, whole
+from txl_jax.data.catalog import CORPORA, TFDS_PREFIX, Corpus
 from txl_jax.data.copying import Task
-from txl_jax.data.facts import CORPORA, Corpus
-from txl_jax.data.pieces import (
-    SPLITS,
-    Piece,
-    Pieces,
-    blocks,
-    cut,
-    cut_at,
-    size,
-    whole,
-)
-from txl_jax.data.progress import Say
+from txl_jax.data.options import SPLITS
 from txl_jax.errors import UserError, nearest
-
-__all__ = ["CORPORA", "SPLITS", "Corpus", "Piece", "Pieces", "Source"]
-__all__ += ["blocks", "cut", "find", "size", "unpack", "vocab_file"]
-
-TFDS_PREFIX = "tfds:"
 
 
 @dataclass(frozen=True)
 class Source:
-    """A corpus as found on this machine.
-
-    `splits` is empty where files have still to be fetched or unpacked: `unpack` does.
-    """
+    """A corpus on this machine; `splits` is empty if `unpack` is needed."""
 
     corpus: Corpus
-    edition: str  # tells two states of the corpus apart; "" when it has only one
-    splits: dict[str, Pieces]
+    edition: str  # distinguishes states of the corpus; "" if there is only one
+    splits: dict[str, ByteRanges]
     path: Path = Path()  # the user's text, or the folder of a TFDS dataset
-    task: Task = Task()  # of the corpus that is made here
+    task: Task = Task()  # of corpus "copying"
 
     @property
     def config(self) -> str:
-        """The name of the TFDS config and of the folder: corpus and edition."""
+        """The name of the TFDS config and of its folder."""
         return "-".join(filter(None, (self.corpus.name, self.edition)))
 
     @property
     def bytes(self) -> int:
-        """The size of the text, 0 where it is known only after unpacking it."""
+        """The size of the text; 0 if it is unknown before unpacking."""
         if self.splits:
             return sum(map(size, self.splits.values()))
         sizes = [member.size for member in self.corpus.members]
@@ -61,16 +43,15 @@ class Source:
 def find(
     name: str, path: str = "", data_dir: Path = Path(), task: Task | None = None
 ) -> Source:
-    """Finds a corpus, without reading it; `data_dir` is where TFDS datasets lie.
+    """Returns the source of a corpus, without reading it.
 
-    `task` is for corpus "copying", and for no other.
-
-    Raises UserError for an unknown corpus, for a path that is missing, not wanted,
-    empty or unreadable, and for a split that is too small.
+    `data_dir` contains TFDS datasets, and `task` is for corpus "copying". Raises
+    UserError for an unknown corpus, for a path that is missing, empty, unreadable or
+    not applicable, and for a split that is too small.
     """
     kind = "tfds" if name.startswith(TFDS_PREFIX) else name
     if kind not in CORPORA or name == "tfds":
-        known = [each.replace("tfds", "tfds:<name>") for each in CORPORA]
+        known = [corpus.replace("tfds", "tfds:<name>") for corpus in CORPORA]
         raise UserError(
             f"data.corpus={name!r} is unknown{nearest(name, known)}; known are: "
             f"{', '.join(known)}"
@@ -78,8 +59,8 @@ def find(
     corpus = CORPORA[kind]
     if path and kind != "text":
         raise UserError(
-            f"data.path={path!r} is for data.corpus='text': corpus {name!r} has no "
-            "path, so set data.corpus='text' or leave data.path empty"
+            f"data.path={path!r} is for data.corpus='text', not {name!r}: leave it "
+            "empty, or set data.corpus='text'"
         )
     if kind == "text" and not path:
         raise UserError(
@@ -92,58 +73,61 @@ def find(
     if kind == "tfds":
         edition, folder = dataset.find(name.removeprefix(TFDS_PREFIX), data_dir)
         return Source(corpus, edition, {}, folder)
-    edition, splits = "", dict[str, Pieces]()
+    edition, splits = "", dict[str, ByteRanges]()
     if kind == "stdlib":
         edition, splits = files.find_stdlib()
     elif kind == "text":
         edition, splits = files.find_text(path)
-    return _with_text(Source(corpus, edition, splits, Path(path)))
+    return _check_size(Source(corpus, edition, splits, Path(path)))
 
 
-def unpack(source: Source, data_dir: Path, scratch: Path, say: Say) -> Source:
-    """Returns a source that has its splits, fetched and unpacked where they were not.
+def unpack(
+    source: Source, data_dir: Path, scratch: Path, say: Callable[[str], None]
+) -> Source:
+    """Returns a source with its splits, fetched and unpacked if they were not.
 
-    What is unpacked goes below `scratch`, which must stay until the text is copied.
-    Raises UserError for whatever cannot be fetched, read or trusted.
+    Files are unpacked into `scratch`, which must exist until the text is copied.
+    Raises UserError for a file that cannot be fetched, read or verified.
     """
     corpus = source.corpus
     if source.splits:
         return source
     scratch.mkdir(parents=True)
     if corpus.archives:
-        where: dict[str, Path] = {}
+        paths: dict[str, Path] = {}
         for part in corpus.archives:
-            where |= archive.fetch(
+            paths |= archive.fetch(
                 part, corpus.name, data_dir / "downloads", scratch, say
             )
-        splits = _lay_out(corpus, where)
+        splits = _arrange(corpus, paths)
     elif corpus.name == "copying":
         splits = source.task.unpack(scratch)
     elif corpus.name == "tfds":
         splits = dataset.unpack(source.path, scratch, say)
     else:
         splits = files.unpack_text(str(source.path), scratch)
-    return _with_text(Source(corpus, source.edition, splits, source.path))
+    return _check_size(Source(corpus, source.edition, splits, source.path))
 
 
 def vocab_file(corpus: Corpus, data_dir: Path) -> Path | None:
     """Returns the corpus's published vocabulary if it is in the manual folder.
 
-    Raises UserError when the file there is another one.
+    Raises UserError if that file does not match its checksum.
     """
     if not corpus.types.path:
         return None
     path = data_dir / "downloads" / "manual" / corpus.types.path
     if not path.exists():
         return None
-    archive.verify_member(path, corpus.types)
+    archive.verify(path, corpus.types.digest, corpus.types.size)
     return path
 
 
-def _lay_out(corpus: Corpus, where: dict[str, Path]) -> dict[str, Pieces]:
+def _arrange(corpus: Corpus, paths: dict[str, Path]) -> dict[str, ByteRanges]:
+    """Returns the splits of unpacked members."""
     splits = {
         split: tuple(
-            whole(where[member.path])
+            whole(paths[member.path])
             for member in corpus.members
             if split in member.splits
         )
@@ -152,14 +136,13 @@ def _lay_out(corpus: Corpus, where: dict[str, Path]) -> dict[str, Pieces]:
     return cut_at(splits["train"], corpus.bounds) if corpus.bounds else splits
 
 
-def _with_text(source: Source) -> Source:
-    """Returns the source; every split has at least the two bytes that a score needs."""
+def _check_size(source: Source) -> Source:
+    """Returns the source; raises UserError if a split is too small to be scored."""
     where = f" at {str(source.path)!r}" if source.path.parts else ""
-    for split, pieces in source.splits.items():
-        if size(pieces) < 2:
+    for split, ranges in source.splits.items():
+        if size(ranges) < 2:
             raise UserError(
                 f"corpus {source.corpus.name!r}{where} is too small: its {split} split "
-                f"would have {size(pieces)} bytes and needs at least 2; give it more "
-                "text"
+                f"has {size(ranges)} bytes and needs at least 2; add text"
             )
     return source

@@ -1,21 +1,19 @@
-"""Text datasets that TFDS has prepared: `tfds:<name>`, for any of them on disk.
+"""Text datasets that TFDS has prepared on this machine: `tfds:<name>`.
 
-Only ArrayRecord can be read without TensorFlow, and without copying a whole shard
-into memory; TFDS writes it when a dataset is prepared with file_format='array_record'.
-
-Dims: none.
+Only ArrayRecord can be read without TensorFlow and without copying a shard into memory;
+TFDS writes it with file_format='array_record'.
 """
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from txl_jax.data.pieces import SPLITS, Pieces, whole
-from txl_jax.data.progress import Progress, Say
+from txl_jax.data.byte_ranges import ByteRanges, whole
+from txl_jax.data.options import SPLITS
 from txl_jax.errors import UserError
-from txl_jax.seal import DAMAGE
+from txl_jax.report.checksum import DAMAGE
 
 INFO = "dataset_info.json"
 SPLIT_NAMES = {
@@ -24,36 +22,37 @@ SPLIT_NAMES = {
     "valid": "valid",
     "test": "test",
 }
-READ_BYTES = 1 << 22  # read together: single short texts came 30 times slower
+READ_BYTES = 1 << 22  # per read; reading single short texts was 30 times slower
 
 
 def find(name: str, data_dir: Path) -> tuple[str, Path]:
     """Returns the edition of a TFDS dataset below `data_dir`, and its folder.
 
-    `name` is TFDS's own: `name`, `name/config`, with `:version` or without. Raises
-    UserError for one that is not there or cannot be read.
+    `name` is `name` or `name/config`, with `:version` or without. Raises UserError if
+    the dataset is missing or cannot be read.
     """
     path, _, version = name.partition(":")
     root = data_dir / path
     if not name or ".." in root.parts or not root.is_relative_to(data_dir):
         raise UserError(
-            f"data.corpus='tfds:{name}' names no dataset: write it as TFDS does"
+            f"data.corpus='tfds:{name}' is not the name of a dataset: write "
+            "tfds:<name>/<config>:<version>"
         )
     # TFDS prepares in a folder "incomplete.<random>_<version>" beside the finished one.
     pattern = f"**/{version or '[0-9]*'}/{INFO}"
-    found = sorted(info.parent for info in root.glob(pattern))
-    if not found:
+    folders = sorted(info.parent for info in root.glob(pattern))
+    if not folders:
         raise UserError(
             f"data.corpus='tfds:{name}' is not prepared in {root}: prepare it with "
             "TFDS and file_format='array_record', or set data.data_dir to where it is"
         )
-    if len(found) > 1:
-        have = ", ".join(str(folder.relative_to(data_dir)) for folder in found)
+    if len(folders) > 1:
+        names = ", ".join(str(folder.relative_to(data_dir)) for folder in folders)
         raise UserError(
-            f"data.corpus='tfds:{name}' is any of {have}: name one as "
+            f"data.corpus='tfds:{name}' is ambiguous, one of {names}: specify one as "
             "tfds:<name>/<config>:<version>"
         )
-    (folder,) = found
+    (folder,) = folders
     info = _info(folder)
     if (kind := info.get("fileFormat", "tfrecord")) != "array_record":
         raise UserError(
@@ -65,12 +64,16 @@ def find(name: str, data_dir: Path) -> tuple[str, Path]:
     return f"{plain}-{digest[:8]}", folder
 
 
-def unpack(folder: Path, scratch: Path, say: Say) -> dict[str, Pieces]:
-    """Writes each split as one text file in `scratch`, a line end after every text.
+def unpack(
+    folder: Path, scratch: Path, say: Callable[[str], None]
+) -> dict[str, ByteRanges]:
+    """Writes each split to a text file in `scratch`, with a newline after every text.
 
     Raises UserError for a dataset without text or without three splits.
     """
-    import tensorflow_datasets as tfds  # a second that re-use need not pay
+    import tensorflow_datasets as tfds  # importing it takes a second
+
+    from txl_jax.report.progress import Progress  # imports jax
 
     builder = tfds.builder_from_directory(folder)
     feature = _text_feature(folder, builder.info.features)
@@ -83,17 +86,19 @@ def unpack(folder: Path, scratch: Path, say: Say) -> dict[str, Pieces]:
             f"{', '.join(missing)} is missing: use a dataset with train, validation "
             "and test, or give its text as data.corpus='text'"
         )
-    pieces: dict[str, Pieces] = {}
+    ranges: dict[str, ByteRanges] = {}
     for split in SPLITS:
         info = builder.info.splits[ours[split]]
-        progress = Progress(say, f"reading {split}", info.num_bytes)
+        progress = Progress(
+            f"data: reading {split}", info.num_bytes, in_bytes=True, say=say
+        )
         target = scratch / split
         with target.open("wb") as out:
             for text in _texts(builder.as_data_source(ours[split]), info, feature):
                 out.write(text if text.endswith(b"\n") else text + b"\n")
                 progress.add(len(text))
-        pieces[split] = (whole(target),)
-    return pieces
+        ranges[split] = (whole(target),)
+    return ranges
 
 
 def _texts(source: Any, info: Any, feature: str) -> Iterator[bytes]:
@@ -106,7 +111,7 @@ def _texts(source: Any, info: Any, feature: str) -> Iterator[bytes]:
 
 
 def _text_feature(folder: Path, features: Any) -> str:
-    """Returns the name of the text: "text", or the only one that ends so, or is one."""
+    """Returns the feature "text", or the only "*text", or the only text feature."""
     import tensorflow_datasets as tfds
 
     texts = sorted(
@@ -118,10 +123,12 @@ def _text_feature(folder: Path, features: Any) -> str:
     for names in (["text"] if "text" in texts else [], ending, texts):
         if len(names) == 1:
             return names[0]
-    what = f"several texts ({', '.join(texts)})" if texts else "no text"
+    count = (
+        f"several text features ({', '.join(texts)})" if texts else "no text feature"
+    )
     raise UserError(
-        f"{folder} has {what}: "
-        "use a dataset with one feature of text, or give its text as data.corpus='text'"
+        f"{folder} has {count}: "
+        "use a dataset with one text feature, or give its text as data.corpus='text'"
     )
 
 

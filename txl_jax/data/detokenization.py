@@ -1,9 +1,6 @@
-"""Undoes how a published corpus was cut into words, to read what a model has written.
+"""Detokenization: published corpora's words as ordinary text.
 
-What the corpora lost stays lost: their <unk>, Penn Treebank's N for every number and
-its punctuation.
-
-Dims: none.
+<unk>, Penn Treebank's N for numbers and its missing punctuation cannot be restored.
 """
 
 import re
@@ -12,7 +9,7 @@ from txl_jax.errors import UserError
 
 Rules = list[tuple[str, str]]
 
-# What the tokenizers of the Penn Treebank and of Moses have set apart.
+# Separated by the tokenizers of the Penn Treebank and of Moses.
 ENGLISH: Rules = [
     (r" (n't|'(?:s|m|d|re|ve|ll))(?=[ ,.;:!?\"]|$)", r"\1"),
     (r" ([,.;:!?%])(?= |$)", r"\1"),
@@ -21,7 +18,7 @@ ENGLISH: Rules = [
     (r"([$£€#]) (?=[\dN])", r"\1"),
     (r'" ([^"]*?) "', r'"\1"'),
 ]
-# WikiText has marks for what was inside a word, and headings between = signs.
+# WikiText marks punctuation inside a word, and has headings between = signs.
 WIKITEXT: Rules = [
     (r" @([-,.])@ ", r"\1"),
     (r"^ ?= = = (.*) = = = ?$", r"=== \1 ==="),
@@ -38,17 +35,16 @@ CORPORA = {
 
 
 def check_detokenizes(corpus: str, kind: str) -> None:
-    """Raises UserError for a corpus whose text is not cut into words in a known way."""
+    """Raises UserError for a corpus whose tokenizer is unknown."""
     if kind != "word" or corpus not in CORPORA:
         raise UserError(
-            f"generate.detokenize is for the words of {', '.join(CORPORA)}: those of "
-            f"corpus {corpus!r} (vocabulary {kind!r}) are shown as they are, so leave "
-            "it out"
+            f"generate.detokenize is for the words of {', '.join(CORPORA)}: leave "
+            f"it out for corpus {corpus!r} with vocabulary {kind!r}"
         )
 
 
 def detokenize(text: str, corpus: str) -> str:
-    """Returns the text as it is usually written; a line depends on no other line."""
+    """Returns ordinary text; lines are independent of each other."""
     return "\n".join(_join(line, CORPORA[corpus]) for line in text.split("\n"))
 
 

@@ -1,28 +1,26 @@
-"""Downloads: a file from the first host that has it, retried, resumed and verified.
+"""Downloads from the first host that responds, retried, resumed and verified.
 
-TFDS's own downloader retries for minutes without a network and never times out; this
-one gives up after seconds in which no byte arrived.
-
-Dims: none.
+TFDS's downloader retries for minutes without a network and never times out; this one
+gives up after a few seconds in which no byte has arrived.
 """
 
 import hashlib
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from txl_jax.data.progress import Progress, Say
 from txl_jax.errors import UserError
 
 TIMEOUTS = (5, 20)  # seconds to connect, seconds between two bytes
-PATIENCE_SECONDS = 5.0  # without a new byte, over all hosts and their retries
-CHUNK_BYTES = 1 << 18  # the last, broken one of a transfer is asked for again
+PATIENCE_SECONDS = 5.0  # without a new byte, over all hosts and retries
+CHUNK_BYTES = 1 << 18  # an incomplete chunk is transferred again
 FIRST_PAUSE_SECONDS = 0.5  # doubled after each round of hosts
 
 
 def checksum(path: Path, algorithm: str = "sha256") -> str:
-    """Returns a file's digest in hex; "git" is the id that git gives to a file."""
+    """Returns a file's checksum in hexadecimal; "git" is the hash of a git object."""
     with path.open("rb") as file:
         if algorithm == "git":
             start = f"blob {path.stat().st_size}\0".encode()
@@ -32,27 +30,29 @@ def checksum(path: Path, algorithm: str = "sha256") -> str:
 
 @dataclass(frozen=True)
 class Remote:
-    """A file as its hosts offer it, the same bytes at each."""
+    """A file that several hosts offer."""
 
-    name: str  # what it is called on disk
-    urls: tuple[str, ...]  # in the order of trying; http after https
-    sha256: str  # always known: http alone proves nothing
+    name: str  # on disk
+    urls: tuple[str, ...]  # in order of preference; http after https
+    sha256: str  # required, since http does not authenticate
     size: int  # bytes
 
 
 class _Broken(Exception):
-    """One try failed; `for_good` when the same URL would fail again."""
+    """A failed attempt; `permanent` if a retry of the URL would fail too."""
 
-    def __init__(self, reason: str, for_good: bool) -> None:
+    def __init__(self, reason: str, permanent: bool) -> None:
         super().__init__(reason)
-        self.for_good = for_good
+        self.permanent = permanent
 
 
-def download(remote: Remote, folder: Path, mend: str, say: Say) -> Path:
-    """Downloads a file into a folder and returns its path there.
+def download(
+    remote: Remote, folder: Path, fix: str, say: Callable[[str], None]
+) -> Path:
+    """Downloads a file into a folder and returns its path.
 
-    It appears under its name only when whole and verified. Raises UserError, which
-    ends with `mend`, when no host gives it.
+    The file appears under its name only when it is complete and verified. Raises
+    UserError, which ends with `fix`, if every host fails.
     """
     folder.mkdir(parents=True, exist_ok=True)
     part = folder / f"{remote.name}.part"
@@ -66,7 +66,7 @@ def download(remote: Remote, folder: Path, mend: str, say: Say) -> Path:
                 _try(remote, url, part, say)
             except _Broken as error:
                 reasons[url] = str(error)
-                if error.for_good:
+                if error.permanent:
                     urls.remove(url)
                 if part.exists() and part.stat().st_size > most:
                     most = part.stat().st_size
@@ -79,12 +79,12 @@ def download(remote: Remote, folder: Path, mend: str, say: Say) -> Path:
         time.sleep(pause)
         pause *= 2
     tried = "; ".join(f"{url}: {reason}" for url, reason in reasons.items())
-    raise UserError(f"cannot download {remote.name} ({tried}): {mend}")
+    raise UserError(f"cannot download {remote.name} ({tried}): {fix}")
 
 
-def _try(remote: Remote, url: str, part: Path, say: Say) -> None:
-    """Fills `part` from one URL, continued where an earlier try broke off."""
-    import requests  # a tenth of a second that the facts about a corpus need not pay
+def _try(remote: Remote, url: str, part: Path, say: Callable[[str], None]) -> None:
+    """Fills `part` from one URL, continuing an earlier attempt."""
+    import requests  # importing it takes 0.1 s
 
     have = part.stat().st_size if part.exists() else 0
     if have >= remote.size:
@@ -99,19 +99,25 @@ def _try(remote: Remote, url: str, part: Path, say: Say) -> None:
         ) as response:
             _fill(remote, response, part, have, say)
     except requests.RequestException as error:
-        raise _Broken(_cause(error), for_good=False) from error
-    if (got := checksum(part)) != remote.sha256:
+        raise _Broken(_cause(error), permanent=False) from error
+    if (actual := checksum(part)) != remote.sha256:
         part.unlink()
         raise _Broken(
-            f"its SHA-256 is {got} instead of {remote.sha256}", for_good=not have
+            f"its SHA-256 is {actual} instead of {remote.sha256}", permanent=not have
         )
 
 
-def _fill(remote: Remote, response: Any, part: Path, have: int, say: Say) -> None:
+def _fill(
+    remote: Remote, response: Any, part: Path, have: int, say: Callable[[str], None]
+) -> None:
+    from txl_jax.report.progress import Progress  # imports jax
+
     if (status := response.status_code) not in (200, 206):
-        raise _Broken(f"HTTP status {status}", for_good=400 <= status < 500)
+        raise _Broken(f"HTTP status {status}", permanent=400 <= status < 500)
     size = have if status == 206 else 0
-    progress = Progress(say, remote.name, remote.size, size)
+    progress = Progress(
+        f"data: {remote.name}", remote.size, size, in_bytes=True, say=say
+    )
     with part.open("ab" if size else "wb") as file:
         for block in response.iter_content(CHUNK_BYTES):
             size += len(block)
@@ -121,13 +127,13 @@ def _fill(remote: Remote, response: Any, part: Path, have: int, say: Say) -> Non
             progress.add(len(block))
     if size > remote.size:
         part.unlink()
-        raise _Broken(f"it has more than {remote.size:,} bytes", for_good=True)
+        raise _Broken(f"it has more than {remote.size:,} bytes", permanent=True)
     if size < remote.size:
-        raise _Broken(f"ended after {size:,} of {remote.size:,} bytes", for_good=False)
+        raise _Broken(f"ended after {size:,} of {remote.size:,} bytes", permanent=False)
 
 
 def _cause(error: BaseException) -> str:
-    """Returns the last words of a chain of errors: requests wraps what happened."""
+    """Returns the cause of an error that requests has wrapped."""
     while (inner := error.__cause__ or error.__context__) is not None:
         error = inner
     reason = error.strerror if isinstance(error, OSError) else ""

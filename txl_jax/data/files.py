@@ -1,7 +1,4 @@
-"""Text that lies on this machine already: Python's own library and the user's files.
-
-Dims: none.
-"""
+"""Local text: Python's standard library and the user's files."""
 
 import bz2
 import glob
@@ -15,20 +12,20 @@ import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from txl_jax.data.pieces import (
-    SPLITS,
-    Piece,
-    Pieces,
+from txl_jax.data.byte_ranges import (
+    ByteRange,
+    ByteRanges,
     cut_by_lines,
     size,
     unreadable,
     whole,
 )
+from txl_jax.data.options import SPLITS
 from txl_jax.errors import UserError
 
 Packed = gzip.GzipFile | bz2.BZ2File | lzma.LZMAFile
 
-# How a file with one of these endings is opened: its text is what comes out.
+# How files are decompressed, by their suffix.
 COMPRESSED: dict[str, Callable[[Path], Packed]] = {
     ".gz": gzip.GzipFile,
     ".bz2": bz2.BZ2File,
@@ -39,7 +36,7 @@ COMPRESSED: dict[str, Callable[[Path], Packed]] = {
 def _files_below(folder: Path, skip: Callable[[str], bool]) -> list[Path]:
     """Returns the files below a folder, sorted by relative POSIX path.
 
-    `skip` sees the bare name of every folder and file.
+    `skip` is called with the name of every folder and file.
     """
 
     def stop(error: OSError) -> None:
@@ -53,30 +50,30 @@ def _files_below(folder: Path, skip: Callable[[str], bool]) -> list[Path]:
     return sorted(files, key=lambda path: path.relative_to(folder).as_posix())
 
 
-# The standard library of the running Python: real text of 11 MB that needs no network.
+# The standard library of the running Python: 11 MB of text without a download.
 
 _STDLIB_SKIP = frozenset(
     "test tests idlelib site-packages dist-packages __pycache__".split()
 )
 
-# One file in 32 is held out for each of valid and test: 220 to 300 KB on Python 3.11,
-# 3.12 and 3.13. The salt was chosen by sizes alone: no file is more than 19 % of its
-# split, encoding tables are at most 7 %, and pydoc_data/topics.py (800 KB) trains.
+# valid and test each have one file in 32: 220 to 300 KB on Python 3.11 to 3.13. The
+# salt balances them: no file is more than 19 % of its split, encoding tables are at
+# most 7 %, and pydoc_data/topics.py (800 KB) is in train.
 _STDLIB_SALT = "885:"
 _STDLIB_HELD_OUT = {0: "valid", 1: "test"}
 
 
 def stdlib_split(relative: str) -> str:
-    """Returns the split of a library file: by its path, so the same in any Python."""
+    """Returns the split of a library file, which depends only on its path."""
     digest = hashlib.sha256((_STDLIB_SALT + relative).encode()).digest()
     return _STDLIB_HELD_OUT.get(int.from_bytes(digest[:8], "big") % 32, "train")
 
 
-def find_stdlib() -> tuple[str, dict[str, Pieces]]:
-    """Returns Python's version and the splits of its library, whole files each."""
-    # Inside a virtual environment, too, this is the library that Python runs on.
+def find_stdlib() -> tuple[str, dict[str, ByteRanges]]:
+    """Returns Python's version and the splits of its library, which are whole files."""
+    # Also in a virtual environment, this is the library of the running Python.
     root = Path(sysconfig.get_paths()["stdlib"])
-    splits: dict[str, list[Piece]] = {split: [] for split in SPLITS}
+    splits: dict[str, list[ByteRange]] = {split: [] for split in SPLITS}
     try:
         for path in _files_below(root, _STDLIB_SKIP.__contains__):
             if path.suffix == ".py":
@@ -87,14 +84,13 @@ def find_stdlib() -> tuple[str, dict[str, Pieces]]:
     return platform.python_version(), {k: tuple(v) for k, v in splits.items()}
 
 
-# Text of the user's own.
+# The user's text.
 
 
-def find_text(path: str) -> tuple[str, dict[str, Pieces]]:
-    """Returns what tells two states of the files apart, and their splits.
+def find_text(path: str) -> tuple[str, dict[str, ByteRanges]]:
+    """Returns a hash of the files' paths, sizes and dates, and their splits.
 
-    With a compressed file among them there are no splits before `unpack_text`: its
-    size is known only after reading it.
+    If any is compressed, the splits are empty: sizes are unknown before `unpack_text`.
     """
     try:
         files = text_files(path)
@@ -111,16 +107,16 @@ def find_text(path: str) -> tuple[str, dict[str, Pieces]]:
         raise unreadable(error, path) from error
 
 
-def unpack_text(path: str, scratch: Path) -> dict[str, Pieces]:
+def unpack_text(path: str, scratch: Path) -> dict[str, ByteRanges]:
     """Returns the splits of the user's files, compressed ones unpacked in `scratch`."""
-    pieces = []
+    ranges = []
     for number, file in enumerate(files := text_files(path)):
         if file.suffix in COMPRESSED:
             target = scratch / str(number)
             _decompress(file, target)
             file = target
-        pieces.append(whole(file))
-    return _split(path, files, tuple(pieces))
+        ranges.append(whole(file))
+    return _split(path, files, tuple(ranges))
 
 
 def _decompress(path: Path, target: Path) -> None:
@@ -141,13 +137,13 @@ def _read(path: Path, file: Packed) -> bytes:
         return file.read(1 << 20)
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise UserError(
-            f"cannot read {path} as {path.suffix} ({error}): it is damaged or of "
-            "another kind, so make it again or rename it"
+            f"cannot read {path} as {path.suffix} ({error}): it is damaged or has "
+            "the wrong suffix, so replace it or rename it"
         ) from error
 
 
 def read_text(path: Path) -> bytes:
-    """Returns what is in a file, unpacked if it is compressed."""
+    """Returns the content of a file, decompressed by its suffix."""
     try:
         if path.suffix not in COMPRESSED:
             return path.read_bytes()
@@ -158,9 +154,9 @@ def read_text(path: Path) -> bytes:
 
 
 def text_files(path: str, field: str = "data.path") -> list[Path]:
-    """Returns the files that a path names, sorted; hidden ones are left out.
+    """Returns the files of a file, folder or glob, sorted, without hidden ones.
 
-    `field` is what an error calls it.
+    `field` is the name of the path in errors.
     """
     where = Path(path).expanduser()
     if where.is_file():
@@ -168,47 +164,49 @@ def text_files(path: str, field: str = "data.path") -> list[Path]:
     if where.is_dir():
         files = _files_below(where, lambda name: name.startswith("."))
         if not files:
-            raise UserError(f"{field}={path!r} is a folder without files: add text")
+            raise UserError(
+                f"{field}={path!r} is a folder without files: add some text"
+            )
         return files
     if not glob.has_magic(path):
         raise UserError(
             f"{field}={path!r} does not exist: give a file, a folder or a glob"
         )
-    found = map(Path, sorted(glob.glob(str(where), recursive=True)))
-    files = [file for file in found if file.is_file()]
+    matches = map(Path, sorted(glob.glob(str(where), recursive=True)))
+    files = [file for file in matches if file.is_file()]
     if not files:
         raise UserError(
-            f"{field}={path!r} matches no file: mend the glob (quote it in a shell)"
+            f"{field}={path!r} matches no file: correct the glob, quoted in a shell"
         )
     return files
 
 
-def _split(path: str, files: Sequence[Path], pieces: Pieces) -> dict[str, Pieces]:
-    """Returns the splits of `files`, whose text lies in `pieces`, one for one."""
-    if not size(pieces):
-        raise UserError(
-            f"data.path={path!r} has no text in it: all its files are empty"
-        )
-    return _split_by_name(path, files, pieces) or cut_by_lines(pieces)
+def _split(
+    path: str, files: Sequence[Path], ranges: ByteRanges
+) -> dict[str, ByteRanges]:
+    """Returns the splits of `files`, whose texts are `ranges`."""
+    if not size(ranges):
+        raise UserError(f"data.path={path!r} has no text: all its files are empty")
+    return _split_by_name(path, files, ranges) or cut_by_lines(ranges)
 
 
 def _split_by_name(
-    path: str, files: Sequence[Path], pieces: Pieces
-) -> dict[str, Pieces]:
-    """Takes train.*, valid.* and test.* as the splits, or returns {} without them.
+    path: str, files: Sequence[Path], ranges: ByteRanges
+) -> dict[str, ByteRanges]:
+    """Returns train.*, valid.* and test.* as the splits, or {} if one is missing.
 
-    WikiText's own names are such too: wiki.train.tokens.
+    A prefix "wiki.", as in wiki.train.tokens, is ignored.
     """
     top = min((file.parent for file in files), key=lambda folder: len(folder.parts))
     named = {
-        file.name.removeprefix("wiki.").partition(".")[0]: piece
-        for file, piece in zip(files, pieces, strict=True)
+        file.name.removeprefix("wiki.").partition(".")[0]: part
+        for file, part in zip(files, ranges, strict=True)
         if file.parent == top
     }
     if not named.keys() >= set(SPLITS):
         return {}
     if len(files) > len(SPLITS):
-        # Joining them all would put the test text where training sees it.
+        # Concatenating all files would train on the test text.
         raise UserError(
             f"data.path={path!r} has train.*, valid.* and test.* and "
             f"{len(files) - len(SPLITS)} more files: leave only those three, or move "

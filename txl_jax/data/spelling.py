@@ -1,4 +1,4 @@
-"""What each token of a text stands for in it, to be shown beside the token's numbers.
+"""The text of each token, for display beside its scores.
 
 Dims: T tokens.
 """
@@ -7,25 +7,24 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-# Tokens before a token that its text may depend on: a character has at most four bytes,
-# a word whether a line begins.
+# Tokens on which the text of the next one may depend: a character has at most four
+# bytes, and a word depends on whether it starts a line.
 CONTEXT = 8
-HALF = "\N{REPLACEMENT CHARACTER}"  # what decoding makes of a character's first bytes
+HALF = "\N{REPLACEMENT CHARACTER}"  # decoded from an incomplete character
 
 
 def spell(
     decode: Callable[[Iterable[int]], str], tokens_T: np.ndarray, before: int = 0
 ) -> list[str]:
-    """Returns the text that each token adds to those before it.
+    """Returns the text that each token adds to the tokens before it.
 
-    Together they are the text, unless that holds bytes which are no character. Of a
-    character of several bytes all but the last have "". The first `before` tokens are
-    only read: a word after them begins with its space.
+    The concatenated results are the text, if that is valid UTF-8. All but the last byte
+    of a character add "". The first `before` tokens are only context.
     """
-    found = []
+    texts = []
     for at in range(before, len(tokens_T)):
         begin = max(at - CONTEXT, 0)
-        known = decode(tokens_T[begin:at]).rstrip(HALF)
+        shorter = decode(tokens_T[begin:at]).rstrip(HALF)
         longer = decode(tokens_T[begin : at + 1]).rstrip(HALF)
-        found.append(longer[len(known) :])
-    return found
+        texts.append(longer[len(shorter) :])
+    return texts

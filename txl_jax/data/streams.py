@@ -12,26 +12,24 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from txl_jax.data.options import SLACK
 from txl_jax.errors import UserError
 
-# Where the text of an epoch lies in the file: (epoch, positions) -> positions.
+# The file's positions of an epoch's text: (epoch, positions) -> positions.
 Order = Callable[[int, np.ndarray], np.ndarray]
 
-# What `draw` is asked for: independent numbers for each.
+# Purposes of `draw`, with independent numbers.
 ROTATION, LENGTH, SHUFFLE = 1, 2, 3
 
-# A segment of varying length has at most so many tokens more than tgt_len, and at
-# least LEAST (the original code's numbers).
-SLACK = 15
-LEAST = 5
+LEAST = 5  # tokens of a segment of varying length; at most tgt_len + SLACK
 
 
 class Segment(NamedTuple):
     """S consecutive segments of B streams; inside a scan over S, one of them.
 
     weights_SBL is 1 where the target is scored; first_SBL marks the start of a
-    document, which sees nothing before it; length_SB counts real tokens, padding
-    standing at the right end only.
+    document, which sees nothing before it; length_SB counts real tokens, with padding
+    at the right end only.
     """
 
     inputs_SBL: np.ndarray  # int32
@@ -42,14 +40,14 @@ class Segment(NamedTuple):
 
 
 class Position(NamedTuple):
-    """Where reading goes on: host data, saved with a checkpoint as JSON."""
+    """Where reading continues: host data, saved in checkpoints as JSON."""
 
     epoch: int = 0
     segment: int = 0  # segments read in this epoch
     token_offset: int = 0  # tokens read in this epoch from the longest stream
 
 
-def mix(z: Any) -> Any:
+def splitmix64(z: Any) -> Any:
     """Returns SplitMix64's output for a state, an int or an array of uint64."""
     mask = 2**64 - 1
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & mask
@@ -60,43 +58,42 @@ def mix(z: Any) -> Any:
 def draw(seed: int, purpose: int, epoch: int, index: Any) -> Any:
     """Returns 64 random bits for an index, an int or an array of uint64.
 
-    They are output number `index`, from 1, of SplitMix64 (Steele, Lea and Flood, 2014),
-    whose state starts as a hash of the rest: integer arithmetic alone, so that no
-    library's version changes a run.
+    They are output `index`, from 1, of SplitMix64 (Steele, Lea and Flood, 2014), whose
+    initial state is a hash of the other arguments. Integer arithmetic does not depend
+    on a library's version.
     """
-    state = mix(mix(mix(seed) ^ purpose) ^ epoch)
-    return mix((index * 0x9E3779B97F4A7C15 + state) & (2**64 - 1))
+    state = splitmix64(splitmix64(splitmix64(seed) ^ purpose) ^ epoch)
+    return splitmix64((index * 0x9E3779B97F4A7C15 + state) & (2**64 - 1))
 
 
-def as_it_stands(epoch: int, position: np.ndarray) -> np.ndarray:
-    """Returns the position: every epoch reads the file from its start to its end."""
+def in_file_order(epoch: int, position: np.ndarray) -> np.ndarray:
+    """Returns the positions: every epoch is the file from start to end."""
     return position
 
 
 class Streams:
     """B streams over the tokens of one split; `batch` is a pure function.
 
-    rows: only those streams are read; a process of several asks for its own.
-    ext_len: before its new tokens, each segment has the ext_len tokens that its stream
-    read last, again and not scored: the context of a model without memory. Its arrays
-    are so much wider. Where a stream has read fewer, the segment has fewer.
-    warm_tokens: a stream starts so many tokens early, not scored, to fill the memory
-    with what precedes it (NVIDIA's protocol for evaluation). With ext_len they are the
-    context of its first segments, and make no segments of their own.
-    reset_memory_at: a document starts after each token of this id; -1 = nowhere. The
-    token itself belongs to the old document, and predicts the new one's first token
-    from it; the next input, that first token, is the first to see nothing before it.
-    roll: every epoch, each stream starts at a random place of its own, reads to its
-    end, and then from its beginning, where a document starts (NVIDIA's roll).
-    varlen: segments of varying length, see `length`, in arrays SLACK wider.
+    rows: the streams that are read, in a run of several processes.
+    ext_len: each segment starts with the last ext_len tokens of its stream, or fewer at
+    the start, as unscored context of a model without memory. The arrays are wider by
+    ext_len.
+    warm_tokens: a stream starts with this many earlier, unscored tokens, which fill the
+    memory (NVIDIA's evaluation). With ext_len they are the context of its first
+    segments and form no segments.
+    reset_memory_at: a document starts after each token with this id; -1 = never. The
+    token belongs to the old document but predicts the first token of the new one, which
+    is the first input that sees nothing before it.
+    roll: in every epoch, each stream starts at a random place and wraps around at its
+    end, where a document starts (NVIDIA's roll).
+    varlen: segments of varying length, see `length`, in arrays wider by SLACK.
     score_ids_from: targets with lower ids are not scored (the copying task's noise).
     half_loss: of a segment's n tokens, the first n // 2 are not scored (Table 6).
     order: the epoch's text, a permutation of the file's positions.
 
-    What is random depends on (seed, epoch) and the number of the stream or segment,
-    never on rows or on what was read before.
-
-    Raises UserError when the split is too short for B streams.
+    Random choices depend on (seed, epoch) and the number of the stream or segment, not
+    on rows or on earlier batches. Raises UserError if the split is too short for B
+    streams.
     """
 
     def __init__(
@@ -115,14 +112,13 @@ class Streams:
         half_loss: bool = False,
         score_ids_from: int = 0,
         seed: int = 0,
-        order: Order = as_it_stands,
+        order: Order = in_file_order,
     ):
         pairs = len(tokens) - 1
         if pairs < batch_size:
             raise UserError(
-                f"{len(tokens)} tokens are too few for {batch_size} streams: each "
-                "needs two at least; use fewer (train.batch_size, eval.streams) or a "
-                "longer text"
+                f"{len(tokens)} tokens are too few for {batch_size} streams: "
+                "decrease train.batch_size or eval.streams, or use a longer text"
             )
         self.tokens = np.asarray(tokens)  # indexing a np.memmap itself is slower
         self.tgt_len = tgt_len
@@ -135,13 +131,13 @@ class Streams:
         self.score_ids_from = score_ids_from
         self.seed = seed
         self.order = order
-        # Python integers: B x tokens passes 2^31 in the published runs.
+        # Python integers: B x tokens exceeds 2^31 in the published runs.
         bounds = np.array([b * pairs // batch_size for b in range(batch_size + 1)])
         self.stream_B = np.arange(batch_size, dtype=np.uint64)[rows]
         self.scored_from_B = bounds[:-1][rows]
         self.end_B = bounds[1:][rows]
         self.start_B = np.maximum(self.scored_from_B - warm_tokens, 0)
-        # A stream reads on from start_B, but what is only ever context is never new.
+        # With ext_len, the tokens before scored_from_B are only context.
         self.new_from_B = self.scored_from_B if ext_len else self.start_B
         self.count_B = self.end_B - self.new_from_B
         longest = -(-pairs // batch_size) + (0 if ext_len else warm_tokens)
@@ -149,17 +145,17 @@ class Streams:
 
     @property
     def segments_per_epoch(self) -> int:
-        """How many segments an epoch has; with varlen, its first epoch."""
+        """The number of segments in an epoch; with varlen, in the first epoch."""
         if not self.varlen:
             return -(-self.longest // self.tgt_len)
         return sum(1 for _ in self._positions())
 
     def length(self, position: Position) -> int:
-        """Returns how many tokens a segment takes from a stream that has them.
+        """Returns the number of tokens in a segment, unless its stream ends earlier.
 
-        With varlen it is normal about tgt_len, in one segment of 20 about half of it,
-        with deviation 5, within LEAST and tgt_len + SLACK, as in the original code.
-        The normal number is how many of 100 random bits are set, less 50.
+        With varlen it is normal with mean tgt_len, or half of that in one segment of
+        20, and deviation 5, within LEAST and tgt_len + SLACK, as in the original code.
+        The normal number is the count of ones in 100 random bits, minus 50.
         """
         if not self.varlen:
             return self.tgt_len
@@ -173,7 +169,7 @@ class Streams:
         return min(max(about + normal, LEAST), self.tgt_len + SLACK)
 
     def _rotation_B(self, epoch: int) -> np.ndarray:
-        """Returns the pair of its own that each stream starts an epoch with."""
+        """Returns the pair with which each stream starts an epoch."""
         if not self.roll:
             return np.zeros_like(self.count_B)
         random_B = draw(self.seed, ROTATION, epoch, self.stream_B)
@@ -202,8 +198,8 @@ class Streams:
             scored_BL &= width_L >= length_B[:, None] // 2
         targets_BL = self._read(position.epoch, pair_BL + 1)
         scored_BL &= targets_BL >= self.score_ids_from
-        # An epoch begins without the end of the one before, and what a stream has read
-        # before its beginning does not precede it in the text.
+        # The memory is reset at an epoch's start, and where a stream wraps, because it
+        # holds tokens that do not precede the segment in the text.
         first_BL = real_BL & (wraps_BL | (turn_BL == -lead_B[:, None]))
         if self.reset_memory_at >= 0:
             before_BL = self._read(position.epoch, np.maximum(pair_BL - 1, 0))
@@ -227,7 +223,7 @@ class Streams:
         return Position(epoch, segment + 1, token_offset)
 
     def _positions(self) -> Iterator[Position]:
-        """Yields where each segment of the first epoch begins."""
+        """Yields the position of each segment in the first epoch."""
         position = Position()
         while position.epoch == 0:
             yield position
@@ -236,15 +232,15 @@ class Streams:
     def cold_tokens(self, full: int) -> int:
         """Returns how many tokens are scored before their stream has read `full`.
 
-        That is the memory's length, or ext_len for a model without one: these tokens
-        see less than the others.
+        `full` is the memory's length, or ext_len without memory: these tokens have a
+        shorter context than the others.
         """
         warm_B = self.scored_from_B - self.start_B
         cold_B = np.minimum(full - warm_B, self.end_B - self.scored_from_B)
         return int(np.maximum(cold_B, 0).sum())
 
     def batch(self, position: Position) -> tuple[Segment, Position]:
-        """Returns the next S segments, on into the next epoch, and where to go on."""
+        """Returns the next S segments, across epochs, and the position after them."""
         parts = []
         for _ in range(self.segments):
             parts.append(self._segment(position))
@@ -253,6 +249,6 @@ class Streams:
         return Segment(*arrays), position
 
     def epoch(self) -> Iterator[Segment]:
-        """Yields every segment of the split once, one at a time (S = 1)."""
+        """Yields every segment of the split once, with S = 1."""
         for position in self._positions():
             yield Segment(*(part[None] for part in self._segment(position)))

@@ -1,8 +1,6 @@
-"""Subwords: another library's tokenizer as a vocabulary (not in the paper).
+"""Subword vocabularies: tokenizers of other libraries (not in the paper).
 
-Its libraries are the extra `subword`, imported only where a tokenizer is used.
-
-Dims: none.
+The libraries are the extra `subword`, and are imported only for such a vocabulary.
 """
 
 import base64
@@ -16,12 +14,12 @@ from txl_jax.data import text as texts
 from txl_jax.data.text import token_dtype
 from txl_jax.errors import UserError
 
-# Tried in turn for the end of a line where a tokenizer has no token for a newline.
+# Candidates for the end of a line, if a tokenizer has no token for a newline.
 LINE_ENDS = ("<eos>", "</s>", "<|endoftext|>", "<|end_of_text|>", "[SEP]")
 
 
 class _HuggingFace:
-    """A tokenizer of Hugging Face's `tokenizers`, and what is asked of it."""
+    """A tokenizer of Hugging Face's `tokenizers`."""
 
     def __init__(self, state: str) -> None:
         try:
@@ -29,25 +27,25 @@ class _HuggingFace:
         except ImportError as error:
             raise _not_installed("tokenizers") from error
         self.tokenizer = Tokenizer.from_str(state)
-        # Neither cuts nor fills a line: a stream needs all of it and nothing else.
+        # Truncation and padding would change a stream.
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
 
     def __len__(self) -> int:
-        # Token numbers may have holes: the largest one counts.
+        # Token numbers may have gaps.
         return max(self.tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
     def encode(self, lines: list[str]) -> list[list[int]]:
-        """Returns the tokens of each line, without the marks of a sentence."""
-        found = self.tokenizer.encode_batch_fast(lines, add_special_tokens=False)
-        return [each.ids for each in found]
+        """Returns the tokens of each line, without special tokens."""
+        batch = self.tokenizer.encode_batch_fast(lines, add_special_tokens=False)
+        return [encoding.ids for encoding in batch]
 
     def decode(self, tokens: list[int]) -> str:
         """Returns the text of tokens."""
         return self.tokenizer.decode(tokens, skip_special_tokens=False)
 
     def unknown(self) -> int:
-        """Returns the token of what has none, or -1."""
+        """Returns the token of unknown text, or -1."""
         name = json.loads(self.tokenizer.to_str())["model"].get("unk_token")
         token = self.tokenizer.token_to_id(name) if isinstance(name, str) else None
         return -1 if token is None else token
@@ -57,8 +55,8 @@ class _HuggingFace:
         ids = self.encode(["\n"])[0]
         if len(ids) == 1 and self.decode(ids) == "\n":
             return ids[0]
-        found = map(self.tokenizer.token_to_id, LINE_ENDS)
-        return next((token for token in found if token is not None), -1)
+        tokens = map(self.tokenizer.token_to_id, LINE_ENDS)
+        return next((token for token in tokens if token is not None), -1)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the tokenizer.json."""
@@ -66,7 +64,7 @@ class _HuggingFace:
 
 
 class _SentencePiece:
-    """A model of Google's `sentencepiece`, and what is asked of it."""
+    """A model of Google's `sentencepiece`."""
 
     def __init__(self, model: bytes) -> None:
         try:
@@ -81,7 +79,7 @@ class _SentencePiece:
         return self.processor.get_piece_size()
 
     def encode(self, lines: list[str]) -> list[list[int]]:
-        """Returns the tokens of each line, without the marks of a sentence."""
+        """Returns the tokens of each line, without special tokens."""
         return self.processor.encode(lines, num_threads=1)
 
     def decode(self, tokens: list[int]) -> str:
@@ -89,7 +87,7 @@ class _SentencePiece:
         return self.processor.decode(tokens)
 
     def unknown(self) -> int:
-        """Returns the token of what has none, or -1."""
+        """Returns the token of unknown text, or -1."""
         return self.processor.unk_id()
 
     def line_end(self) -> int:
@@ -100,7 +98,7 @@ class _SentencePiece:
         return self.processor.eos_id()
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the model's bytes as text."""
+        """Returns the model in base64."""
         return {"sentencepiece": base64.b64encode(self.model).decode()}
 
 
@@ -112,10 +110,10 @@ def _not_installed(library: str) -> UserError:
 
 
 class SubwordVocab:
-    """A tokenizer, line by line: each line's tokens and one for its end.
+    """A tokenizer applied to each line, followed by a token for its end.
 
-    Decoding gives back what the tokenizer itself would; a trained BPE (`train`) loses
-    nothing, others may normalise a line.
+    Decoding is the tokenizer's: exact for a BPE of `train`, while others may normalise
+    a line.
     """
 
     kind: ClassVar[str] = "subword"
@@ -132,32 +130,30 @@ class SubwordVocab:
             )
 
     @classmethod
-    def from_tokenizer(cls, state: str, name: str) -> "SubwordVocab":
-        """Reads the text of a tokenizer.json; `name` is what an error calls it."""
-        return cls._read(_HuggingFace, state, name, "tokenizer.json")
+    def read(cls, state: str | bytes, name: str) -> "SubwordVocab":
+        """Reads a tokenizer.json's text or a SentencePiece model's bytes.
 
-    @classmethod
-    def from_sentencepiece(cls, model: bytes, name: str) -> "SubwordVocab":
-        """Reads the bytes of a SentencePiece model; `name` is what an error calls."""
-        return cls._read(_SentencePiece, model, name, "SentencePiece model")
-
-    @classmethod
-    def _read(cls, engine: Any, state: Any, name: str, what: str) -> "SubwordVocab":
+        `name` is the name of the file in errors.
+        """
+        text = isinstance(state, str)
         try:
-            return cls(engine(state))
+            return cls(
+                _HuggingFace(state) if isinstance(state, str) else _SentencePiece(state)
+            )
         except UserError:
             raise
-        except Exception as error:  # both libraries raise their own kinds
+        except Exception as error:  # the libraries raise different types
             reason = str(error).partition("\n")[0]
+            kind = "tokenizer.json" if text else "SentencePiece model"
             raise UserError(
-                f"{name} is no {what} ({reason}): bring back the whole file"
+                f"{name} is not a {kind} ({reason}): restore the file"
             ) from error
 
     @classmethod
-    def train(cls, pieces: Iterable[str], size: int) -> "SubwordVocab":
-        """Learns byte-level BPE of `size` types from text that ends at line ends.
+    def train(cls, parts: Iterable[str], size: int) -> "SubwordVocab":
+        """Learns byte-level BPE with `size` types from text that is cut after lines.
 
-        All 256 bytes are among them, so every text has tokens and none is unknown.
+        The types include all 256 bytes, so any text can be encoded.
         """
         try:
             from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -171,8 +167,8 @@ class SubwordVocab:
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         )
-        # Without line ends, which stand alone when a line is encoded.
-        lines = (line for piece in pieces for line in piece.split("\n"))
+        # Lines are encoded without their ends.
+        lines = (line for part in parts for line in part.split("\n"))
         tokenizer.train_from_iterator(lines, trainer)
         return cls(_HuggingFace(tokenizer.to_str()))
 
@@ -181,14 +177,14 @@ class SubwordVocab:
 
     @property
     def dtype(self) -> np.dtype:
-        """The type of a token in a token file."""
+        """The dtype of the token files."""
         return token_dtype(len(self))
 
     def encode(self, text: str) -> np.ndarray:
         """Returns the tokens of a text."""
         lines = self.engine.encode(text.split("\n"))
         flat = [token for line in lines for token in (*line, self.line_end)]
-        return np.array(flat[:-1], self.dtype)  # what follows the last is no line
+        return np.array(flat[:-1], self.dtype)  # no end after the last line
 
     def stream(self, blocks: Iterable[bytes], name: str) -> Iterator[np.ndarray]:
         """Yields the tokens of a whole split."""
@@ -205,14 +201,13 @@ class SubwordVocab:
         return "\n".join(map(self.engine.decode, lines))
 
     def to_json(self) -> dict[str, Any]:
-        """Returns what `from_json` needs: the whole tokenizer."""
+        """Returns the JSON object that `from_json` accepts: the whole tokenizer."""
         return {"kind": self.kind, **self.engine.to_json()}
 
     @classmethod
     def from_json(cls, state: dict[str, Any]) -> "SubwordVocab":
-        """Returns the vocabulary that `to_json` described."""
+        """Returns the vocabulary of a JSON object that `to_json` returned."""
         name = "the saved vocabulary"
         if "sentencepiece" in state:
-            model = base64.b64decode(state["sentencepiece"])
-            return cls.from_sentencepiece(model, name)
-        return cls.from_tokenizer(json.dumps(state["tokenizer"]), name)
+            return cls.read(base64.b64decode(state["sentencepiece"]), name)
+        return cls.read(json.dumps(state["tokenizer"]), name)

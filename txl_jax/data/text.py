@@ -1,7 +1,4 @@
-"""Raw blocks of a split as text, cut where a vocabulary may cut it, in bounded memory.
-
-Dims: none.
-"""
+"""Text from blocks of bytes, cut where a vocabulary allows it, in bounded memory."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -10,47 +7,47 @@ import numpy as np
 
 from txl_jax.errors import UserError
 
-UNKNOWN = ("<unk>", "<UNK>")  # what WikiText and One Billion Word call it
+UNKNOWN = ("<unk>", "<UNK>")  # of WikiText and of One Billion Word
 
-WORD_BYTES = 16 << 20  # a longer run without white space is no text of words
-LINE_BYTES = 1 << 20  # a longer line is cut at its last space before here
+WORD_BYTES = 16 << 20  # a longer word is an error
+LINE_BYTES = 1 << 20  # a longer line is cut at the last space before this
 
 _SPACE = np.zeros(256, bool)
 _SPACE[list(b" \t\n\r\v\f")] = True
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
-    """Returns the narrowest type of uint8, uint16 and int32 that holds every token."""
+    """Returns the narrowest of uint8, uint16 and int32 that holds every token."""
     if vocab_size <= 1 << 8:
         return np.dtype(np.uint8)
     return np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.int32)
 
 
-def missing(what: str) -> UserError:
-    """Returns the error for text that a vocabulary has no token for."""
+def missing(symbol: str) -> UserError:
+    """Returns the error for a word, character or byte without a token."""
     return UserError(
-        f"{what} is not in the vocabulary, and that has no {UNKNOWN[0]}: leave it out, "
-        "or use a vocabulary that has it (data.vocab='byte' has everything)"
+        f"{symbol} is not in the vocabulary, which has no {UNKNOWN[0]}: leave it out, "
+        "or use another vocabulary (data.vocab='byte' encodes any text)"
     )
 
 
 @dataclass
 class Meter:
-    """Measures the blocks of a split as they pass: the denominators of metrics.
+    """Counts the bytes, words and lines of a split: the denominators of metrics.
 
-    Words are runs of bytes other than ASCII white space; the last line counts also
-    where it has no line end.
+    Words are runs of bytes other than ASCII white space. The last line counts even
+    without a newline.
     """
 
     original_bytes: int = 0
-    stream_bytes: int = 0  # what is left of them in the stream
+    stream_bytes: int = 0  # without dropped newlines
     words: int = 0
     lines: int = 0
 
     def read(
         self, blocks: Iterable[bytes], drop_newlines: bool = False
     ) -> Iterator[bytes]:
-        """Yields the blocks, without byte 10 if that is to be dropped."""
+        """Yields the blocks, without byte 10 if `drop_newlines`."""
         after_space = True
         block = b""
         for block in blocks:
@@ -70,15 +67,15 @@ class Meter:
 
 
 def characters(blocks: Iterable[bytes], name: str) -> Iterator[str]:
-    """Yields text cut between characters; `name` says whose it is in an error.
+    """Yields text cut between characters; `name` is the split's name in errors.
 
-    Raises UserError, as all of these do, for bytes that are no UTF-8.
+    Raises UserError, as `words` and `lines` do, for bytes that are not UTF-8.
     """
-    return _pieces(blocks, name, _last_character)
+    return _cut(blocks, name, _last_character)
 
 
 def words(blocks: Iterable[bytes], name: str) -> Iterator[str]:
-    """Yields text that ends after white space, but for the last piece."""
+    """Yields text cut after white space."""
 
     def after_space(data: bytes) -> int:
         stop = max(data.rfind(b"\n"), data.rfind(b" "), data.rfind(b"\t")) + 1
@@ -89,25 +86,25 @@ def words(blocks: Iterable[bytes], name: str) -> Iterator[str]:
             )
         return stop
 
-    return _pieces(blocks, name, after_space)
+    return _cut(blocks, name, after_space)
 
 
 def lines(blocks: Iterable[bytes], name: str) -> Iterator[str]:
-    """Yields text that ends after a line, or inside one of more than LINE_BYTES."""
+    """Yields text cut after lines, and inside one of more than LINE_BYTES."""
 
     def after_line(data: bytes) -> int:
         stop = data.rfind(b"\n") + 1
         if not stop and len(data) >= LINE_BYTES:
-            # Before the space: that one begins the next word in most tokenizers.
+            # In most tokenizers, a space belongs to the word after it.
             stop = data.rfind(b" ", 1, LINE_BYTES)
             return stop if stop > 0 else _last_character(data)
         return stop
 
-    return _pieces(blocks, name, after_line)
+    return _cut(blocks, name, after_line)
 
 
 def _last_character(data: bytes) -> int:
-    """Returns where the last character begins that may go on in the next block."""
+    """Returns the start of the last character if the next block may continue it."""
     for back in range(1, min(4, len(data)) + 1):
         if data[-back] >= 0xC0:
             return len(data) - back
@@ -116,7 +113,7 @@ def _last_character(data: bytes) -> int:
     return len(data)
 
 
-def _pieces(
+def _cut(
     blocks: Iterable[bytes], name: str, where: Callable[[bytes], int]
 ) -> Iterator[str]:
     data, start = b"", 0

@@ -1,7 +1,4 @@
-"""Vocabularies: text to tokens and back (the paper's section 4.1 uses bytes and words).
-
-Dims: none.
-"""
+"""Vocabularies: text to tokens and back (section 4.1 uses bytes and words)."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator
@@ -15,12 +12,12 @@ from txl_jax.data import text as texts
 from txl_jax.data.subword import SubwordVocab
 from txl_jax.data.text import token_dtype
 from txl_jax.data.word import Lines, WordVocab
-from txl_jax.errors import UserError, nearest
-from txl_jax.seal import DAMAGE, seal, unseal
+from txl_jax.errors import UserError, require_one_of
+from txl_jax.report.checksum import DAMAGE, verify_checksum, with_checksum
 
 
 class Vocab(Protocol):
-    """What every kind of vocabulary is."""
+    """The interface of every vocabulary."""
 
     kind: ClassVar[str]
 
@@ -28,27 +25,27 @@ class Vocab(Protocol):
 
     @property
     def dtype(self) -> np.dtype:
-        """The type of a token in a token file."""
+        """The dtype of the token files."""
 
     @property
     def unknown(self) -> int:
-        """The token of what has none, or -1."""
+        """The token of unknown text, or -1."""
 
     def encode(self, text: str) -> np.ndarray:
-        """Returns the tokens of a text; raises UserError for what has none."""
+        """Returns the tokens of a text; raises UserError for text without a token."""
 
     def decode(self, tokens: Iterable[int]) -> str:
         """Returns the text of tokens."""
 
     def stream(self, blocks: Iterable[bytes], name: str) -> Iterator[np.ndarray]:
-        """Yields the tokens of a whole split, given in blocks cut anywhere."""
+        """Yields the tokens of a whole split, in blocks of any size."""
 
     def to_json(self) -> dict[str, Any]:
-        """Returns what `from_json` needs."""
+        """Returns the JSON object that `from_json` accepts."""
 
 
 class ByteVocab:
-    """The 256 byte values: token i is byte i, so every text has tokens."""
+    """The 256 byte values: token i is byte i, so any text can be encoded."""
 
     kind: ClassVar[str] = "byte"
     dtype: np.dtype = np.dtype(np.uint8)
@@ -58,11 +55,11 @@ class ByteVocab:
         return 256
 
     def encode(self, text: str | bytes) -> np.ndarray:
-        """Returns the tokens of a text; a str is taken as UTF-8."""
+        """Returns the bytes of a text, in UTF-8."""
         return np.frombuffer(_utf8(text) if isinstance(text, str) else text, np.uint8)
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """Returns the text of tokens, with U+FFFD for bytes that are no UTF-8.
+        """Returns the text of tokens, with U+FFFD for bytes that are not UTF-8.
 
         Raises ValueError for a token outside [0, 256).
         """
@@ -73,26 +70,26 @@ class ByteVocab:
         yield from map(self.encode, blocks)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns what `from_json` needs."""
+        """Returns the JSON object that `from_json` accepts."""
         return {"kind": self.kind}
 
     @classmethod
     def from_json(cls, _: dict[str, Any]) -> "ByteVocab":
-        """Returns the vocabulary that `to_json` described."""
+        """Returns the vocabulary of a JSON object that `to_json` returned."""
         return cls()
 
 
 def _utf8(text: str) -> bytes:
-    # Bytes of a command line that are no UTF-8 arrive as surrogates.
+    # Python decodes other bytes of a command line as surrogates.
     return text.encode("utf-8", errors="surrogateescape")
 
 
 @dataclass(frozen=True)
 class CharVocab:
-    """The characters that occur, or (`of_bytes`) the byte values that do.
+    """The characters, or (`of_bytes`) the byte values, that occur in a corpus.
 
-    The published enwik8 pipeline has the byte values, most frequent first; symbol
-    U+00XX then stands for byte XX.
+    The published enwik8 vocabulary has byte values, most frequent first; symbol U+00XX
+    is byte XX.
     """
 
     symbols: str
@@ -105,9 +102,9 @@ class CharVocab:
     def count(
         cls, splits: Iterable[Iterator[np.ndarray]], of_bytes: bool
     ) -> "CharVocab":
-        """Returns the vocabulary of splits as code points: see `code_points`."""
+        """Returns the vocabulary of splits, each an iterator of `code_points`."""
         counts = np.zeros(256 if of_bytes else 0x110000, np.int64)
-        order: list[int] = []  # by first appearance
+        order: list[int] = []  # by first occurrence
         for split in splits:
             for points in split:
                 new, first = np.unique(points, return_index=True)
@@ -122,7 +119,7 @@ class CharVocab:
 
     @property
     def dtype(self) -> np.dtype:
-        """The type of a token in a token file."""
+        """The dtype of the token files."""
         return token_dtype(len(self))
 
     def encode(self, text: str) -> np.ndarray:
@@ -146,29 +143,29 @@ class CharVocab:
         tokens = table[points]
         if len(tokens) and tokens.min() < 0:
             point = int(points[tokens < 0][0])
-            what = f"byte {point}" if self.of_bytes else f"character {chr(point)!r}"
-            raise texts.missing(what)
+            symbol = f"byte {point}" if self.of_bytes else f"character {chr(point)!r}"
+            raise texts.missing(symbol)
         return tokens.astype(self.dtype)
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """Returns the text of tokens; raises IndexError for a token that is none."""
+        """Returns the text of tokens; raises IndexError for an unknown token."""
         text = "".join(map(self.symbols.__getitem__, np.asarray(tokens).tolist()))
         if self.of_bytes:
             return text.encode("latin-1").decode("utf-8", errors="replace")
         return text
 
     def to_json(self) -> dict[str, Any]:
-        """Returns what `from_json` needs."""
+        """Returns the JSON object that `from_json` accepts."""
         return {"kind": self.kind, "of_bytes": self.of_bytes, "symbols": self.symbols}
 
     @classmethod
     def from_json(cls, state: dict[str, Any]) -> "CharVocab":
-        """Returns the vocabulary that `to_json` described."""
+        """Returns the vocabulary of a JSON object that `to_json` returned."""
         symbols, of_bytes = state["symbols"], state["of_bytes"]
         if not isinstance(symbols, str) or len(set(symbols)) < len(symbols):
-            raise ValueError("its symbols are no text that has each of them once")
+            raise ValueError("its symbols are not distinct characters")
         if of_bytes and max(symbols, default="") > "\xff":
-            raise ValueError("its symbols are no bytes")
+            raise ValueError("its symbols are not bytes")
         return cls(symbols, bool(of_bytes))
 
 
@@ -190,65 +187,57 @@ VOCABULARIES: dict[str, Any] = {
 }
 
 
-def named(kind: str) -> Any:
-    """Returns the class of a kind; raises UserError that lists the known kinds."""
-    if kind not in VOCABULARIES:
-        hint = nearest(kind, list(VOCABULARIES))
-        known = ", ".join(VOCABULARIES)
-        raise UserError(f"vocabulary {kind!r} is unknown{hint}; known are: {known}")
-    return VOCABULARIES[kind]
-
-
 def save(vocab: Vocab, path: Path) -> None:
-    """Writes a vocabulary as JSON: all of it, of every kind."""
-    state = json.dumps(seal(vocab.to_json()), ensure_ascii=False)
+    """Writes a vocabulary as JSON."""
+    state = json.dumps(with_checksum(vocab.to_json()), ensure_ascii=False)
     path.write_text(state + "\n", "utf-8")
 
 
-def load(path: Path, mend: str = "bring it back") -> Vocab:
-    """Reads what `save` wrote.
+def load(path: Path, fix: str = "restore it") -> Vocab:
+    """Reads a vocabulary that `save` wrote.
 
-    Raises UserError, which says how to mend it, if it is missing or another's.
+    Raises UserError, which ends with `fix`, if it is missing or damaged.
     """
     try:
         vocab = _read_json(path.read_text("utf-8"))
         len(vocab)
         return vocab
     except (*DAMAGE, OSError, UserError) as error:
-        raise UserError(f"{path} is not a vocabulary ({error}): {mend}") from error
+        raise UserError(f"{path} is not a vocabulary ({error}): {fix}") from error
 
 
 def _read_json(text: str) -> Vocab:
-    state = unseal(json.loads(text))
-    return named(state["kind"]).from_json(state)
+    state = verify_checksum(json.loads(text))
+    require_one_of(state["kind"], list(VOCABULARIES), "kind")
+    return VOCABULARIES[state["kind"]].from_json(state)
 
 
 def read(path: Path, lines: Callable[[], Lines]) -> Vocab:
-    """Reads a vocabulary that somebody else made, of the kind that the file shows.
+    """Reads a user's vocabulary, whose kind depends on the file.
 
-    A file that `save` wrote; a Hugging Face tokenizer.json; a SentencePiece .model; or
-    plain text whose lines begin with a word each: `lines` gives their marks. Raises
-    UserError for a file that is none of these.
+    Supported are files of `save`, a Hugging Face tokenizer.json, a SentencePiece .model
+    and plain text with a word at the start of each line, for which `lines` returns the
+    marks. Raises UserError for any other file.
     """
     field = f"data.vocab_path={str(path)!r}"
-    mend = "give a tokenizer.json, a SentencePiece .model, a vocab.json or a word list"
+    fix = "give a tokenizer.json, a SentencePiece .model, a vocab.json or a word list"
     try:
         data = path.read_bytes()
         if path.suffix == ".model":
-            return SubwordVocab.from_sentencepiece(data, field)
+            return SubwordVocab.read(data, field)
         text = data.decode("utf-8")
         if path.suffix == ".json":
             if "model" in json.loads(text):
-                return SubwordVocab.from_tokenizer(text, field)
+                return SubwordVocab.read(text, field)
             return _read_json(text)
-        # Not splitlines: a word may hold one of Unicode's other line ends.
+        # str.splitlines would split words that contain other line ends of Unicode.
         firsts = (line.split()[0] for line in text.split("\n") if line.strip())
-        # One Billion Word's published list has <S> twice; the paper's code takes one.
+        # One Billion Word's published list has <S> twice; the paper's code uses one.
         words = [*dict.fromkeys(firsts)]
     except OSError as error:
-        raise UserError(f"{field} cannot be read ({error.strerror}): {mend}") from None
+        raise UserError(f"{field} cannot be read ({error.strerror}): {fix}") from None
     except DAMAGE as error:
-        raise UserError(f"{field} is no vocabulary ({error}): {mend}") from error
+        raise UserError(f"{field} is not a vocabulary ({error}): {fix}") from error
     try:
         return WordVocab(words, lines())
     except UserError as error:

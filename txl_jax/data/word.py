@@ -1,7 +1,4 @@
-"""Words between white space, as the paper's WikiText-103, PTB and One Billion Word.
-
-Dims: none.
-"""
+"""Word vocabularies, as for the paper's WikiText-103, PTB and One Billion Word."""
 
 import collections
 from collections.abc import Callable, Iterable, Iterator
@@ -15,19 +12,19 @@ from txl_jax.errors import UserError
 
 
 class Lines(NamedTuple):
-    """How a line becomes words: split at white space, between its marks."""
+    """How a line becomes words: split at white space, with marks at both ends."""
 
     eos: str = "<eos>"  # after each line, blank ones too
-    bos: str = ""  # before each line; "" = nothing
+    bos: str = ""  # before each line; "" = none
     lower_case: bool = False
 
     @property
     def specials(self) -> list[str]:
-        """The marks, each once."""
+        """The distinct marks."""
         return [*dict.fromkeys(mark for mark in (self.eos, self.bos) if mark)]
 
     def split(self, text: str, inside: bool = False) -> list[str]:
-        """Returns the words; `inside` a line that an earlier text began or not."""
+        """Returns the words; `inside` = the text continues a line."""
         if self.lower_case:
             text = text.lower()
         words = text.replace("\n", f" {self.eos} {self.bos} ").split()
@@ -35,7 +32,7 @@ class Lines(NamedTuple):
             if not inside:
                 words.insert(0, self.bos)
             if text.endswith("\n"):
-                words.pop()  # of a line that has not begun
+                words.pop()  # the next line has not begun
         return words
 
     def stream(
@@ -44,21 +41,21 @@ class Lines(NamedTuple):
         name: str,
         look_up: Callable[[str], int],
     ) -> Iterator[np.ndarray]:
-        """Yields the numbers of a split's words; its last line ends like the others."""
+        """Yields the numbers of a split's words; the last line gets its mark too."""
         inside = False
-        for piece in texts.words(blocks, name):
-            words = self.split(piece, inside)
+        for part in texts.words(blocks, name):
+            words = self.split(part, inside)
             yield np.fromiter(map(look_up, words), np.int32, len(words))
-            inside = not piece.endswith("\n")
+            inside = not part.endswith("\n")
         if inside:
             yield np.array([look_up(self.eos)], np.int32)
 
 
-PAPER = Lines()  # its WikiText and PTB
+PAPER = Lines()  # of WikiText and PTB
 
 
 class _Ids(dict[str, int]):
-    """Words to tokens; a word that is not there is unknown, or an error."""
+    """The token of each word; other words map to <unk> or raise UserError."""
 
     def __init__(self, words: Iterable[str]) -> None:
         super().__init__((word, token) for token, word in enumerate(words))
@@ -71,10 +68,10 @@ class _Ids(dict[str, int]):
 
 
 class WordVocab:
-    """Words between white space; the end of a line is a word as well.
+    """Words between white space; the ends of lines are words too.
 
-    Encoding takes the white space for one space or one line end, and decoding gives
-    that back: what was decoded encodes to the same tokens.
+    Decoding writes single spaces and newlines, so decoded text encodes to the same
+    tokens.
     """
 
     kind: ClassVar[str] = "word"
@@ -85,12 +82,12 @@ class WordVocab:
         self._ids = _Ids(words)
         if len(self._ids) < len(words):
             twice = next(w for i, w in enumerate(words) if self._ids[w] != i)
-            raise UserError(f"the vocabulary has {twice!r} twice: leave one of them")
+            raise UserError(f"the vocabulary has {twice!r} twice: remove one of them")
         for mark in lines.specials:
             if mark not in self._ids:
                 raise UserError(
                     f"the vocabulary lacks {mark!r}, which marks each line: add it, or "
-                    "set data.convention to one whose marks it has"
+                    "set data.convention to one that matches its marks"
                 )
 
     def __len__(self) -> int:
@@ -98,18 +95,18 @@ class WordVocab:
 
     @property
     def dtype(self) -> np.dtype:
-        """The type of a token in a token file."""
+        """The dtype of the token files."""
         return token_dtype(len(self))
 
     @property
     def unknown(self) -> int:
-        """The token of words that are not in the vocabulary, or -1."""
+        """The token of unknown words, or -1."""
         return self._ids.unknown
 
     def encode(self, text: str) -> np.ndarray:
-        """Returns the tokens of a text; its last line ends only with a line end.
+        """Returns the tokens of a text, whose last line may be incomplete.
 
-        Raises UserError for an unknown word where the vocabulary has no <unk>.
+        Raises UserError for an unknown word if the vocabulary has no <unk>.
         """
         words = self.lines.split(text)
         return np.fromiter(
@@ -117,42 +114,42 @@ class WordVocab:
         )
 
     def stream(self, blocks: Iterable[bytes], name: str) -> Iterator[np.ndarray]:
-        """Yields the tokens of a whole split, the last line ended like the others."""
+        """Yields the tokens of a whole split, whose last line gets its mark too."""
         for tokens in self.lines.stream(blocks, name, self._ids.__getitem__):
             yield tokens.astype(self.dtype)
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """Returns words with a space between and the end of a line as a newline."""
-        written: list[str] = []
+        """Returns the words, separated by spaces and newlines."""
+        parts: list[str] = []
         start = True
-        begun = False  # a line's first mark has been read; it may equal the last
+        marked = False  # after a line's first mark, which may equal the last one
         for word in map(self.words.__getitem__, np.asarray(tokens).tolist()):
-            if start and not begun and word == self.lines.bos:
-                begun = True
+            if start and not marked and word == self.lines.bos:
+                marked = True
             elif word == self.lines.eos:
-                written.append("\n")
-                start, begun = True, False
+                parts.append("\n")
+                start, marked = True, False
             else:
-                written += [word] if start else [" ", word]
+                parts += [word] if start else [" ", word]
                 start = False
-        return "".join(written)
+        return "".join(parts)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns what `from_json` needs."""
+        """Returns the JSON object that `from_json` accepts."""
         return {"kind": self.kind, **self.lines._asdict(), "words": self.words}
 
     @classmethod
     def from_json(cls, state: dict[str, Any]) -> "WordVocab":
-        """Returns the vocabulary that `to_json` described."""
+        """Returns the vocabulary of a JSON object that `to_json` returned."""
         marks = Lines(state["eos"], state["bos"], state["lower_case"])
         return cls(list(map(str, state["words"])), marks)
 
 
 class WordCounter:
-    """Numbers words as they come and counts them: text is split only once.
+    """Numbers and counts words in a single pass over the text.
 
-    `stream` yields provisional numbers; `finish` gives the vocabulary and the array
-    that takes each provisional number to its token.
+    `stream` yields provisional numbers; `finish` returns the vocabulary and the token
+    of each provisional number.
     """
 
     def __init__(self, lines: Lines) -> None:
@@ -166,7 +163,7 @@ class WordCounter:
     def stream(
         self, blocks: Iterable[bytes], name: str, counted: bool
     ) -> Iterator[np.ndarray]:
-        """Yields a split's provisional numbers, counted into the vocabulary or not."""
+        """Yields a split's provisional numbers, and counts them if `counted`."""
         for numbers in self.lines.stream(blocks, name, self._numbers.__getitem__):
             if len(self._numbers) > len(self._counts):
                 self._counts = np.pad(self._counts, (0, len(self._numbers)))
@@ -180,16 +177,16 @@ class WordCounter:
     ) -> tuple[WordVocab, np.ndarray]:
         """Returns the vocabulary, and each provisional number's token or -1.
 
-        The marks come first, then words by falling count and, where equal, by first
-        appearance. Where min_count or max_size leaves words out, <unk> is one of the
-        words: in its place by count, or after the marks if the text has none.
+        The marks come first, then words by falling count and, if equal, by first
+        occurrence. If min_count or max_size excludes words, the vocabulary has <unk>,
+        in its place by count, or after the marks if it does not occur in the text.
         """
         words = list(self._numbers)
         marks = len(self.lines.specials)
         counts = self._counts[: len(words)].copy()
         counts[:marks] = 0
         order = np.argsort(-counts, kind="stable")
-        order = order[counts[order] > 0]  # the others were in uncounted splits only
+        order = order[counts[order] > 0]  # the rest only occur in uncounted splits
         most = max_size or marks + len(order)
         kept = order[counts[order] >= min_count][: max(most - marks, 0)]
         specials = self.lines.specials
@@ -203,5 +200,5 @@ class WordCounter:
         return vocab, tokens
 
     def missing(self, number: int) -> UserError:
-        """Returns the error that names a word which has no token."""
+        """Returns the error for a provisional number without a token."""
         return texts.missing(f"word {list(self._numbers)[number][:80]!r}")

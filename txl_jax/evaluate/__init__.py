@@ -1,1 +1,1 @@
-"""What a trained model is worth, measured."""
+"""Evaluation of trained models: perplexity, scores, context length, attention."""

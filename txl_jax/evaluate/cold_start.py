@@ -1,14 +1,13 @@
-"""The loss after a cold start, against how many tokens have been read (section 4.4).
+"""The loss against the number of tokens read since a cold start (section 4.4).
 
-A split is cut into pieces of N tokens, each read from an empty memory. The mean nll of
-all pieces' t-th predictions is what a model makes of t tokens of context; where the
-curve stops falling, more memory brings no more.
+A split is cut into pieces of T tokens, each read from an empty memory. The mean nll of
+the t-th prediction over all pieces is the model's loss with t tokens of context. Where
+the curve stops falling, more context does not help.
 
-Dims: B pieces side by side, L segment, T tokens of a piece.
+Dims: B pieces in parallel, P pieces in total, L segment, T tokens of a piece.
 """
 
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -17,81 +16,88 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh
 
-from txl_jax import distributed, metrics
+from txl_jax import metrics
+from txl_jax.data.streams import Segment
 from txl_jax.errors import UserError
-from txl_jax.evaluate.perplexity import EvalConfig, evaluation_model, make_steps
+from txl_jax.evaluate import reader
+from txl_jax.evaluate.options import EvalConfig, evaluation_model
+from txl_jax.evaluate.reader import Reader, Traced, make_segment
 from txl_jax.model.config import ModelConfig
+from txl_jax.model.key_values import KeyValueMemory
 from txl_jax.model.txl import TransformerXL
-from txl_jax.preemption import stop
-from txl_jax.report import plots
-from txl_jax.report.writer import Progress, to_json
-from txl_jax.sharding import check_streams
+from txl_jax.sharding import host_rows
 
 
 def cut_pieces(tokens: np.ndarray, T: int) -> np.ndarray:
-    """Returns pieces of T + 1 tokens, each beginning with the last one of another.
+    """Returns pieces of T + 1 tokens; consecutive pieces share one token.
 
-    What does not fill a piece is left out. Raises UserError where nothing fills one.
+    An incomplete last piece is dropped. Raises UserError if there is no complete one.
     """
     count = (len(tokens) - 1) // T
     if not count:
         raise UserError(
-            f"eval.cold_start = {T} is more than the {len(tokens) - 1} tokens to "
-            "score: lower it"
+            f"eval.cold_start = {T} exceeds the {len(tokens) - 1} tokens to score: "
+            "lower it"
         )
-    begin_P = T * np.arange(count)
-    return np.asarray(tokens)[begin_P[:, None] + np.arange(T + 1)].astype(np.int32)
+    start_P = T * np.arange(count)
+    return np.asarray(tokens)[start_P[:, None] + np.arange(T + 1)].astype(np.int32)
+
+
+def sum_streams(
+    model: TransformerXL, memory: KeyValueMemory, segment: Traced
+) -> tuple[KeyValueMemory, Array]:
+    """Returns (memory, nll_L summed over the scored streams) of one segment."""
+    memory, nll_BL = reader.nll(model, memory, segment)
+    return memory, jnp.sum(nll_BL * segment.weights_SBL, axis=0)
+
+
+def cut(piece_BT: np.ndarray, B: int, L: int, rows: slice) -> Iterator[Segment]:
+    """Yields at most B pieces of T + 1 tokens as segments of B streams.
+
+    rows: the streams of this process. Streams without a piece have weight 0. The last
+    segment is padded at its right end, which does not affect earlier tokens.
+    """
+    P, T = piece_BT.shape[0], piece_BT.shape[1] - 1
+    piece_BT = np.pad(piece_BT, ((0, B - P), (0, -T % L)), mode="edge")
+    for at in range(0, T, L):
+        pair = piece_BT[:, at : at + L], piece_BT[:, at + 1 : at + L + 1]
+        segment = make_segment(*pair)
+        segment.weights_SBL[:, P:] = 0
+        yield Segment(*(x_SBL[:, rows] for x_SBL in segment))
 
 
 def measure(
-    config: ModelConfig,
-    how: EvalConfig,
+    model_config: ModelConfig,
+    config: EvalConfig,
     mesh: Mesh,
     params: Any,
     tokens: np.ndarray,
     progress: Callable[[int, int], None],
 ) -> tuple[np.ndarray, int]:
-    """Returns (nll_T in nats, pieces): the mean over pieces of how.cold_start tokens.
+    """Returns (nll_T in nats, the number of pieces): means over all pieces.
 
-    nll_T[t] is of predictions from exactly t + 1 tokens, as far as the memory holds
-    them. how.streams pieces are read side by side, in segments of how.tgt_len.
+    nll_T[t] is the mean over predictions from exactly t + 1 tokens, or as many as the
+    memory holds. config.streams pieces are read in parallel, in segments of
+    config.tgt_len.
     """
-    check_streams(mesh, how.streams, "eval.streams")
-    B, L, T = how.streams, how.tgt_len, how.cold_start
-    pieces_PT = cut_pieces(how.cut(tokens), T)
-    P = len(pieces_PT)
-    apart, empty, _ = make_steps(config, how, mesh)
-    model = TransformerXL(evaluation_model(config, how), stacked=False)
-
-    @jax.jit
-    def read(
-        params: Any, memory: Any, inputs_BL: Array, targets_BL: Array, weight_B: Array
-    ) -> tuple[Any, Array]:
-        nll_BL, memory = model.apply(
-            {"params": params}, inputs_BL, targets_BL, memory, method="nll"
-        )
-        return memory, jnp.sum(nll_BL * weight_B[:, None], axis=0)
-
-    params = apart(params)
-    width = -(-T // L) * L
-    sum_T, batches = np.zeros(width), -(-P // B)
+    rows = host_rows(mesh, config.streams, "eval.streams")
+    B, L, T = config.streams, config.tgt_len, config.cold_start
+    piece_PT = cut_pieces(config.cut(tokens), T)
+    P = len(piece_PT)
+    model_config = evaluation_model(model_config, config)
+    read = Reader(model_config, sum_streams, B, L, mesh)
+    params = read.unstack(params)
+    sum_T, batches = np.zeros(T), -(-P // B)
     for number in range(batches):
-        own_BT = pieces_PT[number * B : (number + 1) * B]
-        weight_B = (np.arange(B) < len(own_BT)).astype(np.float32)
-        # Padding at the right end changes nothing before it.
-        own_BT = np.pad(own_BT, ((0, B - len(own_BT)), (0, width - T)), mode="edge")
-        memory, parts = empty(params), []
-        for at in range(0, width, L):
-            pair = own_BT[:, at : at + L], own_BT[:, at + 1 : at + L + 1]
-            memory, nll_L = read(params, memory, *pair, weight_B)
-            parts.append(nll_L)
-        sum_T += np.concatenate(jax.device_get(parts)).astype(np.float64)
+        segments = cut(piece_PT[number * B : (number + 1) * B], B, L, rows)
+        nll_SL = np.concatenate(jax.device_get([*read.outputs(params, segments)]))
+        sum_T += nll_SL.reshape(-1)[:T].astype(np.float64)
         progress(number + 1, batches)
-    return sum_T[:T] / P, P
+    return sum_T / P, P
 
 
 def bins(nll_T: np.ndarray) -> list[dict[str, Any]]:
-    """Returns the curve in bins of 1, 2, 3 to 4, 5 to 8, ... tokens read."""
+    """Averages the curve over bins of 1, 2, 3 to 4, 5 to 8, ... tokens read."""
     ends = [1]
     while ends[-1] < len(nll_T):
         ends.append(2 * ends[-1])
@@ -105,11 +111,11 @@ def bins(nll_T: np.ndarray) -> list[dict[str, Any]]:
     return rows
 
 
-def summarize(nll_T: np.ndarray, pieces: int) -> dict[str, Any]:
-    """Returns the curve's bins, where it settles, and what a cold start costs.
+def summarize(nll_T: np.ndarray, pieces: int, config: EvalConfig) -> dict[str, Any]:
+    """Returns the curve in bins, its final level, and the cost of a cold start.
 
-    settled_nll is the mean of the curve's last quarter. cost_nats: what one cold start
-    adds to the sum of a text's nll, the curve's excess over that.
+    settled_nll is the mean of the curve's last quarter. cost_nats is the sum of the
+    curve's excess over it: the nll that one cold start adds to a text.
     """
     settled = float(nll_T[-max(len(nll_T) // 4, 1) :].mean())
     return {
@@ -119,37 +125,7 @@ def summarize(nll_T: np.ndarray, pieces: int) -> dict[str, Any]:
         "settled_bpc": metrics.bits(settled),
         "cost_nats": float((nll_T - settled).sum()),
         "rows": bins(nll_T),
+        "split": config.split,
+        "tgt_len": config.tgt_len,
+        "mem_len": config.mem_len,
     }
-
-
-def keep(nll_T: np.ndarray, pieces: int, how: EvalConfig, folder: Path) -> Any:
-    """Returns the summary; leaves the whole curve as JSON, and a plot."""
-    lengths = {"split": how.split, "tgt_len": how.tgt_len, "mem_len": how.mem_len}
-    result = summarize(nll_T, pieces) | lengths
-    if distributed.is_first():
-        stem = folder / "cold_start"
-        result |= {"picture": f"{stem}.png", "file": f"{stem}.json"}
-        curve = {"nll_by_tokens_read": [round(nll, 6) for nll in nll_T.tolist()]}
-        Path(result["file"]).write_text(to_json(result | curve) + "\n", "utf-8")
-        plots.plot_cold_start(nll_T, result, Path(result["picture"]))
-    return result
-
-
-def run(
-    config: ModelConfig,
-    how: EvalConfig,
-    mesh: Mesh,
-    params: Any,
-    tokens: np.ndarray,
-    folder: Path,
-) -> dict[str, Any]:
-    """Reads pieces of a split, and returns what `keep` does."""
-    with Progress("cold starts", 0) as bar:
-
-        def progress(done: int, total: int) -> None:
-            bar(done, total)
-            if stop.at_boundary():
-                raise stop.end("while evaluating")
-
-        measured = measure(config, how, mesh, params, tokens, progress)
-    return keep(*measured, how, folder)

@@ -1,28 +1,31 @@
-"""The nll of tokens that have a context of exactly so many tokens: l_i(c, t).
+"""The nll of tokens after a context of a given length: l_i(c, t) of RECL.
 
-Every token has a window of its own, read from a fresh memory; of the window only the
-last prediction counts. A model with a memory reads it as evaluation reads a text, in
-segments of eval.tgt_len with a memory of eval.mem_len, the first segment being shorter
-where the window is no multiple. A model without one reads the window at once.
+Every token has its own window, read from an empty memory, and only the window's last
+prediction counts. A model with a memory reads a window as evaluation reads a text, in
+segments of eval.tgt_len with a memory of eval.mem_len; the first segment is shorter if
+the window is not a multiple of tgt_len. A model without a memory reads the whole window
+at once.
 
-Dims: B windows, L segment, T positions, D model.
+Dims: B windows, C context, L segment, T positions, D model.
 """
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.sharding import Mesh
 
-from txl_jax.evaluate.perplexity import EvalConfig, evaluation_model
+from txl_jax.data.streams import Segment
+from txl_jax.evaluate import reader
+from txl_jax.evaluate.options import EvalConfig, evaluation_model
+from txl_jax.evaluate.reader import Reader, Traced, make_segment
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.key_values import KeyValueMemory, unstack
-from txl_jax.model.memory import Memory
+from txl_jax.model.key_values import KeyValueMemory
 from txl_jax.model.txl import TransformerXL
-from txl_jax.sharding import check_streams, sharding, shardings
+from txl_jax.sharding import check_streams
 
 # (tokens, positions_T, context, progress) -> nll_T in nats.
 ContextNll = Callable[
@@ -31,64 +34,60 @@ ContextNll = Callable[
 
 
 def spread(tokens: int, longest: int, count: int) -> np.ndarray:
-    """Returns `count` positions with `longest` tokens before them, spread evenly.
+    """Returns `count` evenly spaced positions with `longest` tokens before them.
 
-    0, or more than there are, means all of them.
+    Returns all positions if count is 0 or exceeds their number.
     """
-    there = max(tokens - longest, 0)
-    count = min(count or there, there)
-    return longest + np.arange(count, dtype=np.int64) * there // max(count, 1)
+    available = max(tokens - longest, 0)
+    count = min(count or available, available)
+    return longest + np.arange(count, dtype=np.int64) * available // max(count, 1)
+
+
+def last_nll(
+    model: TransformerXL, memory: KeyValueMemory, segment: Traced
+) -> tuple[KeyValueMemory, Array]:
+    """Returns (memory, nll_B of each stream's last target) of one segment."""
+    memory, hidden_BLD = reader.hidden(model, memory, segment)
+    length_B = segment.length_SB
+    last_B1D = reader.last(hidden_BLD, length_B)
+    target_B1 = jnp.take_along_axis(segment.targets_SBL, length_B[:, None] - 1, axis=1)
+    return memory, model.embedding.nll(last_B1D, target_B1)[:, 0]
+
+
+def cut(window_BT: np.ndarray, L: int) -> Iterator[Segment]:
+    """Yields windows [B, C + 1] as segments; a shorter first one is padded."""
+    inputs_BC, targets_BC = window_BT[:, :-1], window_BT[:, 1:]
+    C = inputs_BC.shape[1]
+    first = (C - 1) % L + 1
+    pad = ((0, 0), (0, L - first))
+    yield make_segment(
+        np.pad(inputs_BC[:, :first], pad), np.pad(targets_BC[:, :first], pad), first
+    )
+    for start in range(first, C, L):
+        end = start + L
+        yield make_segment(inputs_BC[:, start:end], targets_BC[:, start:end])
 
 
 def make_context_nll(
-    config: ModelConfig, how: EvalConfig, params: Any, batch_size: int, mesh: Mesh
+    model_config: ModelConfig,
+    config: EvalConfig,
+    params: Any,
+    batch_size: int,
+    mesh: Mesh,
 ) -> ContextNll:
     """Returns nll(tokens, positions_T, context, progress) -> nll_T, in float64.
 
-    The token at each position is predicted from the `context` tokens before it and
-    nothing else. progress(done, total) counts batches of windows.
+    The token at each position is predicted from exactly the `context` tokens before it.
+    progress(done, total) counts positions.
     """
     check_streams(mesh, batch_size, "recl.batch_size")
-    config, B = evaluation_model(config, how), batch_size
-    model = TransformerXL(config, stacked=False)
-    params = jax.jit(unstack)(params)
+    model_config, B = evaluation_model(model_config, config), batch_size
 
-    def start(params: Any, L: int) -> KeyValueMemory:
-        memory = KeyValueMemory.of(config, params, Memory.empty(config, B), L)
-        places = shardings(mesh, memory.letters())
-        return jax.lax.with_sharding_constraint(memory, places)
+    @functools.cache
+    def make_reader(L: int) -> Reader:
+        return Reader(model_config, last_nll, B, L, mesh)
 
-    def read(
-        params: Any, memory: Any, tokens_BL: Array, length: Array, targets_B: Array
-    ) -> tuple[Any, Array]:
-        """Returns (memory, nll_B of what comes after `length` tokens)."""
-        variables, length_B = {"params": params}, jnp.full(B, length, jnp.int32)
-        result: Any = model.apply(variables, tokens_BL, memory, length_B=length_B)
-        hidden_BLD, memory = result
-        last_B1D = jax.lax.dynamic_slice_in_dim(hidden_BLD, length - 1, 1, axis=1)
-        nll_B1: Any = model.apply(variables, last_B1D, targets_B[:, None], method=_nll)
-        return memory, nll_B1[:, 0]
-
-    make_memory, step = jax.jit(start, static_argnums=1), jax.jit(read)
-
-    def windows(inputs_BC: np.ndarray, targets_B: np.ndarray) -> Array:
-        """Returns nll_B of the targets, each after its window."""
-        context = inputs_BC.shape[1]
-        L = how.tgt_len if how.mem_len else context
-        first = (context - 1) % L + 1
-        pad_BC = np.zeros((B, L - first), np.int32)
-        inputs_BC = np.concatenate(
-            [inputs_BC[:, :first], pad_BC, inputs_BC[:, first:]], 1
-        )
-        memory, target_B = make_memory(params, L), put(targets_B)
-        for begin in range(0, inputs_BC.shape[1], L):
-            length = np.int32(L if begin else first)
-            tokens_BL = put(inputs_BC[:, begin : begin + L])
-            memory, nll_B = step(params, memory, tokens_BL, length, target_B)
-        return nll_B
-
-    def put(x: np.ndarray) -> Array:
-        return jax.device_put(x, sharding(mesh, "BL"[: x.ndim]))
+    params = make_reader(config.tgt_len).unstack(params)
 
     def nll(
         tokens: np.ndarray,
@@ -96,19 +95,16 @@ def make_context_nll(
         context: int,
         progress: Callable[[int, int], None],
     ) -> np.ndarray:
-        found, T = [], len(positions_T)
+        L, T = config.tgt_len if config.mem_len else context, len(positions_T)
+        parts = []
         for begin in range(0, T, B):
-            # The last batch is filled up with its last position.
+            # The last batch repeats its last position.
             index_B = np.minimum(np.arange(begin, begin + B), T - 1)
-            position_B1 = positions_T[index_B][:, None]
-            inputs_BC = tokens[position_B1 - np.arange(context, 0, -1)].astype(np.int32)
-            nll_B = windows(inputs_BC, tokens[position_B1[:, 0]].astype(np.int32))
-            found.append(np.asarray(nll_B, np.float64)[: T - begin])
+            place_BT = positions_T[index_B][:, None] - np.arange(context, -1, -1)
+            segments = cut(tokens[place_BT].astype(np.int32), L)
+            *_, nll_SB = make_reader(L).outputs(params, segments)
+            parts.append(np.asarray(nll_SB[0], np.float64)[: T - begin])
             progress(min(begin + B, T), T)
-        return np.concatenate(found)
+        return np.concatenate(parts)
 
     return nll
-
-
-def _nll(model: TransformerXL, hidden_BLD: Array, targets_BL: Array) -> Array:
-    return model.embedding.nll(hidden_BLD, targets_BL)

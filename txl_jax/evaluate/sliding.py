@@ -1,17 +1,17 @@
-"""Sliding-window evaluation, as Al-Rfou et al. (2018) evaluate (section 4.5, Table 9).
+"""Sliding-window evaluation, as in Al-Rfou et al. (2018) (section 4.5, Table 9).
 
-Every token is predicted from a window of the W tokens before it, read from nothing:
-the whole window is computed, its last position alone predicts, and the window moves on
-by one. The first W tokens have shorter windows, which begin with the text: one pass
-over the first window has all their predictions.
+Every token is predicted from the window of the W tokens before it, without a memory.
+The whole window is computed, only its last position predicts, and the window moves by
+one token. The windows of the first W tokens are shorter and share the start of the
+text, so one pass over the first full window predicts them all.
 
 Dims: B windows, W tokens of a window, N layers, D model, H heads, A head.
 """
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,38 +19,41 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh, PartitionSpec
 
-from txl_jax import metrics
+from txl_jax.evaluate.options import EvalConfig
+from txl_jax.evaluate.perplexity import Evaluate, Progress, summarize
+from txl_jax.evaluate.reader import empty_memory
 from txl_jax.kernels.xla import heads_first
-from txl_jax.model.attention import Attention
 from txl_jax.model.block import FeedForward
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.key_values import KeyValueMemory, KeyValues, project, unstack
+from txl_jax.model.decoder import Decoder, DecoderAttention, unstack
+from txl_jax.model.key_values import KeyValues, project
 from txl_jax.model.memory import Memory
-from txl_jax.model.positions import SCHEMES, Distances
+from txl_jax.model.positions import SCHEMES
 from txl_jax.model.txl import TransformerXL
 from txl_jax.sharding import check_streams, shardings
 
 
-def window_model(config: ModelConfig, clamp_len: int, kernel: str = "") -> ModelConfig:
-    """Returns the model as it reads windows: with nothing to remember.
+class Prepared(NamedTuple):
+    """Parameters and distances, which all windows share."""
 
-    kernel: of the attention, where the config leaves the choice; "" = see
-    `window_kernel`.
+    params: Any  # unstacked
+    layers: tuple[KeyValues, ...]  # each layer's W distances, without keys
+
+
+def window_model(config: ModelConfig, clamp_len: int) -> ModelConfig:
+    """Returns the model without memory, for windows.
+
+    kernel = "auto" becomes a kernel that skips tiles of future keys.
     """
-    chosen = kernel or window_kernel()
+    kernel = "tpu" if jax.default_backend() == "tpu" else "chunked"
     return dataclasses.replace(
         config,
         mem_len=0,
         clamp_len=clamp_len,
         same_length=False,
         initial_memory="empty",
-        kernel=chosen if config.kernel == "auto" else config.kernel,
+        kernel=kernel if config.kernel == "auto" else config.kernel,
     )
-
-
-def window_kernel() -> str:
-    """Returns the kernel that skips the keys after each query, tile by tile."""
-    return "tpu" if jax.default_backend() == "tpu" else "chunked"
 
 
 def whole_nll(
@@ -58,8 +61,8 @@ def whole_nll(
 ) -> Array:
     """Returns the nll of every position of windows, nll_BW in nats.
 
-    `params` as they are stored. This is the model as it stands, told nothing of
-    windows: all positions of all layers, and the softmax of all positions.
+    This is the model's ordinary forward pass, with all layers and the softmax at all
+    positions. `params` are stacked.
     """
     memory = Memory.empty(config, tokens_BW.shape[0])
     nll_BW, _ = TransformerXL(config).apply(
@@ -68,77 +71,55 @@ def whole_nll(
     return nll_BW
 
 
-def project_distances(
-    config: ModelConfig, params: Any, W: int
-) -> tuple[Distances, ...]:
-    """Returns what each layer's scores need of W distances: made once for a text.
-
-    `params` are unstacked.
-    """
-    kept = KeyValueMemory.of(config, params, Memory.empty(config, 1), W)
-    return tuple(layer.distances for layer in kept.layers)
+def prepare(config: ModelConfig, params: Any, W: int) -> Prepared:
+    """Computes once per text what all windows of W tokens share."""
+    params = unstack(params)
+    return Prepared(params, empty_memory(config, params, 1, W).layers)
 
 
 def last_nll(
-    config: ModelConfig,
-    params: Any,
-    distances: tuple[Distances, ...],
-    tokens_BW: Array,
-    target_B: Array,
+    config: ModelConfig, prepared: Prepared, tokens_BW: Array, target_B: Array
 ) -> Array:
     """Returns the nll of the token after each window, nll_B in nats.
 
-    `params` are unstacked, `distances` theirs. The same numbers as the last of
-    `whole_nll`, with nothing computed that they do not need: the last layer makes keys
-    and values of all positions, and the rest of the last alone, which alone meets the
-    softmax. Scores of later keys are skipped where config.kernel skips them.
+    The result equals the last column of `whole_nll`, without unused computation. The
+    last layer computes keys and values at all positions, and everything else, like the
+    softmax, at the last position only. Scores of future keys are skipped if
+    config.kernel skips them.
     """
+    params = prepared.params
     B, W = tokens_BW.shape
-    N = config.n_layer
-    model = TransformerXL(config, stacked=False).bind({"params": params})
+    model = Decoder(config).bind({"params": params})
     scheme = SCHEMES[config.position]
     h_BWD = model.embedding.embed(tokens_BW)
     if scheme.embeddings:
         h_BWD += scheme.embeddings(config, W).astype(h_BWD.dtype)
     oldest_BW = jnp.zeros((B, W), jnp.int32)
-    nothing_HBWA = jnp.zeros((config.n_head, B, W, config.d_head), h_BWD.dtype)
-    zero_HA = nothing_HBWA[:, 0, 0]
-    for n in range(N - 1):
-        layer = KeyValues(
-            *(nothing_HBWA, nothing_HBWA, distances[n]),
-            *((zero_HA, zero_HA), oldest_BW[:, 0]),
-        )
-        h_BWD, _ = model.layers[n](h_BWD, layer, {}, None, oldest_BW)
-    own = params[f"layers_{N - 1}"]
+    zeros_HBWA = jnp.zeros((config.n_head, B, W, config.d_head), h_BWD.dtype)
+    *lower, last = (
+        layer._replace(k_HBKA=zeros_HBWA, v_HBKA=zeros_HBWA, start_B=oldest_BW[:, 0])
+        for layer in prepared.layers
+    )
+    for n, layer in enumerate(lower):
+        h_BWD, _ = model.layers[n](h_BWD, layer, oldest_BW)
+    own = params[f"layers_{len(lower)}"]
     if "places" in own:
         h_BWD += own["places"][:W].astype(h_BWD.dtype)
-    # What is before the last position is read as a memory is: no queries of it.
-    last = (own["attention"], distances[N - 1])
-    h_B1D = _attend_last(config, *last, h_BWD, oldest_BW[:, :1])
-    feed_forward = {"params": own["feed_forward"]}
-    h_B1D = FeedForward(config, stacked=False).apply(feed_forward, h_B1D)  # type: ignore
-    return model.embedding.nll(h_B1D, target_B[:, None])[:, 0]
-
-
-def _attend_last(
-    config: ModelConfig,
-    attention: Any,
-    distances: Distances,
-    h_BWD: Array,
-    oldest_B1: Array,
-) -> Array:
-    """Returns the last position after the attention of the last layer, h_B1D."""
-    before = project(config, attention, h_BWD[:, :-1])
-    slot = ((0, 0), (0, 1), (0, 0), (0, 0))  # for the last one's own key and value
-    k_HBWA, v_HBWA = (heads_first(jnp.pad(x_BMHA, slot)) for x_BMHA in before)
-    zero_HA = jnp.zeros_like(k_HBWA[:, 0, 0])
-    start_B = jnp.zeros_like(oldest_B1[:, 0])
-    layer = KeyValues(k_HBWA, v_HBWA, distances, (zero_HA, zero_HA), start_B)
-    one_query = dataclasses.replace(config, kernel="xla")
-    h_B1D, _ = Attention(one_query).apply(
-        {"params": attention}, h_BWD[:, -1:], layer, {}, None, oldest_B1
+    # The earlier positions act as a memory, which has no queries. The padding is the
+    # slot of the last position's own key and value.
+    slot = ((0, 0), (0, 1), (0, 0), (0, 0))
+    k_HBWA, v_HBWA = (
+        heads_first(jnp.pad(x_BMHA, slot))
+        for x_BMHA in project(config, own["attention"], h_BWD[:, :-1])
     )
-    return h_B1D
+    h_B1D, _ = DecoderAttention(dataclasses.replace(config, kernel="xla")).apply(
+        {"params": own["attention"]},
+        *(h_BWD[:, -1:], last._replace(k_HBKA=k_HBWA, v_HBKA=v_HBWA)),
+        oldest_BW[:, :1],
+    )
+    feed_forward = {"params": own["feed_forward"]}
+    hidden_B1D: Any = FeedForward(config, "DF").apply(feed_forward, h_B1D)
+    return model.embedding.nll(hidden_B1D, target_B[:, None])[:, 0]
 
 
 def windows(
@@ -146,40 +127,37 @@ def windows(
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Yields (tokens_BW, target_B, weight_B) of every full window but the first.
 
-    The last batch is filled up with windows of weight 0.
+    The last batch is completed with windows of weight 0.
     """
     starts = np.arange(1, len(tokens) - W)
     if not len(starts):
         return
     whole = np.lib.stride_tricks.sliding_window_view(tokens, W)
-    for begin in range(0, len(starts), B):
-        start_B = starts[begin : begin + B]
+    for first in range(0, len(starts), B):
+        start_B = starts[first : first + B]
         weight_B = (np.arange(B) < len(start_B)).astype(np.float32)
         start_B = np.pad(start_B, (0, B - len(start_B)), mode="edge")
         tokens_BW, target_B = whole[start_B], tokens[start_B + W]
         yield tokens_BW.astype(np.int32), target_B.astype(np.int32), weight_B
 
 
-def make_sliding(
-    config: ModelConfig, how: Any, mesh: Mesh
-) -> Callable[[Any, np.ndarray, Callable[[int, int], None]], dict[str, Any]]:
+def make_sliding(model_config: ModelConfig, config: EvalConfig, mesh: Mesh) -> Evaluate:
     """Returns evaluate(params, tokens, progress), as `perplexity.make_evaluate` does.
 
-    `how` is an EvalConfig: windows of how.sliding_window tokens, how.streams of them
-    side by side, which changes nothing in the result. cold_tokens: those with shorter
-    windows; windows: the full ones.
+    config.streams windows of config.sliding_window tokens are read in parallel, which
+    does not change the result. cold_tokens counts the tokens with shorter windows,
+    windows the full ones.
     """
-    check_streams(mesh, how.streams, "eval.streams")
-    W, B = how.sliding_window, how.streams
-    config = window_model(config, how.clamp_len)
-    # One window does not divide over a mesh; the compiler splits this kernel itself.
-    first_config = dataclasses.replace(config, kernel="xla")
+    check_streams(mesh, config.streams, "eval.streams")
+    W, B = config.sliding_window, config.streams
+    model_config = window_model(model_config, config.clamp_len)
+    # A single window does not divide over a mesh, but the compiler can split `xla`.
+    first_config = dataclasses.replace(model_config, kernel="xla")
     places = shardings(mesh, PartitionSpec(*"BL"))
 
     @jax.jit
-    def prepare(params: Any) -> tuple[Any, Any]:
-        apart = unstack(params)
-        return apart, project_distances(config, apart, W)
+    def make_ready(params: Any) -> Prepared:
+        return prepare(model_config, params, W)
 
     @jax.jit
     def first(params: Any, tokens_1W: Array, targets_1W: Array) -> Array:
@@ -187,41 +165,32 @@ def make_sliding(
 
     @jax.jit
     def score(
-        prepared: tuple[Any, Any], tokens_BW: Array, target_B: Array, weight_B: Array
+        prepared: Prepared, tokens_BW: Array, target_B: Array, weight_B: Array
     ) -> Array:
         tokens_BW = jax.lax.with_sharding_constraint(tokens_BW, places)
-        nll_B = last_nll(config, *prepared, tokens_BW, target_B)
+        nll_B = last_nll(model_config, prepared, tokens_BW, target_B)
         return jnp.sum(nll_B * weight_B)
 
-    def evaluate(
-        params: Any, tokens: np.ndarray, progress: Callable[[int, int], None]
-    ) -> dict[str, Any]:
+    def evaluate(params: Any, tokens: np.ndarray, progress: Progress) -> dict[str, Any]:
         started = time.perf_counter()
-        tokens = np.asarray(how.cut(tokens))
+        tokens = np.asarray(config.cut(tokens))
         scored = len(tokens) - 1
         cold = min(W, scored)
         total = -(-(scored - cold) // B) + 1
         text_1T = tokens[None, : cold + 1].astype(np.int32)
         sums = [first(params, text_1T[:, :-1], text_1T[:, 1:])]
         progress(1, total)
-        prepared = prepare(params) if scored > cold else None
+        prepared = make_ready(params) if scored > cold else None
         for number, batch in enumerate(windows(tokens, W, B)):
             sums.append(score(prepared, *batch))
             if number % 8 == 7:
-                jax.block_until_ready(sums[-1])  # progress is of what is done
+                jax.block_until_ready(sums[-1])  # progress counts finished windows
             progress(number + 2, total)
-        nll = float(np.sum(jax.device_get(sums), dtype=np.float64)) / scored
-        seconds = time.perf_counter() - started
         return {
-            "tokens": scored,
-            "nll": nll,
-            "ppl": metrics.perplexity(nll),
-            "bpc": metrics.bits(nll),
+            **summarize(sums, scored, started),
             "windows": scored - cold + 1,
             "cold_tokens": cold - 1,
-            "seconds": seconds,
-            "tokens_per_second": scored / seconds,
-            # Whatever the config says of memories has no part in this.
+            # The config's memory and segment lengths do not apply.
             **{"tgt_len": 1, "mem_len": 0, "ext_len": 0},
             **{"same_length": False, "warm_start": False},
         }

@@ -1,1 +1,1 @@
-"""Relative attention, several ways with one signature."""
+"""Kernels of relative attention, with one signature, and of the softmax."""

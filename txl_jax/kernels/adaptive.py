@@ -1,7 +1,7 @@
 """The loss of an adaptive softmax (Grave et al. 2017), over tokens sorted by cluster.
 
 Dims: B streams, L segment, T = B L tokens, D model, V vocabulary (V0 in the first
-cluster), E embedding (E0, E1.. per cluster), G clusters beside the first.
+cluster), E embedding (E0, E1.. per cluster), G rare clusters.
 """
 
 import functools
@@ -11,17 +11,17 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import PartitionSpec
 
+from txl_jax.kernels.cluster import Cluster, Rows, Tokens
 from txl_jax.kernels.sharded import AXES, over_streams, stream_mesh
-from txl_jax.kernels.softmax import Cluster, Rows, Tokens, blockwise_nll
+from txl_jax.kernels.softmax import blockwise_nll
 
 
 class Head(NamedTuple):
-    """What scores the vocabulary.
+    """The parameters of the softmax over the vocabulary.
 
-    tables, biases: [V, E] and [V] of all clusters, or [Vi, Ei] and [Vi] of each. projs:
-    [Ei, D] of each, or None where hidden states are scored as they are.
-    cluster_table_GE, cluster_bias_G: the first softmax's rows for the other clusters,
-    where there are some.
+    tables, biases: one [V, E] and [V] for all clusters, or [Vi, Ei] and [Vi] for each.
+    projs: [Ei, D] for each cluster, or None if there is no projection.
+    cluster_table_GE, cluster_bias_G: the first softmax's rows for the other clusters.
     """
 
     tables: tuple[Array, ...]
@@ -34,10 +34,10 @@ class Head(NamedTuple):
 def adaptive_nll(
     head: Head, hidden_BLD: Array, targets_BL: Array, cutoffs: tuple[int, ...]
 ) -> Array:
-    """Returns -log p(target), nll_BL in nats; cutoffs are where clusters begin.
+    """Returns -log p(target), nll_BL in nats; each cutoff starts a cluster.
 
-    On a mesh every device scores its own streams, with its own rows of the tables where
-    all of them divide over the mesh axis of the vocabulary.
+    On a mesh each device scores its own streams. The tables' rows are sharded if all
+    tables divide over the mesh axis of the vocabulary.
     """
     ends = (0, *cutoffs, sum(map(len, head.biases)))
     mesh, axis = stream_mesh(hidden_BLD), AXES["V"]
@@ -57,7 +57,7 @@ def local_nll(
     ends: tuple[int, ...],
     axis: str | None,
 ) -> Array:
-    """Returns nll_BL of one device's tokens, whose clusters begin and end at `ends`."""
+    """Returns nll_BL of one device's tokens; `ends` are the cluster boundaries."""
     hidden_TD = hidden_BLD.reshape(-1, hidden_BLD.shape[-1])
     target_T = targets_BL.reshape(-1)
     if len(ends) == 2:
@@ -88,24 +88,24 @@ def sorted_nll(
         proj_ED = head.projs[i]
         return hidden_TD if proj_ED is None else hidden_TD @ proj_ED.T
 
-    V = ends[-1]
+    V, T = ends[-1], len(target_T)
     tables, biases = head.tables, head.biases
-    apart = len(tables) > 1
+    separate = len(tables) > 1
     first: Cluster = (Rows(0, 0, ends[1], 0),)
     if cluster_T is None:
-        tokens = Tokens(narrow(0), target_T, 0, len(target_T))
+        tokens = Tokens(narrow(0), target_T, 0, T)
         return blockwise_nll((first,), (tokens,), tables, biases, axis)
 
-    # The first softmax, which all tokens need, chooses among the clusters as well.
+    # All tokens need the first softmax, which also predicts the cluster.
     assert head.cluster_table_GE is not None and head.cluster_bias_G is not None
-    first += (Rows(len(tables), 0, len(ends) - 2, V, whole=True),)
+    first += (Rows(len(tables), 0, len(ends) - 2, V, replicated=True),)
     tables, biases = (*tables, head.cluster_table_GE), (*biases, head.cluster_bias_G)
     choice_T = jnp.where(cluster_T > 0, V + cluster_T - 1, target_T)
-    clusters, tokens_of = [first], [Tokens(narrow(0), choice_T, 0, len(target_T))]
+    clusters, tokens_of = [first], [Tokens(narrow(0), choice_T, 0, T)]
     begin_G = jnp.searchsorted(cluster_T, jnp.arange(len(ends)))
     for i in range(1, len(ends) - 1):
         low, high = ends[i : i + 2]
-        rows = Rows(i, 0, high - low, low) if apart else Rows(0, low, high, 0)
+        rows = Rows(i, 0, high - low, low) if separate else Rows(0, low, high, 0)
         clusters.append((rows,))
         size = begin_G[i + 1] - begin_G[i]
         tokens_of.append(Tokens(narrow(i), target_T, begin_G[i], size))

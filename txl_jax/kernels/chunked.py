@@ -1,9 +1,9 @@
-"""Relative attention tile by tile: nothing of size L x K is ever kept.
+"""Attention by tiles, without storing any array of size L x K.
 
-The function of `xla.rel_attention` (section 3.3), its softmax built up over tiles of
-keys (Milakov & Gimelshein 2018; Dao et al. 2022). The forward pass leaves the result
-and, per query, the logarithm of its sum of exponentials; the backward pass computes
-the scores again. Beside one tile of scores, memory grows with (L + K) A.
+Computes the same function as `xla.rel_attention`, with an online softmax over tiles of
+keys (Milakov and Gimelshein 2018; Dao et al. 2022). The forward pass saves the output
+and, for each query, the log-sum-exp; the backward pass recomputes the scores. Except
+for one tile of scores, memory use grows with (L + K) A.
 
 Dims: B streams, L queries, M memory, K = M + L keys, R = K distances, H heads, A head;
 Q blocks of X queries, tiles of Y keys, Z distances in the slab of a tile.
@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from txl_jax.kernels.hash import Dropout
 from txl_jax.kernels.tiles import (
     Blocks,
     Keys,
@@ -31,16 +32,16 @@ from txl_jax.kernels.tiles import (
     make_rows,
     over_tiles,
 )
-from txl_jax.kernels.xla import MASKED, Dropout, rel_shift, with_bias
+from txl_jax.kernels.xla import MASKED, rel_shift, with_bias
 
 
 def product(subscripts: str, *operands: Array) -> Array:
-    """Returns an einsum added up in float32."""
+    """Returns an einsum accumulated in float32."""
     return jnp.einsum(subscripts, *operands, preferred_element_type=jnp.float32)
 
 
 def shift(x_HBXZ: Array, Y: int) -> Array:
-    """Re-indexes a tile's scores from distance to key, as the whole would be."""
+    """Re-indexes a tile's scores from distance to key."""
     return rel_shift(x_HBXZ)[..., :Y]
 
 
@@ -66,7 +67,7 @@ def score(queries: Queries, tile: Tile) -> Array:
 
 
 def drop(plan: Plan, tile: Tile, x_HBXY: Array) -> Array:
-    """Returns x where dropout keeps it, scaled, and 0 elsewhere."""
+    """Applies the tile's dropout to x."""
     if tile.keep_HBXY is None:
         return x_HBXY
     return jnp.where(tile.keep_HBXY, x_HBXY / (1 - plan.rate), 0)
@@ -75,7 +76,7 @@ def drop(plan: Plan, tile: Tile, x_HBXY: Array) -> Array:
 def forward(
     plan: Plan, queries: Queries, keys: Keys, rows: Rows
 ) -> tuple[Array, Array]:
-    """Returns (o_QHBXA, log of the sum of exponentials of scores [Q, H, B, X])."""
+    """Returns (o_QHBXA, lse_QHBX); lse is the log-sum-exp of the scores."""
     f32 = jnp.float32
 
     def attend_block(_: None, block: tuple[Queries, Rows]) -> tuple[None, Any]:
@@ -87,7 +88,7 @@ def forward(
             before_HBX = highest_HBX
             highest_HBX = jnp.maximum(before_HBX, jnp.max(score_HBXY, axis=-1))
             weight_HBXY = jnp.exp(score_HBXY - highest_HBX[..., None])
-            # 0 for what was added while a query had not yet seen any key.
+            # 0 until the query has seen a key.
             shrink_HBX = jnp.exp(before_HBX - highest_HBX)
             total_HBX = total_HBX * shrink_HBX + jnp.sum(weight_HBXY, axis=-1)
             v_HBYA = tile.keys.v_HBKA
@@ -107,17 +108,17 @@ def forward(
 
 
 class Results(NamedTuple):
-    """What the backward pass knows of each query's result."""
+    """The per-query results that the backward pass needs."""
 
-    log_total_HBX: Array
+    lse_HBX: Array
     do_HBXA: Array
-    mean_HBX: Array  # sum over all keys of a weight times its gradient
+    mean_HBX: Array  # the sum over keys of weight times gradient of weight
 
 
 def backward(
     plan: Plan, queries: Queries, keys: Keys, rows: Rows, results: Results
 ) -> tuple[Queries, Keys]:
-    """Returns the gradients of queries and keys, added up in float32."""
+    """Returns the gradients of queries and keys, accumulated in float32."""
 
     def zeros(xs: Any) -> Any:
         return jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), xs)
@@ -146,16 +147,16 @@ def backward(
 def tile_gradients(
     plan: Plan, queries: Queries, tile: Tile, results: Results
 ) -> tuple[Queries, Keys]:
-    """Returns a tile's part of the gradients, in float32."""
+    """Returns a tile's contribution to the gradients, in float32."""
     k_HBYA, v_HBYA, r_HZA, bias_HZ = tile.keys
     do_HBXA, dtype = results.do_HBXA, k_HBYA.dtype
-    weight_HBXY = jnp.exp(score(queries, tile) - results.log_total_HBX[..., None])
+    weight_HBXY = jnp.exp(score(queries, tile) - results.lse_HBX[..., None])
     dropped_HBXY = drop(plan, tile, weight_HBXY).astype(dtype)
     dv_HBYA = product("HBXY,HBXA->HBYA", dropped_HBXY, do_HBXA)
     dweight_HBXY = drop(plan, tile, product("HBXA,HBYA->HBXY", do_HBXA, v_HBYA))
     dscore_HBXY = weight_HBXY * (dweight_HBXY - results.mean_HBX[..., None])
     dscore_HBXY *= do_HBXA.shape[-1] ** -0.5
-    # As short as the operands: a product of float32 is slow where bfloat16 is fast.
+    # In the operands' dtype: float32 products are slow where bfloat16 is fast.
     short_HBXY = dscore_HBXY.astype(dtype)
     dcontent_HBXA = product("HBXY,HBYA->HBXA", short_HBXY, k_HBYA)
     dk_HBYA = product("HBXY,HBXA->HBYA", short_HBXY, queries.content_HBXA)
@@ -181,19 +182,19 @@ def attend(plan: Plan, queries: Queries, keys: Keys, rows: Rows) -> Array:
 def attend_forward(
     plan: Plan, queries: Queries, keys: Keys, rows: Rows
 ) -> tuple[Array, Any]:
-    """Returns o_QHBXA and what the backward pass needs."""
-    o_QHBXA, log_total_QHBX = forward(plan, queries, keys, rows)
-    return o_QHBXA, (queries, keys, rows, o_QHBXA, log_total_QHBX)
+    """Returns o_QHBXA and the residuals of the backward pass."""
+    o_QHBXA, lse_QHBX = forward(plan, queries, keys, rows)
+    return o_QHBXA, (queries, keys, rows, o_QHBXA, lse_QHBX)
 
 
 def attend_backward(plan: Plan, saved: Any, do_QHBXA: Array) -> tuple[Any, Any, None]:
-    """Returns the gradients of `attend`; rows are integers and have none."""
-    queries, keys, rows, o_QHBXA, log_total_QHBX = saved
-    # The weights' gradients are do . v, and the weighted sum of v is o.
+    """Returns the gradients of `attend`; `rows` are integers without gradient."""
+    queries, keys, rows, o_QHBXA, lse_QHBX = saved
+    # A weight's gradient is do . v, and the weighted sum of v is o.
     mean_QHBX = jnp.einsum(
         "QHBXA,QHBXA->QHBX", *(x.astype(jnp.float32) for x in (o_QHBXA, do_QHBXA))
     )
-    results = Results(log_total_QHBX, do_QHBXA, mean_QHBX)
+    results = Results(lse_QHBX, do_QHBXA, mean_QHBX)
     return *backward(plan, queries, keys, rows, results), None
 
 
@@ -212,7 +213,7 @@ def rel_attention(
     dropout: Dropout | None,
     blocks: Blocks | None = None,
 ) -> Array:
-    """Returns o_BLHA, as `xla.rel_attention` does; `blocks` are chosen by default."""
+    """Returns o_BLHA; see `signature.Kernel`. `blocks` override the default sizes."""
     B, L, H, A = q_BLHA.shape
     K = k_BKHA.shape[1]
     X, Y = blocks or choose_blocks(B * H, L, K)

@@ -1,12 +1,11 @@
-"""Attention of one new token, over keys and values in a ring: the kernel of generation.
+"""Attention of one new token over a ring of keys and values, for generation.
 
-The ring has a slot for each token of the memory, and the new one then takes the slot of
-the oldest. So a step writes one row, and copies nothing as large as the memory. A
-slot's distance from the new token goes around the ring: scores by distance become
-scores by slot with one roll of [B, H, M] numbers.
+The new token replaces the oldest, so a step writes one row and never copies the memory.
+Distances from the new token wrap around the ring: a roll of [B, H, M] numbers turns
+scores by distance into scores by slot.
 
-Dims: B streams, H heads, M slots, which are more than the memory has tokens, R
-distances, A head.
+Dims: B streams, H heads, M slots (more than the memory has tokens), R distances, A
+head.
 """
 
 from typing import NamedTuple
@@ -19,38 +18,43 @@ from txl_jax.kernels.xla import MASKED, with_bias
 
 
 class Ring(NamedTuple):
-    """One layer's keys and values by slot.
+    """One layer's keys and values by slot, and its distances (`signature.Kernel`).
 
-    The slots are innermost: so both products with a vector go along what lies together,
-    and on two cores read 1.4 times as fast as with A innermost.
+    Slots are innermost, so that both matrix-vector products read contiguous memory,
+    which is 1.4 times as fast on two cores as with A innermost.
     """
 
     k_BHAM: Array
     v_BHAM: Array
+    r_HAR: Array | None
+    u_HA: Array | None
+    w_HA: Array | None
+    bias_HR: Array | None
 
 
 def slots(mem_len: int) -> int:
-    """Returns how many slots to make for so many tokens: more, in whole vectors.
+    """Returns the number of slots, a multiple of 32 above mem_len.
 
-    XLA:CPU gives a product of a head with A x M = 64 x 512 to one core, and what is
-    larger by any number to all: 544 slots are read in 0.7 of the time of 512.
+    XLA:CPU computes a head's product of A x M = 64 x 512 on one core and larger ones on
+    all cores: 544 slots take 0.7 of the time of 512.
     """
     return (mem_len // 32 + 1) * 32
 
 
 def put(ring: Ring, k_B1HA: Array, v_B1HA: Array, slot: Array, o_B1HA: Array) -> Ring:
-    """Returns the ring with the key and value of the token that read o in a slot.
+    """Returns the ring with a token's key and value in a slot.
 
-    Without o in what is written XLA:CPU sees no order between reading the ring and
-    writing to it, and copies it first: 48 instead of 75 tokens a second at M = 2100.
+    o_B1HA is the attention's output. Adding 0 * o orders the write after the read.
+    Without it XLA:CPU copies the ring: 48 instead of 75 tokens/s at M = 2100.
     """
-    k_B1HA, v_B1HA = k_B1HA + 0 * o_B1HA, v_B1HA + 0 * o_B1HA
 
     def put_one(x_BHAM: Array, x_B1HA: Array) -> Array:
-        x_BHA1 = jnp.moveaxis(x_B1HA, 1, 3).astype(x_BHAM.dtype)
+        x_BHA1 = jnp.moveaxis(x_B1HA + 0 * o_B1HA, 1, 3).astype(x_BHAM.dtype)
         return jax.lax.dynamic_update_slice_in_dim(x_BHAM, x_BHA1, slot, axis=3)
 
-    return Ring(put_one(ring.k_BHAM, k_B1HA), put_one(ring.v_BHAM, v_B1HA))
+    return ring._replace(
+        k_BHAM=put_one(ring.k_BHAM, k_B1HA), v_BHAM=put_one(ring.v_BHAM, v_B1HA)
+    )
 
 
 def attend(
@@ -58,52 +62,45 @@ def attend(
     k_B1HA: Array,
     v_B1HA: Array,
     ring: Ring,
-    r_HAR: Array | None,
-    u_HA: Array | None,
-    w_HA: Array | None,
-    bias_HR: Array | None,
     slot: Array,
     oldest_B: Array,
 ) -> Array:
-    """Returns o_B1HA, what a token reads from itself and the slots that it sees.
+    """Returns o_B1HA, the attention of a token over itself and the visible slots.
 
-    `slot` has the oldest token, number 0 in time, whose place the new one is to take;
-    of those, oldest_B and what is newer is seen. r_HAR and bias_HR
-    are ordered from the farthest distance to 0; what is farther than they reach has
-    their first row. Scores as in `kernels.xla`.
+    `slot` is that of the oldest key, number 0 in time. The keys from number oldest_B on
+    are visible. Scores are defined in `signature.Kernel`.
     """
     f32 = jnp.float32
     k_BHA, v_BHA = k_B1HA[:, 0], v_B1HA[:, 0]
     A, M = ring.k_BHAM.shape[2:]
-    content_BHA = with_bias(q_B1HA, u_HA)[:, 0]
-    # The token itself apart: reading the ring after writing to it would copy it.
+    content_BHA = with_bias(q_B1HA, ring.u_HA)[:, 0]
+    # The token's own key is handled separately: writing it first would copy the ring.
     score_BHM = jnp.einsum(
         "BHA,BHAM->BHM", content_BHA, ring.k_BHAM, preferred_element_type=f32
     )
     own_BH = jnp.einsum("BHA,BHA->BH", content_BHA, k_BHA, preferred_element_type=f32)
-    if r_HAR is not None:
-        position_BHA = with_bias(q_B1HA, w_HA)[:, 0]
+    if ring.r_HAR is not None:
+        position_BHA = with_bias(q_B1HA, ring.w_HA)[:, 0]
         position_BHR = jnp.einsum(
-            "BHA,HAR->BHR", position_BHA, r_HAR, preferred_element_type=f32
+            "BHA,HAR->BHR", position_BHA, ring.r_HAR, preferred_element_type=f32
         )
-        if bias_HR is not None:
-            position_BHR += bias_HR.astype(f32)
+        if ring.bias_HR is not None:
+            position_BHR += ring.bias_HR.astype(f32)
         own_BH += position_BHR[..., -1]
         missing = max(M + 1 - position_BHR.shape[-1], 0)
         far = ((0, 0), (0, 0), (missing, 0))
         position_BHM = jnp.pad(position_BHR, far, "edge")[..., -M - 1 : -1]
-        # From the oldest, at distance M, to the newest: the oldest is in `slot`.
+        # From the oldest, at distance M and in `slot`, to the newest.
         score_BHM += jnp.roll(position_BHM, slot, axis=-1)
-    # The order in time, 0 for the oldest.
-    order_M = (jnp.arange(M) - slot) % M
-    seen_B1M = (order_M >= oldest_B[:, None])[:, None]
-    score_BHM = jnp.where(seen_B1M, score_BHM, MASKED) * A**-0.5
+    order_M = (jnp.arange(M) - slot) % M  # in time, from 0 for the oldest
+    visible_B1M = (order_M >= oldest_B[:, None])[:, None]
+    score_BHM = jnp.where(visible_B1M, score_BHM, MASKED) * A**-0.5
     own_BH *= A**-0.5
-    # Softmax by hand, its parts apart: with the largest score and the powers in one
-    # expression XLA:CPU takes 43 instead of 11 microseconds for 8 x 544 of them.
-    largest_BH = jnp.maximum(jnp.max(score_BHM, axis=-1), own_BH)
-    weight_BHM = jnp.exp(score_BHM - largest_BH[..., None])
-    own_weight_BH = jnp.exp(own_BH - largest_BH)
+    # The softmax is split into steps: in one expression, XLA:CPU takes 43 instead of 11
+    # microseconds for 8 x 544 scores.
+    highest_BH = jnp.maximum(jnp.max(score_BHM, axis=-1), own_BH)
+    weight_BHM = jnp.exp(score_BHM - highest_BH[..., None])
+    own_weight_BH = jnp.exp(own_BH - highest_BH)
     total_BH = jnp.sum(weight_BHM, axis=-1) + own_weight_BH
     o_BHA = jnp.einsum(
         "BHM,BHAM->BHA",

@@ -1,28 +1,28 @@
 """The relative shift inside one tile, for the TPU kernels (Appendix B).
 
-A tile has T keys down its rows and, across its columns, queries. Row y of column x
-is d * T + x - y apart when the tile lies d tiles away from the diagonal. Products
-with the distances come in tiles of T rows too, in decreasing distance: row t of
+The rows of a tile are T keys, its columns are queries. In a tile that is d tiles away
+from the diagonal, key y and query x have the distance d * T + x - y. The products with
+distances also come in tiles of T rows, in decreasing distance: row t of
 
-    near   is d * T + T - 1 - t apart        far   is T closer: (d - 1) * T + T - 1 - t
+    near   is distance d * T + T - 1 - t     far   is distance (d - 1) * T + T - 1 - t
 
-so that a column reads the last x + 1 rows of `near`, and after them the first
-T - 1 - x of `far`. With T = 4, and n0 for row 0 of `near`:
+so a column reads the last x + 1 rows of `near`, followed by the first T - 1 - x of
+`far`. With T = 4, and n0 for row 0 of `near`:
 
     near        far         merged          skewed: rows are keys
     n0 n0 n0 n0 f0 f0 f0 f0 f0 f0 f0 n0     n3 n2 n1 n0    diagonal (d = 0): only
     n1 n1 n1 n1 f1 f1 f1 f1 f1 f1 n1 n1     f0 n3 n2 n1    the upper triangle is
-    n2 n2 n2 n2 f2 f2 f2 f2 f2 n2 n2 n2     f1 f0 n3 n2    visible, so nothing of
-    n3 n3 n3 n3 f3 f3 f3 f3 n3 n3 n3 n3     f2 f1 f0 n3    `far` is needed
+    n2 n2 n2 n2 f2 f2 f2 f2 f2 n2 n2 n2     f1 f0 n3 n2    visible, so `far` is
+    n3 n3 n3 n3 f3 f3 f3 f3 n3 n3 n3 n3     f2 f1 f0 n3    not needed
 
-`merge` puts both into one tile, `skew` rolls its column x down by x + 1 rows, `unskew`
-is the inverse, and so also the transpose, of `skew`.
+`merge` combines both in one tile, `skew` rolls its column x down by x + 1 rows, and
+`unskew` is the inverse of `skew`, which is also its transpose.
 
-The hardware's registers hold 8 rows of 128 columns. A roll by whole registers is a
-renaming, so of the shift of column x + l, x being a multiple of 128 and l < 128,
-only 127 - l is left to do: three rotates inside the registers for its bits 1, 2 and 4,
-then selects between registers for the rest. That runs on every chip; the chips' own
-rotate by a stride is missing on v4, and cannot turn the other way.
+Registers hold 8 rows of 128 columns, and a roll by whole registers only renames them.
+This leaves 127 - l of the shift of column x + l, where x is a multiple of 128 and l <
+128: three rotates within registers for its bits 1, 2 and 4, then selects between
+registers. The code runs on every chip; the hardware's strided rotate is missing on v4
+and has only one direction.
 
 Per register of scores: 3 rotates, 8 selects, and one more on 128 of T rows to merge.
 
@@ -41,7 +41,7 @@ SUBLANES = 8  # its rows
 
 
 def by_register(function: Callable[..., Array], first: int, *arrays_TX: Array) -> Array:
-    """Applies a function to each 128 columns; `first` is the query of column 0."""
+    """Applies a function to blocks of 128 columns; `first` is the query of column 0."""
     columns = range(0, arrays_TX[0].shape[1], LANES)
     parts = [
         function(first + x, *(array_TX[:, x : x + LANES] for array_TX in arrays_TX))
@@ -51,7 +51,7 @@ def by_register(function: Callable[..., Array], first: int, *arrays_TX: Array) -
 
 
 def roll_rows(x_TX: Array, rows: int) -> Array:
-    """Rolls all columns down by a multiple of 8 rows: no work, another order."""
+    """Rolls all columns down by a multiple of 8 rows, which only reorders registers."""
     rows %= x_TX.shape[0]
     return jnp.concatenate([x_TX[-rows:], x_TX[:-rows]]) if rows else x_TX
 
@@ -65,7 +65,7 @@ def roll_columns(x_TX: Array, *, up: bool) -> Array:
     for bit in (1, 2, 4):
         rolled = pltpu.roll(x_GSX, SUBLANES - bit if up else bit, 1)
         x_GSX = jnp.where((shift & bit) != 0, rolled, x_GSX)
-    # A row that left its group of 8 came back at its other end: one group more.
+    # A row that left its group of 8 re-entered at the other end, one group further.
     steps = (row + shift if up else shift - row + (SUBLANES - 1)) >> 3
     for bit in (1, 2, 4, 8, 16):
         if by := (bit if up else -bit) % groups:
@@ -93,16 +93,14 @@ def merge(near_TX: Array, far_TX: Array, first: int) -> Array:
 
     def one(x: int, near_TX: Array, far_TX: Array) -> Array:
         T = near_TX.shape[0]
-        begin = T - LANES - x
-        end = min(
-            begin + LANES, T
-        )  # less than 128 rows where the first lanes are empty
-        row = jax.lax.broadcasted_iota(jnp.int32, (end - begin, LANES), 0)
-        column = jax.lax.broadcasted_iota(jnp.int32, (end - begin, LANES), 1)
+        start = T - LANES - x
+        end = min(start + LANES, T)  # under 128 rows if the first lanes are empty
+        row = jax.lax.broadcasted_iota(jnp.int32, (end - start, LANES), 0)
+        column = jax.lax.broadcasted_iota(jnp.int32, (end - start, LANES), 1)
         border = jnp.where(
-            row + column >= LANES - 1, near_TX[begin:end], far_TX[begin:end]
+            row + column >= LANES - 1, near_TX[start:end], far_TX[start:end]
         )
-        parts = [far_TX[:begin], border, near_TX[end:]]
+        parts = [far_TX[:start], border, near_TX[end:]]
         return jnp.concatenate([part for part in parts if part.shape[0]])
 
     return by_register(one, first, near_TX, far_TX)

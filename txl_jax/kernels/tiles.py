@@ -1,9 +1,9 @@
-"""How attention is cut into blocks of queries and tiles of keys, for `chunked`.
+"""The blocks of queries and tiles of keys that the `chunked` kernel works on.
 
 Queries are cut into Q blocks, padded in front. A block reads its tiles backward from
-the newest key that it sees: the first one alone has a future to hide, the last one
-holds the oldest key of any of its queries, and what is older is not computed. Counted
-like this, tile t has the same distances in every block: a slab of r.
+its newest visible key. Only the first tile contains future keys; the last one contains
+the oldest visible key of the block, and older tiles are skipped. With this numbering,
+tile t has the same distances, a slab of r, in every block.
 
 Dims: B streams, L queries, M memory, K = M + L keys, R = K distances, H heads, A head;
 Q blocks of X queries, tiles of Y keys, Z distances in the slab of a tile.
@@ -16,7 +16,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from txl_jax.kernels.xla import Dropout, kept, mix
+from txl_jax.kernels.hash import Dropout, keep_index, start_BHL
+from txl_jax.kernels.xla import pad_front
 
 
 class Blocks(NamedTuple):
@@ -27,11 +28,11 @@ class Blocks(NamedTuple):
 
 
 def choose_blocks(rows: int, L: int, K: int) -> Blocks:
-    """Returns the blocks for so many rows (streams x heads).
+    """Returns the blocks for `rows` = streams x heads.
 
-    A slab has X + Y distances for Y keys, so tiles are wider than high. At least 128 x
-    256, and more keys while a tile has fewer than 2^19 scores: 2 MiB, enough to be
-    worth an accelerator's call and little enough for a CPU's cache.
+    Y keys need a slab of X + Y distances, so tiles are wider than high: at least 128 x
+    256, with more keys up to 2^19 scores. These 2 MiB are enough work for one call on
+    an accelerator and fit a CPU's cache.
     """
     X = even_parts(L, 128)
     Y = even_parts(K, max(256, 2**19 // (rows * X)))
@@ -39,13 +40,13 @@ def choose_blocks(rows: int, L: int, K: int) -> Blocks:
 
 
 def even_parts(size: int, most: int) -> int:
-    """Returns the size of equal parts: the whole, or a multiple of 8."""
+    """Returns the size of equal parts of at most `most`, a multiple of 8 or `size`."""
     parts = -(-size // most)
     return size if parts == 1 else -(-size // (8 * parts)) * 8
 
 
 class Plan(NamedTuple):
-    """How the queries and keys are cut: what is known when the program is made."""
+    """The static sizes into which queries and keys are cut."""
 
     L: int
     M: int
@@ -55,48 +56,48 @@ class Plan(NamedTuple):
 
     @property
     def Q(self) -> int:
-        """Blocks of queries."""
+        """The number of blocks of queries."""
         return -(-self.L // self.X)
 
     @property
     def tiles(self) -> int:
-        """Tiles of the last block, which has the most."""
+        """The number of tiles of the last block, which has the most."""
         return -(-(self.L + self.M) // self.Y)
 
     @property
     def front_L(self) -> int:
-        """Queries of padding."""
+        """The padding in front of the queries."""
         return self.Q * self.X - self.L
 
     @property
     def front_K(self) -> int:
-        """Keys of padding: the last tile of no block begins before them."""
+        """The padding in front of the keys: enough for the last tile of any block."""
         ends = (self.L + self.M - block * self.X for block in range(self.Q))
         return max(-end % self.Y for end in ends)
 
     @property
     def front_R(self) -> int:
-        """Distances of padding."""
+        """The padding in front of the distances."""
         return self.tiles * self.Y - self.L - self.M
 
 
 class Queries(NamedTuple):
-    """A block's queries with u and with w added; all Q blocks outside the scan."""
+    """A block's q + u and q + w; with a leading Q, those of all blocks."""
 
     content_HBXA: Array
     position_HBXA: Array | None
 
 
 class Rows(NamedTuple):
-    """What else a block has for each query; all Q blocks outside the scan."""
+    """The visible keys of a block's queries; with a leading Q, those of all blocks."""
 
-    end: Array  # the newest key that the block sees, and one
+    end: Array  # one past the newest key that the block sees
     oldest_BX: Array
-    counter_HBX: Array | None  # where dropout starts to count
+    start_HBX: Array | None  # of dropout's counter
 
 
 class Keys(NamedTuple):
-    """What all blocks read, padded in front."""
+    """Keys, values and distances for all blocks, padded in front."""
 
     k_HBKA: Array
     v_HBKA: Array
@@ -105,7 +106,7 @@ class Keys(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """What a block reads at once, where that begins in Keys, and which of it counts."""
+    """A slice of Keys, its position there, and its masks."""
 
     keys: Keys
     start: tuple[Array, Array, Array, Array]
@@ -113,12 +114,12 @@ class Tile(NamedTuple):
     keep_HBXY: Array | None
 
 
-# Where the keys, or the distances, are in each array of Keys.
+# The axis of keys, or of distances, in each array of Keys.
 AXES = (2, 2, 1, 1)
 
 
 def read_tile(plan: Plan, keys: Keys, rows: Rows, t: Any, diagonal: bool) -> Tile:
-    """Returns tile t of a block; the diagonal one, t = 0, needs no future distances."""
+    """Returns tile t of a block; the diagonal tile t = 0 needs no future distances."""
     key = rows.end - (t + 1) * plan.Y
     start_K, start_R = key + plan.front_K, (plan.tiles - 1 - t) * plan.Y
     start = (start_K, start_K, start_R, start_R)
@@ -127,22 +128,21 @@ def read_tile(plan: Plan, keys: Keys, rows: Rows, t: Any, diagonal: bool) -> Til
     def part(x: Array | None, start: Array, size: int, axis: int) -> Any:
         return x if x is None else jax.lax.dynamic_slice_in_dim(x, start, size, axis)
 
-    sizes = (plan.Y, plan.Y, Z, Z)
-    part_of_keys = Keys(*map(part, keys, start, sizes, AXES))
+    part_of_keys = Keys(*map(part, keys, start, (plan.Y, plan.Y, Z, Z), AXES))
     key_Y = key + jnp.arange(plan.Y)
     visible_BXY = key_Y >= rows.oldest_BX[..., None]
     if diagonal:
         newest_X = rows.end - plan.X + jnp.arange(plan.X)
         visible_BXY &= key_Y <= newest_X[:, None]
     keep_HBXY = None
-    if rows.counter_HBX is not None:
-        counter_HBX1, key_Y = rows.counter_HBX[..., None], key_Y.astype(jnp.uint32)
-        keep_HBXY = kept(plan.rate, counter_HBX1, key_Y)
+    if rows.start_HBX is not None:
+        index_Y = key_Y.astype(jnp.uint32)
+        keep_HBXY = keep_index(plan.rate, rows.start_HBX[..., None], index_Y)
     return Tile(part_of_keys, start, visible_BXY, keep_HBXY)
 
 
 def add_tile(keys: Keys, tile: Tile, part: Keys) -> Keys:
-    """Returns keys with `part` added where the tile was read."""
+    """Adds `part` to the slice of `keys` that the tile was read from."""
 
     def add(x: Any, part: Array | None, start: Array, axis: int) -> Any:
         if part is None:
@@ -156,10 +156,9 @@ def add_tile(keys: Keys, tile: Tile, part: Keys) -> Keys:
 def over_tiles(
     plan: Plan, keys: Keys, rows: Rows, add: Callable[[Any, Tile], Any], carry: Any
 ) -> Any:
-    """Returns the carry after every tile in which the block sees a key.
+    """Folds `add` over all tiles of a block that have a visible key.
 
-    How many they are is known only when the program runs: neither derivative goes
-    through this loop.
+    The number of tiles depends on the data, so this loop is not differentiable.
     """
     carry = add(carry, read_tile(plan, keys, rows, 0, diagonal=True))
     if plan.tiles == 1:
@@ -172,25 +171,10 @@ def over_tiles(
     return jax.lax.fori_loop(1, (span + plan.Y - 1) // plan.Y, step, carry)
 
 
-def make_counter(dropout: Dropout, B: int, H: int, L: int) -> Array:
-    """Returns where each query's counter starts, as `xla.keep_BHLK` has it."""
-    stream_B, head_H, query_L = (jnp.arange(n, dtype=jnp.uint32) for n in (B, H, L))
-    stream_B += jnp.uint32(dropout.stream0)
-    head_H += jnp.uint32(dropout.head0)
-    start_BH = mix(mix(dropout.seed ^ stream_B)[:, None] ^ head_H)
-    return mix(start_BH[..., None] ^ query_L)
-
-
-def in_front(x: Array, axis: int, size: int, value: int = 0) -> Array:
-    """Returns x with so many rows of padding in front."""
-    widths = [(size if n == axis else 0, 0) for n in range(x.ndim)]
-    return jnp.pad(x, widths, constant_values=value)
-
-
 def cut_queries(plan: Plan, x_BLHA: Array) -> Array:
     """Returns blocks of queries, x_QHBXA."""
     B, _, H, A = x_BLHA.shape
-    x_BLHA = in_front(x_BLHA, 1, plan.front_L)
+    x_BLHA = pad_front(x_BLHA, plan.front_L, axis=1)
     return x_BLHA.reshape(B, plan.Q, plan.X, H, A).transpose(1, 3, 0, 2, 4)
 
 
@@ -209,32 +193,30 @@ def make_keys(
     bias_HR: Array | None,
 ) -> Keys:
     """Returns keys, values and distances, heads first."""
-
-    def pad(x: Array | None, axis: int, size: int) -> Any:
-        return x if x is None else in_front(x, axis, size)
-
     k_HBKA, v_HBKA = (
-        pad(x_BKHA, 1, plan.front_K).transpose(2, 0, 1, 3)
+        pad_front(x_BKHA, plan.front_K, axis=1).transpose(2, 0, 1, 3)
         for x_BKHA in (k_BKHA, v_BKHA)
     )
     if r_RHA is None:
         return Keys(k_HBKA, v_HBKA, None, None)
-    r_HRA = pad(r_RHA, 0, plan.front_R).transpose(1, 0, 2)
-    return Keys(k_HBKA, v_HBKA, r_HRA, pad(bias_HR, 1, plan.front_R))
+    r_HRA = pad_front(r_RHA, plan.front_R, axis=0).transpose(1, 0, 2)
+    if bias_HR is not None:
+        bias_HR = pad_front(bias_HR, plan.front_R)
+    return Keys(k_HBKA, v_HBKA, r_HRA, bias_HR)
 
 
 def make_rows(plan: Plan, H: int, oldest_BL: Array, dropout: Dropout | None) -> Rows:
-    """Returns what each query knows of the keys that it sees."""
+    """Returns the intervals of visible keys, and the counters of dropout."""
     B, L = oldest_BL.shape
     Q, X = plan.Q, plan.X
-    # Padding sees nothing and is seen by nothing, being older than the oldest.
-    oldest_BL = in_front(jnp.maximum(oldest_BL, 0), 1, plan.front_L, L + plan.M)
-    counter_QHBX = None
+    # Padded queries see nothing; padded keys are older than every visible key.
+    oldest_BL = pad_front(jnp.maximum(oldest_BL, 0), plan.front_L, value=L + plan.M)
+    start_QHBX = None
     if dropout is not None:
-        counter_BHL = in_front(make_counter(dropout, B, H, L), 2, plan.front_L)
-        counter_QHBX = counter_BHL.reshape(B, H, Q, X).transpose(2, 1, 0, 3)
+        start = pad_front(start_BHL(dropout, B, H, L), plan.front_L)
+        start_QHBX = start.reshape(B, H, Q, X).transpose(2, 1, 0, 3)
     return Rows(
         jnp.arange(1, Q + 1) * X - plan.front_L + plan.M,
         oldest_BL.reshape(B, Q, X).transpose(1, 0, 2),
-        counter_QHBX,
+        start_QHBX,
     )

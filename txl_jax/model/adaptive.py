@@ -1,12 +1,12 @@
-"""The vocabulary's two ends: tokens to embeddings, hidden states to likelihoods.
+"""The adaptive embedding and softmax.
 
-With cutoffs the vocabulary falls into clusters (Grave et al. 2017): the first, of the
-most frequent tokens, is predicted together with one entry per rarer cluster, and a rare
-token's probability is its cluster's times its own within it. Rarer clusters may have
-smaller embeddings (Baevski and Auli 2019).
+With cutoffs, the vocabulary is divided into clusters (Grave et al. 2017). The first
+softmax predicts the most frequent tokens and one entry for each rare cluster. The
+probability of a rare token is that of its cluster times its own within the cluster.
+Rare clusters may have smaller embeddings (Baevski and Auli 2019).
 
 Dims: B streams, L segment, D model, V vocabulary (V0, V1.. per cluster), E embedding
-(E0, E1.. per cluster), G clusters beside the first, T what the first predicts, V0 + G.
+(E0, E1.. per cluster), G rare clusters, T = V0 + G entries of the first softmax.
 """
 
 from typing import Any
@@ -24,15 +24,15 @@ from txl_jax.model.initializers import normal, weight
 
 
 class Vocabulary(nn.Module):
-    """Tables of embeddings that also score, projections, biases and clusters.
+    """The embedding and the softmax, whose tables and projections may be tied.
 
-    Logits and their logarithms are float32 whatever the dtype of the computation.
+    Logits and log-probabilities are float32 for every compute dtype.
     """
 
     config: ModelConfig
 
     def setup(self) -> None:
-        """Makes the parameters; what is tied is made once."""
+        """Creates the parameters; tied ones are created once."""
         config = self.config
         V, G = config.vocab_size, len(config.cutoffs)
         ends = (0, *config.cutoffs, V)
@@ -46,7 +46,7 @@ class Vocabulary(nn.Module):
             self.projs[i] if ties[i] else self._make_proj(f"out_proj_{i}", i)
             for i in range(G + 1)
         ]
-        # With the tables apart, all clusters together divide over no mesh either.
+        # Replicated with separate tables, as in _make_tables.
         letters = "." if len(self.tables) > 1 else "V"
         self.bias_V: Any = self.param("bias", normal(0, letters), (V,))
         if G:
@@ -57,13 +57,13 @@ class Vocabulary(nn.Module):
         self.drop_words = WordDropout(config.word_dropout)
 
     def _make_tables(self, name: str) -> list[Any]:
-        """Returns tables [Vi, Ei]; without div_val one [V, E] that has all clusters."""
+        """Returns a table [Vi, Ei] per cluster; without div_val one [V, E] for all."""
         config = self.config
         if config.div_val == 1:
             shape = (config.vocab_size, config.embed_size)
             return [self.param(name, weight(config, "VE"), shape)]
         return [
-            # A rare cluster's table is replicated: its sizes divide over no mesh.
+            # Rare clusters' tables are replicated: their sizes rarely divide.
             self.param(
                 f"{name}_{i}", weight(config, ".." if i else "VE"), (high - low, E)
             )
@@ -73,7 +73,7 @@ class Vocabulary(nn.Module):
         ]
 
     def _make_proj(self, name: str, i: int) -> Any:
-        """Returns the projection [Ei, D], or None where there is none."""
+        """Returns the projection [Ei, D], or None if there is none."""
         config = self.config
         D, E = config.d_model, config.embed_sizes[i]
         if E == D and (config.div_val == 1 or not config.proj_same_dim):
@@ -82,22 +82,22 @@ class Vocabulary(nn.Module):
         return self.param(name, normal(config.proj_init_std, letters), (E, D))
 
     def _make_projs(self) -> list[Any]:
-        """Returns the embedding's projections; without div_val all are one."""
+        """Returns the embedding's projections; without div_val all are the same."""
         clusters = range(len(self.bounds))
         if self.config.div_val == 1:
             return [self._make_proj("proj", 0)] * len(clusters)
         return [self._make_proj(f"proj_{i}", i) for i in clusters]
 
     def embed(self, tokens_BL: Array) -> Array:
-        """Returns h_BLD, rows of the tables, projected, times sqrt(D)."""
+        """Returns h_BLD: rows of the tables, projected, times sqrt(D)."""
         config = self.config
-        # Split by the compiler, the tables' gradients would gather the whole batch.
-        whole = tuple(self.tables), tuple(self.projs)
-        h_BLD = over_streams(self._rows)(whole, jnp.asarray(tokens_BL))
+        # If the compiler split this, the tables' gradients would gather the batch.
+        shared = tuple(self.tables), tuple(self.projs)
+        h_BLD = over_streams(self._rows)(shared, jnp.asarray(tokens_BL))
         h_BLD *= jnp.asarray(config.d_model**0.5, config.compute_dtype)
         return self.drop_words(h_BLD, tokens_BL)
 
-    def _rows(self, whole: Any, tokens_BL: Array) -> Array:
+    def _rows(self, shared: Any, tokens_BL: Array) -> Array:
         """Returns rows of the tables, projected."""
         dtype = self.config.compute_dtype
 
@@ -107,7 +107,7 @@ class Vocabulary(nn.Module):
                 return rows_BLE
             return jnp.einsum("BLE,ED->BLD", rows_BLE, proj_ED.astype(dtype))
 
-        tables, projs = whole
+        tables, projs = shared
         if len(tables) == 1:
             return rows_BLD(tables[0], projs[0], tokens_BL)
         h_BLD = jnp.zeros((), dtype)
@@ -122,7 +122,7 @@ class Vocabulary(nn.Module):
         return h_BLD
 
     def _scores(self, hidden_BLD: Array, i: int) -> Array:
-        """Returns the logits of cluster i, not normalised; of the first, BLT."""
+        """Returns the unnormalised logits of cluster i; BLT for the first."""
         dtype = hidden_BLD.dtype
         low, high = self.bounds[i]
         if self.config.div_val == 1:
@@ -142,7 +142,7 @@ class Vocabulary(nn.Module):
         return logits_BLV + bias_V
 
     def _narrow(self, hidden_D: Array, i: int) -> Array:
-        """Returns hidden states [.., D] as cluster i's softmax has them, [.., E]."""
+        """Projects hidden states [.., D] for cluster i's softmax, [.., E]."""
         if self.out_projs[i] is None:
             return hidden_D
         return hidden_D @ self.out_projs[i].astype(hidden_D.dtype).T
@@ -160,7 +160,7 @@ class Vocabulary(nn.Module):
     def nll(self, hidden_BLD: Array, targets_BL: Array) -> Array:
         """Returns -log p(target), nll_BL in nats, in token order.
 
-        No logits are stored, and clusters cost what their tokens need.
+        No logits are stored, and the cost of a cluster follows its number of tokens.
         """
         dtype = hidden_BLD.dtype
         biases: tuple[Array, ...] = (self.bias_V,)

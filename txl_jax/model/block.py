@@ -4,40 +4,38 @@ Dims: B streams, L segment, M memory, R distances, D model, F feed-forward, H he
 A head.
 """
 
-from typing import Any
-
 import flax.linen as nn
 from jax import Array
 
 from txl_jax.model.attention import Attention
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.dropout import Dropout
-from txl_jax.model.initializers import layer_norm, normal, weight
-from txl_jax.model.positions import SCHEMES
+from txl_jax.model.initializers import layer_norm, normal, weight, weights
+from txl_jax.model.positions import add_places
 
 
 class FeedForward(nn.Module):
-    """The position-wise sublayer: norm, two products with a ReLU, and the residual.
+    """The position-wise sublayer: two linear layers with a ReLU, and the residual.
 
-    stacked: its second matrix is [F, D]; otherwise [D, F], see `key_values.unstack`.
+    out_axes: the order of the second matrix's dimensions, FD or DF.
     """
 
     config: ModelConfig
-    stacked: bool = True
+    out_axes: str = "FD"
 
     @nn.compact
     def __call__(self, h_BLD: Array) -> Array:
         """Returns h_BLD after the sublayer."""
         config = self.config
-        D, F = config.d_model, config.d_inner
+        sizes = {"D": config.d_model, "F": config.d_inner}
 
-        def dense(name: str, letters: str, shape: tuple[int, int], made: str) -> Any:
-            product = f"BL{letters.replace(made, '')},{letters}->BL{made}"
+        def dense(name: str, letters: str, source: str, target: str) -> nn.Einsum:
             return nn.Einsum(
-                *(shape, product),
+                shape=tuple(sizes[letter] for letter in letters),
+                einsum_str=f"BL{source},{letters}->BL{target}",
                 dtype=config.compute_dtype,
                 kernel_init=weight(config, letters),
-                bias_init=normal(0, made),
+                bias_init=normal(0, target),
                 name=name,
             )
 
@@ -46,37 +44,27 @@ class FeedForward(nn.Module):
 
         norm = layer_norm(config, name="norm")
         x_BLD = norm(h_BLD) if config.pre_lnorm else h_BLD
-        x_BLF = drop(dense("in", "DF", (D, F), "F")(x_BLD), relu=True)
-        back = ("FD", (F, D)) if self.stacked else ("DF", (D, F))
-        sum_BLD = h_BLD + drop(dense("out", *back, "D")(x_BLF))
+        x_BLF = drop(dense("in", "DF", "D", "F")(x_BLD), relu=True)
+        sum_BLD = h_BLD + drop(dense("out", self.out_axes, "F", "D")(x_BLF))
         return sum_BLD if config.pre_lnorm else norm(sum_BLD)
 
 
 class Block(nn.Module):
-    """One layer, in the shape that a scan over layers wants; see FeedForward."""
+    """One layer, as the body of a scan over layers."""
 
     config: ModelConfig
-    stacked: bool = True
 
     @nn.compact
     def __call__(
         self,
         h_BLD: Array,
-        layer: Any,
+        h_BMD: Array,
         biases: dict[str, Array],
         R_RD: Array | None,
         oldest_BL: Array,
-    ) -> tuple[Array, Any]:
-        """Returns (output h_BLD, what `layer`, this layer's memory, is to append)."""
-        config = self.config
-        x_BLD = h_BLD
-        if inputs := SCHEMES[config.position].inputs:
-
-            def make(name: str, letters: str, shape: tuple[int, ...]) -> Array:
-                return self.param(name, weight(config, letters), shape)
-
-            rows_LD = inputs(config, make, h_BLD.shape[1])
-            x_BLD = h_BLD + rows_LD.astype(h_BLD.dtype)
-        attention = Attention(config, name="attention")
-        x_BLD, kept = attention(x_BLD, layer, biases, R_RD, oldest_BL)
-        return FeedForward(config, self.stacked, name="feed_forward")(x_BLD), kept
+    ) -> tuple[Array, Array]:
+        """Returns (the layer's output, its input); the memory keeps the input."""
+        h_BLD = add_places(self.config, weights(self), h_BLD)
+        attention = Attention(self.config, name="attention")
+        x_BLD = attention(h_BLD, h_BMD, biases, R_RD, oldest_BL)
+        return FeedForward(self.config, name="feed_forward")(x_BLD), h_BLD

@@ -1,13 +1,14 @@
-"""The sizes and choices that make a Transformer-XL, under the paper's names."""
+"""The sizes and variants of a Transformer-XL, under the paper's names."""
 
 import dataclasses
 from typing import Any
 
-import jax.numpy as jnp
+from txl_jax.errors import UserError
+from txl_jax.runtime.constraint import at_least, check, fraction, one_of, positive
 
-from txl_jax.errors import UserError, require, require_one_of
-
-DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
+DTYPES = ("float32", "bfloat16")
+# Kernels of the attention; "auto" = the fastest for the device.
+KERNELS = ("auto", "xla", "chunked", "tpu")
 POSITIONS = (
     "transformer_xl",  # section 3.3
     "shaw",  # Shaw et al. 2018: learned distances, as in the paper's ablation
@@ -26,65 +27,66 @@ INITIAL_MEMORIES = ("empty", "zeros")
 class ModelConfig:
     """A Transformer-XL; the defaults are the paper's 12 layers for enwik8 (Table 2)."""
 
-    vocab_size: int = 0  # 0 = as many as the corpus's vocabulary has
-    n_layer: int = 12  # layers
-    d_model: int = 512  # features of a token between layers
-    d_embed: int = 0  # of an embedding, projected to d_model; 0 = d_model
-    n_head: int = 8  # heads of the attention
-    d_head: int = 64  # features of a head
-    d_inner: int = 2048  # the feed-forward's hidden size
-    # The vocabulary's two ends (Grave et al. 2017; Baevski and Auli 2019).
-    cutoffs: tuple[int, ...] = ()  # the first id of each cluster but the frequent one
-    div_val: int = 1  # cluster i has embeddings of d_embed // div_val^i
-    tie_weights: bool = True  # the softmax scores with the embedding's tables
-    tie_projs: tuple[bool, ...] = ()  # and its projections, per cluster; () = none
-    proj_same_dim: bool = True  # with div_val, project also from d_model to d_model
+    vocab_size: int = at_least(0, 0)  # size of the vocabulary; 0 = taken from the data
+    n_layer: int = at_least(1, 12)  # layers
+    d_model: int = at_least(1, 512)  # features of a token between layers
+    d_embed: int = at_least(0, 0)  # features of an embedding; 0 = d_model
+    n_head: int = at_least(1, 8)  # attention heads
+    d_head: int = at_least(1, 64)  # features of a head
+    d_inner: int = at_least(1, 2048)  # hidden features of the feed-forward
+    # The adaptive embedding and softmax (Grave et al. 2017; Baevski and Auli 2019).
+    cutoffs: tuple[int, ...] = ()  # first id of each cluster but the most frequent one
+    div_val: int = at_least(1, 1)  # cluster i has embeddings of d_embed // div_val^i
+    tie_weights: bool = True  # share the tables of embedding and softmax
+    # share the projections too, true or false for each cluster; () = none
+    tie_projs: tuple[bool, ...] = ()
+    # with div_val, also project embeddings that already have d_model features
+    proj_same_dim: bool = True
     # Positions and memory.
-    position: str = "transformer_xl"  # one of POSITIONS
-    n_position: int = 0  # learned distances (shaw) or places (learned)
-    untie_r: bool = False  # each layer has its own u and w
-    mem_len: int = 512  # tokens remembered while training
-    initial_memory: str = "empty"  # or "zeros", which all tokens see
-    clamp_len: int = 0  # distances beyond it count as it; 0 = off
-    same_length: bool = False  # every query sees the newest mem_len keys alone
-    same_length_self: bool = False  # and its own key besides
+    position: str = one_of(POSITIONS, "transformer_xl")  # one of POSITIONS
+    n_position: int = at_least(0, 0)  # learned distances (shaw) or positions (learned)
+    untie_r: bool = False  # give each layer separate biases u and w
+    mem_len: int = at_least(0, 512)  # tokens in the memory during training
+    # memory at the start: empty, or zeros that every token attends to
+    initial_memory: str = one_of(INITIAL_MEMORIES, "empty")
+    # greater distances count as this one; 0 = no limit
+    clamp_len: int = at_least(0, 0)
+    same_length: bool = False  # every query sees mem_len keys, its own included
+    same_length_self: bool = False  # with same_length, mem_len keys and its own
     pre_lnorm: bool = False  # normalise before each sublayer instead of after
-    layer_norm_epsilon: float = 1e-5  # added to the variance that a norm divides by
+    layer_norm_epsilon: float = positive(1e-5)  # term added to the variance in norms
     # Regularisation.
-    dropout: float = 0.1  # of embeddings, positions and what sublayers give
-    dropatt: float = 0.0  # dropout of the attention's probabilities
-    variational: bool = False  # dropout has one mask for all tokens of a segment
-    word_dropout: float = 0.0  # dropout of whole words from the embedding
+
+    # dropout of embeddings, positions and the outputs of sublayers
+    dropout: float = fraction(0.1)
+    dropatt: float = fraction(0.0)  # dropout of attention probabilities
+    variational: bool = False  # use one dropout mask for all tokens of a segment
+    word_dropout: float = fraction(0.0)  # dropout of whole words in the embedding
     # Initialisation.
-    init_std: float = 0.02  # of every weight, u and w
-    init_range: float = 0.0  # above 0: weights are uniform within it instead
-    proj_init_std: float = 0.01  # of the projections of embeddings
-    norm_init_std: float = 0.0  # of the norms' scales, around 1
-    cluster_init_std: float = 0.0  # of the softmax's rows for its clusters
+    init_std: float = positive(0.02)  # standard deviation of weights, u and w
+    # above 0: weights are uniform between -init_range and init_range instead
+    init_range: float = at_least(0, 0.0)
+    # standard deviation of the projections of embeddings
+    proj_init_std: float = at_least(0, 0.01)
+    # standard deviation of the scales of norms, around 1
+    norm_init_std: float = at_least(0, 0.0)
+    # standard deviation of the rows for clusters in the softmax
+    cluster_init_std: float = at_least(0, 0.0)
     # Computation.
-    dtype: str = "float32"  # of the computation; parameters and loss are float32
-    mem_dtype: str = "compute"  # of the memory; "compute" = as dtype
-    kernel: str = "auto"  # of the attention; "auto" = the fastest for the device
-    remat: bool = False  # recompute a layer in the backward pass, to save memory
-    unroll: int = 1  # layers per turn of the scan over layers; n_layer = all
+
+    # float32 or bfloat16, for activations; parameters and loss are float32
+    dtype: str = one_of(DTYPES, "float32")
+    # float32 or bfloat16, for the memory; "compute" = dtype
+    mem_dtype: str = one_of(("compute", *DTYPES), "compute")
+    # attention kernel: one of KERNELS; "auto" = the fastest for the device
+    kernel: str = one_of(KERNELS, "auto")
+    remat: bool = False  # recompute layers in the backward pass, which saves memory
+    # layers per step of the scan over layers; n_layer = all
+    unroll: int = at_least(1, 1)
 
     def __post_init__(self) -> None:
-        """Refuses impossible sizes and combinations, naming the fields."""
-        sizes = ("n_layer", "d_model", "n_head", "d_head", "d_inner", "unroll")
-        require(self, "model", 1, *sizes, "div_val")
-        zero_is_off = ("mem_len", "clamp_len", "d_embed", "n_position", "init_range")
-        stds = ("proj_init_std", "norm_init_std", "cluster_init_std")
-        require(self, "model", 0, "vocab_size", *zero_is_off, *stds)
-        for name in ("dropout", "dropatt", "word_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise UserError(f"model.{name} must be in [0, 1)")
-        for name in ("init_std", "layer_norm_epsilon"):
-            if not getattr(self, name) > 0:
-                raise UserError(f"model.{name} must be above 0")
-        require_one_of(self.dtype, list(DTYPES), "model.dtype")
-        require_one_of(self.mem_dtype, ["compute", *DTYPES], "model.mem_dtype")
-        initial = list(INITIAL_MEMORIES)
-        require_one_of(self.initial_memory, initial, "model.initial_memory")
+        """Raises UserError for an impossible size or combination."""
+        check(self, "model")
         self._check_clusters()
         self._check_position()
 
@@ -99,16 +101,15 @@ class ModelConfig:
         if not self.embed_sizes[-1]:
             raise UserError(
                 f"model.div_val = {self.div_val} leaves the embeddings of the last of "
-                f"{len(self.embed_sizes)} clusters no features: lower it"
+                f"{len(self.embed_sizes)} clusters without features: decrease it"
             )
         if self.tie_projs and len(self.tie_projs) != len(self.embed_sizes):
             raise UserError(
-                f"model.tie_projs = {self.tie_projs} must say true or false for each "
-                f"of the {len(self.embed_sizes)} clusters, or be empty"
+                f"model.tie_projs = {self.tie_projs} must be true or false for each "
+                f"of the {len(self.embed_sizes)} clusters, or empty"
             )
 
     def _check_position(self) -> None:
-        require_one_of(self.position, list(POSITIONS), "model.position")
         if self.d_model % 2:
             raise UserError(
                 f"model.d_model = {self.d_model} must be even: half of a position's "
@@ -124,66 +125,71 @@ class ModelConfig:
             raise UserError(
                 f'model.position = "{self.position}" with n_position = '
                 f"{self.n_position}: {', '.join(WITH_TABLE)} need a table of "
-                "n_position rows, the others have none"
+                "n_position rows, the other positions have none"
             )
         if self.untie_r and self.position != "transformer_xl":
             raise UserError(
-                f'model.untie_r has no meaning for model.position = "{self.position}"'
+                f'model.untie_r has no effect with model.position = "{self.position}"'
             )
         if self.same_length and not self.mem_len and not self.same_length_self:
             raise UserError(
-                "same_length shows each token the newest mem_len keys: with mem_len = "
-                "0 there are none; set mem_len, or same_length=false"
+                "same_length with mem_len = 0 would leave no key visible: set mem_len, "
+                "or same_length=false"
             )
 
     @property
     def embed_size(self) -> int:
-        """E, of the frequent cluster's embeddings."""
+        """E of the most frequent cluster."""
         return self.d_embed or self.d_model
 
     @property
     def embed_sizes(self) -> list[int]:
-        """E of each cluster, G + 1 of them."""
+        """E of each of the G + 1 clusters, the most frequent first."""
         return [
             self.embed_size // self.div_val**g for g in range(len(self.cutoffs) + 1)
         ]
 
     @property
-    def compute_dtype(self) -> jnp.dtype:
+    def compute_dtype(self) -> Any:
         """The dtype of activations."""
-        return jnp.dtype(DTYPES[self.dtype])
+        return _dtype(self.dtype)
 
     @property
-    def memory_dtype(self) -> jnp.dtype:
+    def memory_dtype(self) -> Any:
         """The dtype of the memory between segments."""
-        name = self.dtype if self.mem_dtype == "compute" else self.mem_dtype
-        return jnp.dtype(DTYPES[name])
+        return _dtype(self.dtype if self.mem_dtype == "compute" else self.mem_dtype)
 
 
-# What the code bases of published models chose differently, beside their sizes.
+def _dtype(name: str) -> Any:
+    import jax.numpy as jnp  # here: the command line is parsed without jax
+
+    return jnp.dtype(name)
+
+
+# What the code bases of published models do differently, besides their sizes.
 
 
 def pytorch(**fields: Any) -> ModelConfig:
-    """Returns a model as the paper's PyTorch code makes it."""
+    """Returns the config of a model of the paper's PyTorch code."""
     std = fields.get("init_std", ModelConfig.init_std)
     family: dict[str, Any] = {"norm_init_std": std, "cluster_init_std": std}
     return ModelConfig(**family | fields)
 
 
 def nvidia(**fields: Any) -> ModelConfig:
-    """Returns a model as NVIDIA's PyTorch code makes it."""
+    """Returns the config of a model of NVIDIA's PyTorch code."""
     family: dict[str, Any] = {"same_length_self": True}
     return pytorch(**family | fields)
 
 
 def huggingface(**fields: Any) -> ModelConfig:
-    """Returns a model as Hugging Face's port makes it."""
+    """Returns the config of a model of Hugging Face's port."""
     family: dict[str, Any] = {"initial_memory": "zeros", "untie_r": True}
     return pytorch(**family | fields)
 
 
 def tensorflow(**fields: Any) -> ModelConfig:
-    """Returns a model as the paper's TensorFlow code makes it."""
+    """Returns the config of a model of the paper's TensorFlow code."""
     family: dict[str, Any] = {
         "layer_norm_epsilon": 1e-12,
         "initial_memory": "zeros",

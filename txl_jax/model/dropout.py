@@ -1,9 +1,9 @@
-"""Dropout by a counter: the same few integer operations as the attention's.
+"""Dropout by a counter hash, as in attention (`kernels.hash`).
 
-Several times cheaper than a keyed random number for each element, to compute and above
-all to compile, and as independent of the mesh: what is kept depends on global indices.
+The hash is several times cheaper than a random number per element, to compute and
+especially to compile. The mask depends on global indices and therefore not on the mesh.
 
-Dims: as in the glossary of `txl_jax`; the last but one is the tokens.
+Dims: as in the glossary of `txl_jax`; the second-to-last dimension holds tokens.
 """
 
 import functools
@@ -14,14 +14,15 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from txl_jax.kernels.xla import kept, mix
+from txl_jax.kernels.hash import keep_index, murmur3
 
 
 class Dropout(nn.Module):
     """Dropout that is on exactly when a `dropout` rng is passed.
 
-    variational: one mask for all tokens of a stream's segment (Gal and Ghahramani
-    2016). relu: of max(x, 0).
+    variational: all tokens of a stream's segment share a mask (Gal and Ghahramani
+        2016).
+    relu: apply ReLU before dropout.
     """
 
     rate: float
@@ -30,7 +31,7 @@ class Dropout(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        """Returns x [.., tokens, features], some zero and the rest scaled up."""
+        """Returns x [.., tokens, features] with dropout."""
         if not self.rate or not self.has_rng("dropout"):
             return nn.relu(x) if self.relu else x
         start = seed(self)
@@ -38,9 +39,9 @@ class Dropout(nn.Module):
         if self.variational:
             leading[-1] = 1
         for size in leading:
-            start = mix(start[..., None] ^ jnp.arange(size, dtype=jnp.uint32))
+            start = murmur3(start[..., None] ^ jnp.arange(size, dtype=jnp.uint32))
         features_D = jnp.arange(features, dtype=jnp.uint32)
-        keep = kept(self.rate, start[..., None], features_D)
+        keep = keep_index(self.rate, start[..., None], features_D)
         if self.relu:
             return drop_relu(x, keep, self.rate)
         return jnp.where(keep, x / (1 - self.rate), 0)
@@ -50,10 +51,10 @@ class Dropout(nn.Module):
 def drop_relu(x: Array, keep: Array, rate: float) -> Array:
     """Returns max(x, 0) / (1 - rate) where `keep` is true, else 0.
 
-    The backward pass reads in the result where it is 0, so that neither of the two
-    masks is kept for it: two bytes for each of the feed-forward's inner activations.
+    The backward pass recovers both masks from the zeros of the result, which saves two
+    bytes for each of the feed-forward's inner activations.
     """
-    # Not x > 0, which would make a zero of what is not a number.
+    # Not x > 0, which would turn NaN into 0.
     return jnp.where(keep & ~(x <= 0), x / (1 - rate), 0)
 
 
@@ -70,19 +71,21 @@ drop_relu.defvjp(_forward, _backward)
 
 
 class WordDropout(nn.Module):
-    """Dropout of whole words: a word is dropped wherever it stands (Merity 2018)."""
+    """Drops all occurrences of randomly chosen words (Merity et al. 2018)."""
 
     rate: float
 
     @nn.compact
     def __call__(self, h_BLD: Array, tokens_BL: Array) -> Array:
-        """Returns the embeddings, zero where the token is one of the dropped."""
+        """Returns the embeddings, with zeros for dropped words."""
         if not self.rate or not self.has_rng("dropout"):
             return h_BLD
-        keep_BL = kept(self.rate, mix(seed(self)), tokens_BL.astype(jnp.uint32))
+        keep_BL = keep_index(
+            self.rate, murmur3(seed(self)), tokens_BL.astype(jnp.uint32)
+        )
         return jnp.where(keep_BL[..., None], h_BLD / (1 - self.rate), 0)
 
 
 def seed(module: nn.Module) -> Array:
-    """Returns the uint32 that a module's dropout counts from, new in every call."""
+    """Returns a new dropout seed for the module, uint32."""
     return jax.random.bits(module.make_rng("dropout"), dtype=jnp.uint32)

@@ -1,4 +1,4 @@
-"""What parameters are before training, boxed with the letters of their dimensions.
+"""Parameter initializers, boxed with the letters of their dimensions.
 
 Dims: as in the glossary of `txl_jax`.
 """
@@ -13,13 +13,13 @@ from txl_jax.model.config import ModelConfig
 
 
 def boxed(init: Any, letters: str) -> Any:
-    """Returns the initialiser with its axes named; "." names none."""
+    """Names the axes of an initializer; "." leaves an axis unnamed."""
     names = tuple(None if letter == "." else letter for letter in letters)
     return nn.with_logical_partitioning(init, names)
 
 
 def weight(config: ModelConfig, letters: str) -> Any:
-    """Returns the initialiser of weights: normal, or uniform if init_range is set."""
+    """Returns the initializer of weights: normal, or uniform if init_range is set."""
     if not config.init_range:
         return boxed(nn.initializers.normal(config.init_std), letters)
 
@@ -30,8 +30,22 @@ def weight(config: ModelConfig, letters: str) -> Any:
     return boxed(uniform, letters)
 
 
+def weights(module: Any) -> Any:
+    """Returns make(name, letters, shape) -> a weight of the module, in compute_dtype.
+
+    The module has a field `config`, a ModelConfig.
+    """
+    config = module.config
+
+    def make(name: str, letters: str, shape: tuple[int, ...]) -> Array:
+        x = module.param(name, weight(config, letters), shape)
+        return x.astype(config.compute_dtype)
+
+    return make
+
+
 def normal(std: float, letters: str, mean: float = 0.0) -> Any:
-    """Returns an initialiser N(mean, std); a constant where std is 0."""
+    """Returns the initializer N(mean, std), or a constant if std is 0."""
 
     def draw(key: Array, shape: tuple[int, ...], dtype: Any = float) -> Array:
         return mean + std * jax.random.normal(key, shape, dtype)
@@ -42,10 +56,10 @@ def normal(std: float, letters: str, mean: float = 0.0) -> Any:
 def layer_norm(config: ModelConfig, name: str | None = None) -> nn.LayerNorm:
     """Returns LayerNorm over the features.
 
-    The backward pass makes its float32 arrays once more from the input, which is half
-    as large or less, instead of reading them.
+    The backward pass recomputes its float32 arrays from the input, which takes half
+    the memory or less.
     """
-    # prevent_cse is for code outside a scan; inside one it only costs.
+    # prevent_cse is only needed outside a scan; inside, it costs time.
     return nn.remat(nn.LayerNorm, prevent_cse=False)(
         epsilon=config.layer_norm_epsilon,
         dtype=config.compute_dtype,

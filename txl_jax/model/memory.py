@@ -1,10 +1,9 @@
-"""The memory: what each layer read in earlier segments (section 3.2, equation 2).
+"""The memory: each layer's inputs from earlier segments (section 3.2, equation 2).
 
 Dims: N layers, B streams, M memory, L segment, K = M + L, D model.
 """
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import flax.struct
@@ -18,14 +17,15 @@ from txl_jax.model.config import ModelConfig
 
 @flax.struct.dataclass
 class Memory:
-    """The newest M inputs of every layer, oldest first, and how many are real.
+    """The newest M inputs of every layer, oldest first.
 
     h_NBMD: the input of each layer, the embeddings for the first; no gradient flows
-    into it. filled_B (int32): the newest so many slots may be seen; it counts up from
-    a cold start or from the last document boundary.
+        into it.
+    filled_B: the number of visible slots, the newest ones (int32). It counts up from a
+        cold start or from the last document boundary.
     """
 
-    # What its dimensions are called: a stream's memory lives where its tokens do.
+    # The dimensions of each array, for `sharding.shardings`.
     LETTERS: ClassVar[Any]
 
     h_NBMD: Array
@@ -33,9 +33,9 @@ class Memory:
 
     @classmethod
     def empty(cls, config: ModelConfig, batch_size: int) -> "Memory":
-        """Returns the memory of config.mem_len tokens that a stream starts with.
+        """Returns the initial memory of config.mem_len tokens.
 
-        Nothing in it is visible, or with initial_memory = "zeros" all of it is.
+        No slot is visible; with initial_memory = "zeros" all of them are.
         """
         shape = (config.n_layer, batch_size, config.mem_len, config.d_model)
         filled = config.mem_len if config.initial_memory == "zeros" else 0
@@ -46,24 +46,12 @@ class Memory:
 
     @property
     def mem_len(self) -> int:
-        """M, read from the shape."""
+        """The length M, from the shape."""
         return self.h_NBMD.shape[2]
 
     def layer(self, n: int) -> Array:
         """Returns the memory of layer n, h_BMD."""
         return self.h_NBMD[n]
-
-    @staticmethod
-    def extend(
-        h_BMD: Array, h_BLD: Array, project: Callable[[Array], tuple[Array, Array]]
-    ) -> tuple[Array, Array]:
-        """Returns (k_BKHA, v_BKHA) of one layer's memory and segment.
-
-        `project` maps hidden states to keys and values. The memory is projected anew,
-        since the parameters may have changed.
-        """
-        h_BKD = jnp.concatenate([h_BMD.astype(h_BLD.dtype), h_BLD], axis=1)
-        return project(h_BKD)
 
     @jax.named_scope("memory")
     def append(
@@ -72,11 +60,11 @@ class Memory:
         length_B: Array | None = None,
         first_BL: Array | None = None,
     ) -> "Memory":
-        """Returns the memory with a segment's layer inputs at its new end.
+        """Returns the memory after a segment, given the layers' inputs.
 
-        Each stream keeps its M newest real tokens: of stream b the first length_B[b]
-        tokens count (all of them without length_B), so padding never enters. Tokens
-        before the last document start (first_BL) stay in their slots, out of sight.
+        Each stream keeps its M newest real tokens. The first length_B[b] tokens of
+        stream b are real (default: all); padding never enters the memory. Tokens before
+        the last document start (first_BL) keep their slots but become invisible.
         """
         M = self.mem_len
         N, B, L, D = h_NBLD.shape
@@ -106,7 +94,7 @@ Memory.LETTERS = Memory(PartitionSpec(*"NBMD"), PartitionSpec("B"))  # type: ign
 
 
 def newest(x_BK: Array, length_B: Array, M: int) -> Array:
-    """Returns the M newest of a memory and a segment [B, K, ..] with length_B real."""
+    """Returns the M newest states of x [B, K, ..] with length_B real new ones."""
 
     def cut(x_K: Array, length: Array) -> Array:
         return jax.lax.dynamic_slice_in_dim(x_K, length, M)
@@ -117,7 +105,7 @@ def newest(x_BK: Array, length_B: Array, M: int) -> Array:
 def filled(
     filled_B: Array, M: int, length_B: Array, first_BL: Array | None = None
 ) -> Array:
-    """Returns how many slots may be seen after a segment with length_B real tokens."""
+    """Returns the number of visible slots after a segment with length_B real tokens."""
     filled_B = filled_B + length_B
     if first_BL is not None:
         since_B = length_B - last_start_B(first_BL, length_B)
@@ -126,9 +114,9 @@ def filled(
 
 
 def last_start_B(first_BL: Array, length_B: Array) -> Array:
-    """Returns where the last document of each stream starts among its real tokens.
+    """Returns where the last document starts among each stream's real tokens.
 
-    Far before the segment (a large negative number) where none starts in it.
+    The value is a large negative number if no document starts in the segment.
     """
     position_L = jnp.arange(first_BL.shape[1])
     starts_BL = first_BL & (position_L < length_B[:, None])
@@ -138,11 +126,11 @@ def last_start_B(first_BL: Array, length_B: Array) -> Array:
 def oldest_BL(
     filled_B: Array, first_BL: Array | None, M: int, L: int, reach: int
 ) -> Array:
-    """Returns the oldest key that each query sees, int32; the newest is its own, i + M.
+    """Returns the oldest key that each query sees, int32.
 
-    Three things only ever raise it: slots not yet filled, a document that starts in
-    the segment, and a reach above 0, with which every query sees so many keys, itself
-    included (same_length).
+    The newest is the query's own, i + M. Unfilled slots, a document that starts in the
+    segment and `reach` (the number of keys that a query sees, its own included, 0 =
+    all) exclude older keys.
     """
     query_L = jnp.arange(L, dtype=jnp.int32)
     oldest = jnp.broadcast_to(M - filled_B[:, None], (filled_B.shape[0], L))
@@ -155,8 +143,9 @@ def oldest_BL(
 
 
 def reach(config: ModelConfig, M: int) -> int:
-    """Returns how many keys same_length shows each query, itself included; 0 = all.
+    """Returns the number of keys each query sees, its own included; 0 = all.
 
-    M in the paper's PyTorch code and Hugging Face's, M + 1 in TensorFlow and NVIDIA's.
+    With same_length it is M in the paper's PyTorch code and in Hugging Face's, and
+    M + 1 in the paper's TensorFlow code and in NVIDIA's.
     """
     return M + config.same_length_self if config.same_length else 0

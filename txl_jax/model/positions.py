@@ -1,10 +1,10 @@
-"""Position schemes: what each adds to the scores, the embeddings or layers' inputs.
+"""Position schemes: the terms that they add to scores, embeddings or layer inputs.
 
-Relative ones (section 3.3) speak of distances, so that a token in the memory keeps its
-place; absolute ones number the tokens of a segment from 0.
+Relative schemes (section 3.3) depend on distances only, so tokens may move from a
+segment into the memory. Absolute schemes number a segment's tokens from 0.
 
-Dims: L segment, K keys, R distances in decreasing order, at most K, P learned
-positions, D model, H heads, A head.
+Dims: L segment, K keys, R distances, at most K, P learned positions, D model, H heads,
+A head.
 """
 
 from collections.abc import Callable
@@ -16,15 +16,12 @@ from jax import Array
 from txl_jax.errors import UserError
 from txl_jax.model.config import ModelConfig
 
-# Makes or finds a parameter of the layer: (name, letters, shape) -> array.
+# Creates or reads a parameter of the layer: (name, letters, shape) -> array.
 Weight = Callable[[str, str, tuple[int, ...]], Array]
 
 
 class Distances(NamedTuple):
-    """What the attention's kernel wants of a scheme; None is left out of the scores.
-
-    Rows are in decreasing distance, to 0; farther keys than they reach have the first.
-    """
+    """The operands of `kernels.signature.Kernel` that depend on the position scheme."""
 
     r_RHA: Array | None = None
     u_HA: Array | None = None
@@ -33,11 +30,11 @@ class Distances(NamedTuple):
 
 
 class Scheme(NamedTuple):
-    """Where a scheme adds something; all but `biases` are functions or None.
+    """The terms of a scheme; all fields but the first two are functions or None.
 
-    biases: the parameters [H, A] that it adds to queries, made outside the layers.
-    untied: each layer has its own, whatever untie_r says.
-    encoding: (config, K) -> R_RD, the same for all layers, dropped out like embeddings.
+    biases: names of the [H, A] parameters added to queries, created outside the layers.
+    untied: each layer has its own biases, regardless of untie_r.
+    encoding: (config, K) -> R_RD, shared by all layers, dropped out like embeddings.
     scores: (config, weight, R_RD, biases, K) -> Distances of a layer.
     embeddings: (config, L) -> rows [L, D] added to the scaled embeddings.
     inputs: (config, weight, L) -> rows [L, D] added to a layer's input.
@@ -54,8 +51,9 @@ class Scheme(NamedTuple):
 def sinusoid_RD(position_R: Array, D: int) -> Array:
     """Returns the encoding of positions, in float32.
 
-    A row is [sin(p f), cos(p f)], halves side by side and not interleaved, with
-    f_k = 10000^(-2k/D). Built in float32 always: bfloat16 has no integers beyond 256.
+    A row is [sin(p f), cos(p f)], concatenated and not interleaved, with
+    f_k = 10000^(-2k/D). Positions are float32, because bfloat16 does not represent all
+    integers above 256.
     """
     frequency = 10_000.0 ** (-jnp.arange(0, D, 2, dtype=jnp.float32) / D)
     angle = position_R.astype(jnp.float32)[:, None] * frequency
@@ -63,7 +61,7 @@ def sinusoid_RD(position_R: Array, D: int) -> Array:
 
 
 def encode_distances(config: ModelConfig, R: int) -> Array:
-    """Returns R_RD, the sinusoids of distances; none is above clamp_len."""
+    """Returns R_RD, sinusoids of distances in decreasing order, at most clamp_len."""
     if config.clamp_len:
         R = min(R, config.clamp_len + 1)
     return sinusoid_RD(jnp.arange(R - 1, -1, -1), config.d_model)
@@ -79,9 +77,9 @@ def transformer_xl(
 
 
 def learned_rows(config: ModelConfig, R: int) -> int:
-    """Returns how many of a learned table's last rows R distances need.
+    """Returns the number of rows that R distances use, at the end of a learned table.
 
-    The last has distance 0; what is beyond the table or clamp_len has the farthest's.
+    The last row is distance 0. Distances beyond the table or clamp_len share a row.
     """
     return min(R, config.n_position, config.clamp_len + 1 if config.clamp_len else R)
 
@@ -89,7 +87,7 @@ def learned_rows(config: ModelConfig, R: int) -> int:
 def shaw(
     config: ModelConfig, weight: Weight, R_RD: None, biases: Any, R: int
 ) -> Distances:
-    """Returns learned r (Shaw et al. 2018, keys alone): terms (a) and (b)."""
+    """Returns learned r (Shaw et al. 2018, keys only): terms (a) and (b)."""
     shape = (config.n_position, config.n_head, config.d_head)
     return Distances(weight("distances", "PHA", shape)[-learned_rows(config, R) :])
 
@@ -105,17 +103,20 @@ def shaw_biased(
 
 
 def sinusoidal(config: ModelConfig, L: int) -> Array:
-    """Returns the sinusoids of places 0, ..., L - 1 (Vaswani et al. 2017)."""
+    """Returns the sinusoids of positions 0, ..., L - 1 (Vaswani et al. 2017)."""
     return sinusoid_RD(jnp.arange(L), config.d_model)
 
 
 def learned(config: ModelConfig, weight: Weight, L: int) -> Array:
-    """Returns a layer's learned rows of places 0, ..., L - 1 (Al-Rfou et al. 2018)."""
+    """Returns a layer's learned rows 0, ..., L - 1 (Al-Rfou et al. 2018).
+
+    Raises UserError if the table has fewer rows.
+    """
     P = config.n_position
     if L > P:
         raise UserError(
-            f"a segment of {L} tokens has more places than model.n_position = {P}: "
-            "shorten the segment (tgt_len, ext_len) or raise n_position"
+            f"a segment of {L} tokens needs more than model.n_position = {P} "
+            "positions: shorten the segment (tgt_len, ext_len) or raise n_position"
         )
     return weight("places", "PD", (P, config.d_model))[:L]
 
@@ -136,6 +137,12 @@ SCHEMES = {
 def scores(
     config: ModelConfig, weight: Weight, R_RD: Array | None, biases: Any, K: int
 ) -> Distances:
-    """Returns what the config's scheme adds to a layer's scores; often nothing."""
+    """Returns the terms that the position scheme adds to a layer's scores."""
     make = SCHEMES[config.position].scores
     return make(config, weight, R_RD, biases, K) if make else Distances()
+
+
+def add_places(config: ModelConfig, weight: Weight, h_BLD: Array) -> Array:
+    """Adds the position scheme's rows, if any, to a layer's input."""
+    make = SCHEMES[config.position].inputs
+    return h_BLD + make(config, weight, h_BLD.shape[1]) if make else h_BLD

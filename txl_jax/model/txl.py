@@ -1,7 +1,7 @@
 """The Transformer-XL: (parameters, tokens, memory) -> (hidden, memory).
 
-Dims: B streams, L segment, M memory, K = M + L, R = K distances, N layers, D model,
-H heads, A head, V vocabulary.
+Dims: N layers, B streams, L segment, M memory, K = M + L, R distances, D model, H
+heads, A head, V vocabulary.
 """
 
 from typing import Any
@@ -19,45 +19,36 @@ from txl_jax.model.initializers import weight
 from txl_jax.model.memory import Memory, oldest_BL, reach
 from txl_jax.model.positions import SCHEMES
 
-AnyMemory = Any  # Memory; KeyValueMemory or RingMemory where layers are apart
+AnyMemory = Any  # Memory; for `decoder.Decoder` KeyValueMemory or RingMemory
 
 
 class TransformerXL(nn.Module):
     """The model of section 3.
 
-    Dropout is on exactly when a `dropout` rng is passed. The length of the memory is
-    read from its shape, so training, evaluation and generation call the same function.
-    stacked: the layers' parameters are one array each, scanned over, and the memory is
-    a Memory; otherwise they are apart, see `key_values.unstack`, and it is one of keys
-    and values.
+    Dropout is active exactly when a `dropout` rng is passed. The memory's length comes
+    from its shape, so training and evaluation call the same function.
     """
 
     config: ModelConfig
-    stacked: bool = True
 
     def setup(self) -> None:
-        """Makes the layers, and what they share: biases and vocabulary."""
+        """Creates the layers, the embedding, and the biases outside the layers."""
         config = self.config
-        self.layers: Any
-        if self.stacked:
-            self.layers = self._make_scan()
-        else:
-            self.layers = [Block(config, stacked=False) for _ in range(config.n_layer)]
+        self.layers: Any = self.make_layers()
         self.embedding = Vocabulary(config)
         self.scheme = SCHEMES[config.position]
         self.biases: Any = {name: self._make_bias(name) for name in self.scheme.biases}
         self.drop_rows = Dropout(config.dropout, config.variational)
         self.drop_R = Dropout(config.dropout)
 
-    def _make_scan(self) -> nn.Module:
-        """Returns all layers as one, which scans over their stacked parameters."""
-        block = Block
-        if self.config.remat:
-            # prevent_cse is for code outside a scan; inside one it only costs.
-            block = nn.remat(Block, prevent_cse=False)
+    def make_layers(self) -> Any:
+        """Returns one module that scans over the layers' stacked parameters."""
+        # prevent_cse is only needed outside a scan; inside, it costs time.
+        remat = self.config.remat
+        block = nn.remat(Block, prevent_cse=False) if remat else Block
         return nn.scan(
             block,
-            variable_axes={"params": 0, "probes": 0},  # probes: see diagnose.py
+            variable_axes={"params": 0, "intermediates": 0},
             split_rngs={"params": True, "dropout": True},
             in_axes=(0, 0, nn.broadcast, nn.broadcast),
             length=self.config.n_layer,
@@ -85,33 +76,25 @@ class TransformerXL(nn.Module):
         """Returns (hidden_BLD, memory) after a segment.
 
         first_BL (bool): a document starts at this token and sees nothing before it;
-        with initial_memory = "zeros", one that starts with the segment sees zeros.
-        length_B: the real tokens of each stream, the rest being padding at the right
-        end, which never enters the memory; all of them without it.
+            with initial_memory = "zeros", one that starts with the segment sees zeros.
+        length_B: the number of real tokens per stream (default: all). The others are
+            padding at the right end, which never enters the memory.
         """
         config = self.config
-        dtype = config.compute_dtype
         L, M = tokens_BL.shape[1], memory.mem_len
         if first_BL is not None and config.initial_memory == "zeros":
             memory = memory.zero(first_BL[:, 0])
             first_BL = first_BL.at[:, 0].set(False)
         h_BLD = self.embedding.embed(tokens_BL)
         if self.scheme.embeddings:
-            h_BLD += self.scheme.embeddings(config, L).astype(dtype)
+            h_BLD += self.scheme.embeddings(config, L).astype(config.compute_dtype)
         h_BLD = self.drop_rows(h_BLD)
         oldest = oldest_BL(memory.filled_B, first_BL, M, L, reach(config, M))
-        kept: Any
-        if self.stacked:
-            h_BLD, kept = self._scan_layers(h_BLD, memory, oldest)
-        else:
-            kept = []
-            for n, layer in enumerate(self.layers):
-                h_BLD, kept_n = layer(h_BLD, memory.layer(n), {}, None, oldest)
-                kept.append(kept_n)
-        return self.drop_rows(h_BLD), memory.append(kept, length_B, first_BL)
+        h_BLD, new = self.run_layers(h_BLD, memory, oldest)
+        return self.drop_rows(h_BLD), memory.append(new, length_B, first_BL)
 
-    def _scan_layers(
-        self, h_BLD: Array, memory: Memory, oldest: Array
+    def run_layers(
+        self, h_BLD: Array, memory: Memory, oldest_BL: Array
     ) -> tuple[Array, Array]:
         """Returns (the last layer's output, every layer's input h_NBLD)."""
         dtype = self.config.compute_dtype
@@ -119,9 +102,9 @@ class TransformerXL(nn.Module):
         R_RD, K = None, memory.mem_len + h_BLD.shape[1]
         if self.scheme.encoding:
             R_RD = self.drop_R(self.scheme.encoding(self.config, K).astype(dtype))
-        # Cut off here, of all layers at once: each would keep what it cuts off itself.
+        # Outside the scan: inside, each layer would save its stopped memory.
         h_NBMD = jax.lax.stop_gradient(memory.h_NBMD)
-        return self.layers(h_BLD, h_NBMD, biases, R_RD, oldest)
+        return self.layers(h_BLD, h_NBMD, biases, R_RD, oldest_BL)
 
     def nll(
         self,
@@ -132,7 +115,7 @@ class TransformerXL(nn.Module):
         first_BL: Array | None = None,
         length_B: Array | None = None,
     ) -> tuple[Array, AnyMemory]:
-        """Returns (-log p(target) in nats, nll_BL in token order; memory)."""
+        """Returns (nll_BL in nats, in token order, memory); nll is -log p(target)."""
         hidden_BLD, memory = self(
             tokens_BL, memory, first_BL=first_BL, length_B=length_B
         )
@@ -146,7 +129,7 @@ class TransformerXL(nn.Module):
         first_BL: Array | None = None,
         length_B: Array | None = None,
     ) -> tuple[Array, AnyMemory]:
-        """Returns (log p of every next token, logits_BLV, normalised; memory)."""
+        """Returns (logits_BLV, memory); logits are normalised log-probabilities."""
         hidden_BLD, memory = self(
             tokens_BL, memory, first_BL=first_BL, length_B=length_B
         )

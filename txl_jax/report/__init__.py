@@ -1,1 +1,1 @@
-"""What a run says: progress, metrics and pictures."""
+"""Reports of a run: progress, metrics, traces and plots."""

@@ -1,4 +1,4 @@
-"""Pictures of a run, as PNG: its losses, and the learning rate below them."""
+"""Plots of a run's losses and of evaluations, as PNG files."""
 
 import math
 from pathlib import Path
@@ -8,19 +8,19 @@ import numpy as np
 
 
 def empty(width: float, height: float) -> Any:
-    """Returns a figure with nothing on it, of so many inches."""
-    import matplotlib.figure  # takes 0.3 s, which no mode without a picture waits for
+    """Returns an empty figure; width and height are in inches."""
+    import matplotlib.figure  # takes 0.3 s; only modes that plot need it
 
     return matplotlib.figure.Figure(figsize=(width, height), layout="constrained")
 
 
 def plot_loss(
-    lines: list[dict[str, Any]], path: Path, yardsticks: dict[str, float]
+    lines: list[dict[str, Any]], path: Path, baselines: dict[str, float]
 ) -> None:
     """Draws training and validation loss in bits per token against the step.
 
-    Below them, the learning rate, where the lines have it. `lines` are those of
-    metrics.jsonl; `yardsticks` are drawn as named levels.
+    The learning rate, where the lines have it, is drawn below. `lines` are those of
+    metrics.jsonl; `baselines` are drawn as named levels.
     """
     step = np.array([line["step"] for line in lines])
     losses = [line["exact"]["loss"] for line in lines]
@@ -51,10 +51,10 @@ def plot_loss(
         color="tab:orange",
         label="valid",
     )
-    best = min([smooth.min(), *yardsticks.values()])
+    best = min([smooth.min(), *baselines.values()])
     bottom, top = best * 0.9, max(np.percentile(loss_bits, 98), best * 1.5)
     axes.set_ylim(bottom, top)
-    for names, level in _labels(yardsticks, (top - bottom) / 30):
+    for names, level in _labels(baselines, (top - bottom) / 30):
         axes.annotate(
             names,
             (1, level),
@@ -64,7 +64,7 @@ def plot_loss(
             fontsize=8,
             color="gray",
         )
-    for level in yardsticks.values():
+    for level in baselines.values():
         axes.axhline(level, color="gray", linestyle=":", linewidth=1)
     axes.set_ylabel("bits per token")
     axes.legend(loc="upper right")
@@ -75,13 +75,13 @@ def plot_loss(
 def plot_sweep(result: dict[str, Any], path: Path) -> None:
     """Draws perplexity, and bits per token, against the field that was swept.
 
-    `result` as `evaluate.sweep.run` has it. Values that are no numbers, or of which one
-    means "off", stand side by side.
+    `result` is returned by `evaluate.sweep.run`. Values that are not numbers, or one of
+    which means "off", are evenly spaced.
     """
     field, rows = result["sweep"], result["rows"]
     values, ppl = [row[field] for row in rows], [row["ppl"] for row in rows]
-    named = field in ("same_length", "clamp_len")
-    at = {value: n if named else value for n, value in enumerate(values)}
+    evenly = field in ("same_length", "clamp_len")
+    at = {value: n if evenly else value for n, value in enumerate(values)}
     figure = empty(8, 4.5)
     axes = figure.add_subplot()
     axes.plot(
@@ -100,7 +100,7 @@ def plot_sweep(result: dict[str, Any], path: Path) -> None:
             markersize=9 if key == "init" else 7,
             label=f"{field} = {value}, {name}: {ppl[values.index(value)]:.2f}",
         )
-    if named:
+    if evenly:
         words = [
             "off" if value == 0 and field == "clamp_len" else value for value in values
         ]
@@ -114,7 +114,7 @@ def plot_sweep(result: dict[str, Any], path: Path) -> None:
 
 
 def _log2(x: Any) -> Any:
-    return np.log2(np.maximum(x, 1e-9))  # an axis may ask for the log of 0
+    return np.log2(np.maximum(x, 1e-9))  # an axis may include 0
 
 
 def _exp2(x: Any) -> Any:
@@ -122,9 +122,9 @@ def _exp2(x: Any) -> Any:
 
 
 def plot_cold_start(nll_T: np.ndarray, result: dict[str, Any], path: Path) -> None:
-    """Draws bits per token against how many tokens have been read.
+    """Draws bits per token against the number of tokens read since a cold start.
 
-    `result` as `evaluate.cold_start.run` has it: its bins are the line.
+    `result` is returned by `evaluate.cold_start.run`; the line connects its bins.
     """
     figure = empty(8, 4.5)
     axes = figure.add_subplot()
@@ -141,8 +141,8 @@ def plot_cold_start(nll_T: np.ndarray, result: dict[str, Any], path: Path) -> No
         middle, binned, "o-", color="tab:blue", markersize=4, label="mean of bins"
     )
     settled = result["settled_bpc"]
-    words = f"its last quarter: {settled:.3f}"
-    axes.axhline(settled, color="gray", linestyle=":", linewidth=1, label=words)
+    label = f"mean of the last quarter: {settled:.3f}"
+    axes.axhline(settled, color="gray", linestyle=":", linewidth=1, label=label)
     for name, color in (("tgt_len", "tab:orange"), ("mem_len", "tab:green")):
         if 0 < result[name] <= len(nll_T):
             axes.axvline(
@@ -161,31 +161,28 @@ def plot_cold_start(nll_T: np.ndarray, result: dict[str, Any], path: Path) -> No
     figure.savefig(path, dpi=90)
 
 
-def plot_speed(rows: list[dict[str, Any]], path: Path) -> None:
-    """Draws how many times slower windows are against the attention length.
-
-    `rows` as `evaluate.speed.run` has them; Table 9's beside, where it has the lengths.
-    """
+def plot_speed(result: dict[str, Any], path: Path) -> None:
+    """Draws the slowdown of windows against the attention length, beside Table 9."""
     figure = empty(8, 4.5)
     axes = figure.add_subplot()
     for key, label, style, color in (
         ("ratio", "window, naive", "o-", "tab:red"),
         ("predicted_ratio", "its FLOPs", "--", "tab:red"),
-        ("fair_ratio", "window, nothing in vain", "o-", "tab:blue"),
+        ("fair_ratio", "window, only needed work", "o-", "tab:blue"),
         ("predicted_fair_ratio", "its FLOPs", "--", "tab:blue"),
         ("paper_ratio", "paper, Table 9 (another model and device)", "D:", "gray"),
     ):
-        found = [row for row in rows if key in row]
+        rows = [row for row in result["rows"] if key in row]
         axes.plot(
-            [row["attention_len"] for row in found],
-            [row[key] for row in found],
+            [row["attention_len"] for row in rows],
+            [row[key] for row in rows],
             style,
             color=color,
             markersize=5,
             label=label,
         )
     axes.set_ylim(bottom=0)
-    lengths = [row["attention_len"] for row in rows]
+    lengths = [row["attention_len"] for row in result["rows"]]
     axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
     axes.set(xlabel="attention length", ylabel="time per token, cached = 1")
     axes.legend(loc="upper left", fontsize=9)
@@ -193,30 +190,12 @@ def plot_speed(rows: list[dict[str, Any]], path: Path) -> None:
     figure.savefig(path, dpi=90)
 
 
-def plot_similarity(
-    distance_R: np.ndarray, cosine_R: np.ndarray, d_model: int, path: Path
-) -> None:
-    """Draws how alike the encodings of two distances are, by their difference."""
-    figure = empty(8, 4)
-    axes = figure.add_subplot()
-    axes.plot(distance_R, cosine_R, color="tab:blue", linewidth=1)
-    axes.axhline(0, color="gray", linewidth=0.8)
-    axes.set_xscale("log")
-    axes.set(
-        xlim=(1, distance_R[-1]),
-        xlabel="difference of two distances",
-        ylabel=f"cosine of their R (d_model {d_model})",
-    )
-    axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=100)
-
-
-def _labels(levels: dict[str, float], apart: float) -> list[tuple[str, float]]:
-    """Returns (names, level), levels less than `apart` from the one below as one."""
-    found: list[tuple[str, float]] = []
+def _labels(levels: dict[str, float], min_gap: float) -> list[tuple[str, float]]:
+    """Returns (names, level), merging levels less than `min_gap` above another."""
+    labels: list[tuple[str, float]] = []
     for name, level in sorted(levels.items(), key=lambda item: item[1]):
-        if found and level - found[-1][1] < apart:
-            found[-1] = (f"{found[-1][0]}, {name}", found[-1][1])
+        if labels and level - labels[-1][1] < min_gap:
+            labels[-1] = (f"{labels[-1][0]}, {name}", labels[-1][1])
         else:
-            found.append((name, level))
-    return found
+            labels.append((name, level))
+    return labels

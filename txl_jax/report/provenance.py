@@ -1,4 +1,4 @@
-"""Where a run's numbers come from: config, code, libraries, devices, data, seed."""
+"""The origin of a run's numbers: config, code, libraries, devices, data, seed."""
 
 import datetime
 import importlib.metadata
@@ -17,7 +17,7 @@ LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 def provenance(
     config: dict[str, Any], data: dict[str, Any], parameters: int
 ) -> dict[str, Any]:
-    """Returns what is written to a workdir's run.json beside its metrics."""
+    """Returns the content of a workdir's run.json."""
     return {
         "seed": config["train"]["seed"],
         "parameters": parameters,
@@ -35,19 +35,19 @@ def provenance(
     }
 
 
-# With these equal, a resumed run repeats an uninterrupted one bit for bit.
+# If these are equal, a resumed run matches an uninterrupted one bit for bit.
 EXACT = ("versions", "device_kind", "device_count", "process_count", "usable_cores")
 
 
 def start(run: dict[str, Any]) -> dict[str, Any]:
-    """Returns what run.json keeps of each start of a run: when, where and on what."""
+    """Returns the entry of run.json for one start: time, host, code and libraries."""
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    what = {name: run[name] for name in ("git_revision", *EXACT)}
-    return {"time": now, "host": socket.gethostname(), "pid": os.getpid(), **what}
+    software = {name: run[name] for name in ("git_revision", *EXACT)}
+    return {"time": now, "host": socket.gethostname(), "pid": os.getpid(), **software}
 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Returns what of EXACT differs between two descriptions of a run."""
+    """Returns a sentence for each entry of EXACT that differs between two runs."""
     return [
         f"{name} was {before.get(name)}, is now {now[name]}"
         for name in EXACT
@@ -66,7 +66,7 @@ def git_revision() -> str:
         ).stdout.strip()
 
     try:
-        # A package installed inside somebody else's repository is not its code.
+        # The package may be installed inside an unrelated repository.
         if not git("ls-files", Path(__file__).name):
             return "none"
         dirty = "+dirty" if git("status", "--porcelain", "-uno") else ""

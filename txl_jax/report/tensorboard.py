@@ -1,111 +1,111 @@
-"""A run's numbers and samples as TensorBoard reads them, without TensorFlow.
+"""Metrics and samples of a run as TensorBoard events, without TensorFlow.
 
-Only tensorboardX's record format and messages are used, not its writer: that one has a
-thread, which a full disk would kill, and training would wait for it for ever.
-
-Dims: none.
+Events are written by tensorboardX's `RecordWriter`. Its `SummaryWriter` writes in a
+thread: a full disk ends the thread, and training would then wait for it forever. Its
+`EventsWriter` leaves the file open when the last flush fails. tensorboardX imports
+torch where torch is installed, which takes two seconds, so it is imported only where
+events are written.
 """
 
 import contextlib
 import os
 import socket
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
-from tensorboardX import summary
-from tensorboardX.proto.event_pb2 import Event, SessionLog
-from tensorboardX.proto.summary_pb2 import Summary
-from tensorboardX.record_writer import RecordWriter
-
-from txl_jax import distributed
-from txl_jax.report.writer import say
+from txl_jax.report.log import say
+from txl_jax.runtime import distributed
 
 FOLDER = "tensorboard"  # in the workdir
-SAMPLE = ".sample"  # how the name of the sample's file ends
+SAMPLE = ".sample"  # suffix of the sample's file
 FLUSH_SECONDS = 10.0
+START = 1  # SessionLog.START
 
 
 class Events:
-    """The events of one start of a run, in a file of their own.
+    """The events of one start of a run, in a separate file.
 
-    After `last_step`, it tells TensorBoard to forget what earlier files say of later
-    steps, so no step is shown twice after a resume. A disk that takes no more ends the
-    file and not the run. Of several processes the first writes.
+    The first event makes TensorBoard discard the steps after last_step, so each step is
+    shown once after a resume. A full disk ends the file, not the run. Only the first of
+    several processes writes.
     """
 
     def __init__(
         self, workdir: Path, last_step: int, on: bool = True, ending: str = ""
     ):
-        """Makes the file, in the workdir's folder for TensorBoard."""
-        self._file: RecordWriter | None = None
+        """Creates the file in the workdir's folder for TensorBoard."""
+        self._writer: Any = None
         self._flushed = time.monotonic()
         if not on or not distributed.is_first():
             return
+        from tensorboardX.record_writer import RecordWriter
+
         host, pid = socket.gethostname(), os.getpid()
         name = f"events.out.tfevents.{time.time_ns() // 10**6}.{host}.{pid}{ending}"
-        try:
+        with self._ending_on_failure():
             (workdir / FOLDER).mkdir(parents=True, exist_ok=True)
-            self._file = RecordWriter(str(workdir / FOLDER / name))
-        except OSError as error:
-            self._end(error)
+            self._writer = RecordWriter(str(workdir / FOLDER / name))
         self._write(file_version="brain.Event:2")
         if last_step:
-            start = SessionLog(status=SessionLog.START)
-            self._write(step=last_step + 1, session_log=start)
+            self._write(step=last_step + 1, session_log={"status": START})
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        file, self._file = self._file, None
+        writer, self._writer = self._writer, None
         with contextlib.suppress(OSError):
-            if file is not None:
-                file.close()
+            if writer is not None:
+                writer.close()
 
     def line(self, line: dict[str, Any]) -> None:
         """Writes the numbers of a line of metrics.jsonl, as exact/loss and so on."""
-        if self._file is None:
-            return
-        parts = [
-            Summary.Value(tag=f"{group}/{name}", simple_value=float(value))
+        values = [
+            {"tag": f"{group}/{name}", "simple_value": float(value)}
             for group in ("exact", "timing")
             for name, value in line.get(group, {}).items()
             if isinstance(value, (bool, int, float))
         ]
-        self._write(step=line["step"], summary=Summary(value=parts))
+        self._write(step=line["step"], summary={"value": values})
         if time.monotonic() - self._flushed > FLUSH_SECONDS:
             self.flush()
 
     def text(self, step: int, name: str, text: str) -> None:
-        """Writes a text, to be shown as it stands."""
+        """Writes a text, which TensorBoard shows verbatim."""
+        from tensorboardX.summary import text as summarize
+
         block = "\n".join(f"    {line}" for line in text.splitlines())  # Markdown
-        self._write(step=step, summary=summary.text(name, block))
+        self._write(step=step, summary=summarize(name, block))
 
     def flush(self) -> None:
-        """Puts what was written on the disk."""
+        """Writes buffered events to disk."""
         self._flushed = time.monotonic()
-        try:
-            if self._file is not None:
-                self._file.flush()
-        except OSError as error:
-            self._end(error)
+        with self._ending_on_failure():
+            if self._writer is not None:
+                self._writer.flush()
 
     def _write(self, **content: Any) -> None:
-        try:
-            if self._file is not None:
-                event = Event(wall_time=time.time(), **content)
-                self._file.write(event.SerializeToString())
-        except OSError as error:
-            self._end(error)
+        if self._writer is None:
+            return
+        from tensorboardX.proto.event_pb2 import Event
 
-    def _end(self, error: OSError) -> None:
-        self.__exit__()
-        say(f"nothing more for TensorBoard from this start ({error.strerror})")
+        with self._ending_on_failure():
+            event = Event(wall_time=time.time(), **content)
+            self._writer.write(event.SerializeToString())
+
+    @contextlib.contextmanager
+    def _ending_on_failure(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.__exit__()
+            say(f"no more TensorBoard events until the next start ({error.strerror})")
 
 
 def write_sample(workdir: Path, step: int, text: str) -> None:
-    """Writes the sample that a run ended with, in place of that of an earlier end."""
+    """Writes the sample of a finished run, and deletes an earlier one."""
     for path in (workdir / FOLDER).glob(f"*{SAMPLE}"):
         path.unlink()
     with Events(workdir, 0, ending=SAMPLE) as events:

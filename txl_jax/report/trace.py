@@ -1,17 +1,17 @@
-"""A profile of some updates, for TensorBoard's trace viewer."""
+"""Profiles some updates, for TensorBoard's trace viewer."""
 
 from pathlib import Path
 from typing import Any, Self
 
 import jax
 
-from txl_jax import distributed
+from txl_jax.runtime import distributed
 
 
 class Trace:
     """Writes a profile of the updates first + 1 to last into `folder`.
 
-    Of several processes the first does. last = -1 profiles nothing.
+    Only the first of several processes is profiled. steps = (-1, -1) profiles nothing.
     """
 
     def __init__(self, steps: tuple[int, int], folder: Path):
@@ -26,7 +26,7 @@ class Trace:
         self._stop()
 
     def before(self, step: int, state: Any) -> None:
-        """Starts or ends the profile between two updates; step of them are started."""
+        """Starts or ends the profile after `step` updates were dispatched."""
         if self.running and step >= self.last:
             jax.block_until_ready(state)
             self._stop()

@@ -1,0 +1,184 @@
+"""Collectives and HBM traffic of a small program, counted by hand."""
+
+import pytest
+
+from experiments.benchmarks.tpu_step import cycles_by_path, pallas_calls
+from txl_jax.aot.collectives import collectives, first_group
+from txl_jax.aot.hlo import Program
+from txl_jax.aot.traffic import by_scope, hbm_bytes
+
+TEXT = """\
+HloModule small, is_scheduled=true
+
+%add (x: f32[], y: f32[]) -> f32[] {
+  %x = f32[] parameter(0)
+  %y = f32[] parameter(1)
+  ROOT %sum = f32[] add(%x, %y)
+}
+
+%slice_one (stack: f32[5,8,128], i: s32[]) -> f32[1,8,128] {
+  %stack = f32[5,8,128]{2,1,0:T(8,128)} parameter(0)
+  %i = s32[]{:T(128)} parameter(1)
+  ROOT %one = f32[1,8,128]{2,1,0:T(8,128)} dynamic-slice(%stack, %i)
+}
+
+%put_one (stack.1: f32[5,8,128], new: f32[1,8,128], i.1: s32[]) -> f32[5,8,128] {
+  %stack.1 = f32[5,8,128]{2,1,0:T(8,128)} parameter(0)
+  %new = f32[1,8,128]{2,1,0:T(8,128)} parameter(1)
+  %i.1 = s32[]{:T(128)} parameter(2)
+  ROOT %put = f32[5,8,128]{2,1,0:T(8,128)} dynamic-update-slice(%stack.1, %new, %i.1)
+}
+
+%body (carry: (s32[], f32[5,8,128])) -> (s32[], f32[5,8,128]) {
+  %carry = (s32[]{:T(128)}, f32[5,8,128]{2,1,0:T(8,128)}) parameter(0)
+  %n = s32[]{:T(128)} get-tuple-element(%carry), index=0
+  %all = f32[5,8,128]{2,1,0:T(8,128)} get-tuple-element(%carry), index=1
+  %mine = f32[1,8,128]{2,1,0:T(8,128)} fusion(%all, %n), kind=kLoop, calls=%slice_one
+  %gone = f32[1,8,128]{2,1,0:T(8,128)S(1)} all-reduce(%mine), channel_id=1, \
+replica_groups={{0,1,2,3},{4,5,6,7}}, to_apply=%add, metadata={op_name="layers/sum"}
+  %back = f32[5,8,128]{2,1,0:T(8,128)} fusion(%all, %gone, %n), kind=kLoop, \
+calls=%put_one
+  ROOT %out = (s32[]{:T(128)}, f32[5,8,128]{2,1,0:T(8,128)}) tuple(%n, %back)
+}
+
+%condition (carry.1: (s32[], f32[5,8,128])) -> pred[] {
+  %carry.1 = (s32[]{:T(128)}, f32[5,8,128]{2,1,0:T(8,128)}) parameter(0)
+  %limit = s32[]{:T(128)} constant(5)
+  %at = s32[]{:T(128)} get-tuple-element(%carry.1), index=0
+  ROOT %less = pred[]{:T(512)} compare(%at, %limit), direction=LT
+}
+
+ENTRY %main (p: s32[], q: f32[5,8,128]) -> (s32[], f32[5,8,128]) {
+  %p = s32[]{:T(128)} parameter(0)
+  %q = f32[5,8,128]{2,1,0:T(8,128)} parameter(1)
+  %begin = (s32[]{:T(128)}, f32[5,8,128]{2,1,0:T(8,128)}) tuple(%p, %q)
+  ROOT %loop = (s32[]{:T(128)}, f32[5,8,128]{2,1,0:T(8,128)}) while(%begin), \
+condition=%condition, body=%body
+}
+"""
+LAYER = 4 * 8 * 128
+
+
+def test_a_loops_collectives_count_as_often_as_it_runs() -> None:
+    (found,) = collectives(Program(TEXT))
+    assert found == ("all-reduce", LAYER, (0, 1, 2, 3), 5, "layers/sum")
+
+
+def test_a_loop_of_unknown_length_counts_once() -> None:
+    text = TEXT.replace("constant(5)", "get-tuple-element(%carry.1), index=2")
+    (found,) = collectives(Program(text))
+    assert found.times == 1
+
+
+def test_a_loop_of_unknown_length_counts_as_assumed() -> None:
+    text = TEXT.replace("constant(5)", "get-tuple-element(%carry.1), index=2")
+    text = text.replace("body=%body\n", 'body=%body, metadata={op_name="a/layers/b"}\n')
+    (found,) = collectives(Program(text, {"embedding": 7, "/layers/": 2.5}))
+    assert found.times == 2.5
+    known = TEXT.replace("body=%body\n", 'body=%body, metadata={op_name="layers"}\n')
+    (found,) = collectives(Program(known, {"layers": 2.5}))
+    assert found.times == 5
+
+
+def test_estimated_cycles_count_as_often_as_loops_run() -> None:
+    stated = ', backend_config={"window_config":{"estimated_cycles":"%d"}}\n'
+    text = TEXT.replace("calls=%slice_one\n", "calls=%slice_one" + stated % 30)
+    text = text.replace("calls=%put_one\n", "calls=%put_one" + stated % 7)
+    assert cycles_by_path(Program(text)) == {"layers/sum": 5 * 30, "": 5 * 7}
+
+
+def test_pallas_kernels_are_counted_as_often_as_loops_run() -> None:
+    call = """\
+  %new = f32[] custom-call(%n), custom_call_target="tpu_custom_call", \
+metadata={op_name="layers/forward/pallas_call"}
+  %other = f32[] custom-call(%n), custom_call_target="TopK"
+  ROOT %out ="""
+    program = Program(TEXT.replace("  ROOT %out =", call))
+    assert pallas_calls(program) == {"layers/forward/pallas_call": 5}
+
+
+def test_hbm_traffic_is_the_parts_read_and_written() -> None:
+    # Each turn reads a layer and its number (4 bytes) and writes the layer for the sum,
+    # which reads it and leaves its result outside of HBM; all of this is the sum's.
+    # Then the result is written in place, which has no path.
+    assert hbm_bytes(Program(TEXT)) == {
+        "layers/sum": 5 * ((LAYER + 4 + LAYER) + LAYER),
+        "": 5 * (LAYER + 4),
+    }
+
+
+RELAID = """\
+HloModule relaid
+
+%relay (given: pred[5,8,128]) -> pred[5,8,128] {
+  %given = pred[5,8,128]{2,1,0:T(32,128)(4,1)} parameter(0)
+  ROOT %laid = pred[5,8,128]{2,1,0:T(8,128)(4,1)} copy(%given)
+}
+
+%slice_one (stack: pred[5,8,128], i: s32[]) -> pred[1,8,128] {
+  %stack = pred[5,8,128]{2,1,0:T(32,128)(4,1)} parameter(0)
+  %view = pred[5,8,128]{2,1,0:T(8,128)(4,1)} fusion(%stack), kind=kLoop, \
+output_to_operand_aliasing={{}: (0, {})}, calls=%relay
+  %i = s32[]{:T(128)} parameter(1)
+  ROOT %one = pred[1,8,128]{2,1,0:T(8,128)(4,1)} dynamic-slice(%view, %i)
+}
+
+ENTRY %main (p: pred[5,8,128], q: s32[]) -> pred[1,8,128] {
+  %p = pred[5,8,128]{2,1,0:T(32,128)(4,1)} parameter(0)
+  %q = s32[]{:T(128)} parameter(1)
+  ROOT %out = pred[1,8,128]{2,1,0:T(8,128)(4,1)} fusion(%p, %q), kind=kLoop, \
+calls=%slice_one, metadata={op_name="read"}
+}
+"""
+
+
+def test_a_layout_change_within_a_fusion_reads_nothing() -> None:
+    (moved,) = hbm_bytes(Program(RELAID)).values()
+    assert moved == 8 * 128 + 4 + 8 * 128
+
+
+def test_hbm_traffic_is_summed_by_part_of_the_model() -> None:
+    inside = "jit(train_step)/jvp(TransformerXL.nll)/TransformerXL"
+    found = by_scope(
+        {
+            f"{inside}/TransformerXL._scan_layers/while/layers/attention/dot": 2.0,
+            f"transpose({inside})/TransformerXL._scan_layers/layers/attention/x": 3.0,
+            f"{inside}/TransformerXL._scan_layers/while/body/dynamic_slice": 9.0,
+            "jit(train_step)/jvp(TransformerXL.nll)/embedding.nll/while/exp": 4.0,
+            "jit(train_step)/optimizer/mul": 6.0,
+            "": 1.0,
+        }
+    )
+    assert list(found.items()) == [
+        ("layers", 9),
+        ("update", 6),
+        ("attention", 5),
+        ("embedding.nll", 4),
+        ("unnamed", 1),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "group"),
+    [
+        ("replica_groups={{0,2},{1,3}}, x", (0, 2)),
+        ("replica_groups=[2,4]<=[8], x", (0, 1, 2, 3)),
+        ("replica_groups=[4,2]<=[2,4]T(1,0), x", (0, 4)),
+        ("replica_groups=mesh['axis_0'=4,'axis_1'=2] {'axis_1'}, x", (0, 1)),
+        ("replica_groups=mesh['axis_0'=4,'axis_1'=2] {'axis_0'}, x", (0, 2, 4, 6)),
+        (
+            "replica_groups=mesh['axis_0'=4,'axis_1'=1,'axis_2'=2], "
+            "device_ids=([2,4]T(1,0)) {'axis_0'}, x",
+            (0, 1, 2, 3),
+        ),
+        (
+            "replica_groups=mesh['axis_0'=4,'axis_1'=2], device_ids=([2,4]T(1,0)) "
+            "{'axis_1'}, x",
+            (0, 4),
+        ),
+        ("source_target_pairs={{0,3},{1,2}}, x", (0, 3)),
+        ("nothing", (0,)),
+    ],
+)
+def test_the_first_group_of_devices(text: str, group: tuple[int, ...]) -> None:
+    assert first_group(text) == group

@@ -1,0 +1,31 @@
+"""Messages of the TPU compiler, and programs that this jaxlib cannot read."""
+
+import jax
+import pytest
+
+from txl_jax.aot.lower import memory_wanted, text_of
+from txl_jax.errors import UserError
+
+
+def test_out_of_memory_messages_of_the_compiler_are_read() -> None:
+    form = "RESOURCE_EXHAUSTED: {} See https://openxla.org"
+    for words, size in (
+        ("Ran out of memory in hbm. Used 24.50G of 15.75G hbm.", 24.5 * 2**30),
+        ("temporaries (120.00G) exceeds available HBM (15.48G).", 120 * 2**30),
+        ("Something else ran out.", 0),
+    ):
+        assert memory_wanted(form.format(words)) == size
+    assert memory_wanted("INVALID: Used 24.50G of 15.75G hbm.") == 0
+
+
+def test_an_unreadable_program_names_the_libtpu_to_install() -> None:
+    class Program:
+        def as_text(self) -> str:
+            raise jax.errors.JaxRuntimeError("INTERNAL: RET_CHECK failure: 1 operand")
+
+    with pytest.raises(UserError, match=r"RET_CHECK failure.*pip install 'jax\[tpu\]'"):
+        text_of(Program())
+
+
+def test_jax_stays_on_the_cpu() -> None:
+    assert {device.platform for device in jax.devices()} == {"cpu"}

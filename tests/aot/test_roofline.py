@@ -1,0 +1,168 @@
+"""FLOPs as the compiler counts them, and bounds as computed by hand.
+
+Dims: L segment, M memory, D model, H heads, A head, F feed-forward, V vocabulary, B
+streams.
+"""
+
+import dataclasses
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import pytest
+
+from txl_jax.aot import chips, roofline
+from txl_jax.aot.collectives import Collective
+from txl_jax.aot.roofline import Products
+from txl_jax.errors import UserError
+from txl_jax.model.config import ModelConfig
+from txl_jax.model.memory import Memory
+from txl_jax.model.txl import TransformerXL
+from txl_jax.update.state import abstract_params
+
+pytestmark = pytest.mark.exact_bits
+
+B, L, M = 4, 32, 48
+# Products far above the elementwise work, which the compiler counts as well.
+MODEL = ModelConfig(
+    vocab_size=512,
+    n_layer=2,
+    d_model=256,
+    n_head=4,
+    d_head=64,
+    d_inner=512,
+    mem_len=M,
+    dropout=0.0,
+    unroll=2,
+)
+CLUSTERS = {"cutoffs": (128, 256), "div_val": 2}
+
+
+def counted(config: ModelConfig, training: bool) -> float:
+    """Returns the FLOPs that the compiler counts, layers unrolled, on one device."""
+    model = TransformerXL(config)
+    tokens_BL = jax.ShapeDtypeStruct((B, L), jnp.int32)
+    params = nn.unbox(abstract_params(config))
+    memory = jax.eval_shape(lambda: Memory.empty(config, B))
+
+    def loss(params: Any, tokens_BL: Any, memory: Any) -> Any:
+        found: Any = model.apply(
+            {"params": params}, tokens_BL, tokens_BL, memory, method="nll"
+        )
+        return jnp.sum(found[0])
+
+    function = jax.grad(loss) if training else loss
+    lowered = jax.jit(function).lower(params, tokens_BL, memory)
+    (cost,) = [lowered.compile().cost_analysis()]
+    assert cost is not None
+    return cost["flops"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"position": "none"}, {"clamp_len": 20}, CLUSTERS],
+    ids=["all", "no position", "clamped", "clusters"],
+)
+def test_flops_of_an_update_agree_with_the_compiler(changes: dict[str, Any]) -> None:
+    config = dataclasses.replace(MODEL, **changes)
+    made = roofline.device_flops(config, B, L, model_shards=1)
+    if changes == CLUSTERS:
+        # The compiler counts a loop's body once: a block of the tokens of each cluster.
+        own = roofline.vocabulary_products(config, B * L)
+        head = 2 * B * L * 256 * (128 + 2)
+        made += 4 * (head + 2 * B * L * (128 * 128 + 64 * 256) - own.again)
+    assert made == pytest.approx(counted(config, training=True), rel=0.03)
+
+
+def test_flops_of_a_forward_pass_agree_with_the_compiler() -> None:
+    products = roofline.layer_products(MODEL, L).times(B)
+    products += roofline.shared_products(MODEL, L)
+    products += roofline.vocabulary_products(MODEL, B * L)
+    expected = counted(MODEL, training=False)
+    assert products.forward == pytest.approx(expected, rel=0.03)
+
+
+def test_flops_by_hand() -> None:
+    tiny = ModelConfig(
+        vocab_size=10,
+        n_layer=3,
+        d_model=4,
+        n_head=1,
+        d_head=2,
+        d_inner=5,
+        mem_len=6,
+        position="none",
+    )
+    # q, k, v, o: 4 x 2 x 4 x 2 x 7; scores and values: 2 x 2 x 2 x 7 x 13; feed-forward
+    # 2 x 2 x 7 x 4 x 5. Keys and values of the memory: 2 x 2 x 4 x 2 x 6.
+    layer = Products(both=448 + 728 + 560, one=192)
+    assert roofline.layer_products(tiny, 7) == layer.times(3)
+    assert layer.training == 3 * 1736 + 2 * 192
+    assert layer.made(remat=True) == layer.training + 1736 + 192
+    # All layers in an update of 2 streams, with 14 tokens' softmax of 10 words.
+    softmax = 3 * 2 * 14 * 4 * 10
+    assert roofline.update_flops(tiny, 2, 7) == 6 * layer.training + softmax
+    # The device makes scores of the softmax twice.
+    made = roofline.device_flops(tiny, 2, 7, model_shards=2)
+    assert made == 3 * layer.training + softmax * 4 / 3
+    # Evaluation has keys and values already.
+    assert roofline.forward_flops(tiny, 2, 7) == 6 * 1736 + softmax / 3
+
+
+def test_shares_of_clusters_by_zipfs_law() -> None:
+    parts = roofline.zipf(267_735, (20_000, 40_000, 200_000))
+    assert sum(parts) == pytest.approx(1)
+    assert parts == sorted(parts, reverse=True)[:1] + parts[1:]
+    assert parts[0] == pytest.approx(0.80, abs=0.02)
+
+
+def test_bounds_by_hand() -> None:
+    part = chips.find("v5e:16x4")  # a ring of 16 and a line of 4
+    coords = [(x, y) for x in range(16) for y in range(4)]
+    everyone = tuple(range(64))
+    row = tuple(range(0, 64, 4))  # the ring
+    collectives = [
+        Collective("all-reduce", 10**9, everyone, 2, ""),
+        Collective("all-gather", 10**9, row, 1, ""),
+        Collective("collective-permute", 10**6, (0, 4), 1, ""),
+        Collective("all-reduce", 4, everyone, 1, ""),
+    ]
+    bounds = roofline.bound(part, 197e12, 819e6, collectives, coords)
+    assert bounds.compute == pytest.approx(1)
+    assert bounds.hbm == pytest.approx(1e-3)
+    reduced = 2 * 1e9 * 63 / 64 / (3 * 4.5e10)
+    gathered = 1e9 * 15 / 16 / (2 * 4.5e10)
+    permuted = 1e-6 + 1e6 / 4.5e10
+    # 8 hops along the ring, 4 along the line, there and back.
+    scalar = 2 * 12e-6
+    expected = 2 * reduced + gathered + permuted + scalar
+    assert bounds.interconnect == pytest.approx(expected)
+    assert bounds.full_overlap == pytest.approx(1)
+    assert bounds.no_overlap == pytest.approx(1 + 1e-3 + expected)
+    assert bounds.limit == "compute"
+
+
+def test_chips_devices_and_cores_differ() -> None:
+    v3, v4, v5e = (chips.find(name) for name in ("v3:4x4", "v4:2x2x4", "v5e:4x4"))
+    assert [part.chips for part in (v3, v4, v5e)] == [16, 16, 16]
+    assert [part.chip.cores for part in (v3, v4, v5e)] == [2, 2, 1]
+    assert [part.devices_per_chip for part in (v3, v4, v5e)] == [2, 1, 1]
+    # A core of v3 has half of the products and of the bandwidth.
+    half = roofline.bound(v3, 123e12 / 2, 450e9, [], [])
+    assert (half.compute, half.hbm) == (pytest.approx(1), pytest.approx(1))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("v9:2x2", "one of v3, v4, v5e, v5p, v6e"),
+        ("v4:4x4", "give 3 lengths for a slice of v4, such as v4:4x4x4"),
+        ("v5e:16", "give 2 lengths for a slice of v5e, such as v5e:4x4"),
+        ("v5e:0x4", "give 2 lengths for a slice of v5e"),
+    ],
+)
+def test_no_such_slice(name: str, words: str) -> None:
+    with pytest.raises(UserError, match=words) as error:
+        chips.find(name)
+    assert "\n" not in str(error.value)

@@ -1,0 +1,380 @@
+"""Steps compiled for TPU slices of 8 chips, without TPUs.
+
+libtpu compiles in this process; without it most of this is skipped.
+
+Dims: N layers, B streams, M memory, L segment, D model, HA heads x head.
+"""
+
+import contextlib
+import dataclasses
+import importlib.util
+import io
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import pytest
+
+from txl_jax import config as configs
+from txl_jax.aot import chips, estimate
+from txl_jax.aot.collectives import collectives
+from txl_jax.aot.hlo import Program
+from txl_jax.aot.lower import Compiled
+from txl_jax.cli import compile, steps
+from txl_jax.config import Config
+from txl_jax.errors import UserError
+from txl_jax.main import main
+from txl_jax.metrics import parameter_count
+from txl_jax.runtime.options import MeshConfig
+from txl_jax.sharding import make_mesh, stream_shards
+from txl_jax.update.state import abstract_params
+
+needs_libtpu = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None,
+    reason="libtpu, the TPU compiler, is not installed (pip install 'jax[tpu]')",
+)
+SLICE = "v5e:2x4"
+# All sizes differ, so that a shape identifies an array.
+N, D, HA, M, L, B = 3, 256, 128, 48, 40, 16
+EXPERIMENT = f"""
+from txl_jax import config
+
+def get_config():
+    c = config.default()
+    c.data.corpus = "stdlib"
+    c.model.update(n_layer={N}, d_model={D}, n_head=2, d_head=64, d_inner=384)
+    c.model.update(mem_len={M}, dropout=0.1, dropatt=0.1)
+    c.train.update(batch_size={B}, tgt_len={L}, segments_per_call=2)
+    c.eval.update(streams=8, tgt_len={L}, mem_len={M})
+    c.generate.mem_len = {M}
+    return c
+"""
+
+
+class Done(NamedTuple):
+    """The outcome of a command."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """The JSON of the last line on stdout."""
+        assert self.status == 0, self.err
+        return json.loads(self.out.splitlines()[-1])
+
+    @property
+    def line(self) -> str:
+        """The one line of an error."""
+        assert self.status == 2, (self.status, self.err)
+        (line,) = self.err.splitlines()
+        return line
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("aot") / "tiny.py"
+    path.write_text(EXPERIMENT)
+    return path
+
+
+def command(path: Path, *argv: str) -> Done:
+    with (
+        contextlib.redirect_stdout(io.StringIO()) as out,
+        contextlib.redirect_stderr(io.StringIO()) as err,
+    ):
+        status = main(["--mode=compile", f"--config={path}", *argv])
+    return Done(status, out.getvalue(), err.getvalue())
+
+
+def read(path: Path, **mesh: int) -> Config:
+    """Returns the experiment on a mesh of the slice."""
+    config = configs.parse(configs.load(str(path)))
+    return dataclasses.replace(steps.find_vocab(config), mesh=MeshConfig(**mesh))
+
+
+def compiled(config: Config) -> Compiled:
+    """Returns the training step, compiled for the slice."""
+    done = steps.compile_train(config, chips.find_devices(chips.find(SLICE)))
+    assert done.fits
+    return done
+
+
+# Results
+
+
+@needs_libtpu
+def test_the_json_has_the_memory_and_bounds_on_speed(path: Path) -> None:
+    done = command(path, f"--topology={SLICE}", "--config.train.segments_per_update=2")
+    result = done.result
+    assert [result[name] for name in ("mode", "topology")] == ["compile", SLICE]
+    assert [result[name] for name in ("chips", "cores", "devices")] == [8, 8, 8]
+    assert result["mesh"] == {"data": 8, "fsdp": 1, "model": 1}
+    assert (result["batch_size"], result["streams_per_chip"]) == (B, 2)
+    for step in (result, result["evaluation"]):
+        assert step["fits"] and 0 < step["hbm_bytes"] < step["hbm_capacity_bytes"]
+        assert step["hbm_capacity_bytes"] == int(15.75 * 2**30)
+        assert step["seconds_to_compile"] > 0 and step["hbm_traffic_bytes"] > 0
+        scopes = step["hbm_traffic_by_scope"]
+        assert {"layers", "attention", "feed_forward"} <= set(scopes)
+        total = pytest.approx(step["hbm_traffic_bytes"], abs=len(scopes))
+        assert sum(scopes.values()) == total
+        assert step["limit"] == max(step["seconds"], key=step["seconds"].get)
+        pair, seconds = step["step_seconds"], step["seconds"].values()
+        assert pair["full_overlap"] == pytest.approx(max(seconds))
+        assert pair["no_overlap"] == pytest.approx(sum(seconds))
+        for name, slowest in pair.items():
+            speed = step["tokens"] / slowest
+            assert step["tokens_per_second"][name] == pytest.approx(speed)
+            used = speed * step["flops_per_token"] / (8 * 197e12)
+            assert step["utilisation"][name] == pytest.approx(used)
+    assert result["tokens"] == 2 * B * L
+    assert result["evaluation"]["tokens"] == 8 * L
+    # All gradients are added up once for each segment, whole, in float32; but of W_r's
+    # those of r, which are fewer, in bfloat16, as the product takes them. libtpu 0.0.50
+    # adds some small ones up once for both.
+    params = parameter_count(abstract_params(read(path).model))
+    once = 4 * (params - N * D * HA) + 2 * N * (M + L) * HA
+    added = result["collectives"]["all-reduce"]["bytes"]
+    assert 1.99 * once < added < 2.01 * once
+    assert set(result["evaluation"]["collectives"]) <= {"all-reduce"}
+    assert "fits" in done.err and "tokens per second" in done.err
+
+
+@needs_libtpu
+def test_the_kernel_for_tpus_is_compiled_where_it_is_asked_for(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts: list[str] = []
+
+    def read(text: str) -> Program:
+        texts.append(text)
+        return Program(text)
+
+    monkeypatch.setattr(estimate, "Program", read)
+    flags = ("--config.model.kernel=tpu", "--evaluation=false", "--topology=v4:2x2x2")
+    result = command(path, *flags).result
+    assert result["kernel"] == "tpu" and "evaluation" not in result
+    # A chip of v4 is one device with two cores.
+    assert [result[name] for name in ("chips", "cores", "devices")] == [8, 16, 8]
+    # The bytes of a kernel are counted by this name.
+    kernels = {
+        op.path.split("/")[-2]: 'custom_call_target="tpu_custom_call"' in op.text
+        for op, _, _ in Program(texts[0]).visit()
+        if op.kind == "custom-call" and op.path.endswith("pallas_call")
+    }
+    assert kernels == {"rel_attention_forward": True, "rel_attention_backward": True}
+
+
+# Collectives
+
+
+@needs_libtpu
+def test_data_parallelism_only_sums_gradients(path: Path) -> None:
+    done = compiled(read(path))
+    found = collectives(Program(done.text))
+    assert {each.kind for each in found} == {"all-reduce"}
+    assert max(len(each.group) for each in found) == 8
+    check_donated(read(path), done)
+
+
+@needs_libtpu
+def test_fsdp_gathers_only_parameters_one_layer_at_a_time(path: Path) -> None:
+    config = read(path, data=2, fsdp=4)
+    done = compiled(config)
+    found = collectives(Program(done.text))
+    gathered = [each for each in found if each.kind == "all-gather"]
+    for each in gathered:
+        assert len(each.group) == 4  # within a copy of the model, never all devices
+        # The vocabulary's table is gathered whole, the stacked layers one at a time, in
+        # float32 or bfloat16. Neither batch nor memory is gathered.
+        assert {each.bytes / 4, each.bytes / 2} & whole_parameters(config), each
+    # Only the encodings of distances, which all streams share.
+    moved = [
+        each for each in found if each.kind in ("all-to-all", "collective-permute")
+    ]
+    assert max((each.bytes for each in moved), default=0) <= 4 * (L + M) * D
+    check_donated(config, done)
+
+
+def whole_parameters(config: Config) -> set[float]:
+    """Returns the sizes of the parameters, of one layer where layers are stacked."""
+    shapes = nn.unbox(abstract_params(config.model))
+    layers = shapes.pop("layers")
+    return {leaf.size for leaf in jax.tree.leaves(shapes)} | {
+        leaf.size / N for leaf in jax.tree.leaves(layers)
+    }
+
+
+def check_donated(config: Config, done: Compiled) -> None:
+    """Asserts that the step writes the new state, memory too, over the old one."""
+    assert "input_output_alias={" in done.text.partition("\n")[0]
+    mesh = steps.check_mesh(config, chips.find_devices(chips.find(SLICE)))
+    own = config.train.batch_size // stream_shards(mesh)
+    memory = 4 * N * own * M * D
+    adam = 3 * 4 * parameter_count(abstract_params(config.model)) // mesh.shape["fsdp"]
+    assert done.aliased >= 0.99 * adam + memory
+
+
+# Streams, meshes and memory
+
+
+@needs_libtpu
+def test_a_mesh_may_split_an_axis_of_the_slice() -> None:
+    devices = chips.find_devices(chips.find("v4:4x8x8"))
+    for sizes in ((128, 1, 2), (4, 32, 2), (16, 8, 2)):
+        mesh = make_mesh(MeshConfig(*sizes), devices)
+        assert mesh.devices.shape == sizes
+        pairs = [[device.coords for device in pair] for pair in mesh.devices[0]]
+        for one, other in pairs:
+            assert sum(abs(a - b) for a, b in zip(one, other, strict=True)) == 1
+
+
+@needs_libtpu
+def test_streams_that_do_not_divide_name_a_mesh_that_works(path: Path) -> None:
+    flags = (f"--topology={SLICE}", "--config.train.batch_size=4")
+    line = command(path, *flags).line
+    assert "train.batch_size = 4 is not divisible by the 8 shards" in line
+    assert "--config.mesh.model=2 works" in line
+    result = command(path, *flags, "--evaluation=false", "--mesh=auto").result
+    assert result["mesh"] == {"data": 4, "fsdp": 1, "model": 2}
+    assert result["streams_per_chip"] == 0.5
+
+
+@needs_libtpu
+def test_no_mesh_divides(path: Path) -> None:
+    line = command(path, f"--topology={SLICE}", "--config.train.batch_size=3").line
+    assert "take --streams_per_chip=1" in line
+
+
+@needs_libtpu
+def test_evaluation_streams_that_do_not_divide_are_an_error(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = Compiled("", 2**40, 0.0)
+    monkeypatch.setattr(compile, "compile_train", lambda config, devices: large)
+    result = command(path, f"--topology={SLICE}", "--config.eval.streams=4").result
+    assert not result["fits"]
+    assert "eval.streams = 4 is not divisible" in result["evaluation"]["error"]
+
+
+@needs_libtpu
+def test_out_of_memory_has_the_excess_and_the_flags_that_help(path: Path) -> None:
+    flags = (f"--topology={SLICE}", "--evaluation=false", "--config.model.kernel=xla")
+    done = command(path, *flags, "--streams_per_chip=40000")
+    result = done.result
+    assert not result["fits"]
+    over = result["hbm_bytes"] - result["hbm_capacity_bytes"]
+    assert result["exceeds_by_bytes"] == over > 0
+    for knob in ("remat", "fsdp", "batch_chunk", "kernel", "streams_per_chip"):
+        assert knob in result["knobs"]
+    assert f"{over / 2**30:.2f} GiB too much" in done.err
+
+
+@pytest.mark.parametrize("most", [0, 1, 5, 37, 1000])
+def test_the_search_finds_the_most_that_fit(most: int) -> None:
+    tried = []
+
+    def fits(count: int) -> tuple[bool, int]:
+        tried.append(count)
+        return count <= most, 1000 + 10 * count + count**2 // 50
+
+    capacity = 1000 + 10 * most + most**2 // 50
+    assert compile.search(fits, capacity) == most
+    assert len(tried) == len(set(tried)) <= 14
+    known = [(count, *fits(count)) for count in (3, 8)]
+    tried.clear()
+    assert compile.search(fits, capacity, known) == most
+    assert len(tried) == len(set(tried) - {3, 8}) <= 12
+
+
+def test_the_search_continues_where_more_is_stated_than_the_capacity() -> None:
+    tried = []
+
+    def fits(count: int) -> tuple[bool, int]:
+        tried.append(count)
+        return count <= 140, 500 + 75 * count if count <= 140 else 9700 + count
+
+    assert compile.search(fits, 9573) == 140
+    assert len(tried) <= 14
+
+
+@needs_libtpu
+def test_the_largest_batch_is_searched(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compilation is replaced: here only the search is tested."""
+
+    def compile_train(config: Config, devices: list[Any]) -> Compiled:
+        size = config.train.batch_size
+        assert size % 8 == 0
+        return Compiled("x" if size <= 72 else "", size * 2**30 // 5, 0.0)
+
+    monkeypatch.setattr(compile, "compile_train", compile_train)
+    devices = chips.find_devices(part := chips.find(SLICE))
+    assert compile.largest_batch(read(path), devices, part).train.batch_size == 72
+
+
+# Errors
+
+
+def test_without_libtpu_the_error_has_the_command_to_install_it(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chips.importlib.util, "find_spec", lambda name: None)
+    assert command(path).line.endswith("pip install 'jax[tpu]'")
+
+
+@needs_libtpu
+def test_a_slice_unknown_to_libtpu_is_an_error(path: Path) -> None:
+    assert "'v5e:3x5' is not a slice" in command(path, "--topology=v5e:3x5").line
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--topology=v9:2x2"], "one of v3, v4, v5e"),
+        (["--topology=v4:4"], "give 3 lengths"),
+        (["--topology=v4-8"], "of its slice, such as v4:2x2x1"),
+        (["--topology=v4-32"], "of its slice, such as v4:2x2x4"),
+        (["--topology=v5litepod-8"], "of its slice, such as v5e:2x4"),
+        (["--topology=v6e-256"], "of its slice, such as v6e:16x16"),
+        (["--mesh=best"], "compile.mesh = 'best' must be one of config, auto"),
+        (["--streams_per_chip=-2"], "compile.streams_per_chip = -2 must be"),
+        (["--topologie=v4:2x2x1"], "did you mean '--topology'"),
+    ],
+)
+def test_errors_are_one_line(path: Path, flags: list[str], words: str) -> None:
+    assert words in command(path, *flags).line
+
+
+@pytest.mark.parametrize(
+    ("changes", "size"),
+    [
+        ({}, 256),
+        ({"corpus": "wikitext103"}, 267_735),
+        ({"corpus": "enwik8", "vocab": "byte"}, 256),
+    ],
+)
+def test_published_vocabularies_are_known(
+    path: Path, changes: dict[str, str], size: int
+) -> None:
+    config = configs.parse(configs.load(str(path)))
+    config = steps.replace(config, "data", **changes)
+    assert steps.find_vocab(config).model.vocab_size == size
+
+
+@pytest.mark.parametrize(
+    "changes", [{"corpus": "wikitext103", "min_count": 3}, {"vocab": "word"}]
+)
+def test_other_vocabulary_sizes_must_be_given(
+    path: Path, changes: dict[str, Any]
+) -> None:
+    config = steps.replace(configs.parse(configs.load(str(path))), "data", **changes)
+    with pytest.raises(UserError, match="--config.model.vocab_size=N"):
+        steps.find_vocab(config)
+    config = steps.replace(config, "model", vocab_size=99)
+    assert steps.find_vocab(config) == config

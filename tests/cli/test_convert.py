@@ -1,0 +1,358 @@
+"""The modes import and export, from files to scores and samples."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests import reference
+from tests.cli.test_main import Done, command
+from tests.convert import recorded
+from tests.convert.test_huggingface import VOCAB, saved_case
+from tests.convert.test_pickle import RECORDED
+from tests.convert.test_pytorch import assert_equal, case
+from tests.support import tiny
+from txl_jax import config as configs
+from txl_jax.convert import huggingface, tensorflow
+from txl_jax.data import vocab as vocabulary
+from txl_jax.workdir import load
+
+NAME = "div_val_2"
+WORDS = VOCAB.words[2:]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Holds a model of the port, a text of its words and the model imported."""
+    path = tmp_path_factory.mktemp("home")
+    config, params = case(NAME)
+    huggingface.save_pretrained(config, params, VOCAB, path / "model")
+    (path / "model" / "vocab.json").unlink()
+    rng = np.random.default_rng(0)
+    lines = [" ".join(rng.choice(WORDS, 7)) for _ in range(300)]
+    (path / "text.txt").write_text("\n".join(lines) + "\n")
+    (path / "words.txt").write_text("\n".join(VOCAB.words))
+    done = imported(path / "model", path / "run", *data(path))
+    (path / "result.json").write_text(json.dumps(done.result))
+    return path
+
+
+def data(home: Path) -> list[str]:
+    """Returns the flags of the text."""
+    fields = {"corpus": "text", "path": home / "text.txt", "data_dir": home / "data"}
+    return [f"--config.data.{name}={value}" for name, value in fields.items()]
+
+
+def imported(source: Path, workdir: Path, *flags: str, kind: str = "") -> Done:
+    kind = kind or "huggingface"
+    given = (f"--format={kind}", f"--source={source}", f"--workdir={workdir}")
+    return command("--mode=import", *given, *flags)
+
+
+def weights(folder: Path) -> Any:
+    return tiny.jax.device_get(load.load(folder).params)
+
+
+# Import
+
+
+def test_the_workdir_holds_the_model(home: Path) -> None:
+    config, params = case(NAME)
+    run = home / "run"
+    assert sorted(path.name for path in run.iterdir()) == [
+        *("checkpoints", "config.json", "run.json", "vocab.json")
+    ]
+    assert not (home / "run.incomplete").exists()
+    assert_equal(weights(run), params)
+    saved = configs.parse(configs.load_json(run / "config.json"))
+    assert saved.model == config
+    assert (saved.eval.mem_len, saved.eval.clamp_len) == (7, 5)
+    assert saved.eval.same_length and saved.generate.mem_len == 7
+    assert saved.convert == configs.Config().convert
+    assert saved.data.vocab_path == str(run / "vocab.json")
+    assert vocabulary.load(run / "vocab.json").to_json() == VOCAB.to_json()
+
+
+def test_the_result_and_run_json_name_the_source(home: Path) -> None:
+    result = json.loads((home / "result.json").read_text())
+    assert (result["mode"], result["format"], result["step"]) == (
+        *("import", "huggingface"),
+        1,
+    )
+    assert (result["vocab"], result["types"]) == ("word", 37)
+    origin = json.loads((home / "run" / "run.json").read_text())["imported"]
+    names = ["config.json", "model.safetensors", "vocab.txt"]
+    assert list(origin["sha256"]) == [str(home / "model" / name) for name in names]
+    assert origin["sha256"] == result["sha256"]
+    assert all(len(digest) == 64 for digest in origin["sha256"].values())
+
+
+def test_evaluation_scores_the_text(home: Path) -> None:
+    """As the oracle does, one stream from the port's memory of zeros."""
+    flags = ("--streams=8", "--tgt_len=5", "--split=valid")
+    result = command("--mode=evaluate", f"--workdir={home / 'run'}", *flags).result
+    assert (result["step"], result["mem_len"], result["clamp_len"]) == (1, 7, 5)
+    config, params = case(NAME)
+    path = next((home / "data").rglob("valid.bin"))
+    tokens = np.fromfile(path, np.uint8).astype(np.int32)
+    assert tokens.max() < 37
+    nll = stream_nll(config, params, tokens, 8)
+    assert result["tokens"] == len(tokens) - 1
+    assert result["nll"] == pytest.approx(nll, rel=1e-5)
+
+
+def stream_nll(config: Any, params: Any, tokens: Any, streams: int) -> float:
+    """Returns the mean nll of tokens in contiguous streams, by the oracle."""
+    pairs, settings, total = len(tokens) - 1, tiny.reference_settings(config), 0.0
+    bounds = [b * pairs // streams for b in range(streams + 1)]
+    for low, high in zip(bounds, bounds[1:], strict=False):
+        own = tokens[None, low : high + 1]
+        memory = reference.zeros(config.n_layer, 1, config.d_model, config.mem_len)
+        for begin in range(0, high - low, 5):
+            part = own[:, begin : begin + 6]
+            nll_BL, memory = reference.nll(
+                params, part[:, :-1], part[:, 1:], memory, **settings
+            )
+            total += nll_BL.sum()
+    return total / pairs
+
+
+def test_generation_continues_a_prompt(home: Path) -> None:
+    flags = ("--prompt=w3 w5", "--num_tokens=6", "--temperature=0")
+    text = command("--mode=generate", f"--workdir={home / 'run'}", *flags).result[
+        "text"
+    ]
+    assert text.startswith("w3 w5") and len(VOCAB.encode(text)) == 8
+    assert command("--mode=generate", f"--workdir={home / 'run'}").status == 0
+
+
+def test_training_is_refused_in_the_imported_workdir(home: Path) -> None:
+    before = sorted((home / "run").rglob("*"))
+    done = command(f"--workdir={home / 'run'}")
+    assert (done.status, done.out) == (2, "")
+    assert f"--config.train.init_from={home / 'run'}" in done.err
+    assert len(done.err.splitlines()) == 1
+    assert sorted((home / "run").rglob("*")) == before
+
+
+def test_a_run_can_start_from_it(home: Path, tmp_path: Path) -> None:
+    model = json.loads((home / "run" / "config.json").read_text())["model"]
+    (tmp_path / "tuned.py").write_text(
+        "from txl_jax import config\n\n\ndef get_config():\n    c = config.default()\n"
+        f"    c.model.update({model!r})\n"
+        f"    c.train.update(init_from={str(home / 'run')!r}, num_steps=2, tgt_len=5)\n"
+        "    c.train.update(batch_size=8, log_every=1, eval_every=2)\n"
+        "    c.checkpoint.every_steps = 2\n    c.optim.lr = 1e-9\n"
+        "    c.eval.update(mem_len=7, clamp_len=5, same_length=True, tgt_len=5)\n"
+        "    c.generate.update(prompt='w3', num_tokens=2, mem_len=7)\n    return c\n"
+    )
+    flags = [*data(home), f"--config.data.vocab_path={home / 'run' / 'vocab.json'}"]
+    given = (f"--config={tmp_path / 'tuned.py'}", f"--workdir={tmp_path / 'tuned'}")
+    result = command(*given, *flags).result
+    expected = command(
+        "--mode=evaluate", f"--workdir={home / 'run'}", "--tgt_len=5"
+    ).result
+    assert result["nll"] == pytest.approx(expected["nll"], abs=1e-4)
+
+
+def test_overrides_replace_the_fields_of_the_model(home: Path, tmp_path: Path) -> None:
+    flags = ("--config.eval.mem_len=3", "--config.model.dropout=0.5")
+    assert imported(home / "model", tmp_path / "run", *flags).status == 0
+    saved = configs.parse(configs.load_json(tmp_path / "run" / "config.json"))
+    assert (saved.eval.mem_len, saved.eval.clamp_len) == (3, 5)
+    assert (saved.model.dropout, saved.model.mem_len) == (0.5, 7)
+
+
+@pytest.mark.parametrize("layout", ["module.stream", "zip"])
+def test_the_papers_code(layout: str, tmp_path: Path) -> None:
+    name = "div_val_2_all_tied"
+    (tmp_path / "model").mkdir()
+    shutil.copy(RECORDED / f"{name}.{layout}.pt", tmp_path / "model" / "model.pt")
+    shutil.copy(RECORDED / "cache2.pkl", tmp_path / "model" / "cache.pkl")
+    flags = ["--config.model.mem_len=2", "--config.model.same_length"]
+    flags += ["--config.model.clamp_len=3", "--config.model.cutoffs=9,17,28"]
+    done = imported(tmp_path / "model", tmp_path / "run", *flags, kind="pytorch")
+    assert done.status == 0
+    assert_equal(weights(tmp_path / "run"), case(name)[1])
+    model = load.load(tmp_path / "run").config.model
+    assert (model.mem_len, model.same_length, model.clamp_len) == (2, True, 3)
+    assert model.initial_memory == "empty"
+
+
+def test_nvidias_code(tmp_path: Path) -> None:
+    done = imported(RECORDED / "nvidia.pt", tmp_path / "run", kind="nvidia")
+    assert done.result["step"] == 40
+    loaded = load.load(tmp_path / "run")
+    assert loaded.step == 40
+    assert loaded.config.model.same_length_self
+    assert_equal(weights(tmp_path / "run"), case(recorded.NVIDIA)[1])
+
+
+def test_tensorflows_code(tmp_path: Path) -> None:
+    source = RECORDED.parent / "tensorflow_checkpoints" / "wt103"
+    shutil.copytree(source, tmp_path / "model")
+    config, params, step = tensorflow.read(source, mem_len=3, same_length=True)
+    lines = ["<eos>", *(f"w{i}" for i in range(1, config.vocab_size))]
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "vocab.txt").write_text("\n".join(lines))
+    for number, place in enumerate(("model", "model/ckpt-0")):
+        run = tmp_path / f"run{number}"
+        flags = ("--config.model.mem_len=3", "--config.model.same_length")
+        done = imported(tmp_path / place, run, *flags, kind="tensorflow")
+        assert done.result["step"] == max(step, 1)
+        assert [Path(path).name for path in done.result["sha256"]] == [
+            *("ckpt-0.data-00000-of-00001", "ckpt-0.index", "vocab.txt")
+        ]
+        assert load.load(run).config.model == config
+        assert_equal(weights(run), params)
+
+
+def test_a_vocabulary_without_line_ends_has_another_prompt(
+    home: Path, tmp_path: Path
+) -> None:
+    symbols = " abcdefghijklmnopqrstuvwxyz0123456789"
+    (tmp_path / "letters.txt").write_text("\n".join("_" + symbols[1:]))
+    done = imported(
+        home / "model", tmp_path / "run", f"--vocab={tmp_path / 'letters.txt'}"
+    )
+    assert done.result["vocab"] == "char"
+    saved = configs.parse(configs.load_json(tmp_path / "run" / "config.json"))
+    assert saved.generate.prompt == " "
+
+
+# Export
+
+
+def test_an_exported_model_can_be_imported_again(home: Path, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    flags = ("--format=huggingface", f"--target={target}")
+    done = command("--mode=export", f"--workdir={home / 'run'}", *flags)
+    assert (done.result["step"], done.result["differences"]) == (1, [])
+    assert "different in" not in done.err
+    names = ["config.json", "model.safetensors", "vocab.json", "vocab.txt"]
+    assert sorted(path.name for path in target.iterdir()) == names
+    before, after = (
+        huggingface.from_pretrained(folder) for folder in (home / "model", target)
+    )
+    assert before[0] == after[0]
+    assert_equal(after[1], before[1])
+    assert imported(target, tmp_path / "again").status == 0
+    assert_equal(weights(tmp_path / "again"), weights(home / "run"))
+
+
+def test_the_export_equals_the_state_of_the_port(home: Path, tmp_path: Path) -> None:
+    import safetensors.numpy
+
+    _, state = saved_case(NAME)
+    flags = ("--format=huggingface", f"--target={tmp_path / 'target'}")
+    assert command("--mode=export", f"--workdir={home / 'run'}", *flags).status == 0
+    path = tmp_path / "target" / "model.safetensors"
+    for name, array in safetensors.numpy.load_file(path).items():
+        if "inv_freq" not in name:
+            assert array.tobytes() == state[name].tobytes()
+
+
+def test_differences_are_reported(tmp_path: Path) -> None:
+    done = imported(RECORDED / "nvidia.pt", tmp_path / "run", kind="nvidia")
+    assert done.status == 0
+    flags = ("--format=huggingface", f"--target={tmp_path / 'target'}")
+    done = command("--mode=export", f"--workdir={tmp_path / 'run'}", *flags)
+    assert "starts from a memory of zeros" in done.result["differences"][0]
+    assert "different in huggingface: it starts" in done.err
+
+
+# Errors
+
+MODEL = "--source={home}/model"
+NEW = "--workdir={home}/new"
+HF = ("--mode=import", "--format=huggingface", NEW)
+PT = ("--mode=import", "--format=pytorch", NEW)
+MEM_LEN = "--config.model.mem_len=3"
+PLAIN = f"--source={RECORDED}/plain.zip.pt"
+MODULE = f"--source={RECORDED}/div_val_2_all_tied.module.zip.pt"
+EXPORT = ("--mode=export", "--workdir={home}/run")
+MISTAKES: dict[str, tuple[tuple[str, ...], str]] = {
+    "format": (
+        (*HF[::2], "--format=huggingfase", MODEL),
+        "one of huggingface, pytorch, nvidia, tensorflow (did you mean 'huggingface'",
+    ),
+    "no format": ((*HF[::2], MODEL), "--format = '' must be one of huggingface"),
+    "no source": (HF, "give --source"),
+    "source missing": ((*HF, "--source=/no/model"), "'/no/model' does not exist"),
+    "no workdir": ((*HF[:2], MODEL), "--workdir="),
+    "config": ((*HF, MODEL, "--config=quickstart"), "takes no --config"),
+    "workdir taken": (
+        (*HF[:2], MODEL, "--workdir={home}/run"),
+        "{home}/run' is not an empty folder",
+    ),
+    "workdir is a file": (
+        (*HF[:2], MODEL, "--workdir={home}/text.txt"),
+        "is not an empty folder",
+    ),
+    "workdir in a file": ((*HF[:2], MODEL, "--workdir={home}/text.txt/x"), "cannot"),
+    "no config.json": ((*HF, "--source={home}/run/checkpoints"), "config.json"),
+    "another format": ((*HF, "--source={home}/run"), "neither model.safetensors"),
+    "cut": ((*HF, "--source={home}/cut"), "{home}/cut/model.safetensors is damaged"),
+    "no vocabulary": ((*HF, "--source={home}/bare"), "give one with --vocab"),
+    "vocabulary missing": ((*HF, MODEL, "--vocab=/no/words"), "'/no/words'"),
+    "vocabulary of none": ((*HF, MODEL, f"--vocab={RECORDED}/plain.zip.pt"), "idx2sym"),
+    "vocabulary too large": (
+        (*HF, MODEL, "--vocab={home}/large.txt"),
+        "large.txt has 38 words, the model only 37",
+    ),
+    "sizes": ((*HF, MODEL, "--config.model.d_inner=3"), "layers/feed_forward/in"),
+    "training": ((*HF, MODEL, "--config.optim.lr=1"), "not trained in its workdir"),
+    "mode's flag": ((*HF, MODEL, "--streams=3"), "unknown flag '--streams'"),
+    "tensorflow's own": (
+        ("--mode=import", "--format=tensorflow", NEW, MODEL, MEM_LEN),
+        "{home}/model",
+    ),
+    "mem_len unsaid": ((*PT, PLAIN), "give --config.model.mem_len"),
+    "mem_len": ((*PT, PLAIN, "--config.model.mem_len=-2"), "model.mem_len = -2"),
+    "cutoffs": ((*PT, MODULE, MEM_LEN, "--config.model.cutoffs=9,8"), "(9, 8)"),
+    "not cutoffs": ((*PT, PLAIN, "--config.model.cutoffs=few"), "cutoffs = 'few'"),
+    "no torch file": ((*PT, "--source={home}/text.txt", MEM_LEN), "text.txt"),
+    "no model.pt": ((*PT, MODEL, MEM_LEN), "no file '{home}/model/model.pt'"),
+    "no checkpoint": (
+        ("--mode=import", "--format=nvidia", NEW, PLAIN),
+        "no model_state",
+    ),
+    "no target": ((*EXPORT, "--format=huggingface"), "give --target"),
+    "target taken": (
+        (*EXPORT, "--format=huggingface", "--target={home}/model"),
+        "--target='{home}/model' is not an empty folder",
+    ),
+    "unknown target": (
+        (*EXPORT, "--format=pytorch", "--target={home}/new"),
+        "one of huggingface",
+    ),
+    "nothing to export": (
+        ("--mode=export", "--workdir={home}/none", "--format=huggingface"),
+        "holds no run",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def mishaps(home: Path) -> Path:
+    """Adds to `home` what can go wrong on a disk."""
+    for name in ("cut", "bare"):
+        shutil.copytree(home / "model", home / name)
+    weights = home / "cut" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-3])
+    (home / "bare" / "vocab.txt").unlink()
+    (home / "large.txt").write_text("\n".join([*VOCAB.words, "more"]))
+    return home
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_one_line_and_nothing_is_made(mishaps: Path, mistake: str) -> None:
+    argv, reason = MISTAKES[mistake]
+    done = command(*(flag.format(home=mishaps) for flag in argv))
+    assert (done.status, done.out) == (2, "")
+    assert reason.format(home=mishaps) in tiny.complaint(done.err)
+    assert not (mishaps / "new").exists()
+    assert not (mishaps / "new.incomplete").exists()

@@ -1,0 +1,312 @@
+"""Losses of exact contexts, kept on disk, and models that can be compared or not.
+
+Dims: B windows, T positions.
+"""
+
+import dataclasses
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from tests import reference
+from tests.support import tiny
+from txl_jax import config as configs
+from txl_jax.cli import recl
+from txl_jax.config import Config
+from txl_jax.errors import UserError
+from txl_jax.evaluate.context import make_context_nll, spread
+from txl_jax.evaluate.options import EvalConfig, ReclConfig, evaluation_model
+from txl_jax.main import main
+from txl_jax.model.config import ModelConfig
+from txl_jax.model.txl import TransformerXL
+from txl_jax.runtime.options import MeshConfig
+from txl_jax.sharding import make_mesh
+from txl_jax.workdir import load as restore
+
+PARAMS = tiny.make_params()
+MESH = make_mesh(MeshConfig(), jax.devices()[:1])
+TEXT_T = tiny.make_tokens(1, 60)[0].astype(np.uint8)
+POSITIONS = spread(60, 20, 7)
+
+
+def silent(done: int, total: int) -> None:
+    """Shows no progress."""
+
+
+def oracle(config: ModelConfig, context: int, tgt_len: int) -> np.ndarray:
+    """Returns nll_T at POSITIONS, read by the oracle: ragged segments, cold starts."""
+    settings = tiny.reference_settings(config)
+    found = []
+    for at in POSITIONS:
+        memory = reference.empty(tiny.N, 1, tiny.D)
+        low = at - context
+        while low < at:
+            high = at - (at - 1 - low) // tgt_len * tgt_len
+            nll_BL, memory = reference.nll(
+                PARAMS,
+                TEXT_T[None, low:high].astype(int),
+                TEXT_T[None, low + 1 : high + 1].astype(int),
+                memory,
+                **settings,
+            )
+            low = high
+        found.append(nll_BL[0, -1])
+    return np.array(found)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [EvalConfig(tgt_len=5, mem_len=7), EvalConfig(tgt_len=5, mem_len=0)],
+    ids=["memory", "window"],
+)
+def test_the_context_is_exactly_what_is_fed(how: EvalConfig) -> None:
+    config = evaluation_model(tiny.CONFIG, how)
+    nll = make_context_nll(tiny.CONFIG, how, PARAMS, 3, MESH)
+    said: list[tuple[int, int]] = []
+    for context in (3, 5, 13) if how.mem_len else (9,):
+        said.clear()
+        got_T = nll(TEXT_T, POSITIONS, context, lambda *x: said.append(x))
+        tgt_len = how.tgt_len if how.mem_len else context
+        tiny.assert_close(got_T, oracle(config, context, tgt_len))
+        assert said == [(3, 7), (6, 7), (7, 7)]
+        # Not one bit depends on anything before the context; the rest does.
+        before_T, inside_T = TEXT_T.copy(), TEXT_T.copy()
+        before_T[: POSITIONS[0] - context] = 0
+        inside_T[POSITIONS[0] - context] = (TEXT_T[POSITIONS[0] - context] + 1) % tiny.V
+        first = POSITIONS[:1]
+        whole = nll(TEXT_T, first, context, silent)
+        assert nll(before_T, first, context, silent) == whole
+        if context < 13:  # beyond that the first layer's memory has lost it
+            assert nll(inside_T, first, context, silent) != whole
+
+
+def test_positions_are_spread_evenly_after_the_longest_context() -> None:
+    assert POSITIONS.tolist() == [20, 25, 31, 37, 42, 48, 54]
+    assert spread(60, 20, 0).tolist() == list(range(20, 60))
+    assert spread(60, 20, 99).tolist() == list(range(20, 60))
+    assert spread(20, 20, 5).tolist() == []
+
+
+# Comparisons
+
+
+HOW = ReclConfig(workdirs=("a", "b"), positions=7, contexts=(4, 12, 4), batch_size=8)
+
+
+class Corpus:
+    """A prepared corpus: tokens with a manifest."""
+
+    def __init__(self, name: str):
+        splits = {"test": {"sha256": f"of {name}"}}
+        self.manifest: dict[str, Any] = {"corpus": name, "splits": splits}
+
+    def split(self, name: str) -> np.ndarray:
+        """Returns the text."""
+        return TEXT_T
+
+
+def make_workdirs(
+    home: Path, monkeypatch: pytest.MonkeyPatch, **models: dict[str, Any]
+) -> ReclConfig:
+    """Makes folders of runs whose parameters are the tiny ones."""
+    for name, fields in models.items():
+        c = configs.default(tiny.config(mem_len=fields.pop("mem_len", 5)))
+        c.eval.update(tgt_len=4, mem_len=c.model.mem_len)
+        c.generate.mem_len = 0
+        vocab = fields.pop("vocab", {"kind": "byte"})
+        for field, value in fields.items():
+            section, _, key = field.partition("__")
+            c[section][key] = value
+        (home / name).mkdir()
+        configs.save_json(configs.parse(c), home / name / "config.json")
+        (home / name / "vocab.json").write_text(json.dumps(vocab))
+
+    def load(folder: Path, config: Config) -> Any:
+        params = jax.tree.map(np.copy, PARAMS)
+        params["u"] += float(folder.name == "b")
+        model = TransformerXL(config.model)
+        return SimpleNamespace(model=model, params=params, step=9, mesh=MESH)
+
+    monkeypatch.setattr(restore, "load", load)
+    monkeypatch.setattr(recl, "prepare", lambda data: Corpus(data.corpus))
+    monkeypatch.chdir(home)
+    return HOW
+
+
+@pytest.fixture
+def scored(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Replaces the models' losses, and returns the contexts that are scored."""
+    contexts: list[int] = []
+
+    def make(config: ModelConfig, how: EvalConfig, params: Any, *_: Any) -> Any:
+        worse = 1 + float(params["u"].mean() > PARAMS["u"].mean())
+
+        def nll(tokens: Any, at_T: np.ndarray, context: int, bar: Any) -> np.ndarray:
+            contexts.append(context)
+            return worse * (9.0 - 0.5 * context) + np.sin(at_T)
+
+        return nll
+
+    monkeypatch.setattr(recl, "make_context_nll", make)
+    return contexts
+
+
+def test_losses_are_measured_once_and_reused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scored: list[int]
+) -> None:
+    how = make_workdirs(tmp_path, monkeypatch, a={}, b={})
+    out = tmp_path / "out"
+    result = recl.run(how, out, {})
+    assert scored == [4, 8, 12] * 2
+    assert [row["name"] for row in result["members"]] == ["a", "b"]
+    assert result["contexts_tokens"] == [4, 8, 12] and result["positions"] == 7
+    a, b = result["members"]
+    assert a["recl_tokens"] == {"1": 12, "0.5": 12, "0.1": 12}
+    assert b["recl_tokens"] == {"1": 4, "0.5": 4, "0.1": 4}  # never the group's best
+    assert (set(a["ended"].values()), set(b["ended"].values())) == ({False}, {True})
+    assert len(a["ppl"]) == 3 and len(a["relative_gain"]["0.1"]) == 2
+    assert (out / "recl.png").read_bytes().startswith(b"\x89PNG")
+    saved = json.loads((out / "recl.json").read_text())
+    assert saved == json.loads(json.dumps(result))
+    kept = sorted(out.glob("losses/*/*.npz"))
+    assert [path.name for path in kept] == ["12.npz", "4.npz", "8.npz"] * 2
+    # As after a kill: one context is missing, one is damaged. Only they are read.
+    kept[0].unlink()
+    kept[4].write_bytes(kept[4].read_bytes()[:100])
+    scored.clear()
+    again = recl.run(how, out, {})
+    assert sorted(scored) == [4, 12]
+    assert again["members"] == result["members"]
+    # Another evaluation of the same models, or of other positions, is measured again.
+    scored.clear()
+    recl.run(how, out, {"eval.clamp_len": "2"})
+    recl.run(dataclasses.replace(how, positions=3), out, {})
+    assert scored == [4, 8, 12] * 4
+
+
+def test_absolute_positions_read_no_more_than_their_window(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scored: list[int]
+) -> None:
+    narrow = {"mem_len": 0, "model__position": "sinusoidal", "train__tgt_len": 6}
+    how = make_workdirs(tmp_path, monkeypatch, b=narrow, a={})
+    how = dataclasses.replace(how, workdirs=("b", "a"))
+    b, a = recl.run(how, tmp_path / "out", {})["members"]
+    assert scored == [4, 6, 4, 8, 12]
+    assert (a["full_context_tokens"], b["full_context_tokens"]) == (0, 6)
+    assert b["ppl"][1] == b["ppl"][2] < b["ppl"][0]
+    # It is worse than the other at any length, which has 12 tokens and more.
+    assert (a["recl_tokens"]["1"], a["ended"]["1"]) == (12, False)
+    assert (b["recl_tokens"]["1"], b["ended"]["1"]) == (4, True)
+    alone = dataclasses.replace(how, workdirs=("b",))
+    (b,) = recl.run(alone, tmp_path / "out", {})["members"]
+    assert (b["recl_tokens"]["1"], b["ended"]["1"]) == (6, True)
+
+
+@pytest.mark.parametrize(
+    "other, message",
+    [
+        ({"data__corpus": "text"}, "a and b have different test splits of corpora"),
+        (
+            {"vocab": {"kind": "char", "of_bytes": False, "symbols": "ab"}},
+            "a and b have different vocab",
+        ),
+    ],
+    ids=["corpus", "vocabulary"],
+)
+def test_models_of_other_tokens_are_refused(
+    other: dict[str, Any],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    how = make_workdirs(tmp_path, monkeypatch, a={}, b=other)
+    with pytest.raises(UserError, match=message):
+        recl.run(how, tmp_path / "out", {})
+
+
+def test_a_comparison_needs_models_and_long_texts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UserError, match="give two or more as --workdirs=RUN,RUN"):
+        recl.run(ReclConfig(), tmp_path, {})
+    make_workdirs(tmp_path, monkeypatch, a={})
+    how = ReclConfig(workdirs=("a",))
+    with pytest.raises(UserError, match="has 60 tokens, too few for .*, 1000"):
+        recl.run(how, tmp_path, {})
+
+
+def test_two_folders_of_one_name_are_told_apart() -> None:
+    assert recl.short_names(("x/a", "x/b")) == ["a", "b"]
+    assert recl.short_names(("x/a", "y/a")) == ["x/a", "y/a"]
+
+
+# The command
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    """Returns the one line of a command that ends with status 2."""
+    assert main(["--mode=recl", *argv]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and len(err.splitlines()) == 1
+    return err
+
+
+def test_the_command_refuses_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = f"--workdir={tmp_path}"
+    assert "give two or more as --workdirs=RUN,RUN" in refusal(capsys, folder)
+    assert "takes no --config" in refusal(capsys, folder, "--config=wt103")
+    assert "no run (no config.json)" in refusal(
+        capsys, folder, f"--workdirs={tmp_path}"
+    )
+    assert "recl.contexts = (2,)" in refusal(capsys, folder, "--contexts=2")
+    assert "--positons" in refusal(capsys, folder, "--positons=9")
+
+
+@pytest.mark.long
+def test_trained_runs_are_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a memory, without, and with absolute positions: from training to table."""
+    text = "".join(f"{n % 97} is {n} less {n - n % 97}\n" for n in range(1000))
+    (tmp_path / "text.txt").write_text(text)
+    common = [
+        "--config=quickstart",
+        "--config.data.corpus=text",
+        f"--config.data.path={tmp_path / 'text.txt'}",
+        f"--config.data.data_dir={tmp_path}",
+        "--config.train.num_steps=120",
+        "--config.train.eval_every=120",
+        "--config.model.d_model=32",
+        "--config.eval.baselines=false",
+        "--config.generate.num_tokens=32",
+    ]
+    none = ["model.mem_len=0", "eval.mem_len=0", "generate.mem_len=0"]
+    runs = {
+        "memory": ["model.mem_len=32"],
+        "none": none,
+        "absolute": [*none, "model.position=sinusoidal"],
+    }
+    for name, fields in runs.items():
+        own = [f"--config.{field}" for field in fields]
+        assert main([*common, *own, f"--workdir={tmp_path / name}"]) == 0
+    capsys.readouterr()
+    workdirs = ",".join(str(tmp_path / name) for name in runs)
+    sizes = ["--contexts=8,40,8", "--positions=200"]
+    argv = ["--mode=recl", f"--workdir={tmp_path / 'out'}", f"--workdirs={workdirs}"]
+    assert main([*argv, *sizes, "--batch_size=40"]) == 0
+    out = capsys.readouterr().out
+    result = json.loads(out.splitlines()[-1])
+    memory, without, absolute = result["members"]
+    assert result["mode"] == "recl" and result["positions"] == 200
+    assert absolute["full_context_tokens"] == 32
+    assert absolute["ppl"][3] == absolute["ppl"][4]
+    assert memory["ppl"][1] < memory["ppl"][0]
+    for row in (memory, without, absolute):
+        assert set(row["recl_tokens"].values()) <= {8, 16, 24, 32, 40}

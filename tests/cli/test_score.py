@@ -1,0 +1,113 @@
+"""The files and totals of the mode `score`.
+
+The scores are invented: 1, 2, 3, ... Dims: T tokens of a document.
+"""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from txl_jax.cli import score
+from txl_jax.data.vocab import ByteVocab, CharVocab
+from txl_jax.data.word import WordVocab
+from txl_jax.errors import UserError
+from txl_jax.evaluate.options import ScoreConfig
+from txl_jax.evaluate.score import Document, Scores, split
+
+WORDS = WordVocab(["<eos>", "<unk>", "the", "cat"])
+
+
+def count(tokens_T: np.ndarray, prefix_T: np.ndarray) -> Scores:
+    nll_T = np.arange(len(tokens_T), dtype=float) + len(prefix_T)
+    nll_T[nll_T == 0] = np.nan
+    return Scores(nll_T, np.ones((len(tokens_T), 2), np.float32))
+
+
+def write(tmp_path: Path, **fields: Any) -> tuple[dict[str, Any], list[Any]]:
+    """Scores two files; returns the totals and the lines that were written."""
+    (tmp_path / "texts").mkdir(exist_ok=True)
+    (tmp_path / "texts" / "1.txt").write_text("the cat\ndog the")
+    (tmp_path / "texts" / "2.txt").write_text("<unk>\n")
+    output = tmp_path / "out.jsonl"
+    config = ScoreConfig(path=str(tmp_path / "texts"), output=str(output), **fields)
+    documents = score.read_documents(config.path, WORDS, False)
+    result = score.score_documents(documents, count, WORDS, config)
+    return result, [json.loads(line) for line in output.read_text().splitlines()]
+
+
+def test_totals_and_documents(tmp_path: Path) -> None:
+    result, lines = write(tmp_path, per="document")
+    names = ("tokens", "scored_tokens", "total_nll_nats", "bytes", "unknown_tokens")
+    assert [result[name] for name in names] == [8, 6, 16, 21, 2]
+    assert result["nll"] == pytest.approx(16 / 6)
+    assert result["ppl"] == pytest.approx(np.exp(16 / 6))
+    assert result["bits_per_byte"] == pytest.approx(16 / 21 / np.log(2))
+    assert result["unknown_is"] == "<unk>"
+    assert result["documents"] == lines
+    assert [[line[name] for name in names] for line in lines] == [
+        [6, 5, 15, 15, 1],
+        [2, 1, 1, 6, 1],
+    ]
+
+
+def test_lines(tmp_path: Path) -> None:
+    _, lines = write(tmp_path)
+    found = [(line["line"], line["text"], line["total_nll_nats"]) for line in lines]
+    assert found == [(1, "the cat\n", 3), (2, "<unk> the\n", 12), (1, "<unk>\n", 1)]
+    assert [line["scored_tokens"] for line in lines] == [2, 3, 1]
+
+
+def test_tokens(tmp_path: Path) -> None:
+    _, lines = write(tmp_path, per="token", prefix="the\n")
+    first, *_, last = lines
+    place = {"document": str(tmp_path / "texts/1.txt"), "line": 1, "index": 0}
+    assert first == {**place, "token": 2, "text": "the", "nll": 2}
+    assert (last["line"], last["text"], last["nll"]) == (1, "\n", 3)
+    assert [line["line"] for line in lines] == [1, 1, 1, 2, 2, 2, 1, 1]
+    _, lines = write(tmp_path, per="token")
+    assert lines[0]["nll"] is None, "nothing precedes it"
+
+
+def test_hidden_states_are_written_by_document(tmp_path: Path) -> None:
+    write(tmp_path, hidden=str(tmp_path / "states.npz"))
+    with np.load(tmp_path / "states.npz") as states:
+        assert [states[f"document_{n}"].shape for n in (0, 1)] == [(6, 2), (2, 2)]
+
+
+def test_stdin_and_corpora_without_newlines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = io.TextIOWrapper(io.BytesIO(b"ab\nba\n"))
+    monkeypatch.setattr("sys.stdin", given)
+    vocab = CharVocab("ab", of_bytes=True)
+    (document,) = score.read_documents("-", vocab, drop_newlines=True)
+    assert (document.name, document.bytes) == ("stdin", 6)
+    assert document.tokens_T.tolist() == [0, 1, 1, 0]
+    (line,) = split("line", document, np.ones(4), vocab)
+    assert line["text"] == "abba"
+
+
+def test_unknown_text_is_named_or_refused(tmp_path: Path) -> None:
+    assert score.name_unknown(ByteVocab(), 0) == "nothing is unknown"
+    assert score.name_unknown(CharVocab("ab"), 0) == "refused"
+    (tmp_path / "text").write_text("abc")
+    with pytest.raises(UserError, match="character 'c' is not in the vocabulary"):
+        list(score.read_documents(str(tmp_path / "text"), CharVocab("ab"), False))
+
+
+def test_impossible_options_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="score.path='nowhere' does not exist"):
+        list(score.read_documents("nowhere", WORDS, False))
+    with pytest.raises(UserError, match="score.per = 'word' must be one of document"):
+        ScoreConfig(per="word")
+    with pytest.raises(UserError, match="score.hidden = 'x.npy' must end in .npz"):
+        ScoreConfig(hidden="x.npy")
+    for name in ("output", "hidden"):
+        config = ScoreConfig(**{name: str(tmp_path / "none" / "x.npz")})
+        documents = iter([Document("it", np.zeros(2, np.int32), 1)])
+        with pytest.raises(UserError, match=f"score.{name} = .* cannot be written"):
+            score.score_documents(documents, count, WORDS, config)

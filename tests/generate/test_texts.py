@@ -1,0 +1,183 @@
+"""Samples as text: their prompts, seeds, ends, scores and how they are shown.
+
+Dims: T tokens of prompt and continuation.
+"""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support import tiny
+from txl_jax.data.word import WordVocab
+from txl_jax.errors import UserError
+from txl_jax.generate import texts
+from txl_jax.generate.options import GenerateConfig
+from txl_jax.generate.texts import Growing, Sample
+from txl_jax.model.memory import Memory
+
+PARAMS = tiny.make_params()
+WORDS = ["<eos>", "<unk>", "the", "cat", "dog", ",", ".", "@-@", "n't", "is", "=", "a"]
+VOCAB = WordVocab(WORDS)
+SPLIT_T = tiny.make_tokens(1, 40)[0]
+HOW = {"num_tokens": 9, "mem_len": 8, "stream_every": 4, "prompt": "the cat"}
+
+
+def asked(**fields: Any) -> GenerateConfig:
+    return GenerateConfig(**{**HOW, **fields})
+
+
+def draw(
+    show: texts.Show = lambda text: None, corpus: str = "wikitext2", **fields: Any
+) -> list[Sample]:
+    """Returns the samples of a tiny model of words."""
+    config = asked(**fields)
+    write = texts.make_writer(config, corpus, VOCAB.kind)
+    prompts = texts.read_prompts(config, VOCAB)
+    model = tiny.CONFIG, PARAMS, VOCAB
+    return list(texts.draw(*model, config, prompts, write, show))
+
+
+@pytest.fixture(scope="module")
+def several(tmp_path_factory: pytest.TempPathFactory) -> list[Sample]:
+    """Returns two samples of each of two prompts."""
+    path = tmp_path_factory.mktemp("samples") / "prompts"
+    path.write_text("the cat\n\na dog is a\n")
+    return draw(prompt=f"@{path}", samples=2, seed=5)
+
+
+def test_each_line_is_a_prompt_and_each_sample_has_its_seed(
+    several: list[Sample],
+) -> None:
+    assert [each.prompt for each in several] == ["the cat"] * 2 + ["a dog is a"] * 2
+    assert [each.seed for each in several] == [5, 6, 7, 8]
+    assert len({each.text for each in several}) == 4
+    for each in several:
+        assert each.text.startswith(each.prompt)
+        assert len(each.token_nlls) == len(each.token_texts) == 9
+        assert each.text == each.prompt + "".join(each.token_texts)
+
+
+def test_a_single_sample_equals_the_same_one_among_several(
+    several: list[Sample],
+) -> None:
+    (single,) = draw(seed=8, prompt="a dog is a")
+    assert single.text == several[3].text
+    np.testing.assert_allclose(single.token_nlls, several[3].token_nlls, rtol=1e-4)
+
+
+def test_scores_are_those_of_the_model_before_top_k(several: list[Sample]) -> None:
+    sample = several[2]
+    config = tiny.config(mem_len=8)
+    tokens_T = VOCAB.encode(sample.text).astype(np.int32)
+    memory, nlls = Memory.empty(config, 1), []
+    for token, target in zip(tokens_T, tokens_T[1:], strict=False):
+        log_probs, memory = tiny.apply(
+            config, PARAMS, np.full((1, 1), token), memory, method="logits"
+        )
+        nlls.append(-float(log_probs[0, 0, target]))
+    np.testing.assert_allclose(sample.token_nlls, nlls[-9:], rtol=1e-4)
+
+
+def test_json_has_the_scores_of_tokens_only_where_they_are_asked_for(
+    several: list[Sample],
+) -> None:
+    sample = several[0]
+    mean = pytest.approx(np.mean(sample.token_nlls))
+    whole, short = (sample.describe(7, scores) for scores in (True, False))
+    assert whole == sample._asdict() | {"step": 7, "tokens": 9, "nll": mean}
+    assert set(whole) - set(short) == {"token_texts", "token_nlls"}
+
+
+def test_a_warm_up_is_read_and_not_shown(tmp_path: Path) -> None:
+    warm = "a dog is a cat .\n"
+    (whole,) = draw(prompt=f"{warm}the cat")
+    (tmp_path / "warm").write_text(warm)
+    (warmed,) = draw(warmup=f"@{tmp_path / 'warm'}")
+    assert warmed.prompt == "the cat"
+    assert warmed.text == whole.text.removeprefix(warm)
+    np.testing.assert_allclose(warmed.token_nlls, whole.token_nlls, rtol=1e-4)
+
+
+def test_a_context_comes_from_the_split() -> None:
+    """Each sample draws its own by its own seed, so a single one can be repeated."""
+
+    def contexts(**fields: Any) -> list[list[int]]:
+        drawn = texts.draw_contexts(asked(**fields), SPLIT_T, "test")
+        return [context_T.tolist() for context_T in drawn]
+
+    text = SPLIT_T.tolist()
+    several = contexts(context_tokens=5, samples=3, seed=2)
+    assert all(each in [text[at : at + 5] for at in range(36)] for each in several)
+    assert len(set(map(str, several))) == 3
+    assert contexts(context_tokens=5, seed=4) == several[2:]
+    assert contexts(context_tokens=5, context_at=35, samples=2) == [text[35:]] * 2
+    for tokens, at in ((41, -1), (5, 36)):
+        with pytest.raises(UserError, match="exceed the test split, which has 40"):
+            contexts(context_tokens=tokens, context_at=at)
+
+
+@pytest.mark.parametrize(
+    "given, expected", [(b"the dog\r\n", ["the dog"]), (b"\n", [])]
+)
+def test_prompts_come_from_stdin(
+    given: bytes, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(given)))
+    config = asked(prompt="@-")
+    if expected:
+        prompts = texts.read_prompts(config, VOCAB)
+        assert [VOCAB.decode(each) for each in prompts] == expected
+    else:
+        with pytest.raises(UserError, match="has no prompts"):
+            texts.read_prompts(config, VOCAB)
+
+
+def test_what_is_shown_is_the_text() -> None:
+    shown: list[str] = []
+    (only,) = draw(shown.append, detokenize=True, num_tokens=30, top_k=0)
+    assert "".join(shown) == only.text + "\n"
+    assert len([part for part in shown if part]) > 1, "it was shown as it grew"
+    assert " ," not in only.text and " ." not in only.text
+
+
+def test_a_sample_ends_before_its_stop() -> None:
+    def grow(prompt: str, **fields: Any) -> Growing:
+        growing = Growing(VOCAB, VOCAB.encode(prompt), GenerateConfig(**fields))
+        for part in ("dog . a", "cat . is", "a a"):
+            tokens_T = VOCAB.encode(part)
+            growing.add(tokens_T, np.arange(len(tokens_T)) + 1.0)
+        return growing
+
+    stopped = grow("the .", stop=" .").finish(3, str)
+    assert stopped == Sample("the .", "the . dog", 3, [" dog"], [1.0])
+    across = grow("the", stop="a cat").finish(3, str)
+    assert across.text == "the dog . "
+    assert across.token_texts == [" dog", " .", " a"]
+    token = grow("the .", stop_token=WORDS.index("cat")).finish(3, str)
+    assert token.text == "the . dog . a cat"
+    assert token.token_nlls == [1.0, 2.0, 3.0, 1.0]
+    settled = grow("the", stop="is it").settled()
+    assert settled == "the dog . a cat . i", "all but what may become the stop"
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"context_at": 3}, "set generate.context_tokens"),
+        ({"samples": 0}, "generate.samples = 0 must be at least 1"),
+        ({"prompt": "@nowhere"}, "generate.prompt = 'nowhere' cannot be read"),
+        ({"warmup": "@nowhere"}, "generate.warmup = 'nowhere' cannot be read"),
+    ],
+    ids=str,
+)
+def test_mistakes_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        draw(**fields)
+
+
+def test_text_that_was_not_cut_into_words_is_not_joined() -> None:
+    with pytest.raises(UserError, match="generate.detokenize is for the words of"):
+        draw(corpus="stdlib", detokenize=True)

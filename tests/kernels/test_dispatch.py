@@ -1,0 +1,80 @@
+"""`auto` is the kernel that a committed result names for the device.
+
+Dims: B streams, L queries, H heads, A head.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType, NamedSharding
+
+from tests.support import tiny
+from txl_jax.kernels import dispatch
+from txl_jax.kernels.dispatch import FASTEST, KERNELS, fastest
+from txl_jax.model.memory import Memory
+from txl_jax.runtime.options import MeshConfig
+from txl_jax.sharding import AXES, make_mesh, sharding
+
+
+def chosen(shape: tuple[int, ...], places: NamedSharding) -> str:
+    """Returns what `auto` is for queries of that shape in that place."""
+    found = []
+
+    def see(q_BLHA: jax.Array) -> jax.Array:
+        found.append(fastest(q_BLHA))
+        return q_BLHA
+
+    q_BLHA = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=places)
+    jax.eval_shape(see, q_BLHA)
+    return found[0]
+
+
+def test_every_fastest_kernel_is_one() -> None:
+    assert set(FASTEST.values()) <= set(KERNELS)
+
+
+def test_what_does_not_divide_over_the_mesh_is_left_to_the_compiler(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(FASTEST, "cpu", "chunked")
+    places = sharding(make_mesh(MeshConfig(data=4, model=2)), "BLHA")
+    assert chosen((4, 3, 2, 5), places) == "chunked"
+    assert chosen((2, 3, 2, 5), places) == "xla"
+    assert chosen((4, 3, 3, 5), places) == "xla"
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("TPU v5 lite", "tpu"), ("TPU v3", "xla"), ("H100", "xla"), ("cpu", "xla")],
+)
+def test_the_mesh_says_which_device_it_is(kind: str, name: str) -> None:
+    mesh = AbstractMesh(
+        (1, 1, 1),
+        AXES,
+        axis_types=(AxisType.Auto,) * 3,
+        abstract_device=AbstractDevice(kind, 1, "any"),
+    )
+    places = NamedSharding(mesh, jax.sharding.PartitionSpec())
+    assert chosen((2, 3, 4, 5), places) == name
+
+
+def test_the_model_attends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = []
+
+    def spy(name: str, *args: Any) -> Any:
+        used.append(name)
+        return KERNELS[name](*args)
+
+    config = tiny.config(kernel="auto")
+    params = tiny.make_params(config)
+    tokens_BL = tiny.make_tokens(2, 4)
+    memory = Memory.empty(config, 2)
+    expected, _ = tiny.apply(tiny.config(kernel="xla"), params, tokens_BL, memory)
+    spies = {name: lambda *args, name=name: spy(name, *args) for name in KERNELS}
+    monkeypatch.setattr(dispatch, "KERNELS", spies)
+    monkeypatch.setitem(FASTEST, "cpu", "chunked")
+    actual, _ = tiny.apply(config, params, tokens_BL, memory)
+    assert set(used) == {"chunked"}
+    tiny.assert_close(actual, expected)

@@ -1,0 +1,322 @@
+"""The documentation names nothing that is not there: files, flags, pages, targets.
+
+Links that lead out of it are checked by `sphinx-build -b linkcheck`.
+"""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from txl_jax import config
+from txl_jax.cli import flags
+from txl_jax.data.vocab import VOCABULARIES
+from txl_jax.tables.rows import TABLES
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted(p for p in DOCS.rglob("*.md") if "_build" not in p.parts)
+TEXTS = {page.relative_to(DOCS).as_posix(): page.read_text("utf-8") for page in PAGES}
+FENCES = re.compile(r"^(`{3,}|:{3,})(\S*)([^\n]*)\n(.*?)^\1[ \t]*$", re.M | re.S)
+
+
+def blocks(text: str, language: str) -> list[str]:
+    """Returns the fenced blocks of a language."""
+    return [body for _, kind, _, body in FENCES.findall(text) if kind == language]
+
+
+def prose(text: str) -> str:
+    """Returns a page without its fenced blocks."""
+    return FENCES.sub("", text)
+
+
+# Commands
+
+COMMANDS = [
+    (name, line)
+    for name, text in TEXTS.items()
+    for block in blocks(text, "sh")
+    for line in re.sub(r" \\\n *", " ", block).splitlines()
+]
+OURS = re.compile(r"(?:-m txl_jax\.main|(?<![\w./])txl)(?= )(.*)|launch/\S+.* -- (.*)")
+
+
+def arguments(line: str) -> list[str]:
+    """Returns what a command gives to the program, [] for other commands."""
+    found = OURS.search(line)
+    if not found:
+        return []
+    words = shlex.split(re.split(r"\s(?:&&|\||>)|;", found[1] or found[2])[0])
+    return words[: words.index("#")] if "#" in words else words
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns a folder like a checkout in which some experiments have been run."""
+    folder = tmp_path_factory.mktemp("checkout")
+    for name in ("experiments", "txl_jax", "launch"):
+        (folder / name).symlink_to(ROOT / name)
+    return folder
+
+
+@pytest.mark.parametrize("name, line", [c for c in COMMANDS if arguments(c[1])])
+def test_flags_are_taken(
+    name: str, line: str, checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a command goes on with a run, that run's workdir is there."""
+    monkeypatch.chdir(checkout)
+    monkeypatch.setattr("txl_jax.cli.flags.find", Path)  # a bucket is a folder here
+    given = arguments(line)
+    workdir = next((x for x in given if x.startswith("--workdir=")), "")
+    if workdir and "--mode=import" not in given:
+        folder = Path(workdir.partition("=")[2])
+        if not folder.is_absolute() and not (folder / "config.json").exists():
+            folder.mkdir(parents=True)
+            quickstart = config.parse(config.load("experiments/quickstart.py"))
+            config.save_json(quickstart, folder / "config.json")
+    for each in given:
+        flag, _, file = each.partition("=")
+        if flag == "--config" and file.endswith(".py") and not Path(file).exists():
+            shutil.copy(ROOT / "experiments/quickstart.py", file)  # one of the reader's
+    flags.parse(given)
+
+
+def test_programs_of_commands_are_there() -> None:
+    modules = {
+        module
+        for text in TEXTS.values()
+        for module in re.findall(r"python3? -m ((?:experiments|txl_jax)[\w.]*)", text)
+    }
+    assert {"txl_jax.main", "experiments.benchmarks.compare"} <= modules
+    for module in modules:
+        assert (ROOT / f"{module.replace('.', '/')}.py").is_file(), module
+
+
+# Flags and fields named in the text.
+
+FIELDS = {
+    f"{section}.{name}"
+    for section, fields in config.SECTIONS.items()
+    for name in fields.__dataclass_fields__  # type: ignore[attr-defined]
+}
+
+
+# Of modules that are called like a section.
+FILES = (".html", ".npz", ".png", ".json", ".lock", ".py", ".pt", ".safetensors")
+IN_PYTHON = {"generate.sample", "generate.stream", "generate.GenerateConfig"}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_fields_in_the_text_exist(name: str) -> None:
+    """`model.mem_len`, `--config.eval.streams=8`, `model.remat = true`."""
+    code = re.findall(r"`([^`\n]+)`", prose(TEXTS[name]))
+    sections = "|".join(config.SECTIONS)
+    pattern = re.compile(rf"^(?:--config\.)?((?:{sections})\.[a-z_]\w*)(?= ?=|$)")
+    named = {found[1] for text in code if (found := pattern.match(text))}
+    files = {each for each in named if each.endswith(FILES)}
+    assert named - files - IN_PYTHON <= FIELDS
+
+
+# Files, pages and targets
+
+TREES = "txl_jax|experiments|tests|launch|figures"
+PATHS = re.compile(rf"`((?:(?:{TREES})/)[\w./-]*)`")
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_files_in_the_text_exist(name: str) -> None:
+    for path in PATHS.findall(TEXTS[name]):
+        assert (ROOT / path).exists(), path
+
+
+def slugs(text: str) -> set[str]:
+    """Returns the anchors of a page: its headings, and explicit ones."""
+    heads = re.findall(r"^#{1,3} (.+)$", prose(text), re.M)
+    made = {
+        re.sub(r"[^\w\- ]", "", head.lower()).strip().replace(" ", "-")
+        for head in heads
+    }
+    return made | set(re.findall(r"^\(([\w-]+)\)=$", text, re.M))
+
+
+def targets() -> set[str]:
+    """Returns the anchors that any page may link to, and those of generated parts."""
+    made = {f"section-{name}" for name in config.SECTIONS}
+    made |= {f"mode-{name}" for name in flags.MODES}
+    made |= {"speed-tpu-estimate", "speed-pods"}
+    return made.union(
+        *(re.findall(r"^\(([\w-]+)\)=$", text, re.M) for text in TEXTS.values())
+    )
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_links_lead_somewhere(name: str) -> None:
+    folder = (DOCS / name).parent
+    for link in re.findall(r"\]\(([^)\s]+)\)", prose(TEXTS[name])):
+        if re.match(r"[a-z]+:", link):
+            continue
+        page, _, anchor = link.partition("#")
+        if not page:
+            assert anchor in targets() | slugs(TEXTS[name]), link
+            continue
+        there = (folder / page).resolve()
+        assert there.exists(), link
+        if anchor:
+            text = there.read_text("utf-8")
+            assert anchor in slugs(text), link
+
+
+def test_pictures_are_there_and_small() -> None:
+    used = set()
+    for name, text in TEXTS.items():
+        for kind, rest in re.findall(r"^```\{(figure|image)\} (\S+)", text, re.M):
+            assert kind
+            path = ((DOCS / name).parent / rest).resolve()
+            assert path.is_file(), rest
+            assert path.stat().st_size < 60_000 or "figures" not in path.parts, rest
+            used.add(path)
+    drawn = {
+        path.with_suffix(".svg")
+        for path in (DOCS / "figures").glob("*.py")
+        if path.stem != "style"
+    }
+    assert drawn <= used
+
+
+def test_every_page_is_in_one_chapter() -> None:
+    chapters = blocks(TEXTS["index.md"], "{chapter}") + blocks(
+        TEXTS["index.md"], "{toctree}"
+    )
+    listed = [
+        f"{line}.md"
+        for chapter in chapters
+        for line in chapter.splitlines()
+        if line and not line.startswith(":")
+    ]
+    assert len(listed) == len(set(listed))
+    assert set(TEXTS) - {"index.md"} <= set(listed)
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_python_in_the_pages_is_python(name: str) -> None:
+    for block in blocks(TEXTS[name], "python"):
+        compile(block, name, "exec")
+
+
+# Generated parts
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """Returns a function from "module.function" to the text that it makes."""
+    monkeypatch.syspath_prepend(DOCS)
+
+    def make(name: str) -> str:
+        name, *rest = name.split()
+        module, _, function = name.rpartition(".")
+        return getattr(import_module(f"generate.{module}"), function)(*rest)
+
+    return make
+
+
+def test_generated_parts_are_made(made: Callable[[str], str]) -> None:
+    names = {
+        name
+        for text in TEXTS.values()
+        for name in re.findall(r"^```\{made\} (.+)$", text, re.M)
+    }
+    assert len(names) >= 10
+    for name in names:
+        assert made(name).strip(), name
+
+
+def test_every_experiment_is_on_the_page(made: Callable[[str], str]) -> None:
+    """And what was not run says so: no result is committed but the quickstart's."""
+    published, ablations = made("experiments.published"), made("experiments.ablations")
+    for path in (ROOT / "experiments").glob("[!_]*.py"):
+        (row,) = [x for x in published.splitlines() if f"[`{path.stem}`]" in x]
+        source = " ".join(path.read_text("utf-8").split())
+        said = "This project has not run it" in source
+        assert said == row.endswith("| not run |")
+        number = row.split(" | ")[2]
+        assert number == "none" or number.split()[0] in source
+    for path in (ROOT / "experiments/ablations").glob("[!_]*.py"):
+        (row,) = [x for x in ablations.splitlines() if x.startswith(f"| `{path.stem}`")]
+        number = row.split(" | ")[4].split()[0]
+        assert number == "none" or number in path.read_text("utf-8")
+
+
+def test_every_field_and_mode_is_in_the_reference(made: Callable[[str], str]) -> None:
+    reference, modes = made("fields.config"), made("fields.modes")
+    assert all(f"| `{name}` |" in reference for name in FIELDS)
+    assert all(f"`{name}`" in modes for name in flags.MODES)
+
+
+def test_claims_are_of_rows_that_are_compared(made: Callable[[str], str]) -> None:
+    """Of Table 6, every comparison that the results page is to sum up."""
+    text = made("ablations.claims")
+    ablations = import_module("generate.ablations")
+    compared = "\n".join(row[0] for row in ablations.comparisons())
+    for name in [x for rows in ablations.CLAIMS.values() for x in rows]:
+        assert name in TABLES[6]
+        assert (f"`{name}` instead" in text) == (f"`{name}` instead" in compared)
+    assert ablations.LONGER in text
+
+
+def test_every_measured_line_is_on_the_page(made: Callable[[str], str]) -> None:
+    measured = (ROOT / "experiments/benchmarks/results.jsonl").read_text("utf-8")
+    commands = made("speed.commands")
+    for command in re.findall(r'"command": "([^"]+)"', measured):
+        assert f"`{command}`" in commands
+
+
+def test_statuses_are_those_of_the_code() -> None:
+    from txl_jax import errors
+
+    page = TEXTS["howto/resume.md"]
+    statuses = (
+        *(errors.USER_ERROR, errors.RETRY, errors.BAD_NUMBERS, errors.INTERRUPTED),
+        0,
+    )
+    assert all(f"\n| {status} | " in page for status in statuses)
+
+
+def test_vocabularies_are_those_of_the_code() -> None:
+    assert all(f"`{kind}`" in TEXTS["howto/corpus.md"] for kind in VOCABULARIES)
+
+
+# The site
+
+
+@pytest.mark.long
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    for module in ("sphinx", "sphinx_book_theme", "myst_parser", "sphinx_copybutton"):
+        if find_spec(module) is None:
+            pytest.skip(f"no {module}: pip install -e '.[docs]'")
+    command = [sys.executable, "-m", "sphinx", "-W", "-b", "html", str(DOCS)]
+    command.append(str(tmp_path))
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "index.html").is_file()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "script", [p.stem for p in sorted((DOCS / "figures").glob("*.py"))]
+)
+def test_figures_can_be_drawn_again(script: str, tmp_path: Path) -> None:
+    """They assert that what they show is what the code does."""
+    copy = shutil.copytree(DOCS / "figures", tmp_path / "figures")
+    (copy / f"{script}.svg").unlink(missing_ok=True)
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, str(copy / f"{script}.py")]
+    subprocess.run(command, check=True, env=environment)
+    assert (copy / f"{script}.svg").is_file() == (script != "style")

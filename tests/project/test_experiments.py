@@ -1,0 +1,174 @@
+"""Each ablation differs from its parent in what it says and in nothing else.
+
+What they train is never run here: nothing in this file compiles.
+"""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from txl_jax import config as configs
+from txl_jax.config import Config
+
+FOLDER = Path(__file__).parents[2] / "experiments"
+
+# What an evaluation and a sample read instead of the memory that a model has not.
+WINDOWS = "eval.mem_len eval.ext_len eval.same_length generate.mem_len generate.ext_len"
+# Ablation: its parent, what it is about, and what follows from that.
+ABLATIONS = {
+    "wt103_128m": (
+        "wt103",
+        "model.n_layer model.mem_len train.tgt_len",
+        "eval.split eval.mem_len",
+    ),
+    "wt103_151m": ("wt103", "eval.split", ""),
+    "wt103_shaw": ("wt103_128m", "model.position model.n_position", "eval.mem_len"),
+    "wt103_half_loss": ("wt103_128m", "train.half_loss", "eval.mem_len"),
+    "wt103_no_recurrence": (
+        "wt103_128m",
+        "model.mem_len",
+        f"{WINDOWS} eval.clamp_len",
+    ),
+    "wt103_no_recurrence_half_loss": (
+        "wt103_no_recurrence",
+        "train.half_loss",
+        "eval.ext_len",
+    ),
+    "wt103_no_recurrence_shaw": (
+        "wt103_no_recurrence",
+        "model.position model.n_position",
+        "eval.ext_len",
+    ),
+    "wt103_no_recurrence_shaw_half_loss": (
+        "wt103_no_recurrence_shaw",
+        "train.half_loss",
+        "",
+    ),
+    "wt103_vaswani": ("wt103_no_recurrence_half_loss", "model.position", ""),
+    "wt103_al_rfou": (
+        "wt103_no_recurrence_half_loss",
+        "model.position model.n_position",
+        "",
+    ),
+    "wt103_no_recurrence_176": (
+        "wt103_no_recurrence",
+        "train.tgt_len",
+        "eval.ext_len",
+    ),
+    "wt103_no_recurrence_half_loss_172": (
+        "wt103_no_recurrence_half_loss",
+        "train.tgt_len",
+        "",
+    ),
+    "wt103_temporal_confusion": ("wt103_128m", "model.position", ""),
+    "lm1b_300m": ("lm1b", "model.d_inner", ""),
+    "lm1b_shaw": (
+        "lm1b_300m",
+        "model.position model.n_position",
+        "model.untie_r",
+    ),
+    "lm1b_no_recurrence": ("lm1b_300m", "model.mem_len", WINDOWS),
+}
+
+
+def load(name: str) -> Config:
+    """Returns a packaged experiment."""
+    return configs.parse(configs.load(name))
+
+
+def differences(one: Config, other: Config) -> set[str]:
+    """Returns the fields, as section.field, that two configs have different."""
+    sections, others = dataclasses.asdict(one), dataclasses.asdict(other)
+    return {
+        f"{section}.{name}"
+        for section, fields in sections.items()
+        for name, value in fields.items()
+        if value != others[section][name]
+    }
+
+
+def test_every_ablation_has_its_parent_here() -> None:
+    names = {path.stem for path in FOLDER.glob("ablations/[!_]*.py")}
+    assert names == set(ABLATIONS)
+
+
+@pytest.mark.parametrize("name", ABLATIONS)
+def test_an_ablation_changes_one_thing(name: str) -> None:
+    parent, about, consequences = ABLATIONS[name]
+    changed = differences(load(name), load(parent))
+    assert changed == {*about.split(), *consequences.split()}
+    source = (FOLDER / "ablations" / f"{name}.py").read_text("utf-8")
+    assert f"import {parent}\n" in source
+
+
+@pytest.mark.parametrize(
+    "path",
+    sorted([*FOLDER.glob("[!_]*.py"), *FOLDER.glob("ablations/[!_]*.py")]),
+    ids=lambda path: path.stem,
+)
+def test_a_docstring_gives_the_command_and_what_to_expect(path: Path) -> None:
+    source = path.read_text("utf-8")
+    where = path.stem if path.parent.name == "ablations" else f"experiments/{path.name}"
+    assert f"\n    python -m txl_jax.main --config={where}\n" in source
+    expected = ("Published: ", "No published number", "Not in the paper")
+    assert any(words in source for words in expected)
+
+
+# Tokens of an update, where they were published.
+UPDATES = {
+    "enwik8": 11_264,
+    "enwik8_24l": 49_152,
+    "text8": 49_152,
+    "wt103": 9_000,
+    "wt103_large": 49_152,
+    "wt103_nvidia": 49_152,
+    "wt103_nvidia_large": 49_152,
+    "lm1b_large": 16_384,
+}
+
+
+@pytest.mark.parametrize("name", UPDATES)
+def test_an_update_has_the_published_tokens(name: str) -> None:
+    how = load(name).train
+    assert how.batch_size * how.tgt_len * how.segments_per_update == UPDATES[name]
+
+
+# The README beside the experiments
+
+README = (FOLDER / "README.md").read_text("utf-8")
+ROWS = [
+    [cell.strip() for cell in line.strip("|").split("|")]
+    for line in README.splitlines()
+    if line.startswith("|")
+]
+
+
+def test_the_readme_has_every_experiment() -> None:
+    listed = {row[0].strip("`") for row in ROWS}
+    files = {path.name for path in FOLDER.glob("[!_]*.py")}
+    assert files <= listed
+    for name, (parent, *_) in ABLATIONS.items():
+        assert [f"`{name}`", f"`{parent}`"] in [row[:2] for row in ROWS]
+
+
+def test_the_readme_has_every_field_against_the_original_flags() -> None:
+    fields = {
+        f"{section}.{field.name}"
+        for section, fields in configs.SECTIONS.items()
+        if section not in ("generate", "convert", "compile", "table", "recl")
+        for field in dataclasses.fields(fields)
+    }
+    rows = [row for row in ROWS if row[0].strip("`") in fields]
+    assert {row[0].strip("`") for row in rows} == fields
+    assert len(rows) == len(fields)
+    known = {f"{row[0].strip('`')}" for row in ROWS if "." in row[0]}
+    assert {name for name in known if not name.endswith(".py")} == fields
+    assert {len(row) for row in rows} == {6}
+
+
+def test_the_readme_gives_the_number_of_parameters() -> None:
+    for row in ROWS:
+        if row[0].endswith(".py`"):
+            source = (FOLDER / row[0].strip("`")).read_text("utf-8")
+            assert row[-1] in " ".join(source.split())

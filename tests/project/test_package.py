@@ -1,0 +1,77 @@
+"""What is installed: one version everywhere, a wheel that runs without a checkout."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+import yaml
+
+import txl_jax
+
+ROOT = Path(__file__).parents[2]
+SMALL = (
+    *("train.num_steps=40", "train.eval_every=20", "checkpoint.every_steps=20"),
+    *("model.n_layer=1", "model.d_model=32", "model.d_head=16", "model.d_inner=32"),
+    *("optim.warmup_steps=4", "generate.num_tokens=20", "eval.baselines=false"),
+)
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
+    assert citation["version"] == txl_jax.__version__
+    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.M)
+    assert newest and newest[1] == txl_jax.__version__
+
+
+def test_the_workflow_has_the_supported_pythons_and_platforms() -> None:
+    workflow = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text("utf-8"))
+    matrix = workflow["jobs"]["test"]["strategy"]["matrix"]
+    setup = (ROOT / "setup.py").read_text("utf-8")
+    assert matrix["python"] == re.findall(r'"Programming .* :: (3\.\d+)"', setup)
+    assert matrix["os"] == ["ubuntu-latest", "macos-latest"]
+    assert "Operating System :: MacOS" in setup
+
+
+def run(*command: str | Path, where: Path) -> str:
+    outside = {name: x for name, x in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [str(part) for part in command],
+        cwd=where,
+        env=outside | {"JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.mark.long
+def test_a_wheel_runs_the_quickstart_from_an_empty_folder(tmp_path: Path) -> None:
+    """And the archive of the sources has what a checkout has."""
+    checkout, empty = tmp_path / "checkout", tmp_path / "empty"
+    empty.mkdir()
+    run("git", "clone", "--quiet", ROOT, checkout, where=tmp_path)
+    run(sys.executable, "-m", "venv", tmp_path / "user", where=tmp_path)
+    python = tmp_path / "user" / "bin" / "python"
+    run(python, "-m", "pip", "install", "--quiet", "build", where=tmp_path)
+    run(python, "-m", "build", "--outdir", tmp_path, checkout, where=tmp_path)
+    (sources,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(sources) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    tracked = set(run("git", "ls-files", where=checkout).splitlines())
+    left_out = {name for name in tracked - names if name.startswith(".")}
+    assert tracked - names == left_out
+    assert all("/" not in name for name in left_out), "such as .gitignore"
+    (wheel,) = tmp_path.glob("*.whl")
+    run(python, "-m", "pip", "install", "--quiet", wheel, where=tmp_path)
+    command = [f"--config.{field}" for field in SMALL]
+    command += ["--config=quickstart", f"--config.data.data_dir={tmp_path / 'data'}"]
+    out = run(tmp_path / "user" / "bin" / "txl", *command, where=empty)
+    assert json.loads(out.splitlines()[-1])["updates"] == 40
+    assert (empty / "runs" / "quickstart" / "loss.png").exists()
+    assert run(python, "-c", "import txl_jax; print(txl_jax.__version__)", where=empty)

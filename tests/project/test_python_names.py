@@ -1,0 +1,63 @@
+"""What `import txl_jax` offers: lazy names that touch no device, examples that run."""
+
+import doctest
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import txl_jax
+
+PAGE = Path(__file__).parents[2] / "docs" / "python.md"
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.S)
+
+LAZY = """
+import sys
+import txl_jax
+assert "jax" not in sys.modules, "import txl_jax imports nothing else"
+names = [getattr(txl_jax, name) for name in txl_jax.__all__]
+assert len(set(names)) == 6 and set(txl_jax.__all__) <= set(dir(txl_jax))
+import txl_jax.main
+from jax._src import xla_bridge
+assert not xla_bridge._backends, "no device was touched"
+assert "tensorflow" not in sys.modules
+"""
+
+
+def test_names_are_lazy_and_touch_no_device() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", LAZY], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'Transformer'"):
+        txl_jax.Transformer  # noqa: B018
+
+
+def test_the_example_of_the_docstring() -> None:
+    assert doctest.testmod(txl_jax) == (0, 10)
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_the_page_s_blocks_are_python(block: str) -> None:
+    compile(block, str(PAGE), "exec")
+
+
+@pytest.mark.long
+def test_the_memory_of_the_page_answers_what_is_long_gone(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The page's own blocks, in order; only what is remembered can be answered."""
+    names: dict[str, Any] = {}
+    for block in BLOCKS[:2]:
+        exec(compile(block, str(PAGE), "exec"), names)
+    assert names["memory"].filled_B.tolist() == [4, 4]
+    found = re.fullmatch(r"with memory (.+), without (.+)\n", capsys.readouterr().out)
+    assert found
+    assert float(found[1]) > 0.95
+    assert 0.35 < float(found[2]) < 0.65

@@ -1,0 +1,253 @@
+"""metrics.jsonl has each step once, and on the disk before a checkpoint."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from txl_jax.report import log as writer
+from txl_jax.report.log import MetricsLog, read_metrics, say
+
+
+class Clock:
+    """Stands in for time.perf_counter."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        """Returns the time, in seconds."""
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(writer.time, "perf_counter", clock)
+    return clock
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "metrics.jsonl"
+
+
+def update(step: int) -> dict[str, Any]:
+    """Returns the metrics of one update, as train.fetch makes them."""
+    return {"loss": 1 / step, "tokens": 64, "lr": 1e-3, "skipped": False}
+
+
+def run(
+    path: Path, last_step: int, steps: range, every: int = 1, num_steps: int = 100
+) -> None:
+    """Logs the updates of `steps`, one per call, and puts them on the disk."""
+    with MetricsLog(path, last_step, num_steps, every) as log:
+        for step in steps:
+            log.append([update(step)])
+        log.sync(None)
+
+
+def steps_in(path: Path) -> list[int]:
+    return [line["step"] for line in read_metrics(path)]
+
+
+def test_what_is_not_finite_is_null_in_json(path: Path) -> None:
+    bad = update(1) | {"loss": float("nan"), "grad_norm": float("-inf")}
+    with MetricsLog(path, 0, 100, 1) as log:
+        log.append([bad])
+        log.sync(float("inf"))
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    (text,) = path.read_text().splitlines()
+    exact = json.loads(text, parse_constant=refuse)["exact"]
+    nulls = {"loss": None, "grad_norm": None, "valid_nll": None}
+    assert exact == update(1) | nulls
+    assert writer.to_json({"a": [1, float("nan")], "b": (True, "x")}) == (
+        '{"a": [1, null], "b": [true, "x"]}'
+    )
+
+
+def test_a_line_is_step_exact_and_timing(path: Path, clock: Clock) -> None:
+    def batches() -> Iterator[int]:
+        clock.now += 1
+        yield 0
+
+    with MetricsLog(path, 0, 100, 1) as log:
+        clock.now += 1
+        assert next(log.timing.inputs(batches())) == 0
+        log.append([update(1), update(2)])
+        clock.now += 450  # a validation, say
+        log.sync(None)
+        with log.timing.saving():
+            clock.now += 50
+        clock.now += 4
+        log.append([update(3)])
+        log.sync(None)
+    first, second, third = read_metrics(path)
+    assert first["exact"] == update(1) and third["exact"] == update(3)
+    assert first == {
+        "step": 1,
+        "exact": update(1),
+        "timing": {
+            "step_seconds": 1.0,
+            "compute_seconds": 0.5,
+            "input_wait_seconds": 0.5,
+            "checkpoint_seconds": 0.0,
+            "tokens_per_second": 64.0,
+        },
+    }
+    assert second["timing"] == first["timing"], "two updates in one call share it"
+    assert third["timing"] == {
+        "step_seconds": 4.0,
+        "compute_seconds": 4.0,
+        "input_wait_seconds": 0.0,
+        "checkpoint_seconds": 50.0,
+        "tokens_per_second": 16.0,
+    }
+
+
+def test_a_line_s_timing_is_of_all_updates_since_the_last(
+    path: Path, clock: Clock
+) -> None:
+    with MetricsLog(path, 0, 100, 4) as log:
+        for step in range(1, 9):
+            clock.now += step
+            log.append([update(step)])
+        log.sync(None)
+    seconds = [line["timing"]["step_seconds"] for line in read_metrics(path)]
+    assert seconds == [(1 + 2 + 3 + 4) / 4, (5 + 6 + 7 + 8) / 4]
+
+
+def test_the_newest_line_waits_for_its_validation(path: Path) -> None:
+    with MetricsLog(path, 0, 100, 1) as log:
+        for step in (1, 2, 3):
+            log.append([update(step)])
+        log.sync(1.25)
+        assert steps_in(path) == [1, 2, 3], "all on the disk before a checkpoint"
+        log.append([update(4)])
+        log.append([update(5)])
+        log.sync(None)
+    nlls = [line["exact"].get("valid_nll") for line in read_metrics(path)]
+    assert nlls == [None, None, 1.25, None, None]
+
+
+def test_sync_forces_the_lines_to_the_disk(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forced: list[int] = []
+    with MetricsLog(path, 0, 100, 1) as log:
+        monkeypatch.setattr(
+            writer.os, "fsync", lambda file: forced.append(os.fstat(file).st_size)
+        )
+        log.append([update(1)])
+        log.sync(None)
+        assert forced == [path.stat().st_size] and forced[0] > 0
+
+
+def test_every_so_many_steps_and_validations_and_the_last(path: Path) -> None:
+    with MetricsLog(path, 0, 11, 4) as log:
+        for step in range(1, 12):
+            log.append([update(step)])
+            if step == 6:
+                log.sync(2.0)
+            if step == 7:
+                log.sync(None)
+        log.sync(None)
+    assert steps_in(path) == [4, 6, 8, 11]
+
+
+def test_a_resume_cuts_what_the_checkpoint_does_not_know(path: Path) -> None:
+    run(path, 0, range(1, 7))
+    before = path.read_text().splitlines()
+    with MetricsLog(path, 4, 100, 1):
+        assert path.read_text().splitlines() == before[:4]
+    run(path, 4, range(5, 9))
+    assert steps_in(path) == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert path.read_text().splitlines()[:4] == before[:4]
+
+
+def test_a_fresh_start_keeps_no_line(path: Path) -> None:
+    run(path, 0, range(1, 4))
+    run(path, 0, range(1, 3))
+    assert steps_in(path) == [1, 2]
+
+
+@pytest.mark.parametrize("half", ['{"step": 5, "exa', "{", '{"step": 3}'])
+def test_a_half_written_last_line_is_cut(path: Path, half: str) -> None:
+    run(path, 0, range(1, 5))
+    whole = path.read_text()
+    path.write_text(whole + half)
+    with MetricsLog(path, 4, 100, 1):
+        assert path.read_text() == whole
+
+
+def test_each_step_once_after_every_kill(path: Path) -> None:
+    # Killed at steps 5, 9 and 13, with checkpoints every 3.
+    for start, stop in ((0, 5), (3, 9), (9, 13), (12, 15)):
+        run(path, start, range(start + 1, stop + 1))
+        with path.open("a") as file:
+            file.write(json.dumps({"step": stop + 1})[:-4])
+    lines = path.read_text().splitlines()[:-1]
+    assert [json.loads(line)["step"] for line in lines] == list(range(1, 16))
+    assert [json.loads(line)["exact"] for line in lines] == [
+        update(step) for step in range(1, 16)
+    ]
+
+
+def test_a_damaged_metrics_file_keeps_each_whole_line_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    good = [json.dumps({"step": step}) for step in range(1, 7)]
+    bad = [good[0], good[1][:-1], good[2], good[1], "[]", good[2], good[3], good[5]]
+    path.write_text("\n".join(bad) + "\n" + good[4][:5])
+    with MetricsLog(path, 5, 10, 1):
+        pass
+    assert [line["step"] for line in read_metrics(path)] == [1, 3, 4]
+    assert "2 damaged lines are left out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("lost", ["deleted", "emptied"])
+def test_lost_metrics_are_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], lost: str
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    if lost == "emptied":
+        path.touch()
+    with MetricsLog(path, 5, 10, 1):
+        assert path.read_text() == ""
+    assert "lacks the updates up to 5" in capsys.readouterr().err
+
+
+def test_an_owed_validation_joins_its_line_after_a_resume(path: Path) -> None:
+    """A run that ends before it leaves the line, and the resumed one completes it."""
+    straight, ended = path, path.with_name("ended.jsonl")
+    for last, ends in ((0, False), (0, True), (3, False)):
+        file = ended if ends or last else straight
+        with MetricsLog(file, last, 100, 2) as log:
+            for step in range(last + 1, 4):
+                log.append([update(step)])
+            log.sync(None if ends else 1.5, owed=ends)
+            if ends:
+                assert steps_in(file) == [2, 3], "also where none is due"
+                continue
+            log.append([update(4)])
+            log.sync(None)
+    exact = [(line["step"], line["exact"]) for line in read_metrics(straight)]
+    assert [(line["step"], line["exact"]) for line in read_metrics(ended)] == exact
+    assert exact[1][1]["valid_nll"] == 1.5
+
+
+def test_of_several_processes_the_first_writes(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(writer.distributed, "is_first", lambda: False)
+    run(path, 0, range(1, 4))
+    say("a line")
+    assert not path.exists()
+    assert capsys.readouterr().err == ""

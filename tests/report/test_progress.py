@@ -1,0 +1,129 @@
+"""Progress is a bar on a terminal, occasional lines elsewhere, and nothing if quick."""
+
+import io
+import re
+import sys
+import time
+
+import pytest
+
+from txl_jax.report import progress
+from txl_jax.report.log import say
+from txl_jax.report.progress import Progress, report_compilation, waiting
+
+
+class Clock:
+    """Stands in for time.perf_counter."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        """Returns the time in seconds."""
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(progress.time, "perf_counter", clock)
+    return clock
+
+
+def test_without_a_terminal_progress_is_a_line_every_ten_seconds(
+    capsys: pytest.CaptureFixture[str], clock: Clock
+) -> None:
+    with Progress("train", 400, done=100) as bar:
+        for done in range(101, 201):
+            clock.now += 1
+            bar(done, loss=f"{done / 100:.2f}", bpc="2.00")
+    out, err = capsys.readouterr()
+    lines = err.splitlines()
+    assert (out, len(lines)) == ("", 10)
+    # A second per update, counted from where this process began.
+    assert lines[0] == "train 110/400 loss 1.10 bpc 2.00 4:50 left"
+    assert lines[-1] == "train 200/400 loss 2.00 bpc 2.00 3:20 left"
+
+
+@pytest.mark.parametrize(
+    ("total", "line"),
+    [(0, "copying 30000000 bytes 2.0 MB/s"), (40_000_000, "30000000/40000000 bytes")],
+)
+def test_bytes_are_counted_with_their_rate(
+    capsys: pytest.CaptureFixture[str], clock: Clock, total: int, line: str
+) -> None:
+    bar = Progress("copying", total, done=10_000_000, in_bytes=True)
+    clock.now += 10
+    bar.add(20_000_000)
+    assert line in capsys.readouterr().err
+
+
+def test_quick_work_prints_nothing_without_a_terminal(
+    capsys: pytest.CaptureFixture[str], clock: Clock
+) -> None:
+    with Progress("valid") as bar:
+        for done in range(1, 10):
+            clock.now += 1
+            bar(done, 9)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_on_a_terminal_progress_is_a_bar(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with Progress("valid") as bar:
+        for done in range(1, 10):
+            bar(done, 9, loss="1.92")
+        say("a separate line")
+    shown = terminal.getvalue()
+    assert "9/9" in shown and "loss 1.92" in shown
+    assert "a separate line\n" in shown
+    assert capsys.readouterr().out == ""
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "QUIET_SECONDS", 0.1)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_long_wait_is_announced_and_timed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with waiting("reading, about 1 s"):
+        time.sleep(0.4)
+        assert capsys.readouterr().err == "reading, about 1 s\n"
+    assert re.fullmatch(r"reading: took \d+\.\d s\n", capsys.readouterr().err)
+
+
+def test_a_short_wait_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with waiting("reading"):
+        pass
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_wait_that_fails_is_not_reported_as_done(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(ValueError), waiting("reading"):
+        time.sleep(0.4)
+        raise ValueError
+    assert capsys.readouterr().err == "reading\n"
+
+
+@pytest.mark.usefixtures("impatient")
+def test_only_the_first_call_is_reported_as_compilation(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def call(seconds: float) -> float:
+        time.sleep(seconds)
+        return seconds
+
+    reported = report_compilation("the step", call)
+    assert [reported(0.4), reported(0.4)] == [0.4, 0.4]
+    first, last = capsys.readouterr().err.splitlines()
+    assert first == "compiling the step, about 10 s"
+    assert last.startswith("compiling the step: took ")

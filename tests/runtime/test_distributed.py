@@ -1,0 +1,253 @@
+"""Connection of processes, and their ends: by timeout, watchdog or signal."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import processes
+from txl_jax.errors import UserError
+from txl_jax.runtime import distributed
+from txl_jax.runtime.distributed import find_processes
+from txl_jax.runtime.options import RunConfig
+
+ENVIRONMENT = {
+    "JAX_COORDINATOR_ADDRESS": "node0:1234",
+    "JAX_NUM_PROCESSES": "4",
+    "JAX_PROCESS_ID": "3",
+}
+ARGS = {
+    "coordinator_address": "node0:1234",
+    "num_processes": 4,
+    "process_id": 3,
+    "cluster_detection_method": "deactivate",
+}
+
+
+@pytest.mark.parametrize(
+    ("environment", "on_tpu", "args"),
+    [
+        ({}, False, {}),
+        (ENVIRONMENT, False, ARGS),
+        # Of an indexed job of Kubernetes, GKE's JobSet among them.
+        (
+            {"JOB_COMPLETION_INDEX": "3"}
+            | {k: v for k, v in ENVIRONMENT.items() if k != "JAX_PROCESS_ID"},
+            False,
+            ARGS,
+        ),
+        ({"JAX_NUM_PROCESSES": "1"}, False, {}),
+        (
+            {"SLURM_JOB_ID": "7", "SLURM_STEP_NUM_TASKS": "8"},
+            False,
+            {"cluster_detection_method": "slurm"},
+        ),
+        # A batch script's or a shell's own process, which srun did not start.
+        ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8"}, False, {}),
+        ({"SLURM_JOB_ID": "7", "SLURM_STEP_NUM_TASKS": "1"}, False, {}),
+        # A TPU VM has the hosts in its metadata, GKE in the environment.
+        ({}, True, {"cluster_detection_method": None}),
+        ({"TPU_WORKER_HOSTNAMES": "a,b"}, True, {"cluster_detection_method": None}),
+        ({"TPU_WORKER_HOSTNAMES": "localhost"}, True, {}),
+        (
+            {"TPU_WORKER_HOSTNAMES": "a", "MEGASCALE_NUM_SLICES": "2"},
+            True,
+            {"cluster_detection_method": None},
+        ),
+        ({"TPU_WORKER_HOSTNAMES": "a,b"}, False, {}),
+        (ENVIRONMENT, True, ARGS),
+    ],
+    ids=str,
+)
+def test_who_the_processes_are(
+    environment: dict[str, str], on_tpu: bool, args: dict[str, Any]
+) -> None:
+    assert find_processes(environment, on_tpu) == args
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"JAX_PROCESS_ID": ""}, "JAX_NUM_PROCESSES is set without JAX_PROCESS_ID"),
+        ({"JAX_PROCESS_ID": "4"}, "JAX_PROCESS_ID = 4 must be below"),
+        ({"JAX_PROCESS_ID": "last"}, "JAX_PROCESS_ID = 'last' must be a whole number"),
+        ({"JAX_NUM_PROCESSES": "2x"}, "JAX_NUM_PROCESSES = '2x' must be a whole"),
+        ({"JAX_COORDINATOR_ADDRESS": "node0"}, "'node0' must be host:port"),
+        ({"JAX_COORDINATOR_ADDRESS": ""}, "without JAX_COORDINATOR_ADDRESS"),
+    ],
+    ids=str,
+)
+def test_an_environment_that_says_a_part_is_refused(
+    changes: dict[str, str], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        find_processes(ENVIRONMENT | changes, False)
+
+
+@pytest.mark.parametrize("steps", ["10", "10:", ":15", "15:10", "10:10", "a:b", "-1:3"])
+def test_no_range_of_updates_is_refused(steps: str) -> None:
+    with pytest.raises(UserError, match="run.profile_steps = .*such as"):
+        RunConfig(profile_steps=steps)
+
+
+def test_negative_times_are_refused() -> None:
+    with pytest.raises(UserError, match="run.connect_seconds = 0"):
+        RunConfig(connect_seconds=0)
+    with pytest.raises(UserError, match="run.hang_seconds = -1"):
+        RunConfig(hang_seconds=-1)
+
+
+def test_a_process_alone_opens_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*ENVIRONMENT, "SLURM_STEP_NUM_TASKS", "TPU_ML_PLATFORM"):
+        monkeypatch.delenv(name, raising=False)
+    distributed.connect(1)
+    assert not distributed.jax.distributed.is_initialized()
+    assert distributed.is_first() and not distributed.several()
+
+
+def test_first_then_others_is_one_call_alone() -> None:
+    made: list[int] = []
+    distributed.first_then_others(lambda: made.append(1))
+    assert made == [1]
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_process_that_meets_no_other_gives_up(tmp_path: Path, index: int) -> None:
+    """With one line and the status RETRY."""
+    tiny = processes.write_experiment(tmp_path)
+    environment = os.environ | {
+        "JAX_PLATFORMS": "cpu",
+        "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{processes.free_port()}",
+        "JAX_NUM_PROCESSES": "2",
+        "JAX_PROCESS_ID": str(index),
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "txl_jax.main", f"--config={tiny}"]
+        + [f"--workdir={tmp_path / 'run'}", "--connect_seconds=2"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=processes.LIMIT_SECONDS,
+    )
+    assert done.returncode == 75, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(
+        f"txl_jax[{index}]: not all processes connected to 127.0.0.1:"
+    )
+    assert "run.connect_seconds = 2 s" in line
+    assert not (tmp_path / "run").exists()
+
+
+HANGS = """
+import time
+from txl_jax.runtime.watchdog import Watchdog
+
+def where_it_hangs():
+    time.sleep(100)
+
+with Watchdog(0.5) as watchdog:
+    for _ in range(8):
+        time.sleep(0.2)
+        watchdog.feed()
+with Watchdog(0):
+    time.sleep(1)
+print("alive", flush=True)
+with Watchdog(0.5):
+    where_it_hangs()
+"""
+
+
+def test_a_hang_ends_with_stacks_and_75() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", HANGS],
+        capture_output=True,
+        text=True,
+        timeout=processes.LIMIT_SECONDS,
+    )
+    assert (done.returncode, done.stdout) == (75, "alive\n")
+    assert "in where_it_hangs" in done.stderr
+    assert "no progress for run.hang_seconds = 0.5 s" in done.stderr.splitlines()[-1]
+
+
+LISTENS = """
+import sys, time
+from txl_jax.runtime.preemption import stop
+
+with stop.listening():
+    if sys.argv[1] == "holds":
+        stop.hold()
+    print("ready", flush=True)
+    if sys.argv[2] == "busy":
+        time.sleep(100)
+    while not stop.at_boundary():
+        time.sleep(0.01)
+sys.exit(stop.end("here").status)
+"""
+
+
+@pytest.mark.parametrize(
+    ("holds", "busy", "signals", "status"),
+    [
+        ("holds", "free", [signal.SIGTERM], 75),
+        ("holds", "free", [signal.SIGINT], 130),
+        # Nothing would be lost, so it ends whatever it is at.
+        ("idle", "busy", [signal.SIGTERM], 75),
+        ("idle", "busy", [signal.SIGINT], 130),
+        ("holds", "busy", [signal.SIGINT, signal.SIGINT], 130),
+    ],
+    ids=str,
+)
+def test_signals_end_a_process(
+    holds: str, busy: str, signals: list[signal.Signals], status: int
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", LISTENS, holds, busy],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout and process.stdout.readline() == "ready\n"
+    process.send_signal(signals[0])
+    for number in signals[1:]:
+        assert (
+            process.stderr and "a second one ends at once" in process.stderr.readline()
+        )
+        # One that comes while the first is still being handled may be lost.
+        while process.poll() is None:
+            process.send_signal(number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(1)
+    _, stderr = process.communicate(timeout=processes.LIMIT_SECONDS)
+    assert process.returncode == status, stderr
+    at_once = "ended at once; the same command resumes" in stderr
+    assert at_once == (busy == "busy")
+
+
+def test_a_lost_process_is_told_from_a_mistake_of_ours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def leave(line: str, status: int) -> None:
+        raise SystemExit((line, status))
+
+    def left(error: Exception | None) -> tuple[str, int] | None:
+        try:
+            distributed.exit_on_error(type(error), error, None)
+        except SystemExit as end:
+            return end.code  # type: ignore[return-value]
+        return None
+
+    monkeypatch.setattr(distributed, "several", lambda: True)
+    monkeypatch.setattr(distributed, "warn", lambda line: None)
+    monkeypatch.setattr(distributed, "exit_now", leave)
+    lost = left(ValueError("UNKNOWN: Gloo all-reduce failed: Read error: by peer"))
+    assert lost is not None and lost[1] == 75
+    assert lost[0].startswith("another process is lost (UNKNOWN: Gloo")
+    mistake = left(RuntimeError("RESOURCE_EXHAUSTED: out of memory"))
+    assert mistake == ("RuntimeError: RESOURCE_EXHAUSTED: out of memory", 1)
+    assert left(None) is None
+    assert left(UserError("all see this")) is None

@@ -1,0 +1,124 @@
+"""Runs of several processes on this machine, two devices each, started as users do."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+LIMIT_SECONDS = 300.0  # for anything at all; a quiet machine needs a tenth
+
+EXPERIMENT = """
+from txl_jax import config
+
+def get_config():
+    c = config.default()
+    c.data.update(corpus="text", path=TEXT, data_dir=DATA)
+    c.model.update(n_layer=2, d_model=16, n_head=2, d_head=8, d_inner=32, mem_len=8)
+    c.model.update(dropout=0.2, dropatt=0.2)
+    c.train.update(num_steps=1000, batch_size=8, tgt_len=8, log_every=1)
+    c.train.update(segments_per_call=2, eval_every=1000)
+    # Neither depends on when a run is to end, nor makes much of a rounding.
+    c.optim.update(schedule="constant", optimizer="sgd", lr=0.1)
+    c.eval.update(streams=8, tgt_len=8, mem_len=16)
+    c.generate.update(num_tokens=4, prompt="a")
+    c.checkpoint.update(every_steps=200, keep=2)
+    c.run.update(compilation_cache=CACHE)
+    return c
+"""
+
+
+def write_experiment(folder: Path) -> Path:
+    """Returns an experiment's file; its text and its data are in the folder too."""
+    text = "".join(f"{n} is followed by {n + 1}, " for n in range(700))
+    (folder / "text.txt").write_text(text)
+    experiment = EXPERIMENT
+    for name, inside in (("TEXT", "text.txt"), ("DATA", "data"), ("CACHE", "cache")):
+        experiment = experiment.replace(name, repr(str(folder / inside)))
+    (folder / "tiny.py").write_text(experiment)
+    return folder / "tiny.py"
+
+
+def free_port() -> int:
+    """Returns a port that nobody listens to."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+class Processes:
+    """The processes of one run; their stderr is in files."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *arguments: str,
+        count: int = 2,
+        started: int = 2,
+        module: str = "txl_jax.main",
+    ):
+        path = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+        environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join(path),
+            "JAX_PLATFORMS": "cpu",
+            "JAX_NUM_CPU_DEVICES": "2",
+            "NPROC": "2",
+            "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free_port()}",
+            "JAX_NUM_PROCESSES": str(count),
+        }
+        if count == 1:
+            del environment["JAX_COORDINATOR_ADDRESS"]
+        self.stderr = [folder / f"stderr.{index}" for index in range(started)]
+        self.stdout = [""] * started  # once all have ended
+        self.all = []
+        for index, errors in enumerate(self.stderr):
+            with errors.open("w") as stderr:
+                self.all.append(
+                    subprocess.Popen(
+                        [sys.executable, "-m", module, *arguments],
+                        env=environment | {"JAX_PROCESS_ID": str(index)},
+                        stdout=subprocess.PIPE,
+                        stderr=stderr,
+                        text=True,
+                    )
+                )
+
+    def until(self, happened: Callable[[], bool]) -> None:
+        """Waits for something that the processes do."""
+        limit = time.monotonic() + LIMIT_SECONDS
+        while not happened():
+            ended = [p.returncode for p in self.all if p.poll() is not None]
+            if ended or time.monotonic() > limit:
+                self.kill()
+                said = "\n".join(path.read_text()[-3000:] for path in self.stderr)
+                raise AssertionError(f"ended {ended} too early:\n{said}")
+            time.sleep(0.01)
+
+    def wait(self) -> list[int]:
+        """Returns the statuses of all."""
+        try:
+            return [process.wait(LIMIT_SECONDS) for process in self.all]
+        finally:
+            self.kill()
+
+    def kill(self) -> None:
+        """Leaves none behind."""
+        for index, process in enumerate(self.all):
+            if process.poll() is None:
+                process.kill()
+            if process.stdout and not process.stdout.closed:
+                self.stdout[index] = process.communicate()[0]
+
+    def said(self, index: int) -> list[str]:
+        """Returns the last words of a process: the lines that bear our name."""
+        lines = self.stderr[index].read_text().splitlines()
+        return [line for line in lines if line.startswith("txl_jax")]
+
+
+def has_step(workdir: Path, step: int) -> Callable[[], bool]:
+    """Returns a function: whether the metrics of update `step` are written."""
+    path = workdir / "metrics.jsonl"
+    return lambda: path.exists() and path.read_bytes().count(b"\n") >= step

@@ -1,0 +1,20 @@
+"""Expectations about errors that a user causes."""
+
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+
+from txl_jax.errors import UserError
+
+
+@contextlib.contextmanager
+def refused(match: str) -> Iterator[pytest.ExceptionInfo[UserError]]:
+    """Expects a UserError of one line that matches a regular expression."""
+    with pytest.raises(UserError, match=match) as caught:
+        yield caught
+    assert "\n" not in str(caught.value)
+
+
+def quiet(_: str) -> None:
+    """Drops a line of progress."""

@@ -1,0 +1,161 @@
+"""One tiny Transformer-XL for every test: sizes, parameters, tokens, tolerances.
+
+Dims: as in `txl_jax`; T tokens of several segments.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import numpy as np
+
+from tests import reference
+from tests.reference import Array, Params
+from txl_jax.model.config import ModelConfig
+from txl_jax.model.memory import Memory
+from txl_jax.model.txl import TransformerXL
+from txl_jax.update.state import abstract_params
+
+# Relative to the greatest of the expected numbers.
+FLOAT32 = 1e-5
+BFLOAT16 = 2e-2
+
+# H x A is not D, as it need not be; V, D, H and F divide over the meshes of the tests.
+V, D, H, A, F, N = 12, 8, 2, 3, 10, 2
+CONFIG = ModelConfig(
+    vocab_size=V,
+    n_layer=N,
+    d_model=D,
+    n_head=H,
+    d_head=A,
+    d_inner=F,
+    mem_len=5,
+    dropout=0.0,
+    kernel="xla",
+)
+# What a test computes is small, so its time is the compiler's: less by 2 to 5 times.
+FAST: dict[str, Any] = {
+    "xla_backend_optimization_level": 0,
+    "xla_llvm_disable_expensive_passes": True,
+}
+if jax.__version_info__ < (0, 11):
+    FAST["xla_cpu_use_fusion_emitters"] = False  # jax 0.12 has no such option
+jit: Callable[..., Any] = functools.partial(jax.jit, compiler_options=FAST)
+
+ALL: dict[str, Any] = {"clamp_len": 3, "same_length": True, "pre_lnorm": True}
+SETTINGS: list[dict[str, Any]] = [
+    {},
+    {"clamp_len": 3},
+    {"same_length": True},
+    {"pre_lnorm": True},
+    ALL,
+]
+
+
+def config(**changes: Any) -> ModelConfig:
+    """Returns CONFIG with some fields changed."""
+    return dataclasses.replace(CONFIG, **changes)
+
+
+def reference_settings(config: ModelConfig) -> dict[str, Any]:
+    """Returns the config as `tests.reference` takes it."""
+    known = {field.name for field in dataclasses.fields(reference.Settings)}
+    fields = dataclasses.asdict(config)
+    return {name: fields[name] for name in known & fields.keys()}
+
+
+def make_params(config: ModelConfig = CONFIG, seed: int = 0) -> Params:
+    """Returns float32 parameters with no bias at zero and no scale at one.
+
+    They are numpy, so that `tests.reference` reads the same numbers.
+    """
+    rng = np.random.default_rng(seed)
+
+    def draw(path: tuple[Any, ...], leaf: Any) -> Array:
+        centre = 1.0 if path[-1].key == "scale" else 0.0
+        return (centre + 0.5 * rng.normal(size=leaf.shape)).astype(np.float32)
+
+    shapes = nn.unbox(abstract_params(config))
+    return jax.tree_util.tree_map_with_path(draw, shapes)
+
+
+def make_tokens(batch_size: int, length: int, seed: int = 1) -> Array:
+    """Returns random tokens, int32."""
+    rng = np.random.default_rng(seed)
+    return rng.integers(0, V, (batch_size, length), dtype=np.int32)
+
+
+@functools.cache
+def compiled(config: ModelConfig, method: str) -> Callable[..., Any]:
+    """Returns the model's method, compiled once per config for all tests."""
+    return jit(functools.partial(TransformerXL(config).apply, method=method))
+
+
+def apply(
+    config: ModelConfig, params: Any, *args: Any, method: str = "__call__", **more: Any
+) -> Any:
+    """Returns what the model's method does with the arguments: (result, memory)."""
+    return compiled(config, method)({"params": params}, *args, **more)
+
+
+def read(
+    config: ModelConfig, params: Any, tokens_BT: Array, tgt_len: int
+) -> tuple[Array, Memory]:
+    """Returns hidden_BTD of all the tokens, read segment after segment, and memory."""
+    memory, pieces = Memory.empty(config, len(tokens_BT)), []
+    for begin in range(0, tokens_BT.shape[1], tgt_len):
+        tokens_BL = tokens_BT[:, begin : begin + tgt_len]
+        hidden_BLD, memory = apply(config, params, tokens_BL, memory)
+        pieces.append(hidden_BLD)
+    return np.concatenate(pieces, axis=1), memory
+
+
+def assert_close(actual: Any, expected: Any, tolerance: float = FLOAT32) -> None:
+    """Compares two pytrees, leaf by leaf, each relative to its greatest number."""
+
+    def compare(path: tuple[Any, ...], actual: Any, expected: Any) -> None:
+        actual, expected = (np.asarray(x, np.float64) for x in (actual, expected))
+        np.testing.assert_allclose(
+            actual,
+            expected,
+            rtol=0,
+            atol=tolerance * np.abs(expected).max(initial=0),
+            equal_nan=False,
+            err_msg=jax.tree_util.keystr(path),
+        )
+
+    jax.tree_util.tree_map_with_path(compare, actual, expected)
+
+
+def assert_equal(actual: Any, expected: Any) -> None:
+    """Compares two pytrees, leaf by leaf and bit for bit."""
+
+    def compare(path: tuple[Any, ...], actual: Any, expected: Any) -> None:
+        name = jax.tree_util.keystr(path)
+        np.testing.assert_array_equal(actual, expected, err_msg=name)
+
+    jax.tree_util.tree_map_with_path(compare, actual, expected)
+
+
+def assert_memory(memory: Memory, expected: reference.Memory) -> None:
+    """Compares the slots that may be seen, and how many they are."""
+    M = memory.mem_len
+    h_NBMD, filled_B = reference.padded(expected, M)
+    np.testing.assert_array_equal(memory.filled_B, filled_B)
+    seen_BM1 = (np.arange(M) >= M - filled_B[:, None])[..., None]
+    assert_close(np.where(seen_BM1, memory.h_NBMD, 0), h_NBMD)
+
+
+# What stderr says, in a line each, of what went well before a mistake was met.
+PROGRESS = ("data: ", "the model of update ", "memory: ")
+
+
+def complaint(stderr: str) -> str:
+    """Returns the one line of stderr that says what is wrong, which is the last."""
+    *progress, line = stderr.splitlines()
+    assert all(each.startswith(PROGRESS) for each in progress), stderr
+    assert line.startswith("txl_jax: ") and stderr.endswith("\n"), stderr
+    return line

@@ -1,0 +1,58 @@
+"""Comparisons of an ablation table's rows over their seeds."""
+
+import numpy as np
+import pytest
+
+from txl_jax.tables import comparison
+from txl_jax.tables.comparison import RowResult
+
+
+def made(*ppl: float, longer: float = 1.0) -> RowResult:
+    """Returns a row with each seed's perplexity; 32 tokens have `longer` times it."""
+    nlls = [{16: float(np.log(x)), 32: float(np.log(x * longer))} for x in ppl]
+    return comparison.summarise(nlls, 16)
+
+
+def test_the_best_length_is_the_shortest_that_reaches_the_best() -> None:
+    nlls = [{16: np.log(30.0), 32: np.log(20.0), 48: np.log(19.999), 64: np.log(21.0)}]
+    result = comparison.summarise(nlls, 16)
+    assert result.best_len == 32
+    assert result.init.mean == pytest.approx(30)
+    assert result.best.mean == pytest.approx(20)
+    assert result.gain.mean == pytest.approx(10)
+
+
+@pytest.mark.parametrize(
+    ("shaw", "verdict"),
+    [
+        ((10.5, 10.55, 10.6), "no difference"),  # within the spread of 0.4
+        ((10.7, 10.7, 10.7), "as the paper"),
+        ((9.5, 9.5, 9.5), "against the paper"),
+        ((11.0,), "one seed, so no spread"),
+    ],
+)
+def test_a_cost_above_the_spread_is_compared_with_the_paper(
+    shaw: tuple[float, ...], verdict: str
+) -> None:
+    results = {"wt103_128m": made(10.0, 10.2, 10.4), "wt103_shaw": made(*shaw)}
+    assert comparison.compare(6, results)[0].verdict == verdict
+
+
+def test_a_row_is_compared_with_its_nearest_ancestor() -> None:
+    one, other = made(10.0, 10.1), made(12.0, 12.1)
+    compared = comparison.compare(
+        6, {"wt103_no_recurrence": one, "wt103_vaswani": other}
+    )
+    assert compared[0].what == "`wt103_vaswani` instead of `wt103_no_recurrence`"
+    assert compared[0].cost == pytest.approx(2.0)
+    assert compared[0].paper == pytest.approx(30.97 - 29.02)
+
+
+def test_longer_attention_is_compared_within_each_run() -> None:
+    # The seeds differ by more than the 2 % that each gains.
+    compared = comparison.compare(6, {"wt103_128m": made(10.0, 12.0, longer=0.98)})
+    assert compared[0].cost == pytest.approx(-0.22)
+    assert compared[0].spread == pytest.approx(0.04)
+    assert compared[0].verdict == "as the paper"
+    none = comparison.compare(6, {"wt103_128m": made(10.0, 12.0, longer=1.1)})
+    assert none[0].verdict == "no difference"

@@ -1,0 +1,73 @@
+"""A workdir has one run at a time; the message to a second names the holder."""
+
+import errno
+import fcntl
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from txl_jax.errors import UserError
+from txl_jax.workdir.lock import LOCK, InUse, locked
+
+HOLD = """
+import pathlib, sys, time
+from txl_jax.workdir.lock import locked
+with locked(pathlib.Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_another_process_is_refused_until_the_holder_is_killed(tmp_path: Path) -> None:
+    workdir = tmp_path / "run"
+    command = [sys.executable, "-c", HOLD, str(workdir)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout and holder.stdout.readline() == "held\n"
+        with pytest.raises(InUse) as caught, locked(workdir):
+            pass
+        who = f"process {holder.pid} on {socket.gethostname()}, started 20"
+        assert f"{workdir} is in use by another run ({who}" in str(caught.value)
+        holder.send_signal(signal.SIGKILL)
+    assert (workdir / LOCK).exists(), "a kill leaves the file"
+    for _ in range(2):
+        with locked(workdir):
+            assert json.loads((workdir / LOCK).read_text())["pid"] == os.getpid()
+            with pytest.raises(InUse, match="in use"), locked(workdir):
+                pass
+        assert not list(workdir.iterdir())
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "{}"])
+def test_an_unreadable_holder_is_another_process(tmp_path: Path, text: str) -> None:
+    with locked(tmp_path):
+        (tmp_path / LOCK).write_text(text)
+        with pytest.raises(InUse, match=r"\(another process\)"), locked(tmp_path):
+            pass
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS])
+def test_a_file_system_without_locks_is_reported(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    number: int,
+) -> None:
+    def refuse(file: int, operation: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with locked(tmp_path):
+        pass
+    assert f"cannot be locked ({os.strerror(number)})" in capsys.readouterr().err
+
+
+def test_a_workdir_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="cannot write"), locked(tmp_path / "file/x"):
+        pass

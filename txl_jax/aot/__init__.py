@@ -1,0 +1,1 @@
+"""Ahead-of-time compilation for devices that are not attached."""

@@ -1,0 +1,151 @@
+"""TPU chips and slices, with the source of each number.
+
+Chips, cores and devices differ. A chip of v3, v4 or v5p has two cores. On v3 each core
+is a device with half of the chip's memory; on v4 and v5p both cores are one device
+("megacore"). v5e and v6e have one core.
+"""
+
+import dataclasses
+import importlib.util
+import math
+import os
+import re
+from typing import Any
+
+import jax
+
+from txl_jax.errors import UserError, require_one_of
+
+GIB = 2**30
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """One chip with all its cores, in FLOPs and bytes per second; hbm is in bytes.
+
+    flops, hbm_bandwidth: Google's page of the chip, cloud.google.com/tpu/docs/v4 and so
+    on (peak compute in bfloat16; HBM bandwidth), read in November 2026.
+    link: one direction of one interconnect link, from the table "ICI BW/link" of
+    Austin et al. 2025, How to Scale Your Model, jax-ml.github.io/scaling-book/tpus.
+    hbm: the limit that libtpu 0.0.51 reports for a program that exceeds it, slightly
+    less than the chip's memory.
+    wraps: an axis of the slice is a ring if its length is a multiple of this number
+    (the same page of the book, and Google's pages of v4 and v5p).
+    """
+
+    flops: float
+    hbm: float
+    hbm_bandwidth: float
+    link: float
+    axes: int
+    wraps: int
+    cores: int = 1
+    cores_per_device: int = 1
+    options: tuple[
+        tuple[str, str], ...
+    ] = ()  # passed to libtpu with the topology's name
+
+
+MEGACORE = (("chip_config_name", "megacore"),)  # the only configuration of v5p
+CHIPS = {
+    "v3": Chip(123e12, 15.48 * GIB, 900e9, 1e11, 2, 32, cores=2),
+    "v4": Chip(275e12, 30.75 * GIB, 1200e9, 4.5e10, 3, 4, 2, 2, MEGACORE),
+    "v5e": Chip(197e12, 15.75 * GIB, 819e9, 4.5e10, 2, 16),
+    "v5p": Chip(459e12, 95.73 * GIB, 2765e9, 9e10, 3, 4, 2, 2),
+    "v6e": Chip(918e12, 31.24 * GIB, 1638e9, 9e10, 2, 16),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Slice:
+    """A block of chips of one kind."""
+
+    name: str
+    chip: Chip
+    shape: tuple[int, ...]
+
+    @property
+    def chips(self) -> int:
+        """The number of chips."""
+        return math.prod(self.shape)
+
+    @property
+    def devices_per_chip(self) -> int:
+        """The number of jax devices in a chip: 2 on v3, otherwise 1."""
+        return self.chip.cores // self.chip.cores_per_device
+
+    def bandwidth(self, axis: int) -> float:
+        """Returns the bytes per second that a chip sends along one axis.
+
+        A ring uses both directions of the link at once, a line only one.
+        """
+        rings = self.shape[axis] % self.chip.wraps == 0
+        return self.chip.link * (2 if rings else 1)
+
+
+def _block(kind: str, number: str) -> str:
+    """Returns the usual topology of an accelerator type: "v4:2x2x4" for v4-32.
+
+    The number in a type counts cores for chips with two cores, otherwise chips.
+    """
+    kind = kind.replace("litepod", "e")
+    chip = CHIPS[kind]
+    doublings = (int(number) // chip.cores).bit_length() - 1
+    sizes = [2 ** ((doublings + axis) // chip.axes) for axis in range(chip.axes)]
+    sizes.sort(key=lambda size: (size == 1, size))  # 2x2x1, but 2x2x4
+    return f"{kind}:{'x'.join(map(str, sizes))}"
+
+
+def find(name: str) -> Slice:
+    """Returns the slice of a topology name: "v4:4x4x8" is 128 chips of v4."""
+    kind, _, sizes = name.partition(":")
+    if accelerator := re.fullmatch(r"(v3|v4|v5litepod|v5p|v6e)-(\d+)", name):
+        raise UserError(
+            f"compile.topology = {name!r} is an accelerator type: give the topology "
+            f"of its slice, such as {_block(*accelerator.groups())}"
+        )
+    require_one_of(kind, list(CHIPS), "the chip of compile.topology")
+    chip = CHIPS[kind]
+    example = "x".join("4" * chip.axes)
+    if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", sizes) or (
+        len(shape := tuple(map(int, sizes.split("x")))) != chip.axes
+    ):
+        raise UserError(
+            f"compile.topology = {name!r}: give {chip.axes} lengths for a slice of "
+            f"{kind}, such as {kind}:{example}"
+        )
+    return Slice(name, chip, shape)
+
+
+# Without these, libtpu looks for the host of a TPU.
+ENVIRONMENT = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-8",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
+INSTALL = "pip install 'jax[tpu]'"
+
+
+def find_devices(tpus: Slice) -> list[Any]:
+    """Returns the devices of a slice, for which programs can be compiled.
+
+    Raises UserError if libtpu, the compiler, is missing or rejects the slice.
+    """
+    if importlib.util.find_spec("libtpu") is None:
+        raise UserError(f"compiling for TPUs needs libtpu, their compiler: {INSTALL}")
+    from jax.experimental import topologies
+
+    for key, value in ENVIRONMENT.items():
+        os.environ.setdefault(key, value)
+    jax.config.update("jax_platforms", "cpu")  # compiling needs no TPU backend
+    try:
+        topology = topologies.get_topology_desc(
+            platform="tpu", topology_name=tpus.name, **dict(tpus.chip.options)
+        )
+    except Exception as error:  # jaxlib has no narrower exception
+        reason = str(error).splitlines()[0]
+        raise UserError(
+            f"compile.topology = {tpus.name!r} is not a slice of TPUs: {reason}"
+        ) from error
+    return list(topology.devices)

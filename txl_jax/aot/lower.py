@@ -1,0 +1,124 @@
+"""Compiles a jitted step ahead of time for devices that need not be attached.
+
+libtpu compiles for a TPU slice on any machine, from shapes instead of arrays.
+
+Dims: S segments in a call, B streams, L segment.
+"""
+
+import contextlib
+import re
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jaxlib
+from jax.errors import JaxRuntimeError
+from jax.experimental.compilation_cache import compilation_cache
+from jax.sharding import Mesh
+
+from txl_jax import sharding
+from txl_jax.checkpoint.save_restore import abstract
+from txl_jax.data.streams import Segment
+from txl_jax.errors import UserError
+
+
+class Compiled(NamedTuple):
+    """A compiled step, or one that does not fit; bytes are of one device's HBM."""
+
+    text: str  # the compiled program, "" if it does not fit
+    bytes: int
+    seconds: float  # of compilation
+    aliased: int = 0  # bytes of results that reuse the memory of arguments
+
+    @property
+    def fits(self) -> bool:
+        """Whether the device has enough memory."""
+        return bool(self.text)
+
+
+def abstract_segments(mesh: Mesh, S: int, B: int, L: int) -> Segment:
+    """Returns the shapes and shardings of a batch of segments on the mesh."""
+
+    def array(letters: str, dtype: str) -> Any:
+        shape = tuple({"S": S, "B": B, "L": L}[letter] for letter in letters)
+        place = sharding.sharding(mesh, letters)
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=place)
+
+    return Segment(
+        inputs_SBL=array("SBL", "int32"),
+        targets_SBL=array("SBL", "int32"),
+        weights_SBL=array("SBL", "float32"),
+        first_SBL=array("SBL", "bool"),
+        length_SB=array("SB", "int32"),
+    )
+
+
+def abstract_result(function: Any, *args: Any) -> Any:
+    """Returns the shapes and shardings of a jitted function's result."""
+    shapes = jax.eval_shape(function, *args)
+    with uncached():
+        places = function.lower(*args).compile().output_shardings
+    return abstract(shapes, places)
+
+
+def compile_step(mesh: Mesh, step: Any, *args: Any) -> Compiled:
+    """Compiles a jitted step for abstract arguments, and returns its memory use."""
+    started = time.perf_counter()
+    try:
+        # The choice of a kernel depends on the mesh's devices.
+        with jax.set_mesh(mesh), uncached():
+            program = step.lower(*args).compile()
+    except JaxRuntimeError as error:
+        wanted = memory_wanted(str(error))
+        if not wanted:
+            raise
+        return Compiled("", wanted, time.perf_counter() - started)
+    seconds = time.perf_counter() - started
+    use = program.memory_analysis()
+    size = use.argument_size_in_bytes + use.output_size_in_bytes
+    size += use.temp_size_in_bytes + use.generated_code_size_in_bytes
+    size -= use.alias_size_in_bytes
+    return Compiled(text_of(program), size, seconds, use.alias_size_in_bytes)
+
+
+@contextlib.contextmanager
+def uncached() -> Iterator[None]:
+    """Disables the compilation cache, which cannot load programs of absent devices."""
+    enabled = jax.config.values["jax_enable_compilation_cache"]
+    try:
+        jax.config.update("jax_enable_compilation_cache", False)
+        compilation_cache.reset_cache()
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", enabled)
+        compilation_cache.reset_cache()
+
+
+def text_of(program: Any) -> str:
+    """Returns the text of a compiled program.
+
+    Raises UserError if this jaxlib cannot read the output of this libtpu.
+    """
+    try:
+        return program.as_text()
+    except JaxRuntimeError as error:
+        reason = str(error).partition("\n")[0][:200]
+        raise UserError(
+            f"the step was compiled, but jaxlib {jaxlib.__version__} cannot read the "
+            f"program of this libtpu ({reason}): install the matching libtpu with "
+            "pip install 'jax[tpu]'"
+        ) from error
+
+
+UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def memory_wanted(message: str) -> int:
+    """Returns the bytes named in the compiler's out-of-memory message, or 0."""
+    if "RESOURCE_EXHAUSTED" not in message:
+        return 0
+    for words in (r"Used ([\d.]+)([KMGT]?) of", r"\(([\d.]+)([KMGT]?)\) exceeds"):
+        if match := re.search(words, message):
+            return int(float(match[1]) * UNITS[match[2]])
+    return 0

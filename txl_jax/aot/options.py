@@ -1,0 +1,22 @@
+"""Options of compilation ahead of time."""
+
+import dataclasses
+
+from txl_jax.runtime.constraint import at_least, check, one_of
+
+
+@dataclasses.dataclass(frozen=True)
+class CompileConfig:
+    """What to compile ahead of time, and for which TPUs."""
+
+    topology: str = "v5e:2x4"  # kind of chip, and chips along each axis of the slice
+    # streams per chip, which set train.batch_size; 0 = train.batch_size is unchanged,
+    # -1 = the most that fit
+    streams_per_chip: int = at_least(-1, 0)
+    # "config" = the configured mesh, "auto" = the one with the fewest shards that fits
+    mesh: str = one_of(("config", "auto"), "config")
+    evaluation: bool = True  # also compile the evaluation step
+
+    def __post_init__(self) -> None:
+        """Raises UserError for an impossible value."""
+        check(self, "compile")

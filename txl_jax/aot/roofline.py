@@ -1,0 +1,233 @@
+"""Lower bounds on the time of a step on a TPU: products, HBM and interconnect.
+
+Each bound is the work of the step divided by the chip's rate. If all three overlap, the
+step takes at least the greatest of them; if none overlap, at least their sum. The work
+of the vector units (softmax, dropout, norms) is not included.
+
+Dims: L segment, M memory, K = M + L keys, R distances, D model, E embedding, H heads, A
+head, F feed-forward, V vocabulary, T tokens.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from txl_jax.aot.chips import Slice
+from txl_jax.aot.collectives import Collective
+from txl_jax.model.config import ModelConfig
+
+
+class Products(NamedTuple):
+    """FLOPs of matrix products in a forward pass; a multiply-add counts as 2.
+
+    Training computes each product once in the forward pass, and in the backward pass
+    one product for each factor that has a gradient.
+    """
+
+    both: float = 0  # both factors have gradients: 3 products
+    one: float = 0  # only one factor has a gradient: 2 products
+    again: float = 0  # as `both`, but recomputed in the backward pass
+
+    @property
+    def forward(self) -> float:
+        """FLOPs of evaluation."""
+        return self.both + self.one + self.again
+
+    @property
+    def training(self) -> float:
+        """FLOPs of an update without recomputation."""
+        return 3 * self.both + 2 * self.one + 3 * self.again
+
+    def made(self, remat: bool) -> float:
+        """FLOPs of an update with recomputation; remat recomputes the layers."""
+        layers = (self.both + self.one) if remat else 0
+        return self.training + self.again + layers
+
+    def __add__(self, other: tuple[Any, ...]) -> "Products":
+        return Products(*(a + b for a, b in zip(self, other, strict=True)))
+
+    def times(self, count: float) -> "Products":
+        """Returns the products of `count` passes."""
+        return Products(*(count * each for each in self))
+
+
+def zipf(V: int, cutoffs: tuple[int, ...]) -> list[float]:
+    """Returns the share of all tokens in each cluster, by Zipf's law: p ~ 1 / rank.
+
+    Ids are ranks, the most frequent first, so a share is a sum of reciprocals, here the
+    difference of two logarithms.
+    """
+    ends = [0.5, *(cutoff + 0.5 for cutoff in cutoffs), V + 0.5]
+    whole = math.log(ends[-1] / ends[0])
+    return [
+        math.log(high / low) / whole for low, high in zip(ends, ends[1:], strict=False)
+    ]
+
+
+def layer_products(config: ModelConfig, L: int, cached: bool = False) -> Products:
+    """Returns the products of all layers for one stream's segment of L tokens.
+
+    Masked scores count, because the einsum kernel computes them. cached: the keys and
+    values of the memory are kept instead of projected again.
+    """
+    D, HA, F = config.d_model, config.n_head * config.d_head, config.d_inner
+    M = config.mem_len
+    K = M + L
+    projected = 2 * D * HA * 4 * L  # q, k, v and the output
+    scores = 2 * HA * L * K * 2  # by content, and the sum of values
+    if config.position == "transformer_xl":
+        scores += 2 * HA * L * distances(config, K)
+    elif config.position.startswith("shaw"):
+        scores += 2 * HA * L * min(K, config.n_position, distances(config, K))
+    both = projected + scores + 4 * L * D * F
+    memory = 0 if cached else 2 * D * HA * 2 * M
+    return Products(both=both, one=memory).times(config.n_layer)
+
+
+def distances(config: ModelConfig, K: int) -> int:
+    """Returns R, the number of encoded distances."""
+    return min(K, config.clamp_len + 1) if config.clamp_len else K
+
+
+def shared_products(config: ModelConfig, L: int) -> Products:
+    """Returns the products that a device's streams share: r = W R of all layers."""
+    if config.position != "transformer_xl":
+        return Products()
+    HA, R = config.n_head * config.d_head, distances(config, config.mem_len + L)
+    return Products(one=2.0 * R * config.d_model * HA).times(config.n_layer)
+
+
+def vocabulary_products(config: ModelConfig, T: float) -> Products:
+    """Returns the products of embedding and softmax for T tokens.
+
+    Every token is embedded by the projections of all clusters. In the softmax, the rows
+    of a cluster are multiplied with its own tokens only, as many as `zipf` gives.
+    """
+    D, V, cutoffs = config.d_model, config.vocab_size, config.cutoffs
+    ends = (0, *cutoffs, V)
+    sizes = config.embed_sizes
+    same = config.div_val == 1 or not config.proj_same_dim
+    projected = [0 if E == D and same else 2.0 * T * D * E for E in sizes]
+    # Without div_val, all clusters share one projection.
+    each = projected[0] if config.div_val == 1 else sum(projected)
+    scored = 2.0 * T * sizes[0] * (ends[1] + len(cutoffs))
+    parts = zipf(V, cutoffs)
+    for i in range(1, len(sizes)):
+        scored += 2.0 * T * parts[i] * sizes[i] * (ends[i + 1] - ends[i])
+    return Products(both=2 * each, again=scored)
+
+
+def update_flops(config: ModelConfig, B: int, L: int) -> float:
+    """Returns the FLOPs that one segment of B streams needs in an update.
+
+    Nothing is recomputed, and r is computed once for all streams.
+    """
+    return (
+        layer_products(config, L).times(B)
+        + shared_products(config, L)
+        + vocabulary_products(config, B * L)
+    ).training
+
+
+def forward_flops(config: ModelConfig, B: int, L: int) -> float:
+    """Returns the FLOPs that evaluation needs for one segment of B streams.
+
+    The memory's keys and values and r are kept from segment to segment.
+    """
+    layers = layer_products(config, L, cached=True).times(B)
+    return (layers + vocabulary_products(config, B * L)).forward
+
+
+def device_flops(
+    config: ModelConfig, B: float, L: int, model_shards: int, training: bool = True
+) -> float:
+    """Returns the FLOPs of one device for a segment of its B streams.
+
+    Layers are divided over the model shards. The vocabulary is not: every device scores
+    the tokens of its streams against all of it.
+    """
+    layers = layer_products(config, L, cached=not training).times(B)
+    vocabulary = vocabulary_products(config, B * L)
+    if not training:  # r is kept
+        return layers.forward / model_shards + vocabulary.forward
+    layers += shared_products(config, L)
+    return layers.made(config.remat) / model_shards + vocabulary.made(False)
+
+
+# A hop takes about a microsecond (the book cited in `chips`, scaling-book/sharding,
+# "A note on ICI latency").
+HOP = 1e-6
+
+
+def exchange_seconds(
+    tpus: Slice, collective: Collective, coords: Sequence[tuple[int, ...]]
+) -> float:
+    """Returns the time of one run of a collective; coords are the devices' chips.
+
+    The model is that of scaling-book/sharding. A gather or scatter of V bytes over n
+    devices moves V (n - 1) / n bytes through each chip, along all axes in which the
+    devices differ at once. An all-reduce is a scatter and a gather. An all-to-all takes
+    a quarter of the time of a gather of all devices' bytes. The farthest of n devices
+    is n / 2 hops away in a ring and n in a line.
+    """
+    chips = [coords[place] for place in collective.group]
+    axes = [a for a in range(len(tpus.shape)) if len({chip[a] for chip in chips}) > 1]
+    n = len(set(chips))
+    if not axes:  # the cores of one chip
+        return 0.0
+    if collective.kind == "collective-permute":
+        return HOP + collective.bytes / tpus.chip.link
+    lengths = [len({chip[a] for chip in chips}) for a in axes]
+    width = sum(tpus.bandwidth(a) for a in axes)
+    hops = sum(
+        length / 2 if tpus.bandwidth(a) > tpus.chip.link else length
+        for a, length in zip(axes, lengths, strict=True)
+    )
+    if collective.kind == "all-to-all":
+        return max(hops * HOP, collective.bytes * n / (4 * width))
+    through = max(hops * HOP, collective.bytes * (n - 1) / n / width)
+    return 2 * through if collective.kind == "all-reduce" else through
+
+
+class Bounds(NamedTuple):
+    """Lower bounds on the time of a step, in seconds."""
+
+    compute: float
+    hbm: float
+    interconnect: float
+
+    @property
+    def full_overlap(self) -> float:
+        """The time if the greatest of the three hides the others."""
+        return max(self)
+
+    @property
+    def no_overlap(self) -> float:
+        """The sum of the three times."""
+        return sum(self)
+
+    @property
+    def limit(self) -> str:
+        """The name of the greatest time."""
+        return max(self._fields, key=lambda name: getattr(self, name))
+
+
+def bound(
+    tpus: Slice,
+    flops: float,
+    hbm_bytes: float,
+    collectives: Iterable[Collective],
+    coords: Sequence[tuple[int, ...]],
+) -> Bounds:
+    """Returns the time of one device's products, HBM traffic and collectives.
+
+    On v3 a device is a core, with half of the chip's FLOPs and memory bandwidth.
+    """
+    chip, cores = tpus.chip, tpus.devices_per_chip
+    return Bounds(
+        compute=flops * cores / chip.flops,
+        hbm=hbm_bytes * cores / chip.hbm_bandwidth,
+        interconnect=sum(
+            each.times * exchange_seconds(tpus, each, coords) for each in collectives
+        ),
+    )

@@ -1,0 +1,1 @@
+"""Checkpoints through orbax: saving, retention and verification."""

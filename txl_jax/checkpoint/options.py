@@ -1,0 +1,34 @@
+"""Options of checkpoints: the interval, retention, and the names of checkpoints."""
+
+import dataclasses
+
+from txl_jax.errors import UserError
+from txl_jax.runtime.constraint import at_least, check
+
+NAMES = ("best", "latest", "average")
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointConfig:
+    """When to save and what to keep; every validated step is saved."""
+
+    every_steps: int = at_least(1, 4_000)  # updates between checkpoints
+    keep: int = at_least(1, 2)  # newest checkpoints to keep, besides the best one
+
+    def __post_init__(self) -> None:
+        """Raises UserError for an impossible value."""
+        check(self, "checkpoint")
+
+
+def check_which(which: str, field: str) -> None:
+    """Raises UserError for a name that no checkpoint can have."""
+    if which not in NAMES and not all(map(is_step, which.split(","))):
+        raise UserError(
+            f"{field} = {which[:80]!r} is neither best, latest, average (of all kept) "
+            "nor a step, or several with commas between (their average)"
+        )
+
+
+def is_step(text: str) -> bool:
+    """Returns whether `text` is the number of an update."""
+    return text.strip().isdecimal() and len(text) < 20

@@ -1,0 +1,220 @@
+"""Saves and restores a run, to continue it exactly, or only its parameters.
+
+A checkpoint of step k has the items "params", "average" (if the run averages its
+parameters), "training" (the rest of TrainState) and the manifest, which holds the
+Position of the first batch that the state has not consumed. Orbax commits them
+together by renaming a folder.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import orbax.checkpoint as ocp
+
+from txl_jax.checkpoint import manifest as manifests
+from txl_jax.checkpoint.checksum import checksums, named_leaves
+from txl_jax.checkpoint.manager import Checkpoints, one_line
+from txl_jax.checkpoint.manifest import Damaged, Manifest
+from txl_jax.data.streams import Position
+from txl_jax.errors import UserError
+from txl_jax.report.log import say
+from txl_jax.report.progress import waiting
+from txl_jax.update.optim import Average
+from txl_jax.update.state import TrainState
+
+
+def save(
+    manager: Checkpoints,
+    step: int,
+    state: TrainState,
+    position: Position,
+    valid_nll_nats: float | None,
+) -> None:
+    """Starts to save a run at `step`; the arrays are copied before this returns.
+
+    valid_nll_nats ranks the checkpoint; None = not validated. After its validation, a
+    step's checkpoint is replaced. Raises OSError or ValueError if saving
+    cannot start; `Checkpoints.poll` reports later failures.
+    """
+    if valid_nll_nats is not None and step in manager.all_steps():
+        manager.wait()
+        manager.delete(step)
+    save_items(manager, step, _items(state), position, valid_nll_nats)
+
+
+def save_items(
+    manager: Checkpoints,
+    step: int,
+    items: dict[str, Any],
+    position: Position | None = None,
+    valid_nll_nats: float | None = None,
+) -> None:
+    """Starts to save pytrees by item name: {"params": params} for a model alone."""
+    manager.wait()
+    manifest = Manifest(step, position, valid_nll_nats, checksums(items))
+    args: dict[str, Any] = {
+        name: ocp.args.StandardSave(tree) for name, tree in items.items()
+    }
+    args[manifests.ITEM] = ocp.args.JsonSave(manifest.to_json())
+    manager.manifests[step] = manifest
+    if not manager.save(step, args=ocp.args.Composite(**args)):
+        raise ValueError(f"checkpoint {manager.latest_step()} exists already")
+    manager.saving = step
+
+
+class Restored(NamedTuple):
+    """A run as it was saved."""
+
+    step: int
+    state: TrainState
+    position: Position
+
+
+def restore(manager: Checkpoints, like: TrainState) -> Restored | None:
+    """Returns the newest undamaged checkpoint, or None if there is no checkpoint.
+
+    `like` holds the shapes, dtypes and shardings of the result. Newer checkpoints that
+    are damaged are renamed, so that their steps can be saved again. Raises UserError if
+    every checkpoint is damaged (and renames none) or one has another model.
+    """
+    manager.poll(wait=True)
+    damaged: dict[int, str] = {}
+    for step in sorted(manager.all_steps(), reverse=True):
+        try:
+            with waiting(f"reading checkpoint {step} of {manager.directory}"):
+                restored = _restore(manager, step, like)
+        except Damaged as error:
+            say(f"{error}: TRYING AN OLDER ONE")
+            damaged[step] = str(error)
+            continue
+        manager.set_aside(list(damaged))
+        manager.trim()
+        return restored
+    if damaged:
+        raise UserError(
+            f"no checkpoint in {manager.directory} can be restored: "
+            f"{'; '.join(damaged.values())}; restore one from a backup, or give "
+            "another --workdir to start from scratch (nothing was deleted)"
+        )
+    return None
+
+
+def _restore(manager: Checkpoints, step: int, like: TrainState) -> Restored:
+    manifest = manager.read_manifest(step)
+    if manifest.position is None:
+        raise Damaged(step, "it contains only parameters")
+    items = _read(manager, manifest, _items(like))
+    training = items["training"]
+    training["memory"] = _with_empty(training["memory"], like.memory)
+    if like.average:
+        training["average"] = Average(items["average"], training.pop("averaged"))
+    state = TrainState(params=items["params"], **training)
+    return Restored(step, state, manifest.position)
+
+
+def restore_params(
+    manager: Checkpoints, which: str, like: Any, *, averages: bool = False
+) -> tuple[Any, int]:
+    """Returns (params, step) of the checkpoints `which`, a value of eval.checkpoint.
+
+    For several checkpoints these are the mean of their parameters, with two sets in
+    memory at a time, and the newest step. averages: return the averaged parameters that
+    the run's checkpoints contain. Raises UserError if there is no
+    such checkpoint, Damaged if one is damaged.
+    """
+    manager.poll(wait=True)
+    steps = manager.find(which)
+    item = "average" if averages else "params"
+
+    def read(step: int) -> Any:
+        return _read(manager, manager.read_manifest(step), {item: like})[item]
+
+    add = jax.jit(lambda *trees: jax.tree.map(jnp.add, *trees), donate_argnums=0)
+    total = read(steps[0])
+    for step in steps[1:]:
+        total = add(total, read(step))
+    if len(steps) > 1:
+        say(f"averaging checkpoints {', '.join(map(str, steps))}")
+        total = jax.tree.map(lambda x: x / len(steps), total)
+    return total, steps[-1]
+
+
+def _read(
+    manager: Checkpoints, manifest: Manifest, like: dict[str, Any]
+) -> dict[str, Any]:
+    """Returns the items in `like` of a checkpoint, verified.
+
+    Raises Damaged, or UserError if they have another model or may not be read.
+    """
+    manifests.check_arrays(manifest, like)
+    if manager.uploader:
+        manager.uploader.fetch(manifest.step, like)
+    items = {}
+    for item, tree in like.items():  # one by one, so that an error has the item's name
+        args = ocp.args.Composite(**{item: ocp.args.StandardRestore(tree)})
+        reason = ""
+        try:
+            items[item] = manager.restore(manifest.step, args=args)[item]
+        except (jax.errors.JaxRuntimeError, MemoryError):
+            raise  # a fault of the device or the host
+        except Exception as error:  # orbax raises many types for a damaged folder
+            reason = one_line(error)
+        if "PermissionError" in reason or "PERMISSION_DENIED" in reason:
+            raise UserError(f"cannot read checkpoint {manifest.step} ({reason})")
+        if reason:
+            raise Damaged(manifest.step, f"item {item}, {reason}")
+    manifests.verify(manifest, items)
+    return items
+
+
+def read_shapes(
+    manager: Checkpoints, step: int, *, averages: bool = False
+) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of a checkpoint's parameters by their names."""
+    item = "average/" if averages else "params/"
+    return {
+        name.removeprefix(item): shape
+        for name, (_, shape, _) in manager.read_manifest(step).arrays.items()
+        if name.startswith(item)
+    }
+
+
+def shapes(params: Any) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of parameters by names like "layers/attention/q"."""
+    return {name: tuple(leaf.shape) for name, leaf in named_leaves(params)}
+
+
+def abstract(shapes: Any, shardings: Any) -> Any:
+    """Returns a tree of `ShapeDtypeStruct` with shardings, as `restore` expects."""
+    return jax.tree.map(
+        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+        shapes,
+        shardings,
+    )
+
+
+def _items(state: TrainState) -> dict[str, Any]:
+    """Returns the items of a checkpoint; "average" only if the state has one."""
+    names = [field.name for field in dataclasses.fields(state)]
+    own_items = ("params", "average")
+    training = {name: getattr(state, name) for name in names if name not in own_items}
+    # Orbax refuses arrays of size 0, such as the memory of a model with mem_len = 0.
+    training["memory"] = jax.tree.map(lambda x: x if x.size else None, state.memory)
+    items = {"params": state.params, "training": training}
+    if state.average:  # an item with the structure of params, to be read in its place
+        items["average"] = state.average.params
+        training["averaged"] = state.average.count
+    return items
+
+
+def _with_empty(tree: Any, like: Any) -> Any:
+    """Returns the tree with arrays of size 0 where `_items` put None."""
+
+    def fill(expected: Any, restored: Any) -> Any:
+        if restored is not None:
+            return restored
+        return jnp.zeros(expected.shape, expected.dtype, device=expected.sharding)
+
+    return jax.tree.map(fill, like, tree)

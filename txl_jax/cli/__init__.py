@@ -1,0 +1,1 @@
+"""The command line: flags, help and one function per mode."""

@@ -1,0 +1,26 @@
+"""The mode `attention`: maps of the attention of each head, and a page to view them."""
+
+from pathlib import Path
+from typing import Any
+
+from txl_jax.cli.prepare import prepare
+from txl_jax.evaluate import attention_map, attention_page
+from txl_jax.report.log import say
+from txl_jax.runtime import distributed
+from txl_jax.workdir.load import Loaded
+
+
+def run(loaded: Loaded, workdir: Path) -> dict[str, Any]:
+    """Maps the attention over part of a split; writes pictures and a page."""
+    config, split = loaded.config, loaded.config.attention.split
+    tokens = prepare(config.data).split(split)
+    lengths = config.eval.tgt_len, config.eval.clamp_len
+    model = config.model, loaded.params
+    maps = attention_map.make_maps(*model, tokens, config.attention, *lengths)
+    result = {"step": loaded.step, "split": split, **attention_map.summarize(maps)}
+    if distributed.is_first():
+        title = f"Attention of {workdir.name}, step {loaded.step}"
+        page = tokens, loaded.vocab.decode, workdir, title
+        result["files"] = attention_page.write_files(maps, *page)
+        say(f"open {result['files']['page']} in a browser")
+    return result

@@ -1,0 +1,188 @@
+"""The mode `compile`: memory and speed bounds on a TPU slice, without TPUs."""
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from txl_jax.aot import chips
+from txl_jax.aot.estimate import Work, estimate
+from txl_jax.cli.steps import (
+    compile_auto,
+    compile_evaluation,
+    compile_train,
+    find_vocab,
+    replace,
+)
+from txl_jax.config import Config
+from txl_jax.errors import UserError
+from txl_jax.evaluate.options import evaluation_model
+from txl_jax.report.log import say
+from txl_jax.workdir.fit import fit_mesh
+
+Trial = tuple[int, bool, int]  # a count, whether it fits, and its bytes
+
+
+def run(config: Config) -> dict[str, Any]:
+    """Compiles the steps for compile.topology, and returns their costs."""
+    options = config.compile
+    tpus = chips.find(options.topology)
+    devices = chips.find_devices(tpus)
+    config = find_vocab(config)
+    if options.streams_per_chip > 0:
+        size = options.streams_per_chip * tpus.chips
+        config = replace(config, "train", batch_size=size)
+    if options.streams_per_chip < 0:
+        config = largest_batch(config, devices, tpus)
+    if options.mesh == "auto":
+        config, done = compile_auto(config, devices)
+    else:
+        done = compile_train(config, devices)
+    mesh, model, train = fit_mesh(config, devices), config.model, config.train
+    lengths = train.batch_size, train.tgt_len, train.ext_len
+    repeats = train.batch_chunk, train.segments_per_update, train.updates_per_call
+    result = {
+        "topology": tpus.name,
+        "chips": tpus.chips,
+        "cores": tpus.chips * tpus.chip.cores,
+        "devices": len(devices),
+        "mesh": dict(mesh.shape),
+        "kernel": model.kernel,
+        "dtype": model.dtype,
+        "remat": model.remat,
+        "batch_size": train.batch_size,
+        "streams_per_chip": train.batch_size / tpus.chips,
+        **estimate(tpus, mesh, done, Work(model, *lengths, True, *repeats)),
+    }
+    if not done.fits:
+        result["knobs"] = knobs(config)
+    if options.evaluation:
+        lengths = config.eval.streams, config.eval.tgt_len, config.eval.ext_len
+        work = Work(evaluation_model(model, config.eval), *lengths, False)
+        try:
+            cost = estimate(tpus, mesh, compile_evaluation(config, devices), work)
+            result["evaluation"] = {"streams": config.eval.streams, **cost}
+        except UserError as error:
+            result["evaluation"] = {"error": str(error)}
+    for line in table(result):
+        say(line)
+    return result
+
+
+def largest_batch(
+    config: Config,
+    devices: list[Any],
+    tpus: chips.Slice,
+    known: Iterable[Trial] = (),
+) -> Config:
+    """Returns the config with the most streams per chip that fit.
+
+    known: earlier trials; their counts are of train.batch_chunk streams per chip.
+    """
+    unit = config.train.batch_chunk
+
+    def with_streams(count: int) -> Config:
+        return replace(config, "train", batch_size=count * unit * tpus.chips)
+
+    def fits(count: int) -> tuple[bool, int]:
+        done = compile_train(with_streams(count), devices)
+        verb = "fit" if done.fits else "do not fit"
+        room = f"{gib(done.bytes)} of {gib(tpus.chip.hbm)}"
+        say(f"{count * unit} streams per chip {verb}: {room}")
+        return done.fits, done.bytes
+
+    count = search(fits, tpus.chip.hbm, known)
+    if not count:
+        raise UserError(
+            f"not even {unit} streams per chip fit on {tpus.name} with mesh.model = "
+            f"{max(config.mesh.model, 1)}: {knobs(with_streams(1))}"
+        )
+    return with_streams(count)
+
+
+def search(
+    fits: Callable[[int], tuple[bool, int]],
+    capacity: float,
+    known: Iterable[Trial] = (),
+) -> int:
+    """Returns the greatest count for which fits(count) is (True, bytes), or 0.
+
+    Bytes grow about linearly with the count, so the next guess is where the line
+    through the two newest trials meets the capacity. The bytes that the compiler states
+    can differ from those that it allows. Therefore, while no count is known not to fit
+    and the line suggests one that is known to fit, the guesses grow in doubling steps;
+    and if a guess does not halve the remaining range, the next one is its middle.
+    `known` trials come first and are not repeated.
+    """
+    low, high, tried = 0, 0, []
+    count, before, stride, width = 1, iter(known), 1, math.inf
+    while not high or high - low > 1:
+        count, good, size = next(before, None) or (count, *fits(count))
+        tried.append((count, size))
+        low = max(low, count) if good else low
+        high = high if good else min(high or count, count)
+        slope = tried[-1][1] / count
+        if len(tried) > 1 and tried[-1][0] != tried[-2][0]:
+            (c0, s0), (c1, s1) = tried[-2:]
+            slope = max((s1 - s0) / (c1 - c0), slope / 8)
+        count = int(count + (capacity - size) / max(slope, 1))
+        if not high:
+            stride = 2 * stride if count <= low else 1
+            count = min(max(count, low + stride), 4 * low + 4)
+        elif high - low > width / 2:
+            count = (low + high) // 2
+        else:
+            count = min(max(count, low + 1), high - 1)
+        width = high - low if high else math.inf
+    return low
+
+
+def knobs(config: Config) -> str:
+    """Returns flags that lower the memory use."""
+    flags = []
+    if not config.model.remat:
+        flags.append("--config.model.remat=true")
+    if config.model.kernel == "xla" and config.model.position == "transformer_xl":
+        flags.append("--config.model.kernel=tpu")
+    flags.append(f"--config.mesh.fsdp={max(config.mesh.fsdp, 1) * 2}")
+    flags.append(f"--config.train.batch_chunk={config.train.batch_chunk * 2}")
+    if config.model.dtype == "float32":
+        flags.append("--config.model.dtype=bfloat16")
+    return ", ".join(flags) + " or fewer --streams_per_chip may help"
+
+
+def gib(size: float) -> str:
+    """Formats bytes in GiB."""
+    return f"{size / 2**30:.2f} GiB"
+
+
+def table(result: dict[str, Any]) -> list[str]:
+    """Returns the main results as lines of text."""
+    lines = [
+        f"{result['topology']}: {result['chips']} chips, {result['cores']} cores, "
+        f"{result['devices']} devices, mesh {result['mesh']}",
+    ]
+    for name, step in (("training", result), ("evaluation", result.get("evaluation"))):
+        if not step:
+            continue
+        if "error" in step:
+            lines.append(f"{name:>12}  {step['error']}")
+            continue
+        room = f"{gib(step['hbm_bytes'])} of {gib(step['hbm_capacity_bytes'])}"
+        if not step["fits"]:
+            over = gib(step["exceeds_by_bytes"])
+            lines.append(f"{name:>12}  out of memory: {room}, {over} too much")
+            continue
+        lines.append(f"{name:>12}  fits: {room}; limit: {step['limit']}")
+        for label, field, scale, unit in (
+            ("time of a step", "step_seconds", 1e3, "ms"),
+            ("tokens per second", "tokens_per_second", 1, ""),
+            ("utilisation", "utilisation", 100, "%"),
+        ):
+            ends = sorted(value * scale for value in step[field].values())
+            lines.append(f"{label:>28}  {ends[0]:,.2f} to {ends[1]:,.2f} {unit}")
+        for kind, each in step["collectives"].items():
+            total = f"{each['count']} of {each['bytes'] / 1e6:,.1f} MB in total"
+            lines.append(f"{kind:>28}  {total}")
+    if "knobs" in result:
+        lines.append(f"{'':>12}  {result['knobs']}")
+    return lines

@@ -1,0 +1,164 @@
+"""The modes `import` and `export`: models of other code bases."""
+
+import contextlib
+import dataclasses
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import flax.linen as nn
+import jax
+
+from txl_jax import config, metrics
+from txl_jax.checkpoint import save_restore
+from txl_jax.checkpoint.manager import open_checkpoints
+from txl_jax.config import Config
+from txl_jax.convert import formats
+from txl_jax.convert.formats import Source
+from txl_jax.convert.options import ConvertConfig
+from txl_jax.data import vocab
+from txl_jax.data.vocab import Vocab
+from txl_jax.errors import UserError, require_one_of
+from txl_jax.report import provenance
+from txl_jax.report.log import say
+from txl_jax.report.progress import waiting
+from txl_jax.update.state import abstract_params
+from txl_jax.workdir import folder
+from txl_jax.workdir.claim import IMPORTED
+from txl_jax.workdir.load import Loaded
+
+
+def import_model(
+    options: ConvertConfig, workdir: Path, overrides: Mapping[str, str]
+) -> dict[str, Any]:
+    """Creates a workdir from another code base's model.
+
+    overrides: config fields of the other sections, which take precedence over the
+        model's.
+    """
+    for name in overrides:
+        if name.startswith(("train.", "optim.")):
+            raise UserError(
+                f"--config.{name}: an imported model is not trained in its workdir; "
+                "start a run from it with train.init_from"
+            )
+    refuse_used(workdir, "--workdir")
+    with waiting(f"reading {options.source}"):
+        source = formats.read(options, stated_fields(overrides))
+    parsed = configure(source, workdir, overrides)
+    check_shapes(source, parsed)
+    with waiting(f"computing the SHA-256 of {options.source}"):
+        sha256 = {str(path): formats.sha256(path) for path in source.files}
+    parameters = metrics.parameter_count(source.params)
+    origin = {"format": options.format, "step": source.step, "sha256": sha256}
+    run = provenance.provenance(dataclasses.asdict(parsed), {}, parameters)
+    run[IMPORTED] = origin
+    with complete_or_absent(workdir) as fresh:
+        opened = open_checkpoints(fresh, parsed.checkpoint)
+        with waiting(f"writing {workdir}"), closing(opened) as manager:
+            save_restore.save_items(manager, source.step, {"params": source.params})
+            manager.finish(source.step)
+        vocab.save(source.vocab, fresh / folder.VOCAB)
+        (fresh / folder.RUN).write_text(json.dumps(run, indent=2) + "\n", "utf-8")
+        config.save_json(parsed, fresh / folder.CONFIG)
+    return {
+        "workdir": str(workdir),
+        **origin,
+        "parameters": parameters,
+        "vocab": source.vocab.kind,
+        "types": len(source.vocab),
+        "model": dataclasses.asdict(parsed.model),
+    }
+
+
+def export_model(options: ConvertConfig, loaded: Loaded) -> dict[str, Any]:
+    """Writes the model in the format of another code base."""
+    require_one_of(options.format, list(formats.TARGETS), "--format")
+    if not options.target:
+        raise UserError("give --target, the folder to create")
+    refuse_used(target := Path(options.target), "--target")
+    params = jax.device_get(loaded.params)
+    with complete_or_absent(target) as fresh:
+        write = formats.TARGETS[options.format]
+        differences = write(loaded.config.model, params, loaded.vocab, fresh)
+    for difference in differences:
+        say(f"different in {options.format}: {difference}")
+    return {
+        "target": str(target),
+        "format": options.format,
+        "step": loaded.step,
+        "differences": differences,
+    }
+
+
+def stated_fields(overrides: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the model fields among the overrides, which the reader needs."""
+    c = config.default()
+    names = [name for name in formats.MODEL_FIELDS if f"model.{name}" in overrides]
+    for name in names:
+        config.override(c, f"model.{name}", overrides[f"model.{name}"])
+    return {name: c.model[name] for name in names}
+
+
+def configure(source: Source, workdir: Path, overrides: Mapping[str, str]) -> Config:
+    """Returns the config of an imported model, which is evaluated as it was trained."""
+    c, model = config.default(source.model), source.model
+    lengths = ("mem_len", "clamp_len", "same_length")
+    c.eval.update({name: getattr(model, name) for name in lengths})
+    c.generate.update(mem_len=model.mem_len, prompt=default_prompt(source.vocab))
+    c.data.vocab_path = str((workdir / folder.VOCAB).absolute())
+    for name, text in overrides.items():
+        config.override(c, name, text)
+    return config.parse(c)
+
+
+def default_prompt(vocab: Vocab) -> str:
+    """Returns a newline, or the first token if the vocabulary has no newline."""
+    try:
+        vocab.encode("\n")
+        return "\n"
+    except UserError:
+        return vocab.decode([0])
+
+
+def check_shapes(source: Source, parsed: Config) -> None:
+    """Raises UserError if overrides changed the shape of a parameter."""
+    actual = save_restore.shapes(source.params)
+    expected = save_restore.shapes(nn.unbox(abstract_params(parsed.model)))
+    for name in sorted(actual.keys() | expected.keys()):
+        if actual.get(name) != expected.get(name):
+            raise UserError(
+                f"the config's model has {name} of shape {expected.get(name)}, the "
+                f"source {actual.get(name)}: leave the model's sizes unchanged"
+            )
+
+
+def refuse_used(path: Path, flag: str) -> None:
+    """Raises UserError unless the path is missing or an empty folder."""
+    try:
+        used = path.exists() and (not path.is_dir() or any(path.iterdir()))
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    if used:
+        raise UserError(f"{flag}={str(path)!r} is not an empty folder: give a new one")
+
+
+@contextlib.contextmanager
+def complete_or_absent(path: Path) -> Iterator[Path]:
+    """Yields a temporary folder that becomes `path` when the block succeeds."""
+    path = path.absolute()
+    fresh = path.with_name(f"{path.name}.incomplete")
+    try:
+        if fresh.exists():
+            shutil.rmtree(fresh)
+        fresh.mkdir(parents=True)
+        yield fresh
+        fresh.rename(path)
+    except OSError as error:
+        raise UserError(
+            f"cannot write {error.filename or path} ({error.strerror}): give another "
+            "folder"
+        ) from error

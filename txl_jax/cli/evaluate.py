@@ -1,0 +1,153 @@
+"""The mode `evaluate`: a split's nll, a sweep over a field, or a cold-start curve."""
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from txl_jax import metrics
+from txl_jax.cli.prepare import check_token_ids, prepare
+from txl_jax.data.tokens import Tokens
+from txl_jax.evaluate import accounting, cold_start, sweep
+from txl_jax.evaluate.options import evaluation_model, parse_sweep
+from txl_jax.evaluate.perplexity import make_evaluate
+from txl_jax.evaluate.sliding import make_sliding
+from txl_jax.report import plots
+from txl_jax.report.log import say, to_json
+from txl_jax.report.progress import Progress
+from txl_jax.runtime import distributed
+from txl_jax.runtime.preemption import stop
+from txl_jax.workdir.load import Loaded
+
+
+def run(loaded: Loaded, workdir: Path) -> dict[str, Any]:
+    """Evaluates a trained model as its `eval` section describes."""
+    config = loaded.config
+    check_token_ids(config, len(loaded.vocab), "eval.reset_memory_at")
+    tokens = prepare(config.data)
+    if config.eval.cold_start:
+        return evaluate_cold_start(loaded, tokens, workdir)
+    if config.eval.sweep:
+        return evaluate_sweep(loaded, tokens, workdir)
+    return evaluate(loaded, tokens)
+
+
+def evaluate_sweep(loaded: Loaded, tokens: Tokens, workdir: Path) -> dict[str, Any]:
+    """Evaluates at each value of the swept field, including training's."""
+    config = loaded.config
+    swept = parse_sweep(config.eval.sweep)
+    trained = sweep.trained(config.model, config.train, swept.field)
+    swept = swept.including(trained)
+    # All configs are checked before the first evaluation.
+    configs = [
+        dataclasses.replace(config, eval=swept.at(config.eval, value))
+        for value in swept.values
+    ]
+    rows: list[dict[str, Any]] = []
+    for value, each in zip(swept.values, configs, strict=True):
+        scores = evaluate(loaded._replace(config=each), tokens)
+        rows.append(sweep.row(swept.field, value, scores))
+        say(
+            f"{swept.field} = {value}: ppl {scores['ppl']:.2f}, {scores['bpc']:.4f} "
+            f"bits per token ({len(rows)} of {len(configs)})"
+        )
+    result = sweep.summarize(swept.field, rows, trained)
+    say(
+        f"{swept.field}: ppl {result['ppl_init']:.2f} at training's {trained}, best "
+        f"{result['ppl_best']:.2f}, reached at {result['shortest']}"
+    )
+    files = write_files(workdir / f"sweep_{swept.field}", result, plots.plot_sweep)
+    return result | files
+
+
+def evaluate_cold_start(
+    loaded: Loaded, tokens: Tokens, workdir: Path
+) -> dict[str, Any]:
+    """Returns the loss by tokens read since a cold start, in bins.
+
+    The JSON file also has the unbinned curve.
+    """
+    config = loaded.config.eval
+    model = loaded.config.model, config, loaded.mesh, loaded.params
+    text = tokens.split(config.split)
+    with interruptible("cold starts") as progress:
+        nll_T, pieces = cold_start.measure(*model, text, progress)
+    result = cold_start.summarize(nll_T, pieces, config)
+    curve = {"nll_by_tokens_read": [round(nll, 6) for nll in nll_T.tolist()]}
+    plot = functools.partial(plots.plot_cold_start, nll_T)
+    return result | write_files(workdir / "cold_start", result | curve, plot, None)
+
+
+def write_files(
+    stem: Path,
+    result: dict[str, Any],
+    plot: Callable[[dict[str, Any], Path], None],
+    indent: int | None = 2,
+) -> dict[str, str]:
+    """Writes a result as JSON and as a picture, and returns the names of both files.
+
+    Only the first process writes; the others return an empty dict.
+    """
+    if not distributed.is_first():
+        return {}
+    files = {"picture": f"{stem}.png", "file": f"{stem}.json"}
+    plot(result, Path(files["picture"]))
+    Path(files["file"]).write_text(
+        to_json(result | files, indent=indent) + "\n", "utf-8"
+    )
+    return files
+
+
+@contextlib.contextmanager
+def interruptible(label: str) -> Iterator[Callable[[int, int], None]]:
+    """Yields progress(done, total), which raises Interrupted after a signal."""
+    with Progress(label, 0) as bar:
+
+        def progress(done: int, total: int) -> None:
+            bar(done, total)
+            if stop.at_boundary():
+                raise stop.end("while evaluating")
+
+        yield progress
+
+
+def evaluate(loaded: Loaded, tokens: Tokens) -> dict[str, Any]:
+    """Returns the nll of one split, with the settings that it depends on."""
+    config, split = loaded.config.eval, loaded.config.eval.split
+    memory: dict[str, Any] = {}
+    if config.sliding_window:
+        score = make_sliding(loaded.config.model, config, loaded.mesh)
+    else:
+        score = make_evaluate(loaded.config.model, config, loaded.mesh)
+        sizes = config.streams, config.tgt_len
+        model_config = evaluation_model(loaded.config.model, config)
+        say(accounting.describe(model_config, *sizes))
+        memory["memory"] = accounting.account(model_config, *sizes)
+    with interruptible(split) as progress:
+        scores = score(loaded.params, tokens.split(split), progress)
+    return {
+        **dataclasses.asdict(config),
+        **scores,
+        **({} if config.max_tokens else per_unit(tokens, split, scores)),
+        **memory,
+        "step": loaded.step,
+        "corpus": tokens.manifest["corpus"],
+        "sha256": tokens.manifest["splits"][split]["sha256"],
+    }
+
+
+def per_unit(tokens: Tokens, split: str, scores: dict[str, Any]) -> dict[str, float]:
+    """Returns the nll of a whole split per byte and per word.
+
+    Bytes are counted in the token stream and in the original corpus, words as a word
+    vocabulary counts them, so that results are comparable across vocabularies.
+    """
+    count = tokens.denominators(split)
+    nats = scores["nll"] * scores["tokens"]
+    return {
+        "bits_per_byte": metrics.bits(nats / count["bytes"]),
+        "bits_per_original_byte": metrics.bits(nats / count["original_bytes"]),
+        "word_ppl": metrics.perplexity(nats / count["words"]),
+    }

@@ -1,0 +1,70 @@
+"""The mode `generate`: samples that continue prompts, or contexts from a split."""
+
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from txl_jax.cli.prepare import check_token_ids, prepare
+from txl_jax.data.tokens import Tokens
+from txl_jax.generate import texts
+from txl_jax.report.log import json_lines
+from txl_jax.runtime import distributed
+from txl_jax.workdir.load import Loaded
+
+
+def run(loaded: Loaded) -> dict[str, Any]:
+    """Draws the samples of the `generate` section and prints them as they grow."""
+    config = loaded.config.generate
+    check_token_ids(loaded.config, len(loaded.vocab), "generate.stop_token")
+    started = time.perf_counter()
+    samples = draw(loaded, show=print_first)
+    return {
+        "step": loaded.step,
+        **dataclasses.asdict(config),
+        "text": samples[0].text,
+        "sampled": [each.describe(loaded.step, config.scores) for each in samples],
+        "seconds": time.perf_counter() - started,
+    }
+
+
+def draw(
+    loaded: Loaded,
+    tokens: Tokens | None = None,
+    show: Callable[[str], None] = lambda text: None,
+) -> list[texts.Sample]:
+    """Returns the samples, and appends each to generate.output when it is complete.
+
+    `tokens` is the corpus where it is prepared already. `show` gets a single sample
+    piece by piece, several one after the other.
+    """
+    config, vocab = loaded.config.generate, loaded.vocab
+    write = texts.make_writer(config, loaded.config.data.corpus, vocab.kind)
+    prompts = read_prompts(loaded, tokens)
+    model = loaded.config.model, loaded.params, vocab
+    samples: list[texts.Sample] = []
+    with json_lines(config.output, "generate.output") as append:
+        for sample in texts.draw(*model, config, prompts, write, show):
+            samples.append(sample)
+            append(sample.describe(loaded.step, scores=True))
+            if len(prompts) > 1:
+                head = f"=== sample {len(samples)} of {len(prompts)}"
+                show(f"{head}, seed {sample.seed}\n{sample.text}\n")
+    return samples
+
+
+def read_prompts(loaded: Loaded, tokens: Tokens | None = None) -> list[np.ndarray]:
+    """Returns the tokens that each sample continues."""
+    config, split = loaded.config.generate, loaded.config.eval.split
+    if not config.context_tokens:
+        return texts.read_prompts(config, loaded.vocab)
+    tokens = tokens or prepare(loaded.config.data)
+    return texts.draw_contexts(config, tokens.split(split), split)
+
+
+def print_first(text: str) -> None:
+    """Prints text on stdout at once, in the first process only."""
+    if distributed.is_first():
+        print(text, end="", flush=True)

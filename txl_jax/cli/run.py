@@ -1,0 +1,102 @@
+"""The mode `train`: trains a run, then evaluates its best checkpoint."""
+
+import contextlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from txl_jax import sharding
+from txl_jax.cli import evaluate, generate
+from txl_jax.cli.prepare import check_token_ids, prepare
+from txl_jax.cli.steps import check_kernel
+from txl_jax.config import Config
+from txl_jax.data.streams import Streams
+from txl_jax.data.tokens import Tokens
+from txl_jax.evaluate import accounting, baselines
+from txl_jax.report import plots, tensorboard
+from txl_jax.report.log import read_metrics, say, to_json
+from txl_jax.runtime import distributed
+from txl_jax.train import make_streams, train
+from txl_jax.workdir import claim, uploader
+from txl_jax.workdir.fit import fit_mesh, fit_vocab
+from txl_jax.workdir.folder import METRICS
+from txl_jax.workdir.load import load, load_initial
+from txl_jax.workdir.lock import locked
+
+
+def train_and_evaluate(config: Config, workdir: Path) -> dict[str, Any]:
+    """Trains up to train.num_steps, and returns the scores of the best checkpoint."""
+    with trained(config, workdir) as (tokens, training):
+        return evaluate_best(config, workdir, tokens, training)
+
+
+@contextlib.contextmanager
+def trained(config: Config, workdir: Path) -> Iterator[tuple[Tokens, dict[str, Any]]]:
+    """Trains, and holds the workdir's lock until the `with` block ends.
+
+    Yields (the corpus, the result of `train`). An invalid run raises UserError before
+    anything is written.
+    """
+    claim.check_trainable(workdir, config)
+    tokens = prepare(config.data)
+    fitted = fit_vocab(config, len(tokens.vocab))
+    check_fit(fitted, tokens)
+    initial = load_initial(fitted, workdir, tokens.vocab)
+    with locked(workdir):
+        distributed.first_then_others(lambda: claim.claim(workdir, config, tokens))
+        started = time.perf_counter()
+        splits = tokens.split("train"), tokens.split("valid")
+        sizes = fitted.model, config.train.batch_size, config.train.tgt_len
+        say(accounting.describe(*sizes))
+        training = train(fitted, workdir, *splits, initial, uploader.of(workdir))
+        training["train_seconds"] = time.perf_counter() - started
+        training["train_memory"] = accounting.account(*sizes)
+        yield tokens, training
+
+
+def check_fit(config: Config, tokens: Tokens) -> None:
+    """Raises UserError if vocabulary, splits, mesh or kernel do not fit the config."""
+    mesh = fit_mesh(config)
+    ids = ("train.reset_memory_at", "train.sentence_end", "eval.reset_memory_at")
+    check_token_ids(config, len(tokens.vocab), *ids, "generate.stop_token")
+    sharding.host_rows(mesh, config.train.batch_size, "train.batch_size")
+    sharding.host_rows(mesh, config.eval.streams, "eval.streams")
+    make_streams(config.train, tokens.split("train"), slice(None))
+    for split in ("valid", config.eval.split):
+        text = config.eval.cut(tokens.split(split))
+        Streams(text, config.eval.streams, config.eval.tgt_len)
+    check_kernel(config, mesh)
+
+
+def evaluate_best(
+    config: Config, workdir: Path, tokens: Tokens, training: dict[str, Any]
+) -> dict[str, Any]:
+    """Evaluates the best checkpoint, and draws a sample from it.
+
+    Writes result.json, a plot and the sample. Returns the scores together with the
+    results of `training`.
+    """
+    loaded = load(workdir, config)
+    result = evaluate.evaluate(loaded, tokens) | {"workdir": str(workdir), **training}
+    sample = generate.draw(loaded, tokens)[0].text
+    if not distributed.is_first():
+        return result
+    levels = {}
+    if config.eval.baselines and tokens.vocab.kind == "byte":
+        text = tokens.split(config.eval.split)
+        levels = baselines.measure(tokens.split("train"), text)
+        result["baselines_bpc"] = levels
+    result["picture"] = str(workdir / "loss.png")
+    plots.plot_loss(read_metrics(workdir / METRICS), workdir / "loss.png", levels)
+    result["sample"] = str(workdir / "sample.txt")
+    (workdir / "sample.txt").write_text(sample, "utf-8")
+    if config.run.tensorboard:
+        tensorboard.write_sample(workdir, loaded.step, sample)
+    (workdir / "result.json").write_text(to_json(result, indent=2) + "\n", "utf-8")
+    say(f"a sample, also in {workdir / 'sample.txt'}:\n{sample}\n")
+    levels = {"this model": result["bpc"], **levels}
+    for name in sorted(levels, key=levels.__getitem__):
+        bits = f"{levels[name]:.3f} bits per token"
+        say(f"{name:>12}: {bits} on {config.eval.split}")
+    return result

@@ -1,0 +1,109 @@
+"""The mode `score`: the nll of the user's own texts, by document, line or token.
+
+Dims: T tokens of a document, D model.
+"""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from txl_jax.data import files
+from txl_jax.data.recipe import drops_newlines
+from txl_jax.data.text import Meter
+from txl_jax.data.vocab import Vocab
+from txl_jax.errors import UserError
+from txl_jax.evaluate.options import STDIN, ScoreConfig
+from txl_jax.evaluate.score import LENGTHS, Document, Score, describe, make_score, split
+from txl_jax.report.log import json_lines, say
+from txl_jax.runtime import distributed
+from txl_jax.workdir.load import Loaded
+
+
+def run(loaded: Loaded) -> dict[str, Any]:
+    """Scores the texts of the `score` section."""
+    config, vocab = loaded.config, loaded.vocab
+    hidden = bool(config.score.hidden)
+    score = make_score(config.model, config.eval, loaded.params, hidden)
+    drop = drops_newlines(config.data, vocab.kind)
+    documents = read_documents(config.score.path, vocab, drop)
+    result = score_documents(documents, score, vocab, config.score)
+    lengths = {name: getattr(config.eval, name) for name in LENGTHS}
+    return {"step": loaded.step, **lengths, **result}
+
+
+def read_documents(path: str, vocab: Vocab, drop_newlines: bool) -> Iterator[Document]:
+    """Yields the documents of score.path, encoded like a split of the corpus.
+
+    drop_newlines: drop byte 10, as the corpus's convention does.
+    """
+    if path == STDIN:
+        yield encode("stdin", sys.stdin.buffer.read(), vocab, drop_newlines)
+        return
+    for file in files.text_files(path, "score.path"):
+        yield encode(str(file), files.read_text(file), vocab, drop_newlines)
+
+
+def encode(name: str, data: bytes, vocab: Vocab, drop_newlines: bool) -> Document:
+    """Encodes a text as a document."""
+    blocks = Meter().read([data], drop_newlines)
+    parts = [np.zeros(0, vocab.dtype), *vocab.stream(blocks, name)]
+    return Document(name, np.concatenate(parts), len(data))
+
+
+def score_documents(
+    documents: Iterator[Document], score: Score, vocab: Vocab, config: ScoreConfig
+) -> dict[str, Any]:
+    """Returns the scores of all documents together, and of each document.
+
+    Writes score.output and score.hidden.
+    """
+    prefix_T = vocab.encode(config.prefix)
+    nlls, rows = [], []
+    hidden: dict[str, Any] = {}
+    with json_lines(config.output, "score.output") as write:
+        for document in documents:
+            nll_T, hidden_TD = score(document.tokens_T, prefix_T)
+            unknown = int(np.count_nonzero(document.tokens_T == vocab.unknown))
+            row = describe(nll_T, document.bytes, unknown)
+            rows.append({"document": document.name, **row})
+            nlls.append(nll_T)
+            if config.hidden:
+                hidden[f"document_{len(hidden)}"] = hidden_TD
+            if config.per == "document":
+                write(rows[-1])
+            elif config.output:
+                for part in split(config.per, document, nll_T, vocab):
+                    write(part)
+    if config.hidden:
+        write_hidden(config.hidden, hidden)
+    size, unknown = (
+        sum(row[name] for row in rows) for name in ("bytes", "unknown_tokens")
+    )
+    whole = describe(np.concatenate([np.zeros(0), *nlls]), size, unknown)
+    return {**whole, "unknown_is": name_unknown(vocab, unknown), "documents": rows}
+
+
+def write_hidden(path: str, hidden: dict[str, Any]) -> None:
+    """Writes the hidden states of every document [T, D] as .npz."""
+    if not distributed.is_first():
+        return
+    try:
+        np.savez(Path(path).expanduser(), **hidden)
+    except OSError as error:
+        raise UserError(
+            f"score.hidden = {path!r} cannot be written ({error.strerror}): give "
+            "another path"
+        ) from error
+
+
+def name_unknown(vocab: Vocab, unknown: int) -> str:
+    """Returns the token that replaces unknown text, and logs how often it occurred."""
+    if vocab.unknown < 0:
+        return "nothing is unknown" if vocab.kind == "byte" else "refused"
+    word = vocab.decode([vocab.unknown]) or str(vocab.unknown)
+    if unknown:
+        say(f"{unknown} tokens were read as {word!r}, the token of unknown text")
+    return word

@@ -1,0 +1,150 @@
+"""Compiles the steps of a config for a mesh, without running them.
+
+These are the jitted functions that training and evaluation run, so a step that compiles
+here also compiles there.
+
+Dims: B streams, L segment.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from txl_jax import sharding
+from txl_jax.aot.lower import (
+    Compiled,
+    abstract_result,
+    abstract_segments,
+    compile_step,
+)
+from txl_jax.checkpoint.save_restore import abstract
+from txl_jax.config import Config
+from txl_jax.data.catalog import CORPORA
+from txl_jax.data.options import SLACK
+from txl_jax.errors import UserError
+from txl_jax.evaluate.perplexity import make_reader
+from txl_jax.runtime.options import MeshConfig
+from txl_jax.update.step import make_step
+from txl_jax.workdir.fit import fit_mesh
+
+
+def replace(config: Config, section: str, **fields: Any) -> Config:
+    """Returns the config with fields of one section changed."""
+    changed = dataclasses.replace(getattr(config, section), **fields)
+    return dataclasses.replace(config, **{section: changed})
+
+
+def find_vocab(config: Config) -> Config:
+    """Sets model.vocab_size without reading the corpus."""
+    data, model = config.data, config.model
+    if model.vocab_size:
+        return config
+    corpus = CORPORA.get(data.corpus.partition(":")[0])
+    changed = data.vocab_path, data.vocab_size, data.min_count, data.convention
+    if data.vocab == "byte":
+        size = 256
+    elif corpus and data.vocab in ("corpus", corpus.vocab) and not any(changed):
+        size = corpus.vocab_size
+    else:
+        raise UserError(
+            f"the vocabulary size of data.corpus = {data.corpus!r} is not known before "
+            "the corpus is prepared: give --config.model.vocab_size=N"
+        )
+    return replace(config, "model", vocab_size=size)
+
+
+def check_kernel(config: Config, mesh: Mesh) -> None:
+    """Raises UserError if the named kernel does not support the training step."""
+    if config.model.kernel not in ("auto", "xla"):
+        step, *args = training_step(config, mesh)
+        step.trace(*args)
+
+
+def training_step(config: Config, mesh: Mesh) -> tuple[Any, ...]:
+    """Returns the jitted training step and its abstract arguments."""
+    train = config.train
+    init, places, step = make_step(config.model, config.train, config.optim, mesh)
+    state = abstract(jax.eval_shape(init), places)
+    L = train.ext_len + train.tgt_len + (SLACK if train.varlen else 0)
+    S, B = train.segments_per_call, train.batch_size
+    return step, state, abstract_segments(mesh, S, B, L)
+
+
+def compile_train(config: Config, devices: list[Any]) -> Compiled:
+    """Compiles the training step.
+
+    Raises UserError if the streams do not divide over the mesh.
+    """
+    mesh = check_mesh(config, devices)
+    return compile_step(mesh, *training_step(config, mesh))
+
+
+def compile_evaluation(config: Config, devices: list[Any]) -> Compiled:
+    """Compiles the evaluation step.
+
+    Raises UserError if the streams do not divide over the mesh.
+    """
+    mesh, B = fit_mesh(config, devices), config.eval.streams
+    sharding.check_streams(mesh, B, "eval.streams")
+    init, places, _ = make_step(config.model, config.train, config.optim, mesh)
+    params = abstract(jax.eval_shape(init).params, places.params)
+    reader = make_reader(config.model, config.eval, mesh)
+    with jax.set_mesh(mesh):
+        params = abstract_result(reader.unstack, params)
+        memory = abstract_result(reader.empty, params)
+    segment = abstract_segments(mesh, 1, B, config.eval.ext_len + config.eval.tgt_len)
+    return compile_step(mesh, reader.step, params, memory, segment)
+
+
+def compile_auto(config: Config, devices: list[Any]) -> tuple[Config, Compiled]:
+    """Returns the config with the least-split mesh that fits, and its compiled step."""
+    best = None
+    for mesh in meshes(config, devices):
+        if mesh.fsdp & (mesh.fsdp - 1) or best and mesh.model > best[0].mesh.model:
+            continue  # only powers of two, and the smallest mesh.model that divides
+        tried = dataclasses.replace(config, mesh=mesh)
+        best = tried, compile_train(tried, devices)
+        if best[1].fits:
+            break
+    if not best:
+        check_mesh(replace(config, "mesh", data=-1, fsdp=1, model=1), devices)
+        raise UserError(f"no mesh of {config.compile.topology} divides this model")
+    return best
+
+
+def meshes(config: Config, devices: list[Any]) -> Iterator[MeshConfig]:
+    """Yields the meshes over which streams and model divide, the least split first."""
+    n, train = len(devices), config.train
+    for model in (m for m in range(1, n + 1) if n % m == 0):
+        streams, uneven = divmod(train.batch_size // train.batch_chunk, n // model)
+        if uneven or not streams:
+            continue
+        for fsdp in (f for f in range(1, n // model + 1) if n // model % f == 0):
+            mesh = MeshConfig(-1, fsdp, model)
+            try:
+                fit_mesh(dataclasses.replace(config, mesh=mesh), devices)
+            except UserError:
+                continue
+            yield mesh
+
+
+def check_mesh(config: Config, devices: list[Any]) -> Mesh:
+    """Returns the config's mesh; raises UserError unless the streams divide over it."""
+    train = config.train
+    mesh = fit_mesh(config, devices)
+    shards = sharding.stream_shards(mesh)
+    if train.batch_size // train.batch_chunk % shards:
+        streams = f"train.batch_size = {train.batch_size}"
+        if train.batch_chunk > 1:
+            streams += f" in {train.batch_chunk} chunks"
+        fix = f"take --streams_per_chip={max(train.batch_size // len(devices), 1)}"
+        if near := next(meshes(config, devices), None):
+            fix = f"--config.mesh.model={near.model} works, and --mesh=auto finds it"
+        raise UserError(
+            f"{streams} is not divisible by the {shards} shards of mesh.data x "
+            f"mesh.fsdp on {config.compile.topology}: {fix}"
+        )
+    return mesh

@@ -1,0 +1,256 @@
+"""The mode `table`: reproduces the paper's Table 6, 7 or 10.
+
+Every row is trained with several seeds, each in a subfolder of the table's workdir, and
+scored with several attention lengths. Finished runs are kept, so the same command
+resumes an interrupted table.
+
+Dims: L segment, M memory.
+"""
+
+import dataclasses
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from txl_jax import config
+from txl_jax.cli.run import trained
+from txl_jax.config import Config
+from txl_jax.data.tokens import Tokens
+from txl_jax.errors import UserError
+from txl_jax.evaluate.options import EvalConfig
+from txl_jax.evaluate.perplexity import make_evaluate
+from txl_jax.report.log import say, to_json
+from txl_jax.runtime.distributed import is_first
+from txl_jax.runtime.preemption import stop
+from txl_jax.tables import comparison
+from txl_jax.tables.comparison import RowResult
+from txl_jax.tables.options import TableConfig
+from txl_jax.tables.plot_rows import plot_rows
+from txl_jax.tables.rows import choose
+from txl_jax.workdir.load import load
+
+RESULT = "lengths.json"  # in a run's workdir: its nll by attention length
+
+# Attention lengths, in segments: the paper's are 120 to 640 tokens with segments of
+# 128.
+SEGMENTS = (1, 1.5, 2, 3, 4, 5)
+
+# The miniature has an eighth of the published lengths and two sevenths of the layers.
+SHORTER = 8
+LENGTHS = {
+    "model": ("mem_len", "n_position"),
+    "train": ("tgt_len",),
+    "eval": ("tgt_len", "mem_len", "ext_len", "clamp_len"),
+    "generate": ("mem_len", "ext_len"),
+}
+FEWER = 2 / 7
+STEPS = 12_000
+
+
+def run(table: TableConfig, workdir: Path, overrides: dict[str, str]) -> dict[str, Any]:
+    """Makes the table in the workdir; writes tableN.md, .json and .png.
+
+    overrides: config fields for all rows, from the command line.
+    """
+    plan = {
+        name: [row_config(name, table, overrides, seed) for seed in range(table.seeds)]
+        for name in choose(table)
+    }
+    results: dict[str, RowResult] = {}
+    for name, rows in plan.items():
+        nlls = []
+        for row in rows:
+            result = run_once(table, row, workdir / name / f"seed_{row.train.seed}")
+            nlls.append({int(k): nll for k, nll in result["nll_nats"].items()})
+        results[name] = comparison.summarise(nlls, init_len(rows[0]))
+    return write(table, workdir, results, plan)
+
+
+def row_config(
+    name: str, table: TableConfig, overrides: dict[str, str], number: int = 0
+) -> Config:
+    """Returns the config of one run of a row, with its seed and all overrides."""
+    c = config.load(name)
+    if table.scale == "cpu":
+        shrink(c)
+    if table.steps:
+        c.train.num_steps = table.steps
+    c.train.seed += number
+    if table.scale == "cpu":
+        steps = c.train.num_steps
+        c.train.eval_every = steps  # once, at the end
+        c.optim.warmup_steps = min(200, steps // 10)
+        c.checkpoint.update(every_steps=max(steps // 16 * 4, 4), keep=1)
+    for field, text in overrides.items():
+        config.override(c, field, text)
+    row = config.parse(c)
+    if table.scale == "full":
+        return row
+    return dataclasses.replace(row, eval=attend(row, init_len(row)))
+
+
+def shrink(c: ConfigDict) -> None:
+    """Shrinks a published config to a miniature that trains in hours on 2 CPU cores.
+
+    Only sizes change; recurrence, positions and loss stay those of the row.
+    """
+    for section, names in LENGTHS.items():
+        c[section].update({name: c[section][name] // SHORTER for name in names})
+    c.model.n_layer = round(c.model.n_layer * FEWER)
+    c.model.update(d_model=64, d_embed=0, n_head=2, d_head=32, d_inner=256)
+    # An adaptive softmax does not help with 256 bytes.
+    c.model.update(cutoffs=(), div_val=1, tie_projs=(), dropout=0.0, dropatt=0.0)
+    c.model.unroll = c.model.n_layer
+    c.data.update(corpus="stdlib", vocab="byte", convention="")
+    c.train.update(batch_size=32, segments_per_call=4, num_steps=STEPS, log_every=100)
+    c.optim.update(lr=5e-3, schedule="cosine", min_lr_ratio=0.0)
+    c.eval.streams = 64
+
+
+def init_len(row: Config) -> int:
+    """Returns the attention length of training, M + L for a segment's last token."""
+    return row.model.mem_len + row.train.tgt_len
+
+
+def lengths(row: Config) -> list[int]:
+    """Returns the attention lengths, in tokens, with which a row is scored.
+
+    Learned absolute positions are limited to model.n_position.
+    """
+    L = row.train.tgt_len
+    tried = {init_len(row), *(int(segments * L) for segments in SEGMENTS)}
+    if row.model.position == "learned":
+        tried = {length for length in tried if length <= row.model.n_position}
+    return sorted(tried)
+
+
+def attend(row: Config, length: int) -> EvalConfig:
+    """Returns an evaluation that attends to `length` tokens.
+
+    With a memory, every token sees `length` tokens. Without one, a window of `length`
+    tokens is read for each half of a segment, as in the published evaluation.
+    """
+    L = row.train.tgt_len
+    if row.model.mem_len:
+        return dataclasses.replace(
+            row.eval, tgt_len=L, mem_len=length, ext_len=0, same_length=True
+        )
+    step = max(L // 2, 1)
+    return dataclasses.replace(
+        row.eval, tgt_len=step, mem_len=0, ext_len=length - step, same_length=False
+    )
+
+
+def run_once(table: TableConfig, row: Config, workdir: Path) -> dict[str, Any]:
+    """Returns the result of one run, from its workdir if it is finished."""
+    if result := finished(table, row, workdir):
+        return result
+    say(f"Table {table.table}: {workdir}")
+    result = train_and_score(table, row, workdir)
+    if is_first():
+        fresh = (workdir / RESULT).with_suffix(".tmp")
+        kept = {"asked": identity(table, row), **result}
+        fresh.write_text(to_json(kept, indent=2) + "\n", "utf-8")
+        fresh.replace(workdir / RESULT)
+    return result
+
+
+def finished(table: TableConfig, row: Config, workdir: Path) -> dict[str, Any] | None:
+    """Returns the result in a workdir, or None if it is missing or of another run."""
+    try:
+        result = json.loads((workdir / RESULT).read_text("utf-8"))
+        return result if result["asked"] == identity(table, row) else None
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{workdir / RESULT} is damaged ({error}): delete it to score the run again"
+        ) from error
+
+
+def identity(table: TableConfig, row: Config) -> dict[str, Any]:
+    """Returns everything that a run's result depends on, in JSON types."""
+    fields = {"scored": table.scored, "lengths": lengths(row)}
+    fields |= dataclasses.asdict(row)
+    for section in ("checkpoint", "run", "table"):
+        del fields[section]
+    return json.loads(to_json(fields))
+
+
+def train_and_score(table: TableConfig, row: Config, workdir: Path) -> dict[str, Any]:
+    """Trains a run and returns its nll by attention length."""
+    with trained(row, workdir) as (tokens, training):
+        return training | score(table, row, workdir, tokens)
+
+
+# The seeds of a row share the program compiled for each length.
+make_evaluate_once = functools.lru_cache(maxsize=2 * len(SEGMENTS))(make_evaluate)
+
+
+def score(
+    table: TableConfig, row: Config, workdir: Path, tokens: Tokens
+) -> dict[str, Any]:
+    """Returns the nll of a trained run by attention length."""
+    loaded = load(workdir, row)
+    text = tokens.split(row.eval.split)[: table.scored or None]
+    nll_nats = {}
+    for length in lengths(row):
+        setting = loaded.config.model, attend(row, length), loaded.mesh
+        scores = make_evaluate_once(*setting)(loaded.params, text, end_at_signal)
+        nll_nats[str(length)] = scores["nll"]
+    return {"nll_nats": nll_nats, "tokens": scores["tokens"]}
+
+
+def end_at_signal(done: int, total: int) -> None:
+    """Raises Interrupted after a signal; a partly scored run is scored again."""
+    if stop.at_boundary():
+        raise stop.end("while scoring")
+
+
+def write(
+    table: TableConfig,
+    workdir: Path,
+    results: dict[str, RowResult],
+    plan: dict[str, list[Config]],
+) -> dict[str, Any]:
+    """Writes the table's files, and returns its JSON."""
+    first = next(iter(plan.values()))[0]
+    title = f"Table {table.table} at scale {table.scale}"
+    text = f"{title}. {describe(table, first)}\n\n"
+    text += comparison.markdown(table.table, results)
+    result = {
+        **dataclasses.asdict(table),
+        "updates": {name: rows[0].train.num_steps for name, rows in plan.items()},
+        "corpus": first.data.corpus,
+        "outcomes": {name: comparison.as_json(row) for name, row in results.items()},
+        "comparisons": [
+            {**dataclasses.asdict(each), "verdict": each.verdict}
+            for each in comparison.compare(table.table, results)
+        ],
+        "workdir": str(workdir),
+    }
+    if is_first():
+        stem = workdir / f"table{table.table}"
+        stem.with_suffix(".md").write_text(text, "utf-8")
+        stem.with_suffix(".json").write_text(to_json(result, indent=2) + "\n", "utf-8")
+        plot_rows(title, choose(table), results, stem.with_suffix(".png"))
+    say(text)
+    return result
+
+
+def describe(table: TableConfig, row: Config) -> str:
+    """Describes how the table was made; `row` is its first."""
+    model, train, scored = row.model, row.train, table.scored or "all"
+    return (
+        f"`{next(iter(choose(table)))}` has {model.n_layer} layers of {model.d_model}, "
+        f"segments of {train.tgt_len} tokens and a memory of {model.mem_len}; it was "
+        f"trained for {train.num_steps} updates of {train.batch_size} streams on "
+        f"corpus `{row.data.corpus}` (vocabulary `{row.data.vocab}`), and {scored} "
+        f"tokens of its {row.eval.split} split were scored. Each number is the mean "
+        f"over {table.seeds} seeds, with the minimum and maximum in parentheses. The "
+        "paper's numbers are perplexities per word of far larger models: compare "
+        "directions, not magnitudes."
+    )

@@ -1,0 +1,100 @@
+"""Byte ranges of files: the text of a split before it is copied."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from txl_jax.data.options import SPLITS
+from txl_jax.errors import UserError
+
+
+@dataclass(frozen=True)
+class ByteRange:
+    """The bytes `[start, stop)` of a file."""
+
+    path: Path
+    start: int
+    stop: int
+
+
+ByteRanges = tuple[ByteRange, ...]
+
+
+def whole(path: Path) -> ByteRange:
+    """Returns all of a file; raises OSError if it does not exist."""
+    return ByteRange(path, 0, path.stat().st_size)
+
+
+def size(ranges: Sequence[ByteRange]) -> int:
+    """Returns the number of bytes."""
+    return sum(part.stop - part.start for part in ranges)
+
+
+def cut(ranges: Sequence[ByteRange], start: int, stop: int) -> ByteRanges:
+    """Returns the bytes `[start, stop)` of the concatenated ranges."""
+    parts, begin = [], 0
+    for part in ranges:
+        low = part.start + max(start - begin, 0)
+        begin += part.stop - part.start
+        high = part.stop - max(begin - stop, 0)
+        if low < high:
+            parts.append(ByteRange(part.path, low, high))
+    return tuple(parts)
+
+
+def cut_at(
+    ranges: Sequence[ByteRange], offsets: Sequence[int]
+) -> dict[str, ByteRanges]:
+    """Cuts the concatenated ranges into the splits, at two offsets."""
+    bounds = pairwise((0, *offsets, size(ranges)))
+    return {
+        split: cut(ranges, *bound) for split, bound in zip(SPLITS, bounds, strict=True)
+    }
+
+
+def cut_by_lines(ranges: Sequence[ByteRange]) -> dict[str, ByteRanges]:
+    """Cuts the concatenated ranges 90/5/5, at ends of lines where there are any."""
+    total = size(ranges)
+    targets = (total * 90 // 100, total * 95 // 100, total)
+    return cut_at(ranges, [_line_end(ranges, *pair) for pair in pairwise(targets)])
+
+
+def _line_end(ranges: Sequence[ByteRange], at: int, limit: int) -> int:
+    """Returns the first offset in `[at, limit)` that follows a newline, else `at`."""
+    offset = max(at - 1, 0)
+    for block in blocks(cut(ranges, offset, limit - 1), 1 << 20):
+        if (index := block.find(b"\n")) >= 0:
+            return offset + index + 1
+        offset += len(block)
+    return at
+
+
+def blocks(ranges: Sequence[ByteRange], block_size: int) -> Iterator[bytes]:
+    """Yields the concatenated ranges in blocks; only the last one may be shorter.
+
+    Raises UserError for a file that cannot be read or is shorter than its range.
+    """
+    for start in range(0, size(ranges), block_size):
+        yield b"".join(map(_read, cut(ranges, start, start + block_size)))
+
+
+def _read(part: ByteRange) -> bytes:
+    try:
+        with part.path.open("rb") as file:
+            file.seek(part.start)
+            data = file.read(part.stop - part.start)
+    except OSError as error:
+        raise unreadable(error, part.path) from error
+    if len(data) < part.stop - part.start:
+        raise UserError(
+            f"{part.path} became shorter while it was read: prepare again when no "
+            "program writes to it"
+        )
+    return data
+
+
+def unreadable(error: OSError, path: Path | str) -> UserError:
+    """Returns the error for a user's file that cannot be read."""
+    where = error.filename or path
+    return UserError(f"cannot read {where} ({error.strerror}): make it readable")

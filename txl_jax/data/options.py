@@ -1,0 +1,53 @@
+"""Options of the data: the corpus and its vocabulary."""
+
+from dataclasses import dataclass
+
+from txl_jax.errors import UserError
+from txl_jax.runtime.constraint import at_least, check, one_of
+
+CORPORA = (
+    *("stdlib", "text", "copying", "enwik8", "text8", "wikitext103", "wikitext2"),
+    *("lm1b", "ptb", "tfds"),
+)
+CONVENTIONS = (
+    *("lines", "text", "newlines_deleted", "newlines_kept", "tensorflow", "words"),
+)
+SPLITS = ("train", "valid", "test")
+VOCABULARIES = ("byte", "char", "word", "subword")
+OWN = "corpus"  # the kind of vocabulary that the corpus's published results use
+SLACK = 15  # a segment of varying length has at most tgt_len + SLACK tokens
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Which text a run reads and how it is cut into tokens."""
+
+    corpus: str = "stdlib"  # one of CORPORA; "tfds:NAME" for a dataset of TFDS
+    path: str = ""  # corpus "text" only: a file, a folder or a glob
+    data_dir: str = ""  # folder of prepared data, also gs://; "" = the default of TFDS
+    # byte, char, word or subword; "corpus" = the kind in published results
+    vocab: str = one_of((OWN, *VOCABULARIES), OWN)
+    # one of CONVENTIONS; "" = the convention of published results
+    convention: str = ""
+    # a tokenizer.json, .model or vocab.json, or a list of words
+    vocab_path: str = ""
+    vocab_size: int = at_least(0, 0)  # most words, or number of subwords; 0 = all words
+    min_count: int = at_least(0, 0)  # words that occur less often become <unk>
+    lower_case: bool = False  # convert words to lower case
+    # corpus "copying" only: bytes of noise before each answer, letters of a pattern,
+    # and letters of the alphabet, at most 26
+    copying: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Raises UserError for an impossible value or combination."""
+        check(self, "data")
+        if self.copying and self.corpus != "copying":
+            raise UserError(
+                f"data.copying = {self.copying} is for data.corpus='copying'; leave it "
+                f"out for {self.corpus!r}"
+            )
+        if len(self.copying) not in (0, 3):
+            raise UserError(
+                f"data.copying = {self.copying} must be three numbers: bytes of noise, "
+                "letters of a pattern, and letters of the alphabet"
+            )

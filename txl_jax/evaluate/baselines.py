@@ -1,0 +1,105 @@
+"""Baselines for byte-level models: n-gram models and compressors, in bits per byte.
+
+A model that does not beat them has not learned to use context. The paper has no such
+baselines; its enwik8 results have the same unit.
+"""
+
+import gzip
+import lzma
+
+import numpy as np
+
+MAX_ORDER = 7  # context and symbol together fit one 64-bit key
+
+
+def witten_bell_bits(train: np.ndarray, test: np.ndarray, order: int) -> float:
+    """Returns the bits per byte on `test` of an n-gram model of `train`.
+
+    As in evaluation, every byte of `test` but the first is scored.
+    """
+    return float(-np.log2(witten_bell(train, test, order)).mean())
+
+
+def witten_bell(train: np.ndarray, test: np.ndarray, order: int) -> np.ndarray:
+    """Returns the probability of each byte of `test` but its first.
+
+    Interpolated Witten-Bell: with c(h w) the count of byte w after context h in
+    `train`, c(h) their sum and T(h) the number of different w,
+
+        P(w | h) = (c(h w) + T(h) P(w | h without its oldest byte)) / (c(h) + T(h))
+
+    starting from the uniform 1/256, up to `order` bytes of context. Contexts that do
+    not occur in `train` are skipped. The first bytes of `test` have shorter contexts.
+    """
+    if not 0 <= order <= MAX_ORDER:
+        raise ValueError(f"order={order} is not in [0, {MAX_ORDER}]")
+    if len(test) < 2:
+        raise ValueError(f"test has {len(test)} bytes: at least 2 are needed")
+    probability = np.full(len(test) - 1, 1 / 256)
+    for length in range(order + 1):
+        first = max(length, 1)  # the first byte of test with that much context
+        seen, total, types = _count(train, test, length, first)
+        known = total > 0
+        lower = probability[first - 1 :]
+        lower[known] = (seen + types * lower)[known] / (total + types)[known]
+    return probability
+
+
+def _count(
+    train: np.ndarray, test: np.ndarray, length: int, first: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns c(h w), c(h) and T(h) for the bytes of `test` from `first` on."""
+    grams, counts = np.unique(_keys(train, length + 1), return_counts=True)
+    wanted = _keys(test, length + 1)[first - length :]
+    if not len(grams):
+        zeros = np.zeros(len(wanted), np.int64)
+        return zeros, zeros, zeros
+    contexts = grams >> 8
+    starts = np.flatnonzero(np.r_[True, contexts[1:] != contexts[:-1]])
+    totals = np.add.reduceat(counts, starts)
+    types = np.diff(np.r_[starts, len(grams)])
+    contexts = contexts[starts]
+    gram, has_gram = _look_up(grams, wanted)
+    context, has_context = _look_up(contexts, wanted >> 8)
+    return (
+        np.where(has_gram, counts[gram], 0),
+        np.where(has_context, totals[context], 0),
+        np.where(has_context, types[context], 0),
+    )
+
+
+def _keys(data: np.ndarray, length: int) -> np.ndarray:
+    """Returns every run of `length` bytes as an integer, the last byte lowest."""
+    dtype = np.uint32 if length <= 4 else np.uint64
+    count = max(len(data) - length + 1, 0)
+    keys: np.ndarray = np.zeros(count, dtype)
+    for offset in range(length):
+        keys <<= 8
+        keys |= data[offset : offset + count]
+    return keys
+
+
+def _look_up(table: np.ndarray, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the indices of `keys` in a sorted table, and which keys it contains."""
+    index = np.minimum(np.searchsorted(table, keys), len(table) - 1)
+    return index, table[index] == keys
+
+
+def compressed_bits(data: bytes) -> dict[str, float]:
+    """Returns the bits per byte of `gzip -9` and `xz -9` on `data`."""
+    sizes = {
+        "gzip -9": len(gzip.compress(data, compresslevel=9, mtime=0)),
+        "xz -9": len(lzma.compress(data, preset=9)),
+    }
+    return {name: 8 * size / len(data) for name, size in sizes.items()}
+
+
+def measure(train: np.ndarray, test: np.ndarray) -> dict[str, float]:
+    """Returns the bits per byte of every baseline on `test`, by name.
+
+    The n-gram models are fitted to `train`; gzip and xz see only `test`.
+    """
+    orders = {
+        f"order-{order}": witten_bell_bits(train, test, order) for order in (2, 3)
+    }
+    return orders | compressed_bits(test.tobytes())

@@ -1,0 +1,245 @@
+"""Samples from the model, one token at a time (Appendix E).
+
+With a memory, each token is read once and its keys and values are kept. Without one,
+the newest tokens are read again for every new token, as in the paper's vanilla model
+(section 3.1).
+
+Dims: S segments, B streams (prompts), L segment or window, T tokens, V vocabulary, D
+model.
+"""
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from txl_jax.data.streams import Segment
+from txl_jax.errors import UserError
+from txl_jax.evaluate import reader
+from txl_jax.generate.options import GenerateConfig, generation_model
+from txl_jax.model.config import ModelConfig
+from txl_jax.model.decoder import Decoder, unstack
+from txl_jax.model.key_values import KeyValueMemory
+from txl_jax.model.ring import RingMemory
+from txl_jax.model.txl import TransformerXL
+from txl_jax.report.progress import report_compilation
+
+LONGEST = 512  # tokens of a segment in which a prompt is read
+
+
+class Drawn(NamedTuple):
+    """Sampled tokens, and -log p of each by the model's own distribution."""
+
+    tokens_BT: np.ndarray
+    nll_BT: np.ndarray  # in nats
+
+
+class Context(NamedTuple):
+    """The context of the next token: a memory, or a window of tokens."""
+
+    start: Callable[[Any], Any]  # params -> state after the prompts
+    predict: Callable[[Any, Any], tuple[Array, Any]]  # -> (log_probs_BV, state)
+    add: Callable[[Any, Array], Any]  # (state, token_B) -> state before the next token
+
+
+def restrict(logits_BV: Array, config: GenerateConfig) -> Array:
+    """Applies the temperature, and masks the tokens outside top_k and top_p.
+
+    Masked logits are minus infinity. top_p keeps the smallest set of likeliest tokens
+    whose probability, after temperature and top_k, reaches top_p; the likeliest token
+    is always kept.
+    """
+    logits_BV = logits_BV / config.temperature
+    V = logits_BV.shape[-1]
+    if 0 < config.top_k < V:
+        kth_B1 = jax.lax.top_k(logits_BV, config.top_k)[0][:, -1:]
+        logits_BV = jnp.where(logits_BV < kth_B1, -jnp.inf, logits_BV)
+    if config.top_p < 1:
+        sorted_BV = -jnp.sort(-logits_BV, axis=-1)
+        before_BV = jnp.cumsum(jax.nn.softmax(sorted_BV), axis=-1)
+        before_BV -= jax.nn.softmax(sorted_BV)
+        kept_BV = jnp.where(before_BV < config.top_p, sorted_BV, jnp.inf)
+        logits_BV = jnp.where(
+            logits_BV < jnp.min(kept_BV, axis=-1, keepdims=True), -jnp.inf, logits_BV
+        )
+    return logits_BV
+
+
+def choose(logits_BV: Array, key: Array, config: GenerateConfig) -> Array:
+    """Returns the next token of each stream, tokens_B."""
+    if config.temperature == 0:
+        return jnp.argmax(logits_BV, axis=-1)
+    return jax.random.categorical(key, restrict(logits_BV, config))
+
+
+def predict_last(
+    model: TransformerXL, tokens_BL: Array, memory: KeyValueMemory, length_B: Array
+) -> Array:
+    """Returns the log-probabilities after each stream's last real token, [B, V]."""
+    hidden_BLD, _ = model(tokens_BL, memory, length_B=length_B)
+    last_B1D = reader.last(hidden_BLD, length_B)
+    return model.embedding.log_probs(last_B1D)[:, 0]
+
+
+def push(window: tuple[Array, Array], token_B: Array) -> tuple[Array, Array]:
+    """Appends a token to (window_BL, length_B); a full window drops its oldest."""
+    window_BL, length_B = window
+    B, L = window_BL.shape
+    full_B1 = (length_B == L)[:, None]
+    window_BL = jnp.where(full_B1, jnp.roll(window_BL, -1, axis=1), window_BL)
+    place_B = jnp.minimum(length_B, L - 1)
+    window_BL = window_BL.at[jnp.arange(B), place_B].set(token_B)
+    return window_BL, jnp.minimum(length_B + 1, L)
+
+
+def pad(prompts: Sequence[np.ndarray], width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns tokens_BT, padded with 0 to a multiple of `width`, and length_B."""
+    length_B = np.array([len(prompt) for prompt in prompts], np.int32)
+    T = -(-max(length_B.max(), 1) // width) * width
+    rows = [np.pad(prompt, (0, T - len(prompt))) for prompt in prompts]
+    return np.stack(rows).astype(np.int32), length_B
+
+
+def cut(prompts: Sequence[np.ndarray], longest: int) -> Segment:
+    """Returns the prompts as segments of at most `longest` tokens.
+
+    Only inputs and lengths are set.
+    """
+    L = min(max(1, *map(len, prompts)), longest)
+    tokens_BT, length_B = pad(prompts, L)
+    B, T = tokens_BT.shape
+    length_SB = np.clip(length_B - np.arange(0, T, L)[:, None], 0, L).astype(np.int32)
+    inputs_SBL = np.moveaxis(tokens_BT.reshape(B, -1, L), 1, 0)
+    none: Any = None
+    return Segment(inputs_SBL, none, none, none, length_SB)
+
+
+def fill(
+    model: TransformerXL, memory: KeyValueMemory, segment: reader.Traced
+) -> tuple[KeyValueMemory, None]:
+    """Returns the memory after a segment of a prompt."""
+    return reader.hidden(model, memory, segment)[0], None
+
+
+def make_memory(config: ModelConfig, prompts: Sequence[np.ndarray]) -> Context:
+    """Returns the context of a model with a memory.
+
+    `start` reads the prompts, except for their last tokens, into the memory.
+    """
+    model = Decoder(config)
+    segments = cut([prompt[:-1] for prompt in prompts], LONGEST)
+    last_B = np.array([prompt[-1] for prompt in prompts], np.int32)
+    B, L = segments.inputs_SBL.shape[1:]
+
+    def start(params: Any) -> tuple[Array, RingMemory]:
+        memory = reader.empty_memory(config, params, B, L)
+        memory, _ = reader.make_step(config, fill)(params, memory, segments)
+        return jnp.asarray(last_B), RingMemory.of(memory)
+
+    def predict(params: Any, state: tuple[Array, Any]) -> tuple[Array, Any]:
+        token_B, memory = state
+        result: Any = model.apply(
+            {"params": params}, token_B[:, None], memory, method="logits"
+        )
+        return result[0][:, 0], result[1]
+
+    return Context(start, predict, lambda memory, token_B: (token_B, memory))
+
+
+def make_window(
+    config: ModelConfig, prompts: Sequence[np.ndarray], width: int
+) -> Context:
+    """Returns the context of a model without memory: the newest `width` tokens.
+
+    The window is read from a cold start for every token.
+    """
+    model = Decoder(config)
+    window = pad([prompt[-width:] for prompt in prompts], width)
+
+    def start(params: Any) -> tuple[Array, Array]:
+        return jnp.asarray(window[0]), jnp.asarray(window[1])
+
+    def predict(params: Any, state: tuple[Array, Array]) -> tuple[Array, Any]:
+        window_BL, length_B = state
+        memory = reader.empty_memory(config, params, *window_BL.shape)
+        log_probs_BV: Any = model.apply(
+            {"params": params}, window_BL, memory, length_B, method=predict_last
+        )
+        return log_probs_BV, state
+
+    return Context(start, predict, push)
+
+
+def stream(
+    model_config: ModelConfig,
+    params: Any,
+    prompts: Sequence[np.ndarray],
+    config: GenerateConfig,
+    vocab_size: int | None = None,
+) -> Iterator[Drawn]:
+    """Yields tokens that continue the prompts, stream_every at a time, and their nll.
+
+    Prompt b is continued with the seed config.seed + b, independently of the other
+    prompts. All tokens are below vocab_size, for models larger than their vocabulary.
+    After its stop_token a stream repeats that token. Sampling ends when all streams
+    have stopped, or at num_tokens. The tokens depend neither on stream_every nor on
+    where other streams stop.
+
+    Raises UserError for a prompt without tokens.
+    """
+    if not all(len(prompt) for prompt in prompts):
+        raise UserError("generate.prompt has no tokens: give a text to continue")
+    model_config = generation_model(model_config, config)
+    if config.mem_len:
+        context = make_memory(model_config, prompts)
+    else:
+        context = make_window(model_config, prompts, config.ext_len + 1)
+    seed_B = (config.seed + np.arange(len(prompts), dtype=np.int64)).astype(np.uint32)
+
+    def draw_one(logits_V: Array, seed: Any, index: Array) -> Array:
+        key = jax.random.fold_in(jax.random.key(seed), index)
+        return choose(logits_V[None, :vocab_size], key, config)[0].astype(jnp.int32)
+
+    def draw(params: Any, carry: Any, index: Array) -> tuple[Any, tuple[Array, Array]]:
+        state, done_B = carry
+        log_probs_BV, state = context.predict(params, state)
+        token_B = jax.vmap(draw_one, (0, 0, None))(log_probs_BV, seed_B, index)
+        if config.stop_token >= 0:
+            token_B = jnp.where(done_B, config.stop_token, token_B)
+            done_B |= token_B == config.stop_token
+        nll_B = -jnp.take_along_axis(log_probs_BV, token_B[:, None], axis=1)[:, 0]
+        return (context.add(state, token_B), done_B), (token_B, nll_B)
+
+    def draw_many(params: Any, carry: Any, first: Array) -> tuple[Any, Any]:
+        index_T = first + jnp.arange(config.stream_every)
+        carry, drawn = jax.lax.scan(functools.partial(draw, params), carry, index_T)
+        return carry, tuple(x_TB.T for x_TB in drawn)
+
+    params = jax.jit(unstack)(params)
+    start = report_compilation("reading the prompt", jax.jit(context.start))
+    carry = start(params), np.zeros(len(prompts), bool)
+    run = report_compilation("the sampler", jax.jit(draw_many, donate_argnums=1))
+    for first in range(0, config.num_tokens, config.stream_every):
+        carry, drawn = run(params, carry, first)
+        drawn = jax.device_get(drawn)
+        yield Drawn(*(np.asarray(x)[:, : config.num_tokens - first] for x in drawn))
+        if np.asarray(jax.device_get(carry[1])).all():
+            return
+
+
+def sample(
+    model_config: ModelConfig,
+    params: Any,
+    prompt: np.ndarray,
+    config: GenerateConfig,
+    vocab_size: int | None = None,
+) -> np.ndarray:
+    """Returns the tokens that continue one prompt, up to stop_token; see `stream`."""
+    parts = stream(model_config, params, [prompt], config, vocab_size)
+    tokens_T = np.concatenate([part.tokens_BT[0] for part in parts])
+    stops = np.flatnonzero(tokens_T == config.stop_token)
+    return tokens_T[: stops[0] + 1] if len(stops) else tokens_T

@@ -1,0 +1,155 @@
+"""The blocks in which a softmax scores clusters of tokens against rows of tables.
+
+Tokens are sorted by cluster. The range of a cluster's tokens is known only at run time
+and determines the number of blocks: shapes are static, the cost follows the number of
+tokens in each cluster, and no token is dropped.
+
+Dims: T tokens, E embedding, V rows of a table, X tokens of a block, Y rows of a block.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+
+class Block(NamedTuple):
+    """The maximum number of scores and of rows in a block.
+
+    step: block sizes are multiples of this number if the limits allow.
+    """
+
+    scores: int
+    rows: int
+    step: int
+
+
+class Limits(NamedTuple):
+    """The limits for the cluster that contains all tokens, and for rare ones."""
+
+    common: Block
+    rare: Block
+
+
+# 8 MiB of float32 nearly fit a CPU's cache. A rare cluster has few tokens, so blocks of
+# few tokens and many rows waste the least work.
+CPU = Limits(Block(1 << 21, 1 << 12, 8), Block(1 << 20, 1 << 14, 8))
+# On accelerators each block may transfer its rows and their gradient between the
+# device's memory and the core, about 10 E bytes per row. With 1,024 tokens this is less
+# than the traffic of the scores for E up to about 2,000. A rare cluster's few tokens
+# would leave most of a block that large empty.
+ACCELERATOR = Limits(Block(1 << 22, 1 << 12, 128), Block(1 << 20, 1 << 12, 128))
+
+
+def limits() -> Limits:
+    """Returns the limits for the device of the current trace."""
+    mesh = jax.sharding.get_abstract_mesh()
+    device = mesh.abstract_device or jax.devices()[0]
+    return CPU if device.device_kind == "cpu" else ACCELERATOR
+
+
+def share(size: int, most: int, step: int) -> int:
+    """Returns the block size for the fewest blocks of at most `most`, in steps."""
+    equal = -(-size // -(-size // most))
+    return min(size, most, -(-equal // step) * step)
+
+
+class Rows(NamedTuple):
+    """Rows low <= row < high of a table; row r is the target r + first.
+
+    replicated: the table is not sharded; only the first device counts its rows.
+    """
+
+    table: int
+    low: int
+    high: int
+    first: int
+    replicated: bool = False
+
+
+# The rows over which one softmax is taken.
+Cluster = tuple[Rows, ...]
+
+
+class Tokens(NamedTuple):
+    """A cluster's tokens: `size` of the T tokens, from `start` on."""
+
+    h_TE: Array
+    target_T: Array
+    start: Array | int
+    size: Array | int
+
+
+class Shape(NamedTuple):
+    """The blocks of a cluster: X tokens and up to Y rows."""
+
+    X: int
+    Y: int
+    step: int
+
+
+def block_shape(cluster: Cluster, T: int, all_tokens: bool) -> Shape:
+    """Returns the block shape of a cluster that has all or some of the T tokens."""
+    block = limits().common if all_tokens else limits().rare
+    V = max(rows.high - rows.low for rows in cluster)
+    X = min(T, max(block.scores // min(V, block.rows), 1))
+    return Shape(share(T, X, block.step) if all_tokens else X, block.rows, block.step)
+
+
+def visit_tokens(tokens: Tokens, X: int, visit: Callable[..., Any], carry: Any) -> Any:
+    """Calls visit(carry, first, real_X) for each block of a cluster's tokens."""
+
+    def turn(k: Array, carry: Any) -> Any:
+        real_X = k * X + jnp.arange(X) < tokens.size
+        return visit(carry, tokens.start + k * X, real_X)
+
+    return jax.lax.fori_loop(0, (tokens.size + X - 1) // X, turn, carry)
+
+
+def visit_rows(
+    rows: Rows,
+    V: int,
+    axis: str | None,
+    shape: Shape,
+    visit: Callable[..., Any],
+    carry: Any,
+) -> Any:
+    """Calls visit(carry, row, new_Y, target_Y) for each block of rows, from `row` on.
+
+    The last block is moved back to end at the last row; new_Y is false for rows that it
+    repeats. target_Y has the targets of new rows, and -1 for the others. V is the
+    number of the table's rows on this device.
+    """
+    low, high, first = own_rows(rows, V, axis)
+    Y = share(min(rows.high - rows.low, V), shape.Y, shape.step)
+
+    def turn(k: Array, carry: Any) -> Any:
+        row = jnp.maximum(jnp.minimum(low + k * Y, high - Y), 0)
+        row_Y = row + jnp.arange(Y)
+        new_Y = (row_Y >= low + k * Y) & (row_Y < high)
+        return visit(carry, row, new_Y, jnp.where(new_Y, row_Y + first, -1))
+
+    return jax.lax.fori_loop(0, (high - low + Y - 1) // Y, turn, carry)
+
+
+def own_rows(rows: Rows, V: int, axis: str | None) -> tuple[Any, Any, Any]:
+    """Returns (low, high, first) of the rows within this device's V table rows."""
+    if axis is None:
+        return rows.low, rows.high, rows.first
+    device = jax.lax.axis_index(axis)
+    if rows.replicated:
+        return rows.low, jnp.where(device == 0, rows.high, rows.low), rows.first
+    low, high = (jnp.clip(end - device * V, 0, V) for end in (rows.low, rows.high))
+    return low, high, rows.first + device * V
+
+
+def part(x: Array, first: Array, size: int) -> Array:
+    """Returns x[first : first + size]."""
+    return jax.lax.dynamic_slice_in_dim(x, first, size)
+
+
+def put(x: Array, values: Array, first: Array) -> Array:
+    """Returns x with its elements from `first` replaced."""
+    return jax.lax.dynamic_update_slice_in_dim(x, values, first, axis=0)

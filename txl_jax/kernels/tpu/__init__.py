@@ -1,0 +1,1 @@
+"""The fused attention kernel for TPUs, in Pallas."""

@@ -1,0 +1,160 @@
+"""Relative attention for TPUs of v4 and later: two fused kernels (section 3.3).
+
+The same result and gradients as `xla.rel_attention`, without an array of queries by
+keys: scores, their shift, softmax, dropout and the product with the values stay in
+VMEM, tile by tile. Blocks outside the interval that a query sees are neither computed
+nor copied.
+
+    blocks    the sizes of tiles, their cost and memory
+    tiles     operands in tiles, and the tiles that are visited
+    skew      from distances to keys inside a tile
+    scores    a tile's scores, mask and dropout
+    forward   the output        backward   the gradients
+
+Dims: B streams, L queries, K keys, R = K distances, H heads, A head, Q and P the
+lengths of queries and of keys in tiles, by lane.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from txl_jax.errors import UserError
+from txl_jax.kernels.hash import Dropout
+from txl_jax.kernels.tpu.backward import backward
+from txl_jax.kernels.tpu.blocks import Blocks, choose
+from txl_jax.kernels.tpu.forward import forward
+from txl_jax.kernels.tpu.tiles import (
+    Operands,
+    cut_keys,
+    cut_queries,
+    join_queries,
+    visits,
+)
+
+f32 = jnp.float32
+
+
+def device_kind() -> str:
+    """Returns the kind of device that the running trace is for.
+
+    It is that of the mesh, if one is set (`jax.set_mesh`), so that programs can be
+    compiled without a TPU; otherwise the first device's.
+    """
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return device.device_kind if device else jax.devices()[0].device_kind
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
+def tiled_attention(
+    operands: Operands, blocks: Blocks, rate: float, interpret: Any
+) -> Array:
+    """Returns o_BHAQ of operands in tiles."""
+    return forward(operands, blocks, rate, interpret)[0]
+
+
+def save(
+    operands: Operands, blocks: Blocks, rate: float, interpret: Any
+) -> tuple[Array, tuple[Operands, Array, Array]]:
+    """Returns o_BHAQ, and what the backward kernel reads."""
+    o_BHAQ, lse_BH1Q = forward(operands, blocks, rate, interpret)
+    return o_BHAQ, (operands, o_BHAQ, lse_BH1Q)
+
+
+def differentiate(
+    blocks: Blocks,
+    rate: float,
+    interpret: Any,
+    saved: tuple[Operands, Array, Array],
+    do_BHAQ: Array,
+) -> tuple[Operands]:
+    """Returns the gradients of the operands; integers have None."""
+    operands = saved[0]
+    dq, dk, dv, dr, du, dw = backward(*saved, do_BHAQ, blocks, rate, interpret)
+    dr = dr.astype(operands.r_HAP.dtype)
+    return (Operands(dq, dk, dv, dr, du, dw, None, None, None),)  # type: ignore[arg-type]
+
+
+tiled_attention.defvjp(save, differentiate)
+
+
+def attend(
+    q_BLHA: Array,
+    k_BKHA: Array,
+    v_BKHA: Array,
+    r_RHA: Array,
+    u_HA: Array | None,
+    w_HA: Array | None,
+    oldest_BL: Array,
+    dropout: Dropout | None,
+    *,
+    blocks: Blocks,
+    interpret: Any = False,
+) -> Array:
+    """Returns o_BLHA, computed in given blocks.
+
+    `interpret` is that of `pallas_call` and needs no TPU: True, or
+    `pltpu.InterpretParams()` for a slower interpreter with a TPU's memories and copies.
+    """
+    H, A = q_BLHA.shape[2:]
+    rate, *counter = dropout or Dropout(0.0, jnp.uint32(0))
+    counter_3 = jnp.stack([jnp.asarray(x).astype(jnp.uint32) for x in counter])
+    plan, oldest_B1Q = visits(oldest_BL, blocks)
+    zeros_HA = jnp.zeros((H, A), f32)
+
+    def turn(x: Array) -> Array:
+        return jnp.moveaxis(x.astype(q_BLHA.dtype), -3, -1)
+
+    def column(x_HA: Array | None) -> Array:
+        return (zeros_HA if x_HA is None else x_HA.astype(f32))[..., None]
+
+    operands = Operands(
+        q_BHAQ=cut_queries(turn(q_BLHA), blocks),
+        k_BHAP=cut_keys(turn(k_BKHA), blocks),
+        v_BHAP=cut_keys(turn(v_BKHA), blocks),
+        r_HAP=cut_keys(turn(r_RHA), blocks),
+        u_HA1=column(u_HA),
+        w_HA1=column(w_HA),
+        oldest_B1Q=oldest_B1Q,
+        plan=plan,
+        counter_3=jax.lax.bitcast_convert_type(counter_3, jnp.int32),
+    )
+    o_BHAQ = tiled_attention(operands, blocks, rate, interpret)
+    return jnp.moveaxis(join_queries(o_BHAQ, blocks), -1, 1)
+
+
+def rel_attention(
+    q_BLHA: Array,
+    k_BKHA: Array,
+    v_BKHA: Array,
+    r_RHA: Array | None,
+    u_HA: Array | None,
+    w_HA: Array | None,
+    bias_HR: Array | None,
+    oldest_BL: Array,
+    dropout: Dropout | None,
+) -> Array:
+    """Returns o_BLHA; see `signature.Kernel`.
+
+    Raises UserError except on a TPU of v4 or later, and for a missing r_RHA or a
+    bias_HR, which the kernels do not support.
+    """
+    kind = device_kind()
+    if not kind.startswith("TPU") or kind in ("TPU v2", "TPU v3"):
+        raise UserError(
+            f'kernel "tpu" needs a TPU of v4 or later, not {kind!r}: '
+            'use model.kernel "xla" or "chunked"'
+        )
+    if r_RHA is None or bias_HR is not None:
+        raise UserError(
+            'kernel "tpu" supports only model.position = "transformer_xl": use '
+            'model.kernel "xla" or "chunked"'
+        )
+    L, K, A = q_BLHA.shape[1], k_BKHA.shape[1], q_BLHA.shape[3]
+    blocks = choose(kind, L, K, A, q_BLHA.dtype.itemsize)
+    return attend(
+        q_BLHA, k_BKHA, v_BKHA, r_RHA, u_HA, w_HA, oldest_BL, dropout, blocks=blocks
+    )

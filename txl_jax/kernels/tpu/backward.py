@@ -1,0 +1,270 @@
+"""The backward TPU kernel: all gradients from one recomputation of the scores.
+
+With p the weights, keep the dropout and do the gradient of the result,
+
+    dp = v . do        ds = p (keep dp / (1 - rate) - o . do)        dv = do (keep p)
+    dq = k . ds + r . unskew(ds)    dk = (q + u) . ds    dr = (q + w) . unskew(ds)
+
+and du, dw are the two parts of dq, summed. Separate kernels for dq, for dk and dv, and
+for dr would compute the scores three times: 17 products of A per score, not 8. The
+price is memory: the gradients of all keys of a head, and of all its distances, stay in
+VMEM in float32 while the tiles add to them (`blocks.vmem_bytes`).
+
+The grid runs over heads and, inside, over streams, so that dr, du and dw are summed
+over streams in place. A product with a tile of distances belongs to two tiles of keys
+(`skew`), so its gradient is complete one step later, and is then flushed.
+
+Per score: 16 A FLOPs on the matrix unit, and about 28 operations on the vector units,
+16 of them skew and unskew; dropout adds about 12.
+
+Dims: B streams, H heads, A head, T rows of a tile, W its keys and Z its queries by
+lane, X the lanes of a strip, Y the keys that it may see, Q and P all queries and all
+keys by lane.
+"""
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from txl_jax.kernels import skew
+from txl_jax.kernels.tpu import scores
+from txl_jax.kernels.tpu.blocks import Blocks, Strip
+from txl_jax.kernels.tpu.scores import LOG2E, dot
+from txl_jax.kernels.tpu.tiles import Operands, specs
+
+f32 = jnp.float32
+
+
+def order(h: Any, b: Any, i: Any, d: Any) -> tuple[Any, ...]:
+    """The grid of the backward kernel, outermost first."""
+    return b, h, i, d
+
+
+class Refs(NamedTuple):
+    """The kernel's arguments, in the order of `pallas_call`."""
+
+    deepest: Any
+    clear: Any
+    counter: Any
+    q: Any  # inputs
+    k: Any
+    v: Any
+    r: Any
+    u: Any
+    w: Any
+    oldest: Any
+    do: Any
+    lse: Any
+    delta: Any
+    dq: Any  # results
+    dk: Any
+    dv: Any
+    dr: Any
+    du: Any
+    dw: Any
+    qu: Any  # scratch: [A, Z]
+    qw: Any
+    content: Any  # k . ds and r . unskew(ds), [A, Z], float32
+    position: Any
+    last_r: Any  # [A, W]
+    carried: Any  # products, and half of their gradient, [T, Z], float32
+    carried_gradient: Any
+    weight: Any  # [W, Z]; rows of padding are zero
+    ds: Any
+    dproduct: Any
+    dk_sum: Any  # [A, P], float32
+    dv_sum: Any
+
+
+def begin(refs: Refs, here: scores.Place) -> None:
+    """Clears each accumulator at the start of its sum."""
+    tile = here.d == 0
+    stream = tile & (here.i == 0)
+    head = stream & (here.b == 0)
+
+    def clear(when: Any, *to_clear: Any) -> None:
+        @pl.when(when)
+        def _() -> None:
+            for ref in to_clear:
+                ref[...] = jnp.zeros_like(ref)
+
+    clear(head, refs.dr, refs.du, refs.dw, refs.weight, refs.ds, refs.dproduct)
+    clear(stream, refs.dk_sum, refs.dv_sum)
+    clear(tile, refs.content, refs.position)
+
+
+def write(ref: Any, strip: Strip, blocks: Blocks, x_YX: Array) -> None:
+    """Writes the keys' rows of a strip, and zeros for those in the future."""
+    end = blocks.empty + strip.rows
+    ref[blocks.empty : end, strip.lanes] = x_YX.astype(ref.dtype)
+    if end < blocks.width:
+        rest = jnp.zeros((blocks.width - end, x_YX.shape[1]), ref.dtype)
+        ref[end:, strip.lanes] = rest
+
+
+def flush(refs: Refs, blocks: Blocks, tile: Any) -> None:
+    """Adds the gradients through the products with one tile of distances."""
+    W = blocks.width
+    lanes = pl.ds(pl.multiple_of(tile * W, skew.LANES), W)
+    refs.position[...] += dot(refs.last_r[...], refs.dproduct[...], "AW,WZ")
+    refs.dr[0, :, lanes] += dot(refs.qw[...], refs.dproduct[...], "AZ,WZ")
+
+
+def step_strip(
+    strip: Strip,
+    on_diagonal: bool,
+    masked: bool,
+    keys: tuple[Array, ...],
+    refs: Refs,
+    here: scores.Place,
+    blocks: Blocks,
+    rate: float,
+) -> None:
+    """Computes one strip's weights and gradients of scores and of products."""
+    at, (k_TA, v_TA, r_TA) = strip.lanes, keys
+    score_YX = scores.score(
+        strip, on_diagonal, k_TA, r_TA, refs.qu, refs.qw, refs.carried
+    )
+    weight_YX = jnp.exp2(score_YX - refs.lse[0, 0, :, at])
+    if masked:
+        seen_YX = scores.visible(strip, on_diagonal, here, blocks, refs.oldest)
+        weight_YX = jnp.where(seen_YX, weight_YX, 0.0)
+    dweight_YX = dot(v_TA[: strip.rows], refs.do[0, 0, :, at], "TA,AX")
+    dropped_YX = weight_YX
+    if rate:
+        keep_YX = scores.keep(strip, here, blocks, rate, refs.counter)
+        dropped_YX = jnp.where(keep_YX, weight_YX, 0.0)
+        dweight_YX = jnp.where(keep_YX, dweight_YX, 0.0)
+    write(refs.weight, strip, blocks, dropped_YX)
+    ds_YX = weight_YX * (dweight_YX - refs.delta[0, 0, :, at])
+    write(refs.ds, strip, blocks, ds_YX)
+    dmerged_YX = skew.unskew(ds_YX, strip.first)
+    if on_diagonal:
+        refs.carried_gradient[blocks.tile - strip.rows :, at] = dmerged_YX
+    else:
+        dproduct_TX = skew.merge(refs.carried_gradient[:, at], dmerged_YX, strip.first)
+        refs.dproduct[blocks.empty :, at] = dproduct_TX.astype(refs.dproduct.dtype)
+        refs.carried_gradient[:, at] = dmerged_YX
+
+
+def finish(refs: Refs, here: scores.Place, blocks: Blocks) -> None:
+    """Flushes what the last visited tile carried, and writes the sums out."""
+
+    @pl.when(here.d == here.deepest)
+    def _() -> None:
+        for strip in blocks.strips(on_diagonal=False):
+            carried_TX = refs.carried_gradient[:, strip.lanes]
+            far_TX = jnp.zeros_like(carried_TX)
+            dproduct_TX = skew.merge(carried_TX, far_TX, strip.first)
+            dproduct_TX = dproduct_TX.astype(refs.dproduct.dtype)
+            refs.dproduct[blocks.empty :, strip.lanes] = dproduct_TX
+        flush(refs, blocks, blocks.key_tiles - 1 - here.d)
+
+    tile = here.d == blocks.key_tiles - 1
+    scale = 1 / math.sqrt(refs.q.shape[2])
+
+    @pl.when(tile)
+    def _() -> None:
+        content_AZ, position_AZ = refs.content[...], refs.position[...]
+        dq_AZ = (content_AZ + position_AZ) * scale
+        refs.dq[0, 0] = dq_AZ.astype(refs.dq.dtype)
+        refs.du[0] += content_AZ.sum(1, keepdims=True) * scale
+        refs.dw[0] += position_AZ.sum(1, keepdims=True) * scale
+
+    @pl.when(tile & (here.i == blocks.query_tiles - 1))
+    def _() -> None:
+        # q + u holds scores in units of log 2.
+        refs.dk[0, 0] = (refs.dk_sum[...] / LOG2E).astype(refs.dk.dtype)
+        refs.dv[0, 0] = refs.dv_sum[...].astype(refs.dv.dtype)
+
+
+def kernel(*args: Any, blocks: Blocks, rate: float) -> None:
+    """One key tile of one query tile."""
+    refs = Refs(*args)
+    here = scores.place(blocks, order, refs.deepest, refs.clear)
+    begin(refs, here)
+
+    @pl.when(here.d == 0)
+    def _() -> None:
+        scores.prepare(refs.q, refs.u, refs.w, refs.qu, refs.qw)
+
+    def step(on_diagonal: bool, masked: bool) -> None:
+        tiles = refs.k[0, 0], refs.v[0, 0], refs.r[0]
+        keys = tuple(tile_AW.T[blocks.empty :] for tile_AW in tiles)
+        for strip in blocks.strips(on_diagonal):
+            step_strip(strip, on_diagonal, masked, keys, refs, here, blocks, rate)
+        W = blocks.width
+        lanes = pl.ds(pl.multiple_of(here.j * W, skew.LANES), W)
+        refs.dv_sum[:, lanes] += dot(refs.do[0, 0], refs.weight[...], "AZ,WZ")
+        refs.dk_sum[:, lanes] += dot(refs.qu[...], refs.ds[...], "AZ,WZ")
+        refs.content[...] += dot(refs.k[0, 0], refs.ds[...], "AW,WZ")
+        if not on_diagonal:
+            flush(refs, blocks, blocks.key_tiles - here.d)
+        refs.last_r[...] = refs.r[0]
+
+    scores.visit(here, step)
+    finish(refs, here, blocks)
+
+
+def backward(
+    operands: Operands,
+    o_BHAQ: Array,
+    lse_BH1Q: Array,
+    do_BHAQ: Array,
+    blocks: Blocks,
+    rate: float,
+    interpret: Any,
+) -> tuple[Array, ...]:
+    """Returns the gradients of q, k, v, r, u and w; those of r, u, w in float32.
+
+    The factor 1 / (1 - rate) enters the weights through lse and is divided out of
+    delta = o . do, so that dropout costs two selects per score.
+    """
+    (B, H, A, Q), dtype = operands.q_BHAQ.shape, operands.q_BHAQ.dtype
+    T, W, Z = blocks.tile, blocks.width, blocks.query_width
+    P = operands.k_BHAP.shape[3]
+    delta_BH1Q = (o_BHAQ.astype(f32) * do_BHAQ.astype(f32)).sum(2, keepdims=True)
+    spec = specs(blocks, A, order)
+    sizes = [((A, Z), dtype)] * 2 + [((A, Z), f32)] * 2 + [((A, W), dtype)]
+    sizes += [((T, Z), f32)] * 2 + [((W, Z), dtype)] * 3 + [((A, P), f32)] * 2
+    sums = [spec.all_keys, spec.all_keys, spec.all_distances, spec.bias, spec.bias]
+    grid_spec = pltpu.PrefetchScalarGridSpec(
+        num_scalar_prefetch=3,
+        grid=(H, B, blocks.query_tiles, blocks.key_tiles),
+        in_specs=[*spec.operands(), spec.query, spec.row, spec.row],
+        out_specs=[spec.query, *sums],
+        scratch_shapes=[pltpu.VMEM(*size) for size in sizes],
+    )
+    types = [dtype] * 3 + [f32] * 3
+    # Padded operands are copies, so their gradients can reuse the memory.
+    padded = (Q > blocks.L, P > blocks.K, P > blocks.K)
+    call = pl.pallas_call(
+        functools.partial(kernel, blocks=blocks, rate=rate),
+        grid_spec=grid_spec,
+        out_shape=[
+            jax.ShapeDtypeStruct(x.shape, of)
+            for x, of in zip(operands[:6], types, strict=True)
+        ],
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "arbitrary", "arbitrary", "arbitrary"),
+            vmem_limit_bytes=blocks.vmem,
+        ),
+        input_output_aliases={3 + n: n for n in range(3) if padded[n]},
+        interpret=interpret,
+        name="rel_attention_backward",
+    )
+    dq, dk, dv, dr, du, dw = call(
+        *operands.plan,
+        operands.counter_3,
+        *operands[:7],
+        do_BHAQ,
+        lse_BH1Q + math.log2(1 - rate),
+        delta_BH1Q * (1 - rate),
+    )
+    return dq, dk, dv, dr / LOG2E, du, dw

@@ -1,0 +1,202 @@
+"""The tiles that the TPU kernels cut attention into, and the choice of their sizes.
+
+Operands lie as [A, length], features down the rows, so that A = 64 is not padded to
+the 128 lanes of a register; scores lie as [keys, queries]. Queries, keys and
+distances are cut into tiles of the same T, with all padding in front. The last query
+and the last key share a tile's last place, so query tile i has its diagonal in key
+tile i + nk - nq, and d tiles further back it needs the tile nk - 1 - d of the
+distances, whatever i. With T = 2, L = M = 3 (x padding, o visible):
+
+              keys 0 1   2 3   4 5
+    query tile 0   x x | x x | x x       visits key tiles 1, 0 (d = 0, 1)
+                   o o | o o | . .
+    query tile 1   o o | o o | o .       visits key tiles 2, 1, 0 (d = 0, 1, 2)
+                   o o | o o | o o
+
+A tile is padded, again in front, to W lanes, the next multiple of 128. A tile of
+queries also has Z = W lanes, unless all queries fit in one tile: then Z is L rounded up
+to 128. So a short segment after a long memory has tall and narrow tiles, and a small
+L + M needs only one tile.
+
+Dims: L queries, K keys, A head, T rows of a tile, W lanes of its keys, Z of its
+queries, I query tiles.
+"""
+
+from typing import Any, NamedTuple
+
+from txl_jax.errors import UserError
+from txl_jax.kernels.skew import LANES
+
+# bfloat16 packs two rows into one of a register, so its registers have 16.
+ROWS = 16
+MIB = 2**20
+# A kernel has 16 MiB of VMEM by default, and may request more of the 128 MiB of v5e and
+# v6e or the 64 MiB of a v5p core. An eighth is left to XLA.
+DEFAULT_VMEM = 16 * MIB
+VMEM = {
+    "TPU v4": 16 * MIB,
+    "TPU v5 lite": 112 * MIB,
+    "TPU v5e": 112 * MIB,
+    "TPU v5": 56 * MIB,
+    "TPU v5p": 56 * MIB,
+    "TPU v6 lite": 112 * MIB,
+    "TPU v6e": 112 * MIB,
+}
+WIDEST = 512  # a wider tile compiles for minutes and gains nothing
+
+
+def up(size: int, multiple: int) -> int:
+    """Returns the size rounded up to a multiple."""
+    return -(-size // multiple) * multiple
+
+
+class Strip(NamedTuple):
+    """Neighbouring queries of a tile that are processed together."""
+
+    lanes: slice
+    first: int  # index in the tile of its first lane; negative in padding
+    rows: int  # the keys of the tile that these queries may see
+
+    @property
+    def columns(self) -> int:
+        """The number of queries."""
+        return self.lanes.stop - self.lanes.start
+
+
+class Blocks(NamedTuple):
+    """The sizes that a kernel is specialised for."""
+
+    L: int
+    K: int
+    tile: int  # T
+    columns: int  # of a strip: narrow ones spill fewer registers
+    vmem: int = DEFAULT_VMEM
+
+    @property
+    def width(self) -> int:
+        """W, the lanes of a tile of keys."""
+        return up(self.tile, LANES)
+
+    @property
+    def query_width(self) -> int:
+        """Z, the lanes of a tile of queries."""
+        return up(self.L, LANES) if self.query_tiles == 1 else self.width
+
+    @property
+    def empty(self) -> int:
+        """The lanes of padding in front of each tile of keys."""
+        return self.width - self.tile
+
+    @property
+    def query_tiles(self) -> int:
+        """I, also called nq."""
+        return -(-self.L // self.tile)
+
+    @property
+    def key_tiles(self) -> int:
+        """The tiles of keys, and of distances; also called nk."""
+        return -(-self.K // self.tile)
+
+    @property
+    def hidden_queries(self) -> int:
+        """The padding in front of the first query."""
+        return self.query_tiles * self.tile - self.L
+
+    @property
+    def hidden_keys(self) -> int:
+        """The padding in front of the first key."""
+        return self.key_tiles * self.tile - self.K
+
+    def diagonal(self, i: Any) -> Any:
+        """Returns the key tile in which query tile i meets the diagonal."""
+        return i + self.key_tiles - self.query_tiles
+
+    def strips(self, on_diagonal: bool) -> list[Strip]:
+        """Returns the strips of a tile; on the diagonal they see only earlier keys."""
+        size = LANES if on_diagonal else self.columns
+        strips = []
+        for x in range(0, self.query_width, size):
+            first = self.tile - self.query_width + x
+            rows = first + size if on_diagonal else self.tile
+            strips.append(Strip(slice(x, x + size), first, rows))
+        return strips
+
+    def scores(self) -> int:
+        """Returns the scores that a head computes for one stream with a full memory."""
+        count = 0
+        for i in range(self.query_tiles):
+            count += self.diagonal(i) * self.tile * self.query_width
+            count += sum(strip.rows * LANES for strip in self.strips(True))
+        return count
+
+
+def vmem_bytes(blocks: Blocks, A: int, itemsize: int) -> int:
+    """Returns the VMEM that the backward kernel, the larger one, needs.
+
+    With a = A rounded up to a register and s = itemsize:
+
+        (6 + 1) s a W               k, v, r, twice as they are fetched ahead; the last r
+        (6 s + 2 s + 8) a Z         q, do, dq likewise; q + u, q + w; dq in two parts
+        (12 + 2 s) a W nk           dk, dv, dr in float32, and dk, dv as they leave
+        8 T Z + 3 s W Z             carried products, float32; weights and gradients
+        24 T columns + 2 MiB        a strip's scores and what else is in flight
+    """
+    a, s = up(A, 32 // itemsize), itemsize
+    T, W, Z = blocks.tile, blocks.width, blocks.query_width
+    held = 7 * s * a * W + (8 * s + 8) * a * Z + (12 + 2 * s) * a * W * blocks.key_tiles
+    return held + 8 * T * Z + 3 * s * W * Z + 24 * T * blocks.columns + 2 * MIB
+
+
+def bundles(blocks: Blocks) -> float:
+    """Estimates the cycles of a head's forward and backward passes.
+
+    They are bound by the vector units, so cycles are proportional to scores. Fitted to
+    the compiler's schedules with dropout on v5e: 29 cycles per register of scores with
+    T = 512, and 34 with T = 256, which hides less latency. The 1000 cycles per step of
+    both grids are a guess.
+
+    With T = 512 and A = 64 a step computes for 2,700 cycles forward and 4,700 backward.
+    Its k, v and r are 192 KiB, which v5e reads in 360 cycles; its 22 A T T FLOPs take
+    2,800 cycles of the matrix units, or 5,600 because A fills half of their 128 rows.
+    """
+    steps = blocks.query_tiles * blocks.key_tiles
+    return blocks.scores() / 1024 * (25 + 2400 / blocks.tile) + 1000 * steps
+
+
+def candidates(L: int, K: int) -> list[int]:
+    """Returns the candidate tile sizes: equal parts of L or K, and powers of two."""
+    parts = {size // n + 1 for size in (L - 1, K - 1) for n in range(1, K // LANES + 2)}
+    return sorted(
+        {up(part, ROWS) for part in parts if part <= WIDEST} | {128, 256, 512}
+    )
+
+
+def choose(device_kind: str, L: int, K: int, A: int, itemsize: int = 2) -> Blocks:
+    """Returns the block sizes with the least work whose VMEM sum fits the chip.
+
+    A tile costs its T * Z scores (on the diagonal, those up to the last of each 128
+    queries), padding included, so tiles are cut to fit: L = M = 150 takes one tile of
+    304 keys and 256 queries, 1.8 times the 33,825 visible scores.
+
+    Raises UserError for an unknown chip, or if no size fits.
+    """
+    if device_kind not in VMEM:
+        known = ", ".join(VMEM)
+        raise UserError(
+            f'kernel "tpu" has no block sizes for {device_kind!r} (only for {known}): '
+            'use model.kernel "chunked" or "xla"'
+        )
+    fitting = []
+    for tile in candidates(L, K):
+        blocks = Blocks(L, K, tile, LANES)
+        Z = blocks.query_width
+        blocks = blocks._replace(columns=256 if Z % 256 == 0 else Z)
+        need = vmem_bytes(blocks, A, itemsize)
+        if need <= VMEM[device_kind]:
+            fitting.append(blocks._replace(vmem=max(DEFAULT_VMEM, need)))
+    if not fitting:
+        raise UserError(
+            f'kernel "tpu" keeps the gradients of all {K} keys of a head in VMEM, '
+            f'which {device_kind} has too little of: use model.kernel "chunked"'
+        )
+    return min(fitting, key=bundles)

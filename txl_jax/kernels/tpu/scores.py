@@ -1,0 +1,143 @@
+"""The scores of one tile, for both TPU kernels (section 3.3).
+
+The backward kernel recomputes them instead of reading them back. Scores are in units
+of log 2, because the hardware exponential has base 2.
+
+Dims: A head, T rows of a tile (keys or distances), Z its queries by lane, X the lanes
+of a strip, Y the keys that a strip may see.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.experimental import pallas as pl
+
+from txl_jax.kernels import skew
+from txl_jax.kernels.hash import STEP, keep_counter, murmur3
+from txl_jax.kernels.skew import SUBLANES
+from txl_jax.kernels.tpu.blocks import Blocks, Strip
+
+LOG2E = math.log2(math.e)
+f32 = jnp.float32
+
+
+def dot(a: Array, b: Array, contract: str) -> Array:
+    """Returns a product in float32; `contract` spells it as einsum does."""
+    precision = jax.lax.Precision.HIGHEST if a.dtype == f32 else None
+    left, right = contract.split(",")
+    shared = next(letter for letter in left if letter in right)
+    axes = ((left.index(shared),), (right.index(shared),))
+    return jax.lax.dot_general(
+        a, b, (axes, ((), ())), precision=precision, preferred_element_type=f32
+    )
+
+
+class Place(NamedTuple):
+    """The position of a step in the grid."""
+
+    b: Any
+    h: Any
+    i: Any  # query tile
+    d: Any  # tiles from the diagonal
+    j: Any  # key tile
+    deepest: Any
+    clear: Any
+
+
+def place(
+    blocks: Blocks, order: Callable[..., Any], deepest_ref: Any, clear_ref: Any
+) -> Place:
+    """Returns the running step's place; `order` maps grid indices to (b, h, i, d)."""
+    b, h, i, d = order(*(pl.program_id(axis) for axis in range(4)))
+    at = b * blocks.query_tiles + i
+    j = blocks.diagonal(i) - d
+    return Place(b, h, i, d, j, deepest_ref[at], clear_ref[at])
+
+
+def visit(here: Place, step: Callable[[bool, bool], None]) -> None:
+    """Runs the variant of step(on_diagonal, masked) that this tile needs, if any.
+
+    The diagonal is a variant because half of it is in the future.
+    """
+    inside = here.d <= here.clear
+    later = (here.d > 0) & (here.d <= here.deepest)
+    pl.when(here.d == 0)(functools.partial(step, True, True))
+    pl.when(later & inside)(functools.partial(step, False, False))
+    pl.when(later & jnp.logical_not(inside))(functools.partial(step, False, True))
+
+
+def prepare(q_ref: Any, u_ref: Any, w_ref: Any, qu_ref: Any, qw_ref: Any) -> None:
+    """Writes q + u and q + w, scaled, in the operands' type."""
+    q_AZ = q_ref[0, 0].astype(f32)
+    scale = LOG2E / math.sqrt(q_AZ.shape[0])
+    qu_ref[...] = ((q_AZ + u_ref[0]) * scale).astype(qu_ref.dtype)
+    qw_ref[...] = ((q_AZ + w_ref[0]) * scale).astype(qw_ref.dtype)
+
+
+def score(
+    strip: Strip,
+    on_diagonal: bool,
+    k_TA: Array,
+    r_TA: Array,
+    qu_ref: Any,
+    qw_ref: Any,
+    carried_ref: Any,
+) -> Array:
+    """Returns score_YX before the mask.
+
+    Half of the products with distances belong to this tile, and half are carried to the
+    next one: one product per tile, not two. On the diagonal the other half is in the
+    future, so nothing carried is read.
+    """
+    at = strip.lanes
+    position_TX = dot(r_TA, qw_ref[:, at], "TA,AX")
+    if on_diagonal:
+        merged_YX = position_TX[position_TX.shape[0] - strip.rows :]
+    else:
+        merged_YX = skew.merge(position_TX, carried_ref[:, at], strip.first)
+    carried_ref[:, at] = position_TX
+    content_YX = dot(k_TA[: strip.rows], qu_ref[:, at], "TA,AX")
+    return content_YX + skew.skew(merged_YX, strip.first)
+
+
+def visible(
+    strip: Strip, on_diagonal: bool, here: Place, blocks: Blocks, oldest_ref: Any
+) -> Array:
+    """Returns the mask of a strip's visible scores, bool [Y, X]."""
+    shape = (strip.rows, strip.columns)
+    key_YX = jax.lax.broadcasted_iota(jnp.int32, shape, 0)
+    visible_YX = key_YX >= oldest_ref[0, :, strip.lanes] - here.j * blocks.tile
+    if on_diagonal:
+        query_YX = jax.lax.broadcasted_iota(jnp.int32, shape, 1) + strip.first
+        visible_YX &= key_YX <= query_YX
+    return visible_YX
+
+
+def keep(
+    strip: Strip, here: Place, blocks: Blocks, rate: float, counter_ref: Any
+) -> Array:
+    """Returns which probabilities survive dropout, bool [Y, X]; see `hash.keep_BHLK`.
+
+    The counter steps from key to key by addition. On v4, without integer products, each
+    product takes some 20 shifts and additions, and a hash has two of them.
+    """
+    seed, stream0, head0 = (counter_ref[n].astype(jnp.uint32) for n in range(3))
+    stream = stream0 + here.b.astype(jnp.uint32)
+    head = head0 + here.h.astype(jnp.uint32)
+    shape = (SUBLANES, strip.columns)
+    query_SX = jax.lax.broadcasted_iota(jnp.int32, shape, 1) + strip.first
+    query_SX += here.i * blocks.tile - blocks.hidden_queries
+    start_SX = murmur3(
+        murmur3(murmur3(seed ^ stream) ^ head) ^ query_SX.astype(jnp.uint32)
+    )
+    key_SX = jax.lax.broadcasted_iota(jnp.int32, shape, 0)
+    key_SX += here.j * blocks.tile - blocks.hidden_keys
+    start_SX += key_SX.astype(jnp.uint32) * jnp.uint32(STEP)
+    groups = range(0, strip.rows, SUBLANES)
+    counters = [start_SX + jnp.uint32(key * STEP % 2**32) for key in groups]
+    return keep_counter(rate, jnp.concatenate(counters))

@@ -1,0 +1,134 @@
+"""The operands of the TPU kernels in tiles, and the tiles that a query tile visits.
+
+The walk back from the diagonal ends at d = `deepest`, the tile of the query tile's
+smallest `oldest`. Tiles 1 to `clear` are inside the interval of every query and need no
+mask. Tiles that are not visited are not copied either: their index repeats the last.
+
+Dims: B streams, L queries, K keys, H heads, A head, T rows of a tile, W lanes of its
+keys, Z of its queries, I query tiles, Q and P the lengths of queries and of keys in
+tiles, by lane.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+from jax.experimental import pallas as pl
+
+from txl_jax.kernels.tpu.blocks import Blocks
+
+
+def pad(x: Array, length: int) -> Array:
+    """Pads the last axis in front, with zeros."""
+    return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(length - x.shape[-1], 0)])
+
+
+def cut(x: Array, blocks: Blocks, tiles: int, width: int) -> Array:
+    """Cuts the last axis into tiles of `width` lanes: [..., length] -> [..., P]."""
+    if tiles == 1 or not blocks.empty:
+        return pad(x, tiles * width)
+    x = pad(x, tiles * blocks.tile).reshape(*x.shape[:-1], tiles, blocks.tile)
+    return pad(x, width).reshape(*x.shape[:-2], -1)
+
+
+def cut_queries(x: Array, blocks: Blocks) -> Array:
+    """Cuts [..., L] into tiles of queries, [..., Q]."""
+    return cut(x, blocks, blocks.query_tiles, blocks.query_width)
+
+
+def cut_keys(x: Array, blocks: Blocks) -> Array:
+    """Cuts [..., K] into tiles of keys, or of distances, [..., P]."""
+    return cut(x, blocks, blocks.key_tiles, blocks.width)
+
+
+def join_queries(x: Array, blocks: Blocks) -> Array:
+    """Undoes `cut_queries`."""
+    if blocks.query_tiles > 1 and blocks.empty:
+        x = x.reshape(*x.shape[:-1], -1, blocks.width)[..., blocks.empty :]
+        x = x.reshape(*x.shape[:-2], -1)
+    return x[..., x.shape[-1] - blocks.L :]
+
+
+class Visits(NamedTuple):
+    """The tiles that each query tile visits; int32, in scalar memory."""
+
+    deepest_BI: Array  # flat; the last d to visit
+    clear_BI: Array  # flat; tiles d = 1 to clear need no mask
+
+
+def visits(oldest_BL: Array, blocks: Blocks) -> tuple[Visits, Array]:
+    """Returns the visits, and oldest_B1Q by lane, counted in padded keys.
+
+    Padded queries make no tile visited. They see the keys before them, so that their
+    outputs, which are cut off, are finite.
+    """
+    front = ((0, 0), (blocks.hidden_queries, 0))
+    oldest_BL = oldest_BL.astype(jnp.int32) + blocks.hidden_keys
+    oldest_BQ = jnp.pad(oldest_BL, front, mode="edge")
+    oldest_BIT = oldest_BQ.reshape(len(oldest_BL), -1, blocks.tile)
+    diagonal_I = blocks.diagonal(jnp.arange(blocks.query_tiles))
+    first_BI = oldest_BIT.min(2) // blocks.tile
+    last_BI = -(-oldest_BIT.max(2) // blocks.tile)
+    deepest_BI = jnp.clip(diagonal_I - first_BI, 0, diagonal_I)
+    plan = Visits(deepest_BI.reshape(-1), (diagonal_I - last_BI).reshape(-1))
+    return plan, cut_queries(oldest_BL[:, None], blocks)
+
+
+class Operands(NamedTuple):
+    """The inputs of both kernels, cut into tiles."""
+
+    q_BHAQ: Array
+    k_BHAP: Array
+    v_BHAP: Array
+    r_HAP: Array
+    u_HA1: Array  # float32, as w is
+    w_HA1: Array
+    oldest_B1Q: Array
+    plan: Visits
+    counter_3: Array  # of dropout: seed, first stream, first head; int32
+
+
+class Specs(NamedTuple):
+    """The block of each operand that a step of the grid sees."""
+
+    query: pl.BlockSpec  # [B, H, A, Q]
+    key: pl.BlockSpec  # [B, H, A, P]
+    distance: pl.BlockSpec  # [H, A, P]
+    bias: pl.BlockSpec  # [H, A, 1]
+    row: pl.BlockSpec  # [B, H, 1, Q]
+    oldest: pl.BlockSpec  # [B, 1, Q]
+    all_keys: pl.BlockSpec  # [B, H, A, P], whole
+    all_distances: pl.BlockSpec  # [H, A, P], whole
+
+    def operands(self) -> tuple[pl.BlockSpec, ...]:
+        """Returns the blocks of q, k, v, r, u, w and oldest."""
+        keys = self.key, self.key, self.distance
+        return self.query, *keys, self.bias, self.bias, self.oldest
+
+
+def specs(blocks: Blocks, A: int, order: Callable[..., tuple[Any, ...]]) -> Specs:
+    """Returns the specs of a grid whose indices `order` maps to (b, h, i, d)."""
+    W, Z, P = blocks.width, blocks.query_width, blocks.width * blocks.key_tiles
+    last = blocks.key_tiles - 1
+
+    def spec(shape: tuple[int, ...], index: Callable[..., Any], **more: Any) -> Any:
+        def at(g0: Any, g1: Any, g2: Any, g3: Any, deepest: Any, *_: Any) -> Any:
+            b, h, i, d = order(g0, g1, g2, g3)
+            d = jnp.minimum(d, deepest[b * blocks.query_tiles + i])
+            return index(b, h, i, d)
+
+        return pl.BlockSpec(shape, at, **more)
+
+    # Blocks that stay for a whole head are not prefetched: one buffer is enough.
+    once = {"pipeline_mode": pl.Buffered(1)}
+    return Specs(
+        query=spec((1, 1, A, Z), lambda b, h, i, d: (b, h, 0, i)),
+        key=spec((1, 1, A, W), lambda b, h, i, d: (b, h, 0, blocks.diagonal(i) - d)),
+        distance=spec((1, A, W), lambda b, h, i, d: (h, 0, last - d)),
+        bias=spec((1, A, 1), lambda b, h, i, d: (h, 0, 0)),
+        row=spec((1, 1, 1, Z), lambda b, h, i, d: (b, h, 0, i)),
+        oldest=spec((1, 1, Z), lambda b, h, i, d: (b, 0, i)),
+        all_keys=spec((1, 1, A, P), lambda b, h, i, d: (b, h, 0, 0), **once),
+        all_distances=spec((1, A, P), lambda b, h, i, d: (h, 0, 0), **once),
+    )

@@ -1,0 +1,89 @@
+"""Keys and values in rings, for one-token generation (see `kernels.decode`).
+
+Dims: B streams, M memory or slots, H heads, A head.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import flax.struct
+import jax.numpy as jnp
+from jax import Array
+
+from txl_jax.kernels import decode
+from txl_jax.kernels.decode import Ring
+from txl_jax.model.key_values import KeyValueMemory, KeyValues, window
+
+
+class RingLayer(NamedTuple):
+    """One layer's ring, the slot of its oldest token, and the memory's length."""
+
+    ring: Ring
+    slot: Array
+    mem_len: int
+
+    def attend(
+        self, q_B1HA: Array, k_B1HA: Array, v_B1HA: Array, oldest_B: Array
+    ) -> tuple[Array, Ring]:
+        """Returns (o_B1HA, the ring with the new token)."""
+        # The ring has more slots than the memory has tokens.
+        oldest_B = oldest_B + self.ring.k_BHAM.shape[3] - self.mem_len
+        o_B1HA = decode.attend(q_B1HA, k_B1HA, v_B1HA, self.ring, self.slot, oldest_B)
+        return o_B1HA, decode.put(self.ring, k_B1HA, v_B1HA, self.slot, o_B1HA)
+
+
+@flax.struct.dataclass
+class RingMemory:
+    """`KeyValueMemory` in rings, for segments of one token."""
+
+    rings: tuple[Ring, ...]
+    slot: Array  # of the oldest token, which the next one replaces
+    filled_B: Array
+    mem_len: int = flax.struct.field(pytree_node=False)
+
+    @classmethod
+    def of(cls, memory: KeyValueMemory) -> "RingMemory":
+        """Converts a KeyValueMemory."""
+        M = memory.mem_len
+
+        def in_ring(x_HBKA: Array, start_B: Array) -> Array:
+            x_BHAM = window(x_HBKA, start_B, M).transpose(1, 0, 3, 2)
+            return jnp.pad(x_BHAM, (*[(0, 0)] * 3, (decode.slots(M) - M, 0)))
+
+        def ring(layer: KeyValues) -> Ring:
+            r_RHA, u_HA, w_HA, bias_HR = layer.distances(M + 1)
+            return Ring(
+                k_BHAM=in_ring(layer.k_HBKA, layer.start_B),
+                v_BHAM=in_ring(layer.v_HBKA, layer.start_B),
+                r_HAR=None if r_RHA is None else jnp.moveaxis(r_RHA, 0, 2),
+                u_HA=u_HA,
+                w_HA=w_HA,
+                bias_HR=bias_HR,
+            )
+
+        # The newest token is in the last slot, so the next token takes slot 0.
+        slot = jnp.zeros((), jnp.int32)
+        return cls(tuple(map(ring, memory.layers)), slot, memory.filled_B, M)
+
+    def layer(self, n: int) -> RingLayer:
+        """Returns the ring of layer n."""
+        return RingLayer(self.rings[n], self.slot, self.mem_len)
+
+    def append(
+        self, rings: list[Ring], length_B: None = None, first_BL: None = None
+    ) -> "RingMemory":
+        """Returns the memory after one token, which `rings` already contain.
+
+        Raises ValueError for padding or a document boundary.
+        """
+        if length_B is not None or first_BL is not None:
+            raise ValueError(
+                "a ring takes one real token per stream: length_B and first_BL must "
+                "be None"
+            )
+        return dataclasses.replace(
+            self,
+            rings=tuple(rings),
+            slot=(self.slot + 1) % self.rings[0].k_BHAM.shape[3],
+            filled_B=jnp.minimum(self.filled_B + 1, self.mem_len),
+        )

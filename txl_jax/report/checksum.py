@@ -1,0 +1,35 @@
+"""JSON objects with a SHA-256 of their content.
+
+After a bit flip, JSON may still parse, with another meaning.
+"""
+
+import hashlib
+import json
+from typing import Any
+
+KEY = "sha256"
+# Exceptions that reading a damaged JSON file can raise.
+DAMAGE = (
+    *(ValueError, TypeError, KeyError, IndexError, AttributeError),
+    *(RecursionError, OverflowError),
+)
+
+
+def with_checksum(body: dict[str, Any]) -> dict[str, Any]:
+    """Returns the object with its SHA-256 as one more key."""
+    return {**body, KEY: _sha256(body)}
+
+
+def verify_checksum(saved: dict[str, Any], required: bool = False) -> dict[str, Any]:
+    """Returns the object without its SHA-256.
+
+    Raises ValueError if the SHA-256 is wrong or, where it is required, missing.
+    """
+    body = {name: value for name, value in saved.items() if name != KEY}
+    if saved.get(KEY, "" if required else _sha256(body)) != _sha256(body):
+        raise ValueError(f"its checksum, {KEY}, is wrong or missing")
+    return body
+
+
+def _sha256(body: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,281 @@
+"""Lines on stderr, and the JSON that a run writes: metrics.jsonl and results."""
+
+import contextlib
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import tqdm
+
+from txl_jax.errors import UserError
+from txl_jax.metrics import bits
+from txl_jax.report.checksum import DAMAGE
+from txl_jax.runtime import distributed
+
+Batch = TypeVar("Batch")
+
+
+def say(line: str) -> None:
+    """Prints a line on stderr, above a progress bar if there is one.
+
+    Only the first of several processes prints. An stderr that cannot be written, such
+    as a file on a full disk, is ignored.
+    """
+    if not distributed.is_first():
+        return
+    with contextlib.suppress(OSError):
+        tqdm.tqdm.write(line, file=sys.stderr)
+
+
+class Timing:
+    """Mean times of the updates since the last line of metrics.jsonl.
+
+    An update's time is the time between two fetches of metrics. It includes the wait
+    for input and excludes the saving of checkpoints.
+    """
+
+    def __init__(self) -> None:
+        self.input_seconds = 0.0  # since the last fetch
+        self.clock = time.perf_counter()
+        self.restart()
+
+    def restart(self) -> None:
+        """Resets the means for the next line."""
+        self.count = self.tokens = 0
+        self.seconds = self.waited = self.checkpoint_seconds = 0.0
+
+    def inputs(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Yields the batches, and measures how long each `next` takes."""
+        while True:
+            start = time.perf_counter()
+            batch = next(batches)
+            self.input_seconds += time.perf_counter() - start
+            yield batch
+
+    @contextlib.contextmanager
+    def saving(self) -> Iterator[None]:
+        """Counts the time inside as checkpoint_seconds, and restarts the clock."""
+        start = time.perf_counter()
+        yield
+        self.clock = time.perf_counter()
+        self.checkpoint_seconds += self.clock - start
+
+    def lap(self, updates: int) -> tuple[float, float]:
+        """Returns the seconds per update since the last lap: (all, input)."""
+        now = time.perf_counter()
+        seconds, waited = now - self.clock, self.input_seconds
+        self.clock, self.input_seconds = now, 0.0
+        return seconds / updates, waited / updates
+
+    def add(self, seconds: float, waited: float, tokens: int) -> dict[str, float]:
+        """Adds one update; returns the `timing` group of its line."""
+        self.count += 1
+        self.tokens += tokens
+        self.seconds += seconds
+        self.waited += waited
+        return {
+            "step_seconds": self.seconds / self.count,
+            "compute_seconds": (self.seconds - self.waited) / self.count,
+            "input_wait_seconds": self.waited / self.count,
+            "checkpoint_seconds": self.checkpoint_seconds,
+            "tokens_per_second": self.tokens / self.seconds,
+        }
+
+
+class MetricsLog:
+    """Appends to metrics.jsonl: one line every few updates, each step at most once.
+
+    A line is due every `every` updates, at each validation and at the last update. The
+    newest line is held back until the next update, so that its validation loss can be
+    added; a resumed run adds an outstanding validation loss to the line in the file.
+    Lines that do not fit on a full disk are kept until `sync`. Only the first of
+    several processes writes.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        last_step: int,
+        num_steps: int,
+        every: int,
+        show: Callable[[dict[str, Any]], None] = lambda line: None,
+    ):
+        """Opens the file and cuts it to the lines of steps up to last_step.
+
+        show(line) is called for each new line, and with the validation loss alone if
+        that is added to a line in the file. Raises UserError if the file cannot be read
+        or written.
+        """
+        self.step, self.num_steps, self.every = last_step, num_steps, every
+        self.show = show
+        self.path = path if distributed.is_first() else None
+        self.unwritten = b""
+        self.timing = Timing()
+        self.tokens_per_second = 0.0  # of the newest call
+        self.held: dict[str, Any] | None = None
+        try:
+            kept = whole_lines(path, last_step) if self.path else []
+            self._open(kept)
+        except OSError as error:
+            raise UserError(
+                f"cannot write {path} ({error.strerror}): free the disk or fix its "
+                "permissions, or choose another --workdir"
+            ) from error
+        if self.path and last_step and not kept:
+            say(f"{path} lacks the updates up to {last_step}: their lines are lost")
+        # The line of last_step, and those before it.
+        self.resumed = kept if kept and _step(kept[-1]) == last_step else []
+
+    def _open(self, lines: list[bytes]) -> None:
+        """Replaces the file by these lines, atomically, and opens it for appending."""
+        if self.path is not None:
+            fresh = self.path.with_suffix(".tmp")
+            fresh.write_bytes(b"".join(lines))
+            fresh.replace(self.path)
+        self.file = (self.path or Path(os.devnull)).open("ab", buffering=0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()
+
+    def append(self, updates: list[dict[str, Any]]) -> None:
+        """Logs the metrics of the updates of one call."""
+        seconds, waited = self.timing.lap(len(updates))
+        self.resumed = []
+        for exact in updates:
+            self._release()
+            self.step += 1
+            timing = self.timing.add(seconds, waited, exact["tokens"])
+            self.held = {"step": self.step, "exact": exact, "timing": timing}
+        self.tokens_per_second = exact["tokens"] / seconds
+
+    def sync(self, valid_nll_nats: float | None, owed: bool = False) -> None:
+        """Writes all lines to disk, the newest one with its validation loss.
+
+        owed: the newest step has yet to be validated, so its line is due. Raises
+        OSError if the disk is full; the next call tries again.
+        """
+        if valid_nll_nats is not None:
+            self._join(valid_nll_nats)
+        self._release(owed)
+        self._write()
+        if self.path is not None:
+            os.fsync(self.file.fileno())
+
+    def _join(self, valid_nll_nats: float) -> None:
+        say(f"update {self.step}: valid bpc {bits(valid_nll_nats):.4f}")
+        valid = {"valid_nll": valid_nll_nats}
+        if self.held:
+            self.held["exact"] |= valid
+        elif self.resumed:
+            *before, last = self.resumed
+            line = json.loads(last)
+            line["exact"] |= valid
+            file = self.file
+            self._open([*before, _encode(line)])
+            file.close()
+            self.show({"step": self.step, "exact": valid})
+
+    def _release(self, owed: bool = False) -> None:
+        line, self.held = self.held, None
+        if line is None:
+            return
+        step, exact = line["step"], line["exact"]
+        due = step % self.every == 0 or step == self.num_steps or "valid_nll" in exact
+        if due or owed:
+            self.show(line)
+            self.unwritten += _encode(line)
+            self.timing.restart()
+            with contextlib.suppress(OSError):  # raised by `sync`
+                self._write()
+
+    def _write(self) -> None:
+        # A disk that fills up may store part of a line; the next call writes the rest.
+        while self.unwritten:
+            written = self.file.write(self.unwritten)
+            self.unwritten = self.unwritten[written:]
+
+
+def _encode(line: dict[str, Any]) -> bytes:
+    return to_json(line).encode() + b"\n"
+
+
+def _step(line: bytes) -> int:
+    return int(json.loads(line)["step"])
+
+
+def whole_lines(path: Path, last_step: int) -> list[bytes]:
+    """Returns the lines of a metrics.jsonl up to last_step, each step once.
+
+    A kill may leave half a line at the end. Lines with other damage are left out, and
+    their number is reported.
+    """
+    kept, damaged, before = [], 0, 0
+    for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
+        if not line.endswith(b"\n"):
+            break
+        try:
+            step = _step(line)
+        except DAMAGE:
+            damaged += 1
+            continue
+        if before < step <= last_step:
+            kept.append(line)
+            before = step
+    if damaged:
+        say(f"{path}: {damaged} damaged lines are left out")
+    return kept
+
+
+def last_step(path: Path) -> int:
+    """Returns the newest step in a metrics.jsonl; 0 if there is none."""
+    try:
+        lines = whole_lines(path, 2**62)
+    except OSError:
+        return 0
+    return _step(lines[-1]) if lines else 0
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Returns the lines of a metrics.jsonl; numbers that are not finite are None."""
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+def to_json(result: Any, indent: int | None = None) -> str:
+    """Returns the result as JSON, with null for NaN and infinity."""
+
+    def valid(x: Any) -> Any:
+        if isinstance(x, dict):
+            return {name: valid(part) for name, part in x.items()}
+        if isinstance(x, (list, tuple)):
+            return [valid(part) for part in x]
+        return None if isinstance(x, float) and not math.isfinite(x) else x
+
+    return json.dumps(valid(result), indent=indent, allow_nan=False)
+
+
+@contextlib.contextmanager
+def json_lines(path: str, field: str) -> Iterator[Callable[[Any], None]]:
+    """Opens a new file of JSON lines; yields a function that writes one.
+
+    The function does nothing if the path is "" and in all processes but the first.
+    Raises UserError, naming the config field, if the file cannot be created.
+    """
+    if not path or not distributed.is_first():
+        yield lambda record: None
+        return
+    try:
+        file = Path(path).expanduser().open("w", encoding="utf-8")
+    except OSError as error:
+        raise UserError(
+            f"{field} = {path!r} cannot be written ({error.strerror}): choose another"
+        ) from error
+    with file:
+        yield lambda record: print(to_json(record), file=file, flush=True)

@@ -1,0 +1,125 @@
+"""Progress of long work: a bar on a terminal, occasional lines elsewhere."""
+
+import contextlib
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Self
+
+import jax
+import tqdm
+
+from txl_jax.report.log import say
+from txl_jax.runtime import distributed
+
+EVERY_SECONDS = 10.0  # between lines, where stderr is not a terminal
+QUIET_SECONDS = 2.0  # shorter waits are not reported
+
+# A training step compiles in 4 to 9 s on two CPU cores; the TPU compiler takes 9 to
+# 98 s there, half of the time below 35 (experiments/benchmarks/results.jsonl and
+# pods.jsonl).
+CPU_COMPILE_SECONDS = 10
+COMPILE_SECONDS = 35
+
+
+class Progress:
+    """Counts finished work, and reports it with a rate or the caller's figures.
+
+    Without a terminal, work that takes less than ten seconds prints nothing. total = 0
+    means unknown. The bar closes when the context or the object ends.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        total: int = 0,
+        done: int = 0,
+        *,
+        in_bytes: bool = False,
+        say: Callable[[str], None] = say,
+    ):
+        """Starts at `done`, which is above 0 in a resumed run."""
+        self.label, self.total, self.in_bytes, self.say = label, total, in_bytes, say
+        self.initial = self.done = done
+        self.started = self.reported = time.perf_counter()
+        self.bar = None
+        if sys.stderr.isatty() and distributed.is_first():
+            self.bar = tqdm.tqdm(
+                desc=label,
+                total=total or None,
+                initial=done,
+                # Some terminals, mostly of containers, report a width of 0.
+                ncols=shutil.get_terminal_size().columns,
+                unit="B" if in_bytes else "it",
+                unit_scale=in_bytes,
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.bar is not None:
+            self.bar.close()
+
+    def add(self, count: int) -> None:
+        """Adds `count` to the work done."""
+        self(self.done + count)
+
+    def __call__(self, done: int, total: int = 0, **figures: str) -> None:
+        """Sets the count, a total above 0, and figures such as loss="1.92"."""
+        self.done, self.total = done, total or self.total
+        text = " ".join(f"{name} {value}" for name, value in figures.items())
+        if self.bar is not None:
+            self.bar.total = self.total or None
+            self.bar.set_postfix_str(text, refresh=False)
+            self.bar.update(done - self.bar.n)
+            return
+        now = time.perf_counter()
+        if now - self.reported >= EVERY_SECONDS:
+            self.reported = now
+            self.say(self._line(text, now - self.started))
+
+    def _line(self, text: str, seconds: float) -> str:
+        made, remaining = self.done - self.initial, self.total - self.done
+        count = f"{self.done}/{self.total}" if self.total else f"{self.done}"
+        parts = [self.label, count, text]
+        if self.in_bytes:
+            parts += ["bytes", f"{made / 1e6 / seconds:.1f} MB/s"]
+        if self.total and made > 0:
+            minutes, rest = divmod(int(seconds * remaining / made), 60)
+            parts.append(f"{minutes}:{rest:02d} left")
+        return " ".join(filter(None, parts))
+
+
+@contextlib.contextmanager
+def waiting(notice: str) -> Iterator[None]:
+    """Prints the notice if the context takes over two seconds, and then the time."""
+    timer = threading.Timer(QUIET_SECONDS, say, [notice])
+    timer.daemon = True
+    timer.start()
+    start = time.monotonic()
+    try:
+        yield
+    finally:
+        timer.cancel()
+    if (seconds := time.monotonic() - start) > QUIET_SECONDS:
+        say(f"{notice.partition(',')[0]}: took {seconds:.1f} s")
+
+
+def report_compilation(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps a jitted function and reports its first call, which compiles."""
+    compiled = False
+
+    def reported(*args: Any) -> Any:
+        nonlocal compiled
+        if compiled:
+            return call(*args)
+        compiled = True
+        on_cpu = jax.default_backend() == "cpu"
+        seconds = CPU_COMPILE_SECONDS if on_cpu else COMPILE_SECONDS
+        with waiting(f"compiling {name}, about {seconds} s"):
+            return call(*args)
+
+    return reported

@@ -1,0 +1,1 @@
+"""Processes and signals: connection, synchronization and termination."""

@@ -1,0 +1,216 @@
+"""The processes of a run: connection, barriers and termination.
+
+Every process runs the same command. On TPU pods (including GKE's) and under Slurm's
+`srun` they find each other; elsewhere JAX_COORDINATOR_ADDRESS (host:port of process 0),
+JAX_NUM_PROCESSES and JAX_PROCESS_ID connect them, or JOB_COMPLETION_INDEX of an indexed
+job instead of JAX_PROCESS_ID. A single process opens no connection.
+
+Process 0 is the coordinator: it alone writes a run's files and reports progress.
+"""
+
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from typing import NoReturn, TypeVar
+
+import jax
+from jax.experimental import multihost_utils
+from orbax.checkpoint import multihost
+
+from txl_jax.errors import RETRY, USER_ERROR, BadNumbers, Interrupted, UserError
+
+Result = TypeVar("Result")
+EXITING = threading.Lock()  # held by the thread that ends the process
+
+ADDRESS = "JAX_COORDINATOR_ADDRESS"
+COUNT = "JAX_NUM_PROCESSES"
+INDEX = "JAX_PROCESS_ID"
+
+HEARTBEAT_SECONDS = 30  # from a process's last heartbeat until the others exit
+SHUTDOWN_SECONDS = 60  # from the last barrier until all processes have ended
+WAIT_SECONDS = 24 * 3600  # for the work of process 0 alone, such as preparing data
+EXIT_DELAY_SECONDS = 3  # of process 0, whose exit aborts the others
+
+# Texts by which gloo, gRPC and jax's coordination service report a lost process.
+LOST = (
+    *("closed by peer", "reset by peer", "Connection refused", "Broken pipe", "Gloo"),
+    *("heartbeat", "UNAVAILABLE", "DEADLINE_EXCEEDED", "Barrier", "another task died"),
+)
+
+
+def find_processes(environment: Mapping[str, str], on_tpu: bool) -> dict[str, object]:
+    """Returns the arguments of `jax.distributed.initialize`, {} for one process.
+
+    Raises UserError if the variables are incomplete or invalid.
+    """
+    index = environment.get(INDEX, environment.get("JOB_COMPLETION_INDEX"))
+    values = {
+        ADDRESS: environment.get(ADDRESS),
+        COUNT: environment.get(COUNT),
+        INDEX: index,
+    }
+    if values[COUNT] == "1":
+        return {}
+    if values[COUNT] is not None:
+        if missing := [name for name, value in values.items() if not value]:
+            raise UserError(f"{COUNT} is set without {missing[0]}: set all three")
+        for name in (COUNT, INDEX):
+            if not str(values[name]).isdecimal():
+                raise UserError(f"{name} = {values[name]!r} must be a whole number")
+        if int(str(index)) >= int(str(values[COUNT])):
+            raise UserError(
+                f"{INDEX} = {index} must be below {COUNT} = {values[COUNT]}"
+            )
+        if ":" not in str(values[ADDRESS]):
+            raise UserError(f"{ADDRESS} = {values[ADDRESS]!r} must be host:port")
+        return {
+            "coordinator_address": values[ADDRESS],
+            "num_processes": int(str(values[COUNT])),
+            "process_id": int(str(index)),
+            "cluster_detection_method": "deactivate",
+        }
+    # Set by srun for its steps; a shell inside an allocation is one process.
+    if int(environment.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
+        return {"cluster_detection_method": "slurm"}
+    hosts = environment.get("TPU_WORKER_HOSTNAMES", "?,?").count(",") + 1
+    slices = int(environment.get("MEGASCALE_NUM_SLICES", 1))
+    if on_tpu and hosts * slices > 1:
+        return {"cluster_detection_method": None}
+    return {}
+
+
+def find_others() -> dict[str, object]:
+    """Returns the result of `find_processes` for this process's environment."""
+    # The import of jax sets the variable on a machine with TPUs.
+    on_tpu = (
+        "TPU_ML_PLATFORM" in os.environ and os.environ.get("JAX_PLATFORMS") != "cpu"
+    )
+    return find_processes(os.environ, on_tpu)
+
+
+def connect(wait_seconds: int) -> None:
+    """Connects to the other processes, if there are any; must precede any use of jax.
+
+    If not all processes connect within wait_seconds, each exits with one line and
+    status RETRY. Raises UserError like `find_processes`.
+    """
+    args = find_others()
+    if not args:
+        return
+    address = args.get("coordinator_address", "their coordinator")
+    line = (
+        f"txl_jax[{args.get('process_id', '?')}]: not all processes connected to "
+        f"{address} within run.connect_seconds = {wait_seconds} s: start all of them, "
+        f"with the same {ADDRESS} and {COUNT}"
+    )
+    # The timeout of jax itself would abort with a C++ stack, so it comes later.
+    timer = threading.Timer(wait_seconds, _give_up, [line])
+    timer.daemon = True
+    timer.start()
+    jax.distributed.initialize(
+        initialization_timeout=wait_seconds + 60,
+        heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+        shutdown_timeout_seconds=SHUTDOWN_SECONDS,
+        **args,  # type: ignore[arg-type]
+    )
+    # The first collective: on CPUs it times out after 30 s, so it must not wait for
+    # compilation, which takes longer on some processes than on others.
+    multihost_utils.sync_global_devices("txl_jax")
+    timer.cancel()
+
+
+def several() -> bool:
+    """Returns whether the run has several processes."""
+    return jax.distributed.is_initialized() and jax.process_count() > 1
+
+
+def is_first() -> bool:
+    """Returns whether this process writes files and reports progress."""
+    return not several() or jax.process_index() == 0
+
+
+def label() -> str:
+    """Returns the prefix of a process's last line, such as "txl_jax[1]"."""
+    return f"txl_jax[{jax.process_index()}]" if several() else "txl_jax"
+
+
+def first_then_others(make: Callable[[], Result]) -> Result:
+    """Returns make(), which every process calls, the others after process 0.
+
+    On a shared disk the others find the files of process 0.
+    """
+    if not is_first():
+        wait_for_all()
+        return make()
+    try:
+        return make()
+    finally:  # also after an error, which the others then raise themselves
+        wait_for_all()
+
+
+def wait_for_all() -> None:
+    """Waits until every process has made this call as many times."""
+    if several():
+        wait = multihost.get_barrier_sync_fn()
+        wait(key="txl_jax", timeout_ms=1000 * WAIT_SECONDS)
+
+
+def exit_on_error(kind: object, error: BaseException | None, _: object) -> None:
+    """An `__exit__` that ends one of several processes immediately after an exception.
+
+    A normal exit would wait for the others, and jax would abort it. Exceptions that all
+    processes raise together pass.
+    """
+    if (
+        error is None
+        or isinstance(error, (Interrupted, UserError, BadNumbers))
+        or not several()
+    ):
+        return
+    text = "".join(traceback.format_exception(error))
+    if any(reason in text for reason in LOST):
+        reason = str(error).strip().partition("\n")[0][:200]
+        exit_now(f"another process is lost ({reason}); the same command resumes", RETRY)
+    *rest, last = text.splitlines()
+    for line in rest:
+        warn(line)
+    exit_now(last, 1)
+
+
+def report(error: UserError | Interrupted | BadNumbers) -> int:
+    """Prints why the run ends, and returns its exit status.
+
+    A UserError may concern only one of several processes: that process exits here.
+    """
+    if isinstance(error, UserError) and several():
+        exit_now(str(error), USER_ERROR)
+    if is_first():
+        print(f"txl_jax: {error}", file=sys.stderr)
+    return USER_ERROR if isinstance(error, UserError) else error.status
+
+
+def warn(line: str) -> None:
+    """Prints a line from any process and any thread."""
+    _write(f"{label()}: {line}")
+
+
+def exit_now(line: str, status: int) -> NoReturn:
+    """Prints a line and exits at once, from any thread; later calls never return."""
+    EXITING.acquire()  # never released
+    warn(line)
+    if several() and is_first():
+        time.sleep(EXIT_DELAY_SECONDS)
+    os._exit(status)
+
+
+def _write(line: str) -> None:
+    # A hanging thread may hold the lock of sys.stderr.
+    os.write(2, f"{line}\n".encode())
+
+
+def _give_up(line: str) -> NoReturn:
+    _write(line)
+    os._exit(RETRY)

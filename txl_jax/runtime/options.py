@@ -1,0 +1,54 @@
+"""Options of processes, logs and the mesh of devices."""
+
+import dataclasses
+
+from txl_jax.errors import UserError
+from txl_jax.runtime.constraint import at_least, check
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """How a run uses its machines; no result depends on it."""
+
+    # time limit for all processes to connect at the start
+    connect_seconds: int = at_least(1, 300)
+    # time without progress after which a run counts as hung and exits; 0 = no limit
+    hang_seconds: int = at_least(0, 1_800)
+    compilation_cache: str = ""  # folder for compiled programs, also gs://; "" = none
+    profile_steps: str = ""  # updates to trace: "10:15" = 11 to 15; "" = none
+    tensorboard: bool = True  # also write the metrics to WORKDIR/tensorboard
+
+    def __post_init__(self) -> None:
+        """Raises UserError for an impossible value."""
+        check(self, "run")
+        if self.profile_steps:
+            first, _, last = self.profile_steps.partition(":")
+            if not (first.isdecimal() and last.isdecimal() and int(first) < int(last)):
+                raise UserError(
+                    f"run.profile_steps = {self.profile_steps!r} must be a range of "
+                    'updates, such as "10:15"'
+                )
+
+    def profiled(self) -> tuple[int, int]:
+        """Returns the updates before and at the end of the trace; (-1, -1) for none."""
+        first, _, last = self.profile_steps.partition(":")
+        return (int(first), int(last)) if last else (-1, -1)
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshConfig:
+    """Devices along each axis of the mesh; -1, in at most one field, = the rest."""
+
+    data: int = -1  # copies of the model, each with different streams
+    fsdp: int = 1  # shards of the parameters, each with different streams
+    model: int = 1  # shards of the heads, the feed-forward and the vocabulary
+
+    def __post_init__(self) -> None:
+        """Raises UserError for sizes that fit no number of devices."""
+        check(self, "mesh")
+        sizes = [self.data, self.fsdp, self.model]
+        if any(size == 0 or size < -1 for size in sizes) or sizes.count(-1) > 1:
+            raise UserError(
+                f"mesh.data, mesh.fsdp, mesh.model = {sizes}: each must be at least 1, "
+                "and one of them may be -1 (the remaining devices)"
+            )

@@ -1,0 +1,110 @@
+"""Detects the death of another process at once, even while this process waits.
+
+Every process holds a TCP connection to process 0, which the system closes when the
+process dies. JAX's coordination service detects a death by missing heartbeats, 30 s
+later, and aborts the process with status 134 and a C++ stack. With jax 0.10 this
+happened in Python code and in device code, also while a thread waited at a barrier of
+the service: the abort came before the barrier's error. A failing collective raises an
+error at once, but a process need not be in one, and the public interface has no
+callback. Where no connection can be made, that abort remains.
+"""
+
+import contextlib
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from jax._src.distributed import global_state  # orbax uses it, too
+
+from txl_jax.errors import RETRY
+from txl_jax.runtime import distributed
+
+KEY = "txl_jax/peers"
+MEET_SECONDS = 30
+GRACE_SECONDS = 2  # for process 0 to report its own error, which explains more
+LOST = b"!"  # sent by process 0 when it has lost another process
+
+
+class Peers:
+    """The connections of this process: to process 0, or from there to all others."""
+
+    def __init__(self) -> None:
+        self.ends: list[socket.socket] = []
+        self.over = threading.Event()
+
+    def listen(self) -> None:
+        """Accepts connections of processes that send the password."""
+        server = socket.create_server(("", 0), family=socket.AF_INET)
+        password = secrets.token_hex(16)
+        port = server.getsockname()[1]
+        client: Any = global_state.client
+        client.key_value_set(KEY, f"{port} {password}")
+        _start(self._accept, server, password.encode())
+
+    def _accept(self, server: socket.socket, password: bytes) -> None:
+        while True:
+            end, _ = server.accept()
+            end.settimeout(MEET_SECONDS)
+            with contextlib.suppress(OSError):
+                if end.recv(len(password), socket.MSG_WAITALL) == password:
+                    self._keep(end)
+                    continue
+            end.close()
+
+    def join(self) -> None:
+        """Connects to process 0."""
+        client: Any = global_state.client
+        value = client.blocking_key_value_get(KEY, 1000 * MEET_SECONDS)
+        port, password = value.split()
+        host = str(global_state.coordinator_address).rpartition(":")[0]
+        end = socket.create_connection((host.strip("[]"), int(port)), MEET_SECONDS)
+        end.sendall(password.encode())
+        self._keep(end)
+
+    def _keep(self, end: socket.socket) -> None:
+        end.settimeout(None)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self.ends.append(end)
+        _start(self._watch, end)
+
+    def _watch(self, end: socket.socket) -> None:
+        try:
+            with end:
+                message = end.recv(1)
+        except ConnectionResetError:
+            message = b""
+        except OSError:  # the network is silent: left to jax's heartbeat
+            return
+        first = distributed.is_first()
+        if first:
+            time.sleep(GRACE_SECONDS)
+        if self.over.is_set():
+            return
+        for other in self.ends if first else ():
+            with contextlib.suppress(OSError):
+                other.send(LOST)
+        reason = "reported by process 0" if message else "its connection closed"
+        line = f"another process is lost ({reason}); the same command resumes"
+        distributed.exit_now(line, RETRY)
+
+
+def _start(target: Any, *args: Any) -> None:
+    threading.Thread(target=target, args=args, name="peers", daemon=True).start()
+
+
+@contextlib.contextmanager
+def watching() -> Iterator[None]:
+    """Ends this process with status RETRY if another process of the run dies inside."""
+    if not distributed.several():
+        yield
+        return
+    peers = Peers()
+    with contextlib.suppress(OSError):
+        peers.listen() if distributed.is_first() else peers.join()
+    try:
+        yield
+    finally:  # the connections close with the process, after all have come this far
+        peers.over.set()

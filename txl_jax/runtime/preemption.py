@@ -1,0 +1,119 @@
+"""Graceful termination: SIGTERM and SIGINT end a run without losing an update.
+
+A preempted machine or Slurm sends SIGTERM, Ctrl-C sends SIGINT. The run ends at the
+next boundary: after a call of the training step, or after a segment of an evaluation.
+If no work would be lost, or at a second SIGINT, it ends at once.
+
+Any process of a run may receive the signal. JAX's preemption service makes all of them
+end at the same boundary: without a collective, it chooses in the background the next
+one that no process has reached.
+"""
+
+import contextlib
+import faulthandler
+import os
+import signal
+import threading
+from collections.abc import Iterator
+
+from jax.experimental import multihost_utils
+
+from txl_jax.errors import INTERRUPTED, RETRY, Interrupted
+from txl_jax.runtime import distributed
+
+HEAD = b"(most recent call first)"  # faulthandler writes it once per signal
+
+
+class Stop:
+    """The state of termination; `stop` is the only instance.
+
+    `hold` and `release` bracket the time in which an immediate end would lose work.
+    Loops call `at_boundary` after each unit of work, save, and raise `end(...)`.
+
+    status: exit status, nonzero once this process has received a signal. reached:
+    `at_boundary` has returned True. holds: an immediate end would lose work.
+    """
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.reached = False
+        self.holds = False
+        self._boundaries = 0
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Handles SIGTERM and SIGINT even while the main thread is in C++ code.
+
+        Python runs its signal handlers between two bytecodes of the main thread, so not
+        during compilation. The handler of faulthandler runs at once: its output wakes a
+        thread, and it can chain to the previous handler, which is jax's in C++.
+        """
+        self.release()
+        several = distributed.several()
+        pipes = []
+        for number, chain in ((signal.SIGTERM, several), (signal.SIGINT, False)):
+            read, write = os.pipe()
+            faulthandler.register(number, file=write, all_threads=False, chain=chain)
+            threading.Thread(
+                target=self._listen, args=(number, read), name="signals", daemon=True
+            ).start()
+            pipes.append((number, write))
+        try:
+            yield
+        finally:
+            for number, write in pipes:
+                faulthandler.unregister(number)
+                os.close(write)  # ends the thread
+
+    def _listen(self, number: signal.Signals, read: int) -> None:
+        count = 0
+        with open(read, "rb", buffering=0) as pipe:
+            while written := pipe.read(65536):
+                for _ in range(written.count(HEAD)):
+                    count += 1
+                    self._receive(number, count)
+
+    def _receive(self, number: signal.Signals, count: int) -> None:
+        status = INTERRUPTED if number == signal.SIGINT else RETRY
+        if not self.holds or (number == signal.SIGINT and count > 1):
+            line = f"{number.name}: ended at once; the same command resumes"
+            distributed.exit_now(line, status)
+        self.status = self.status or status
+        if number == signal.SIGINT:
+            distributed.warn(
+                "SIGINT: ending after this step; a second one ends at once"
+            )
+            if distributed.several():
+                os.kill(os.getpid(), signal.SIGTERM)  # the only signal jax handles
+
+    def hold(self) -> None:
+        """Makes signals wait for the next boundary: there is unsaved work."""
+        self.holds = True
+
+    def release(self) -> None:
+        """Lets signals end a single process at once: all work is saved.
+
+        Several processes always end at a boundary, where they meet.
+        """
+        self.holds = distributed.several()
+
+    def at_boundary(self) -> bool:
+        """Returns whether to end here: the same on all processes.
+
+        All processes must call this equally often and in the same order.
+        """
+        self._boundaries += 1
+        if not distributed.several():
+            self.reached = self.reached or bool(self.status)
+        elif multihost_utils.reached_preemption_sync_point(self._boundaries):
+            self.reached = True
+        return self.reached
+
+    def end(self, where: str) -> Interrupted:
+        """Returns the exception to raise once everything is saved."""
+        return Interrupted(
+            f"ended {where}; the same command resumes", self.status or RETRY
+        )
+
+
+stop = Stop()

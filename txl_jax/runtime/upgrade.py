@@ -1,0 +1,120 @@
+"""Upgrades configs and flags of older versions, whose fields had other names."""
+
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from txl_jax.errors import UserError
+
+
+class Change(NamedTuple):
+    """Fields of older versions that one field replaces."""
+
+    new: str
+    old: dict[str, Any]  # the old fields, and their defaults
+    convert: Callable[..., Any]  # from the values of the old fields to the new one's
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _tuple(*values: Any) -> tuple[Any, ...]:
+    return values
+
+
+CHANGES = (
+    Change(
+        "data.copying",
+        {"data.copy_delay": 0, "data.copy_length": 0, "data.copy_symbols": 0},
+        _tuple,
+    ),
+    Change("optim.betas", {"optim.beta1": 0.9, "optim.beta2": 0.999}, _tuple),
+    Change(
+        "train.order", {"train.roll": False}, lambda roll: "roll" if roll else "stream"
+    ),
+    Change(
+        "recl.contexts",
+        {"recl.start": 100, "recl.longest": 1000, "recl.step": 100},
+        _tuple,
+    ),
+    Change(
+        "compile.streams_per_chip",
+        {"compile.largest_batch": False},
+        lambda search: -1 if search else 0,
+    ),
+    Change("eval.baselines", {"eval.yardsticks": False}, _same),
+    Change("generate.prompt", {"generate.prompt_file": ""}, "@{}".format),
+    Change("model.mem_len", {"convert.mem_len": -1}, _same),
+    Change("model.cutoffs", {"convert.cutoffs": ()}, _same),
+    Change("model.clamp_len", {"convert.clamp_len": 0}, _same),
+    Change("model.same_length", {"convert.same_length": False}, _same),
+    Change("model.pre_lnorm", {"convert.pre_lnorm": False}, _same),
+)
+
+# Removed fields, and the value that is fixed now.
+REMOVED: dict[str, Any] = {
+    "data.copy_seed": 0,
+    "recl.threshold": 0.01,
+    "recl.ratios": (1.0, 0.5, 0.1),
+    "speed.segments": 4,
+    "speed.seed": 0,
+}
+# Sections of modes that only read a run: any value of a removed field is harmless.
+READERS = ("recl", "speed")
+
+OLD = {name: change for change in CHANGES for name in change.old}
+
+
+def upgrade(saved: dict[str, Any], source: str) -> dict[str, Any]:
+    """Returns the sections of a saved config with the fields of this version.
+
+    One line on stderr lists the values that moved. Raises UserError for a removed field
+    whose value is not the fixed one.
+    """
+    sections = {
+        name: dict(fields) if isinstance(fields, dict) else fields
+        for name, fields in saved.items()
+    }
+    moved = []
+    for change in CHANGES:
+        values = [_pop(sections, name, old) for name, old in change.old.items()]
+        if values == list(change.old.values()):
+            continue
+        section, _, key = change.new.partition(".")
+        sections.setdefault(section, {})[key] = change.convert(*values)
+        moved.append(f"{' and '.join(change.old)} became {change.new}")
+    for name, fixed in REMOVED.items():
+        value = _pop(sections, name, fixed)
+        if value != fixed and not name.startswith(READERS):
+            raise UserError(
+                f"{name} = {value!r}: this version has removed the field, which is "
+                f"fixed at {fixed!r}; use the version that made the run"
+            )
+    if moved:
+        print(
+            f"{source} was saved by an older version: {'; '.join(moved)}",
+            file=sys.stderr,
+        )
+    return sections
+
+
+def _pop(sections: dict[str, Any], name: str, default: Any) -> Any:
+    section, _, key = name.partition(".")
+    fields = sections.get(section)
+    value = fields.pop(key, default) if isinstance(fields, dict) else default
+    return tuple(value) if isinstance(value, list) else value
+
+
+def upgrade_flag(name: str, text: str) -> tuple[str, str]:
+    """Returns the field and the text that replace a flag of an older version."""
+    change = OLD[name]
+    if len(change.old) > 1:
+        raise UserError(
+            f"--config.{name} has been removed: use --config.{change.new}, which "
+            f"replaces {', '.join(change.old)}"
+        )
+    print(f"--config.{name} is now --config.{change.new}", file=sys.stderr)
+    is_bool = type(change.old[name]) is bool and change.convert is not _same
+    value = change.convert(text.strip().lower() == "true" if is_bool else text)
+    return change.new, str(value)

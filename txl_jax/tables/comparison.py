@@ -1,0 +1,200 @@
+"""Compares the rows of an ablation table over their seeds (Tables 6, 7 and 10)."""
+
+import dataclasses
+import statistics
+from dataclasses import dataclass
+from typing import Any
+
+from txl_jax import metrics
+from txl_jax.tables.rows import TABLES
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The mean, minimum and maximum of a number over the seeds."""
+
+    mean: float
+    least: float
+    most: float
+
+    @property
+    def spread(self) -> float:
+        """The maximum minus the minimum."""
+        return self.most - self.least
+
+
+def measure(values: list[float]) -> Measured:
+    """Returns the mean and range of one number per seed."""
+    return Measured(statistics.fmean(values), min(values), max(values))
+
+
+# A length counts as the best if its perplexity is within the last digit of the paper's
+# tables, 0.01 of 26.77.
+REACHES = 1 + 0.01 / 26.77
+
+
+@dataclass(frozen=True)
+class RowResult:
+    """Perplexities of one row over its seeds.
+
+    `ppl` is by attention length. `gain` is the decrease in perplexity within a run from
+    training's attention length to the best one, or 0 if the best one is not longer.
+    """
+
+    ppl: dict[int, Measured]
+    init_len: int
+    best_len: int
+    gain: Measured
+    seeds: int
+
+    @property
+    def init(self) -> Measured:
+        """The perplexity at `init_len`, the attention length of training."""
+        return self.ppl[self.init_len]
+
+    @property
+    def best(self) -> Measured:
+        """The perplexity at `best_len`."""
+        return self.ppl[self.best_len]
+
+
+def summarise(nlls: list[dict[int, float]], init_len: int) -> RowResult:
+    """Returns the result of a row from each seed's nll by attention length, in nats.
+
+    init_len is the attention length of training; best_len will be the shortest length
+    whose mean perplexity reaches the best.
+    """
+    runs = [
+        {length: metrics.perplexity(nll) for length, nll in run.items()} for run in nlls
+    ]
+    ppl = {length: measure([run[length] for run in runs]) for length in runs[0]}
+    best = min(one.mean for one in ppl.values())
+    best_len = min(length for length, one in ppl.items() if one.mean <= best * REACHES)
+    longer = max(best_len, init_len)
+    gain = measure([run[init_len] - run[longer] for run in runs])
+    return RowResult(ppl, init_len, best_len, gain, len(runs))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The cost of one change in perplexity, its spread, and the paper's cost."""
+
+    what: str
+    cost: float
+    spread: float
+    paper: float
+    seeds: int
+
+    @property
+    def verdict(self) -> str:
+        """Whether the change matters, and in the same direction as in the paper.
+
+        A cost within the spread over the seeds counts as no difference.
+        """
+        if self.seeds < 2:
+            return "one seed, so no spread"
+        if abs(self.cost) <= self.spread:
+            return "no difference"
+        if not self.paper:
+            return "a difference where the paper has none"
+        return "as the paper" if self.cost * self.paper > 0 else "against the paper"
+
+
+def ancestor(name: str, table: int, present: dict[str, Any]) -> str:
+    """Returns the nearest ancestor of row `name` in `present`, or ""."""
+    rows = TABLES[table]
+    above = rows[name].parent
+    while above and above not in present:
+        above = rows[above].parent
+    return above
+
+
+def compare(table: int, results: dict[str, RowResult]) -> list[Comparison]:
+    """Compares each row with its parent, and longer attention with training's.
+
+    A row's cost is its best perplexity minus the best of its nearest ancestor in the
+    results; the spread is the larger of the two rows' spreads. Longer attention is
+    compared within each run.
+    """
+    rows, compared = TABLES[table], []
+    for name, one in results.items():
+        if above := ancestor(name, table, results):
+            other = results[above]
+            compared.append(
+                Comparison(
+                    f"`{name}` instead of `{above}`",
+                    one.best.mean - other.best.mean,
+                    max(one.best.spread, other.best.spread),
+                    round(rows[name].best - rows[above].best, 2),
+                    min(one.seeds, other.seeds),
+                )
+            )
+    for name, one in results.items():
+        if rows[name].init:
+            compared.append(
+                Comparison(
+                    f"`{name}`: attention to more than training's {one.init_len} "
+                    f"tokens (best: {one.best_len})",
+                    0.0 - one.gain.mean,  # never -0.0
+                    one.gain.spread,
+                    round(rows[name].best - rows[name].init, 2),
+                    one.seeds,
+                )
+            )
+    return compared
+
+
+def as_json(result: RowResult) -> dict[str, Any]:
+    """Returns a row's result as JSON; perplexities are [mean, min, max]."""
+    ppl = {str(n): list(dataclasses.astuple(one)) for n, one in result.ppl.items()}
+    return {
+        "ppl_init": ppl[str(result.init_len)],
+        "ppl_best": ppl[str(result.best_len)],
+        "init_attention_tokens": result.init_len,
+        "best_attention_tokens": result.best_len,
+        "ppl_by_attention_tokens": ppl,
+        "seeds": result.seeds,
+    }
+
+
+def _range(one: Measured) -> str:
+    return f"{one.mean:.3f} ({one.least:.3f}–{one.most:.3f})"
+
+
+def _paper(number: float, form: str = ".2f") -> str:
+    return f"{number:{form}}" if number else "–"
+
+
+def markdown(table: int, results: dict[str, RowResult]) -> str:
+    """Returns the table with the paper's numbers, and the comparisons."""
+    lines = [
+        "| row | recurrence | encoding | loss | ppl init | ppl best | attention | "
+        "paper: init | best | attention |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name, one in results.items():
+        row = TABLES[table][name]
+        cells = [
+            f"`{name}`",
+            "yes" if row.recurrence else "no",
+            row.encoding,
+            row.loss,
+            _range(one.init),
+            _range(one.best),
+            str(one.best_len),
+            _paper(row.init),
+            _paper(row.best),
+            _paper(row.attention_len, "d"),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    lines += [
+        "",
+        "| change | cost (ppl) | spread | paper | verdict |",
+        "|---|---|---|---|---|",
+    ]
+    for each in compare(table, results):
+        lines.append(
+            f"| {each.what} | {each.cost:+.3f} | {each.spread:.3f} | "
+            f"{each.paper:+.2f} | {each.verdict} |"
+        )
+    return "\n".join(lines) + "\n"

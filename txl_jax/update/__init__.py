@@ -1,0 +1,1 @@
+"""One update of a training run, as a pure function of the state and a segment."""

@@ -1,0 +1,213 @@
+"""Learning rates, optimizers and averages of the parameters, built from optax."""
+
+from collections.abc import Callable
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+
+from txl_jax.update.lamb import (
+    scale_by_clipped_trust_ratio,
+    scale_by_uncorrected_adam,
+)
+from txl_jax.update.options import OptimConfig
+
+Schedule = Callable[[Array | int], Array]
+
+
+# Schedules. Step s is the number of previous updates, so with a warm-up the first
+# update has rate 0, as in TensorFlow. The PyTorch codes set the rate of step s after
+# update s: their rates are the same except in the first update, which has the full lr
+# (or 0 with a warm-up of inverse_sqrt).
+
+
+def cosine(config: OptimConfig, num_steps: int) -> Schedule:
+    """TensorFlow's and NVIDIA's: warm-up, then half a cosine over the remaining steps.
+
+    The cosine falls from lr to lr * min_lr_ratio.
+    """
+    steps = max(num_steps - config.warmup_steps, 1)
+    after = optax.cosine_decay_schedule(config.lr, steps, alpha=config.min_lr_ratio)
+    return _warmed_up(config, config.lr, after)
+
+
+def cosine_through_warmup(config: OptimConfig, num_steps: int) -> Schedule:
+    """PyTorch's: the cosine spans all of num_steps; the warm-up replaces its start.
+
+    At the end of the warm-up the rate jumps from about lr down to the cosine.
+    """
+    whole = optax.cosine_decay_schedule(
+        config.lr, max(num_steps, 1), alpha=config.min_lr_ratio
+    )
+
+    def after(step: Array | int) -> Array:
+        return whole(step + config.warmup_steps)
+
+    return _warmed_up(config, config.lr, after)
+
+
+def inverse_sqrt(config: OptimConfig, num_steps: int) -> Schedule:
+    """PyTorch's: lr * s / warmup_steps^1.5 in the warm-up, then lr / sqrt(s)."""
+    del num_steps
+
+    def after(step: Array | int) -> Array:
+        # Without a warm-up the first two updates both have lr.
+        return config.lr / jnp.sqrt(jnp.maximum(step + config.warmup_steps, 1))
+
+    peak = config.lr / max(config.warmup_steps, 1) ** 0.5
+    return _warmed_up(config, peak, after)
+
+
+def constant(config: OptimConfig, num_steps: int) -> Schedule:
+    """A constant lr after the warm-up."""
+    del num_steps
+    return _warmed_up(config, config.lr, optax.constant_schedule(config.lr))
+
+
+def _warmed_up(config: OptimConfig, peak: float, after: Schedule) -> Schedule:
+    """Joins a linear warm-up to peak and `after`, whose steps count from its end."""
+    if not config.warmup_steps:
+        return after
+    rise = optax.linear_schedule(0.0, peak, config.warmup_steps)
+    return optax.join_schedules([rise, after], [config.warmup_steps])
+
+
+SCHEDULES = {
+    "cosine": cosine,
+    "cosine_through_warmup": cosine_through_warmup,
+    "inverse_sqrt": inverse_sqrt,
+    "constant": constant,
+}
+
+
+def make_schedule(config: OptimConfig, num_steps: int) -> Schedule:
+    """Returns the schedule of a run of num_steps updates."""
+    return SCHEDULES[config.schedule](config, num_steps)
+
+
+# Optimizers: the transformations between the clip and the learning rate.
+
+Parts = list[optax.GradientTransformation]
+
+
+def adam(config: OptimConfig) -> Parts:
+    """Adam, with decoupled weight decay: it is added to the update."""
+    beta1, beta2 = config.betas
+    moments = optax.scale_by_adam(beta1, beta2, config.epsilon)
+    return [moments, *_decay(config)]
+
+
+def lamb(config: OptimConfig) -> Parts:
+    """NVIDIA's LAMB; weight decay is added before the norm of the update is taken."""
+    beta1, beta2 = config.betas
+    moments = scale_by_uncorrected_adam(beta1, beta2, config.epsilon)
+    trust = scale_by_clipped_trust_ratio(config.epsilon)
+    return [moments, *_decay(config), trust]
+
+
+def sgd(config: OptimConfig) -> Parts:
+    """PyTorch's SGD: weight decay is added to the clipped gradient."""
+    momentum = [optax.trace(config.momentum)] if config.momentum else []
+    return [*_decay(config), *momentum]
+
+
+OPTIMIZERS = {"adam": adam, "lamb": lamb, "sgd": sgd}
+
+
+def make_optimizer(config: OptimConfig) -> optax.GradientTransformationExtraArgs:
+    """Returns the clip and the optimizer; scale its updates by -lr.
+
+    `update` also takes grad_norm, the global norm of the gradients.
+    """
+    clips = [clip(config.clip)] if config.clip else []
+    return optax.chain(*clips, *OPTIMIZERS[config.optimizer](config))
+
+
+def clip(max_norm: float) -> optax.GradientTransformationExtraArgs:
+    """Like `optax.clip_by_global_norm`, with the norm as an argument.
+
+    The guard needs the norm as well. XLA does not eliminate the same expression inside
+    the `cond` that makes the update, and would read every gradient again.
+    """
+
+    def update(
+        grads: Any, state: Any, params: Any = None, *, grad_norm: Array
+    ) -> tuple[Any, Any]:
+        del params
+
+        def shorten(grad: Array) -> Array:
+            return jnp.where(grad_norm < max_norm, grad, grad / grad_norm * max_norm)
+
+        return jax.tree.map(shorten, grads), state
+
+    return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
+
+
+# Weight decay excludes norms and biases, including those of the attention.
+UNDECAYED = {"scale", "bias", "cluster_bias", "distance_bias", "u", "w"}
+
+
+def _decay(config: OptimConfig) -> Parts:
+    decay = optax.add_decayed_weights(config.weight_decay, mask=_is_matrix)
+    return [decay] if config.weight_decay else []
+
+
+def _is_matrix(params: Any) -> Any:
+    def decayed(path: tuple[Any, ...], _: Any) -> bool:
+        # A boxed parameter's path ends in the box's attribute, which has no key.
+        return not any(getattr(key, "key", None) in UNDECAYED for key in path)
+
+    return jax.tree_util.tree_map_with_path(decayed, params)
+
+
+# Averages of the parameters, for evaluation.
+
+
+@flax.struct.dataclass
+class Average:
+    """A mean of parameters; count (int32) is the number of updates in it."""
+
+    params: Any
+    count: Array
+
+
+def ema(config: OptimConfig, count: Array) -> Array:
+    """An exponential mean over about 1 / (1 - average_decay) updates."""
+    return jnp.where(count > 0, 1 - config.average_decay, 1.0)
+
+
+def asgd(config: OptimConfig, count: Array) -> Array:
+    """Polyak's, in AWD-LSTM: the plain mean since average_from."""
+    del config
+    return 1.0 / jnp.maximum(count, 1)
+
+
+# Functions that return the weight of the newest parameters, the `count`-th in the mean.
+# While count is 0, the weight is 1 and the mean equals the parameters.
+AVERAGES = {"ema": ema, "asgd": asgd}
+
+
+AddToAverage = Callable[[Average, Any, Array], Average]
+
+
+def make_average(config: OptimConfig) -> AddToAverage | None:
+    """Returns add(average, params, number), or None for a run without an average.
+
+    `params` are the parameters after update `number`, counted from 1.
+    """
+    if config.average == "none":
+        return None
+
+    def add(average: Average, params: Any, number: Array) -> Average:
+        count = average.count + (number >= config.average_from)
+        weight = AVERAGES[config.average](config, count)
+
+        def mix(mean: Array, new: Array) -> Array:
+            return jnp.where(weight < 1, mean + weight * (new - mean), new)
+
+        return Average(jax.tree.map(mix, average.params, params), count)
+
+    return add

@@ -1,0 +1,139 @@
+"""Options of training: segments, updates and the optimiser."""
+
+import dataclasses
+
+from txl_jax.errors import UserError
+from txl_jax.runtime.constraint import (
+    at_least,
+    between,
+    check,
+    fraction,
+    one_of,
+    positive,
+)
+
+ORDERS = ("stream", "sentences", "roll")
+OPTIMIZERS = ("adam", "lamb", "sgd")
+SCHEDULES = ("cosine", "cosine_through_warmup", "inverse_sqrt", "constant")
+AVERAGES = ("ema", "asgd")
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+    """How to train; steps and intervals count updates."""
+
+    # seed of the parameters, dropout and the order of the data
+    seed: int = between(0, 2**32 - 1, 1111)
+    num_steps: int = at_least(1, 400_000)  # updates of the whole run
+    batch_size: int = at_least(1, 24)  # streams of text in a batch
+    tgt_len: int = at_least(1, 512)  # tokens per segment
+    segments_per_call: int = at_least(1, 1)  # segments per call to the device
+    segments_per_update: int = at_least(1, 1)  # segments per update
+    batch_chunk: int = at_least(1, 1)  # parts of the batch, computed in turn
+    log_every: int = at_least(1, 100)  # updates between lines of metrics.jsonl
+    eval_every: int = at_least(1, 4_000)  # updates between validations
+    max_bad_steps: int = at_least(1, 20)  # skipped updates in a row that stop the run
+    # "stream" = the order of the text; "sentences" = sentences shuffled in each epoch;
+    # "roll" = each stream starts at a random place in each epoch
+    order: str = one_of(ORDERS, "stream")
+    # id of the token that ends a sentence; -1 = none
+    sentence_end: int = at_least(-1, -1)
+    varlen: bool = False  # draw the length of each segment at random around tgt_len
+    # tokens read again before each segment; needs model.mem_len = 0
+    ext_len: int = at_least(0, 0)
+    half_loss: bool = False  # score only the more recent half of each segment (Table 6)
+    # smallest id of a target that is scored; 0 = score all
+    score_ids_from: int = at_least(0, 0)
+    # id of the token after which a document starts; -1 = off
+    reset_memory_at: int = at_least(-1, -1)
+    # skip updates whose loss is above this multiple of the mean loss; 0 = off
+    max_loss_factor: float = 0.0
+    # workdir to take a new run's initial parameters from; "" = none
+    init_from: str = ""
+
+    def __post_init__(self) -> None:
+        """Raises UserError for an impossible value or combination."""
+        check(self, "train")
+        if self.order == "sentences" and self.sentence_end < 0:
+            raise UserError(
+                'train.order = "sentences" needs train.sentence_end, the id of the '
+                "token that ends a sentence"
+            )
+        if self.max_loss_factor and not self.max_loss_factor > 1:
+            raise UserError(
+                f"train.max_loss_factor = {self.max_loss_factor} must be above 1, "
+                "since many losses exceed the mean, or 0 to turn it off"
+            )
+        if self.half_loss and self.ext_len:
+            raise UserError(
+                f"train.half_loss = True and train.ext_len = {self.ext_len} each score "
+                "only the recent part of what is read: set only one of them"
+            )
+        if self.batch_size % self.batch_chunk:
+            raise UserError(
+                f"train.batch_size = {self.batch_size} must be a multiple of "
+                f"train.batch_chunk = {self.batch_chunk}"
+            )
+        if self.segments_per_call % self.segments_per_update:
+            raise UserError(
+                f"train.segments_per_call = {self.segments_per_call} must be a "
+                f"multiple of train.segments_per_update = {self.segments_per_update}"
+            )
+        for name in ("num_steps", "eval_every"):
+            if getattr(self, name) % self.updates_per_call:
+                raise UserError(
+                    f"train.{name} = {getattr(self, name)} must be a multiple of the "
+                    f"{self.updates_per_call} updates in one call "
+                    "(train.segments_per_call / train.segments_per_update)"
+                )
+
+    @property
+    def updates_per_call(self) -> int:
+        """U, the updates per call to the device."""
+        return self.segments_per_call // self.segments_per_update
+
+    def validates(self, step: int) -> bool:
+        """Returns whether a validation follows update `step`."""
+        return step == self.num_steps or step % self.eval_every == 0
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimConfig:
+    """How to update parameters; the defaults follow the paper's released recipes."""
+
+    optimizer: str = one_of(OPTIMIZERS, "adam")  # one of OPTIMIZERS
+    lr: float = at_least(0, 2.5e-4)  # peak learning rate
+    schedule: str = one_of(SCHEDULES, "cosine")  # one of SCHEDULES
+    warmup_steps: int = at_least(0, 0)  # updates of the linear warm-up from 0 to lr
+    min_lr_ratio: float = at_least(0, 0.0)  # final rate of a cosine, divided by lr
+    clip: float = at_least(0, 0.25)  # largest global norm of the gradient; 0 = off
+    # decay rates of the two moments of adam and lamb
+    betas: tuple[float, ...] = (0.9, 0.999)
+    # term added to the denominator of adam and lamb; NVIDIA's recipes for lamb: 1e-6
+    epsilon: float = positive(1e-8)
+    momentum: float = fraction(0.0)  # momentum of sgd
+    weight_decay: float = at_least(0, 0.0)  # weight decay, of matrices only
+    # mean of the parameters to evaluate: ema, asgd or none
+    average: str = one_of(("none", *AVERAGES), "none")
+    average_decay: float = fraction(0.999)  # decay rate of ema
+    # first update whose parameters enter the mean, counted from 1
+    average_from: int = at_least(0, 0)
+
+    def __post_init__(self) -> None:
+        """Raises UserError for an impossible value or combination."""
+        check(self, "optim")
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise UserError(
+                f"optim.betas = {self.betas} must be two numbers, each at least 0 and "
+                "below 1"
+            )
+        for name, choice, takers in (
+            ("momentum", "optimizer", ("sgd",)),
+            ("min_lr_ratio", "schedule", ("cosine", "cosine_through_warmup")),
+            ("average_from", "average", tuple(AVERAGES)),
+        ):
+            if getattr(self, name) and getattr(self, choice) not in takers:
+                raise UserError(
+                    f"optim.{name} = {getattr(self, name)} has no effect with "
+                    f'optim.{choice} = "{getattr(self, choice)}": leave it at 0'
+                )

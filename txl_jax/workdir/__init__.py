@@ -1,0 +1,1 @@
+"""A run's folder, local or on `gs://`: its files, its lock, and `load`."""

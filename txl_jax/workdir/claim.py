@@ -1,0 +1,107 @@
+"""The run that a workdir belongs to: its config, corpus and starts."""
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from txl_jax import config as configs
+from txl_jax import metrics
+from txl_jax.config import Config
+from txl_jax.data import vocab as vocabulary
+from txl_jax.data.tokens import Tokens
+from txl_jax.errors import UserError
+from txl_jax.report import provenance
+from txl_jax.report.checksum import DAMAGE
+from txl_jax.report.log import say
+from txl_jax.runtime import distributed
+from txl_jax.update import state
+from txl_jax.workdir.fit import fit_vocab
+from txl_jax.workdir.folder import CONFIG, RUN, VOCAB
+
+IMPORTED = "imported"  # in run.json: the source of an imported model
+
+
+def check_trainable(workdir: Path, config: Config) -> None:
+    """Raises UserError if the workdir belongs to an import or to another config."""
+    with contextlib.suppress(OSError, ValueError):
+        if IMPORTED in json.loads((workdir / RUN).read_text("utf-8")):
+            raise UserError(
+                f"{workdir} holds an imported model, without the state of the "
+                f"optimizer: train with --config.train.init_from={workdir} in "
+                "another --workdir"
+            )
+    if (workdir / CONFIG).exists():
+        saved = configs.parse(configs.load_json(workdir / CONFIG))
+        check_same_run(workdir, saved, config)
+
+
+def check_same_run(workdir: Path, saved: Config, config: Config) -> None:
+    """Raises UserError if the workdir's saved config conflicts with `config`."""
+    if conflicts := configs.conflicts(saved, config):
+        raise UserError(
+            f"{workdir} belongs to another config ({'; '.join(conflicts)}): give "
+            "another --workdir, or restore these fields"
+        )
+
+
+def claim(workdir: Path, config: Config, tokens: Tokens) -> None:
+    """Makes `workdir` the folder of this run, or checks that it is, and logs a start.
+
+    Reports libraries and devices that changed since the first start: the results may
+    then differ in the last bits from those of an uninterrupted run. Every process
+    checks, process 0 writes. Raises UserError if the workdir belongs to another config
+    or to another version of the corpus.
+    """
+    check_trainable(workdir, config)
+    model = fit_vocab(config, len(tokens.vocab)).model
+    parameters = metrics.parameter_count(state.abstract_params(model))
+    run = provenance.provenance(dataclasses.asdict(config), tokens.manifest, parameters)
+    try:
+        run["starts"] = [*_earlier_starts(workdir, run), provenance.start(run)]
+        if not distributed.is_first():
+            return
+        text = json.dumps(run, indent=2) + "\n"
+        _replace(workdir / CONFIG, lambda path: configs.save_json(config, path))
+        _replace(workdir / VOCAB, lambda path: vocabulary.save(tokens.vocab, path))
+        _replace(workdir / RUN, lambda path: path.write_text(text, "utf-8"))
+    except OSError as error:
+        raise UserError(
+            f"cannot write {error.filename or workdir} ({error.strerror}): give "
+            "another --workdir"
+        ) from error
+
+
+def _replace(path: Path, write: Callable[[Path], object]) -> None:
+    """Replaces a file atomically."""
+    temporary = path.with_suffix(".tmp")
+    write(temporary)
+    temporary.replace(path)
+
+
+def _earlier_starts(workdir: Path, run: dict[str, Any]) -> list[dict[str, Any]]:
+    """Returns the run's starts so far; raises UserError if its corpus has changed."""
+    path = workdir / RUN
+    if not path.exists():
+        return []
+    try:
+        before = json.loads(path.read_text("utf-8"))
+        changed = before["data"]["splits"] != run["data"]["splits"]
+        starts = list(before["starts"])
+        differences = provenance.differences(starts[0], run)
+    except DAMAGE as error:
+        raise UserError(
+            f"{path} is damaged ({error}): restore it from a backup, or delete it to "
+            "continue"
+        ) from error
+    if changed:
+        raise UserError(
+            f"{workdir} was trained on another version of corpus "
+            f"{run['data']['corpus']!r} (SHA-256 in {path}): restore it, or "
+            "give another --workdir"
+        )
+    for difference in differences:
+        say(f"results are not bit-identical to those before this start: {difference}")
+    return starts

@@ -1,0 +1,196 @@
+"""Loads the model of a workdir, and the parameters that a new run starts from."""
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+from jax.sharding import Mesh
+
+from txl_jax import config as configs
+from txl_jax import sharding
+from txl_jax.checkpoint import manifest, save_restore
+from txl_jax.checkpoint.manager import Checkpoints, open_checkpoints
+from txl_jax.checkpoint.manifest import Damaged
+from txl_jax.checkpoint.options import CheckpointConfig
+from txl_jax.config import Config
+from txl_jax.data import vocab as vocabulary
+from txl_jax.data.vocab import Vocab
+from txl_jax.errors import UserError
+from txl_jax.model.config import ModelConfig
+from txl_jax.model.txl import TransformerXL
+from txl_jax.report.log import last_step, say
+from txl_jax.report.progress import waiting
+from txl_jax.update.state import abstract_params
+from txl_jax.workdir import uploader
+from txl_jax.workdir.claim import check_same_run
+from txl_jax.workdir.fit import fit_mesh, fit_vocab
+from txl_jax.workdir.folder import CHECKPOINTS, CONFIG, METRICS, VOCAB, find
+
+RESTORE_VOCAB = "restore it from a backup, or train here again, which rewrites it"
+
+# Fields of the model that may differ between a run and the source of its parameters:
+# they do not change the meaning of a parameter. All other fields are compared, even if
+# they change no shape, such as the epsilon of a norm.
+FREE = (
+    *("mem_len", "initial_memory", "clamp_len", "same_length"),
+    *("dropout", "dropatt", "variational", "word_dropout"),
+    *("init_std", "init_range", "proj_init_std", "norm_init_std", "cluster_init_std"),
+    *("dtype", "mem_dtype", "kernel", "remat", "unroll"),
+)
+
+
+class Loaded(NamedTuple):
+    """A trained model: `model.apply({"params": params}, tokens_BL, memory)`."""
+
+    model: TransformerXL
+    params: Any
+    vocab: Vocab
+    config: Config
+    step: int
+    mesh: Mesh
+
+
+def load(workdir: str | Path, config: Config | None = None) -> Loaded:
+    """Returns the trained model of a workdir, averaged if the run averages.
+
+    `config` replaces the saved config, for example to evaluate on another mesh; the
+    model must be the same. Its eval.checkpoint selects the checkpoint. Raises UserError
+    if the workdir holds no run or no such checkpoint.
+    """
+    workdir = find(os.fspath(workdir))
+    saved = configs.parse(configs.load_json(workdir / CONFIG))
+    config = config or saved
+    check_same_run(workdir, saved, dataclasses.replace(saved, model=config.model))
+    vocab = vocabulary.load(workdir / VOCAB, RESTORE_VOCAB)
+    config = fit_vocab(config, len(vocab))
+    mesh = fit_mesh(config)
+    like = like_params(config.model, mesh)
+    averages = saved.optim.average != "none"
+    with waiting(f"reading a checkpoint of {workdir}"), _reader(workdir) as manager:
+        try:
+            params, step = save_restore.restore_params(
+                manager, config.eval.checkpoint, like, averages=averages
+            )
+        except Damaged as error:
+            steps = ", ".join(map(str, sorted(manager.all_steps())))
+            raise UserError(
+                f"{error}: set eval.checkpoint to another step of {steps}"
+            ) from error
+    return Loaded(TransformerXL(config.model), params, vocab, config, step, mesh)
+
+
+def like_params(model: ModelConfig, mesh: Mesh) -> Any:
+    """Returns the parameters' shapes, dtypes and shardings on the mesh."""
+    shapes = abstract_params(model)
+    shardings = sharding.shardings(mesh, nn.get_partition_spec(shapes))
+    return save_restore.abstract(nn.unbox(shapes), shardings)
+
+
+def load_initial(config: Config, workdir: Path, vocab: Vocab) -> Any:
+    """Returns the parameters that a run starts from, or None for random ones.
+
+    They are those of the best checkpoint of train.init_from, a workdir, averaged if
+    that run averages. train.init_from is ignored, and the result None, if `workdir` has
+    a checkpoint to continue from. config.model.vocab_size is set. Raises UserError if
+    the parameters are missing, damaged, or belong to another vocabulary or model, and
+    like `has_checkpoint`.
+    """
+    source = config.train.init_from
+    if has_checkpoint(workdir, config) or not source:
+        return None
+    try:
+        return _load_fitting(find(source), config, vocab)
+    except UserError as error:
+        raise UserError(f"train.init_from = {source!r}: {error}") from error
+
+
+def has_checkpoint(workdir: Path, config: Config) -> bool:
+    """Returns whether a run continues from a checkpoint; writes nothing.
+
+    Raises UserError if every checkpoint is damaged or the newest has another model,
+    and if there is none although the run has trained for longer than it takes to save
+    one. A run that was killed before its first checkpoint starts from scratch.
+    """
+    folder = workdir / CHECKPOINTS
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is not a folder: move it away")
+    with _reader(workdir) as manager:
+        if manager.manifests:
+            newest = manager.manifests[max(manager.manifests)]
+            like = {"params": like_params(config.model, fit_mesh(config))}
+            manifest.check_arrays(newest, like)
+            return True
+        for error in manager.unreadable.values():
+            raise UserError(
+                f"no checkpoint in {folder} can be restored ({error}): restore one "
+                "from a backup, or give another --workdir to start from scratch"
+            ) from error
+    trained = last_step(workdir / METRICS)
+    late = 2 * max(config.checkpoint.every_steps, config.train.eval_every)
+    if trained and (trained > late or not folder.exists()):
+        raise UserError(
+            f"{workdir} was trained to update {trained}, as {METRICS} shows, but has "
+            f"no checkpoint: restore its folder {CHECKPOINTS}, or move {METRICS} "
+            "away to train again from scratch"
+        )
+    if trained:
+        say(f"NO CHECKPOINT in {folder}: repeating updates 1 to {trained}")
+    return False
+
+
+@contextlib.contextmanager
+def _reader(workdir: Path) -> Iterator[Checkpoints]:
+    """Opens the checkpoints of a workdir without write access."""
+    manager = open_checkpoints(
+        workdir, CheckpointConfig(), uploader.of(workdir), read_only=True
+    )
+    with contextlib.closing(manager):
+        yield manager
+
+
+def _load_fitting(source: Path, config: Config, vocab: Vocab) -> Any:
+    if not os.path.isfile(source / CONFIG):  # False also for an invalid path
+        raise UserError(f"it holds no run (no {CONFIG}): give the workdir of a run")
+    saved = configs.parse(configs.load_json(source / CONFIG))
+    if vocabulary.load(source / VOCAB, RESTORE_VOCAB).to_json() != vocab.to_json():
+        raise UserError(
+            "its vocabulary is not this run's: use it with "
+            f"data.vocab_path={str(source / VOCAB)!r}"
+        )
+    saved = fit_vocab(saved, len(vocab))
+    averages = saved.optim.average != "none"
+    like = like_params(config.model, fit_mesh(config))
+    with _reader(source) as manager:
+        (step,) = manager.find("best")
+        shapes = save_restore.read_shapes(manager, step, averages=averages)
+        _check_models(saved.model, config.model, shapes, save_restore.shapes(like))
+        which = str(step)
+        return save_restore.restore_params(manager, which, like, averages=averages)[0]
+
+
+def _check_models(
+    saved: ModelConfig,
+    model: ModelConfig,
+    saved_shapes: dict[str, tuple[int, ...]],
+    shapes: dict[str, tuple[int, ...]],
+) -> None:
+    """Raises UserError unless saved parameters mean the same in both models."""
+    differences = []
+    for field in dataclasses.fields(ModelConfig):
+        old, new = getattr(saved, field.name), getattr(model, field.name)
+        if old != new and field.name not in FREE:
+            differences.append(f"model.{field.name} is {old!r} there, {new!r} here")
+    for name in sorted({*saved_shapes, *shapes}):
+        old, new = saved_shapes.get(name, "missing"), shapes.get(name, "missing")
+        if old != new:
+            differences.append(f"parameter {name} is {old} there, {new} here")
+            break  # the others rarely add anything
+    if differences:
+        raise UserError(
+            f"its model differs ({'; '.join(differences)}): set these fields as in its "
+            f"{CONFIG}"
+        )
