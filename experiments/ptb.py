@@ -24,7 +24,7 @@ def get_config() -> ConfigDict:
     c.train.update(batch_size=20, tgt_len=70, num_steps=200_000, varlen=True)
     c.train.segments_per_call = 4
     c.optim.update(lr=2.5e-4, warmup_steps=2000, weight_decay=1e-2)
-    c.optim.update(average="asgd", average_from=100_000)
+    c.optim.update(asgd_from=100_000)
     c.eval.update(streams=10, tgt_len=64, mem_len=640, clamp_len=400, same_length=True)
     c.generate.mem_len = 640
     return c

@@ -19,9 +19,9 @@ from txl_jax.errors import UserError
 from txl_jax.model.config import ModelConfig
 from txl_jax.runtime.options import MeshConfig
 from txl_jax.sharding import AXES, RULES, host_rows, make_mesh, place_segments, sharding
+from txl_jax.update.init import abstract_params, init_state
 from txl_jax.update.optim import make_optimizer
 from txl_jax.update.options import OptimConfig
-from txl_jax.update.state import abstract_params, init_state
 
 B = 16
 CUBE = MeshConfig(data=2, fsdp=2, model=2)

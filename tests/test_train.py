@@ -16,6 +16,7 @@ from txl_jax import train as loop
 from txl_jax.checkpoint.manager import open_checkpoints
 from txl_jax.checkpoint.options import CheckpointConfig
 from txl_jax.checkpoint.save_restore import restore_params
+from txl_jax.cli.run import make_streams, train_on
 from txl_jax.config import Config
 from txl_jax.data.streams import Position
 from txl_jax.errors import RETRY, Interrupted
@@ -27,7 +28,8 @@ from txl_jax.runtime.options import RunConfig
 from txl_jax.runtime.preemption import Stop
 from txl_jax.sharding import make_mesh
 from txl_jax.update.options import OptimConfig, TrainConfig
-from txl_jax.update.state import TrainState
+from txl_jax.update.state import Program, TrainState
+from txl_jax.update.step import make_program
 from txl_jax.workdir import load
 
 # A text that repeats: the entropy of the next byte is near 0 once it is learnt.
@@ -61,7 +63,7 @@ def tiny(mem_len: int = 16, **changes: Any) -> Config:
 
 
 def test_loss_falls(tmp_path: Path) -> None:
-    loop.train(tiny(), tmp_path, TEXT, TEXT[:2000])
+    train_on(tiny(), tmp_path, TEXT, TEXT[:2000])
     lines = read_metrics(tmp_path / "metrics.jsonl")
     assert [line["step"] for line in lines] == list(range(1, 151))
     assert lines[0]["exact"]["loss"] > 5
@@ -75,7 +77,7 @@ def test_a_model_without_memory_learns_from_overlapping_windows(
     how = EvalConfig(streams=8, tgt_len=16, mem_len=0, ext_len=16)
     config = tiny(mem_len=0, num_steps=75, ext_len=16)
     config = dataclasses.replace(config, eval=how)
-    loop.train(config, tmp_path, TEXT, TEXT[:2000])
+    train_on(config, tmp_path, TEXT, TEXT[:2000])
     lines = read_metrics(tmp_path / "metrics.jsonl")
     assert {line["exact"]["tokens"] for line in lines} == {8 * 16}
     assert lines[-1]["exact"]["valid_nll"] < 1.5
@@ -84,9 +86,9 @@ def test_a_model_without_memory_learns_from_overlapping_windows(
 def test_a_run_with_an_average_is_judged_by_it(tmp_path: Path) -> None:
     """By validation, and so by which checkpoint is best, and by whoever loads it."""
     config = tiny(num_steps=6, eval_every=3)
-    optim = dataclasses.replace(config.optim, average="asgd", average_from=2)
+    optim = dataclasses.replace(config.optim, asgd_from=2)
     config = dataclasses.replace(config, optim=optim)
-    loop.train(config, tmp_path, TEXT, TEXT[:2000])
+    train_on(config, tmp_path, TEXT, TEXT[:2000])
     mesh = make_mesh(config.mesh)
     like = load.like_params(config.model, mesh)
     opened = open_checkpoints(tmp_path, config.checkpoint, read_only=True)
@@ -122,7 +124,7 @@ ENDING = tiny(num_steps=6, eval_every=3)
 def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The workdir of a run that nobody ended."""
     folder = tmp_path_factory.mktemp("straight")
-    loop.train(ENDING, folder, TEXT, TEXT[:2000])
+    train_on(ENDING, folder, TEXT, TEXT[:2000])
     return folder
 
 
@@ -146,11 +148,11 @@ def test_a_run_that_is_asked_to_end_goes_on_exactly(
     with monkeypatch.context() as patch:
         ask_to_end(patch, boundary)
         with pytest.raises(Interrupted, match=f"at update {steps[-1]}, which is saved"):
-            loop.train(ENDING, tmp_path, TEXT, TEXT[:2000])
+            train_on(ENDING, tmp_path, TEXT, TEXT[:2000])
     lines = read_metrics(tmp_path / "metrics.jsonl")
     assert [line["step"] for line in lines] == steps
     assert "valid_nll" not in lines[-1]["exact"]
-    loop.train(ENDING, tmp_path, TEXT, TEXT[:2000])
+    train_on(ENDING, tmp_path, TEXT, TEXT[:2000])
 
     exact, expected = (
         [(line["step"], line["exact"]) for line in read_metrics(run / "metrics.jsonl")]
@@ -165,10 +167,10 @@ def test_a_run_that_is_asked_to_end_goes_on_exactly(
 
 def test_the_step_names_its_phases() -> None:
     config = tiny()
-    init, _, train_step = loop.make_step(
+    init, _, train_step = make_program(
         config.model, config.train, config.optim, make_mesh(config.mesh)
     )
-    streams = loop.make_streams(config.train, TEXT, slice(None))
+    streams = make_streams(config.train, TEXT, slice(None))
     segments, _ = streams.batch(Position())
     text = train_step.lower(jax.eval_shape(init), segments).as_text(debug_info=True)
     for phase in ("forward_and_backward", "memory", "optimizer"):
@@ -202,7 +204,11 @@ def calls_of(config: TrainConfig, save_every: int, last: int = 0) -> list[str]:
     hooks = loop.Hooks(
         before=[lambda step, state: done.append(f"before {step} {state}")],
         dispatched=[lambda segments: done.append(f"dispatched {segments}")],
-        fetched=[lambda made: done.append(f"fetched {[x['loss'] for x in made]}")],
+        fetched=[
+            lambda step, made: done.append(
+                f"fetched {step} {[x['loss'] for x in made]}"
+            )
+        ],
         boundary=[boundary, lambda: None],
     )
     batches: Any = ((f"batch {n}", n + 1) for n in itertools.count())
@@ -217,10 +223,10 @@ def test_metrics_are_fetched_after_the_next_dispatch_and_before_a_save() -> None
     config = TrainConfig(num_steps=3, batch_size=1, tgt_len=1, eval_every=3)
     assert calls_of(config, save_every=2) == [
         *("before 0 0", "step", "dispatched batch 0", "boundary"),
-        *("before 1 1", "step", "dispatched batch 1", "fetched [1.0]", "boundary"),
-        *("fetched [2.0]", "save (2, 2, 2)"),
+        *("before 1 1", "step", "dispatched batch 1", "fetched 0 [1.0]", "boundary"),
+        *("fetched 1 [2.0]", "save (2, 2, 2)"),
         *("before 2 2", "step", "dispatched batch 2", "boundary"),
-        *("fetched [3.0]", "save (3, 3, 3)"),
+        *("fetched 2 [3.0]", "save (3, 3, 3)"),
     ]
 
 
@@ -230,13 +236,13 @@ def test_a_call_of_several_updates_ends_at_its_last() -> None:
     )
     done = calls_of(config, save_every=100, last=2)
     assert [line for line in done if line.startswith(("fetched", "save"))] == [
-        *("fetched [1.0, 2.0]", "fetched [3.0, 4.0]", "save (4, 4, 2)"),
-        *("fetched [5.0, 6.0]", "save (6, 6, 3)"),
+        *("fetched 0 [1.0, 2.0]", "fetched 2 [3.0, 4.0]", "save (4, 4, 2)"),
+        *("fetched 4 [5.0, 6.0]", "save (6, 6, 3)"),
     ]
 
 
-def fake(monkeypatch: pytest.MonkeyPatch, call: Any = lambda: None) -> Config:
-    """Returns a config with which `train` compiles nothing; each step runs `call`."""
+def train_idle(config: Config, workdir: Path, call: Any = lambda: None) -> None:
+    """Trains with steps that compute nothing, but run `call`."""
     place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     zero = jax.device_put(np.int32(0), place)
     empty: Any = ()
@@ -248,17 +254,18 @@ def fake(monkeypatch: pytest.MonkeyPatch, call: Any = lambda: None) -> Config:
         return state, metrics
 
     places = jax.tree.map(lambda _: place, state)
-    monkeypatch.setattr(loop, "make_step", lambda *_: (lambda: state, places, step))
-    monkeypatch.setattr(loop, "make_evaluate", lambda *_: lambda *_: {"nll": 1.0})
-    monkeypatch.setattr(loop.save_restore, "save", lambda *_: None)
-    return tiny(num_steps=6, eval_every=6)
+    batch = make_streams(config.train, TEXT, slice(None)).batch
+    program = Program(lambda: state, places, step)
+    loop.train(config, workdir, program, batch, lambda params, progress: 1.0)
+
+
+IDLE = tiny(num_steps=6, eval_every=6)
 
 
 def test_device_arrays_are_read_in_fetch_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Any other conversion of a device array would stall the devices, so it fails."""
-    config = fake(monkeypatch)
     array: Any = type(jax.numpy.zeros(1))
     value = array._value
     reads: list[int] = []
@@ -274,7 +281,7 @@ def test_device_arrays_are_read_in_fetch_alone(
         return value.fget(self)
 
     monkeypatch.setattr(array, "_value", property(guarded))
-    loop.train(config, tmp_path, TEXT, TEXT[:2000])
+    train_idle(IDLE, tmp_path)
     assert len(reads) >= 6 * 4, "four metrics of six calls"
 
 
@@ -290,24 +297,17 @@ def test_the_guard_sees_a_read(monkeypatch: pytest.MonkeyPatch) -> None:
         float(jax.numpy.zeros(()))
 
 
-def test_implicit_transfers_are_disallowed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_implicit_transfers_are_disallowed(tmp_path: Path) -> None:
     jitted = jax.jit(lambda x: x)
-    config = fake(monkeypatch, lambda: jitted(np.zeros(2)))
     with pytest.raises(Exception, match="[Dd]isallowed host-to-device"):
-        loop.train(config, tmp_path, TEXT, TEXT[:2000])
+        train_idle(IDLE, tmp_path, lambda: jitted(np.zeros(2)))
 
 
-def test_a_profile_of_some_updates(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is where TensorBoard looks for it."""
+def test_a_profile_of_some_updates_is_where_tensorboard_looks(tmp_path: Path) -> None:
     run = RunConfig(profile_steps="1:3")
-    config = dataclasses.replace(fake(monkeypatch), run=run)
-    loop.train(config, tmp_path, TEXT, TEXT[:2000])
-    (found,) = (tmp_path / "profile").glob("plugins/profile/*/*.xplane.pb")
-    assert found.stat().st_size > 0
+    train_idle(dataclasses.replace(IDLE, run=run), tmp_path)
+    (profile,) = (tmp_path / "profile").glob("plugins/profile/*/*.xplane.pb")
+    assert profile.stat().st_size > 0
 
 
 def test_the_loop_is_short() -> None:

@@ -8,34 +8,33 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from txl_jax.checkpoint import save_restore
 from txl_jax.checkpoint.manager import Checkpoints, Uploader, open_checkpoints
 from txl_jax.checkpoint.save_restore import Restored
 from txl_jax.config import Config
 from txl_jax.data.prefetch import Prefetch
-from txl_jax.data.sentences import ORDERS
-from txl_jax.data.streams import Position, Segment, Streams
+from txl_jax.data.streams import Position, Segment
 from txl_jax.errors import Interrupted
-from txl_jax.evaluate.perplexity import Evaluate, make_evaluate
 from txl_jax.metrics import bits
 from txl_jax.report.log import MetricsLog, say
-from txl_jax.report.progress import Progress, report_compilation, waiting
+from txl_jax.report.progress import Progress, waiting
 from txl_jax.report.tensorboard import Events
 from txl_jax.report.trace import Trace
 from txl_jax.runtime import distributed
 from txl_jax.runtime.preemption import stop
 from txl_jax.runtime.watchdog import Watchdog
-from txl_jax.sharding import host_rows, make_mesh, place_segments
-from txl_jax.update.bad_numbers import Diagnosis
+from txl_jax.sharding import make_mesh, place_segments
 from txl_jax.update.guard import explain
 from txl_jax.update.options import TrainConfig
-from txl_jax.update.state import TrainState
-from txl_jax.update.step import make_step
+from txl_jax.update.state import Program, TrainStep
 
 Metrics = dict[str, Any]
 Calls = Sequence[Callable[..., Any]]
+# The segments at a position of the text, and the position after them.
+Batch = Callable[[Position], tuple[Segment, Position]]
+# (params, progress) -> mean nll in nats; calls progress(done, total) between segments.
+Validate = Callable[[Any, Callable[[int, int], None]], float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,9 +43,17 @@ class Hooks:
 
     before: Calls = ()  # (step, state), before the call is dispatched
     dispatched: Calls = ()  # (segments), after the call was dispatched
-    fetched: Calls = ()  # (updates), with the metrics of the call on the host
+    fetched: Calls = ()  # (step, updates): the metrics of the call, on the host
     boundary: Calls = ()  # (), between calls; a true result ends the run
     saved: Calls = ()  # (state), after the save has started
+
+    def __add__(self, other: "Hooks") -> "Hooks":
+        """Returns the callbacks of both; those of `other` come last."""
+        names = [field.name for field in dataclasses.fields(self)]
+        return Hooks(**{n: [*getattr(self, n), *getattr(other, n)] for n in names})
+
+
+NO_HOOKS = Hooks()
 
 
 def call(functions: Calls, *args: Any) -> bool:
@@ -57,34 +64,32 @@ def call(functions: Calls, *args: Any) -> bool:
 def train(
     config: Config,
     workdir: Path,
-    train_tokens: np.ndarray,
-    valid_tokens: np.ndarray,
+    program: Program,
+    batch: Batch,
+    evaluate: Validate,
     params: Any = None,
     uploader: Uploader | None = None,
+    observers: Hooks = NO_HOOKS,
 ) -> dict[str, Any]:
     """Trains to config.train.num_steps, from the newest checkpoint if there is one.
 
     A fresh run starts from `params`, or from random parameters if None; `uploader`
     copies checkpoints to a bucket. Returns the number of updates and the steps that
     could not be saved. Raises UserError if the last one could not be, Interrupted after
-    a signal (the resumed run repeats a validation that it cut short), and BadNumbers.
+    a signal (the resumed run repeats a validation that it cut short), and whatever the
+    observers raise.
     """
     mesh = make_mesh(config.mesh)
-    rows = host_rows(mesh, config.train.batch_size, "train.batch_size")
-    streams = make_streams(config.train, train_tokens, rows)
-    init, places, train_step = make_step(config.model, config.train, config.optim, mesh)
-    train_step = report_compilation("the training step", train_step)
-    evaluate = make_evaluate(config.model, config.eval, mesh)
-
     with ExitStack() as stack:
         stack.callback(stop.release)
         watchdog = stack.enter_context(Watchdog(config.run.hang_seconds))
         opened = open_checkpoints(workdir, config.checkpoint, uploader)
         manager = stack.enter_context(closing(opened))
-        step, state, position = start = begin(workdir, manager, init, places, params)
+        step, state, position = start = begin(workdir, manager, program, params)
         polls = watchdog.feed, manager.poll
         log, hooks = make_hooks(config, workdir, step, stack, polls)
-        ahead = stack.enter_context(closing(Prefetch(streams.batch, position)))
+        hooks += observers
+        ahead = stack.enter_context(closing(Prefetch(batch, position)))
         stack.enter_context(jax.transfer_guard("disallow"))
         # Innermost: after the loss of a process, leaving the contexts above would hang.
         stack.push(distributed.exit_on_error)
@@ -93,14 +98,14 @@ def train(
             for segments, position in log.timing.inputs(ahead)
         )
         every = config.checkpoint.every_steps
-        saves = advance(train_step, start, batches, config.train, every, hooks)
+        saves = advance(program.step, start, batches, config.train, every, hooks)
         # The restored step was saved before its validation was complete.
         if step and config.train.validates(step) and not manager.validated(step):
             saves = itertools.chain([start], saves)
         for step, state, position in saves:
             valid_nll, validates = None, config.train.validates(step)
             if validates and not stop.reached:
-                valid_nll = validate(evaluate, state.evaluated, valid_tokens, hooks)
+                valid_nll = validate(evaluate, state.evaluated, hooks)
             # orbax copies arrays to the host implicitly.
             with log.timing.saving(), jax.transfer_guard("allow"):
                 with manager.attempt(step):
@@ -117,20 +122,16 @@ def train(
 
 
 def begin(
-    workdir: Path,
-    manager: Checkpoints,
-    init: Callable[[], TrainState],
-    places: Any,
-    params: Any,
+    workdir: Path, manager: Checkpoints, program: Program, params: Any
 ) -> Restored:
     """Returns (step, state, position) of the newest checkpoint, or of a fresh run."""
-    like = save_restore.abstract(jax.eval_shape(init), places)
+    like = save_restore.abstract(jax.eval_shape(program.init), program.places)
     if resumed := save_restore.restore(manager, like):
         say(f"resumed at update {resumed.step} from {manager.directory}")
         return resumed
     say(f"fresh run in {workdir}")
     with waiting("compiling and computing the initial parameters"):
-        state = init()
+        state = program.init()
     return Restored(
         0, state if params is None else state.start_from(params), Position()
     )
@@ -145,25 +146,23 @@ def make_hooks(
     path, counts = workdir / "metrics.jsonl", (step, train.num_steps, train.log_every)
     log = stack.enter_context(MetricsLog(path, *counts, events.line))
     bar = stack.enter_context(Progress("train", train.num_steps, step))
-    trace = Trace(config.run.profiled(), workdir / "profile")
-    stack.enter_context(trace)
-    diagnosis = Diagnosis(config.model, train, step)
+    trace = stack.enter_context(Trace(config.run.profiled(), workdir / "profile"))
 
-    def show(updates: list[Metrics]) -> None:
+    def show(step: int, updates: list[Metrics]) -> None:
         loss, rate = updates[-1]["loss"], f"{log.tokens_per_second:,.0f}"
-        bar(log.step, loss=f"{loss:.4f}", bpc=f"{bits(loss):.4f}", tokens_per_s=rate)
+        made, bpc = step + len(updates), f"{bits(loss):.4f}"
+        bar(made, loss=f"{loss:.4f}", bpc=bpc, tokens_per_s=rate)
 
     return log, Hooks(
         before=[trace.before],
-        dispatched=[diagnosis.dispatched, lambda _: stop.hold()],
-        fetched=[diagnosis.fetched, log.append, show],
-        boundary=[*polls, stop.at_boundary, diagnosis.found],
-        saved=[diagnosis.raise_if_found],
+        dispatched=[lambda _: stop.hold()],
+        fetched=[lambda _, updates: log.append(updates), show],
+        boundary=[*polls, stop.at_boundary],
     )
 
 
 def advance(
-    train_step: Callable[[TrainState, Segment], tuple[TrainState, Metrics]],
+    train_step: TrainStep,
     start: Restored,
     batches: Iterator[tuple[Segment, Position]],
     config: TrainConfig,
@@ -176,38 +175,37 @@ def advance(
     fetched after the next call was dispatched, so the devices never wait for the host.
     """
     step, state, position = start
-    pending: Metrics | None = None
+    pending: tuple[int, Metrics] | None = None
     while step < config.num_steps:
         segments, position = next(batches)
         call(hooks.before, step, state)
         state, metrics = train_step(state, segments)
         call(hooks.dispatched, segments)
         if pending is not None:
-            call(hooks.fetched, fetch(pending))
-        pending = metrics
+            call(hooks.fetched, *fetch(*pending))
+        pending = step, metrics
         step += config.updates_per_call
         ends = call(hooks.boundary)
         if ends or config.validates(step) or step % save_every == 0:
-            call(hooks.fetched, fetch(pending))
+            call(hooks.fetched, *fetch(*pending))
             pending = None
             yield Restored(step, state, position)
 
 
-def fetch(device_metrics: Metrics) -> list[Metrics]:
-    """Waits for the metrics of a call and returns them as numbers, per update.
+def fetch(step: int, device_metrics: Metrics) -> tuple[int, list[Metrics]]:
+    """Waits for the metrics of a call; returns the step before it and its updates.
 
     The loop's only transfer of metrics to the host.
     """
     host = jax.device_get(device_metrics)
-    return [
+    updates = [
         explain({name: values[u].item() for name, values in host.items()})
         for u in range(len(host["loss"]))
     ]
+    return step, updates
 
 
-def validate(
-    evaluate: Evaluate, params: Any, tokens: np.ndarray, hooks: Hooks
-) -> float | None:
+def validate(evaluate: Validate, params: Any, hooks: Hooks) -> float | None:
     """Returns the mean nll in nats; None if the run ends before it is complete."""
     with Progress("valid") as bar:
 
@@ -217,25 +215,6 @@ def validate(
                 raise stop.end("while validating")
 
         try:
-            return evaluate(params, tokens, progress)["nll"]
+            return evaluate(params, progress)
         except Interrupted:
             return None
-
-
-def make_streams(config: TrainConfig, tokens: np.ndarray, rows: slice) -> Streams:
-    """Returns the streams `rows` of the training text."""
-    return Streams(
-        tokens,
-        config.batch_size,
-        config.tgt_len,
-        config.segments_per_call,
-        rows=rows,
-        ext_len=config.ext_len,
-        reset_memory_at=config.reset_memory_at,
-        roll=config.order == "roll",
-        varlen=config.varlen,
-        half_loss=config.half_loss,
-        score_ids_from=config.score_ids_from,
-        seed=config.seed,
-        order=ORDERS[config.order](tokens, config.sentence_end, config.seed),
-    )

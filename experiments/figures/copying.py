@@ -24,6 +24,7 @@ from jax import Array
 
 from experiments.figures.reach import farthest
 from txl_jax import config as configs
+from txl_jax.cli.run import train_on
 from txl_jax.config import Config
 from txl_jax.data import tokens as token_files
 from txl_jax.data.copying import FIRST_ANSWER, Task
@@ -35,7 +36,6 @@ from txl_jax.evaluate.reader import Traced
 from txl_jax.model.key_values import KeyValueMemory
 from txl_jax.model.txl import TransformerXL
 from txl_jax.report.log import say
-from txl_jax.train import train
 from txl_jax.workdir import load
 from txl_jax.workdir.claim import claim
 from txl_jax.workdir.fit import fit_vocab
@@ -97,7 +97,7 @@ def train_and_count(config: Config, folder: Path) -> dict[str, float]:
     config = fit_vocab(config, len(tokens.vocab))
     with locked(folder):
         claim(folder, config, tokens)
-        train(config, folder, tokens.split("train"), tokens.split("valid"))
+        train_on(config, folder, tokens.split("train"), tokens.split("valid"))
     return count(load.load(folder), tokens)
 
 

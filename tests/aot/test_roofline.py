@@ -19,7 +19,7 @@ from txl_jax.errors import UserError
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import Memory
 from txl_jax.model.txl import TransformerXL
-from txl_jax.update.state import abstract_params
+from txl_jax.update.init import abstract_params
 
 pytestmark = pytest.mark.exact_bits
 

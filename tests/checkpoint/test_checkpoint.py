@@ -25,9 +25,9 @@ from txl_jax.model.memory import Memory
 from txl_jax.runtime.options import MeshConfig
 from txl_jax.sharding import make_mesh, shardings
 from txl_jax.update.guard import Guard
-from txl_jax.update.optim import Average, make_optimizer
+from txl_jax.update.optim import make_optimizer
 from txl_jax.update.options import OptimConfig
-from txl_jax.update.state import TrainState
+from txl_jax.update.state import Average, TrainState
 
 # Step and valid nll: it rises after step 2, and step 4 was not validated.
 RISING = {1: 3.0, 2: 1.0, 3: 2.0, 4: None, 5: 2.5, 6: 4.0}

@@ -29,7 +29,7 @@ from txl_jax.main import main
 from txl_jax.metrics import parameter_count
 from txl_jax.runtime.options import MeshConfig
 from txl_jax.sharding import make_mesh, stream_shards
-from txl_jax.update.state import abstract_params
+from txl_jax.update.init import abstract_params
 
 needs_libtpu = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None,

@@ -295,7 +295,7 @@ def test_a_run_begins_with_the_parameters_of_another(
     shutil.copytree(home.run, source)
     flags = [f"--config={home.path / 'tiny.py'}", f"--workdir={home.path / 'second'}"]
     flags += [f"--config.train.init_from={source}", "--config.optim.lr=0"]
-    flags += ["--config.train.num_steps=30", "--config.optim.average=ema"]
+    flags += ["--config.train.num_steps=30", "--config.optim.asgd_from=1"]
     done = command(*flags)
     assert done.result["nll"] == home.trained.result["nll"]
     first, *_ = read_metrics(home.path / "second" / "metrics.jsonl")

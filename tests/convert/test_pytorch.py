@@ -21,7 +21,7 @@ from txl_jax.convert.keys import arrays
 from txl_jax.convert.pickle import read
 from txl_jax.model import config as models
 from txl_jax.model.config import ModelConfig
-from txl_jax.update.state import abstract_params
+from txl_jax.update.init import abstract_params
 
 State = dict[str, np.ndarray]
 

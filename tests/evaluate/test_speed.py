@@ -21,7 +21,7 @@ from txl_jax.evaluate.sliding import (
     window_model,
 )
 from txl_jax.model.config import ModelConfig
-from txl_jax.update.state import abstract_params
+from txl_jax.update.init import abstract_params
 
 LARGE = ModelConfig(
     vocab_size=256, n_layer=3, d_model=128, n_head=2, d_head=64, d_inner=512, unroll=3

@@ -14,19 +14,18 @@ import statistics
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
-from unittest import mock
 
 import jax
 import numpy as np
 
-from txl_jax import train as loop
 from txl_jax.checkpoint.options import CheckpointConfig
+from txl_jax.cli.run import train_on
 from txl_jax.config import Config
 from txl_jax.evaluate.options import EvalConfig
 from txl_jax.model.config import ModelConfig
 from txl_jax.report.log import read_metrics
 from txl_jax.runtime import allocator
+from txl_jax.train import Hooks
 from txl_jax.update.options import OptimConfig, TrainConfig
 
 ROUNDS = 40
@@ -133,7 +132,6 @@ def soak(steps: int, workdir: Path) -> Soaked:
     samples: list[Sample] = []
     compilations: list[float] = []
     page_mb = os.sysconf("SC_PAGE_SIZE") / 2**20
-    make_step = loop.make_step
 
     def count(event: str, duration_secs: float, **_: str | int) -> None:
         if event == COMPILE:
@@ -146,19 +144,10 @@ def soak(steps: int, workdir: Path) -> Soaked:
             Sample(len(samples), pages * page_mb, handles, len(compilations))
         )
 
-    def make_sampled_step(*args: Any) -> Any:
-        init, places, step = make_step(*args)
-
-        def sampled(*args: Any) -> Any:
-            sample()
-            return step(*args)
-
-        return init, places, sampled
-
     jax.monitoring.register_event_duration_secs_listener(count)
     try:
-        with mock.patch.object(loop, "make_step", make_sampled_step):
-            loop.train(config, workdir, text, text[:1000])
+        observers = Hooks(before=[lambda step, state: sample()])
+        train_on(config, workdir, text, text[:1000], observers=observers)
     finally:
         jax.monitoring.unregister_event_duration_listener(count)
     lines = read_metrics(workdir / "metrics.jsonl")

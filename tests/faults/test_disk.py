@@ -22,13 +22,13 @@ from tests.checkpoint.test_checkpoint import assert_same, like
 from tests.faults.test_corruption import STATES, make_state
 from tests.support.rights import public_folder, without_rights
 from tests.test_train import TEXT, tiny
-from txl_jax import train as loop
 from txl_jax.checkpoint import save_restore
 from txl_jax.checkpoint.manager import Checkpoints, open_checkpoints
 from txl_jax.checkpoint.options import CheckpointConfig
+from txl_jax.cli.run import train_on
 from txl_jax.data.streams import Position
 from txl_jax.errors import UserError
-from txl_jax.report.log import read_metrics
+from txl_jax.report.log import MetricsLog, read_metrics
 
 pytestmark = pytest.mark.promise("Damage is noticed")
 
@@ -196,7 +196,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def train(workdir: Path) -> dict[str, Any]:
-    return loop.train(CONFIG, workdir, TEXT, TEXT[:2000])
+    return train_on(CONFIG, workdir, TEXT, TEXT[:2000])
 
 
 def exact(workdir: Path) -> list[Any]:
@@ -209,14 +209,14 @@ class Disk:
 
     def __init__(self, patch: pytest.MonkeyPatch):
         self.full = contextlib.ExitStack()
-        self.save, self.sync = save_restore.save, loop.MetricsLog.sync
+        self.save, self.sync = save_restore.save, MetricsLog.sync
         self.checkpoint = self.metrics = -1
-        patch.setattr(loop.save_restore, "save", self.save_faulty)
+        patch.setattr(save_restore, "save", self.save_faulty)
 
         def sync(log: Any, valid_nll: float | None, owed: bool = False) -> None:
             self.sync_faulty(log, valid_nll, owed)
 
-        patch.setattr(loop.MetricsLog, "sync", sync)
+        patch.setattr(MetricsLog, "sync", sync)
 
     def save_faulty(self, manager: Checkpoints, step: int, *rest: Any) -> None:
         """Saves; to a full disk if it is that step's turn."""

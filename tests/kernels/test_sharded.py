@@ -24,7 +24,7 @@ from txl_jax.model.memory import Memory
 from txl_jax.model.txl import TransformerXL
 from txl_jax.runtime.options import MeshConfig
 from txl_jax.sharding import make_mesh, sharding, shardings
-from txl_jax.update.state import abstract_params
+from txl_jax.update.init import abstract_params
 
 B, L, M, H = 8, 6, 5, 4
 CUBE = MeshConfig(data=2, fsdp=2, model=2)

@@ -22,7 +22,7 @@ from txl_jax.model.adaptive import Vocabulary
 from txl_jax.model.config import ModelConfig
 from txl_jax.runtime.options import MeshConfig
 from txl_jax.sharding import make_mesh, sharding, shardings
-from txl_jax.update.state import abstract_params
+from txl_jax.update.init import abstract_params
 
 V, D, T = 41, 6, 29
 CUTOFFS = (13, 20)

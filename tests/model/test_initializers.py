@@ -12,7 +12,7 @@ import pytest
 
 from txl_jax.config import pytorch, tensorflow
 from txl_jax.model.config import ModelConfig
-from txl_jax.update.state import init_params
+from txl_jax.update.init import init_params
 
 SIZES: dict[str, Any] = {
     "vocab_size": 3000,

@@ -20,7 +20,7 @@ from txl_jax.model.config import ModelConfig
 from txl_jax.model.dropout import Dropout
 from txl_jax.model.memory import Memory
 from txl_jax.model.txl import TransformerXL
-from txl_jax.update.state import abstract_params
+from txl_jax.update.init import abstract_params
 
 B, L = 3, 4
 SEGMENTS = 5

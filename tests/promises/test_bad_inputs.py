@@ -22,7 +22,7 @@ from txl_jax.checkpoint import save_restore
 from txl_jax.checkpoint.manager import open_checkpoints
 from txl_jax.cli.prepare import prepare
 from txl_jax.data.streams import Position
-from txl_jax.update.step import make_step
+from txl_jax.update.step import make_program
 from txl_jax.workdir.claim import claim
 from txl_jax.workdir.fit import fit_mesh, fit_vocab
 from txl_jax.workdir.lock import locked
@@ -55,7 +55,7 @@ def make_home(path: Path) -> None:
     with locked(run):
         claim(run, config, tokens)
     fitted = fit_vocab(config, len(tokens.vocab))
-    init, places, _ = make_step(
+    init, places, _ = make_program(
         fitted.model, fitted.train, fitted.optim, fit_mesh(fitted)
     )
     shapes = dataclasses.replace(jax.eval_shape(init), rng=jax.random.key(0))
@@ -211,7 +211,10 @@ TABLE: dict[str, tuple[tuple[str, ...], str]] = {
     "warm-up": (new("optim.warmup_steps=9"), "train.num_steps = 2; shorten the warm"),
     "beta": (new("optim.betas=0.9,1"), "optim.betas = (0.9, 1.0) must be"),
     "epsilon": (new("optim.epsilon=0"), "optim.epsilon = 0.0 must be above 0"),
-    "idle momentum": (new("optim.momentum=0.9"), "has no effect with optim.optimizer"),
+    "idle final rate": (
+        new("optim.schedule=constant", "optim.min_lr_ratio=0.1"),
+        "has no effect with optim.schedule",
+    ),
     # Training
     "streams": (new("train.batch_size=8000"), "decrease train.batch_size"),
     "sentences": (new("train.order=sentences"), "needs train.sentence_end"),

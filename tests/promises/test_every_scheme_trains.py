@@ -16,8 +16,9 @@ from tests.support import tiny
 from txl_jax.data.streams import Segment
 from txl_jax.model.memory import Memory
 from txl_jax.model.txl import TransformerXL
+from txl_jax.update.init import init_params
 from txl_jax.update.options import TrainConfig
-from txl_jax.update.state import TrainState, init_params
+from txl_jax.update.state import TrainState
 from txl_jax.update.step import make_train_step
 
 B, L, S = 8, 8, 60

@@ -17,15 +17,15 @@ from tests.support.processes import Processes
 from txl_jax.checkpoint import save_restore
 from txl_jax.checkpoint.manager import open_checkpoints
 from txl_jax.checkpoint.options import CheckpointConfig
+from txl_jax.cli.run import make_streams
 from txl_jax.config import Config
 from txl_jax.data.streams import Position
 from txl_jax.model.config import ModelConfig
 from txl_jax.runtime.options import MeshConfig
 from txl_jax.sharding import host_rows, make_mesh, place_segments
-from txl_jax.train import make_streams
 from txl_jax.update.options import OptimConfig, TrainConfig
 from txl_jax.update.state import TrainState
-from txl_jax.update.step import make_step
+from txl_jax.update.step import make_program
 
 pytestmark = pytest.mark.promise("The mesh does not change the numbers")
 
@@ -47,7 +47,7 @@ MODEL = ModelConfig(
 CONFIG = Config(
     model=MODEL,
     train=TrainConfig(batch_size=8, tgt_len=6, num_steps=10, eval_every=10),
-    optim=OptimConfig(optimizer="sgd", schedule="constant", lr=0.5, momentum=0.9),
+    optim=OptimConfig(optimizer="sgd", schedule="constant", lr=0.5),
 )
 MESHES = [
     (data, fsdp, 8 // data // fsdp)
@@ -64,7 +64,7 @@ class Run:
     def __init__(self, sizes: tuple[int, int, int]):
         devices = jax.devices()[: int(np.prod(sizes))]
         self.mesh = make_mesh(MeshConfig(*sizes), devices)
-        self.init, places, self.step = make_step(
+        self.init, places, self.step = make_program(
             CONFIG.model, CONFIG.train, CONFIG.optim, self.mesh
         )
         self.like = save_restore.abstract(jax.eval_shape(self.init), places)

@@ -38,7 +38,7 @@ def get_config():
     c.train.update(num_steps={NUM_STEPS}, batch_size=4, tgt_len=8, log_every=1)
     c.train.update(segments_per_call=4, segments_per_update=2, batch_chunk=2)
     c.train.update(eval_every=48, order="roll", varlen=True, reset_memory_at=ord(","))
-    c.optim.update(lr=1e-3, warmup_steps=10, average="asgd", average_from=20)
+    c.optim.update(lr=1e-3, warmup_steps=10, asgd_from=20)
     c.eval.update(streams=2, tgt_len=8, mem_len=16)
     c.generate.update(num_tokens=4, prompt="a")
     c.checkpoint.update(every_steps={EVERY_STEPS}, keep=2)

@@ -17,7 +17,7 @@ from tests.reference import Array, Params
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import Memory
 from txl_jax.model.txl import TransformerXL
-from txl_jax.update.state import abstract_params
+from txl_jax.update.init import abstract_params
 
 # Relative to the greatest of the expected numbers.
 FLOAT32 = 1e-5

@@ -20,8 +20,8 @@ from txl_jax.runtime.options import MeshConfig
 from txl_jax.sharding import make_mesh, place_segments
 from txl_jax.update.bad_numbers import Diagnosis, find_bad
 from txl_jax.update.guard import REASONS
+from txl_jax.update.init import init_state
 from txl_jax.update.options import TrainConfig
-from txl_jax.update.state import init_state
 
 pytestmark = pytest.mark.promise("Non-finite updates are never applied")
 
@@ -170,16 +170,16 @@ def bad(in_row: int, reason: str = REASONS[-1]) -> dict[str, Any]:
 
 def test_a_diagnosis_stops_at_the_first_update_with_too_many() -> None:
     how = make_how(max_bad_steps=3, segments_per_call=2)
-    diagnosis, state = Diagnosis(PLAIN, how, 10), make_state(PLAIN)
-    for updates in ([bad(1), bad(2)], [bad(0), bad(1)]):
+    diagnosis, state = Diagnosis(PLAIN, how), make_state(PLAIN)
+    for step, updates in (10, [bad(1), bad(2)]), (12, [bad(0), bad(1)]):
         diagnosis.dispatched(make_segments(2))
-        diagnosis.fetched(updates)
+        diagnosis.fetched(step, updates)
         diagnosis.raise_if_found(state)
         assert not diagnosis.found()
     for _ in range(2):
         diagnosis.dispatched(make_segments(2))
-    diagnosis.fetched([bad(2), bad(3)])
-    diagnosis.fetched([bad(4), bad(0)])
+    diagnosis.fetched(14, [bad(2), bad(3)])
+    diagnosis.fetched(16, [bad(4), bad(0)])
     assert diagnosis.found()
     with pytest.raises(BadNumbers) as caught:
         diagnosis.raise_if_found(state)
@@ -199,10 +199,10 @@ def test_a_diagnosis_looks_at_the_segments_of_the_bad_update() -> None:
     row = segments._replace(inputs_SBL=np.array([[[0]], [[7]]]) + zeros.inputs_SBL)
     params["embedding"]["table"][7] = np.nan
     state = dataclasses.replace(state, params=params)
-    diagnosis = Diagnosis(PLAIN, how, 0)
+    diagnosis = Diagnosis(PLAIN, how)
     for each in (zeros, row, zeros):
         diagnosis.dispatched(each)
-    diagnosis.fetched([bad(0), bad(0)])
-    diagnosis.fetched([bad(0), bad(1, REASONS[1])])
+    diagnosis.fetched(0, [bad(0), bad(0)])
+    diagnosis.fetched(2, [bad(0), bad(1, REASONS[1])])
     with pytest.raises(BadNumbers, match=r"update 4 .* the output of embedding.embed"):
         diagnosis.raise_if_found(state)

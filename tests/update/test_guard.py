@@ -40,7 +40,8 @@ from txl_jax.report.log import read_metrics
 from txl_jax.runtime.options import MeshConfig
 from txl_jax.sharding import make_mesh, place_segments
 from txl_jax.update.guard import DECAY, REASONS, WARM_UPDATES, Guard
-from txl_jax.update.state import TrainState, init_state
+from txl_jax.update.init import init_state
+from txl_jax.update.state import TrainState
 from txl_jax.update.step import make_train_step
 from txl_jax.workdir import load
 

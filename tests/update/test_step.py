@@ -24,9 +24,10 @@ from txl_jax.model.txl import TransformerXL
 from txl_jax.runtime.options import MeshConfig
 from txl_jax.sharding import make_mesh, place_segments
 from txl_jax.update.guard import REASONS
-from txl_jax.update.optim import Average, make_average, make_optimizer, make_schedule
+from txl_jax.update.init import init_state
+from txl_jax.update.optim import make_average, make_optimizer, make_schedule
 from txl_jax.update.options import OptimConfig, TrainConfig
-from txl_jax.update.state import TrainState, init_state
+from txl_jax.update.state import Average, TrainState
 from txl_jax.update.step import (
     join_streams,
     make_train_step,
@@ -40,9 +41,7 @@ DROPOUT = tiny.config(dropout=0.2, dropatt=0.2)
 # Some gradients are zero but for rounding: cosines of low frequencies are one at all
 # distances, and the softmax ignores what all keys share. Adam would make full updates
 # of them, were its epsilon not far above rounding.
-OPTIM = OptimConfig(
-    lr=1e-2, weight_decay=0.1, epsilon=1e-3, average="asgd", average_from=1
-)
+OPTIM = OptimConfig(lr=1e-2, weight_decay=0.1, epsilon=1e-3, asgd_from=1)
 ADAM, SCHEDULE = make_optimizer(OPTIM), make_schedule(OPTIM, 96)
 AVERAGE = make_average(OPTIM)
 # Its update is the gradient itself, so that gradients can be read off the parameters.

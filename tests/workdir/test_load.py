@@ -33,7 +33,7 @@ BEST, NEWEST = 10, 20
 
 
 def write_run(
-    workdir: Path, *, average: str = "none", model: ModelConfig = tiny.CONFIG
+    workdir: Path, *, asgd_from: int = 0, model: ModelConfig = tiny.CONFIG
 ) -> Path:
     """Writes a workdir as an import makes it: two checkpoints without training's state.
 
@@ -42,13 +42,13 @@ def write_run(
     workdir.mkdir()
     # As a run saves it: the size comes from the vocabulary.
     model = dataclasses.replace(model, vocab_size=0)
-    config = Config(model=model, optim=OptimConfig(average=average))
+    config = Config(model=model, optim=OptimConfig(asgd_from=asgd_from))
     configs.save_json(config, workdir / "config.json")
     vocabulary.save(VOCAB, workdir / "vocab.json")
     with closing(open_checkpoints(workdir, CheckpointConfig())) as manager:
         for number, step in enumerate((BEST, NEWEST), start=1):
             items = {"params": PARAMS[number]}
-            if average != "none":
+            if asgd_from:
                 items["average"] = PARAMS[number + 2]
             save_restore.save_items(manager, step, items, None, float(step))
     return workdir
@@ -59,7 +59,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Holds a plain run and one that averages: not to be changed."""
     folder = tmp_path_factory.mktemp("runs")
     write_run(folder / "plain")
-    write_run(folder / "mean", average="ema")
+    write_run(folder / "mean", asgd_from=1)
     return folder
 
 

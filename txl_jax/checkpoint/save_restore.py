@@ -21,8 +21,7 @@ from txl_jax.data.streams import Position
 from txl_jax.errors import UserError
 from txl_jax.report.log import say
 from txl_jax.report.progress import waiting
-from txl_jax.update.optim import Average
-from txl_jax.update.state import TrainState
+from txl_jax.update.state import Average, TrainState
 
 
 def save(

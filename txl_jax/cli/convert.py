@@ -25,7 +25,7 @@ from txl_jax.errors import UserError, require_one_of
 from txl_jax.report import provenance
 from txl_jax.report.log import say
 from txl_jax.report.progress import waiting
-from txl_jax.update.state import abstract_params
+from txl_jax.update.init import abstract_params
 from txl_jax.workdir import folder
 from txl_jax.workdir.claim import IMPORTED
 from txl_jax.workdir.load import Loaded

@@ -2,22 +2,31 @@
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from txl_jax import sharding
+from txl_jax.checkpoint.manager import Uploader
 from txl_jax.cli import evaluate, generate
 from txl_jax.cli.prepare import check_token_ids, prepare
 from txl_jax.cli.steps import check_kernel
 from txl_jax.config import Config
+from txl_jax.data.sentences import ORDERS
 from txl_jax.data.streams import Streams
 from txl_jax.data.tokens import Tokens
 from txl_jax.evaluate import accounting, baselines
+from txl_jax.evaluate.perplexity import make_evaluate
 from txl_jax.report import plots, tensorboard
 from txl_jax.report.log import read_metrics, say, to_json
+from txl_jax.report.progress import report_compilation
 from txl_jax.runtime import distributed
-from txl_jax.train import make_streams, train
+from txl_jax.train import NO_HOOKS, Hooks, train
+from txl_jax.update.bad_numbers import Diagnosis
+from txl_jax.update.options import TrainConfig
+from txl_jax.update.step import make_program
 from txl_jax.workdir import claim, uploader
 from txl_jax.workdir.fit import fit_mesh, fit_vocab
 from txl_jax.workdir.folder import METRICS
@@ -49,10 +58,63 @@ def trained(config: Config, workdir: Path) -> Iterator[tuple[Tokens, dict[str, A
         splits = tokens.split("train"), tokens.split("valid")
         sizes = fitted.model, config.train.batch_size, config.train.tgt_len
         say(accounting.describe(*sizes))
-        training = train(fitted, workdir, *splits, initial, uploader.of(workdir))
+        training = train_on(fitted, workdir, *splits, initial, uploader.of(workdir))
         training["train_seconds"] = time.perf_counter() - started
         training["train_memory"] = accounting.account(*sizes)
         yield tokens, training
+
+
+def train_on(
+    config: Config,
+    workdir: Path,
+    train_tokens: np.ndarray,
+    valid_tokens: np.ndarray,
+    params: Any = None,
+    uploader: Uploader | None = None,
+    observers: Hooks = NO_HOOKS,
+) -> dict[str, Any]:
+    """Calls `train` with the jitted functions of the config, and returns its result.
+
+    Raises BadNumbers if train.max_bad_steps updates in a row are skipped.
+    """
+    mesh = sharding.make_mesh(config.mesh)
+    rows = sharding.host_rows(mesh, config.train.batch_size, "train.batch_size")
+    batch = make_streams(config.train, train_tokens, rows).batch
+    program = make_program(config.model, config.train, config.optim, mesh)
+    step = report_compilation("the training step", program.step)
+    evaluate = make_evaluate(config.model, config.eval, mesh)
+
+    def validate(params: Any, progress: Callable[[int, int], None]) -> float:
+        return evaluate(params, valid_tokens, progress)["nll"]
+
+    diagnosis = Diagnosis(config.model, config.train)
+    observers += Hooks(
+        dispatched=[diagnosis.dispatched],
+        fetched=[diagnosis.fetched],
+        boundary=[diagnosis.found],
+        saved=[diagnosis.raise_if_found],
+    )
+    program = program._replace(step=step)
+    return train(config, workdir, program, batch, validate, params, uploader, observers)
+
+
+def make_streams(config: TrainConfig, tokens: np.ndarray, rows: slice) -> Streams:
+    """Returns the streams `rows` of the training text."""
+    return Streams(
+        tokens,
+        config.batch_size,
+        config.tgt_len,
+        config.segments_per_call,
+        rows=rows,
+        ext_len=config.ext_len,
+        reset_memory_at=config.reset_memory_at,
+        roll=config.order == "roll",
+        varlen=config.varlen,
+        half_loss=config.half_loss,
+        score_ids_from=config.score_ids_from,
+        seed=config.seed,
+        order=ORDERS[config.order](tokens, config.sentence_end, config.seed),
+    )
 
 
 def check_fit(config: Config, tokens: Tokens) -> None:

@@ -18,7 +18,7 @@ from txl_jax.report.log import say
 from txl_jax.runtime.options import MeshConfig
 from txl_jax.runtime.preemption import stop
 from txl_jax.sharding import make_mesh
-from txl_jax.update.state import init_params
+from txl_jax.update.init import init_params
 from txl_jax.workdir.folder import CONFIG
 from txl_jax.workdir.load import load
 

@@ -27,7 +27,7 @@ from txl_jax.data.options import SLACK
 from txl_jax.errors import UserError
 from txl_jax.evaluate.perplexity import make_reader
 from txl_jax.runtime.options import MeshConfig
-from txl_jax.update.step import make_step
+from txl_jax.update.step import make_program
 from txl_jax.workdir.fit import fit_mesh
 
 
@@ -66,7 +66,7 @@ def check_kernel(config: Config, mesh: Mesh) -> None:
 def training_step(config: Config, mesh: Mesh) -> tuple[Any, ...]:
     """Returns the jitted training step and its abstract arguments."""
     train = config.train
-    init, places, step = make_step(config.model, config.train, config.optim, mesh)
+    init, places, step = make_program(config.model, config.train, config.optim, mesh)
     state = abstract(jax.eval_shape(init), places)
     L = train.ext_len + train.tgt_len + (SLACK if train.varlen else 0)
     S, B = train.segments_per_call, train.batch_size
@@ -89,7 +89,7 @@ def compile_evaluation(config: Config, devices: list[Any]) -> Compiled:
     """
     mesh, B = fit_mesh(config, devices), config.eval.streams
     sharding.check_streams(mesh, B, "eval.streams")
-    init, places, _ = make_step(config.model, config.train, config.optim, mesh)
+    init, places, _ = make_program(config.model, config.train, config.optim, mesh)
     params = abstract(jax.eval_shape(init).params, places.params)
     reader = make_reader(config.model, config.eval, mesh)
     with jax.set_mesh(mesh):

@@ -23,6 +23,16 @@ def _tuple(*values: Any) -> tuple[Any, ...]:
     return values
 
 
+def _asgd_from(average: str, decay: float, first: int) -> int:
+    del decay
+    if average == "ema":
+        raise UserError(
+            'optim.average = "ema": this version has only the plain mean of '
+            "optim.asgd_from; use the version that made the run"
+        )
+    return max(first, 1) if average == "asgd" else 0
+
+
 CHANGES = (
     Change(
         "data.copying",
@@ -43,6 +53,15 @@ CHANGES = (
         {"compile.largest_batch": False},
         lambda search: -1 if search else 0,
     ),
+    Change(
+        "optim.asgd_from",
+        {
+            "optim.average": "none",
+            "optim.average_decay": 0.999,
+            "optim.average_from": 0,
+        },
+        _asgd_from,
+    ),
     Change("eval.baselines", {"eval.yardsticks": False}, _same),
     Change("generate.prompt", {"generate.prompt_file": ""}, "@{}".format),
     Change("model.mem_len", {"convert.mem_len": -1}, _same),
@@ -55,6 +74,7 @@ CHANGES = (
 # Removed fields, and the value that is fixed now.
 REMOVED: dict[str, Any] = {
     "data.copy_seed": 0,
+    "optim.momentum": 0.0,
     "recl.threshold": 0.01,
     "recl.ratios": (1.0, 0.5, 0.1),
     "speed.segments": 4,

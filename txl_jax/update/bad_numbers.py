@@ -158,9 +158,9 @@ def name_first(order: list[Path], bad: Any, grads: Any) -> str:
 class Diagnosis:
     """Ends a run that skips too many updates in a row, and names the cause."""
 
-    def __init__(self, model: ModelConfig, config: TrainConfig, step: int):
-        """Starts before the first call, after `step` updates."""
-        self.model, self.config, self.step = model, config, step
+    def __init__(self, model: ModelConfig, config: TrainConfig):
+        """Starts before the first call."""
+        self.model, self.config = model, config
         self.calls: deque[Segment] = deque()  # whose metrics have not been fetched
         # The update that ends the run: its metrics, index in the call, and segments.
         self.update: tuple[dict[str, Any], int, Segment] | None = None
@@ -169,16 +169,15 @@ class Diagnosis:
         """Keeps the segments [S, ..] of a call until its metrics are fetched."""
         self.calls.append(segments)
 
-    def fetched(self, updates: list[dict[str, Any]]) -> None:
-        """Checks the metrics of the oldest call."""
+    def fetched(self, step: int, updates: list[dict[str, Any]]) -> None:
+        """Checks the metrics of the oldest call, made after `step` updates."""
         segments = self.calls.popleft()
         for u, metrics in enumerate(updates):
             if (
                 not self.update
                 and metrics["skipped_in_row"] >= self.config.max_bad_steps
             ):
-                self.update = {"step": self.step + u, **metrics}, u, segments
-        self.step += len(updates)
+                self.update = {"step": step + u, **metrics}, u, segments
 
     def found(self) -> bool:
         """Returns whether the run has to end."""

@@ -1,9 +1,8 @@
-"""Learning rates, optimizers and averages of the parameters, built from optax."""
+"""Learning rates, optimizers and the average of the parameters, built from optax."""
 
 from collections.abc import Callable
 from typing import Any
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 import optax
@@ -14,6 +13,7 @@ from txl_jax.update.lamb import (
     scale_by_uncorrected_adam,
 )
 from txl_jax.update.options import OptimConfig
+from txl_jax.update.state import Average
 
 Schedule = Callable[[Array | int], Array]
 
@@ -110,8 +110,7 @@ def lamb(config: OptimConfig) -> Parts:
 
 def sgd(config: OptimConfig) -> Parts:
     """PyTorch's SGD: weight decay is added to the clipped gradient."""
-    momentum = [optax.trace(config.momentum)] if config.momentum else []
-    return [*_decay(config), *momentum]
+    return _decay(config)
 
 
 OPTIMIZERS = {"adam": adam, "lamb": lamb, "sgd": sgd}
@@ -163,47 +162,22 @@ def _is_matrix(params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(decayed, params)
 
 
-# Averages of the parameters, for evaluation.
-
-
-@flax.struct.dataclass
-class Average:
-    """A mean of parameters; count (int32) is the number of updates in it."""
-
-    params: Any
-    count: Array
-
-
-def ema(config: OptimConfig, count: Array) -> Array:
-    """An exponential mean over about 1 / (1 - average_decay) updates."""
-    return jnp.where(count > 0, 1 - config.average_decay, 1.0)
-
-
-def asgd(config: OptimConfig, count: Array) -> Array:
-    """Polyak's, in AWD-LSTM: the plain mean since average_from."""
-    del config
-    return 1.0 / jnp.maximum(count, 1)
-
-
-# Functions that return the weight of the newest parameters, the `count`-th in the mean.
-# While count is 0, the weight is 1 and the mean equals the parameters.
-AVERAGES = {"ema": ema, "asgd": asgd}
-
-
 AddToAverage = Callable[[Average, Any, Array], Average]
 
 
 def make_average(config: OptimConfig) -> AddToAverage | None:
     """Returns add(average, params, number), or None for a run without an average.
 
-    `params` are the parameters after update `number`, counted from 1.
+    The average is ASGD's (Polyak), as in AWD-LSTM: the plain mean of the parameters
+    since update asgd_from. `params` are the parameters after update `number`, counted
+    from 1; before asgd_from the average equals them.
     """
-    if config.average == "none":
+    if not config.asgd_from:
         return None
 
     def add(average: Average, params: Any, number: Array) -> Average:
-        count = average.count + (number >= config.average_from)
-        weight = AVERAGES[config.average](config, count)
+        count = average.count + (number >= config.asgd_from)
+        weight = 1.0 / jnp.maximum(count, 1)
 
         def mix(mean: Array, new: Array) -> Array:
             return jnp.where(weight < 1, mean + weight * (new - mean), new)

@@ -3,19 +3,11 @@
 import dataclasses
 
 from txl_jax.errors import UserError
-from txl_jax.runtime.constraint import (
-    at_least,
-    between,
-    check,
-    fraction,
-    one_of,
-    positive,
-)
+from txl_jax.runtime.constraint import at_least, between, check, one_of, positive
 
 ORDERS = ("stream", "sentences", "roll")
 OPTIMIZERS = ("adam", "lamb", "sgd")
 SCHEDULES = ("cosine", "cosine_through_warmup", "inverse_sqrt", "constant")
-AVERAGES = ("ema", "asgd")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,13 +103,10 @@ class OptimConfig:
     betas: tuple[float, ...] = (0.9, 0.999)
     # term added to the denominator of adam and lamb; NVIDIA's recipes for lamb: 1e-6
     epsilon: float = positive(1e-8)
-    momentum: float = fraction(0.0)  # momentum of sgd
     weight_decay: float = at_least(0, 0.0)  # weight decay, of matrices only
-    # mean of the parameters to evaluate: ema, asgd or none
-    average: str = one_of(("none", *AVERAGES), "none")
-    average_decay: float = fraction(0.999)  # decay rate of ema
-    # first update whose parameters enter the mean, counted from 1
-    average_from: int = at_least(0, 0)
+    # first update, counted from 1, of the mean of all later parameters that is
+    # evaluated in place of the newest parameters (ASGD); 0 = no mean
+    asgd_from: int = at_least(0, 0)
 
     def __post_init__(self) -> None:
         """Raises UserError for an impossible value or combination."""
@@ -127,13 +116,8 @@ class OptimConfig:
                 f"optim.betas = {self.betas} must be two numbers, each at least 0 and "
                 "below 1"
             )
-        for name, choice, takers in (
-            ("momentum", "optimizer", ("sgd",)),
-            ("min_lr_ratio", "schedule", ("cosine", "cosine_through_warmup")),
-            ("average_from", "average", tuple(AVERAGES)),
-        ):
-            if getattr(self, name) and getattr(self, choice) not in takers:
-                raise UserError(
-                    f"optim.{name} = {getattr(self, name)} has no effect with "
-                    f'optim.{choice} = "{getattr(self, choice)}": leave it at 0'
-                )
+        if self.min_lr_ratio and not self.schedule.startswith("cosine"):
+            raise UserError(
+                f"optim.min_lr_ratio = {self.min_lr_ratio} has no effect with "
+                f'optim.schedule = "{self.schedule}": leave it at 0'
+            )

@@ -4,22 +4,25 @@ Dims: N layers, B streams, M memory, D model.
 """
 
 import dataclasses
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
-import flax.linen as nn
 import flax.struct
 import jax
 import jax.numpy as jnp
-import optax
 from jax import Array
-from jax.sharding import Mesh
 
-from txl_jax.model.config import ModelConfig
+from txl_jax.data.streams import Segment
 from txl_jax.model.memory import Memory
-from txl_jax.model.txl import TransformerXL
-from txl_jax.sharding import shardings
 from txl_jax.update.guard import Guard
-from txl_jax.update.optim import Average
+
+
+@flax.struct.dataclass
+class Average:
+    """A mean of parameters; count (int32) is the number of updates in it."""
+
+    params: Any
+    count: Array
 
 
 @flax.struct.dataclass
@@ -52,46 +55,13 @@ class TrainState:
         return dataclasses.replace(self, params=params, average=average)
 
 
-def init_params(config: ModelConfig, key: Array) -> Any:
-    """Returns fresh parameters, each boxed with the letters of its dimensions."""
-    tokens_BL = jnp.zeros((1, 1), jnp.int32)
-    # The parameters do not depend on the kernel, and "xla" runs on every device.
-    model = TransformerXL(dataclasses.replace(config, kernel="xla"))
-    memory = Memory.empty(config, 1)
-    return model.init(key, tokens_BL, tokens_BL, memory, method="nll")["params"]
+# (state, segments [S, ..]) -> (state, metrics [U]); donates the arrays of the state.
+TrainStep = Callable[[TrainState, Segment], tuple[TrainState, dict[str, Array]]]
 
 
-def abstract_params(config: ModelConfig) -> Any:
-    """Returns the shapes of the parameters, boxed with their letters."""
-    return jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
+class Program(NamedTuple):
+    """The jitted functions of a run."""
 
-
-def init_state(
-    config: ModelConfig,
-    optimizer: optax.GradientTransformation,
-    batch_size: int,
-    seed: int,
-    mesh: Mesh,
-    averages: bool = False,
-) -> tuple[Any, Any]:
-    """Returns (init, shardings) of a fresh state; init() makes it.
-
-    init is jitted with these shardings, so a sharded model is never whole on a device.
-    averages adds a mean of the parameters with the parameters' shardings.
-    """
-
-    def create() -> TrainState:
-        key_params, key_run = jax.random.split(jax.random.key(seed))
-        params = init_params(config, key_params)
-        return TrainState(
-            step=jnp.zeros((), jnp.int32),
-            params=params,
-            opt_state=optimizer.init(params),
-            memory=Memory.empty(config, batch_size),
-            rng=key_run,
-            average=Average(params, jnp.zeros((), jnp.int32)) if averages else (),
-        )
-
-    letters = nn.get_partition_spec(jax.eval_shape(create))
-    placed = shardings(mesh, dataclasses.replace(letters, memory=Memory.LETTERS))
-    return jax.jit(lambda: nn.unbox(create()), out_shardings=placed), placed
+    init: Callable[[], TrainState]  # makes a fresh state
+    places: Any  # the shardings of the state
+    step: Any  # a jitted TrainStep

@@ -35,6 +35,7 @@ from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import Memory
 from txl_jax.model.txl import TransformerXL
 from txl_jax.update.guard import choose
+from txl_jax.update.init import init_state
 from txl_jax.update.optim import (
     AddToAverage,
     Schedule,
@@ -43,7 +44,7 @@ from txl_jax.update.optim import (
     make_schedule,
 )
 from txl_jax.update.options import OptimConfig, TrainConfig
-from txl_jax.update.state import TrainState, init_state
+from txl_jax.update.state import Program, TrainState, TrainStep
 
 
 @flax.struct.dataclass
@@ -106,9 +107,6 @@ def put(c: Array, chunks: Array, chunk: Array) -> Array:
 
 # (params, memory, segment, key) -> (summed nll in nats, (memory, counts)).
 NllSum = Callable[[Any, Memory, Segment, Array], tuple[Array, tuple[Memory, Any]]]
-
-# (state, segments [S, ..]) -> (state, metrics).
-TrainStep = Callable[[TrainState, Segment], tuple[TrainState, dict[str, Array]]]
 
 MEMORY_AXES = Memory(h_NBMD=1, filled_B=0)  # type: ignore[arg-type]
 
@@ -265,17 +263,13 @@ def make_train_step(
     return train_step
 
 
-def make_step(
+def make_program(
     model_config: ModelConfig,
     config: TrainConfig,
     optim_config: OptimConfig,
     mesh: Mesh,
-) -> tuple[Callable[[], TrainState], Any, Any]:
-    """Returns (init, places, train_step) of a run on the mesh, both functions jitted.
-
-    init() makes a fresh state with the shardings `places`. train_step donates the
-    arrays of its state argument.
-    """
+) -> Program:
+    """Returns the jitted functions of a run on the mesh."""
     optimizer, average = make_optimizer(optim_config), make_average(optim_config)
     size, seed = config.batch_size, config.seed
     averages = average is not None
@@ -284,4 +278,4 @@ def make_step(
     model = TransformerXL(model_config)
     train_step = make_train_step(model, optimizer, schedule, config, average)
     jitted = jax.jit(train_step, donate_argnums=0, out_shardings=(places, None))
-    return init, places, jitted
+    return Program(init, places, jitted)

@@ -17,7 +17,7 @@ from txl_jax.report import provenance
 from txl_jax.report.checksum import DAMAGE
 from txl_jax.report.log import say
 from txl_jax.runtime import distributed
-from txl_jax.update import state
+from txl_jax.update.init import abstract_params
 from txl_jax.workdir.fit import fit_vocab
 from txl_jax.workdir.folder import CONFIG, RUN, VOCAB
 
@@ -57,7 +57,7 @@ def claim(workdir: Path, config: Config, tokens: Tokens) -> None:
     """
     check_trainable(workdir, config)
     model = fit_vocab(config, len(tokens.vocab)).model
-    parameters = metrics.parameter_count(state.abstract_params(model))
+    parameters = metrics.parameter_count(abstract_params(model))
     run = provenance.provenance(dataclasses.asdict(config), tokens.manifest, parameters)
     try:
         run["starts"] = [*_earlier_starts(workdir, run), provenance.start(run)]

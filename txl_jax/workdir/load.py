@@ -24,7 +24,7 @@ from txl_jax.model.config import ModelConfig
 from txl_jax.model.txl import TransformerXL
 from txl_jax.report.log import last_step, say
 from txl_jax.report.progress import waiting
-from txl_jax.update.state import abstract_params
+from txl_jax.update.init import abstract_params
 from txl_jax.workdir import uploader
 from txl_jax.workdir.claim import check_same_run
 from txl_jax.workdir.fit import fit_mesh, fit_vocab
@@ -69,7 +69,7 @@ def load(workdir: str | Path, config: Config | None = None) -> Loaded:
     config = fit_vocab(config, len(vocab))
     mesh = fit_mesh(config)
     like = like_params(config.model, mesh)
-    averages = saved.optim.average != "none"
+    averages = saved.optim.asgd_from > 0
     with waiting(f"reading a checkpoint of {workdir}"), _reader(workdir) as manager:
         try:
             params, step = save_restore.restore_params(
@@ -162,7 +162,7 @@ def _load_fitting(source: Path, config: Config, vocab: Vocab) -> Any:
             f"data.vocab_path={str(source / VOCAB)!r}"
         )
     saved = fit_vocab(saved, len(vocab))
-    averages = saved.optim.average != "none"
+    averages = saved.optim.asgd_from > 0
     like = like_params(config.model, fit_mesh(config))
     with _reader(source) as manager:
         (step,) = manager.find("best")

@@ -1,0 +1,65 @@
+"""Fresh parameters, and the fresh state of a run.
+
+Dims: B streams, L segment.
+"""
+
+import dataclasses
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+from jax.sharding import Mesh
+
+from txl_jax.model.config import ModelConfig
+from txl_jax.model.memory import Memory
+from txl_jax.model.txl import TransformerXL
+from txl_jax.sharding import shardings
+from txl_jax.update.state import Average, TrainState
+
+
+def init_params(config: ModelConfig, key: Array) -> Any:
+    """Returns fresh parameters, each boxed with the letters of its dimensions."""
+    tokens_BL = jnp.zeros((1, 1), jnp.int32)
+    # The parameters do not depend on the kernel, and "xla" runs on every device.
+    model = TransformerXL(dataclasses.replace(config, kernel="xla"))
+    memory = Memory.empty(config, 1)
+    return model.init(key, tokens_BL, tokens_BL, memory, method="nll")["params"]
+
+
+def abstract_params(config: ModelConfig) -> Any:
+    """Returns the shapes of the parameters, boxed with their letters."""
+    return jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
+
+
+def init_state(
+    config: ModelConfig,
+    optimizer: optax.GradientTransformation,
+    batch_size: int,
+    seed: int,
+    mesh: Mesh,
+    averages: bool = False,
+) -> tuple[Any, Any]:
+    """Returns (init, shardings) of a fresh state; init() makes it.
+
+    init is jitted with these shardings, so a sharded model is never whole on a device.
+    averages adds a mean of the parameters with the parameters' shardings.
+    """
+
+    def create() -> TrainState:
+        key_params, key_run = jax.random.split(jax.random.key(seed))
+        params = init_params(config, key_params)
+        return TrainState(
+            step=jnp.zeros((), jnp.int32),
+            params=params,
+            opt_state=optimizer.init(params),
+            memory=Memory.empty(config, batch_size),
+            rng=key_run,
+            average=Average(params, jnp.zeros((), jnp.int32)) if averages else (),
+        )
+
+    letters = nn.get_partition_spec(jax.eval_shape(create))
+    placed = shardings(mesh, dataclasses.replace(letters, memory=Memory.LETTERS))
+    return jax.jit(lambda: nn.unbox(create()), out_shardings=placed), placed
