@@ -511,14 +511,20 @@ def test_a_saved_config_of_an_older_version_is_upgraded(
     assert name in line and f"became {new}" in line and line.count("\n") == 1
 
 
-def test_a_removed_field_is_accepted_at_its_fixed_value_only(tmp_path: Path) -> None:
+def test_a_removed_field_is_accepted_at_its_fixed_value_only(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "config.json"
-    path.write_text('{"data": {"copy_seed": 0}}')
-    assert "copy_seed" not in configs.load_json(path)["data"]
+    path.write_text('{"data": {"copy_seed": 0}, "run": {"connect_seconds": 9}}')
+    config = configs.load_json(path)
+    assert "copy_seed" not in config["data"] and not config["run"]
     path.write_text('{"data": {"copy_seed": 7}}')
-    assert "data.copy_seed = 7: this version has removed the field" in refusal(
-        configs.load_json, path
-    )
+    removed = "this version has removed the field"
+    assert f"data.copy_seed = 7: {removed}" in refusal(configs.load_json, path)
+    argv = ["--config.data.copy_seed=0", "--evaluation=false", "--mesh=auto"]
+    assert flags.parse_overrides(argv, "compile") == {"compile.mesh": "auto"}
+    assert "compile.evaluation has been removed" in capsys.readouterr().err
+    assert removed in refusal(flags.parse_overrides, ["--config.data.copy_seed=7"], "")
 
 
 def test_a_flag_of_an_older_version_is_translated(

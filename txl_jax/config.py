@@ -138,8 +138,6 @@ class Config:
                 )
 
 
-FILE = "config.json"  # the saved config in a workdir
-
 SECTIONS: dict[str, type] = {
     field.name: type(field.default) for field in dataclasses.fields(Config)
 }
@@ -214,18 +212,15 @@ def override(config: ConfigDict, name: str, text: str) -> None:
     items = get_args(field_type(name))
     kind = items[0] if items else FIELDS[name]
     parts = [x for x in text.strip("()").split(",") if x.strip()] if items else [text]
+    read = (lambda x: BOOLS[x.strip().lower()]) if kind is bool else kind
     try:
-        values = tuple(_read(kind, part) for part in parts)
+        values = tuple(read(part) for part in parts)
     except (ValueError, KeyError):
         each = ", or several with commas between" if items else ""
         raise UserError(f"{name} = {text[:80]!r} is not {KINDS[kind]}{each}") from None
     section, _, key = name.partition(".")
     with config.ignore_type():  # an experiment may have set 1 for 1.0; parse checks
         config.update({section: {key: values if items else values[0]}})
-
-
-def _read(kind: type, text: str) -> Any:
-    return BOOLS[text.strip().lower()] if kind is bool else kind(text)
 
 
 def load(source: str) -> ConfigDict:
@@ -290,11 +285,17 @@ def load_json(path: Path) -> ConfigDict:
         ) from error
 
 
+def differences(one: Config, other: Config) -> dict[str, tuple[Any, Any]]:
+    """Returns the fields whose values differ, as {"section.field": both values}."""
+    values = map(operator.attrgetter(*FIELDS), (one, other))
+    pairs = zip(FIELDS, zip(*values, strict=True), strict=True)
+    return {name: (old, new) for name, (old, new) in pairs if old != new}
+
+
 def conflicts(saved: Config, config: Config) -> list[str]:
     """Returns the changes that make `config` another run than `saved`, in words."""
-    changes = []
-    for name in FIELDS:
-        old, new = map(operator.attrgetter(name), (saved, config))
-        if old != new and not name.startswith(CHANGEABLE):
-            changes.append(f"{name} was {old!r}, is now {new!r}")
-    return changes
+    return [
+        f"{name} was {old!r}, is now {new!r}"
+        for name, (old, new) in differences(saved, config).items()
+        if not name.startswith(CHANGEABLE)
+    ]

@@ -31,9 +31,9 @@ def main(argv: list[str] | None = None) -> int:
     if command.print_config:
         print(help.resolved(command), end="")
         return 0
-    from txl_jax.cli import execute  # imports jax, which takes seconds
+    from txl_jax.cli import modes  # imports jax, which takes seconds
 
-    return execute.execute(command, is_program=argv is None)
+    return modes.execute(command, is_program=argv is None)
 
 
 def information(args: list[str]) -> str:

@@ -16,7 +16,6 @@ No TPU is used: all cycles are estimates.
 """
 
 import argparse
-import dataclasses
 import json
 import math
 import os
@@ -160,11 +159,9 @@ def measure_largest(row: Row, _: str) -> Row:
     """Returns the most streams that fit on one chip."""
     part = chips.find(tpu_estimate.CHIPS[row["chip"]][0])
     devices = chips.find_devices(part)[:1]
-    one = dataclasses.replace(part, shape=(1,))
-    step = find(known(), **{**row, "part": "step"})
-    tried = [(step["streams"], step["fits"], step["hbm_bytes"])] if step else []
+    one = part._replace(shape=(1,))
     try:
-        config = largest_batch(read(row), devices, one, tried)
+        config = largest_batch(read(row), devices, one)
     except UserError:
         return row | {"streams": 0}
     return row | {"streams": config.train.batch_size}

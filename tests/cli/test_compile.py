@@ -155,9 +155,9 @@ def test_the_kernel_for_tpus_is_compiled_where_it_is_asked_for(
         return Program(text)
 
     monkeypatch.setattr(estimate, "Program", read)
-    flags = ("--config.model.kernel=tpu", "--evaluation=false", "--topology=v4:2x2x2")
+    flags = ("--config.model.kernel=tpu", "--topology=v4:2x2x2")
     result = command(path, *flags).result
-    assert result["kernel"] == "tpu" and "evaluation" not in result
+    assert result["kernel"] == "tpu"
     # A chip of v4 is one device with two cores.
     assert [result[name] for name in ("chips", "cores", "devices")] == [8, 16, 8]
     # The bytes of a kernel are counted by this name.
@@ -239,7 +239,7 @@ def test_streams_that_do_not_divide_name_a_mesh_that_works(path: Path) -> None:
     line = command(path, *flags).line
     assert "train.batch_size = 4 is not divisible by the 8 shards" in line
     assert "--config.mesh.model=2 works" in line
-    result = command(path, *flags, "--evaluation=false", "--mesh=auto").result
+    result = command(path, *flags, "--mesh=auto").result
     assert result["mesh"] == {"data": 4, "fsdp": 1, "model": 2}
     assert result["streams_per_chip"] == 0.5
 
@@ -263,7 +263,7 @@ def test_evaluation_streams_that_do_not_divide_are_an_error(
 
 @needs_libtpu
 def test_out_of_memory_has_the_excess_and_the_flags_that_help(path: Path) -> None:
-    flags = (f"--topology={SLICE}", "--evaluation=false", "--config.model.kernel=xla")
+    flags = (f"--topology={SLICE}", "--config.model.kernel=xla")
     done = command(path, *flags, "--streams_per_chip=40000")
     result = done.result
     assert not result["fits"]
@@ -285,10 +285,6 @@ def test_the_search_finds_the_most_that_fit(most: int) -> None:
     capacity = 1000 + 10 * most + most**2 // 50
     assert compile.search(fits, capacity) == most
     assert len(tried) == len(set(tried)) <= 14
-    known = [(count, *fits(count)) for count in (3, 8)]
-    tried.clear()
-    assert compile.search(fits, capacity, known) == most
-    assert len(tried) == len(set(tried) - {3, 8}) <= 12
 
 
 def test_the_search_continues_where_more_is_stated_than_the_capacity() -> None:

@@ -22,8 +22,8 @@ import txl_jax
 from tests.support import tiny
 from txl_jax import config as configs
 from txl_jax.cli import modes
-from txl_jax.cli.execute import check_processes
 from txl_jax.cli.flags import MODES
+from txl_jax.cli.modes import check_processes
 from txl_jax.errors import UserError
 from txl_jax.generate.texts import Sample
 from txl_jax.main import main

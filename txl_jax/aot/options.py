@@ -15,7 +15,6 @@ class CompileConfig:
     streams_per_chip: int = at_least(-1, 0)
     # "config" = the configured mesh, "auto" = the one with the fewest shards that fits
     mesh: str = one_of(("config", "auto"), "config")
-    evaluation: bool = True  # also compile the evaluation step
 
     def __post_init__(self) -> None:
         """Raises UserError for an impossible value."""

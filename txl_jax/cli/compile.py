@@ -1,7 +1,7 @@
 """The mode `compile`: memory and speed bounds on a TPU slice, without TPUs."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from txl_jax.aot import chips
@@ -19,8 +19,6 @@ from txl_jax.evaluate.options import evaluation_model
 from txl_jax.report.log import say
 from txl_jax.workdir.fit import fit_mesh
 
-Trial = tuple[int, bool, int]  # a count, whether it fits, and its bytes
-
 
 def run(config: Config) -> dict[str, Any]:
     """Compiles the steps for compile.topology, and returns their costs."""
@@ -31,7 +29,7 @@ def run(config: Config) -> dict[str, Any]:
     if options.streams_per_chip > 0:
         size = options.streams_per_chip * tpus.chips
         config = replace(config, "train", batch_size=size)
-    if options.streams_per_chip < 0:
+    elif options.streams_per_chip < 0:
         config = largest_batch(config, devices, tpus)
     if options.mesh == "auto":
         config, done = compile_auto(config, devices)
@@ -55,29 +53,20 @@ def run(config: Config) -> dict[str, Any]:
     }
     if not done.fits:
         result["knobs"] = knobs(config)
-    if options.evaluation:
-        lengths = config.eval.streams, config.eval.tgt_len, config.eval.ext_len
-        work = Work(evaluation_model(model, config.eval), *lengths, False)
-        try:
-            cost = estimate(tpus, mesh, compile_evaluation(config, devices), work)
-            result["evaluation"] = {"streams": config.eval.streams, **cost}
-        except UserError as error:
-            result["evaluation"] = {"error": str(error)}
+    lengths = config.eval.streams, config.eval.tgt_len, config.eval.ext_len
+    work = Work(evaluation_model(model, config.eval), *lengths, False)
+    try:
+        cost = estimate(tpus, mesh, compile_evaluation(config, devices), work)
+        result["evaluation"] = {"streams": config.eval.streams, **cost}
+    except UserError as error:
+        result["evaluation"] = {"error": str(error)}
     for line in table(result):
         say(line)
     return result
 
 
-def largest_batch(
-    config: Config,
-    devices: list[Any],
-    tpus: chips.Slice,
-    known: Iterable[Trial] = (),
-) -> Config:
-    """Returns the config with the most streams per chip that fit.
-
-    known: earlier trials; their counts are of train.batch_chunk streams per chip.
-    """
+def largest_batch(config: Config, devices: list[Any], tpus: chips.Slice) -> Config:
+    """Returns the config with the most streams per chip that fit."""
     unit = config.train.batch_chunk
 
     def with_streams(count: int) -> Config:
@@ -90,7 +79,7 @@ def largest_batch(
         say(f"{count * unit} streams per chip {verb}: {room}")
         return done.fits, done.bytes
 
-    count = search(fits, tpus.chip.hbm, known)
+    count = search(fits, tpus.chip.hbm)
     if not count:
         raise UserError(
             f"not even {unit} streams per chip fit on {tpus.name} with mesh.model = "
@@ -99,11 +88,7 @@ def largest_batch(
     return with_streams(count)
 
 
-def search(
-    fits: Callable[[int], tuple[bool, int]],
-    capacity: float,
-    known: Iterable[Trial] = (),
-) -> int:
+def search(fits: Callable[[int], tuple[bool, int]], capacity: float) -> int:
     """Returns the greatest count for which fits(count) is (True, bytes), or 0.
 
     Bytes grow about linearly with the count, so the next guess is where the line
@@ -111,19 +96,17 @@ def search(
     can differ from those that it allows. Therefore, while no count is known not to fit
     and the line suggests one that is known to fit, the guesses grow in doubling steps;
     and if a guess does not halve the remaining range, the next one is its middle.
-    `known` trials come first and are not repeated.
     """
-    low, high, tried = 0, 0, []
-    count, before, stride, width = 1, iter(known), 1, math.inf
+    low = high = last = before = 0
+    count, stride, width = 1, 1, math.inf
     while not high or high - low > 1:
-        count, good, size = next(before, None) or (count, *fits(count))
-        tried.append((count, size))
-        low = max(low, count) if good else low
-        high = high if good else min(high or count, count)
-        slope = tried[-1][1] / count
-        if len(tried) > 1 and tried[-1][0] != tried[-2][0]:
-            (c0, s0), (c1, s1) = tried[-2:]
-            slope = max((s1 - s0) / (c1 - c0), slope / 8)
+        good, size = fits(count)
+        low = count if good else low
+        high = high if good else count
+        slope = size / count
+        if last:
+            slope = max((size - before) / (count - last), slope / 8)
+        last, before = count, size
         count = int(count + (capacity - size) / max(slope, 1))
         if not high:
             stride = 2 * stride if count <= low else 1
@@ -138,16 +121,17 @@ def search(
 
 def knobs(config: Config) -> str:
     """Returns flags that lower the memory use."""
-    flags = []
-    if not config.model.remat:
-        flags.append("--config.model.remat=true")
-    if config.model.kernel == "xla" and config.model.position == "transformer_xl":
-        flags.append("--config.model.kernel=tpu")
-    flags.append(f"--config.mesh.fsdp={max(config.mesh.fsdp, 1) * 2}")
-    flags.append(f"--config.train.batch_chunk={config.train.batch_chunk * 2}")
-    if config.model.dtype == "float32":
-        flags.append("--config.model.dtype=bfloat16")
-    return ", ".join(flags) + " or fewer --streams_per_chip may help"
+    model = config.model
+    einsum = model.kernel == "xla" and model.position == "transformer_xl"
+    flags = {
+        "model.remat=true": not model.remat,
+        "model.kernel=tpu": einsum,
+        f"mesh.fsdp={max(config.mesh.fsdp, 1) * 2}": True,
+        f"train.batch_chunk={config.train.batch_chunk * 2}": True,
+        "model.dtype=bfloat16": model.dtype == "float32",
+    }
+    names = ", ".join(f"--config.{flag}" for flag, helps in flags.items() if helps)
+    return f"{names} or fewer --streams_per_chip may help"
 
 
 def gib(size: float) -> str:
@@ -161,9 +145,7 @@ def table(result: dict[str, Any]) -> list[str]:
         f"{result['topology']}: {result['chips']} chips, {result['cores']} cores, "
         f"{result['devices']} devices, mesh {result['mesh']}",
     ]
-    for name, step in (("training", result), ("evaluation", result.get("evaluation"))):
-        if not step:
-            continue
+    for name, step in (("training", result), ("evaluation", result["evaluation"])):
         if "error" in step:
             lines.append(f"{name:>12}  {step['error']}")
             continue
@@ -178,8 +160,8 @@ def table(result: dict[str, Any]) -> list[str]:
             ("tokens per second", "tokens_per_second", 1, ""),
             ("utilisation", "utilisation", 100, "%"),
         ):
-            ends = sorted(value * scale for value in step[field].values())
-            lines.append(f"{label:>28}  {ends[0]:,.2f} to {ends[1]:,.2f} {unit}")
+            low, high = sorted(value * scale for value in step[field].values())
+            lines.append(f"{label:>28}  {low:,.2f} to {high:,.2f} {unit}")
         for kind, each in step["collectives"].items():
             total = f"{each['count']} of {each['bytes'] / 1e6:,.1f} MB in total"
             lines.append(f"{kind:>28}  {total}")

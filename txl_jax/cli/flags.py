@@ -5,7 +5,6 @@ appear immediately.
 """
 
 import argparse
-import dataclasses
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -13,7 +12,7 @@ from txl_jax import config as configs
 from txl_jax.config import Config
 from txl_jax.errors import UserError, nearest, require_one_of
 from txl_jax.runtime import upgrade
-from txl_jax.workdir.folder import find
+from txl_jax.workdir.folder import CONFIG, find
 
 
 class Mode(NamedTuple):
@@ -88,95 +87,63 @@ def parse(argv: list[str]) -> Command:
     parser.add_argument("--print_config", action="store_true")
     args, rest = parser.parse_known_args(argv)
     require_one_of(args.mode, list(MODES), "--mode")
-    overrides = parse_overrides(rest, MODES[args.mode].section)
-    if args.mode in OUTER:
-        return _parse_outer(args, overrides)
-    if args.config:
+    overrides = applied = parse_overrides(rest, MODES[args.mode].section)
+    if own := OUTER.get(args.mode):
+        folder, config, source = _outer_folder(args), configs.default(), ""
+        applied = {x: text for x, text in overrides.items() if x.startswith(own)}
+        overrides = {x: overrides[x] for x in overrides if not x.startswith(own[0])}
+    elif args.config:
         config, source = configs.load(args.config), args.config
         folder = find(args.workdir or f"runs/{Path(args.config).stem}")
     elif args.workdir:
         folder = find(args.workdir)
-        source = str(folder / configs.FILE)
-        config = configs.load_json(folder / configs.FILE)
+        source = str(folder / CONFIG)
+        config = configs.load_json(folder / CONFIG)
     else:
         raise UserError("give --config=FILE, or the --workdir of a run; see --help")
-    origins = _set_fields(configs.parse(config), source) if args.print_config else {}
-    return _command(args, config, folder, overrides, overrides, origins)
-
-
-def _parse_outer(args: argparse.Namespace, overrides: dict[str, str]) -> Command:
-    """Returns the command of a mode in OUTER."""
-    mode = args.mode
-    if args.config:
-        raise UserError(
-            f"--mode={mode} takes no --config, because its runs have their own: "
-            "override single fields, such as --config.eval.mem_len=640"
-        )
-    if mode != "recl" and (not args.workdir or "://" in args.workdir):
-        raise UserError(
-            f"--workdir={args.workdir!r}: --mode={mode} creates workdirs in a folder "
-            "of this machine; give one"
-        )
-    folder = find(args.workdir or "runs/recl")
-    own, first = OUTER[mode], OUTER[mode][0]
-    applied = {name: text for name, text in overrides.items() if name.startswith(own)}
-    others = {x: text for x, text in overrides.items() if not x.startswith(first)}
-    return _command(args, configs.default(), folder, applied, others, {})
-
-
-def _command(
-    args: argparse.Namespace,
-    config: Any,
-    folder: Path,
-    applied: dict[str, str],
-    overrides: dict[str, str],
-    origins: dict[str, str],
-) -> Command:
+    origins: dict[str, str] = {}
+    if args.print_config:
+        changed = configs.differences(configs.parse(config), Config())
+        origins = dict.fromkeys(changed, source) | dict.fromkeys(applied, "a flag")
     for name, text in applied.items():
         configs.override(config, name, text)
-    origins |= dict.fromkeys(applied, "a flag")
     parsed = configs.parse(config)
     return Command(args.mode, parsed, folder, overrides, origins, args.print_config)
 
 
-def _set_fields(config: Config, source: str) -> dict[str, str]:
-    """Returns {field: source} of the fields that are not at their defaults."""
-    return {
-        f"{section}.{field.name}": source
-        for section, fields in configs.SECTIONS.items()
-        for field in dataclasses.fields(fields)
-        if getattr(getattr(config, section), field.name) != field.default
-    }
+def _outer_folder(args: argparse.Namespace) -> Path:
+    """Returns the folder of a mode in OUTER."""
+    if args.config:
+        raise UserError(
+            f"--mode={args.mode} takes no --config, because its runs have their own: "
+            "override single fields, such as --config.eval.mem_len=640"
+        )
+    if args.mode != "recl" and (not args.workdir or "://" in args.workdir):
+        raise UserError(
+            f"--workdir={args.workdir!r}: --mode={args.mode} creates workdirs in a "
+            "folder of this machine; give one"
+        )
+    return find(args.workdir or "runs/recl")
 
 
 def parse_overrides(argv: list[str], own: str) -> dict[str, str]:
     """Returns {field: text}; the fields of section `own` also have short flags."""
     parser = Parser()
-    for section, fields in configs.SECTIONS.items():
-        for field in dataclasses.fields(fields):
-            short = [f"--{field.name}"] if section == own else []
-            name = f"{section}.{field.name}"
-            # A boolean's flag without a value means true.
-            value: dict[str, Any] = {"nargs": "?", "const": "true"}
-            parser.add_argument(
-                f"--config.{name}",
-                *short,
-                dest=name,
-                **(value if field.type is bool else {}),
-            )
-    for name in upgrade.OLD:
+    older = {**upgrade.OLD, **upgrade.REMOVED}
+    for name, kind in {**configs.FIELDS, **dict.fromkeys(older, bool)}.items():
         section, _, key = name.partition(".")
         short = [f"--{key}"] if section == own else []
-        parser.add_argument(
-            f"--config.{name}", *short, dest=name, nargs="?", const="true"
-        )
+        # A boolean's flag without a value means true.
+        value: dict[str, Any] = {"nargs": "?", "const": "true"} if kind is bool else {}
+        parser.add_argument(f"--config.{name}", *short, dest=name, **value)
     args, unknown = parser.parse_known_args(argv)
     if unknown:
         flag = unknown[0].partition("=")[0]
         known = [*GENERAL, "--helpfull", *parser._option_string_actions]
         raise UserError(f"unknown flag {flag!r}{nearest(flag, known)}; see --help")
-    texts = {name: text for name, text in vars(args).items() if text is not None}
-    return dict(
-        upgrade.upgrade_flag(name, text) if name in upgrade.OLD else (name, text)
-        for name, text in texts.items()
-    )
+    overrides: dict[str, str] = {}
+    for name, text in vars(args).items():
+        if text is not None:
+            new = upgrade.upgrade_flag(name, text) if name in older else {name: text}
+            overrides |= new
+    return overrides

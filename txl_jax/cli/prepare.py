@@ -1,7 +1,5 @@
 """The mode `prepare`: prepares the corpus of a config, once for all processes."""
 
-from typing import Any
-
 from txl_jax.config import Config
 from txl_jax.data import tokens as token_files
 from txl_jax.data.options import DataConfig
@@ -10,11 +8,6 @@ from txl_jax.errors import UserError
 from txl_jax.report.log import say
 from txl_jax.runtime import distributed
 from txl_jax.runtime.preemption import stop
-
-
-def run(config: DataConfig) -> dict[str, Any]:
-    """Prepares the corpus, and returns the counts of its tokens."""
-    return token_files.statistics(prepare(config))
 
 
 def prepare(config: DataConfig) -> Tokens:

@@ -6,6 +6,7 @@ here also compiles there.
 Dims: B streams, L segment.
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator
 from typing import Any
@@ -74,19 +75,13 @@ def training_step(config: Config, mesh: Mesh) -> tuple[Any, ...]:
 
 
 def compile_train(config: Config, devices: list[Any]) -> Compiled:
-    """Compiles the training step.
-
-    Raises UserError if the streams do not divide over the mesh.
-    """
+    """Compiles the training step; raises UserError like `check_mesh`."""
     mesh = check_mesh(config, devices)
     return compile_step(mesh, *training_step(config, mesh))
 
 
 def compile_evaluation(config: Config, devices: list[Any]) -> Compiled:
-    """Compiles the evaluation step.
-
-    Raises UserError if the streams do not divide over the mesh.
-    """
+    """Compiles the evaluation step; raises UserError for eval.streams."""
     mesh, B = fit_mesh(config, devices), config.eval.streams
     sharding.check_streams(mesh, B, "eval.streams")
     init, places, _ = make_program(config.model, config.train, config.optim, mesh)
@@ -103,12 +98,10 @@ def compile_auto(config: Config, devices: list[Any]) -> tuple[Config, Compiled]:
     """Returns the config with the least-split mesh that fits, and its compiled step."""
     best = None
     for mesh in meshes(config, devices):
-        if mesh.fsdp & (mesh.fsdp - 1) or best and mesh.model > best[0].mesh.model:
-            continue  # only powers of two, and the smallest mesh.model that divides
+        if best and (best[1].fits or mesh.model > best[0].mesh.model):
+            break
         tried = dataclasses.replace(config, mesh=mesh)
         best = tried, compile_train(tried, devices)
-        if best[1].fits:
-            break
     if not best:
         check_mesh(replace(config, "mesh", data=-1, fsdp=1, model=1), devices)
         raise UserError(f"no mesh of {config.compile.topology} divides this model")
@@ -122,13 +115,11 @@ def meshes(config: Config, devices: list[Any]) -> Iterator[MeshConfig]:
         streams, uneven = divmod(train.batch_size // train.batch_chunk, n // model)
         if uneven or not streams:
             continue
-        for fsdp in (f for f in range(1, n // model + 1) if n // model % f == 0):
+        for fsdp in (2**k for k in range(n.bit_length()) if n // model % 2**k == 0):
             mesh = MeshConfig(-1, fsdp, model)
-            try:
+            with contextlib.suppress(UserError):
                 fit_mesh(dataclasses.replace(config, mesh=mesh), devices)
-            except UserError:
-                continue
-            yield mesh
+                yield mesh
 
 
 def check_mesh(config: Config, devices: list[Any]) -> Mesh:

@@ -29,6 +29,7 @@ ADDRESS = "JAX_COORDINATOR_ADDRESS"
 COUNT = "JAX_NUM_PROCESSES"
 INDEX = "JAX_PROCESS_ID"
 
+CONNECT_SECONDS = 300  # until all processes must have connected
 HEARTBEAT_SECONDS = 30  # from a process's last heartbeat until the others exit
 SHUTDOWN_SECONDS = 60  # from the last barrier until all processes have ended
 WAIT_SECONDS = 24 * 3600  # for the work of process 0 alone, such as preparing data
@@ -46,30 +47,25 @@ def find_processes(environment: Mapping[str, str], on_tpu: bool) -> dict[str, ob
 
     Raises UserError if the variables are incomplete or invalid.
     """
-    index = environment.get(INDEX, environment.get("JOB_COMPLETION_INDEX"))
-    values = {
-        ADDRESS: environment.get(ADDRESS),
-        COUNT: environment.get(COUNT),
-        INDEX: index,
-    }
-    if values[COUNT] == "1":
+    count = environment.get(COUNT)
+    if count == "1":
         return {}
-    if values[COUNT] is not None:
-        if missing := [name for name, value in values.items() if not value]:
-            raise UserError(f"{COUNT} is set without {missing[0]}: set all three")
-        for name in (COUNT, INDEX):
-            if not str(values[name]).isdecimal():
-                raise UserError(f"{name} = {values[name]!r} must be a whole number")
-        if int(str(index)) >= int(str(values[COUNT])):
-            raise UserError(
-                f"{INDEX} = {index} must be below {COUNT} = {values[COUNT]}"
-            )
-        if ":" not in str(values[ADDRESS]):
-            raise UserError(f"{ADDRESS} = {values[ADDRESS]!r} must be host:port")
+    if count is not None:
+        address = environment.get(ADDRESS, "")
+        index = environment.get(INDEX, environment.get("JOB_COMPLETION_INDEX", ""))
+        for name, value in ((ADDRESS, address), (COUNT, count), (INDEX, index)):
+            if not value:
+                raise UserError(f"{COUNT} is set without {name}: set all three")
+            if name != ADDRESS and not value.isdecimal():
+                raise UserError(f"{name} = {value!r} must be a whole number")
+        if int(index) >= int(count):
+            raise UserError(f"{INDEX} = {index} must be below {COUNT} = {count}")
+        if ":" not in address:
+            raise UserError(f"{ADDRESS} = {address!r} must be host:port")
         return {
-            "coordinator_address": values[ADDRESS],
-            "num_processes": int(str(values[COUNT])),
-            "process_id": int(str(index)),
+            "coordinator_address": address,
+            "num_processes": int(count),
+            "process_id": int(index),
             "cluster_detection_method": "deactivate",
         }
     # Set by srun for its steps; a shell inside an allocation is one process.
@@ -91,7 +87,7 @@ def find_others() -> dict[str, object]:
     return find_processes(os.environ, on_tpu)
 
 
-def connect(wait_seconds: int) -> None:
+def connect(wait_seconds: int = CONNECT_SECONDS) -> None:
     """Connects to the other processes, if there are any; must precede any use of jax.
 
     If not all processes connect within wait_seconds, each exits with one line and
@@ -100,14 +96,17 @@ def connect(wait_seconds: int) -> None:
     args = find_others()
     if not args:
         return
-    address = args.get("coordinator_address", "their coordinator")
-    line = (
-        f"txl_jax[{args.get('process_id', '?')}]: not all processes connected to "
-        f"{address} within run.connect_seconds = {wait_seconds} s: start all of them, "
-        f"with the same {ADDRESS} and {COUNT}"
-    )
+
+    def give_up() -> NoReturn:
+        _write(
+            f"txl_jax[{args.get('process_id', '?')}]: not all processes connected to "
+            f"{args.get('coordinator_address', 'their coordinator')} within "
+            f"{wait_seconds} s: start all of them, with the same {ADDRESS} and {COUNT}"
+        )
+        os._exit(RETRY)
+
     # The timeout of jax itself would abort with a C++ stack, so it comes later.
-    timer = threading.Timer(wait_seconds, _give_up, [line])
+    timer = threading.Timer(wait_seconds, give_up)
     timer.daemon = True
     timer.start()
     jax.distributed.initialize(
@@ -132,11 +131,6 @@ def is_first() -> bool:
     return not several() or jax.process_index() == 0
 
 
-def label() -> str:
-    """Returns the prefix of a process's last line, such as "txl_jax[1]"."""
-    return f"txl_jax[{jax.process_index()}]" if several() else "txl_jax"
-
-
 def first_then_others(make: Callable[[], Result]) -> Result:
     """Returns make(), which every process calls, the others after process 0.
 
@@ -144,11 +138,11 @@ def first_then_others(make: Callable[[], Result]) -> Result:
     """
     if not is_first():
         wait_for_all()
-        return make()
     try:
         return make()
     finally:  # also after an error, which the others then raise themselves
-        wait_for_all()
+        if is_first():
+            wait_for_all()
 
 
 def wait_for_all() -> None:
@@ -164,11 +158,8 @@ def exit_on_error(kind: object, error: BaseException | None, _: object) -> None:
     A normal exit would wait for the others, and jax would abort it. Exceptions that all
     processes raise together pass.
     """
-    if (
-        error is None
-        or isinstance(error, (Interrupted, UserError, BadNumbers))
-        or not several()
-    ):
+    raised_by_all = isinstance(error, (Interrupted, UserError, BadNumbers))
+    if error is None or raised_by_all or not several():
         return
     text = "".join(traceback.format_exception(error))
     if any(reason in text for reason in LOST):
@@ -194,7 +185,13 @@ def report(error: UserError | Interrupted | BadNumbers) -> int:
 
 def warn(line: str) -> None:
     """Prints a line from any process and any thread."""
-    _write(f"{label()}: {line}")
+    index = f"[{jax.process_index()}]" if several() else ""
+    _write(f"txl_jax{index}: {line}")
+
+
+def _write(line: str) -> None:
+    # A hanging thread may hold the lock of sys.stderr.
+    os.write(2, f"{line}\n".encode())
 
 
 def exit_now(line: str, status: int) -> NoReturn:
@@ -204,13 +201,3 @@ def exit_now(line: str, status: int) -> NoReturn:
     if several() and is_first():
         time.sleep(EXIT_DELAY_SECONDS)
     os._exit(status)
-
-
-def _write(line: str) -> None:
-    # A hanging thread may hold the lock of sys.stderr.
-    os.write(2, f"{line}\n".encode())
-
-
-def _give_up(line: str) -> NoReturn:
-    _write(line)
-    os._exit(RETRY)

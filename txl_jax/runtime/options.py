@@ -10,8 +10,6 @@ from txl_jax.runtime.constraint import at_least, check
 class RunConfig:
     """How a run uses its machines; no result depends on it."""
 
-    # time limit for all processes to connect at the start
-    connect_seconds: int = at_least(1, 300)
     # time without progress after which a run counts as hung and exits; 0 = no limit
     hang_seconds: int = at_least(0, 1_800)
     compilation_cache: str = ""  # folder for compiled programs, also gs://; "" = none
@@ -21,18 +19,19 @@ class RunConfig:
     def __post_init__(self) -> None:
         """Raises UserError for an impossible value."""
         check(self, "run")
-        if self.profile_steps:
-            first, _, last = self.profile_steps.partition(":")
-            if not (first.isdecimal() and last.isdecimal() and int(first) < int(last)):
-                raise UserError(
-                    f"run.profile_steps = {self.profile_steps!r} must be a range of "
-                    'updates, such as "10:15"'
-                )
+        self.profiled()
 
     def profiled(self) -> tuple[int, int]:
         """Returns the updates before and at the end of the trace; (-1, -1) for none."""
+        if not self.profile_steps:
+            return -1, -1
         first, _, last = self.profile_steps.partition(":")
-        return (int(first), int(last)) if last else (-1, -1)
+        if first.isdecimal() and last.isdecimal() and int(first) < int(last):
+            return int(first), int(last)
+        raise UserError(
+            f"run.profile_steps = {self.profile_steps!r} must be a range of updates, "
+            'such as "10:15"'
+        )
 
 
 @dataclasses.dataclass(frozen=True)

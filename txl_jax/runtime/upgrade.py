@@ -79,9 +79,11 @@ REMOVED: dict[str, Any] = {
     "recl.ratios": (1.0, 0.5, 0.1),
     "speed.segments": 4,
     "speed.seed": 0,
+    "run.connect_seconds": 300,
+    "compile.evaluation": True,
 }
-# Sections of modes that only read a run: any value of a removed field is harmless.
-READERS = ("recl", "speed")
+# Sections that change no result of a run: any value of a removed field is harmless.
+HARMLESS = ("recl.", "speed.", "run.", "compile.")
 
 OLD = {name: change for change in CHANGES for name in change.old}
 
@@ -106,11 +108,8 @@ def upgrade(saved: dict[str, Any], source: str) -> dict[str, Any]:
         moved.append(f"{' and '.join(change.old)} became {change.new}")
     for name, fixed in REMOVED.items():
         value = _pop(sections, name, fixed)
-        if value != fixed and not name.startswith(READERS):
-            raise UserError(
-                f"{name} = {value!r}: this version has removed the field, which is "
-                f"fixed at {fixed!r}; use the version that made the run"
-            )
+        if value != fixed and not name.startswith(HARMLESS):
+            raise _removed(name, value)
     if moved:
         print(
             f"{source} was saved by an older version: {'; '.join(moved)}",
@@ -126,8 +125,20 @@ def _pop(sections: dict[str, Any], name: str, default: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def upgrade_flag(name: str, text: str) -> tuple[str, str]:
-    """Returns the field and the text that replace a flag of an older version."""
+def _removed(name: str, value: Any) -> UserError:
+    return UserError(
+        f"{name} = {value!r}: this version has removed the field, which is fixed at "
+        f"{REMOVED[name]!r}; use the version that made the run"
+    )
+
+
+def upgrade_flag(name: str, text: str) -> dict[str, str]:
+    """Returns {field: text} to replace a flag of an older version; {} if removed."""
+    if name in REMOVED:
+        if not name.startswith(HARMLESS) and text.lower() != str(REMOVED[name]).lower():
+            raise _removed(name, text)
+        print(f"--config.{name} has been removed, and is ignored", file=sys.stderr)
+        return {}
     change = OLD[name]
     if len(change.old) > 1:
         raise UserError(
@@ -137,4 +148,4 @@ def upgrade_flag(name: str, text: str) -> tuple[str, str]:
     print(f"--config.{name} is now --config.{change.new}", file=sys.stderr)
     is_bool = type(change.old[name]) is bool and change.convert is not _same
     value = change.convert(text.strip().lower() == "true" if is_bool else text)
-    return change.new, str(value)
+    return {change.new: str(value)}

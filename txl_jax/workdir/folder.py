@@ -5,10 +5,9 @@ The parsing of flags imports this module, so it must not import jax, even indire
 
 from pathlib import Path
 
-from txl_jax import config as configs
 from txl_jax.errors import UserError
 
-CONFIG = configs.FILE
+CONFIG = "config.json"
 RUN = "run.json"  # provenance: code, libraries, devices, data, starts
 VOCAB = "vocab.json"
 CHECKPOINTS = "checkpoints"
