@@ -8,6 +8,7 @@ import ast
 import dataclasses
 import inspect
 import io
+import itertools
 import re
 import sys
 import textwrap
@@ -27,7 +28,7 @@ class Field(NamedTuple):
 
 def describe(sections: Mapping[str, type]) -> dict[str, list[Field]]:
     """Returns the fields of each section in order, given `config.SECTIONS`."""
-    return {name: _read(name, section) for name, section in sections.items()}
+    return {name: _describe(name, section) for name, section in sections.items()}
 
 
 def summary(section: type) -> str:
@@ -44,51 +45,36 @@ def as_flag(value: Any) -> str:
     return value.encode("unicode_escape").decode() if type(value) is str else str(value)
 
 
-def _read(name: str, section: type) -> list[Field]:
-    meanings = _meanings(section)
-    return [
-        Field(
-            f"{name}.{field.name}",
-            _type(field.type),
-            as_flag(field.default),
-            _spell_out(meanings[field.name], vars(sys.modules[section.__module__])),
-        )
-        for field in dataclasses.fields(section)
-    ]
-
-
-def _type(annotation: Any) -> str:
-    items = get_args(annotation)
-    return f"{items[0].__name__}s" if items else annotation.__name__
+def _describe(name: str, section: type) -> list[Field]:
+    meanings, module = _meanings(section), vars(sys.modules[section.__module__])
+    fields = []
+    for field in dataclasses.fields(section):
+        items = get_args(field.type)
+        kind = f"{items[0].__name__}s" if items else field.type.__name__  # type: ignore[union-attr]
+        meaning = _spell_out(meanings[field.name], module)
+        text = as_flag(field.default)
+        fields.append(Field(f"{name}.{field.name}", kind, text, meaning))
+    return fields
 
 
 def _meanings(section: type) -> dict[str, str]:
     """Returns {field: comment} of the dataclass, "" for a field without one."""
     source = textwrap.dedent(inspect.getsource(section))
-    tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
-    comments = {
-        token.start[0]: token.string.removeprefix("#").strip()
-        for token in tokens
-        if token.type == tokenize.COMMENT
-    }
-    whole = {
-        line
-        for line, text in enumerate(source.splitlines(), 1)
-        if text.lstrip().startswith("#")
-    }
+    # Comments by line: after code, and on lines of their own.
+    beside: dict[int, str] = {}
+    whole: dict[int, str] = {}
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            kind = whole if token.line.lstrip().startswith("#") else beside
+            kind[token.start[0]] = token.string.removeprefix("#").strip()
     meanings = {}
     for node in ast.parse(source).body[0].body:  # type: ignore[attr-defined]
-        if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
-            continue
-        own = [
-            comments[line]
-            for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
-            if line in comments
-        ]
-        above: list[str] = []
-        while not own and node.lineno - 1 - len(above) in whole:
-            above.insert(0, comments[node.lineno - 1 - len(above)])
-        meanings[node.target.id] = " ".join(own or above)
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            own = range(node.lineno, (node.end_lineno or node.lineno) + 1)
+            comments = [beside[line] for line in own if line in beside]
+            above = itertools.takewhile(whole.get, range(node.lineno - 1, 0, -1))
+            comments = comments or [whole[line] for line in above][::-1]
+            meanings[node.target.id] = " ".join(comments)
     return meanings
 
 
