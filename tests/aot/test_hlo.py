@@ -64,15 +64,11 @@ def test_a_loops_collectives_count_as_often_as_it_runs() -> None:
     assert found == ("all-reduce", LAYER, (0, 1, 2, 3), 5, "layers/sum")
 
 
-def test_a_loop_of_unknown_length_counts_once() -> None:
-    text = TEXT.replace("constant(5)", "get-tuple-element(%carry.1), index=2")
-    (found,) = collectives(Program(text))
-    assert found.times == 1
-
-
-def test_a_loop_of_unknown_length_counts_as_assumed() -> None:
+def test_a_loop_of_unknown_length_counts_once_or_as_assumed() -> None:
     text = TEXT.replace("constant(5)", "get-tuple-element(%carry.1), index=2")
     text = text.replace("body=%body\n", 'body=%body, metadata={op_name="a/layers/b"}\n')
+    (found,) = collectives(Program(text))
+    assert found.times == 1
     (found,) = collectives(Program(text, {"embedding": 7, "/layers/": 2.5}))
     assert found.times == 2.5
     known = TEXT.replace("body=%body\n", 'body=%body, metadata={op_name="layers"}\n')

@@ -5,12 +5,11 @@ is a device with half of the chip's memory; on v4 and v5p both cores are one dev
 ("megacore"). v5e and v6e have one core.
 """
 
-import dataclasses
 import importlib.util
 import math
 import os
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -19,8 +18,7 @@ from txl_jax.errors import UserError, require_one_of
 GIB = 2**30
 
 
-@dataclasses.dataclass(frozen=True)
-class Chip:
+class Chip(NamedTuple):
     """One chip with all its cores, in FLOPs and bytes per second; hbm is in bytes.
 
     flops, hbm_bandwidth: Google's page of the chip, cloud.google.com/tpu/docs/v4 and so
@@ -41,23 +39,19 @@ class Chip:
     wraps: int
     cores: int = 1
     cores_per_device: int = 1
-    options: tuple[
-        tuple[str, str], ...
-    ] = ()  # passed to libtpu with the topology's name
+    config: str = ""  # of libtpu, which has several for v4
 
 
-MEGACORE = (("chip_config_name", "megacore"),)  # the only configuration of v5p
 CHIPS = {
     "v3": Chip(123e12, 15.48 * GIB, 900e9, 1e11, 2, 32, cores=2),
-    "v4": Chip(275e12, 30.75 * GIB, 1200e9, 4.5e10, 3, 4, 2, 2, MEGACORE),
+    "v4": Chip(275e12, 30.75 * GIB, 1200e9, 4.5e10, 3, 4, 2, 2, "megacore"),
     "v5e": Chip(197e12, 15.75 * GIB, 819e9, 4.5e10, 2, 16),
     "v5p": Chip(459e12, 95.73 * GIB, 2765e9, 9e10, 3, 4, 2, 2),
     "v6e": Chip(918e12, 31.24 * GIB, 1638e9, 9e10, 2, 16),
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Slice:
+class Slice(NamedTuple):
     """A block of chips of one kind."""
 
     name: str
@@ -106,15 +100,12 @@ def find(name: str) -> Slice:
         )
     require_one_of(kind, list(CHIPS), "the chip of compile.topology")
     chip = CHIPS[kind]
-    example = "x".join("4" * chip.axes)
-    if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", sizes) or (
-        len(shape := tuple(map(int, sizes.split("x")))) != chip.axes
-    ):
+    if not re.fullmatch("x".join([r"[1-9]\d*"] * chip.axes), sizes):
         raise UserError(
             f"compile.topology = {name!r}: give {chip.axes} lengths for a slice of "
-            f"{kind}, such as {kind}:{example}"
+            f"{kind}, such as {kind}:{'x'.join('4' * chip.axes)}"
         )
-    return Slice(name, chip, shape)
+    return Slice(name, chip, tuple(map(int, sizes.split("x"))))
 
 
 # Without these, libtpu looks for the host of a TPU.
@@ -124,7 +115,6 @@ ENVIRONMENT = {
     "TPU_WORKER_HOSTNAMES": "localhost",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
-INSTALL = "pip install 'jax[tpu]'"
 
 
 def find_devices(tpus: Slice) -> list[Any]:
@@ -133,16 +123,16 @@ def find_devices(tpus: Slice) -> list[Any]:
     Raises UserError if libtpu, the compiler, is missing or rejects the slice.
     """
     if importlib.util.find_spec("libtpu") is None:
-        raise UserError(f"compiling for TPUs needs libtpu, their compiler: {INSTALL}")
+        raise UserError(
+            "compiling for TPUs needs libtpu, their compiler: pip install 'jax[tpu]'"
+        )
     from jax.experimental import topologies
 
-    for key, value in ENVIRONMENT.items():
-        os.environ.setdefault(key, value)
+    os.environ.update(ENVIRONMENT | os.environ)
     jax.config.update("jax_platforms", "cpu")  # compiling needs no TPU backend
+    config = {"chip_config_name": tpus.chip.config} if tpus.chip.config else {}
     try:
-        topology = topologies.get_topology_desc(
-            platform="tpu", topology_name=tpus.name, **dict(tpus.chip.options)
-        )
+        topology = topologies.get_topology_desc(tpus.name, platform="tpu", **config)
     except Exception as error:  # jaxlib has no narrower exception
         reason = str(error).splitlines()[0]
         raise UserError(

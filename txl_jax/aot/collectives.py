@@ -4,6 +4,8 @@ import math
 import re
 from typing import NamedTuple
 
+import numpy as np
+
 from txl_jax.aot.hlo import Op, Program
 
 KINDS = "all-reduce all-gather reduce-scatter all-to-all collective-permute".split()
@@ -61,42 +63,33 @@ def first_group(text: str) -> tuple[int, ...]:
     "mesh['a'=32,'b'=8] {'b'}", whose devices may again be a transposed range,
     "mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'a'}".
     """
-    if pairs := re.search(r"source_target_pairs=\{(\{[\d,{}]*\})\}", text):
-        numbers = re.findall(r"\d+", pairs[1])
-        return (int(numbers[0]), int(numbers[1]))
+    if pair := re.search(r"source_target_pairs=\{\{(\d+),(\d+)", text):
+        return int(pair[1]), int(pair[2])
     if listed := re.search(r"replica_groups=\{\{([\d,]+)\}", text):
-        return tuple(map(int, listed[1].split(",")))
+        return _integers(listed[1])
     iota = r"\[([\d,]+)\](?:T\(([\d,]+)\))?"
     if match := re.search(rf"replica_groups=\[([\d,]+)\]<={iota}", text):
-        size = int(match[1].split(",")[-1])
-        return tuple(_range(match[2], match[3])[:size])
-    pattern = (
-        rf"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\({iota}\))? \{{([^}}]*)\}}"
-    )
-    if mesh := re.search(pattern, text):
-        sizes = {name: int(n) for name, n in re.findall(r"'(\w+)'=(\d+)", mesh[1])}
-        dims, names = list(sizes.values()), list(sizes)
-        last = [names.index(name) for name in re.findall(r"'(\w+)'", mesh[4])]
-        first = [n for n in range(len(dims)) if n not in last]
-        places = _transposed(dims, first + last)[: math.prod(dims[n] for n in last)]
-        devices = _range(mesh[2] or str(math.prod(dims)), mesh[3])
-        return tuple(devices[place] for place in places)
+        return tuple(_range(match[2], match[3])[: _integers(match[1])[-1]].tolist())
+    mesh_of = rf"mesh\[([^\]]*)\](?:, device_ids=\({iota}\))? \{{([^}}]*)\}}"
+    if match := re.search(rf"replica_groups={mesh_of}", text):
+        sizes = {name: int(n) for name, n in re.findall(r"'(\w+)'=(\d+)", match[1])}
+        devices = _range(match[2] or str(math.prod(sizes.values())), match[3])
+        inside = re.findall(r"'(\w+)'", match[4])
+        first = tuple(slice(None) if name in inside else 0 for name in sizes)
+        order = np.argsort(np.argsort([list(sizes).index(name) for name in inside]))
+        group = devices.reshape(*sizes.values())[first]
+        return tuple(group.transpose(order).ravel().tolist())
     if written := re.search(r"replica_groups=.{,60}", text):
         raise ValueError(f"unknown format of replica groups: {written[0]}")
     return (0,)
 
 
-def _range(dims: str, order: str | None) -> list[int]:
+def _range(dims: str, order: str | None) -> np.ndarray:
     """Returns the devices of a transposed range such as "[2,4]T(1,0)"."""
-    sizes = [int(size) for size in dims.split(",")]
-    axes = [int(axis) for axis in order.split(",")] if order else range(len(sizes))
-    return _transposed(sizes, list(axes))
+    sizes = _integers(dims)
+    places = np.arange(math.prod(sizes)).reshape(sizes)
+    return places.transpose(_integers(order) if order else None).ravel()
 
 
-def _transposed(dims: list[int], order: list[int]) -> list[int]:
-    """Returns 0, 1, .. in shape `dims`, transposed by `order` and flattened."""
-    places = [0]
-    for axis in order:
-        step = math.prod(dims[axis + 1 :])
-        places = [place + step * n for place in places for n in range(dims[axis])]
-    return places
+def _integers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(",")))

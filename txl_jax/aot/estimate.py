@@ -3,7 +3,6 @@
 Dims: B streams, L segment.
 """
 
-from collections import Counter
 from typing import Any, NamedTuple
 
 from jax.sharding import Mesh
@@ -35,8 +34,7 @@ def estimate(tpus: Slice, mesh: Mesh, done: Compiled, work: Work) -> dict[str, A
     """Returns the memory of a step, and per update its traffic and bounds on speed."""
     capacity = tpus.chip.hbm
     B, L, width = work.streams, work.tgt_len, work.ext_len + work.tgt_len
-    flops = roofline.update_flops if work.training else roofline.forward_flops
-    needed = flops(work.model, B, width)
+    needed = roofline.needed_flops(work.model, B, width, work.training)
     result: dict[str, Any] = {
         "fits": done.fits,
         "hbm_bytes": done.bytes,
@@ -50,35 +48,34 @@ def estimate(tpus: Slice, mesh: Mesh, done: Compiled, work: Work) -> dict[str, A
 
     program, calls = Program(done.text), work.updates
     streams = B / work.chunks / sharding.stream_shards(mesh)
-    made = work.chunks * roofline.device_flops(
+    made = roofline.device_flops(
         work.model, streams, width, mesh.shape["model"], work.training
     )
+    made *= work.chunks * work.segments
     exchanged = [x._replace(times=x.times / calls) for x in collectives(program)]
     by_path = hbm_bytes(program)
     traffic = sum(by_path.values()) / calls
     coords = [tuple(device.coords) for device in mesh.devices.flat]
-    bounds = roofline.bound(tpus, made * work.segments, traffic, exchanged, coords)
-    tokens, peak = B * L * work.segments, tpus.chips * tpus.chip.flops
-    pair = {"full_overlap": bounds.full_overlap, "no_overlap": bounds.no_overlap}
-    sizes, counts = Counter[str](), Counter[str]()
+    seconds = roofline.bounds(tpus, made, traffic, exchanged, coords)
+    # If the greatest of the three hides the others, and if none hides another.
+    both = {"full_overlap": max(seconds.values()), "no_overlap": sum(seconds.values())}
+    tokens, flops = B * L * work.segments, needed * work.segments
+    peak = tpus.chips * tpus.chip.flops
+    totals: dict[str, dict[str, int]] = {}
     for each in exchanged:
-        sizes[each.kind] += int(each.times * each.bytes)
-        counts[each.kind] += round(each.times)
+        total = totals.setdefault(each.kind, {"count": 0, "bytes": 0})
+        total["count"] += round(each.times)
+        total["bytes"] += int(each.times * each.bytes)
+    scopes = by_scope(by_path)
     return result | {
         "tokens": tokens,
-        "step_seconds": pair,
-        "tokens_per_second": {name: tokens / s for name, s in pair.items()},
-        "utilisation": {
-            name: needed * work.segments / peak / s for name, s in pair.items()
-        },
-        "limit": bounds.limit,
-        "seconds": bounds._asdict(),
-        "communication_share": bounds.interconnect / bounds.no_overlap,
+        "step_seconds": both,
+        "tokens_per_second": {name: tokens / s for name, s in both.items()},
+        "utilisation": {name: flops / peak / s for name, s in both.items()},
+        "limit": max(seconds, key=seconds.__getitem__),
+        "seconds": seconds,
+        "communication_share": seconds["interconnect"] / both["no_overlap"],
         "hbm_traffic_bytes": int(traffic),
-        "hbm_traffic_by_scope": {
-            name: int(size / calls) for name, size in by_scope(by_path).items()
-        },
-        "collectives": {
-            kind: {"count": counts[kind], "bytes": sizes[kind]} for kind in sizes
-        },
+        "hbm_traffic_by_scope": {name: int(scopes[name] / calls) for name in scopes},
+        "collectives": totals,
     }

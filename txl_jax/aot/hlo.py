@@ -32,16 +32,19 @@ class Op(NamedTuple):
     operands: tuple[str, ...]
     text: str  # after the result's type: operands and attributes
 
+    def find(self, pattern: str) -> str:
+        """Returns the group of a regular expression in the text, or ""."""
+        match = re.search(pattern, self.text)
+        return match[1] if match else ""
+
     def called(self, attribute: str) -> str:
         """Returns the computation that an attribute (body, calls..) names, or ""."""
-        match = re.search(rf"\b{attribute}=%?([\w.\-]+)", self.text)
-        return match[1] if match else ""
+        return self.find(rf"\b{attribute}=%?([\w.\-]+)")
 
     @property
     def path(self) -> str:
         """The JAX scopes and operation that the instruction comes from, or ""."""
-        match = re.search(r'op_name="([^"]*)"', self.text)
-        return match[1] if match else ""
+        return self.find(r'op_name="([^"]*)"')
 
     @property
     def bytes(self) -> int:
@@ -59,9 +62,7 @@ class Computation(NamedTuple):
     def parameters(self) -> list[Op]:
         """The parameters, ordered by number."""
         parameters = [op for op in self.ops.values() if op.kind == "parameter"]
-        return sorted(
-            parameters, key=lambda op: int(re.findall(r"parameter\((\d+)", op.text)[0])
-        )
+        return sorted(parameters, key=lambda op: int(op.find(r"parameter\((\d+)")))
 
 
 class Program:
@@ -99,8 +100,8 @@ class Program:
             elif op.kind == "call":
                 yield from self.visit(op.called("to_apply"), times)
             elif op.kind == "conditional":
-                names = re.search(r"branch_computations=\{([^}]*)\}", op.text)
-                for branch in re.findall(r"[\w.\-]+", names[1] if names else ""):
+                names = op.find(r"branch_computations=\{([^}]*)\}")
+                for branch in re.findall(r"[\w.\-]+", names):
                     yield from self.visit(branch, times)
 
     def trips(self, loop: Op) -> float:
@@ -109,7 +110,7 @@ class Program:
         test = condition.ops[condition.root]
         for limit in (condition.ops[name] for name in test.operands):
             if limit.kind == "constant" and "direction=LT" in test.text:
-                return max(int(re.findall(r"constant\((-?\d+)", limit.text)[0]), 0)
+                return max(int(limit.find(r"constant\((-?\d+)")), 0)
         return next((n for part, n in self.assumed.items() if part in loop.path), 1)
 
     def inside(self, op: Op) -> Iterator[tuple[Op, str]]:
@@ -168,7 +169,6 @@ def arrays_of(text: str) -> tuple[Array, ...]:
     for dtype, sizes, layout in re.findall(r"(\w+)\[([\d,]*)\](?:\{([^}]*)\})?", text):
         if dtype in WIDTHS:
             size = math.prod(map(int, filter(None, sizes.split(","))))
-            space = re.search(r"S\((\d+)\)", layout)
-            in_hbm = space is None or space[1] == "0"
+            in_hbm = not re.search(r"S\([1-9]", layout)
             arrays.append(Array(size * WIDTHS[dtype], in_hbm))
     return tuple(arrays)

@@ -40,17 +40,16 @@ class Compiled(NamedTuple):
 def abstract_segments(mesh: Mesh, S: int, B: int, L: int) -> Segment:
     """Returns the shapes and shardings of a batch of segments on the mesh."""
 
-    def array(letters: str, dtype: str) -> Any:
-        shape = tuple({"S": S, "B": B, "L": L}[letter] for letter in letters)
-        place = sharding.sharding(mesh, letters)
+    def array(dtype: str, *shape: int) -> Any:
+        place = sharding.sharding(mesh, "SBL"[: len(shape)])
         return jax.ShapeDtypeStruct(shape, dtype, sharding=place)
 
     return Segment(
-        inputs_SBL=array("SBL", "int32"),
-        targets_SBL=array("SBL", "int32"),
-        weights_SBL=array("SBL", "float32"),
-        first_SBL=array("SBL", "bool"),
-        length_SB=array("SB", "int32"),
+        inputs_SBL=array("int32", S, B, L),
+        targets_SBL=array("int32", S, B, L),
+        weights_SBL=array("float32", S, B, L),
+        first_SBL=array("bool", S, B, L),
+        length_SB=array("int32", S, B),
     )
 
 
@@ -76,10 +75,10 @@ def compile_step(mesh: Mesh, step: Any, *args: Any) -> Compiled:
         return Compiled("", wanted, time.perf_counter() - started)
     seconds = time.perf_counter() - started
     use = program.memory_analysis()
-    size = use.argument_size_in_bytes + use.output_size_in_bytes
+    aliased = use.alias_size_in_bytes
+    size = use.argument_size_in_bytes + use.output_size_in_bytes - aliased
     size += use.temp_size_in_bytes + use.generated_code_size_in_bytes
-    size -= use.alias_size_in_bytes
-    return Compiled(text_of(program), size, seconds, use.alias_size_in_bytes)
+    return Compiled(text_of(program), size, seconds, aliased)
 
 
 @contextlib.contextmanager
@@ -111,14 +110,10 @@ def text_of(program: Any) -> str:
         ) from error
 
 
-UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-
-
 def memory_wanted(message: str) -> int:
     """Returns the bytes named in the compiler's out-of-memory message, or 0."""
-    if "RESOURCE_EXHAUSTED" not in message:
+    size = r"(?:Used |\()([\d.]+)([KMGT]?)(?: of|\) exceeds)"
+    match = re.search(size, message)
+    if "RESOURCE_EXHAUSTED" not in message or not match:
         return 0
-    for words in (r"Used ([\d.]+)([KMGT]?) of", r"\(([\d.]+)([KMGT]?)\) exceeds"):
-        if match := re.search(words, message):
-            return int(float(match[1]) * UNITS[match[2]])
-    return 0
+    return int(float(match[1]) * 1024 ** " KMGT".index(match[2] or " "))

@@ -8,9 +8,10 @@ Dims: L segment, M memory, K = M + L keys, R distances, D model, E embedding, H 
 head, F feed-forward, V vocabulary, T tokens.
 """
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from txl_jax.aot.chips import Slice
 from txl_jax.aot.collectives import Collective
@@ -28,20 +29,9 @@ class Products(NamedTuple):
     one: float = 0  # only one factor has a gradient: 2 products
     again: float = 0  # as `both`, but recomputed in the backward pass
 
-    @property
-    def forward(self) -> float:
-        """FLOPs of evaluation."""
-        return self.both + self.one + self.again
-
-    @property
-    def training(self) -> float:
-        """FLOPs of an update without recomputation."""
-        return 3 * self.both + 2 * self.one + 3 * self.again
-
-    def made(self, remat: bool) -> float:
-        """FLOPs of an update with recomputation; remat recomputes the layers."""
-        layers = (self.both + self.one) if remat else 0
-        return self.training + self.again + layers
+    def flops(self, counts: tuple[int, int, int]) -> float:
+        """Returns the FLOPs, given how often the three kinds are computed."""
+        return sum(n * each for n, each in zip(counts, self, strict=True))
 
     def __add__(self, other: tuple[Any, ...]) -> "Products":
         return Products(*(a + b for a, b in zip(self, other, strict=True)))
@@ -51,17 +41,21 @@ class Products(NamedTuple):
         return Products(*(count * each for each in self))
 
 
+# How often each kind of product is computed, or in training needed.
+EVALUATION = (1, 1, 1)
+NEEDED = (3, 2, 3)
+TRAINING = (3, 2, 4)
+REMAT = (4, 3, 4)
+
+
 def zipf(V: int, cutoffs: tuple[int, ...]) -> list[float]:
     """Returns the share of all tokens in each cluster, by Zipf's law: p ~ 1 / rank.
 
     Ids are ranks, the most frequent first, so a share is a sum of reciprocals, here the
     difference of two logarithms.
     """
-    ends = [0.5, *(cutoff + 0.5 for cutoff in cutoffs), V + 0.5]
-    whole = math.log(ends[-1] / ends[0])
-    return [
-        math.log(high / low) / whole for low, high in zip(ends, ends[1:], strict=False)
-    ]
+    ends = np.log([0.5, *(cutoff + 0.5 for cutoff in cutoffs), V + 0.5])
+    return (np.diff(ends) / (ends[-1] - ends[0])).tolist()
 
 
 def layer_products(config: ModelConfig, L: int, cached: bool = False) -> Products:
@@ -117,25 +111,24 @@ def vocabulary_products(config: ModelConfig, T: float) -> Products:
     return Products(both=2 * each, again=scored)
 
 
-def update_flops(config: ModelConfig, B: int, L: int) -> float:
-    """Returns the FLOPs that one segment of B streams needs in an update.
+def products(
+    config: ModelConfig, B: float, L: int, training: bool
+) -> tuple[Products, Products]:
+    """Returns the products of layers and vocabulary for one segment of B streams.
 
-    Nothing is recomputed, and r is computed once for all streams.
+    In an update r is computed once for all streams. Evaluation keeps it, and the
+    memory's keys and values, from segment to segment.
     """
-    return (
-        layer_products(config, L).times(B)
-        + shared_products(config, L)
-        + vocabulary_products(config, B * L)
-    ).training
+    layers = layer_products(config, L, cached=not training).times(B)
+    if training:
+        layers += shared_products(config, L)
+    return layers, vocabulary_products(config, B * L)
 
 
-def forward_flops(config: ModelConfig, B: int, L: int) -> float:
-    """Returns the FLOPs that evaluation needs for one segment of B streams.
-
-    The memory's keys and values and r are kept from segment to segment.
-    """
-    layers = layer_products(config, L, cached=True).times(B)
-    return (layers + vocabulary_products(config, B * L)).forward
+def needed_flops(config: ModelConfig, B: int, L: int, training: bool) -> float:
+    """Returns the FLOPs that one segment of B streams needs, recomputing nothing."""
+    layers, vocabulary = products(config, B, L, training)
+    return (layers + vocabulary).flops(NEEDED if training else EVALUATION)
 
 
 def device_flops(
@@ -146,12 +139,10 @@ def device_flops(
     Layers are divided over the model shards. The vocabulary is not: every device scores
     the tokens of its streams against all of it.
     """
-    layers = layer_products(config, L, cached=not training).times(B)
-    vocabulary = vocabulary_products(config, B * L)
-    if not training:  # r is kept
-        return layers.forward / model_shards + vocabulary.forward
-    layers += shared_products(config, L)
-    return layers.made(config.remat) / model_shards + vocabulary.made(False)
+    layers, vocabulary = products(config, B, L, training)
+    counts = TRAINING if training else EVALUATION
+    own = layers.flops(REMAT if training and config.remat else counts)
+    return own / model_shards + vocabulary.flops(counts)
 
 
 # A hop takes about a microsecond (the book cited in `chips`, scaling-book/sharding,
@@ -171,63 +162,37 @@ def exchange_seconds(
     is n / 2 hops away in a ring and n in a line.
     """
     chips = [coords[place] for place in collective.group]
-    axes = [a for a in range(len(tpus.shape)) if len({chip[a] for chip in chips}) > 1]
+    lengths = [len(set(places)) for places in zip(*chips, strict=True)]
+    axes = [a for a, length in enumerate(lengths) if length > 1]
     n = len(set(chips))
     if not axes:  # the cores of one chip
         return 0.0
     if collective.kind == "collective-permute":
         return HOP + collective.bytes / tpus.chip.link
-    lengths = [len({chip[a] for chip in chips}) for a in axes]
     width = sum(tpus.bandwidth(a) for a in axes)
-    hops = sum(
-        length / 2 if tpus.bandwidth(a) > tpus.chip.link else length
-        for a, length in zip(axes, lengths, strict=True)
-    )
+    hops = sum(lengths[a] * tpus.chip.link / tpus.bandwidth(a) for a in axes)
     if collective.kind == "all-to-all":
         return max(hops * HOP, collective.bytes * n / (4 * width))
     through = max(hops * HOP, collective.bytes * (n - 1) / n / width)
     return 2 * through if collective.kind == "all-reduce" else through
 
 
-class Bounds(NamedTuple):
-    """Lower bounds on the time of a step, in seconds."""
-
-    compute: float
-    hbm: float
-    interconnect: float
-
-    @property
-    def full_overlap(self) -> float:
-        """The time if the greatest of the three hides the others."""
-        return max(self)
-
-    @property
-    def no_overlap(self) -> float:
-        """The sum of the three times."""
-        return sum(self)
-
-    @property
-    def limit(self) -> str:
-        """The name of the greatest time."""
-        return max(self._fields, key=lambda name: getattr(self, name))
-
-
-def bound(
+def bounds(
     tpus: Slice,
     flops: float,
     hbm_bytes: float,
     collectives: Iterable[Collective],
     coords: Sequence[tuple[int, ...]],
-) -> Bounds:
-    """Returns the time of one device's products, HBM traffic and collectives.
+) -> dict[str, float]:
+    """Returns the seconds of one device's products, HBM traffic and collectives.
 
     On v3 a device is a core, with half of the chip's FLOPs and memory bandwidth.
     """
     chip, cores = tpus.chip, tpus.devices_per_chip
-    return Bounds(
-        compute=flops * cores / chip.flops,
-        hbm=hbm_bytes * cores / chip.hbm_bandwidth,
-        interconnect=sum(
+    return {
+        "compute": flops * cores / chip.flops,
+        "hbm": hbm_bytes * cores / chip.hbm_bandwidth,
+        "interconnect": sum(
             each.times * exchange_seconds(tpus, each, coords) for each in collectives
         ),
-    )
+    }

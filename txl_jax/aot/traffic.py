@@ -68,10 +68,8 @@ def _moved(program: Program, op: Op, home: Computation) -> float:
     if op.kind == "fusion":
         name = op.called("calls")
         inner = program.computations[name]
-        reads = sum(
-            min(_read(program, name, parameter.name), size)
-            for parameter, size in zip(inner.parameters, inputs, strict=False)
-        )
+        pairs = zip(inner.parameters, inputs, strict=False)
+        reads = sum(min(_read(program, name, each.name), size) for each, size in pairs)
         return reads + min(_written(program, name, inner.root), op.bytes)
     return sum(inputs) + op.bytes
 
@@ -87,11 +85,9 @@ def _read(program: Program, name: str, array: str) -> float:
         elif user.kind == "fusion":
             inner = user.called("calls")
             parameters = program.computations[inner].parameters
-            total += sum(
-                _read(program, inner, parameter.name)
-                for parameter, operand in zip(parameters, user.operands, strict=False)
-                if operand == array
-            )
+            for parameter, operand in zip(parameters, user.operands, strict=False):
+                if operand == array:
+                    total += _read(program, inner, parameter.name)
         elif user.kind == "dynamic-update-slice" and user.operands[0] == array:
             pass  # written in place
         elif user.kind not in ("tuple", "custom-call", *KINDS):
