@@ -95,7 +95,6 @@ def test_the_newest_sample_is_shown_as_it_stands(tmp_path: Path) -> None:
 def test_off_leaves_no_file(tmp_path: Path) -> None:
     with Events(tmp_path, 3, on=False) as events:
         events.line({"step": 4, "exact": {"loss": 1.0}})
-        events.flush()
     assert not (tmp_path / FOLDER).exists()
 
 
@@ -110,7 +109,6 @@ def test_a_disk_that_takes_no_more_ends_the_file_and_not_the_run(
         with Events(tmp_path, 0) as events:
             for _ in range(300):
                 events.line(line)
-            events.flush()
         reason = {"full": "File too large", "lost": "File exists"}[trouble]
         output = capfd.readouterr().err
     assert output == f"no more TensorBoard events until the next start ({reason})\n"

@@ -128,8 +128,6 @@ class MetricsLog:
             ) from error
         if self.path and last_step and not kept:
             say(f"{path} lacks the updates up to {last_step}: their lines are lost")
-        # The line of last_step, and those before it.
-        self.resumed = kept if kept and _step(kept[-1]) == last_step else []
 
     def _open(self, lines: list[bytes]) -> None:
         """Replaces the file by these lines, atomically, and opens it for appending."""
@@ -148,7 +146,6 @@ class MetricsLog:
     def append(self, updates: list[dict[str, Any]]) -> None:
         """Logs the metrics of the updates of one call."""
         seconds, waited = self.timing.lap(len(updates))
-        self.resumed = []
         for exact in updates:
             self._release()
             self.step += 1
@@ -174,13 +171,13 @@ class MetricsLog:
         valid = {"valid_nll": valid_nll_nats}
         if self.held:
             self.held["exact"] |= valid
-        elif self.resumed:
-            *before, last = self.resumed
-            line = json.loads(last)
+            return
+        lines = whole_lines(self.path, self.step) if self.path else []
+        if lines and _step(lines[-1]) == self.step:
+            line = json.loads(lines.pop())
             line["exact"] |= valid
-            file = self.file
-            self._open([*before, _encode(line)])
-            file.close()
+            self.file.close()
+            self._open([*lines, _encode(line)])
             self.show({"step": self.step, "exact": valid})
 
     def _release(self, owed: bool = False) -> None:

@@ -1,6 +1,7 @@
 """Progress of long work: a bar on a terminal, occasional lines elsewhere."""
 
 import contextlib
+import itertools
 import shutil
 import sys
 import threading
@@ -110,13 +111,11 @@ def waiting(notice: str) -> Iterator[None]:
 
 def report_compilation(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps a jitted function and reports its first call, which compiles."""
-    compiled = False
+    calls = itertools.count()
 
     def reported(*args: Any) -> Any:
-        nonlocal compiled
-        if compiled:
+        if next(calls):
             return call(*args)
-        compiled = True
         on_cpu = jax.default_backend() == "cpu"
         seconds = CPU_COMPILE_SECONDS if on_cpu else COMPILE_SECONDS
         with waiting(f"compiling {name}, about {seconds} s"):

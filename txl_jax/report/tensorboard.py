@@ -20,7 +20,6 @@ from txl_jax.runtime import distributed
 
 FOLDER = "tensorboard"  # in the workdir
 SAMPLE = ".sample"  # suffix of the sample's file
-FLUSH_SECONDS = 10.0
 START = 1  # SessionLog.START
 
 
@@ -37,7 +36,6 @@ class Events:
     ):
         """Creates the file in the workdir's folder for TensorBoard."""
         self._writer: Any = None
-        self._flushed = time.monotonic()
         if not on or not distributed.is_first():
             return
         from tensorboardX.record_writer import RecordWriter
@@ -69,8 +67,6 @@ class Events:
             if isinstance(value, (bool, int, float))
         ]
         self._write(step=line["step"], summary={"value": values})
-        if time.monotonic() - self._flushed > FLUSH_SECONDS:
-            self.flush()
 
     def text(self, step: int, name: str, text: str) -> None:
         """Writes a text, which TensorBoard shows verbatim."""
@@ -78,13 +74,6 @@ class Events:
 
         block = "\n".join(f"    {line}" for line in text.splitlines())  # Markdown
         self._write(step=step, summary=summarize(name, block))
-
-    def flush(self) -> None:
-        """Writes buffered events to disk."""
-        self._flushed = time.monotonic()
-        with self._ending_on_failure():
-            if self._writer is not None:
-                self._writer.flush()
 
     def _write(self, **content: Any) -> None:
         if self._writer is None:
@@ -94,6 +83,7 @@ class Events:
         with self._ending_on_failure():
             event = Event(wall_time=time.time(), **content)
             self._writer.write(event.SerializeToString())
+            self._writer.flush()
 
     @contextlib.contextmanager
     def _ending_on_failure(self) -> Iterator[None]:
