@@ -11,10 +11,11 @@ import pytest
 from tests import reference
 from tests.cli.test_main import Done, command
 from tests.convert import recorded
-from tests.convert.test_huggingface import VOCAB, saved_case
+from tests.convert.test_huggingface import VOCAB
 from tests.convert.test_pickle import RECORDED
-from tests.convert.test_pytorch import assert_equal, case
+from tests.convert.test_pytorch import case, saved_case
 from tests.support import tiny
+from tests.support.tiny import assert_equal
 from txl_jax import config as configs
 from txl_jax.convert import huggingface, tensorflow
 from txl_jax.data import vocab as vocabulary

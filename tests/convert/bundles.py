@@ -1,11 +1,10 @@
-"""Writes TensorFlow's checkpoints as its documents describe them, byte by byte.
+"""Writes TensorFlow's checkpoints byte by byte, as its documents describe them.
 
-Slow and plain, and made of nothing that reads them; the blocks are small, so that a few
-variables make a table of many.
+It shares no code with the reader. Blocks are small, so that a few variables fill many.
 """
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,12 +58,16 @@ def block(records: Records) -> bytes:
     return data + struct.pack(f"<{len(places) + 1}I", *places, len(places))
 
 
-def table(records: Records, compression: int = 0) -> bytes:
-    """Returns a table of records, in the order given."""
+def table(
+    records: Records,
+    compression: int = 0,
+    block: Callable[[Records], bytes] = block,
+) -> bytes:
+    """Returns a table of records, in the order of the argument."""
     file = b""
 
     def add(records: Records) -> bytes:
-        """Appends a block; returns its place."""
+        """Appends a block; returns its location."""
         nonlocal file
         data = block(records)
         place = varint(len(file)) + varint(len(data))

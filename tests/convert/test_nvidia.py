@@ -1,4 +1,4 @@
-"""Checkpoints of NVIDIA's code: all that they say is taken, or they are refused."""
+"""Checkpoints of NVIDIA's code are read in full, or refused."""
 
 import pickle
 from pathlib import Path
@@ -8,35 +8,34 @@ import pytest
 
 from tests.convert import recorded
 from tests.convert.test_pickle import RECORDED, refusal
-from tests.convert.test_pytorch import assert_equal, case
-from txl_jax.convert import nvidia, words
+from tests.convert.test_pytorch import case
+from tests.support.tiny import assert_equal
+from txl_jax.convert import formats, nvidia, words
+from txl_jax.convert.options import ConvertConfig
 from txl_jax.data.word import WordVocab
 from txl_jax.model import config as models
 
 PATH = RECORDED / "nvidia.pt"
 
 
-def test_the_model_is_the_one_that_was_saved() -> None:
+def test_the_checkpoint_is_the_saved_model() -> None:
     config, params = case(recorded.NVIDIA)
-    saved = nvidia.read(PATH)
-    assert_equal(saved.params, params)
-    assert saved.step == 40
+    model, weights, pickled, step = nvidia.read(PATH)
+    assert_equal(weights, params)
+    assert step == 40
     same = ("vocab_size", "n_layer", "d_model", "d_embed", "n_head", "d_head")
     also = ("d_inner", "cutoffs", "div_val", "tie_projs", "mem_len", "clamp_len")
     fields = {name: getattr(config, name) for name in (*same, *also)}
     expected = models.nvidia(**fields, same_length=True, dropout=0.0)
-    assert saved.model == expected and expected.same_length_self
-
-
-def test_the_vocabulary_is_in_it() -> None:
-    vocab = words.from_pickle(nvidia.read(PATH).vocab, PATH)
+    assert model == expected and expected.same_length_self
+    vocab = words.from_pickle(pickled, PATH)
     assert isinstance(vocab, WordVocab) and vocab.words == recorded.WORDS
 
 
-def test_a_folder_means_its_best(tmp_path: Path) -> None:
+def test_a_folder_stands_for_its_best_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "checkpoint_best.pt").write_bytes(PATH.read_bytes())
-    assert nvidia.read(tmp_path).step == 40
-    assert "checkpoint_last.pt" in refusal(nvidia.read, tmp_path / "checkpoint_last.pt")
+    options = ConvertConfig(format="nvidia", source=str(tmp_path))
+    assert formats.read(options, {}).files == [tmp_path / "checkpoint_best.pt"]
 
 
 @pytest.mark.parametrize(
@@ -47,7 +46,7 @@ def test_a_folder_means_its_best(tmp_path: Path) -> None:
         ({"model_state": {}, "model_config": {}}, "neither a state dict"),
     ],
 )
-def test_what_is_no_checkpoint(saved: Any, reason: str, tmp_path: Path) -> None:
+def test_other_files_are_refused(saved: Any, reason: str, tmp_path: Path) -> None:
     (path := tmp_path / "file.pt").write_bytes(pickle.dumps(saved))
     message = refusal(nvidia.read, path)
     assert str(path) in message and reason in message
@@ -56,13 +55,13 @@ def test_what_is_no_checkpoint(saved: Any, reason: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "changes, reason",
     [
-        ({"n_layer": 3}, "n_layer = 3, the weights have 2"),
+        ({"n_layer": 3}, "n_layer = 3, but the weights have 2"),
         ({"cutoffs": [9]}, "cutoffs = (9,)"),
         ({"cutoffs": "some"}, "incomplete"),
         ({"mem_len": None}, "incomplete"),
     ],
 )
-def test_a_config_that_does_not_fit(
+def test_a_config_that_does_not_fit_is_refused(
     changes: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved = nvidia.pickle.read(PATH)

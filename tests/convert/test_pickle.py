@@ -8,6 +8,7 @@ import pickletools
 import struct
 import subprocess
 import sys
+import tracemalloc
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -33,13 +34,13 @@ def refusal(call: Callable[..., Any], *args: Any) -> str:
     return message
 
 
-# What torch.save writes
+# Files of torch.save and Python
 
 
 @pytest.mark.parametrize("layout", ["stream", "zip"])
 @pytest.mark.parametrize("kind", ["", ".module"])
 @pytest.mark.parametrize("name", recorded.PAPER)
-def test_weights_come_back_bit_for_bit(name: str, kind: str, layout: str) -> None:
+def test_weights_are_read_bit_for_bit(name: str, kind: str, layout: str) -> None:
     path = RECORDED / f"{name}{kind}.{layout}.pt"
     result, expected = arrays(read(path), path), recorded.paper_state(name)
     assert set(result) == set(expected)
@@ -49,7 +50,7 @@ def test_weights_come_back_bit_for_bit(name: str, kind: str, layout: str) -> Non
 
 
 @pytest.mark.parametrize("layout", ["stream", "zip"])
-def test_every_kind_of_number_and_a_view(layout: str) -> None:
+def test_every_dtype_and_a_view(layout: str) -> None:
     path = RECORDED / f"kinds.{layout}.pt"
     result = arrays(read(path), path)
     for kind in ("float16", "bfloat16", "float64", "int64"):
@@ -58,12 +59,6 @@ def test_every_kind_of_number_and_a_view(layout: str) -> None:
     view = np.arange(24).reshape(4, 6)[1:3, ::2]
     np.testing.assert_array_equal(result["view"], view)
     assert result["none"].shape == (0, 4)
-
-
-def test_nothing_of_the_file_was_imported() -> None:
-    read(RECORDED / "plain.module.stream.pt")
-    read(RECORDED / "nvidia.pt")
-    assert not {"mem_transformer", "utils", "utils.vocabulary"} & set(sys.modules)
 
 
 def test_unknown_classes_are_inert_and_keep_their_state() -> None:
@@ -77,6 +72,7 @@ def test_unknown_classes_are_inert_and_keep_their_state() -> None:
     assert isinstance(saved["best_val_loss"], Object)
     moment = saved["optimizer_state"]["state"][0]["exp_avg"]
     assert moment.open(RECORDED / "nvidia.pt").shape == (2, 3)
+    assert not {"mem_transformer", "utils", "utils.vocabulary"} & set(sys.modules)
 
 
 @pytest.mark.parametrize("protocol", [1, 2])
@@ -91,7 +87,7 @@ def test_pickles_of_python_2(protocol: int) -> None:
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_plain_values_come_back(protocol: int, tmp_path: Path) -> None:
+def test_plain_values(protocol: int, tmp_path: Path) -> None:
     value = {
         "numbers": [0, 1, -1, 255, 256, 65536, 2**31, -(2**40), 2**2100, 1.5, -0.0],
         "texts": ["", "a\nb", "é", "\ud800", "'", "x" * 300],
@@ -107,11 +103,11 @@ def test_plain_values_come_back(protocol: int, tmp_path: Path) -> None:
     assert result["again"][0] is result["texts"]
 
 
-# What would run
+# Files that would execute code
 
 
 class Evil:
-    """Unpickles to a call of anything."""
+    """Unpickles to a call of any function."""
 
     def __init__(self, *reduced: Any) -> None:
         self.reduced = reduced
@@ -120,62 +116,57 @@ class Evil:
         return self.reduced
 
 
-def stacked(module: str, name: str, *args: str) -> bytes:
-    """Returns a pickle that calls module.name(*args) through STACK_GLOBAL."""
-
-    def text(value: str) -> bytes:
-        return b"\x8c" + bytes([len(value)]) + value.encode()
-
-    return (
-        b"\x80\x04" + text(module) + text(name) + b"\x93("
-        b"" + b"".join(map(text, args)) + b"tR."
-    )
+def stacked(module: str, name: str, text: str) -> bytes:
+    """Returns a pickle that calls module.name(text) through STACK_GLOBAL."""
+    parts = [b"\x8c" + bytes([len(x)]) + x.encode() for x in (module, name, text)]
+    return b"\x80\x04" + parts[0] + parts[1] + b"\x93(" + parts[2] + b"tR."
 
 
-def payloads(mark: str) -> dict[str, bytes]:
-    """Returns pickles each of which makes the file `mark` where a pickle may run."""
-    touch = f"touch {mark}"
-    code = f"open({mark!r}, 'w')"
+def live_payloads(mark: str) -> dict[str, bytes]:
+    """Returns pickles with which Python's unpickler creates the file `mark`."""
+    touch, code = f"touch {mark}", f"open({mark!r}, 'w')"
     line = touch.encode()
-    written = code.encode()
+    text = b"S'" + line + b"'\n"
+    attribute = Evil(getattr, (Evil(__import__, ("os",)), "system"))
+    nested = pickle.dumps(attribute, 2).removesuffix(b".")
     return {
         "os.system": pickle.dumps(Evil(os.system, (touch,))),
         "eval": pickle.dumps(Evil(builtins.eval, (code,)), 0),
         "exec": pickle.dumps(Evil(builtins.exec, (code,)), 2),
         "subprocess": pickle.dumps(Evil(subprocess.call, (["touch", mark],))),
-        "nested": pickle.dumps(
-            Evil(getattr, (Evil(__import__, ("os",)), "system")), 2
-        ).removesuffix(b".")
-        + b"(X" + struct.pack("<I", len(line)) + line + b"tR.",
-        "state": pickle.dumps(Evil(Evil, (1,), None, None, iter([(1, 2)]))),
+        "nested": nested + b"(X" + struct.pack("<I", len(line)) + line + b"tR.",
         "stack": stacked("posix", "system", touch),
         "stack qualified": stacked("builtins", "eval.__call__", code),
-        "inst": b"(S'" + line + b"'\nios\nsystem\n.",
-        "obj": b"(cos\nsystem\nS'" + line + b"'\no.",
-        "newobj": b"\x80\x02cos\nsystem\nS'" + line + b"'\n\x85\x81.",
-        "newobj_ex": b"\x80\x04cos\nsystem\nS'" + line + b"'\n\x85}\x92.",
+        "inst": b"(" + text + b"ios\nsystem\n.",
         "build": b"\x80\x02ccollections\nOrderedDict\n)R}S'__setstate__'\ncos\nsystem"
-        b"\nsbS'" + line + b"'\nb.",
+        b"\nsb" + text + b"b.",
+        "key": b"\x80\x02}cos\nsystem\n" + text + b"\x85RK\x01s.",
+        "partial": b"\x80\x02cfunctools\npartial\n(cos\nsystem\n" + text + b"tR)R.",
+    }
+
+
+def payloads(mark: str) -> dict[str, bytes]:
+    """Returns the live payloads, and others that call functions."""
+    text = b"S'touch " + mark.encode() + b"'\n"
+    return live_payloads(mark) | {
+        "state": pickle.dumps(Evil(Evil, (1,), None, None, iter([(1, 2)]))),
+        "obj": b"(cos\nsystem\n" + text + b"o.",
+        "newobj": b"\x80\x02cos\nsystem\n" + text + b"\x85\x81.",
+        "newobj_ex": b"\x80\x04cos\nsystem\n" + text + b"\x85}\x92.",
         "build slots": b"\x80\x02ccollections\nOrderedDict\n(N}S'__class__'\ncos\n"
         b"system\nstb.",
         "build on a function": b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n(N}S"
         b"'__code__'\nS'x'\nstb.",
-        "copyreg": b"\x80\x02ccopyreg\n_reconstructor\ncos\nsystem\nS'" + line + b"'\n"
-        b"N\x87R.",
+        "copyreg": b"\x80\x02ccopyreg\n_reconstructor\ncos\nsystem\n" + text
+        + b"N\x87R.",
         "copyreg extension": b"\x80\x02ccopyreg\nadd_extension\n(S'os'\nS'system'\n"
-        b"K\x01tR0\x82\x01S'" + line + b"'\n\x85R.",
+        b"K\x01tR0\x82\x01" + text + b"\x85R.",
         "extension 2": b"\x80\x02\x83\x01\x00.",
         "extension 4": b"\x80\x02\x84\x01\x00\x00\x00.",
-        "append": b"\x80\x02cos\nsystem\n)\x81}S'append'\ncos\nsystem\nsbS'" + line
-        + b"'\na.",
-        "key": b"\x80\x02}cos\nsystem\nS'" + line + b"'\n\x85RK\x01s.",
-        "partial": b"\x80\x02cfunctools\npartial\n(cos\nsystem\nS'" + line
-        + b"'\ntR)R.",
-        "torch": b"\x80\x02ctorch.serialization\nload\n(S'" + written + b"'\ntR.",
+        "append": b"\x80\x02cos\nsystem\n)\x81}S'append'\ncos\nsystem\nsb" + text
+        + b"a.",
+        "torch": b"\x80\x02ctorch.serialization\nload\n(" + text + b"tR.",
     }  # fmt: skip
-
-
-NAMES = list(payloads(""))
 
 
 def stream_of(main: bytes, keys: Any = (), storages: bytes = b"") -> bytes:
@@ -202,33 +193,33 @@ LAYOUTS: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_payloads_are_live(name: str, tmp_path: Path) -> None:
-    """At least those that pickle itself runs to the end; the others are oddities."""
-    dead = {"state", "build", "build slots", "build on a function", "copyreg"}
-    dead |= {"extension 2", "extension 4", "append", "torch", "newobj", "newobj_ex"}
-    dead |= {"copyreg extension", "obj"}
-    mark = tmp_path / "mark"
-    script = "import pickle, sys; pickle.loads(sys.stdin.buffer.read())"
-    payload = payloads(str(mark))[name]
-    subprocess.run(
-        [sys.executable, "-c", script], input=payload, stderr=subprocess.DEVNULL
+def test_the_live_payloads_are_live(tmp_path: Path) -> None:
+    marks = {name: tmp_path / f"mark{i}" for i, name in enumerate(live_payloads(""))}
+    script = (
+        "import contextlib, pickle, sys\n"
+        "for payload in pickle.load(sys.stdin.buffer):\n"
+        "    with contextlib.suppress(Exception): pickle.loads(payload)"
     )
-    assert mark.exists() or name in dead
+    contents = [live_payloads(str(mark))[name] for name, mark in marks.items()]
+    subprocess.run(
+        [sys.executable, "-c", script], input=pickle.dumps(contents), check=True
+    )
+    assert [name for name, mark in marks.items() if not mark.exists()] == []
+
+
+def read_or_refuse(path: Path) -> None:
+    """Reads a file that has no weights, or refuses it in one line."""
+    message = refusal(lambda: arrays(read(path), path))
+    assert str(path) in message
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", NAMES)
-def test_nothing_runs(name: str, layout: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", payloads(""))
+def test_nothing_is_executed(name: str, layout: str, tmp_path: Path) -> None:
     mark, path = tmp_path / "mark", tmp_path / "file"
     path.write_bytes(LAYOUTS[layout](payloads(str(mark))[name]))
     modules = set(sys.modules)
-    try:
-        value = read(path)
-    except UserError as error:
-        assert "\n" not in str(error)
-    else:
-        assert "neither a state dict" in refusal(arrays, value, path)
+    read_or_refuse(path)
     assert not mark.exists()
     assert set(sys.modules) == modules
 
@@ -241,7 +232,7 @@ def test_only_reviewed_opcodes_are_interpreted() -> None:
     assert handled == set(known.values()) - calls - allocate
 
 
-# What is damaged, or claims too much
+# Damaged and hostile files
 
 
 def tensor_of(
@@ -263,7 +254,7 @@ def tensor_of(
 def file_of(
     layout: str, main: bytes, floats: int, declared: int | None = None
 ) -> bytes:
-    """Returns a file of a pickle and a storage of so many floats."""
+    """Returns a file of a pickle and a storage of a number of floats."""
     numbers = np.arange(floats, dtype="<f4").tobytes()
     if layout == "zip":
         return zip_of(main, [("data/0", numbers)])
@@ -272,37 +263,33 @@ def file_of(
 
 
 @pytest.mark.parametrize("layout", ["stream", "zip"])
-def test_the_honest_file(layout: str, tmp_path: Path) -> None:
+def test_a_valid_file(layout: str, tmp_path: Path) -> None:
     (path := tmp_path / "file").write_bytes(file_of(layout, tensor_of(6), 6))
     expected = np.arange(6).reshape(2, 3)
     np.testing.assert_array_equal(arrays(read(path), path)["x"], expected)
 
 
 HUGE = 2**62
+OUTSIDE = "exceeds its storage"
+VIEWS: list[tuple[dict[str, Any], str]] = [
+    ({"shape": (2, 4), "strides": (4, 1)}, OUTSIDE),
+    ({"offset": 1}, OUTSIDE),
+    ({"offset": HUGE}, OUTSIDE),
+    ({"shape": (HUGE, HUGE), "strides": (0, 0)}, OUTSIDE),
+    ({"shape": (1, 1), "strides": (HUGE, HUGE), "offset": 6}, OUTSIDE),
+    ({"shape": (7, 1), "strides": (0, 0)}, OUTSIDE),
+    ({"strides": (-3, 1)}, "negative"),
+    ({"shape": (-2, 3)}, "negative"),
+    ({"offset": -1}, "negative"),
+    ({"shape": (2, 3, 1)}, "3 sizes, 2 strides"),
+    ({"shape": (2.0, 3)}, "not an integer"),
+    ({"shape": 6}, "no storage or no shape"),
+]
 
 
 @pytest.mark.parametrize("layout", ["stream", "zip"])
-@pytest.mark.parametrize(
-    "view, reason",
-    [
-        ({"shape": (2, 4), "strides": (4, 1)}, "exceeds its storage"),
-        ({"offset": 1}, "exceeds its storage"),
-        ({"offset": HUGE}, "exceeds its storage"),
-        ({"shape": (HUGE, HUGE), "strides": (0, 0)}, "exceeds its storage"),
-        (
-            {"shape": (1, 1), "strides": (HUGE, HUGE), "offset": 6},
-            "exceeds its storage",
-        ),
-        ({"shape": (7, 1), "strides": (0, 0)}, "exceeds its storage"),
-        ({"strides": (-3, 1)}, "negative"),
-        ({"shape": (-2, 3)}, "negative"),
-        ({"offset": -1}, "negative"),
-        ({"shape": (2, 3, 1)}, "3 sizes, 2 strides"),
-        ({"shape": (2.0, 3)}, "not an integer"),
-        ({"shape": 6}, "no storage or no shape"),
-    ],
-)
-def test_a_view_outside_its_storage(
+@pytest.mark.parametrize("view, reason", VIEWS)
+def test_a_view_outside_its_storage_is_refused(
     layout: str, view: dict[str, Any], reason: str, tmp_path: Path
 ) -> None:
     (path := tmp_path / "file").write_bytes(file_of(layout, tensor_of(6, **view), 6))
@@ -312,42 +299,47 @@ def test_a_view_outside_its_storage(
 
 @pytest.mark.parametrize("layout", ["stream", "zip"])
 @pytest.mark.parametrize("claim", [5, 7, 2**40, HUGE, 2**70, -1, 6.0, "6", None])
-def test_a_storage_that_lies_about_its_size(
+def test_a_wrong_size_of_a_storage_is_refused(
     layout: str, claim: Any, tmp_path: Path
 ) -> None:
     (path := tmp_path / "file").write_bytes(file_of(layout, tensor_of(claim), 6))
-    assert str(path) in refusal(lambda: arrays(read(path), path))
+    read_or_refuse(path)
 
 
 @pytest.mark.parametrize("declared", [5, 7, 2**60, -1, -(2**63)])
-def test_a_stream_that_lies_about_a_storage(declared: int, tmp_path: Path) -> None:
+def test_a_wrong_size_in_a_stream_is_refused(declared: int, tmp_path: Path) -> None:
     main = tensor_of(declared) if declared > 0 else tensor_of(6)
     (path := tmp_path / "file").write_bytes(file_of("stream", main, 6, declared))
-    assert str(path) in refusal(lambda: arrays(read(path), path))
+    read_or_refuse(path)
 
 
 @pytest.mark.parametrize("name", ["plain.zip.pt", "plain.module.stream.pt"])
 @pytest.mark.parametrize("kept", [0, 1, 7, 60, 0.3, 0.7, 0.97, -1])
-def test_a_cut_file(name: str, kept: float, tmp_path: Path) -> None:
+def test_a_truncated_file_is_refused(name: str, kept: float, tmp_path: Path) -> None:
     whole = (RECORDED / name).read_bytes()
     end = int(kept * len(whole)) if 0 < kept < 1 else int(kept)
     (path := tmp_path / "cut.pt").write_bytes(whole[:end])
-    assert str(path) in refusal(lambda: arrays(read(path), path))
+    read_or_refuse(path)
 
 
-def test_damaged_bytes_are_told_or_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [50, pytest.param(1000, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "name", ["kinds.zip.pt", "kinds.stream.pt", "cache2.pkl", "vocab.bin"]
+)
+def test_damaged_bytes_are_refused_or_read(
+    name: str, count: int, tmp_path: Path
+) -> None:
     rng = np.random.default_rng(0)
-    for name in ("kinds.zip.pt", "kinds.stream.pt", "cache2.pkl", "vocab.bin"):
-        whole = (RECORDED / name).read_bytes()
-        for number in range(150):
-            damaged = bytearray(whole)
-            for place in rng.integers(0, len(whole), 3):
-                damaged[place] = rng.integers(0, 256)
-            (path := tmp_path / f"{number}.{name}").write_bytes(damaged)
-            try:
-                arrays(read(path), path)
-            except UserError as error:
-                assert "\n" not in str(error)
+    whole = (RECORDED / name).read_bytes()
+    for _ in range(count):
+        damaged = bytearray(whole)
+        for place in rng.integers(0, len(whole), 3):
+            damaged[place] = rng.integers(0, 256)
+        (path := tmp_path / name).write_bytes(damaged)
+        try:
+            arrays(read(path), path)
+        except UserError as error:
+            assert "\n" not in str(error)
 
 
 CLAIMS = {
@@ -374,18 +366,12 @@ CLAIMS = {
 
 
 @pytest.mark.parametrize("name", CLAIMS)
-def test_claims_cost_nothing(name: str, tmp_path: Path) -> None:
-    import tracemalloc
-
+def test_memory_is_proportional_to_the_file(name: str, tmp_path: Path) -> None:
     for layout, wrap in LAYOUTS.items():
         (path := tmp_path / layout).write_bytes(wrap(CLAIMS[name]))
         tracemalloc.start()
         try:
-            value = read(path)
-        except UserError as error:
-            assert str(path) in str(error) and "\n" not in str(error)
-        else:
-            assert "neither a state dict" in refusal(arrays, value, path)
+            read_or_refuse(path)
         finally:
             peak = tracemalloc.get_traced_memory()[1]
             tracemalloc.stop()
@@ -393,38 +379,24 @@ def test_claims_cost_nothing(name: str, tmp_path: Path) -> None:
 
 
 DEEP = 200_000
+NESTED = {
+    "lists": b"\x80\x02" + b"]" * DEEP + b"a" * (DEEP - 1) + b".",
+    "tuples": b"\x80\x02)" + b"\x85" * DEEP + b".",
+    "key": b"\x80\x02}N" + b"\x85" * DEEP + b"K\x01s.",
+    "marks": b"(" * DEEP + b"l" * DEEP + b".",
+    "objects": b"\x80\x02cx\ny\n" + b")\x81" * 9 + b"\x85R" * 9 + b".",
+    # One list of pairs becomes a dict repeatedly.
+    "dicts": b"\x80\x02](" + b"]K\x01aK\x02a" * 1000 + b"eq\x00"
+    b"" + b"ccollections\nOrderedDict\nh\x00\x85R0" * 1000 + b".",
+    "a module in itself": b"\x80\x02cm\nM\n)\x81q\x00}(S'_parameters'\n}S'_modules'\n}"
+    b"S'me'\nh\x00sS'_buffers'\n}ub.",
+}
 
 
-@pytest.mark.parametrize(
-    "main",
-    [
-        b"\x80\x02" + b"]" * DEEP + b"a" * (DEEP - 1) + b".",
-        b"\x80\x02)" + b"\x85" * DEEP + b".",
-        b"\x80\x02}N" + b"\x85" * DEEP + b"K\x01s.",
-        b"(" * DEEP + b"l" * DEEP + b".",
-        b"\x80\x02cx\ny\n" + b")\x81" * 9 + b"\x85R" * 9 + b".",
-        # A list of pairs, made into a dict again and again.
-        b"\x80\x02](" + b"]K\x01aK\x02a" * 1000 + b"eq\x00"
-        b"" + b"ccollections\nOrderedDict\nh\x00\x85R0" * 1000 + b".",
-    ],
-    ids=["lists", "tuples", "key", "marks", "objects", "dicts"],
-)
-def test_depth_and_repetition(main: bytes, tmp_path: Path) -> None:
-    (path := tmp_path / "deep").write_bytes(main)
-    try:
-        value = read(path)
-    except UserError:
-        return
-    assert "neither a state dict" in refusal(arrays, value, path)
-
-
-def test_a_module_within_itself(tmp_path: Path) -> None:
-    main = (
-        b"\x80\x02cm\nM\n)\x81q\x00}(S'_parameters'\n}S'_modules'\n}S'me'\nh\x00s"
-        b"S'_buffers'\n}ub."
-    )
-    (path := tmp_path / "file").write_bytes(main)
-    assert "neither a state dict" in refusal(lambda: arrays(read(path), path))
+@pytest.mark.parametrize("name", NESTED)
+def test_depth_and_repetition(name: str, tmp_path: Path) -> None:
+    (path := tmp_path / "deep").write_bytes(NESTED[name])
+    read_or_refuse(path)
 
 
 @pytest.mark.parametrize(
@@ -433,7 +405,6 @@ def test_a_module_within_itself(tmp_path: Path) -> None:
         zip_of(tensor_of(6), [("data/0", b"x" * 24)], compression=zipfile.ZIP_DEFLATED),
         zip_of(tensor_of(6)),
         zip_of(tensor_of(6), [("data/1", b"x" * 24)]),
-        zip_of(tensor_of(6), [("byteorder", "big"), ("data/0", b"x" * 24)]),
         stream_of(tensor_of(6), ["1"], struct.pack("<q", 6) + b"x" * 24),
         stream_of(tensor_of(6), [["0"]], struct.pack("<q", 6) + b"x" * 24),
         stream_of(tensor_of(6)),
@@ -443,11 +414,8 @@ def test_a_module_within_itself(tmp_path: Path) -> None:
         b"",
     ],
 )
-def test_other_files(content: bytes, tmp_path: Path) -> None:
+def test_other_files_are_refused(content: bytes, tmp_path: Path) -> None:
     (path := tmp_path / "file").write_bytes(content)
-    assert str(path) in refusal(lambda: arrays(read(path), path))
-
-
-def test_what_is_no_file(tmp_path: Path) -> None:
+    read_or_refuse(path)
     assert "no file" in refusal(read, tmp_path / "missing")
     assert str(tmp_path) in refusal(read, tmp_path)

@@ -1,6 +1,6 @@
-"""State dicts of the paper's code become models and come back, or are refused.
+"""State dicts of the paper's code are converted both ways, or refused.
 
-The numbers behind them are in tests.promises.test_published_models.
+`tests.promises.test_published_models` tests the results of the converted models.
 """
 
 import dataclasses
@@ -16,6 +16,7 @@ import pytest
 from tests.convert import recorded
 from tests.convert.test_pickle import refusal
 from tests.support import golden, tiny
+from tests.support.tiny import assert_equal
 from txl_jax.convert import huggingface, pytorch
 from txl_jax.convert.keys import arrays
 from txl_jax.convert.pickle import read
@@ -26,29 +27,25 @@ from txl_jax.update.init import abstract_params
 State = dict[str, np.ndarray]
 
 
-def assert_equal(result: Any, expected: Any) -> None:
-    """Compares trees, in names, shapes and bits."""
-    assert jax.tree.map(np.shape, result) == jax.tree.map(np.shape, expected)
-    for name, one in jax.tree_util.tree_leaves_with_path(result):
-        other = expected
-        for key in name:
-            other = other[key.key]
-        assert np.asarray(one).tobytes() == np.asarray(other).tobytes(), name
-
-
-def case(name: str) -> tuple[ModelConfig, Any]:
-    """Returns a case of tests.support.golden as a model."""
+def saved_case(name: str) -> tuple[dict[str, Any], State]:
+    """Returns a case of tests.support.golden: config fields and state dict."""
     with np.load(golden.FOLDER / f"{name}.npz") as saved:
         state = {
             key.removeprefix("state/"): saved[key].astype(np.float32)
             for key in saved
             if key.startswith("state/")
         }
-        return huggingface.from_state_dict(state, json.loads(str(saved["config"])))
+        return json.loads(str(saved["config"])), state
 
 
-def output(config: ModelConfig) -> dict[str, Any]:
-    """Returns what a state dict does not say of a model."""
+def case(name: str) -> tuple[ModelConfig, Any]:
+    """Returns a case of tests.support.golden as a model."""
+    fields, state = saved_case(name)
+    return huggingface.from_state_dict(state, fields)
+
+
+def unsaved(config: ModelConfig) -> dict[str, Any]:
+    """Returns the fields of a model that a state dict lacks."""
     names = ("mem_len", "cutoffs", "clamp_len", "same_length", "pre_lnorm")
     return {name: getattr(config, name) for name in names}
 
@@ -62,39 +59,25 @@ def test_files_of_torch_become_the_model(name: str, layout: str) -> None:
         arrays(read(path), path), mem_len=config.mem_len
     )
     assert_equal(weights, params)
-    assert result == models.pytorch(
-        **{
-            field: getattr(config, field)
-            for field in (
-                *("vocab_size", "n_layer", "d_model", "d_embed", "n_head", "d_head"),
-                *("d_inner", "cutoffs", "div_val", "tie_weights", "tie_projs"),
-                "mem_len",
-            )
-        }
-    )
+    same = ("vocab_size", "n_layer", "d_model", "d_embed", "n_head", "d_head")
+    also = ("d_inner", "cutoffs", "div_val", "tie_weights", "tie_projs", "mem_len")
+    fields = {field: getattr(config, field) for field in (*same, *also)}
+    assert result == models.pytorch(**fields)
 
 
 @pytest.mark.parametrize("name", golden.CASES)
-def test_a_state_dict_goes_and_comes_back(name: str) -> None:
+def test_conversion_in_both_directions_changes_nothing(name: str) -> None:
     config, params = case(name)
+    shapes = nn.unbox(abstract_params(config))
+    assert jax.tree.map(np.shape, params) == jax.tree.map(np.shape, shapes)
+    assert {x.dtype for x in jax.tree.leaves(params)} == {np.dtype(np.float32)}
     state = pytorch.to_state_dict(config, params)
-    result, weights = pytorch.from_state_dict(state, **output(config))
+    result, weights = pytorch.from_state_dict(state, **unsaved(config))
     assert_equal(weights, params)
-    again = pytorch.to_state_dict(result, weights)
-    assert {key: x.tobytes() for key, x in again.items()} == {
-        key: x.tobytes() for key, x in state.items()
-    }
+    assert_equal(pytorch.to_state_dict(result, weights), state)
     same = ("cutoffs", "div_val", "tie_weights", "tie_projs", "untie_r", "d_embed")
     for field in same:
         assert getattr(result, field) == getattr(config, field), field
-
-
-@pytest.mark.parametrize("name", golden.CASES)
-def test_the_parameters_are_the_models_own(name: str) -> None:
-    config, params = case(name)
-    wanted = nn.unbox(abstract_params(config))
-    assert jax.tree.map(np.shape, params) == jax.tree.map(np.shape, wanted)
-    assert {x.dtype for x in jax.tree.leaves(params)} == {np.dtype(np.float32)}
 
 
 SHAW = models.pytorch(
@@ -114,9 +97,11 @@ def test_learned_distances() -> None:
     params = tiny.make_params(SHAW)
     state = pytorch.to_state_dict(SHAW, params)
     assert state["r_emb"].shape == (2, 7, 2, 3) and "r_r_bias" not in state
-    config, weights = pytorch.from_state_dict(state, **output(SHAW))
+    config, weights = pytorch.from_state_dict(state, **unsaved(SHAW))
     assert config == SHAW
     assert_equal(weights, params)
+    other = dataclasses.replace(SHAW, position="none", n_position=0)
+    assert '"none"' in refusal(pytorch.to_state_dict, other, {})
 
 
 def test_a_projection_that_only_the_other_code_has_is_the_identity() -> None:
@@ -135,33 +120,25 @@ def test_clusters_are_in_reverse() -> None:
     np.testing.assert_array_equal(state["crit.cluster_weight"], rows[::-1])
 
 
-def test_data_parallel_leaves_no_trace() -> None:
+def test_prefixes_of_data_parallel_and_half_precision_are_read() -> None:
     config, params = case("plain")
     state = pytorch.to_state_dict(config, params)
-    state = {f"module.{name}": array for name, array in state.items()}
-    assert_equal(pytorch.from_state_dict(state, **output(config))[1], params)
+    state = {f"module.{name}": x.astype(np.float16) for name, x in state.items()}
+    result = pytorch.from_state_dict(state, **unsaved(config))[1]
+    assert_equal(result, params)
+    assert {x.dtype for x in jax.tree.leaves(result)} == {np.dtype(np.float32)}
 
 
-def test_half_precision_is_read_as_float32() -> None:
-    config, params = case("plain")
-    state = pytorch.to_state_dict(config, params)
-    state = {name: array.astype(np.float16) for name, array in state.items()}
-    assert_equal(pytorch.from_state_dict(state, **output(config))[1], params)
+def without(name: str) -> Callable[[State], object]:
+    return lambda state: state.pop(name)
 
 
-def without(name: str) -> Callable[[State], None]:
-    def remove(state: State) -> None:
-        del state[name]
-
-    return remove
-
-
-def with_shape(name: str, *shape: int) -> Callable[[State], None]:
+def with_shape(name: str, *shape: int) -> Callable[[State], object]:
     return lambda state: state.update({name: np.zeros(shape, np.float32)})
 
 
 QKV = "layers.1.dec_attn.qkv_net.weight"
-BROKEN: dict[str, tuple[Callable[[State], None], str]] = {
+BROKEN: dict[str, tuple[Callable[[State], object], str]] = {
     "empty": (
         lambda state: state.clear(),
         "word_emb.emb_layers.0.weight, of shape (V, E), is missing",
@@ -198,7 +175,7 @@ BROKEN: dict[str, tuple[Callable[[State], None], str]] = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_what_does_not_fit_is_refused(name: str) -> None:
+def test_a_state_dict_that_does_not_fit_is_refused(name: str) -> None:
     config, params = case("div_val_2_all_tied")
     state = pytorch.to_state_dict(config, params)
     change, reason = BROKEN[name]
@@ -207,32 +184,27 @@ def test_what_does_not_fit_is_refused(name: str) -> None:
     assert reason in message
 
 
-def test_cutoffs_are_asked_for_where_no_table_shows_them() -> None:
-    config, params = case("clusters")
-    state = pytorch.to_state_dict(config, params)
+@pytest.mark.parametrize(
+    "name, cutoffs, reason",
+    [
+        ("clusters", (), "3 clusters"),
+        ("clusters", (9, 17), "give 3 cutoffs, not (9, 17)"),
+        ("clusters", (17, 9, 28), "model.cutoffs"),
+        ("clusters", (9, 17, 28), ""),
+        ("div_val_2_all_tied", (), ""),
+        ("div_val_2_all_tied", (9, 17, 29), "(9, 17, 29) differ from the tables' (9, "),
+        ("plain", (9,), "0 clusters"),
+    ],
+)
+def test_cutoffs_are_required_where_no_table_implies_them(
+    name: str, cutoffs: tuple[int, ...], reason: str
+) -> None:
+    state = pytorch.to_state_dict(*case(name))
 
-    def convert(*cutoffs: int) -> ModelConfig:
+    def convert() -> ModelConfig:
         return pytorch.from_state_dict(state, mem_len=2, cutoffs=cutoffs)[0]
 
-    assert convert(9, 17, 28).cutoffs == (9, 17, 28)
-    assert "3 clusters" in refusal(convert)
-    assert "give 3 cutoffs, not (9, 17)" in refusal(convert, 9, 17)
-    assert "model.cutoffs" in refusal(convert, 17, 9, 28)
-
-
-def test_cutoffs_must_be_those_of_the_tables() -> None:
-    config, params = case("div_val_2_all_tied")
-    state = pytorch.to_state_dict(config, params)
-    assert pytorch.from_state_dict(state, mem_len=2)[0].cutoffs == (9, 17, 28)
-    message = refusal(
-        lambda: pytorch.from_state_dict(state, mem_len=2, cutoffs=(9, 17, 29))
-    )
-    assert "(9, 17, 29)" in message and "(9, 17, 28)" in message
-    state = pytorch.to_state_dict(*case("plain"))
-    message = refusal(lambda: pytorch.from_state_dict(state, mem_len=2, cutoffs=(9,)))
-    assert "0 clusters" in message
-
-
-def test_other_positions_have_no_names_there() -> None:
-    config = dataclasses.replace(SHAW, position="none", n_position=0)
-    assert '"none"' in refusal(pytorch.to_state_dict, config, {})
+    if reason:
+        assert reason in refusal(convert)
+    else:
+        assert convert().cutoffs == (9, 17, 28)

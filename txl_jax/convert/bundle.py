@@ -4,16 +4,21 @@
 `<prefix>.data-00000-of-0000N`. All checksums are verified.
 """
 
-import glob
 import math
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
+from google.protobuf import (  # type: ignore[import-untyped]
+    descriptor_pb2,
+    descriptor_pool,
+    message,
+    message_factory,
+)
+from tensorboardX.proto.tensor_shape_pb2 import TensorShapeProto
 
 from txl_jax.convert import sstable
 from txl_jax.errors import UserError
@@ -28,59 +33,31 @@ DTYPES = {
 }
 FIX = "copy the checkpoint again"
 
+_Field = descriptor_pb2.FieldDescriptorProto
 
-@dataclass(frozen=True)
-class Variable:
-    """A variable of a checkpoint; `read` returns its values."""
 
-    name: str
-    prefix: Path
-    shards: int
-    kind: int  # TensorFlow's enumeration value of the dtype
-    shape: tuple[int, ...]
-    shard: int
-    offset: int
-    size: int
-    checksum: int
-    sliced: bool  # stored in parts, under other names
+def _message(name: str, **types: Any) -> Any:
+    """Returns the class of a protocol buffer whose fields are numbered from 1."""
+    file = descriptor_pb2.FileDescriptorProto(name=name, syntax="proto3")
+    fields = file.message_type.add(name=name).field
+    for number, (field, kind) in enumerate(types.items(), 1):
+        fields.add(name=field, number=number, type=kind)
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(name))
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return np.asarray(self.read(), dtype)
 
-    def read(self) -> np.ndarray:
-        """Returns the values; raises UserError if they are unsupported or damaged."""
-        name = f"{self.prefix}: {self.name}"
-        if self.kind not in DTYPES:
-            known = ", ".join(map(str, DTYPES.values()))
-            raise UserError(
-                f"{name} has TensorFlow's data type {self.kind}; supported are {known}"
-            )
-        if self.sliced:
-            raise UserError(
-                f"{name} is stored in slices: restore it in TensorFlow and save it "
-                "from a graph without a partitioner"
-            )
-        dtype = DTYPES[self.kind]
-        if self.size != math.prod(self.shape) * dtype.itemsize:
-            raise UserError(
-                f"{name} has {self.size} bytes, which is not the size of {self.shape} "
-                f"{dtype}: save it again"
-            )
-        path = Path(f"{self.prefix}.data-{self.shard:05d}-of-{self.shards:05d}")
-        try:
-            if path.stat().st_size < self.offset + self.size:
-                raise UserError(f"{path} is truncated within {self.name}; {FIX}")
-            data = np.fromfile(path, np.uint8, self.size, offset=self.offset)
-        except OSError as error:
-            raise UserError(
-                f"cannot read {str(path)!r} ({error.strerror}), which holds "
-                f"{self.name}: the checkpoint has {self.shards} data files"
-            ) from error
-        if sstable.masked_crc32c(data) != self.checksum:
-            raise UserError(
-                f"{path} is damaged: {self.name} does not match its checksum; {FIX}"
-            )
-        return data.view(dtype).reshape(self.shape)
+# The first fields of BundleHeaderProto, and those of BundleEntryProto.
+Header = _message("Header", shards=_Field.TYPE_INT32, big_endian=_Field.TYPE_BOOL)
+Entry = _message(
+    "Entry",
+    kind=_Field.TYPE_INT32,
+    shape=_Field.TYPE_BYTES,
+    shard=_Field.TYPE_INT32,
+    offset=_Field.TYPE_INT64,
+    size=_Field.TYPE_INT64,
+    checksum=_Field.TYPE_FIXED32,
+)
 
 
 def find(source: str | Path) -> Path:
@@ -94,19 +71,12 @@ def find(source: str | Path) -> Path:
         source = source.with_suffix("")
     if not _index(source).is_file() and source.is_dir():
         source = _latest(source)
-    if _index(source).is_file():
-        return source
-    old_shards = source.parent.glob(f"{glob.escape(source.name)}-?????-of-?????")
-    for old in (source, *old_shards):
-        if old.is_file() and sstable.is_table(old):
-            raise UserError(
-                f"{old} is a checkpoint in TensorFlow's first format: restore it in "
-                "TensorFlow 1 and save it with tf.train.Saver, which writes the second"
-            )
-    raise UserError(
-        f"no file {str(_index(source))!r}: give the folder of a checkpoint, or the "
-        "prefix of its files, such as model/ckpt-0"
-    )
+    if not _index(source).is_file():
+        raise UserError(
+            f"no file {str(_index(source))!r}: give the folder of a checkpoint, or the "
+            "prefix of its files, such as model/ckpt-0"
+        )
+    return source
 
 
 def _index(prefix: Path) -> Path:
@@ -116,10 +86,7 @@ def _index(prefix: Path) -> Path:
 def _latest(folder: Path) -> Path:
     """Returns the prefix that a folder's file `checkpoint` names."""
     path = folder / "checkpoint"
-    try:
-        text = path.read_text("utf-8")
-    except (FileNotFoundError, UnicodeDecodeError):
-        text = ""
+    text = path.read_text("utf-8", "replace") if path.is_file() else ""
     match = re.search(r'^\s*model_checkpoint_path:\s*"([^"\\]+)"', text, re.MULTILINE)
     if not match:
         raise UserError(
@@ -131,90 +98,68 @@ def _latest(folder: Path) -> Path:
     return prefix if _index(prefix).is_file() else folder / prefix.name
 
 
-def read(source: str | Path) -> dict[str, Variable]:
-    """Returns the variables of the checkpoint that `find` finds, by name.
+def read(
+    source: str | Path, wanted: Callable[[str], bool] = lambda name: True
+) -> dict[str, np.ndarray]:
+    """Returns the wanted variables of the checkpoint that `find` finds, by name.
 
-    Raises UserError if the checkpoint is missing or its index is damaged.
+    Raises UserError if the checkpoint is missing or damaged, or if a wanted variable
+    has an unsupported type.
     """
     prefix = find(source)
     path = _index(prefix)
     try:
         records = sstable.read(path)
-        shards = _shards(records.pop(b"", b""))
+        header = Header.FromString(records.pop(b"", b""))
+        if header.shards < 1 or header.big_endian:
+            raise ValueError("it has no data files, or big-endian ones")
+        # Keys that begin with 0 are slices of another variable.
+        variables = {k.decode("utf-8"): x for k, x in records.items() if k[0]}
         return {
-            (name := key.decode("utf-8")): Variable(
-                name, prefix, shards, *_entry(record, shards)
-            )
-            for key, record in records.items()
-            if not key.startswith(b"\0")  # a slice of another variable
+            name: _read(prefix, header.shards, name, Entry.FromString(record))
+            for name, record in variables.items()
+            if wanted(name)
         }
-    except ValueError as error:
+    except (ValueError, message.DecodeError) as error:
         raise UserError(
             f"{path} is not the index of a checkpoint, or is damaged: {error}; {FIX}"
         ) from error
 
 
-# The records are protocol buffers: numbered fields, each once unless it is a list.
+def _read(prefix: Path, shards: int, name: str, entry: Any) -> np.ndarray:
+    """Returns the values of a variable.
 
-
-def _fields(record: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yields the number and the value of each field."""
-    at = 0
-    while at < len(record):
-        tag, at = sstable.varint(record, at)
-        number, kind = tag >> 3, tag & 7
-        if kind == 0:
-            value, at = sstable.varint(record, at)
-            yield number, value
-            continue
-        if kind == 2:
-            size, at = sstable.varint(record, at)
-        elif kind in (1, 5):
-            size = 8 if kind == 1 else 4
-        else:
-            raise ValueError(f"a record has a field of kind {kind}")
-        if at + size > len(record):
-            raise ValueError("a field exceeds its record")
-        data = record[at : at + size]
-        yield number, data if kind == 2 else int.from_bytes(data, "little")
-        at += size
-
-
-def _shards(record: bytes) -> int:
-    """Returns the number of data files."""
-    fields = dict(_fields(record))
-    shards = fields.get(1)
-    if not isinstance(shards, int) or not shards:
-        raise ValueError("the number of data files is missing")
-    if fields.get(2, 0):
-        raise ValueError("its numbers are big-endian")
-    return shards
-
-
-def _entry(record: bytes, shards: int) -> tuple[Any, ...]:
-    """Returns the fields of a Variable from `kind` on."""
-    numbers = dict.fromkeys((1, 3, 4, 5, 6), 0)
-    shape: tuple[int, ...] = ()
-    sliced = False
-    for number, value in _fields(record):
-        if number in numbers and isinstance(value, int):
-            numbers[number] = value
-        elif number == 2 and isinstance(value, bytes):
-            shape = tuple(_sizes(value))
-        elif number == 7:
-            sliced = True
-        else:
-            raise ValueError(f"a record has the unknown field {number}")
-    kind, shard, offset, size, checksum = numbers.values()
-    if shard >= shards:
-        raise ValueError(f"a variable is in data file {shard} of {shards}")
-    return kind, shape, shard, offset, size, checksum, sliced
-
-
-def _sizes(record: bytes) -> Iterator[int]:
-    """Yields the sizes of a shape's dimensions."""
-    for number, value in _fields(record):
-        size = dict(_fields(value)).get(1, 0) if isinstance(value, bytes) else b""
-        if number != 2 or not isinstance(size, int):
-            raise ValueError("a variable has an unknown shape")
-        yield size
+    Raises UserError if they are unsupported or damaged, and ValueError for an
+    impossible entry.
+    """
+    if entry.kind not in DTYPES:
+        known = ", ".join(map(str, DTYPES.values()))
+        raise UserError(
+            f"{prefix}: {name} has TensorFlow's data type {entry.kind}; supported are "
+            f"{known}"
+        )
+    dtype = DTYPES[entry.kind]
+    dims = TensorShapeProto.FromString(entry.shape)
+    shape = tuple(dim.size for dim in dims.dim)
+    if dims.unknown_rank or min(shape, default=0) < 0 or entry.offset < 0:
+        raise ValueError(f"{name} has an unknown shape or a negative offset")
+    if not 0 <= entry.shard < shards:
+        raise ValueError(f"{name} is in data file {entry.shard} of {shards}")
+    if entry.size != math.prod(shape) * dtype.itemsize:
+        raise UserError(
+            f"{prefix}: {name} has {entry.size} bytes, which is not the size of "
+            f"{shape} {dtype}: save it again"
+        )
+    path = Path(f"{prefix}.data-{entry.shard:05d}-of-{shards:05d}")
+    try:
+        if path.stat().st_size < entry.offset + entry.size:
+            raise UserError(f"{path} is truncated within {name}; {FIX}")
+        data = np.fromfile(path, np.uint8, entry.size, offset=entry.offset)
+    except OSError as error:
+        raise UserError(
+            f"cannot read {str(path)!r} ({error.strerror}), which holds {name}: the "
+            f"checkpoint has {shards} data files"
+        ) from error
+    if sstable.masked_crc32c(data) != entry.checksum:
+        raise UserError(f"{path} is damaged: {name} does not match its checksum; {FIX}")
+    return data.view(dtype).reshape(shape)

@@ -19,48 +19,42 @@ def read_embedding(
     keys: Keys, cutoffs: tuple[int, ...]
 ) -> tuple[dict[str, Any], Params]:
     """Returns the sizes that the tables imply, and embedding and softmax parameters."""
-    tables = keys.count("word_emb.emb_layers.{}.weight")
-    shapes = [
-        keys.shape(f"word_emb.emb_layers.{i}.weight", "VE")
-        for i in range(max(tables, 1))
-    ]
-    D = keys.shape("layers.0.pos_ff.CoreNet.0.weight", "FD")[1]
-    E = shapes[0][1]
+    name = "word_emb.emb_layers.{}.weight"
+    numbers = range(max(keys.count(name), 1))
+    tables = [keys.take(name.format(i), "V", "E") for i in numbers]
+    D = keys.shape("layers.0.pos_ff.CoreNet.0.weight", "F", "D")[1]
+    V_i, E_i = ([table.shape[axis] for table in tables] for axis in (0, 1))
     projected = "word_emb.emb_projs.0" in keys
-    split = len(shapes) > 1 or (projected and D == E)
-    cutoffs = _cutoffs(keys, [V for V, _ in shapes], cutoffs)
+    split = len(tables) > 1 or (projected and D == E_i[0])
+    suffixes = [f"_{i}" for i in numbers] if split else [""]
+    cutoffs = _cutoffs(keys, V_i, cutoffs)
     config: dict[str, Any] = {
-        "vocab_size": sum(V for V, _ in shapes),
-        "d_embed": 0 if E == D else E,
+        "vocab_size": sum(V_i),
+        "d_embed": 0 if E_i[0] == D else E_i[0],
         "cutoffs": cutoffs,
-        "div_val": infer_div_val([e for _, e in shapes]) if split else 1,
+        "div_val": infer_div_val(E_i) if split else 1,
     }
     params: Params = {}
-
-    def name(kind: str, i: int) -> str:
-        return f"{kind}_{i}" if split else kind
-
-    for i, shape in enumerate(shapes):
-        params[name("table", i)] = keys.take(f"word_emb.emb_layers.{i}.weight", *shape)
+    for i, suffix in enumerate(suffixes):
+        params[f"table{suffix}"] = tables[i]
         if projected:
-            proj = keys.take(f"word_emb.emb_projs.{i}", D, shape[1])
-            params[name("proj", i)] = np.ascontiguousarray(proj.T)
-    biases = [
-        keys.take(f"crit.out_layers.{i}.bias", V) for i, (V, _) in enumerate(shapes)
-    ]
+            proj = keys.take(f"word_emb.emb_projs.{i}", D, E_i[i])
+            params[f"proj{suffix}"] = np.ascontiguousarray(proj.T)
+    biases = [keys.take(f"crit.out_layers.{i}.bias", V_i[i]) for i in numbers]
     params["bias"] = np.concatenate(biases)
     if cutoffs:
         G = len(cutoffs)
         # The paper's code has the last cluster first; here row g is for cluster g + 1.
-        params["cluster_table"] = keys.take("crit.cluster_weight", G, E)[::-1].copy()
+        rows = keys.take("crit.cluster_weight", G, E_i[0])
+        params["cluster_table"] = rows[::-1].copy()
         params["cluster_bias"] = keys.take("crit.cluster_bias", G)[::-1].copy()
-    config["tie_weights"] = not (untied := _out_tables(keys, shapes, params, name))
-    params |= untied
+    untied = _out_tables(keys, tables, suffixes)
+    config["tie_weights"] = not untied
     if projected:
-        tied, untied = _out_projs(keys, len(cutoffs) + 1, params)
+        tied, projections = _out_projs(keys, len(cutoffs) + 1, params)
         config["tie_projs"] = tied if any(tied) else ()
-        params |= untied
-    return config, params
+        untied |= projections
+    return config, params | untied
 
 
 def _cutoffs(keys: Keys, sizes: list[int], cutoffs: tuple[int, ...]) -> tuple[int, ...]:
@@ -71,7 +65,7 @@ def _cutoffs(keys: Keys, sizes: list[int], cutoffs: tuple[int, ...]) -> tuple[in
         return implied
     G = 0
     if "crit.cluster_weight" in keys:
-        G, _ = keys.shape("crit.cluster_weight", "GE")
+        G, _ = keys.shape("crit.cluster_weight", "G", "E")
     if len(cutoffs) != G:
         raise UserError(
             f"the softmax has {G} clusters beside the frequent words, and a single "
@@ -84,19 +78,16 @@ def _equal(x: np.ndarray, y: np.ndarray) -> bool:
     return np.array_equal(x.view(np.int32), y.view(np.int32))
 
 
-def _out_tables(keys: Keys, shapes: Any, params: Params, name: Any) -> Params:
+def _out_tables(keys: Keys, tables: list[np.ndarray], suffixes: list[str]) -> Params:
     """Returns the softmax's tables; empty if they equal the embedding's."""
-    weights = [f"crit.out_layers.{i}.weight" for i in range(len(shapes))]
-    if not any(weight in keys for weight in weights):
+    names = [f"crit.out_layers.{i}.weight" for i in range(len(tables))]
+    if not any(name in keys for name in names):
         return {}
-    own = {
-        name("out_table", i): keys.take(weight, *shape)
-        for i, (weight, shape) in enumerate(zip(weights, shapes, strict=True))
-    }
-    same = all(
-        _equal(table, params[key.removeprefix("out_")]) for key, table in own.items()
-    )
-    return {} if same else own
+    pairs = zip(names, tables, strict=True)
+    own = [keys.take(name, *table.shape) for name, table in pairs]
+    if all(map(_equal, own, tables)):
+        return {}
+    return {f"out_table{x}": table for x, table in zip(suffixes, own, strict=True)}
 
 
 def _out_projs(
@@ -120,32 +111,23 @@ def write_embedding(config: ModelConfig, embedding: Params) -> Params:
     state: Params = {}
     split = config.div_val > 1
     sizes = config.embed_sizes
-    ends = (0, *config.cutoffs, config.vocab_size)
-
-    def find(kind: str, i: int) -> Any:
-        return embedding.get(f"{kind}_{i}" if split else kind)
-
-    def proj(name: str, i: int) -> np.ndarray:
-        """Returns [D, E]; the identity where only the other code has a projection."""
-        array = embedding.get(name)
-        return np.eye(config.d_model) if array is None else np.asarray(array).T
-
-    for i in range(len(sizes) if split else 1):
-        out = "table" if config.tie_weights else "out_table"
-        state[f"word_emb.emb_layers.{i}.weight"] = find("table", i)
-        state[f"crit.out_layers.{i}.weight"] = find(out, i)
-        bias = embedding["bias"]
-        state[f"crit.out_layers.{i}.bias"] = (
-            bias[ends[i] : ends[i + 1]] if split else bias
-        )
+    bias = embedding["bias"]
+    for i, own_bias in enumerate(np.split(bias, config.cutoffs) if split else [bias]):
+        suffix = f"_{i}" if split else ""
+        table = embedding[f"table{suffix}"]
+        state[f"word_emb.emb_layers.{i}.weight"] = table
+        out_table = embedding.get(f"out_table{suffix}", table)
+        state[f"crit.out_layers.{i}.weight"] = out_table
+        state[f"crit.out_layers.{i}.bias"] = own_bias
     if split or sizes[0] != config.d_model:
-        tied = config.tie_projs or (False,) * len(sizes)
+        # The identity where only the other code has a projection.
+        identity = np.eye(config.d_model)
         for i in range(len(sizes)):
-            shared = f"proj_{i}" if split else "proj"
+            shared = embedding.get(f"proj_{i}" if split else "proj", identity)
+            own = embedding.get(f"out_proj_{i}", shared)
             if split or i == 0:
-                state[f"word_emb.emb_projs.{i}"] = proj(shared, i)
-            own = shared if tied[i] else f"out_proj_{i}"
-            state[f"crit.out_projs.{i}"] = proj(own, i)
+                state[f"word_emb.emb_projs.{i}"] = np.asarray(shared).T
+            state[f"crit.out_projs.{i}"] = np.asarray(own).T
     if config.cutoffs:
         state["crit.cluster_weight"] = embedding["cluster_table"][::-1]
         state["crit.cluster_bias"] = embedding["cluster_bias"][::-1]

@@ -23,7 +23,8 @@ from txl_jax.model.config import ModelConfig
 
 # Fields of the model that the user states, since files of the paper's code lack them.
 Stated = Mapping[str, Any]
-MODEL_FIELDS = ("mem_len", "cutoffs", "clamp_len", "same_length", "pre_lnorm")
+LENGTHS = ("mem_len", "clamp_len", "same_length")
+MODEL_FIELDS = (*LENGTHS, "cutoffs", "pre_lnorm")
 
 
 class Source(NamedTuple):
@@ -42,13 +43,12 @@ def read_huggingface(config: ConvertConfig, stated: Stated) -> Source:
     folder = Path(config.source)
     model, params = huggingface.from_pretrained(folder)
     vocab = _find_vocab(config, folder)
-    files = [folder / huggingface.CONFIG, *huggingface.weight_files(folder), vocab]
+    files = [folder / huggingface.CONFIG, huggingface.weight_file(folder), vocab]
     return Source(model, params, words.read(vocab), 1, files)
 
 
 def read_pytorch(config: ConvertConfig, stated: Stated) -> Source:
     """Reads a model.pt or a state dict of the paper's PyTorch code."""
-    _require_mem_len(config, stated)
     path = Path(config.source)
     path = path / "model.pt" if path.is_dir() else path
     state = keys.arrays(pickle.read(path), path)
@@ -62,13 +62,8 @@ def read_pytorch(config: ConvertConfig, stated: Stated) -> Source:
 
 def read_tensorflow(config: ConvertConfig, stated: Stated) -> Source:
     """Reads a checkpoint of the paper's TensorFlow code: a folder or a prefix."""
-    _require_mem_len(config, stated)
-    model, params, step = tensorflow.read(
-        config.source,
-        mem_len=stated["mem_len"],
-        clamp_len=stated.get("clamp_len", 0),
-        same_length=stated.get("same_length", False),
-    )
+    lengths = {name: stated[name] for name in LENGTHS if name in stated}
+    model, params, step = tensorflow.read(config.source, **lengths)
     prefix = bundle.find(config.source)
     # The released models have their vocabulary in data/, next to model/.
     vocab = _find_vocab(config, prefix.parent, prefix.parent.parent / "data")
@@ -80,13 +75,13 @@ def read_nvidia(config: ConvertConfig, stated: Stated) -> Source:
     """Reads a checkpoint of NVIDIA's code, which contains its vocabulary."""
     del stated  # the files have these fields
     path = Path(config.source)
-    saved = nvidia.read(path)
     path = path / nvidia.BEST if path.is_dir() else path
+    model, params, pickled, step = nvidia.read(path)
     if config.vocab:
         vocab, files = words.read(Path(config.vocab)), [path, Path(config.vocab)]
     else:
-        vocab, files = words.from_pickle(saved.vocab, path), [path]
-    return Source(saved.model, saved.params, vocab, max(saved.step, 1), files)
+        vocab, files = words.from_pickle(pickled, path), [path]
+    return Source(model, params, vocab, max(step, 1), files)
 
 
 FORMATS: dict[str, Callable[[ConvertConfig, Stated], Source]] = {
@@ -106,6 +101,12 @@ def read(config: ConvertConfig, stated: Stated) -> Source:
     index = f"{config.source}.index"  # if the source is a prefix of TensorFlow's files
     if not os.path.exists(config.source) and not os.path.exists(index):
         raise UserError(f"--source={config.source!r} does not exist")
+    if config.format in ("pytorch", "tensorflow") and "mem_len" not in stated:
+        raise UserError(
+            f"files of format {config.format} lack mem_len: give "
+            "--config.model.mem_len, as in training, and --config.model.clamp_len and "
+            "--config.model.same_length if they were used"
+        )
     source = FORMATS[config.format](config, stated)
     if len(source.vocab) > source.model.vocab_size:
         raise UserError(
@@ -119,15 +120,6 @@ def sha256(path: Path) -> str:
     """Returns the SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _require_mem_len(config: ConvertConfig, stated: Stated) -> None:
-    if "mem_len" not in stated:
-        raise UserError(
-            f"files of format {config.format} lack mem_len: give "
-            "--config.model.mem_len, as in training, and --config.model.clamp_len and "
-            "--config.model.same_length if they were used"
-        )
 
 
 # Vocabularies that the paper's code and Hugging Face's write beside a model, in order

@@ -46,16 +46,9 @@ DEFAULTS: dict[str, Any] = {
     "init_range": 0.01,
     "init_std": 0.02,
     "proj_init_std": 0.01,
-    "attn_type": 0,
-    "sample_softmax": -1,
 }
 OLD_NAMES = {"n_token": "vocab_size", "tie_weight": "tie_word_embeddings"}
-# Fields, and their supported values.
-SUPPORTED: list[tuple[Any, ...]] = [
-    ("model_type", "transfo-xl"),
-    ("attn_type", 0),
-    ("sample_softmax", -1, 0),
-]
+MODEL_TYPE = "transfo-xl"
 SIZES = ("vocab_size", "n_layer", "d_model", "n_head", "d_head", "d_inner")
 
 
@@ -63,26 +56,18 @@ def from_pretrained(folder: str | Path) -> tuple[ModelConfig, pytorch.Params]:
     """Returns the model of a folder, and its parameters; raises UserError."""
     folder = Path(folder)
     config = _read_json(folder / CONFIG)
-    state: dict[str, np.ndarray] = {}
-    for file in weight_files(folder):
-        state |= _read_weights(file)
+    state = _read_weights(weight_file(folder))
     try:
         return from_state_dict(state, config)
     except UserError as error:
         raise UserError(f"{folder}: {error}") from error
 
 
-def weight_files(folder: Path) -> list[Path]:
-    """Returns the files of the weights: one file, or all files of an index."""
+def weight_file(folder: Path) -> Path:
+    """Returns the file of the weights; raises UserError if there is none."""
     for name in WEIGHTS:
         if (folder / name).is_file():
-            return [folder / name]
-        index = folder / f"{name}.index.json"
-        if index.is_file():
-            parts = _read_json(index).get("weight_map")
-            if not isinstance(parts, dict):
-                raise UserError(f"{index} is not an index of weights: no weight_map")
-            return sorted({folder / Path(str(part)).name for part in parts.values()})
+            return folder / name
     raise UserError(f"{folder} has neither {' nor '.join(WEIGHTS)}")
 
 
@@ -102,10 +87,8 @@ def _read_weights(path: Path) -> dict[str, np.ndarray]:
     if path.suffix != ".safetensors":
         return keys.arrays(pickle.read(path), path)
     try:
-        path.open("rb").close()  # the library describes these errors badly
+        path.open("rb").close()  # the library describes missing rights badly
         return safetensors.numpy.load_file(path)
-    except FileNotFoundError:
-        raise UserError(f"no file {str(path)!r}") from None
     except PermissionError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
     except (OSError, safetensors.SafetensorError, KeyError, TypeError) as error:
@@ -120,28 +103,17 @@ def from_state_dict(
     Arrays that the fields tie are taken from the embedding, as in the library.
     """
     stated = {OLD_NAMES.get(name, name): value for name, value in config.items()}
-    for name, *known in SUPPORTED:
-        if stated.get(name, known[0]) not in known:
-            raise UserError(f"{CONFIG} has {name} = {stated[name]!r}, not {known[0]!r}")
+    if (kind := stated.get("model_type", MODEL_TYPE)) != MODEL_TYPE:
+        raise UserError(f"{CONFIG} has model_type = {kind!r}, not {MODEL_TYPE!r}")
     fields = DEFAULTS | stated
     try:
-        cutoffs = [int(cutoff) for cutoff in fields["cutoffs"]]
-        model, params = pytorch.from_state_dict(
-            _rename(state, fields, cutoffs),
-            mem_len=max(int(fields["mem_len"]), 0),
-            cutoffs=cutoffs,
-            clamp_len=max(int(fields["clamp_len"]), 0),
-            same_length=bool(fields["same_length"]),
-            pre_lnorm=bool(fields["pre_lnorm"]),
-        )
+        model, params = pytorch.from_fields(_rename(state, fields), fields)
         uniform = fields["init"] == "uniform"
         std = float(fields["init_std"])
         model = dataclasses.replace(
             model,
             initial_memory=models.huggingface().initial_memory,
             layer_norm_epsilon=float(fields["layer_norm_epsilon"]),
-            dropout=float(fields["dropout"]),
-            dropatt=float(fields["dropatt"]),
             init_std=std,
             norm_init_std=std,
             cluster_init_std=std,
@@ -150,25 +122,16 @@ def from_state_dict(
         )
     except DAMAGE as error:
         raise UserError(f"a field of {CONFIG} has a wrong type: {error}") from error
-    _compare(stated, model)
+    sizes = {name: getattr(model, name) for name in SIZES}
+    sizes["d_embed"] = model.embed_size
+    if model.cutoffs:
+        sizes["div_val"] = model.div_val
+    pytorch.require_sizes(stated, sizes, CONFIG)
     return model, params
 
 
-def _compare(stated: Mapping[str, Any], model: ModelConfig) -> None:
-    """Raises UserError where the config and the weights' shapes differ."""
-    seen: dict[str, Any] = {name: getattr(model, name) for name in SIZES}
-    seen["d_embed"] = model.embed_size
-    if model.cutoffs:
-        seen["div_val"] = model.div_val
-    for name, size in seen.items():
-        if stated.get(name, size) != size:
-            raise UserError(
-                f"{CONFIG} has {name} = {stated[name]!r}, but the weights have {size}"
-            )
-
-
 def _rename(
-    state: Mapping[str, np.ndarray], fields: Mapping[str, Any], cutoffs: list[int]
+    state: Mapping[str, np.ndarray], fields: Mapping[str, Any]
 ) -> dict[str, np.ndarray]:
     """Returns the state dict of the paper's code, without tied arrays."""
     renamed = {name.removeprefix(PREFIX): array for name, array in state.items()}
@@ -181,7 +144,7 @@ def _rename(
             renamed.setdefault(name.replace("crit.out", "word_emb.emb"), table)
     elif not any(map(_is_out_table, renamed)):
         raise UserError(f"{CONFIG} does not tie the tables, but the softmax has none")
-    _drop_tied_projections(renamed, fields, len(cutoffs))
+    _drop_tied_projections(renamed, fields)
     layers = Keys(renamed).count("layers.{}.dec_attn.qkv_net.weight")
     for name in UNTIED:
         # A bias that all layers share may be stored once per layer.
@@ -193,10 +156,10 @@ def _rename(
 
 
 def _drop_tied_projections(
-    state: dict[str, np.ndarray], fields: Mapping[str, Any], clusters: int
+    state: dict[str, np.ndarray], fields: Mapping[str, Any]
 ) -> None:
-    ties = fields.get("tie_projs")
-    if ties is None:
+    clusters = len(fields["cutoffs"])
+    if (ties := fields.get("tie_projs")) is None:
         ties = [False] + [fields["proj_share_all_but_first"]] * clusters
     for i in range(clusters + 1):
         name = f"crit.out_projs.{i}"
@@ -250,17 +213,16 @@ def _differences(config: ModelConfig) -> list[str]:
 
 def _describe(config: ModelConfig, vocab: Vocab) -> dict[str, Any]:
     """Returns the fields of config.json."""
-    same = ("d_model", "n_head", "d_head", "d_inner", "n_layer", "vocab_size")
-    also = ("div_val", "same_length", "pre_lnorm", "untie_r", "dropout", "dropatt")
-    std = ("init_std", "proj_init_std", "layer_norm_epsilon")
+    same = ("div_val", "same_length", "pre_lnorm", "untie_r", "dropout", "dropatt")
+    also = ("init_std", "proj_init_std", "layer_norm_epsilon")
     ties = list(config.tie_projs) or [False] * (len(config.cutoffs) + 1)
     # The library attends to mem_len keys in total; this model may attend to one more.
     more = int(config.same_length and config.same_length_self)
     ends = vocab.encode("\n").tolist() if isinstance(vocab, WordVocab) else [None]
     return {
-        **{name: known[0] for name, *known in SUPPORTED},
+        "model_type": MODEL_TYPE,
         "architectures": ["TransfoXLLMHeadModel"],
-        **{name: getattr(config, name) for name in (*same, *also, *std)},
+        **{name: getattr(config, name) for name in (*SIZES, *same, *also)},
         "d_embed": config.embed_size,
         "cutoffs": list(config.cutoffs),
         "mem_len": config.mem_len + more,

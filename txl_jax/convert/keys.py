@@ -1,10 +1,11 @@
 """State dicts of other code bases, whose arrays are taken once, by shape."""
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from txl_jax.convert.pickle import Object, Tensor
@@ -39,24 +40,21 @@ class Keys:
         """Returns the number of dimensions of an array, or 0 if it is missing."""
         return len(self.remaining[name].shape) if name in self else 0
 
-    def shape(self, name: str, dims: str) -> tuple[int, ...]:
-        """Returns the shape of an array, which has one dimension per letter of dims."""
-        expected = f"({', '.join(dims)})"
+    def shape(self, name: str, *dims: int | str) -> tuple[int, ...]:
+        """Returns the shape of an array; a letter stands for any positive size."""
+        expected = str(dims).replace("'", "")
         if name not in self:
             raise UserError(f"{self.where}{name}, of shape {expected}, is missing")
         shape = self.remaining[name].shape
-        if len(shape) != len(dims) or not all(shape):
+        fits = [n == dim or (n and isinstance(dim, str)) for n, dim in zip(shape, dims)]  # noqa: B905
+        if len(shape) != len(dims) or not all(fits):
             raise UserError(f"{self.where}{name} has shape {shape}, not {expected}")
         return shape
 
-    def take(self, name: str, *shape: int) -> np.ndarray:
-        """Removes an array of a known shape and returns it in float32."""
-        if name not in self:
-            raise UserError(f"{self.where}{name}, of shape {shape}, is missing")
-        array = self.remaining.pop(name)
-        if array.shape != shape:
-            raise UserError(f"{self.where}{name} has shape {array.shape}, not {shape}")
-        return np.ascontiguousarray(array, np.float32)
+    def take(self, name: str, *dims: int | str) -> np.ndarray:
+        """Removes an array of the shape `dims` and returns it in float32."""
+        self.shape(name, *dims)
+        return np.ascontiguousarray(self.remaining.pop(name), np.float32)
 
     def close(self) -> None:
         """Raises UserError unless every array has been taken."""
@@ -69,17 +67,15 @@ class Keys:
 
 def stack(trees: list[Any]) -> Any:
     """Returns a tree of the stacked arrays of trees with equal structure."""
-    if isinstance(trees[0], dict):
-        return {name: stack([tree[name] for tree in trees]) for name in trees[0]}
-    return np.stack(trees)
+    return jax.tree.map(lambda *arrays: np.stack(arrays), *trees)
 
 
-def infer_div_val(widths: list[int]) -> int:
+def infer_div_val(widths: Sequence[int]) -> int:
     """Returns the divisor by which the width falls from each cluster to the next."""
     for divisor in range(2, widths[0] + 1):
         if all(widths[0] // divisor**i == width for i, width in enumerate(widths)):
             return divisor
-    raise UserError(f"no div_val gives the widths {widths} of the embedding's tables")
+    raise UserError(f"no div_val gives the embedding's tables their widths {widths}")
 
 
 def arrays(value: Any, path: Path) -> dict[str, np.ndarray]:

@@ -34,11 +34,10 @@ DTYPES = {
     "BoolStorage": "<u1",
 }
 DAMAGE = (
-    *(ValueError, IndexError, KeyError, TypeError, AttributeError, EOFError),
-    *(OverflowError, MemoryError, RuntimeError, pickle.UnpicklingError, struct.error),
+    *(ValueError, LookupError, TypeError, AttributeError, EOFError, ArithmeticError),
+    *(MemoryError, RuntimeError, pickle.UnpicklingError, struct.error),
+    zipfile.BadZipFile,
 )
-
-
 _Unpickler: Any = pickle._Unpickler
 
 
@@ -166,11 +165,7 @@ class Unpickler(_Unpickler):
             raise ValueError("a storage has no key or size, or is a view of another")
         if (dtype := DTYPES.get(kind.name.removeprefix("torch."))) is None:
             raise ValueError(f"{kind.name[:80]} is not a supported type of storage")
-        expected = Storage(np.dtype(dtype), count)
-        storage = self.storages.setdefault(key, expected)
-        if storage != expected:
-            raise ValueError(f"storage {key[:80]} has two sizes")
-        return storage
+        return self.storages.setdefault(key, Storage(np.dtype(dtype), count))
 
     def _decode_string(self, value: bytes) -> str:
         """Decodes a string of Python 2, which may be text or raw bytes."""
@@ -184,8 +179,8 @@ class Unpickler(_Unpickler):
         self.append(maker(args) if maker else Object(klass.name))
 
     def _load_reduce(self) -> None:
-        args, klass = self.stack.pop(), self.stack.pop()
-        self._instantiate(klass, args)
+        args = self.stack.pop()
+        self._instantiate(self.stack.pop(), args)
 
     def _load_build(self) -> None:
         state, instance = self.stack.pop(), self.stack[-1]
@@ -238,7 +233,7 @@ def read(path: Path) -> Any:
             return _read_stream(source)
     except FileNotFoundError:
         raise UserError(f"no file {str(path)!r}") from None
-    except (*DAMAGE, OSError, zipfile.BadZipFile) as error:
+    except (*DAMAGE, OSError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
         raise UserError(
             f"{path} was not written by torch.save or pickle, or is damaged: {reason}"
@@ -251,8 +246,7 @@ def _read_stream(source: mmap.mmap) -> Any:
     if value != MAGIC:
         return value
     Unpickler(source).load()  # the version of the protocol
-    if Unpickler(source).load().get("little_endian") is not True:
-        raise ValueError("its numbers are big-endian")
+    Unpickler(source).load()  # sizes of C's types
     unpickler = Unpickler(source)
     value = unpickler.load()
     for key in Unpickler(source).load():
@@ -267,8 +261,7 @@ def _read_stream(source: mmap.mmap) -> Any:
 
 def _read_zip(path: Path) -> Any:
     with zipfile.ZipFile(path) as archive, path.open("rb") as file:
-        names = archive.namelist()
-        (main,) = [name for name in names if name.rpartition("/")[2] == "data.pkl"]
+        (main,) = [x for x in archive.namelist() if x.rpartition("/")[2] == "data.pkl"]
         folder = main.removesuffix("data.pkl")
 
         def find(name: str) -> int:
@@ -282,9 +275,6 @@ def _read_zip(path: Path) -> Any:
                 raise ValueError(f"the file ends within {entry.filename}")
             return entry.file_size
 
-        order = file.read(find("byteorder")) if folder + "byteorder" in names else b""
-        if order not in (b"", b"little"):
-            raise ValueError("its numbers are big-endian")
         unpickler = Unpickler(BytesIO(file.read(find("data.pkl"))))
         value = unpickler.load()
         for key, storage in unpickler.storages.items():

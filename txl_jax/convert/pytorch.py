@@ -7,10 +7,12 @@ Dims: N layers, D model, H heads, A head, F feed-forward, V vocabulary, E embedd
 G clusters, P learned distances.
 """
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from flax.traverse_util import flatten_dict
 
 from txl_jax.convert.embedding import Params, read_embedding, write_embedding
 from txl_jax.convert.keys import FREQUENCIES, Keys, stack
@@ -18,8 +20,20 @@ from txl_jax.errors import UserError
 from txl_jax.model import config as models
 from txl_jax.model.config import ModelConfig
 
-ATTENTION = "layers.{}.dec_attn."
-FEED_FORWARD = "layers.{}.pos_ff."
+# The arrays of a layer, after "layers.0.". Kernels are [out, in].
+LAYER = {
+    "attention.qkv": "dec_attn.qkv_net.weight",
+    "attention.r": "dec_attn.r_net.weight",
+    "attention.o": "dec_attn.o_net.weight",
+    "attention.norm.scale": "dec_attn.layer_norm.weight",
+    "attention.norm.bias": "dec_attn.layer_norm.bias",
+    "feed_forward.in.kernel": "pos_ff.CoreNet.0.weight",
+    "feed_forward.in.bias": "pos_ff.CoreNet.0.bias",
+    "feed_forward.out.kernel": "pos_ff.CoreNet.3.weight",
+    "feed_forward.out.bias": "pos_ff.CoreNet.3.bias",
+    "feed_forward.norm.scale": "pos_ff.layer_norm.weight",
+    "feed_forward.norm.bias": "pos_ff.layer_norm.bias",
+}
 
 
 def from_state_dict(
@@ -46,7 +60,7 @@ def from_state_dict(
         )
     sizes, embedding = read_embedding(keys, tuple(cutoffs))
     heads, relative, attention = _positions(keys)
-    F, D = keys.shape("layers.0.pos_ff.CoreNet.0.weight", "FD")
+    F, D = keys.shape("layers.0.pos_ff.CoreNet.0.weight", "F", "D")
     config = models.pytorch(
         **sizes,
         **heads,
@@ -58,11 +72,45 @@ def from_state_dict(
         same_length=same_length,
         pre_lnorm=pre_lnorm,
     )
-    layers = stack([_layer(keys, n, config) for n in range(config.n_layer)])
+
+    def take(n: int, name: str, *shape: int) -> np.ndarray:
+        return keys.take(f"layers.{n}.{LAYER[name]}", *shape)
+
+    layers = read_layers(config, take)
     layers["attention"] |= attention
     keys.close()
     params = {"embedding": embedding, "layers": layers, **relative}
     return config, params
+
+
+def from_fields(
+    state: Mapping[str, np.ndarray], fields: Mapping[str, Any]
+) -> tuple[ModelConfig, Params]:
+    """Returns the model of a state dict and the fields of another code's config.
+
+    Raises KeyError, TypeError or ValueError for fields that are missing or wrong.
+    """
+    model, params = from_state_dict(
+        state,
+        mem_len=max(int(fields["mem_len"]), 0),
+        cutoffs=[int(cutoff) for cutoff in fields["cutoffs"]],
+        clamp_len=max(int(fields["clamp_len"]), 0),
+        same_length=bool(fields["same_length"]),
+        pre_lnorm=bool(fields["pre_lnorm"]),
+    )
+    dropout, dropatt = float(fields["dropout"]), float(fields["dropatt"])
+    return dataclasses.replace(model, dropout=dropout, dropatt=dropatt), params
+
+
+def require_sizes(
+    fields: Mapping[str, Any], sizes: Mapping[str, int], source: str
+) -> None:
+    """Raises UserError where a config contradicts the sizes of its weights."""
+    for name, size in sizes.items():
+        if fields.get(name, size) != size:
+            raise UserError(
+                f"{source} has {name} = {fields[name]!r}, but the weights have {size}"
+            )
 
 
 def _positions(keys: Keys) -> tuple[dict[str, Any], Params, Params]:
@@ -70,11 +118,11 @@ def _positions(keys: Keys) -> tuple[dict[str, Any], Params, Params]:
     heads: dict[str, Any]
     if "r_emb" not in keys:
         untied = keys.rank("r_w_bias") == 3
-        shape = keys.shape("r_w_bias", "NHA" if untied else "HA")
+        shape = keys.shape("r_w_bias", *("NHA" if untied else "HA"))
         heads = {"n_head": shape[-2], "d_head": shape[-1], "untie_r": untied}
         u, w = (keys.take(name, *shape) for name in ("r_w_bias", "r_r_bias"))
         return heads, {"u": u, "w": w}, {}
-    N, P, H, A = keys.shape("r_emb", "NPHA")
+    N, P, H, A = keys.shape("r_emb", *"NPHA")
     heads = {"n_head": H, "d_head": A, "position": "shaw_biased", "n_position": P}
     distances = {
         "distances": keys.take("r_emb", N, P, H, A),
@@ -83,26 +131,35 @@ def _positions(keys: Keys) -> tuple[dict[str, Any], Params, Params]:
     return heads, {"u": keys.take("r_w_bias", N, H, A)}, distances
 
 
-def _layer(keys: Keys, n: int, config: ModelConfig) -> Params:
+def read_layers(config: ModelConfig, take: Callable[..., np.ndarray]) -> Params:
+    """Returns the stacked parameters of all layers.
+
+    `take(n, name, *shape)` returns an array of layer n; the names are the keys of
+    LAYER, and kernels are [out, in].
+    """
     D, H, A, F = config.d_model, config.n_head, config.d_head, config.d_inner
-    attention, feed = ATTENTION.format(n), FEED_FORWARD.format(n)
 
-    def norm(of: str) -> Params:
-        scale, bias = (keys.take(f"{of}layer_norm.{x}", D) for x in ("weight", "bias"))
-        return {"scale": scale, "bias": bias}
+    def read(n: int) -> Params:
+        def norm(part: str) -> Params:
+            return {x: take(n, f"{part}.norm.{x}", D) for x in ("scale", "bias")}
 
-    def dense(name: str, rows: int, columns: int) -> Params:
-        kernel = keys.take(f"{feed}{name}.weight", rows, columns).T
-        return {"kernel": kernel, "bias": keys.take(f"{feed}{name}.bias", rows)}
+        def dense(name: str, rows: int, columns: int) -> Params:
+            kernel = take(n, f"feed_forward.{name}.kernel", rows, columns).T
+            return {
+                "kernel": kernel,
+                "bias": take(n, f"feed_forward.{name}.bias", rows),
+            }
 
-    q, k, v = keys.take(f"{attention}qkv_net.weight", 3 * H * A, D).reshape(3, H, A, D)
-    o = keys.take(f"{attention}o_net.weight", D, H * A).T.reshape(H, A, D)
-    inner: Params = {"q": q, "k": k, "v": v, "o": o, "norm": norm(attention)}
-    if config.position == "transformer_xl":
-        r = keys.take(f"{attention}r_net.weight", H * A, D)
-        inner["r"] = r.reshape(H, A, D)
-    outer = {"in": dense("CoreNet.0", F, D), "out": dense("CoreNet.3", D, F)}
-    return {"attention": inner, "feed_forward": {**outer, "norm": norm(feed)}}
+        q, k, v = take(n, "attention.qkv", 3 * H * A, D).reshape(3, H, A, D)
+        o = take(n, "attention.o", D, H * A).T.reshape(H, A, D)
+        attention = {"q": q, "k": k, "v": v, "o": o, "norm": norm("attention")}
+        if config.position == "transformer_xl":
+            attention["r"] = take(n, "attention.r", H * A, D).reshape(H, A, D)
+        feed_forward = {"in": dense("in", F, D), "out": dense("out", D, F)}
+        feed_forward["norm"] = norm("feed_forward")
+        return {"attention": attention, "feed_forward": feed_forward}
+
+    return stack([read(n) for n in range(config.n_layer)])
 
 
 def to_state_dict(config: ModelConfig, params: Params) -> dict[str, np.ndarray]:
@@ -127,32 +184,20 @@ def to_state_dict(config: ModelConfig, params: Params) -> dict[str, np.ndarray]:
         exponents = np.arange(0, config.d_model, 2) / config.d_model
         powers = 10000.0 ** exponents.astype(np.float32).astype(np.float64)
         state[FREQUENCIES] = 1 / powers.astype(np.float32)
-    for n in range(config.n_layer):
-        state |= _layer_state(config, params["layers"], n)
+    state |= _layer_state(config, params["layers"])
     return {name: np.ascontiguousarray(x, np.float32) for name, x in state.items()}
 
 
-def _layer_state(config: ModelConfig, layers: Params, n: int) -> Params:
-    D, rows = config.d_model, config.n_head * config.d_head
-    attention, feed = layers["attention"], layers["feed_forward"]
+def _layer_state(config: ModelConfig, layers: Params) -> Params:
+    arrays = flatten_dict(layers, sep=".")
+    qkv = [arrays[f"attention.{name}"] for name in "qkv"]
+    arrays["attention.qkv"] = np.concatenate(qkv, axis=1)
     state: Params = {}
-
-    def flat(name: str) -> np.ndarray:
-        """Returns [H A, D] of [H, A, D]."""
-        return np.asarray(attention[name][n]).reshape(rows, D)
-
-    prefix = ATTENTION.format(n)
-    qkv = [flat(name) for name in ("q", "k", "v")]
-    state[f"{prefix}qkv_net.weight"] = np.concatenate(qkv)
-    if config.position == "transformer_xl":
-        state[f"{prefix}r_net.weight"] = flat("r")
-    state[f"{prefix}o_net.weight"] = flat("o").T
-    state[f"{prefix}layer_norm.weight"] = attention["norm"]["scale"][n]
-    state[f"{prefix}layer_norm.bias"] = attention["norm"]["bias"][n]
-    prefix = FEED_FORWARD.format(n)
-    for name, ours in (("CoreNet.0", "in"), ("CoreNet.3", "out")):
-        state[f"{prefix}{name}.weight"] = np.asarray(feed[ours]["kernel"][n]).T
-        state[f"{prefix}{name}.bias"] = feed[ours]["bias"][n]
-    state[f"{prefix}layer_norm.weight"] = feed["norm"]["scale"][n]
-    state[f"{prefix}layer_norm.bias"] = feed["norm"]["bias"][n]
+    for name, paper_name in LAYER.items():
+        for n, array in enumerate(np.asarray(arrays.get(name, ()))):
+            if array.ndim == 3:
+                array = array.reshape(-1, config.d_model)
+            if name.endswith((".o", ".kernel")):
+                array = array.T
+            state[f"layers.{n}.{paper_name}"] = array
     return state
