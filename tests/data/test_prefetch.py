@@ -1,4 +1,4 @@
-"""Reading ahead changes neither what is read nor how a run ends."""
+"""Reading ahead changes neither the batches nor how a run ends."""
 
 import subprocess
 import sys
@@ -7,11 +7,11 @@ import time
 from contextlib import closing
 
 import jax
-import numpy as np
 import pytest
 
+from tests.data.reading import assert_same, positions
 from txl_jax.data.prefetch import Prefetch
-from txl_jax.data.streams import Position, Segment, Streams
+from txl_jax.data.streams import Position, Streams
 from txl_jax.runtime.options import MeshConfig
 from txl_jax.sharding import make_mesh, place_segments
 
@@ -20,40 +20,30 @@ def count(position: int) -> tuple[str, int]:
     return f"batch {position}", position + 1
 
 
-def wait_until(condition: threading.Event) -> None:
-    assert condition.wait(10)
-
-
 def make_streams() -> Streams:
-    text = np.arange(2_001, dtype=np.int32)
-    return Streams(text, 8, 16, 2, roll=True, varlen=True, seed=1)
+    return Streams(positions(2_001), 8, 16, 2, roll=True, varlen=True, seed=1)
 
 
-def assert_same(got: Segment, expected: Segment) -> None:
-    for left, right in zip(got, expected, strict=True):
-        np.testing.assert_array_equal(left, right)
-
-
-def test_it_reads_what_the_function_makes_from_any_position() -> None:
+def test_batches_are_those_of_the_function_from_any_position() -> None:
     streams, position = make_streams(), Position()
     saved = []
     with closing(Prefetch(streams.batch, position)) as ahead:
         for _ in range(20):
             expected, position = streams.batch(position)
-            got, after = next(ahead)
-            assert_same(got, expected)
+            batch, after = next(ahead)
+            assert_same(batch, expected)
             assert after == position
             saved.append(after)
     assert position.epoch > 1
     for at in saved[::7]:
         with closing(Prefetch(make_streams().batch, at)) as ahead:
-            got, after = next(ahead)
+            batch, after = next(ahead)
         expected, same = streams.batch(at)
-        assert_same(got, expected)
+        assert_same(batch, expected)
         assert after == same
 
 
-@pytest.mark.parametrize("depth", [1, 2, 5])
+@pytest.mark.parametrize("depth", [1, 5])
 def test_it_is_ahead_by_its_depth_and_no_more(depth: int) -> None:
     made: list[int] = []
     full = threading.Event()
@@ -66,22 +56,9 @@ def test_it_is_ahead_by_its_depth_and_no_more(depth: int) -> None:
 
     with closing(Prefetch(make, 0, depth)) as ahead:
         assert [next(ahead) for _ in range(3)] == [count(n) for n in range(3)]
-        wait_until(full)
+        assert full.wait(10)  # made while nobody waits for them
         time.sleep(0.05)
         assert made == list(range(depth + 3))
-
-
-def test_it_works_while_the_loop_does() -> None:
-    second = threading.Event()
-
-    def make(position: int) -> tuple[str, int]:
-        if position == 1:
-            second.set()
-        return count(position)
-
-    with closing(Prefetch(make, 0)) as ahead:
-        next(ahead)
-        wait_until(second)  # made though nobody has asked for it
 
 
 def test_an_exception_comes_out_after_the_batches_before_it() -> None:
@@ -103,35 +80,34 @@ def test_an_exception_in_the_loop_ends_the_thread() -> None:
         next(ahead)
         raise KeyboardInterrupt
     assert not ahead.thread.is_alive()
-    assert list(ahead) == [], "closed: nothing comes any more"
+    assert list(ahead) == [], "a closed iterator is empty"
 
 
-def test_closing_waits_for_the_batch_in_work() -> None:
+def test_closing_waits_for_the_current_batch() -> None:
     began, go_on = threading.Event(), threading.Event()
 
     def make(position: int) -> tuple[str, int]:
         began.set()
-        wait_until(go_on)
+        assert go_on.wait(10)
         return count(position)
 
     ahead = Prefetch(make, 0)
-    wait_until(began)
+    assert began.wait(10)
     threading.Timer(0.05, go_on.set).start()
     ahead.close()
     ahead.close()
     assert not ahead.thread.is_alive()
 
 
-@pytest.mark.parametrize("last_words", ["", "raise SystemExit(3)"])
-def test_a_process_ends_though_nobody_closes(last_words: str) -> None:
-    program = f"""
+def test_a_process_ends_without_close() -> None:
+    program = """
 from txl_jax.data.prefetch import Prefetch
 ahead = Prefetch(lambda n: (n, n + 1), 0)
 assert next(ahead) == (0, 1)
-{last_words}
+raise SystemExit(3)
 """
     done = subprocess.run([sys.executable, "-c", program], timeout=60)
-    assert done.returncode == (3 if last_words else 0)
+    assert done.returncode == 3
 
 
 def test_it_works_under_the_transfer_guard() -> None:

@@ -5,9 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.data.reading import of_stream, read_epoch
 from tests.support.refusal import refused
 from txl_jax.data.sentences import ShuffledSentences, find_sentences, permute
-from txl_jax.data.streams import Position, Segment, Streams
+from txl_jax.data.streams import Streams
 
 END = 0
 
@@ -33,32 +34,23 @@ def make(text: np.ndarray, B: int, L: int, seed: int = 0, **other: Any) -> Strea
     return Streams(text, B, L, seed=seed, order=order, **other)
 
 
-def read_epoch(streams: Streams, epoch: int) -> Segment:
-    position, parts = Position(epoch), []
-    while position.epoch == epoch:
-        segment, position = streams.batch(position)
-        parts.append(segment)
-    return Segment(*map(np.concatenate, zip(*parts, strict=True)))
-
-
 def epoch_text(streams: Streams, epoch: int) -> np.ndarray:
     """Returns the text of an epoch, put together from what the streams read."""
     read = read_epoch(streams, epoch)
     B = read.inputs_SBL.shape[1]
-    scored = read.weights_SBL == 1
-    inputs = [read.inputs_SBL[:, b][scored[:, b]] for b in range(B)]
-    targets = [read.targets_SBL[:, b][scored[:, b]] for b in range(B)]
+    inputs = [of_stream(read.inputs_SBL, read, b) for b in range(B)]
+    targets = [of_stream(read.targets_SBL, read, b) for b in range(B)]
     text = np.concatenate([inputs[0][:1], *targets])
     np.testing.assert_array_equal(np.concatenate(inputs), text[:-1])
     return text
 
 
-@pytest.mark.parametrize("B, L", [(1, 7), (3, 4), (8, 50), (5, 1)])
+@pytest.mark.parametrize("B, L", [(1, 7), (8, 50), (5, 1)])
 @pytest.mark.parametrize("varlen", [False, True])
 def test_an_epoch_has_every_sentence_whole_and_once(
     B: int, L: int, varlen: bool
 ) -> None:
-    text = make_text(100)
+    text = make_text(60)
     streams = make(text, B, L, varlen=varlen)
     orders = []
     for epoch in range(3):
@@ -73,26 +65,6 @@ def test_the_text_of_an_epoch_depends_on_seed_and_epoch_alone() -> None:
     expected = epoch_text(make(text, 1, 1000, seed=3), 2)
     np.testing.assert_array_equal(epoch_text(make(text, 7, 5, seed=3), 2), expected)
     assert (epoch_text(make(text, 1, 1000, seed=4), 2) != expected).any()
-
-
-@pytest.mark.parametrize("S", [1, 4])
-def test_any_position_resumes_and_rows_are_those_of_the_whole(S: int) -> None:
-    text = make_text(40)
-    whole = make(text, 6, 5, segments=S)
-    position = Position()
-    for _ in range(30):
-        expected, after = whole.batch(position)
-        for rows in (slice(0, 2), slice(2, 6)):
-            got, same = make(text, 6, 5, segments=S, rows=rows).batch(position)
-            for left, right in zip(got, expected, strict=True):
-                np.testing.assert_array_equal(left, right[:, rows])
-            assert same == after
-        position = after
-    assert position.epoch > 1
-    again, _ = whole.batch(Position())
-    fresh, _ = make(text, 6, 5, segments=S).batch(Position())
-    for left, right in zip(again, fresh, strict=True):
-        np.testing.assert_array_equal(left, right)
 
 
 def test_memory_may_be_reset_at_each_sentence() -> None:
@@ -122,11 +94,11 @@ def test_sentences_are_found(text: list[int], expected: list[int]) -> None:
 
 
 def test_sentences_are_found_across_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = make_text(100)
-    expected, order = find_sentences(text, END), permute(100, 7, 1)
+    text = make_text(60)
+    expected, order = find_sentences(text, END), permute(60, 7, 1)
     monkeypatch.setattr("txl_jax.data.sentences.CHUNK", 3)
     np.testing.assert_array_equal(find_sentences(text, END), expected)
-    np.testing.assert_array_equal(permute(100, 7, 1), order)
+    np.testing.assert_array_equal(permute(60, 7, 1), order)
 
 
 def test_a_text_without_ends_is_refused() -> None:
@@ -134,7 +106,7 @@ def test_a_text_without_ends_is_refused() -> None:
         ShuffledSentences(make_text(3), 99, 0)
 
 
-@pytest.mark.parametrize("n", [1, 2, 255, 256, 257, 65_536, 100_000])
+@pytest.mark.parametrize("n", [1, 2, 256, 257, 100_000])
 def test_a_permutation_has_each_number_once(n: int) -> None:
     drawn = permute(n, 1, 0)
     np.testing.assert_array_equal(np.sort(drawn), np.arange(n))
@@ -144,9 +116,9 @@ def test_a_permutation_has_each_number_once(n: int) -> None:
 
 def test_permutations_are_even() -> None:
     counts = np.zeros((5, 5))
-    for epoch in range(5_000):
+    for epoch in range(2_000):
         counts[np.arange(5), permute(5, 0, epoch)] += 1
-    chi2 = ((counts - 1000) ** 2 / 1000).sum()
+    chi2 = ((counts - 400) ** 2 / 400).sum()
     assert chi2 < 45, "16 degrees of freedom: 1 in 10,000 is above"
     # What a run of any later version must read too.
     assert permute(8, 1111, 0).tolist() == [5, 6, 3, 1, 2, 0, 7, 4]

@@ -88,13 +88,9 @@ class ShuffledSentences:
         return position - self.end[k] + self.start[self.sentence[k] + 1]
 
 
-def _in_file_order(tokens: np.ndarray, sentence_end: int, seed: int) -> Order:
-    return in_file_order
-
-
 # train.order: functions of (tokens, sentence_end, seed).
 ORDERS: dict[str, Callable[[np.ndarray, int, int], Order]] = {
-    "stream": _in_file_order,
+    "stream": lambda *_: in_file_order,
     "sentences": ShuffledSentences,
-    "roll": _in_file_order,  # the streams roll
+    "roll": lambda *_: in_file_order,  # the streams roll
 }

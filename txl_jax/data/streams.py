@@ -8,6 +8,7 @@ Dims: S segments in one call, B streams, L segment.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -71,76 +72,60 @@ def in_file_order(epoch: int, position: np.ndarray) -> np.ndarray:
     return position
 
 
+@dataclass(eq=False)
 class Streams:
     """B streams over the tokens of one split; `batch` is a pure function.
-
-    rows: the streams that are read, in a run of several processes.
-    ext_len: each segment starts with the last ext_len tokens of its stream, or fewer at
-    the start, as unscored context of a model without memory. The arrays are wider by
-    ext_len.
-    warm_tokens: a stream starts with this many earlier, unscored tokens, which fill the
-    memory (NVIDIA's evaluation). With ext_len they are the context of its first
-    segments and form no segments.
-    reset_memory_at: a document starts after each token with this id; -1 = never. The
-    token belongs to the old document but predicts the first token of the new one, which
-    is the first input that sees nothing before it.
-    roll: in every epoch, each stream starts at a random place and wraps around at its
-    end, where a document starts (NVIDIA's roll).
-    varlen: segments of varying length, see `length`, in arrays wider by SLACK.
-    score_ids_from: targets with lower ids are not scored (the copying task's noise).
-    half_loss: of a segment's n tokens, the first n // 2 are not scored (Table 6).
-    order: the epoch's text, a permutation of the file's positions.
 
     Random choices depend on (seed, epoch) and the number of the stream or segment, not
     on rows or on earlier batches. Raises UserError if the split is too short for B
     streams.
     """
 
-    def __init__(
-        self,
-        tokens: np.ndarray,
-        batch_size: int,
-        tgt_len: int,
-        segments: int = 1,
-        *,
-        rows: slice = slice(None),
-        ext_len: int = 0,
-        warm_tokens: int = 0,
-        reset_memory_at: int = -1,
-        roll: bool = False,
-        varlen: bool = False,
-        half_loss: bool = False,
-        score_ids_from: int = 0,
-        seed: int = 0,
-        order: Order = in_file_order,
-    ):
-        pairs = len(tokens) - 1
+    tokens: np.ndarray
+    batch_size: int
+    tgt_len: int
+    segments: int = 1  # in one call of `batch`
+    _: KW_ONLY
+    # The streams that are read, in a run of several processes.
+    rows: slice = field(default_factory=lambda: slice(None))
+    # Each segment starts with the last ext_len tokens of its stream, or fewer at the
+    # start, as unscored context of a model without memory, in arrays wider by ext_len.
+    ext_len: int = 0
+    # A stream starts with this many earlier, unscored tokens, which fill the memory
+    # (NVIDIA's evaluation). With ext_len they are the context of its first segments and
+    # form no segments.
+    warm_tokens: int = 0
+    # A document starts after each token with this id; -1 = never. The token belongs to
+    # the old document but predicts the first token of the new one, which is the first
+    # input that sees nothing before it.
+    reset_memory_at: int = -1
+    # In every epoch, each stream starts at a random place and wraps around at its end,
+    # where a document starts (NVIDIA's roll).
+    roll: bool = False
+    varlen: bool = False  # segments of varying length, in arrays wider by SLACK
+    half_loss: bool = False  # a segment's first half is not scored (Table 6)
+    score_ids_from: int = 0  # targets with lower ids are not scored
+    seed: int = 0
+    order: Order = in_file_order  # the epoch's text
+
+    def __post_init__(self) -> None:
+        pairs, batch_size = len(self.tokens) - 1, self.batch_size
         if pairs < batch_size:
             raise UserError(
-                f"{len(tokens)} tokens are too few for {batch_size} streams: "
+                f"{len(self.tokens)} tokens are too few for {batch_size} streams: "
                 "decrease train.batch_size or eval.streams, or use a longer text"
             )
-        self.tokens = np.asarray(tokens)  # indexing a np.memmap itself is slower
-        self.tgt_len = tgt_len
-        self.ext_len = ext_len
-        self.segments = segments
-        self.reset_memory_at = reset_memory_at
-        self.roll = roll
-        self.varlen = varlen
-        self.half_loss = half_loss
-        self.score_ids_from = score_ids_from
-        self.seed = seed
-        self.order = order
+        self.tokens = np.asarray(self.tokens)  # indexing a np.memmap itself is slower
         # Python integers: B x tokens exceeds 2^31 in the published runs.
         bounds = np.array([b * pairs // batch_size for b in range(batch_size + 1)])
-        self.stream_B = np.arange(batch_size, dtype=np.uint64)[rows]
-        self.scored_from_B = bounds[:-1][rows]
-        self.end_B = bounds[1:][rows]
-        self.start_B = np.maximum(self.scored_from_B - warm_tokens, 0)
+        self.stream_B = np.arange(batch_size, dtype=np.uint64)[self.rows]
+        self.scored_from_B = bounds[:-1][self.rows]
+        self.end_B = bounds[1:][self.rows]
+        self.start_B = np.maximum(self.scored_from_B - self.warm_tokens, 0)
         # With ext_len, the tokens before scored_from_B are only context.
-        self.new_from_B = self.scored_from_B if ext_len else self.start_B
+        self.new_from_B = self.scored_from_B if self.ext_len else self.start_B
         self.count_B = self.end_B - self.new_from_B
-        longest = -(-pairs // batch_size) + (0 if ext_len else warm_tokens)
+        longest = -(-pairs // batch_size) + (0 if self.ext_len else self.warm_tokens)
         self.longest = min(longest, pairs)
 
     @property
