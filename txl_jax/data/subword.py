@@ -4,6 +4,7 @@ The libraries are the extra `subword`, and are imported only for such a vocabula
 """
 
 import base64
+import importlib
 import json
 from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar
@@ -22,11 +23,7 @@ class _HuggingFace:
     """A tokenizer of Hugging Face's `tokenizers`."""
 
     def __init__(self, state: str) -> None:
-        try:
-            from tokenizers import Tokenizer
-        except ImportError as error:
-            raise _not_installed("tokenizers") from error
-        self.tokenizer = Tokenizer.from_str(state)
+        self.tokenizer = _import("tokenizers").Tokenizer.from_str(state)
         # Truncation and padding would change a stream.
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
@@ -64,49 +61,43 @@ class _HuggingFace:
 
 
 class _SentencePiece:
-    """A model of Google's `sentencepiece`."""
+    """A model of Google's `sentencepiece`, with the methods of `_HuggingFace`."""
 
     def __init__(self, model: bytes) -> None:
-        try:
-            import sentencepiece
-        except ImportError as error:
-            raise _not_installed("sentencepiece") from error
         self.model = model
-        self.processor = sentencepiece.SentencePieceProcessor()
+        self.processor = _import("sentencepiece").SentencePieceProcessor()
         self.processor.LoadFromSerializedProto(model)
 
     def __len__(self) -> int:
         return self.processor.get_piece_size()
 
     def encode(self, lines: list[str]) -> list[list[int]]:
-        """Returns the tokens of each line, without special tokens."""
         return self.processor.encode(lines, num_threads=1)
 
     def decode(self, tokens: list[int]) -> str:
-        """Returns the text of tokens."""
         return self.processor.decode(tokens)
 
     def unknown(self) -> int:
-        """Returns the token of unknown text, or -1."""
         return self.processor.unk_id()
 
     def line_end(self) -> int:
-        """Returns the token of a line end, or -1."""
         newline = self.processor.piece_to_id("<0x0A>")
         if newline != self.processor.unk_id():
             return newline
         return self.processor.eos_id()
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the model in base64."""
         return {"sentencepiece": base64.b64encode(self.model).decode()}
 
 
-def _not_installed(library: str) -> UserError:
-    return UserError(
-        f"data.vocab='subword' needs {library}, which is not installed: "
-        "pip install 'txl_jax[subword]'"
-    )
+def _import(library: str) -> Any:
+    try:
+        return importlib.import_module(library)
+    except ImportError as error:
+        raise UserError(
+            f"data.vocab='subword' needs {library}, which is not installed: "
+            "pip install 'txl_jax[subword]'"
+        ) from error
 
 
 class SubwordVocab:
@@ -135,16 +126,15 @@ class SubwordVocab:
 
         `name` is the name of the file in errors.
         """
-        text = isinstance(state, str)
         try:
-            return cls(
-                _HuggingFace(state) if isinstance(state, str) else _SentencePiece(state)
-            )
+            if isinstance(state, str):
+                return cls(_HuggingFace(state))
+            return cls(_SentencePiece(state))
         except UserError:
             raise
         except Exception as error:  # the libraries raise different types
             reason = str(error).partition("\n")[0]
-            kind = "tokenizer.json" if text else "SentencePiece model"
+            kind = "tokenizer.json" if isinstance(state, str) else "SentencePiece model"
             raise UserError(
                 f"{name} is not a {kind} ({reason}): restore the file"
             ) from error
@@ -155,16 +145,14 @@ class SubwordVocab:
 
         The types include all 256 bytes, so any text can be encoded.
         """
-        try:
-            from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-        except ImportError as error:
-            raise _not_installed("tokenizers") from error
-        tokenizer = Tokenizer(models.BPE())
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        tokenizer.decoder = decoders.ByteLevel()
-        trainer = trainers.BpeTrainer(
+        library = _import("tokenizers")
+        byte_level = library.pre_tokenizers.ByteLevel
+        tokenizer = library.Tokenizer(library.models.BPE())
+        tokenizer.pre_tokenizer = byte_level(add_prefix_space=False)
+        tokenizer.decoder = library.decoders.ByteLevel()
+        trainer = library.trainers.BpeTrainer(
             vocab_size=size,
-            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            initial_alphabet=byte_level.alphabet(),
             show_progress=False,
         )
         # Lines are encoded without their ends.
