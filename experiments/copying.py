@@ -16,7 +16,7 @@ from txl_jax import config
 
 def get_config() -> ConfigDict:
     c = config.default()
-    c.data.update(corpus="copying", copying=(24, 8, 8))
+    c.data.update(corpus="copying:24,8,8")
     c.model.update(n_layer=2, d_model=64, n_head=2, d_head=32, d_inner=128)
     # With the usual 0.02, attention this narrow is the same everywhere for long.
     c.model.update(mem_len=32, dropout=0.0, unroll=2, init_std=0.1)

@@ -476,7 +476,8 @@ def test_a_damaged_saved_config_is_refused(tmp_path: Path, content: str) -> None
 
 
 OLDER: dict[str, tuple[str, Any]] = {
-    "data.copy_delay": ("data.copying", (24, 0, 0)),
+    "data.copy_delay": ("data.corpus", "copying:24,0,0"),
+    "data.copying": ("data.corpus", "copying:24,8,8"),
     "optim.beta2": ("optim.betas", (0.9, 0.98)),
     "train.roll": ("train.order", "roll"),
     "recl.step": ("recl.contexts", (100, 1000, 50)),
@@ -485,6 +486,7 @@ OLDER: dict[str, tuple[str, Any]] = {
 }
 OLDER_VALUES = {
     "data.copy_delay": 24,
+    "data.copying": [24, 8, 8],
     "optim.beta2": 0.98,
     "train.roll": True,
     "recl.step": 50,
@@ -531,13 +533,15 @@ def test_a_flag_of_an_older_version_is_translated(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     argv = ["--config.train.roll", "--prompt_file=lines.txt", "--config.data.path=x"]
+    argv.append("--config.data.copying=24,8,8")
     assert flags.parse_overrides(argv, "generate") == {
         "train.order": "roll",
         "generate.prompt": "@lines.txt",
         "data.path": "x",
+        "data.corpus": "copying:24,8,8",
     }
     assert "--config.train.roll is now --config.train.order" in capsys.readouterr().err
-    assert "data.copying, which replaces data.copy_delay" in refusal(
+    assert "data.corpus, which replaces data.copy_delay" in refusal(
         flags.parse_overrides, ["--config.data.copy_delay=3"], ""
     )
 

@@ -10,6 +10,7 @@ copying.png.
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -67,7 +68,8 @@ def read_flags() -> argparse.Namespace:
 def make_config(args: argparse.Namespace, cell: dict[str, int]) -> Config:
     """Returns the config of a cell: experiments/copying.py with its sizes."""
     c = configs.load(str(EXPERIMENT))
-    c.data.update(copying=(cell["delay"], *c.data.copying[1:]), data_dir=args.data_dir)
+    task = dataclasses.replace(Task.parse(c.data.corpus), delay=cell["delay"])
+    c.data.update(corpus=task.corpus, data_dir=args.data_dir)
     c.train.update(seed=cell["seed"], num_steps=args.updates)
     c.train.update(eval_every=args.updates)
     for section in (c.model, c.eval, c.generate):
@@ -105,7 +107,7 @@ def describe(config: Config) -> dict[str, int]:
     """Returns the distance of a cell's answers and its model's reach, in tokens."""
     tgt_len = config.train.tgt_len
     return {
-        "distance_tokens": Task.of(config.data).distance,
+        "distance_tokens": Task.parse(config.data.corpus).distance,
         "tgt_len": tgt_len,
         "seen_by_all_tokens": config.model.mem_len,
         "seen_by_last_tokens": farthest(config.model, tgt_len, 1),
@@ -208,7 +210,7 @@ def main() -> int:
     except (UserError, Interrupted) as error:
         print(f"copying: {error}", file=sys.stderr)
         return 2
-    symbols = make_config(args, grid[0]).data.copying[2]
+    symbols = Task.parse(make_config(args, grid[0]).data.corpus).symbols
     picture = args.workdir / "copying.png"
     plot(cells, 1 / symbols, picture)
     result = {

@@ -2,29 +2,28 @@
 
 A miniature has its archive's name, member names and kinds of line (blank ones, " \\n",
 a missing last line end, non-ASCII, byte 10), a few KB each, the same bytes every time.
-`facts` are those of the real corpus with the miniature's own checksums and sizes, to be
-put in its place in `corpora.CORPORA`; `install` does that for a test.
-
-`python -m tests.data.miniatures FOLDER` writes them all to a folder.
+`facts` is the catalog's entry with the miniature's own checksums and sizes; `install`
+puts it in the real one's place for a test.
 """
 
-import dataclasses
+import functools
 import hashlib
 import io
 import random
-import sys
 import tarfile
 import zipfile
-from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from txl_jax.data import corpora
-from txl_jax.data.archive import Archive, Member
-from txl_jax.data.corpora import Corpus
+from txl_jax.data import catalog
+from txl_jax.data.catalog import Corpus, Member
 from txl_jax.data.options import SPLITS
 
+# The real catalog, of which `install` replaces an entry.
+CORPORA = dict(catalog.CORPORA)
 NAMES = ("enwik8", "text8", "wikitext103", "wikitext2", "lm1b", "ptb")
 SIZES = {"train": 400, "valid": 40, "test": 50}  # lines
 
@@ -96,38 +95,37 @@ def _text8() -> bytes:
     return (" " + " ".join(words)).encode()
 
 
+@functools.cache
 def text(corpus: str, member: str) -> bytes:
     """Returns what a miniature's archive holds under the name of a member."""
     name = member.rpartition("/")[2]
     if corpus in ("wikitext103", "wikitext2"):
         return _wikitext(name.split(".")[1], corpus == "wikitext103")
-    by_name: dict[str, Callable[[], bytes]] = {
-        "enwik8": _enwik8,
-        "text8": _text8,
-        "ptb": lambda: _ptb(name.split(".")[1]),
-        "lm1b": lambda: _lm1b(name),
-    }
-    return by_name[corpus]()
+    if corpus == "ptb":
+        return _ptb(name.split(".")[1])
+    if corpus == "lm1b":
+        return _lm1b(name)
+    return {"enwik8": _enwik8, "text8": _text8}[corpus]()
 
 
 def splits(corpus: str) -> dict[str, bytes]:
     """Returns the bytes that the builder must store."""
-    given = _facts(corpus)
-    if given.bounds:
+    real = CORPORA[corpus]
+    if real.bounds:
         whole = text(corpus, corpus)
-        edges = (0, *given.bounds, len(whole))
-        return {
-            split: whole[edges[index] : edges[index + 1]]
-            for index, split in enumerate(SPLITS)
-        }
+        edges = (0, *_bounds(corpus), len(whole))
+        pieces = (whole[start:stop] for start, stop in pairwise(edges))
+        return dict(zip(SPLITS, pieces, strict=True))
+    members = [member for archive in real.archives for member in archive.members]
     return {
-        split: b"".join(
-            text(corpus, member.path)
-            for member in given.members
-            if split in member.splits
-        )
-        for split in SPLITS
+        name: b"".join(text(corpus, m.path) for m in members if name in m.splits)
+        for name in SPLITS
     }
+
+
+def _bounds(corpus: str) -> tuple[int, int]:
+    total = len(text(corpus, corpus))
+    return total * 90 // 100, total * 95 // 100
 
 
 def types() -> bytes:
@@ -137,108 +135,86 @@ def types() -> bytes:
     return "".join(f"{line}\n" for line in lines).encode()
 
 
-def pack(archive: Archive, contents: dict[str, bytes]) -> bytes:
-    """Returns a zip or tar.gz with these files, the same bytes every time."""
+def zipped(contents: dict[str, bytes], mode: int = 0) -> bytes:
+    """Returns a zip with these files, all of one mode."""
     stream = io.BytesIO()
-    if archive.remote.name.endswith(".zip"):
-        with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as file:
-            for folder in sorted(
-                {n.rpartition("/")[0] + "/" for n in contents} - {"/"}
-            ):
-                file.writestr(zipfile.ZipInfo(folder), b"")
-            for name, content in contents.items():
-                file.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
-    else:
-        with tarfile.open(fileobj=stream, mode="w:gz") as tar:
-            for name, content in contents.items():
-                info = tarfile.TarInfo(name)
-                info.size = len(content)
-                tar.addfile(info, io.BytesIO(content))
-    data = bytearray(stream.getvalue())
-    if data[:2] == b"\x1f\x8b":
-        data[4:8] = bytes(4)  # gzip's time stamp
-    return bytes(data)
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as file:
+        for name, content in contents.items():
+            info = zipfile.ZipInfo(name)
+            info.external_attr = mode << 16
+            file.writestr(info, content, zipfile.ZIP_DEFLATED)
+    return stream.getvalue()
 
 
+def tar(*entries: tuple[str, bytes, bytes]) -> bytes:
+    """Returns a tar.gz with entries: name, type and content."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w:gz") as file:
+        for name, kind, content in entries:
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname, info.size = kind, "/etc/passwd", len(content)
+            file.addfile(info, io.BytesIO(content))
+    return stream.getvalue()
+
+
+@functools.cache
 def packed(corpus: str) -> dict[str, bytes]:
     """Returns the files that a host offers: archives, or PTB's three texts."""
-    files = {}
-    for archive in corpora.CORPORA[corpus].archives:
+    files: dict[str, bytes] = {}
+    for archive in CORPORA[corpus].archives:
         contents = {m.path: text(corpus, m.path) for m in archive.members}
-        if corpus == "lm1b":
-            # As in the real one: all fifty held-out shards, the first not in order.
+        if not archive.packed:
+            files |= contents
+        elif corpus == "lm1b":
+            # As in the real one: more held-out shards, and the first not in order.
             first = next(name for name in contents if "heldout" in name)
-            for shard in range(1, 50):
+            for shard in range(1, 4):
                 name = first.replace("00000-of", f"{shard:05}-of")
                 contents[name] = text(corpus, name)
-            contents = {f"./{name}": contents[name] for name in reversed(contents)}
-            contents["./README"] = b"not a part of the text\n"
-        if archive.packed:
-            files[archive.remote.name] = pack(archive, contents)
+            names = [*reversed(contents), "README"]
+            kept = [(f"./{n}", tarfile.REGTYPE, contents.get(n, b"no")) for n in names]
+            files[archive.name] = tar(*kept)
         else:
-            ((_, files[archive.remote.name]),) = contents.items()
+            folders = {f"{name.rpartition('/')[0]}/": b"" for name in contents}
+            folders.pop("/", None)
+            files[archive.name] = zipped(folders | contents)
     return files
 
 
-def _facts(corpus: str) -> Corpus:
-    """Returns the facts without the checksums: for the members' names and bounds."""
-    given = corpora.CORPORA[corpus]
-    if given.bounds:
-        total = len(text(corpus, corpus))
-        given = dataclasses.replace(
-            given, bounds=(total * 90 // 100, total * 95 // 100)
-        )
-    return given
-
-
+@functools.cache
 def facts(corpus: str) -> Corpus:
-    """Returns the facts about a miniature; no host is asked for it."""
-    given, files = _facts(corpus), packed(corpus)
+    """Returns the catalog's entry for a miniature, which no host offers."""
+    real, files = CORPORA[corpus], packed(corpus)
 
     def sha256(data: bytes) -> str:
         return hashlib.sha256(data).hexdigest()
 
     def member(real: Member) -> Member:
         data = text(corpus, real.path)
-        digest = sha256(data) if real.digest else ""
-        return dataclasses.replace(real, digest=digest, size=len(data))
+        return replace(real, digest=real.digest and sha256(data), size=len(data))
 
     archives = tuple(
-        Archive(
-            dataclasses.replace(
-                archive.remote,
-                urls=(),
-                sha256=sha256(files[archive.remote.name]),
-                size=len(files[archive.remote.name]),
-            ),
-            tuple(map(member, archive.members)),
+        replace(
+            archive,
+            urls=(),
+            sha256=sha256(files[archive.name]),
+            size=len(files[archive.name]),
+            members=tuple(map(member, archive.members)),
         )
-        for archive in given.archives
+        for archive in real.archives
     )
-    digest = given.types.digest and sha256(types())
-    return dataclasses.replace(
-        given,
-        archives=archives,
-        types=dataclasses.replace(given.types, digest=digest),
-    )
-
-
-def write(corpus: str, folder: Path) -> None:
-    """Writes what a host offers, and lm1b's vocabulary, to a folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, data in packed(corpus).items():
-        (folder / name).write_bytes(data)
-    if corpora.CORPORA[corpus].types.path:
-        (folder / corpora.CORPORA[corpus].types.path).write_bytes(types())
+    listed = replace(real.types, digest=real.types.digest and sha256(types()))
+    bounds = _bounds(corpus) if real.bounds else ()
+    return replace(real, archives=archives, types=listed, bounds=bounds)
 
 
 def install(corpus: str, data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Corpus:
     """Puts a miniature in the manual folder and its facts in the real one's place."""
-    write(corpus, data_dir / "downloads" / "manual")
-    monkeypatch.setitem(corpora.CORPORA, corpus, given := facts(corpus))
-    return given
-
-
-if __name__ == "__main__":
-    for each in NAMES:
-        write(each, Path(sys.argv[1]) / each)
+    folder = data_dir / "downloads" / "manual"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, data in packed(corpus).items():
+        (folder / name).write_bytes(data)
+    if CORPORA[corpus].types.path:
+        (folder / CORPORA[corpus].types.path).write_bytes(types())
+    monkeypatch.setitem(catalog.CORPORA, corpus, result := facts(corpus))
+    return result

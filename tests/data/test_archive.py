@@ -1,12 +1,9 @@
-"""A corpus's files come from the user or a host, verified, or are refused in a line."""
+"""The files of a corpus come from the user or a host, and are verified before use."""
 
 import http.server
-import io
 import os
 import tarfile
 import threading
-import time
-import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,33 +11,23 @@ from pathlib import Path
 import pytest
 
 from tests.data import miniatures
+from tests.data.miniatures import tar, zipped
 from tests.support.refusal import quiet, refused
-from txl_jax.data import archive, corpora, download
-from txl_jax.data.archive import Archive, Member, fetch, unpack
-from txl_jax.errors import UserError
+from txl_jax.data import archive, catalog, download
+from txl_jax.data.archive import fetch, unpack
+from txl_jax.data.catalog import Archive, Member
 
-# The real corpora, where somebody has them; the repository has none.
+# The real corpora, on machines that have them; the repository has none.
 DATA = Path(os.environ.get("TXL_JAX_TEST_DATA", "no-such-folder"))
 
 
-def get(given: Archive, data_dir: Path, corpus: str = "wikitext2") -> dict[str, Path]:
-    return fetch(given, corpus, data_dir / "downloads", data_dir / "scratch", quiet)
-
-
-def refuse(
-    given: Archive, data_dir: Path, *parts: str, corpus: str = "wikitext2"
-) -> None:
-    with pytest.raises(UserError) as caught:
-        get(given, data_dir, corpus)
-    message = str(caught.value)
-    assert "\n" not in message
-    for part in parts:
-        assert part in message
+def get(wanted: Archive, data_dir: Path, corpus: str = "wikitext2") -> dict[str, Path]:
+    return fetch(wanted, corpus, data_dir / "downloads", data_dir / "scratch", quiet)
 
 
 @pytest.fixture
 def wikitext(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Archive:
-    """Holds the miniature of WikiText-2, whose archive is in the manual folder."""
+    """The miniature of WikiText-2, whose archive is in the manual folder."""
     (only,) = miniatures.install("wikitext2", tmp_path, monkeypatch).archives
     return only
 
@@ -49,23 +36,18 @@ def manual(data_dir: Path, name: str = "wikitext-2-v1.zip") -> Path:
     return data_dir / "downloads" / "manual" / name
 
 
-def lay_out(given: Archive, folder: Path) -> None:
-    for member in given.members:
-        path = folder / Path(member.path).name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(miniatures.text("wikitext2", member.path))
-
-
 def test_archive_of_the_user_is_verified(wikitext: Archive, tmp_path: Path) -> None:
-    for path, where in get(wikitext, tmp_path).items():
-        assert where == tmp_path / "scratch" / path
-        assert where.read_bytes() == miniatures.text("wikitext2", path)
+    for path, target in get(wikitext, tmp_path).items():
+        assert target == tmp_path / "scratch" / path
+        assert target.read_bytes() == miniatures.text("wikitext2", path)
     data = manual(tmp_path).read_bytes()
     manual(tmp_path).write_bytes(data[:-1])
-    refuse(wikitext, tmp_path, "wikitext-2-v1.zip is truncated", f"{len(data):,}")
+    with refused(f"wikitext-2-v1.zip is truncated: .* of {len(data):,}"):
+        get(wikitext, tmp_path)
     manual(tmp_path).write_bytes(data[:-1] + b"x")
-    got = download.checksum(manual(tmp_path))
-    refuse(wikitext, tmp_path, str(manual(tmp_path)), got, wikitext.remote.sha256)
+    actual = download.checksum(manual(tmp_path))
+    with refused(f"{manual(tmp_path)} .*SHA256 is {actual} .* {wikitext.sha256}"):
+        get(wikitext, tmp_path)
 
 
 @pytest.mark.parametrize("folder", ["wikitext-2", "wikitext2"])
@@ -74,18 +56,20 @@ def test_unpacked_files_are_verified(
 ) -> None:
     manual(tmp_path).unlink()
     place = manual(tmp_path, folder)
-    lay_out(wikitext, place)
+    place.mkdir()
+    for member in wikitext.members:
+        content = miniatures.text("wikitext2", member.path)
+        (place / Path(member.path).name).write_bytes(content)
     assert set(get(wikitext, tmp_path).values()) == set(place.iterdir())
     assert not (tmp_path / "scratch").exists()
-    (place / "wiki.valid.tokens").write_bytes(b"x" * wikitext.members[1].size)
-    digest = wikitext.members[1].digest
-    refuse(
-        wikitext, tmp_path, "wiki.valid.tokens is a different file", "SHA256", digest
-    )
+    valid = wikitext.members[1]
+    (place / "wiki.valid.tokens").write_bytes(b"x" * valid.size)
+    with refused(f"wiki.valid.tokens is a different file: .*SHA256.*{valid.digest}"):
+        get(wikitext, tmp_path)
     (place / "wiki.train.tokens").unlink()
-    began = time.monotonic()
-    refuse(wikitext, tmp_path, "lacks wikitext-2/wiki.train.tokens", "'wikitext2'")
-    assert time.monotonic() - began < 1  # no network was tried
+    # No host has it, so a download would give another message.
+    with refused("lacks wikitext-2/wiki.train.tokens of corpus 'wikitext2'"):
+        get(wikitext, tmp_path)
 
 
 def test_real_files_of_wikitext(tmp_path: Path) -> None:
@@ -94,12 +78,12 @@ def test_real_files_of_wikitext(tmp_path: Path) -> None:
     folder = manual(tmp_path, "wikitext2")
     folder.parent.mkdir(parents=True)
     folder.symlink_to(DATA / "wikitext2")
-    (real,) = corpora.CORPORA["wikitext2"].archives
+    (real,) = catalog.CORPORA["wikitext2"].archives
     assert len(get(real, tmp_path)) == 3
     manual(tmp_path, "wikitext-103").symlink_to(DATA / "wikitext103_heldout")
-    (real,) = corpora.CORPORA["wikitext103"].archives
-    missing = "lacks wikitext-103/wiki.train.tokens of corpus 'wikitext103'"
-    refuse(real, tmp_path, missing, corpus="wikitext103")
+    (real,) = catalog.CORPORA["wikitext103"].archives
+    with refused("lacks wikitext-103/wiki.train.tokens of corpus 'wikitext103'"):
+        get(real, tmp_path, corpus="wikitext103")
 
 
 @pytest.mark.parametrize(
@@ -115,131 +99,92 @@ def test_checksums(tmp_path: Path, algorithm: str, expected: str) -> None:
     assert download.checksum(tmp_path / "a", algorithm) == expected
 
 
-def tar(*entries: tuple[str, bytes, bytes]) -> bytes:
-    stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w:gz") as file:
-        for name, kind, content in entries:
-            info = tarfile.TarInfo(name)
-            info.type, info.linkname = kind, "/etc/passwd"
-            info.size = len(content)
-            file.addfile(info, io.BytesIO(content))
-    return stream.getvalue()
-
-
-def zipped(*entries: tuple[str, int, bytes]) -> bytes:
-    stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as file:
-        for name, mode, content in entries:
-            info = zipfile.ZipInfo(name)
-            info.external_attr = mode << 16
-            file.writestr(info, content, zipfile.ZIP_DEFLATED)
-    return stream.getvalue()
-
-
-FILE, LINK = tarfile.REGTYPE, tarfile.SYMTYPE
+FILE, LINK, FOLDER = tarfile.REGTYPE, tarfile.SYMTYPE, tarfile.DIRTYPE
 GOOD = b"".join(b"%d, " % number for number in range(20_000))
 BOMB = bytes(archive.LEAST_LIMIT + 1)
+ZIP = zipped({"a": GOOD})
 
 
 @pytest.mark.parametrize(
     "name, data, message",
     [
-        (
-            "a.tar.gz",
-            tar(("../b", FILE, b"x"), ("a", FILE, b"x")),
-            "outside of its folder",
-        ),
-        (
-            "a.tar.gz",
-            tar(("/b", FILE, b"x"), ("a", FILE, b"x")),
-            "outside of its folder",
-        ),
-        ("a.tar.gz", tar(("a", LINK, b"")), "a twice or not as a regular file"),
-        ("a.tar.gz", tar(("a", tarfile.LNKTYPE, b"")), "not as a regular file"),
-        ("a.tar.gz", tar(("a", tarfile.DIRTYPE, b"")), "not as a regular file"),
-        ("a.tar.gz", tar(("a", FILE, b"x"), ("./a", FILE, b"y")), "has a twice"),
-        ("a.tar.gz", tar(("b", FILE, BOMB), ("a", FILE, b"x")), "more than 1,048,576"),
-        ("a.tar.gz", tar(("b", FILE, b"x")), "lacks a"),
+        ("a.tar.gz", tar(("../a", FILE, b"x"), ("/a", FILE, b"x")), "lacks a"),
+        ("a.tar.gz", tar(("a", LINK, b"")), "lacks a"),
+        ("a.tar.gz", tar(("a", tarfile.LNKTYPE, b"")), "lacks a"),
+        ("a.tar.gz", tar(("a", FOLDER, b"")), "lacks a"),
+        ("a.tar.gz", tar(("./a", FILE, BOMB)), "unpacks to more than 1,048,576 bytes"),
         ("a.tar.gz", tar(("a", FILE, GOOD))[:-3000], "is damaged"),
         ("a.tar.gz", b"no archive", "is damaged"),
-        ("a.zip", zipped(("../b", 0, b"x"), ("a", 0, b"x")), "outside of its folder"),
-        ("a.zip", zipped(("C:\\b", 0, b"x"), ("a", 0, b"x")), "outside of its folder"),
-        ("a.zip", zipped(("a", 0o120777, b"/etc/passwd")), "not as a regular file"),
-        ("a.zip", zipped(("a/", 0, b"")), "not as a regular file"),
-        ("a.zip", zipped(("a", 0, BOMB)), "unpacks to more than 1,048,576 bytes"),
-        ("a.zip", zipped(("b", 0, b"x")), "lacks a"),
-        ("a.zip", zipped(("a", 0, GOOD))[:-10], "is damaged"),
-        (
-            "a.zip",
-            zipped(("a", 0, GOOD))[:200] + bytes(50) + zipped(("a", 0, GOOD))[250:],
-            "is damaged at a",
-        ),
+        ("a.zip", zipped({"../a": b"x", "C:\\a": b"x", "a/": b""}), "lacks a"),
+        ("a.zip", zipped({"a": b"/etc/passwd"}, 0o120777), "lacks a"),
+        ("a.zip", zipped({"a": BOMB}), "unpacks to more than 1,048,576 bytes"),
+        ("a.zip", ZIP[:-10], "is damaged"),
+        ("a.zip", ZIP[:200] + bytes(50) + ZIP[250:], "is damaged"),
         ("a.zip", b"no archive", "is damaged"),
     ],
-    # Not by their bytes, which have the time in them.
+    # Not by their bytes, which contain the time.
     ids=lambda x: x if isinstance(x, str) else "",
 )
 def test_hostile_and_damaged_archives_are_refused(
     tmp_path: Path, name: str, data: bytes, message: str
 ) -> None:
+    """Nothing is written but a regular file with the member's name."""
     (tmp_path / name).write_bytes(data)
     scratch = tmp_path / "one" / "scratch"
-    with refused(message) as caught:
+    with refused(f"{name} {message}"):
         unpack(tmp_path / name, (Member("a"),), scratch, quiet)
-    assert name in str(caught.value)
-    written = {path.name for path in tmp_path.rglob("*") if path.is_file()}
-    assert written <= {name, "a"}
-    assert not any(path.stat().st_size > len(GOOD) for path in tmp_path.rglob("a"))
+    written = [path for path in tmp_path.rglob("*") if not path.is_dir()]
+    assert set(written) <= {tmp_path / name, scratch / "a"}
+    assert all(path.stat().st_size <= archive.LEAST_LIMIT for path in written)
 
 
 def test_member_of_an_archive_is_verified(tmp_path: Path) -> None:
-    (tmp_path / "a.zip").write_bytes(zipped(("a", 0, b"hello\n"), ("b", 0, b"")))
+    (tmp_path / "a.zip").write_bytes(zipped({"a": b"hello\n", "b": b""}))
     good = Member("a", digest="md5:b1946ac92492d2347c6235b4d2611184", size=6)
     assert unpack(tmp_path / "a.zip", (good,), tmp_path / "s", quiet)
     with refused("a is truncated: it has 6 bytes of 7"):
-        bad = replace(good, size=7)
-        unpack(tmp_path / "a.zip", (bad,), tmp_path / "s", quiet)
+        unpack(tmp_path / "a.zip", (replace(good, size=7),), tmp_path / "s", quiet)
     with refused("a different file: its MD5 is b1946"):
         bad = replace(good, digest="md5:b1946ac92492d2347c6235b4d2611185")
         unpack(tmp_path / "a.zip", (bad,), tmp_path / "s", quiet)
 
 
 class Host(http.server.ThreadingHTTPServer):
-    """Serves `data` at every path; `script` says what becomes of each request."""
+    """Serves `data` at every path; `script` lists the faults of its responses."""
 
     def __init__(self, data: bytes) -> None:
-        super().__init__(("127.0.0.1", 0), Answer)
+        super().__init__(("127.0.0.1", 0), Response)
         self.data = data
         self.script: list[str] = []
         self.ranges: list[str] = []
 
     def url(self, path: str = "") -> str:
-        """Returns an address at which it answers."""
+        """Returns an address of the host."""
         return f"http://127.0.0.1:{self.server_port}/{path}"
 
 
-class Answer(http.server.BaseHTTPRequestHandler):
-    """Answers with the whole file, a part of it, another one or an error."""
+class Response(http.server.BaseHTTPRequestHandler):
+    """Responds with the file, a part of it, another file or an error."""
 
     server: Host
 
     def do_GET(self) -> None:
-        """Does what the script says next."""
-        asked = self.headers.get("Range", "")
-        self.server.ranges.append(asked)
-        what = self.server.script.pop(0) if self.server.script else ""
-        if what.isdigit():
-            self.send_error(int(what))
+        """Responds with the next fault of the script, or else correctly."""
+        wanted = self.headers.get("Range", "")
+        self.server.ranges.append(wanted)
+        fault = self.server.script.pop(0) if self.server.script else ""
+        if fault.isdigit():
+            self.send_error(int(fault))
             return
-        data = b"x" * len(self.server.data) if what == "other" else self.server.data
-        data = data * 2 if what == "long" else data
+        data = b"x" * len(self.server.data) if fault == "other" else self.server.data
+        data = data * 2 if fault == "long" else data
         start = 0
-        if asked and what != "whole":
-            start = int(asked.removeprefix("bytes=").removesuffix("-"))
+        if wanted and fault != "whole":
+            start = int(wanted.removeprefix("bytes=").removesuffix("-"))
         self.send_response(206 if start else 200)
         self.send_header("Content-Length", str(len(data) - start))
         self.end_headers()
-        stop = (start + len(data)) // 2 if what == "cut" else len(data)
+        stop = (start + len(data)) // 2 if fault == "cut" else len(data)
         self.wfile.write(data[start:stop])
 
     def log_message(self, *_: object) -> None:
@@ -258,14 +203,14 @@ def host() -> Iterator[Host]:
 
 @pytest.fixture
 def hosted(wikitext: Archive, host: Host, tmp_path: Path) -> Archive:
-    """Holds the miniature, which only the host has."""
+    """The miniature, which only the host has."""
     manual(tmp_path).unlink()
-    return replace(wikitext, remote=replace(wikitext.remote, urls=(host.url(),)))
+    return replace(wikitext, urls=(host.url(),))
 
 
 @pytest.fixture(autouse=True)
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(download, "PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr(download, "PATIENCE_SECONDS", 0.2)
     monkeypatch.setattr(download, "FIRST_PAUSE_SECONDS", 0.01)
     monkeypatch.setattr(download, "CHUNK_BYTES", 512)
 
@@ -275,17 +220,17 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ([], 1),
         (["503", "500"], 3),
-        (["cut", "cut", "cut"], 4),  # goes on where it broke off
-        (["cut", "whole"], 2),  # where the host does not know how, from the start
-        (["cut", "other"], 3),  # a wrong rest is thrown away and begun anew
+        (["cut", "cut", "cut"], 4),  # continues where the connection ended
+        (["cut", "whole"], 2),  # from the start, where the host ignores the range
+        (["cut", "other"], 3),  # a wrong rest is deleted and fetched again
     ],
 )
 def test_download_is_retried_and_resumed(
     hosted: Archive, host: Host, tmp_path: Path, script: list[str], requests: int
 ) -> None:
     host.script = list(script)
-    for path, where in get(hosted, tmp_path).items():
-        assert where.read_bytes() == miniatures.text("wikitext2", path)
+    for path, target in get(hosted, tmp_path).items():
+        assert target.read_bytes() == miniatures.text("wikitext2", path)
     assert len(host.ranges) == requests
     names = {path.name for path in (tmp_path / "downloads").iterdir()}
     assert names == {"manual", "wikitext-2-v1.zip"}
@@ -293,8 +238,7 @@ def test_download_is_retried_and_resumed(
         assert all(host.ranges[1:])
     get(hosted, tmp_path)
     assert len(host.ranges) == requests  # the download is kept
-    kept = tmp_path / "downloads" / "wikitext-2-v1.zip"
-    kept.write_bytes(b"damaged")
+    (tmp_path / "downloads" / "wikitext-2-v1.zip").write_bytes(b"damaged")
     get(hosted, tmp_path)
     assert len(host.ranges) == requests + 1
 
@@ -302,8 +246,7 @@ def test_download_is_retried_and_resumed(
 def test_next_host_is_tried(hosted: Archive, host: Host, tmp_path: Path) -> None:
     urls = ("http://127.0.0.1:1/a.zip", host.url("gone"), host.url("other"), host.url())
     host.script = ["404", "other"]
-    given = replace(hosted, remote=replace(hosted.remote, urls=urls))
-    assert len(get(given, tmp_path)) == 3
+    assert len(get(replace(hosted, urls=urls), tmp_path)) == 3
 
 
 @pytest.mark.parametrize(
@@ -320,13 +263,12 @@ def test_failed_download_names_the_manual_folder(
 ) -> None:
     host.script = script
     folder = manual(tmp_path).parent
-    refuse(hosted, tmp_path, message, "put wikitext-2-v1.zip", f"in {folder}")
+    with refused(rf"{message}.*put wikitext-2-v1.zip \(or the files .*in {folder}"):
+        get(hosted, tmp_path)
     assert not list((tmp_path / "downloads").glob("*.zip*"))
 
 
-def test_no_network_is_said_at_once(hosted: Archive, tmp_path: Path) -> None:
+def test_missing_network_is_reported(hosted: Archive, tmp_path: Path) -> None:
     urls = ("https://127.0.0.1:1/a.zip", "http://no-such-host.invalid/a.zip")
-    given = replace(hosted, remote=replace(hosted.remote, urls=urls))
-    began = time.monotonic()
-    refuse(given, tmp_path, "Connection refused", "put wikitext-2-v1.zip (or the files")
-    assert time.monotonic() - began < 10
+    with refused("Connection refused.*put wikitext-2-v1.zip"):
+        get(replace(hosted, urls=urls), tmp_path)

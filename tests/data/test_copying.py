@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.refusal import refused
-from txl_jax.data import copying, tokens
+from tests.support.refusal import quiet, refused
+from txl_jax.data import copying, corpora, tokens
 from txl_jax.data.copying import FIRST_ANSWER, Task
 from txl_jax.data.options import DataConfig
 from txl_jax.data.streams import Position, Streams
@@ -45,33 +45,25 @@ def test_it_is_prepared_as_any_corpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(copying, "SIZES", dict.fromkeys(copying.SIZES, 3000))
-    sizes = {"copying": (12, 5, 4)}
-    config = DataConfig(corpus="copying", data_dir=str(tmp_path), **sizes)  # type: ignore
-    made = tokens.prepare(config, lambda _: None)
+    made = tokens.prepare(DataConfig(TASK.corpus, data_dir=str(tmp_path)), quiet)
     assert made.manifest["edition"] == "12-5-4-0"
     for split in ("train", "valid", "test"):
         assert made.split(split).tobytes() == TASK.text(split)
 
 
 @pytest.mark.parametrize(
-    "fields, message",
+    "sizes, message",
     [
-        ({"copying": (0, 3, 3)}, "data.copying: delay = 0 must be from 1"),
-        ({"copying": (3, 3, 27)}, "data.copying: symbols = 27"),
+        (":0,3,3", "DELAY = 0 must be from 1"),
+        (":3,3,27", "SYMBOLS = 27 must be from 1 to 26"),
+        (":3,3", "must be copying:DELAY,LENGTH,SYMBOLS"),
+        (":3,3,x", "must be copying:DELAY,LENGTH,SYMBOLS"),
+        ("", "is unknown.*copying:DELAY,LENGTH,SYMBOLS"),
     ],
-    ids=str,
 )
-def test_impossible_tasks_are_refused(
-    fields: dict[str, int], message: str, tmp_path: Path
-) -> None:
-    config = DataConfig(corpus="copying", data_dir=str(tmp_path), **fields)  # type: ignore
-    with refused(message):
-        tokens.prepare(config)
-
-
-def test_another_corpus_has_no_task() -> None:
-    with refused("is for data.corpus='copying'"):
-        DataConfig(copying=(3, 3, 3))
+def test_impossible_tasks_are_refused(sizes: str, message: str) -> None:
+    with refused(f"data.corpus='copying{sizes}'.*{message}"):
+        corpora.find(f"copying{sizes}")
 
 
 def test_answers_alone_are_scored() -> None:

@@ -29,7 +29,7 @@ from txl_jax.convert import huggingface, keys, pickle, tensorflow, words
 from txl_jax.data import text as texts
 from txl_jax.data import vocab as vocabulary
 from txl_jax.data.vocab import CharVocab, code_points
-from txl_jax.data.word import Lines, WordCounter
+from txl_jax.data.word import Lines, WordVocab
 from txl_jax.errors import UserError
 from txl_jax.report.checksum import with_checksum
 from txl_jax.report.log import last_step
@@ -143,9 +143,7 @@ def read_text(folder: Path, blocks: list[bytes]) -> None:
     tokens = [*chars.stream(blocks, "it")]
     text = chars.decode(np.concatenate([*tokens, np.zeros(0, np.uint8)]))
     assert text.encode("utf-8", "surrogatepass") == whole
-    counter = WordCounter(Lines())
-    list(counter.stream(blocks, "it", True))
-    counter.finish()
+    WordVocab.count([Lines().stream(blocks, "it")])
 
 
 def import_port(folder: Path, config: Any) -> None:

@@ -189,7 +189,7 @@ def test_copying_refuses_in_one_line(
 ) -> None:
     assert start("copying", f"--delays 0 --workdir={tmp_path}") == 2
     out, err = capsys.readouterr()
-    assert out == "" and "data.copying: delay = 0 must be from 1" in err
+    assert out == "" and "DELAY = 0 must be from 1 to 10000" in err
 
 
 @pytest.mark.long

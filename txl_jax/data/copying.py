@@ -10,12 +10,13 @@ that an episode may start anywhere in a segment.
 """
 
 import hashlib
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from txl_jax.data.byte_ranges import ByteRanges, whole
-from txl_jax.data.options import SPLITS, DataConfig
+from txl_jax.data.byte_ranges import Splits, whole
+from txl_jax.data.options import SPLITS
 from txl_jax.errors import UserError
 
 NOISE = b"0123456789"
@@ -28,25 +29,33 @@ SIZES = {"train": 4_000_000, "valid": 100_000, "test": 100_000}  # bytes, about
 
 @dataclass(frozen=True)
 class Task:
-    """One copying task; all fields are 0 for another corpus."""
+    """One copying task."""
 
-    delay: int = 0  # bytes of noise between a pattern and its cue
-    length: int = 0  # letters of a pattern
-    symbols: int = 0  # letters to choose from
+    delay: int  # bytes of noise between a pattern and its cue
+    length: int  # letters of a pattern
+    symbols: int  # letters to choose from
 
-    @staticmethod
-    def of(config: DataConfig) -> "Task":
-        """Returns the task of a config; all fields are 0 for another corpus."""
-        return Task(*config.copying)
-
-    def check(self) -> None:
-        """Raises UserError for sizes out of range."""
-        for name, most in (("delay", 10_000), ("length", 10_000), ("symbols", 26)):
-            if not 0 < (value := getattr(self, name)) <= most:
+    @classmethod
+    def parse(cls, corpus: str) -> "Task":
+        """Returns the task of a value of data.corpus, or raises UserError."""
+        sizes = corpus.partition(":")[2].split(",")
+        limits = {"DELAY": 10_000, "LENGTH": 10_000, "SYMBOLS": len(PATTERN)}
+        if len(sizes) != len(limits) or not all(map(str.isdecimal, sizes)):
+            raise UserError(
+                f"data.corpus={corpus!r} must be copying:{','.join(limits)}: bytes of "
+                "noise, letters of a pattern, and letters of the alphabet"
+            )
+        for size, (name, most) in zip(sizes, limits.items(), strict=True):
+            if not 0 < int(size) <= most:
                 raise UserError(
-                    f"data.copying: {name} = {value} must be from 1 to {most} for "
-                    "data.corpus='copying'"
+                    f"data.corpus={corpus!r}: {name} = {size} must be from 1 to {most}"
                 )
+        return cls(*map(int, sizes))
+
+    @property
+    def corpus(self) -> str:
+        """The value of data.corpus."""
+        return f"copying:{self.delay},{self.length},{self.symbols}"
 
     @property
     def edition(self) -> str:
@@ -60,18 +69,14 @@ class Task:
 
     def text(self, split: str) -> bytes:
         """Returns a split's episodes, which are the same on every machine."""
-        parts, made = [], 0
-        for episode in self.episodes(split):
-            parts.append(episode)
-            made += len(episode)
-            if made >= SIZES[split]:
-                break
-        return b"".join(parts)
+        text, episodes = bytearray(), self.episodes(split)
+        while len(text) < SIZES[split]:
+            text += next(episodes)
+        return bytes(text)
 
     def episodes(self, split: str) -> Iterator[bytes]:
         """Yields noise of 0 to `length` bytes, pattern, delay, cue and answer."""
-        number = 0
-        while True:
+        for number in itertools.count():
             key = f"copying {self.edition} {split} {number}".encode()
             size = 1 + self.length + self.length + self.delay
             # Unlike methods of random, SHAKE-256 is the same in every version.
@@ -83,13 +88,9 @@ class Task:
             noise = bytes(NOISE[x * len(NOISE) // 256] for x in bits[1 + self.length :])
             before, delay = noise[:gap], noise[self.length :]
             yield before + pattern + delay + CUE + pattern.lower()
-            number += 1
 
-    def unpack(self, scratch: Path) -> dict[str, ByteRanges]:
-        """Writes each split as a file in `scratch`."""
-        splits: dict[str, ByteRanges] = {}
+    def write(self, folder: Path) -> Splits:
+        """Writes each split as a file in a folder."""
         for split in SPLITS:
-            path = scratch / split
-            path.write_bytes(self.text(split))
-            splits[split] = (whole(path),)
-        return splits
+            (folder / split).write_bytes(self.text(split))
+        return {split: (whole(folder / split),) for split in SPLITS}

@@ -10,18 +10,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from txl_jax.data.byte_ranges import ByteRanges, whole
+from txl_jax.data.byte_ranges import Splits, whole
 from txl_jax.data.options import SPLITS
 from txl_jax.errors import UserError
 from txl_jax.report.checksum import DAMAGE
 
 INFO = "dataset_info.json"
-SPLIT_NAMES = {
-    "train": "train",
-    "validation": "valid",
-    "valid": "valid",
-    "test": "test",
-}
+OURS = {"train": "train", "validation": "valid", "valid": "valid", "test": "test"}
 READ_BYTES = 1 << 22  # per read; reading single short texts was 30 times slower
 
 
@@ -53,20 +48,22 @@ def find(name: str, data_dir: Path) -> tuple[str, Path]:
             "tfds:<name>/<config>:<version>"
         )
     (folder,) = folders
-    info = _info(folder)
-    if (kind := info.get("fileFormat", "tfrecord")) != "array_record":
+    try:
+        data = (folder / INFO).read_bytes()
+        kind = json.loads(data).get("fileFormat", "tfrecord")
+    except (*DAMAGE, OSError) as error:
+        raise UserError(f"{folder} is damaged ({error}): prepare it again") from error
+    if kind != "array_record":
         raise UserError(
             f"data.corpus='tfds:{name}' is stored as {kind} in {folder}, which cannot "
             "be read without TensorFlow: prepare it with file_format='array_record'"
         )
-    digest = hashlib.sha256((folder / INFO).read_bytes()).hexdigest()
+    digest = hashlib.sha256(data).hexdigest()
     plain = "-".join(folder.relative_to(data_dir).parts)
     return f"{plain}-{digest[:8]}", folder
 
 
-def unpack(
-    folder: Path, scratch: Path, say: Callable[[str], None]
-) -> dict[str, ByteRanges]:
+def unpack(folder: Path, scratch: Path, say: Callable[[str], None]) -> Splits:
     """Writes each split to a text file in `scratch`, with a newline after every text.
 
     Raises UserError for a dataset without text or without three splits.
@@ -77,16 +74,14 @@ def unpack(
 
     builder = tfds.builder_from_directory(folder)
     feature = _text_feature(folder, builder.info.features)
-    ours = {
-        SPLIT_NAMES[name]: name for name in builder.info.splits if name in SPLIT_NAMES
-    }
+    ours = {OURS[name]: name for name in builder.info.splits if name in OURS}
     if missing := [split for split in SPLITS if split not in ours]:
         raise UserError(
             f"{folder} has the splits {', '.join(builder.info.splits)}, so "
             f"{', '.join(missing)} is missing: use a dataset with train, validation "
             "and test, or give its text as data.corpus='text'"
         )
-    ranges: dict[str, ByteRanges] = {}
+    ranges: Splits = {}
     for split in SPLITS:
         info = builder.info.splits[ours[split]]
         progress = Progress(
@@ -130,13 +125,3 @@ def _text_feature(folder: Path, features: Any) -> str:
         f"{folder} has {count}: "
         "use a dataset with one text feature, or give its text as data.corpus='text'"
     )
-
-
-def _info(folder: Path) -> dict[str, Any]:
-    try:
-        info = json.loads((folder / INFO).read_text("utf-8"))
-    except (*DAMAGE, OSError) as error:
-        raise UserError(f"{folder} is damaged ({error}): prepare it again") from error
-    if not isinstance(info, dict):
-        raise UserError(f"{folder} is damaged ({INFO}): prepare it again")
-    return info

@@ -7,10 +7,10 @@ gives up after a few seconds in which no byte has arrived.
 import hashlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from txl_jax.data.catalog import Archive
 from txl_jax.errors import UserError
 
 TIMEOUTS = (5, 20)  # seconds to connect, seconds between two bytes
@@ -28,16 +28,6 @@ def checksum(path: Path, algorithm: str = "sha256") -> str:
         return hashlib.file_digest(file, algorithm).hexdigest()
 
 
-@dataclass(frozen=True)
-class Remote:
-    """A file that several hosts offer."""
-
-    name: str  # on disk
-    urls: tuple[str, ...]  # in order of preference; http after https
-    sha256: str  # required, since http does not authenticate
-    size: int  # bytes
-
-
 class _Broken(Exception):
     """A failed attempt; `permanent` if a retry of the URL would fail too."""
 
@@ -47,7 +37,7 @@ class _Broken(Exception):
 
 
 def download(
-    remote: Remote, folder: Path, fix: str, say: Callable[[str], None]
+    archive: Archive, folder: Path, fix: str, say: Callable[[str], None]
 ) -> Path:
     """Downloads a file into a folder and returns its path.
 
@@ -55,15 +45,15 @@ def download(
     UserError, which ends with `fix`, if every host fails.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    part = folder / f"{remote.name}.part"
-    urls, reasons = list(remote.urls), dict[str, str]()
+    part = folder / f"{archive.name}.part"
+    urls, reasons = list(archive.urls), dict[str, str]()
     most, pause = 0, FIRST_PAUSE_SECONDS
     deadline = time.monotonic() + PATIENCE_SECONDS
-    say(f"data: downloading {remote.name}, {remote.size:,} bytes")
+    say(f"data: downloading {archive.name}, {archive.size:,} bytes")
     while urls:
         for url in tuple(urls):
             try:
-                _try(remote, url, part, say)
+                _try(archive, url, part, say)
             except _Broken as error:
                 reasons[url] = str(error)
                 if error.permanent:
@@ -73,21 +63,21 @@ def download(
                     deadline = time.monotonic() + PATIENCE_SECONDS
                     pause = FIRST_PAUSE_SECONDS
             else:
-                return part.rename(folder / remote.name)
+                return part.rename(folder / archive.name)
         if time.monotonic() + pause > deadline:
             break
         time.sleep(pause)
         pause *= 2
     tried = "; ".join(f"{url}: {reason}" for url, reason in reasons.items())
-    raise UserError(f"cannot download {remote.name} ({tried}): {fix}")
+    raise UserError(f"cannot download {archive.name} ({tried}): {fix}")
 
 
-def _try(remote: Remote, url: str, part: Path, say: Callable[[str], None]) -> None:
+def _try(archive: Archive, url: str, part: Path, say: Callable[[str], None]) -> None:
     """Fills `part` from one URL, continuing an earlier attempt."""
     import requests  # importing it takes 0.1 s
 
     have = part.stat().st_size if part.exists() else 0
-    if have >= remote.size:
+    if have >= archive.size:
         part.unlink()
         have = 0
     headers = {"User-Agent": "txl_jax", "Accept-Encoding": "identity"}
@@ -97,18 +87,18 @@ def _try(remote: Remote, url: str, part: Path, say: Callable[[str], None]) -> No
         with requests.get(
             url, stream=True, timeout=TIMEOUTS, headers=headers
         ) as response:
-            _fill(remote, response, part, have, say)
+            _fill(archive, response, part, have, say)
     except requests.RequestException as error:
         raise _Broken(_cause(error), permanent=False) from error
-    if (actual := checksum(part)) != remote.sha256:
+    if (actual := checksum(part)) != archive.sha256:
         part.unlink()
         raise _Broken(
-            f"its SHA-256 is {actual} instead of {remote.sha256}", permanent=not have
+            f"its SHA-256 is {actual} instead of {archive.sha256}", permanent=not have
         )
 
 
 def _fill(
-    remote: Remote, response: Any, part: Path, have: int, say: Callable[[str], None]
+    archive: Archive, response: Any, part: Path, have: int, say: Callable[[str], None]
 ) -> None:
     from txl_jax.report.progress import Progress  # imports jax
 
@@ -116,20 +106,22 @@ def _fill(
         raise _Broken(f"HTTP status {status}", permanent=400 <= status < 500)
     size = have if status == 206 else 0
     progress = Progress(
-        f"data: {remote.name}", remote.size, size, in_bytes=True, say=say
+        f"data: {archive.name}", archive.size, size, in_bytes=True, say=say
     )
     with part.open("ab" if size else "wb") as file:
         for block in response.iter_content(CHUNK_BYTES):
             size += len(block)
-            if size > remote.size:
+            if size > archive.size:
                 break
             file.write(block)
             progress.add(len(block))
-    if size > remote.size:
+    if size > archive.size:
         part.unlink()
-        raise _Broken(f"it has more than {remote.size:,} bytes", permanent=True)
-    if size < remote.size:
-        raise _Broken(f"ended after {size:,} of {remote.size:,} bytes", permanent=False)
+        raise _Broken(f"it has more than {archive.size:,} bytes", permanent=True)
+    if size < archive.size:
+        raise _Broken(
+            f"ended after {size:,} of {archive.size:,} bytes", permanent=False
+        )
 
 
 def _cause(error: BaseException) -> str:

@@ -1,27 +1,23 @@
 """Encodes a corpus into token files."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from txl_jax.data import corpora
 from txl_jax.data import text as texts
 from txl_jax.data import vocab as vocabulary
+from txl_jax.data.catalog import Corpus
 from txl_jax.data.options import SPLITS
 from txl_jax.data.recipe import Recipe
 from txl_jax.data.subword import SubwordVocab
 from txl_jax.data.vocab import ByteVocab, CharVocab, Vocab
-from txl_jax.data.word import WordCounter
+from txl_jax.data.word import WordVocab
 from txl_jax.errors import UserError
 from txl_jax.report.progress import Progress
-
-CHUNK = 1 << 20  # tokens in memory at once
-
-Blocks = Callable[[str], Iterator[bytes]]  # by the name of the split
 
 
 def split_file(folder: Path, name: str) -> Path:
@@ -31,15 +27,11 @@ def split_file(folder: Path, name: str) -> Path:
 
 @dataclass(frozen=True)
 class Encoder:
-    """Encodes the splits of a corpus into a folder.
+    """Reads the splits of a corpus as its recipe says, and encodes them."""
 
-    `encode` and `count` return the vocabulary and the manifest's entry of each split.
-    """
-
-    source: corpora.Source
+    corpus: Corpus
     recipe: Recipe
-    folder: Path
-    blocks: Blocks
+    blocks: Callable[[str], Iterator[bytes]]  # by the name of the split
     say: Callable[[str], None]
 
     def read(
@@ -54,80 +46,40 @@ class Encoder:
 
     def name(self, split: str) -> str:
         """Returns the name of a split in errors."""
-        return f"the {split} split of corpus {self.source.corpus.name!r}"
+        return f"the {split} split of corpus {self.corpus.name!r}"
 
-    def encode(self, vocab: Vocab | None) -> tuple[Vocab, dict[str, Any]]:
-        """Encodes every split, after another pass if there is no vocabulary yet."""
-        vocab = vocab or self._find_vocab()
-        splits = {}
-        for split in SPLITS:
-            meter = texts.Meter()
-            blocks = self.read(split, "encoding", meter)
-            arrays = vocab.stream(blocks, self.name(split))
-            splits[split] = self._write(split, arrays, vocab, meter)
-        return vocab, splits
-
-    def _find_vocab(self) -> Vocab:
-        kind, of_bytes = self.recipe.kind, self.recipe.of_bytes
-        if kind == CharVocab.kind:
-            return CharVocab.count(
-                (
-                    vocabulary.code_points(
-                        self.read(split, "counting"), self.name(split), of_bytes
-                    )
-                    for split in SPLITS
-                ),
-                of_bytes,
+    def make_vocab(self) -> Vocab:
+        """Returns the vocabulary of the corpus, after reading the text if needed."""
+        recipe = self.recipe
+        if recipe.kind == CharVocab.kind:
+            points = (
+                vocabulary.code_points(
+                    self.read(split, "counting"), self.name(split), recipe.of_bytes
+                )
+                for split in SPLITS
             )
-        if kind == SubwordVocab.kind:
+            return CharVocab.count(points, recipe.of_bytes)
+        if recipe.kind == WordVocab.kind:
+            words = (
+                recipe.lines.stream(self.read(split, "counting"), self.name(split))
+                for split in self.corpus.vocab_splits
+            )
+            limits = recipe.min_count, recipe.vocab_size
+            return WordVocab.count(words, recipe.lines, *limits)
+        if recipe.kind == SubwordVocab.kind:
             # Only from train, since valid and test are held out.
             blocks = self.read("train", "learning from")
             lines = texts.lines(blocks, self.name("train"))
-            return SubwordVocab.train(lines, self.recipe.vocab_size)
+            return SubwordVocab.train(lines, recipe.vocab_size)
         return ByteVocab()
 
-    def count(self) -> tuple[Vocab, dict[str, Any]]:
-        """Counts and encodes words in one pass over the text.
-
-        Provisional numbers are written to disk, and replaced by tokens once the counts
-        are known. This is twice as fast as two passes and needs the memory of a block.
-        """
-        counter = WordCounter(self.recipe.lines)
-        meters = {split: texts.Meter() for split in SPLITS}
-        for split, meter in meters.items():
-            counted = split in self.source.corpus.vocab_splits
-            blocks = self.read(split, "counting", meter)
-            with self._numbers(split).open("wb") as file:
-                for numbers in counter.stream(blocks, self.name(split), counted):
-                    file.write(numbers.data)
-        vocab, tokens = counter.finish(self.recipe.min_count, self.recipe.vocab_size)
-
-        def renumber(path: Path) -> Iterator[np.ndarray]:
-            with path.open("rb") as file:
-                while len(numbers := np.fromfile(file, np.int32, CHUNK)):
-                    block = tokens[numbers]
-                    if block.min() < 0:
-                        raise counter.missing(int(numbers[block < 0][0]))
-                    yield block.astype(vocab.dtype)
-            path.unlink()
-
-        splits = {}
-        for split, meter in meters.items():
-            arrays = renumber(self._numbers(split))
-            splits[split] = self._write(split, arrays, vocab, meter)
-        return vocab, splits
-
-    def _numbers(self, split: str) -> Path:
-        return self.folder / f"{split}.numbers"
-
-    def _write(
-        self, split: str, arrays: Iterable[np.ndarray], vocab: Vocab, meter: texts.Meter
-    ) -> dict[str, Any]:
+    def encode(self, split: str, vocab: Vocab, folder: Path) -> dict[str, Any]:
         """Writes the tokens of a split; returns its entry in the manifest."""
         tokens = unknowns = 0
-        digest = hashlib.sha256()
-        with split_file(self.folder, split).open("wb") as file:
-            for array in arrays:
+        digest, meter = hashlib.sha256(), texts.Meter()
+        blocks = self.read(split, "encoding", meter)
+        with split_file(folder, split).open("wb") as file:
+            for array in vocab.stream(blocks, self.name(split)):
                 file.write(array.data)
                 digest.update(array.data)
                 tokens += len(array)

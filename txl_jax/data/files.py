@@ -6,15 +6,15 @@ import gzip
 import hashlib
 import lzma
 import os
-import platform
 import sysconfig
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from txl_jax.data.byte_ranges import (
     ByteRange,
-    ByteRanges,
+    Splits,
     cut_by_lines,
     size,
     unreadable,
@@ -23,13 +23,11 @@ from txl_jax.data.byte_ranges import (
 from txl_jax.data.options import SPLITS
 from txl_jax.errors import UserError
 
-Packed = gzip.GzipFile | bz2.BZ2File | lzma.LZMAFile
-
 # How files are decompressed, by their suffix.
-COMPRESSED: dict[str, Callable[[Path], Packed]] = {
-    ".gz": gzip.GzipFile,
-    ".bz2": bz2.BZ2File,
-    ".xz": lzma.LZMAFile,
+COMPRESSED: dict[str, Callable[[Path, str], Any]] = {
+    ".gz": gzip.open,
+    ".bz2": bz2.open,
+    ".xz": lzma.open,
 }
 
 
@@ -40,7 +38,7 @@ def _files_below(folder: Path, skip: Callable[[str], bool]) -> list[Path]:
     """
 
     def stop(error: OSError) -> None:
-        raise error
+        raise unreadable(error, folder)
 
     files = []
     for where, folders, names in os.walk(folder, onerror=stop):
@@ -69,88 +67,66 @@ def stdlib_split(relative: str) -> str:
     return _STDLIB_HELD_OUT.get(int.from_bytes(digest[:8], "big") % 32, "train")
 
 
-def find_stdlib() -> tuple[str, dict[str, ByteRanges]]:
-    """Returns Python's version and the splits of its library, which are whole files."""
+def split_stdlib() -> Splits:
+    """Returns the splits of the running Python's library, which are whole files."""
     # Also in a virtual environment, this is the library of the running Python.
     root = Path(sysconfig.get_paths()["stdlib"])
     splits: dict[str, list[ByteRange]] = {split: [] for split in SPLITS}
-    try:
-        for path in _files_below(root, _STDLIB_SKIP.__contains__):
-            if path.suffix == ".py":
-                split = stdlib_split(path.relative_to(root).as_posix())
-                splits[split].append(whole(path))
-    except OSError as error:
-        raise unreadable(error, root) from error
-    return platform.python_version(), {k: tuple(v) for k, v in splits.items()}
+    for path in _files_below(root, _STDLIB_SKIP.__contains__):
+        if path.suffix == ".py":
+            split = stdlib_split(path.relative_to(root).as_posix())
+            splits[split].append(whole(path))
+    return {split: tuple(ranges) for split, ranges in splits.items()}
 
 
 # The user's text.
 
 
-def find_text(path: str) -> tuple[str, dict[str, ByteRanges]]:
-    """Returns a hash of the files' paths, sizes and dates, and their splits.
-
-    If any is compressed, the splits are empty: sizes are unknown before `unpack_text`.
-    """
+def text_edition(path: str) -> str:
+    """Returns a hash of the paths, sizes and dates of the user's files."""
+    digest = hashlib.sha256()
     try:
-        files = text_files(path)
-        digest = hashlib.sha256()
-        for file in files:
-            stat = file.stat()
+        for file in text_files(path):
+            with file.open("rb") as opened:  # so that unreadable files are refused
+                stat = os.fstat(opened.fileno())
             state = f"{file.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}\n"
             digest.update(os.fsencode(state))
-        edition = digest.hexdigest()[:16]
-        if any(file.suffix in COMPRESSED for file in files):
-            return edition, {}
-        return edition, _split(path, files, tuple(map(whole, files)))
     except OSError as error:
         raise unreadable(error, path) from error
+    return digest.hexdigest()[:16]
 
 
-def unpack_text(path: str, scratch: Path) -> dict[str, ByteRanges]:
+def split_text(path: str, scratch: Path) -> Splits:
     """Returns the splits of the user's files, compressed ones unpacked in `scratch`."""
-    ranges = []
-    for number, file in enumerate(files := text_files(path)):
+    files, ranges = text_files(path), []
+    for number, file in enumerate(files):
         if file.suffix in COMPRESSED:
             target = scratch / str(number)
-            _decompress(file, target)
+            with target.open("wb") as out:
+                out.writelines(read_blocks(file))
             file = target
         ranges.append(whole(file))
-    return _split(path, files, tuple(ranges))
+    if not size(ranges):
+        raise UserError(f"data.path={path!r} has no text: all its files are empty")
+    return _split_by_name(path, files, ranges) or cut_by_lines(ranges)
 
 
-def _decompress(path: Path, target: Path) -> None:
-    with target.open("wb") as out, _open(path) as file:
-        while block := _read(path, file):
-            out.write(block)
+def read_blocks(path: Path) -> Iterator[bytes]:
+    """Yields the content of a file in blocks, decompressed by its suffix.
 
-
-def _open(path: Path) -> Packed:
+    Raises UserError for a file that cannot be read or decompressed.
+    """
     try:
-        return COMPRESSED[path.suffix](path)
-    except OSError as error:
-        raise unreadable(error, path) from error
-
-
-def _read(path: Path, file: Packed) -> bytes:
-    try:
-        return file.read(1 << 20)
+        with COMPRESSED.get(path.suffix, Path.open)(path, "rb") as file:
+            while block := file.read(1 << 20):
+                yield block
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+        if isinstance(error, OSError) and error.errno:
+            raise unreadable(error, path) from error
         raise UserError(
             f"cannot read {path} as {path.suffix} ({error}): it is damaged or has "
             "the wrong suffix, so replace it or rename it"
         ) from error
-
-
-def read_text(path: Path) -> bytes:
-    """Returns the content of a file, decompressed by its suffix."""
-    try:
-        if path.suffix not in COMPRESSED:
-            return path.read_bytes()
-        with _open(path) as file:
-            return b"".join(iter(lambda: _read(path, file), b""))
-    except OSError as error:
-        raise unreadable(error, path) from error
 
 
 def text_files(path: str, field: str = "data.path") -> list[Path]:
@@ -181,18 +157,9 @@ def text_files(path: str, field: str = "data.path") -> list[Path]:
     return files
 
 
-def _split(
-    path: str, files: Sequence[Path], ranges: ByteRanges
-) -> dict[str, ByteRanges]:
-    """Returns the splits of `files`, whose texts are `ranges`."""
-    if not size(ranges):
-        raise UserError(f"data.path={path!r} has no text: all its files are empty")
-    return _split_by_name(path, files, ranges) or cut_by_lines(ranges)
-
-
 def _split_by_name(
-    path: str, files: Sequence[Path], ranges: ByteRanges
-) -> dict[str, ByteRanges]:
+    path: str, files: Sequence[Path], ranges: Sequence[ByteRange]
+) -> Splits:
     """Returns train.*, valid.* and test.* as the splits, or {} if one is missing.
 
     A prefix "wiki.", as in wiki.train.tokens, is ignored.

@@ -2,15 +2,13 @@
 
 from dataclasses import dataclass
 
-from txl_jax.errors import UserError
 from txl_jax.runtime.constraint import at_least, check, one_of
 
-CORPORA = (
-    *("stdlib", "text", "copying", "enwik8", "text8", "wikitext103", "wikitext2"),
-    *("lm1b", "ptb", "tfds"),
+CORPORA = tuple(
+    "stdlib text copying enwik8 text8 wikitext103 wikitext2 lm1b ptb tfds".split()
 )
-CONVENTIONS = (
-    *("lines", "text", "newlines_deleted", "newlines_kept", "tensorflow", "words"),
+CONVENTIONS = tuple(
+    "lines text newlines_deleted newlines_kept tensorflow words".split()
 )
 SPLITS = ("train", "valid", "test")
 VOCABULARIES = ("byte", "char", "word", "subword")
@@ -22,7 +20,9 @@ SLACK = 15  # a segment of varying length has at most tgt_len + SLACK tokens
 class DataConfig:
     """Which text a run reads and how it is cut into tokens."""
 
-    corpus: str = "stdlib"  # one of CORPORA; "tfds:NAME" for a dataset of TFDS
+    # one of CORPORA; "tfds:NAME" for a dataset of TFDS; "copying:DELAY,LENGTH,SYMBOLS":
+    # bytes of noise before each answer, letters of a pattern and of the alphabet
+    corpus: str = "stdlib"
     path: str = ""  # corpus "text" only: a file, a folder or a glob
     data_dir: str = ""  # folder of prepared data, also gs://; "" = the default of TFDS
     # byte, char, word or subword; "corpus" = the kind in published results
@@ -34,20 +34,7 @@ class DataConfig:
     vocab_size: int = at_least(0, 0)  # most words, or number of subwords; 0 = all words
     min_count: int = at_least(0, 0)  # words that occur less often become <unk>
     lower_case: bool = False  # convert words to lower case
-    # corpus "copying" only: bytes of noise before each answer, letters of a pattern,
-    # and letters of the alphabet, at most 26
-    copying: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raises UserError for an impossible value or combination."""
+        """Raises UserError for an impossible value."""
         check(self, "data")
-        if self.copying and self.corpus != "copying":
-            raise UserError(
-                f"data.copying = {self.copying} is for data.corpus='copying'; leave it "
-                f"out for {self.corpus!r}"
-            )
-        if len(self.copying) not in (0, 3):
-            raise UserError(
-                f"data.copying = {self.copying} must be three numbers: bytes of noise, "
-                "letters of a pattern, and letters of the alphabet"
-            )

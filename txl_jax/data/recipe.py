@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from txl_jax.data import vocab as vocabulary
-from txl_jax.data.catalog import CORPORA, TFDS_PREFIX, Corpus
+from txl_jax.data.catalog import CORPORA, Corpus
 from txl_jax.data.options import OWN, DataConfig
 from txl_jax.data.word import Lines, WordVocab
 from txl_jax.errors import UserError, require_one_of
@@ -99,10 +99,8 @@ def resolve(
 
 def drops_newlines(config: DataConfig, kind: str) -> bool:
     """Returns whether tokens of a kind of vocabulary omit byte 10 of the corpus."""
-    name = config.corpus
-    if name.startswith(TFDS_PREFIX):
-        name = TFDS_PREFIX.rstrip(":")
-    return CONVENTIONS[_convention(config, CORPORA[name], kind)].drop_newlines
+    corpus = CORPORA[config.corpus.partition(":")[0]]
+    return CONVENTIONS[_convention(config, corpus, kind)].drop_newlines
 
 
 def _read_vocab(config: DataConfig, corpus: Corpus, path: str) -> vocabulary.Vocab:
@@ -156,14 +154,15 @@ def _convention(config: DataConfig, corpus: Corpus, kind: str) -> str:
 def _refuse_idle(config: DataConfig, kind: str) -> None:
     """Raises UserError for fields that the kind of vocabulary does not use."""
     uses = {
-        "word": ("vocab_size", "min_count", "lower_case"),
-        "subword": ("vocab_size",),
+        "vocab_size": ("word", "subword"),
+        "min_count": ("word",),
+        "lower_case": ("word",),
     }
-    for name in ("vocab_size", "min_count", "lower_case"):
-        if getattr(config, name) and name not in uses.get(kind, ()):
+    for name, kinds in uses.items():
+        if (value := getattr(config, name)) and kind not in kinds:
             raise UserError(
-                f"data.{name}={getattr(config, name)} is not used with "
-                f"data.vocab={kind!r}: leave it out, or set data.vocab='word'"
+                f"data.{name}={value} is not used with data.vocab={kind!r}: leave it "
+                "out, or set data.vocab='word'"
             )
     if kind == "subword" and not config.vocab_path and config.vocab_size < BYTES:
         raise UserError(

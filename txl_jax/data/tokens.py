@@ -13,6 +13,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,6 @@ from filelock import FileLock, Timeout
 
 from txl_jax.data import corpora, remote_cache
 from txl_jax.data import vocab as vocabulary
-from txl_jax.data.copying import Task
 from txl_jax.data.download import checksum
 from txl_jax.data.encode import Encoder, split_file
 from txl_jax.data.options import SPLITS, DataConfig
@@ -110,7 +110,7 @@ def prepare(config: DataConfig, say: Callable[[str], None] = log) -> Tokens:
         if remote
         else Path(data_dir).expanduser().absolute()
     )
-    source = corpora.find(config.corpus, config.path, root, Task.of(config))
+    source = corpora.find(config.corpus, config.path, root)
     published = corpora.vocab_file(source.corpus, root)
     recipe, vocab = resolve(config, source.corpus, published)
     name = f"txl_jax/{source.config}/{source.corpus.version}/{recipe.folder}"
@@ -185,8 +185,7 @@ def _make(
 ) -> None:
     """Writes the token folder under another name and renames it."""
     start = time.monotonic()
-    size = f", {source.bytes:,} bytes," if source.bytes else ""
-    say(f"data: preparing {source.config}{size} in {folder}")
+    say(f"data: preparing {source.config} in {folder}")
     from txl_jax.data import builder  # imports TFDS, which takes a second
 
     stored = builder.prepare(source, root, say)
@@ -195,13 +194,10 @@ def _make(
         if leftover.exists():
             shutil.rmtree(leftover)
     incomplete.mkdir()
-    encoder = Encoder(
-        source, recipe, incomplete, lambda split: builder.read(stored, split), say
-    )
+    encoder = Encoder(source.corpus, recipe, partial(builder.read, stored), say)
     try:
-        vocab, splits = (
-            encoder.encode(vocab) if vocab or recipe.kind != "word" else encoder.count()
-        )
+        vocab = vocab or encoder.make_vocab()
+        splits = {name: encoder.encode(name, vocab, incomplete) for name in SPLITS}
     except UserError:
         shutil.rmtree(incomplete)  # another attempt would fail too
         raise

@@ -44,46 +44,6 @@ class Vocab(Protocol):
         """Returns the JSON object that `from_json` accepts."""
 
 
-class ByteVocab:
-    """The 256 byte values: token i is byte i, so any text can be encoded."""
-
-    kind: ClassVar[str] = "byte"
-    dtype: np.dtype = np.dtype(np.uint8)
-    unknown: int = -1
-
-    def __len__(self) -> int:
-        return 256
-
-    def encode(self, text: str | bytes) -> np.ndarray:
-        """Returns the bytes of a text, in UTF-8."""
-        return np.frombuffer(_utf8(text) if isinstance(text, str) else text, np.uint8)
-
-    def decode(self, tokens: Iterable[int]) -> str:
-        """Returns the text of tokens, with U+FFFD for bytes that are not UTF-8.
-
-        Raises ValueError for a token outside [0, 256).
-        """
-        return bytes(np.asarray(tokens).tolist()).decode("utf-8", errors="replace")
-
-    def stream(self, blocks: Iterable[bytes], name: str) -> Iterator[np.ndarray]:
-        """Yields the tokens of a split: its bytes."""
-        yield from map(self.encode, blocks)
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the JSON object that `from_json` accepts."""
-        return {"kind": self.kind}
-
-    @classmethod
-    def from_json(cls, _: dict[str, Any]) -> "ByteVocab":
-        """Returns the vocabulary of a JSON object that `to_json` returned."""
-        return cls()
-
-
-def _utf8(text: str) -> bytes:
-    # Python decodes other bytes of a command line as surrogates.
-    return text.encode("utf-8", errors="surrogateescape")
-
-
 @dataclass(frozen=True)
 class CharVocab:
     """The characters, or (`of_bytes`) the byte values, that occur in a corpus.
@@ -167,6 +127,29 @@ class CharVocab:
         if of_bytes and max(symbols, default="") > "\xff":
             raise ValueError("its symbols are not bytes")
         return cls(symbols, bool(of_bytes))
+
+
+class ByteVocab(CharVocab):
+    """The 256 byte values: token i is byte i, so any text can be encoded."""
+
+    kind: ClassVar[str] = "byte"
+
+    def __init__(self) -> None:
+        super().__init__("".join(map(chr, range(256))), of_bytes=True)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the JSON object that `from_json` accepts."""
+        return {"kind": self.kind}
+
+    @classmethod
+    def from_json(cls, _: dict[str, Any]) -> "ByteVocab":
+        """Returns the vocabulary of a JSON object that `to_json` returned."""
+        return cls()
+
+
+def _utf8(text: str) -> bytes:
+    # Python decodes other bytes of a command line as surrogates.
+    return text.encode("utf-8", errors="surrogateescape")
 
 
 def _points(text: str) -> np.ndarray:

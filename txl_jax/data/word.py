@@ -1,7 +1,7 @@
 """Word vocabularies, as for the paper's WikiText-103, PTB and One Billion Word."""
 
 import collections
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -35,20 +35,14 @@ class Lines(NamedTuple):
                 words.pop()  # the next line has not begun
         return words
 
-    def stream(
-        self,
-        blocks: Iterable[bytes],
-        name: str,
-        look_up: Callable[[str], int],
-    ) -> Iterator[np.ndarray]:
-        """Yields the numbers of a split's words; the last line gets its mark too."""
+    def stream(self, blocks: Iterable[bytes], name: str) -> Iterator[list[str]]:
+        """Yields the words of a split; the last line gets its mark too."""
         inside = False
         for part in texts.words(blocks, name):
-            words = self.split(part, inside)
-            yield np.fromiter(map(look_up, words), np.int32, len(words))
+            yield self.split(part, inside)
             inside = not part.endswith("\n")
         if inside:
-            yield np.array([look_up(self.eos)], np.int32)
+            yield [self.eos]
 
 
 PAPER = Lines()  # of WikiText and PTB
@@ -90,6 +84,34 @@ class WordVocab:
                     "set data.convention to one that matches its marks"
                 )
 
+    @classmethod
+    def count(
+        cls,
+        splits: Iterable[Iterable[list[str]]],
+        lines: Lines = PAPER,
+        min_count: int = 0,
+        max_size: int = 0,
+    ) -> "WordVocab":
+        """Returns the vocabulary of splits, each an iterator of `Lines.stream`.
+
+        The marks come first, then words by falling count and, if equal, by first
+        occurrence. If min_count or max_size excludes words, the vocabulary has <unk>,
+        in its place by count, or after the marks if it does not occur in the text.
+        """
+        counts: collections.Counter[str] = collections.Counter()
+        for split in splits:
+            for words in split:
+                counts.update(words)
+        specials = lines.specials
+        ordered = [word for word, _ in counts.most_common() if word not in specials]
+        most = max_size or len(specials) + len(ordered)
+        kept = [word for word in ordered if counts[word] >= min_count]
+        kept = kept[: max(most - len(specials), 0)]
+        if len(kept) < len(ordered) and not {*UNKNOWN} & {*kept}:
+            specials = [*specials, UNKNOWN[0]]
+            kept = kept[: max(most - len(specials), 0)]
+        return cls([*specials, *kept], lines)
+
     def __len__(self) -> int:
         return len(self.words)
 
@@ -108,15 +130,14 @@ class WordVocab:
 
         Raises UserError for an unknown word if the vocabulary has no <unk>.
         """
-        words = self.lines.split(text)
-        return np.fromiter(
-            map(self._ids.__getitem__, words), self.dtype, count=len(words)
-        )
+        return self._look_up(self.lines.split(text))
 
     def stream(self, blocks: Iterable[bytes], name: str) -> Iterator[np.ndarray]:
         """Yields the tokens of a whole split, whose last line gets its mark too."""
-        for tokens in self.lines.stream(blocks, name, self._ids.__getitem__):
-            yield tokens.astype(self.dtype)
+        yield from map(self._look_up, self.lines.stream(blocks, name))
+
+    def _look_up(self, words: list[str]) -> np.ndarray:
+        return np.fromiter(map(self._ids.__getitem__, words), self.dtype, len(words))
 
     def decode(self, tokens: Iterable[int]) -> str:
         """Returns the words, separated by spaces and newlines."""
@@ -143,62 +164,3 @@ class WordVocab:
         """Returns the vocabulary of a JSON object that `to_json` returned."""
         marks = Lines(state["eos"], state["bos"], state["lower_case"])
         return cls(list(map(str, state["words"])), marks)
-
-
-class WordCounter:
-    """Numbers and counts words in a single pass over the text.
-
-    `stream` yields provisional numbers; `finish` returns the vocabulary and the token
-    of each provisional number.
-    """
-
-    def __init__(self, lines: Lines) -> None:
-        self.lines = lines
-        self._numbers: dict[str, int] = collections.defaultdict()
-        self._numbers.default_factory = self._numbers.__len__
-        for mark in lines.specials:
-            self._numbers[mark]
-        self._counts = np.zeros(1 << 16, np.int64)
-
-    def stream(
-        self, blocks: Iterable[bytes], name: str, counted: bool
-    ) -> Iterator[np.ndarray]:
-        """Yields a split's provisional numbers, and counts them if `counted`."""
-        for numbers in self.lines.stream(blocks, name, self._numbers.__getitem__):
-            if len(self._numbers) > len(self._counts):
-                self._counts = np.pad(self._counts, (0, len(self._numbers)))
-            if counted:
-                counts = np.bincount(numbers)
-                self._counts[: len(counts)] += counts
-            yield numbers
-
-    def finish(
-        self, min_count: int = 0, max_size: int = 0
-    ) -> tuple[WordVocab, np.ndarray]:
-        """Returns the vocabulary, and each provisional number's token or -1.
-
-        The marks come first, then words by falling count and, if equal, by first
-        occurrence. If min_count or max_size excludes words, the vocabulary has <unk>,
-        in its place by count, or after the marks if it does not occur in the text.
-        """
-        words = list(self._numbers)
-        marks = len(self.lines.specials)
-        counts = self._counts[: len(words)].copy()
-        counts[:marks] = 0
-        order = np.argsort(-counts, kind="stable")
-        order = order[counts[order] > 0]  # the rest only occur in uncounted splits
-        most = max_size or marks + len(order)
-        kept = order[counts[order] >= min_count][: max(most - marks, 0)]
-        specials = self.lines.specials
-        if len(kept) < len(order) and not {words[i] for i in kept} & set(UNKNOWN):
-            specials.append(UNKNOWN[0])
-            kept = kept[: max(most - len(specials), 0)]
-        vocab = WordVocab([*specials, *(words[i] for i in kept)], self.lines)
-        tokens = np.full(len(words), vocab.unknown, np.int32)
-        tokens[kept] = np.arange(len(specials), len(vocab))
-        tokens[:marks] = np.arange(marks)
-        return vocab, tokens
-
-    def missing(self, number: int) -> UserError:
-        """Returns the error for a provisional number without a token."""
-        return texts.missing(f"word {list(self._numbers)[number][:80]!r}")

@@ -35,9 +35,14 @@ def _asgd_from(average: str, decay: float, first: int) -> int:
 
 CHANGES = (
     Change(
-        "data.copying",
+        "data.corpus",
         {"data.copy_delay": 0, "data.copy_length": 0, "data.copy_symbols": 0},
-        _tuple,
+        "copying:{},{},{}".format,
+    ),
+    Change(
+        "data.corpus",
+        {"data.copying": ()},
+        lambda sizes: f"copying:{sizes}".translate({ord(x): None for x in "() "}),
     ),
     Change("optim.betas", {"optim.beta1": 0.9, "optim.beta2": 0.999}, _tuple),
     Change(
