@@ -19,7 +19,8 @@ REQUIRES = [
     "jax>=0.10.2",  # AxisType of meshes, pallas's kernels for TPU
     "flax>=0.12.8",  # linen for that jax
     "optax>=0.2.8",
-    "orbax-checkpoint>=0.12.8",  # preservation policies, JSON beside arrays
+    # Preservation policies, JSON beside arrays; brings tensorstore and protobuf.
+    "orbax-checkpoint>=0.12.8",
     "tensorflow-datasets>=4.9.10",  # ArrayRecord, without TensorFlow
     # tensorflow-datasets imports it and declares it for old Pythons only.
     "importlib_resources>=6.4",

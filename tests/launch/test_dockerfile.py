@@ -1,4 +1,4 @@
-"""The Dockerfile: its stages, and what may and may not be in it."""
+"""The stages and instructions of the Dockerfile."""
 
 import re
 from pathlib import Path
@@ -17,12 +17,12 @@ EXTRAS = {"cpu": "gcs", "gpu": "cuda13,gcs", "tpu": "tpu,gcs"}
 
 def stages() -> dict[str, list[tuple[str, str]]]:
     """Returns the instructions of each stage, its FROM first."""
-    found: dict[str, list[tuple[str, str]]] = {}
+    result: dict[str, list[tuple[str, str]]] = {}
     for name, rest in INSTRUCTIONS:
         if name == "FROM":
-            stage = found[rest.rpartition(" AS ")[2]] = []
+            stage = result[rest.rpartition(" AS ")[2]] = []
         stage.append((name, rest))
-    return found
+    return result
 
 
 def test_one_stage_per_device_with_its_extra() -> None:
@@ -36,12 +36,9 @@ def test_one_stage_per_device_with_its_extra() -> None:
         assert all(f'"{extra}": [' in setup for extra in extras.split(","))
 
 
-def test_the_base_image_is_pinned() -> None:
+def test_the_base_image_is_pinned_and_its_user_not_root() -> None:
     _, image = stages()["base"][0]
     assert re.fullmatch(r"python:3\.\d+\.\d+-slim-\w+ AS base", image)
-
-
-def test_nothing_after_the_user_is_made_runs_as_root() -> None:
     names = [name for name, _ in INSTRUCTIONS]
     user = names.index("USER")
     assert INSTRUCTIONS[user] == ("USER", "txl")

@@ -1,4 +1,4 @@
-"""gke.yaml, against JobSet's own schema and against what its policies must do."""
+"""gke.yaml conforms to JobSet's schema, and its policies restart the right failures."""
 
 import copy
 import json
@@ -37,13 +37,11 @@ def test_the_schema_refuses_what_the_server_would() -> None:
     assert len(list(errors)) == 3
 
 
-def fate(code: int, *, disrupted: bool = False) -> str:
-    """Returns what becomes of the JobSet when a pod of it ends so.
+def outcome(code: int, disrupted: bool) -> str:
+    """Returns the action for the JobSet when one of its pods ends with a status.
 
-    As the Job and JobSet controllers go through their rules, the first that matches.
+    The controllers of Job and JobSet apply the first rule that matches.
     """
-    if not code:
-        return "done"
     action = "Count"
     for rule in JOB["podFailurePolicy"]["rules"]:
         codes = rule.get("onExitCodes", {"operator": "In", "values": []})
@@ -54,7 +52,7 @@ def fate(code: int, *, disrupted: bool = False) -> str:
         if (disrupted and "DisruptionTarget" in conditions) or matches:
             action = rule["action"]
             break
-    assert JOB["backoffLimit"] == 0, "so that whatever is counted ends the Job"
+    assert JOB["backoffLimit"] == 0, "so that a counted failure ends the Job"
     reason = {"FailJob": "PodFailurePolicy", "Count": "BackoffLimitExceeded"}[action]
     for rule in JOBSET["failurePolicy"]["rules"]:
         if reason in rule["onJobFailureReasons"]:
@@ -62,19 +60,18 @@ def fate(code: int, *, disrupted: bool = False) -> str:
     return "RestartJobSet"
 
 
-@pytest.mark.parametrize("code", [75, 134])
-def test_again_restarts_the_slice_and_counts_nothing(code: int) -> None:
-    assert fate(code) == "RestartJobSetAndIgnoreMaxRestarts"
-
-
-@pytest.mark.parametrize("code", [75, 137, 143])
-def test_so_does_a_machine_that_is_taken_away(code: int) -> None:
-    assert fate(code, disrupted=True) == "RestartJobSetAndIgnoreMaxRestarts"
-
-
-@pytest.mark.parametrize("code", [1, 2, 76, 130, 137])
-def test_any_other_status_ends_it_at_once(code: int) -> None:
-    assert fate(code) == "FailJobSet"
+@pytest.mark.parametrize(
+    "code, disrupted, action",
+    [
+        *((code, False, "RestartJobSetAndIgnoreMaxRestarts") for code in (75, 134)),
+        *((code, True, "RestartJobSetAndIgnoreMaxRestarts") for code in (75, 137, 143)),
+        *((code, False, "FailJobSet") for code in (1, 2, 76, 130, 137)),
+    ],
+)
+def test_the_status_and_a_disruption_decide_about_a_restart(
+    code: int, disrupted: bool, action: str
+) -> None:
+    assert outcome(code, disrupted) == action
 
 
 def test_a_failure_is_not_tried_again_in_place() -> None:
@@ -102,11 +99,8 @@ def test_the_pods_fill_the_slice() -> None:
     assert JOBSET["network"]["enableDNSHostnames"] is True
 
 
-def test_there_is_time_for_a_checkpoint() -> None:
+def test_the_program_takes_the_flags_and_has_time_for_a_checkpoint() -> None:
     assert POD["terminationGracePeriodSeconds"] >= 300
-
-
-def test_the_program_takes_the_flags() -> None:
     (container,) = POD["containers"]
     assert "command" not in container, "the image's entry point is the program"
     assert container["image"].endswith(":tpu")
@@ -115,12 +109,12 @@ def test_the_program_takes_the_flags() -> None:
 
 
 def test_the_workdir_is_on_a_volume_of_all_machines() -> None:
-    """The one that the README says how to claim."""
+    """The README says how to claim the volume."""
     (container,) = POD["containers"]
     (mount,) = container["volumeMounts"]
     (volume,) = POD["volumes"]
-    how = flags.parse(container["args"])
-    assert str(how.workdir).startswith(mount["mountPath"] + "/")
+    args = flags.parse(container["args"])
+    assert str(args.workdir).startswith(mount["mountPath"] + "/")
     assert mount["name"] == volume["name"]
     text = (world.ROOT / "launch/README.md").read_text("utf-8")
     (block,) = re.findall(r"```yaml\n(.*?)```", text, re.S)

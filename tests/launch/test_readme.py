@@ -1,4 +1,4 @@
-"""launch/README.md: its commands are taken, its arithmetic is that of the configs."""
+"""launch/README.md: its commands are valid, and its costs follow from the configs."""
 
 import re
 import shlex
@@ -47,24 +47,19 @@ def test_the_training_flags_are_taken() -> None:
     assert taken == 4
 
 
-def test_the_first_command_fits_the_slice() -> None:
-    """The paper's 60 streams do not divide over 16 chips; what is given does."""
-    (command,) = [c for c in COMMANDS if "--spot" in c]
-    begin = command.index("--") + 1
-    how = flags.parse(command[begin:]).config
-    assert how.train.batch_size % 16 == how.eval.streams % 16 == 0
-
-
-def test_the_first_command_can_be_run(tmp_path: Path) -> None:
+def test_the_first_command_can_be_run_and_fits_the_slice(tmp_path: Path) -> None:
+    """The paper's 60 streams do not divide over 16 chips; those of the command do."""
     (command,) = [c for c in COMMANDS if "--spot" in c]
     program, *rest = command
     assert program == "launch/tpu_vm.sh"
+    config = flags.parse(rest[rest.index("--") + 1 :]).config
+    assert config.train.batch_size % 16 == config.eval.streams % 16 == 0
     result = world.run(world.make(tmp_path), "tpu_vm.sh", "--dry_run", *rest)
     assert result.returncode == 0, result.stderr
 
 
 def estimate(name: str) -> tuple[int, float, float]:
-    """Returns (tokens, operations per token, v5e chip hours), as the README says."""
+    """Returns (tokens, operations per token, v5e chip hours), as in the README."""
     config = configs.parse(configs.load(name))
     model, train = config.model, config.train
     tokens = train.num_steps * train.batch_size * train.tgt_len
@@ -83,18 +78,18 @@ def test_every_published_model_is_in_the_table() -> None:
 
 @pytest.mark.parametrize("name", ROWS)
 def test_the_costs_are_the_configs(name: str) -> None:
-    parameters, _, said_tokens, said_gflop, said_hours = ROWS[name]
+    parameters, _, row_tokens, row_gflop, row_hours = ROWS[name]
     tokens, per_token, hours = estimate(name)
     assert parameters == f"{SIZES[name][0]:,}"
-    assert float(said_tokens) == pytest.approx(tokens, rel=0.005)
-    assert float(said_gflop) == pytest.approx(per_token / 1e9, rel=0.005)
-    assert said_hours == f"{hours:,.0f}"
+    assert float(row_tokens) == pytest.approx(tokens, rel=0.005)
+    assert float(row_gflop) == pytest.approx(per_token / 1e9, rel=0.005)
+    assert row_hours == f"{hours:,.0f}"
 
 
 @pytest.mark.parametrize(
     "name, minutes, percent", [("wt103_nvidia", 76, 8), ("wt103_nvidia_large", 430, 14)]
 )
-def test_what_was_published_reaches_about_as_much(
+def test_published_runs_have_about_the_assumed_utilization(
     name: str, minutes: int, percent: int
 ) -> None:
     tokens, per_token, _ = estimate(name)

@@ -1,4 +1,4 @@
-"""The shell scripts by themselves."""
+"""Static checks of the shell scripts."""
 
 import shutil
 import subprocess
@@ -14,14 +14,11 @@ SCRIPTS = [
     for path in sorted((world.ROOT / "launch").iterdir())
     if path.suffix in (".sh", ".sbatch")
 ]
-
-
-def test_there_are_some() -> None:
-    assert len(SCRIPTS) == 4
+assert len(SCRIPTS) == 4
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
-def test_shellcheck_has_no_complaint(script: Path) -> None:
+def test_shellcheck_reports_nothing(script: Path) -> None:
     beside = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin"
     program = shutil.which("shellcheck", path=beside)
     if program is None:

@@ -33,57 +33,53 @@ def submit(
     return world.run(cluster, "slurm.sbatch", *training)
 
 
+def requeued(folder: Path) -> list[list[str]]:
+    return world.calls(folder, "requeue")
+
+
 def test_trains_in_every_task(cluster: dict[str, str], tmp_path: Path) -> None:
     world.plan(tmp_path, (0, 0))
     result = submit(cluster)
     assert result.returncode == 0, result.stderr
     srun, *trained = world.calls(tmp_path, "training")
-    assert srun[0] == "srun"
+    # A task sees all GPUs, and continues when another ends.
+    assert {"srun", "--gpu-bind=none", "--kill-on-bad-exit=0"} <= set(srun)
     assert sorted(trained) == [
         ["training", task, "-m", "txl_jax.main", *TRAIN] for task in ("0", "1")
     ]
     assert "training on 1" in result.stderr, "stdout goes to the log too"
-    assert not world.calls(tmp_path, "requeue")
-
-
-def test_a_task_sees_all_gpus_and_lives_when_another_ends(
-    cluster: dict[str, str], tmp_path: Path
-) -> None:
-    world.plan(tmp_path, (0, 0))
-    submit(cluster)
-    (srun,) = world.calls(tmp_path, "srun")
-    assert {"--gpu-bind=none", "--kill-on-bad-exit=0"} <= set(srun)
+    assert not requeued(tmp_path)
 
 
 @pytest.mark.parametrize("ends", [(75, 75), (75, 134)])
-def test_again_is_requeued(
+def test_status_75_is_requeued(
     cluster: dict[str, str], tmp_path: Path, ends: tuple[int, int]
 ) -> None:
     world.plan(tmp_path, ends)
     assert submit(cluster).returncode == 75
-    assert world.calls(tmp_path, "requeue") == [["scontrol", "requeue", "7"]]
+    assert requeued(tmp_path) == [["scontrol", "requeue", "7"]]
 
 
 @pytest.mark.parametrize(
     "ends, status",
     [((75, 1), 1), ((2, 75), 2), ((76, 76), 76), ((130, 75), 130), ((134, 134), 134)],
 )
-def test_any_other_status_is_not(
+def test_any_other_status_is_not_requeued(
     cluster: dict[str, str], tmp_path: Path, ends: tuple[int, int], status: int
 ) -> None:
     world.plan(tmp_path, ends)
     assert submit(cluster).returncode == status
-    assert not world.calls(tmp_path, "requeue")
+    assert not requeued(tmp_path)
 
 
 @pytest.mark.parametrize("state", ["CANCELLED", "PREEMPTED", "COMPLETING"])
-def test_what_slurm_ended_itself_is_not_requeued(
+def test_a_job_that_slurm_ended_is_not_requeued(
     cluster: dict[str, str], tmp_path: Path, state: str
 ) -> None:
     world.plan(tmp_path, (75, 75))
     (tmp_path / "job").write_text(state)
     assert submit(cluster).returncode == 75
-    assert not world.calls(tmp_path, "requeue")
+    assert not requeued(tmp_path)
 
 
 def test_restarts_are_bounded(cluster: dict[str, str], tmp_path: Path) -> None:
@@ -91,21 +87,17 @@ def test_restarts_are_bounded(cluster: dict[str, str], tmp_path: Path) -> None:
     result = submit({**cluster, "SLURM_RESTART_COUNT": "100"})
     assert result.returncode == 75
     assert "submit it again" in result.stderr
-    assert not world.calls(tmp_path, "requeue")
+    assert not requeued(tmp_path)
 
 
-def test_a_requeue_that_is_refused(cluster: dict[str, str], tmp_path: Path) -> None:
+def test_failures_of_slurm_itself(cluster: dict[str, str], tmp_path: Path) -> None:
     world.plan(tmp_path, (75, 75))
-    (tmp_path / "trouble").write_text("requeue 1\n")
+    (tmp_path / "trouble").write_text("requeue 1\ntxl_jax.main 1\n")
     result = submit(cluster)
     assert result.returncode == 75
     assert "submit the same command again" in result.stderr
-
-
-def test_srun_itself_fails(cluster: dict[str, str], tmp_path: Path) -> None:
-    (tmp_path / "trouble").write_text("txl_jax.main 1\n")
-    assert submit(cluster).returncode == 1
-    assert not world.calls(tmp_path, "requeue")
+    assert submit(cluster).returncode == 1, "of srun"
+    assert len(requeued(tmp_path)) == 1
 
 
 MISTAKES: dict[str, dict[str, str]] = {
@@ -117,21 +109,17 @@ MISTAKES: dict[str, dict[str, str]] = {
 
 
 @pytest.mark.parametrize("message", MISTAKES)
-def test_a_mistake_is_one_line(
+def test_a_mistake_is_reported_in_one_line(
     cluster: dict[str, str], tmp_path: Path, message: str
 ) -> None:
     result = submit({**cluster, **MISTAKES[message]})
-    assert result.returncode == 2
-    assert len(result.stderr.splitlines()) == 1
-    assert message in result.stderr
-    assert not world.calls(tmp_path)
+    world.assert_mistake(tmp_path, result, message)
 
 
-def test_without_a_workdir(cluster: dict[str, str], tmp_path: Path) -> None:
-    result = submit(cluster, ["--config=wt103"])
-    assert result.returncode == 2
-    assert "give --workdir" in result.stderr
-    assert not world.calls(tmp_path)
+def test_the_workdir_is_required(cluster: dict[str, str], tmp_path: Path) -> None:
+    world.assert_mistake(
+        tmp_path, submit(cluster, ["--config=wt103"]), "give --workdir"
+    )
 
 
 def test_the_directives() -> None:

@@ -1,11 +1,11 @@
-"""tpu_vm.sh and tpu_worker.sh, run whole against a stand-in cloud of two machines."""
+"""tpu_vm.sh and tpu_worker.sh, run in full against a stand-in cloud of two machines."""
 
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -19,11 +19,20 @@ FLAGS = [
     "--accelerator_type=v5litepod-16",
     "--nfs=10.0.0.2:/share",
 ]
+PACKED = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "experiments/wt103.py")
 
 
 @pytest.fixture
 def cloud(tmp_path: Path) -> dict[str, str]:
-    return world.make(tmp_path, "gcloud", *world.MACHINE)
+    """Returns an environment with a small checkout, which is quick to copy."""
+    checkout = tmp_path / "checkout"
+    shutil.copytree(world.ROOT / "launch", checkout / "launch")
+    for name in ("txl_jax", "experiments"):
+        (checkout / name).mkdir()
+    for name in PACKED:
+        shutil.copy(world.ROOT / name, checkout / name)
+    environment = world.make(tmp_path, "gcloud", *world.MACHINE)
+    return environment | {"CHECKOUT": str(checkout)}
 
 
 def train(
@@ -32,16 +41,32 @@ def train(
     return world.run(cloud, "tpu_vm.sh", *FLAGS, *flags, "--", *training)
 
 
+def verbs(folder: Path) -> list[str]:
+    """Returns the verbs of the calls of gcloud, except `describe`."""
+    return [call[4] for call in world.calls(folder, "gcloud") if "describe" not in call]
+
+
+def trained(folder: Path) -> int:
+    """Returns how often a process of the training was started."""
+    return len(world.calls(folder, "training", "txl_jax.main"))
+
+
+# Runs that succeed
+
+
 def test_creates_trains_on_all_workers_and_deletes(
     cloud: dict[str, str], tmp_path: Path
 ) -> None:
     world.plan(tmp_path, (0, 0))
-    result = train(cloud, "--spot", "--project=mine")
-    assert result.returncode == 0, result.stderr
-    verbs = [
-        call[4] for call in world.calls(tmp_path, "gcloud") if "describe" not in call
+    odd = [
+        "--config.generate.prompt=def f(x):\n\treturn  'a' \"b\" $HOME `id` \\ * ; é",
+        "--config.data.path=",
+        "--config.x=%USER%",
     ]
-    assert verbs == ["create", "ssh", "scp", "ssh", "ssh", "ssh", "ssh", "delete"]
+    result = train(cloud, "--spot", "--project=mine", training=[*TRAIN, *odd])
+    assert result.returncode == 0, result.stderr
+    expected = ["create", "ssh", "scp", "ssh", "ssh", "ssh", "ssh", "delete"]
+    assert verbs(tmp_path) == expected
     create = world.calls(tmp_path, "create")[0]
     assert create[5:] == [
         "my-run",
@@ -54,180 +79,139 @@ def test_creates_trains_on_all_workers_and_deletes(
         "--project=mine",
     ]
     assert all("--project=mine" in call for call in world.calls(tmp_path, "gcloud"))
-    trained = sorted(world.calls(tmp_path, "training"))
-    assert trained == [
-        ["training", place, "-m", "txl_jax.main", *TRAIN] for place in ("0", "1")
+    assert sorted(world.calls(tmp_path, "training", "txl_jax.main")) == [
+        ["training", place, "-m", "txl_jax.main", *TRAIN, *odd] for place in ("0", "1")
     ]
     assert "training on 0" in result.stdout, "the log is followed"
 
 
-def test_any_flag_arrives_as_it_was_given(
-    cloud: dict[str, str], tmp_path: Path
-) -> None:
-    world.plan(tmp_path, (0, 0))
-    odd = [
-        "--config.generate.prompt=def f(x):\n\treturn  'a' \"b\" $HOME `id` \\ * ; é",
-        "--config.data.path=",
-        "--config.x=%USER%",
-    ]
-    assert train(cloud, training=[*TRAIN, *odd]).returncode == 0
-    for call in world.calls(tmp_path, "training", "txl_jax.main"):
-        assert call[4:] == [*TRAIN, *odd]
-
-
-def test_a_preempted_slice_is_created_anew_and_the_same_command_run(
+def test_a_preempted_slice_is_created_again_for_the_same_command(
     cloud: dict[str, str], tmp_path: Path
 ) -> None:
     world.plan(tmp_path, ("preempted", 75), (0, 0))
     result = train(cloud, "--spot")
     assert result.returncode == 0, result.stderr
-    verbs = [call[4] for call in world.calls(tmp_path, "queued-resources")]
-    acts = [verb for verb in verbs if verb != "describe"]
-    assert acts == ["create", "delete", "create", "delete"]
+    calls = [call[4] for call in world.calls(tmp_path, "queued-resources")]
+    changes = [verb for verb in calls if verb != "describe"]
+    assert changes == ["create", "delete", "create", "delete"]
     first, second = world.calls(tmp_path, "training", "0")
     assert first == second
 
 
-def test_a_slice_that_somebody_deleted_is_created_anew(
+def test_status_75_restarts_on_the_same_slice_which_is_kept(
     cloud: dict[str, str], tmp_path: Path
 ) -> None:
-    world.plan(tmp_path, (0, 0))
-    (tmp_path / "resource").write_text("ACTIVE\n")  # with no node any more
-    assert train(cloud).returncode == 0
-    assert len(world.calls(tmp_path, "create")) == 1
-
-
-def test_again_goes_on_where_the_slice_is_still_there(
-    cloud: dict[str, str], tmp_path: Path
-) -> None:
+    """The first slice has a request but no machines: somebody deleted them."""
     world.plan(tmp_path, (75, 134), (75, 75), (0, 0))
-    result = train(cloud)
-    assert result.returncode == 0, result.stderr
-    assert len(world.calls(tmp_path, "create")) == 1
-    assert len(world.calls(tmp_path, "training", "txl_jax.main")) == 6
-    assert "restart 2 of at most 100" in result.stderr
-
-
-@pytest.mark.parametrize(
-    "ends, status",
-    [((2, 75), 2), ((75, 1), 1), ((76, 76), 76), ((130, 75), 130), ((134, 134), 134)],
-)
-def test_any_other_status_ends(
-    cloud: dict[str, str], tmp_path: Path, ends: tuple[int, int], status: int
-) -> None:
-    world.plan(tmp_path, ends)
-    result = train(cloud)
-    assert result.returncode == status
-    assert len(world.calls(tmp_path, "training", "txl_jax.main")) == 2
-    assert len(world.calls(tmp_path, "delete")) == 1, "it costs no more"
-    assert "worker-1: training on 1" in result.stdout, "the end of the other's log"
-
-
-def test_a_worker_that_hangs_is_killed(cloud: dict[str, str], tmp_path: Path) -> None:
-    world.plan(tmp_path, (75, "hangs"), (0, 0))
-    result = train(cloud)
-    assert result.returncode == 0, result.stderr
-    assert "txl_jax-status stuck" in result.stdout
-
-
-def test_restarts_are_bounded(cloud: dict[str, str], tmp_path: Path) -> None:
-    world.plan(tmp_path, (75, 75), (75, 75), (75, 75))
-    assert train(cloud, "--max_restarts=1").returncode == 75
-    assert len(world.calls(tmp_path, "training", "txl_jax.main")) == 4
-    assert len(world.calls(tmp_path, "delete")) == 1
-
-
-def test_every_machine_mounts_the_share_once(
-    cloud: dict[str, str], tmp_path: Path
-) -> None:
-    world.plan(tmp_path, (75, 75), (0, 0))
+    (tmp_path / "resource").write_text("ACTIVE\n")
     result = train(cloud, "--keep")
     assert result.returncode == 0, result.stderr
-    assert "restart 1" in result.stderr
+    assert len(world.calls(tmp_path, "create")) == 1 and trained(tmp_path) == 6
+    assert "restart 2 of at most 100" in result.stderr
+    # Each machine mounts the share once.
     mount = ["-t", "nfs", "-o", "nolock,retry=0", "10.0.0.2:/share", "share"]
     mounted = sorted(world.calls(tmp_path, "mounted"))
     assert mounted == [["mounted", place, *mount] for place in ("0", "1")]
-
-
-@pytest.mark.skipif(not os.geteuid(), reason="root may write anywhere")
-def test_a_fresh_share_is_made_writable(cloud: dict[str, str], tmp_path: Path) -> None:
-    world.plan(tmp_path, (0, 0))
-    assert train(cloud, "--keep").returncode == 0
-    modes = {path.stat().st_mode & 0o777 for path in tmp_path.rglob("share")}
-    assert modes == {0o777}
-
-
-def test_what_is_missing_to_mount_is_installed(tmp_path: Path) -> None:
-    cloud = world.make(tmp_path, "gcloud", *world.MACHINE)
-    world.plan(tmp_path, (0, 0))
-    assert train(cloud).returncode == 0
     assert len(world.calls(tmp_path, "apt-get", "install", "nfs-common")) == 2
+    if os.geteuid():  # root may write anywhere
+        modes = {path.stat().st_mode & 0o777 for path in tmp_path.rglob("share")}
+        assert modes == {0o777}
+    result = train(cloud, "--keep", "--nfs=10.0.0.3:/share")
+    assert result.returncode == 1
+    assert "at share: 10.0.0.2:/share is there already" in result.stderr
+    assert "--delete ends its costs" in result.stderr
+    deleted = len(world.calls(tmp_path, "delete"))
+    result = world.run(cloud, "tpu_vm.sh", *FLAGS[:2], "--delete")
+    assert result.returncode == 0
+    delete = world.calls(tmp_path, "delete")[deleted]
+    assert delete[4:7] == ["delete", "my-run", "--force"]
 
 
-def test_nothing_is_installed_that_is_there(tmp_path: Path) -> None:
+def test_installed_programs_of_nfs_are_used(tmp_path: Path) -> None:
     cloud = world.make(tmp_path, "gcloud", *world.MACHINE, "mount.nfs")
     world.plan(tmp_path, (0, 0))
     assert train(cloud).returncode == 0
     assert not world.calls(tmp_path, "apt-get")
 
 
-SPOILED = {
-    "10.0.0.2:/gone cannot be mounted at share: mount.nfs: No such file or directory": (
-        {"FLAG": "--nfs=10.0.0.2:/gone"}
-    ),
-    "nfs-common cannot be installed: E: Unable to locate package nfs-common": (
-        {"NO_PACKAGES": "1"}
-    ),
-}
-
-
-@pytest.mark.parametrize("message", SPOILED)
-def test_a_share_that_cannot_be_mounted_ends_before_training(
-    cloud: dict[str, str], tmp_path: Path, message: str
-) -> None:
-    spoiled = dict(SPOILED[message])
-    result = train({**cloud, **spoiled}, *filter(None, [spoiled.get("FLAG")]))
-    assert result.returncode == 1
-    said = result.stderr.splitlines()
-    for place in ("0", "1"):
-        assert said.count(f"tpu_worker.sh: worker-{place}: {message}") == 5, "attempts"
-    assert "a warning" not in result.stderr
-    assert not world.calls(tmp_path, "training", "txl_jax.main")
-    assert len(world.calls(tmp_path, "delete")) == 1, "it costs no more"
-
-
-def test_another_share_in_its_place_is_not_taken(
-    cloud: dict[str, str], tmp_path: Path
-) -> None:
-    world.plan(tmp_path, (0, 0))
-    assert train(cloud, "--keep").returncode == 0
-    result = train(cloud, "--keep", "--nfs=10.0.0.3:/share")
-    assert result.returncode == 1
-    assert "at share: 10.0.0.2:/share is there already" in result.stderr
-
-
 def test_without_a_share_nothing_is_mounted(
     cloud: dict[str, str], tmp_path: Path
 ) -> None:
     world.plan(tmp_path, (0, 0))
-    local = ["--config=wt103", "--workdir=runs/wt103"]
+    local = ["--config=experiments/wt103.py", "--workdir=runs/wt103"]
     result = world.run(cloud, "tpu_vm.sh", *FLAGS[:3], "--keep", "--", *local)
     assert result.returncode == 0, result.stderr
     assert not world.calls(tmp_path, "mounted")
     assert not world.calls(tmp_path, "apt-get")
+    assert not world.calls(tmp_path, "delete")
 
 
-def test_one_machine_needs_no_share_for_a_bucket(tmp_path: Path) -> None:
-    bucket = ["--config=wt103", "--workdir=gs://b/wt103"]
-    flags = *FLAGS[:2], "--accelerator_type=v5litepod-8", "--spot", "--dry_run"
-    result = world.run(world.make(tmp_path), "tpu_vm.sh", *flags, "--", *bucket)
-    assert result.returncode == 0, result.stderr
-    assert "--workdir=gs://b/wt103" in result.stdout
-    assert "mount" not in result.stdout
+# Training that fails
+
+
+@pytest.mark.parametrize(
+    "ends, status", [((2, 75), 2), ((75, 1), 1), ((134, 134), 134)]
+)
+def test_any_other_status_ends_the_run(
+    cloud: dict[str, str], tmp_path: Path, ends: tuple[int, int], status: int
+) -> None:
+    world.plan(tmp_path, ends)
+    result = train(cloud)
+    assert result.returncode == status
+    assert trained(tmp_path) == 2
+    assert len(world.calls(tmp_path, "delete")) == 1, "no more costs"
+    assert "worker-1: training on 1" in result.stdout, "the end of the other's log"
+
+
+def test_a_worker_that_hangs_is_killed_and_restarts_are_bounded(
+    cloud: dict[str, str], tmp_path: Path
+) -> None:
+    world.plan(tmp_path, (75, "hangs"), (75, 75), (75, 75))
+    result = train({**cloud, "TPU_WORKER_FINISH_SECONDS": "1"}, "--max_restarts=1")
+    assert result.returncode == 75
+    assert "txl_jax-status stuck" in result.stdout
+    assert trained(tmp_path) == 4
+    assert len(world.calls(tmp_path, "delete")) == 1
+
+
+@pytest.mark.parametrize(
+    "flags, environment, message",
+    [
+        (
+            ["--nfs=10.0.0.2:/gone"],
+            {},
+            "10.0.0.2:/gone cannot be mounted at share: mount.nfs: No such file or "
+            "directory",
+        ),
+        (
+            [],
+            {"NO_PACKAGES": "1"},
+            "nfs-common cannot be installed: E: Unable to locate package nfs-common",
+        ),
+    ],
+)
+def test_a_share_that_cannot_be_mounted_ends_the_run_before_training(
+    cloud: dict[str, str],
+    tmp_path: Path,
+    flags: list[str],
+    environment: dict[str, str],
+    message: str,
+) -> None:
+    result = train(cloud | environment, *flags)
+    assert result.returncode == 1
+    lines = result.stderr.splitlines()
+    for place in ("0", "1"):
+        assert lines.count(f"tpu_worker.sh: worker-{place}: {message}") == 5, "attempts"
+    assert "a warning" not in result.stderr
+    assert not trained(tmp_path)
+    assert len(world.calls(tmp_path, "delete")) == 1, "no more costs"
+
+
+# A cloud that fails
 
 
 @pytest.mark.parametrize("failures, status", [(1, 0), (3, 1)])
-def test_creation_fails(
+def test_creation_is_tried_three_times(
     cloud: dict[str, str], tmp_path: Path, failures: int, status: int
 ) -> None:
     world.plan(tmp_path, (0, 0))
@@ -240,21 +224,23 @@ def test_creation_fails(
         assert not world.calls(tmp_path, "ssh")
 
 
-def test_a_request_that_failed_ends(cloud: dict[str, str], tmp_path: Path) -> None:
+def test_a_failed_request_ends_the_run(cloud: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "resource").write_text("ACCEPTED\nFAILED\n")
     result = train(cloud)
     assert result.returncode == 1
     assert "--delete it" in result.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize("where", ["scp", "follow", "finish"])
-def test_ssh_fails_once(cloud: dict[str, str], tmp_path: Path, where: str) -> None:
+@pytest.mark.parametrize("call", ["scp", "follow", "finish"])
+def test_one_failure_of_ssh_is_repeated(
+    cloud: dict[str, str], tmp_path: Path, call: str
+) -> None:
     world.plan(tmp_path, (0, 0))
-    (tmp_path / "trouble").write_text(f"{where} 255\n")
+    (tmp_path / "trouble").write_text(f"{call} 255\n")
     result = train(cloud)
     assert result.returncode == 0, result.stderr
     assert len(world.calls(tmp_path, "create")) == 1
-    assert len(world.calls(tmp_path, "training", "txl_jax.main")) == 2, "started once"
+    assert trained(tmp_path) == 2, "started once"
 
 
 def test_a_connection_lost_after_the_start_does_not_start_twice(
@@ -264,10 +250,12 @@ def test_a_connection_lost_after_the_start_does_not_start_twice(
     (tmp_path / "trouble").write_text("start 255 late\n")
     result = train(cloud)
     assert result.returncode == 0, result.stderr
-    assert len(world.calls(tmp_path, "training", "txl_jax.main")) == 2
+    assert trained(tmp_path) == 2
 
 
-def test_ssh_never_gets_through(cloud: dict[str, str], tmp_path: Path) -> None:
+def test_five_failures_of_ssh_end_the_run(
+    cloud: dict[str, str], tmp_path: Path
+) -> None:
     (tmp_path / "trouble").write_text("status 255\n" + "scp 255\n" * 5)
     result = train(cloud)
     assert result.returncode == 1
@@ -275,7 +263,7 @@ def test_ssh_never_gets_through(cloud: dict[str, str], tmp_path: Path) -> None:
     assert len(world.calls(tmp_path, "delete")) == 1
 
 
-def test_what_cannot_be_deleted_is_shouted_about(
+def test_a_slice_that_cannot_be_deleted_is_reported_last(
     cloud: dict[str, str], tmp_path: Path
 ) -> None:
     world.plan(tmp_path, (0, 0))
@@ -285,65 +273,54 @@ def test_what_cannot_be_deleted_is_shouted_about(
     assert "COULD NOT BE DELETED" in result.stderr.splitlines()[-1]
 
 
-def test_keep_leaves_the_slice(cloud: dict[str, str], tmp_path: Path) -> None:
-    world.plan(tmp_path, (0, 0))
-    result = train(cloud, "--keep", training=["--config=wt103", "--workdir=runs/wt103"])
-    assert result.returncode == 0, result.stderr
-    assert not world.calls(tmp_path, "delete")
-    assert "--delete ends its costs" in result.stderr
-    result = world.run(cloud, "tpu_vm.sh", *FLAGS[:2], "--delete")
-    assert result.returncode == 0
-    assert world.calls(tmp_path, "delete")[0][4:7] == ["delete", "my-run", "--force"]
-
-
-def test_interrupted_the_slice_trains_on_and_is_followed_again(
+def test_after_an_interruption_the_same_command_follows_the_training(
     cloud: dict[str, str], tmp_path: Path
 ) -> None:
     world.plan(tmp_path, ("followed 2", "followed 2"), (1, 1))
-    script = str(world.ROOT / "launch/tpu_vm.sh")
-    # What a shell runs in the background ignores SIGINT, and so would its children.
-    heed = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); "
-    heed += "os.execvp('bash', sys.argv[1:])"
-    command = [sys.executable, "-c", heed, "bash", script, *FLAGS, "--", *TRAIN]
+    script = str(Path(cloud["CHECKOUT"]) / "launch/tpu_vm.sh")
+    # Background jobs of a shell ignore SIGINT, and so would the script.
+    reset = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); "
+    reset += "os.execvp('bash', sys.argv[1:])"
+    command = [sys.executable, "-c", reset, "bash", script, *FLAGS, "--", *TRAIN]
     with subprocess.Popen(
-        command,
-        env=cloud,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
+        command, env=cloud, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
-        deadline = time.monotonic() + 30
-        while not world.calls(tmp_path, "follow"):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        world.wait_until(lambda: bool(world.calls(tmp_path, "follow")))
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-        _, said = process.communicate(timeout=30)
+        _, stderr = process.communicate(timeout=world.LIMIT_SECONDS)
     assert process.returncode == 130
-    assert "the same command follows it again" in said
+    assert "the same command follows it again" in stderr
     result = train(cloud)
     assert result.returncode == 0, result.stderr
     assert "trains already" in result.stderr
-    assert len(world.calls(tmp_path, "training", "txl_jax.main")) == 2
+    assert trained(tmp_path) == 2
     assert len(world.calls(tmp_path, "create")) == 1
 
 
+# Commands that create nothing
+
+
 def test_dry_run_prints_the_commands_and_runs_none(tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
     environment = world.make(tmp_path)  # without gcloud
     result = train(environment, "--dry_run", training=[*TRAIN, "--config.x=a b"])
     assert result.returncode == 0, result.stderr
-    first, *rest = result.stdout.splitlines()
-    assert shlex.split(first)[1:6] == [
-        *("exec", ".venv/bin/python", "-m", "txl_jax.main"),
-        TRAIN[0],
-    ]
-    assert shlex.split(first)[-1] == "--config.x=a b"
-    commands = [shlex.split(line) for line in rest]
-    assert {command[1] for command in commands} == {"gcloud"}
-    verbs = [command[5] for command in commands]
+    first, *rest = map(shlex.split, result.stdout.splitlines())
+    assert first[1:6] == ["exec", ".venv/bin/python", "-m", "txl_jax.main", TRAIN[0]]
+    assert first[-1] == "--config.x=a b"
+    assert {command[1] for command in rest} == {"gcloud"}
+    verbs = [command[5] for command in rest]
     assert verbs == ["create", "scp", "ssh", "ssh", "ssh", "ssh", "delete"]
-    assert "tpu_worker.sh mount 10.0.0.2:/share && " in commands[2][-1]
+    assert "tpu_worker.sh mount 10.0.0.2:/share && " in rest[2][-1]
     assert not world.calls(tmp_path)
+
+
+def test_one_machine_needs_no_share_for_a_bucket(tmp_path: Path) -> None:
+    bucket = ["--config=wt103", "--workdir=gs://b/wt103"]
+    flags = *FLAGS[:2], "--accelerator_type=v5litepod-8", "--spot", "--dry_run"
+    result = world.run(world.make(tmp_path), "tpu_vm.sh", *flags, "--", *bucket)
+    assert result.returncode == 0, result.stderr
+    assert "--workdir=gs://b/wt103" in result.stdout
+    assert "mount" not in result.stdout
 
 
 NAME, ZONE, TYPE, NFS = FLAGS
@@ -373,29 +350,20 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("message", MISTAKES)
-def test_a_mistake_is_one_line_and_costs_nothing(
+def test_a_mistake_is_reported_in_one_line(
     cloud: dict[str, str], tmp_path: Path, message: str
 ) -> None:
     result = world.run(cloud, "tpu_vm.sh", *MISTAKES[message])
-    assert result.returncode == 2
-    assert len(result.stderr.splitlines()) == 1
-    assert message in result.stderr
-    assert not result.stdout
-    assert not world.calls(tmp_path)
+    world.assert_mistake(tmp_path, result, message)
 
 
-def test_without_gcloud(tmp_path: Path) -> None:
+def test_help_and_a_machine_without_gcloud(tmp_path: Path) -> None:
     environment = world.make(tmp_path)
-    tools = tmp_path / "tools"
-    tools.mkdir()
-    for tool in ("bash", "mktemp", "rm", "dirname"):
-        (tools / tool).symlink_to(f"/usr/bin/{tool}")
-    result = train({**environment, "PATH": str(tools)})
-    assert result.returncode == 2
-    assert "gcloud is not on PATH" in result.stderr
-
-
-def test_help(tmp_path: Path) -> None:
-    result = world.run(world.make(tmp_path), "tpu_vm.sh", "--help")
+    result = world.run(environment, "tpu_vm.sh", "--help")
     assert result.returncode == 0
     assert result.stdout.startswith("usage: launch/tpu_vm.sh")
+    (tmp_path / "tools").mkdir()
+    for tool in ("bash", "mktemp", "rm", "dirname"):
+        (tmp_path / "tools" / tool).symlink_to(f"/usr/bin/{tool}")
+    result = train({**environment, "PATH": str(tmp_path / "tools")})
+    world.assert_mistake(tmp_path, result, "gcloud is not on PATH")

@@ -1,10 +1,9 @@
-"""tpu_worker.sh by itself: what a machine that is shut down does to the training."""
+"""tpu_worker.sh alone: a machine that is shut down ends the training cleanly."""
 
 import os
 import shutil
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 from tests.launch import world
@@ -17,24 +16,21 @@ while :; do sleep 0.05; done
 """
 
 
-def test_sigterm_to_all_leaves_the_programs_own_status(tmp_path: Path) -> None:
+def test_sigterm_to_all_keeps_the_status_of_the_program(tmp_path: Path) -> None:
     (tmp_path / "launch").mkdir()
     script = shutil.copy(world.ROOT / "launch/tpu_worker.sh", tmp_path / "launch")
     (tmp_path / "train.sh").write_text(PROGRAM)
 
-    def ask(verb: str) -> str:
-        asked = subprocess.run(
-            ["bash", script, verb], stdout=subprocess.PIPE, text=True
-        )
-        return asked.stdout
+    def call(verb: str) -> str:
+        command = ["bash", script, verb]
+        return subprocess.run(command, stdout=subprocess.PIPE, text=True).stdout
 
-    ask("start")
+    call("start")
     log = tmp_path / "train.log"
-    while "begun" not in log.read_text():
-        time.sleep(0.01)
-    assert ask("status") == "txl_jax-status running\n"
+    world.wait_until(lambda: "begun" in log.read_text())
+    assert call("status") == "txl_jax-status running\n"
     os.killpg(int((tmp_path / "train.pid").read_text()), signal.SIGTERM)
-    assert ask("finish").splitlines()[-1] == "txl_jax-status 75"
+    assert call("finish").splitlines()[-1] == "txl_jax-status 75"
     lines = log.read_text().splitlines()
     assert "a checkpoint" in lines
-    assert lines[0] == "0000", "the umask: every machine may write what it makes"
+    assert lines[0] == "0000", "the umask: every machine may write the run's files"

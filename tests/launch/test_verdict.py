@@ -1,4 +1,4 @@
-"""One status of a run out of those of its processes."""
+"""verdict.sh: the status of a run follows from those of its processes."""
 
 import subprocess
 
@@ -28,7 +28,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("ends, status", CASES)
-def test_the_cause_wins_over_its_consequences(ends: str, status: int) -> None:
+def test_the_cause_precedes_its_consequences(ends: str, status: int) -> None:
     result = subprocess.run(
         ["bash", str(world.ROOT / "launch/verdict.sh")],
         input="\n".join(ends.split()),

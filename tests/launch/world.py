@@ -1,16 +1,17 @@
-"""A folder in which stand-ins play a cloud or a cluster, and what they were asked."""
+"""A folder in which stand-ins play a cloud or a cluster and record their calls."""
 
-import json
 import os
 import subprocess
-import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-STANDIN = Path(__file__).with_name("standin.py")
-QUICK = {"TPU_VM_POLL_SECONDS": "0", "TPU_WORKER_FINISH_SECONDS": "2"}
-MACHINE = ("python3", "sudo", "findmnt", "mount", "apt-get")  # a worker's programs
+STANDIN = Path(__file__).with_name("standin.sh")
+LIMIT_SECONDS = 300  # for anything; a quiet machine needs a hundredth
+# A worker's programs.
+MACHINE = ("python3", "sudo", "findmnt", "mount", "apt-get", "training")
 
 
 def make(folder: Path, *programs: str) -> dict[str, str]:
@@ -19,23 +20,18 @@ def make(folder: Path, *programs: str) -> dict[str, str]:
     bin_folder.mkdir()
     (folder / "exits").mkdir()
     for program in programs:
-        path = bin_folder / program
-        path.write_text(
-            f'#!/bin/sh\nexec {sys.executable} -ESs {STANDIN} {program} "$@"\n'
-        )
-        path.chmod(0o755)
-    path_variable = f"{bin_folder}:/usr/bin:/bin"
+        (bin_folder / program).symlink_to(STANDIN)
     return {
-        "PATH": path_variable,
+        "PATH": f"{bin_folder}:/usr/bin:/bin",
         "WORLD": str(folder),
         "TMPDIR": str(folder),
         "TPU_WORKER_FOLDER": "share",  # in each machine's home
-        **QUICK,
+        "TPU_VM_POLL_SECONDS": "0",
     }
 
 
 def plan(folder: Path, *runs: tuple[Any, ...]) -> None:
-    """Says what the training does: for each run a tuple with an entry per process."""
+    """Plans the training: for each run, what each process does."""
     for place in range(len(runs[0])):
         lines = "".join(f"{run[place]}\n" for run in runs)
         (folder / "exits" / str(place)).write_text(lines)
@@ -44,20 +40,39 @@ def plan(folder: Path, *runs: tuple[Any, ...]) -> None:
 def run(
     environment: dict[str, str], program: str, *arguments: str
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a script of launch/ to its end."""
+    """Runs a script of launch/, or of launch/ in $CHECKOUT, to its end."""
+    root = Path(environment.get("CHECKOUT", ROOT))
     return subprocess.run(
-        ["bash", str(ROOT / "launch" / program), *arguments],
+        ["bash", str(root / "launch" / program), *arguments],
         env=environment,
-        cwd=environment.get("SLURM_SUBMIT_DIR", os.fspath(ROOT)),
+        cwd=environment.get("SLURM_SUBMIT_DIR", os.fspath(root)),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=LIMIT_SECONDS,
     )
 
 
 def calls(folder: Path, *words: str) -> list[list[str]]:
     """Returns the calls that have all the `words` in their arguments."""
     path = folder / "calls"
-    lines = path.read_text().splitlines() if path.exists() else []
-    every = [json.loads(line) for line in lines]
+    text = path.read_text("utf-8") if path.exists() else ""
+    every = [call.split("\x1f") for call in text.split("\x1e")[:-1]]
     return [call for call in every if set(words) <= set(" ".join(call).split())]
+
+
+def assert_mistake(
+    folder: Path, result: subprocess.CompletedProcess[str], message: str
+) -> None:
+    """Expects one line on stderr, status 2 and no calls."""
+    assert result.returncode == 2
+    assert len(result.stderr.splitlines()) == 1 and message in result.stderr
+    assert not result.stdout
+    assert not calls(folder)
+
+
+def wait_until(happened: Callable[[], bool]) -> None:
+    """Waits for an event of another process."""
+    limit = time.monotonic() + LIMIT_SECONDS
+    while not happened():
+        assert time.monotonic() < limit
+        time.sleep(0.01)
