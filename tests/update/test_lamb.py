@@ -47,8 +47,8 @@ def tensors(values: dict[str, Array]) -> dict[str, Array]:
 @pytest.mark.parametrize("decay, epsilon", [(0.0, 1e-6), (0.1, 1e-2)])
 def test_updates_are_nvidia_s_lamb(decay: float, epsilon: float) -> None:
     """Over several steps, tensor by tensor; weights of all lengths, zero included."""
-    how: dict[str, Any] = {"epsilon": epsilon, "weight_decay": decay, "clip": 0.0}
-    config = OptimConfig(optimizer="lamb", **how)
+    fields: dict[str, Any] = {"epsilon": epsilon, "weight_decay": decay, "clip": 0.0}
+    config = OptimConfig(optimizer="lamb", **fields)
     values, lr, steps = draw_variants(0, 0.7), 0.3, 4
     values["embedding/bias"][5:9] = 0
     values["layers/attention/norm/bias"][1] = 0
