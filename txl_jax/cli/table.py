@@ -48,6 +48,7 @@ LENGTHS = {
 }
 FEWER = 2 / 7
 STEPS = 12_000
+SCORED = 100_000  # tokens from the start of the split; all at the published scale
 
 
 def run(table: TableConfig, workdir: Path, overrides: dict[str, str]) -> dict[str, Any]:
@@ -74,12 +75,11 @@ def row_config(
 ) -> Config:
     """Returns the config of one run of a row, with its seed and all overrides."""
     c = config.load(name)
-    if table.scale == "cpu":
-        shrink(c)
-    if table.steps:
-        c.train.num_steps = table.steps
     c.train.seed += number
     if table.scale == "cpu":
+        shrink(c)
+        if steps := overrides.get("train.num_steps"):
+            config.override(c, "train.num_steps", steps)
         steps = c.train.num_steps
         c.train.eval_every = steps  # once, at the end
         c.optim.warmup_steps = min(200, steps // 10)
@@ -108,6 +108,11 @@ def shrink(c: ConfigDict) -> None:
     c.train.update(batch_size=32, segments_per_call=4, num_steps=STEPS, log_every=100)
     c.optim.update(lr=5e-3, schedule="cosine", min_lr_ratio=0.0)
     c.eval.streams = 64
+
+
+def scored(table: TableConfig) -> int:
+    """Returns how many tokens are scored, from the start; 0 = all."""
+    return SCORED if table.scale == "cpu" else 0
 
 
 def init_len(row: Config) -> int:
@@ -173,7 +178,7 @@ def finished(table: TableConfig, row: Config, workdir: Path) -> dict[str, Any] |
 
 def identity(table: TableConfig, row: Config) -> dict[str, Any]:
     """Returns everything that a run's result depends on, in JSON types."""
-    fields = {"scored": table.scored, "lengths": lengths(row)}
+    fields = {"scored": scored(table), "lengths": lengths(row)}
     fields |= dataclasses.asdict(row)
     for section in ("checkpoint", "run", "table"):
         del fields[section]
@@ -195,7 +200,7 @@ def score(
 ) -> dict[str, Any]:
     """Returns the nll of a trained run by attention length."""
     loaded = load(workdir, row)
-    text = tokens.split(row.eval.split)[: table.scored or None]
+    text = tokens.split(row.eval.split)[: scored(table) or None]
     nll_nats = {}
     for length in lengths(row):
         setting = loaded.config.model, attend(row, length), loaded.mesh
@@ -223,6 +228,7 @@ def write(
     text += comparison.markdown(table.table, results)
     result = {
         **dataclasses.asdict(table),
+        "scored": scored(table),
         "updates": {name: rows[0].train.num_steps for name, rows in plan.items()},
         "corpus": first.data.corpus,
         "outcomes": {name: comparison.as_json(row) for name, row in results.items()},
@@ -243,12 +249,13 @@ def write(
 
 def describe(table: TableConfig, row: Config) -> str:
     """Describes how the table was made; `row` is its first."""
-    model, train, scored = row.model, row.train, table.scored or "all"
+    model, train = row.model, row.train
     return (
         f"`{next(iter(choose(table)))}` has {model.n_layer} layers of {model.d_model}, "
         f"segments of {train.tgt_len} tokens and a memory of {model.mem_len}; it was "
         f"trained for {train.num_steps} updates of {train.batch_size} streams on "
-        f"corpus `{row.data.corpus}` (vocabulary `{row.data.vocab}`), and {scored} "
+        f"corpus `{row.data.corpus}` (vocabulary `{row.data.vocab}`), and "
+        f"{scored(table) or 'all'} "
         f"tokens of its {row.eval.split} split were scored. Each number is the mean "
         f"over {table.seeds} seeds, with the minimum and maximum in parentheses. The "
         "paper's numbers are perplexities per word of far larger models: compare "

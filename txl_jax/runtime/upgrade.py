@@ -67,6 +67,7 @@ CHANGES = (
         },
         _asgd_from,
     ),
+    Change("train.num_steps", {"table.steps": 0}, _same),
     Change("eval.baselines", {"eval.yardsticks": False}, _same),
     Change("generate.prompt", {"generate.prompt_file": ""}, "@{}".format),
     Change("model.mem_len", {"convert.mem_len": -1}, _same),
@@ -86,9 +87,10 @@ REMOVED: dict[str, Any] = {
     "speed.seed": 0,
     "run.connect_seconds": 300,
     "compile.evaluation": True,
+    "table.scored": 100_000,
 }
 # Sections that change no result of a run: any value of a removed field is harmless.
-HARMLESS = ("recl.", "speed.", "run.", "compile.")
+HARMLESS = ("recl.", "speed.", "run.", "compile.", "table.")
 
 OLD = {name: change for change in CHANGES for name in change.old}
 

@@ -17,8 +17,6 @@ class TableConfig:
     scale: str = one_of(SCALES, "cpu")
     rows: tuple[str, ...] = ()  # names of the rows to run; () = all
     seeds: int = at_least(1, 3)  # runs per row
-    steps: int = at_least(0, 0)  # updates per run; 0 = the default of the scale
-    scored: int = at_least(0, 0)  # tokens to score, from the start; 0 = all
 
     def __post_init__(self) -> None:
         """Raises UserError for an impossible value."""
