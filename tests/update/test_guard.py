@@ -217,7 +217,7 @@ def test_good_updates_are_those_of_a_step_that_selects_what_is_finite(
 
     def run() -> tuple[TrainState, Any]:
         step = make_train_step(TransformerXL(DROPOUT), ADAM, SCHEDULE, config, AVERAGE)
-        return tiny.jit(step)(state, segments)
+        return jax.jit(step)(state, segments)
 
     guarded, metrics = run()
     assert metrics["reason"].tolist() == [MADE] * 2
