@@ -31,7 +31,7 @@ from txl_jax.evaluate.options import (
 )
 from txl_jax.generate.options import GenerateConfig, generation_model
 from txl_jax.model.config import (
-    ABSOLUTE,
+    ABSOLUTE_POSITIONS,
     ModelConfig,
     huggingface,
     nvidia,
@@ -109,7 +109,7 @@ class Config:
             )
         for section in ("eval", "generate"):
             mem_len = getattr(self, section).mem_len
-            if self.model.position in ABSOLUTE and mem_len:
+            if self.model.position in ABSOLUTE_POSITIONS and mem_len:
                 raise UserError(
                     f"{section}.mem_len = {mem_len}: a model with model.position = "
                     f'"{self.model.position}" has no memory; set it to 0, and '

@@ -10,7 +10,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 from jax.experimental import mesh_utils
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from txl_jax.errors import UserError
 from txl_jax.runtime.options import MeshConfig
@@ -19,7 +19,7 @@ AXES = ("data", "fsdp", "model")
 
 # Streams are split over data and fsdp; parameters over fsdp (the devices of a group
 # together hold one copy) and, within a layer, over model.
-RULES = (
+RULES: tuple[tuple[str, Any], ...] = (
     ("B", ("data", "fsdp")),
     ("D", "fsdp"),
     ("E", "fsdp"),  # unless D has taken it
@@ -69,9 +69,21 @@ def shardings(mesh: Mesh, specs: Any) -> Any:
     )
 
 
-def stream_shards(mesh: Mesh) -> int:
-    """Returns the number of shards of the streams."""
-    return mesh.shape["data"] * mesh.shape["fsdp"]
+def letters(tree: Any) -> Any:
+    """Returns each array's dimensions, the letters that end its field's name."""
+
+    def spec(path: Any, _: Any) -> PartitionSpec:
+        names = [key.name for key in path if hasattr(key, "name")]
+        return PartitionSpec(*names[-1].rpartition("_")[2])
+
+    return jax.tree_util.tree_map_with_path(spec, tree)
+
+
+def shards(mesh: Mesh | AbstractMesh, letter: str) -> int:
+    """Returns the number of shards into which RULES splits a dimension."""
+    axes = dict(RULES)[letter]
+    axes = (axes,) if isinstance(axes, str) else axes
+    return math.prod(mesh.shape[axis] for axis in axes)
 
 
 def place_segments(mesh: Mesh, segments: Any) -> Any:
@@ -88,11 +100,11 @@ def place_segments(mesh: Mesh, segments: Any) -> Any:
 
 def check_streams(mesh: Mesh, batch_size: int, field: str) -> None:
     """Raises UserError, naming the config's field, unless the streams divide."""
-    shards = stream_shards(mesh)
-    if batch_size % shards:
+    parts = shards(mesh, "B")
+    if batch_size % parts:
         raise UserError(
             f"{field} = {batch_size} is not divisible by mesh.data x mesh.fsdp = "
-            f"{shards} shards: make it a multiple of {shards}, or raise mesh.model"
+            f"{parts} shards: make it a multiple of {parts}, or raise mesh.model"
         )
 
 

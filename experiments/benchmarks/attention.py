@@ -18,7 +18,7 @@ from jax import Array
 
 from experiments.benchmarks import gradients, quiet, record
 from txl_jax.kernels.dispatch import KERNELS
-from txl_jax.kernels.hash import Dropout
+from txl_jax.kernels.hash import AttentionDropout
 
 SHAPES = ["8x8x128+128x32", "4x10x150+150x41", "2x8x512+512x64", "1x8x2048+2048x64"]
 TINY = ["1x2x8+8x4"]
@@ -42,7 +42,7 @@ def attend(
     keys = jax.random.split(jax.random.key(0), len(shapes))
     arguments = tuple(map(jax.random.normal, keys, shapes))
     oldest_BL = jnp.zeros((B, L), jnp.int32)
-    dropout = Dropout(args.dropatt, jnp.uint32(1)) if args.dropatt else None
+    dropout = AttentionDropout(args.dropatt, jnp.uint32(1)) if args.dropatt else None
 
     def make_loss(kernel: Any) -> gradients.Loss:
         def loss(*arguments: Array) -> Array:

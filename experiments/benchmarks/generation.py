@@ -33,7 +33,7 @@ def bytes_read(config: ModelConfig, params: Any) -> int:
     """
     weights = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
     weights -= params["layers"]["attention"]["r"].nbytes
-    row = config.n_head * config.d_head * config.memory_dtype.itemsize
+    row = config.n_head * config.d_head * config.compute_dtype.itemsize
     return int(weights + config.n_layer * (3 * config.mem_len + 1) * row)
 
 

@@ -68,7 +68,7 @@ def compiled(row: dict[str, Any]) -> tuple[Any, Any]:
     from jax.experimental import topologies
 
     from txl_jax.kernels import xla
-    from txl_jax.kernels.hash import Dropout
+    from txl_jax.kernels.hash import AttentionDropout
     from txl_jax.kernels.tpu import attention as tpu
 
     B, H, A, L, M = row["shape"]
@@ -82,7 +82,7 @@ def compiled(row: dict[str, Any]) -> tuple[Any, Any]:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
     def gradients(inputs: Any, oldest_BL: Any, seed: Any, do_BLHA: Any) -> Any:
-        dropout = Dropout(row["dropout"], seed) if row["dropout"] else None
+        dropout = AttentionDropout(row["dropout"], seed) if row["dropout"] else None
         kernel = {"xla": xla, "tpu": tpu}[row["kernel"]].rel_attention
         o_BLHA, pull = jax.vjp(
             lambda *inputs: kernel(*inputs, None, oldest_BL, dropout), *inputs

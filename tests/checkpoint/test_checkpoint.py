@@ -23,7 +23,7 @@ from txl_jax.data.streams import Position
 from txl_jax.errors import UserError
 from txl_jax.model.memory import Memory
 from txl_jax.runtime.options import MeshConfig
-from txl_jax.sharding import make_mesh, shardings
+from txl_jax.sharding import letters, make_mesh, shardings
 from txl_jax.update.guard import Guard
 from txl_jax.update.optim import make_optimizer
 from txl_jax.update.options import OptimConfig
@@ -56,8 +56,8 @@ def make_state(seed: int, mem_len: int = 3, averages: bool = False) -> TrainStat
         count = jnp.asarray(seed + 1000, jnp.int32)
         state = dataclasses.replace(state, average=Average(average, count))
     replicated = jax.tree.map(lambda _: PartitionSpec(), state)
-    letters = dataclasses.replace(replicated, memory=Memory.LETTERS)
-    return jax.device_put(state, shardings(make_mesh(MeshConfig()), letters))
+    specs = dataclasses.replace(replicated, memory=letters(memory))
+    return jax.device_put(state, shardings(make_mesh(MeshConfig()), specs))
 
 
 def like(state: Any) -> Any:

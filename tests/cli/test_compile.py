@@ -28,7 +28,7 @@ from txl_jax.errors import UserError
 from txl_jax.main import main
 from txl_jax.metrics import parameter_count
 from txl_jax.runtime.options import MeshConfig
-from txl_jax.sharding import make_mesh, stream_shards
+from txl_jax.sharding import make_mesh, shards
 from txl_jax.update.init import abstract_params
 
 needs_libtpu = pytest.mark.skipif(
@@ -213,7 +213,7 @@ def check_donated(config: Config, done: Compiled) -> None:
     """Asserts that the step writes the new state, memory too, over the old one."""
     assert "input_output_alias={" in done.text.partition("\n")[0]
     mesh = steps.check_mesh(config, chips.find_devices(chips.find(SLICE)))
-    own = config.train.batch_size // stream_shards(mesh)
+    own = config.train.batch_size // shards(mesh, "B")
     memory = 4 * N * own * M * D
     adam = 3 * 4 * parameter_count(abstract_params(config.model)) // mesh.shape["fsdp"]
     assert done.aliased >= 0.99 * adam + memory

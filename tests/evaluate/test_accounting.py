@@ -16,7 +16,7 @@ from txl_jax.model.memory import Memory
 
 
 def test_bytes_match_the_arrays() -> None:
-    config = tiny.config(mem_len=7, mem_dtype="bfloat16")
+    config = tiny.config(mem_len=7, dtype="bfloat16")
     counts = accounting.account(config, 3, 5)
     memory = Memory.empty(config, 3)
     assert counts["cache_bytes"] == memory.h_NBMD.nbytes

@@ -1,10 +1,11 @@
-"""Inputs on which every kernel is compared with `xla`, value and gradients.
+"""Cases on which every kernel is compared with `xla`, value and gradients.
 
 Dims: B streams, L queries, M memory, K = M + L keys, R = K distances, H heads, A head.
 """
 
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,23 +13,17 @@ import numpy as np
 
 from tests.reference import Array
 from tests.support import tiny
-from txl_jax.kernels.hash import Dropout
-from txl_jax.kernels.signature import Kernel
+from txl_jax.kernels import xla
+from txl_jax.kernels.hash import AttentionDropout
+from txl_jax.kernels.xla import Kernel
 
-B, H, A = 2, 2, 5
 NAMES = (
-    "q_BLHA",
-    "k_BKHA",
-    "v_BKHA",
-    "r_RHA",
-    "u_HA",
-    "w_HA",
-    "bias_HR",
-    "oldest_BL",
+    *("q_BLHA", "k_BKHA", "v_BKHA", "r_RHA", "u_HA", "w_HA", "bias_HR", "oldest_BL"),
     "dropout",
 )
+POSITION = ("r_RHA", "u_HA", "w_HA", "bias_HR")
 
-# What raises the oldest key, query i of stream b: numbers of keys, i + M being the own.
+# The oldest key that query i of stream b sees; its own key is i + M.
 OLDEST: dict[str, Callable[[Array, Array, int], Array]] = {
     "everything": lambda b, i, M: 0 * (b + i),
     "filling": lambda b, i, M: M * (b + 1) // (b + 2) + 0 * i,
@@ -36,30 +31,40 @@ OLDEST: dict[str, Callable[[Array, Array, int], Array]] = {
     "same_length": lambda b, i, M: i + (M > 0) + 0 * b,
     "documents": lambda b, i, M: np.where(i > b + 1, M + b + 2, M // 2 * b),
     "itself": lambda b, i, M: i + M + 0 * b,
+    "random": lambda b, i, M: (7 * b + 5 * i * i + 3) % (i + M + 1),
 }
 
 
-def make_inputs(
-    L: int, M: int, oldest: str = "everything", seed: int = 0, B: int = B, H: int = H
-) -> dict[str, Any]:
-    """Returns a kernel's inputs, all exact in bfloat16, and so are q + u and q + w."""
-    rng = np.random.default_rng(seed)
+class Case(NamedTuple):
+    """The inputs of a kernel."""
 
-    def quarters(*shape: int) -> Array:
-        values = (np.clip(rng.normal(size=shape), -2, 2) * 4).round() / 4
-        return values.astype(np.float32)
+    L: int
+    M: int
+    oldest: str = "everything"
+    rate: float = 0.0  # of dropout
+    absent: tuple[str, ...] = ()
+    B: int = 2
+    H: int = 2
+    A: int = 5
 
-    b, i = np.ogrid[:B, :L]
-    return {
-        "q_BLHA": quarters(B, L, H, A),
-        "k_BKHA": quarters(B, M + L, H, A),
-        "v_BKHA": quarters(B, M + L, H, A),
-        "r_RHA": quarters(M + L, H, A),
-        "u_HA": quarters(H, A),
-        "w_HA": quarters(H, A),
-        "bias_HR": quarters(H, M + L),
-        "oldest_BL": OLDEST[oldest](b, i, M).astype(np.int32),
-    }
+    @property
+    def dropout(self) -> AttentionDropout | None:
+        """The dropout, of streams from 5 on and heads from 3 on."""
+        return AttentionDropout(self.rate, jnp.uint32(7), 5, 3) if self.rate else None
+
+    def inputs(self, seed: int = 0) -> dict[str, Any]:
+        """Returns the arrays, all exact in bfloat16, and so are q + u and q + w."""
+        rng = np.random.default_rng(seed)
+        sizes = self._asdict() | {"K": self.M + self.L, "R": self.M + self.L}
+        inputs: dict[str, Any] = {}
+        for name in NAMES[:-2]:
+            shape = [sizes[letter] for letter in name.rpartition("_")[2]]
+            values = (np.clip(rng.normal(size=shape), -2, 2) * 4).round() / 4
+            absent = name in self.absent
+            inputs[name] = None if absent else values.astype(np.float32)
+        b, i = np.ogrid[: self.B, : self.L]
+        oldest_BL = OLDEST[self.oldest](b, i, self.M).astype(np.int32)
+        return inputs | {"oldest_BL": oldest_BL}
 
 
 def cast(inputs: dict[str, Any], dtype: Any) -> dict[str, Any]:
@@ -72,7 +77,7 @@ def cast(inputs: dict[str, Any], dtype: Any) -> dict[str, Any]:
 
 
 def differentiate(
-    kernel: Kernel, inputs: dict[str, Any], dropout: Dropout | None = None
+    kernel: Kernel, inputs: dict[str, Any], dropout: AttentionDropout | None = None
 ) -> tuple[jax.Array, dict[str, Any]]:
     """Returns (o_BLHA, the gradients of a fixed weighting of it by every input)."""
     rng = np.random.default_rng(9)
@@ -88,6 +93,12 @@ def differentiate(
         return o_BLHA, pull(weight_BLHA.astype(o_BLHA.dtype))[0]
 
     return tiny.jit(both)(floats, inputs["oldest_BL"], weight_BLHA)
+
+
+@functools.cache
+def oracle(case: Case) -> tuple[jax.Array, dict[str, Any]]:
+    """Returns the result of `differentiate` for the einsum kernel in float32."""
+    return differentiate(xla.rel_attention, case.inputs(), case.dropout)
 
 
 def assert_agree(
@@ -110,3 +121,13 @@ def assert_agree(
     tiny.assert_close(
         jax.tree.map(with_scale, actual), jax.tree.map(with_scale, expected), tolerance
     )
+
+
+def check(
+    kernel: Kernel, case: Case, dtype: Any = jnp.float32, tolerance: float = 0.0
+) -> None:
+    """Compares a kernel with the einsum kernel, value and gradients."""
+    actual = differentiate(kernel, cast(case.inputs(), dtype), case.dropout)
+    assert {x.dtype for x in jax.tree.leaves(actual)} == {jnp.dtype(dtype)}
+    default = tiny.FLOAT32 if dtype == jnp.float32 else tiny.BFLOAT16
+    assert_agree(actual, oracle(case), tolerance or default)

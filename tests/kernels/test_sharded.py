@@ -13,114 +13,88 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from tests.kernels.cases import assert_agree, differentiate, make_inputs
+from tests.kernels.cases import Case, assert_agree, differentiate, oracle
 from tests.support import tiny
 from txl_jax.errors import UserError
-from txl_jax.kernels import chunked, sharded, xla
-from txl_jax.kernels.hash import Dropout
-from txl_jax.kernels.signature import Kernel
+from txl_jax.kernels import chunked, xla
+from txl_jax.kernels.sharded import follow_mesh
 from txl_jax.kernels.tiles import Blocks
 from txl_jax.model.memory import Memory
 from txl_jax.model.txl import TransformerXL
 from txl_jax.runtime.options import MeshConfig
-from txl_jax.sharding import make_mesh, sharding, shardings
+from txl_jax.sharding import letters, make_mesh, sharding, shardings
 from txl_jax.update.init import abstract_params
 
-B, L, M, H = 8, 6, 5, 4
 CUBE = MeshConfig(data=2, fsdp=2, model=2)
-DROPOUT = Dropout(0.3, jnp.uint32(7), 5, 3)
+CASE = Case(6, 5, "filling", 0.3, B=8, H=4)
 CHUNKED = functools.partial(chunked.rel_attention, blocks=Blocks(4, 8))
 
 
 def place(mesh: Mesh, inputs: dict[str, Any]) -> dict[str, Any]:
     """Returns inputs where their dimensions, the ends of their names, say."""
+    places = {name: sharding(mesh, name.rpartition("_")[2]) for name in inputs}
     return {
-        name: jax.device_put(x, sharding(mesh, name.rpartition("_")[2]))
+        name: None if x is None else jax.device_put(x, places[name])
         for name, x in inputs.items()
-        if x is not None
-    } | {name: None for name, x in inputs.items() if x is None}
+    }
 
 
 @pytest.mark.parametrize(
-    ("config", "absent"),
+    ("sizes", "absent"),
     [
-        (CUBE, []),
-        (CUBE, ["bias_HR"]),
-        (CUBE, ["r_RHA", "u_HA", "w_HA"]),
-        (MeshConfig(), ["bias_HR"]),
-        (MeshConfig(data=1, fsdp=2, model=4), []),
+        (CUBE, ()),
+        (MeshConfig(), ("bias_HR",)),
+        (MeshConfig(data=1, fsdp=2, model=4), ("r_RHA", "u_HA", "w_HA")),
     ],
     ids=str,
 )
 def test_value_and_gradients_are_those_of_one_device(
-    config: MeshConfig, absent: list[str]
+    sizes: MeshConfig, absent: tuple[str, ...]
 ) -> None:
-    mesh = make_mesh(config)
-    inputs = make_inputs(L, M, "filling", B=B, H=H) | dict.fromkeys(absent)
-    split = sharded.follow_mesh(CHUNKED)
-    actual = differentiate(split, place(mesh, inputs), DROPOUT)
+    mesh, case = make_mesh(sizes), CASE._replace(absent=absent)
+    # The inner function is inside a shard_map, where nothing is left to split.
+    split = follow_mesh(follow_mesh(CHUNKED))
+    actual = differentiate(split, place(mesh, case.inputs()), case.dropout)
     assert actual[0].sharding.is_equivalent_to(sharding(mesh, "BLHA"), 4)
-    assert_agree(actual, differentiate(xla.rel_attention, inputs, DROPOUT))
+    assert_agree(actual, oracle(case))
 
 
-def test_a_mesh_may_be_given() -> None:
-    inputs = make_inputs(L, M, B=B, H=H)
-    split = sharded.shard(CHUNKED, make_mesh(CUBE))
-    expected = differentiate(xla.rel_attention, inputs)
-    assert_agree(differentiate(split, inputs), expected)
-
-
-@pytest.mark.parametrize("sizes", [{"B": 3}, {"H": 3}], ids=str)
-def test_the_einsum_is_left_to_the_compiler_where_it_does_not_divide(
-    sizes: dict[str, int],
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"B": 6}, "6 streams .* = 4: make batch_size"),
+        ({"H": 3}, "n_head = 3 .* mesh.model = 2"),
+    ],
+    ids=str,
+)
+def test_the_compiler_splits_only_the_einsum_unevenly(
+    sizes: dict[str, int], message: str
 ) -> None:
-    mesh = make_mesh(CUBE)
-    inputs = make_inputs(L, M, B=sizes.get("B", B), H=sizes.get("H", H))
-    placed = jax.device_put(inputs, sharding(mesh, ""))
-    split = sharded.follow_mesh(xla.rel_attention, required=False)
-    with pytest.raises(UserError, match="not divisible by mesh"):
-        differentiate(sharded.follow_mesh(xla.rel_attention), placed)
-    assert_agree(differentiate(split, placed), differentiate(xla.rel_attention, inputs))
+    case = CASE._replace(**sizes, rate=0.0)
+    placed = jax.device_put(case.inputs(), sharding(make_mesh(CUBE), ""))
+    with pytest.raises(UserError, match=message):
+        differentiate(follow_mesh(xla.rel_attention), placed)
+    split = follow_mesh(xla.rel_attention, required=False)
+    assert_agree(differentiate(split, placed), oracle(case))
 
 
 def test_every_device_attends_for_its_own_part() -> None:
     shapes = []
 
-    def spy(q_BLHA: jax.Array, *args: Any, **more: Any) -> jax.Array:
+    def spy(q_BLHA: jax.Array, *args: Any) -> jax.Array:
         shapes.append(q_BLHA.shape)
-        return xla.rel_attention(q_BLHA, *args, **more)
+        return xla.rel_attention(q_BLHA, *args)
 
     def run(inputs: dict[str, Any]) -> None:
-        split = sharded.follow_mesh(spy)
-        tiny.jit(lambda *arrays: split(*arrays))(*inputs.values(), None)
+        jax.eval_shape(
+            lambda *arrays: follow_mesh(spy)(*arrays, None), *inputs.values()
+        )
 
-    inputs = make_inputs(L, M, B=B, H=H)
-    A = inputs["q_BLHA"].shape[3]
+    inputs, (L, _, _, _, _, B, H, A) = CASE.inputs(), CASE
     run(place(make_mesh(CUBE), inputs))
     run(place(make_mesh(MeshConfig(), jax.devices()[:1]), inputs))
     run(inputs)
     assert shapes == [(B // 4, L, H // 2, A), (B, L, H, A), (B, L, H, A)]
-
-
-def test_within_a_shard_map_nothing_is_left_to_split() -> None:
-    split = sharded.follow_mesh(CHUNKED)
-    twice = sharded.shard(split, make_mesh(CUBE))
-    inputs = make_inputs(L, M, B=B, H=H)
-    expected = differentiate(xla.rel_attention, inputs, DROPOUT)
-    assert_agree(differentiate(twice, inputs, DROPOUT), expected)
-
-
-@pytest.mark.parametrize(
-    ("B", "H", "message"),
-    [
-        (6, 4, "6 streams .* = 4: make batch_size"),
-        (8, 3, "n_head = 3 .* mesh.model = 2"),
-    ],
-)
-def test_what_does_not_divide_is_refused(B: int, H: int, message: str) -> None:
-    split = sharded.shard(CHUNKED, make_mesh(CUBE))
-    with pytest.raises(UserError, match=message):
-        split(*(*make_inputs(L, M, B=B, H=H).values(), None))
 
 
 def gradient(kernel: Any, params: Any, tokens_BT: Any, memory: Memory) -> Any:
@@ -141,26 +115,14 @@ def gradient(kernel: Any, params: Any, tokens_BT: Any, memory: Memory) -> Any:
     return tiny.jit(jax.value_and_grad(loss))(params, tokens_BT, memory)
 
 
-def test_the_model_on_a_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No one tells it of the mesh: its parameters and tokens are there."""
-    meshes = []
-    shard: Any = sharded.shard
-
-    def spy(kernel: Kernel, mesh: Any) -> Kernel:
-        meshes.append(dict(mesh.shape))
-        return shard(kernel, mesh)
-
-    monkeypatch.setattr(sharded, "shard", spy)
+def test_the_model_on_a_mesh() -> None:
+    """The mesh of its parameters and tokens is enough."""
     config, tokens_BT = tiny.config(), tiny.make_tokens(4, 7)
     params, memory = tiny.make_params(), Memory.empty(config, 4)
     memory = memory.append(np.ones((tiny.N, 4, 3, tiny.D), np.float32))  # type: ignore
     expected = gradient("xla", params, tokens_BT, memory)
-    assert not meshes
     mesh = make_mesh(CUBE)
     specs = nn.get_partition_spec(abstract_params(config))
-    placed = jax.device_put(
-        (params, tokens_BT, memory),
-        (shardings(mesh, specs), sharding(mesh, "BL"), shardings(mesh, Memory.LETTERS)),
-    )
+    places = shardings(mesh, (specs, jax.P(*"BL"), letters(memory)))
+    placed = jax.device_put((params, tokens_BT, memory), places)
     tiny.assert_close(gradient("chunked", *placed), expected)
-    assert meshes and all(mesh == {"data": 2, "fsdp": 2, "model": 2} for mesh in meshes)

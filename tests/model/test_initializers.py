@@ -46,7 +46,7 @@ def expected_std(config: ModelConfig, name: str) -> float:
         return config.init_std
     if "proj" in last:
         return config.proj_init_std
-    stds = {"scale": config.norm_init_std, "cluster_table": config.cluster_init_std}
+    stds = {"scale": config.norm_init_std, "cluster_table": config.norm_init_std}
     return stds.get(last, 0.0)
 
 

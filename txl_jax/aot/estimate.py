@@ -47,7 +47,7 @@ def estimate(tpus: Slice, mesh: Mesh, done: Compiled, work: Work) -> dict[str, A
         return result | {"exceeds_by_bytes": int(done.bytes - capacity)}
 
     program, calls = Program(done.text), work.updates
-    streams = B / work.chunks / sharding.stream_shards(mesh)
+    streams = B / work.chunks / sharding.shards(mesh, "B")
     made = roofline.device_flops(
         work.model, streams, width, mesh.shape["model"], work.training
     )

@@ -27,7 +27,7 @@ from txl_jax.evaluate.context import make_context_nll, spread
 from txl_jax.evaluate.options import ReclConfig
 from txl_jax.evaluate.recl import RATIOS, THRESHOLD, gains, recl
 from txl_jax.evaluate.recl_plot import plot_recl
-from txl_jax.model.config import ABSOLUTE
+from txl_jax.model.config import ABSOLUTE_POSITIONS
 from txl_jax.report.log import say, to_json
 from txl_jax.report.progress import Progress
 from txl_jax.workdir import load
@@ -132,7 +132,7 @@ def full_context(config: Config) -> int:
     Absolute positions are trained only up to the length of a training window, which is
     128 for the paper's Transformer.
     """
-    if config.model.position not in ABSOLUTE:
+    if config.model.position not in ABSOLUTE_POSITIONS:
         return 0
     window = config.train.ext_len + config.train.tgt_len
     return min(window, config.model.n_position or window)

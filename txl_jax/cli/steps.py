@@ -126,7 +126,7 @@ def check_mesh(config: Config, devices: list[Any]) -> Mesh:
     """Returns the config's mesh; raises UserError unless the streams divide over it."""
     train = config.train
     mesh = fit_mesh(config, devices)
-    shards = sharding.stream_shards(mesh)
+    shards = sharding.shards(mesh, "B")
     if train.batch_size // train.batch_chunk % shards:
         streams = f"train.batch_size = {train.batch_size}"
         if train.batch_chunk > 1:

@@ -42,8 +42,6 @@ DEFAULTS: dict[str, Any] = {
     "layer_norm_epsilon": 1e-5,
     "dropout": 0.1,
     "dropatt": 0.0,
-    "init": "normal",
-    "init_range": 0.01,
     "init_std": 0.02,
     "proj_init_std": 0.01,
 }
@@ -108,7 +106,6 @@ def from_state_dict(
     fields = DEFAULTS | stated
     try:
         model, params = pytorch.from_fields(_rename(state, fields), fields)
-        uniform = fields["init"] == "uniform"
         std = float(fields["init_std"])
         model = dataclasses.replace(
             model,
@@ -116,8 +113,6 @@ def from_state_dict(
             layer_norm_epsilon=float(fields["layer_norm_epsilon"]),
             init_std=std,
             norm_init_std=std,
-            cluster_init_std=std,
-            init_range=float(fields["init_range"]) if uniform else 0.0,
             proj_init_std=float(fields["proj_init_std"]),
         )
     except DAMAGE as error:
@@ -230,8 +225,7 @@ def _describe(config: ModelConfig, vocab: Vocab) -> dict[str, Any]:
         "tie_word_embeddings": config.tie_weights,
         "tie_projs": ties,
         "proj_share_all_but_first": ties == [False] + [True] * len(config.cutoffs),
-        "init": "uniform" if config.init_range else "normal",
-        "init_range": config.init_range or DEFAULTS["init_range"],
+        "init": "normal",
         "adaptive": True,
         "eos_token_id": ends[0],
         "torch_dtype": "float32",

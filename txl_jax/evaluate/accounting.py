@@ -18,7 +18,7 @@ def account(config: ModelConfig, batch_size: int, tgt_len: int) -> dict[str, Any
     is the share of dependencies in reach that segments without memory would lose.
     """
     context = effective_context(config, tgt_len)
-    N, M, itemsize = config.n_layer, config.mem_len, config.memory_dtype.itemsize
+    N, M, itemsize = config.n_layer, config.mem_len, config.compute_dtype.itemsize
     slots = 2 * N * (M + tgt_len) * config.n_head * config.d_head
     return {
         "cache_bytes": N * M * config.d_model * batch_size * itemsize,
@@ -36,8 +36,8 @@ def describe(config: ModelConfig, batch_size: int, tgt_len: int) -> str:
     counts = account(config, batch_size, tgt_len)
     return (
         f"memory: {N} layers x {M} tokens x {D} x {batch_size} streams x "
-        f"{config.memory_dtype.itemsize} bytes = {counts['cache_bytes'] / 1e6:,.1f} MB "
-        f"({counts['key_value_bytes'] / 1e6:,.1f} MB as keys and values); it reaches "
+        f"{config.compute_dtype.itemsize} bytes = "
+        f"{counts['cache_bytes'] / 1e6:,.1f} MB ({counts['key_value_bytes'] / 1e6:,.1f} MB as keys and values); it reaches "
         f"{counts['effective_context_tokens']:,} tokens back"
     )
 

@@ -21,7 +21,7 @@ from txl_jax.errors import UserError
 from txl_jax.evaluate.attention_probe import WHOLE, tally_layers
 from txl_jax.evaluate.options import AttentionConfig
 from txl_jax.evaluate.reader import Reader, make_segment
-from txl_jax.model.config import ABSOLUTE, ModelConfig
+from txl_jax.model.config import ABSOLUTE_POSITIONS, ModelConfig
 from txl_jax.model.positions import SCHEMES
 
 
@@ -43,7 +43,7 @@ class Maps(NamedTuple):
 
 def map_model(config: ModelConfig, span: int, clamp_len: int) -> ModelConfig:
     """Returns the model with a memory that shows every token exactly `span` tokens."""
-    if config.position in ABSOLUTE:
+    if config.position in ABSOLUTE_POSITIONS:
         raise UserError(
             f'model.position = "{config.position}" has no distances: attention maps '
             "need a relative position scheme"

@@ -21,7 +21,7 @@ from txl_jax.model.key_values import KeyValueMemory
 from txl_jax.model.memory import Memory
 from txl_jax.model.txl import TransformerXL
 from txl_jax.report.progress import report_compilation
-from txl_jax.sharding import place_segments, shardings
+from txl_jax.sharding import letters, place_segments, shardings
 
 Traced = Any  # a single Segment [B, ..] inside a jitted function
 # Reads one segment: (bound model, memory, segment) -> (memory, output).
@@ -120,7 +120,7 @@ class Reader:
             memory = empty_memory(config, params, batch_size, tgt_len)
             if mesh is None:
                 return memory
-            places = shardings(mesh, memory.letters())
+            places = shardings(mesh, letters(memory))
             return jax.lax.with_sharding_constraint(memory, places)
 
         self.mesh = mesh

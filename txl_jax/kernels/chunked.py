@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from txl_jax.kernels.hash import Dropout
+from txl_jax.kernels.hash import AttentionDropout
 from txl_jax.kernels.tiles import (
     Blocks,
     Keys,
@@ -210,10 +210,10 @@ def rel_attention(
     w_HA: Array | None,
     bias_HR: Array | None,
     oldest_BL: Array,
-    dropout: Dropout | None,
+    dropout: AttentionDropout | None,
     blocks: Blocks | None = None,
 ) -> Array:
-    """Returns o_BLHA; see `signature.Kernel`. `blocks` override the default sizes."""
+    """Returns o_BLHA; see `xla.rel_attention`. `blocks` override the default sizes."""
     B, L, H, A = q_BLHA.shape
     K = k_BKHA.shape[1]
     X, Y = blocks or choose_blocks(B * H, L, K)

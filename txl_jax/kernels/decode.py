@@ -18,7 +18,7 @@ from txl_jax.kernels.xla import MASKED, with_bias
 
 
 class Ring(NamedTuple):
-    """One layer's keys and values by slot, and its distances (`signature.Kernel`).
+    """One layer's keys and values by slot, and its distances (`xla.rel_attention`).
 
     Slots are innermost, so that both matrix-vector products read contiguous memory,
     which is 1.4 times as fast on two cores as with A innermost.
@@ -68,7 +68,7 @@ def attend(
     """Returns o_B1HA, the attention of a token over itself and the visible slots.
 
     `slot` is that of the oldest key, number 0 in time. The keys from number oldest_B on
-    are visible. Scores are defined in `signature.Kernel`.
+    are visible. Scores are defined in `xla.rel_attention`.
     """
     f32 = jnp.float32
     k_BHA, v_BHA = k_B1HA[:, 0], v_B1HA[:, 0]

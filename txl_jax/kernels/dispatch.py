@@ -1,16 +1,36 @@
 """The attention kernels by name, and the fastest for each device.
 
-Dims: B streams, L queries, H heads, A head.
+Dims: B streams, L queries, K keys, R distances, H heads, A head.
 """
 
+import functools
+from typing import Any
+
 import jax
+import jax.numpy as jnp
 from jax import Array
 
 from txl_jax.kernels import chunked, xla
 from txl_jax.kernels.sharded import divides, follow_mesh
-from txl_jax.kernels.signature import Kernel
 from txl_jax.kernels.tpu import attention
-from txl_jax.kernels.xla import repeat_farthest
+from txl_jax.kernels.xla import Kernel
+
+
+def repeat_farthest(kernel: Kernel) -> Kernel:
+    """Returns a kernel that accepts R < K, given one that requires R = K."""
+
+    @functools.wraps(kernel)
+    def call(q: Array, k_BKHA: Array, v: Array, r_RHA: Any, *rest: Any) -> Array:
+        u, w, bias_HR, *others = rest
+        missing = 0 if r_RHA is None else k_BKHA.shape[1] - r_RHA.shape[0]
+        if missing:
+            r_RHA = jnp.pad(r_RHA, ((missing, 0), (0, 0), (0, 0)), "edge")
+            if bias_HR is not None:
+                bias_HR = jnp.pad(bias_HR, ((0, 0), (missing, 0)), "edge")
+        return kernel(q, k_BKHA, v, r_RHA, u, w, bias_HR, *others)
+
+    return call
+
 
 KERNELS: dict[str, Kernel] = {
     "xla": follow_mesh(xla.rel_attention, required=False),

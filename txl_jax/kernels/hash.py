@@ -11,7 +11,7 @@ from jax import Array
 STEP = 0x9E3779B9  # a counter's increment from one index to the next
 
 
-class Dropout(NamedTuple):
+class AttentionDropout(NamedTuple):
     """Dropout of attention probabilities.
 
     Each keep bit is a hash of the seed and the global stream, head, query and key, so
@@ -44,7 +44,7 @@ def keep_index(rate: float, start: Array, index: Array) -> Array:
     return keep_counter(rate, start + index * jnp.uint32(STEP))
 
 
-def start_BHL(dropout: Dropout, B: int, H: int, L: int) -> Array:
+def start_BHL(dropout: AttentionDropout, B: int, H: int, L: int) -> Array:
     """Returns the start of each row's counter over keys."""
     stream_B, head_H, query_L = (jnp.arange(n, dtype=jnp.uint32) for n in (B, H, L))
     stream_B += jnp.uint32(dropout.stream0)
@@ -53,7 +53,7 @@ def start_BHL(dropout: Dropout, B: int, H: int, L: int) -> Array:
     return murmur3(start_BH[..., None] ^ query_L)
 
 
-def keep_BHLK(dropout: Dropout, shape: tuple[int, int, int, int]) -> Array:
+def keep_BHLK(dropout: AttentionDropout, shape: tuple[int, int, int, int]) -> Array:
     """Returns which attention probabilities survive dropout, bool.
 
     The counter of a row (stream, head, query) starts at

@@ -7,7 +7,6 @@ Dims: B streams, L queries, K keys, R distances, H heads, A head, V vocabulary.
 """
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,12 +14,12 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.sharding import AbstractMesh, Mesh, PartitionSpec
+from jax.sharding import AbstractMesh, PartitionSpec
 
 from txl_jax.errors import UserError
-from txl_jax.kernels.hash import Dropout
-from txl_jax.kernels.signature import Kernel
-from txl_jax.sharding import RULES
+from txl_jax.kernels.hash import AttentionDropout
+from txl_jax.kernels.xla import Kernel
+from txl_jax.sharding import RULES, shards
 
 # Specs of a kernel's arrays: q, k, v, r, u, w, bias and oldest.
 SPECS = tuple(
@@ -35,32 +34,21 @@ def follow_mesh(kernel: Kernel, required: bool = True) -> Kernel:
     """Returns the kernel, split over the mesh of its queries, if any.
 
     Under jit the mesh is part of an array's type, so no argument passes it. Inside a
-    shard_map there is nothing left to split. If the split is not `required` and streams
-    or heads do not divide over the mesh, the compiler splits the kernel. This is slow
-    on a TPU, where the compiler moves scores between devices to shift them.
-    """
+    shard_map there is nothing left to split. Dropout has the mask of a single device.
 
-    @functools.wraps(kernel)
-    def call(q_BLHA: Array, *args: Any) -> Array:
-        mesh = split_mesh(q_BLHA)
-        B, _, H, _ = q_BLHA.shape
-        if mesh is None or not (required or divides(mesh, B, H)):
-            return kernel(q_BLHA, *args)
-        return shard(kernel, mesh)(q_BLHA, *args)
-
-    return call
-
-
-def shard(kernel: Kernel, mesh: Mesh | AbstractMesh) -> Kernel:
-    """Returns the kernel with one shard per device and the mask of a single device.
-
-    Raises UserError if streams or heads do not divide over the mesh.
+    Raises UserError if streams or heads do not divide over the mesh. If the split is
+    not `required`, the compiler splits the kernel then, which is slow on a TPU, where
+    it moves scores between devices to shift them.
     """
 
     @functools.wraps(kernel)
     def call(*args: Any) -> Array:
         *arrays, dropout = args
-        check_divides(mesh, arrays[0].shape[0], arrays[0].shape[2])
+        mesh = split_mesh(arrays[0])
+        B, _, H, _ = arrays[0].shape
+        if mesh is None or not (required or divides(mesh, B, H)):
+            return kernel(*args)
+        check_divides(mesh, B, H)
 
         def local(*args: Any) -> Array:
             *arrays, counter = args
@@ -69,7 +57,7 @@ def shard(kernel: Kernel, mesh: Mesh | AbstractMesh) -> Kernel:
                 seed, stream0, head0 = counter
                 stream0 += first_index("B", B)
                 head0 += first_index("H", H)
-                counter = Dropout(dropout.rate, seed, stream0, head0)
+                counter = AttentionDropout(dropout.rate, seed, stream0, head0)
             return kernel(*(*arrays, counter))
 
         # A Pallas call does not state over which axes its result varies.
@@ -127,18 +115,12 @@ def first_index(letter: str, size: int) -> Array:
     return jax.lax.axis_index(AXES[letter]).astype(jnp.uint32) * size
 
 
-def shards(mesh: Mesh | AbstractMesh, letter: str) -> int:
-    """Returns the number of shards of streams (B) or heads (H)."""
-    axes = (AXES[letter],) if isinstance(AXES[letter], str) else AXES[letter]
-    return math.prod(mesh.shape[axis] for axis in axes)
-
-
-def divides(mesh: Mesh | AbstractMesh, B: int, H: int) -> bool:
+def divides(mesh: AbstractMesh, B: int, H: int) -> bool:
     """Returns whether B streams and H heads divide over the mesh."""
     return not (B % shards(mesh, "B") or H % shards(mesh, "H"))
 
 
-def check_divides(mesh: Mesh | AbstractMesh, B: int, H: int) -> None:
+def check_divides(mesh: AbstractMesh, B: int, H: int) -> None:
     """Raises UserError unless B streams and H heads divide over the mesh."""
     shards_B, shards_H = shards(mesh, "B"), shards(mesh, "H")
     if B % shards_B:

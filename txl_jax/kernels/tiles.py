@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from txl_jax.kernels.hash import Dropout, keep_index, start_BHL
+from txl_jax.kernels.hash import AttentionDropout, keep_index, start_BHL
 from txl_jax.kernels.xla import pad_front
 
 
@@ -205,7 +205,9 @@ def make_keys(
     return Keys(k_HBKA, v_HBKA, r_HRA, bias_HR)
 
 
-def make_rows(plan: Plan, H: int, oldest_BL: Array, dropout: Dropout | None) -> Rows:
+def make_rows(
+    plan: Plan, H: int, oldest_BL: Array, dropout: AttentionDropout | None
+) -> Rows:
     """Returns the intervals of visible keys, and the counters of dropout."""
     B, L = oldest_BL.shape
     Q, X = plan.Q, plan.X

@@ -1,27 +1,22 @@
-"""Attention by einsum, the reference for all other kernels.
+"""Attention by einsum, the reference for all other kernels (section 3.3, Appendix B).
 
-The score of query i and key j is the sum of the paper's four terms (section 3.3),
-
-    (q_i + u) . k_j  +  (q_i + w) . r_{i-j}
-
-where w is the paper's v, because v denotes the values here; `signature.Kernel` has the
-full formula. The second term is computed by distance and re-indexed by key: see
-`realign` and `rel_shift`.
+The paper's v is called w here, because v denotes the values. The terms of a score that
+depend on the distance are computed by distance and re-indexed by key: see `realign` and
+`rel_shift`.
 
 Dims: B streams, L queries, M memory, K = M + L keys, R distances, Z = R + padding,
 N nearest keys, H heads, A head.
 """
 
-import functools
-from typing import Any
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from txl_jax.kernels.hash import Dropout, keep_BHLK
-from txl_jax.kernels.signature import Kernel
+from txl_jax.kernels.hash import AttentionDropout, keep_BHLK
 
+Kernel = Callable[..., Array]  # with the arguments and the result of `rel_attention`
 # Far below any score but finite, so that no row becomes NaN.
 MASKED = -1e30
 f32 = jnp.float32
@@ -80,9 +75,23 @@ def rel_attention(
     w_HA: Array | None,
     bias_HR: Array | None,
     oldest_BL: Array,
-    dropout: Dropout | None,
+    dropout: AttentionDropout | None,
 ) -> Array:
-    """Returns o_BLHA; see `signature.Kernel`."""
+    """Returns o_BLHA, relative attention for all heads of a layer (section 3.3).
+
+    The score of query i and key j is
+
+        ((q_i + u) . k_j + (q_i + w) . r_{i-j} + bias_{i-j}) / sqrt(A),
+
+    and the output is the sum of the values weighted by the softmax of the scores.
+    Scores and softmax are float32; the output has the dtype of the values.
+
+    r_RHA, bias_HR: in decreasing distance, from R - 1 to 0. If R < K, keys at greater
+        distances use the first row. Without r_RHA, nothing depends on distance.
+    u_HA, w_HA, bias_HR: None omits the term.
+    oldest_BL: query i sees the keys oldest <= j <= i + M.
+    dropout: of the probabilities, or None.
+    """
     B, L, H, _ = q_BLHA.shape
     K = k_BKHA.shape[1]
     weight_HBLK = probabilities(q_BLHA, k_BKHA, r_RHA, u_HA, w_HA, bias_HR, oldest_BL)
@@ -150,19 +159,3 @@ def position_scores(
 def heads_first(x_BLHA: Array) -> Array:
     """Returns x_HBLA."""
     return x_BLHA.transpose(2, 0, 1, 3)
-
-
-def repeat_farthest(kernel: Kernel) -> Kernel:
-    """Returns a kernel that accepts R < K, given one that requires R = K."""
-
-    @functools.wraps(kernel)
-    def call(q: Array, k_BKHA: Array, v: Array, r_RHA: Any, *rest: Any) -> Array:
-        u, w, bias_HR, *others = rest
-        missing = 0 if r_RHA is None else k_BKHA.shape[1] - r_RHA.shape[0]
-        if missing:
-            r_RHA = jnp.pad(r_RHA, ((missing, 0), (0, 0), (0, 0)), "edge")
-            if bias_HR is not None:
-                bias_HR = jnp.pad(bias_HR, ((0, 0), (missing, 0)), "edge")
-        return kernel(q, k_BKHA, v, r_RHA, u, w, bias_HR, *others)
-
-    return call

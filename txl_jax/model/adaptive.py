@@ -51,7 +51,7 @@ class Vocabulary(nn.Module):
         self.bias_V: Any = self.param("bias", normal(0, letters), (V,))
         if G:
             E = config.embed_size
-            rows = normal(config.cluster_init_std, ".E")
+            rows = normal(config.norm_init_std, ".E")
             self.cluster_table_GE: Any = self.param("cluster_table", rows, (G, E))
             self.cluster_bias_G: Any = self.param("cluster_bias", normal(0, "."), (G,))
         self.drop_words = WordDropout(config.word_dropout)

@@ -4,17 +4,45 @@ Dims: B streams, L segment, M memory, K = M + L keys, R distances, D model, H he
 A head.
 """
 
+import functools
+
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from jax import Array
 
-from txl_jax.kernels import hash
 from txl_jax.kernels.dispatch import choose_kernel
+from txl_jax.kernels.hash import AttentionDropout
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.dropout import Dropout, seed
-from txl_jax.model.heads import project_heads
 from txl_jax.model.initializers import layer_norm, weights
 from txl_jax.model.positions import scores
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def project(h_BKD: Array, x_HAD: Array, M: int) -> Array:
+    """Returns keys or values, x_BKHA.
+
+    The first M states get no gradient: the backward pass omits the product for a
+    memory, whose gradient would be discarded.
+    """
+    return jnp.einsum("BKD,HAD->BKHA", h_BKD, x_HAD)
+
+
+def _forward(h_BKD: Array, x_HAD: Array, M: int) -> tuple[Array, tuple[Array, Array]]:
+    return project(h_BKD, x_HAD, M), (h_BKD, x_HAD)
+
+
+def _backward(
+    M: int, saved: tuple[Array, Array], grad_BKHA: Array
+) -> tuple[Array, Array]:
+    h_BKD, x_HAD = saved
+    grad_BLD = jnp.einsum("BLHA,HAD->BLD", grad_BKHA[:, M:], x_HAD)
+    grad_BKD = jnp.pad(grad_BLD, ((0, 0), (M, 0), (0, 0)))
+    return grad_BKD, jnp.einsum("BKHA,BKD->HAD", grad_BKHA, h_BKD)
+
+
+project.defvjp(_forward, _backward)
 
 
 class Attention(nn.Module):
@@ -51,13 +79,13 @@ class Attention(nn.Module):
         else:
             x_BLD, x_BKD, fixed = h_BLD, h_BKD, M
         q_BLHA = jnp.einsum("BLD,HAD->BLHA", x_BLD, q_HAD)
-        k_BKHA = project_heads(x_BKD, k_HAD, fixed)
-        v_BKHA = project_heads(x_BKD, v_HAD, fixed)
+        k_BKHA = project(x_BKD, k_HAD, fixed)
+        v_BKHA = project(x_BKD, v_HAD, fixed)
 
         position = scores(config, make, R_RD, biases, K)
         dropout = None
         if config.dropatt and self.has_rng("dropout"):
-            dropout = hash.Dropout(config.dropatt, seed(self))
+            dropout = AttentionDropout(config.dropatt, seed(self))
         kernel = choose_kernel(config.kernel, q_BLHA)
         o_BLHA = kernel(q_BLHA, k_BKHA, v_BKHA, *position, oldest_BL, dropout)
 

@@ -18,8 +18,8 @@ POSITIONS = (
     "none",
     "sinusoidal_repeated",  # sinusoidal with memory: section 3.3's temporal confusion
 )
-ABSOLUTE = ("sinusoidal", "learned")
-WITH_TABLE = ("shaw", "shaw_biased", "learned")
+ABSOLUTE_POSITIONS = ("sinusoidal", "learned")
+LEARNED_POSITIONS = ("shaw", "shaw_biased", "learned")
 INITIAL_MEMORIES = ("empty", "zeros")
 
 
@@ -64,20 +64,15 @@ class ModelConfig:
     word_dropout: float = fraction(0.0)  # dropout of whole words in the embedding
     # Initialisation.
     init_std: float = positive(0.02)  # standard deviation of weights, u and w
-    # above 0: weights are uniform between -init_range and init_range instead
-    init_range: float = at_least(0, 0.0)
     # standard deviation of the projections of embeddings
     proj_init_std: float = at_least(0, 0.01)
-    # standard deviation of the scales of norms, around 1
+    # standard deviation of the scales of norms, around 1, and of the softmax's rows
+    # for clusters
     norm_init_std: float = at_least(0, 0.0)
-    # standard deviation of the rows for clusters in the softmax
-    cluster_init_std: float = at_least(0, 0.0)
     # Computation.
 
-    # float32 or bfloat16, for activations; parameters and loss are float32
+    # float32 or bfloat16, for activations and memory; parameters and loss are float32
     dtype: str = one_of(DTYPES, "float32")
-    # float32 or bfloat16, for the memory; "compute" = dtype
-    mem_dtype: str = one_of(("compute", *DTYPES), "compute")
     # attention kernel: one of KERNELS; "auto" = the fastest for the device
     kernel: str = one_of(KERNELS, "auto")
     remat: bool = False  # recompute layers in the backward pass, which saves memory
@@ -115,16 +110,16 @@ class ModelConfig:
                 f"model.d_model = {self.d_model} must be even: half of a position's "
                 "features are sines, half are cosines"
             )
-        if self.position in ABSOLUTE and self.mem_len:
+        if self.position in ABSOLUTE_POSITIONS and self.mem_len:
             raise UserError(
                 f'model.position = "{self.position}" with a memory of mem_len = '
                 f"{self.mem_len} gives two tokens one position: set mem_len to 0, or "
                 "use a relative position"
             )
-        if (self.position in WITH_TABLE) != (self.n_position > 0):
+        if (self.position in LEARNED_POSITIONS) != (self.n_position > 0):
             raise UserError(
                 f'model.position = "{self.position}" with n_position = '
-                f"{self.n_position}: {', '.join(WITH_TABLE)} need a table of "
+                f"{self.n_position}: {', '.join(LEARNED_POSITIONS)} need a table of "
                 "n_position rows, the other positions have none"
             )
         if self.untie_r and self.position != "transformer_xl":
@@ -151,19 +146,10 @@ class ModelConfig:
 
     @property
     def compute_dtype(self) -> Any:
-        """The dtype of activations."""
-        return _dtype(self.dtype)
+        """The dtype of activations and memory."""
+        import jax.numpy as jnp  # here: the command line is parsed without jax
 
-    @property
-    def memory_dtype(self) -> Any:
-        """The dtype of the memory between segments."""
-        return _dtype(self.dtype if self.mem_dtype == "compute" else self.mem_dtype)
-
-
-def _dtype(name: str) -> Any:
-    import jax.numpy as jnp  # here: the command line is parsed without jax
-
-    return jnp.dtype(name)
+        return jnp.dtype(self.dtype)
 
 
 # What the code bases of published models do differently, besides their sizes.
@@ -172,20 +158,17 @@ def _dtype(name: str) -> Any:
 def pytorch(**fields: Any) -> ModelConfig:
     """Returns the config of a model of the paper's PyTorch code."""
     std = fields.get("init_std", ModelConfig.init_std)
-    family: dict[str, Any] = {"norm_init_std": std, "cluster_init_std": std}
-    return ModelConfig(**family | fields)
+    return ModelConfig(**{"norm_init_std": std} | fields)
 
 
 def nvidia(**fields: Any) -> ModelConfig:
     """Returns the config of a model of NVIDIA's PyTorch code."""
-    family: dict[str, Any] = {"same_length_self": True}
-    return pytorch(**family | fields)
+    return pytorch(**{"same_length_self": True} | fields)
 
 
 def huggingface(**fields: Any) -> ModelConfig:
     """Returns the config of a model of Hugging Face's port."""
-    family: dict[str, Any] = {"initial_memory": "zeros", "untie_r": True}
-    return pytorch(**family | fields)
+    return pytorch(**{"initial_memory": "zeros", "untie_r": True} | fields)
 
 
 def tensorflow(**fields: Any) -> ModelConfig:

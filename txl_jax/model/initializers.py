@@ -19,15 +19,8 @@ def boxed(init: Any, letters: str) -> Any:
 
 
 def weight(config: ModelConfig, letters: str) -> Any:
-    """Returns the initializer of weights: normal, or uniform if init_range is set."""
-    if not config.init_range:
-        return boxed(nn.initializers.normal(config.init_std), letters)
-
-    def uniform(key: Array, shape: tuple[int, ...], dtype: Any = float) -> Array:
-        bound = config.init_range
-        return jax.random.uniform(key, shape, dtype, -bound, bound)
-
-    return boxed(uniform, letters)
+    """Returns the initializer of weights, N(0, init_std)."""
+    return normal(config.init_std, letters)
 
 
 def weights(module: Any) -> Any:

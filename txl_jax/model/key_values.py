@@ -15,7 +15,6 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.sharding import PartitionSpec
 
 from txl_jax.kernels.xla import heads_first
 from txl_jax.model.config import ModelConfig
@@ -25,7 +24,7 @@ from txl_jax.model.positions import SCHEMES, Distances, scores
 
 
 class KeyValues(NamedTuple):
-    """One layer's keys and values, and its distances (`kernels.signature.Kernel`)."""
+    """One layer's keys and values, and its distances (`kernels.xla.rel_attention`)."""
 
     k_HBKA: Array
     v_HBKA: Array
@@ -86,7 +85,7 @@ class KeyValueMemory:
         R_RD = scheme.encoding(config, K).astype(dtype) if scheme.encoding else None
 
         def pad(x_BMHA: Array) -> Array:
-            x_HBMA = heads_first(x_BMHA).astype(config.memory_dtype)
+            x_HBMA = heads_first(x_BMHA)
             return jnp.pad(x_HBMA, ((0, 0), (0, 0), (tgt_len, 0), (0, 0)))
 
         def layer(n: int) -> KeyValues:
@@ -114,15 +113,6 @@ class KeyValueMemory:
             )
 
         return cls(tuple(map(layer, range(config.n_layer))), memory.filled_B, M)
-
-    def letters(self) -> "KeyValueMemory":
-        """Returns the dimensions of each array, as `Memory.LETTERS`."""
-
-        def spec(path: Any, x: Array) -> PartitionSpec:
-            names = [key.name for key in path if hasattr(key, "name")]
-            return PartitionSpec(*names[-1].rpartition("_")[2])
-
-        return jax.tree_util.tree_map_with_path(spec, self)
 
     def layer(self, n: int) -> KeyValues:
         """Returns the memory of layer n."""

@@ -4,13 +4,11 @@ Dims: N layers, B streams, M memory, L segment, K = M + L, D model.
 """
 
 import dataclasses
-from typing import Any, ClassVar
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.sharding import PartitionSpec
 
 from txl_jax.model.config import ModelConfig
 
@@ -25,9 +23,6 @@ class Memory:
         cold start or from the last document boundary.
     """
 
-    # The dimensions of each array, for `sharding.shardings`.
-    LETTERS: ClassVar[Any]
-
     h_NBMD: Array
     filled_B: Array
 
@@ -40,7 +35,7 @@ class Memory:
         shape = (config.n_layer, batch_size, config.mem_len, config.d_model)
         filled = config.mem_len if config.initial_memory == "zeros" else 0
         return cls(
-            h_NBMD=jnp.zeros(shape, config.memory_dtype),
+            h_NBMD=jnp.zeros(shape, config.compute_dtype),
             filled_B=jnp.full(batch_size, filled, jnp.int32),
         )
 
@@ -88,9 +83,6 @@ class Memory:
             h_NBMD=jnp.where(where_B11, 0, self.h_NBMD),
             filled_B=jnp.where(where_B, self.mem_len, self.filled_B),
         )
-
-
-Memory.LETTERS = Memory(PartitionSpec(*"NBMD"), PartitionSpec("B"))  # type: ignore
 
 
 def newest(x_BK: Array, length_B: Array, M: int) -> Array:

@@ -21,7 +21,7 @@ Weight = Callable[[str, str, tuple[int, ...]], Array]
 
 
 class Distances(NamedTuple):
-    """The operands of `kernels.signature.Kernel` that depend on the position scheme."""
+    """The arguments of `xla.rel_attention` that depend on the position scheme."""
 
     r_RHA: Array | None = None
     u_HA: Array | None = None
@@ -60,15 +60,14 @@ def sinusoid_RD(position_R: Array, D: int) -> Array:
     return jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], axis=-1)
 
 
-def encode_distances(config: ModelConfig, R: int) -> Array:
-    """Returns R_RD, sinusoids of distances in decreasing order, at most clamp_len."""
-    if config.clamp_len:
-        R = min(R, config.clamp_len + 1)
+def encode_distances(config: ModelConfig, K: int) -> Array:
+    """Returns R_RD, sinusoids of K distances in decreasing order, up to clamp_len."""
+    R = min(K, config.clamp_len + 1) if config.clamp_len else K
     return sinusoid_RD(jnp.arange(R - 1, -1, -1), config.d_model)
 
 
 def transformer_xl(
-    config: ModelConfig, weight: Weight, R_RD: Array, biases: Any, R: int
+    config: ModelConfig, weight: Weight, R_RD: Array, biases: Any, K: int
 ) -> Distances:
     """Returns r = W_kR R, u and w: all four terms of section 3.3."""
     shape = (config.n_head, config.d_head, config.d_model)
@@ -76,29 +75,29 @@ def transformer_xl(
     return Distances(r_RHA, biases["u"], biases["w"])
 
 
-def learned_rows(config: ModelConfig, R: int) -> int:
-    """Returns the number of rows that R distances use, at the end of a learned table.
+def learned_rows(config: ModelConfig, K: int) -> int:
+    """Returns R, the number of rows that K keys use at the end of a learned table.
 
     The last row is distance 0. Distances beyond the table or clamp_len share a row.
     """
-    return min(R, config.n_position, config.clamp_len + 1 if config.clamp_len else R)
+    return min(K, config.n_position, config.clamp_len + 1 if config.clamp_len else K)
 
 
 def shaw(
-    config: ModelConfig, weight: Weight, R_RD: None, biases: Any, R: int
+    config: ModelConfig, weight: Weight, R_RD: None, biases: Any, K: int
 ) -> Distances:
     """Returns learned r (Shaw et al. 2018, keys only): terms (a) and (b)."""
     shape = (config.n_position, config.n_head, config.d_head)
-    return Distances(weight("distances", "PHA", shape)[-learned_rows(config, R) :])
+    return Distances(weight("distances", "PHA", shape)[-learned_rows(config, K) :])
 
 
 def shaw_biased(
-    config: ModelConfig, weight: Weight, R_RD: None, biases: Any, R: int
+    config: ModelConfig, weight: Weight, R_RD: None, biases: Any, K: int
 ) -> Distances:
     """Returns the original code's variant: learned r, u, and a bias per distance."""
     bias_PH = weight("distance_bias", "PH", (config.n_position, config.n_head))
-    bias_HR = bias_PH[-learned_rows(config, R) :].T
-    learned_r = shaw(config, weight, R_RD, biases, R)
+    bias_HR = bias_PH[-learned_rows(config, K) :].T
+    learned_r = shaw(config, weight, R_RD, biases, K)
     return learned_r._replace(u_HA=biases["u"], bias_HR=bias_HR)
 
 

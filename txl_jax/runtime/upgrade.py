@@ -70,6 +70,7 @@ CHANGES = (
     Change("train.num_steps", {"table.steps": 0}, _same),
     Change("eval.baselines", {"eval.yardsticks": False}, _same),
     Change("generate.prompt", {"generate.prompt_file": ""}, "@{}".format),
+    Change("model.norm_init_std", {"model.cluster_init_std": 0.0}, _same),
     Change("model.mem_len", {"convert.mem_len": -1}, _same),
     Change("model.cutoffs", {"convert.cutoffs": ()}, _same),
     Change("model.clamp_len", {"convert.clamp_len": 0}, _same),
@@ -80,6 +81,8 @@ CHANGES = (
 # Removed fields, and the value that is fixed now.
 REMOVED: dict[str, Any] = {
     "data.copy_seed": 0,
+    "model.mem_dtype": "compute",
+    "model.init_range": 0.0,
     "optim.momentum": 0.0,
     "recl.threshold": 0.01,
     "recl.ratios": (1.0, 0.5, 0.1),
@@ -89,8 +92,8 @@ REMOVED: dict[str, Any] = {
     "compile.evaluation": True,
     "table.scored": 100_000,
 }
-# Sections that change no result of a run: any value of a removed field is harmless.
-HARMLESS = ("recl.", "speed.", "run.", "compile.", "table.")
+# Fields that change no result of a run that has begun: any value is harmless.
+HARMLESS = ("recl.", "speed.", "run.", "compile.", "table.", "model.init_range")
 
 OLD = {name: change for change in CHANGES for name in change.old}
 

@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import Memory
 from txl_jax.model.txl import TransformerXL
-from txl_jax.sharding import shardings
+from txl_jax.sharding import letters, shardings
 from txl_jax.update.state import Average, TrainState
 
 
@@ -60,6 +60,7 @@ def init_state(
             average=Average(params, jnp.zeros((), jnp.int32)) if averages else (),
         )
 
-    letters = nn.get_partition_spec(jax.eval_shape(create))
-    placed = shardings(mesh, dataclasses.replace(letters, memory=Memory.LETTERS))
+    specs = nn.get_partition_spec(jax.eval_shape(create))
+    specs = dataclasses.replace(specs, memory=letters(specs.memory))
+    placed = shardings(mesh, specs)
     return jax.jit(lambda: nn.unbox(create()), out_shardings=placed), placed

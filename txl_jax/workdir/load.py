@@ -38,8 +38,8 @@ RESTORE_VOCAB = "restore it from a backup, or train here again, which rewrites i
 FREE = (
     *("mem_len", "initial_memory", "clamp_len", "same_length"),
     *("dropout", "dropatt", "variational", "word_dropout"),
-    *("init_std", "init_range", "proj_init_std", "norm_init_std", "cluster_init_std"),
-    *("dtype", "mem_dtype", "kernel", "remat", "unroll"),
+    *("init_std", "proj_init_std", "norm_init_std"),
+    *("dtype", "kernel", "remat", "unroll"),
 )
 
 

@@ -40,14 +40,18 @@ def test_the_wikitext103_base_tile_is_one() -> None:
     assert (blocks.tile, blocks.key_tiles, blocks.query_width) == (304, 1, 256)
 
 
-def test_too_many_keys_are_refused() -> None:
-    with pytest.raises(UserError, match='model.kernel "chunked"'):
-        choose("TPU v4", 8192, 16384, 128)
-
-
-def test_unknown_chips_are_refused() -> None:
-    with pytest.raises(UserError, match="'TPU v3'.*TPU v6e"):
-        choose("TPU v3", 8, 16, 64)
+@pytest.mark.parametrize(
+    ("kind", "sizes", "message"),
+    [
+        ("TPU v4", (8192, 16384, 128), 'model.kernel "chunked"'),
+        ("TPU v3", (8, 16, 64), "'TPU v3'.*TPU v6e"),
+    ],
+)
+def test_unsuited_chips_are_refused(
+    kind: str, sizes: tuple[int, int, int], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        choose(kind, *sizes)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from txl_jax.errors import UserError
-from txl_jax.kernels.hash import Dropout
+from txl_jax.kernels.hash import AttentionDropout
 from txl_jax.kernels.tpu.backward import backward
 from txl_jax.kernels.tpu.blocks import Blocks, choose
 from txl_jax.kernels.tpu.forward import forward
@@ -34,8 +34,6 @@ from txl_jax.kernels.tpu.tiles import (
     join_queries,
     visits,
 )
-
-f32 = jnp.float32
 
 
 def device_kind() -> str:
@@ -81,35 +79,45 @@ def differentiate(
 tiled_attention.defvjp(save, differentiate)
 
 
-def attend(
+def rel_attention(
     q_BLHA: Array,
     k_BKHA: Array,
     v_BKHA: Array,
-    r_RHA: Array,
+    r_RHA: Array | None,
     u_HA: Array | None,
     w_HA: Array | None,
+    bias_HR: Array | None,
     oldest_BL: Array,
-    dropout: Dropout | None,
+    dropout: AttentionDropout | None,
     *,
-    blocks: Blocks,
+    blocks: Blocks | None = None,
     interpret: Any = False,
 ) -> Array:
-    """Returns o_BLHA, computed in given blocks.
+    """Returns o_BLHA; see `xla.rel_attention`.
 
-    `interpret` is that of `pallas_call` and needs no TPU: True, or
-    `pltpu.InterpretParams()` for a slower interpreter with a TPU's memories and copies.
+    `blocks` override the sizes chosen for the device. `interpret` is that of
+    `pallas_call`: with blocks given, it needs no TPU.
+
+    Raises UserError except on a TPU of v4 or later, and for a missing r_RHA or a
+    bias_HR, which the kernels do not support.
     """
-    H, A = q_BLHA.shape[2:]
-    rate, *counter = dropout or Dropout(0.0, jnp.uint32(0))
+    if r_RHA is None or bias_HR is not None:
+        raise UserError(
+            'kernel "tpu" supports only model.position = "transformer_xl": use '
+            'model.kernel "xla" or "chunked"'
+        )
+    (_, L, H, A), K, dtype = q_BLHA.shape, k_BKHA.shape[1], q_BLHA.dtype
+    blocks = blocks or choose(device_kind(), L, K, A, dtype.itemsize)
+    rate, *counter = dropout or AttentionDropout(0.0, jnp.uint32(0))
     counter_3 = jnp.stack([jnp.asarray(x).astype(jnp.uint32) for x in counter])
     plan, oldest_B1Q = visits(oldest_BL, blocks)
-    zeros_HA = jnp.zeros((H, A), f32)
 
     def turn(x: Array) -> Array:
-        return jnp.moveaxis(x.astype(q_BLHA.dtype), -3, -1)
+        return jnp.moveaxis(x.astype(dtype), -3, -1)
 
     def column(x_HA: Array | None) -> Array:
-        return (zeros_HA if x_HA is None else x_HA.astype(f32))[..., None]
+        x_HA = jnp.zeros((H, A)) if x_HA is None else x_HA
+        return x_HA.astype(jnp.float32)[..., None]
 
     operands = Operands(
         q_BHAQ=cut_queries(turn(q_BLHA), blocks),
@@ -124,37 +132,3 @@ def attend(
     )
     o_BHAQ = tiled_attention(operands, blocks, rate, interpret)
     return jnp.moveaxis(join_queries(o_BHAQ, blocks), -1, 1)
-
-
-def rel_attention(
-    q_BLHA: Array,
-    k_BKHA: Array,
-    v_BKHA: Array,
-    r_RHA: Array | None,
-    u_HA: Array | None,
-    w_HA: Array | None,
-    bias_HR: Array | None,
-    oldest_BL: Array,
-    dropout: Dropout | None,
-) -> Array:
-    """Returns o_BLHA; see `signature.Kernel`.
-
-    Raises UserError except on a TPU of v4 or later, and for a missing r_RHA or a
-    bias_HR, which the kernels do not support.
-    """
-    kind = device_kind()
-    if not kind.startswith("TPU") or kind in ("TPU v2", "TPU v3"):
-        raise UserError(
-            f'kernel "tpu" needs a TPU of v4 or later, not {kind!r}: '
-            'use model.kernel "xla" or "chunked"'
-        )
-    if r_RHA is None or bias_HR is not None:
-        raise UserError(
-            'kernel "tpu" supports only model.position = "transformer_xl": use '
-            'model.kernel "xla" or "chunked"'
-        )
-    L, K, A = q_BLHA.shape[1], k_BKHA.shape[1], q_BLHA.shape[3]
-    blocks = choose(kind, L, K, A, q_BLHA.dtype.itemsize)
-    return attend(
-        q_BLHA, k_BKHA, v_BKHA, r_RHA, u_HA, w_HA, oldest_BL, dropout, blocks=blocks
-    )

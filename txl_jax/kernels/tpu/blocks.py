@@ -181,10 +181,9 @@ def choose(device_kind: str, L: int, K: int, A: int, itemsize: int = 2) -> Block
     Raises UserError for an unknown chip, or if no size fits.
     """
     if device_kind not in VMEM:
-        known = ", ".join(VMEM)
         raise UserError(
-            f'kernel "tpu" has no block sizes for {device_kind!r} (only for {known}): '
-            'use model.kernel "chunked" or "xla"'
+            f'kernel "tpu" needs a TPU of v4 or later, not {device_kind!r} (it knows '
+            f'{", ".join(VMEM)}): use model.kernel "xla" or "chunked"'
         )
     fitting = []
     for tile in candidates(L, K):
