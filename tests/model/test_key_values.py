@@ -1,4 +1,4 @@
-"""Keys and values kept, in order or in rings, read as the memory that projects anew.
+"""Memories of keys and values, in order or in rings, give the results of `Memory`.
 
 Dims: B streams, L segment, M memory, V vocabulary.
 """
@@ -17,14 +17,17 @@ from txl_jax.model.memory import Memory
 from txl_jax.model.ring import RingMemory
 
 B, L, M = 3, 4, 5
+UNTIED: dict[str, Any] = {"untie_r": True, "same_length_self": True}
 VARIANTS: list[dict[str, Any]] = [
-    {},
     tiny.ALL,
-    {"untie_r": True, "same_length": True, "same_length_self": True},
-    {"initial_memory": "zeros", "pre_lnorm": True},
+    {**UNTIED, "same_length": True, "initial_memory": "zeros", "pre_lnorm": True},
     {"clamp_len": 2, "cutoffs": (5, 9), "div_val": 2},
     {"position": "shaw", "n_position": 4},
     {"position": "shaw_biased", "n_position": 20},
+]
+OTHERS: list[dict[str, Any]] = [
+    {},
+    {**UNTIED, "same_length": True},
     {"position": "none"},
     {"position": "sinusoidal_repeated"},
 ]
@@ -32,7 +35,7 @@ VARIANTS: list[dict[str, Any]] = [
 
 @functools.cache
 def read(config: ModelConfig) -> Any:
-    """Returns the function that gives (log-probabilities, memory), its layers apart."""
+    """Returns a jitted function: (parameters, tokens, memory) -> (logits, memory)."""
 
     def logits(params: Any, *args: Any, **more: Any) -> Any:
         model = Decoder(config)
@@ -41,7 +44,11 @@ def read(config: ModelConfig) -> Any:
     return tiny.jit(logits)
 
 
-@pytest.mark.parametrize("changes", VARIANTS, ids=str)
+@pytest.mark.parametrize(
+    "changes",
+    [*VARIANTS, *(pytest.param(changes, marks=pytest.mark.long) for changes in OTHERS)],
+    ids=str,
+)
 def test_segments_then_tokens_read_as_with_memory(changes: dict[str, Any]) -> None:
     """Segments with documents and padding first, then one token after the other."""
     config = tiny.config(mem_len=M, **changes)

@@ -6,7 +6,6 @@ Dims: N layers, B streams, M memory, L segment, K = M + L, D model.
 import itertools
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -27,7 +26,7 @@ def make_inputs(L: int, seed: int) -> Array:
 
 @pytest.mark.parametrize("starts", [False, True], ids=["", "documents"])
 @pytest.mark.parametrize("ragged", [False, True], ids=["", "ragged"])
-@pytest.mark.parametrize(("L", "M"), [(2, 5), (4, 4), (5, 2), (1, 3), (3, 0)])
+@pytest.mark.parametrize(("L", "M"), [(2, 5), (5, 2), (3, 0)])
 def test_append_keeps_the_newest_real_tokens(
     L: int, M: int, ragged: bool, starts: bool
 ) -> None:
@@ -103,25 +102,6 @@ def test_oldest_without_documents() -> None:
         oldest_BL(filled_B, None, 3, 2, 0),
         oldest_BL(filled_B, none_BL, 3, 2, 0),
     )
-
-
-def test_no_gradient_flows_into_the_memory() -> None:
-    def kept(h_NBLD: jax.Array) -> jax.Array:
-        return Memory.empty(tiny.CONFIG, B).append(h_NBLD).h_NBMD.sum()
-
-    assert not jax.grad(kept)(jnp.asarray(make_inputs(4, 0))).any()
-
-
-def test_memory_is_in_the_computations_dtype_unless_told() -> None:
-    dtypes = {
-        (dtype, mem_dtype): Memory.empty(
-            tiny.config(dtype=dtype, mem_dtype=mem_dtype), B
-        ).h_NBMD.dtype
-        for dtype in ("float32", "bfloat16")
-        for mem_dtype in ("compute", "float32", "bfloat16")
-    }
-    for (dtype, mem_dtype), actual in dtypes.items():
-        assert actual == (dtype if mem_dtype == "compute" else mem_dtype)
 
 
 def test_zeros_are_seen_from_the_start_and_from_a_document_on() -> None:

@@ -23,7 +23,7 @@ from txl_jax.model.txl import TransformerXL
 from txl_jax.update.init import abstract_params
 
 B, L = 3, 4
-SEGMENTS = 5
+SEGMENTS = 4
 PARAMS = tiny.make_params()
 DROPOUT = tiny.config(dropout=0.3, dropatt=0.3)
 
@@ -64,9 +64,16 @@ def assert_reads_as_the_reference(
         tiny.assert_memory(memory, expected_memory)
 
 
+CASES: list[Any] = [({}, 3), *((settings, 6) for settings in tiny.SETTINGS)]
+LONG: list[Any] = [(settings, 3) for settings in tiny.SETTINGS[1:]]
+
+
 @pytest.mark.promise("The model is the paper's")
-@pytest.mark.parametrize("mem_len", [6, 3], ids=["long_memory", "short_memory"])
-@pytest.mark.parametrize("settings", tiny.SETTINGS, ids=str)
+@pytest.mark.parametrize(
+    ("settings", "mem_len"),
+    [*CASES, *(pytest.param(*case, marks=pytest.mark.long) for case in LONG)],
+    ids=str,
+)
 def test_segments_read_as_the_reference(settings: dict[str, Any], mem_len: int) -> None:
     assert_reads_as_the_reference(tiny.config(mem_len=mem_len, **settings))
 
@@ -95,14 +102,11 @@ def test_variants_read_as_the_reference(changes: dict[str, Any]) -> None:
     assert_reads_as_the_reference(config, documents, ragged=True)
 
 
-@pytest.mark.parametrize("pre_lnorm", [False, True])
-def test_no_memory_reads_as_the_reference(pre_lnorm: bool) -> None:
-    assert_reads_as_the_reference(tiny.config(mem_len=0, pre_lnorm=pre_lnorm))
-
-
-@pytest.mark.parametrize("ragged", [False, True], ids=["", "ragged"])
-@pytest.mark.parametrize("documents", [False, True], ids=["", "documents"])
-@pytest.mark.parametrize("settings", [{}, tiny.ALL], ids=str)
+@pytest.mark.parametrize(
+    ("settings", "documents", "ragged"),
+    [({"mem_len": 0}, False, False), ({}, True, False), (tiny.ALL, True, True)],
+    ids=str,
+)
 def test_documents_and_padding_read_as_the_reference(
     settings: dict[str, Any], documents: bool, ragged: bool
 ) -> None:
@@ -110,9 +114,8 @@ def test_documents_and_padding_read_as_the_reference(
 
 
 @pytest.mark.promise("The model is the paper's")
-@pytest.mark.parametrize("settings", [{}, tiny.ALL], ids=str)
-def test_hidden_and_logits_are_the_references(settings: dict[str, Any]) -> None:
-    config = tiny.config(**settings)
+def test_hidden_and_logits_are_the_references() -> None:
+    config = tiny.config(**tiny.ALL)
     settings = tiny.reference_settings(config)
     earlier_BL, tokens_BL = tiny.make_tokens(B, L, 1), tiny.make_tokens(B, L, 2)
     empty = reference.empty(config.n_layer, B, tiny.D)
@@ -152,10 +155,9 @@ def test_dropout_is_off_without_its_rng() -> None:
 @pytest.mark.parametrize("field", ["dropout", "dropatt"])
 def test_each_dropout_is_on_with_its_rng(field: str) -> None:
     config = tiny.config(**{field: 0.3})
-    off, on, again, other = (
-        np.asarray(read_with_dropout(config, seed)[0]) for seed in (None, 0, 0, 1)
+    off, on, other = (
+        np.asarray(read_with_dropout(config, seed)[0]) for seed in (None, 0, 1)
     )
-    np.testing.assert_array_equal(on, again)
     assert (np.abs(on - off) > 1e-3).any(axis=1).all()
     assert (np.abs(on - other) > 1e-3).any(axis=1).all()
 
@@ -262,21 +264,17 @@ def test_parameters_are_float32_under_bfloat16() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "mem_dtype", "kept"),
+    "changes",
     [
-        ({}, "compute", "bfloat16"),
-        ({"pre_lnorm": True}, "float32", "float32"),
-        ({"cutoffs": (5, 9), "div_val": 2}, "compute", "bfloat16"),
-        ({"position": "shaw_biased", "n_position": 6}, "compute", "bfloat16"),
-        ({"position": "sinusoidal_repeated"}, "compute", "bfloat16"),
+        {"pre_lnorm": True},
+        {"cutoffs": (5, 9), "div_val": 2},
+        {"position": "shaw_biased", "n_position": 6},
+        {"position": "sinusoidal_repeated"},
     ],
     ids=str,
 )
-def test_bfloat16_computes_the_same(
-    changes: dict[str, Any], mem_dtype: str, kept: str
-) -> None:
-    exact = tiny.config(**changes)
-    short = tiny.config(**changes, dtype="bfloat16", mem_dtype=mem_dtype)
+def test_bfloat16_computes_the_same(changes: dict[str, Any]) -> None:
+    exact, short = tiny.config(**changes), tiny.config(**changes, dtype="bfloat16")
     params = tiny.make_params(exact)
     tokens_BL, targets_BL = tiny.make_tokens(B, L), tiny.make_tokens(B, L, 2)
     memories = [Memory.empty(config, B) for config in (exact, short)]
@@ -286,5 +284,5 @@ def test_bfloat16_computes_the_same(
             for config, memory in zip((exact, short), memories, strict=True)
         )
         assert nll_BL.dtype == jnp.float32
-        assert memories[1].h_NBMD.dtype == kept
+        assert memories[1].h_NBMD.dtype == jnp.bfloat16
         tiny.assert_close(nll_BL, expected_BL, tiny.BFLOAT16)

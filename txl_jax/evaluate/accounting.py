@@ -37,7 +37,8 @@ def describe(config: ModelConfig, batch_size: int, tgt_len: int) -> str:
     return (
         f"memory: {N} layers x {M} tokens x {D} x {batch_size} streams x "
         f"{config.compute_dtype.itemsize} bytes = "
-        f"{counts['cache_bytes'] / 1e6:,.1f} MB ({counts['key_value_bytes'] / 1e6:,.1f} MB as keys and values); it reaches "
+        f"{counts['cache_bytes'] / 1e6:,.1f} MB "
+        f"({counts['key_value_bytes'] / 1e6:,.1f} MB as keys and values); it reaches "
         f"{counts['effective_context_tokens']:,} tokens back"
     )
 
