@@ -20,11 +20,6 @@ from txl_jax.errors import UserError
 from txl_jax.report.progress import Progress
 
 
-def split_file(folder: Path, name: str) -> Path:
-    """Returns the token file of a split."""
-    return folder / f"{name}.bin"
-
-
 @dataclass(frozen=True)
 class Encoder:
     """Reads the splits of a corpus as its recipe says, and encodes them."""
@@ -78,7 +73,7 @@ class Encoder:
         tokens = unknowns = 0
         digest, meter = hashlib.sha256(), texts.Meter()
         blocks = self.read(split, "encoding", meter)
-        with split_file(folder, split).open("wb") as file:
+        with (folder / f"{split}.bin").open("wb") as file:
             for array in vocab.stream(blocks, self.name(split)):
                 file.write(array.data)
                 digest.update(array.data)

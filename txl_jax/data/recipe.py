@@ -10,6 +10,7 @@ from pathlib import Path
 
 from txl_jax.data import vocab as vocabulary
 from txl_jax.data.catalog import CORPORA, Corpus
+from txl_jax.data.download import checksum
 from txl_jax.data.options import OWN, DataConfig
 from txl_jax.data.word import Lines, WordVocab
 from txl_jax.errors import UserError, require_one_of
@@ -92,7 +93,7 @@ def resolve(
         drop_newlines=convention.drop_newlines,
         vocab_size=config.vocab_size,
         min_count=config.min_count,
-        vocab_sha256=_sha256(path) if path else "",
+        vocab_sha256=checksum(Path(path).expanduser()) if path else "",
     )
     return recipe, vocab
 
@@ -123,10 +124,6 @@ def _read_vocab(config: DataConfig, corpus: Corpus, path: str) -> vocabulary.Voc
     if isinstance(vocab, WordVocab) and (config.convention or config.lower_case):
         return WordVocab(vocab.words, lines())
     return vocab
-
-
-def _sha256(path: str) -> str:
-    return hashlib.sha256(Path(path).expanduser().read_bytes()).hexdigest()
 
 
 def _lines(config: DataConfig, corpus: Corpus, kind: str) -> Lines:

@@ -4,26 +4,25 @@ The folder is `<data_dir>/txl_jax/<corpus>-<edition>/<version>/<recipe>/`, in th
 of the TFDS blocks that are its source. It exists only when it is complete.
 """
 
-import contextlib
 import functools
 import hashlib
 import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from filelock import FileLock, Timeout
+from filelock import AcquireReturnProxy, FileLock, Timeout
 
 from txl_jax.data import corpora, remote_cache
 from txl_jax.data import vocab as vocabulary
 from txl_jax.data.download import checksum
-from txl_jax.data.encode import Encoder, split_file
+from txl_jax.data.encode import Encoder
 from txl_jax.data.options import SPLITS, DataConfig
 from txl_jax.data.recipe import Recipe, resolve
 from txl_jax.data.vocab import Vocab
@@ -56,7 +55,7 @@ class Tokens:
         checksum, which is computed once.
         """
         self._check_name(name)
-        path = split_file(self.folder, name)
+        path = self.folder / f"{name}.bin"
         digest = _digest(path, path.stat().st_mtime_ns)
         if digest != self.manifest["splits"][name]["sha256"]:
             raise UserError(f"{path} has changed since it was prepared: {FIX}")
@@ -119,7 +118,7 @@ def prepare(config: DataConfig, say: Callable[[str], None] = log) -> Tokens:
     manifest = bucket.read_manifest() if bucket else ""
     try:
         if not _is_complete(folder, manifest):
-            with _locked(root / "txl_jax" / f"{source.config}.lock", say):
+            with _lock(root / "txl_jax" / f"{source.config}.lock", say):
                 if _is_complete(folder, manifest):
                     pass  # made by the process that held the lock
                 elif bucket and manifest:
@@ -148,7 +147,7 @@ def load(folder: Path) -> Tokens:
         manifest = json.loads((folder / MANIFEST).read_text("utf-8"))
         vocab = vocabulary.load(folder / VOCAB, FIX)
         for name in SPLITS:
-            path = split_file(folder, name)
+            path = folder / f"{name}.bin"
             expected = manifest["splits"][name]["tokens"] * vocab.dtype.itemsize
             if (actual := path.stat().st_size) != expected:
                 raise UserError(
@@ -159,20 +158,15 @@ def load(folder: Path) -> Tokens:
     return Tokens(folder, vocab, manifest)
 
 
-@contextlib.contextmanager
-def _locked(path: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Holds the lock of a corpus; the system releases it when the process dies."""
+def _lock(path: Path, say: Callable[[str], None]) -> AcquireReturnProxy:
+    """Waits for the lock of a corpus; the system releases it when the process dies."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path)
     try:
-        lock.acquire(timeout=0)
+        return lock.acquire(timeout=0)
     except Timeout:
         say(f"data: waiting for another process that prepares {path.stem}")
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
+        return lock.acquire()
 
 
 def _make(

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -14,34 +14,6 @@ from txl_jax.data.text import token_dtype
 from txl_jax.data.word import Lines, WordVocab
 from txl_jax.errors import UserError, require_one_of
 from txl_jax.report.checksum import DAMAGE, verify_checksum, with_checksum
-
-
-class Vocab(Protocol):
-    """The interface of every vocabulary."""
-
-    kind: ClassVar[str]
-
-    def __len__(self) -> int: ...
-
-    @property
-    def dtype(self) -> np.dtype:
-        """The dtype of the token files."""
-
-    @property
-    def unknown(self) -> int:
-        """The token of unknown text, or -1."""
-
-    def encode(self, text: str) -> np.ndarray:
-        """Returns the tokens of a text; raises UserError for text without a token."""
-
-    def decode(self, tokens: Iterable[int]) -> str:
-        """Returns the text of tokens."""
-
-    def stream(self, blocks: Iterable[bytes], name: str) -> Iterator[np.ndarray]:
-        """Yields the tokens of a whole split, in blocks of any size."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the JSON object that `from_json` accepts."""
 
 
 @dataclass(frozen=True)
@@ -165,6 +137,9 @@ def code_points(
     return map(_points, texts.characters(blocks, name))
 
 
+# Every vocabulary has a length, a dtype of its token files, and `unknown`, the token of
+# unknown text or -1. `stream` encodes a whole split from blocks of bytes.
+Vocab = CharVocab | WordVocab | SubwordVocab
 VOCABULARIES: dict[str, Any] = {
     vocab.kind: vocab for vocab in (ByteVocab, CharVocab, WordVocab, SubwordVocab)
 }

@@ -1,0 +1,219 @@
+"""The tokens of published corpora, and of other texts under every kind of vocabulary."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.data import miniatures
+from tests.support.refusal import quiet, refused
+from txl_jax.data import vocab as vocabulary
+from txl_jax.data.options import SPLITS, DataConfig
+from txl_jax.data.tokens import Tokens, prepare, statistics
+from txl_jax.data.word import Lines, WordVocab
+
+
+def write_text(
+    folder: Path, train: str, valid: str = "a b\n", test: str = "a\n"
+) -> str:
+    folder.mkdir(exist_ok=True)
+    for name, text in (("train", train), ("valid", valid), ("test", test)):
+        (folder / f"{name}.txt").write_text(text, "utf-8")
+    return str(folder)
+
+
+def words_of(made: Tokens, split: str) -> list[str]:
+    assert isinstance(made.vocab, WordVocab)
+    return [made.vocab.words[token] for token in made.split(split)]
+
+
+def test_wikitext2_is_as_published(tmp_path: Path) -> None:
+    real = Path(os.environ.get("TXL_JAX_TEST_DATA", "no-such-folder")) / "wikitext2"
+    if not real.is_dir():
+        pytest.skip("TXL_JAX_TEST_DATA names no folder with the real files")
+    folder = tmp_path / "downloads" / "manual" / "wikitext-2"
+    folder.parent.mkdir(parents=True)
+    folder.symlink_to(real.absolute())
+    made = prepare(DataConfig("wikitext2", data_dir=str(tmp_path)), quiet)
+    counts = statistics(made)
+    tokens = [counts["splits"][split]["tokens"] for split in SPLITS]
+    assert tokens == [2_088_628, 217_646, 245_569]
+    kinds = counts["types"], counts["dtype"], counts["vocab"]
+    assert kinds == (33_278, "uint16", "word")
+    for split in SPLITS:
+        # Every line ends, so the published word count is words and lines.
+        assert made.denominators(split)["words"] == len(made.split(split))
+        raw = (folder / f"wiki.{split}.tokens").read_text("utf-8")
+        lines = [" ".join(line.split()) for line in raw.split("\n")]
+        assert made.vocab.decode(made.split(split)) == "\n".join(lines)
+        assert len(raw.encode()) == counts["splits"][split]["bytes"]
+
+
+@pytest.mark.parametrize("name", ["wikitext103", "wikitext2", "ptb"])
+def test_words_are_those_of_the_original_code(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = miniatures.install(name, tmp_path, monkeypatch)
+    made = prepare(DataConfig(name, data_dir=str(tmp_path)), quiet)
+    texts = {split: raw.decode() for split, raw in miniatures.splits(name).items()}
+    if corpus.lower:
+        texts = {split: text.lower() for split, text in texts.items()}
+    counts: dict[str, int] = {}
+    for split in corpus.vocab_splits:
+        for word in texts[split].split():
+            counts[word] = counts.get(word, 0) + 1
+    words = ["<eos>", *sorted(counts, key=lambda word: -counts[word])]
+    assert isinstance(made.vocab, WordVocab) and made.vocab.words == words
+    for split, text in texts.items():
+        lines = text.removesuffix("\n").split("\n")
+        flat = [word for line in lines for word in (*line.split(), "<eos>")]
+        expected = [word if word in words else "<unk>" for word in flat]
+        assert words_of(made, split) == expected
+        unknown = expected.count("<unk>")
+        assert made.manifest["splits"][split]["unknowns"] == unknown
+
+
+@pytest.mark.parametrize(
+    "name, convention",
+    [
+        ("enwik8", ""),
+        ("enwik8", "newlines_deleted"),
+        ("enwik8", "newlines_kept"),
+        ("text8", ""),
+    ],
+)
+def test_characters_of_published_corpora(
+    name: str, convention: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    miniatures.install(name, tmp_path, monkeypatch)
+    config = DataConfig(name, data_dir=str(tmp_path), convention=convention)
+    made = prepare(config, quiet)
+    original = data = miniatures.splits(name)
+    if name == "enwik8" and convention != "newlines_kept":
+        data = {split: raw.replace(b"\n", b"") for split, raw in data.items()}
+    types = len(set(b"".join(data.values())))
+    assert len(made.vocab) == made.manifest["types"] == types
+    for split, raw in data.items():
+        assert made.vocab.decode(made.split(split)) == raw.decode(errors="replace")
+        counts = made.denominators(split)
+        assert counts["tokens"] == counts["bytes"] == len(raw)
+        assert counts["original_bytes"] == len(original[split])
+    byte = prepare(DataConfig(name, "", str(tmp_path), "byte", convention), quiet)
+    assert byte.split("test").tobytes() == data["test"]
+
+
+@pytest.mark.parametrize("published", [False, True])
+def test_both_conventions_of_lm1b(
+    published: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    miniatures.install("lm1b", tmp_path, monkeypatch)
+    if not published:
+        (tmp_path / "downloads" / "manual" / "1b_word_vocab.txt").unlink()
+    for convention, first, last in (("", "<S>", "<S>"), ("words", "", "</S>")):
+        config = DataConfig("lm1b", data_dir=str(tmp_path), convention=convention)
+        made = prepare(config, quiet)
+        assert isinstance(made.vocab, WordVocab)
+        known = made.vocab.words
+        if published:
+            lines = miniatures.types().decode().splitlines()
+            # The list has <S> twice, and the original code takes one of them.
+            assert known == [*dict.fromkeys(line.split()[0] for line in lines)]
+        for split, raw in miniatures.splits("lm1b").items():
+            flat: list[str] = []
+            for line in raw.decode().removesuffix("\n").split("\n"):
+                flat += [*first.split(), *line.split(), last]
+            expected = [word if word in known else "<UNK>" for word in flat]
+            assert words_of(made, split) == expected
+
+
+def test_a_vocabulary_file_encodes_another_corpus(tmp_path: Path) -> None:
+    path = write_text(tmp_path / "text", "a b c\n")
+
+    def make(file: Path) -> Tokens:
+        config = DataConfig("text", path, str(tmp_path), vocab_path=str(file))
+        return prepare(config, quiet)
+
+    words = tmp_path / "words.txt"
+    words.write_text("<eos>\nb\n<unk>\na\n")
+    made = make(words)
+    assert made.split("train").tolist() == [3, 1, 2, 0]
+    assert made.manifest["splits"]["train"]["unknowns"] == 1
+    # A saved vocabulary keeps its marks, also where the corpus would have others.
+    marked = WordVocab(["</S>", "a", "b", "c"], Lines("</S>"))
+    vocabulary.save(marked, tmp_path / "vocab.json")
+    own = make(tmp_path / "vocab.json")
+    assert own.split("train").tolist() == [1, 2, 3, 0]
+    assert own.manifest["convention"] == "words"
+    assert own.folder != made.folder
+    words.write_text("<eos>\nb\na\n")
+    with refused("word 'c' is not in the vocabulary"):
+        make(words)
+
+
+def test_subwords_are_learned_and_lose_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers", reason="needs the extra subword")
+    train = "the café of the sea\n\n" * 50
+    path = write_text(tmp_path / "text", train, "the odd ünï\n")
+    config = DataConfig("text", path, str(tmp_path), "subword", vocab_size=280)
+    made = prepare(config, quiet)
+    assert made.vocab.decode(made.split("valid")) == "the odd ünï\n"
+    assert made.denominators("valid")["words"] == 4
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        (
+            {"corpus": "lm1b", "convention": "word"},
+            "one of tensorflow, words .did you mean 'words'",
+        ),
+        (
+            {"corpus": "enwik8", "vocab": "word", "convention": "newlines_kept"},
+            "'newlines_kept' is for data.vocab='byte' or 'char', not 'word'",
+        ),
+        (
+            {"vocab": "word", "convention": "words"},
+            "data.convention = 'words' must be one of lines",
+        ),
+        ({"vocab": "char", "min_count": 2}, "min_count=2 is not used .*vocab='char'"),
+        ({"vocab": "byte", "lower_case": True}, "lower_case=True is not used with"),
+        ({"vocab": "subword", "vocab_size": 100}, "vocab_size=100 is too small"),
+        ({"vocab_size": -1}, "data.vocab_size = -1 must be at least 0"),
+        ({"vocab_path": "words.txt", "min_count": 2}, "determines the words"),
+        (
+            {"vocab_path": "words.txt", "vocab": "char"},
+            "is a vocabulary of kind 'word', not data.vocab='char'",
+        ),
+        ({"vocab_path": "missing.json"}, "cannot be read"),
+    ],
+    ids=str,
+)
+def test_impossible_vocabularies_are_refused(
+    fields: dict[str, Any],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "words.txt").write_text("<eos>\na\n")
+    text = {"corpus": "text", "path": write_text(tmp_path / "text", "a b c\n")}
+    with refused(message):
+        config = fields if "corpus" in fields else fields | text
+        prepare(DataConfig(data_dir=str(tmp_path), **config), quiet)
+
+
+def test_impossible_texts_are_refused(tmp_path: Path) -> None:
+    path = write_text(tmp_path / "bad", "a b\n")
+    (tmp_path / "bad" / "valid.txt").write_bytes(b"na\xefve\n")
+    for kind in ("word", "char"):
+        with refused("the valid split of corpus 'text' is not UTF-8 at byte 2"):
+            prepare(DataConfig("text", path, str(tmp_path), kind), quiet)
+    assert len(prepare(DataConfig("text", path, str(tmp_path)), quiet).split("valid"))
+    path = write_text(tmp_path / "few", "a b\n", test="\n\n")
+    made = prepare(DataConfig("text", path, str(tmp_path), "word"), quiet)
+    assert made.split("test").tolist() == [0, 0]
+    # Two bytes, enough for the corpus; one token, so nothing could be scored.
+    path = write_text(tmp_path / "one", "a b\n", test=" \n")
+    with refused("the test split .* has 1 tokens and needs"):
+        prepare(DataConfig("text", path, str(tmp_path), "word"), quiet)
