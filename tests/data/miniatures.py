@@ -9,7 +9,6 @@ puts it in the real one's place for a test.
 import functools
 import hashlib
 import io
-import random
 import tarfile
 import zipfile
 from dataclasses import replace
@@ -25,106 +24,58 @@ from txl_jax.data.options import SPLITS
 # The real catalog, of which `install` replaces an entry.
 CORPORA = dict(catalog.CORPORA)
 NAMES = ("enwik8", "text8", "wikitext103", "wikitext2", "lm1b", "ptb")
-SIZES = {"train": 400, "valid": 40, "test": 50}  # lines
 
-WORDS = (
-    "the of and in to a was @-@ @,@ @.@ is for on as with by that from at his it were "
-    "naïve Zürich – 東京 café <unk> N 1 9 km game river song year season album war"
-).split()
-
-
-def _words(rng: random.Random, count: int) -> str:
-    weights = [1 / (rank + 1) for rank in range(len(WORDS))]
-    return " ".join(rng.choices(WORDS, weights, k=count))
+LINE = " the of the 東京 @-@ café <unk> N N 9 the of game naïve \n"
+ARTICLE = f" = Title = \n \n{LINE} \n = = Part = = \n\n{LINE}{LINE} \n"
+PAGE = """  <page>
+    <title>the of</title>
+      <text xml:space="preserve">'''café'''
 
 
-def _wikitext(split: str, whole: bool) -> bytes:
-    """Articles as WikiText has them; the last line of `valid` has no end."""
-    rng = random.Random(f"wikitext {split} {whole}")
-    lines = [" \n"]
-    for number in range(SIZES[split] * (2 if whole else 1) // 10):
-        lines += [f" = Title {number} = \n", " \n"]
-        for _ in range(5):
-            lines.append(f" {_words(rng, rng.randint(3, 30))} \n")
-            lines.append(rng.choice((" \n", "\n", f" = = Part {number % 7} = = \n")))
-    # Words that training never sees: one in each held-out split, one in both.
-    lines.append({"train": " \n", "valid": " validword heldout \n"}.get(split, " \n"))
-    if split == "test":
-        lines.append(" testword heldout testword \n")
-    text = "".join(lines)
-    return (text.rstrip(" \n") if split == "valid" else text).encode()
+* [[Zürich]] &quot;东	&quot;</text>
+  </page>
+"""
+WORDS = "the of and café 東京 N 9".split()
+# By the member's name. WikiText's valid has no last line end, and each held-out split
+# has words that training never sees. The cut of enwik8 splits a character.
+TEXTS = {
+    "wiki.train.tokens": f" \n{ARTICLE * 20} \n",
+    "wiki.valid.tokens": f" \n{ARTICLE * 3} validword heldout",
+    "wiki.test.tokens": f" \n{ARTICLE * 2} \n testword heldout testword \n",
+    "ptb.train.txt": " the n of <unk> a game N N \n an of the \n" * 40,
+    "ptb.valid.txt": " no it was n't N \n" * 5,
+    "ptb.test.txt": " the game \n" * 6,
+    "enwik8": f"<mediawiki>\n{PAGE * 40}",
+    "text8": " anarchism originated as a term of abuse" * 40,
+}
 
 
-def _ptb(split: str) -> bytes:
-    rng = random.Random(f"ptb {split}")
-    ascii_words = [word.lower() for word in WORDS if word.isascii()]
-    lines = (
-        f" {' '.join(rng.choices([*ascii_words, 'N'], k=rng.randint(3, 30)))} \n"
-        for _ in range(SIZES[split])
-    )
-    return "".join(lines).encode()
-
-
-def _lm1b(shard: str) -> bytes:
-    """Sentences; a blank line in each shard, and no line end after the last one."""
-    rng = random.Random(f"lm1b {shard}")
-    lines = [_words(rng, rng.randint(2, 25)) for _ in range(8)]
-    lines.insert(4, "")
-    end = "" if shard == "news.en-00099-of-00100" else "\n"
-    return ("\n".join(lines) + end).encode()
-
-
-def _enwik8() -> bytes:
-    """A dump's XML, cut off in the middle of a character, as the real one may be."""
-    rng = random.Random("enwik8")
-    pages = [
-        f"  <page>\n    <title>{_words(rng, 2)}</title>\n    <id>{number}</id>\n"
-        f"      <text xml:space=\"preserve\">'''{_words(rng, 40)}'''\n\n\n"
-        f"== {_words(rng, 1)} ==\n* [[{_words(rng, 2)}]] &quot;东\t&quot;</text>\n"
-        "  </page>\n"
-        for number in range(60)
-    ]
-    return ("<mediawiki>\n" + "".join(pages)).encode()[:-30] + "é".encode()[:1]
-
-
-def _text8() -> bytes:
-    """Letters and single spaces without a line end; it begins with a space."""
-    rng = random.Random("text8")
-    letters = "abcdefghijklmnopqrstuvwxyz"
-    words = ("".join(rng.choices(letters, k=rng.randint(1, 9))) for _ in range(2000))
-    return (" " + " ".join(words)).encode()
-
-
-@functools.cache
-def text(corpus: str, member: str) -> bytes:
-    """Returns what a miniature's archive holds under the name of a member."""
+def text(member: str) -> bytes:
+    """Returns the content of a member of a miniature."""
     name = member.rpartition("/")[2]
-    if corpus in ("wikitext103", "wikitext2"):
-        return _wikitext(name.split(".")[1], corpus == "wikitext103")
-    if corpus == "ptb":
-        return _ptb(name.split(".")[1])
-    if corpus == "lm1b":
-        return _lm1b(name)
-    return {"enwik8": _enwik8, "text8": _text8}[corpus]()
+    if name.startswith("news"):  # a blank line in each shard of lm1b
+        end = "" if name.endswith("00099-of-00100") else "\n"
+        return f"the {name} of and café\n\ngame the 東京 9 N{end}".encode()
+    return TEXTS[name].encode()[: -1 if name == "enwik8" else None]
 
 
 def splits(corpus: str) -> dict[str, bytes]:
     """Returns the bytes that the builder must store."""
     real = CORPORA[corpus]
     if real.bounds:
-        whole = text(corpus, corpus)
+        whole = text(corpus)
         edges = (0, *_bounds(corpus), len(whole))
         pieces = (whole[start:stop] for start, stop in pairwise(edges))
         return dict(zip(SPLITS, pieces, strict=True))
     members = [member for archive in real.archives for member in archive.members]
     return {
-        name: b"".join(text(corpus, m.path) for m in members if name in m.splits)
+        name: b"".join(text(m.path) for m in members if name in m.splits)
         for name in SPLITS
     }
 
 
 def _bounds(corpus: str) -> tuple[int, int]:
-    total = len(text(corpus, corpus))
+    total = len(text(corpus))
     return total * 90 // 100, total * 95 // 100
 
 
@@ -162,7 +113,7 @@ def packed(corpus: str) -> dict[str, bytes]:
     """Returns the files that a host offers: archives, or PTB's three texts."""
     files: dict[str, bytes] = {}
     for archive in CORPORA[corpus].archives:
-        contents = {m.path: text(corpus, m.path) for m in archive.members}
+        contents = {m.path: text(m.path) for m in archive.members}
         if not archive.packed:
             files |= contents
         elif corpus == "lm1b":
@@ -170,7 +121,7 @@ def packed(corpus: str) -> dict[str, bytes]:
             first = next(name for name in contents if "heldout" in name)
             for shard in range(1, 4):
                 name = first.replace("00000-of", f"{shard:05}-of")
-                contents[name] = text(corpus, name)
+                contents[name] = text(name)
             names = [*reversed(contents), "README"]
             kept = [(f"./{n}", tarfile.REGTYPE, contents.get(n, b"no")) for n in names]
             files[archive.name] = tar(*kept)
@@ -190,7 +141,7 @@ def facts(corpus: str) -> Corpus:
         return hashlib.sha256(data).hexdigest()
 
     def member(real: Member) -> Member:
-        data = text(corpus, real.path)
+        data = text(real.path)
         return replace(real, digest=real.digest and sha256(data), size=len(data))
 
     archives = tuple(

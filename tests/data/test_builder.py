@@ -74,7 +74,7 @@ def test_full_disk_is_one_line(
 def test_published_corpora_are_stored_as_they_are(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    facts = miniatures.install(name, tmp_path, monkeypatch)
+    corpus = miniatures.install(name, tmp_path, monkeypatch)
     output: list[str] = []
     source = corpora.find(name, data_dir=tmp_path)
     stored = builder.prepare(source, tmp_path, output.append)
@@ -83,39 +83,30 @@ def test_published_corpora_are_stored_as_they_are(
     assert output and all("using" in line for line in output)
     # Stored once: neither the archive nor what was unpacked from it is needed again.
     assert [path.name for path in (tmp_path / "txl_jax" / name).iterdir()] == ["1.0.0"]
-    types = corpora.vocab_file(facts, tmp_path)
+    types = corpora.vocab_file(corpus, tmp_path)
     assert (types is None) == (name != "lm1b")
     if types:
         assert types.read_bytes() == miniatures.types()
         types.write_bytes(b"the\n")
         with refused("1b_word_vocab.txt is a different file"):
-            corpora.vocab_file(facts, tmp_path)
+            corpora.vocab_file(corpus, tmp_path)
     shutil.rmtree(tmp_path / "downloads")
     again = builder.prepare(source, tmp_path, output.append)
     assert joined(again, "test") == miniatures.splits(name)["test"]
 
 
-def test_failed_and_killed_unpacking_leaves_nothing(
+def test_failed_unpacking_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    facts = miniatures.install("wikitext2", tmp_path, monkeypatch)
-    (archive,) = facts.archives
-    bad = replace(archive.members[2], digest="sha256:" + "0" * 64)
-    broken = replace(archive, members=(*archive.members[:2], bad))
-    monkeypatch.setitem(
-        catalog.CORPORA, "wikitext2", replace(facts, archives=(broken,))
-    )
-    folder = tmp_path / "txl_jax" / "wikitext2"
+    corpus = miniatures.install("wikitext2", tmp_path, monkeypatch)
+    (archive,) = corpus.archives
+    bad = replace(archive.members[2], digest="0" * 64)
+    archive = replace(archive, members=(*archive.members[:2], bad))
+    bad_corpus = replace(corpus, archives=(archive,))
+    monkeypatch.setitem(catalog.CORPORA, "wikitext2", bad_corpus)
     with refused("wiki.test.tokens is a different file"):
         builder.prepare(corpora.find("wikitext2", data_dir=tmp_path), tmp_path)
-    assert not list(folder.iterdir())
-    monkeypatch.setitem(catalog.CORPORA, "wikitext2", facts)
-    killed = folder / "incomplete.unpacked" / "wikitext-2"
-    killed.mkdir(parents=True)
-    (killed / "wiki.train.tokens").write_bytes(b"half")
-    stored = builder.prepare(corpora.find("wikitext2", data_dir=tmp_path), tmp_path)
-    assert joined(stored, "train") == miniatures.splits("wikitext2")["train"]
-    assert [path.name for path in folder.iterdir()] == ["1.0.0"]
+    assert not list((tmp_path / "txl_jax" / "wikitext2").iterdir())
 
 
 class Poems(tfds.core.GeneratorBasedBuilder):
@@ -143,10 +134,6 @@ class Poems(tfds.core.GeneratorBasedBuilder):
             yield number, {"text": f"{split} líne {number}{end}", "title": "no"}
 
 
-def poems(split: str) -> bytes:
-    return "".join(f"{split} líne {number}\n" for number in range(30)).encode()
-
-
 @pytest.fixture
 def shelf(tmp_path: Path) -> Path:
     Poems(data_dir=tmp_path, file_format="array_record").download_and_prepare()
@@ -161,9 +148,9 @@ def test_tfds_datasets_are_joined_text_by_text(
         source = corpora.find(f"tfds:{name}", data_dir=shelf)
         assert source.config.startswith("tfds-poems-1.2.0-")
         stored = builder.prepare(source, shelf)
-        assert joined(stored, "train") == poems("train")
-        assert joined(stored, "valid") == poems("validation")
-        assert joined(stored, "test") == poems("test")
+        for ours, theirs in {"train": "train", "valid": "validation"}.items():
+            lines = [f"{theirs} líne {number}\n" for number in range(30)]
+            assert joined(stored, ours) == "".join(lines).encode()
 
 
 def test_other_tfds_datasets_are_refused_with_the_reason(shelf: Path) -> None:
@@ -171,9 +158,6 @@ def test_other_tfds_datasets_are_refused_with_the_reason(shelf: Path) -> None:
         with refused(message):
             builder.prepare(corpora.find(f"tfds:{name}", data_dir=shelf), shelf)
 
-    refuse("", "is not the name of a dataset")
-    refuse("../poems", "is not the name of a dataset")
-    refuse("songs", "not prepared in .*songs: prepare it with TFDS and file_format")
     shutil.copytree(shelf / "poems/1.2.0", shelf / "poems/2.0.0")
     refuse("poems", "is ambiguous, one of poems/1.2.0, poems/2.0.0: specify")
     path = shelf / "poems/2.0.0/dataset_info.json"

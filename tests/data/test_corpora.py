@@ -87,12 +87,8 @@ def test_stdlib_splits_are_whole_files_of_fair_size(split: Any) -> None:
     assert len(files) == sum(map(len, splits.values()))
     library = Path(os.__file__).parent
     assert {library / "os.py", library / "json" / "__init__.py"} <= files
-    assert library / "test" / "__init__.py" not in files
-
-
-def test_stdlib_split_is_fixed() -> None:
-    splits = {name: stdlib_split(name) for name in ("os.py", "base64.py", "a.py")}
-    assert splits == {"os.py": "valid", "base64.py": "test", "a.py": "train"}
+    fixed = {name: stdlib_split(name) for name in ("os.py", "base64.py", "a.py")}
+    assert fixed == {"os.py": "valid", "base64.py": "test", "a.py": "train"}
 
 
 @pytest.mark.parametrize(
@@ -116,14 +112,19 @@ def test_text_takes_named_splits(
         assert {k: joined(v) for k, v in split("text", path).items()} == expected
 
 
+@pytest.mark.parametrize("packed", [False, True])
 def test_text_joins_sorted_files_and_cuts_at_line_ends(
-    tmp_path: Path, split: Any
+    tmp_path: Path, split: Any, packed: bool
 ) -> None:
     lines = [b"line %04d\n" % number for number in range(300)]
-    write(tmp_path / "b", one_txt=b"".join(lines[200:]))
-    write(tmp_path, a_txt=b"".join(lines[:100]), b_txt=b"".join(lines[100:200]))
+    a, b, c, d = (b"".join(lines[start : start + 75]) for start in range(0, 300, 75))
+    if packed:
+        a, c, d = gzip.compress(a), bz2.compress(c), lzma.compress(d)
+        write(tmp_path, a_gz=a, c_bz2=c, d_xz=d)
+    else:
+        write(tmp_path, a_txt=a, c_txt=c, d_txt=d)
+    write(tmp_path / "b", one_txt=b)  # "a.txt" < "b/one.txt" < "c.txt" as strings
     write(tmp_path / ".git", secret=b"not this\n" * 99)
-    # "a.txt" < "b.txt" < "b/one.txt" as strings.
     expected = {"train": lines[:270], "valid": lines[270:285], "test": lines[285:]}
     for name, ranges in split("text", tmp_path).items():
         assert joined(ranges) == b"".join(expected[name])
@@ -151,22 +152,17 @@ def test_text_cut_is_at_most_one_split_late(
 def test_text_edition_follows_names_sizes_and_times(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"x" * 100)
-    editions = [find("text", str(path)).edition]
-    assert editions == [find("text", str(tmp_path)).edition]
-    os.utime(path, ns=(0, 1))
-    editions.append(find("text", str(path)).edition)
-    path.write_bytes(b"x" * 101)
-    os.utime(path, ns=(0, 1))
-    editions.append(find("text", str(path)).edition)
+    editions = [find("text", str(place)).edition for place in (path, tmp_path)]
+    for length in (100, 101):
+        path.write_bytes(b"x" * length)
+        os.utime(path, ns=(0, 1))
+        editions.append(find("text", str(tmp_path)).edition)
     path.rename(tmp_path / "b")
     editions.append(find("text", str(tmp_path)).edition)
-    assert len(set(editions)) == 4
+    assert editions[0] == editions[1] and len(set(editions)) == 4
 
 
 def test_impossible_sources_are_refused(tmp_path: Path, split: Any) -> None:
-    folder = write(tmp_path / "mix", train_txt=b"a", valid_txt=b"b", test_txt=b"c")
-    write(folder, readme_md=b"d")
-    (tmp_path / "none").mkdir()
     write(tmp_path / "empty", a_txt=b"")
     write(tmp_path / "small", a_txt=b"x" * 20)
     (tmp_path / "small.gz").write_bytes(gzip.compress(b"x" * 20))
@@ -175,15 +171,11 @@ def test_impossible_sources_are_refused(tmp_path: Path, split: Any) -> None:
         ("stdlb", ""): f"did you mean 'stdlib'.*{known}",
         ("tfds", ""): "'tfds' is unknown",
         ("text:a", ""): "'text:a' is unknown",
-        ("stdlib", "x.txt"): "data.path='x.txt' is for data.corpus='text'",
         ("text", ""): "needs data.path",
         ("text", "/nowhere/at/all"): "'/nowhere/at/all' does not exist",
-        ("text", f"{tmp_path}/*.nope"): "matches no file",
-        ("text", f"{tmp_path}/none"): "folder without files",
         ("text", f"{tmp_path}/empty"): "has no text",
         ("text", f"{tmp_path}/small"): "its valid split has 1 bytes",
         ("text", f"{tmp_path}/small.gz"): "its valid split has 1 bytes",
-        ("text", str(folder)): "1 more files",
     }
     for (name, path), message in cases.items():
         with refused(message):
@@ -211,35 +203,14 @@ def test_catalog_is_complete() -> None:
     assert find("wikitext2").config == "wikitext2"
 
 
-def test_compressed_text_equals_plain_text(tmp_path: Path, split: Any) -> None:
-    lines = [b"line %04d\n" % number for number in range(300)]
-    parts = [b"".join(lines[start : start + 75]) for start in range(0, 300, 75)]
-    plain = write(tmp_path / "plain", a=parts[0], b=parts[1], c=parts[2], d=parts[3])
-    packed = write(
-        tmp_path / "packed",
-        a_gz=gzip.compress(parts[0]),
-        b_bz2=bz2.compress(parts[1]),
-        c_xz=lzma.compress(parts[2]),
-        d_txt=parts[3],
-    )
-    unpacked = split("text", packed)
-    for name, ranges in split("text", plain).items():
-        assert joined(unpacked[name]) == joined(ranges)
-
-
-def test_damaged_compressed_text_is_refused(tmp_path: Path, split: Any) -> None:
-    good = random.Random(0).randbytes(5000)
-    bad = {
-        "a.gz": gzip.compress(good)[:-100],
-        "b.gz": b"no gzip at all",
-        "c.bz2": bz2.compress(good)[:-100],
-        "d.bz2": b"no bzip2 at all",
-        "e.xz": lzma.compress(good)[:-100],
-        "f.xz": b"no xz at all",
-        "g.gz": gzip.compress(good)[:50] + bytes(20) + gzip.compress(good)[70:],
-    }
-    for name, content in bad.items():
-        (tmp_path / name).write_bytes(content)
+@pytest.mark.parametrize("name", ["a.gz", "a.bz2", "a.xz"])
+def test_damaged_compressed_text_is_refused(
+    tmp_path: Path, split: Any, name: str
+) -> None:
+    pack: Any = {"gz": gzip, "bz2": bz2, "xz": lzma}[name[2:]]
+    good = pack.compress(random.Random(0).randbytes(5000))
+    for bad in (good[:-100], b"not packed at all", good[:50] + bytes(20) + good[70:]):
+        (tmp_path / name).write_bytes(bad)
         with refused(rf"cannot read .*{name} as \."):
             split("text", tmp_path / name)
 

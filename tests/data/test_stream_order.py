@@ -3,8 +3,6 @@
 The tokens here are their own positions, so that a segment shows where it was read.
 """
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -17,10 +15,8 @@ from tests.data.reading import (
     read_epoch,
     real,
 )
-from tests.support.refusal import refused
 from txl_jax.data.options import SLACK
 from txl_jax.data.streams import LEAST, Position, Streams, draw, splitmix64
-from txl_jax.update.options import TrainConfig
 
 
 def test_draw_is_splitmix64() -> None:
@@ -121,17 +117,3 @@ def test_a_token_outside_the_type_never_occurs() -> None:
     text = (positions(60) % 256).astype(np.uint8)
     read = read_epoch(Streams(text, 2, 8, reset_memory_at=300), 0)
     assert read.first_SBL.sum() == 2
-
-
-@pytest.mark.parametrize(
-    "fields, message",
-    [
-        ({"order": "sentence"}, "did you mean 'sentences'"),
-        ({"order": "sentences"}, "needs train.sentence_end"),
-        ({"reset_memory_at": -2}, "train.reset_memory_at = -2 must be at least -1"),
-        ({"sentence_end": -2}, "train.sentence_end = -2 must be at least -1"),
-    ],
-)
-def test_impossible_orders_are_refused(fields: dict[str, Any], message: str) -> None:
-    with refused(message):
-        TrainConfig(**fields)

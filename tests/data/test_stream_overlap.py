@@ -19,9 +19,7 @@ from tests.data.reading import (
     read_epoch,
     real,
 )
-from tests.support.refusal import refused
 from txl_jax.data.streams import Segment, Streams
-from txl_jax.update.options import TrainConfig
 
 EXTENSIONS = [1, 5, 1000]
 
@@ -95,10 +93,3 @@ def test_half_loss_scores_the_recent_half_of_each_segment(
     np.testing.assert_array_equal(half.weights_SBL, expected)
     for name in ("inputs_SBL", "targets_SBL", "first_SBL", "length_SB"):
         np.testing.assert_array_equal(getattr(half, name), getattr(plain, name))
-
-
-def test_half_loss_and_overlap_together_are_refused() -> None:
-    with refused("train.half_loss = True and train.ext_len = 4"):
-        TrainConfig(half_loss=True, ext_len=4)
-    with refused("train.ext_len = -1 must be at least 0"):
-        TrainConfig(ext_len=-1)

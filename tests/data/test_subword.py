@@ -64,12 +64,6 @@ def test_tokenizer_json_is_read(bpe: SubwordVocab, tmp_path: Path) -> None:
     }
     path.write_text(json.dumps(state))
     assert (vocab.read(path, Lines).encode(TEXT) == bpe.encode(TEXT)).all()
-    path.write_text('{"model": {"type": "BPE"')
-    with refused("is not a vocabulary"):
-        vocab.read(path, Lines)
-    path.write_text('{"model": {"type": "B"}}')
-    with refused(r"is not a tokenizer\.json \("):
-        vocab.read(path, Lines)
 
 
 def word_level(*words: str) -> str:
@@ -112,9 +106,6 @@ def test_sentencepiece_model_is_read(tmp_path: Path) -> None:
     vocab.save(made, tmp_path / "v.json")
     again = vocab.load(tmp_path / "v.json")
     assert (again.encode(text) == made.encode(text)).all()
-    path.write_bytes(model.getvalue()[:100])
-    with refused("is not a SentencePiece model"):
-        vocab.read(path, Lines)
 
 
 @pytest.mark.parametrize("library", ["tokenizers", "sentencepiece"])
