@@ -58,14 +58,17 @@ def processor() -> str:
 
 
 PROJECT = ("tests/launch/", "tests/project/")
+# Single tests that take long run first, so that no worker ends alone with one of them.
+FIRST = ("tests/faults/", "tests/promises/test_resume", "tests/promises/test_two")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks the tests of launch scripts, documentation and packaging `project`."""
+    """Marks tests of launch scripts, documentation and packaging; orders all tests."""
     for item in items:
         if item.nodeid.startswith(PROJECT) and "long" not in item.keywords:
             item.add_marker("project")
+    items.sort(key=lambda item: not item.nodeid.startswith(FIRST))
 
 
 @pytest.hookimpl(tryfirst=True)
