@@ -54,8 +54,7 @@ def changed(**fields: Any) -> ConfigDict:
 # A model with 64 learned places, which suffice.
 LEARNED = (
     "model.position=learned model.n_position=64 model.mem_len=0 train.tgt_len=64 "
-    "eval.mem_len=0 eval.tgt_len=24 eval.ext_len=40 generate.mem_len=0 "
-    "generate.ext_len=63"
+    "eval.mem_len=0 eval.tgt_len=24 eval.ext_len=40 generate.mem_len=0"
 )
 
 # Reading
@@ -262,14 +261,10 @@ def test_a_section_that_is_none_is_refused(value: Any) -> None:
             "eval.ext_len=3 eval.mem_len=4",
             ["eval.ext_len = 3", "eval.mem_len = 4", "set one of them to 0"],
         ),
-        (
-            "generate.ext_len=3 generate.mem_len=4",
-            ["generate.ext_len = 3", "generate.mem_len = 4", "set one of them to 0"],
-        ),
         *(
             (
                 f"model.position=sinusoidal model.mem_len=0 {others}",
-                [f"{section}.mem_len = 512", '"sinusoidal"', f"{section}.ext_len"],
+                [f"{section}.mem_len = 512", '"sinusoidal"', "eval.ext_len"],
             )
             for section, others in (
                 ("eval", "generate.mem_len=0"),
@@ -286,7 +281,6 @@ def test_a_section_that_is_none_is_refused(value: Any) -> None:
                 ("train.tgt_len=50 train.varlen=true", "train.varlen)"),
                 ("eval.tgt_len=1 eval.ext_len=64", "eval.ext_len + eval.tgt_len"),
                 ("eval.sliding_window=65", "eval.sliding_window"),
-                ("generate.ext_len=64", "generate.ext_len + 1"),
             )
         ),
         (
@@ -482,6 +476,7 @@ OLDER: dict[str, tuple[str, Any]] = {
     "recl.step": ("recl.contexts", (100, 1000, 50)),
     "compile.largest_batch": ("compile.streams_per_chip", -1),
     "generate.prompt_file": ("generate.prompt", "@lines.txt"),
+    "eval.cold_start": ("eval.sweep", "cold_start=64"),
 }
 OLDER_VALUES = {
     "data.copy_delay": 24,
@@ -491,6 +486,7 @@ OLDER_VALUES = {
     "recl.step": 50,
     "compile.largest_batch": True,
     "generate.prompt_file": "lines.txt",
+    "eval.cold_start": 64,
 }
 
 

@@ -113,7 +113,7 @@ class Config:
                 raise UserError(
                     f"{section}.mem_len = {mem_len}: a model with model.position = "
                     f'"{self.model.position}" has no memory; set it to 0, and '
-                    f"{section}.ext_len for context"
+                    "eval.ext_len for context"
                 )
         evaluation_model(self.model, self.eval)
         generation_model(self.model, self.generate)
@@ -128,7 +128,6 @@ class Config:
             f"train.ext_len + train.tgt_len (+ {SLACK} with train.varlen)": width,
             "eval.ext_len + eval.tgt_len": self.eval.ext_len + self.eval.tgt_len,
             "eval.sliding_window": self.eval.sliding_window,
-            "generate.ext_len + 1": self.generate.ext_len + 1,
         }
         for fields, length in lengths.items():
             if length > self.model.n_position:

@@ -15,5 +15,5 @@ def get_config() -> ConfigDict:
     c.model.mem_len = 0
     # Consequence: windows of 128 tokens, recomputed for every 32.
     c.eval.update(mem_len=0, ext_len=96, same_length=False)
-    c.generate.update(mem_len=0, ext_len=127)
+    c.generate.mem_len = 0
     return c

@@ -16,5 +16,5 @@ def get_config() -> ConfigDict:
     c.model.mem_len = 0
     # Consequence: windows of 260 tokens, recomputed for every 64.
     c.eval.update(mem_len=0, ext_len=196, same_length=False, clamp_len=0)
-    c.generate.update(mem_len=0, ext_len=127)
+    c.generate.mem_len = 0
     return c

@@ -19,10 +19,10 @@ import jax.numpy as jnp
 
 from experiments.benchmarks import peer, quiet, record, subject
 from txl_jax.generate.options import GenerateConfig, generation_model
-from txl_jax.generate.sampler import stream
+from txl_jax.generate.sampler import EVERY, stream
 from txl_jax.model.config import ModelConfig
 
-PART = 32  # tokens of a repetition
+PART = EVERY  # tokens of a repetition
 COLUMNS = 4096  # of the matrix
 
 
@@ -52,7 +52,7 @@ def generate(
     model_config = subject.shrink(subject.ENWIK8) if args.tiny else subject.ENWIK8
     # One part is read with the prompt, one is the warm-up, the others are timed.
     count = PART * (quiet.MOST_TURNS * args.repeats + 2)
-    config = GenerateConfig(mem_len=mem_len, num_tokens=count, stream_every=PART)
+    config = GenerateConfig(mem_len=mem_len, num_tokens=count)
     model_config = generation_model(model_config, config)
     params = subject.make_params(model_config)
     prompt_T = subject.zipf_text(model_config.vocab_size, mem_len + 1)

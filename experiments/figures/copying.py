@@ -34,7 +34,6 @@ from txl_jax.data.tokens import Tokens
 from txl_jax.errors import Interrupted, UserError
 from txl_jax.evaluate import reader
 from txl_jax.evaluate.reader import Traced
-from txl_jax.model.key_values import KeyValueMemory
 from txl_jax.model.txl import TransformerXL
 from txl_jax.report.log import say
 from txl_jax.workdir import load
@@ -115,17 +114,15 @@ def describe(config: Config) -> dict[str, int]:
     }
 
 
-def count_segment(
-    model: TransformerXL, memory: KeyValueMemory, segment: Traced
-) -> tuple[KeyValueMemory, Array]:
-    """Returns (memory, [answers, right ones, their nll in nats]) of one segment."""
-    memory, hidden_BLD = reader.hidden(model, memory, segment)
+@reader.from_hidden
+def count_segment(model: TransformerXL, hidden_BLD: Array, segment: Traced) -> Array:
+    """Returns [answers, right ones, their nll in nats] of one segment."""
     log_probs_BLV = model.embedding.log_probs(hidden_BLD)
     targets_BL, weights_BL = segment.targets_SBL, segment.weights_SBL
     nll_BL = -jnp.take_along_axis(log_probs_BLV, targets_BL[..., None], -1)[..., 0]
     right_BL = jnp.argmax(log_probs_BLV, axis=-1) == targets_BL
     sums = [jnp.sum(weights_BL * x_BL) for x_BL in (1, right_BL, nll_BL)]
-    return memory, jnp.stack(sums)
+    return jnp.stack(sums)
 
 
 def count(loaded: load.Loaded, tokens: Tokens) -> dict[str, float]:

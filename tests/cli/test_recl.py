@@ -24,24 +24,17 @@ from txl_jax.evaluate.options import EvalConfig, ReclConfig, evaluation_model
 from txl_jax.main import main
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.txl import TransformerXL
-from txl_jax.runtime.options import MeshConfig
-from txl_jax.sharding import make_mesh
 from txl_jax.workdir import load as restore
 
 PARAMS = tiny.make_params()
-MESH = make_mesh(MeshConfig(), jax.devices()[:1])
 TEXT_T = tiny.make_tokens(1, 60)[0].astype(np.uint8)
 POSITIONS = spread(60, 20, 7)
-
-
-def silent(done: int, total: int) -> None:
-    """Shows no progress."""
 
 
 def oracle(config: ModelConfig, context: int, tgt_len: int) -> np.ndarray:
     """Returns nll_T at POSITIONS, read by the oracle: ragged segments, cold starts."""
     settings = tiny.reference_settings(config)
-    found = []
+    nlls = []
     for at in POSITIONS:
         memory = reference.empty(tiny.N, 1, tiny.D)
         low = at - context
@@ -55,34 +48,31 @@ def oracle(config: ModelConfig, context: int, tgt_len: int) -> np.ndarray:
                 **settings,
             )
             low = high
-        found.append(nll_BL[0, -1])
-    return np.array(found)
+        nlls.append(nll_BL[0, -1])
+    return np.array(nlls)
 
 
-@pytest.mark.parametrize(
-    "how",
-    [EvalConfig(tgt_len=5, mem_len=7), EvalConfig(tgt_len=5, mem_len=0)],
-    ids=["memory", "window"],
-)
-def test_the_context_is_exactly_what_is_fed(how: EvalConfig) -> None:
-    config = evaluation_model(tiny.CONFIG, how)
-    nll = make_context_nll(tiny.CONFIG, how, PARAMS, 3, MESH)
-    said: list[tuple[int, int]] = []
-    for context in (3, 5, 13) if how.mem_len else (9,):
-        said.clear()
-        got_T = nll(TEXT_T, POSITIONS, context, lambda *x: said.append(x))
-        tgt_len = how.tgt_len if how.mem_len else context
-        tiny.assert_close(got_T, oracle(config, context, tgt_len))
-        assert said == [(3, 7), (6, 7), (7, 7)]
+@pytest.mark.parametrize("mem_len", [7, 0])
+def test_the_context_is_exactly_what_is_fed(mem_len: int) -> None:
+    options = EvalConfig(tgt_len=5, mem_len=mem_len, streams=3)
+    config = evaluation_model(tiny.CONFIG, options)
+    nll = make_context_nll(tiny.CONFIG, options, PARAMS, tiny.one_device())
+    reported: list[tuple[int, int]] = []
+    for context in (3, 5, 13) if mem_len else (9,):
+        reported.clear()
+        actual_T = nll(TEXT_T, POSITIONS, context, lambda *x: reported.append(x))
+        tgt_len = options.tgt_len if mem_len else context
+        tiny.assert_close(actual_T, oracle(config, context, tgt_len))
+        assert reported == [(3, 7), (6, 7), (7, 7)]
         # Not one bit depends on anything before the context; the rest does.
         before_T, inside_T = TEXT_T.copy(), TEXT_T.copy()
         before_T[: POSITIONS[0] - context] = 0
         inside_T[POSITIONS[0] - context] = (TEXT_T[POSITIONS[0] - context] + 1) % tiny.V
         first = POSITIONS[:1]
-        whole = nll(TEXT_T, first, context, silent)
-        assert nll(before_T, first, context, silent) == whole
+        whole = nll(TEXT_T, first, context, tiny.silent)
+        assert nll(before_T, first, context, tiny.silent) == whole
         if context < 13:  # beyond that the first layer's memory has lost it
-            assert nll(inside_T, first, context, silent) != whole
+            assert nll(inside_T, first, context, tiny.silent) != whole
 
 
 def test_positions_are_spread_evenly_after_the_longest_context() -> None:
@@ -95,7 +85,7 @@ def test_positions_are_spread_evenly_after_the_longest_context() -> None:
 # Comparisons
 
 
-HOW = ReclConfig(workdirs=("a", "b"), positions=7, contexts=(4, 12, 4), batch_size=8)
+OPTIONS = ReclConfig(workdirs=("a", "b"), positions=7, contexts=(4, 12, 4))
 
 
 class Corpus:
@@ -130,12 +120,14 @@ def make_workdirs(
         params = jax.tree.map(np.copy, PARAMS)
         params["u"] += float(folder.name == "b")
         model = TransformerXL(config.model)
-        return SimpleNamespace(model=model, params=params, step=9, mesh=MESH)
+        return SimpleNamespace(
+            model=model, params=params, step=9, mesh=tiny.one_device()
+        )
 
     monkeypatch.setattr(restore, "load", load)
     monkeypatch.setattr(recl, "prepare", lambda data: Corpus(data.corpus))
     monkeypatch.chdir(home)
-    return HOW
+    return OPTIONS
 
 
 @pytest.fixture
@@ -143,7 +135,7 @@ def scored(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Replaces the models' losses, and returns the contexts that are scored."""
     contexts: list[int] = []
 
-    def make(config: ModelConfig, how: EvalConfig, params: Any, *_: Any) -> Any:
+    def make(config: ModelConfig, options: EvalConfig, params: Any, *_: Any) -> Any:
         worse = 1 + float(params["u"].mean() > PARAMS["u"].mean())
 
         def nll(tokens: Any, at_T: np.ndarray, context: int, bar: Any) -> np.ndarray:
@@ -159,9 +151,9 @@ def scored(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_losses_are_measured_once_and_reused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scored: list[int]
 ) -> None:
-    how = make_workdirs(tmp_path, monkeypatch, a={}, b={})
+    options = make_workdirs(tmp_path, monkeypatch, a={}, b={})
     out = tmp_path / "out"
-    result = recl.run(how, out, {})
+    result = recl.run(options, out, {})
     assert scored == [4, 8, 12] * 2
     assert [row["name"] for row in result["members"]] == ["a", "b"]
     assert result["contexts_tokens"] == [4, 8, 12] and result["positions"] == 7
@@ -179,13 +171,13 @@ def test_losses_are_measured_once_and_reused(
     kept[0].unlink()
     kept[4].write_bytes(kept[4].read_bytes()[:100])
     scored.clear()
-    again = recl.run(how, out, {})
+    again = recl.run(options, out, {})
     assert sorted(scored) == [4, 12]
     assert again["members"] == result["members"]
     # Another evaluation of the same models, or of other positions, is measured again.
     scored.clear()
-    recl.run(how, out, {"eval.clamp_len": "2"})
-    recl.run(dataclasses.replace(how, positions=3), out, {})
+    recl.run(options, out, {"eval.clamp_len": "2"})
+    recl.run(dataclasses.replace(options, positions=3), out, {})
     assert scored == [4, 8, 12] * 4
 
 
@@ -193,16 +185,16 @@ def test_absolute_positions_read_no_more_than_their_window(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scored: list[int]
 ) -> None:
     narrow = {"mem_len": 0, "model__position": "sinusoidal", "train__tgt_len": 6}
-    how = make_workdirs(tmp_path, monkeypatch, b=narrow, a={})
-    how = dataclasses.replace(how, workdirs=("b", "a"))
-    b, a = recl.run(how, tmp_path / "out", {})["members"]
+    options = make_workdirs(tmp_path, monkeypatch, b=narrow, a={})
+    options = dataclasses.replace(options, workdirs=("b", "a"))
+    b, a = recl.run(options, tmp_path / "out", {})["members"]
     assert scored == [4, 6, 4, 8, 12]
     assert (a["full_context_tokens"], b["full_context_tokens"]) == (0, 6)
     assert b["ppl"][1] == b["ppl"][2] < b["ppl"][0]
     # It is worse than the other at any length, which has 12 tokens and more.
     assert (a["recl_tokens"]["1"], a["ended"]["1"]) == (12, False)
     assert (b["recl_tokens"]["1"], b["ended"]["1"]) == (4, True)
-    alone = dataclasses.replace(how, workdirs=("b",))
+    alone = dataclasses.replace(options, workdirs=("b",))
     (b,) = recl.run(alone, tmp_path / "out", {})["members"]
     assert (b["recl_tokens"]["1"], b["ended"]["1"]) == (6, True)
 
@@ -210,7 +202,10 @@ def test_absolute_positions_read_no_more_than_their_window(
 @pytest.mark.parametrize(
     "other, message",
     [
-        ({"data__corpus": "text"}, "a and b have different test splits of corpora"),
+        (
+            {"data__corpus": "text"},
+            "different splits, test of '.*' and test of 'text'",
+        ),
         (
             {"vocab": {"kind": "char", "of_bytes": False, "symbols": "ab"}},
             "a and b have different vocab",
@@ -224,9 +219,9 @@ def test_models_of_other_tokens_are_refused(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    how = make_workdirs(tmp_path, monkeypatch, a={}, b=other)
+    options = make_workdirs(tmp_path, monkeypatch, a={}, b=other)
     with pytest.raises(UserError, match=message):
-        recl.run(how, tmp_path / "out", {})
+        recl.run(options, tmp_path / "out", {})
 
 
 def test_a_comparison_needs_models_and_long_texts(
@@ -235,9 +230,9 @@ def test_a_comparison_needs_models_and_long_texts(
     with pytest.raises(UserError, match="give two or more as --workdirs=RUN,RUN"):
         recl.run(ReclConfig(), tmp_path, {})
     make_workdirs(tmp_path, monkeypatch, a={})
-    how = ReclConfig(workdirs=("a",))
+    options = ReclConfig(workdirs=("a",))
     with pytest.raises(UserError, match="has 60 tokens, too few for .*, 1000"):
-        recl.run(how, tmp_path, {})
+        recl.run(options, tmp_path, {})
 
 
 def test_two_folders_of_one_name_are_told_apart() -> None:
@@ -300,7 +295,7 @@ def test_trained_runs_are_compared(
     workdirs = ",".join(str(tmp_path / name) for name in runs)
     sizes = ["--contexts=8,40,8", "--positions=200"]
     argv = ["--mode=recl", f"--workdir={tmp_path / 'out'}", f"--workdirs={workdirs}"]
-    assert main([*argv, *sizes, "--batch_size=40"]) == 0
+    assert main([*argv, *sizes, "--config.eval.streams=40"]) == 0
     out = capsys.readouterr().out
     result = json.loads(out.splitlines()[-1])
     memory, without, absolute = result["members"]

@@ -33,9 +33,10 @@ def write(tmp_path: Path, **fields: Any) -> tuple[dict[str, Any], list[Any]]:
     (tmp_path / "texts" / "1.txt").write_text("the cat\ndog the")
     (tmp_path / "texts" / "2.txt").write_text("<unk>\n")
     output = tmp_path / "out.jsonl"
-    config = ScoreConfig(path=str(tmp_path / "texts"), output=str(output), **fields)
-    documents = score.read_documents(config.path, WORDS, False)
-    result = score.score_documents(documents, count, WORDS, config)
+    output.touch()
+    options = {"path": str(tmp_path / "texts"), "output": str(output), **fields}
+    documents = score.read_documents(options["path"], WORDS, False)
+    result = score.score_documents(documents, count, WORDS, ScoreConfig(**options))
     return result, [json.loads(line) for line in output.read_text().splitlines()]
 
 
@@ -56,8 +57,8 @@ def test_totals_and_documents(tmp_path: Path) -> None:
 
 def test_lines(tmp_path: Path) -> None:
     _, lines = write(tmp_path)
-    found = [(line["line"], line["text"], line["total_nll_nats"]) for line in lines]
-    assert found == [(1, "the cat\n", 3), (2, "<unk> the\n", 12), (1, "<unk>\n", 1)]
+    actual = [(line["line"], line["text"], line["total_nll_nats"]) for line in lines]
+    assert actual == [(1, "the cat\n", 3), (2, "<unk> the\n", 12), (1, "<unk>\n", 1)]
     assert [line["scored_tokens"] for line in lines] == [2, 3, 1]
 
 
@@ -73,7 +74,7 @@ def test_tokens(tmp_path: Path) -> None:
 
 
 def test_hidden_states_are_written_by_document(tmp_path: Path) -> None:
-    write(tmp_path, hidden=str(tmp_path / "states.npz"))
+    write(tmp_path, output=str(tmp_path / "states.npz"))
     with np.load(tmp_path / "states.npz") as states:
         assert [states[f"document_{n}"].shape for n in (0, 1)] == [(6, 2), (2, 2)]
 
@@ -81,8 +82,8 @@ def test_hidden_states_are_written_by_document(tmp_path: Path) -> None:
 def test_stdin_and_corpora_without_newlines(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    given = io.TextIOWrapper(io.BytesIO(b"ab\nba\n"))
-    monkeypatch.setattr("sys.stdin", given)
+    stdin = io.TextIOWrapper(io.BytesIO(b"ab\nba\n"))
+    monkeypatch.setattr("sys.stdin", stdin)
     vocab = CharVocab("ab", of_bytes=True)
     (document,) = score.read_documents("-", vocab, drop_newlines=True)
     assert (document.name, document.bytes) == ("stdin", 6)
@@ -104,10 +105,8 @@ def test_impossible_options_are_refused(tmp_path: Path) -> None:
         list(score.read_documents("nowhere", WORDS, False))
     with pytest.raises(UserError, match="score.per = 'word' must be one of document"):
         ScoreConfig(per="word")
-    with pytest.raises(UserError, match="score.hidden = 'x.npy' must end in .npz"):
-        ScoreConfig(hidden="x.npy")
-    for name in ("output", "hidden"):
-        config = ScoreConfig(**{name: str(tmp_path / "none" / "x.npz")})
+    for name in ("x.jsonl", "x.npz"):
+        config = ScoreConfig(output=str(tmp_path / "none" / name))
         documents = iter([Document("it", np.zeros(2, np.int32), 1)])
-        with pytest.raises(UserError, match=f"score.{name} = .* cannot be written"):
+        with pytest.raises(UserError, match="score.output = .* cannot be written"):
             score.score_documents(documents, count, WORDS, config)

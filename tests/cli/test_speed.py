@@ -9,13 +9,14 @@ import pytest
 from tests.support import tiny
 from txl_jax.cli import speed
 from txl_jax.config import Config
-from txl_jax.evaluate.options import SpeedConfig
+from txl_jax.evaluate.options import EvalConfig, SpeedConfig
 from txl_jax.evaluate.speed import count_flops
 
 
 def test_a_row_has_the_columns_of_the_table(tmp_path: Path) -> None:
-    options = SpeedConfig(attention_lens=(6,), tgt_len=4, batch_size=2, rounds=1)
-    result = speed.run(Config(model=tiny.CONFIG, speed=options), tmp_path / "new")
+    options = SpeedConfig(attention_lens=(6,), batch_size=2)
+    config = Config(model=tiny.CONFIG, speed=options, eval=EvalConfig(tgt_len=4))
+    result = speed.run(config, tmp_path / "new")
     (row,) = result["rows"]
     cached, naive, fair = (
         row[f"{name}_seconds_per_token"] for name in ("cached", "sliding", "fair")
@@ -24,9 +25,9 @@ def test_a_row_has_the_columns_of_the_table(tmp_path: Path) -> None:
     assert row["attention_len"] == 6 and "paper_ratio" not in row
     assert row["ratio"] == pytest.approx(naive / cached)
     assert row["fair_ratio"] == pytest.approx(fair / cached)
-    flops = count_flops(dataclasses.replace(tiny.CONFIG, mem_len=6), options, 6)
+    flops = count_flops(dataclasses.replace(tiny.CONFIG, mem_len=6), 2, 4, 6)
     assert row["predicted_fair_ratio"] == pytest.approx(flops.fair / flops.cached)
-    assert (result["segments_timed"], result["windows_timed"]) == (4, 2)
+    assert (result["segments_timed"], result["windows_timed"]) == (12, 6)
     kept = json.loads((tmp_path / "new" / "speed.json").read_text())
     assert kept["rows"] == result["rows"]
     assert (tmp_path / "new" / "speed.png").read_bytes().startswith(b"\x89PNG")

@@ -15,22 +15,21 @@ import numpy as np
 import pytest
 
 from tests.support import tiny
+from txl_jax.data.streams import Streams
 from txl_jax.errors import UserError
-from txl_jax.evaluate import attention_map, attention_probe
-from txl_jax.evaluate.attention_map import Maps
-from txl_jax.evaluate.attention_probe import WHOLE
+from txl_jax.evaluate import attention_map
+from txl_jax.evaluate.attention_map import WHOLE, Maps
 from txl_jax.evaluate.options import AttentionConfig
 from txl_jax.evaluate.reader import Reader
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.decoder import DecoderAttention
 from txl_jax.model.initializers import layer_norm
-from txl_jax.model.memory import oldest_BL, reach
 from txl_jax.model.positions import sinusoid_RD
 from txl_jax.model.txl import TransformerXL
 
-L, SPAN = 4, 6
+L, SPAN, FIRST = 4, 6, 8  # the first segment's start after a full span
 TOKENS = tiny.make_tokens(1, 60)[0]
-CONFIG = AttentionConfig(segments=3, span=SPAN, shown=100)
+CONFIG = AttentionConfig(segments=3, span=SPAN)
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +40,11 @@ def maps() -> Maps:
 
 @functools.cache
 def read_segments(config: ModelConfig) -> Any:
-    """Returns the model's attention sublayers, and the probe's, of a third segment."""
-    params = tiny.make_params(config)
+    """Returns the attention of a third segment, by the model and as it is mapped.
+
+    Of each layer: the sublayer's input and output, the keys' values, the probabilities
+    of each term, and what they are computed from.
+    """
     outputs: list[Any] = []
 
     def watch(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
@@ -52,20 +54,17 @@ def read_segments(config: ModelConfig) -> Any:
         return result
 
     def read(model: TransformerXL, memory: Any, segment: Any) -> Any:
-        outputs.clear()
         with nn.intercept_methods(watch):
-            after, attended = attention_probe.observe(model, memory, segment)
-        oldest = oldest_BL(memory.filled_B, None, SPAN, L, reach(config, SPAN))
+            attended, after = attention_map.read_attended(model, memory, segment)
         v = [layer.v_HBKA for layer in after.layers]
-        return after, (outputs[:], v, attended, oldest)
+        return (outputs[: config.n_layer], v, attended), after
 
     reader = Reader(config, read, 1, L)
-    segments = attention_map.cut(TOKENS, 2 * L, 3 * L, 2 * L, L)
-    *_, output = reader.outputs(reader.unstack(params), segments)
-    outputs, v, attended, oldest = jax.tree.map(lambda x: x[0], output)
+    params = reader.unstack(tiny.make_params(config))
+    *_, output = reader.outputs(params, Streams(TOKENS[: 3 * L + 1], 1, L).epoch())
+    outputs, v, attended = jax.tree.map(lambda x: x[0], output)
     layers = [jax.tree.map(lambda x: x[n], attended) for n in range(config.n_layer)]  # noqa: B023
-    p = [attention_probe.terms(layer, oldest) for layer in layers]
-    return outputs, p, v, layers
+    return outputs, v, [attention_map.terms(layer) for layer in layers], layers
 
 
 @pytest.mark.parametrize(
@@ -73,11 +72,14 @@ def read_segments(config: ModelConfig) -> Any:
     [
         ({}, "abcd"),
         ({"pre_lnorm": True, "clamp_len": 3, "untie_r": True}, "abcd"),
-        ({"position": "shaw_biased", "n_position": 5}, "abcd"),
-        pytest.param(
-            {"position": "shaw", "n_position": 12}, "ab", marks=pytest.mark.long
+        *(
+            pytest.param(*row, marks=pytest.mark.long)
+            for row in (
+                ({"position": "shaw_biased", "n_position": 5}, "abcd"),
+                ({"position": "shaw", "n_position": 12}, "ab"),
+                ({"position": "none"}, "a"),
+            )
         ),
-        pytest.param({"position": "none"}, "a", marks=pytest.mark.long),
     ],
     ids=str,
 )
@@ -88,7 +90,7 @@ def test_the_probabilities_are_those_of_the_model(
     clamp_len = changes.get("clamp_len", 0)
     config = attention_map.map_model(tiny.config(**changes), SPAN, clamp_len)
     params = tiny.make_params(config)
-    outputs, p, v, _ = read_segments(config)
+    outputs, v, p, _ = read_segments(config)
     for n, (h_BLD, expected_BLD) in enumerate(outputs):
         own = jax.tree.map(lambda leaf: leaf[n], params["layers"]["attention"])  # noqa: B023
         o_HBLA = np.einsum("HBLK,HBKA->HBLA", p[n][WHOLE], v[n])
@@ -105,8 +107,8 @@ def test_the_probabilities_are_those_of_the_model(
 def test_terms_are_those_of_section_3_3() -> None:
     config = attention_map.map_model(tiny.CONFIG, SPAN, 0)
     params = tiny.make_params(config)
-    _, p, _, layers = read_segments(config)
-    own, (q, k, _) = params["layers"]["attention"], layers[1]
+    _, _, p, layers = read_segments(config)
+    own, (q, k, *_) = params["layers"]["attention"], layers[1]
     # Of layer 1, the last query, head 1; distance d is key K - 1 - d.
     q_A, k_RA = q[0, -1, 1], k[0, ::-1, 1][:SPAN]
     R_RD = sinusoid_RD(jnp.arange(SPAN), tiny.D)
@@ -114,24 +116,25 @@ def test_terms_are_those_of_section_3_3() -> None:
     u_A, w_A = params["u"][1], params["w"][1]
     scores = {"a": k_RA @ q_A, "b": r_RA @ q_A, "c": k_RA @ u_A, "d": r_RA @ w_A}
     for name, score_R in scores.items():
-        got_HLR = attention_probe.by_distance(p[1][name][:, 0], SPAN)
-        tiny.assert_close(got_HLR[1, -1], jax.nn.softmax(score_R / tiny.A**0.5))
+        actual_HLR = attention_map.by_distance(p[1][name][:, 0], SPAN)
+        tiny.assert_close(actual_HLR[1, -1], jax.nn.softmax(score_R / tiny.A**0.5))
 
 
 def test_each_target_sees_the_span_and_nothing_else(maps: Maps) -> None:
     assert maps.shown_NHIR.shape == (tiny.N, tiny.H, 12, SPAN)
     for mean_NHR in (maps.shown_NHIR, *maps.mean_NHR.values()):
         np.testing.assert_allclose(mean_NHR.sum(axis=-1), 1, rtol=1e-5)
-    assert (maps.first, maps.targets, maps.tgt_len) == (SPAN, 12, L)
-    assert maps.shown_I.tolist() == list(range(SPAN, SPAN + 12))
+    assert (maps.first, maps.targets, maps.tgt_len) == (FIRST, 12, L)
+    assert maps.shown_I.tolist() == list(range(FIRST, FIRST + 12))
 
 
 @pytest.mark.long
 def test_shown_targets_are_evenly_spread(maps: Maps) -> None:
-    config = dataclasses.replace(CONFIG, shown=5)
+    config = dataclasses.replace(CONFIG, segments=4, at=10)
     few = attention_map.make_maps(tiny.CONFIG, tiny.make_params(), TOKENS, config, L, 0)
-    assert few.shown_I.tolist() == [6, 9, 12, 14, 17]
-    tiny.assert_close(few.shown_NHIR, maps.shown_NHIR[:, :, [0, 3, 6, 8, 11]])
+    assert (few.first, len(few.shown_I)) == (10, 12)
+    assert (few.shown_I[0], few.shown_I[-1]) == (10, 10 + 4 * L - 1)
+    assert set(np.diff(few.shown_I)) == {1, 2}
 
 
 def test_averages_are_those_of_the_targets(maps: Maps) -> None:
@@ -165,9 +168,8 @@ def test_similarity_is_the_mean_cosine(maps: Maps) -> None:
     np.testing.assert_allclose(maps.similarity_NR[:, 0], 1, rtol=1e-5)
     r_HRA = np.array([[[1.0, 0], [0, 2], [3, 0]], [[1, 0], [1, 0], [-1, 0]]])
     cosine_R = attention_map.similarity(r_HRA)
-    np.testing.assert_allclose(
-        cosine_R, [1, (0 + 0 + 1 - 1) / 4, (1 - 1) / 2], atol=1e-6
-    )
+    expected = [1, (0 + 0 + 1 - 1) / 4, (1 - 1) / 2]
+    np.testing.assert_allclose(cosine_R, expected, atol=1e-6)
 
 
 def test_models_and_splits_without_maps_are_refused() -> None:
@@ -177,5 +179,3 @@ def test_models_and_splits_without_maps_are_refused() -> None:
     with pytest.raises(UserError, match="has no distances"):
         learned = tiny.config(position="learned", n_position=9, mem_len=0)
         attention_map.make_maps(learned, {}, TOKENS, CONFIG, L, clamp_len=0)
-    with pytest.raises(UserError, match="attention.at = 3 must be at least"):
-        dataclasses.replace(CONFIG, at=3)

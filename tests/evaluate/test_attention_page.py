@@ -17,9 +17,7 @@ import numpy as np
 import pytest
 
 from txl_jax.evaluate import attention_page
-from txl_jax.evaluate.attention_map import Maps
-from txl_jax.evaluate.attention_plot import plot_maps
-from txl_jax.evaluate.attention_probe import WHOLE
+from txl_jax.evaluate.attention_map import WHOLE, Maps
 
 N, H, I, R, L = 2, 3, 4, 10, 8  # noqa: E741
 FIRST = 30  # the first target's index in the split
@@ -161,7 +159,7 @@ def test_the_page_has_the_numbers_of_every_head_and_target(folder: Path) -> None
 
 
 def test_pictures_are_drawn_for_any_scheme(folder: Path, tmp_path: Path) -> None:
-    content_only = plot_maps(make_maps("a"), tmp_path)
+    content_only = attention_page.plot_maps(make_maps("a"), tmp_path)
     for path in (*folder.glob("*.png"), *content_only.values()):
         assert path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
         assert path.stat().st_size < 80_000

@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from txl_jax.evaluate.baselines import compressed_bits, witten_bell, witten_bell_bits
+from txl_jax.evaluate.baselines import measure, witten_bell
 
 FLOAT64_TOLERANCE = 1e-12
 
@@ -40,14 +40,15 @@ def test_agrees_with_the_slow_recursion(order: int) -> None:
         slow_witten_bell(train.tobytes(), data[:at], data[at], order)
         for at in range(1, len(data))
     ]
-    got = witten_bell(train, test, order)
-    np.testing.assert_allclose(got, expected, rtol=FLOAT64_TOLERANCE)
-    bits = -sum(map(math.log2, expected)) / len(expected)
-    assert witten_bell_bits(train, test, order) == pytest.approx(bits, rel=1e-12)
+    actual = witten_bell(train, test, order)
+    np.testing.assert_allclose(actual, expected, rtol=FLOAT64_TOLERANCE)
+    if order in (2, 3):
+        bits = -sum(map(math.log2, expected)) / len(expected)
+        assert measure(train, test)[f"order-{order}"] == pytest.approx(bits, rel=1e-12)
 
 
-@pytest.mark.parametrize("context", [b"a", b"the ", b"qz", b"\x00\x00", b"at th"])
-@pytest.mark.parametrize("order", [0, 1, 2, 4, 5])
+@pytest.mark.parametrize("context", [b"the ", b"\x00\x00"])
+@pytest.mark.parametrize("order", [0, 2, 5])
 def test_probabilities_sum_to_one(context: bytes, order: int) -> None:
     train = as_array(b"the cat sat on the mat that the rat ate at the gate")
     last = [
@@ -58,36 +59,18 @@ def test_probabilities_sum_to_one(context: bytes, order: int) -> None:
     assert sum(last) == pytest.approx(1, abs=FLOAT64_TOLERANCE)
 
 
-def test_an_empty_text_gives_eight_bits() -> None:
-    test = as_array(b"any text")
-    for order in range(4):
-        assert witten_bell_bits(as_array(b""), test, order) == 8
+def test_without_a_text_all_bytes_are_equally_likely() -> None:
+    probability = witten_bell(as_array(b""), as_array(b"any text"), 3)
+    np.testing.assert_array_equal(probability, 1 / 256)
     # One byte of text: seen once, so half the mass, however long the context.
     one = witten_bell(as_array(b"a"), as_array(b"xa"), 3)
     np.testing.assert_allclose(one, [(1 + 1 / 256) / 2])
 
 
-def test_more_context_helps_on_text_with_structure() -> None:
-    text = b"".join(b"%d bottles of beer, %d\n" % (n, n * n) for n in range(3000))
-    train, test = as_array(text[:-5000]), as_array(text[-5000:])
-    bits = [witten_bell_bits(train, test, order) for order in range(4)]
-    assert 8 > bits[0] > bits[1] > bits[2] > bits[3] > 0
-
-
-def test_bad_arguments_are_refused() -> None:
-    text = as_array(b"text")
-    with pytest.raises(ValueError, match="order=8"):
-        witten_bell_bits(text, text, 8)
-    with pytest.raises(ValueError, match="order=-1"):
-        witten_bell_bits(text, text, -1)
-    with pytest.raises(ValueError, match="at least 2 are needed"):
-        witten_bell_bits(text, text[:1], 2)
-
-
 def test_compressed_bits() -> None:
-    noise = np.random.default_rng(0).integers(0, 256, 20_000, np.uint8).tobytes()
-    for bits in compressed_bits(noise).values():
-        assert 8 < bits < 8.1
-    bits_by_name = compressed_bits(b"to be or not to be\n" * 2000)
-    assert list(bits_by_name) == ["gzip -9", "xz -9"]
-    assert max(bits_by_name.values()) < 0.1
+    noise = np.random.default_rng(0).integers(0, 256, 20_000, np.uint8)
+    text = as_array(b"to be or not to be\n" * 2000)
+    bits, more = measure(text, text), measure(text, noise)
+    for name in ("gzip -9", "xz -9"):
+        assert 8 < more[name] < 8.1
+        assert bits[name] < 0.1

@@ -6,44 +6,31 @@ Dims: T tokens of a piece, L segment.
 import dataclasses
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 
-from tests import reference
 from tests.support import tiny
 from txl_jax.errors import UserError
 from txl_jax.evaluate import cold_start
-from txl_jax.evaluate.options import EvalConfig, evaluation_model
+from txl_jax.evaluate.options import EvalConfig
 from txl_jax.report.plots import plot_cold_start
-from txl_jax.runtime.options import MeshConfig
-from txl_jax.sharding import make_mesh
 
-MESH = make_mesh(MeshConfig(), jax.devices()[:1])
 T = 13
-CONFIG = EvalConfig(streams=3, tgt_len=5, mem_len=20, cold_start=T)
+CONFIG = EvalConfig(streams=3, tgt_len=5, mem_len=20, sweep=f"cold_start={T}")
 TOKENS = tiny.make_tokens(1, 4 * T + 9)[0].astype(np.uint8)
 
 
 def test_the_curve_is_the_mean_over_pieces_read_at_once() -> None:
     params = tiny.make_params()
     reported: list[tuple[int, int]] = []
-    model = tiny.CONFIG, CONFIG, MESH, params
-
-    def progress(done: int, total: int) -> None:
-        reported.append((done, total))
-
-    nll_T, pieces = cold_start.measure(*model, TOKENS, progress)
-    config = evaluation_model(tiny.CONFIG, dataclasses.replace(CONFIG, mem_len=0))
-    settings = tiny.reference_settings(config)
-    expected_T = np.zeros(T)
-    for piece in range(4):
-        text_1T = TOKENS[None, piece * T : (piece + 1) * T + 1].astype(np.int32)
-        empty = reference.empty(tiny.N, 1, tiny.D)
-        pair = text_1T[:, :-1], text_1T[:, 1:]
-        expected_T += reference.nll(params, *pair, empty, **settings)[0][0] / 4
-    tiny.assert_close(nll_T, expected_T)
-    assert (pieces, reported) == (4, [(1, 2), (2, 2)])
+    model = tiny.CONFIG, CONFIG, tiny.one_device(), params
+    nll_T, pieces = cold_start.measure(*model, TOKENS, lambda *x: reported.append(x))
+    expected_PT = [
+        tiny.cold_nll(tiny.config(mem_len=0), params, TOKENS[at : at + T + 1])
+        for at in range(0, 4 * T, T)
+    ]
+    tiny.assert_close(nll_T, np.mean(expected_PT, axis=0))
+    assert (pieces, reported) == (4, [(3, 4), (4, 4)])
 
 
 def test_the_summary_adds_up(tmp_path: Path) -> None:
@@ -59,7 +46,11 @@ def test_the_summary_adds_up(tmp_path: Path) -> None:
 
 
 def test_impossible_cold_starts_are_refused() -> None:
-    with pytest.raises(UserError, match="eval.cold_start = 99 exceeds the 60"):
-        cold_start.cut_pieces(TOKENS, 99)
-    with pytest.raises(UserError, match="eval.cold_start = 13 needs a memory"):
+    longer = dataclasses.replace(CONFIG, sweep="cold_start=99")
+    with pytest.raises(UserError, match="'cold_start=99' exceeds the 60 tokens"):
+        mesh = tiny.one_device()
+        cold_start.measure(tiny.CONFIG, longer, mesh, {}, TOKENS, tiny.silent)
+    with pytest.raises(UserError, match="'cold_start=13' needs a memory that fills"):
         dataclasses.replace(CONFIG, sliding_window=5)
+    with pytest.raises(UserError, match="eval.reset_memory_at = 3 must be -1"):
+        dataclasses.replace(CONFIG, reset_memory_at=3)

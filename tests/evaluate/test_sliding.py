@@ -4,89 +4,66 @@ Dims: B streams, W tokens of a window, T tokens of a text.
 """
 
 import dataclasses
+import functools
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 
-from tests import reference
-from tests.reference import Params
 from tests.support import tiny
 from txl_jax.errors import UserError
 from txl_jax.evaluate.options import EvalConfig
-from txl_jax.evaluate.perplexity import make_evaluate
+from txl_jax.evaluate.perplexity import Evaluate, make_evaluate
 from txl_jax.evaluate.sliding import make_sliding, windows
 from txl_jax.model.config import ModelConfig
-from txl_jax.runtime.options import MeshConfig
-from txl_jax.sharding import make_mesh
 
-MESH = make_mesh(MeshConfig(), jax.devices()[:1])
 W = 6
 CONFIG = EvalConfig(streams=4, sliding_window=W, mem_len=9, tgt_len=5)
 TOKENS = tiny.make_tokens(1, 25)[0]
+SCHEMES: dict[str, Any] = {
+    "ours": {},
+    "pre_lnorm, clamp_len, untie_r": {
+        "pre_lnorm": True,
+        "untie_r": True,
+        "clamp_len": 3,
+    },
+    "Al-Rfou": {"position": "learned", "n_position": W, "mem_len": 0},
+}
 
 
-def silent(done: int, total: int) -> None:
-    """Shows no progress."""
+@functools.cache
+def sliding(model_config: ModelConfig = tiny.CONFIG) -> Evaluate:
+    """Returns the evaluation of a model, compiled once for all tests."""
+    config = dataclasses.replace(CONFIG, clamp_len=model_config.clamp_len)
+    return make_sliding(model_config, config, tiny.one_device())
 
 
-def slide(
-    model_config: ModelConfig, params: Params, config: EvalConfig
-) -> dict[str, Any]:
-    return make_sliding(model_config, config, MESH)(params, TOKENS, silent)
-
-
-def loop(
-    model_config: ModelConfig, params: Params, config: EvalConfig, tokens: np.ndarray
-) -> float:
+def loop(model_config: ModelConfig, tokens: np.ndarray, window: int = W) -> float:
     """Returns the mean nll of the published protocol, by the numpy oracle.
 
     Every target is predicted by the last position of the window before it.
     """
-    model_config = dataclasses.replace(
-        model_config, mem_len=0, clamp_len=config.clamp_len
-    )
-    settings = tiny.reference_settings(model_config)
-    empty = reference.empty(model_config.n_layer, 1, model_config.d_model)
-    nlls = []
-    for target in range(1, len(tokens)):
-        begin = max(target - config.sliding_window, 0)
-        text_1T = tokens[None, begin : target + 1]
-        pair = text_1T[:, :-1], text_1T[:, 1:]
-        nll_1T, _ = reference.nll(params, *pair, empty, **settings)
-        nlls.append(nll_1T[0, -1])
+    params = tiny.make_params(model_config)
+    model_config = dataclasses.replace(model_config, mem_len=0)
+    nlls = [
+        tiny.cold_nll(model_config, params, tokens[max(at - window, 0) : at + 1])[-1]
+        for at in range(1, len(tokens))
+    ]
     return float(np.mean(nlls))
 
 
-@pytest.mark.parametrize(
-    "changes, more",
-    [
-        ({}, {}),
-        ({"pre_lnorm": True, "untie_r": True}, {"clamp_len": 3}),
-        ({"position": "learned", "n_position": W, "mem_len": 0}, {"mem_len": 0}),
-    ],
-    ids=["ours", "pre_lnorm, clamp_len, untie_r", "Al-Rfou"],
-)
-def test_nll_matches_the_protocol(
-    changes: dict[str, Any], more: dict[str, Any]
-) -> None:
-    model_config = tiny.config(**changes)
-    config = dataclasses.replace(CONFIG, **more)
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_nll_matches_the_protocol(scheme: str) -> None:
+    model_config = tiny.config(**SCHEMES[scheme])
     params = tiny.make_params(model_config)
-    scores = slide(model_config, params, config)
-    expected = loop(model_config, params, config, TOKENS)
-    assert scores["nll"] == pytest.approx(expected, rel=tiny.FLOAT32)
-    wider = dataclasses.replace(config, sliding_window=W + 1)
-    if model_config.position != "learned":
-        other = loop(model_config, params, wider, TOKENS)
-        assert scores["nll"] != pytest.approx(other, rel=1e-3)
+    scores = sliding(model_config)(params, TOKENS, tiny.silent)
+    nll = scores["nll"]
+    assert nll == pytest.approx(loop(model_config, TOKENS), rel=tiny.FLOAT32)
+    if scheme != "Al-Rfou":
+        assert nll != pytest.approx(loop(model_config, TOKENS, W + 1), rel=1e-3)
     assert (scores["tokens"], scores["windows"]) == (24, 24 - W + 1)
-    assert (scores["cold_tokens"], scores["mem_len"], scores["tgt_len"]) == (
-        W - 1,
-        0,
-        1,
-    )
+    lengths = [scores[name] for name in ("cold_tokens", "mem_len", "tgt_len")]
+    assert lengths == [W - 1, 0, 1]
 
 
 def test_every_full_window_but_the_first_comes_once() -> None:
@@ -100,27 +77,28 @@ def test_every_full_window_but_the_first_comes_once() -> None:
     assert not list(windows(text, 11, 3)) and not list(windows(text, 12, 3))
 
 
+@pytest.mark.long
 def test_with_one_layer_it_matches_cached_evaluation() -> None:
     """Every token sees exactly W keys, and the memory holds the same ones."""
     config = tiny.config(n_layer=1)
     params = tiny.make_params(config)
     cached = EvalConfig(streams=1, tgt_len=5, mem_len=W, same_length=True)
-    nll = make_evaluate(config, cached, MESH)(params, TOKENS, silent)["nll"]
-    assert slide(config, params, CONFIG)["nll"] == pytest.approx(nll, rel=tiny.FLOAT32)
+    evaluate = make_evaluate(config, cached, tiny.one_device())
+    nll = evaluate(params, TOKENS, tiny.silent)["nll"]
+    scores = sliding(config)(params, TOKENS, tiny.silent)
+    assert scores["nll"] == pytest.approx(nll, rel=tiny.FLOAT32)
 
 
 def test_max_tokens_leaves_the_rest_of_the_text_unread() -> None:
-    params = tiny.make_params()
-    for count, cold in ((3, 3), (15, W)):
-        config = dataclasses.replace(CONFIG, max_tokens=count)
-        scores = slide(tiny.CONFIG, params, config)
-        expected = loop(tiny.CONFIG, params, CONFIG, TOKENS[: count + 1])
-        assert scores["nll"] == pytest.approx(expected, rel=tiny.FLOAT32)
-        assert (scores["tokens"], scores["windows"]) == (count, count - cold + 1)
+    config = dataclasses.replace(CONFIG, max_tokens=3)
+    evaluate = make_sliding(tiny.CONFIG, config, tiny.one_device())
+    scores = evaluate(tiny.make_params(), TOKENS, tiny.silent)
+    expected = loop(tiny.CONFIG, TOKENS[:4])
+    assert scores["nll"] == pytest.approx(expected, rel=tiny.FLOAT32)
+    assert (scores["tokens"], scores["windows"]) == (3, 1)
 
 
 def test_documents_are_refused() -> None:
-    with pytest.raises(
-        UserError, match="eval.reset_memory_at = 3 must be -1 with eval.sliding_window"
-    ):
+    message = "eval.reset_memory_at = 3 must be -1 with eval.sliding_window"
+    with pytest.raises(UserError, match=message):
         dataclasses.replace(CONFIG, reset_memory_at=3)

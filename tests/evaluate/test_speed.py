@@ -14,12 +14,7 @@ import pytest
 from txl_jax.errors import UserError
 from txl_jax.evaluate import speed
 from txl_jax.evaluate.options import SpeedConfig
-from txl_jax.evaluate.sliding import (
-    last_nll,
-    prepare,
-    whole_nll,
-    window_model,
-)
+from txl_jax.evaluate.sliding import last_nll, prepare, whole_nll, window_model
 from txl_jax.model.config import ModelConfig
 from txl_jax.update.init import abstract_params
 
@@ -30,7 +25,7 @@ LARGE = ModelConfig(
 
 def test_a_row_has_the_ratio_of_the_paper() -> None:
     seconds = {"cached": 1.0, "naive": 3000.0, "fair": 2000.0}
-    row = speed.describe(LARGE, SpeedConfig(), 3800, seconds)
+    row = speed.describe(dataclasses.replace(LARGE, mem_len=3800), 1, 512, seconds)
     assert (row["paper_ratio"], row["ratio"], row["fair_ratio"]) == (1874, 3000, 2000)
 
 
@@ -46,8 +41,7 @@ def test_the_clock_takes_the_median_per_token(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(speed.time, "perf_counter", lambda: now[0])
     programs = speed.Programs(takes("cached", 8), takes("naive", 6), takes("fair", 4))
-    how = SpeedConfig(tgt_len=4, batch_size=2, rounds=3)
-    assert speed.measure(programs, how) == {"cached": 1, "naive": 3, "fair": 2}
+    assert speed.measure(programs, 2, 4) == {"cached": 1, "naive": 3, "fair": 2}
     assert calls[:6] == ["cached"] * 4 + ["naive", "fair"]
 
 
@@ -64,12 +58,11 @@ def abstract(*shape: int) -> jax.ShapeDtypeStruct:
 @pytest.mark.parametrize("clamp_len", [0, 40])
 def test_flops_of_windows_agree_with_the_compiler(clamp_len: int) -> None:
     B, W = 2, 192
-    how = SpeedConfig(batch_size=B)
     config = dataclasses.replace(window_model(LARGE, clamp_len), kernel="xla")
     params = nn.unbox(abstract_params(config))
-    flops = speed.count_flops(dataclasses.replace(config, mem_len=W), how, W)
+    flops = speed.count_flops(dataclasses.replace(config, mem_len=W), B, 512, W)
     whole = counted(
-        lambda *given: whole_nll(config, *given), params, abstract(B, W), abstract(B, W)
+        lambda *args: whole_nll(config, *args), params, abstract(B, W), abstract(B, W)
     )
     assert B * flops.naive == pytest.approx(whole, rel=0.04)
 
@@ -87,26 +80,17 @@ def test_flops_of_windows_agree_with_the_compiler(clamp_len: int) -> None:
 
 
 def test_flops_of_a_segment_by_hand() -> None:
-    model = ModelConfig(
-        vocab_size=10,
-        n_layer=3,
-        d_model=4,
-        n_head=1,
-        d_head=2,
-        d_inner=5,
-        mem_len=6,
-        position="none",
-    )
-    how = SpeedConfig(tgt_len=7)
+    sizes = {"vocab_size": 10, "n_layer": 3, "d_model": 4, "n_head": 1, "d_head": 2}
+    model = ModelConfig(**sizes, d_inner=5, mem_len=6, position="none")  # type: ignore[arg-type]
     # q, k, v, o: 4 x 2 x 4 x 2; feed-forward: 2 x 2 x 4 x 5; softmax: 2 x 4 x 10.
     # Scores and values, 2 x 2 x 2 each, of 7, 8, ..., 13 keys: 10 in the mean.
-    assert speed.count_flops(model, how, 6).cached == 3 * (64 + 80 + 80) + 80
+    assert speed.count_flops(model, 1, 7, 6).cached == 3 * (64 + 80 + 80) + 80
     same = dataclasses.replace(model, same_length=True)
-    assert speed.count_flops(same, how, 6).cached == 3 * (64 + 80 + 48) + 80
+    assert speed.count_flops(same, 1, 7, 6).cached == 3 * (64 + 80 + 48) + 80
 
 
 def test_impossible_values_are_refused() -> None:
     with pytest.raises(UserError, match="speed.attention_lens = \\(1,\\)"):
         SpeedConfig(attention_lens=(1,))
-    with pytest.raises(UserError, match="speed.rounds = 0"):
-        SpeedConfig(rounds=0)
+    with pytest.raises(UserError, match="speed.batch_size = 0"):
+        SpeedConfig(batch_size=0)

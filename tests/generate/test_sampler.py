@@ -16,7 +16,7 @@ from tests.support import tiny
 from txl_jax.errors import UserError
 from txl_jax.generate import sampler
 from txl_jax.generate.options import GenerateConfig
-from txl_jax.generate.sampler import choose, restrict, sample
+from txl_jax.generate.sampler import choose, restrict
 from txl_jax.model.memory import Memory
 
 # As drawn, and rounded to quarters so that tokens tie.
@@ -25,7 +25,7 @@ TIED_BV = jnp.round(LOGITS_BV * 4) / 4
 
 
 def allowed_V(logits_V: Array, config: GenerateConfig) -> np.ndarray:
-    """Says which tokens may be drawn: one after the other, from the likeliest on.
+    """Returns which tokens may be drawn: one after the other, from the likeliest on.
 
     Tokens tied with the last one that is kept are kept, so that which of them comes
     first decides nothing.
@@ -47,19 +47,30 @@ def allowed_V(logits_V: Array, config: GenerateConfig) -> np.ndarray:
     return np.isin(np.arange(len(scaled)), likeliest)
 
 
+RESTRICTIONS = [
+    (top_k, top_p, temperature)
+    for top_k in (0, 1, 7, 49, 1000)
+    for top_p in (1e-6, 0.3, 0.777, 1.0)
+    for temperature in (0.3, 2.0)
+]
+# A row for each value, the others mixed.
+QUICK = [(0, 0.3, 2.0), (1, 1.0, 0.3), (7, 0.777, 2.0), (49, 1e-6, 0.3), (1000, 1, 0.3)]
+
+
 @pytest.mark.parametrize("logits_BV", [LOGITS_BV, TIED_BV], ids=["drawn", "tied"])
-@pytest.mark.parametrize("temperature", [0.3, 2.0])
-@pytest.mark.parametrize("top_p", [1e-6, 0.3, 0.777, 1.0])
-@pytest.mark.parametrize("top_k", [0, 1, 7, 49, 1000])
+@pytest.mark.parametrize(
+    "top_k, top_p, temperature",
+    [*QUICK, *(pytest.param(*row, marks=pytest.mark.long) for row in RESTRICTIONS)],
+)
 def test_restrict_agrees_with_a_literal_transcription(
     logits_BV: Array, temperature: float, top_p: float, top_k: int
 ) -> None:
     config = GenerateConfig(temperature=temperature, top_k=top_k, top_p=top_p)
-    got_BV = np.asarray(restrict(logits_BV, config))
+    actual_BV = np.asarray(restrict(logits_BV, config))
     expected_BV = np.stack([allowed_V(logits_V, config) for logits_V in logits_BV])
-    np.testing.assert_array_equal(np.isfinite(got_BV), expected_BV)
+    np.testing.assert_array_equal(np.isfinite(actual_BV), expected_BV)
     np.testing.assert_allclose(
-        got_BV[expected_BV], logits_BV[expected_BV] / temperature, rtol=tiny.FLOAT32
+        actual_BV[expected_BV], logits_BV[expected_BV] / temperature, rtol=tiny.FLOAT32
     )
 
 
@@ -103,169 +114,115 @@ def test_draws_follow_the_restricted_distribution(config: GenerateConfig) -> Non
 
 PARAMS = tiny.make_params()
 PROMPT = tiny.make_tokens(1, 9)[0]
-GREEDY = GenerateConfig(num_tokens=14, temperature=0.0, mem_len=64)
+GREEDY = GenerateConfig(num_tokens=14, temperature=0.0, mem_len=4)
+WINDOW = dataclasses.replace(GREEDY, mem_len=0)
 
 
-def draw(prompt: np.ndarray, config: GenerateConfig, **more: Any) -> np.ndarray:
-    return sample(tiny.CONFIG, PARAMS, prompt, config, **more)
+def draw(
+    prompts: list[np.ndarray], config: GenerateConfig, **more: Any
+) -> list[list[int]]:
+    """Returns what follows each prompt, sampled together."""
+    model_config = more.pop("model_config", tiny.CONFIG)
+    params = more.pop("params", PARAMS)
+    parts = sampler.stream(model_config, params, prompts, config, **more)
+    return np.concatenate([part.tokens_BT for part in parts], axis=1).tolist()
 
 
-def test_memory_equals_reading_the_whole_text_again() -> None:
-    text_T = np.r_[PROMPT, draw(PROMPT, GREEDY)]
-    model_config = tiny.config(mem_len=0)
-    memory = Memory.empty(model_config, 1)
-    log_probs, _ = tiny.apply(
-        model_config, PARAMS, text_T[None], memory, method="logits"
-    )
-    likeliest_T = np.asarray(log_probs)[0].argmax(axis=-1)
-    begin = len(PROMPT)
-    np.testing.assert_array_equal(text_T[begin:], likeliest_T[begin - 1 : -1])
-    assert len(set(text_T[begin:].tolist())) > 1, "a model that says something"
+@pytest.fixture
+def short_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts are read in segments of 3 tokens."""
+    monkeypatch.setattr(sampler, "LONGEST", 3)
 
 
-@pytest.mark.parametrize("longest", [3, 4, 512])
-def test_a_short_memory_is_carried_from_token_to_token(
-    longest: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sampler, "LONGEST", longest)
-    config = dataclasses.replace(GREEDY, mem_len=4)
+def test_a_short_memory_is_carried_from_token_to_token(short_segments: None) -> None:
     model_config = tiny.config(mem_len=4)
     # The whole prompt: upper layers know of more than the memory holds.
-    _, memory = tiny.read(model_config, PARAMS, PROMPT[None, :-1], longest)
+    _, memory = tiny.read(model_config, PARAMS, PROMPT[None, :-1], 3)
     token, expected = int(PROMPT[-1]), []
-    for _ in range(config.num_tokens):
-        log_probs, memory = tiny.apply(
+    for _ in range(GREEDY.num_tokens):
+        log_probs_BLV, memory = tiny.apply(
             model_config, PARAMS, np.full((1, 1), token), memory, method="logits"
         )
-        token = int(np.argmax(log_probs))
+        token = int(np.argmax(log_probs_BLV))
         expected.append(token)
-    assert draw(PROMPT, config).tolist() == expected
+    assert draw([PROMPT], GREEDY) == [expected]
+    assert len(set(expected)) > 1
 
 
-def test_without_memory_the_last_token_decides_alone() -> None:
-    model_config = tiny.config(mem_len=0)
-    every_BL = np.arange(tiny.V)[:, None]
-    log_probs, _ = tiny.apply(
-        model_config,
-        PARAMS,
-        every_BL,
-        Memory.empty(model_config, tiny.V),
-        method="logits",
-    )
-    next_V = np.asarray(log_probs)[:, 0].argmax(axis=-1)
-    token, expected = PROMPT[-1], []
-    for _ in range(GREEDY.num_tokens):
-        token = next_V[token]
-        expected.append(token)
-    got = draw(PROMPT, dataclasses.replace(GREEDY, mem_len=0))
-    np.testing.assert_array_equal(got, expected)
+def check_windows(window: int, continued: list[int], **model: Any) -> None:
+    """Compares tokens with those of windows, each read from a cold start."""
+    model_config = tiny.config(mem_len=0, **model)
+    params, text_T = tiny.make_params(model_config), np.r_[PROMPT, continued]
 
-
-@pytest.mark.parametrize("ext_len", [2, 8, 10, 40])
-def test_without_memory_a_window_is_read_again_for_every_token(ext_len: int) -> None:
-    """Sliding from the start, exactly full, filling and then sliding, never full."""
-    config = dataclasses.replace(GREEDY, num_tokens=5, mem_len=0, ext_len=ext_len)
-    model_config = tiny.config(mem_len=0)
-    text = PROMPT.tolist()
-    for _ in range(config.num_tokens):
-        window_BL = np.array([text[-(ext_len + 1) :]])
-        log_probs, _ = tiny.apply(
-            model_config,
-            PARAMS,
-            window_BL,
-            Memory.empty(model_config, 1),
-            method="logits",
+    def likeliest(tokens_BL: np.ndarray) -> np.ndarray:
+        memory = Memory.empty(model_config, len(tokens_BL))
+        log_probs_BLV, _ = tiny.apply(
+            model_config, params, tokens_BL, memory, method="logits"
         )
-        text.append(int(np.argmax(log_probs[0, -1])))
-    assert draw(PROMPT, config).tolist() == text[len(PROMPT) :]
-    assert len(set(text[len(PROMPT) :])) > 1, "a model that says something"
+        return np.asarray(log_probs_BLV).argmax(axis=-1)
+
+    end_T = np.arange(len(PROMPT), len(text_T))
+    growing_T, full_T = end_T[end_T <= window], end_T[end_T > window]
+    if len(growing_T):
+        all_L = likeliest(text_T[None, : growing_T[-1]])[0]
+        np.testing.assert_array_equal(text_T[growing_T], all_L[growing_T - 1])
+    if len(full_T):
+        windows_BL = np.stack([text_T[end - window : end] for end in full_T])
+        np.testing.assert_array_equal(text_T[full_T], likeliest(windows_BL)[:, -1])
+
+
+@pytest.mark.parametrize(
+    "window",
+    [1, 11, *(pytest.param(n, marks=pytest.mark.long) for n in (3, 9, 40))],
+)
+def test_without_memory_a_window_is_read_again_for_every_token(window: int) -> None:
+    """Of one token, sliding from the start, full, filling and then sliding, long."""
+    (continued,) = draw([PROMPT], WINDOW, window=window)
+    check_windows(window, continued)
+    assert len(set(continued)) > 1
 
 
 def test_a_model_of_places_reads_windows_of_as_many() -> None:
-    model_config = tiny.config(mem_len=0, position="learned", n_position=4)
-    params = tiny.make_params(model_config)
-    config = dataclasses.replace(GREEDY, num_tokens=5, mem_len=0, ext_len=3)
-    text_T = np.r_[PROMPT, sample(model_config, params, PROMPT, config)]
-    windows_BL = np.stack([text_T[at : at + 4] for at in range(5, len(text_T) - 4)])
-    log_probs, _ = tiny.apply(
-        model_config,
-        params,
-        windows_BL,
-        Memory.empty(model_config, len(windows_BL)),
-        method="logits",
-    )
-    likeliest_B = np.asarray(log_probs)[:, -1].argmax(axis=-1)
-    np.testing.assert_array_equal(text_T[len(PROMPT) :], likeliest_B)
+    model: dict[str, Any] = {"position": "learned", "n_position": 4}
+    model_config = tiny.config(mem_len=0, **model)
+    more = {"model_config": model_config, "params": tiny.make_params(model_config)}
+    (continued,) = draw([PROMPT], WINDOW, window=4, **more)
+    check_windows(4, continued, **model)
 
 
-def test_a_window_that_holds_everything_says_what_a_memory_does() -> None:
-    config = dataclasses.replace(GREEDY, mem_len=0, ext_len=63)
-    np.testing.assert_array_equal(draw(PROMPT, config), draw(PROMPT, GREEDY))
-
-
-def test_two_kinds_of_context_are_refused() -> None:
-    message = "generate.ext_len = 3 with generate.mem_len = 512"
-    with pytest.raises(UserError, match=message):
-        GenerateConfig(ext_len=3)
+def test_memory_equals_reading_the_whole_text_again() -> None:
+    (continued,) = draw([PROMPT], dataclasses.replace(GREEDY, mem_len=64))
+    check_windows(64, continued)
 
 
 @pytest.mark.parametrize("mem_len", [0, 8])
 def test_a_prompt_without_tokens_is_refused(mem_len: int) -> None:
     with pytest.raises(UserError, match="generate.prompt has no tokens"):
-        draw(PROMPT[:0], dataclasses.replace(GREEDY, mem_len=mem_len))
+        draw([PROMPT[:0]], dataclasses.replace(GREEDY, mem_len=mem_len))
 
 
 def test_tokens_beyond_the_vocabulary_are_never_drawn() -> None:
-    config = GenerateConfig(num_tokens=40, mem_len=8, temperature=3.0, top_k=0)
-    tokens = draw(PROMPT, config, vocab_size=4)
-    assert set(tokens.tolist()) == {0, 1, 2, 3}
+    config = GenerateConfig(num_tokens=40, mem_len=4, temperature=3.0, top_k=0)
+    (tokens,) = draw([PROMPT], config, vocab_size=4)
+    assert set(tokens) == {0, 1, 2, 3}
 
 
-# Several prompts, and ends.
-
-
-def collect(prompts: list[np.ndarray], config: GenerateConfig) -> list[list[int]]:
-    """Returns what follows each prompt, sampled together."""
-    parts = sampler.stream(tiny.CONFIG, PARAMS, prompts, config)
-    return np.concatenate([part.tokens_BT for part in parts], axis=1).tolist()
-
-
-@pytest.mark.parametrize("changes", [{"mem_len": 6}, {"mem_len": 0, "ext_len": 5}])
+@pytest.mark.parametrize("config", [GREEDY, WINDOW], ids=["memory", "window"])
 def test_prompts_of_different_lengths_do_not_meet(
-    changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    config: GenerateConfig, short_segments: None
 ) -> None:
-    monkeypatch.setattr(sampler, "LONGEST", 4)
-    config = dataclasses.replace(GREEDY, **changes)
-    prompts = [PROMPT[:1], PROMPT, PROMPT[2:7], PROMPT[1:6]]
-    alone = [draw(prompt, config).tolist() for prompt in prompts]
-    assert collect(prompts, config) == alone
-    assert len(set(map(str, alone))) > 1
+    prompts = [PROMPT[:2], PROMPT]
+    alone = [draw([prompt], config, window=6)[0] for prompt in prompts]
+    assert draw(prompts, config, window=6) == alone
+    assert alone[0] != alone[1]
 
 
-@pytest.mark.parametrize("stream_every", [1, 5, 14, 100])
-def test_what_is_drawn_does_not_depend_on_how_often_it_is_shown(
-    stream_every: int,
+def test_the_tokens_do_not_depend_on_how_many_are_fetched_at_once(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    config = GenerateConfig(num_tokens=14, mem_len=8, stream_every=7)
-    other = dataclasses.replace(config, stream_every=stream_every)
-    drawn = sampler.stream(tiny.CONFIG, PARAMS, [PROMPT], other)
-    parts = [part.tokens_BT for part in drawn]
-    assert [part.shape[1] for part in parts[:-1]] == [stream_every] * (len(parts) - 1)
-    assert np.concatenate(parts, axis=1)[0].tolist() == draw(PROMPT, config).tolist()
-
-
-def test_a_stop_token_ends_its_stream_and_no_other() -> None:
-    config = GenerateConfig(num_tokens=60, mem_len=8, top_k=0, stream_every=4)
-    free = collect([PROMPT, PROMPT[:2]], config)
-    stop = free[0][3]
-    stopping = dataclasses.replace(config, stop_token=stop)
-    ends = [tokens.index(stop) if stop in tokens else 60 for tokens in free]
-    assert ends[0] <= 3
-    for tokens, plain, end in zip(
-        collect([PROMPT, PROMPT[:2]], stopping), free, ends, strict=True
-    ):
-        assert tokens[: end + 1] == plain[: end + 1]
-        assert set(tokens[end:]) <= {stop}
-        assert len(tokens) < 60 or end > 55
-    alone = draw(PROMPT, stopping).tolist()
-    assert alone == draw(PROMPT, config).tolist()[: len(alone)] and alone[-1] == stop
+    config = GenerateConfig(num_tokens=14, mem_len=4)
+    whole_T = sampler.sample(tiny.CONFIG, PARAMS, PROMPT, config)
+    monkeypatch.setattr(sampler, "EVERY", 5)
+    parts = list(sampler.stream(tiny.CONFIG, PARAMS, [PROMPT], config))
+    assert [part.nll_BT.shape for part in parts] == [(1, 5), (1, 5), (1, 4)]
+    assert np.concatenate([part.tokens_BT[0] for part in parts]).tolist() == [*whole_T]

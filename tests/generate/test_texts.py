@@ -4,7 +4,7 @@ Dims: T tokens of prompt and continuation.
 """
 
 import io
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import pytest
 from tests.support import tiny
 from txl_jax.data.word import WordVocab
 from txl_jax.errors import UserError
-from txl_jax.generate import texts
+from txl_jax.generate import sampler, texts
 from txl_jax.generate.options import GenerateConfig
 from txl_jax.generate.texts import Growing, Sample
 from txl_jax.model.memory import Memory
@@ -22,18 +22,26 @@ PARAMS = tiny.make_params()
 WORDS = ["<eos>", "<unk>", "the", "cat", "dog", ",", ".", "@-@", "n't", "is", "=", "a"]
 VOCAB = WordVocab(WORDS)
 SPLIT_T = tiny.make_tokens(1, 40)[0]
-HOW = {"num_tokens": 9, "mem_len": 8, "stream_every": 4, "prompt": "the cat"}
 
 
-def asked(**fields: Any) -> GenerateConfig:
-    return GenerateConfig(**{**HOW, **fields})
+def make_config(**fields: Any) -> GenerateConfig:
+    defaults = {"num_tokens": 9, "mem_len": 8, "prompt": "the cat"}
+    return GenerateConfig(**{**defaults, **fields})
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_parts() -> Iterator[None]:
+    """Fetches four tokens at a time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sampler, "EVERY", 4)
+        yield
 
 
 def draw(
     show: texts.Show = lambda text: None, corpus: str = "wikitext2", **fields: Any
 ) -> list[Sample]:
     """Returns the samples of a tiny model of words."""
-    config = asked(**fields)
+    config = make_config(**fields)
     write = texts.make_writer(config, corpus, VOCAB.kind)
     prompts = texts.read_prompts(config, VOCAB)
     model = tiny.CONFIG, PARAMS, VOCAB
@@ -81,31 +89,17 @@ def test_scores_are_those_of_the_model_before_top_k(several: list[Sample]) -> No
     np.testing.assert_allclose(sample.token_nlls, nlls[-9:], rtol=1e-4)
 
 
-def test_json_has_the_scores_of_tokens_only_where_they_are_asked_for(
-    several: list[Sample],
-) -> None:
-    sample = several[0]
-    mean = pytest.approx(np.mean(sample.token_nlls))
-    whole, short = (sample.describe(7, scores) for scores in (True, False))
-    assert whole == sample._asdict() | {"step": 7, "tokens": 9, "nll": mean}
-    assert set(whole) - set(short) == {"token_texts", "token_nlls"}
-
-
-def test_a_warm_up_is_read_and_not_shown(tmp_path: Path) -> None:
-    warm = "a dog is a cat .\n"
-    (whole,) = draw(prompt=f"{warm}the cat")
-    (tmp_path / "warm").write_text(warm)
-    (warmed,) = draw(warmup=f"@{tmp_path / 'warm'}")
-    assert warmed.prompt == "the cat"
-    assert warmed.text == whole.text.removeprefix(warm)
-    np.testing.assert_allclose(warmed.token_nlls, whole.token_nlls, rtol=1e-4)
+def test_json_has_the_scores_of_all_tokens(several: list[Sample]) -> None:
+    mean = pytest.approx(np.mean(several[0].token_nlls))
+    expected = several[0]._asdict() | {"step": 7, "tokens": 9, "nll": mean}
+    assert several[0].describe(7) == expected
 
 
 def test_a_context_comes_from_the_split() -> None:
     """Each sample draws its own by its own seed, so a single one can be repeated."""
 
     def contexts(**fields: Any) -> list[list[int]]:
-        drawn = texts.draw_contexts(asked(**fields), SPLIT_T, "test")
+        drawn = texts.draw_contexts(make_config(**fields), SPLIT_T, "test")
         return [context_T.tolist() for context_T in drawn]
 
     text = SPLIT_T.tolist()
@@ -113,20 +107,19 @@ def test_a_context_comes_from_the_split() -> None:
     assert all(each in [text[at : at + 5] for at in range(36)] for each in several)
     assert len(set(map(str, several))) == 3
     assert contexts(context_tokens=5, seed=4) == several[2:]
-    assert contexts(context_tokens=5, context_at=35, samples=2) == [text[35:]] * 2
-    for tokens, at in ((41, -1), (5, 36)):
-        with pytest.raises(UserError, match="exceed the test split, which has 40"):
-            contexts(context_tokens=tokens, context_at=at)
+    assert contexts(context_tokens=40, samples=2) == [text] * 2
+    with pytest.raises(UserError, match="exceeds the test split, which has 40"):
+        contexts(context_tokens=41)
 
 
 @pytest.mark.parametrize(
-    "given, expected", [(b"the dog\r\n", ["the dog"]), (b"\n", [])]
+    "stdin, expected", [(b"the dog\r\n", ["the dog"]), (b"\n", [])]
 )
 def test_prompts_come_from_stdin(
-    given: bytes, expected: list[str], monkeypatch: pytest.MonkeyPatch
+    stdin: bytes, expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(given)))
-    config = asked(prompt="@-")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+    config = make_config(prompt="@-")
     if expected:
         prompts = texts.read_prompts(config, VOCAB)
         assert [VOCAB.decode(each) for each in prompts] == expected
@@ -156,20 +149,15 @@ def test_a_sample_ends_before_its_stop() -> None:
     across = grow("the", stop="a cat").finish(3, str)
     assert across.text == "the dog . "
     assert across.token_texts == [" dog", " .", " a"]
-    token = grow("the .", stop_token=WORDS.index("cat")).finish(3, str)
-    assert token.text == "the . dog . a cat"
-    assert token.token_nlls == [1.0, 2.0, 3.0, 1.0]
-    settled = grow("the", stop="is it").settled()
+    settled = grow("the", stop="is it").settled(str)
     assert settled == "the dog . a cat . i", "all but what may become the stop"
 
 
 @pytest.mark.parametrize(
     "fields, message",
     [
-        ({"context_at": 3}, "set generate.context_tokens"),
         ({"samples": 0}, "generate.samples = 0 must be at least 1"),
         ({"prompt": "@nowhere"}, "generate.prompt = 'nowhere' cannot be read"),
-        ({"warmup": "@nowhere"}, "generate.warmup = 'nowhere' cannot be read"),
     ],
     ids=str,
 )

@@ -14,7 +14,7 @@ from txl_jax.config import Config
 FOLDER = Path(__file__).parents[2] / "experiments"
 
 # What an evaluation and a sample read instead of the memory that a model has not.
-WINDOWS = "eval.mem_len eval.ext_len eval.same_length generate.mem_len generate.ext_len"
+WINDOWS = "eval.mem_len eval.ext_len eval.same_length generate.mem_len"
 # Ablation: its parent, what it is about, and what follows from that.
 ABLATIONS = {
     "wt103_128m": (

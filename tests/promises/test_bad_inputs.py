@@ -39,7 +39,7 @@ def get_config():
     c.model.update(n_layer=1, d_model=8, n_head=2, d_head=4, d_inner=8, mem_len=4)
     c.train.update(num_steps=2, batch_size=8, tgt_len=4, log_every=1, eval_every=2)
     c.eval.update(tgt_len=16, mem_len=4)
-    c.generate.update(prompt="1", num_tokens=1, mem_len=4, stream_every=1)
+    c.generate.update(prompt="1", num_tokens=1, mem_len=4)
     c.checkpoint.every_steps = 1
     return c
 """
@@ -256,10 +256,6 @@ TABLE: dict[str, tuple[tuple[str, ...], str]] = {
     "no slice": (compile_for("--topology=v5e-8"), "did you mean 'v5e'"),
     "mesh named": (compile_for("--mesh=best"), "compile.mesh = 'best' must be one of"),
     # Prompts, and what to evaluate
-    "stop token": (
-        mode("generate", "--stop_token=999"),
-        "generate.stop_token = 999 is not a token of this vocabulary",
-    ),
     "top_k": (mode("generate", "--top_k=-1"), "generate.top_k = -1"),
     "top_p": (
         mode("generate", "--top_p=2"),

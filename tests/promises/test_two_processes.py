@@ -202,7 +202,7 @@ def test_every_mode_works_with_two_processes_or_refuses_them(folder: Path) -> No
         ["--mode=evaluate", "--workdir=RUN"],
         ["--mode=evaluate", "--workdir=RUN", "--sliding_window=16"],
         ["--mode=evaluate", "--workdir=RUN", "--sweep=mem_len=8,16"],
-        ["--mode=evaluate", "--workdir=RUN", "--cold_start=16"],
+        ["--mode=evaluate", "--workdir=RUN", "--sweep=cold_start=16"],
         ["--mode=generate", "--workdir=RUN"],
         ["--mode=generate", "--workdir=RUN", "--samples=2"],
     ):

@@ -11,12 +11,15 @@ from typing import Any
 import flax.linen as nn
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from tests import reference
 from tests.reference import Array, Params
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import Memory
 from txl_jax.model.txl import TransformerXL
+from txl_jax.runtime.options import MeshConfig
+from txl_jax.sharding import make_mesh
 from txl_jax.update.init import abstract_params
 
 # Relative to the greatest of the expected numbers.
@@ -111,6 +114,27 @@ def read(
         hidden_BLD, memory = apply(config, params, tokens_BL, memory)
         pieces.append(hidden_BLD)
     return np.concatenate(pieces, axis=1), memory
+
+
+def cold_nll(config: ModelConfig, params: Params, tokens_T: Array) -> Array:
+    """Returns the oracle's nll of all tokens but the first, read at once."""
+    text_1T = tokens_T[None].astype(int)
+    memory = reference.empty(config.n_layer, 1, config.d_model)
+    settings = reference_settings(config)
+    nll_1T, _ = reference.nll(
+        params, text_1T[:, :-1], text_1T[:, 1:], memory, **settings
+    )
+    return nll_1T[0]
+
+
+@functools.cache
+def one_device() -> Mesh:
+    """Returns the mesh of the first device."""
+    return make_mesh(MeshConfig(), jax.devices()[:1])
+
+
+def silent(done: int, total: int) -> None:
+    """Shows no progress."""
 
 
 def assert_close(actual: Any, expected: Any, tolerance: float = FLOAT32) -> None:

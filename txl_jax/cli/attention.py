@@ -12,7 +12,7 @@ from txl_jax.workdir.load import Loaded
 
 def run(loaded: Loaded, workdir: Path) -> dict[str, Any]:
     """Maps the attention over part of a split; writes pictures and a page."""
-    config, split = loaded.config, loaded.config.attention.split
+    config, split = loaded.config, loaded.config.eval.split
     tokens = prepare(config.data).split(split)
     lengths = config.eval.tgt_len, config.eval.clamp_len
     model = config.model, loaded.params

@@ -9,8 +9,9 @@ from typing import Any
 
 from txl_jax import metrics
 from txl_jax.cli.prepare import check_token_ids, prepare
+from txl_jax.config import Config
 from txl_jax.data.tokens import Tokens
-from txl_jax.evaluate import accounting, cold_start, sweep
+from txl_jax.evaluate import accounting, cold_start
 from txl_jax.evaluate.options import evaluation_model, parse_sweep
 from txl_jax.evaluate.perplexity import make_evaluate
 from txl_jax.evaluate.sliding import make_sliding
@@ -20,6 +21,11 @@ from txl_jax.report.progress import Progress
 from txl_jax.runtime import distributed
 from txl_jax.runtime.preemption import stop
 from txl_jax.workdir.load import Loaded
+
+# The paper prints perplexities with two decimals; smaller gains do not count.
+DECIMALS = 2
+REACHING = f"the least value whose ppl, rounded to {DECIMALS} decimals, is the best"
+SCORES = ("nll", "ppl", "bpc", "tokens", "cold_tokens", "seconds")
 
 
 def run(loaded: Loaded, workdir: Path) -> dict[str, Any]:
@@ -38,7 +44,7 @@ def evaluate_sweep(loaded: Loaded, tokens: Tokens, workdir: Path) -> dict[str, A
     """Evaluates at each value of the swept field, including training's."""
     config = loaded.config
     swept = parse_sweep(config.eval.sweep)
-    trained = sweep.trained(config.model, config.train, swept.field)
+    trained = trained_value(config, swept.field)
     swept = swept.including(trained)
     # All configs are checked before the first evaluation.
     configs = [
@@ -48,18 +54,47 @@ def evaluate_sweep(loaded: Loaded, tokens: Tokens, workdir: Path) -> dict[str, A
     rows: list[dict[str, Any]] = []
     for value, each in zip(swept.values, configs, strict=True):
         scores = evaluate(loaded._replace(config=each), tokens)
-        rows.append(sweep.row(swept.field, value, scores))
+        rows.append({swept.field: value, **{name: scores[name] for name in SCORES}})
         say(
             f"{swept.field} = {value}: ppl {scores['ppl']:.2f}, {scores['bpc']:.4f} "
             f"bits per token ({len(rows)} of {len(configs)})"
         )
-    result = sweep.summarize(swept.field, rows, trained)
+    result = compare(swept.field, rows, trained)
     say(
         f"{swept.field}: ppl {result['ppl_init']:.2f} at training's {trained}, best "
         f"{result['ppl_best']:.2f}, reached at {result['shortest']}"
     )
     files = write_files(workdir / f"sweep_{swept.field}", result, plots.plot_sweep)
     return result | files
+
+
+def trained_value(config: Config, field: str) -> int:
+    """Returns the value of a swept field during training."""
+    if field == "sliding_window":
+        return config.train.ext_len + config.train.tgt_len
+    section = config.train if field in ("ext_len", "tgt_len") else config.model
+    return getattr(section, field)
+
+
+def compare(field: str, rows: list[dict[str, Any]], trained: int) -> dict[str, Any]:
+    """Returns the columns of Table 6, and the rows, which are in ascending order.
+
+    ppl_init: at training's value; ppl_best: the lowest; shortest: the smallest value
+    that reaches ppl_best, see REACHING.
+    """
+    best = min(row["ppl"] for row in rows)
+    reached = round(best, DECIMALS)
+    return {
+        "sweep": field,
+        "init": trained,
+        "ppl_init": next(row["ppl"] for row in rows if row[field] == trained),
+        "ppl_best": best,
+        "shortest": next(
+            row[field] for row in rows if round(row["ppl"], DECIMALS) <= reached
+        ),
+        "shortest_is": REACHING,
+        "rows": rows,
+    }
 
 
 def evaluate_cold_start(

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from txl_jax.cli.prepare import check_token_ids, prepare
+from txl_jax.cli.prepare import prepare
 from txl_jax.data.tokens import Tokens
 from txl_jax.generate import texts
 from txl_jax.report.log import json_lines
@@ -18,14 +18,13 @@ from txl_jax.workdir.load import Loaded
 def run(loaded: Loaded) -> dict[str, Any]:
     """Draws the samples of the `generate` section and prints them as they grow."""
     config = loaded.config.generate
-    check_token_ids(loaded.config, len(loaded.vocab), "generate.stop_token")
     started = time.perf_counter()
     samples = draw(loaded, show=print_first)
     return {
         "step": loaded.step,
         **dataclasses.asdict(config),
         "text": samples[0].text,
-        "sampled": [each.describe(loaded.step, config.scores) for each in samples],
+        "sampled": [each.describe(loaded.step) for each in samples],
         "seconds": time.perf_counter() - started,
     }
 
@@ -41,14 +40,15 @@ def draw(
     piece by piece, several one after the other.
     """
     config, vocab = loaded.config.generate, loaded.vocab
+    window = loaded.config.eval.ext_len + loaded.config.eval.tgt_len
     write = texts.make_writer(config, loaded.config.data.corpus, vocab.kind)
     prompts = read_prompts(loaded, tokens)
     model = loaded.config.model, loaded.params, vocab
     samples: list[texts.Sample] = []
     with json_lines(config.output, "generate.output") as append:
-        for sample in texts.draw(*model, config, prompts, write, show):
+        for sample in texts.draw(*model, config, prompts, write, show, window):
             samples.append(sample)
-            append(sample.describe(loaded.step, scores=True))
+            append(sample.describe(loaded.step))
             if len(prompts) > 1:
                 head = f"=== sample {len(samples)} of {len(prompts)}"
                 show(f"{head}, seed {sample.seed}\n{sample.text}\n")

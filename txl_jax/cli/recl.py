@@ -46,6 +46,16 @@ class Member(NamedTuple):
     config: Config
     tokens: Tokens
 
+    def split(self) -> np.ndarray:
+        """Returns the tokens of eval.split."""
+        return self.tokens.split(self.config.eval.split)
+
+    @property
+    def sha256(self) -> str:
+        """The checksum of eval.split."""
+        sha256: str = self.tokens.manifest["splits"][self.config.eval.split]["sha256"]
+        return sha256
+
 
 def run(config: ReclConfig, folder: Path, overrides: dict[str, str]) -> dict[str, Any]:
     """Compares the models of recl.workdirs; writes losses and results to `folder`.
@@ -54,18 +64,18 @@ def run(config: ReclConfig, folder: Path, overrides: dict[str, str]) -> dict[str
     """
     started = time.perf_counter()
     members = open_members(config, overrides)
-    tokens = members[0].tokens.split(config.split)
+    tokens = members[0].split()
     positions_T = spread(len(tokens), config.lengths[-1], config.positions)
     if not len(positions_T):
         raise UserError(
-            f"recl.split = {config.split!r} has {len(tokens)} tokens, too few for the "
-            f"longest of recl.contexts = {config.contexts}: lower it"
+            f"eval.split = {members[0].config.eval.split!r} has {len(tokens)} tokens, "
+            f"too few for the longest of recl.contexts = {config.contexts}: lower it"
         )
     scored = [score(config, member, positions_T, folder / LOSSES) for member in members]
     nll_ICT = np.stack([nll_CT for nll_CT, _ in scored])
     result = {
-        "split": config.split,
-        "sha256": members[0].tokens.manifest["splits"][config.split]["sha256"],
+        "split": members[0].config.eval.split,
+        "sha256": members[0].sha256,
         "positions": len(positions_T),
         "first_position": int(positions_T[0]),
         "last_position": int(positions_T[-1]),
@@ -99,7 +109,7 @@ def open_members(config: ReclConfig, overrides: dict[str, str]) -> list[Member]:
         parsed = parse(fields)
         member = Member(name, folder, parsed, prepare(parsed.data))
         members.append(member)
-        refuse_other_tokens(config.split, members[0], member)
+        refuse_other_tokens(members[0], member)
     return members
 
 
@@ -109,16 +119,18 @@ def short_names(workdirs: tuple[str, ...]) -> list[str]:
     return names if len(set(names)) == len(names) else list(workdirs)
 
 
-def refuse_other_tokens(split: str, one: Member, other: Member) -> None:
+def refuse_other_tokens(one: Member, other: Member) -> None:
     """Raises UserError unless both models score the same tokens."""
     vocabs = [vocab.load(each.folder / VOCAB) for each in (one, other)]
-    shas = [each.tokens.manifest["splits"][split]["sha256"] for each in (one, other)]
     reason = ""
     if vocabs[0].to_json() != vocabs[1].to_json():
         reason = f"vocabularies of {len(vocabs[0])} and {len(vocabs[1])} types"
-    elif shas[0] != shas[1]:
-        corpora = [each.tokens.manifest["corpus"] for each in (one, other)]
-        reason = f"{split} splits of corpora {corpora[0]!r} and {corpora[1]!r}"
+    elif one.sha256 != other.sha256:
+        texts = [
+            f"{each.config.eval.split} of {each.tokens.manifest['corpus']!r}"
+            for each in (one, other)
+        ]
+        reason = f"splits, {' and '.join(texts)}"
     if reason:
         raise UserError(
             f"{one.folder} and {other.folder} have different {reason}: only models "
@@ -153,13 +165,13 @@ def score(
             "parameters_digest": sorted(checksums(loaded.params).items()),
             "model": dataclasses.asdict(loaded.model.config),
             "eval": lengths,
-            "sha256": member.tokens.manifest["splits"][config.split]["sha256"],
+            "sha256": member.sha256,
             "positions_sha256": hashlib.sha256(positions_T.tobytes()).hexdigest(),
         },
     )
     model = loaded.model.config, member.config.eval, loaded.params
-    context_nll = make_context_nll(*model, config.batch_size, loaded.mesh)
-    tokens = member.tokens.split(config.split)
+    context_nll = make_context_nll(*model, loaded.mesh)
+    tokens = member.split()
     rows = []
     for context in config.lengths:
         length = min(context, full or context)

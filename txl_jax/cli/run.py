@@ -121,7 +121,7 @@ def check_fit(config: Config, tokens: Tokens) -> None:
     """Raises UserError if vocabulary, splits, mesh or kernel do not fit the config."""
     mesh = fit_mesh(config)
     ids = ("train.reset_memory_at", "train.sentence_end", "eval.reset_memory_at")
-    check_token_ids(config, len(tokens.vocab), *ids, "generate.stop_token")
+    check_token_ids(config, len(tokens.vocab), *ids)
     sharding.host_rows(mesh, config.train.batch_size, "train.batch_size")
     sharding.host_rows(mesh, config.eval.streams, "eval.streams")
     make_streams(config.train, tokens.split("train"), slice(None))

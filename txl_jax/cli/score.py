@@ -25,8 +25,7 @@ from txl_jax.workdir.load import Loaded
 def run(loaded: Loaded) -> dict[str, Any]:
     """Scores the texts of the `score` section."""
     config, vocab = loaded.config, loaded.vocab
-    hidden = bool(config.score.hidden)
-    score = make_score(config.model, config.eval, loaded.params, hidden)
+    score = make_score(config.model, config.eval, loaded.params, config.score.hidden)
     drop = drops_newlines(config.data, vocab.kind)
     documents = read_documents(config.score.path, vocab, drop)
     result = score_documents(documents, score, vocab, config.score)
@@ -58,12 +57,12 @@ def score_documents(
 ) -> dict[str, Any]:
     """Returns the scores of all documents together, and of each document.
 
-    Writes score.output and score.hidden.
+    Writes score.output.
     """
     prefix_T = vocab.encode(config.prefix)
     nlls, rows = [], []
     hidden: dict[str, Any] = {}
-    with json_lines(config.output, "score.output") as write:
+    with json_lines("" if config.hidden else config.output, "score.output") as write:
         for document in documents:
             nll_T, hidden_TD = score(document.tokens_T, prefix_T)
             unknown = int(np.count_nonzero(document.tokens_T == vocab.unknown))
@@ -72,13 +71,13 @@ def score_documents(
             nlls.append(nll_T)
             if config.hidden:
                 hidden[f"document_{len(hidden)}"] = hidden_TD
-            if config.per == "document":
+            elif config.per == "document":
                 write(rows[-1])
             elif config.output:
                 for part in split(config.per, document, nll_T, vocab):
                     write(part)
     if config.hidden:
-        write_hidden(config.hidden, hidden)
+        write_hidden(config.output, hidden)
     size, unknown = (
         sum(row[name] for row in rows) for name in ("bytes", "unknown_tokens")
     )
@@ -94,7 +93,7 @@ def write_hidden(path: str, hidden: dict[str, Any]) -> None:
         np.savez(Path(path).expanduser(), **hidden)
     except OSError as error:
         raise UserError(
-            f"score.hidden = {path!r} cannot be written ({error.strerror}): give "
+            f"score.output = {path!r} cannot be written ({error.strerror}): give "
             "another path"
         ) from error
 

@@ -41,21 +41,23 @@ def run(config: Config, workdir: Path) -> dict[str, Any]:
         params = jax.jit(lambda: nn.unbox(init_params(config.model, key)))()
         workdir.mkdir(parents=True, exist_ok=True)
     params = jax.device_put(params, NamedSharding(mesh, PartitionSpec()))
+    B, L = config.speed.batch_size, config.eval.tgt_len
     rows: list[dict[str, Any]] = []
     result: dict[str, Any] = {
         **dataclasses.asdict(config.speed),
+        "tgt_len": L,
         "device_kind": device.device_kind,
-        "segments_timed": config.speed.rounds * speed.SEGMENTS,
-        "windows_timed": config.speed.rounds * config.speed.batch_size,
+        "segments_timed": speed.ROUNDS * speed.SEGMENTS,
+        "windows_timed": speed.ROUNDS * B,
         "rows": rows,
     }
     for W in config.speed.attention_lens:
-        setting = config.model, config.eval, config.speed, params, mesh, W
-        seconds = speed.measure(speed.make_programs(*setting), config.speed)
-        model = evaluation_model(
-            config.model, dataclasses.replace(config.eval, mem_len=W)
+        timed = dataclasses.replace(
+            config.eval, streams=B, mem_len=W, ext_len=0, sliding_window=0
         )
-        row = speed.describe(model, config.speed, W, seconds)
+        programs = speed.make_programs(config.model, timed, params, mesh)
+        seconds = speed.measure(programs, B, L)
+        row = speed.describe(evaluation_model(config.model, timed), B, L, seconds)
         say(
             f"attention length {W:,}: {row['cached_seconds_per_token'] * 1e3:.3f} ms "
             f"per token; windows are {row['ratio']:,.0f} times slower, at best "

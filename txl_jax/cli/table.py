@@ -44,7 +44,7 @@ LENGTHS = {
     "model": ("mem_len", "n_position"),
     "train": ("tgt_len",),
     "eval": ("tgt_len", "mem_len", "ext_len", "clamp_len"),
-    "generate": ("mem_len", "ext_len"),
+    "generate": ("mem_len",),
 }
 FEWER = 2 / 7
 STEPS = 12_000

@@ -1,28 +1,149 @@
 """Maps of attention by distance, for every head (the paper's Appendix D).
 
-The maps hold averages over targets and the attention of single targets, for the whole
-score and for each of its terms (see `attention_probe`).
+The reference kernel computes the probabilities again from the model's queries, keys and
+distances: for the whole score, and for each of its four terms (section 3.3) as if it
+were the whole score.
 
-Dims: B = 1 stream, L targets of a segment, R distances that a target sees, N layers,
-H heads, A head, S segments, T targets in total, I targets shown.
+    a  q_i . k_j      content           c  u . k_j      bias towards some contents
+    b  q_i . r_(i-j)  content and       d  w . r_(i-j)  bias towards some distances
+                      distance
+
+The maps hold averages over targets and the attention of single targets.
+
+Dims: B = 1 stream, S segments, L targets of a segment, T targets in total, I targets
+shown, K = M + L keys, R distances that a target sees, N layers, H heads, A head.
 """
 
 import collections
 import dataclasses
 import math
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import Array
+from jax.scipy.special import entr
 
-from txl_jax.data.streams import Segment
+from txl_jax.data.streams import Streams
 from txl_jax.errors import UserError
-from txl_jax.evaluate.attention_probe import WHOLE, tally_layers
+from txl_jax.evaluate import reader
 from txl_jax.evaluate.options import AttentionConfig
-from txl_jax.evaluate.reader import Reader, make_segment
+from txl_jax.evaluate.reader import Reader, Traced
+from txl_jax.kernels import xla
 from txl_jax.model.config import ABSOLUTE_POSITIONS, ModelConfig
-from txl_jax.model.positions import SCHEMES
+from txl_jax.model.decoder import DecoderAttention
+from txl_jax.model.initializers import layer_norm
+from txl_jax.model.key_values import KeyValueMemory
+from txl_jax.model.positions import SCHEMES, Distances
+from txl_jax.model.txl import TransformerXL
+
+WHOLE = "all"  # the sum of the terms a, b, c and d: the model's score
+SHOWN = 12  # targets, evenly spaced, whose attention the page shows one by one
+
+
+class Attended(NamedTuple):
+    """Inputs of a layer's attention to a segment; the fields may be stacked [N, ..]."""
+
+    q_BLHA: Array
+    k_BKHA: Array
+    distances: Distances
+    oldest_BL: Array
+
+
+class Tally(NamedTuple):
+    """One segment's contribution to the maps of a layer, for one stream."""
+
+    mean_HR: dict[str, Array]  # by term, over targets
+    entropy_H: dict[str, Array]  # in nats
+    distance_H: dict[str, Array]  # in tokens
+    memory_HL: Array  # share of attention on the memory, by place in the segment
+    whole_HLR: Array
+
+
+def read_attended(
+    model: TransformerXL, memory: KeyValueMemory, segment: Traced
+) -> tuple[Attended, KeyValueMemory]:
+    """Returns (inputs of all layers' attention [N, ..], memory) of one segment."""
+    layers: list[Attended] = []
+
+    def record(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+        result = call(*args, **kwargs)
+        if isinstance(context.module, DecoderAttention):
+            h_BLD, layer, oldest_BL = args
+            k_BKHA, _ = result[1]  # of the memory and the segment
+            q_BLHA = _project_queries(context.module, h_BLD)
+            distances = layer.distances(k_BKHA.shape[1])
+            layers.append(Attended(q_BLHA, k_BKHA, distances, oldest_BL))
+        return result
+
+    with nn.intercept_methods(record):
+        _, memory = reader.from_hidden(lambda *_: None)(model, memory, segment)
+    return jax.tree.map(lambda *x: jnp.stack(x), *layers), memory
+
+
+def _project_queries(attention: DecoderAttention, h_BLD: Array) -> Array:
+    config, params = attention.config, attention.variables["params"]
+    if config.pre_lnorm:
+        norm: Any = layer_norm(config)
+        h_BLD = norm.apply({"params": params["norm"]}, h_BLD)
+    q_DHA = params["qkv"][:, 0].astype(config.compute_dtype)
+    return jnp.einsum("BLD,DHA->BLHA", h_BLD, q_DHA)
+
+
+def terms(attended: Attended) -> dict[str, Array]:
+    """Returns the probabilities [H, B, L, K] of the whole score and of each term.
+
+    Terms that the position scheme lacks are omitted.
+    """
+    q, k, distances, oldest = attended
+    no_q, no_k = jnp.zeros_like(q), jnp.zeros_like(k)
+    none, (r, u, w, bias) = Distances(None, None, None, None), distances
+    parts = {WHOLE: (q, k, distances), "a": (q, k, none)}
+    if r is not None:
+        parts["b"] = (q, no_k, none._replace(r_RHA=r))
+    if u is not None:
+        parts["c"] = (no_q, k, none._replace(u_HA=u))
+    if r is not None and (w is not None or bias is not None):
+        parts["d"] = (no_q, no_k, distances._replace(u_HA=None))
+    return {
+        name: xla.probabilities(queries, keys, *part, oldest)
+        for name, (queries, keys, part) in parts.items()
+    }
+
+
+def by_distance(p_HLK: Array, R: int) -> Array:
+    """Returns p_HLR: column d is a target's attention to the key d tokens before it."""
+    L, K = p_HLK.shape[1:]
+    key_LR = jnp.arange(L)[:, None] + (K - L) - jnp.arange(R)
+    return jnp.take_along_axis(p_HLK, key_LR[None], axis=2)
+
+
+def tally(attended: Attended) -> Tally:
+    """Returns the tally of one layer, for one segment of one stream."""
+    L, K = attended.q_BLHA.shape[1], attended.k_BKHA.shape[1]
+    distance_R = jnp.arange(K - L)
+    p_HLR = {
+        name: by_distance(p_HBLK[:, 0], K - L)
+        for name, p_HBLK in terms(attended).items()
+    }
+    entropy_HL = {name: entr(p).sum(axis=-1) for name, p in p_HLR.items()}
+    distance_HL = {name: p @ distance_R.astype(p.dtype) for name, p in p_HLR.items()}
+    mean_HR, entropy_H, distance_H = jax.tree.map(
+        lambda x: x.mean(axis=1), (p_HLR, entropy_HL, distance_HL)
+    )
+    in_memory_LR = distance_R > jnp.arange(L)[:, None]
+    memory_HL = jnp.sum(p_HLR[WHOLE] * in_memory_LR, axis=-1)
+    return Tally(mean_HR, entropy_H, distance_H, memory_HL, p_HLR[WHOLE])
+
+
+def tally_layers(
+    model: TransformerXL, memory: KeyValueMemory, segment: Traced
+) -> tuple[Tally, KeyValueMemory]:
+    """Returns (tallies of all layers [N, ..], memory) of one segment."""
+    attended, memory = read_attended(model, memory, segment)
+    return jax.lax.map(tally, attended), memory
 
 
 class Maps(NamedTuple):
@@ -85,26 +206,25 @@ def make_maps(
     short or the position scheme has no distances.
     """
     model_config = map_model(model_config, config.span, clamp_len)
-    first, L = config.at or config.span, tgt_len
-    end = first + config.segments * L
-    if end + 1 > len(tokens):
+    L, T = tgt_len, config.segments * tgt_len
+    before = -(-config.span // L) * L  # only fill the memory
+    first = max(config.at, before)
+    if first + T + 1 > len(tokens):
         raise UserError(
             f"{config.segments} segments of {L} targets from token {first} of the "
-            f"{config.split} split need {end + 1} tokens, but it has {len(tokens)}: "
-            "lower attention.segments, attention.at or attention.span"
+            f"split need {first + T + 1} tokens, but it has {len(tokens)}: lower "
+            "attention.segments, attention.at or attention.span"
         )
     read = Reader(model_config, tally_layers, 1, L)
     params = read.unstack(params)
-    outputs = read.outputs(params, cut(tokens, first, end, config.span, L))
-    # Segments before the first target only fill the memory.
+    text = tokens[first - before : first + T + 1]
+    outputs = read.outputs(params, Streams(text, 1, L).epoch())
     tallies = jax.device_get([*collections.deque(outputs, maxlen=config.segments)])
     tally_SN: Any = jax.tree.map(lambda *x: np.concatenate(x), *tallies)
     distances = [layer.distances(config.span) for layer in read.empty(params).layers]
     rows = [np.asarray(each.r_RHA) for each in distances if each.r_RHA is not None]
     encode = SCHEMES[model_config.position].encoding
-    T = config.segments * L
-    shown_I = np.linspace(0, T - 1, min(config.shown, T)).round().astype(int)
-    shown_I = np.unique(shown_I)
+    shown_I = np.unique(np.linspace(0, T - 1, SHOWN).round().astype(int))
     shown_INHR = tally_SN.whole_HLR[shown_I // L, :, :, shown_I % L]
 
     def average(by_name: dict[str, Any]) -> dict[str, np.ndarray]:
@@ -126,19 +246,6 @@ def make_maps(
         first,
         L,
     )
-
-
-def cut(
-    tokens: np.ndarray, first: int, end: int, span: int, L: int
-) -> Iterator[Segment]:
-    """Yields segments up to `end`, from `span` tokens before `first` or earlier.
-
-    The first segment is shorter if the text starts inside it.
-    """
-    for at in range(first - math.ceil(span / L) * L, end, L):
-        real_L = np.asarray(tokens[max(at, 0) : at + L], np.int32)
-        tokens_BL = np.pad(real_L, (0, L - len(real_L)))[None]
-        yield make_segment(tokens_BL, tokens_BL, len(real_L))
 
 
 def summarize(maps: Maps) -> dict[str, Any]:
@@ -171,10 +278,8 @@ def summarize(maps: Maps) -> dict[str, Any]:
 
 def arrays(maps: Maps) -> dict[str, np.ndarray]:
     """Returns every array of the maps by name, for a .npz file."""
-    named: dict[str, np.ndarray] = {}
-    for name, value in maps._asdict().items():
-        if isinstance(value, dict):
-            named |= {f"{name}_{term}": array for term, array in value.items()}
-        else:
-            named[name] = np.asarray(value)
-    return named
+    leaves = jax.tree_util.tree_leaves_with_path(maps)
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="_"): np.asarray(leaf)
+        for path, leaf in leaves
+    }

@@ -1,102 +1,163 @@
-"""A self-contained web page of every head's attention over a text.
+"""A self-contained web page of every head's attention over a text, with plots.
 
 The file contains the pictures, the numbers and a script that selects among them, so it
 works offline. Without scripts it shows the pictures and one target.
 
-Dims: N layers, H heads, I targets, R distances.
+Dims: N layers, H heads, I targets, R distances, L places in a segment.
 """
 
 import base64
 import html
 import json
+import string
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
 
 from txl_jax.data.spelling import CONTEXT, spell
-from txl_jax.evaluate.attention_map import Maps, arrays
-from txl_jax.evaluate.attention_plot import plot_maps
-from txl_jax.evaluate.attention_probe import WHOLE
+from txl_jax.evaluate.attention_map import WHOLE, Maps, arrays
+
+# The terms as lettered in section 3.3.
+TITLES = {
+    WHOLE: "all terms: the model's attention",
+    "a": "(a) content",
+    "b": "(b) content and distance",
+    "c": "(c) bias of content",
+    "d": "(d) bias of distance",
+}
+
+
+def plot_maps(maps: Maps, folder: Path) -> dict[str, Path]:
+    """Writes every picture to the folder, and returns their paths by name."""
+    paths = {}
+    for name, (draw, _) in PLOTS.items():
+        paths[name] = folder / f"attention_{name}.png"
+        draw(maps).savefig(paths[name], dpi=100)
+    return paths
+
+
+def _draw_rows(axes: Axes, mean_NHR: np.ndarray) -> matplotlib.image.AxesImage:
+    """Draws one row per head, the first layer on top, with lines between layers.
+
+    Colors are logarithmic around the uniform 1 / R.
+    """
+    N, H, R = mean_NHR.shape
+    norm = LogNorm(vmin=0.1 / R, vmax=0.5)
+    image = axes.imshow(
+        np.maximum(mean_NHR.reshape(N * H, R), 0.1 / R),
+        norm=norm,
+        cmap="magma_r",
+        aspect="auto",
+        interpolation="nearest",
+        extent=(-0.5, R - 0.5, N * H + 0.5, 0.5),
+    )
+    for n in range(1, N):
+        axes.axhline(n * H + 0.5, color="gray", linewidth=0.6)
+    return image
+
+
+def _plot_heads(maps: Maps) -> Figure:
+    N, H, R = maps.mean_NHR[WHOLE].shape
+    figure = Figure(
+        figsize=(8, min(max(2.2 + 0.11 * N * H, 3), 9)), layout="constrained"
+    )
+    axes = figure.add_subplot()
+    image = _draw_rows(axes, maps.mean_NHR[WHOLE])
+    axes.set(
+        xlabel="distance back from the target, in tokens",
+        ylabel=f"head ({H} per layer, the first layer on top)",
+        title=f"mean attention of {maps.targets} targets",
+    )
+    label = f"probability (uniform: {1 / R:.1g})"
+    figure.colorbar(image, ax=axes, extend="both", label=label)
+    return figure
+
+
+def _plot_terms(maps: Maps) -> Figure:
+    names = list(maps.mean_NHR)
+    columns = min(len(names), 3)
+    rows = -(-len(names) // columns)
+    figure = Figure(figsize=(3.1 * columns + 0.6, 2.7 * rows), layout="constrained")
+    every = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
+    for axes in every.flat[len(names) :]:
+        axes.set_visible(False)
+    for axes, name in zip(every.flat, names, strict=False):
+        image = _draw_rows(axes, maps.mean_NHR[name])
+        axes.set_title(TITLES[name], fontsize=9)
+    figure.supxlabel("distance back from the target, in tokens", fontsize=9)
+    figure.supylabel("head", fontsize=9)
+    shown = every.flat[: len(names)].tolist()
+    figure.colorbar(image, ax=shown, extend="both", label="probability")
+    return figure
+
+
+def _plot_memory(maps: Maps) -> Figure:
+    N, H, L = maps.memory_NHL.shape
+    colors = matplotlib.colormaps["viridis"](np.linspace(0, 0.8, N))
+    figure = Figure(figsize=(8, 3.2), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    head_NH = maps.memory_NHL.mean(axis=2)
+    left.bar(np.arange(1, N + 1), head_NH.mean(axis=1), color=colors)
+    left.plot(np.repeat(np.arange(1, N + 1), H), head_NH.ravel(), "k.", markersize=4)
+    left.set(xlabel="layer (points: its heads)", ylabel="attention on the memory")
+    left.set_xticks(np.unique(np.linspace(1, N, min(N, 8)).round()))
+    left.set_ylim(0, 1)
+    R = maps.shown_NHIR.shape[-1]
+    right.plot(
+        1 - np.arange(1, L + 1) / R, color="gray", linestyle=":", label="uniform"
+    )
+    for n in range(N):
+        label = f"layer {n + 1}" if n in (0, N - 1) else None
+        right.plot(maps.memory_NHL[n].mean(axis=0), color=colors[n], label=label)
+    right.set(xlabel="position of the target in its segment")
+    right.legend(fontsize=8)
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+    return figure
+
+
+def _plot_distances(maps: Maps) -> Figure:
+    figure = Figure(figsize=(8, 3.2), layout="constrained")
+    axes = figure.add_subplot()
+    N = len(maps.similarity_NR)
+    colors = matplotlib.colormaps["viridis"](np.linspace(0, 0.8, N))
+    for n, row_R in enumerate(maps.similarity_NR):
+        if len(row_R):
+            label = f"W R, layer {n + 1}" if n in (0, N - 1) else None
+            axes.plot(row_R, color=colors[n], label=label, linewidth=1)
+    if len(maps.similarity_R):
+        axes.plot(maps.similarity_R, color="black", label="R, the sinusoids")
+    if axes.lines:
+        axes.legend(fontsize=8)
+    axes.set(xlabel="tokens between two distances", ylabel="mean cosine of their rows")
+    axes.set_xscale("symlog", linthresh=1)
+    axes.grid(alpha=0.3)
+    return figure
+
+
+# Of each picture, what draws it and its caption.
+PLOTS = {
+    "heads": (_plot_heads, "Mean attention by distance, one row per head."),
+    "terms": (
+        _plot_terms,
+        "The same for each term, computed as if it were the whole score.",
+    ),
+    "memory": (
+        _plot_memory,
+        "Attention on the memory, by layer and by position in the segment.",
+    ),
+    "distances": (_plot_distances, "Similarity of the encodings of two distances."),
+}
 
 TOP = 0.2  # share of the visible tokens that are marked, as in Appendix D
 
-CAPTIONS = {
-    "heads": "Mean attention by distance, one row per head.",
-    "terms": "The same for each term, computed as if it were the whole score.",
-    "memory": "Attention on the memory, by layer and by position in the segment.",
-    "distances": "Similarity of the encodings of two distances.",
-}
-
-STYLE = """
-:root { color-scheme: light; }
-body { background: #fff; color: #111; font: 16px/1.5 system-ui, sans-serif;
-  max-width: 60rem; margin: 1.5rem auto; padding: 0 1rem; }
-h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
-form { display: flex; flex-wrap: wrap; gap: .5rem 1.2rem; margin: 1rem 0; }
-select { font: inherit; max-width: 22rem; }
-#text { white-space: pre-wrap; overflow-wrap: anywhere; border: 1px solid #bbb;
-  border-radius: 4px; padding: .8rem; line-height: 1.8; }
-mark { color: #111; border-radius: 2px; }
-.now { outline: 2px solid #06c; border-radius: 2px; }
-.edge { border-left: 2px solid #06c; margin: 0 1px; }
-figure { margin: 1rem 0; } img { max-width: 100%; height: auto; }
-figcaption, .note { color: #444; font-size: .9rem; }
-"""
-
-SCRIPT = """
-'use strict';
-const data = JSON.parse(document.getElementById('data').textContent);
-const bytes = Uint8Array.from(atob(data.codes), c => c.charCodeAt(0));
-const [N, H, I, R] = data.shape;
-const [layer, head, target] = ['layer', 'head', 'target'].map(
-  name => document.getElementById(name));
-function fill(select, count, name) {
-  const kept = Math.max(select.selectedIndex, 0);
-  select.replaceChildren(...Array.from({length: count}, (_, i) => {
-    const option = document.createElement('option');
-    option.textContent = name(i);
-    return option;
-  }));
-  select.selectedIndex = Math.min(kept, count - 1);
-}
-function show() {
-  const n = layer.selectedIndex;
-  fill(head, H, h => (h + 1) + ' (entropy ' + data.entropy[n][h].toFixed(2)
-    + ' nats, memory ' + Math.round(100 * data.memory[n][h]) + ' %)');
-  const h = head.selectedIndex, i = target.selectedIndex;
-  const code = bytes.subarray(((n * H + h) * I + i) * R, ((n * H + h) * I + i + 1) * R);
-  const at = data.at[i], parts = [];
-  for (let d = R - 1; d >= 0; d--) {
-    if (d === data.place[i]) {
-      const edge = document.createElement('span');
-      edge.className = 'edge';
-      edge.title = 'the memory ends here';
-      parts.push(edge);
-    }
-    const text = data.words[at - d], top = code[d] >= 128;
-    const part = document.createElement(top ? 'mark' : 'span');
-    part.textContent = text;
-    if (top) part.style.background =
-      'rgba(255, 140, 0, ' + (.15 + .85 * (code[d] - 128) / 127).toFixed(2) + ')';
-    if (d === 0) part.className = 'now';
-    parts.push(part);
-  }
-  document.getElementById('text').replaceChildren(...parts);
-  document.getElementById('next').textContent = data.words[at + 1].trim();
-}
-fill(layer, N, n => String(n + 1));
-fill(target, I, i => (i + 1) + ': ' + JSON.stringify(data.words[data.at[i]].trim()));
-const query = new URLSearchParams(location.hash.slice(1));
-layer.selectedIndex = Math.min(Math.max((query.get('layer') || N) - 1, 0), N - 1);
-fill(head, H, String);
-head.selectedIndex = Math.min(Math.max((query.get('head') || 1) - 1, 0), H - 1);
-target.selectedIndex = Math.min(Math.max((query.get('target') || 1) - 1, 0), I - 1);
-for (const select of [layer, head, target]) select.addEventListener('change', show);
-show();
-document.getElementById('choose').hidden = false;
-"""
+TEMPLATE = Path(__file__).with_name("attention.html")
 
 
 def encode(p_R: np.ndarray) -> np.ndarray:
@@ -133,57 +194,33 @@ def make_page(
         "codes": base64.b64encode(codes.tobytes()).decode(),
     }
     figures = "\n".join(
-        f'<figure><img alt="{html.escape(CAPTIONS[name])}" src="data:image/png;base64,'
+        f'<figure><img alt="{PLOTS[name][1]}" src="data:image/png;base64,'
         f'{base64.b64encode(path.read_bytes()).decode()}">'
-        f"<figcaption>{html.escape(CAPTIONS[name])}</figcaption></figure>"
+        f"<figcaption>{PLOTS[name][1]}</figcaption></figure>"
         for name, path in pictures.items()
     )
-    choices = "\n".join(
-        f'<label>{name} <select id="{name}" autocomplete="off"></select></label>'
-        for name in ("layer", "head", "target")
+    at = int(at_I[0])
+    return string.Template(TEMPLATE.read_text("utf-8")).substitute(
+        title=html.escape(title),
+        targets=maps.targets,
+        span=R,
+        tgt_len=maps.tgt_len,
+        top=f"{TOP:.0%}",
+        next=html.escape(words[at + 1].strip()),
+        text=_mark(codes[-1, 0, 0], words[at - R + 1 : at + 1]),
+        figures=figures,
+        # A text may contain "</script>", so the data must not contain "<".
+        data=json.dumps(data).replace("<", "\\u003c"),
     )
-    # A text may contain "</script>", so the data must not contain "<".
-    inside = json.dumps(data).replace("<", "\\u003c")
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; \
-img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'">
-<title>{html.escape(title)}</title>
-<style>{STYLE}</style>
-</head>
-<body>
-<h1>{html.escape(title)}</h1>
-<p>Each of {maps.targets} targets sees {R} tokens, including itself. The memory holds \
-the tokens before its segment of {maps.tgt_len}.</p>
-<h2>The attention of one head</h2>
-<form id="choose" hidden>
-{choices}
-</form>
-<p class="note">Marked: the {TOP:.0%} of the tokens with the most attention, darker \
-for more. Outlined: the target, after which the next token is \
-“<span id="next">{html.escape(words[at_I[0] + 1].strip())}</span>”. The blue bar is \
-the end of the memory.</p>
-<div id="text">{_first_text(codes[-1, 0, 0], words, int(at_I[0]))}</div>
-<h2>All heads</h2>
-{figures}
-<script type="application/json" id="data">{inside}</script>
-<script>{SCRIPT}</script>
-</body>
-</html>
-"""
 
 
-def _first_text(code_R: np.ndarray, words: list[str], at: int) -> str:
-    """Returns the text of one target, shown without scripts."""
-    R = len(code_R)
+def _mark(code_R: np.ndarray, words: list[str]) -> str:
+    """Returns the text of one target, shown without scripts; words: oldest first."""
     return "".join(
-        f'<mark style="background: #fc9">{html.escape(words[at - d])}</mark>'
-        if code_R[d] >= 128
-        else f"<span>{html.escape(words[at - d])}</span>"
-        for d in range(R - 1, -1, -1)
+        f'<mark style="background: #fc9">{html.escape(word)}</mark>'
+        if code >= 128
+        else f"<span>{html.escape(word)}</span>"
+        for code, word in zip(code_R[::-1], words, strict=True)
     )
 
 

@@ -9,16 +9,6 @@ import lzma
 
 import numpy as np
 
-MAX_ORDER = 7  # context and symbol together fit one 64-bit key
-
-
-def witten_bell_bits(train: np.ndarray, test: np.ndarray, order: int) -> float:
-    """Returns the bits per byte on `test` of an n-gram model of `train`.
-
-    As in evaluation, every byte of `test` but the first is scored.
-    """
-    return float(-np.log2(witten_bell(train, test, order)).mean())
-
 
 def witten_bell(train: np.ndarray, test: np.ndarray, order: int) -> np.ndarray:
     """Returns the probability of each byte of `test` but its first.
@@ -28,13 +18,10 @@ def witten_bell(train: np.ndarray, test: np.ndarray, order: int) -> np.ndarray:
 
         P(w | h) = (c(h w) + T(h) P(w | h without its oldest byte)) / (c(h) + T(h))
 
-    starting from the uniform 1/256, up to `order` bytes of context. Contexts that do
-    not occur in `train` are skipped. The first bytes of `test` have shorter contexts.
+    starting from the uniform 1/256, up to `order` bytes of context, at most 7: context
+    and symbol together fit a 64-bit key. Contexts that do not occur in `train` are
+    skipped. The first bytes of `test` have shorter contexts.
     """
-    if not 0 <= order <= MAX_ORDER:
-        raise ValueError(f"order={order} is not in [0, {MAX_ORDER}]")
-    if len(test) < 2:
-        raise ValueError(f"test has {len(test)} bytes: at least 2 are needed")
     probability = np.full(len(test) - 1, 1 / 256)
     for length in range(order + 1):
         first = max(length, 1)  # the first byte of test with that much context
@@ -85,21 +72,19 @@ def _look_up(table: np.ndarray, keys: np.ndarray) -> tuple[np.ndarray, np.ndarra
     return index, table[index] == keys
 
 
-def compressed_bits(data: bytes) -> dict[str, float]:
-    """Returns the bits per byte of `gzip -9` and `xz -9` on `data`."""
+def measure(train: np.ndarray, test: np.ndarray) -> dict[str, float]:
+    """Returns the bits per byte of every baseline on `test`, by name.
+
+    The n-gram models are fitted to `train`; gzip and xz see only `test`. As in
+    evaluation, the n-gram models score every byte of `test` but the first.
+    """
+    data = test.tobytes()
     sizes = {
         "gzip -9": len(gzip.compress(data, compresslevel=9, mtime=0)),
         "xz -9": len(lzma.compress(data, preset=9)),
     }
-    return {name: 8 * size / len(data) for name, size in sizes.items()}
-
-
-def measure(train: np.ndarray, test: np.ndarray) -> dict[str, float]:
-    """Returns the bits per byte of every baseline on `test`, by name.
-
-    The n-gram models are fitted to `train`; gzip and xz see only `test`.
-    """
-    orders = {
-        f"order-{order}": witten_bell_bits(train, test, order) for order in (2, 3)
-    }
-    return orders | compressed_bits(test.tobytes())
+    bits = {name: 8 * size / len(data) for name, size in sizes.items()}
+    for order in (2, 3):
+        probability = witten_bell(train, test, order)
+        bits[f"order-{order}"] = float(-np.log2(probability).mean())
+    return bits

@@ -4,7 +4,7 @@ A split is cut into pieces of T tokens, each read from an empty memory. The mean
 the t-th prediction over all pieces is the model's loss with t tokens of context. Where
 the curve stops falling, more context does not help.
 
-Dims: B pieces in parallel, P pieces in total, L segment, T tokens of a piece.
+Dims: B streams, P pieces, S segments of a piece, L segment, T tokens of a piece.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,53 +17,34 @@ from jax import Array
 from jax.sharding import Mesh
 
 from txl_jax import metrics
-from txl_jax.data.streams import Segment
+from txl_jax.data.streams import Segment, Streams
 from txl_jax.errors import UserError
 from txl_jax.evaluate import reader
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
-from txl_jax.evaluate.reader import Reader, Traced, make_segment
+from txl_jax.evaluate.reader import Reader, Traced
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.key_values import KeyValueMemory
 from txl_jax.model.txl import TransformerXL
 from txl_jax.sharding import host_rows
 
 
-def cut_pieces(tokens: np.ndarray, T: int) -> np.ndarray:
-    """Returns pieces of T + 1 tokens; consecutive pieces share one token.
+@reader.from_hidden
+def sum_streams(model: TransformerXL, hidden_BLD: Array, segment: Traced) -> Array:
+    """Returns nll_L, summed over the scored streams, of one segment."""
+    nll_BL = model.embedding.nll(hidden_BLD, segment.targets_SBL)
+    return jnp.sum(nll_BL * segment.weights_SBL, axis=0)
 
-    An incomplete last piece is dropped. Raises UserError if there is no complete one.
+
+def cut(tokens: np.ndarray, T: int, B: int, L: int, rows: slice) -> Iterator[Segment]:
+    """Yields at most B consecutive pieces of T tokens to score, one in each stream.
+
+    rows: the streams of this process. Streams without a piece have weight 0.
     """
-    count = (len(tokens) - 1) // T
-    if not count:
-        raise UserError(
-            f"eval.cold_start = {T} exceeds the {len(tokens) - 1} tokens to score: "
-            "lower it"
-        )
-    start_P = T * np.arange(count)
-    return np.asarray(tokens)[start_P[:, None] + np.arange(T + 1)].astype(np.int32)
-
-
-def sum_streams(
-    model: TransformerXL, memory: KeyValueMemory, segment: Traced
-) -> tuple[KeyValueMemory, Array]:
-    """Returns (memory, nll_L summed over the scored streams) of one segment."""
-    memory, nll_BL = reader.nll(model, memory, segment)
-    return memory, jnp.sum(nll_BL * segment.weights_SBL, axis=0)
-
-
-def cut(piece_BT: np.ndarray, B: int, L: int, rows: slice) -> Iterator[Segment]:
-    """Yields at most B pieces of T + 1 tokens as segments of B streams.
-
-    rows: the streams of this process. Streams without a piece have weight 0. The last
-    segment is padded at its right end, which does not affect earlier tokens.
-    """
-    P, T = piece_BT.shape[0], piece_BT.shape[1] - 1
-    piece_BT = np.pad(piece_BT, ((0, B - P), (0, -T % L)), mode="edge")
-    for at in range(0, T, L):
-        pair = piece_BT[:, at : at + L], piece_BT[:, at + 1 : at + L + 1]
-        segment = make_segment(*pair)
-        segment.weights_SBL[:, P:] = 0
-        yield Segment(*(x_SBL[:, rows] for x_SBL in segment))
+    pieces = (len(tokens) - 1) // T
+    tokens = np.pad(tokens, (0, B * T + 1 - len(tokens)), mode="edge")
+    streams = Streams(tokens, B, L, rows=rows)
+    for segment in streams.epoch():
+        segment.weights_SBL[:, streams.stream_B >= pieces] = 0
+        yield segment
 
 
 def measure(
@@ -78,32 +59,34 @@ def measure(
 
     nll_T[t] is the mean over predictions from exactly t + 1 tokens, or as many as the
     memory holds. config.streams pieces are read in parallel, in segments of
-    config.tgt_len.
+    config.tgt_len. An incomplete last piece is dropped.
     """
     rows = host_rows(mesh, config.streams, "eval.streams")
     B, L, T = config.streams, config.tgt_len, config.cold_start
-    piece_PT = cut_pieces(config.cut(tokens), T)
-    P = len(piece_PT)
-    model_config = evaluation_model(model_config, config)
-    read = Reader(model_config, sum_streams, B, L, mesh)
+    scored = len(config.cut(tokens)) - 1
+    P = scored // T
+    if not P:
+        raise UserError(
+            f"eval.sweep = {config.sweep!r} exceeds the {scored} tokens to score: "
+            "lower it"
+        )
+    read = Reader(evaluation_model(model_config, config), sum_streams, B, L, mesh)
     params = read.unstack(params)
-    sum_T, batches = np.zeros(T), -(-P // B)
-    for number in range(batches):
-        segments = cut(piece_PT[number * B : (number + 1) * B], B, L, rows)
+    sum_T = np.zeros(T)
+    for first in range(0, P, B):
+        end = min(first + B, P)
+        segments = cut(tokens[first * T : end * T + 1], T, B, L, rows)
         nll_SL = np.concatenate(jax.device_get([*read.outputs(params, segments)]))
         sum_T += nll_SL.reshape(-1)[:T].astype(np.float64)
-        progress(number + 1, batches)
+        progress(end, P)
     return sum_T / P, P
 
 
 def bins(nll_T: np.ndarray) -> list[dict[str, Any]]:
     """Averages the curve over bins of 1, 2, 3 to 4, 5 to 8, ... tokens read."""
-    ends = [1]
-    while ends[-1] < len(nll_T):
-        ends.append(2 * ends[-1])
     rows, low = [], 0
-    for end in ends:
-        high = min(end, len(nll_T))
+    while low < len(nll_T):
+        high = min(max(2 * low, 1), len(nll_T))
         nll = float(nll_T[low:high].mean())
         row = {"from_tokens_read": low + 1, "to_tokens_read": high, "nll": nll}
         rows.append({**row, "bpc": metrics.bits(nll)})

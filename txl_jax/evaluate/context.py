@@ -10,6 +10,7 @@ Dims: B windows, C context, L segment, T positions, D model.
 """
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,16 +22,10 @@ from jax.sharding import Mesh
 from txl_jax.data.streams import Segment
 from txl_jax.evaluate import reader
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
-from txl_jax.evaluate.reader import Reader, Traced, make_segment
+from txl_jax.evaluate.reader import Reader, Traced
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.key_values import KeyValueMemory
 from txl_jax.model.txl import TransformerXL
 from txl_jax.sharding import check_streams
-
-# (tokens, positions_T, context, progress) -> nll_T in nats.
-ContextNll = Callable[
-    [np.ndarray, np.ndarray, int, Callable[[int, int], None]], np.ndarray
-]
 
 
 def spread(tokens: int, longest: int, count: int) -> np.ndarray:
@@ -43,45 +38,40 @@ def spread(tokens: int, longest: int, count: int) -> np.ndarray:
     return longest + np.arange(count, dtype=np.int64) * available // max(count, 1)
 
 
-def last_nll(
-    model: TransformerXL, memory: KeyValueMemory, segment: Traced
-) -> tuple[KeyValueMemory, Array]:
-    """Returns (memory, nll_B of each stream's last target) of one segment."""
-    memory, hidden_BLD = reader.hidden(model, memory, segment)
+@reader.from_hidden
+def last_nll(model: TransformerXL, hidden_BLD: Array, segment: Traced) -> Array:
+    """Returns the nll of each stream's last target, nll_B, of one segment."""
     length_B = segment.length_SB
     last_B1D = reader.last(hidden_BLD, length_B)
     target_B1 = jnp.take_along_axis(segment.targets_SBL, length_B[:, None] - 1, axis=1)
-    return memory, model.embedding.nll(last_B1D, target_B1)[:, 0]
+    return model.embedding.nll(last_B1D, target_B1)[:, 0]
 
 
 def cut(window_BT: np.ndarray, L: int) -> Iterator[Segment]:
     """Yields windows [B, C + 1] as segments; a shorter first one is padded."""
-    inputs_BC, targets_BC = window_BT[:, :-1], window_BT[:, 1:]
-    C = inputs_BC.shape[1]
-    first = (C - 1) % L + 1
-    pad = ((0, 0), (0, L - first))
-    yield make_segment(
-        np.pad(inputs_BC[:, :first], pad), np.pad(targets_BC[:, :first], pad), first
-    )
-    for start in range(first, C, L):
-        end = start + L
-        yield make_segment(inputs_BC[:, start:end], targets_BC[:, start:end])
+    B, C = len(window_BT), window_BT.shape[1] - 1
+    shorter = (C - 1) % L + 1
+    for begin, end in itertools.pairwise([0, *range(shorter, C + 1, L)]):
+        pad = ((0, 0), (0, L - (end - begin)))
+        yield Segment(
+            np.pad(window_BT[:, begin:end], pad)[None],
+            np.pad(window_BT[:, begin + 1 : end + 1], pad)[None],
+            np.ones((1, B, L), np.float32),
+            np.zeros((1, B, L), bool),
+            np.full((1, B), end - begin, np.int32),
+        )
 
 
 def make_context_nll(
-    model_config: ModelConfig,
-    config: EvalConfig,
-    params: Any,
-    batch_size: int,
-    mesh: Mesh,
-) -> ContextNll:
+    model_config: ModelConfig, config: EvalConfig, params: Any, mesh: Mesh
+) -> Callable[..., np.ndarray]:
     """Returns nll(tokens, positions_T, context, progress) -> nll_T, in float64.
 
-    The token at each position is predicted from exactly the `context` tokens before it.
-    progress(done, total) counts positions.
+    The token at each position is predicted from exactly the `context` tokens before it,
+    config.streams positions in parallel. progress(done, total) counts positions.
     """
-    check_streams(mesh, batch_size, "recl.batch_size")
-    model_config, B = evaluation_model(model_config, config), batch_size
+    check_streams(mesh, config.streams, "eval.streams")
+    model_config, B = evaluation_model(model_config, config), config.streams
 
     @functools.cache
     def make_reader(L: int) -> Reader:

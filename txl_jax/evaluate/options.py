@@ -11,10 +11,12 @@ from txl_jax.runtime.constraint import at_least, check, one_of
 
 STDIN = "-"
 UNITS = ("document", "line", "token")
+COLD_START = "cold_start"
 SWEPT = (
     *("mem_len", "ext_len", "sliding_window", "tgt_len"),
-    *("clamp_len", "same_length"),
+    *("clamp_len", "same_length", COLD_START),
 )
+BOOLS = {"false": False, "true": True}
 
 
 class Sweep(NamedTuple):
@@ -38,46 +40,42 @@ class Sweep(NamedTuple):
         return dataclasses.replace(config, **changes)
 
 
-def parse_sweep(text: str) -> Sweep:
+def parse_sweep(sweep: str) -> Sweep:
     """Parses FIELD=START:STOP:STEP or FIELD=a,b,c; raises UserError for other forms.
 
     STOP itself is included if a step reaches it.
     """
-    field, _, values = text.partition("=")
-    require_one_of(field.strip(), list(SWEPT), "the field of eval.sweep")
+    field, _, text = (part.strip() for part in sweep.partition("="))
+    require_one_of(field, SWEPT, "the field of eval.sweep")
+    wanted = "mem_len=START:STOP:STEP or mem_len=a,b,c in whole numbers"
+    wanted = {
+        "same_length": "same_length=false,true",
+        COLD_START: f"{COLD_START}=TOKENS",
+    }.get(field, wanted)
     try:
-        return Sweep(field.strip(), _read_values(field.strip(), values))
+        values = _read_values(field, text)
     except (ValueError, KeyError):
-        wanted = "mem_len=START:STOP:STEP or mem_len=a,b,c in whole numbers"
-        if field.strip() == "same_length":
-            wanted = "same_length=false,true"
-        raise UserError(f"eval.sweep = {text!r} is not of the form {wanted}") from None
+        values = []
+    if field == COLD_START and (len(values) > 1 or 0 in values):
+        values = []
+    if not values or min(values) < 0:
+        raise UserError(f"eval.sweep = {sweep!r} is not of the form {wanted}")
+    return Sweep(field, in_order(field, values))
 
 
-def _read_values(field: str, text: str) -> tuple[int, ...]:
-    found: list[int]
-    if field == "same_length":
-        words = {"false": False, "true": True}
-        found = [words[each.strip().lower()] for each in text.split(",")]
-    elif ":" in text:
+def _read_values(field: str, text: str) -> list[int]:
+    if ":" in text:
         start, stop, step = map(int, text.split(":"))
-        found = list(range(start, stop + 1, step))
-        if step < 1:
-            raise ValueError
-    else:
-        found = [int(each) for each in text.split(",")]
-    if not found or min(found) < 0:
-        raise ValueError
-    return in_order(field, found)
+        return list(range(start, stop + 1, step)) if step > 0 else []
+    read = BOOLS.__getitem__ if field == "same_length" else int
+    return [read(each.strip().lower()) for each in text.split(",")]
 
 
 def in_order(field: str, values: list[int]) -> tuple[int, ...]:
     """Returns the distinct values, rising; clamp_len = 0, which is off, comes last."""
-    return tuple(
-        sorted(
-            set(values), key=lambda value: (field == "clamp_len" and not value, value)
-        )
-    )
+    values = sorted(set(values))
+    off_last = field == "clamp_len" and not values[0]
+    return (*values[1:], 0) if off_last else tuple(values)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,11 +104,9 @@ class EvalConfig:
     max_tokens: int = at_least(0, 0)  # tokens to score, from the start; 0 = all
     # tokens read again for each prediction; 0 = read segments instead
     sliding_window: int = at_least(0, 0)
-    # mode evaluate: values to compare, FIELD=START:STOP:STEP or FIELD=a,b,c
+    # mode evaluate: values to compare, FIELD=START:STOP:STEP or FIELD=a,b,c; or
+    # cold_start=TOKENS: the loss by tokens read since a cold start, up to this many
     sweep: str = ""
-    # mode evaluate: report the loss by tokens read since a cold start, up to this many;
-    # 0 = off
-    cold_start: int = at_least(0, 0)
 
     def __post_init__(self) -> None:
         """Raises UserError for an impossible value or combination."""
@@ -121,27 +117,26 @@ class EvalConfig:
                 "would show the same tokens twice: set one of them to 0"
             )
         check_which(self.checkpoint, "eval.checkpoint")
-        self._check_kinds()
+        if self.cold_start and (self.sliding_window or self.ext_len):
+            raise UserError(
+                f"eval.sweep = {self.sweep!r} needs a memory that fills: leave out "
+                "eval.sliding_window and eval.ext_len"
+            )
+        if self.reset_memory_at >= 0 and (self.cold_start or self.sliding_window):
+            raise UserError(
+                f"eval.reset_memory_at = {self.reset_memory_at} must be -1 with "
+                "eval.sliding_window or a cold start, which ignore documents"
+            )
+
+    @property
+    def cold_start(self) -> int:
+        """The length in tokens of the curve since a cold start; 0 = no curve."""
+        swept = parse_sweep(self.sweep) if self.sweep else None
+        return swept.values[0] if swept and swept.field == COLD_START else 0
 
     def cut(self, tokens: Any) -> Any:
         """Returns the first max_tokens + 1 tokens: the first one is never a target."""
         return tokens[: self.max_tokens + 1] if self.max_tokens else tokens
-
-    def _check_kinds(self) -> None:
-        """Raises UserError for kinds of evaluation that exclude each other."""
-        if self.sweep:
-            parse_sweep(self.sweep)
-        if self.cold_start and (self.sweep or self.sliding_window or self.ext_len):
-            raise UserError(
-                f"eval.cold_start = {self.cold_start} needs a memory that fills: leave "
-                "out eval.sweep, eval.sliding_window and eval.ext_len"
-            )
-        cut = self.cold_start or self.sliding_window
-        if cut and self.reset_memory_at >= 0:
-            raise UserError(
-                f"eval.reset_memory_at = {self.reset_memory_at} must be -1 with "
-                "eval.sliding_window or eval.cold_start, which ignore documents"
-            )
 
 
 def evaluation_model(model_config: ModelConfig, config: EvalConfig) -> ModelConfig:
@@ -160,54 +155,41 @@ class ScoreConfig:
 
     path: str = STDIN  # a file, a folder or a glob; each file is a document; - = stdin
     prefix: str = ""  # text before each document that is not scored, such as "\n"
-    output: str = ""  # file of JSON lines to write; "" = none
-    # unit with one line in the output: document, line or token
-    per: str = one_of(UNITS, "line")
-    # file (.npz) to write each document's hidden states to; "" = none
-    hidden: str = ""
+    # file to write: JSON lines, or hidden states by document if it ends in .npz
+    output: str = ""
+    per: str = one_of(UNITS, "line")  # unit of a JSON line: document, line or token
 
     def __post_init__(self) -> None:
         """Raises UserError for an impossible value."""
         check(self, "score")
-        if self.hidden and not self.hidden.endswith(".npz"):
-            raise UserError(
-                f"score.hidden = {self.hidden!r} must end in .npz, its format"
-            )
+
+    @property
+    def hidden(self) -> bool:
+        """Whether the hidden states are written."""
+        return self.output.endswith(".npz")
 
 
 @dataclasses.dataclass(frozen=True)
 class AttentionConfig:
-    """Which tokens to map the attention of, in segments of eval.tgt_len."""
+    """Which tokens of eval.split to map the attention of."""
 
-    split: str = one_of(SPLITS, "valid")  # train, valid or test
-    at: int = at_least(
-        0, 0
-    )  # index of the first target; 0 = the first with a full span
-    segments: int = at_least(1, 4)  # segments of targets
+    # index of the first target; the first one with a full span if that is later
+    at: int = at_least(0, 0)
+    segments: int = at_least(1, 4)  # segments of eval.tgt_len targets
     span: int = at_least(2, 640)  # tokens that each target sees, itself included
-    # evenly spaced targets whose attention the page shows one by one
-    shown: int = at_least(1, 12)
 
     def __post_init__(self) -> None:
-        """Raises UserError for an impossible value or combination."""
+        """Raises UserError for an impossible value."""
         check(self, "attention")
-        if self.at and self.at < self.span:
-            raise UserError(
-                f"attention.at = {self.at} must be at least attention.span = "
-                f"{self.span}, or 0 for the first target with a full span"
-            )
 
 
 @dataclasses.dataclass(frozen=True)
 class SpeedConfig:
-    """What to time; clamp_len and same_length come from eval."""
+    """What to time; tgt_len, clamp_len and same_length come from eval."""
 
     # attention lengths to time; the default is that of Table 9
     attention_lens: tuple[int, ...] = (800, 1800, 2800, 3800)
-    tgt_len: int = at_least(1, 512)  # tokens per segment in evaluation with memory
     batch_size: int = at_least(1, 1)  # streams, or windows, read side by side
-    # rounds that time each of the three once; medians are reported
-    rounds: int = at_least(1, 3)
 
     def __post_init__(self) -> None:
         """Raises UserError for an impossible value."""
@@ -221,17 +203,15 @@ class SpeedConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ReclConfig:
-    """Which models to compare, and at which context lengths.
+    """Which models to compare on eval.split, and at which context lengths.
 
     The paper's results are multiples of 100 tokens, hence the default contexts.
     """
 
     workdirs: tuple[str, ...] = ()  # workdirs of the models, which are of equal size
-    split: str = one_of(SPLITS, "test")  # train, valid or test
     positions: int = at_least(0, 1000)  # evenly spaced tokens to score; 0 = all
     # context lengths in tokens: the first, the last and the step
     contexts: tuple[int, ...] = (100, 1000, 100)
-    batch_size: int = at_least(1, 32)  # windows read side by side
 
     def __post_init__(self) -> None:
         """Raises UserError for an impossible value."""

@@ -19,7 +19,6 @@ from txl_jax.evaluate import reader
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
 from txl_jax.evaluate.reader import Reader, Traced
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.key_values import KeyValueMemory
 from txl_jax.model.txl import TransformerXL
 from txl_jax.sharding import host_rows
 
@@ -27,12 +26,11 @@ Progress = Callable[[int, int], None]  # called with (calls done, total)
 Evaluate = Callable[[Any, np.ndarray, Progress], dict[str, Any]]
 
 
-def sum_nll(
-    model: TransformerXL, memory: KeyValueMemory, segment: Traced
-) -> tuple[KeyValueMemory, Array]:
-    """Returns (memory, summed nll in nats of the scored tokens) of one segment."""
-    memory, nll_BL = reader.nll(model, memory, segment)
-    return memory, jnp.sum(nll_BL * segment.weights_SBL)
+@reader.from_hidden
+def sum_nll(model: TransformerXL, hidden_BLD: Array, segment: Traced) -> Array:
+    """Returns the summed nll in nats of a segment's scored tokens."""
+    nll_BL = model.embedding.nll(hidden_BLD, segment.targets_SBL)
+    return jnp.sum(nll_BL * segment.weights_SBL)
 
 
 def make_reader(model_config: ModelConfig, config: EvalConfig, mesh: Mesh) -> Reader:

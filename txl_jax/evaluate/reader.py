@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 from jax.sharding import Mesh
 
@@ -24,52 +23,32 @@ from txl_jax.report.progress import report_compilation
 from txl_jax.sharding import letters, place_segments, shardings
 
 Traced = Any  # a single Segment [B, ..] inside a jitted function
-# Reads one segment: (bound model, memory, segment) -> (memory, output).
-Read = Callable[[TransformerXL, KeyValueMemory, Traced], tuple[KeyValueMemory, Any]]
+# Reads one segment: (bound model, memory, segment) -> (output, memory).
+Read = Callable[[TransformerXL, KeyValueMemory, Traced], tuple[Any, KeyValueMemory]]
+# Computes the output of one segment: (bound model, hidden_BLD, segment) -> output.
+Output = Callable[[TransformerXL, Array, Traced], Any]
 
 
-def hidden(
-    model: TransformerXL, memory: KeyValueMemory, segment: Traced
-) -> tuple[KeyValueMemory, Array]:
-    """Returns (memory, hidden_BLD) of one segment."""
-    hidden_BLD, memory = model(
-        segment.inputs_SBL,
-        memory,
-        first_BL=segment.first_SBL,
-        length_B=segment.length_SB,
-    )
-    return memory, hidden_BLD
+def from_hidden(output: Output) -> Read:
+    """Decorates a function of a segment's hidden states, so that it reads segments."""
 
+    def read(
+        model: TransformerXL, memory: KeyValueMemory, segment: Traced
+    ) -> tuple[Any, KeyValueMemory]:
+        hidden_BLD, memory = model(
+            segment.inputs_SBL,
+            memory,
+            first_BL=segment.first_SBL,
+            length_B=segment.length_SB,
+        )
+        return output(model, hidden_BLD, segment), memory
 
-def nll(
-    model: TransformerXL, memory: KeyValueMemory, segment: Traced
-) -> tuple[KeyValueMemory, Array]:
-    """Returns (memory, nll_BL in nats of all tokens) of one segment."""
-    memory, hidden_BLD = hidden(model, memory, segment)
-    return memory, model.embedding.nll(hidden_BLD, segment.targets_SBL)
+    return read
 
 
 def last(hidden_BLD: Array, length_B: Array) -> Array:
     """Returns the hidden state of each stream's last real token, last_B1D."""
     return jnp.take_along_axis(hidden_BLD, (length_B - 1)[:, None, None], axis=1)
-
-
-def make_segment(
-    inputs_BL: np.ndarray, targets_BL: np.ndarray, length: int = 0
-) -> Segment:
-    """Returns one segment [S = 1, B, L] without document boundaries.
-
-    length: the number of real tokens, 0 = all.
-    """
-    B, L = inputs_BL.shape
-    weights_BL = np.broadcast_to(np.arange(L) < (length or L), (B, L))
-    return Segment(
-        inputs_BL[None],
-        targets_BL[None],
-        weights_BL[None].astype(np.float32),
-        np.zeros((1, B, L), bool),
-        np.full((1, B), length or L, np.int32),
-    )
 
 
 def empty_memory(
@@ -82,8 +61,8 @@ def empty_memory(
 
 def make_step(
     config: ModelConfig, read: Read
-) -> Callable[[Any, KeyValueMemory, Segment], tuple[KeyValueMemory, Any]]:
-    """Returns step(params, memory, segments [S, ..]) -> (memory, outputs [S, ..]).
+) -> Callable[[Any, KeyValueMemory, Segment], tuple[Any, KeyValueMemory]]:
+    """Returns step(params, memory, segments [S, ..]) -> (outputs [S, ..], memory).
 
     `params` are unstacked.
     """
@@ -91,11 +70,12 @@ def make_step(
 
     def step(
         params: Any, memory: KeyValueMemory, segments: Segment
-    ) -> tuple[KeyValueMemory, Any]:
+    ) -> tuple[Any, KeyValueMemory]:
         def read_one(memory: KeyValueMemory, segment: Segment) -> Any:
-            return model.apply({"params": params}, memory, segment, method=read)
+            result = model.apply({"params": params}, memory, segment, method=read)
+            return result[::-1]  # a scan returns its carry first
 
-        return jax.lax.scan(read_one, memory, segments)
+        return jax.lax.scan(read_one, memory, segments)[::-1]
 
     return step
 
@@ -141,5 +121,5 @@ class Reader:
         for segment in segments:
             if self.mesh is not None:
                 segment = place_segments(self.mesh, segment)
-            memory, output = self._step(params, memory, segment)
+            output, memory = self._step(params, memory, segment)
             yield output

@@ -7,6 +7,7 @@ position t with a context of c tokens are given as an array.
 Dims: I models, C contexts, T positions.
 """
 
+import itertools
 from typing import NamedTuple
 
 import numpy as np
@@ -54,9 +55,7 @@ def gains(nll_ICT: np.ndarray, ratio: float) -> Gains:
     positions of min(b(c, t), l_i(c', t)): a longer context never hurts.
     """
     baselines, longer = [], []
-    for now_IT, next_IT in zip(
-        nll_ICT.swapaxes(0, 1), nll_ICT.swapaxes(0, 1)[1:], strict=False
-    ):
+    for now_IT, next_IT in itertools.pairwise(nll_ICT.swapaxes(0, 1)):
         b_T = now_IT.min(axis=0)
         chosen = hardest(b_T, ratio)
         baselines.append(b_T[chosen].mean())

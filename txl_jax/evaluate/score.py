@@ -22,7 +22,6 @@ from txl_jax.evaluate import reader
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
 from txl_jax.evaluate.reader import Reader, Traced
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.key_values import KeyValueMemory
 from txl_jax.model.txl import TransformerXL
 
 # The fields of EvalConfig that scores depend on.
@@ -54,12 +53,10 @@ def make_score(
     """Returns score(tokens_T, prefix_T), compiled once for documents of any length."""
     model_config = evaluation_model(model_config, config)
 
-    def read_segment(
-        model: TransformerXL, memory: KeyValueMemory, segment: Traced
-    ) -> tuple[KeyValueMemory, tuple[Array, Array | tuple[()]]]:
-        memory, hidden_BLD = reader.hidden(model, memory, segment)
+    @reader.from_hidden
+    def read_segment(model: TransformerXL, hidden_BLD: Array, segment: Traced) -> Any:
         nll_BL = model.embedding.nll(hidden_BLD, segment.targets_SBL)
-        return memory, (nll_BL, hidden_BLD if hidden else ())
+        return nll_BL, hidden_BLD if hidden else ()
 
     read = Reader(model_config, read_segment, 1, config.ext_len + config.tgt_len)
     params = read.unstack(params)

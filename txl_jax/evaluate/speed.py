@@ -23,24 +23,17 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
 from jax.sharding import Mesh
 
 from txl_jax.aot.roofline import distances, vocabulary_products
 from txl_jax.data.streams import Streams
-from txl_jax.evaluate.options import EvalConfig, SpeedConfig
+from txl_jax.evaluate.options import EvalConfig
 from txl_jax.evaluate.perplexity import make_reader
-from txl_jax.evaluate.sliding import (
-    last_nll,
-    prepare,
-    whole_nll,
-    window_model,
-)
+from txl_jax.evaluate.sliding import last_nll, prepare, whole_nll, window_model
 from txl_jax.model.config import ModelConfig
-from txl_jax.sharding import place_segments
 
+ROUNDS = 3  # the median of which is reported
 SEGMENTS = 4  # cached segments timed per round; each kind of window is timed once
 # Table 9: the slowdown of Al-Rfou et al.'s evaluation by attention length.
 PAPER = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}
@@ -54,15 +47,15 @@ class Flops(NamedTuple):
     fair: float
 
 
-def count_flops(config: ModelConfig, speed: SpeedConfig, W: int) -> Flops:
+def count_flops(config: ModelConfig, B: int, L: int, W: int) -> Flops:
     """Returns the FLOPs of each way for one predicted token.
 
     `cached` and `fair` need only the scores up to the diagonal. Distances that
     clamp_len maps to the same encoding count once. Work done once per text is not
     counted; work done once per batch is divided by the batch size.
     """
-    B, L, N = speed.batch_size, speed.tgt_len, config.n_layer
-    D, HA, F = config.d_model, config.n_head * config.d_head, config.d_inner
+    N, D, F = config.n_layer, config.d_model, config.d_inner
+    HA = config.n_head * config.d_head
     projected, forward = 2 * D * HA, 4 * D * F  # per position, for each of q, k, v, o
     relative = config.position == "transformer_xl"
 
@@ -94,114 +87,68 @@ def count_flops(config: ModelConfig, speed: SpeedConfig, W: int) -> Flops:
 class Programs(NamedTuple):
     """The three ways, compiled; each call blocks until its result is ready."""
 
-    cached: Callable[[], Any]  # one segment of every stream
-    naive: Callable[[], Any]  # one window of every stream
-    fair: Callable[[], Any]
+    cached: Callable[[], Any]  # the next segment of every stream, with a full memory
+    naive: Callable[[], Any]  # one window of every stream: the nll of all its tokens
+    fair: Callable[[], Any]  # the same window: the nll of its last token
 
 
 def make_programs(
-    model_config: ModelConfig,
-    config: EvalConfig,
-    speed: SpeedConfig,
-    params: Any,
-    mesh: Mesh,
-    W: int,
+    model_config: ModelConfig, config: EvalConfig, params: Any, mesh: Mesh
 ) -> Programs:
-    """Compiles the three ways with attention length W, over a random text."""
-    B, L = speed.batch_size, speed.tgt_len
-    calls = speed.rounds * SEGMENTS + 2  # two are not timed
-    width = max(calls * L, W + 1)
+    """Compiles the three ways over a random text, with W = config.mem_len."""
+    B, L, W = config.streams, config.tgt_len, config.mem_len
+    filling = -(-W // L)  # segments that fill the memory
+    width = (filling + ROUNDS * SEGMENTS) * L
     rng = np.random.default_rng(0)
     text_T = rng.integers(0, model_config.vocab_size, B * width + 1, dtype=np.int32)
-    config = dataclasses.replace(
-        config, streams=B, tgt_len=L, mem_len=W, ext_len=0, sliding_window=0
-    )
-    cached = make_cached(model_config, config, params, mesh, text_T)
     # Window b covers the first W tokens of stream b.
     window_BT = text_T[:-1].reshape(B, width)[:, : W + 1]
+    tokens_BW, targets_BW = window_BT[:, :-1], window_BT[:, 1:]
     tiled = window_model(model_config, config.clamp_len)
-    naive, fair = make_windows(tiled, params, window_BT)
-    actual, expected = np.asarray(fair()), np.asarray(naive())[:, -1]
+    dense = dataclasses.replace(tiled, kernel="xla")
+    whole = jax.jit(lambda *args: whole_nll(dense, *args))
+    last = jax.jit(lambda *args: last_nll(tiled, *args))
+    prepared = jax.jit(lambda params: prepare(tiled, params, W))(params)
+    reader = make_reader(model_config, config, mesh)
+    outputs = reader.outputs(reader.unstack(params), Streams(text_T, B, L).epoch())
+    for _ in range(filling):
+        next(outputs)
+    programs = Programs(
+        lambda: jax.block_until_ready(next(outputs)),
+        lambda: jax.block_until_ready(whole(params, tokens_BW, targets_BW)),
+        lambda: jax.block_until_ready(last(prepared, tokens_BW, targets_BW[:, -1])),
+    )
+    actual, expected = np.asarray(programs.fair()), np.asarray(programs.naive())[:, -1]
     if not np.allclose(actual, expected, rtol=2e-2):
         raise AssertionError(
             f"the naive and the fair window disagree: {expected}, {actual}"
         )
-    cached()
-    return Programs(cached, naive, fair)
+    return programs
 
 
-def make_cached(
-    model_config: ModelConfig,
-    config: EvalConfig,
-    params: Any,
-    mesh: Mesh,
-    text_T: np.ndarray,
-) -> Callable[[], None]:
-    """Returns a function that reads the text's next segment with a full memory."""
-    reader = make_reader(model_config, config, mesh)
-    params = reader.unstack(params)
-    segments = iter(Streams(text_T, config.streams, config.tgt_len).epoch())
-
-    def read(memory: Any) -> Any:
-        segment = place_segments(mesh, next(segments))
-        return jax.block_until_ready(reader.step(params, memory, segment))[0]
-
-    # The time depends on the number of visible slots, not on their contents.
-    memory = read(reader.empty(params))
-    full_B = jnp.full_like(memory.filled_B, config.mem_len)
-    memory = dataclasses.replace(memory, filled_B=full_B)
-
-    def cached() -> None:
-        nonlocal memory
-        memory = read(memory)
-
-    return cached
-
-
-def make_windows(
-    tiled: ModelConfig, params: Any, window_BT: np.ndarray
-) -> tuple[Callable[[], Array], Callable[[], Array]]:
-    """Returns (naive, fair): the nll of all tokens of each window, or of the last."""
-    tokens_BW, targets_BW = window_BT[:, :-1], window_BT[:, 1:]
-    dense = dataclasses.replace(tiled, kernel="xla")
-    whole = jax.jit(lambda params, *text: whole_nll(dense, params, *text))
-    last = jax.jit(lambda *args: last_nll(tiled, *args))
-
-    W = tokens_BW.shape[1]
-    prepared = jax.jit(lambda params: prepare(tiled, params, W))(params)
-
-    def naive() -> Array:
-        return jax.block_until_ready(whole(params, tokens_BW, targets_BW))
-
-    def fair() -> Array:
-        return jax.block_until_ready(last(prepared, tokens_BW, targets_BW[:, -1]))
-
-    return naive, fair
-
-
-def measure(programs: Programs, speed: SpeedConfig) -> dict[str, float]:
+def measure(programs: Programs, B: int, L: int) -> dict[str, float]:
     """Returns the median seconds per token of each way, timed in turn."""
     seconds: dict[str, list[float]] = {name: [] for name in Programs._fields}
-    tokens = {"cached": speed.batch_size * speed.tgt_len}
-    for _ in range(speed.rounds):
+    for _ in range(ROUNDS):
         for name, program in programs._asdict().items():
-            for _ in range(SEGMENTS if name == "cached" else 1):
+            calls, tokens = (SEGMENTS, B * L) if name == "cached" else (1, B)
+            for _ in range(calls):
                 started = time.perf_counter()
                 program()
-                spent = time.perf_counter() - started
-                seconds[name].append(spent / tokens.get(name, speed.batch_size))
+                seconds[name].append((time.perf_counter() - started) / tokens)
     return {name: statistics.median(each) for name, each in seconds.items()}
 
 
 def describe(
-    config: ModelConfig, speed: SpeedConfig, W: int, seconds: dict[str, float]
+    config: ModelConfig, B: int, L: int, seconds: dict[str, float]
 ) -> dict[str, Any]:
     """Returns a row of the table: measured and predicted ratios for both windows.
 
-    A predicted ratio is a ratio of FLOPs, which the measured ratio equals if both ways
-    have the same throughput in FLOPs per second.
+    W is the model's mem_len. A predicted ratio is a ratio of FLOPs, which the measured
+    ratio equals if both ways have the same throughput in FLOPs per second.
     """
-    flops = count_flops(config, speed, W)
+    W = config.mem_len
+    flops = count_flops(config, B, L, W)
     fair_ratio = seconds["fair"] / seconds["cached"]
     row = {
         "attention_len": W,

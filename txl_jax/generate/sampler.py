@@ -29,6 +29,7 @@ from txl_jax.model.txl import TransformerXL
 from txl_jax.report.progress import report_compilation
 
 LONGEST = 512  # tokens of a segment in which a prompt is read
+EVERY = 32  # tokens sampled on the device before they are fetched
 
 
 class Drawn(NamedTuple):
@@ -60,12 +61,11 @@ def restrict(logits_BV: Array, config: GenerateConfig) -> Array:
         logits_BV = jnp.where(logits_BV < kth_B1, -jnp.inf, logits_BV)
     if config.top_p < 1:
         sorted_BV = -jnp.sort(-logits_BV, axis=-1)
-        before_BV = jnp.cumsum(jax.nn.softmax(sorted_BV), axis=-1)
-        before_BV -= jax.nn.softmax(sorted_BV)
+        p_BV = jax.nn.softmax(sorted_BV)
+        before_BV = jnp.cumsum(p_BV, axis=-1) - p_BV
         kept_BV = jnp.where(before_BV < config.top_p, sorted_BV, jnp.inf)
-        logits_BV = jnp.where(
-            logits_BV < jnp.min(kept_BV, axis=-1, keepdims=True), -jnp.inf, logits_BV
-        )
+        least_B1 = jnp.min(kept_BV, axis=-1, keepdims=True)
+        logits_BV = jnp.where(logits_BV < least_B1, -jnp.inf, logits_BV)
     return logits_BV
 
 
@@ -118,11 +118,9 @@ def cut(prompts: Sequence[np.ndarray], longest: int) -> Segment:
     return Segment(inputs_SBL, none, none, none, length_SB)
 
 
-def fill(
-    model: TransformerXL, memory: KeyValueMemory, segment: reader.Traced
-) -> tuple[KeyValueMemory, None]:
-    """Returns the memory after a segment of a prompt."""
-    return reader.hidden(model, memory, segment)[0], None
+@reader.from_hidden
+def fill(*_: Any) -> None:
+    """Returns nothing: prompts are read only to fill the memory."""
 
 
 def make_memory(config: ModelConfig, prompts: Sequence[np.ndarray]) -> Context:
@@ -137,7 +135,7 @@ def make_memory(config: ModelConfig, prompts: Sequence[np.ndarray]) -> Context:
 
     def start(params: Any) -> tuple[Array, RingMemory]:
         memory = reader.empty_memory(config, params, B, L)
-        memory, _ = reader.make_step(config, fill)(params, memory, segments)
+        _, memory = reader.make_step(config, fill)(params, memory, segments)
         return jnp.asarray(last_B), RingMemory.of(memory)
 
     def predict(params: Any, state: tuple[Array, Any]) -> tuple[Array, Any]:
@@ -180,14 +178,13 @@ def stream(
     prompts: Sequence[np.ndarray],
     config: GenerateConfig,
     vocab_size: int | None = None,
+    window: int = 1,
 ) -> Iterator[Drawn]:
-    """Yields tokens that continue the prompts, stream_every at a time, and their nll.
+    """Yields the next tokens of each prompt, EVERY at a time, and their nll.
 
     Prompt b is continued with the seed config.seed + b, independently of the other
     prompts. All tokens are below vocab_size, for models larger than their vocabulary.
-    After its stop_token a stream repeats that token. Sampling ends when all streams
-    have stopped, or at num_tokens. The tokens depend neither on stream_every nor on
-    where other streams stop.
+    With mem_len = 0, each token is sampled from the newest `window` tokens.
 
     Raises UserError for a prompt without tokens.
     """
@@ -197,38 +194,32 @@ def stream(
     if config.mem_len:
         context = make_memory(model_config, prompts)
     else:
-        context = make_window(model_config, prompts, config.ext_len + 1)
+        context = make_window(model_config, prompts, window)
     seed_B = (config.seed + np.arange(len(prompts), dtype=np.int64)).astype(np.uint32)
 
     def draw_one(logits_V: Array, seed: Any, index: Array) -> Array:
         key = jax.random.fold_in(jax.random.key(seed), index)
         return choose(logits_V[None, :vocab_size], key, config)[0].astype(jnp.int32)
 
-    def draw(params: Any, carry: Any, index: Array) -> tuple[Any, tuple[Array, Array]]:
-        state, done_B = carry
+    def draw(params: Any, state: Any, index: Array) -> tuple[Any, tuple[Array, Array]]:
         log_probs_BV, state = context.predict(params, state)
         token_B = jax.vmap(draw_one, (0, 0, None))(log_probs_BV, seed_B, index)
-        if config.stop_token >= 0:
-            token_B = jnp.where(done_B, config.stop_token, token_B)
-            done_B |= token_B == config.stop_token
         nll_B = -jnp.take_along_axis(log_probs_BV, token_B[:, None], axis=1)[:, 0]
-        return (context.add(state, token_B), done_B), (token_B, nll_B)
+        return context.add(state, token_B), (token_B, nll_B)
 
-    def draw_many(params: Any, carry: Any, first: Array) -> tuple[Any, Any]:
-        index_T = first + jnp.arange(config.stream_every)
-        carry, drawn = jax.lax.scan(functools.partial(draw, params), carry, index_T)
-        return carry, tuple(x_TB.T for x_TB in drawn)
+    def draw_many(params: Any, state: Any, first: Array) -> tuple[Any, Any]:
+        index_T = first + jnp.arange(EVERY)
+        state, drawn = jax.lax.scan(functools.partial(draw, params), state, index_T)
+        return state, tuple(x_TB.T for x_TB in drawn)
 
     params = jax.jit(unstack)(params)
     start = report_compilation("reading the prompt", jax.jit(context.start))
-    carry = start(params), np.zeros(len(prompts), bool)
+    state = start(params)
     run = report_compilation("the sampler", jax.jit(draw_many, donate_argnums=1))
-    for first in range(0, config.num_tokens, config.stream_every):
-        carry, drawn = run(params, carry, first)
+    for first in range(0, config.num_tokens, EVERY):
+        state, drawn = run(params, state, first)
         drawn = jax.device_get(drawn)
         yield Drawn(*(np.asarray(x)[:, : config.num_tokens - first] for x in drawn))
-        if np.asarray(jax.device_get(carry[1])).all():
-            return
 
 
 def sample(
@@ -238,8 +229,6 @@ def sample(
     config: GenerateConfig,
     vocab_size: int | None = None,
 ) -> np.ndarray:
-    """Returns the tokens that continue one prompt, up to stop_token; see `stream`."""
+    """Returns the tokens that continue one prompt; see `stream`."""
     parts = stream(model_config, params, [prompt], config, vocab_size)
-    tokens_T = np.concatenate([part.tokens_BT[0] for part in parts])
-    stops = np.flatnonzero(tokens_T == config.stop_token)
-    return tokens_T[: stops[0] + 1] if len(stops) else tokens_T
+    return np.concatenate([part.tokens_BT[0] for part in parts])

@@ -69,6 +69,12 @@ CHANGES = (
     ),
     Change("train.num_steps", {"table.steps": 0}, _same),
     Change("eval.baselines", {"eval.yardsticks": False}, _same),
+    Change("eval.sweep", {"eval.cold_start": 0}, "cold_start={}".format),
+    Change("eval.split", {"attention.split": "valid"}, _same),
+    Change("eval.split", {"recl.split": "test"}, _same),
+    Change("eval.streams", {"recl.batch_size": 32}, _same),
+    Change("eval.tgt_len", {"speed.tgt_len": 512}, _same),
+    Change("score.output", {"score.hidden": ""}, _same),
     Change("generate.prompt", {"generate.prompt_file": ""}, "@{}".format),
     Change("model.norm_init_std", {"model.cluster_init_std": 0.0}, _same),
     Change("model.mem_len", {"convert.mem_len": -1}, _same),
@@ -86,14 +92,31 @@ REMOVED: dict[str, Any] = {
     "optim.momentum": 0.0,
     "recl.threshold": 0.01,
     "recl.ratios": (1.0, 0.5, 0.1),
+    "speed.rounds": 3,
     "speed.segments": 4,
     "speed.seed": 0,
     "run.connect_seconds": 300,
     "compile.evaluation": True,
     "table.scored": 100_000,
+    "attention.shown": 12,
+    "generate.context_at": -1,
+    "generate.warmup": "",
+    "generate.ext_len": 0,
+    "generate.stop_token": -1,
+    "generate.stream_every": 32,
+    "generate.scores": True,
 }
 # Fields that change no result of a run that has begun: any value is harmless.
-HARMLESS = ("recl.", "speed.", "run.", "compile.", "table.", "model.init_range")
+HARMLESS = (
+    "recl.",
+    "speed.",
+    "run.",
+    "compile.",
+    "table.",
+    "attention.",
+    "generate.",
+    "model.init_range",
+)
 
 OLD = {name: change for change in CHANGES for name in change.old}
 

@@ -1,11 +1,10 @@
 """The syntax of a sweep, and the shortest length that reaches the best perplexity."""
 
-from typing import Any
-
 import pytest
 
+from txl_jax.cli.evaluate import compare, trained_value
+from txl_jax.config import Config
 from txl_jax.errors import UserError
-from txl_jax.evaluate import sweep
 from txl_jax.evaluate.options import EvalConfig, Sweep, parse_sweep
 from txl_jax.model.config import ModelConfig
 from txl_jax.update.options import TrainConfig
@@ -20,6 +19,7 @@ from txl_jax.update.options import TrainConfig
         ("clamp_len=0,400,20", (20, 400, 0)),
         ("same_length=true,false", (False, True)),
         ("sliding_window=64", (64,)),
+        ("cold_start=512", (512,)),
     ],
 )
 def test_parses(text: str, values: tuple[int, ...]) -> None:
@@ -36,6 +36,8 @@ def test_parses(text: str, values: tuple[int, ...]) -> None:
         ("mem_len=9:0:3", "is not of the form"),
         ("mem_len=-1,2", "is not of the form"),
         ("same_length=1", "same_length=false,true"),
+        ("cold_start=0", "is not of the form cold_start=TOKENS"),
+        ("cold_start=8,16", "is not of the form cold_start=TOKENS"),
     ],
 )
 def test_refuses_in_one_line(text: str, line: str) -> None:
@@ -45,10 +47,10 @@ def test_refuses_in_one_line(text: str, line: str) -> None:
 
 
 def test_the_value_of_training_is_added() -> None:
-    model = ModelConfig(mem_len=5, clamp_len=6)
-    train = TrainConfig(tgt_len=7)
+    model, train = ModelConfig(mem_len=5, clamp_len=6), TrainConfig(tgt_len=7)
+    config = Config(model=model, train=train)
     fields = ("mem_len", "clamp_len", "same_length", "tgt_len", "sliding_window")
-    values = [sweep.trained(model, train, field) for field in fields]
+    values = [trained_value(config, field) for field in fields]
     assert values == [5, 6, False, 7, 7]
     assert parse_sweep("mem_len=1,9").including(5).values == (1, 5, 9)
 
@@ -64,15 +66,10 @@ def test_no_memory_needs_no_same_length() -> None:
 PPL = {0: 30.0, 100: 27.02, 200: 26.7749, 300: 26.7712, 400: 26.7701, 500: 26.9}
 
 
-def evaluate(value: int) -> dict[str, Any]:
-    scores = dict.fromkeys(("nll", "bpc", "tokens", "cold_tokens", "seconds"), 1.0)
-    return {**scores, "ppl": PPL[value], "other": 0}
-
-
 def test_the_columns_are_table_6s() -> None:
     values = parse_sweep("mem_len=0:500:200").including(100).values
-    rows = [sweep.row("mem_len", value, evaluate(value)) for value in values]
-    result = sweep.summarize("mem_len", rows, 100)
+    rows = [{"mem_len": value, "ppl": PPL[value]} for value in values]
+    result = compare("mem_len", rows, 100)
     # 26.7712 and 26.7701 are 26.77 in the table, 26.7749 too.
     columns = [result[key] for key in ("init", "ppl_init", "ppl_best", "shortest")]
     assert columns == [100, 27.02, 26.7701, 200]
