@@ -171,4 +171,4 @@ def test_other_tfds_datasets_are_refused_with_the_reason(shelf: Path) -> None:
     features = shelf / "poems/1.2.0/features.json"
     both = features.read_text()
     features.write_text(both.replace('"text": {\n                "py', '"line": {"py'))
-    refuse("poems:1.2.0", r"several text features \(line, title\)")
+    refuse("poems:1.2.0", r"2 text features \(line, title\)")

@@ -64,13 +64,11 @@ def fetch(
 
 def _find_unpacked(archive: Archive, corpus: str, manual: Path) -> dict[str, Path]:
     """Returns the members in the manual folder: all of them or none."""
-    paths = {}
+    paths: dict[str, Path] = {}
     for member in archive.members:
-        places = (manual / member.path, manual / corpus / Path(member.path).name)
-        for place in places:
+        for place in (manual / corpus / Path(member.path).name, manual / member.path):
             if place.is_file():
                 paths[member.path] = place
-                break
     missing = [member.path for member in archive.members if member.path not in paths]
     if not paths or not missing:
         return paths

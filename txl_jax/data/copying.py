@@ -22,8 +22,7 @@ from txl_jax.errors import UserError
 NOISE = b"0123456789"
 CUE = b">"
 PATTERN = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-ANSWER = PATTERN.lower()
-FIRST_ANSWER = ANSWER[0]  # bytes from here on are answers
+FIRST_ANSWER = ord("a")  # bytes from here on are answers
 SIZES = {"train": 4_000_000, "valid": 100_000, "test": 100_000}  # bytes, about
 
 

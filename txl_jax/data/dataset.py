@@ -118,10 +118,7 @@ def _text_feature(folder: Path, features: Any) -> str:
     for names in (["text"] if "text" in texts else [], ending, texts):
         if len(names) == 1:
             return names[0]
-    count = (
-        f"several text features ({', '.join(texts)})" if texts else "no text feature"
-    )
     raise UserError(
-        f"{folder} has {count}: "
-        "use a dataset with one text feature, or give its text as data.corpus='text'"
+        f"{folder} has {len(texts)} text features ({', '.join(texts)}): use a dataset "
+        "with one, or give its text as data.corpus='text'"
     )

@@ -29,12 +29,9 @@ class Encoder:
     blocks: Callable[[str], Iterator[bytes]]  # by the name of the split
     say: Callable[[str], None]
 
-    def read(
-        self, split: str, label: str, meter: texts.Meter | None = None
-    ) -> Iterator[bytes]:
+    def read(self, split: str, label: str, meter: texts.Meter) -> Iterator[bytes]:
         """Yields the blocks of a split under the convention, and reports progress."""
         progress = Progress(f"data: {label} {split}", in_bytes=True, say=self.say)
-        meter = meter or texts.Meter()
         for block in meter.read(self.blocks(split), self.recipe.drop_newlines):
             yield block
             progress.add(len(block))
@@ -46,25 +43,22 @@ class Encoder:
     def make_vocab(self) -> Vocab:
         """Returns the vocabulary of the corpus, after reading the text if needed."""
         recipe = self.recipe
+
+        def read(split: str, label: str = "counting") -> tuple[Iterator[bytes], str]:
+            return self.read(split, label, texts.Meter()), self.name(split)
+
         if recipe.kind == CharVocab.kind:
-            points = (
-                vocabulary.code_points(
-                    self.read(split, "counting"), self.name(split), recipe.of_bytes
-                )
-                for split in SPLITS
-            )
-            return CharVocab.count(points, recipe.of_bytes)
+            of_bytes = recipe.of_bytes
+            points = (vocabulary.code_points(*read(name), of_bytes) for name in SPLITS)
+            return CharVocab.count(points, of_bytes)
         if recipe.kind == WordVocab.kind:
-            words = (
-                recipe.lines.stream(self.read(split, "counting"), self.name(split))
-                for split in self.corpus.vocab_splits
-            )
+            counted = self.corpus.vocab_splits
+            words = (recipe.lines.stream(*read(name)) for name in counted)
             limits = recipe.min_count, recipe.vocab_size
             return WordVocab.count(words, recipe.lines, *limits)
         if recipe.kind == SubwordVocab.kind:
             # Only from train, since valid and test are held out.
-            blocks = self.read("train", "learning from")
-            lines = texts.lines(blocks, self.name("train"))
+            lines = texts.lines(*read("train", "learning from"))
             return SubwordVocab.train(lines, recipe.vocab_size)
         return ByteVocab()
 

@@ -20,17 +20,24 @@ LINE_ENDS = ("<eos>", "</s>", "<|endoftext|>", "<|end_of_text|>", "[SEP]")
 
 
 class _HuggingFace:
-    """A tokenizer of Hugging Face's `tokenizers`."""
+    """A tokenizer of Hugging Face's `tokenizers`; tokens that it lacks are -1."""
 
     def __init__(self, state: str) -> None:
         self.tokenizer = _import("tokenizers").Tokenizer.from_str(state)
         # Truncation and padding would change a stream.
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
-
-    def __len__(self) -> int:
         # Token numbers may have gaps.
-        return max(self.tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+        self.size = max(self.tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+        name = self.to_json()["tokenizer"]["model"].get("unk_token")
+        self.unknown = self._first_token([name] if isinstance(name, str) else [])
+        ids = self.encode(["\n"])[0]
+        exact = len(ids) == 1 and self.decode(ids) == "\n"
+        self.line_end = ids[0] if exact else self._first_token(LINE_ENDS)
+
+    def _first_token(self, names: Iterable[str]) -> int:
+        tokens = map(self.tokenizer.token_to_id, names)
+        return next((token for token in tokens if token is not None), -1)
 
     def encode(self, lines: list[str]) -> list[list[int]]:
         """Returns the tokens of each line, without special tokens."""
@@ -38,53 +45,30 @@ class _HuggingFace:
         return [encoding.ids for encoding in batch]
 
     def decode(self, tokens: list[int]) -> str:
-        """Returns the text of tokens."""
         return self.tokenizer.decode(tokens, skip_special_tokens=False)
 
-    def unknown(self) -> int:
-        """Returns the token of unknown text, or -1."""
-        name = json.loads(self.tokenizer.to_str())["model"].get("unk_token")
-        token = self.tokenizer.token_to_id(name) if isinstance(name, str) else None
-        return -1 if token is None else token
-
-    def line_end(self) -> int:
-        """Returns the token of a line end, or -1."""
-        ids = self.encode(["\n"])[0]
-        if len(ids) == 1 and self.decode(ids) == "\n":
-            return ids[0]
-        tokens = map(self.tokenizer.token_to_id, LINE_ENDS)
-        return next((token for token in tokens if token is not None), -1)
-
     def to_json(self) -> dict[str, Any]:
-        """Returns the tokenizer.json."""
         return {"tokenizer": json.loads(self.tokenizer.to_str())}
 
 
 class _SentencePiece:
-    """A model of Google's `sentencepiece`, with the methods of `_HuggingFace`."""
+    """A model of Google's `sentencepiece`, with the interface of `_HuggingFace`."""
 
     def __init__(self, model: bytes) -> None:
         self.model = model
         self.processor = _import("sentencepiece").SentencePieceProcessor()
         self.processor.LoadFromSerializedProto(model)
-
-    def __len__(self) -> int:
-        return self.processor.get_piece_size()
+        self.size = self.processor.get_piece_size()
+        self.unknown = self.processor.unk_id()
+        newline = self.processor.piece_to_id("<0x0A>")
+        exact = newline != self.unknown
+        self.line_end = newline if exact else self.processor.eos_id()
 
     def encode(self, lines: list[str]) -> list[list[int]]:
         return self.processor.encode(lines, num_threads=1)
 
     def decode(self, tokens: list[int]) -> str:
         return self.processor.decode(tokens)
-
-    def unknown(self) -> int:
-        return self.processor.unk_id()
-
-    def line_end(self) -> int:
-        newline = self.processor.piece_to_id("<0x0A>")
-        if newline != self.processor.unk_id():
-            return newline
-        return self.processor.eos_id()
 
     def to_json(self) -> dict[str, Any]:
         return {"sentencepiece": base64.b64encode(self.model).decode()}
@@ -111,9 +95,9 @@ class SubwordVocab:
 
     def __init__(self, engine: _HuggingFace | _SentencePiece) -> None:
         self.engine = engine
-        self.unknown = engine.unknown()
-        self.line_end = engine.line_end()
-        self._size = len(engine)
+        self.unknown = engine.unknown
+        self.line_end = engine.line_end
+        self.dtype = token_dtype(engine.size)  # of the token files
         if self.line_end < 0:
             raise UserError(
                 "the tokenizer has no token for the end of a line: give it one of "
@@ -161,12 +145,7 @@ class SubwordVocab:
         return cls(_HuggingFace(tokenizer.to_str()))
 
     def __len__(self) -> int:
-        return self._size
-
-    @property
-    def dtype(self) -> np.dtype:
-        """The dtype of the token files."""
-        return token_dtype(len(self))
+        return self.engine.size
 
     def encode(self, text: str) -> np.ndarray:
         """Returns the tokens of a text."""

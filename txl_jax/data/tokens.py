@@ -81,9 +81,8 @@ class Tokens:
 
 
 @functools.cache
-def _digest(path: Path, changed_ns: int) -> str:
+def _digest(path: Path, _changed_ns: int) -> str:
     """Returns a file's SHA-256, cached until the file changes."""
-    del changed_ns
     return checksum(path)
 
 

@@ -57,7 +57,9 @@ class CharVocab:
     def encode(self, text: str) -> np.ndarray:
         """Returns the tokens of a text; raises UserError for an unknown symbol."""
         if self.of_bytes:
-            return self._look_up(np.frombuffer(_utf8(text), np.uint8), self._table())
+            # Python decodes other bytes of a command line as surrogates.
+            data = text.encode("utf-8", errors="surrogateescape")
+            return self._look_up(np.frombuffer(data, np.uint8), self._table())
         return self._look_up(_points(text), self._table())
 
     def stream(self, blocks: Iterable[bytes], name: str) -> Iterator[np.ndarray]:
@@ -117,11 +119,6 @@ class ByteVocab(CharVocab):
     def from_json(cls, _: dict[str, Any]) -> "ByteVocab":
         """Returns the vocabulary of a JSON object that `to_json` returned."""
         return cls()
-
-
-def _utf8(text: str) -> bytes:
-    # Python decodes other bytes of a command line as surrogates.
-    return text.encode("utf-8", errors="surrogateescape")
 
 
 def _points(text: str) -> np.ndarray:

@@ -73,7 +73,9 @@ class WordVocab:
     def __init__(self, words: list[str], lines: Lines = PAPER) -> None:
         self.words = words
         self.lines = lines
+        self.dtype = token_dtype(len(words))  # of the token files
         self._ids = _Ids(words)
+        self.unknown = self._ids.unknown  # the token of unknown words, or -1
         if len(self._ids) < len(words):
             twice = next(w for i, w in enumerate(words) if self._ids[w] != i)
             raise UserError(f"the vocabulary has {twice!r} twice: remove one of them")
@@ -114,16 +116,6 @@ class WordVocab:
 
     def __len__(self) -> int:
         return len(self.words)
-
-    @property
-    def dtype(self) -> np.dtype:
-        """The dtype of the token files."""
-        return token_dtype(len(self))
-
-    @property
-    def unknown(self) -> int:
-        """The token of unknown words, or -1."""
-        return self._ids.unknown
 
     def encode(self, text: str) -> np.ndarray:
         """Returns the tokens of a text, whose last line may be incomplete.
