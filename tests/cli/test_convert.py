@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from tests import reference
-from tests.cli.test_main import Done, command
 from tests.convert import recorded
 from tests.convert.test_huggingface import VOCAB
 from tests.convert.test_pickle import RECORDED
 from tests.convert.test_pytorch import case, saved_case
 from tests.support import tiny
 from tests.support.tiny import assert_equal
+from tests.support.trained import Done, command
 from txl_jax import config as configs
 from txl_jax.convert import huggingface, tensorflow
 from txl_jax.data import vocab as vocabulary

@@ -15,8 +15,8 @@ import jax
 import numpy as np
 import pytest
 
-from tests.cli.test_main import Done, command
 from tests.support import tiny
+from tests.support.trained import Done, command
 from txl_jax import config as configs
 from txl_jax.checkpoint import save_restore
 from txl_jax.checkpoint.manager import open_checkpoints

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.cli.test_main import EXPERIMENT, TEXT, Done, command
 from tests.support import tiny
+from tests.support.trained import EXPERIMENT, TEXT, Done, command
 from tests.update.test_step import (
     ADAM,
     AVERAGE,

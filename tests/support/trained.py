@@ -1,0 +1,105 @@
+"""Commands run in-process, and one tiny run that is trained once for all workers."""
+
+import contextlib
+import io
+import json
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from filelock import FileLock
+
+from txl_jax.main import main
+
+TEXT = "".join(f"{n % 97} is {n} less {n - n % 97}\n" for n in range(1000))
+EXPERIMENT = """
+from txl_jax import config
+
+def get_config():
+    c = config.default()
+    c.data.update(corpus="text", path={path!r}, data_dir={data_dir!r})
+    c.model.update(n_layer=2, d_model=16, n_head=2, d_head=8, d_inner=32)
+    c.model.update(mem_len=8, dropout=0.0)
+    c.train.update(num_steps=60, batch_size=8, tgt_len=8, log_every=1, eval_every=30)
+    c.optim.lr = 2e-2
+    c.eval.update(tgt_len=8, mem_len=8, baselines=True)
+    c.generate.update(prompt="1 is ", num_tokens=20, mem_len=8)
+    c.checkpoint.every_steps = 30
+    return c
+"""
+SECRET = "of-no-one-else-8dJq2"  # in the environment while the run is trained
+
+
+class Done(NamedTuple):
+    """The outcome of a command."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """The JSON of the last line on stdout."""
+        assert self.status == 0, self.err
+        return json.loads(self.out.splitlines()[-1])
+
+
+def command(*argv: str) -> Done:
+    """Runs a command line in this process."""
+    with (
+        contextlib.redirect_stdout(io.StringIO()) as out,
+        contextlib.redirect_stderr(io.StringIO()) as err,
+    ):
+        status = main(list(argv))
+    return Done(status, out.getvalue(), err.getvalue())
+
+
+class Home(NamedTuple):
+    """A folder with a text, its tokens, an experiment, and the run that it makes."""
+
+    path: Path
+    trained: Done
+
+    @property
+    def run(self) -> Path:
+        """The trained run's workdir."""
+        return self.path / "run"
+
+    def read(self, mode: str, *argv: str) -> Done:
+        """Runs a mode that needs the workdir alone."""
+        return command(f"--mode={mode}", f"--workdir={self.run}", *argv)
+
+    def split(self, name: str) -> Path:
+        """Returns the file of a split's tokens, which are bytes."""
+        (path,) = (self.path / "data" / "txl_jax").rglob(f"{name}.bin")
+        return path
+
+
+def train_home(path: Path) -> Home:
+    """Trains the run in a new folder; takes seconds, nearly all of them compiling."""
+    path.mkdir()
+    (path / "text.txt").write_text(TEXT)
+    places = {"path": str(path / "text.txt"), "data_dir": str(path / "data")}
+    (path / "tiny.py").write_text(EXPERIMENT.format(**places))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_TOKEN", SECRET)
+        trained = command(f"--config={path / 'tiny.py'}", f"--workdir={path / 'run'}")
+    return Home(path, trained)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Home:
+    """Copies the trained run for a file of tests; one worker has trained it for all.
+
+    The copy's experiment names the text and the tokens of the original.
+    """
+    root = tmp_path_factory.getbasetemp()
+    root = root if worker_id == "master" else root.parent
+    path, done = root / "trained", root / "trained.json"
+    with FileLock(root / "trained.lock"):
+        if not done.exists():
+            done.write_text(json.dumps(train_home(path).trained))
+    own = tmp_path_factory.mktemp("home") / "home"
+    shutil.copytree(path, own)
+    return Home(own, Done(*json.loads(done.read_text())))
