@@ -1,12 +1,16 @@
-"""What a user can get wrong in what is given: flags, configs, meshes and prompts.
+"""Wrong flags, configs, meshes and prompts, and damaged, missing or forbidden files.
 
-Each mistake is one clear line that names the field and the mend, with status 2, and
-every file is as it was. `test_bad_inputs_files.py` has what is wrong with files, and
-`tests/cli/test_main.py` the first mistakes of each mode.
+Each error is one line that names the field or file and the fix, with status 2, and no
+file is changed. `tests/test_config.py` has the errors that the config alone shows.
 """
 
 import dataclasses
+import gzip
 import json
+import os
+import shlex
+import shutil
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -15,13 +19,17 @@ import jax
 import numpy as np
 import pytest
 
+from tests.convert.test_huggingface import VOCAB, folder_of
+from tests.convert.test_pickle import RECORDED
 from tests.support import tiny
-from tests.support.trained import Done, command
+from tests.support.rights import public_folder, without_rights
+from tests.support.trained import command
 from txl_jax import config as configs
 from txl_jax.checkpoint import save_restore
 from txl_jax.checkpoint.manager import open_checkpoints
 from txl_jax.cli.prepare import prepare
 from txl_jax.data.streams import Position
+from txl_jax.report.checksum import verify_checksum, with_checksum
 from txl_jax.update.step import make_program
 from txl_jax.workdir.claim import claim
 from txl_jax.workdir.fit import fit_mesh, fit_vocab
@@ -39,7 +47,7 @@ def get_config():
     c.model.update(n_layer=1, d_model=8, n_head=2, d_head=4, d_inner=8, mem_len=4)
     c.train.update(num_steps=2, batch_size=8, tgt_len=4, log_every=1, eval_every=2)
     c.eval.update(tgt_len=16, mem_len=4)
-    c.generate.update(prompt="1", num_tokens=1, mem_len=4)
+    c.generate.update(prompt="1", num_tokens=1, mem_len=4, stream_every=1)
     c.checkpoint.every_steps = 1
     return c
 """
@@ -73,236 +81,376 @@ def make_home(path: Path) -> None:
     (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
 
 
-CONFIG = "--config={home}/tiny.py"
-NEW = (CONFIG, "--workdir={home}/new")
-RUN = "--workdir={home}/run"
-LONG = "x" * 300  # no file system has such a name
+# Changed copies of folders
+
+Change = Callable[[Path], object]
 
 
-def new(*fields: str) -> tuple[str, ...]:
-    return (*NEW, *(f"--config.{field}" for field in fields))
+def write(content: str | bytes) -> Change:
+    data = content if isinstance(content, bytes) else content.encode()
+    return lambda path: path.write_bytes(data)
 
 
-def mode(name: str, *flags: str, run: str = RUN) -> tuple[str, ...]:
-    return (f"--mode={name}", run, *flags)
+def edit(old: str, new: str) -> Change:
+    return lambda path: path.write_text(path.read_text().replace(old, new))
 
 
-def experiment(name: str) -> tuple[str, ...]:
-    return (f"--config={{home}}/{name}", NEW[1])
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-9])
 
 
-def compile_for(*flags: str) -> tuple[str, ...]:
-    return ("--mode=compile", CONFIG, *flags)
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
 
 
-def refuse(home: Path, argv: tuple[str, ...], reason: str) -> Done:
-    """Runs the command, which must be refused for the reason and change nothing."""
-    before = contents(home)
-    done = command(*(flag.format(home=home) for flag in argv))
-    assert (done.status, done.out) == (2, "")
-    line = tiny.complaint(done.err)
-    assert len(line) < 900 and reason.format(home=home) in line
-    after = contents(home)
-    assert {path: after.get(path) for path in before} == before
-    for path in after.keys() - before.keys():  # what was prepared whole may stay
-        assert path.is_relative_to(home / "data" / "txl_jax")
-        assert "incomplete" not in path.name
-    return done
+def add_layer(path: Path) -> None:
+    """Gives the config another layer, with the right checksum."""
+    state = verify_checksum(json.loads(path.read_text()), required=True)
+    state["model"]["n_layer"] = 2
+    path.write_text(json.dumps(with_checksum(state)))
 
 
-def contents(home: Path) -> dict[Path, tuple[int, ...]]:
-    """Returns all that tells two states of the files apart."""
-    stats = {path: path.lstat() for path in home.rglob("*")}
-    return {
-        path: (
-            stat.st_mode,
-            *(() if path.is_dir() else (stat.st_size, stat.st_mtime_ns)),
-        )
-        for path, stat in stats.items()
-    }
+def update(**changes: object) -> Change:
+    return lambda path: path.write_text(
+        json.dumps(json.loads(path.read_text()) | changes)
+    )
 
 
-# Experiments with mistakes, and what is said of them.
-FILES = {
-    "no_function": ("config = 1", "no get_config()"),
-    "nothing": ("def get_config():\n    pass", "returns NoneType, not a ConfigDict"),
-    "raises": ("def get_config():\n    return {}['a\\nb']", "failed: KeyError"),
-    "leaves": ("import sys\nsys.exit(0)", "failed: SystemExit"),
-    "lacks": ("import no_such_module", "No module named 'no_such_module'"),
-    "flat": ("def get_config():\n    return {'model': 3}", "section 'model' = 3"),
-    "section": ("def get_config():\n    return {'modle': {}}", "mean 'model'"),
-    "text": (
-        "def get_config():\n    return {'model': {'n_layer': '12'}}",
-        "model.n_layer = '12' must be of type int",
-    ),
-    "none": (
-        "def get_config():\n    return {'train': {'seed': None}}",
-        "train.seed = None must be of type int",
-    ),
-    "list": (
-        "def get_config():\n    return {'model': {'cutoffs': [1.5]}}",
-        "model.cutoffs = [1.5] must be a tuple of ints",
-    ),
-    "numbered": ("def get_config():\n    return {3: {}}", "config section 3"),
-    "nul": ("\0", "null bytes"),
+def each(change: Change, names: str) -> Change:
+    """Returns the change of all files below a folder that the glob names."""
+    return lambda folder: [change(path) for path in list(folder.glob(names))]
+
+
+def replace(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.touch()
+
+
+DEEP = "[" * 100_000
+LETTERS = json.dumps(
+    {"kind": "char", "of_bytes": False, "symbols": "".join(map(chr, range(32, 288)))}
+)
+WRITTEN: dict[str, str | bytes] = {
+    "broken.py": "def get_config(:",
+    "latin.txt": "café au lait\n".encode("latin-1") * 200,
+    "cut.txt.gz": gzip.compress(TEXT.encode())[:-20],
+    "fake.gz": "this is no gzip\n",
+    **{f"splits/{name}.txt": TEXT for name in ("train", "valid", "test", "more")},
+    "tokenizer.json": '{"model": 3}',
+    "sentences.model": b"\0\1",
+    "words.txt": "one two\nthree\n",
+    "marked.txt": "<eos>\none\n",
+    "many.txt": "\n".join(["<eos>", *map(str, range(300))]),
+    "nothing.txt": "",
+    "hollow/.hidden": "",
+}
+# Copies of a folder, in each of which one file is changed: of what, which, how.
+COPIES: dict[str, tuple[str, str, Change]] = {
+    "tokens_cut": ("data", "train.bin", cut),
+    "manifest_half": ("data", "manifest.json", write("{")),
+    "manifest_deep": ("data", "manifest.json", write(DEEP)),
+    "vocab_number": ("data", "vocab.json", edit('"byte"', "7")),
+    "config_unknown": ("run", "config.json", edit('"n_layer"', '"n_layers"')),
+    "config_flipped": ("run", "config.json", edit('"keep": 2', '"keep": 3')),
+    "layers": ("run", "config.json", add_layer),
+    "run_half": ("run", "run.json", cut),
+    "run_other": ("run", "run.json", edit('"sha256": "', '"sha256": "0')),
+    "words_half": ("run", "vocab.json", write("{")),
+    "words_gone": ("run", "vocab.json", Path.unlink),
+    "words_flipped": ("run", "vocab.json", edit('"byte"', '"char"')),
+    "letters": ("run", "vocab.json", write(LETTERS)),
+    "manifests": ("run", "checkpoints", each(cut, "*/record/metadata")),
+    "manifest": ("run", "checkpoints", each(cut, "1/record/metadata")),
+    "arrays": ("run", "checkpoints", each(cut, "2/params/**/manifest.ocdbt")),
+    "items_gone": ("run", "checkpoints", each(shutil.rmtree, "*/record")),
+    "params_gone": ("run", "checkpoints", each(shutil.rmtree, "2/params")),
+    "checkpoints_gone": ("run", "checkpoints", shutil.rmtree),
+    "checkpoints_empty": ("run", "checkpoints", each(shutil.rmtree, "*")),
+    "checkpoints_file": ("run", "checkpoints", replace),
+    "weights_cut": ("model", "model.safetensors", cut),
+    "no_config": ("model", "config.json", Path.unlink),
+    "gpt2": ("model", "config.json", update(model_type="gpt2")),
+    "other_size": ("model", "config.json", update(d_model=64)),
+    "words_for_number": ("model", "config.json", update(mem_len="x")),
+    "no_words": ("model", "vocab.txt", Path.unlink),
+    "index_cut": ("tensorflow", "ckpt-0.index", cut),
+    "numbers_flipped": ("tensorflow", "ckpt-0.data-00000-of-00001", flip),
+    "no_checkpoint": ("tensorflow", "ckpt-0.index", Path.unlink),
 }
 
-# What is given, and what the line says.
-TABLE: dict[str, tuple[tuple[str, ...], str]] = {
-    **{f"{name}.py": (experiment(f"{name}.py"), FILES[name][1]) for name in FILES},
-    "config of YAML": (experiment("config.yaml"), "no config file"),
-    "config is a folder": (experiment("data"), "no config file '{home}/data'"),
-    "config's name too long": (experiment(f"{LONG}.py"), "give FILE.py or a packaged"),
-    # Flags
-    "section misspelt": (new("modle.n_layer=3"), "mean '--config.model.n_layer'"),
-    "section left out": (new("n_layer=3"), "mean '--config.model.n_layer'"),
-    "1e5": (new("train.num_steps=1e5"), "train.num_steps = '1e5' is not a whole"),
-    "word for number": (new("optim.lr=fast"), "optim.lr = 'fast' is not a number"),
-    "nothing for number": (new("train.tgt_len="), "train.tgt_len = '' is not a whole"),
-    "neither true nor false": (
-        new("model.same_length=maybe"),
-        "model.same_length = 'maybe' is not true or false",
-    ),
-    "list of words": (new("model.cutoffs=a,b"), "or several with commas between"),
-    "5,000 digits": (new("train.tgt_len=" + "9" * 5000), "is not a whole number"),
-    "not a number": (new("optim.lr=nan"), "optim.lr = nan must be a finite number"),
-    "infinite": (new("optim.clip=inf"), "optim.clip = inf must be a finite number"),
-    "too large": (new("train.num_steps=99999999999"), "must be below 2^31"),
-    # Model
-    "dropout of 1": (new("model.dropout=1"), "model.dropout = 1.0 must be at least 0"),
-    "no heads": (new("model.n_head=0"), "model.n_head = 0 must be at least 1"),
-    "cutoffs that fall": (new("model.cutoffs=10,5"), "must be above 0, rising"),
-    "cutoffs too large": (new("model.cutoffs=9,300"), "below the vocabulary's 256"),
-    "ties for one of two": (
-        new("model.cutoffs=99", "model.tie_projs=true"),
-        "for each of the 2 clusters",
-    ),
-    "no features left": (
-        new("model.cutoffs=99", "model.div_val=100"),
-        "model.div_val = 100 leaves the embeddings",
-    ),
-    "position unknown": (new("model.position=rotary"), "must be one of transformer_xl"),
-    "position with memory": (new("model.position=sinusoidal"), "set mem_len to 0"),
-    "positions without a table": (new("model.position=shaw"), "need a table of"),
-    "too few places": (
-        new(
-            *("model.position=learned", "model.n_position=4", "model.mem_len=0"),
-            *("eval.mem_len=0", "generate.mem_len=0"),
-        ),
-        "model.n_position = 4: raise it",
-    ),
-    "u of nothing": (
-        new("model.position=none", "model.untie_r"),
-        "model.untie_r has no effect",
-    ),
-    "dtype": (new("model.dtype=float16"), "did you mean 'bfloat16'"),
-    "zeros in documents": (
-        new("model.initial_memory=zeros", "train.order=roll"),
-        'set model.initial_memory to "empty"',
-    ),
-    "kernel of TPUs": (new("model.kernel=tpu"), 'use model.kernel "xla" or "chunked"'),
-    "kernel and chunks": (
-        new("model.kernel=chunked", "train.batch_chunk=2"),
-        "make batch_size / batch_chunk",
-    ),
-    # Optimiser
-    "optimizer": (new("optim.optimizer=adamw"), "did you mean 'adam'"),
-    "schedule": (new("optim.schedule=linear"), "must be one of cosine"),
-    "warm-up": (new("optim.warmup_steps=9"), "train.num_steps = 2; shorten the warm"),
-    "beta": (new("optim.betas=0.9,1"), "optim.betas = (0.9, 1.0) must be"),
-    "epsilon": (new("optim.epsilon=0"), "optim.epsilon = 0.0 must be above 0"),
-    "idle final rate": (
-        new("optim.schedule=constant", "optim.min_lr_ratio=0.1"),
-        "has no effect with optim.schedule",
-    ),
-    # Training
-    "streams": (new("train.batch_size=8000"), "decrease train.batch_size"),
-    "sentences": (new("train.order=sentences"), "needs train.sentence_end"),
-    "no such sentence": (
-        new("train.order=sentences", "train.sentence_end=0"),
-        "train.sentence_end = 0 does not occur in the text",
-    ),
-    "no such token": (
-        new("train.reset_memory_at=300"),
-        "train.reset_memory_at = 300 is not a token of this vocabulary",
-    ),
-    "half the loss twice": (
-        new("train.half_loss", "train.ext_len=4", "model.mem_len=0"),
-        "train.half_loss = True and train.ext_len = 4",
-    ),
-    "keep none": (new("checkpoint.keep=0"), "checkpoint.keep = 0 must be at least 1"),
-    "cadence": (
-        new("train.segments_per_call=2", "checkpoint.every_steps=3"),
-        "multiple of the 2 updates in one call",
-    ),
-    "segments": (new("train.segments_per_update=2"), "a multiple of train.segments_"),
-    "factor": (new("train.max_loss_factor=0.5"), "must be above 1"),
-    "profile": (new("run.profile_steps=15:10"), 'such as "10:15"'),
-    "patience": (new("run.hang_seconds=-1"), "run.hang_seconds = -1"),
-    # Meshes and topologies
-    "more devices": (new("mesh.data=16"), "does not fit 8 devices; set one of them to"),
-    "odd devices": (new("mesh.model=3"), "does not fit 8 devices"),
-    "mesh of -2": (new("mesh.model=-2"), "each must be at least 1"),
-    "heads": (new("mesh.model=8"), "make it a multiple of 8, or lower mesh.model"),
-    "chip": (compile_for("--topology=v9:2x2"), "must be one of v3, v4"),
-    "lengths": (
-        compile_for("--topology=v4:4x4"),
-        "give 3 lengths for a slice of v4, such as v4:4x4x4",
-    ),
-    "no chips": (
-        compile_for("--topology=v5e:0x4"),
-        "give 2 lengths for a slice of v5e, such as v5e:4x4",
-    ),
-    "no slice": (compile_for("--topology=v5e-8"), "did you mean 'v5e'"),
-    "mesh named": (compile_for("--mesh=best"), "compile.mesh = 'best' must be one of"),
-    # Prompts, and what to evaluate
-    "top_k": (mode("generate", "--top_k=-1"), "generate.top_k = -1"),
-    "top_p": (
-        mode("generate", "--top_p=2"),
-        "generate.top_p = 2.0 must be above 0, at most 1",
-    ),
-    "seed": (mode("generate", "--seed=4294967296"), "must be from 0 to 4294967295"),
-    "no streams": (mode("evaluate", "--streams=0"), "eval.streams = 0"),
-    "step of -1": (mode("evaluate", "--checkpoint=-1"), "neither best, latest"),
-    "step too large": (mode("evaluate", "--checkpoint=" + "9" * 99), "nor a step"),
-    "steps": (mode("evaluate", "--checkpoint=1,,2"), "several with commas between"),
-    "document": (
-        mode("evaluate", "--reset_memory_at=300"),
-        "eval.reset_memory_at = 300 is not a token of this vocabulary",
-    ),
-    "nothing to see": (
-        mode("evaluate", "--same_length", "--mem_len=0"),
-        "set mem_len, or same_length=false",
-    ),
-    # Places
-    "workdir in a file": ((CONFIG, "--workdir={home}/text.txt/x"), "Not a directory"),
-    "workdir too long": ((CONFIG, f"--workdir={{home}}/{LONG}"), "File name too long"),
-    "workdir of the web": ((CONFIG, "--workdir=https://x/y"), "is neither a folder"),
-    "neither": (("--mode=evaluate",), "or the --workdir of a run"),
-}
+# A command and a part of its error. The first word stands for flags:
+#   config FILE    --config=FILE --workdir=new            new F=V ..  --config.F=V in it
+#   run FOLDER     --workdir=FOLDER                       MODE ..     --mode=MODE there
+#   import FORMAT SOURCE   to the workdir `new`           txl ..      nothing
+ERRORS = """
+txl                                       | give --config=FILE, or the --workdir of a
+txl --mode=evaluate                       | or the --workdir of a run
+txl --mode=evalute --workdir={run}        | did you mean 'evaluate'
+txl --mode= --workdir={run}               | train, evaluate, generate
+txl --wrkdir=x                            | '--wrkdir' (did you mean '--workdir'
+txl train --config={tiny}                 | unknown flag 'train'
+txl --config                              | --config
+txl --config=quickstrat                   | did you mean 'quickstart'
+txl --config={tiny} --workdir={text}/x    | Not a directory
+txl --config={tiny} --workdir={long}      | File name too long
+txl --config={tiny} --workdir=https://x/y | is neither a folder
+txl --config={tiny} --workdir=s3://b/run  | nor gs://BUCKET
+txl --config={tiny} --workdir={run} --config.model.n_layer=3 | model.n_layer was 1, is
+config none.py                            | no config file
+config {long}.py                          | give FILE.py or a packaged
+config broken.py                          | SyntaxError
+evaluate run --prompt=x                   | unknown flag '--prompt'
+config tiny.py --mem_len=3                | unknown flag '--mem_len'
+config tiny.py --config.model.n_layer     | n_layer
+new modle.n_layer=3                       | mean '--config.model.n_layer'
+
+new model.vocab_size=99                   | model.vocab_size = 99
+new model.cutoffs=9,300                   | below the vocabulary's 256
+new model.kernel=tpu                      | use model.kernel "xla" or "chunked"
+new model.kernel=chunked train.batch_chunk=2 | make batch_size / batch_chunk
+new train.batch_size=12                   | is not divisible by mesh.data x mesh.fsdp
+new train.batch_size=8000                 | decrease train.batch_size
+new eval.streams=12                       | eval.streams = 12
+new train.order=sentences train.sentence_end=0 | does not occur in the text
+new train.reset_memory_at=300             | = 300 is not a token of this vocabulary
+new mesh.data=16                          | does not fit 8 devices; set one of them to
+new mesh.model=8                          | make it a multiple of 8, or lower mesh.model
+new mesh.fsdp=8 model.d_model=12          | model.d_model = 12 is not divisible by
+
+new data.convention=lined                 | data.convention = 'lined' must be
+new data.vocab_size=99                    | is not used with data.vocab='byte'
+new data.vocab=subword                    | at least 256 (32000 is common)
+new data.corpus=txt                       | did you mean 'text'
+new data.path=                            | needs data.path
+new data.path=/no/text                    | '/no/text' does not exist
+new data.path={home}/nothing.txt          | has no text
+new data.path={home}/broken.py            | too small
+new data.path={home}/latin.txt data.vocab=char | convert it to UTF-8, or set
+new data.path={home}/cut.txt.gz           | cut.txt.gz as .gz
+new data.path={home}/fake.gz              | it is damaged or has the wrong suffix
+new data.path={home}/*.none               | matches no file: correct the glob
+new data.path={home}/hollow               | is a folder without files: add some text
+new data.path={home}/splits               | leave only those three
+new data.path={long}                      | File name too long
+new data.corpus=enwik8                    | leave it empty, or set data.corpus='text'
+new data.corpus=wt103 data.path=          | did you mean 'wikitext103'
+new data.corpus=tfds:nothing data.path=   | or set data.data_dir to where it is
+new data.corpus=tfds:../x data.path=      | is not the name of a dataset: write
+new data.vocab_path={home}/nowhere.txt    | cannot be read (No such file
+new data.vocab_path={home}/tokenizer.json | is not a tokenizer.json
+new data.vocab_path={home}/sentences.model | is not a SentencePiece model
+new data.vocab_path={home}/words.txt      | lacks '<eos>', which marks each line: add it
+new data.vocab_path={home}/latin.txt      | is not a vocabulary
+new data.vocab_path={home}/marked.txt     | is not in the vocabulary
+new data.data_dir={text}                  | set data.data_dir
+new data.data_dir=s3x://b                 | set data.data_dir to a loc
+new data.data_dir={home}/tokens_cut       | delete the folder and prepare again
+new data.data_dir={home}/manifest_half    | delete the folder and prepare again
+new data.data_dir={home}/manifest_deep    | delete the folder and prepare again
+new data.data_dir={home}/vocab_number     | delete the folder and prepare again
+
+run nowhere                               | holds no run
+evaluate data                             | holds no run
+run config_unknown                        | {home}/config_unknown/config.json:
+run config_flipped                        | {home}/config_flipped/config.json:
+run layers                                | has another model or optimizer
+evaluate layers                           | give the config of the run that
+run run_half                              | run.json is damaged
+run run_other                             | another version of corpus 'text'
+evaluate words_half                       | vocab.json is not a vocabulary
+evaluate words_gone                       | vocab.json is not a vocabulary
+evaluate words_flipped                    | vocab.json is not a vocabulary
+run manifests                             | restore one from a backup, or
+evaluate manifests                        | is damaged: restore one from a
+evaluate manifest --checkpoint=1          | another step of 1, 2
+evaluate arrays --checkpoint=2            | checkpoint 2 is damaged (item params
+run items_gone                            | is damaged (no manifest
+evaluate params_gone                      | checkpoint 2 is damaged (item params
+run checkpoints_gone                      | was trained to update 2, as metrics.jsonl
+evaluate checkpoints_gone                 | train there first, or give the
+evaluate checkpoints_empty                | no checkpoint in {home}
+run checkpoints_file                      | checkpoints is not a folder: move it away
+new train.init_from={home}/nowhere        | nowhere': it holds no run
+new train.init_from={run} model.n_layer=3 | model.n_layer is 1 there, 3 here
+new train.init_from={home}/letters        | use it with data.vocab_path
+new train.init_from={home}/manifests      | train.init_from =
+new train.init_from={home}/checkpoints_gone | no checkpoint in {home}/checkpoints_gone
+new train.init_from={long}                | cannot be used (File name
+
+evaluate run --config.model.d_inner=64    | model.d_inner was 8
+evaluate run --checkpoint=5               | give best, latest
+evaluate run --checkpoint=1,5             | steps of 1, 2
+evaluate run --checkpoint=-1              | neither best, latest
+evaluate run --streams=8000               | too few for 8000 streams
+evaluate run --streams=4                  | eval.streams = 4 is not
+evaluate run --config.mesh.data=3         | mesh.data
+evaluate run --config.data.path=/no       | does not exist
+evaluate run --reset_memory_at=300        | = 300 is not a token of this vocabulary
+evaluate run --sweep=mem_len=0,8 --ext_len=4 --mem_len=0 | eval.ext_len = 4 with eval.m
+generate run --stop_token=999             | = 999 is not a token of this vocabulary
+generate run --output={home}/no/where     | no/where' cannot be written
+generate letters --prompt=😀              | character '😀' is not in the vocabulary
+
+txl --mode=import --format=nvidia --workdir={home}/new | give --source
+txl --mode=import --workdir=gs://b/run    | in a folder
+txl --mode=import --format=pytorch --source={run} | --workdir=''
+import huggingfase model                  | did you mean 'huggingface'
+import huggingface model --config={tiny}  | takes no --config
+import huggingface model --workdir={run}  | is not an empty folder: give a new one
+import huggingface model --workdir={text} | is not an empty folder
+import huggingface model --workdir={text}/x | cannot
+import huggingface model --streams=3      | unknown flag '--streams'
+import huggingface model --config.train.seed=3 | is not trained in its workdir
+import huggingface model --config.model.n_layer=9 | leave the model's sizes unchanged
+import huggingface model --config.model.d_inner=3 | layers/feed_forward/in
+import huggingface model --vocab=/no/words | '/no/words'
+import huggingface model --vocab={paper}  | idx2sym
+import huggingface model --vocab={home}/many.txt | has 301 words, the model only 37
+import huggingface run                    | neither model.safetensors
+import huggingface gpt2                   | model_type = 'gpt2', not 'transfo-xl'
+import huggingface weights_cut            | model.safetensors is damaged
+import huggingface no_config              | {home}/no_config
+import huggingface other_size             | {home}/other_size
+import huggingface words_for_number       | {home}/words_for_number
+import huggingface no_words               | give one with --vocab
+import pytorch {paper}                    | give --config.model.mem_len
+import pytorch {paper} --config.model.mem_len=-2 | model.mem_len = -2
+import pytorch text.txt {mem_len}         | text.txt was not written by torch.save
+import pytorch nothing.txt {mem_len}      | nothing.txt
+import pytorch model {mem_len}            | no file '{home}/model/model.pt'
+import pytorch {module} {mem_len} --config.model.cutoffs=9,8 | (9, 8)
+import nvidia {paper}                     | no model_state
+import tensorflow model {mem_len}         | {home}/model
+import tensorflow index_cut {mem_len}     | {home}/index_cut
+import tensorflow numbers_flipped {mem_len} | {home}/numbers_flipped
+import tensorflow no_checkpoint {mem_len} | {home}/no_checkpoint
+export run --format=huggingface           | give --target
+export run --format=pytorch --target=x    | one of huggingface
+export run --format=huggingface --target={run} | run' is not an empty folder
+export run --format=huggingface --target={text}/x | give another folder
+"""
+# The same, where a file may not be read or a folder not be written.
+FORBIDDEN = """
+config tiny.py                    | . | Permission denied): give another --workdir
+config tiny.py                    | tiny.py | PermissionError
+evaluate run                      | run/config.json | cannot read {home}/run/config.json
+evaluate run                      | run/vocab.json | Permission denied
+evaluate run --checkpoint=2       | run/checkpoints/2/record/metadata | cannot read
+new data.path={home}/words.txt    | words.txt | make it readable
+new data.path={home}/many.txt     | data/txl_jax | to a writable folder
+txl --config={tiny} --workdir={run} | run | give another --workdir
+import huggingface model          | model/model.safetensors | Permission denied
+import huggingface model          | . | give another folder
+"""
+
+
+def expand(home: Path, kind: str, *words: str) -> list[str]:
+    """Returns the command line that a row of ERRORS stands for."""
+    new = f"--workdir={home}/new"
+    if kind == "txl":
+        return [*words]
+    if kind == "new":
+        return [f"--config={home}/tiny.py", new, *(f"--config.{x}" for x in words)]
+    if kind == "config":
+        return [f"--config={home / words[0]}", new, *words[1:]]
+    if kind == "import":
+        flags = [f"--format={words[0]}", f"--source={home / words[1]}", new]
+        return ["--mode=import", *flags, *words[2:]]
+    mode = [] if kind == "run" else [f"--mode={kind}"]
+    return [*mode, f"--workdir={home / words[0]}", *words[1:]]
+
+
+def rows(table: str) -> list[list[str]]:
+    """Returns the cells of each line."""
+    lines = filter(None, table.splitlines())
+    return [[cell.strip() for cell in line.split(" | ")] for line in lines]
+
+
+class Home:
+    """A folder with all the files, and their states after the newest command."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.names = {
+            "home": path,
+            "run": path / "run",
+            "tiny": path / "tiny.py",
+            "text": path / "text.txt",
+            "long": "x" * 300,  # no file system has such a name
+            "mem_len": "--config.model.mem_len=2",
+            "paper": RECORDED / "plain.zip.pt",
+            "module": RECORDED / "div_val_2_all_tied.module.zip.pt",
+        }
+        self.states = self.contents()
+
+    def contents(self) -> dict[str, tuple[int, ...]]:
+        """Returns the size and the time of every file, and () for folders."""
+        states: dict[str, tuple[int, ...]] = {}
+        for folder, _, names in os.walk(self.path):
+            states[folder] = ()
+            for path in (f"{folder}/{name}" for name in names):
+                stat = os.lstat(path)
+                states[path] = stat.st_size, stat.st_mtime_ns
+        return states
+
+    def refuse(self, line: str, part: str) -> None:
+        """Runs the command, which must fail with this error and change no file."""
+        words = shlex.split(line.format(**self.names))
+        done = command(*expand(self.path, *words))
+        assert (done.status, done.out) == (2, "")
+        error = tiny.complaint(done.err)
+        assert len(error) < 900 and part.format(**self.names) in error
+        before, self.states = self.states, self.contents()
+        assert {path: self.states.get(path) for path in before} == before
+        for path in self.states.keys() - before.keys():  # a prepared corpus may stay
+            assert path.startswith(f"{self.path}/data/txl_jax/")
+            assert "incomplete" not in path
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Holds a text, a run of it, and experiments with mistakes."""
-    path = tmp_path_factory.mktemp("home")
-    make_home(path)
-    for name, (source, _) in FILES.items():
-        (path / f"{name}.py").write_text(source)
-    (path / "config.yaml").write_text("model: {n_layer: 3}")
-    return path
+def home() -> Iterator[Home]:
+    """Makes all files, where any user of the machine may look."""
+    with public_folder() as path:
+        make_home(path)
+        for name, content in WRITTEN.items():
+            (path / name).parent.mkdir(exist_ok=True)
+            write(content)(path / name)
+        (folder_of(path / "model") / "model.safetensors").chmod(0o644)
+        (path / "model" / "vocab.txt").write_text("\n".join(VOCAB.words))
+        recorded = RECORDED.parent / "tensorflow_checkpoints" / "wt103"
+        shutil.copytree(recorded, path / "tensorflow")
+        for name, (source, file, change) in COPIES.items():
+            part = "checkpoints" if name.startswith(("config", "words")) else ""
+            skip = shutil.ignore_patterns(part)
+            shutil.copytree(path / source, path / name, ignore=skip)
+            (changed,) = (path / name).glob(f"{'**/' * (source == 'data')}{file}")
+            change(changed)
+        yield Home(path)
 
 
-@pytest.mark.parametrize("mistake", TABLE)
-def test_a_mistake_is_one_line_and_changes_nothing(home: Path, mistake: str) -> None:
-    refuse(home, *TABLE[mistake])
+@pytest.mark.parametrize("line, part", rows(ERRORS))
+def test_an_error_is_one_line_and_changes_nothing(
+    home: Home, line: str, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(home.path)  # where runs/ would be made
+    home.refuse(line, part)
+
+
+@pytest.mark.parametrize("line, path, part", rows(FORBIDDEN))
+def test_missing_permissions_are_one_line_and_change_nothing(
+    home: Home, line: str, path: str, part: str
+) -> None:
+    with without_rights(home.path / path):
+        home.refuse(line, part)
 
 
 def test_a_model_that_is_too_large_is_one_line(
-    home: Path, monkeypatch: pytest.MonkeyPatch
+    home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run_out(*_: Any) -> None:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory\nmore")
 
     monkeypatch.setattr("txl_jax.cli.modes.load", run_out)
-    refuse(home, mode("evaluate"), "(RESOURCE_EXHAUSTED: Out of memory): in train")
+    home.refuse("evaluate run", "(RESOURCE_EXHAUSTED: Out of memory): in train")
