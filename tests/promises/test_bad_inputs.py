@@ -137,6 +137,7 @@ WRITTEN: dict[str, str | bytes] = {
     "latin.txt": "café au lait\n".encode("latin-1") * 200,
     "cut.txt.gz": gzip.compress(TEXT.encode())[:-20],
     "fake.gz": "this is no gzip\n",
+    "half.json": "{",
     **{f"splits/{name}.txt": TEXT for name in ("train", "valid", "test", "more")},
     "tokenizer.json": '{"model": 3}',
     "sentences.model": b"\0\1",
@@ -149,7 +150,10 @@ WRITTEN: dict[str, str | bytes] = {
 # Copies of a folder, in each of which one file is changed: of what, which, how.
 COPIES: dict[str, tuple[str, str, Change]] = {
     "tokens_cut": ("data", "train.bin", cut),
+    "tokens_gone": ("data", "valid.bin", Path.unlink),
     "manifest_half": ("data", "manifest.json", write("{")),
+    "manifest_list": ("data", "manifest.json", write("[]")),
+    "manifest_empty": ("data", "manifest.json", write('{"splits": {}}')),
     "manifest_deep": ("data", "manifest.json", write(DEEP)),
     "vocab_number": ("data", "vocab.json", edit('"byte"', "7")),
     "config_unknown": ("run", "config.json", edit('"n_layer"', '"n_layers"')),
@@ -239,6 +243,7 @@ new data.corpus=wt103 data.path=          | did you mean 'wikitext103'
 new data.corpus=tfds:nothing data.path=   | or set data.data_dir to where it is
 new data.corpus=tfds:../x data.path=      | is not the name of a dataset: write
 new data.vocab_path={home}/nowhere.txt    | cannot be read (No such file
+new data.vocab_path={home}/half.json      | give a tokenizer.json, a Sentence
 new data.vocab_path={home}/tokenizer.json | is not a tokenizer.json
 new data.vocab_path={home}/sentences.model | is not a SentencePiece model
 new data.vocab_path={home}/words.txt      | lacks '<eos>', which marks each line: add it
@@ -247,6 +252,9 @@ new data.vocab_path={home}/marked.txt     | is not in the vocabulary
 new data.data_dir={text}                  | set data.data_dir
 new data.data_dir=s3x://b                 | set data.data_dir to a loc
 new data.data_dir={home}/tokens_cut       | delete the folder and prepare again
+new data.data_dir={home}/tokens_gone      | delete the folder and prepare again
+new data.data_dir={home}/manifest_list    | delete the folder and prepare again
+new data.data_dir={home}/manifest_empty   | delete the folder and prepare again
 new data.data_dir={home}/manifest_half    | delete the folder and prepare again
 new data.data_dir={home}/manifest_deep    | delete the folder and prepare again
 new data.data_dir={home}/vocab_number     | delete the folder and prepare again
