@@ -53,8 +53,7 @@ def changed(fields: dict[str, Any]) -> ConfigDict:
 # A model with 64 learned places, which suffice.
 LEARNED = (
     "model.position=learned model.n_position=64 model.mem_len=0 train.tgt_len=64 "
-    "eval.mem_len=0 eval.tgt_len=24 eval.ext_len=40 generate.mem_len=0 "
-    "generate.ext_len=63"
+    "eval.mem_len=0 eval.tgt_len=24 eval.ext_len=40 generate.mem_len=0"
 )
 
 # Reading
@@ -186,7 +185,6 @@ model.position=sinusoidal model.mem_len=0 eval.mem_len=0 | generate.mem_len = {C
 {LEARNED} train.tgt_len=50 train.varlen=true | train.varlen) = 65 | n_position = 64
 {LEARNED} eval.tgt_len=1 eval.ext_len=64 | eval.ext_len + eval.tgt_len = 65
 {LEARNED} eval.sliding_window=65    | eval.sliding_window = 65 | model.n_position = 64
-{LEARNED} generate.ext_len=64       | generate.ext_len + 1 = 65 | model.n_position = 64
 train.num_steps=99999999999         | must be below 2^31
 train.seed=4294967296               | train.seed
 train.max_loss_factor=0.5           | must be above 1
@@ -199,7 +197,6 @@ checkpoint.every_steps=3 {UPDATES}  | checkpoint.every_steps = 3 | of the 2 upda
 train.ext_len=3 model.mem_len=4     | train.ext_len = 3 | model.mem_len = 4 | to 0
 train.ext_len=3 train.half_loss=true model.mem_len=0 | train.half_loss = True and train
 eval.ext_len=3 eval.mem_len=4       | eval.ext_len = 3 | eval.mem_len = 4 | of them to 0
-generate.ext_len=3 generate.mem_len=4 | generate.ext_len = 3 | generate.mem_len = 4
 optim.warmup_steps=11 train.num_steps=10 | = 11 | train.num_steps = 10; shorten the warm
 optim.lr=nan                        | optim.lr = nan must be a finite number
 optim.clip=inf                      | optim.clip = inf must be a finite number
@@ -395,6 +392,7 @@ OLDER: list[tuple[str, Any, str, Any]] = [
     ("recl.step", 50, "recl.contexts", (100, 1000, 50)),
     ("compile.largest_batch", True, "compile.streams_per_chip", -1),
     ("generate.prompt_file", "lines.txt", "generate.prompt", "@lines.txt"),
+    ("eval.cold_start", 64, "eval.sweep", "cold_start=64"),
 ]
 
 

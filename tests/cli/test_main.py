@@ -276,9 +276,9 @@ def test_a_sample_starts_with_its_prompt(home: Home) -> None:
 
 
 def test_a_window_reports_the_part_of_the_prompt_that_counts(home: Home) -> None:
-    flags = ("--num_tokens=4", "--temperature=0", "--mem_len=0", "--ext_len=6")
+    flags = ("--num_tokens=4", "--temperature=0", "--mem_len=0")
     done = home.read("generate", "--prompt=1 is 1 less 0", *flags)
-    assert "the prompt has 13 tokens: only the newest 7 are used" in done.err
+    assert "the prompt has 13 tokens: only the newest 8 are used" in done.err
 
 
 def test_several_samples_are_shown_when_they_are_done(home: Home) -> None:
@@ -287,10 +287,9 @@ def test_several_samples_are_shown_when_they_are_done(home: Home) -> None:
         *("generate", "--num_tokens=6", "--samples=2"),
         *("--context_tokens=9", f"--output={output}"),
     )
-    context = home.split("test").read_text()[3:12]
     first, second = done.result["sampled"]
     assert first["text"] == done.result["text"] != second["text"]
-    assert first["prompt"] in split_file(home, "test").read_text()
+    assert first["prompt"] in home.split("test").read_text()
     assert len(first["token_nlls"]) == first["tokens"] == 6
     assert done.out.startswith(f"=== sample 1 of 2, seed 1\n{first['text']}\n===")
     lines = [json.loads(line) for line in output.read_text().splitlines()]

@@ -47,7 +47,7 @@ def get_config():
     c.model.update(n_layer=1, d_model=8, n_head=2, d_head=4, d_inner=8, mem_len=4)
     c.train.update(num_steps=2, batch_size=8, tgt_len=4, log_every=1, eval_every=2)
     c.eval.update(tgt_len=16, mem_len=4)
-    c.generate.update(prompt="1", num_tokens=1, mem_len=4, stream_every=1)
+    c.generate.update(prompt="1", num_tokens=1, mem_len=4)
     c.checkpoint.every_steps = 1
     return c
 """
@@ -297,7 +297,6 @@ evaluate run --config.mesh.data=3         | mesh.data
 evaluate run --config.data.path=/no       | does not exist
 evaluate run --reset_memory_at=300        | = 300 is not a token of this vocabulary
 evaluate run --sweep=mem_len=0,8 --ext_len=4 --mem_len=0 | eval.ext_len = 4 with eval.m
-generate run --stop_token=999             | = 999 is not a token of this vocabulary
 generate run --output={home}/no/where     | no/where' cannot be written
 generate letters --prompt=😀              | character '😀' is not in the vocabulary
 
