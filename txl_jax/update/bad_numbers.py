@@ -1,10 +1,11 @@
 """Finds the first non-finite number in an update that the guard skipped."""
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
+import flax.traverse_util
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -90,11 +91,11 @@ def find_bad(
 
     # Replicated, so that every process can read all of it.
     run = jax.jit(compute, out_shardings=state.step.sharding)
-    args = state.params, state.rng, step, segments
-    bad, sizes, grads = jax.device_get(run(*args))
-    broken = [name(path, n) for path, n, size in unstack(sizes) if np.isnan(size)]
+    bad, sizes, grads = jax.device_get(run(state.params, state.rng, step, segments))
+    broken = [name for name, size in named(sizes).items() if np.isnan(size)]
     also = f"; the parameter {broken[0]} itself is not finite" if broken else ""
-    return name_first(order, bad, grads) + also
+    calls = forward_order(order, model.config.n_layer)
+    return find_first(calls, named(bad), named(grads)) + also
 
 
 def norms(tree: Any) -> Any:
@@ -111,48 +112,48 @@ def norms(tree: Any) -> Any:
     return jax.tree_util.tree_map_with_path(norm, tree)
 
 
-def unstack(tree: Any) -> Iterator[tuple[Path, int | None, Any]]:
-    """Yields (path, layer, value) of each leaf; layer is None outside the layers."""
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        keys = tuple(key.key for key in path)
-        if keys[0] == LAYERS:
-            yield from ((keys, n, value) for n, value in enumerate(leaf))
-        else:
-            yield keys, None, leaf
+def named(tree: Any) -> dict[str, Any]:
+    """Returns the numbers of a tree by names such as layers[2]/feed_forward/in/bias."""
+    return {
+        name(path, n): number
+        for path, leaf in flax.traverse_util.flatten_dict(tree).items()
+        for n, number in enumerate(np.atleast_1d(leaf))
+    }
 
 
-def name(path: Path, n: int | None) -> str:
-    """Returns a name such as layers[2]/feed_forward/in."""
+def name(path: Path, n: int) -> str:
+    """Returns the name of a path; n is ignored outside the layers."""
     first, *others = path
-    return "/".join([first if n is None else f"{first}[{n}]", *others])
+    return "/".join([f"{first}[{n}]" if first == LAYERS else first, *others])
 
 
-def name_first(order: list[Path], bad: Any, grads: Any) -> str:
+def forward_order(order: list[Path], n_layer: int) -> list[str]:
+    """Returns the names of all calls of modules, layer by layer."""
+    layers = [path for path in order if path[0] == LAYERS]
+    others = [name(path, 0) for path in order if path[0] != LAYERS]
+    first = order.index(layers[0])
+    calls = [name(path, n) for n in range(n_layer) for path in layers]
+    return others[:first] + calls + others[first:]
+
+
+def find_first(calls: list[str], bad: dict[str, int], grads: dict[str, float]) -> str:
     """Names the first non-finite output or gradient, or else the largest gradient."""
-    first = [path[0] for path in order].index(LAYERS)
-
-    def position(leaf: tuple[Path, int | None, Any], length: int) -> tuple[int, ...]:
-        path, n, _ = leaf
-        same = [module[:length] == path[:length] for module in order]
-        index = same.index(True) if True in same else -1
-        # All modules of a layer precede the next layer.
-        return (index,) if n is None else (first, n, index)
-
-    if outputs := [leaf for leaf in unstack(bad) if leaf[-1]]:
-        path, n, _ = min(outputs, key=lambda leaf: position(leaf, len(leaf[0])))
-        method = "" if path[-1] == "__call__" else f".{path[-1]}"
-        return f"the output of {name(path[:-1], n)}{method}"
-    leaves = list(unstack(grads))
-    if broken := [leaf for leaf in leaves if np.isnan(leaf[-1])]:
-        path, n, _ = max(broken, key=lambda leaf: position(leaf, len(leaf[0]) - 1))
-        return f"the gradient of the parameter {name(path, n)}"
-    path, n, largest = max(leaves, key=lambda leaf: leaf[-1])
+    for call in calls:
+        if bad[call]:
+            module, _, method = call.rpartition("/")
+            return f"the output of {module}" + f".{method}".removesuffix(".__call__")
+    # Parameters outside of all modules are the last of the backward pass.
+    modules = dict.fromkeys(["", *(call.rpartition("/")[0] for call in calls)])
+    for module in reversed(modules):
+        for parameter, norm in grads.items():
+            if parameter.rpartition("/")[0] == module and np.isnan(norm):
+                return f"the gradient of the parameter {parameter}"
     with np.errstate(over="ignore"):
-        squares = np.square([norm for *_, norm in leaves], dtype=np.float32)
-        if np.isfinite(np.sum(squares)):
+        if np.isfinite(np.sum(np.square([*grads.values()], dtype=np.float32))):
             return "none, with an empty memory and the parameters of the checkpoint"
-    of = f"the gradient of the parameter {name(path, n)}"
-    return f"a square, of {of} (norm {largest:.3g})"
+    largest = max(grads, key=grads.__getitem__)
+    of = f"the gradient of the parameter {largest}"
+    return f"a square, of {of} (norm {grads[largest]:.3g})"
 
 
 class Diagnosis:
