@@ -16,6 +16,7 @@ from jax import Array
 
 from experiments.benchmarks import gradients, quiet, record, subject
 from txl_jax.kernels.adaptive import Head, adaptive_nll
+from txl_jax.kernels.cluster import Table
 
 
 def make_head(args: argparse.Namespace) -> tuple[Head, Array, Array, tuple[int, ...]]:
@@ -24,11 +25,9 @@ def make_head(args: argparse.Namespace) -> tuple[Head, Array, Array, tuple[int, 
     V, D, G = config.vocab_size, config.d_model, len(config.cutoffs)
     keys = jax.random.split(jax.random.key(0), 3)
     head = Head(
-        (0.02 * jax.random.normal(keys[0], (V, D)),),
-        (jnp.zeros(V),),
+        (Table(0.02 * jax.random.normal(keys[0], (V, D)), jnp.zeros(V)),),
         (None,) * (G + 1),
-        0.02 * jax.random.normal(keys[1], (G, D)),
-        jnp.zeros(G),
+        Table(0.02 * jax.random.normal(keys[1], (G, D)), jnp.zeros(G)),
     )
     hidden_BLD = jax.random.normal(keys[2], (1, args.tokens, D))
     target_BL = jnp.asarray(subject.zipf_text(V, args.tokens))[None]
@@ -37,7 +36,8 @@ def make_head(args: argparse.Namespace) -> tuple[Head, Array, Array, tuple[int, 
 
 def dense_nll(head: Head, hidden_BLD: Array, target_BL: Array) -> Array:
     """Returns -log p(target) of one softmax over all words, nll_BL."""
-    logits_BLV = jnp.einsum("BLD,VD->BLV", hidden_BLD, head.tables[0]) + head.biases[0]
+    (weight_VD, bias_V), *_ = head.tables
+    logits_BLV = jnp.einsum("BLD,VD->BLV", hidden_BLD, weight_VD) + bias_V
     log_probs_BLV = jax.nn.log_softmax(logits_BLV)
     return -jnp.take_along_axis(log_probs_BLV, target_BL[..., None], axis=-1)[..., 0]
 
@@ -53,7 +53,7 @@ def measure(args: argparse.Namespace, watch: quiet.Watch) -> dict[str, Any]:
         return dense_nll(head, hidden_BLD, target_BL).sum()
 
     losses = {"adaptive": adaptive, "dense": dense}
-    name = f"{args.tokens} tokens, {len(head.biases[0])} words"
+    name = f"{args.tokens} tokens, {len(head.tables[0].bias_V)} words"
     arguments = head, hidden_BLD
     case = gradients.compare(name, args.tokens, losses, arguments, args, watch)
     return {"cases": [case]}

@@ -18,7 +18,7 @@ import pytest
 from tests.reference import Array
 from tests.support import tiny
 from txl_jax.kernels import cluster
-from txl_jax.kernels.cluster import Rows, Tokens
+from txl_jax.kernels.cluster import Rows, Table, Tokens
 from txl_jax.kernels.softmax import blockwise_nll
 from txl_jax.model.adaptive import Vocabulary
 from txl_jax.model.config import ModelConfig
@@ -101,7 +101,7 @@ def test_blocks_add_up_to_the_dense_loss(
 def test_scores_that_overflow_are_exact() -> None:
     tokens = Tokens(jnp.ones((2, 1)), jnp.array([0, 2]), 0, 2)
     table_VE, bias_V = jnp.array([[3e4], [1e3], [-3e4]]), jnp.zeros(3)
-    nll_T = blockwise_nll(((Rows(0, 0, 3, 0),),), (tokens,), (table_VE,), (bias_V,))
+    nll_T = blockwise_nll(((Rows(0, 0, 3, 0),),), (tokens,), (Table(table_VE, bias_V),))
     np.testing.assert_array_equal(nll_T, [0, 6e4])
 
 
@@ -113,7 +113,7 @@ def test_gradients_in_bfloat16_are_summed_in_float32() -> None:
     def loss(table_VE: Any) -> Any:
         tokens = Tokens(h_TE, jnp.zeros(500, jnp.int32), 0, 500)
         return blockwise_nll(
-            ((Rows(0, 0, 2, 0),),), (tokens,), (table_VE,), (bias_V,)
+            ((Rows(0, 0, 2, 0),),), (tokens,), (Table(table_VE, bias_V),)
         ).sum()
 
     grad_VE = jax.jit(jax.grad(loss))(jnp.zeros((2, 1)))

@@ -11,24 +11,22 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import PartitionSpec
 
-from txl_jax.kernels.cluster import Cluster, Rows, Tokens
-from txl_jax.kernels.sharded import AXES, over_streams, stream_mesh
+from txl_jax.kernels.cluster import Cluster, Rows, Table, Tokens
+from txl_jax.kernels.sharded import AXES, REPLICATED, over_streams, stream_mesh
 from txl_jax.kernels.softmax import blockwise_nll
 
 
 class Head(NamedTuple):
     """The parameters of the softmax over the vocabulary.
 
-    tables, biases: one [V, E] and [V] for all clusters, or [Vi, Ei] and [Vi] for each.
+    tables: one for all clusters, or one for each.
     projs: [Ei, D] for each cluster, or None if there is no projection.
-    cluster_table_GE, cluster_bias_G: the first softmax's rows for the other clusters.
+    clusters: the first softmax's rows for the other clusters.
     """
 
-    tables: tuple[Array, ...]
-    biases: tuple[Array, ...]
+    tables: tuple[Table, ...]
     projs: tuple[Array | None, ...]
-    cluster_table_GE: Array | None = None
-    cluster_bias_G: Array | None = None
+    clusters: Table | None = None
 
 
 def adaptive_nll(
@@ -39,13 +37,13 @@ def adaptive_nll(
     On a mesh each device scores its own streams. The tables' rows are sharded if all
     tables divide over the mesh axis of the vocabulary.
     """
-    ends = (0, *cutoffs, sum(map(len, head.biases)))
+    sizes = [len(table.bias_V) for table in head.tables]
     mesh, axis = stream_mesh(hidden_BLD), AXES["V"]
     parts = 1 if mesh is None else mesh.shape[axis]
-    if parts == 1 or any(len(bias_V) % parts for bias_V in head.biases):
+    if parts == 1 or any(size % parts for size in sizes):
         axis = None
-    rows = PartitionSpec(axis)
-    specs: Any = Head(rows, rows, *[PartitionSpec()] * 3)  # type: ignore[arg-type]
+    specs: Any = Head(PartitionSpec(axis), REPLICATED, REPLICATED)  # type: ignore[arg-type]
+    ends = (0, *cutoffs, sum(sizes))
     local = functools.partial(local_nll, ends=ends, axis=axis)
     return over_streams(local, specs)(head, hidden_BLD, targets_BL)
 
@@ -63,12 +61,10 @@ def local_nll(
     if len(ends) == 2:
         nll_T = sorted_nll(head, hidden_TD, target_T, None, ends, axis)
         return nll_T.reshape(targets_BL.shape)
-    cutoffs = jnp.asarray(ends[1:-1])
-    cluster_T = jnp.searchsorted(cutoffs, target_T, side="right")
+    cluster_T = jnp.searchsorted(jnp.asarray(ends[1:-1]), target_T, side="right")
     order_T = jnp.argsort(cluster_T, stable=True)
-    cluster_T = cluster_T[order_T]
     nll_T = sorted_nll(
-        head, hidden_TD[order_T], target_T[order_T], cluster_T, ends, axis
+        head, hidden_TD[order_T], target_T[order_T], cluster_T[order_T], ends, axis
     )
     nll_T = jnp.zeros_like(nll_T).at[order_T].set(nll_T, unique_indices=True)
     return nll_T.reshape(targets_BL.shape)
@@ -88,25 +84,22 @@ def sorted_nll(
         proj_ED = head.projs[i]
         return hidden_TD if proj_ED is None else hidden_TD @ proj_ED.T
 
-    V, T = ends[-1], len(target_T)
-    tables, biases = head.tables, head.biases
-    separate = len(tables) > 1
+    V, T, tables = ends[-1], len(target_T), head.tables
     first: Cluster = (Rows(0, 0, ends[1], 0),)
-    if cluster_T is None:
+    if cluster_T is None or head.clusters is None:
         tokens = Tokens(narrow(0), target_T, 0, T)
-        return blockwise_nll((first,), (tokens,), tables, biases, axis)
+        return blockwise_nll((first,), (tokens,), tables, axis)
 
     # All tokens need the first softmax, which also predicts the cluster.
-    assert head.cluster_table_GE is not None and head.cluster_bias_G is not None
     first += (Rows(len(tables), 0, len(ends) - 2, V, replicated=True),)
-    tables, biases = (*tables, head.cluster_table_GE), (*biases, head.cluster_bias_G)
     choice_T = jnp.where(cluster_T > 0, V + cluster_T - 1, target_T)
     clusters, tokens_of = [first], [Tokens(narrow(0), choice_T, 0, T)]
     begin_G = jnp.searchsorted(cluster_T, jnp.arange(len(ends)))
     for i in range(1, len(ends) - 1):
         low, high = ends[i : i + 2]
-        rows = Rows(i, 0, high - low, low) if separate else Rows(0, low, high, 0)
-        clusters.append((rows,))
+        own_table = Rows(i, 0, high - low, low)
+        clusters.append((own_table if len(tables) > 1 else Rows(0, low, high, 0),))
         size = begin_G[i + 1] - begin_G[i]
         tokens_of.append(Tokens(narrow(i), target_T, begin_G[i], size))
-    return blockwise_nll(tuple(clusters), tuple(tokens_of), tables, biases, axis)
+    tables = (*tables, head.clusters)
+    return blockwise_nll(tuple(clusters), tuple(tokens_of), tables, axis)

@@ -56,6 +56,13 @@ def share(size: int, most: int, step: int) -> int:
     return min(size, most, -(-equal // step) * step)
 
 
+class Table(NamedTuple):
+    """Rows of the softmax's weights, and their biases."""
+
+    weight_VE: Array
+    bias_V: Array
+
+
 class Rows(NamedTuple):
     """Rows low <= row < high of a table; row r is the target r + first.
 
@@ -108,28 +115,42 @@ def visit_tokens(tokens: Tokens, X: int, visit: Callable[..., Any], carry: Any) 
     return jax.lax.fori_loop(0, (tokens.size + X - 1) // X, turn, carry)
 
 
+class RowBlock(NamedTuple):
+    """Rows of a table from `start` on.
+
+    The last block is moved back to end at the last row: new_Y is false for rows that it
+    repeats. target_Y has the targets of new rows, and -1 for the others.
+    """
+
+    start: Array
+    weight_YE: Array
+    bias_Y: Array
+    new_Y: Array
+    target_Y: Array
+
+
 def visit_rows(
     rows: Rows,
-    V: int,
+    table: Table,
+    dtype: Any,
     axis: str | None,
     shape: Shape,
-    visit: Callable[..., Any],
+    visit: Callable[[Any, RowBlock], Any],
     carry: Any,
 ) -> Any:
-    """Calls visit(carry, row, new_Y, target_Y) for each block of rows, from `row` on.
-
-    The last block is moved back to end at the last row; new_Y is false for rows that it
-    repeats. target_Y has the targets of new rows, and -1 for the others. V is the
-    number of the table's rows on this device.
-    """
+    """Calls visit(carry, block) for each block of rows, with weights in a dtype."""
+    V = len(table.bias_V)
     low, high, first = own_rows(rows, V, axis)
     Y = share(min(rows.high - rows.low, V), shape.Y, shape.step)
 
     def turn(k: Array, carry: Any) -> Any:
-        row = jnp.maximum(jnp.minimum(low + k * Y, high - Y), 0)
-        row_Y = row + jnp.arange(Y)
+        start = jnp.maximum(jnp.minimum(low + k * Y, high - Y), 0)
+        row_Y = start + jnp.arange(Y)
         new_Y = (row_Y >= low + k * Y) & (row_Y < high)
-        return visit(carry, row, new_Y, jnp.where(new_Y, row_Y + first, -1))
+        target_Y = jnp.where(new_Y, row_Y + first, -1)
+        weight_YE, bias_Y = (part(x, start, Y) for x in table)
+        block = RowBlock(start, weight_YE.astype(dtype), bias_Y, new_Y, target_Y)
+        return visit(carry, block)
 
     return jax.lax.fori_loop(0, (high - low + Y - 1) // Y, turn, carry)
 

@@ -19,8 +19,10 @@ from jax import Array
 
 from txl_jax.kernels.cluster import (
     Cluster,
+    RowBlock,
     Rows,
     Shape,
+    Table,
     Tokens,
     block_shape,
     part,
@@ -28,6 +30,7 @@ from txl_jax.kernels.cluster import (
     visit_rows,
     visit_tokens,
 )
+from txl_jax.kernels.xla import MASKED
 
 f32 = jnp.float32
 
@@ -49,24 +52,24 @@ class Stats(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """Of a cluster's hidden states, a table and its bias, in float32."""
+    """Of a cluster's hidden states and a table, in float32."""
 
     h_TE: Array
-    table_VE: Array
-    bias_V: Array
+    table: Table
 
 
-def score_XY(h_XE: Array, table_YE: Array, bias_Y: Array, new_Y: Array) -> Array:
+def score_XY(h_XE: Array, rows: RowBlock) -> Array:
     """Returns the scores of a block in float32, masked for rows that are not new."""
-    product_XY = jnp.einsum("XE,YE->XY", h_XE, table_YE, preferred_element_type=f32)
-    return jnp.where(new_Y, product_XY + bias_Y, -1e30)
+    product_XY = jnp.einsum(
+        "XE,YE->XY", h_XE, rows.weight_YE, preferred_element_type=f32
+    )
+    return jnp.where(rows.new_Y, product_XY + rows.bias_Y, MASKED)
 
 
 def add_rows(
     stats: Stats,
     tokens: Tokens,
-    table_VE: Array,
-    bias_V: Array,
+    table: Table,
     rows: Rows,
     shape: Shape,
     axis: str | None,
@@ -77,27 +80,21 @@ def add_rows(
     """
     X = shape.X
 
-    def visit_block(stats: Stats, row: Array, new_Y: Array, target_Y: Array) -> Stats:
-        Y = len(new_Y)
-        table_YE = part(table_VE, row, Y).astype(tokens.h_TE.dtype)
-        bias_Y = part(bias_V, row, Y)
-
+    def visit_block(stats: Stats, block: RowBlock) -> Stats:
         def visit(stats: Stats, first: Array, _: Array) -> Stats:
-            scores = score_XY(part(tokens.h_TE, first, X), table_YE, bias_Y, new_Y)
-            hit_XY = part(tokens.target_T, first, X)[:, None] == target_Y
+            scores = score_XY(part(tokens.h_TE, first, X), block)
+            hit_XY = part(tokens.target_T, first, X)[:, None] == block.target_Y
             before = Stats(*(part(x_T, first, X) for x_T in stats))
             highest_X = jnp.maximum(before.highest_T, scores.max(axis=1))
             sum_X = before.sum_T * jnp.exp(before.highest_T - highest_X)
             sum_X += jnp.exp(scores - highest_X[:, None]).sum(axis=1)
             target_X = before.target_T + jnp.where(hit_XY, scores, 0).sum(axis=1)
             after = Stats(highest_X, sum_X, target_X)
-            return Stats(
-                *(put(x_T, x, first) for x_T, x in zip(stats, after, strict=True))
-            )
+            return jax.tree.map(lambda x_T, x: put(x_T, x, first), stats, after)
 
         return visit_tokens(tokens, X, visit, stats)
 
-    return visit_rows(rows, len(bias_V), axis, shape, visit_block, stats)
+    return visit_rows(rows, table, tokens.h_TE.dtype, axis, shape, visit_block, stats)
 
 
 def over_devices(stats: Stats, axis: str) -> Stats:
@@ -110,8 +107,7 @@ def over_devices(stats: Stats, axis: str) -> Stats:
 def add_gradients(
     grads: Gradients,
     tokens: Tokens,
-    table_VE: Array,
-    bias_V: Array,
+    table: Table,
     lse_T: Array,
     grad_T: Array,
     rows: Rows,
@@ -120,58 +116,46 @@ def add_gradients(
 ) -> Gradients:
     """Adds the gradients through `rows`: (softmax - target) times grad_T."""
     X, dtype = shape.X, tokens.h_TE.dtype
+    product = functools.partial(jnp.einsum, preferred_element_type=f32)
 
-    def visit_block(
-        grads: Gradients, row: Array, new_Y: Array, target_Y: Array
-    ) -> Gradients:
-        Y = len(new_Y)
-        table_YE = part(table_VE, row, Y).astype(dtype)
-        bias_Y = part(bias_V, row, Y)
-
+    def visit_block(grads: Gradients, block: RowBlock) -> Gradients:
         def visit(carry: Any, first: Array, real_X: Array) -> Any:
             grad_h_TE, grad_YE, grad_Y = carry
             h_XE = part(tokens.h_TE, first, X)
-            scores = score_XY(h_XE, table_YE, bias_Y, new_Y)
-            p_XY = jnp.exp(scores - part(lse_T, first, X)[:, None])
-            hit_XY = part(tokens.target_T, first, X)[:, None] == target_Y
+            p_XY = jnp.exp(score_XY(h_XE, block) - part(lse_T, first, X)[:, None])
+            hit_XY = part(tokens.target_T, first, X)[:, None] == block.target_Y
             grad_X1 = part(grad_T, first, X)[:, None]
             grad_XY = jnp.where(real_X[:, None], (p_XY - hit_XY) * grad_X1, 0)
             grad_Y += grad_XY.sum(axis=0)
             grad_XY = grad_XY.astype(dtype)
-            grad_XE = jnp.einsum(
-                "XY,YE->XE", grad_XY, table_YE, preferred_element_type=f32
-            )
-            grad_YE += jnp.einsum(
-                "XY,XE->YE", grad_XY, h_XE, preferred_element_type=f32
-            )
+            grad_XE = product("XY,YE->XE", grad_XY, block.weight_YE)
+            grad_YE += product("XY,XE->YE", grad_XY, h_XE)
             grad_XE += part(grad_h_TE, first, X)
             return put(grad_h_TE, grad_XE, first), grad_YE, grad_Y
 
-        zeros = jnp.zeros(table_YE.shape, f32), jnp.zeros(Y, f32)
-        grad_h_TE, grad_YE, grad_Y = visit_tokens(
-            tokens, X, visit, (grads.h_TE, *zeros)
-        )
-        return Gradients(
-            grad_h_TE,
-            put(grads.table_VE, part(grads.table_VE, row, Y) + grad_YE, row),
-            put(grads.bias_V, part(grads.bias_V, row, Y) + grad_Y, row),
-        )
+        Y, E = block.weight_YE.shape
+        carry = grads.h_TE, jnp.zeros((Y, E)), jnp.zeros(Y)
+        grad_h_TE, *more = visit_tokens(tokens, X, visit, carry)
 
-    return visit_rows(rows, len(bias_V), axis, shape, visit_block, grads)
+        def add(x: Array, more: Array) -> Array:
+            return put(x, part(x, block.start, Y) + more, block.start)
+
+        return Gradients(grad_h_TE, Table(*map(add, grads.table, more)))
+
+    return visit_rows(rows, table, dtype, axis, shape, visit_block, grads)
 
 
 def blockwise_nll(
     clusters: tuple[Cluster, ...],
     tokens: tuple[Tokens, ...],
-    tables: tuple[Array, ...],
-    biases: tuple[Array, ...],
+    tables: tuple[Table, ...],
     axis: str | None = None,
 ) -> Array:
     """Returns the sum over clusters of -log softmax(target), nll_T in nats.
 
-    Each cluster adds to its own tokens. `clusters` refer to rows of the tables [V, E]
-    and biases [V]. axis: the mesh axis over which the rows are sharded, if the call is
-    inside a shard_map.
+    Each cluster adds to its own tokens. `clusters` refer to rows of the tables.
+    axis: the mesh axis over which the rows are sharded, if the call is inside a
+    shard_map.
     """
     T = len(tokens[0].target_T)
     everything = [isinstance(own.size, int) for own in tokens]
@@ -189,52 +173,48 @@ def blockwise_nll(
         )
         for own in tokens
     )
-    return padded_nll(Plan(clusters, shapes, axis), padded, tables, biases)[:T]
+    return padded_nll(Plan(clusters, shapes, axis), padded, tables)[:T]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def padded_nll(
     plan: Plan,
     tokens: tuple[Tokens, ...],
-    tables: tuple[Array, ...],
-    biases: tuple[Array, ...],
+    tables: tuple[Table, ...],
 ) -> Array:
     """Returns `blockwise_nll` of tokens that are padded at the end."""
-    return forward(plan, tokens, tables, biases)[0]
+    return forward(plan, tokens, tables)[0]
 
 
 def forward(
     plan: Plan,
     tokens: tuple[Tokens, ...],
-    tables: tuple[Array, ...],
-    biases: tuple[Array, ...],
+    tables: tuple[Table, ...],
 ) -> tuple[Array, Any]:
     """Returns nll_T and the residuals, with each cluster's log-sum-exp of tokens."""
     T = len(tokens[0].target_T)
     nll_T, lses = jnp.zeros(T), []
     for cluster, shape, own in zip(plan.clusters, plan.shapes, tokens, strict=True):
-        stats = Stats(jnp.full(T, -1e30), jnp.zeros(T), jnp.zeros(T))
+        stats = Stats(jnp.full(T, MASKED), jnp.zeros(T), jnp.zeros(T))
         for rows in cluster:
-            table_VE, bias_V = tables[rows.table], biases[rows.table]
-            stats = add_rows(stats, own, table_VE, bias_V, rows, shape, plan.axis)
+            stats = add_rows(stats, own, tables[rows.table], rows, shape, plan.axis)
         if plan.axis is not None:
             stats = over_devices(stats, plan.axis)
         lses.append(stats.highest_T + jnp.log(stats.sum_T))
         token_T = jnp.arange(T)
         inside_T = (own.start <= token_T) & (token_T < own.start + own.size)
         nll_T += jnp.where(inside_T, lses[-1] - stats.target_T, 0)
-    return nll_T, (tokens, tables, biases, lses)
+    return nll_T, (tokens, tables, lses)
 
 
-def backward(plan: Plan, saved: Any, grad_T: Array) -> tuple[Any, Any, Any]:
-    """Returns the gradients of tokens, tables and biases."""
-    tokens, tables, biases, lses = saved
+def backward(plan: Plan, saved: Any, grad_T: Array) -> tuple[Any, Any]:
+    """Returns the gradients of tokens and tables."""
+    tokens, tables, lses = saved
     axis = plan.axis
     if axis is not None:
         # shard_map divides the gradient of a replicated result by the devices.
         grad_T = jax.lax.psum(grad_T, axis)
-    grad_tables = [jnp.zeros(table.shape) for table in tables]
-    grad_biases = [jnp.zeros(bias.shape) for bias in biases]
+    grad_tables = [Table(*(jnp.zeros(x.shape) for x in table)) for table in tables]
     grad_tokens: list[Any] = []
     for cluster, shape, own, lse_T in zip(
         plan.clusters, plan.shapes, tokens, lses, strict=True
@@ -242,13 +222,13 @@ def backward(plan: Plan, saved: Any, grad_T: Array) -> tuple[Any, Any, Any]:
         grad_h_TE = jnp.zeros(own.h_TE.shape)
         for rows in cluster:
             i = rows.table
-            grads = Gradients(grad_h_TE, grad_tables[i], grad_biases[i])
-            grad_h_TE, grad_tables[i], grad_biases[i] = add_gradients(
-                grads, own, tables[i], biases[i], lse_T, grad_T, rows, shape, axis
+            grad_h_TE, grad_tables[i] = add_gradients(
+                Gradients(grad_h_TE, grad_tables[i]),
+                *(own, tables[i], lse_T, grad_T, rows, shape, axis),
             )
         # Targets and ranges are integers and have no gradient.
         grad_tokens.append(Tokens(grad_h_TE.astype(own.h_TE.dtype), *[None] * 3))  # type: ignore[arg-type]
-    return tuple(grad_tokens), tuple(grad_tables), tuple(grad_biases)
+    return tuple(grad_tokens), tuple(grad_tables)
 
 
 padded_nll.defvjp(forward, backward)

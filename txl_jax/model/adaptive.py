@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from txl_jax.kernels.adaptive import Head, adaptive_nll
+from txl_jax.kernels.cluster import Table
 from txl_jax.kernels.sharded import over_streams
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.dropout import WordDropout
@@ -162,18 +163,13 @@ class Vocabulary(nn.Module):
 
         No logits are stored, and the cost of a cluster follows its number of tokens.
         """
-        dtype = hidden_BLD.dtype
-        biases: tuple[Array, ...] = (self.bias_V,)
+        cutoffs, dtype = self.config.cutoffs, hidden_BLD.dtype
+        biases = [self.bias_V]
         if len(self.out_tables) > 1:
-            biases = tuple(self.bias_V[low:high] for low, high in self.bounds)
+            biases = [self.bias_V[low:high] for low, high in self.bounds]
         head = Head(
-            tuple(self.out_tables),
-            biases,
+            tuple(map(Table, self.out_tables, biases)),
             tuple(None if x is None else x.astype(dtype) for x in self.out_projs),
+            Table(self.cluster_table_GE, self.cluster_bias_G) if cutoffs else None,
         )
-        if cutoffs := self.config.cutoffs:
-            head = head._replace(
-                cluster_table_GE=self.cluster_table_GE,
-                cluster_bias_G=self.cluster_bias_G,
-            )
         return adaptive_nll(head, hidden_BLD, jnp.asarray(targets_BL), cutoffs)
