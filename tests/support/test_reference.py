@@ -235,20 +235,6 @@ def matrix_forward(
     return h_LD
 
 
-@pytest.mark.parametrize("clamp_len", [0, 4])
-def test_four_terms_sum_to_the_matrix_form(clamp_len: int) -> None:
-    params, K, L = make_params(), 9, 4
-    attention = {name: params["layers"]["attention"][name][0] for name in "qkvro"}
-    x_KD = np.random.default_rng(2).normal(size=(K, D))
-    future_LK = np.triu(np.ones((L, K), bool), K - L + 1)
-    visible_L = [[j for j in range(K) if not future_LK[i, j]] for i in range(L)]
-    u_HA, w_HA = params["u"], params["w"]
-    settings = reference.Settings(mem_len=K - L, clamp_len=clamp_len)
-    actual_LD = reference.attend(attention, u_HA, w_HA, settings, x_KD, visible_L)
-    expected_LD = matrix_attention(attention, u_HA, w_HA, x_KD, future_LK, clamp_len)
-    assert_close(actual_LD, expected_LD)
-
-
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_forward_is_the_matrix_form(settings: dict[str, Any]) -> None:
     params, mem_len, memory = make_params(), 5, reference.empty(N, B, D)
@@ -277,52 +263,6 @@ def test_segments_equal_one_long_pass(settings: dict[str, Any]) -> None:
     hidden_BLD, memory = read_segments(params, tokens_BL, [0, 4, 5, 10, 12], **settings)
     assert_close(hidden_BLD, expected_BLD)
     assert_same_memory(memory, expected)
-
-
-def test_short_memory_forgets() -> None:
-    params, tokens_BL = make_params(), make_tokens(8)
-    full_BLD, _ = read_segments(params, tokens_BL, [0, 8], mem_len=3)
-    short_BLD, _ = read_segments(params, tokens_BL, [0, 6, 8], mem_len=3)
-    assert_close(short_BLD[:, :6], full_BLD[:, :6])
-    assert (np.abs(short_BLD - full_BLD)[:, 6:].max(-1) > 1e-6).all()
-    _, memory = read_segments(params, tokens_BL, [0, 4, 6], mem_len=3)
-    assert [len(h_MD) for layers in memory for h_MD in layers] == [3] * (B * N)
-    embedding_BLD = params["embedding"]["table"][tokens_BL] * math.sqrt(D)
-    assert_close(memory[0][0], embedding_BLD[0, 3:6])
-
-
-def test_no_memory_at_all() -> None:
-    params, tokens_BL = make_params(), make_tokens(5)
-    hidden_BLD, memory = read_segments(params, tokens_BL, [0, 2, 5], mem_len=0)
-    first_BLD, _ = read_segments(params, tokens_BL[:, :2], [0, 2], mem_len=5)
-    second_BLD, _ = read_segments(params, tokens_BL[:, 2:], [0, 3], mem_len=5)
-    assert_close(hidden_BLD, np.concatenate([first_BLD, second_BLD], 1))
-    assert [len(h_MD) for layers in memory for h_MD in layers] == [0] * (B * N)
-
-
-def test_causality() -> None:
-    params, tokens_BL, changed = make_params(), make_tokens(8), 3
-    other_BL = tokens_BL.copy()
-    other_BL[:, changed] = (other_BL[:, changed] + 1) % V
-    before_BLD, _ = read_segments(params, tokens_BL, [0, 4, 8], mem_len=4)
-    after_BLD, _ = read_segments(params, other_BL, [0, 4, 8], mem_len=4)
-    difference_BL = np.abs(after_BLD - before_BLD).max(-1)
-    assert (difference_BL[:, :changed] == 0).all()
-    assert (difference_BL[:, changed:] > 1e-9).all()
-
-
-def test_probabilities_sum_to_one() -> None:
-    params, tokens_BL, targets_BL = make_params(), make_tokens(6), make_tokens(6, B, 2)
-    empty = reference.empty(N, B, D)
-    logits_BLV, memory = reference.logits(params, tokens_BL, empty, mem_len=4)
-    nll_BL, nll_memory = reference.nll(params, tokens_BL, targets_BL, empty, mem_len=4)
-    assert_close(np.exp(logits_BLV).sum(-1), np.ones((B, 6)))
-    expected_BL1 = -np.take_along_axis(logits_BLV, targets_BL[..., None], -1)
-    assert_close(nll_BL, expected_BL1[..., 0])
-    hidden_BLD, _ = reference.forward(params, tokens_BL, empty, mem_len=4)
-    odds = hidden_BLD @ params["embedding"]["table"].T + params["embedding"]["bias"]
-    assert_close(logits_BLV - logits_BLV[..., :1], odds - odds[..., :1])
-    assert_same_memory(memory, nll_memory)
 
 
 @pytest.mark.parametrize("mem_len", [1, 3, 5])
@@ -386,19 +326,6 @@ def test_padding_is_never_read() -> None:
         assert_close(nll_BL[b, :length], alone_BL[0])
         assert (nll_BL[b, length:] == 0).all()
         assert_same_memory(after[b : b + 1], alone)
-
-
-def test_padded_puts_the_newest_at_the_right_end() -> None:
-    params, memory = make_params(), reference.empty(N, B, D)
-    _, memory = reference.forward(
-        params, make_tokens(3), memory, mem_len=4, length_B=np.array([3, 0])
-    )
-    h_NBMD, filled_B = reference.padded(memory, 4)
-    assert h_NBMD.shape == (N, B, 4, D)
-    assert filled_B.tolist() == [3, 0]
-    for n in range(N):
-        assert_close(h_NBMD[n, 0, 1:], memory[0][n])
-    assert (h_NBMD[:, 0, 0] == 0).all() and (h_NBMD[:, 1] == 0).all()
 
 
 def test_what_cannot_be_meant_is_refused() -> None:

@@ -3,7 +3,6 @@
 Dims: as in `tests.reference`; G clusters, T tokens of several segments.
 """
 
-import copy
 import math
 from typing import Any
 
@@ -80,20 +79,6 @@ def test_segments_equal_one_long_pass(params: Params, position: str) -> None:
     assert_same_memory(memory, expected)
 
 
-def test_untied_biases_are_each_layers_own() -> None:
-    params = make_params()
-    tied_BLD, _ = read_segments(params, TOKENS_BT, SEGMENTS, mem_len=4)
-    for name in "uw":
-        params[name] = np.stack([params[name]] * N)
-    hidden_BLD, memory = read_segments(params, TOKENS_BT, SEGMENTS, mem_len=4)
-    assert_close(hidden_BLD, tied_BLD)
-    params["u"][1] += 0.1
-    changed_BLD, changed = read_segments(params, TOKENS_BT, SEGMENTS, mem_len=4)
-    assert (np.abs(changed_BLD - hidden_BLD)[:, -1].max(-1) > 1e-6).all()
-    # The inputs of the first two layers, before the changed one.
-    assert_same_memory(changed, memory)
-
-
 @pytest.mark.parametrize("clamp_len", [0, 3])
 def test_the_papers_model_as_learned_distances(clamp_len: int) -> None:
     """With the vectors W R, the biases w W R and u, shaw_biased is the paper's."""
@@ -113,20 +98,6 @@ def test_the_papers_model_as_learned_distances(clamp_len: int) -> None:
         mem_len=5,
         clamp_len=clamp_len,
         position="shaw_biased",
-    )
-    assert_close(actual_BLD, expected_BLD)
-
-
-def test_shaw_is_terms_a_and_b_alone() -> None:
-    params = biased_params()
-    params["u"][:] = 0
-    params["layers"]["attention"]["distance_bias"][:] = 0
-    settings: dict[str, Any] = {"mem_len": 5}
-    expected_BLD, _ = read_segments(
-        params, TOKENS_BT, SEGMENTS, position="shaw_biased", **settings
-    )
-    actual_BLD, _ = read_segments(
-        shaw_params(), TOKENS_BT, SEGMENTS, position="shaw", **settings
     )
     assert_close(actual_BLD, expected_BLD)
 
@@ -184,32 +155,6 @@ def test_places_are_counted_from_the_segments_start() -> None:
         assert_close(memory[0][0][place - 1], expected_D)
 
 
-def test_the_order_of_what_is_read_tells_only_with_positions() -> None:
-    """Of one layer, whose keys are the tokens and not what they have read."""
-    swapped_BT = TOKENS_BT.copy()
-    swapped_BT[:, [1, 6]] = swapped_BT[:, [6, 1]]
-    for position, cuts, tells in [
-        ("none", ONE_PASS, False),
-        ("sinusoidal_repeated", ONE_PASS, True),
-        # Temporal confusion: both tokens are second in their segments.
-        ("sinusoidal_repeated", [0, 5, 10, 12], False),
-    ]:
-        settings: dict[str, Any] = {"mem_len": P, "position": position}
-        params = copy.deepcopy(content_params())
-        params["layers"] = one_layer(params["layers"])
-        hidden_BLD, _ = read_segments(params, TOKENS_BT, cuts, **settings)
-        other_BLD, _ = read_segments(params, swapped_BT, cuts, **settings)
-        difference_B = np.abs(other_BLD - hidden_BLD)[:, -1].max(-1)
-        assert (difference_B > 1e-6).all() if tells else (difference_B < TIGHT).all()
-
-
-def one_layer(layers: Params) -> Params:
-    return {
-        name: one_layer(leaf) if isinstance(leaf, dict) else leaf[:1]
-        for name, leaf in layers.items()
-    }
-
-
 # What is seen.
 
 
@@ -256,28 +201,6 @@ def test_zeros_are_read_as_tokens_are() -> None:
 def list_weights(params: Params) -> list[tuple[str, Array]]:
     attention = params["layers"]["attention"]
     return [(name, attention[name]) for name in "qkvro"]
-
-
-def test_zeros_are_forgotten_as_tokens_are() -> None:
-    params, zeros = make_params(), reference.zeros(N, B, D, 5)
-    _, memory = reference.forward(params, TOKENS_BT[:, :3], zeros, mem_len=5)
-    _, expected = read_segments(params, TOKENS_BT[:, :3], [0, 3], mem_len=5)
-    assert [len(layers[0]) for layers in memory] == [5] * B
-    assert (memory[0][0][:2] == 0).all()
-    # Embeddings are as they are; what the first layer makes of them has read zeros.
-    assert_close(memory[0][0][2:], expected[0][0])
-    assert np.abs(memory[0][1][2:] - expected[0][1]).min(-1).max() > 1e-6
-
-
-def test_layer_norm_epsilon() -> None:
-    norm = {"scale": np.ones(2), "bias": np.zeros(2)}
-    x_LD = np.array([[2.75, 1.25]])
-    assert_close(reference.layer_norm(x_LD, norm, 1.0), [[0.6, -0.6]])
-    params, hidden = make_params(), []
-    for epsilon in (1e-12, 1e-2):
-        settings: dict[str, Any] = {"mem_len": 4, "layer_norm_epsilon": epsilon}
-        hidden.append(read_segments(params, TOKENS_BT, SEGMENTS, **settings)[0])
-    assert (np.abs(hidden[0] - hidden[1]).max(-1) > 1e-6).all()
 
 
 # The vocabulary.
@@ -353,37 +276,3 @@ def test_embeddings_by_hand() -> None:
     }
     rows = [reference_vocabulary.embed(embedding, (1,), token, 2) for token in range(3)]
     assert_close(np.array(rows) / math.sqrt(2), [[1, 2], [30, -30], [40, -40]])
-
-
-def test_the_same_vocabulary_written_otherwise() -> None:
-    """Tables apart with one projection each, and shared parts copied, are the same."""
-    shared = one_table(6)
-    apart = without(shared, "table", "proj")
-    for i, table in enumerate(np.split(shared["table"], CUTOFFS)):
-        apart |= {f"table_{i}": table, f"proj_{i}": shared["proj"]}
-    copied = shared | {"out_table": shared["table"]}
-    copied |= {f"out_proj_{i}": shared["proj"] for i in range(G + 1)}
-    hidden_D = draw(D)
-    for embedding in (apart, copied):
-        for token in range(V):
-            assert_close(
-                reference_vocabulary.embed(embedding, CUTOFFS, token, D),
-                reference_vocabulary.embed(shared, CUTOFFS, token, D),
-            )
-        assert_close(
-            reference_vocabulary.log_probs(embedding, CUTOFFS, hidden_D),
-            reference_vocabulary.log_probs(shared, CUTOFFS, hidden_D),
-        )
-
-
-def test_an_own_projection_changes_its_cluster_alone() -> None:
-    embedding, hidden_D = EMBEDDINGS["div_val"], draw(D)
-    ends = [0, *CUTOFFS, V]
-    before_V = reference_vocabulary.log_probs(embedding, CUTOFFS, hidden_D)
-    for cluster in (1, 2):
-        own = {f"out_proj_{cluster}": draw(D // 2**cluster, D)[:, ::-1]}
-        after_V = reference_vocabulary.log_probs(embedding | own, CUTOFFS, hidden_D)
-        changed_V = np.abs(after_V - before_V) > 1e-6
-        assert changed_V.nonzero()[0].tolist() == list(
-            range(ends[cluster], ends[cluster + 1])
-        )

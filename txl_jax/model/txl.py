@@ -107,30 +107,21 @@ class TransformerXL(nn.Module):
         return self.layers(h_BLD, h_NBMD, biases, R_RD, oldest_BL)
 
     def nll(
-        self,
-        tokens_BL: Array,
-        targets_BL: Array,
-        memory: AnyMemory,
-        *,
-        first_BL: Array | None = None,
-        length_B: Array | None = None,
+        self, tokens_BL: Array, targets_BL: Array, memory: AnyMemory, **segment: Any
     ) -> tuple[Array, AnyMemory]:
-        """Returns (nll_BL in nats, in token order, memory); nll is -log p(target)."""
-        hidden_BLD, memory = self(
-            tokens_BL, memory, first_BL=first_BL, length_B=length_B
-        )
+        """Returns (nll_BL in nats, in token order, memory); nll is -log p(target).
+
+        segment: first_BL and length_B, as for a call of the model.
+        """
+        hidden_BLD, memory = self(tokens_BL, memory, **segment)
         return self.embedding.nll(hidden_BLD, targets_BL), memory
 
     def logits(
-        self,
-        tokens_BL: Array,
-        memory: AnyMemory,
-        *,
-        first_BL: Array | None = None,
-        length_B: Array | None = None,
+        self, tokens_BL: Array, memory: AnyMemory, **segment: Any
     ) -> tuple[Array, AnyMemory]:
-        """Returns (logits_BLV, memory); logits are normalised log-probabilities."""
-        hidden_BLD, memory = self(
-            tokens_BL, memory, first_BL=first_BL, length_B=length_B
-        )
+        """Returns (logits_BLV, memory); logits are normalised log-probabilities.
+
+        segment: first_BL and length_B, as for a call of the model.
+        """
+        hidden_BLD, memory = self(tokens_BL, memory, **segment)
         return self.embedding.log_probs(hidden_BLD), memory
