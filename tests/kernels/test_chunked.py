@@ -20,7 +20,6 @@ from tests.kernels.cases import (
     OLDEST,
     POSITION,
     Case,
-    assert_agree,
     cast,
     check,
     differentiate,
@@ -28,10 +27,8 @@ from tests.kernels.cases import (
 from tests.support import tiny
 from tests.support.tiny import assert_close
 from txl_jax.kernels import chunked, xla
-from txl_jax.kernels.hash import AttentionDropout, keep_BHLK
+from txl_jax.kernels.hash import AttentionDropout
 from txl_jax.kernels.tiles import Blocks, choose_blocks
-from txl_jax.model.memory import Memory
-from txl_jax.model.txl import TransformerXL
 
 SMALL = Blocks(4, 8)
 
@@ -69,14 +66,6 @@ def test_value_and_gradients_widely(L: int, M: int) -> None:
             check(kernel(Blocks(X, Y)), Case(L, M, oldest, 0.3))
 
 
-def test_clamped_distances_share_a_row() -> None:
-    inputs = Case(9, 13).inputs()
-    inputs["r_RHA"][:-5] = inputs["r_RHA"][-5]
-    assert_agree(
-        differentiate(kernel(), inputs), differentiate(xla.rel_attention, inputs)
-    )
-
-
 @pytest.mark.parametrize(
     ("case", "blocks", "tolerance"),
     [
@@ -96,21 +85,6 @@ def test_greater_scores_in_older_tiles_do_not_overflow() -> None:
     o_BLHA = tiny.jit(functools.partial(kernel(), dropout=None))(**inputs)
     expected = tiny.jit(functools.partial(xla.rel_attention, dropout=None))(**inputs)
     assert_close(o_BLHA, expected)
-
-
-@pytest.mark.parametrize("blocks", [SMALL, Blocks(5, 6)])
-def test_dropout_has_the_mask_of_the_einsum_kernel(blocks: Blocks) -> None:
-    """Values that are unit vectors make the result the dropped probabilities."""
-    case = Case(7, 5, rate=0.3, A=12)
-    inputs, K = case.inputs(), 12
-    unit_BKHA = np.broadcast_to(np.eye(K)[None, :, None], inputs["k_BKHA"].shape)
-    inputs["v_BKHA"] = unit_BKHA.astype(np.float32)
-    attend = functools.partial(kernel(blocks), dropout=case.dropout)
-    weight_BLHK = np.asarray(tiny.jit(attend)(**inputs))
-    assert case.dropout
-    keep = np.asarray(keep_BHLK(case.dropout, (case.B, case.H, case.L, K)))
-    past_LK = np.tri(case.L, K, case.M, dtype=bool)
-    np.testing.assert_array_equal(weight_BLHK.swapaxes(1, 2) > 0, keep & past_LK)
 
 
 def test_hidden_tiles_are_not_computed() -> None:
@@ -185,36 +159,3 @@ def test_transformations_keep_the_result() -> None:
             for one in (kernel(), xla.rel_attention)
         )
         assert_close(actual, expected)
-
-
-MODELS: list[dict[str, Any]] = [
-    tiny.ALL | {"dropatt": 0.3, "remat": True},
-    {"position": "shaw_biased", "n_position": 5},
-]
-
-
-@pytest.mark.parametrize("fields", MODELS, ids=str)
-def test_the_model_with_either_kernel(
-    fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(chunked, "choose_blocks", lambda rows, L, K: Blocks(2, 4))
-    tokens_BT = tiny.make_tokens(2, 7)
-    params = tiny.make_params(tiny.config(**fields))
-    memory = Memory.empty(tiny.config(**fields), 2)
-    rng = np.random.default_rng(0)
-    memory = Memory(
-        rng.normal(size=memory.h_NBMD.shape).astype(np.float32),  # type: ignore
-        np.minimum(memory.mem_len, [3, 5]).astype(np.int32),  # type: ignore
-    )
-
-    def loss(params: Any, kernel: str) -> Any:
-        model = TransformerXL(tiny.config(kernel=kernel, **fields))
-        rngs = {"dropout": jax.random.key(3)}
-        tokens_BL, targets_BL = tokens_BT[:, :-1], tokens_BT[:, 1:]
-        result: Any = model.apply(
-            {"params": params}, tokens_BL, targets_BL, memory, method="nll", rngs=rngs
-        )
-        return jnp.sum(result[0])
-
-    run = tiny.jit(jax.value_and_grad(loss), static_argnums=1)
-    assert_close(run(params, "chunked"), run(params, "xla"))

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, NamedSharding
 
@@ -46,21 +47,21 @@ def test_the_mesh_gives_the_device(kind: str, name: str) -> None:
     assert chosen((2, 3, 4, 5), NamedSharding(mesh, jax.P())) == name
 
 
-def test_the_model_attends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_model_attends_with_the_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With fewer distances than keys, which the kernel itself does not support."""
+    fields: dict[str, Any] = {"position": "shaw_biased", "n_position": 5}
+    params = tiny.make_params(tiny.config(**fields))
+    tokens_BL, memory = tiny.make_tokens(2, 4), Memory.empty(tiny.CONFIG, 2)
+    arguments = params, tokens_BL, memory.replace(filled_B=np.array([3, 5]))
+    expected, _ = tiny.apply(tiny.config(kernel="xla", **fields), *arguments)
     used = []
 
-    def spy(name: str, *args: Any) -> Any:
-        used.append(name)
-        return KERNELS[name](*args)
+    def spy(*args: Any) -> jax.Array:
+        used.append(True)
+        return KERNELS["chunked"](*args)
 
-    config = tiny.config(kernel="auto")
-    params = tiny.make_params(config)
-    tokens_BL = tiny.make_tokens(2, 4)
-    memory = Memory.empty(config, 2)
-    expected, _ = tiny.apply(tiny.config(kernel="xla"), params, tokens_BL, memory)
-    spies = {name: lambda *args, name=name: spy(name, *args) for name in KERNELS}
-    monkeypatch.setattr(dispatch, "KERNELS", spies)
-    monkeypatch.setitem(FASTEST, "cpu", "chunked")
-    actual, _ = tiny.apply(config, params, tokens_BL, memory)
-    assert set(used) == {"chunked"}
+    monkeypatch.setattr(dispatch, "KERNELS", {"fast": spy})
+    monkeypatch.setitem(FASTEST, "cpu", "fast")
+    actual, _ = tiny.apply(tiny.config(kernel="auto", **fields), *arguments)
+    assert used
     tiny.assert_close(actual, expected)

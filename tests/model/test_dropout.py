@@ -35,17 +35,6 @@ def test_it_keeps_the_mean_and_drops_the_rate() -> None:
         assert np.abs(kept - (1 - RATE)).max() < error
 
 
-def test_neighbours_are_dropped_independently() -> None:
-    kept_BLD = apply(Dropout(0.5), jnp.ones((B, L, D))) > 0
-    for axis in range(3):
-        near, far = (
-            np.take(kept_BLD, range(k, kept_BLD.shape[axis] - 1 + k), axis)
-            for k in (0, 1)
-        )
-        same = (near == far).mean()
-        assert abs(same - 0.5) < 5 * 0.5 / near.size**0.5
-
-
 def test_relu_is_dropped_as_its_result_would_be() -> None:
     x_BLD = jax.random.normal(jax.random.key(1), (B, L, D))
 

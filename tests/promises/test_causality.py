@@ -16,13 +16,19 @@ from txl_jax.model.txl import TransformerXL
 
 B, L = 2, 6
 PARAMS = tiny.make_params()
-with_all_settings = pytest.mark.parametrize("settings", tiny.SETTINGS, ids=str)
+with_all_settings = pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param(settings, marks=() if n in (0, 4) else pytest.mark.long)
+        for n, settings in enumerate(tiny.SETTINGS)
+    ],
+    ids=str,
+)
 
 
-@pytest.mark.parametrize("settings", [{}, tiny.ALL], ids=str)
-def test_gradients_reach_no_later_token(settings: dict[str, Any]) -> None:
+def test_gradients_reach_no_later_token() -> None:
     """The tokens differ, so rows of the table stand for positions."""
-    config = tiny.config(**settings)
+    config = tiny.config(**tiny.ALL)
     tokens_BL = np.arange(L, dtype=np.int32)[None]
     _, memory = tiny.read(config, PARAMS, tiny.make_tokens(1, 3), 3)
     direction_D = np.random.default_rng(0).normal(size=tiny.D)
@@ -56,20 +62,19 @@ def read_nll(settings: dict[str, Any], tokens_BT: Array, **more: Any) -> Any:
 
 
 @with_all_settings
-@pytest.mark.parametrize("changed", [2, L, L + 3])
 def test_later_tokens_change_no_bit_of_earlier_likelihoods(
-    settings: dict[str, Any], changed: int
+    settings: dict[str, Any],
 ) -> None:
     tokens_BT = tiny.make_tokens(B, 2 * L + 1)
-    other_BT = tokens_BT.copy()
-    other_BT[:, changed:] = (other_BT[:, changed:] + 1) % tiny.V
     before_BT, _ = read_nll(settings, tokens_BT)
-    after_BT, _ = read_nll(settings, other_BT)
-    # The nll of position changed - 1 is already that of another target.
-    np.testing.assert_array_equal(
-        after_BT[:, : changed - 1], before_BT[:, : changed - 1]
-    )
-    assert (after_BT[:, changed - 1 :] != before_BT[:, changed - 1 :]).all()
+    for changed in (2, L, L + 3):
+        other_BT = tokens_BT.copy()
+        other_BT[:, changed:] = (other_BT[:, changed:] + 1) % tiny.V
+        after_BT, _ = read_nll(settings, other_BT)
+        # The nll of position changed - 1 is already that of another target.
+        same_BT = after_BT == before_BT
+        assert same_BT[:, : changed - 1].all()
+        assert not same_BT[:, changed - 1 :].any()
 
 
 @with_all_settings

@@ -43,18 +43,23 @@ def make_segments() -> Segment:
     )
 
 
+SCHEMES: list[dict[str, Any]] = [
+    {"cutoffs": (5, 9), "div_val": 2, "untie_r": True},
+    {"position": "shaw_biased", "n_position": 12},
+    {"position": "learned", "n_position": L, "mem_len": 0},
+    {"position": "sinusoidal_repeated"},
+]
+OTHERS: list[dict[str, Any]] = [
+    {},
+    {"position": "shaw", "n_position": 12},
+    {"position": "none"},
+    {"position": "sinusoidal", "mem_len": 0},
+]
+
+
 @pytest.mark.parametrize(
     "changes",
-    [
-        {},
-        {"position": "shaw", "n_position": 12},
-        {"position": "shaw_biased", "n_position": 12},
-        {"position": "none"},
-        {"position": "sinusoidal", "mem_len": 0},
-        {"position": "learned", "n_position": L, "mem_len": 0},
-        {"position": "sinusoidal_repeated"},
-        {"cutoffs": (5, 9), "div_val": 2, "untie_r": True},
-    ],
+    [*SCHEMES, *(pytest.param(changes, marks=pytest.mark.long) for changes in OTHERS)],
     ids=str,
 )
 def test_loss_falls(changes: dict[str, Any]) -> None:

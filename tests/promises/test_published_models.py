@@ -114,7 +114,10 @@ def test_all_the_files_are_known() -> None:
     assert names == golden.CASES.keys() | golden.TRAINED.keys()
 
 
-@pytest.mark.parametrize("name", golden.TRAINED)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param("train_plain", marks=pytest.mark.long), "train_clusters"],
+)
 def test_training_has_the_losses_of_the_published_code(name: str) -> None:
     """From the same weights, with the same data and Adam, update after update."""
     case = load(name)

@@ -14,11 +14,8 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 
 from tests.kernels.cases import OLDEST, Case, check, differentiate
-from tests.support import tiny
 from tests.support.tiny import assert_close
 from txl_jax.errors import UserError
-from txl_jax.kernels import xla
-from txl_jax.kernels.hash import AttentionDropout
 from txl_jax.kernels.tpu import attention
 from txl_jax.kernels.tpu.blocks import Blocks
 
@@ -43,7 +40,8 @@ def kernel(
 CASES = [
     (case(3, 2, 48, 64, 8, oldest="documents", rate=0.25), 16, 128),
     (case(2, 1, 33, 31, 8), 16, 128),  # many tiles, padding everywhere
-    (case(1, 2, 20, 0, 5, oldest="everything", rate=0.5), 16, 128),  # no memory
+    # No memory, and no biases.
+    (Case(20, 0, rate=0.5, absent=("u_HA", "w_HA", "bias_HR")), 16, 128),
     (case(2, 1, 1, 50, 8, oldest="filling"), 32, 128),  # one query
     # One tile, padded lanes, two strips.
     (case(1, 1, 140, 130, 16, rate=0.1), 144, 256),
@@ -117,30 +115,6 @@ def test_hidden_tiles_are_not_read() -> None:
         inputs[name][:, :32] = np.nan
     inputs["r_RHA"][:16] = np.nan  # distances of 80 and more
     assert_close(differentiate(kernel(hidden, 16), inputs), expected)
-
-
-def test_dropout_of_a_part_is_that_part_of_the_whole() -> None:
-    """So streams and heads can be split over devices."""
-    whole = case(4, 3, 20, 10, 8)
-    q, k, v, r, u, w, _, oldest_BL = whole.inputs().values()
-
-    def run(arrays: Any, *first: Any) -> Any:
-        *arrays, oldest_BL = arrays
-        dropout = AttentionDropout(0.3, jnp.uint32(7), *first)
-        return kernel(whole, 16)(*arrays, None, oldest_BL, dropout)
-
-    run = tiny.jit(run)
-    o_BLHA = run([q, k, v, r, u, w, oldest_BL])
-    part = [x[2:, :, 1:] for x in (q, k, v)] + [r[:, 1:], u[1:], w[1:], oldest_BL[2:]]
-    assert_close(run(part, 2, 1), o_BLHA[2:, :, 1:])
-
-
-def test_missing_biases_are_zeros() -> None:
-    inputs = case(1, 2, 20, 10, 8).inputs() | {"u_HA": None, "w_HA": None}
-    results = []
-    for one in (kernel(case(1, 2, 20, 10, 8), 32), xla.rel_attention):
-        results.append(tiny.jit(functools.partial(one, dropout=None))(**inputs))
-    assert_close(*results)
 
 
 @pytest.mark.parametrize(
