@@ -3,11 +3,11 @@
 Dims: B streams, L queries, H heads, A head.
 """
 
+import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, NamedSharding
 
@@ -52,7 +52,8 @@ def test_the_model_attends_with_the_fastest(monkeypatch: pytest.MonkeyPatch) -> 
     fields: dict[str, Any] = {"position": "shaw_biased", "n_position": 5}
     params = tiny.make_params(tiny.config(**fields))
     tokens_BL, memory = tiny.make_tokens(2, 4), Memory.empty(tiny.CONFIG, 2)
-    arguments = params, tokens_BL, memory.replace(filled_B=np.array([3, 5]))
+    memory = dataclasses.replace(memory, filled_B=jnp.array([3, 5]))
+    arguments = params, tokens_BL, memory
     expected, _ = tiny.apply(tiny.config(kernel="xla", **fields), *arguments)
     used = []
 
