@@ -58,11 +58,7 @@ def block(records: Records) -> bytes:
     return data + struct.pack(f"<{len(places) + 1}I", *places, len(places))
 
 
-def table(
-    records: Records,
-    compression: int = 0,
-    block: Callable[[Records], bytes] = block,
-) -> bytes:
+def table(records: Records, block: Callable[[Records], bytes] = block) -> bytes:
     """Returns a table of records, in the order of the argument."""
     file = b""
 
@@ -71,7 +67,7 @@ def table(
         nonlocal file
         data = block(records)
         place = varint(len(file)) + varint(len(data))
-        data += bytes([compression])
+        data += b"\0"  # not compressed
         file += data + struct.pack("<I", masked(data))
         return place
 

@@ -212,9 +212,6 @@ def entry(*more: bytes) -> tuple[bytes, bytes]:
 
 
 MALFORMED: dict[str, tuple[bytes, str]] = {
-    "repeated": (table([HEADER, entry(), entry()]), "b'x' is duplicate"),
-    "order": (table([entry(), HEADER]), "out of order"),
-    "compressed": (table([HEADER, entry()], 1), "are compressed"),
     "no header": (table([entry()]), "it has no data files"),
     "big-endian": (table([(b"", field(1, 1) + field(2, 1))]), "or big-endian ones"),
     "shard": (table([HEADER, entry(field(3, 4))]), "x is in data file 4 of 1"),

@@ -281,7 +281,7 @@ VIEWS: list[tuple[dict[str, Any], str]] = [
     ({"strides": (-3, 1)}, "negative"),
     ({"shape": (-2, 3)}, "negative"),
     ({"offset": -1}, "negative"),
-    ({"shape": (2, 3, 1)}, "3 sizes, 2 strides"),
+    ({"shape": (2, 3, 1)}, "3 sizes, and strides (3, 1)"),
     ({"shape": (2.0, 3)}, "not an integer"),
     ({"shape": 6}, "no storage or no shape"),
 ]

@@ -94,19 +94,28 @@ SHAW = models.pytorch(
 
 
 def test_learned_distances() -> None:
-    params = tiny.make_params(SHAW)
-    state = pytorch.to_state_dict(SHAW, params)
-    assert state["r_emb"].shape == (2, 7, 2, 3) and "r_r_bias" not in state
+    """The reference code's Shaw variant has one table of distances for each layer."""
+    paper = dataclasses.replace(SHAW, position="transformer_xl", n_position=0)
+    paper_params, params = tiny.make_params(paper), tiny.make_params(SHAW)
+    paper_params |= {"embedding": params["embedding"], "u": params["u"]}
+    expected = params["layers"]["attention"]
+    for name in expected.keys() & paper_params["layers"]["attention"].keys():
+        paper_params["layers"]["attention"][name] = expected[name]
+    paper_params["layers"]["feed_forward"] = params["layers"]["feed_forward"]
+    state = pytorch.to_state_dict(paper, paper_params)
+    for name in list(state):
+        if name == "r_r_bias" or "r_net" in name:
+            del state[name]
+    state |= {"r_emb": expected["distances"], "r_bias": expected["distance_bias"]}
     config, weights = pytorch.from_state_dict(state, **unsaved(SHAW))
     assert config == SHAW
     assert_equal(weights, params)
-    other = dataclasses.replace(SHAW, position="none", n_position=0)
-    assert '"none"' in refusal(pytorch.to_state_dict, other, {})
+    assert '"shaw_biased" is not exported' in refusal(pytorch.to_state_dict, SHAW, {})
 
 
 def test_a_projection_that_only_the_other_code_has_is_the_identity() -> None:
-    config = dataclasses.replace(
-        SHAW, cutoffs=(5,), div_val=2, proj_same_dim=False, tie_projs=(False, True)
+    config = tiny.config(
+        cutoffs=(5,), div_val=2, proj_same_dim=False, tie_projs=(False, True)
     )
     state = pytorch.to_state_dict(config, tiny.make_params(config))
     for name in ("word_emb.emb_projs.0", "crit.out_projs.0"):

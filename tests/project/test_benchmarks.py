@@ -1,21 +1,16 @@
-"""Benchmarks start, run in turn, and report nothing on a loaded machine."""
+"""Benchmarks start, alternate, and report nothing on a loaded machine."""
 
-import importlib
 import itertools
 import json
 import os
-import sys
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from experiments.benchmarks import compare, pods, quiet, record, tpu_step_page
+from experiments.benchmarks import compare, pods, quiet, tpu_step_page
 from experiments.benchmarks.quiet import LoadedError, Watch
+from tests.project.conftest import Start
+from tests.project.test_programs import PROGRAMS
 
-FOLDER = Path(record.__file__).parent
-FILES = {path.stem: path.read_text("utf-8") for path in FOLDER.glob("*.py")}
-PROGRAMS = sorted(name for name, source in FILES.items() if "__main__" in source)
 FLAGS = {
     "attention": "--shapes 2x8x512+512x64 1x2x3+4x5 --kernels xla --dropatt=0.1",
     "compile_time": "--kernels chunked",
@@ -24,18 +19,6 @@ FLAGS = {
     "softmax": "--tokens=160",
     "step": "--kernel=chunked --models small --updates=1",
 }
-Start = Callable[[str, str], None]
-
-
-@pytest.fixture
-def start(monkeypatch: pytest.MonkeyPatch) -> Start:
-    """Starts a benchmark as from the command line."""
-
-    def main(name: str, flags: str) -> None:
-        monkeypatch.setattr(sys, "argv", [name, *flags.split()])
-        importlib.import_module(f"experiments.benchmarks.{name}").main()
-
-    return main
 
 
 def rates(*seen: float) -> dict[str, quiet.Rate]:
@@ -48,20 +31,11 @@ def make_watch(*seen: float, force: bool = False, load: float = 0.5) -> Watch:
     return Watch(force, rates(*seen), lambda: load)
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_help_has_the_docstring(
-    name: str, start: Start, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as exit:
-        start(name, "--help")
-    assert exit.value.code == 0
-    assert FILES[name].split('"""')[1].splitlines()[0] in capsys.readouterr().out
-
-
-def test_every_comparison_is_tried_here() -> None:
+def test_flags_of_every_comparison_are_tested() -> None:
     compared = {name.partition(",")[0] for name in compare.PROGRAMS}
     others = {"compare", "input", "tpu_estimate", "tpu_step", "pods"}
-    assert compared == set(FLAGS) == set(PROGRAMS) - others
+    programs = {name.partition(".")[2] for name in PROGRAMS if "benchmarks" in name}
+    assert compared == set(FLAGS) == programs - others
 
 
 @pytest.mark.parametrize("name", FLAGS)
@@ -73,7 +47,7 @@ def test_a_loaded_machine_is_refused(
 ) -> None:
     monkeypatch.setattr(os, "getloadavg", lambda: (1.5, 0.0, 0.0))
     with pytest.raises(SystemExit) as exit:
-        start(name, f"{FLAGS[name]} --tiny --repeats=1")
+        start(f"benchmarks.{name}", f"{FLAGS[name]} --tiny --repeats=1")
     assert exit.value.code == 2
     out, err = capsys.readouterr()
     message = f"{name}: not measured: the load average is 1.50, above 1.0 (--force)\n"
@@ -85,7 +59,7 @@ def test_a_forced_report_says_so(
 ) -> None:
     monkeypatch.setattr(os, "getloadavg", lambda: (1.5, 0.0, 0.0))
     monkeypatch.setattr(quiet, "matmul_rates", lambda: {"jax": lambda: 100.0})
-    start("attention", "--tiny --force --repeats=2")
+    start("benchmarks.attention", "--tiny --force --repeats=2")
     result = json.loads(capsys.readouterr().out)
     assert result["loaded"] and result["load_average"] == 1.5
     assert result["command"].endswith("attention --tiny --force --repeats=2")
@@ -110,17 +84,13 @@ def test_turns_next_to_a_slow_product_are_repeated() -> None:
     # The first call is number 0; the first two turns are next to the slow product.
     assert turns(watch, 2) == [3, 4]
     assert watch.describe()["turns_retaken"] == 2 and not watch.describe()["loaded"]
-    # Later looks show that the first rate was slow.
+    # Later products show that the first rate was slow.
     watch = make_watch(79, 80, 100, 90)
     assert turns(watch, 2) == [2, 3]
     assert watch.describe()["turns_retaken"] == 1
-
-
-def test_a_machine_that_stays_slow_is_refused() -> None:
-    watch = make_watch(100, *[79, 100] * 2)
     message = "4 of 4 turns do not count, .* 79.0 and at 100.0 GFLOP/s"
     with pytest.raises(LoadedError, match=message):
-        turns(watch, 1)
+        turns(make_watch(100, *[79, 100] * 2), 1)
 
 
 def test_force_continues_and_keeps_the_first_trouble() -> None:
@@ -136,7 +106,7 @@ def test_force_continues_and_keeps_the_first_trouble() -> None:
     assert turns(watch, 2) == [1, 2] and not watch.describe()["loaded"]
 
 
-def test_programs_run_in_turn_with_a_look_before_each() -> None:
+def test_programs_alternate_with_a_product_before_each_turn() -> None:
     calls = ""
 
     def note(name: str) -> float:
@@ -160,7 +130,7 @@ def test_a_timing_leaves_the_first_call_out() -> None:
 @pytest.mark.long
 def test_all_benchmarks_work(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit:
-        start("compare", "--tiny --force --repeats=1")
+        start("benchmarks.compare", "--tiny --force --repeats=1")
     assert exit.value.code == 0
     out = capfd.readouterr().out
     assert all(f"| {name}" in out for name in compare.PROGRAMS)

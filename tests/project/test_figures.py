@@ -1,9 +1,6 @@
-"""The programs that make figures: their output, files and restarts."""
+"""Output, files and restarts of the programs that make figures."""
 
-import importlib
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,46 +8,24 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.figures import positions, reach
+from experiments.figures import copying, positions, reach
+from tests.project.conftest import Start
 from tests.support import tiny
 from txl_jax.data import copying as task
 from txl_jax.errors import UserError
 from txl_jax.model.positions import sinusoid_RD
 
-FOLDER = Path(__file__).parents[2] / "experiments" / "figures"
-FILES = {path.stem: path.read_text("utf-8") for path in FOLDER.glob("*.py")}
-Start = Callable[[str, str], object]
+PNG = b"\x89PNG"
 
 
-@pytest.fixture
-def start(monkeypatch: pytest.MonkeyPatch) -> Start:
-    """Starts a program as from the command line."""
-
-    def main(name: str, flags: str) -> object:
-        monkeypatch.setattr(sys, "argv", [name, *flags.split()])
-        return importlib.import_module(f"experiments.figures.{name}").main()
-
-    return main
-
-
-@pytest.mark.parametrize("name", ["reach", "copying", "positions"])
-def test_help_has_the_docstring(
-    name: str, start: Start, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as exit:
-        start(name, "--help")
-    assert exit.value.code == 0
-    assert FILES[name].split('"""')[1].splitlines()[0] in capsys.readouterr().out
-
-
-def test_reach_draws_what_it_prints(
+def test_reach_plots_the_lengths_that_it_prints(
     start: Start, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     picture = tmp_path / "reach.png"
-    start("reach", f"--n_layer=2 --tgt_len=3 --mem_len=4 --picture={picture}")
+    start("figures.reach", f"--n_layer=2 --tgt_len=3 --mem_len=4 --picture={picture}")
     result = json.loads(capsys.readouterr().out)
     assert result["formula_tokens"] == result["measured_tokens"] == [6, 12]
-    assert result["exact"] and picture.read_bytes().startswith(b"\x89PNG")
+    assert result["exact"] and picture.read_bytes().startswith(PNG)
 
 
 # The formula of the dependency length
@@ -59,26 +34,22 @@ def test_reach_draws_what_it_prints(
 @pytest.mark.parametrize(
     "tgt_len, mem_len, more",
     [
-        (4, 4, {}),
-        (3, 5, {}),  # the memory is no whole number of segments
-        (5, 2, {}),  # the memory is shorter than a segment
+        (3, 5, {}),  # the memory is no multiple of the segment
         (4, 3, {"same_length": True}),
+        pytest.param(4, 4, {}, marks=pytest.mark.long),
+        pytest.param(5, 2, {}, marks=pytest.mark.long),  # shorter than a segment
     ],
     ids=str,
 )
-def test_the_formula_is_exact(
-    tgt_len: int, mem_len: int, more: dict[str, Any], tmp_path: Path
-) -> None:
-    config = tiny.config(n_layer=3, mem_len=mem_len, **more)
+def test_the_formula_is_exact(tgt_len: int, mem_len: int, more: dict[str, Any]) -> None:
+    config = tiny.config(n_layer=2, mem_len=mem_len, **more)
     change_NT = reach.reach(config, tgt_len)
-    formula = [reach.farthest(config, tgt_len, n) for n in (1, 2, 3)]
+    formula = [reach.farthest(config, tgt_len, n) for n in (1, 2)]
     assert change_NT.shape[1] > formula[-1] + tgt_len
     assert reach.measured(change_NT) == formula
     for change_T, distance in zip(change_NT, formula, strict=True):
         assert (change_T[: distance + 1] > 0).all()
         assert (change_T[distance + 1 :] == 0).all()
-    reach.plot(change_NT, config, tgt_len, tmp_path / "reach.png")
-    assert (tmp_path / "reach.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(
@@ -110,7 +81,7 @@ def test_the_reach_without_a_memory_is_the_segment() -> None:
 # Positions
 
 
-def test_similarity_depends_on_the_difference_alone() -> None:
+def test_similarity_depends_only_on_the_distance() -> None:
     distance_R = np.array([0, 1, 3, 20])
     cosine_R = positions.similarity(tiny.D, distance_R)
     assert cosine_R[0] == pytest.approx(1)
@@ -120,7 +91,7 @@ def test_similarity_depends_on_the_difference_alone() -> None:
         np.testing.assert_allclose(unit @ unit[0], cosine_R, atol=1e-5)
 
 
-def test_only_relative_positions_tell_the_order_of_the_memory() -> None:
+def test_only_relative_positions_distinguish_the_order_of_the_memory() -> None:
     tokens = tiny.make_tokens(2, 12)
     confusion = {}
     for position in ("sinusoidal_repeated", "transformer_xl"):
@@ -131,14 +102,17 @@ def test_only_relative_positions_tell_the_order_of_the_memory() -> None:
     assert confusion["transformer_xl"] > 1e-2
 
 
-def test_positions_prints_the_cosines_that_it_draws(
+def test_positions_plots_the_cosines_that_it_prints(
     start: Start, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     picture = tmp_path / "similarity.png"
-    start("positions", f"--picture={picture}")
+    start("figures.positions", f"--picture={picture}")
     cosine = json.loads(capsys.readouterr().out)["cosine"]
     assert 1 > cosine["1"] > cosine["10"] > cosine["100"] > cosine["1000"] > 0
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert picture.read_bytes().startswith(PNG)
+
+
+# The copying task
 
 
 GRID = "--delays 3 9 --mem_lens 0 16 --seeds 1 2 --updates=100"
@@ -146,8 +120,7 @@ GRID = "--delays 3 9 --mem_lens 0 16 --seeds 1 2 --updates=100"
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Trains nothing; returns the folders of the cells that would have been."""
-    copying = importlib.import_module("experiments.figures.copying")
+    """Replaces training; returns the folders of the cells that would train."""
     folders: list[str] = []
 
     def run(config: object, folder: Path) -> dict[str, float]:
@@ -164,7 +137,7 @@ def test_copying_makes_each_cell_once(
     tmp_path: Path,
     counted: list[str],
 ) -> None:
-    assert start("copying", f"{GRID} --workdir={tmp_path}") == 0
+    assert start("figures.copying", f"{GRID} --workdir={tmp_path}") == 0
     result = json.loads(capsys.readouterr().out)
     assert len(result["cells"]) == len(counted) == 8 and result["chance"] == 1 / 8
     cell = result["cells"][1]
@@ -173,27 +146,27 @@ def test_copying_makes_each_cell_once(
     limits = ("seen_by_all_tokens", "seen_by_last_tokens", "reach_tokens")
     assert [cell[name] for name in limits] == [16, 16 + 15, 2 * 16 + 15]
     assert json.loads((tmp_path / "copying.json").read_text()) == result
-    assert (tmp_path / "copying.png").read_bytes().startswith(b"\x89PNG")
-    # As after a kill: one cell has no result yet.
+    assert (tmp_path / "copying.png").read_bytes().startswith(PNG)
+    # After a kill, one cell has no result yet.
     folder = tmp_path / counted[3]
     assert folder.name == "delay=9-mem_len=16-seed=1-updates=100"
     (folder / "accuracy.json").unlink()
     counted.clear()
-    assert start("copying", f"{GRID} --workdir={tmp_path}") == 0
+    assert start("figures.copying", f"{GRID} --workdir={tmp_path}") == 0
     assert counted == [folder.name]
     assert json.loads(capsys.readouterr().out) == result
 
 
-def test_copying_refuses_in_one_line(
+def test_copying_reports_a_mistake_in_one_line(
     start: Start, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    assert start("copying", f"--delays 0 --workdir={tmp_path}") == 2
+    assert start("figures.copying", f"--delays 0 --workdir={tmp_path}") == 2
     out, err = capsys.readouterr()
     assert out == "" and "DELAY = 0 must be from 1 to 10000" in err
 
 
 @pytest.mark.long
-def test_memory_alone_brings_what_is_two_segments_back(
+def test_only_memory_recalls_a_text_of_two_segments_before(
     start: Start,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
@@ -202,7 +175,7 @@ def test_memory_alone_brings_what_is_two_segments_back(
     sizes = {"train": 300_000, "valid": 3000, "test": 20_000}
     monkeypatch.setattr(task, "SIZES", sizes)
     flags = f"--delays 24 --mem_lens 0 32 --workdir={tmp_path} --data_dir={tmp_path}"
-    assert start("copying", flags) == 0
+    assert start("figures.copying", flags) == 0
     without, within = json.loads(capsys.readouterr().out)["cells"]
     assert without["accuracy"] < 0.3 and within["accuracy"] > 0.95
     assert without["nll_nats"] > within["nll_nats"]

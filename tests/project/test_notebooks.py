@@ -1,4 +1,4 @@
-"""The notebooks are whole, have no outputs, and run at a small size."""
+"""The notebooks are valid, have no outputs, and run at a small size."""
 
 import ast
 from pathlib import Path
@@ -24,25 +24,25 @@ def code(path: Path) -> list[nbformat.NotebookNode]:
     return [cell for cell in book.cells if cell.cell_type == "code"]
 
 
-def test_there_are_four_which_begin_alike() -> None:
+def test_all_notebooks_begin_with_the_same_cells() -> None:
     assert [path.stem for path in NOTEBOOKS] == NAMES
     beginnings = {tuple(cell.source for cell in code(path)[:2]) for path in NOTEBOOKS}
     assert len(beginnings) == 1, "the same installation, device and folders"
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=NAMES)
-def test_a_notebook_is_valid_thin_and_stripped(path: Path) -> None:
+def test_a_notebook_is_valid_short_and_stripped(path: Path) -> None:
     nbformat.validate(nbformat.read(path, as_version=4))
     for cell in code(path):
         assert not cell.outputs and cell.execution_count is None
         ast.parse(cell.source)
     own = sum(len(cell.source.splitlines()) for cell in code(path)[2:])
-    assert own < 50, "what takes more lines belongs into the package"
+    assert own < 50, "longer code belongs in the package"
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Is where all notebooks keep their runs: the first trains for the others."""
+    """Returns the folder of all notebooks' runs; the first trains for the others."""
     return tmp_path_factory.mktemp("runs")
 
 

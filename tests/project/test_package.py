@@ -1,4 +1,4 @@
-"""What is installed: one version everywhere, a wheel that runs without a checkout."""
+"""Versions agree everywhere, and the wheel runs without a checkout."""
 
 import json
 import os
@@ -52,7 +52,7 @@ def run(*command: str | Path, where: Path) -> str:
 
 @pytest.mark.long
 def test_a_wheel_runs_the_quickstart_from_an_empty_folder(tmp_path: Path) -> None:
-    """And the archive of the sources has what a checkout has."""
+    """The source archive has the files of a checkout."""
     checkout, empty = tmp_path / "checkout", tmp_path / "empty"
     empty.mkdir()
     run("git", "clone", "--quiet", ROOT, checkout, where=tmp_path)

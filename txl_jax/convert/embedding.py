@@ -96,13 +96,11 @@ def _out_projs(
     """Returns which projections of the softmax are tied, and the others."""
     own: Params = {}
     for i in range(clusters):
-        shared = np.ascontiguousarray(
-            params["proj" if "proj" in params else f"proj_{i}"].T
-        )
+        shared = params["proj" if "proj" in params else f"proj_{i}"]
         if (key := f"crit.out_projs.{i}") in keys:
-            proj = keys.take(key, *shared.shape)
+            proj = np.ascontiguousarray(keys.take(key, *shared.T.shape).T)
             if not _equal(proj, shared):
-                own[f"out_proj_{i}"] = np.ascontiguousarray(proj.T)
+                own[f"out_proj_{i}"] = proj
     return tuple(f"out_proj_{i}" not in own for i in range(clusters)), own
 
 

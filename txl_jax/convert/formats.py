@@ -1,6 +1,5 @@
 """The formats of other code bases, by name, for import and export."""
 
-import hashlib
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,7 +20,7 @@ from txl_jax.data.vocab import Vocab
 from txl_jax.errors import UserError, require_one_of
 from txl_jax.model.config import ModelConfig
 
-# Fields of the model that the user states, since files of the paper's code lack them.
+# Fields of the model that the user states, if the files lack them.
 Stated = Mapping[str, Any]
 LENGTHS = ("mem_len", "clamp_len", "same_length")
 MODEL_FIELDS = (*LENGTHS, "cutoffs", "pre_lnorm")
@@ -37,9 +36,8 @@ class Source(NamedTuple):
     files: list[Path]
 
 
-def read_huggingface(config: ConvertConfig, stated: Stated) -> Source:
+def read_huggingface(config: ConvertConfig, _: Stated) -> Source:
     """Reads a folder of Hugging Face's transfo-xl."""
-    del stated  # the files have these fields
     folder = Path(config.source)
     model, params = huggingface.from_pretrained(folder)
     vocab = _find_vocab(config, folder)
@@ -71,9 +69,8 @@ def read_tensorflow(config: ConvertConfig, stated: Stated) -> Source:
     return Source(model, params, words.read(vocab), max(step, 1), [*files, vocab])
 
 
-def read_nvidia(config: ConvertConfig, stated: Stated) -> Source:
+def read_nvidia(config: ConvertConfig, _: Stated) -> Source:
     """Reads a checkpoint of NVIDIA's code, which contains its vocabulary."""
-    del stated  # the files have these fields
     path = Path(config.source)
     path = path / nvidia.BEST if path.is_dir() else path
     model, params, pickled, step = nvidia.read(path)
@@ -114,12 +111,6 @@ def read(config: ConvertConfig, stated: Stated) -> Source:
             f"{source.model.vocab_size}: give the model's own vocabulary with --vocab"
         )
     return source
-
-
-def sha256(path: Path) -> str:
-    """Returns the SHA-256 of a file, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 # Vocabularies that the paper's code and Hugging Face's write beside a model, in order

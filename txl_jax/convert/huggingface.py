@@ -177,11 +177,6 @@ def save_pretrained(
     that describe how the library's model differs; raises UserError for positions that
     the library does not have.
     """
-    if config.position != "transformer_xl":
-        raise UserError(
-            f'model.position = "{config.position}" is not exported: Hugging Face has '
-            "transformer_xl only"
-        )
     state = _rename_back(config, pytorch.to_state_dict(config, params))
     fields = _describe(config, vocab)
     folder.mkdir(parents=True, exist_ok=True)
@@ -237,6 +232,9 @@ def _rename_back(
 ) -> dict[str, np.ndarray]:
     """Returns the library's state dict, in which tied arrays appear once."""
     renamed = {}
+    tied = {f"crit.out_projs.{i}" for i, tie in enumerate(config.tie_projs) if tie}
+    if config.tie_weights:
+        tied |= set(filter(_is_out_table, state))
     for name, array in state.items():
         if name in UNTIED and config.untie_r:
             for n, bias in enumerate(array):
@@ -245,13 +243,6 @@ def _rename_back(
             renamed[name] = array[::-1]
         elif not name.startswith("crit."):
             renamed[PREFIX + name] = array
-        elif not _is_tied(name, config):
+        elif name not in tied:
             renamed[name] = array
     return {name: np.ascontiguousarray(array) for name, array in renamed.items()}
-
-
-def _is_tied(name: str, config: ModelConfig) -> bool:
-    if _is_out_table(name):
-        return config.tie_weights
-    number = name.rpartition(".")[2]
-    return number.isdecimal() and config.tie_projs[int(number) :][:1] == (True,)

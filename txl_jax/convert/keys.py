@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from txl_jax.convert.pickle import Object, Tensor
@@ -63,11 +62,6 @@ class Keys:
                 f"{self.where}{name[:80]}, of shape {array.shape}, is not part of "
                 "the model"
             )
-
-
-def stack(trees: list[Any]) -> Any:
-    """Returns a tree of the stacked arrays of trees with equal structure."""
-    return jax.tree.map(lambda *arrays: np.stack(arrays), *trees)
 
 
 def infer_div_val(widths: Sequence[int]) -> int:

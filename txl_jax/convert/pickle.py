@@ -72,6 +72,16 @@ class Tensor:
     shape: tuple[int, ...]
     strides: tuple[int, ...]
 
+    def __post_init__(self) -> None:
+        """Raises TypeError or ValueError for values of another kind."""
+        shape, strides = self.shape, self.strides
+        if not isinstance(self.storage, Storage) or type(shape) is not tuple:
+            raise TypeError("a tensor has no storage or no shape")
+        if type(strides) is not tuple or len(shape) != len(strides) or len(shape) > 32:
+            raise ValueError(f"a tensor has {len(shape)} sizes, and strides {strides}")
+        if any(type(n) is not int or n < 0 for n in (self.offset, *shape, *strides)):
+            raise ValueError("a tensor has a size that is negative or not an integer")
+
     def open(self, path: Path) -> np.ndarray:
         """Maps the view; raises ValueError if it exceeds its storage."""
         dtype, count, start = dataclasses.astuple(self.storage)
@@ -91,17 +101,6 @@ class Tensor:
         return np.lib.stride_tricks.as_strided(
             numbers, self.shape, strides, writeable=False
         )
-
-
-def _tensor(args: Any) -> Tensor:
-    storage, offset, shape, strides = args[:4]
-    if not (isinstance(storage, Storage) and type(shape) is type(strides) is tuple):
-        raise TypeError("a tensor has no storage or no shape")
-    if len(shape) != len(strides) or len(shape) > 32:
-        raise ValueError(f"a tensor has {len(shape)} sizes, {len(strides)} strides")
-    if any(type(n) is not int or n < 0 for n in (offset, *shape, *strides)):
-        raise ValueError("a tensor has a size that is negative or not an integer")
-    return Tensor(storage, offset, shape, strides)
 
 
 def _dict(args: Any) -> Any:
@@ -127,8 +126,8 @@ def _fill(target: Any, items: list[Any]) -> None:
 
 # Functions of the arguments that replace callables whose result is needed.
 MAKERS: dict[str, Callable[[Any], Any]] = {
-    "torch._utils._rebuild_tensor": _tensor,
-    "torch._utils._rebuild_tensor_v2": _tensor,
+    "torch._utils._rebuild_tensor": lambda args: Tensor(*args[:4]),
+    "torch._utils._rebuild_tensor_v2": lambda args: Tensor(*args[:4]),
     "torch._utils._rebuild_parameter": lambda args: args[0],
     "torch.Size": lambda args: args[0],
     "copyreg._reconstructor": lambda args: Object(args[0].name),

@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from flax.traverse_util import flatten_dict
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from txl_jax.convert.embedding import Params, read_embedding, write_embedding
-from txl_jax.convert.keys import FREQUENCIES, Keys, stack
+from txl_jax.convert.keys import FREQUENCIES, Keys
 from txl_jax.errors import UserError
 from txl_jax.model import config as models
 from txl_jax.model.config import ModelConfig
@@ -34,6 +34,7 @@ LAYER = {
     "feed_forward.norm.scale": "pos_ff.layer_norm.weight",
     "feed_forward.norm.bias": "pos_ff.layer_norm.bias",
 }
+TRANSPOSED = (".o", ".kernel")  # here [in, out]
 
 
 def from_state_dict(
@@ -137,53 +138,47 @@ def read_layers(config: ModelConfig, take: Callable[..., np.ndarray]) -> Params:
     `take(n, name, *shape)` returns an array of layer n; the names are the keys of
     LAYER, and kernels are [out, in].
     """
-    D, H, A, F = config.d_model, config.n_head, config.d_head, config.d_inner
-
-    def read(n: int) -> Params:
-        def norm(part: str) -> Params:
-            return {x: take(n, f"{part}.norm.{x}", D) for x in ("scale", "bias")}
-
-        def dense(name: str, rows: int, columns: int) -> Params:
-            kernel = take(n, f"feed_forward.{name}.kernel", rows, columns).T
-            return {
-                "kernel": kernel,
-                "bias": take(n, f"feed_forward.{name}.bias", rows),
-            }
-
-        q, k, v = take(n, "attention.qkv", 3 * H * A, D).reshape(3, H, A, D)
-        o = take(n, "attention.o", D, H * A).T.reshape(H, A, D)
-        attention = {"q": q, "k": k, "v": v, "o": o, "norm": norm("attention")}
-        if config.position == "transformer_xl":
-            attention["r"] = take(n, "attention.r", H * A, D).reshape(H, A, D)
-        feed_forward = {"in": dense("in", F, D), "out": dense("out", D, F)}
-        feed_forward["norm"] = norm("feed_forward")
-        return {"attention": attention, "feed_forward": feed_forward}
-
-    return stack([read(n) for n in range(config.n_layer)])
+    N, D, F = config.n_layer, config.d_model, config.d_inner
+    H, A = config.n_head, config.d_head
+    shapes = {
+        **dict.fromkeys(LAYER, (D,)),
+        "attention.qkv": (3 * H * A, D),
+        "attention.r": (H * A, D),
+        "attention.o": (D, H * A),
+        "feed_forward.in.kernel": (F, D),
+        "feed_forward.in.bias": (F,),
+        "feed_forward.out.kernel": (D, F),
+    }
+    if config.position != "transformer_xl":
+        del shapes["attention.r"]
+    arrays = {}
+    for name, shape in shapes.items():
+        stacked = np.stack([take(n, name, *shape) for n in range(N)])
+        arrays[name] = stacked.swapaxes(1, 2) if name.endswith(TRANSPOSED) else stacked
+    qkv = arrays.pop("attention.qkv").reshape(N, 3, H, A, D)
+    arrays |= {f"attention.{name}": qkv[:, i] for i, name in enumerate("qkv")}
+    for name in {"attention.r", "attention.o"} & arrays.keys():
+        arrays[name] = arrays[name].reshape(N, H, A, D)
+    contiguous = {name: np.ascontiguousarray(x) for name, x in arrays.items()}
+    return unflatten_dict(contiguous, sep=".")
 
 
 def to_state_dict(config: ModelConfig, params: Params) -> dict[str, np.ndarray]:
     """Returns the state dict that `from_state_dict` reads as these parameters.
 
     Untied u and w are [N, H, A]; tied arrays appear under both names. Raises UserError
-    for positions that the paper's PyTorch code does not have.
+    for positions other than the paper's own.
     """
-    if config.position not in ("transformer_xl", "shaw_biased"):
+    if config.position != "transformer_xl":
         raise UserError(
-            f'model.position = "{config.position}" does not exist in the paper\'s '
-            "PyTorch code: only transformer_xl and shaw_biased do"
+            f'model.position = "{config.position}" is not exported: only '
+            "transformer_xl is"
         )
+    exponents = np.arange(0, config.d_model, 2) / config.d_model
+    powers = 10000.0 ** exponents.astype(np.float32).astype(np.float64)
     state = write_embedding(config, params["embedding"])
-    state["r_w_bias"] = params["u"]
-    attention = params["layers"]["attention"]
-    if config.position == "shaw_biased":
-        state["r_emb"] = attention["distances"]
-        state["r_bias"] = attention["distance_bias"]
-    else:
-        state["r_r_bias"] = params["w"]
-        exponents = np.arange(0, config.d_model, 2) / config.d_model
-        powers = 10000.0 ** exponents.astype(np.float32).astype(np.float64)
-        state[FREQUENCIES] = 1 / powers.astype(np.float32)
+    state |= {"r_w_bias": params["u"], "r_r_bias": params["w"]}
+    state[FREQUENCIES] = 1 / powers.astype(np.float32)
     state |= _layer_state(config, params["layers"])
     return {name: np.ascontiguousarray(x, np.float32) for name, x in state.items()}
 
@@ -194,10 +189,9 @@ def _layer_state(config: ModelConfig, layers: Params) -> Params:
     arrays["attention.qkv"] = np.concatenate(qkv, axis=1)
     state: Params = {}
     for name, paper_name in LAYER.items():
-        for n, array in enumerate(np.asarray(arrays.get(name, ()))):
+        for n, array in enumerate(np.asarray(arrays[name])):
             if array.ndim == 3:
                 array = array.reshape(-1, config.d_model)
-            if name.endswith((".o", ".kernel")):
-                array = array.T
-            state[f"layers.{n}.{paper_name}"] = array
+            transposed = array.T if name.endswith(TRANSPOSED) else array
+            state[f"layers.{n}.{paper_name}"] = transposed
     return state

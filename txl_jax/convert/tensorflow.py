@@ -96,7 +96,12 @@ def _read_embedding(keys: Keys, D: int) -> tuple[dict[str, Any], Params]:
 
     With clusters, the biases are always split; the tables only with div_val.
     """
-    biases = _read_biases(keys)
+    clustered = f"{SOFTMAX}/cutoff_0/cluster_W"
+    names = [f"{SOFTMAX}/bias"]
+    if clustered in keys:
+        clusters, _ = keys.shape(clustered, "G", "E")
+        names = [f"{SOFTMAX}/cutoff_{i}/b" for i in range(clusters + 1)]
+    biases = [keys.take(name, "V") for name in names]
     V_i = [len(bias) for bias in biases]
     G = len(V_i) - 1
     split = f"{EMBED}/lookup_table" not in keys
@@ -116,9 +121,8 @@ def _read_embedding(keys: Keys, D: int) -> tuple[dict[str, Any], Params]:
         if E != D or (split and same_dim):
             embedding[f"proj{suffix}"] = keys.take(f"{scope}/proj_W", E, D)
     if G:
-        first = f"{SOFTMAX}/cutoff_0"
-        embedding["cluster_table"] = keys.take(f"{first}/cluster_W", G, E_i[0])
-        embedding["cluster_bias"] = keys.take(f"{first}/cluster_b", G)
+        embedding["cluster_table"] = keys.take(clustered, G, E_i[0])
+        embedding["cluster_bias"] = keys.take(f"{SOFTMAX}/cutoff_0/cluster_b", G)
     ties = []
     for i in range(G + 1):
         # The softmax has a projection, tied or not, where the embedding has one.
@@ -136,13 +140,3 @@ def _read_embedding(keys: Keys, D: int) -> tuple[dict[str, Any], Params]:
         "proj_same_dim": same_dim,
     }
     return config, embedding
-
-
-def _read_biases(keys: Keys) -> list[np.ndarray]:
-    """Returns the biases of each cluster's tokens."""
-    scope = f"{SOFTMAX}/cutoff_"
-    names = [f"{SOFTMAX}/bias"]
-    if f"{scope}0/cluster_W" in keys:
-        G, _ = keys.shape(f"{scope}0/cluster_W", "G", "E")
-        names = [f"{scope}{i}/b" for i in range(G + 1)]
-    return [keys.take(name, "V") for name in names]
