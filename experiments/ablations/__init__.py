@@ -1,1 +1,1 @@
-"""The paper's ablations: each imports its parent and changes one thing."""
+"""The paper's ablations; each imports its parent and changes one part of it."""

@@ -1,12 +1,12 @@
-"""The model of the paper's ablation on One Billion Word (Table 7): about 0.3B.
+"""The baseline of the paper's ablation on One Billion Word (Table 7), about 0.3B.
 
     python -m txl_jax.main --config=lm1b_300m
 
 Published: perplexity 25.2 after 400,000 updates; hardware and time unknown. This
 project has not run it.
 
-The paper gives 20 layers, the updates and about 0.3B parameters. The rest is unknown:
-this is the base model with d_inner 2048, which has 299,108,193 parameters.
+The paper states 20 layers, the number of updates and about 0.3B parameters, and nothing
+else. This is the base model with d_inner 2048, which has 299,108,193 parameters.
 """
 
 from ml_collections import ConfigDict

@@ -1,8 +1,8 @@
-"""Table 7: no memory between segments.
+"""Table 7: without recurrence.
 
     python -m txl_jax.main --config=lm1b_no_recurrence
 
-Published: perplexity 27.1; with memory 25.2. Differs from lm1b_300m in the memory.
+Published: perplexity 27.1; 25.2 with a memory. Differs from lm1b_300m in the memory.
 """
 
 from ml_collections import ConfigDict

@@ -1,9 +1,9 @@
-"""Table 7: the positions of Shaw et al. (2018) in place of ours.
+"""Table 7: the relative positions of Shaw et al. (2018).
 
     python -m txl_jax.main --config=lm1b_shaw
 
-Published: perplexity 25.7; ours 25.2. Differs from lm1b_300m in the positions; these
-have no biases u and w to untie.
+Published: perplexity 25.7; 25.2 with the paper's positions. Differs from lm1b_300m in
+the positions, which have no biases u and w to untie.
 """
 
 from ml_collections import ConfigDict

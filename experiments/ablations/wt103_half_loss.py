@@ -1,9 +1,9 @@
-"""Table 6: only the later half of each segment is learned from.
+"""Table 6: a loss on only the later half of each segment.
 
     python -m txl_jax.main --config=wt103_half_loss
 
-Published: perplexity 28.33 with attention to 460 tokens, 28.69 attending as far as in
-training; 26.77 with the full loss. Differs from wt103_128m in the loss.
+Published: perplexity 28.33 with attention to 460 tokens, 28.69 with the attention
+length of training; 26.77 with the full loss. Differs from wt103_128m in the loss.
 """
 
 from ml_collections import ConfigDict

@@ -1,9 +1,9 @@
-"""Table 6: no memory between segments.
+"""Table 6: without recurrence.
 
     python -m txl_jax.main --config=wt103_no_recurrence
 
 Published: perplexity 29.02 with attention to 260 tokens, 29.59 with the 128 of training
-(--config.eval.ext_len=64); 26.77 with memory. Differs from wt103_128m in the memory.
+(--config.eval.ext_len=64); 26.77 with a memory. Differs from wt103_128m in the memory.
 """
 
 from ml_collections import ConfigDict

@@ -1,10 +1,10 @@
-"""Table 10: no memory, but as many tokens as the same GPU memory holds.
+"""Table 10: without recurrence, and with the longest segments in the same GPU memory.
 
     python -m txl_jax.main --config=wt103_no_recurrence_176
 
 Published: perplexity 27.98 with attention to 400 tokens, 28.43 with the 176 of
-training; 26.77 with memory and segments of 128. Differs from wt103_no_recurrence in the
-length of the segments.
+training; 26.77 with a memory and segments of 128. Differs from wt103_no_recurrence in
+the length of the segments.
 """
 
 from ml_collections import ConfigDict

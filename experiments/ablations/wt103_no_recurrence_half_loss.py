@@ -1,4 +1,4 @@
-"""Table 6: no memory, and only the later half of a segment is learned from.
+"""Table 6: without recurrence, and with a loss on only the later half of each segment.
 
     python -m txl_jax.main --config=wt103_no_recurrence_half_loss
 

@@ -1,9 +1,10 @@
-"""Table 10: no memory, half of the loss, and as many tokens as the GPU holds.
+"""Table 10: without recurrence, half of the loss, the longest segments in GPU memory.
 
     python -m txl_jax.main --config=wt103_no_recurrence_half_loss_172
 
-Published: perplexity 28.83 with attention to 120 tokens; 28.33 with memory and segments
-of 128. Differs from wt103_no_recurrence_half_loss in the length of the segments.
+Published: perplexity 28.83 with attention to 120 tokens; 28.33 with a memory and
+segments of 128. Differs from wt103_no_recurrence_half_loss in the length of the
+segments.
 """
 
 from ml_collections import ConfigDict

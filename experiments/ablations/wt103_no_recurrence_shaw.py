@@ -1,9 +1,10 @@
-"""Table 6: no memory, and the positions of Shaw et al. (2018).
+"""Table 6: without recurrence, and with the relative positions of Shaw et al. (2018).
 
     python -m txl_jax.main --config=wt103_no_recurrence_shaw
 
-Published: perplexity 29.75 with attention to 120 tokens; 29.02 with ours. Differs from
-wt103_no_recurrence in the positions, and attends as far as it learned.
+Published: perplexity 29.75 with attention to 120 tokens; 29.02 with the paper's
+positions. Differs from wt103_no_recurrence in the positions, and is evaluated with the
+attention length of training, since positions beyond it are not trained.
 """
 
 from ml_collections import ConfigDict

@@ -1,4 +1,4 @@
-"""Table 6: Shaw et al. (2018), no memory, the later half of the loss.
+"""Table 6: positions of Shaw et al. (2018), without recurrence, half of the loss.
 
     python -m txl_jax.main --config=wt103_no_recurrence_shaw_half_loss
 

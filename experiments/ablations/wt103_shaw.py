@@ -1,10 +1,11 @@
-"""Table 6: the positions of Shaw et al. (2018) in place of ours.
+"""Table 6: the relative positions of Shaw et al. (2018).
 
     python -m txl_jax.main --config=wt103_shaw
 
-Published: perplexity 27.94 with attention to 256 tokens, the same as in training; ours
-26.77. Differs from wt103_128m in the positions, and attends as far as it learned. Here
-they are the paper's terms (a) and (b); "shaw_biased" is what the released code has.
+Published: perplexity 27.94 with attention to 256 tokens, as in training; 26.77 with the
+paper's positions. Differs from wt103_128m in the positions, and is evaluated with the
+attention length of training. The scores have the paper's terms (a) and (b); the variant
+of the released code is "shaw_biased".
 """
 
 from ml_collections import ConfigDict

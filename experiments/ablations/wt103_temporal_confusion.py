@@ -1,10 +1,10 @@
-"""Section 3.3: absolute positions with a memory, whose tokens repeat the segment's.
+"""Section 3.3: absolute positions with a memory, which repeat those of the segment.
 
     python -m txl_jax.main --config=wt103_temporal_confusion
 
-No published number: the paper says why this cannot work. A token of the memory has the
-place that it had in its own segment, so the model cannot tell the two apart. Differs
-from wt103_128m in the positions.
+No published number: the paper explains why this fails. A token in the memory keeps the
+position of its own segment, so the model cannot distinguish it from a token at the same
+position of the current one. Differs from wt103_128m in the positions.
 """
 
 from ml_collections import ConfigDict

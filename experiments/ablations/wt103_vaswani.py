@@ -2,8 +2,8 @@
 
     python -m txl_jax.main --config=wt103_vaswani
 
-Published: perplexity 30.97 with attention to 120 tokens; 30.10 with ours. Differs from
-wt103_no_recurrence_half_loss in the positions.
+Published: perplexity 30.97 with attention to 120 tokens; 30.10 with the paper's
+positions. Differs from wt103_no_recurrence_half_loss in the positions.
 """
 
 from ml_collections import ConfigDict
