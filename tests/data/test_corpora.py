@@ -8,7 +8,7 @@ import random
 import subprocess
 import sys
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pytest
 
@@ -215,18 +215,7 @@ def test_damaged_compressed_text_is_refused(
             split("text", tmp_path / name)
 
 
-def test_unreadable_and_shrunken_files_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: Any
-) -> None:
-    path = tmp_path / "a.txt"
-    path.write_bytes(b"x" * 100)
+def test_a_file_that_becomes_shorter_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"x" * 100)
     with refused(r"a\.txt became shorter"):
-        joined((ByteRange(path, 0, 101),))
-
-    # A mode of 0 would not stop the tests when they run as root.
-    def refuse(self: Path, *_: Any, **__: Any) -> IO[bytes]:
-        raise PermissionError(13, "Permission denied", str(self))
-
-    monkeypatch.setattr(Path, "open", refuse)
-    with refused(r"cannot read .*a\.txt \(Permission denied\)"):
-        split("text", path)
+        joined((ByteRange(tmp_path / "a.txt", 0, 101),))

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from tests.data.reading import of_stream, read_epoch
-from tests.support.refusal import refused
 from txl_jax.data.sentences import ShuffledSentences, find_sentences, permute
 from txl_jax.data.streams import Streams
 
@@ -99,11 +98,6 @@ def test_sentences_are_found_across_chunks(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("txl_jax.data.sentences.CHUNK", 3)
     np.testing.assert_array_equal(find_sentences(text, END), expected)
     np.testing.assert_array_equal(permute(60, 7, 1), order)
-
-
-def test_a_text_without_ends_is_refused() -> None:
-    with refused("train.sentence_end = 99 does not occur"):
-        ShuffledSentences(make_text(3), 99, 0)
 
 
 @pytest.mark.parametrize("n", [1, 2, 256, 257, 100_000])
