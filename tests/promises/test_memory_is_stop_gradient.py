@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from tests.reference import Array
 from tests.support import tiny
@@ -35,9 +36,13 @@ def after_first(params: Any) -> Memory:
     return nll(params, Memory.empty(tiny.CONFIG, B), 0)[1]
 
 
-def test_no_gradient_reaches_the_memory_that_is_read() -> None:
-    filled = tiny.jit(after_first)(PARAMS)
+@pytest.fixture(scope="module")
+def filled() -> Memory:
+    """The memory after the first segment, as a constant."""
+    return tiny.jit(after_first)(PARAMS)
 
+
+def test_no_gradient_reaches_the_memory_that_is_read(filled: Memory) -> None:
     def second(h_NBMD: Array) -> jax.Array:
         return nll(PARAMS, filled.replace(h_NBMD=h_NBMD), L)[0]
 
@@ -50,14 +55,12 @@ def test_no_gradient_leaves_the_memory_that_is_kept() -> None:
         assert not np.asarray(gradient).any()
 
 
-def test_gradients_are_those_of_a_constant_memory() -> None:
-    constant = tiny.jit(after_first)(PARAMS)
-
+def test_gradients_are_those_of_a_constant_memory(filled: Memory) -> None:
     def through(params: Any) -> jax.Array:
         return nll(params, after_first(params), L)[0]
 
     def alone(params: Any) -> jax.Array:
-        return nll(params, constant, L)[0]
+        return nll(params, filled, L)[0]
 
     expected = tiny.jit(jax.grad(alone))(PARAMS)
     assert all(np.asarray(gradient).any() for gradient in jax.tree.leaves(expected))
