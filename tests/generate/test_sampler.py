@@ -4,6 +4,7 @@ Dims: B streams, L segment, V vocabulary, T tokens of prompt and continuation.
 """
 
 import dataclasses
+import itertools
 from typing import Any
 
 import jax
@@ -12,12 +13,13 @@ import numpy as np
 import pytest
 from jax import Array
 
+from tests import reference
 from tests.support import tiny
 from txl_jax.errors import UserError
 from txl_jax.generate import sampler
 from txl_jax.generate.options import GenerateConfig
-from txl_jax.generate.sampler import choose, restrict
-from txl_jax.model.memory import Memory
+from txl_jax.generate.sampler import Drawn, choose, restrict
+from txl_jax.model.config import ModelConfig
 
 # As drawn, and rounded to quarters so that tokens tie.
 LOGITS_BV = 2 * jax.random.normal(jax.random.key(0), (4, 50))
@@ -74,11 +76,6 @@ def test_restrict_agrees_with_a_literal_transcription(
     )
 
 
-def test_top_k_and_top_p_of_nothing_keep_everything() -> None:
-    config = GenerateConfig(top_k=0, top_p=1.0)
-    np.testing.assert_array_equal(restrict(LOGITS_BV, config), LOGITS_BV)
-
-
 def test_temperature_zero_takes_the_likeliest() -> None:
     config = GenerateConfig(temperature=0.0, top_k=3, top_p=0.5)
     for seed in range(3):
@@ -89,10 +86,8 @@ def test_temperature_zero_takes_the_likeliest() -> None:
 @pytest.mark.parametrize(
     "config",
     [
-        GenerateConfig(top_k=0),
         GenerateConfig(top_k=4, temperature=1.5),
         GenerateConfig(top_k=0, top_p=0.8, temperature=0.7),
-        GenerateConfig(top_k=20, top_p=0.5),
     ],
 )
 def test_draws_follow_the_restricted_distribution(config: GenerateConfig) -> None:
@@ -114,18 +109,20 @@ def test_draws_follow_the_restricted_distribution(config: GenerateConfig) -> Non
 
 PARAMS = tiny.make_params()
 PROMPT = tiny.make_tokens(1, 9)[0]
-GREEDY = GenerateConfig(num_tokens=14, temperature=0.0, mem_len=4)
-WINDOW = dataclasses.replace(GREEDY, mem_len=0)
+MEMORY = GenerateConfig(num_tokens=14, top_k=4, mem_len=4)
+WINDOW = dataclasses.replace(MEMORY, mem_len=0)
 
 
 def draw(
-    prompts: list[np.ndarray], config: GenerateConfig, **more: Any
-) -> list[list[int]]:
+    prompts: list[np.ndarray],
+    config: GenerateConfig,
+    model_config: ModelConfig = tiny.CONFIG,
+    params: Any = PARAMS,
+    **more: int,
+) -> Drawn:
     """Returns what follows each prompt, sampled together."""
-    model_config = more.pop("model_config", tiny.CONFIG)
-    params = more.pop("params", PARAMS)
     parts = sampler.stream(model_config, params, prompts, config, **more)
-    return np.concatenate([part.tokens_BT for part in parts], axis=1).tolist()
+    return Drawn(*(np.concatenate(x, axis=1) for x in zip(*parts, strict=True)))
 
 
 @pytest.fixture
@@ -135,94 +132,77 @@ def short_segments(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_short_memory_is_carried_from_token_to_token(short_segments: None) -> None:
-    model_config = tiny.config(mem_len=4)
-    # The whole prompt: upper layers know of more than the memory holds.
-    _, memory = tiny.read(model_config, PARAMS, PROMPT[None, :-1], 3)
-    token, expected = int(PROMPT[-1]), []
-    for _ in range(GREEDY.num_tokens):
-        log_probs_BLV, memory = tiny.apply(
-            model_config, PARAMS, np.full((1, 1), token), memory, method="logits"
-        )
-        token = int(np.argmax(log_probs_BLV))
-        expected.append(token)
-    assert draw([PROMPT], GREEDY) == [expected]
-    assert len(set(expected)) > 1
+    tokens_BT, nll_BT = draw([PROMPT], MEMORY)
+    text_T = np.r_[PROMPT, tokens_BT[0]]
+    settings = tiny.reference_settings(tiny.config(mem_len=4))
+    memory, expected = reference.empty(tiny.N, 1, tiny.D), []
+    # The last token of the prompt is read with the first one of the sample.
+    for begin, end in itertools.pairwise([0, 3, 6, *range(8, len(text_T))]):
+        pair = text_T[None, begin:end], text_T[None, begin + 1 : end + 1]
+        nll_1L, memory = reference.nll(PARAMS, *pair, memory, **settings)
+        expected += nll_1L[0].tolist()
+    tiny.assert_close(nll_BT[0], expected[len(PROMPT) - 1 :])
 
 
-def check_windows(window: int, continued: list[int], **model: Any) -> None:
-    """Compares tokens with those of windows, each read from a cold start."""
-    model_config = tiny.config(mem_len=0, **model)
-    params, text_T = tiny.make_params(model_config), np.r_[PROMPT, continued]
-
-    def likeliest(tokens_BL: np.ndarray) -> np.ndarray:
-        memory = Memory.empty(model_config, len(tokens_BL))
-        log_probs_BLV, _ = tiny.apply(
-            model_config, params, tokens_BL, memory, method="logits"
-        )
-        return np.asarray(log_probs_BLV).argmax(axis=-1)
-
-    end_T = np.arange(len(PROMPT), len(text_T))
-    growing_T, full_T = end_T[end_T <= window], end_T[end_T > window]
-    if len(growing_T):
-        all_L = likeliest(text_T[None, : growing_T[-1]])[0]
-        np.testing.assert_array_equal(text_T[growing_T], all_L[growing_T - 1])
-    if len(full_T):
-        windows_BL = np.stack([text_T[end - window : end] for end in full_T])
-        np.testing.assert_array_equal(text_T[full_T], likeliest(windows_BL)[:, -1])
+LEARNED = {"position": "learned", "n_position": 4}
 
 
 @pytest.mark.parametrize(
-    "window",
-    [1, 11, *(pytest.param(n, marks=pytest.mark.long) for n in (3, 9, 40))],
+    "config, window, model",
+    [
+        (dataclasses.replace(MEMORY, mem_len=64), 64, {}),
+        (WINDOW, 1, {}),
+        (WINDOW, 11, {}),
+        (WINDOW, 4, LEARNED),
+        *(pytest.param(WINDOW, n, {}, marks=pytest.mark.long) for n in (3, 9, 40)),
+    ],
 )
-def test_without_memory_a_window_is_read_again_for_every_token(window: int) -> None:
-    """Of one token, sliding from the start, full, filling and then sliding, long."""
-    (continued,) = draw([PROMPT], WINDOW, window=window)
-    check_windows(window, continued)
-    assert len(set(continued)) > 1
-
-
-def test_a_model_of_places_reads_windows_of_as_many() -> None:
-    model: dict[str, Any] = {"position": "learned", "n_position": 4}
+def test_a_window_is_read_again_for_every_token(
+    config: GenerateConfig, window: int, model: dict[str, Any]
+) -> None:
+    """A long memory; one token; filling and then sliding; as many as are learned."""
     model_config = tiny.config(mem_len=0, **model)
-    more = {"model_config": model_config, "params": tiny.make_params(model_config)}
-    (continued,) = draw([PROMPT], WINDOW, window=4, **more)
-    check_windows(4, continued, **model)
+    params = tiny.make_params(model_config)
+    tokens_BT, nll_BT = draw([PROMPT], config, model_config, params, window=window)
+    text_T = np.r_[PROMPT, tokens_BT[0]]
+    expected = [
+        tiny.cold_nll(model_config, params, text_T[max(at - window, 0) : at + 1])[-1]
+        for at in range(len(PROMPT), len(text_T))
+    ]
+    tiny.assert_close(nll_BT[0], expected)
 
 
-def test_memory_equals_reading_the_whole_text_again() -> None:
-    (continued,) = draw([PROMPT], dataclasses.replace(GREEDY, mem_len=64))
-    check_windows(64, continued)
-
-
-@pytest.mark.parametrize("mem_len", [0, 8])
-def test_a_prompt_without_tokens_is_refused(mem_len: int) -> None:
+def test_a_prompt_without_tokens_is_refused() -> None:
     with pytest.raises(UserError, match="generate.prompt has no tokens"):
-        draw([PROMPT[:0]], dataclasses.replace(GREEDY, mem_len=mem_len))
+        draw([PROMPT, PROMPT[:0]], MEMORY)
 
 
 def test_tokens_beyond_the_vocabulary_are_never_drawn() -> None:
     config = GenerateConfig(num_tokens=40, mem_len=4, temperature=3.0, top_k=0)
-    (tokens,) = draw([PROMPT], config, vocab_size=4)
-    assert set(tokens) == {0, 1, 2, 3}
+    tokens_BT, _ = draw([PROMPT], config, vocab_size=4)
+    assert set(tokens_BT[0].tolist()) == {0, 1, 2, 3}
 
 
-@pytest.mark.parametrize("config", [GREEDY, WINDOW], ids=["memory", "window"])
+@pytest.mark.parametrize("config", [MEMORY, WINDOW], ids=["memory", "window"])
 def test_prompts_of_different_lengths_do_not_meet(
     config: GenerateConfig, short_segments: None
 ) -> None:
     prompts = [PROMPT[:2], PROMPT]
-    alone = [draw([prompt], config, window=6)[0] for prompt in prompts]
-    assert draw(prompts, config, window=6) == alone
-    assert alone[0] != alone[1]
+    alone = [
+        draw([prompt], dataclasses.replace(config, seed=1 + b), window=6)
+        for b, prompt in enumerate(prompts)
+    ]
+    together = draw(prompts, config, window=6)
+    for b in (0, 1):
+        np.testing.assert_array_equal(together.tokens_BT[b], alone[b].tokens_BT[0])
+    assert (together.tokens_BT[0] != together.tokens_BT[1]).any()
 
 
 def test_the_tokens_do_not_depend_on_how_many_are_fetched_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    config = GenerateConfig(num_tokens=14, mem_len=4)
-    whole_T = sampler.sample(tiny.CONFIG, PARAMS, PROMPT, config)
+    whole_T = sampler.sample(tiny.CONFIG, PARAMS, PROMPT, MEMORY)
     monkeypatch.setattr(sampler, "EVERY", 5)
-    parts = list(sampler.stream(tiny.CONFIG, PARAMS, [PROMPT], config))
+    parts = list(sampler.stream(tiny.CONFIG, PARAMS, [PROMPT], MEMORY))
     assert [part.nll_BT.shape for part in parts] == [(1, 5), (1, 5), (1, 4)]
     assert np.concatenate([part.tokens_BT[0] for part in parts]).tolist() == [*whole_T]

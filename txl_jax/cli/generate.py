@@ -1,6 +1,7 @@
 """The mode `generate`: samples that continue prompts, or contexts from a split."""
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from txl_jax.cli.prepare import prepare
+from txl_jax.data.detokenization import check_detokenizes, detokenize
 from txl_jax.data.tokens import Tokens
 from txl_jax.generate import texts
 from txl_jax.report.log import json_lines
@@ -41,7 +43,11 @@ def draw(
     """
     config, vocab = loaded.config.generate, loaded.vocab
     window = loaded.config.eval.ext_len + loaded.config.eval.tgt_len
-    write = texts.make_writer(config, loaded.config.data.corpus, vocab.kind)
+    write: texts.Write = str
+    if config.detokenize:
+        corpus = loaded.config.data.corpus
+        check_detokenizes(corpus, vocab.kind)
+        write = functools.partial(detokenize, corpus=corpus)
     prompts = read_prompts(loaded, tokens)
     model = loaded.config.model, loaded.params, vocab
     samples: list[texts.Sample] = []

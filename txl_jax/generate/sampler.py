@@ -104,20 +104,6 @@ def pad(prompts: Sequence[np.ndarray], width: int) -> tuple[np.ndarray, np.ndarr
     return np.stack(rows).astype(np.int32), length_B
 
 
-def cut(prompts: Sequence[np.ndarray], longest: int) -> Segment:
-    """Returns the prompts as segments of at most `longest` tokens.
-
-    Only inputs and lengths are set.
-    """
-    L = min(max(1, *map(len, prompts)), longest)
-    tokens_BT, length_B = pad(prompts, L)
-    B, T = tokens_BT.shape
-    length_SB = np.clip(length_B - np.arange(0, T, L)[:, None], 0, L).astype(np.int32)
-    inputs_SBL = np.moveaxis(tokens_BT.reshape(B, -1, L), 1, 0)
-    none: Any = None
-    return Segment(inputs_SBL, none, none, none, length_SB)
-
-
 @reader.from_hidden
 def fill(*_: Any) -> None:
     """Returns nothing: prompts are read only to fill the memory."""
@@ -129,9 +115,14 @@ def make_memory(config: ModelConfig, prompts: Sequence[np.ndarray]) -> Context:
     `start` reads the prompts, except for their last tokens, into the memory.
     """
     model = Decoder(config)
-    segments = cut([prompt[:-1] for prompt in prompts], LONGEST)
     last_B = np.array([prompt[-1] for prompt in prompts], np.int32)
-    B, L = segments.inputs_SBL.shape[1:]
+    L = min(max(map(len, prompts)), LONGEST)
+    tokens_BT, length_B = pad([prompt[:-1] for prompt in prompts], L)
+    B, T = tokens_BT.shape
+    length_SB = np.clip(length_B - np.arange(0, T, L)[:, None], 0, L).astype(np.int32)
+    inputs_SBL = np.moveaxis(tokens_BT.reshape(B, -1, L), 1, 0)
+    none: Any = None
+    segments = Segment(inputs_SBL, none, none, none, length_SB)
 
     def start(params: Any) -> tuple[Array, RingMemory]:
         memory = reader.empty_memory(config, params, B, L)

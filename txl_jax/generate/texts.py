@@ -7,7 +7,6 @@ Dims: T tokens.
 """
 
 import dataclasses
-import functools
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +14,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from txl_jax.data.detokenization import check_detokenizes, detokenize
 from txl_jax.data.spelling import spell
 from txl_jax.data.vocab import Vocab
 from txl_jax.errors import UserError
@@ -141,14 +139,6 @@ def draw_contexts(
     return [np.asarray(tokens_T[at : at + config.context_tokens]) for at in starts]
 
 
-def make_writer(config: GenerateConfig, corpus: str, vocab_kind: str) -> Write:
-    """Returns the function that formats a sample's text (generate.detokenize)."""
-    if not config.detokenize:
-        return str
-    check_detokenizes(corpus, vocab_kind)
-    return functools.partial(detokenize, corpus=corpus)
-
-
 def draw(
     model_config: ModelConfig,
     params: Any,
@@ -163,8 +153,6 @@ def draw(
 
     A single sample is shown while it is drawn, line by line if `write` detokenizes.
     """
-    if not all(map(len, prompts)):
-        raise UserError("generate.prompt has no tokens: give it something to follow")
     longest = max(map(len, prompts))
     if not config.mem_len and longest > window:
         say(f"the prompt has {longest} tokens: only the newest {window} are used")
@@ -172,16 +160,10 @@ def draw(
         own = prompts[first : first + STREAMS]
         seeds = [(config.seed + first + n) % 2**32 for n in range(len(own))]
         growing = [Growing(vocab, prompt_T, config) for prompt_T in own]
-        parts = sampler.stream(
-            model_config,
-            params,
-            own,
-            dataclasses.replace(config, seed=seeds[0]),
-            len(vocab),
-            window,
-        )
+        seeded = dataclasses.replace(config, seed=seeds[0])
+        model = model_config, params, own, seeded
         shown = 0
-        for tokens_BT, nll_BT in parts:
+        for tokens_BT, nll_BT in sampler.stream(*model, len(vocab), window):
             for each, tokens_T, nll_T in zip(growing, tokens_BT, nll_BT, strict=True):
                 each.add(tokens_T, nll_T)
             if len(prompts) == 1:
