@@ -1,13 +1,11 @@
-"""What the paper's TensorFlow code computes and saves: `tensorflow_checkpoints`.
+"""Generates `tensorflow_checkpoints` with the paper's TensorFlow code.
 
 `python -m tests.convert.golden_tensorflow CODE` with tensorflow-cpu==2.21.0, which
 needs no other package of this project; CODE is the folder `tf` of the paper's published
-code. TensorFlow 2 lacks the layers that it calls, so they are given here by their
-definitions. Each case is a checkpoint in a folder of its own and an .npz: the config as
-JSON, the tokens, every variable's name and numbers, in a row, the nll of each segment
-and the last memory. The models are small and random in every variable. One more folder
-has a variable of every dtype and a partitioned one, another has TensorFlow's first
-format.
+code. This module defines the layers of TensorFlow 1 that version 2 lacks. Each case is
+a folder with a checkpoint, and an .npz with the config, the tokens, the names and
+values of all variables, the nll of each segment and the last memory. All variables are
+random. The folder `kinds` has a variable of every dtype and a partitioned one.
 
 Dims: B streams, S segments, L segment, T = S L + 1 tokens, M memory, D model.
 """
@@ -50,7 +48,7 @@ CLUSTERS: dict[str, Any] = {
     "untie_r": True,
 }
 DIVIDED: dict[str, Any] = {**CLUSTERS, "div_val": 4, "d_model": 16, "d_embed": 16}
-# The first four as the published models are.
+# The first four have the structure of the published models.
 CASES: dict[str, dict[str, Any]] = {
     "enwik8": {"same_length": True},
     "wt103": CLUSTERS,
@@ -109,7 +107,7 @@ def session(tf: Any) -> Any:
 
 
 def place(op: Any) -> str:
-    """Returns a device for the op: that decides in which data file it is saved."""
+    """Returns a device for the op, which decides in which data file it is saved."""
     return f"/cpu:{len(op.name) % 2}"
 
 
@@ -120,7 +118,7 @@ def save(tf: Any, run: Any, name: str, file: str, **options: Any) -> None:
 
 
 def make_case(tf: Any, code: Any, name: str, seed: int) -> dict[str, Any]:
-    """Saves a checkpoint and returns what the model in it computes."""
+    """Saves a checkpoint and returns the results of its model."""
     config = {**BASE, **CASES[name]}
     rng = np.random.default_rng(seed)
     tokens_BT = rng.integers(0, config["n_token"], (B, S * L + 1))
@@ -140,13 +138,13 @@ def make_case(tf: Any, code: Any, name: str, seed: int) -> dict[str, Any]:
             use_tpu=False,
             **config,
         )
-        step = tf.train.get_or_create_global_step()  # among the values as a float
+        step = tf.train.get_or_create_global_step()  # a float among the values
         trained = tf.trainable_variables()
         update = tf.no_op()
         if name in TRAINED:
             update = tf.train.AdamOptimizer(0.01).minimize(loss, global_step=step)
 
-    def fed(s: int, memory: Any) -> dict[Any, Any]:
+    def feed(s: int, memory: Any) -> dict[Any, Any]:
         x_LB = tokens_BT[:, s * L : s * L + L].T
         y_LB = tokens_BT[:, s * L + 1 : s * L + L + 1].T
         return {tokens: x_LB, targets: y_LB, **dict(zip(mems, memory, strict=True))}
@@ -158,10 +156,10 @@ def make_case(tf: Any, code: Any, name: str, seed: int) -> dict[str, Any]:
             value += variable.op.name.endswith("gamma")
             variable.load(value.astype(np.float16).astype(np.float32), run)
         memory = [np.zeros(shape, np.float32)] * config["n_layer"]
-        run.run(update, fed(0, memory))
+        run.run(update, feed(0, memory))
         losses = []
         for s in range(S):
-            nll, memory = run.run([loss, new_mems], fed(s, memory))
+            nll, memory = run.run([loss, new_mems], feed(s, memory))
             losses.append(nll)
         values = run.run({v.op.name: v for v in tf.global_variables()})
         save(tf, run, name, "ckpt-0", sharded=name in SHARDED)
@@ -176,7 +174,7 @@ def make_case(tf: Any, code: Any, name: str, seed: int) -> dict[str, Any]:
 
 
 def make_kinds(tf: Any) -> dict[str, Any]:
-    """Saves one variable of every dtype, a partitioned one, and two without numbers."""
+    """Saves a variable of every dtype, a partitioned, an empty and a text variable."""
     rng = np.random.default_rng(99)
     kinds = ("float32", "float16", "bfloat16", "int32", "int64", "float64")
     for kind in kinds:
@@ -196,15 +194,6 @@ def make_kinds(tf: Any) -> dict[str, Any]:
     return values
 
 
-def make_first_format(tf: Any) -> None:
-    """Saves a checkpoint in the format that came before."""
-    tf.Variable(np.arange(3), name="x")
-    with session(tf) as run:
-        run.run(tf.global_variables_initializer())
-        first = tf.train.SaverDef.V1
-        save(tf, run, "first_format", "old", write_version=first)
-
-
 def main(code: str) -> None:
     """Writes all files."""
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
@@ -215,7 +204,7 @@ def main(code: str) -> None:
     sys.path.insert(0, code)
     model = importlib.import_module("model")
     shutil.rmtree(FOLDER, ignore_errors=True)
-    for name in (*CASES, "kinds", "first_format"):
+    for name in (*CASES, "kinds"):
         (FOLDER / name).mkdir(parents=True)
     for seed, name in enumerate(CASES):
         with tf.Graph().as_default():
@@ -224,8 +213,6 @@ def main(code: str) -> None:
             )
     with tf.Graph().as_default():
         np.savez_compressed(FOLDER / "kinds.npz", **make_kinds(tf))
-    with tf.Graph().as_default():
-        make_first_format(tf)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
-"""What torch.save and Python 2 write: makes tests/convert/recorded/*.
+"""Generates tests/convert/recorded with torch.save and Python 2.
 
 `python -m tests.convert.recorded [python2]` with torch and transformers==4.35.2. The
-weights are those of tests/fixtures, so that the same numbers are known for them. The
-classes here are named as the published ones and hold nothing but the weights: whoever
-unpickled them for real would need these modules.
+weights are those of tests/fixtures. The pickled classes have the names of the published
+ones and hold only the weights; their modules do not exist when the files are read.
 """
 
 import argparse
@@ -21,18 +20,10 @@ import numpy as np
 from tests.support import golden
 
 FOLDER = Path(__file__).with_name("recorded")
-PAPER = ("plain", "div_val_2_all_tied")  # cases with one u and w, as the paper's code
+PAPER = ("plain", "div_val_2_all_tied")  # cases with one u and w, as in the paper
 NVIDIA = "div_val_2_all_tied"
-WORDS = [
-    "<eos>",
-    "<unk>",
-    "the",
-    "=",
-    "café",
-    "naïve",
-    "'s",
-    *map(str, range(500, 530)),
-]
+WORDS = ["<eos>", "<unk>", "the", "=", "café", "naïve", "'s"]
+WORDS += map(str, range(500, 530))
 PYTHON2 = """
 # -*- coding: utf-8 -*-
 import collections, imp, json, pickle, sys
@@ -55,7 +46,7 @@ for protocol in (1, 2):
 
 
 def paper_state(name: str) -> dict[str, np.ndarray]:
-    """Returns a case's weights as the paper's code names and orders them."""
+    """Returns the state dict of a case in the paper's code."""
     state = {}
     with np.load(golden.FOLDER / f"{name}.npz") as case:
         for key in case:
@@ -70,7 +61,7 @@ def paper_state(name: str) -> dict[str, np.ndarray]:
 
 
 def nvidia_state(name: str) -> dict[str, np.ndarray]:
-    """Returns a case's weights as NVIDIA's code names them, what is tied once."""
+    """Returns the state dict of a case in NVIDIA's code, with tied arrays once."""
     renamed = {}
     for key, array in paper_state(name).items():
         parts = key.split(".")
@@ -97,7 +88,7 @@ def nvidia_config(name: str) -> dict[str, Any]:
 
 
 def module(state: dict[str, np.ndarray]) -> Any:
-    """Returns a module with these weights in modules of modules; equal ones are one."""
+    """Returns a module with these weights in nested modules; equal weights are tied."""
     import torch
 
     home = types.ModuleType("mem_transformer")
@@ -122,7 +113,7 @@ def module(state: dict[str, np.ndarray]) -> Any:
 
 
 def vocab_object() -> Any:
-    """Returns an instance of a class of a module that is not there when it is read."""
+    """Returns an instance of a class whose module exists only now."""
     home = types.ModuleType("utils.vocabulary")
     kind = type("Vocab", (), {"__module__": home.__name__})
     home.Vocab = kind  # type: ignore[attr-defined]
@@ -152,10 +143,10 @@ def main() -> None:
     for name in PAPER:
         state = paper_state(name)
         for zipped, layout in ((False, "stream"), (True, "zip")):
-            how = {"_use_new_zipfile_serialization": zipped}
+            options = {"_use_new_zipfile_serialization": zipped}
             whole = module(state)
-            torch.save(whole, FOLDER / f"{name}.module.{layout}.pt", **how)
-            torch.save(whole.state_dict(), FOLDER / f"{name}.{layout}.pt", **how)
+            torch.save(whole, FOLDER / f"{name}.module.{layout}.pt", **options)
+            torch.save(whole.state_dict(), FOLDER / f"{name}.{layout}.pt", **options)
     saved = {
         "args": argparse.Namespace(dataset="wt103", lr=0.01, cuda=True),
         "model_config": nvidia_config(NVIDIA),

@@ -138,14 +138,10 @@ def test_all_benchmarks_work(start: Start, capfd: pytest.CaptureFixture[str]) ->
 
 def test_the_shares_of_a_step_add_up() -> None:
     row = {
-        "experiment": "slow",
-        "topology": "v5e:2x4",
-        "fits": True,
-        "devices": 8,
-        "tokens": 80,
+        **{"experiment": "slow", "topology": "v5e:2x4", "fits": True},
+        **{"devices": 8, "tokens": 80, "hbm_traffic_bytes": 4_000_000},
         "seconds": {"compute": 0.3, "hbm": 0.6, "interconnect": 0.1},
         "utilisation": {"full_overlap": 0.5, "no_overlap": 0.28},
-        "hbm_traffic_bytes": 4_000_000,
         "hbm_traffic_by_scope": {"update": 3_000_000, "attention": 1_000_000},
     }
     better = row | {"experiment": "fast", "utilisation": {"no_overlap": 0.41}}

@@ -1,6 +1,6 @@
-"""The documentation names nothing that is not there: files, flags, pages, targets.
+"""Files, flags, pages and anchors that the documentation names exist.
 
-Links that lead out of it are checked by `sphinx-build -b linkcheck`.
+`sphinx-build -b linkcheck` checks the links to other sites.
 """
 
 import os
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from txl_jax import config
+from txl_jax import config, errors
 from txl_jax.cli import flags
 from txl_jax.data.vocab import VOCABULARIES
 from txl_jax.tables.rows import TABLES
@@ -50,11 +50,11 @@ OURS = re.compile(r"(?:-m txl_jax\.main|(?<![\w./])txl)(?= )(.*)|launch/\S+.* --
 
 
 def arguments(line: str) -> list[str]:
-    """Returns what a command gives to the program, [] for other commands."""
-    found = OURS.search(line)
-    if not found:
+    """Returns the arguments of our program in a command, [] for other commands."""
+    match = OURS.search(line)
+    if not match:
         return []
-    words = shlex.split(re.split(r"\s(?:&&|\||>)|;", found[1] or found[2])[0])
+    words = shlex.split(re.split(r"\s(?:&&|\||>)|;", match[1] or match[2])[0])
     return words[: words.index("#")] if "#" in words else words
 
 
@@ -68,33 +68,29 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name, line", [c for c in COMMANDS if arguments(c[1])])
-def test_flags_are_taken(
+def test_flags_of_commands_are_valid(
     name: str, line: str, checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where a command goes on with a run, that run's workdir is there."""
+    """The workdir of an earlier run exists, and so does the reader's experiment."""
     monkeypatch.chdir(checkout)
     monkeypatch.setattr("txl_jax.cli.flags.find", Path)  # a bucket is a folder here
-    given = arguments(line)
-    workdir = next((x for x in given if x.startswith("--workdir=")), "")
-    if workdir and "--mode=import" not in given:
-        folder = Path(workdir.partition("=")[2])
-        if not folder.is_absolute() and not (folder / "config.json").exists():
-            folder.mkdir(parents=True)
-            quickstart = config.parse(config.load("experiments/quickstart.py"))
-            config.save_json(quickstart, folder / "config.json")
-    for each in given:
-        flag, _, file = each.partition("=")
-        if flag == "--config" and file.endswith(".py") and not Path(file).exists():
-            shutil.copy(ROOT / "experiments/quickstart.py", file)  # one of the reader's
-    flags.parse(given)
+    args = arguments(line)
+    quickstart = ROOT / "experiments/quickstart.py"
+    for flag, _, value in (each.partition("=") for each in args):
+        path = Path(value)
+        if flag == "--workdir" and "--mode=import" not in args:
+            if not path.is_absolute() and not (path / "config.json").exists():
+                path.mkdir(parents=True)
+                fields = config.parse(config.load(str(quickstart)))
+                config.save_json(fields, path / "config.json")
+        if flag == "--config" and path.suffix == ".py" and not path.exists():
+            shutil.copy(quickstart, path)
+    flags.parse(args)
 
 
-def test_programs_of_commands_are_there() -> None:
-    modules = {
-        module
-        for text in TEXTS.values()
-        for module in re.findall(r"python3? -m ((?:experiments|txl_jax)[\w.]*)", text)
-    }
+def test_modules_of_commands_exist() -> None:
+    pattern = r"python3? -m ((?:experiments|txl_jax)[\w.]*)"
+    modules = {x for text in TEXTS.values() for x in re.findall(pattern, text)}
     assert {"txl_jax.main", "experiments.benchmarks.compare"} <= modules
     for module in modules:
         assert (ROOT / f"{module.replace('.', '/')}.py").is_file(), module
@@ -109,7 +105,7 @@ FIELDS = {
 }
 
 
-# Of modules that are called like a section.
+# Names of files and functions that begin with a section.
 FILES = (".html", ".npz", ".png", ".json", ".lock", ".py", ".pt", ".safetensors")
 IN_PYTHON = {"generate.sample", "generate.stream", "generate.GenerateConfig"}
 
@@ -158,7 +154,7 @@ def targets() -> set[str]:
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_links_lead_somewhere(name: str) -> None:
+def test_links_have_targets(name: str) -> None:
     folder = (DOCS / name).parent
     for link in re.findall(r"\]\(([^)\s]+)\)", prose(TEXTS[name])):
         if re.match(r"[a-z]+:", link):
@@ -174,35 +170,24 @@ def test_links_lead_somewhere(name: str) -> None:
             assert anchor in slugs(text), link
 
 
-def test_pictures_are_there_and_small() -> None:
+def test_pictures_exist_and_are_small() -> None:
     used = set()
     for name, text in TEXTS.items():
-        for kind, rest in re.findall(r"^```\{(figure|image)\} (\S+)", text, re.M):
-            assert kind
-            path = ((DOCS / name).parent / rest).resolve()
-            assert path.is_file(), rest
-            assert path.stat().st_size < 60_000 or "figures" not in path.parts, rest
+        for link in re.findall(r"^```\{(?:figure|image)\} (\S+)", text, re.M):
+            path = ((DOCS / name).parent / link).resolve()
+            assert path.is_file(), link
+            assert path.stat().st_size < 60_000 or "figures" not in path.parts, link
             used.add(path)
-    drawn = {
-        path.with_suffix(".svg")
-        for path in (DOCS / "figures").glob("*.py")
-        if path.stem != "style"
-    }
-    assert drawn <= used
+    figures = {path.with_suffix(".svg") for path in (DOCS / "figures").glob("*.py")}
+    assert figures - {DOCS / "figures/style.svg"} <= used
 
 
 def test_every_page_is_in_one_chapter() -> None:
-    chapters = blocks(TEXTS["index.md"], "{chapter}") + blocks(
-        TEXTS["index.md"], "{toctree}"
-    )
-    listed = [
-        f"{line}.md"
-        for chapter in chapters
-        for line in chapter.splitlines()
-        if line and not line.startswith(":")
-    ]
-    assert len(listed) == len(set(listed))
-    assert set(TEXTS) - {"index.md"} <= set(listed)
+    index = TEXTS["index.md"]
+    chapters = "\n".join(blocks(index, "{chapter}") + blocks(index, "{toctree}"))
+    pages = [f"{x}.md" for x in chapters.splitlines() if x and not x.startswith(":")]
+    assert len(pages) == len(set(pages))
+    assert set(TEXTS) - {"index.md"} <= set(pages)
 
 
 @pytest.mark.parametrize("name", TEXTS)
@@ -228,24 +213,21 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
 
 
 def test_generated_parts_are_made(made: Callable[[str], str]) -> None:
-    names = {
-        name
-        for text in TEXTS.values()
-        for name in re.findall(r"^```\{made\} (.+)$", text, re.M)
-    }
+    text = "\n".join(TEXTS.values())
+    names = set(re.findall(r"^```\{made\} (.+)$", text, re.M))
     assert len(names) >= 10
     for name in names:
         assert made(name).strip(), name
 
 
 def test_every_experiment_is_on_the_page(made: Callable[[str], str]) -> None:
-    """And what was not run says so: no result is committed but the quickstart's."""
+    """Only the quickstart has a committed result; the others are marked "not run"."""
     published, ablations = made("experiments.published"), made("experiments.ablations")
     for path in (ROOT / "experiments").glob("[!_]*.py"):
         (row,) = [x for x in published.splitlines() if f"[`{path.stem}`]" in x]
         source = " ".join(path.read_text("utf-8").split())
-        said = "This project has not run it" in source
-        assert said == row.endswith("| not run |")
+        not_run = "This project has not run it" in source
+        assert not_run == row.endswith("| not run |")
         number = row.split(" | ")[2]
         assert number == "none" or number.split()[0] in source
     for path in (ROOT / "experiments/ablations").glob("[!_]*.py"):
@@ -260,8 +242,7 @@ def test_every_field_and_mode_is_in_the_reference(made: Callable[[str], str]) ->
     assert all(f"`{name}`" in modes for name in flags.MODES)
 
 
-def test_claims_are_of_rows_that_are_compared(made: Callable[[str], str]) -> None:
-    """Of Table 6, every comparison that the results page is to sum up."""
+def test_claims_about_table_6_have_a_comparison(made: Callable[[str], str]) -> None:
     text = made("ablations.claims")
     ablations = import_module("generate.ablations")
     compared = "\n".join(row[0] for row in ablations.comparisons())
@@ -278,18 +259,10 @@ def test_every_measured_line_is_on_the_page(made: Callable[[str], str]) -> None:
         assert f"`{command}`" in commands
 
 
-def test_statuses_are_those_of_the_code() -> None:
-    from txl_jax import errors
-
-    page = TEXTS["howto/resume.md"]
-    statuses = (
-        *(errors.USER_ERROR, errors.RETRY, errors.BAD_NUMBERS, errors.INTERRUPTED),
-        0,
-    )
-    assert all(f"\n| {status} | " in page for status in statuses)
-
-
-def test_vocabularies_are_those_of_the_code() -> None:
+def test_statuses_and_vocabularies_are_those_of_the_code() -> None:
+    statuses = (0, errors.USER_ERROR, errors.RETRY, errors.BAD_NUMBERS)
+    for status in (*statuses, errors.INTERRUPTED):
+        assert f"\n| {status} | " in TEXTS["howto/resume.md"]
     assert all(f"`{kind}`" in TEXTS["howto/corpus.md"] for kind in VOCABULARIES)
 
 
@@ -313,7 +286,7 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     "script", [p.stem for p in sorted((DOCS / "figures").glob("*.py"))]
 )
 def test_figures_can_be_drawn_again(script: str, tmp_path: Path) -> None:
-    """They assert that what they show is what the code does."""
+    """The figures assert that they agree with the code."""
     copy = shutil.copytree(DOCS / "figures", tmp_path / "figures")
     (copy / f"{script}.svg").unlink(missing_ok=True)
     environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
