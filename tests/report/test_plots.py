@@ -33,9 +33,23 @@ def assert_picture(path: Path) -> None:
     assert pixels.std() > 0.01, "something is drawn"
 
 
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """Keeps the figures that are saved."""
+    kept: list[Figure] = []
+    save = Figure.savefig
+
+    def keep(figure: Figure, *args: Any, **settings: Any) -> None:
+        kept.append(figure)
+        save(figure, *args, **settings)
+
+    monkeypatch.setattr(Figure, "savefig", keep)
+    return kept
+
+
 @pytest.mark.parametrize(
     "count, valid_every, baselines",
-    [(1, 0, {}), (1, 1, BASELINES), (7, 3, {}), (400, 100, BASELINES)],
+    [(1, 1, BASELINES), (7, 3, {}), (400, 100, BASELINES)],
 )
 def test_any_run_makes_a_picture(
     tmp_path: Path, count: int, valid_every: int, baselines: dict[str, float]
@@ -44,61 +58,37 @@ def test_any_run_makes_a_picture(
     assert_picture(tmp_path / "loss.png")
 
 
-def test_curves_are_bits_at_their_steps(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    figures: list[Figure] = []
-    # Keeps the figure instead of saving it.
-    monkeypatch.setattr(Figure, "savefig", lambda self, *_, **__: figures.append(self))
-    given = lines(40, valid_every=10)
-    plot_loss(given, tmp_path / "loss.png", BASELINES)
-    (axes,) = figures[0].axes
+def points(curve: Any) -> list[list[float]]:
+    """Returns the steps and the values of a curve."""
+    return [np.asarray(values).tolist() for values in curve.get_data()]
+
+
+def test_curves_are_bits_at_their_steps(figures: list[Figure], tmp_path: Path) -> None:
+    metrics = lines(40, valid_every=10)
+    metrics[4]["exact"]["loss"] = metrics[19]["exact"]["valid_nll"] = None
+    metrics[5]["exact"]["loss"] = math.nan  # an update that was skipped
+    for line in metrics:
+        line["exact"]["lr"] = 1e-3 / line["step"]
+    plot_loss(metrics, tmp_path / "loss.png", BASELINES)
+    axes, below = figures[0].axes
     curves = {str(line.get_label()): line for line in axes.get_lines()}
-    steps, bits = curves["train"].get_data()
-    assert np.asarray(steps).tolist() == list(range(1, 41))
-    assert np.asarray(bits).tolist() == pytest.approx(
-        [line["exact"]["loss"] / math.log(2) for line in given]
-    )
-    steps, bits = curves["valid"].get_data()
-    assert np.asarray(steps).tolist() == [10, 20, 30, 40]
-    assert np.asarray(bits).tolist() == pytest.approx(
-        [line["exact"]["valid_nll"] / math.log(2) for line in given[9::10]]
-    )
+    steps = [*range(1, 5), *range(7, 41)]
+    bits = [metrics[step - 1]["exact"]["loss"] / math.log(2) for step in steps]
+    assert points(curves["train"]) == [steps, pytest.approx(bits)]
+    bits = [metrics[step - 1]["exact"]["valid_nll"] / math.log(2) for step in (10, 40)]
+    assert points(curves["valid"])[1][::2] == pytest.approx(bits)
+    assert points(curves["valid"])[0] == [10, 30, 40]
     assert {text.get_text() for text in axes.texts} == set(BASELINES)
     low, high = axes.get_ylim()
     assert low < min(BASELINES.values()) and high > max(BASELINES.values())
-
-
-def test_the_learning_rate_is_below_the_losses(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    plot_loss(given := with_rates(lines(40)), tmp_path / "loss.png", {})
-    assert_picture(tmp_path / "loss.png")
-    figures: list[Figure] = []
-    monkeypatch.setattr(Figure, "savefig", lambda self, *_, **__: figures.append(self))
-    plot_loss(given, tmp_path / "loss.png", {})
-    losses, below = figures[0].axes
-    assert (losses.get_ylabel(), below.get_ylabel()) == (
-        "bits per token",
-        "learning rate",
-    )
-    (curve,) = below.get_lines()
-    steps, rates = curve.get_data()
-    assert np.asarray(steps).tolist() == list(range(1, 41))
-    assert np.asarray(rates).tolist() == [line["exact"]["lr"] for line in given]
-
-
-def with_rates(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    for line in given:
-        line["exact"]["lr"] = 1e-3 / line["step"]
-    return given
+    assert below.get_ylabel() == "learning rate"
+    rates = [line["exact"]["lr"] for line in metrics]
+    assert points(below.get_lines()[0]) == [list(range(1, 41)), rates]
 
 
 def test_baselines_too_close_to_read_share_a_label(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    figures: list[Figure], tmp_path: Path
 ) -> None:
-    figures: list[Figure] = []
-    monkeypatch.setattr(Figure, "savefig", lambda self, *_, **__: figures.append(self))
     levels = {"order-3": 2.001, "xz -9": 3.0, "order-2": 2.0}
     plot_loss(lines(40), tmp_path / "loss.png", levels)
     (axes,) = figures[0].axes
@@ -106,27 +96,9 @@ def test_baselines_too_close_to_read_share_a_label(
     assert labels == ["order-2, order-3", "xz -9"]
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, None])
-def test_a_skipped_update_does_not_cost_the_picture(
-    tmp_path: Path, bad: float | None
-) -> None:
-    given = lines(4, valid_every=2)
-    given[2]["exact"]["loss"] = given[3]["exact"]["valid_nll"] = bad
-    plot_loss(given, tmp_path / "loss.png", {})
-    assert_picture(tmp_path / "loss.png")
-
-
-def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    """Returns the figures that are kept instead of saved from here on."""
-    figures: list[Figure] = []
-    monkeypatch.setattr(Figure, "savefig", lambda self, *_, **__: figures.append(self))
-    return figures
-
-
 def test_a_sweep_shows_training_s_value_and_the_shortest(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    figures: list[Figure], tmp_path: Path
 ) -> None:
-    figures = drawn(monkeypatch)
     rows = [{"clamp_len": value, "ppl": ppl} for value, ppl in ((9, 4.0), (0, 3.0))]
     result = {"sweep": "clamp_len", "rows": rows, "init": 0, "shortest": 9}
     plot_sweep(result, tmp_path / "sweep.png")
@@ -139,9 +111,8 @@ def test_a_sweep_shows_training_s_value_and_the_shortest(
 
 
 def test_the_speed_table_draws_the_paper_s_where_it_has_one(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    figures: list[Figure], tmp_path: Path
 ) -> None:
-    figures = drawn(monkeypatch)
     keys = ("ratio", "predicted_ratio", "fair_ratio", "predicted_fair_ratio")
     rows: list[dict[str, Any]] = [
         {"attention_len": length, **dict.fromkeys(keys, length / 2)}
