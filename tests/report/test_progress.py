@@ -98,12 +98,6 @@ def test_a_long_wait_is_announced_and_timed(
     assert re.fullmatch(r"reading: took \d+\.\d s\n", capsys.readouterr().err)
 
 
-def test_a_short_wait_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    with waiting("reading"):
-        pass
-    assert capsys.readouterr().err == ""
-
-
 @pytest.mark.usefixtures("impatient")
 def test_a_wait_that_fails_is_not_reported_as_done(
     capsys: pytest.CaptureFixture[str],

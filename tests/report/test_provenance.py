@@ -45,62 +45,30 @@ def test_only_what_bits_depend_on_is_a_difference() -> None:
     assert difference.startswith("usable_cores was None")
 
 
-@pytest.fixture
-def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Holds a git repository with one file, which passes for the package's."""
-    file = tmp_path / "provenance.py"
-    file.write_text("# the package\n")
-    monkeypatch.setattr(provenance, "__file__", str(file))
-    # Without the user's git configuration.
-    for name, value in {
-        "GIT_CONFIG_GLOBAL": "/dev/null",
-        "GIT_CONFIG_SYSTEM": "/dev/null",
-        "GIT_AUTHOR_NAME": "a",
-        "GIT_AUTHOR_EMAIL": "a@example.org",
-        "GIT_COMMITTER_NAME": "a",
-        "GIT_COMMITTER_EMAIL": "a@example.org",
-    }.items():
-        monkeypatch.setenv(name, value)
-    git(tmp_path, "init", "--quiet")
-    return tmp_path
-
-
-def git(folder: Path, *arguments: str) -> str:
-    command = ["git", "-C", str(folder), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return done.stdout.strip()
-
-
-def test_the_revision_is_the_commit_and_says_when_it_is_not(checkout: Path) -> None:
-    git(checkout, "add", "provenance.py")
-    git(checkout, "commit", "--quiet", "--message=one")
-    head = git(checkout, "rev-parse", "HEAD")
-    assert len(head) == 40
-    assert git_revision() == head
-    (checkout / "notes.txt").write_text("not the code's")
-    assert git_revision() == head
-    (checkout / "provenance.py").write_text("# changed\n")
-    assert git_revision() == head + "+dirty"
-
-
-def test_a_package_inside_another_repository_has_no_revision(checkout: Path) -> None:
-    other = checkout / "their.txt"
-    other.write_text("their code")
-    git(checkout, "add", "their.txt")
-    git(checkout, "commit", "--quiet", "--message=one")
-    assert git_revision() == "none"
-
-
-def test_a_package_outside_a_repository_has_no_revision(
+def test_the_revision_is_the_commit_of_the_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(provenance, "__file__", str(tmp_path / "provenance.py"))
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(tmp_path), *arguments]
+        return subprocess.check_output(command, text=True).strip()
+
+    package, notes = tmp_path / "package.py", tmp_path / "notes.txt"
+    for file in (package, notes):
+        file.write_text("first\n")
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert git_revision() == "none"
-
-
-def test_a_machine_without_git_has_no_revision(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    for name in ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM"):  # not the user's
+        monkeypatch.setenv(name, "/dev/null")
+    for name in ("AUTHOR", "COMMITTER"):
+        monkeypatch.setenv(f"GIT_{name}_NAME", "a")
+        monkeypatch.setenv(f"GIT_{name}_EMAIL", "a@example.org")
+    assert git_revision(package) == "none", "outside of a repository"
+    git("init", "--quiet")
+    git("add", "package.py")
+    git("commit", "--quiet", "--message=one")
+    head = git("rev-parse", "HEAD")
+    assert len(head) == 40 and git_revision(package) == head
+    assert git_revision(notes) == "none", "installed in another repository"
+    package.write_text("changed\n")
+    assert git_revision(package) == head + "+dirty"
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert git_revision() == "none"
+    assert git_revision(package) == "none", "without git"

@@ -55,19 +55,18 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     ]
 
 
-def git_revision() -> str:
-    """Returns the commit of the package's checkout, "+dirty" if changed, or "none"."""
-    folder = Path(__file__).parent
+def git_revision(file: Path = Path(__file__)) -> str:
+    """Returns the commit of a file's checkout, "+dirty" if changed, or "none"."""
 
     def git(*arguments: str) -> str:
-        command = ["git", "-C", str(folder), *arguments]
-        return subprocess.run(
-            command, capture_output=True, text=True, check=True
-        ).stdout.strip()
+        command = ["git", "-C", str(file.parent), *arguments]
+        return subprocess.check_output(
+            command, text=True, stderr=subprocess.DEVNULL
+        ).strip()
 
     try:
         # The package may be installed inside an unrelated repository.
-        if not git("ls-files", Path(__file__).name):
+        if not git("ls-files", file.name):
             return "none"
         dirty = "+dirty" if git("status", "--porcelain", "-uno") else ""
         return git("rev-parse", "HEAD") + dirty
