@@ -26,47 +26,40 @@ ARGS = {
     "process_id": 3,
     "cluster_detection_method": "deactivate",
 }
+TPU = {"TPU_ML_PLATFORM": "Google"}
+SLURM = {"cluster_detection_method": "slurm"}
+DETECTED = {"cluster_detection_method": None}
 
 
 @pytest.mark.parametrize(
-    ("environment", "on_tpu", "args"),
+    ("environment", "args"),
     [
-        ({}, False, {}),
-        (ENVIRONMENT, False, ARGS),
+        ({}, {}),
+        (ENVIRONMENT, ARGS),
         # Of an indexed job of Kubernetes, GKE's JobSet among them.
         (
             {"JOB_COMPLETION_INDEX": "3"}
             | {k: v for k, v in ENVIRONMENT.items() if k != "JAX_PROCESS_ID"},
-            False,
             ARGS,
         ),
-        ({"JAX_NUM_PROCESSES": "1"}, False, {}),
-        (
-            {"SLURM_JOB_ID": "7", "SLURM_STEP_NUM_TASKS": "8"},
-            False,
-            {"cluster_detection_method": "slurm"},
-        ),
+        ({"JAX_NUM_PROCESSES": "1"}, {}),
+        ({"SLURM_JOB_ID": "7", "SLURM_STEP_NUM_TASKS": "8"}, SLURM),
         # A batch script's or a shell's own process, which srun did not start.
-        ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8"}, False, {}),
-        ({"SLURM_JOB_ID": "7", "SLURM_STEP_NUM_TASKS": "1"}, False, {}),
+        ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8"}, {}),
+        ({"SLURM_JOB_ID": "7", "SLURM_STEP_NUM_TASKS": "1"}, {}),
         # A TPU VM has the hosts in its metadata, GKE in the environment.
-        ({}, True, {"cluster_detection_method": None}),
-        ({"TPU_WORKER_HOSTNAMES": "a,b"}, True, {"cluster_detection_method": None}),
-        ({"TPU_WORKER_HOSTNAMES": "localhost"}, True, {}),
-        (
-            {"TPU_WORKER_HOSTNAMES": "a", "MEGASCALE_NUM_SLICES": "2"},
-            True,
-            {"cluster_detection_method": None},
-        ),
-        ({"TPU_WORKER_HOSTNAMES": "a,b"}, False, {}),
-        (ENVIRONMENT, True, ARGS),
+        (TPU, DETECTED),
+        (TPU | {"TPU_WORKER_HOSTNAMES": "a,b"}, DETECTED),
+        (TPU | {"TPU_WORKER_HOSTNAMES": "localhost"}, {}),
+        (TPU | {"TPU_WORKER_HOSTNAMES": "a", "MEGASCALE_NUM_SLICES": "2"}, DETECTED),
+        (TPU | {"TPU_WORKER_HOSTNAMES": "a,b", "JAX_PLATFORMS": "cpu"}, {}),
+        ({"TPU_WORKER_HOSTNAMES": "a,b"}, {}),
+        (TPU | ENVIRONMENT, ARGS),
     ],
     ids=str,
 )
-def test_who_the_processes_are(
-    environment: dict[str, str], on_tpu: bool, args: dict[str, Any]
-) -> None:
-    assert find_processes(environment, on_tpu) == args
+def test_processes_are_found(environment: dict[str, str], args: dict[str, Any]) -> None:
+    assert find_processes(environment) == args
 
 
 @pytest.mark.parametrize(
@@ -85,7 +78,7 @@ def test_an_environment_that_says_a_part_is_refused(
     changes: dict[str, str], message: str
 ) -> None:
     with pytest.raises(UserError, match=message):
-        find_processes(ENVIRONMENT | changes, False)
+        find_processes(ENVIRONMENT | changes)
 
 
 @pytest.mark.parametrize("steps", ["10", "10:", ":15", "15:10", "10:10", "a:b", "-1:3"])

@@ -74,11 +74,11 @@ def first_group(text: str) -> tuple[int, ...]:
     if match := re.search(rf"replica_groups={mesh_of}", text):
         sizes = {name: int(n) for name, n in re.findall(r"'(\w+)'=(\d+)", match[1])}
         devices = _range(match[2] or str(math.prod(sizes.values())), match[3])
-        inside = re.findall(r"'(\w+)'", match[4])
-        first = tuple(slice(None) if name in inside else 0 for name in sizes)
-        order = np.argsort(np.argsort([list(sizes).index(name) for name in inside]))
-        group = devices.reshape(*sizes.values())[first]
-        return tuple(group.transpose(order).ravel().tolist())
+        inside = [list(sizes).index(name) for name in re.findall(r"'(\w+)'", match[4])]
+        outside = [axis for axis in range(len(sizes)) if axis not in inside]
+        groups = devices.reshape(*sizes.values()).transpose(outside + inside)
+        count = math.prod(groups.shape[: len(outside)])
+        return tuple(groups.reshape(count, -1)[0].tolist())
     if written := re.search(r"replica_groups=.{,60}", text):
         raise ValueError(f"unknown format of replica groups: {written[0]}")
     return (0,)

@@ -44,13 +44,9 @@ def abstract_segments(mesh: Mesh, S: int, B: int, L: int) -> Segment:
         place = sharding.sharding(mesh, "SBL"[: len(shape)])
         return jax.ShapeDtypeStruct(shape, dtype, sharding=place)
 
-    return Segment(
-        inputs_SBL=array("int32", S, B, L),
-        targets_SBL=array("int32", S, B, L),
-        weights_SBL=array("float32", S, B, L),
-        first_SBL=array("bool", S, B, L),
-        length_SB=array("int32", S, B),
-    )
+    tokens_SBL, first_SBL = array("int32", S, B, L), array("bool", S, B, L)
+    weights_SBL, length_SB = array("float32", S, B, L), array("int32", S, B)
+    return Segment(tokens_SBL, tokens_SBL, weights_SBL, first_SBL, length_SB)
 
 
 def abstract_result(function: Any, *args: Any) -> Any:

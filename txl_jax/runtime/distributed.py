@@ -42,7 +42,7 @@ LOST = (
 )
 
 
-def find_processes(environment: Mapping[str, str], on_tpu: bool) -> dict[str, object]:
+def find_processes(environment: Mapping[str, str] = os.environ) -> dict[str, object]:
     """Returns the arguments of `jax.distributed.initialize`, {} for one process.
 
     Raises UserError if the variables are incomplete or invalid.
@@ -71,20 +71,13 @@ def find_processes(environment: Mapping[str, str], on_tpu: bool) -> dict[str, ob
     # Set by srun for its steps; a shell inside an allocation is one process.
     if int(environment.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
         return {"cluster_detection_method": "slurm"}
+    # The import of jax sets the variable on a machine with TPUs.
+    on_tpu = "TPU_ML_PLATFORM" in environment
     hosts = environment.get("TPU_WORKER_HOSTNAMES", "?,?").count(",") + 1
     slices = int(environment.get("MEGASCALE_NUM_SLICES", 1))
-    if on_tpu and hosts * slices > 1:
+    if on_tpu and environment.get("JAX_PLATFORMS") != "cpu" and hosts * slices > 1:
         return {"cluster_detection_method": None}
     return {}
-
-
-def find_others() -> dict[str, object]:
-    """Returns the result of `find_processes` for this process's environment."""
-    # The import of jax sets the variable on a machine with TPUs.
-    on_tpu = (
-        "TPU_ML_PLATFORM" in os.environ and os.environ.get("JAX_PLATFORMS") != "cpu"
-    )
-    return find_processes(os.environ, on_tpu)
 
 
 def connect(wait_seconds: int = CONNECT_SECONDS) -> None:
@@ -93,7 +86,7 @@ def connect(wait_seconds: int = CONNECT_SECONDS) -> None:
     If not all processes connect within wait_seconds, each exits with one line and
     status RETRY. Raises UserError like `find_processes`.
     """
-    args = find_others()
+    args = find_processes()
     if not args:
         return
 

@@ -108,13 +108,7 @@ REMOVED: dict[str, Any] = {
 }
 # Fields that change no result of a run that has begun: any value is harmless.
 HARMLESS = (
-    "recl.",
-    "speed.",
-    "run.",
-    "compile.",
-    "table.",
-    "attention.",
-    "generate.",
+    *("recl.", "speed.", "run.", "compile.", "table.", "attention.", "generate."),
     "model.init_range",
 )
 

@@ -37,7 +37,7 @@ def _open_bucket(address: str) -> Path:
     from txl_jax.workdir.lock import InUse, locked_folder
 
     url = bucket.address(address)
-    if distributed.several() or distributed.find_others():
+    if distributed.several() or distributed.find_processes():
         raise UserError(
             f"--workdir={url} is for one process: of several each writes its part of a "
             "checkpoint, so give a folder of a file system that all of them see"
