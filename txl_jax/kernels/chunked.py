@@ -115,10 +115,13 @@ class Results(NamedTuple):
     mean_HBX: Array  # the sum over keys of weight times gradient of weight
 
 
-def backward(
-    plan: Plan, queries: Queries, keys: Keys, rows: Rows, results: Results
-) -> tuple[Queries, Keys]:
-    """Returns the gradients of queries and keys, accumulated in float32."""
+def backward(plan: Plan, saved: Any, do_QHBXA: Array) -> tuple[Queries, Keys, None]:
+    """Returns the gradients of `attend`, accumulated in float32; `rows` have none."""
+    queries, keys, rows, o_QHBXA, lse_QHBX = saved
+    # A weight's gradient is do . v, and the weighted sum of v is o.
+    mean_QHBX = jnp.einsum(
+        "QHBXA,QHBXA->QHBX", *(x.astype(jnp.float32) for x in (o_QHBXA, do_QHBXA))
+    )
 
     def zeros(xs: Any) -> Any:
         return jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), xs)
@@ -139,9 +142,9 @@ def backward(
         dqueries, dkeys = over_tiles(plan, keys, rows, add, carry)
         return dkeys, rounded(dqueries, queries)
 
-    blocks = (queries, rows, results)
+    blocks = (queries, rows, Results(lse_QHBX, do_QHBXA, mean_QHBX))
     dkeys, dqueries = jax.lax.scan(add_block, zeros(keys), blocks)
-    return dqueries, rounded(dkeys, keys)
+    return dqueries, rounded(dkeys, keys), None
 
 
 def tile_gradients(
@@ -179,26 +182,13 @@ def attend(plan: Plan, queries: Queries, keys: Keys, rows: Rows) -> Array:
     return forward(plan, queries, keys, rows)[0]
 
 
-def attend_forward(
-    plan: Plan, queries: Queries, keys: Keys, rows: Rows
-) -> tuple[Array, Any]:
+def save(plan: Plan, queries: Queries, keys: Keys, rows: Rows) -> tuple[Array, Any]:
     """Returns o_QHBXA and the residuals of the backward pass."""
     o_QHBXA, lse_QHBX = forward(plan, queries, keys, rows)
     return o_QHBXA, (queries, keys, rows, o_QHBXA, lse_QHBX)
 
 
-def attend_backward(plan: Plan, saved: Any, do_QHBXA: Array) -> tuple[Any, Any, None]:
-    """Returns the gradients of `attend`; `rows` are integers without gradient."""
-    queries, keys, rows, o_QHBXA, lse_QHBX = saved
-    # A weight's gradient is do . v, and the weighted sum of v is o.
-    mean_QHBX = jnp.einsum(
-        "QHBXA,QHBXA->QHBX", *(x.astype(jnp.float32) for x in (o_QHBXA, do_QHBXA))
-    )
-    results = Results(lse_QHBX, do_QHBXA, mean_QHBX)
-    return *backward(plan, queries, keys, rows, results), None
-
-
-attend.defvjp(attend_forward, attend_backward)
+attend.defvjp(save, backward)
 
 
 def rel_attention(

@@ -12,14 +12,13 @@ import dataclasses
 from typing import Any, NamedTuple
 
 import flax.struct
-import jax
 import jax.numpy as jnp
 from jax import Array
 
 from txl_jax.kernels.xla import heads_first
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import layer_norm
-from txl_jax.model.memory import Memory, filled
+from txl_jax.model.memory import Memory, filled, window
 from txl_jax.model.positions import SCHEMES, Distances, scores
 
 
@@ -40,7 +39,7 @@ class KeyValues(NamedTuple):
         M = self.k_HBKA.shape[2] - k_BLHA.shape[1]
 
         def extend_one(x_HBKA: Array, x_BLHA: Array) -> Array:
-            x_HBMA = window(x_HBKA, self.start_B, M).astype(x_BLHA.dtype)
+            x_HBMA = window(x_HBKA, self.start_B, M, axis=2).astype(x_BLHA.dtype)
             x_HBLA = heads_first(x_BLHA)
             return jnp.concatenate([x_HBMA, x_HBLA], axis=2).transpose(1, 2, 0, 3)
 
@@ -159,15 +158,6 @@ class KeyValueMemory:
         )
         filled_B = jnp.where(where_B, self.mem_len, self.filled_B)
         return dataclasses.replace(self, layers=layers, filled_B=filled_B)
-
-
-def window(x_HBKA: Array, start_B: Array, M: int) -> Array:
-    """Returns x_HBMA, the M keys of each stream from start_B on."""
-
-    def cut(x_HKA: Array, start: Array) -> Array:
-        return jax.lax.dynamic_slice_in_dim(x_HKA, start, M, axis=1)
-
-    return jax.vmap(cut, in_axes=(1, 0), out_axes=1)(x_HBKA, start_B)
 
 
 def project(config: ModelConfig, params: Any, h_BMD: Array) -> tuple[Array, Array]:

@@ -68,8 +68,7 @@ class Memory:
         h_NBLD = h_NBLD.astype(self.h_NBMD.dtype)
         h_NBKD = jnp.concatenate([self.h_NBMD, h_NBLD], axis=2)
         h_NBKD = jax.lax.stop_gradient(h_NBKD)
-
-        h_NBMD = jax.vmap(newest, in_axes=(0, None, None))(h_NBKD, length_B, M)
+        h_NBMD = window(h_NBKD, length_B, M, axis=2)
         return Memory(h_NBMD, filled(self.filled_B, M, length_B, first_BL))
 
     def reset(self, where_B: Array) -> "Memory":
@@ -85,13 +84,13 @@ class Memory:
         )
 
 
-def newest(x_BK: Array, length_B: Array, M: int) -> Array:
-    """Returns the M newest states of x [B, K, ..] with length_B real new ones."""
+def window(x: Array, start_B: Array, M: int, axis: int) -> Array:
+    """Returns M states of each stream from start_B on; streams precede `axis`."""
 
-    def cut(x_K: Array, length: Array) -> Array:
-        return jax.lax.dynamic_slice_in_dim(x_K, length, M)
+    def cut(x: Array, start: Array) -> Array:
+        return jax.lax.dynamic_slice_in_dim(x, start, M, axis - 1)
 
-    return jax.vmap(cut)(x_BK, length_B)
+    return jax.vmap(cut, (axis - 1, 0), axis - 1)(x, start_B)
 
 
 def filled(

@@ -12,7 +12,8 @@ from jax import Array
 
 from txl_jax.kernels import decode
 from txl_jax.kernels.decode import Ring
-from txl_jax.model.key_values import KeyValueMemory, KeyValues, window
+from txl_jax.model.key_values import KeyValueMemory, KeyValues
+from txl_jax.model.memory import window
 
 
 class RingLayer(NamedTuple):
@@ -47,7 +48,7 @@ class RingMemory:
         M = memory.mem_len
 
         def in_ring(x_HBKA: Array, start_B: Array) -> Array:
-            x_BHAM = window(x_HBKA, start_B, M).transpose(1, 0, 3, 2)
+            x_BHAM = window(x_HBKA, start_B, M, axis=2).transpose(1, 0, 3, 2)
             return jnp.pad(x_BHAM, (*[(0, 0)] * 3, (decode.slots(M) - M, 0)))
 
         def ring(layer: KeyValues) -> Ring:
