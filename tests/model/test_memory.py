@@ -96,14 +96,6 @@ def test_oldest_is_the_first_visible_key(L: int, M: int, same_length: bool) -> N
             assert visible == [key + M - filled for key in keys], (filled, first, i)
 
 
-def test_oldest_without_documents() -> None:
-    filled_B, none_BL = jnp.array([0, 1, 3]), jnp.zeros((3, 2), bool)
-    np.testing.assert_array_equal(
-        oldest_BL(filled_B, None, 3, 2, 0),
-        oldest_BL(filled_B, none_BL, 3, 2, 0),
-    )
-
-
 def test_zeros_are_seen_from_the_start_and_from_a_document_on() -> None:
     """As in TensorFlow and Hugging Face: M keys of zero, which the softmax counts."""
     empty = tiny.config(mem_len=3)

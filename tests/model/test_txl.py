@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from tests import reference
-from tests.reference import Array
 from tests.support import tiny
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.dropout import Dropout
@@ -26,11 +25,6 @@ B, L = 3, 4
 SEGMENTS = 4
 PARAMS = tiny.make_params()
 DROPOUT = tiny.config(dropout=0.3, dropatt=0.3)
-
-
-def ragged_lengths(s: int) -> Array:
-    """Returns the real tokens of segment s: all, some or none, stream by stream."""
-    return np.roll(np.array([L, 2, 0], np.int32), s)
 
 
 def assert_reads_as_the_reference(
@@ -51,7 +45,8 @@ def assert_reads_as_the_reference(
         if documents:
             more["first_BL"] = rng.random((B, L)) < 0.2
         if ragged:
-            more["length_B"] = ragged_lengths(s)
+            # All, some or none of the tokens are real.
+            more["length_B"] = np.roll(np.array([L, 2, 0], np.int32), s)
         nll_BL, memory = tiny.apply(
             config, params, tokens_BL, targets_BL, memory, method="nll", **more
         )
