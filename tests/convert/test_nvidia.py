@@ -55,7 +55,6 @@ def test_other_files_are_refused(saved: Any, reason: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "changes, reason",
     [
-        ({"n_layer": 3}, "n_layer = 3, but the weights have 2"),
         ({"cutoffs": [9]}, "cutoffs = (9,)"),
         ({"cutoffs": "some"}, "incomplete"),
         ({"mem_len": None}, "incomplete"),

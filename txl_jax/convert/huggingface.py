@@ -121,7 +121,11 @@ def from_state_dict(
     sizes["d_embed"] = model.embed_size
     if model.cutoffs:
         sizes["div_val"] = model.div_val
-    pytorch.require_sizes(stated, sizes, CONFIG)
+    for name, size in sizes.items():
+        if stated.get(name, size) != size:
+            raise UserError(
+                f"{CONFIG} has {name} = {stated[name]!r}, but the weights have {size}"
+            )
     return model, params
 
 

@@ -47,8 +47,5 @@ def _model(
         if not name.removeprefix("module.").startswith(SHARED)
     }
     model, params = pytorch.from_fields(renamed, fields)
-    sizes = ("n_layer", "n_head", "d_head", "d_model", "d_inner")
-    sizes_of_weights = {name: getattr(model, name) for name in sizes}
-    pytorch.require_sizes(fields, sizes_of_weights, "model_config")
     family = models.nvidia()
     return dataclasses.replace(model, same_length_self=family.same_length_self), params

@@ -103,17 +103,6 @@ def from_fields(
     return dataclasses.replace(model, dropout=dropout, dropatt=dropatt), params
 
 
-def require_sizes(
-    fields: Mapping[str, Any], sizes: Mapping[str, int], source: str
-) -> None:
-    """Raises UserError where a config contradicts the sizes of its weights."""
-    for name, size in sizes.items():
-        if fields.get(name, size) != size:
-            raise UserError(
-                f"{source} has {name} = {fields[name]!r}, but the weights have {size}"
-            )
-
-
 def _positions(keys: Keys) -> tuple[dict[str, Any], Params, Params]:
     """Returns the sizes that u implies, then u and w, then learned distances."""
     heads: dict[str, Any]
