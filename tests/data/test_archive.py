@@ -114,34 +114,23 @@ def test_hostile_and_damaged_archives_are_refused(
     assert all(path.stat().st_size <= archive.LEAST_LIMIT for path in written)
 
 
-class Host(http.server.ThreadingHTTPServer):
+class Host(http.server.BaseHTTPRequestHandler):
     """Serves `data` at every path; `script` lists the faults of its responses."""
 
-    def __init__(self, data: bytes) -> None:
-        super().__init__(("127.0.0.1", 0), Response)
-        self.data = data
-        self.script: list[str] = []
-        self.ranges: list[str] = []
-
-    def url(self, path: str = "") -> str:
-        """Returns an address of the host."""
-        return f"http://127.0.0.1:{self.server_port}/{path}"
-
-
-class Response(http.server.BaseHTTPRequestHandler):
-    """Responds with the file, a part of it, another file or an error."""
-
-    server: Host
+    url: str
+    data: bytes
+    script: list[str]
+    ranges: list[str]
 
     def do_GET(self) -> None:
-        """Responds with the next fault of the script, or else correctly."""
+        """Responds with the file, a part of it, another file or an error."""
         wanted = self.headers.get("Range", "")
-        self.server.ranges.append(wanted)
-        fault = self.server.script.pop(0) if self.server.script else ""
+        self.ranges.append(wanted)
+        fault = self.script.pop(0) if self.script else ""
         if fault.isdigit():
             self.send_error(int(fault))
             return
-        data = b"x" * len(self.server.data) if fault == "other" else self.server.data
+        data = b"x" * len(self.data) if fault == "other" else self.data
         data = data * 2 if fault == "long" else data
         start = 0
         if wanted and fault != "whole":
@@ -157,20 +146,23 @@ class Response(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def host() -> Iterator[Host]:
-    with Host(miniatures.packed("wikitext2")["wikitext-2-v1.zip"]) as server:
+def host() -> Iterator[type[Host]]:
+    Host.data = miniatures.packed("wikitext2")["wikitext-2-v1.zip"]
+    Host.script, Host.ranges = [], []
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Host) as server:
+        Host.url = f"http://127.0.0.1:{server.server_port}/"
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
-        yield server
+        yield Host
         server.shutdown()
         thread.join()
 
 
 @pytest.fixture
-def hosted(wikitext: Archive, host: Host, tmp_path: Path) -> Archive:
+def hosted(wikitext: Archive, host: type[Host], tmp_path: Path) -> Archive:
     """The miniature, which only the host has."""
     manual(tmp_path).unlink()
-    return replace(wikitext, urls=(host.url(),))
+    return replace(wikitext, urls=(host.url,))
 
 
 @pytest.fixture(autouse=True)
@@ -191,7 +183,7 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_download_is_retried_and_resumed(
-    hosted: Archive, host: Host, tmp_path: Path, script: list[str], requests: int
+    hosted: Archive, host: type[Host], tmp_path: Path, script: list[str], requests: int
 ) -> None:
     host.script = list(script)
     for path, target in get(hosted, tmp_path).items():
@@ -208,8 +200,8 @@ def test_download_is_retried_and_resumed(
     assert len(host.ranges) == requests + 1
 
 
-def test_next_host_is_tried(hosted: Archive, host: Host, tmp_path: Path) -> None:
-    urls = ("http://127.0.0.1:1/a.zip", host.url("gone"), host.url("other"), host.url())
+def test_next_host_is_tried(hosted: Archive, host: type[Host], tmp_path: Path) -> None:
+    urls = "http://127.0.0.1:1/a", f"{host.url}gone", f"{host.url}other", host.url
     host.script = ["404", "other"]
     assert len(get(replace(hosted, urls=urls), tmp_path)) == 3
 
@@ -224,7 +216,7 @@ def test_next_host_is_tried(hosted: Archive, host: Host, tmp_path: Path) -> None
     ],
 )
 def test_failed_download_names_the_manual_folder(
-    hosted: Archive, host: Host, tmp_path: Path, script: list[str], message: str
+    hosted: Archive, host: type[Host], tmp_path: Path, script: list[str], message: str
 ) -> None:
     host.script = script
     folder = manual(tmp_path).parent

@@ -56,29 +56,31 @@ def test_a_segment_is_preceded_by_the_last_tokens_of_its_stream(
 
 
 @pytest.mark.parametrize("warm_tokens", [0, 3, 1000])
-@pytest.mark.parametrize("ext_len", EXTENSIONS)
+@pytest.mark.parametrize("ext_len", [0, *EXTENSIONS])
 @pytest.mark.parametrize("N, B, L", SIZES)
-def test_warm_tokens_are_the_context_of_the_first_segments(
+def test_warm_tokens_precede_the_scored_tokens(
     N: int, B: int, L: int, ext_len: int, warm_tokens: int
 ) -> None:
+    """As the context of the first segments, or without ext_len as segments."""
     streams = Streams(positions(N), B, L, ext_len=ext_len, warm_tokens=warm_tokens)
     parts, cold = list(streams.epoch()), 0
+    full = ext_len or 20  # the context of a warm token
     assert streams.segments_per_epoch == len(parts)
     assert parts[-1].length_SB.max() > 0, "no segment is all padding"
     for b in range(B):
         begin, end = b * (N - 1) // B, (b + 1) * (N - 1) // B
         start = max(begin - warm_tokens, 0)
         for number, segment in enumerate(parts):
-            at = begin + number * L
+            at = (begin if ext_len else start) + number * L
             stop = min(at + L, end)
             oldest = max(at - ext_len, start) if at < end else stop
             inputs_L, targets_L, first_L, weights_L = arrays(segment, b)
             np.testing.assert_array_equal(inputs_L, np.arange(oldest, stop))
             np.testing.assert_array_equal(targets_L, inputs_L + 1)
-            np.testing.assert_array_equal(weights_L, inputs_L >= at)
+            np.testing.assert_array_equal(weights_L, inputs_L >= max(at, begin))
             np.testing.assert_array_equal(first_L, inputs_L == start)
-            cold += sum(pair - start < ext_len for pair in range(at, stop))
-    assert streams.cold_tokens(ext_len) == cold
+            cold += sum(pair - start < full for pair in range(max(at, begin), stop))
+    assert streams.cold_tokens(full) == cold
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)

@@ -114,35 +114,6 @@ def test_epoch_yields_each_segment_once(varlen: bool) -> None:
     assert_same(joined(parts), expected)
 
 
-@pytest.mark.parametrize("warm_tokens", [1, 8, 1000])
-@pytest.mark.parametrize("N, B, L", SIZES)
-def test_warm_tokens_precede_the_scored_tokens(
-    N: int, B: int, L: int, warm_tokens: int
-) -> None:
-    read = read_epoch(Streams(positions(N), B, L, warm_tokens=warm_tokens))
-    for b in range(B):
-        begin, end = b * (N - 1) // B, (b + 1) * (N - 1) // B
-        inputs = of_stream(read.inputs_SBL, read, b)
-        expected = np.arange(max(begin - warm_tokens, 0), end)
-        np.testing.assert_array_equal(inputs, expected)
-        weights = of_stream(read.weights_SBL, read, b)
-        np.testing.assert_array_equal(weights, inputs >= begin)
-    assert read.first_SBL.sum() == B and read.first_SBL[0, :, 0].all()
-
-
-@pytest.mark.parametrize("warm_tokens", [0, 2, 1000])
-@pytest.mark.parametrize("mem_len", [0, 1, 20])
-@pytest.mark.parametrize("N, B, L", SIZES)
-def test_cold_tokens_are_counted(
-    N: int, B: int, L: int, mem_len: int, warm_tokens: int
-) -> None:
-    streams = Streams(positions(N), B, L, warm_tokens=warm_tokens)
-    read = read_epoch(streams)
-    weights = [of_stream(read.weights_SBL, read, b) for b in range(B)]
-    expected = sum(weights_T[:mem_len].sum() for weights_T in weights)
-    assert streams.cold_tokens(mem_len) == expected
-
-
 @pytest.mark.parametrize("N, B", [(0, 1), (1, 1), (24, 24)])
 def test_too_few_tokens_are_refused(N: int, B: int) -> None:
     with refused(f"{N} tokens are too few for {B} streams"):
