@@ -5,7 +5,7 @@ depend on the distance are computed by distance and re-indexed by key: see `real
 `rel_shift`.
 
 Dims: B streams, L queries, M memory, K = M + L keys, R distances, Z = R + padding,
-N nearest keys, H heads, A head.
+Y nearest keys, H heads, A head.
 """
 
 from collections.abc import Callable
@@ -122,9 +122,9 @@ def probabilities(
     )
     if r_RHA is not None:
         position_HBLA = heads_first(with_bias(q_BLHA, w_HA))
-        position_HBLN = position_scores(position_HBLA, r_RHA, bias_HR, K)
-        far = K - position_HBLN.shape[-1]
-        score_HBLK = score_HBLK.at[..., far:].add(position_HBLN)
+        position_HBLY = position_scores(position_HBLA, r_RHA, bias_HR, K)
+        far = K - position_HBLY.shape[-1]
+        score_HBLK = score_HBLK.at[..., far:].add(position_HBLY)
     score_HBLK *= A**-0.5
     score_HBLK = jnp.where(visible_BLK(oldest_BL, K), score_HBLK, MASKED)
     return jax.nn.softmax(score_HBLK, axis=-1)
@@ -133,7 +133,7 @@ def probabilities(
 def position_scores(
     q_HBLA: Array, r_RHA: Array, bias_HR: Array | None, K: int
 ) -> Array:
-    """Returns q . r_{i-j} + bias_{i-j} for the N newest of K keys, float32.
+    """Returns q . r_{i-j} + bias_{i-j} for the Y newest of K keys, float32.
 
     If R < K, the scores are relative to the score of the farthest distance, which all
     older keys share: a softmax depends only on differences, so these need no score.
@@ -143,11 +143,11 @@ def position_scores(
     if R < K:
         r_HRA -= r_HRA[:, :1]
         bias_HR = None if bias_HR is None else bias_HR - bias_HR[:, :1]
-    # N keys are nearer than R to some query. `realign` consumes one column of padding,
+    # Y keys are nearer than R to some query. `realign` consumes one column of padding,
     # and keys beyond R have score 0. If there are few of them, zero rows of r provide
     # these columns, which saves a copy of all scores.
-    N = min(K, R + L - 1)
-    zeros = N - R + 1
+    Y = min(K, R + L - 1)
+    zeros = Y - R + 1
     rows = zeros if 2 * zeros <= R else 0
     r_HZA = pad_front(r_HRA, rows, axis=1)
     score_HBLZ = jnp.einsum("HBLA,HZA->HBLZ", q_HBLA, r_HZA, preferred_element_type=f32)

@@ -65,7 +65,8 @@ class Attention(nn.Module):
         scheme. With pre_lnorm, memory and segment are normalised and the residual adds
         the raw input; otherwise the sum is normalised.
         """
-        config, make = self.config, weights(self)
+        config = self.config
+        make = weights(self)
         D, H, A = config.d_model, config.n_head, config.d_head
         norm = layer_norm(config, name="norm")
         # D is last in each matrix: a TPU pads the last dimension to 128, and A is 64.

@@ -60,8 +60,9 @@ class DecoderAttention(nn.Module):
         self, h_BLD: Array, layer: KeyValues | RingLayer, oldest_BL: Array
     ) -> tuple[Array, Any]:
         """Returns (h_BLD after the sublayer, the layer's entry for `append`)."""
-        config, (B, L, D) = self.config, h_BLD.shape
+        config = self.config
         dtype = config.compute_dtype
+        B, L, D = h_BLD.shape
         qkv_DJHA: Array = self.get_variable("params", "qkv").astype(dtype)
         o_PHAC: Array = self.get_variable("params", "o").astype(dtype)
         norm = layer_norm(config, name="norm")

@@ -106,8 +106,10 @@ def rel_attention(
             'kernel "tpu" supports only model.position = "transformer_xl": use '
             'model.kernel "xla" or "chunked"'
         )
-    (_, L, H, A), K, dtype = q_BLHA.shape, k_BKHA.shape[1], q_BLHA.dtype
-    blocks = blocks or choose(device_kind(), L, K, A, dtype.itemsize)
+    _, L, H, A = q_BLHA.shape
+    dtype = q_BLHA.dtype
+    if blocks is None:
+        blocks = choose(device_kind(), L, k_BKHA.shape[1], A, dtype.itemsize)
     rate, *counter = dropout or AttentionDropout(0.0, jnp.uint32(0))
     counter_3 = jnp.stack([jnp.asarray(x).astype(jnp.uint32) for x in counter])
     plan, oldest_B1Q = visits(oldest_BL, blocks)
