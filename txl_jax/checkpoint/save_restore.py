@@ -15,12 +15,13 @@ import orbax.checkpoint as ocp
 
 from txl_jax.checkpoint import manifest as manifests
 from txl_jax.checkpoint.checksum import checksums, named_leaves
-from txl_jax.checkpoint.manager import Checkpoints, one_line
+from txl_jax.checkpoint.manager import Checkpoints
 from txl_jax.checkpoint.manifest import Damaged, Manifest
 from txl_jax.data.streams import Position
 from txl_jax.errors import UserError
 from txl_jax.report.log import say
 from txl_jax.report.progress import waiting
+from txl_jax.runtime import distributed, storage
 from txl_jax.update.state import Average, TrainState
 
 
@@ -148,8 +149,6 @@ def _read(
     Raises Damaged, or UserError if they have another model or may not be read.
     """
     manifests.check_arrays(manifest, like)
-    if manager.uploader:
-        manager.uploader.fetch(manifest.step, like)
     items = {}
     for item, tree in like.items():  # one by one, so that an error has the item's name
         args = ocp.args.Composite(**{item: ocp.args.StandardRestore(tree)})
@@ -159,10 +158,11 @@ def _read(
         except (jax.errors.JaxRuntimeError, MemoryError):
             raise  # a fault of the device or the host
         except Exception as error:  # orbax raises many types for a damaged folder
-            reason = one_line(error)
-        if "PermissionError" in reason or "PERMISSION_DENIED" in reason:
+            reason = storage.one_line(error)
+        if storage.is_out_of_reach(reason):
             raise UserError(f"cannot read checkpoint {manifest.step} ({reason})")
-        if reason:
+        if distributed.anywhere(bool(reason)):
+            reason = reason or "reported by another process"
             raise Damaged(manifest.step, f"item {item}, {reason}")
     manifests.verify(manifest, items)
     return items

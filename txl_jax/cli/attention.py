@@ -8,6 +8,7 @@ from txl_jax.evaluate import attention_map, attention_page
 from txl_jax.report.log import say
 from txl_jax.runtime import distributed
 from txl_jax.workdir.load import Loaded
+from txl_jax.workdir.staging import Staging
 
 
 def run(loaded: Loaded, workdir: Path) -> dict[str, Any]:
@@ -20,7 +21,11 @@ def run(loaded: Loaded, workdir: Path) -> dict[str, Any]:
     result = {"step": loaded.step, "split": split, **attention_map.summarize(maps)}
     if distributed.is_first():
         title = f"Attention of {workdir.name}, step {loaded.step}"
-        page = tokens, loaded.vocab.decode, workdir, title
-        result["files"] = attention_page.write_files(maps, *page)
+        with Staging(workdir) as staging:
+            page = tokens, loaded.vocab.decode, staging.folder, title
+            names = attention_page.write_files(maps, *page)
+        result["files"] = {
+            kind: str(workdir / Path(name).name) for kind, name in names.items()
+        }
         say(f"open {result['files']['page']} in a browser")
     return result

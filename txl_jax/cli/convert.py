@@ -26,6 +26,7 @@ from txl_jax.errors import UserError, require_one_of
 from txl_jax.report import provenance
 from txl_jax.report.log import say
 from txl_jax.report.progress import waiting
+from txl_jax.runtime import storage
 from txl_jax.update.init import abstract_params
 from txl_jax.workdir import folder
 from txl_jax.workdir.claim import IMPORTED
@@ -116,7 +117,7 @@ def configure(source: Source, workdir: Path, overrides: Mapping[str, str]) -> Co
     lengths = ("mem_len", "clamp_len", "same_length")
     c.eval.update({name: getattr(model, name) for name in lengths})
     c.generate.update(mem_len=model.mem_len, prompt=default_prompt(source.vocab))
-    c.data.vocab_path = str((workdir / folder.VOCAB).absolute())
+    c.data.vocab_path = str(storage.absolute(workdir) / folder.VOCAB)
     for name, text in overrides.items():
         config.override(c, name, text)
     return config.parse(c)
@@ -155,7 +156,13 @@ def refuse_used(path: Path, flag: str) -> None:
 
 @contextlib.contextmanager
 def complete_or_absent(path: Path) -> Iterator[Path]:
-    """Yields a temporary folder that becomes `path` when the block succeeds."""
+    """Yields a temporary folder that becomes `path` when the block succeeds.
+
+    On gs:// that is `path` itself, which holds a run once it has a config.json.
+    """
+    if storage.is_remote(path):  # nothing is renamed there
+        yield path
+        return
     path = path.absolute()
     fresh = path.with_name(f"{path.name}.incomplete")
     try:

@@ -21,6 +21,7 @@ from txl_jax.report.progress import Progress
 from txl_jax.runtime import distributed
 from txl_jax.runtime.preemption import stop
 from txl_jax.workdir.load import Loaded
+from txl_jax.workdir.staging import Staging
 
 # The paper prints perplexities with two decimals; smaller gains do not count.
 DECIMALS = 2
@@ -128,10 +129,10 @@ def write_files(
     if not distributed.is_first():
         return {}
     files = {"picture": f"{stem}.png", "file": f"{stem}.json"}
-    plot(result, Path(files["picture"]))
-    Path(files["file"]).write_text(
-        to_json(result | files, indent=indent) + "\n", "utf-8"
-    )
+    text = to_json(result | files, indent=indent) + "\n"
+    with Staging(stem.parent) as staging:
+        plot(result, staging.folder / f"{stem.name}.png")
+        (staging.folder / f"{stem.name}.json").write_text(text, "utf-8")
     return files
 
 

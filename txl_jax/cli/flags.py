@@ -118,11 +118,8 @@ def _outer_folder(args: argparse.Namespace) -> Path:
             f"--mode={args.mode} takes no --config, because its runs have their own: "
             "override single fields, such as --config.eval.mem_len=640"
         )
-    if args.mode != "recl" and (not args.workdir or "://" in args.workdir):
-        raise UserError(
-            f"--workdir={args.workdir!r}: --mode={args.mode} creates workdirs in a "
-            "folder of this machine; give one"
-        )
+    if args.mode != "recl" and not args.workdir:
+        raise UserError(f"--mode={args.mode} needs --workdir, the folder to create")
     return find(args.workdir or "runs/recl")
 
 

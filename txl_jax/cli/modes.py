@@ -24,9 +24,8 @@ from txl_jax.cli.prepare import prepare
 from txl_jax.data.tokens import statistics
 from txl_jax.errors import BadNumbers, Interrupted, UserError
 from txl_jax.report.log import say, to_json
-from txl_jax.runtime import allocator, distributed, peers
+from txl_jax.runtime import allocator, distributed, peers, storage
 from txl_jax.runtime.preemption import stop
-from txl_jax.workdir import bucket
 from txl_jax.workdir.load import Loaded, load
 
 
@@ -69,11 +68,15 @@ def execute(command: Command, is_program: bool) -> int:
                 stack.enter_context(peers.watching())
                 check_processes(command.mode)
             result = RUN[command.mode](command)
-            if there := bucket.of(command.workdir):
-                there.store_files()
             distributed.wait_for_all()
     except (UserError, Interrupted, BadNumbers) as error:
         return distributed.report(error)
+    except storage.errors() as error:
+        if not storage.is_remote(command.workdir):
+            raise
+        reason = storage.one_line(error)
+        line = f"cannot reach {command.workdir} ({reason}): check the rights"
+        return distributed.report(UserError(line))
     except jax.errors.JaxRuntimeError as error:
         return distributed.report(out_of_memory(error))
     if distributed.is_first():

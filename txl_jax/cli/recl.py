@@ -30,8 +30,10 @@ from txl_jax.evaluate.recl_plot import plot_recl
 from txl_jax.model.config import ABSOLUTE_POSITIONS
 from txl_jax.report.log import say, to_json
 from txl_jax.report.progress import Progress
+from txl_jax.runtime import storage
 from txl_jax.workdir import load
 from txl_jax.workdir.folder import CONFIG, VOCAB, find
+from txl_jax.workdir.staging import Staging
 
 LOSSES = "losses"
 PICTURE = "recl.png"
@@ -87,8 +89,10 @@ def run(config: ReclConfig, folder: Path, overrides: dict[str, str]) -> dict[str
         "picture": str(folder / PICTURE),
         "seconds": time.perf_counter() - started,
     }
-    plot_recl(result, folder / PICTURE)
-    (folder / RESULT).write_text(to_json(result, indent=2) + "\n", "utf-8")
+    with Staging(folder) as staging:
+        plot_recl(result, staging.folder / PICTURE)
+        text = to_json(result, indent=2) + "\n"
+        (staging.folder / RESULT).write_text(text, "utf-8")
     say(table(result))
     return result
 
@@ -215,10 +219,12 @@ def read(path: Path, positions_T: np.ndarray) -> np.ndarray | None:
 
 def write(path: Path, positions_T: np.ndarray, nll_T: np.ndarray) -> None:
     """Writes the losses of one context atomically."""
-    fresh = path.with_suffix(".tmp")
-    with fresh.open("wb") as file:
-        np.savez(file, positions_T=positions_T, nll_T=nll_T)
-    fresh.replace(path)
+
+    def save(path: Path) -> None:
+        with path.open("wb") as file:
+            np.savez(file, positions_T=positions_T, nll_T=nll_T)
+
+    storage.replace(path, save)
 
 
 def measure(

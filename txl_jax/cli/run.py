@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from txl_jax import sharding
-from txl_jax.checkpoint.manager import Uploader
 from txl_jax.cli import evaluate, generate
 from txl_jax.cli.prepare import check_token_ids, prepare
 from txl_jax.cli.steps import check_kernel
@@ -27,11 +26,12 @@ from txl_jax.train import NO_HOOKS, Hooks, train
 from txl_jax.update.bad_numbers import Diagnosis
 from txl_jax.update.options import TrainConfig
 from txl_jax.update.step import make_program
-from txl_jax.workdir import claim, uploader
+from txl_jax.workdir import claim
 from txl_jax.workdir.fit import fit_mesh, fit_vocab
 from txl_jax.workdir.folder import METRICS
 from txl_jax.workdir.load import load, load_initial
 from txl_jax.workdir.lock import locked
+from txl_jax.workdir.staging import Staging
 
 
 def train_and_evaluate(config: Config, workdir: Path) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def trained(config: Config, workdir: Path) -> Iterator[tuple[Tokens, dict[str, A
         splits = tokens.split("train"), tokens.split("valid")
         sizes = fitted.model, config.train.batch_size, config.train.tgt_len
         say(accounting.describe(*sizes))
-        training = train_on(fitted, workdir, *splits, initial, uploader.of(workdir))
+        training = train_on(fitted, workdir, *splits, initial)
         training["train_seconds"] = time.perf_counter() - started
         training["train_memory"] = accounting.account(*sizes)
         yield tokens, training
@@ -70,7 +70,6 @@ def train_on(
     train_tokens: np.ndarray,
     valid_tokens: np.ndarray,
     params: Any = None,
-    uploader: Uploader | None = None,
     observers: Hooks = NO_HOOKS,
 ) -> dict[str, Any]:
     """Calls `train` with the jitted functions of the config, and returns its result.
@@ -95,7 +94,7 @@ def train_on(
         saved=[diagnosis.raise_if_found],
     )
     program = program._replace(step=step)
-    return train(config, workdir, program, batch, validate, params, uploader, observers)
+    return train(config, workdir, program, batch, validate, params, observers)
 
 
 def make_streams(config: TrainConfig, tokens: np.ndarray, rows: slice) -> Streams:
@@ -150,12 +149,15 @@ def evaluate_best(
         levels = baselines.measure(tokens.split("train"), text)
         result["baselines_bpc"] = levels
     result["picture"] = str(workdir / "loss.png")
-    plots.plot_loss(read_metrics(workdir / METRICS), workdir / "loss.png", levels)
     result["sample"] = str(workdir / "sample.txt")
-    (workdir / "sample.txt").write_text(sample, "utf-8")
-    if config.run.tensorboard:
-        tensorboard.write_sample(workdir, loaded.step, sample)
-    (workdir / "result.json").write_text(to_json(result, indent=2) + "\n", "utf-8")
+    with Staging(workdir) as staging:
+        lines = read_metrics(workdir / METRICS)
+        plots.plot_loss(lines, staging.folder / "loss.png", levels)
+        (staging.folder / "sample.txt").write_text(sample, "utf-8")
+        if config.run.tensorboard:
+            tensorboard.write_sample(staging.folder, loaded.step, sample)
+        body = to_json(result, indent=2) + "\n"
+        (staging.folder / "result.json").write_text(body, "utf-8")
     say(f"a sample, also in {workdir / 'sample.txt'}:\n{sample}\n")
     levels = {"this model": result["bpc"], **levels}
     for name in sorted(levels, key=levels.__getitem__):

@@ -25,12 +25,14 @@ from txl_jax.evaluate.perplexity import make_evaluate
 from txl_jax.report.log import say, to_json
 from txl_jax.runtime.distributed import is_first
 from txl_jax.runtime.preemption import stop
+from txl_jax.runtime.storage import replace
 from txl_jax.tables import comparison
 from txl_jax.tables.comparison import RowResult
 from txl_jax.tables.options import TableConfig
 from txl_jax.tables.plot_rows import plot_rows
 from txl_jax.tables.rows import choose
 from txl_jax.workdir.load import load
+from txl_jax.workdir.staging import Staging
 
 RESULT = "lengths.json"  # in a run's workdir: its nll by attention length
 
@@ -156,10 +158,9 @@ def run_once(table: TableConfig, row: Config, workdir: Path) -> dict[str, Any]:
     say(f"Table {table.table}: {workdir}")
     result = train_and_score(table, row, workdir)
     if is_first():
-        fresh = (workdir / RESULT).with_suffix(".tmp")
         kept = {"asked": identity(table, row), **result}
-        fresh.write_text(to_json(kept, indent=2) + "\n", "utf-8")
-        fresh.replace(workdir / RESULT)
+        text = to_json(kept, indent=2) + "\n"
+        replace(workdir / RESULT, lambda path: path.write_text(text, "utf-8"))
     return result
 
 
@@ -239,10 +240,12 @@ def write(
         "workdir": str(workdir),
     }
     if is_first():
-        stem = workdir / f"table{table.table}"
-        stem.with_suffix(".md").write_text(text, "utf-8")
-        stem.with_suffix(".json").write_text(to_json(result, indent=2) + "\n", "utf-8")
-        plot_rows(title, choose(table), results, stem.with_suffix(".png"))
+        with Staging(workdir) as staging:
+            stem = staging.folder / f"table{table.table}"
+            stem.with_suffix(".md").write_text(text, "utf-8")
+            body = to_json(result, indent=2) + "\n"
+            stem.with_suffix(".json").write_text(body, "utf-8")
+            plot_rows(title, choose(table), results, stem.with_suffix(".png"))
     say(text)
     return result
 

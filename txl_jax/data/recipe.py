@@ -14,6 +14,7 @@ from txl_jax.data.download import checksum
 from txl_jax.data.options import OWN, DataConfig
 from txl_jax.data.word import Lines, WordVocab
 from txl_jax.errors import UserError, require_one_of
+from txl_jax.runtime import storage
 
 BYTES = 256
 
@@ -93,7 +94,7 @@ def resolve(
         drop_newlines=convention.drop_newlines,
         vocab_size=config.vocab_size,
         min_count=config.min_count,
-        vocab_sha256=checksum(Path(path).expanduser()) if path else "",
+        vocab_sha256=checksum(_path(path)) if path else "",
     )
     return recipe, vocab
 
@@ -102,6 +103,12 @@ def drops_newlines(config: DataConfig, kind: str) -> bool:
     """Returns whether tokens of a kind of vocabulary omit byte 10 of the corpus."""
     corpus = CORPORA[config.corpus.partition(":")[0]]
     return CONVENTIONS[_convention(config, corpus, kind)].drop_newlines
+
+
+def _path(path: str) -> Path:
+    if storage.is_remote(path):
+        return storage.remote_path(path, "data.vocab_path")
+    return Path(path).expanduser()
 
 
 def _read_vocab(config: DataConfig, corpus: Corpus, path: str) -> vocabulary.Vocab:
@@ -115,7 +122,7 @@ def _read_vocab(config: DataConfig, corpus: Corpus, path: str) -> vocabulary.Voc
     def lines() -> Lines:
         return _lines(config, corpus, "word")
 
-    vocab = vocabulary.read(Path(path).expanduser(), lines)
+    vocab = vocabulary.read(_path(path), lines)
     if config.vocab not in (OWN, vocab.kind):
         raise UserError(
             f"data.vocab_path={path!r} is a vocabulary of kind {vocab.kind!r}, "

@@ -102,7 +102,7 @@ def prepare(config: DataConfig, say: Callable[[str], None] = log) -> Tokens:
     """
     default = os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"  # as in TFDS
     data_dir = config.data_dir or default
-    remote = remote_cache.is_remote(data_dir)
+    remote = "://" in data_dir
     root = (
         remote_cache.local_root(data_dir)
         if remote

@@ -8,15 +8,17 @@ job instead of JAX_PROCESS_ID. A single process opens no connection.
 Process 0 is the coordinator: it alone writes a run's files and reports progress.
 """
 
+import contextlib
 import os
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NoReturn, TypeVar
 
 import jax
+import numpy as np
 from jax.experimental import multihost_utils
 from orbax.checkpoint import multihost
 
@@ -136,6 +138,25 @@ def first_then_others(make: Callable[[], Result]) -> Result:
     finally:  # also after an error, which the others then raise themselves
         if is_first():
             wait_for_all()
+
+
+def anywhere(condition: bool) -> bool:
+    """Returns whether the condition holds in any process; every process calls this."""
+    if not several():
+        return condition
+    return bool(np.any(multihost_utils.process_allgather(np.array(condition))))
+
+
+@contextlib.contextmanager
+def together(*errors: type[Exception]) -> Iterator[None]:
+    """Raises an error in all processes if the block raises one of `errors` in any."""
+    raised: Exception | None = None
+    try:
+        yield
+    except errors as error:
+        raised = error
+    if anywhere(raised is not None):
+        raise raised or OSError("another process cannot write")
 
 
 def wait_for_all() -> None:

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from txl_jax.report import provenance
 from txl_jax.report.checksum import DAMAGE
 from txl_jax.report.log import say
 from txl_jax.runtime import distributed
+from txl_jax.runtime.storage import replace
 from txl_jax.update.init import abstract_params
 from txl_jax.workdir.fit import fit_vocab
 from txl_jax.workdir.folder import CONFIG, RUN, VOCAB
@@ -64,21 +64,14 @@ def claim(workdir: Path, config: Config, tokens: Tokens) -> None:
         if not distributed.is_first():
             return
         text = json.dumps(run, indent=2) + "\n"
-        _replace(workdir / CONFIG, lambda path: configs.save_json(config, path))
-        _replace(workdir / VOCAB, lambda path: vocabulary.save(tokens.vocab, path))
-        _replace(workdir / RUN, lambda path: path.write_text(text, "utf-8"))
+        replace(workdir / CONFIG, lambda path: configs.save_json(config, path))
+        replace(workdir / VOCAB, lambda path: vocabulary.save(tokens.vocab, path))
+        replace(workdir / RUN, lambda path: path.write_text(text, "utf-8"))
     except OSError as error:
         raise UserError(
             f"cannot write {error.filename or workdir} ({error.strerror}): give "
             "another --workdir"
         ) from error
-
-
-def _replace(path: Path, write: Callable[[Path], object]) -> None:
-    """Replaces a file atomically."""
-    temporary = path.with_suffix(".tmp")
-    write(temporary)
-    temporary.replace(path)
 
 
 def _earlier_starts(workdir: Path, run: dict[str, Any]) -> list[dict[str, Any]]:

@@ -1,9 +1,8 @@
-"""The lock of a workdir in a bucket: an object that its holder writes again and again.
+"""The lock of a workdir on gs://: an object that its holder rewrites every 20 seconds.
 
-Nothing gives it back when its holder is killed, so one that is not written any more is
-taken over. Every copy to the bucket asks first whether the lock is still its own.
-
-Dims: none.
+Each write states the generation that it replaces, so of two runs only one succeeds. A
+lock that has not been rewritten for 90 seconds, or whose process is known to be dead,
+is taken over.
 """
 
 import contextlib
@@ -13,124 +12,158 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Self
 
-from txl_jax.errors import UserError
+from txl_jax.errors import USER_ERROR, UserError
 from txl_jax.report.log import say
+from txl_jax.runtime import distributed, storage
 
-NAME = "bucket.lock"  # in the bucket; in the folder: the last that was taken from it
-BEAT_SECONDS = 20.0  # between two writings
-DEAD_SECONDS = 90.0  # without one, until the lock is taken over
+BEAT_SECONDS = 20.0  # between two writes
+DEAD_SECONDS = 90.0  # without a write, until the lock is taken over
 LOOK_SECONDS = 2.0
+FREE = 0  # the generation of an object that does not exist
 
 
-class Lost(UserError):
-    """Another run has taken the bucket over."""
+@contextlib.contextmanager
+def leased(path: Path) -> Iterator[None]:
+    """Holds the lock at `path` on gs://; raises UserError if another run holds it.
 
-
-def read(fs: Any, where: str) -> str:
-    """Returns the text of an object, "" if there is none."""
+    If another run takes the lock over, because this one could not write for 90 seconds,
+    a thread ends the process at once.
+    """
     try:
-        return str(fs.cat_file(where).decode())
-    except FileNotFoundError:
-        return ""
+        lease = Lease(path)
+        lease.take()
+    except storage.errors() as error:
+        raise UserError(
+            f"cannot write {path} ({storage.one_line(error)}): check the address and "
+            "the rights, which must include storage.buckets.get"
+        ) from error
+    ended = threading.Event()
+    thread = threading.Thread(target=lease.keep, args=[ended], name="lock", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        lease.release()
 
 
 class Lease:
-    """Holds the lock inside a `with`; raises UserError if another run does.
+    """One process's claim on the lock at `path`."""
 
-    Whoever enters has the folder for itself, so a lock that was last taken from there
-    is a dead process's.
-    """
+    def __init__(self, path: Path):
+        from google.cloud import storage as google
 
-    def __init__(self, fs: Any, url: str, folder: Path):
-        self.fs, self.url, self.mine = fs, url, folder / NAME
-        self.where = f"{url}/{NAME}"
+        bucket, _, self.name = str(path).removeprefix(storage.SCHEME).partition("/")
+        self.path = path
+        self._bucket = google.Client().bucket(bucket)
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds")
-        self.who = {"host": socket.gethostname(), "pid": os.getpid(), "started": now}
-        self.ended = threading.Event()
+        self.holder = {"host": socket.gethostname(), "pid": str(os.getpid())}
+        self.holder |= {"started": now, "machine": machine()}
+        self.generation = FREE
 
-    def __enter__(self) -> Self:
-        self._take()
-        self.mine.write_text(self._text(0), "utf-8")
-        threading.Thread(target=self._beat, name="bucket lock", daemon=True).start()
-        return self
+    def take(self) -> None:
+        """Waits until the lock is held; raises UserError if another run rewrites it."""
+        generation = FREE
+        while not self.write(generation):
+            generation, holder = self.read()
+            if generation != FREE and not is_dead(holder):
+                self._watch(generation, describe(holder))
+        if generation != FREE:
+            say(f"{self.path} is taken over")
 
-    def __exit__(self, *_: object) -> None:
-        self.ended.set()
-        with contextlib.suppress(Exception):  # it is taken over if it stays
-            if self._is_mine():
-                self.fs.rm_file(self.where)
-
-    def check(self) -> None:
-        """Raises Lost if the lock is another's, who waited for ours in vain."""
-        if not self._is_mine():
-            holder = describe(read(self.fs, self.where))
-            raise Lost(
-                f"{self.url} was taken over by another run ({holder}): this one ends, "
-                "and copies no more"
-            )
-
-    def _is_mine(self) -> bool:
-        return holder(read(self.fs, self.where)) == self.who
-
-    def _text(self, beat: int) -> str:
-        return json.dumps({**self.who, "beat": beat}) + "\n"
-
-    def _take(self) -> None:
-        seen, since = "", time.monotonic()
-        while not self._create():
-            there = read(self.fs, self.where)
-            mine = self.mine.read_text("utf-8") if self.mine.exists() else ""
-            if mine and holder(there) == holder(mine):
-                self.fs.rm_file(self.where)  # of a process that was killed here
-            elif seen and there not in ("", seen):
+    def _watch(self, generation: int, who: str) -> None:
+        """Returns when the lock is free or its holder silent; else raises UserError."""
+        say(
+            f"{self.path} is held ({who}): it is taken over after {DEAD_SECONDS:.0f} s "
+            "without a sign of life"
+        )
+        begin = time.monotonic()
+        while time.monotonic() - begin < DEAD_SECONDS:
+            time.sleep(LOOK_SECONDS)
+            current, _ = self.read()
+            if current == FREE:
+                return
+            if current != generation:
                 raise UserError(
-                    f"{self.url} is in use by another run ({describe(there)}): wait "
-                    "for it, stop it, or give another --workdir"
+                    f"{self.path.parent} is in use by another run ({who}): wait for "
+                    "it, stop it, or give another --workdir"
                 )
-            elif there and not seen:
-                say(
-                    f"{self.url} is locked ({describe(there)}): taken over after "
-                    f"{DEAD_SECONDS:.0f} s without a sign of life, or delete "
-                    f"{self.where}"
-                )
-                seen, since = there, time.monotonic()
-            elif there and time.monotonic() - since > DEAD_SECONDS:
-                say(f"{self.where} is given up ({describe(there)}): taken over")
-                self.fs.rm_file(self.where)
-            else:
-                time.sleep(LOOK_SECONDS)
 
-    def _create(self) -> bool:
-        """Returns whether there was no lock, and now is ours."""
+    def write(self, generation: int) -> bool:
+        """Writes the lock if its generation is still this; returns whether it was.
+
+        A write whose answer was lost is repeated by the library and then refused,
+        although the lock is this process's.
+        """
+        from google.api_core.exceptions import PreconditionFailed
+
+        blob = self._bucket.blob(self.name)
+        blob.metadata = self.holder
         try:
-            self.fs.pipe_file(self.where, self._text(0).encode(), mode="create")
-        except FileExistsError:
-            return self._is_mine()  # an answer that was lost on its way
+            text = json.dumps(self.holder) + "\n"
+            blob.upload_from_string(text, if_generation_match=generation)
+            self.generation = int(blob.generation)
+        except PreconditionFailed:
+            current, holder = self.read()
+            if holder != self.holder:
+                return False
+            self.generation = current
         return True
 
-    def _beat(self) -> None:
-        beat = 0
-        while not self.ended.wait(BEAT_SECONDS):
-            beat += 1
-            with contextlib.suppress(Exception):  # the next may pass
-                if self._is_mine():
-                    self.fs.pipe_file(self.where, self._text(beat).encode())
+    def read(self) -> tuple[int, dict[str, str]]:
+        """Returns the lock's generation, FREE if there is none, and its holder.
+
+        Both come from the object's metadata, so that they belong together.
+        """
+        blob = self._bucket.get_blob(self.name)
+        return (int(blob.generation), dict(blob.metadata or {})) if blob else (FREE, {})
+
+    def keep(self, ended: threading.Event) -> None:
+        """Rewrites the lock until `ended`; ends the process if the lock is lost."""
+        while not ended.wait(BEAT_SECONDS):
+            with contextlib.suppress(*storage.errors()):  # the next may pass
+                if not self.write(self.generation):
+                    line = f"{self.path.parent} was taken over by another run"
+                    distributed.exit_now(f"{line}: this one ends", USER_ERROR)
+
+    def release(self) -> None:
+        """Deletes the lock; if that fails, it is taken over after its time."""
+        with contextlib.suppress(*storage.errors()):
+            generation, holder = self.read()
+            if holder == self.holder:
+                self._bucket.delete_blob(self.name, if_generation_match=generation)
 
 
-def holder(text: str) -> dict[str, Any]:
-    """Returns who wrote a lock, without how often; {} where it cannot be read."""
+def machine() -> str:
+    """Returns a key of the system in which process ids are unique; "" if unknown."""
     try:
-        return {name: x for name, x in json.loads(text).items() if name != "beat"}
-    except (ValueError, AttributeError):
-        return {}
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text("utf-8").strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
 
 
-def describe(text: str) -> str:
-    """Returns who wrote a lock, in words."""
-    who = holder(text)
-    if not {"pid", "host", "started"} <= who.keys():
+def is_dead(holder: dict[str, str]) -> bool:
+    """Returns whether a lock's holder was a process of this machine that has ended."""
+    if not holder.get("machine") or holder["machine"] != machine():
+        return False
+    try:
+        os.kill(int(holder["pid"]), 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, ValueError):
+        return False
+    return False
+
+
+def describe(holder: dict[str, str]) -> str:
+    """Describes the process that wrote a lock."""
+    if not {"pid", "host", "started"} <= holder.keys():
         return "another process"
-    return f"process {who['pid']} on {who['host']}, started {who['started']}"
+    return (
+        f"process {holder['pid']} on {holder['host']}, started {holder['started'][:19]}"
+    )

@@ -24,8 +24,8 @@ from txl_jax.model.config import ModelConfig
 from txl_jax.model.txl import TransformerXL
 from txl_jax.report.log import last_step, say
 from txl_jax.report.progress import waiting
+from txl_jax.runtime import storage
 from txl_jax.update.init import abstract_params
-from txl_jax.workdir import uploader
 from txl_jax.workdir.claim import check_same_run
 from txl_jax.workdir.fit import fit_mesh, fit_vocab
 from txl_jax.workdir.folder import CHECKPOINTS, CONFIG, METRICS, VOCAB, find
@@ -145,15 +145,13 @@ def has_checkpoint(workdir: Path, config: Config) -> bool:
 @contextlib.contextmanager
 def _reader(workdir: Path) -> Iterator[Checkpoints]:
     """Opens the checkpoints of a workdir without write access."""
-    manager = open_checkpoints(
-        workdir, CheckpointConfig(), uploader.of(workdir), read_only=True
-    )
+    manager = open_checkpoints(workdir, CheckpointConfig(), read_only=True)
     with contextlib.closing(manager):
         yield manager
 
 
 def _load_fitting(source: Path, config: Config, vocab: Vocab) -> Any:
-    if not os.path.isfile(source / CONFIG):  # False also for an invalid path
+    if not storage.is_file(source / CONFIG):
         raise UserError(f"it holds no run (no {CONFIG}): give the workdir of a run")
     saved = configs.parse(configs.load_json(source / CONFIG))
     if vocabulary.load(source / VOCAB, RESTORE_VOCAB).to_json() != vocab.to_json():

@@ -1,7 +1,7 @@
 """The lock of a workdir: one run at a time.
 
-The kernel releases the lock when its process ends, even by a kill. Reading a workdir
-takes no lock.
+The kernel releases a local lock when its process ends, even by a kill; see `lease` for
+gs://. Reading a workdir takes no lock.
 """
 
 import contextlib
@@ -12,51 +12,46 @@ import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 from filelock import FileLock, Timeout
 
 from txl_jax.errors import UserError
 from txl_jax.report.log import say
-from txl_jax.workdir import bucket
+from txl_jax.runtime import storage
+from txl_jax.workdir.lease import leased
 
 LOCK = "run.lock"
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # of some network disks
-
-
-class InUse(UserError):
-    """Another process of this machine holds the lock."""
 
 
 @contextlib.contextmanager
 def locked(workdir: Path) -> Iterator[None]:
     """Creates and locks `workdir`; raises UserError if another run holds the lock.
 
-    Process 0 locks for all processes of a run. For a workdir in a bucket both the local
-    folder and the bucket are locked.
+    Process 0 locks for all processes of a run. On a local file system without locks,
+    prints a warning and continues without one.
     """
     if jax.process_index():
-        yield
-        return
-    remote = bucket.of(workdir)
-    lock_remote = remote.locked if remote else contextlib.nullcontext
-    with locked_folder(workdir), lock_remote():
+        lock: Any = contextlib.nullcontext()
+    elif storage.is_remote(workdir):
+        lock = leased(workdir / LOCK)
+    else:
+        lock = _locked_folder(workdir)
+    with lock:
         yield
 
 
 @contextlib.contextmanager
-def locked_folder(folder: Path) -> Iterator[None]:
-    """Creates and locks a folder; raises InUse if another process holds the lock.
-
-    On a file system without locks, prints a warning and continues without one.
-    """
+def _locked_folder(folder: Path) -> Iterator[None]:
     path = folder / LOCK
     lock = FileLock(path, fallback_to_soft=False, on_acquired=_write_holder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire(timeout=0)
     except Timeout as error:
-        raise InUse(
+        raise UserError(
             f"{folder} is in use by another run ({_holder(path)}): wait for it, stop "
             "it, or give another --workdir"
         ) from error

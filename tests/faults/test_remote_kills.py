@@ -1,0 +1,166 @@
+"""Two processes train on gs://: kills, signals, silence and lost rights."""
+
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.processes import Processes, write_experiment
+from tests.support.store import Proxy, Store, remote, shared_store, store
+
+pytestmark = pytest.mark.long
+FIXTURES = remote, shared_store, store
+STEPS = 60
+KILLS = int(os.environ.get("TXL_JAX_KILLS", 50))
+
+
+class Pair:
+    """Starts of one run of two processes, each of which has a proxy of its own."""
+
+    def __init__(self, store: Store, folder: Path, workdir: str):
+        self.store, self.folder, self.workdir = store, folder, workdir
+        self.proxies = [Proxy(store.port), Proxy(store.port)]
+        self.flags = [f"--config={write_experiment(folder)}"]
+        self.flags += [f"--config.train.num_steps={STEPS}"]
+        self.flags += ["--config.train.eval_every=30", "--config.optim.optimizer=adam"]
+        self.flags += ["--config.checkpoint.every_steps=10"]
+
+    def start(self, *more: str, workdir: str = "", count: int = 2) -> Processes:
+        """Starts the processes, undisturbed."""
+        for proxy in self.proxies:
+            proxy.hook, proxy.calls = lambda method, path: None, []
+        environments = [proxy.environment() for proxy in self.proxies]
+        flags = [*self.flags, f"--workdir={workdir or self.workdir}", *more]
+        return Processes(
+            self.folder, *flags, count=count, started=count, environments=environments
+        )
+
+    def result(self, workdir: str = "") -> dict[str, Any]:
+        """Returns what must not depend on kills: metrics and the last checkpoint."""
+        workdir = workdir or self.workdir
+        lines = self.store.read(f"{workdir}/metrics.jsonl").splitlines()
+        rows = [json.loads(line) for line in lines]
+        last = f"{workdir}/checkpoints/{STEPS}/record/metadata"
+        return {
+            "exact": [(row["step"], row["exact"]) for row in rows],
+            "record": json.loads(self.store.read(last)),
+            "saved": self.store.saved(workdir),
+        }
+
+
+@pytest.fixture
+def pair(store: Store, tmp_path: Path, remote: str) -> Iterator[Pair]:
+    pair = Pair(store, tmp_path, remote)
+    yield pair
+    for proxy in pair.proxies:
+        proxy.close()
+
+
+def kill_at(run: Processes, proxy: Proxy, index: int, deadly: int) -> None:
+    """Lets process `index` be killed at its storage call number `deadly`."""
+
+    def hook(method: str, path: str) -> int | None:
+        if len(proxy.calls) >= deadly:
+            run.all[index].send_signal(signal.SIGKILL)
+            return 0
+        return None
+
+    proxy.hook = hook
+
+
+@pytest.mark.promise("Resume is exact")
+def test_kills_at_random_storage_calls_change_no_bit(pair: Pair) -> None:
+    straight = f"{pair.workdir}-straight"
+    assert pair.start(workdir=straight).wait() == [0, 0]
+    expected = pair.result(straight)
+    assert [step for step, _ in expected["exact"]] == list(range(1, STEPS + 1))
+    calls = [len(proxy.calls) for proxy in pair.proxies]
+    rng, kills, rounds = random.Random(0), 0, 0
+    while kills < KILLS:
+        pair.workdir = f"{straight}-{rounds}"
+        for _ in range(min(5, KILLS - kills)):
+            run, index = pair.start(), rng.randrange(2)
+            deadly = rng.randrange(1, calls[index])
+            kill_at(run, pair.proxies[index], index, deadly)
+            statuses = run.wait()
+            if statuses[index] != -signal.SIGKILL:
+                break  # it ended before
+            # The other notices the death at once, or is aborted by jax.
+            assert statuses[1 - index] in (75, -signal.SIGABRT, 0), run.said(1 - index)
+            kills += 1
+        assert pair.start().wait() == [0, 0]
+        assert pair.result() == expected, f"round {rounds}, after {kills} kills"
+        rounds += 1
+        print(f"{kills} kills in {rounds} rounds changed no bit")
+
+
+def test_a_signal_and_a_resume_on_another_number_of_processes(pair: Pair) -> None:
+    run = pair.start("--config.train.num_steps=100000")
+    run.until(lambda: len(pair.store.saved(pair.workdir)) > 1)
+    run.all[1].send_signal(signal.SIGTERM)
+    assert run.wait() == [75, 75]
+    step = max(pair.store.saved(pair.workdir))
+    assert f"ended at update {step}, which is saved" in run.said(0)[0]
+    lines = pair.store.read(f"{pair.workdir}/metrics.jsonl").splitlines()
+    assert json.loads(lines[-1])["step"] == step == len(lines)
+    last = step // 10 * 10 + 20
+    more = [f"--config.train.num_steps={last}", f"--config.train.eval_every={last}"]
+    alone = pair.start(*more, count=1)
+    assert alone.wait() == [0]
+    said = alone.stderr[0].read_text()
+    assert f"resumed at update {step}" in said
+    assert "process_count was 2, is now 1" in said
+    assert max(pair.store.saved(pair.workdir)) == last
+
+
+def test_a_server_that_is_gone_for_a_minute(pair: Pair) -> None:
+    """Training goes on meanwhile, and a later checkpoint is saved."""
+    run = pair.start("--config.train.num_steps=100000", "--hang_seconds=600")
+    run.until(lambda: len(pair.store.saved(pair.workdir)) > 1)
+    for proxy in pair.proxies:
+        proxy.hook = lambda method, path: 0
+    before = max(pair.store.saved(pair.workdir))
+    end = time.monotonic() + 60
+    run.until(lambda: time.monotonic() > end)
+    assert max(pair.store.saved(pair.workdir)) == before
+    for proxy in pair.proxies:
+        proxy.hook = lambda method, path: None
+    run.until(lambda: max(pair.store.saved(pair.workdir)) > before + 10)
+    run.all[0].send_signal(signal.SIGTERM)
+    assert run.wait() == [75, 75]
+    assert pair.start("--config.train.num_steps=10").wait() == [0, 0]
+
+
+def test_rights_that_are_lost_and_given_back(pair: Pair) -> None:
+    run = pair.start("--config.train.num_steps=100000")
+    run.until(lambda: len(pair.store.saved(pair.workdir)) > 1)
+    for proxy in pair.proxies:
+        proxy.hook = lambda method, path: 403 if method == "POST" else None
+    run.until(lambda: "COULD NOT BE SAVED" in run.stderr[0].read_text())
+    before = max(pair.store.saved(pair.workdir))
+    for proxy in pair.proxies:
+        proxy.hook = lambda method, path: None
+    run.until(lambda: max(pair.store.saved(pair.workdir)) > before + 10)
+    run.all[0].send_signal(signal.SIGTERM)
+    assert run.wait() == [75, 75]
+
+
+def test_a_second_run_is_refused(pair: Pair) -> None:
+    first = pair.start("--config.train.num_steps=100000")
+    first.until(lambda: bool(pair.store.saved(pair.workdir)))
+    second = Pair(pair.store, pair.folder, pair.workdir)
+    second.folder = pair.folder / "second"
+    second.folder.mkdir()
+    run = second.start()
+    statuses = run.wait()
+    stderr = run.stderr[0].read_text()
+    assert statuses[0] == 2 and statuses[1] in (75, -signal.SIGABRT), stderr
+    assert "is in use by another run (process" in run.said(0)[0]
+    first.all[0].send_signal(signal.SIGTERM)
+    assert first.wait() == [75, 75]

@@ -1,0 +1,260 @@
+"""A workdir on gs://: resuming elsewhere, failures, damage, and the lock."""
+
+import json
+import os
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.checkpoint.test_checkpoint import assert_same, like, make_state
+from tests.support.store import Store, remote, shared_store, store
+from txl_jax.checkpoint import save_restore
+from txl_jax.checkpoint.manager import Checkpoints, open_checkpoints
+from txl_jax.checkpoint.options import CheckpointConfig
+from txl_jax.data.streams import Position
+from txl_jax.errors import UserError
+from txl_jax.runtime import distributed, storage
+from txl_jax.workdir import lease
+from txl_jax.workdir.folder import METRICS, find
+from txl_jax.workdir.lock import LOCK, locked
+from txl_jax.workdir.staging import Staging
+
+FIXTURES = remote, shared_store, store
+NLL = {1: 3.0, 2: 1.0, 3: 2.0, 4: None, 5: 2.5}  # the best is 2
+
+
+def save(manager: Checkpoints, staging: Staging, step: int) -> None:
+    """Saves as the training loop does: the lines up to `step`, then its checkpoint."""
+    lines = "".join(f'{{"step": {n}}}\n' for n in range(1, step + 1))
+    (staging.folder / METRICS).write_text(lines)
+    with manager.attempt(step):
+        staging.upload()
+        position = Position(epoch=step)
+        save_restore.save(manager, step, make_state(step), position, NLL[step])
+
+
+def opened(folder: Path, read_only: bool = False) -> closing[Checkpoints]:
+    config = CheckpointConfig(keep=2)
+    return closing(open_checkpoints(folder, config, read_only=read_only))
+
+
+def run(workdir: str, last: int = 5) -> tuple[int, list[int]]:
+    """Saves the steps up to `last`, from the newest there is: a run without a model.
+
+    Returns the step it resumed at and the saves that failed.
+    """
+    folder = find(workdir)
+    with locked(folder), Staging(folder, METRICS) as staging, opened(folder) as manager:
+        resumed = save_restore.restore(manager, like(make_state(0)))
+        begin = resumed.step if resumed else 0
+        if resumed:
+            assert_same(resumed.state, make_state(begin))
+            assert (staging.folder / METRICS).read_text().count("\n") >= begin
+        for step in range(begin + 1, last + 1):
+            save(manager, staging, step)
+            manager.poll(wait=True)
+        manager.finish(last)
+        return begin, manager.failed
+
+
+def test_another_machine_resumes_and_reads(store: Store, remote: str) -> None:
+    assert run(remote, 3) == (0, [])
+    assert store.saved(remote) == [2, 3]
+    others = [name for name in store.names(remote) if "checkpoints/" not in name]
+    assert others == [METRICS], "and no lock"
+    params = make_state(0).params
+    with opened(find(remote), read_only=True) as manager:
+        for which, step in (("best", 2), ("latest", 3)):
+            restored = save_restore.restore_params(manager, which, like(params))
+            assert restored[1] == step
+            assert_same(restored[0], make_state(step).params)
+    assert run(remote, 4) == (3, [])
+    assert store.saved(remote) == [2, 3, 4]
+    assert store.read(f"{remote}/{METRICS}").count(b"\n") == 4
+
+
+def test_a_failed_save_is_reported_and_the_next_succeeds(
+    store: Store, remote: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def forbid(method: str, path: str) -> int | None:
+        # TensorStore names the object in the query, the other libraries in the body.
+        return 403 if method == "POST" and "checkpoints/2/params" in path else None
+
+    store.proxy.hook = forbid
+    assert run(remote, 3) == (0, [2])
+    said = capsys.readouterr().err
+    assert "CHECKPOINT 2 COULD NOT BE SAVED" in said and "PERMISSION_DENIED" in said
+    assert "training continues, the newest checkpoint is 1" in said
+    names = store.names(f"{remote}/checkpoints")
+    assert store.saved(remote) == [1, 3]
+    assert not [name for name in names if name.startswith("2/")], "no partial files"
+
+    store.proxy.hook = lambda method, path: 403 if method == "POST" else None
+    with pytest.raises(UserError, match=f"cannot write {remote}/{LOCK}"):
+        run(remote, 4)
+    store.proxy.hook = lambda method, path: (
+        403 if "uploadType" in path and "checkpoints/4" in path else None
+    )
+    with pytest.raises(UserError, match="the last checkpoint, of update 4, could not"):
+        run(remote, 4)
+    assert store.saved(remote) == [1, 3]
+
+
+def array_file(store: Store, workdir: str, step: int) -> str:
+    """Returns the address of a file with numbers."""
+    names = store.names(f"{workdir}/checkpoints/{step}")
+    name = next(name for name in names if name.startswith("params/") and "/d/" in name)
+    return f"{workdir}/checkpoints/{step}/{name}"
+
+
+@pytest.mark.long
+def test_damage_is_detected_and_passed_over(
+    store: Store, remote: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(remote, 4)
+    file = array_file(store, remote, 4)
+    content = store.read(file)
+    middle = len(content) // 2
+    flipped = bytes([content[middle] ^ 1])
+    store.write(file, content[:middle] + flipped + content[middle + 1 :])
+    assert run(remote) == (3, [])
+    said = capsys.readouterr().err
+    assert "checkpoint 4 is damaged" in said and "TRYING AN OLDER ONE" in said
+    assert f"is set aside as {remote}/checkpoints/4.damaged-1" in said
+    aside = store.names(f"{remote}/checkpoints/4.damaged-1")
+    assert "commit_success.txt" in aside and len(aside) > 20, "it stays"
+
+    store.delete(f"{remote}/checkpoints/5/record/metadata")
+    assert run(remote) == (4, [])
+    assert "checkpoint 5 is damaged (no manifest in" in capsys.readouterr().err
+
+
+@pytest.mark.long
+def test_an_uncommitted_checkpoint_does_not_count(
+    store: Store, remote: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It stays until a later one is complete."""
+    run(remote, 4)
+    for step in (3, 4):
+        store.delete(f"{remote}/checkpoints/{step}/commit_success.txt")
+    assert run(remote, 3) == (2, [])
+    said = capsys.readouterr().err
+    for step in (3, 4):
+        assert f"{remote}/checkpoints/{step} was not completed" in said
+    assert store.saved(remote) == [2, 3]
+    assert not store.names(f"{remote}/checkpoints/4")
+
+
+@pytest.mark.long
+def test_an_unreachable_checkpoint_is_not_taken_for_damaged(
+    store: Store, remote: str
+) -> None:
+    run(remote, 3)
+    for part in ("3/record/metadata", "3/params"):
+        store.proxy.hook = lambda method, path, part=part: (  # type: ignore[misc]
+            403 if part in path and "commit" not in path and method == "GET" else None
+        )
+        with pytest.raises(UserError, match="cannot re"):
+            run(remote, 4)
+    store.proxy.hook = lambda method, path: None
+    assert run(remote, 4) == (3, [])
+
+
+@pytest.fixture
+def quick_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shortens the lock's times, and makes all processes look like others' machines."""
+    monkeypatch.setattr(lease, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(lease, "DEAD_SECONDS", 0.3)
+    monkeypatch.setattr(lease, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(lease, "machine", lambda: "")
+
+
+def test_one_run_at_a_time(store: Store, remote: str, quick_lock: None) -> None:
+    with locked(find(remote)):
+        holder = json.loads(store.read(f"{remote}/{LOCK}"))
+        assert holder["pid"] == str(os.getpid())
+        who = rf"in use by another run \(process {os.getpid()} on"
+        with pytest.raises(UserError, match=who):
+            with locked(find(remote)):
+                pass
+    assert store.names(remote) == []
+
+
+def test_a_silent_holder_is_replaced_and_ends(
+    store: Store,
+    remote: str,
+    quick_lock: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ended: list[str] = []
+    monkeypatch.setattr(distributed, "exit_now", lambda line, _: ended.append(line))
+    monkeypatch.setattr(lease, "BEAT_SECONDS", 0.6)
+    with locked(find(remote)):
+        with locked(find(remote)):
+            said = capsys.readouterr().err
+            assert "without a sign of life" in said and "is taken over" in said
+            limit = time.monotonic() + 60
+            while not ended and time.monotonic() < limit:
+                time.sleep(0.02)
+            assert "was taken over by another run" in ended[0]
+
+
+def test_a_dead_process_of_this_machine_is_replaced_at_once(
+    store: Store, remote: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if not lease.machine():
+        pytest.skip("this system has no /proc")
+    dead = lease.Lease(find(remote) / LOCK)
+    dead.holder["pid"] = str(2**22 + 1)
+    assert dead.write(lease.FREE)
+    with locked(find(remote)):
+        assert "is taken over" in capsys.readouterr().err
+
+
+def test_a_write_whose_answer_was_lost_is_one_s_own(store: Store, remote: str) -> None:
+    lock = lease.Lease(find(remote) / LOCK)
+    assert lock.write(lease.FREE)
+    assert lock.write(lease.FREE), "a repetition of the same"
+    assert not lease.Lease(find(remote) / LOCK).write(lease.FREE)
+
+
+@pytest.mark.parametrize(
+    "address", ["s3://b/run", "gs://", "gs://b/../run", "gs://b//run"]
+)
+def test_other_addresses_are_refused(address: str) -> None:
+    with pytest.raises(UserError, match="is neither a folder nor gs://BUCKET/FOLDER"):
+        find(address)
+
+
+def test_a_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "LIBRARIES", ("gcsfs", "no_such_library"))
+    with pytest.raises(UserError, match=r"needs no_such_library: pip.*txl_jax\[gcs\]"):
+        find("gs://bucket/run")
+
+
+def test_a_missing_bucket_is_one_line(store: Store) -> None:
+    with pytest.raises(UserError, match="cannot write gs://absent/run/run.lock"):
+        with locked(find("gs://absent/run")):
+            pass
+
+
+def test_staged_files_are_uploaded_once(store: Store, remote: str) -> None:
+    workdir: Any = find(remote)
+    with Staging(workdir) as staging:
+        (staging.folder / "profile").mkdir()
+        (staging.folder / "profile/trace").write_text("one")
+        staging.upload()
+        before = len(store.proxy.calls)
+        staging.upload()
+        assert len(store.proxy.calls) == before, "it has not changed"
+        (staging.folder / "loss.png").write_text("two")
+    assert store.names(remote) == ["loss.png", "profile/trace"]
+    assert not staging.folder.exists()
+    with Staging(workdir, "loss.png", "absent") as staging:
+        assert [path.name for path in staging.folder.iterdir()] == ["loss.png"]
+    with Staging(Path("a/folder")) as staging:
+        assert staging.folder == Path("a/folder")

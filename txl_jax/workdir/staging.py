@@ -1,0 +1,62 @@
+"""Files of a run that cannot be written to gs:// in place.
+
+An object store cannot append, as metrics.jsonl and TensorBoard's events need, and
+libraries that draw pictures and traces write local files only.
+"""
+
+import contextlib
+import tempfile
+from pathlib import Path
+from typing import Self
+
+from txl_jax.report.log import say
+from txl_jax.runtime import distributed, storage
+
+
+class Staging:
+    """A local folder whose files are uploaded whole: at `upload`, and when it closes.
+
+    For a local workdir it is the workdir itself.
+    """
+
+    def __init__(self, workdir: Path, *downloaded: str):
+        """Opens the folder; the first process downloads these files if they exist."""
+        self.workdir = self.folder = workdir
+        self._stack = contextlib.ExitStack()
+        self._uploaded: dict[Path, tuple[int, int]] = {}
+        if storage.is_remote(workdir):
+            temporary = tempfile.TemporaryDirectory(prefix="txl_jax-")
+            self.folder = Path(self._stack.enter_context(temporary))
+            for name in downloaded if distributed.is_first() else ():
+                with contextlib.suppress(FileNotFoundError):
+                    (self.folder / name).write_bytes((workdir / name).read_bytes())
+            self._uploaded = self._files()
+
+    def _files(self) -> dict[Path, tuple[int, int]]:
+        """Returns size and time of change of each file."""
+        paths = [path for path in self.folder.rglob("*") if path.is_file()]
+        states = {path: path.stat() for path in sorted(paths) if path.suffix != ".tmp"}
+        return {path: (s.st_size, s.st_mtime_ns) for path, s in states.items()}
+
+    def upload(self) -> None:
+        """Uploads new and changed files; raises one of `storage.errors`."""
+        if self.folder == self.workdir:
+            return
+        for path, state in self._files().items():
+            if self._uploaded.get(path) != state:
+                remote = self.workdir / path.relative_to(self.folder).as_posix()
+                remote.write_bytes(path.read_bytes())
+                self._uploaded[path] = state
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        with self._stack:
+            try:
+                self.upload()
+            except storage.errors() as error:
+                if kind is None:
+                    raise
+                reason = storage.one_line(error)
+                say(f"{self.workdir} LACKS THE LAST LINES OF ITS LOGS ({reason})")
