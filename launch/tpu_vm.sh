@@ -1,23 +1,22 @@
 #!/usr/bin/env bash
 # Trains on a Cloud TPU slice: creates it as a queued resource, waits for it, installs
-# the package on all workers, mounts the share that holds the workdir, trains, follows
-# the log, and deletes it. When the slice is taken away, or the training says "again"
+# the package on all workers, trains in a workdir on gs:// or on a share that it mounts,
+# follows the log, and deletes it. When the slice is taken away, or the training says "again"
 # (75), it does so again; the training resumes by itself from its workdir.
 set -euo pipefail
 
 usage() {
   cat <<'EOF'
 usage: launch/tpu_vm.sh --name=NAME --zone=ZONE --accelerator_type=TYPE \
-           [--nfs=ADDRESS:/SHARE] [flags] -- \
-           --config=experiments/wt103.py --workdir=/mnt/txl/wt103 [training flags]
+           [flags] -- \
+           --config=experiments/wt103.py --workdir=gs://BUCKET/wt103 [training flags]
        launch/tpu_vm.sh --name=NAME --zone=ZONE --delete
 
   --name=NAME              of the queued resource and of its node
   --zone=ZONE              such as us-west4-a
   --accelerator_type=TYPE  such as v5litepod-8, v5litepod-16, v4-32, v5p-8, v6e-8
   --nfs=ADDRESS:/SHARE     of Filestore or any other NFS server in the slice's network;
-                           every machine mounts it at /mnt/txl, where the workdir is;
-                           not needed with a workdir on gs://, for one machine only
+                           every machine mounts it at /mnt/txl, for a workdir there
   --runtime_version=NAME   the machine's image (default: the one for its type)
   --project=PROJECT        (default: gcloud's)
   --spot                   cheap machines that may be taken away at any time
@@ -113,18 +112,16 @@ check_training() {
   ((${#training[@]})) || mistake "after -- the training's flags are missing"
   workdir=$(training_flag workdir)
   config=$(training_flag config)
-  [[ -n $workdir ]] || mistake "after -- there is no --workdir=/mnt/txl/FOLDER"
-  if [[ $workdir == *://* ]]; then
-    # Up to 8 chips, or cores, are one machine.
-    ((${accelerator_type##*-} <= 8)) ||
-      mistake "--workdir=$workdir is for one machine: use one below /mnt/txl, and --nfs"
+  [[ -n $workdir ]] || mistake "after -- there is no --workdir=gs://BUCKET/FOLDER"
+  if [[ $workdir == gs://?* ]]; then
+    :
   elif [[ $workdir == /mnt/txl/?* ]]; then
     [[ -n $nfs ]] || mistake "--workdir=$workdir is on no share: give --nfs=ADDRESS:/SHARE"
   else
     # With --keep too: a spot slice that was taken away is created anew.
-    ((spot)) && mistake "--workdir=$workdir is lost with a spot machine: use /mnt/txl/, and --nfs"
-    ((keep)) || mistake "--workdir=$workdir is deleted with the machine: use /mnt/txl/, \
-and --nfs; or --keep"
+    ((spot)) && mistake "--workdir=$workdir is lost with a spot machine: use one on gs://"
+    ((keep)) || mistake "--workdir=$workdir is deleted with the machine: use one on gs://, \
+or --keep"
   fi
   [[ -z $config || -f $root/experiments/$config.py || \
     -f $root/experiments/ablations/$config.py || \

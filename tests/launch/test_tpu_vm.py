@@ -146,6 +146,15 @@ def test_without_a_share_nothing_is_mounted(
     assert not world.calls(tmp_path, "delete")
 
 
+def test_a_workdir_in_a_bucket_needs_no_share(tmp_path: Path) -> None:
+    bucket = ["--config=wt103", "--workdir=gs://b/wt103"]
+    flags = *FLAGS[:3], "--spot", "--dry_run"
+    result = world.run(world.make(tmp_path), "tpu_vm.sh", *flags, "--", *bucket)
+    assert result.returncode == 0, result.stderr
+    assert "--workdir=gs://b/wt103" in result.stdout
+    assert "mount" not in result.stdout
+
+
 # Training that fails
 
 
@@ -340,8 +349,7 @@ MISTAKES = {
     "--nfs=/share is none": [*FLAGS, "--nfs=/share", "--", *TRAIN],
     "--nfs=a:/b;c is none": [*FLAGS, "--nfs=a:/b;c", "--", *TRAIN],
     "is on no share: give --nfs": [NAME, ZONE, TYPE, "--keep", "--", *TRAIN],
-    "=gs://b/w is for one machine": [*FLAGS, "--", "--workdir=gs://b/w"],
-    "=gs://b/x is for one": [*FLAGS, "--keep", "--", "--workdir", "gs://b/x"],
+    "=s3://b/w is deleted": [*FLAGS, "--", "--workdir=s3://b/w"],
     "is lost with a spot": [*FLAGS, "--spot", "--keep", "--", "--workdir=runs/x"],
     "is deleted with the machine": [*FLAGS, "--", "--workdir", "runs/x"],
     "=/mnt/txl/ is deleted": [*FLAGS, "--", "--workdir=/mnt/txl/"],
