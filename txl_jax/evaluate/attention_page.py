@@ -144,19 +144,15 @@ def _plot_distances(maps: Maps) -> Figure:
 # Of each picture, what draws it and its caption.
 PLOTS = {
     "heads": (_plot_heads, "Mean attention by distance, one row per head."),
-    "terms": (
-        _plot_terms,
-        "The same for each term, computed as if it were the whole score.",
-    ),
+    "terms": (_plot_terms, "The same for each term, as if it were the whole score."),
     "memory": (
         _plot_memory,
-        "Attention on the memory, by layer and by position in the segment.",
+        "Attention on the memory, by layer and by place.",
     ),
     "distances": (_plot_distances, "Similarity of the encodings of two distances."),
 }
 
 TOP = 0.2  # share of the visible tokens that are marked, as in Appendix D
-
 TEMPLATE = Path(__file__).with_name("attention.html")
 
 

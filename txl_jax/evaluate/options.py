@@ -12,10 +12,8 @@ from txl_jax.runtime.constraint import at_least, check, one_of
 STDIN = "-"
 UNITS = ("document", "line", "token")
 COLD_START = "cold_start"
-SWEPT = (
-    *("mem_len", "ext_len", "sliding_window", "tgt_len"),
-    *("clamp_len", "same_length", COLD_START),
-)
+LENGTHS = ("mem_len", "ext_len", "sliding_window", "tgt_len", "clamp_len")
+FORMS = {"same_length": "same_length=false,true", COLD_START: f"{COLD_START}=TOKENS"}
 BOOLS = {"false": False, "true": True}
 
 
@@ -46,12 +44,7 @@ def parse_sweep(sweep: str) -> Sweep:
     STOP itself is included if a step reaches it.
     """
     field, _, text = (part.strip() for part in sweep.partition("="))
-    require_one_of(field, SWEPT, "the field of eval.sweep")
-    wanted = "mem_len=START:STOP:STEP or mem_len=a,b,c in whole numbers"
-    wanted = {
-        "same_length": "same_length=false,true",
-        COLD_START: f"{COLD_START}=TOKENS",
-    }.get(field, wanted)
+    require_one_of(field, (*LENGTHS, *FORMS), "the field of eval.sweep")
     try:
         values = _read_values(field, text)
     except (ValueError, KeyError):
@@ -59,7 +52,8 @@ def parse_sweep(sweep: str) -> Sweep:
     if field == COLD_START and (len(values) > 1 or 0 in values):
         values = []
     if not values or min(values) < 0:
-        raise UserError(f"eval.sweep = {sweep!r} is not of the form {wanted}")
+        form = FORMS.get(field, "mem_len=START:STOP:STEP or mem_len=a,b,c in numbers")
+        raise UserError(f"eval.sweep = {sweep!r} is not of the form {form}")
     return Sweep(field, in_order(field, values))
 
 

@@ -94,7 +94,6 @@ class Reader:
         batch_size: int,
         tgt_len: int,
         mesh: Mesh | None = None,
-        name: str = "the evaluation step",
     ) -> None:
         def empty(params: Any) -> KeyValueMemory:
             memory = empty_memory(config, params, batch_size, tgt_len)
@@ -108,7 +107,7 @@ class Reader:
         self.empty = jax.jit(empty)
         # Donating the memory saves nothing: it moves by a segment, out of place.
         self.step = jax.jit(make_step(config, read))
-        self._step = report_compilation(name, self.step)
+        self._step = report_compilation("the evaluation step", self.step)
 
     def outputs(self, params: Any, segments: Iterable[Segment]) -> Iterator[Any]:
         """Yields the outputs [S, ..] of every call, starting from an empty memory.
