@@ -159,7 +159,7 @@ tokens.prepare({config})
     "vocab, moment",
     [
         ("byte", "txl_jax.data.vocab.CharVocab.stream"),
-        ("word", "txl_jax.data.word.WordVocab.stream"),
+        ("word", "txl_jax.data.word.Lines.stream"),
         ("byte", "os.fsync"),
     ],
 )

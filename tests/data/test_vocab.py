@@ -1,5 +1,6 @@
 """Text to tokens and back."""
 
+import collections
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,8 +30,11 @@ def streamed(made: vocab.Vocab, data: bytes, size: int) -> list[int]:
 def count_words(
     *splits: bytes, lines: Lines = PAPER, size: int = 7, **limits: Any
 ) -> WordVocab:
-    parts = (lines.stream(chopped(split, size), "it") for split in splits)
-    return WordVocab.count(parts, lines, **limits)
+    counts: collections.Counter[str] = collections.Counter()
+    for split in splits:
+        for words in lines.stream(chopped(split, size), "it"):
+            counts.update(words)
+    return WordVocab.choose(counts, lines, **limits)
 
 
 def test_bytes_come_back() -> None:

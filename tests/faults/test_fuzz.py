@@ -143,7 +143,8 @@ def read_text(folder: Path, blocks: list[bytes]) -> None:
     tokens = [*chars.stream(blocks, "it")]
     text = chars.decode(np.concatenate([*tokens, np.zeros(0, np.uint8)]))
     assert text.encode("utf-8", "surrogatepass") == whole
-    WordVocab.count([Lines().stream(blocks, "it")])
+    for line in Lines().stream(blocks, "it"):
+        WordVocab.choose(dict.fromkeys(line, 1))
 
 
 def import_port(folder: Path, config: Any) -> None:

@@ -1,7 +1,8 @@
 """Encodes a corpus into token files."""
 
+import collections
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from txl_jax.data.vocab import ByteVocab, CharVocab, Vocab
 from txl_jax.data.word import WordVocab
 from txl_jax.errors import UserError
 from txl_jax.report.progress import Progress
+
+CHUNK = 1 << 20  # tokens in memory at once
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,36 @@ class Encoder:
         """Returns the name of a split in errors."""
         return f"the {split} split of corpus {self.corpus.name!r}"
 
-    def make_vocab(self) -> Vocab:
+    def encode(self, vocab: Vocab | None, folder: Path) -> tuple[Vocab, dict[str, Any]]:
+        """Writes the tokens of all splits.
+
+        Returns the vocabulary, which is made from the text unless it is given, and each
+        split's entry in the manifest.
+        """
+        meters = {split: texts.Meter() for split in SPLITS}
+        if vocab is None and self.recipe.kind == WordVocab.kind:
+            vocab, arrays = self._encode_words(meters, folder)
+        else:
+            vocab = made = vocab or self._make_vocab()
+            arrays = {
+                split: made.stream(
+                    self.read(split, "encoding", meter), self.name(split)
+                )
+                for split, meter in meters.items()
+            }
+        entries = {
+            split: self._write(split, arrays[split], vocab, folder)
+            | {
+                "bytes": meter.stream_bytes,
+                "original_bytes": meter.original_bytes,
+                "words": meter.words,
+                "lines": meter.lines,
+            }
+            for split, meter in meters.items()
+        }
+        return vocab, entries
+
+    def _make_vocab(self) -> Vocab:
         """Returns the vocabulary of the corpus, after reading the text if needed."""
         recipe = self.recipe
 
@@ -51,24 +83,57 @@ class Encoder:
             of_bytes = recipe.of_bytes
             points = (vocabulary.code_points(*read(name), of_bytes) for name in SPLITS)
             return CharVocab.count(points, of_bytes)
-        if recipe.kind == WordVocab.kind:
-            counted = self.corpus.vocab_splits
-            words = (recipe.lines.stream(*read(name)) for name in counted)
-            limits = recipe.min_count, recipe.vocab_size
-            return WordVocab.count(words, recipe.lines, *limits)
         if recipe.kind == SubwordVocab.kind:
             # Only from train, since valid and test are held out.
             lines = texts.lines(*read("train", "learning from"))
             return SubwordVocab.train(lines, recipe.vocab_size)
         return ByteVocab()
 
-    def encode(self, split: str, vocab: Vocab, folder: Path) -> dict[str, Any]:
-        """Writes the tokens of a split; returns its entry in the manifest."""
+    def _encode_words(
+        self, meters: dict[str, texts.Meter], folder: Path
+    ) -> tuple[WordVocab, dict[str, Iterator[np.ndarray]]]:
+        """Returns the vocabulary of all words and the tokens of each split.
+
+        One pass over the text, which is twice as fast as two: words are numbered by
+        first occurrence, on disk, and tokens replace the numbers once the counts are
+        known.
+        """
+        lines = self.recipe.lines
+        numbers: dict[str, int] = collections.defaultdict()
+        numbers.default_factory = numbers.__len__  # type: ignore[attr-defined]
+        total = np.zeros(0, np.int64)
+        for split, meter in meters.items():
+            blocks = self.read(split, "counting", meter)
+            with (folder / f"{split}.numbers").open("wb") as file:
+                for words in lines.stream(blocks, self.name(split)):
+                    of_words = map(numbers.__getitem__, words)
+                    array = np.fromiter(of_words, np.int32, len(words))
+                    file.write(array.data)
+                    if split in self.corpus.vocab_splits:
+                        counts = np.bincount(array, minlength=len(numbers))
+                        counts[: len(total)] += total
+                        total = counts
+        occurring = {w: int(n) for w, n in zip(numbers, total, strict=False) if n}
+        limits = self.recipe.min_count, self.recipe.vocab_size
+        vocab = WordVocab.choose(occurring, lines, *limits)
+        tokens = vocab.look_up(list(numbers))
+
+        def renumber(path: Path) -> Iterator[np.ndarray]:
+            with path.open("rb") as file:
+                while len(chunk := np.fromfile(file, np.int32, CHUNK)):
+                    yield tokens[chunk]
+            path.unlink()
+
+        return vocab, {split: renumber(folder / f"{split}.numbers") for split in meters}
+
+    def _write(
+        self, split: str, arrays: Iterable[np.ndarray], vocab: Vocab, folder: Path
+    ) -> dict[str, Any]:
+        """Writes the tokens of a split; returns what the manifest says of them."""
         tokens = unknowns = 0
-        digest, meter = hashlib.sha256(), texts.Meter()
-        blocks = self.read(split, "encoding", meter)
+        digest = hashlib.sha256()
         with (folder / f"{split}.bin").open("wb") as file:
-            for array in vocab.stream(blocks, self.name(split)):
+            for array in arrays:
                 file.write(array.data)
                 digest.update(array.data)
                 tokens += len(array)
@@ -78,12 +143,4 @@ class Encoder:
             raise UserError(
                 f"{self.name(split)} has {tokens} tokens and needs at least 2: add text"
             )
-        return {
-            "tokens": tokens,
-            "unknowns": unknowns,
-            "sha256": digest.hexdigest(),
-            "bytes": meter.stream_bytes,
-            "original_bytes": meter.original_bytes,
-            "words": meter.words,
-            "lines": meter.lines,
-        }
+        return {"tokens": tokens, "unknowns": unknowns, "sha256": digest.hexdigest()}

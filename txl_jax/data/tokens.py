@@ -189,8 +189,7 @@ def _make(
     incomplete.mkdir()
     encoder = Encoder(source.corpus, recipe, partial(builder.read, stored), say)
     try:
-        vocab = vocab or encoder.make_vocab()
-        splits = {name: encoder.encode(name, vocab, incomplete) for name in SPLITS}
+        vocab, splits = encoder.encode(vocab, incomplete)
     except UserError:
         shutil.rmtree(incomplete)  # another attempt would fail too
         raise

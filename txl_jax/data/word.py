@@ -1,7 +1,6 @@
 """Word vocabularies, as for the paper's WikiText-103, PTB and One Billion Word."""
 
-import collections
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -87,25 +86,22 @@ class WordVocab:
                 )
 
     @classmethod
-    def count(
+    def choose(
         cls,
-        splits: Iterable[Iterable[list[str]]],
+        counts: Mapping[str, int],
         lines: Lines = PAPER,
         min_count: int = 0,
         max_size: int = 0,
     ) -> "WordVocab":
-        """Returns the vocabulary of splits, each an iterator of `Lines.stream`.
+        """Returns the vocabulary of words with their counts, by first occurrence.
 
         The marks come first, then words by falling count and, if equal, by first
         occurrence. If min_count or max_size excludes words, the vocabulary has <unk>,
         in its place by count, or after the marks if it does not occur in the text.
         """
-        counts: collections.Counter[str] = collections.Counter()
-        for split in splits:
-            for words in split:
-                counts.update(words)
         specials = lines.specials
-        ordered = [word for word, _ in counts.most_common() if word not in specials]
+        by_count = sorted(counts, key=counts.__getitem__, reverse=True)  # stable
+        ordered = [word for word in by_count if word not in specials]
         most = max_size or len(specials) + len(ordered)
         kept = [word for word in ordered if counts[word] >= min_count]
         kept = kept[: max(most - len(specials), 0)]
@@ -122,13 +118,14 @@ class WordVocab:
 
         Raises UserError for an unknown word if the vocabulary has no <unk>.
         """
-        return self._look_up(self.lines.split(text))
+        return self.look_up(self.lines.split(text))
 
     def stream(self, blocks: Iterable[bytes], name: str) -> Iterator[np.ndarray]:
         """Yields the tokens of a whole split, whose last line gets its mark too."""
-        yield from map(self._look_up, self.lines.stream(blocks, name))
+        yield from map(self.look_up, self.lines.stream(blocks, name))
 
-    def _look_up(self, words: list[str]) -> np.ndarray:
+    def look_up(self, words: list[str]) -> np.ndarray:
+        """Returns the tokens of words; raises UserError as `encode` does."""
         return np.fromiter(map(self._ids.__getitem__, words), self.dtype, len(words))
 
     def decode(self, tokens: Iterable[int]) -> str:
