@@ -9,7 +9,7 @@ project has not run it.
 unknown: those of the released scripts, which have 18 layers and d_inner 4096. The rest
 is TensorFlow's script. The text scores `<S> <S>` between sentences, a free token; with
 --config.data.convention=words there is none. The run also shuffled sentences: for that,
-train.order="sentences" and train.sentence_end, where `<S>` stands in the vocabulary.
+train.order="sentences:ID", where ID is the place of `<S>` in the vocabulary.
 """
 
 from ml_collections import ConfigDict

@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from txl_jax import config as configs
 from txl_jax.cli import flags
 from txl_jax.config import Config
-from txl_jax.data import catalog, recipe, sentences, vocab
+from txl_jax.data import catalog, recipe, vocab
 from txl_jax.data import options as data
 from txl_jax.errors import UserError
 from txl_jax.kernels import dispatch
@@ -61,7 +61,6 @@ LEARNED = (
 
 def test_options_name_what_their_rooms_implement() -> None:
     stated: list[tuple[Any, tuple[Any, ...]]] = [
-        (sentences.ORDERS, update.ORDERS),
         (optim.OPTIMIZERS, update.OPTIMIZERS),
         (optim.SCHEDULES, update.SCHEDULES),
         (vocab.VOCABULARIES, data.VOCABULARIES),
@@ -188,7 +187,7 @@ model.position=sinusoidal model.mem_len=0 eval.mem_len=0 | generate.mem_len = {C
 train.num_steps=99999999999         | must be below 2^31
 train.seed=4294967296               | train.seed
 train.max_loss_factor=0.5           | must be above 1
-train.order=sentences               | needs train.sentence_end
+train.order=sentences               | train.order | mean 'sentences:ID'
 train.batch_size=9 train.batch_chunk=2 | train.batch_size = 9 | train.batch_chunk = 2
 train.segments_per_call=3 train.segments_per_update=2 | segments_per_update = 2
 train.num_steps=3 {UPDATES}         | train.num_steps = 3 | multiple of the 2 updates
@@ -389,6 +388,7 @@ OLDER: list[tuple[str, Any, str, Any]] = [
     ("data.copying", [24, 8, 8], "data.corpus", "copying:24,8,8"),
     ("optim.beta2", 0.98, "optim.betas", (0.9, 0.98)),
     ("train.roll", True, "train.order", "roll"),
+    ("train.sentence_end", 3, "train.order", "sentences:3"),
     ("recl.step", 50, "recl.contexts", (100, 1000, 50)),
     ("compile.largest_batch", True, "compile.streams_per_chip", -1),
     ("generate.prompt_file", "lines.txt", "generate.prompt", "@lines.txt"),
@@ -409,6 +409,8 @@ def test_a_saved_config_of_an_older_version_is_upgraded(
     saved: dict[str, Any] = {section: {key: old_value}}
     if section == "data":
         saved["data"]["corpus"] = "copying"
+    if old == "train.sentence_end":
+        saved["train"]["order"] = "sentences"
     saved["speed"] = {"seed": 3}  # changes no result that is kept
     (tmp_path / "config.json").write_text(json.dumps(saved))
     config = configs.load_json(tmp_path / "config.json")
@@ -427,6 +429,13 @@ def test_a_removed_field_is_accepted_at_its_fixed_value_only(
     path.write_text('{"data": {"copy_seed": 7}}')
     removed = "this version has removed the field"
     assert f"data.copy_seed = 7: {removed}" in refusal(configs.load_json, path)
+    path.write_text('{"train": {"order": "roll", "sentence_end": 7}}')
+    assert configs.load_json(path)["train"].to_dict() == {"order": "roll"}
+    saved = '{"data": {"corpus": "copying:4,2,2"}, "train": {"score_ids_from": 97}}'
+    path.write_text(saved)
+    assert not configs.load_json(path)["train"]
+    path.write_text(saved.replace("97", "0"))
+    assert "score_ids_from = 0: this version" in refusal(configs.load_json, path)
     argv = ["--config.data.copy_seed=0", "--evaluation=false", "--mesh=auto"]
     assert flags.parse_overrides(argv, "compile") == {"compile.mesh": "auto"}
     assert "compile.evaluation has been removed" in capsys.readouterr().err

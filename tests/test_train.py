@@ -170,7 +170,7 @@ def test_the_step_names_its_phases() -> None:
     init, _, train_step = make_program(
         config.model, config.train, config.optim, make_mesh(config.mesh)
     )
-    streams = make_streams(config.train, TEXT, slice(None))
+    streams = make_streams(config, TEXT, slice(None))
     segments, _ = streams.batch(Position())
     text = train_step.lower(jax.eval_shape(init), segments).as_text(debug_info=True)
     for phase in ("forward_and_backward", "memory", "optimizer"):
@@ -254,7 +254,7 @@ def train_idle(config: Config, workdir: Path, call: Any = lambda: None) -> None:
         return state, metrics
 
     places = jax.tree.map(lambda _: place, state)
-    batch = make_streams(config.train, TEXT, slice(None)).batch
+    batch = make_streams(config, TEXT, slice(None)).batch
     program = Program(lambda: state, places, step)
     loop.train(config, workdir, program, batch, lambda params, progress: 1.0)
 

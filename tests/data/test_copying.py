@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 
 from tests.support.refusal import quiet, refused
+from txl_jax.cli.run import make_streams
+from txl_jax.config import Config
 from txl_jax.data import copying, corpora, tokens
 from txl_jax.data.copying import FIRST_ANSWER, Task
 from txl_jax.data.options import DataConfig
-from txl_jax.data.streams import Position, Streams
+from txl_jax.data.streams import Position
+from txl_jax.update.options import TrainConfig
 
 TASK = Task(delay=12, length=5, symbols=4)
 VALID = "862c02c312d5758b"  # how the SHA-256 of its valid split begins
@@ -63,7 +66,9 @@ def test_impossible_tasks_are_refused(sizes: str, message: str) -> None:
 
 def test_answers_alone_are_scored() -> None:
     text = np.frombuffer(TASK.text("test")[:600], np.uint8)
-    streams = Streams(text, 4, 16, 9, score_ids_from=FIRST_ANSWER)
+    train = TrainConfig(batch_size=4, tgt_len=16, segments_per_call=8)
+    config = Config(data=DataConfig(corpus=TASK.corpus), train=train)
+    streams = make_streams(config, text, slice(None))
     segment, _ = streams.batch(Position())
     scored = segment.weights_SBL == 1
     assert 0 < scored.sum() < scored.size / 2

@@ -217,7 +217,7 @@ new model.kernel=chunked train.batch_chunk=2 | make batch_size / batch_chunk
 new train.batch_size=12                   | is not divisible by mesh.data x mesh.fsdp
 new train.batch_size=8000                 | decrease train.batch_size
 new eval.streams=12                       | eval.streams = 12
-new train.order=sentences train.sentence_end=0 | does not occur in the text
+new train.order=sentences:0             | does not occur in the text
 new train.reset_memory_at=300             | = 300 is not a token of this vocabulary
 new mesh.data=16                          | does not fit 8 devices; set one of them to
 new mesh.model=8                          | make it a multiple of 8, or lower mesh.model

@@ -69,7 +69,7 @@ class Run:
         )
         self.like = save_restore.abstract(jax.eval_shape(self.init), places)
         rows = host_rows(self.mesh, CONFIG.train.batch_size, "train.batch_size")
-        self.streams = make_streams(CONFIG.train, TEXT, rows)
+        self.streams = make_streams(CONFIG, TEXT, rows)
 
     def train(
         self, state: TrainState, position: Position, updates: int

@@ -207,7 +207,7 @@ def test_an_update_is_the_mean_over_its_scored_tokens(half_loss: bool) -> None:
 
 
 def test_an_update_without_scored_tokens_changes_no_parameter() -> None:
-    """As where train.score_ids_from leaves all of a segment out."""
+    """As in a copying task, of which only answers are scored."""
     segments, state = make_segments(4), make_state(PLAIN, SGD)
     nothing = segments._replace(weights_SBL=0 * segments.weights_SBL)
     config = make_config(segments_per_call=4, segments_per_update=2)

@@ -13,8 +13,9 @@ from txl_jax.cli import evaluate, generate
 from txl_jax.cli.prepare import check_token_ids, prepare
 from txl_jax.cli.steps import check_kernel
 from txl_jax.config import Config
-from txl_jax.data.sentences import ORDERS
-from txl_jax.data.streams import Streams
+from txl_jax.data.copying import FIRST_ANSWER
+from txl_jax.data.sentences import ShuffledSentences
+from txl_jax.data.streams import Order, Streams, in_file_order
 from txl_jax.data.tokens import Tokens
 from txl_jax.evaluate import accounting, baselines
 from txl_jax.evaluate.perplexity import make_evaluate
@@ -24,7 +25,6 @@ from txl_jax.report.progress import report_compilation
 from txl_jax.runtime import distributed
 from txl_jax.train import NO_HOOKS, Hooks, train
 from txl_jax.update.bad_numbers import Diagnosis
-from txl_jax.update.options import TrainConfig
 from txl_jax.update.step import make_program
 from txl_jax.workdir import claim
 from txl_jax.workdir.fit import fit_mesh, fit_vocab
@@ -78,7 +78,7 @@ def train_on(
     """
     mesh = sharding.make_mesh(config.mesh)
     rows = sharding.host_rows(mesh, config.train.batch_size, "train.batch_size")
-    batch = make_streams(config.train, train_tokens, rows).batch
+    batch = make_streams(config, train_tokens, rows).batch
     program = make_program(config.model, config.train, config.optim, mesh)
     step = report_compilation("the training step", program.step)
     evaluate = make_evaluate(config.model, config.eval, mesh)
@@ -97,33 +97,41 @@ def train_on(
     return train(config, workdir, program, batch, validate, params, observers)
 
 
-def make_streams(config: TrainConfig, tokens: np.ndarray, rows: slice) -> Streams:
-    """Returns the streams `rows` of the training text."""
+def make_streams(config: Config, tokens: np.ndarray, rows: slice) -> Streams:
+    """Returns the streams `rows` of the training text.
+
+    In a copying task only the answers are scored.
+    """
+    train = config.train
+    order: Order = in_file_order
+    if train.sentence_end >= 0:
+        order = ShuffledSentences(tokens, train.sentence_end, train.seed)
+    copying = config.data.corpus.startswith("copying:")
     return Streams(
         tokens,
-        config.batch_size,
-        config.tgt_len,
-        config.segments_per_call,
+        train.batch_size,
+        train.tgt_len,
+        train.segments_per_call,
         rows=rows,
-        ext_len=config.ext_len,
-        reset_memory_at=config.reset_memory_at,
-        roll=config.order == "roll",
-        varlen=config.varlen,
-        half_loss=config.half_loss,
-        score_ids_from=config.score_ids_from,
-        seed=config.seed,
-        order=ORDERS[config.order](tokens, config.sentence_end, config.seed),
+        ext_len=train.ext_len,
+        reset_memory_at=train.reset_memory_at,
+        roll=train.order == "roll",
+        varlen=train.varlen,
+        half_loss=train.half_loss,
+        score_ids_from=FIRST_ANSWER if copying else 0,
+        seed=train.seed,
+        order=order,
     )
 
 
 def check_fit(config: Config, tokens: Tokens) -> None:
     """Raises UserError if vocabulary, splits, mesh or kernel do not fit the config."""
     mesh = fit_mesh(config)
-    ids = ("train.reset_memory_at", "train.sentence_end", "eval.reset_memory_at")
+    ids = "train.reset_memory_at", "eval.reset_memory_at"
     check_token_ids(config, len(tokens.vocab), *ids)
     sharding.host_rows(mesh, config.train.batch_size, "train.batch_size")
     sharding.host_rows(mesh, config.eval.streams, "eval.streams")
-    make_streams(config.train, tokens.split("train"), slice(None))
+    make_streams(config, tokens.split("train"), slice(None))
     for split in ("valid", config.eval.split):
         text = config.eval.cut(tokens.split(split))
         Streams(text, config.eval.streams, config.eval.tgt_len)

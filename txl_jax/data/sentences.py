@@ -6,11 +6,9 @@ is copied, and any position of any epoch can be read directly.
 Dims: n sentences in a token file of N tokens.
 """
 
-from collections.abc import Callable
-
 import numpy as np
 
-from txl_jax.data.streams import SHUFFLE, Order, draw, in_file_order
+from txl_jax.data.streams import SHUFFLE, draw
 from txl_jax.errors import UserError
 
 # Elements of the file or of the permutation that are processed at once.
@@ -33,8 +31,9 @@ def find_sentences(tokens: np.ndarray, sentence_end: int) -> np.ndarray:
     )
     if not len(ends):
         raise UserError(
-            f"train.sentence_end = {sentence_end} does not occur in the text: give the "
-            'id of the token that ends a sentence, or set train.order = "stream"'
+            f'train.order = "sentences:{sentence_end}": token {sentence_end} does not '
+            "occur in the text: give the id of the token that ends a sentence, or set "
+            'train.order = "stream"'
         )
     if ends[0] == 1 and len(ends) % 2 == 0 and (ends[1:-1:2] + 1 == ends[2::2]).all():
         ends = ends[1::2]
@@ -86,11 +85,3 @@ class ShuffledSentences:
             self._make(epoch)
         k = np.searchsorted(self.end, position, side="right")
         return position - self.end[k] + self.start[self.sentence[k] + 1]
-
-
-# train.order: functions of (tokens, sentence_end, seed).
-ORDERS: dict[str, Callable[[np.ndarray, int, int], Order]] = {
-    "stream": lambda *_: in_file_order,
-    "sentences": ShuffledSentences,
-    "roll": lambda *_: in_file_order,  # the streams roll
-}

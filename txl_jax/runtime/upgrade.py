@@ -67,6 +67,7 @@ CHANGES = (
         },
         _asgd_from,
     ),
+    Change("train.order", {"train.sentence_end": -1}, "sentences:{}".format),
     Change("train.num_steps", {"table.steps": 0}, _same),
     Change("eval.baselines", {"eval.yardsticks": False}, _same),
     Change("eval.sweep", {"eval.cold_start": 0}, "cold_start={}".format),
@@ -89,6 +90,7 @@ REMOVED: dict[str, Any] = {
     "data.copy_seed": 0,
     "model.mem_dtype": "compute",
     "model.init_range": 0.0,
+    "train.score_ids_from": 0,  # of copying tasks 97
     "optim.momentum": 0.0,
     "recl.threshold": 0.01,
     "recl.ratios": (1.0, 0.5, 0.1),
@@ -125,6 +127,9 @@ def upgrade(saved: dict[str, Any], source: str) -> dict[str, Any]:
         name: dict(fields) if isinstance(fields, dict) else fields
         for name, fields in saved.items()
     }
+    train = sections.get("train")
+    if isinstance(train, dict) and train.get("order") != "sentences":
+        train.pop("sentence_end", None)  # it had no effect
     moved = []
     for change in CHANGES:
         values = [_pop(sections, name, old) for name, old in change.old.items()]
@@ -133,10 +138,13 @@ def upgrade(saved: dict[str, Any], source: str) -> dict[str, Any]:
         section, _, key = change.new.partition(".")
         sections.setdefault(section, {})[key] = change.convert(*values)
         moved.append(f"{' and '.join(change.old)} became {change.new}")
-    for name, fixed in REMOVED.items():
+    data, removed = sections.get("data"), dict(REMOVED)
+    if isinstance(data, dict) and str(data.get("corpus")).startswith("copying:"):
+        removed["train.score_ids_from"] = 97
+    for name, fixed in removed.items():
         value = _pop(sections, name, fixed)
         if value != fixed and not name.startswith(HARMLESS):
-            raise _removed(name, value)
+            raise _removed(name, value, fixed)
     if moved:
         print(
             f"{source} was saved by an older version: {'; '.join(moved)}",
@@ -152,18 +160,19 @@ def _pop(sections: dict[str, Any], name: str, default: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _removed(name: str, value: Any) -> UserError:
+def _removed(name: str, value: Any, fixed: Any) -> UserError:
     return UserError(
         f"{name} = {value!r}: this version has removed the field, which is fixed at "
-        f"{REMOVED[name]!r}; use the version that made the run"
+        f"{fixed!r}; use the version that made the run"
     )
 
 
 def upgrade_flag(name: str, text: str) -> dict[str, str]:
     """Returns {field: text} to replace a flag of an older version; {} if removed."""
     if name in REMOVED:
-        if not name.startswith(HARMLESS) and text.lower() != str(REMOVED[name]).lower():
-            raise _removed(name, text)
+        fixed = REMOVED[name]
+        if not name.startswith(HARMLESS) and text.lower() != str(fixed).lower():
+            raise _removed(name, text, fixed)
         print(f"--config.{name} has been removed, and is ignored", file=sys.stderr)
         return {}
     change = OLD[name]

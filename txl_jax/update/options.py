@@ -2,10 +2,10 @@
 
 import dataclasses
 
-from txl_jax.errors import UserError
+from txl_jax.errors import UserError, nearest
 from txl_jax.runtime.constraint import at_least, between, check, one_of, positive
 
-ORDERS = ("stream", "sentences", "roll")
+ORDERS = ("stream", "roll", "sentences:ID")
 OPTIMIZERS = ("adam", "lamb", "sgd")
 SCHEDULES = ("cosine", "cosine_through_warmup", "inverse_sqrt", "constant")
 
@@ -25,17 +25,14 @@ class TrainConfig:
     log_every: int = at_least(1, 100)  # updates between lines of metrics.jsonl
     eval_every: int = at_least(1, 4_000)  # updates between validations
     max_bad_steps: int = at_least(1, 20)  # skipped updates in a row that stop the run
-    # "stream" = the order of the text; "sentences" = sentences shuffled in each epoch;
-    # "roll" = each stream starts at a random place in each epoch
-    order: str = one_of(ORDERS, "stream")
-    # id of the token that ends a sentence; -1 = none
-    sentence_end: int = at_least(-1, -1)
+    # "stream" = the order of the text; "roll" = each stream starts at a random place in
+    # each epoch; "sentences:ID" = sentences shuffled in each epoch, where ID is the id
+    # of the token that ends a sentence
+    order: str = "stream"
     varlen: bool = False  # draw the length of each segment at random around tgt_len
     # tokens read again before each segment; needs model.mem_len = 0
     ext_len: int = at_least(0, 0)
     half_loss: bool = False  # score only the more recent half of each segment (Table 6)
-    # smallest id of a target that is scored; 0 = score all
-    score_ids_from: int = at_least(0, 0)
     # id of the token after which a document starts; -1 = off
     reset_memory_at: int = at_least(-1, -1)
     # skip updates whose loss is above this multiple of the mean loss; 0 = off
@@ -46,10 +43,14 @@ class TrainConfig:
     def __post_init__(self) -> None:
         """Raises UserError for an impossible value or combination."""
         check(self, "train")
-        if self.order == "sentences" and self.sentence_end < 0:
+        kind, _, token = self.order.partition(":")
+        if self.order not in ORDERS[:2] and not (
+            kind == "sentences" and token.isdecimal()
+        ):
             raise UserError(
-                'train.order = "sentences" needs train.sentence_end, the id of the '
-                "token that ends a sentence"
+                f"train.order = {self.order!r} must be one of {', '.join(ORDERS)}"
+                f"{nearest(self.order, ORDERS)}; ID is that of the token that ends a "
+                "sentence"
             )
         if self.max_loss_factor and not self.max_loss_factor > 1:
             raise UserError(
@@ -78,6 +79,12 @@ class TrainConfig:
                     f"{self.updates_per_call} updates in one call "
                     "(train.segments_per_call / train.segments_per_update)"
                 )
+
+    @property
+    def sentence_end(self) -> int:
+        """The id of the token that ends a sentence; -1 = sentences keep their order."""
+        kind, _, token = self.order.partition(":")
+        return int(token) if kind == "sentences" else -1
 
     @property
     def updates_per_call(self) -> int:

@@ -182,7 +182,7 @@ def make_update(
         key = jax.random.fold_in(state.rng, state.step)
         inputs = state.params, state.memory, segments, key, config.batch_chunk
         total, memory = sum_gradients(nll_sum, *inputs, counts=jnp.zeros(()))
-        # With train.score_ids_from, all segments may be without a scored token.
+        # In a copying task, all segments may be without a scored token.
         tokens = jnp.maximum(total.counts, 1)
         loss = total.nll / tokens
 
