@@ -76,8 +76,8 @@ def test_each_step_is_shown_once_with_the_numbers_of_its_line(tmp_path: Path) ->
 
 
 def test_the_newest_sample_is_shown_as_it_stands(tmp_path: Path) -> None:
-    write_sample(tmp_path, 5, "an older one")
-    write_sample(tmp_path, 7, "def f():\n    # 1 < 2\n    pass")
+    write_sample(tmp_path, tmp_path, 5, "an older one")
+    write_sample(tmp_path, tmp_path, 7, "def f():\n    # 1 < 2\n    pass")
     ((step, text),) = shown(tmp_path)["sample/text_summary"]
     assert (step, text) == (7, "    def f():\n        # 1 < 2\n        pass")
 

@@ -45,6 +45,7 @@ class Proxy:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True  # a body would wait 40 ms
 
             def handle_one_request(self) -> None:
                 with contextlib.suppress(ConnectionError):

@@ -110,7 +110,6 @@ def array_file(store: Store, workdir: str, step: int) -> str:
     return f"{workdir}/checkpoints/{step}/{name}"
 
 
-@pytest.mark.long
 def test_damage_is_detected_and_passed_over(
     store: Store, remote: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -132,7 +131,6 @@ def test_damage_is_detected_and_passed_over(
     assert "checkpoint 5 is damaged (no manifest in" in capsys.readouterr().err
 
 
-@pytest.mark.long
 def test_an_uncommitted_checkpoint_does_not_count(
     store: Store, remote: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,7 +14,7 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
 from txl_jax.checkpoint import manifest
-from txl_jax.checkpoint.manifest import Manifest
+from txl_jax.checkpoint.manifest import Damaged, Manifest
 from txl_jax.checkpoint.options import NAMES, CheckpointConfig
 from txl_jax.errors import UserError
 from txl_jax.report.log import say
@@ -60,6 +60,8 @@ class Checkpoints(ocp.CheckpointManager):
             try:
                 self.manifests[step] = self.read_manifest(step)
             except UserError as error:
+                if self.remote and not isinstance(error, Damaged):
+                    raise  # the best checkpoint would be unknown, and so deleted
                 self.unreadable[step] = error
 
     def folder(self, step: int) -> Path:
@@ -166,6 +168,7 @@ class Checkpoints(ocp.CheckpointManager):
         if self.saving is not None and (wait or not self.is_saving_in_progress()):
             with self.attempt(self.saving):
                 self.wait_until_finished()
+            if self.saving is not None:
                 self._remove_uncommitted()
             self.saving = None
             self._empty_trash()
@@ -219,8 +222,9 @@ class Checkpoints(ocp.CheckpointManager):
 
     def _remove_partial(self) -> None:
         """Removes partial files of a failed save, and reloads orbax's list of steps."""
-        if self.remote:  # out of reach perhaps: after the next save
+        if self.remote:  # which may be out of reach: after the next save
             self.partial = [self.folder(self.failed[-1])]
+            return
         for path in self.directory.glob("*.orbax-checkpoint-tmp*"):
             shutil.rmtree(path, ignore_errors=True)  # a thread may still be writing
         self.reload()
@@ -238,9 +242,10 @@ class Checkpoints(ocp.CheckpointManager):
     def _remove_uncommitted(self) -> None:
         """Removes incomplete checkpoints on gs://, after a save that succeeded."""
         if self.partial:
-            for path in self._uncommitted():
-                path.rmtree()
-            self.partial = []
+            with contextlib.suppress(*storage.errors()):
+                for path in self._uncommitted():
+                    path.rmtree()
+                self.partial = []
 
 
 def open_checkpoints(

@@ -94,9 +94,12 @@ class Events:
             say(f"no more TensorBoard events until the next start ({error.strerror})")
 
 
-def write_sample(workdir: Path, step: int, text: str) -> None:
-    """Writes the sample of a finished run, and deletes an earlier one."""
+def write_sample(workdir: Path, local: Path, step: int, text: str) -> None:
+    """Writes the sample of a finished run, and deletes an earlier one in the workdir.
+
+    local: the folder to write to, whose files are uploaded to a workdir on gs://.
+    """
     for path in (workdir / FOLDER).glob(f"*{SAMPLE}"):
         path.unlink()
-    with Events(workdir, 0, ending=SAMPLE) as events:
+    with Events(local, 0, ending=SAMPLE) as events:
         events.text(step, "sample", text)

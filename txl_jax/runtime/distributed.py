@@ -144,6 +144,7 @@ def anywhere(condition: bool) -> bool:
     """Returns whether the condition holds in any process; every process calls this."""
     if not several():
         return condition
+    wait_for_all()  # a collective of CPUs would time out after 30 s
     return bool(np.any(multihost_utils.process_allgather(np.array(condition))))
 
 

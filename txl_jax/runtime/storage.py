@@ -82,11 +82,12 @@ def errors() -> tuple[type[Exception], ...]:
     """Returns OSError and what the libraries raise, for an `except` clause."""
     if not {*LIBRARIES} & sys.modules.keys():
         return (OSError,)
-    from gcsfs.retry import HttpError
+    from gcsfs.retry import RETRIABLE_EXCEPTIONS, HttpError
     from google.api_core.exceptions import GoogleAPIError
     from google.auth.exceptions import GoogleAuthError
 
-    return OSError, HttpError, GoogleAPIError, GoogleAuthError
+    retried = RETRIABLE_EXCEPTIONS  # of its network libraries, after all attempts
+    return OSError, *retried, HttpError, GoogleAPIError, GoogleAuthError
 
 
 def is_out_of_reach(reason: str) -> bool:
