@@ -26,7 +26,6 @@ from txl_jax.evaluate.options import (
     EvalConfig,
     ReclConfig,
     ScoreConfig,
-    SpeedConfig,
     evaluation_model,
 )
 from txl_jax.generate.options import GenerateConfig, generation_model
@@ -66,7 +65,6 @@ class Config:
     convert: ConvertConfig = ConvertConfig()
     compile: CompileConfig = CompileConfig()
     table: TableConfig = TableConfig()
-    speed: SpeedConfig = SpeedConfig()
     recl: ReclConfig = ReclConfig()
 
     def __post_init__(self) -> None:

@@ -215,7 +215,7 @@ def test_windows_and_cold_starts_have_their_flags(home: Home) -> None:
 
 @pytest.mark.long
 def test_speed_reads_a_run_or_makes_new_parameters(home: Home, tmp_path: Path) -> None:
-    flags = ("--attention_lens=6,9", "--config.eval.tgt_len=4")
+    flags = ("--sweep=mem_len=6,9", "--tgt_len=4")
     config = (f"--config={home.path / 'tiny.py'}", "--config.model.vocab_size=256")
     new = ("--mode=speed", *config, f"--workdir={tmp_path / 'speed'}")
     for done in (home.read("speed", *flags), command(*new, *flags)):

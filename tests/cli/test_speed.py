@@ -9,13 +9,13 @@ import pytest
 from tests.support import tiny
 from txl_jax.cli import speed
 from txl_jax.config import Config
-from txl_jax.evaluate.options import EvalConfig, SpeedConfig
+from txl_jax.evaluate.options import EvalConfig
 from txl_jax.evaluate.speed import count_flops
 
 
 def test_a_row_has_the_columns_of_the_table(tmp_path: Path) -> None:
-    options = SpeedConfig(attention_lens=(6,), batch_size=2)
-    config = Config(model=tiny.CONFIG, speed=options, eval=EvalConfig(tgt_len=4))
+    options = EvalConfig(tgt_len=4, streams=2, sweep="mem_len=6")
+    config = Config(model=tiny.CONFIG, eval=options)
     result = speed.run(config, tmp_path / "new")
     (row,) = result["rows"]
     cached, naive, fair = (

@@ -13,7 +13,6 @@ import pytest
 
 from txl_jax.errors import UserError
 from txl_jax.evaluate import speed
-from txl_jax.evaluate.options import SpeedConfig
 from txl_jax.evaluate.sliding import last_nll, prepare, whole_nll, window_model
 from txl_jax.model.config import ModelConfig
 from txl_jax.update.init import abstract_params
@@ -89,8 +88,9 @@ def test_flops_of_a_segment_by_hand() -> None:
     assert speed.count_flops(same, 1, 7, 6).cached == 3 * (64 + 80 + 48) + 80
 
 
-def test_impossible_values_are_refused() -> None:
-    with pytest.raises(UserError, match="speed.attention_lens = \\(1,\\)"):
-        SpeedConfig(attention_lens=(1,))
-    with pytest.raises(UserError, match="speed.batch_size = 0"):
-        SpeedConfig(batch_size=0)
+def test_attention_lengths_are_those_of_the_sweep_or_of_table_9() -> None:
+    assert speed.attention_lens("") == (800, 1800, 2800, 3800)
+    assert speed.attention_lens("mem_len=9,6") == (6, 9)
+    for sweep in ("mem_len=1,8", "tgt_len=8"):
+        with pytest.raises(UserError, match=f"eval.sweep = '{sweep}' must be"):
+            speed.attention_lens(sweep)

@@ -43,7 +43,7 @@ MODES = {
         "Trains and compares the rows of the paper's Tables 6, 7 or 10.", "table", True
     ),
     "speed": Mode(
-        "Times evaluation with memory against sliding windows (Table 9).", "speed"
+        "Times evaluation with memory against sliding windows (Table 9).", "eval"
     ),
     "recl": Mode(
         "Compares the effective context length of several workdirs' models.", "recl"

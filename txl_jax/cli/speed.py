@@ -30,6 +30,7 @@ def run(config: Config, workdir: Path) -> dict[str, Any]:
     files are written after each length, because the next length takes longer than all
     before it.
     """
+    lengths = speed.attention_lens(config.eval.sweep)
     device = jax.local_devices()[0]
     mesh = make_mesh(MeshConfig(), [device])
     if (workdir / CONFIG).exists():
@@ -41,20 +42,19 @@ def run(config: Config, workdir: Path) -> dict[str, Any]:
         params = jax.jit(lambda: nn.unbox(init_params(config.model, key)))()
         workdir.mkdir(parents=True, exist_ok=True)
     params = jax.device_put(params, NamedSharding(mesh, PartitionSpec()))
-    B, L = config.speed.batch_size, config.eval.tgt_len
+    B, L = config.eval.streams, config.eval.tgt_len
     rows: list[dict[str, Any]] = []
     result: dict[str, Any] = {
-        **dataclasses.asdict(config.speed),
+        "attention_lens": lengths,
+        "batch_size": B,
         "tgt_len": L,
         "device_kind": device.device_kind,
         "segments_timed": speed.ROUNDS * speed.SEGMENTS,
         "windows_timed": speed.ROUNDS * B,
         "rows": rows,
     }
-    for W in config.speed.attention_lens:
-        timed = dataclasses.replace(
-            config.eval, streams=B, mem_len=W, ext_len=0, sliding_window=0
-        )
+    for W in lengths:
+        timed = dataclasses.replace(config.eval, mem_len=W, ext_len=0, sliding_window=0)
         programs = speed.make_programs(config.model, timed, params, mesh)
         seconds = speed.measure(programs, B, L)
         row = speed.describe(evaluation_model(config.model, timed), B, L, seconds)

@@ -1,4 +1,4 @@
-"""Options of evaluation and of its variants: scores, attention, speed and RECL."""
+"""Options of evaluation and of its variants: scores, attention and RECL."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -99,7 +99,8 @@ class EvalConfig:
     # tokens read again for each prediction; 0 = read segments instead
     sliding_window: int = at_least(0, 0)
     # mode evaluate: values to compare, FIELD=START:STOP:STEP or FIELD=a,b,c; or
-    # cold_start=TOKENS: the loss by tokens read since a cold start, up to this many
+    # cold_start=TOKENS: the loss by tokens read since a cold start, up to this many.
+    # mode speed: mem_len=a,b,c, the attention lengths to time; "" = those of Table 9
     sweep: str = ""
 
     def __post_init__(self) -> None:
@@ -175,24 +176,6 @@ class AttentionConfig:
     def __post_init__(self) -> None:
         """Raises UserError for an impossible value."""
         check(self, "attention")
-
-
-@dataclasses.dataclass(frozen=True)
-class SpeedConfig:
-    """What to time; tgt_len, clamp_len and same_length come from eval."""
-
-    # attention lengths to time; the default is that of Table 9
-    attention_lens: tuple[int, ...] = (800, 1800, 2800, 3800)
-    batch_size: int = at_least(1, 1)  # streams, or windows, read side by side
-
-    def __post_init__(self) -> None:
-        """Raises UserError for an impossible value."""
-        check(self, "speed")
-        if not self.attention_lens or min(self.attention_lens) < 2:
-            raise UserError(
-                f"speed.attention_lens = {self.attention_lens} must be lengths of at "
-                "least 2, such as 800,3800"
-            )
 
 
 @dataclasses.dataclass(frozen=True)

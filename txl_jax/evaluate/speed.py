@@ -28,7 +28,8 @@ from jax.sharding import Mesh
 
 from txl_jax.aot.roofline import distances, vocabulary_products
 from txl_jax.data.streams import Streams
-from txl_jax.evaluate.options import EvalConfig
+from txl_jax.errors import UserError
+from txl_jax.evaluate.options import EvalConfig, parse_sweep
 from txl_jax.evaluate.perplexity import make_reader
 from txl_jax.evaluate.sliding import last_nll, prepare, whole_nll, window_model
 from txl_jax.model.config import ModelConfig
@@ -37,6 +38,19 @@ ROUNDS = 3  # the median of which is reported
 SEGMENTS = 4  # cached segments timed per round; each kind of window is timed once
 # Table 9: the slowdown of Al-Rfou et al.'s evaluation by attention length.
 PAPER = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}
+
+
+def attention_lens(sweep: str) -> tuple[int, ...]:
+    """Returns the attention lengths of eval.sweep; "" gives those of Table 9."""
+    if not sweep:
+        return tuple(PAPER)
+    field, lengths = parse_sweep(sweep)
+    if field != "mem_len" or min(lengths) < 2:
+        raise UserError(
+            f"eval.sweep = {sweep!r} must be attention lengths of at least 2 in mode "
+            "speed, such as mem_len=800,3800"
+        )
+    return lengths
 
 
 class Flops(NamedTuple):

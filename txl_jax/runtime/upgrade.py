@@ -33,6 +33,8 @@ def _asgd_from(average: str, decay: float, first: int) -> int:
     return max(first, 1) if average == "asgd" else 0
 
 
+DROPPED = str.maketrans("", "", "() ")  # of a tuple's text
+
 CHANGES = (
     Change(
         "data.corpus",
@@ -42,7 +44,7 @@ CHANGES = (
     Change(
         "data.corpus",
         {"data.copying": ()},
-        lambda sizes: f"copying:{sizes}".translate({ord(x): None for x in "() "}),
+        lambda sizes: f"copying:{sizes}".translate(DROPPED),
     ),
     Change("optim.betas", {"optim.beta1": 0.9, "optim.beta2": 0.999}, _tuple),
     Change(
@@ -75,6 +77,12 @@ CHANGES = (
     Change("eval.split", {"recl.split": "test"}, _same),
     Change("eval.streams", {"recl.batch_size": 32}, _same),
     Change("eval.tgt_len", {"speed.tgt_len": 512}, _same),
+    Change("eval.streams", {"speed.batch_size": 1}, _same),
+    Change(
+        "eval.sweep",
+        {"speed.attention_lens": (800, 1800, 2800, 3800)},
+        lambda lens: f"mem_len={lens}".translate(DROPPED).rstrip(","),
+    ),
     Change("score.output", {"score.hidden": ""}, _same),
     Change("generate.prompt", {"generate.prompt_file": ""}, "@{}".format),
     Change("model.norm_init_std", {"model.cluster_init_std": 0.0}, _same),
@@ -150,7 +158,7 @@ def upgrade(saved: dict[str, Any], source: str) -> dict[str, Any]:
             f"{source} was saved by an older version: {'; '.join(moved)}",
             file=sys.stderr,
         )
-    return sections
+    return {name: fields for name, fields in sections.items() if fields != {}}
 
 
 def _pop(sections: dict[str, Any], name: str, default: Any) -> Any:
