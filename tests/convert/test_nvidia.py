@@ -35,7 +35,7 @@ def test_the_checkpoint_is_the_saved_model() -> None:
 def test_a_folder_stands_for_its_best_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "checkpoint_best.pt").write_bytes(PATH.read_bytes())
     options = ConvertConfig(format="nvidia", source=str(tmp_path))
-    assert formats.read(options, {}).files == [tmp_path / "checkpoint_best.pt"]
+    assert formats.read(options, "", {}).files == [tmp_path / "checkpoint_best.pt"]
 
 
 @pytest.mark.parametrize(

@@ -312,8 +312,8 @@ import huggingface model --streams=3      | unknown flag '--streams'
 import huggingface model --config.train.seed=3 | is not trained in its workdir
 import huggingface model --config.model.n_layer=9 | leave the model's sizes unchanged
 import huggingface model --config.model.d_inner=3 | layers/feed_forward/in
-import huggingface model --vocab=/no/words | '/no/words'
-import huggingface model --vocab={paper}  | idx2sym
+import huggingface model --config.data.vocab_path=/no/words | '/no/words'
+import huggingface model --config.data.vocab_path={paper}  | idx2sym
 import huggingface model --vocab={home}/many.txt | has 301 words, the model only 37
 import huggingface run                    | neither model.safetensors
 import huggingface gpt2                   | model_type = 'gpt2', not 'transfo-xl'
@@ -321,7 +321,7 @@ import huggingface weights_cut            | model.safetensors is damaged
 import huggingface no_config              | {home}/no_config
 import huggingface other_size             | {home}/other_size
 import huggingface words_for_number       | {home}/words_for_number
-import huggingface no_words               | give one with --vocab
+import huggingface no_words               | give one with --config.data.vocab_path
 import pytorch {paper}                    | give --config.model.mem_len
 import pytorch {paper} --config.model.mem_len=-2 | model.mem_len = -2
 import pytorch text.txt {mem_len}         | text.txt was not written by torch.save

@@ -39,7 +39,7 @@ def import_model(
     """Creates a workdir from another code base's model.
 
     overrides: config fields of the other sections, which take precedence over the
-        model's.
+        model's; data.vocab_path is the vocabulary to import.
     """
     for name in overrides:
         if name.startswith(("train.", "optim.")):
@@ -48,8 +48,10 @@ def import_model(
                 "start a run from it with train.init_from"
             )
     refuse_used(workdir, "--workdir")
+    overrides = dict(overrides)
+    vocab_path = overrides.pop("data.vocab_path", "")
     with waiting(f"reading {options.source}"):
-        source = formats.read(options, stated_fields(overrides))
+        source = formats.read(options, vocab_path, stated_fields(overrides))
     parsed = configure(source, workdir, overrides)
     check_shapes(source, parsed)
     with waiting(f"computing the SHA-256 of {options.source}"):

@@ -36,52 +36,52 @@ class Source(NamedTuple):
     files: list[Path]
 
 
-def read_huggingface(config: ConvertConfig, _: Stated) -> Source:
+def read_huggingface(source: str, vocab_path: str, _: Stated) -> Source:
     """Reads a folder of Hugging Face's transfo-xl."""
-    folder = Path(config.source)
+    folder = Path(source)
     model, params = huggingface.from_pretrained(folder)
-    vocab = _find_vocab(config, folder)
+    vocab = _find_vocab(vocab_path, folder)
     files = [folder / huggingface.CONFIG, huggingface.weight_file(folder), vocab]
     return Source(model, params, words.read(vocab), 1, files)
 
 
-def read_pytorch(config: ConvertConfig, stated: Stated) -> Source:
+def read_pytorch(source: str, vocab_path: str, stated: Stated) -> Source:
     """Reads a model.pt or a state dict of the paper's PyTorch code."""
-    path = Path(config.source)
+    path = Path(source)
     path = path / "model.pt" if path.is_dir() else path
     state = keys.arrays(pickle.read(path), path)
     try:
         model, params = pytorch.from_state_dict(state, **stated)
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
-    vocab = _find_vocab(config, path.parent)
+    vocab = _find_vocab(vocab_path, path.parent)
     return Source(model, params, words.read(vocab), 1, [path, vocab])
 
 
-def read_tensorflow(config: ConvertConfig, stated: Stated) -> Source:
+def read_tensorflow(source: str, vocab_path: str, stated: Stated) -> Source:
     """Reads a checkpoint of the paper's TensorFlow code: a folder or a prefix."""
     lengths = {name: stated[name] for name in LENGTHS if name in stated}
-    model, params, step = tensorflow.read(config.source, **lengths)
-    prefix = bundle.find(config.source)
+    model, params, step = tensorflow.read(source, **lengths)
+    prefix = bundle.find(source)
     # The released models have their vocabulary in data/, next to model/.
-    vocab = _find_vocab(config, prefix.parent, prefix.parent.parent / "data")
+    vocab = _find_vocab(vocab_path, prefix.parent, prefix.parent.parent / "data")
     files = sorted(prefix.parent.glob(f"{prefix.name}.*"))
     return Source(model, params, words.read(vocab), max(step, 1), [*files, vocab])
 
 
-def read_nvidia(config: ConvertConfig, _: Stated) -> Source:
+def read_nvidia(source: str, vocab_path: str, _: Stated) -> Source:
     """Reads a checkpoint of NVIDIA's code, which contains its vocabulary."""
-    path = Path(config.source)
+    path = Path(source)
     path = path / nvidia.BEST if path.is_dir() else path
     model, params, pickled, step = nvidia.read(path)
-    if config.vocab:
-        vocab, files = words.read(Path(config.vocab)), [path, Path(config.vocab)]
+    if vocab_path:
+        vocab, files = words.read(Path(vocab_path)), [path, Path(vocab_path)]
     else:
         vocab, files = words.from_pickle(pickled, path), [path]
     return Source(model, params, vocab, max(step, 1), files)
 
 
-FORMATS: dict[str, Callable[[ConvertConfig, Stated], Source]] = {
+FORMATS: dict[str, Callable[[str, str, Stated], Source]] = {
     "huggingface": read_huggingface,
     "pytorch": read_pytorch,
     "nvidia": read_nvidia,
@@ -90,8 +90,11 @@ FORMATS: dict[str, Callable[[ConvertConfig, Stated], Source]] = {
 TARGETS = {"huggingface": huggingface.save_pretrained}
 
 
-def read(config: ConvertConfig, stated: Stated) -> Source:
-    """Returns the model that --format and --source select; raises UserError."""
+def read(config: ConvertConfig, vocab_path: str, stated: Stated) -> Source:
+    """Returns the model that --format and --source select; raises UserError.
+
+    vocab_path: the file of its vocabulary; "" = the one beside the weights.
+    """
     require_one_of(config.format, list(FORMATS), "--format")
     if not config.source:
         raise UserError("give --source, the file or folder to import")
@@ -104,11 +107,12 @@ def read(config: ConvertConfig, stated: Stated) -> Source:
             "--config.model.mem_len, as in training, and --config.model.clamp_len and "
             "--config.model.same_length if they were used"
         )
-    source = FORMATS[config.format](config, stated)
+    source = FORMATS[config.format](config.source, vocab_path, stated)
     if len(source.vocab) > source.model.vocab_size:
         raise UserError(
             f"{source.files[-1]} has {len(source.vocab)} words, the model only "
-            f"{source.model.vocab_size}: give the model's own vocabulary with --vocab"
+            f"{source.model.vocab_size}: give the model's own vocabulary with "
+            "--config.data.vocab_path"
         )
     return source
 
@@ -121,13 +125,13 @@ VOCAB_FILES = (
 )
 
 
-def _find_vocab(config: ConvertConfig, *folders: Path) -> Path:
-    if config.vocab:
-        return Path(config.vocab)
+def _find_vocab(given: str, *folders: Path) -> Path:
+    if given:
+        return Path(given)
     for path in (folder / name for folder in folders for name in VOCAB_FILES):
         if path.is_file():
             return path
     raise UserError(
         f"{folders[0]} has no vocabulary ({', '.join(VOCAB_FILES)}): give one with "
-        "--vocab"
+        "--config.data.vocab_path"
     )

@@ -10,4 +10,3 @@ class ConvertConfig:
     format: str = ""  # huggingface, nvidia, or the paper's pytorch or tensorflow
     source: str = ""  # import: the file or folder to read
     target: str = ""  # export: the folder to create
-    vocab: str = ""  # import: file of the vocabulary; "" = the one beside the weights

@@ -91,6 +91,7 @@ CHANGES = (
     Change("model.clamp_len", {"convert.clamp_len": 0}, _same),
     Change("model.same_length", {"convert.same_length": False}, _same),
     Change("model.pre_lnorm", {"convert.pre_lnorm": False}, _same),
+    Change("data.vocab_path", {"convert.vocab": ""}, _same),
 )
 
 # Removed fields, and the value that is fixed now.
