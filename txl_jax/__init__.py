@@ -33,10 +33,10 @@ A call of the model returns a new memory, which is passed to the next call:
 `txl_jax.load(workdir)` loads a trained model. Importing the package touches no device.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from etils import epy
 
-if TYPE_CHECKING:
+# Imported on first use, which keeps `import txl_jax` fast.
+with epy.lazy_api_imports(globals()):
     from txl_jax.errors import UserError as UserError
     from txl_jax.model.config import ModelConfig as ModelConfig
     from txl_jax.model.memory import Memory as Memory
@@ -46,23 +46,3 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = ["Loaded", "Memory", "ModelConfig", "TransformerXL", "UserError", "load"]
-_HOMES = {
-    "Loaded": "txl_jax.workdir.load",
-    "Memory": "txl_jax.model.memory",
-    "ModelConfig": "txl_jax.model.config",
-    "TransformerXL": "txl_jax.model.txl",
-    "UserError": "txl_jax.errors",
-    "load": "txl_jax.workdir.load",
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Imports a public name on first use, which keeps `import txl_jax` fast."""
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
-    raise AttributeError(f"module 'txl_jax' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    """Lists the public names, including those not imported yet."""
-    return sorted({*globals(), *__all__})
