@@ -94,7 +94,7 @@ def run_cell(args: argparse.Namespace, cell: dict[str, int]) -> dict[str, Any]:
 
 def train_and_count(config: Config, folder: Path) -> dict[str, float]:
     """Trains the cell, resuming after a kill, and returns the result of `count`."""
-    tokens = token_files.prepare(config.data, say)
+    tokens = token_files.prepare(config.data)
     config = fit_vocab(config, len(tokens.vocab))
     with locked(folder):
         claim(folder, config, tokens)

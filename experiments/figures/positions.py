@@ -30,7 +30,6 @@ from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import Memory
 from txl_jax.model.positions import sinusoid_RD
 from txl_jax.model.txl import TransformerXL
-from txl_jax.report.log import say
 from txl_jax.workdir import load
 
 DISTANCES = (1, 10, 100, 1000)
@@ -82,7 +81,7 @@ def measure_confusion(folder: Path, streams: int = 8) -> dict[str, float]:
     """Returns `order_confusion` of a workdir's model, by position scheme."""
     loaded = load.load(folder)
     config, L = loaded.config.model, loaded.config.train.tgt_len
-    text_T = token_files.prepare(loaded.config.data, say).split("test")
+    text_T = token_files.prepare(loaded.config.data).split("test")
     tokens_B3L = np.asarray(text_T[: streams * 3 * L], np.int32).reshape(streams, -1)
     params = jax.device_get(loaded.params)
     schemes = (config.position, "sinusoidal_repeated")

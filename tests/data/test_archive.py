@@ -11,7 +11,7 @@ import pytest
 
 from tests.data import miniatures
 from tests.data.miniatures import tar, zipped
-from tests.support.refusal import quiet, refused
+from tests.support.refusal import refused
 from txl_jax.data import archive, download
 from txl_jax.data.archive import fetch, unpack
 from txl_jax.data.catalog import Archive, Member
@@ -19,7 +19,7 @@ from txl_jax.data.catalog import Archive, Member
 
 def get(wanted: Archive, data_dir: Path) -> dict[str, Path]:
     downloads, scratch = data_dir / "downloads", data_dir / "scratch"
-    return fetch(wanted, "wikitext2", downloads, scratch, quiet)
+    return fetch(wanted, "wikitext2", downloads, scratch)
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def test_hostile_and_damaged_archives_are_refused(
     (tmp_path / name).write_bytes(data)
     scratch = tmp_path / "one" / "scratch"
     with refused(f"{name} {message}"):
-        unpack(tmp_path / name, (Member("a"),), scratch, quiet)
+        unpack(tmp_path / name, (Member("a"),), scratch)
     written = [path for path in tmp_path.rglob("*") if not path.is_dir()]
     assert set(written) <= {tmp_path / name, scratch / "a"}
     assert all(path.stat().st_size <= archive.LEAST_LIMIT for path in written)

@@ -72,14 +72,17 @@ def test_full_disk_is_one_line(
 
 @pytest.mark.parametrize("name", miniatures.NAMES)
 def test_published_corpora_are_stored_as_they_are(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     corpus = miniatures.install(name, tmp_path, monkeypatch)
-    output: list[str] = []
     source = corpora.find(name, data_dir=tmp_path)
-    stored = builder.prepare(source, tmp_path, output.append)
+    stored = builder.prepare(source, tmp_path)
     for split, expected in miniatures.splits(name).items():
         assert joined(stored, split) == expected
+    output = capsys.readouterr().err.splitlines()
     assert output and all("using" in line for line in output)
     # Stored once: neither the archive nor what was unpacked from it is needed again.
     assert [path.name for path in (tmp_path / "txl_jax" / name).iterdir()] == ["1.0.0"]
@@ -91,7 +94,7 @@ def test_published_corpora_are_stored_as_they_are(
         with refused("1b_word_vocab.txt is a different file"):
             corpora.vocab_file(corpus, tmp_path)
     shutil.rmtree(tmp_path / "downloads")
-    again = builder.prepare(source, tmp_path, output.append)
+    again = builder.prepare(source, tmp_path)
     assert joined(again, "test") == miniatures.splits(name)["test"]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.refusal import quiet, refused
+from tests.support.refusal import refused
 from txl_jax.cli.run import make_streams
 from txl_jax.config import Config
 from txl_jax.data import copying, corpora, tokens
@@ -43,7 +43,7 @@ def test_it_is_prepared_as_any_corpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(copying, "SIZES", dict.fromkeys(copying.SIZES, 3000))
-    made = tokens.prepare(DataConfig(TASK.corpus, data_dir=str(tmp_path)), quiet)
+    made = tokens.prepare(DataConfig(TASK.corpus, data_dir=str(tmp_path)))
     assert made.manifest["edition"] == "12-5-4-0"
     for split in ("train", "valid", "test"):
         assert made.split(split).tobytes() == TASK.text(split)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.data import miniatures
-from tests.support.refusal import quiet, refused
+from tests.support.refusal import refused
 from txl_jax.data import vocab as vocabulary
 from txl_jax.data.options import SPLITS, DataConfig
 from txl_jax.data.tokens import Tokens, prepare, statistics
@@ -35,7 +35,7 @@ def test_wikitext2_is_as_published(tmp_path: Path) -> None:
     folder = tmp_path / "downloads" / "manual" / "wikitext-2"
     folder.parent.mkdir(parents=True)
     folder.symlink_to(real.absolute())
-    made = prepare(DataConfig("wikitext2", data_dir=str(tmp_path)), quiet)
+    made = prepare(DataConfig("wikitext2", data_dir=str(tmp_path)))
     counts = statistics(made)
     tokens = [counts["splits"][split]["tokens"] for split in SPLITS]
     assert tokens == [2_088_628, 217_646, 245_569]
@@ -55,7 +55,7 @@ def test_words_are_those_of_the_original_code(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     corpus = miniatures.install(name, tmp_path, monkeypatch)
-    made = prepare(DataConfig(name, data_dir=str(tmp_path)), quiet)
+    made = prepare(DataConfig(name, data_dir=str(tmp_path)))
     texts = {split: raw.decode() for split, raw in miniatures.splits(name).items()}
     if corpus.lower:
         texts = {split: text.lower() for split, text in texts.items()}
@@ -88,7 +88,7 @@ def test_characters_of_published_corpora(
 ) -> None:
     miniatures.install(name, tmp_path, monkeypatch)
     config = DataConfig(name, data_dir=str(tmp_path), convention=convention)
-    made = prepare(config, quiet)
+    made = prepare(config)
     original = data = miniatures.splits(name)
     if name == "enwik8" and convention != "newlines_kept":
         data = {split: raw.replace(b"\n", b"") for split, raw in data.items()}
@@ -99,7 +99,7 @@ def test_characters_of_published_corpora(
         counts = made.denominators(split)
         assert counts["tokens"] == counts["bytes"] == len(raw)
         assert counts["original_bytes"] == len(original[split])
-    byte = prepare(DataConfig(name, "", str(tmp_path), "byte", convention), quiet)
+    byte = prepare(DataConfig(name, "", str(tmp_path), "byte", convention))
     assert byte.split("test").tobytes() == data["test"]
 
 
@@ -112,7 +112,7 @@ def test_both_conventions_of_lm1b(
         (tmp_path / "downloads" / "manual" / "1b_word_vocab.txt").unlink()
     for convention, first, last in (("", "<S>", "<S>"), ("words", "", "</S>")):
         config = DataConfig("lm1b", data_dir=str(tmp_path), convention=convention)
-        made = prepare(config, quiet)
+        made = prepare(config)
         assert isinstance(made.vocab, WordVocab)
         known = made.vocab.words
         if published:
@@ -132,7 +132,7 @@ def test_a_vocabulary_file_encodes_another_corpus(tmp_path: Path) -> None:
 
     def make(file: Path) -> Tokens:
         config = DataConfig("text", path, str(tmp_path), vocab_path=str(file))
-        return prepare(config, quiet)
+        return prepare(config)
 
     words = tmp_path / "words.txt"
     words.write_text("<eos>\nb\n<unk>\na\n")
@@ -156,7 +156,7 @@ def test_subwords_are_learned_and_lose_nothing(tmp_path: Path) -> None:
     train = "the café of the sea\n\n" * 50
     path = write_text(tmp_path / "text", train, "the odd ünï\n")
     config = DataConfig("text", path, str(tmp_path), "subword", vocab_size=280)
-    made = prepare(config, quiet)
+    made = prepare(config)
     assert made.vocab.decode(made.split("valid")) == "the odd ünï\n"
     assert made.denominators("valid")["words"] == 4
 
@@ -192,14 +192,14 @@ def test_impossible_vocabularies_are_refused(
     text = {"corpus": "text", "path": write_text(tmp_path / "text", "a b c\n")}
     with refused(message):
         config = fields if "corpus" in fields else fields | text
-        prepare(DataConfig(data_dir=str(tmp_path), **config), quiet)
+        prepare(DataConfig(data_dir=str(tmp_path), **config))
 
 
 def test_a_split_needs_two_tokens(tmp_path: Path) -> None:
     path = write_text(tmp_path / "few", "a b\n", test="\n\n")
-    made = prepare(DataConfig("text", path, str(tmp_path), "word"), quiet)
+    made = prepare(DataConfig("text", path, str(tmp_path), "word"))
     assert made.split("test").tolist() == [0, 0]
     # Two bytes, enough for the corpus; one token, so nothing could be scored.
     path = write_text(tmp_path / "one", "a b\n", test=" \n")
     with refused("the test split .* has 1 tokens and needs"):
-        prepare(DataConfig("text", path, str(tmp_path), "word"), quiet)
+        prepare(DataConfig("text", path, str(tmp_path), "word"))

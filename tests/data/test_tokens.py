@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from filelock import FileLock
 
-from tests.support.refusal import quiet, refused
+from tests.support.refusal import refused
 from tests.support.store import Store, let_pass, remote, shared_store, store
 from txl_jax.data import corpora
 from txl_jax.data.options import SPLITS, DataConfig
@@ -37,7 +37,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def prepared(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data_dir in which `text` is prepared."""
     data_dir = tmp_path_factory.mktemp("prepared")
-    prepare(DataConfig("text", str(text), str(data_dir)), quiet)
+    prepare(DataConfig("text", str(text), str(data_dir)))
     return data_dir
 
 
@@ -53,16 +53,18 @@ def joined(made: Tokens) -> bytes:
 
 
 def test_stdlib_tokens_are_the_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr("txl_jax.report.progress.EVERY_SECONDS", 0.0)
-    output: list[str] = []
     config = DataConfig(data_dir=str(tmp_path))
-    made, source = prepare(config, output.append), corpora.find("stdlib")
+    made, source = prepare(config), corpora.find("stdlib")
+    output = capsys.readouterr().err.splitlines()
     assert made.folder.parent == tmp_path / "txl_jax" / source.config / "1.0.0"
     entries = [made.manifest[key] for key in ("corpus", "edition", "vocab", "dtype")]
     assert entries == ["stdlib", source.edition, "byte", "uint8"]
-    for split, pieces in source.unpack(tmp_path / "scratch", quiet).items():
+    for split, pieces in source.unpack(tmp_path / "scratch").items():
         expected = b"".join(piece.path.read_bytes() for piece in pieces)
         array, entry = made.split(split), made.manifest["splits"][split]
         assert isinstance(array, np.memmap) and not array.flags.writeable
@@ -71,9 +73,8 @@ def test_stdlib_tokens_are_the_files(
         assert entry["sha256"] == hashlib.sha256(expected).hexdigest()
     assert "preparing" in output[0] and "tokens in" in output[-1]
     assert any("encoding train " in line for line in output)
-    output.clear()
-    assert prepare(config, output.append).manifest == made.manifest
-    assert not output
+    assert prepare(config).manifest == made.manifest
+    assert not capsys.readouterr().err
 
 
 def test_default_data_dir_is_that_of_tfds(
@@ -96,16 +97,18 @@ def test_reuse_does_not_import_tfds(
     assert joined(prepare(DataConfig("text", str(text), str(prepared)))) == LINES
 
 
-def test_two_runs_prepare_the_same(text: Path, tmp_path: Path) -> None:
-    config, output = DataConfig("text", str(text), str(tmp_path)), list[str]()
+def test_two_runs_prepare_the_same(
+    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = DataConfig("text", str(text), str(tmp_path))
     with ThreadPoolExecutor(2) as pool:
-        both = list(pool.map(lambda _: prepare(config, output.append), range(2)))
+        both = list(pool.map(lambda _: prepare(config), range(2)))
     assert both[0].manifest == both[1].manifest and joined(both[0]) == LINES
-    assert sum(line.startswith("data: preparing") for line in output) == 1
+    assert capsys.readouterr().err.count("data: preparing") == 1
 
 
 def test_waiting_for_the_lock_is_reported(
-    text: Path, tmp_path: Path, prepared: Path
+    text: Path, tmp_path: Path, prepared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = DataConfig("text", str(text), str(tmp_path))
     name = corpora.find("text", str(text)).config
@@ -120,7 +123,8 @@ def test_waiting_for_the_lock_is_reported(
         shutil.copytree(prepared / "txl_jax" / name, tmp_path / "txl_jax" / name)
         lock.release()
 
-    assert len(prepare(config, say).split("train")) > 0
+    monkeypatch.setattr("txl_jax.data.tokens.say", say)
+    assert len(prepare(config).split("train")) > 0
     assert output == [f"data: waiting for another process that prepares {name}"]
 
 
@@ -169,7 +173,7 @@ def test_preparation_killed_while_tokens_are_written(
     config = DataConfig("text", str(text), str(tmp_path), vocab)
     with monkeypatch.context() as patch, contextlib.suppress(Killed):
         patch.setattr(moment, kill)
-        prepare(config, quiet)
+        prepare(config)
     check_recovery(config)
 
 
@@ -179,7 +183,7 @@ def check_recovery(config: DataConfig) -> None:
     assert list(data_dir.rglob("*incomplete*"))
     folders = {path.parent for path in data_dir.rglob("manifest.json")}
     assert all(folder.suffix == ".incomplete" for folder in folders)
-    made = prepare(config, quiet)
+    made = prepare(config)
     assert not list(data_dir.rglob("*incomplete*"))
     text = "".join(made.vocab.decode(made.split(name)) for name in SPLITS)
     assert text.encode() == LINES
@@ -199,7 +203,7 @@ def test_a_flipped_bit_in_a_split_is_refused(config: DataConfig) -> None:
 
 def test_tokens_without_a_manifest_are_made_again(config: DataConfig) -> None:
     (prepare(config).folder / "manifest.json").unlink()
-    assert prepare(config, quiet).manifest["corpus"] == "text"
+    assert prepare(config).manifest["corpus"] == "text"
 
 
 def test_unknown_split_is_refused(config: DataConfig) -> None:
@@ -217,7 +221,7 @@ def test_read_only_folder_that_is_prepared_is_used(
     monkeypatch.setattr(Path, "mkdir", refuse)
     assert len(prepare(DataConfig("text", str(text), str(prepared))).split("test")) > 9
     with refused("Read-only file system.*set data.data_dir"):
-        prepare(DataConfig("text", str(text), str(prepared / "other")), quiet)
+        prepare(DataConfig("text", str(text), str(prepared / "other")))
 
 
 def test_a_remote_data_dir_is_copied_once_per_host(
@@ -226,29 +230,30 @@ def test_a_remote_data_dir_is_copied_once_per_host(
     text: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     config = DataConfig("text", str(text), remote, "word")
-    output: list[str] = []
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "first"))
-    made = prepare(config, output.append)
-    assert any(line.endswith(f"{remote}/txl_jax/{inside(made)}") for line in output)
+    made = prepare(config)
+    assert f"{remote}/txl_jax/{inside(made)}\n" in capsys.readouterr().err
     stored = store.names(remote)
     assert len(stored) == 5 and all(x.endswith((".bin", ".json")) for x in stored)
     # Another host takes it from there, without the corpus's blocks.
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "second"))
-    output.clear()
-    again = prepare(config, output.append)
-    assert len(output) == 1 and f"copying {remote}/" in output[0]
+    again = prepare(config)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"copying {remote}/" in line
     assert again.manifest == made.manifest and again.folder != made.folder
     assert (again.split("train") == made.split("train")).all()
-    assert prepare(config, output.append).manifest == made.manifest and len(output) == 1
+    assert prepare(config).manifest == made.manifest
+    assert not capsys.readouterr().err
     # A file that was damaged on the way is refused, and leaves nothing complete.
     (name,) = [name for name in stored if name.endswith("valid.bin")]
     data = store.read(f"{remote}/{name}")
     store.write(f"{remote}/{name}", bytes([data[0] ^ 1]) + data[1:])
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "third"))
     with refused(r"valid\.bin has SHA-256"):
-        prepare(config, quiet)
+        prepare(config)
     assert not list((tmp_path / "third").rglob("manifest.json"))
 
 
@@ -262,17 +267,19 @@ def test_a_remote_data_dir_without_rights_is_refused(
     text: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     config = DataConfig("text", str(text), remote)
     store.proxy.hook = lambda method, path: 403 if method == "POST" else None
     with refused(f"cannot write {remote}/.*Forbidden"):
-        prepare(config, quiet)
+        prepare(config)
     # What this host made is kept, and goes to gs:// the next time.
     store.proxy.hook = let_pass
-    output: list[str] = []
-    prepare(config, output.append)
-    assert len(output) == 1 and output[0].startswith("data: copying /")
+    capsys.readouterr()
+    prepare(config)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("data: copying /")
     store.proxy.hook = lambda method, path: 403
     with refused("cannot read.*Forbidden.*check the address and the rights"):
-        prepare(config, quiet)
+        prepare(config)

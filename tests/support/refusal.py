@@ -14,7 +14,3 @@ def refused(match: str) -> Iterator[pytest.ExceptionInfo[UserError]]:
     with pytest.raises(UserError, match=match) as caught:
         yield caught
     assert "\n" not in str(caught.value)
-
-
-def quiet(_: str) -> None:
-    """Drops a line of progress."""

@@ -5,7 +5,6 @@ from txl_jax.data import tokens as token_files
 from txl_jax.data.options import DataConfig
 from txl_jax.data.tokens import Tokens
 from txl_jax.errors import UserError
-from txl_jax.report.log import say
 from txl_jax.runtime import distributed
 from txl_jax.runtime.preemption import stop
 
@@ -19,7 +18,7 @@ def prepare(config: DataConfig) -> Tokens:
     """
     if distributed.is_first():
         stop.holds = False
-    tokens = distributed.first_then_others(lambda: token_files.prepare(config, say))
+    tokens = distributed.first_then_others(lambda: token_files.prepare(config))
     stop.release()
     return tokens
 

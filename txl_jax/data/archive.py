@@ -9,7 +9,7 @@ import stat
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -17,6 +17,8 @@ from txl_jax.data.byte_ranges import unreadable
 from txl_jax.data.catalog import Archive, Member
 from txl_jax.data.download import checksum, download
 from txl_jax.errors import UserError
+from txl_jax.report.log import say
+from txl_jax.report.progress import Progress
 
 # Text is compressed 2 to 4 times: an archive that expands much more is refused. The
 # minimum is for small archives.
@@ -25,11 +27,7 @@ LEAST_LIMIT = 1 << 20
 
 
 def fetch(
-    archive: Archive,
-    corpus: str,
-    downloads: Path,
-    scratch: Path,
-    say: Callable[[str], None],
+    archive: Archive, corpus: str, downloads: Path, scratch: Path
 ) -> dict[str, Path]:
     """Returns the verified file of each member, by its path in the archive.
 
@@ -41,7 +39,7 @@ def fetch(
     if archive.packed and (path := manual / archive.name).exists():
         say(f"data: using {path}")
         verify(path, archive.sha256, archive.size)
-        return unpack(path, archive.members, scratch, say)
+        return unpack(path, archive.members, scratch)
     if unpacked := _find_unpacked(archive, corpus, manual):
         bare = sum(not member.digest for member in archive.members)
         trust = f", {bare} of them without a published checksum" if bare else ""
@@ -56,10 +54,10 @@ def fetch(
             inside = ", ".join(member.path for member in archive.members)
             names += f" (or the files in it: {inside})"
         fix = f"put {names} in {manual} and run again"
-        kept = download(archive, downloads, fix, say)
+        kept = download(archive, downloads, fix)
     if not archive.packed:
         return {member.path: kept for member in archive.members}
-    return unpack(kept, archive.members, scratch, say)
+    return unpack(kept, archive.members, scratch)
 
 
 def _find_unpacked(archive: Archive, corpus: str, manual: Path) -> dict[str, Path]:
@@ -100,20 +98,16 @@ def verify(path: Path, digest: str, size: int) -> None:
         )
 
 
-def unpack(
-    path: Path, members: Sequence[Member], folder: Path, say: Callable[[str], None]
-) -> dict[str, Path]:
+def unpack(path: Path, members: Sequence[Member], folder: Path) -> dict[str, Path]:
     """Unpacks the members of an archive into a folder and verifies them.
 
     Only regular files with the name of a member are written, so no link and no other
     path. Raises UserError for an archive that is damaged, lacks a member or has members
     of more than MAX_EXPANSION times its size.
     """
-    from txl_jax.report.progress import Progress  # imports jax
-
     wanted = {member.path: member for member in members}
     left = limit = max(path.stat().st_size * MAX_EXPANSION, LEAST_LIMIT)
-    progress = Progress(f"data: unpacking {path.name}", in_bytes=True, say=say)
+    progress = Progress(f"data: unpacking {path.name}", in_bytes=True)
     unpacked: dict[str, Path] = {}
     try:
         for entry, file in _files(path):

@@ -19,7 +19,6 @@ from absl import logging
 from txl_jax.data import byte_ranges, corpora
 from txl_jax.data.byte_ranges import ByteRanges
 from txl_jax.errors import UserError
-from txl_jax.report import log
 from txl_jax.report.progress import Progress
 
 BLOCK_BYTES = 1 << 20  # one example; reading single lines was 700 times slower
@@ -33,7 +32,6 @@ class CorpusConfig(tfds.core.BuilderConfig):
     """A TFDS config with the byte ranges of its splits."""
 
     splits: byte_ranges.Splits = field(default_factory=dict)
-    say: Callable[[str], None] = log.say
 
 
 class CorpusBuilder(tfds.core.ShardBasedBuilder):
@@ -59,9 +57,9 @@ class CorpusBuilder(tfds.core.ShardBasedBuilder):
     def _shard_iterators_per_split(
         self, dl_manager: tfds.download.DownloadManager
     ) -> dict[str, list[Callable[[], Iterator[Example]]]]:
-        splits, say = self.builder_config.splits, self.builder_config.say
+        splits = self.builder_config.splits
         total = sum(map(byte_ranges.size, splits.values()))
-        progress = Progress("data: storing", total, in_bytes=True, say=say)
+        progress = Progress("data: storing", total, in_bytes=True)
         return {
             split: [
                 partial(_examples, ranges, start, progress)
@@ -79,9 +77,7 @@ def _examples(ranges: ByteRanges, start: int, progress: Progress) -> Iterator[Ex
         progress.add(len(block))
 
 
-def prepare(
-    source: corpora.Source, data_dir: Path, say: Callable[[str], None] = log.say
-) -> CorpusBuilder:
+def prepare(source: corpora.Source, data_dir: Path) -> CorpusBuilder:
     """Fetches, unpacks and stores a corpus below `data_dir`, unless that was done.
 
     The folder appears complete or not at all. The caller holds a lock: two processes
@@ -93,7 +89,6 @@ def prepare(
         name=source.config,
         version=tfds.core.Version(corpus.version),
         description=f"{corpus.about}. Licence: {corpus.licence}.",
-        say=say,
     )
     folder = data_dir / CorpusBuilder.name / source.config / corpus.version
     with _quiet():
@@ -112,10 +107,9 @@ def prepare(
 
 def _store(source: corpora.Source, builder: CorpusBuilder, folder: Path) -> None:
     """Writes the blocks, with the unpacked files in a temporary folder."""
-    config = builder.builder_config
     scratch = folder.parent / "incomplete.unpacked"
     try:
-        config.splits = source.unpack(scratch, config.say)
+        builder.builder_config.splits = source.unpack(scratch)
         builder.download_and_prepare()
     except RuntimeError as error:  # ArrayRecord's error for a full disk
         raise UserError(

@@ -17,8 +17,6 @@ from txl_jax.data.copying import Task
 from txl_jax.data.options import SPLITS
 from txl_jax.errors import UserError, nearest
 
-Say = Callable[[str], None]
-
 # Corpora with an argument, as in "tfds:NAME".
 ARGUMENTS = {"copying": "DELAY,LENGTH,SYMBOLS", "tfds": "NAME"}
 
@@ -29,7 +27,7 @@ class Source:
 
     corpus: Corpus
     edition: str  # distinguishes states of the corpus; "" if there is only one
-    split: Callable[[Path, Say], Splits]  # writes unpacked files into a folder
+    split: Callable[[Path], Splits]  # writes unpacked files into a folder
     path: str = ""  # the user's text
 
     @property
@@ -37,7 +35,7 @@ class Source:
         """The name of the TFDS config and of its folder."""
         return "-".join(filter(None, (self.corpus.name, self.edition)))
 
-    def unpack(self, scratch: Path, say: Say) -> Splits:
+    def unpack(self, scratch: Path) -> Splits:
         """Returns the splits, fetched and unpacked if they were not.
 
         Files are unpacked into `scratch`, which must exist until the text is copied.
@@ -45,7 +43,7 @@ class Source:
         split that is too small to be scored.
         """
         scratch.mkdir(parents=True)
-        splits = self.split(scratch, say)
+        splits = self.split(scratch)
         where = f" at {self.path!r}" if self.path else ""
         for split, ranges in splits.items():
             if size(ranges) < 2:
@@ -81,24 +79,24 @@ def find(name: str, path: str = "", data_dir: Path = Path()) -> Source:
                 "data.corpus='text' needs data.path: a file, a folder or a glob"
             )
         edition = files.text_edition(path)
-        return Source(corpus, edition, lambda to, _: files.split_text(path, to), path)
+        return Source(corpus, edition, partial(files.split_text, path), path)
     if kind == "stdlib":
         edition = platform.python_version()
-        return Source(corpus, edition, lambda *_: files.split_stdlib())
+        return Source(corpus, edition, lambda _: files.split_stdlib())
     if kind == "copying":
         task = Task.parse(name)
-        return Source(corpus, task.edition, lambda to, _: task.write(to))
+        return Source(corpus, task.edition, task.write)
     if kind == "tfds":
         edition, folder = dataset.find(argument, data_dir)
         return Source(corpus, edition, partial(dataset.unpack, folder))
     return Source(corpus, "", partial(_fetch, corpus, data_dir / "downloads"))
 
 
-def _fetch(corpus: Corpus, downloads: Path, scratch: Path, say: Say) -> Splits:
+def _fetch(corpus: Corpus, downloads: Path, scratch: Path) -> Splits:
     """Returns the splits of a published corpus."""
     paths: dict[str, Path] = {}
     for part in corpus.archives:
-        paths |= archive.fetch(part, corpus.name, downloads, scratch, say)
+        paths |= archive.fetch(part, corpus.name, downloads, scratch)
     if corpus.bounds:
         return cut_at([whole(path) for path in paths.values()], corpus.bounds)
     members = [member for part in corpus.archives for member in part.members]

@@ -6,7 +6,7 @@ TFDS writes it with file_format='array_record'.
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from txl_jax.data.byte_ranges import Splits, whole
 from txl_jax.data.options import SPLITS
 from txl_jax.errors import UserError
 from txl_jax.report.checksum import DAMAGE
+from txl_jax.report.progress import Progress
 
 INFO = "dataset_info.json"
 OURS = {"train": "train", "validation": "valid", "valid": "valid", "test": "test"}
@@ -63,14 +64,12 @@ def find(name: str, data_dir: Path) -> tuple[str, Path]:
     return f"{plain}-{digest[:8]}", folder
 
 
-def unpack(folder: Path, scratch: Path, say: Callable[[str], None]) -> Splits:
+def unpack(folder: Path, scratch: Path) -> Splits:
     """Writes each split to a text file in `scratch`, with a newline after every text.
 
     Raises UserError for a dataset without text or without three splits.
     """
     import tensorflow_datasets as tfds  # importing it takes a second
-
-    from txl_jax.report.progress import Progress  # imports jax
 
     builder = tfds.builder_from_directory(folder)
     feature = _text_feature(folder, builder.info.features)
@@ -84,9 +83,7 @@ def unpack(folder: Path, scratch: Path, say: Callable[[str], None]) -> Splits:
     ranges: Splits = {}
     for split in SPLITS:
         info = builder.info.splits[ours[split]]
-        progress = Progress(
-            f"data: reading {split}", info.num_bytes, in_bytes=True, say=say
-        )
+        progress = Progress(f"data: reading {split}", info.num_bytes, in_bytes=True)
         target = scratch / split
         with target.open("wb") as out:
             for text in _texts(builder.as_data_source(ours[split]), info, feature):

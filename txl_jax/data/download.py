@@ -6,12 +6,13 @@ gives up after a few seconds in which no byte has arrived.
 
 import hashlib
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from txl_jax.data.catalog import Archive
 from txl_jax.errors import UserError
+from txl_jax.report.log import say
+from txl_jax.report.progress import Progress
 
 TIMEOUTS = (5, 20)  # seconds to connect, seconds between two bytes
 PATIENCE_SECONDS = 5.0  # without a new byte, over all hosts and retries
@@ -36,9 +37,7 @@ class _Broken(Exception):
         self.permanent = permanent
 
 
-def download(
-    archive: Archive, folder: Path, fix: str, say: Callable[[str], None]
-) -> Path:
+def download(archive: Archive, folder: Path, fix: str) -> Path:
     """Downloads a file into a folder and returns its path.
 
     The file appears under its name only when it is complete and verified. Raises
@@ -53,7 +52,7 @@ def download(
     while urls:
         for url in tuple(urls):
             try:
-                _try(archive, url, part, say)
+                _try(archive, url, part)
             except _Broken as error:
                 reasons[url] = str(error)
                 if error.permanent:
@@ -72,7 +71,7 @@ def download(
     raise UserError(f"cannot download {archive.name} ({tried}): {fix}")
 
 
-def _try(archive: Archive, url: str, part: Path, say: Callable[[str], None]) -> None:
+def _try(archive: Archive, url: str, part: Path) -> None:
     """Fills `part` from one URL, continuing an earlier attempt."""
     import requests  # importing it takes 0.1 s
 
@@ -87,7 +86,7 @@ def _try(archive: Archive, url: str, part: Path, say: Callable[[str], None]) -> 
         with requests.get(
             url, stream=True, timeout=TIMEOUTS, headers=headers
         ) as response:
-            _fill(archive, response, part, have, say)
+            _fill(archive, response, part, have)
     except requests.RequestException as error:
         raise _Broken(_cause(error), permanent=False) from error
     if (actual := checksum(part)) != archive.sha256:
@@ -97,17 +96,11 @@ def _try(archive: Archive, url: str, part: Path, say: Callable[[str], None]) -> 
         )
 
 
-def _fill(
-    archive: Archive, response: Any, part: Path, have: int, say: Callable[[str], None]
-) -> None:
-    from txl_jax.report.progress import Progress  # imports jax
-
+def _fill(archive: Archive, response: Any, part: Path, have: int) -> None:
     if (status := response.status_code) not in (200, 206):
         raise _Broken(f"HTTP status {status}", permanent=400 <= status < 500)
     size = have if status == 206 else 0
-    progress = Progress(
-        f"data: {archive.name}", archive.size, size, in_bytes=True, say=say
-    )
+    progress = Progress(f"data: {archive.name}", archive.size, size, in_bytes=True)
     with part.open("ab" if size else "wb") as file:
         for block in response.iter_content(CHUNK_BYTES):
             size += len(block)

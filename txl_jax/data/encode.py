@@ -30,11 +30,10 @@ class Encoder:
     corpus: Corpus
     recipe: Recipe
     blocks: Callable[[str], Iterator[bytes]]  # by the name of the split
-    say: Callable[[str], None]
 
     def read(self, split: str, label: str, meter: texts.Meter) -> Iterator[bytes]:
         """Yields the blocks of a split under the convention, and reports progress."""
-        progress = Progress(f"data: {label} {split}", in_bytes=True, say=self.say)
+        progress = Progress(f"data: {label} {split}", in_bytes=True)
         for block in meter.read(self.blocks(split), self.recipe.drop_newlines):
             yield block
             progress.add(len(block))

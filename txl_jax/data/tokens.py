@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,7 +27,7 @@ from txl_jax.data.recipe import Recipe, resolve
 from txl_jax.data.vocab import Vocab
 from txl_jax.errors import UserError, nearest
 from txl_jax.report.checksum import DAMAGE
-from txl_jax.report.log import say as log
+from txl_jax.report.log import say
 
 MANIFEST = "manifest.json"
 VOCAB = "vocab.json"
@@ -92,7 +91,7 @@ def statistics(tokens: Tokens) -> dict[str, Any]:
     return {**manifest, "folder": str(tokens.folder)}
 
 
-def prepare(config: DataConfig, say: Callable[[str], None] = log) -> Tokens:
+def prepare(config: DataConfig) -> Tokens:
     """Prepares the tokens of a corpus unless they exist, and returns them.
 
     The folder appears complete or not at all, also if the process is killed or others
@@ -117,13 +116,13 @@ def prepare(config: DataConfig, say: Callable[[str], None] = log) -> Tokens:
     manifest = bucket.read_manifest() if bucket else ""
     try:
         if not _is_complete(folder, manifest):
-            with _lock(root / "txl_jax" / f"{source.config}.lock", say):
+            with _lock(root / "txl_jax" / f"{source.config}.lock"):
                 if _is_complete(folder, manifest):
                     pass  # made by the process that held the lock
                 elif bucket and manifest:
                     bucket.fetch(manifest, folder, say)
                 else:
-                    _make(source, recipe, vocab, root, folder, say)
+                    _make(source, recipe, vocab, root, folder)
         if bucket and not manifest:
             bucket.store(folder, say)
     except OSError as error:
@@ -157,7 +156,7 @@ def load(folder: Path) -> Tokens:
     return Tokens(folder, vocab, manifest)
 
 
-def _lock(path: Path, say: Callable[[str], None]) -> AcquireReturnProxy:
+def _lock(path: Path) -> AcquireReturnProxy:
     """Waits for the lock of a corpus; the system releases it when the process dies."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path)
@@ -174,20 +173,19 @@ def _make(
     vocab: Vocab | None,
     root: Path,
     folder: Path,
-    say: Callable[[str], None],
 ) -> None:
     """Writes the token folder under another name and renames it."""
     start = time.monotonic()
     say(f"data: preparing {source.config} in {folder}")
     from txl_jax.data import builder  # imports TFDS, which takes a second
 
-    stored = builder.prepare(source, root, say)
+    stored = builder.prepare(source, root)
     incomplete = folder.with_name(f"{folder.name}.incomplete")
     for leftover in (incomplete, folder):
         if leftover.exists():
             shutil.rmtree(leftover)
     incomplete.mkdir()
-    encoder = Encoder(source.corpus, recipe, partial(builder.read, stored), say)
+    encoder = Encoder(source.corpus, recipe, partial(builder.read, stored))
     try:
         vocab, splits = encoder.encode(vocab, incomplete)
     except UserError:

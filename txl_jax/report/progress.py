@@ -39,10 +39,9 @@ class Progress:
         done: int = 0,
         *,
         in_bytes: bool = False,
-        say: Callable[[str], None] = say,
     ):
         """Starts at `done`, which is above 0 in a resumed run."""
-        self.label, self.total, self.in_bytes, self.say = label, total, in_bytes, say
+        self.label, self.total, self.in_bytes = label, total, in_bytes
         self.initial = self.done = done
         self.started = self.reported = time.perf_counter()
         self.bar = None
@@ -80,7 +79,7 @@ class Progress:
         now = time.perf_counter()
         if now - self.reported >= EVERY_SECONDS:
             self.reported = now
-            self.say(self._line(text, now - self.started))
+            say(self._line(text, now - self.started))
 
     def _line(self, text: str, seconds: float) -> str:
         made, remaining = self.done - self.initial, self.total - self.done
