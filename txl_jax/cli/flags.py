@@ -126,8 +126,7 @@ def _outer_folder(args: argparse.Namespace) -> Path:
 def parse_overrides(argv: list[str], own: str) -> dict[str, str]:
     """Returns {field: text}; the fields of section `own` also have short flags."""
     parser = Parser()
-    older = {**upgrade.OLD, **upgrade.REMOVED}
-    for name, kind in {**configs.FIELDS, **dict.fromkeys(older, bool)}.items():
+    for name, kind in {**configs.FIELDS, **dict.fromkeys(upgrade.NAMES, bool)}.items():
         section, _, key = name.partition(".")
         short = [f"--{key}"] if section == own else []
         # A boolean's flag without a value means true.
@@ -141,6 +140,6 @@ def parse_overrides(argv: list[str], own: str) -> dict[str, str]:
     overrides: dict[str, str] = {}
     for name, text in vars(args).items():
         if text is not None:
-            new = upgrade.upgrade_flag(name, text) if name in older else {name: text}
-            overrides |= new
+            is_old = name in upgrade.NAMES
+            overrides |= upgrade.upgrade_flag(name, text) if is_old else {name: text}
     return overrides

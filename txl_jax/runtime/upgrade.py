@@ -7,24 +7,35 @@ from typing import Any, NamedTuple
 from txl_jax.errors import UserError
 
 
+def _same(value: Any) -> Any:
+    return value
+
+
 class Change(NamedTuple):
     """Fields of older versions that one field replaces."""
 
     new: str
     old: dict[str, Any]  # the old fields, and their defaults
-    convert: Callable[..., Any]  # from the values of the old fields to the new one's
-
-
-def _same(value: Any) -> Any:
-    return value
+    convert: Callable[..., Any] = _same  # from the old fields' values to the new one's
 
 
 def _tuple(*values: Any) -> tuple[Any, ...]:
     return values
 
 
-def _asgd_from(average: str, decay: float, first: int) -> int:
-    del decay
+def _items(values: Any) -> str:
+    return str(values).translate(str.maketrans("", "", "() ")).rstrip(",")
+
+
+def _order(roll: bool) -> str:
+    return "roll" if roll else "stream"
+
+
+def _search(largest_batch: bool) -> int:
+    return -1 if largest_batch else 0
+
+
+def _asgd_from(average: str, first: int, _decay: float) -> int:
     if average == "ema":
         raise UserError(
             'optim.average = "ema": this version has only the plain mean of '
@@ -33,97 +44,59 @@ def _asgd_from(average: str, decay: float, first: int) -> int:
     return max(first, 1) if average == "asgd" else 0
 
 
-DROPPED = str.maketrans("", "", "() ")  # of a tuple's text
+_COPY = {"data.copy_delay": 0, "data.copy_length": 0, "data.copy_symbols": 0}
+_CONTEXTS = {"recl.start": 100, "recl.longest": 1000, "recl.step": 100}
+_LENS = {"speed.attention_lens": (800, 1800, 2800, 3800)}
+_AVERAGE = {"optim.average": "none", "optim.average_from": 0}
 
 CHANGES = (
-    Change(
-        "data.corpus",
-        {"data.copy_delay": 0, "data.copy_length": 0, "data.copy_symbols": 0},
-        "copying:{},{},{}".format,
-    ),
-    Change(
-        "data.corpus",
-        {"data.copying": ()},
-        lambda sizes: f"copying:{sizes}".translate(DROPPED),
-    ),
-    Change("optim.betas", {"optim.beta1": 0.9, "optim.beta2": 0.999}, _tuple),
-    Change(
-        "train.order", {"train.roll": False}, lambda roll: "roll" if roll else "stream"
-    ),
-    Change(
-        "recl.contexts",
-        {"recl.start": 100, "recl.longest": 1000, "recl.step": 100},
-        _tuple,
-    ),
-    Change(
-        "compile.streams_per_chip",
-        {"compile.largest_batch": False},
-        lambda search: -1 if search else 0,
-    ),
-    Change(
-        "optim.asgd_from",
-        {
-            "optim.average": "none",
-            "optim.average_decay": 0.999,
-            "optim.average_from": 0,
-        },
-        _asgd_from,
-    ),
-    Change("train.order", {"train.sentence_end": -1}, "sentences:{}".format),
-    Change("train.num_steps", {"table.steps": 0}, _same),
-    Change("eval.baselines", {"eval.yardsticks": False}, _same),
+    Change("train.num_steps", {"table.steps": 0}),
+    Change("eval.baselines", {"eval.yardsticks": False}),
+    Change("eval.split", {"attention.split": "valid"}),
+    Change("eval.split", {"recl.split": "test"}),
+    Change("eval.streams", {"recl.batch_size": 32}),
+    Change("eval.tgt_len", {"speed.tgt_len": 512}),
+    Change("eval.streams", {"speed.batch_size": 1}),
+    Change("score.output", {"score.hidden": ""}),
+    Change("model.norm_init_std", {"model.cluster_init_std": 0.0}),
+    Change("model.mem_len", {"convert.mem_len": -1}),
+    Change("model.cutoffs", {"convert.cutoffs": ()}),
+    Change("model.clamp_len", {"convert.clamp_len": 0}),
+    Change("model.same_length", {"convert.same_length": False}),
+    Change("model.pre_lnorm", {"convert.pre_lnorm": False}),
+    Change("data.vocab_path", {"convert.vocab": ""}),
+    Change("data.corpus", _COPY, "copying:{},{},{}".format),
+    Change("data.corpus", {"data.copying": ()}, lambda x: f"copying:{_items(x)}"),
     Change("eval.sweep", {"eval.cold_start": 0}, "cold_start={}".format),
-    Change("eval.split", {"attention.split": "valid"}, _same),
-    Change("eval.split", {"recl.split": "test"}, _same),
-    Change("eval.streams", {"recl.batch_size": 32}, _same),
-    Change("eval.tgt_len", {"speed.tgt_len": 512}, _same),
-    Change("eval.streams", {"speed.batch_size": 1}, _same),
-    Change(
-        "eval.sweep",
-        {"speed.attention_lens": (800, 1800, 2800, 3800)},
-        lambda lens: f"mem_len={lens}".translate(DROPPED).rstrip(","),
-    ),
-    Change("score.output", {"score.hidden": ""}, _same),
+    Change("eval.sweep", _LENS, lambda x: f"mem_len={_items(x)}"),
     Change("generate.prompt", {"generate.prompt_file": ""}, "@{}".format),
-    Change("model.norm_init_std", {"model.cluster_init_std": 0.0}, _same),
-    Change("model.mem_len", {"convert.mem_len": -1}, _same),
-    Change("model.cutoffs", {"convert.cutoffs": ()}, _same),
-    Change("model.clamp_len", {"convert.clamp_len": 0}, _same),
-    Change("model.same_length", {"convert.same_length": False}, _same),
-    Change("model.pre_lnorm", {"convert.pre_lnorm": False}, _same),
-    Change("data.vocab_path", {"convert.vocab": ""}, _same),
+    Change("optim.betas", {"optim.beta1": 0.9, "optim.beta2": 0.999}, _tuple),
+    Change("optim.asgd_from", _AVERAGE | {"optim.average_decay": 0.999}, _asgd_from),
+    Change("recl.contexts", _CONTEXTS, _tuple),
+    Change("train.order", {"train.roll": False}, _order),
+    Change("train.order", {"train.sentence_end": -1}, "sentences:{}".format),
+    Change("compile.streams_per_chip", {"compile.largest_batch": False}, _search),
 )
 
-# Removed fields, and the value that is fixed now.
+# Removed fields, and the value that is fixed now; another value is refused.
 REMOVED: dict[str, Any] = {
     "data.copy_seed": 0,
     "model.mem_dtype": "compute",
-    "model.init_range": 0.0,
     "train.score_ids_from": 0,  # of copying tasks 97
     "optim.momentum": 0.0,
-    "recl.threshold": 0.01,
-    "recl.ratios": (1.0, 0.5, 0.1),
-    "speed.rounds": 3,
-    "speed.segments": 4,
-    "speed.seed": 0,
-    "run.connect_seconds": 300,
-    "compile.evaluation": True,
-    "table.scored": 100_000,
-    "attention.shown": 12,
-    "generate.context_at": -1,
-    "generate.warmup": "",
-    "generate.ext_len": 0,
-    "generate.stop_token": -1,
-    "generate.stream_every": 32,
-    "generate.scores": True,
 }
-# Fields that change no result of a run that has begun: any value is harmless.
-HARMLESS = (
-    *("recl.", "speed.", "run.", "compile.", "table.", "attention.", "generate."),
-    "model.init_range",
+# Removed fields of any value, because they change no result of a run that has begun.
+IGNORED = (
+    *("model.init_range", "run.connect_seconds"),
+    *("compile.evaluation", "table.scored", "attention.shown"),
+    *("recl.threshold", "recl.ratios"),
+    *("speed.rounds", "speed.segments", "speed.seed"),
+    *("generate.context_at", "generate.warmup", "generate.ext_len"),
+    *("generate.stop_token", "generate.stream_every", "generate.scores"),
 )
 
 OLD = {name: change for change in CHANGES for name in change.old}
+NAMES = (*OLD, *REMOVED, *IGNORED)  # of the fields of older versions
 
 
 def upgrade(saved: dict[str, Any], source: str) -> dict[str, Any]:
@@ -151,9 +124,10 @@ def upgrade(saved: dict[str, Any], source: str) -> dict[str, Any]:
     if isinstance(data, dict) and str(data.get("corpus")).startswith("copying:"):
         removed["train.score_ids_from"] = 97
     for name, fixed in removed.items():
-        value = _pop(sections, name, fixed)
-        if value != fixed and not name.startswith(HARMLESS):
+        if (value := _pop(sections, name, fixed)) != fixed:
             raise _removed(name, value, fixed)
+    for name in IGNORED:
+        _pop(sections, name, None)
     if moved:
         print(
             f"{source} was saved by an older version: {'; '.join(moved)}",
@@ -178,9 +152,9 @@ def _removed(name: str, value: Any, fixed: Any) -> UserError:
 
 def upgrade_flag(name: str, text: str) -> dict[str, str]:
     """Returns {field: text} to replace a flag of an older version; {} if removed."""
-    if name in REMOVED:
-        fixed = REMOVED[name]
-        if not name.startswith(HARMLESS) and text.lower() != str(fixed).lower():
+    if name not in OLD:
+        fixed = REMOVED.get(name, text)
+        if text.lower() != str(fixed).lower():
             raise _removed(name, text, fixed)
         print(f"--config.{name} has been removed, and is ignored", file=sys.stderr)
         return {}
