@@ -425,7 +425,7 @@ def test_a_removed_field_is_accepted_at_its_fixed_value_only(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "config.json"
-    path.write_text('{"data": {"copy_seed": 0}, "run": {"connect_seconds": 9}}')
+    path.write_text('{"data": {"copy_seed": 0}, "run": {"tensorboard": false}}')
     config = configs.load_json(path)
     assert "data" not in config and "run" not in config
     path.write_text('{"data": {"copy_seed": 7}}')

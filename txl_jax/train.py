@@ -144,7 +144,7 @@ def make_hooks(
 ) -> tuple[MetricsLog, Hooks]:
     """Returns the metrics log and the callbacks of everything that observes updates."""
     train = config.train
-    events = stack.enter_context(Events(workdir, step, config.run.tensorboard))
+    events = stack.enter_context(Events(workdir, step))
     path, counts = workdir / METRICS, (step, train.num_steps, train.log_every)
     log = stack.enter_context(MetricsLog(path, *counts, events.line))
     bar = stack.enter_context(Progress("train", train.num_steps, step))

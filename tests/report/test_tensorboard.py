@@ -82,12 +82,6 @@ def test_the_newest_sample_is_shown_as_it_stands(tmp_path: Path) -> None:
     assert (step, text) == (7, "    def f():\n        # 1 < 2\n        pass")
 
 
-def test_off_leaves_no_file(tmp_path: Path) -> None:
-    with Events(tmp_path, 3, on=False) as events:
-        events.line({"step": 4, "exact": {"loss": 1.0}})
-    assert not (tmp_path / FOLDER).exists()
-
-
 @pytest.mark.parametrize("trouble", ["full", "lost"])
 def test_a_disk_that_takes_no_more_ends_the_file_and_not_the_run(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], trouble: str

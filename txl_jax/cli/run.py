@@ -162,8 +162,7 @@ def evaluate_best(
         lines = read_metrics(workdir / METRICS)
         plots.plot_loss(lines, staging.folder / "loss.png", levels)
         (staging.folder / "sample.txt").write_text(sample, "utf-8")
-        if config.run.tensorboard:
-            tensorboard.write_sample(workdir, staging.folder, loaded.step, sample)
+        tensorboard.write_sample(workdir, staging.folder, loaded.step, sample)
         body = to_json(result, indent=2) + "\n"
         (staging.folder / "result.json").write_text(body, "utf-8")
     say(f"a sample, also in {workdir / 'sample.txt'}:\n{sample}\n")

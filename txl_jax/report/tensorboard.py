@@ -31,12 +31,10 @@ class Events:
     several processes writes.
     """
 
-    def __init__(
-        self, workdir: Path, last_step: int, on: bool = True, ending: str = ""
-    ):
+    def __init__(self, workdir: Path, last_step: int, ending: str = ""):
         """Creates the file in the workdir's folder for TensorBoard."""
         self._writer: Any = None
-        if not on or not distributed.is_first():
+        if not distributed.is_first():
             return
         from tensorboardX.record_writer import RecordWriter
 

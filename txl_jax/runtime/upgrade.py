@@ -87,7 +87,7 @@ REMOVED: dict[str, Any] = {
 }
 # Removed fields of any value, because they change no result of a run that has begun.
 IGNORED = (
-    *("model.init_range", "run.connect_seconds"),
+    *("model.init_range", "run.connect_seconds", "run.tensorboard"),
     *("compile.evaluation", "table.scored", "attention.shown"),
     *("recl.threshold", "recl.ratios"),
     *("speed.rounds", "speed.segments", "speed.seed"),
