@@ -344,7 +344,7 @@ def test_published_vocabularies_are_known(
 
 
 @pytest.mark.parametrize(
-    "changes", [{"corpus": "wikitext103", "min_count": 3}, {"vocab": "word"}]
+    "changes", [{"corpus": "wikitext103", "vocab_size": 3}, {"vocab": "word"}]
 )
 def test_other_vocabulary_sizes_must_be_given(
     path: Path, changes: dict[str, Any]

@@ -172,8 +172,8 @@ def test_subwords_are_learned_and_lose_nothing(tmp_path: Path) -> None:
             {"vocab": "word", "convention": "words"},
             "data.convention = 'words' must be one of lines",
         ),
-        ({"vocab": "char", "min_count": 2}, "min_count=2 is not used .*vocab='char'"),
-        ({"vocab_path": "words.txt", "min_count": 2}, "determines the words"),
+        ({"vocab": "char", "vocab_size": 2}, "vocab_size=2 is not used .*vocab='char'"),
+        ({"vocab_path": "words.txt", "vocab_size": 2}, "determines the words"),
         (
             {"vocab_path": "words.txt", "vocab": "char"},
             "is a vocabulary of kind 'word', not data.vocab='char'",

@@ -95,7 +95,6 @@ def test_words_by_count_then_first_occurrence(size: int) -> None:
 @pytest.mark.parametrize(
     "text, limits, words",
     [
-        ("a a a b b c\n", {"min_count": 2}, ["<eos>", "<unk>", "a", "b"]),
         ("a a a b b c\n", {"max_size": 3}, ["<eos>", "<unk>", "a"]),
         ("a a a b b c\n", {"max_size": 4}, ["<eos>", "a", "b", "c"]),
         ("a a a b b c\n", {"max_size": 1}, ["<eos>", "<unk>"]),

@@ -44,7 +44,7 @@ def find_vocab(config: Config) -> Config:
     if model.vocab_size:
         return config
     corpus = CORPORA.get(data.corpus.partition(":")[0])
-    changed = data.vocab_path, data.vocab_size, data.min_count, data.convention
+    changed = data.vocab_path, data.vocab_size, data.convention
     if data.vocab == "byte":
         size = 256
     elif corpus and data.vocab in ("corpus", corpus.vocab) and not any(changed):

@@ -113,8 +113,7 @@ class Encoder:
                         counts[: len(total)] += total
                         total = counts
         occurring = {w: int(n) for w, n in zip(numbers, total, strict=False) if n}
-        limits = self.recipe.min_count, self.recipe.vocab_size
-        vocab = WordVocab.choose(occurring, lines, *limits)
+        vocab = WordVocab.choose(occurring, lines, self.recipe.vocab_size)
         tokens = vocab.look_up(list(numbers))
 
         def renumber(path: Path) -> Iterator[np.ndarray]:

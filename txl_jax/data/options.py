@@ -32,7 +32,6 @@ class DataConfig:
     # a tokenizer.json, .model or vocab.json, or a list of words
     vocab_path: str = ""
     vocab_size: int = at_least(0, 0)  # most words, or number of subwords; 0 = all words
-    min_count: int = at_least(0, 0)  # words that occur less often become <unk>
     lower_case: bool = False  # convert words to lower case
 
     def __post_init__(self) -> None:

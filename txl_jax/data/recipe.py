@@ -53,13 +53,13 @@ class Recipe:
     of_bytes: bool
     drop_newlines: bool
     vocab_size: int
-    min_count: int
     vocab_sha256: str  # of the vocabulary's file; "" = made from the corpus
 
     @property
     def folder(self) -> str:
         """The name of the folder: the kind of vocabulary and a hash."""
-        state = json.dumps(asdict(self), sort_keys=True)
+        # A former field, so that folders of older versions are found.
+        state = json.dumps(asdict(self) | {"min_count": 0}, sort_keys=True)
         return f"{self.kind}-{hashlib.sha256(state.encode()).hexdigest()[:16]}"
 
 
@@ -73,7 +73,7 @@ def resolve(
     """
     kind = corpus.vocab if config.vocab == OWN else config.vocab
     path = config.vocab_path
-    changed = config.vocab_size or config.min_count or config.lower_case
+    changed = config.vocab_size or config.lower_case
     if published and kind == "word" and not path and not changed:
         path = str(published)
     vocab = _read_vocab(config, corpus, path) if path else None
@@ -93,7 +93,6 @@ def resolve(
         of_bytes=convention.of_bytes and kind == "char",
         drop_newlines=convention.drop_newlines,
         vocab_size=config.vocab_size,
-        min_count=config.min_count,
         vocab_sha256=checksum(_path(path)) if path else "",
     )
     return recipe, vocab
@@ -113,11 +112,8 @@ def _path(path: str) -> Path:
 
 def _read_vocab(config: DataConfig, corpus: Corpus, path: str) -> vocabulary.Vocab:
     """Returns the vocabulary of a file, with the config's marks of lines."""
-    if config.vocab_size or config.min_count:
-        raise UserError(
-            "data.vocab_path determines the words: leave data.vocab_size and "
-            "data.min_count at 0"
-        )
+    if config.vocab_size:
+        raise UserError("data.vocab_path determines the words: leave data.vocab_size 0")
 
     def lines() -> Lines:
         return _lines(config, corpus, "word")
@@ -157,11 +153,7 @@ def _convention(config: DataConfig, corpus: Corpus, kind: str) -> str:
 
 def _refuse_idle(config: DataConfig, kind: str) -> None:
     """Raises UserError for fields that the kind of vocabulary does not use."""
-    uses = {
-        "vocab_size": ("word", "subword"),
-        "min_count": ("word",),
-        "lower_case": ("word",),
-    }
+    uses = {"vocab_size": ("word", "subword"), "lower_case": ("word",)}
     for name, kinds in uses.items():
         if (value := getattr(config, name)) and kind not in kinds:
             raise UserError(

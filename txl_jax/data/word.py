@@ -87,24 +87,19 @@ class WordVocab:
 
     @classmethod
     def choose(
-        cls,
-        counts: Mapping[str, int],
-        lines: Lines = PAPER,
-        min_count: int = 0,
-        max_size: int = 0,
+        cls, counts: Mapping[str, int], lines: Lines = PAPER, max_size: int = 0
     ) -> "WordVocab":
         """Returns the vocabulary of words with their counts, by first occurrence.
 
         The marks come first, then words by falling count and, if equal, by first
-        occurrence. If min_count or max_size excludes words, the vocabulary has <unk>,
-        in its place by count, or after the marks if it does not occur in the text.
+        occurrence. If max_size excludes words, the vocabulary has <unk>, in its place
+        by count, or after the marks if it does not occur in the text.
         """
         specials = lines.specials
         by_count = sorted(counts, key=counts.__getitem__, reverse=True)  # stable
         ordered = [word for word in by_count if word not in specials]
         most = max_size or len(specials) + len(ordered)
-        kept = [word for word in ordered if counts[word] >= min_count]
-        kept = kept[: max(most - len(specials), 0)]
+        kept = ordered[: max(most - len(specials), 0)]
         if len(kept) < len(ordered) and not {*UNKNOWN} & {*kept}:
             specials = [*specials, UNKNOWN[0]]
             kept = kept[: max(most - len(specials), 0)]

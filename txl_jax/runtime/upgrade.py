@@ -81,6 +81,7 @@ CHANGES = (
 # Removed fields, and the value that is fixed now; another value is refused.
 REMOVED: dict[str, Any] = {
     "data.copy_seed": 0,
+    "data.min_count": 0,
     "model.mem_dtype": "compute",
     "train.score_ids_from": 0,  # of copying tasks 97
     "optim.momentum": 0.0,
