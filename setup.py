@@ -19,7 +19,7 @@ REQUIRES = [
     "jax>=0.10.2",  # AxisType of meshes, pallas's kernels for TPU
     "flax>=0.12.8",  # linen for that jax
     "optax>=0.2.8",
-    # Preservation policies, JSON beside arrays; brings tensorstore and protobuf.
+    # Preservation policies, JSON beside arrays; brings protobuf.
     "orbax-checkpoint>=0.12.8",
     "tensorflow-datasets>=4.9.10",  # ArrayRecord, without TensorFlow
     # tensorflow-datasets imports it and declares it for old Pythons only.
@@ -29,6 +29,7 @@ REQUIRES = [
     "numpy>=2.0",
     "filelock>=3.32",
     "safetensors>=0.6",
+    "google-crc32c>=1.6",  # checksums in TensorFlow's checkpoints
     "requests>=2.31",
     "tqdm>=4.66",
     "matplotlib>=3.9",

@@ -9,8 +9,8 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
+import google_crc32c
 import numpy as np
-import tensorstore
 
 MAGIC = struct.pack("<Q", 0xDB4775248B80FB57)
 FOOTER = 48  # bytes: two locations, padded to 40, and the magic number
@@ -75,30 +75,7 @@ def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
         raise ValueError("the entries do not fill their block")
 
 
-def crc32c(data: np.ndarray | bytes) -> int:
-    """Returns the CRC-32C of bytes, which tensorstore appends to a chunk."""
-    if not len(data):
-        return 0
-    shape = [len(data)]
-    grid = {"name": "regular", "configuration": {"chunk_shape": shape}}
-    spec = {
-        "driver": "zarr3",
-        "kvstore": "memory://",
-        "store_data_equal_to_fill_value": True,
-        "metadata": {
-            "data_type": "uint8",
-            "shape": shape,
-            "chunk_grid": grid,
-            "codecs": ["crc32c"],
-        },
-    }
-    chunk = tensorstore.open(spec, create=True).result()
-    chunk.write(np.frombuffer(data, np.uint8)).result()
-    assert chunk.kvstore is not None
-    return int.from_bytes(chunk.kvstore["c/0"][-4:], "little")
-
-
 def masked_crc32c(data: np.ndarray | bytes) -> int:
-    """Returns the checksum as stored: rotated and offset, so that it can be nested."""
-    crc = crc32c(data)
+    """Returns the CRC-32C as stored: rotated and offset, so that it can be nested."""
+    crc = google_crc32c.value(data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
