@@ -67,7 +67,7 @@ def compiled(row: dict[str, Any]) -> tuple[Any, Any]:
     import jax.numpy as jnp
     from jax.experimental import topologies
 
-    from txl_jax.kernels import xla
+    from txl_jax.kernels import sharded, xla
     from txl_jax.kernels.hash import AttentionDropout
     from txl_jax.kernels.tpu import attention as tpu
 
@@ -99,7 +99,7 @@ def compiled(row: dict[str, Any]) -> tuple[Any, Any]:
             array(B, L, H, A),
         )
         itemsize = jnp.dtype(row["dtype"]).itemsize
-        blocks = tpu.choose(tpu.device_kind(), L, K, A, itemsize)
+        blocks = tpu.choose(sharded.device_kind(), L, K, A, itemsize)
         return lowered.compile(), blocks
 
 

@@ -10,7 +10,6 @@ import numpy as np
 
 from txl_jax.convert import keys, pickle, pytorch
 from txl_jax.errors import UserError
-from txl_jax.model import config as models
 from txl_jax.model.config import ModelConfig
 
 BEST = "checkpoint_best.pt"
@@ -47,5 +46,4 @@ def _model(
         if not name.removeprefix("module.").startswith(SHARED)
     }
     model, params = pytorch.from_fields(renamed, fields)
-    family = models.nvidia()
-    return dataclasses.replace(model, same_length_self=family.same_length_self), params
+    return dataclasses.replace(model, same_length_self=True), params

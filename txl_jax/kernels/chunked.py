@@ -32,12 +32,7 @@ from txl_jax.kernels.tiles import (
     make_rows,
     over_tiles,
 )
-from txl_jax.kernels.xla import MASKED, rel_shift, with_bias
-
-
-def product(subscripts: str, *operands: Array) -> Array:
-    """Returns an einsum accumulated in float32."""
-    return jnp.einsum(subscripts, *operands, preferred_element_type=jnp.float32)
+from txl_jax.kernels.xla import MASKED, product, rel_shift, with_bias
 
 
 def shift(x_HBXZ: Array, Y: int) -> Array:

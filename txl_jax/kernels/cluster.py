@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from txl_jax.kernels.sharded import device_kind
+
 
 class Block(NamedTuple):
     """The maximum number of scores and of rows in a block.
@@ -45,9 +47,7 @@ ACCELERATOR = Limits(Block(1 << 22, 1 << 12, 128), Block(1 << 20, 1 << 12, 128))
 
 def limits() -> Limits:
     """Returns the limits for the device of the current trace."""
-    mesh = jax.sharding.get_abstract_mesh()
-    device = mesh.abstract_device or jax.devices()[0]
-    return CPU if device.device_kind == "cpu" else ACCELERATOR
+    return CPU if device_kind() == "cpu" else ACCELERATOR
 
 
 def share(size: int, most: int, step: int) -> int:

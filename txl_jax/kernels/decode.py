@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from txl_jax.kernels.xla import MASKED, with_bias
+from txl_jax.kernels.xla import MASKED, product, with_bias
 
 
 class Ring(NamedTuple):
@@ -70,22 +70,17 @@ def attend(
     `slot` is that of the oldest key, number 0 in time. The keys from number oldest_B on
     are visible. Scores are defined in `xla.rel_attention`.
     """
-    f32 = jnp.float32
     k_BHA, v_BHA = k_B1HA[:, 0], v_B1HA[:, 0]
     A, M = ring.k_BHAM.shape[2:]
     content_BHA = with_bias(q_B1HA, ring.u_HA)[:, 0]
     # The token's own key is handled separately: writing it first would copy the ring.
-    score_BHM = jnp.einsum(
-        "BHA,BHAM->BHM", content_BHA, ring.k_BHAM, preferred_element_type=f32
-    )
-    own_BH = jnp.einsum("BHA,BHA->BH", content_BHA, k_BHA, preferred_element_type=f32)
+    score_BHM = product("BHA,BHAM->BHM", content_BHA, ring.k_BHAM)
+    own_BH = product("BHA,BHA->BH", content_BHA, k_BHA)
     if ring.r_HAR is not None:
         position_BHA = with_bias(q_B1HA, ring.w_HA)[:, 0]
-        position_BHR = jnp.einsum(
-            "BHA,HAR->BHR", position_BHA, ring.r_HAR, preferred_element_type=f32
-        )
+        position_BHR = product("BHA,HAR->BHR", position_BHA, ring.r_HAR)
         if ring.bias_HR is not None:
-            position_BHR += ring.bias_HR.astype(f32)
+            position_BHR += ring.bias_HR.astype(jnp.float32)
         own_BH += position_BHR[..., -1]
         missing = max(M + 1 - position_BHR.shape[-1], 0)
         far = ((0, 0), (0, 0), (missing, 0))
@@ -102,11 +97,6 @@ def attend(
     weight_BHM = jnp.exp(score_BHM - highest_BH[..., None])
     own_weight_BH = jnp.exp(own_BH - highest_BH)
     total_BH = jnp.sum(weight_BHM, axis=-1) + own_weight_BH
-    o_BHA = jnp.einsum(
-        "BHM,BHAM->BHA",
-        weight_BHM.astype(v_BHA.dtype),
-        ring.v_BHAM,
-        preferred_element_type=f32,
-    )
+    o_BHA = product("BHM,BHAM->BHA", weight_BHM.astype(v_BHA.dtype), ring.v_BHAM)
     o_BHA += own_weight_BH[..., None] * v_BHA
     return (o_BHA / total_BH[..., None]).astype(v_BHA.dtype)[:, None]

@@ -110,6 +110,16 @@ def stream_mesh(x_B: Array) -> AbstractMesh | None:
     return None if mesh is None or len(x_B) % shards(mesh, "B") else mesh
 
 
+def device_kind() -> str:
+    """Returns the kind of device that the running trace is for.
+
+    It is that of the mesh, if one is set (`jax.set_mesh`), so that programs can be
+    compiled without a TPU; otherwise the first device's.
+    """
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return device.device_kind if device else jax.devices()[0].device_kind
+
+
 def first_index(letter: str, size: int) -> Array:
     """Returns the global index of this shard's first stream or head, uint32."""
     return jax.lax.axis_index(AXES[letter]).astype(jnp.uint32) * size

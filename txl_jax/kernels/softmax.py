@@ -30,9 +30,7 @@ from txl_jax.kernels.cluster import (
     visit_rows,
     visit_tokens,
 )
-from txl_jax.kernels.xla import MASKED
-
-f32 = jnp.float32
+from txl_jax.kernels.xla import MASKED, product
 
 
 class Plan(NamedTuple):
@@ -60,10 +58,8 @@ class Gradients(NamedTuple):
 
 def score_XY(h_XE: Array, rows: RowBlock) -> Array:
     """Returns the scores of a block in float32, masked for rows that are not new."""
-    product_XY = jnp.einsum(
-        "XE,YE->XY", h_XE, rows.weight_YE, preferred_element_type=f32
-    )
-    return jnp.where(rows.new_Y, product_XY + rows.bias_Y, MASKED)
+    score_XY = product("XE,YE->XY", h_XE, rows.weight_YE) + rows.bias_Y
+    return jnp.where(rows.new_Y, score_XY, MASKED)
 
 
 def add_rows(
@@ -116,7 +112,6 @@ def add_gradients(
 ) -> Gradients:
     """Adds the gradients through `rows`: (softmax - target) times grad_T."""
     X, dtype = shape.X, tokens.h_TE.dtype
-    product = functools.partial(jnp.einsum, preferred_element_type=f32)
 
     def visit_block(grads: Gradients, block: RowBlock) -> Gradients:
         def visit(carry: Any, first: Array, real_X: Array) -> Any:

@@ -40,6 +40,11 @@ def realign(x_HBLZ: Array) -> Array:
     return x_HBLZ.reshape(H, B, Z, L)[:, :, 1:].reshape(H, B, L, Z - 1)
 
 
+def product(subscripts: str, *operands: Array) -> Array:
+    """Returns an einsum accumulated in float32."""
+    return jnp.einsum(subscripts, *operands, preferred_element_type=f32)
+
+
 def pad_front(x: Array, size: int, axis: int = -1, value: int = 0) -> Array:
     """Pads the front of one axis with `size` elements."""
     widths = [(0, 0)] * x.ndim
@@ -117,9 +122,7 @@ def probabilities(
     # With heads first, r is not copied for each stream, and no product of the size of
     # the scores is transposed.
     content_HBLA, k_HBKA = heads_first(with_bias(q_BLHA, u_HA)), heads_first(k_BKHA)
-    score_HBLK = jnp.einsum(
-        "HBLA,HBKA->HBLK", content_HBLA, k_HBKA, preferred_element_type=f32
-    )
+    score_HBLK = product("HBLA,HBKA->HBLK", content_HBLA, k_HBKA)
     if r_RHA is not None:
         position_HBLA = heads_first(with_bias(q_BLHA, w_HA))
         position_HBLY = position_scores(position_HBLA, r_RHA, bias_HR, K)
@@ -150,7 +153,7 @@ def position_scores(
     zeros = Y - R + 1
     rows = zeros if 2 * zeros <= R else 0
     r_HZA = pad_front(r_HRA, rows, axis=1)
-    score_HBLZ = jnp.einsum("HBLA,HZA->HBLZ", q_HBLA, r_HZA, preferred_element_type=f32)
+    score_HBLZ = product("HBLA,HZA->HBLZ", q_HBLA, r_HZA)
     if bias_HR is not None:
         score_HBLZ += pad_front(bias_HR, rows)[:, None, None].astype(f32)
     return realign(pad_front(score_HBLZ, zeros - rows))

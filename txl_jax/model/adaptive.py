@@ -19,6 +19,7 @@ from jax import Array
 from txl_jax.kernels.adaptive import Head, adaptive_nll
 from txl_jax.kernels.cluster import Table
 from txl_jax.kernels.sharded import over_streams
+from txl_jax.kernels.xla import product
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.dropout import WordDropout
 from txl_jax.model.initializers import normal, weight
@@ -134,19 +135,10 @@ class Vocabulary(nn.Module):
         if i == 0 and len(self.bounds) > 1:
             table_VE = jnp.concatenate([table_VE, self.cluster_table_GE])
             bias_V = jnp.concatenate([bias_V, self.cluster_bias_G])
-        logits_BLV = jnp.einsum(
-            "BLE,VE->BLV",
-            self._narrow(hidden_BLD, i),
-            table_VE.astype(dtype),
-            preferred_element_type=jnp.float32,
-        )
-        return logits_BLV + bias_V
-
-    def _narrow(self, hidden_D: Array, i: int) -> Array:
-        """Projects hidden states [.., D] for cluster i's softmax, [.., E]."""
-        if self.out_projs[i] is None:
-            return hidden_D
-        return hidden_D @ self.out_projs[i].astype(hidden_D.dtype).T
+        hidden_BLE = hidden_BLD
+        if (proj_ED := self.out_projs[i]) is not None:
+            hidden_BLE = hidden_BLD @ proj_ED.astype(dtype).T
+        return product("BLE,VE->BLV", hidden_BLE, table_VE.astype(dtype)) + bias_V
 
     def log_probs(self, hidden_BLD: Array) -> Array:
         """Returns the log-probability of every token, [B, L, V] in nats."""

@@ -12,12 +12,6 @@ from jax import Array
 from txl_jax.model.config import ModelConfig
 
 
-def boxed(init: Any, letters: str) -> Any:
-    """Names the axes of an initializer; "." leaves an axis unnamed."""
-    names = tuple(None if letter == "." else letter for letter in letters)
-    return nn.with_logical_partitioning(init, names)
-
-
 def weight(config: ModelConfig, letters: str) -> Any:
     """Returns the initializer of weights, N(0, init_std)."""
     return normal(config.init_std, letters)
@@ -38,12 +32,17 @@ def weights(module: Any) -> Any:
 
 
 def normal(std: float, letters: str, mean: float = 0.0) -> Any:
-    """Returns the initializer N(mean, std), or a constant if std is 0."""
+    """Returns the initializer N(mean, std), or a constant if std is 0.
+
+    `letters` name the axes; "." leaves one unnamed.
+    """
 
     def draw(key: Array, shape: tuple[int, ...], dtype: Any = float) -> Array:
         return mean + std * jax.random.normal(key, shape, dtype)
 
-    return boxed(draw if std else nn.initializers.constant(mean), letters)
+    init = draw if std else nn.initializers.constant(mean)
+    names = tuple(None if letter == "." else letter for letter in letters)
+    return nn.with_logical_partitioning(init, names)
 
 
 def layer_norm(config: ModelConfig, name: str | None = None) -> nn.LayerNorm:

@@ -99,19 +99,12 @@ def filled(
     """Returns the number of visible slots after a segment with length_B real tokens."""
     filled_B = filled_B + length_B
     if first_BL is not None:
-        since_B = length_B - last_start_B(first_BL, length_B)
-        filled_B = jnp.minimum(filled_B, since_B)
+        position_L = jnp.arange(first_BL.shape[1])
+        starts_BL = first_BL & (position_L < length_B[:, None])
+        # Far in the past if no document starts in the segment.
+        last_B = jnp.max(jnp.where(starts_BL, position_L, -(2**30)), axis=1)
+        filled_B = jnp.minimum(filled_B, length_B - last_B)
     return jnp.minimum(filled_B, M)
-
-
-def last_start_B(first_BL: Array, length_B: Array) -> Array:
-    """Returns where the last document starts among each stream's real tokens.
-
-    The value is a large negative number if no document starts in the segment.
-    """
-    position_L = jnp.arange(first_BL.shape[1])
-    starts_BL = first_BL & (position_L < length_B[:, None])
-    return jnp.max(jnp.where(starts_BL, position_L, -(2**30)), axis=1)
 
 
 def oldest_BL(

@@ -19,7 +19,6 @@ L segment, N layers, M memory, D model.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -95,16 +94,6 @@ def segment_nll(
     )
 
 
-def take(c: Array, chunks: Array) -> Array:
-    """Returns chunk c."""
-    return jax.lax.dynamic_index_in_dim(chunks, c, keepdims=False)
-
-
-def put(c: Array, chunks: Array, chunk: Array) -> Array:
-    """Returns the chunks with chunk c replaced."""
-    return jax.lax.dynamic_update_index_in_dim(chunks, chunk, c, 0)
-
-
 # (params, memory, segment, key) -> (summed nll in nats, (memory, counts)).
 NllSum = Callable[[Any, Memory, Segment, Array], tuple[Array, tuple[Memory, Any]]]
 
@@ -130,12 +119,19 @@ def sum_gradients(
 
     def add_chunk(carry: tuple[Total, Memory], xs: Any) -> tuple[Any, None]:
         (total, chunks), (g, c, segment) = carry, xs
-        memory = jax.tree.map(functools.partial(take, c), chunks)
+
+        def take(chunks: Array) -> Array:
+            return jax.lax.dynamic_index_in_dim(chunks, c, keepdims=False)
+
+        def put(chunks: Array, chunk: Array) -> Array:
+            return jax.lax.dynamic_update_index_in_dim(chunks, chunk, c, 0)
+
+        memory = jax.tree.map(take, chunks)
         chunk_key = jax.random.fold_in(jax.random.fold_in(key, g), c)
         with jax.named_scope("forward_and_backward"):
             (nll, (memory, counts)), grads = grad(params, memory, segment, chunk_key)
         total = jax.tree.map(jnp.add, total, Total(nll, counts, grads))
-        chunks = jax.tree.map(functools.partial(put, c), chunks, memory)
+        chunks = jax.tree.map(put, chunks, memory)
         return (total, chunks), None
 
     def split(x: Any) -> Any:
@@ -204,12 +200,9 @@ def make_update(
                 average = add_to_average(average, params, state.step + 1)
             return params, opt_state, average
 
-        def leave(*old: Any) -> tuple[Any, ...]:
-            return old
-
         # With jnp.where, XLA:CPU would keep three copies of the parameters.
         params, opt_state, average = jax.lax.cond(
-            good, make, leave, state.params, state.opt_state, state.average
+            good, make, lambda *old: old, state.params, state.opt_state, state.average
         )
         fresh = Memory.empty(model.config, len(state.memory.filled_B))
         state = dataclasses.replace(

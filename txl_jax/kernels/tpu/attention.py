@@ -24,6 +24,7 @@ from jax import Array
 
 from txl_jax.errors import UserError
 from txl_jax.kernels.hash import AttentionDropout
+from txl_jax.kernels.sharded import device_kind
 from txl_jax.kernels.tpu.backward import backward
 from txl_jax.kernels.tpu.blocks import Blocks, choose
 from txl_jax.kernels.tpu.forward import forward
@@ -34,16 +35,6 @@ from txl_jax.kernels.tpu.tiles import (
     join_queries,
     visits,
 )
-
-
-def device_kind() -> str:
-    """Returns the kind of device that the running trace is for.
-
-    It is that of the mesh, if one is set (`jax.set_mesh`), so that programs can be
-    compiled without a TPU; otherwise the first device's.
-    """
-    device = jax.sharding.get_abstract_mesh().abstract_device
-    return device.device_kind if device else jax.devices()[0].device_kind
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))

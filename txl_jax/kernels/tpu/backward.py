@@ -41,11 +41,6 @@ from txl_jax.kernels.tpu.tiles import Operands, specs
 f32 = jnp.float32
 
 
-def order(h: Any, b: Any, i: Any, d: Any) -> tuple[Any, ...]:
-    """The grid of the backward kernel, outermost first."""
-    return b, h, i, d
-
-
 class Refs(NamedTuple):
     """The kernel's arguments, in the order of `pallas_call`."""
 
@@ -187,7 +182,7 @@ def finish(refs: Refs, here: scores.Place, blocks: Blocks) -> None:
 def kernel(*args: Any, blocks: Blocks, rate: float) -> None:
     """One key tile of one query tile."""
     refs = Refs(*args)
-    here = scores.place(blocks, order, refs.deepest, refs.clear)
+    here = scores.place(blocks, refs.deepest, refs.clear)
     begin(refs, here)
 
     @pl.when(here.d == 0)
@@ -230,7 +225,7 @@ def backward(
     T, W, Z = blocks.tile, blocks.width, blocks.query_width
     P = operands.k_BHAP.shape[3]
     delta_BH1Q = (o_BHAQ.astype(f32) * do_BHAQ.astype(f32)).sum(2, keepdims=True)
-    spec = specs(blocks, A, order)
+    spec = specs(blocks, A)
     sizes = [((A, Z), dtype)] * 2 + [((A, Z), f32)] * 2 + [((A, W), dtype)]
     sizes += [((T, Z), f32)] * 2 + [((W, Z), dtype)] * 3 + [((A, P), f32)] * 2
     sums = [spec.all_keys, spec.all_keys, spec.all_distances, spec.bias, spec.bias]

@@ -31,11 +31,6 @@ from txl_jax.kernels.xla import MASKED
 f32 = jnp.float32
 
 
-def order(b: Any, h: Any, i: Any, d: Any) -> tuple[Any, ...]:
-    """The grid of the forward kernel, outermost first."""
-    return b, h, i, d
-
-
 def front(x_YX: Array, rows: int) -> Array:
     """Pads the front with zero rows, for the padded lanes of the other operand."""
     zeros = jnp.zeros((rows, x_YX.shape[1]), x_YX.dtype)
@@ -66,7 +61,7 @@ def kernel(
     rate: float,
 ) -> None:
     """One key tile of one query tile."""
-    here = scores.place(blocks, order, deepest_ref, clear_ref)
+    here = scores.place(blocks, deepest_ref, clear_ref)
 
     @pl.when(here.d == 0)
     def _() -> None:
@@ -115,11 +110,11 @@ def forward(
     """Returns o_BHAQ, and the log (to base 2) of each query's sum, lse_BH1Q."""
     (B, H, A, Q), dtype = operands.q_BHAQ.shape, operands.q_BHAQ.dtype
     T, Z = blocks.tile, blocks.query_width
-    spec = specs(blocks, A, order)
+    spec = specs(blocks, A)
     sizes = [((A, Z), dtype)] * 2 + [((T, Z), f32)] + [((1, Z), f32)] * 2
     grid_spec = pltpu.PrefetchScalarGridSpec(
         num_scalar_prefetch=3,
-        grid=(B, H, blocks.query_tiles, blocks.key_tiles),
+        grid=(H, B, blocks.query_tiles, blocks.key_tiles),
         in_specs=list(spec.operands()),
         out_specs=[spec.query, spec.row],
         scratch_shapes=[pltpu.VMEM(*size) for size in [*sizes, ((A, Z), f32)]],

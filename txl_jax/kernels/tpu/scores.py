@@ -49,11 +49,9 @@ class Place(NamedTuple):
     clear: Any
 
 
-def place(
-    blocks: Blocks, order: Callable[..., Any], deepest_ref: Any, clear_ref: Any
-) -> Place:
-    """Returns the running step's place; `order` maps grid indices to (b, h, i, d)."""
-    b, h, i, d = order(*(pl.program_id(axis) for axis in range(4)))
+def place(blocks: Blocks, deepest_ref: Any, clear_ref: Any) -> Place:
+    """Returns the running step's place in the grid of `tiles.specs`."""
+    h, b, i, d = (pl.program_id(axis) for axis in range(4))
     at = b * blocks.query_tiles + i
     j = blocks.diagonal(i) - d
     return Place(b, h, i, d, j, deepest_ref[at], clear_ref[at])

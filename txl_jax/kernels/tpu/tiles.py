@@ -17,19 +17,16 @@ from jax import Array
 from jax.experimental import pallas as pl
 
 from txl_jax.kernels.tpu.blocks import Blocks
-
-
-def pad(x: Array, length: int) -> Array:
-    """Pads the last axis in front, with zeros."""
-    return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(length - x.shape[-1], 0)])
+from txl_jax.kernels.xla import pad_front
 
 
 def cut(x: Array, blocks: Blocks, tiles: int, width: int) -> Array:
     """Cuts the last axis into tiles of `width` lanes: [..., length] -> [..., P]."""
     if tiles == 1 or not blocks.empty:
-        return pad(x, tiles * width)
-    x = pad(x, tiles * blocks.tile).reshape(*x.shape[:-1], tiles, blocks.tile)
-    return pad(x, width).reshape(*x.shape[:-2], -1)
+        return pad_front(x, tiles * width - x.shape[-1])
+    x = pad_front(x, tiles * blocks.tile - x.shape[-1])
+    x = pad_front(x.reshape(*x.shape[:-1], tiles, blocks.tile), blocks.empty)
+    return x.reshape(*x.shape[:-2], -1)
 
 
 def cut_queries(x: Array, blocks: Blocks) -> Array:
@@ -107,14 +104,16 @@ class Specs(NamedTuple):
         return self.query, *keys, self.bias, self.bias, self.oldest
 
 
-def specs(blocks: Blocks, A: int, order: Callable[..., tuple[Any, ...]]) -> Specs:
-    """Returns the specs of a grid whose indices `order` maps to (b, h, i, d)."""
+def specs(blocks: Blocks, A: int) -> Specs:
+    """Returns the specs of both kernels' grid: heads, streams, query tiles, key tiles.
+
+    Streams are inside heads, so that the backward kernel can sum over them in place.
+    """
     W, Z, P = blocks.width, blocks.query_width, blocks.width * blocks.key_tiles
     last = blocks.key_tiles - 1
 
     def spec(shape: tuple[int, ...], index: Callable[..., Any], **more: Any) -> Any:
-        def at(g0: Any, g1: Any, g2: Any, g3: Any, deepest: Any, *_: Any) -> Any:
-            b, h, i, d = order(g0, g1, g2, g3)
+        def at(h: Any, b: Any, i: Any, d: Any, deepest: Any, *_: Any) -> Any:
             d = jnp.minimum(d, deepest[b * blocks.query_tiles + i])
             return index(b, h, i, d)
 
