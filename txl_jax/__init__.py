@@ -8,10 +8,10 @@ Each dimension has one letter throughout the package:
 
     K  keys, K = M + L
     B  streams               S  segments in one call   L  length of a segment
-    M  length of the memory  R  distances, R = K       N  layers
+    M  length of the memory  R  distances, at most K   N  layers
     D  d_model               E  size of an embedding   F  d_inner, the feed-forward
     H  heads                 A  size of a head         V  vocabulary
-    G  clusters of the adaptive softmax
+    G  rare clusters of the adaptive softmax
 
 The letters are the suffix of a tensor's name (`h_BLD`), the subscripts in `einsum`, the
 logical axes of parameters and the keys of `txl_jax.sharding.RULES`.

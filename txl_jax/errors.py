@@ -41,10 +41,10 @@ class UserError(Exception):
 
 
 class BadNumbers(Exception):
-    """Too many updates in a row were bad; the state before them was saved.
+    """Too many updates in a row were skipped; a checkpoint was saved after them.
 
-    The same command continues with the data that follow, so a scheduler should not
-    restart the run by itself.
+    None of them changed its parameters. The same command continues with the data that
+    follow, so a scheduler should not restart the run by itself.
     """
 
     status = BAD_NUMBERS

@@ -2,8 +2,8 @@
 
     python -m txl_jax.main --config=FILE [--workdir=DIR] [--mode=MODE] [--config.x.y=V]
 
-The last line on stdout is one JSON object; progress and logs go to stderr. `errors`
-lists the exit statuses. Of several processes, the first writes and prints.
+When a mode has run, the last line on stdout is one JSON object; progress and logs go to
+stderr. `errors` lists the exit statuses. Of several processes, the first writes and prints.
 """
 
 import sys
@@ -20,7 +20,7 @@ def main(argv: list[str] | None = None) -> int:
     handles signals.
     """
     args = sys.argv[1:] if argv is None else argv
-    if text := information(args):
+    if text := help_or_version(args):
         print(text, end="")
         return 0
     try:
@@ -36,8 +36,8 @@ def main(argv: list[str] | None = None) -> int:
     return modes.execute(command, is_program=argv is None)
 
 
-def information(args: list[str]) -> str:
-    """Returns the text of a flag that only prints, or ""."""
+def help_or_version(args: list[str]) -> str:
+    """Returns the text for --help, --helpfull or --version, or ""."""
     if "--helpfull" in args:
         return help.full()
     if {"--help", "-h"} & set(args):

@@ -11,7 +11,7 @@ import jax
 
 from txl_jax.checkpoint import save_restore
 from txl_jax.checkpoint.manager import Checkpoints, open_checkpoints
-from txl_jax.checkpoint.save_restore import Restored
+from txl_jax.checkpoint.save_restore import Snapshot
 from txl_jax.config import Config
 from txl_jax.data.prefetch import Prefetch
 from txl_jax.data.streams import Position, Segment
@@ -32,9 +32,9 @@ from txl_jax.workdir.folder import METRICS
 from txl_jax.workdir.staging import Staging
 
 Metrics = dict[str, Any]
-Calls = Sequence[Callable[..., Any]]
-# The segments at a position of the text, and the position after them.
-Batch = Callable[[Position], tuple[Segment, Position]]
+Callbacks = Sequence[Callable[..., Any]]
+# position -> (the segments read there, the position after them).
+ReadBatch = Callable[[Position], tuple[Segment, Position]]
 # (params, progress) -> mean nll in nats; calls progress(done, total) between segments.
 Validate = Callable[[Any, Callable[[int, int], None]], float]
 
@@ -43,11 +43,13 @@ Validate = Callable[[Any, Callable[[int, int], None]], float]
 class Hooks:
     """Callbacks around a call of the training step, in order."""
 
-    before: Calls = ()  # (step, state), before the call is dispatched
-    dispatched: Calls = ()  # (segments), after the call was dispatched
-    fetched: Calls = ()  # (step, updates): the metrics of the call, on the host
-    boundary: Calls = ()  # (), between calls; a true result ends the run
-    saved: Calls = ()  # (state), after the save has started
+    before: Callbacks = ()  # (step, state), before the call is dispatched
+    dispatched: Callbacks = ()  # (segments), after the call was dispatched
+    # (the step before a call, the metrics of each of its updates), one call late
+    fetched: Callbacks = ()
+    # (), between calls and during a validation; a true result saves the run now
+    boundary: Callbacks = ()
+    saved: Callbacks = ()  # (state), after a save has started; may raise to end the run
 
     def __add__(self, other: "Hooks") -> "Hooks":
         """Returns the callbacks of both; those of `other` come last."""
@@ -58,26 +60,26 @@ class Hooks:
 NO_HOOKS = Hooks()
 
 
-def call(functions: Calls, *args: Any) -> bool:
-    """Calls all functions; returns whether any of them returned true."""
-    return any([function(*args) for function in functions])
+def run_all(callbacks: Callbacks, *args: Any) -> bool:
+    """Calls all callbacks; returns whether any of them returned true."""
+    return any([callback(*args) for callback in callbacks])
 
 
 def train(
     config: Config,
     workdir: Path,
     program: Program,
-    batch: Batch,
-    evaluate: Validate,
+    read_batch: ReadBatch,
+    mean_nll: Validate,
     params: Any = None,
     observers: Hooks = NO_HOOKS,
 ) -> dict[str, Any]:
     """Trains to config.train.num_steps, from the newest checkpoint if there is one.
 
     A fresh run starts from `params`, or from random parameters if None. Returns the
-    number of updates and the steps that could not be saved. Raises UserError if the
-    last one could not be, Interrupted after a signal (the resumed run repeats a
-    validation that it cut short), and whatever the observers raise.
+    number of updates and the steps whose save failed. Raises UserError if the last save
+    failed, and Interrupted after a signal; a resumed run repeats an interrupted
+    validation. Exceptions of the observers propagate.
     """
     mesh = make_mesh(config.mesh)
     with ExitStack() as stack:
@@ -90,7 +92,7 @@ def train(
         staging = stack.enter_context(Staging(workdir, METRICS))
         log, hooks = make_hooks(config, staging.folder, step, stack, polls)
         hooks += observers
-        ahead = stack.enter_context(closing(Prefetch(batch, position)))
+        ahead = stack.enter_context(closing(Prefetch(read_batch, position)))
         stack.enter_context(jax.transfer_guard("disallow"))
         # Innermost: after the loss of a process, leaving the contexts above would hang.
         stack.push(distributed.exit_on_error)
@@ -100,13 +102,13 @@ def train(
         )
         every = config.checkpoint.every_steps
         saves = advance(program.step, start, batches, config.train, every, hooks)
-        # The restored step was saved before its validation was complete.
+        # A restored step whose validation is missing is validated first.
         if step and config.train.validates(step) and not manager.validated(step):
             saves = itertools.chain([start], saves)
         for step, state, position in saves:
             valid_nll, validates = None, config.train.validates(step)
             if validates and not stop.reached:
-                valid_nll = validate(evaluate, state.evaluated, hooks)
+                valid_nll = validate(mean_nll, state.evaluated, hooks)
             # orbax copies arrays to the host implicitly.
             with log.timing.saving(), jax.transfer_guard("allow"):
                 with manager.attempt(step):
@@ -115,7 +117,7 @@ def train(
                         staging.upload()
                     save_restore.save(manager, step, state, position, valid_nll)
                 if step not in manager.failed:
-                    call(hooks.saved, state)
+                    run_all(hooks.saved, state)
             if stop.reached:
                 manager.finish(step)
                 raise stop.end(f"at update {step}, which is saved")
@@ -125,22 +127,22 @@ def train(
 
 def begin(
     workdir: Path, manager: Checkpoints, program: Program, params: Any
-) -> Restored:
+) -> Snapshot:
     """Returns (step, state, position) of the newest checkpoint, or of a fresh run."""
-    like = save_restore.abstract(jax.eval_shape(program.init), program.places)
+    like = save_restore.abstract(jax.eval_shape(program.init), program.shardings)
     if resumed := save_restore.restore(manager, like):
         say(f"resumed at update {resumed.step} from {manager.directory}")
         return resumed
     say(f"fresh run in {workdir}")
     with waiting("compiling and computing the initial parameters"):
         state = program.init()
-    return Restored(
+    return Snapshot(
         0, state if params is None else state.start_from(params), Position()
     )
 
 
 def make_hooks(
-    config: Config, workdir: Path, step: int, stack: ExitStack, polls: Calls
+    config: Config, workdir: Path, step: int, stack: ExitStack, polls: Callbacks
 ) -> tuple[MetricsLog, Hooks]:
     """Returns the metrics log and the callbacks of everything that observes updates."""
     train = config.train
@@ -165,12 +167,12 @@ def make_hooks(
 
 def advance(
     train_step: TrainStep,
-    start: Restored,
+    start: Snapshot,
     batches: Iterator[tuple[Segment, Position]],
     config: TrainConfig,
     save_every: int,
     hooks: Hooks,
-) -> Iterator[Restored]:
+) -> Iterator[Snapshot]:
     """Makes updates; yields (step, state, position) whenever the state is to be saved.
 
     All metrics up to that step have then been fetched. Otherwise those of a call are
@@ -180,18 +182,18 @@ def advance(
     pending: tuple[int, Metrics] | None = None
     while step < config.num_steps:
         segments, position = next(batches)
-        call(hooks.before, step, state)
+        run_all(hooks.before, step, state)
         state, metrics = train_step(state, segments)
-        call(hooks.dispatched, segments)
+        run_all(hooks.dispatched, segments)
         if pending is not None:
-            call(hooks.fetched, *fetch(*pending))
+            run_all(hooks.fetched, *fetch(*pending))
         pending = step, metrics
         step += config.updates_per_call
-        ends = call(hooks.boundary)
+        ends = run_all(hooks.boundary)
         if ends or config.validates(step) or step % save_every == 0:
-            call(hooks.fetched, *fetch(*pending))
+            run_all(hooks.fetched, *fetch(*pending))
             pending = None
-            yield Restored(step, state, position)
+            yield Snapshot(step, state, position)
 
 
 def fetch(step: int, device_metrics: Metrics) -> tuple[int, list[Metrics]]:
@@ -207,16 +209,16 @@ def fetch(step: int, device_metrics: Metrics) -> tuple[int, list[Metrics]]:
     return step, updates
 
 
-def validate(evaluate: Validate, params: Any, hooks: Hooks) -> float | None:
+def validate(mean_nll: Validate, params: Any, hooks: Hooks) -> float | None:
     """Returns the mean nll in nats; None if the run ends before it is complete."""
     with Progress("valid") as bar:
 
         def progress(done: int, total: int) -> None:
             bar(done, total)
-            if call(hooks.boundary):
+            if run_all(hooks.boundary):
                 raise stop.end("while validating")
 
         try:
-            return evaluate(params, progress)
+            return mean_nll(params, progress)
         except Interrupted:
             return None

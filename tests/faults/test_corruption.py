@@ -88,7 +88,7 @@ def newest(workdir: Path) -> Path:
     return workdir / "checkpoints" / str(NEWER)
 
 
-def resume(workdir: Path) -> save_restore.Restored:
+def resume(workdir: Path) -> save_restore.Snapshot:
     with closing(open_checkpoints(workdir, CheckpointConfig())) as manager:
         restored = save_restore.restore(manager, like(STATES[0]))
     assert restored is not None

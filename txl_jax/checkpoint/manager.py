@@ -161,8 +161,9 @@ class Checkpoints(ocp.CheckpointManager):
             )
 
     def poll(self, wait: bool = False) -> None:
-        """Reports the pending save if it has failed; cheap enough for every step.
+        """Completes the pending save if it is done; cheap enough for every step.
 
+        Reports a failure, and removes files that are no longer needed.
         Orbax raises its error in the next save only, and lists the step until then.
         """
         if self.saving is not None and (wait or not self.is_saving_in_progress()):
@@ -222,7 +223,7 @@ class Checkpoints(ocp.CheckpointManager):
 
     def _remove_partial(self) -> None:
         """Removes partial files of a failed save, and reloads orbax's list of steps."""
-        if self.remote:  # which may be out of reach: after the next save
+        if self.remote:  # may be unreachable now: removed after the next save
             self.partial = [self.folder(self.failed[-1])]
             return
         for path in self.directory.glob("*.orbax-checkpoint-tmp*"):

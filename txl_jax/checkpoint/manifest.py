@@ -26,7 +26,7 @@ ITEM = "record"  # the manifest's name in the checkpoint
 
 
 class Damaged(UserError):
-    """The content of a checkpoint has changed since it was saved."""
+    """A checkpoint is incomplete, unreadable or has changed since it was saved."""
 
     def __init__(self, step: int, reason: str):
         super().__init__(f"checkpoint {step} is damaged ({reason})")

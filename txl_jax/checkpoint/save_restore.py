@@ -3,7 +3,7 @@
 A checkpoint of step k has the items "params", "average" (if the run averages its
 parameters), "training" (the rest of TrainState) and the manifest, which holds the
 Position of the first batch that the state has not consumed. Orbax commits them
-together by renaming a folder.
+together: it renames a folder, or on gs:// writes a commit file last.
 """
 
 import dataclasses
@@ -34,9 +34,9 @@ def save(
 ) -> None:
     """Starts to save a run at `step`; the arrays are copied before this returns.
 
-    valid_nll_nats ranks the checkpoint; None = not validated. After its validation, a
-    step's checkpoint is replaced. Raises OSError or ValueError if saving
-    cannot start; `Checkpoints.poll` reports later failures.
+    valid_nll_nats ranks the checkpoint; None = not validated. If the step was
+    saved before its validation, that checkpoint is deleted first. Raises OSError or
+    ValueError if saving cannot start; `Checkpoints.poll` reports later failures.
     """
     if valid_nll_nats is not None and step in manager.all_steps():
         manager.wait()
@@ -64,19 +64,20 @@ def save_items(
     manager.saving = step
 
 
-class Restored(NamedTuple):
-    """A run as it was saved."""
+class Snapshot(NamedTuple):
+    """A run at a step, as a checkpoint saves and restores it."""
 
     step: int
     state: TrainState
     position: Position
 
 
-def restore(manager: Checkpoints, like: TrainState) -> Restored | None:
+def restore(manager: Checkpoints, like: TrainState) -> Snapshot | None:
     """Returns the newest undamaged checkpoint, or None if there is no checkpoint.
 
     `like` holds the shapes, dtypes and shardings of the result. Newer checkpoints that
-    are damaged are renamed, so that their steps can be saved again. Raises UserError if
+    are damaged are renamed, so that their steps can be saved again, and surplus ones,
+    which a killed process left, are deleted. Raises UserError if
     every checkpoint is damaged (and renames none) or one has another model.
     """
     manager.poll(wait=True)
@@ -101,7 +102,7 @@ def restore(manager: Checkpoints, like: TrainState) -> Restored | None:
     return None
 
 
-def _restore(manager: Checkpoints, step: int, like: TrainState) -> Restored:
+def _restore(manager: Checkpoints, step: int, like: TrainState) -> Snapshot:
     manifest = manager.read_manifest(step)
     if manifest.position is None:
         raise Damaged(step, "it contains only parameters")
@@ -111,7 +112,7 @@ def _restore(manager: Checkpoints, step: int, like: TrainState) -> Restored:
     if like.average:
         training["average"] = Average(items["average"], training.pop("averaged"))
     state = TrainState(params=items["params"], **training)
-    return Restored(step, state, manifest.position)
+    return Snapshot(step, state, manifest.position)
 
 
 def restore_params(

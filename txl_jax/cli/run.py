@@ -45,7 +45,7 @@ def trained(config: Config, workdir: Path) -> Iterator[tuple[Tokens, dict[str, A
     """Trains, and holds the workdir's lock until the `with` block ends.
 
     Yields (the corpus, the result of `train`). An invalid run raises UserError before
-    anything is written.
+    anything is written to the workdir.
     """
     claim.check_trainable(workdir, config)
     tokens = prepare(config.data)
@@ -78,13 +78,13 @@ def train_on(
     """
     mesh = sharding.make_mesh(config.mesh)
     rows = sharding.host_rows(mesh, config.train.batch_size, "train.batch_size")
-    batch = make_streams(config, train_tokens, rows).batch
+    read_batch = make_streams(config, train_tokens, rows).batch
     program = make_program(config.model, config.train, config.optim, mesh)
     step = report_compilation("the training step", program.step)
-    evaluate = make_evaluate(config.model, config.eval, mesh)
+    evaluate_split = make_evaluate(config.model, config.eval, mesh)
 
-    def validate(params: Any, progress: Callable[[int, int], None]) -> float:
-        return evaluate(params, valid_tokens, progress)["nll"]
+    def mean_nll(params: Any, progress: Callable[[int, int], None]) -> float:
+        return evaluate_split(params, valid_tokens, progress)["nll"]
 
     diagnosis = Diagnosis(config.model, config.train)
     observers += Hooks(
@@ -94,7 +94,7 @@ def train_on(
         saved=[diagnosis.raise_if_found],
     )
     program = program._replace(step=step)
-    return train(config, workdir, program, batch, validate, params, observers)
+    return train(config, workdir, program, read_batch, mean_nll, params, observers)
 
 
 def make_streams(config: Config, tokens: np.ndarray, rows: slice) -> Streams:
@@ -125,7 +125,7 @@ def make_streams(config: Config, tokens: np.ndarray, rows: slice) -> Streams:
 
 
 def check_fit(config: Config, tokens: Tokens) -> None:
-    """Raises UserError if vocabulary, splits, mesh or kernel do not fit the config."""
+    """Raises UserError if token ids, splits, mesh or kernel do not fit the config."""
     mesh = fit_mesh(config)
     ids = "train.reset_memory_at", "eval.reset_memory_at"
     check_token_ids(config, len(tokens.vocab), *ids)
@@ -141,33 +141,32 @@ def check_fit(config: Config, tokens: Tokens) -> None:
 def evaluate_best(
     config: Config, workdir: Path, tokens: Tokens, training: dict[str, Any]
 ) -> dict[str, Any]:
-    """Evaluates the best checkpoint, and draws a sample from it.
+    """Evaluates the best checkpoint, draws a sample and measures the baselines.
 
-    Writes result.json, a plot and the sample. Returns the scores together with the
-    results of `training`.
+    Reports all of it, and writes result.json, a plot and the sample. Returns the scores
+    together with the results of `training`.
     """
     loaded = load(workdir, config)
     result = evaluate.evaluate(loaded, tokens) | {"workdir": str(workdir), **training}
     sample = generate.draw(loaded, tokens)[0].text
     if not distributed.is_first():
         return result
-    levels = {}
+    baselines_bpc = {}
     if config.eval.baselines and tokens.vocab.kind == "byte":
         text = tokens.split(config.eval.split)
-        levels = baselines.measure(tokens.split("train"), text)
-        result["baselines_bpc"] = levels
+        baselines_bpc = baselines.measure(tokens.split("train"), text)
+        result["baselines_bpc"] = baselines_bpc
     result["picture"] = str(workdir / "loss.png")
     result["sample"] = str(workdir / "sample.txt")
     with Staging(workdir) as staging:
         lines = read_metrics(workdir / METRICS)
-        plots.plot_loss(lines, staging.folder / "loss.png", levels)
+        plots.plot_loss(lines, staging.folder / "loss.png", baselines_bpc)
         (staging.folder / "sample.txt").write_text(sample, "utf-8")
         tensorboard.write_sample(workdir, staging.folder, loaded.step, sample)
         body = to_json(result, indent=2) + "\n"
         (staging.folder / "result.json").write_text(body, "utf-8")
     say(f"a sample, also in {workdir / 'sample.txt'}:\n{sample}\n")
-    levels = {"this model": result["bpc"], **levels}
-    for name in sorted(levels, key=levels.__getitem__):
-        bits = f"{levels[name]:.3f} bits per token"
-        say(f"{name:>12}: {bits} on {config.eval.split}")
+    ranking = {"this model": result["bpc"], **baselines_bpc}
+    for name, bits in sorted(ranking.items(), key=lambda row: row[1]):
+        say(f"{name:>12}: {bits:.3f} bits per token on {config.eval.split}")
     return result

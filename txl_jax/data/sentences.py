@@ -79,9 +79,9 @@ class ShuffledSentences:
         np.cumsum(self.end, out=self.end)
         self.epoch = epoch
 
-    def __call__(self, epoch: int, position: np.ndarray) -> np.ndarray:
-        """Returns the file's positions of positions in the epoch's text."""
+    def __call__(self, epoch: int, index: np.ndarray) -> np.ndarray:
+        """Returns indices in the token file from indices in the epoch's text."""
         if epoch != self.epoch:
             self._make(epoch)
-        k = np.searchsorted(self.end, position, side="right")
-        return position - self.end[k] + self.start[self.sentence[k] + 1]
+        k = np.searchsorted(self.end, index, side="right")
+        return index - self.end[k] + self.start[self.sentence[k] + 1]

@@ -16,7 +16,7 @@ import numpy as np
 from txl_jax.data.options import SLACK
 from txl_jax.errors import UserError
 
-# The file's positions of an epoch's text: (epoch, positions) -> positions.
+# (epoch, indices in the epoch's text) -> indices in the token file.
 Order = Callable[[int, np.ndarray], np.ndarray]
 
 # Purposes of `draw`, with independent numbers.
@@ -59,17 +59,17 @@ def splitmix64(z: Any) -> Any:
 def draw(seed: int, purpose: int, epoch: int, index: Any) -> Any:
     """Returns 64 random bits for an index, an int or an array of uint64.
 
-    They are output `index`, from 1, of SplitMix64 (Steele, Lea and Flood, 2014), whose
-    initial state is a hash of the other arguments. Integer arithmetic does not depend
-    on a library's version.
+    They are number `index`, from 0, of a sequence of SplitMix64 (Steele, Lea and Flood,
+    2014), whose initial state is a hash of the other arguments. Integer arithmetic does
+    not depend on a library's version.
     """
     state = splitmix64(splitmix64(splitmix64(seed) ^ purpose) ^ epoch)
     return splitmix64((index * 0x9E3779B97F4A7C15 + state) & (2**64 - 1))
 
 
-def in_file_order(epoch: int, position: np.ndarray) -> np.ndarray:
-    """Returns the positions: every epoch is the file from start to end."""
-    return position
+def in_file_order(epoch: int, index: np.ndarray) -> np.ndarray:
+    """Returns the indices: every epoch is the file from start to end."""
+    return index
 
 
 @dataclass(eq=False)
@@ -197,8 +197,8 @@ class Streams:
             length_B.astype(np.int32),
         )
 
-    def _read(self, epoch: int, position_BL: np.ndarray) -> np.ndarray:
-        return self.tokens[self.order(epoch, position_BL)].astype(np.int32)
+    def _read(self, epoch: int, index_BL: np.ndarray) -> np.ndarray:
+        return self.tokens[self.order(epoch, index_BL)].astype(np.int32)
 
     def _after(self, position: Position) -> Position:
         epoch, segment, token_offset = position

@@ -55,13 +55,13 @@ class TrainState:
         return dataclasses.replace(self, params=params, average=average)
 
 
-# (state, segments [S, ..]) -> (state, metrics [U]); donates the arrays of the state.
+# (state, segments) -> (state, metrics). Jitted, in Program, it donates the state.
 TrainStep = Callable[[TrainState, Segment], tuple[TrainState, dict[str, Array]]]
 
 
 class Program(NamedTuple):
-    """The jitted functions of a run."""
+    """The jitted functions of a run, and the shardings of its state."""
 
     init: Callable[[], TrainState]  # makes a fresh state
-    places: Any  # the shardings of the state
+    shardings: Any  # of the state
     step: Any  # a jitted TrainStep
