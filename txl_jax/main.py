@@ -3,7 +3,8 @@
     python -m txl_jax.main --config=FILE [--workdir=DIR] [--mode=MODE] [--config.x.y=V]
 
 When a mode has run, the last line on stdout is one JSON object; progress and logs go to
-stderr. `errors` lists the exit statuses. Of several processes, the first writes and prints.
+stderr. `errors` lists the exit statuses. Of several processes, the first writes and
+prints.
 """
 
 import sys
