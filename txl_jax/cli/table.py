@@ -29,7 +29,6 @@ from txl_jax.runtime.storage import replace
 from txl_jax.tables import comparison
 from txl_jax.tables.comparison import RowResult
 from txl_jax.tables.options import TableConfig
-from txl_jax.tables.plot_rows import plot_rows
 from txl_jax.tables.rows import choose
 from txl_jax.workdir.load import load
 from txl_jax.workdir.staging import Staging
@@ -245,7 +244,7 @@ def write(
             stem.with_suffix(".md").write_text(text, "utf-8")
             body = to_json(result, indent=2) + "\n"
             stem.with_suffix(".json").write_text(body, "utf-8")
-            plot_rows(title, choose(table), results, stem.with_suffix(".png"))
+            comparison.plot(title, table.table, results, stem.with_suffix(".png"))
     say(text)
     return result
 
