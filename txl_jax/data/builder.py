@@ -8,7 +8,6 @@ import contextlib
 import io
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -27,13 +26,6 @@ SHARD_BYTES = 64 << 20  # one file on disk
 Example = tuple[int, dict[str, np.ndarray]]
 
 
-@dataclass(eq=False)
-class CorpusConfig(tfds.core.BuilderConfig):
-    """A TFDS config with the byte ranges of its splits."""
-
-    splits: byte_ranges.Splits = field(default_factory=dict)
-
-
 class CorpusBuilder(tfds.core.ShardBasedBuilder):
     """All corpora, one config each: `txl_jax/<corpus>-<edition>`.
 
@@ -42,6 +34,7 @@ class CorpusBuilder(tfds.core.ShardBasedBuilder):
     """
 
     name = "txl_jax"
+    splits: byte_ranges.Splits  # to store
 
     def _info(self) -> tfds.core.DatasetInfo:
         block = tfds.features.Tensor(
@@ -57,15 +50,14 @@ class CorpusBuilder(tfds.core.ShardBasedBuilder):
     def _shard_iterators_per_split(
         self, dl_manager: tfds.download.DownloadManager
     ) -> dict[str, list[Callable[[], Iterator[Example]]]]:
-        splits = self.builder_config.splits
-        total = sum(map(byte_ranges.size, splits.values()))
+        total = sum(map(byte_ranges.size, self.splits.values()))
         progress = Progress("data: storing", total, in_bytes=True)
         return {
             split: [
                 partial(_examples, ranges, start, progress)
                 for start in range(0, byte_ranges.size(ranges), SHARD_BYTES)
             ]
-            for split, ranges in splits.items()
+            for split, ranges in self.splits.items()
         }
 
 
@@ -85,7 +77,7 @@ def prepare(source: corpora.Source, data_dir: Path) -> CorpusBuilder:
     fetched, an unreadable file, a full disk and damaged blocks.
     """
     corpus = source.corpus
-    config = CorpusConfig(
+    config = tfds.core.BuilderConfig(
         name=source.config,
         version=tfds.core.Version(corpus.version),
         description=f"{corpus.about}. Licence: {corpus.licence}.",
@@ -109,7 +101,7 @@ def _store(source: corpora.Source, builder: CorpusBuilder, folder: Path) -> None
     """Writes the blocks, with the unpacked files in a temporary folder."""
     scratch = folder.parent / "incomplete.unpacked"
     try:
-        builder.builder_config.splits = source.unpack(scratch)
+        builder.splits = source.unpack(scratch)
         builder.download_and_prepare()
     except RuntimeError as error:  # ArrayRecord's error for a full disk
         raise UserError(
