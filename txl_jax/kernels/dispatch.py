@@ -13,6 +13,7 @@ from jax import Array
 from txl_jax.kernels import chunked, xla
 from txl_jax.kernels.sharded import divides, follow_mesh
 from txl_jax.kernels.tpu import attention
+from txl_jax.kernels.tpu.blocks import VMEM
 from txl_jax.kernels.xla import Kernel
 
 
@@ -42,10 +43,7 @@ KERNELS: dict[str, Kernel] = {
 # (experiments/benchmarks/tpu_estimate.md; for short segments on v4 both are equal). On
 # the CPU, `xla` was measured to be faster than `chunked`, which takes less memory
 # (experiments/benchmarks/results.jsonl).
-FASTEST = dict.fromkeys(
-    ("TPU v4", "TPU v5 lite", "TPU v5e", "TPU v5", "TPU v5p", "TPU v6 lite", "TPU v6e"),
-    "tpu",
-)
+FASTEST = dict.fromkeys(VMEM, "tpu")
 
 
 def choose_kernel(name: str, q_BLHA: Array) -> Kernel:

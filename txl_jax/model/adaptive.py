@@ -40,7 +40,10 @@ class Vocabulary(nn.Module):
         ends = (0, *config.cutoffs, V)
         self.bounds = list(zip(ends, ends[1:], strict=False))
         self.tables = self._make_tables("table")
-        self.projs = self._make_projs()
+        if config.div_val == 1:
+            self.projs = [self._make_proj("proj", 0)] * (G + 1)
+        else:
+            self.projs = [self._make_proj(f"proj_{i}", i) for i in range(G + 1)]
         tied = config.tie_weights
         self.out_tables = self.tables if tied else self._make_tables("out_table")
         ties = config.tie_projs or (False,) * (G + 1)
@@ -82,13 +85,6 @@ class Vocabulary(nn.Module):
             return None
         letters = ".D" if i else "ED"
         return self.param(name, normal(config.proj_init_std, letters), (E, D))
-
-    def _make_projs(self) -> list[Any]:
-        """Returns the embedding's projections; without div_val all are the same."""
-        clusters = range(len(self.bounds))
-        if self.config.div_val == 1:
-            return [self._make_proj("proj", 0)] * len(clusters)
-        return [self._make_proj(f"proj_{i}", i) for i in clusters]
 
     def embed(self, tokens_BL: Array) -> Array:
         """Returns h_BLD: rows of the tables, projected, times sqrt(D)."""

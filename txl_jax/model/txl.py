@@ -119,9 +119,6 @@ class TransformerXL(nn.Module):
     def logits(
         self, tokens_BL: Array, memory: AnyMemory, **segment: Any
     ) -> tuple[Array, AnyMemory]:
-        """Returns (logits_BLV, memory); logits are normalised log-probabilities.
-
-        segment: first_BL and length_B, as for a call of the model.
-        """
+        """Returns (logits_BLV, memory); logits are normalised log-probabilities."""
         hidden_BLD, memory = self(tokens_BL, memory, **segment)
         return self.embedding.log_probs(hidden_BLD), memory

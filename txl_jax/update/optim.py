@@ -42,11 +42,7 @@ def cosine_through_warmup(config: OptimConfig, num_steps: int) -> Schedule:
     whole = optax.cosine_decay_schedule(
         config.lr, max(num_steps, 1), alpha=config.min_lr_ratio
     )
-
-    def after(step: Array | int) -> Array:
-        return whole(step + config.warmup_steps)
-
-    return _warmed_up(config, config.lr, after)
+    return _warmed_up(config, config.lr, lambda step: whole(step + config.warmup_steps))
 
 
 def inverse_sqrt(config: OptimConfig, num_steps: int) -> Schedule:

@@ -62,16 +62,16 @@ class TrainConfig:
                 f"train.half_loss = True and train.ext_len = {self.ext_len} each score "
                 "only the recent part of what is read: set only one of them"
             )
-        if self.batch_size % self.batch_chunk:
-            raise UserError(
-                f"train.batch_size = {self.batch_size} must be a multiple of "
-                f"train.batch_chunk = {self.batch_chunk}"
-            )
-        if self.segments_per_call % self.segments_per_update:
-            raise UserError(
-                f"train.segments_per_call = {self.segments_per_call} must be a "
-                f"multiple of train.segments_per_update = {self.segments_per_update}"
-            )
+        parts = {
+            "batch_size": "batch_chunk",
+            "segments_per_call": "segments_per_update",
+        }
+        for name, part in parts.items():
+            if getattr(self, name) % getattr(self, part):
+                raise UserError(
+                    f"train.{name} = {getattr(self, name)} must be a multiple of "
+                    f"train.{part} = {getattr(self, part)}"
+                )
         for name in ("num_steps", "eval_every"):
             if getattr(self, name) % self.updates_per_call:
                 raise UserError(
