@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import hashlib
 import json
 import shutil
 from collections.abc import Iterator, Mapping
@@ -21,6 +20,7 @@ from txl_jax.convert import formats
 from txl_jax.convert.formats import Source
 from txl_jax.convert.options import ConvertConfig
 from txl_jax.data import vocab
+from txl_jax.data.download import checksum
 from txl_jax.data.vocab import Vocab
 from txl_jax.errors import UserError, require_one_of
 from txl_jax.report import provenance
@@ -55,7 +55,7 @@ def import_model(
     parsed = configure(source, workdir, overrides)
     check_shapes(source, parsed)
     with waiting(f"computing the SHA-256 of {options.source}"):
-        sha256 = {str(path): hash_file(path) for path in source.files}
+        sha256 = {str(path): checksum(path) for path in source.files}
     parameters = metrics.parameter_count(source.params)
     origin = {"format": options.format, "step": source.step, "sha256": sha256}
     run = provenance.provenance(dataclasses.asdict(parsed), {}, parameters)
@@ -76,12 +76,6 @@ def import_model(
         "types": len(source.vocab),
         "model": dataclasses.asdict(parsed.model),
     }
-
-
-def hash_file(path: Path) -> str:
-    """Returns the SHA-256 of a file, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def export_model(options: ConvertConfig, loaded: Loaded) -> dict[str, Any]:

@@ -18,6 +18,7 @@ import numpy as np
 
 from txl_jax import metrics
 from txl_jax.checkpoint.checksum import checksums
+from txl_jax.cli.evaluate import write_files
 from txl_jax.cli.prepare import prepare
 from txl_jax.config import Config, load_json, override, parse
 from txl_jax.data import vocab
@@ -28,16 +29,13 @@ from txl_jax.evaluate.options import ReclConfig
 from txl_jax.evaluate.recl import RATIOS, THRESHOLD, gains, recl
 from txl_jax.evaluate.recl_plot import plot_recl
 from txl_jax.model.config import ABSOLUTE_POSITIONS
-from txl_jax.report.log import say, to_json
+from txl_jax.report.log import say
 from txl_jax.report.progress import Progress
 from txl_jax.runtime import storage
 from txl_jax.workdir import load
 from txl_jax.workdir.folder import CONFIG, VOCAB, find
-from txl_jax.workdir.staging import Staging
 
 LOSSES = "losses"
-PICTURE = "recl.png"
-RESULT = "recl.json"
 
 
 class Member(NamedTuple):
@@ -86,15 +84,11 @@ def run(config: ReclConfig, folder: Path, overrides: dict[str, str]) -> dict[str
         "contexts_tokens": config.lengths,
         **measure(config, nll_ICT, [about for _, about in scored]),
         "losses": str(folder / LOSSES),
-        "picture": str(folder / PICTURE),
         "seconds": time.perf_counter() - started,
     }
-    with Staging(folder) as staging:
-        plot_recl(result, staging.folder / PICTURE)
-        text = to_json(result, indent=2) + "\n"
-        (staging.folder / RESULT).write_text(text, "utf-8")
+    files = write_files(folder / "recl", result, plot_recl)
     say(table(result))
-    return result
+    return result | files
 
 
 def open_members(config: ReclConfig, overrides: dict[str, str]) -> list[Member]:

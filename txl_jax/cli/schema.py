@@ -4,15 +4,10 @@ The description of a dataclass field is the comment at the end of its line or, w
 one, the comment on the lines above. `--helpfull` and the documentation show it.
 """
 
-import ast
 import dataclasses
 import inspect
-import io
-import itertools
 import re
 import sys
-import textwrap
-import tokenize
 from collections.abc import Mapping
 from typing import Any, NamedTuple, get_args
 
@@ -59,22 +54,14 @@ def _describe(name: str, section: type) -> list[Field]:
 
 def _meanings(section: type) -> dict[str, str]:
     """Returns {field: comment} of the dataclass, "" for a field without one."""
-    source = textwrap.dedent(inspect.getsource(section))
-    # Comments by line: after code, and on lines of their own.
-    beside: dict[int, str] = {}
-    whole: dict[int, str] = {}
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT:
-            kind = whole if token.line.lstrip().startswith("#") else beside
-            kind[token.start[0]] = token.string.removeprefix("#").strip()
-    meanings = {}
-    for node in ast.parse(source).body[0].body:  # type: ignore[attr-defined]
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            own = range(node.lineno, (node.end_lineno or node.lineno) + 1)
-            comments = [beside[line] for line in own if line in beside]
-            above = itertools.takewhile(whole.get, range(node.lineno - 1, 0, -1))
-            comments = comments or [whole[line] for line in above][::-1]
-            meanings[node.target.id] = " ".join(comments)
+    meanings: dict[str, str] = {}
+    above: list[str] = []  # comments on the lines before
+    for line in inspect.getsource(section).splitlines():
+        code, _, beside = line.partition("  # ")
+        if field := re.match(r"    (\w+): ", code):
+            meanings.setdefault(field[1], beside or " ".join(above))
+        comment = re.match(r"    # (.*)", line)
+        above = [*above, comment[1]] if comment else []
     return meanings
 
 

@@ -18,25 +18,14 @@ RATIOS = (1.0, 0.5, 0.1)  # shares of the positions, the hardest first
 
 
 class Gains(NamedTuple):
-    """Perplexities on the hardest positions, from each context to the next.
+    """Perplexities on the hardest positions, and gains from each context to the next.
 
-    baseline_C: exp f(c, c), the best of all models with the shorter context.
-    longer_IC: exp f_i(c, c'), where only model i has the longer context. There is one
-    column fewer than there are contexts.
+    There is one column fewer than there are contexts.
     """
 
-    baseline_C: np.ndarray
-    longer_IC: np.ndarray
-
-    @property
-    def relative_IC(self) -> np.ndarray:
-        """g_i(c, c'), the gain as a share of the baseline."""
-        return self.absolute_IC / self.baseline_C
-
-    @property
-    def absolute_IC(self) -> np.ndarray:
-        """exp f(c, c) - exp f_i(c, c'), as in the paper's Figure 3."""
-        return self.baseline_C - self.longer_IC
+    baseline_C: np.ndarray  # exp f(c, c): the best of all with the shorter context
+    absolute_IC: np.ndarray  # exp f(c, c) - exp f_i(c, c'), as in Figure 3
+    relative_IC: np.ndarray  # g_i(c, c'), the gain as a share of the baseline
 
 
 def hardest(baseline_T: np.ndarray, ratio: float) -> np.ndarray:
@@ -60,7 +49,9 @@ def gains(nll_ICT: np.ndarray, ratio: float) -> Gains:
         chosen = hardest(b_T, ratio)
         baselines.append(b_T[chosen].mean())
         longer.append(np.minimum(b_T, next_IT)[:, chosen].mean(axis=1))
-    return Gains(np.exp(np.array(baselines)), np.exp(np.array(longer)).T)
+    baseline_C = np.exp(np.array(baselines))
+    absolute_IC = baseline_C - np.exp(np.array(longer)).T
+    return Gains(baseline_C, absolute_IC, absolute_IC / baseline_C)
 
 
 def recl(
