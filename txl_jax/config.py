@@ -22,6 +22,7 @@ from txl_jax.convert.options import ConvertConfig
 from txl_jax.data.options import SLACK, DataConfig
 from txl_jax.errors import UserError, nearest
 from txl_jax.evaluate.options import (
+    BOOLS,
     AttentionConfig,
     EvalConfig,
     ReclConfig,
@@ -200,7 +201,6 @@ def _typed(name: str, value: Any) -> Any:
     return value
 
 
-BOOLS = {"true": True, "false": False}
 KINDS = {bool: "true or false", int: "a whole number", float: "a number"}
 
 

@@ -274,12 +274,3 @@ def summarize(maps: Maps) -> dict[str, Any]:
         "memory_mass": shorten(maps.memory_NHL.mean(axis=(1, 2))),
         "memory_mass_by_position": shorten(maps.memory_NHL.mean(axis=1)),
     }
-
-
-def arrays(maps: Maps) -> dict[str, np.ndarray]:
-    """Returns every array of the maps by name, for a .npz file."""
-    leaves = jax.tree_util.tree_leaves_with_path(maps)
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="_"): np.asarray(leaf)
-        for path, leaf in leaves
-    }

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import jax
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
@@ -21,7 +22,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
 from txl_jax.data.spelling import CONTEXT, spell
-from txl_jax.evaluate.attention_map import WHOLE, Maps, arrays
+from txl_jax.evaluate.attention_map import WHOLE, Maps
 
 # The terms as lettered in section 3.3.
 TITLES = {
@@ -238,6 +239,9 @@ def write_files(
     words = [text.replace("\n", "⏎\n") for text in spell(decode, part, before=before)]
     page, table = folder / "attention.html", folder / "attention.npz"
     page.write_text(make_page(maps, words, pictures, title), "utf-8")
-    np.savez_compressed(table, **arrays(maps))  # type: ignore[arg-type]
+    leaves = jax.tree_util.tree_leaves_with_path(maps)
+    names = [jax.tree_util.keystr(x, simple=True, separator="_") for x, _ in leaves]
+    arrays: Any = dict(zip(names, [array for _, array in leaves], strict=True))
+    np.savez_compressed(table, **arrays)
     files = {"page": page, "arrays": table, **pictures}
     return {name: str(path) for name, path in files.items()}

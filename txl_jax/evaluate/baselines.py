@@ -25,34 +25,17 @@ def witten_bell(train: np.ndarray, test: np.ndarray, order: int) -> np.ndarray:
     probability = np.full(len(test) - 1, 1 / 256)
     for length in range(order + 1):
         first = max(length, 1)  # the first byte of test with that much context
-        seen, total, types = _count(train, test, length, first)
+        wanted = _keys(test, length + 1)[first - length :]
+        grams, counts = np.unique(_keys(train, length + 1), return_counts=True)
+        until = np.cumsum(np.r_[0, counts])
+        start, end = _find(grams, wanted)
+        seen = until[end] - until[start]
+        start, end = _find(grams >> 8, wanted >> 8)
+        total, types = until[end] - until[start], end - start
         known = total > 0
         lower = probability[first - 1 :]
         lower[known] = (seen + types * lower)[known] / (total + types)[known]
     return probability
-
-
-def _count(
-    train: np.ndarray, test: np.ndarray, length: int, first: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns c(h w), c(h) and T(h) for the bytes of `test` from `first` on."""
-    grams, counts = np.unique(_keys(train, length + 1), return_counts=True)
-    wanted = _keys(test, length + 1)[first - length :]
-    if not len(grams):
-        zeros = np.zeros(len(wanted), np.int64)
-        return zeros, zeros, zeros
-    contexts = grams >> 8
-    starts = np.flatnonzero(np.r_[True, contexts[1:] != contexts[:-1]])
-    totals = np.add.reduceat(counts, starts)
-    types = np.diff(np.r_[starts, len(grams)])
-    contexts = contexts[starts]
-    gram, has_gram = _look_up(grams, wanted)
-    context, has_context = _look_up(contexts, wanted >> 8)
-    return (
-        np.where(has_gram, counts[gram], 0),
-        np.where(has_context, totals[context], 0),
-        np.where(has_context, types[context], 0),
-    )
 
 
 def _keys(data: np.ndarray, length: int) -> np.ndarray:
@@ -66,10 +49,10 @@ def _keys(data: np.ndarray, length: int) -> np.ndarray:
     return keys
 
 
-def _look_up(table: np.ndarray, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the indices of `keys` in a sorted table, and which keys it contains."""
-    index = np.minimum(np.searchsorted(table, keys), len(table) - 1)
-    return index, table[index] == keys
+def _find(table: np.ndarray, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns where in a sorted table the entries equal to each key start and end."""
+    start, end = (np.searchsorted(table, keys, side) for side in ("left", "right"))
+    return start, end
 
 
 def measure(train: np.ndarray, test: np.ndarray) -> dict[str, float]:
