@@ -26,8 +26,7 @@ from txl_jax.data.tokens import Tokens
 from txl_jax.errors import UserError
 from txl_jax.evaluate.context import make_context_nll, spread
 from txl_jax.evaluate.options import ReclConfig
-from txl_jax.evaluate.recl import RATIOS, THRESHOLD, gains, recl
-from txl_jax.evaluate.recl_plot import plot_recl
+from txl_jax.evaluate.recl import RATIOS, THRESHOLD, gains, plot_recl, recl
 from txl_jax.model.config import ABSOLUTE_POSITIONS
 from txl_jax.report.log import say
 from txl_jax.report.progress import Progress
