@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from txl_jax.cli.prepare import prepare
 from txl_jax.data.detokenization import check_detokenizes, detokenize
 from txl_jax.data.tokens import Tokens
@@ -48,7 +46,12 @@ def draw(
         corpus = loaded.config.data.corpus
         check_detokenizes(corpus, vocab.kind)
         write = functools.partial(detokenize, corpus=corpus)
-    prompts = read_prompts(loaded, tokens)
+    if config.context_tokens:
+        split = loaded.config.eval.split
+        text_T = (tokens or prepare(loaded.config.data)).split(split)
+        prompts = texts.draw_contexts(config, text_T, split)
+    else:
+        prompts = texts.read_prompts(config, vocab)
     model = loaded.config.model, loaded.params, vocab
     samples: list[texts.Sample] = []
     with json_lines(config.output, "generate.output") as append:
@@ -59,15 +62,6 @@ def draw(
                 head = f"=== sample {len(samples)} of {len(prompts)}"
                 show(f"{head}, seed {sample.seed}\n{sample.text}\n")
     return samples
-
-
-def read_prompts(loaded: Loaded, tokens: Tokens | None = None) -> list[np.ndarray]:
-    """Returns the tokens that each sample continues."""
-    config, split = loaded.config.generate, loaded.config.eval.split
-    if not config.context_tokens:
-        return texts.read_prompts(config, loaded.vocab)
-    tokens = tokens or prepare(loaded.config.data)
-    return texts.draw_contexts(config, tokens.split(split), split)
 
 
 def print_first(text: str) -> None:
