@@ -250,7 +250,7 @@ new data.vocab_path={home}/words.txt      | lacks '<eos>', which marks each line
 new data.vocab_path={home}/latin.txt      | is not a vocabulary
 new data.vocab_path={home}/marked.txt     | is not in the vocabulary
 new data.data_dir={text}                  | set data.data_dir
-new data.data_dir=s3x://b                 | set data.data_dir to a loc
+new data.data_dir=s3x://b                 | no other store is supported
 new data.data_dir={home}/tokens_cut       | delete the folder and prepare again
 new data.data_dir={home}/tokens_gone      | delete the folder and prepare again
 new data.data_dir={home}/manifest_list    | delete the folder and prepare again
@@ -301,8 +301,8 @@ generate run --output={home}/no/where     | no/where' cannot be written
 generate letters --prompt=😀              | character '😀' is not in the vocabulary
 
 txl --mode=import --format=nvidia --workdir={home}/new | give --source
-txl --mode=import --workdir=gs://b/run    | in a folder
-txl --mode=import --format=pytorch --source={run} | --workdir=''
+txl --mode=import --workdir=gs://b/run    | cannot read gs://b/run
+txl --mode=import --format=pytorch --source={run} | needs --workdir
 import huggingfase model                  | did you mean 'huggingface'
 import huggingface model --config={tiny}  | takes no --config
 import huggingface model --workdir={run}  | is not an empty folder: give a new one
@@ -314,7 +314,7 @@ import huggingface model --config.model.n_layer=9 | leave the model's sizes unch
 import huggingface model --config.model.d_inner=3 | layers/feed_forward/in
 import huggingface model --config.data.vocab_path=/no/words | '/no/words'
 import huggingface model --config.data.vocab_path={paper}  | idx2sym
-import huggingface model --vocab={home}/many.txt | has 301 words, the model only 37
+import huggingface model --config.data.vocab_path={home}/many.txt | 301 words, the model
 import huggingface run                    | neither model.safetensors
 import huggingface gpt2                   | model_type = 'gpt2', not 'transfo-xl'
 import huggingface weights_cut            | model.safetensors is damaged
