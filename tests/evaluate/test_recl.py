@@ -36,7 +36,7 @@ def test_only_the_hardest_positions_count() -> None:
     result = gains(HAND_ICT, 0.5)
     # At context 1 position 0 is the hardest; at context 2 both are 1 and it is first.
     np.testing.assert_allclose(result.baseline_C, np.exp([2.0, 1.0]))
-    absolute = [[math.exp(2.0) - math.e, 0], [0, 0]]
+    absolute = [[math.exp(2.0) - math.e, 0.0], [0.0, 0.0]]
     np.testing.assert_allclose(result.absolute_IC, absolute, atol=1e-15)
     b_T = np.array([0.5, 3.0, 1.0, 3.0, 2.0, 0.1, 0.2, 0.3, 0.4, 0.6])
     assert hardest(b_T, 0.1).tolist() == [1]
