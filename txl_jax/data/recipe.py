@@ -113,7 +113,9 @@ def _path(path: str) -> Path:
 def _read_vocab(config: DataConfig, corpus: Corpus, path: str) -> vocabulary.Vocab:
     """Returns the vocabulary of a file, with the config's marks of lines."""
     if config.vocab_size:
-        raise UserError("data.vocab_path determines the words: leave data.vocab_size 0")
+        raise UserError(
+            "data.vocab_path determines the words: leave data.vocab_size at 0"
+        )
 
     def lines() -> Lines:
         return _lines(config, corpus, "word")

@@ -6,11 +6,12 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from txl_jax.data.download import checksum
 from txl_jax.errors import UserError
+from txl_jax.report.log import say
 from txl_jax.runtime import storage
 
 
@@ -46,7 +47,7 @@ class RemoteCache:
         with self._reporting("read"):
             return path.read_text() if path.exists() else ""
 
-    def fetch(self, manifest: str, folder: Path, say: Callable[[str], None]) -> None:
+    def fetch(self, manifest: str, folder: Path) -> None:
         """Copies the files to `folder`: it appears complete, verified, or not at all.
 
         Raises OSError if the local disk is full.
@@ -75,7 +76,7 @@ class RemoteCache:
         (incomplete / self.manifest).write_text(manifest, "utf-8")
         incomplete.rename(folder)
 
-    def store(self, folder: Path, say: Callable[[str], None]) -> None:
+    def store(self, folder: Path) -> None:
         """Copies a folder to gs://, its manifest last: only then is it complete.
 
         Two hosts may do it at once, because both write the same bytes.

@@ -120,11 +120,11 @@ def prepare(config: DataConfig) -> Tokens:
                 if _is_complete(folder, manifest):
                     pass  # made by the process that held the lock
                 elif bucket and manifest:
-                    bucket.fetch(manifest, folder, say)
+                    bucket.fetch(manifest, folder)
                 else:
                     _make(source, recipe, vocab, root, folder)
         if bucket and not manifest:
-            bucket.store(folder, say)
+            bucket.store(folder)
     except OSError as error:
         raise UserError(
             f"cannot write {error.filename or folder} ({error.strerror}): make room or "
