@@ -165,7 +165,7 @@ def read(
 ) -> tuple[Array, list[Array]]:
     """Reads one stream's real tokens: returns its output h_LD and its next memory.
 
-    The memory keeps each layer's input, not normalised (embeddings for the first).
+    The memory keeps each layer's input, not normalized (embeddings for the first).
     """
     params, M = _map(_float64, params), len(layers[0])
     h_LD = embeddings(params, tokens_L, settings)
@@ -300,7 +300,7 @@ def four_terms(
 
 
 def layer_norm(x_LD: Array, norm: Params, epsilon: float) -> Array:
-    """Normalises each row over its features."""
+    """Normalizes each row over its features."""
     centred_LD = x_LD - x_LD.mean(-1, keepdims=True)
     variance_L1 = (centred_LD**2).mean(-1, keepdims=True)
     return centred_LD / np.sqrt(variance_L1 + epsilon) * norm["scale"] + norm["bias"]

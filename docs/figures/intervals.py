@@ -6,7 +6,7 @@ import numpy as np
 from style import BLUE, GRID, INK, SAND, SKY, blank, save
 
 from txl_jax.kernels.xla import visible_BLK
-from txl_jax.model.memory import oldest_BL
+from txl_jax.model.memory import find_oldest
 
 L, M = 6, 6
 FULL = M
@@ -23,7 +23,7 @@ figure, row = plt.subplots(1, 4, figsize=(7.6, 1.9), gridspec_kw={"wspace": 0.12
 for axes, (title, filled, first_BL, reach) in zip(row, CASES, strict=True):
     blank(axes)
     given = None if first_BL is None else jnp.asarray(first_BL)
-    oldest = oldest_BL(jnp.array([filled]), given, M, L, reach)
+    oldest = find_oldest(jnp.array([filled]), given, M, L, reach)
     seen = np.asarray(visible_BLK(oldest, M + L))[0]
     for i in range(L):
         keys = np.flatnonzero(seen[i])

@@ -5,7 +5,7 @@
 Each round trains in a new folder, from the preparation of the data on: the same
 command again and again, ended by SIGKILL after a random time, or when a checkpoint
 begins to be written after it. A round ends when the command does. Then the digests of
-all arrays (parameters, optimiser, memory, keys), the position and the `exact` group of
+all arrays (parameters, optimizer, memory, keys), the position and the `exact` group of
 every metrics line must be those of a run that nothing ended. Compiled programs are kept
 between the processes.
 """

@@ -114,7 +114,7 @@ def test_bfloat16_scores_and_softmax_are_float32() -> None:
 
 
 def literal_murmur3(x: int) -> int:
-    """MurmurHash3's finaliser in Python's integers."""
+    """MurmurHash3's finalizer in Python's integers."""
     x = (x ^ (x >> 16)) * 0x85EBCA6B % 2**32
     x = (x ^ (x >> 13)) * 0xC2B2AE35 % 2**32
     return x ^ (x >> 16)
@@ -144,7 +144,7 @@ def draw(
     return np.asarray(tiny.jit(keep)(np.uint32(seed)))
 
 
-def test_murmur3_is_murmurhash3s_finaliser() -> None:
+def test_murmur3_is_murmurhash3s_finalizer() -> None:
     # 0x514E28B7 is MurmurHash3_x86_32 of no bytes with seed 1.
     assert (literal_murmur3(0), literal_murmur3(1)) == (0, 0x514E28B7)
     x_2 = jnp.array([0, 1], jnp.uint32)

@@ -13,7 +13,7 @@ import pytest
 from tests import reference
 from tests.reference import Array
 from tests.support import tiny
-from txl_jax.model.memory import Memory, oldest_BL
+from txl_jax.model.memory import Memory, find_oldest
 
 B, D, N = 3, tiny.D, tiny.N
 SEGMENTS = 5
@@ -84,7 +84,7 @@ def test_oldest_is_the_first_visible_key(L: int, M: int, same_length: bool) -> N
     )
     filled_B = jnp.array([filled for filled, _ in cases])
     first_BL = jnp.array([first for _, first in cases])
-    oldest = np.asarray(oldest_BL(filled_B, first_BL, M, L, M if same_length else 0))
+    oldest = np.asarray(find_oldest(filled_B, first_BL, M, L, M if same_length else 0))
     assert oldest.dtype == np.int32
     for b, (filled, first) in enumerate(cases):
         document_K = [0] * filled + [int(number) for number in np.cumsum(first)]

@@ -122,7 +122,7 @@ def test_four_terms_by_hand() -> None:
 def test_one_layer_by_hand() -> None:
     """Pre-norm, D = 2, everything else 1; tokens 0 and 1 are far apart and opposite.
 
-    The normalised rows of D = 2 are [1, -1] and [-1, 1] (to 1e-11), so attention reads
+    The normalized rows of D = 2 are [1, -1] and [-1, 1] (to 1e-11), so attention reads
     [2, 0] and [-2, 2]: q = 2, -2; k = 0, 2; v = 2, 0; r(distance) = sin(distance).
     Token 0 reads itself: 2. Token 1 scores token 0 with (-2 + 3) sin(1) and itself with
     -4 + 2: the probability of token 0 is 1 / (1 + exp(-2 - sin(1))) = 0.944876...
@@ -170,7 +170,7 @@ def shift_left(x_HLR: Array) -> Array:
     return wider.reshape(H, R + 1, L)[:, 1:].reshape(H, L, R)
 
 
-def normalise(x_LD: Array, norm: Params) -> Array:
+def normalize(x_LD: Array, norm: Params) -> Array:
     mean, variance = x_LD.mean(-1)[:, None], x_LD.var(-1)[:, None]
     return norm["scale"] * (x_LD - mean) * (variance + 1e-5) ** -0.5 + norm["bias"]
 
@@ -221,17 +221,17 @@ def matrix_forward(
         norm = {name: leaf[n] for name, leaf in attention["norm"].items()}
         weights = {name: attention[name][n] for name in "qkvro"}
         x_KD = np.concatenate([h_NMD[n], h_LD])
-        x_KD = normalise(x_KD, norm) if pre_lnorm else x_KD
+        x_KD = normalize(x_KD, norm) if pre_lnorm else x_KD
         h_LD = h_LD + matrix_attention(
             weights, params["u"], params["w"], x_KD, hidden_LK, clamp_len
         )
-        h_LD = h_LD if pre_lnorm else normalise(h_LD, norm)
+        h_LD = h_LD if pre_lnorm else normalize(h_LD, norm)
         ff = params["layers"]["feed_forward"]
         norm = {name: leaf[n] for name, leaf in ff["norm"].items()}
-        x_LD = normalise(h_LD, norm) if pre_lnorm else h_LD
+        x_LD = normalize(h_LD, norm) if pre_lnorm else h_LD
         x_LF = np.maximum(x_LD @ ff["in"]["kernel"][n] + ff["in"]["bias"][n], 0)
         h_LD = h_LD + x_LF @ ff["out"]["kernel"][n] + ff["out"]["bias"][n]
-        h_LD = h_LD if pre_lnorm else normalise(h_LD, norm)
+        h_LD = h_LD if pre_lnorm else normalize(h_LD, norm)
     return h_LD
 
 

@@ -10,12 +10,12 @@ from txl_jax.tables.comparison import RowResult
 def made(*ppl: float, longer: float = 1.0) -> RowResult:
     """Returns a row with each seed's perplexity; 32 tokens have `longer` times it."""
     nlls = [{16: float(np.log(x)), 32: float(np.log(x * longer))} for x in ppl]
-    return comparison.summarise(nlls, 16)
+    return comparison.summarize(nlls, 16)
 
 
 def test_the_best_length_is_the_shortest_that_reaches_the_best() -> None:
     nlls = [{16: np.log(30.0), 32: np.log(20.0), 48: np.log(19.999), 64: np.log(21.0)}]
-    result = comparison.summarise(nlls, 16)
+    result = comparison.summarize(nlls, 16)
     assert result.best_len == 32
     assert result.init.mean == pytest.approx(30)
     assert result.best.mean == pytest.approx(20)

@@ -67,7 +67,7 @@ def run(table: TableConfig, workdir: Path, overrides: dict[str, str]) -> dict[st
         for row in rows:
             result = run_once(table, row, workdir / name / f"seed_{row.train.seed}")
             nlls.append({int(k): nll for k, nll in result["nll_nats"].items()})
-        results[name] = comparison.summarise(nlls, init_len(rows[0]))
+        results[name] = comparison.summarize(nlls, init_len(rows[0]))
     return write(table, workdir, results, plan)
 
 

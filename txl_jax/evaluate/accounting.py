@@ -6,7 +6,7 @@ Dims: B streams, L segment, M memory, N layers, D model, H heads, A head.
 from typing import Any
 
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.memory import reach
+from txl_jax.model.memory import keys_per_query
 
 
 def account(config: ModelConfig, batch_size: int, tgt_len: int) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def effective_context(config: ModelConfig, tgt_len: int, n_layer: int = 0) -> in
     if not M:
         return 0
     if config.same_length:
-        return N * (reach(config, M) - 1)
+        return N * (keys_per_query(config, M) - 1)
     return (N - 1) * -(-M // L) * L + M
 
 

@@ -36,7 +36,7 @@ from txl_jax.model.config import ABSOLUTE_POSITIONS, ModelConfig
 from txl_jax.model.decoder import DecoderAttention
 from txl_jax.model.initializers import layer_norm
 from txl_jax.model.key_values import KeyValueMemory
-from txl_jax.model.positions import SCHEMES, Distances
+from txl_jax.model.positions import SCHEMES, PositionTerms
 from txl_jax.model.txl import TransformerXL
 
 WHOLE = "all"  # the sum of the terms a, b, c and d: the model's score
@@ -48,7 +48,7 @@ class Attended(NamedTuple):
 
     q_BLHA: Array
     k_BKHA: Array
-    distances: Distances
+    distances: PositionTerms
     oldest_BL: Array
 
 
@@ -99,7 +99,7 @@ def terms(attended: Attended) -> dict[str, Array]:
     """
     q, k, distances, oldest = attended
     no_q, no_k = jnp.zeros_like(q), jnp.zeros_like(k)
-    none, (r, u, w, bias) = Distances(None, None, None, None), distances
+    none, (r, u, w, bias) = PositionTerms(None, None, None, None), distances
     parts = {WHOLE: (q, k, distances), "a": (q, k, none)}
     if r is not None:
         parts["b"] = (q, no_k, none._replace(r_RHA=r))

@@ -25,7 +25,7 @@ class AttentionDropout(NamedTuple):
 
 
 def murmur3(x: Array) -> Array:
-    """Scrambles uint32: the finaliser of MurmurHash3 (Appleby, public domain)."""
+    """Scrambles uint32: the finalizer of MurmurHash3 (Appleby, public domain)."""
     x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
     x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
     return x ^ (x >> 16)

@@ -32,9 +32,10 @@ def rel_shift(x_HBLR: Array) -> Array:
 
 
 def realign(x_HBLZ: Array) -> Array:
-    """Returns rows of R = Z - 1 columns, row i shifted left by L - 1 - i.
+    """Returns rows of Z - 1 columns: element (i, j) is (i, j + L - i) of x.
 
-    The elements keep their order in memory; only the row length changes.
+    Past the end of row i follows row i + 1, to be masked: the elements keep their order
+    in memory, and only the length of a row changes.
     """
     H, B, L, Z = x_HBLZ.shape
     return x_HBLZ.reshape(H, B, Z, L)[:, :, 1:].reshape(H, B, L, Z - 1)

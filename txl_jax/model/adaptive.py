@@ -68,7 +68,7 @@ class Vocabulary(nn.Module):
             shape = (config.vocab_size, config.embed_size)
             return [self.param(name, weight(config, "VE"), shape)]
         return [
-            # Rare clusters' tables are replicated: their sizes rarely divide.
+            # Replicated: the sizes of rare clusters rarely divide over the mesh.
             self.param(
                 f"{name}_{i}", weight(config, ".." if i else "VE"), (high - low, E)
             )
@@ -120,7 +120,7 @@ class Vocabulary(nn.Module):
         return h_BLD
 
     def _scores(self, hidden_BLD: Array, i: int) -> Array:
-        """Returns the unnormalised logits of cluster i; BLT for the first."""
+        """Returns the unnormalized logits of cluster i; BLT for the first."""
         dtype = hidden_BLD.dtype
         low, high = self.bounds[i]
         if self.config.div_val == 1:

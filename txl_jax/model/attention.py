@@ -16,7 +16,7 @@ from txl_jax.kernels.hash import AttentionDropout
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.dropout import Dropout, seed
 from txl_jax.model.initializers import layer_norm, weights
-from txl_jax.model.positions import scores
+from txl_jax.model.positions import position_terms
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
@@ -62,8 +62,8 @@ class Attention(nn.Module):
         """Returns h_BLD after the sublayer.
 
         h_BMD is the layer's memory; biases [H, A] and R_RD belong to the position
-        scheme. With pre_lnorm, memory and segment are normalised and the residual adds
-        the raw input; otherwise the sum is normalised.
+        scheme. With pre_lnorm, memory and segment are normalized and the residual adds
+        the raw input; otherwise the sum is normalized.
         """
         config = self.config
         make = weights(self)
@@ -76,19 +76,19 @@ class Attention(nn.Module):
         h_BKD = jnp.concatenate([h_BMD.astype(h_BLD.dtype), h_BLD], axis=1)
         M, K = h_BMD.shape[1], h_BKD.shape[1]
         if config.pre_lnorm:
-            x_BLD, x_BKD, fixed = norm(h_BLD), norm(h_BKD), 0  # norm learns from memory
+            x_BLD, x_BKD, constant = norm(h_BLD), norm(h_BKD), 0
         else:
-            x_BLD, x_BKD, fixed = h_BLD, h_BKD, M
+            x_BLD, x_BKD, constant = h_BLD, h_BKD, M
         q_BLHA = jnp.einsum("BLD,HAD->BLHA", x_BLD, q_HAD)
-        k_BKHA = project(x_BKD, k_HAD, fixed)
-        v_BKHA = project(x_BKD, v_HAD, fixed)
+        k_BKHA = project(x_BKD, k_HAD, constant)
+        v_BKHA = project(x_BKD, v_HAD, constant)
 
-        position = scores(config, make, R_RD, biases, K)
+        terms = position_terms(config, make, R_RD, biases, K)
         dropout = None
         if config.dropatt and self.has_rng("dropout"):
             dropout = AttentionDropout(config.dropatt, seed(self))
         kernel = choose_kernel(config.kernel, q_BLHA)
-        o_BLHA = kernel(q_BLHA, k_BKHA, v_BKHA, *position, oldest_BL, dropout)
+        o_BLHA = kernel(q_BLHA, k_BKHA, v_BKHA, *terms, oldest_BL, dropout)
 
         out_BLD = jnp.einsum("BLHA,HAD->BLD", o_BLHA, o_HAD)
         sum_BLD = h_BLD + Dropout(config.dropout, config.variational)(out_BLD)

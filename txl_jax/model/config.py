@@ -53,7 +53,7 @@ class ModelConfig:
     clamp_len: int = at_least(0, 0)
     same_length: bool = False  # every query sees mem_len keys, its own included
     same_length_self: bool = False  # with same_length, mem_len keys and its own
-    pre_lnorm: bool = False  # normalise before each sublayer instead of after
+    pre_lnorm: bool = False  # normalize before each sublayer instead of after
     layer_norm_epsilon: float = positive(1e-5)  # term added to the variance in norms
     # Regularisation.
 
@@ -62,7 +62,7 @@ class ModelConfig:
     dropatt: float = fraction(0.0)  # dropout of attention probabilities
     variational: bool = False  # use one dropout mask for all tokens of a segment
     word_dropout: float = fraction(0.0)  # dropout of whole words in the embedding
-    # Initialisation.
+    # Initialization.
     init_std: float = positive(0.02)  # standard deviation of weights, u and w
     # standard deviation of the projections of embeddings
     proj_init_std: float = at_least(0, 0.01)

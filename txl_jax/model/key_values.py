@@ -18,8 +18,8 @@ from jax import Array
 from txl_jax.kernels.xla import heads_first
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import layer_norm
-from txl_jax.model.memory import Memory, filled, window
-from txl_jax.model.positions import SCHEMES, Distances, scores
+from txl_jax.model.memory import Memory, count_filled, window
+from txl_jax.model.positions import SCHEMES, PositionTerms, position_terms
 
 
 class KeyValues(NamedTuple):
@@ -45,14 +45,14 @@ class KeyValues(NamedTuple):
 
         return extend_one(self.k_HBKA, k_BLHA), extend_one(self.v_HBKA, v_BLHA)
 
-    def distances(self, K: int) -> Distances:
+    def distances(self, K: int) -> PositionTerms:
         """Returns the distances of K keys, the last K rows."""
         r_RHA, bias_HR = self.r_HRA, self.bias_HR
         if r_RHA is not None:
             r_RHA = jnp.swapaxes(r_RHA[:, -K:], 0, 1)
         if bias_HR is not None:
             bias_HR = bias_HR[:, -K:]
-        return Distances(r_RHA, self.u_HA, self.w_HA, bias_HR)
+        return PositionTerms(r_RHA, self.u_HA, self.w_HA, bias_HR)
 
 
 @flax.struct.dataclass
@@ -97,7 +97,7 @@ class KeyValueMemory:
                 name: (params[name][n] if untied else params[name]).astype(dtype)
                 for name in scheme.biases
             }
-            r_RHA, u_HA, w_HA, bias_HR = scores(
+            r_RHA, u_HA, w_HA, bias_HR = position_terms(
                 config, lambda name, *_: own[name].astype(dtype), R_RD, biases, K
             )
             return KeyValues(
@@ -139,7 +139,7 @@ class KeyValueMemory:
             )
             for layer, (k_BKHA, v_BKHA) in zip(self.layers, extended, strict=True)
         )
-        filled_B = filled(self.filled_B, M, length_B, first_BL)
+        filled_B = count_filled(self.filled_B, M, length_B, first_BL)
         return dataclasses.replace(self, layers=layers, filled_B=filled_B)
 
     def zero(self, where_B: Array) -> "KeyValueMemory":

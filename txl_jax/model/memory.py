@@ -69,7 +69,7 @@ class Memory:
         h_NBKD = jnp.concatenate([self.h_NBMD, h_NBLD], axis=2)
         h_NBKD = jax.lax.stop_gradient(h_NBKD)
         h_NBMD = window(h_NBKD, length_B, M, axis=2)
-        return Memory(h_NBMD, filled(self.filled_B, M, length_B, first_BL))
+        return Memory(h_NBMD, count_filled(self.filled_B, M, length_B, first_BL))
 
     def reset(self, where_B: Array) -> "Memory":
         """Returns the memory with nothing visible in the streams where_B (bool)."""
@@ -93,7 +93,7 @@ def window(x: Array, start_B: Array, M: int, axis: int) -> Array:
     return jax.vmap(cut, (axis - 1, 0), axis - 1)(x, start_B)
 
 
-def filled(
+def count_filled(
     filled_B: Array, M: int, length_B: Array, first_BL: Array | None = None
 ) -> Array:
     """Returns the number of visible slots after a segment with length_B real tokens."""
@@ -107,7 +107,7 @@ def filled(
     return jnp.minimum(filled_B, M)
 
 
-def oldest_BL(
+def find_oldest(
     filled_B: Array, first_BL: Array | None, M: int, L: int, reach: int
 ) -> Array:
     """Returns the oldest key that each query sees, int32.
@@ -126,7 +126,7 @@ def oldest_BL(
     return oldest
 
 
-def reach(config: ModelConfig, M: int) -> int:
+def keys_per_query(config: ModelConfig, M: int) -> int:
     """Returns the number of keys each query sees, its own included; 0 = all.
 
     With same_length it is M in the paper's PyTorch code and in Hugging Face's, and

@@ -20,7 +20,7 @@ from txl_jax.model.config import ModelConfig
 Weight = Callable[[str, str, tuple[int, ...]], Array]
 
 
-class Distances(NamedTuple):
+class PositionTerms(NamedTuple):
     """The arguments of `xla.rel_attention` that depend on the position scheme."""
 
     r_RHA: Array | None = None
@@ -35,7 +35,7 @@ class Scheme(NamedTuple):
     biases: names of the [H, A] parameters added to queries, created outside the layers.
     untied: each layer has its own biases, regardless of untie_r.
     encoding: (config, K) -> R_RD, shared by all layers, dropped out like embeddings.
-    scores: (config, weight, R_RD, biases, K) -> Distances of a layer.
+    terms: (config, weight, R_RD, biases, K) -> PositionTerms of a layer.
     embeddings: (config, L) -> rows [L, D] added to the scaled embeddings.
     inputs: (config, weight, L) -> rows [L, D] added to a layer's input.
     """
@@ -43,7 +43,7 @@ class Scheme(NamedTuple):
     biases: tuple[str, ...] = ()
     untied: bool = False
     encoding: Callable[[ModelConfig, int], Array] | None = None
-    scores: Callable[..., Distances] | None = None
+    terms: Callable[..., PositionTerms] | None = None
     embeddings: Callable[[ModelConfig, int], Array] | None = None
     inputs: Callable[[ModelConfig, Weight, int], Array] | None = None
 
@@ -61,18 +61,21 @@ def sinusoid_RD(position_R: Array, D: int) -> Array:
 
 
 def encode_distances(config: ModelConfig, K: int) -> Array:
-    """Returns R_RD, sinusoids of K distances in decreasing order, up to clamp_len."""
+    """Returns R_RD, sinusoids of the distances R - 1, .., 0.
+
+    With clamp_len, R is at most clamp_len + 1: greater distances share the first row.
+    """
     R = min(K, config.clamp_len + 1) if config.clamp_len else K
     return sinusoid_RD(jnp.arange(R - 1, -1, -1), config.d_model)
 
 
 def transformer_xl(
     config: ModelConfig, weight: Weight, R_RD: Array, biases: Any, K: int
-) -> Distances:
+) -> PositionTerms:
     """Returns r = W_kR R, u and w: all four terms of section 3.3."""
     shape = (config.n_head, config.d_head, config.d_model)
     r_RHA = jnp.einsum("RD,HAD->RHA", R_RD, weight("r", "HAD", shape))
-    return Distances(r_RHA, biases["u"], biases["w"])
+    return PositionTerms(r_RHA, biases["u"], biases["w"])
 
 
 def learned_rows(config: ModelConfig, K: int) -> int:
@@ -85,15 +88,15 @@ def learned_rows(config: ModelConfig, K: int) -> int:
 
 def shaw(
     config: ModelConfig, weight: Weight, R_RD: None, biases: Any, K: int
-) -> Distances:
+) -> PositionTerms:
     """Returns learned r (Shaw et al. 2018, keys only): terms (a) and (b)."""
     shape = (config.n_position, config.n_head, config.d_head)
-    return Distances(weight("distances", "PHA", shape)[-learned_rows(config, K) :])
+    return PositionTerms(weight("distances", "PHA", shape)[-learned_rows(config, K) :])
 
 
 def shaw_biased(
     config: ModelConfig, weight: Weight, R_RD: None, biases: Any, K: int
-) -> Distances:
+) -> PositionTerms:
     """Returns the original code's variant: learned r, u, and a bias per distance."""
     bias_PH = weight("distance_bias", "PH", (config.n_position, config.n_head))
     bias_HR = bias_PH[-learned_rows(config, K) :].T
@@ -122,10 +125,10 @@ def learned(config: ModelConfig, weight: Weight, L: int) -> Array:
 
 SCHEMES = {
     "transformer_xl": Scheme(
-        biases=("u", "w"), encoding=encode_distances, scores=transformer_xl
+        biases=("u", "w"), encoding=encode_distances, terms=transformer_xl
     ),
-    "shaw": Scheme(scores=shaw),
-    "shaw_biased": Scheme(biases=("u",), untied=True, scores=shaw_biased),
+    "shaw": Scheme(terms=shaw),
+    "shaw_biased": Scheme(biases=("u",), untied=True, terms=shaw_biased),
     "sinusoidal": Scheme(embeddings=sinusoidal),
     "sinusoidal_repeated": Scheme(embeddings=sinusoidal),
     "learned": Scheme(inputs=learned),
@@ -133,12 +136,12 @@ SCHEMES = {
 }
 
 
-def scores(
+def position_terms(
     config: ModelConfig, weight: Weight, R_RD: Array | None, biases: Any, K: int
-) -> Distances:
+) -> PositionTerms:
     """Returns the terms that the position scheme adds to a layer's scores."""
-    make = SCHEMES[config.position].scores
-    return make(config, weight, R_RD, biases, K) if make else Distances()
+    make = SCHEMES[config.position].terms
+    return make(config, weight, R_RD, biases, K) if make else PositionTerms()
 
 
 def add_places(config: ModelConfig, weight: Weight, h_BLD: Array) -> Array:

@@ -16,7 +16,7 @@ from txl_jax.model.block import Block
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.dropout import Dropout
 from txl_jax.model.initializers import weight
-from txl_jax.model.memory import Memory, oldest_BL, reach
+from txl_jax.model.memory import Memory, find_oldest, keys_per_query
 from txl_jax.model.positions import SCHEMES
 
 AnyMemory = Any  # Memory; for `decoder.Decoder` KeyValueMemory or RingMemory
@@ -26,7 +26,8 @@ class TransformerXL(nn.Module):
     """The model of section 3.
 
     Dropout is active exactly when a `dropout` rng is passed. The memory's length comes
-    from its shape, so training and evaluation call the same function.
+    from its shape, so it may change without new parameters. Evaluation and generation
+    use the subclass `decoder.Decoder`.
     """
 
     config: ModelConfig
@@ -57,7 +58,7 @@ class TransformerXL(nn.Module):
         )(self.config)
 
     def _make_bias(self, name: str) -> Array:
-        """Returns u or w of every layer, [N, H, A]."""
+        """Returns u or w (the paper's v) of every layer, [N, H, A]."""
         config = self.config
         N, H, A = config.n_layer, config.n_head, config.d_head
         if config.untie_r or self.scheme.untied:
@@ -89,9 +90,10 @@ class TransformerXL(nn.Module):
         if self.scheme.embeddings:
             h_BLD += self.scheme.embeddings(config, L).astype(config.compute_dtype)
         h_BLD = self.drop_rows(h_BLD)
-        oldest = oldest_BL(memory.filled_B, first_BL, M, L, reach(config, M))
-        h_BLD, new = self.run_layers(h_BLD, memory, oldest)
-        return self.drop_rows(h_BLD), memory.append(new, length_B, first_BL)
+        keys = keys_per_query(config, M)
+        oldest_BL = find_oldest(memory.filled_B, first_BL, M, L, keys)
+        h_BLD, h_NBLD = self.run_layers(h_BLD, memory, oldest_BL)
+        return self.drop_rows(h_BLD), memory.append(h_NBLD, length_B, first_BL)
 
     def run_layers(
         self, h_BLD: Array, memory: Memory, oldest_BL: Array
@@ -102,7 +104,8 @@ class TransformerXL(nn.Module):
         R_RD, K = None, memory.mem_len + h_BLD.shape[1]
         if self.scheme.encoding:
             R_RD = self.drop_R(self.scheme.encoding(self.config, K).astype(dtype))
-        # Outside the scan: inside, each layer would save its stopped memory.
+        # Stopped before the scan: inside it, the backward pass would store each layer's
+        # memory.
         h_NBMD = jax.lax.stop_gradient(memory.h_NBMD)
         return self.layers(h_BLD, h_NBMD, biases, R_RD, oldest_BL)
 
@@ -119,6 +122,6 @@ class TransformerXL(nn.Module):
     def logits(
         self, tokens_BL: Array, memory: AnyMemory, **segment: Any
     ) -> tuple[Array, AnyMemory]:
-        """Returns (logits_BLV, memory); logits are normalised log-probabilities."""
+        """Returns (logits_BLV, memory); logits are normalized log-probabilities."""
         hidden_BLD, memory = self(tokens_BL, memory, **segment)
         return self.embedding.log_probs(hidden_BLD), memory

@@ -60,7 +60,7 @@ class RowResult:
         return self.ppl[self.best_len]
 
 
-def summarise(nlls: list[dict[int, float]], init_len: int) -> RowResult:
+def summarize(nlls: list[dict[int, float]], init_len: int) -> RowResult:
     """Returns the result of a row from each seed's nll by attention length, in nats.
 
     init_len is the attention length of training; best_len will be the shortest length

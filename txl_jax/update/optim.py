@@ -146,11 +146,11 @@ UNDECAYED = {"scale", "bias", "cluster_bias", "distance_bias", "u", "w"}
 
 
 def _decay(config: OptimConfig) -> Parts:
-    decay = optax.add_decayed_weights(config.weight_decay, mask=_is_matrix)
+    decay = optax.add_decayed_weights(config.weight_decay, mask=_decay_mask)
     return [decay] if config.weight_decay else []
 
 
-def _is_matrix(params: Any) -> Any:
+def _decay_mask(params: Any) -> Any:
     def decayed(path: tuple[Any, ...], _: Any) -> bool:
         # A boxed parameter's path ends in the box's attribute, which has no key.
         return not any(getattr(key, "key", None) in UNDECAYED for key in path)

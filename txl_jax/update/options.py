@@ -1,4 +1,4 @@
-"""Options of training: segments, updates and the optimiser."""
+"""Options of training: segments, updates and the optimizer."""
 
 import dataclasses
 

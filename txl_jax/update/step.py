@@ -12,10 +12,11 @@ each segment is computed in C chunks of the streams, one after the other:
     `- ..
 
 The memory passes from segment to segment; the gradients of the G C parts of an update
-are added up. G saves updates and C saves memory: neither changes what an epoch reads.
+are added up. A larger G makes fewer updates per epoch, and a larger C takes less
+memory; neither changes the tokens of an epoch.
 
-Dims: S segments of a call, U its updates, G segments of an update, C chunks, B streams,
-L segment, N layers, M memory, D model.
+Dims: S segments of a call, U its updates, G segments of an update (not clusters here),
+C chunks, B streams, L segment, N layers, M memory, D model.
 """
 
 import dataclasses
@@ -51,7 +52,7 @@ class Total:
     """Sums over the segments and chunks of one update."""
 
     nll: Array  # nats
-    counts: Any  # further sums of the loss function: at least the scored tokens
+    counts: Any  # auxiliary sums of the loss function; in training, scored tokens
     grads: Any
 
 
@@ -80,7 +81,10 @@ def segment_nll(
     rngs: dict[str, Array],
     **options: Any,
 ) -> Any:
-    """Returns (nll_BL, memory) of one segment, unweighted; passes options to apply."""
+    """Returns (nll_BL, memory) of one segment, unweighted; passes options to apply.
+
+    The segment's arrays have no dimension S here, inside a scan: inputs_SBL is [B, L].
+    """
     return model.apply(
         variables,
         segment.inputs_SBL,
@@ -97,6 +101,7 @@ def segment_nll(
 # (params, memory, segment, key) -> (summed nll in nats, (memory, counts)).
 NllSum = Callable[[Any, Memory, Segment, Array], tuple[Array, tuple[Memory, Any]]]
 
+# The axis of the streams in each array.
 MEMORY_AXES = Memory(h_NBMD=1, filled_B=0)  # type: ignore[arg-type]
 
 
@@ -190,7 +195,7 @@ def make_update(
         reason, guard = state.guard.judge(loss, grad_norm, config.max_loss_factor)
         good = reason == 0
 
-        def make(params: Any, opt_state: Any, average: Any) -> tuple[Any, Any, Any]:
+        def apply(params: Any, opt_state: Any, average: Any) -> tuple[Any, Any, Any]:
             with jax.named_scope("optimizer"):
                 updates, opt_state = optimizer.update(
                     mean_grads(), opt_state, params, grad_norm=grad_norm
@@ -200,9 +205,12 @@ def make_update(
                 average = add_to_average(average, params, state.step + 1)
             return params, opt_state, average
 
+        def skip(*old: Any) -> tuple[Any, ...]:
+            return old
+
         # With jnp.where, XLA:CPU would keep three copies of the parameters.
         params, opt_state, average = jax.lax.cond(
-            good, make, lambda *old: old, state.params, state.opt_state, state.average
+            good, apply, skip, state.params, state.opt_state, state.average
         )
         fresh = Memory.empty(model.config, len(state.memory.filled_B))
         state = dataclasses.replace(
