@@ -71,6 +71,7 @@ def test_loss_falls(tmp_path: Path) -> None:
     assert lines[-1]["exact"]["valid_nll"] < 0.7
 
 
+@pytest.mark.long
 def test_a_model_without_memory_learns_from_overlapping_windows(
     tmp_path: Path,
 ) -> None:

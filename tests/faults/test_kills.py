@@ -10,6 +10,7 @@ from tests.faults import kills
 pytestmark = pytest.mark.promise("Resume is exact")
 
 
+@pytest.mark.long
 def test_a_kill(tmp_path: Path) -> None:
     compiled = jax.config.values["jax_compilation_cache_dir"]
     assert kills.torture(tmp_path, 1, seed=1, compiled=compiled)["kills"] == 1

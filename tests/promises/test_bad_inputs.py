@@ -301,7 +301,6 @@ generate run --output={home}/no/where     | no/where' cannot be written
 generate letters --prompt=😀              | character '😀' is not in the vocabulary
 
 txl --mode=import --format=nvidia --workdir={home}/new | give --source
-txl --mode=import --workdir=gs://b/run    | cannot read gs://b/run
 txl --mode=import --format=pytorch --source={run} | needs --workdir
 import huggingfase model                  | did you mean 'huggingface'
 import huggingface model --config={tiny}  | takes no --config

@@ -208,6 +208,7 @@ def test_eight_devices_decide_as_one() -> None:
     tiny.assert_close(actual_numbers, expected_numbers, 3 * tiny.FLOAT32)
 
 
+@pytest.mark.long
 @pytest.mark.exact_bits
 def test_good_updates_are_those_of_a_step_that_selects_what_is_finite(
     monkeypatch: pytest.MonkeyPatch,

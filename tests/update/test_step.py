@@ -363,7 +363,9 @@ CLUSTERS = dataclasses.replace(DROPOUT, cutoffs=(4, 9), div_val=2, kernel="chunk
     ("config", "model"),
     [
         pytest.param(MeshConfig(data=8), DROPOUT, marks=pytest.mark.long),
-        (MeshConfig(data=2, fsdp=2, model=2), DROPOUT),
+        pytest.param(
+            MeshConfig(data=2, fsdp=2, model=2), DROPOUT, marks=pytest.mark.long
+        ),
         pytest.param(
             MeshConfig(data=2, fsdp=2, model=2), CLUSTERS, marks=pytest.mark.long
         ),
