@@ -359,16 +359,13 @@ AFTER_ADAM = 4 * tiny.FLOAT32
 CLUSTERS = dataclasses.replace(DROPOUT, cutoffs=(4, 9), div_val=2, kernel="chunked")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("config", "model"),
     [
-        pytest.param(MeshConfig(data=8), DROPOUT, marks=pytest.mark.long),
-        pytest.param(
-            MeshConfig(data=2, fsdp=2, model=2), DROPOUT, marks=pytest.mark.long
-        ),
-        pytest.param(
-            MeshConfig(data=2, fsdp=2, model=2), CLUSTERS, marks=pytest.mark.long
-        ),
+        (MeshConfig(data=8), DROPOUT),
+        (MeshConfig(data=2, fsdp=2, model=2), DROPOUT),
+        (MeshConfig(data=2, fsdp=2, model=2), CLUSTERS),
     ],
     ids=["data", "cube", "cube, clusters"],
 )
