@@ -25,8 +25,8 @@ MUTANTS = [
     Mutant(
         "padding enters the memory",
         "txl_jax/model/memory.py",
-        "jax.lax.dynamic_slice_in_dim(x_K, length, M)",
-        "jax.lax.dynamic_slice_in_dim(x_K, x_K.shape[0] - M, M)",
+        "return jax.lax.dynamic_slice_in_dim(x, start, M, axis - 1)",
+        "return jax.lax.slice_in_dim(x, x.shape[axis - 1] - M, None, axis=axis - 1)",
         "tests/model/test_memory.py",
     ),
     Mutant(
@@ -255,8 +255,8 @@ MUTANTS = [
     Mutant(
         "queries and keys are swapped",
         "txl_jax/convert/pytorch.py",
-        "q, k, v = take(",
-        "k, q, v = take(",
+        'qkv[:, i] for i, name in enumerate("qkv")',
+        'qkv[:, i] for i, name in enumerate("kqv")',
         "tests/convert/test_pytorch.py",
     ),
     Mutant(

@@ -85,7 +85,10 @@ class Memory:
 
 
 def window(x: Array, start_B: Array, M: int, axis: int) -> Array:
-    """Returns M states of each stream from start_B on; streams precede `axis`."""
+    """Returns M consecutive states along `axis` for each stream, from start_B on.
+
+    The streams are dimension axis - 1.
+    """
 
     def cut(x: Array, start: Array) -> Array:
         return jax.lax.dynamic_slice_in_dim(x, start, M, axis - 1)
