@@ -92,11 +92,10 @@ def rel_attention(
     and the output is the sum of the values weighted by the softmax of the scores.
     Scores and softmax are float32; the output has the dtype of the values.
 
-    r_RHA, bias_HR: in decreasing distance, from R - 1 to 0. If R < K, keys at greater
-        distances use the first row. Without r_RHA, nothing depends on distance.
-    u_HA, w_HA, bias_HR: None omits the term.
-    oldest_BL: query i sees the keys oldest <= j <= i + M.
-    dropout: of the probabilities, or None.
+    r_RHA and bias_HR are in decreasing distance, from R - 1 to 0. If R < K, keys at
+    greater distances use the first row. Without r_RHA, nothing depends on distance. A
+    term whose u_HA, w_HA or bias_HR is None is omitted. Query i sees the keys oldest <=
+    j <= i + M. `dropout` is that of the probabilities.
     """
     B, L, H, _ = q_BLHA.shape
     K = k_BKHA.shape[1]
