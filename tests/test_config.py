@@ -393,8 +393,6 @@ OLDER: list[tuple[str, Any, str, Any]] = [
     ("compile.largest_batch", True, "compile.streams_per_chip", -1),
     ("generate.prompt_file", "lines.txt", "generate.prompt", "@lines.txt"),
     ("eval.cold_start", 64, "eval.sweep", "cold_start=64"),
-    ("speed.attention_lens", [800], "eval.sweep", "mem_len=800"),
-    ("speed.batch_size", 4, "eval.streams", 4),
 ]
 
 
@@ -428,6 +426,12 @@ def test_a_removed_field_is_accepted_at_its_fixed_value_only(
     path.write_text('{"data": {"copy_seed": 0}, "run": {"tensorboard": false}}')
     config = configs.load_json(path)
     assert "data" not in config and "run" not in config
+    path.write_text('{"speed": {"attention_lens": [8]}, "table": {"steps": 9}}')
+    assert configs.load_json(path).to_dict() == {}, "of other modes"
+    argv = ["--config.speed.attention_lens=8,9", "--config.speed.batch_size=4"]
+    changed = {"eval.sweep": "mem_len=8,9", "eval.streams": "4"}
+    assert flags.parse_overrides(argv, "speed") == changed
+    capsys.readouterr()
     path.write_text('{"data": {"copy_seed": 7}}')
     removed = "this version has removed the field"
     assert f"data.copy_seed = 7: {removed}" in refusal(configs.load_json, path)

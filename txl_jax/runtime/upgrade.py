@@ -96,6 +96,9 @@ IGNORED = (
     *("generate.stop_token", "generate.stream_every", "generate.scores"),
 )
 
+# Modes that only read a run: what was saved for them must not change other modes.
+READERS = ("attention", "recl", "speed", "table")
+
 OLD = {name: change for change in CHANGES for name in change.old}
 NAMES = (*OLD, *REMOVED, *IGNORED)  # of the fields of older versions
 
@@ -103,8 +106,9 @@ NAMES = (*OLD, *REMOVED, *IGNORED)  # of the fields of older versions
 def upgrade(saved: dict[str, Any], source: str) -> dict[str, Any]:
     """Returns the sections of a saved config with the fields of this version.
 
-    One line on stderr lists the values that moved. Raises UserError for a removed field
-    whose value is not the fixed one.
+    One line on stderr lists the values that moved. A value saved for a mode of READERS
+    is dropped if its field moved to another section. Raises UserError for a removed
+    field whose value is not the fixed one.
     """
     sections = {
         name: dict(fields) if isinstance(fields, dict) else fields
@@ -116,9 +120,10 @@ def upgrade(saved: dict[str, Any], source: str) -> dict[str, Any]:
     moved = []
     for change in CHANGES:
         values = [_pop(sections, name, old) for name, old in change.old.items()]
-        if values == list(change.old.values()):
-            continue
         section, _, key = change.new.partition(".")
+        of_reader = all(name.startswith(READERS) for name in change.old)
+        if values == list(change.old.values()) or of_reader and section not in READERS:
+            continue
         sections.setdefault(section, {})[key] = change.convert(*values)
         moved.append(f"{' and '.join(change.old)} became {change.new}")
     data, removed = sections.get("data"), dict(REMOVED)
