@@ -163,8 +163,8 @@ class Checkpoints(ocp.CheckpointManager):
     def poll(self, wait: bool = False) -> None:
         """Completes the pending save if it is done; cheap enough for every step.
 
-        Reports a failure, and removes files that are no longer needed.
-        Orbax raises its error in the next save only, and lists the step until then.
+        Reports a failure, and removes files that are no longer needed. Orbax raises its
+        error in the next save only, and lists the step until then.
         """
         if self.saving is not None and (wait or not self.is_saving_in_progress()):
             with self.attempt(self.saving):
