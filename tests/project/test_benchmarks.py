@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from experiments.benchmarks import compare, pods, quiet, tpu_step_page
+from experiments.benchmarks import compare, pods_page, quiet, tpu_step_page
 from experiments.benchmarks.quiet import LoadedError, Watch
 from tests.project.conftest import Start
 from tests.project.test_programs import PROGRAMS
@@ -145,14 +145,14 @@ def test_the_shares_of_a_step_add_up() -> None:
         "hbm_traffic_by_scope": {"update": 3_000_000, "attention": 1_000_000},
     }
     better = row | {"experiment": "fast", "utilisation": {"no_overlap": 0.41}}
-    head, _, line = pods.obstacles([row, better, row | {"fits": False}])
+    head, _, line = pods_page.obstacles([row, better, row | {"fits": False}])
     assert "1 of 2 reach 40% of the peak: `fast` on v5e:2x4 (41%)" in head
     assert line == (
         "- `slow` on v5e:2x4: 28% products, 2% products made more than once, 10% the "
         "interconnect, 60% memory traffic, which is 0.40 MB a token (the update "
         "(gradients, moments, parameters) 75%, attention 25%)."
     )
-    assert pods.obstacles([row | {"fits": False}]) == []
+    assert pods_page.obstacles([row | {"fits": False}]) == []
 
 
 def test_the_page_of_tpu_steps_states_fit_missing_rows_and_ratio() -> None:
