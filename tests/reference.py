@@ -45,11 +45,6 @@ class Settings:
     position: str = "transformer_xl"
     cutoffs: tuple[int, ...] = ()
 
-    def __post_init__(self) -> None:
-        """Refuses what would leave a query without a key."""
-        if self.same_length and not self.reach:
-            raise ValueError("same_length with mem_len 0 leaves nothing to attend to")
-
     @property
     def reach(self) -> int:
         """How many keys a query sees at most, its own included; 0 = no bound.
@@ -100,14 +95,9 @@ def forward(
 
     `fields` are those of `Settings`. `first_BL` marks tokens that start a document,
     `length_B` counts the real tokens. Padding is never read: its rows of the output are
-    zeros. The given memory is left as it was. Raises ValueError where a query would see
-    nothing or `memory` is longer than `mem_len`.
+    zeros. The given memory, of at most mem_len tokens, is left as it was.
     """
     settings = Settings(**fields)
-    if any(len(layers[0]) > settings.mem_len for layers in memory):
-        raise ValueError(
-            f"a stream remembers more than mem_len = {settings.mem_len} tokens"
-        )
     B, L = np.shape(tokens_BL)
     first_BL = np.zeros((B, L), bool) if first_BL is None else np.asarray(first_BL)
     length_B = np.full(B, L) if length_B is None else np.asarray(length_B)
@@ -131,10 +121,8 @@ def logits(
     own bias. Rows of padding hold the log-probabilities of a zero hidden state.
     """
     hidden_BLD, memory = forward(params, tokens_BL, memory, **settings)
-    embedding, cutoffs = (
-        _map(_float64, params["embedding"]),
-        settings.get("cutoffs", ()),
-    )
+    embedding = _map(_float64, params["embedding"])
+    cutoffs = settings.get("cutoffs", ())
     logits_BLV = [
         [log_probs(embedding, cutoffs, hidden_D) for hidden_D in hidden_LD]
         for hidden_LD in hidden_BLD
