@@ -8,7 +8,6 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-import jax
 import pytest
 
 from txl_jax import config as configs
@@ -24,38 +23,27 @@ VOCABULARIES = {
     "lm1b": 793_470,  # words of the published list; with a second <S> there are 793,471
     "ptb": 10_000,
 }
-# Experiment: all parameters, those of the layers.
+# Experiment: all parameters, those of the layers, and in millions the number of the
+# paper's tables (0: none) with its tolerance. The paper rounds; for the models whose
+# sizes it does not give, the experiments are near. No reading of the large model's
+# sizes explains the 257 of Table 1.
 SIZES = {
-    "enwik8": (41_055_436, 40_949_760),
-    "enwik8_18l": (88_703_564, 88_571_520),
-    "enwik8_24l": (277_231_820, 277_020_672),
-    "text8": (277_050_395, 277_020_672),
-    "wt103": (151_107_538, 41_066_400),
-    "wt103_large": (285_205_322, 245_532_672),
-    "wt103_nvidia": (191_950_298, 54_599_680),
-    "wt103_nvidia_large": (285_167_482, 245_532_672),
-    "lm1b": (466_962_273, 356_741_120),
-    "lm1b_large": (838_078_041, 700_274_688),
-    "ptb": (24_015_760, 20_004_960),
-    "wt103_128m": (128_007_688, 17_966_550),
-    "lm1b_300m": (299_108_193, 188_887_040),
-}
-# In millions, as the paper has them, and how far off that may be: rounded, and for the
-# models of unknown sizes, to what was found that is near.
-PAPER = {
-    "enwik8": (41, 0.5),
-    "enwik8_18l": (88, 1),
-    "enwik8_24l": (277, 0.5),
-    "text8": (277, 0.5),
-    "wt103": (151, 0.5),
-    "lm1b": (460, 10),
-    "lm1b_large": (800, 50),
-    "ptb": (24, 0.5),
-    "wt103_128m": (128, 0.5),
-    "lm1b_300m": (300, 50),
+    "enwik8": (41_055_436, 40_949_760, 41, 0.5),
+    "enwik8_18l": (88_703_564, 88_571_520, 88, 1),
+    "enwik8_24l": (277_231_820, 277_020_672, 277, 0.5),
+    "text8": (277_050_395, 277_020_672, 277, 0.5),
+    "wt103": (151_107_538, 41_066_400, 151, 0.5),
+    "wt103_large": (285_205_322, 245_532_672, 257, 28.3),
+    "wt103_nvidia": (191_950_298, 54_599_680, 0, 0),
+    "wt103_nvidia_large": (285_167_482, 245_532_672, 0, 0),
+    "lm1b": (466_962_273, 356_741_120, 460, 10),
+    "lm1b_large": (838_078_041, 700_274_688, 800, 50),
+    "ptb": (24_015_760, 20_004_960, 24, 0.5),
+    "wt103_128m": (128_007_688, 17_966_550, 128, 0.5),
+    "lm1b_300m": (299_108_193, 188_887_040, 300, 50),
 }
 # As the original PyTorch code makes these models.
-PYTORCH = {
+PYTORCH: dict[str, tuple[int, dict[str, Any]]] = {
     "wt103_large": (285_170_506, {"untie_r": False}),
     "lm1b": (469_020_513, {"untie_r": False, "proj_same_dim": True}),
     "lm1b_large": (841_295_961, {"untie_r": False, "proj_same_dim": True}),
@@ -69,56 +57,31 @@ def model(name: str, **changes: Any) -> ModelConfig:
     return dataclasses.replace(config.model, vocab_size=size, **changes)
 
 
-def count(config: ModelConfig) -> int:
-    """Returns the number of parameters, of which none is made."""
-    return parameter_count(abstract_params(config))
-
-
 @pytest.mark.parametrize("name", SIZES)
 def test_parameter_counts(name: str) -> None:
     """The layers are what the original code calls its non-embedding parameters."""
+    total, in_layers, millions, off = SIZES[name]
     params = abstract_params(model(name))
-    assert (parameter_count(params), parameter_count(params["layers"])) == SIZES[name]
-    outside = [params["embedding"], params["u"], params["w"]]
-    assert parameter_count(outside) == SIZES[name][0] - SIZES[name][1]
+    assert parameter_count(params) == total
+    assert parameter_count(params["layers"]) == in_layers
+    assert not millions or total / 1e6 == pytest.approx(millions, abs=off)
+    text = next(FOLDER.rglob(f"{name}.py")).read_text("utf-8")
+    assert f"{total:,}" in text, "the experiment's docstring"
 
 
 @pytest.mark.parametrize("name", PYTORCH)
 def test_parameter_counts_of_the_pytorch_code(name: str) -> None:
     total, changes = PYTORCH[name]
-    assert count(model(name, **changes)) == total
+    assert parameter_count(abstract_params(model(name, **changes))) == total
 
 
 def test_the_script_for_one_billion_word_has_fewer() -> None:
-    script = model("lm1b", n_layer=18, d_inner=4096)
-    assert parameter_count(abstract_params(script)["layers"]) == 245_532_672
-    as_pytorch = dataclasses.replace(script, untie_r=False, proj_same_dim=True)
-    assert count(as_pytorch) == 357_812_065
-
-
-@pytest.mark.parametrize("name", PAPER)
-def test_the_papers_rounded_numbers(name: str) -> None:
-    millions, off = PAPER[name]
-    assert SIZES[name][0] / 1e6 == pytest.approx(millions, abs=off)
-
-
-def test_the_papers_257_million_are_not_what_was_released() -> None:
-    """Table 1 gives the large model 257M, which no reading of its sizes explains."""
-    assert SIZES["wt103_large"][0] / 1e6 == pytest.approx(257 + 28.2, abs=0.1)
+    _, changes = PYTORCH["lm1b"]
+    script = abstract_params(model("lm1b", n_layer=18, d_inner=4096, **changes))
+    assert parameter_count(script["layers"]) == 245_532_672
+    assert parameter_count(script) == 357_812_065
 
 
 def test_every_published_model_is_here() -> None:
     names = {path.stem for path in FOLDER.glob("[!_]*.py")} - {"quickstart", "copying"}
     assert names == {name for name in SIZES if (FOLDER / f"{name}.py").exists()}
-
-
-@pytest.mark.parametrize("name", SIZES)
-def test_a_docstring_gives_the_number(name: str) -> None:
-    path = next(FOLDER.rglob(f"{name}.py"))
-    text = " ".join(path.read_text("utf-8").split())
-    assert f"{SIZES[name][0]:,}" in text
-
-
-def test_counting_allocates_nothing() -> None:
-    leaves = jax.tree.leaves(abstract_params(model("enwik8")))
-    assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)
