@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tests.support import tiny
-from txl_jax.model.dropout import Dropout, WordDropout
+from txl_jax.model.dropout import Dropout
 from txl_jax.model.memory import Memory
 
 B, L, D = 6, 50, 64
@@ -39,14 +39,13 @@ def test_it_keeps_the_mean_and_drops_the_rate() -> None:
 def test_relu_is_dropped_as_its_result_would_be() -> None:
     x_BLD = jax.random.normal(jax.random.key(1), (B, L, D))
 
-    def read(module: Any, x_BLD: Any) -> Any:
-        return module.apply({}, x_BLD, rngs={"dropout": jax.random.key(0)})
+    rngs = {"dropout": jax.random.key(0)}
 
     def in_two(x_BLD: Any) -> Any:
-        return read(Dropout(RATE), jax.nn.relu(x_BLD))
+        return Dropout(RATE).apply({}, jax.nn.relu(x_BLD), rngs=rngs)
 
     def in_one(x_BLD: Any) -> Any:
-        return read(Dropout(RATE, relu=True), x_BLD)
+        return Dropout(RATE, relu=True).apply({}, x_BLD, rngs=rngs)
 
     (y_BLD, pull), (expected_BLD, pull_two) = (
         jax.vjp(f, x_BLD) for f in (in_one, in_two)
@@ -62,46 +61,25 @@ def test_relu_is_dropped_as_its_result_would_be() -> None:
     assert np.isnan(nothing_BLD).mean() == (nothing_BLD != 0).mean() > 0.5
 
 
-def test_it_is_off_without_rng_or_rate() -> None:
-    x_BLD = jnp.ones((B, L, D))
-    for rate, seed in ((RATE, None), (0.0, 0)):
-        np.testing.assert_array_equal(apply(Dropout(rate), x_BLD, seed=seed), x_BLD)
-
-
-def test_variational_masks_are_the_same_for_all_tokens() -> None:
-    x_BLD = apply(Dropout(RATE, variational=True), jnp.ones((B, L, D)))
-    np.testing.assert_array_equal(x_BLD, np.broadcast_to(x_BLD[:, :1], x_BLD.shape))
-    kept_BD = x_BLD[:, 0] > 0
-    assert 0.5 < kept_BD.mean() < 0.9
-    assert len(np.unique(kept_BD, axis=0)) == B
-
-
-def test_word_dropout_drops_a_word_wherever_it_stands() -> None:
-    tokens_BL = np.arange(B * L, dtype=np.int32).reshape(B, L) % 100
-    h_BLD = apply(WordDropout(RATE), jnp.ones((B, L, D)), tokens_BL)
-    np.testing.assert_array_equal(h_BLD, np.broadcast_to(h_BLD[..., :1], h_BLD.shape))
-    kept_BL = h_BLD[..., 0] > 0
-    np.testing.assert_allclose(np.unique(h_BLD), [0, 1 / (1 - RATE)], rtol=1e-6)
-    for token in range(100):
-        assert len(set(kept_BL[tokens_BL == token])) == 1
-    assert 0.5 < np.mean(kept_BL.flat[:100]) < 0.9
-
-
-def test_the_model_has_both() -> None:
-    """The memory of the first layer is the embeddings after dropout."""
-    config = tiny.config(dropout=0.3, mem_len=4, variational=True, word_dropout=0.3)
-    tokens_BL = np.tile(np.array([7, 3, 7, 7], np.int32), (B, 1))
-    _, memory = tiny.apply(
+def test_output_and_remembered_embeddings_are_after_dropout() -> None:
+    """So a token is remembered as it was read. With all kinds of dropout."""
+    config = tiny.config(dropout=RATE, mem_len=L, variational=True, word_dropout=RATE)
+    params, tokens_BL = tiny.make_params(config), tiny.make_tokens(B, L)
+    hidden_BLD, memory = tiny.apply(
         config,
-        tiny.make_params(config),
+        params,
         tokens_BL,
         Memory.empty(config, B),
         rngs={"dropout": jax.random.key(2)},
     )
-    kept_BMD = np.asarray(memory.h_NBMD[0]) != 0
+    kept_BLD = np.asarray(memory.h_NBMD[0]) != 0
+    h_BLD = params["embedding"]["table"][tokens_BL] * tiny.D**0.5 / (1 - RATE) ** 2
+    tiny.assert_close(memory.h_NBMD[0], np.where(kept_BLD, h_BLD, 0))
     # A word is dropped everywhere; a feature of a stream, for all tokens.
-    kept_M = kept_BMD.any(axis=(0, 2))
-    assert list(kept_M[[0, 2, 3]]) == [kept_M[0]] * 3 and kept_M.any()
-    kept_BM1 = kept_BMD.any(axis=1, keepdims=True)
-    np.testing.assert_array_equal(kept_BMD, kept_BM1 & kept_M[:, None])
-    assert 0.4 < kept_BM1.mean() < 0.95
+    kept_BL, kept_BD = kept_BLD.any(axis=2), kept_BLD.any(axis=1)
+    np.testing.assert_array_equal(kept_BLD, kept_BL[..., None] & kept_BD[:, None])
+    words = [set(kept_BL[tokens_BL == token]) for token in range(tiny.V)]
+    assert all(len(word) == 1 for word in words) and len(set.union(*words)) == 2
+    assert len(np.unique(kept_BD, axis=0)) > 1
+    for kept in (kept_BL, kept_BD, hidden_BLD != 0):
+        assert 0.4 < kept.mean() < 0.95

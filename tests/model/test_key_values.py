@@ -19,14 +19,16 @@ from txl_jax.model.ring import RingMemory
 B, L, M = 3, 4, 5
 UNTIED: dict[str, Any] = {"untie_r": True, "same_length_self": True}
 VARIANTS: list[dict[str, Any]] = [
-    tiny.ALL,
+    {**tiny.ALL, "pre_lnorm": False},
     {**UNTIED, "same_length": True, "initial_memory": "zeros", "pre_lnorm": True},
-    {"clamp_len": 2, "cutoffs": (5, 9), "div_val": 2},
-    {"position": "shaw", "n_position": 4},
-    {"position": "shaw_biased", "n_position": 20},
+    {"position": "shaw_biased", "n_position": 4},
 ]
 OTHERS: list[dict[str, Any]] = [
     {},
+    tiny.ALL,
+    {"clamp_len": 2, "cutoffs": (5, 9), "div_val": 2},
+    {"position": "shaw", "n_position": 4},
+    {"position": "shaw_biased", "n_position": 20},
     {**UNTIED, "same_length": True},
     {"position": "none"},
     {"position": "sinusoidal_repeated"},

@@ -164,13 +164,15 @@ def assert_equal(actual: Any, expected: Any) -> None:
     jax.tree_util.tree_map_with_path(compare, actual, expected)
 
 
-def assert_memory(memory: Memory, expected: reference.Memory) -> None:
+def assert_memory(
+    memory: Memory, expected: reference.Memory, tolerance: float = FLOAT32
+) -> None:
     """Compares the slots that may be seen, and how many they are."""
     M = memory.mem_len
     h_NBMD, filled_B = reference.padded(expected, M)
     np.testing.assert_array_equal(memory.filled_B, filled_B)
     seen_BM1 = (np.arange(M) >= M - filled_B[:, None])[..., None]
-    assert_close(np.where(seen_BM1, memory.h_NBMD, 0), h_NBMD)
+    assert_close(np.where(seen_BM1, memory.h_NBMD, 0), h_NBMD, tolerance)
 
 
 # What stderr says, in a line each, of what went well before a mistake was met.
