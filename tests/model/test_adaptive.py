@@ -1,12 +1,15 @@
-"""The embedding's tables and the softmax make one distribution over the vocabulary.
+"""The softmax is one distribution over the vocabulary, in blocks and on a mesh.
 
-`test_txl` compares their values with the reference.
+`test_txl` compares its values, and the embedding's, with the reference.
 
 Dims: B streams, L segment, D model, V vocabulary.
 """
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,76 +17,149 @@ import pytest
 
 from tests.reference import Array
 from tests.support import tiny
+from txl_jax.kernels import cluster
+from txl_jax.kernels.cluster import Block, Limits
 from txl_jax.model.adaptive import Vocabulary
+from txl_jax.model.config import ModelConfig
+from txl_jax.runtime.options import MeshConfig
+from txl_jax.sharding import make_mesh, sharding, shardings
+from txl_jax.update.init import abstract_params
 
-V, D = tiny.V, tiny.D
-PARAMS: dict[str, Array] = tiny.make_params()["embedding"]
-TARGETS_BL = np.arange(V, dtype=np.int32)[None]  # each target once
-HIDDEN_BLD = np.random.default_rng(0).normal(size=(1, V, D)).astype(np.float32)
+V, L = 41, 29
+BOUNDS = [(0, 13), (13, 20), (20, V), (0, V)]
+# Blocks of one score, and of sizes that divide nothing.
+ONE = Limits(Block(1, 1, 1), Block(1, 1, 1))
+UNEVEN = Limits(Block(40, 8, 4), Block(24, 4, 3))
 
-# V is 12: clusters of 5, 4 and 3, of which the last has embeddings of 2.
-CLUSTERS: list[dict[str, Any]] = [
-    {"cutoffs": (5, 9), "d_embed": 6, "tie_projs": (False, True, False)},
-    {"cutoffs": (5, 9), "div_val": 2, "tie_projs": (True, True, True)},
-    {"cutoffs": (5, 9), "div_val": 2, "proj_same_dim": False, "tie_weights": False},
-    {"cutoffs": (1,), "div_val": 4, "d_embed": 4},
-    {},
+CLUSTERS: dict[str, Any] = {"cutoffs": (13, 20), "div_val": 2}
+CASES: list[tuple[dict[str, Any], Limits]] = [
+    ({}, UNEVEN),
+    ({"cutoffs": (13, 20), "d_embed": 6, "tie_projs": (False, True, False)}, ONE),
+    ({**CLUSTERS, "tie_projs": (True, True, True)}, UNEVEN),
+    ({**CLUSTERS, "proj_same_dim": False, "tie_weights": False}, ONE),
+]
+OTHERS = [
+    ({}, ONE),
+    ({"cutoffs": (13, 20)}, UNEVEN),
+    ({"cutoffs": (1,), "div_val": 4, "d_embed": 4}, UNEVEN),
 ]
 
 
-def call(method: str, params: Any, *args: Any, **changes: Any) -> Any:
-    """Returns the result of a method of the vocabulary with some fields changed."""
-    vocabulary = Vocabulary(tiny.config(**changes))
-    return vocabulary.apply({"params": params}, *args, method=method)
+def gradients(config: ModelConfig, method: str) -> Callable[..., Any]:
+    """Returns a jitted function of (params, hidden_BLD, targets_BL, weights_BL).
+
+    Its result is (gradients of the weighted sum, nll_BL). The nll of the method
+    log_probs is gathered from the dense log-probabilities.
+    """
+
+    def loss(params: Any, hidden_BLD: Any, targets_BL: Any, weights_BL: Any) -> Any:
+        args = (hidden_BLD, targets_BL) if method == "nll" else (hidden_BLD,)
+        nll_BL: Any = Vocabulary(config).apply({"params": params}, *args, method=method)
+        if method == "log_probs":
+            index_BL1 = targets_BL[..., None]
+            nll_BL = -jnp.take_along_axis(nll_BL, index_BL1, axis=-1)[..., 0]
+        return jnp.sum(nll_BL * weights_BL), nll_BL
+
+    return tiny.jit(jax.grad(loss, argnums=(0, 1), has_aux=True))
 
 
-@pytest.mark.parametrize("changes", CLUSTERS, ids=str)
-def test_nll_has_the_values_and_gradients_of_log_probs(changes: dict[str, Any]) -> None:
-    config = tiny.config(**changes)
+def draw(B: int, L: int, D: int) -> tuple[Array, Array]:
+    """Returns hidden states and weights."""
+    rng = np.random.default_rng(0)
+    hidden_BLD, weights_BL = rng.normal(size=(B, L, D)), rng.normal(size=(B, L))
+    return hidden_BLD.astype(np.float32), weights_BL.astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("changes", "limits"),
+    [*CASES, *(pytest.param(*case, marks=pytest.mark.long) for case in OTHERS)],
+    ids=str,
+)
+def test_blocks_add_up_to_the_dense_loss(
+    changes: dict[str, Any], limits: Limits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With targets in each of the clusters, and in all of them."""
+    monkeypatch.setattr(cluster, "CPU", limits)
+    config, rng = tiny.config(vocab_size=V, **changes), np.random.default_rng(1)
     params = tiny.make_params(config)["embedding"]
-
-    def direct(params: Any, hidden_BLD: Any, weights_V: Any) -> Any:
-        nll_BL = call("nll", params, hidden_BLD, TARGETS_BL, **changes)
-        return jnp.sum(nll_BL * weights_V), nll_BL
-
-    def dense(params: Any, hidden_BLD: Any, weights_V: Any) -> Any:
-        log_p_BLV = call("log_probs", params, hidden_BLD, **changes)
-        return -jnp.sum(jnp.diagonal(log_p_BLV[0]) * weights_V), log_p_BLV
-
-    run, run_dense = (
-        tiny.jit(jax.grad(loss, argnums=(0, 1), has_aux=True))
-        for loss in (direct, dense)
-    )
-    weights_V = np.linspace(1, 2, V, dtype=np.float32)
-    grads, nll_BL = run(params, HIDDEN_BLD, weights_V)
-    expected, log_p_BLV = run_dense(params, HIDDEN_BLD, weights_V)
-    tiny.assert_close(np.exp(log_p_BLV).sum(-1), np.ones((1, V)))
-    tiny.assert_close(nll_BL[0], -np.diagonal(log_p_BLV[0]))
-    tiny.assert_close(grads, expected)
-    # A rare token's target gives no gradient to the rows of other clusters.
-    (last, _), _ = run(params, HIDDEN_BLD, np.eye(V, dtype=np.float32)[-1])
-    bounds = (0, *config.cutoffs, V)
-    expected_V = (np.arange(V) < bounds[1]) | (np.arange(V) >= bounds[-2])
-    np.testing.assert_array_equal(np.asarray(last["bias"]) != 0, expected_V)
+    hidden_BLD, weights_BL = draw(1, L, tiny.D)
+    direct, dense = (gradients(config, method) for method in ("nll", "log_probs"))
+    for bound in BOUNDS:
+        targets_BL = rng.integers(*bound, (1, L), np.int32)
+        args = params, hidden_BLD, targets_BL, weights_BL
+        tiny.assert_close(direct(*args), dense(*args))
 
 
-def test_logits_of_3000_nats_are_exact() -> None:
-    """The exponential of such a logit is infinite."""
-    log_p_BLV = call("log_probs", PARAMS, 1e3 * HIDDEN_BLD)
-    nll_BL = call("nll", PARAMS, 1e3 * HIDDEN_BLD, TARGETS_BL)
-    assert np.abs(log_p_BLV).max() > 3000
-    tiny.assert_close(nll_BL[0], -np.diagonal(log_p_BLV[0]))
+def call(config: ModelConfig, method: str, params: Any, *args: Any) -> Any:
+    """Returns the result of a method of the vocabulary."""
+    run = functools.partial(Vocabulary(config).apply, method=method)
+    return tiny.jit(run)({"params": params}, *args)
+
+
+def test_probabilities_sum_to_one() -> None:
+    config = tiny.config(vocab_size=V, **CLUSTERS)
+    params = tiny.make_params(config)["embedding"]
+    log_p_BLV = call(config, "log_probs", params, draw(1, L, tiny.D)[0])
+    tiny.assert_close(np.exp(log_p_BLV).sum(-1), np.ones((1, L)))
 
 
 def test_logits_are_float32_under_bfloat16() -> None:
-    hidden_BLD = HIDDEN_BLD.astype(jnp.bfloat16)
-    table_VD, bias_V = PARAMS["table"].astype(jnp.bfloat16), PARAMS["bias"]
+    config = tiny.config(dtype="bfloat16")
+    params: dict[str, Array] = tiny.make_params()["embedding"]
+    targets_BL = np.arange(tiny.V, dtype=np.int32)[None]
+    hidden_BLD = draw(1, tiny.V, tiny.D)[0].astype(jnp.bfloat16)
+    table_VD, bias_V = params["table"].astype(jnp.bfloat16), params["bias"]
     # Inputs are rounded, sums are not: bfloat16 sums would differ by 4e-3.
     scores_BLV = hidden_BLD.astype(float) @ table_VD.astype(float).T + bias_V
     expected_BLV = scores_BLV - np.log(np.exp(scores_BLV).sum(-1, keepdims=True))
-    log_p_BLV = call("log_probs", PARAMS, hidden_BLD, dtype="bfloat16")
+    log_p_BLV = call(config, "log_probs", params, hidden_BLD)
     tiny.assert_close(log_p_BLV, expected_BLV)
-    nll_BL = call("nll", PARAMS, hidden_BLD, TARGETS_BL, dtype="bfloat16")
+    nll_BL = call(config, "nll", params, hidden_BLD, targets_BL)
     assert log_p_BLV.dtype == nll_BL.dtype == jnp.float32
-    h_BLD = call("embed", PARAMS, TARGETS_BL, dtype="bfloat16")
+    h_BLD = call(config, "embed", params, targets_BL)
     assert h_BLD.dtype == jnp.bfloat16
+
+
+SPLIT: dict[str, dict[str, Any]] = {
+    "one_table": {"d_model": 6, "cutoffs": (13, 20)},
+    "tables": {"cutoffs": (12, 20), "div_val": 2},
+    "tables_that_do_not_divide": {"cutoffs": (13, 21), "div_val": 2},
+    "plain": {"d_model": 6},
+}
+MESHES = [(4, 1, 2), (1, 2, 4), (2, 1, 4)]
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh"),
+    # In the quick suite one mesh for each vocabulary with clusters.
+    [
+        pytest.param(name, mesh, marks=() if m == n else pytest.mark.long)
+        for n, name in enumerate(SPLIT)
+        for m, mesh in enumerate(MESHES)
+    ],
+)
+def test_the_vocabulary_may_be_split_over_devices(
+    name: str, mesh: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Value and gradients are one device's, and no device sees all rows at once."""
+    monkeypatch.setattr(cluster, "CPU", Limits(Block(15, 3, 1), Block(15, 3, 1)))
+    config = tiny.config(vocab_size=40, **SPLIT[name])
+    devices = make_mesh(MeshConfig(*mesh))
+    params = tiny.make_params(config)["embedding"]
+    hidden_BLD, weights_BL = draw(4, 7, config.d_model)
+    targets_BL = np.random.default_rng(1).integers(0, 40, (4, 7), np.int32)
+    grad = gradients(config, "nll")
+    expected = grad(params, hidden_BLD, targets_BL, weights_BL)
+    specs = nn.get_partition_spec(abstract_params(config))["embedding"]
+    places = shardings(devices, specs)
+    if name == "tables_that_do_not_divide":
+        places = sharding(devices, "")
+    placed = jax.device_put(
+        (params, hidden_BLD, targets_BL, weights_BL),
+        (places, *(sharding(devices, letters) for letters in ("BLD", "BL", "BL"))),
+    )
+    tiny.assert_close(grad(*placed), expected)
+    if mesh == (4, 1, 2) and config.div_val == 1:
+        score = functools.partial(Vocabulary(config).apply, method="nll")
+        lowered = jax.jit(score).lower({"params": placed[0]}, *placed[1:3])
+        assert "all-gather" not in str(lowered.compile().as_text())
