@@ -58,38 +58,23 @@ def local_nll(
     """Returns nll_BL of one device's tokens; `ends` are the cluster boundaries."""
     hidden_TD = hidden_BLD.reshape(-1, hidden_BLD.shape[-1])
     target_T = targets_BL.reshape(-1)
-    if len(ends) == 2:
-        nll_T = sorted_nll(head, hidden_TD, target_T, None, ends, axis)
-        return nll_T.reshape(targets_BL.shape)
-    cluster_T = jnp.searchsorted(jnp.asarray(ends[1:-1]), target_T, side="right")
-    order_T = jnp.argsort(cluster_T, stable=True)
-    nll_T = sorted_nll(
-        head, hidden_TD[order_T], target_T[order_T], cluster_T[order_T], ends, axis
-    )
-    nll_T = jnp.zeros_like(nll_T).at[order_T].set(nll_T, unique_indices=True)
-    return nll_T.reshape(targets_BL.shape)
-
-
-def sorted_nll(
-    head: Head,
-    hidden_TD: Array,
-    target_T: Array,
-    cluster_T: Array | None,
-    ends: tuple[int, ...],
-    axis: str | None,
-) -> Array:
-    """Returns nll_T of tokens in the order of their targets' clusters, cluster_T."""
+    V, T, tables = ends[-1], len(target_T), head.tables
 
     def narrow(i: int) -> Array:
         proj_ED = head.projs[i]
         return hidden_TD if proj_ED is None else hidden_TD @ proj_ED.T
 
-    V, T, tables = ends[-1], len(target_T), head.tables
     first: Cluster = (Rows(0, 0, ends[1], 0),)
-    if cluster_T is None or head.clusters is None:
+    if head.clusters is None:
         tokens = Tokens(narrow(0), target_T, 0, T)
-        return blockwise_nll((first,), (tokens,), tables, axis)
+        nll_T = blockwise_nll((first,), (tokens,), tables, axis)
+        return nll_T.reshape(targets_BL.shape)
 
+    cluster_T = jnp.searchsorted(jnp.asarray(ends[1:-1]), target_T, side="right")
+    order_T = jnp.argsort(cluster_T, stable=True)
+    hidden_TD, target_T, cluster_T = (
+        x[order_T] for x in (hidden_TD, target_T, cluster_T)
+    )
     # All tokens need the first softmax, which also predicts the cluster.
     first += (Rows(len(tables), 0, len(ends) - 2, V, replicated=True),)
     choice_T = jnp.where(cluster_T > 0, V + cluster_T - 1, target_T)
@@ -102,4 +87,6 @@ def sorted_nll(
         size = begin_G[i + 1] - begin_G[i]
         tokens_of.append(Tokens(narrow(i), target_T, begin_G[i], size))
     tables = (*tables, head.clusters)
-    return blockwise_nll(tuple(clusters), tuple(tokens_of), tables, axis)
+    nll_T = blockwise_nll(tuple(clusters), tuple(tokens_of), tables, axis)
+    nll_T = jnp.zeros_like(nll_T).at[order_T].set(nll_T, unique_indices=True)
+    return nll_T.reshape(targets_BL.shape)

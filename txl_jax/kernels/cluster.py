@@ -45,11 +45,6 @@ CPU = Limits(Block(1 << 21, 1 << 12, 8), Block(1 << 20, 1 << 14, 8))
 ACCELERATOR = Limits(Block(1 << 22, 1 << 12, 128), Block(1 << 20, 1 << 12, 128))
 
 
-def limits() -> Limits:
-    """Returns the limits for the device of the current trace."""
-    return CPU if device_kind() == "cpu" else ACCELERATOR
-
-
 def share(size: int, most: int, step: int) -> int:
     """Returns the block size for the fewest blocks of at most `most`, in steps."""
     equal = -(-size // -(-size // most))
@@ -99,7 +94,8 @@ class Shape(NamedTuple):
 
 def block_shape(cluster: Cluster, T: int, all_tokens: bool) -> Shape:
     """Returns the block shape of a cluster that has all or some of the T tokens."""
-    block = limits().common if all_tokens else limits().rare
+    limits = CPU if device_kind() == "cpu" else ACCELERATOR
+    block = limits.common if all_tokens else limits.rare
     V = max(rows.high - rows.low for rows in cluster)
     X = min(T, max(block.scores // min(V, block.rows), 1))
     return Shape(share(T, X, block.step) if all_tokens else X, block.rows, block.step)
@@ -129,30 +125,34 @@ class RowBlock(NamedTuple):
     target_Y: Array
 
 
-def visit_rows(
-    rows: Rows,
-    table: Table,
-    dtype: Any,
-    axis: str | None,
-    shape: Shape,
-    visit: Callable[[Any, RowBlock], Any],
-    carry: Any,
-) -> Any:
-    """Calls visit(carry, block) for each block of rows, with weights in a dtype."""
+# (visit, carry) -> the carry after visit(carry, block) for each block of rows.
+RowLoop = Callable[[Callable[[Any, RowBlock], Any], Any], Any]
+
+
+def row_loop(
+    tables: tuple[Table, ...], rows: Rows, shape: Shape, dtype: Any, axis: str | None
+) -> RowLoop:
+    """Returns the loop over the blocks of rows, with weights in a dtype."""
+    table = tables[rows.table]
     V = len(table.bias_V)
     low, high, first = own_rows(rows, V, axis)
     Y = share(min(rows.high - rows.low, V), shape.Y, shape.step)
 
-    def turn(k: Array, carry: Any) -> Any:
+    def read(k: Array) -> RowBlock:
         start = jnp.maximum(jnp.minimum(low + k * Y, high - Y), 0)
         row_Y = start + jnp.arange(Y)
         new_Y = (row_Y >= low + k * Y) & (row_Y < high)
         target_Y = jnp.where(new_Y, row_Y + first, -1)
         weight_YE, bias_Y = (part(x, start, Y) for x in table)
-        block = RowBlock(start, weight_YE.astype(dtype), bias_Y, new_Y, target_Y)
-        return visit(carry, block)
+        return RowBlock(start, weight_YE.astype(dtype), bias_Y, new_Y, target_Y)
 
-    return jax.lax.fori_loop(0, (high - low + Y - 1) // Y, turn, carry)
+    def loop(visit: Callable[[Any, RowBlock], Any], carry: Any) -> Any:
+        def turn(k: Array, carry: Any) -> Any:
+            return visit(carry, read(k))
+
+        return jax.lax.fori_loop(0, (high - low + Y - 1) // Y, turn, carry)
+
+    return loop
 
 
 def own_rows(rows: Rows, V: int, axis: str | None) -> tuple[Any, Any, Any]:

@@ -20,14 +20,14 @@ from jax import Array
 from txl_jax.kernels.cluster import (
     Cluster,
     RowBlock,
-    Rows,
+    RowLoop,
     Shape,
     Table,
     Tokens,
     block_shape,
     part,
     put,
-    visit_rows,
+    row_loop,
     visit_tokens,
 )
 from txl_jax.kernels.xla import MASKED, product
@@ -49,48 +49,39 @@ class Stats(NamedTuple):
     target_T: Array
 
 
-class Gradients(NamedTuple):
-    """Of a cluster's hidden states and a table, in float32."""
+def score(
+    tokens: Tokens, first: Array, X: int, block: RowBlock
+) -> tuple[Array, Array, Array]:
+    """Returns h_XE, the scores in float32 and a mask of the targets' scores.
 
-    h_TE: Array
-    table: Table
+    Scores are masked for rows that are not new.
+    """
+    h_XE = part(tokens.h_TE, first, X)
+    score_XY = product("XE,YE->XY", h_XE, block.weight_YE) + block.bias_Y
+    target_X1 = part(tokens.target_T, first, X)[:, None]
+    return h_XE, jnp.where(block.new_Y, score_XY, MASKED), target_X1 == block.target_Y
 
 
-def score_XY(h_XE: Array, rows: RowBlock) -> Array:
-    """Returns the scores of a block in float32, masked for rows that are not new."""
-    score_XY = product("XE,YE->XY", h_XE, rows.weight_YE) + rows.bias_Y
-    return jnp.where(rows.new_Y, score_XY, MASKED)
-
-
-def add_rows(
-    stats: Stats,
-    tokens: Tokens,
-    table: Table,
-    rows: Rows,
-    shape: Shape,
-    axis: str | None,
-) -> Stats:
-    """Adds a cluster's scores against `rows` to the statistics of its tokens.
+def add_rows(stats: Stats, tokens: Tokens, X: int, over_rows: RowLoop) -> Stats:
+    """Adds a cluster's scores against rows to the statistics of its tokens.
 
     The last block may include tokens of the next cluster, whose results are not used.
     """
-    X = shape.X
 
     def visit_block(stats: Stats, block: RowBlock) -> Stats:
         def visit(stats: Stats, first: Array, _: Array) -> Stats:
-            scores = score_XY(part(tokens.h_TE, first, X), block)
-            hit_XY = part(tokens.target_T, first, X)[:, None] == block.target_Y
+            _, score_XY, hit_XY = score(tokens, first, X, block)
             before = Stats(*(part(x_T, first, X) for x_T in stats))
-            highest_X = jnp.maximum(before.highest_T, scores.max(axis=1))
+            highest_X = jnp.maximum(before.highest_T, score_XY.max(axis=1))
             sum_X = before.sum_T * jnp.exp(before.highest_T - highest_X)
-            sum_X += jnp.exp(scores - highest_X[:, None]).sum(axis=1)
-            target_X = before.target_T + jnp.where(hit_XY, scores, 0).sum(axis=1)
+            sum_X += jnp.exp(score_XY - highest_X[:, None]).sum(axis=1)
+            target_X = before.target_T + jnp.where(hit_XY, score_XY, 0).sum(axis=1)
             after = Stats(highest_X, sum_X, target_X)
             return jax.tree.map(lambda x_T, x: put(x_T, x, first), stats, after)
 
         return visit_tokens(tokens, X, visit, stats)
 
-    return visit_rows(rows, table, tokens.h_TE.dtype, axis, shape, visit_block, stats)
+    return over_rows(visit_block, stats)
 
 
 def over_devices(stats: Stats, axis: str) -> Stats:
@@ -101,43 +92,43 @@ def over_devices(stats: Stats, axis: str) -> Stats:
 
 
 def add_gradients(
-    grads: Gradients,
+    grads: tuple[Array, Table],
     tokens: Tokens,
-    table: Table,
+    X: int,
+    over_rows: RowLoop,
     lse_T: Array,
     grad_T: Array,
-    rows: Rows,
-    shape: Shape,
-    axis: str | None,
-) -> Gradients:
-    """Adds the gradients through `rows`: (softmax - target) times grad_T."""
-    X, dtype = shape.X, tokens.h_TE.dtype
+) -> tuple[Array, Table]:
+    """Adds the gradients through rows: (softmax - target) times grad_T.
 
-    def visit_block(grads: Gradients, block: RowBlock) -> Gradients:
+    grads: those of a cluster's hidden states and of a table, in float32.
+    """
+
+    def visit_block(grads: tuple[Array, Table], block: RowBlock) -> tuple[Array, Table]:
         def visit(carry: Any, first: Array, real_X: Array) -> Any:
             grad_h_TE, grad_YE, grad_Y = carry
-            h_XE = part(tokens.h_TE, first, X)
-            p_XY = jnp.exp(score_XY(h_XE, block) - part(lse_T, first, X)[:, None])
-            hit_XY = part(tokens.target_T, first, X)[:, None] == block.target_Y
+            h_XE, score_XY, hit_XY = score(tokens, first, X, block)
+            p_XY = jnp.exp(score_XY - part(lse_T, first, X)[:, None])
             grad_X1 = part(grad_T, first, X)[:, None]
             grad_XY = jnp.where(real_X[:, None], (p_XY - hit_XY) * grad_X1, 0)
             grad_Y += grad_XY.sum(axis=0)
-            grad_XY = grad_XY.astype(dtype)
+            grad_XY = grad_XY.astype(h_XE.dtype)
             grad_XE = product("XY,YE->XE", grad_XY, block.weight_YE)
             grad_YE += product("XY,XE->YE", grad_XY, h_XE)
             grad_XE += part(grad_h_TE, first, X)
             return put(grad_h_TE, grad_XE, first), grad_YE, grad_Y
 
+        grad_h_TE, grad_table = grads
         Y, E = block.weight_YE.shape
-        carry = grads.h_TE, jnp.zeros((Y, E)), jnp.zeros(Y)
+        carry = grad_h_TE, jnp.zeros((Y, E)), jnp.zeros(Y)
         grad_h_TE, *more = visit_tokens(tokens, X, visit, carry)
 
         def add(x: Array, more: Array) -> Array:
             return put(x, part(x, block.start, Y) + more, block.start)
 
-        return Gradients(grad_h_TE, Table(*map(add, grads.table, more)))
+        return grad_h_TE, Table(*map(add, grad_table, more))
 
-    return visit_rows(rows, table, dtype, axis, shape, visit_block, grads)
+    return over_rows(visit_block, grads)
 
 
 def blockwise_nll(
@@ -173,18 +164,14 @@ def blockwise_nll(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def padded_nll(
-    plan: Plan,
-    tokens: tuple[Tokens, ...],
-    tables: tuple[Table, ...],
+    plan: Plan, tokens: tuple[Tokens, ...], tables: tuple[Table, ...]
 ) -> Array:
     """Returns `blockwise_nll` of tokens that are padded at the end."""
     return forward(plan, tokens, tables)[0]
 
 
 def forward(
-    plan: Plan,
-    tokens: tuple[Tokens, ...],
-    tables: tuple[Table, ...],
+    plan: Plan, tokens: tuple[Tokens, ...], tables: tuple[Table, ...]
 ) -> tuple[Array, Any]:
     """Returns nll_T and the residuals, with each cluster's log-sum-exp of tokens."""
     T = len(tokens[0].target_T)
@@ -192,7 +179,8 @@ def forward(
     for cluster, shape, own in zip(plan.clusters, plan.shapes, tokens, strict=True):
         stats = Stats(jnp.full(T, MASKED), jnp.zeros(T), jnp.zeros(T))
         for rows in cluster:
-            stats = add_rows(stats, own, tables[rows.table], rows, shape, plan.axis)
+            over_rows = row_loop(tables, rows, shape, own.h_TE.dtype, plan.axis)
+            stats = add_rows(stats, own, shape.X, over_rows)
         if plan.axis is not None:
             stats = over_devices(stats, plan.axis)
         lses.append(stats.highest_T + jnp.log(stats.sum_T))
@@ -205,10 +193,9 @@ def forward(
 def backward(plan: Plan, saved: Any, grad_T: Array) -> tuple[Any, Any]:
     """Returns the gradients of tokens and tables."""
     tokens, tables, lses = saved
-    axis = plan.axis
-    if axis is not None:
+    if plan.axis is not None:
         # shard_map divides the gradient of a replicated result by the devices.
-        grad_T = jax.lax.psum(grad_T, axis)
+        grad_T = jax.lax.psum(grad_T, plan.axis)
     grad_tables = [Table(*(jnp.zeros(x.shape) for x in table)) for table in tables]
     grad_tokens: list[Any] = []
     for cluster, shape, own, lse_T in zip(
@@ -216,10 +203,10 @@ def backward(plan: Plan, saved: Any, grad_T: Array) -> tuple[Any, Any]:
     ):
         grad_h_TE = jnp.zeros(own.h_TE.shape)
         for rows in cluster:
+            over_rows = row_loop(tables, rows, shape, own.h_TE.dtype, plan.axis)
             i = rows.table
             grad_h_TE, grad_tables[i] = add_gradients(
-                Gradients(grad_h_TE, grad_tables[i]),
-                *(own, tables[i], lse_T, grad_T, rows, shape, axis),
+                (grad_h_TE, grad_tables[i]), own, shape.X, over_rows, lse_T, grad_T
             )
         # Targets and ranges are integers and have no gradient.
         grad_tokens.append(Tokens(grad_h_TE.astype(own.h_TE.dtype), *[None] * 3))  # type: ignore[arg-type]
