@@ -9,16 +9,14 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from jax.sharding import Mesh
 
 from tests.kernels.cases import Case, assert_agree, differentiate, oracle
 from tests.support import tiny
 from txl_jax.errors import UserError
-from txl_jax.kernels import chunked, xla
+from txl_jax.kernels import chunked, dispatch, xla
 from txl_jax.kernels.sharded import follow_mesh
-from txl_jax.kernels.tiles import Blocks
 from txl_jax.model.memory import Memory
 from txl_jax.model.txl import TransformerXL
 from txl_jax.runtime.options import MeshConfig
@@ -27,7 +25,7 @@ from txl_jax.update.init import abstract_params
 
 CUBE = MeshConfig(data=2, fsdp=2, model=2)
 CASE = Case(6, 5, "filling", 0.3, B=8, H=4)
-CHUNKED = functools.partial(chunked.rel_attention, blocks=Blocks(4, 8))
+CHUNKED = functools.partial(chunked.rel_attention, blocks=(4, 8))
 
 
 def place(mesh: Mesh, inputs: dict[str, Any]) -> dict[str, Any]:
@@ -43,8 +41,8 @@ def place(mesh: Mesh, inputs: dict[str, Any]) -> dict[str, Any]:
     ("sizes", "absent"),
     [
         (CUBE, ()),
-        (MeshConfig(), ("bias_HR",)),
         (MeshConfig(data=1, fsdp=2, model=4), ("r_RHA", "u_HA", "w_HA")),
+        pytest.param(MeshConfig(), ("bias_HR",), marks=pytest.mark.long),
     ],
     ids=str,
 )
@@ -59,69 +57,51 @@ def test_value_and_gradients_are_those_of_one_device(
     assert_agree(actual, oracle(case))
 
 
-@pytest.mark.parametrize(
-    ("sizes", "message"),
-    [
+def test_the_compiler_splits_only_the_einsum_unevenly() -> None:
+    cube = sharding(make_mesh(CUBE), "")
+    for sizes, message in (
         ((6, 4), "6 streams .* = 4: make batch_size"),
         ((8, 3), "n_head = 3 .* mesh.model = 2"),
-    ],
-)
-def test_the_compiler_splits_only_the_einsum_unevenly(
-    sizes: tuple[int, int], message: str
-) -> None:
-    case = CASE._replace(B=sizes[0], H=sizes[1], rate=0.0)
-    placed = jax.device_put(case.inputs(), sharding(make_mesh(CUBE), ""))
-    with pytest.raises(UserError, match=message):
-        differentiate(follow_mesh(xla.rel_attention), placed)
+    ):
+        case = CASE._replace(B=sizes[0], H=sizes[1], rate=0.0)
+        placed = jax.device_put(case.inputs(), cube)
+        with pytest.raises(UserError, match=message):
+            differentiate(follow_mesh(xla.rel_attention), placed)
     split = follow_mesh(xla.rel_attention, required=False)
     assert_agree(differentiate(split, placed), oracle(case))
 
 
-def test_every_device_attends_for_its_own_part() -> None:
-    shapes = []
+def test_every_device_attends_for_its_own_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mesh of the model's parameters and tokens is enough."""
+    shapes = set()
 
     def spy(q_BLHA: jax.Array, *args: Any) -> jax.Array:
-        shapes.append(q_BLHA.shape)
+        shapes.add(q_BLHA.shape)
         return xla.rel_attention(q_BLHA, *args)
 
-    def run(inputs: dict[str, Any]) -> None:
-        jax.eval_shape(
-            lambda *arrays: follow_mesh(spy)(*arrays, None), *inputs.values()
-        )
+    monkeypatch.setitem(dispatch.KERNELS, "chunked", follow_mesh(spy))
+    config = tiny.config(kernel="chunked", dropatt=0.3, remat=True)
+    B, L = 4, 6
 
-    inputs, (L, _, _, _, _, B, H, A) = CASE.inputs(), CASE
-    run(place(make_mesh(CUBE), inputs))
-    run(place(make_mesh(MeshConfig(), jax.devices()[:1]), inputs))
-    run(inputs)
-    assert shapes == [(B // 4, L, H // 2, A), (B, L, H, A), (B, L, H, A)]
-
-
-def gradient(kernel: Any, params: Any, tokens_BT: Any, memory: Memory) -> Any:
-    """Returns the nll of a segment and its gradient by the parameters."""
-    config = tiny.config(kernel=kernel, dropatt=0.3, remat=True)
-
-    def loss(params: Any, tokens_BT: Any, memory: Memory) -> Any:
+    def loss(params: Any, tokens_BL: Any, memory: Memory) -> Any:
         result: Any = TransformerXL(config).apply(
             {"params": params},
-            tokens_BT[:, :-1],
-            tokens_BT[:, 1:],
+            tokens_BL,
+            tokens_BL,
             memory,
             method="nll",
             rngs={"dropout": jax.random.key(3)},
         )
         return jnp.sum(result[0])
 
-    return tiny.jit(jax.value_and_grad(loss))(params, tokens_BT, memory)
-
-
-def test_the_model_on_a_mesh() -> None:
-    """The mesh of its parameters and tokens is enough."""
-    config, tokens_BT = tiny.config(), tiny.make_tokens(4, 7)
-    params, memory = tiny.make_params(), Memory.empty(config, 4)
-    memory = memory.append(np.ones((tiny.N, 4, 3, tiny.D), np.float32))  # type: ignore
-    expected = gradient("xla", params, tokens_BT, memory)
-    mesh = make_mesh(CUBE)
+    arguments = tiny.make_params(), tiny.make_tokens(B, L), Memory.empty(config, B)
     specs = nn.get_partition_spec(abstract_params(config))
-    places = shardings(mesh, (specs, jax.P(*"BL"), letters(memory)))
-    placed = jax.device_put((params, tokens_BT, memory), places)
-    tiny.assert_close(gradient("chunked", *placed), expected)
+    letters_of = (specs, jax.P(*"BL"), letters(arguments[2]))
+    for mesh, local in (
+        (make_mesh(CUBE), (B // 4, L, tiny.H // 2, tiny.A)),
+        (make_mesh(MeshConfig(), jax.devices()[:1]), (B, L, tiny.H, tiny.A)),
+    ):
+        placed = jax.device_put(arguments, shardings(mesh, letters_of))
+        shapes.clear()
+        jax.eval_shape(jax.grad(loss), *placed)
+        assert shapes == {local}

@@ -10,7 +10,7 @@ Q blocks of X queries, tiles of Y keys, Z distances in the slab of a tile.
 """
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,6 @@ from jax import Array
 
 from txl_jax.kernels.hash import AttentionDropout
 from txl_jax.kernels.tiles import (
-    Blocks,
     Keys,
     Plan,
     Queries,
@@ -102,18 +101,11 @@ def forward(
     return jax.lax.scan(attend_block, None, (queries, rows))[1]
 
 
-class Results(NamedTuple):
-    """The per-query results that the backward pass needs."""
-
-    lse_HBX: Array
-    do_HBXA: Array
-    mean_HBX: Array  # the sum over keys of weight times gradient of weight
-
-
 def backward(plan: Plan, saved: Any, do_QHBXA: Array) -> tuple[Queries, Keys, None]:
     """Returns the gradients of `attend`, accumulated in float32; `rows` have none."""
     queries, keys, rows, o_QHBXA, lse_QHBX = saved
-    # A weight's gradient is do . v, and the weighted sum of v is o.
+    # The sum over keys of weight times gradient of weight: a weight's gradient is
+    # do . v, and the weighted sum of v is o.
     mean_QHBX = jnp.einsum(
         "QHBXA,QHBXA->QHBX", *(x.astype(jnp.float32) for x in (o_QHBXA, do_QHBXA))
     )
@@ -125,11 +117,11 @@ def backward(plan: Plan, saved: Any, do_QHBXA: Array) -> tuple[Queries, Keys, No
         return jax.tree.map(lambda dx, x: dx.astype(x.dtype), dxs, xs)
 
     def add_block(dkeys: Keys, block: Any) -> tuple[Keys, Queries]:
-        queries, rows, results = block
+        queries, rows, *results = block
 
         def add(carry: tuple[Queries, Keys], tile: Tile) -> tuple[Queries, Keys]:
             dqueries, dkeys = carry
-            more_queries, more_keys = tile_gradients(plan, queries, tile, results)
+            more_queries, more_keys = tile_gradients(plan, queries, tile, *results)
             dqueries = jax.tree.map(jnp.add, dqueries, more_queries)
             return dqueries, add_tile(dkeys, tile, more_keys)
 
@@ -137,22 +129,27 @@ def backward(plan: Plan, saved: Any, do_QHBXA: Array) -> tuple[Queries, Keys, No
         dqueries, dkeys = over_tiles(plan, keys, rows, add, carry)
         return dkeys, rounded(dqueries, queries)
 
-    blocks = (queries, rows, Results(lse_QHBX, do_QHBXA, mean_QHBX))
+    blocks = (queries, rows, lse_QHBX, do_QHBXA, mean_QHBX)
     dkeys, dqueries = jax.lax.scan(add_block, zeros(keys), blocks)
     return dqueries, rounded(dkeys, keys), None
 
 
 def tile_gradients(
-    plan: Plan, queries: Queries, tile: Tile, results: Results
+    plan: Plan,
+    queries: Queries,
+    tile: Tile,
+    lse_HBX: Array,
+    do_HBXA: Array,
+    mean_HBX: Array,
 ) -> tuple[Queries, Keys]:
     """Returns a tile's contribution to the gradients, in float32."""
     k_HBYA, v_HBYA, r_HZA, bias_HZ = tile.keys
-    do_HBXA, dtype = results.do_HBXA, k_HBYA.dtype
-    weight_HBXY = jnp.exp(score(queries, tile) - results.lse_HBX[..., None])
+    dtype = k_HBYA.dtype
+    weight_HBXY = jnp.exp(score(queries, tile) - lse_HBX[..., None])
     dropped_HBXY = drop(plan, tile, weight_HBXY).astype(dtype)
     dv_HBYA = product("HBXY,HBXA->HBYA", dropped_HBXY, do_HBXA)
     dweight_HBXY = drop(plan, tile, product("HBXA,HBYA->HBXY", do_HBXA, v_HBYA))
-    dscore_HBXY = weight_HBXY * (dweight_HBXY - results.mean_HBX[..., None])
+    dscore_HBXY = weight_HBXY * (dweight_HBXY - mean_HBX[..., None])
     dscore_HBXY *= do_HBXA.shape[-1] ** -0.5
     # In the operands' dtype: float32 products are slow where bfloat16 is fast.
     short_HBXY = dscore_HBXY.astype(dtype)
@@ -196,9 +193,9 @@ def rel_attention(
     bias_HR: Array | None,
     oldest_BL: Array,
     dropout: AttentionDropout | None,
-    blocks: Blocks | None = None,
+    blocks: tuple[int, int] | None = None,
 ) -> Array:
-    """Returns o_BLHA; see `xla.rel_attention`. `blocks` override the default sizes."""
+    """Returns o_BLHA; see `xla.rel_attention`. `blocks` override X and Y."""
     B, L, H, A = q_BLHA.shape
     K = k_BKHA.shape[1]
     X, Y = blocks or choose_blocks(B * H, L, K)

@@ -20,15 +20,8 @@ from txl_jax.kernels.hash import AttentionDropout, keep_index, start_BHL
 from txl_jax.kernels.xla import pad_front
 
 
-class Blocks(NamedTuple):
-    """Sizes of a block of queries and a tile of keys; X is at most Y."""
-
-    X: int
-    Y: int
-
-
-def choose_blocks(rows: int, L: int, K: int) -> Blocks:
-    """Returns the blocks for `rows` = streams x heads.
+def choose_blocks(rows: int, L: int, K: int) -> tuple[int, int]:
+    """Returns X and Y, at least X, for `rows` = streams x heads.
 
     Y keys need a slab of X + Y distances, so tiles are wider than high: at least 128 x
     256, with more keys up to 2^19 scores. These 2 MiB are enough work for one call on
@@ -36,7 +29,7 @@ def choose_blocks(rows: int, L: int, K: int) -> Blocks:
     """
     X = even_parts(L, 128)
     Y = even_parts(K, max(256, 2**19 // (rows * X)))
-    return Blocks(X, max(X, Y))
+    return X, max(X, Y)
 
 
 def even_parts(size: int, most: int) -> int:
