@@ -3,18 +3,12 @@
 Dims: B streams, L queries, H heads, A head.
 """
 
-import dataclasses
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, NamedSharding
 
-from tests.support import tiny
-from txl_jax.kernels import dispatch
-from txl_jax.kernels.dispatch import FASTEST, KERNELS, fastest
-from txl_jax.model.memory import Memory
+from txl_jax.kernels.dispatch import FASTEST, fastest
 from txl_jax.runtime.options import MeshConfig
 from txl_jax.sharding import AXES, make_mesh, sharding
 
@@ -45,24 +39,3 @@ def test_the_mesh_gives_the_device(kind: str, name: str) -> None:
     axes, device = (AxisType.Auto,) * 3, AbstractDevice(kind, 1, "any")
     mesh = AbstractMesh((1, 1, 1), AXES, axis_types=axes, abstract_device=device)
     assert chosen((2, 3, 4, 5), NamedSharding(mesh, jax.P())) == name
-
-
-def test_the_model_attends_with_the_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With fewer distances than keys, which the kernel itself does not support."""
-    fields: dict[str, Any] = {"position": "shaw_biased", "n_position": 5}
-    params = tiny.make_params(tiny.config(**fields))
-    tokens_BL, memory = tiny.make_tokens(2, 4), Memory.empty(tiny.CONFIG, 2)
-    memory = dataclasses.replace(memory, filled_B=jnp.array([3, 5]))
-    arguments = params, tokens_BL, memory
-    expected, _ = tiny.apply(tiny.config(kernel="xla", **fields), *arguments)
-    used = []
-
-    def spy(*args: Any) -> jax.Array:
-        used.append(True)
-        return KERNELS["chunked"](*args)
-
-    monkeypatch.setattr(dispatch, "KERNELS", {"fast": spy})
-    monkeypatch.setitem(FASTEST, "cpu", "fast")
-    actual, _ = tiny.apply(tiny.config(kernel="auto", **fields), *arguments)
-    assert used
-    tiny.assert_close(actual, expected)

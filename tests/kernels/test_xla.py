@@ -4,7 +4,6 @@ Dims: B streams, L queries, M memory, K = M + L keys, R = K distances, H heads, 
 """
 
 import functools
-import itertools
 import math
 from typing import Any
 
@@ -23,7 +22,6 @@ from txl_jax.kernels.xla import rel_attention, rel_shift
 CASE = Case(3, 4, "random")
 B, H, L, K = CASE.B, CASE.H, CASE.L, CASE.L + CASE.M
 SIZES = [(1, 4), (3, 0), (3, 1), (2, 7)]
-SIGMAS = 4
 
 
 def attend(
@@ -79,8 +77,12 @@ def test_rel_shift_turns_distances_into_keys(L: int, M: int) -> None:
             np.testing.assert_array_equal(shifted_BHLK[:, :, i, j], expected_BH)
 
 
-CASES = [Case(L, M, "random") for L, M in SIZES]
-CASES += [CASE._replace(absent=("bias_HR",)), CASE._replace(oldest="itself")]
+CASES = [
+    Case(1, 4, "random"),
+    Case(3, 0, "random"),
+    Case(2, 7, "random", absent=("bias_HR",)),
+    Case(3, 4, "itself"),
+]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -89,7 +91,7 @@ def test_rel_attention_is_the_formula(case: Case) -> None:
     assert_close(attend(inputs), literal_attention(**inputs))
 
 
-@pytest.mark.parametrize(("L", "M", "R"), [(3, 4, 1), (3, 4, 4), (3, 4, 6), (1, 9, 3)])
+@pytest.mark.parametrize(("L", "M", "R"), [(3, 4, 1), (3, 4, 6), (1, 9, 3)])
 def test_keys_farther_than_the_rows_have_the_farthests(L: int, M: int, R: int) -> None:
     inputs, K = Case(L, M, "random").inputs(), L + M
     inputs["r_RHA"][: K - R] = inputs["r_RHA"][K - R]
@@ -133,17 +135,6 @@ def literal_keep_BHLK(
     return keep
 
 
-def draw(
-    rate: float, seed: int, shape: tuple[int, ...], stream0: int = 0, head0: int = 0
-) -> Array:
-    """Returns the kernel's own draw."""
-
-    def keep(seed: jax.Array) -> jax.Array:
-        return keep_BHLK(AttentionDropout(rate, seed, stream0, head0), shape)  # type: ignore
-
-    return np.asarray(tiny.jit(keep)(np.uint32(seed)))
-
-
 def test_murmur3_is_murmurhash3s_finalizer() -> None:
     # 0x514E28B7 is MurmurHash3_x86_32 of no bytes with seed 1.
     assert (literal_murmur3(0), literal_murmur3(1)) == (0, 0x514E28B7)
@@ -151,32 +142,13 @@ def test_murmur3_is_murmurhash3s_finalizer() -> None:
     np.testing.assert_array_equal(murmur3(x_2), [0, 0x514E28B7])
 
 
-@pytest.mark.parametrize("seed", [0, 2**32 - 1])
-def test_dropout_is_the_stated_hash(seed: int) -> None:
-    rate, stream0, head0 = 0.3, 5, 7
+def test_dropout_is_the_stated_hash() -> None:
+    rate, seed, stream0, head0 = 0.3, 2**32 - 1, 5, 7
     dropout = AttentionDropout(rate, jnp.uint32(seed), stream0, head0)
     expected = literal_keep_BHLK(rate, seed, stream0, head0, (B, H, L, K))
     assert 0 < expected.mean() < 1
-    actual = draw(rate, seed, (B, H, L, K), stream0, head0)
+    actual = keep_BHLK(dropout, (B, H, L, K))
     np.testing.assert_array_equal(actual, expected)
     inputs = CASE.inputs()
     o_BLHA = literal_attention(**inputs, keep_BHLK=expected, rate=rate)
     assert_close(attend(inputs, dropout), o_BLHA)
-
-
-@pytest.mark.parametrize("rate", [0.01, 0.5, 0.99])
-def test_dropout_keeps_its_rate(rate: float) -> None:
-    keep = draw(rate, 3, (8, 4, 64, 128))
-    sigma = math.sqrt(rate * (1 - rate) / keep.size)
-    assert abs(keep.mean() - (1 - rate)) < SIGMAS * sigma
-
-
-def test_dropout_of_neighbours_is_independent() -> None:
-    """For random seeds, as the model's are; small ones share streams."""
-    seeds = np.random.default_rng(0).integers(0, 2**32, 10)
-    keep_SBHLK = np.stack([draw(0.5, int(seed), (10, 10, 20, 20)) for seed in seeds])
-    for axis, step in itertools.product(range(5), (1, 2, 8)):
-        keep = np.moveaxis(keep_SBHLK, axis, 0)
-        agreement = keep[step:] == keep[:-step]
-        sigma = 0.5 / math.sqrt(agreement.size)
-        assert abs(agreement.mean() - 0.5) < SIGMAS * sigma, (axis, step)
