@@ -10,67 +10,43 @@ import pytest
 
 from tests.reference import Array
 from tests.support import tiny
-from txl_jax.errors import UserError
 from txl_jax.model.config import ModelConfig
 
 B, T = 2, 12
-PARAMS = tiny.make_params()
+
+CASES: list[tuple[int, dict[str, Any]]] = [
+    (1, {"pre_lnorm": True, "untie_r": True, "clamp_len": 3}),
+    (4, {"position": "shaw", "n_position": 2 * T, "clamp_len": 3}),
+    (4, {"position": "shaw_biased", "n_position": 4}),
+    (3, {"mem_len": 4, "same_length": True}),  # where its own memory is enough
+]
+LONG: list[tuple[int, dict[str, Any]]] = [
+    (4, {}),
+    (4, {"position": "shaw", "n_position": 4}),
+    (4, {"position": "none"}),
+]
 
 
 @pytest.mark.parametrize(
     ("tgt_len", "settings"),
-    [
-        (1, {}),
-        (4, {}),
-        (4, {"pre_lnorm": True, "untie_r": True, "clamp_len": 3}),
-        (4, {"position": "shaw", "n_position": 4}),
-        (4, {"position": "shaw", "n_position": 2 * T, "clamp_len": 3}),
-        (4, {"position": "shaw_biased", "n_position": 4}),
-        (4, {"position": "none"}),
-    ],
+    [*CASES, *(pytest.param(*case, marks=pytest.mark.long) for case in LONG)],
     ids=str,
 )
 def test_segments_with_enough_memory_equal_one_pass(
     tgt_len: int, settings: dict[str, Any]
 ) -> None:
-    config, tokens_BT = tiny.config(mem_len=T, **settings), tiny.make_tokens(B, T)
-    params = tiny.make_params(config)
-    expected_BTD, expected = tiny.read(config, params, tokens_BT, T)
-    hidden_BTD, memory = tiny.read(config, params, tokens_BT, tgt_len)
-    tiny.assert_close(hidden_BTD, expected_BTD)
-    tiny.assert_close(memory, expected)
-
-
-def test_repeated_absolute_positions_do_not() -> None:
-    """The temporal confusion of section 3.3: positions start again in every segment."""
-    config = tiny.config(mem_len=T, position="sinusoidal_repeated")
+    config = tiny.config(**{"mem_len": T, **settings})
     params, tokens_BT = tiny.make_params(config), tiny.make_tokens(B, T)
-    one_BTD, _ = tiny.read(config, params, tokens_BT, T)
-    hidden_BTD, _ = tiny.read(config, params, tokens_BT, 6)
-    tiny.assert_close(hidden_BTD[:, :6], one_BTD[:, :6])
-    assert (np.abs(hidden_BTD - one_BTD)[:, 6:].max(axis=-1) > 0.01).all()
-
-
-@pytest.mark.parametrize("scheme", ["sinusoidal", "learned"])
-def test_absolute_positions_with_memory_are_refused(scheme: str) -> None:
-    with pytest.raises(UserError, match="mem_len to 0"):
-        tiny.config(position=scheme, n_position=T * (scheme == "learned"))
-
-
-def test_with_same_length_its_own_memory_is_enough() -> None:
-    config = tiny.config(mem_len=4, same_length=True)
-    tokens_BT = tiny.make_tokens(B, T)
-    expected_BTD, expected = tiny.read(config, PARAMS, tokens_BT, T)
-    hidden_BTD, memory = tiny.read(config, PARAMS, tokens_BT, 3)
-    tiny.assert_close(hidden_BTD, expected_BTD)
-    tiny.assert_close(memory, expected)
+    expected = tiny.read(config, params, tokens_BT, T)
+    tiny.assert_close(tiny.read(config, params, tokens_BT, tgt_len), expected)
 
 
 def test_without_memory_segments_are_cold() -> None:
     config, tokens_BT = tiny.config(mem_len=0), tiny.make_tokens(B, T)
-    hidden_BTD, _ = tiny.read(config, PARAMS, tokens_BT, 4)
+    params = tiny.make_params()
+    hidden_BTD, _ = tiny.read(config, params, tokens_BT, 4)
     for begin in range(0, T, 4):
-        alone_BLD, _ = tiny.read(config, PARAMS, tokens_BT[:, begin : begin + 4], 4)
+        alone_BLD, _ = tiny.read(config, params, tokens_BT[:, begin : begin + 4], 4)
         np.testing.assert_array_equal(hidden_BTD[:, begin : begin + 4], alone_BLD)
 
 
@@ -101,7 +77,12 @@ def oldest_read(position: int, n_layer: int, tgt_len: int, mem_len: int) -> int:
 
 @pytest.mark.parametrize(
     ("n_layer", "tgt_len", "mem_len"),
-    [(1, 2, 2), (3, 2, 2), (3, 3, 1), (2, 1, 3)],
+    [
+        (3, 2, 2),
+        (2, 1, 3),
+        pytest.param(3, 3, 1, marks=pytest.mark.long),
+        pytest.param(1, 2, 2, marks=pytest.mark.long),
+    ],
 )
 def test_reach_grows_by_the_memory_in_every_layer(
     n_layer: int, tgt_len: int, mem_len: int
@@ -116,7 +97,7 @@ def test_reach_grows_by_the_memory_in_every_layer(
     np.testing.assert_array_equal(depends_T(config, tgt_len), expected_T)
 
 
-@pytest.mark.parametrize("itself", [False, True])
+@pytest.mark.parametrize("itself", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_reach_with_same_length_is_the_same_for_every_token(itself: bool) -> None:
     config = tiny.config(
         n_layer=3, mem_len=4 - itself, same_length=True, same_length_self=itself

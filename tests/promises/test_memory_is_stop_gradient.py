@@ -10,13 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.reference import Array
 from tests.support import tiny
 from txl_jax.model.memory import Memory
 from txl_jax.model.txl import TransformerXL
 
 B, L = 2, 4
-PARAMS = tiny.make_params()
 MODEL = TransformerXL(tiny.CONFIG)
 TOKENS_BT = tiny.make_tokens(B, 2 * L + 1)
 
@@ -37,31 +35,39 @@ def after_first(params: Any) -> Memory:
 
 
 @pytest.fixture(scope="module")
-def filled() -> Any:
-    """The memory after the first segment, as a constant."""
-    return tiny.jit(after_first)(PARAMS)
+def gradients() -> dict[str, Any]:
+    """The gradients of the tests, compiled as one program."""
 
-
-def test_no_gradient_reaches_the_memory_that_is_read(filled: Any) -> None:
-    def second(h_NBMD: Array) -> jax.Array:
-        return nll(PARAMS, filled.replace(h_NBMD=h_NBMD), L)[0]
-
-    assert not np.asarray(tiny.jit(jax.grad(second))(filled.h_NBMD)).any()
-
-
-def test_no_gradient_leaves_the_memory_that_is_kept() -> None:
-    gradients = tiny.jit(jax.grad(lambda params: jnp.sum(after_first(params).h_NBMD)))
-    for gradient in jax.tree.leaves(gradients(PARAMS)):
-        assert not np.asarray(gradient).any()
-
-
-def test_gradients_are_those_of_a_constant_memory(filled: Any) -> None:
     def through(params: Any) -> jax.Array:
         return nll(params, after_first(params), L)[0]
 
-    def alone(params: Any) -> jax.Array:
-        return nll(params, filled, L)[0]
+    def second(params: Any, memory: Memory) -> jax.Array:
+        return nll(params, memory, L)[0]
 
-    expected = tiny.jit(jax.grad(alone))(PARAMS)
+    def compute(params: Any) -> dict[str, Any]:
+        filled = after_first(params)
+        by_params, by_memory = jax.grad(second, (0, 1), allow_int=True)(params, filled)
+        kept = jax.grad(lambda params: jnp.sum(after_first(params).h_NBMD))(params)
+        return {
+            "constant": by_params,
+            "read": by_memory.h_NBMD,
+            "kept": kept,
+            "through": jax.grad(through)(params),
+        }
+
+    result: dict[str, Any] = tiny.jit(compute)(tiny.make_params())
+    return result
+
+
+@pytest.mark.parametrize("name", ["read", "kept"])
+def test_no_gradient_reaches_or_leaves_the_memory(
+    gradients: dict[str, Any], name: str
+) -> None:
+    for gradient in jax.tree.leaves(gradients[name]):
+        assert not np.asarray(gradient).any()
+
+
+def test_gradients_are_those_of_a_constant_memory(gradients: dict[str, Any]) -> None:
+    expected = gradients["constant"]
     assert all(np.asarray(gradient).any() for gradient in jax.tree.leaves(expected))
-    tiny.assert_close(tiny.jit(jax.grad(through))(PARAMS), expected)
+    tiny.assert_close(gradients["through"], expected)
