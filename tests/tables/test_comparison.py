@@ -16,9 +16,9 @@ def made(*ppl: float, longer: float = 1.0) -> RowResult:
 def test_the_best_length_is_the_shortest_that_reaches_the_best() -> None:
     nlls = [{16: np.log(30.0), 32: np.log(20.0), 48: np.log(19.999), 64: np.log(21.0)}]
     result = comparison.summarize(nlls, 16)
-    assert result.best_len == 32
-    assert result.init.mean == pytest.approx(30)
-    assert result.best.mean == pytest.approx(20)
+    assert result.best_attention_tokens == 32
+    assert result.ppl_init.mean == pytest.approx(30)
+    assert result.ppl_best.mean == pytest.approx(20)
     assert result.gain.mean == pytest.approx(10)
 
 

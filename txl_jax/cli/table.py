@@ -16,6 +16,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from txl_jax import config
+from txl_jax.cli.evaluate import interruptible, write_files
 from txl_jax.cli.run import trained
 from txl_jax.config import Config
 from txl_jax.data.tokens import Tokens
@@ -23,15 +24,13 @@ from txl_jax.errors import UserError
 from txl_jax.evaluate.options import EvalConfig
 from txl_jax.evaluate.perplexity import make_evaluate
 from txl_jax.report.log import say, to_json
-from txl_jax.runtime.distributed import is_first
-from txl_jax.runtime.preemption import stop
+from txl_jax.runtime import distributed
 from txl_jax.runtime.storage import replace
 from txl_jax.tables import comparison
 from txl_jax.tables.comparison import RowResult
 from txl_jax.tables.options import TableConfig
 from txl_jax.tables.rows import choose
 from txl_jax.workdir.load import load
-from txl_jax.workdir.staging import Staging
 
 RESULT = "lengths.json"  # in a run's workdir: its nll by attention length
 
@@ -49,7 +48,7 @@ LENGTHS = {
 }
 FEWER = 2 / 7
 STEPS = 12_000
-SCORED = 100_000  # tokens from the start of the split; all at the published scale
+SCORED = 100_000  # tokens from the start of the split
 
 
 def run(table: TableConfig, workdir: Path, overrides: dict[str, str]) -> dict[str, Any]:
@@ -65,10 +64,12 @@ def run(table: TableConfig, workdir: Path, overrides: dict[str, str]) -> dict[st
     for name, rows in plan.items():
         nlls = []
         for row in rows:
-            result = run_once(table, row, workdir / name / f"seed_{row.train.seed}")
+            result = run_once(row, workdir / name / f"seed_{row.train.seed}")
             nlls.append({int(k): nll for k, nll in result["nll_nats"].items()})
         results[name] = comparison.summarize(nlls, init_len(rows[0]))
-    return write(table, workdir, results, plan)
+    return write(
+        table, workdir, results, {name: rows[0] for name, rows in plan.items()}
+    )
 
 
 def row_config(
@@ -108,12 +109,7 @@ def shrink(c: ConfigDict) -> None:
     c.data.update(corpus="stdlib", vocab="byte", convention="")
     c.train.update(batch_size=32, segments_per_call=4, num_steps=STEPS, log_every=100)
     c.optim.update(lr=5e-3, schedule="cosine", min_lr_ratio=0.0)
-    c.eval.streams = 64
-
-
-def scored(table: TableConfig) -> int:
-    """Returns how many tokens are scored, from the start; 0 = all."""
-    return SCORED if table.scale == "cpu" else 0
+    c.eval.update(streams=64, max_tokens=SCORED)
 
 
 def init_len(row: Config) -> int:
@@ -150,24 +146,24 @@ def attend(row: Config, length: int) -> EvalConfig:
     )
 
 
-def run_once(table: TableConfig, row: Config, workdir: Path) -> dict[str, Any]:
+def run_once(row: Config, workdir: Path) -> dict[str, Any]:
     """Returns the result of one run, from its workdir if it is finished."""
-    if result := finished(table, row, workdir):
+    if result := finished(row, workdir):
         return result
-    say(f"Table {table.table}: {workdir}")
-    result = train_and_score(table, row, workdir)
-    if is_first():
-        kept = {"asked": identity(table, row), **result}
-        text = to_json(kept, indent=2) + "\n"
+    say(f"training and scoring {workdir}")
+    with trained(row, workdir) as (tokens, training):
+        result = training | score(row, workdir, tokens)
+    if distributed.is_first():
+        text = to_json({"asked": identity(row), **result}, indent=2) + "\n"
         replace(workdir / RESULT, lambda path: path.write_text(text, "utf-8"))
     return result
 
 
-def finished(table: TableConfig, row: Config, workdir: Path) -> dict[str, Any] | None:
+def finished(row: Config, workdir: Path) -> dict[str, Any] | None:
     """Returns the result in a workdir, or None if it is missing or of another run."""
     try:
         result = json.loads((workdir / RESULT).read_text("utf-8"))
-        return result if result["asked"] == identity(table, row) else None
+        return result if result["asked"] == identity(row) else None
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -176,90 +172,72 @@ def finished(table: TableConfig, row: Config, workdir: Path) -> dict[str, Any] |
         ) from error
 
 
-def identity(table: TableConfig, row: Config) -> dict[str, Any]:
-    """Returns everything that a run's result depends on, in JSON types."""
-    fields = {"scored": scored(table), "lengths": lengths(row)}
-    fields |= dataclasses.asdict(row)
+def identity(row: Config) -> dict[str, Any]:
+    """Returns all fields that a run's result depends on, in JSON types."""
+    fields = dataclasses.asdict(row)
     for section in ("checkpoint", "run", "table"):
         del fields[section]
     return json.loads(to_json(fields))
-
-
-def train_and_score(table: TableConfig, row: Config, workdir: Path) -> dict[str, Any]:
-    """Trains a run and returns its nll by attention length."""
-    with trained(row, workdir) as (tokens, training):
-        return training | score(table, row, workdir, tokens)
 
 
 # The seeds of a row share the program compiled for each length.
 make_evaluate_once = functools.lru_cache(maxsize=2 * len(SEGMENTS))(make_evaluate)
 
 
-def score(
-    table: TableConfig, row: Config, workdir: Path, tokens: Tokens
-) -> dict[str, Any]:
-    """Returns the nll of a trained run by attention length."""
-    loaded = load(workdir, row)
-    text = tokens.split(row.eval.split)[: scored(table) or None]
+def score(row: Config, workdir: Path, tokens: Tokens) -> dict[str, Any]:
+    """Returns the nll of a trained run by attention length; a signal interrupts it."""
+    loaded, text = load(workdir, row), tokens.split(row.eval.split)
     nll_nats = {}
     for length in lengths(row):
         setting = loaded.config.model, attend(row, length), loaded.mesh
-        scores = make_evaluate_once(*setting)(loaded.params, text, end_at_signal)
+        with interruptible(f"attention to {length} tokens") as progress:
+            scores = make_evaluate_once(*setting)(loaded.params, text, progress)
         nll_nats[str(length)] = scores["nll"]
     return {"nll_nats": nll_nats, "tokens": scores["tokens"]}
-
-
-def end_at_signal(done: int, total: int) -> None:
-    """Raises Interrupted after a signal; a partly scored run is scored again."""
-    if stop.at_boundary():
-        raise stop.end("while scoring")
 
 
 def write(
     table: TableConfig,
     workdir: Path,
     results: dict[str, RowResult],
-    plan: dict[str, list[Config]],
+    rows: dict[str, Config],
 ) -> dict[str, Any]:
-    """Writes the table's files, and returns its JSON."""
-    first = next(iter(plan.values()))[0]
+    """Writes the table's files, and returns its JSON; rows: one config of each row."""
+    name, first = next(iter(rows.items()))
     title = f"Table {table.table} at scale {table.scale}"
-    text = f"{title}. {describe(table, first)}\n\n"
+    text = f"{title}. {describe(table, name, first)}\n\n"
     text += comparison.markdown(table.table, results)
     result = {
         **dataclasses.asdict(table),
-        "scored": scored(table),
-        "updates": {name: rows[0].train.num_steps for name, rows in plan.items()},
+        "scored": first.eval.max_tokens,
+        "updates": {name: row.train.num_steps for name, row in rows.items()},
         "corpus": first.data.corpus,
-        "outcomes": {name: comparison.as_json(row) for name, row in results.items()},
+        "outcomes": {name: row._asdict() for name, row in results.items()},
         "comparisons": [
-            {**dataclasses.asdict(each), "verdict": each.verdict}
+            {**each._asdict(), "verdict": each.verdict}
             for each in comparison.compare(table.table, results)
         ],
         "workdir": str(workdir),
     }
-    if is_first():
-        with Staging(workdir) as staging:
-            stem = staging.folder / f"table{table.table}"
-            stem.with_suffix(".md").write_text(text, "utf-8")
-            body = to_json(result, indent=2) + "\n"
-            stem.with_suffix(".json").write_text(body, "utf-8")
-            comparison.plot(title, table.table, results, stem.with_suffix(".png"))
+
+    def plot(_: dict[str, Any], path: Path) -> None:
+        comparison.plot(title, table.table, results, path)
+        path.with_suffix(".md").write_text(text, "utf-8")
+
     say(text)
-    return result
+    return result | write_files(workdir / f"table{table.table}", result, plot)
 
 
-def describe(table: TableConfig, row: Config) -> str:
-    """Describes how the table was made; `row` is its first."""
+def describe(table: TableConfig, name: str, row: Config) -> str:
+    """Describes how the table was made, by its first row."""
     model, train = row.model, row.train
     return (
-        f"`{next(iter(choose(table)))}` has {model.n_layer} layers of {model.d_model}, "
-        f"segments of {train.tgt_len} tokens and a memory of {model.mem_len}; it was "
-        f"trained for {train.num_steps} updates of {train.batch_size} streams on "
-        f"corpus `{row.data.corpus}` (vocabulary `{row.data.vocab}`), and "
-        f"{scored(table) or 'all'} "
-        f"tokens of its {row.eval.split} split were scored. Each number is the mean "
-        f"over {table.seeds} seeds, with the minimum and maximum in parentheses. The "
-        "paper's numbers are perplexities per word of far larger models: compare "
-        "directions, not magnitudes."
+        f"`{name}` has {model.n_layer} layers of {model.d_model}, segments of "
+        f"{train.tgt_len} tokens and a memory of {model.mem_len}; it was trained for "
+        f"{train.num_steps} updates of {train.batch_size} streams on corpus "
+        f"`{row.data.corpus}` (vocabulary `{row.data.vocab}`), and "
+        f"{row.eval.max_tokens or 'all'} tokens of its {row.eval.split} split were "
+        f"scored. Each number is the mean over {table.seeds} seeds, with the minimum "
+        "and maximum in parentheses. The paper's numbers are perplexities per word of "
+        "far larger models: compare directions, not magnitudes."
     )

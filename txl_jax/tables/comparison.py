@@ -1,18 +1,19 @@
 """Compares the rows of an ablation table over their seeds (Tables 6, 7 and 10)."""
 
-import dataclasses
 import statistics
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from txl_jax import metrics
 from txl_jax.report.plots import empty
 from txl_jax.tables.rows import TABLES
 
+# A length counts as the best if its perplexity is within the last digit of the paper's
+# tables, 0.01 of 26.77.
+REACHES = 1 + 0.01 / 26.77
 
-@dataclass(frozen=True)
-class Measured:
+
+class Measured(NamedTuple):
     """The mean, minimum and maximum of a number over the seeds."""
 
     mean: float
@@ -30,41 +31,27 @@ def measure(values: list[float]) -> Measured:
     return Measured(statistics.fmean(values), min(values), max(values))
 
 
-# A length counts as the best if its perplexity is within the last digit of the paper's
-# tables, 0.01 of 26.77.
-REACHES = 1 + 0.01 / 26.77
+class RowResult(NamedTuple):
+    """Perplexities of one row over its seeds, at training's and the best length.
 
-
-@dataclass(frozen=True)
-class RowResult:
-    """Perplexities of one row over its seeds.
-
-    `ppl` is by attention length. `gain` is the decrease in perplexity within a run from
-    training's attention length to the best one, or 0 if the best one is not longer.
+    The best attention length is the shortest one whose mean perplexity is the best, see
+    REACHES. `gain` is the decrease in perplexity within a run from training's length to
+    the best one, or 0 if the best one is not longer.
     """
 
-    ppl: dict[int, Measured]
-    init_len: int
-    best_len: int
+    ppl_init: Measured
+    ppl_best: Measured
+    init_attention_tokens: int
+    best_attention_tokens: int
+    ppl_by_attention_tokens: dict[int, Measured]
     gain: Measured
     seeds: int
-
-    @property
-    def init(self) -> Measured:
-        """The perplexity at `init_len`, the attention length of training."""
-        return self.ppl[self.init_len]
-
-    @property
-    def best(self) -> Measured:
-        """The perplexity at `best_len`."""
-        return self.ppl[self.best_len]
 
 
 def summarize(nlls: list[dict[int, float]], init_len: int) -> RowResult:
     """Returns the result of a row from each seed's nll by attention length, in nats.
 
-    init_len is the attention length of training; best_len will be the shortest length
-    whose mean perplexity reaches the best.
+    init_len is the attention length of training.
     """
     runs = [
         {length: metrics.perplexity(nll) for length, nll in run.items()} for run in nlls
@@ -74,11 +61,11 @@ def summarize(nlls: list[dict[int, float]], init_len: int) -> RowResult:
     best_len = min(length for length, one in ppl.items() if one.mean <= best * REACHES)
     longer = max(best_len, init_len)
     gain = measure([run[init_len] - run[longer] for run in runs])
-    return RowResult(ppl, init_len, best_len, gain, len(runs))
+    lengths = init_len, best_len
+    return RowResult(ppl[init_len], ppl[best_len], *lengths, ppl, gain, len(runs))
 
 
-@dataclass(frozen=True)
-class Comparison:
+class Comparison(NamedTuple):
     """The cost of one change in perplexity, its spread, and the paper's cost."""
 
     what: str
@@ -102,15 +89,6 @@ class Comparison:
         return "as the paper" if self.cost * self.paper > 0 else "against the paper"
 
 
-def ancestor(name: str, table: int, present: dict[str, Any]) -> str:
-    """Returns the nearest ancestor of row `name` in `present`, or ""."""
-    rows = TABLES[table]
-    above = rows[name].parent
-    while above and above not in present:
-        above = rows[above].parent
-    return above
-
-
 def compare(table: int, results: dict[str, RowResult]) -> list[Comparison]:
     """Compares each row with its parent, and longer attention with training's.
 
@@ -118,45 +96,35 @@ def compare(table: int, results: dict[str, RowResult]) -> list[Comparison]:
     results; the spread is the larger of the two rows' spreads. Longer attention is
     compared within each run.
     """
-    rows, compared = TABLES[table], []
+    rows, parents, lengths = TABLES[table], [], []
     for name, one in results.items():
-        if above := ancestor(name, table, results):
+        above = rows[name].parent
+        while above and above not in results:
+            above = rows[above].parent
+        if above:
             other = results[above]
-            compared.append(
+            parents.append(
                 Comparison(
                     f"`{name}` instead of `{above}`",
-                    one.best.mean - other.best.mean,
-                    max(one.best.spread, other.best.spread),
+                    one.ppl_best.mean - other.ppl_best.mean,
+                    max(one.ppl_best.spread, other.ppl_best.spread),
                     round(rows[name].best - rows[above].best, 2),
                     min(one.seeds, other.seeds),
                 )
             )
-    for name, one in results.items():
         if rows[name].init:
-            compared.append(
+            lengths.append(
                 Comparison(
-                    f"`{name}`: attention to more than training's {one.init_len} "
-                    f"tokens (best: {one.best_len})",
+                    f"`{name}`: attention to more than training's "
+                    f"{one.init_attention_tokens} tokens (best: "
+                    f"{one.best_attention_tokens})",
                     0.0 - one.gain.mean,  # never -0.0
                     one.gain.spread,
                     round(rows[name].best - rows[name].init, 2),
                     one.seeds,
                 )
             )
-    return compared
-
-
-def as_json(result: RowResult) -> dict[str, Any]:
-    """Returns a row's result as JSON; perplexities are [mean, min, max]."""
-    ppl = {str(n): list(dataclasses.astuple(one)) for n, one in result.ppl.items()}
-    return {
-        "ppl_init": ppl[str(result.init_len)],
-        "ppl_best": ppl[str(result.best_len)],
-        "init_attention_tokens": result.init_len,
-        "best_attention_tokens": result.best_len,
-        "ppl_by_attention_tokens": ppl,
-        "seeds": result.seeds,
-    }
+    return parents + lengths
 
 
 def _range(one: Measured) -> str:
@@ -181,9 +149,9 @@ def markdown(table: int, results: dict[str, RowResult]) -> str:
             "yes" if row.recurrence else "no",
             row.encoding,
             row.loss,
-            _range(one.init),
-            _range(one.best),
-            str(one.best_len),
+            _range(one.ppl_init),
+            _range(one.ppl_best),
+            str(one.best_attention_tokens),
             _paper(row.init),
             _paper(row.best),
             _paper(row.attention_len, "d"),
@@ -209,8 +177,8 @@ def plot(title: str, table: int, results: dict[str, RowResult], path: Path) -> N
     ours, paper = figure.subplots(1, 2, sharey=True, width_ratios=(2, 1))
     for y, name in enumerate(names):
         kinds = (
-            (results[name].init, y - 0.12, "tab:gray"),
-            (results[name].best, y + 0.12, "tab:blue"),
+            (results[name].ppl_init, y - 0.12, "tab:gray"),
+            (results[name].ppl_best, y + 0.12, "tab:blue"),
         )
         for ppl, at, color in kinds:
             ours.plot([ppl.least, ppl.most], [at, at], "|-", color=color)
