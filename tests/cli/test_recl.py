@@ -15,13 +15,13 @@ import pytest
 
 from tests import reference
 from tests.support import tiny
+from tests.support.trained import TEXT, command
 from txl_jax import config as configs
 from txl_jax.cli import recl
 from txl_jax.config import Config
 from txl_jax.errors import UserError
 from txl_jax.evaluate.context import make_context_nll, spread
 from txl_jax.evaluate.options import EvalConfig, ReclConfig, evaluation_model
-from txl_jax.main import main
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.txl import TransformerXL
 from txl_jax.workdir import load as restore
@@ -58,7 +58,7 @@ def test_the_context_is_exactly_what_is_fed(mem_len: int) -> None:
     config = evaluation_model(tiny.CONFIG, options)
     nll = make_context_nll(tiny.CONFIG, options, PARAMS, tiny.one_device())
     reported: list[tuple[int, int]] = []
-    for context in (3, 5, 13) if mem_len else (9,):
+    for context in (3, 13) if mem_len else (9,):
         reported.clear()
         actual_T = nll(TEXT_T, POSITIONS, context, lambda *x: reported.append(x))
         tgt_len = options.tgt_len if mem_len else context
@@ -88,16 +88,12 @@ def test_positions_are_spread_evenly_after_the_longest_context() -> None:
 OPTIONS = ReclConfig(workdirs=("a", "b"), positions=7, contexts=(4, 12, 4))
 
 
-class Corpus:
-    """A prepared corpus: tokens with a manifest."""
-
-    def __init__(self, name: str):
-        splits = {"test": {"sha256": f"of {name}"}}
-        self.manifest: dict[str, Any] = {"corpus": name, "splits": splits}
-
-    def split(self, name: str) -> np.ndarray:
-        """Returns the text."""
-        return TEXT_T
+def corpus(name: str) -> Any:
+    """Returns a prepared corpus: tokens with a manifest."""
+    splits = {"test": {"sha256": f"of {name}"}}
+    return SimpleNamespace(
+        manifest={"corpus": name, "splits": splits}, split=lambda name: TEXT_T
+    )
 
 
 def make_workdirs(
@@ -125,7 +121,7 @@ def make_workdirs(
         )
 
     monkeypatch.setattr(restore, "load", load)
-    monkeypatch.setattr(recl, "prepare", lambda data: Corpus(data.corpus))
+    monkeypatch.setattr(recl, "prepare", lambda data: corpus(data.corpus))
     monkeypatch.chdir(home)
     return OPTIONS
 
@@ -202,75 +198,51 @@ def test_absolute_positions_read_no_more_than_their_window(
 @pytest.mark.parametrize(
     "other, message",
     [
-        (
-            {"data__corpus": "text"},
-            "different splits, test of '.*' and test of 'text'",
-        ),
+        ({"data__corpus": "text"}, "splits, test of '.*' and test of 'text'"),
         (
             {"vocab": {"kind": "char", "of_bytes": False, "symbols": "ab"}},
             "a and b have different vocab",
         ),
     ],
-    ids=["corpus", "vocabulary"],
 )
 def test_models_of_other_tokens_are_refused(
-    other: dict[str, Any],
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    other: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = make_workdirs(tmp_path, monkeypatch, a={}, b=other)
     with pytest.raises(UserError, match=message):
         recl.run(options, tmp_path / "out", {})
 
 
-def test_a_comparison_needs_models_and_long_texts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_long_texts_are_needed_and_paths_name_folders_of_one_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scored: list[int]
 ) -> None:
-    with pytest.raises(UserError, match="give two or more as --workdirs=RUN,RUN"):
-        recl.run(ReclConfig(), tmp_path, {})
-    make_workdirs(tmp_path, monkeypatch, a={})
+    (tmp_path / "x").mkdir()
+    make_workdirs(tmp_path, monkeypatch, a={}, **{"x/a": {}})
     options = ReclConfig(workdirs=("a",))
     with pytest.raises(UserError, match="has 60 tokens, too few for .*, 1000"):
         recl.run(options, tmp_path, {})
+    options = dataclasses.replace(OPTIONS, workdirs=("a", "x/a"))
+    result = recl.run(options, tmp_path, {})
+    assert [row["name"] for row in result["members"]] == ["a", "x/a"]
 
 
-def test_two_folders_of_one_name_are_told_apart() -> None:
-    assert recl.short_names(("x/a", "x/b")) == ["a", "b"]
-    assert recl.short_names(("x/a", "y/a")) == ["x/a", "y/a"]
-
-
-# The command
-
-
-def refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    """Returns the one line of a command that ends with status 2."""
-    assert main(["--mode=recl", *argv]) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and len(err.splitlines()) == 1
-    return err
-
-
-def test_the_command_refuses_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = f"--workdir={tmp_path}"
-    assert "give two or more as --workdirs=RUN,RUN" in refusal(capsys, folder)
-    assert "takes no --config" in refusal(capsys, folder, "--config=wt103")
-    assert "no run (no config.json)" in refusal(
-        capsys, folder, f"--workdirs={tmp_path}"
-    )
-    assert "recl.contexts = (2,)" in refusal(capsys, folder, "--contexts=2")
-    assert "--positons" in refusal(capsys, folder, "--positons=9")
+def test_the_command_refuses_in_one_line(tmp_path: Path) -> None:
+    for flags, message in (
+        ([], "give two or more as --workdirs=RUN,RUN"),
+        (["--config=wt103"], "takes no --config"),
+        ([f"--workdirs={tmp_path}"], "no run (no config.json)"),
+        (["--contexts=2"], "recl.contexts = (2,)"),
+        (["--positons=9"], "--positons"),
+    ):
+        done = command("--mode=recl", f"--workdir={tmp_path}", *flags)
+        assert (done.status, done.out) == (2, "")
+        assert message in done.err and len(done.err.splitlines()) == 1
 
 
 @pytest.mark.long
-def test_trained_runs_are_compared(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_trained_runs_are_compared(tmp_path: Path) -> None:
     """With a memory, without, and with absolute positions: from training to table."""
-    text = "".join(f"{n % 97} is {n} less {n - n % 97}\n" for n in range(1000))
-    (tmp_path / "text.txt").write_text(text)
+    (tmp_path / "text.txt").write_text(TEXT)
     common = [
         "--config=quickstart",
         "--config.data.corpus=text",
@@ -290,14 +262,11 @@ def test_trained_runs_are_compared(
     }
     for name, fields in runs.items():
         own = [f"--config.{field}" for field in fields]
-        assert main([*common, *own, f"--workdir={tmp_path / name}"]) == 0
-    capsys.readouterr()
+        assert command(*common, *own, f"--workdir={tmp_path / name}").status == 0
     workdirs = ",".join(str(tmp_path / name) for name in runs)
-    sizes = ["--contexts=8,40,8", "--positions=200"]
+    sizes = ["--contexts=8,40,8", "--positions=200", "--config.eval.streams=40"]
     argv = ["--mode=recl", f"--workdir={tmp_path / 'out'}", f"--workdirs={workdirs}"]
-    assert main([*argv, *sizes, "--config.eval.streams=40"]) == 0
-    out = capsys.readouterr().out
-    result = json.loads(out.splitlines()[-1])
+    result = command(*argv, *sizes).result
     memory, without, absolute = result["members"]
     assert result["mode"] == "recl" and result["positions"] == 200
     assert absolute["full_context_tokens"] == 32

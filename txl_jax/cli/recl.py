@@ -7,6 +7,7 @@ Dims: I models, C contexts, T positions.
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
 import time
@@ -22,7 +23,6 @@ from txl_jax.cli.evaluate import write_files
 from txl_jax.cli.prepare import prepare
 from txl_jax.config import Config, load_json, override, parse
 from txl_jax.data import vocab
-from txl_jax.data.tokens import Tokens
 from txl_jax.errors import UserError
 from txl_jax.evaluate.context import make_context_nll, spread
 from txl_jax.evaluate.options import ReclConfig
@@ -43,17 +43,9 @@ class Member(NamedTuple):
     name: str
     folder: Path
     config: Config
-    tokens: Tokens
-
-    def split(self) -> np.ndarray:
-        """Returns the tokens of eval.split."""
-        return self.tokens.split(self.config.eval.split)
-
-    @property
-    def sha256(self) -> str:
-        """The checksum of eval.split."""
-        sha256: str = self.tokens.manifest["splits"][self.config.eval.split]["sha256"]
-        return sha256
+    text: np.ndarray  # the tokens of eval.split
+    sha256: str  # of the text
+    source: str  # of the text, for an error
 
 
 def run(config: ReclConfig, folder: Path, overrides: dict[str, str]) -> dict[str, Any]:
@@ -63,17 +55,17 @@ def run(config: ReclConfig, folder: Path, overrides: dict[str, str]) -> dict[str
     """
     started = time.perf_counter()
     members = open_members(config, overrides)
-    tokens = members[0].split()
-    positions_T = spread(len(tokens), config.lengths[-1], config.positions)
+    split, tokens = members[0].config.eval.split, len(members[0].text)
+    positions_T = spread(tokens, config.lengths[-1], config.positions)
     if not len(positions_T):
         raise UserError(
-            f"eval.split = {members[0].config.eval.split!r} has {len(tokens)} tokens, "
-            f"too few for the longest of recl.contexts = {config.contexts}: lower it"
+            f"eval.split = {split!r} has {tokens} tokens, too few for the longest of "
+            f"recl.contexts = {config.contexts}: lower it"
         )
     scored = [score(config, member, positions_T, folder / LOSSES) for member in members]
     nll_ICT = np.stack([nll_CT for nll_CT, _ in scored])
     result = {
-        "split": members[0].config.eval.split,
+        "split": split,
         "sha256": members[0].sha256,
         "positions": len(positions_T),
         "first_position": int(positions_T[0]),
@@ -86,7 +78,12 @@ def run(config: ReclConfig, folder: Path, overrides: dict[str, str]) -> dict[str
         "seconds": time.perf_counter() - started,
     }
     files = write_files(folder / "recl", result, plot_recl)
-    say(table(result))
+    for row in result["members"]:
+        cells = [
+            f"{length}{'' if row['ended'][ratio] else ' or more'} for r = {ratio}"
+            for ratio, length in row["recl_tokens"].items()
+        ]
+        say(f"RECL of {row['name']}: {', '.join(cells)}")
     return result | files
 
 
@@ -97,23 +94,22 @@ def open_members(config: ReclConfig, overrides: dict[str, str]) -> list[Member]:
             "--mode=recl compares models: give two or more as --workdirs=RUN,RUN"
         )
     members: list[Member] = []
-    names = short_names(config.workdirs)
+    # The folders' names, or their paths if two names are equal.
+    names = [Path(workdir).name for workdir in config.workdirs]
+    names = names if len(set(names)) == len(names) else list(config.workdirs)
     for name, workdir in zip(names, config.workdirs, strict=True):
         folder = find(workdir)
         fields = load_json(folder / CONFIG)
-        for field, text in overrides.items():
-            override(fields, field, text)
+        for field, value in overrides.items():
+            override(fields, field, value)
         parsed = parse(fields)
-        member = Member(name, folder, parsed, prepare(parsed.data))
-        members.append(member)
-        refuse_other_tokens(members[0], member)
+        tokens, split = prepare(parsed.data), parsed.eval.split
+        sha256 = tokens.manifest["splits"][split]["sha256"]
+        source = f"{split} of {tokens.manifest['corpus']!r}"
+        text = tokens.split(split)
+        members.append(Member(name, folder, parsed, text, sha256, source))
+        refuse_other_tokens(members[0], members[-1])
     return members
-
-
-def short_names(workdirs: tuple[str, ...]) -> list[str]:
-    """Returns the folders' names, or their paths if two names are equal."""
-    names = [Path(workdir).name for workdir in workdirs]
-    return names if len(set(names)) == len(names) else list(workdirs)
 
 
 def refuse_other_tokens(one: Member, other: Member) -> None:
@@ -123,11 +119,7 @@ def refuse_other_tokens(one: Member, other: Member) -> None:
     if vocabs[0].to_json() != vocabs[1].to_json():
         reason = f"vocabularies of {len(vocabs[0])} and {len(vocabs[1])} types"
     elif one.sha256 != other.sha256:
-        texts = [
-            f"{each.config.eval.split} of {each.tokens.manifest['corpus']!r}"
-            for each in (one, other)
-        ]
-        reason = f"splits, {' and '.join(texts)}"
+        reason = f"splits, {one.source} and {other.source}"
     if reason:
         raise UserError(
             f"{one.folder} and {other.folder} have different {reason}: only models "
@@ -155,7 +147,7 @@ def score(
     names = ("tgt_len", "mem_len", "clamp_len", "same_length")
     lengths = {name: getattr(member.config.eval, name) for name in names}
     full = full_context(member.config)
-    folder = losses / store_identity(
+    folder = make_folder(
         losses,
         {
             "checkpoint_step": loaded.step,
@@ -168,17 +160,16 @@ def score(
     )
     model = loaded.model.config, member.config.eval, loaded.params
     context_nll = make_context_nll(*model, loaded.mesh)
-    tokens = member.split()
     rows = []
     for context in config.lengths:
         length = min(context, full or context)
         path = folder / f"{length}.npz"
-        nll_T = read(path, positions_T)
+        nll_T = read(path)
         if nll_T is None:
             label = f"{member.name} context {length}"
             with Progress(label, len(positions_T)) as bar:
-                nll_T = context_nll(tokens, positions_T, length, bar)
-            write(path, positions_T, nll_T)
+                nll_T = context_nll(member.text, positions_T, length, bar)
+            storage.replace(path, functools.partial(write, nll_T))
         rows.append(nll_T)
     return np.stack(rows), {
         "name": member.name,
@@ -191,33 +182,28 @@ def score(
     }
 
 
-def store_identity(losses: Path, identity: dict[str, Any]) -> str:
-    """Creates the folder of losses that depend on `identity`; returns its name."""
+def make_folder(losses: Path, identity: dict[str, Any]) -> Path:
+    """Creates and returns the folder of the losses that depend on `identity`."""
     text = json.dumps(identity, sort_keys=True)
-    name = hashlib.sha256(text.encode()).hexdigest()[:16]
-    (losses / name).mkdir(parents=True, exist_ok=True)
-    (losses / name / "identity.json").write_text(text + "\n", "utf-8")
-    return name
+    folder = losses / hashlib.sha256(text.encode()).hexdigest()[:16]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "identity.json").write_text(text + "\n", "utf-8")
+    return folder
 
 
-def read(path: Path, positions_T: np.ndarray) -> np.ndarray | None:
+def read(path: Path) -> np.ndarray | None:
     """Returns the losses in a file of `write`; None if it is missing or damaged."""
     try:
         with path.open("rb") as file, np.load(file) as kept:
-            nll_T = kept["nll_T"]
-            return nll_T if np.array_equal(kept["positions_T"], positions_T) else None
+            return kept["nll_T"]
     except (OSError, ValueError, KeyError, EOFError, BadZipFile):
         return None
 
 
-def write(path: Path, positions_T: np.ndarray, nll_T: np.ndarray) -> None:
-    """Writes the losses of one context atomically."""
-
-    def save(path: Path) -> None:
-        with path.open("wb") as file:
-            np.savez(file, positions_T=positions_T, nll_T=nll_T)
-
-    storage.replace(path, save)
+def write(nll_T: np.ndarray, path: Path) -> None:
+    """Writes the losses of one context, with a checksum."""
+    with path.open("wb") as file:
+        np.savez(file, nll_T=nll_T)
 
 
 def measure(
@@ -241,16 +227,3 @@ def measure(
     for row, nll_CT in zip(members, nll_ICT, strict=True):
         row["ppl"] = np.exp(nll_CT.mean(axis=1)).tolist()
     return {"group_ppl": baselines, "members": members}
-
-
-def table(result: dict[str, Any]) -> str:
-    """Returns RECL by model and ratio as text; + marks a lower bound."""
-    ratios = list(result["group_ppl"])
-    width = max(len(row["name"]) for row in result["members"])
-    lines = [" ".join([f"{'RECL, r =':<{width}}", *(f"{r:>6}" for r in ratios)])]
-    for row in result["members"]:
-        cells = [
-            f"{row['recl_tokens'][r]}{'' if row['ended'][r] else '+'}" for r in ratios
-        ]
-        lines.append(" ".join([f"{row['name']:<{width}}", *(f"{x:>6}" for x in cells)]))
-    return "\n".join(lines)
