@@ -16,7 +16,7 @@ from txl_jax import config, metrics
 from txl_jax.checkpoint import save_restore
 from txl_jax.checkpoint.manager import open_checkpoints
 from txl_jax.config import Config
-from txl_jax.convert import formats
+from txl_jax.convert import formats, huggingface
 from txl_jax.convert.formats import Source
 from txl_jax.convert.options import ConvertConfig
 from txl_jax.data import vocab
@@ -80,16 +80,17 @@ def import_model(
 
 def export_model(options: ConvertConfig, loaded: Loaded) -> dict[str, Any]:
     """Writes the model in the format of another code base."""
-    require_one_of(options.format, list(formats.TARGETS), "--format")
+    require_one_of(options.format, ["huggingface"], "--format")
     if not options.target:
         raise UserError("give --target, the folder to create")
     refuse_used(target := Path(options.target), "--target")
     params = jax.device_get(loaded.params)
     with complete_or_absent(target) as fresh:
-        write = formats.TARGETS[options.format]
-        differences = write(loaded.config.model, params, loaded.vocab, fresh)
+        differences = huggingface.save_pretrained(
+            loaded.config.model, params, loaded.vocab, fresh
+        )
     for difference in differences:
-        say(f"different in {options.format}: {difference}")
+        say(f"different in huggingface: {difference}")
     return {
         "target": str(target),
         "format": options.format,
@@ -110,8 +111,7 @@ def stated_fields(overrides: Mapping[str, str]) -> dict[str, Any]:
 def configure(source: Source, workdir: Path, overrides: Mapping[str, str]) -> Config:
     """Returns the config of an imported model, which is evaluated as it was trained."""
     c, model = config.default(source.model), source.model
-    lengths = ("mem_len", "clamp_len", "same_length")
-    c.eval.update({name: getattr(model, name) for name in lengths})
+    c.eval.update({name: getattr(model, name) for name in formats.LENGTHS})
     c.generate.update(mem_len=model.mem_len, prompt=default_prompt(source.vocab))
     c.data.vocab_path = str(storage.absolute(workdir) / folder.VOCAB)
     for name, text in overrides.items():

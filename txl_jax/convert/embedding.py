@@ -19,25 +19,20 @@ def read_embedding(
     keys: Keys, cutoffs: tuple[int, ...]
 ) -> tuple[dict[str, Any], Params]:
     """Returns the sizes that the tables imply, and embedding and softmax parameters."""
-    name = "word_emb.emb_layers.{}.weight"
+    name, out_name = "word_emb.emb_layers.{}.weight", "crit.out_layers.{}.weight"
     numbers = range(max(keys.count(name), 1))
     tables = [keys.take(name.format(i), "V", "E") for i in numbers]
     D = keys.shape("layers.0.pos_ff.CoreNet.0.weight", "F", "D")[1]
     V_i, E_i = ([table.shape[axis] for table in tables] for axis in (0, 1))
-    projected = "word_emb.emb_projs.0" in keys
-    split = len(tables) > 1 or (projected and D == E_i[0])
+    # Only a table of width D can lack a projection.
+    projected = [E != D or f"word_emb.emb_projs.{i}" in keys for i, E in enumerate(E_i)]
+    split = len(tables) > 1 or (projected[0] and D == E_i[0])
     suffixes = [f"_{i}" for i in numbers] if split else [""]
     cutoffs = _cutoffs(keys, V_i, cutoffs)
-    config: dict[str, Any] = {
-        "vocab_size": sum(V_i),
-        "d_embed": 0 if E_i[0] == D else E_i[0],
-        "cutoffs": cutoffs,
-        "div_val": infer_div_val(E_i) if split else 1,
-    }
     params: Params = {}
     for i, suffix in enumerate(suffixes):
         params[f"table{suffix}"] = tables[i]
-        if projected:
+        if projected[i]:
             proj = keys.take(f"word_emb.emb_projs.{i}", D, E_i[i])
             params[f"proj{suffix}"] = np.ascontiguousarray(proj.T)
     biases = [keys.take(f"crit.out_layers.{i}.bias", V_i[i]) for i in numbers]
@@ -48,13 +43,22 @@ def read_embedding(
         rows = keys.take("crit.cluster_weight", G, E_i[0])
         params["cluster_table"] = rows[::-1].copy()
         params["cluster_bias"] = keys.take("crit.cluster_bias", G)[::-1].copy()
-    untied = _out_tables(keys, tables, suffixes)
-    config["tie_weights"] = not untied
-    if projected:
-        tied, projections = _out_projs(keys, len(cutoffs) + 1, params)
-        config["tie_projs"] = tied if any(tied) else ()
-        untied |= projections
-    return config, params | untied
+    own: list[np.ndarray] = []
+    if any(out_name.format(i) in keys for i in numbers):
+        own = [keys.take(out_name.format(i), *tables[i].shape) for i in numbers]
+    if not (tied := all(map(_equal, own, tables))):
+        names = [f"out_table{suffix}" for suffix in suffixes]
+        params |= dict(zip(names, own, strict=True))
+    config = {
+        "vocab_size": sum(V_i),
+        "d_embed": 0 if E_i[0] == D else E_i[0],
+        "cutoffs": cutoffs,
+        "div_val": infer_div_val(E_i) if split else 1,
+        "tie_weights": tied,
+        "tie_projs": _take_out_projs(keys, len(cutoffs) + 1, params),
+        "proj_same_dim": not split or all(projected),
+    }
+    return config, params
 
 
 def _cutoffs(keys: Keys, sizes: list[int], cutoffs: tuple[int, ...]) -> tuple[int, ...]:
@@ -78,30 +82,21 @@ def _equal(x: np.ndarray, y: np.ndarray) -> bool:
     return np.array_equal(x.view(np.int32), y.view(np.int32))
 
 
-def _out_tables(keys: Keys, tables: list[np.ndarray], suffixes: list[str]) -> Params:
-    """Returns the softmax's tables; empty if they equal the embedding's."""
-    names = [f"crit.out_layers.{i}.weight" for i in range(len(tables))]
-    if not any(name in keys for name in names):
-        return {}
-    pairs = zip(names, tables, strict=True)
-    own = [keys.take(name, *table.shape) for name, table in pairs]
-    if all(map(_equal, own, tables)):
-        return {}
-    return {f"out_table{x}": table for x, table in zip(suffixes, own, strict=True)}
+def _take_out_projs(keys: Keys, clusters: int, params: Params) -> tuple[bool, ...]:
+    """Adds the softmax's own projections to `params`; returns which ones are tied.
 
-
-def _out_projs(
-    keys: Keys, clusters: int, params: Params
-) -> tuple[tuple[bool, ...], Params]:
-    """Returns which projections of the softmax are tied, and the others."""
-    own: Params = {}
+    The softmax has a projection, tied or not, where the embedding has one.
+    """
+    ties = []
     for i in range(clusters):
-        shared = params["proj" if "proj" in params else f"proj_{i}"]
-        if (key := f"crit.out_projs.{i}") in keys:
+        shared = params.get("proj" if "table" in params else f"proj_{i}")
+        tied = shared is not None
+        if shared is not None and (key := f"crit.out_projs.{i}") in keys:
             proj = np.ascontiguousarray(keys.take(key, *shared.T.shape).T)
-            if not _equal(proj, shared):
-                own[f"out_proj_{i}"] = proj
-    return tuple(f"out_proj_{i}" not in own for i in range(clusters)), own
+            if not (tied := _equal(proj, shared)):
+                params[f"out_proj_{i}"] = proj
+        ties.append(tied)
+    return tuple(ties) if any(ties) else ()
 
 
 def write_embedding(config: ModelConfig, embedding: Params) -> Params:

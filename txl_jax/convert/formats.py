@@ -87,7 +87,6 @@ FORMATS: dict[str, Callable[[str, str, Stated], Source]] = {
     "nvidia": read_nvidia,
     "tensorflow": read_tensorflow,
 }
-TARGETS = {"huggingface": huggingface.save_pretrained}
 
 
 def read(config: ConvertConfig, vocab_path: str, stated: Stated) -> Source:

@@ -5,7 +5,7 @@ A folder has config.json, model.safetensors or pytorch_model.bin, and a vocabula
 Dims: N layers, H heads, A head, G clusters.
 """
 
-import dataclasses
+import functools
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -105,16 +105,11 @@ def from_state_dict(
         raise UserError(f"{CONFIG} has model_type = {kind!r}, not {MODEL_TYPE!r}")
     fields = DEFAULTS | stated
     try:
-        model, params = pytorch.from_fields(_rename(state, fields), fields)
-        std = float(fields["init_std"])
-        model = dataclasses.replace(
-            model,
-            initial_memory=models.huggingface().initial_memory,
-            layer_norm_epsilon=float(fields["layer_norm_epsilon"]),
-            init_std=std,
-            norm_init_std=std,
-            proj_init_std=float(fields["proj_init_std"]),
+        names = ("layer_norm_epsilon", "init_std", "proj_init_std")
+        family = functools.partial(
+            models.huggingface, **{name: float(fields[name]) for name in names}
         )
+        model, params = pytorch.from_fields(_rename(state, fields), fields, family)
     except DAMAGE as error:
         raise UserError(f"a field of {CONFIG} has a wrong type: {error}") from error
     sizes = {name: getattr(model, name) for name in SIZES}
@@ -190,10 +185,6 @@ def save_pretrained(
         words = "".join(f"{word}\n" for word in vocab.words)
         (folder / "vocab.txt").write_text(words, "utf-8")
     (folder / CONFIG).write_text(json.dumps(fields, indent=2) + "\n", "utf-8")
-    return _differences(config)
-
-
-def _differences(config: ModelConfig) -> list[str]:
     differences = []
     if config.initial_memory == "empty" and config.mem_len:
         differences.append(

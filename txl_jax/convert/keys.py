@@ -1,7 +1,7 @@
 """State dicts of other code bases, whose arrays are taken once, by shape."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +17,25 @@ MAX_NAME = 1000  # characters of a submodule's path
 class Keys:
     """A state dict from which each array must be taken exactly once.
 
-    The values have a shape and convert to arrays. `where` begins every error.
+    The methods take names of the paper's PyTorch code; `rename` returns the state's own
+    name, which errors contain. `where` begins every error.
     """
 
-    def __init__(self, state: Mapping[str, Any], where: str = "") -> None:
+    def __init__(
+        self,
+        state: Mapping[str, Any],
+        where: str = "",
+        rename: Callable[[str], str] = str,
+    ) -> None:
         if state and all(name.startswith("module.") for name in state):
             # DataParallel adds this prefix.
             state = {name.removeprefix("module."): x for name, x in state.items()}
         self.remaining = {name: x for name, x in state.items() if name != FREQUENCIES}
         self.where = where
+        self.rename = rename
 
     def __contains__(self, name: str) -> bool:
-        return name in self.remaining
+        return self.rename(name) in self.remaining
 
     def count(self, pattern: str) -> int:
         """Returns how many of pattern.format(0), pattern.format(1), ... exist."""
@@ -37,12 +44,13 @@ class Keys:
 
     def rank(self, name: str) -> int:
         """Returns the number of dimensions of an array, or 0 if it is missing."""
-        return len(self.remaining[name].shape) if name in self else 0
+        return len(self.remaining[self.rename(name)].shape) if name in self else 0
 
     def shape(self, name: str, *dims: int | str) -> tuple[int, ...]:
         """Returns the shape of an array; a letter stands for any positive size."""
         expected = str(dims).replace("'", "")
-        if name not in self:
+        name = self.rename(name)
+        if name not in self.remaining:
             raise UserError(f"{self.where}{name}, of shape {expected}, is missing")
         shape = self.remaining[name].shape
         fits = [n == dim or (n and isinstance(dim, str)) for n, dim in zip(shape, dims)]  # noqa: B905
@@ -53,7 +61,8 @@ class Keys:
     def take(self, name: str, *dims: int | str) -> np.ndarray:
         """Removes an array of the shape `dims` and returns it in float32."""
         self.shape(name, *dims)
-        return np.ascontiguousarray(self.remaining.pop(name), np.float32)
+        array = self.remaining.pop(self.rename(name))
+        return np.ascontiguousarray(array, np.float32)
 
     def close(self) -> None:
         """Raises UserError unless every array has been taken."""

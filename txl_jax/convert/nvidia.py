@@ -1,15 +1,12 @@
 """Checkpoints of NVIDIA's PyTorch code: weights, configuration and vocabulary."""
 
-import dataclasses
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from txl_jax.convert import keys, pickle, pytorch
 from txl_jax.errors import UserError
+from txl_jax.model import config as models
 from txl_jax.model.config import ModelConfig
 
 BEST = "checkpoint_best.pt"
@@ -27,23 +24,17 @@ def read(path: Path) -> tuple[ModelConfig, pytorch.Params, Any, int]:
             raise UserError(f"{path} is not a checkpoint of NVIDIA's code: no {name}")
     state = keys.arrays(saved["model_state"], path)
     try:
-        model, params = _model(state, saved["model_config"])
+        renamed = {
+            # The names of the paper's code.
+            re.sub(r"_(bias|weight)e?s(\.\d+)$", r"\2.\1", name): array
+            for name, array in state.items()
+            if not name.removeprefix("module.").startswith(SHARED)
+        }
+        fields = saved["model_config"]
+        model, params = pytorch.from_fields(renamed, fields, models.nvidia)
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path}: its model_config is incomplete: {error}") from error
     step = saved.get("train_step")
     return model, params, saved.get("vocab"), step if type(step) is int else 0
-
-
-def _model(
-    state: Mapping[str, np.ndarray], fields: Mapping[str, Any]
-) -> tuple[ModelConfig, pytorch.Params]:
-    renamed = {
-        # The names of the paper's code.
-        re.sub(r"_(bias|weight)e?s(\.\d+)$", r"\2.\1", name): array
-        for name, array in state.items()
-        if not name.removeprefix("module.").startswith(SHARED)
-    }
-    model, params = pytorch.from_fields(renamed, fields)
-    return dataclasses.replace(model, same_length_self=True), params

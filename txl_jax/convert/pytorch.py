@@ -1,13 +1,12 @@
 """State dicts of the paper's PyTorch code: names, shapes and the order of clusters.
 
-Other PyTorch code bases differ in a few names: their converters rename the arrays and
-call this one.
+Other code bases differ in names and transpositions: their converters rename the arrays
+and call this one.
 
 Dims: N layers, D model, H heads, A head, F feed-forward, V vocabulary, E embedding,
 G clusters, P learned distances.
 """
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -53,7 +52,24 @@ def from_state_dict(
     [N, H, A]. Raises UserError for a key that is missing, unknown or of a wrong shape,
     and for cutoffs that do not fit the tables.
     """
-    keys = Keys(state)
+    return from_keys(
+        Keys(state),
+        cutoffs,
+        models.pytorch,
+        mem_len=mem_len,
+        clamp_len=clamp_len,
+        same_length=same_length,
+        pre_lnorm=pre_lnorm,
+    )
+
+
+def from_keys(
+    keys: Keys,
+    cutoffs: Sequence[int],
+    family: Callable[..., ModelConfig],
+    **fields: Any,
+) -> tuple[ModelConfig, Params]:
+    """Returns the model family(**fields, **sizes), and its parameters."""
     if "layers.0.dec_attn.q_net.weight" in keys:
         raise UserError(
             "the state dict has attn_type 2 or 3, absolute positions: only 0 and 1, "
@@ -62,22 +78,15 @@ def from_state_dict(
     sizes, embedding = read_embedding(keys, tuple(cutoffs))
     heads, relative, attention = _positions(keys)
     F, D = keys.shape("layers.0.pos_ff.CoreNet.0.weight", "F", "D")
-    config = models.pytorch(
+    config = family(
         **sizes,
         **heads,
+        **fields,
         n_layer=keys.count("layers.{}.pos_ff.CoreNet.0.weight"),
         d_model=D,
         d_inner=F,
-        mem_len=mem_len,
-        clamp_len=clamp_len,
-        same_length=same_length,
-        pre_lnorm=pre_lnorm,
     )
-
-    def take(n: int, name: str, *shape: int) -> np.ndarray:
-        return keys.take(f"layers.{n}.{LAYER[name]}", *shape)
-
-    layers = read_layers(config, take)
+    layers = _read_layers(config, keys)
     layers["attention"] |= attention
     keys.close()
     params = {"embedding": embedding, "layers": layers, **relative}
@@ -85,22 +94,22 @@ def from_state_dict(
 
 
 def from_fields(
-    state: Mapping[str, np.ndarray], fields: Mapping[str, Any]
+    state: Mapping[str, np.ndarray],
+    fields: Mapping[str, Any],
+    family: Callable[..., ModelConfig],
 ) -> tuple[ModelConfig, Params]:
     """Returns the model of a state dict and the fields of another code's config.
 
     Raises KeyError, TypeError or ValueError for fields that are missing or wrong.
     """
-    model, params = from_state_dict(
-        state,
-        mem_len=max(int(fields["mem_len"]), 0),
-        cutoffs=[int(cutoff) for cutoff in fields["cutoffs"]],
-        clamp_len=max(int(fields["clamp_len"]), 0),
-        same_length=bool(fields["same_length"]),
-        pre_lnorm=bool(fields["pre_lnorm"]),
+    return from_keys(
+        Keys(state),
+        [int(cutoff) for cutoff in fields["cutoffs"]],
+        family,
+        **{name: max(int(fields[name]), 0) for name in ("mem_len", "clamp_len")},
+        **{name: bool(fields[name]) for name in ("same_length", "pre_lnorm")},
+        **{name: float(fields[name]) for name in ("dropout", "dropatt")},
     )
-    dropout, dropatt = float(fields["dropout"]), float(fields["dropatt"])
-    return dataclasses.replace(model, dropout=dropout, dropatt=dropatt), params
 
 
 def _positions(keys: Keys) -> tuple[dict[str, Any], Params, Params]:
@@ -121,12 +130,8 @@ def _positions(keys: Keys) -> tuple[dict[str, Any], Params, Params]:
     return heads, {"u": keys.take("r_w_bias", N, H, A)}, distances
 
 
-def read_layers(config: ModelConfig, take: Callable[..., np.ndarray]) -> Params:
-    """Returns the stacked parameters of all layers.
-
-    `take(n, name, *shape)` returns an array of layer n; the names are the keys of
-    LAYER, and kernels are [out, in].
-    """
+def _read_layers(config: ModelConfig, keys: Keys) -> Params:
+    """Returns the stacked parameters of all layers."""
     N, D, F = config.n_layer, config.d_model, config.d_inner
     H, A = config.n_head, config.d_head
     shapes = {
@@ -142,7 +147,8 @@ def read_layers(config: ModelConfig, take: Callable[..., np.ndarray]) -> Params:
         del shapes["attention.r"]
     arrays = {}
     for name, shape in shapes.items():
-        stacked = np.stack([take(n, name, *shape) for n in range(N)])
+        names = [f"layers.{n}.{LAYER[name]}" for n in range(N)]
+        stacked = np.stack([keys.take(each, *shape) for each in names])
         arrays[name] = stacked.swapaxes(1, 2) if name.endswith(TRANSPOSED) else stacked
     qkv = arrays.pop("attention.qkv").reshape(N, 3, H, A, D)
     arrays |= {f"attention.{name}": qkv[:, i] for i, name in enumerate("qkv")}

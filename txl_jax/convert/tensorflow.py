@@ -1,40 +1,54 @@
 """Checkpoints of the paper's TensorFlow code: names and shapes of the variables.
 
-The rows of clusters are in order, as in this project.
-
-Dims: N layers, D model, H heads, A head, F feed-forward, V vocabulary, E embedding,
-G clusters.
+Dims: V vocabulary, E embedding, G clusters.
 """
 
 import itertools
+import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from txl_jax.convert import bundle
-from txl_jax.convert.keys import Keys, infer_div_val
-from txl_jax.convert.pytorch import Params, read_layers
+from txl_jax.convert import bundle, pytorch
+from txl_jax.convert.embedding import Params
+from txl_jax.convert.keys import Keys
+from txl_jax.errors import UserError
 from txl_jax.model import config as models
 from txl_jax.model.config import ModelConfig
 
-ROOT = "transformer"
-EMBED = f"{ROOT}/adaptive_embed"
-SOFTMAX = f"{ROOT}/adaptive_softmax"
-LAYER = ROOT + "/layer_{}/{}"
-# The arrays of a layer by their names in `pytorch.LAYER`. Kernels are [in, out].
+ROOT = "transformer/"
+EMBED, SOFTMAX = f"{ROOT}adaptive_embed/", f"{ROOT}adaptive_softmax/"
+LAYER = f"{ROOT}layer_{{}}/"
+BIAS = f"{SOFTMAX}cutoff_{{}}/b"
+# The variables by their names in the paper's PyTorch code.
 NAMES = {
-    "attention.qkv": "rel_attn/qkv/kernel",
-    "attention.r": "rel_attn/r/kernel",
-    "attention.o": "rel_attn/o/kernel",
-    "attention.norm.scale": "rel_attn/LayerNorm/gamma",
-    "attention.norm.bias": "rel_attn/LayerNorm/beta",
-    "feed_forward.in.kernel": "ff/layer_1/kernel",
-    "feed_forward.in.bias": "ff/layer_1/bias",
-    "feed_forward.out.kernel": "ff/layer_2/kernel",
-    "feed_forward.out.bias": "ff/layer_2/bias",
-    "feed_forward.norm.scale": "ff/LayerNorm/gamma",
-    "feed_forward.norm.bias": "ff/LayerNorm/beta",
+    "r_w_bias": f"{ROOT}r_w_bias",
+    "r_r_bias": f"{ROOT}r_r_bias",
+    "layers.{}.dec_attn.qkv_net.weight": f"{LAYER}rel_attn/qkv/kernel",
+    "layers.{}.dec_attn.r_net.weight": f"{LAYER}rel_attn/r/kernel",
+    "layers.{}.dec_attn.o_net.weight": f"{LAYER}rel_attn/o/kernel",
+    "layers.{}.dec_attn.layer_norm.weight": f"{LAYER}rel_attn/LayerNorm/gamma",
+    "layers.{}.dec_attn.layer_norm.bias": f"{LAYER}rel_attn/LayerNorm/beta",
+    "layers.{}.pos_ff.CoreNet.0.weight": f"{LAYER}ff/layer_1/kernel",
+    "layers.{}.pos_ff.CoreNet.0.bias": f"{LAYER}ff/layer_1/bias",
+    "layers.{}.pos_ff.CoreNet.3.weight": f"{LAYER}ff/layer_2/kernel",
+    "layers.{}.pos_ff.CoreNet.3.bias": f"{LAYER}ff/layer_2/bias",
+    "layers.{}.pos_ff.layer_norm.weight": f"{LAYER}ff/LayerNorm/gamma",
+    "layers.{}.pos_ff.layer_norm.bias": f"{LAYER}ff/LayerNorm/beta",
+    "word_emb.emb_layers.{}.weight": f"{EMBED}cutoff_{{}}/lookup_table",
+    "word_emb.emb_projs.{}": f"{EMBED}cutoff_{{}}/proj_W",
+    "crit.out_layers.{}.bias": BIAS,
+    "crit.out_projs.{}": f"{SOFTMAX}cutoff_{{}}/proj",
+    "crit.cluster_weight": f"{SOFTMAX}cutoff_0/cluster_W",
+    "crit.cluster_bias": f"{SOFTMAX}cutoff_0/cluster_b",
+}
+TRANSPOSED = ("kernel", "proj_W", "proj")
+CLUSTERS = ("cluster_W", "cluster_b")
+# Arrays that are not split into clusters are read as those of the first cluster.
+UNSPLIT = {
+    f"{EMBED}lookup_table": f"{EMBED}cutoff_0/lookup_table",
+    f"{EMBED}proj_W": f"{EMBED}cutoff_0/proj_W",
+    f"{SOFTMAX}bias": BIAS.format(0),
 }
 STEP = "global_step"
 # Adam's variables: two for each variable of the model, and two scalars.
@@ -54,89 +68,45 @@ def read(
     clusters and ties are inferred from the variables. Raises UserError for a variable
     that is missing, unknown or of a wrong shape, and for missing or damaged files.
     """
-    variables = bundle.read(source, lambda name: not name.endswith(ADAM))
-    where = f"{bundle.find(source)}: "
+    prefix = bundle.find(source)
+    variables = bundle.read(prefix, lambda name: not name.endswith(ADAM))
     step = variables.pop(STEP, np.int64(0))
-    Keys({STEP: step}, where).shape(STEP)
-    keys = Keys(variables, where)
-    untied = keys.rank(f"{ROOT}/r_w_bias") == 3
-    biases = keys.shape(f"{ROOT}/r_w_bias", *("NHA" if untied else "HA"))
-    kernel = NAMES["feed_forward.in.kernel"]
-    D, F = keys.shape(LAYER.format(0, kernel), "D", "F")
-    sizes, embedding = _read_embedding(keys, D)
-    config = models.tensorflow(
-        **sizes,
-        d_model=D,
-        n_layer=keys.count(LAYER.format("{}", kernel)),
-        n_head=biases[-2],
-        d_head=biases[-1],
-        d_inner=F,
-        untie_r=untied,
+    if step.shape:
+        raise UserError(f"{prefix}: {STEP} has shape {step.shape}, not ()")
+    state, cutoffs = _arrange(variables)
+    config, params = pytorch.from_keys(
+        Keys(state, f"{prefix}: ", _rename),
+        cutoffs,
+        models.tensorflow,
         mem_len=mem_len,
         clamp_len=clamp_len,
         same_length=same_length,
     )
-
-    def take(n: int, name: str, *shape: int) -> np.ndarray:
-        return keys.take(LAYER.format(n, NAMES[name]), *shape[::-1]).T
-
-    biases = (config.n_layer, *biases[-2:]) if untied else biases
-    params = {
-        "embedding": embedding,
-        "layers": read_layers(config, take),
-        "u": keys.take(f"{ROOT}/r_w_bias", *biases),
-        "w": keys.take(f"{ROOT}/r_r_bias", *biases),
-    }
-    keys.close()
     return config, params, int(step)
 
 
-def _read_embedding(keys: Keys, D: int) -> tuple[dict[str, Any], Params]:
-    """Returns the sizes that embedding and softmax imply, and their parameters.
+def _rename(name: str) -> str:
+    """Returns the variable's name; `name` is that of the paper's PyTorch code."""
+    pattern = re.sub(r"\.\d+", ".{}", name, count=1)
+    return NAMES.get(pattern, name).format(*re.findall(r"\.(\d+)", name))
 
-    With clusters, the biases are always split; the tables only with div_val.
+
+def _arrange(variables: dict[str, np.ndarray]) -> tuple[Params, tuple[int, ...]]:
+    """Returns the arrays as the paper's PyTorch code has them, and cutoffs.
+
+    The cutoffs are () if there are no clusters or the tables are split. In TensorFlow's
+    code kernels are [in, out], the rows of clusters are in order, and the biases are
+    split even if the tables are not.
     """
-    clustered = f"{SOFTMAX}/cutoff_0/cluster_W"
-    names = [f"{SOFTMAX}/bias"]
-    if clustered in keys:
-        clusters, _ = keys.shape(clustered, "G", "E")
-        names = [f"{SOFTMAX}/cutoff_{i}/b" for i in range(clusters + 1)]
-    biases = [keys.take(name, "V") for name in names]
-    V_i = [len(bias) for bias in biases]
-    G = len(V_i) - 1
-    split = f"{EMBED}/lookup_table" not in keys
-    scopes = [f"{EMBED}/cutoff_{i}" for i in range(G + 1)] if split else [EMBED]
-    E_i = [keys.shape(f"{scope}/lookup_table", "V", "E")[1] for scope in scopes]
-    # Only a table of width D can lack a projection.
-    same_dim = all(
-        f"{scope}/proj_W" in keys
-        for scope, E in zip(scopes, E_i, strict=True)
-        if split and E == D
-    )
-    embedding: Params = {"bias": np.concatenate(biases)}
-    for i, (scope, E) in enumerate(zip(scopes, E_i, strict=True)):
-        suffix, V = (f"_{i}", V_i[i]) if split else ("", sum(V_i))
-        table = keys.take(f"{scope}/lookup_table", V, E)
-        embedding[f"table{suffix}"] = table
-        if E != D or (split and same_dim):
-            embedding[f"proj{suffix}"] = keys.take(f"{scope}/proj_W", E, D)
-    if G:
-        embedding["cluster_table"] = keys.take(clustered, G, E_i[0])
-        embedding["cluster_bias"] = keys.take(f"{SOFTMAX}/cutoff_0/cluster_b", G)
-    ties = []
-    for i in range(G + 1):
-        # The softmax has a projection, tied or not, where the embedding has one.
-        shared = embedding.get(f"proj_{i}" if split else "proj")
-        own = f"{SOFTMAX}/cutoff_{i}/proj"
-        ties.append(shared is not None and own not in keys)
-        if shared is not None and own in keys:
-            embedding[f"out_proj_{i}"] = keys.take(own, *shared.shape)
-    config: dict[str, Any] = {
-        "vocab_size": sum(V_i),
-        "d_embed": 0 if E_i[0] == D else E_i[0],
-        "cutoffs": tuple(itertools.accumulate(V_i[:-1])),
-        "div_val": infer_div_val(E_i) if split else 1,
-        "tie_projs": tuple(ties) if any(ties) else (),
-        "proj_same_dim": same_dim,
-    }
-    return config, embedding
+    state: Params = {}
+    for name, x in variables.items():
+        x = x[::-1] if name.endswith(CLUSTERS) and x.shape else x
+        state[UNSPLIT.get(name, name)] = x.T if name.endswith(TRANSPOSED) else x
+    if f"{EMBED}lookup_table" not in variables:
+        return state, ()
+    names = [name for name in map(BIAS.format, range(len(state))) if name in state]
+    biases = [np.ravel(state.pop(name)).astype(np.float32) for name in names]
+    if biases:
+        state[BIAS.format(0)] = np.concatenate(biases)
+    sizes = [len(bias) for bias in biases]
+    return state, tuple(itertools.accumulate(sizes[:-1]))
