@@ -3,7 +3,7 @@
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from tests import reference
 from tests.convert import recorded
 from tests.convert.test_huggingface import VOCAB
 from tests.convert.test_pickle import RECORDED
-from tests.convert.test_pytorch import case, saved_case
+from tests.convert.test_pytorch import case
 from tests.support import tiny
 from tests.support.tiny import assert_equal
 from tests.support.trained import Done, command
@@ -22,82 +22,73 @@ from txl_jax.data import vocab as vocabulary
 from txl_jax.workdir import load
 
 NAME = "div_val_2"
-WORDS = VOCAB.words[2:]
+
+
+class Home(NamedTuple):
+    """A model of the port, its workdir after an import, and the import's result."""
+
+    model: Path
+    run: Path
+    result: dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Holds a model of the port, a text of its words and the model imported."""
+def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
     path = tmp_path_factory.mktemp("home")
-    config, params = case(NAME)
-    huggingface.save_pretrained(config, params, VOCAB, path / "model")
+    huggingface.save_pretrained(*case(NAME), VOCAB, path / "model")
     (path / "model" / "vocab.json").unlink()
     rng = np.random.default_rng(0)
-    lines = [" ".join(rng.choice(WORDS, 7)) for _ in range(300)]
+    lines = [" ".join(rng.choice(VOCAB.words[2:], 7)) for _ in range(300)]
     (path / "text.txt").write_text("\n".join(lines) + "\n")
-    (path / "words.txt").write_text("\n".join(VOCAB.words))
-    done = imported(path / "model", path / "run", *data(path))
-    (path / "result.json").write_text(json.dumps(done.result))
-    return path
+    data = {"corpus": "text", "path": path / "text.txt", "data_dir": path / "data"}
+    flags = [f"--config.data.{name}={value}" for name, value in data.items()]
+    done = imported(path / "model", path / "run", *flags)
+    return Home(path / "model", path / "run", done.result)
 
 
-def data(home: Path) -> list[str]:
-    """Returns the flags of the text."""
-    fields = {"corpus": "text", "path": home / "text.txt", "data_dir": home / "data"}
-    return [f"--config.data.{name}={value}" for name, value in fields.items()]
-
-
-def imported(source: Path, workdir: Path, *flags: str, kind: str = "") -> Done:
-    kind = kind or "huggingface"
-    given = (f"--format={kind}", f"--source={source}", f"--workdir={workdir}")
-    return command("--mode=import", *given, *flags)
+def imported(
+    source: Path, workdir: Path, *flags: str, format: str = "huggingface"
+) -> Done:
+    common = (f"--format={format}", f"--source={source}", f"--workdir={workdir}")
+    return command("--mode=import", *common, *flags)
 
 
 def weights(folder: Path) -> Any:
     return tiny.jax.device_get(load.load(folder).params)
 
 
-# Import
-
-
-def test_the_workdir_holds_the_model(home: Path) -> None:
+def test_the_workdir_holds_the_model(home: Home) -> None:
     config, params = case(NAME)
-    run = home / "run"
-    assert sorted(path.name for path in run.iterdir()) == [
+    assert sorted(path.name for path in home.run.iterdir()) == [
         *("checkpoints", "config.json", "run.json", "vocab.json")
     ]
-    assert not (home / "run.incomplete").exists()
-    assert_equal(weights(run), params)
-    saved = configs.parse(configs.load_json(run / "config.json"))
+    assert not home.run.with_name("run.incomplete").exists()
+    assert_equal(weights(home.run), params)
+    saved = configs.parse(configs.load_json(home.run / "config.json"))
     assert saved.model == config
     assert (saved.eval.mem_len, saved.eval.clamp_len) == (7, 5)
-    assert saved.eval.same_length and saved.generate.mem_len == 7
+    assert saved.eval.same_length
+    assert (saved.generate.mem_len, saved.generate.prompt) == (7, "\n")
     assert saved.convert == configs.Config().convert
-    assert saved.data.vocab_path == str(run / "vocab.json")
-    assert vocabulary.load(run / "vocab.json").to_json() == VOCAB.to_json()
-
-
-def test_the_result_and_run_json_name_the_source(home: Path) -> None:
-    result = json.loads((home / "result.json").read_text())
-    assert (result["mode"], result["format"], result["step"]) == (
-        *("import", "huggingface"),
-        1,
-    )
-    assert (result["vocab"], result["types"]) == ("word", 37)
-    origin = json.loads((home / "run" / "run.json").read_text())["imported"]
+    assert saved.data.vocab_path == str(home.run / "vocab.json")
+    assert vocabulary.load(home.run / "vocab.json").to_json() == VOCAB.to_json()
+    same = ("mode", "format", "step", "vocab", "types")
+    expected = ["import", "huggingface", 1, "word", 37]
+    assert [home.result[name] for name in same] == expected
+    origin = json.loads((home.run / "run.json").read_text())["imported"]
     names = ["config.json", "model.safetensors", "vocab.txt"]
-    assert list(origin["sha256"]) == [str(home / "model" / name) for name in names]
-    assert origin["sha256"] == result["sha256"]
-    assert all(len(digest) == 64 for digest in origin["sha256"].values())
+    assert list(origin["sha256"]) == [str(home.model / name) for name in names]
+    assert origin["sha256"] == home.result["sha256"]
+    assert all(len(checksum) == 64 for checksum in origin["sha256"].values())
 
 
-def test_evaluation_scores_the_text(home: Path) -> None:
-    """As the oracle does, one stream from the port's memory of zeros."""
+def test_evaluation_scores_the_text(home: Home) -> None:
+    """As the oracle does, from the port's memory of zeros."""
     flags = ("--streams=8", "--tgt_len=5", "--split=valid")
-    result = command("--mode=evaluate", f"--workdir={home / 'run'}", *flags).result
+    result = command("--mode=evaluate", f"--workdir={home.run}", *flags).result
     assert (result["step"], result["mem_len"], result["clamp_len"]) == (1, 7, 5)
     config, params = case(NAME)
-    path = next((home / "data").rglob("valid.bin"))
+    path = next(home.run.with_name("data").rglob("valid.bin"))
     tokens = np.fromfile(path, np.uint8).astype(np.int32)
     assert tokens.max() < 37
     nll = stream_nll(config, params, tokens, 8)
@@ -121,46 +112,45 @@ def stream_nll(config: Any, params: Any, tokens: Any, streams: int) -> float:
     return total / pairs
 
 
-def test_generation_has_a_prompt(home: Path) -> None:
-    flags = ("--num_tokens=6", "--temperature=0")
-    done = command("--mode=generate", f"--workdir={home / 'run'}", *flags)
-    (sample,) = done.result["sampled"]
-    assert sample["tokens"] == 6 and sample["prompt"]
-
-
-def test_training_is_refused_in_the_imported_workdir(home: Path) -> None:
-    before = sorted((home / "run").rglob("*"))
-    done = command(f"--workdir={home / 'run'}")
+def test_training_is_refused_in_the_imported_workdir(home: Home) -> None:
+    before = sorted(home.run.rglob("*"))
+    done = command(f"--workdir={home.run}")
     assert (done.status, done.out) == (2, "")
-    assert f"--config.train.init_from={home / 'run'}" in done.err
+    assert f"--config.train.init_from={home.run}" in done.err
     assert len(done.err.splitlines()) == 1
-    assert sorted((home / "run").rglob("*")) == before
+    assert sorted(home.run.rglob("*")) == before
 
 
-def test_a_run_can_start_from_it(home: Path, tmp_path: Path) -> None:
-    config = configs.load_json(home / "run" / "config.json")
-    config.train.init_from = str(home / "run")
+def test_a_run_can_start_from_it(home: Home, tmp_path: Path) -> None:
+    config = configs.load_json(home.run / "config.json")
+    config.train.init_from = str(home.run)
     params = load.load_initial(configs.parse(config), tmp_path, VOCAB)
     assert_equal(params, case(NAME)[1])
 
 
-def test_overrides_replace_the_fields_of_the_model(home: Path, tmp_path: Path) -> None:
-    flags = ("--config.eval.mem_len=3", "--config.model.dropout=0.5")
-    assert imported(home / "model", tmp_path / "run", *flags).status == 0
+def test_overrides_and_a_vocabulary_without_line_ends(
+    home: Home, tmp_path: Path
+) -> None:
+    letters = "_abcdefghijklmnopqrstuvwxyz0123456789"
+    (tmp_path / "letters.txt").write_text("\n".join(letters))
+    fields = ("--config.eval.mem_len=3", "--config.model.dropout=0.5")
+    flags = (f"--config.data.vocab_path={tmp_path / 'letters.txt'}", *fields)
+    done = imported(home.model, tmp_path / "run", *flags)
+    assert done.result["vocab"] == "char"
     saved = configs.parse(configs.load_json(tmp_path / "run" / "config.json"))
+    assert saved.generate.prompt == " "
     assert (saved.eval.mem_len, saved.eval.clamp_len) == (3, 5)
     assert (saved.model.dropout, saved.model.mem_len) == (0.5, 7)
 
 
-@pytest.mark.parametrize("layout", ["module.stream", "zip"])
-def test_the_papers_code(layout: str, tmp_path: Path) -> None:
+def test_the_papers_code(tmp_path: Path) -> None:
     name = "div_val_2_all_tied"
     (tmp_path / "model").mkdir()
-    shutil.copy(RECORDED / f"{name}.{layout}.pt", tmp_path / "model" / "model.pt")
+    shutil.copy(RECORDED / f"{name}.module.stream.pt", tmp_path / "model" / "model.pt")
     shutil.copy(RECORDED / "cache2.pkl", tmp_path / "model" / "cache.pkl")
     flags = ["--config.model.mem_len=2", "--config.model.same_length"]
     flags += ["--config.model.clamp_len=3", "--config.model.cutoffs=9,17,28"]
-    done = imported(tmp_path / "model", tmp_path / "run", *flags, kind="pytorch")
+    done = imported(tmp_path / "model", tmp_path / "run", *flags, format="pytorch")
     assert done.status == 0
     assert_equal(weights(tmp_path / "run"), case(name)[1])
     model = load.load(tmp_path / "run").config.model
@@ -168,13 +158,19 @@ def test_the_papers_code(layout: str, tmp_path: Path) -> None:
     assert model.initial_memory == "empty"
 
 
-def test_nvidias_code(tmp_path: Path) -> None:
-    done = imported(RECORDED / "nvidia.pt", tmp_path / "run", kind="nvidia")
+def test_nvidias_code_and_an_export_that_differs(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    shutil.copy(RECORDED / "nvidia.pt", tmp_path / "model" / "checkpoint_best.pt")
+    done = imported(tmp_path / "model", tmp_path / "run", format="nvidia")
     assert done.result["step"] == 40
     loaded = load.load(tmp_path / "run")
     assert loaded.step == 40
     assert loaded.config.model.same_length_self
     assert_equal(weights(tmp_path / "run"), case(recorded.NVIDIA)[1])
+    flags = ("--format=huggingface", f"--target={tmp_path / 'target'}")
+    done = command("--mode=export", f"--workdir={tmp_path / 'run'}", *flags)
+    assert "starts from a memory of zeros" in done.result["differences"][0]
+    assert "different in huggingface: it starts" in done.err
 
 
 def test_tensorflows_code(tmp_path: Path) -> None:
@@ -184,67 +180,29 @@ def test_tensorflows_code(tmp_path: Path) -> None:
     lines = ["<eos>", *(f"w{i}" for i in range(1, config.vocab_size))]
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "vocab.txt").write_text("\n".join(lines))
-    for number, place in enumerate(("model", "model/ckpt-0")):
-        run = tmp_path / f"run{number}"
-        flags = ("--config.model.mem_len=3", "--config.model.same_length")
-        done = imported(tmp_path / place, run, *flags, kind="tensorflow")
-        assert done.result["step"] == max(step, 1)
-        assert [Path(path).name for path in done.result["sha256"]] == [
-            *("ckpt-0.data-00000-of-00001", "ckpt-0.index", "vocab.txt")
-        ]
-        assert load.load(run).config.model == config
-        assert_equal(weights(run), params)
+    prefix, run = tmp_path / "model" / "ckpt-0", tmp_path / "run"
+    flags = ("--config.model.mem_len=3", "--config.model.same_length")
+    done = imported(prefix, run, *flags, format="tensorflow")
+    assert done.result["step"] == max(step, 1)
+    assert [Path(path).name for path in done.result["sha256"]] == [
+        *("ckpt-0.data-00000-of-00001", "ckpt-0.index", "vocab.txt")
+    ]
+    assert load.load(run).config.model == config
+    assert_equal(weights(run), params)
 
 
-def test_a_vocabulary_without_line_ends_has_another_prompt(
-    home: Path, tmp_path: Path
-) -> None:
-    symbols = " abcdefghijklmnopqrstuvwxyz0123456789"
-    (tmp_path / "letters.txt").write_text("\n".join("_" + symbols[1:]))
-    done = imported(
-        home / "model", tmp_path / "run", f"--vocab={tmp_path / 'letters.txt'}"
-    )
-    assert done.result["vocab"] == "char"
-    saved = configs.parse(configs.load_json(tmp_path / "run" / "config.json"))
-    assert saved.generate.prompt == " "
-
-
-# Export
-
-
-def test_an_exported_model_can_be_imported_again(home: Path, tmp_path: Path) -> None:
+def test_an_exported_model_can_be_imported_again(home: Home, tmp_path: Path) -> None:
     target = tmp_path / "target"
     flags = ("--format=huggingface", f"--target={target}")
-    done = command("--mode=export", f"--workdir={home / 'run'}", *flags)
+    done = command("--mode=export", f"--workdir={home.run}", *flags)
     assert (done.result["step"], done.result["differences"]) == (1, [])
     assert "different in" not in done.err
     names = ["config.json", "model.safetensors", "vocab.json", "vocab.txt"]
     assert sorted(path.name for path in target.iterdir()) == names
     before, after = (
-        huggingface.from_pretrained(folder) for folder in (home / "model", target)
+        huggingface.from_pretrained(folder) for folder in (home.model, target)
     )
     assert before[0] == after[0]
     assert_equal(after[1], before[1])
     assert imported(target, tmp_path / "again").status == 0
-    assert_equal(weights(tmp_path / "again"), weights(home / "run"))
-
-
-def test_the_export_equals_the_state_of_the_port(home: Path, tmp_path: Path) -> None:
-    import safetensors.numpy
-
-    _, state = saved_case(NAME)
-    flags = ("--format=huggingface", f"--target={tmp_path / 'target'}")
-    assert command("--mode=export", f"--workdir={home / 'run'}", *flags).status == 0
-    path = tmp_path / "target" / "model.safetensors"
-    for name, array in safetensors.numpy.load_file(path).items():
-        if "inv_freq" not in name:
-            assert array.tobytes() == state[name].tobytes()
-
-
-def test_differences_are_reported(tmp_path: Path) -> None:
-    done = imported(RECORDED / "nvidia.pt", tmp_path / "run", kind="nvidia")
-    assert done.status == 0
-    flags = ("--format=huggingface", f"--target={tmp_path / 'target'}")
-    done = command("--mode=export", f"--workdir={tmp_path / 'run'}", *flags)
-    assert "starts from a memory of zeros" in done.result["differences"][0]
-    assert "different in huggingface: it starts" in done.err
+    assert_equal(weights(tmp_path / "again"), weights(home.run))
