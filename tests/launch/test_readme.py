@@ -1,4 +1,4 @@
-"""launch/README.md: its commands are valid, and its costs follow from the configs."""
+"""launch/README.md: its first command runs, and its costs follow from the configs."""
 
 import re
 import shlex
@@ -12,11 +12,6 @@ from txl_jax import config as configs
 from txl_jax.cli import flags
 
 TEXT = (world.ROOT / "launch/README.md").read_text("utf-8")
-COMMANDS = [
-    shlex.split(line)
-    for block in re.findall(r"```sh\n(.*?)```", TEXT, re.S)
-    for line in block.splitlines()
-]
 ROWS = {
     cells[0].strip("`"): cells[1:]
     for cells in re.findall(
@@ -28,29 +23,14 @@ V5E_FLOPS = 197e12
 REACHED = 0.1
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if "launch/" in " ".join(c)])
-def test_the_files_are_there(command: list[str]) -> None:
-    files = [word for word in command if word.startswith("launch/")]
-    assert files
-    assert all((world.ROOT / file).exists() for file in files)
-
-
-def test_the_training_flags_are_taken() -> None:
-    taken = 0
-    for command in COMMANDS:
-        begin = next(
-            (i for i, word in enumerate(command) if word.startswith("--config=")), None
-        )
-        if begin is not None:
-            assert flags.parse(command[begin:]).mode == "train"
-            taken += 1
-    assert taken == 4
-
-
 def test_the_first_command_can_be_run_and_fits_the_slice(tmp_path: Path) -> None:
     """The paper's 60 streams do not divide over 16 chips; those of the command do."""
-    (command,) = [c for c in COMMANDS if "--spot" in c]
-    program, *rest = command
+    ((program, *rest),) = [
+        shlex.split(line)
+        for block in re.findall(r"```sh\n(.*?)```", TEXT, re.S)
+        for line in block.splitlines()
+        if "--spot" in line
+    ]
     assert program == "launch/tpu_vm.sh"
     config = flags.parse(rest[rest.index("--") + 1 :]).config
     assert config.train.batch_size % 16 == config.eval.streams % 16 == 0

@@ -51,43 +51,36 @@ def test_trains_in_every_task(cluster: dict[str, str], tmp_path: Path) -> None:
     assert not requeued(tmp_path)
 
 
-@pytest.mark.parametrize("ends", [(75, 75), (75, 134)])
-def test_status_75_is_requeued(
-    cluster: dict[str, str], tmp_path: Path, ends: tuple[int, int]
-) -> None:
-    world.plan(tmp_path, ends)
-    assert submit(cluster).returncode == 75
-    assert requeued(tmp_path) == [["scontrol", "requeue", "7"]]
-
-
 @pytest.mark.parametrize(
-    "ends, status",
-    [((75, 1), 1), ((2, 75), 2), ((76, 76), 76), ((130, 75), 130), ((134, 134), 134)],
+    "ends, state, restarts, status, is_requeued",
+    [
+        ((75, 75), "RUNNING", "0", 75, True),
+        ((75, 134), "RUNNING", "0", 75, True),
+        ((75, 1), "RUNNING", "0", 1, False),
+        ((2, 75), "RUNNING", "0", 2, False),
+        ((76, 76), "RUNNING", "0", 76, False),
+        ((134, 134), "RUNNING", "0", 134, False),
+        ((75, 75), "CANCELLED", "0", 75, False),
+        ((75, 75), "PREEMPTED", "0", 75, False),
+        ((75, 75), "COMPLETING", "0", 75, False),
+        ((75, 75), "RUNNING", "100", 75, False),
+    ],
 )
-def test_any_other_status_is_not_requeued(
-    cluster: dict[str, str], tmp_path: Path, ends: tuple[int, int], status: int
+def test_only_status_75_of_a_running_job_is_requeued(
+    cluster: dict[str, str],
+    tmp_path: Path,
+    ends: tuple[int, int],
+    state: str,
+    restarts: str,
+    status: int,
+    is_requeued: bool,
 ) -> None:
     world.plan(tmp_path, ends)
-    assert submit(cluster).returncode == status
-    assert not requeued(tmp_path)
-
-
-@pytest.mark.parametrize("state", ["CANCELLED", "PREEMPTED", "COMPLETING"])
-def test_a_job_that_slurm_ended_is_not_requeued(
-    cluster: dict[str, str], tmp_path: Path, state: str
-) -> None:
-    world.plan(tmp_path, (75, 75))
     (tmp_path / "job").write_text(state)
-    assert submit(cluster).returncode == 75
-    assert not requeued(tmp_path)
-
-
-def test_restarts_are_bounded(cluster: dict[str, str], tmp_path: Path) -> None:
-    world.plan(tmp_path, (75, 75))
-    result = submit({**cluster, "SLURM_RESTART_COUNT": "100"})
-    assert result.returncode == 75
-    assert "submit it again" in result.stderr
-    assert not requeued(tmp_path)
+    result = submit({**cluster, "SLURM_RESTART_COUNT": restarts})
+    assert result.returncode == status
+    assert requeued(tmp_path) == [["scontrol", "requeue", "7"]] * is_requeued
+    assert ("submit it again" in result.stderr) == (restarts == "100")
 
 
 def test_failures_of_slurm_itself(cluster: dict[str, str], tmp_path: Path) -> None:

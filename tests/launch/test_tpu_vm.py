@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -89,6 +90,7 @@ def test_a_preempted_slice_is_created_again_for_the_same_command(
     cloud: dict[str, str], tmp_path: Path
 ) -> None:
     world.plan(tmp_path, ("preempted", 75), (0, 0))
+    (tmp_path / "bin" / "mount.nfs").symlink_to(world.STANDIN)
     result = train(cloud, "--spot")
     assert result.returncode == 0, result.stderr
     calls = [call[4] for call in world.calls(tmp_path, "queued-resources")]
@@ -96,6 +98,7 @@ def test_a_preempted_slice_is_created_again_for_the_same_command(
     assert changes == ["create", "delete", "create", "delete"]
     first, second = world.calls(tmp_path, "training", "0")
     assert first == second
+    assert not world.calls(tmp_path, "apt-get"), "the programs of NFS are there"
 
 
 def test_status_75_restarts_on_the_same_slice_which_is_kept(
@@ -127,13 +130,6 @@ def test_status_75_restarts_on_the_same_slice_which_is_kept(
     assert delete[4:7] == ["delete", "my-run", "--force"]
 
 
-def test_installed_programs_of_nfs_are_used(tmp_path: Path) -> None:
-    cloud = world.make(tmp_path, "gcloud", *world.MACHINE, "mount.nfs")
-    world.plan(tmp_path, (0, 0))
-    assert train(cloud).returncode == 0
-    assert not world.calls(tmp_path, "apt-get")
-
-
 def test_without_a_share_nothing_is_mounted(
     cloud: dict[str, str], tmp_path: Path
 ) -> None:
@@ -146,30 +142,7 @@ def test_without_a_share_nothing_is_mounted(
     assert not world.calls(tmp_path, "delete")
 
 
-def test_a_workdir_in_a_bucket_needs_no_share(tmp_path: Path) -> None:
-    bucket = ["--config=wt103", "--workdir=gs://b/wt103"]
-    flags = *FLAGS[:3], "--spot", "--dry_run"
-    result = world.run(world.make(tmp_path), "tpu_vm.sh", *flags, "--", *bucket)
-    assert result.returncode == 0, result.stderr
-    assert "--workdir=gs://b/wt103" in result.stdout
-    assert "mount" not in result.stdout
-
-
 # Training that fails
-
-
-@pytest.mark.parametrize(
-    "ends, status", [((2, 75), 2), ((75, 1), 1), ((134, 134), 134)]
-)
-def test_any_other_status_ends_the_run(
-    cloud: dict[str, str], tmp_path: Path, ends: tuple[int, int], status: int
-) -> None:
-    world.plan(tmp_path, ends)
-    result = train(cloud)
-    assert result.returncode == status
-    assert trained(tmp_path) == 2
-    assert len(world.calls(tmp_path, "delete")) == 1, "no more costs"
-    assert "worker-1: training on 1" in result.stdout, "the end of the other's log"
 
 
 def test_a_worker_that_hangs_is_killed_and_restarts_are_bounded(
@@ -184,29 +157,23 @@ def test_a_worker_that_hangs_is_killed_and_restarts_are_bounded(
 
 
 @pytest.mark.parametrize(
-    "flags, environment, message",
+    "share, no_packages, message",
     [
         (
-            ["--nfs=10.0.0.2:/gone"],
-            {},
+            *("10.0.0.2:/gone", ""),
             "10.0.0.2:/gone cannot be mounted at share: mount.nfs: No such file or "
             "directory",
         ),
         (
-            [],
-            {"NO_PACKAGES": "1"},
+            *("10.0.0.2:/share", "1"),
             "nfs-common cannot be installed: E: Unable to locate package nfs-common",
         ),
     ],
 )
 def test_a_share_that_cannot_be_mounted_ends_the_run_before_training(
-    cloud: dict[str, str],
-    tmp_path: Path,
-    flags: list[str],
-    environment: dict[str, str],
-    message: str,
+    cloud: dict[str, str], tmp_path: Path, share: str, no_packages: str, message: str
 ) -> None:
-    result = train(cloud | environment, *flags)
+    result = train({**cloud, "NO_PACKAGES": no_packages}, f"--nfs={share}")
     assert result.returncode == 1
     lines = result.stderr.splitlines()
     for place in ("0", "1"):
@@ -216,21 +183,59 @@ def test_a_share_that_cannot_be_mounted_ends_the_run_before_training(
     assert len(world.calls(tmp_path, "delete")) == 1, "no more costs"
 
 
-# A cloud that fails
+class Outcome(NamedTuple):
+    """What a run comes to, whose processes end as planned in a cloud with trouble."""
+
+    ends: tuple[Any, Any]
+    trouble: str
+    status: int
+    message: str = ""
+    creations: int = 1
+    trained: int = 2
+    deletions: int = 1
 
 
-@pytest.mark.parametrize("failures, status", [(1, 0), (3, 1)])
-def test_creation_is_tried_three_times(
-    cloud: dict[str, str], tmp_path: Path, failures: int, status: int
+DONE, TRACKED = (0, 0), ("followed 1", "followed 1")
+OUTCOMES = {
+    "a mistake": Outcome((2, 75), "", 2),
+    "a fault": Outcome((75, 1), "", 1),
+    "a hang everywhere": Outcome((134, 134), "", 134),
+    "no creation at first": Outcome(DONE, "create 1\n", 0, creations=2),
+    "no creation": Outcome(
+        *(DONE, "create 1\n" * 3, 1, "my-run cannot be created"),
+        *(3, 0, 0),
+    ),
+    "a failed copy": Outcome(DONE, "scp 255\n", 0),
+    "a lost log": Outcome(DONE, "follow 255\n", 0),
+    "a lost end": Outcome(DONE, "finish 255\n", 0),
+    "a connection lost after the start": Outcome(TRACKED, "start 255 late\n", 0),
+    "no connection": Outcome(
+        *(DONE, "status 255\n" + "scp 255\n" * 5, 1),
+        *("attempt 5 of 5 failed: set_up", 1, 0),
+    ),
+    "no deletion": Outcome(
+        DONE, "delete 1\n" * 5, 1, "COULD NOT BE DELETED", deletions=5
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OUTCOMES)
+def test_failures_of_training_and_cloud(
+    cloud: dict[str, str], tmp_path: Path, name: str
 ) -> None:
-    world.plan(tmp_path, (0, 0))
-    (tmp_path / "trouble").write_text("create 1\n" * failures)
+    expected = OUTCOMES[name]
+    world.plan(tmp_path, expected.ends, (1, 1))
+    (tmp_path / "trouble").write_text(expected.trouble)
     result = train(cloud)
-    assert result.returncode == status
-    assert len(world.calls(tmp_path, "create")) == failures + 1 - status
-    if status:
-        assert "my-run cannot be created" in result.stderr.splitlines()[-1]
-        assert not world.calls(tmp_path, "ssh")
+    assert result.returncode == expected.status, result.stderr
+    assert expected.message in result.stderr
+    assert len(world.calls(tmp_path, "create")) == expected.creations
+    assert trained(tmp_path) == expected.trained, "started once"
+    assert len(world.calls(tmp_path, "delete")) == expected.deletions, "no more costs"
+    if name == "a mistake":
+        assert "worker-1: training on 1" in result.stdout, "the end of the other's log"
+    if name == "no deletion":
+        assert expected.message in result.stderr.splitlines()[-1]
 
 
 def test_a_failed_request_ends_the_run(cloud: dict[str, str], tmp_path: Path) -> None:
@@ -238,48 +243,6 @@ def test_a_failed_request_ends_the_run(cloud: dict[str, str], tmp_path: Path) ->
     result = train(cloud)
     assert result.returncode == 1
     assert "--delete it" in result.stderr.splitlines()[-1]
-
-
-@pytest.mark.parametrize("call", ["scp", "follow", "finish"])
-def test_one_failure_of_ssh_is_repeated(
-    cloud: dict[str, str], tmp_path: Path, call: str
-) -> None:
-    world.plan(tmp_path, (0, 0))
-    (tmp_path / "trouble").write_text(f"{call} 255\n")
-    result = train(cloud)
-    assert result.returncode == 0, result.stderr
-    assert len(world.calls(tmp_path, "create")) == 1
-    assert trained(tmp_path) == 2, "started once"
-
-
-def test_a_connection_lost_after_the_start_does_not_start_twice(
-    cloud: dict[str, str], tmp_path: Path
-) -> None:
-    world.plan(tmp_path, ("followed 1", "followed 1"), (1, 1))
-    (tmp_path / "trouble").write_text("start 255 late\n")
-    result = train(cloud)
-    assert result.returncode == 0, result.stderr
-    assert trained(tmp_path) == 2
-
-
-def test_five_failures_of_ssh_end_the_run(
-    cloud: dict[str, str], tmp_path: Path
-) -> None:
-    (tmp_path / "trouble").write_text("status 255\n" + "scp 255\n" * 5)
-    result = train(cloud)
-    assert result.returncode == 1
-    assert "attempt 5 of 5 failed: set_up" in result.stderr
-    assert len(world.calls(tmp_path, "delete")) == 1
-
-
-def test_a_slice_that_cannot_be_deleted_is_reported_last(
-    cloud: dict[str, str], tmp_path: Path
-) -> None:
-    world.plan(tmp_path, (0, 0))
-    (tmp_path / "trouble").write_text("delete 1\n" * 5)
-    result = train(cloud)
-    assert result.returncode == 1
-    assert "COULD NOT BE DELETED" in result.stderr.splitlines()[-1]
 
 
 def test_after_an_interruption_the_same_command_follows_the_training(
