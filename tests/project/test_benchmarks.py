@@ -21,14 +21,10 @@ FLAGS = {
 }
 
 
-def rates(*seen: float) -> dict[str, quiet.Rate]:
-    """Returns a library whose product runs at the given rates in sequence."""
-    remaining = iter(seen)
-    return {"jax": lambda: next(remaining)}
-
-
-def make_watch(*seen: float, force: bool = False, load: float = 0.5) -> Watch:
-    return Watch(force, rates(*seen), lambda: load)
+def make_watch(*rates: float, force: bool = False, load: float = 0.5) -> Watch:
+    """Returns a watch of a library whose product runs at these rates in sequence."""
+    remaining = iter(rates)
+    return Watch(force, {"jax": lambda: next(remaining)}, lambda: load)
 
 
 def test_flags_of_every_comparison_are_tested() -> None:
@@ -121,12 +117,6 @@ def test_programs_alternate_with_a_product_before_each_turn() -> None:
     assert [len(timing.seconds) for timing in timings.values()] == [3, 3]
 
 
-def test_a_timing_leaves_the_first_call_out() -> None:
-    report = quiet.Timing(7.0, [2.0, 1.0, 4.0]).describe(10)
-    assert report["median_seconds"] == 2 and report["tokens_per_second"] == 5
-    assert report["spread"] == 1.5 and report["compile_seconds"] == 5
-
-
 @pytest.mark.long
 def test_all_benchmarks_work(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit:
@@ -156,33 +146,22 @@ def test_the_shares_of_a_step_add_up() -> None:
 
 
 def test_the_page_of_tpu_steps_states_fit_missing_rows_and_ratio() -> None:
-    name = {"experiment": "enwik8_24l", "chip": "v5e"}
     row = {
-        "part": "step",
-        **name,
-        "fits": True,
-        "hbm_bytes": 3 * 2**30,
-        "hbm_capacity_bytes": 4 * 2**30,
-        "vmem_bytes": 2**20,
-        "vmem_capacity_bytes": 2**27,
-        "hbm_traffic_bytes": 5 * 10**9,
-        "xla_cycles": 4_000_000,
+        **{"part": "step", "experiment": "enwik8_24l", "chip": "v5e", "fits": True},
+        **{"hbm_bytes": 3 * 2**30, "hbm_capacity_bytes": 4 * 2**30},
+        **{"vmem_bytes": 2**20, "vmem_capacity_bytes": 2**27},
+        **{"hbm_traffic_bytes": 5 * 10**9, "libtpu": "0.1", "date": "2026-11-21"},
+        **{"kernel": "xla", "xla_cycles": 12_000_000, "kernel_cycles": 0},
         "xla_cycles_by_scope": {"update": 3_000_000, "attention": 1_000_000},
-        "kernel_cycles": 2_000_000,
-    } | {"libtpu": "0.1", "date": "2026-11-21"}
-    slow = row | {"kernel": "xla", "xla_cycles": 12_000_000, "kernel_cycles": 0}
+    }
     full = row | {"kernel": "chunked", "fits": False, "hbm_bytes": 5 * 2**30}
-    most = row | {"part": "largest", "kernel": "tpu", "streams": 9}
-    lines = tpu_step_page.page([slow, full, row | {"kernel": "tpu"}, most]).splitlines()
+    ours = {"kernel": "tpu", "xla_cycles": 4_000_000, "kernel_cycles": 2_000_000}
+    page = tpu_step_page.page([row, full, row | ours])
     first = "| `enwik8_24l` | v5e | "
-    assert [line for line in lines if line.startswith(first)] == [
+    assert [line for line in page.splitlines() if line.startswith(first)][:3] == [
         f"{first}xla | 3.0 of 4.0 | 1 of 128 | 5.0 | 12.0 | 0.0 | 12.0 | 1.00 |",
         f"{first}chunked | out of memory, needs 5.0 GiB of 4.0 |  |  |  |  |  |  |",
         f"{first}tpu | 3.0 of 4.0 | 1 of 128 | 5.0 | 4.0 | 2.0 | 6.0 | 2.00 |",
-        f"{first}xla | 1.0 | 0.0 | 0.0 | 0.0 | 0.0 | 0.0 | 3.0 | 0.0 |",
-        f"{first}chunked |  |  |  |  |  |  |  |  |",
-        f"{first}tpu | 3.0 | 0.0 | 0.0 | 0.0 | 0.0 | 0.0 | 3.0 | 0.0 |",
-        f"{first}not run | not run | 9 |",
     ]
-    assert "`enwik8_24l` on v5e 2.00 (met)" in "\n".join(lines)
-    assert "| `wt103_large` | v5p | tpu | not run |" in "\n".join(lines)
+    assert "`enwik8_24l` on v5e 2.00 (met)" in page
+    assert "| `wt103_large` | v5p | tpu | not run |" in page

@@ -12,7 +12,6 @@ from experiments.figures import copying, positions, reach
 from tests.project.conftest import Start
 from tests.support import tiny
 from txl_jax.data import copying as task
-from txl_jax.errors import UserError
 from txl_jax.model.positions import sinusoid_RD
 
 PNG = b"\x89PNG"
@@ -36,8 +35,6 @@ def test_reach_plots_the_lengths_that_it_prints(
     [
         (3, 5, {}),  # the memory is no multiple of the segment
         (4, 3, {"same_length": True}),
-        pytest.param(4, 4, {}, marks=pytest.mark.long),
-        pytest.param(5, 2, {}, marks=pytest.mark.long),  # shorter than a segment
     ],
     ids=str,
 )
@@ -50,32 +47,6 @@ def test_the_formula_is_exact(tgt_len: int, mem_len: int, more: dict[str, Any]) 
     for change_T, distance in zip(change_NT, formula, strict=True):
         assert (change_T[: distance + 1] > 0).all()
         assert (change_T[distance + 1 :] == 0).all()
-
-
-@pytest.mark.parametrize(
-    "changes, tgt_len, expected",
-    [
-        # 24 layers of segments and memories of 512: 12,288 tokens before the segment.
-        ({"n_layer": 24, "mem_len": 512}, 512, 24 * 512 + 511),
-        ({"n_layer": 24, "mem_len": 512}, 1, 24 * 512),
-        ({"n_layer": 24, "mem_len": 0}, 512, 511),
-        ({"n_layer": 3, "mem_len": 8, "same_length": True}, 4, 3 * 7),
-        (
-            {"n_layer": 3, "mem_len": 8, "same_length": True, "same_length_self": True},
-            *(4, 3 * 8),
-        ),
-    ],
-    ids=str,
-)
-def test_the_papers_numbers(
-    changes: dict[str, Any], tgt_len: int, expected: int
-) -> None:
-    assert reach.farthest(tiny.config(**changes), tgt_len) == expected
-
-
-def test_the_reach_without_a_memory_is_the_segment() -> None:
-    with pytest.raises(UserError, match="is its segment"):
-        reach.reach(tiny.config(mem_len=0), 4)
 
 
 # Positions
@@ -155,14 +126,6 @@ def test_copying_makes_each_cell_once(
     assert start("figures.copying", f"{GRID} --workdir={tmp_path}") == 0
     assert counted == [folder.name]
     assert json.loads(capsys.readouterr().out) == result
-
-
-def test_copying_reports_a_mistake_in_one_line(
-    start: Start, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    assert start("figures.copying", f"--delays 0 --workdir={tmp_path}") == 2
-    out, err = capsys.readouterr()
-    assert out == "" and "DELAY = 0 must be from 1 to 10000" in err
 
 
 @pytest.mark.long
