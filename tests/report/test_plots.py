@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from txl_jax.report.plots import plot_loss, plot_speed, plot_sweep
+from txl_jax.report.plots import plot_loss, plot_sweep
 
 BASELINES = {"order-2": 2.5, "xz -9": 1.75}
 
@@ -23,14 +23,6 @@ def lines(count: int, valid_every: int = 0) -> list[dict[str, Any]]:
             exact["valid_nll"] = exact["loss"] + 0.125
         made.append({"step": step, "exact": exact, "timing": {}})
     return made
-
-
-def assert_picture(path: Path) -> None:
-    assert path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
-    pixels = matplotlib.image.imread(path)
-    height, width = pixels.shape[:2]
-    assert height >= 400 and width >= 700
-    assert pixels.std() > 0.01, "something is drawn"
 
 
 @pytest.fixture
@@ -47,15 +39,14 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     return kept
 
 
-@pytest.mark.parametrize(
-    "count, valid_every, baselines",
-    [(1, 1, BASELINES), (7, 3, {}), (400, 100, BASELINES)],
-)
+@pytest.mark.parametrize("count, baselines", [(1, BASELINES), (400, {})])
 def test_any_run_makes_a_picture(
-    tmp_path: Path, count: int, valid_every: int, baselines: dict[str, float]
+    tmp_path: Path, count: int, baselines: dict[str, float]
 ) -> None:
-    plot_loss(lines(count, valid_every), tmp_path / "loss.png", baselines)
-    assert_picture(tmp_path / "loss.png")
+    plot_loss(lines(count, valid_every=1), tmp_path / "loss.png", baselines)
+    pixels = matplotlib.image.imread(tmp_path / "loss.png")
+    assert pixels.shape[0] >= 400 and pixels.shape[1] >= 700
+    assert pixels.std() > 0.01, "something is drawn"
 
 
 def points(curve: Any) -> list[list[float]]:
@@ -108,18 +99,3 @@ def test_a_sweep_shows_training_s_value_and_the_shortest(
     assert np.asarray(init).tolist() == [[1, 3]]
     assert np.asarray(shortest).tolist() == [[0, 4]]
     assert [text.get_text() for text in axes.get_xticklabels()] == ["9", "off"]
-
-
-def test_the_speed_table_draws_the_paper_s_where_it_has_one(
-    figures: list[Figure], tmp_path: Path
-) -> None:
-    keys = ("ratio", "predicted_ratio", "fair_ratio", "predicted_fair_ratio")
-    rows: list[dict[str, Any]] = [
-        {"attention_len": length, **dict.fromkeys(keys, length / 2)}
-        for length in (800, 900)
-    ]
-    rows[0]["paper_ratio"] = 363
-    plot_speed({"rows": rows}, tmp_path / "speed.png")
-    *ours, paper = (line.get_xydata() for line in figures[0].axes[0].get_lines())
-    assert np.asarray(paper).tolist() == [[800, 363]]
-    assert [np.asarray(xy).tolist() for xy in ours] == [[[800, 400], [900, 450]]] * 4

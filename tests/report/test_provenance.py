@@ -1,8 +1,6 @@
 """run.json names the code, libraries, devices and data of a run."""
 
-import importlib.metadata
 import json
-import platform
 import subprocess
 from pathlib import Path
 
@@ -16,23 +14,14 @@ CONFIG = {"train": {"seed": 7}}
 DATA = {"splits": {"test": {"sha256": "abc"}}}
 
 
-def test_everything_that_numbers_depend_on_is_said() -> None:
+def test_a_difference_is_what_bits_depend_on() -> None:
     output = provenance.provenance(CONFIG, DATA, parameters=123)
     assert json.loads(json.dumps(output)) == output
     assert (output["seed"], output["parameters"]) == (7, 123)
     assert (output["config"], output["data"]) == (CONFIG, DATA)
-    assert output["versions"]["python"] == platform.python_version()
     assert output["versions"]["jax"] == jax.__version__
-    for library in ("jaxlib", "flax", "optax", "orbax-checkpoint", "numpy"):
-        assert output["versions"][library] == importlib.metadata.version(library)
-    assert output["device_kind"] == "cpu"
     assert (output["device_count"], output["process_count"]) == (jax.device_count(), 1)
-    assert output["usable_cores"] >= 1
     assert set(EXACT) <= set(output)
-
-
-def test_only_what_bits_depend_on_is_a_difference() -> None:
-    output = provenance.provenance(CONFIG, DATA, parameters=123)
     assert differences(output, output) == []
     later = output | {"git_revision": "other", "device_count": 4096}
     was = output["device_count"]
