@@ -55,14 +55,11 @@ def test_totals_and_documents(tmp_path: Path) -> None:
     ]
 
 
-def test_lines(tmp_path: Path) -> None:
+def test_lines_and_tokens(tmp_path: Path) -> None:
     _, lines = write(tmp_path)
     actual = [(line["line"], line["text"], line["total_nll_nats"]) for line in lines]
     assert actual == [(1, "the cat\n", 3), (2, "<unk> the\n", 12), (1, "<unk>\n", 1)]
     assert [line["scored_tokens"] for line in lines] == [2, 3, 1]
-
-
-def test_tokens(tmp_path: Path) -> None:
     _, lines = write(tmp_path, per="token", prefix="the\n")
     first, *_, last = lines
     place = {"document": str(tmp_path / "texts/1.txt"), "line": 1, "index": 0}
@@ -71,15 +68,12 @@ def test_tokens(tmp_path: Path) -> None:
     assert [line["line"] for line in lines] == [1, 1, 1, 2, 2, 2, 1, 1]
     _, lines = write(tmp_path, per="token")
     assert lines[0]["nll"] is None, "nothing precedes it"
-
-
-def test_hidden_states_are_written_by_document(tmp_path: Path) -> None:
     write(tmp_path, output=str(tmp_path / "states.npz"))
     with np.load(tmp_path / "states.npz") as states:
         assert [states[f"document_{n}"].shape for n in (0, 1)] == [(6, 2), (2, 2)]
 
 
-def test_stdin_and_corpora_without_newlines(
+def test_stdin_corpora_without_newlines_and_unknown_text(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stdin = io.TextIOWrapper(io.BytesIO(b"ab\nba\n"))
@@ -90,17 +84,14 @@ def test_stdin_and_corpora_without_newlines(
     assert document.tokens_T.tolist() == [0, 1, 1, 0]
     (line,) = split("line", document, np.ones(4), vocab)
     assert line["text"] == "abba"
-
-
-def test_unknown_text_is_named_or_refused(tmp_path: Path) -> None:
     assert score.name_unknown(ByteVocab(), 0) == "nothing is unknown"
     assert score.name_unknown(CharVocab("ab"), 0) == "refused"
-    (tmp_path / "text").write_text("abc")
-    with pytest.raises(UserError, match="character 'c' is not in the vocabulary"):
-        list(score.read_documents(str(tmp_path / "text"), CharVocab("ab"), False))
 
 
 def test_impossible_options_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("abc")
+    with pytest.raises(UserError, match="character 'c' is not in the vocabulary"):
+        list(score.read_documents(str(tmp_path / "text"), CharVocab("ab"), False))
     with pytest.raises(UserError, match="score.path='nowhere' does not exist"):
         list(score.read_documents("nowhere", WORDS, False))
     with pytest.raises(UserError, match="score.per = 'word' must be one of document"):
