@@ -99,13 +99,11 @@ def plot_sweep(result: dict[str, Any], path: Path) -> None:
     if evenly:
         off = "off" if field == "clamp_len" else "false"
         axes.set_xticks(at, [str(value or off).lower() for value in values])
-    bits = axes.secondary_yaxis("right", functions=(_log2, np.exp2))
+    # An axis may include 0.
+    to_bits_and_back = lambda x: np.log2(np.maximum(x, 1e-9)), np.exp2
+    bits = axes.secondary_yaxis("right", functions=to_bits_and_back)
     bits.set_ylabel("bits per token")
     _save(axes, path, xlabel=f"eval.{field}", ylabel="perplexity")
-
-
-def _log2(x: Any) -> Any:
-    return np.log2(np.maximum(x, 1e-9))  # an axis may include 0
 
 
 def plot_cold_start(nll_T: np.ndarray, result: dict[str, Any], path: Path) -> None:

@@ -13,6 +13,7 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import indent
 from typing import Any, Self
 
 from txl_jax.report.log import say
@@ -66,12 +67,12 @@ class Events:
         ]
         self._write(step=line["step"], summary={"value": values})
 
-    def text(self, step: int, name: str, text: str) -> None:
-        """Writes a text, which TensorBoard shows verbatim."""
+    def sample(self, step: int, text: str) -> None:
+        """Writes a sample, which TensorBoard shows verbatim."""
         from tensorboardX.summary import text as summarize
 
-        block = "\n".join(f"    {line}" for line in text.splitlines())  # Markdown
-        self._write(step=step, summary=summarize(name, block))
+        # Markdown shows indented lines verbatim.
+        self._write(step=step, summary=summarize("sample", indent(text, "    ")))
 
     def _write(self, **content: Any) -> None:
         if self._writer is None:
@@ -100,4 +101,4 @@ def write_sample(workdir: Path, local: Path, step: int, text: str) -> None:
     for path in (workdir / FOLDER).glob(f"*{SAMPLE}"):
         path.unlink()
     with Events(local, 0, ending=SAMPLE) as events:
-        events.text(step, "sample", text)
+        events.sample(step, text)
