@@ -183,7 +183,6 @@ model.position=sinusoidal model.mem_len=0 eval.mem_len=0 | generate.mem_len = {C
 {LEARNED} train.tgt_len=60 train.ext_len=5 | train.varlen) = 65 | n_position = 64: raise
 {LEARNED} train.tgt_len=50 train.varlen=true | train.varlen) = 65 | n_position = 64
 {LEARNED} eval.tgt_len=1 eval.ext_len=64 | eval.ext_len + eval.tgt_len = 65
-{LEARNED} eval.sliding_window=65    | eval.sliding_window = 65 | model.n_position = 64
 train.num_steps=99999999999         | must be below 2^31
 train.seed=4294967296               | train.seed
 train.max_loss_factor=0.5           | must be above 1
@@ -393,6 +392,7 @@ OLDER: list[tuple[str, Any, str, Any]] = [
     ("compile.largest_batch", True, "compile.streams_per_chip", -1),
     ("generate.prompt_file", "lines.txt", "generate.prompt", "@lines.txt"),
     ("eval.cold_start", 64, "eval.sweep", "cold_start=64"),
+    ("eval.sliding_window", 64, "eval.ext_len", 63),
 ]
 
 

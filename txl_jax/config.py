@@ -126,7 +126,6 @@ class Config:
         lengths = {
             f"train.ext_len + train.tgt_len (+ {SLACK} with train.varlen)": width,
             "eval.ext_len + eval.tgt_len": self.eval.ext_len + self.eval.tgt_len,
-            "eval.sliding_window": self.eval.sliding_window,
         }
         for fields, length in lengths.items():
             if length > self.model.n_position:

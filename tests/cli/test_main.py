@@ -201,9 +201,10 @@ def test_a_sweep_is_as_many_evaluations(home: Home) -> None:
 
 
 def test_windows_and_cold_starts_have_their_flags(home: Home) -> None:
-    flags = ("--sliding_window=9", "--max_tokens=40")
+    flags = ("--sliding_window=9", "--max_tokens=40")  # of an older version
     slid = home.read("evaluate", *flags).result
-    assert (slid["tokens"], slid["windows"], slid["mem_len"]) == (40, 32, 0)
+    assert (slid["tokens"], slid["ext_len"], slid["mem_len"]) == (40, 8, 0)
+    assert (slid["cold_tokens"], slid["warm_start"]) == (8, True)
     assert slid["nll"] < 4
     cold = home.read("evaluate", "--sweep=cold_start=11", "--max_tokens=300").result
     assert (cold["pieces"], cold["mode"]) == (27, "evaluate")
@@ -312,7 +313,7 @@ def test_a_text_is_scored(home: Home) -> None:
 
 
 def test_attention_is_mapped(home: Home) -> None:
-    result = home.read("attention", "--span=12", "--segments=2").result
+    result = home.read("attention", "--config.eval.mem_len=12", "--segments=2").result
     assert (result["span_tokens"], result["targets"]) == (12, 16)
     assert len(result["memory_mass"]) == 2
     files = {name: Path(path) for name, path in result["files"].items()}

@@ -81,7 +81,6 @@ def element(page: str, name: str) -> str:
 
 
 def plain(markup: str) -> str:
-    """Returns the text of HTML."""
     return html.unescape(re.sub(r"<[^>]*>", "", markup))
 
 
@@ -91,7 +90,7 @@ def shown_text(i: int) -> str:
     return decode(TOKENS[at - R + 1 : at + 1]).replace("\n", "⏎\n")
 
 
-def test_the_page_refers_to_nothing_outside_it(page: str) -> None:
+def test_the_page_refers_to_nothing_outside_and_shows_any_text(page: str) -> None:
     references = re.findall(r'(?:src|href|action)="([^"]*)"', page)
     assert len(references) == 4
     for reference in references:
@@ -100,9 +99,6 @@ def test_the_page_refers_to_nothing_outside_it(page: str) -> None:
         assert base64.b64decode(data).startswith(b"\x89PNG")
     assert "default-src 'none'" in page
     assert not re.search(r"https?://|@import|url\(", page)
-
-
-def test_any_text_is_shown_unchanged(page: str) -> None:
     assert plain(element(page, "text")) == shown_text(0)
     assert "</script><b>" in shown_text(0)
     words = json.loads(element(page, "data"))["words"]

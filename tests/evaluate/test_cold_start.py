@@ -5,6 +5,7 @@ Dims: T tokens of a piece, L segment.
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -50,7 +51,10 @@ def test_impossible_cold_starts_are_refused() -> None:
     with pytest.raises(UserError, match="'cold_start=99' exceeds the 60 tokens"):
         mesh = tiny.one_device()
         cold_start.measure(tiny.CONFIG, longer, mesh, {}, TOKENS, tiny.silent)
-    with pytest.raises(UserError, match="'cold_start=13' needs a memory that fills"):
-        dataclasses.replace(CONFIG, sliding_window=5)
-    with pytest.raises(UserError, match="eval.reset_memory_at = 3 must be -1"):
-        dataclasses.replace(CONFIG, reset_memory_at=3)
+    documents_or_windows: list[dict[str, Any]] = [
+        {"ext_len": 5, "mem_len": 0},
+        {"reset_memory_at": 3},
+    ]
+    for changes in documents_or_windows:
+        with pytest.raises(UserError, match="'cold_start=13' needs a memory that"):
+            dataclasses.replace(CONFIG, **changes)

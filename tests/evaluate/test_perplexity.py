@@ -13,12 +13,11 @@ import jax
 import numpy as np
 import pytest
 
+from tests import reference
 from tests.support import tiny
-from txl_jax.errors import UserError
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
 from txl_jax.evaluate.perplexity import Evaluate, make_evaluate
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.memory import Memory
 
 PARAMS = tiny.make_params()
 CONFIG = EvalConfig(streams=4, tgt_len=5, mem_len=7)
@@ -35,10 +34,6 @@ def compiled(
     return make_evaluate(model_config, config, tiny.one_device())
 
 
-def evaluate(tokens: np.ndarray, config: EvalConfig = CONFIG) -> dict[str, Any]:
-    return compiled(config)(PARAMS, tokens, tiny.silent)
-
-
 def bounds(tokens: np.ndarray, streams: int) -> Iterator[tuple[int, int]]:
     """Yields the first and the last pair of each stream."""
     pairs = len(tokens) - 1
@@ -47,50 +42,45 @@ def bounds(tokens: np.ndarray, streams: int) -> Iterator[tuple[int, int]]:
 
 
 def loop(tokens: np.ndarray, config: EvalConfig) -> float:
-    """Returns the mean nll, with segments cut to their real tokens: no padding."""
-    model_config = evaluation_model(tiny.CONFIG, config)
+    """Returns the oracle's mean nll, with segments cut to their real tokens."""
+    settings = tiny.reference_settings(evaluation_model(tiny.CONFIG, config))
     nll = 0.0
     for begin, end in bounds(tokens, config.streams):
         at = max(begin - config.mem_len, 0) if config.warm_start else begin
-        memory = Memory.empty(model_config, 1)
+        memory = reference.empty(tiny.N, 1, tiny.D)
         while at < end:
             stop = min(at + config.tgt_len, end)
             pair = tokens[None, at:stop], tokens[None, at + 1 : stop + 1]
-            nll_BL, memory = tiny.apply(
-                model_config, PARAMS, *pair, memory, method="nll"
-            )
-            nll += np.asarray(nll_BL, np.float64)[0, max(begin - at, 0) :].sum()
+            nll_BL, memory = reference.nll(PARAMS, *pair, memory, **settings)
+            nll += nll_BL[0, max(begin - at, 0) :].sum()
             at = stop
     return nll / (len(tokens) - 1)
 
 
 @pytest.mark.promise("Every token is scored once")
 @pytest.mark.parametrize(
-    "changes, cold_tokens",
+    "changes, count, cold_tokens",
     [
-        ({}, 4 * 7),
-        ({"streams": 1, "clamp_len": 3, "same_length": True}, 7),
-        ({"warm_start": True}, 7),
+        ({}, 55, 4 * 7),
+        ({}, 22, 4 * 5 + 1),
+        ({}, 5, 4),  # one token in each stream
+        ({"streams": 3, "same_length": True, "clamp_len": 3}, 55, 3 * 7),
+        ({"warm_start": True}, 55, 7),
+        pytest.param({"streams": 1}, 55, 7, marks=pytest.mark.long),
         pytest.param(
-            {"warm_start": True, "mem_len": 3, "tgt_len": 4}, 3, marks=pytest.mark.long
+            *({"warm_start": True, "mem_len": 3, "tgt_len": 4}, 55, 3),
+            marks=pytest.mark.long,
         ),
     ],
     ids=str,
 )
-def test_nll_matches_a_plain_loop(changes: dict[str, Any], cold_tokens: int) -> None:
-    config = dataclasses.replace(CONFIG, **changes)
-    scores = evaluate(TOKENS, config)
-    assert scores["nll"] == pytest.approx(loop(TOKENS, config), rel=tiny.FLOAT32)
-    assert (scores["tokens"], scores["cold_tokens"]) == (54, cold_tokens)
-
-
-@pytest.mark.promise("Every token is scored once")
-@pytest.mark.parametrize("count", [5, 22])
-def test_a_ragged_tail_is_scored(count: int) -> None:
-    scores = evaluate(TOKENS[:count])
-    assert scores["tokens"] == count - 1
-    expected = loop(TOKENS[:count], CONFIG)
-    assert scores["nll"] == pytest.approx(expected, rel=tiny.FLOAT32)
+def test_nll_matches_a_plain_loop(
+    changes: dict[str, Any], count: int, cold_tokens: int
+) -> None:
+    config, tokens = dataclasses.replace(CONFIG, **changes), TOKENS[:count]
+    scores = compiled(config)(PARAMS, tokens, tiny.silent)
+    assert scores["nll"] == pytest.approx(loop(tokens, config), rel=tiny.FLOAT32)
+    assert (scores["tokens"], scores["cold_tokens"]) == (count - 1, cold_tokens)
 
 
 def windows(config: EvalConfig, model_config: ModelConfig, params: Any) -> float:
@@ -106,17 +96,25 @@ def windows(config: EvalConfig, model_config: ModelConfig, params: Any) -> float
     return nll / (len(TOKENS) - 1)
 
 
+SLIDING = {"ext_len": 5, "tgt_len": 1, "warm_start": True}
+VARIANTS = {"pre_lnorm": True, "untie_r": True}
+
+
 @pytest.mark.parametrize(
     "changes, model, cold_tokens",
     [
         ({"ext_len": 3, "clamp_len": 3}, {}, 4 * 3),
-        ({"ext_len": 16, "warm_start": True}, {}, 16),
-        ({"ext_len": 6}, {"position": "learned", "n_position": 11}, 4 * 6),
-        pytest.param(
-            {"ext_len": 6}, {"position": "sinusoidal"}, 4 * 6, marks=pytest.mark.long
+        ({"ext_len": 16, "warm_start": True}, VARIANTS, 16),
+        (SLIDING, {"position": "learned", "n_position": 6}, 5),
+        *(
+            pytest.param(*row, marks=pytest.mark.long)
+            for row in (
+                (SLIDING, {}, 5),
+                ({"ext_len": 6}, {"position": "learned", "n_position": 11}, 4 * 6),
+                ({"ext_len": 6}, {"position": "sinusoidal"}, 4 * 6),
+                ({"ext_len": 6, "tgt_len": 1, "streams": 1}, {}, 6),
+            )
         ),
-        pytest.param({"ext_len": 6, "tgt_len": 1}, {}, 4 * 6, marks=pytest.mark.long),
-        pytest.param({"ext_len": 6, "streams": 1}, {}, 6, marks=pytest.mark.long),
     ],
     ids=str,
 )
@@ -130,32 +128,23 @@ def test_without_memory_nll_matches_overlapping_windows(
     scores = compiled(config, model_config)(params, TOKENS, tiny.silent)
     expected = windows(config, model_config, params)
     assert scores["nll"] == pytest.approx(expected, rel=tiny.FLOAT32)
-    without = windows(dataclasses.replace(config, ext_len=0), model_config, params)
-    assert scores["nll"] != pytest.approx(without, rel=1e-3)
+    shorter = dataclasses.replace(config, ext_len=config.ext_len - 1)
+    shorter_nll = windows(shorter, model_config, params)
+    assert scores["nll"] != pytest.approx(shorter_nll, rel=10 * tiny.FLOAT32)
     assert scores["cold_tokens"] == cold_tokens
 
 
-def test_two_kinds_of_context_are_refused() -> None:
-    with pytest.raises(UserError, match="eval.ext_len = 3 with eval.mem_len = 7"):
-        dataclasses.replace(CONFIG, ext_len=3)
-
-
-def test_the_result_has_all_scores_and_counts() -> None:
-    scores = evaluate(TOKENS.astype(np.uint8))
+def test_evaluation_is_pure_repeatable_and_reports_progress() -> None:
+    params, short = jax.device_put(PARAMS), tiny.make_tokens(1, 30, seed=2)[0]
+    reported: list[tuple[int, int]] = []
+    first = compiled()(params, TOKENS, lambda *counts: reported.append(counts))
+    assert reported == [(1, 3), (2, 3), (3, 3)]
+    assert compiled()(params, short, tiny.silent)["nll"] != first["nll"]
+    scores = compiled()(params, TOKENS.astype(np.uint8), tiny.silent)
+    assert scores["nll"] == first["nll"]
+    tiny.assert_equal(params, PARAMS)
     assert scores["streams"] == 4
     assert scores["ppl"] == pytest.approx(math.exp(scores["nll"]))
     assert scores["bpc"] == pytest.approx(scores["nll"] / math.log(2))
     rate = scores["tokens"] / scores["seconds"]
     assert scores["tokens_per_second"] == pytest.approx(rate)
-    assert {type(value) for value in scores.values()} == {int, float}
-
-
-def test_evaluation_is_pure_repeatable_and_reports_progress() -> None:
-    params, short = jax.device_put(PARAMS), tiny.make_tokens(1, 30, seed=2)[0]
-    first = compiled()(params, TOKENS, tiny.silent)["nll"]
-    assert compiled()(params, short, tiny.silent)["nll"] != first
-    reported: list[tuple[int, int]] = []
-    again = compiled()(params, TOKENS, lambda *counts: reported.append(counts))
-    assert again["nll"] == first
-    assert reported == [(1, 3), (2, 3), (3, 3)]
-    tiny.assert_equal(params, PARAMS)

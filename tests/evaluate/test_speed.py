@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 
+from tests.support import tiny
 from txl_jax.errors import UserError
 from txl_jax.evaluate import speed
 from txl_jax.evaluate.sliding import last_nll, prepare, whole_nll, window_model
@@ -20,12 +21,6 @@ from txl_jax.update.init import abstract_params
 LARGE = ModelConfig(
     vocab_size=256, n_layer=3, d_model=128, n_head=2, d_head=64, d_inner=512, unroll=3
 )
-
-
-def test_a_row_has_the_ratio_of_the_paper() -> None:
-    seconds = {"cached": 1.0, "naive": 3000.0, "fair": 2000.0}
-    row = speed.describe(dataclasses.replace(LARGE, mem_len=3800), 1, 512, seconds)
-    assert (row["paper_ratio"], row["ratio"], row["fair_ratio"]) == (1874, 3000, 2000)
 
 
 def test_the_clock_takes_the_median_per_token(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,14 +39,31 @@ def test_the_clock_takes_the_median_per_token(monkeypatch: pytest.MonkeyPatch) -
     assert calls[:6] == ["cached"] * 4 + ["naive", "fair"]
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"pre_lnorm": True, "untie_r": True, "clamp_len": 3},
+        {"position": "learned", "n_position": 6, "mem_len": 0},
+        pytest.param({}, marks=pytest.mark.long),
+    ],
+    ids=str,
+)
+def test_a_window_predicts_the_token_after_it(changes: dict[str, Any]) -> None:
+    config = window_model(tiny.config(**changes), changes.get("clamp_len", 0))
+    params, tokens_BT = tiny.make_params(config), tiny.make_tokens(3, 7)
+
+    def predict(params: Any, tokens_BT: Any) -> Any:
+        window = prepare(config, params, 6), tokens_BT[:, :-1]
+        return last_nll(config, *window, tokens_BT[:, -1])
+
+    expected_B = [tiny.cold_nll(config, params, text_T)[-1] for text_T in tokens_BT]
+    tiny.assert_close(tiny.jit(predict)(params, tokens_BT), expected_B)
+
+
 def counted(function: Any, *arguments: Any) -> float:
     """Returns the FLOPs that the compiler counts, before it changes anything."""
     analysis: Any = jax.jit(function).lower(*arguments).cost_analysis()
     return float(analysis["flops"])
-
-
-def abstract(*shape: int) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, np.int32)
 
 
 @pytest.mark.parametrize("clamp_len", [0, 40])
@@ -60,15 +72,13 @@ def test_flops_of_windows_agree_with_the_compiler(clamp_len: int) -> None:
     config = dataclasses.replace(window_model(LARGE, clamp_len), kernel="xla")
     params = nn.unbox(abstract_params(config))
     flops = speed.count_flops(dataclasses.replace(config, mem_len=W), B, 512, W)
-    whole = counted(
-        lambda *args: whole_nll(config, *args), params, abstract(B, W), abstract(B, W)
-    )
+    tokens_BW = jax.ShapeDtypeStruct((B, W), np.int32)
+    whole = counted(lambda *args: whole_nll(config, *args), params, *[tokens_BW] * 2)
     assert B * flops.naive == pytest.approx(whole, rel=0.04)
 
     prepared = jax.eval_shape(lambda p: prepare(config, p, W), params)
-    last = counted(
-        lambda *args: last_nll(config, *args), prepared, abstract(B, W), abstract(B)
-    )
+    window = tokens_BW, jax.ShapeDtypeStruct((B,), np.int32)
+    last = counted(lambda *args: last_nll(config, *args), prepared, *window)
     # This kernel makes the scores beyond the diagonal too.
     HA, R = 128, clamp_len + 1 if clamp_len else W
     keys = np.arange(1, W + 1)

@@ -55,7 +55,7 @@ def test_a_notebook_runs(
     monkeypatch.setenv("TXL_RUNS", str(runs))
     monkeypatch.setenv("TXL_FLAGS", f"{SMALL} {data}")
     monkeypatch.setenv("TXL_LENGTHS", "0,16")
-    monkeypatch.setenv("TXL_ATTENTION_FLAGS", "--segments=1 --span=160")
+    monkeypatch.setenv("TXL_ATTENTION_FLAGS", "--segments=1 --config.eval.mem_len=160")
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     book = nbformat.read(path, as_version=4)
     where = {"metadata": {"path": str(tmp_path)}}

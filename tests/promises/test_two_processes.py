@@ -163,6 +163,7 @@ def test_each_disk_is_prepared_and_a_shared_one_once(tmp_path: Path) -> None:
     assert run.stderr[1].read_text() == ""
 
 
+WINDOWS = ("--tgt_len=1", "--mem_len=0", "--ext_len=15", "--warm_start")
 ALONE = (
     ["--mode=score", "--workdir=RUN", "--path=TEXT", "--output=NEW"],
     ["--mode=attention", "--workdir=RUN"],
@@ -200,7 +201,7 @@ def test_every_mode_works_with_two_processes_or_refuses_them(folder: Path) -> No
         ["--mode=prepare", "--config=TINY"],
         ["--config=TINY", "--workdir=RUN", *few],
         ["--mode=evaluate", "--workdir=RUN"],
-        ["--mode=evaluate", "--workdir=RUN", "--sliding_window=16"],
+        ["--mode=evaluate", "--workdir=RUN", *WINDOWS],
         ["--mode=evaluate", "--workdir=RUN", "--sweep=mem_len=8,16"],
         ["--mode=evaluate", "--workdir=RUN", "--sweep=cold_start=16"],
         ["--mode=generate", "--workdir=RUN"],

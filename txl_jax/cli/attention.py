@@ -15,9 +15,8 @@ def run(loaded: Loaded, workdir: Path) -> dict[str, Any]:
     """Maps the attention over part of a split; writes pictures and a page."""
     config, split = loaded.config, loaded.config.eval.split
     tokens = prepare(config.data).split(split)
-    lengths = config.eval.tgt_len, config.eval.clamp_len
-    model = config.model, loaded.params
-    maps = attention_map.make_maps(*model, tokens, config.attention, *lengths)
+    model, options = (config.model, loaded.params), (config.attention, config.eval)
+    maps = attention_map.make_maps(*model, tokens, *options)
     result = {"step": loaded.step, "split": split, **attention_map.summarize(maps)}
     if distributed.is_first():
         title = f"Attention of {workdir.name}, step {loaded.step}"

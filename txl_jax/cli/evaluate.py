@@ -12,9 +12,8 @@ from txl_jax.cli.prepare import check_token_ids, prepare
 from txl_jax.config import Config
 from txl_jax.data.tokens import Tokens
 from txl_jax.evaluate import accounting, cold_start
-from txl_jax.evaluate.options import evaluation_model, parse_sweep
+from txl_jax.evaluate.options import evaluation_model, in_order, parse_sweep
 from txl_jax.evaluate.perplexity import make_evaluate
-from txl_jax.evaluate.sliding import make_sliding
 from txl_jax.report import plots
 from txl_jax.report.log import say, to_json
 from txl_jax.report.progress import Progress
@@ -23,9 +22,7 @@ from txl_jax.runtime.preemption import stop
 from txl_jax.workdir.load import Loaded
 from txl_jax.workdir.staging import Staging
 
-# The paper prints perplexities with two decimals; smaller gains do not count.
-DECIMALS = 2
-REACHING = f"the least value whose ppl, rounded to {DECIMALS} decimals, is the best"
+DECIMALS = 2  # of perplexities in the paper; smaller gains do not count
 SCORES = ("nll", "ppl", "bpc", "tokens", "cold_tokens", "seconds")
 
 
@@ -45,34 +42,31 @@ def evaluate_sweep(loaded: Loaded, tokens: Tokens, workdir: Path) -> dict[str, A
     """Evaluates at each value of the swept field, including training's."""
     config = loaded.config
     swept = parse_sweep(config.eval.sweep)
-    trained = trained_value(config, swept.field)
-    swept = swept.including(trained)
+    field, trained = swept.field, trained_value(config, swept.field)
     # All configs are checked before the first evaluation.
-    configs = [
-        dataclasses.replace(config, eval=swept.at(config.eval, value))
-        for value in swept.values
-    ]
+    configs = {
+        value: dataclasses.replace(config, eval=swept.at(config.eval, value))
+        for value in in_order(field, [*swept.values, trained])
+    }
     rows: list[dict[str, Any]] = []
-    for value, each in zip(swept.values, configs, strict=True):
+    for value, each in configs.items():
         scores = evaluate(loaded._replace(config=each), tokens)
-        rows.append({swept.field: value, **{name: scores[name] for name in SCORES}})
+        rows.append({field: value, **{name: scores[name] for name in SCORES}})
         say(
-            f"{swept.field} = {value}: ppl {scores['ppl']:.2f}, {scores['bpc']:.4f} "
+            f"{field} = {value}: ppl {scores['ppl']:.2f}, {scores['bpc']:.4f} "
             f"bits per token ({len(rows)} of {len(configs)})"
         )
-    result = compare(swept.field, rows, trained)
+    result = compare(field, rows, trained)
     say(
-        f"{swept.field}: ppl {result['ppl_init']:.2f} at training's {trained}, best "
+        f"{field}: ppl {result['ppl_init']:.2f} at training's {trained}, best "
         f"{result['ppl_best']:.2f}, reached at {result['shortest']}"
     )
-    files = write_files(workdir / f"sweep_{swept.field}", result, plots.plot_sweep)
+    files = write_files(workdir / f"sweep_{field}", result, plots.plot_sweep)
     return result | files
 
 
 def trained_value(config: Config, field: str) -> int:
     """Returns the value of a swept field during training."""
-    if field == "sliding_window":
-        return config.train.ext_len + config.train.tgt_len
     section = config.train if field in ("ext_len", "tgt_len") else config.model
     return getattr(section, field)
 
@@ -81,7 +75,7 @@ def compare(field: str, rows: list[dict[str, Any]], trained: int) -> dict[str, A
     """Returns the columns of Table 6, and the rows, which are in ascending order.
 
     ppl_init: at training's value; ppl_best: the lowest; shortest: the smallest value
-    that reaches ppl_best, see REACHING.
+    whose ppl, rounded, equals ppl_best.
     """
     best = min(row["ppl"] for row in rows)
     reached = round(best, DECIMALS)
@@ -93,7 +87,6 @@ def compare(field: str, rows: list[dict[str, Any]], trained: int) -> dict[str, A
         "shortest": next(
             row[field] for row in rows if round(row["ppl"], DECIMALS) <= reached
         ),
-        "shortest_is": REACHING,
         "rows": rows,
     }
 
@@ -113,14 +106,11 @@ def evaluate_cold_start(
     result = cold_start.summarize(nll_T, pieces, config)
     curve = {"nll_by_tokens_read": [round(nll, 6) for nll in nll_T.tolist()]}
     plot = functools.partial(plots.plot_cold_start, nll_T)
-    return result | write_files(workdir / "cold_start", result | curve, plot, None)
+    return result | write_files(workdir / "cold_start", result | curve, plot)
 
 
 def write_files(
-    stem: Path,
-    result: dict[str, Any],
-    plot: Callable[[dict[str, Any], Path], None],
-    indent: int | None = 2,
+    stem: Path, result: dict[str, Any], plot: Callable[[dict[str, Any], Path], None]
 ) -> dict[str, str]:
     """Writes a result as JSON and as a picture, and returns the names of both files.
 
@@ -129,7 +119,7 @@ def write_files(
     if not distributed.is_first():
         return {}
     files = {"picture": f"{stem}.png", "file": f"{stem}.json"}
-    text = to_json(result | files, indent=indent) + "\n"
+    text = to_json(result | files, indent=2) + "\n"
     with Staging(stem.parent) as staging:
         plot(result, staging.folder / f"{stem.name}.png")
         (staging.folder / f"{stem.name}.json").write_text(text, "utf-8")
@@ -152,22 +142,17 @@ def interruptible(label: str) -> Iterator[Callable[[int, int], None]]:
 def evaluate(loaded: Loaded, tokens: Tokens) -> dict[str, Any]:
     """Returns the nll of one split, with the settings that it depends on."""
     config, split = loaded.config.eval, loaded.config.eval.split
-    memory: dict[str, Any] = {}
-    if config.sliding_window:
-        score = make_sliding(loaded.config.model, config, loaded.mesh)
-    else:
-        score = make_evaluate(loaded.config.model, config, loaded.mesh)
-        sizes = config.streams, config.tgt_len
-        model_config = evaluation_model(loaded.config.model, config)
-        say(accounting.describe(model_config, *sizes))
-        memory["memory"] = accounting.account(model_config, *sizes)
+    score = make_evaluate(loaded.config.model, config, loaded.mesh)
+    sizes = config.streams, config.ext_len + config.tgt_len
+    model_config = evaluation_model(loaded.config.model, config)
+    say(accounting.describe(model_config, *sizes))
     with interruptible(split) as progress:
         scores = score(loaded.params, tokens.split(split), progress)
     return {
         **dataclasses.asdict(config),
         **scores,
         **({} if config.max_tokens else per_unit(tokens, split, scores)),
-        **memory,
+        "memory": accounting.account(model_config, *sizes),
         "step": loaded.step,
         "corpus": tokens.manifest["corpus"],
         "sha256": tokens.manifest["splits"][split]["sha256"],

@@ -54,7 +54,7 @@ def run(config: Config, workdir: Path) -> dict[str, Any]:
         "rows": rows,
     }
     for W in lengths:
-        timed = dataclasses.replace(config.eval, mem_len=W, ext_len=0, sliding_window=0)
+        timed = dataclasses.replace(config.eval, mem_len=W, ext_len=0)
         programs = speed.make_programs(config.model, timed, params, mesh)
         seconds = speed.measure(programs, B, L)
         row = speed.describe(evaluation_model(config.model, timed), B, L, seconds)

@@ -29,7 +29,7 @@ from jax.scipy.special import entr
 from txl_jax.data.streams import Streams
 from txl_jax.errors import UserError
 from txl_jax.evaluate import reader
-from txl_jax.evaluate.options import AttentionConfig
+from txl_jax.evaluate.options import AttentionConfig, EvalConfig
 from txl_jax.evaluate.reader import Reader, Traced
 from txl_jax.kernels import xla
 from txl_jax.model.config import ABSOLUTE_POSITIONS, ModelConfig
@@ -164,6 +164,11 @@ class Maps(NamedTuple):
 
 def map_model(config: ModelConfig, span: int, clamp_len: int) -> ModelConfig:
     """Returns the model with a memory that shows every token exactly `span` tokens."""
+    if span < 2:
+        raise UserError(
+            f"eval.mem_len = {span}: attention maps need at least 2, the tokens that "
+            "each target sees"
+        )
     if config.position in ABSOLUTE_POSITIONS:
         raise UserError(
             f'model.position = "{config.position}" has no distances: attention maps '
@@ -197,23 +202,23 @@ def make_maps(
     params: Any,
     tokens: np.ndarray,
     config: AttentionConfig,
-    tgt_len: int,
-    clamp_len: int,
+    eval_config: EvalConfig,
 ) -> Maps:
     """Returns the maps of a model's heads on a split.
 
     The memory is full before the first target. Raises UserError if the split is too
     short or the position scheme has no distances.
     """
-    model_config = map_model(model_config, config.span, clamp_len)
-    L, T = tgt_len, config.segments * tgt_len
-    before = -(-config.span // L) * L  # only fill the memory
+    span, L = eval_config.mem_len, eval_config.tgt_len
+    model_config = map_model(model_config, span, eval_config.clamp_len)
+    T = config.segments * L
+    before = -(-span // L) * L  # only fill the memory
     first = max(config.at, before)
     if first + T + 1 > len(tokens):
         raise UserError(
             f"{config.segments} segments of {L} targets from token {first} of the "
             f"split need {first + T + 1} tokens, but it has {len(tokens)}: lower "
-            "attention.segments, attention.at or attention.span"
+            "attention.segments, attention.at or eval.mem_len"
         )
     read = Reader(model_config, tally_layers, 1, L)
     params = read.unstack(params)
@@ -221,7 +226,7 @@ def make_maps(
     outputs = read.outputs(params, Streams(text, 1, L).epoch())
     tallies = jax.device_get([*collections.deque(outputs, maxlen=config.segments)])
     tally_SN: Any = jax.tree.map(lambda *x: np.concatenate(x), *tallies)
-    distances = [layer.distances(config.span) for layer in read.empty(params).layers]
+    distances = [layer.distances(span) for layer in read.empty(params).layers]
     rows = [np.asarray(each.r_RHA) for each in distances if each.r_RHA is not None]
     encode = SCHEMES[model_config.position].encoding
     shown_I = np.unique(np.linspace(0, T - 1, SHOWN).round().astype(int))
@@ -241,7 +246,7 @@ def make_maps(
         np.stack([similarity(np.swapaxes(r_RHA, 0, 1)) for r_RHA in rows])
         if rows
         else np.zeros((1, 0)),
-        similarity(encode(model_config, config.span)) if encode else np.zeros(0),  # type: ignore[arg-type]
+        similarity(encode(model_config, span)) if encode else np.zeros(0),  # type: ignore[arg-type]
         T,
         first,
         L,

@@ -85,16 +85,14 @@ def _plot_terms(maps: Maps) -> Figure:
     columns = min(len(names), 3)
     rows = -(-len(names) // columns)
     figure = Figure(figsize=(3.1 * columns + 0.6, 2.7 * rows), layout="constrained")
-    every = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
-    for axes in every.flat[len(names) :]:
-        axes.set_visible(False)
-    for axes, name in zip(every.flat, names, strict=False):
+    for place, name in enumerate(names, 1):
+        axes = figure.add_subplot(rows, columns, place)
         image = _draw_rows(axes, maps.mean_NHR[name])
         axes.set_title(TITLES[name], fontsize=9)
+        axes.label_outer()
     figure.supxlabel("distance back from the target, in tokens", fontsize=9)
     figure.supylabel("head", fontsize=9)
-    shown = every.flat[: len(names)].tolist()
-    figure.colorbar(image, ax=shown, extend="both", label="probability")
+    figure.colorbar(image, ax=figure.axes, extend="both", label="probability")
     return figure
 
 

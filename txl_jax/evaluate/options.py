@@ -12,7 +12,7 @@ from txl_jax.runtime.constraint import at_least, check, one_of
 STDIN = "-"
 UNITS = ("document", "line", "token")
 COLD_START = "cold_start"
-LENGTHS = ("mem_len", "ext_len", "sliding_window", "tgt_len", "clamp_len")
+LENGTHS = ("mem_len", "ext_len", "tgt_len", "clamp_len")
 FORMS = {"same_length": "same_length=false,true", COLD_START: f"{COLD_START}=TOKENS"}
 BOOLS = {"false": False, "true": True}
 
@@ -22,10 +22,6 @@ class Sweep(NamedTuple):
 
     field: str
     values: tuple[int, ...]
-
-    def including(self, trained: int) -> "Sweep":
-        """Returns the sweep with the value that training used added to its values."""
-        return Sweep(self.field, in_order(self.field, [*self.values, trained]))
 
     def at(self, config: Any, value: int) -> Any:
         """Returns the EvalConfig with the swept field at `value`.
@@ -84,7 +80,8 @@ class EvalConfig:
     streams: int = at_least(1, 8)
     tgt_len: int = at_least(1, 128)  # tokens per segment
     mem_len: int = at_least(0, 512)  # tokens in the memory
-    # tokens read again before each segment; needs mem_len = 0
+    # tokens read again before each segment; needs mem_len = 0. With tgt_len = 1 and
+    # warm_start, each token is predicted from a sliding window of ext_len + 1
     ext_len: int = at_least(0, 0)
     # greater distances count as this one; 0 = no limit
     clamp_len: int = at_least(0, 0)
@@ -96,8 +93,6 @@ class EvalConfig:
     # after training on bytes, compare with n-gram models, gzip and xz
     baselines: bool = False
     max_tokens: int = at_least(0, 0)  # tokens to score, from the start; 0 = all
-    # tokens read again for each prediction; 0 = read segments instead
-    sliding_window: int = at_least(0, 0)
     # mode evaluate: values to compare, FIELD=START:STOP:STEP or FIELD=a,b,c; or
     # cold_start=TOKENS: the loss by tokens read since a cold start, up to this many.
     # mode speed: mem_len=a,b,c, the attention lengths to time; "" = those of Table 9
@@ -112,15 +107,10 @@ class EvalConfig:
                 "would show the same tokens twice: set one of them to 0"
             )
         check_which(self.checkpoint, "eval.checkpoint")
-        if self.cold_start and (self.sliding_window or self.ext_len):
+        if self.cold_start and (self.ext_len or self.reset_memory_at >= 0):
             raise UserError(
-                f"eval.sweep = {self.sweep!r} needs a memory that fills: leave out "
-                "eval.sliding_window and eval.ext_len"
-            )
-        if self.reset_memory_at >= 0 and (self.cold_start or self.sliding_window):
-            raise UserError(
-                f"eval.reset_memory_at = {self.reset_memory_at} must be -1 with "
-                "eval.sliding_window or a cold start, which ignore documents"
+                f"eval.sweep = {self.sweep!r} needs a memory that fills and ignores "
+                "documents: leave out eval.ext_len and eval.reset_memory_at"
             )
 
     @property
@@ -166,12 +156,14 @@ class ScoreConfig:
 
 @dataclasses.dataclass(frozen=True)
 class AttentionConfig:
-    """Which tokens of eval.split to map the attention of."""
+    """Which tokens of eval.split to map the attention of.
 
-    # index of the first target; the first one with a full span if that is later
+    Each target sees eval.mem_len tokens, its own included.
+    """
+
+    # index of the first target; the first one with a full memory if that is later
     at: int = at_least(0, 0)
     segments: int = at_least(1, 4)  # segments of eval.tgt_len targets
-    span: int = at_least(2, 640)  # tokens that each target sees, itself included
 
     def __post_init__(self) -> None:
         """Raises UserError for an impossible value."""

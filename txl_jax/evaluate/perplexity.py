@@ -26,18 +26,29 @@ Progress = Callable[[int, int], None]  # called with (calls done, total)
 Evaluate = Callable[[Any, np.ndarray, Progress], dict[str, Any]]
 
 
-@reader.from_hidden
-def sum_nll(model: TransformerXL, hidden_BLD: Array, segment: Traced) -> Array:
-    """Returns the summed nll in nats of a segment's scored tokens."""
-    nll_BL = model.embedding.nll(hidden_BLD, segment.targets_SBL)
-    return jnp.sum(nll_BL * segment.weights_SBL)
-
-
 def make_reader(model_config: ModelConfig, config: EvalConfig, mesh: Mesh) -> Reader:
-    """Returns the reader of summed nlls, for `Streams` of config.streams."""
+    """Returns the reader of summed nlls in nats, for `Streams` of config.streams.
+
+    The softmax is computed for the newest tgt_len tokens of a segment, not for those
+    that are read again.
+    """
+    L = config.tgt_len
+
+    @reader.from_hidden
+    def sum_nll(model: TransformerXL, hidden_BLD: Array, segment: Traced) -> Array:
+        targets_BL, weights_BL = segment.targets_SBL, segment.weights_SBL
+        if config.ext_len:
+            place_BL = jnp.arange(L) + segment.length_SB[:, None] - L
+            hidden_BLD, targets_BL, weights_BL = (
+                jax.vmap(lambda x, place: x[place])(x_BL, jnp.maximum(place_BL, 0))
+                for x_BL in (hidden_BLD, targets_BL, weights_BL)
+            )
+            weights_BL *= place_BL >= 0
+        nll_BL = model.embedding.nll(hidden_BLD, targets_BL)
+        return jnp.sum(nll_BL * weights_BL)
+
     model_config = evaluation_model(model_config, config)
-    width = config.ext_len + config.tgt_len
-    return Reader(model_config, sum_nll, config.streams, width, mesh)
+    return Reader(model_config, sum_nll, config.streams, config.ext_len + L, mesh)
 
 
 def make_evaluate(

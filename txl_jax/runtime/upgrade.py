@@ -17,6 +17,7 @@ class Change(NamedTuple):
     new: str
     old: dict[str, Any]  # the old fields, and their defaults
     convert: Callable[..., Any] = _same  # from the old fields' values to the new one's
+    also: dict[str, Any] = {}  # further fields, and the values that they are set to
 
 
 def _tuple(*values: Any) -> tuple[Any, ...]:
@@ -29,6 +30,10 @@ def _items(values: Any) -> str:
 
 def _order(roll: bool) -> str:
     return "roll" if roll else "stream"
+
+
+def _ext_len(window: Any) -> Any:
+    return int(window) - 1 if str(window).isdigit() else window
 
 
 def _search(largest_batch: bool) -> int:
@@ -47,6 +52,8 @@ def _asgd_from(average: str, first: int, _decay: float) -> int:
 _COPY = {"data.copy_delay": 0, "data.copy_length": 0, "data.copy_symbols": 0}
 _CONTEXTS = {"recl.start": 100, "recl.longest": 1000, "recl.step": 100}
 _LENS = {"speed.attention_lens": (800, 1800, 2800, 3800)}
+_SLIDES = {"eval.tgt_len": 1, "eval.warm_start": True}
+_NO_MEMORY = {"eval.mem_len": 0, "eval.same_length": False}
 _AVERAGE = {"optim.average": "none", "optim.average_from": 0}
 
 CHANGES = (
@@ -68,6 +75,8 @@ CHANGES = (
     Change("data.corpus", _COPY, "copying:{},{},{}".format),
     Change("data.corpus", {"data.copying": ()}, lambda x: f"copying:{_items(x)}"),
     Change("eval.sweep", {"eval.cold_start": 0}, "cold_start={}".format),
+    Change("eval.ext_len", {"eval.sliding_window": 0}, _ext_len, _SLIDES | _NO_MEMORY),
+    Change("eval.mem_len", {"attention.span": 640}),
     Change("eval.sweep", _LENS, lambda x: f"mem_len={_items(x)}"),
     Change("generate.prompt", {"generate.prompt_file": ""}, "@{}".format),
     Change("optim.betas", {"optim.beta1": 0.9, "optim.beta2": 0.999}, _tuple),
@@ -125,6 +134,9 @@ def upgrade(saved: dict[str, Any], source: str) -> dict[str, Any]:
         if values == list(change.old.values()) or of_reader and section not in READERS:
             continue
         sections.setdefault(section, {})[key] = change.convert(*values)
+        for name, value in change.also.items():
+            other, _, key = name.partition(".")
+            sections.setdefault(other, {})[key] = value
         moved.append(f"{' and '.join(change.old)} became {change.new}")
     data, removed = sections.get("data"), dict(REMOVED)
     if isinstance(data, dict) and str(data.get("corpus")).startswith("copying:"):
@@ -170,7 +182,9 @@ def upgrade_flag(name: str, text: str) -> dict[str, str]:
             f"--config.{name} has been removed: use --config.{change.new}, which "
             f"replaces {', '.join(change.old)}"
         )
-    print(f"--config.{name} is now --config.{change.new}", file=sys.stderr)
     is_bool = type(change.old[name]) is bool and change.convert is not _same
     value = change.convert(text.strip().lower() == "true" if is_bool else text)
-    return {change.new: str(value)}
+    also = {new: str(fixed).lower() for new, fixed in change.also.items()}
+    names = " ".join([change.new, *(f"{new}={fixed}" for new, fixed in also.items())])
+    print(f"--config.{name} is now --config.{names}", file=sys.stderr)
+    return {change.new: str(value), **also}
