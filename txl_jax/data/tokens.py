@@ -4,12 +4,13 @@ The folder is `<data_dir>/txl_jax/<corpus>-<edition>/<version>/<recipe>/`, in th
 of the TFDS blocks that are its source. It exists only when it is complete.
 """
 
+import contextlib
 import functools
-import hashlib
 import json
 import os
 import shutil
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,12 +25,13 @@ from txl_jax.data.download import checksum
 from txl_jax.data.encode import Encoder
 from txl_jax.data.options import SPLITS, DataConfig
 from txl_jax.data.recipe import Recipe, resolve
+from txl_jax.data.remote_cache import MANIFEST
 from txl_jax.data.vocab import Vocab
-from txl_jax.errors import UserError, nearest
+from txl_jax.errors import UserError
 from txl_jax.report.checksum import DAMAGE
 from txl_jax.report.log import say
+from txl_jax.runtime import storage
 
-MANIFEST = "manifest.json"
 VOCAB = "vocab.json"
 FIX = "delete the folder and prepare again"
 
@@ -50,10 +52,9 @@ class Tokens:
     def split(self, name: str) -> np.ndarray:
         """Returns a read-only memory map of a split.
 
-        Raises UserError for an unknown name, and for a file that does not match its
-        checksum, which is computed once.
+        Raises UserError for a file that does not match its checksum, which is computed
+        once.
         """
-        self._check_name(name)
         path = self.folder / f"{name}.bin"
         digest = _digest(path, path.stat().st_mtime_ns)
         if digest != self.manifest["splits"][name]["sha256"]:
@@ -67,16 +68,9 @@ class Tokens:
         of which the stream may omit; and `words`, including ends of lines, for
         word-level perplexity under any vocabulary.
         """
-        self._check_name(name)
         entry = self.manifest["splits"][name]
         counts = {key: entry[key] for key in ("tokens", "bytes", "original_bytes")}
         return counts | {"words": entry["words"] + entry["lines"]}
-
-    def _check_name(self, name: str) -> None:
-        if name not in self.manifest["splits"]:
-            hint = nearest(name, list(SPLITS))
-            known = ", ".join(SPLITS)
-            raise UserError(f"split {name!r} is unknown{hint}; known are: {known}")
 
 
 @functools.cache
@@ -101,30 +95,30 @@ def prepare(config: DataConfig) -> Tokens:
     """
     default = os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"  # as in TFDS
     data_dir = config.data_dir or default
-    remote = "://" in data_dir
-    root = (
-        remote_cache.local_root(data_dir)
-        if remote
-        else Path(data_dir).expanduser().absolute()
-    )
+    is_remote = "://" in data_dir
+    root = Path(data_dir).expanduser().absolute()
+    root = remote_cache.local_root(data_dir) if is_remote else root
     source = corpora.find(config.corpus, config.path, root)
     published = corpora.vocab_file(source.corpus, root)
     recipe, vocab = resolve(config, source.corpus, published)
     name = f"txl_jax/{source.config}/{source.corpus.version}/{recipe.folder}"
     folder = root / name
-    bucket = remote_cache.RemoteCache(data_dir, name, MANIFEST) if remote else None
-    manifest = bucket.read_manifest() if bucket else ""
+    remote, manifest = None, ""
+    if is_remote:
+        remote = storage.remote_path(data_dir, "data.data_dir") / name
+        manifest = remote_cache.read_manifest(remote)
     try:
         if not _is_complete(folder, manifest):
             with _lock(root / "txl_jax" / f"{source.config}.lock"):
                 if _is_complete(folder, manifest):
                     pass  # made by the process that held the lock
-                elif bucket and manifest:
-                    bucket.fetch(manifest, folder)
+                elif manifest:
+                    with _replacing(folder) as incomplete:
+                        remote_cache.fetch(remote, manifest, incomplete)
                 else:
                     _make(source, recipe, vocab, root, folder)
-        if bucket and not manifest:
-            bucket.store(folder)
+        if remote and not manifest:
+            remote_cache.store(remote, folder)
     except OSError as error:
         raise UserError(
             f"cannot write {error.filename or folder} ({error.strerror}): make room or "
@@ -174,44 +168,51 @@ def _make(
     root: Path,
     folder: Path,
 ) -> None:
-    """Writes the token folder under another name and renames it."""
+    """Writes the token folder."""
     start = time.monotonic()
     say(f"data: preparing {source.config} in {folder}")
     from txl_jax.data import builder  # imports TFDS, which takes a second
 
     stored = builder.prepare(source, root)
+    encoder = Encoder(source.corpus, recipe, partial(builder.read, stored))
+    with _replacing(folder) as incomplete:
+        vocab, splits = encoder.encode(vocab, incomplete)
+        vocabulary.save(vocab, incomplete / VOCAB)
+        files = {f"{name}.bin": entry["sha256"] for name, entry in splits.items()}
+        files[VOCAB] = checksum(incomplete / VOCAB)
+        manifest = {
+            "corpus": source.corpus.name,
+            "edition": source.edition,
+            "version": source.corpus.version,
+            "convention": recipe.convention,
+            "vocab": vocab.kind,
+            "types": len(vocab),
+            "dtype": vocab.dtype.name,
+            "splits": splits,
+            "files": files,
+        }
+        state = json.dumps(manifest, indent=2) + "\n"
+        (incomplete / MANIFEST).write_text(state, "utf-8")
+    counts = ", ".join(f"{name} {splits[name]['tokens']:,}" for name in splits)
+    say(f"data: {counts} tokens in {time.monotonic() - start:.1f} s")
+
+
+@contextlib.contextmanager
+def _replacing(folder: Path) -> Iterator[Path]:
+    """Yields a folder to write to, which becomes `folder` when the context ends."""
     incomplete = folder.with_name(f"{folder.name}.incomplete")
     for leftover in (incomplete, folder):
-        if leftover.exists():
-            shutil.rmtree(leftover)
-    incomplete.mkdir()
-    encoder = Encoder(source.corpus, recipe, partial(builder.read, stored))
+        shutil.rmtree(leftover, ignore_errors=True)
+    incomplete.mkdir(parents=True)
     try:
-        vocab, splits = encoder.encode(vocab, incomplete)
+        yield incomplete
     except UserError:
         shutil.rmtree(incomplete)  # another attempt would fail too
         raise
-    vocabulary.save(vocab, incomplete / VOCAB)
-    files = {f"{name}.bin": entry["sha256"] for name, entry in splits.items()}
-    files[VOCAB] = hashlib.sha256((incomplete / VOCAB).read_bytes()).hexdigest()
-    manifest = {
-        "corpus": source.corpus.name,
-        "edition": source.edition,
-        "version": source.corpus.version,
-        "convention": recipe.convention,
-        "vocab": vocab.kind,
-        "types": len(vocab),
-        "dtype": vocab.dtype.name,
-        "splits": splits,
-        "files": files,
-    }
-    (incomplete / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", "utf-8")
     for path in (*incomplete.iterdir(), incomplete):
         _sync(path)
     incomplete.rename(folder)
     _sync(folder.parent)
-    counts = ", ".join(f"{name} {splits[name]['tokens']:,}" for name in splits)
-    say(f"data: {counts} tokens in {time.monotonic() - start:.1f} s")
 
 
 def _sync(path: Path) -> None:
