@@ -22,25 +22,26 @@ WIKITEXT = {
 }
 
 
-@pytest.mark.parametrize("cut, written", WIKITEXT.items())
-def test_wikitext(cut: str, written: str) -> None:
-    assert detokenize(cut, "wikitext103") == written
-    assert detokenize(written, "wikitext2") == written, "what is written stays"
+OTHERS = {
+    "mr. <unk> does n't think it 's $ N million , or N %": (
+        "mr. <unk> doesn't think it's $N million, or N%"
+    ),
+    'He ( Bob ) \'d said " no . "': 'He (Bob)\'d said "no."',
+}
 
 
-def test_a_line_depends_on_no_other() -> None:
-    lines = [*WIKITEXT, ""]
-    whole = detokenize("\n".join(lines), "wikitext2")
-    assert whole.split("\n") == [detokenize(line, "wikitext2") for line in lines]
-
-
-def test_penn_treebank_and_one_billion_words() -> None:
-    cut = "mr. <unk> does n't think it 's $ N million , or N %"
-    written = "mr. <unk> doesn't think it's $N million, or N%"
-    assert detokenize(cut, "ptb") == written
-    assert detokenize('He ( Bob ) \'d said " no . "', "lm1b") == (
-        'He (Bob)\'d said "no."'
-    )
+@pytest.mark.parametrize(
+    "corpus, texts",
+    [("wikitext103", WIKITEXT), ("wikitext2", WIKITEXT), ("ptb", OTHERS)],
+)
+def test_text_is_written_as_before_its_tokenization(
+    corpus: str, texts: dict[str, str]
+) -> None:
+    """Each line by itself, and once only."""
+    for cut, written in texts.items():
+        assert detokenize(cut, corpus) == detokenize(written, corpus) == written
+    whole = detokenize("\n".join([*texts, ""]), corpus)
+    assert whole == "\n".join([*texts.values(), ""])
 
 
 @pytest.mark.parametrize("corpus, kind", [("stdlib", "byte"), ("wikitext2", "subword")])

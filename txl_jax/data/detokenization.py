@@ -7,19 +7,17 @@ import re
 
 from txl_jax.errors import UserError
 
-Rules = list[tuple[str, str]]
-
 # Separated by the tokenizers of the Penn Treebank and of Moses.
-ENGLISH: Rules = [
+ENGLISH = [
     (r" (n't|'(?:s|m|d|re|ve|ll))(?=[ ,.;:!?\"]|$)", r"\1"),
     (r" ([,.;:!?%])(?= |$)", r"\1"),
     (r"([(\[{]) ", r"\1"),
     (r" ([)\]}])", r"\1"),
     (r"([$£€#]) (?=[\dN])", r"\1"),
-    (r'" ([^"]*?) "', r'"\1"'),
+    (r'" ([^"\n]*?) "', r'"\1"'),
 ]
 # WikiText marks punctuation inside a word, and has headings between = signs.
-WIKITEXT: Rules = [
+WIKITEXT = [
     (r" @([-,.])@ ", r"\1"),
     (r"^ ?= = = (.*) = = = ?$", r"=== \1 ==="),
     (r"^ ?= = (.*) = = ?$", r"== \1 =="),
@@ -45,10 +43,6 @@ def check_detokenizes(corpus: str, kind: str) -> None:
 
 def detokenize(text: str, corpus: str) -> str:
     """Returns ordinary text; lines are independent of each other."""
-    return "\n".join(_join(line, CORPORA[corpus]) for line in text.split("\n"))
-
-
-def _join(line: str, rules: Rules) -> str:
-    for pattern, written in rules:
-        line = re.sub(pattern, written, line)
-    return line
+    for pattern, written in CORPORA[corpus]:
+        text = re.sub(pattern, written, text, flags=re.MULTILINE)
+    return text
