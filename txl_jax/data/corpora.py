@@ -28,7 +28,6 @@ class Source:
     corpus: Corpus
     edition: str  # distinguishes states of the corpus; "" if there is only one
     split: Callable[[Path], Splits]  # writes unpacked files into a folder
-    path: str = ""  # the user's text
 
     @property
     def config(self) -> str:
@@ -44,12 +43,11 @@ class Source:
         """
         scratch.mkdir(parents=True)
         splits = self.split(scratch)
-        where = f" at {self.path!r}" if self.path else ""
         for split, ranges in splits.items():
             if size(ranges) < 2:
                 raise UserError(
-                    f"corpus {self.corpus.name!r}{where} is too small: its {split} "
-                    f"split has {size(ranges)} bytes and needs at least 2; add text"
+                    f"corpus {self.corpus.name!r} is too small: its {split} split has "
+                    f"{size(ranges)} bytes and needs at least 2; add text"
                 )
         return splits
 
@@ -79,7 +77,7 @@ def find(name: str, path: str = "", data_dir: Path = Path()) -> Source:
                 "data.corpus='text' needs data.path: a file, a folder or a glob"
             )
         edition = files.text_edition(path)
-        return Source(corpus, edition, partial(files.split_text, path), path)
+        return Source(corpus, edition, partial(files.split_text, path))
     if kind == "stdlib":
         edition = platform.python_version()
         return Source(corpus, edition, lambda _: files.split_stdlib())

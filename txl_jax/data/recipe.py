@@ -3,6 +3,7 @@
 The hash of a recipe is the name of the folder of the token files.
 """
 
+import functools
 import hashlib
 import json
 from dataclasses import asdict, dataclass
@@ -24,22 +25,21 @@ class Convention:
     """One way to read a corpus; published results differ in their convention."""
 
     kinds: tuple[str, ...]  # of vocabulary
-    eos: str = ""  # words: the mark at the end of a line
-    bos: str = ""  # words: the mark at the start of a line
+    lines: Lines = Lines("")  # words: the marks of lines
     of_bytes: bool = False  # char: symbols are bytes
     drop_newlines: bool = False
 
 
 CONVENTIONS = {
     # WikiText and PTB as in the paper, and other text as words.
-    "lines": Convention(("word",), eos="<eos>"),
+    "lines": Convention(("word",), Lines("<eos>")),
     "text": Convention(("byte", "char", "subword")),  # unchanged
     # The paper's files have one symbol per byte and line, without byte 10.
-    "newlines_deleted": Convention(("byte", "char"), "", "", True, True),
+    "newlines_deleted": Convention(("byte", "char"), Lines(""), True, True),
     "newlines_kept": Convention(("byte", "char"), of_bytes=True),
     # One Billion Word as for the published 21.8: `<S> <S>` between two sentences.
-    "tensorflow": Convention(("word",), eos="<S>", bos="<S>"),
-    "words": Convention(("word",), eos="</S>"),
+    "tensorflow": Convention(("word",), Lines("<S>", "<S>")),
+    "words": Convention(("word",), Lines("</S>")),
 }
 
 
@@ -84,8 +84,8 @@ def resolve(
     lines = _lines(config, corpus, kind)
     if isinstance(vocab, WordVocab):
         lines = vocab.lines
-        marks = {(x.eos, x.bos): name for name, x in CONVENTIONS.items()}
-        name = marks.get((lines.eos, lines.bos), "vocabulary's own")
+        names = {each.lines: name for name, each in CONVENTIONS.items()}
+        name = names.get(lines._replace(lower_case=False), "vocabulary's own")
     recipe = Recipe(
         kind=kind,
         convention=name,
@@ -117,9 +117,7 @@ def _read_vocab(config: DataConfig, corpus: Corpus, path: str) -> vocabulary.Voc
             "data.vocab_path determines the words: leave data.vocab_size at 0"
         )
 
-    def lines() -> Lines:
-        return _lines(config, corpus, "word")
-
+    lines = functools.partial(_lines, config, corpus, "word")
     vocab = vocabulary.read(_path(path), lines)
     if config.vocab not in (OWN, vocab.kind):
         raise UserError(
@@ -132,9 +130,9 @@ def _read_vocab(config: DataConfig, corpus: Corpus, path: str) -> vocabulary.Voc
 
 
 def _lines(config: DataConfig, corpus: Corpus, kind: str) -> Lines:
-    convention = CONVENTIONS[_convention(config, corpus, kind)]
     lower = kind == "word" and (config.lower_case or corpus.lower)
-    return Lines(convention.eos, convention.bos, lower)
+    convention = CONVENTIONS[_convention(config, corpus, kind)]
+    return convention.lines._replace(lower_case=lower)
 
 
 def _convention(config: DataConfig, corpus: Corpus, kind: str) -> str:
