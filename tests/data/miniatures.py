@@ -1,12 +1,9 @@
 """Miniatures of the published corpora: their archives' layout and quirks, made up here.
 
 A miniature has its archive's name, member names and kinds of line (blank ones, " \\n",
-a missing last line end, non-ASCII, byte 10), a few KB each, the same bytes every time.
-`facts` is the catalog's entry with the miniature's own checksums and sizes; `install`
-puts it in the real one's place for a test.
+a missing last line end, non-ASCII, byte 10), a few KB each.
 """
 
-import functools
 import hashlib
 import io
 import tarfile
@@ -18,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from txl_jax.data import catalog
-from txl_jax.data.catalog import Corpus, Member
+from txl_jax.data.catalog import Archive, Corpus, Member
 from txl_jax.data.options import SPLITS
 
 # The real catalog, of which `install` replaces an entry.
@@ -32,10 +29,9 @@ PAGE = """  <page>
       <text xml:space="preserve">'''café'''
 
 
-* [[Zürich]] &quot;东	&quot;</text>
+* [[Zürich]] &quot;東	&quot;</text>
   </page>
 """
-WORDS = "the of and café 東京 N 9".split()
 # By the member's name. WikiText's valid has no last line end, and each held-out split
 # has words that training never sees. The cut of enwik8 splits a character.
 TEXTS = {
@@ -45,9 +41,22 @@ TEXTS = {
     "ptb.train.txt": " the n of <unk> a game N N \n an of the \n" * 40,
     "ptb.valid.txt": " no it was n't N \n" * 5,
     "ptb.test.txt": " the game \n" * 6,
-    "enwik8": f"<mediawiki>\n{PAGE * 40}",
+    "enwik8": f"<mediawiki>\n{PAGE * 40}"[:-1],
     "text8": " anarchism originated as a term of abuse" * 40,
 }
+# The vocabulary file of lm1b: a word and its count on each line, `<S>` twice.
+TYPES = """</S> 900
+<S> 900
+<UNK> 40
+<S> 0
+the 900
+of 899
+and 898
+café 897
+東京 896
+N 895
+9 894
+"""
 
 
 def text(member: str) -> bytes:
@@ -56,7 +65,7 @@ def text(member: str) -> bytes:
     if name.startswith("news"):  # a blank line in each shard of lm1b
         end = "" if name.endswith("00099-of-00100") else "\n"
         return f"the {name} of and café\n\ngame the 東京 9 N{end}".encode()
-    return TEXTS[name].encode()[: -1 if name == "enwik8" else None]
+    return TEXTS[name].encode()
 
 
 def splits(corpus: str) -> dict[str, bytes]:
@@ -64,8 +73,8 @@ def splits(corpus: str) -> dict[str, bytes]:
     real = CORPORA[corpus]
     if real.bounds:
         whole = text(corpus)
-        edges = (0, *_bounds(corpus), len(whole))
-        pieces = (whole[start:stop] for start, stop in pairwise(edges))
+        bounds = pairwise((0, *_bounds(corpus), len(whole)))
+        pieces = (whole[start:stop] for start, stop in bounds)
         return dict(zip(SPLITS, pieces, strict=True))
     members = [member for archive in real.archives for member in archive.members]
     return {
@@ -77,13 +86,6 @@ def splits(corpus: str) -> dict[str, bytes]:
 def _bounds(corpus: str) -> tuple[int, int]:
     total = len(text(corpus))
     return total * 90 // 100, total * 95 // 100
-
-
-def types() -> bytes:
-    """Returns lm1b's vocabulary file: a word and its count a line, `<S>` twice."""
-    lines = ["</S> 900", "<S> 900", "<UNK> 40", "<S> 0"]
-    lines += [f"{word} {900 - rank}" for rank, word in enumerate(WORDS)]
-    return "".join(f"{line}\n" for line in lines).encode()
 
 
 def zipped(contents: dict[str, bytes], mode: int = 0) -> bytes:
@@ -108,64 +110,44 @@ def tar(*entries: tuple[str, bytes, bytes]) -> bytes:
     return stream.getvalue()
 
 
-@functools.cache
-def packed(corpus: str) -> dict[str, bytes]:
-    """Returns the files that a host offers: archives, or PTB's three texts."""
-    files: dict[str, bytes] = {}
-    for archive in CORPORA[corpus].archives:
-        contents = {m.path: text(m.path) for m in archive.members}
-        if not archive.packed:
-            files |= contents
-        elif corpus == "lm1b":
-            # As in the real one: more held-out shards, and the first not in order.
-            first = next(name for name in contents if "heldout" in name)
-            for shard in range(1, 4):
-                name = first.replace("00000-of", f"{shard:05}-of")
-                contents[name] = text(name)
-            names = [*reversed(contents), "README"]
-            kept = [(f"./{n}", tarfile.REGTYPE, contents.get(n, b"no")) for n in names]
-            files[archive.name] = tar(*kept)
-        else:
-            folders = {f"{name.rpartition('/')[0]}/": b"" for name in contents}
-            folders.pop("/", None)
-            files[archive.name] = zipped(folders | contents)
-    return files
-
-
-@functools.cache
-def facts(corpus: str) -> Corpus:
-    """Returns the catalog's entry for a miniature, which no host offers."""
-    real, files = CORPORA[corpus], packed(corpus)
-
-    def sha256(data: bytes) -> str:
-        return hashlib.sha256(data).hexdigest()
-
-    def member(real: Member) -> Member:
-        data = text(real.path)
-        return replace(real, digest=real.digest and sha256(data), size=len(data))
-
-    archives = tuple(
-        replace(
-            archive,
-            urls=(),
-            sha256=sha256(files[archive.name]),
-            size=len(files[archive.name]),
-            members=tuple(map(member, archive.members)),
-        )
-        for archive in real.archives
-    )
-    listed = replace(real.types, digest=real.types.digest and sha256(types()))
-    bounds = _bounds(corpus) if real.bounds else ()
-    return replace(real, archives=archives, types=listed, bounds=bounds)
+def pack(archive: Archive) -> bytes:
+    """Returns the file that a host offers."""
+    contents = {member.path: text(member.path) for member in archive.members}
+    if archive.name.endswith(".zip"):
+        folder = archive.members[0].path.rpartition("/")[0]
+        return zipped({f"{folder}/": b"", **contents} if folder else contents)
+    if archive.packed:  # as the real one, not in the order of the members
+        contents["README"] = b"no text"
+        entries = reversed(contents.items())
+        return tar(*((f"./{name}", tarfile.REGTYPE, data) for name, data in entries))
+    return contents[archive.name]
 
 
 def install(corpus: str, data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Corpus:
-    """Puts a miniature in the manual folder and its facts in the real one's place."""
+    """Puts a miniature in the manual folder and its entry in the catalog.
+
+    The entry has the miniature's own checksums and sizes; no host offers it.
+    """
     folder = data_dir / "downloads" / "manual"
     folder.mkdir(parents=True, exist_ok=True)
-    for name, data in packed(corpus).items():
-        (folder / name).write_bytes(data)
-    if CORPORA[corpus].types.path:
-        (folder / CORPORA[corpus].types.path).write_bytes(types())
-    monkeypatch.setitem(catalog.CORPORA, corpus, result := facts(corpus))
-    return result
+
+    def member(real: Member, data: bytes) -> Member:
+        digest = real.digest and hashlib.sha256(data).hexdigest()
+        return replace(real, digest=digest, size=len(data))
+
+    def archive(real: Archive) -> Archive:
+        data = pack(real)
+        (folder / real.name).write_bytes(data)
+        members = tuple(member(each, text(each.path)) for each in real.members)
+        sha256 = hashlib.sha256(data).hexdigest()
+        return replace(real, urls=(), sha256=sha256, size=len(data), members=members)
+
+    entry = CORPORA[corpus]
+    entry = replace(entry, archives=tuple(map(archive, entry.archives)))
+    if entry.bounds:
+        entry = replace(entry, bounds=_bounds(corpus))
+    if entry.types.path:
+        (folder / entry.types.path).write_text(TYPES, "utf-8")
+        entry = replace(entry, types=member(entry.types, TYPES.encode()))
+    monkeypatch.setitem(catalog.CORPORA, corpus, entry)
+    return entry

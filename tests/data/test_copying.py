@@ -10,7 +10,8 @@ import pytest
 from tests.support.refusal import refused
 from txl_jax.cli.run import make_streams
 from txl_jax.config import Config
-from txl_jax.data import copying, corpora, tokens
+from txl_jax.data import copying, corpora
+from txl_jax.data.byte_ranges import blocks
 from txl_jax.data.copying import FIRST_ANSWER, Task
 from txl_jax.data.options import DataConfig
 from txl_jax.data.streams import Position
@@ -39,14 +40,14 @@ def test_an_answer_is_its_pattern_at_the_distance() -> None:
     np.testing.assert_allclose(gaps, 1 / 6, atol=0.03)
 
 
-def test_it_is_prepared_as_any_corpus(
+def test_its_splits_are_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(copying, "SIZES", dict.fromkeys(copying.SIZES, 3000))
-    made = tokens.prepare(DataConfig(TASK.corpus, data_dir=str(tmp_path)))
-    assert made.manifest["edition"] == "12-5-4-0"
-    for split in ("train", "valid", "test"):
-        assert made.split(split).tobytes() == TASK.text(split)
+    source = corpora.find(TASK.corpus)
+    assert source.config == "copying-12-5-4-0"
+    for split, ranges in source.split(tmp_path).items():
+        assert b"".join(blocks(ranges, 999)) == TASK.text(split)
 
 
 @pytest.mark.parametrize(

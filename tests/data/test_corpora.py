@@ -5,6 +5,7 @@ import gzip
 import lzma
 import os
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +19,21 @@ from txl_jax.data.corpora import find
 from txl_jax.data.files import stdlib_split
 from txl_jax.data.options import SPLITS
 
-ROOT = Path(__file__).parents[2]
-
 
 def joined(ranges: ByteRanges) -> bytes:
     return b"".join(blocks(ranges, 1000))
 
 
-def write(folder: Path, **files: bytes) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, content in files.items():
-        (folder / name.replace("_", ".")).write_bytes(content)
-    return folder
+def write(path: Path, content: bytes) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(content)
+
+
+Split = Callable[..., Splits]
 
 
 @pytest.fixture
-def split(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def split(tmp_path_factory: pytest.TempPathFactory) -> Split:
     """A function that returns the splits of a corpus."""
 
     def split(name: str, path: Path | str = "") -> Splits:
@@ -62,7 +62,7 @@ def test_cut_and_blocks_agree_with_slices(tmp_path: Path) -> None:
         assert 0 < len(result[-1]) <= block_size
 
 
-def test_stdlib_splits_are_whole_files_of_fair_size(split: Any) -> None:
+def test_stdlib_splits_are_whole_files_of_fair_size(split: Split) -> None:
     assert find("stdlib").config.startswith("stdlib-3.")
     splits = split("stdlib")
     for ranges in splits.values():
@@ -81,6 +81,9 @@ def test_stdlib_splits_are_whole_files_of_fair_size(split: Any) -> None:
     assert fixed == {"os.py": "valid", "base64.py": "test", "a.py": "train"}
 
 
+PACK: dict[str, Any] = {"gz": gzip, "bz2": bz2, "xz": lzma}
+
+
 @pytest.mark.parametrize(
     "names",
     [
@@ -90,31 +93,28 @@ def test_stdlib_splits_are_whole_files_of_fair_size(split: Any) -> None:
     ],
 )
 def test_text_takes_named_splits(
-    names: tuple[str, ...], tmp_path: Path, split: Any
+    names: tuple[str, ...], tmp_path: Path, split: Split
 ) -> None:
-    pack: dict[str, Any] = {".gz": gzip.compress, ".xz": lzma.compress}
     expected = {"train": b"aaa", "valid": b"bb", "test": b"cc"}
     for name, text in zip(names, expected.values(), strict=True):
-        content = pack.get(Path(name).suffix, bytes)(text)
-        (tmp_path / name).write_bytes(content)
-    (tmp_path / ".hidden").write_bytes(b"no")
+        pack = PACK.get(name.rpartition(".")[2])
+        write(tmp_path / name, pack.compress(text) if pack else text)
+    write(tmp_path / ".hidden", b"no")
     for path in (tmp_path, f"{tmp_path}/*"):
         assert {k: joined(v) for k, v in split("text", path).items()} == expected
 
 
-@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("suffix", ["txt", *PACK])
 def test_text_joins_sorted_files_and_cuts_at_line_ends(
-    tmp_path: Path, split: Any, packed: bool
+    tmp_path: Path, split: Split, suffix: str
 ) -> None:
     lines = [b"line %04d\n" % number for number in range(300)]
-    a, b, c, d = (b"".join(lines[start : start + 75]) for start in range(0, 300, 75))
-    if packed:
-        a, c, d = gzip.compress(a), bz2.compress(c), lzma.compress(d)
-        write(tmp_path, a_gz=a, c_bz2=c, d_xz=d)
-    else:
-        write(tmp_path, a_txt=a, c_txt=c, d_txt=d)
-    write(tmp_path / "b", one_txt=b)  # "a.txt" < "b/one.txt" < "c.txt" as strings
-    write(tmp_path / ".git", secret=b"not this\n" * 99)
+    # "a.txt" < "b/one.txt" < "c.txt" as strings
+    for start, name in ((0, "a"), (75, "b/one"), (150, "c"), (225, "d")):
+        text = b"".join(lines[start : start + 75])
+        text = PACK[suffix].compress(text) if suffix in PACK else text
+        write(tmp_path / f"{name}.{suffix}", text)
+    write(tmp_path / ".git" / "secret", b"not this\n" * 99)
     expected = {"train": lines[:270], "valid": lines[270:285], "test": lines[285:]}
     for name, ranges in split("text", tmp_path).items():
         assert joined(ranges) == b"".join(expected[name])
@@ -131,7 +131,7 @@ def test_text_joins_sorted_files_and_cuts_at_line_ends(
     ],
 )
 def test_text_cut_is_at_most_one_split_late(
-    tmp_path: Path, split: Any, text: bytes, lengths: tuple[int, ...]
+    tmp_path: Path, split: Split, text: bytes, lengths: tuple[int, ...]
 ) -> None:
     (tmp_path / "text").write_bytes(text)
     splits = split("text", tmp_path / "text")
@@ -152,10 +152,9 @@ def test_text_edition_follows_names_sizes_and_times(tmp_path: Path) -> None:
     assert editions[0] == editions[1] and len(set(editions)) == 4
 
 
-def test_impossible_sources_are_refused(tmp_path: Path, split: Any) -> None:
-    write(tmp_path / "empty", a_txt=b"")
-    write(tmp_path / "small", a_txt=b"x" * 20)
-    (tmp_path / "small.gz").write_bytes(gzip.compress(b"x" * 20))
+def test_impossible_sources_are_refused(tmp_path: Path, split: Split) -> None:
+    write(tmp_path / "empty", b"")
+    write(tmp_path / "small.gz", gzip.compress(b"x" * 20))
     known = "known are: stdlib, text, copying:DELAY,LENGTH,SYMBOLS, .*, tfds:NAME$"
     cases = {
         ("stdlb", ""): f"did you mean 'stdlib'.*{known}",
@@ -164,7 +163,6 @@ def test_impossible_sources_are_refused(tmp_path: Path, split: Any) -> None:
         ("text", ""): "needs data.path",
         ("text", "/nowhere/at/all"): "'/nowhere/at/all' does not exist",
         ("text", f"{tmp_path}/empty"): "has no text",
-        ("text", f"{tmp_path}/small"): "its valid split has 1 bytes",
         ("text", f"{tmp_path}/small.gz"): "its valid split has 1 bytes",
     }
     for (name, path), message in cases.items():
@@ -173,36 +171,27 @@ def test_impossible_sources_are_refused(tmp_path: Path, split: Any) -> None:
 
 
 def test_catalog_is_complete() -> None:
+    """Each archive has its checksum, and the hosts with https come first."""
     for name, corpus in catalog.CORPORA.items():
         assert corpus.name == name
-        assert corpus.about and corpus.licence and corpus.version and corpus.vocab
         for archive in corpus.archives:
-            assert len(archive.sha256) == 64 and archive.size > 0 and archive.urls
+            assert len(archive.sha256) == 64 and archive.size > 0
             secure = [url.startswith("https://") for url in archive.urls]
             assert secure[0] and secure == sorted(secure, reverse=True)
             assert all(f"/{archive.name}" in url for url in archive.urls)
-            for member in archive.members:
-                assert set(member.splits) <= set(SPLITS)
-    corpora = catalog.CORPORA
-    published = {name for name, corpus in corpora.items() if corpus.archives}
+    published = {name for name, corpus in catalog.CORPORA.items() if corpus.archives}
     assert published == set(miniatures.NAMES)
-    assert corpora["enwik8"].conventions == ("newlines_deleted", "newlines_kept")
-    assert corpora["lm1b"].conventions == ("tensorflow", "words")
-    assert corpora["wikitext103"].vocab_splits == ("train",)
-    assert [name for name in corpora if corpora[name].lower] == ["ptb"]
-    assert find("wikitext2").config == "wikitext2"
 
 
-@pytest.mark.parametrize("name", ["a.gz", "a.bz2", "a.xz"])
+@pytest.mark.parametrize("suffix", PACK)
 def test_damaged_compressed_text_is_refused(
-    tmp_path: Path, split: Any, name: str
+    tmp_path: Path, split: Split, suffix: str
 ) -> None:
-    pack: Any = {"gz": gzip, "bz2": bz2, "xz": lzma}[name[2:]]
-    good = pack.compress(random.Random(0).randbytes(5000))
+    good = PACK[suffix].compress(random.Random(0).randbytes(5000))
     for bad in (good[:-100], b"not packed at all", good[:50] + bytes(20) + good[70:]):
-        (tmp_path / name).write_bytes(bad)
-        with refused(rf"cannot read .*{name} as \."):
-            split("text", tmp_path / name)
+        write(tmp_path / f"a.{suffix}", bad)
+        with refused(rf"cannot read .*a.{suffix} as \."):
+            split("text", tmp_path / f"a.{suffix}")
 
 
 def test_a_file_that_becomes_shorter_is_refused(tmp_path: Path) -> None:
