@@ -60,6 +60,12 @@ EDITS = st.lists(
 )
 
 
+def encode(value: Any) -> bytes:
+    """Returns JSON, or the bytes of a text with whatever surrogates."""
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text.encode("utf-8", "surrogatepass")
+
+
 def edited(*files: Path) -> st.SearchStrategy[bytes]:
     """Makes one of the files with a few places changed, longer or shorter; or cut."""
     contents = [path.read_bytes() for path in files]
@@ -80,55 +86,112 @@ def like(state: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
     return st.builds(lambda change: {**state, **change}, changes)
 
 
-# What is done with them
+# Readers, each with its inputs
+
+Read = Callable[[Path, Any], None]
+READERS: list[tuple[Read, Callable[[], st.SearchStrategy[Any]]]] = []
 
 
-def parse_overrides(folder: Path, given: dict[str, str]) -> None:
+def reads(*inputs: Callable[[], st.SearchStrategy[Any]]) -> Callable[[Read], Read]:
+    """Registers a reader of any of the inputs, which are made when they are needed."""
+
+    def register(read: Read) -> Read:
+        READERS.append((read, lambda: st.one_of(*(make() for make in inputs))))
+        return read
+
+    return register
+
+
+TEXTS = st.text(max_size=30) | NUMBERS.map(str)
+
+
+@reads(lambda: st.dictionaries(NAMES, TEXTS, min_size=1, max_size=3))
+def overrides(folder: Path, changes: dict[str, str]) -> None:
     config = ConfigDict({section: {} for section in configs.SECTIONS})
-    for name, text in given.items():
+    for name, text in changes.items():
         configs.override(config, name, text)
     dataclasses.asdict(configs.parse(config))
 
 
-def parse_flags(folder: Path, argv: list[str]) -> None:
+FLAGS = st.builds("--{}={}".format, NAMES, st.text(max_size=9))
+FIELDS = st.builds("--config.{}={}".format, NAMES, NUMBERS)
+
+
+@reads(lambda: st.lists(st.text(max_size=20) | FLAGS | FIELDS, max_size=4))
+def command_line(folder: Path, argv: list[str]) -> None:
     flags.parse([f"--workdir={folder}/none", *argv])
 
 
-def load_config(folder: Path, data: bytes) -> None:
+@reads(
+    lambda: JSON.map(encode),
+    lambda: like(json.loads(json.dumps(dataclasses.asdict(configs.Config())))).map(
+        lambda state: encode(with_checksum(state))
+    ),
+    lambda: edited(Path(__file__)),
+)
+def config(folder: Path, data: bytes) -> None:
     (folder / "config.json").write_bytes(data)
     configs.parse(configs.load_json(folder / "config.json"))
 
 
-def read_manifest(folder: Path, state: Any) -> None:
-    if not isinstance(state, bytes):
-        state = json.dumps(with_checksum(state)).encode()
+RECORD: dict[str, Any] = {
+    "step": 3,
+    "position": {"epoch": 0, "segment": 1, "token_offset": 2},
+    "valid_nll": 1.5,
+    "arrays": {"params/a": ["float32", [3], "0" * 16]},
+}
+
+
+@reads(
+    lambda: like(RECORD).map(lambda state: encode(with_checksum(state))),
+    lambda: JSON.map(encode),
+)
+def record(folder: Path, data: bytes) -> None:
     (folder / "record").mkdir(exist_ok=True)
-    (folder / "record" / "metadata").write_bytes(state)
+    (folder / "record" / "metadata").write_bytes(data)
     result = manifest.read(folder, 3)
     assert result.rank is None or result.rank <= (np.inf, 0)
     manifest.check_arrays(result, {"params": {"a": np.zeros(3, np.float32)}})
 
 
-def use_vocabulary(folder: Path, state: Any) -> None:
-    (folder / "vocab.json").write_text(json.dumps(state), "utf-8")
-    found = vocabulary.load(folder / "vocab.json")
+VOCABULARIES: list[dict[str, Any]] = [
+    {"kind": "byte"},
+    {"kind": "char", "of_bytes": False, "symbols": "ab c\n"},
+    {"kind": "char", "of_bytes": True, "symbols": "ab\xff"},
+    {"kind": "word", "words": ["<eos>", "a"], **Lines()._asdict()},
+    {"kind": "subword", "tokenizer": {"model": {"type": "BPE"}}},
+    {"kind": "subword", "sentencepiece": "AAAA"},
+]
+
+
+@reads(lambda: JSON, lambda: st.sampled_from(VOCABULARIES).flatmap(like))
+def saved_vocabulary(folder: Path, state: Any) -> None:
+    (folder / "vocab.json").write_bytes(encode(json.dumps(state)))
+    vocab = vocabulary.load(folder / "vocab.json")
     for text in ("a b\nc", "\0é😀", ""):
         try:
-            found.decode(found.encode(text))
+            vocab.decode(vocab.encode(text))
         except UserError:
             pass
-    found.decode(range(len(found)))
+    vocab.decode(range(len(vocab)))
 
 
-def read_words(folder: Path, file: tuple[str, bytes]) -> None:
+@reads(
+    lambda: st.tuples(
+        st.sampled_from([".txt", ".json", ".model", ""]),
+        st.binary() | JSON.map(encode) | edited(Path(__file__)),
+    )
+)
+def users_vocabulary(folder: Path, file: tuple[str, bytes]) -> None:
     suffix, data = file
     path = folder / f"words{suffix}"
     path.write_bytes(data)
-    found = words.read(path) if suffix == ".txt" else vocabulary.read(path, Lines)
-    found.decode(found.encode(""))
+    vocab = words.read(path) if suffix == ".txt" else vocabulary.read(path, Lines)
+    vocab.decode(vocab.encode(""))
 
 
-def read_text(folder: Path, blocks: list[bytes]) -> None:
+@reads(lambda: st.lists(st.binary(max_size=30) | TEXTS.map(encode), max_size=5))
+def text(folder: Path, blocks: list[bytes]) -> None:
     whole = b"".join(blocks)
     assert b"".join(bytes(part) for part in code_points(blocks, "it", True)) == whole
     for pieces in (texts.characters, texts.words, texts.lines):
@@ -141,51 +204,35 @@ def read_text(folder: Path, blocks: list[bytes]) -> None:
     assert b"".join(meter.read(blocks)) == whole and meter.words <= len(whole)
     chars = CharVocab.count([code_points(blocks, "it", False)], False)
     tokens = [*chars.stream(blocks, "it")]
-    text = chars.decode(np.concatenate([*tokens, np.zeros(0, np.uint8)]))
-    assert text.encode("utf-8", "surrogatepass") == whole
+    joined = chars.decode(np.concatenate([*tokens, np.zeros(0, np.uint8)]))
+    assert encode(joined) == whole
     for line in Lines().stream(blocks, "it"):
         WordVocab.choose(dict.fromkeys(line, 1))
 
 
-def import_port(folder: Path, config: Any) -> None:
-    data = config if isinstance(config, bytes) else json.dumps(config).encode()
+PORT = {**huggingface.DEFAULTS, "model_type": "transfo-xl", "tie_projs": [False]}
+
+
+@reads(lambda: (like(PORT) | JSON).map(encode), st.binary)
+def huggingface_config(folder: Path, data: bytes) -> None:
+    if not (folder / "config.json").exists():
+        folder_of(folder)
     (folder / "config.json").write_bytes(data)
     huggingface.from_pretrained(folder)
 
 
-def import_weights(folder: Path, data: bytes) -> None:
+@reads(lambda: edited(*sorted(RECORDED.glob("*.zip.pt"))[:1]), st.binary)
+def huggingface_weights(folder: Path, data: bytes) -> None:
     (folder / "config.json").write_text("{}")
     (folder / "model.safetensors").write_bytes(data)
     huggingface.from_pretrained(folder)
 
 
-def import_bundle(folder: Path, index: bytes) -> None:
-    (folder / "ckpt-0.index").write_bytes(index)
-    tensorflow.read(folder / "ckpt-0", mem_len=2)
-
-
-def import_pickle(folder: Path, data: bytes) -> None:
-    path = folder / "model.pt"
-    path.write_bytes(data)
-    value = pickle.read(path)
-    for read in (keys.arrays, words.from_pickle):
-        try:
-            read(value, path)
-        except UserError:
-            pass
-
-
-def read_lines(folder: Path, data: bytes) -> None:
-    (folder / "metrics.jsonl").write_bytes(data)
-    assert last_step(folder / "metrics.jsonl") >= 0
-
-
-# A checkpoint of TensorFlow with right checksums over wrong records.
-
 TENSORFLOW = RECORDED.parent / "tensorflow_checkpoints" / "wt103"
 
 
 def rewritten() -> st.SearchStrategy[bytes]:
+    """Makes a checkpoint's index with right checksums over wrong entries."""
     with np.load(TENSORFLOW.with_suffix(".npz")) as saved:
         names = [str(name).encode() for name in saved["names"]]
     head = bundles.field(1, 1) + bundles.field(3, bundles.field(1, 1))
@@ -208,136 +255,57 @@ def rewritten() -> st.SearchStrategy[bytes]:
     return st.builds(make, st.dictionaries(st.sampled_from(names), entry, max_size=9))
 
 
-RECORD: dict[str, Any] = {
-    "step": 3,
-    "position": {"epoch": 0, "segment": 1, "token_offset": 2},
-    "valid_nll": 1.5,
-    "arrays": {"params/a": ["float32", [3], "0" * 16]},
-}
-VOCABULARIES: list[dict[str, Any]] = [
-    {"kind": "byte"},
-    {"kind": "char", "of_bytes": False, "symbols": "ab c\n"},
-    {"kind": "char", "of_bytes": True, "symbols": "ab\xff"},
-    {"kind": "word", "words": ["<eos>", "a"], "lines": {"eos": "<eos>"}},
-    {"kind": "subword", "tokenizer": {"model": {"type": "BPE"}}},
-    {"kind": "subword", "sentencepiece": "AAAA"},
-]
+@reads(lambda: edited(TENSORFLOW / "ckpt-0.index"), rewritten)
+def tensorflow_index(folder: Path, data: bytes) -> None:
+    if not (folder / "ckpt-0.index").exists():
+        shutil.copytree(TENSORFLOW, folder, dirs_exist_ok=True)
+    (folder / "ckpt-0.index").write_bytes(data)
+    tensorflow.read(folder / "ckpt-0", mem_len=2)
 
 
-@dataclasses.dataclass(frozen=True)
-class Target:
-    """A kind of input, what reads it, and how its folder is laid out before."""
-
-    inputs: Callable[[], st.SearchStrategy[Any]]
-    read: Callable[[Path, Any], None]
-    lay_out: Callable[[Path], object] = lambda folder: None
-
-
-def saved_config(folder: Path) -> Path:
-    configs.save_json(configs.Config(), folder / "config.json")
-    return folder / "config.json"
-
-
-def port_fields() -> dict[str, Any]:
-    return {**huggingface.DEFAULTS, "model_type": "transfo-xl", "tie_projs": [False]}
-
-
-TARGETS = {
-    "overrides": Target(
-        lambda: st.dictionaries(
-            NAMES, st.text(max_size=30) | NUMBERS.map(str), min_size=1, max_size=3
-        ),
-        parse_overrides,
-    ),
-    "flags": Target(
-        lambda: st.lists(
-            st.text(max_size=20)
-            | st.builds("--{}={}".format, NAMES, st.text(max_size=9))
-            | st.builds("--config.{}={}".format, NAMES, NUMBERS),
-            max_size=4,
-        ),
-        parse_flags,
-    ),
-    "config": Target(
-        lambda: (
-            JSON.map(json.dumps).map(str.encode)
-            | like(dataclasses.asdict(configs.Config())).map(
-                lambda state: json.dumps(
-                    with_checksum(json.loads(json.dumps(state)))
-                ).encode()
-            )
-            | edited(*sorted((Path(__file__).parent).glob("*.py"))[:1])
-        ),
-        load_config,
-    ),
-    "record": Target(
-        lambda: like(RECORD) | JSON.map(json.dumps).map(str.encode), read_manifest
-    ),
-    "vocabulary": Target(
-        lambda: JSON | st.sampled_from(VOCABULARIES).flatmap(like), use_vocabulary
-    ),
-    "words": Target(
-        lambda: st.tuples(
-            st.sampled_from([".txt", ".json", ".model", ""]),
-            st.binary() | JSON.map(json.dumps).map(str.encode) | edited(Path(__file__)),
-        ),
-        read_words,
-    ),
-    "text": Target(
-        lambda: st.lists(
-            st.binary(max_size=30) | st.text(max_size=30).map(_bytes), max_size=5
-        ),
-        read_text,
-    ),
-    "port": Target(
-        lambda: like(port_fields()) | JSON | st.binary(), import_port, folder_of
-    ),
-    "weights": Target(
-        lambda: edited(*sorted(RECORDED.glob("*.zip.pt"))[:1]) | st.binary(),
-        import_weights,
-    ),
-    "bundle": Target(
-        lambda: edited(TENSORFLOW / "ckpt-0.index") | rewritten(),
-        import_bundle,
-        lambda folder: shutil.copytree(TENSORFLOW, folder, dirs_exist_ok=True),
-    ),
-    "pickle": Target(
-        lambda: (
-            edited(*sorted(RECORDED.glob("*.p*")))
-            | st.binary()
-            | st.binary(min_size=1).map(lambda data: b"\x80\x02" + data + b".")
-        ),
-        import_pickle,
-    ),
-    "metrics": Target(
-        lambda: (
-            st.lists(JSON.map(json.dumps) | st.text(max_size=9), max_size=4).map(
-                lambda lines: "\n".join(lines).encode("utf-8", "surrogatepass")
-            )
-            | st.lists(like({"step": 1, "exact": {}}).map(json.dumps)).map(
-                lambda lines: "".join(f"{line}\n" for line in lines).encode()
-            )
-        ),
-        read_lines,
-    ),
-}
-
-
-def _bytes(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")
-
-
-def fuzz(target: Target, folder: Path, examples: int) -> None:
-    """Reads so many inputs, each of which must be read or refused in one line."""
-    target.lay_out(folder)
-
-    def read(value: Any) -> None:
+@reads(
+    lambda: edited(*sorted(RECORDED.glob("*.p*"))),
+    st.binary,
+    lambda: st.binary(min_size=1).map(lambda data: b"\x80\x02" + data + b"."),
+)
+def pickled(folder: Path, data: bytes) -> None:
+    path = folder / "model.pt"
+    path.write_bytes(data)
+    value = pickle.read(path)
+    for read in (keys.arrays, words.from_pickle):
         try:
-            target.read(folder, value)
+            read(value, path)
+        except UserError:
+            pass
+
+
+@reads(
+    lambda: st.lists(JSON.map(json.dumps) | st.text(max_size=9), max_size=4),
+    lambda: st.lists(
+        like({"step": 1, "exact": {}}).map(lambda x: f"{json.dumps(x)}\n")
+    ),
+)
+def metrics(folder: Path, lines: list[str]) -> None:
+    (folder / "metrics.jsonl").write_bytes(encode("\n".join(lines)))
+    assert last_step(folder / "metrics.jsonl") >= 0
+
+
+@pytest.mark.parametrize("examples", [FEW, pytest.param(MANY, marks=pytest.mark.long)])
+@pytest.mark.parametrize("reader", READERS, ids=lambda reader: reader[0].__name__)
+def test_any_input_is_read_or_refused_in_one_line(
+    reader: tuple[Read, Callable[[], st.SearchStrategy[Any]]],
+    examples: int,
+    tmp_path: Path,
+) -> None:
+    read, inputs = reader
+
+    def check(value: Any) -> None:
+        try:
+            read(tmp_path, value)
         except UserError as error:
             assert str(error) and "\n" not in str(error)
 
-    few = settings(
+    run = settings(
         max_examples=examples,
         derandomize=True,
         database=None,
@@ -346,17 +314,6 @@ def fuzz(target: Target, folder: Path, examples: int) -> None:
         suppress_health_check=list(HealthCheck),
     )
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    few(given(target.inputs())(read))()
+    run(given(inputs())(check))()
     after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert (after - before) / 1024 < MEGABYTES
-
-
-@pytest.mark.parametrize("name", TARGETS)
-def test_a_few_inputs(name: str, tmp_path: Path) -> None:
-    fuzz(TARGETS[name], tmp_path, FEW)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", TARGETS)
-def test_many_inputs(name: str, tmp_path: Path) -> None:
-    fuzz(TARGETS[name], tmp_path, MANY)
