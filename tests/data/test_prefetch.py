@@ -1,7 +1,5 @@
 """Reading ahead changes neither the batches nor how a run ends."""
 
-import subprocess
-import sys
 import threading
 import time
 from contextlib import closing
@@ -23,21 +21,14 @@ def make_streams() -> Streams:
 
 def test_batches_are_those_of_the_function_from_any_position() -> None:
     streams, position = make_streams(), Position()
-    saved = []
-    with closing(Prefetch(streams.batch, position)) as ahead:
-        for _ in range(20):
-            expected, position = streams.batch(position)
-            batch, after = next(ahead)
-            assert_same(batch, expected)
-            assert after == position
-            saved.append(after)
+    for _ in range(3):
+        with closing(Prefetch(make_streams().batch, position)) as ahead:
+            for _ in range(7):
+                expected, position = streams.batch(position)
+                batch, after = next(ahead)
+                assert_same(batch, expected)
+                assert after == position
     assert position.epoch > 1
-    for at in saved[::7]:
-        with closing(Prefetch(make_streams().batch, at)) as ahead:
-            batch, after = next(ahead)
-        expected, same = streams.batch(at)
-        assert_same(batch, expected)
-        assert after == same
 
 
 @pytest.mark.parametrize("depth", [1, 5])
@@ -87,14 +78,4 @@ def test_closing_waits_for_the_current_batch() -> None:
     ahead.close()
     assert not ahead.thread.is_alive()
     assert list(ahead) == [], "a closed iterator is empty"
-
-
-def test_a_process_ends_without_close() -> None:
-    program = """
-from txl_jax.data.prefetch import Prefetch
-ahead = Prefetch(lambda n: (n, n + 1), 0)
-assert next(ahead) == (0, 1)
-raise SystemExit(3)
-"""
-    done = subprocess.run([sys.executable, "-c", program], timeout=60)
-    assert done.returncode == 3
+    assert ahead.thread.daemon, "a process ends without close"

@@ -1,6 +1,5 @@
 """The tokens' texts, one after the other, are the text."""
 
-import numpy as np
 import pytest
 
 from txl_jax.data.spelling import spell
@@ -29,14 +28,11 @@ def test_together_they_are_the_text(vocab: Vocab, text: str) -> None:
     assert "".join(result) == text
 
 
-def test_a_character_comes_with_its_last_byte() -> None:
+def test_a_character_comes_with_its_last_byte_and_a_word_with_its_space() -> None:
     tokens_T = ByteVocab().encode("aé😀b")
     expected = ["a", "", "é", "", "", "", "😀", "b"]
     assert spell(ByteVocab().decode, tokens_T) == expected
-    assert spell(ByteVocab().decode, np.array([], np.uint8)) == []
-
-
-def test_a_word_comes_with_the_space_before_it() -> None:
+    assert spell(ByteVocab().decode, tokens_T[:0]) == []
     tokens_T = WORDS.encode("the cat\ncat")
     assert spell(WORDS.decode, tokens_T) == ["the", " cat", "\n", "cat"]
     assert spell(WORDS.decode, tokens_T, before=1) == [" cat", "\n", "cat"]

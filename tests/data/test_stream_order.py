@@ -76,20 +76,6 @@ def test_lengths_are_as_in_the_original_code() -> None:
         assert drawn != set(lengths[:20].tolist()), "epochs and seeds differ"
 
 
-def test_varying_segments_lie_in_arrays_of_one_width() -> None:
-    streams = Streams(positions(10_001), 4, 20, varlen=True)
-    position, offset, lengths = Position(), 0, list[int]()
-    while position.epoch == 0:
-        assert position == Position(0, len(lengths), offset)
-        segment, position = streams.batch(position)
-        assert segment.inputs_SBL.shape == (1, 4, 20 + SLACK)
-        assert len(set(segment.length_SB[0])) == 1, "the streams are as long"
-        lengths.append(int(segment.length_SB[0, 0]))
-        offset += lengths[-1]
-    assert position == Position(1) and offset == 2_500
-    assert len(set(lengths)) > 5
-
-
 @pytest.mark.parametrize("warm_tokens", [0, 4])
 @pytest.mark.parametrize("L", [1, 4, 7, 100])
 def test_a_document_starts_after_the_token_that_ends_one(

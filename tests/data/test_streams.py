@@ -16,12 +16,12 @@ from tests.data.reading import (
     assert_same,
     joined,
     make,
-    of_stream,
     positions,
     read_epoch,
     real,
 )
 from tests.support.refusal import refused
+from txl_jax.data.options import SLACK
 from txl_jax.data.streams import Position, Segment, Streams
 
 
@@ -32,8 +32,12 @@ def test_every_token_but_the_first_is_scored_once(
     N: int, B: int, L: int, kind: dict[str, Any]
 ) -> None:
     streams = Streams(positions(N), B, L, **kind)
+    parts = list(streams.epoch())
+    assert len(parts) == streams.segments_per_epoch
+    assert_same(joined(parts), read_epoch(streams))
     for epoch in range(3 if "roll" in kind or "varlen" in kind else 1):
         read = read_epoch(streams, epoch)
+        assert "varlen" not in kind or read.inputs_SBL.shape[2] == L + SLACK
         scored = read.weights_SBL == 1
         targets, inputs = read.targets_SBL[scored], read.inputs_SBL[scored]
         np.testing.assert_array_equal(np.sort(targets), positions(N)[1:])
@@ -43,18 +47,6 @@ def test_every_token_but_the_first_is_scored_once(
         assert not read.first_SBL[padding].any()
         assert 0 <= read.inputs_SBL.min() and read.targets_SBL.max() < N
         assert read.length_SB[-1].max() > 0, "no segment is all padding"
-
-
-@pytest.mark.parametrize("N, B, L", SIZES)
-def test_streams_are_contiguous_and_join_over_the_split(N: int, B: int, L: int) -> None:
-    read = read_epoch(Streams(positions(N), B, L))
-    assert (read.length_SB[:-1] == L).all(), "all but the last are full"
-    texts = [of_stream(read.targets_SBL, read, b) for b in range(B)]
-    np.testing.assert_array_equal(np.concatenate(texts), positions(N)[1:])
-    starts = [text[0] - 1 for text in texts]
-    np.testing.assert_array_equal(read.inputs_SBL[0, :, 0], starts)
-    lengths = list(map(len, texts))
-    assert max(lengths) - min(lengths) <= 1
 
 
 def test_segments_have_the_promised_shapes_and_dtypes() -> None:
@@ -103,15 +95,6 @@ def test_epochs_follow_each_other_and_start_a_document() -> None:
     np.testing.assert_array_equal(read.first_SBL, starts)
     for array_SBL in (read.inputs_SBL, read.weights_SBL, read.length_SB):
         np.testing.assert_array_equal(array_SBL[5:10], array_SBL[:5])
-
-
-@pytest.mark.parametrize("varlen", [False, True])
-def test_epoch_yields_each_segment_once(varlen: bool) -> None:
-    streams = Streams(positions(1000), 4, 5, segments=3, varlen=varlen)
-    parts = list(streams.epoch())
-    assert len(parts) == streams.segments_per_epoch
-    expected = read_epoch(Streams(positions(1000), 4, 5, varlen=varlen))
-    assert_same(joined(parts), expected)
 
 
 @pytest.mark.parametrize("N, B", [(0, 1), (1, 1), (24, 24)])

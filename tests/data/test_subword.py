@@ -51,27 +51,16 @@ def test_a_long_line_is_cut_at_a_space(
 
 def test_tokenizer_json_is_read(bpe: SubwordVocab, tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
-    path.write_text(json.dumps(bpe.to_json()["tokenizer"]))
-    made = vocab.read(path, Lines)
-    assert (made.encode(TEXT) == bpe.encode(TEXT)).all()
-    state = json.loads(path.read_text())
-    # Limits on the length of one text must not cut a line.
-    state["truncation"] = {
-        "max_length": 2,
-        "strategy": "LongestFirst",
-        "stride": 0,
-        "direction": "Right",
-    }
-    path.write_text(json.dumps(state))
+    tokenizer = tokenizers.Tokenizer.from_str(json.dumps(bpe.to_json()["tokenizer"]))
+    tokenizer.enable_truncation(2)  # must not cut a line
+    tokenizer.save(str(path))
     assert (vocab.read(path, Lines).encode(TEXT) == bpe.encode(TEXT)).all()
 
 
 def word_level(*words: str) -> str:
-    made = tokenizers.Tokenizer(
-        tokenizers.models.WordLevel(
-            {word: token for token, word in enumerate(words)}, unk_token="[UNK]"
-        )
-    )
+    tokens = {word: token for token, word in enumerate(words)}
+    model = tokenizers.models.WordLevel(tokens, unk_token="[UNK]")
+    made = tokenizers.Tokenizer(model)
     made.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     return made.to_str()
 
@@ -86,9 +75,8 @@ def test_line_ends_of_a_tokenizer_without_newlines() -> None:
 
 
 def test_sentencepiece_model_is_read(tmp_path: Path) -> None:
-    sentencepiece = pytest.importorskip(
-        "sentencepiece", reason="needs the extra subword"
-    )
+    reason = "needs the extra subword"
+    sentencepiece = pytest.importorskip("sentencepiece", reason=reason)
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(TEXT.split("\n")),
@@ -108,13 +96,10 @@ def test_sentencepiece_model_is_read(tmp_path: Path) -> None:
     assert (again.encode(text) == made.encode(text)).all()
 
 
-@pytest.mark.parametrize("library", ["tokenizers", "sentencepiece"])
+@pytest.mark.parametrize("library, file", [("tokenizers", ""), ("sentencepiece", b"")])
 def test_missing_library_names_the_extra(
-    library: str, monkeypatch: pytest.MonkeyPatch
+    library: str, file: str | bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, library, None)
     with refused(rf"{library}.*pip install 'txl_jax\[subword\]"):
-        if library == "tokenizers":
-            SubwordVocab.train([TEXT], 300)
-        else:
-            SubwordVocab.read(b"", "it")
+        SubwordVocab.read(file, "it")

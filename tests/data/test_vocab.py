@@ -14,7 +14,6 @@ from txl_jax.data.vocab import ByteVocab, CharVocab
 from txl_jax.data.word import PAPER, Lines, WordVocab
 
 TENSORFLOW = Lines("<S>", "<S>")
-LM1B_WORDS = Lines("</S>")
 
 
 def chopped(data: bytes, size: int) -> Iterator[bytes]:
@@ -28,12 +27,11 @@ def streamed(made: vocab.Vocab, data: bytes, size: int) -> list[int]:
 
 
 def count_words(
-    *splits: bytes, lines: Lines = PAPER, size: int = 7, **limits: Any
+    text: bytes, lines: Lines = PAPER, size: int = 7, **limits: Any
 ) -> WordVocab:
     counts: collections.Counter[str] = collections.Counter()
-    for split in splits:
-        for words in lines.stream(chopped(split, size), "it"):
-            counts.update(words)
+    for words in lines.stream(chopped(text, size), "it"):
+        counts.update(words)
     return WordVocab.choose(counts, lines, **limits)
 
 
@@ -76,20 +74,39 @@ def test_characters_may_be_bytes() -> None:
         made.encode("x")
 
 
-@pytest.mark.parametrize("size", [1, 5, 1000])
-def test_words_by_count_then_first_occurrence(size: int) -> None:
-    text = " b a\n\n a c  b\ta \n <unk> é d"
-    made = count_words(text.encode(), size=size)
-    assert made.words == "<eos> a b c <unk> é d".split()
-    tokens = streamed(made, text.encode(), size)
-    assert tokens == [2, 1, 0, 0, 1, 3, 2, 1, 0, 4, 5, 6, 0]
-    assert made.decode(tokens) == "b a\n\na c b a\n<unk> é d\n"
-    assert made.encode(made.decode(tokens)).tolist() == tokens
-    assert made.encode("b a").tolist() == [2, 1]  # a prompt's line goes on
+PROSE = " b a\n\n a c  b\ta \n <unk> é d"
+
+
+@pytest.mark.parametrize("size", [1, 4, 1000])
+@pytest.mark.parametrize(
+    "lines, text, words, tokens",
+    [
+        (
+            PAPER,
+            PROSE,
+            "<eos> a b c <unk> é d",
+            [2, 1, 0, 0, 1, 3, 2, 1, 0, 4, 5, 6, 0],
+        ),
+        (TENSORFLOW, "a b\n\nb c", "<S> b a c", [0, 2, 1, 0, 0, 0, 0, 1, 3, 0]),
+        (Lines("</S>"), "a b\n\nb c", "</S> b a c", [2, 1, 0, 0, 1, 3, 0]),
+    ],
+)
+def test_words_by_count_then_first_occurrence(
+    lines: Lines, text: str, words: str, tokens: list[int], size: int
+) -> None:
+    made = count_words(text.encode(), lines=lines, size=size)
+    assert made.words == words.split()
+    assert streamed(made, text.encode(), size) == tokens
+    written = "".join(" ".join(line.split()) + "\n" for line in text.split("\n"))
+    assert made.decode(tokens) == written
+    assert made.encode(written).tolist() == tokens
+
+
+def test_prompts_and_unknown_words() -> None:
+    made = count_words(PROSE.encode())
+    assert made.encode("b a").tolist() == [2, 1]  # the line goes on
     assert made.encode("\n").tolist() == [0]
     assert made.encode("zzz").tolist() == [made.unknown] == [4]
-    made = count_words(b"x y\n", b"z y\n", b"w z x\n")
-    assert made.words == ["<eos>", "x", "y", "z", "w"]
 
 
 @pytest.mark.parametrize(
@@ -110,20 +127,6 @@ def test_rare_words_become_unknown(
     assert made.words == words
     if "<unk>" in words:
         assert made.encode("c").tolist() == [words.index("<unk>")]
-
-
-@pytest.mark.parametrize("size", [1, 4, 1000])
-def test_both_conventions_of_one_billion_word(size: int) -> None:
-    text = b"a b\n\nb c"
-    for lines, expected in (
-        (TENSORFLOW, [0, 2, 1, 0, 0, 0, 0, 1, 3, 0]),
-        (LM1B_WORDS, [2, 1, 0, 0, 1, 3, 0]),
-    ):
-        made = count_words(text, lines=lines, size=size)
-        assert made.words == [lines.eos, "b", "a", "c"]
-        assert streamed(made, text, size) == expected
-        assert made.decode(expected) == "a b\n\nb c\n"
-        assert made.encode("a b\n\nb c\n").tolist() == expected
 
 
 @pytest.mark.parametrize(
