@@ -18,7 +18,8 @@ def test_a_row_has_the_columns_of_the_table(
 ) -> None:
     monkeypatch.setitem(PAPER, 6, 363)
     options = EvalConfig(tgt_len=4, streams=2, sweep="mem_len=6")
-    config = Config(model=tiny.CONFIG, eval=options)
+    model = tiny.config(n_layer=1)
+    config = Config(model=model, eval=options)
     result = speed.run(config, tmp_path / "new")
     (row,) = result["rows"]
     cached, naive, fair = (
@@ -28,7 +29,7 @@ def test_a_row_has_the_columns_of_the_table(
     assert (row["attention_len"], row["paper_ratio"]) == (6, 363)
     assert row["ratio"] == pytest.approx(naive / cached)
     assert row["fair_ratio"] == pytest.approx(fair / cached)
-    flops = count_flops(dataclasses.replace(tiny.CONFIG, mem_len=6), 2, 4, 6)
+    flops = count_flops(dataclasses.replace(model, mem_len=6), 2, 4, 6)
     assert row["predicted_fair_ratio"] == pytest.approx(flops.fair / flops.cached)
     assert (result["segments_timed"], result["windows_timed"]) == (12, 6)
     kept = json.loads((tmp_path / "new" / "speed.json").read_text())

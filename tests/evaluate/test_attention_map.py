@@ -57,14 +57,14 @@ def read_segments(config: ModelConfig) -> Any:
         with nn.intercept_methods(watch):
             attended, after = attention_map.read_attended(model, memory, segment)
         v = [layer.v_HBKA for layer in after.layers]
-        return (outputs[: config.n_layer], v, attended), after
+        layers = [jax.tree.map(lambda x: x[n], attended) for n in range(config.n_layer)]  # noqa: B023
+        p = [attention_map.terms(layer) for layer in layers]
+        return (outputs[: config.n_layer], v, p, layers), after
 
     reader = Reader(config, read, 1, L)
     params = reader.unstack(tiny.make_params(config))
     *_, output = reader.outputs(params, Streams(TOKENS[: 3 * L + 1], 1, L).epoch())
-    outputs, v, attended = jax.tree.map(lambda x: x[0], output)
-    layers = [jax.tree.map(lambda x: x[n], attended) for n in range(config.n_layer)]  # noqa: B023
-    return outputs, v, [attention_map.terms(layer) for layer in layers], layers
+    return jax.tree.map(lambda x: np.asarray(x[0]), output)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The nll of a document is that of evaluation, with a memory that starts empty.
+"""The nll of a document is that of the oracle, with a memory that starts empty.
 
 Dims: B = 1 stream, T tokens of a document, D model.
 """
@@ -6,11 +6,11 @@ Dims: B = 1 stream, T tokens of a document, D model.
 import numpy as np
 import pytest
 
+from tests import reference
 from tests.support import tiny
 from txl_jax.evaluate import score
-from txl_jax.evaluate.options import EvalConfig
-from txl_jax.evaluate.perplexity import make_evaluate
-from txl_jax.evaluate.score import Score, Scores
+from txl_jax.evaluate.options import EvalConfig, evaluation_model
+from txl_jax.evaluate.score import Score
 
 PARAMS = tiny.make_params()
 NOTHING_T = np.zeros(0, np.int32)
@@ -24,32 +24,34 @@ def with_memory() -> Score:
     return score.make_score(tiny.CONFIG, MEMORY, PARAMS, hidden=True)
 
 
-def compare(config: EvalConfig, scored: Scores) -> None:
-    """Compares the scores with an evaluation of the same tokens."""
-    evaluate = make_evaluate(tiny.CONFIG, config, tiny.one_device())
-    expected = evaluate(PARAMS, TOKENS_T, tiny.silent)
-    assert np.isnan(scored.nll_T[0]) and np.isfinite(scored.nll_T[1:]).all()
-    assert expected["nll"] == pytest.approx(np.nanmean(scored.nll_T), rel=tiny.FLOAT32)
-
-
-def test_nll_matches_evaluation(with_memory: Score) -> None:
-    scored = with_memory(TOKENS_T, NOTHING_T)
-    compare(MEMORY, scored)
-    again = with_memory(TOKENS_T, NOTHING_T)
-    np.testing.assert_array_equal(again.nll_T, scored.nll_T, "memory was empty again")
+def test_scores_and_hidden_states_are_the_oracle_s(with_memory: Score) -> None:
+    settings = tiny.reference_settings(evaluation_model(tiny.CONFIG, MEMORY))
+    memory, nlls, hiddens = reference.empty(tiny.N, 1, tiny.D), [], []
+    for at in range(0, 23, 5):
+        text_BL, target_BL = (
+            TOKENS_T[None, at : at + 5],
+            TOKENS_T[None, at + 1 : at + 6],
+        )
+        known_BL = text_BL[:, : target_BL.shape[1]]
+        nlls.append(reference.nll(PARAMS, known_BL, target_BL, memory, **settings)[0])
+        hidden, memory = reference.forward(PARAMS, text_BL, memory, **settings)
+        hiddens.append(hidden)
+    for _ in range(2):  # the memory is empty again
+        scored = with_memory(TOKENS_T, NOTHING_T)
+        assert np.isnan(scored.nll_T[0])
+        tiny.assert_close(scored.nll_T[1:], np.concatenate(nlls, axis=1)[0])
+        tiny.assert_close(scored.hidden_TD, np.concatenate(hiddens, axis=1)[0])
 
 
 def test_a_model_without_memory_reads_windows() -> None:
     read = score.make_score(tiny.CONFIG, WINDOW, PARAMS, hidden=False)
-    scored = read(TOKENS_T, NOTHING_T)
-    compare(WINDOW, scored)
+    scored, expected = read(TOKENS_T, NOTHING_T), []
+    for at in range(0, 22, 3):
+        low = max(at - 4, 0)
+        nll_T = tiny.cold_nll(tiny.config(mem_len=0), PARAMS, TOKENS_T[low : at + 4])
+        expected += nll_T[at - low :].tolist()
+    tiny.assert_close(scored.nll_T[1:], np.array(expected))
     assert scored.hidden_TD.shape == (0, tiny.D)
-
-
-def test_hidden_states_match_a_plain_loop(with_memory: Score) -> None:
-    config = tiny.config(mem_len=9)
-    expected_BTD, _ = tiny.read(config, PARAMS, TOKENS_T[None], 5)
-    tiny.assert_close(with_memory(TOKENS_T, NOTHING_T).hidden_TD, expected_BTD[0])
 
 
 @pytest.mark.parametrize("skip", [1, 7])
@@ -66,4 +68,3 @@ def test_a_document_may_be_empty_or_one_token(with_memory: Score) -> None:
     one = with_memory(TOKENS_T[:1], NOTHING_T)
     assert np.isnan(one.nll_T).tolist() == [True]
     assert one.hidden_TD.shape == (1, tiny.D)
-    assert np.isfinite(with_memory(NOTHING_T, TOKENS_T[:2]).nll_T).all()
