@@ -10,7 +10,9 @@ import pytest
 from tests.data import miniatures
 from tests.support.refusal import refused
 from txl_jax.data import vocab as vocabulary
+from txl_jax.data.catalog import CORPORA
 from txl_jax.data.options import SPLITS, DataConfig
+from txl_jax.data.recipe import resolve
 from txl_jax.data.tokens import Tokens, prepare, statistics
 from txl_jax.data.word import Lines, WordVocab
 
@@ -172,32 +174,32 @@ def test_subwords_are_learned_and_lose_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "fields, message",
+    "corpus, fields, message",
     [
         (
-            {"corpus": "enwik8", "path": "", "vocab": "word"}
-            | {"convention": "newlines_kept"},
+            "enwik8",
+            {"vocab": "word", "convention": "newlines_kept"},
             "'newlines_kept' is for data.vocab='byte' or 'char', not 'word'",
         ),
-        ({"vocab_path": "words.txt", "vocab_size": 2}, "determines the words"),
+        ("text", {"vocab_path": "words.txt", "vocab_size": 2}, "determines the words"),
         (
+            "text",
             {"vocab_path": "words.txt", "vocab": "char"},
-            "is a vocabulary of kind 'word', not data.vocab='char'",
+            "of kind 'word', not data.v",
         ),
     ],
-    ids=str,
 )
 def test_impossible_vocabularies_are_refused(
+    corpus: str,
     fields: dict[str, Any],
     message: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "words.txt").write_text("<eos>\na\n")
-    text = {"corpus": "text", "path": write_text(tmp_path / "text", "a b c\n")}
+    Path("words.txt").write_text("<eos>\na\n")
     with refused(message):
-        prepare(DataConfig(data_dir=str(tmp_path), **{**text, **fields}))
+        resolve(DataConfig(corpus, **fields), CORPORA[corpus])
 
 
 def test_a_split_needs_two_tokens(tmp_path: Path) -> None:

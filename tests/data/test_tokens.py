@@ -1,6 +1,5 @@
 """Token files are exact, appear whole or not at all, and are refused when damaged."""
 
-import contextlib
 import hashlib
 import shutil
 import sys
@@ -10,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from filelock import FileLock
 
 from tests.support.refusal import refused
 from tests.support.store import Store, let_pass, remote, shared_store, store
@@ -37,13 +35,6 @@ def prepared(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     data_dir = tmp_path_factory.mktemp("prepared")
     prepare(DataConfig("text", str(text), str(data_dir)))
     return data_dir
-
-
-@pytest.fixture
-def config(text: Path, prepared: Path, tmp_path: Path) -> DataConfig:
-    """The config of `text`, prepared in a folder that a test may damage."""
-    shutil.copytree(prepared / "txl_jax", tmp_path / "txl_jax")
-    return DataConfig("text", str(text), str(tmp_path))
 
 
 def joined(made: Tokens) -> bytes:
@@ -94,42 +85,12 @@ def test_two_runs_prepare_the_same(
     assert capsys.readouterr().err.count("data: preparing") == 1
 
 
-def test_waiting_for_the_lock_is_reported(
-    text: Path, tmp_path: Path, prepared: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = DataConfig("text", str(text), str(tmp_path))
-    name = corpora.find("text", str(text)).config
-    lock = FileLock(tmp_path / "txl_jax" / f"{name}.lock")
-    (tmp_path / "txl_jax").mkdir()
-    lock.acquire()
-    output: list[str] = []
-
-    def say(line: str) -> None:
-        # The other process finishes its work while this one waits.
-        output.append(line)
-        shutil.copytree(prepared / "txl_jax" / name, tmp_path / "txl_jax" / name)
-        lock.release()
-
-    monkeypatch.setattr("txl_jax.data.tokens.say", say)
-    assert len(prepare(config).split("train")) > 0
-    assert output == [f"data: waiting for another process that prepares {name}"]
-
-
 class Killed(BaseException):
     """Ends a preparation, as a signal would."""
 
 
 def kill(*_: Any) -> None:
     raise Killed
-
-
-def test_preparation_killed_while_tfds_writes(text: Path, tmp_path: Path) -> None:
-    source = corpora.find("text", str(text))
-    for name in ("incomplete.X1_1.0.0", "incomplete.unpacked"):
-        leftover = tmp_path / "txl_jax" / source.config / name
-        leftover.mkdir(parents=True)
-        (leftover / "train").touch()
-    check_recovery(DataConfig("text", str(text), str(tmp_path)))
 
 
 @pytest.mark.parametrize(
@@ -140,30 +101,32 @@ def test_preparation_killed_while_tfds_writes(text: Path, tmp_path: Path) -> Non
         ("byte", "os.fsync"),
     ],
 )
-def test_preparation_killed_while_tokens_are_written(
+def test_a_killed_preparation_leaves_nothing_complete(
     vocab: str, moment: str, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The next one repeats it."""
     config = DataConfig("text", str(text), str(tmp_path), vocab)
-    with monkeypatch.context() as patch, contextlib.suppress(Killed):
+    source = corpora.find("text", str(text))
+    for name in ("incomplete.X1_1.0.0", "incomplete.unpacked"):  # as TFDS leaves them
+        (tmp_path / "txl_jax" / source.config / name).mkdir(parents=True)
+    with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(moment, kill)
         prepare(config)
-    check_recovery(config)
-
-
-def check_recovery(config: DataConfig) -> None:
-    """Checks that a killed preparation leaves nothing complete and can be repeated."""
-    data_dir = Path(config.data_dir)
-    assert list(data_dir.rglob("*incomplete*"))
-    folders = {path.parent for path in data_dir.rglob("manifest.json")}
+    assert list(tmp_path.rglob("*incomplete*"))
+    folders = {path.parent for path in tmp_path.rglob("manifest.json")}
     assert all(folder.suffix == ".incomplete" for folder in folders)
     made = prepare(config)
-    assert not list(data_dir.rglob("*incomplete*"))
-    text = "".join(made.vocab.decode(made.split(name)) for name in SPLITS)
-    assert text.encode() == LINES
+    assert not list(tmp_path.rglob("*incomplete*"))
+    decoded = "".join(made.vocab.decode(made.split(name)) for name in SPLITS)
+    assert decoded.encode() == LINES
 
 
-def test_a_flipped_bit_in_a_split_is_refused(config: DataConfig) -> None:
+def test_a_flipped_bit_in_a_split_is_refused(
+    text: Path, prepared: Path, tmp_path: Path
+) -> None:
     """The file has its size; the other splits are good."""
+    shutil.copytree(prepared / "txl_jax", tmp_path / "txl_jax")
+    config = DataConfig("text", str(text), str(tmp_path))
     tokens = prepare(config)
     path = tokens.folder / "valid.bin"
     content = bytearray(path.read_bytes())
@@ -172,11 +135,9 @@ def test_a_flipped_bit_in_a_split_is_refused(config: DataConfig) -> None:
     with refused(f"{path.name} has changed since it was"):
         tokens.split("valid")
     assert tokens.split("test").size > 10
-
-
-def test_tokens_without_a_manifest_are_made_again(config: DataConfig) -> None:
-    (prepare(config).folder / "manifest.json").unlink()
-    assert prepare(config).manifest["corpus"] == "text"
+    # Without a manifest, all are made again.
+    (tokens.folder / "manifest.json").unlink()
+    assert joined(prepare(config)) == LINES
 
 
 def test_read_only_folder_that_is_prepared_is_used(

@@ -186,18 +186,14 @@ def test_a_list_of_words_is_read(tmp_path: Path) -> None:
         WordVocab(["<eos>", "a", "b", "a"])
 
 
-@pytest.mark.parametrize(
-    "content", ["", "{", "[]", "{}", '{"kind": "word"}', '{"kind":', "\x80"]
-)
-def test_damaged_vocabulary_is_refused(tmp_path: Path, content: str) -> None:
+def test_damaged_vocabulary_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "vocab.json"
-    with refused("is not a vocabulary"):
-        vocab.load(path)
-    path.write_bytes(content.encode("latin-1"))
-    with refused("is not a vocabulary"):
-        vocab.load(path)
-    with refused("is not a vocabulary"):
-        vocab.read(path, Lines)
+    for content in (b"", b"{", b"[]", b"{}", b'{"kind": "word"}', b"\x80"):
+        path.write_bytes(content)
+        with refused("is not a vocabulary"):
+            vocab.load(path)
+        with refused("is not a vocabulary"):
+            vocab.read(path, Lines)
     path.write_text('{"kind": "klingon"}')
     with refused("kind = 'klingon' must be one of byte, char"):
         vocab.load(path)
