@@ -60,15 +60,6 @@ def test_an_epoch_has_every_sentence_whole_and_once(
     assert len({whole.tobytes() for whole in texts}) == 5
 
 
-def test_memory_may_be_reset_at_each_sentence() -> None:
-    read = read_epoch(make(make_text(50), 1, 10_000, reset_memory_at=END), 1)
-    inputs, first = read.inputs_SBL[0, 0], read.first_SBL[0, 0]
-    length = int(read.length_SB[0, 0])
-    expected = np.r_[True, inputs[: length - 1] == END]
-    np.testing.assert_array_equal(first[:length], expected)
-    assert expected.sum() == 50
-
-
 @pytest.mark.parametrize(
     "text, expected",
     [

@@ -1,20 +1,11 @@
-"""Rotation, varying lengths and document starts of streams.
+"""Random rotations and lengths of segments.
 
 The tokens here are their own positions, so that a segment shows where it was read.
 """
 
 import numpy as np
-import pytest
 
-from tests.data.reading import (
-    SIZES,
-    assert_same,
-    joined,
-    of_stream,
-    positions,
-    read_epoch,
-    real,
-)
+from tests.data.reading import positions
 from txl_jax.data.options import SLACK
 from txl_jax.data.streams import LEAST, Position, Streams, draw, splitmix64
 
@@ -28,21 +19,6 @@ def test_draw_is_splitmix64() -> None:
     # What a run of any later version must draw too.
     assert draw(1111, 1, 2, 3) == int(draw(1111, 1, 2, np.array([3], np.uint64))[0])
     assert draw(1111, 1, 2, 3) == 16703943413597834143
-
-
-@pytest.mark.parametrize("N, B, L", SIZES)
-def test_a_rotated_stream_starts_a_document_where_it_wraps(
-    N: int, B: int, L: int
-) -> None:
-    plain = read_epoch(Streams(positions(N), B, L))
-    read = read_epoch(Streams(positions(N), B, L, roll=True, seed=5), 4)
-    for b in range(B):
-        own = of_stream(plain.inputs_SBL, plain, b)
-        inputs = of_stream(read.inputs_SBL, read, b)
-        begin = int(np.flatnonzero(own == inputs[0])[0])
-        np.testing.assert_array_equal(inputs, np.roll(own, -begin))
-        first = np.flatnonzero(of_stream(read.first_SBL, read, b))
-        np.testing.assert_array_equal(first, sorted({0, (len(own) - begin) % len(own)}))
 
 
 def test_rotations_differ_by_seed_epoch_and_stream_and_come_again() -> None:
@@ -74,25 +50,3 @@ def test_lengths_are_as_in_the_original_code() -> None:
     for other, epoch in ((streams, 3), (again, 2)):
         drawn = {other.length(Position(epoch, s)) for s in range(20)}
         assert drawn != set(lengths[:20].tolist()), "epochs and seeds differ"
-
-
-@pytest.mark.parametrize("warm_tokens", [0, 4])
-@pytest.mark.parametrize("L", [1, 4, 7, 100])
-def test_a_document_starts_after_the_token_that_ends_one(
-    L: int, warm_tokens: int
-) -> None:
-    # 0 ends a document: "0 5 6 0 0 7 ..", with the very first and the last among them.
-    rng = np.random.default_rng(0)
-    text = np.where(rng.random(90) < 0.2, 0, positions(90) % 250 + 1).astype(np.uint8)
-    text[[0, 4, 5, 88]] = 0
-    plain = Streams(text, 4, L, warm_tokens=warm_tokens)
-    reset = Streams(text, 4, L, warm_tokens=warm_tokens, reset_memory_at=0)
-    place = Streams(positions(90), 4, L, warm_tokens=warm_tokens)
-    off, on, where = (joined(list(each.epoch())) for each in (plain, reset, place))
-    for b in range(4):
-        at = of_stream(where.inputs_SBL, where, b)
-        expected = text[at - 1] == 0
-        expected[0] = True
-        np.testing.assert_array_equal(of_stream(on.first_SBL, on, b), expected)
-    assert not (on.first_SBL & ~real(on)).any()
-    assert_same(on._replace(first_SBL=off.first_SBL), off)

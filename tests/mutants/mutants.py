@@ -170,7 +170,7 @@ MUTANTS = [
         "txl_jax/data/streams.py",
         "scored_BL = real_BL & (turn_BL >= offset)",
         "scored_BL = real_BL",
-        "tests/data/test_streams.py tests/data/test_stream_overlap.py",
+        "tests/data/test_streams.py tests/data/test_stream_reference.py",
     ),
     Mutant(
         "memory passes from epoch to epoch",
