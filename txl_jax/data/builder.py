@@ -114,12 +114,11 @@ def _store(source: corpora.Source, builder: CorpusBuilder, folder: Path) -> None
 
 def read(builder: CorpusBuilder, split: str) -> Iterator[bytes]:
     """Yields the blocks of a split in order; raises UserError if they are damaged."""
-    with _refusing_damage(builder.data_path), _quiet():
-        source = builder.as_data_source(split)
-    for index in range(len(source)):
-        with _refusing_damage(builder.data_path):
-            block = source[index]["bytes"].tobytes()
-        yield block
+    with _refusing_damage(builder.data_path):
+        with _quiet():
+            source = builder.as_data_source(split)
+        for index in range(len(source)):
+            yield source[index]["bytes"].tobytes()
 
 
 @contextlib.contextmanager
