@@ -39,30 +39,16 @@ def allowed_V(logits_V: Array, config: GenerateConfig) -> np.ndarray:
     return np.isin(np.arange(len(scaled_V)), likeliest)
 
 
-RESTRICTIONS = [
-    (top_k, top_p, temperature)
-    for top_k in (0, 1, 7, 49, 1000)
-    for top_p in (1e-6, 0.3, 0.777, 1.0)
-    for temperature in (0.3, 2.0)
-]
-# A row for each value, the others mixed.
-QUICK = [(0, 0.3, 2.0), (1, 1.0, 0.3), (7, 0.777, 2.0), (49, 1e-6, 0.3), (1000, 1, 0.3)]
-
-
-@pytest.mark.parametrize(
-    "top_k, top_p, temperature",
-    [*QUICK, *(pytest.param(*row, marks=pytest.mark.long) for row in RESTRICTIONS)],
-)
-def test_restrict_agrees_with_a_literal_transcription(
-    temperature: float, top_p: float, top_k: int
-) -> None:
-    config = GenerateConfig(temperature=temperature, top_k=top_k, top_p=top_p)
-    actual_BV = np.asarray(restrict(LOGITS_BV, config))
-    kept_BV = np.stack([allowed_V(logits_V, config) for logits_V in LOGITS_BV])
-    np.testing.assert_array_equal(np.isfinite(actual_BV), kept_BV)
-    np.testing.assert_allclose(
-        actual_BV[kept_BV], LOGITS_BV[kept_BV] / temperature, rtol=tiny.FLOAT32
-    )
+@pytest.mark.parametrize("top_k", [0, 1, 7, 49, 1000])
+@pytest.mark.parametrize("top_p", [1e-6, 0.3, 0.777, 1.0])
+def test_restrict_agrees_with_a_literal_transcription(top_p: float, top_k: int) -> None:
+    for temperature in (0.3, 2.0):
+        config = GenerateConfig(temperature=temperature, top_k=top_k, top_p=top_p)
+        actual_BV = np.asarray(restrict(LOGITS_BV, config))
+        kept_BV = np.stack([allowed_V(logits_V, config) for logits_V in LOGITS_BV])
+        np.testing.assert_array_equal(np.isfinite(actual_BV), kept_BV)
+        scaled_BV = np.asarray(LOGITS_BV)[kept_BV] / temperature
+        np.testing.assert_allclose(actual_BV[kept_BV], scaled_BV, rtol=tiny.FLOAT32)
 
 
 def test_temperature_zero_takes_the_likeliest() -> None:
@@ -137,7 +123,7 @@ LEARNED = {"position": "learned", "n_position": 4}
         (dataclasses.replace(MEMORY, mem_len=64), 64, {}),
         (WINDOW, 6, {}),
         (WINDOW, 4, LEARNED),
-        *(pytest.param(WINDOW, n, {}, marks=pytest.mark.long) for n in (1, 3, 9, 40)),
+        *(pytest.param(WINDOW, n, {}, marks=pytest.mark.long) for n in (1, 9, 40)),
     ],
 )
 def test_a_window_is_read_again_for_every_token(
