@@ -14,8 +14,10 @@ import pytest
 from tests.support import tiny
 from txl_jax.errors import UserError
 from txl_jax.evaluate import speed
-from txl_jax.evaluate.sliding import last_nll, prepare, whole_nll, window_model
+from txl_jax.evaluate.reader import empty_memory
+from txl_jax.evaluate.sliding import last_nll, whole_nll, window_model
 from txl_jax.model.config import ModelConfig
+from txl_jax.model.decoder import unstack
 from txl_jax.update.init import abstract_params
 
 LARGE = ModelConfig(
@@ -53,8 +55,9 @@ def test_a_window_predicts_the_token_after_it(changes: dict[str, Any]) -> None:
     params, tokens_BT = tiny.make_params(config), tiny.make_tokens(3, 7)
 
     def predict(params: Any, tokens_BT: Any) -> Any:
-        window = prepare(config, params, 6), tokens_BT[:, :-1]
-        return last_nll(config, *window, tokens_BT[:, -1])
+        params = unstack(params)
+        layers = empty_memory(config, params, 1, 6).layers
+        return last_nll(config, params, layers, tokens_BT[:, :-1], tokens_BT[:, -1])
 
     expected_B = [tiny.cold_nll(config, params, text_T)[-1] for text_T in tokens_BT]
     tiny.assert_close(tiny.jit(predict)(params, tokens_BT), expected_B)
@@ -76,9 +79,10 @@ def test_flops_of_windows_agree_with_the_compiler(clamp_len: int) -> None:
     whole = counted(lambda *args: whole_nll(config, *args), params, *[tokens_BW] * 2)
     assert B * flops.naive == pytest.approx(whole, rel=0.04)
 
-    prepared = jax.eval_shape(lambda p: prepare(config, p, W), params)
+    own = jax.eval_shape(unstack, params)
+    memory = jax.eval_shape(lambda p: empty_memory(config, p, 1, W), own)
     window = tokens_BW, jax.ShapeDtypeStruct((B,), np.int32)
-    last = counted(lambda *args: last_nll(config, *args), prepared, *window)
+    last = counted(lambda *args: last_nll(config, *args), own, memory.layers, *window)
     # This kernel makes the scores beyond the diagonal too.
     HA, R = 128, clamp_len + 1 if clamp_len else W
     keys = np.arange(1, W + 1)

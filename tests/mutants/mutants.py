@@ -270,8 +270,8 @@ MUTANTS = [
     Mutant(
         "the first token counts as scored",
         "txl_jax/evaluate/perplexity.py",
-        "summarize(sums, len(tokens) - 1, started)",
-        "summarize(sums, len(tokens), started)",
+        "scored = len(tokens) - 1",
+        "scored = len(tokens)",
         "tests/evaluate/test_perplexity.py",
     ),
 ]

@@ -81,25 +81,19 @@ def make_evaluate(
         for nll_S in read.outputs(read.unstack(params), streams.epoch()):
             sums.append(nll_S)
             progress(len(sums), streams.segments_per_epoch)
+        # Summed in float64: the sum over a split exceeds float32's precision.
+        scored = len(tokens) - 1
+        nll = float(np.sum(jax.device_get(sums), dtype=np.float64)) / scored
+        seconds = time.perf_counter() - started
         return {
-            **summarize(sums, len(tokens) - 1, started),
+            "tokens": scored,
+            "nll": nll,
+            "ppl": metrics.perplexity(nll),
+            "bpc": metrics.bits(nll),
+            "seconds": seconds,
+            "tokens_per_second": scored / seconds,
             "streams": config.streams,
             "cold_tokens": streams.cold_tokens(context),
         }
 
     return evaluate
-
-
-def summarize(sums: list[Array], tokens: int, started: float) -> dict[str, Any]:
-    """Returns the scores of `tokens` tokens from sums of their nll on the device."""
-    # Summed on the host in float64: the sum over a split exceeds float32's precision.
-    nll = float(np.sum(jax.device_get(sums), dtype=np.float64)) / tokens
-    seconds = time.perf_counter() - started
-    return {
-        "tokens": tokens,
-        "nll": nll,
-        "ppl": metrics.perplexity(nll),
-        "bpc": metrics.bits(nll),
-        "seconds": seconds,
-        "tokens_per_second": tokens / seconds,
-    }

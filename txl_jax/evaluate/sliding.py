@@ -7,28 +7,20 @@ Dims: B windows, W tokens of a window, N layers, D model, H heads, A head.
 """
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from txl_jax.evaluate.reader import empty_memory
 from txl_jax.kernels.xla import heads_first
 from txl_jax.model.block import FeedForward
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.decoder import Decoder, DecoderAttention, unstack
+from txl_jax.model.decoder import Decoder, DecoderAttention
 from txl_jax.model.key_values import KeyValues, project
 from txl_jax.model.memory import Memory
 from txl_jax.model.positions import SCHEMES
 from txl_jax.model.txl import TransformerXL
-
-
-class Prepared(NamedTuple):
-    """Parameters and distances, which all windows share."""
-
-    params: Any  # unstacked
-    layers: tuple[KeyValues, ...]  # each layer's W distances, without keys
 
 
 def window_model(config: ModelConfig, clamp_len: int) -> ModelConfig:
@@ -62,23 +54,21 @@ def whole_nll(
     return nll_BW
 
 
-def prepare(config: ModelConfig, params: Any, W: int) -> Prepared:
-    """Computes once per text what all windows of W tokens share."""
-    params = unstack(params)
-    return Prepared(params, empty_memory(config, params, 1, W).layers)
-
-
 def last_nll(
-    config: ModelConfig, prepared: Prepared, tokens_BW: Array, target_B: Array
+    config: ModelConfig,
+    params: Any,
+    layers: tuple[KeyValues, ...],
+    tokens_BW: Array,
+    target_B: Array,
 ) -> Array:
     """Returns the nll of the token after each window, nll_B in nats.
 
     The result equals the last column of `whole_nll`, without unused computation. The
     last layer computes keys and values at all positions, and everything else, like the
     softmax, at the last position only. Scores of future keys are skipped if
-    config.kernel skips them.
+    config.kernel skips them. `params` are unstacked; `layers` have the W distances that
+    all windows share, and no keys (`reader.empty_memory`).
     """
-    params = prepared.params
     B, W = tokens_BW.shape
     model = Decoder(config).bind({"params": params})
     scheme = SCHEMES[config.position]
@@ -89,7 +79,7 @@ def last_nll(
     zeros_HBWA = jnp.zeros((config.n_head, B, W, config.d_head), h_BWD.dtype)
     *lower, last = (
         layer._replace(k_HBKA=zeros_HBWA, v_HBKA=zeros_HBWA, start_B=oldest_BW[:, 0])
-        for layer in prepared.layers
+        for layer in layers
     )
     for n, layer in enumerate(lower):
         h_BWD, _ = model.layers[n](h_BWD, layer, oldest_BW)

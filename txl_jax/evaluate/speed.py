@@ -31,7 +31,8 @@ from txl_jax.data.streams import Streams
 from txl_jax.errors import UserError
 from txl_jax.evaluate.options import EvalConfig, parse_sweep
 from txl_jax.evaluate.perplexity import make_reader
-from txl_jax.evaluate.sliding import last_nll, prepare, whole_nll, window_model
+from txl_jax.evaluate.reader import empty_memory
+from txl_jax.evaluate.sliding import last_nll, whole_nll, window_model
 from txl_jax.model.config import ModelConfig
 
 ROUNDS = 3  # the median of which is reported
@@ -122,15 +123,16 @@ def make_programs(
     dense = dataclasses.replace(tiled, kernel="xla")
     whole = jax.jit(lambda *args: whole_nll(dense, *args))
     last = jax.jit(lambda *args: last_nll(tiled, *args))
-    prepared = jax.jit(lambda params: prepare(tiled, params, W))(params)
     reader = make_reader(model_config, config, mesh)
-    outputs = reader.outputs(reader.unstack(params), Streams(text_T, B, L).epoch())
+    own = reader.unstack(params)
+    layers = jax.jit(lambda params: empty_memory(tiled, params, 1, W).layers)(own)
+    outputs = reader.outputs(own, Streams(text_T, B, L).epoch())
     for _ in range(filling):
         next(outputs)
     programs = Programs(
         lambda: jax.block_until_ready(next(outputs)),
         lambda: jax.block_until_ready(whole(params, tokens_BW, targets_BW)),
-        lambda: jax.block_until_ready(last(prepared, tokens_BW, targets_BW[:, -1])),
+        lambda: jax.block_until_ready(last(own, layers, tokens_BW, targets_BW[:, -1])),
     )
     for compile_window in programs[1:]:
         compile_window()
@@ -159,20 +161,12 @@ def describe(
     ratio equals if both ways have the same throughput in FLOPs per second.
     """
     W = config.mem_len
-    flops = count_flops(config, B, L, W)
-    fair_ratio = seconds["fair"] / seconds["cached"]
-    row = {
-        "attention_len": W,
-        "cached_seconds_per_token": seconds["cached"],
-        "sliding_seconds_per_token": seconds["naive"],
-        "ratio": seconds["naive"] / seconds["cached"],
-        "fair_seconds_per_token": seconds["fair"],
-        "fair_ratio": fair_ratio,
-        "predicted_ratio": flops.naive / flops.cached,
-        "predicted_fair_ratio": flops.fair / flops.cached,
-        "fair_ratio_of_predicted": fair_ratio * flops.cached / flops.fair,
-        "cached_gflops": flops.cached / seconds["cached"] / 1e9,
-        "sliding_gflops": flops.naive / seconds["naive"] / 1e9,
-        "fair_gflops": flops.fair / seconds["fair"] / 1e9,
-    }
+    flops = count_flops(config, B, L, W)._asdict()
+    row: dict[str, Any] = {"attention_len": W}
+    for name, way in (("cached", "cached"), ("sliding", "naive"), ("fair", "fair")):
+        row[f"{name}_seconds_per_token"] = seconds[way]
+        row[f"{name}_gflops"] = flops[way] / seconds[way] / 1e9
+    for ratio, way in (("ratio", "naive"), ("fair_ratio", "fair")):
+        row[ratio] = seconds[way] / seconds["cached"]
+        row[f"predicted_{ratio}"] = flops[way] / flops["cached"]
     return row | ({"paper_ratio": PAPER[W]} if W in PAPER else {})
