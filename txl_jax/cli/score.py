@@ -5,7 +5,6 @@ Dims: T tokens of a document, D model.
 
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,11 +13,9 @@ from txl_jax.data import files
 from txl_jax.data.recipe import drops_newlines
 from txl_jax.data.text import Meter
 from txl_jax.data.vocab import Vocab
-from txl_jax.errors import UserError
 from txl_jax.evaluate.options import STDIN, ScoreConfig
 from txl_jax.evaluate.score import LENGTHS, Document, Score, describe, make_score, split
-from txl_jax.report.log import json_lines, say
-from txl_jax.runtime import distributed
+from txl_jax.report.log import json_lines, say, writing
 from txl_jax.workdir.load import Loaded
 
 
@@ -77,25 +74,13 @@ def score_documents(
                 for part in split(config.per, document, nll_T, vocab):
                     write(part)
     if config.hidden:
-        write_hidden(config.output, hidden)
+        with writing(config.output, "score.output") as target:
+            np.savez(target, **hidden)
     size, unknown = (
         sum(row[name] for row in rows) for name in ("bytes", "unknown_tokens")
     )
     whole = describe(np.concatenate([np.zeros(0), *nlls]), size, unknown)
     return {**whole, "unknown_is": name_unknown(vocab, unknown), "documents": rows}
-
-
-def write_hidden(path: str, hidden: dict[str, Any]) -> None:
-    """Writes the hidden states of every document [T, D] as .npz."""
-    if not distributed.is_first():
-        return
-    try:
-        np.savez(Path(path).expanduser(), **hidden)
-    except OSError as error:
-        raise UserError(
-            f"score.output = {path!r} cannot be written ({error.strerror}): give "
-            "another path"
-        ) from error
 
 
 def name_unknown(vocab: Vocab, unknown: int) -> str:

@@ -259,20 +259,27 @@ def to_json(result: Any, indent: int | None = None) -> str:
 
 
 @contextlib.contextmanager
-def json_lines(path: str, field: str) -> Iterator[Callable[[Any], None]]:
-    """Opens a new file of JSON lines; yields a function that writes one.
-
-    The function does nothing if the path is "" and in all processes but the first.
-    Raises UserError, naming the config field, if the file cannot be created.
-    """
-    if not path or not distributed.is_first():
-        yield lambda record: None
-        return
+def writing(path: str, field: str) -> Iterator[Path]:
+    """Yields the path; raises UserError, naming the config field, if writing fails."""
     try:
-        file = Path(path).expanduser().open("w", encoding="utf-8")
+        yield Path(path).expanduser()
     except OSError as error:
         raise UserError(
             f"{field} = {path!r} cannot be written ({error.strerror}): choose another"
         ) from error
+
+
+@contextlib.contextmanager
+def json_lines(path: str, field: str) -> Iterator[Callable[[Any], None]]:
+    """Opens a new file of JSON lines; yields a function that writes one.
+
+    The function does nothing if the path is "" and in all processes but the first. For
+    errors, see `writing`.
+    """
+    if not path or not distributed.is_first():
+        yield lambda record: None
+        return
+    with writing(path, field) as target:
+        file = target.open("w", encoding="utf-8")
     with file:
         yield lambda record: print(to_json(record), file=file, flush=True)

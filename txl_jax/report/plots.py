@@ -112,23 +112,20 @@ def plot_cold_start(nll_T: np.ndarray, result: dict[str, Any], path: Path) -> No
     `result` is returned by `evaluate.cold_start.run`; the line connects its bins.
     """
     axes = empty(8, 4.5).add_subplot()
-    style = {"color": "tab:blue", "markersize": 3, "alpha": 0.25}
+    read, bits = np.arange(1, len(nll_T) + 1), nll_T / math.log(2)
     label = f"mean of {result['pieces']} cold starts"
-    read = np.arange(1, len(nll_T) + 1)
-    axes.plot(read, nll_T / math.log(2), ".", **style, label=label)
+    axes.plot(read, bits, "C0.", markersize=3, alpha=0.25, label=label)
     rows = result["rows"]
     ends = np.array([[row["from_tokens_read"], row["to_tokens_read"]] for row in rows])
     binned = [row["bpc"] for row in rows]
-    style = {"color": "tab:blue", "markersize": 4}
-    axes.plot(np.sqrt(ends.prod(1)), binned, "o-", **style, label="mean of bins")
+    axes.plot(np.sqrt(ends.prod(1)), binned, "C0o-", markersize=4, label="mean of bins")
     settled = result["settled_bpc"]
     label = f"mean of the last quarter: {settled:.3f}"
     axes.axhline(settled, color="gray", linestyle=":", linewidth=1, label=label)
     for name, color in (("tgt_len", "tab:orange"), ("mem_len", "tab:green")):
         if 0 < result[name] <= len(nll_T):
             label = f"eval.{name} = {result[name]}"
-            style = {"color": color, "linestyle": "--", "linewidth": 1}
-            axes.axvline(result[name], **style, label=label)
+            axes.axvline(result[name], color=color, linestyle="--", label=label)
     axes.set_xscale("log", base=2)
     ticks = [2**n for n in range(int(math.log2(len(nll_T))) + 1)]
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
