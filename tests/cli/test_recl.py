@@ -5,27 +5,26 @@ Dims: B windows, T positions.
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 
 from tests import reference
 from tests.support import tiny
-from tests.support.trained import TEXT, command
+from tests.support.refusal import refused
+from tests.support.trained import TEXT, Home, command, home
 from txl_jax import config as configs
 from txl_jax.cli import recl
-from txl_jax.config import Config
-from txl_jax.errors import UserError
 from txl_jax.evaluate.context import make_context_nll, spread
 from txl_jax.evaluate.options import EvalConfig, ReclConfig, evaluation_model
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.txl import TransformerXL
-from txl_jax.workdir import load as restore
+from txl_jax.update.options import TrainConfig
 
+__all__ = ["home"]  # the fixture
 PARAMS = tiny.make_params()
 TEXT_T = tiny.make_tokens(1, 60)[0].astype(np.uint8)
 POSITIONS = spread(60, 20, 7)
@@ -85,45 +84,11 @@ def test_positions_are_spread_evenly_after_the_longest_context() -> None:
 # Comparisons
 
 
-OPTIONS = ReclConfig(workdirs=("a", "b"), positions=7, contexts=(4, 12, 4))
-
-
-def corpus(name: str) -> Any:
-    """Returns a prepared corpus: tokens with a manifest."""
-    splits = {"test": {"sha256": f"of {name}"}}
-    return SimpleNamespace(
-        manifest={"corpus": name, "splits": splits}, split=lambda name: TEXT_T
-    )
-
-
-def make_workdirs(
-    home: Path, monkeypatch: pytest.MonkeyPatch, **models: dict[str, Any]
-) -> ReclConfig:
-    """Makes folders of runs whose parameters are the tiny ones."""
-    for name, fields in models.items():
-        c = configs.default(tiny.config(mem_len=fields.pop("mem_len", 5)))
-        c.eval.update(tgt_len=4, mem_len=c.model.mem_len)
-        c.generate.mem_len = 0
-        vocab = fields.pop("vocab", {"kind": "byte"})
-        for field, value in fields.items():
-            section, _, key = field.partition("__")
-            c[section][key] = value
-        (home / name).mkdir()
-        configs.save_json(configs.parse(c), home / name / "config.json")
-        (home / name / "vocab.json").write_text(json.dumps(vocab))
-
-    def load(folder: Path, config: Config) -> Any:
-        params = jax.tree.map(np.copy, PARAMS)
-        params["u"] += float(folder.name == "b")
-        model = TransformerXL(config.model)
-        return SimpleNamespace(
-            model=model, params=params, step=9, mesh=tiny.one_device()
-        )
-
-    monkeypatch.setattr(restore, "load", load)
-    monkeypatch.setattr(recl, "prepare", lambda data: corpus(data.corpus))
-    monkeypatch.chdir(home)
-    return OPTIONS
+@pytest.fixture
+def options(home: Home, tmp_path: Path) -> ReclConfig:
+    """Compares the trained run with a copy, `other`."""
+    workdirs = str(home.run), str(shutil.copytree(home.run, tmp_path / "other"))
+    return ReclConfig(workdirs=workdirs, positions=7, contexts=(4, 12, 4))
 
 
 @pytest.fixture
@@ -131,8 +96,8 @@ def scored(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Replaces the models' losses, and returns the contexts that are scored."""
     contexts: list[int] = []
 
-    def make(config: ModelConfig, options: EvalConfig, params: Any, *_: Any) -> Any:
-        worse = 1 + float(params["u"].mean() > PARAMS["u"].mean())
+    def make(config: ModelConfig, options: EvalConfig, *_: Any) -> Any:
+        worse = 2 if options.clamp_len == 9 else 1  # as in `other`
 
         def nll(tokens: Any, at_T: np.ndarray, context: int, bar: Any) -> np.ndarray:
             contexts.append(context)
@@ -144,86 +109,95 @@ def scored(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return contexts
 
 
+def change(options: ReclConfig, **fields: Any) -> None:
+    """Changes fields of `other`'s eval."""
+    path = Path(options.workdirs[1]) / "config.json"
+    saved = configs.load_json(path)
+    saved.eval.update(fields)
+    configs.save_json(configs.parse(saved), path)
+
+
 def test_losses_are_measured_once_and_reused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scored: list[int]
+    options: ReclConfig, tmp_path: Path, scored: list[int]
 ) -> None:
-    options = make_workdirs(tmp_path, monkeypatch, a={}, b={})
-    out = tmp_path / "out"
-    result = recl.run(options, out, {})
+    change(options, clamp_len=9)
+    result = recl.run(options, tmp_path, {})
     assert scored == [4, 8, 12] * 2
-    assert [row["name"] for row in result["members"]] == ["a", "b"]
+    assert [row["name"] for row in result["members"]] == ["run", "other"]
     assert result["contexts_tokens"] == [4, 8, 12] and result["positions"] == 7
     a, b = result["members"]
     assert a["recl_tokens"] == {"1": 12, "0.5": 12, "0.1": 12}
     assert b["recl_tokens"] == {"1": 4, "0.5": 4, "0.1": 4}  # never the group's best
     assert (set(a["ended"].values()), set(b["ended"].values())) == ({False}, {True})
     assert len(a["ppl"]) == 3 and len(a["relative_gain"]["0.1"]) == 2
-    assert (out / "recl.png").read_bytes().startswith(b"\x89PNG")
-    saved = json.loads((out / "recl.json").read_text())
+    assert (tmp_path / "recl.png").read_bytes().startswith(b"\x89PNG")
+    saved = json.loads((tmp_path / "recl.json").read_text())
     assert saved == json.loads(json.dumps(result))
-    kept = sorted(out.glob("losses/*/*.npz"))
+    kept = sorted(tmp_path.glob("losses/*/*.npz"))
     assert [path.name for path in kept] == ["12.npz", "4.npz", "8.npz"] * 2
     # As after a kill: one context is missing, one is damaged. Only they are read.
     kept[0].unlink()
     kept[4].write_bytes(kept[4].read_bytes()[:100])
     scored.clear()
-    again = recl.run(options, out, {})
+    again = recl.run(options, tmp_path, {})
     assert sorted(scored) == [4, 12]
     assert again["members"] == result["members"]
     # Another evaluation of the same models, or of other positions, is measured again.
     scored.clear()
-    recl.run(options, out, {"eval.clamp_len": "2"})
-    recl.run(dataclasses.replace(options, positions=3), out, {})
-    assert scored == [4, 8, 12] * 4
+    recl.run(options, tmp_path, {"eval.clamp_len": "2"})  # the same for both
+    recl.run(dataclasses.replace(options, positions=3), tmp_path, {})
+    assert scored == [4, 8, 12] * 3
 
 
 def test_absolute_positions_read_no_more_than_their_window(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scored: list[int]
+    options: ReclConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    scored: list[int],
 ) -> None:
-    narrow = {"mem_len": 0, "model__position": "sinusoidal", "train__tgt_len": 6}
-    options = make_workdirs(tmp_path, monkeypatch, b=narrow, a={})
-    options = dataclasses.replace(options, workdirs=("b", "a"))
-    b, a = recl.run(options, tmp_path / "out", {})["members"]
-    assert scored == [4, 6, 4, 8, 12]
+    config: Any = SimpleNamespace(model=tiny.CONFIG, train=TrainConfig(tgt_len=6))
+    assert recl.full_context(config) == 0
+    config.model = tiny.config(mem_len=0, position="sinusoidal")
+    assert recl.full_context(config) == 6
+    change(options, clamp_len=9)
+    monkeypatch.setattr(recl, "full_context", lambda c: 6 if c.eval.clamp_len else 0)
+    a, b = recl.run(options, tmp_path, {})["members"]
+    assert scored == [4, 8, 12, 4, 6]
     assert (a["full_context_tokens"], b["full_context_tokens"]) == (0, 6)
     assert b["ppl"][1] == b["ppl"][2] < b["ppl"][0]
     # It is worse than the other at any length, which has 12 tokens and more.
     assert (a["recl_tokens"]["1"], a["ended"]["1"]) == (12, False)
     assert (b["recl_tokens"]["1"], b["ended"]["1"]) == (4, True)
-    alone = dataclasses.replace(options, workdirs=("b",))
-    (b,) = recl.run(alone, tmp_path / "out", {})["members"]
+    alone = dataclasses.replace(options, workdirs=options.workdirs[1:])
+    (b,) = recl.run(alone, tmp_path, {})["members"]
     assert (b["recl_tokens"]["1"], b["ended"]["1"]) == (6, True)
 
 
-@pytest.mark.parametrize(
-    "other, message",
-    [
-        ({"data__corpus": "text"}, "splits, test of '.*' and test of 'text'"),
-        (
-            {"vocab": {"kind": "char", "of_bytes": False, "symbols": "ab"}},
-            "a and b have different vocab",
-        ),
-    ],
-)
-def test_models_of_other_tokens_are_refused(
-    other: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_models_of_other_tokens_and_short_texts_are_refused(
+    options: ReclConfig, tmp_path: Path, scored: list[int]
 ) -> None:
-    options = make_workdirs(tmp_path, monkeypatch, a={}, b=other)
-    with pytest.raises(UserError, match=message):
-        recl.run(options, tmp_path / "out", {})
-
-
-def test_long_texts_are_needed_and_paths_name_folders_of_one_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scored: list[int]
-) -> None:
-    (tmp_path / "x").mkdir()
-    make_workdirs(tmp_path, monkeypatch, a={}, **{"x/a": {}})
-    options = ReclConfig(workdirs=("a",))
-    with pytest.raises(UserError, match="has 60 tokens, too few for .*, 1000"):
+    with refused("test' has .* tokens, too few for the longest of .* = .1, 99999, 9"):
+        recl.run(dataclasses.replace(options, contexts=(1, 99999, 9)), tmp_path, {})
+    change(options, split="valid")
+    with refused("different splits, test of '.*' and valid of '.*': only models"):
         recl.run(options, tmp_path, {})
-    options = dataclasses.replace(OPTIONS, workdirs=("a", "x/a"))
+    change(options, split="test")
+    vocab = {"kind": "char", "of_bytes": False, "symbols": "ab"}
+    (Path(options.workdirs[1]) / "vocab.json").write_text(json.dumps(vocab))
+    with refused("run and .*other have different vocabularies of 256 and 2 types"):
+        recl.run(options, tmp_path, {})
+
+
+def test_paths_name_folders_of_one_name(
+    options: ReclConfig, tmp_path: Path, scored: list[int]
+) -> None:
+    workdirs = (
+        options.workdirs[0],
+        shutil.copytree(options.workdirs[1], tmp_path / "run"),
+    )
+    options = dataclasses.replace(options, workdirs=tuple(map(str, workdirs)))
     result = recl.run(options, tmp_path, {})
-    assert [row["name"] for row in result["members"]] == ["a", "x/a"]
+    assert [row["name"] for row in result["members"]] == [*options.workdirs]
 
 
 def test_the_command_refuses_in_one_line(tmp_path: Path) -> None:
