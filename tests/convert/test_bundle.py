@@ -4,6 +4,7 @@ The files in tests/convert/tensorflow_checkpoints were written by TensorFlow its
 `tests.convert.golden_tensorflow`.
 """
 
+import contextlib
 import shutil
 from pathlib import Path
 from typing import Any
@@ -197,6 +198,8 @@ def entry(*more: bytes) -> tuple[bytes, bytes]:
         ([HEADER, (b"\xff", entry()[1])], "can't decode"),
         ([HEADER, entry(field(5, 20))], r"x has 20 bytes, which .* \(2, 3\) float32"),
         ([HEADER, entry(field(1, 10))], "x has TensorFlow's data type 10"),
+        # A slice of another variable is skipped.
+        ([HEADER, (b"\0\1slice", entry()[1]), entry()], ""),
     ],
 )
 def test_malformed_records_are_refused(
@@ -204,12 +207,5 @@ def test_malformed_records_are_refused(
 ) -> None:
     (tmp_path / "ckpt.data-00000-of-00001").write_bytes(X.tobytes())
     (tmp_path / "ckpt.index").write_bytes(table(records))
-    with refused(match):
-        bundle.read(tmp_path / "ckpt")
-
-
-def test_slices_of_other_variables_are_skipped(tmp_path: Path) -> None:
-    (tmp_path / "ckpt.data-00000-of-00001").write_bytes(X.tobytes())
-    records = [HEADER, (b"\0\1slice", entry()[1]), entry()]
-    (tmp_path / "ckpt.index").write_bytes(table(records))
-    assert_same(bundle.read(tmp_path / "ckpt"), {"x": X})
+    with refused(match) if match else contextlib.nullcontext():
+        assert_same(bundle.read(tmp_path / "ckpt"), {"x": X})

@@ -69,37 +69,27 @@ def test_absent_fields_and_older_names(tmp_path: Path) -> None:
     assert config.clamp_len == 0
 
 
-MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
-    "layers": ({"n_layer": 3}, "n_layer = 3, but the weights have 2"),
-    "d_embed": ({"d_embed": 10}, "d_embed = 10, but the weights have 12"),
-    "div_val": ({"div_val": 4}, "div_val = 4, but the weights have 2"),
-    "cutoffs": ({"cutoffs": [9, 17]}, "cutoffs = (9, 17)"),
-    "type": ({"cutoffs": 3}, "wrong type"),
-    "shared r": ({"untie_r": False}, "r_w_bias, of shape"),
-}
+MISTAKES: list[tuple[dict[str, Any], str]] = [
+    ({"n_layer": 3}, "n_layer = 3, but the weights have 2"),
+    ({"d_embed": 10}, "d_embed = 10, but the weights have 12"),
+    ({"div_val": 4}, "div_val = 4, but the weights have 2"),
+    ({"cutoffs": [9, 17]}, "cutoffs = (9, 17)"),
+    ({"cutoffs": 3}, "wrong type"),
+    ({"untie_r": False}, "r_w_bias, of shape"),
+]
 
 
-@pytest.mark.parametrize("name", MISTAKES)
-def test_a_config_that_does_not_fit_is_refused(name: str, tmp_path: Path) -> None:
-    changes, reason = MISTAKES[name]
-    message = refusal(huggingface.from_pretrained, folder_of(tmp_path, **changes))
-    assert str(tmp_path) in message and reason in message
-
-
-@pytest.mark.parametrize(
-    "change, reason",
-    [
-        ({"tie_projs": [False] * 4}, "does not tie"),
-        ({"tie_word_embeddings": False}, "does not tie the tables"),
-    ],
-)
-def test_ties_that_the_weights_lack_are_refused(
-    change: dict[str, Any], reason: str, tmp_path: Path
-) -> None:
+def test_a_config_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    for changes, reason in MISTAKES:
+        message = refusal(huggingface.from_pretrained, folder_of(tmp_path, **changes))
+        assert str(tmp_path) in message and reason in message
+    # The weights lack what the config does not tie.
     huggingface.save_pretrained(*case("div_val_2"), VOCAB, tmp_path)
     path = tmp_path / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    assert reason in refusal(huggingface.from_pretrained, tmp_path)
+    fields = json.loads(path.read_text())
+    for name, value in (("tie_projs", [False] * 4), ("tie_word_embeddings", False)):
+        path.write_text(json.dumps({**fields, name: value}))
+        assert "does not tie" in refusal(huggingface.from_pretrained, tmp_path)
 
 
 def test_damaged_folders_are_refused(tmp_path: Path) -> None:

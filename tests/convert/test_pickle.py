@@ -147,10 +147,6 @@ def payloads(mark: str) -> dict[str, bytes]:
         b"'__code__'\nS'x'\nstb.",
         "copyreg": b"\x80\x02ccopyreg\n_reconstructor\ncos\nsystem\n" + text
         + b"N\x87R.",
-        "copyreg extension": b"\x80\x02ccopyreg\nadd_extension\n(S'os'\nS'system'\n"
-        b"K\x01tR0\x82\x01" + text + b"\x85R.",
-        "extension 2": b"\x80\x02\x83\x01\x00.",
-        "extension 4": b"\x80\x02\x84\x01\x00\x00\x00.",
         "append": b"\x80\x02cos\nsystem\n)\x81}S'append'\ncos\nsystem\nsb" + text
         + b"a.",
         "torch": b"\x80\x02ctorch.serialization\nload\n(" + text + b"tR.",
@@ -333,8 +329,6 @@ CLAIMS = {
     "no mark": b"\x80\x02t.",
     "half a pair": b"\x80\x02}(K\x01u.",
     "list as key": b"\x80\x02}]K\x01s.",
-    "opcode": b"\xff.",
-    "buffer": b"\x80\x05\x97.",
     "id": b"\x80\x02K\x01Q.",
     "text id": b"Pfile\n.",
 }
