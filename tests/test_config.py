@@ -487,7 +487,7 @@ def other(value: Any) -> Any:
 
 # Of the sections that decide what a run computes, the fields that may change.
 FREE = {
-    *("data.data_dir", "model.kernel", "model.remat", "model.unroll"),
+    *("data.data_dir", "model.kernel", "model.remat_policy", "model.unroll"),
     *(f"train.{each}" for each in ("num_steps", "log_every", "eval_every")),
     *("train.max_bad_steps", "train.max_loss_factor"),
 }

@@ -4,6 +4,7 @@ Dims: S segments, B streams, L segment, N layers, M memory, D model, F feed-forw
 H heads, A head, V vocabulary.
 """
 
+from types import SimpleNamespace
 from typing import Any
 
 import flax.linen as nn
@@ -17,7 +18,14 @@ from txl_jax import sharding as module
 from txl_jax.data.streams import Segment
 from txl_jax.errors import UserError
 from txl_jax.runtime.options import MeshConfig
-from txl_jax.sharding import AXES, host_rows, make_mesh, place_segments, sharding
+from txl_jax.sharding import (
+    AXES,
+    arrange,
+    host_rows,
+    make_mesh,
+    place_segments,
+    sharding,
+)
 from txl_jax.update.init import abstract_params, init_state
 from txl_jax.update.optim import make_optimizer
 from txl_jax.update.options import OptimConfig
@@ -69,7 +77,46 @@ def test_minus_one_is_the_devices_that_are_left(
     assert set(mesh.devices.flat) == set(jax.devices())
 
 
-@pytest.mark.parametrize("sizes", [(1, 1, 1), (3, -1, 1), (-1, 16, 1)], ids=str)
+def slices(count: int, devices: int) -> list[Any]:
+    """Returns stand-ins for the devices of slices, in alternating order."""
+    kind = {"platform": "tpu", "device_kind": "virtual", "core_on_chip": 0}
+    return [
+        SimpleNamespace(id=i, slice_index=i % count, coords=(i // count, 0, 0), **kind)
+        for i in range(count * devices)
+    ]
+
+
+@pytest.mark.parametrize("sizes", [(8, 1, 1), (2, 4, 1), (4, 1, 2), (2, 2, 2)], ids=str)
+def test_slices_split_the_data_axis_only(sizes: tuple[int, int, int]) -> None:
+    placed = arrange(sizes, slices(2, 4))
+    assert placed.shape == sizes
+    halves = [{d.slice_index for d in half.flat} for half in np.split(placed, 2)]
+    assert halves == [{0}, {1}]
+
+
+@pytest.mark.parametrize("sizes", [(1, 8, 1), (1, 2, 4)], ids=str)
+def test_an_axis_inside_a_slice_cannot_cross_slices(
+    sizes: tuple[int, int, int],
+) -> None:
+    with pytest.raises(UserError, match="mesh.data = 1 is not a multiple of the 2 sli"):
+        arrange(sizes, slices(2, 4))
+
+
+def test_a_mesh_over_some_devices() -> None:
+    assert make_mesh(MeshConfig(), jax.devices()[:2]).devices.shape == (2, 1, 1)
+
+
+@pytest.mark.parametrize(
+    "sizes", [(0, 1, 1), (1, -2, 1), (-1, -1, 1), (-1, 1, -1)], ids=str
+)
+def test_sizes_that_no_mesh_has_are_refused(sizes: tuple[int, int, int]) -> None:
+    with pytest.raises(UserError, match="mesh.data, mesh.fsdp, mesh.model"):
+        MeshConfig(*sizes)
+
+
+@pytest.mark.parametrize(
+    "sizes", [(1, 1, 1), (3, -1, 1), (16, 1, 1), (-1, 16, 1)], ids=str
+)
 def test_a_mesh_that_does_not_fit_the_devices_is_refused(
     sizes: tuple[int, int, int],
 ) -> None:

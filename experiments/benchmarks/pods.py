@@ -78,7 +78,7 @@ def commands() -> Iterator[tuple[str, str, str, str]]:
                 yield "weak", name, slices(kind)[chips], flags
         # Without remat, this model does not fit on v5e.
         if name == "lm1b_large":
-            flags += " --config.model.remat=true"
+            flags += " --config.model.remat_policy=full"
             for chips in (8, 256, 32):
                 yield "weak", name, slices("v5e")[chips], flags
 

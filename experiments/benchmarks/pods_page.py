@@ -40,7 +40,9 @@ def cells(row: dict[str, Any]) -> list[str]:
     mesh = " x ".join(str(size) for size in row["mesh"].values())
     gib = f"{row['hbm_bytes'] / 2**30:.1f} of {row['hbm_capacity_bytes'] / 2**30:.1f}"
     first = [f"`{row['experiment']}`", row["topology"], str(row["chips"]), mesh]
-    kernel = f"{row['kernel']}, {row['dtype']}" + (", remat" if row["remat"] else "")
+    kept = row.get("remat_policy", "full" if row.get("remat") else "none")
+    remat = {"none": "", "full": ", remat"}.get(kept, f", remat {kept}")
+    kernel = f"{row['kernel']}, {row['dtype']}{remat}"
     first += [kernel, str(row["batch_size"]), gib]
     if not row["fits"]:
         return [*first, "does not fit"]

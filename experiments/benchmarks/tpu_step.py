@@ -161,7 +161,7 @@ def measure_largest(row: Row, _: str) -> Row:
     devices = chips.find_devices(part)[:1]
     one = part._replace(shape=(1,))
     try:
-        config = largest_batch(read(row), devices, one)
+        config, _done = largest_batch(read(row), devices, one)
     except UserError:
         return row | {"streams": 0}
     return row | {"streams": config.train.batch_size}

@@ -3,9 +3,11 @@
 import pytest
 
 from experiments.benchmarks.tpu_step import cycles_by_path, pallas_calls
-from txl_jax.aot.collectives import collectives, first_group
+from txl_jax.aot import chips, roofline
+from txl_jax.aot.collectives import CROSS_SLICE, collectives, first_group
 from txl_jax.aot.hlo import Program
 from txl_jax.aot.traffic import by_scope, hbm_bytes
+from txl_jax.errors import UserError
 
 TEXT = """\
 HloModule small, is_scheduled=true
@@ -62,6 +64,30 @@ LAYER = 4 * 8 * 128
 def test_a_loops_collectives_count_as_often_as_it_runs() -> None:
     (found,) = collectives(Program(TEXT))
     assert found == ("all-reduce", LAYER, (0, 1, 2, 3), 5, "layers/sum")
+
+
+def test_what_slices_exchange_is_a_send_of_their_runtime() -> None:
+    send = """\
+  %token = token[] after-all()
+  %sent = (f32[8,128]{1,0:T(8,128)}, u32[], token[]) send(%x, %token), channel_id=6, \
+is_host_transfer=true, frontend_attributes={\
+_xla_host_transfer_handler_name="xla_megascale_runtime"}
+  %out_feed = (f32[8,128]{1,0}, u32[], token[]) send(%x, %token), channel_id=7, \
+is_host_transfer=true
+"""
+    text = TEXT.replace("  %back = ", f"{send}  %back = ")
+    reduced, sent = collectives(Program(text))
+    assert reduced.kind == "all-reduce"
+    assert (sent.kind, sent.bytes, sent.times) == (CROSS_SLICE, LAYER, 5)
+    tpus = chips.find("v5e:2x4", 2)
+    seconds = roofline.bounds(tpus, 0, 0, [sent], [(0, 0)])
+    assert seconds["network"] == pytest.approx(5 * LAYER / 3.125e9)
+    assert seconds["interconnect"] == 0
+
+
+def test_a_chip_without_multislice_has_one_slice() -> None:
+    with pytest.raises(UserError, match=r"compile\.slices = 2: v3 has one slice only"):
+        chips.find("v3:2x2", 2)
 
 
 def test_a_loop_of_unknown_length_counts_once_or_as_assumed() -> None:

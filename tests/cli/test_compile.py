@@ -8,6 +8,7 @@ Dims: N layers, B streams, M memory, L segment, D model, HA heads x head.
 import dataclasses
 import importlib.util
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import flax.linen as nn
@@ -291,7 +292,37 @@ def test_the_largest_batch_is_searched(
 
     monkeypatch.setattr(compile, "compile_train", compile_train)
     devices = chips.find_devices(part := chips.find(SLICE))
-    assert compile.largest_batch(read(path), devices, part).train.batch_size == 72
+    largest, done = compile.largest_batch(read(path), devices, part)
+    assert (largest.train.batch_size, done.fits) == (72, True)
+
+
+def test_the_search_finds_the_policy_with_the_most_tokens_per_second(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compilation and estimate are replaced: here only the search is tested."""
+    most = {"none": 2, "dots": 5, "full": 9}  # streams per chip that fit
+    slowness = {"none": 1.0, "dots": 1.2, "full": 3.0}
+
+    def compile_train(config: Config, devices: list[Any]) -> Compiled:
+        policy, size = config.model.remat_policy, config.train.batch_size // 8
+        fits = size <= most[policy]
+        return Compiled("x" if fits else "", size * 15 * 2**30 // most[policy], 0.0)
+
+    def estimate_training(config: Config, *_: Any) -> dict[str, Any]:
+        rate = config.train.batch_size / slowness[config.model.remat_policy]
+        return {"tokens_per_second": {"no_overlap": rate}}
+
+    for function in (compile_train, estimate_training):
+        monkeypatch.setattr(compile, function.__name__, function)
+    monkeypatch.setattr(steps, "compile_train", compile_train)
+    part = chips.find(SLICE)
+    devices = [SimpleNamespace(platform="cpu", device_kind="virtual")] * 8
+    monkeypatch.setattr(compile, "fit_mesh", lambda *_: SimpleNamespace(shape={}))
+    monkeypatch.setattr(steps, "fit_mesh", lambda *_: None)
+    config, done, tried = compile.search_policies(read(path), devices, part)
+    assert (config.model.remat_policy, config.train.batch_size) == ("dots", 40)
+    assert done.fits
+    assert [each["streams_per_chip"] for each in tried] == [2, 5, 9]
 
 
 # Errors

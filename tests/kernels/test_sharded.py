@@ -80,7 +80,7 @@ def test_every_device_attends_for_its_own_part(monkeypatch: pytest.MonkeyPatch) 
         return xla.rel_attention(q_BLHA, *args)
 
     monkeypatch.setitem(dispatch.KERNELS, "chunked", follow_mesh(spy))
-    config = tiny.config(kernel="chunked", dropatt=0.3, remat=True)
+    config = tiny.config(kernel="chunked", dropatt=0.3, remat_policy="full")
     B, L = 4, 6
 
     def loss(params: Any, tokens_BL: Any, memory: Memory) -> Any:

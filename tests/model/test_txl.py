@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.ad_checkpoint import print_saved_residuals
 
 from tests import reference
 from tests.support import tiny
@@ -207,10 +208,45 @@ def value_and_gradient(config: ModelConfig) -> Any:
     return tiny.jit(jax.value_and_grad(loss, has_aux=True))(PARAMS, memory)
 
 
-def test_unrolled_and_recomputed_layers_are_the_same_model() -> None:
-    config = dataclasses.replace(DROPOUT, unroll=tiny.N, remat=True)
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"unroll": tiny.N, "remat_policy": "full"},
+        {"remat_policy": "dots"},
+        {"remat_policy": "save:k,v,heads"},
+        {"remat_policy": "offload:q,hidden"},
+    ],
+    ids=str,
+)
+def test_unrolled_and_recomputed_layers_are_the_same_model(
+    fields: dict[str, Any],
+) -> None:
+    config = dataclasses.replace(DROPOUT, **fields)
     assert abstract_params(config) == abstract_params(DROPOUT)
     tiny.assert_close(value_and_gradient(config), value_and_gradient(DROPOUT))
+
+
+def test_a_policy_keeps_only_the_arrays_that_it_names(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The layers' kept arrays are results of the scan over layers."""
+
+    def kept(policy: str) -> int:
+        model = TransformerXL(tiny.config(remat_policy=policy))
+        tokens_BL = jnp.zeros((B, L), jnp.int32)
+        memory = Memory.empty(model.config, B)
+
+        def loss(params: Any) -> Any:
+            args = {"params": params}, tokens_BL, tokens_BL, memory
+            return model.apply(*args, method="nll")[0].sum()
+
+        print_saved_residuals(loss, PARAMS)
+        return capsys.readouterr().out.count("output of scan")
+
+    full = kept("full")
+    assert kept("save:q") == full + 1
+    assert kept("save:q,k,hidden") == full + 3
+    assert full + 3 < kept("dots") < kept("none")
 
 
 def test_parameters_are_float32_under_bfloat16() -> None:

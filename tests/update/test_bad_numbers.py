@@ -134,7 +134,7 @@ def test_what_is_sound_is_not_blamed() -> None:
     ("changes", "fields", "devices"),
     [
         pytest.param(
-            *({"remat": True, "dropout": 0.2, "dropatt": 0.2}, {}, 1),
+            *({"remat_policy": "full", "dropout": 0.2, "dropatt": 0.2}, {}, 1),
             marks=pytest.mark.long,
         ),
         pytest.param(

@@ -150,7 +150,7 @@ OTHERS: dict[str, Any] = {
     "norm_init_std": 0.3,
     "dtype": "bfloat16",
     "kernel": "xla",
-    "remat": True,
+    "remat_policy": "full",
     "unroll": 2,
 }
 

@@ -27,6 +27,9 @@ class Chip(NamedTuple):
     Austin et al. 2025, How to Scale Your Model, jax-ml.github.io/scaling-book/tpus.
     hbm: the limit that libtpu 0.0.51 reports for a program that exceeds it, slightly
     less than the chip's memory.
+    network: what a chip may send to other slices: the rate of its host's network
+    interfaces (Google's pages of v5e and v6e; v5p as in the book, v4 assumed equal)
+    divided by the host's chips; 0 = the chip has no multislice.
     wraps: an axis of the slice is a ring if its length is a multiple of this number
     (the same page of the book, and Google's pages of v4 and v5p).
     """
@@ -35,6 +38,7 @@ class Chip(NamedTuple):
     hbm: float
     hbm_bandwidth: float
     link: float
+    network: float
     axes: int
     wraps: int
     cores: int = 1
@@ -43,25 +47,26 @@ class Chip(NamedTuple):
 
 
 CHIPS = {
-    "v3": Chip(123e12, 15.48 * GIB, 900e9, 1e11, 2, 32, cores=2),
-    "v4": Chip(275e12, 30.75 * GIB, 1200e9, 4.5e10, 3, 4, 2, 2, "megacore"),
-    "v5e": Chip(197e12, 15.75 * GIB, 819e9, 4.5e10, 2, 16),
-    "v5p": Chip(459e12, 95.73 * GIB, 2765e9, 9e10, 3, 4, 2, 2),
-    "v6e": Chip(918e12, 31.24 * GIB, 1638e9, 9e10, 2, 16),
+    "v3": Chip(123e12, 15.48 * GIB, 900e9, 1e11, 0, 2, 32, cores=2),
+    "v4": Chip(275e12, 30.75 * GIB, 1200e9, 4.5e10, 6.25e9, 3, 4, 2, 2, "megacore"),
+    "v5e": Chip(197e12, 15.75 * GIB, 819e9, 4.5e10, 3.125e9, 2, 16),
+    "v5p": Chip(459e12, 95.73 * GIB, 2765e9, 9e10, 6.25e9, 3, 4, 2, 2),
+    "v6e": Chip(918e12, 31.24 * GIB, 1638e9, 9e10, 12.5e9, 2, 16),
 }
 
 
-class Slice(NamedTuple):
-    """A block of chips of one kind."""
+class Slices(NamedTuple):
+    """Equal blocks of chips of one kind, joined by the data-center network."""
 
-    name: str
+    name: str  # of one block
     chip: Chip
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of one block
+    slices: int = 1
 
     @property
     def chips(self) -> int:
-        """The number of chips."""
-        return math.prod(self.shape)
+        """The number of chips in all slices."""
+        return self.slices * math.prod(self.shape)
 
     @property
     def devices_per_chip(self) -> int:
@@ -90,8 +95,8 @@ def _block(kind: str, number: str) -> str:
     return f"{kind}:{'x'.join(map(str, sizes))}"
 
 
-def find(name: str) -> Slice:
-    """Returns the slice of a topology name: "v4:4x4x8" is 128 chips of v4."""
+def find(name: str, count: int = 1) -> Slices:
+    """Returns `count` slices of a topology name: "v4:4x4x8" is 128 chips of v4."""
     kind, _, sizes = name.partition(":")
     if accelerator := re.fullmatch(r"(v3|v4|v5litepod|v5p|v6e)-(\d+)", name):
         raise UserError(
@@ -105,7 +110,9 @@ def find(name: str) -> Slice:
             f"compile.topology = {name!r}: give {chip.axes} lengths for a slice of "
             f"{kind}, such as {kind}:{'x'.join('4' * chip.axes)}"
         )
-    return Slice(name, chip, tuple(map(int, sizes.split("x"))))
+    if count > 1 and not chip.network:
+        raise UserError(f"compile.slices = {count}: {kind} has one slice only")
+    return Slices(name, chip, tuple(map(int, sizes.split("x"))), count)
 
 
 # Without these, libtpu looks for the host of a TPU.
@@ -117,8 +124,8 @@ ENVIRONMENT = {
 }
 
 
-def find_devices(tpus: Slice) -> list[Any]:
-    """Returns the devices of a slice, for which programs can be compiled.
+def find_devices(tpus: Slices) -> list[Any]:
+    """Returns the devices of the slices, for which programs can be compiled.
 
     Raises UserError if libtpu, the compiler, is missing or rejects the slice.
     """
@@ -130,7 +137,11 @@ def find_devices(tpus: Slice) -> list[Any]:
 
     os.environ.update(ENVIRONMENT | os.environ)
     jax.config.update("jax_platforms", "cpu")  # compiling needs no TPU backend
-    config = {"chip_config_name": tpus.chip.config} if tpus.chip.config else {}
+    config: dict[str, Any] = {}
+    if tpus.chip.config:
+        config["chip_config_name"] = tpus.chip.config
+    if tpus.slices > 1:
+        config["num_slices"] = tpus.slices
     try:
         topology = topologies.get_topology_desc(tpus.name, platform="tpu", **config)
     except Exception as error:  # jaxlib has no narrower exception

@@ -8,6 +8,9 @@ import numpy as np
 
 from txl_jax.aot.hlo import Op, Program
 
+# Slices exchange arrays through the hosts, as sends that this runtime carries out.
+CROSS_SLICE = "cross-slice"
+RUNTIME = "xla_megascale_runtime"
 KINDS = "all-reduce all-gather reduce-scatter all-to-all collective-permute".split()
 
 
@@ -32,6 +35,9 @@ def collectives(program: Program) -> list[Collective]:
         fused = list(program.inside(op)) if op.kind == "fusion" else []
         for inner, where in [(op, ""), *fused]:
             kind = inner.kind.removesuffix("-start")
+            if kind == "send" and RUNTIME in inner.text:
+                sent = inner.arrays[0].bytes
+                result.append(Collective(CROSS_SLICE, sent, (0,), times, inner.path))
             if kind not in KINDS:
                 continue
             chain = re.search(r'channel_id=(\d+).*chain_id="(\d+)"', inner.text)

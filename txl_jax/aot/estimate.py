@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 
 from txl_jax import sharding
 from txl_jax.aot import roofline
-from txl_jax.aot.chips import Slice
+from txl_jax.aot.chips import Slices
 from txl_jax.aot.collectives import collectives
 from txl_jax.aot.hlo import Program
 from txl_jax.aot.lower import Compiled
@@ -30,7 +30,7 @@ class Work(NamedTuple):
     updates: int = 1  # in one call of the step
 
 
-def estimate(tpus: Slice, mesh: Mesh, done: Compiled, work: Work) -> dict[str, Any]:
+def estimate(tpus: Slices, mesh: Mesh, done: Compiled, work: Work) -> dict[str, Any]:
     """Returns the memory of a step, and per update its traffic and bounds on speed."""
     capacity = tpus.chip.hbm
     B, L, width = work.streams, work.tgt_len, work.ext_len + work.tgt_len
@@ -57,7 +57,7 @@ def estimate(tpus: Slice, mesh: Mesh, done: Compiled, work: Work) -> dict[str, A
     traffic = sum(by_path.values()) / calls
     coords = [tuple(device.coords) for device in mesh.devices.flat]
     seconds = roofline.bounds(tpus, made, traffic, exchanged, coords)
-    # If the greatest of the three hides the others, and if none hides another.
+    # If the greatest of them hides the others, and if none hides another.
     both = {"full_overlap": max(seconds.values()), "no_overlap": sum(seconds.values())}
     tokens, flops = B * L * work.segments, needed * work.segments
     peak = tpus.chips * tpus.chip.flops
@@ -75,6 +75,7 @@ def estimate(tpus: Slice, mesh: Mesh, done: Compiled, work: Work) -> dict[str, A
         "limit": max(seconds, key=seconds.__getitem__),
         "seconds": seconds,
         "communication_share": seconds["interconnect"] / both["no_overlap"],
+        "cross_slice_share": seconds["network"] / both["no_overlap"],
         "hbm_traffic_bytes": int(traffic),
         "hbm_traffic_by_scope": {name: int(scopes[name] / calls) for name in scopes},
         "collectives": totals,

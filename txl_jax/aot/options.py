@@ -10,9 +10,12 @@ class CompileConfig:
     """What to compile ahead of time, and for which TPUs."""
 
     topology: str = "v5e:2x4"  # kind of chip, and chips along each axis of the slice
+    slices: int = at_least(1, 1)  # of this topology, joined by the data-center network
     # streams per chip, which set train.batch_size; 0 = train.batch_size is unchanged,
     # -1 = the most that fit
     streams_per_chip: int = at_least(-1, 0)
+    # find the remat policy, mesh and number of streams with the most tokens per second
+    search: bool = False
     # "config" = the configured mesh, "auto" = the one with the fewest shards that fits
     mesh: str = one_of(("config", "auto"), "config")
 

@@ -1,8 +1,8 @@
-"""Lower bounds on the time of a step on a TPU: products, HBM and interconnect.
+"""Lower bounds on the time of a step on a TPU: products, HBM, interconnect, network.
 
-Each bound is the work of the step divided by the chip's rate. If all three overlap, the
-step takes at least the greatest of them; if none overlap, at least their sum. The work
-of the vector units (softmax, dropout, norms) is not included.
+Each bound is the work of the step divided by the chip's rate. If all of them overlap,
+the step takes at least the greatest; if none overlap, at least their sum. The work of
+the vector units (softmax, dropout, norms) is not included.
 
 Dims: L segment, M memory, K = M + L keys, R distances, D model, E embedding, H heads, A
 head, F feed-forward, V vocabulary, T tokens.
@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from txl_jax.aot.chips import Slice
-from txl_jax.aot.collectives import Collective
+from txl_jax.aot.chips import Slices
+from txl_jax.aot.collectives import CROSS_SLICE, Collective
 from txl_jax.model.config import ModelConfig
 
 
@@ -141,7 +141,8 @@ def device_flops(
     """
     layers, vocabulary = products(config, B, L, training)
     counts = TRAINING if training else EVALUATION
-    own = layers.flops(REMAT if training and config.remat else counts)
+    recomputes = training and config.remat_policy not in ("none", "dots")
+    own = layers.flops(REMAT if recomputes else counts)
     return own / model_shards + vocabulary.flops(counts)
 
 
@@ -151,7 +152,7 @@ HOP = 1e-6
 
 
 def exchange_seconds(
-    tpus: Slice, collective: Collective, coords: Sequence[tuple[int, ...]]
+    tpus: Slices, collective: Collective, coords: Sequence[tuple[int, ...]]
 ) -> float:
     """Returns the time of one run of a collective; coords are the devices' chips.
 
@@ -178,7 +179,7 @@ def exchange_seconds(
 
 
 def bounds(
-    tpus: Slice,
+    tpus: Slices,
     flops: float,
     hbm_bytes: float,
     collectives: Iterable[Collective],
@@ -186,13 +187,21 @@ def bounds(
 ) -> dict[str, float]:
     """Returns the seconds of one device's products, HBM traffic and collectives.
 
-    On v3 a device is a core, with half of the chip's FLOPs and memory bandwidth.
+    "network" is what slices exchange through the data-center network. On v3 a device is
+    a core, with half of the chip's FLOPs and memory bandwidth.
     """
     chip, cores = tpus.chip, tpus.devices_per_chip
+    seconds: dict[str, float] = {"interconnect": 0.0, "network": 0.0}
+    for each in collectives:
+        if each.kind == CROSS_SLICE:
+            # Each chip all-reduces its part of an array with its peers.
+            sent = 2 * (tpus.slices - 1) / tpus.slices * each.bytes
+            seconds["network"] += each.times * sent / chip.network
+        else:
+            time = exchange_seconds(tpus, each, coords)
+            seconds["interconnect"] += each.times * time
     return {
         "compute": flops * cores / chip.flops,
         "hbm": hbm_bytes * cores / chip.hbm_bandwidth,
-        "interconnect": sum(
-            each.times * exchange_seconds(tpus, each, coords) for each in collectives
-        ),
+        **seconds,
     }

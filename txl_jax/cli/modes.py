@@ -101,6 +101,6 @@ def out_of_memory(error: jax.errors.JaxRuntimeError) -> UserError:
         raise error
     return UserError(
         f"the devices' memory is too small ({reason}): in training, lower "
-        "train.batch_size, raise train.batch_chunk or set model.remat; in evaluation, "
-        "lower eval.streams or eval.tgt_len; or split the model with mesh.fsdp"
+        "train.batch_size, raise train.batch_chunk or set model.remat_policy=full; in "
+        "evaluation, lower eval.streams or eval.tgt_len; or raise mesh.fsdp"
     )

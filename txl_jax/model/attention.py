@@ -10,6 +10,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.ad_checkpoint import checkpoint_name
 
 from txl_jax.kernels.dispatch import choose_kernel
 from txl_jax.kernels.hash import AttentionDropout
@@ -82,6 +83,8 @@ class Attention(nn.Module):
         q_BLHA = jnp.einsum("BLD,HAD->BLHA", x_BLD, q_HAD)
         k_BKHA = project(x_BKD, k_HAD, constant)
         v_BKHA = project(x_BKD, v_HAD, constant)
+        q_BLHA = checkpoint_name(q_BLHA, "q")
+        k_BKHA, v_BKHA = checkpoint_name(k_BKHA, "k"), checkpoint_name(v_BKHA, "v")
 
         terms = position_terms(config, make, R_RD, biases, K)
         dropout = None
@@ -89,6 +92,7 @@ class Attention(nn.Module):
             dropout = AttentionDropout(config.dropatt, seed(self))
         kernel = choose_kernel(config.kernel, q_BLHA)
         o_BLHA = kernel(q_BLHA, k_BKHA, v_BKHA, *terms, oldest_BL, dropout)
+        o_BLHA = checkpoint_name(o_BLHA, "heads")
 
         out_BLD = jnp.einsum("BLHA,HAD->BLD", o_BLHA, o_HAD)
         sum_BLD = h_BLD + Dropout(config.dropout, config.variational)(out_BLD)

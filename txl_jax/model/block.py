@@ -6,6 +6,7 @@ A head.
 
 import flax.linen as nn
 from jax import Array
+from jax.ad_checkpoint import checkpoint_name
 
 from txl_jax.model.attention import Attention
 from txl_jax.model.config import ModelConfig
@@ -45,6 +46,7 @@ class FeedForward(nn.Module):
         norm = layer_norm(config, name="norm")
         x_BLD = norm(h_BLD) if config.pre_lnorm else h_BLD
         x_BLF = drop(dense("in", "DF", "D", "F")(x_BLD), relu=True)
+        x_BLF = checkpoint_name(x_BLF, "hidden")
         sum_BLD = h_BLD + drop(dense("out", self.out_axes, "F", "D")(x_BLF))
         return sum_BLD if config.pre_lnorm else norm(sum_BLD)
 

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from txl_jax.errors import UserError
+from txl_jax.errors import UserError, nearest
 from txl_jax.runtime.constraint import at_least, check, fraction, one_of, positive
 
 DTYPES = ("float32", "bfloat16")
@@ -20,6 +20,9 @@ POSITIONS = (
 )
 ABSOLUTE_POSITIONS = ("sinusoidal", "learned")
 LEARNED_POSITIONS = ("shaw", "shaw_biased", "learned")
+REMAT_POLICIES = ("none", "full", "dots", "save:NAMES", "offload:NAMES")
+# Queries, keys, values, the heads' outputs and the feed-forward's hidden features.
+REMAT_NAMES = ("q", "k", "v", "heads", "hidden")
 INITIAL_MEMORIES = ("empty", "zeros")
 
 
@@ -75,7 +78,11 @@ class ModelConfig:
     dtype: str = one_of(DTYPES, "float32")
     # attention kernel: one of KERNELS; "auto" = the fastest for the device
     kernel: str = one_of(KERNELS, "auto")
-    remat: bool = False  # recompute layers in the backward pass, which saves memory
+    # what each layer keeps for the backward pass: "none" = everything (no
+    # rematerialization), "full" = only its input, "dots" = also the results of products
+    # with weights, "save:q,k" = also these of REMAT_NAMES, "offload:q,k" = the same in
+    # the host's memory
+    remat_policy: str = "none"
     # layers per step of the scan over layers; n_layer = all
     unroll: int = at_least(1, 1)
 
@@ -84,6 +91,7 @@ class ModelConfig:
         check(self, "model")
         self._check_clusters()
         self._check_position()
+        parse_remat(self.remat_policy)
 
     def _check_clusters(self) -> None:
         ends = (0, *self.cutoffs, self.vocab_size or 2**62)
@@ -150,6 +158,20 @@ class ModelConfig:
         import jax.numpy as jnp  # here: the command line is parsed without jax
 
         return jnp.dtype(self.dtype)
+
+
+def parse_remat(policy: str) -> tuple[str, tuple[str, ...]]:
+    """Returns the kind and the names of a remat policy; raises UserError."""
+    kind, colon, text = policy.partition(":")
+    names = tuple(text.split(",")) if colon else ()
+    if kind in ("save", "offload") and set(names) <= set(REMAT_NAMES) and names:
+        return kind, names
+    if policy in REMAT_POLICIES[:3]:
+        return kind, ()
+    raise UserError(
+        f"model.remat_policy = {policy!r} must be one of {', '.join(REMAT_POLICIES)}"
+        f"{nearest(policy, REMAT_POLICIES)}; NAMES are some of {', '.join(REMAT_NAMES)}"
+    )
 
 
 # What the code bases of published models do differently, besides their sizes.

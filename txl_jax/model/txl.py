@@ -18,6 +18,7 @@ from txl_jax.model.dropout import Dropout
 from txl_jax.model.initializers import weight
 from txl_jax.model.memory import Memory, find_oldest, keys_per_query
 from txl_jax.model.positions import SCHEMES
+from txl_jax.model.remat import rematerialize
 
 AnyMemory = Any  # Memory; for `decoder.Decoder` KeyValueMemory or RingMemory
 
@@ -44,11 +45,8 @@ class TransformerXL(nn.Module):
 
     def make_layers(self) -> Any:
         """Returns one module that scans over the layers' stacked parameters."""
-        # prevent_cse is only needed outside a scan; inside, it costs time.
-        remat = self.config.remat
-        block = nn.remat(Block, prevent_cse=False) if remat else Block
         return nn.scan(
-            block,
+            rematerialize(Block, self.config.remat_policy),
             variable_axes={"params": 0, "intermediates": 0},
             split_rngs={"params": True, "dropout": True},
             in_axes=(0, 0, nn.broadcast, nn.broadcast),

@@ -40,6 +40,10 @@ def _search(largest_batch: bool) -> int:
     return -1 if largest_batch else 0
 
 
+def _remat_policy(remat: bool) -> str:
+    return "full" if remat else "none"
+
+
 def _asgd_from(average: str, first: int, _decay: float) -> int:
     if average == "ema":
         raise UserError(
@@ -57,6 +61,7 @@ _NO_MEMORY = {"eval.mem_len": 0, "eval.same_length": False}
 _AVERAGE = {"optim.average": "none", "optim.average_from": 0}
 
 CHANGES = (
+    Change("model.remat_policy", {"model.remat": False}, _remat_policy),
     Change("train.num_steps", {"table.steps": 0}),
     Change("eval.baselines", {"eval.yardsticks": False}),
     Change("eval.split", {"attention.split": "valid"}),

@@ -39,7 +39,7 @@ FREE = (
     *("mem_len", "initial_memory", "clamp_len", "same_length"),
     *("dropout", "dropatt", "variational", "word_dropout"),
     *("init_std", "proj_init_std", "norm_init_std"),
-    *("dtype", "kernel", "remat", "unroll"),
+    *("dtype", "kernel", "remat_policy", "unroll"),
 )
 
 
