@@ -9,6 +9,8 @@ from typing import Any
 
 import jax
 
+from txl_jax.aot.peak import peak_flops
+from txl_jax.aot.roofline import needed_flops
 from txl_jax.checkpoint import save_restore
 from txl_jax.checkpoint.manager import Checkpoints, open_checkpoints
 from txl_jax.checkpoint.save_restore import Snapshot
@@ -49,6 +51,7 @@ class Hooks:
     fetched: Callbacks = ()
     # (), between calls and during a validation; a true result saves the run now
     boundary: Callbacks = ()
+    validated: Callbacks = ()  # (step, mean nll in nats)
     saved: Callbacks = ()  # (state), after a save has started; may raise to end the run
 
     def __add__(self, other: "Hooks") -> "Hooks":
@@ -101,16 +104,18 @@ def train(
             for segments, position in log.timing.inputs(ahead)
         )
         every = config.checkpoint.every_steps
-        saves = advance(program.step, start, batches, config.train, every, hooks)
+        train_step = log.timing.compiling(program.step)
+        saves = advance(train_step, start, batches, config.train, every, hooks)
         # A restored step whose validation is missing is validated first.
         if step and config.train.validates(step) and not manager.validated(step):
             saves = itertools.chain([start], saves)
         for step, state, position in saves:
             valid_nll, validates = None, config.train.validates(step)
             if validates and not stop.reached:
-                valid_nll = validate(mean_nll, state.evaluated, hooks)
+                with log.timing.spend("evaluation"):
+                    valid_nll = validate(mean_nll, step, state.evaluated, hooks)
             # orbax copies arrays to the host implicitly.
-            with log.timing.saving(), jax.transfer_guard("allow"):
+            with log.timing.spend("checkpoint"), jax.transfer_guard("allow"):
                 with manager.attempt(step):
                     with distributed.together(*manager.errors):
                         log.sync(valid_nll, owed=validates and valid_nll is None)
@@ -148,14 +153,18 @@ def make_hooks(
     train = config.train
     events = stack.enter_context(Events(workdir, step))
     path, counts = workdir / METRICS, (step, train.num_steps, train.log_every)
-    log = stack.enter_context(MetricsLog(path, *counts, events.line))
+    width = train.ext_len + train.tgt_len
+    flops = needed_flops(config.model, 1, width, True) / train.tgt_len
+    ideal = flops / peak_flops()
+    log = stack.enter_context(MetricsLog(path, *counts, events.line, ideal))
     bar = stack.enter_context(Progress("train", train.num_steps, step))
-    trace = stack.enter_context(Trace(config.run.profiled(), workdir / "profile"))
+    profile = config.run.profiled(), workdir / "profile", config.run.profiler_port
+    trace = stack.enter_context(Trace(*profile))
 
     def show(step: int, updates: list[Metrics]) -> None:
         loss, rate = updates[-1]["loss"], f"{log.tokens_per_second:,.0f}"
-        made, bpc = step + len(updates), f"{bits(loss):.4f}"
-        bar(made, loss=f"{loss:.4f}", bpc=bpc, tokens_per_s=rate)
+        made, bpc, mfu = step + len(updates), f"{bits(loss):.4f}", f"{log.mfu:.1%}"
+        bar(made, loss=f"{loss:.4f}", bpc=bpc, tokens_per_s=rate, mfu=mfu)
 
     return log, Hooks(
         before=[trace.before],
@@ -209,7 +218,7 @@ def fetch(step: int, device_metrics: Metrics) -> tuple[int, list[Metrics]]:
     return step, updates
 
 
-def validate(mean_nll: Validate, params: Any, hooks: Hooks) -> float | None:
+def validate(mean_nll: Validate, step: int, params: Any, hooks: Hooks) -> float | None:
     """Returns the mean nll in nats; None if the run ends before it is complete."""
     with Progress("valid") as bar:
 
@@ -219,6 +228,8 @@ def validate(mean_nll: Validate, params: Any, hooks: Hooks) -> float | None:
                 raise stop.end("while validating")
 
         try:
-            return mean_nll(params, progress)
+            nll = mean_nll(params, progress)
         except Interrupted:
             return None
+    run_all(hooks.validated, step, nll)
+    return nll

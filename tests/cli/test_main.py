@@ -81,6 +81,24 @@ def test_the_workdir_has_what_the_readme_lists(home: Home) -> None:
     assert configs.parse(configs.load_json(home.run / "config.json")) == config
 
 
+def test_validations_are_reported_beside_the_expected_curve(home: Home) -> None:
+    lines = home.trained.err.splitlines()
+    (first,) = [n for n, line in enumerate(lines) if line.endswith(" ± 0.50 here")]
+    assert lines[first].startswith("update 30: valid perplexity ")
+    assert "more than 10% away from the published one (a test)" in lines[first + 1]
+
+
+def test_the_goodput_is_in_the_result_and_in_run_json(home: Home) -> None:
+    goodput = home.trained.result["goodput"]
+    run = json.loads((home.run / "run.json").read_text())
+    assert run["goodput"] == goodput
+    seconds = goodput["seconds"]
+    assert min(seconds.values()) >= 0
+    assert sum(seconds.values()) == pytest.approx(goodput["wall_seconds"], abs=0.01)
+    assert 0 < goodput["share"] == seconds["update"] / goodput["wall_seconds"] < 1
+    assert seconds["compile"] > 0 and seconds["evaluation"] > 0
+
+
 def test_run_json_says_where_the_numbers_come_from(home: Home) -> None:
     run = json.loads((home.run / "run.json").read_text())
     assert run["seed"] == 1111
@@ -95,7 +113,8 @@ def test_run_json_says_where_the_numbers_come_from(home: Home) -> None:
 
 
 TIMING = {"step_seconds", "compute_seconds", "input_wait_seconds"}
-TIMING |= {"checkpoint_seconds", "tokens_per_second"}
+TIMING |= {"checkpoint_seconds", "tokens_per_second", "tokens_per_second_per_device"}
+TIMING |= {"mfu", "total_seconds"}
 
 
 def test_metrics_are_one_line_per_step_in_two_groups(home: Home) -> None:

@@ -51,11 +51,11 @@ def joined(parts: Iterable[Segment]) -> Segment:
 
 def positions_of(streams: Streams, epoch: int) -> list[Position]:
     """Returns the position of each segment of an epoch, S = 1."""
-    result, position = [], Position(epoch)
+    found, position = [], Position(epoch)
     while position.epoch == epoch:
-        result.append(position)
+        found.append(position)
         _, position = streams.batch(position)
-    return result
+    return found
 
 
 def read_epoch(streams: Streams, epoch: int = 0) -> Segment:
@@ -66,6 +66,11 @@ def read_epoch(streams: Streams, epoch: int = 0) -> Segment:
 def real(segment: Segment) -> np.ndarray:
     """Returns where there is no padding, bool [S, B, L]."""
     return np.arange(segment.inputs_SBL.shape[2]) < segment.length_SB[..., None]
+
+
+def of_stream(array_SBL: np.ndarray, segment: Segment, b: int) -> np.ndarray:
+    """Returns what stream b reads, without padding, [T]."""
+    return array_SBL[:, b][real(segment)[:, b]]
 
 
 def assert_same(result: Segment, expected: Segment) -> None:

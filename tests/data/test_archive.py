@@ -119,7 +119,6 @@ class Host(http.server.BaseHTTPRequestHandler):
     data: bytes
     script: list[str]
     ranges: list[str]
-    archive: Archive
 
     def do_GET(self) -> None:
         """Responds with the file, a part of it, another file or an error."""
@@ -143,24 +142,30 @@ class Host(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def host(
-    wikitext: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[type[Host]]:
-    """A host that alone has the miniature."""
-    monkeypatch.setattr(download, "PATIENCE_SECONDS", 0.2)
-    monkeypatch.setattr(download, "FIRST_PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr(download, "CHUNK_BYTES", 64)
+def host() -> Iterator[type[Host]]:
     Host.script, Host.ranges = [], []
-    Host.data = manual(tmp_path).read_bytes()
-    manual(tmp_path).unlink()
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Host) as server:
         Host.url = f"http://127.0.0.1:{server.server_port}/"
-        Host.archive = replace(wikitext, urls=(Host.url,))
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         yield Host
         server.shutdown()
         thread.join()
+
+
+@pytest.fixture
+def hosted(wikitext: Archive, host: type[Host], tmp_path: Path) -> Archive:
+    """The miniature, which only the host has."""
+    host.data = manual(tmp_path).read_bytes()
+    manual(tmp_path).unlink()
+    return replace(wikitext, urls=(host.url,))
+
+
+@pytest.fixture(autouse=True)
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(download, "PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(download, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(download, "CHUNK_BYTES", 64)
 
 
 @pytest.mark.parametrize(
@@ -174,26 +179,27 @@ def host(
     ],
 )
 def test_download_is_retried_and_resumed(
-    host: type[Host], tmp_path: Path, script: list[str], requests: int
+    hosted: Archive, host: type[Host], tmp_path: Path, script: list[str], requests: int
 ) -> None:
     host.script = list(script)
-    for path, target in get(host.archive, tmp_path).items():
+    for path, target in get(hosted, tmp_path).items():
         assert target.read_bytes() == miniatures.text(path)
+    assert len(host.ranges) == requests
     names = {path.name for path in (tmp_path / "downloads").iterdir()}
     assert names == {"manual", "wikitext-2-v1.zip"}
     if script[:2] == ["cut", "cut"]:
         assert len(set(host.ranges)) == requests, "each starts where the last ended"
-    get(host.archive, tmp_path)
-    assert len(host.ranges) == requests, "the download is kept"
+    get(hosted, tmp_path)
+    assert len(host.ranges) == requests  # the download is kept
     (tmp_path / "downloads" / "wikitext-2-v1.zip").write_bytes(b"damaged")
-    get(host.archive, tmp_path)
+    get(hosted, tmp_path)
     assert len(host.ranges) == requests + 1
 
 
-def test_next_host_is_tried(host: type[Host], tmp_path: Path) -> None:
+def test_next_host_is_tried(hosted: Archive, host: type[Host], tmp_path: Path) -> None:
     urls = "http://127.0.0.1:1/a", f"{host.url}gone", f"{host.url}other", host.url
     host.script = ["404", "other"]
-    assert len(get(replace(host.archive, urls=urls), tmp_path)) == 3
+    assert len(get(replace(hosted, urls=urls), tmp_path)) == 3
     assert len(host.ranges) == 3
 
 
@@ -207,11 +213,11 @@ def test_next_host_is_tried(host: type[Host], tmp_path: Path) -> None:
     ],
 )
 def test_failed_download_names_the_manual_folder(
-    host: type[Host], tmp_path: Path, fault: str, message: str
+    hosted: Archive, host: type[Host], tmp_path: Path, fault: str, message: str
 ) -> None:
     host.script = [fault] * 99
     url = host.url if fault else "http://no-such-host.invalid/a.zip"
     folder = manual(tmp_path).parent
     with refused(rf"{message}.*put wikitext-2-v1.zip \(or the files .*in {folder}"):
-        get(replace(host.archive, urls=(url,)), tmp_path)
+        get(replace(hosted, urls=(url,)), tmp_path)
     assert not list((tmp_path / "downloads").glob("*.zip*"))

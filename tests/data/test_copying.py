@@ -14,6 +14,8 @@ from txl_jax.data import copying, corpora
 from txl_jax.data.byte_ranges import blocks
 from txl_jax.data.copying import FIRST_ANSWER, Task
 from txl_jax.data.options import DataConfig
+from txl_jax.data.streams import Position
+from txl_jax.update.options import TrainConfig
 
 TASK = Task(delay=12, length=5, symbols=4)
 VALID = "862c02c312d5758b"  # how the SHA-256 of its valid split begins
@@ -65,6 +67,11 @@ def test_impossible_tasks_are_refused(sizes: str, message: str) -> None:
 
 def test_answers_alone_are_scored() -> None:
     text = np.frombuffer(TASK.text("test")[:600], np.uint8)
-    config = Config(data=DataConfig(corpus=TASK.corpus))
+    train = TrainConfig(batch_size=4, tgt_len=16, segments_per_call=8)
+    config = Config(data=DataConfig(corpus=TASK.corpus), train=train)
     streams = make_streams(config, text, slice(None))
-    assert streams.score_ids_from == FIRST_ANSWER
+    segment, _ = streams.batch(Position())
+    scored = segment.weights_SBL == 1
+    assert 0 < scored.sum() < scored.size / 2
+    real = np.arange(16) < segment.length_SB[..., None]
+    np.testing.assert_array_equal(scored, real & (segment.targets_SBL >= FIRST_ANSWER))

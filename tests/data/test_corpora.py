@@ -14,7 +14,7 @@ import pytest
 from tests.data import miniatures
 from tests.support.refusal import refused
 from txl_jax.data import catalog
-from txl_jax.data.byte_ranges import ByteRange, ByteRanges, blocks, cut, size
+from txl_jax.data.byte_ranges import ByteRange, ByteRanges, Splits, blocks, cut, size
 from txl_jax.data.corpora import find
 from txl_jax.data.files import stdlib_split
 from txl_jax.data.options import SPLITS
@@ -24,28 +24,23 @@ def joined(ranges: ByteRanges) -> bytes:
     return b"".join(blocks(ranges, 1000))
 
 
-PACK: dict[str, Any] = {".gz": gzip, ".bz2": bz2, ".xz": lzma}
-
-
-def write(path: Path, text: bytes) -> None:
-    """Writes a file, compressed by its suffix."""
+def write(path: Path, content: bytes) -> None:
     path.parent.mkdir(exist_ok=True)
-    path.write_bytes(PACK[path.suffix].compress(text) if path.suffix in PACK else text)
+    path.write_bytes(content)
 
 
-Read = Callable[[Path | str], list[bytes]]
+Split = Callable[..., Splits]
 
 
 @pytest.fixture
-def read(tmp_path_factory: pytest.TempPathFactory) -> Read:
-    """A function that returns the splits of the user's text."""
+def split(tmp_path_factory: pytest.TempPathFactory) -> Split:
+    """A function that returns the splits of a corpus."""
 
-    def read(path: Path | str) -> list[bytes]:
+    def split(name: str, path: Path | str = "") -> Splits:
         scratch = tmp_path_factory.mktemp("scratch") / "unpacked"
-        splits = find("text", str(path)).unpack(scratch)
-        return [joined(splits[name]) for name in SPLITS]
+        return find(name, str(path)).unpack(scratch)
 
-    return read
+    return split
 
 
 def test_cut_and_blocks_agree_with_slices(tmp_path: Path) -> None:
@@ -67,9 +62,9 @@ def test_cut_and_blocks_agree_with_slices(tmp_path: Path) -> None:
         assert 0 < len(result[-1]) <= block_size
 
 
-def test_stdlib_splits_are_whole_files_of_fair_size(tmp_path: Path) -> None:
+def test_stdlib_splits_are_whole_files_of_fair_size(split: Split) -> None:
     assert find("stdlib").config.startswith("stdlib-3.")
-    splits = find("stdlib").split(tmp_path)
+    splits = split("stdlib")
     for ranges in splits.values():
         names = [part.path.as_posix() for part in ranges]
         assert names == sorted(names)
@@ -86,6 +81,9 @@ def test_stdlib_splits_are_whole_files_of_fair_size(tmp_path: Path) -> None:
     assert fixed == {"os.py": "valid", "base64.py": "test", "a.py": "train"}
 
 
+PACK: dict[str, Any] = {"gz": gzip, "bz2": bz2, "xz": lzma}
+
+
 @pytest.mark.parametrize(
     "names",
     [
@@ -95,44 +93,50 @@ def test_stdlib_splits_are_whole_files_of_fair_size(tmp_path: Path) -> None:
     ],
 )
 def test_text_takes_named_splits(
-    names: tuple[str, ...], tmp_path: Path, read: Read
+    names: tuple[str, ...], tmp_path: Path, split: Split
 ) -> None:
-    texts = [b"aaa", b"bb", b"cc"]
-    for name, text in zip(names, texts, strict=True):
-        write(tmp_path / name, text)
+    expected = {"train": b"aaa", "valid": b"bb", "test": b"cc"}
+    for name, text in zip(names, expected.values(), strict=True):
+        pack = PACK.get(name.rpartition(".")[2])
+        write(tmp_path / name, pack.compress(text) if pack else text)
     write(tmp_path / ".hidden", b"no")
-    assert read(tmp_path) == read(f"{tmp_path}/*") == texts
+    for path in (tmp_path, f"{tmp_path}/*"):
+        assert {k: joined(v) for k, v in split("text", path).items()} == expected
 
 
-@pytest.mark.parametrize("suffix", [".txt", *PACK])
+@pytest.mark.parametrize("suffix", ["txt", *PACK])
 def test_text_joins_sorted_files_and_cuts_at_line_ends(
-    tmp_path: Path, read: Read, suffix: str
+    tmp_path: Path, split: Split, suffix: str
 ) -> None:
     lines = [b"line %04d\n" % number for number in range(300)]
     # "a.txt" < "b/one.txt" < "c.txt" as strings
     for start, name in ((0, "a"), (75, "b/one"), (150, "c"), (225, "d")):
-        write(tmp_path / f"{name}{suffix}", b"".join(lines[start : start + 75]))
+        text = b"".join(lines[start : start + 75])
+        text = PACK[suffix].compress(text) if suffix in PACK else text
+        write(tmp_path / f"{name}.{suffix}", text)
     write(tmp_path / ".git" / "secret", b"not this\n" * 99)
-    parts = lines[:270], lines[270:285], lines[285:]
-    assert read(tmp_path) == [b"".join(part) for part in parts]
+    expected = {"train": lines[:270], "valid": lines[270:285], "test": lines[285:]}
+    for name, ranges in split("text", tmp_path).items():
+        assert joined(ranges) == b"".join(expected[name])
 
 
 @pytest.mark.parametrize(
     "text, lengths",
     [
-        (b"x" * 1000, [900, 50, 50]),  # no line end at all: cut at the byte
-        (b"x" * 910 + b"\n" + b"x" * 89, [911, 39, 50]),
-        (b"x" * 899 + b"\n" + b"x" * 100, [900, 50, 50]),  # a line ends exactly there
-        (b"x" * 949 + b"\n" + b"x" * 50, [900, 50, 50]),  # would empty valid
-        (b"x" * 999 + b"\n", [900, 50, 50]),  # would empty test
+        (b"x" * 1000, (900, 50, 50)),  # no line end at all: cut at the byte
+        (b"x" * 910 + b"\n" + b"x" * 89, (911, 39, 50)),
+        (b"x" * 899 + b"\n" + b"x" * 100, (900, 50, 50)),  # a line ends exactly there
+        (b"x" * 949 + b"\n" + b"x" * 50, (900, 50, 50)),  # would empty valid
+        (b"x" * 999 + b"\n", (900, 50, 50)),  # would empty test
     ],
 )
 def test_text_cut_is_at_most_one_split_late(
-    tmp_path: Path, read: Read, text: bytes, lengths: list[int]
+    tmp_path: Path, split: Split, text: bytes, lengths: tuple[int, ...]
 ) -> None:
-    write(tmp_path / "text", text)
-    splits = read(tmp_path / "text")
-    assert [*map(len, splits)] == lengths and b"".join(splits) == text
+    (tmp_path / "text").write_bytes(text)
+    splits = split("text", tmp_path / "text")
+    assert tuple(size(splits[name]) for name in SPLITS) == lengths
+    assert b"".join(joined(splits[name]) for name in SPLITS) == text
 
 
 def test_text_edition_follows_names_sizes_and_times(tmp_path: Path) -> None:
@@ -169,15 +173,13 @@ def test_catalog_is_complete() -> None:
 
 @pytest.mark.parametrize("suffix", PACK)
 def test_damaged_compressed_text_is_refused(
-    tmp_path: Path, read: Read, suffix: str
+    tmp_path: Path, split: Split, suffix: str
 ) -> None:
-    path = tmp_path / f"a{suffix}"
-    write(path, random.Random(0).randbytes(5000))
-    good = path.read_bytes()
+    good = PACK[suffix].compress(random.Random(0).randbytes(5000))
     for bad in (good[:-100], b"not packed at all", good[:50] + bytes(20) + good[70:]):
-        path.write_bytes(bad)
-        with refused(rf"cannot read .*a{suffix} as \."):
-            read(path)
+        write(tmp_path / f"a.{suffix}", bad)
+        with refused(rf"cannot read .*a.{suffix} as \."):
+            split("text", tmp_path / f"a.{suffix}")
 
 
 def test_a_file_that_becomes_shorter_is_refused(tmp_path: Path) -> None:

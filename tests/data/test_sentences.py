@@ -1,9 +1,13 @@
 """Shuffled sentences: every epoch the whole text, sentence by sentence, once."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
+from tests.data.reading import of_stream, read_epoch
 from txl_jax.data.sentences import ShuffledSentences, find_sentences, permute
+from txl_jax.data.streams import Streams
 
 END = 0
 
@@ -18,20 +22,41 @@ def make_text(sentences: int, seed: int = 0) -> np.ndarray:
 
 
 def split(text: np.ndarray) -> list[tuple[int, ...]]:
-    parts = np.split(text, find_sentences(text, END)[1:-1])
-    return [tuple(part.tolist()) for part in parts]
+    bounds = find_sentences(text, END)
+    return [
+        tuple(text[a:b].tolist()) for a, b in zip(bounds[:-1], bounds[1:], strict=True)
+    ]
 
 
-def test_an_epoch_has_every_sentence_whole_and_once() -> None:
+def make(text: np.ndarray, B: int, L: int, seed: int = 0, **other: Any) -> Streams:
+    order = ShuffledSentences(text, END, seed)
+    return Streams(text, B, L, seed=seed, order=order, **other)
+
+
+def epoch_text(streams: Streams, epoch: int) -> np.ndarray:
+    """Returns the text of an epoch, put together from what the streams read."""
+    read = read_epoch(streams, epoch)
+    B = read.inputs_SBL.shape[1]
+    inputs = [of_stream(read.inputs_SBL, read, b) for b in range(B)]
+    targets = [of_stream(read.targets_SBL, read, b) for b in range(B)]
+    text = np.concatenate([inputs[0][:1], *targets])
+    np.testing.assert_array_equal(np.concatenate(inputs), text[:-1])
+    return text
+
+
+@pytest.mark.parametrize("B, L", [(1, 7), (8, 50), (5, 1)])
+@pytest.mark.parametrize("varlen", [False, True])
+def test_an_epoch_has_every_sentence_whole_and_once(
+    B: int, L: int, varlen: bool
+) -> None:
     """In an order that depends on seed and epoch alone."""
     text = make_text(60)
-    every = np.arange(len(text))
-    order, same = (ShuffledSentences(text, END, 3) for _ in range(2))
-    texts = [text[order(epoch, every)] for epoch in range(3)]
-    for whole in texts:
+    streams, one = make(text, B, L, varlen=varlen), make(text, 1, 1000)
+    texts = [epoch_text(streams, epoch) for epoch in range(3)]
+    for epoch, whole in enumerate(texts):
+        np.testing.assert_array_equal(whole, epoch_text(one, epoch))
         assert sorted(split(whole)) == sorted(split(text))
-    np.testing.assert_array_equal(text[same(2, every[::-7])], texts[2][::-7])
-    texts += [text, text[ShuffledSentences(text, END, 4)(2, every)]]
+    texts += [text, epoch_text(make(text, 1, 1000, seed=4), 2)]
     assert len({whole.tobytes() for whole in texts}) == 5
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.data.reading import KINDS, SIZES, make, positions_of, real
+from tests.data.reading import KINDS, SIZES, make, of_stream, positions_of, real
 from txl_jax.data.streams import ROTATION, Position, Streams, draw
 
 
@@ -70,7 +70,7 @@ def test_streams_read_as_the_reference(
             for array, expected in zip(
                 segment[:4], reference(streams, position, b), strict=True
             ):
-                assert array[0, b, : segment.length_SB[0, b]].tolist() == expected
+                assert of_stream(array, segment, b).tolist() == expected
 
 
 @pytest.mark.parametrize("warm_tokens", [0, 3, 1000])

@@ -7,10 +7,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import jax
 import pytest
 
 from txl_jax.report import log as writer
 from txl_jax.report.log import MetricsLog, read_metrics, say
+
+ZERO = dict.fromkeys(writer.PURPOSES, 0.0)
 
 
 @pytest.fixture
@@ -63,13 +66,14 @@ def test_a_line_is_step_exact_and_timing(path: Path, clock: SimpleNamespace) -> 
         clock.now += 1
         yield 0
 
-    with MetricsLog(path, 0, 100, 1) as log:
+    with MetricsLog(path, 0, 100, 1, ideal_seconds_per_token=1 / 256) as log:
         clock.now += 1
         assert next(log.timing.inputs(batches())) == 0
         log.append([update(1), update(2)])
-        clock.now += 450  # a validation, say
+        with log.timing.spend("evaluation"):
+            clock.now += 450
         log.sync(None)
-        with log.timing.saving():
+        with log.timing.spend("checkpoint"):
             clock.now += 50
         clock.now += 4
         log.append([update(3)])
@@ -85,6 +89,9 @@ def test_a_line_is_step_exact_and_timing(path: Path, clock: SimpleNamespace) -> 
             "input_wait_seconds": 0.5,
             "checkpoint_seconds": 0.0,
             "tokens_per_second": 64.0,
+            "tokens_per_second_per_device": 64.0 / jax.device_count(),
+            "mfu": 0.25,
+            "total_seconds": ZERO | {"update": 1.0, "input": 1.0},
         },
     }
     assert second["timing"] == first["timing"], "two updates in one call share it"
@@ -94,7 +101,27 @@ def test_a_line_is_step_exact_and_timing(path: Path, clock: SimpleNamespace) -> 
         "input_wait_seconds": 0.0,
         "checkpoint_seconds": 50.0,
         "tokens_per_second": 16.0,
+        "tokens_per_second_per_device": 16.0 / jax.device_count(),
+        "mfu": 1 / 16,
+        "total_seconds": ZERO
+        | {"update": 5.0, "input": 1.0, "evaluation": 450.0, "checkpoint": 50.0},
     }
+
+
+def test_totals_continue_when_a_run_resumes(path: Path, clock: SimpleNamespace) -> None:
+    def advance(seconds: float) -> None:
+        clock.now += seconds
+
+    for steps in (range(1, 4), range(3, 5)):  # update 3 is lost, and made again
+        with MetricsLog(path, steps[0] - 1, 100, 1) as log:
+            step = log.timing.compiling(advance)
+            step(7), step(7)
+            for k in steps:
+                clock.now += 2
+                log.append([update(k)])
+            log.sync(None)
+    last = read_metrics(path)[-1]["timing"]["total_seconds"]
+    assert (last["compile"], last["update"]) == (14.0, 2 * 7 + 2 * 4)
 
 
 def test_a_line_s_timing_is_of_all_updates_since_the_last(

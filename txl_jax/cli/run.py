@@ -19,7 +19,7 @@ from txl_jax.data.streams import Order, Streams, in_file_order
 from txl_jax.data.tokens import Tokens
 from txl_jax.evaluate import accounting, baselines
 from txl_jax.evaluate.perplexity import make_evaluate
-from txl_jax.report import plots, tensorboard
+from txl_jax.report import curve, plots, tensorboard
 from txl_jax.report.log import read_metrics, say, to_json
 from txl_jax.report.progress import report_compilation
 from txl_jax.runtime import distributed
@@ -58,7 +58,11 @@ def trained(config: Config, workdir: Path) -> Iterator[tuple[Tokens, dict[str, A
         splits = tokens.split("train"), tokens.split("valid")
         sizes = fitted.model, config.train.batch_size, config.train.tgt_len
         say(accounting.describe(*sizes))
-        training = train_on(fitted, workdir, *splits, initial)
+        try:
+            training = train_on(fitted, workdir, *splits, initial)
+        finally:
+            goodput = claim.record_goodput(workdir)
+        training |= goodput
         training["train_seconds"] = time.perf_counter() - started
         training["train_memory"] = accounting.account(*sizes)
         yield tokens, training
@@ -91,6 +95,7 @@ def train_on(
         dispatched=[diagnosis.dispatched],
         fetched=[diagnosis.fetched],
         boundary=[diagnosis.found],
+        validated=[curve.load(config.train.expected_curve).report],
         saved=[diagnosis.raise_if_found],
     )
     program = program._replace(step=step)
@@ -127,6 +132,7 @@ def make_streams(config: Config, tokens: np.ndarray, rows: slice) -> Streams:
 def check_fit(config: Config, tokens: Tokens) -> None:
     """Raises UserError if token ids, splits, mesh or kernel do not fit the config."""
     mesh = fit_mesh(config)
+    curve.load(config.train.expected_curve)
     ids = "train.reset_memory_at", "eval.reset_memory_at"
     check_token_ids(config, len(tokens.vocab), *ids)
     sharding.host_rows(mesh, config.train.batch_size, "train.batch_size")
@@ -160,7 +166,8 @@ def evaluate_best(
     result["sample"] = str(workdir / "sample.txt")
     with Staging(workdir) as staging:
         lines = read_metrics(workdir / METRICS)
-        plots.plot_loss(lines, staging.folder / "loss.png", baselines_bpc)
+        expected = curve.load(config.train.expected_curve)
+        plots.plot_loss(lines, staging.folder / "loss.png", baselines_bpc, expected)
         (staging.folder / "sample.txt").write_text(sample, "utf-8")
         tensorboard.write_sample(workdir, staging.folder, loaded.step, sample)
         body = to_json(result, indent=2) + "\n"

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+import jax
 import tqdm
 
 from txl_jax.errors import UserError
@@ -18,6 +19,7 @@ from txl_jax.report.checksum import DAMAGE
 from txl_jax.runtime import distributed
 
 Batch = TypeVar("Batch")
+Result = TypeVar("Result")
 
 
 def say(line: str) -> None:
@@ -32,14 +34,24 @@ def say(line: str) -> None:
         tqdm.tqdm.write(line, file=sys.stderr)
 
 
+# What a run spends its time on. The rest of its wall-clock time is start-up, downtime
+# and updates that were lost and made again.
+PURPOSES = ("update", "input", "compile", "checkpoint", "evaluation")
+
+
 class Timing:
-    """Mean times of the updates since the last line of metrics.jsonl.
+    """Mean times of the updates since the last line of metrics.jsonl, and totals.
 
     An update's time is the time between two fetches of metrics. It includes the wait
-    for input and excludes the saving of checkpoints.
+    for input and excludes compilation, validation and the saving of checkpoints.
+    `totals`, in seconds by purpose, continue those of an interrupted run.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ideal_seconds_per_token: float = 0.0) -> None:
+        """ideal_seconds_per_token: at the peak of all devices, or 0 if unknown."""
+        self.ideal_seconds_per_token = ideal_seconds_per_token
+        self.totals = dict.fromkeys(PURPOSES, 0.0)
+        self.compiled = False
         self.input_seconds = 0.0  # since the last fetch
         self.clock = time.perf_counter()
         self.restart()
@@ -58,32 +70,53 @@ class Timing:
             yield batch
 
     @contextlib.contextmanager
-    def saving(self) -> Iterator[None]:
-        """Counts the time inside as checkpoint_seconds, and restarts the clock."""
+    def spend(self, purpose: str) -> Iterator[None]:
+        """Adds the time inside to a total, and excludes it from the updates'."""
         start = time.perf_counter()
         yield
-        self.clock = time.perf_counter()
-        self.checkpoint_seconds += self.clock - start
+        seconds = time.perf_counter() - start
+        self.totals[purpose] += seconds
+        self.clock += seconds
+        if purpose == "checkpoint":
+            self.checkpoint_seconds += seconds
+
+    def compiling(self, step: Callable[..., Result]) -> Callable[..., Result]:
+        """Wraps a jitted step whose first call compiles."""
+
+        def call(*args: Any) -> Result:
+            if self.compiled:
+                return step(*args)
+            self.compiled = True
+            with self.spend("compile"):
+                return step(*args)
+
+        return call
 
     def lap(self, updates: int) -> tuple[float, float]:
         """Returns the seconds per update since the last lap: (all, input)."""
         now = time.perf_counter()
         seconds, waited = now - self.clock, self.input_seconds
         self.clock, self.input_seconds = now, 0.0
+        self.totals["update"] += seconds - waited
+        self.totals["input"] += waited
         return seconds / updates, waited / updates
 
-    def add(self, seconds: float, waited: float, tokens: int) -> dict[str, float]:
+    def add(self, seconds: float, waited: float, tokens: int) -> dict[str, Any]:
         """Adds one update; returns the `timing` group of its line."""
         self.count += 1
         self.tokens += tokens
         self.seconds += seconds
         self.waited += waited
+        rate = self.tokens / self.seconds
         return {
             "step_seconds": self.seconds / self.count,
             "compute_seconds": (self.seconds - self.waited) / self.count,
             "input_wait_seconds": self.waited / self.count,
             "checkpoint_seconds": self.checkpoint_seconds,
-            "tokens_per_second": self.tokens / self.seconds,
+            "tokens_per_second": rate,
+            "tokens_per_second_per_device": rate / jax.device_count(),
+            "mfu": rate * self.ideal_seconds_per_token,
+            "total_seconds": dict(self.totals),
         }
 
 
@@ -104,19 +137,22 @@ class MetricsLog:
         num_steps: int,
         every: int,
         show: Callable[[dict[str, Any]], None] = lambda line: None,
+        ideal_seconds_per_token: float = 0.0,
     ):
         """Opens the file and cuts it to the lines of steps up to last_step.
 
         show(line) is called for each new line, and with the validation loss alone if
-        that is added to a line in the file. Raises UserError if the file cannot be read
+        that is added to a line in the file. ideal_seconds_per_token: as for Timing.
+
+        Raises UserError if the file cannot be read
         or written.
         """
         self.step, self.num_steps, self.every = last_step, num_steps, every
         self.show = show
         self.path = path if distributed.is_first() else None
         self.unwritten = b""
-        self.timing = Timing()
-        self.tokens_per_second = 0.0  # of the newest call
+        self.timing = Timing(ideal_seconds_per_token)
+        self.tokens_per_second = self.mfu = 0.0  # of the newest call
         self.held: dict[str, Any] | None = None
         try:
             kept = whole_lines(path, last_step) if self.path else []
@@ -126,6 +162,9 @@ class MetricsLog:
                 f"cannot write {path} ({error.strerror}): free the disk or fix its "
                 "permissions, or choose another --workdir"
             ) from error
+        if kept:
+            before = json.loads(kept[-1]).get("timing", {}).get("total_seconds", {})
+            self.timing.totals |= before
         if self.path and last_step and not kept:
             say(f"{path} lacks the updates up to {last_step}: their lines are lost")
 
@@ -152,6 +191,7 @@ class MetricsLog:
             timing = self.timing.add(seconds, waited, exact["tokens"])
             self.held = {"step": self.step, "exact": exact, "timing": timing}
         self.tokens_per_second = exact["tokens"] / seconds
+        self.mfu = self.tokens_per_second * self.timing.ideal_seconds_per_token
 
     def sync(self, valid_nll_nats: float | None, owed: bool = False) -> None:
         """Writes all lines to disk, the newest one with its validation loss.

@@ -1,10 +1,12 @@
-"""Profiles some updates, for TensorBoard's trace viewer."""
+"""Profiles of updates, written by the run or fetched from it, for trace viewers."""
 
+import socket
 from pathlib import Path
 from typing import Any, Self
 
 import jax
 
+from txl_jax.errors import UserError
 from txl_jax.runtime import distributed
 
 
@@ -12,18 +14,25 @@ class Trace:
     """Writes a profile of the updates first + 1 to last into `folder`.
 
     Only the first of several processes is profiled. steps = (-1, -1) profiles nothing.
+    With a port, jax's profiler server of every process listens there.
     """
 
-    def __init__(self, steps: tuple[int, int], folder: Path):
+    def __init__(self, steps: tuple[int, int], folder: Path, port: int = 0):
+        """Raises UserError if the port is not free."""
         self.first, self.last = steps if distributed.is_first() else (-1, -1)
-        self.folder = folder
+        self.folder, self.port = folder, port
         self.running = False
+        if port:
+            check_free(port)
+            jax.profiler.start_server(port)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop()
+        if self.port:
+            jax.profiler.stop_server()
 
     def before(self, step: int, state: Any) -> None:
         """Starts or ends the profile after `step` updates were dispatched."""
@@ -39,3 +48,14 @@ class Trace:
         if self.running:
             jax.profiler.stop_trace()
             self.running = False
+
+
+def check_free(port: int) -> None:
+    """Raises UserError if the port is in use; jax's server would only log it."""
+    try:
+        with socket.create_server(("", port)):
+            pass
+    except (OSError, OverflowError) as error:
+        raise UserError(
+            f"run.profiler_port = {port} cannot be used ({error}): give a free port"
+        ) from error

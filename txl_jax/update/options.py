@@ -39,6 +39,9 @@ class TrainConfig:
     max_loss_factor: float = 0.0
     # workdir to take a new run's initial parameters from; "" = none
     init_from: str = ""
+    # published validation curve to compare with: a name in experiments/curves, or the
+    # path of such a .json file; "" = none
+    expected_curve: str = ""
 
     def __post_init__(self) -> None:
         """Raises UserError for an impossible value or combination."""

@@ -12,14 +12,14 @@ from txl_jax.config import Config
 from txl_jax.data import vocab as vocabulary
 from txl_jax.data.tokens import Tokens
 from txl_jax.errors import UserError
-from txl_jax.report import provenance
+from txl_jax.report import goodput, provenance
 from txl_jax.report.checksum import DAMAGE
 from txl_jax.report.log import say
-from txl_jax.runtime import distributed
+from txl_jax.runtime import distributed, storage
 from txl_jax.runtime.storage import replace
 from txl_jax.update.init import abstract_params
 from txl_jax.workdir.fit import fit_vocab
-from txl_jax.workdir.folder import CONFIG, RUN, VOCAB
+from txl_jax.workdir.folder import CONFIG, METRICS, RUN, VOCAB
 
 IMPORTED = "imported"  # in run.json: the source of an imported model
 
@@ -72,6 +72,25 @@ def claim(workdir: Path, config: Config, tokens: Tokens) -> None:
             f"cannot write {error.filename or workdir} ({error.strerror}): give "
             "another --workdir"
         ) from error
+
+
+def record_goodput(workdir: Path) -> dict[str, Any]:
+    """Adds the goodput of the run so far to run.json; returns it in process 0.
+
+    Returns {} if the files cannot be read or written, and in other processes.
+    """
+    if not distributed.is_first():
+        return {}
+    try:
+        run = json.loads((workdir / RUN).read_text("utf-8"))
+        first_start = run["starts"][0]["time"]
+        run["goodput"] = goodput.measure(workdir / METRICS, first_start)
+        text = json.dumps(run, indent=2) + "\n"
+        replace(workdir / RUN, lambda path: path.write_text(text, "utf-8"))
+    except DAMAGE as error:
+        say(f"the goodput is not in {workdir / RUN} ({storage.one_line(error)})")
+        return {}
+    return {"goodput": run["goodput"]}
 
 
 def _earlier_starts(workdir: Path, run: dict[str, Any]) -> list[dict[str, Any]]:

@@ -1,0 +1,83 @@
+"""Published validation curves, beside which a run's validations are reported."""
+
+import importlib
+import json
+import math
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from txl_jax.errors import UserError, nearest
+from txl_jax.report.log import say
+
+FAR = 0.1  # relative distance of a perplexity that is reported as far off
+
+
+class Curve(NamedTuple):
+    """Perplexities of the validation split by step, with their standard deviations."""
+
+    source: str
+    steps: list[int]
+    ppl: list[float]
+    spread: list[float]  # 0 = not published
+
+    def at(self, step: int) -> tuple[float, float] | None:
+        """Returns (perplexity, spread) at a step, or None outside the published range.
+
+        Both logarithms are interpolated linearly between two published steps.
+        """
+        if not self.steps or not self.steps[0] <= step <= self.steps[-1]:
+            return None
+        x, known = math.log(step), np.log(self.steps)
+        ppl = math.exp(np.interp(x, known, np.log(self.ppl)))
+        return ppl, float(np.interp(x, known, self.spread))
+
+    def report(self, step: int, valid_nll_nats: float) -> None:
+        """Prints the published perplexity beside the run's, and warns if it is far."""
+        if (expected := self.at(step)) is None:
+            return
+        ppl, spread = expected
+        published = f"{ppl:.2f}" + (f" ± {spread:.2f}" if spread else "")
+        measured = math.exp(min(valid_nll_nats, 100.0))
+        say(
+            f"update {step}: valid perplexity {measured:.2f}, expected {published} here"
+        )
+        if abs(math.log(measured / ppl)) > math.log(1 + FAR):
+            say(
+                f"the validation perplexity is more than {FAR:.0%} away from the "
+                f"published one ({self.source}): compare config and corpus"
+            )
+
+
+NO_CURVE = Curve("", [], [], [])
+
+
+def load(name: str) -> Curve:
+    """Returns the curve of a JSON file or of a packaged name; "" has no points.
+
+    Raises UserError if there is no such curve.
+    """
+    if not name:
+        return NO_CURVE
+    path = Path(name).expanduser()
+    if path.suffix != ".json":
+        folder = importlib.import_module("txl_jax.experiments").__path__[0]
+        paths = sorted(Path(folder, "curves").glob("*.json"))
+        known = {path.stem: path for path in paths}
+        if name not in known:
+            raise UserError(
+                f"train.expected_curve = {name!r} must be one of {', '.join(known)}"
+                f"{nearest(name, known)}, or the path of a .json file"
+            )
+        path = known[name]
+    try:
+        saved = json.loads(path.read_text("utf-8"))
+        points = sorted(saved["points"], key=lambda point: point["step"])
+        columns = ([p[key] for p in points] for key in ("step", "valid_ppl", "spread"))
+        return Curve(saved["source"], *columns)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"train.expected_curve = {name!r} cannot be read ({error!r}): compare "
+            "experiments/curves/wt103_nvidia.json"
+        ) from error
