@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from txl_jax.errors import USER_ERROR, UserError
 from txl_jax.report.log import say
@@ -60,9 +61,7 @@ class Lease:
         bucket, _, self.name = str(path).removeprefix(storage.SCHEME).partition("/")
         self.path = path
         self._bucket = google.Client().bucket(bucket)
-        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds")
-        self.holder = {"host": socket.gethostname(), "pid": str(os.getpid())}
-        self.holder |= {"started": now, "machine": machine()}
+        self.holder = this_process()
         self.generation = FREE
 
     def take(self) -> None:
@@ -138,6 +137,13 @@ class Lease:
                 self._bucket.delete_blob(self.name, if_generation_match=generation)
 
 
+def this_process() -> dict[str, str]:
+    """Returns this process as the holder of a lock."""
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds")
+    process = {"host": socket.gethostname(), "pid": str(os.getpid())}
+    return process | {"started": now, "machine": machine()}
+
+
 def machine() -> str:
     """Returns a key of the system in which process ids are unique; "" if unknown."""
     try:
@@ -160,10 +166,10 @@ def is_dead(holder: dict[str, str]) -> bool:
     return False
 
 
-def describe(holder: dict[str, str]) -> str:
-    """Describes the process that wrote a lock."""
-    if not {"pid", "host", "started"} <= holder.keys():
+def describe(holder: Any) -> str:
+    """Describes the holder of a lock, whose JSON may be damaged."""
+    try:
+        pid, host, started = (holder[name] for name in ("pid", "host", "started"))
+        return f"process {pid} on {host}, started {started[:19]}"
+    except (TypeError, KeyError):
         return "another process"
-    return (
-        f"process {holder['pid']} on {holder['host']}, started {holder['started'][:19]}"
-    )

@@ -5,14 +5,12 @@ gs://. Reading a workdir takes no lock.
 """
 
 import contextlib
-import datetime
 import errno
 import json
 import os
-import socket
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 import jax
 from filelock import FileLock, Timeout
@@ -20,27 +18,23 @@ from filelock import FileLock, Timeout
 from txl_jax.errors import UserError
 from txl_jax.report.log import say
 from txl_jax.runtime import storage
-from txl_jax.workdir.lease import leased
+from txl_jax.workdir.lease import describe, leased, this_process
 
 LOCK = "run.lock"
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # of some network disks
 
 
-@contextlib.contextmanager
-def locked(workdir: Path) -> Iterator[None]:
+def locked(workdir: Path) -> AbstractContextManager[None]:
     """Creates and locks `workdir`; raises UserError if another run holds the lock.
 
     Process 0 locks for all processes of a run. On a local file system without locks,
     prints a warning and continues without one.
     """
     if jax.process_index():
-        lock: Any = contextlib.nullcontext()
-    elif storage.is_remote(workdir):
-        lock = leased(workdir / LOCK)
-    else:
-        lock = _locked_folder(workdir)
-    with lock:
-        yield
+        return contextlib.nullcontext()
+    if storage.is_remote(workdir):
+        return leased(workdir / LOCK)
+    return _locked_folder(workdir)
 
 
 @contextlib.contextmanager
@@ -75,15 +69,11 @@ def _locked_folder(folder: Path) -> Iterator[None]:
 
 
 def _write_holder(file: int) -> None:
-    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    holder = {"host": socket.gethostname(), "pid": os.getpid(), "started": now}
     os.ftruncate(file, 0)
-    os.pwrite(file, json.dumps(holder).encode() + b"\n", 0)
+    os.pwrite(file, json.dumps(this_process()).encode() + b"\n", 0)
 
 
 def _holder(path: Path) -> str:
-    try:
-        run = json.loads(path.read_bytes())
-        return f"process {run['pid']} on {run['host']}, started {run['started']}"
-    except (OSError, ValueError, TypeError, KeyError):
-        return "another process"
+    with contextlib.suppress(OSError, ValueError):
+        return describe(json.loads(path.read_bytes()))
+    return describe({})
