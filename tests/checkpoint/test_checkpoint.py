@@ -5,7 +5,6 @@ Dims: N layers, B streams, M memory, D model.
 
 import dataclasses
 import shutil
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -77,24 +76,18 @@ def assert_same(got: Any, expected: Any) -> None:
         assert np.asarray(left).tobytes() == np.asarray(right).tobytes()
 
 
-def save_all(
-    workdir: Path,
-    nll_by_step: dict[int, Any],
-    config: CheckpointConfig,
-    averages: bool = False,
-) -> None:
-    with closing(open_checkpoints(workdir, config)) as manager:
+def save_all(workdir: Path, nll_by_step: dict[int, Any], keep: int) -> None:
+    with open_checkpoints(workdir, CheckpointConfig(keep=keep)) as manager:
         for step, valid_nll in nll_by_step.items():
             position = Position(epoch=step, segment=2, token_offset=2**40 + step)
-            state = make_state(step, averages=averages)
-            save_restore.save(manager, step, state, position, valid_nll)
+            save_restore.save(manager, step, make_state(step), position, valid_nll)
 
 
 @pytest.fixture(scope="module")
 def rising(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Holds what CheckpointConfig(keep=2) keeps of RISING: not to be changed."""
     workdir = tmp_path_factory.mktemp("rising")
-    save_all(workdir, RISING, CheckpointConfig(keep=2))
+    save_all(workdir, RISING, keep=2)
     return workdir
 
 
@@ -106,117 +99,83 @@ def copied(rising: Path, tmp_path: Path) -> Path:
 
 
 def steps(workdir: Path) -> list[int]:
-    config = CheckpointConfig(keep=2)
-    with closing(open_checkpoints(workdir, config, read_only=True)) as manager:
-        return sorted(manager.all_steps())
+    return sorted(int(path.name) for path in (workdir / "checkpoints").iterdir())
 
 
-def restored_step(workdir: Path, which: str) -> int:
-    """Returns the step of the checkpoint `which`, after a check of its parameters."""
-    config = CheckpointConfig(keep=2)
-    params = make_state(0).params
-    with closing(open_checkpoints(workdir, config, read_only=True)) as manager:
-        got, step = save_restore.restore_params(manager, which, like(params))
-    assert_same(got, make_state(step).params)
-    return step
-
-
-def test_a_state_without_memory_is_restored_exactly(tmp_path: Path) -> None:
-    expected = make_state(1, mem_len=0)
-    with closing(open_checkpoints(tmp_path, CheckpointConfig())) as manager:
-        save_restore.save(manager, 1, expected, Position(0, 1, 2), None)
-        restored = save_restore.restore(manager, like(expected))
-    assert restored is not None
-    assert_same(restored.state, expected)
+def read_params(workdir: Path, which: str) -> tuple[Any, int]:
+    with open_checkpoints(workdir, read_only=True) as manager:
+        return save_restore.restore_params(manager, which, like(make_state(0).params))
 
 
 def test_state_and_position_are_restored_exactly(rising: Path) -> None:
-    expected = make_state(6)
-    with closing(open_checkpoints(rising, CheckpointConfig(keep=2))) as manager:
+    with open_checkpoints(rising, CheckpointConfig(keep=2)) as manager:
         restored = save_restore.restore(manager, like(make_state(0)))
-    assert restored is not None
-    step, state, position = restored
-    assert step == 6
-    assert_same(state, expected)
-    assert isinstance(state, TrainState)
-    assert jnp.issubdtype(state.rng.dtype, jax.dtypes.prng_key)
-    assert state.memory.h_NBMD.dtype == jnp.bfloat16
-    assert position == Position(epoch=6, segment=2, token_offset=2**40 + 6)
-    assert [type(number) for number in position] == [int] * 3
-
-
-def test_averaged_parameters_are_restored_exactly(tmp_path: Path) -> None:
-    save_all(tmp_path, {1: 2.0}, CheckpointConfig(), averages=True)
-    expected = make_state(1, averages=True)
-    with closing(open_checkpoints(tmp_path, CheckpointConfig())) as manager:
-        restored = save_restore.restore(manager, like(make_state(0, averages=True)))
-        params = like(expected.params)
-        mean, step = save_restore.restore_params(manager, "best", params, averages=True)
-        own, _ = save_restore.restore_params(manager, "best", params)
-    assert restored is not None and step == 1
-    assert_same(restored.state, expected)
-    assert isinstance(restored.state.average, Average)
-    assert_same(mean, expected.average.params)
-    assert_same(own, expected.params)
-
-
-def test_without_an_average_a_checkpoint_has_no_item_for_it(
-    rising: Path,
-) -> None:
-    items = {path.name for path in (rising / "checkpoints" / "6").iterdir()}
-    assert {"params", "training", "record"} <= items
-    assert "average" not in items
-    saved = ocp.StandardCheckpointHandler().metadata(
-        rising / "checkpoints" / "6" / "training"
-    )
+    assert restored is not None and restored.step == 6
+    assert_same(restored.state, make_state(6))
+    assert restored.position == Position(epoch=6, segment=2, token_offset=2**40 + 6)
+    assert [type(number) for number in restored.position] == [int] * 3
+    newest = rising / "checkpoints" / "6"
+    items = {path.name for path in newest.iterdir() if path.is_dir()}
+    assert items == {"params", "training", "record"}, "no average"
+    saved = ocp.StandardCheckpointHandler().metadata(newest / "training")
     assert set(saved.tree) == {"step", "opt_state", "memory", "rng", "guard"}
 
 
-def test_nothing_is_restored_from_nothing(tmp_path: Path) -> None:
-    with closing(open_checkpoints(tmp_path, CheckpointConfig())) as manager:
-        assert save_restore.restore(manager, like(make_state(0))) is None
+def test_a_state_with_an_average_and_without_memory_is_restored_exactly(
+    tmp_path: Path,
+) -> None:
+    expected = make_state(1, mem_len=0, averages=True)
+    with open_checkpoints(tmp_path, CheckpointConfig()) as manager:
+        assert save_restore.restore(manager, like(expected)) is None, "nothing yet"
+        save_restore.save(manager, 1, expected, Position(0, 1, 2), 2.0)
+        restored = save_restore.restore(manager, like(expected))
+        for averages, params in ((True, expected.average.params), (False, None)):
+            params = params or expected.params
+            got, _ = save_restore.restore_params(
+                manager, "best", like(params), averages=averages
+            )
+            assert_same(got, params)
+    assert restored is not None
+    assert_same(restored.state, expected)
 
 
-def test_the_newest_and_the_best_are_kept_when_the_loss_rises(rising: Path) -> None:
-    assert steps(rising) == [2, 5, 6]
-
-
-def test_retention_follows_the_config_of_the_resumed_run(copied: Path) -> None:
-    save_all(copied, {7: 5.0}, CheckpointConfig(keep=1))
+def test_the_newest_and_the_best_are_kept_when_the_loss_rises(copied: Path) -> None:
+    """As many as the config of the resumed run says."""
+    assert steps(copied) == [2, 5, 6]
+    save_all(copied, {7: 5.0}, keep=1)
     assert steps(copied) == [2, 7]
-    save_all(copied, {8: 0.5}, CheckpointConfig(keep=1))
+    save_all(copied, {8: 0.5}, keep=1)
     assert steps(copied) == [8], "a new best lets the old one go"
 
 
-@pytest.mark.parametrize("which, step", [("best", 2), ("latest", 6), ("5", 5)])
-def test_parameters_alone_are_restored_by_name(
-    rising: Path, which: str, step: int
-) -> None:
-    assert restored_step(rising, which) == step
-
-
 @pytest.mark.parametrize(
-    "which, wanted",
+    ("which", "expected"),
     [
+        ("best", [2]),
+        ("latest", [6]),
+        ("5", [5]),
         ("average", [2, 5, 6]),
         ("6,2", [2, 6]),
         ("2, 5", [2, 5]),
         ("5,5", [5]),
     ],
 )
-def test_parameters_of_several_checkpoints_are_averaged(
-    rising: Path, which: str, wanted: list[int], capsys: pytest.CaptureFixture[str]
+def test_parameters_alone_are_restored_by_name(
+    rising: Path, which: str, expected: list[int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config, params = CheckpointConfig(keep=2), make_state(0).params
-    with closing(open_checkpoints(rising, config, read_only=True)) as manager:
-        got, step = save_restore.restore_params(manager, which, like(params))
-    assert step == wanted[-1]
-    each = [np.asarray(make_state(step).params["a"]) for step in wanted]
+    """Those of several checkpoints are averaged; reading changes nothing."""
+    before = {path: path.stat().st_mtime_ns for path in rising.rglob("*")}
+    got, step = read_params(rising, which)
+    assert {path: path.stat().st_mtime_ns for path in rising.rglob("*")} == before
+    assert step == expected[-1]
+    own = make_state(step).params
+    if len(expected) == 1:
+        assert_same(got, own)
+    each = [np.asarray(make_state(step).params["a"]) for step in expected]
     np.testing.assert_allclose(got["a"], np.mean(each, axis=0), rtol=1e-5)
-    assert (got["a"].dtype, got["a"].sharding) == (np.float32, params["a"].sharding)
-    named = ", ".join(map(str, wanted))
-    output = f"averaging checkpoints {named}\n" if len(wanted) > 1 else ""
-    assert capsys.readouterr().err == output
+    assert (got["a"].dtype, got["a"].sharding) == (np.float32, own["a"].sharding)
+    named = f"averaging checkpoints {', '.join(map(str, expected))}\n"
+    assert capsys.readouterr().err == (named if len(expected) > 1 else "")
 
 
 @pytest.mark.parametrize(
@@ -224,44 +183,36 @@ def test_parameters_of_several_checkpoints_are_averaged(
 )
 def test_a_missing_checkpoint_is_refused(rising: Path, which: str) -> None:
     with pytest.raises(UserError) as caught:
-        restored_step(rising, which)
+        read_params(rising, which)
     assert f"eval.checkpoint = {which!r}" in str(caught.value)
     assert "2, 5, 6" in str(caught.value)
 
 
 def test_a_run_without_checkpoints_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"no checkpoint in {tmp_path}/checkpoints"):
-        restored_step(tmp_path, "best")
+        read_params(tmp_path, "best")
     assert not list(tmp_path.iterdir()), "reading creates nothing"
 
 
-def test_the_best_is_the_newest_while_nothing_was_validated(tmp_path: Path) -> None:
-    save_all(tmp_path, {1: None, 2: None}, CheckpointConfig(keep=2))
-    assert restored_step(tmp_path, "best") == 2
+@pytest.mark.parametrize(
+    ("nll_by_step", "best"),
+    [({1: None, 2: None}, 2), ({1: 2.0, 2: float("nan")}, 1)],
+    ids=["none was validated", "one is NaN"],
+)
+def test_the_best_without_numbers(
+    tmp_path: Path, nll_by_step: dict[int, Any], best: int
+) -> None:
+    save_all(tmp_path, nll_by_step, keep=2)
+    assert read_params(tmp_path, "best")[1] == best
 
 
-def test_a_nan_loss_is_never_the_best(tmp_path: Path) -> None:
-    save_all(tmp_path, {1: 2.0, 2: float("nan")}, CheckpointConfig(keep=1))
-    assert restored_step(tmp_path, "best") == 1
-
-
-def test_reading_changes_nothing(rising: Path) -> None:
-    def contents() -> dict[Path, int]:
-        return {path: path.stat().st_mtime_ns for path in rising.rglob("*")}
-
-    before = contents()
-    restored_step(rising, "best")
-    assert contents() == before
-
-
-def test_resuming_deletes_what_a_kill_left(copied: Path, rising: Path) -> None:
+def test_resuming_deletes_what_a_kill_left(copied: Path) -> None:
     """Otherwise the average of all kept would depend on the kill."""
     folder = copied / "checkpoints"
-    with closing(open_checkpoints(copied, CheckpointConfig(keep=4))) as manager:
-        save_restore.save(manager, 7, make_state(7), Position(7, 2, 3), 5.0)
+    save_all(copied, {7: 5.0}, keep=4)
     assert steps(copied) == [2, 5, 6, 7]
     shutil.copytree(folder / "5", folder / "deleted" / "4")
-    with closing(open_checkpoints(copied, CheckpointConfig(keep=2))) as manager:
+    with open_checkpoints(copied, CheckpointConfig(keep=2)) as manager:
         restored = save_restore.restore(manager, like(make_state(0)))
     assert restored is not None and restored.step == 7
-    assert sorted(path.name for path in folder.iterdir()) == ["2", "6", "7"]
+    assert steps(copied) == [2, 6, 7]

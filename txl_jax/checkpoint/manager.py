@@ -23,6 +23,7 @@ from txl_jax.runtime import storage
 COMMITTED = "commit_success.txt"  # orbax's name
 TRASH = "deleted"  # a checkpoint is moved here before its files are removed
 ITEMS = ("params", "average", "training", manifest.ITEM)
+DEFAULT = CheckpointConfig()
 
 
 class Checkpoints(ocp.CheckpointManager):
@@ -250,12 +251,9 @@ class Checkpoints(ocp.CheckpointManager):
 
 
 def open_checkpoints(
-    workdir: Path,
-    config: CheckpointConfig,
-    *,
-    read_only: bool = False,
+    workdir: Path, config: CheckpointConfig = DEFAULT, *, read_only: bool = False
 ) -> Checkpoints:
-    """Returns the manager of `<workdir>/checkpoints`; close it when done."""
+    """Returns the manager of `<workdir>/checkpoints`; close it, or use it in `with`."""
     _quiet_orbax()
     folder = storage.absolute(workdir / "checkpoints")
     return Checkpoints(folder, config.keep, read_only)

@@ -32,6 +32,16 @@ class Damaged(UserError):
         super().__init__(f"checkpoint {step} is damaged ({reason})")
 
 
+class Imported(UserError):
+    """A run cannot continue from an imported model."""
+
+    def __init__(self, workdir: Path):
+        super().__init__(
+            f"{workdir} holds an imported model, without the state of the optimizer: "
+            f"train with --config.train.init_from={workdir} in another --workdir"
+        )
+
+
 @dataclasses.dataclass(frozen=True)
 class Manifest:
     """The content of a checkpoint; arrays have names like "params/layers/attention/q".

@@ -22,13 +22,10 @@ class CheckpointConfig:
 
 def check_which(which: str, field: str) -> None:
     """Raises UserError for a name that no checkpoint can have."""
-    if which not in NAMES and not all(map(is_step, which.split(","))):
+    steps = [step.strip() for step in which.split(",")]
+    valid = all(step.isdecimal() and len(step) < 20 for step in steps)
+    if which not in NAMES and not valid:
         raise UserError(
             f"{field} = {which[:80]!r} is neither best, latest, average (of all kept) "
             "nor a step, or several with commas between (their average)"
         )
-
-
-def is_step(text: str) -> bool:
-    """Returns whether `text` is the number of an update."""
-    return text.strip().isdecimal() and len(text) < 20

@@ -16,7 +16,7 @@ import orbax.checkpoint as ocp
 from txl_jax.checkpoint import manifest as manifests
 from txl_jax.checkpoint.checksum import checksums, named_leaves
 from txl_jax.checkpoint.manager import Checkpoints
-from txl_jax.checkpoint.manifest import Damaged, Manifest
+from txl_jax.checkpoint.manifest import Damaged, Imported, Manifest
 from txl_jax.data.streams import Position
 from txl_jax.errors import UserError
 from txl_jax.report.log import say
@@ -77,8 +77,8 @@ def restore(manager: Checkpoints, like: TrainState) -> Snapshot | None:
 
     `like` holds the shapes, dtypes and shardings of the result. Newer checkpoints that
     are damaged are renamed, so that their steps can be saved again, and surplus ones,
-    which a killed process left, are deleted. Raises UserError if
-    every checkpoint is damaged (and renames none) or one has another model.
+    which a killed process left, are deleted. Raises UserError if every checkpoint is
+    damaged (and renames none), or one has another model or only parameters.
     """
     manager.poll(wait=True)
     damaged: dict[int, str] = {}
@@ -105,7 +105,7 @@ def restore(manager: Checkpoints, like: TrainState) -> Snapshot | None:
 def _restore(manager: Checkpoints, step: int, like: TrainState) -> Snapshot:
     manifest = manager.read_manifest(step)
     if manifest.position is None:
-        raise Damaged(step, "it contains only parameters")
+        raise Imported(manager.directory.parent)
     items = _read(manager, manifest, _items(like))
     training = items["training"]
     training["memory"] = _with_empty(training["memory"], like.memory)
@@ -167,18 +167,6 @@ def _read(
             raise Damaged(manifest.step, f"item {item}, {reason}")
     manifests.verify(manifest, items)
     return items
-
-
-def read_shapes(
-    manager: Checkpoints, step: int, *, averages: bool = False
-) -> dict[str, tuple[int, ...]]:
-    """Returns the shapes of a checkpoint's parameters by their names."""
-    item = "average/" if averages else "params/"
-    return {
-        name.removeprefix(item): shape
-        for name, (_, shape, _) in manager.read_manifest(step).arrays.items()
-        if name.startswith(item)
-    }
 
 
 def shapes(params: Any) -> dict[str, tuple[int, ...]]:

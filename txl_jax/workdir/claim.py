@@ -8,6 +8,7 @@ from typing import Any
 
 from txl_jax import config as configs
 from txl_jax import metrics
+from txl_jax.checkpoint.manifest import Imported
 from txl_jax.config import Config
 from txl_jax.data import vocab as vocabulary
 from txl_jax.data.tokens import Tokens
@@ -28,11 +29,7 @@ def check_trainable(workdir: Path, config: Config) -> None:
     """Raises UserError if the workdir belongs to an import or to another config."""
     with contextlib.suppress(OSError, ValueError):
         if IMPORTED in json.loads((workdir / RUN).read_text("utf-8")):
-            raise UserError(
-                f"{workdir} holds an imported model, without the state of the "
-                f"optimizer: train with --config.train.init_from={workdir} in "
-                "another --workdir"
-            )
+            raise Imported(workdir)
     if (workdir / CONFIG).exists():
         saved = configs.parse(configs.load_json(workdir / CONFIG))
         check_same_run(workdir, saved, config)
