@@ -161,7 +161,7 @@ def test_checkpoints_move_between_numbers_of_processes(tmp_path: Path) -> None:
 
     def with_two(source: str, target: str) -> None:
         flags = str(tmp_path / source), str(tmp_path / target), "2,1,2"
-        run = Processes(tmp_path, *flags, module="tests.support.carry")
+        run = Processes(tmp_path, *flags, python=("-m", "tests.support.carry"))
         assert run.wait() == [0, 0], [path.read_text() for path in run.stderr]
 
     with_two("nothing", "two")

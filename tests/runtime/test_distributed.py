@@ -1,15 +1,16 @@
 """Connection of processes, and their ends: by timeout, watchdog or signal."""
 
 import contextlib
-import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support import processes
+from tests.support.processes import LIMIT_SECONDS, Processes
+from tests.support.refusal import refused
 from txl_jax.errors import UserError
 from txl_jax.runtime import distributed
 from txl_jax.runtime.distributed import find_processes
@@ -77,13 +78,13 @@ def test_processes_are_found(environment: dict[str, str], args: dict[str, Any]) 
 def test_an_environment_that_says_a_part_is_refused(
     changes: dict[str, str], message: str
 ) -> None:
-    with pytest.raises(UserError, match=message):
+    with refused(message):
         find_processes(ENVIRONMENT | changes)
 
 
 @pytest.mark.parametrize("steps", ["10", "10:", ":15", "15:10", "10:10", "a:b", "-1:3"])
 def test_no_range_of_updates_is_refused(steps: str) -> None:
-    with pytest.raises(UserError, match="run.profile_steps = .*such as"):
+    with refused("run.profile_steps = .*such as"):
         RunConfig(profile_steps=steps)
 
 
@@ -95,37 +96,18 @@ def test_a_process_alone_opens_no_connection(monkeypatch: pytest.MonkeyPatch) ->
     assert distributed.is_first() and not distributed.several()
 
 
-def test_first_then_others_is_one_call_alone() -> None:
-    made: list[int] = []
-    distributed.first_then_others(lambda: made.append(1))
-    assert made == [1]
-
-
 CONNECT = "from txl_jax.runtime import distributed; distributed.connect(2)"
 
 
-@pytest.mark.parametrize("index", [0, 1])
-def test_a_process_that_meets_no_other_gives_up(index: int) -> None:
-    """With one line and the status RETRY."""
-    environment = os.environ | {
-        "JAX_PLATFORMS": "cpu",
-        "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{processes.free_port()}",
-        "JAX_NUM_PROCESSES": "2",
-        "JAX_PROCESS_ID": str(index),
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", CONNECT],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=processes.LIMIT_SECONDS,
-    )
-    assert done.returncode == 75, done.stderr
-    (line,) = done.stderr.splitlines()
-    assert line.startswith(
-        f"txl_jax[{index}]: not all processes connected to 127.0.0.1:"
-    )
-    assert "within 2 s" in line
+def test_processes_that_meet_too_few_others_give_up(tmp_path: Path) -> None:
+    """Each with one line and the status RETRY: two of three."""
+    three = {"JAX_NUM_PROCESSES": "3"}
+    run = Processes(tmp_path, python=("-c", CONNECT), environments=[three, three])
+    assert run.wait() == [75, 75]
+    for index, stderr in enumerate(run.stderr):
+        (line,) = stderr.read_text().splitlines()
+        start = f"txl_jax[{index}]: not all processes connected to 127.0.0.1:"
+        assert line.startswith(start) and "within 2 s" in line
 
 
 HANGS = """
@@ -147,16 +129,11 @@ with Watchdog(0.5):
 """
 
 
-def test_a_hang_ends_with_stacks_and_75() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", HANGS],
-        capture_output=True,
-        text=True,
-        timeout=processes.LIMIT_SECONDS,
-    )
-    assert (done.returncode, done.stdout) == (75, "alive\n")
-    assert "in where_it_hangs" in done.stderr
-    assert "no progress for run.hang_seconds = 0.5 s" in done.stderr.splitlines()[-1]
+def test_a_hang_ends_with_stacks_and_75(tmp_path: Path) -> None:
+    run = Processes(tmp_path, python=("-c", HANGS), count=1)
+    assert (run.wait(), run.stdout) == ([75], ["alive\n"])
+    assert "in where_it_hangs" in run.stderr[0].read_text()
+    assert "no progress for run.hang_seconds = 0.5 s" in run.said(0)[-1]
 
 
 LISTENS = """
@@ -181,7 +158,6 @@ sys.exit(stop.end("here").status)
         ("holds", "free", [signal.SIGTERM], 75),
         ("holds", "free", [signal.SIGINT], 130),
         # Nothing would be lost, so it ends whatever it is at.
-        ("idle", "busy", [signal.SIGTERM], 75),
         ("idle", "busy", [signal.SIGINT], 130),
         ("holds", "busy", [signal.SIGINT, signal.SIGINT], 130),
     ],
@@ -207,7 +183,7 @@ def test_signals_end_a_process(
             process.send_signal(number)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(1)
-    _, stderr = process.communicate(timeout=processes.LIMIT_SECONDS)
+    _, stderr = process.communicate(timeout=LIMIT_SECONDS)
     assert process.returncode == status, stderr
     at_once = "ended at once; the same command resumes" in stderr
     assert at_once == (busy == "busy")

@@ -6,7 +6,6 @@ Where SOURCE has no checkpoint yet, it is trained for a few updates first.
 """
 
 import sys
-from contextlib import closing
 from pathlib import Path
 
 from txl_jax.checkpoint import save_restore
@@ -23,21 +22,21 @@ def carry(source: Path, target: Path, sizes: tuple[int, int, int]) -> None:
     """Goes through a mesh of data, fsdp and model with the state and the position."""
     from tests.promises.test_mesh_invariance import Run
 
-    run, config = Run(sizes), CheckpointConfig()
-    with closing(open_checkpoints(source, config, read_only=True)) as manager:
+    run = Run(sizes)
+    with open_checkpoints(source, read_only=True) as manager:
         restored = save_restore.restore(manager, run.like)
     if restored:
         state, position = restored.state, restored.position
     else:
         state, position, _ = run.train(run.init(), Position(), STEP)
-    with closing(open_checkpoints(target, config)) as manager:
+    with open_checkpoints(target, CheckpointConfig()) as manager:
         save_restore.save(manager, STEP, state, position, None)
 
 
 def manifest(folder: Path) -> Manifest:
     """Returns the checkpoint's manifest: checksums and the position."""
-    with closing(open_checkpoints(folder, CheckpointConfig(), read_only=True)) as found:
-        return found.read_manifest(STEP)
+    with open_checkpoints(folder, read_only=True) as manager:
+        return manager.read_manifest(STEP)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,9 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
+
+from txl_jax.report.log import read_metrics
 
 ROOT = Path(__file__).parents[2]
 LIMIT_SECONDS = 300.0  # for anything at all; a quiet machine needs a tenth
@@ -16,7 +19,7 @@ from txl_jax import config
 
 def get_config():
     c = config.default()
-    c.data.update(corpus="text", path=TEXT, data_dir=DATA)
+    c.data.update(corpus="text", path={text!r}, data_dir={data!r})
     c.model.update(n_layer=2, d_model=16, n_head=2, d_head=8, d_inner=32, mem_len=8)
     c.model.update(dropout=0.2, dropatt=0.2)
     c.train.update(num_steps=1000, batch_size=8, tgt_len=8, log_every=1)
@@ -26,27 +29,24 @@ def get_config():
     c.eval.update(streams=8, tgt_len=8, mem_len=16)
     c.generate.update(num_tokens=4, prompt="a")
     c.checkpoint.update(every_steps=200, keep=2)
-    c.run.update(compilation_cache=CACHE)
     return c
 """
 
 
 def write_experiment(folder: Path) -> Path:
     """Returns an experiment's file; its text and its data are in the folder too."""
-    text = "".join(f"{n} is followed by {n + 1}, " for n in range(700))
-    (folder / "text.txt").write_text(text)
-    experiment = EXPERIMENT
-    for name, inside in (("TEXT", "text.txt"), ("DATA", "data"), ("CACHE", "cache")):
-        experiment = experiment.replace(name, repr(str(folder / inside)))
-    (folder / "tiny.py").write_text(experiment)
-    return folder / "tiny.py"
+    text, experiment = folder / "text.txt", folder / "tiny.py"
+    text.write_text("".join(f"{n} is followed by {n + 1}, " for n in range(700)))
+    places = {"text": str(text), "data": str(folder / "data")}
+    experiment.write_text(EXPERIMENT.format(**places))
+    return experiment
 
 
 def free_port() -> int:
     """Returns a port that nobody listens to."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return server.getsockname()[1]
 
 
 class Processes:
@@ -57,8 +57,7 @@ class Processes:
         folder: Path,
         *arguments: str,
         count: int = 2,
-        started: int = 2,
-        module: str = "txl_jax.main",
+        python: Sequence[str] = ("-m", "txl_jax.main"),
         environments: Sequence[dict[str, str]] = ({}, {}),
     ):
         path = [str(ROOT), os.environ.get("PYTHONPATH", "")]
@@ -67,21 +66,20 @@ class Processes:
             "JAX_PLATFORMS": "cpu",
             "JAX_NUM_CPU_DEVICES": "2",
             "NPROC": "2",
-            "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free_port()}",
-            "JAX_NUM_PROCESSES": str(count),
         }
-        if count == 1:
-            del environment["JAX_COORDINATOR_ADDRESS"]
-        self.stderr = [folder / f"stderr.{index}" for index in range(started)]
-        self.stdout = [""] * started  # once all have ended
+        if count > 1:
+            environment["JAX_COORDINATOR_ADDRESS"] = f"127.0.0.1:{free_port()}"
+            environment["JAX_NUM_PROCESSES"] = str(count)
+        self.stderr = [folder / f"stderr.{index}" for index in range(count)]
+        self.stdout = [""] * count  # once all have ended
         self.all = []
         for index, errors in enumerate(self.stderr):
-            own = environments[index]
+            own = environments[index] | {"JAX_PROCESS_ID": str(index)}
             with errors.open("w") as stderr:
                 self.all.append(
                     subprocess.Popen(
-                        [sys.executable, "-m", module, *arguments],
-                        env=environment | own | {"JAX_PROCESS_ID": str(index)},
+                        [sys.executable, *python, *arguments],
+                        env=environment | own,
                         stdout=subprocess.PIPE,
                         stderr=stderr,
                         text=True,
@@ -95,8 +93,8 @@ class Processes:
             ended = [p.returncode for p in self.all if p.poll() is not None]
             if ended or time.monotonic() > limit:
                 self.kill()
-                said = "\n".join(path.read_text()[-3000:] for path in self.stderr)
-                raise AssertionError(f"ended {ended} too early:\n{said}")
+                lines = "\n".join(path.read_text()[-3000:] for path in self.stderr)
+                raise AssertionError(f"ended {ended} too early:\n{lines}")
             time.sleep(0.01)
 
     def wait(self) -> list[int]:
@@ -115,7 +113,7 @@ class Processes:
                 self.stdout[index] = process.communicate()[0]
 
     def said(self, index: int) -> list[str]:
-        """Returns the last words of a process: the lines that bear our name."""
+        """Returns the lines on stderr that begin with the name of the program."""
         lines = self.stderr[index].read_text().splitlines()
         return [line for line in lines if line.startswith("txl_jax")]
 
@@ -124,3 +122,9 @@ def has_step(workdir: Path, step: int) -> Callable[[], bool]:
     """Returns a function: whether the metrics of update `step` are written."""
     path = workdir / "metrics.jsonl"
     return lambda: path.exists() and path.read_bytes().count(b"\n") >= step
+
+
+def exact(workdir: Path) -> list[tuple[int, Any]]:
+    """Returns the step and the `exact` group of every metrics line."""
+    lines = read_metrics(workdir / "metrics.jsonl")
+    return [(line["step"], line["exact"]) for line in lines]

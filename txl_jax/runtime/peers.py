@@ -25,7 +25,6 @@ from txl_jax.runtime import distributed
 KEY = "txl_jax/peers"
 MEET_SECONDS = 30
 GRACE_SECONDS = 2  # for process 0 to report its own error, which explains more
-LOST = b"!"  # sent by process 0 when it has lost another process
 
 
 class Peers:
@@ -72,10 +71,9 @@ class Peers:
 
     def _watch(self, end: socket.socket) -> None:
         try:
-            with end:
-                message = end.recv(1)
+            end.recv(1)
         except ConnectionResetError:
-            message = b""
+            pass
         except OSError:  # the network is silent: left to jax's heartbeat
             return
         first = distributed.is_first()
@@ -83,12 +81,11 @@ class Peers:
             time.sleep(GRACE_SECONDS)
         if self.over.is_set():
             return
-        for other in self.ends if first else ():
+        for other in self.ends if first else ():  # these processes then end as well
             with contextlib.suppress(OSError):
-                other.send(LOST)
-        reason = "reported by process 0" if message else "its connection closed"
-        line = f"another process is lost ({reason}); the same command resumes"
-        distributed.exit_now(line, RETRY)
+                other.shutdown(socket.SHUT_RDWR)
+        line = "another process is lost (its connection closed); the same command"
+        distributed.exit_now(f"{line} resumes", RETRY)
 
 
 def _start(target: Any, *args: Any) -> None:
