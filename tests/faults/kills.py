@@ -4,165 +4,128 @@
 
 Each round trains in a new folder, from the preparation of the data on: the same
 command again and again, ended by SIGKILL after a random time, or when a checkpoint
-begins to be written after it. A round ends when the command does. Then the digests of
-all arrays (parameters, optimizer, memory, keys), the position and the `exact` group of
-every metrics line must be those of a run that nothing ended. Compiled programs are kept
-between the processes.
+begins to be written after it. A round ends when the command does. Then the checksums
+of all arrays (parameters, average, optimizer, memory, keys), the position and the
+`exact` group of every metrics line must be those of a run that nothing ended.
+
+Dropout, accumulation over segments and over chunks of the streams, several updates in
+a call, a mean of the parameters, and more than one epoch are all on.
 """
 
 import argparse
 import json
 import os
 import random
-import signal
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.support.processes import Processes, exact, write_experiment
 from txl_jax.checkpoint import manifest
-from txl_jax.report.log import read_metrics
 
-NUM_STEPS = 60
-ROOT = Path(__file__).parents[2]
-
-EXPERIMENT = f"""
-from txl_jax import config
-
-def get_config():
-    c = config.default()
-    c.data.update(corpus="text", path=TEXT, data_dir=DATA)
-    c.model.update(n_layer=1, d_model=16, n_head=2, d_head=8, d_inner=32, mem_len=8)
-    c.model.update(dropout=0.2)
-    c.train.update(num_steps={NUM_STEPS}, batch_size=4, tgt_len=8, log_every=1)
-    c.train.update(segments_per_call=2, eval_every=20)
-    c.optim.update(lr=1e-3, warmup_steps=10)
-    c.eval.update(streams=2, tgt_len=8, mem_len=8)
-    c.generate.update(num_tokens=2, prompt="a")
-    c.checkpoint.update(every_steps=4, keep=2)
-    return c
-"""
+NUM_STEPS = 120
+EVERY_STEPS = 16
+FLAGS = {
+    "train.num_steps": NUM_STEPS,
+    "train.segments_per_call": 4,
+    "train.segments_per_update": 2,
+    "train.batch_chunk": 2,
+    "train.eval_every": 48,
+    "train.order": "roll",
+    "train.varlen": True,
+    "train.reset_memory_at": ord(","),
+    "optim.optimizer": "adam",
+    "optim.schedule": "cosine",
+    "optim.lr": 1e-3,
+    "optim.warmup_steps": 10,
+    "optim.asgd_from": 20,
+    "checkpoint.every_steps": EVERY_STEPS,
+}
 
 
 class Run(NamedTuple):
-    """A folder with an experiment, and the run that it makes."""
+    """A folder with an experiment, and the run that it makes on one device."""
 
     folder: Path
-    cache: Path  # of compiled programs
 
     @property
     def workdir(self) -> Path:
-        """Where the run is."""
+        """The run's folder."""
         return self.folder / "run"
 
-    def prepare(self) -> None:
-        """Writes the text and the experiment."""
-        self.folder.mkdir(parents=True)
-        text = "".join(f"{n} is followed by {n + 1}, " for n in range(350))
-        (self.folder / "text.txt").write_text(text)
-        source = EXPERIMENT.replace("TEXT", repr(str(self.folder / "text.txt")))
-        source = source.replace("DATA", repr(str(self.folder / "data")))
-        (self.folder / "tiny.py").write_text(source)
-
-    def start(self) -> subprocess.Popen[str]:
+    def start(self, *flags: str) -> Processes:
         """Starts the command."""
-        command = [sys.executable, "-m", "txl_jax.main"]
-        command += [f"--config={self.folder / 'tiny.py'}", f"--workdir={self.workdir}"]
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(
-                [str(ROOT), os.environ.get("PYTHONPATH", "")]
-            ),
-            "JAX_PLATFORMS": "cpu",
-            "XLA_FLAGS": "",
-            "JAX_COMPILATION_CACHE_DIR": str(self.cache),
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        }
-        with (self.folder / "err").open("a") as err:
-            return subprocess.Popen(
-                command,
-                env=environment,
-                stdout=subprocess.DEVNULL,
-                stderr=err,
-                text=True,
-            )
+        config = self.folder / "tiny.py"
+        if not config.exists():
+            self.folder.mkdir()
+            write_experiment(self.folder)
+        flags += tuple(f"--config.{name}={value}" for name, value in FLAGS.items())
+        places = f"--config={config}", f"--workdir={self.workdir}"
+        one_device = {"JAX_NUM_CPU_DEVICES": "1"}
+        return Processes(
+            self.folder, *places, *flags, count=1, environments=[one_device]
+        )
 
-    def finish(self) -> float:
-        """Runs the command to its end and returns the seconds that it took."""
-        started = time.monotonic()
-        status = self.start().wait(timeout=600)
-        assert status == 0, f"status {status}: {self.errors()}"
-        return time.monotonic() - started
+    def finish(self, *flags: str) -> str:
+        """Runs the command to its end and returns its stderr."""
+        run = self.start(*flags)
+        statuses, stderr = run.wait(), run.stderr[0].read_text()
+        assert statuses == [0], stderr[-3000:]
+        return stderr
 
     def kill_once(self, seconds: float, rng: random.Random) -> bool:
         """Runs the command and kills it; returns whether it was done before."""
-        process, started = self.start(), time.monotonic()
+        run, started = self.start(), time.monotonic()
         at_write = rng.random() < 0.5
         delay = rng.uniform(0, seconds)
-        while process.poll() is None:
+        while run.all[0].poll() is None:
             if time.monotonic() - started >= delay:
                 unfinished = self.workdir.glob("checkpoints/*.orbax-checkpoint-tmp*")
                 if not at_write or any(unfinished):
                     time.sleep(rng.uniform(0, 0.02) if at_write else 0)
-                    process.send_signal(signal.SIGKILL)
                     break
             time.sleep(0.001)
-        status = process.wait()
-        assert status in (0, -signal.SIGKILL), f"status {status}: {self.errors()}"
+        run.kill()
+        (status,) = run.wait()
+        assert status in (0, -9), run.stderr[0].read_text()[-3000:]
         return status == 0
-
-    def errors(self) -> str:
-        """Returns the end of what the commands said."""
-        return (self.folder / "err").read_text()[-3000:]
 
     def result(self) -> dict[str, Any]:
         """Returns everything that must repeat: among it the checksums of all arrays."""
-        folder = self.workdir / "checkpoints" / str(NUM_STEPS)
-        saved = manifest.read(folder, NUM_STEPS)
-        lines = read_metrics(self.workdir / "metrics.jsonl")
-        assert [line["step"] for line in lines] == list(range(1, NUM_STEPS + 1))
-        checkpoints = sorted(p.name for p in (self.workdir / "checkpoints").iterdir())
-        return {
-            "manifest": saved.to_json(),
-            "exact": [line["exact"] for line in lines],
-            "checkpoints": checkpoints,
-        }
+        checkpoints = self.workdir / "checkpoints"
+        saved = manifest.read(checkpoints / str(NUM_STEPS), NUM_STEPS)
+        assert len(saved.arrays) > 50 and saved.position and saved.position.epoch > 0
+        lines = exact(self.workdir)
+        assert [step for step, _ in lines] == list(range(1, NUM_STEPS + 1))
+        names = sorted(path.name for path in checkpoints.iterdir())
+        return {"manifest": saved.to_json(), "exact": lines, "checkpoints": names}
 
 
-def torture(
-    folder: Path, kills: int, seed: int, compiled: str | None = None
-) -> dict[str, Any]:
+def torture(folder: Path, kills: int, seed: int) -> dict[str, Any]:
     """Kills until there were `kills`; returns how many, in how many rounds.
 
-    A folder of compiled programs saves a second undisturbed run, which measures its
-    time without compilation. Raises AssertionError when a round ends otherwise than
-    an undisturbed run.
+    Raises AssertionError when a round ends otherwise than an undisturbed run.
     """
     rng = random.Random(seed)
-    cache = Path(compiled or folder / "cache")
     results = []
-    for name in ("straight",) if compiled else ("cold", "straight"):
-        straight = Run(folder / name, cache)
-        straight.prepare()
-        seconds = straight.finish()
+    for name in ("compiles", "straight"):
+        straight, started = Run(folder / name), time.monotonic()
+        straight.finish()
+        seconds = time.monotonic() - started
         results.append(straight.result())
     expected = results[0]
-    assert results[-1] == expected
+    assert results[1] == expected
     killed = rounds = 0
     while killed < kills:
-        run = Run(folder / f"round{rounds}", cache)
-        run.prepare()
-        here = 0
+        run, here = Run(folder / f"round{rounds}"), 0
         while killed < kills and not run.kill_once(1.1 * seconds, rng):
             killed, here = killed + 1, here + 1
         run.finish()
-        found = run.result()
+        result = run.result()
         for name in expected:
-            assert found[name] == expected[name], (
-                f"round {rounds}: {name}: {found[name]} instead of {expected[name]}"
-            )
+            assert result[name] == expected[name], (rounds, name)
         rounds += 1
         print(f"{killed} kills: round of {here} is bit-identical", file=sys.stderr)
     return {"kills": killed, "rounds": rounds, "seconds_undisturbed": seconds}
@@ -175,6 +138,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     flags = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = f"{folder}/cache"
+        os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
         print(json.dumps(torture(Path(folder), flags.kills, flags.seed)))
 
 
