@@ -7,13 +7,13 @@ of what it took, tenth by tenth; the status is 1 where a claim does not hold.
 """
 
 import argparse
-import dataclasses
 import json
 import os
-import statistics
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -34,102 +34,26 @@ SAVE_HANDLES = 6  # open while checkpoints are written: two event loops, three e
 RSS_MB_PER_1000_STEPS = 1.0
 SLOWDOWN = 0.15  # what the last tenth may differ from the first in its median speed
 
-
-@dataclasses.dataclass(frozen=True)
-class Sample:
-    """What the process holds before one update."""
-
-    step: int
-    rss_mb: float
-    handles: int
-    compilations: int
+MODEL = ModelConfig(
+    vocab_size=256, n_layer=2, d_model=32, n_head=2, d_head=16, d_inner=64, mem_len=16
+)
 
 
-@dataclasses.dataclass(frozen=True)
-class Soaked:
-    """A run's samples, one an update, and its speed in tokens a second."""
-
-    samples: list[Sample]
-    speed: list[float]
-
-    def tenths(self) -> list[list[Sample]]:
-        """Returns the samples in ten parts."""
-        size = len(self.samples) // 10
-        return [self.samples[n * size : (n + 1) * size] for n in range(10)]
-
-    def compilations(self) -> list[int]:
-        """Returns how many there had been at the end of each tenth."""
-        return [part[-1].compilations for part in self.tenths()]
-
-    def handles(self) -> list[int]:
-        """Returns the fewest open files of each tenth."""
-        return [min(sample.handles for sample in part) for part in self.tenths()]
-
-    def rss_mb(self) -> list[float]:
-        """Returns the median resident memory of each tenth."""
-        return [statistics.median(s.rss_mb for s in part) for part in self.tenths()]
-
-    def rss_slope(self) -> float:
-        """Returns the growth in MB per 1,000 updates, after the first tenth."""
-        late = self.samples[len(self.samples) // 10 :]
-        steps, sizes = [s.step for s in late], [s.rss_mb for s in late]
-        return float(np.polyfit(steps, sizes, 1)[0]) * 1000
-
-    def speeds(self) -> list[float]:
-        """Returns the median speed of each tenth."""
-        parts = np.array_split(self.speed, 10)
-        return [statistics.median(part.tolist()) for part in parts]
-
-    def failures(self) -> list[str]:
-        """Returns the claims that do not hold, but for those about memory and speed."""
-        found = []
-        if len(set(self.compilations())) > 1:
-            found.append(f"compiled after the first tenth: {self.compilations()}")
-        # A leak of one a round would make it ROUNDS / 2 from half to half.
-        if min(self.handles()[5:]) > min(self.handles()[:5]) + SAVE_HANDLES:
-            found.append(f"open files grow: {self.handles()}")
-        return found
-
-    def long_failures(self) -> list[str]:
-        """Returns the claims that do not hold and that take a long run to judge."""
-        found = []
-        if not self.rss_slope() < RSS_MB_PER_1000_STEPS:
-            found.append(f"memory grows by {self.rss_slope():.2f} MB per 1,000 updates")
-        first, *_, last = self.speeds()
-        if not abs(last / first - 1) < SLOWDOWN:
-            found.append(f"the speed went from {first:.0f} to {last:.0f} tokens/s")
-        return found
-
-
-def make_config(steps: int) -> Config:
-    """Returns a tiny run of so many updates, a multiple of ROUNDS."""
+def soak(steps: int, workdir: Path) -> dict[str, list[float]]:
+    """Trains; returns what was seen before each update, and each one's speed."""
     every = steps // ROUNDS
-    return Config(
-        model=ModelConfig(
-            vocab_size=256,
-            n_layer=2,
-            d_model=32,
-            n_head=2,
-            d_head=16,
-            d_inner=64,
-            mem_len=16,
-        ),
-        train=TrainConfig(
-            num_steps=steps, batch_size=8, tgt_len=16, log_every=1, eval_every=every
-        ),
+    train = TrainConfig(
+        num_steps=steps, batch_size=8, tgt_len=16, log_every=1, eval_every=every
+    )
+    config = Config(
+        model=MODEL,
+        train=train,
         optim=OptimConfig(lr=1e-3),
         eval=EvalConfig(streams=8, tgt_len=16, mem_len=16),
         checkpoint=CheckpointConfig(every_steps=every),
     )
-
-
-def soak(steps: int, workdir: Path) -> Soaked:
-    """Trains, and returns what was seen before each update."""
-    if steps % (10 * ROUNDS):
-        raise ValueError(f"steps must be a multiple of {10 * ROUNDS}")
-    config = make_config(steps)
     text = np.random.default_rng(0).integers(0, 256, 200_000).astype(np.uint8)
-    samples: list[Sample] = []
+    samples: dict[str, list[float]] = {"compilations": [], "handles": [], "rss_mb": []}
     compilations: list[float] = []
     page_mb = os.sysconf("SC_PAGE_SIZE") / 2**20
 
@@ -137,21 +61,54 @@ def soak(steps: int, workdir: Path) -> Soaked:
         if event == COMPILE:
             compilations.append(duration_secs)
 
-    def sample() -> None:
+    def sample(step: int, state: Any) -> None:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
-        handles = len(os.listdir("/proc/self/fd"))
-        samples.append(
-            Sample(len(samples), pages * page_mb, handles, len(compilations))
-        )
+        samples["compilations"].append(len(compilations))
+        samples["handles"].append(len(os.listdir("/proc/self/fd")))
+        samples["rss_mb"].append(pages * page_mb)
 
     jax.monitoring.register_event_duration_secs_listener(count)
     try:
-        observers = Hooks(before=[lambda step, state: sample()])
+        observers = Hooks(before=[sample])
         train_on(config, workdir, text, text[:1000], observers=observers)
     finally:
         jax.monitoring.unregister_event_duration_listener(count)
     lines = read_metrics(workdir / "metrics.jsonl")
-    return Soaked(samples, [line["timing"]["tokens_per_second"] for line in lines])
+    speed = [line["timing"]["tokens_per_second"] for line in lines]
+    return samples | {"tokens_per_second": speed}
+
+
+def summarize(samples: dict[str, list[float]]) -> dict[str, Any]:
+    """Returns the figures of each tenth of the run, and the claims that do not hold.
+
+    Those of memory and speed, which take a long run to judge, are "long_failures".
+    """
+    figures: dict[str, Callable[..., Any]] = {
+        "compilations": np.max,
+        "handles": np.min,
+        "rss_mb": np.median,
+        "tokens_per_second": np.median,
+    }
+    result: dict[str, Any] = {
+        name: [float(figure(part)) for part in np.array_split(samples[name], 10)]
+        for name, figure in figures.items()
+    }
+    late = np.arange(len(samples["rss_mb"]) // 10, len(samples["rss_mb"]))
+    slope = float(np.polyfit(late, np.take(samples["rss_mb"], late), 1)[0]) * 1000
+    compilations, handles = result["compilations"], result["handles"]
+    failures, long_failures = [], []
+    if len(set(compilations)) > 1:
+        failures.append(f"compiled after the first tenth: {compilations}")
+    # A leak of one a round would make it ROUNDS / 2 from half to half.
+    if min(handles[5:]) > min(handles[:5]) + SAVE_HANDLES:
+        failures.append(f"open files grow: {handles}")
+    if not slope < RSS_MB_PER_1000_STEPS:
+        long_failures.append(f"memory grows by {slope:.2f} MB per 1,000 updates")
+    first, *_, last = result["tokens_per_second"]
+    if not abs(last / first - 1) < SLOWDOWN:
+        long_failures.append(f"the speed went from {first:.0f} to {last:.0f} tokens/s")
+    result["rss_mb_per_1000_steps"] = slope
+    return result | {"failures": failures, "long_failures": long_failures}
 
 
 def main() -> int:
@@ -163,19 +120,9 @@ def main() -> int:
         parser.error(f"--steps must be a multiple of {10 * ROUNDS}")
     allocator.keep_freed()  # as `txl_jax.main` does
     with tempfile.TemporaryDirectory() as folder:
-        soaked = soak(steps, Path(folder))
-    failures = soaked.failures() + soaked.long_failures()
-    result = {
-        "steps": steps,
-        "compilations": soaked.compilations(),
-        "handles": soaked.handles(),
-        "rss_mb": soaked.rss_mb(),
-        "rss_mb_per_1000_steps": soaked.rss_slope(),
-        "tokens_per_second": soaked.speeds(),
-        "failures": failures,
-    }
-    print(json.dumps(result))
-    return 1 if failures else 0
+        result = summarize(soak(steps, Path(folder)))
+    print(json.dumps({"steps": steps, **result}))
+    return 1 if result["failures"] + result["long_failures"] else 0
 
 
 if __name__ == "__main__":
