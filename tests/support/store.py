@@ -7,7 +7,6 @@ generations and their preconditions. Each client may have its own proxy.
 import contextlib
 import http.client
 import json
-import os
 import subprocess
 import threading
 import time
@@ -169,9 +168,9 @@ class Store:
         """Returns the objects below gs://BUCKET/folder, without it."""
         prefix = f"{folder.removeprefix(f'gs://{BUCKET}/')}/"
         query = urllib.parse.urlencode({"prefix": prefix, "maxResults": 100_000})
-        found = json.loads(self.call("GET", f"/storage/v1/b/{BUCKET}/o?{query}"))
-        items = [item["name"] for item in found.get("items", [])]
-        return sorted(name.removeprefix(prefix) for name in items)
+        answer = json.loads(self.call("GET", f"/storage/v1/b/{BUCKET}/o?{query}"))
+        items = answer.get("items", [])
+        return sorted(item["name"].removeprefix(prefix) for item in items)
 
     def _object(self, address: str) -> str:
         name = address.removeprefix(f"gs://{BUCKET}/")
@@ -194,8 +193,8 @@ class Store:
     def saved(self, workdir: str) -> list[int]:
         """Returns the steps that have a complete checkpoint."""
         files = [Path(name) for name in self.names(f"{workdir}/checkpoints")]
-        done = [path for path in files if path.name == "commit_success.txt"]
-        return sorted(int(p.parts[0]) for p in done if len(p.parts) == 2)
+        done = [path.parent.name for path in files if path.name == "commit_success.txt"]
+        return sorted(int(name) for name in done if name.isdecimal())
 
     def close(self) -> None:
         """Ends the server."""
@@ -207,15 +206,10 @@ class Store:
 @pytest.fixture(scope="session")
 def shared_store() -> Iterator[Store]:
     """The server of all tests of this process: the libraries look for it once."""
-    with contextlib.closing(Store()) as store:
-        environment = store.proxy.environment()
-        before = {name: os.environ.get(name) for name in environment}
-        os.environ.update(environment)
+    with contextlib.closing(Store()) as store, pytest.MonkeyPatch.context() as patch:
+        for name, value in store.proxy.environment().items():
+            patch.setenv(name, value)
         yield store
-        for name, value in before.items():
-            os.environ.pop(name)
-            if value is not None:
-                os.environ[name] = value
 
 
 @pytest.fixture

@@ -3,16 +3,16 @@
 import json
 import os
 import time
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.checkpoint.test_checkpoint import assert_same, like, make_state
+from tests.support.refusal import refused
 from tests.support.store import Store, remote, shared_store, store
 from txl_jax.checkpoint import save_restore
-from txl_jax.checkpoint.manager import Checkpoints, open_checkpoints
+from txl_jax.checkpoint.manager import open_checkpoints
 from txl_jax.checkpoint.options import CheckpointConfig
 from txl_jax.data.streams import Position
 from txl_jax.errors import UserError
@@ -23,57 +23,82 @@ from txl_jax.workdir.lock import LOCK, locked
 from txl_jax.workdir.staging import Staging
 
 FIXTURES = remote, shared_store, store
-NLL = {1: 3.0, 2: 1.0, 3: 2.0, 4: None, 5: 2.5}  # the best is 2
+NLL = {1: 3.0, 2: 1.0, 3: 2.0, 4: None}  # the best is 2
 
 
-def save(manager: Checkpoints, staging: Staging, step: int) -> None:
-    """Saves as the training loop does: the lines up to `step`, then its checkpoint."""
-    lines = "".join(f'{{"step": {n}}}\n' for n in range(1, step + 1))
-    (staging.folder / METRICS).write_text(lines)
-    with manager.attempt(step):
-        staging.upload()
-        position = Position(epoch=step)
-        save_restore.save(manager, step, make_state(step), position, NLL[step])
-
-
-def opened(folder: Path, read_only: bool = False) -> closing[Checkpoints]:
-    config = CheckpointConfig(keep=2)
-    return closing(open_checkpoints(folder, config, read_only=read_only))
-
-
-def run(workdir: str, last: int = 5) -> tuple[int, list[int]]:
+def run(workdir: str, last: int) -> tuple[int, list[int]]:
     """Saves the steps up to `last`, from the newest there is: a run without a model.
 
     Returns the step it resumed at and the saves that failed.
     """
     folder = find(workdir)
-    with locked(folder), Staging(folder, METRICS) as staging, opened(folder) as manager:
+    with (
+        locked(folder),
+        Staging(folder, METRICS) as staging,
+        open_checkpoints(folder, CheckpointConfig(keep=2)) as manager,
+    ):
+        log = staging.folder / METRICS
         resumed = save_restore.restore(manager, like(make_state(0)))
         begin = resumed.step if resumed else 0
         if resumed:
             assert_same(resumed.state, make_state(begin))
-            assert (staging.folder / METRICS).read_text().count("\n") >= begin
+            assert log.read_text().count("\n") >= begin
         for step in range(begin + 1, last + 1):
-            save(manager, staging, step)
+            log.write_text("".join(f'{{"step": {n}}}\n' for n in range(1, step + 1)))
+            with manager.attempt(step):
+                staging.upload()
+                state, position = make_state(step), Position(epoch=step)
+                save_restore.save(manager, step, state, position, NLL[step])
             manager.poll(wait=True)
         manager.finish(last)
         return begin, manager.failed
 
 
-def test_another_machine_resumes_and_reads(store: Store, remote: str) -> None:
+def flip(store: Store, address: str) -> None:
+    content = bytearray(store.read(address))
+    content[len(content) // 2] ^= 1
+    store.write(address, bytes(content))
+
+
+def test_another_machine_resumes_reads_and_detects_damage(
+    store: Store, remote: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(remote, 3) == (0, [])
     assert store.saved(remote) == [2, 3]
-    others = [name for name in store.names(remote) if "checkpoints/" not in name]
-    assert others == [METRICS], "and no lock"
+    names = store.names(remote)
+    assert [name for name in names if "checkpoints/" not in name] == [METRICS], (
+        "unlocked"
+    )
     params = make_state(0).params
-    with opened(find(remote), read_only=True) as manager:
+    with open_checkpoints(find(remote), read_only=True) as manager:
         for which, step in (("best", 2), ("latest", 3)):
             restored = save_restore.restore_params(manager, which, like(params))
             assert restored[1] == step
             assert_same(restored[0], make_state(step).params)
-    assert run(remote, 4) == (3, [])
-    assert store.saved(remote) == [2, 3, 4]
+
+    (array, *_) = [name for name in names if "/3/params/" in name and "/d/" in name]
+    flip(store, f"{remote}/{array}")
+    assert run(remote, 3) == (2, []), "without the damaged checkpoint"
+    said = capsys.readouterr().err
+    assert "checkpoint 3 is damaged" in said and "TRYING AN OLDER ONE" in said
+    assert f"is set aside as {remote}/checkpoints/3.damaged-1" in said
+    aside = store.names(f"{remote}/checkpoints/3.damaged-1")
+    assert "commit_success.txt" in aside and len(aside) > 20, "it stays"
+
+    store.delete(f"{remote}/checkpoints/3/record/metadata")
+    assert run(remote, 4) == (2, [])
+    assert "checkpoint 3 is damaged (no manifest in" in capsys.readouterr().err
     assert store.read(f"{remote}/{METRICS}").count(b"\n") == 4
+
+    # Uncommitted checkpoints do not count, and stay until a later one is complete.
+    for step in (3, 4):
+        store.delete(f"{remote}/checkpoints/{step}/commit_success.txt")
+    assert run(remote, 3) == (2, [])
+    said = capsys.readouterr().err
+    for step in (3, 4):
+        assert f"{remote}/checkpoints/{step} was not completed" in said
+    assert store.saved(remote) == [2, 3]
+    assert not store.names(f"{remote}/checkpoints/4")
 
 
 def test_a_failed_save_is_reported_and_the_next_succeeds(
@@ -101,49 +126,6 @@ def test_a_failed_save_is_reported_and_the_next_succeeds(
     with pytest.raises(UserError, match="the last checkpoint, of update 4, could not"):
         run(remote, 4)
     assert store.saved(remote) == [1, 3]
-
-
-def array_file(store: Store, workdir: str, step: int) -> str:
-    """Returns the address of a file with numbers."""
-    names = store.names(f"{workdir}/checkpoints/{step}")
-    name = next(name for name in names if name.startswith("params/") and "/d/" in name)
-    return f"{workdir}/checkpoints/{step}/{name}"
-
-
-def test_damage_is_detected_and_passed_over(
-    store: Store, remote: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run(remote, 4)
-    file = array_file(store, remote, 4)
-    content = store.read(file)
-    middle = len(content) // 2
-    flipped = bytes([content[middle] ^ 1])
-    store.write(file, content[:middle] + flipped + content[middle + 1 :])
-    assert run(remote) == (3, [])
-    said = capsys.readouterr().err
-    assert "checkpoint 4 is damaged" in said and "TRYING AN OLDER ONE" in said
-    assert f"is set aside as {remote}/checkpoints/4.damaged-1" in said
-    aside = store.names(f"{remote}/checkpoints/4.damaged-1")
-    assert "commit_success.txt" in aside and len(aside) > 20, "it stays"
-
-    store.delete(f"{remote}/checkpoints/5/record/metadata")
-    assert run(remote) == (4, [])
-    assert "checkpoint 5 is damaged (no manifest in" in capsys.readouterr().err
-
-
-def test_an_uncommitted_checkpoint_does_not_count(
-    store: Store, remote: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """It stays until a later one is complete."""
-    run(remote, 4)
-    for step in (3, 4):
-        store.delete(f"{remote}/checkpoints/{step}/commit_success.txt")
-    assert run(remote, 3) == (2, [])
-    said = capsys.readouterr().err
-    for step in (3, 4):
-        assert f"{remote}/checkpoints/{step} was not completed" in said
-    assert store.saved(remote) == [2, 3]
-    assert not store.names(f"{remote}/checkpoints/4")
 
 
 @pytest.mark.long
@@ -220,24 +202,20 @@ def test_a_write_whose_answer_was_lost_is_one_s_own(store: Store, remote: str) -
     assert not lease.Lease(find(remote) / LOCK).write(lease.FREE)
 
 
-@pytest.mark.parametrize(
-    "address", ["s3://b/run", "gs://", "gs://b/../run", "gs://b//run"]
-)
-def test_other_addresses_are_refused(address: str) -> None:
-    with pytest.raises(UserError, match="is neither a folder nor gs://BUCKET/FOLDER"):
-        find(address)
-
-
-def test_a_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_addresses_and_missing_libraries_and_buckets_are_refused(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for address in ("s3://b/run", "gs://", "gs://b/../run", "gs://b//run"):
+        with refused("is neither a folder nor gs://BUCKET/FOLDER"):
+            find(address)
+    with (
+        refused("cannot write gs://absent/run/run.lock"),
+        locked(find("gs://absent/run")),
+    ):
+        pass
     monkeypatch.setattr(storage, "LIBRARIES", ("gcsfs", "no_such_library"))
-    with pytest.raises(UserError, match=r"needs no_such_library: pip.*txl_jax\[gcs\]"):
+    with refused(r"needs no_such_library: pip.*txl_jax\[gcs\]"):
         find("gs://bucket/run")
-
-
-def test_a_missing_bucket_is_one_line(store: Store) -> None:
-    with pytest.raises(UserError, match="cannot write gs://absent/run/run.lock"):
-        with locked(find("gs://absent/run")):
-            pass
 
 
 def test_staged_files_are_uploaded_once(store: Store, remote: str) -> None:
