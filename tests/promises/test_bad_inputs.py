@@ -4,84 +4,32 @@ Each error is one line that names the field or file and the fix, with status 2, 
 file is changed. `tests/test_config.py` has the errors that the config alone shows.
 """
 
-import dataclasses
+import contextlib
 import gzip
 import json
 import os
 import shlex
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 import pytest
 
 from tests.convert.test_huggingface import VOCAB, folder_of
 from tests.convert.test_pickle import RECORDED
-from tests.support import tiny
+from tests.support import tiny, trained
 from tests.support.rights import public_folder, without_rights
-from tests.support.trained import command
+from tests.support.trained import TEXT, command, home
 from txl_jax import config as configs
-from txl_jax.checkpoint import save_restore
-from txl_jax.checkpoint.manager import open_checkpoints
 from txl_jax.cli.prepare import prepare
-from txl_jax.data.streams import Position
 from txl_jax.report.checksum import verify_checksum, with_checksum
-from txl_jax.update.step import make_program
-from txl_jax.workdir.claim import claim
-from txl_jax.workdir.fit import fit_mesh, fit_vocab
-from txl_jax.workdir.lock import locked
 
 pytestmark = pytest.mark.promise("User errors are one line")
+FIXTURES = (home,)
 
-TEXT = "".join(f"{n} follows {n - 1}\n" for n in range(1, 301))
-EXPERIMENT = """
-from txl_jax import config
-
-def get_config():
-    c = config.default()
-    c.data.update(corpus="text", path={text!r}, data_dir={data!r})
-    c.model.update(n_layer=1, d_model=8, n_head=2, d_head=4, d_inner=8, mem_len=4)
-    c.train.update(num_steps=2, batch_size=8, tgt_len=4, log_every=1, eval_every=2)
-    c.eval.update(tgt_len=16, mem_len=4)
-    c.generate.update(prompt="1", num_tokens=1, mem_len=4)
-    c.checkpoint.every_steps = 1
-    return c
-"""
-
-
-def make_home(path: Path) -> None:
-    """Makes a text and a run of it that stopped after two updates, all weights 0."""
-    (path / "text.txt").write_text(TEXT)
-    places = {"text": str(path / "text.txt"), "data": str(path / "data")}
-    (path / "tiny.py").write_text(EXPERIMENT.format(**places))
-    run, config = path / "run", configs.parse(configs.load(str(path / "tiny.py")))
-    tokens = prepare(config.data)
-    with locked(run):
-        claim(run, config, tokens)
-    fitted = fit_vocab(config, len(tokens.vocab))
-    init, places, _ = make_program(
-        fitted.model, fitted.train, fitted.optim, fit_mesh(fitted)
-    )
-    shapes = dataclasses.replace(jax.eval_shape(init), rng=jax.random.key(0))
-
-    def zeros(leaf: Any, place: Any) -> Any:
-        key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-        made = leaf if key else np.zeros(leaf.shape, leaf.dtype)
-        return jax.device_put(made, place)
-
-    state = jax.tree.map(zeros, shapes, places)
-    with closing(open_checkpoints(run, config.checkpoint)) as manager:
-        for step in (1, 2):
-            save_restore.save(manager, step, state, Position(0, step, 0), 6.0 - step)
-    lines = [json.dumps({"step": step, "exact": {"loss": 5.5}}) for step in (1, 2)]
-    (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-
-
-# Changed copies of folders
+# Changes of files.
 
 Change = Callable[[Path], object]
 
@@ -99,23 +47,15 @@ def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-9])
 
 
-def flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
+def update(change: Callable[[Any], object]) -> Change:
+    """Returns a change of a JSON object that leaves it with the right checksum."""
 
+    def write(path: Path) -> None:
+        state = verify_checksum(json.loads(path.read_text()), required=True)
+        change(state)
+        path.write_text(json.dumps(with_checksum(state)))
 
-def add_layer(path: Path) -> None:
-    """Gives the config another layer, with the right checksum."""
-    state = verify_checksum(json.loads(path.read_text()), required=True)
-    state["model"]["n_layer"] = 2
-    path.write_text(json.dumps(with_checksum(state)))
-
-
-def update(**changes: object) -> Change:
-    return lambda path: path.write_text(
-        json.dumps(json.loads(path.read_text()) | changes)
-    )
+    return write
 
 
 def each(change: Change, names: str) -> Change:
@@ -152,13 +92,11 @@ COPIES: dict[str, tuple[str, str, Change]] = {
     "tokens_cut": ("data", "train.bin", cut),
     "tokens_gone": ("data", "valid.bin", Path.unlink),
     "manifest_half": ("data", "manifest.json", write("{")),
-    "manifest_list": ("data", "manifest.json", write("[]")),
-    "manifest_empty": ("data", "manifest.json", write('{"splits": {}}')),
     "manifest_deep": ("data", "manifest.json", write(DEEP)),
     "vocab_number": ("data", "vocab.json", edit('"byte"', "7")),
     "config_unknown": ("run", "config.json", edit('"n_layer"', '"n_layers"')),
     "config_flipped": ("run", "config.json", edit('"keep": 2', '"keep": 3')),
-    "layers": ("run", "config.json", add_layer),
+    "layers": ("run", "config.json", update(lambda x: x["model"].update(n_layer=3))),
     "run_half": ("run", "run.json", cut),
     "run_other": ("run", "run.json", edit('"sha256": "', '"sha256": "0')),
     "words_half": ("run", "vocab.json", write("{")),
@@ -166,25 +104,25 @@ COPIES: dict[str, tuple[str, str, Change]] = {
     "words_flipped": ("run", "vocab.json", edit('"byte"', '"char"')),
     "letters": ("run", "vocab.json", write(LETTERS)),
     "manifests": ("run", "checkpoints", each(cut, "*/record/metadata")),
-    "manifest": ("run", "checkpoints", each(cut, "1/record/metadata")),
-    "arrays": ("run", "checkpoints", each(cut, "2/params/**/manifest.ocdbt")),
+    "manifest": ("run", "checkpoints", each(cut, "30/record/metadata")),
+    "arrays": ("run", "checkpoints", each(cut, "60/params/**/manifest.ocdbt")),
     "items_gone": ("run", "checkpoints", each(shutil.rmtree, "*/record")),
-    "params_gone": ("run", "checkpoints", each(shutil.rmtree, "2/params")),
+    "params_gone": ("run", "checkpoints", each(shutil.rmtree, "60/params")),
     "checkpoints_gone": ("run", "checkpoints", shutil.rmtree),
     "checkpoints_empty": ("run", "checkpoints", each(shutil.rmtree, "*")),
+    "imported": (
+        "run",
+        "checkpoints",
+        each(update(lambda x: x.update(position=None)), "*/record/metadata"),
+    ),
     "checkpoints_file": ("run", "checkpoints", replace),
     "weights_cut": ("model", "model.safetensors", cut),
-    "no_config": ("model", "config.json", Path.unlink),
-    "gpt2": ("model", "config.json", update(model_type="gpt2")),
-    "other_size": ("model", "config.json", update(d_model=64)),
-    "words_for_number": ("model", "config.json", update(mem_len="x")),
     "no_words": ("model", "vocab.txt", Path.unlink),
     "index_cut": ("tensorflow", "ckpt-0.index", cut),
-    "numbers_flipped": ("tensorflow", "ckpt-0.data-00000-of-00001", flip),
-    "no_checkpoint": ("tensorflow", "ckpt-0.index", Path.unlink),
 }
 
-# A command and a part of its error. The first word stands for flags:
+# A command, a part of its error, and the path that it may not use, if any. The first
+# word stands for flags:
 #   config FILE    --config=FILE --workdir=new            new F=V ..  --config.F=V in it
 #   run FOLDER     --workdir=FOLDER                       MODE ..     --mode=MODE there
 #   import FORMAT SOURCE   to the workdir `new`           txl ..      nothing
@@ -201,7 +139,7 @@ txl --config={tiny} --workdir={text}/x    | Not a directory
 txl --config={tiny} --workdir={long}      | File name too long
 txl --config={tiny} --workdir=https://x/y | is neither a folder
 txl --config={tiny} --workdir=s3://b/run  | nor gs://BUCKET
-txl --config={tiny} --workdir={run} --config.model.n_layer=3 | model.n_layer was 1, is
+txl --config={tiny} --workdir={run} --config.model.n_layer=3 | model.n_layer was 2, is
 config none.py                            | no config file
 config {long}.py                          | give FILE.py or a packaged
 config broken.py                          | SyntaxError
@@ -215,7 +153,7 @@ new model.cutoffs=9,300                   | below the vocabulary's 256
 new model.kernel=tpu                      | use model.kernel "xla" or "chunked"
 new model.kernel=chunked train.batch_chunk=2 | make batch_size / batch_chunk
 new train.batch_size=12                   | is not divisible by mesh.data x mesh.fsdp
-new train.batch_size=8000                 | decrease train.batch_size
+new train.batch_size=80000                 | decrease train.batch_size
 new eval.streams=12                       | eval.streams = 12
 new train.order=sentences:0             | does not occur in the text
 new train.reset_memory_at=300             | = 300 is not a token of this vocabulary
@@ -253,8 +191,6 @@ new data.data_dir={text}                  | set data.data_dir
 new data.data_dir=s3x://b                 | no other store is supported
 new data.data_dir={home}/tokens_cut       | delete the folder and prepare again
 new data.data_dir={home}/tokens_gone      | delete the folder and prepare again
-new data.data_dir={home}/manifest_list    | delete the folder and prepare again
-new data.data_dir={home}/manifest_empty   | delete the folder and prepare again
 new data.data_dir={home}/manifest_half    | delete the folder and prepare again
 new data.data_dir={home}/manifest_deep    | delete the folder and prepare again
 new data.data_dir={home}/vocab_number     | delete the folder and prepare again
@@ -272,24 +208,28 @@ evaluate words_gone                       | vocab.json is not a vocabulary
 evaluate words_flipped                    | vocab.json is not a vocabulary
 run manifests                             | restore one from a backup, or
 evaluate manifests                        | is damaged: restore one from a
-evaluate manifest --checkpoint=1          | another step of 1, 2
-evaluate arrays --checkpoint=2            | checkpoint 2 is damaged (item params
+evaluate manifest --checkpoint=30         | another step of 30, 60
+evaluate arrays --checkpoint=60           | checkpoint 60 is damaged (item params
 run items_gone                            | is damaged (no manifest
-evaluate params_gone                      | checkpoint 2 is damaged (item params
-run checkpoints_gone                      | was trained to update 2, as metrics.jsonl
+evaluate params_gone                      | checkpoint 60 is damaged (item params
+run checkpoints_gone                      | was trained to update 60, as metrics.jsonl
 evaluate checkpoints_gone                 | train there first, or give the
 evaluate checkpoints_empty                | no checkpoint in {home}
+run imported                              | {home}/imported holds an imported mo
 run checkpoints_file                      | checkpoints is not a folder: move it away
 new train.init_from={home}/nowhere        | nowhere': it holds no run
-new train.init_from={run} model.n_layer=3 | model.n_layer is 1 there, 3 here
+new train.init_from={run} model.n_layer=3 | model.n_layer is 2 there, 3 here
 new train.init_from={home}/letters        | use it with data.vocab_path
 new train.init_from={home}/manifests      | train.init_from =
 new train.init_from={home}/checkpoints_gone | no checkpoint in {home}/checkpoints_gone
+new train.init_from={home}/arrays         | checkpoint 60 is damaged (item p
+new train.init_from={home}/words_gone     | vocab.json is not a vocabulary
+new train.init_from={home}/config_flipped | /config_flipped/config.json:
 new train.init_from={long}                | cannot be used (File name
 
-evaluate run --config.model.d_inner=64    | model.d_inner was 8
+evaluate run --config.model.d_inner=64    | model.d_inner was 32
 evaluate run --checkpoint=5               | give best, latest
-evaluate run --checkpoint=1,5             | steps of 1, 2
+evaluate run --checkpoint=30,5            | steps of 30, 60
 evaluate run --checkpoint=-1              | neither best, latest
 evaluate run --streams=8000               | too few for 8000 streams
 evaluate run --streams=4                  | eval.streams = 4 is not
@@ -315,11 +255,7 @@ import huggingface model --config.data.vocab_path=/no/words | '/no/words'
 import huggingface model --config.data.vocab_path={paper}  | idx2sym
 import huggingface model --config.data.vocab_path={home}/many.txt | 301 words, the model
 import huggingface run                    | neither model.safetensors
-import huggingface gpt2                   | model_type = 'gpt2', not 'transfo-xl'
 import huggingface weights_cut            | model.safetensors is damaged
-import huggingface no_config              | {home}/no_config
-import huggingface other_size             | {home}/other_size
-import huggingface words_for_number       | {home}/words_for_number
 import huggingface no_words               | give one with --config.data.vocab_path
 import pytorch {paper}                    | give --config.model.mem_len
 import pytorch {paper} --config.model.mem_len=-2 | model.mem_len = -2
@@ -330,25 +266,21 @@ import pytorch {module} {mem_len} --config.model.cutoffs=9,8 | (9, 8)
 import nvidia {paper}                     | no model_state
 import tensorflow model {mem_len}         | {home}/model
 import tensorflow index_cut {mem_len}     | {home}/index_cut
-import tensorflow numbers_flipped {mem_len} | {home}/numbers_flipped
-import tensorflow no_checkpoint {mem_len} | {home}/no_checkpoint
 export run --format=huggingface           | give --target
 export run --format=pytorch --target=x    | one of huggingface
 export run --format=huggingface --target={run} | run' is not an empty folder
 export run --format=huggingface --target={text}/x | give another folder
-"""
-# The same, where a file may not be read or a folder not be written.
-FORBIDDEN = """
-config tiny.py                    | . | Permission denied): give another --workdir
-config tiny.py                    | tiny.py | PermissionError
-evaluate run                      | run/config.json | cannot read {home}/run/config.json
-evaluate run                      | run/vocab.json | Permission denied
-evaluate run --checkpoint=2       | run/checkpoints/2/record/metadata | cannot read
-new data.path={home}/words.txt    | words.txt | make it readable
-new data.path={home}/many.txt     | data/txl_jax | to a writable folder
-txl --config={tiny} --workdir={run} | run | give another --workdir
-import huggingface model          | model/model.safetensors | Permission denied
-import huggingface model          | . | give another folder
+
+config tiny.py                      | Permission denied): give another --workdir | .
+config tiny.py                      | PermissionError            | tiny.py
+evaluate run                        | {home}/run/config.json     | run/config.json
+evaluate run                        | Permission denied          | run/vocab.json
+evaluate run --checkpoint=60        | cannot read | run/checkpoints/60/record/metadata
+new data.path={home}/words.txt      | make it readable           | words.txt
+new data.path={home}/many.txt       | to a writable folder       | data/txl_jax
+txl --config={tiny} --workdir={run} | give another --workdir     | run
+import huggingface model            | Permission denied   | model/model.safetensors
+import huggingface model            | give another folder        | .
 """
 
 
@@ -368,13 +300,7 @@ def expand(home: Path, kind: str, *words: str) -> list[str]:
     return [*mode, f"--workdir={home / words[0]}", *words[1:]]
 
 
-def rows(table: str) -> list[list[str]]:
-    """Returns the cells of each line."""
-    lines = filter(None, table.splitlines())
-    return [[cell.strip() for cell in line.split(" | ")] for line in lines]
-
-
-class Home:
+class Inputs:
     """A folder with all the files, and their states after the newest command."""
 
     def __init__(self, path: Path):
@@ -416,10 +342,16 @@ class Home:
 
 
 @pytest.fixture(scope="module")
-def home() -> Iterator[Home]:
+def inputs(home: trained.Home) -> Iterator[Inputs]:
     """Makes all files, where any user of the machine may look."""
     with public_folder() as path:
-        make_home(path)
+        skip = shutil.ignore_patterns("data")
+        shutil.copytree(home.path, path, dirs_exist_ok=True, ignore=skip)
+        places = {"path": str(path / "text.txt"), "data_dir": str(path / "data")}
+        (path / "tiny.py").write_text(trained.EXPERIMENT.format(**places))
+        config = configs.parse(configs.load(str(path / "tiny.py")))
+        configs.save_json(config, path / "run" / "config.json")
+        prepare(config.data)
         for name, content in WRITTEN.items():
             (path / name).parent.mkdir(exist_ok=True)
             write(content)(path / name)
@@ -433,30 +365,26 @@ def home() -> Iterator[Home]:
             shutil.copytree(path / source, path / name, ignore=skip)
             (changed,) = (path / name).glob(f"{'**/' * (source == 'data')}{file}")
             change(changed)
-        yield Home(path)
+        yield Inputs(path)
 
 
-@pytest.mark.parametrize("line, part", rows(ERRORS))
+@pytest.mark.parametrize("row", [row for row in ERRORS.splitlines() if row])
 def test_an_error_is_one_line_and_changes_nothing(
-    home: Home, line: str, part: str, monkeypatch: pytest.MonkeyPatch
+    inputs: Inputs, row: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(home.path)  # where runs/ would be made
-    home.refuse(line, part)
-
-
-@pytest.mark.parametrize("line, path, part", rows(FORBIDDEN))
-def test_missing_permissions_are_one_line_and_change_nothing(
-    home: Home, line: str, path: str, part: str
-) -> None:
-    with without_rights(home.path / path):
-        home.refuse(line, part)
+    line, part, *forbidden = (cell.strip() for cell in row.split(" | "))
+    monkeypatch.chdir(inputs.path)  # where runs/ would be made
+    with contextlib.ExitStack() as stack:
+        if forbidden:
+            stack.enter_context(without_rights(inputs.path / forbidden[0]))
+        inputs.refuse(line, part)
 
 
 def test_a_model_that_is_too_large_is_one_line(
-    home: Home, monkeypatch: pytest.MonkeyPatch
+    inputs: Inputs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run_out(*_: Any) -> None:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory\nmore")
 
     monkeypatch.setattr("txl_jax.cli.modes.load", run_out)
-    home.refuse("evaluate run", "(RESOURCE_EXHAUSTED: Out of memory): in train")
+    inputs.refuse("evaluate run", "(RESOURCE_EXHAUSTED: Out of memory): in train")
