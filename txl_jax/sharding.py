@@ -127,7 +127,7 @@ def place_segments(mesh: Mesh, segments: Any) -> Any:
         )
 
 
-def check_streams(mesh: Mesh, batch_size: int, field: str) -> None:
+def check_streams(mesh: Mesh | AbstractMesh, batch_size: int, field: str) -> None:
     """Raises UserError, naming the config's field, unless the streams divide."""
     parts = shards(mesh, "B")
     if batch_size % parts:

@@ -60,7 +60,7 @@ def test_value_and_gradients_are_those_of_one_device(
 def test_the_compiler_splits_only_the_einsum_unevenly() -> None:
     cube = sharding(make_mesh(CUBE), "")
     for sizes, message in (
-        ((6, 4), "6 streams .* = 4: make batch_size"),
+        ((6, 4), "streams.* = 6 .* = 4 shards: make it a multiple of 4"),
         ((8, 3), "n_head = 3 .* mesh.model = 2"),
     ):
         case = CASE._replace(B=sizes[0], H=sizes[1], rate=0.0)

@@ -19,7 +19,7 @@ from jax.sharding import AbstractMesh, PartitionSpec
 from txl_jax.errors import UserError
 from txl_jax.kernels.hash import AttentionDropout
 from txl_jax.kernels.xla import Kernel
-from txl_jax.sharding import RULES, shards
+from txl_jax.sharding import RULES, check_streams, shards
 
 # Specs of a kernel's arrays: q, k, v, r, u, w, bias and oldest.
 SPECS = tuple(
@@ -132,15 +132,10 @@ def divides(mesh: AbstractMesh, B: int, H: int) -> bool:
 
 def check_divides(mesh: AbstractMesh, B: int, H: int) -> None:
     """Raises UserError unless B streams and H heads divide over the mesh."""
-    shards_B, shards_H = shards(mesh, "B"), shards(mesh, "H")
-    if B % shards_B:
+    check_streams(mesh, B, "batch_size / batch_chunk (in evaluation, streams)")
+    parts = shards(mesh, "H")
+    if H % parts:
         raise UserError(
-            f"{B} streams at once are not divisible by mesh.data x mesh.fsdp = "
-            f"{shards_B}: make batch_size / batch_chunk (in evaluation, streams) a "
-            f"multiple of {shards_B}, or raise mesh.model"
-        )
-    if H % shards_H:
-        raise UserError(
-            f"model.n_head = {H} is not divisible by mesh.model = {shards_H}: lower "
+            f"model.n_head = {H} is not divisible by mesh.model = {parts}: lower "
             'mesh.model, or set model.kernel = "xla"'
         )
