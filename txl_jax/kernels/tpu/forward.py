@@ -37,30 +37,11 @@ def front(x_YX: Array, rows: int) -> Array:
     return jnp.concatenate([zeros, x_YX]) if rows else x_YX
 
 
-def kernel(
-    deepest_ref: Any,
-    clear_ref: Any,
-    counter_ref: Any,
-    q_ref: Any,
-    k_ref: Any,
-    v_ref: Any,
-    r_ref: Any,
-    u_ref: Any,
-    w_ref: Any,
-    oldest_ref: Any,
-    o_ref: Any,
-    lse_ref: Any,
-    qu_ref: Any,
-    qw_ref: Any,
-    carried_ref: Any,
-    top_ref: Any,
-    total_ref: Any,
-    sum_ref: Any,
-    *,
-    blocks: Blocks,
-    rate: float,
-) -> None:
-    """One key tile of one query tile."""
+def kernel(*refs: Any, blocks: Blocks, rate: float) -> None:
+    """One key tile of one query tile; refs are inputs, results and scratch memory."""
+    deepest_ref, clear_ref, counter_ref = refs[:3]
+    q_ref, k_ref, v_ref, r_ref, u_ref, w_ref, oldest_ref, o_ref, lse_ref = refs[3:12]
+    qu_ref, qw_ref, carried_ref, top_ref, total_ref, sum_ref = refs[12:]
     here = scores.place(blocks, deepest_ref, clear_ref)
 
     @pl.when(here.d == 0)
