@@ -84,13 +84,6 @@ def add_rows(stats: Stats, tokens: Tokens, X: int, over_rows: RowLoop) -> Stats:
     return over_rows(visit_block, stats)
 
 
-def over_devices(stats: Stats, axis: str) -> Stats:
-    """Combines the statistics of all devices' rows."""
-    highest_T = jax.lax.pmax(stats.highest_T, axis)
-    sum_T = stats.sum_T * jnp.exp(stats.highest_T - highest_T)
-    return Stats(highest_T, *jax.lax.psum((sum_T, stats.target_T), axis))
-
-
 def add_gradients(
     grads: tuple[Array, Table],
     tokens: Tokens,
@@ -182,7 +175,10 @@ def forward(
             over_rows = row_loop(tables, rows, shape, own.h_TE.dtype, plan.axis)
             stats = add_rows(stats, own, shape.X, over_rows)
         if plan.axis is not None:
-            stats = over_devices(stats, plan.axis)
+            highest_T = jax.lax.pmax(stats.highest_T, plan.axis)
+            sum_T = stats.sum_T * jnp.exp(stats.highest_T - highest_T)
+            sums = jax.lax.psum((sum_T, stats.target_T), plan.axis)
+            stats = Stats(highest_T, *sums)
         lses.append(stats.highest_T + jnp.log(stats.sum_T))
         token_T = jnp.arange(T)
         inside_T = (own.start <= token_T) & (token_T < own.start + own.size)
