@@ -29,7 +29,6 @@ from tests.support import tiny
 from tests.support.tiny import assert_close
 from txl_jax.kernels import chunked, xla
 from txl_jax.kernels.hash import AttentionDropout
-from txl_jax.kernels.tiles import choose_blocks
 
 SMALL = (4, 8)
 
@@ -92,10 +91,11 @@ def test_hidden_tiles_are_not_computed() -> None:
     """Neither the future's nor those older than `oldest`: NaN there is not read."""
     inputs = Case(8, 24, "same_length").inputs()
     inputs["oldest_BL"] = np.maximum(inputs["oldest_BL"], 16)
-    expected = differentiate(xla.rel_attention, inputs)
+    spoiled = jax.tree.map(np.copy, inputs)
     for name in ("k_BKHA", "v_BKHA"):
-        inputs[name][:, :12] = np.nan
-    assert_agree(differentiate(kernel(), inputs), expected)
+        spoiled[name][:, :12] = np.nan
+    expected = differentiate(xla.rel_attention, inputs)
+    assert_agree(differentiate(kernel(), spoiled), expected)
 
 
 def greatest_array(compiled: Any) -> int:
@@ -120,19 +120,6 @@ def test_no_array_is_as_great_as_queries_by_keys() -> None:
     program = compiled(chunked.rel_attention)
     assert greatest_array(program) < L * K / 8
     assert program.memory_analysis().temp_size_in_bytes < 4 * L * K
-
-
-@pytest.mark.parametrize(
-    ("L", "K"), [(1, 1), (1, 2000), (80, 2180), (128, 256), (150, 300), (4096, 8192)]
-)
-def test_blocks_are_few_and_even(L: int, K: int) -> None:
-    for rows in (1, 8, 64, 1000):
-        X, Y = choose_blocks(rows, L, K)
-        assert X <= Y <= K + 7
-        assert rows * X * Y <= max(2**20, rows * 136 * 264)
-        for part, whole in ((X, L), (Y, K)):
-            assert part == whole or part % 8 == 0
-            assert -whole % part < 8 * -(-whole // part)
 
 
 def in_scan(kernel: Callable[..., jax.Array], q_BLHA: Any, *args: Any) -> jax.Array:

@@ -19,7 +19,7 @@ from txl_jax.model.memory import Memory
 from txl_jax.model.txl import TransformerXL
 
 B, L, SEGMENTS = 2, 3, 2
-COORDINATES = 3  # of each parameter: the steepest, and others at random
+COORDINATES = 2  # of each parameter: the steepest, and others at random
 STEP = 1e-6  # differences are right to its square and to 1e-16 / STEP
 TOKENS_BT = tiny.make_tokens(B, SEGMENTS * L + 1)
 FIRST_BT = np.zeros(TOKENS_BT.shape, bool)

@@ -59,7 +59,7 @@ def test_agrees_with_xla_in_bfloat16() -> None:
 
 def test_agrees_with_xla_in_the_memories_of_a_tpu() -> None:
     """Nothing is read before it is written, there or in what is overwritten."""
-    small = case(1, 1, 24, 20, 8, rate=0.2)
+    small = case(1, 1, 18, 12, 8, rate=0.2)
     check(kernel(small, 16, interpret=pltpu.InterpretParams()), small)
 
 
@@ -100,11 +100,12 @@ def test_hidden_tiles_are_not_read() -> None:
     hidden = case(1, 1, 32, 64, 8)
     inputs = hidden.inputs()
     inputs["oldest_BL"][:] = 40  # sees tiles 2 and later of 6
-    expected = differentiate(xla.rel_attention, inputs)
+    spoiled = jax.tree.map(np.copy, inputs)
     for name in ("k_BKHA", "v_BKHA"):
-        inputs[name][:, :32] = np.nan
-    inputs["r_RHA"][:16] = np.nan  # distances of 80 and more
-    assert_agree(differentiate(kernel(hidden, 16), inputs), expected)
+        spoiled[name][:, :32] = np.nan
+    spoiled["r_RHA"][:16] = np.nan  # distances of 80 and more
+    expected = differentiate(xla.rel_attention, inputs)
+    assert_agree(differentiate(kernel(hidden, 16), spoiled), expected)
 
 
 @pytest.mark.parametrize(

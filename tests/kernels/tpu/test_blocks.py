@@ -1,15 +1,12 @@
-"""Tiles cover what is visible, little more, and fit the chips.
+"""Tiles cover little more than what is visible, and fit the chips.
 
-Dims: B streams, L queries, M memory, K = M + L keys.
+Dims: L queries, M memory, A head.
 """
 
-import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from txl_jax.errors import UserError
-from txl_jax.kernels.tpu.blocks import VMEM, Blocks, choose, vmem_bytes
-from txl_jax.kernels.tpu.tiles import visits
+from txl_jax.kernels.tpu.blocks import VMEM, choose, vmem_bytes
 
 # L, M, A, and how many scores may be computed for one that is visible.
 PUBLISHED = [
@@ -47,28 +44,3 @@ def test_unsuited_chips_are_refused(
 ) -> None:
     with pytest.raises(UserError, match=message):
         choose(kind, *sizes)
-
-
-@pytest.mark.parametrize(("L", "M", "tile"), [(40, 50, 16), (30, 300, 112)])
-def test_visits_are_the_tiles_that_are_visible(L: int, M: int, tile: int) -> None:
-    blocks = Blocks(L, M + L, tile, 128)
-    rng = np.random.default_rng(0)
-    oldest_BL = rng.integers(0, np.arange(L) + M + 1, (4, L))
-    oldest_BL[1] = 0
-    oldest_BL[2] = np.arange(L) + M
-    plan, _ = visits(jnp.asarray(oldest_BL), blocks)
-    key_K = np.arange(blocks.key_tiles * tile) - blocks.hidden_keys
-    padded_Q = np.arange(blocks.query_tiles * tile) - blocks.hidden_queries
-    for b, i in np.ndindex(4, blocks.query_tiles):
-        query_T = padded_Q[i * tile : (i + 1) * tile]
-        query_T = query_T[query_T >= 0]
-        seen = key_K >= oldest_BL[b, query_T, None]
-        seen &= key_K <= query_T[:, None] + M
-        by_tile = seen.reshape(len(query_T), -1, tile)
-        diagonal = blocks.diagonal(i)
-        deepest = diagonal - np.flatnonzero(by_tile.any((0, 2))).min()
-        at = b * blocks.query_tiles + i
-        assert plan.deepest_BI[at] == deepest
-        for d in range(1, deepest + 1):
-            whole = by_tile[:, diagonal - d].all()
-            assert (d <= plan.clear_BI[at]) == whole
