@@ -347,7 +347,8 @@ def inputs(home: trained.Home) -> Iterator[Inputs]:
     with public_folder() as path:
         skip = shutil.ignore_patterns("data")
         shutil.copytree(home.path, path, dirs_exist_ok=True, ignore=skip)
-        places = {"path": str(path / "text.txt"), "data_dir": str(path / "data")}
+        files = {"path": "text.txt", "data_dir": "data", "curve": "curve.json"}
+        places = {name: str(path / file) for name, file in files.items()}
         (path / "tiny.py").write_text(trained.EXPERIMENT.format(**places))
         config = configs.parse(configs.load(str(path / "tiny.py")))
         configs.save_json(config, path / "run" / "config.json")
