@@ -12,6 +12,7 @@ import pytest
 
 from txl_jax.report import log as writer
 from txl_jax.report.log import MetricsLog, read_metrics, say
+from txl_jax.report.tensorboard import Events
 
 ZERO = dict.fromkeys(writer.PURPOSES, 0.0)
 
@@ -220,8 +221,10 @@ def test_an_owed_validation_joins_its_line_after_a_resume(path: Path) -> None:
 def test_of_several_processes_the_first_writes(
     path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(writer.distributed, "is_first", lambda: False)
+    monkeypatch.setattr("txl_jax.runtime.distributed.is_first", lambda: False)
     run(path, 0, range(1, 4))
     say("a line")
-    assert not path.exists()
+    with Events(path.parent, 0) as events:
+        events.line({"step": 1, "exact": {"loss": 1.0}})
+    assert not list(path.parent.iterdir())
     assert capsys.readouterr().err == ""

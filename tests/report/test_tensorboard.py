@@ -1,6 +1,5 @@
 """TensorBoard events can be read back, each step once, also after a resume."""
 
-import json
 import math
 import struct
 from collections.abc import Iterator
@@ -96,12 +95,3 @@ def test_a_disk_that_takes_no_more_ends_the_file_and_not_the_run(
         reason = {"full": "File too large", "lost": "File exists"}[trouble]
         output = capfd.readouterr().err
     assert output == f"no more TensorBoard events until the next start ({reason})\n"
-
-
-def test_of_several_processes_the_first_writes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("txl_jax.runtime.distributed.is_first", lambda: False)
-    with Events(tmp_path, 0) as events:
-        events.line(json.loads('{"step": 1, "exact": {"loss": 1.0}}'))
-    assert not (tmp_path / FOLDER).exists()
