@@ -116,6 +116,10 @@ def test_the_readme_has_every_experiment() -> None:
     assert files <= listed
     for name, (parent, *_) in ABLATIONS.items():
         assert [f"`{name}`", f"`{parent}`"] in [row[:2] for row in ROWS]
+    for name, *_, parameters in ROWS:
+        if name.endswith(".py`"):
+            source = (FOLDER / name.strip("`")).read_text("utf-8")
+            assert parameters in " ".join(source.split())
 
 
 def test_the_readme_has_every_field_against_the_original_flags() -> None:
@@ -125,16 +129,6 @@ def test_the_readme_has_every_field_against_the_original_flags() -> None:
         if section not in ("generate", "convert", "compile", "table", "recl")
         for field in dataclasses.fields(fields)
     }
-    rows = [row for row in ROWS if row[0].strip("`") in fields]
-    assert {row[0].strip("`") for row in rows} == fields
-    assert len(rows) == len(fields)
-    known = {f"{row[0].strip('`')}" for row in ROWS if "." in row[0]}
-    assert {name for name in known if not name.endswith(".py")} == fields
+    rows = [row for row in ROWS if "." in row[0] and not row[0].endswith(".py`")]
+    assert sorted(row[0].strip("`") for row in rows) == sorted(fields)
     assert {len(row) for row in rows} == {6}
-
-
-def test_the_readme_gives_the_number_of_parameters() -> None:
-    for row in ROWS:
-        if row[0].endswith(".py`"):
-            source = (FOLDER / row[0].strip("`")).read_text("utf-8")
-            assert row[-1] in " ".join(source.split())

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -30,19 +29,12 @@ def test_reach_plots_the_lengths_that_it_prints(
 # The formula of the dependency length
 
 
-@pytest.mark.parametrize(
-    "tgt_len, mem_len, more",
-    [
-        (3, 5, {}),  # the memory is no multiple of the segment
-        (4, 3, {"same_length": True}),
-    ],
-    ids=str,
-)
-def test_the_formula_is_exact(tgt_len: int, mem_len: int, more: dict[str, Any]) -> None:
-    config = tiny.config(n_layer=2, mem_len=mem_len, **more)
-    change_NT = reach.reach(config, tgt_len)
-    formula = [reach.farthest(config, tgt_len, n) for n in (1, 2)]
-    assert change_NT.shape[1] > formula[-1] + tgt_len
+@pytest.mark.parametrize("same_length", [False, True])
+def test_the_formula_is_exact(same_length: bool) -> None:
+    config = tiny.config(n_layer=2, mem_len=5, same_length=same_length)
+    change_NT = reach.reach(config, 3)
+    formula = [reach.farthest(config, 3, n) for n in (1, 2)]
+    assert change_NT.shape[1] > formula[-1] + 3
     assert reach.measured(change_NT) == formula
     for change_T, distance in zip(change_NT, formula, strict=True):
         assert (change_T[: distance + 1] > 0).all()
