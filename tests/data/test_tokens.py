@@ -173,7 +173,14 @@ def test_a_remote_data_dir_is_copied_once_per_host(
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / host))
         return prepare(config), capsys.readouterr().err.splitlines()
 
-    made, _ = prepare_on("first")
+    # Without rights, what this host made is kept, and goes to gs:// the next time.
+    store.proxy.hook = lambda method, path: 403 if method == "POST" else None
+    with refused(f"cannot write {remote}/.*Forbidden"):
+        prepare_on("first")
+    store.proxy.hook = let_pass
+    capsys.readouterr()
+    made, (line,) = prepare_on("first")
+    assert line.startswith("data: copying /")
     stored = store.names(remote)
     assert len(stored) == 5 and all(x.endswith((".bin", ".json")) for x in stored)
     # Another host takes it from there, without the corpus's blocks.
@@ -189,27 +196,6 @@ def test_a_remote_data_dir_is_copied_once_per_host(
     with refused(r"valid\.bin has SHA-256"):
         prepare_on("third")
     assert not list((tmp_path / "third").rglob("manifest.json"))
-
-
-def test_a_remote_data_dir_without_rights_is_refused(
-    store: Store,
-    remote: str,
-    text: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    config = DataConfig("text", str(text), remote)
-    store.proxy.hook = lambda method, path: 403 if method == "POST" else None
-    with refused(f"cannot write {remote}/.*Forbidden"):
-        prepare(config)
-    # What this host made is kept, and goes to gs:// the next time.
-    store.proxy.hook = let_pass
-    capsys.readouterr()
-    prepare(config)
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("data: copying /")
     store.proxy.hook = lambda method, path: 403
     with refused("cannot read.*Forbidden.*check the address and the rights"):
-        prepare(config)
+        prepare_on("first")
