@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
+from tests.support.refusal import refused
 from tests.support.trained import command
 from txl_jax import config as configs
 from txl_jax.cli import table
 from txl_jax.config import Config
-from txl_jax.errors import RETRY, Interrupted, UserError
+from txl_jax.errors import RETRY, Interrupted
 from txl_jax.tables import rows as ablation
 from txl_jax.tables.options import TableConfig
 from txl_jax.tables.rows import TABLES
@@ -127,6 +128,10 @@ def test_the_same_command_continues_and_ends_in_the_table(
         *["wt103_al_rfou seed_1112"] * 2,
     ]
     assert command("--mode=table", *argv).result == result and len(trained) == 5
+    other = TableConfig(rows=("wt103_128m",), seeds=1)
+    table.run(other, tmp_path / "other", {"train.num_steps": "40"})
+    table.run(other, tmp_path / "other", {"train.num_steps": "80"})
+    assert len(trained) == 7  # another setting is another run
     saved = json.loads((tmp_path / "table6.json").read_text())
     assert {"mode": "table", **saved} == result
     assert result["outcomes"]["wt103_128m"]["seeds"] == 2
@@ -138,36 +143,20 @@ def test_the_same_command_continues_and_ends_in_the_table(
     assert "`wt103_al_rfou` instead of `wt103_128m`" in lines[9]
 
 
-def test_another_setting_is_another_run(tmp_path: Path, trained: list[str]) -> None:
-    config = TableConfig(rows=("wt103_128m",), seeds=1)
-    for steps in ("40", "80"):
-        table.run(config, tmp_path, {"train.num_steps": steps})
-    assert len(trained) == 2
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["--table=5"], "table.table = 5 must be one of 6, 7, 10"),
-        (["--scale=tiny"], "table.scale"),
-        (["--rows=wt103_shav"], "did you mean 'wt103_shaw'?"),
-        (["--table=7", "--rows=wt103_shaw"], "Table 7 has no row"),
-        (["--seeds=0"], "table.seeds = 0"),
-        (["--config.train.num_steps=3"], "num_steps = 3 must be a multiple of the 4"),
-        (["--config=quickstart"], "takes no --config"),
-    ],
-)
-def test_bad_input_is_one_line(flags: list[str], words: str, tmp_path: Path) -> None:
-    done = command("--mode=table", f"--workdir={tmp_path}", *flags)
-    assert (done.status, done.out) == (2, "")
-    assert words in done.err and done.err.count("\n") == 1
-
-
-def test_a_damaged_result_is_named(tmp_path: Path) -> None:
-    row = shrunk(6, "wt103_128m")
+def test_bad_input_is_one_line(tmp_path: Path) -> None:
+    for flags, words in (
+        ("--table=5", "table.table = 5 must be one of 6, 7, 10"),
+        ("--rows=wt103_shav", "did you mean 'wt103_shaw'?"),
+        ("--table=7 --rows=wt103_shaw", "Table 7 has no row"),
+        ("--config.train.num_steps=3", "num_steps = 3 must be a multiple of the 4"),
+        ("--config=quickstart", "takes no --config"),
+    ):
+        done = command("--mode=table", f"--workdir={tmp_path}", *flags.split())
+        assert (done.status, done.out) == (2, "")
+        assert words in done.err and done.err.count("\n") == 1
     (tmp_path / table.RESULT).write_text("{")
-    with pytest.raises(UserError, match="delete it to score the run again"):
-        table.finished(row, tmp_path)
+    with refused("lengths.json is damaged .*: delete it to score the run again"):
+        table.finished(shrunk(6, "wt103_128m"), tmp_path)
 
 
 @pytest.mark.long

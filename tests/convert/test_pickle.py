@@ -37,9 +37,9 @@ def refusal(call: Callable[..., Any], *args: Any) -> str:
 # Files of torch.save and Python
 
 
-@pytest.mark.parametrize("layout", ["stream", "zip"])
-def test_every_dtype_and_a_view(layout: str) -> None:
-    path = RECORDED / f"kinds.{layout}.pt"
+@pytest.mark.parametrize("name", ["kinds.stream.pt", "kinds.zip.pt"])
+def test_every_dtype_and_a_view(name: str) -> None:
+    path = RECORDED / name
     result = arrays(read(path), path)
     for kind in ("float16", "bfloat16", "float64", "int64"):
         np.testing.assert_array_equal(result[f"torch.{kind}"], np.arange(-3, 3))
@@ -110,8 +110,11 @@ def stacked(module: str, name: str, text: str) -> bytes:
     return b"\x80\x04" + parts[0] + parts[1] + b"\x93(" + parts[2] + b"tR."
 
 
-def live_payloads(mark: str) -> dict[str, bytes]:
-    """Returns pickles with which Python's unpickler creates the file `mark`."""
+LIVE = 10  # of the payloads: with the first ones Python creates the file
+
+
+def payloads(mark: str) -> dict[str, bytes]:
+    """Returns pickles that call functions to create the file `mark`."""
     touch, code = f"touch {mark}", f"open({mark!r}, 'w')"
     line = touch.encode()
     text = b"S'" + line + b"'\n"
@@ -121,7 +124,6 @@ def live_payloads(mark: str) -> dict[str, bytes]:
         "os.system": pickle.dumps(Evil(os.system, (touch,))),
         "eval": pickle.dumps(Evil(builtins.eval, (code,)), 0),
         "exec": pickle.dumps(Evil(builtins.exec, (code,)), 2),
-        "subprocess": pickle.dumps(Evil(subprocess.call, (["touch", mark],))),
         "nested": nested + b"(X" + struct.pack("<I", len(line)) + line + b"tR.",
         "stack": stacked("posix", "system", touch),
         "stack qualified": stacked("builtins", "eval.__call__", code),
@@ -130,13 +132,6 @@ def live_payloads(mark: str) -> dict[str, bytes]:
         b"\nsb" + text + b"b.",
         "key": b"\x80\x02}cos\nsystem\n" + text + b"\x85RK\x01s.",
         "partial": b"\x80\x02cfunctools\npartial\n(cos\nsystem\n" + text + b"tR)R.",
-    }
-
-
-def payloads(mark: str) -> dict[str, bytes]:
-    """Returns the live payloads, and others that call functions."""
-    text = b"S'touch " + mark.encode() + b"'\n"
-    return live_payloads(mark) | {
         "state": pickle.dumps(Evil(Evil, (1,), None, None, iter([(1, 2)]))),
         "obj": b"(cos\nsystem\n" + text + b"o.",
         "newobj": b"\x80\x02cos\nsystem\n" + text + b"\x85\x81.",
@@ -178,13 +173,15 @@ LAYOUTS: dict[str, Callable[[bytes], bytes]] = {
 
 
 def test_the_live_payloads_are_live(tmp_path: Path) -> None:
-    marks = {name: tmp_path / f"mark{i}" for i, name in enumerate(live_payloads(""))}
+    marks = {
+        name: tmp_path / f"mark{i}" for i, name in enumerate([*payloads("")][:LIVE])
+    }
     script = (
         "import contextlib, pickle, sys\n"
         "for payload in pickle.load(sys.stdin.buffer):\n"
         "    with contextlib.suppress(Exception): pickle.loads(payload)"
     )
-    contents = [live_payloads(str(mark))[name] for name, mark in marks.items()]
+    contents = [payloads(str(mark))[name] for name, mark in marks.items()]
     subprocess.run(
         [sys.executable, "-c", script], input=pickle.dumps(contents), check=True
     )
@@ -204,7 +201,8 @@ def test_nothing_is_executed(name: str, tmp_path: Path) -> None:
     for layout in LAYOUTS.values():
         path.write_bytes(layout(payloads(str(mark))[name]))
         read_or_refuse(path)
-        assert not mark.exists() and set(sys.modules) == modules
+        fresh = set(sys.modules) - modules - {"encodings.cp437"}  # of zip archives
+        assert not mark.exists() and not fresh
 
 
 def test_only_reviewed_opcodes_are_interpreted() -> None:
