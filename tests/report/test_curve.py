@@ -23,6 +23,13 @@ def test_published_points_are_met_and_those_between_interpolated() -> None:
     assert published.at(40_001) is None
 
 
+def test_a_spread_is_given_only_where_it_was_published() -> None:
+    published = curve.load("wt103_nvidia_large")
+    assert published.at(10_000) == pytest.approx((32.63, 0.20))
+    assert published.at(100_000) == pytest.approx((17.80, 0.0))
+    assert (published.at(50_000) or (0, 1))[1] == 0
+
+
 @pytest.mark.parametrize(
     ("ppl", "far"), [(42.6, False), (46.8, False), (47.0, True), (38.0, True)]
 )

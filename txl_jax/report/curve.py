@@ -31,7 +31,9 @@ class Curve(NamedTuple):
             return None
         x, known = math.log(step), np.log(self.steps)
         ppl = math.exp(np.interp(x, known, np.log(self.ppl)))
-        return ppl, float(np.interp(x, known, self.spread))
+        if all(self.spread):
+            return ppl, float(np.interp(x, known, self.spread))
+        return ppl, dict(zip(self.steps, self.spread, strict=True)).get(step, 0.0)
 
     def report(self, step: int, valid_nll_nats: float) -> None:
         """Prints the published perplexity beside the run's, and warns if it is far."""

@@ -5,7 +5,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from txl_jax.report.log import PURPOSES, whole_lines
+from txl_jax.report.log import whole_lines
+from txl_jax.report.timing import PURPOSES
 
 
 def measure(metrics: Path, first_start: str) -> dict[str, Any]:

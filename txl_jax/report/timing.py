@@ -1,0 +1,96 @@
+"""Durations of a run's updates, and of what it does between them."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import jax
+
+Batch = TypeVar("Batch")
+Result = TypeVar("Result")
+
+# What a run spends its time on. The rest of its wall-clock time is start-up, downtime
+# and updates that were lost and made again.
+PURPOSES = ("update", "input", "compile", "checkpoint", "evaluation")
+
+
+class Timing:
+    """Mean times of the updates since the last line of metrics.jsonl, and totals.
+
+    An update's time is the time between two fetches of metrics. It includes the wait
+    for input and excludes compilation, validation and the saving of checkpoints.
+    `totals`, in seconds by purpose, continue those of an interrupted run.
+    """
+
+    def __init__(self, ideal_seconds_per_token: float = 0.0) -> None:
+        """ideal_seconds_per_token: at the peak of all devices, or 0 if unknown."""
+        self.ideal_seconds_per_token = ideal_seconds_per_token
+        self.totals = dict.fromkeys(PURPOSES, 0.0)
+        self.compiled = False
+        self.input_seconds = 0.0  # since the last fetch
+        self.clock = time.perf_counter()
+        self.restart()
+
+    def restart(self) -> None:
+        """Resets the means for the next line."""
+        self.count = self.tokens = 0
+        self.seconds = self.waited = self.checkpoint_seconds = 0.0
+
+    def inputs(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Yields the batches, and measures how long each `next` takes."""
+        while True:
+            start = time.perf_counter()
+            batch = next(batches)
+            self.input_seconds += time.perf_counter() - start
+            yield batch
+
+    @contextlib.contextmanager
+    def spend(self, purpose: str) -> Iterator[None]:
+        """Adds the time inside to a total, and excludes it from the updates'."""
+        start = time.perf_counter()
+        yield
+        seconds = time.perf_counter() - start
+        self.totals[purpose] += seconds
+        self.clock += seconds
+        if purpose == "checkpoint":
+            self.checkpoint_seconds += seconds
+
+    def compiling(self, step: Callable[..., Result]) -> Callable[..., Result]:
+        """Wraps a jitted step whose first call compiles."""
+
+        def call(*args: Any) -> Result:
+            if self.compiled:
+                return step(*args)
+            self.compiled = True
+            with self.spend("compile"):
+                return step(*args)
+
+        return call
+
+    def lap(self, updates: int) -> tuple[float, float]:
+        """Returns the seconds per update since the last lap: (all, input)."""
+        now = time.perf_counter()
+        seconds, waited = now - self.clock, self.input_seconds
+        self.clock, self.input_seconds = now, 0.0
+        self.totals["update"] += seconds - waited
+        self.totals["input"] += waited
+        return seconds / updates, waited / updates
+
+    def add(self, seconds: float, waited: float, tokens: int) -> dict[str, Any]:
+        """Adds one update; returns the `timing` group of its line."""
+        self.count += 1
+        self.tokens += tokens
+        self.seconds += seconds
+        self.waited += waited
+        rate = self.tokens / self.seconds
+        return {
+            "step_seconds": self.seconds / self.count,
+            "compute_seconds": (self.seconds - self.waited) / self.count,
+            "input_wait_seconds": self.waited / self.count,
+            "checkpoint_seconds": self.checkpoint_seconds,
+            "tokens_per_second": rate,
+            "tokens_per_second_per_device": rate / jax.device_count(),
+            "mfu": rate * self.ideal_seconds_per_token,
+            "total_seconds": dict(self.totals),
+        }
