@@ -46,18 +46,12 @@ class Hooks:
     """Callbacks around a call of the training step, in order."""
 
     before: Callbacks = ()  # (step, state), before the call is dispatched
-    dispatched: Callbacks = ()  # (segments), after the call was dispatched
-    # (the step before a call, the metrics of each of its updates), one call late
+    # (the step before a call, the metrics of its updates, its segments), one call late
     fetched: Callbacks = ()
     # (), between calls and during a validation; a true result saves the run now
     boundary: Callbacks = ()
     validated: Callbacks = ()  # (step, mean nll in nats)
     saved: Callbacks = ()  # (state), after a save has started; may raise to end the run
-
-    def __add__(self, other: "Hooks") -> "Hooks":
-        """Returns the callbacks of both; those of `other` come last."""
-        names = [field.name for field in dataclasses.fields(self)]
-        return Hooks(**{n: [*getattr(self, n), *getattr(other, n)] for n in names})
 
 
 NO_HOOKS = Hooks()
@@ -93,8 +87,7 @@ def train(
         step, state, position = start = begin(workdir, manager, program, params)
         polls = watchdog.feed, manager.poll
         staging = stack.enter_context(Staging(workdir, METRICS))
-        log, hooks = make_hooks(config, staging.folder, step, stack, polls)
-        hooks += observers
+        log, hooks = make_hooks(config, staging.folder, step, stack, polls, observers)
         ahead = stack.enter_context(closing(Prefetch(read_batch, position)))
         stack.enter_context(jax.transfer_guard("disallow"))
         # Innermost: after the loss of a process, leaving the contexts above would hang.
@@ -147,7 +140,12 @@ def begin(
 
 
 def make_hooks(
-    config: Config, workdir: Path, step: int, stack: ExitStack, polls: Callbacks
+    config: Config,
+    workdir: Path,
+    step: int,
+    stack: ExitStack,
+    polls: Callbacks,
+    observers: Hooks,
 ) -> tuple[MetricsLog, Hooks]:
     """Returns the metrics log and the callbacks of everything that observes updates."""
     train = config.train
@@ -161,16 +159,17 @@ def make_hooks(
     profile = config.run.profiled(), workdir / "profile", config.run.profiler_port
     trace = stack.enter_context(Trace(*profile))
 
-    def show(step: int, updates: list[Metrics]) -> None:
+    def fetched(step: int, updates: list[Metrics], segments: Segment) -> None:
+        log.append(updates)
         loss, rate = updates[-1]["loss"], f"{log.tokens_per_second:,.0f}"
         made, bpc, mfu = step + len(updates), f"{bits(loss):.4f}", f"{log.mfu:.1%}"
         bar(made, loss=f"{loss:.4f}", bpc=bpc, tokens_per_s=rate, mfu=mfu)
 
     return log, Hooks(
-        before=[trace.before],
-        dispatched=[lambda _: stop.hold()],
-        fetched=[lambda _, updates: log.append(updates), show],
-        boundary=[*polls, stop.at_boundary],
+        before=[trace.before, *observers.before],
+        fetched=[fetched, *observers.fetched],
+        boundary=[*polls, stop.at_boundary, *observers.boundary],
+        saved=observers.saved,
     )
 
 
@@ -188,34 +187,34 @@ def advance(
     fetched after the next call was dispatched, so the devices never wait for the host.
     """
     step, state, position = start
-    pending: tuple[int, Metrics] | None = None
+    pending: tuple[int, Metrics, Segment] | None = None
     while step < config.num_steps:
         segments, position = next(batches)
         run_all(hooks.before, step, state)
         state, metrics = train_step(state, segments)
-        run_all(hooks.dispatched, segments)
+        stop.hold()
         if pending is not None:
-            run_all(hooks.fetched, *fetch(*pending))
-        pending = step, metrics
+            fetch(hooks, *pending)
+        pending = step, metrics, segments
         step += config.updates_per_call
         ends = run_all(hooks.boundary)
         if ends or config.validates(step) or step % save_every == 0:
-            run_all(hooks.fetched, *fetch(*pending))
+            fetch(hooks, *pending)
             pending = None
             yield Snapshot(step, state, position)
 
 
-def fetch(step: int, device_metrics: Metrics) -> tuple[int, list[Metrics]]:
-    """Waits for the metrics of a call; returns the step before it and its updates.
+def fetch(hooks: Hooks, step: int, metrics: Metrics, segments: Segment) -> None:
+    """Waits for the metrics of a call, and passes those of each update to the hooks.
 
     The loop's only transfer of metrics to the host.
     """
-    host = jax.device_get(device_metrics)
+    host = jax.device_get(metrics)
     updates = [
         explain({name: values[u].item() for name, values in host.items()})
         for u in range(len(host["loss"]))
     ]
-    return step, updates
+    run_all(hooks.fetched, step, updates, segments)
 
 
 def validate(mean_nll: Validate, step: int, params: Any, hooks: Hooks) -> float | None:

@@ -14,25 +14,20 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import jax
-import numpy as np
 import pytest
 from absl import logging as absl_logging
 
+from tests import test_train
 from tests.checkpoint.test_checkpoint import assert_same, like
 from tests.faults.test_corruption import STATES, make_state
 from tests.support.processes import exact
 from tests.support.refusal import refused
 from tests.support.rights import public_folder, without_rights
-from tests.test_train import TEXT, tiny
-from txl_jax import train as loop
 from txl_jax.checkpoint import save_restore
 from txl_jax.checkpoint.manager import Checkpoints, open_checkpoints
 from txl_jax.checkpoint.options import CheckpointConfig
-from txl_jax.cli.run import make_streams
 from txl_jax.data.streams import Position
 from txl_jax.report.log import MetricsLog
-from txl_jax.update.state import Program, TrainState
 
 pytestmark = pytest.mark.promise("Damage is noticed")
 
@@ -140,25 +135,11 @@ def test_closing_reports_a_failure_that_was_not_polled(
 
 
 def train(workdir: Path, num_steps: int) -> dict[str, Any]:
-    """Trains with steps that only count, and whose loss is their number."""
-    place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    weights = np.random.default_rng(0).normal(size=10_000).astype(np.float32)
-    zero, params = jax.device_put((np.int32(0), {"x": weights}), place)
-    empty: Any = ()
-    state = TrainState(zero, params, empty, empty, zero, guard=empty)
-
-    @jax.jit
-    def count(state: TrainState) -> tuple[TrainState, dict[str, jax.Array]]:
-        state = dataclasses.replace(state, step=state.step + 1)
-        zeros = jax.numpy.zeros(1, int)
-        metrics = {"loss": zeros + state.step.astype(float), "tokens": zeros + 64}
-        return state, metrics | {"skipped_in_row": zeros, "reason": zeros}
-
-    config = tiny(num_steps=num_steps, eval_every=10)
-    places = jax.tree.map(lambda _: place, state)
-    program = Program(lambda: state, places, lambda state, segments: count(state))
-    batch = make_streams(config, TEXT, slice(None)).batch
-    return loop.train(config, workdir, program, batch, lambda params, progress: 1.0)
+    """Trains with steps that compute next to nothing."""
+    fields = {"num_steps": num_steps, "eval_every": 10}
+    options = dataclasses.replace(test_train.CONFIG.train, **fields)
+    config = dataclasses.replace(test_train.CONFIG, train=options)
+    return test_train.train(workdir, config)
 
 
 class Disk(SimpleNamespace):

@@ -12,16 +12,7 @@ import pytest
 
 from tests.reference import Array
 from tests.support import tiny
-from tests.update.test_optim import (
-    DECAYED,
-    PARAMS,
-    VARIANTS,
-    draw_variants,
-    make_gradients,
-    nested,
-    norm,
-    updates,
-)
+from tests.update.test_optim import DECAYED, VARIANTS, draw_variants, nested
 from txl_jax.update.optim import make_optimizer
 from txl_jax.update.options import OptimConfig
 
@@ -84,18 +75,3 @@ def test_updates_are_nvidia_s_lamb(decay: float, epsilon: float) -> None:
             weights[name] = p - lr * trust_ratio * adam_step
         flat = flax.traverse_util.flatten_dict(params, sep="/")
         tiny.assert_close(tensors(flat), weights)
-
-
-def test_lamb_takes_the_tree_of_a_model() -> None:
-    """And clips the gradient first."""
-    config = OptimConfig(optimizer="lamb", epsilon=0.1, clip=0.25)
-    gradient = make_gradients(1)[0]
-    factor = 0.25 / norm(gradient)
-    assert factor < 1
-    (clipped,) = updates(config, PARAMS, [gradient])
-    (same,) = updates(
-        OptimConfig(optimizer="lamb", epsilon=0.1, clip=0.0),
-        PARAMS,
-        [jax.tree.map(lambda x: x * factor, gradient)],
-    )
-    tiny.assert_close(clipped, same)

@@ -10,20 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.reference import Array, Params
+from tests.reference import Array
 from tests.support import tiny
-from txl_jax.errors import UserError
 from txl_jax.update.optim import make_average, make_optimizer, make_schedule
 from txl_jax.update.options import OptimConfig
 from txl_jax.update.state import Average
 
 LR, NUM_STEPS, WARMUP = 4e-3, 110, 10
-
-
-def rates(**fields: Any) -> Array:
-    """Returns the learning rate of every update, and of the one after the last."""
-    schedule = make_schedule(OptimConfig(lr=LR, **fields), NUM_STEPS)
-    return np.array([schedule(step) for step in range(NUM_STEPS + 1)])
 
 
 def cosine(step: int, steps: int) -> float:
@@ -50,8 +43,9 @@ def test_schedules_are_those_of_the_published_codes(schedule: str, warmup: int) 
         for s in range(NUM_STEPS + 1)
     ]
     floor = 0.1 if schedule.startswith("cosine") else 0.0
-    rate = rates(schedule=schedule, warmup_steps=warmup, min_lr_ratio=floor)
-    tiny.assert_close(rate, expected)
+    fields: dict[str, Any] = {"warmup_steps": warmup, "min_lr_ratio": floor}
+    rate = make_schedule(OptimConfig(lr=LR, schedule=schedule, **fields), NUM_STEPS)
+    tiny.assert_close(jax.vmap(rate)(jnp.arange(NUM_STEPS + 1)), expected)
 
 
 def updates(config: OptimConfig, params: Any, gradients: list[Any]) -> list[Any]:
@@ -70,25 +64,30 @@ def norm(tree: Any) -> float:
     return math.sqrt(sum((np.asarray(x) ** 2).sum() for x in jax.tree.leaves(tree)))
 
 
-def make_gradients(count: int) -> list[Params]:
+def make_gradients(count: int) -> list[Any]:
     """Returns gradients of PARAMS, each greater than the one before."""
-    return [
-        jax.tree.map(lambda x, k=k: x * k**2, tiny.make_params(seed=k))
-        for k in range(1, count + 1)
-    ]
+    return [jax.tree.map(lambda x, k=k: x * k**2, draw(k)) for k in range(1, count + 1)]
 
 
-PARAMS = tiny.make_params()
+def draw(seed: int) -> Any:
+    rng = np.random.default_rng(seed)
+    return {
+        name: rng.normal(size=shape).astype(np.float32)
+        for name, shape in {"kernel": (3, 4), "bias": (4,)}.items()
+    }
 
 
-@pytest.mark.parametrize("clip", [0.0, 0.25, 100.0])
+PARAMS = draw(0)
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.25, 30.0])
 def test_updates_are_adam_of_clipped_gradients(clip: float) -> None:
     """Epsilon is of the gradients' order: or else Adam hides how long they are."""
     config = OptimConfig(clip=clip, betas=(0.8, 0.95), epsilon=0.1)
     gradients = make_gradients(5)
     norms = [norm(gradient) for gradient in gradients]
     # Of the clips one does nothing, one acts always and one sometimes.
-    assert 0.25 < norms[0] < 100 < norms[-1]
+    assert 0.25 < norms[0] < 30 < norms[-1]
     first = second = jax.tree.map(np.zeros_like, PARAMS)
     for k, actual in enumerate(updates(config, PARAMS, gradients), start=1):
         factor = min(1.0, clip / norms[k - 1]) if clip else 1.0
@@ -102,15 +101,6 @@ def test_updates_are_adam_of_clipped_gradients(clip: float) -> None:
             second,
         )
         tiny.assert_close(actual, expected)
-
-
-def test_weight_decay_is_added_to_the_update_of_adam() -> None:
-    config, gradients = OptimConfig(weight_decay=0.1), make_gradients(2)
-    zero = jax.tree.map(np.zeros_like, PARAMS)
-    (decay,) = updates(config, PARAMS, [zero])
-    plain = updates(OptimConfig(), PARAMS, gradients)
-    for actual, without in zip(updates(config, PARAMS, gradients), plain, strict=True):
-        tiny.assert_close(actual, jax.tree.map(np.add, without, decay))
 
 
 # Every name that a parameter can have, in any variant of the model.
@@ -163,25 +153,26 @@ def draw_variants(seed: int, scale: float) -> dict[str, Array]:
 
 
 def test_weight_decay_is_of_matrices_alone() -> None:
-    values = draw_variants(0, 1.0)
-    zero = jax.tree.map(np.zeros_like, nested(values))
-    (update,) = updates(OptimConfig(weight_decay=0.1), nested(values), [zero])
-    for name, leaf in flax.traverse_util.flatten_dict(update, sep="/").items():
-        tiny.assert_close(leaf, 0.1 * values[name] * (name in DECAYED))
+    """And is added to the update of Adam."""
+    values, gradient = draw_variants(0, 1.0), nested(draw_variants(1, 1.0))
+    params = nested(values)
+    (decayed,) = updates(OptimConfig(weight_decay=0.1), params, [gradient])
+    (plain,) = updates(OptimConfig(), params, [gradient])
+    decay = nested({name: 0.1 * x * (name in DECAYED) for name, x in values.items()})
+    tiny.assert_close(decayed, jax.tree.map(np.add, plain, decay))
 
 
 def test_updates_are_sgd() -> None:
-    """Weight decay is in the gradient, as PyTorch has it, but after the clip."""
+    """Weight decay is in the gradient, as in PyTorch, but after the clip."""
     config = OptimConfig(optimizer="sgd", weight_decay=0.1, clip=0.25)
-    gradients = make_gradients(4)
-    zero = jax.tree.map(np.zeros_like, PARAMS)
-    (decay,) = updates(OptimConfig(weight_decay=0.1), PARAMS, [zero])
+    gradients = make_gradients(3)
     for gradient, actual in zip(
         gradients, updates(config, PARAMS, gradients), strict=True
     ):
         factor = 0.25 / norm(gradient)
-        total = jax.tree.map(lambda g, d, f=factor: g * f + d, gradient, decay)
-        tiny.assert_close(actual, total)
+        tiny.assert_close(actual["bias"], factor * gradient["bias"])
+        total = factor * gradient["kernel"] + 0.1 * PARAMS["kernel"]
+        tiny.assert_close(actual["kernel"], total)
 
 
 # The mean of the parameters
@@ -207,25 +198,3 @@ def test_asgd_is_the_mean_since_an_update() -> None:
         tiny.assert_close(result[number - 1], np.mean(made[4 : number + 1], axis=0))
     made, result = means(5, asgd_from=1)
     tiny.assert_close(result[-1], np.mean(made[1:], axis=0))
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"lr": -1.0}, "optim.lr"),
-        ({"lr": math.nan}, "optim.lr"),
-        ({"betas": (0.9, 1.0)}, "optim.betas"),
-        ({"epsilon": 0.0}, "optim.epsilon"),
-        ({"schedule": "cosin"}, "optim.schedule.*did you mean 'cosine'"),
-        ({"optimizer": "lam"}, "optim.optimizer.*did you mean 'lamb'"),
-        ({"asgd_from": -1}, "optim.asgd_from"),
-        (
-            {"schedule": "constant", "min_lr_ratio": 0.1},
-            "optim.min_lr_ratio = 0.1 has no.*schedule = .constant",
-        ),
-    ],
-    ids=str,
-)
-def test_impossible_values_are_refused(fields: Any, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        OptimConfig(**fields)

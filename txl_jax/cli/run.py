@@ -1,6 +1,7 @@
 """The mode `train`: trains a run, then evaluates its best checkpoint."""
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -91,8 +92,8 @@ def train_on(
         return evaluate_split(params, valid_tokens, progress)["nll"]
 
     diagnosis = Diagnosis(config.model, config.train)
-    observers += Hooks(
-        dispatched=[diagnosis.dispatched],
+    observers = dataclasses.replace(
+        observers,
         fetched=[diagnosis.fetched],
         boundary=[diagnosis.found],
         validated=[curve.load(config.train.expected_curve).report],

@@ -24,6 +24,7 @@ from collections.abc import Callable
 from typing import Any
 
 import flax.struct
+import flax.traverse_util
 import jax
 import jax.numpy as jnp
 import optax
@@ -52,7 +53,7 @@ class Total:
     """Sums over the segments and chunks of one update."""
 
     nll: Array  # nats
-    counts: Any  # auxiliary sums of the loss function; in training, scored tokens
+    counts: dict[str, Array]  # see `make_nll_sum`
     grads: Any
 
 
@@ -73,33 +74,9 @@ def join_streams(x: Any, axis: int) -> Any:
     return x.reshape(*x.shape[:axis], B, *x.shape[axis + 2 :])
 
 
-def segment_nll(
-    model: TransformerXL,
-    variables: Any,
-    memory: Memory,
-    segment: Segment,
-    rngs: dict[str, Array],
-    **options: Any,
-) -> Any:
-    """Returns (nll_BL, memory) of one segment, unweighted; passes options to apply.
-
-    The segment's arrays have no dimension S here, inside a scan: inputs_SBL is [B, L].
-    """
-    return model.apply(
-        variables,
-        segment.inputs_SBL,
-        segment.targets_SBL,
-        memory,
-        first_BL=segment.first_SBL,
-        length_B=segment.length_SB,
-        method="nll",
-        rngs=rngs,
-        **options,
-    )
-
-
+Counts = dict[str, Array]
 # (params, memory, segment, key) -> (summed nll in nats, (memory, counts)).
-NllSum = Callable[[Any, Memory, Segment, Array], tuple[Array, tuple[Memory, Any]]]
+NllSum = Callable[[Any, Memory, Segment, Array], tuple[Array, tuple[Memory, Counts]]]
 
 # The axis of the streams in each array.
 MEMORY_AXES = Memory(h_NBMD=1, filled_B=0)  # type: ignore[arg-type]
@@ -112,7 +89,7 @@ def sum_gradients(
     segments: Segment,
     key: Array,
     C: int,
-    counts: Any,
+    counts: Counts,
 ) -> tuple[Total, Memory]:
     """Returns the sums over the G segments of an update, and the memory after them.
 
@@ -152,15 +129,30 @@ def sum_gradients(
 
 
 def make_nll_sum(model: TransformerXL) -> NllSum:
-    """Returns a function that sums the nll of a segment's scored tokens, in nats."""
+    """Returns a function that sums the nll of a segment's scored tokens, in nats.
+
+    The segment's arrays have no dimension S, inside a scan. Counts are the scored
+    "tokens" and, by name, what modules sow as intermediates, in training nothing.
+    """
 
     def nll_sum(
         params: Any, memory: Memory, segment: Segment, key: Array
-    ) -> tuple[Array, tuple[Memory, Array]]:
-        variables, rngs = {"params": params}, {"dropout": key}
-        nll_BL, memory = segment_nll(model, variables, memory, segment, rngs)
-        weights_BL = segment.weights_SBL
-        return jnp.sum(nll_BL * weights_BL), (memory, jnp.sum(weights_BL))
+    ) -> tuple[Array, tuple[Memory, Counts]]:
+        (nll_BL, memory), sown = model.apply(
+            {"params": params},
+            segment.inputs_SBL,
+            segment.targets_SBL,
+            memory,
+            first_BL=segment.first_SBL,
+            length_B=segment.length_SB,
+            method="nll",
+            rngs={"dropout": key},
+            mutable=["intermediates"],
+        )
+        weights_BL, sown = segment.weights_SBL, sown.get("intermediates", {})
+        counts = flax.traverse_util.flatten_dict(sown, sep="/")
+        counts["tokens"] = jnp.sum(weights_BL)
+        return jnp.sum(nll_BL * weights_BL), (memory, counts)
 
     return nll_sum
 
@@ -182,9 +174,10 @@ def make_update(
     ) -> tuple[TrainState, dict[str, Array]]:
         key = jax.random.fold_in(state.rng, state.step)
         inputs = state.params, state.memory, segments, key, config.batch_chunk
-        total, memory = sum_gradients(nll_sum, *inputs, counts=jnp.zeros(()))
+        zero = {"tokens": jnp.zeros(())}
+        total, memory = sum_gradients(nll_sum, *inputs, counts=zero)
         # In a copying task, all segments may be without a scored token.
-        tokens = jnp.maximum(total.counts, 1)
+        tokens = jnp.maximum(total.counts["tokens"], 1)
         loss = total.nll / tokens
 
         def mean_grads() -> Any:
@@ -226,7 +219,7 @@ def make_update(
             "loss": loss,
             "grad_norm": grad_norm,
             "lr": lr,
-            "tokens": total.counts.astype(jnp.int32),
+            "tokens": total.counts["tokens"].astype(jnp.int32),
             "skipped": ~good,
             "reason": reason,
             "skipped_in_row": guard.skipped_in_row,
