@@ -9,7 +9,6 @@ head, F feed-forward, V vocabulary, T tokens.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,33 +16,12 @@ from txl_jax.aot.chips import Slices
 from txl_jax.aot.collectives import CROSS_SLICE, Collective
 from txl_jax.model.config import ModelConfig
 
-
-class Products(NamedTuple):
-    """FLOPs of matrix products in a forward pass; a multiply-add counts as 2.
-
-    Training computes each product once in the forward pass, and in the backward pass
-    one product for each factor that has a gradient.
-    """
-
-    both: float = 0  # both factors have gradients: 3 products
-    one: float = 0  # only one factor has a gradient: 2 products
-    again: float = 0  # as `both`, but recomputed in the backward pass
-
-    def flops(self, counts: tuple[int, int, int]) -> float:
-        """Returns the FLOPs, given how often the three kinds are computed."""
-        return sum(n * each for n, each in zip(counts, self, strict=True))
-
-    def __add__(self, other: tuple[Any, ...]) -> "Products":
-        return Products(*(a + b for a, b in zip(self, other, strict=True)))
-
-    def times(self, count: float) -> "Products":
-        """Returns the products of `count` passes."""
-        return Products(*(count * each for each in self))
-
-
-# How often each kind of product is computed, or in training needed.
-EVALUATION = (1, 1, 1)
-NEEDED = (3, 2, 3)
+# The FLOPs of matrix products in a forward pass are an array of three kinds: both
+# factors have gradients; only one has; or both have, and the product is recomputed in
+# the backward pass. A multiply-add counts as 2. Training computes each product once in
+# the forward pass, and one product for each factor that has a gradient in the backward.
+EVALUATION = (1, 1, 1)  # how often each kind is computed
+NEEDED = (3, 2, 3)  # in training, recomputing nothing
 TRAINING = (3, 2, 4)
 REMAT = (4, 3, 4)
 
@@ -58,7 +36,7 @@ def zipf(V: int, cutoffs: tuple[int, ...]) -> list[float]:
     return (np.diff(ends) / (ends[-1] - ends[0])).tolist()
 
 
-def layer_products(config: ModelConfig, L: int, cached: bool = False) -> Products:
+def layer_products(config: ModelConfig, L: int, cached: bool = False) -> np.ndarray:
     """Returns the products of all layers for one stream's segment of L tokens.
 
     Masked scores count, because the einsum kernel computes them. cached: the keys and
@@ -75,7 +53,7 @@ def layer_products(config: ModelConfig, L: int, cached: bool = False) -> Product
         scores += 2 * HA * L * min(K, config.n_position, distances(config, K))
     both = projected + scores + 4 * L * D * F
     memory = 0 if cached else 2 * D * HA * 2 * M
-    return Products(both=both, one=memory).times(config.n_layer)
+    return config.n_layer * np.array([both, memory, 0.0])
 
 
 def distances(config: ModelConfig, K: int) -> int:
@@ -83,15 +61,15 @@ def distances(config: ModelConfig, K: int) -> int:
     return min(K, config.clamp_len + 1) if config.clamp_len else K
 
 
-def shared_products(config: ModelConfig, L: int) -> Products:
+def shared_products(config: ModelConfig, L: int) -> np.ndarray:
     """Returns the products that a device's streams share: r = W R of all layers."""
     if config.position != "transformer_xl":
-        return Products()
+        return np.zeros(3)
     HA, R = config.n_head * config.d_head, distances(config, config.mem_len + L)
-    return Products(one=2.0 * R * config.d_model * HA).times(config.n_layer)
+    return config.n_layer * np.array([0.0, 2.0 * R * config.d_model * HA, 0.0])
 
 
-def vocabulary_products(config: ModelConfig, T: float) -> Products:
+def vocabulary_products(config: ModelConfig, T: float) -> np.ndarray:
     """Returns the products of embedding and softmax for T tokens.
 
     Every token is embedded by the projections of all clusters. In the softmax, the rows
@@ -108,18 +86,18 @@ def vocabulary_products(config: ModelConfig, T: float) -> Products:
     parts = zipf(V, cutoffs)
     for i in range(1, len(sizes)):
         scored += 2.0 * T * parts[i] * sizes[i] * (ends[i + 1] - ends[i])
-    return Products(both=2 * each, again=scored)
+    return np.array([2 * each, 0.0, scored])
 
 
 def products(
     config: ModelConfig, B: float, L: int, training: bool
-) -> tuple[Products, Products]:
+) -> tuple[np.ndarray, np.ndarray]:
     """Returns the products of layers and vocabulary for one segment of B streams.
 
     In an update r is computed once for all streams. Evaluation keeps it, and the
     memory's keys and values, from segment to segment.
     """
-    layers = layer_products(config, L, cached=not training).times(B)
+    layers = B * layer_products(config, L, cached=not training)
     if training:
         layers += shared_products(config, L)
     return layers, vocabulary_products(config, B * L)
@@ -128,7 +106,7 @@ def products(
 def needed_flops(config: ModelConfig, B: int, L: int, training: bool) -> float:
     """Returns the FLOPs that one segment of B streams needs, recomputing nothing."""
     layers, vocabulary = products(config, B, L, training)
-    return (layers + vocabulary).flops(NEEDED if training else EVALUATION)
+    return float((layers + vocabulary) @ (NEEDED if training else EVALUATION))
 
 
 def device_flops(
@@ -142,8 +120,8 @@ def device_flops(
     layers, vocabulary = products(config, B, L, training)
     counts = TRAINING if training else EVALUATION
     recomputes = training and config.remat_policy not in ("none", "dots")
-    own = layers.flops(REMAT if recomputes else counts)
-    return own / model_shards + vocabulary.flops(counts)
+    own = layers @ (REMAT if recomputes else counts)
+    return float(own / model_shards + vocabulary @ counts)
 
 
 # A hop takes about a microsecond (the book cited in `chips`, scaling-book/sharding,

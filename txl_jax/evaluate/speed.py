@@ -83,9 +83,9 @@ def count_flops(config: ModelConfig, B: int, L: int, W: int) -> Flops:
 
     def head(read: int, predicted: int) -> float:
         """Returns the FLOPs of embedding `read` and scoring `predicted` tokens."""
-        embedded = vocabulary_products(config, read).both / 2
-        scored = vocabulary_products(config, predicted)
-        return embedded + scored.both / 2 + scored.again
+        embedded, *_ = vocabulary_products(config, read)
+        both, _, scored = vocabulary_products(config, predicted)
+        return float(embedded / 2 + both / 2 + scored)
 
     seen = np.full(L, W) if config.same_length else W + 1 + np.arange(L)
     cached = N * (L * (4 * projected + forward) + attended(seen)) + head(L, L)
