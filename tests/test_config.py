@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from ml_collections import ConfigDict
 
+from tests.support.refusal import refusal
 from txl_jax import config as configs
 from txl_jax.cli import flags
 from txl_jax.config import Config
@@ -27,34 +28,17 @@ from txl_jax.update import optim
 from txl_jax.update import options as update
 
 FOLDER = Path(__file__).parents[1] / "experiments"
-EXPERIMENTS = sorted(
-    [*FOLDER.glob("[!_]*.py"), *FOLDER.glob("ablations/[!_]*.py")],
-)
+EXPERIMENTS = sorted([*FOLDER.glob("[!_]*.py"), *FOLDER.glob("ablations/[!_]*.py")])
 
 
-def refusal(call: Any, *args: Any) -> str:
-    """Returns the message of the UserError that call(*args) raises: one line."""
-    with pytest.raises(UserError) as caught:
-        call(*args)
-    message = str(caught.value)
-    assert message and "\n" not in message
-    return message
+def override(changes: str) -> ConfigDict:
+    """Returns the default config with the fields of "a.b=1 c.d=2" set."""
+    config = configs.default()
+    for change in changes.split():
+        name, _, text = change.partition("=")
+        configs.override(config, name, text)
+    return config
 
-
-def changed(fields: dict[str, Any]) -> ConfigDict:
-    """Returns the default config with {"section.field": value} set, unchecked."""
-    config = configs.default().to_dict()
-    for name, value in fields.items():
-        section, _, key = name.partition(".")
-        config.setdefault(section, {})[key] = value
-    return ConfigDict(config)
-
-
-# A model with 64 learned places, which suffice.
-LEARNED = (
-    "model.position=learned model.n_position=64 model.mem_len=0 train.tgt_len=64 "
-    "eval.mem_len=0 eval.tgt_len=24 eval.ext_len=40 generate.mem_len=0"
-)
 
 # Reading
 
@@ -85,58 +69,14 @@ def test_the_command_line_is_parsed_without_jax() -> None:
     assert ran.stdout.strip() == "set()"
 
 
-def test_default_is_every_field_at_its_default() -> None:
-    assert configs.parse(configs.default()) == Config()
+def test_a_field_that_is_not_stated_has_its_default() -> None:
+    assert configs.parse(configs.default()) == configs.parse(ConfigDict()) == Config()
+    parsed = configs.parse(ConfigDict({"model": {"n_layer": 3}, "optim": {"lr": 1}}))
+    assert (parsed.model.n_layer, type(parsed.optim.lr)) == (3, float)
+    assert parsed.train == Config().train
 
 
-def test_what_is_not_stated_is_at_its_default() -> None:
-    assert configs.parse(ConfigDict()) == Config()
-    parsed = configs.parse(ConfigDict({"model": {"n_layer": 3}}))
-    assert parsed.model.n_layer == 3
-    assert dataclasses.replace(parsed, model=Config().model) == Config()
-
-
-def test_a_config_is_frozen() -> None:
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        Config().train.seed = 2  # type: ignore[misc]
-
-
-@pytest.mark.parametrize(
-    "field, value, message",
-    [
-        ("modle.n_layer", 3, "'modle' (did you mean 'model'?)"),
-        ("model.n_layers", 3, "'model.n_layers' (did you mean 'model.n_layer'?)"),
-        ("train.xyzzy", 3, "'train.xyzzy'"),
-        ("model.n_layer", "3", "model.n_layer = '3' must be of type int"),
-        ("model.n_layer", 3.0, "model.n_layer = 3.0 must be of type int"),
-        ("model.n_layer", True, "model.n_layer = True must be of type int"),
-        ("model.n_layer", None, "model.n_layer = None must be of type int"),
-        ("model.same_length", 1, "model.same_length = 1 must be of type bool"),
-        ("optim.lr", "0.1", "optim.lr = '0.1' must be of type float"),
-        ("optim.lr", False, "optim.lr = False must be of type float"),
-        ("data.path", 3, "data.path = 3 must be of type str"),
-        ("generate.prompt", b"text", "generate.prompt = b'text' must be of type str"),
-        ("train.seed", [1], "train.seed = [1] must be of type int"),
-        *(
-            ("model.cutoffs", value, "must be a tuple of ints")
-            for value in (3, "3", [3.0], (True,), ((3,),), None)
-        ),
-    ],
-)
-def test_unknown_names_and_wrong_types_are_refused(
-    field: str, value: Any, message: str
-) -> None:
-    assert message in refusal(configs.parse, changed({field: value}))
-
-
-@pytest.mark.parametrize("name", ["model", 3])
-@pytest.mark.parametrize("value", [None, 3, "n_layer", [1]])
-def test_a_section_without_fields_is_refused(name: Any, value: Any) -> None:
-    message = refusal(configs.parse, ConfigDict({name: value}))
-    assert f"config section {name!r}" in message
-
-
-def test_families_say_what_code_bases_chose() -> None:
+def test_presets_have_the_choices_of_code_bases() -> None:
     torch = configs.pytorch(init_std=0.3)
     assert torch.norm_init_std == 0.3
     assert configs.nvidia(init_std=0.3) == dataclasses.replace(
@@ -150,11 +90,34 @@ def test_families_say_what_code_bases_chose() -> None:
     assert configs.parse(configs.default(model=model)).model == model
 
 
-def test_a_whole_number_serves_as_a_float() -> None:
-    lr = configs.parse(changed({"optim.lr": 1})).optim.lr
-    assert lr == 1 and type(lr) is float
+# What an experiment sets, and a part of the error.
+WRONG: list[tuple[dict[Any, Any], str]] = [
+    ({"modle": {"n_layer": 3}}, "'modle' (did you mean 'model'?)"),
+    ({"model": {"n_layers": 3}}, "'model.n_layers' (did you mean 'model.n_layer'?)"),
+    ({"model": {"n_layer": 3.0}}, "model.n_layer = 3.0 must be of type int"),
+    ({"model": {"n_layer": True}}, "model.n_layer = True must be of type int"),
+    ({"model": {"same_length": 1}}, "model.same_length = 1 must be of type bool"),
+    ({"optim": {"lr": "0.1"}}, "optim.lr = '0.1' must be of type float"),
+    ({"data": {"path": None}}, "data.path = None must be of type str"),
+    ({"model": {"cutoffs": (True,)}}, "must be a tuple of ints"),
+    ({"model": {"cutoffs": 3}}, "must be a tuple of ints"),
+    ({"model": None}, "config section 'model' = None must have fields"),
+    ({3: "n_layer"}, "config section 3"),
+]
 
 
+@pytest.mark.parametrize("fields, message", WRONG, ids=str)
+def test_unknown_names_and_wrong_types_are_refused(
+    fields: dict[Any, Any], message: str
+) -> None:
+    assert message in refusal(configs.parse, ConfigDict(fields))
+
+
+# A model with 64 learned positions, which suffice.
+LEARNED = (
+    "model.position=learned model.n_position=64 model.mem_len=0 train.tgt_len=64 "
+    "eval.mem_len=0 eval.tgt_len=24 eval.ext_len=40 generate.mem_len=0"
+)
 # Fields, and parts of the error.
 REFUSED = """
 model.d_model=17                    | model.d_model = 17
@@ -183,7 +146,15 @@ model.position=sinusoidal model.mem_len=0 eval.mem_len=0 | generate.mem_len = {C
 {LEARNED} train.tgt_len=60 train.ext_len=5 | train.varlen) = 65 | n_position = 64: raise
 {LEARNED} train.tgt_len=50 train.varlen=true | train.varlen) = 65 | n_position = 64
 {LEARNED} eval.tgt_len=1 eval.ext_len=64 | eval.ext_len + eval.tgt_len = 65
+modle.n_layer=3                     | 'modle.n_layer' (did you mean 'model.n_layer'?)
+model.n_layer=3.0                   | model.n_layer = '3.0' is not a whole number
+model.n_layer=                      | model.n_layer = '' is not a whole number
+optim.lr=fast                       | optim.lr = 'fast' is not a number
+model.same_length=1                 | model.same_length = '1' is not true or false
+model.tie_projs=true,no             | 'true,no' is not true or false, or several
 train.num_steps=99999999999         | must be below 2^31
+train.tgt_len=0                     | train.tgt_len = 0 must be at least 1
+train.max_bad_steps=0               | train.max_bad_steps = 0
 train.seed=4294967296               | train.seed
 train.max_loss_factor=0.5           | must be above 1
 train.order=sentences               | train.order | mean 'sentences:ID'
@@ -196,6 +167,8 @@ train.ext_len=3 model.mem_len=4     | train.ext_len = 3 | model.mem_len = 4 | to
 train.ext_len=3 train.half_loss=true model.mem_len=0 | train.half_loss = True and train
 eval.ext_len=3 eval.mem_len=4       | eval.ext_len = 3 | eval.mem_len = 4 | of them to 0
 optim.warmup_steps=11 train.num_steps=10 | = 11 | train.num_steps = 10; shorten the warm
+optim.lr=-1                         | optim.lr = -1.0 must be at least 0
+optim.betas=0.9,1                   | optim.betas = (0.9, 1.0)
 optim.lr=nan                        | optim.lr = nan must be a finite number
 optim.clip=inf                      | optim.clip = inf must be a finite number
 optim.epsilon=0                     | optim.epsilon = 0.0 must be above 0
@@ -227,28 +200,16 @@ SHORT = {
 }
 
 
-def override(changes: str) -> ConfigDict:
-    """Returns the default config with the fields of "a.b=1 c.d=2" set."""
-    config = configs.default()
-    for change in changes.split():
-        name, _, text = change.partition("=")
-        configs.override(config, name, text)
-    return config
-
-
 @pytest.mark.parametrize("row", REFUSED.strip().splitlines())
 def test_impossible_values_are_refused(row: str) -> None:
     changes, *parts = (cell.strip() for cell in row.format(**SHORT).split(" | "))
-    message = refusal(configs.parse, override(changes))
+    message = refusal(lambda: configs.parse(override(changes)))
     for part in parts:
         assert part in message
 
 
-def test_learned_places_that_suffice_are_accepted() -> None:
+def test_learned_positions_that_suffice_are_accepted() -> None:
     assert configs.parse(override(LEARNED)).model.n_position == 64
-
-
-# Overrides
 
 
 @pytest.mark.parametrize(
@@ -261,9 +222,7 @@ def test_learned_places_that_suffice_are_accepted() -> None:
         ("model.same_length", "False", False),
         ("data.path", "a=b, *.py", "a=b, *.py"),
         ("generate.prompt", "3", "3"),
-        ("model.cutoffs", "3,5", (3, 5)),
         ("model.cutoffs", "(3, 5)", (3, 5)),
-        ("model.cutoffs", "3", (3,)),
         ("model.cutoffs", "3,", (3,)),
         ("model.cutoffs", "", ()),
     ],
@@ -271,62 +230,27 @@ def test_learned_places_that_suffice_are_accepted() -> None:
 def test_a_flag_is_read_by_the_type_of_its_field(
     field: str, text: str, value: Any
 ) -> None:
-    config = configs.default()
+    config = ConfigDict({"optim": {"lr": 1}})  # an experiment states little
     configs.override(config, field, text)
     result = operator.attrgetter(field)(configs.parse(config))
     assert result == value and type(result) is type(value)
-
-
-@pytest.mark.parametrize(
-    "field, text, message",
-    [
-        ("model.n_layer", "3.0", "model.n_layer = '3.0' is not a whole number"),
-        ("model.n_layer", "", "model.n_layer = '' is not a whole number"),
-        ("train.num_steps", "1e5", "train.num_steps = '1e5' is not a whole number"),
-        ("train.tgt_len", "9" * 5000, f"train.tgt_len = '{'9' * 80}' is not a whole"),
-        ("optim.lr", "fast", "optim.lr = 'fast' is not a number"),
-        ("model.same_length", "yes", "model.same_length = 'yes' is not true or false"),
-        ("model.same_length", "1", "model.same_length = '1' is not true or false"),
-        ("model.tie_projs", "true,no", "'true,no' is not true or false, or several"),
-        ("model.cutoffs", "a,b", "model.cutoffs = 'a,b' is not a whole number, or sev"),
-        ("train.sed", "1", "config field 'train.sed' (did you mean 'train.seed'?)"),
-    ],
-)
-def test_a_wrong_flag_is_refused(field: str, text: str, message: str) -> None:
-    assert message in refusal(configs.override, configs.default(), field, text)
-
-
-def test_a_flag_reaches_what_an_experiment_left_out() -> None:
-    config = ConfigDict({"optim": {"lr": 1}})
-    configs.override(config, "optim.lr", "0.5")
-    configs.override(config, "train.seed", "7")
-    parsed = configs.parse(config)
-    assert (parsed.optim.lr, parsed.train.seed) == (0.5, 7)
 
 
 # Files
 
 
 def test_load_takes_a_path_and_a_packaged_name() -> None:
-    path = Path(__file__).parents[1] / "experiments" / "quickstart.py"
-    by_path = configs.parse(configs.load(str(path)))
-    assert by_path == configs.parse(configs.load("quickstart"))
-    assert by_path != Config()
-    ablation = FOLDER / "ablations" / "wt103_128m.py"
-    assert configs.load("wt103_128m") == configs.load(str(ablation))
+    for name, path in (("quickstart", ""), ("wt103_128m", "ablations/")):
+        config = configs.load(name)
+        assert config == configs.load(str(FOLDER / f"{path}{name}.py"))
+        assert configs.parse(config) != Config()
 
 
-def test_files_that_are_no_config_are_refused(tmp_path: Path) -> None:
-    missing = tmp_path / "missing.py"
-    assert "no config file" in refusal(configs.load, str(missing))
-    assert "no config file" in refusal(configs.load, str(tmp_path))
-    text = tmp_path / "config.txt"
-    text.write_text("n_layer = 3")
-    assert "no config file" in refusal(configs.load, str(text))
-    assert "did you mean 'quickstart'?" in refusal(configs.load, "quickstrat")
-
-
-CHANGE = "from txl_jax.config import *\ndef get_config():\n    c = default()\n    c."
+GET = """
+from txl_jax.config import Config, default, parse
+def get_config():
+    c = default()
+    c."""
 
 
 @pytest.mark.parametrize(
@@ -338,10 +262,10 @@ CHANGE = "from txl_jax.config import *\ndef get_config():\n    c = default()\n  
         ("import nowhere_to_be_found", "ModuleNotFoundError"),
         ("import sys\nsys.exit(0)", "failed: SystemExit"),
         ("def get_config():\n    raise ValueError('one\\ntwo')", "ValueError: one"),
-        ("def get_config(): pass", "returns NoneType"),
         ("def get_config(): return 3", "returns int"),
-        (f"{CHANGE}modle.n_layer = 3", "model"),
-        (f"{CHANGE}model.n_layer = 'three'", "n_layer"),
+        (f"{GET}modle.n_layer = 3", "model"),
+        (f"{GET}model.n_layer = 'three'", "n_layer"),
+        (f"{GET}train.num_steps = 0; parse(c)", "train.num_steps = 0 must be"),
     ],
 )
 def test_an_experiment_that_fails_is_refused(
@@ -349,125 +273,97 @@ def test_an_experiment_that_fails_is_refused(
 ) -> None:
     path = tmp_path / "experiment.py"
     path.write_text(body + "\n")
-    message = refusal(configs.load, str(path))
-    assert str(path) in message and reason in message
-
-
-def test_an_experiments_own_refusal_is_kept(tmp_path: Path) -> None:
-    path = tmp_path / "experiment.py"
-    path.write_text(
-        "from txl_jax.config import Config, default, parse\n"
-        "def get_config():\n"
-        "    c = default()\n"
-        "    c.train.num_steps = 0\n"
-        "    parse(c)\n"
-    )
-    assert refusal(configs.load, str(path)).startswith("train.num_steps = 0")
+    assert reason in refusal(configs.load, str(path))
 
 
 def test_a_saved_config_comes_back(tmp_path: Path) -> None:
-    fields = {"optim.lr": 1e-3, "generate.prompt": "é\n", "model.cutoffs": (3, 9)}
-    config = configs.parse(changed({**fields, "model.tie_projs": (False, True, True)}))
-    configs.save_json(config, tmp_path / "config.json")
-    assert configs.parse(configs.load_json(tmp_path / "config.json")) == config
+    path, config = tmp_path / "config.json", override("model.cutoffs=3,9 optim.lr=1e-3")
+    config.generate.prompt = "é\n"
+    configs.save_json(configs.parse(config), path)
+    assert configs.parse(configs.load_json(path)) == configs.parse(config)
 
 
-DAMAGED = ["", "{", "[]", "null", '"text"', "\x80", "[" * 100_000]
-
-
-@pytest.mark.parametrize("content", DAMAGED, ids=range(len(DAMAGED)))
+@pytest.mark.parametrize("content", ["", "{", "[]", '"text"', "\x80", "[" * 100_000])
 def test_a_damaged_saved_config_is_refused(tmp_path: Path, content: str) -> None:
     path = tmp_path / "config.json"
     path.write_bytes(content.encode("latin-1"))
     assert f"cannot read {path}" in refusal(configs.load_json, path)
 
 
-OLDER: list[tuple[str, Any, str, Any]] = [
-    ("data.copy_delay", 24, "data.corpus", "copying:24,0,0"),
-    ("data.copying", [24, 8, 8], "data.corpus", "copying:24,8,8"),
-    ("optim.beta2", 0.98, "optim.betas", (0.9, 0.98)),
-    ("train.roll", True, "train.order", "roll"),
-    ("train.sentence_end", 3, "train.order", "sentences:3"),
-    ("recl.step", 50, "recl.contexts", (100, 1000, 50)),
-    ("compile.largest_batch", True, "compile.streams_per_chip", -1),
-    ("generate.prompt_file", "lines.txt", "generate.prompt", "@lines.txt"),
-    ("eval.cold_start", 64, "eval.sweep", "cold_start=64"),
-    ("eval.sliding_window", 64, "eval.ext_len", 63),
+# What an older version saved, and the fields that replace it, or a part of the error.
+OLDER: list[tuple[str, dict[str, Any] | str]] = [
+    (
+        '{"data": {"corpus": "copying", "copy_delay": 24}}',
+        {"data.corpus": "copying:24,0,0"},
+    ),
+    (
+        '{"data": {"corpus": "copying", "copying": [24, 8, 8]}}',
+        {"data.corpus": "copying:24,8,8"},
+    ),
+    ('{"optim": {"beta2": 0.98}}', {"optim.betas": (0.9, 0.98)}),
+    ('{"train": {"roll": true}}', {"train.order": "roll"}),
+    (
+        '{"train": {"order": "sentences", "sentence_end": 3}}',
+        {"train.order": "sentences:3"},
+    ),
+    ('{"train": {"order": "roll", "sentence_end": 7}}', {"train.order": "roll"}),
+    ('{"recl": {"step": 50}}', {"recl.contexts": (100, 1000, 50)}),
+    ('{"compile": {"largest_batch": true}}', {"compile.streams_per_chip": -1}),
+    ('{"generate": {"prompt_file": "x.txt"}}', {"generate.prompt": "@x.txt"}),
+    ('{"eval": {"cold_start": 64}}', {"eval.sweep": "cold_start=64"}),
+    ('{"eval": {"sliding_window": 64}}', {"eval.ext_len": 63}),
+    ('{"data": {"copy_seed": 0}, "run": {"tensorboard": false}}', {}),
+    ('{"speed": {"attention_lens": [8], "seed": 3}, "table": {"steps": 9}}', {}),
+    (
+        '{"data": {"corpus": "copying:4,2,2"}, "train": {"score_ids_from": 97}}',
+        {"data.corpus": "copying:4,2,2"},
+    ),
+    ('{"data": {"copy_seed": 7}}', "data.copy_seed = 7: this version has removed the"),
+    (
+        '{"data": {"corpus": "copying:4,2,2"}, "train": {"score_ids_from": 0}}',
+        "score_ids_from = 0: this",
+    ),
 ]
 
 
-@pytest.mark.parametrize("old, old_value, new, value", OLDER)
-def test_a_saved_config_of_an_older_version_is_upgraded(
-    old: str,
-    old_value: Any,
-    new: str,
-    value: Any,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    section, _, key = old.partition(".")
-    saved: dict[str, Any] = {section: {key: old_value}}
-    if section == "data":
-        saved["data"]["corpus"] = "copying"
-    if old == "train.sentence_end":
-        saved["train"]["order"] = "sentences"
-    saved.setdefault("speed", {})["seed"] = 3  # changes no result that is kept
-    (tmp_path / "config.json").write_text(json.dumps(saved))
-    config = configs.load_json(tmp_path / "config.json")
-    assert operator.attrgetter(new)(config) == value
-    line = capsys.readouterr().err
-    assert old in line and f"became {new}" in line and line.count("\n") == 1
-
-
-def test_a_removed_field_is_accepted_at_its_fixed_value_only(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("saved, expected", OLDER)
+def test_a_saved_config_of_an_older_version_is_upgraded_or_refused(
+    saved: str, expected: Any, tmp_path: Path
 ) -> None:
     path = tmp_path / "config.json"
-    path.write_text('{"data": {"copy_seed": 0}, "run": {"tensorboard": false}}')
-    config = configs.load_json(path)
-    assert "data" not in config and "run" not in config
-    path.write_text('{"speed": {"attention_lens": [8]}, "table": {"steps": 9}}')
-    assert configs.load_json(path).to_dict() == {}, "of other modes"
-    argv = ["--config.speed.attention_lens=8,9", "--config.speed.batch_size=4"]
-    changed = {"eval.sweep": "mem_len=8,9", "eval.streams": "4"}
-    assert flags.parse_overrides(argv, "speed") == changed
-    capsys.readouterr()
-    path.write_text('{"data": {"copy_seed": 7}}')
-    removed = "this version has removed the field"
-    assert f"data.copy_seed = 7: {removed}" in refusal(configs.load_json, path)
-    path.write_text('{"train": {"order": "roll", "sentence_end": 7}}')
-    assert configs.load_json(path)["train"].to_dict() == {"order": "roll"}
-    saved = '{"data": {"corpus": "copying:4,2,2"}, "train": {"score_ids_from": 97}}'
     path.write_text(saved)
-    assert "train" not in configs.load_json(path)
-    path.write_text(saved.replace("97", "0"))
-    assert "score_ids_from = 0: this version" in refusal(configs.load_json, path)
-    argv = ["--config.data.copy_seed=0", "--evaluation=false", "--mesh=auto"]
-    assert flags.parse_overrides(argv, "compile") == {"compile.mesh": "auto"}
-    assert "compile.evaluation has been removed" in capsys.readouterr().err
-    assert removed in refusal(flags.parse_overrides, ["--config.data.copy_seed=7"], "")
+    if isinstance(expected, str):
+        assert expected in refusal(configs.load_json, path)
+        return
+    config = configs.load_json(path).to_dict()
+    values = {f"{x}.{key}": config[x][key] for x in config for key in config[x]}
+    assert expected.items() <= values.items() and bool(expected) == bool(values)
 
 
 def test_a_flag_of_an_older_version_is_translated(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    argv = ["--config.train.roll", "--prompt_file=lines.txt", "--config.data.path=x"]
-    argv.append("--config.data.copying=24,8,8")
-    assert flags.parse_overrides(argv, "generate") == {
-        "train.order": "roll",
-        "generate.prompt": "@lines.txt",
-        "data.path": "x",
-        "data.corpus": "copying:24,8,8",
-    }
-    assert "--config.train.roll is now --config.train.order" in capsys.readouterr().err
-    assert "data.corpus, which replaces data.copy_delay" in refusal(
-        flags.parse_overrides, ["--config.data.copy_delay=3"], ""
-    )
-
-
-def test_a_folder_without_a_saved_config_is_refused(tmp_path: Path) -> None:
-    message = refusal(configs.load_json, tmp_path / "config.json")
-    assert f"{tmp_path} holds no run" in message
+    for mode, argv, expected in (
+        (
+            "speed",
+            ["--config.speed.attention_lens=8,9", "--config.speed.batch_size=4"],
+            {"eval.sweep": "mem_len=8,9", "eval.streams": "4"},
+        ),
+        ("compile", ["--evaluation=false", "--mesh=auto"], {"compile.mesh": "auto"}),
+        ("generate", ["--prompt_file=x.txt"], {"generate.prompt": "@x.txt"}),
+        ("", ["--config.data.copying=2,8,8"], {"data.corpus": "copying:2,8,8"}),
+        ("", ["--config.train.roll"], {"train.order": "roll"}),
+        ("", ["--config.data.copy_seed=0"], {}),
+    ):
+        assert flags.parse_overrides(argv, mode) == expected
+    lines = capsys.readouterr().err
+    assert "--config.train.roll is now --config.train.order" in lines
+    assert "compile.evaluation has been removed" in lines
+    for argv, error in (
+        (["--config.data.copy_seed=7"], "this version has removed the field"),
+        (["--config.data.copy_delay=3"], "data.corpus, which replaces data.copy_delay"),
+    ):
+        assert error in refusal(flags.parse_overrides, argv, "")
 
 
 # Whose run it is
@@ -543,12 +439,7 @@ def test_any_value_of_any_field_is_accepted_or_refused() -> None:
     assert tried > 3000 and refused > 2000
 
 
-# The experiments
-
-
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
 def test_an_experiment_is_short_and_works(path: Path) -> None:
-    config = configs.parse(configs.load(str(path)))
-    assert config != Config()
-    assert json.loads(json.dumps(dataclasses.asdict(config)))
+    configs.parse(configs.load(str(path)))
     assert len(path.read_text("utf-8").splitlines()) <= 40

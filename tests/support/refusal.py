@@ -1,7 +1,8 @@
 """Expectations about errors that a user causes."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -14,3 +15,10 @@ def refused(match: str) -> Iterator[pytest.ExceptionInfo[UserError]]:
     with pytest.raises(UserError, match=match) as caught:
         yield caught
     assert "\n" not in str(caught.value)
+
+
+def refusal(call: Callable[..., Any], *args: Any) -> str:
+    """Returns the message of the UserError that call(*args) raises: one line."""
+    with refused(".") as caught:
+        call(*args)
+    return str(caught.value)
