@@ -24,6 +24,7 @@ from txl_jax.errors import RETRY, Interrupted
 from txl_jax.report.log import read_metrics
 from txl_jax.runtime.options import RunConfig
 from txl_jax.runtime.preemption import Stop
+from txl_jax.sharding import make_mesh, sharding
 from txl_jax.update.options import TrainConfig
 from txl_jax.update.state import Average, Program, TrainState
 
@@ -49,7 +50,7 @@ def train(
     workdir: Path, config: Config = CONFIG, call: Any = lambda: None, valid: Any = None
 ) -> dict[str, Any]:
     """Trains with `count`, before which it runs `call`."""
-    place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    place = sharding(make_mesh(config.mesh), ())  # replicated
     # Bits that do not compress, so that a checkpoint is larger than tests' small disks.
     bits = np.random.default_rng(0).integers(2**31, size=8000, dtype=np.int32)
     zero, bits = jax.device_put((np.int32(0), bits), place)
