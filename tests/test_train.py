@@ -21,6 +21,7 @@ from txl_jax.checkpoint.manager import open_checkpoints
 from txl_jax.cli.run import make_streams
 from txl_jax.config import Config
 from txl_jax.errors import RETRY, Interrupted
+from txl_jax.model.config import ModelConfig
 from txl_jax.report.log import read_metrics
 from txl_jax.runtime.options import RunConfig
 from txl_jax.runtime.preemption import Stop
@@ -30,7 +31,8 @@ from txl_jax.update.state import Average, Program, TrainState
 
 TEXT = np.frombuffer(b"segment after segment; " * 50, "u1")
 CONFIG = Config(
-    train=TrainConfig(num_steps=6, batch_size=8, tgt_len=4, log_every=1, eval_every=3)
+    model=ModelConfig(vocab_size=256),
+    train=TrainConfig(num_steps=6, batch_size=8, tgt_len=4, log_every=1, eval_every=3),
 )
 
 

@@ -169,6 +169,7 @@ def make_hooks(
         before=[trace.before, *observers.before],
         fetched=[fetched, *observers.fetched],
         boundary=[*polls, stop.at_boundary, *observers.boundary],
+        validated=observers.validated,
         saved=observers.saved,
     )
 

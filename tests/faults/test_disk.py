@@ -136,8 +136,9 @@ def test_closing_reports_a_failure_that_was_not_polled(
 
 def train(workdir: Path, num_steps: int) -> dict[str, Any]:
     """Trains with steps that compute next to nothing."""
-    fields = {"num_steps": num_steps, "eval_every": 10}
-    options = dataclasses.replace(test_train.CONFIG.train, **fields)
+    options = dataclasses.replace(
+        test_train.CONFIG.train, num_steps=num_steps, eval_every=10
+    )
     config = dataclasses.replace(test_train.CONFIG, train=options)
     return test_train.train(workdir, config)
 

@@ -143,8 +143,8 @@ def test_an_infinite_gradient_alone_is_not_applied() -> None:
 
 def test_a_run_of_bad_updates_stops_with_a_good_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text(TEXT)
-    places = {"path": str(tmp_path / "text.txt"), "data_dir": str(tmp_path / "data")}
-    (tmp_path / "tiny.py").write_text(EXPERIMENT.format(**places))
+    places = {"path": f"{tmp_path}/text.txt", "data_dir": f"{tmp_path}/data"}
+    (tmp_path / "tiny.py").write_text(EXPERIMENT.format(**places, curve=""))
     # The first update makes parameters of 1e30: finite, but no later loss is.
     flags = ("model.n_layer=1", "optim.lr=1e30", "train.max_bad_steps=3")
     done = command(
