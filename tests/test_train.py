@@ -54,7 +54,7 @@ def train(
     """Trains with `count`, before which it runs `call`."""
     place = sharding(make_mesh(config.mesh), ())  # replicated
     # Bits that do not compress, so that a checkpoint is larger than tests' small disks.
-    bits = np.random.default_rng(0).integers(2**31, size=8000, dtype=np.int32)
+    bits = np.random.default_rng(0).integers(2**31, size=16_000, dtype=np.int32)
     zero, bits = jax.device_put((np.int32(0), bits), place)
     params, empty = {"x": zero, "bits": bits}, ()
     average: Any = Average(params, zero)
