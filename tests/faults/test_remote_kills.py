@@ -5,10 +5,12 @@ import os
 import random
 import signal
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.support.processes import Processes, write_experiment
@@ -151,3 +153,53 @@ def test_a_second_run_is_refused(pair: Pair) -> None:
     assert "is in use by another run (process" in run.said(0)[0]
     first.all[0].send_signal(signal.SIGTERM)
     assert first.wait() == [75, 75]
+
+
+def has_said(run: Processes, words: str) -> Callable[[], bool]:
+    """Returns a check of the first process's stderr."""
+    return lambda: words in run.stderr[0].read_text()
+
+
+def kind(call: str) -> str:
+    """Returns what a call does, as the store's prices distinguish it."""
+    method, _, path = call.partition(" ")
+    address = path.partition("?")[0]
+    if method != "GET":
+        return "delete" if method == "DELETE" else "write"
+    return "list" if address.endswith("/o") else "read"
+
+
+def test_the_storage_calls_of_a_checkpoint_and_of_a_start(pair: Pair) -> None:
+    """They are bounded: each process reads and writes only its own part of arrays."""
+    names = "read", "list", "write", "delete"
+
+    def count(start: int = 0) -> list[list[int]]:
+        counts = [Counter(map(kind, proxy.calls[start:])) for proxy in pair.proxies]
+        return [[each[name] for name in names] for each in counts]
+
+    def train(workdir: str, every: int) -> Any:
+        flags = (
+            f"--config.checkpoint.every_steps={every}",
+            "--config.train.eval_every=60",
+        )
+        assert pair.start(*flags, workdir=workdir).wait() == [0, 0]
+        return np.array(count())
+
+    rows = {
+        "a checkpoint": (train(f"{pair.workdir}-a", 10) - train(pair.workdir, 60)) / 5
+    }
+    for word in ("resumed at update", "fresh run"):
+        workdir = pair.workdir + ("" if word.startswith("resumed") else "-b")
+        run = pair.start("--config.train.num_steps=100000", workdir=workdir)
+        run.until(has_said(run, word))
+        rows[word] = np.array(count())
+        run.kill()
+    for name, row in rows.items():
+        for index in (0, 1):
+            print(
+                name,
+                f"process {index}",
+                dict(zip(names, row[index].tolist(), strict=True)),
+            )
+    assert rows["a checkpoint"].sum(1).max() < 400
+    assert rows["resumed at update"].sum(1).max() < 300
