@@ -137,18 +137,14 @@ def check_streams(mesh: Mesh | AbstractMesh, batch_size: int, field: str) -> Non
         )
 
 
-def host_rows(mesh: Mesh, batch_size: int, field: str) -> slice:
-    """Returns the streams that this process reads, from the sharding's index map.
+def host_rows(mesh: Mesh, batch_size: int, field: str) -> np.ndarray:
+    """Returns the indices of the streams that this process reads, in rising order.
 
-    Raises UserError, naming the config's `field`, if the streams do not divide over
-    the mesh or this process's are not contiguous.
+    They need not be contiguous: neighbours in the mesh are neighbours on the chips'
+    torus, and the chips of a TPU host may be far apart in the mesh. Raises UserError,
+    naming the config's `field`, if the streams do not divide over the mesh.
     """
     check_streams(mesh, batch_size, field)
     places = sharding(mesh, "B").addressable_devices_indices_map((batch_size,))
-    starts = sorted(
-        {place[0].indices(batch_size)[:2] for place in places.values() if place}
-    )
-    first, last = starts[0][0], starts[-1][1]
-    if sum(stop - start for start, stop in starts) != last - first:
-        raise UserError("this process's streams are not contiguous in the mesh")
-    return slice(first, last)
+    ranges = {place[0].indices(batch_size)[:2] for place in places.values() if place}
+    return np.concatenate([np.arange(*each) for each in sorted(ranges)])

@@ -110,6 +110,37 @@ def test_processes_that_meet_too_few_others_give_up(tmp_path: Path) -> None:
         assert line.startswith(start) and "within 2 s" in line
 
 
+# As on TPUs, where a host's chips are not neighbours in the mesh.
+INTERLEAVED = """
+import jax, numpy as np
+from jax.sharding import AxisType, Mesh
+from txl_jax.runtime import distributed
+from txl_jax.sharding import AXES, host_rows, place_segments
+
+distributed.connect()
+first, second, third, fourth = jax.devices()
+order = np.array([first, third, fourth, second]).reshape(4, 1, 1)
+mesh = Mesh(order, AXES, axis_types=(AxisType.Auto,) * 3)
+x_SBL = np.arange(2 * 8 * 3).reshape(2, 8, 3)
+rows = host_rows(mesh, 8, "train.batch_size")
+placed = place_segments(mesh, x_SBL[:, rows])
+assert placed.shape == x_SBL.shape, placed.shape
+for shard in placed.addressable_shards:
+    np.testing.assert_array_equal(shard.data, x_SBL[shard.index])
+print(rows.tolist())
+distributed.wait_for_all()
+"""
+
+
+def test_a_process_whose_devices_are_apart_in_the_mesh_feeds_its_streams(
+    tmp_path: Path,
+) -> None:
+    run = Processes(tmp_path, python=("-c", INTERLEAVED))
+    assert run.wait() == [0, 0], run.said(0)
+    for text, rows in zip(run.stdout, ("[0, 1, 6, 7]", "[2, 3, 4, 5]"), strict=True):
+        assert rows in text.splitlines(), text
+
+
 HANGS = """
 import time
 from txl_jax.runtime.watchdog import Watchdog

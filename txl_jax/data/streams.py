@@ -87,7 +87,7 @@ class Streams:
     segments: int = 1  # in one call of `batch`
     _: KW_ONLY
     # The streams that are read, in a run of several processes.
-    rows: slice = field(default_factory=lambda: slice(None))
+    rows: slice | np.ndarray = field(default_factory=lambda: slice(None))
     # Each segment starts with the last ext_len tokens of its stream, or fewer at the
     # start, as unscored context of a model without memory, in arrays wider by ext_len.
     ext_len: int = 0

@@ -34,7 +34,9 @@ def sum_streams(model: TransformerXL, hidden_BLD: Array, segment: Traced) -> Arr
     return jnp.sum(nll_BL * segment.weights_SBL, axis=0)
 
 
-def cut(tokens: np.ndarray, T: int, B: int, L: int, rows: slice) -> Iterator[Segment]:
+def cut(
+    tokens: np.ndarray, T: int, B: int, L: int, rows: np.ndarray
+) -> Iterator[Segment]:
     """Yields at most B consecutive pieces of T tokens to score, one in each stream.
 
     rows: the streams of this process. Streams without a piece have weight 0.
