@@ -90,9 +90,11 @@ def test_flops_by_hand() -> None:
     # q, k, v, o: 4 x 2 x 4 x 2 x 7; scores and values: 2 x 2 x 2 x 7 x 13; feed-forward
     # 2 x 2 x 7 x 4 x 5. Keys and values of the memory: 2 x 2 x 4 x 2 x 6.
     layers = roofline.layer_products(tiny, 7)
-    assert layers.tolist() == [3 * (448 + 728 + 560), 3 * 192, 0]
+    assert layers.tolist() == [3 * (448 + 560), 3 * 192, 3 * 728]
     training = 3 * 1736 + 2 * 192
-    assert layers @ roofline.TRAINING == 3 * training
+    assert layers @ roofline.NEEDED == 3 * training
+    # Products without weights are not kept by "dots".
+    assert layers @ roofline.TRAINING == 3 * (training + 728)
     assert layers @ roofline.REMAT == 3 * (training + 1736 + 192)
     # All layers in an update of 2 streams, with 14 tokens' softmax of 10 words.
     softmax = 3 * 2 * 14 * 4 * 10

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from txl_jax.errors import UserError
 from txl_jax.runtime.constraint import at_least, check, one_of
 
 
@@ -22,3 +23,9 @@ class CompileConfig:
     def __post_init__(self) -> None:
         """Raises UserError for an impossible value."""
         check(self, "compile")
+        if self.search and self.streams_per_chip:
+            raise UserError(
+                f"compile.search = True and compile.streams_per_chip = "
+                f"{self.streams_per_chip}: the search chooses the streams; leave "
+                "compile.streams_per_chip at 0"
+            )

@@ -24,6 +24,7 @@ EVALUATION = (1, 1, 1)  # how often each kind is computed
 NEEDED = (3, 2, 3)  # in training, recomputing nothing
 TRAINING = (3, 2, 4)
 REMAT = (4, 3, 4)
+LAYERS = {"none": NEEDED, "dots": TRAINING}  # by remat policy; others: REMAT
 
 
 def zipf(V: int, cutoffs: tuple[int, ...]) -> list[float]:
@@ -51,9 +52,9 @@ def layer_products(config: ModelConfig, L: int, cached: bool = False) -> np.ndar
         scores += 2 * HA * L * distances(config, K)
     elif config.position.startswith("shaw"):
         scores += 2 * HA * L * min(K, config.n_position, distances(config, K))
-    both = projected + scores + 4 * L * D * F
+    projected += 4 * L * D * F
     memory = 0 if cached else 2 * D * HA * 2 * M
-    return config.n_layer * np.array([both, memory, 0.0])
+    return config.n_layer * np.array([projected, memory, scores], float)
 
 
 def distances(config: ModelConfig, K: int) -> int:
@@ -118,10 +119,10 @@ def device_flops(
     the tokens of its streams against all of it.
     """
     layers, vocabulary = products(config, B, L, training)
-    counts = TRAINING if training else EVALUATION
-    recomputes = training and config.remat_policy not in ("none", "dots")
-    own = layers @ (REMAT if recomputes else counts)
-    return float(own / model_shards + vocabulary @ counts)
+    if not training:
+        return float((layers / model_shards + vocabulary) @ EVALUATION)
+    own = layers @ LAYERS.get(config.remat_policy, REMAT)
+    return float(own / model_shards + vocabulary @ TRAINING)
 
 
 # A hop takes about a microsecond (the book cited in `chips`, scaling-book/sharding,

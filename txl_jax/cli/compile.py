@@ -120,7 +120,10 @@ def search_policies(
         found.append((rate, tried, done))
         say(f"remat_policy = {policy}: at least {rate:,.0f} tokens per second")
     if not found:
-        raise UserError(f"no remat policy and mesh fit on {tpus.name}: {knobs(config)}")
+        raise UserError(
+            f"no remat policy and mesh fit on {tpus.name}: use a larger slice, or "
+            "--config.model.dtype=bfloat16"
+        )
     _, best, done = max(found, key=lambda each: each[0])
     return best, done, candidates
 

@@ -92,7 +92,6 @@ class Attention(nn.Module):
             dropout = AttentionDropout(config.dropatt, seed(self))
         kernel = choose_kernel(config.kernel, q_BLHA)
         o_BLHA = kernel(q_BLHA, k_BKHA, v_BKHA, *terms, oldest_BL, dropout)
-        o_BLHA = checkpoint_name(o_BLHA, "heads")
 
         out_BLD = jnp.einsum("BLHA,HAD->BLD", o_BLHA, o_HAD)
         sum_BLD = h_BLD + Dropout(config.dropout, config.variational)(out_BLD)

@@ -45,8 +45,9 @@ class FeedForward(nn.Module):
 
         norm = layer_norm(config, name="norm")
         x_BLD = norm(h_BLD) if config.pre_lnorm else h_BLD
-        x_BLF = drop(dense("in", "DF", "D", "F")(x_BLD), relu=True)
-        x_BLF = checkpoint_name(x_BLF, "hidden")
+        # Named before the ReLU, whose backward pass would not use a named result.
+        x_BLF = checkpoint_name(dense("in", "DF", "D", "F")(x_BLD), "hidden")
+        x_BLF = drop(x_BLF, relu=True)
         sum_BLD = h_BLD + drop(dense("out", self.out_axes, "F", "D")(x_BLF))
         return sum_BLD if config.pre_lnorm else norm(sum_BLD)
 

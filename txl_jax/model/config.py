@@ -21,8 +21,8 @@ POSITIONS = (
 ABSOLUTE_POSITIONS = ("sinusoidal", "learned")
 LEARNED_POSITIONS = ("shaw", "shaw_biased", "learned")
 REMAT_POLICIES = ("none", "full", "dots", "save:NAMES", "offload:NAMES")
-# Queries, keys, values, the heads' outputs and the feed-forward's hidden features.
-REMAT_NAMES = ("q", "k", "v", "heads", "hidden")
+# Queries, keys, values, and the feed-forward's inner features before the ReLU.
+REMAT_NAMES = ("q", "k", "v", "hidden")
 INITIAL_MEMORIES = ("empty", "zeros")
 
 

@@ -1,22 +1,22 @@
-"""Rematerialization: what the backward pass keeps, and what it computes again."""
+"""Rematerialization: the choice of activations that are kept for the backward pass."""
 
 from typing import Any
 
 import flax.linen as nn
 import jax
 
-from txl_jax.model.config import parse_remat
+from txl_jax.model.config import ModelConfig, parse_remat
 
 POLICIES = jax.checkpoint_policies
 
 
-def rematerialize(block: type[nn.Module], policy: str) -> Any:
+def rematerialize(block: type[nn.Module], config: ModelConfig) -> Any:
     """Returns a layer that keeps only what `model.remat_policy` names.
 
     The names are those that `jax.ad_checkpoint.checkpoint_name` gives to arrays of the
     layer. Whatever the policy, the layer's input is kept.
     """
-    kind, names = parse_remat(policy)
+    kind, names = parse_remat(config.remat_policy)
     if kind == "none":
         return block
     keep = None
@@ -31,5 +31,7 @@ def rematerialize(block: type[nn.Module], policy: str) -> Any:
             offload_src="device",
             offload_dst="pinned_host",
         )
-    # prevent_cse is only needed outside a scan; inside, it costs time.
-    return nn.remat(block, prevent_cse=False, policy=keep)
+    # Without a loop between the passes the compiler would merge the two computations;
+    # inside a loop, preventing that only costs time.
+    unrolled = config.unroll >= config.n_layer
+    return nn.remat(block, prevent_cse=unrolled, policy=keep)

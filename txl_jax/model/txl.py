@@ -46,7 +46,7 @@ class TransformerXL(nn.Module):
     def make_layers(self) -> Any:
         """Returns one module that scans over the layers' stacked parameters."""
         return nn.scan(
-            rematerialize(Block, self.config.remat_policy),
+            rematerialize(Block, self.config),
             variable_axes={"params": 0, "intermediates": 0},
             split_rngs={"params": True, "dropout": True},
             in_axes=(0, 0, nn.broadcast, nn.broadcast),
