@@ -152,8 +152,8 @@ def make_hooks(
     events = stack.enter_context(Events(workdir, step))
     path, counts = workdir / METRICS, (step, train.num_steps, train.log_every)
     width = train.ext_len + train.tgt_len
-    flops = needed_flops(config.model, 1, width, True) / train.tgt_len
-    ideal = flops / peak_flops()
+    flops = needed_flops(config.model, train.batch_size, width, True)
+    ideal = train.segments_per_update * flops / peak_flops()
     log = stack.enter_context(MetricsLog(path, *counts, events.line, ideal))
     bar = stack.enter_context(Progress("train", train.num_steps, step))
     profile = config.run.profiled(), workdir / "profile", config.run.profiler_port

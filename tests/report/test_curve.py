@@ -56,7 +56,18 @@ def test_a_file_is_read_as_a_curve(tmp_path: Path) -> None:
     assert curve.load(str(path)).at(10) == pytest.approx((9.0, 0.0))
 
 
-@pytest.mark.parametrize("text", [None, "{", '{"source": "x", "points": [{}]}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            None,
+            "{",
+            '{"source": "x", "points": []}',
+            '{"source": "x", "points": [{}]}',
+        ),
+        '{"source": "x", "points": [{"step": 0, "valid_ppl": 9, "spread": 0}]}',
+    ],
+)
 def test_an_unusable_curve_is_refused(text: str | None, tmp_path: Path) -> None:
     path = tmp_path / "bad.json"
     if text is not None:

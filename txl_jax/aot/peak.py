@@ -1,4 +1,4 @@
-"""Peak FLOP/s of the devices of a run, which its utilization (MFU) is measured by."""
+"""Peak FLOP/s of a run's devices, the denominator of model FLOPs utilization (MFU)."""
 
 import functools
 import re
@@ -15,16 +15,23 @@ PEAK_FLOPS = {
     "TPU v3": 61.5e12,
     "TPU v4": 275e12,
     "TPU v5 lite": 197e12,
+    "TPU v5e": 197e12,
     "TPU v5": 459e12,  # v5p
+    "TPU v5p": 459e12,
     "TPU v6 lite": 918e12,
+    "TPU v6e": 918e12,
     "A100": 312e12,
     "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
     "H100": 989e12,
     "H200": 989e12,
+    "GH200": 989e12,
     "L4": 121e12,
     "T4": 65e12,
 }
-SIZE = 1024  # of the matrices whose product is timed where no peak is known
+# Sizes of the matrices whose product is timed where no peak is known: it must take much
+# longer than its dispatch.
+CPU_SIZE, SIZE = 1024, 8192
 REPEATS = 5
 
 
@@ -52,7 +59,9 @@ def known_peak(device_kind: str) -> float:
 @functools.cache
 def measured_peak() -> float:
     """Returns the FLOP/s of a float32 matrix product, the best of a few."""
-    x = jax.device_put(jnp.ones((SIZE, SIZE)), jax.local_devices()[0])
+    device = jax.local_devices()[0]
+    size = CPU_SIZE if device.platform == "cpu" else SIZE
+    x = jax.device_put(jnp.ones((size, size)), device)
     multiply = jax.jit(jnp.matmul)
     multiply(x, x).block_until_ready()
     best = float("inf")
@@ -60,4 +69,4 @@ def measured_peak() -> float:
         began = time.perf_counter()
         multiply(x, x).block_until_ready()
         best = min(best, time.perf_counter() - began)
-    return 2 * SIZE**3 / best
+    return 2 * size**3 / best

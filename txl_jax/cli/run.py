@@ -21,7 +21,7 @@ from txl_jax.data.tokens import Tokens
 from txl_jax.evaluate import accounting, baselines
 from txl_jax.evaluate.perplexity import make_evaluate
 from txl_jax.report import curve, plots, tensorboard
-from txl_jax.report.log import read_metrics, say, to_json
+from txl_jax.report.log import last_step, read_metrics, say, to_json
 from txl_jax.report.progress import report_compilation
 from txl_jax.runtime import distributed
 from txl_jax.train import NO_HOOKS, Hooks, train
@@ -59,10 +59,11 @@ def trained(config: Config, workdir: Path) -> Iterator[tuple[Tokens, dict[str, A
         splits = tokens.split("train"), tokens.split("valid")
         sizes = fitted.model, config.train.batch_size, config.train.tgt_len
         say(accounting.describe(*sizes))
+        finished = last_step(workdir / METRICS) >= config.train.num_steps
         try:
             training = train_on(fitted, workdir, *splits, initial)
         finally:
-            goodput = claim.record_goodput(workdir)
+            goodput = {} if finished else claim.record_goodput(workdir)
         training |= goodput
         training["train_seconds"] = time.perf_counter() - started
         training["train_memory"] = accounting.account(*sizes)
@@ -103,7 +104,9 @@ def train_on(
     return train(config, workdir, program, read_batch, mean_nll, params, observers)
 
 
-def make_streams(config: Config, tokens: np.ndarray, rows: slice) -> Streams:
+def make_streams(
+    config: Config, tokens: np.ndarray, rows: slice | np.ndarray
+) -> Streams:
     """Returns the streams `rows` of the training text.
 
     In a copying task only the answers are scored.

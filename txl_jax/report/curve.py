@@ -25,7 +25,8 @@ class Curve(NamedTuple):
     def at(self, step: int) -> tuple[float, float] | None:
         """Returns (perplexity, spread) at a step, or None outside the published range.
 
-        Both logarithms are interpolated linearly between two published steps.
+        Between two published steps, the logarithm of the perplexity and the spread are
+        interpolated linearly in the logarithm of the step.
         """
         if not self.steps or not self.steps[0] <= step <= self.steps[-1]:
             return None
@@ -75,9 +76,14 @@ def load(name: str) -> Curve:
         path = known[name]
     try:
         saved = json.loads(path.read_text("utf-8"))
-        points = sorted(saved["points"], key=lambda point: point["step"])
-        columns = ([p[key] for p in points] for key in ("step", "valid_ppl", "spread"))
-        return Curve(saved["source"], *columns)
+        points = sorted(
+            (int(p["step"]), float(p["valid_ppl"]), float(p["spread"]))
+            for p in saved["points"]
+        )
+        if not points or min(min(point[:2]) for point in points) <= 0:
+            raise ValueError("a point needs a step and a perplexity above 0")
+        steps, ppl, spread = map(list, zip(*points, strict=True))
+        return Curve(saved["source"], steps, ppl, spread)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"train.expected_curve = {name!r} cannot be read ({error!r}): compare "

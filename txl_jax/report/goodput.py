@@ -14,7 +14,7 @@ def measure(metrics: Path, first_start: str) -> dict[str, Any]:
 
     metrics: the run's metrics.jsonl, whose newest line has the seconds of each purpose.
     The remaining seconds are those of restarts: start-up, downtime, and the updates
-    since the last checkpoint, which a killed run makes again.
+    since the last checkpoint, which a killed run repeats.
     """
     lines = whole_lines(metrics, 2**62)
     totals = dict.fromkeys(PURPOSES, 0.0)

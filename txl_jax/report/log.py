@@ -47,12 +47,12 @@ class MetricsLog:
         num_steps: int,
         every: int,
         show: Callable[[dict[str, Any]], None] = lambda line: None,
-        ideal_seconds_per_token: float = 0.0,
+        ideal_seconds: float = 0.0,
     ):
         """Opens the file and cuts it to the lines of steps up to last_step.
 
         show(line) is called for each new line, and with the validation loss alone if
-        that is added to a line in the file. ideal_seconds_per_token: as for Timing.
+        that is added to a line in the file. ideal_seconds: as for Timing.
 
         Raises UserError if the file cannot be read
         or written.
@@ -61,7 +61,7 @@ class MetricsLog:
         self.show = show
         self.path = path if distributed.is_first() else None
         self.unwritten = b""
-        self.timing = Timing(ideal_seconds_per_token)
+        self.timing = Timing(ideal_seconds)
         self.tokens_per_second = self.mfu = 0.0  # of the newest call
         self.held: dict[str, Any] | None = None
         try:
@@ -101,7 +101,7 @@ class MetricsLog:
             timing = self.timing.add(seconds, waited, exact["tokens"])
             self.held = {"step": self.step, "exact": exact, "timing": timing}
         self.tokens_per_second = exact["tokens"] / seconds
-        self.mfu = self.tokens_per_second * self.timing.ideal_seconds_per_token
+        self.mfu = self.timing.ideal_seconds / seconds
 
     def sync(self, valid_nll_nats: float | None, owed: bool = False) -> None:
         """Writes all lines to disk, the newest one with its validation loss.
@@ -111,6 +111,8 @@ class MetricsLog:
         """
         if valid_nll_nats is not None:
             self._join(valid_nll_nats)
+        if self.held:  # with the validation of its step
+            self.held["timing"]["total_seconds"] = dict(self.timing.totals)
         self._release(owed)
         self._write()
         if self.path is not None:

@@ -76,7 +76,7 @@ def plot_loss(
 
 def _draw_band(axes: Any, curve: Curve) -> None:
     first, last = curve.steps[0], curve.steps[-1]
-    steps = np.unique(np.geomspace(first, last, 100).astype(int))
+    steps = np.unique(np.geomspace(first, last, 100).round().astype(int))
     ppl, spread = np.array([curve.at(step) for step in steps]).T
     style = {"color": "tab:green", "alpha": 0.3}
     band = np.log2(ppl - 2 * spread), np.log2(ppl + 2 * spread)

@@ -1,4 +1,4 @@
-"""Durations of a run's updates, and of what it does between them."""
+"""Wall-clock time of a run, by purpose."""
 
 import contextlib
 import time
@@ -10,8 +10,8 @@ import jax
 Batch = TypeVar("Batch")
 Result = TypeVar("Result")
 
-# What a run spends its time on. The rest of its wall-clock time is start-up, downtime
-# and updates that were lost and made again.
+# The purposes that a run's time is divided into. The rest is start-up, downtime, and
+# updates that were lost and repeated.
 PURPOSES = ("update", "input", "compile", "checkpoint", "evaluation")
 
 
@@ -23,9 +23,9 @@ class Timing:
     `totals`, in seconds by purpose, continue those of an interrupted run.
     """
 
-    def __init__(self, ideal_seconds_per_token: float = 0.0) -> None:
-        """ideal_seconds_per_token: at the peak of all devices, or 0 if unknown."""
-        self.ideal_seconds_per_token = ideal_seconds_per_token
+    def __init__(self, ideal_seconds: float = 0.0) -> None:
+        """ideal_seconds: of an update, at the peak of all devices."""
+        self.ideal_seconds = ideal_seconds
         self.totals = dict.fromkeys(PURPOSES, 0.0)
         self.compiled = False
         self.input_seconds = 0.0  # since the last fetch
@@ -91,6 +91,6 @@ class Timing:
             "checkpoint_seconds": self.checkpoint_seconds,
             "tokens_per_second": rate,
             "tokens_per_second_per_device": rate / jax.device_count(),
-            "mfu": rate * self.ideal_seconds_per_token,
+            "mfu": self.count * self.ideal_seconds / self.seconds,
             "total_seconds": dict(self.totals),
         }

@@ -14,17 +14,17 @@ class Trace:
     """Writes a profile of the updates first + 1 to last into `folder`.
 
     Only the first of several processes is profiled. steps = (-1, -1) profiles nothing.
-    With a port, jax's profiler server of every process listens there.
+    With a port, jax's profiler server of process i listens on port + i.
     """
 
     def __init__(self, steps: tuple[int, int], folder: Path, port: int = 0):
         """Raises UserError if the port is not free."""
         self.first, self.last = steps if distributed.is_first() else (-1, -1)
-        self.folder, self.port = folder, port
+        self.folder, self.port = folder, port and port + jax.process_index()
         self.running = False
-        if port:
-            check_free(port)
-            jax.profiler.start_server(port)
+        if self.port:
+            check_free(self.port)
+            jax.profiler.start_server(self.port)
 
     def __enter__(self) -> Self:
         return self

@@ -57,7 +57,8 @@ def claim(workdir: Path, config: Config, tokens: Tokens) -> None:
     parameters = metrics.parameter_count(abstract_params(model))
     run = provenance.provenance(dataclasses.asdict(config), tokens.manifest, parameters)
     try:
-        run["starts"] = [*_earlier_starts(workdir, run), provenance.start(run)]
+        earlier = _earlier(workdir, run)
+        run |= earlier | {"starts": [*earlier["starts"], provenance.start(run)]}
         if not distributed.is_first():
             return
         text = json.dumps(run, indent=2) + "\n"
@@ -78,23 +79,27 @@ def record_goodput(workdir: Path) -> dict[str, Any]:
     """
     if not distributed.is_first():
         return {}
+    failures: tuple[type[Exception], ...] = (*DAMAGE, *storage.errors())
     try:
         run = json.loads((workdir / RUN).read_text("utf-8"))
         first_start = run["starts"][0]["time"]
         run["goodput"] = goodput.measure(workdir / METRICS, first_start)
         text = json.dumps(run, indent=2) + "\n"
         replace(workdir / RUN, lambda path: path.write_text(text, "utf-8"))
-    except DAMAGE as error:
+    except failures as error:
         say(f"the goodput is not in {workdir / RUN} ({storage.one_line(error)})")
         return {}
     return {"goodput": run["goodput"]}
 
 
-def _earlier_starts(workdir: Path, run: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns the run's starts so far; raises UserError if its corpus has changed."""
+def _earlier(workdir: Path, run: dict[str, Any]) -> dict[str, Any]:
+    """Returns the run's starts so far, and its goodput if that was recorded.
+
+    Raises UserError if its corpus has changed.
+    """
     path = workdir / RUN
     if not path.exists():
-        return []
+        return {"starts": []}
     try:
         before = json.loads(path.read_text("utf-8"))
         changed = before["data"]["splits"] != run["data"]["splits"]
@@ -113,4 +118,5 @@ def _earlier_starts(workdir: Path, run: dict[str, Any]) -> list[dict[str, Any]]:
         )
     for difference in differences:
         say(f"results are not bit-identical to those before this start: {difference}")
-    return starts
+    kept = {"goodput": before["goodput"]} if "goodput" in before else {}
+    return {"starts": starts, **kept}
