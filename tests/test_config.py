@@ -385,7 +385,7 @@ def other(value: Any) -> Any:
 FREE = {
     *("data.data_dir", "model.kernel", "model.remat_policy", "model.unroll"),
     *(f"train.{each}" for each in ("num_steps", "log_every", "eval_every")),
-    *("train.max_bad_steps", "train.max_loss_factor"),
+    *("train.max_bad_steps", "train.max_loss_factor", "train.expected_curve"),
 }
 
 

@@ -14,9 +14,8 @@ class RunConfig:
     hang_seconds: int = at_least(0, 1_800)
     compilation_cache: str = ""  # folder for compiled programs, also gs://; "" = none
     profile_steps: str = ""  # updates to trace: "10:15" = 11 to 15; "" = none
-    profiler_port: int = at_least(
-        0, 0
-    )  # of jax's profiler server; process i adds i; 0 = none
+    # port of jax's profiler server, to which process i adds i; 0 = none
+    profiler_port: int = at_least(0, 0)
 
     def __post_init__(self) -> None:
         """Raises UserError for an impossible value."""
