@@ -20,6 +20,7 @@ from tests.support.trained import Done
 from txl_jax import config as configs
 from txl_jax.aot import chips, estimate
 from txl_jax.aot.collectives import collectives
+from txl_jax.aot.estimate import Work
 from txl_jax.aot.hlo import Program
 from txl_jax.aot.lower import Compiled
 from txl_jax.cli import compile, steps
@@ -210,20 +211,9 @@ def test_streams_that_do_not_divide_name_a_mesh_that_works(path: Path) -> None:
 
 
 @needs_libtpu
-def test_evaluation_streams_that_do_not_divide_are_an_error(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    large = Compiled("", 2**40, 0.0)
-    monkeypatch.setattr(compile, "compile_train", lambda config, devices: large)
-    result = command(path, f"--topology={SLICE}", "--config.eval.streams=4").result
-    assert not result["fits"]
-    assert "eval.streams = 4 is not divisible" in result["evaluation"]["error"]
-
-
-@needs_libtpu
 def test_out_of_memory_has_the_excess_and_the_flags_that_help(path: Path) -> None:
     flags = (f"--topology={SLICE}", "--config.model.kernel=xla")
-    done = command(path, *flags, "--streams_per_chip=40000")
+    done = command(path, *flags, "--streams_per_chip=40000", "--config.eval.streams=4")
     result = done.result
     assert not result["fits"]
     over = result["hbm_bytes"] - result["hbm_capacity_bytes"]
@@ -231,9 +221,10 @@ def test_out_of_memory_has_the_excess_and_the_flags_that_help(path: Path) -> Non
     for knob in ("remat", "fsdp", "batch_chunk", "kernel", "streams_per_chip"):
         assert knob in result["knobs"]
     assert f"{over / 2**30:.2f} GiB too much" in done.err
+    assert "eval.streams = 4 is not divisible" in result["evaluation"]["error"]
 
 
-@pytest.mark.parametrize("most", [0, 1, 5, 37, 1000])
+@pytest.mark.parametrize("most", [0, 1, 5, 37, 1000, 5000])
 def test_the_search_finds_the_most_that_fit(most: int) -> None:
     tried = []
 
@@ -242,32 +233,15 @@ def test_the_search_finds_the_most_that_fit(most: int) -> None:
         return count <= most, 1000 + 10 * count + count**2 // 50
 
     capacity = 1000 + 10 * most + most**2 // 50
-    assert compile.search(fits, capacity) == most
-    assert len(tried) == len(set(tried)) <= 14
+    assert compile.search(fits, capacity, 1024) == min(most, 1024)
+    assert len(tried) == len(set(tried)) <= 9
 
 
 def test_the_search_continues_where_more_is_stated_than_the_capacity() -> None:
     def fits(count: int) -> tuple[bool, int]:
         return count <= 140, 500 + 75 * count if count <= 140 else 9700 + count
 
-    assert compile.search(fits, 9573) == 140
-
-
-@needs_libtpu
-def test_the_largest_batch_is_searched(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Compilation is replaced: here only the search is tested."""
-
-    def compile_train(config: Config, devices: list[Any]) -> Compiled:
-        size = config.train.batch_size
-        assert size % 8 == 0
-        return Compiled("x" if size <= 72 else "", size * 2**30 // 5, 0.0)
-
-    monkeypatch.setattr(compile, "compile_train", compile_train)
-    devices = chips.find_devices(part := chips.find(SLICE))
-    largest, done = compile.largest_batch(read(path), devices, part)
-    assert (largest.train.batch_size, done.fits) == (72, True)
+    assert compile.search(fits, 9573, 1024) == 140
 
 
 def test_the_search_finds_the_policy_with_the_most_tokens_per_second(
@@ -282,21 +256,20 @@ def test_the_search_finds_the_policy_with_the_most_tokens_per_second(
         fits = size <= most[policy]
         return Compiled("x" if fits else "", size * 15 * 2**30 // most[policy], 0.0)
 
-    def estimate_training(config: Config, *_: Any) -> dict[str, Any]:
-        rate = config.train.batch_size / slowness[config.model.remat_policy]
-        return {"tokens_per_second": {"no_overlap": rate}}
+    def estimate(tpus: Any, mesh: Any, done: Compiled, work: Work) -> dict[str, Any]:
+        rate = work.streams / slowness[work.model.remat_policy]
+        return {"hbm_bytes": done.bytes, "tokens_per_second": {"no_overlap": rate}}
 
-    for function in (compile_train, estimate_training):
-        monkeypatch.setattr(compile, function.__name__, function)
     monkeypatch.setattr(steps, "compile_train", compile_train)
-    part = chips.find(SLICE)
-    devices = [SimpleNamespace(platform="cpu", device_kind="virtual")] * 8
+    monkeypatch.setattr(compile, "estimate", estimate)
     monkeypatch.setattr(compile, "fit_mesh", lambda *_: SimpleNamespace(shape={}))
     monkeypatch.setattr(steps, "fit_mesh", lambda *_: None)
-    config, done, tried = compile.search_policies(read(path), devices, part)
+    devices = [SimpleNamespace(platform="cpu", device_kind="virtual")] * 8
+    found = compile.search_policies(read(path), devices, chips.find(SLICE))
+    config, result = found
     assert (config.model.remat_policy, config.train.batch_size) == ("dots", 40)
-    assert done.fits
-    assert [each["streams_per_chip"] for each in tried] == [2, 5, 9]
+    assert result["remat_policy"] == "dots"
+    assert [each["streams_per_chip"] for each in result["candidates"]] == [2, 5, 9]
 
 
 def test_without_libtpu_the_error_has_the_command_to_install_it(

@@ -1,19 +1,14 @@
 """The mode `compile`: memory and speed bounds on a TPU slice, without TPUs."""
 
-import dataclasses
-import math
 from collections.abc import Callable
 from typing import Any
-
-from jax.sharding import Mesh
 
 from txl_jax.aot import chips
 from txl_jax.aot.estimate import Work, estimate
 from txl_jax.aot.lower import Compiled
 from txl_jax.cli.steps import (
-    compile_auto,
     compile_evaluation,
-    compile_train,
+    compile_on_mesh,
     find_vocab,
     replace,
 )
@@ -23,27 +18,53 @@ from txl_jax.evaluate.options import evaluation_model
 from txl_jax.report.log import say
 from txl_jax.workdir.fit import fit_mesh
 
+MOST_STREAMS = 1024  # per chip, where a search ends: of a tiny model ever more fit
+
 
 def run(config: Config) -> dict[str, Any]:
     """Compiles the steps for compile.topology, and returns their costs."""
     options = config.compile
     tpus = chips.find(options.topology, options.slices)
     devices = chips.find_devices(tpus)
-    config = find_vocab(config)
-    done: Compiled | None = None
-    candidates: list[dict[str, Any]] = []
-    if options.search:
-        config, done, candidates = search_policies(config, devices, tpus)
-    elif options.streams_per_chip < 0:
+    choose = search_policies if options.search else compile_one
+    config, result = choose(find_vocab(config), devices, tpus)
+    if not result["fits"]:
+        result["knobs"] = knobs(config)
+    lengths = config.eval.streams, config.eval.tgt_len, config.eval.ext_len
+    work = Work(evaluation_model(config.model, config.eval), *lengths, False)
+    try:
+        done = compile_evaluation(config, devices)
+        cost = estimate(tpus, fit_mesh(config, devices), done, work)
+        result["evaluation"] = {"streams": config.eval.streams, **cost}
+    except UserError as error:
+        result["evaluation"] = {"error": str(error)}
+    for line in table(result):
+        say(line)
+    return result
+
+
+def compile_one(
+    config: Config, devices: list[Any], tpus: chips.Slices
+) -> tuple[Config, dict[str, Any]]:
+    """Returns the config with the mesh and streams of `compile`, and its costs."""
+    streams = config.compile.streams_per_chip
+    if streams < 0:
         config, done = largest_batch(config, devices, tpus)
-    elif options.streams_per_chip:
-        size = options.streams_per_chip * tpus.chips
+    else:
+        size = streams * tpus.chips or config.train.batch_size
         config = replace(config, "train", batch_size=size)
-    if options.mesh == "auto" and not options.search:
-        config, done = compile_auto(config, devices)
-    done = done or compile_train(config, devices)
+        config, done = compile_on_mesh(config, devices)
+    return config, describe(config, devices, tpus, done)
+
+
+def describe(
+    config: Config, devices: list[Any], tpus: chips.Slices, done: Compiled
+) -> dict[str, Any]:
+    """Returns the slice, the mesh, and the costs of a compiled training step."""
     mesh, model, train = fit_mesh(config, devices), config.model, config.train
-    result = {
+    lengths = train.batch_size, train.tgt_len, train.ext_len
+    repeats = train.batch_chunk, train.segments_per_update, train.updates_per_call
+    return {
         "topology": tpus.name,
         "slices": tpus.slices,
         "chips": tpus.chips,
@@ -55,135 +76,96 @@ def run(config: Config) -> dict[str, Any]:
         "remat_policy": model.remat_policy,
         "batch_size": train.batch_size,
         "streams_per_chip": train.batch_size / tpus.chips,
-        **estimate_training(config, tpus, mesh, done),
+        **estimate(tpus, mesh, done, Work(model, *lengths, True, *repeats)),
     }
-    if candidates:
-        result["candidates"] = candidates
-    if not done.fits:
-        result["knobs"] = knobs(config)
-    lengths = config.eval.streams, config.eval.tgt_len, config.eval.ext_len
-    work = Work(evaluation_model(model, config.eval), *lengths, False)
-    try:
-        cost = estimate(tpus, mesh, compile_evaluation(config, devices), work)
-        result["evaluation"] = {"streams": config.eval.streams, **cost}
-    except UserError as error:
-        result["evaluation"] = {"error": str(error)}
-    for line in table(result):
-        say(line)
-    return result
-
-
-def estimate_training(
-    config: Config, tpus: chips.Slices, mesh: Mesh, done: Compiled
-) -> dict[str, Any]:
-    """Returns the costs of a compiled training step."""
-    train = config.train
-    lengths = train.batch_size, train.tgt_len, train.ext_len
-    repeats = train.batch_chunk, train.segments_per_update, train.updates_per_call
-    work = Work(config.model, *lengths, True, *repeats)
-    return estimate(tpus, mesh, done, work)
 
 
 def search_policies(
     config: Config, devices: list[Any], tpus: chips.Slices
-) -> tuple[Config, Compiled, list[dict[str, Any]]]:
-    """Returns the fastest config that fits, its compiled step and all candidates.
+) -> tuple[Config, dict[str, Any]]:
+    """Returns the fastest config that fits, and its costs, with those of each policy.
 
-    For each remat policy: the least-split mesh on which any streams fit, and the most
+    For each remat policy: the least split mesh on which any streams fit, and the most
     streams that fit there. The fastest has the most tokens per second without overlap
     of products, memory traffic and exchanges.
     """
-    unit = config.train.batch_chunk * tpus.chips
-    candidates, found = [], []
+    config = replace(config, "compile", search=False, streams_per_chip=-1, mesh="auto")
+    found: list[tuple[float, Config, dict[str, Any]]] = []
     for policy in ("none", "dots", "full"):
         tried = replace(config, "model", remat_policy=policy)
-        smallest = replace(tried, "train", batch_size=unit)
         try:
-            mesh = compile_auto(smallest, devices)[0].mesh
-            tried, done = largest_batch(
-                dataclasses.replace(tried, mesh=mesh), devices, tpus
-            )
+            tried, costs = compile_one(tried, devices, tpus)
         except UserError as error:
             say(f"remat_policy = {policy}: {error}")
             continue
-        cost = estimate_training(tried, tpus, fit_mesh(tried, devices), done)
-        rate = cost["tokens_per_second"]["no_overlap"]
-        candidates.append(
-            {
-                "remat_policy": policy,
-                "mesh": dict(fit_mesh(tried, devices).shape),
-                "streams_per_chip": tried.train.batch_size / tpus.chips,
-                "hbm_bytes": done.bytes,
-                "tokens_per_second": rate,
-            }
-        )
-        found.append((rate, tried, done))
+        rate = costs["tokens_per_second"]["no_overlap"]
+        found.append((rate, tried, costs))
         say(f"remat_policy = {policy}: at least {rate:,.0f} tokens per second")
     if not found:
         raise UserError(
             f"no remat policy and mesh fit on {tpus.name}: use a larger slice, or "
             "--config.model.dtype=bfloat16"
         )
-    _, best, done = max(found, key=lambda each: each[0])
-    return best, done, candidates
+    _, config, result = max(found, key=lambda each: each[0])
+    names = "remat_policy mesh streams_per_chip hbm_bytes tokens_per_second".split()
+    candidates = [{name: costs[name] for name in names} for *_, costs in found]
+    return config, {**result, "candidates": candidates}
 
 
 def largest_batch(
     config: Config, devices: list[Any], tpus: chips.Slices
 ) -> tuple[Config, Compiled]:
-    """Returns the config with the most streams per chip that fit, and its step."""
-    unit = config.train.batch_chunk
-    fitting: dict[int, Compiled] = {}
+    """Returns the config with the most streams per chip that fit, and its step.
 
-    def with_streams(count: int) -> Config:
-        return replace(config, "train", batch_size=count * unit * tpus.chips)
+    compile.mesh = "auto" chooses the mesh for the fewest streams. At most MOST_STREAMS
+    are tried.
+    """
+    unit = config.train.batch_chunk
+    fitting: dict[int, tuple[Config, Compiled]] = {}
 
     def fits(count: int) -> tuple[bool, int]:
-        done = compile_train(with_streams(count), devices)
+        nonlocal config
+        config = replace(config, "train", batch_size=count * unit * tpus.chips)
+        config, done = compile_on_mesh(config, devices)
+        config = replace(config, "compile", mesh="config")  # the same from now on
         verb = "fit" if done.fits else "do not fit"
         room = f"{gib(done.bytes)} of {gib(tpus.chip.hbm)}"
         say(f"{count * unit} streams per chip {verb}: {room}")
         if done.fits:
-            fitting[count] = done
+            fitting[count] = config, done
         return done.fits, done.bytes
 
-    count = search(fits, tpus.chip.hbm)
+    count = search(fits, tpus.chip.hbm, max(MOST_STREAMS // unit, 1))
     if not count:
         raise UserError(
             f"not even {unit} streams per chip fit on {tpus.name} with mesh.model = "
-            f"{max(config.mesh.model, 1)}: {knobs(with_streams(1))}"
+            f"{max(config.mesh.model, 1)}: {knobs(config)}"
         )
-    return with_streams(count), fitting[count]
+    return fitting[count]
 
 
-def search(fits: Callable[[int], tuple[bool, int]], capacity: float) -> int:
-    """Returns the greatest count for which fits(count) is (True, bytes), or 0.
+def search(fits: Callable[[int], tuple[bool, int]], capacity: float, most: int) -> int:
+    """Returns the greatest count up to `most` that fits; 0 if none does.
 
-    Bytes grow about linearly with the count, so the next guess is where the line
-    through the two newest trials meets the capacity. The bytes that the compiler states
-    can differ from those that it allows. Therefore, while no count is known not to fit
-    and the line suggests one that is known to fit, the guesses grow in doubling steps;
-    and if a guess does not halve the remaining range, the next one is its middle.
+    fits(count) is (True, bytes). Bytes grow about linearly with the count, so the next
+    guess is where the line through the two newest trials meets the capacity. A program
+    may be accepted although it states more bytes than the capacity, and the reverse:
+    where the line contradicts the newest trial, steps of 1, 2, 4, ... replace it.
     """
-    low = high = last = before = 0
-    count, stride, width = 1, 1, math.inf
-    while not high or high - low > 1:
+    low, high = 0, most + 1  # low fits, high does not
+    count, step, last, before = 1, 1, 0, 0
+    while high - low > 1:
         good, size = fits(count)
-        low = count if good else low
-        high = high if good else count
-        slope = size / count
-        if last:
-            slope = max((size - before) / (count - last), slope / 8)
+        low, high = (count, high) if good else (low, count)
+        slope = max((size - before) / (count - last), 1)
         last, before = count, size
-        count = int(count + (capacity - size) / max(slope, 1))
-        if not high:
-            stride = 2 * stride if count <= low else 1
-            count = min(max(count, low + stride), 4 * low + 4)
-        elif high - low > width / 2:
-            count = (low + high) // 2
+        guess = int(count + (capacity - size) / slope)
+        if good == (guess > count):
+            step = 1
         else:
-            count = min(max(count, low + 1), high - 1)
-        width = high - low if high else math.inf
+            guess = count + step if good else count - step
+            step *= 2
+        count = min(max(guess, low + 1), high - 1)
     return low
 
 

@@ -2,8 +2,6 @@
 
 These are the jitted functions that training and evaluation run, so a step that compiles
 here also compiles there.
-
-Dims: B streams, L segment.
 """
 
 import contextlib
@@ -94,8 +92,13 @@ def compile_evaluation(config: Config, devices: list[Any]) -> Compiled:
     return compile_step(mesh, reader.step, params, memory, segment)
 
 
-def compile_auto(config: Config, devices: list[Any]) -> tuple[Config, Compiled]:
-    """Returns the config with the least-split mesh that fits, and its compiled step."""
+def compile_on_mesh(config: Config, devices: list[Any]) -> tuple[Config, Compiled]:
+    """Returns the config with the mesh of compile.mesh, and its compiled step.
+
+    "auto" is the least split mesh that fits, or the last one tried if none does.
+    """
+    if config.compile.mesh == "config":
+        return config, compile_train(config, devices)
     best = None
     for mesh in meshes(config, devices):
         if best and (best[1].fits or mesh.model > best[0].mesh.model):
