@@ -120,40 +120,32 @@ def test_terms_are_those_of_section_3_3() -> None:
         tiny.assert_close(actual_HLR[1, -1], jax.nn.softmax(score_R / tiny.A**0.5))
 
 
-def test_each_target_sees_the_span_and_nothing_else(maps: Maps) -> None:
-    assert maps.shown_NHIR.shape == (tiny.N, tiny.H, 12, SPAN)
+def test_averages_are_those_of_the_targets_which_see_the_span(maps: Maps) -> None:
+    assert maps.shown_I.tolist() == list(range(FIRST, FIRST + maps.targets))
     for mean_NHR in (maps.shown_NHIR, *maps.mean_NHR.values()):
         np.testing.assert_allclose(mean_NHR.sum(axis=-1), 1, rtol=1e-5)
-    assert (maps.first, maps.targets, maps.tgt_len) == (FIRST, 12, L)
-    assert maps.shown_I.tolist() == list(range(FIRST, FIRST + 12))
-
-
-@pytest.mark.long
-def test_shown_targets_are_evenly_spread() -> None:
-    config, params = AttentionConfig(segments=4, at=10), tiny.make_params()
-    few = attention_map.make_maps(tiny.CONFIG, params, TOKENS, config, EVAL)
-    assert (few.first, len(few.shown_I)) == (10, 12)
-    assert (few.shown_I[0], few.shown_I[-1]) == (10, 10 + 4 * L - 1)
-    assert set(np.diff(few.shown_I)) == {1, 2}
-
-
-def test_averages_are_those_of_the_targets(maps: Maps) -> None:
     p_NHTR = maps.shown_NHIR.astype(np.float64)
+    assert p_NHTR.shape == (tiny.N, tiny.H, 12, SPAN)
     tiny.assert_close(p_NHTR.mean(axis=2), maps.mean_NHR[WHOLE])
     entropy_NH = -(p_NHTR * np.log(p_NHTR)).sum(axis=-1).mean(axis=-1)
-    tiny.assert_close(entropy_NH, maps.entropy_NH[WHOLE])
-    distance_NH = (p_NHTR @ np.arange(SPAN)).mean(axis=-1)
-    tiny.assert_close(distance_NH, maps.distance_NH[WHOLE])
+    tiny.assert_close(entropy_NH, maps.entropy_NH)
     for place in range(L):
         in_memory = p_NHTR[:, :, place::L, place + 1 :].sum(axis=-1).mean(axis=-1)
         tiny.assert_close(in_memory, maps.memory_NHL[:, :, place])
     summary = attention_map.summarize(maps)
     assert summary["uniform_entropy_nats"] == round(np.log(SPAN), 4)
     assert summary["uniform_mean_distance_tokens"] == 2.5
-    assert np.shape(summary["memory_mass_by_position"]) == (tiny.N, L)
-    assert list(summary["terms"]) == [WHOLE, *"abcd"]
-    mean_N = np.array(summary["terms"][WHOLE]["entropy_nats"])
-    np.testing.assert_allclose(mean_N, entropy_NH.mean(axis=1), atol=1e-4)
+    distance_NH = (p_NHTR @ np.arange(SPAN)).mean(axis=-1)
+    actual_NH = summary["head_mean_distance_tokens"]
+    np.testing.assert_allclose(actual_NH, distance_NH, atol=1e-4)
+
+
+@pytest.mark.long
+def test_shown_targets_are_evenly_spread() -> None:
+    config, params = AttentionConfig(segments=4, at=10), tiny.make_params()
+    few = attention_map.make_maps(tiny.CONFIG, params, TOKENS, config, EVAL)
+    assert (few.shown_I[0], few.shown_I[-1]) == (10, 10 + 4 * L - 1)
+    assert len(few.shown_I) == 12 and set(np.diff(few.shown_I)) == {1, 2}
 
 
 def test_similarity_is_the_mean_cosine(maps: Maps) -> None:

@@ -23,8 +23,6 @@ def run(loaded: Loaded, workdir: Path) -> dict[str, Any]:
         with Staging(workdir) as staging:
             page = tokens, loaded.vocab.decode, staging.folder, title
             names = attention_page.write_files(maps, *page)
-        result["files"] = {
-            kind: str(workdir / Path(name).name) for kind, name in names.items()
-        }
+        result["files"] = {kind: str(workdir / name) for kind, name in names.items()}
         say(f"open {result['files']['page']} in a browser")
     return result

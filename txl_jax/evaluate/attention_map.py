@@ -8,8 +8,6 @@ were the whole score.
     b  q_i . r_(i-j)  content and       d  w . r_(i-j)  bias towards some distances
                       distance
 
-The maps hold averages over targets and the attention of single targets.
-
 Dims: B = 1 stream, S segments, L targets of a segment, T targets in total, I targets
 shown, K = M + L keys, R distances that a target sees, N layers, H heads, A head.
 """
@@ -53,11 +51,10 @@ class Attended(NamedTuple):
 
 
 class Tally(NamedTuple):
-    """One segment's contribution to the maps of a layer, for one stream."""
+    """The attention to one segment of one stream in a layer."""
 
     mean_HR: dict[str, Array]  # by term, over targets
-    entropy_H: dict[str, Array]  # in nats
-    distance_H: dict[str, Array]  # in tokens
+    entropy_H: Array  # in nats, over targets
     memory_HL: Array  # share of attention on the memory, by place in the segment
     whole_HLR: Array
 
@@ -123,19 +120,15 @@ def by_distance(p_HLK: Array, R: int) -> Array:
 def tally(attended: Attended) -> Tally:
     """Returns the tally of one layer, for one segment of one stream."""
     L, K = attended.q_BLHA.shape[1], attended.k_BKHA.shape[1]
-    distance_R = jnp.arange(K - L)
     p_HLR = {
         name: by_distance(p_HBLK[:, 0], K - L)
         for name, p_HBLK in terms(attended).items()
     }
-    entropy_HL = {name: entr(p).sum(axis=-1) for name, p in p_HLR.items()}
-    distance_HL = {name: p @ distance_R.astype(p.dtype) for name, p in p_HLR.items()}
-    mean_HR, entropy_H, distance_H = jax.tree.map(
-        lambda x: x.mean(axis=1), (p_HLR, entropy_HL, distance_HL)
-    )
-    in_memory_LR = distance_R > jnp.arange(L)[:, None]
-    memory_HL = jnp.sum(p_HLR[WHOLE] * in_memory_LR, axis=-1)
-    return Tally(mean_HR, entropy_H, distance_H, memory_HL, p_HLR[WHOLE])
+    mean_HR = {name: p.mean(axis=1) for name, p in p_HLR.items()}
+    whole_HLR = p_HLR[WHOLE]
+    in_memory_LR = jnp.arange(K - L) > jnp.arange(L)[:, None]
+    memory_HL = jnp.sum(whole_HLR * in_memory_LR, axis=-1)
+    return Tally(mean_HR, entr(whole_HLR).sum(-1).mean(1), memory_HL, whole_HLR)
 
 
 def tally_layers(
@@ -150,16 +143,13 @@ class Maps(NamedTuple):
     """The attention of every head over the distances 0, ..., R - 1 before a target."""
 
     mean_NHR: dict[str, np.ndarray]  # averages over targets, for WHOLE and each term
-    entropy_NH: dict[str, np.ndarray]  # in nats, averaged over targets
-    distance_NH: dict[str, np.ndarray]  # in tokens, averaged over targets
+    entropy_NH: np.ndarray  # in nats, averaged over targets
     memory_NHL: np.ndarray  # share of attention on the memory, by place in a segment
     shown_NHIR: np.ndarray  # attention of the targets that are shown
-    shown_I: np.ndarray  # their indices in the split
+    shown_I: np.ndarray  # their indices in the split; the first target comes first
     similarity_NR: np.ndarray  # of the projected r of each layer, see `similarity`
     similarity_R: np.ndarray  # of the encoding; empty without one
     targets: int
-    first: int  # index of the first target in the split
-    tgt_len: int
 
 
 def map_model(config: ModelConfig, span: int, clamp_len: int) -> ModelConfig:
@@ -185,12 +175,8 @@ def map_model(config: ModelConfig, span: int, clamp_len: int) -> ModelConfig:
 
 
 def similarity(r_XRA: np.ndarray) -> np.ndarray:
-    """Returns the mean cosine between rows k apart, for k = 0, ..., R - 1.
-
-    r_XRA is [R, A], or [H, R, A] for the mean over heads.
-    """
+    """Returns the mean cosine between rows k apart, for k = 0, ..., R - 1; X: heads."""
     r_XRA = np.asarray(r_XRA, np.float32)
-    r_XRA = r_XRA.reshape(-1, *r_XRA.shape[-2:])
     norm_XR1 = np.linalg.norm(r_XRA, axis=-1, keepdims=True)
     r_XRA = r_XRA / np.maximum(norm_XR1, 1e-30)
     cosine_RR = np.einsum("XRA,XSA->RS", r_XRA, r_XRA) / len(r_XRA)
@@ -226,30 +212,20 @@ def make_maps(
     outputs = read.outputs(params, Streams(text, 1, L).epoch())
     tallies = jax.device_get([*collections.deque(outputs, maxlen=config.segments)])
     tally_SN: Any = jax.tree.map(lambda *x: np.concatenate(x), *tallies)
-    distances = [layer.distances(span) for layer in read.empty(params).layers]
-    rows = [np.asarray(each.r_RHA) for each in distances if each.r_RHA is not None]
+    layers = [layer.distances(span).r_RHA for layer in read.empty(params).layers]
     encode = SCHEMES[model_config.position].encoding
     shown_I = np.unique(np.linspace(0, T - 1, SHOWN).round().astype(int))
     shown_INHR = tally_SN.whole_HLR[shown_I // L, :, :, shown_I % L]
-
-    def average(by_name: dict[str, Any]) -> dict[str, np.ndarray]:
-        names = sorted(by_name, key=lambda name: (name != WHOLE, name))
-        return {name: by_name[name].mean(axis=0) for name in names}
-
+    names = sorted(tally_SN.mean_HR, key=lambda name: (name != WHOLE, name))
     return Maps(
-        average(tally_SN.mean_HR),
-        average(tally_SN.entropy_H),
-        average(tally_SN.distance_H),
+        {name: tally_SN.mean_HR[name].mean(axis=0) for name in names},
+        tally_SN.entropy_H.mean(axis=0),
         tally_SN.memory_HL.mean(axis=0),
         np.moveaxis(shown_INHR, 0, 2),
         first + shown_I,
-        np.stack([similarity(np.swapaxes(r_RHA, 0, 1)) for r_RHA in rows])
-        if rows
-        else np.zeros((1, 0)),
-        similarity(encode(model_config, span)) if encode else np.zeros(0),  # type: ignore[arg-type]
+        np.array([similarity(np.swapaxes(r, 0, 1)) for r in layers if r is not None]),
+        similarity(encode(model_config, span)[None]) if encode else np.zeros(0),  # type: ignore[arg-type]
         T,
-        first,
-        L,
     )
 
 
@@ -262,20 +238,10 @@ def summarize(maps: Maps) -> dict[str, Any]:
     R = maps.shown_NHIR.shape[-1]
     return {
         "targets": maps.targets,
-        "first_target": maps.first,
-        "segment_tokens": maps.tgt_len,
         "span_tokens": R,
         "uniform_entropy_nats": round(math.log(R), 4),
         "uniform_mean_distance_tokens": (R - 1) / 2,
-        "terms": {
-            name: {
-                "entropy_nats": shorten(entropy_NH.mean(axis=1)),
-                "mean_distance_tokens": shorten(maps.distance_NH[name].mean(axis=1)),
-            }
-            for name, entropy_NH in maps.entropy_NH.items()
-        },
-        "head_entropy_nats": shorten(maps.entropy_NH[WHOLE]),
-        "head_mean_distance_tokens": shorten(maps.distance_NH[WHOLE]),
+        "head_entropy_nats": shorten(maps.entropy_NH),
+        "head_mean_distance_tokens": shorten(maps.mean_NHR[WHOLE] @ np.arange(R)),
         "memory_mass": shorten(maps.memory_NHL.mean(axis=(1, 2))),
-        "memory_mass_by_position": shorten(maps.memory_NHL.mean(axis=1)),
     }

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import jax
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
@@ -23,6 +22,7 @@ from matplotlib.figure import Figure
 
 from txl_jax.data.spelling import CONTEXT, spell
 from txl_jax.evaluate.attention_map import WHOLE, Maps
+from txl_jax.report.plots import empty
 
 # The terms as lettered in section 3.3.
 TITLES = {
@@ -34,25 +34,15 @@ TITLES = {
 }
 
 
-def plot_maps(maps: Maps, folder: Path) -> dict[str, Path]:
-    """Writes every picture to the folder, and returns their paths by name."""
-    paths = {}
-    for name, (draw, _) in PLOTS.items():
-        paths[name] = folder / f"attention_{name}.png"
-        draw(maps).savefig(paths[name], dpi=100)
-    return paths
-
-
 def _draw_rows(axes: Axes, mean_NHR: np.ndarray) -> matplotlib.image.AxesImage:
     """Draws one row per head, the first layer on top, with lines between layers.
 
     Colors are logarithmic around the uniform 1 / R.
     """
     N, H, R = mean_NHR.shape
-    norm = LogNorm(vmin=0.1 / R, vmax=0.5)
     image = axes.imshow(
         np.maximum(mean_NHR.reshape(N * H, R), 0.1 / R),
-        norm=norm,
+        norm=LogNorm(vmin=0.1 / R, vmax=0.5),
         cmap="magma_r",
         aspect="auto",
         interpolation="nearest",
@@ -65,9 +55,7 @@ def _draw_rows(axes: Axes, mean_NHR: np.ndarray) -> matplotlib.image.AxesImage:
 
 def _plot_heads(maps: Maps) -> Figure:
     N, H, R = maps.mean_NHR[WHOLE].shape
-    figure = Figure(
-        figsize=(8, min(max(2.2 + 0.11 * N * H, 3), 9)), layout="constrained"
-    )
+    figure = empty(8, min(max(2.2 + 0.11 * N * H, 3), 9))
     axes = figure.add_subplot()
     image = _draw_rows(axes, maps.mean_NHR[WHOLE])
     axes.set(
@@ -84,7 +72,7 @@ def _plot_terms(maps: Maps) -> Figure:
     names = list(maps.mean_NHR)
     columns = min(len(names), 3)
     rows = -(-len(names) // columns)
-    figure = Figure(figsize=(3.1 * columns + 0.6, 2.7 * rows), layout="constrained")
+    figure = empty(3.1 * columns + 0.6, 2.7 * rows)
     for place, name in enumerate(names, 1):
         axes = figure.add_subplot(rows, columns, place)
         image = _draw_rows(axes, maps.mean_NHR[name])
@@ -99,7 +87,7 @@ def _plot_terms(maps: Maps) -> Figure:
 def _plot_memory(maps: Maps) -> Figure:
     N, H, L = maps.memory_NHL.shape
     colors = matplotlib.colormaps["viridis"](np.linspace(0, 0.8, N))
-    figure = Figure(figsize=(8, 3.2), layout="constrained")
+    figure = empty(8, 3.2)
     left, right = figure.subplots(1, 2, sharey=True)
     head_NH = maps.memory_NHL.mean(axis=2)
     left.bar(np.arange(1, N + 1), head_NH.mean(axis=1), color=colors)
@@ -108,9 +96,7 @@ def _plot_memory(maps: Maps) -> Figure:
     left.set_xticks(np.unique(np.linspace(1, N, min(N, 8)).round()))
     left.set_ylim(0, 1)
     R = maps.shown_NHIR.shape[-1]
-    right.plot(
-        1 - np.arange(1, L + 1) / R, color="gray", linestyle=":", label="uniform"
-    )
+    right.plot(1 - np.arange(1, L + 1) / R, ":", color="gray", label="uniform")
     for n in range(N):
         label = f"layer {n + 1}" if n in (0, N - 1) else None
         right.plot(maps.memory_NHL[n].mean(axis=0), color=colors[n], label=label)
@@ -122,14 +108,13 @@ def _plot_memory(maps: Maps) -> Figure:
 
 
 def _plot_distances(maps: Maps) -> Figure:
-    figure = Figure(figsize=(8, 3.2), layout="constrained")
+    figure = empty(8, 3.2)
     axes = figure.add_subplot()
     N = len(maps.similarity_NR)
     colors = matplotlib.colormaps["viridis"](np.linspace(0, 0.8, N))
     for n, row_R in enumerate(maps.similarity_NR):
-        if len(row_R):
-            label = f"W R, layer {n + 1}" if n in (0, N - 1) else None
-            axes.plot(row_R, color=colors[n], label=label, linewidth=1)
+        label = f"W R, layer {n + 1}" if n in (0, N - 1) else None
+        axes.plot(row_R, color=colors[n], label=label, linewidth=1)
     if len(maps.similarity_R):
         axes.plot(maps.similarity_R, color="black", label="R, the sinusoids")
     if axes.lines:
@@ -144,10 +129,7 @@ def _plot_distances(maps: Maps) -> Figure:
 PLOTS = {
     "heads": (_plot_heads, "Mean attention by distance, one row per head."),
     "terms": (_plot_terms, "The same for each term, as if it were the whole score."),
-    "memory": (
-        _plot_memory,
-        "Attention on the memory, by layer and by place.",
-    ),
+    "memory": (_plot_memory, "Attention on the memory, by layer and by place."),
     "distances": (_plot_distances, "Similarity of the encodings of two distances."),
 }
 
@@ -176,15 +158,15 @@ def make_page(
     the last target.
     """
     N, H, I, R = maps.shown_NHIR.shape  # noqa: E741
+    L = maps.memory_NHL.shape[-1]
     codes = np.apply_along_axis(encode, -1, maps.shown_NHIR)
-    at_I = maps.shown_I - (maps.first - R + 1)
-    place_I = (maps.shown_I - maps.first) % maps.tgt_len
+    index_I = maps.shown_I - maps.shown_I[0]
     data: dict[str, Any] = {
         "shape": [N, H, I, R],
         "words": words,
-        "at": at_I.tolist(),
-        "place": place_I.tolist(),
-        "entropy": np.round(maps.entropy_NH[WHOLE].astype(float), 3).tolist(),
+        "at": (index_I + R - 1).tolist(),
+        "place": (index_I % L).tolist(),
+        "entropy": np.round(maps.entropy_NH.astype(float), 3).tolist(),
         "memory": np.round(maps.memory_NHL.mean(axis=2).astype(float), 3).tolist(),
         "codes": base64.b64encode(codes.tobytes()).decode(),
     }
@@ -194,15 +176,14 @@ def make_page(
         f"<figcaption>{PLOTS[name][1]}</figcaption></figure>"
         for name, path in pictures.items()
     )
-    at = int(at_I[0])
     return string.Template(TEMPLATE.read_text("utf-8")).substitute(
         title=html.escape(title),
         targets=maps.targets,
         span=R,
-        tgt_len=maps.tgt_len,
+        tgt_len=L,
         top=f"{TOP:.0%}",
-        next=html.escape(words[at + 1].strip()),
-        text=_mark(codes[-1, 0, 0], words[at - R + 1 : at + 1]),
+        next=html.escape(words[R].strip()),
+        text=_mark(codes[-1, 0, 0], words[:R]),
         figures=figures,
         # A text may contain "</script>", so the data must not contain "<".
         data=json.dumps(data).replace("<", "\\u003c"),
@@ -226,20 +207,22 @@ def write_files(
     folder: Path,
     title: str,
 ) -> dict[str, str]:
-    """Writes page, pictures and arrays to the folder, and returns their paths.
+    """Writes page, pictures and arrays to the folder, and returns their names.
 
     tokens: the whole split.
     """
-    pictures = plot_maps(maps, folder)
-    first = maps.first - maps.shown_NHIR.shape[-1] + 1
+    pictures = {name: folder / f"attention_{name}.png" for name in PLOTS}
+    for name, (draw, _) in PLOTS.items():
+        draw(maps).savefig(pictures[name], dpi=100)
+    target = int(maps.shown_I[0])
+    first = target - maps.shown_NHIR.shape[-1] + 1
     before = min(first, CONTEXT)
-    part = np.asarray(tokens[first - before : maps.first + maps.targets + 1])
+    part = np.asarray(tokens[first - before : target + maps.targets + 1])
     words = [text.replace("\n", "⏎\n") for text in spell(decode, part, before=before)]
     page, table = folder / "attention.html", folder / "attention.npz"
     page.write_text(make_page(maps, words, pictures, title), "utf-8")
-    leaves = jax.tree_util.tree_leaves_with_path(maps)
-    names = [jax.tree_util.keystr(x, simple=True, separator="_") for x, _ in leaves]
-    arrays: Any = dict(zip(names, [array for _, array in leaves], strict=True))
-    np.savez_compressed(table, **arrays)
+    arrays: dict[str, Any] = maps._asdict()
+    means = {f"mean_NHR_{name}": x for name, x in arrays.pop("mean_NHR").items()}
+    np.savez_compressed(table, **arrays, **means)
     files = {"page": page, "arrays": table, **pictures}
-    return {name: str(path) for name, path in files.items()}
+    return {kind: path.name for kind, path in files.items()}
