@@ -22,8 +22,6 @@ from txl_jax.errors import UserError
 from txl_jax.kernels import dispatch
 from txl_jax.model import config as model
 from txl_jax.model import positions
-from txl_jax.tables import options as tables
-from txl_jax.tables import rows
 from txl_jax.update import optim
 from txl_jax.update import options as update
 
@@ -52,7 +50,6 @@ def test_options_name_what_their_rooms_implement() -> None:
         (recipe.CONVENTIONS, data.CONVENTIONS),
         ({"auto": None, **dispatch.KERNELS}, model.KERNELS),
         (positions.SCHEMES, model.POSITIONS),
-        (rows.TABLES, tables.TABLES),
     ]
     for functions, names in stated:
         assert sorted(functions) == sorted(names)

@@ -18,9 +18,8 @@ from txl_jax import config as configs
 from txl_jax.cli import table
 from txl_jax.config import Config
 from txl_jax.errors import RETRY, Interrupted
-from txl_jax.tables import rows as ablation
-from txl_jax.tables.options import TableConfig
-from txl_jax.tables.rows import TABLES
+from txl_jax.tables import options as ablation
+from txl_jax.tables.options import TABLES, TableConfig
 
 ROWS = [(number, name) for number, rows in TABLES.items() for name in rows]
 

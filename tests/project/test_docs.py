@@ -19,7 +19,7 @@ import pytest
 from txl_jax import config, errors
 from txl_jax.cli import flags
 from txl_jax.data.vocab import VOCABULARIES
-from txl_jax.tables.rows import TABLES
+from txl_jax.tables.options import TABLES
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

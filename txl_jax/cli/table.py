@@ -29,7 +29,6 @@ from txl_jax.runtime.storage import replace
 from txl_jax.tables import comparison
 from txl_jax.tables.comparison import RowResult
 from txl_jax.tables.options import TableConfig
-from txl_jax.tables.rows import choose
 from txl_jax.workdir.load import load
 
 RESULT = "lengths.json"  # in a run's workdir: its nll by attention length
@@ -58,7 +57,7 @@ def run(table: TableConfig, workdir: Path, overrides: dict[str, str]) -> dict[st
     """
     plan = {
         name: [row_config(name, table, overrides, seed) for seed in range(table.seeds)]
-        for name in choose(table)
+        for name in table.chosen()
     }
     results: dict[str, RowResult] = {}
     for name, rows in plan.items():

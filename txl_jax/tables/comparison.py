@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from txl_jax import metrics
 from txl_jax.report.plots import empty
-from txl_jax.tables.rows import TABLES
+from txl_jax.tables.options import TABLES
 
 # A length counts as the best if its perplexity is within the last digit of the paper's
 # tables, 0.01 of 26.77.
