@@ -19,8 +19,8 @@ from tests.support.refusal import refused
 from tests.support.trained import TEXT, Home, command, home
 from txl_jax import config as configs
 from txl_jax.cli import recl
-from txl_jax.evaluate.context import make_context_nll, spread
 from txl_jax.evaluate.options import EvalConfig, ReclConfig, evaluation_model
+from txl_jax.evaluate.recl import make_context_nll, spread
 from txl_jax.model.config import ModelConfig
 from txl_jax.update.options import TrainConfig
 
@@ -123,7 +123,7 @@ def test_losses_are_measured_once_and_reused(
     change(options, clamp_len=9)
     result = recl.run(options, tmp_path, {})
     assert scored == [4, 8, 12] * 2
-    assert [row["name"] for row in result["members"]] == ["run", "other"]
+    assert [row["workdir"] for row in result["members"]] == list(options.workdirs)
     assert result["contexts_tokens"] == [4, 8, 12] and result["positions"] == 7
     a, b = result["members"]
     assert a["recl_tokens"] == {"1": 12, "0.5": 12, "0.1": 12}
@@ -186,18 +186,6 @@ def test_models_of_other_tokens_and_short_texts_are_refused(
     (Path(options.workdirs[1]) / "vocab.json").write_text(json.dumps(vocab))
     with refused("run and .*other have different vocabularies of 256 and 2 types"):
         recl.run(options, tmp_path, {})
-
-
-def test_paths_name_folders_of_one_name(
-    options: ReclConfig, tmp_path: Path, scored: list[int]
-) -> None:
-    workdirs = (
-        options.workdirs[0],
-        shutil.copytree(options.workdirs[1], tmp_path / "run"),
-    )
-    options = dataclasses.replace(options, workdirs=tuple(map(str, workdirs)))
-    result = recl.run(options, tmp_path, {})
-    assert [row["name"] for row in result["members"]] == [*options.workdirs]
 
 
 def test_the_command_refuses_in_one_line(tmp_path: Path) -> None:

@@ -44,17 +44,23 @@ def test_only_the_hardest_positions_count() -> None:
     assert hardest(b_T[:3], 0.1).tolist() == [1]
 
 
+def lengths(
+    nll_ICT: np.ndarray, contexts: list[int], ratio: float = 1.0
+) -> list[tuple[int, bool]]:
+    return [recl(row_C, contexts) for row_C in gains(nll_ICT, ratio).relative_IC]
+
+
 def test_recl_is_the_first_context_without_a_gain() -> None:
-    assert recl(HAND_ICT, [100, 200, 300], 1.0, 0.01) == [(200, True), (100, True)]
+    assert lengths(HAND_ICT, [100, 200, 300]) == [(200, True), (100, True)]
     # The second model's later gain, at 200, does not count.
-    assert recl(HAND_ICT[1:], [100, 200, 300], 1.0, 0.01)[0] == (300, False)
+    assert lengths(HAND_ICT[1:], [100, 200, 300]) == [(300, False)]
 
 
 @pytest.mark.parametrize("nll, expected", [(1 - 0.0102, 200), (1 - 0.0098, 100)])
 def test_the_threshold_is_on_the_relative_gain(nll: float, expected: int) -> None:
     # 1 - exp(-0.0102) is 1.01 %, 1 - exp(-0.0098) is 0.98 %.
     nll_ICT = np.array([[[1.0], [nll], [nll]]])
-    assert recl(nll_ICT, [100, 200, 300], 1.0, 0.01) == [(expected, True)]
+    assert lengths(nll_ICT, [100, 200, 300]) == [(expected, True)]
 
 
 def markov_text(order: int, length: int, seed: int = 0) -> np.ndarray:
@@ -78,7 +84,7 @@ def test_the_recl_of_ngrams_is_their_order() -> None:
     # An order-k model fed c tokens reads the newest k of them.
     nll_ICT = np.array([[by_order[min(k, c)] for c in contexts] for k in orders])
     for ratio in RATIOS:
-        assert recl(nll_ICT, contexts, ratio, 0.01) == [(k, True) for k in orders]
+        assert lengths(nll_ICT, contexts, ratio) == [(k, True) for k in orders]
 
 
 @pytest.mark.parametrize("contexts", [(100, 150, 100), (100, 200), (1, 9, 0)])

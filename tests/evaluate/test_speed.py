@@ -15,7 +15,7 @@ from tests.support import tiny
 from txl_jax.errors import UserError
 from txl_jax.evaluate import speed
 from txl_jax.evaluate.reader import empty_memory
-from txl_jax.evaluate.sliding import last_nll, whole_nll, window_model
+from txl_jax.evaluate.speed import last_nll, whole_nll, window_model
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.decoder import unstack
 from txl_jax.update.init import abstract_params
@@ -36,9 +36,9 @@ def test_the_clock_takes_the_median_per_token(monkeypatch: pytest.MonkeyPatch) -
         return program
 
     monkeypatch.setattr(speed.time, "perf_counter", lambda: now[0])
-    programs = speed.Programs(takes("cached", 8), takes("naive", 6), takes("fair", 4))
-    assert speed.measure(programs, 2, 4) == {"cached": 1, "naive": 3, "fair": 2}
-    assert calls[:6] == ["cached"] * 4 + ["naive", "fair"]
+    programs = speed.Programs(takes("cached", 8), takes("sliding", 6), takes("fair", 4))
+    assert speed.measure(programs, 2, 4) == {"cached": 1, "sliding": 3, "fair": 2}
+    assert calls[:6] == ["cached"] * 4 + ["sliding", "fair"]
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_flops_of_windows_agree_with_the_compiler(clamp_len: int) -> None:
     flops = speed.count_flops(dataclasses.replace(config, mem_len=W), B, 512, W)
     tokens_BW = jax.ShapeDtypeStruct((B, W), np.int32)
     whole = counted(lambda *args: whole_nll(config, *args), params, *[tokens_BW] * 2)
-    assert B * flops.naive == pytest.approx(whole, rel=0.04)
+    assert B * flops.sliding == pytest.approx(whole, rel=0.04)
 
     own = jax.eval_shape(unstack, params)
     memory = jax.eval_shape(lambda p: empty_memory(config, p, 1, W), own)
@@ -89,7 +89,7 @@ def test_flops_of_windows_agree_with_the_compiler(clamp_len: int) -> None:
     hidden = 2 * (W - keys).sum() + (R - np.minimum(keys, R)).sum()
     made = flops.fair + (LARGE.n_layer - 1) * 2 * HA * hidden
     assert B * made == pytest.approx(last, rel=0.04)
-    assert flops.fair < flops.naive
+    assert flops.fair < flops.sliding
 
 
 def test_flops_of_a_segment_by_hand() -> None:

@@ -24,9 +24,15 @@ from txl_jax.cli.prepare import prepare
 from txl_jax.config import Config, load_json, override, parse
 from txl_jax.data import vocab
 from txl_jax.errors import UserError
-from txl_jax.evaluate.context import make_context_nll, spread
 from txl_jax.evaluate.options import ReclConfig
-from txl_jax.evaluate.recl import RATIOS, THRESHOLD, gains, plot_recl, recl
+from txl_jax.evaluate.recl import (
+    RATIOS,
+    gains,
+    make_context_nll,
+    plot_recl,
+    recl,
+    spread,
+)
 from txl_jax.model.config import ABSOLUTE_POSITIONS
 from txl_jax.report.log import say
 from txl_jax.report.progress import Progress
@@ -34,13 +40,10 @@ from txl_jax.runtime import storage
 from txl_jax.workdir import load
 from txl_jax.workdir.folder import CONFIG, VOCAB, find
 
-LOSSES = "losses"
-
 
 class Member(NamedTuple):
     """One of the compared models; its parameters are loaded when it is scored."""
 
-    name: str
     folder: Path
     config: Config
     text: np.ndarray  # the tokens of eval.split
@@ -62,19 +65,16 @@ def run(config: ReclConfig, folder: Path, overrides: dict[str, str]) -> dict[str
             f"eval.split = {split!r} has {tokens} tokens, too few for the longest of "
             f"recl.contexts = {config.contexts}: lower it"
         )
-    scored = [score(config, member, positions_T, folder / LOSSES) for member in members]
+    scored = [
+        score(config, member, positions_T, folder / "losses") for member in members
+    ]
     nll_ICT = np.stack([nll_CT for nll_CT, _ in scored])
     result = {
         "split": split,
         "sha256": members[0].sha256,
         "positions": len(positions_T),
-        "first_position": int(positions_T[0]),
-        "last_position": int(positions_T[-1]),
-        "step_tokens": config.contexts[2],
-        "threshold": THRESHOLD,
         "contexts_tokens": config.lengths,
         **measure(config, nll_ICT, [about for _, about in scored]),
-        "losses": str(folder / LOSSES),
         "seconds": time.perf_counter() - started,
     }
     files = write_files(folder / "recl", result, plot_recl)
@@ -83,7 +83,7 @@ def run(config: ReclConfig, folder: Path, overrides: dict[str, str]) -> dict[str
             f"{length}{'' if row['ended'][ratio] else ' or more'} for r = {ratio}"
             for ratio, length in row["recl_tokens"].items()
         ]
-        say(f"RECL of {row['name']}: {', '.join(cells)}")
+        say(f"RECL of {row['workdir']}: {', '.join(cells)}")
     return result | files
 
 
@@ -94,10 +94,7 @@ def open_members(config: ReclConfig, overrides: dict[str, str]) -> list[Member]:
             "--mode=recl compares models: give two or more as --workdirs=RUN,RUN"
         )
     members: list[Member] = []
-    # The folders' names, or their paths if two names are equal.
-    names = [Path(workdir).name for workdir in config.workdirs]
-    names = names if len(set(names)) == len(names) else list(config.workdirs)
-    for name, workdir in zip(names, config.workdirs, strict=True):
+    for workdir in config.workdirs:
         folder = find(workdir)
         fields = load_json(folder / CONFIG)
         for field, value in overrides.items():
@@ -106,8 +103,7 @@ def open_members(config: ReclConfig, overrides: dict[str, str]) -> list[Member]:
         tokens, split = prepare(parsed.data), parsed.eval.split
         sha256 = tokens.manifest["splits"][split]["sha256"]
         source = f"{split} of {tokens.manifest['corpus']!r}"
-        text = tokens.split(split)
-        members.append(Member(name, folder, parsed, text, sha256, source))
+        members.append(Member(folder, parsed, tokens.split(split), sha256, source))
         refuse_other_tokens(members[0], members[-1])
     return members
 
@@ -115,16 +111,16 @@ def open_members(config: ReclConfig, overrides: dict[str, str]) -> list[Member]:
 def refuse_other_tokens(one: Member, other: Member) -> None:
     """Raises UserError unless both models score the same tokens."""
     vocabs = [vocab.load(each.folder / VOCAB) for each in (one, other)]
-    reason = ""
     if vocabs[0].to_json() != vocabs[1].to_json():
         reason = f"vocabularies of {len(vocabs[0])} and {len(vocabs[1])} types"
     elif one.sha256 != other.sha256:
         reason = f"splits, {one.source} and {other.source}"
-    if reason:
-        raise UserError(
-            f"{one.folder} and {other.folder} have different {reason}: only models "
-            "that score the same tokens can be compared, so remove one"
-        )
+    else:
+        return
+    raise UserError(
+        f"{one.folder} and {other.folder} have different {reason}: only models that "
+        "score the same tokens can be compared, so remove one"
+    )
 
 
 def full_context(config: Config) -> int:
@@ -166,13 +162,12 @@ def score(
         path = folder / f"{length}.npz"
         nll_T = read(path)
         if nll_T is None:
-            label = f"{member.name} context {length}"
+            label = f"{member.folder} context {length}"
             with Progress(label, len(positions_T)) as bar:
                 nll_T = context_nll(member.text, positions_T, length, bar)
             storage.replace(path, functools.partial(write, nll_T))
         rows.append(nll_T)
     return np.stack(rows), {
-        "name": member.name,
         "workdir": str(member.folder),
         "checkpoint_step": loaded.step,
         "parameters": metrics.parameter_count(loaded.params),
@@ -217,11 +212,10 @@ def measure(
         key = f"{ratio:g}"
         gained = gains(nll_ICT, ratio)
         baselines[key] = gained.baseline_C.tolist()
-        lengths = recl(nll_ICT, config.lengths, ratio, THRESHOLD)
-        for i, (row, (length, ended)) in enumerate(zip(members, lengths, strict=True)):
+        for i, row in enumerate(members):
+            length, row["ended"][key] = recl(gained.relative_IC[i], config.lengths)
             # The effective context cannot exceed what the model can read.
             row["recl_tokens"][key] = min(length, row["full_context_tokens"] or length)
-            row["ended"][key] = ended
             row["relative_gain"][key] = gained.relative_IC[i].tolist()
             row["ppl_gain"][key] = gained.absolute_IC[i].tolist()
     for row, nll_CT in zip(members, nll_ICT, strict=True):

@@ -3,9 +3,10 @@
 The time per token is measured in three ways on the same model, tokens and device:
 
     cached   segments of L tokens, each read with a memory of W tokens
-    naive    a window of W tokens for each token, as Al-Rfou et al. evaluate: all
-             positions of all layers, all W x W scores with later keys masked, and the
-             softmax of all positions, although only the last result is used
+    sliding  a window of W tokens for each token, as Al-Rfou et al. (2018) evaluate
+             (section 4.5): all positions of all layers, all W x W scores with later
+             keys masked, and the softmax of all positions, although only the last
+             result is used
     fair     the same result without unused work: scores up to the diagonal, one query
              in the last layer, and the softmax of one position
 
@@ -23,7 +24,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jax.sharding import Mesh
 
 from txl_jax.aot.roofline import distances, vocabulary_products
@@ -32,8 +35,14 @@ from txl_jax.errors import UserError
 from txl_jax.evaluate.options import EvalConfig, parse_sweep
 from txl_jax.evaluate.perplexity import make_reader
 from txl_jax.evaluate.reader import empty_memory
-from txl_jax.evaluate.sliding import last_nll, whole_nll, window_model
+from txl_jax.kernels.xla import heads_first
+from txl_jax.model.block import FeedForward
 from txl_jax.model.config import ModelConfig
+from txl_jax.model.decoder import Decoder, DecoderAttention
+from txl_jax.model.key_values import KeyValues, project
+from txl_jax.model.memory import Memory
+from txl_jax.model.positions import SCHEMES
+from txl_jax.model.txl import TransformerXL
 
 ROUNDS = 3  # the median of which is reported
 SEGMENTS = 4  # cached segments timed per round; each kind of window is timed once
@@ -58,7 +67,7 @@ class Flops(NamedTuple):
     """FLOPs of matrix products for one token; a multiply-add counts as 2."""
 
     cached: float
-    naive: float
+    sliding: float
     fair: float
 
 
@@ -93,17 +102,97 @@ def count_flops(config: ModelConfig, B: int, L: int, W: int) -> Flops:
     R = distances(config, W)
     shared = R * projected / B if relative else 0.0  # r = W R of a layer
     layer = W * (4 * projected + forward)
-    naive = N * (layer + attended(np.full(W, W)) + shared) + head(W, W)
+    sliding = N * (layer + attended(np.full(W, W)) + shared) + head(W, W)
     last = 2 * (W + 1) * projected + forward + attended(window[-1:]) + shared
     fair = (N - 1) * (layer + attended(window)) + last + head(W, 1)
-    return Flops(cached / L, naive, fair)
+    return Flops(cached / L, sliding, fair)
+
+
+def window_model(config: ModelConfig, clamp_len: int) -> ModelConfig:
+    """Returns the model without memory, for windows.
+
+    kernel = "auto" becomes a kernel that skips tiles of future keys.
+    """
+    kernel = "tpu" if jax.default_backend() == "tpu" else "chunked"
+    return dataclasses.replace(
+        config,
+        mem_len=0,
+        clamp_len=clamp_len,
+        same_length=False,
+        initial_memory="empty",
+        kernel=kernel if config.kernel == "auto" else config.kernel,
+    )
+
+
+def whole_nll(
+    config: ModelConfig, params: Any, tokens_BW: Array, targets_BW: Array
+) -> Array:
+    """Returns the nll of every position of windows, nll_BW in nats.
+
+    This is the model's ordinary forward pass, with all layers and the softmax at all
+    positions. `params` are stacked.
+    """
+    memory = Memory.empty(config, tokens_BW.shape[0])
+    nll_BW, _ = TransformerXL(config).apply(
+        {"params": params}, tokens_BW, targets_BW, memory, method="nll"
+    )
+    return nll_BW
+
+
+def last_nll(
+    config: ModelConfig,
+    params: Any,
+    layers: tuple[KeyValues, ...],
+    tokens_BW: Array,
+    target_B: Array,
+) -> Array:
+    """Returns the nll of the token after each window, nll_B in nats.
+
+    The result equals the last column of `whole_nll`, without unused computation. The
+    last layer computes keys and values at all positions, and everything else, like the
+    softmax, at the last position only. Scores of future keys are skipped if
+    config.kernel skips them. `params` are unstacked; `layers` have the W distances that
+    all windows share, and no keys (`reader.empty_memory`).
+    """
+    B, W = tokens_BW.shape
+    model = Decoder(config).bind({"params": params})
+    scheme = SCHEMES[config.position]
+    h_BWD = model.embedding.embed(tokens_BW)
+    if scheme.embeddings:
+        h_BWD += scheme.embeddings(config, W).astype(h_BWD.dtype)
+    oldest_BW = jnp.zeros((B, W), jnp.int32)
+    zeros_HBWA = jnp.zeros((config.n_head, B, W, config.d_head), h_BWD.dtype)
+    *lower, last = (
+        layer._replace(k_HBKA=zeros_HBWA, v_HBKA=zeros_HBWA, start_B=oldest_BW[:, 0])
+        for layer in layers
+    )
+    for n, layer in enumerate(lower):
+        h_BWD, _ = model.layers[n](h_BWD, layer, oldest_BW)
+    own = params[f"layers_{len(lower)}"]
+    if "places" in own:
+        h_BWD += own["places"][:W].astype(h_BWD.dtype)
+    # The earlier positions act as a memory, which has no queries. The padding is the
+    # slot of the last position's own key and value.
+    slot = ((0, 0), (0, 1), (0, 0), (0, 0))
+    k_HBWA, v_HBWA = (
+        heads_first(jnp.pad(x_BMHA, slot))
+        for x_BMHA in project(config, own["attention"], h_BWD[:, :-1])
+    )
+    h_B1D, _ = DecoderAttention(dataclasses.replace(config, kernel="xla")).apply(
+        {"params": own["attention"]},
+        *(h_BWD[:, -1:], last._replace(k_HBKA=k_HBWA, v_HBKA=v_HBWA)),
+        oldest_BW[:, :1],
+    )
+    feed_forward = {"params": own["feed_forward"]}
+    hidden_B1D: Any = FeedForward(config, "DF").apply(feed_forward, h_B1D)
+    return model.embedding.nll(hidden_B1D, target_B[:, None])[:, 0]
 
 
 class Programs(NamedTuple):
     """The three ways, compiled; each call blocks until its result is ready."""
 
     cached: Callable[[], Any]  # the next segment of every stream, with a full memory
-    naive: Callable[[], Any]  # one window of every stream: the nll of all its tokens
+    sliding: Callable[[], Any]  # one window of every stream: the nll of all its tokens
     fair: Callable[[], Any]  # the same window: the nll of its last token
 
 
@@ -163,10 +252,10 @@ def describe(
     W = config.mem_len
     flops = count_flops(config, B, L, W)._asdict()
     row: dict[str, Any] = {"attention_len": W}
-    for name, way in (("cached", "cached"), ("sliding", "naive"), ("fair", "fair")):
-        row[f"{name}_seconds_per_token"] = seconds[way]
-        row[f"{name}_gflops"] = flops[way] / seconds[way] / 1e9
-    for ratio, way in (("ratio", "naive"), ("fair_ratio", "fair")):
+    for way in Flops._fields:
+        row[f"{way}_seconds_per_token"] = seconds[way]
+        row[f"{way}_gflops"] = flops[way] / seconds[way] / 1e9
+    for ratio, way in (("ratio", "sliding"), ("fair_ratio", "fair")):
         row[ratio] = seconds[way] / seconds["cached"]
         row[f"predicted_{ratio}"] = flops[way] / flops["cached"]
     return row | ({"paper_ratio": PAPER[W]} if W in PAPER else {})
