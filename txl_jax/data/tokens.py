@@ -28,7 +28,7 @@ from txl_jax.data.recipe import Recipe, resolve
 from txl_jax.data.remote_cache import MANIFEST
 from txl_jax.data.vocab import Vocab
 from txl_jax.errors import UserError
-from txl_jax.report.checksum import DAMAGE
+from txl_jax.report.checksum import DAMAGE, verify_checksum, with_checksum
 from txl_jax.report.log import say
 from txl_jax.runtime import storage
 
@@ -136,7 +136,8 @@ def _is_complete(folder: Path, manifest: str) -> bool:
 def load(folder: Path) -> Tokens:
     """Opens prepared tokens; raises UserError unless every file has its full size."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_text("utf-8"))
+        saved = json.loads((folder / MANIFEST).read_text("utf-8"))
+        manifest = verify_checksum(saved)  # older versions wrote none
         vocab = vocabulary.load(folder / VOCAB, FIX)
         for name in SPLITS:
             path = folder / f"{name}.bin"
@@ -191,7 +192,7 @@ def _make(
             "splits": splits,
             "files": files,
         }
-        state = json.dumps(manifest, indent=2) + "\n"
+        state = json.dumps(with_checksum(manifest), indent=2) + "\n"
         (incomplete / MANIFEST).write_text(state, "utf-8")
     counts = ", ".join(f"{name} {splits[name]['tokens']:,}" for name in splits)
     say(f"data: {counts} tokens in {time.monotonic() - start:.1f} s")
@@ -210,15 +211,6 @@ def _replacing(folder: Path) -> Iterator[Path]:
         shutil.rmtree(incomplete)  # another attempt would fail too
         raise
     for path in (*incomplete.iterdir(), incomplete):
-        _sync(path)
+        storage.sync(path)
     incomplete.rename(folder)
-    _sync(folder.parent)
-
-
-def _sync(path: Path) -> None:
-    """Forces a file or folder to disk, so that it is complete before its rename."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    storage.sync(folder.parent)

@@ -75,7 +75,17 @@ def replace(path: Path, write: Callable[[Path], object]) -> None:
         return
     fresh = path.with_suffix(".tmp")
     write(fresh)
+    sync(fresh)
     fresh.replace(path)
+
+
+def sync(path: Path) -> None:
+    """Forces a file or folder to disk, so that it is complete before its rename."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def errors() -> tuple[type[Exception], ...]:
