@@ -263,10 +263,7 @@ def save_json(config: Config, path: Path) -> None:
 def load_json(path: Path) -> ConfigDict:
     """Returns the config that `save_json` wrote, upgraded from older versions."""
     try:
-        saved = json.loads(path.read_text("utf-8"))
-        if not isinstance(saved, dict):
-            raise ValueError("it has no sections")
-        config = ConfigDict(upgrade(verify_checksum(saved), str(path)))
+        config = from_saved(verify_checksum(json.loads(path.read_text("utf-8"))), path)
         parse(config)
         return config
     except FileNotFoundError:
@@ -279,6 +276,11 @@ def load_json(path: Path) -> ConfigDict:
             f"cannot read {path}: {error}; restore the file that the run wrote (fields "
             "change on the command line, as in --config.eval.streams=4)"
         ) from error
+
+
+def from_saved(saved: dict[str, Any], path: Path) -> ConfigDict:
+    """Returns a config that was saved in a file, upgraded from older versions."""
+    return ConfigDict(upgrade(saved, str(path)))
 
 
 def differences(one: Config, other: Config) -> dict[str, tuple[Any, Any]]:

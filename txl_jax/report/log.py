@@ -157,7 +157,11 @@ def _encode(line: dict[str, Any]) -> bytes:
 
 
 def _step(line: bytes) -> int:
-    return int(json.loads(line)["step"])
+    """Returns the step of a line; raises one of DAMAGE if it is not of this format."""
+    entry = json.loads(line)
+    if not all(isinstance(entry[group], dict) for group in ("exact", "timing")):
+        raise TypeError("a group is no object")
+    return int(entry["step"])
 
 
 def whole_lines(path: Path, last_step: int) -> list[bytes]:

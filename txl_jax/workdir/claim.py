@@ -26,10 +26,17 @@ IMPORTED = "imported"  # in run.json: the source of an imported model
 
 
 def check_trainable(workdir: Path, config: Config) -> None:
-    """Raises UserError if the workdir belongs to an import or to another config."""
+    """Raises UserError if the workdir belongs to an import or to another config.
+
+    Both of its files state the config, in case one of them was edited or lost.
+    """
     with contextlib.suppress(OSError, ValueError):
-        if IMPORTED in json.loads((workdir / RUN).read_text("utf-8")):
+        run = json.loads((workdir / RUN).read_text("utf-8"))
+        if IMPORTED in run:
             raise Imported(workdir)
+        if isinstance(run, dict) and isinstance(run.get("config"), dict):
+            recorded = configs.from_saved(run["config"], workdir / RUN)
+            check_same_run(workdir, configs.parse(recorded), config)
     if (workdir / CONFIG).exists():
         saved = configs.parse(configs.load_json(workdir / CONFIG))
         check_same_run(workdir, saved, config)
