@@ -6,9 +6,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from txl_jax.cli.prepare import prepare
+from txl_jax.config import Config
 from txl_jax.data.detokenization import check_detokenizes, detokenize
 from txl_jax.data.tokens import Tokens
+from txl_jax.data.vocab import Vocab
 from txl_jax.generate import texts
 from txl_jax.report.log import json_lines
 from txl_jax.runtime import distributed
@@ -46,12 +50,7 @@ def draw(
         corpus = loaded.config.data.corpus
         check_detokenizes(corpus, vocab.kind)
         write = functools.partial(detokenize, corpus=corpus)
-    if config.context_tokens:
-        split = loaded.config.eval.split
-        text_T = (tokens or prepare(loaded.config.data)).split(split)
-        prompts = texts.draw_contexts(config, text_T, split)
-    else:
-        prompts = texts.read_prompts(config, vocab)
+    prompts = find_prompts(loaded.config, vocab, tokens)
     model = loaded.config.model, loaded.params, vocab
     samples: list[texts.Sample] = []
     with json_lines(config.output, "generate.output") as append:
@@ -62,6 +61,19 @@ def draw(
                 head = f"=== sample {len(samples)} of {len(prompts)}"
                 show(f"{head}, seed {sample.seed}\n{sample.text}\n")
     return samples
+
+
+def find_prompts(
+    config: Config, vocab: Vocab, tokens: Tokens | None
+) -> list[np.ndarray]:
+    """Returns the tokens that each sample continues.
+
+    Raises UserError if they cannot be read, or contain text that the vocabulary lacks.
+    """
+    if not config.generate.context_tokens:
+        return texts.read_prompts(config.generate, vocab)
+    text_T = (tokens or prepare(config.data)).split(config.eval.split)
+    return texts.draw_contexts(config.generate, text_T, config.eval.split)
 
 
 def print_first(text: str) -> None:

@@ -29,6 +29,10 @@ from txl_jax.model.txl import TransformerXL
 from txl_jax.report.progress import report_compilation
 
 LONGEST = 512  # tokens of a segment in which a prompt is read
+# A lower temperature is 0: divided by it, logits overflow, and no noise changes their
+# order.
+GREEDY = 1e-20
+TINY = float(np.finfo(np.float32).tiny)  # smaller numbers are 0 in float32
 EVERY = 32  # tokens sampled on the device before they are fetched
 
 
@@ -63,7 +67,7 @@ def restrict(logits_BV: Array, config: GenerateConfig) -> Array:
         sorted_BV = -jnp.sort(-logits_BV, axis=-1)
         p_BV = jax.nn.softmax(sorted_BV)
         before_BV = jnp.cumsum(p_BV, axis=-1) - p_BV
-        kept_BV = jnp.where(before_BV < config.top_p, sorted_BV, jnp.inf)
+        kept_BV = jnp.where(before_BV < max(config.top_p, TINY), sorted_BV, jnp.inf)
         least_B1 = jnp.min(kept_BV, axis=-1, keepdims=True)
         logits_BV = jnp.where(logits_BV < least_B1, -jnp.inf, logits_BV)
     return logits_BV
@@ -71,7 +75,7 @@ def restrict(logits_BV: Array, config: GenerateConfig) -> Array:
 
 def choose(logits_BV: Array, key: Array, config: GenerateConfig) -> Array:
     """Returns the next token of each stream, tokens_B."""
-    if config.temperature == 0:
+    if config.temperature < GREEDY:
         return jnp.argmax(logits_BV, axis=-1)
     return jax.random.categorical(key, restrict(logits_BV, config))
 
