@@ -22,10 +22,7 @@ def provenance(
         "seed": config["train"]["seed"],
         "parameters": parameters,
         "git_revision": git_revision(),
-        "versions": {
-            "python": platform.python_version(),
-            **{name: importlib.metadata.version(name) for name in LIBRARIES},
-        },
+        "versions": versions(),
         "device_kind": jax.devices()[0].device_kind,
         "device_count": jax.device_count(),
         "process_count": jax.process_count(),
@@ -72,6 +69,12 @@ def git_revision(file: Path = Path(__file__)) -> str:
         return git("rev-parse", "HEAD") + dirty
     except (OSError, subprocess.CalledProcessError):
         return "none"
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions of Python and of the libraries that a result depends on."""
+    libraries = {name: importlib.metadata.version(name) for name in LIBRARIES}
+    return {"python": platform.python_version(), **libraries}
 
 
 def _usable_cores() -> int:

@@ -14,8 +14,9 @@ import sys
 import threading
 import time
 import traceback
+import zlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import jax
 import numpy as np
@@ -26,6 +27,7 @@ from txl_jax.errors import RETRY, USER_ERROR, BadNumbers, Interrupted, UserError
 
 Result = TypeVar("Result")
 EXITING = threading.Lock()  # held by the thread that ends the process
+before_exit: list[Callable[[int], None]] = []  # called with the exit status
 
 ADDRESS = "JAX_COORDINATOR_ADDRESS"
 COUNT = "JAX_NUM_PROCESSES"
@@ -148,6 +150,24 @@ def anywhere(condition: bool) -> bool:
     return bool(np.any(multihost_utils.process_allgather(np.array(condition))))
 
 
+def require_equal(values: Mapping[str, Any]) -> None:
+    """Raises UserError in all processes if a value differs between them.
+
+    All processes must call this with the same names.
+    """
+    if not several():
+        return
+    wait_for_all()
+    own = [zlib.crc32(repr(value).encode()) for value in values.values()]
+    all_PN = multihost_utils.process_allgather(np.array(own, np.uint32))
+    for name, all_P in zip(values, all_PN.T, strict=True):
+        if other := np.flatnonzero(all_P != all_P[0]).tolist():
+            raise UserError(
+                f"{name} of process {other[0]} differs from that of process 0 (here it "
+                f"is {values[name]!r}): start all processes with the same command"
+            )
+
+
 @contextlib.contextmanager
 def together(*errors: type[Exception]) -> Iterator[None]:
     """Raises an error in all processes if the block raises one of `errors` in any."""
@@ -213,6 +233,8 @@ def exit_now(line: str, status: int) -> NoReturn:
     """Prints a line and exits at once, from any thread; later calls never return."""
     EXITING.acquire()  # never released
     warn(line)
+    for tell in before_exit:
+        tell(status)
     if several() and is_first():
         time.sleep(EXIT_DELAY_SECONDS)
     os._exit(status)

@@ -19,7 +19,7 @@ from typing import Any
 
 from jax._src.distributed import global_state  # orbax uses it, too
 
-from txl_jax.errors import RETRY
+from txl_jax.errors import RETRY, USER_ERROR
 from txl_jax.runtime import distributed
 
 KEY = "txl_jax/peers"
@@ -70,8 +70,9 @@ class Peers:
         _start(self._watch, end)
 
     def _watch(self, end: socket.socket) -> None:
+        status = b""
         try:
-            end.recv(1)
+            status = end.recv(1)
         except ConnectionResetError:
             pass
         except OSError:  # the network is silent: left to jax's heartbeat
@@ -81,11 +82,20 @@ class Peers:
             time.sleep(GRACE_SECONDS)
         if self.over.is_set():
             return
-        for other in self.ends if first else ():  # these processes then end as well
-            with contextlib.suppress(OSError):
-                other.shutdown(socket.SHUT_RDWR)
+        if status == bytes([USER_ERROR]):
+            distributed.exit_now("another process has an error", USER_ERROR)
         line = "another process is lost (its connection closed); the same command"
         distributed.exit_now(f"{line} resumes", RETRY)
+
+    def tell(self, status: int) -> None:
+        """Sends the exit status of this process, whose connections close after it.
+
+        Process 0 sends it to all others, which then end as well.
+        """
+        for end in self.ends:
+            with contextlib.suppress(OSError):
+                end.sendall(bytes([status]))
+                end.shutdown(socket.SHUT_RDWR)
 
 
 def _start(target: Any, *args: Any) -> None:
@@ -99,6 +109,7 @@ def watching() -> Iterator[None]:
         yield
         return
     peers = Peers()
+    distributed.before_exit.append(peers.tell)
     with contextlib.suppress(OSError):
         peers.listen() if distributed.is_first() else peers.join()
     try:
