@@ -5,7 +5,7 @@
 | 0 | | the work is done |
 | 2 | USER_ERROR | the line says what to change |
 | 75 | RETRY | stopped by a signal, a hang or a lost process: the same command resumes |
-| 76 | BAD_NUMBERS | training stopped after too many bad updates in a row |
+| 76 | BAD_NUMBERS | too many bad updates in a row, or a result that is not finite |
 | 130 | INTERRUPTED | stopped by Ctrl-C: the same command resumes |
 
 Any other status is a bug, or 134: the death of the first of several processes.
@@ -41,10 +41,11 @@ class UserError(Exception):
 
 
 class BadNumbers(Exception):
-    """Too many updates in a row were skipped; a checkpoint was saved after them.
+    """Values are not finite: of too many updates in a row, of parameters or a result.
 
-    None of them changed its parameters. The same command continues with the data that
-    follow, so a scheduler should not restart the run by itself.
+    The skipped updates of a training changed no parameter, and a checkpoint was saved
+    after them. The same command continues with the data that follow, so a scheduler
+    should not restart the run by itself.
     """
 
     status = BAD_NUMBERS

@@ -7,43 +7,85 @@ stderr. `errors` lists the exit statuses. Of several processes, the first writes
 prints.
 """
 
+import os
+import signal
 import sys
+import threading
 
 import txl_jax
-from txl_jax.cli import flags, help
-from txl_jax.errors import USER_ERROR, UserError
+from txl_jax.errors import INTERRUPTED, RETRY, USER_ERROR, UserError
+from txl_jax.runtime import allocator
+
+BROKEN_PIPE = 128 + 13  # as a shell reports SIGPIPE
+STATUSES = {signal.SIGTERM: RETRY, signal.SIGINT: INTERRUPTED}
 
 
 def main(argv: list[str] | None = None) -> int:
     """Runs one mode and returns the exit status.
 
     Without argv it runs as a program, which also connects to the other processes and
-    handles signals.
+    handles signals. If the reader of stdout has gone, it ends quietly.
     """
-    args = sys.argv[1:] if argv is None else argv
-    if text := help_or_version(args):
-        print(text, end="")
-        return 0
+    if argv is None:
+        allocator.keep_freed()
+        exit_on_signals()
+    try:
+        status, text = run(sys.argv[1:] if argv is None else argv, argv is None)
+    except BrokenPipeError:
+        status, text = BROKEN_PIPE, ""
+    try:
+        print(text, end="", flush=True)
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the interpreter flushes again
+        if isinstance(error, BrokenPipeError):
+            return status or BROKEN_PIPE
+        print(f"txl_jax: stdout: {error.strerror}", file=sys.stderr)
+        return status or USER_ERROR
+    return status
+
+
+def run(args: list[str], is_program: bool) -> tuple[int, str]:
+    """Runs one mode; returns the exit status, and the help to print instead."""
+    from txl_jax.cli import flags, help  # after `exit_on_signals`: takes 0.2 s
+
+    if "--helpfull" in args:
+        return 0, help.full()
+    if {"--help", "-h"} & {*args}:
+        return 0, help.short()
+    if "--version" in args:
+        return 0, f"txl_jax {txl_jax.__version__}\n"
     try:
         command = flags.parse(args)
     except UserError as error:
         print(f"txl_jax: {error}", file=sys.stderr)
-        return USER_ERROR
+        return USER_ERROR, ""
     if command.print_config:
-        print(help.resolved(command), end="")
-        return 0
+        return 0, help.resolved(command)
     from txl_jax.cli import modes  # imports jax, which takes seconds
 
-    return modes.execute(command, is_program=argv is None)
+    return modes.execute(command, is_program), ""
 
 
-def help_or_version(args: list[str]) -> str:
-    """Returns the text for --help, --helpfull or --version, or ""."""
-    if "--helpfull" in args:
-        return help.full()
-    if {"--help", "-h"} & set(args):
-        return help.short()
-    return f"txl_jax {txl_jax.__version__}\n" if "--version" in args else ""
+def exit_on_signals() -> None:
+    """Makes SIGTERM and SIGINT end the process at once, with one line.
+
+    `runtime.preemption` takes over when there is work to save. A thread ends the
+    process, because Python's own handlers wait for C++ code, such as the connection to
+    other processes, to return.
+    """
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    for number in STATUSES:
+        signal.signal(number, lambda *_: None)  # so that its number reaches the pipe
+    signal.set_wakeup_fd(write)
+
+    def wait() -> None:
+        number = signal.Signals(os.read(read, 1)[0])
+        line = f"txl_jax: {number.name}: ended at once; the same command resumes\n"
+        os.write(2, line.encode())
+        os._exit(STATUSES[number])
+
+    threading.Thread(target=wait, name="early signals", daemon=True).start()
 
 
 if __name__ == "__main__":

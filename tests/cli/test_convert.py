@@ -37,6 +37,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
     path = tmp_path_factory.mktemp("home")
     huggingface.save_pretrained(*case(NAME), VOCAB, path / "model")
     (path / "model" / "vocab.json").unlink()
+    (path / "run.incomplete").mkdir()  # of the user
     rng = np.random.default_rng(0)
     lines = [" ".join(rng.choice(VOCAB.words[2:], 7)) for _ in range(300)]
     (path / "text.txt").write_text("\n".join(lines) + "\n")
@@ -58,7 +59,8 @@ def test_the_workdir_holds_the_model(home: Home) -> None:
     assert sorted(path.name for path in home.run.iterdir()) == [
         *("checkpoints", "config.json", "run.json", "vocab.json")
     ]
-    assert not home.run.with_name("run.incomplete").exists()
+    assert home.run.with_name("run.incomplete").exists()
+    assert not [*home.run.parent.glob(".incomplete*")]
     assert_equal(load.load(home.run).params, params)
     saved = configs.parse(configs.load_json(home.run / "config.json"))
     assert saved.model == config
@@ -93,6 +95,18 @@ def test_evaluation_scores_the_text(home: Home) -> None:
         nll.append(nll_BL)
     assert result["tokens"] == 80
     assert result["nll"] == pytest.approx(np.mean(nll), rel=1e-5)
+
+
+def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+    config, params = case(NAME)
+    bias = np.array(params["layers"]["feed_forward"]["out"]["bias"])
+    bias[0, 2] = np.inf
+    params["layers"]["feed_forward"]["out"]["bias"] = bias
+    huggingface.save_pretrained(config, params, VOCAB, tmp_path / "model")
+    done = imported(tmp_path / "model", tmp_path / "run")
+    assert (done.status, done.out) == (2, "")
+    assert "parameter layers/feed_forward/out/bias is not finite" in done.err
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 def test_training_is_refused_in_the_imported_workdir(home: Home) -> None:

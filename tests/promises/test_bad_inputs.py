@@ -5,6 +5,7 @@ file is changed. `tests/test_config.py` has the errors that the config alone sho
 """
 
 import contextlib
+import dataclasses
 import gzip
 import json
 import os
@@ -58,6 +59,17 @@ def update(change: Callable[[Any], object]) -> Change:
     return write
 
 
+def without_checksum(change: Callable[[Any], object]) -> Change:
+    """Returns a change of a JSON object that leaves it without a checksum."""
+
+    def write(path: Path) -> None:
+        state = verify_checksum(json.loads(path.read_text()), required=True)
+        change(state)
+        path.write_text(json.dumps(state))
+
+    return write
+
+
 def each(change: Change, names: str) -> Change:
     """Returns the change of all files below a folder that the glob names."""
     return lambda folder: [change(path) for path in list(folder.glob(names))]
@@ -93,9 +105,14 @@ COPIES: dict[str, tuple[str, str, Change]] = {
     "tokens_gone": ("data", "valid.bin", Path.unlink),
     "manifest_half": ("data", "manifest.json", write("{")),
     "manifest_deep": ("data", "manifest.json", write(DEEP)),
+    "manifest_doubled": ("data", "manifest.json", edit('"words": ', '"words": 1')),
     "vocab_number": ("data", "vocab.json", edit('"byte"', "7")),
     "config_unknown": ("run", "config.json", edit('"n_layer"', '"n_layers"')),
     "config_flipped": ("run", "config.json", edit('"keep": 2', '"keep": 3')),
+    "config_free": (
+        *("run", "config.json"),
+        without_checksum(lambda x: x["model"].update(n_layer=3)),
+    ),
     "layers": ("run", "config.json", update(lambda x: x["model"].update(n_layer=3))),
     "run_half": ("run", "run.json", cut),
     "run_other": ("run", "run.json", edit('"sha256": "', '"sha256": "0')),
@@ -137,6 +154,7 @@ txl --config                              | --config
 txl --config=quickstrat                   | did you mean 'quickstart'
 txl --config={tiny} --workdir={text}/x    | Not a directory
 txl --config={tiny} --workdir={long}      | File name too long
+txl --config={tiny} --workdir={home}/[a]  | has one of [ * ? in its path
 txl --config={tiny} --workdir=https://x/y | is neither a folder
 txl --config={tiny} --workdir=s3://b/run  | nor gs://BUCKET
 txl --config={tiny} --workdir={run} --config.model.n_layer=3 | model.n_layer was 2, is
@@ -160,6 +178,9 @@ new train.reset_memory_at=300             | = 300 is not a token of this vocabul
 new mesh.data=16                          | does not fit 8 devices; set one of them to
 new mesh.model=8                          | make it a multiple of 8, or lower mesh.model
 new mesh.fsdp=8 model.d_model=12          | model.d_model = 12 is not divisible by
+
+new data.vocab=char generate.prompt=😀    | generate.prompt: character '😀' is not
+new generate.prompt=@{home}/nowhere       | nowhere' cannot be read
 
 new data.convention=lined                 | data.convention = 'lined' must be
 new data.vocab_size=99                    | is not used with data.vocab='byte'
@@ -193,13 +214,15 @@ new data.data_dir={home}/tokens_cut       | delete the folder and prepare again
 new data.data_dir={home}/tokens_gone      | delete the folder and prepare again
 new data.data_dir={home}/manifest_half    | delete the folder and prepare again
 new data.data_dir={home}/manifest_deep    | delete the folder and prepare again
+new data.data_dir={home}/manifest_doubled | delete the folder and prepare again
 new data.data_dir={home}/vocab_number     | delete the folder and prepare again
 
 run nowhere                               | holds no run
 evaluate data                             | holds no run
 run config_unknown                        | {home}/config_unknown/config.json:
 run config_flipped                        | {home}/config_flipped/config.json:
-run layers                                | has another model or optimizer
+run layers                                | (model.n_layer was 2, is now 3)
+run config_free                           | (model.n_layer was 2, is now 3)
 evaluate layers                           | give the config of the run that
 run run_half                              | run.json is damaged
 run run_other                             | another version of corpus 'text'
@@ -352,6 +375,9 @@ def inputs(home: trained.Home) -> Iterator[Inputs]:
         (path / "tiny.py").write_text(trained.EXPERIMENT.format(**places))
         config = configs.parse(configs.load(str(path / "tiny.py")))
         configs.save_json(config, path / "run" / "config.json")
+        run = json.loads((path / "run" / "run.json").read_text())
+        run["config"] = dataclasses.asdict(config)
+        (path / "run" / "run.json").write_text(json.dumps(run, indent=2) + "\n")
         prepare(config.data)
         for name, content in WRITTEN.items():
             (path / name).parent.mkdir(exist_ok=True)
@@ -388,4 +414,4 @@ def test_a_model_that_is_too_large_is_one_line(
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory\nmore")
 
     monkeypatch.setattr("txl_jax.cli.modes.load", run_out)
-    inputs.refuse("evaluate run", "(RESOURCE_EXHAUSTED: Out of memory): in train")
+    inputs.refuse("evaluate run", "out of memory (RESOURCE_EXHAUSTED: Out of")

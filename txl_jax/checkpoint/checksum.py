@@ -1,4 +1,4 @@
-"""Mesh-independent checksums of arrays."""
+"""Mesh-independent checks of arrays: checksums, and values that are not finite."""
 
 import functools
 import math
@@ -28,6 +28,13 @@ def checksums(tree: Any) -> dict[str, Checksum]:
         name: (*dtype_and_shape(leaf), "{:08x}{:08x}".format(*words[name]))
         for name, leaf in leaves.items()
     }
+
+
+def first_nonfinite(tree: Any) -> str:
+    """Returns the name of the first array with a NaN or an infinity, or ""."""
+    leaves = dict(named_leaves(tree))
+    finite = jax.device_get(_jitted_finite(_replicated(tree))(leaves))
+    return next((name for name in leaves if not finite[name]), "")
 
 
 def named_leaves(tree: Any) -> list[tuple[str, Any]]:
@@ -72,6 +79,14 @@ def checksum_words(x: Array) -> Array:
 def _jitted_words(out_sharding: NamedSharding | None) -> Any:
     return jax.jit(
         lambda leaves: {name: checksum_words(leaf) for name, leaf in leaves.items()},
+        out_shardings=out_sharding,
+    )
+
+
+@functools.cache
+def _jitted_finite(out_sharding: NamedSharding | None) -> Any:
+    return jax.jit(
+        lambda leaves: {name: jnp.isfinite(x).all() for name, x in leaves.items()},
         out_shardings=out_sharding,
     )
 

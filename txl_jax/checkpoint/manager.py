@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import glob
 import logging
 import shutil
 import sys
@@ -256,6 +257,11 @@ def open_checkpoints(
     """Returns the manager of `<workdir>/checkpoints`; close it, or use it in `with`."""
     _quiet_orbax()
     folder = storage.absolute(workdir / "checkpoints")
+    if glob.has_magic(str(folder)):
+        raise UserError(
+            f"{str(folder.parent)!r} has one of [ * ? in its path, so that orbax could "
+            "not restore its checkpoints: give another --workdir"
+        )
     return Checkpoints(folder, config.keep, read_only)
 
 

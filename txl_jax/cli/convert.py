@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import json
-import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -14,6 +14,7 @@ import jax
 
 from txl_jax import config, metrics
 from txl_jax.checkpoint import save_restore
+from txl_jax.checkpoint.checksum import first_nonfinite
 from txl_jax.checkpoint.manager import open_checkpoints
 from txl_jax.config import Config
 from txl_jax.convert import formats, huggingface
@@ -52,6 +53,8 @@ def import_model(
     vocab_path = overrides.pop("data.vocab_path", "")
     with waiting(f"reading {options.source}"):
         source = formats.read(options, vocab_path, stated_fields(overrides))
+    if name := first_nonfinite(source.params):
+        raise UserError(f"{options.source}: parameter {name} is not finite")
     parsed = configure(source, workdir, overrides)
     check_shapes(source, parsed)
     with waiting(f"computing the SHA-256 of {options.source}"):
@@ -160,13 +163,14 @@ def complete_or_absent(path: Path) -> Iterator[Path]:
         yield path
         return
     path = path.absolute()
-    fresh = path.with_name(f"{path.name}.incomplete")
     try:
-        if fresh.exists():
-            shutil.rmtree(fresh)
-        fresh.mkdir(parents=True)
-        yield fresh
-        fresh.rename(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch = tempfile.TemporaryDirectory(dir=path.parent, prefix=".incomplete-")
+        with scratch as parent:  # only its owner may read it, unlike a folder inside
+            fresh = Path(parent, path.name)
+            fresh.mkdir()
+            yield fresh
+            fresh.rename(path)
     except OSError as error:
         raise UserError(
             f"cannot write {error.filename or path} ({error.strerror}): give another "

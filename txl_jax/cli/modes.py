@@ -1,7 +1,11 @@
 """The modes of the command line, and their execution with processes and signals."""
 
-from collections.abc import Callable
-from contextlib import ExitStack
+import errno
+import math
+import operator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -21,10 +25,12 @@ from txl_jax.cli import (
 )
 from txl_jax.cli.flags import MODES, Command
 from txl_jax.cli.prepare import prepare
+from txl_jax.config import FIELDS
 from txl_jax.data.tokens import statistics
 from txl_jax.errors import BadNumbers, Interrupted, UserError
+from txl_jax.report import provenance
 from txl_jax.report.log import say, to_json
-from txl_jax.runtime import allocator, distributed, peers, storage
+from txl_jax.runtime import distributed, peers, storage
 from txl_jax.runtime.preemption import stop
 from txl_jax.workdir.load import Loaded, load
 
@@ -53,35 +59,80 @@ RUN: dict[str, Callable[[Command], dict[str, Any]]] = {
 }
 
 
+# Errors that no change of the program prevents.
+OF_THE_MACHINE = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS),
+    *(errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EMFILE),
+)
+
+
 def execute(command: Command, is_program: bool) -> int:
     """Runs the command's mode, prints its result and returns the exit status."""
     absl_logging.set_verbosity(absl_logging.FATAL)  # orbax's errors are reported below
     try:
         with ExitStack() as stack:
             if is_program:
-                allocator.keep_freed()
                 if cache := command.config.run.compilation_cache:
                     jax.config.update("jax_compilation_cache_dir", cache)
                 distributed.connect()
                 stack.push(distributed.exit_on_error)
                 stack.enter_context(stop.listening())
                 stack.enter_context(peers.watching())
+                check_equal(command)
                 check_processes(command.mode)
-            result = RUN[command.mode](command)
-            distributed.wait_for_all()
+            with machine_errors(command.workdir):
+                result = RUN[command.mode](command)
+                check_finite(result)
+                distributed.wait_for_all()
+                if distributed.is_first():
+                    print(to_json({"mode": command.mode, **result}), flush=True)
     except (UserError, Interrupted, BadNumbers) as error:
         return distributed.report(error)
-    except storage.errors() as error:
-        if not storage.is_remote(command.workdir):
-            raise
-        reason = storage.one_line(error)
-        line = f"cannot reach {command.workdir} ({reason}): check the rights"
-        return distributed.report(UserError(line))
-    except jax.errors.JaxRuntimeError as error:
-        return distributed.report(out_of_memory(error))
-    if distributed.is_first():
-        print(to_json({"mode": command.mode, **result}), flush=True)
+    except (jax.errors.JaxRuntimeError, MemoryError) as error:
+        return distributed.report(out_of_memory(error, command.mode))
     return 0
+
+
+def check_finite(result: Any) -> None:
+    """Raises BadNumbers if a loss in a mode's result is not finite."""
+    if isinstance(result, list):
+        for each in result:
+            check_finite(each)
+    for name, value in result.items() if isinstance(result, dict) else ():
+        check_finite(value)
+        if "nll" in name and isinstance(value, float) and not math.isfinite(value):
+            raise BadNumbers(
+                f"{name} = {value}, although every parameter is finite: a layer's "
+                "values overflow; try --config.model.dtype=float32"
+            )
+
+
+@contextmanager
+def machine_errors(workdir: Path) -> Iterator[None]:
+    """Converts errors of the disk, of rights and of gs:// to UserError."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except storage.errors() as error:
+        if storage.is_remote(workdir):
+            reason = storage.one_line(error)
+            line = f"cannot reach {workdir} ({reason}): check the rights"
+            raise UserError(line) from error
+        if not isinstance(error, OSError) or error.errno not in OF_THE_MACHINE:
+            raise
+        raise UserError(
+            f"cannot use {error.filename or 'the disk or stdout'} ({error.strerror}): "
+            "fix this and run the same command again"
+        ) from error
+
+
+def check_equal(command: Command) -> None:
+    """Raises UserError if processes of a run have different commands or libraries."""
+    config = {name: operator.attrgetter(name)(command.config) for name in FIELDS}
+    flags = {"--mode": command.mode, "--workdir": str(command.workdir)}
+    rest = {"a flag": command.overrides, **provenance.versions()}
+    distributed.require_equal({**flags, **config, **rest})
 
 
 def check_processes(mode: str) -> None:
@@ -94,13 +145,19 @@ def check_processes(mode: str) -> None:
         )
 
 
-def out_of_memory(error: jax.errors.JaxRuntimeError) -> UserError:
+# What lowers the memory use of a mode; of the others, the lengths of the evaluation.
+SAVINGS = {
+    "train": "lower train.batch_size, raise train.batch_chunk or mesh.fsdp, or set "
+    "model.remat_policy=full",
+    "generate": "lower generate.mem_len or generate.samples",
+}
+
+
+def out_of_memory(error: Exception, mode: str) -> UserError:
     """Converts an out-of-memory error to a UserError; re-raises any other error."""
-    reason = str(error).partition("\n")[0][:200]
-    if "RESOURCE_EXHAUSTED" not in reason:
+    reason = str(error).partition("\n")[0][:200] or type(error).__name__
+    exhausted = "RESOURCE_EXHAUSTED" in reason or "out of memory" in reason.lower()
+    if not exhausted and not isinstance(error, MemoryError):
         raise error
-    return UserError(
-        f"the devices' memory is too small ({reason}): in training, lower "
-        "train.batch_size, raise train.batch_chunk or set model.remat_policy=full; in "
-        "evaluation, lower eval.streams or eval.tgt_len; or raise mesh.fsdp"
-    )
+    default = "lower eval.streams, eval.mem_len or eval.tgt_len"
+    return UserError(f"out of memory ({reason}): {SAVINGS.get(mode, default)}")

@@ -24,6 +24,7 @@ from txl_jax.report import curve, plots, tensorboard
 from txl_jax.report.log import last_step, read_metrics, say, to_json
 from txl_jax.report.progress import report_compilation
 from txl_jax.runtime import distributed
+from txl_jax.runtime.storage import replace
 from txl_jax.train import NO_HOOKS, Hooks, train
 from txl_jax.update.bad_numbers import Diagnosis
 from txl_jax.update.step import make_program
@@ -50,6 +51,7 @@ def trained(config: Config, workdir: Path) -> Iterator[tuple[Tokens, dict[str, A
     """
     claim.check_trainable(workdir, config)
     tokens = prepare(config.data)
+    distributed.require_equal({"the corpus": tokens.manifest["splits"]})
     fitted = fit_vocab(config, len(tokens.vocab))
     check_fit(fitted, tokens)
     initial = load_initial(fitted, workdir, tokens.vocab)
@@ -134,7 +136,7 @@ def make_streams(
 
 
 def check_fit(config: Config, tokens: Tokens) -> None:
-    """Raises UserError if token ids, splits, mesh or kernel do not fit the config."""
+    """Raises UserError if ids, splits, mesh, kernel or prompt do not fit the config."""
     mesh = fit_mesh(config)
     curve.load(config.train.expected_curve)
     ids = "train.reset_memory_at", "eval.reset_memory_at"
@@ -146,6 +148,8 @@ def check_fit(config: Config, tokens: Tokens) -> None:
         text = config.eval.cut(tokens.split(split))
         Streams(text, config.eval.streams, config.eval.tgt_len)
     check_kernel(config, mesh)
+    if config.generate.prompt != "@-":  # stdin can be read once
+        generate.find_prompts(config, tokens.vocab, tokens)
 
 
 def evaluate_best(
@@ -166,6 +170,10 @@ def evaluate_best(
         text = tokens.split(config.eval.split)
         baselines_bpc = baselines.measure(tokens.split("train"), text)
         result["baselines_bpc"] = baselines_bpc
+    say(f"a sample:\n{sample}\n")
+    ranking = {"this model": result["bpc"], **baselines_bpc}
+    for name, bits in sorted(ranking.items(), key=lambda row: row[1]):
+        say(f"{name:>12}: {bits:.3f} bits per token on {config.eval.split}")
     result["picture"] = str(workdir / "loss.png")
     result["sample"] = str(workdir / "sample.txt")
     with Staging(workdir) as staging:
@@ -175,9 +183,6 @@ def evaluate_best(
         (staging.folder / "sample.txt").write_text(sample, "utf-8")
         tensorboard.write_sample(workdir, staging.folder, loaded.step, sample)
         body = to_json(result, indent=2) + "\n"
-        (staging.folder / "result.json").write_text(body, "utf-8")
-    say(f"a sample, also in {workdir / 'sample.txt'}:\n{sample}\n")
-    ranking = {"this model": result["bpc"], **baselines_bpc}
-    for name, bits in sorted(ranking.items(), key=lambda row: row[1]):
-        say(f"{name:>12}: {bits:.3f} bits per token on {config.eval.split}")
+        path = staging.folder / "result.json"
+        replace(path, lambda path: path.write_text(body, "utf-8"))
     return result

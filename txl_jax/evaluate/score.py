@@ -18,6 +18,7 @@ from txl_jax import metrics
 from txl_jax.data.spelling import spell
 from txl_jax.data.streams import Streams
 from txl_jax.data.vocab import Vocab
+from txl_jax.errors import BadNumbers
 from txl_jax.evaluate import reader
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
 from txl_jax.evaluate.reader import Reader, Traced
@@ -75,7 +76,13 @@ def make_score(
         new_X = np.concatenate([each.weights_SBL[0, 0] > 0 for each in segments])
         nlls, hiddens = zip(*read.outputs(params, segments), strict=True)
         nll_P = np.concatenate([x_SBL[0, 0] for x_SBL in jax.device_get(nlls)])[new_X]
-        nll_T[0 if skip else 1 :] = nll_P[max(skip - 1, 0) : -1]
+        scored_P = nll_P[max(skip - 1, 0) : -1]
+        nll_T[0 if skip else 1 :] = scored_P
+        if not np.isfinite(scored_P).all():
+            raise BadNumbers(
+                "the loss is not finite, although every parameter is: a layer's values "
+                "overflow; try --config.model.dtype=float32"
+            )
         if hidden:
             rows = [x_SBLD[0, 0] for x_SBLD in jax.device_get(hiddens)]
             hidden_TD = np.concatenate(rows).astype(np.float32)[new_X][skip:]

@@ -11,12 +11,13 @@ from jax.sharding import Mesh
 from txl_jax import config as configs
 from txl_jax import sharding
 from txl_jax.checkpoint import manifest, save_restore
+from txl_jax.checkpoint.checksum import first_nonfinite
 from txl_jax.checkpoint.manager import open_checkpoints
 from txl_jax.checkpoint.manifest import Damaged, Imported
 from txl_jax.config import Config
 from txl_jax.data import vocab as vocabulary
 from txl_jax.data.vocab import Vocab
-from txl_jax.errors import UserError
+from txl_jax.errors import BadNumbers, UserError
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.txl import TransformerXL
 from txl_jax.report.log import last_step, say
@@ -56,7 +57,8 @@ def load(workdir: str | Path, config: Config | None = None) -> Loaded:
 
     `config` replaces the saved config, for example to evaluate on another mesh; the
     model must be the same. Its eval.checkpoint selects the checkpoint. Raises UserError
-    if the workdir holds no run or no such checkpoint.
+    if the workdir holds no run or no such checkpoint, and BadNumbers if a parameter is
+    not finite.
     """
     workdir = find(os.fspath(workdir))
     saved = configs.parse(configs.load_json(workdir / CONFIG))
@@ -80,6 +82,10 @@ def load(workdir: str | Path, config: Config | None = None) -> Loaded:
             raise UserError(
                 f"{error}: set eval.checkpoint to another step of {steps}"
             ) from error
+    if name := first_nonfinite(params):
+        raise BadNumbers(
+            f"parameter {name} in {workdir} is not finite: import or train it again"
+        )
     return Loaded(TransformerXL(config.model), params, vocab, config, step, mesh)
 
 

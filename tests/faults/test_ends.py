@@ -1,0 +1,163 @@
+"""How commands end: signals at any moment, unwritable output, values not finite."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+
+from tests.support import processes
+from tests.support.processes import Processes
+from tests.support.trained import Home, home
+from txl_jax.checkpoint import save_restore
+from txl_jax.checkpoint.manager import open_checkpoints
+from txl_jax.cli.modes import check_finite, machine_errors, out_of_memory
+from txl_jax.errors import BadNumbers, UserError
+from txl_jax.workdir.load import load
+
+FIXTURES = (home,)
+MAIN = "import sys; from txl_jax.main import main; sys.exit(main())"
+ALARM = """
+import os, signal, threading
+threading.Timer({after}, os.kill, (os.getpid(), signal.{name})).start()
+"""
+
+
+def program(*argv: str, start: str = "", **options: Any) -> subprocess.Popen[str]:
+    """Starts the program in another process, whose stderr is a pipe."""
+    line = [sys.executable, "-c", start + MAIN, *argv]
+    return subprocess.Popen(line, stderr=subprocess.PIPE, text=True, **options)
+
+
+@pytest.mark.parametrize(
+    "name, after, status", [("SIGTERM", 0.7, 75), ("SIGINT", 0.3, 130)]
+)
+def test_a_signal_while_jax_is_imported_is_one_line(
+    name: str, after: float, status: int
+) -> None:
+    start = ALARM.format(name=name, after=after)
+    # One of two processes, the other of which never comes.
+    run = program("--config=quickstart", "--mode=prepare", start=start, env=alone())
+    _, error = run.communicate(timeout=60)
+    line = f"txl_jax: {name}: ended at once; the same command resumes\n"
+    assert (run.returncode, error) == (status, line)
+
+
+def alone() -> dict[str, str]:
+    """Returns the environment of a process that waits for another one."""
+    address = f"127.0.0.1:{processes.free_port()}"
+    names = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+    return os.environ | dict(zip(names, (address, "2", "0"), strict=True))
+
+
+def test_a_closed_pipe_ends_quietly() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    run = program("--helpfull", stdout=write)
+    assert run.communicate(timeout=60)[1] == ""
+    assert run.returncode == 128 + signal.SIGPIPE
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_behind_stdout_is_one_line() -> None:
+    with open("/dev/full", "w") as full:
+        run = program("--helpfull", stdout=full)
+    error = run.communicate(timeout=60)[1]
+    assert (run.returncode, error) == (2, "txl_jax: stdout: No space left on device\n")
+
+
+def test_files_that_cannot_be_written_lose_no_result(home: Home) -> None:
+    (home.run / "loss.png").unlink()
+    (home.run / "loss.png").mkdir()
+    before = (home.run / "metrics.jsonl").read_text()
+    done = home.read("train")
+    assert done.status == 2
+    assert "this model:" in done.err  # the scores
+    error = done.err.splitlines()[-1]
+    assert f"{home.run}/loss.png (Is a directory)" in error
+    (home.run / "loss.png").rmdir()
+    assert home.read("train").result["updates"] == 60
+    assert (home.run / "metrics.jsonl").read_text() == before
+
+
+def test_only_errors_of_the_machine_become_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="x.json .No space left"):
+        with machine_errors(tmp_path):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "x.json")
+    with pytest.raises(FileNotFoundError), machine_errors(tmp_path):
+        (tmp_path / "missing").read_text()
+    with pytest.raises(BrokenPipeError), machine_errors(tmp_path):
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+
+@pytest.mark.parametrize("mode, advice", [("train", "batch_size"), ("generate", "mem")])
+def test_advice_against_too_little_memory_fits_the_mode(mode: str, advice: str) -> None:
+    for error in (
+        MemoryError(),
+        RuntimeError("INTERNAL: Out of memory allocating 9 bytes"),
+        RuntimeError("RESOURCE_EXHAUSTED: 9 bytes"),
+    ):
+        assert f"{mode}.{advice}" in str(out_of_memory(error, mode))
+    with pytest.raises(RuntimeError, match="INTERNAL: a bug"):
+        out_of_memory(RuntimeError("INTERNAL: a bug"), mode)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_result_that_is_not_finite_is_no_success(value: float) -> None:
+    check_finite({"rows": [{"nll": 1.0}], "nll": None, "name": value})
+    with pytest.raises(BadNumbers, match="nll = "):
+        check_finite({"rows": [{"nll": 1.0}, {"nll": value}]})
+
+
+@pytest.mark.parametrize("mode", ["evaluate", "score", "generate", "export"])
+def test_weights_that_are_not_finite_are_refused(home: Home, mode: str) -> None:
+    step, name = 61, "layers/feed_forward/out/bias"
+    with open_checkpoints(home.run, read_only=True) as manager:
+        saved = step in manager.all_steps()
+    if not saved:
+        params = load(home.run).params
+        bias = params["layers"]["feed_forward"]["out"]["bias"]
+        params["layers"]["feed_forward"]["out"]["bias"] = bias.at[1, 3].set(jnp.nan)
+        with open_checkpoints(home.run) as manager:
+            save_restore.save_items(manager, step, {"params": params})
+            manager.finish(step)
+    done = home.read(mode, f"--config.eval.checkpoint={step}")
+    assert (done.status, done.out) == (76, "")
+    assert f"parameter {name} in {home.run} is not finite" in done.err
+
+
+DIFFERS = "    c.optim.lr = 0.1 * (1 + int(os.environ['JAX_PROCESS_ID']))\n    return c"
+
+
+def test_processes_that_disagree_are_refused(tmp_path: Path) -> None:
+    tiny = processes.write_experiment(tmp_path)
+    source = tiny.read_text().replace("    return c", DIFFERS)
+    tiny.write_text(f"import os\n{source}")
+    run = Processes(tmp_path, f"--config={tiny}", f"--workdir={tmp_path / 'run'}")
+    assert run.wait() == [2, 2]
+    for index in range(2):
+        assert "optim.lr of process 1 differs from that of" in run.said(index)[0]
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_refusal_of_one_process_ends_the_other(tmp_path: Path, index: int) -> None:
+    """Both report the status of a user's error, not that of a lost process."""
+    tiny = processes.write_experiment(tmp_path)
+    config = tiny.read_text().replace(f"data_dir={str(tmp_path / 'data')!r}", "")
+    tiny.write_text(config)
+    places = [{"TFDS_DATA_DIR": str(tmp_path / "data")} for _ in range(2)]
+    places[index] = {"TFDS_DATA_DIR": str(tiny)}  # a file
+    flags = f"--config={tiny}", f"--workdir={tmp_path / 'run'}"
+    run = Processes(tmp_path, *flags, environments=places)
+    assert run.wait() == [2, 2]
+    assert "set data.data_dir" in run.said(index)[0]
+    assert run.said(1 - index) == [
+        f"txl_jax[{1 - index}]: another process has an error"
+    ]
