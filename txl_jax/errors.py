@@ -20,6 +20,8 @@ RETRY = 75  # EX_TEMPFAIL of sysexits.h: a scheduler may restart the run
 BAD_NUMBERS = 76
 INTERRUPTED = 130  # as in a shell: a scheduler should not restart the run
 
+LONGEST_LINE = 1000  # characters of an error; of a longer one the middle is left out
+
 
 class Interrupted(Exception):
     """The run stopped before its work was done; the same command resumes it."""
@@ -37,7 +39,10 @@ class UserError(Exception):
     """
 
     def __init__(self, line: str):
-        super().__init__(" ".join(line.split("\n")))  # quoted text may have line ends
+        line = printable(" ".join(line.split("\n")))  # it may quote text or a path
+        if len(line) > LONGEST_LINE:
+            line = f"{line[:600]} ... {line[-300:]}"
+        super().__init__(line)
 
 
 class BadNumbers(Exception):
@@ -49,6 +54,12 @@ class BadNumbers(Exception):
     """
 
     status = BAD_NUMBERS
+
+
+def printable(text: str) -> str:
+    """Escapes control characters for a terminal, except ends of lines and tabs."""
+    shown = (x if x.isprintable() or x in "\n\t" else repr(x)[1:-1] for x in text)
+    return text if text.isprintable() else "".join(shown)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ from txl_jax.config import Config
 from txl_jax.data.detokenization import check_detokenizes, detokenize
 from txl_jax.data.tokens import Tokens
 from txl_jax.data.vocab import Vocab
+from txl_jax.errors import printable
 from txl_jax.generate import texts
 from txl_jax.report.log import json_lines
 from txl_jax.runtime import distributed
@@ -77,6 +79,10 @@ def find_prompts(
 
 
 def print_first(text: str) -> None:
-    """Prints text on stdout at once, in the first process only."""
+    """Prints text on stdout at once, in the first process only.
+
+    A terminal gets no control characters; a file or a pipe gets the text as it is.
+    """
     if distributed.is_first():
+        text = printable(text) if sys.stdout.isatty() else text
         print(text, end="", flush=True)

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import tqdm
 
-from txl_jax.errors import UserError
+from txl_jax.errors import UserError, printable
 from txl_jax.metrics import bits
 from txl_jax.report.checksum import DAMAGE
 from txl_jax.report.timing import Timing
@@ -22,10 +22,11 @@ def say(line: str) -> None:
     """Prints a line on stderr, above a progress bar if there is one.
 
     Only the first of several processes prints. An stderr that cannot be written, such
-    as a file on a full disk, is ignored.
+    as a file on a full disk, is ignored. A terminal gets no control characters.
     """
     if not distributed.is_first():
         return
+    line = printable(line) if sys.stderr.isatty() else line
     with contextlib.suppress(OSError):
         tqdm.tqdm.write(line, file=sys.stderr)
 

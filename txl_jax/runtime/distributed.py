@@ -226,7 +226,8 @@ def warn(line: str) -> None:
 
 def _write(line: str) -> None:
     # A hanging thread may hold the lock of sys.stderr.
-    os.write(2, f"{line}\n".encode())
+    with contextlib.suppress(OSError):  # a full disk, or a closed pipe
+        os.write(2, f"{line}\n".encode(errors="backslashreplace"))
 
 
 def exit_now(line: str, status: int) -> NoReturn:

@@ -1,0 +1,31 @@
+"""Errors are one short line of printable text."""
+
+import pytest
+
+from txl_jax.errors import UserError, printable
+
+
+@pytest.mark.parametrize(
+    "text, shown",
+    [
+        ("a\tb\n", "a\tb\n"),
+        ("\x1b[2J\x07é😀", "\\x1b[2J\\x07é😀"),
+        ("x\r\x00\u202ey", "x\\r\\x00\\u202ey"),
+    ],
+)
+def test_a_terminal_gets_no_control_characters(text: str, shown: str) -> None:
+    assert printable(text) == shown
+
+
+def test_an_error_is_one_line_without_its_middle() -> None:
+    assert str(UserError("no file 'a\nb\x1b': give\none")) == (
+        "no file 'a b\\x1b': give one"
+    )
+    line = str(UserError(f"word {'x' * 10**6} is unknown: fix it"))
+    assert len(line) < 1000
+    assert line.startswith("word xx") and line.endswith("xx is unknown: fix it")
+
+
+def test_paths_of_other_bytes_are_shown() -> None:
+    name = b"caf\xe9".decode(errors="surrogateescape")
+    assert str(UserError(f"no file {name}")) == "no file caf\\udce9"
