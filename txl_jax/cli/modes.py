@@ -93,18 +93,19 @@ def execute(command: Command, is_program: bool) -> int:
     return 0
 
 
-def check_finite(result: Any) -> None:
+def check_finite(result: Any, name: str = "") -> None:
     """Raises BadNumbers if a loss in a mode's result is not finite."""
-    if isinstance(result, list):
+    if isinstance(result, dict):
+        for key, value in result.items():
+            check_finite(value, f"{name}.{key}" if name else str(key))
+    elif isinstance(result, list):
         for each in result:
-            check_finite(each)
-    for name, value in result.items() if isinstance(result, dict) else ():
-        check_finite(value)
-        if "nll" in name and isinstance(value, float) and not math.isfinite(value):
-            raise BadNumbers(
-                f"{name} = {value}, although every parameter is finite: a layer's "
-                "values overflow; try --config.model.dtype=float32"
-            )
+            check_finite(each, name)
+    elif "nll" in name and isinstance(result, float) and not math.isfinite(result):
+        raise BadNumbers(
+            f"{name} = {result}, although every parameter is finite: a layer's values "
+            "overflow; try --config.model.dtype=float32"
+        )
 
 
 @contextmanager
