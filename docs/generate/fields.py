@@ -4,9 +4,9 @@ import inspect
 
 from generate.markdown import code, table
 from txl_jax import config as configs
-from txl_jax.cli import flags, schema
+from txl_jax.cli import flags, help
 
-SECTIONS = schema.describe(configs.SECTIONS)
+SECTIONS = {name: help.describe(name, x) for name, x in configs.SECTIONS.items()}
 
 
 def config() -> str:
@@ -20,7 +20,7 @@ def config() -> str:
         ]
         file = inspect.getmodule(section).__name__.replace(".", "/")  # type: ignore[union-attr]
         parts.append(
-            f"{{#section-{name}}}\n## `{name}`\n\n{schema.summary(section)} "
+            f"{{#section-{name}}}\n## `{name}`\n\n{help.summary(section)} "
             f"Defined in `{file}.py`.\n\n"
             + table(("field", "type", "default", "meaning"), rows)
         )

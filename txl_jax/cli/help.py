@@ -1,10 +1,18 @@
-"""The text of --help, --helpfull and --print_config."""
+"""The text of --help, --helpfull and --print_config.
 
+The meaning of a field is the comment at the end of its line in the source or, without
+one, the comment on the lines above.
+"""
+
+import dataclasses
+import inspect
+import re
+import sys
 import textwrap
+from typing import Any, NamedTuple, get_args
 
 import txl_jax
 from txl_jax import config
-from txl_jax.cli import schema
 from txl_jax.cli.flags import MODES, Command
 
 SHORT = """\
@@ -40,15 +48,71 @@ The same command resumes a run that was stopped. Progress goes to stderr; the la
 on stdout is one JSON object.
 """
 
-
-GAP = " " * 14
 EMPTY = '""'  # an empty text or list
+
+
+class Field(NamedTuple):
+    """The description of one field."""
+
+    name: str  # "section.field", such as "model.n_layer"
+    type: str  # bool, int, float or str; "ints" etc. for a tuple
+    default: str  # as the text of a flag
+    meaning: str
+
+
+def summary(section: type) -> str:
+    """Returns the first paragraph of a section's docstring."""
+    return (inspect.getdoc(section) or "").split("\n\n")[0].replace("\n", " ")
+
+
+def as_flag(value: Any) -> str:
+    """Returns the text of a flag that sets a field to `value`, without line ends."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return ",".join(map(as_flag, value))
+    return value.encode("unicode_escape").decode() if type(value) is str else str(value)
+
+
+def describe(name: str, section: type) -> list[Field]:
+    """Returns the fields of a section in order; `name` is the section's."""
+    meanings, module = _meanings(section), vars(sys.modules[section.__module__])
+    fields = []
+    for field in dataclasses.fields(section):
+        items = get_args(field.type)
+        kind = f"{items[0].__name__}s" if items else field.type.__name__  # type: ignore[union-attr]
+        meaning = _spell_out(meanings[field.name], module)
+        text = as_flag(field.default)
+        fields.append(Field(f"{name}.{field.name}", kind, text, meaning))
+    return fields
+
+
+def _meanings(section: type) -> dict[str, str]:
+    """Returns {field: comment} of the dataclass, "" for a field without one."""
+    meanings: dict[str, str] = {}
+    above: list[str] = []  # comments on the lines before
+    for line in inspect.getsource(section).splitlines():
+        code, _, beside = line.partition("  # ")
+        if field := re.match(r"    (\w+): ", code):
+            meanings.setdefault(field[1], beside or " ".join(above))
+        comment = re.match(r"    # (.*)", line)
+        above = [*above, comment[1]] if comment else []
+    return meanings
+
+
+def _spell_out(meaning: str, module: dict[str, Any]) -> str:
+    """Replaces the name of a constant in "one of NAMES" by the names in it."""
+
+    def names(match: re.Match[str]) -> str:
+        return f"one of {', '.join(module[match[1]])}"
+
+    return re.sub(r"one of ([A-Z]{3,})\b", names, meaning)
 
 
 def short() -> str:
     """Returns the help that fits on a screen."""
     lines = [
-        textwrap.fill(f"  {name:<10}  {mode.summary}", 88, subsequent_indent=GAP)
+        textwrap.fill(f"  {name:<10}  {mode.summary}", 88, subsequent_indent=" " * 14)
         for name, mode in MODES.items()
     ]
     names = textwrap.fill(", ".join(config.SECTIONS), 66)
@@ -62,12 +126,12 @@ def short() -> str:
 def full() -> str:
     """Returns the short help and every field of the config."""
     blocks = [short().rstrip()]
-    for section, fields in schema.describe(config.SECTIONS).items():
+    for section, options in config.SECTIONS.items():
         modes = [name for name, mode in MODES.items() if mode.section == section]
         also = f" In mode {' and '.join(modes)} also --FIELD." if modes else ""
-        about = schema.summary(config.SECTIONS[section]) + also
+        about = summary(options) + also
         lines = [textwrap.fill(f"{section}: {about}", 88)]
-        for field in fields:
+        for field in describe(section, options):
             default = field.default or EMPTY
             lines.append(f"  --config.{field.name}={field.type} [{default}]")
             meaning = textwrap.fill(field.meaning, 80)
@@ -79,10 +143,10 @@ def full() -> str:
 def resolved(command: Command) -> str:
     """Returns every field of the command's config and the origin of its value."""
     lines = [f"# mode {command.mode}, workdir {command.workdir}"]
-    for section, fields in schema.describe(config.SECTIONS).items():
+    for section, options in config.SECTIONS.items():
         values = getattr(command.config, section)
-        for field in fields:
-            value = schema.as_flag(getattr(values, field.name.partition(".")[2]))
+        for field in describe(section, options):
+            value = as_flag(getattr(values, field.name.partition(".")[2]))
             line = f"{field.name} = {value or EMPTY}"
             if field.name in command.origins:
                 line += f"  # from {command.origins[field.name]}"
