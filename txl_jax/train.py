@@ -9,8 +9,7 @@ from typing import Any
 
 import jax
 
-from txl_jax.aot.peak import peak_flops
-from txl_jax.aot.roofline import needed_flops
+from txl_jax.aot.roofline import needed_flops, peak_flops
 from txl_jax.checkpoint import save_restore
 from txl_jax.checkpoint.manager import Checkpoints, open_checkpoints
 from txl_jax.checkpoint.save_restore import Snapshot

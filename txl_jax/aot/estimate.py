@@ -1,7 +1,4 @@
-"""The cost of a compiled step on a TPU slice: memory, traffic and bounds on speed.
-
-Dims: B streams, L segment.
-"""
+"""The cost of a compiled step on a TPU slice: memory, traffic and bounds on speed."""
 
 from typing import Any, NamedTuple
 
@@ -10,10 +7,9 @@ from jax.sharding import Mesh
 from txl_jax import sharding
 from txl_jax.aot import roofline
 from txl_jax.aot.chips import Slices
-from txl_jax.aot.collectives import collectives
 from txl_jax.aot.hlo import Program
 from txl_jax.aot.lower import Compiled
-from txl_jax.aot.traffic import by_scope, hbm_bytes
+from txl_jax.aot.traffic import by_scope, collectives, hbm_bytes
 from txl_jax.model.config import ModelConfig
 
 
@@ -39,7 +35,6 @@ def estimate(tpus: Slices, mesh: Mesh, done: Compiled, work: Work) -> dict[str, 
         "fits": done.fits,
         "hbm_bytes": done.bytes,
         "hbm_capacity_bytes": int(capacity),
-        "donated_bytes": done.aliased,
         "seconds_to_compile": round(done.seconds, 1),
         "flops_per_token": needed / (B * L),
     }
@@ -75,7 +70,6 @@ def estimate(tpus: Slices, mesh: Mesh, done: Compiled, work: Work) -> dict[str, 
         "limit": max(seconds, key=seconds.__getitem__),
         "seconds": seconds,
         "communication_share": seconds["interconnect"] / both["no_overlap"],
-        "cross_slice_share": seconds["network"] / both["no_overlap"],
         "hbm_traffic_bytes": int(traffic),
         "hbm_traffic_by_scope": {name: int(scopes[name] / calls) for name in scopes},
         "collectives": totals,

@@ -1,8 +1,6 @@
 """Compiles a jitted step ahead of time for devices that need not be attached.
 
 libtpu compiles for a TPU slice on any machine, from shapes instead of arrays.
-
-Dims: S segments in a call, B streams, L segment.
 """
 
 import contextlib

@@ -1,19 +1,22 @@
-"""Lower bounds on the time of a step on a TPU: products, HBM, interconnect, network.
+"""The FLOPs of a step, peak rates, and lower bounds on a step's time on a TPU.
 
-Each bound is the work of the step divided by the chip's rate. If all of them overlap,
-the step takes at least the greatest; if none overlap, at least their sum. The work of
-the vector units (softmax, dropout, norms) is not included.
-
-Dims: L segment, M memory, K = M + L keys, R distances, D model, E embedding, H heads, A
-head, F feed-forward, V vocabulary, T tokens.
+Each bound (products, HBM, interconnect, network) is the work of the step divided by the
+chip's rate. If all of them overlap, the step takes at least the greatest; if none
+overlap, at least their sum. The work of the vector units (softmax, dropout, norms) is
+not included.
 """
 
+import functools
+import re
+import time
 from collections.abc import Iterable, Sequence
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from txl_jax.aot.chips import Slices
-from txl_jax.aot.collectives import CROSS_SLICE, Collective
+from txl_jax.aot.traffic import CROSS_SLICE, Collective
 from txl_jax.model.config import ModelConfig
 
 # The FLOPs of matrix products in a forward pass are an array of three kinds: both
@@ -123,6 +126,71 @@ def device_flops(
         return float((layers / model_shards + vocabulary) @ EVALUATION)
     own = layers @ LAYERS.get(config.remat_policy, REMAT)
     return float(own / model_shards + vocabulary @ TRAINING)
+
+
+# Of one jax device, for dense bfloat16 products (float16 on T4). TPUs: the pages cited
+# in `chips`; a device of v2 and v3 is a core, half of a chip. GPUs: NVIDIA's data
+# sheets of the SXM models, without sparsity, read in November 2026.
+PEAK_FLOPS = {
+    "TPU v2": 22.5e12,
+    "TPU v3": 61.5e12,
+    "TPU v4": 275e12,
+    "TPU v5 lite": 197e12,
+    "TPU v5e": 197e12,
+    "TPU v5": 459e12,  # v5p
+    "TPU v5p": 459e12,
+    "TPU v6 lite": 918e12,
+    "TPU v6e": 918e12,
+    "A100": 312e12,
+    "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
+    "H100": 989e12,
+    "H200": 989e12,
+    "GH200": 989e12,
+    "L4": 121e12,
+    "T4": 65e12,
+}
+# Sizes of the matrices whose product is timed where no peak is known: it must take much
+# longer than its dispatch.
+CPU_SIZE, SIZE = 1024, 8192
+REPEATS = 5
+
+
+def peak_flops() -> float:
+    """Returns the peak FLOP/s of all devices of the run.
+
+    The peak of a CPU, or of an unknown accelerator, is measured by a matrix product.
+    """
+    device = jax.local_devices()[0]
+    if peak := known_peak(device.device_kind):
+        return peak * jax.device_count()
+    # The CPU devices of a process share its cores.
+    count = jax.process_count() if device.platform == "cpu" else jax.device_count()
+    return measured_peak() * count
+
+
+def known_peak(device_kind: str) -> float:
+    """Returns the peak FLOP/s of a kind of device, or 0 if PEAK_FLOPS lacks it."""
+    for name, peak in PEAK_FLOPS.items():
+        if re.search(rf"\b{name}\b", device_kind):
+            return peak
+    return 0.0
+
+
+@functools.cache
+def measured_peak() -> float:
+    """Returns the FLOP/s of a float32 matrix product, the best of a few."""
+    device = jax.local_devices()[0]
+    size = CPU_SIZE if device.platform == "cpu" else SIZE
+    x = jax.device_put(jnp.ones((size, size)), device)
+    multiply = jax.jit(jnp.matmul)
+    multiply(x, x).block_until_ready()
+    best = float("inf")
+    for _ in range(REPEATS):
+        began = time.perf_counter()
+        multiply(x, x).block_until_ready()
+        best = min(best, time.perf_counter() - began)
+    return 2 * size**3 / best
 
 
 # A hop takes about a microsecond (the book cited in `chips`, scaling-book/sharding,
