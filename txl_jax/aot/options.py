@@ -2,7 +2,6 @@
 
 import dataclasses
 
-from txl_jax.errors import UserError
 from txl_jax.runtime.constraint import at_least, check, one_of
 
 
@@ -15,7 +14,8 @@ class CompileConfig:
     # streams per chip, which set train.batch_size; 0 = train.batch_size is unchanged,
     # -1 = the most that fit, up to 1,024
     streams_per_chip: int = at_least(-1, 0)
-    # find the remat policy, mesh and number of streams with the most tokens per second
+    # find the remat policy, mesh and, unless given, number of streams with the most
+    # tokens per second
     search: bool = False
     # "config" = the configured mesh, "auto" = the one with the fewest shards that fits
     mesh: str = one_of(("config", "auto"), "config")
@@ -23,9 +23,3 @@ class CompileConfig:
     def __post_init__(self) -> None:
         """Raises UserError for an impossible value."""
         check(self, "compile")
-        if self.search and self.streams_per_chip:
-            raise UserError(
-                f"compile.search = True and compile.streams_per_chip = "
-                f"{self.streams_per_chip}: the search chooses the streams; leave "
-                "compile.streams_per_chip at 0"
-            )

@@ -6,19 +6,15 @@ from typing import Any
 from txl_jax.aot import chips
 from txl_jax.aot.estimate import Work, estimate
 from txl_jax.aot.lower import Compiled
-from txl_jax.cli.steps import (
-    compile_evaluation,
-    compile_on_mesh,
-    find_vocab,
-    replace,
-)
+from txl_jax.cli import steps
+from txl_jax.cli.steps import replace
 from txl_jax.config import Config
 from txl_jax.errors import UserError
 from txl_jax.evaluate.options import evaluation_model
 from txl_jax.report.log import say
 from txl_jax.workdir.fit import fit_mesh
 
-MOST_STREAMS = 1024  # per chip, where a search ends: of a tiny model ever more fit
+MOST_STREAMS = 1024  # per chip, where a search ends: a tiny model would never fill it
 
 
 def run(config: Config) -> dict[str, Any]:
@@ -27,13 +23,13 @@ def run(config: Config) -> dict[str, Any]:
     tpus = chips.find(options.topology, options.slices)
     devices = chips.find_devices(tpus)
     choose = search_policies if options.search else compile_one
-    config, result = choose(find_vocab(config), devices, tpus)
+    config, result = choose(steps.find_vocab(config), devices, tpus)
     if not result["fits"]:
         result["knobs"] = knobs(config)
     lengths = config.eval.streams, config.eval.tgt_len, config.eval.ext_len
     work = Work(evaluation_model(config.model, config.eval), *lengths, False)
     try:
-        done = compile_evaluation(config, devices)
+        done = steps.compile_evaluation(config, devices)
         cost = estimate(tpus, fit_mesh(config, devices), done, work)
         result["evaluation"] = {"streams": config.eval.streams, **cost}
     except UserError as error:
@@ -53,7 +49,7 @@ def compile_one(
     else:
         size = streams * tpus.chips or config.train.batch_size
         config = replace(config, "train", batch_size=size)
-        config, done = compile_on_mesh(config, devices)
+        config, done = steps.compile_on_mesh(config, devices)
     return config, describe(config, devices, tpus, done)
 
 
@@ -86,15 +82,18 @@ def search_policies(
     """Returns the fastest config that fits, and its costs, with those of each policy.
 
     For each remat policy: the least split mesh on which any streams fit, and the most
-    streams that fit there. The fastest has the most tokens per second without overlap
-    of products, memory traffic and exchanges.
+    streams that fit there, or compile.streams_per_chip. The fastest has the most tokens
+    per second without overlap of products, memory traffic and exchanges.
     """
-    config = replace(config, "compile", search=False, streams_per_chip=-1, mesh="auto")
+    streams = config.compile.streams_per_chip or -1
+    config = replace(config, "compile", streams_per_chip=streams, mesh="auto")
     found: list[tuple[float, Config, dict[str, Any]]] = []
     for policy in ("none", "dots", "full"):
         tried = replace(config, "model", remat_policy=policy)
         try:
             tried, costs = compile_one(tried, devices, tpus)
+            if not costs["fits"]:
+                raise UserError(f"out of memory on {tpus.name}")
         except UserError as error:
             say(f"remat_policy = {policy}: {error}")
             continue
@@ -126,7 +125,7 @@ def largest_batch(
     def fits(count: int) -> tuple[bool, int]:
         nonlocal config
         config = replace(config, "train", batch_size=count * unit * tpus.chips)
-        config, done = compile_on_mesh(config, devices)
+        config, done = steps.compile_on_mesh(config, devices)
         config = replace(config, "compile", mesh="config")  # the same from now on
         verb = "fit" if done.fits else "do not fit"
         room = f"{gib(done.bytes)} of {gib(tpus.chip.hbm)}"
@@ -152,7 +151,7 @@ def search(fits: Callable[[int], tuple[bool, int]], capacity: float, most: int) 
     may be accepted although it states more bytes than the capacity, and the reverse:
     where the line contradicts the newest trial, steps of 1, 2, 4, ... replace it.
     """
-    low, high = 0, most + 1  # low fits, high does not
+    low, high = 0, most + 1  # low fits, high does not or is not tried
     count, step, last, before = 1, 1, 0, 0
     while high - low > 1:
         good, size = fits(count)
@@ -192,10 +191,8 @@ def gib(size: float) -> str:
 def table(result: dict[str, Any]) -> list[str]:
     """Returns the main results as lines of text."""
     lines = [
-        f"{result['slices']} x "
-        * (result["slices"] > 1)
-        + f"{result['topology']}: {result['chips']} chips, {result['cores']} cores, "
-        f"{result['devices']} devices, mesh {result['mesh']}",
+        f"{result['slices']} x {result['topology']}: {result['chips']} chips, "
+        f"{result['cores']} cores, {result['devices']} devices, mesh {result['mesh']}"
     ]
     for name, step in (("training", result), ("evaluation", result["evaluation"])):
         if "error" in step:
@@ -217,9 +214,6 @@ def table(result: dict[str, Any]) -> list[str]:
         for kind, each in step["collectives"].items():
             total = f"{each['count']} of {each['bytes'] / 1e6:,.1f} MB in total"
             lines.append(f"{kind:>28}  {total}")
-        if result["slices"] > 1:
-            share = f"{step['cross_slice_share']:.0%} of a step without overlap"
-            lines.append(f"{'data-center network':>28}  {share}")
     if "knobs" in result:
         lines.append(f"{'':>12}  {result['knobs']}")
     return lines

@@ -12,7 +12,7 @@ import numpy as np
 from txl_jax import sharding
 from txl_jax.cli import evaluate, generate
 from txl_jax.cli.prepare import check_token_ids, prepare
-from txl_jax.cli.steps import check_kernel
+from txl_jax.cli.steps import training_step
 from txl_jax.config import Config
 from txl_jax.data.copying import FIRST_ANSWER
 from txl_jax.data.sentences import ShuffledSentences
@@ -109,10 +109,7 @@ def train_on(
 def make_streams(
     config: Config, tokens: np.ndarray, rows: slice | np.ndarray
 ) -> Streams:
-    """Returns the streams `rows` of the training text.
-
-    In a copying task only the answers are scored.
-    """
+    """Returns the streams `rows` of the training text; copying scores only answers."""
     train = config.train
     order: Order = in_file_order
     if train.sentence_end >= 0:
@@ -147,7 +144,9 @@ def check_fit(config: Config, tokens: Tokens) -> None:
     for split in ("valid", config.eval.split):
         text = config.eval.cut(tokens.split(split))
         Streams(text, config.eval.streams, config.eval.tgt_len)
-    check_kernel(config, mesh)
+    if config.model.kernel not in ("auto", "xla"):  # it may not support this step
+        step, *args = training_step(config, mesh)
+        step.trace(*args)
     if config.generate.prompt != "@-":  # stdin can be read once
         generate.find_prompts(config, tokens.vocab, tokens)
 
@@ -155,10 +154,9 @@ def check_fit(config: Config, tokens: Tokens) -> None:
 def evaluate_best(
     config: Config, workdir: Path, tokens: Tokens, training: dict[str, Any]
 ) -> dict[str, Any]:
-    """Evaluates the best checkpoint, draws a sample and measures the baselines.
+    """Returns the scores of the best checkpoint and the results of `training`.
 
-    Reports all of it, and writes result.json, a plot and the sample. Returns the scores
-    together with the results of `training`.
+    Writes them to result.json, with a plot and a sample.
     """
     loaded = load(workdir, config)
     result = evaluate.evaluate(loaded, tokens) | {"workdir": str(workdir), **training}

@@ -13,12 +13,8 @@ import jax
 from jax.sharding import Mesh
 
 from txl_jax import sharding
-from txl_jax.aot.lower import (
-    Compiled,
-    abstract_result,
-    abstract_segments,
-    compile_step,
-)
+from txl_jax.aot import lower
+from txl_jax.aot.lower import Compiled
 from txl_jax.checkpoint.save_restore import abstract
 from txl_jax.config import Config
 from txl_jax.data.catalog import CORPORA
@@ -55,13 +51,6 @@ def find_vocab(config: Config) -> Config:
     return replace(config, "model", vocab_size=size)
 
 
-def check_kernel(config: Config, mesh: Mesh) -> None:
-    """Raises UserError if the named kernel does not support the training step."""
-    if config.model.kernel not in ("auto", "xla"):
-        step, *args = training_step(config, mesh)
-        step.trace(*args)
-
-
 def training_step(config: Config, mesh: Mesh) -> tuple[Any, ...]:
     """Returns the jitted training step and its abstract arguments."""
     train = config.train
@@ -69,13 +58,13 @@ def training_step(config: Config, mesh: Mesh) -> tuple[Any, ...]:
     state = abstract(jax.eval_shape(init), places)
     L = train.ext_len + train.tgt_len + (SLACK if train.varlen else 0)
     S, B = train.segments_per_call, train.batch_size
-    return step, state, abstract_segments(mesh, S, B, L)
+    return step, state, lower.abstract_segments(mesh, S, B, L)
 
 
 def compile_train(config: Config, devices: list[Any]) -> Compiled:
     """Compiles the training step; raises UserError like `check_mesh`."""
     mesh = check_mesh(config, devices)
-    return compile_step(mesh, *training_step(config, mesh))
+    return lower.compile_step(mesh, *training_step(config, mesh))
 
 
 def compile_evaluation(config: Config, devices: list[Any]) -> Compiled:
@@ -86,10 +75,12 @@ def compile_evaluation(config: Config, devices: list[Any]) -> Compiled:
     params = abstract(jax.eval_shape(init).params, places.params)
     reader = make_reader(config.model, config.eval, mesh)
     with jax.set_mesh(mesh):
-        params = abstract_result(reader.unstack, params)
-        memory = abstract_result(reader.empty, params)
-    segment = abstract_segments(mesh, 1, B, config.eval.ext_len + config.eval.tgt_len)
-    return compile_step(mesh, reader.step, params, memory, segment)
+        params = lower.abstract_result(reader.unstack, params)
+        memory = lower.abstract_result(reader.empty, params)
+    segment = lower.abstract_segments(
+        mesh, 1, B, config.eval.ext_len + config.eval.tgt_len
+    )
+    return lower.compile_step(mesh, reader.step, params, memory, segment)
 
 
 def compile_on_mesh(config: Config, devices: list[Any]) -> tuple[Config, Compiled]:
