@@ -2,8 +2,6 @@
 
 The losses of every model and context are kept on disk, so that an interrupted
 comparison resumes and later comparisons of the same models reuse them.
-
-Dims: I models, C contexts, T positions.
 """
 
 import dataclasses
@@ -24,15 +22,8 @@ from txl_jax.cli.prepare import prepare
 from txl_jax.config import Config, load_json, override, parse
 from txl_jax.data import vocab
 from txl_jax.errors import UserError
+from txl_jax.evaluate import recl
 from txl_jax.evaluate.options import ReclConfig
-from txl_jax.evaluate.recl import (
-    RATIOS,
-    gains,
-    make_context_nll,
-    plot_recl,
-    recl,
-    spread,
-)
 from txl_jax.model.config import ABSOLUTE_POSITIONS
 from txl_jax.report.log import say
 from txl_jax.report.progress import Progress
@@ -59,7 +50,7 @@ def run(config: ReclConfig, folder: Path, overrides: dict[str, str]) -> dict[str
     started = time.perf_counter()
     members = open_members(config, overrides)
     split, tokens = members[0].config.eval.split, len(members[0].text)
-    positions_T = spread(tokens, config.lengths[-1], config.positions)
+    positions_T = recl.spread(tokens, config.lengths[-1], config.positions)
     if not len(positions_T):
         raise UserError(
             f"eval.split = {split!r} has {tokens} tokens, too few for the longest of "
@@ -77,7 +68,7 @@ def run(config: ReclConfig, folder: Path, overrides: dict[str, str]) -> dict[str
         **measure(config, nll_ICT, [about for _, about in scored]),
         "seconds": time.perf_counter() - started,
     }
-    files = write_files(folder / "recl", result, plot_recl)
+    files = write_files(folder / "recl", result, recl.plot_recl)
     for row in result["members"]:
         cells = [
             f"{length}{'' if row['ended'][ratio] else ' or more'} for r = {ratio}"
@@ -90,9 +81,7 @@ def run(config: ReclConfig, folder: Path, overrides: dict[str, str]) -> dict[str
 def open_members(config: ReclConfig, overrides: dict[str, str]) -> list[Member]:
     """Opens the compared models; raises UserError unless they score the same tokens."""
     if not config.workdirs:
-        raise UserError(
-            "--mode=recl compares models: give two or more as --workdirs=RUN,RUN"
-        )
+        raise UserError("--mode=recl: give two or more as --workdirs=RUN,RUN")
     members: list[Member] = []
     for workdir in config.workdirs:
         folder = find(workdir)
@@ -143,19 +132,20 @@ def score(
     names = ("tgt_len", "mem_len", "clamp_len", "same_length")
     lengths = {name: getattr(member.config.eval, name) for name in names}
     full = full_context(member.config)
-    folder = make_folder(
-        losses,
-        {
-            "checkpoint_step": loaded.step,
-            "parameters_digest": sorted(checksums(loaded.params).items()),
-            "model": dataclasses.asdict(loaded.model.config),
-            "eval": lengths,
-            "sha256": member.sha256,
-            "positions_sha256": hashlib.sha256(positions_T.tobytes()).hexdigest(),
-        },
-    )
+    identity = {
+        "checkpoint_step": loaded.step,
+        "parameters_digest": sorted(checksums(loaded.params).items()),
+        "model": dataclasses.asdict(loaded.model.config),
+        "eval": lengths,
+        "sha256": member.sha256,
+        "positions_sha256": hashlib.sha256(positions_T.tobytes()).hexdigest(),
+    }
+    text = json.dumps(identity, sort_keys=True)
+    folder = losses / hashlib.sha256(text.encode()).hexdigest()[:16]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "identity.json").write_text(text + "\n", "utf-8")
     model = loaded.model.config, member.config.eval, loaded.params
-    context_nll = make_context_nll(*model, loaded.mesh)
+    context_nll = recl.make_context_nll(*model, loaded.mesh)
     rows = []
     for context in config.lengths:
         length = min(context, full or context)
@@ -175,15 +165,6 @@ def score(
         "full_context_tokens": full,
         "losses": str(folder),
     }
-
-
-def make_folder(losses: Path, identity: dict[str, Any]) -> Path:
-    """Creates and returns the folder of the losses that depend on `identity`."""
-    text = json.dumps(identity, sort_keys=True)
-    folder = losses / hashlib.sha256(text.encode()).hexdigest()[:16]
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "identity.json").write_text(text + "\n", "utf-8")
-    return folder
 
 
 def read(path: Path) -> np.ndarray | None:
@@ -208,16 +189,17 @@ def measure(
     columns = ("recl_tokens", "ended", "relative_gain", "ppl_gain")
     members = [{**row, **{name: {} for name in columns}} for row in rows]
     baselines: dict[str, list[float]] = {}
-    for ratio in RATIOS:
+    for ratio in recl.RATIOS:
         key = f"{ratio:g}"
-        gained = gains(nll_ICT, ratio)
-        baselines[key] = gained.baseline_C.tolist()
+        baseline_C, gain_IC = recl.gains(nll_ICT, ratio)
+        relative_IC = gain_IC / baseline_C
+        baselines[key] = baseline_C.tolist()
         for i, row in enumerate(members):
-            length, row["ended"][key] = recl(gained.relative_IC[i], config.lengths)
+            length, row["ended"][key] = recl.recl(relative_IC[i], config.lengths)
             # The effective context cannot exceed what the model can read.
             row["recl_tokens"][key] = min(length, row["full_context_tokens"] or length)
-            row["relative_gain"][key] = gained.relative_IC[i].tolist()
-            row["ppl_gain"][key] = gained.absolute_IC[i].tolist()
+            row["relative_gain"][key] = relative_IC[i].tolist()
+            row["ppl_gain"][key] = gain_IC[i].tolist()
     for row, nll_CT in zip(members, nll_ICT, strict=True):
         row["ppl"] = np.exp(nll_CT.mean(axis=1)).tolist()
     return {"group_ppl": baselines, "members": members}

@@ -1,7 +1,4 @@
-"""The size and the reach of a memory, computed from the config (section 3.2).
-
-Dims: B streams, L segment, M memory, N layers, D model, H heads, A head.
-"""
+"""The size and the reach of a memory, computed from the config (section 3.2)."""
 
 from typing import Any
 
@@ -12,10 +9,10 @@ from txl_jax.model.memory import keys_per_query
 def account(config: ModelConfig, batch_size: int, tgt_len: int) -> dict[str, Any]:
     """Returns the memory's size and reach, and the share of dependencies it saves.
 
-    cache_bytes is the size of the paper's cache of hidden states, N x M x D x B
-    numbers. Evaluation and generation keep keys and values of memory and segment
-    instead: key_value_bytes, 2 x N x (M + L) x H x A x B numbers. lost_without_memory
-    is the share of dependencies in reach that segments without memory would lose.
+    cache_bytes is the size of the paper's cache of hidden states. Evaluation and
+    generation keep keys and values of memory and segment instead: key_value_bytes.
+    lost_without_memory is the share of dependencies in reach that segments without
+    memory would lose.
     """
     context = effective_context(config, tgt_len)
     N, M, itemsize = config.n_layer, config.mem_len, config.compute_dtype.itemsize

@@ -41,13 +41,8 @@ WHOLE = "all"  # the sum of the terms a, b, c and d: the model's score
 SHOWN = 12  # targets, evenly spaced, whose attention the page shows one by one
 
 
-class Attended(NamedTuple):
-    """Inputs of a layer's attention to a segment; the fields may be stacked [N, ..]."""
-
-    q_BLHA: Array
-    k_BKHA: Array
-    distances: PositionTerms
-    oldest_BL: Array
+# The inputs of a layer's attention: q_BLHA, k_BKHA, the distances and oldest_BL.
+Attended = tuple[Array, Array, PositionTerms, Array]
 
 
 class Tally(NamedTuple):
@@ -72,7 +67,7 @@ def read_attended(
             k_BKHA, _ = result[1]  # of the memory and the segment
             q_BLHA = _project_queries(context.module, h_BLD)
             distances = layer.distances(k_BKHA.shape[1])
-            layers.append(Attended(q_BLHA, k_BKHA, distances, oldest_BL))
+            layers.append((q_BLHA, k_BKHA, distances, oldest_BL))
         return result
 
     with nn.intercept_methods(record):
@@ -119,7 +114,7 @@ def by_distance(p_HLK: Array, R: int) -> Array:
 
 def tally(attended: Attended) -> Tally:
     """Returns the tally of one layer, for one segment of one stream."""
-    L, K = attended.q_BLHA.shape[1], attended.k_BKHA.shape[1]
+    L, K = attended[0].shape[1], attended[1].shape[1]
     p_HLR = {
         name: by_distance(p_HBLK[:, 0], K - L)
         for name, p_HBLK in terms(attended).items()

@@ -16,7 +16,6 @@ from typing import Any
 
 import matplotlib
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
@@ -34,53 +33,35 @@ TITLES = {
 }
 
 
-def _draw_rows(axes: Axes, mean_NHR: np.ndarray) -> matplotlib.image.AxesImage:
-    """Draws one row per head, the first layer on top, with lines between layers.
+def _plot_rows(maps: Maps, names: Iterable[str]) -> Figure:
+    """Draws a panel per term, with a row per head and lines between layers.
 
     Colors are logarithmic around the uniform 1 / R.
     """
-    N, H, R = mean_NHR.shape
-    image = axes.imshow(
-        np.maximum(mean_NHR.reshape(N * H, R), 0.1 / R),
-        norm=LogNorm(vmin=0.1 / R, vmax=0.5),
-        cmap="magma_r",
-        aspect="auto",
-        interpolation="nearest",
-        extent=(-0.5, R - 0.5, N * H + 0.5, 0.5),
-    )
-    for n in range(1, N):
-        axes.axhline(n * H + 0.5, color="gray", linewidth=0.6)
-    return image
-
-
-def _plot_heads(maps: Maps) -> Figure:
     N, H, R = maps.mean_NHR[WHOLE].shape
-    figure = empty(8, min(max(2.2 + 0.11 * N * H, 3), 9))
-    axes = figure.add_subplot()
-    image = _draw_rows(axes, maps.mean_NHR[WHOLE])
-    axes.set(
-        xlabel="distance back from the target, in tokens",
-        ylabel=f"head ({H} per layer, the first layer on top)",
-        title=f"mean attention of {maps.targets} targets",
-    )
-    label = f"probability (uniform: {1 / R:.1g})"
-    figure.colorbar(image, ax=axes, extend="both", label=label)
-    return figure
-
-
-def _plot_terms(maps: Maps) -> Figure:
-    names = list(maps.mean_NHR)
+    names = list(names)
     columns = min(len(names), 3)
     rows = -(-len(names) // columns)
-    figure = empty(3.1 * columns + 0.6, 2.7 * rows)
+    tall = min(2.2 + 0.11 * N * H, 9)
+    figure = empty(max(3.1 * columns + 0.6, 8), max(2.7 * rows, tall))
     for place, name in enumerate(names, 1):
         axes = figure.add_subplot(rows, columns, place)
-        image = _draw_rows(axes, maps.mean_NHR[name])
+        image = axes.imshow(
+            np.maximum(maps.mean_NHR[name].reshape(N * H, R), 0.1 / R),
+            norm=LogNorm(vmin=0.1 / R, vmax=0.5),
+            cmap="magma_r",
+            aspect="auto",
+            interpolation="nearest",
+            extent=(-0.5, R - 0.5, N * H + 0.5, 0.5),
+        )
+        for n in range(1, N):
+            axes.axhline(n * H + 0.5, color="gray", linewidth=0.6)
         axes.set_title(TITLES[name], fontsize=9)
         axes.label_outer()
     figure.supxlabel("distance back from the target, in tokens", fontsize=9)
-    figure.supylabel("head", fontsize=9)
-    figure.colorbar(image, ax=figure.axes, extend="both", label="probability")
+    figure.supylabel(f"head ({H} per layer, the first layer on top)", fontsize=9)
+    label = f"mean probability (uniform: {1 / R:.1g})"
+    figure.colorbar(image, ax=figure.axes, extend="both", label=label)
     return figure
 
 
@@ -126,9 +107,15 @@ def _plot_distances(maps: Maps) -> Figure:
 
 
 # Of each picture, what draws it and its caption.
-PLOTS = {
-    "heads": (_plot_heads, "Mean attention by distance, one row per head."),
-    "terms": (_plot_terms, "The same for each term, as if it were the whole score."),
+PLOTS: dict[str, tuple[Callable[[Maps], Figure], str]] = {
+    "heads": (
+        lambda maps: _plot_rows(maps, [WHOLE]),
+        "Mean attention by distance, one row per head.",
+    ),
+    "terms": (
+        lambda maps: _plot_rows(maps, maps.mean_NHR),
+        "The same for each term, as if it were the whole score.",
+    ),
     "memory": (_plot_memory, "Attention on the memory, by layer and by place."),
     "distances": (_plot_distances, "Similarity of the encodings of two distances."),
 }

@@ -7,7 +7,7 @@ the curve stops falling, more context does not help.
 Dims: B streams, P pieces, S segments of a piece, L segment, T tokens of a piece.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -17,7 +17,7 @@ from jax import Array
 from jax.sharding import Mesh
 
 from txl_jax import metrics
-from txl_jax.data.streams import Segment, Streams
+from txl_jax.data.streams import Streams
 from txl_jax.errors import UserError
 from txl_jax.evaluate import reader
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
@@ -32,21 +32,6 @@ def sum_streams(model: TransformerXL, hidden_BLD: Array, segment: Traced) -> Arr
     """Returns nll_L, summed over the scored streams, of one segment."""
     nll_BL = model.embedding.nll(hidden_BLD, segment.targets_SBL)
     return jnp.sum(nll_BL * segment.weights_SBL, axis=0)
-
-
-def cut(
-    tokens: np.ndarray, T: int, B: int, L: int, rows: np.ndarray
-) -> Iterator[Segment]:
-    """Yields at most B consecutive pieces of T tokens to score, one in each stream.
-
-    rows: the streams of this process. Streams without a piece have weight 0.
-    """
-    pieces = (len(tokens) - 1) // T
-    tokens = np.pad(tokens, (0, B * T + 1 - len(tokens)), mode="edge")
-    streams = Streams(tokens, B, L, rows=rows)
-    for segment in streams.epoch():
-        segment.weights_SBL[:, streams.stream_B >= pieces] = 0
-        yield segment
 
 
 def measure(
@@ -77,7 +62,12 @@ def measure(
     sum_T = np.zeros(T)
     for first in range(0, P, B):
         end = min(first + B, P)
-        segments = cut(tokens[first * T : end * T + 1], T, B, L, rows)
+        text = tokens[first * T : end * T + 1]
+        padded = np.pad(text, (0, B * T + 1 - len(text)), mode="edge")
+        streams = Streams(padded, B, L, rows=rows)
+        segments = [*streams.epoch()]
+        for segment in segments:
+            segment.weights_SBL[:, streams.stream_B >= end - first] = 0
         nll_SL = np.concatenate(jax.device_get([*read.outputs(params, segments)]))
         sum_T += nll_SL.reshape(-1)[:T].astype(np.float64)
         progress(end, P)

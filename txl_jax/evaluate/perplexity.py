@@ -1,7 +1,4 @@
-"""The nll of a split, read segment by segment with a memory (section 4.1).
-
-Dims: B streams, L segment.
-"""
+"""The nll of a split, read segment by segment with a memory (section 4.1)."""
 
 import time
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 """Reads token streams segment by segment with a memory (section 3.2).
 
 All evaluators share this loop; they differ only in the output of a segment.
-
-Dims: S segments in a call, B streams, L segment, D model.
 """
 
 from collections.abc import Callable, Iterable, Iterator

@@ -11,7 +11,7 @@ import functools
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -107,31 +107,18 @@ def make_context_nll(
     return nll
 
 
-class Gains(NamedTuple):
-    """Perplexities on the hardest positions, and gains from each context to the next.
-
-    There is one column fewer than there are contexts.
-    """
-
-    baseline_C: np.ndarray  # exp f(c, c): the best of all with the shorter context
-    absolute_IC: np.ndarray  # exp f(c, c) - exp f_i(c, c'), as in Figure 3
-    relative_IC: np.ndarray  # g_i(c, c'), the gain as a share of the baseline
-
-
 def hardest(baseline_T: np.ndarray, ratio: float) -> np.ndarray:
-    """Returns the given share of positions, those with the largest baseline.
-
-    There is at least one. Ties keep their order.
-    """
+    """Returns the share of positions with the largest baseline, at least one."""
     count = max(round(ratio * len(baseline_T)), 1)
     return np.argsort(-baseline_T, kind="stable")[:count]
 
 
-def gains(nll_ICT: np.ndarray, ratio: float) -> Gains:
-    """Returns each model's gain in perplexity from each longer context.
+def gains(nll_ICT: np.ndarray, ratio: float) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (baseline_C, gain_IC) of each context but the last, in perplexity.
 
     With b(c, t) = min_i l_i(c, t) in nats, f_i(c, c') is the mean over the hardest
-    positions of min(b(c, t), l_i(c', t)): a longer context never hurts.
+    positions of min(b(c, t), l_i(c', t)): a longer context never hurts. The baseline is
+    exp f(c, c), the gain exp f(c, c) - exp f_i(c, c'), as in Figure 3.
     """
     baselines, longer = [], []
     for now_IT, next_IT in itertools.pairwise(nll_ICT.swapaxes(0, 1)):
@@ -140,16 +127,16 @@ def gains(nll_ICT: np.ndarray, ratio: float) -> Gains:
         baselines.append(b_T[chosen].mean())
         longer.append(np.minimum(b_T, next_IT)[:, chosen].mean(axis=1))
     baseline_C = np.exp(np.array(baselines))
-    absolute_IC = baseline_C - np.exp(np.array(longer)).T
-    return Gains(baseline_C, absolute_IC, absolute_IC / baseline_C)
+    return baseline_C, baseline_C - np.exp(np.array(longer)).T
 
 
 def recl(relative_C: np.ndarray, contexts: list[int]) -> tuple[int, bool]:
     """Returns a model's effective context, and whether its gains ended there.
 
-    The effective context is the first one from which the gain to the next is below
-    THRESHOLD. If no gain is, it is the last context, a lower bound. (The paper's "go to
-    step 1" must mean step 2: step 1 would start over.)
+    relative_C: its gains as shares of the baseline, g_i(c, c'). The effective context
+    is the first one from which the gain to the next is below THRESHOLD. If no gain is,
+    it is the last context, a lower bound. (The paper's "go to step 1" must mean step 2:
+    step 1 would start over.)
     """
     below = np.flatnonzero(relative_C < THRESHOLD)
     ended = len(below) > 0

@@ -119,10 +119,7 @@ def describe(nll_T: np.ndarray, size: int, unknown: int) -> dict[str, Any]:
 def split(
     per: str, document: Document, nll_T: np.ndarray, vocab: Vocab
 ) -> Iterator[dict[str, Any]]:
-    """Yields a document's lines or tokens, with their nll in nats.
-
-    The nll is None for a token without context.
-    """
+    """Yields a document's lines or tokens; the nll of one without context is None."""
     texts = spell(vocab.decode, document.tokens_T)
     start, line = 0, 1
     for at, (token, text) in enumerate(zip(document.tokens_T, texts, strict=True)):

@@ -12,16 +12,13 @@ The time per token is measured in three ways on the same model, tokens and devic
 
 W is the paper's attention length: each token sees at least the W tokens before it, with
 same_length exactly W. The paper gives neither the segment length nor the batch size.
-
-Dims: B streams or windows, L segment, W attention length, M memory = W, N layers, D
-model, H heads, A head, F feed-forward, R distances.
 """
 
 import dataclasses
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -46,6 +43,7 @@ from txl_jax.model.txl import TransformerXL
 
 ROUNDS = 3  # the median of which is reported
 SEGMENTS = 4  # cached segments timed per round; each kind of window is timed once
+Program = Callable[[], Any]
 # Table 9: the slowdown of Al-Rfou et al.'s evaluation by attention length.
 PAPER = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}
 
@@ -63,16 +61,8 @@ def attention_lens(sweep: str) -> tuple[int, ...]:
     return lengths
 
 
-class Flops(NamedTuple):
-    """FLOPs of matrix products for one token; a multiply-add counts as 2."""
-
-    cached: float
-    sliding: float
-    fair: float
-
-
-def count_flops(config: ModelConfig, B: int, L: int, W: int) -> Flops:
-    """Returns the FLOPs of each way for one predicted token.
+def count_flops(config: ModelConfig, B: int, L: int, W: int) -> dict[str, float]:
+    """Returns the FLOPs of each way's matrix products for one predicted token.
 
     `cached` and `fair` need only the scores up to the diagonal. Distances that
     clamp_len maps to the same encoding count once. Work done once per text is not
@@ -105,7 +95,7 @@ def count_flops(config: ModelConfig, B: int, L: int, W: int) -> Flops:
     sliding = N * (layer + attended(np.full(W, W)) + shared) + head(W, W)
     last = 2 * (W + 1) * projected + forward + attended(window[-1:]) + shared
     fair = (N - 1) * (layer + attended(window)) + last + head(W, 1)
-    return Flops(cached / L, sliding, fair)
+    return {"cached": cached / L, "sliding": sliding, "fair": fair}
 
 
 def window_model(config: ModelConfig, clamp_len: int) -> ModelConfig:
@@ -188,18 +178,14 @@ def last_nll(
     return model.embedding.nll(hidden_B1D, target_B[:, None])[:, 0]
 
 
-class Programs(NamedTuple):
-    """The three ways, compiled; each call blocks until its result is ready."""
-
-    cached: Callable[[], Any]  # the next segment of every stream, with a full memory
-    sliding: Callable[[], Any]  # one window of every stream: the nll of all its tokens
-    fair: Callable[[], Any]  # the same window: the nll of its last token
-
-
 def make_programs(
     model_config: ModelConfig, config: EvalConfig, params: Any, mesh: Mesh
-) -> Programs:
-    """Compiles the three ways over a random text, with W = config.mem_len."""
+) -> dict[str, Program]:
+    """Compiles the three ways over a random text, with W = config.mem_len.
+
+    They compute the next segment of every stream, with a full memory; the nll of all
+    tokens of one window of every stream; and that of the windows' last tokens.
+    """
     B, L, W = config.streams, config.tgt_len, config.mem_len
     filling = -(-W // L)  # segments that fill the memory
     width = (filling + ROUNDS * SEGMENTS) * L
@@ -218,25 +204,25 @@ def make_programs(
     outputs = reader.outputs(own, Streams(text_T, B, L).epoch())
     for _ in range(filling):
         next(outputs)
-    programs = Programs(
-        lambda: jax.block_until_ready(next(outputs)),
-        lambda: jax.block_until_ready(whole(params, tokens_BW, targets_BW)),
-        lambda: jax.block_until_ready(last(own, layers, tokens_BW, targets_BW[:, -1])),
-    )
-    for compile_window in programs[1:]:
-        compile_window()
+    programs: dict[str, Program] = {
+        "cached": lambda: next(outputs),
+        "sliding": lambda: whole(params, tokens_BW, targets_BW),
+        "fair": lambda: last(own, layers, tokens_BW, targets_BW[:, -1]),
+    }
+    for name in ("sliding", "fair"):
+        jax.block_until_ready(programs[name]())  # compiles
     return programs
 
 
-def measure(programs: Programs, B: int, L: int) -> dict[str, float]:
+def measure(programs: dict[str, Program], B: int, L: int) -> dict[str, float]:
     """Returns the median seconds per token of each way, timed in turn."""
-    seconds: dict[str, list[float]] = {name: [] for name in Programs._fields}
+    seconds: dict[str, list[float]] = {name: [] for name in programs}
     for _ in range(ROUNDS):
-        for name, program in programs._asdict().items():
+        for name, program in programs.items():
             calls, tokens = (SEGMENTS, B * L) if name == "cached" else (1, B)
             for _ in range(calls):
                 started = time.perf_counter()
-                program()
+                jax.block_until_ready(program())
                 seconds[name].append((time.perf_counter() - started) / tokens)
     return {name: statistics.median(each) for name, each in seconds.items()}
 
@@ -250,9 +236,9 @@ def describe(
     ratio equals if both ways have the same throughput in FLOPs per second.
     """
     W = config.mem_len
-    flops = count_flops(config, B, L, W)._asdict()
+    flops = count_flops(config, B, L, W)
     row: dict[str, Any] = {"attention_len": W}
-    for way in Flops._fields:
+    for way in flops:
         row[f"{way}_seconds_per_token"] = seconds[way]
         row[f"{way}_gflops"] = flops[way] / seconds[way] / 1e9
     for ratio, way in (("ratio", "sliding"), ("fair_ratio", "fair")):
