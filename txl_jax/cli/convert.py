@@ -172,7 +172,5 @@ def complete_or_absent(path: Path) -> Iterator[Path]:
             yield fresh
             fresh.rename(path)
     except OSError as error:
-        raise UserError(
-            f"cannot write {error.filename or path} ({error.strerror}): give another "
-            "folder"
-        ) from error
+        failure = f"cannot write {error.filename or path} ({error.strerror})"
+        raise UserError(f"{failure}: give another folder") from error

@@ -9,7 +9,6 @@ from typing import Any
 
 from txl_jax import metrics
 from txl_jax.cli.prepare import check_token_ids, prepare
-from txl_jax.config import Config
 from txl_jax.data.tokens import Tokens
 from txl_jax.evaluate import accounting, cold_start
 from txl_jax.evaluate.options import evaluation_model, in_order, parse_sweep
@@ -42,7 +41,9 @@ def evaluate_sweep(loaded: Loaded, tokens: Tokens, workdir: Path) -> dict[str, A
     """Evaluates at each value of the swept field, including training's."""
     config = loaded.config
     swept = parse_sweep(config.eval.sweep)
-    field, trained = swept.field, trained_value(config, swept.field)
+    field = swept.field
+    of_training = config.train if field in ("ext_len", "tgt_len") else config.model
+    trained = getattr(of_training, field)
     # All configs are checked before the first evaluation.
     configs = {
         value: dataclasses.replace(config, eval=swept.at(config.eval, value))
@@ -63,12 +64,6 @@ def evaluate_sweep(loaded: Loaded, tokens: Tokens, workdir: Path) -> dict[str, A
     )
     files = write_files(workdir / f"sweep_{field}", result, plots.plot_sweep)
     return result | files
-
-
-def trained_value(config: Config, field: str) -> int:
-    """Returns the value of a swept field during training."""
-    section = config.train if field in ("ext_len", "tgt_len") else config.model
-    return getattr(section, field)
 
 
 def compare(field: str, rows: list[dict[str, Any]], trained: int) -> dict[str, Any]:
@@ -94,10 +89,7 @@ def compare(field: str, rows: list[dict[str, Any]], trained: int) -> dict[str, A
 def evaluate_cold_start(
     loaded: Loaded, tokens: Tokens, workdir: Path
 ) -> dict[str, Any]:
-    """Returns the loss by tokens read since a cold start, in bins.
-
-    The JSON file also has the unbinned curve.
-    """
+    """Returns the loss by tokens read since a cold start in bins; the file has all."""
     config = loaded.config.eval
     model = loaded.config.model, config, loaded.mesh, loaded.params
     text = tokens.split(config.split)

@@ -71,9 +71,6 @@ class Command(NamedTuple):
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser that raises UserError instead of exiting."""
 
-    def __init__(self) -> None:
-        super().__init__(add_help=False, allow_abbrev=False)
-
     def error(self, message: str) -> NoReturn:
         """Raises UserError instead of printing the usage and exiting."""
         raise UserError(message)
@@ -81,7 +78,7 @@ class Parser(argparse.ArgumentParser):
 
 def parse(argv: list[str]) -> Command:
     """Returns the parsed command line; raises UserError."""
-    parser = Parser()
+    parser = Parser(add_help=False, allow_abbrev=False)
     for name, default in (("config", ""), ("workdir", ""), ("mode", "train")):
         parser.add_argument(f"--{name}", default=default)
     parser.add_argument("--print_config", action="store_true")
@@ -125,7 +122,7 @@ def _outer_folder(args: argparse.Namespace) -> Path:
 
 def parse_overrides(argv: list[str], own: str) -> dict[str, str]:
     """Returns {field: text}; the fields of section `own` also have short flags."""
-    parser = Parser()
+    parser = Parser(add_help=False, allow_abbrev=False)
     for name, kind in {**configs.FIELDS, **dict.fromkeys(upgrade.NAMES, bool)}.items():
         section, _, key = name.partition(".")
         short = [f"--{key}"] if section == own else []

@@ -1,7 +1,4 @@
-"""The mode `score`: the nll of the user's own texts, by document, line or token.
-
-Dims: T tokens of a document, D model.
-"""
+"""The mode `score`: the nll of the user's own texts, by document, line or token."""
 
 import sys
 from collections.abc import Iterator
@@ -52,10 +49,7 @@ def encode(name: str, data: bytes, vocab: Vocab, drop_newlines: bool) -> Documen
 def score_documents(
     documents: Iterator[Document], score: Score, vocab: Vocab, config: ScoreConfig
 ) -> dict[str, Any]:
-    """Returns the scores of all documents together, and of each document.
-
-    Writes score.output.
-    """
+    """Returns the scores of all documents and of each, and writes score.output."""
     prefix_T = vocab.encode(config.prefix)
     nlls, rows = [], []
     hidden: dict[str, Any] = {}

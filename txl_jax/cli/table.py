@@ -3,8 +3,6 @@
 Every row is trained with several seeds, each in a subfolder of the table's workdir, and
 scored with several attention lengths. Finished runs are kept, so the same command
 resumes an interrupted table.
-
-Dims: L segment, M memory.
 """
 
 import dataclasses

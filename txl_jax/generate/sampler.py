@@ -4,8 +4,7 @@ With a memory, each token is read once and its keys and values are kept. Without
 the newest tokens are read again for every new token, as in the paper's vanilla model
 (section 3.1).
 
-Dims: S segments, B streams (prompts), L segment or window, T tokens, V vocabulary, D
-model.
+Dims: B prompts, L segment or window, T tokens.
 """
 
 import functools
@@ -108,11 +107,6 @@ def pad(prompts: Sequence[np.ndarray], width: int) -> tuple[np.ndarray, np.ndarr
     return np.stack(rows).astype(np.int32), length_B
 
 
-@reader.from_hidden
-def fill(*_: Any) -> None:
-    """Returns nothing: prompts are read only to fill the memory."""
-
-
 def make_memory(config: ModelConfig, prompts: Sequence[np.ndarray]) -> Context:
     """Returns the context of a model with a memory.
 
@@ -130,7 +124,8 @@ def make_memory(config: ModelConfig, prompts: Sequence[np.ndarray]) -> Context:
 
     def start(params: Any) -> tuple[Array, RingMemory]:
         memory = reader.empty_memory(config, params, B, L)
-        _, memory = reader.make_step(config, fill)(params, memory, segments)
+        fill = reader.make_step(config, reader.from_hidden(lambda *_: None))
+        _, memory = fill(params, memory, segments)
         return jnp.asarray(last_B), RingMemory.of(memory)
 
     def predict(params: Any, state: tuple[Array, Any]) -> tuple[Array, Any]:
@@ -180,8 +175,6 @@ def stream(
     Prompt b is continued with the seed config.seed + b, independently of the other
     prompts. All tokens are below vocab_size, for models larger than their vocabulary.
     With mem_len = 0, each token is sampled from the newest `window` tokens.
-
-    Raises UserError for a prompt without tokens.
     """
     if not all(len(prompt) for prompt in prompts):
         raise UserError("generate.prompt has no tokens: give a text to continue")

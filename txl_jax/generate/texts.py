@@ -2,8 +2,6 @@
 
 In the paper's protocol (Appendix E) the context is at most 512 tokens of the test set,
 followed by 500 or 1,000 sampled tokens, each among the 40 likeliest.
-
-Dims: T tokens.
 """
 
 import dataclasses
@@ -124,10 +122,7 @@ def read_prompts(config: GenerateConfig, vocab: Vocab) -> list[np.ndarray]:
 def draw_contexts(
     config: GenerateConfig, tokens_T: np.ndarray, split: str
 ) -> list[np.ndarray]:
-    """Returns generate.context_tokens tokens of a split for each sample.
-
-    Their position is drawn with the sample's seed.
-    """
+    """Returns a context of a split for each sample, whose seed draws its position."""
     last = len(tokens_T) - config.context_tokens
     if last < 0:
         raise UserError(

@@ -103,26 +103,19 @@ def compare(table: int, results: dict[str, RowResult]) -> list[Comparison]:
             above = rows[above].parent
         if above:
             other = results[above]
-            parents.append(
-                Comparison(
-                    f"`{name}` instead of `{above}`",
-                    one.ppl_best.mean - other.ppl_best.mean,
-                    max(one.ppl_best.spread, other.ppl_best.spread),
-                    round(rows[name].best - rows[above].best, 2),
-                    min(one.seeds, other.seeds),
-                )
-            )
+            what = f"`{name}` instead of `{above}`"
+            cost = one.ppl_best.mean - other.ppl_best.mean
+            spread = max(one.ppl_best.spread, other.ppl_best.spread)
+            paper = round(rows[name].best - rows[above].best, 2)
+            seeds = min(one.seeds, other.seeds)
+            parents.append(Comparison(what, cost, spread, paper, seeds))
         if rows[name].init:
+            init, best = one.init_attention_tokens, one.best_attention_tokens
+            what = f"attention to more than training's {init} tokens (best: {best})"
+            cost = 0.0 - one.gain.mean  # never -0.0
+            paper = round(rows[name].best - rows[name].init, 2)
             lengths.append(
-                Comparison(
-                    f"`{name}`: attention to more than training's "
-                    f"{one.init_attention_tokens} tokens (best: "
-                    f"{one.best_attention_tokens})",
-                    0.0 - one.gain.mean,  # never -0.0
-                    one.gain.spread,
-                    round(rows[name].best - rows[name].init, 2),
-                    one.seeds,
-                )
+                Comparison(f"`{name}`: {what}", cost, one.gain.spread, paper, one.seeds)
             )
     return parents + lengths
 
@@ -140,7 +133,7 @@ def markdown(table: int, results: dict[str, RowResult]) -> str:
     lines = [
         "| row | recurrence | encoding | loss | ppl init | ppl best | attention | "
         "paper: init | best | attention |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "|---" * 10 + "|",
     ]
     for name, one in results.items():
         row = TABLES[table][name]
@@ -157,11 +150,8 @@ def markdown(table: int, results: dict[str, RowResult]) -> str:
             _paper(row.attention_len, "d"),
         ]
         lines.append(f"| {' | '.join(cells)} |")
-    lines += [
-        "",
-        "| change | cost (ppl) | spread | paper | verdict |",
-        "|---|---|---|---|---|",
-    ]
+    lines += ["", "| change | cost (ppl) | spread | paper | verdict |"]
+    lines.append("|---" * 5 + "|")
     for each in compare(table, results):
         lines.append(
             f"| {each.what} | {each.cost:+.3f} | {each.spread:.3f} | "
