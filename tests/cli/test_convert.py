@@ -109,15 +109,6 @@ def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_training_is_refused_in_the_imported_workdir(home: Home) -> None:
-    before = sorted(home.run.rglob("*"))
-    done = command(f"--workdir={home.run}")
-    assert (done.status, done.out) == (2, "")
-    assert f"--config.train.init_from={home.run}" in done.err
-    assert len(done.err.splitlines()) == 1
-    assert sorted(home.run.rglob("*")) == before
-
-
 def test_a_run_can_start_from_it(home: Home, tmp_path: Path) -> None:
     config = configs.load_json(home.run / "config.json")
     config.train.init_from = str(home.run)

@@ -3,11 +3,8 @@
 import pytest
 
 from tests.support.refusal import refused
-from txl_jax.cli.evaluate import compare, trained_value
-from txl_jax.config import Config
-from txl_jax.evaluate.options import EvalConfig, Sweep, in_order, parse_sweep
-from txl_jax.model.config import ModelConfig
-from txl_jax.update.options import TrainConfig
+from txl_jax.cli.evaluate import compare
+from txl_jax.evaluate.options import EvalConfig, Sweep, parse_sweep
 
 
 @pytest.mark.parametrize(
@@ -43,15 +40,6 @@ def test_refuses_in_one_line() -> None:
     ):
         with refused(form):
             EvalConfig(sweep=text)
-
-
-def test_the_value_of_training_is_added() -> None:
-    model, train = ModelConfig(mem_len=5, clamp_len=6), TrainConfig(tgt_len=7)
-    config = Config(model=model, train=train)
-    fields = ("mem_len", "clamp_len", "same_length", "tgt_len", "ext_len")
-    values = [trained_value(config, field) for field in fields]
-    assert values == [5, 6, False, 7, 0]
-    assert in_order("clamp_len", [9, 0, 5]) == (5, 9, 0)
 
 
 def test_no_memory_needs_no_same_length() -> None:

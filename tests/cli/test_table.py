@@ -4,7 +4,6 @@ Only the long test trains; the others replace training by made-up numbers.
 """
 
 import contextlib
-import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,13 +28,8 @@ def shrunk(number: int, name: str) -> Config:
 
 
 def differences(one: Config, other: Config) -> set[str]:
-    sections, others = dataclasses.asdict(one), dataclasses.asdict(other)
-    return {
-        f"{section}.{key}"
-        for section in ("model", "train", "optim", "data")
-        for key, value in sections[section].items()
-        if value != others[section][key]
-    }
+    sections = ("model.", "train.", "optim.", "data.")
+    return {x for x in configs.differences(one, other) if x.startswith(sections)}
 
 
 POSITIONS = {
@@ -144,11 +138,9 @@ def test_the_same_command_continues_and_ends_in_the_table(
 
 def test_bad_input_is_one_line(tmp_path: Path) -> None:
     for flags, words in (
-        ("--table=5", "table.table = 5 must be one of 6, 7, 10"),
         ("--rows=wt103_shav", "did you mean 'wt103_shaw'?"),
         ("--table=7 --rows=wt103_shaw", "Table 7 has no row"),
         ("--config.train.num_steps=3", "num_steps = 3 must be a multiple of the 4"),
-        ("--config=quickstart", "takes no --config"),
     ):
         done = command("--mode=table", f"--workdir={tmp_path}", *flags.split())
         assert (done.status, done.out) == (2, "")
