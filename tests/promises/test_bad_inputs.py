@@ -180,6 +180,12 @@ new mesh.model=8                          | make it a multiple of 8, or lower me
 new mesh.fsdp=8 model.d_model=12          | model.d_model = 12 is not divisible by
 
 new data.vocab=char generate.prompt=😀    | generate.prompt: character '😀' is not
+new model.mem_len=2000000000              | lower model.mem_len or train.batch_size
+new eval.mem_len=2000000000               | lower eval.mem_len or eval.streams
+new generate.mem_len=2000000000           | lower generate.mem_len or generate.sam
+evaluate run --mem_len=2000000000         | lower eval.mem_len or eval.streams
+score run --path={text} --config.eval.mem_len=2000000000 | lower eval.mem_len or eval.s
+generate run --mem_len=2000000000         | lower generate.mem_len or generate.sam
 new generate.prompt=@{home}/nowhere       | nowhere' cannot be read
 
 new data.convention=lined                 | data.convention = 'lined' must be

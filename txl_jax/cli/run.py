@@ -19,7 +19,9 @@ from txl_jax.data.sentences import ShuffledSentences
 from txl_jax.data.streams import Order, Streams, in_file_order
 from txl_jax.data.tokens import Tokens
 from txl_jax.evaluate import accounting, baselines
+from txl_jax.evaluate.options import evaluation_model
 from txl_jax.evaluate.perplexity import make_evaluate
+from txl_jax.generate.options import generation_model
 from txl_jax.report import curve, plots, tensorboard
 from txl_jax.report.log import last_step, read_metrics, say, to_json
 from txl_jax.report.progress import report_compilation
@@ -144,11 +146,29 @@ def check_fit(config: Config, tokens: Tokens) -> None:
     for split in ("valid", config.eval.split):
         text = config.eval.cut(tokens.split(split))
         Streams(text, config.eval.streams, config.eval.tgt_len)
+    check_memory(config)
     if config.model.kernel not in ("auto", "xla"):  # it may not support this step
         step, *args = training_step(config, mesh)
         step.trace(*args)
     if config.generate.prompt != "@-":  # stdin can be read once
         generate.find_prompts(config, tokens.vocab, tokens)
+
+
+def check_memory(config: Config) -> None:
+    """Raises UserError if a memory, in training or afterwards, is too large."""
+    model, train, eval = config.model, config.train, config.eval
+    generator = generation_model(model, config.generate)
+    for each, B, L, fields in (
+        (model, train.batch_size, train.tgt_len, accounting.TRAIN_FIELDS),
+        (
+            evaluation_model(model, eval),
+            eval.streams,
+            eval.tgt_len,
+            accounting.EVAL_FIELDS,
+        ),
+        (generator, config.generate.samples, 1, accounting.GENERATE_FIELDS),
+    ):
+        accounting.check_fits(each, B, L, fields)
 
 
 def evaluate_best(

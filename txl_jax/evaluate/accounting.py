@@ -1,9 +1,17 @@
 """The size and the reach of a memory, computed from the config (section 3.2)."""
 
+import os
 from typing import Any
 
+import jax
+
+from txl_jax.errors import UserError
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import keys_per_query
+
+TRAIN_FIELDS = "model.mem_len or train.batch_size"
+EVAL_FIELDS = "eval.mem_len or eval.streams"
+GENERATE_FIELDS = "generate.mem_len or generate.samples"
 
 
 def account(config: ModelConfig, batch_size: int, tgt_len: int) -> dict[str, Any]:
@@ -23,6 +31,25 @@ def account(config: ModelConfig, batch_size: int, tgt_len: int) -> dict[str, Any
         "effective_context_tokens": context,
         "lost_without_memory": lost_share(context, tgt_len) if context else 0.0,
     }
+
+
+def check_fits(config: ModelConfig, batch_size: int, tgt_len: int, fields: str) -> None:
+    """Raises UserError if the memory alone is larger than this machine's memory.
+
+    fields: those to lower.
+    """
+    share = jax.local_device_count() / jax.device_count()
+    counts = account(config, batch_size, tgt_len)
+    wanted = share * min(counts["cache_bytes"], counts["key_value_bytes"])
+    limits = [device.memory_stats() or {} for device in jax.local_devices()]
+    there = sum(stats.get("bytes_limit", 0) for stats in limits)
+    there = there or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if wanted > there:
+        raise UserError(
+            f"a memory of {config.mem_len:,} tokens in {config.n_layer} layers for "
+            f"{batch_size:,} streams takes {wanted / 1e9:,.1f} GB of the "
+            f"{there / 1e9:,.1f} GB here: lower {fields}"
+        )
 
 
 def describe(config: ModelConfig, batch_size: int, tgt_len: int) -> str:

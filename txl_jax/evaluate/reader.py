@@ -12,6 +12,7 @@ from jax import Array
 from jax.sharding import Mesh
 
 from txl_jax.data.streams import Segment
+from txl_jax.evaluate.accounting import EVAL_FIELDS, check_fits
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.decoder import Decoder, unstack
 from txl_jax.model.key_values import KeyValueMemory
@@ -100,7 +101,7 @@ class Reader:
             places = shardings(mesh, letters(memory))
             return jax.lax.with_sharding_constraint(memory, places)
 
-        self.mesh = mesh
+        self.mesh, self.sizes = mesh, (config, batch_size, tgt_len)
         self.unstack = jax.jit(unstack)
         self.empty = jax.jit(empty)
         # Donating the memory saves nothing: it moves by a segment, out of place.
@@ -112,8 +113,9 @@ class Reader:
 
         `params` are unstacked. Segments of host arrays hold this process's streams.
         Outputs stay on the device, so that the host prepares the next segment
-        meanwhile.
+        meanwhile. Raises UserError if the memory does not fit into this machine's.
         """
+        check_fits(*self.sizes, EVAL_FIELDS)
         memory = self.empty(params)
         for segment in segments:
             if self.mesh is not None:

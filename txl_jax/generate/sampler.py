@@ -19,6 +19,7 @@ from jax import Array
 from txl_jax.data.streams import Segment
 from txl_jax.errors import UserError
 from txl_jax.evaluate import reader
+from txl_jax.evaluate.accounting import GENERATE_FIELDS, check_fits
 from txl_jax.generate.options import GenerateConfig, generation_model
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.decoder import Decoder, unstack
@@ -179,6 +180,7 @@ def stream(
     if not all(len(prompt) for prompt in prompts):
         raise UserError("generate.prompt has no tokens: give a text to continue")
     model_config = generation_model(model_config, config)
+    check_fits(model_config, len(prompts), 1, GENERATE_FIELDS)
     if config.mem_len:
         context = make_memory(model_config, prompts)
     else:
