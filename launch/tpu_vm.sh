@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Trains on a Cloud TPU slice: creates it as a queued resource, waits for it, installs
 # the package on all workers, trains in a workdir on gs:// or on a share that it mounts,
-# follows the log, and deletes it. When the slice is taken away, or the training says "again"
+# follows the logs of all workers, and deletes it. When the slice is taken away, or the training says "again"
 # (75), it does so again; the training resumes by itself from its workdir.
 set -euo pipefail
 
@@ -25,8 +25,9 @@ usage: launch/tpu_vm.sh --name=NAME --zone=ZONE --accelerator_type=TYPE \
   --delete                 delete the slice, whatever runs on it, and nothing else
   --dry_run                print the commands and run none
 
-After -- everything goes to `python -m txl_jax.main` on every worker. To interrupt this
-script leaves the slice training: the same command follows it again.
+After -- everything goes to `python -m txl_jax.main` on every worker. The lines of all
+logs are shown, each after its worker's number. To interrupt this script leaves the slice
+training: the same command follows it again.
 Status: 0 trained, 2 a mistake in the flags, 1 a failure of the cloud's, else the
 training's own. TPU_VM_POLL_SECONDS (default 30) is the time between two looks.
 EOF
@@ -43,7 +44,8 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 poll=${TPU_VM_POLL_SECONDS:-30}
 worker='bash txl_jax/launch/tpu_worker.sh'
 scratch=$(mktemp -d)
-trap 'rm -rf "$scratch"' EXIT
+logs=''  # the process that shows them
+trap 'stop_logs; rm -rf "$scratch"' EXIT
 
 parse() {
   while (($#)); do
@@ -223,12 +225,28 @@ set_up() {
 
 start() { on_workers all "$worker start"; }
 
-follow() {  # until the training on the first worker ends
+show_logs() {  # of all workers, until the training has ended on each
   local lines=+1
-  until on_workers 0 "$worker follow $lines"; do
+  until on_workers all "$worker follow $lines"; do
+    case $(state) in GONE | NONE) return ;; esac
+    lines=10
+    sleep "$poll"
+  done
+}
+
+stop_logs() {
+  [[ -z $logs ]] || kill -- "-$logs" 2>/dev/null || true
+  logs=''
+}
+
+follow() {  # until the training on the first worker ends: another one may hang
+  set -m  # show_logs and its ssh get a process group of their own, for one signal to all
+  show_logs </dev/null &
+  logs=$!
+  set +m
+  until on_workers 0 "$worker await"; do
     case $(state) in GONE | NONE) return 75 ;; esac
     say "the connection was lost; the training is not"
-    lines=10
     sleep "$poll"
   done
 }
@@ -236,20 +254,22 @@ follow() {  # until the training on the first worker ends
 finish() { on_workers all "$worker finish" | tee "$scratch/ends"; }
 
 train() {  # on a slice that is ready; returns the training's status
-  local ends
+  local ends status=0
   ends=$(on_workers all "$worker status" 2>/dev/null) || true
   if [[ $ends == *"txl_jax-status running"* ]]; then
     say "$name trains already, with the flags it was started with: following it"
   else
     patiently set_up && patiently start || return
   fi
-  follow && patiently finish || return
+  { follow && patiently finish && wait "$logs"; } || status=$?
+  stop_logs
+  ((status == 0)) || return "$status"
   return "$(sed -n 's/^.*txl_jax-status //p' "$scratch/ends" | bash "$root/launch/verdict.sh")"
 }
 
 rehearse() {
   pack
-  create && set_up && start && follow && finish
+  create && set_up && start && show_logs && finish
   ((keep)) || delete
 }
 

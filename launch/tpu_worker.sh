@@ -5,7 +5,9 @@
 #   mount SHARE   ADDRESS:/SHARE at /mnt/txl, unless it is there
 #   install       Python and the package, unless they are there
 #   start         train.sh in the background, unless it runs
-#   follow LINES  the log from LINES (+1, or the newest N) until the training ends
+#   follow LINES  the log from LINES (+1, or the newest N) until the training ends, each
+#                 line after this worker's number
+#   await         only waits for the end
 #   status        prints `txl_jax-status running`, or how it ended
 #   finish        the same, but waits for the end, and kills what hangs
 set -euo pipefail
@@ -69,10 +71,25 @@ train() {
   echo "$status" >train.status
 }
 
-follow() {
+await() {
   touch train.log train.lock
-  tail --lines="$1" --follow=name --retry --sleep-interval=0.1 train.log 2>/dev/null &
   flock --shared train.lock true
+}
+
+# Numbers lines. The number is the one that jax reads, and `gcloud --worker` takes.
+numbered() {
+  local number
+  number=$(curl --silent --fail --header 'Metadata-Flavor: Google' \
+    http://metadata.google.internal/computeMetadata/v1/instance/attributes/agent-worker-number) ||
+    number=$HOSTNAME
+  sed --unbuffered "s/^/$number: /"
+}
+
+follow() {
+  touch train.log
+  tail --lines="$1" --follow=name --retry --sleep-interval=0.1 train.log 2>/dev/null \
+    > >(numbered) &
+  await
   sleep 0.3  # for the last lines
   kill $! 2>/dev/null || true
 }
@@ -80,7 +97,7 @@ follow() {
 ended() {
   local how=lost
   [[ -s train.status ]] && how=$(<train.status)
-  [[ $how == 0 ]] || tail --lines=20 train.log | sed "s/^/$HOSTNAME: /" || true
+  [[ $how == 0 ]] || tail --lines=20 train.log | numbered || true
   echo "txl_jax-status $how"
 }
 

@@ -94,6 +94,8 @@ play_python3() {  # installs the package on a machine
   chmod +x .venv/bin/python
 }
 
+play_curl() { echo "${HOME##*/}"; }  # the metadata server's number of the machine
+
 play_sudo() { "$@"; }
 
 play_findmnt() { cat "$HOME/mounted" 2>/dev/null; }

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 STANDIN = Path(__file__).with_name("standin.sh")
 LIMIT_SECONDS = 300  # for anything; a quiet machine needs a hundredth
 # A worker's programs.
-MACHINE = ("python3", "sudo", "findmnt", "mount", "apt-get", "training")
+MACHINE = ("python3", "curl", "sudo", "findmnt", "mount", "apt-get", "training")
 
 
 def make(folder: Path, *programs: str) -> dict[str, str]:
