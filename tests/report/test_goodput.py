@@ -9,27 +9,32 @@ import pytest
 from txl_jax.report import goodput
 
 
-def test_what_no_purpose_took_is_counted_as_restarts(tmp_path: Path) -> None:
-    totals = {
-        "update": 60.0,
-        "input": 1.0,
-        "compile": 9.0,
-        "checkpoint": 2.0,
-        "evaluation": 8.0,
-    }
+def ago(seconds: float) -> str:
+    now = datetime.datetime.now(datetime.UTC)
+    return (now - datetime.timedelta(seconds=seconds)).isoformat()
+
+
+TOTALS = {"update": 60, "input": 1, "compile": 9, "checkpoint": 2, "evaluation": 8}
+
+
+@pytest.mark.parametrize(("begun", "shutdown"), [(20, 3 + 5), (4, 3)], ids=str)
+def test_what_no_purpose_took_is_shutdown_and_restart(
+    tmp_path: Path, begun: int, shutdown: int
+) -> None:
+    """The newest line is 5 seconds old, and may be of the start before this one."""
     path = tmp_path / "metrics.jsonl"
-    line = {"step": 7, "exact": {}, "timing": {"total_seconds": totals}}
-    path.write_text(json.dumps(line) + "\n")
-    start = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=100)
-    result = goodput.measure(path, start.isoformat())
+    timing = {"total_seconds": TOTALS, "time": ago(5)}
+    path.write_text(json.dumps({"step": 7, "exact": {}, "timing": timing}) + "\n")
+    starts = [{"time": ago(100)}, {"time": ago(begun)}]
+    earlier = {"seconds": TOTALS | {"shutdown": 3, "restart": 7}}
+    result = goodput.measure(path, {"starts": starts, "goodput": earlier})
     assert result["share"] == pytest.approx(0.6, rel=0.02)
     assert result["wall_seconds"] == pytest.approx(100, rel=0.02)
-    assert result["seconds"] | {"restart": 0} == totals | {"restart": 0}
-    assert result["seconds"]["restart"] == pytest.approx(20, abs=2)
+    rest = {"shutdown": shutdown, "restart": 20 - shutdown}
+    assert result["seconds"] == pytest.approx(TOTALS | rest, abs=2)
 
 
 def test_a_run_that_made_no_update_has_none(tmp_path: Path) -> None:
-    start = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=5)
-    result = goodput.measure(tmp_path / "metrics.jsonl", start.isoformat())
+    result = goodput.measure(tmp_path / "none", {"starts": [{"time": ago(5)}]})
     assert result["share"] == 0
     assert result["seconds"]["restart"] == result["wall_seconds"]

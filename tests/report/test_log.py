@@ -81,6 +81,8 @@ def test_a_line_is_step_exact_and_timing(path: Path, clock: SimpleNamespace) -> 
         log.append([update(3)])
         log.sync(None)
     first, second, third = read_metrics(path)
+    times = [line["timing"].pop("time") for line in (first, second, third)]
+    assert times == sorted(times) and times[0].endswith("+00:00")
     assert first["exact"] == update(1) and third["exact"] == update(3)
     assert first == {
         "step": 1,

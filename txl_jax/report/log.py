@@ -113,7 +113,7 @@ class MetricsLog:
         if valid_nll_nats is not None:
             self._join(valid_nll_nats)
         if self.held:  # with the validation of its step
-            self.held["timing"]["total_seconds"] = dict(self.timing.totals)
+            self.held["timing"] |= self.timing.so_far()
         self._release(owed)
         self._write()
         if self.path is not None:

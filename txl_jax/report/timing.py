@@ -1,6 +1,7 @@
 """Wall-clock time of a run, by purpose."""
 
 import contextlib
+import datetime
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -10,8 +11,7 @@ import jax
 Batch = TypeVar("Batch")
 Result = TypeVar("Result")
 
-# The purposes that a run's time is divided into. The rest is start-up, downtime, and
-# updates that were lost and repeated.
+# The purposes that a run's time is divided into; `goodput` names the rest.
 PURPOSES = ("update", "input", "compile", "checkpoint", "evaluation")
 
 
@@ -92,5 +92,10 @@ class Timing:
             "tokens_per_second": rate,
             "tokens_per_second_per_device": rate / jax.device_count(),
             "mfu": self.count * self.ideal_seconds / self.seconds,
-            "total_seconds": dict(self.totals),
+            **self.so_far(),
         }
+
+    def so_far(self) -> dict[str, Any]:
+        """Returns the time of day, in UTC, and the totals until then."""
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+        return {"time": now, "total_seconds": dict(self.totals)}

@@ -89,8 +89,7 @@ def record_goodput(workdir: Path) -> dict[str, Any]:
     failures: tuple[type[Exception], ...] = (*DAMAGE, *storage.errors())
     try:
         run = json.loads((workdir / RUN).read_text("utf-8"))
-        first_start = run["starts"][0]["time"]
-        run["goodput"] = goodput.measure(workdir / METRICS, first_start)
+        run["goodput"] = goodput.measure(workdir / METRICS, run)
         text = json.dumps(run, indent=2) + "\n"
         replace(workdir / RUN, lambda path: path.write_text(text, "utf-8"))
     except failures as error:
