@@ -140,6 +140,18 @@ def test_a_store_that_cannot_be_used_for_a_minute(pair: Pair, status: int) -> No
     assert pair.start("--config.train.num_steps=10").wait() == [0, 0]
 
 
+def test_a_process_alone_without_rights(pair: Pair) -> None:
+    """All learn of the failure at once, and the next save succeeds."""
+    run = pair.start()
+    pair.proxies[1].hook = lambda method, path: (
+        403 if method == "POST" and "checkpoints/20/" in path else None
+    )
+    assert run.wait() == [0, 0]
+    said = run.stderr[0].read_text()
+    assert "CHECKPOINT 20 COULD NOT BE SAVED (OSError: process 1: " in said
+    assert pair.store.saved(pair.workdir)[-1] == STEPS
+
+
 def test_a_second_run_is_refused(pair: Pair) -> None:
     first = pair.start("--config.train.num_steps=100000")
     first.until(lambda: bool(pair.store.saved(pair.workdir)))

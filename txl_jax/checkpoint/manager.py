@@ -15,6 +15,7 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
 from txl_jax.checkpoint import manifest
+from txl_jax.checkpoint.barrier import Barriers
 from txl_jax.checkpoint.manifest import Damaged, Manifest
 from txl_jax.checkpoint.options import NAMES, CheckpointConfig
 from txl_jax.errors import UserError
@@ -43,6 +44,7 @@ class Checkpoints(ocp.CheckpointManager):
         self.saving: int | None = None  # the step that is being written
         self.failed: list[int] = []  # steps that could not be saved
         self.reason = ""  # the error of the last one
+        self.barriers = Barriers()
         settings: dict[str, Any] = {"todelete_subdir": TRASH}
         if read_only:  # settings that a reader cannot use would be warned about
             settings = {"save_interval_steps": 0, "create": False}
@@ -50,6 +52,7 @@ class Checkpoints(ocp.CheckpointManager):
             preservation_policy=self,
             cleanup_tmp_directories=not read_only and not self.remote,
             read_only=read_only,
+            async_options=ocp.AsyncOptions(barrier_sync_fn=self.barriers),
             **settings,
         )
         super().__init__(folder, item_names=ITEMS, options=options)
@@ -129,6 +132,14 @@ class Checkpoints(ocp.CheckpointManager):
         Orbax would poll it with other step numbers, and so agree on a step in the past.
         """
         return False
+
+    def _wait_for_checkpointers(self) -> None:
+        """Waits for the writes; orbax calls this in the background of a save."""
+        try:
+            super()._wait_for_checkpointers()
+        except BaseException as error:
+            self.barriers.fail(error)
+            raise
 
     @property
     def errors(self) -> tuple[type[Exception], ...]:

@@ -59,6 +59,7 @@ def save_items(
     }
     args[manifests.ITEM] = ocp.args.JsonSave(manifest.to_json())
     manager.manifests[step] = manifest
+    manager.barriers.begin()
     if not manager.save(step, args=ocp.args.Composite(**args)):
         raise ValueError(f"checkpoint {manager.latest_step()} exists already")
     manager.saving = step

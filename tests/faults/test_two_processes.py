@@ -1,0 +1,56 @@
+"""A save that one of two processes cannot complete: all learn it, and nobody waits."""
+
+from pathlib import Path
+
+from tests.support.processes import Processes
+
+# Process 0 loses the folder in step 2, process 1 cannot write its part of step 3.
+SAVES = """
+import sys, time
+from contextlib import nullcontext
+from pathlib import Path
+from absl import logging
+from txl_jax.runtime import distributed
+
+distributed.connect()
+import jax, numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+from tests.faults.test_disk import full_disk, lost_disk
+from txl_jax.checkpoint import save_restore
+from txl_jax.checkpoint.manager import open_checkpoints
+from txl_jax.checkpoint.options import CheckpointConfig
+
+logging.set_verbosity(logging.FATAL)
+x = np.random.default_rng(0).normal(size=(8, 5_000))
+places = NamedSharding(jax.make_mesh((4,), ("data",)), PartitionSpec("data"))
+params = {"x": jax.make_array_from_callback(x.shape, places, lambda at: x[at])}
+place, folder = jax.process_index(), Path(sys.argv[1])
+troubles = {
+    (2, 0): lambda: lost_disk(folder / "checkpoints"),
+    (3, 1): lambda: full_disk(3000),
+}
+with open_checkpoints(folder, CheckpointConfig(keep=9)) as manager:
+    for step in range(1, 5):
+        with troubles.get((step, place), nullcontext)():
+            distributed.wait_for_all()
+            with manager.attempt(step):
+                save_restore.save_items(manager, step, {"params": params})
+            while manager.saving is not None:
+                manager.poll()
+                time.sleep(0.01)
+            distributed.wait_for_all()
+    print(manager.failed, sorted(manager.all_steps()), flush=True)
+"""
+
+
+def test_all_processes_learn_of_a_failed_save_and_the_next_succeeds(
+    tmp_path: Path,
+) -> None:
+    """Well before orbax's timeouts, which exceed that of `Processes`."""
+    run = Processes(tmp_path, str(tmp_path / "run"), python=("-c", SAVES))
+    assert run.wait() == [0, 0], run.said(0)
+    for out in run.stdout:
+        assert out.splitlines()[-1] == "[2, 3] [1, 4]"
+    said = run.stderr[0].read_text()
+    assert "CHECKPOINT 2 COULD NOT BE SAVED" in said
+    assert "CHECKPOINT 3 COULD NOT BE SAVED (OSError: process 1: " in said

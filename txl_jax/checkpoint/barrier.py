@@ -1,0 +1,68 @@
+"""Barriers of a save at which no process waits for one that has failed.
+
+In the background, the processes of a run meet twice: when all have written their parts,
+and when process 0 has committed the checkpoint. A process whose write fails does not
+get there, and with orbax's own barriers the others would wait for it until a timeout.
+"""
+
+import contextlib
+import itertools
+from typing import Any
+
+import jax
+from jax._src.distributed import global_state  # orbax uses it, too
+from orbax.checkpoint import multihost
+from orbax.checkpoint._src.futures import future, synchronization
+
+from txl_jax.runtime import distributed, storage
+
+MEETINGS = 2
+LIMIT_MS = 600_000
+NUMBERS = itertools.count()  # of the saves, the same in all processes
+
+
+class Barriers:
+    """Orbax's barriers in the background of a save.
+
+    A process that fails leaves its reason in JAX's key-value store, and goes to the
+    barrier where the others are. There all of them find the reason, and fail as well.
+    """
+
+    def begin(self) -> None:
+        """Must precede each save."""
+        self.key = f"txl_jax/saves/{next(NUMBERS)}/"
+        self.met = 0
+        self.known = False  # to the others, or they cannot be told
+
+    def __call__(self, *, key: str, timeout_ms: int) -> None:
+        """Waits for all processes; raises OSError if another one has failed."""
+        if "_complete." not in key:  # before and after the background's work
+            multihost.get_barrier_sync_fn()(key=key, timeout_ms=timeout_ms)
+            return
+        self.known = True
+        self._meet(timeout_ms)
+        client: Any = global_state.client
+        for name, reason in client.key_value_dir_get(self.key):
+            raise OSError(f"process {name.removeprefix(self.key)}: {reason}")
+        self.known = False
+
+    def _meet(self, timeout_ms: int) -> None:
+        self.met += 1
+        key = f"{self.key}{self.met}"
+        multihost.get_barrier_sync_fn()(key=key, timeout_ms=timeout_ms)
+
+    def fail(self, error: BaseException) -> None:
+        """Tells all processes, and the threads of this one, that its part failed."""
+        # Threads that wait for folders, which process 0 creates, would wait on.
+        kinds = synchronization.HandlerAwaitableSignal
+        future.set_signals(
+            [kinds.STEP_DIRECTORY_CREATION, kinds.ITEM_DIRECTORY_CREATION],
+            operation_id=synchronization.OperationIdGenerator.get_current_operation_id(),
+        )
+        if not distributed.several() or self.known or self.met == MEETINGS:
+            return
+        client: Any = global_state.client
+        name = f"{self.key}{jax.process_index()}"
+        client.key_value_set(name, storage.one_line(error))
+        with contextlib.suppress(jax.errors.JaxRuntimeError):  # the others hang
+            self._meet(LIMIT_MS)
