@@ -33,6 +33,8 @@ from txl_jax.workdir import folder
 from txl_jax.workdir.claim import IMPORTED
 from txl_jax.workdir.load import Loaded
 
+INCOMPLETE = "incomplete"  # on gs://, a file in the folder of an unfinished import
+
 
 def import_model(
     options: ConvertConfig, workdir: Path, overrides: Mapping[str, str]
@@ -86,6 +88,8 @@ def export_model(options: ConvertConfig, loaded: Loaded) -> dict[str, Any]:
     require_one_of(options.format, ["huggingface"], "--format")
     if not options.target:
         raise UserError("give --target, the folder to create")
+    if storage.is_remote(options.target):
+        raise UserError(f"--target={options.target!r} must be a folder of this machine")
     refuse_used(target := Path(options.target), "--target")
     params = jax.device_get(loaded.params)
     with complete_or_absent(target) as fresh:
@@ -144,7 +148,9 @@ def check_shapes(source: Source, parsed: Config) -> None:
 
 
 def refuse_used(path: Path, flag: str) -> None:
-    """Raises UserError unless the path is missing or an empty folder."""
+    """Raises UserError unless the path is missing, empty or an unfinished import."""
+    if storage.is_remote(path) and (path / INCOMPLETE).exists():
+        return
     try:
         used = path.exists() and (not path.is_dir() or any(path.iterdir()))
     except OSError as error:
@@ -157,10 +163,17 @@ def refuse_used(path: Path, flag: str) -> None:
 def complete_or_absent(path: Path) -> Iterator[Path]:
     """Yields a temporary folder that becomes `path` when the block succeeds.
 
-    On gs:// that is `path` itself, which holds a run once it has a config.json.
+    On gs://, where nothing is renamed, it is `path` itself, and a file marks it until
+    then. What an unfinished import left there is removed.
     """
-    if storage.is_remote(path):  # nothing is renamed there
+    if storage.is_remote(path):
+        mark = path / INCOMPLETE
+        mark.write_text("The import has not finished.\n")
+        for old in path.iterdir():
+            if old.name != INCOMPLETE:
+                old.rmtree() if old.is_dir() else old.unlink()  # type: ignore
         yield path
+        mark.unlink()
         return
     path = path.absolute()
     try:

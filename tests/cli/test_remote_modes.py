@@ -1,0 +1,105 @@
+"""Modes whose workdir is on gs://, besides training and evaluation."""
+
+import contextlib
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.convert.test_huggingface import VOCAB
+from tests.convert.test_pytorch import case
+from tests.support.processes import Processes
+from tests.support.store import Proxy, Store, let_pass, remote, shared_store, store
+from tests.support.tiny import assert_equal
+from tests.support.trained import TEXT, Home, command, home
+from txl_jax.convert import huggingface
+from txl_jax.workdir import load
+
+pytestmark = pytest.mark.long
+FIXTURES = home, remote, shared_store, store
+
+
+def test_an_import_after_kills_and_an_export(
+    store: Store, remote: str, tmp_path: Path
+) -> None:
+    model, params = case("div_val_2")
+    huggingface.save_pretrained(model, params, VOCAB, tmp_path / "model")
+    convert = ["--format=huggingface", f"--source={tmp_path / 'model'}"]
+    argv = ["--mode=import", *convert, f"--workdir={remote}"]
+    with contextlib.closing(Proxy(store.port)) as proxy:
+
+        def hook(method: str, path: str) -> int | None:
+            """Kills the import once an object is there that begins with `last`."""
+            if any(name.startswith(last) for name in store.names(remote)):
+                process.all[0].kill()
+                return 0
+            return None
+
+        for last in ("incomplete", "checkpoints/1/record", "vocab.json", "none"):
+            proxy.hook = let_pass
+            process = Processes(
+                tmp_path, *argv, count=1, environments=[proxy.environment()]
+            )
+            proxy.hook = hook
+            killed = -signal.SIGKILL if last != "none" else 0
+            assert process.wait() == [killed], process.said(0)
+    names = {name.partition("/")[0] for name in store.names(remote)}
+    assert names == {"checkpoints", "config.json", "run.json", "vocab.json"}
+    assert_equal(load.load(remote).params, params)
+    done = command(*argv)
+    assert done.status == 2 and "is not an empty folder" in done.err
+
+    target = tmp_path / "exported"
+    out = ["--mode=export", "--format=huggingface", f"--workdir={remote}"]
+    assert command(*out, f"--target={target}").status == 0
+    weights = "model.safetensors"
+    assert (target / weights).read_bytes() == (
+        tmp_path / "model" / weights
+    ).read_bytes()
+    done = command(*out, "--target=gs://bucket/exported")
+    assert done.status == 2 and "must be a folder of this machine" in done.err
+
+
+@pytest.fixture
+def uploaded(home: Home, store: Store, remote: str) -> str:
+    """The address of a copy of the trained run."""
+    for path in home.run.rglob("*"):
+        if path.is_file():
+            name = path.relative_to(home.run).as_posix()
+            store.write(f"{remote}/{name}", path.read_bytes())
+    return remote
+
+
+def test_attention_and_recl(store: Store, uploaded: str) -> None:
+    result = command("--mode=attention", f"--workdir={uploaded}", "--segments=1").result
+    written = [*result["files"].values()]
+    argv = [f"--workdir={uploaded}/recl", f"--workdirs={uploaded},{uploaded}/"]
+    sizes = ["--contexts=4,8,4", "--positions=20"]
+    result = command("--mode=recl", *argv, *sizes).result
+    calls = len(store.proxy.calls)
+    again = command("--mode=recl", *argv, *sizes).result
+    assert [row["ppl"] for row in again["members"]] == [
+        row["ppl"] for row in result["members"]
+    ]
+    assert not [
+        call for call in store.proxy.calls[calls:] if ".npz" in call and "POST" in call
+    ]
+    names = store.names(uploaded)
+    for address in [*written, result["file"], result["picture"]]:
+        assert address.removeprefix(f"{uploaded}/") in names
+
+
+def test_table(store: Store, remote: str, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text(TEXT)
+    argv = [
+        *("--mode=table", f"--workdir={remote}", "--rows=wt103_128m", "--seeds=1"),
+        *("--config.train.num_steps=8", "--config.model.d_model=16"),
+        *("--config.data.corpus=text", f"--config.data.path={tmp_path / 'text.txt'}"),
+        f"--config.data.data_dir={tmp_path / 'data'}",
+    ]
+    result = command(*argv).result
+    names = store.names(remote)
+    assert {"table6.md", "table6.json", "table6.png"} <= {*names}
+    assert "wt103_128m/seed_1111/lengths.json" in names
+    again = command(*argv)
+    assert again.result == result and "fresh run" not in again.err
