@@ -2,17 +2,19 @@
 
 In the background, the processes of a run meet twice: when all have written their parts,
 and when process 0 has committed the checkpoint. A process whose write fails does not
-get there, and with orbax's own barriers the others would wait for it until a timeout.
+get there, and in orbax the others would wait for it until a timeout of minutes.
 """
 
 import contextlib
+import functools
 import itertools
 from typing import Any
 
 import jax
 from jax._src.distributed import global_state  # orbax uses it, too
-from orbax.checkpoint import multihost
+from orbax.checkpoint import multihost, type_handlers
 from orbax.checkpoint._src.futures import future, synchronization
+from orbax.checkpoint._src.metadata.array_metadata_store import Store
 
 from txl_jax.runtime import distributed, storage
 
@@ -66,3 +68,19 @@ class Barriers:
         client.key_value_set(name, storage.one_line(error))
         with contextlib.suppress(jax.errors.JaxRuntimeError):  # the others hang
             self._meet(LIMIT_MS)
+
+
+class OwnFolders(Store):
+    """Each process creates the folder that it needs; orbax would wait for process 0."""
+
+    def set_primary_host(self, primary_host: int | None) -> None:
+        """Keeps None: every process is its own."""
+
+
+@functools.cache
+def create_own_folders() -> None:
+    """Makes orbax's saves use `OwnFolders`."""
+    handler = type_handlers.ArrayHandler(
+        array_metadata_store=OwnFolders(primary_host=None)
+    )
+    type_handlers.register_type_handler(jax.Array, handler, override=True)

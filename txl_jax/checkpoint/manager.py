@@ -15,7 +15,7 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
 from txl_jax.checkpoint import manifest
-from txl_jax.checkpoint.barrier import Barriers
+from txl_jax.checkpoint.barrier import Barriers, create_own_folders
 from txl_jax.checkpoint.manifest import Damaged, Manifest
 from txl_jax.checkpoint.options import NAMES, CheckpointConfig
 from txl_jax.errors import UserError
@@ -267,6 +267,7 @@ def open_checkpoints(
 ) -> Checkpoints:
     """Returns the manager of `<workdir>/checkpoints`; close it, or use it in `with`."""
     _quiet_orbax()
+    create_own_folders()
     folder = storage.absolute(workdir / "checkpoints")
     if glob.has_magic(str(folder)):
         raise UserError(
