@@ -128,11 +128,9 @@ model.cutoffs=5,9 model.vocab_size=9 | model.cutoffs | below | 9
 model.cutoffs=0                     | model.cutoffs | above 0
 model.cutoffs=5,9 model.div_val=32  | model.div_val = 32 leaves | 3 clusters
 model.cutoffs=5,9 model.tie_projs=true | model.tie_projs | for each of the 3 clusters
-model.initial_memory=zero           | model.initial_memory | mean 'zeros'
 model.initial_memory=zeros train.order=roll | train.order | set model.initial_memory to
 model.initial_memory=zeros train.reset_memory_at=3 | train.reset_memory_at | initial_mem
 model.initial_memory=zeros eval.reset_memory_at=0 | eval.reset_memory_at | initial_mem
-model.position=shawn                | model.position | mean 'shaw'
 model.position=sinusoidal           | model.position | set mem_len to 0
 model.position=shaw                 | model.position | n_position | need a table of
 model.position=none model.untie_r=true | model.untie_r has no effect | none
@@ -150,9 +148,6 @@ optim.lr=fast                       | optim.lr = 'fast' is not a number
 model.same_length=1                 | model.same_length = '1' is not true or false
 model.tie_projs=true,no             | 'true,no' is not true or false, or several
 train.num_steps=99999999999         | must be below 2^31
-train.tgt_len=0                     | train.tgt_len = 0 must be at least 1
-train.max_bad_steps=0               | train.max_bad_steps = 0
-train.seed=4294967296               | train.seed
 train.max_loss_factor=0.5           | must be above 1
 train.order=sentences               | train.order | mean 'sentences:ID'
 train.batch_size=9 train.batch_chunk=2 | train.batch_size = 9 | train.batch_chunk = 2
@@ -164,31 +159,20 @@ train.ext_len=3 model.mem_len=4     | train.ext_len = 3 | model.mem_len = 4 | to
 train.ext_len=3 train.half_loss=true model.mem_len=0 | train.half_loss = True and train
 eval.ext_len=3 eval.mem_len=4       | eval.ext_len = 3 | eval.mem_len = 4 | of them to 0
 optim.warmup_steps=11 train.num_steps=10 | = 11 | train.num_steps = 10; shorten the warm
-optim.lr=-1                         | optim.lr = -1.0 must be at least 0
 optim.betas=0.9,1                   | optim.betas = (0.9, 1.0)
 optim.lr=nan                        | optim.lr = nan must be a finite number
-optim.clip=inf                      | optim.clip = inf must be a finite number
 optim.epsilon=0                     | optim.epsilon = 0.0 must be above 0
-optim.schedule=cosin                | optim.schedule | mean 'cosine'
 optim.schedule=constant optim.min_lr_ratio=1 | optim.min_lr_ratio
-optim.optimizer=lambda              | optim.optimizer | mean 'lamb'
-eval.streams=0                      | eval.streams
-eval.split=tests                    | eval.split | mean 'test'
 eval.checkpoint=²                   | eval.checkpoint
 eval.checkpoint=100,best            | eval.checkpoint | average
 eval.checkpoint=1,,2                | several with commas between
 eval.checkpoint=999999999999999999999 | nor a step
 generate.seed=4294967296            | generate.seed = 4294967296 must be from 0 to
 generate.prompt=                    | generate.prompt is empty
-generate.temperature=-1             | generate.temperature
 generate.top_p=1.5                  | generate.top_p = 1.5 must be above 0, at most 1
-checkpoint.keep=0                   | checkpoint.keep = 0 must be at least 1
 run.profile_steps=15:10             | such as "10:15"
-run.hang_seconds=-1                 | run.hang_seconds = -1
-compile.mesh=best                   | compile.mesh = 'best' must be one of config, auto
 mesh.model=-2                       | mesh.model | each must be at least 1
 mesh.data=-1 mesh.fsdp=-1           | mesh.data | mesh.fsdp | one of them may be -1
-data.vocab=words                    | mean 'word'
 """
 SHORT = {
     "CONTEXT": "512",
