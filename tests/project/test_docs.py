@@ -1,6 +1,6 @@
 """Files, flags and fields that the documentation names exist.
 
-`sphinx-build -W` checks pages, pictures and links.
+`sphinx-build -W`, a job of the workflow, checks pages, pictures and links.
 """
 
 import os
@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -170,12 +169,6 @@ def test_every_experiment_is_on_the_page(made: Callable[[str], str]) -> None:
         assert number == "none" or number in path.read_text("utf-8")
 
 
-def test_every_field_and_mode_is_in_the_reference(made: Callable[[str], str]) -> None:
-    reference, modes = made("fields.config"), made("fields.modes")
-    assert all(f"| `{name}` |" in reference for name in FIELDS)
-    assert all(f"`{name}`" in modes for name in flags.MODES)
-
-
 def test_claims_about_table_6_have_a_comparison(made: Callable[[str], str]) -> None:
     text = made("ablations.claims")
     ablations = import_module("generate.ablations")
@@ -193,19 +186,12 @@ def test_statuses_and_vocabularies_are_those_of_the_code() -> None:
     assert all(f"`{kind}`" in TEXTS["howto/corpus.md"] for kind in VOCABULARIES)
 
 
-# The site
-
-
-@pytest.mark.long
-def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
-    for module in ("sphinx", "sphinx_book_theme", "myst_parser", "sphinx_copybutton"):
-        if find_spec(module) is None:
-            pytest.skip(f"no {module}: pip install -e '.[docs]'")
-    command = [sys.executable, "-m", "sphinx", "-W", "-b", "html", str(DOCS)]
-    command.append(str(tmp_path))
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "index.html").is_file()
+def test_guarantees_of_the_readme_and_marks_of_tests_agree(
+    made: Callable[[str], str],
+) -> None:
+    promises = import_module("generate.promises")
+    marked = {guarantee for guarantee, _ in promises.marked()}
+    assert {*promises.guarantees()} == marked and len(marked) >= 5
 
 
 @pytest.mark.long
