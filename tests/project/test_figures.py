@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.figures import copying, positions, reach
+from experiments.figures import copying, positions
 from tests.project.conftest import Start
 from tests.support import tiny
 from txl_jax.data import copying as task
@@ -24,21 +24,6 @@ def test_reach_plots_the_lengths_that_it_prints(
     result = json.loads(capsys.readouterr().out)
     assert result["formula_tokens"] == result["measured_tokens"] == [6, 12]
     assert result["exact"] and picture.read_bytes().startswith(PNG)
-
-
-# The formula of the dependency length
-
-
-@pytest.mark.parametrize("same_length", [False, True])
-def test_the_formula_is_exact(same_length: bool) -> None:
-    config = tiny.config(n_layer=2, mem_len=5, same_length=same_length)
-    change_NT = reach.reach(config, 3)
-    formula = [reach.farthest(config, 3, n) for n in (1, 2)]
-    assert change_NT.shape[1] > formula[-1] + 3
-    assert reach.measured(change_NT) == formula
-    for change_T, distance in zip(change_NT, formula, strict=True):
-        assert (change_T[: distance + 1] > 0).all()
-        assert (change_T[distance + 1 :] == 0).all()
 
 
 # Positions
