@@ -12,8 +12,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.support import carry, tiny
-from tests.support.processes import Processes
+from tests.support import tiny
 from txl_jax.checkpoint import save_restore
 from txl_jax.checkpoint.manager import open_checkpoints
 from txl_jax.checkpoint.options import CheckpointConfig
@@ -153,22 +152,3 @@ def test_checkpoints_move_between_meshes(
     expected = on_one_device()
     assert losses == pytest.approx(expected, rel=tiny.FLOAT32)
     assert expected[-1] < expected[0] - 0.1, "the updates do something"
-
-
-@pytest.mark.long
-def test_checkpoints_move_between_numbers_of_processes(tmp_path: Path) -> None:
-    """Two with two devices each, one with 1, 4 and 8, and two: every bit the same."""
-
-    def with_two(source: str, target: str) -> None:
-        flags = str(tmp_path / source), str(tmp_path / target), "2,1,2"
-        run = Processes(tmp_path, *flags, python=("-m", "tests.support.carry"))
-        assert run.wait() == [0, 0], [path.read_text() for path in run.stderr]
-
-    with_two("nothing", "two")
-    saved = carry.manifest(tmp_path / "two")
-    assert saved.position != Position() and len(saved.arrays) > 20
-    for name, sizes in (("1", (1, 1, 1)), ("4", (1, 4, 1)), ("8", (2, 2, 2))):
-        carry.carry(tmp_path / "two", tmp_path / name, sizes)
-        assert carry.manifest(tmp_path / name) == saved
-        with_two(name, f"{name}, two")
-        assert carry.manifest(tmp_path / f"{name}, two") == saved

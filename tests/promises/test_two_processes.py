@@ -82,6 +82,27 @@ def test_deaths_and_signals_change_no_bit(folder: Path) -> None:
     assert [step for step, _ in exact(ended)] == list(range(1, 201))
 
 
+ENDS = ("num_steps", "eval_every")
+
+
+@pytest.mark.long
+def test_two_processes_resume_the_run_of_one(folder: Path) -> None:
+    losses = []
+    for parts in (((1, 20), (2, 40)), ((2, 40),)):
+        workdir = folder / f"parts{len(parts)}"
+        for count, steps in parts:
+            flags = [f"--config={folder / 'tiny.py'}", f"--workdir={workdir}"]
+            flags += [
+                f"--config.train.{x}={steps}" for x in ("num_steps", "eval_every")
+            ]
+            run = Processes(folder, *flags, count=count)
+            assert run.wait() == [0] * count
+        losses.append([numbers["loss"] for _, numbers in exact(workdir)])
+        resumed = "resumed at update 20" in run.stderr[0].read_text()
+        assert resumed == (len(parts) > 1)
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("phase, index", [("", 0), ("", 1), ("evaluating", 1)])
 def test_a_signal_while_compiling_or_evaluating_ends_both(
