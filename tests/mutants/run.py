@@ -44,7 +44,7 @@ def find(mutant: Mutant, folder: Path, processes: int) -> str:
     text = path.read_text("utf-8")
     path.write_text(text.replace(mutant.old, mutant.new), "utf-8")
     try:
-        for paths in (mutant.tests.split(), ["tests/promises"], ["tests"]):
+        for paths in (mutant.tests, ["tests/promises"], ["tests"]):
             if failure := run_tests(folder, processes, *paths):
                 return failure
         return ""

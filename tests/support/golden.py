@@ -40,8 +40,9 @@ BASE: dict[str, Any] = {
     "dropatt": 0.0,
 }
 CLUSTERS: dict[str, Any] = {"cutoffs": [9, 17, 28]}
+DIV_2: dict[str, Any] = {**CLUSTERS, "div_val": 2}
+UNTIED: dict[str, Any] = {"tie_projs": [False] * 4, "tie_word_embeddings": False}
 FIRST_OWN = [False, True, True, True]
-NONE_TIED, ALL_TIED = [False] * 4, [True] * 4
 CASES: dict[str, dict[str, Any]] = {
     "plain": {"untie_r": False},
     "untied_r": {},
@@ -54,39 +55,16 @@ CASES: dict[str, dict[str, Any]] = {
     "one_table_div_val_2": {"div_val": 2, "untie_r": False},
     "clusters": {**CLUSTERS, "same_length": True},
     "narrow_clusters": {**CLUSTERS, "d_embed": 8, "tie_projs": FIRST_OWN},
-    "narrow_untied_clusters": {
-        **CLUSTERS,
-        "d_embed": 8,
-        "tie_projs": NONE_TIED,
-        "tie_word_embeddings": False,
-    },
-    "div_val_2": {
-        **CLUSTERS,
-        "div_val": 2,
-        "tie_projs": FIRST_OWN,
-        "same_length": True,
-        "clamp_len": 5,
-    },
+    "narrow_untied_clusters": {**CLUSTERS, "d_embed": 8, **UNTIED},
+    "div_val_2": {**DIV_2, "tie_projs": FIRST_OWN, "same_length": True, "clamp_len": 5},
     "div_val_2_all_tied": {
-        **CLUSTERS,
-        "div_val": 2,
-        "d_embed": 16,
-        "tie_projs": ALL_TIED,
-        "untie_r": False,
-        "mem_len": 2,
+        **{**DIV_2, "tie_projs": [True] * 4},
+        **{"d_embed": 16, "untie_r": False, "mem_len": 2},
     },
-    "div_val_2_all_untied": {
-        **CLUSTERS,
-        "div_val": 2,
-        "tie_projs": NONE_TIED,
-        "tie_word_embeddings": False,
-        "pre_lnorm": True,
-    },
+    "div_val_2_all_untied": {**DIV_2, **UNTIED, "pre_lnorm": True},
     "div_val_4": {
-        "cutoffs": [9, 20],
-        "div_val": 4,
+        **{"cutoffs": [9, 20], "div_val": 4, "tie_projs": [False] * 3},
         "d_embed": 16,
-        "tie_projs": [False] * 3,
     },
 }
 # Training, from the same weights and with the same data: the losses of each update.
