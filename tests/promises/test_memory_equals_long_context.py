@@ -41,15 +41,6 @@ def test_segments_with_enough_memory_equal_one_pass(
     tiny.assert_close(tiny.read(config, params, tokens_BT, tgt_len), expected)
 
 
-def test_without_memory_segments_are_cold() -> None:
-    config, tokens_BT = tiny.config(mem_len=0), tiny.make_tokens(B, T)
-    params = tiny.make_params()
-    hidden_BTD, _ = tiny.read(config, params, tokens_BT, 4)
-    for begin in range(0, T, 4):
-        alone_BLD, _ = tiny.read(config, params, tokens_BT[:, begin : begin + 4], 4)
-        np.testing.assert_array_equal(hidden_BTD[:, begin : begin + 4], alone_BLD)
-
-
 def depends_T(config: ModelConfig, tgt_len: int) -> Array:
     """Returns on which tokens the last one's output depends, bool.
 
