@@ -113,3 +113,19 @@ def test_gradients_are_the_differences_of_the_oracle(settings: dict[str, Any]) -
             error = abs(actual[index] - slope)
             where = jax.tree_util.keystr(path), index
             assert error < tiny.FLOAT32 * abs(actual.flat[steepest]), where
+
+
+def test_memory_passes_no_gradient_on() -> None:
+    """What a segment leaves for the next is constant (section 3.2, equation 2)."""
+    inputs_BL, _, more = segment(0)
+
+    def kept(params: Params) -> jax.Array:
+        memory = Memory.empty(tiny.CONFIG, B)
+        variables = {"params": params}
+        after: Any = TransformerXL(tiny.CONFIG).apply(
+            variables, inputs_BL, memory, **more
+        )
+        return jnp.sum(after[1].h_NBMD)
+
+    gradient = tiny.jit(jax.grad(kept))(tiny.make_params())
+    assert not any(np.asarray(leaf).any() for leaf in jax.tree.leaves(gradient))
