@@ -88,39 +88,28 @@ def _bounds(corpus: str) -> tuple[int, int]:
     return total * 90 // 100, total * 95 // 100
 
 
-def zipped(contents: dict[str, bytes], mode: int = 0) -> bytes:
-    """Returns a zip with these files, all of one mode."""
-    stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as file:
-        for name, content in contents.items():
-            info = zipfile.ZipInfo(name)
-            info.external_attr = mode << 16
-            file.writestr(info, content, zipfile.ZIP_DEFLATED)
-    return stream.getvalue()
-
-
-def tar(*entries: tuple[str, bytes, bytes]) -> bytes:
-    """Returns a tar.gz with entries: name, type and content."""
-    stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w:gz") as file:
-        for name, kind, content in entries:
-            info = tarfile.TarInfo(name)
-            info.type, info.linkname, info.size = kind, "/etc/passwd", len(content)
-            file.addfile(info, io.BytesIO(content))
-    return stream.getvalue()
-
-
 def pack(archive: Archive) -> bytes:
-    """Returns the file that a host offers."""
+    """Returns the file that a host offers, with an entry that is not a member."""
     contents = {member.path: text(member.path) for member in archive.members}
+    if not archive.packed:
+        return contents[archive.name]
+    folder = archive.members[0].path.rpartition("/")[0]
+    contents[f"{folder}/README".removeprefix("/")] = b"no text"
+    stream = io.BytesIO()
     if archive.name.endswith(".zip"):
-        folder = archive.members[0].path.rpartition("/")[0]
-        return zipped({f"{folder}/": b"", **contents} if folder else contents)
-    if archive.packed:  # as the real one, not in the order of the members
-        contents["README"] = b"no text"
-        entries = reversed(contents.items())
-        return tar(*((f"./{name}", tarfile.REGTYPE, data) for name, data in entries))
-    return contents[archive.name]
+        with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as zipped:
+            if folder:
+                zipped.mkdir(folder)
+            for name, content in contents.items():
+                zipped.writestr(name, content)
+        return stream.getvalue()
+    with tarfile.open(fileobj=stream, mode="w:gz") as packed:
+        # As in the real one, not in the order of the members.
+        for name, content in reversed(contents.items()):
+            info = tarfile.TarInfo(f"./{name}")
+            info.size = len(content)
+            packed.addfile(info, io.BytesIO(content))
+    return stream.getvalue()
 
 
 def install(corpus: str, data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Corpus:
