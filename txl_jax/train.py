@@ -14,7 +14,7 @@ from txl_jax.checkpoint import save_restore
 from txl_jax.checkpoint.manager import Checkpoints, open_checkpoints
 from txl_jax.checkpoint.save_restore import Snapshot
 from txl_jax.config import Config
-from txl_jax.data.prefetch import Prefetch
+from txl_jax.data.prefetch import prefetch
 from txl_jax.data.streams import Position, Segment
 from txl_jax.errors import Interrupted
 from txl_jax.metrics import bits
@@ -87,7 +87,7 @@ def train(
         polls = watchdog.feed, manager.poll
         staging = stack.enter_context(Staging(workdir, METRICS))
         log, hooks = make_hooks(config, staging.folder, step, stack, polls, observers)
-        ahead = stack.enter_context(closing(Prefetch(read_batch, position)))
+        ahead = stack.enter_context(closing(prefetch(read_batch, position)))
         stack.enter_context(jax.transfer_guard("disallow"))
         # Innermost: after the loss of a process, leaving the contexts above would hang.
         stack.push(distributed.exit_on_error)

@@ -7,7 +7,7 @@ from contextlib import closing
 import pytest
 
 from tests.data.reading import assert_same, positions
-from txl_jax.data.prefetch import Prefetch
+from txl_jax.data.prefetch import prefetch
 from txl_jax.data.streams import Position, Streams
 
 
@@ -22,7 +22,7 @@ def make_streams() -> Streams:
 def test_batches_are_those_of_the_function_from_any_position() -> None:
     streams, position = make_streams(), Position()
     for _ in range(3):
-        with closing(Prefetch(make_streams().batch, position)) as ahead:
+        with closing(prefetch(make_streams().batch, position)) as ahead:
             for _ in range(7):
                 expected, position = streams.batch(position)
                 batch, after = next(ahead)
@@ -42,7 +42,7 @@ def test_it_is_ahead_by_its_depth_and_no_more(depth: int) -> None:
             full.set()
         return count(position)
 
-    with closing(Prefetch(make, 0, depth)) as ahead:
+    with closing(prefetch(make, 0, depth)) as ahead:
         assert [next(ahead) for _ in range(3)] == [count(n) for n in range(3)]
         assert full.wait(10)  # made while nobody waits for them
         time.sleep(0.05)
@@ -55,27 +55,28 @@ def test_an_exception_comes_out_after_the_batches_before_it() -> None:
             raise OSError("the disk is gone")
         return count(position)
 
-    with closing(Prefetch(make, 0)) as ahead:
+    with closing(prefetch(make, 0)) as ahead:
         assert [next(ahead), next(ahead)] == [count(0), count(1)]
-        for _ in range(2):
-            with pytest.raises(OSError, match="the disk is gone"):
-                next(ahead)
-    assert not ahead.thread.is_alive()
+        with pytest.raises(OSError, match="the disk is gone"):
+            next(ahead)
 
 
 def test_closing_waits_for_the_current_batch() -> None:
+    threads = set(threading.enumerate())
     began, go_on = threading.Event(), threading.Event()
 
     def make(position: int) -> tuple[str, int]:
-        began.set()
-        assert go_on.wait(10)
+        if position:
+            began.set()
+            assert go_on.wait(10)
         return count(position)
 
-    ahead = Prefetch(make, 0)
-    assert began.wait(10)
-    threading.Timer(0.05, go_on.set).start()
+    ahead = prefetch(make, 0)
+    assert next(ahead) == count(0) and began.wait(10)
+    (thread,) = set(threading.enumerate()) - threads
+    assert thread.daemon, "a process ends without close"
+    timer = threading.Timer(0.05, go_on.set)
+    timer.start()
     ahead.close()
-    ahead.close()
-    assert not ahead.thread.is_alive()
-    assert list(ahead) == [], "a closed iterator is empty"
-    assert ahead.thread.daemon, "a process ends without close"
+    assert not thread.is_alive() and list(ahead) == []
+    timer.join()
