@@ -5,7 +5,7 @@ values of checksums are in the files that TensorFlow itself has written.
 """
 
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ def block(records: Records) -> bytes:
     return b"".join(entries) + struct.pack("<2I", 0, 1)
 
 
-def table(records: Records, block: Callable[[Records], bytes] = block) -> bytes:
+def table(records: Records) -> bytes:
     """Returns a table of records, in the order of the argument."""
     file = bytearray()
 
@@ -61,8 +61,8 @@ def entry(value: Any, shard: int = 0, offset: int = 0) -> bytes:
     return record + varint(6 * 8 + 5) + checksum
 
 
-def write(prefix: Path, variables: Mapping[str, Any], shards: int) -> Records:
-    """Writes a checkpoint, and its folder's `checkpoint`; returns the index."""
+def write(prefix: Path, variables: Mapping[str, Any], shards: int) -> None:
+    """Writes a checkpoint, and its folder's `checkpoint`."""
     data = [b""] * shards
     records = [(b"", field(1, shards) + field(3, field(1, 1)))]
     for i, (name, value) in enumerate(sorted(variables.items())):
@@ -74,4 +74,3 @@ def write(prefix: Path, variables: Mapping[str, Any], shards: int) -> Records:
     Path(f"{prefix}.index").write_bytes(table(records))
     text = f'model_checkpoint_path: "{prefix.name}"\n'
     (prefix.parent / "checkpoint").write_text(text, "utf-8")
-    return records

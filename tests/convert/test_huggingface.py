@@ -11,9 +11,10 @@ import pytest
 import safetensors.numpy
 
 from tests import reference
-from tests.convert.test_pickle import RECORDED, refusal, tensor_of, zip_of
+from tests.convert.test_pickle import RECORDED, tensor_of, zip_of
 from tests.convert.test_pytorch import case, saved_case
 from tests.support import golden, tiny
+from tests.support.refusal import refusal
 from tests.support.tiny import assert_equal
 from txl_jax.convert import huggingface, words
 from txl_jax.data.vocab import ByteVocab, CharVocab

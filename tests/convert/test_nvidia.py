@@ -7,36 +7,39 @@ from typing import Any
 import pytest
 
 from tests.convert import recorded
-from tests.convert.test_pickle import RECORDED, refusal
 from tests.convert.test_pytorch import case
+from tests.support.refusal import refusal
 from tests.support.tiny import assert_equal
-from txl_jax.convert import nvidia, words
+from txl_jax.convert import pickle as inert
+from txl_jax.convert.formats import read_nvidia
 from txl_jax.data.word import WordVocab
 from txl_jax.model import config as models
 
-PATH = RECORDED / "nvidia.pt"
+PATH = recorded.FOLDER / "nvidia.pt"
 
 
 def test_the_checkpoint_is_the_saved_model() -> None:
     config, params = case(recorded.NVIDIA)
-    model, weights, pickled, step = nvidia.read(PATH)
-    assert_equal(weights, params)
-    assert step == 40
+    source = read_nvidia(str(PATH), "", {})
+    assert_equal(source.params, params)
+    assert (source.step, source.files) == (40, [PATH])
     same = ("vocab_size", "n_layer", "d_model", "d_embed", "n_head", "d_head")
     also = ("d_inner", "cutoffs", "div_val", "tie_projs", "mem_len", "clamp_len")
     fields = {name: getattr(config, name) for name in (*same, *also)}
     expected = models.nvidia(**fields, same_length=True, dropout=0.0)
-    assert model == expected and expected.same_length_self
-    vocab = words.from_pickle(pickled, PATH)
-    assert isinstance(vocab, WordVocab) and vocab.words == recorded.WORDS
+    assert source.model == expected and expected.same_length_self
+    assert isinstance(source.vocab, WordVocab)
+    assert source.vocab.words == recorded.WORDS
 
 
-def test_other_files_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "saved, name", [([], "model_state"), ({"model_state": {}}, "model_config")]
+)
+def test_other_files_are_refused(saved: Any, name: str, tmp_path: Path) -> None:
     path = tmp_path / "file.pt"
-    for saved, name in (([], "model_state"), ({"model_state": {}}, "model_config")):
-        path.write_bytes(pickle.dumps(saved))
-        assert f"{path} is not a checkpoint" in (message := refusal(nvidia.read, path))
-        assert message.endswith(f"no {name}")
+    path.write_bytes(pickle.dumps(saved))
+    expected = f"{path} is not a checkpoint of NVIDIA's code: no {name}"
+    assert refusal(read_nvidia, str(path), "", {}) == expected
 
 
 @pytest.mark.parametrize(
@@ -50,8 +53,8 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
 def test_a_config_that_does_not_fit_is_refused(
     changes: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    saved = nvidia.pickle.read(PATH)
+    saved = inert.read(PATH)
     saved["model_config"] |= changes
-    monkeypatch.setattr(nvidia.pickle, "read", lambda path: saved)
-    message = refusal(nvidia.read, PATH)
+    monkeypatch.setattr(inert, "read", lambda path: saved)
+    message = refusal(read_nvidia, str(PATH), "", {})
     assert str(PATH) in message and reason in message

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from tests.convert import recorded
-from tests.convert.test_pickle import refusal
 from tests.support import golden, tiny
+from tests.support.refusal import refusal
 from tests.support.tiny import assert_equal
 from txl_jax.convert import huggingface, pytorch
 from txl_jax.convert.keys import arrays

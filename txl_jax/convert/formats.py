@@ -1,23 +1,17 @@
 """The formats of other code bases, by name, for import and export."""
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from txl_jax.convert import (
-    bundle,
-    huggingface,
-    keys,
-    nvidia,
-    pickle,
-    pytorch,
-    tensorflow,
-    words,
-)
+from txl_jax.convert import bundle, huggingface, pickle, pytorch, tensorflow, words
+from txl_jax.convert.keys import arrays
 from txl_jax.convert.options import ConvertConfig
 from txl_jax.data.vocab import Vocab
 from txl_jax.errors import UserError, require_one_of
+from txl_jax.model import config as models
 from txl_jax.model.config import ModelConfig
 
 # Fields of the model that the user states, if the files lack them.
@@ -27,7 +21,7 @@ MODEL_FIELDS = (*LENGTHS, "cutoffs", "pre_lnorm")
 
 
 class Source(NamedTuple):
-    """An imported model; params are numpy arrays, step is at least 1."""
+    """An imported model; params are numpy arrays."""
 
     model: ModelConfig
     params: Any
@@ -49,7 +43,7 @@ def read_pytorch(source: str, vocab_path: str, stated: Stated) -> Source:
     """Reads a model.pt or a state dict of the paper's PyTorch code."""
     path = Path(source)
     path = path / "model.pt" if path.is_dir() else path
-    state = keys.arrays(pickle.read(path), path)
+    state = arrays(pickle.read(path), path)
     try:
         model, params = pytorch.from_state_dict(state, **stated)
     except UserError as error:
@@ -66,19 +60,37 @@ def read_tensorflow(source: str, vocab_path: str, stated: Stated) -> Source:
     # The released models have their vocabulary in data/, next to model/.
     vocab = _find_vocab(vocab_path, prefix.parent, prefix.parent.parent / "data")
     files = sorted(prefix.parent.glob(f"{prefix.name}.*"))
-    return Source(model, params, words.read(vocab), max(step, 1), [*files, vocab])
+    return Source(model, params, words.read(vocab), step, [*files, vocab])
 
 
 def read_nvidia(source: str, vocab_path: str, _: Stated) -> Source:
     """Reads a checkpoint of NVIDIA's code, which contains its vocabulary."""
     path = Path(source)
-    path = path / nvidia.BEST if path.is_dir() else path
-    model, params, pickled, step = nvidia.read(path)
+    path = path / "checkpoint_best.pt" if path.is_dir() else path
+    saved = pickle.read(path)
+    for name in ("model_state", "model_config"):
+        if not isinstance(saved, dict) or not isinstance(saved.get(name), dict):
+            raise UserError(f"{path} is not a checkpoint of NVIDIA's code: no {name}")
+    state = {
+        # The names of the paper's code.
+        re.sub(r"_(bias|weight)e?s(\.\d+)$", r"\2.\1", name): array
+        for name, array in arrays(saved["model_state"], path).items()
+        # Duplicates of the embedding's projections.
+        if not name.removeprefix("module.").startswith("crit.shared_out_projs.")
+    }
+    try:
+        fields = saved["model_config"]
+        model, params = pytorch.from_fields(state, fields, models.nvidia)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path}: its model_config is incomplete: {error}") from error
     if vocab_path:
         vocab, files = words.read(Path(vocab_path)), [path, Path(vocab_path)]
     else:
-        vocab, files = words.from_pickle(pickled, path), [path]
-    return Source(model, params, vocab, max(step, 1), files)
+        vocab, files = words.from_pickle(saved.get("vocab"), path), [path]
+    step = saved.get("train_step")
+    return Source(model, params, vocab, step if type(step) is int else 1, files)
 
 
 FORMATS: dict[str, Callable[[str, str, Stated], Source]] = {
@@ -113,7 +125,7 @@ def read(config: ConvertConfig, vocab_path: str, stated: Stated) -> Source:
             f"{source.model.vocab_size}: give the model's own vocabulary with "
             "--config.data.vocab_path"
         )
-    return source
+    return source._replace(step=max(source.step, 1))
 
 
 # Vocabularies that the paper's code and Hugging Face's write beside a model, in order

@@ -51,7 +51,7 @@ SIZES = ("vocab_size", "n_layer", "d_model", "n_head", "d_head", "d_inner")
 
 
 def from_pretrained(folder: str | Path) -> tuple[ModelConfig, pytorch.Params]:
-    """Returns the model of a folder, and its parameters; raises UserError."""
+    """Returns the model of a folder, and its parameters."""
     folder = Path(folder)
     config = _read_json(folder / CONFIG)
     state = _read_weights(weight_file(folder))
@@ -62,7 +62,7 @@ def from_pretrained(folder: str | Path) -> tuple[ModelConfig, pytorch.Params]:
 
 
 def weight_file(folder: Path) -> Path:
-    """Returns the file of the weights; raises UserError if there is none."""
+    """Returns the file of the weights."""
     for name in WEIGHTS:
         if (folder / name).is_file():
             return folder / name

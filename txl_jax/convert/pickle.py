@@ -218,10 +218,7 @@ class Unpickler(_Unpickler):
 
 
 def read(path: Path) -> Any:
-    """Returns the content of a file: plain values, Tensors and inert Objects.
-
-    Raises UserError for a file that is missing, damaged or of an unknown layout.
-    """
+    """Returns the content of a file: plain values, Tensors and inert Objects."""
     try:
         if zipfile.is_zipfile(path):
             return _read_zip(path)

@@ -65,14 +65,10 @@ def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
         shared, at = varint(block, at)
         unshared, at = varint(block, at)
         size, at = varint(block, at)
-        if shared > len(key) or at + unshared + size > end:
-            raise ValueError("an entry exceeds its block")
         key = key[:shared] + block[at : at + unshared]
         at += unshared
         yield key, block[at : at + size]
         at += size
-    if at != end:
-        raise ValueError("the entries do not fill their block")
 
 
 def masked_crc32c(data: np.ndarray | bytes) -> int:

@@ -12,7 +12,6 @@ import numpy as np
 from txl_jax.convert import bundle, pytorch
 from txl_jax.convert.embedding import Params
 from txl_jax.convert.keys import Keys
-from txl_jax.errors import UserError
 from txl_jax.model import config as models
 from txl_jax.model.config import ModelConfig
 
@@ -65,14 +64,11 @@ def read(
     """Returns the model of a checkpoint, its parameters, and its step or 0.
 
     `source` is the checkpoint's folder, the prefix of its files or its .index. Sizes,
-    clusters and ties are inferred from the variables. Raises UserError for a variable
-    that is missing, unknown or of a wrong shape, and for missing or damaged files.
+    clusters and ties are inferred from the variables.
     """
     prefix = bundle.find(source)
     variables = bundle.read(prefix, lambda name: not name.endswith(ADAM))
     step = variables.pop(STEP, np.int64(0))
-    if step.shape:
-        raise UserError(f"{prefix}: {STEP} has shape {step.shape}, not ()")
     state, cutoffs = _arrange(variables)
     config, params = pytorch.from_keys(
         Keys(state, f"{prefix}: ", _rename),

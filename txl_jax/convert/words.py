@@ -21,7 +21,7 @@ def read(path: Path) -> Vocab:
 
     The file is a pickled vocabulary or corpus, such as cache.pt, vocab.pkl and
     vocab.bin; a text file with one word per line; or any file that data.vocab_path
-    supports. Raises UserError for other files.
+    supports.
     """
     if not path.is_file():
         raise UserError(f"no vocabulary file {str(path)!r}")
