@@ -1,4 +1,4 @@
-"""Every token but the first is scored once, in order, whatever the batch and segment.
+"""Every token but the first is scored once, whatever the batch, segment and order.
 
 The tokens here are their own positions, so that a segment shows where it was read.
 """
@@ -16,13 +16,23 @@ from tests.data.reading import (
     assert_same,
     joined,
     make,
+    of_stream,
     positions,
+    positions_of,
     read_epoch,
     real,
 )
 from tests.support.refusal import refused
 from txl_jax.data.options import SLACK
-from txl_jax.data.streams import Position, Segment, Streams
+from txl_jax.data.streams import (
+    LEAST,
+    ROTATION,
+    Position,
+    Segment,
+    Streams,
+    draw,
+    splitmix64,
+)
 
 
 @pytest.mark.promise("Every token is scored once")
@@ -47,6 +57,80 @@ def test_every_token_but_the_first_is_scored_once(
         assert not read.first_SBL[padding].any()
         assert 0 <= read.inputs_SBL.min() and read.targets_SBL.max() < N
         assert read.length_SB[-1].max() > 0, "no segment is all padding"
+
+
+def reference(
+    streams: Streams, position: Position, b: int
+) -> tuple[list[int], list[int], list[bool], list[bool]]:
+    """Returns the inputs, targets, scored and first of a stream, without padding."""
+    N, B, ext_len = len(streams.tokens), streams.batch_size, streams.ext_len
+    text = streams.tokens[streams.order(position.epoch, np.arange(N))].tolist()
+    begin, end = (n * (N - 1) // B for n in (b, b + 1))
+    start = max(begin - streams.warm_tokens, 0)
+    # Before the scored pairs come unscored ones: as context, or as segments.
+    warm, new = [*range(start, begin)], [*range(begin, end)]
+    if not ext_len:
+        warm, new = [], warm + new
+    starts = {(warm + new)[0]}
+    if streams.roll:
+        turn = draw(streams.seed, ROTATION, position.epoch, b) % len(new)
+        new = new[turn:] + new[:turn]
+        starts = {new[0], min(new)}
+    offset, length = position.token_offset, streams.length(position)
+    read = new[offset : offset + length]
+    context = (warm + new[:offset])[-ext_len:] if ext_len and read else []
+    pairs = context + read
+    scored = [
+        number >= len(context)
+        and pair >= begin
+        and text[pair + 1] >= streams.score_ids_from
+        and (number >= len(pairs) // 2 or not streams.half_loss)
+        for number, pair in enumerate(pairs)
+    ]
+    first = [
+        pair in starts or (pair > 0 and text[pair - 1] == streams.reset_memory_at)
+        for pair in pairs
+    ]
+    return [text[x] for x in pairs], [text[x + 1] for x in pairs], scored, first
+
+
+OTHERS: list[dict[str, Any]] = [
+    {"warm_tokens": 3, "reset_memory_at": 7},
+    {"warm_tokens": 1000},
+    {"half_loss": True, "varlen": True},
+    {"score_ids_from": 110},
+]
+
+
+@pytest.mark.parametrize("kind", KINDS + OTHERS, ids=str)
+@pytest.mark.parametrize("ext_len", [0, 5, 1000])
+@pytest.mark.parametrize("N, B, L", SIZES)
+def test_streams_read_as_the_reference(
+    N: int, B: int, L: int, ext_len: int, kind: dict[str, Any]
+) -> None:
+    streams = make(N, B, L, ext_len=ext_len, **kind)
+    for position in [*positions_of(streams, 0), *positions_of(streams, 3)]:
+        segment, _ = streams.batch(position)
+        assert not segment.weights_SBL[~real(segment)].any()
+        assert not segment.first_SBL[~real(segment)].any()
+        for b in range(B):
+            for array, expected in zip(
+                segment[:4], reference(streams, position, b), strict=True
+            ):
+                assert of_stream(array, segment, b).tolist() == expected
+
+
+@pytest.mark.parametrize("warm_tokens", [0, 3, 1000])
+@pytest.mark.parametrize("N, B, L", SIZES)
+def test_tokens_with_a_short_context_are_counted(
+    N: int, B: int, L: int, warm_tokens: int
+) -> None:
+    begins = [b * (N - 1) // B for b in range(B + 1)]
+    cold = 0
+    for begin, end in zip(begins, begins[1:], strict=False):
+        start = max(begin - warm_tokens, 0)
+        cold += sum(pair - start < 20 for pair in range(begin, end))
+    assert make(N, B, L, warm_tokens=warm_tokens).cold_tokens(20) == cold
 
 
 def test_segments_have_the_promised_shapes_and_dtypes() -> None:
@@ -119,3 +203,45 @@ def test_offsets_pass_two_to_the_31(tmp_path: Path, B: int) -> None:
     assert segment.targets_SBL[0, -1, length - 4 : length].tolist() == [1, 2, 3, 4]
     assert segment.weights_SBL[0, -1].sum() == length
     assert position == Position(epoch=1)
+
+
+def test_draw_is_splitmix64() -> None:
+    # The published first outputs of SplitMix64 from state 1234567.
+    state = 1234567
+    known = [6457827717110365317, 3203168211198807973, 9817491932198370423]
+    gamma = 0x9E3779B97F4A7C15
+    assert [splitmix64((state + n * gamma) % 2**64) for n in (1, 2, 3)] == known
+    # What a run of any later version must draw too.
+    assert draw(1111, 1, 2, 3) == int(draw(1111, 1, 2, np.array([3], np.uint64))[0])
+    assert draw(1111, 1, 2, 3) == 16703943413597834143
+
+
+def test_rotations_differ_by_seed_epoch_and_stream_and_come_again() -> None:
+    def starts(seed: int, epoch: int) -> np.ndarray:
+        streams = Streams(positions(80_001), 8, 16, roll=True, seed=seed)
+        return streams.batch(Position(epoch))[0].inputs_SBL[0, :, 0]
+
+    offsets = [starts(seed, epoch) for seed in (0, 1) for epoch in range(50)]
+    offsets_EB = np.array(offsets) - np.arange(8) * 10_000
+    assert len(np.unique(offsets_EB)) > 0.95 * offsets_EB.size
+    assert offsets_EB.min() >= 0 and offsets_EB.max() < 10_000
+    assert abs(offsets_EB.mean() - 5_000) < 4 * 10_000 / 12**0.5 / offsets_EB.size**0.5
+    np.testing.assert_array_equal(starts(1, 7), offsets[57])
+
+
+def test_lengths_are_as_in_the_original_code() -> None:
+    streams = Streams(positions(2), 1, 150, varlen=True, seed=3)
+    lengths = np.array([streams.length(Position(2, s)) for s in range(10_000)])
+    assert lengths.min() >= LEAST and lengths.max() <= 150 + SLACK
+    short = lengths < 115
+    assert abs(short.mean() - 0.05) < 4 * (0.05 * 0.95 / 10_000) ** 0.5
+    for part, about in ((lengths[short], 75), (lengths[~short], 150)):
+        assert abs(part.mean() - about) < 4 * 5 / len(part) ** 0.5
+        assert abs(part.std() - 5) < 0.5
+    tiny = Streams(positions(2), 1, 8, varlen=True)
+    drawn = {tiny.length(Position(0, s)) for s in range(2_000)}
+    assert min(drawn) == LEAST and max(drawn) <= 8 + SLACK
+    again = Streams(positions(2), 1, 150, varlen=True, seed=4)
+    for other, epoch in ((streams, 3), (again, 2)):
+        drawn = {other.length(Position(epoch, s)) for s in range(20)}
+        assert drawn != set(lengths[:20].tolist()), "epochs and seeds differ"

@@ -186,14 +186,33 @@ def test_a_list_of_words_is_read(tmp_path: Path) -> None:
         WordVocab(["<eos>", "a", "b", "a"])
 
 
-def test_damaged_vocabulary_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "vocab.json"
-    for content in (b"", b"{", b"[]", b"{}", b'{"kind": "word"}', b"\x80"):
-        path.write_bytes(content)
-        with refused("is not a vocabulary"):
-            vocab.load(path)
-        with refused("is not a vocabulary"):
-            vocab.read(path, Lines)
-    path.write_text('{"kind": "klingon"}')
-    with refused("kind = 'klingon' must be one of byte, char"):
-        vocab.load(path)
+WORDS = WordVocab(["<eos>", "<unk>", "the", "cat"])
+MARKED = WordVocab(["<S>", "the", "cat"], TENSORFLOW)
+TEXT = "naïve 😀\n\nthe cat\n"
+
+
+@pytest.mark.parametrize(
+    "made, text",
+    [
+        (ByteVocab(), TEXT * 3),
+        (CharVocab("".join(sorted(set(TEXT)))), TEXT * 3),
+        (WORDS, "the cat\n\nthe <unk> cat\n" * 5),
+        (MARKED, "the cat\n\ncat the\n" * 5),
+    ],
+    ids=["byte", "char", "word", "sentences"],
+)
+def test_the_texts_of_the_tokens_are_the_text(made: vocab.Vocab, text: str) -> None:
+    tokens_T = made.encode(text)
+    result = vocab.spell(made.decode, tokens_T)
+    assert len(result) == len(tokens_T)
+    assert "".join(result) == text
+
+
+def test_a_character_comes_with_its_last_byte_and_a_word_with_its_space() -> None:
+    tokens_T = ByteVocab().encode("aé😀b")
+    expected = ["a", "", "é", "", "", "", "😀", "b"]
+    assert vocab.spell(ByteVocab().decode, tokens_T) == expected
+    assert vocab.spell(ByteVocab().decode, tokens_T[:0]) == []
+    tokens_T = WORDS.encode("the cat\ncat")
+    assert vocab.spell(WORDS.decode, tokens_T) == ["the", " cat", "\n", "cat"]
+    assert vocab.spell(WORDS.decode, tokens_T, before=1) == [" cat", "\n", "cat"]

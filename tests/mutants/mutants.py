@@ -77,7 +77,7 @@ data/streams.py
   targets are the inputs: data/test_streams.py
     - self._read(position.epoch, pair_BL + 1)
     + self._read(position.epoch, pair_BL)
-  context is scored: data/test_streams.py data/test_stream_reference.py
+  context is scored: data/test_streams.py
     - scored_BL = real_BL & (turn_BL >= offset)
     + scored_BL = real_BL
   memory passes from epoch to epoch: data/test_streams.py

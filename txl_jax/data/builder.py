@@ -73,14 +73,13 @@ def prepare(source: corpora.Source, data_dir: Path) -> CorpusBuilder:
     """Fetches, unpacks and stores a corpus below `data_dir`, unless that was done.
 
     The folder appears complete or not at all. The caller holds a lock: two processes
-    must not prepare one corpus at once. Raises UserError for a corpus that cannot be
-    fetched, an unreadable file, a full disk and damaged blocks.
+    must not prepare one corpus at once.
     """
     corpus = source.corpus
     config = tfds.core.BuilderConfig(
         name=source.config,
         version=tfds.core.Version(corpus.version),
-        description=f"{corpus.about}. Licence: {corpus.licence}.",
+        description=f"{corpus.name}. Licence: {corpus.licence}.",
     )
     folder = data_dir / CorpusBuilder.name / source.config / corpus.version
     with _quiet():
@@ -92,24 +91,20 @@ def prepare(source: corpora.Source, data_dir: Path) -> CorpusBuilder:
         # Left by a killed preparation; TFDS does not remove it.
         for leftover in folder.parent.glob("incomplete.*"):
             shutil.rmtree(leftover)
-        if not folder.exists():
-            _store(source, builder, folder)
+        if folder.exists():
+            return builder
+        scratch = folder.parent / "incomplete.unpacked"
+        try:
+            builder.splits = source.unpack(scratch)
+            builder.download_and_prepare()
+        except RuntimeError as error:  # ArrayRecord's error for a full disk
+            raise UserError(
+                f"cannot write {folder} ({_first_line(error)}): make room or set "
+                "data.data_dir to another folder"
+            ) from error
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
     return builder
-
-
-def _store(source: corpora.Source, builder: CorpusBuilder, folder: Path) -> None:
-    """Writes the blocks, with the unpacked files in a temporary folder."""
-    scratch = folder.parent / "incomplete.unpacked"
-    try:
-        builder.splits = source.unpack(scratch)
-        builder.download_and_prepare()
-    except RuntimeError as error:  # ArrayRecord's error for a full disk
-        raise UserError(
-            f"cannot write {folder} ({_first_line(error)}): make room or set "
-            "data.data_dir to another folder"
-        ) from error
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def read(builder: CorpusBuilder, split: str) -> Iterator[bytes]:

@@ -23,7 +23,7 @@ Splits = dict[str, ByteRanges]
 
 
 def whole(path: Path) -> ByteRange:
-    """Returns all of a file; raises UserError if it cannot be read."""
+    """Returns all of a file."""
     try:
         return ByteRange(path, 0, path.stat().st_size)
     except OSError as error:
@@ -73,10 +73,7 @@ def _line_end(ranges: Sequence[ByteRange], at: int, limit: int) -> int:
 
 
 def blocks(ranges: Sequence[ByteRange], block_size: int) -> Iterator[bytes]:
-    """Yields the concatenated ranges in blocks; only the last one may be shorter.
-
-    Raises UserError for a file that cannot be read or is shorter than its range.
-    """
+    """Yields the concatenated ranges in blocks; only the last one may be shorter."""
     for start in range(0, size(ranges), block_size):
         yield b"".join(map(_read, cut(ranges, start, start + block_size)))
 

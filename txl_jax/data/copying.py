@@ -10,8 +10,6 @@ that an episode may start anywhere in a segment.
 """
 
 import hashlib
-import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,15 +65,13 @@ class Task:
         return self.length + self.delay
 
     def text(self, split: str) -> bytes:
-        """Returns a split's episodes, which are the same on every machine."""
-        text, episodes = bytearray(), self.episodes(split)
-        while len(text) < SIZES[split]:
-            text += next(episodes)
-        return bytes(text)
+        """Returns a split's episodes, which are the same on every machine.
 
-    def episodes(self, split: str) -> Iterator[bytes]:
-        """Yields noise of 0 to `length` bytes, pattern, delay, cue and answer."""
-        for number in itertools.count():
+        An episode is noise of 0 to `length` bytes, pattern, delay, cue and answer.
+        """
+        text = bytearray()
+        number = 0
+        while len(text) < SIZES[split]:
             key = f"copying {self.edition} {split} {number}".encode()
             size = 1 + self.length + self.length + self.delay
             # Unlike methods of random, SHAKE-256 is the same in every version.
@@ -86,7 +82,9 @@ class Task:
             )
             noise = bytes(NOISE[x * len(NOISE) // 256] for x in bits[1 + self.length :])
             before, delay = noise[:gap], noise[self.length :]
-            yield before + pattern + delay + CUE + pattern.lower()
+            text += before + pattern + delay + CUE + pattern.lower()
+            number += 1
+        return bytes(text)
 
     def write(self, folder: Path) -> Splits:
         """Writes each split as a file in a folder."""

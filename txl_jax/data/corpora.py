@@ -1,8 +1,4 @@
-"""Sources: the text of each corpus on this machine, as byte ranges per split.
-
-Published corpora are fetched and unpacked. `builder` stores the bytes of a source and
-`tokens` encodes them.
-"""
+"""Sources: the text of each corpus on this machine, as byte ranges per split."""
 
 import platform
 from collections.abc import Callable
@@ -31,15 +27,14 @@ class Source:
 
     @property
     def config(self) -> str:
-        """The name of the TFDS config and of its folder."""
+        """The name of the TFDS config."""
         return "-".join(filter(None, (self.corpus.name, self.edition)))
 
     def unpack(self, scratch: Path) -> Splits:
         """Returns the splits, fetched and unpacked if they were not.
 
         Files are unpacked into `scratch`, which must exist until the text is copied.
-        Raises UserError for a file that cannot be fetched, read or verified, and for a
-        split that is too small to be scored.
+        Raises UserError for a split that is too small to be scored.
         """
         scratch.mkdir(parents=True)
         splits = self.split(scratch)
@@ -55,8 +50,7 @@ class Source:
 def find(name: str, path: str = "", data_dir: Path = Path()) -> Source:
     """Returns the source of a corpus, without reading it.
 
-    `data_dir` contains downloads and TFDS datasets. Raises UserError for an unknown
-    corpus, and for a path that is missing, unreadable or not applicable.
+    `data_dir` contains downloads and TFDS datasets.
     """
     kind, colon, argument = name.partition(":")
     if kind not in CORPORA or bool(colon) != (kind in ARGUMENTS):
@@ -91,7 +85,6 @@ def find(name: str, path: str = "", data_dir: Path = Path()) -> Source:
 
 
 def _fetch(corpus: Corpus, downloads: Path, scratch: Path) -> Splits:
-    """Returns the splits of a published corpus."""
     paths: dict[str, Path] = {}
     for part in corpus.archives:
         paths |= archive.fetch(part, corpus.name, downloads, scratch)
@@ -105,10 +98,7 @@ def _fetch(corpus: Corpus, downloads: Path, scratch: Path) -> Splits:
 
 
 def vocab_file(corpus: Corpus, data_dir: Path) -> Path | None:
-    """Returns the corpus's published vocabulary if it is in the manual folder.
-
-    Raises UserError if that file does not match its checksum.
-    """
+    """Returns the corpus's published vocabulary if it is in the manual folder."""
     path = data_dir / "downloads" / "manual" / corpus.types.path
     if not corpus.types.path or not path.exists():
         return None

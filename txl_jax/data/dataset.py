@@ -24,8 +24,7 @@ READ_BYTES = 1 << 22  # per read; reading single short texts was 30 times slower
 def find(name: str, data_dir: Path) -> tuple[str, Path]:
     """Returns the edition of a TFDS dataset below `data_dir`, and its folder.
 
-    `name` is `name` or `name/config`, with `:version` or without. Raises UserError if
-    the dataset is missing or cannot be read.
+    `name` is `name` or `name/config`, with `:version` or without.
     """
     path, _, version = name.partition(":")
     root = data_dir / path
@@ -65,10 +64,7 @@ def find(name: str, data_dir: Path) -> tuple[str, Path]:
 
 
 def unpack(folder: Path, scratch: Path) -> Splits:
-    """Writes each split to a text file in `scratch`, with a newline after every text.
-
-    Raises UserError for a dataset without text or without three splits.
-    """
+    """Writes each split to a file in `scratch`, with a newline after every text."""
     import tensorflow_datasets as tfds  # importing it takes a second
 
     builder = tfds.builder_from_directory(folder)
@@ -112,7 +108,7 @@ def _text_feature(folder: Path, features: Any) -> str:
         if isinstance(feature, tfds.features.Text)
     )
     ending = [name for name in texts if name.endswith("text")]
-    for names in (["text"] if "text" in texts else [], ending, texts):
+    for names in ([name for name in texts if name == "text"], ending, texts):
         if len(names) == 1:
             return names[0]
     raise UserError(

@@ -25,7 +25,7 @@ CHUNK = 1 << 20  # tokens in memory at once
 
 @dataclass(frozen=True)
 class Encoder:
-    """Reads the splits of a corpus as its recipe says, and encodes them."""
+    """Encodes the splits of a corpus as its recipe says."""
 
     corpus: Corpus
     recipe: Recipe
@@ -45,8 +45,8 @@ class Encoder:
     def encode(self, vocab: Vocab | None, folder: Path) -> tuple[Vocab, dict[str, Any]]:
         """Writes the tokens of all splits.
 
-        Returns the vocabulary, which is made from the text unless it is given, and each
-        split's entry in the manifest.
+        Returns the vocabulary, made from the text unless it is given, and the splits'
+        entries in the manifest.
         """
         meters = {split: texts.Meter() for split in SPLITS}
         if vocab is None and self.recipe.kind == WordVocab.kind:
@@ -72,7 +72,6 @@ class Encoder:
         return vocab, entries
 
     def _make_vocab(self) -> Vocab:
-        """Returns the vocabulary of the corpus, after reading the text if needed."""
         recipe = self.recipe
 
         def read(split: str, label: str = "counting") -> tuple[Iterator[bytes], str]:
@@ -127,7 +126,6 @@ class Encoder:
     def _write(
         self, split: str, arrays: Iterable[np.ndarray], vocab: Vocab, folder: Path
     ) -> dict[str, Any]:
-        """Writes the tokens of a split; returns what the manifest says of them."""
         tokens = unknowns = 0
         digest = hashlib.sha256()
         with (folder / f"{split}.bin").open("wb") as file:

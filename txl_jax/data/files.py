@@ -48,8 +48,6 @@ def _files_below(folder: Path, skip: Callable[[str], bool]) -> list[Path]:
     return sorted(files, key=lambda path: path.relative_to(folder).as_posix())
 
 
-# The standard library of the running Python: 11 MB of text without a download.
-
 _STDLIB_SKIP = frozenset(
     "test tests idlelib site-packages dist-packages __pycache__".split()
 )
@@ -58,18 +56,17 @@ _STDLIB_SKIP = frozenset(
 # salt balances them: no file is more than 19 % of its split, encoding tables are at
 # most 7 %, and pydoc_data/topics.py (800 KB) is in train.
 _STDLIB_SALT = "885:"
-_STDLIB_HELD_OUT = {0: "valid", 1: "test"}
 
 
 def stdlib_split(relative: str) -> str:
     """Returns the split of a library file, which depends only on its path."""
     digest = hashlib.sha256((_STDLIB_SALT + relative).encode()).digest()
-    return _STDLIB_HELD_OUT.get(int.from_bytes(digest[:8], "big") % 32, "train")
+    number = int.from_bytes(digest[:8], "big") % 32
+    return {0: "valid", 1: "test"}.get(number, "train")
 
 
 def split_stdlib() -> Splits:
     """Returns the splits of the running Python's library, which are whole files."""
-    # Also in a virtual environment, this is the library of the running Python.
     root = Path(sysconfig.get_paths()["stdlib"])
     splits: dict[str, list[ByteRange]] = {split: [] for split in SPLITS}
     for path in _files_below(root, _STDLIB_SKIP.__contains__):
@@ -77,9 +74,6 @@ def split_stdlib() -> Splits:
             split = stdlib_split(path.relative_to(root).as_posix())
             splits[split].append(whole(path))
     return {split: tuple(ranges) for split, ranges in splits.items()}
-
-
-# The user's text.
 
 
 def text_edition(path: str) -> str:
@@ -114,10 +108,7 @@ def split_text(path: str, scratch: Path) -> Splits:
 
 
 def read_blocks(path: Path) -> Iterator[bytes]:
-    """Yields the content of a file in blocks, decompressed by its suffix.
-
-    Raises UserError for a file that cannot be read or decompressed.
-    """
+    """Yields the content of a file in blocks, decompressed by its suffix."""
     try:
         with COMPRESSED.get(path.suffix, Path.open)(path, "rb") as file:
             while block := file.read(1 << 20):
@@ -141,21 +132,15 @@ def text_files(path: str, field: str = "data.path") -> list[Path]:
         return [where]
     if where.is_dir():
         files = _files_below(where, lambda name: name.startswith("."))
-        if not files:
-            raise UserError(
-                f"{field}={path!r} is a folder without files: add some text"
-            )
-        return files
-    if not glob.has_magic(path):
-        raise UserError(
-            f"{field}={path!r} does not exist: give a file, a folder or a glob"
-        )
-    matches = map(Path, sorted(glob.glob(str(where), recursive=True)))
-    files = [file for file in matches if file.is_file()]
+        problem = "is a folder without files: add some text"
+    else:
+        matches = sorted(glob.glob(str(where), recursive=True))
+        files = [Path(match) for match in matches if os.path.isfile(match)]
+        problem = "does not exist: give a file, a folder or a glob"
+        if glob.has_magic(path):
+            problem = "matches no file: correct the glob, quoted in a shell"
     if not files:
-        raise UserError(
-            f"{field}={path!r} matches no file: correct the glob, quoted in a shell"
-        )
+        raise UserError(f"{field}={path!r} {problem}")
     return files
 
 

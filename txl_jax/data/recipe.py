@@ -3,11 +3,11 @@
 The hash of a recipe is the name of the folder of the token files.
 """
 
-import functools
 import hashlib
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from txl_jax.data import vocab as vocabulary
 from txl_jax.data.catalog import CORPORA, Corpus
@@ -20,8 +20,7 @@ from txl_jax.runtime import storage
 BYTES = 256
 
 
-@dataclass(frozen=True)
-class Convention:
+class Convention(NamedTuple):
     """One way to read a corpus; published results differ in their convention."""
 
     kinds: tuple[str, ...]  # of vocabulary
@@ -69,7 +68,7 @@ def resolve(
     """Returns the recipe, and the vocabulary if it is in a file.
 
     `published` is the corpus's vocabulary file, used for words unless the config
-    changes them. Raises UserError for conflicting fields.
+    changes them.
     """
     kind = corpus.vocab if config.vocab == OWN else config.vocab
     path = config.vocab_path
@@ -79,9 +78,8 @@ def resolve(
     vocab = _read_vocab(config, corpus, path) if path else None
     kind = vocab.kind if vocab else kind
     _refuse_idle(config, kind)
-    name = _convention(config, corpus, kind)
-    convention = CONVENTIONS[name]
-    lines = _lines(config, corpus, kind)
+    name, convention = _convention(config, corpus, kind)
+    lines = convention.lines
     if isinstance(vocab, WordVocab):
         lines = vocab.lines
         names = {each.lines: name for name, each in CONVENTIONS.items()}
@@ -101,7 +99,7 @@ def resolve(
 def drops_newlines(config: DataConfig, kind: str) -> bool:
     """Returns whether tokens of a kind of vocabulary omit byte 10 of the corpus."""
     corpus = CORPORA[config.corpus.partition(":")[0]]
-    return CONVENTIONS[_convention(config, corpus, kind)].drop_newlines
+    return _convention(config, corpus, kind)[1].drop_newlines
 
 
 def _path(path: str) -> Path:
@@ -117,7 +115,9 @@ def _read_vocab(config: DataConfig, corpus: Corpus, path: str) -> vocabulary.Voc
             "data.vocab_path determines the words: leave data.vocab_size at 0"
         )
 
-    lines = functools.partial(_lines, config, corpus, "word")
+    def lines() -> Lines:
+        return _convention(config, corpus, "word")[1].lines
+
     vocab = vocabulary.read(_path(path), lines)
     if config.vocab not in (OWN, vocab.kind):
         raise UserError(
@@ -129,26 +129,23 @@ def _read_vocab(config: DataConfig, corpus: Corpus, path: str) -> vocabulary.Voc
     return vocab
 
 
-def _lines(config: DataConfig, corpus: Corpus, kind: str) -> Lines:
-    lower = kind == "word" and (config.lower_case or corpus.lower)
-    convention = CONVENTIONS[_convention(config, corpus, kind)]
-    return convention.lines._replace(lower_case=lower)
-
-
-def _convention(config: DataConfig, corpus: Corpus, kind: str) -> str:
-    """Returns the convention's name; the default is the first one for the kind."""
+def _convention(
+    config: DataConfig, corpus: Corpus, kind: str
+) -> tuple[str, Convention]:
+    """Returns the name and the convention; the default is the first for the kind."""
     names = [name for name in corpus.conventions if kind in CONVENTIONS[name].kinds]
     known = names or ["lines" if kind == "word" else "text"]
-    if not config.convention:
-        return known[0]
     if config.convention in corpus.conventions and not names:
         kinds = " or ".join(map(repr, CONVENTIONS[config.convention].kinds))
         raise UserError(
             f"data.convention={config.convention!r} is for data.vocab={kinds}, not "
             f"{kind!r}: leave it empty, or change data.vocab"
         )
-    require_one_of(config.convention, known, "data.convention")
-    return config.convention
+    name = config.convention or known[0]
+    require_one_of(name, known, "data.convention")
+    convention = CONVENTIONS[name]
+    lower = kind == "word" and (config.lower_case or corpus.lower)
+    return name, convention._replace(lines=convention.lines._replace(lower_case=lower))
 
 
 def _refuse_idle(config: DataConfig, kind: str) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from txl_jax.data.download import checksum
 from txl_jax.errors import UserError
+from txl_jax.report.checksum import DAMAGE
 from txl_jax.report.log import say
 from txl_jax.runtime import storage
 
@@ -48,26 +49,18 @@ def read_manifest(remote: Any) -> str:
 
 
 def fetch(remote: Any, manifest: str, folder: Path) -> None:
-    """Copies the files that the manifest lists to a folder, and verifies them.
-
-    Raises OSError if the local disk is full.
-    """
-    try:
-        digests = {str(k): str(v) for k, v in json.loads(manifest)["files"].items()}
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UserError(
-            f"{remote / MANIFEST} is damaged ({error}): delete the folder and prepare "
-            "again"
-        ) from error
+    """Copies the files that the manifest lists to a folder, and verifies them."""
     say(f"data: copying {remote} to {folder.parent}")
-    for name, expected in digests.items():
-        with _reporting("read", remote):
-            (remote / name).copy(folder / name)
-        if (digest := checksum(folder / name)) != expected:
-            raise UserError(
-                f"{remote / name} has SHA-256 {digest}, its manifest says {expected}: "
-                "delete the folder and prepare again"
-            )
+    try:
+        for name, expected in json.loads(manifest)["files"].items():
+            with _reporting("read", remote):
+                (remote / name).copy(folder / name)
+            if (digest := checksum(folder / name)) != expected:
+                raise ValueError(f"{name} has SHA-256 {digest} instead of {expected}")
+    except DAMAGE as error:
+        raise UserError(
+            f"{remote} is damaged ({error}): delete the folder and prepare again"
+        ) from error
     (folder / MANIFEST).write_text(manifest, "utf-8")
 
 

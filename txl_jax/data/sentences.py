@@ -20,7 +20,7 @@ def find_sentences(tokens: np.ndarray, sentence_end: int) -> np.ndarray:
 
     A sentence ends with the token sentence_end. If all sentences also start with it
     (`<S> words <S>`, TensorFlow's lm1b), they are cut between the two. The text after
-    the last one is also a sentence. Raises UserError if there is no such token.
+    the last one is also a sentence.
     """
     tokens = np.asarray(tokens)
     ends = np.concatenate(
@@ -65,7 +65,7 @@ class ShuffledSentences:
     """
 
     def __init__(self, tokens: np.ndarray, sentence_end: int, seed: int):
-        """Reads the whole file; raises UserError if no sentence ends."""
+        """Reads the whole file."""
         self.start = find_sentences(tokens, sentence_end)
         self.seed = seed
         self.epoch = -1

@@ -77,8 +77,7 @@ class Streams:
     """B streams over the tokens of one split; `batch` is a pure function.
 
     Random choices depend on (seed, epoch) and the number of the stream or segment, not
-    on rows or on earlier batches. Raises UserError if the split is too short for B
-    streams.
+    on rows or on earlier batches.
     """
 
     tokens: np.ndarray

@@ -87,8 +87,7 @@ def _import(library: str) -> Any:
 class SubwordVocab:
     """A tokenizer applied to each line, followed by a token for its end.
 
-    Decoding is the tokenizer's: exact for a BPE of `train`, while others may normalise
-    a line.
+    Decoding is exact for a BPE of `train`; other tokenizers may normalise a line.
     """
 
     kind: ClassVar[str] = "subword"
@@ -106,10 +105,7 @@ class SubwordVocab:
 
     @classmethod
     def read(cls, state: str | bytes, name: str) -> "SubwordVocab":
-        """Reads a tokenizer.json's text or a SentencePiece model's bytes.
-
-        `name` is the name of the file in errors.
-        """
+        """Reads a tokenizer.json's text or a SentencePiece model's bytes."""
         try:
             if isinstance(state, str):
                 return cls(_HuggingFace(state))
@@ -125,10 +121,7 @@ class SubwordVocab:
 
     @classmethod
     def train(cls, parts: Iterable[str], size: int) -> "SubwordVocab":
-        """Learns byte-level BPE with `size` types from text that is cut after lines.
-
-        The types include all 256 bytes, so any text can be encoded.
-        """
+        """Learns byte-level BPE with `size` types, which include all 256 bytes."""
         library = _import("tokenizers")
         byte_level = library.pre_tokenizers.ByteLevel
         tokenizer = library.Tokenizer(library.models.BPE())

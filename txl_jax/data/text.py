@@ -67,10 +67,7 @@ class Meter:
 
 
 def characters(blocks: Iterable[bytes], name: str) -> Iterator[str]:
-    """Yields text cut between characters; `name` is the split's name in errors.
-
-    Raises UserError, as `words` and `lines` do, for bytes that are not UTF-8.
-    """
+    """Yields text cut between characters; `name` is the split's name in errors."""
     return _cut(blocks, name, _last_character)
 
 

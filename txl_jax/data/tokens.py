@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from filelock import AcquireReturnProxy, FileLock, Timeout
+from filelock import AcquireReturnProxy, FileLock
 
 from txl_jax.data import corpora, remote_cache
 from txl_jax.data import vocab as vocabulary
@@ -30,6 +30,7 @@ from txl_jax.data.vocab import Vocab
 from txl_jax.errors import UserError
 from txl_jax.report.checksum import DAMAGE, verify_checksum, with_checksum
 from txl_jax.report.log import say
+from txl_jax.report.progress import waiting
 from txl_jax.runtime import storage
 
 VOCAB = "vocab.json"
@@ -50,11 +51,7 @@ class Tokens:
     manifest: dict[str, Any]
 
     def split(self, name: str) -> np.ndarray:
-        """Returns a read-only memory map of a split.
-
-        Raises UserError for a file that does not match its checksum, which is computed
-        once.
-        """
+        """Returns a read-only memory map of a split, whose checksum is verified."""
         path = self.folder / f"{name}.bin"
         digest = _digest(path, path.stat().st_mtime_ns)
         if digest != self.manifest["splits"][name]["sha256"]:
@@ -64,9 +61,8 @@ class Tokens:
     def denominators(self, name: str) -> dict[str, int]:
         """Returns the denominators of a split's metrics.
 
-        These are `tokens`; `bytes` of the stream; `original_bytes` of the corpus, some
-        of which the stream may omit; and `words`, including ends of lines, for
-        word-level perplexity under any vocabulary.
+        `bytes` are those of the stream, which may omit some of the `original_bytes`;
+        `words` include ends of lines, for word-level perplexity under any vocabulary.
         """
         entry = self.manifest["splits"][name]
         counts = {key: entry[key] for key in ("tokens", "bytes", "original_bytes")}
@@ -75,7 +71,6 @@ class Tokens:
 
 @functools.cache
 def _digest(path: Path, _changed_ns: int) -> str:
-    """Returns a file's SHA-256, cached until the file changes."""
     return checksum(path)
 
 
@@ -90,8 +85,7 @@ def prepare(config: DataConfig) -> Tokens:
 
     The folder appears complete or not at all, also if the process is killed or others
     prepare the same corpus. With a remote data_dir, the folder is local, and is copied
-    from the bucket, or to it if the bucket lacks it. Raises UserError for an invalid
-    field of the config.
+    from the bucket, or to it if the bucket lacks it.
     """
     default = os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"  # as in TFDS
     data_dir = config.data_dir or default
@@ -134,7 +128,7 @@ def _is_complete(folder: Path, manifest: str) -> bool:
 
 
 def load(folder: Path) -> Tokens:
-    """Opens prepared tokens; raises UserError unless every file has its full size."""
+    """Opens prepared tokens."""
     try:
         saved = json.loads((folder / MANIFEST).read_text("utf-8"))
         manifest = verify_checksum(saved)  # older versions wrote none
@@ -154,12 +148,8 @@ def load(folder: Path) -> Tokens:
 def _lock(path: Path) -> AcquireReturnProxy:
     """Waits for the lock of a corpus; the system releases it when the process dies."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(path)
-    try:
-        return lock.acquire(timeout=0)
-    except Timeout:
-        say(f"data: waiting for another process that prepares {path.stem}")
-        return lock.acquire()
+    with waiting(f"data: waiting for another process that prepares {path.stem}"):
+        return FileLock(path).acquire()
 
 
 def _make(
@@ -169,7 +159,6 @@ def _make(
     root: Path,
     folder: Path,
 ) -> None:
-    """Writes the token folder."""
     start = time.monotonic()
     say(f"data: preparing {source.config} in {folder}")
     from txl_jax.data import builder  # imports TFDS, which takes a second

@@ -15,6 +15,11 @@ from txl_jax.data.word import Lines, WordVocab
 from txl_jax.errors import UserError, require_one_of
 from txl_jax.report.checksum import DAMAGE, verify_checksum, with_checksum
 
+# Tokens on which the text of the next one may depend: a character has at most four
+# bytes, and a word depends on whether it starts a line.
+CONTEXT = 8
+HALF = "\N{REPLACEMENT CHARACTER}"  # decoded from an incomplete character
+
 
 @dataclass(frozen=True)
 class CharVocab:
@@ -142,6 +147,23 @@ VOCABULARIES: dict[str, Any] = {
 }
 
 
+def spell(
+    decode: Callable[[Iterable[int]], str], tokens_T: np.ndarray, before: int = 0
+) -> list[str]:
+    """Returns the text that each token adds to the tokens before it.
+
+    The concatenated results are the text, if that is valid UTF-8. All but the last byte
+    of a character add "". The first `before` tokens are only context.
+    """
+    texts = []
+    for at in range(before, len(tokens_T)):
+        begin = max(at - CONTEXT, 0)
+        shorter = decode(tokens_T[begin:at]).rstrip(HALF)
+        longer = decode(tokens_T[begin : at + 1]).rstrip(HALF)
+        texts.append(longer[len(shorter) :])
+    return texts
+
+
 def save(vocab: Vocab, path: Path) -> None:
     """Writes a vocabulary as JSON."""
     state = json.dumps(with_checksum(vocab.to_json()), ensure_ascii=False)
@@ -149,14 +171,9 @@ def save(vocab: Vocab, path: Path) -> None:
 
 
 def load(path: Path, fix: str = "restore it") -> Vocab:
-    """Reads a vocabulary that `save` wrote.
-
-    Raises UserError, which ends with `fix`, if it is missing or damaged.
-    """
+    """Reads a vocabulary that `save` wrote; `fix` ends the message of a UserError."""
     try:
-        vocab = _read_json(path.read_text("utf-8"))
-        len(vocab)
-        return vocab
+        return _read_json(path.read_text("utf-8"))
     except (*DAMAGE, OSError, UserError) as error:
         raise UserError(f"{path} is not a vocabulary ({error}): {fix}") from error
 
@@ -172,7 +189,7 @@ def read(path: Path, lines: Callable[[], Lines]) -> Vocab:
 
     Supported are files of `save`, a Hugging Face tokenizer.json, a SentencePiece .model
     and plain text with a word at the start of each line, for which `lines` returns the
-    marks. Raises UserError for any other file.
+    marks.
     """
     field = f"data.vocab_path={str(path)!r}"
     fix = "give a tokenizer.json, a SentencePiece .model, a vocab.json or a word list"

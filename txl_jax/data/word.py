@@ -109,10 +109,7 @@ class WordVocab:
         return len(self.words)
 
     def encode(self, text: str) -> np.ndarray:
-        """Returns the tokens of a text, whose last line may be incomplete.
-
-        Raises UserError for an unknown word if the vocabulary has no <unk>.
-        """
+        """Returns the tokens of a text, whose last line may be incomplete."""
         return self.look_up(self.lines.split(text))
 
     def stream(self, blocks: Iterable[bytes], name: str) -> Iterator[np.ndarray]:
@@ -120,7 +117,7 @@ class WordVocab:
         yield from map(self.look_up, self.lines.stream(blocks, name))
 
     def look_up(self, words: list[str]) -> np.ndarray:
-        """Returns the tokens of words; raises UserError as `encode` does."""
+        """Returns the tokens of words; raises UserError if one has no token."""
         return np.fromiter(map(self._ids.__getitem__, words), self.dtype, len(words))
 
     def decode(self, tokens: Iterable[int]) -> str:

@@ -19,7 +19,7 @@ import numpy as np
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
-from txl_jax.data.spelling import CONTEXT, spell
+from txl_jax.data.vocab import CONTEXT, spell
 from txl_jax.evaluate.attention_map import WHOLE, Maps
 from txl_jax.report.plots import empty
 

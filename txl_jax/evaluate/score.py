@@ -15,9 +15,8 @@ import numpy as np
 from jax import Array
 
 from txl_jax import metrics
-from txl_jax.data.spelling import spell
 from txl_jax.data.streams import Streams
-from txl_jax.data.vocab import Vocab
+from txl_jax.data.vocab import Vocab, spell
 from txl_jax.errors import BadNumbers
 from txl_jax.evaluate import reader
 from txl_jax.evaluate.options import EvalConfig, evaluation_model

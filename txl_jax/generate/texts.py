@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from txl_jax.data.spelling import spell
-from txl_jax.data.vocab import Vocab
+from txl_jax.data.vocab import Vocab, spell
 from txl_jax.errors import UserError
 from txl_jax.generate import sampler
 from txl_jax.generate.options import GenerateConfig
