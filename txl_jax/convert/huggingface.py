@@ -215,10 +215,7 @@ def _describe(config: ModelConfig, vocab: Vocab) -> dict[str, Any]:
         "tie_word_embeddings": config.tie_weights,
         "tie_projs": ties,
         "proj_share_all_but_first": ties == [False] + [True] * len(config.cutoffs),
-        "init": "normal",
-        "adaptive": True,
         "eos_token_id": ends[0],
-        "torch_dtype": "float32",
     }
 
 

@@ -19,6 +19,7 @@ from txl_jax.data import byte_ranges, corpora
 from txl_jax.data.byte_ranges import ByteRanges
 from txl_jax.errors import UserError
 from txl_jax.report.progress import Progress
+from txl_jax.runtime.storage import one_line
 
 BLOCK_BYTES = 1 << 20  # one example; reading single lines was 700 times slower
 SHARD_BYTES = 64 << 20  # one file on disk
@@ -99,7 +100,7 @@ def prepare(source: corpora.Source, data_dir: Path) -> CorpusBuilder:
             builder.download_and_prepare()
         except RuntimeError as error:  # ArrayRecord's error for a full disk
             raise UserError(
-                f"cannot write {folder} ({_first_line(error)}): make room or set "
+                f"cannot write {folder} ({one_line(error)}): make room or set "
                 "data.data_dir to another folder"
             ) from error
         finally:
@@ -122,12 +123,8 @@ def _refusing_damage(folder: Path) -> Iterator[None]:
         yield
     except Exception as error:  # TFDS, protobuf and ArrayRecord raise many kinds
         raise UserError(
-            f"{folder} is damaged ({_first_line(error)}): delete it and prepare again"
+            f"{folder} is damaged ({one_line(error)}): delete it and prepare again"
         ) from error
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ from txl_jax.data.byte_ranges import (
     unreadable,
     whole,
 )
+from txl_jax.data.download import checksum
 from txl_jax.data.options import SPLITS
 from txl_jax.errors import UserError
 
@@ -84,9 +85,7 @@ def text_edition(path: str) -> str:
     digest = hashlib.sha256()
     try:
         for file in text_files(path):
-            with file.open("rb") as opened:
-                content = hashlib.file_digest(opened, "sha256").hexdigest()
-            digest.update(os.fsencode(f"{file.resolve()}\0{content}\n"))
+            digest.update(os.fsencode(f"{file.resolve()}\0{checksum(file)}\n"))
     except OSError as error:
         raise unreadable(error, path) from error
     return digest.hexdigest()[:16]
