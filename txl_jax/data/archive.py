@@ -59,8 +59,8 @@ def _find_unpacked(archive: Archive, corpus: str, manual: Path) -> dict[str, Pat
     missing = [member.path for member in archive.members if member.path not in paths]
     if paths and missing:
         raise UserError(
-            f"{manual} lacks {len(missing)} files of corpus {corpus!r}, first "
-            f"{missing[0]}: put them there, or {archive.name}"
+            f"{manual} has only some files of corpus {corpus!r} and lacks "
+            f"{missing[0]}: put all of them there, or {archive.name}"
         )
     return paths
 
