@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from txl_jax.convert.sstable import masked_crc32c
+from txl_jax.convert.bundle import masked_crc32c
 
 Records = list[tuple[bytes, bytes]]
 

@@ -6,10 +6,12 @@
 
 import math
 import re
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
 import ml_dtypes
 import numpy as np
 from google.protobuf import (
@@ -20,7 +22,6 @@ from google.protobuf import (
 )
 from tensorboardX.proto.tensor_shape_pb2 import TensorShapeProto
 
-from txl_jax.convert import sstable
 from txl_jax.errors import UserError
 
 # Keys are TensorFlow's enumeration values.
@@ -31,6 +32,9 @@ DTYPES = {
     14: np.dtype(ml_dtypes.bfloat16),
     19: np.dtype(np.float16),
 }
+MAGIC = struct.pack("<Q", 0xDB4775248B80FB57)
+FOOTER = 48  # bytes: two locations, padded to 40, and the magic number
+TRAILER = 5  # bytes after a block: its compression and its checksum
 FIX = "copy the checkpoint again"
 
 _Field = descriptor_pb2.FieldDescriptorProto
@@ -105,7 +109,7 @@ def read(
     prefix = find(source)
     path = _index(prefix)
     try:
-        records = sstable.read(path)
+        records = _read_table(path)
         header = Header.FromString(records.pop(b"", b""))
         # Keys that begin with 0 are slices of another variable.
         variables = {k.decode("utf-8"): x for k, x in records.items() if k[0]}
@@ -145,6 +149,71 @@ def _read(prefix: Path, shards: int, name: str, entry: Any) -> np.ndarray:
             f"cannot read {str(path)!r} ({error.strerror}), which holds {name}: the "
             f"checkpoint has {shards} data files"
         ) from error
-    if sstable.masked_crc32c(data) != entry.checksum:
+    if masked_crc32c(data) != entry.checksum:
         raise UserError(f"{path} is damaged: {name} does not match its checksum; {FIX}")
     return data.view(dtype).reshape(shape)
+
+
+def _read_table(path: Path) -> dict[bytes, bytes]:
+    """Returns LevelDB's table in a file; raises ValueError if it is damaged.
+
+    A file consists of blocks and a footer. The footer locates the index, a block whose
+    values locate the other blocks. Keys in a block omit the prefix that they share with
+    the key before.
+    """
+    data = path.read_bytes()
+    footer = data[-FOOTER:]
+    if len(data) < FOOTER or not footer.endswith(MAGIC):
+        raise ValueError("it has no table's footer")
+    at = 0
+    for _ in range(2):  # skips the location of an index that is always empty
+        _, at = _varint(footer, at)
+    table: dict[bytes, bytes] = {}
+    for _, location in _entries(_block(data, footer[at:])):
+        table |= _entries(_block(data, location))
+    return table
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """Returns the number at an offset, 7 bits per byte, and the offset after it."""
+    value = 0
+    for shift, byte in zip(range(0, 70, 7), data[at : at + 10], strict=False):
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at + shift // 7 + 1
+    raise ValueError("a variable-length number has no end")
+
+
+def _block(data: bytes, location: bytes) -> bytes:
+    start, at = _varint(location, 0)
+    size, _ = _varint(location, at)
+    end = start + size
+    if end + TRAILER > len(data) - FOOTER:
+        raise ValueError("a block exceeds the file")
+    (checksum,) = struct.unpack_from("<I", data, end + 1)
+    if masked_crc32c(data[start : end + 1]) != checksum:
+        raise ValueError(f"bytes {start} to {end} do not match their checksum")
+    return data[start:end]
+
+
+def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Yields the keys and values of a block, which ends with offsets for searching."""
+    if len(block) < 4:
+        raise ValueError("a block is too short")
+    (offsets,) = struct.unpack_from("<I", block, len(block) - 4)
+    end = len(block) - 4 * (offsets + 1)
+    key, at = b"", 0
+    while at < end:
+        shared, at = _varint(block, at)
+        unshared, at = _varint(block, at)
+        size, at = _varint(block, at)
+        key = key[:shared] + block[at : at + unshared]
+        at += unshared
+        yield key, block[at : at + size]
+        at += size
+
+
+def masked_crc32c(data: np.ndarray | bytes) -> int:
+    """Returns the CRC-32C as stored: rotated and offset, so that it can be nested."""
+    crc = google_crc32c.value(data)
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
