@@ -55,11 +55,7 @@ ADAM = ("/Adam", "/Adam_1", "beta1_power", "beta2_power")
 
 
 def read(
-    source: str | Path,
-    *,
-    mem_len: int,
-    clamp_len: int = 0,
-    same_length: bool = False,
+    source: str | Path, *, mem_len: int, clamp_len: int = 0, same_length: bool = False
 ) -> tuple[ModelConfig, Params, int]:
     """Returns the model of a checkpoint, its parameters, and its step or 0.
 

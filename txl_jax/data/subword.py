@@ -128,9 +128,7 @@ class SubwordVocab:
         tokenizer.pre_tokenizer = byte_level(add_prefix_space=False)
         tokenizer.decoder = library.decoders.ByteLevel()
         trainer = library.trainers.BpeTrainer(
-            vocab_size=size,
-            initial_alphabet=byte_level.alphabet(),
-            show_progress=False,
+            vocab_size=size, initial_alphabet=byte_level.alphabet(), show_progress=False
         )
         # Lines are encoded without their ends.
         lines = (line for part in parts for line in part.split("\n"))
