@@ -11,6 +11,7 @@ import numpy as np
 
 from txl_jax import sharding
 from txl_jax.cli import evaluate, generate
+from txl_jax.cli.bound import Bound
 from txl_jax.cli.prepare import check_token_ids, prepare
 from txl_jax.cli.steps import training_step
 from txl_jax.config import Config
@@ -90,7 +91,8 @@ def train_on(
     rows = sharding.host_rows(mesh, config.train.batch_size, "train.batch_size")
     read_batch = make_streams(config, train_tokens, rows).batch
     program = make_program(config.model, config.train, config.optim, mesh)
-    step = report_compilation("the training step", program.step)
+    bound = Bound(config, mesh, program.step)
+    step = report_compilation("the training step", bound)
     evaluate_split = make_evaluate(config.model, config.eval, mesh)
 
     def mean_nll(params: Any, progress: Callable[[int, int], None]) -> float:
@@ -99,7 +101,7 @@ def train_on(
     diagnosis = Diagnosis(config.model, config.train)
     observers = dataclasses.replace(
         observers,
-        fetched=[diagnosis.fetched],
+        fetched=[diagnosis.fetched, bound.fetched],
         boundary=[diagnosis.found],
         validated=[curve.load(config.train.expected_curve).report],
         saved=[diagnosis.raise_if_found],
