@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from ml_collections import ConfigDict
 
 from tests.convert import bundles
 from tests.convert.test_huggingface import folder_of
@@ -103,14 +102,6 @@ def reads(inputs: st.SearchStrategy[Any]) -> Callable[[Read], Read]:
 
 
 TEXTS = st.text(max_size=30) | NUMBERS.map(str)
-
-
-@reads(st.dictionaries(NAMES, TEXTS, min_size=1, max_size=3))
-def overrides(folder: Path, changes: dict[str, str]) -> None:
-    config = ConfigDict({section: {} for section in configs.SECTIONS})
-    for name, text in changes.items():
-        configs.override(config, name, text)
-    dataclasses.asdict(configs.parse(config))
 
 
 FLAGS = st.builds("--{}={}".format, NAMES, st.text(max_size=9))

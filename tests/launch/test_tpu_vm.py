@@ -130,18 +130,6 @@ def test_status_75_restarts_on_the_same_slice_which_is_kept(
     assert delete[4:7] == ["delete", "my-run", "--force"]
 
 
-def test_without_a_share_nothing_is_mounted(
-    cloud: dict[str, str], tmp_path: Path
-) -> None:
-    world.plan(tmp_path, (0, 0))
-    local = ["--config=experiments/wt103.py", "--workdir=runs/wt103"]
-    result = world.run(cloud, "tpu_vm.sh", *FLAGS[:3], "--keep", "--", *local)
-    assert result.returncode == 0, result.stderr
-    assert not world.calls(tmp_path, "mounted")
-    assert not world.calls(tmp_path, "apt-get")
-    assert not world.calls(tmp_path, "delete")
-
-
 # Training that fails
 
 
@@ -287,13 +275,17 @@ def test_dry_run_prints_the_commands_and_runs_none(tmp_path: Path) -> None:
     assert not world.calls(tmp_path)
 
 
-def test_one_machine_needs_no_share_for_a_bucket(tmp_path: Path) -> None:
-    bucket = ["--config=wt103", "--workdir=gs://b/wt103"]
-    flags = *FLAGS[:2], "--accelerator_type=v5litepod-8", "--spot", "--dry_run"
-    result = world.run(world.make(tmp_path), "tpu_vm.sh", *flags, "--", *bucket)
+@pytest.mark.parametrize("flag, workdir", [("spot", "gs://b/w"), ("keep", "runs/w")])
+def test_without_a_share_nothing_is_mounted(
+    tmp_path: Path, flag: str, workdir: str
+) -> None:
+    flags = *FLAGS[:3], f"--{flag}", "--dry_run", "--"
+    training = "--config=wt103", f"--workdir={workdir}"
+    result = world.run(world.make(tmp_path), "tpu_vm.sh", *flags, *training)
     assert result.returncode == 0, result.stderr
-    assert "--workdir=gs://b/wt103" in result.stdout
+    assert f"--workdir={workdir}" in result.stdout
     assert "mount" not in result.stdout
+    assert ("delete" in result.stdout) == (flag == "spot")
 
 
 NAME, ZONE, TYPE, NFS = FLAGS

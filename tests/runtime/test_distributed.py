@@ -14,7 +14,6 @@ from tests.support.refusal import refused
 from txl_jax.errors import UserError
 from txl_jax.runtime import distributed
 from txl_jax.runtime.distributed import find_processes
-from txl_jax.runtime.options import RunConfig
 
 ENVIRONMENT = {
     "JAX_COORDINATOR_ADDRESS": "node0:1234",
@@ -80,20 +79,6 @@ def test_an_environment_that_says_a_part_is_refused(
 ) -> None:
     with refused(message):
         find_processes(ENVIRONMENT | changes)
-
-
-@pytest.mark.parametrize("steps", ["10", "10:", ":15", "15:10", "10:10", "a:b", "-1:3"])
-def test_no_range_of_updates_is_refused(steps: str) -> None:
-    with refused("run.profile_steps = .*such as"):
-        RunConfig(profile_steps=steps)
-
-
-def test_a_process_alone_opens_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*ENVIRONMENT, "SLURM_STEP_NUM_TASKS", "TPU_ML_PLATFORM"):
-        monkeypatch.delenv(name, raising=False)
-    distributed.connect(1)
-    assert not distributed.jax.distributed.is_initialized()
-    assert distributed.is_first() and not distributed.several()
 
 
 CONNECT = "from txl_jax.runtime import distributed; distributed.connect(2)"
