@@ -12,7 +12,7 @@ class CompileConfig:
     topology: str = "v5e:2x4"  # kind of chip, and chips along each axis of the slice
     slices: int = at_least(1, 1)  # of this topology, joined by the data-center network
     # streams per chip, which set train.batch_size; 0 = train.batch_size is unchanged,
-    # -1 = the most that fit, up to 1,024
+    # -1 = the most that fit, up to 512
     streams_per_chip: int = at_least(-1, 0)
     # find the remat policy, mesh and, unless given, number of streams with the most
     # tokens per second

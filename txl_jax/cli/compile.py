@@ -14,7 +14,7 @@ from txl_jax.evaluate.options import evaluation_model
 from txl_jax.report.log import say
 from txl_jax.workdir.fit import fit_mesh
 
-MOST_STREAMS = 1024  # per chip, where a search ends: a tiny model would never fill it
+MOST_STREAMS = 512  # per chip, where a search ends: a tiny model would never fill it
 
 
 def run(config: Config) -> dict[str, Any]:
