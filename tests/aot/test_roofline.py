@@ -132,7 +132,7 @@ def test_chips_devices_and_cores_differ() -> None:
     v3, v4, v5e = (chips.find(name) for name in ("v3:4x4", "v4:2x2x4", "v5e:4x4"))
     assert [part.chips for part in (v3, v4, v5e)] == [16, 16, 16]
     assert [part.chip.cores for part in (v3, v4, v5e)] == [2, 2, 1]
-    assert [part.devices_per_chip for part in (v3, v4, v5e)] == [2, 1, 1]
+    assert [part.chip.devices for part in (v3, v4, v5e)] == [2, 1, 1]
     # A core of v3 has half of the products and of the bandwidth.
     half = roofline.bounds(v3, 123e12 / 2, 450e9, [], [])
     assert (half["compute"], half["hbm"]) == (pytest.approx(1), pytest.approx(1))

@@ -274,7 +274,12 @@ def test_the_search_finds_the_policy_with_the_most_tokens_per_second(
 def test_without_libtpu_the_error_has_the_command_to_install_it(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chips.importlib.util, "find_spec", lambda name: None)
+    find = importlib.util.find_spec
+
+    def without(name: str, *rest: Any) -> Any:
+        return None if name == "libtpu" else find(name, *rest)
+
+    monkeypatch.setattr(importlib.util, "find_spec", without)
     assert refusal(path).endswith("pip install 'jax[tpu]'")
 
 
@@ -292,9 +297,6 @@ def test_a_slice_unknown_to_libtpu_is_an_error(path: Path) -> None:
         (["--topology=v4-32"], "of its slice, such as v4:2x2x4"),
         (["--topology=v5litepod-8"], "of its slice, such as v5e:2x4"),
         (["--topology=v6e-256"], "of its slice, such as v6e:16x16"),
-        (["--mesh=best"], "compile.mesh = 'best' must be one of config, auto"),
-        (["--streams_per_chip=-2"], "compile.streams_per_chip = -2 must be"),
-        (["--topologie=v4:2x2x1"], "did you mean '--topology'"),
     ],
 )
 def test_errors_are_one_line(path: Path, flags: list[str], words: str) -> None:

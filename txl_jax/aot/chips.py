@@ -42,15 +42,15 @@ class Chip(NamedTuple):
     axes: int
     wraps: int
     cores: int = 1
-    cores_per_device: int = 1
+    devices: int = 1  # of jax
     config: str = ""  # of libtpu, which has several for v4
 
 
 CHIPS = {
-    "v3": Chip(123e12, 15.48 * GIB, 900e9, 1e11, 0, 2, 32, cores=2),
-    "v4": Chip(275e12, 30.75 * GIB, 1200e9, 4.5e10, 6.25e9, 3, 4, 2, 2, "megacore"),
+    "v3": Chip(123e12, 15.48 * GIB, 900e9, 1e11, 0, 2, 32, 2, 2),
+    "v4": Chip(275e12, 30.75 * GIB, 1200e9, 4.5e10, 6.25e9, 3, 4, 2, config="megacore"),
     "v5e": Chip(197e12, 15.75 * GIB, 819e9, 4.5e10, 3.125e9, 2, 16),
-    "v5p": Chip(459e12, 95.73 * GIB, 2765e9, 9e10, 6.25e9, 3, 4, 2, 2),
+    "v5p": Chip(459e12, 95.73 * GIB, 2765e9, 9e10, 6.25e9, 3, 4, 2),
     "v6e": Chip(918e12, 31.24 * GIB, 1638e9, 9e10, 12.5e9, 2, 16),
 }
 
@@ -67,11 +67,6 @@ class Slices(NamedTuple):
     def chips(self) -> int:
         """The number of chips in all slices."""
         return self.slices * math.prod(self.shape)
-
-    @property
-    def devices_per_chip(self) -> int:
-        """The number of jax devices in a chip: 2 on v3, otherwise 1."""
-        return self.chip.cores // self.chip.cores_per_device
 
     def bandwidth(self, axis: int) -> float:
         """Returns the bytes per second that a chip sends along one axis.

@@ -65,14 +65,6 @@ def distances(config: ModelConfig, K: int) -> int:
     return min(K, config.clamp_len + 1) if config.clamp_len else K
 
 
-def shared_products(config: ModelConfig, L: int) -> np.ndarray:
-    """Returns the products that a device's streams share: r = W R of all layers."""
-    if config.position != "transformer_xl":
-        return np.zeros(3)
-    HA, R = config.n_head * config.d_head, distances(config, config.mem_len + L)
-    return config.n_layer * np.array([0.0, 2.0 * R * config.d_model * HA, 0.0])
-
-
 def vocabulary_products(config: ModelConfig, T: float) -> np.ndarray:
     """Returns the products of embedding and softmax for T tokens.
 
@@ -102,8 +94,9 @@ def products(
     memory's keys and values, from segment to segment.
     """
     layers = B * layer_products(config, L, cached=not training)
-    if training:
-        layers += shared_products(config, L)
+    if training and config.position == "transformer_xl":
+        N, R = config.n_layer, distances(config, config.mem_len + L)
+        layers[1] += 2 * N * R * config.d_model * config.n_head * config.d_head
     return layers, vocabulary_products(config, B * L)
 
 
@@ -237,7 +230,7 @@ def bounds(
     "network" is what slices exchange through the data-center network. On v3 a device is
     a core, with half of the chip's FLOPs and memory bandwidth.
     """
-    chip, cores = tpus.chip, tpus.devices_per_chip
+    chip = tpus.chip
     seconds: dict[str, float] = {"interconnect": 0.0, "network": 0.0}
     for each in collectives:
         if each.kind == CROSS_SLICE:
@@ -248,7 +241,7 @@ def bounds(
             time = exchange_seconds(tpus, each, coords)
             seconds["interconnect"] += each.times * time
     return {
-        "compute": flops * cores / chip.flops,
-        "hbm": hbm_bytes * cores / chip.hbm_bandwidth,
+        "compute": flops * chip.devices / chip.flops,
+        "hbm": hbm_bytes * chip.devices / chip.hbm_bandwidth,
         **seconds,
     }
