@@ -52,9 +52,6 @@ def test_every_token_but_the_first_is_scored_once(
         targets, inputs = read.targets_SBL[scored], read.inputs_SBL[scored]
         np.testing.assert_array_equal(np.sort(targets), positions(N)[1:])
         np.testing.assert_array_equal(inputs, targets - 1)
-        padding = ~real(read)
-        assert not read.weights_SBL[padding].any()
-        assert not read.first_SBL[padding].any()
         assert 0 <= read.inputs_SBL.min() and read.targets_SBL.max() < N
         assert read.length_SB[-1].max() > 0, "no segment is all padding"
 
@@ -167,18 +164,6 @@ def test_batches_depend_on_the_position_alone(
         assert at == after and [type(number) for number in at] == [int] * 3
         assert Position(**json.loads(json.dumps(at._asdict()))) == at
         position = after
-
-
-def test_epochs_follow_each_other_and_start_a_document() -> None:
-    streams = Streams(positions(100), 4, 5, segments=12)
-    read, position = streams.batch(Position())
-    assert streams.segments_per_epoch == 5
-    assert position == Position(epoch=2, segment=2, token_offset=10)
-    starts = np.zeros((12, 4, 5), bool)
-    starts[[0, 5, 10], :, 0] = True
-    np.testing.assert_array_equal(read.first_SBL, starts)
-    for array_SBL in (read.inputs_SBL, read.weights_SBL, read.length_SB):
-        np.testing.assert_array_equal(array_SBL[5:10], array_SBL[:5])
 
 
 @pytest.mark.parametrize("N, B", [(0, 1), (1, 1), (24, 24)])
