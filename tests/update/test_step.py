@@ -1,4 +1,4 @@
-"""A call to the device is its updates one after the other, however it is cut.
+"""A call to the device makes its updates in order, in any number of parts.
 
 Dims: S segments in a call, U updates in a call, G segments in an update, C chunks of
 the streams, B streams, L segment.
@@ -45,7 +45,7 @@ Step = Callable[[TrainState, Segment], tuple[TrainState, dict[str, jax.Array]]]
 
 
 def make_config(updates: int = 1, **changes: Any) -> TrainConfig:
-    """Returns a config of so many updates per call, in G x C parts each."""
+    """Returns a config of `updates` updates per call, in G x C parts each."""
     sizes = {"num_steps": 96, "eval_every": 96, "batch_size": B, "tgt_len": L}
     parts = {"segments_per_call": updates * G, "segments_per_update": G}
     return TrainConfig(**{**sizes, **parts, "batch_chunk": C, **changes})
@@ -57,7 +57,7 @@ def make_state(
     batch_size: int = B,
     generator: str = "rbg",  # compiles fastest
 ) -> TrainState:
-    """Returns a fresh state, but for its parameters, which are tiny's."""
+    """Returns a fresh state with the parameters of `tiny`."""
     params = tiny.make_params(model)
     return TrainState(
         step=jnp.zeros((), jnp.int32),
@@ -103,27 +103,22 @@ def of_update(segments: Segment, u: int) -> Segment:
 
 
 def numbers(state: TrainState) -> Any:
-    """Returns what updates change."""
+    """Returns the parts of the state that an update changes."""
     return state.params, state.opt_state, state.memory, state.step, state.average
 
 
 def nll_sum(params: Any, memory: Memory, segment: Segment) -> Any:
     """Returns (summed nll of the scored tokens of one segment, memory)."""
-    result: Any = TransformerXL(PLAIN).apply(
-        {"params": params},
-        segment.inputs_SBL,
-        segment.targets_SBL,
-        memory,
-        first_BL=segment.first_SBL,
-        length_B=segment.length_SB,
-        method="nll",
+    inputs_BL, targets_BL, weights_BL, first_BL, length_B = segment
+    more: Any = {"first_BL": first_BL, "length_B": length_B, "method": "nll"}
+    nll_BL, memory = TransformerXL(PLAIN).apply(
+        {"params": params}, inputs_BL, targets_BL, memory, **more
     )
-    nll_BL, memory = result
-    return jnp.sum(nll_BL * segment.weights_SBL), memory
+    return jnp.sum(nll_BL * weights_BL), memory
 
 
 def test_one_call_of_u_updates_is_u_calls_of_one() -> None:
-    """But for rounding: two programs for the same sums may fuse them differently."""
+    """Except for rounding: two programs may fuse the same sums differently."""
     segments, state = make_segments(2 * G), make_state(DROPOUT)
     expected, expected_metrics = state, []
     for u in range(2):
@@ -135,7 +130,7 @@ def test_one_call_of_u_updates_is_u_calls_of_one() -> None:
     stacked = jax.tree.map(lambda *x: np.concatenate(x), *expected_metrics)
     tiny.assert_close(metrics, stacked)
     assert not metrics["skipped"].any()
-    # An update that is skipped changes nothing of the next one in its call.
+    # A skipped update does not affect the next one of its call.
     rolled = jax.tree.map(lambda x: np.roll(x, -1, axis=0), segments)
     _, metrics = step(poison_memory(state), rolled)
     assert metrics["skipped"].tolist() == [True, False]
@@ -150,7 +145,7 @@ def test_the_step_names_its_phases() -> None:
 
 
 def test_every_update_draws_different_dropout() -> None:
-    """By its number alone, so that a restored run draws the same."""
+    """The mask depends only on the update's number, so a resumed run repeats it."""
     segments, state = make_segments(G), make_state(DROPOUT)
 
     def loss(step: int) -> float:
@@ -162,7 +157,7 @@ def test_every_update_draws_different_dropout() -> None:
 
 
 def test_every_part_of_an_update_draws_different_dropout() -> None:
-    """One segment, twice, in every stream: dropout differs between them."""
+    """Every stream reads one segment twice: all copies have different masks."""
     twins = jax.tree.map(lambda x: x[[0] * G][:, [0] * B], make_segments(1))
     after, _ = ONE_STEP(make_state(DROPOUT), twins)
     dropped_BMD = np.asarray(after.memory.h_NBMD[0]) == 0
@@ -244,7 +239,7 @@ CLUSTERS = dataclasses.replace(DROPOUT, cutoffs=(4, 9), div_val=2, kernel="chunk
 def test_eight_devices_make_the_updates_of_one(
     mesh_config: MeshConfig, model: ModelConfig
 ) -> None:
-    """Also which updates are skipped: the memory of one stream is not finite."""
+    """They skip the same updates: the memory of one stream is not finite."""
     config = make_config(updates=3, batch_size=16)
     # The first segment begins no document, so it reads the memory.
     segments = jax.tree.map(lambda x: np.roll(x, -1, 0), make_segments(3 * G, 16))

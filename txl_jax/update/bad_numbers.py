@@ -1,6 +1,5 @@
 """Finds the first non-finite number in an update that the guard skipped."""
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -20,25 +19,24 @@ from txl_jax.model.txl import TransformerXL
 from txl_jax.update.guard import REASONS
 from txl_jax.update.options import TrainConfig
 from txl_jax.update.state import TrainState
-from txl_jax.update.step import make_nll_sum, sum_gradients
+from txl_jax.update.step import sum_gradients
 
 LAYERS = "layers/"  # arrays under this name are stacked over the layers
 # The whole model, and modules that cannot introduce a bad number.
 IGNORED = (TransformerXL, Dropout, WordDropout)
 
 
-def sow_bad(calls: list[str]) -> Callable[..., Any]:
+def sow_bad(calls: dict[str, int]) -> Callable[..., Any]:
     """Returns a flax interceptor that sows whether each module's output is not finite.
 
-    It appends the name of each call to `calls` when the call first returns.
+    It adds each call, by name, to `calls`, which numbers them in order of return.
     """
 
     def intercept(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
         result = call(*args, **kwargs)
         module, method = context.module, context.method_name
         if method in ("__call__", "embed", "nll") and not isinstance(module, IGNORED):
-            if (name := "/".join([*module.path, method])) not in calls:
-                calls.append(name)
+            calls.setdefault("/".join([*module.path, method]), len(calls))
             bad = [~jnp.isfinite(x).all() for x in jax.tree.leaves(result)]
             module.sow("intermediates", method, sum(bad), jnp.add, lambda: 0)
         return result
@@ -57,83 +55,59 @@ def find_bad(
 
     The update after `step` others is computed again from its G segments, with the
     state's parameters and an empty memory. Parameters come first, then outputs of
-    modules, in the order of the forward pass, then gradients, in the order of the
-    backward pass. If all are finite, only the memory or the norm of the gradients was
-    not, and the largest gradient is named. Layers are numbered from 0.
+    modules, in the order of the forward pass, then norms of gradients, in the order of
+    the backward pass. Layers are numbered from 0.
     """
-    calls: list[str] = []
-    nll_sum = make_nll_sum(TransformerXL(model))
+    calls: dict[str, int] = {}
 
     def compute(params: Any, rng: Array, step: Array, segments: Segment) -> Any:
         memory = Memory.empty(model, config.batch_size)
         key = jax.random.fold_in(rng, step)
         parts = params, memory, segments, key, config.batch_chunk
-        first = jax.tree.map(lambda x: x[0], segments)
         with nn.intercept_methods(sow_bad(calls)):
-            _, (_, counts) = jax.eval_shape(nll_sum, params, memory, first, key)
-            zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), counts)
-            total, _ = sum_gradients(nll_sum, *parts, counts=zeros)
-        tokens = total.counts.pop("tokens")
-        grads = jax.tree.map(lambda grad: grad / tokens, total.grads)
-        return norms(params), total.counts, norms(grads)
+            (_, tokens, grads), _, bad = sum_gradients(TransformerXL(model), *parts)
+        squares = jax.tree.map(lambda grad: jnp.square(grad / tokens), grads)
+        return mark_bad(params, jnp.max), bad, mark_bad(squares, jnp.sum)
 
     # Replicated, so that every process can read all of it.
     run = jax.jit(compute, out_shardings=state.step.sharding)
-    sums = jax.device_get(run(state.params, state.rng, step, segments))
-    params, outputs, grads = map(by_layer, sums)
-    calls = in_order(calls, model.n_layer)
-    for name, norm in params.items():
-        if np.isnan(norm):
-            return f"the parameter {name}"
-    for call in calls:
-        if outputs[call]:
-            return f"the output of {call.removesuffix('/__call__')}"
-    # Of a module's calls, the first counts; parameters outside of all modules are last.
-    depth = {call.rpartition("/")[0]: i for i, call in reversed([*enumerate(calls)])}
-    for name in sorted(
-        grads, key=lambda x: depth.get(x.rpartition("/")[0], -1), reverse=True
-    ):
-        if np.isnan(grads[name]):
-            return f"the gradient of the parameter {name}"
-    largest = max(grads, key=grads.__getitem__)
-    return (
-        "none, with an empty memory and the parameters of the checkpoint; the largest "
-        f"gradient is that of {largest} (norm {grads[largest]:.3g})"
-    )
+    bad = jax.device_get(run(state.params, state.rng, step, segments))
+    params, outputs, grads = (in_order(each, calls) for each in bad)
+    if params:
+        return f"the parameter {params[0]}"
+    if outputs:
+        return f"the output of {outputs[0].removesuffix('/__call__')}"
+    if grads:
+        return f"the norm of the gradient of {grads[-1]}"
+    return "none, with an empty memory and the parameters of the checkpoint"
 
 
-def norms(tree: Any) -> dict[str, Array]:
-    """Returns the norm of each array by name, [N] if it is stacked over the layers.
+def mark_bad(tree: Any, reduce: Callable[..., Array]) -> dict[str, Array]:
+    """Returns by name whether each array, reduced, is not finite; [N] under LAYERS."""
 
-    A norm is NaN if the array is not finite, infinite if only a square is not.
-    """
-
-    def norm(name: str, x: Array) -> Array:
+    def bad(name: str, x: Array) -> Array:
         axes = tuple(range(name.startswith(LAYERS), x.ndim))
-        size = jnp.sqrt(jnp.sum(jnp.square(x), axes))
-        return jnp.where(jnp.isfinite(x).all(axes), size, jnp.nan)
+        return ~jnp.isfinite(reduce(jnp.abs(x), axes))
 
     flat = flax.traverse_util.flatten_dict(tree, sep="/")
-    return {name: norm(name, x) for name, x in flat.items()}
+    return {name: bad(name, x) for name, x in flat.items()}
 
 
-def by_layer(sums: dict[str, Any]) -> dict[str, Any]:
-    """Returns the numbers by names such as layers[2]/feed_forward/in/bias."""
-    return {
-        name.replace(LAYERS, f"layers[{n}]/"): number
-        for name, numbers in sums.items()
-        for n, number in enumerate(np.atleast_1d(numbers))
-    }
+def in_order(bad: dict[str, Any], calls: dict[str, int]) -> list[str]:
+    """Returns the names that are marked as bad, in the order of the forward pass.
 
-
-def in_order(calls: list[str], n_layer: int) -> list[str]:
-    """Returns the names of all calls, layer by layer."""
-    result = []
-    for stacked, group in itertools.groupby(calls, lambda x: x.startswith(LAYERS)):
-        names = list(group)
-        for n in range(n_layer if stacked else 1):
-            result += [name.replace(LAYERS, f"layers[{n}]/") for name in names]
-    return result
+    Layers have names of their own, such as layers[2]/feed_forward/in/bias.
+    """
+    # A module's first call gives the place of its parameters.
+    modules = {call.rpartition("/")[0]: i for call, i in reversed(calls.items())}
+    first_layer = min(i for call, i in calls.items() if call.startswith(LAYERS))
+    names = []
+    for name, marks in bad.items():
+        i = calls.get(name, modules.get(name.rpartition("/")[0], -1))
+        for n in np.flatnonzero(marks):
+            at = (first_layer, n, i) if name.startswith(LAYERS) else (i, 0, 0)
+            names.append((at, name.replace(LAYERS, f"layers[{n}]/")))
+    return [name for _, name in sorted(names)]
 
 
 class Diagnosis:

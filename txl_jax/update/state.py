@@ -1,7 +1,4 @@
-"""The state of a training run on the devices, passed from update to update.
-
-Dims: N layers, B streams, M memory, D model.
-"""
+"""The state of a training run on the devices, passed from update to update."""
 
 import dataclasses
 from collections.abc import Callable
@@ -55,8 +52,9 @@ class TrainState:
         return dataclasses.replace(self, params=params, average=average)
 
 
+Metrics = dict[str, Array]  # by name; [U] for the updates of a call
 # (state, segments) -> (state, metrics). Jitted, in Program, it donates the state.
-TrainStep = Callable[[TrainState, Segment], tuple[TrainState, dict[str, Array]]]
+TrainStep = Callable[[TrainState, Segment], tuple[TrainState, Metrics]]
 
 
 class Program(NamedTuple):
