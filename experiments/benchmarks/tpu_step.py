@@ -67,7 +67,7 @@ def chunked_turns(config: Config) -> float:
     """
     B, H, _, L, M = attention_shape(config)
     X, Y = tiles.choose_blocks(B * H, L, M + L)
-    plan = tiles.Plan(L, M, X, Y, config.model.dropatt)
+    plan = tiles.make_plan(L, M + L, X, Y, config.model.dropatt)
     ends = (M + L - block * X for block in range(plan.Q))
     return sum(-(-end // Y) - 1 for end in ends) / plan.Q
 

@@ -5,8 +5,8 @@ keys (Milakov and Gimelshein 2018; Dao et al. 2022). The forward pass saves the 
 and, for each query, the log-sum-exp; the backward pass recomputes the scores. Except
 for one tile of scores, memory use grows with (L + K) A.
 
-Dims: B streams, L queries, M memory, K = M + L keys, R = K distances, H heads, A head;
-Q blocks of X queries, tiles of Y keys, Z distances in the slab of a tile.
+Dims: R = K distances; Q blocks of X queries, tiles of Y keys, Z distances in the slab
+of a tile.
 """
 
 import functools
@@ -28,6 +28,7 @@ from txl_jax.kernels.tiles import (
     cut_queries,
     join_queries,
     make_keys,
+    make_plan,
     make_rows,
     over_tiles,
 )
@@ -51,7 +52,7 @@ def score(queries: Queries, tile: Tile) -> Array:
     """Returns the scores of a tile, score_HBXY in float32."""
     k_HBYA, _, r_HZA, bias_HZ = tile.keys
     score_HBXY = product("HBXA,HBYA->HBXY", queries.content_HBXA, k_HBYA)
-    if queries.position_HBXA is not None and r_HZA is not None:
+    if r_HZA is not None:
         score_HBXZ = product("HBXA,HZA->HBXZ", queries.position_HBXA, r_HZA)
         if bias_HZ is not None:
             score_HBXZ += bias_HZ[:, None, None].astype(jnp.float32)
@@ -69,11 +70,10 @@ def drop(plan: Plan, tile: Tile, x_HBXY: Array) -> Array:
 
 def forward(
     plan: Plan, queries: Queries, keys: Keys, rows: Rows
-) -> tuple[Array, Array]:
-    """Returns (o_QHBXA, lse_QHBX); lse is the log-sum-exp of the scores."""
-    f32 = jnp.float32
+) -> tuple[Array, tuple[Any, ...]]:
+    """Returns o_QHBXA and the residuals, with the scores' log-sum-exp lse_QHBX."""
 
-    def attend_block(_: None, block: tuple[Queries, Rows]) -> tuple[None, Any]:
+    def attend_block(block: tuple[Queries, Rows]) -> tuple[Array, Array]:
         queries, rows = block
 
         def add(carry: Any, tile: Tile) -> Any:
@@ -91,14 +91,15 @@ def forward(
             o_HBXA += product("HBXY,HBYA->HBXA", weight_HBXY, v_HBYA)
             return o_HBXA, highest_HBX, total_HBX
 
-        zero_HBXA = jnp.zeros(queries.content_HBXA.shape, f32)
+        zero_HBXA = jnp.zeros(queries.content_HBXA.shape, jnp.float32)
         zero_HBX = zero_HBXA[..., 0]
         carry = (zero_HBXA, zero_HBX + MASKED, zero_HBX)
         o_HBXA, highest_HBX, total_HBX = over_tiles(plan, keys, rows, add, carry)
         o_HBXA = (o_HBXA / total_HBX[..., None]).astype(keys.v_HBKA.dtype)
-        return None, (o_HBXA, highest_HBX + jnp.log(total_HBX))
+        return o_HBXA, highest_HBX + jnp.log(total_HBX)
 
-    return jax.lax.scan(attend_block, None, (queries, rows))[1]
+    o_QHBXA, lse_QHBX = jax.lax.map(attend_block, (queries, rows))
+    return o_QHBXA, (queries, keys, rows, o_QHBXA, lse_QHBX)
 
 
 def backward(plan: Plan, saved: Any, do_QHBXA: Array) -> tuple[Queries, Keys, None]:
@@ -156,16 +157,14 @@ def tile_gradients(
     dcontent_HBXA = product("HBXY,HBYA->HBXA", short_HBXY, k_HBYA)
     dk_HBYA = product("HBXY,HBXA->HBYA", short_HBXY, queries.content_HBXA)
     dposition_HBXA = dr_HZA = dbias_HZ = None
-    if queries.position_HBXA is not None and r_HZA is not None:
+    if r_HZA is not None:
         short_HBXZ = unshift(short_HBXY, r_HZA.shape[1])
         dposition_HBXA = product("HBXZ,HZA->HBXA", short_HBXZ, r_HZA)
         dr_HZA = product("HBXZ,HBXA->HZA", short_HBXZ, queries.position_HBXA)
     if bias_HZ is not None:
         dbias_HZ = jnp.sum(unshift(dscore_HBXY, bias_HZ.shape[1]), axis=(1, 2))
-    return (
-        Queries(dcontent_HBXA, dposition_HBXA),
-        Keys(dk_HBYA, dv_HBYA, dr_HZA, dbias_HZ),
-    )
+    dqueries = Queries(dcontent_HBXA, dposition_HBXA)
+    return dqueries, Keys(dk_HBYA, dv_HBYA, dr_HZA, dbias_HZ)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -174,13 +173,7 @@ def attend(plan: Plan, queries: Queries, keys: Keys, rows: Rows) -> Array:
     return forward(plan, queries, keys, rows)[0]
 
 
-def save(plan: Plan, queries: Queries, keys: Keys, rows: Rows) -> tuple[Array, Any]:
-    """Returns o_QHBXA and the residuals of the backward pass."""
-    o_QHBXA, lse_QHBX = forward(plan, queries, keys, rows)
-    return o_QHBXA, (queries, keys, rows, o_QHBXA, lse_QHBX)
-
-
-attend.defvjp(save, backward)
+attend.defvjp(forward, backward)
 
 
 def rel_attention(
@@ -199,16 +192,12 @@ def rel_attention(
     B, L, H, A = q_BLHA.shape
     K = k_BKHA.shape[1]
     X, Y = blocks or choose_blocks(B * H, L, K)
-    plan = Plan(L, K - L, X, Y, dropout.rate if dropout else 0.0)
+    plan = make_plan(L, K, X, Y, dropout.rate if dropout else 0.0)
 
-    position_QHBXA = None
+    queries = Queries(cut_queries(plan, with_bias(q_BLHA, u_HA)))
     if r_RHA is not None:
         position_QHBXA = cut_queries(plan, with_bias(q_BLHA, w_HA))
-    content_QHBXA = cut_queries(plan, with_bias(q_BLHA, u_HA))
-    o_QHBXA = attend(
-        plan,
-        Queries(content_QHBXA, position_QHBXA),
-        make_keys(plan, k_BKHA, v_BKHA, r_RHA, bias_HR),
-        make_rows(plan, H, oldest_BL, dropout),
-    )
-    return join_queries(plan, o_QHBXA)
+        queries = queries._replace(position_HBXA=position_QHBXA)
+    keys = make_keys(plan, k_BKHA, v_BKHA, r_RHA, bias_HR)
+    rows = make_rows(plan, H, oldest_BL, dropout)
+    return join_queries(plan, attend(plan, queries, keys, rows))

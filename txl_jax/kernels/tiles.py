@@ -5,8 +5,8 @@ its newest visible key. Only the first tile contains future keys; the last one c
 the oldest visible key of the block, and older tiles are skipped. With this numbering,
 tile t has the same distances, a slab of r, in every block.
 
-Dims: B streams, L queries, M memory, K = M + L keys, R = K distances, H heads, A head;
-Q blocks of X queries, tiles of Y keys, Z distances in the slab of a tile.
+Dims: R = K distances; Q blocks of X queries, tiles of Y keys, Z distances in the slab
+of a tile.
 """
 
 from collections.abc import Callable
@@ -42,43 +42,30 @@ class Plan(NamedTuple):
     """The static sizes into which queries and keys are cut."""
 
     L: int
-    M: int
+    K: int
     X: int
     Y: int
     rate: float  # of dropout
+    Q: int  # blocks of queries
+    tiles: int  # of the last block, which has the most
+    front_L: int  # the padding in front of queries, keys and distances
+    front_K: int
+    front_R: int
 
-    @property
-    def Q(self) -> int:
-        """The number of blocks of queries."""
-        return -(-self.L // self.X)
 
-    @property
-    def tiles(self) -> int:
-        """The number of tiles of the last block, which has the most."""
-        return -(-(self.L + self.M) // self.Y)
-
-    @property
-    def front_L(self) -> int:
-        """The padding in front of the queries."""
-        return self.Q * self.X - self.L
-
-    @property
-    def front_K(self) -> int:
-        """The padding in front of the keys: enough for the last tile of any block."""
-        ends = (self.L + self.M - block * self.X for block in range(self.Q))
-        return max(-end % self.Y for end in ends)
-
-    @property
-    def front_R(self) -> int:
-        """The padding in front of the distances."""
-        return self.tiles * self.Y - self.L - self.M
+def make_plan(L: int, K: int, X: int, Y: int, rate: float) -> Plan:
+    """Returns the sizes of blocks of X queries and tiles of Y keys."""
+    Q, tiles = -(-L // X), -(-K // Y)
+    # Enough for the last tile of any block.
+    front_K = max(-(K - block * X) % Y for block in range(Q))
+    return Plan(L, K, X, Y, rate, Q, tiles, Q * X - L, front_K, tiles * Y - K)
 
 
 class Queries(NamedTuple):
     """A block's q + u and q + w; with a leading Q, those of all blocks."""
 
     content_HBXA: Array
-    position_HBXA: Array | None
+    position_HBXA: Any = None  # an array if there are distances
 
 
 class Rows(NamedTuple):
@@ -90,7 +77,7 @@ class Rows(NamedTuple):
 
 
 class Keys(NamedTuple):
-    """Keys, values and distances for all blocks, padded in front."""
+    """Keys, values and distances for all blocks, padded in front, or of a tile."""
 
     k_HBKA: Array
     v_HBKA: Array
@@ -118,7 +105,7 @@ def read_tile(plan: Plan, keys: Keys, rows: Rows, t: Any, diagonal: bool) -> Til
     start = (start_K, start_K, start_R, start_R)
     Z = plan.Y if diagonal else plan.X + plan.Y
 
-    def part(x: Array | None, start: Array, size: int, axis: int) -> Any:
+    def part(x: Any, start: Array, size: int, axis: int) -> Any:
         return x if x is None else jax.lax.dynamic_slice_in_dim(x, start, size, axis)
 
     part_of_keys = Keys(*map(part, keys, start, (plan.Y, plan.Y, Z, Z), AXES))
@@ -137,8 +124,8 @@ def read_tile(plan: Plan, keys: Keys, rows: Rows, t: Any, diagonal: bool) -> Til
 def add_tile(keys: Keys, tile: Tile, part: Keys) -> Keys:
     """Adds `part` to the slice of `keys` that the tile was read from."""
 
-    def add(x: Any, part: Array | None, start: Array, axis: int) -> Any:
-        if part is None:
+    def add(x: Any, part: Any, start: Array, axis: int) -> Any:
+        if x is None:
             return None
         old = jax.lax.dynamic_slice_in_dim(x, start, part.shape[axis], axis)
         return jax.lax.dynamic_update_slice_in_dim(x, old + part, start, axis)
@@ -205,13 +192,13 @@ def make_rows(
     B, L = oldest_BL.shape
     Q, X = plan.Q, plan.X
     # Padded queries see nothing; padded keys are older than every visible key.
-    oldest_BL = pad_front(jnp.maximum(oldest_BL, 0), plan.front_L, value=L + plan.M)
+    oldest_BL = pad_front(jnp.maximum(oldest_BL, 0), plan.front_L, value=plan.K)
     start_QHBX = None
     if dropout is not None:
         start = pad_front(start_BHL(dropout, B, H, L), plan.front_L)
         start_QHBX = start.reshape(B, H, Q, X).transpose(2, 1, 0, 3)
     return Rows(
-        jnp.arange(1, Q + 1) * X - plan.front_L + plan.M,
+        jnp.arange(plan.K - (Q - 1) * X, plan.K + 1, X),
         oldest_BL.reshape(B, Q, X).transpose(1, 0, 2),
         start_QHBX,
     )
