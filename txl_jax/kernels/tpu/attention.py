@@ -3,16 +3,9 @@
 The same result and gradients as `xla.rel_attention`, without an array of queries by
 keys: scores, their shift, softmax, dropout and the product with the values stay in
 VMEM, tile by tile. Blocks outside the interval that a query sees are neither computed
-nor copied.
+nor copied. `docs/tpu_kernel.md` describes the parts.
 
-    blocks    the sizes of tiles, their cost and memory
-    tiles     operands in tiles, and the tiles that are visited
-    skew      from distances to keys inside a tile
-    scores    a tile's scores, mask and dropout
-    forward   the output        backward   the gradients
-
-Dims: B streams, L queries, K keys, R = K distances, H heads, A head, Q and P the
-lengths of queries and of keys in tiles, by lane.
+Dims: R = K distances, Q and P the lengths of queries and of keys in tiles, by lane.
 """
 
 import functools
@@ -28,13 +21,7 @@ from txl_jax.kernels.sharded import device_kind
 from txl_jax.kernels.tpu.backward import backward
 from txl_jax.kernels.tpu.blocks import Blocks, choose
 from txl_jax.kernels.tpu.forward import forward
-from txl_jax.kernels.tpu.tiles import (
-    Operands,
-    cut_keys,
-    cut_queries,
-    join_queries,
-    visits,
-)
+from txl_jax.kernels.tpu.tiles import Operands, cut, cut_queries, join_queries, visits
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
@@ -45,29 +32,7 @@ def tiled_attention(
     return forward(operands, blocks, rate, interpret)[0]
 
 
-def save(
-    operands: Operands, blocks: Blocks, rate: float, interpret: Any
-) -> tuple[Array, tuple[Operands, Array, Array]]:
-    """Returns o_BHAQ, and what the backward kernel reads."""
-    o_BHAQ, lse_BH1Q = forward(operands, blocks, rate, interpret)
-    return o_BHAQ, (operands, o_BHAQ, lse_BH1Q)
-
-
-def differentiate(
-    blocks: Blocks,
-    rate: float,
-    interpret: Any,
-    saved: tuple[Operands, Array, Array],
-    do_BHAQ: Array,
-) -> tuple[Operands]:
-    """Returns the gradients of the operands; integers have None."""
-    operands = saved[0]
-    dq, dk, dv, dr, du, dw = backward(*saved, do_BHAQ, blocks, rate, interpret)
-    dr = dr.astype(operands.r_HAP.dtype)
-    return (Operands(dq, dk, dv, dr, du, dw, None, None, None),)  # type: ignore[arg-type]
-
-
-tiled_attention.defvjp(save, differentiate)
+tiled_attention.defvjp(forward, backward)
 
 
 def rel_attention(
@@ -103,25 +68,29 @@ def rel_attention(
         blocks = choose(device_kind(), L, k_BKHA.shape[1], A, dtype.itemsize)
     rate, *counter = dropout or AttentionDropout(0.0, jnp.uint32(0))
     counter_3 = jnp.stack([jnp.asarray(x).astype(jnp.uint32) for x in counter])
-    plan, oldest_B1Q = visits(oldest_BL, blocks)
+    deepest, clear, oldest_B1Q = visits(oldest_BL, blocks)
 
     def turn(x: Array) -> Array:
         return jnp.moveaxis(x.astype(dtype), -3, -1)
+
+    def cut_keys(x: Array) -> Array:
+        return cut(turn(x), blocks, blocks.key_tiles, blocks.width)
 
     def column(x_HA: Array | None) -> Array:
         x_HA = jnp.zeros((H, A)) if x_HA is None else x_HA
         return x_HA.astype(jnp.float32)[..., None]
 
     operands = Operands(
+        deepest=deepest,
+        clear=clear,
+        counter_3=jax.lax.bitcast_convert_type(counter_3, jnp.int32),
         q_BHAQ=cut_queries(turn(q_BLHA), blocks),
-        k_BHAP=cut_keys(turn(k_BKHA), blocks),
-        v_BHAP=cut_keys(turn(v_BKHA), blocks),
-        r_HAP=cut_keys(turn(r_RHA), blocks),
+        k_BHAP=cut_keys(k_BKHA),
+        v_BHAP=cut_keys(v_BKHA),
+        r_HAP=cut_keys(r_RHA),
         u_HA1=column(u_HA),
         w_HA1=column(w_HA),
         oldest_B1Q=oldest_B1Q,
-        plan=plan,
-        counter_3=jax.lax.bitcast_convert_type(counter_3, jnp.int32),
     )
     o_BHAQ = tiled_attention(operands, blocks, rate, interpret)
     return jnp.moveaxis(join_queries(o_BHAQ, blocks), -1, 1)

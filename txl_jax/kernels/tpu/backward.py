@@ -17,14 +17,14 @@ over streams in place. A product with a tile of distances belongs to two tiles o
 Per score: 16 A FLOPs on the matrix unit, and about 28 operations on the vector units,
 16 of them skew and unskew; dropout adds about 12.
 
-Dims: B streams, H heads, A head, T rows of a tile, W its keys and Z its queries by
-lane, X the lanes of a strip, Y the keys that it may see, Q and P all queries and all
-keys by lane.
+Dims: T rows of a tile, W its keys and Z its queries by lane, X the lanes of a strip, Y
+the keys that it may see, Q and P all queries and all keys by lane.
 """
 
+import collections
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -41,40 +41,18 @@ from txl_jax.kernels.tpu.tiles import Operands, specs
 f32 = jnp.float32
 
 
-class Refs(NamedTuple):
-    """The kernel's arguments, in the order of `pallas_call`."""
-
-    deepest: Any
-    clear: Any
-    counter: Any
-    q: Any  # inputs
-    k: Any
-    v: Any
-    r: Any
-    u: Any
-    w: Any
-    oldest: Any
-    do: Any
-    lse: Any
-    delta: Any
-    dq: Any  # results
-    dk: Any
-    dv: Any
-    dr: Any
-    du: Any
-    dw: Any
-    qu: Any  # scratch: [A, Z]
-    qw: Any
-    content: Any  # k . ds and r . unskew(ds), [A, Z], float32
-    position: Any
-    last_r: Any  # [A, W]
-    carried: Any  # products, and half of their gradient, [T, Z], float32
-    carried_gradient: Any
-    weight: Any  # [W, Z]; rows of padding are zero
-    ds: Any
-    dproduct: Any
-    dk_sum: Any  # [A, P], float32
-    dv_sum: Any
+# The kernel's arguments, in the order of `pallas_call`.
+Refs = collections.namedtuple(
+    "Refs",
+    "deepest clear counter q k v r u w oldest do lse delta "  # inputs
+    "dq dk dv dr du dw "  # results
+    # Scratch: content is k . ds and position r . unskew(ds), [A, Z] in float32.
+    "qu qw content position "
+    "last_r "  # [A, W]
+    "carried carried_gradient "  # products, half of their gradient, [T, Z], float32
+    "weight ds dproduct "  # [W, Z]; rows of padding are zero
+    "dk_sum dv_sum",  # [A, P], float32
+)
 
 
 def begin(refs: Refs, here: scores.Place) -> None:
@@ -208,19 +186,18 @@ def kernel(*args: Any, blocks: Blocks, rate: float) -> None:
 
 
 def backward(
-    operands: Operands,
-    o_BHAQ: Array,
-    lse_BH1Q: Array,
-    do_BHAQ: Array,
     blocks: Blocks,
     rate: float,
     interpret: Any,
-) -> tuple[Array, ...]:
-    """Returns the gradients of q, k, v, r, u and w; those of r, u, w in float32.
+    saved: tuple[Operands, Array, Array],
+    do_BHAQ: Array,
+) -> tuple[Operands]:
+    """Returns the gradients of the operands; integers have None.
 
     The factor 1 / (1 - rate) enters the weights through lse and is divided out of
     delta = o . do, so that dropout costs two selects per score.
     """
+    operands, o_BHAQ, lse_BH1Q = saved
     (B, H, A, Q), dtype = operands.q_BHAQ.shape, operands.q_BHAQ.dtype
     T, W, Z = blocks.tile, blocks.width, blocks.query_width
     P = operands.k_BHAP.shape[3]
@@ -244,7 +221,7 @@ def backward(
         grid_spec=grid_spec,
         out_shape=[
             jax.ShapeDtypeStruct(x.shape, of)
-            for x, of in zip(operands[:6], types, strict=True)
+            for x, of in zip(operands[3:9], types, strict=True)
         ],
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "arbitrary", "arbitrary", "arbitrary"),
@@ -254,12 +231,8 @@ def backward(
         interpret=interpret,
         name="rel_attention_backward",
     )
-    dq, dk, dv, dr, du, dw = call(
-        *operands.plan,
-        operands.counter_3,
-        *operands[:7],
-        do_BHAQ,
-        lse_BH1Q + math.log2(1 - rate),
-        delta_BH1Q * (1 - rate),
-    )
-    return dq, dk, dv, dr / LOG2E, du, dw
+    lse_BH1Q += math.log2(1 - rate)
+    gradients = call(*operands, do_BHAQ, lse_BH1Q, delta_BH1Q * (1 - rate))
+    dq, dk, dv, dr, du, dw = gradients
+    dr = (dr / LOG2E).astype(operands.r_HAP.dtype)
+    return (Operands(*[None] * 3, dq, dk, dv, dr, du, dw, None),)  # type: ignore[arg-type]

@@ -18,8 +18,7 @@ queries also has Z = W lanes, unless all queries fit in one tile: then Z is L ro
 to 128. So a short segment after a long memory has tall and narrow tiles, and a small
 L + M needs only one tile.
 
-Dims: L queries, K keys, A head, T rows of a tile, W lanes of its keys, Z of its
-queries, I query tiles.
+Dims: T rows of a tile, W lanes of its keys, Z of its queries, I query tiles.
 """
 
 from typing import Any, NamedTuple

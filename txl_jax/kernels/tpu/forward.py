@@ -9,8 +9,8 @@ Per score: 3 products of A (position, content, values), or 6 A FLOPs, on the mat
 unit, and about 16 operations on the vector units, half of them the skew; dropout adds
 about 12.
 
-Dims: B streams, H heads, A head, T rows of a tile, W its keys and Z its queries by
-lane, X the lanes of a strip, Y the keys that it may see, Q all queries by lane.
+Dims: T rows of a tile, W its keys and Z its queries by lane, X the lanes of a strip, Y
+the keys that it may see, Q all queries by lane.
 """
 
 import functools
@@ -87,8 +87,8 @@ def kernel(*refs: Any, blocks: Blocks, rate: float) -> None:
 
 def forward(
     operands: Operands, blocks: Blocks, rate: float, interpret: Any
-) -> tuple[Array, Array]:
-    """Returns o_BHAQ, and the log (to base 2) of each query's sum, lse_BH1Q."""
+) -> tuple[Array, tuple[Operands, Array, Array]]:
+    """Returns o_BHAQ and the residuals: the operands, o and lse_BH1Q, to base 2."""
     (B, H, A, Q), dtype = operands.q_BHAQ.shape, operands.q_BHAQ.dtype
     T, Z = blocks.tile, blocks.query_width
     spec = specs(blocks, A)
@@ -114,5 +114,5 @@ def forward(
         interpret=interpret,
         name="rel_attention_forward",
     )
-    o_BHAQ, lse_BH1Q = call(*operands.plan, operands.counter_3, *operands[:7])
-    return o_BHAQ, lse_BH1Q
+    o_BHAQ, lse_BH1Q = call(*operands)
+    return o_BHAQ, (operands, o_BHAQ, lse_BH1Q)

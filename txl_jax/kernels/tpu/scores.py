@@ -3,8 +3,8 @@
 The backward kernel recomputes them instead of reading them back. Scores are in units
 of log 2, because the hardware exponential has base 2.
 
-Dims: A head, T rows of a tile (keys or distances), Z its queries by lane, X the lanes
-of a strip, Y the keys that a strip may see.
+Dims: T rows of a tile (keys or distances), Z its queries by lane, X the lanes of a
+strip, Y the keys that a strip may see.
 """
 
 import functools

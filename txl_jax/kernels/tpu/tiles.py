@@ -4,9 +4,8 @@ The walk back from the diagonal ends at d = `deepest`, the tile of the query til
 smallest `oldest`. Tiles 1 to `clear` are inside the interval of every query and need no
 mask. Tiles that are not visited are not copied either: their index repeats the last.
 
-Dims: B streams, L queries, K keys, H heads, A head, T rows of a tile, W lanes of its
-keys, Z of its queries, I query tiles, Q and P the lengths of queries and of keys in
-tiles, by lane.
+Dims: T rows of a tile, W lanes of its keys, Z of its queries, I query tiles, Q and P
+the lengths of queries and of keys in tiles, by lane.
 """
 
 from collections.abc import Callable
@@ -34,11 +33,6 @@ def cut_queries(x: Array, blocks: Blocks) -> Array:
     return cut(x, blocks, blocks.query_tiles, blocks.query_width)
 
 
-def cut_keys(x: Array, blocks: Blocks) -> Array:
-    """Cuts [..., K] into tiles of keys, or of distances, [..., P]."""
-    return cut(x, blocks, blocks.key_tiles, blocks.width)
-
-
 def join_queries(x: Array, blocks: Blocks) -> Array:
     """Undoes `cut_queries`."""
     if blocks.query_tiles > 1 and blocks.empty:
@@ -47,15 +41,8 @@ def join_queries(x: Array, blocks: Blocks) -> Array:
     return x[..., x.shape[-1] - blocks.L :]
 
 
-class Visits(NamedTuple):
-    """The tiles that each query tile visits; int32, in scalar memory."""
-
-    deepest_BI: Array  # flat; the last d to visit
-    clear_BI: Array  # flat; tiles d = 1 to clear need no mask
-
-
-def visits(oldest_BL: Array, blocks: Blocks) -> tuple[Visits, Array]:
-    """Returns the visits, and oldest_B1Q by lane, counted in padded keys.
+def visits(oldest_BL: Array, blocks: Blocks) -> tuple[Array, Array, Array]:
+    """Returns `deepest` and `clear` of each query tile, and oldest_B1Q in padded keys.
 
     Padded queries make no tile visited. They see the keys before them, so that their
     outputs, which are cut off, are finite.
@@ -68,13 +55,17 @@ def visits(oldest_BL: Array, blocks: Blocks) -> tuple[Visits, Array]:
     first_BI = oldest_BIT.min(2) // blocks.tile
     last_BI = -(-oldest_BIT.max(2) // blocks.tile)
     deepest_BI = jnp.clip(diagonal_I - first_BI, 0, diagonal_I)
-    plan = Visits(deepest_BI.reshape(-1), (diagonal_I - last_BI).reshape(-1))
-    return plan, cut_queries(oldest_BL[:, None], blocks)
+    clear_BI = diagonal_I - last_BI
+    oldest_B1Q = cut_queries(oldest_BL[:, None], blocks)
+    return deepest_BI.reshape(-1), clear_BI.reshape(-1), oldest_B1Q
 
 
 class Operands(NamedTuple):
-    """The inputs of both kernels, cut into tiles."""
+    """The inputs of both kernels, cut into tiles, and int32 in scalar memory first."""
 
+    deepest: Array  # [B I], as `clear` is
+    clear: Array
+    counter_3: Array  # of dropout: seed, first stream, first head
     q_BHAQ: Array
     k_BHAP: Array
     v_BHAP: Array
@@ -82,8 +73,6 @@ class Operands(NamedTuple):
     u_HA1: Array  # float32, as w is
     w_HA1: Array
     oldest_B1Q: Array
-    plan: Visits
-    counter_3: Array  # of dropout: seed, first stream, first head; int32
 
 
 class Specs(NamedTuple):
