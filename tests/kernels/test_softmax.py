@@ -17,7 +17,7 @@ import pytest
 
 from tests.support import tiny
 from txl_jax.kernels import cluster
-from txl_jax.kernels.cluster import Rows, Table, Tokens
+from txl_jax.kernels.cluster import Rows, Table, Tokens, make_cluster
 from txl_jax.kernels.softmax import blockwise_nll
 from txl_jax.model.adaptive import Vocabulary
 from txl_jax.update.init import abstract_params
@@ -27,7 +27,8 @@ def plain_nll(h_TE: Any, target_T: Any, table_VE: Any) -> jax.Array:
     """Returns nll_T of a softmax over one table without biases."""
     T, V = len(target_T), len(table_VE)
     tokens, table = Tokens(h_TE, target_T, 0, T), Table(table_VE, jnp.zeros(V))
-    return blockwise_nll(((Rows(0, 0, V, 0),),), (tokens,), (table,))
+    whole = make_cluster((Rows(0, 0, V, 0),), T, all_tokens=True)
+    return blockwise_nll((whole,), (tokens,), (table,))
 
 
 def test_scores_that_overflow_are_exact() -> None:

@@ -1,7 +1,6 @@
 """The loss of an adaptive softmax (Grave et al. 2017), over tokens sorted by cluster.
 
-Dims: B streams, L segment, T = B L tokens, D model, V vocabulary (V0 in the first
-cluster), E embedding (E0, E1.. per cluster), G rare clusters.
+Dims: T = B L tokens; V0 rows of the first cluster, E0, E1.. per cluster.
 """
 
 import functools
@@ -11,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import PartitionSpec
 
-from txl_jax.kernels.cluster import Cluster, Rows, Table, Tokens
+from txl_jax.kernels.cluster import Rows, Table, Tokens, make_cluster
 from txl_jax.kernels.sharded import AXES, REPLICATED, over_streams, stream_mesh
 from txl_jax.kernels.softmax import blockwise_nll
 
@@ -64,10 +63,11 @@ def local_nll(
         proj_ED = head.projs[i]
         return hidden_TD if proj_ED is None else hidden_TD @ proj_ED.T
 
-    first: Cluster = (Rows(0, 0, ends[1], 0),)
+    first = Rows(0, 0, ends[1], 0)
     if head.clusters is None:
+        cluster = make_cluster((first,), T, all_tokens=True)
         tokens = Tokens(narrow(0), target_T, 0, T)
-        nll_T = blockwise_nll((first,), (tokens,), tables, axis)
+        nll_T = blockwise_nll((cluster,), (tokens,), tables, axis)
         return nll_T.reshape(targets_BL.shape)
 
     cluster_T = jnp.searchsorted(jnp.asarray(ends[1:-1]), target_T, side="right")
@@ -76,14 +76,15 @@ def local_nll(
         x[order_T] for x in (hidden_TD, target_T, cluster_T)
     )
     # All tokens need the first softmax, which also predicts the cluster.
-    first += (Rows(len(tables), 0, len(ends) - 2, V, replicated=True),)
+    rare = Rows(len(tables), 0, len(ends) - 2, V, replicated=True)
     choice_T = jnp.where(cluster_T > 0, V + cluster_T - 1, target_T)
-    clusters, tokens_of = [first], [Tokens(narrow(0), choice_T, 0, T)]
+    clusters = [make_cluster((first, rare), T, all_tokens=True)]
+    tokens_of = [Tokens(narrow(0), choice_T, 0, T)]
     begin_G = jnp.searchsorted(cluster_T, jnp.arange(len(ends)))
     for i in range(1, len(ends) - 1):
         low, high = ends[i : i + 2]
-        own_table = Rows(i, 0, high - low, low)
-        clusters.append((own_table if len(tables) > 1 else Rows(0, low, high, 0),))
+        own = Rows(i, 0, high - low, low) if len(tables) > 1 else Rows(0, low, high, 0)
+        clusters.append(make_cluster((own,), T))
         size = begin_G[i + 1] - begin_G[i]
         tokens_of.append(Tokens(narrow(i), target_T, begin_G[i], size))
     tables = (*tables, head.clusters)

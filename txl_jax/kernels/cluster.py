@@ -71,10 +71,6 @@ class Rows(NamedTuple):
     replicated: bool = False
 
 
-# The rows over which one softmax is taken.
-Cluster = tuple[Rows, ...]
-
-
 class Tokens(NamedTuple):
     """A cluster's tokens: `size` of the T tokens, from `start` on."""
 
@@ -84,21 +80,23 @@ class Tokens(NamedTuple):
     size: Array | int
 
 
-class Shape(NamedTuple):
-    """The blocks of a cluster: X tokens and up to Y rows."""
+class Cluster(NamedTuple):
+    """The rows over which the softmax of all or some tokens is taken, X at a time."""
 
+    rows: tuple[Rows, ...]
     X: int
-    Y: int
-    step: int
+    block: Block
+    all_tokens: bool
 
 
-def block_shape(cluster: Cluster, T: int, all_tokens: bool) -> Shape:
-    """Returns the block shape of a cluster that has all or some of the T tokens."""
+def make_cluster(rows: tuple[Rows, ...], T: int, all_tokens: bool = False) -> Cluster:
+    """Returns the cluster of all or some of T tokens, with its blocks."""
     limits = CPU if device_kind() == "cpu" else ACCELERATOR
     block = limits.common if all_tokens else limits.rare
-    V = max(rows.high - rows.low for rows in cluster)
+    V = max(part.high - part.low for part in rows)
     X = min(T, max(block.scores // min(V, block.rows), 1))
-    return Shape(share(T, X, block.step) if all_tokens else X, block.rows, block.step)
+    X = share(T, X, block.step) if all_tokens else X
+    return Cluster(rows, X, block, all_tokens)
 
 
 def visit_tokens(tokens: Tokens, X: int, visit: Callable[..., Any], carry: Any) -> Any:
@@ -125,34 +123,32 @@ class RowBlock(NamedTuple):
     target_Y: Array
 
 
-# (visit, carry) -> the carry after visit(carry, block) for each block of rows.
-RowLoop = Callable[[Callable[[Any, RowBlock], Any], Any], Any]
-
-
-def row_loop(
-    tables: tuple[Table, ...], rows: Rows, shape: Shape, dtype: Any, axis: str | None
-) -> RowLoop:
-    """Returns the loop over the blocks of rows, with weights in a dtype."""
+def over_rows(
+    tables: tuple[Table, ...],
+    rows: Rows,
+    cluster: Cluster,
+    dtype: Any,
+    axis: str | None,
+    visit: Callable[[Any, RowBlock], Any],
+    carry: Any,
+) -> Any:
+    """Folds `visit` over the blocks of rows, with weights in a dtype."""
     table = tables[rows.table]
     V = len(table.bias_V)
     low, high, first = own_rows(rows, V, axis)
-    Y = share(min(rows.high - rows.low, V), shape.Y, shape.step)
+    _, most, step = cluster.block
+    Y = share(min(rows.high - rows.low, V), most, step)
 
-    def read(k: Array) -> RowBlock:
+    def turn(k: Array, carry: Any) -> Any:
         start = jnp.maximum(jnp.minimum(low + k * Y, high - Y), 0)
         row_Y = start + jnp.arange(Y)
         new_Y = (row_Y >= low + k * Y) & (row_Y < high)
         target_Y = jnp.where(new_Y, row_Y + first, -1)
         weight_YE, bias_Y = (part(x, start, Y) for x in table)
-        return RowBlock(start, weight_YE.astype(dtype), bias_Y, new_Y, target_Y)
+        rows = RowBlock(start, weight_YE.astype(dtype), bias_Y, new_Y, target_Y)
+        return visit(carry, rows)
 
-    def loop(visit: Callable[[Any, RowBlock], Any], carry: Any) -> Any:
-        def turn(k: Array, carry: Any) -> Any:
-            return visit(carry, read(k))
-
-        return jax.lax.fori_loop(0, (high - low + Y - 1) // Y, turn, carry)
-
-    return loop
+    return jax.lax.fori_loop(0, (high - low + Y - 1) // Y, turn, carry)
 
 
 def own_rows(rows: Rows, V: int, axis: str | None) -> tuple[Any, Any, Any]:

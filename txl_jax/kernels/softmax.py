@@ -6,8 +6,7 @@ recomputes them. `cluster` cuts tokens and rows into blocks.
 The rows of a table may be sharded over a mesh axis whose devices all have the same
 tokens. Each device sums its own rows, and one reduction per cluster follows.
 
-Dims: T tokens, E embedding (of each cluster), V rows, X tokens of a block, Y rows of a
-block.
+Dims: T tokens, V rows, X tokens of a block, Y rows of a block.
 """
 
 import functools
@@ -20,25 +19,14 @@ from jax import Array
 from txl_jax.kernels.cluster import (
     Cluster,
     RowBlock,
-    RowLoop,
-    Shape,
     Table,
     Tokens,
-    block_shape,
+    over_rows,
     part,
     put,
-    row_loop,
     visit_tokens,
 )
 from txl_jax.kernels.xla import MASKED, product
-
-
-class Plan(NamedTuple):
-    """The clusters, the shapes of their blocks, and the rows' mesh axis; static."""
-
-    clusters: tuple[Cluster, ...]
-    shapes: tuple[Shape, ...]
-    axis: str | None
 
 
 class Stats(NamedTuple):
@@ -62,9 +50,10 @@ def score(
     return h_XE, jnp.where(block.new_Y, score_XY, MASKED), target_X1 == block.target_Y
 
 
-def add_rows(stats: Stats, tokens: Tokens, X: int, over_rows: RowLoop) -> Stats:
+def add_rows(stats: Stats, tokens: Tokens, X: int, fold: Any) -> Stats:
     """Adds a cluster's scores against rows to the statistics of its tokens.
 
+    fold: `over_rows` without its last two arguments.
     The last block may include tokens of the next cluster, whose results are not used.
     """
 
@@ -81,14 +70,14 @@ def add_rows(stats: Stats, tokens: Tokens, X: int, over_rows: RowLoop) -> Stats:
 
         return visit_tokens(tokens, X, visit, stats)
 
-    return over_rows(visit_block, stats)
+    return fold(visit_block, stats)
 
 
 def add_gradients(
     grads: tuple[Array, Table],
     tokens: Tokens,
     X: int,
-    over_rows: RowLoop,
+    fold: Any,
     lse_T: Array,
     grad_T: Array,
 ) -> tuple[Array, Table]:
@@ -121,9 +110,10 @@ def add_gradients(
 
         return grad_h_TE, Table(*map(add, grad_table, more))
 
-    return over_rows(visit_block, grads)
+    return fold(visit_block, grads)
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 3))
 def blockwise_nll(
     clusters: tuple[Cluster, ...],
     tokens: tuple[Tokens, ...],
@@ -136,77 +126,71 @@ def blockwise_nll(
     axis: the mesh axis over which the rows are sharded, if the call is inside a
     shard_map.
     """
-    T = len(tokens[0].target_T)
-    everything = [isinstance(own.size, int) for own in tokens]
-    shapes = tuple(map(block_shape, clusters, [T] * len(clusters), everything))
+    return forward(clusters, tokens, tables, axis)[0]
+
+
+def forward(
+    clusters: tuple[Cluster, ...],
+    tokens: tuple[Tokens, ...],
+    tables: tuple[Table, ...],
+    axis: str | None,
+) -> tuple[Array, Any]:
+    """Returns nll_T and the residuals, with each cluster's log-sum-exp of tokens."""
     # The last block may end after the last token. Its start is known only at run time,
     # unless the cluster has all tokens.
+    real, dtype = len(tokens[0].target_T), tokens[0].h_TE.dtype
     behind = max(
-        -T % shape.X if whole else shape.X
-        for shape, whole in zip(shapes, everything, strict=True)
+        -real % cluster.X if cluster.all_tokens else cluster.X for cluster in clusters
     )
-    padded = tuple(
+    tokens = tuple(
         own._replace(
             h_TE=jnp.pad(own.h_TE, ((0, behind), (0, 0))),
             target_T=jnp.pad(own.target_T, (0, behind)),
         )
         for own in tokens
     )
-    return padded_nll(Plan(clusters, shapes, axis), padded, tables)[:T]
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def padded_nll(
-    plan: Plan, tokens: tuple[Tokens, ...], tables: tuple[Table, ...]
-) -> Array:
-    """Returns `blockwise_nll` of tokens that are padded at the end."""
-    return forward(plan, tokens, tables)[0]
-
-
-def forward(
-    plan: Plan, tokens: tuple[Tokens, ...], tables: tuple[Table, ...]
-) -> tuple[Array, Any]:
-    """Returns nll_T and the residuals, with each cluster's log-sum-exp of tokens."""
-    T = len(tokens[0].target_T)
+    T = real + behind
     nll_T, lses = jnp.zeros(T), []
-    for cluster, shape, own in zip(plan.clusters, plan.shapes, tokens, strict=True):
+    for cluster, own in zip(clusters, tokens, strict=True):
         stats = Stats(jnp.full(T, MASKED), jnp.zeros(T), jnp.zeros(T))
-        for rows in cluster:
-            over_rows = row_loop(tables, rows, shape, own.h_TE.dtype, plan.axis)
-            stats = add_rows(stats, own, shape.X, over_rows)
-        if plan.axis is not None:
-            highest_T = jax.lax.pmax(stats.highest_T, plan.axis)
+        for rows in cluster.rows:
+            fold = functools.partial(over_rows, tables, rows, cluster, dtype, axis)
+            stats = add_rows(stats, own, cluster.X, fold)
+        if axis is not None:
+            highest_T = jax.lax.pmax(stats.highest_T, axis)
             sum_T = stats.sum_T * jnp.exp(stats.highest_T - highest_T)
-            sums = jax.lax.psum((sum_T, stats.target_T), plan.axis)
+            sums = jax.lax.psum((sum_T, stats.target_T), axis)
             stats = Stats(highest_T, *sums)
         lses.append(stats.highest_T + jnp.log(stats.sum_T))
         token_T = jnp.arange(T)
         inside_T = (own.start <= token_T) & (token_T < own.start + own.size)
         nll_T += jnp.where(inside_T, lses[-1] - stats.target_T, 0)
-    return nll_T, (tokens, tables, lses)
+    return nll_T[:real], (tokens, tables, lses)
 
 
-def backward(plan: Plan, saved: Any, grad_T: Array) -> tuple[Any, Any]:
+def backward(
+    clusters: tuple[Cluster, ...], axis: str | None, saved: Any, grad_T: Array
+) -> tuple[Any, Any]:
     """Returns the gradients of tokens and tables."""
     tokens, tables, lses = saved
-    if plan.axis is not None:
+    real, T, dtype = len(grad_T), len(tokens[0].target_T), tokens[0].h_TE.dtype
+    if axis is not None:
         # shard_map divides the gradient of a replicated result by the devices.
-        grad_T = jax.lax.psum(grad_T, plan.axis)
+        grad_T = jax.lax.psum(grad_T, axis)
+    grad_T = jnp.pad(grad_T, (0, T - real))
     grad_tables = [Table(*(jnp.zeros(x.shape) for x in table)) for table in tables]
     grad_tokens: list[Any] = []
-    for cluster, shape, own, lse_T in zip(
-        plan.clusters, plan.shapes, tokens, lses, strict=True
-    ):
+    for cluster, own, lse_T in zip(clusters, tokens, lses, strict=True):
         grad_h_TE = jnp.zeros(own.h_TE.shape)
-        for rows in cluster:
-            over_rows = row_loop(tables, rows, shape, own.h_TE.dtype, plan.axis)
+        for rows in cluster.rows:
+            fold = functools.partial(over_rows, tables, rows, cluster, dtype, axis)
             i = rows.table
             grad_h_TE, grad_tables[i] = add_gradients(
-                (grad_h_TE, grad_tables[i]), own, shape.X, over_rows, lse_T, grad_T
+                (grad_h_TE, grad_tables[i]), own, cluster.X, fold, lse_T, grad_T
             )
         # Targets and ranges are integers and have no gradient.
-        grad_tokens.append(Tokens(grad_h_TE.astype(own.h_TE.dtype), *[None] * 3))  # type: ignore[arg-type]
+        grad_tokens.append(Tokens(grad_h_TE[:real].astype(dtype), *[None] * 3))  # type: ignore[arg-type]
     return tuple(grad_tokens), tuple(grad_tables)
 
 
-padded_nll.defvjp(forward, backward)
+blockwise_nll.defvjp(forward, backward)
