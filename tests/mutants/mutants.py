@@ -11,8 +11,8 @@ model/memory.py
     - h_NBKD = jax.lax.stop_gradient(h_NBKD)
     + h_NBKD = h_NBKD + 0
   padding enters the memory: model
-    - return jax.lax.dynamic_slice_in_dim(x, start, M, axis - 1)
-    + return jax.lax.slice_in_dim(x, x.shape[axis - 1] - M, None, axis=axis - 1)
+    - return jax.lax.dynamic_slice_in_dim(x, start, M, axis=1)
+    + return jax.lax.slice_in_dim(x, x.shape[1] - M, None, axis=1)
   one visible slot too many: model
     - filled_B = filled_B + length_B
     + filled_B = filled_B + length_B + 1

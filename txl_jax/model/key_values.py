@@ -3,9 +3,6 @@
 With fixed parameters, a token's keys and values and the projected distances never
 change. They are computed once, whereas training projects the memory again for every
 segment. Results equal those of `Memory`.
-
-Dims: N layers, B streams, M memory, L segment, K = M + L, R distances, D model, H
-heads, A head.
 """
 
 import dataclasses
@@ -39,7 +36,7 @@ class KeyValues(NamedTuple):
         M = self.k_HBKA.shape[2] - k_BLHA.shape[1]
 
         def extend_one(x_HBKA: Array, x_BLHA: Array) -> Array:
-            x_HBMA = window(x_HBKA, self.start_B, M, axis=2).astype(x_BLHA.dtype)
+            x_HBMA = window(x_HBKA, self.start_B, M).astype(x_BLHA.dtype)
             x_HBLA = heads_first(x_BLHA)
             return jnp.concatenate([x_HBMA, x_HBLA], axis=2).transpose(1, 2, 0, 3)
 

@@ -1,7 +1,4 @@
-"""The memory: each layer's inputs from earlier segments (section 3.2, equation 2).
-
-Dims: N layers, B streams, M memory, L segment, K = M + L, D model.
-"""
+"""The memory: each layer's inputs from earlier segments (section 3.2, equation 2)."""
 
 import dataclasses
 
@@ -68,7 +65,7 @@ class Memory:
         h_NBLD = h_NBLD.astype(self.h_NBMD.dtype)
         h_NBKD = jnp.concatenate([self.h_NBMD, h_NBLD], axis=2)
         h_NBKD = jax.lax.stop_gradient(h_NBKD)
-        h_NBMD = window(h_NBKD, length_B, M, axis=2)
+        h_NBMD = window(h_NBKD, length_B, M)
         return Memory(h_NBMD, count_filled(self.filled_B, M, length_B, first_BL))
 
     def reset(self, where_B: Array) -> "Memory":
@@ -84,16 +81,16 @@ class Memory:
         )
 
 
-def window(x: Array, start_B: Array, M: int, axis: int) -> Array:
-    """Returns M consecutive states along `axis` for each stream, from start_B on.
+def window(x: Array, start_B: Array, M: int) -> Array:
+    """Returns M consecutive states of each stream, from start_B on.
 
-    The streams are dimension axis - 1.
+    Dimension 1 of x holds streams, dimension 2 states.
     """
 
     def cut(x: Array, start: Array) -> Array:
-        return jax.lax.dynamic_slice_in_dim(x, start, M, axis - 1)
+        return jax.lax.dynamic_slice_in_dim(x, start, M, axis=1)
 
-    return jax.vmap(cut, (axis - 1, 0), axis - 1)(x, start_B)
+    return jax.vmap(cut, (1, 0), 1)(x, start_B)
 
 
 def count_filled(

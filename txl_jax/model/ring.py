@@ -1,6 +1,6 @@
 """Keys and values in rings, for one-token generation (see `kernels.decode`).
 
-Dims: B streams, M memory or slots, H heads, A head.
+Dims: M memory or slots.
 """
 
 import dataclasses
@@ -48,7 +48,7 @@ class RingMemory:
         M = memory.mem_len
 
         def in_ring(x_HBKA: Array, start_B: Array) -> Array:
-            x_BHAM = window(x_HBKA, start_B, M, axis=2).transpose(1, 0, 3, 2)
+            x_BHAM = window(x_HBKA, start_B, M).transpose(1, 0, 3, 2)
             return jnp.pad(x_BHAM, (*[(0, 0)] * 3, (decode.slots(M) - M, 0)))
 
         def ring(layer: KeyValues) -> Ring:

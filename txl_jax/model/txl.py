@@ -1,8 +1,4 @@
-"""The Transformer-XL: (parameters, tokens, memory) -> (hidden, memory).
-
-Dims: N layers, B streams, L segment, M memory, K = M + L, R distances, D model, H
-heads, A head, V vocabulary.
-"""
+"""The Transformer-XL: (parameters, tokens, memory) -> (hidden, memory)."""
 
 from typing import Any
 
@@ -13,12 +9,11 @@ from jax import Array
 
 from txl_jax.model.adaptive import Vocabulary
 from txl_jax.model.block import Block
-from txl_jax.model.config import ModelConfig
+from txl_jax.model.config import ModelConfig, parse_remat
 from txl_jax.model.dropout import Dropout
 from txl_jax.model.initializers import weight
 from txl_jax.model.memory import Memory, find_oldest, keys_per_query
 from txl_jax.model.positions import SCHEMES
-from txl_jax.model.remat import rematerialize
 
 AnyMemory = Any  # Memory; for `decoder.Decoder` KeyValueMemory or RingMemory
 
@@ -123,3 +118,29 @@ class TransformerXL(nn.Module):
         """Returns (logits_BLV, memory); logits are normalized log-probabilities."""
         hidden_BLD, memory = self(tokens_BL, memory, **segment)
         return self.embedding.log_probs(hidden_BLD), memory
+
+
+def rematerialize(block: type[nn.Module], config: ModelConfig) -> Any:
+    """Returns a layer that keeps only its input and what `model.remat_policy` names.
+
+    The names are those that `jax.ad_checkpoint.checkpoint_name` gives to its arrays.
+    """
+    kind, names = parse_remat(config.remat_policy)
+    if kind == "none":
+        return block
+    policies = jax.checkpoint_policies
+    keep = {
+        "full": None,
+        "dots": policies.dots_with_no_batch_dims_saveable,
+        "save": policies.save_only_these_names(*names),
+        "offload": policies.save_and_offload_only_these_names(
+            names_which_can_be_saved=[],
+            names_which_can_be_offloaded=list(names),
+            offload_src="device",
+            offload_dst="pinned_host",
+        ),
+    }
+    # Without a loop between the passes the compiler would merge the two computations;
+    # inside a loop, preventing that only costs time.
+    unrolled = config.unroll >= config.n_layer
+    return nn.remat(block, prevent_cse=unrolled, policy=keep[kind])
