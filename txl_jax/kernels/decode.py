@@ -4,8 +4,7 @@ The new token replaces the oldest, so a step writes one row and never copies the
 Distances from the new token wrap around the ring: a roll of [B, H, M] numbers turns
 scores by distance into scores by slot.
 
-Dims: B streams, H heads, M slots (more than the memory has tokens), R distances, A
-head.
+Dims: M slots, more than the memory has tokens.
 """
 
 from typing import NamedTuple

@@ -1,7 +1,4 @@
-"""The attention kernels by name, and the fastest for each device.
-
-Dims: B streams, L queries, K keys, R distances, H heads, A head.
-"""
+"""The attention kernels by name, and the fastest for each device."""
 
 import functools
 from typing import Any

@@ -1,7 +1,4 @@
-"""The integer hash behind dropout masks and checkpoint checksums.
-
-Dims: B streams, H heads, L queries, K keys.
-"""
+"""The integer hash behind dropout masks and checkpoint checksums."""
 
 from typing import NamedTuple
 

@@ -2,8 +2,6 @@
 
 Streams and heads are independent, so a kernel that the compiler cannot split (a Pallas
 call, a loop of data-dependent length) runs unchanged on every shard.
-
-Dims: B streams, L queries, K keys, R distances, H heads, A head, V vocabulary.
 """
 
 import functools

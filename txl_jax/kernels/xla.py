@@ -4,8 +4,7 @@ The paper's v is called w here, because v denotes the values. The terms of a sco
 depend on the distance are computed by distance and re-indexed by key: see `realign` and
 `rel_shift`.
 
-Dims: B streams, L queries, M memory, K = M + L keys, R distances, Z = R + padding,
-Y nearest keys, H heads, A head.
+Dims: Z = R + padding, Y nearest keys.
 """
 
 from collections.abc import Callable

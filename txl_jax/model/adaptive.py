@@ -5,8 +5,7 @@ softmax predicts the most frequent tokens and one entry for each rare cluster. T
 probability of a rare token is that of its cluster times its own within the cluster.
 Rare clusters may have smaller embeddings (Baevski and Auli 2019).
 
-Dims: B streams, L segment, D model, V vocabulary (V0, V1.. per cluster), E embedding
-(E0, E1.. per cluster), G rare clusters, T = V0 + G entries of the first softmax.
+Dims: V0, V1.. and E0, E1.. per cluster, T = V0 + G entries of the first softmax.
 """
 
 from typing import Any

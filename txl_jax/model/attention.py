@@ -1,8 +1,4 @@
-"""Multi-head attention over memory and segment (sections 3.2 and 3.3).
-
-Dims: B streams, L segment, M memory, K = M + L keys, R distances, D model, H heads,
-A head.
-"""
+"""Multi-head attention over memory and segment (sections 3.2 and 3.3)."""
 
 import functools
 

@@ -1,8 +1,4 @@
-"""One layer: attention, then the feed-forward (section 3.3, last equations).
-
-Dims: B streams, L segment, M memory, R distances, D model, F feed-forward, H heads,
-A head.
-"""
+"""One layer: attention, then the feed-forward (section 3.3, last equations)."""
 
 import flax.linen as nn
 from jax import Array

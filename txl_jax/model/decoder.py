@@ -4,8 +4,7 @@ Training scans over stacked layers. Slicing stacked parameters copies them, whic
 take most of the time of a one-token step. Here every layer has separate parameters, in
 the layout that XLA:CPU reads fastest for one token.
 
-Dims: B streams, L segment, D model, F feed-forward, H heads, A head, J = 3 of q, k and
-v, P = 2 parts of C = D / 2 columns, X = H A.
+Dims: J = 3 of q, k and v, P = 2 parts of C = D / 2 columns, X = H A.
 """
 
 from typing import Any

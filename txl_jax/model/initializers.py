@@ -1,7 +1,4 @@
-"""Parameter initializers, boxed with the letters of their dimensions.
-
-Dims: as in the glossary of `txl_jax`.
-"""
+"""Parameter initializers, boxed with the letters of their dimensions."""
 
 from typing import Any
 

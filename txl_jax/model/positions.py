@@ -3,8 +3,7 @@
 Relative schemes (section 3.3) depend on distances only, so tokens may move from a
 segment into the memory. Absolute schemes number a segment's tokens from 0.
 
-Dims: L segment, K keys, R distances, at most K, P learned positions, D model, H heads,
-A head.
+Dims: P learned positions.
 """
 
 from collections.abc import Callable

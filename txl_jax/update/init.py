@@ -1,7 +1,4 @@
-"""Fresh parameters, and the fresh state of a run.
-
-Dims: B streams, L segment.
-"""
+"""Fresh parameters, and the fresh state of a run."""
 
 import dataclasses
 from typing import Any
