@@ -31,12 +31,10 @@ def scale_by_uncorrected_adam(
         return Moments(optax.tree.zeros_like(params), optax.tree.zeros_like(params))
 
     def update(grads: Any, state: Moments, params: Any = None) -> tuple[Any, Moments]:
-        del params
         mu = optax.tree.update_moment(grads, state.mu, beta1, 1)
         nu = optax.tree.update_moment(grads, state.nu, beta2, 2)
-        return jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + epsilon), mu, nu), Moments(
-            mu, nu
-        )
+        scaled = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + epsilon), mu, nu)
+        return scaled, Moments(mu, nu)
 
     return optax.GradientTransformation(init, update)
 
@@ -77,15 +75,12 @@ def squares(tree: Any) -> Any:
     attention = sums["layers"]["attention"]
     qkv = attention["q"] + attention["k"] + attention["v"]
     attention |= {"q": qkv, "k": qkv, "v": qkv}
-    if "table_0" in tree["embedding"]:
-        sums["embedding"]["bias"] = _bias_squares(tree["embedding"])
-    return sums
-
-
-def _bias_squares(embedding: dict[str, Array]) -> Array:
-    """Returns, for each token, the sum of squares of its cluster's biases."""
+    embedding = tree["embedding"]
     tables = [name for name in embedding if name.startswith("table_")]
-    sizes = np.array([len(embedding[f"table_{i}"]) for i in range(len(tables))])
-    parts = jnp.split(embedding["bias"], np.cumsum(sizes)[:-1])
-    sums = jnp.stack([jnp.sum(jnp.square(part)) for part in parts])
-    return jnp.repeat(sums, sizes, total_repeat_length=int(sizes.sum()))
+    if tables:
+        sizes = np.array([len(embedding[f"table_{i}"]) for i in range(len(tables))])
+        parts = jnp.split(embedding["bias"], np.cumsum(sizes)[:-1])
+        bias = jnp.stack([jnp.sum(jnp.square(part)) for part in parts])
+        bias_V = jnp.repeat(bias, sizes, total_repeat_length=int(sizes.sum()))
+        sums["embedding"]["bias"] = bias_V
+    return sums

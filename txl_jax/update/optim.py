@@ -47,7 +47,6 @@ def cosine_through_warmup(config: OptimConfig, num_steps: int) -> Schedule:
 
 def inverse_sqrt(config: OptimConfig, num_steps: int) -> Schedule:
     """PyTorch's: lr * s / warmup_steps^1.5 in the warm-up, then lr / sqrt(s)."""
-    del num_steps
 
     def after(step: Array | int) -> Array:
         # Without a warm-up the first two updates both have lr.
@@ -59,7 +58,6 @@ def inverse_sqrt(config: OptimConfig, num_steps: int) -> Schedule:
 
 def constant(config: OptimConfig, num_steps: int) -> Schedule:
     """A constant lr after the warm-up."""
-    del num_steps
     return _warmed_up(config, config.lr, optax.constant_schedule(config.lr))
 
 
@@ -131,8 +129,6 @@ def clip(max_norm: float) -> optax.GradientTransformationExtraArgs:
     def update(
         grads: Any, state: Any, params: Any = None, *, grad_norm: Array
     ) -> tuple[Any, Any]:
-        del params
-
         def shorten(grad: Array) -> Array:
             return jnp.where(grad_norm < max_norm, grad, grad / grad_norm * max_norm)
 
