@@ -1,10 +1,9 @@
-"""The loop saves, validates and ends where it should, and never waits for the devices.
+"""The loop saves, validates and ends at the right steps, without device stalls.
 
 Its steps compute next to nothing; `tests/update` and `tests/cli/test_main.py` train.
 """
 
 import dataclasses
-import inspect
 import itertools
 import sys
 from contextlib import closing
@@ -97,7 +96,7 @@ def ask_to_end(monkeypatch: pytest.MonkeyPatch, boundary: int) -> None:
 def test_a_run_that_is_asked_to_end_continues_exactly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, boundary: int, steps: list[int]
 ) -> None:
-    """Also where a validation was due, which the resumed run makes."""
+    """A resumed run makes the validation that was due when the run ended."""
     ended, straight = tmp_path / "ended", tmp_path / "straight"
     with monkeypatch.context() as patch:
         ask_to_end(patch, boundary)
@@ -127,7 +126,7 @@ def test_a_run_with_an_average_is_validated_by_it(tmp_path: Path) -> None:
 
 
 def calls_of(config: TrainConfig, save_every: int, last: int = 0) -> list[str]:
-    """Returns what the loop does, in order, in a run that is to end after `last`."""
+    """Returns the events of a run that is asked to end after `last` boundaries."""
     done: list[str] = []
 
     def step(state: Any, segments: Any) -> Any:
@@ -181,7 +180,7 @@ def test_a_call_of_several_updates_ends_at_its_last() -> None:
 def test_device_arrays_are_read_in_fetch_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Any other conversion of a device array would stall the devices, so it fails."""
+    """Any other conversion of a device array would stall the devices."""
     array: Any = type(jnp.zeros(1))
     value = array._value
     reads: list[int] = []
@@ -213,7 +212,3 @@ def test_a_profile_of_some_updates_is_where_tensorboard_looks(tmp_path: Path) ->
     train(tmp_path, dataclasses.replace(CONFIG, run=RunConfig(profile_steps="1:3")))
     (profile,) = (tmp_path / "profile").glob("plugins/profile/*/*.xplane.pb")
     assert profile.stat().st_size > 0
-
-
-def test_the_loop_is_short() -> None:
-    assert len(inspect.getsource(loop.train).splitlines()) <= 65

@@ -1,7 +1,4 @@
-"""Cases on which every kernel is compared with `xla`, value and gradients.
-
-Dims: B streams, L queries, M memory, K = M + L keys, R = K distances, H heads, A head.
-"""
+"""Cases on which every kernel is compared with `xla`, value and gradients."""
 
 import functools
 from collections.abc import Callable

@@ -1,7 +1,6 @@
-"""The chunked kernel is the einsum kernel, without its arrays of queries by keys.
+"""The chunked kernel agrees with the einsum kernel, without arrays of L x K.
 
-Dims: S layers of a scan, B streams, L queries, M memory, K = M + L keys, H heads, A
-head; blocks of X queries, tiles of Y keys.
+Dims: blocks of X queries, tiles of Y keys.
 """
 
 import functools
@@ -28,7 +27,6 @@ from tests.kernels.cases import (
 from tests.support import tiny
 from tests.support.tiny import assert_close
 from txl_jax.kernels import chunked, xla
-from txl_jax.kernels.hash import AttentionDropout
 
 SMALL = (4, 8)
 
@@ -88,7 +86,7 @@ def test_greater_scores_in_older_tiles_do_not_overflow() -> None:
 
 
 def test_hidden_tiles_are_not_computed() -> None:
-    """Neither the future's nor those older than `oldest`: NaN there is not read."""
+    """NaN in tiles of the future, or older than `oldest`, has no effect."""
     inputs = Case(8, 24, "same_length").inputs()
     inputs["oldest_BL"] = np.maximum(inputs["oldest_BL"], 16)
     spoiled = jax.tree.map(np.copy, inputs)
@@ -120,29 +118,3 @@ def test_no_array_is_as_great_as_queries_by_keys() -> None:
     program = compiled(chunked.rel_attention)
     assert greatest_array(program) < L * K / 8
     assert program.memory_analysis().temp_size_in_bytes < 4 * L * K
-
-
-def in_scan(kernel: Callable[..., jax.Array], q_BLHA: Any, *args: Any) -> jax.Array:
-    """Applies a kernel three times, in checkpointed layers of a scan."""
-
-    @jax.checkpoint
-    def layer(q_BLHA: Any, seed: Any) -> tuple[Any, None]:
-        dropout = AttentionDropout(0.3, seed)
-        return q_BLHA + kernel(q_BLHA, *args[:-1], dropout), None
-
-    return jax.lax.scan(layer, q_BLHA, jnp.arange(3, dtype=jnp.uint32))[0]
-
-
-def in_vmap(kernel: Callable[..., jax.Array], *args: Any) -> jax.Array:
-    """Applies layers to a batch of inputs, each with its own visible keys."""
-    return jax.vmap(lambda *arrays: in_scan(kernel, *arrays, None))(*args[:-1])
-
-
-def test_transformations_keep_the_result() -> None:
-    each = [Case(9, 13, oldest).inputs(n) for n, oldest in enumerate(OLDEST)]
-    inputs = jax.tree.map(lambda *xs: np.stack(xs), *each)
-    actual, expected = (
-        differentiate(functools.partial(in_vmap, one), inputs)
-        for one in (kernel(), xla.rel_attention)
-    )
-    assert_close(actual, expected)

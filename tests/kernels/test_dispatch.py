@@ -1,7 +1,4 @@
-"""`auto` is the kernel that a committed result names for the device.
-
-Dims: B streams, L queries, H heads, A head.
-"""
+"""`auto` selects the fastest kernel of the device."""
 
 import jax
 import jax.numpy as jnp

@@ -1,7 +1,4 @@
-"""A kernel on a mesh gives the numbers, gradients and dropout of one device.
-
-Dims: B streams, L segment, M memory, H heads, A head, R distances.
-"""
+"""A kernel on a mesh gives the numbers, gradients and dropout of one device."""
 
 import functools
 from typing import Any

@@ -1,4 +1,4 @@
-"""The relative shift inside a tile is that of its docstring, and is undone.
+"""The shift inside a tile is that of the docstring, and `unskew` inverts it.
 
 Dims: T rows of a tile, X columns (queries).
 """

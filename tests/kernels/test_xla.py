@@ -1,7 +1,4 @@
-"""The einsum kernel is the formula, written out, and its dropout the stated hash.
-
-Dims: B streams, L queries, M memory, K = M + L keys, R = K distances, H heads, A head.
-"""
+"""The einsum kernel computes the formula, and its dropout the stated hash."""
 
 import functools
 import math

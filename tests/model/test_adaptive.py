@@ -1,8 +1,6 @@
 """The softmax is one distribution over the vocabulary, in blocks and on a mesh.
 
 `test_txl` compares its values, and the embedding's, with the reference.
-
-Dims: B streams, L segment, D model, V vocabulary.
 """
 
 import functools
@@ -94,13 +92,6 @@ def call(config: ModelConfig, method: str, params: Any, *args: Any) -> Any:
     """Returns the result of a method of the vocabulary."""
     run = functools.partial(Vocabulary(config).apply, method=method)
     return tiny.jit(run)({"params": params}, *args)
-
-
-def test_probabilities_sum_to_one() -> None:
-    config = tiny.config(vocab_size=V, **CLUSTERS)
-    params = tiny.make_params(config)["embedding"]
-    log_p_BLV = call(config, "log_probs", params, draw(1, L, tiny.D)[0])
-    tiny.assert_close(np.exp(log_p_BLV).sum(-1), np.ones((1, L)))
 
 
 def test_logits_are_float32_under_bfloat16() -> None:

@@ -1,7 +1,4 @@
-"""Dropout drops the stated part, anew in every place and call, whatever the mesh.
-
-Dims: B streams, L segment, D features.
-"""
+"""Dropout has the stated rate, and another mask in every call."""
 
 from typing import Any
 
@@ -62,7 +59,7 @@ def test_relu_is_dropped_as_its_result_would_be() -> None:
 
 
 def test_output_and_remembered_embeddings_are_after_dropout() -> None:
-    """So a token is remembered as it was read. With all kinds of dropout."""
+    """The memory stores what the layers read. With all kinds of dropout."""
     config = tiny.config(dropout=RATE, mem_len=L, variational=True, word_dropout=RATE)
     params, tokens_BL = tiny.make_params(config), tiny.make_tokens(B, L)
     hidden_BLD, memory = tiny.apply(

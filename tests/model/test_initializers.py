@@ -1,7 +1,4 @@
-"""Parameters start as the code bases of published models draw them.
-
-Dims: N layers, D model, H heads, A head, V vocabulary, E embedding.
-"""
+"""Initial parameters have the distributions of the published code bases."""
 
 from typing import Any
 

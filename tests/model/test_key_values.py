@@ -1,7 +1,4 @@
-"""Memories of keys and values, in order or in rings, give the results of `Memory`.
-
-Dims: B streams, L segment, M memory, V vocabulary.
-"""
+"""Memories of keys and values, in order or in rings, give the results of `Memory`."""
 
 import functools
 from typing import Any

@@ -1,8 +1,6 @@
-"""The memory may be reset, or start as zeros that are seen.
+"""The memory can be reset, and can start as visible zeros.
 
 `test_txl` compares what it keeps and what queries see with the reference.
-
-Dims: N layers, B streams, L segment, D model.
 """
 
 from typing import Any

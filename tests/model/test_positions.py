@@ -1,4 +1,4 @@
-"""Positions that floating point or a learned table would not represent.
+"""Positions beyond the limits of floating point or of a learned table.
 
 `test_txl` compares all schemes with the reference.
 """

@@ -1,7 +1,4 @@
-"""LAMB is NVIDIA's, tensor by tensor.
-
-Dims: n a layer.
-"""
+"""The LAMB optimizer agrees with NVIDIA's, tensor by tensor."""
 
 from typing import Any
 

@@ -82,7 +82,7 @@ PARAMS = draw(0)
 
 @pytest.mark.parametrize("clip", [0.0, 0.25, 30.0])
 def test_updates_are_adam_of_clipped_gradients(clip: float) -> None:
-    """Epsilon is of the gradients' order: or else Adam hides how long they are."""
+    """Epsilon is as large as the gradients; otherwise Adam hides their lengths."""
     config = OptimConfig(clip=clip, betas=(0.8, 0.95), epsilon=0.1)
     gradients = make_gradients(5)
     norms = [norm(gradient) for gradient in gradients]
@@ -153,7 +153,7 @@ def draw_variants(seed: int, scale: float) -> dict[str, Array]:
 
 
 def test_weight_decay_is_of_matrices_alone() -> None:
-    """And is added to the update of Adam."""
+    """It is added to the update of Adam."""
     values, gradient = draw_variants(0, 1.0), nested(draw_variants(1, 1.0))
     params = nested(values)
     (decayed,) = updates(OptimConfig(weight_decay=0.1), params, [gradient])
@@ -163,7 +163,7 @@ def test_weight_decay_is_of_matrices_alone() -> None:
 
 
 def test_updates_are_sgd() -> None:
-    """Weight decay is in the gradient, as in PyTorch, but after the clip."""
+    """Weight decay is added to the gradient, as in PyTorch, but after the clip."""
     config = OptimConfig(optimizer="sgd", weight_decay=0.1, clip=0.25)
     gradients = make_gradients(3)
     for gradient, actual in zip(

@@ -1,7 +1,4 @@
-"""The TPU kernels, run by Pallas' interpreter, agree with the einsum kernel.
-
-Dims: B streams, L queries, M memory, K = M + L keys, R = K distances, H heads, A head.
-"""
+"""The TPU kernels, run by Pallas' interpreter, agree with the einsum kernel."""
 
 import functools
 from collections.abc import Callable
@@ -58,7 +55,7 @@ def test_agrees_with_xla_in_bfloat16() -> None:
 
 
 def test_agrees_with_xla_in_the_memories_of_a_tpu() -> None:
-    """Nothing is read before it is written, there or in what is overwritten."""
+    """No memory is read before it is written."""
     small = case(1, 1, 18, 12, 8, rate=0.2)
     check(kernel(small, 16, interpret=pltpu.InterpretParams()), small)
 
@@ -96,7 +93,7 @@ def test_agrees_with_xla_in_chosen_blocks(kind: str, A: int, L: int) -> None:
 
 
 def test_hidden_tiles_are_not_read() -> None:
-    """Not even to be masked: NaN there spoils nothing."""
+    """NaN in hidden tiles has no effect."""
     hidden = case(1, 1, 32, 64, 8)
     inputs = hidden.inputs()
     inputs["oldest_BL"][:] = 40  # sees tiles 2 and later of 6

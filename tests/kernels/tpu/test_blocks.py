@@ -1,7 +1,4 @@
-"""Tiles cover little more than what is visible, and fit the chips.
-
-Dims: L queries, M memory, A head.
-"""
+"""Tiles cover little more than what is visible, and fit the chips."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The TPU compiler takes the kernels, in little memory, for every chip.
+"""The TPU compiler accepts the kernels for every chip, in little memory.
 
 It needs libtpu, not a TPU. Each compilation is a process of its own, because libtpu
 reads the environment once and would disturb the other tests' jax.
