@@ -81,12 +81,12 @@ class Tokens(NamedTuple):
 
 
 class Cluster(NamedTuple):
-    """The rows over which the softmax of all or some tokens is taken, X at a time."""
+    """The rows of one softmax, and its blocks; X is the number of tokens in a block."""
 
     rows: tuple[Rows, ...]
     X: int
     block: Block
-    all_tokens: bool
+    all_tokens: bool  # otherwise a part of them, known only at run time
 
 
 def make_cluster(rows: tuple[Rows, ...], T: int, all_tokens: bool = False) -> Cluster:
@@ -145,8 +145,8 @@ def over_rows(
         new_Y = (row_Y >= low + k * Y) & (row_Y < high)
         target_Y = jnp.where(new_Y, row_Y + first, -1)
         weight_YE, bias_Y = (part(x, start, Y) for x in table)
-        rows = RowBlock(start, weight_YE.astype(dtype), bias_Y, new_Y, target_Y)
-        return visit(carry, rows)
+        weight_YE = weight_YE.astype(dtype)
+        return visit(carry, RowBlock(start, weight_YE, bias_Y, new_Y, target_Y))
 
     return jax.lax.fori_loop(0, (high - low + Y - 1) // Y, turn, carry)
 

@@ -48,9 +48,9 @@ class Plan(NamedTuple):
     rate: float  # of dropout
     Q: int  # blocks of queries
     tiles: int  # of the last block, which has the most
-    front_L: int  # the padding in front of queries, keys and distances
-    front_K: int
-    front_R: int
+    front_L: int  # padding in front of the queries
+    front_K: int  # padding in front of the keys
+    front_R: int  # padding in front of the distances
 
 
 def make_plan(L: int, K: int, X: int, Y: int, rate: float) -> Plan:

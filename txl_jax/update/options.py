@@ -65,11 +65,11 @@ class TrainConfig:
                 f"train.half_loss = True and train.ext_len = {self.ext_len} each score "
                 "only the recent part of what is read: set only one of them"
             )
-        sizes = (
-            ("batch_size", "batch_chunk"),
-            ("segments_per_call", "segments_per_update"),
-        )
-        for name, part in sizes:
+        parts = {
+            "batch_size": "batch_chunk",
+            "segments_per_call": "segments_per_update",
+        }
+        for name, part in parts.items():
             if getattr(self, name) % getattr(self, part):
                 raise UserError(
                     f"train.{name} = {getattr(self, name)} must be a multiple of "
