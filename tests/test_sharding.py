@@ -90,12 +90,9 @@ def test_slices_split_the_data_axis_only(sizes: tuple[int, int, int]) -> None:
     assert halves == [{0}, {1}]
 
 
-@pytest.mark.parametrize("sizes", [(1, 8, 1), (1, 2, 4)], ids=str)
-def test_an_axis_inside_a_slice_cannot_cross_slices(
-    sizes: tuple[int, int, int],
-) -> None:
+def test_an_axis_inside_a_slice_cannot_cross_slices() -> None:
     with pytest.raises(UserError, match="mesh.data = 1 is not a multiple of the 2 sli"):
-        arrange(sizes, slices(2, 4))
+        arrange((1, 2, 4), slices(2, 4))
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import flax.linen as nn
 import flax.traverse_util
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ import pytest
 
 from tests.reference import Array
 from tests.support import tiny
+from txl_jax.update.init import abstract_params
 from txl_jax.update.optim import make_average, make_optimizer, make_schedule
 from txl_jax.update.options import OptimConfig
 from txl_jax.update.state import Average
@@ -103,33 +105,19 @@ def test_updates_are_adam_of_clipped_gradients(clip: float) -> None:
         tiny.assert_close(actual, expected)
 
 
-# Every name that a parameter can have, in any variant of the model.
-VARIANTS: dict[str, tuple[int, ...]] = {
-    "embedding/table_0": (5, 4),
-    "embedding/table_1": (4, 2),
-    "embedding/table_2": (3, 1),
-    "embedding/proj_1": (2, 6),
-    "embedding/bias": (12,),
-    "embedding/cluster_table": (2, 4),
-    "embedding/cluster_bias": (2,),
-    "embedding/out_table_0": (5, 4),
-    "embedding/out_proj_1": (2, 6),
-    "layers/attention/q": (3, 6, 2, 3),
-    "layers/attention/k": (3, 6, 2, 3),
-    "layers/attention/v": (3, 6, 2, 3),
-    "layers/attention/r": (3, 6, 2, 3),
-    "layers/attention/o": (3, 2, 3, 6),
-    "layers/attention/distances": (3, 5, 2, 3),
-    "layers/attention/distance_bias": (3, 5, 2),
-    "layers/attention/norm/scale": (3, 6),
-    "layers/attention/norm/bias": (3, 6),
-    "layers/places": (3, 5, 6),
-    "layers/feed_forward/in/kernel": (3, 6, 7),
-    "layers/feed_forward/in/bias": (3, 7),
-    "layers/feed_forward/out/kernel": (3, 7, 6),
-    "layers/feed_forward/norm/scale": (3, 6),
-    "u": (3, 2, 3),
-    "w": (2, 3),
+def shapes(**changes: Any) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of the parameters of a model with three clusters, by name."""
+    clusters: dict[str, Any] = {"cutoffs": (5, 9), "div_val": 2, "tie_weights": False}
+    params = nn.unbox(abstract_params(tiny.config(n_layer=3, **clusters, **changes)))
+    flat = flax.traverse_util.flatten_dict(params, sep="/")
+    return {name: leaf.shape for name, leaf in flat.items()}
+
+
+# Every name that a parameter can have; u is per layer, w is not.
+VARIANTS = {
+    **shapes(),
+    **shapes(position="shaw_biased", n_position=5),
+    **shapes(position="learned", n_position=5, mem_len=0),
 }
 DECAYED = {
     *(name for name in VARIANTS if "table" in name or "proj" in name),
