@@ -195,5 +195,9 @@ def huggingface(**fields: Any) -> ModelConfig:
 
 def tensorflow(**fields: Any) -> ModelConfig:
     """Returns the config of a model of the paper's TensorFlow code."""
-    memory = {"initial_memory": "zeros", "same_length_self": True}
-    return ModelConfig(**{"layer_norm_epsilon": 1e-12} | memory | fields)
+    family: dict[str, Any] = {
+        "layer_norm_epsilon": 1e-12,
+        "initial_memory": "zeros",
+        "same_length_self": True,
+    }
+    return ModelConfig(**family | fields)

@@ -232,7 +232,7 @@ def backward(
         name="rel_attention_backward",
     )
     lse_BH1Q += math.log2(1 - rate)
-    gradients = call(*operands, do_BHAQ, lse_BH1Q, delta_BH1Q * (1 - rate))
-    dq, dk, dv, dr, du, dw = gradients
-    dr = (dr / LOG2E).astype(operands.r_HAP.dtype)
-    return (Operands(*[None] * 3, dq, dk, dv, dr, du, dw, None),)  # type: ignore[arg-type]
+    floats = call(*operands, do_BHAQ, lse_BH1Q, delta_BH1Q * (1 - rate))
+    gradients = Operands(None, None, None, *floats, None)  # type: ignore[arg-type]
+    dr = (gradients.r_HAP / LOG2E).astype(operands.r_HAP.dtype)
+    return (gradients._replace(r_HAP=dr),)
