@@ -61,20 +61,9 @@ def test_value_and_gradients_widely(L: int, M: int) -> None:
             check(kernel((X, Y)), Case(L, M, oldest, 0.3))
 
 
-@pytest.mark.parametrize(
-    ("case", "blocks", "tolerance"),
-    [
-        # Gradients of biases are sums over 2048 queries, too many for bfloat16.
-        (Case(256, 256, B=8), None, tiny.BFLOAT16 / 2),
-        pytest.param(
-            *(Case(9, 13, "same_length", 0.3), SMALL, tiny.BFLOAT16),
-            marks=pytest.mark.long,
-        ),
-    ],
-    ids=["biases", "dropout"],
-)
-def test_bfloat16(case: Case, blocks: tuple[int, int] | None, tolerance: float) -> None:
-    check(kernel(blocks), case, jnp.bfloat16, tolerance)
+def test_bfloat16() -> None:
+    # Gradients of biases are sums over 2048 queries, too many for bfloat16.
+    check(kernel(None), Case(256, 256, B=8), jnp.bfloat16, tiny.BFLOAT16 / 2)
 
 
 def test_greater_scores_in_older_tiles_do_not_overflow() -> None:

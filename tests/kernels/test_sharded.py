@@ -39,7 +39,6 @@ def place(mesh: Mesh, inputs: dict[str, Any]) -> dict[str, Any]:
     [
         (CUBE, ()),
         (MeshConfig(data=1, fsdp=2, model=4), ("r_RHA", "u_HA", "w_HA")),
-        pytest.param(MeshConfig(), ("bias_HR",), marks=pytest.mark.long),
     ],
     ids=str,
 )

@@ -57,9 +57,7 @@ def test_the_mean_is_plain_at_first_and_then_forgets() -> None:
     tiny.assert_close(state.mean_loss, mean)
 
 
-def test_a_loss_is_judged_once_the_mean_is_warm_and_only_where_the_config_says() -> (
-    None
-):
+def test_a_loss_is_compared_with_the_mean_once_that_is_warm() -> None:
     calm, nan = [2.0] * (WARM_UPDATES - 1), float("nan")
     # What is skipped does not warm the mean up, so the 5 comes one update too early.
     early = [*calm, nan, 5.0]
