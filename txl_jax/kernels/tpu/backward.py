@@ -233,6 +233,6 @@ def backward(
     )
     lse_BH1Q += math.log2(1 - rate)
     floats = call(*operands, do_BHAQ, lse_BH1Q, delta_BH1Q * (1 - rate))
-    gradients = Operands(None, None, None, *floats, None)  # type: ignore[arg-type]
+    gradients = Operands._make((None, None, None, *floats, None))
     dr = (gradients.r_HAP / LOG2E).astype(operands.r_HAP.dtype)
     return (gradients._replace(r_HAP=dr),)
