@@ -9,11 +9,12 @@ import contextlib
 import dataclasses
 import shutil
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
 from tests.checkpoint.test_checkpoint import assert_same, like
@@ -201,3 +202,20 @@ def test_another_model_is_refused_and_nothing_set_aside(copied: Path) -> None:
             save_restore.restore(manager, like(state))
     assert "params/b is float32[7] there, missing here" in str(caught.value)
     assert newest(copied).exists()
+
+
+def test_the_first_checkpoint_of_a_start_is_read_back(tmp_path: Path) -> None:
+    """A disk that damages it ends the run, which later checkpoints do not repeat."""
+    for saves, damaged in ((1, True), (2, False)):
+        manager = open_checkpoints(tmp_path / str(saves), CheckpointConfig())
+        for step in range(1, saves + 1):
+            save_restore.save(manager, step, STATES[0], Position(), None)
+            ocp.CheckpointManager.wait_until_finished(manager)  # not read back yet
+            if step == saves:
+                files = Path(manager.folder(step), "params").rglob("d/*")
+                for path in files:
+                    flip(path)
+                with refused("right after it was saved") if damaged else nullcontext():
+                    manager.wait()
+            manager.wait()
+        manager.close()

@@ -6,7 +6,7 @@ import glob
 import logging
 import shutil
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from txl_jax.checkpoint.manifest import Damaged, Manifest
 from txl_jax.checkpoint.options import NAMES, CheckpointConfig
 from txl_jax.errors import UserError
 from txl_jax.report.log import say
-from txl_jax.runtime import storage
+from txl_jax.runtime import distributed, storage
 
 COMMITTED = "commit_success.txt"  # orbax's name
 TRASH = "deleted"  # a checkpoint is moved here before its files are removed
@@ -32,8 +32,7 @@ class Checkpoints(ocp.CheckpointManager):
     """Orbax's manager of one folder; a save that fails does not end the run.
 
     The newest `keep` checkpoints and the best one are kept. Orbax's own `max_to_keep`
-    with `best_fn` would delete the newest steps while the loss rises, and its metrics
-    have no checksum.
+    with `best_fn` would delete the newest steps while the loss rises.
     """
 
     def __init__(self, folder: Path, keep: int, read_only: bool):
@@ -45,6 +44,8 @@ class Checkpoints(ocp.CheckpointManager):
         self.failed: list[int] = []  # steps that could not be saved
         self.reason = ""  # the error of the last one
         self.barriers = Barriers()
+        self.read_back: Callable[[], None] | None = None  # the newest save,
+        self.proved = False  # until one has been read
         settings: dict[str, Any] = {"todelete_subdir": TRASH}
         if read_only:  # settings that a reader cannot use would be warned about
             settings = {"save_interval_steps": 0, "create": False}
@@ -127,10 +128,7 @@ class Checkpoints(ocp.CheckpointManager):
         return [step in kept for step in steps]
 
     def reached_preemption(self, step: int) -> bool:
-        """Returns False: only the loop polls jax's preemption service.
-
-        Orbax would poll it with other step numbers, and so agree on a step in the past.
-        """
+        """Returns False: orbax would ask jax with other step numbers than the loop."""
         return False
 
     def _wait_for_checkpointers(self) -> None:
@@ -158,7 +156,7 @@ class Checkpoints(ocp.CheckpointManager):
             self.failed.append(step)
             self.reason = storage.one_line(error)
             self.manifests.pop(step, None)
-            self.saving = None
+            self.saving = self.read_back = None
             # The other items fail as well; their errors would surface in the next save.
             for wait in (
                 self.wait_until_finished,
@@ -186,6 +184,11 @@ class Checkpoints(ocp.CheckpointManager):
                 self._remove_uncommitted()
             self.saving = None
             self._empty_trash()
+        # All processes read the first checkpoint of a start back together.
+        done = self.saving is None and (wait or not distributed.several())
+        if done and self.read_back:
+            read_back, self.read_back = self.read_back, None
+            read_back()
 
     def wait(self) -> None:
         """Waits for the pending save; must precede the next one."""
@@ -236,7 +239,7 @@ class Checkpoints(ocp.CheckpointManager):
 
     def _remove_partial(self) -> None:
         """Removes partial files of a failed save, and reloads orbax's list of steps."""
-        if self.remote:  # may be unreachable now: removed after the next save
+        if self.remote:  # may be unreachable: removed after the next save
             self.partial = [self.folder(self.failed[-1])]
             return
         for path in self.directory.glob("*.orbax-checkpoint-tmp*"):
@@ -270,10 +273,8 @@ def open_checkpoints(
     create_own_folders()
     folder = storage.absolute(workdir / "checkpoints")
     if glob.has_magic(str(folder)):
-        raise UserError(
-            f"{str(folder.parent)!r} has one of [ * ? in its path, so that orbax could "
-            "not restore its checkpoints: give another --workdir"
-        )
+        where = f"--workdir={str(folder.parent)!r}"
+        raise UserError(f"{where} has one of [ * ? in its path: give another")
     return Checkpoints(folder, config.keep, read_only)
 
 

@@ -7,6 +7,7 @@ together: it renames a folder, or on gs:// writes a commit file last.
 """
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -23,6 +24,8 @@ from txl_jax.report.log import say
 from txl_jax.report.progress import waiting
 from txl_jax.runtime import distributed, storage
 from txl_jax.update.state import Average, TrainState
+
+OTHER = "reported by another process"
 
 
 def save(
@@ -60,9 +63,50 @@ def save_items(
     args[manifests.ITEM] = ocp.args.JsonSave(manifest.to_json())
     manager.manifests[step] = manifest
     manager.barriers.begin()
+    if not manager.proved:
+        like = jax.tree.map(_on_host, items)
+        manager.read_back = functools.partial(_read_back, manager, manifest, like)
     if not manager.save(step, args=ocp.args.Composite(**args)):
         raise ValueError(f"checkpoint {manager.latest_step()} exists already")
     manager.saving = step
+
+
+def _on_host(leaf: Any) -> jax.ShapeDtypeStruct:
+    """Returns an array's shape and dtype, to be read into the host's memory."""
+    try:
+        host = jax.local_devices(backend="cpu")[0]
+    except RuntimeError:  # JAX_PLATFORMS names only the accelerator
+        host = jax.local_devices()[0]
+    placed = jax.sharding.SingleDeviceSharding(host)
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=placed)
+
+
+def _read_back(manager: Checkpoints, manifest: Manifest, like: dict[str, Any]) -> None:
+    """Raises UserError if the files of a checkpoint have changed since it was saved.
+
+    If they are out of reach for now, the next checkpoint is read back instead.
+    """
+    try:
+        with waiting(f"reading checkpoint {manifest.step} back"):
+            with jax.transfer_guard("allow"):
+                _read(manager, manifest, like)
+        manager.proved = True
+    except UserError as error:
+        if _is_damaged(manager, error, manifest.step):
+            raise UserError(
+                f"{error}, right after it was saved: {manager.directory} is on a disk "
+                "or a store that damages files; give another --workdir"
+            ) from error
+        say(f"checkpoint {manifest.step} could not be read back: {error}")
+
+
+def _is_damaged(manager: Checkpoints, error: UserError, step: int) -> bool:
+    """Returns whether a file has changed, rather than been out of reach."""
+    try:
+        manager.read_manifest(step)
+    except UserError:
+        return False
+    return isinstance(error, Damaged) and OTHER not in str(error)
 
 
 class Snapshot(NamedTuple):
@@ -161,11 +205,10 @@ def _read(
             raise  # a fault of the device or the host
         except Exception as error:  # orbax raises many types for a damaged folder
             reason = storage.one_line(error)
-        if storage.is_out_of_reach(reason):
-            raise UserError(f"cannot read checkpoint {manifest.step} ({reason})")
         if distributed.anywhere(bool(reason)):
-            reason = reason or "reported by another process"
-            raise Damaged(manifest.step, f"item {item}, {reason}")
+            if storage.is_out_of_reach(reason):
+                raise UserError(f"cannot read checkpoint {manifest.step} ({reason})")
+            raise Damaged(manifest.step, f"item {item}, {reason or OTHER}")
     manifests.verify(manifest, items)
     return items
 
