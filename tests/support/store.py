@@ -187,8 +187,12 @@ class Store:
         self.call("POST", path, content)
 
     def delete(self, address: str) -> None:
-        """Deletes an object."""
+        """Deletes an object, which this process does not remember either."""
         self.call("DELETE", self._object(address))
+        import gcsfs  # takes a second
+
+        for system in gcsfs.GCSFileSystem._cache.values():
+            system.invalidate_cache()
 
     def saved(self, workdir: str) -> list[int]:
         """Returns the steps that have a complete checkpoint."""
