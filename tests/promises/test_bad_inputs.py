@@ -88,6 +88,7 @@ WRITTEN: dict[str, str | bytes] = {
     "broken.py": "def get_config(:",
     "latin.txt": "café au lait\n".encode("latin-1") * 200,
     "cut.txt.gz": gzip.compress(TEXT.encode())[:-20],
+    "bomb.gz": gzip.compress(bytes(20_000_000)),
     "fake.gz": "this is no gzip\n",
     "half.json": "{",
     **{f"splits/{name}.txt": TEXT for name in ("train", "valid", "test", "more")},
@@ -198,6 +199,8 @@ new data.path={home}/nothing.txt          | has no text
 new data.path={home}/broken.py            | too small
 new data.path={home}/latin.txt data.vocab=char | convert it to UTF-8, or set
 new data.path={home}/cut.txt.gz           | cut.txt.gz as .gz
+new data.path={home}/bomb.gz              | unpacks to over 100 times its size
+score run --path={home}/bomb.gz           | unpacks to over 100 times its size
 new data.path={home}/fake.gz              | it is damaged or has the wrong suffix
 new data.path={home}/*.none               | matches no file: correct the glob
 new data.path={home}/hollow               | is a folder without files: add some text

@@ -31,6 +31,8 @@ COMPRESSED: dict[str, Callable[[Path, str], Any]] = {
     ".xz": lzma.open,
 }
 
+EXPANSION = 100  # text shrinks to a tenth, repeated lines to a hundredth
+
 
 def _files_below(folder: Path, skip: Callable[[str], bool]) -> list[Path]:
     """Returns the files below a folder, sorted by relative POSIX path.
@@ -107,10 +109,21 @@ def split_text(path: str, scratch: Path) -> Splits:
 
 
 def read_blocks(path: Path) -> Iterator[bytes]:
-    """Yields the content of a file in blocks, decompressed by its suffix."""
+    """Yields the content of a file in blocks, decompressed by its suffix.
+
+    Raises UserError for a compressed file that grows without an end in sight.
+    """
+    unpacked = 0
     try:
+        most = max(EXPANSION * path.stat().st_size, 1 << 24)
         with COMPRESSED.get(path.suffix, Path.open)(path, "rb") as file:
             while block := file.read(1 << 20):
+                unpacked += len(block)
+                if unpacked > most and path.suffix in COMPRESSED:
+                    raise UserError(
+                        f"{path} unpacks to over {EXPANSION} times its size: if it is "
+                        "what you want, unpack it yourself"
+                    )
                 yield block
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         if isinstance(error, OSError) and error.errno:
