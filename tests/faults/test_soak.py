@@ -43,5 +43,7 @@ def test_a_long_run_does_not_grow(tmp_path: Path) -> None:
     )
     run.all[0].wait(3600)
     run.kill()
-    result = json.loads(run.stdout[0].splitlines()[-1])
+    lines = run.stdout[0].splitlines()
+    assert lines, run.stderr[0].read_text()
+    result = json.loads(lines[-1])
     assert result["failures"] + result["long_failures"] == [], result
