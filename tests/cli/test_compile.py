@@ -242,11 +242,18 @@ def test_the_search_continues_where_more_is_stated_than_the_capacity() -> None:
     assert compile.search(fits, 9573, 1024) == 140
 
 
+@pytest.mark.parametrize(
+    "keeping_all, policy, tried", [(2, "dots", [2, 5, 9]), (5000, "none", [512])]
+)
 def test_the_search_finds_the_policy_with_the_most_tokens_per_second(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    keeping_all: int,
+    policy: str,
+    tried: list[int],
 ) -> None:
     """Compilation and estimate are replaced: here only the search is tested."""
-    most = {"none": 2, "dots": 5, "full": 9}  # streams per chip that fit
+    most = {"none": keeping_all, "dots": 5, "full": 9}  # streams per chip that fit
     slowness = {"none": 1.0, "dots": 1.2, "full": 3.0}
 
     def compile_train(config: Config, devices: list[Any]) -> Compiled:
@@ -266,9 +273,9 @@ def test_the_search_finds_the_policy_with_the_most_tokens_per_second(
     devices = [SimpleNamespace(platform="cpu", device_kind="virtual")] * 8
     found = compile.search_policies(read(path), devices, chips.find(SLICE))
     config, result = found
-    assert (config.model.remat_policy, config.train.batch_size) == ("dots", 40)
-    assert result["remat_policy"] == "dots"
-    assert [each["streams_per_chip"] for each in result["candidates"]] == [2, 5, 9]
+    assert config.model.remat_policy == result["remat_policy"] == policy
+    assert config.train.batch_size == 8 * result["streams_per_chip"]
+    assert [each["streams_per_chip"] for each in result["candidates"]] == tried
 
 
 def test_without_libtpu_the_error_has_the_command_to_install_it(

@@ -85,7 +85,7 @@ def search_policies(
     streams that fit there, or compile.streams_per_chip. The fastest has the most tokens
     per second without overlap of products, memory traffic and exchanges.
     """
-    streams = config.compile.streams_per_chip or -1
+    streams, unit = config.compile.streams_per_chip or -1, config.train.batch_chunk
     config = replace(config, "compile", streams_per_chip=streams, mesh="auto")
     found: list[tuple[float, Config, dict[str, Any]]] = []
     for policy in ("none", "dots", "full"):
@@ -100,6 +100,8 @@ def search_policies(
         rate = costs["tokens_per_second"]["no_overlap"]
         found.append((rate, tried, costs))
         say(f"remat_policy = {policy}: at least {rate:,.0f} tokens per second")
+        if streams < 0 and costs["streams_per_chip"] > MOST_STREAMS - unit:
+            break  # policies that keep less would fit no more streams
     if not found:
         raise UserError(
             f"no remat policy and mesh fit on {tpus.name}: use a larger slice, or "
