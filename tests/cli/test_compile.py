@@ -331,3 +331,18 @@ def test_published_vocabularies_are_known(
         steps.find_vocab(config)
     config = steps.replace(config, "model", vocab_size=99)
     assert steps.find_vocab(config) == config
+
+
+def test_the_share_of_the_network_is_reported_for_several_slices() -> None:
+    both = {"full_overlap": 1.0, "no_overlap": 2.0}
+    fields = "step_seconds", "tokens_per_second", "utilisation"
+    sent = {"cross-slice": {"count": 3, "bytes": 2_000_000}}
+    step: dict[str, Any] = dict.fromkeys(fields, both)
+    step |= {"fits": True, "hbm_bytes": 1, "hbm_capacity_bytes": 2, "limit": "network"}
+    step |= {"collectives": sent, "cross_slice_share": 0.25}
+    size = {"topology": "v5e:4x4", "chips": 32, "cores": 32, "devices": 32, "mesh": {}}
+    other = {"evaluation": {"error": "none"}}
+    for slices in (1, 2):
+        lines = "\n".join(compile.table({**step, **size, **other, "slices": slices}))
+        assert ("network  25% of a step" in lines) == (slices == 2)
+        assert "cross-slice  3 of 2.0 MB" in lines

@@ -216,6 +216,9 @@ def table(result: dict[str, Any]) -> list[str]:
         for kind, each in step["collectives"].items():
             total = f"{each['count']} of {each['bytes'] / 1e6:,.1f} MB in total"
             lines.append(f"{kind:>28}  {total}")
+        if result["slices"] > 1:
+            share = f"{step['cross_slice_share']:.0%} of a step without overlap"
+            lines.append(f"{'data-center network':>28}  {share}")
     if "knobs" in result:
         lines.append(f"{'':>12}  {result['knobs']}")
     return lines
