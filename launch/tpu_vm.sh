@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Trains on a Cloud TPU slice: creates it as a queued resource, waits for it, installs
 # the package on all workers, trains in a workdir on gs:// or on a share that it mounts,
-# follows the logs of all workers, and deletes it. When the slice is taken away, or the training says "again"
-# (75), it does so again; the training resumes by itself from its workdir.
+# follows the logs of all workers, and deletes it. When the slice is taken away, or the
+# training says "again" (75), it does so again; the training resumes by itself from its
+# workdir.
 set -euo pipefail
 
 usage() {
@@ -26,7 +27,7 @@ usage: launch/tpu_vm.sh --name=NAME --zone=ZONE --accelerator_type=TYPE \
   --dry_run                print the commands and run none
 
 After -- everything goes to `python -m txl_jax.main` on every worker. The lines of all
-logs are shown, each after its worker's number. To interrupt this script leaves the slice
+logs are shown, each after its worker's number. Interrupting this script leaves the slice
 training: the same command follows it again.
 Status: 0 trained, 2 a mistake in the flags, 1 a failure of the cloud's, else the
 training's own. TPU_VM_POLL_SECONDS (default 30) is the time between two looks.

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # One status of a run out of those of its processes, one a line on stdin.
 #
-# When one process fails, the others notice and end with 75, or the runtime aborts them
-# (134): these are consequences. So what any other process says comes first.
+# When one process fails, the others notice and end with 75 (2 after a user error), or the
+# runtime aborts them (134): these are consequences. So what any other process says comes first.
 #   2     the user's mistake
 #   N     any other failure, such as 1 or 137 (killed, mostly for memory)
 #   75    again; so does `lost`: its machine stopped before it could say

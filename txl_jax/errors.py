@@ -12,6 +12,7 @@ Any other status is a bug, or 134: the death of the first of several processes.
 """
 
 import difflib
+import unicodedata
 from collections.abc import Iterable
 from typing import Any
 
@@ -58,8 +59,17 @@ class BadNumbers(Exception):
 
 def printable(text: str) -> str:
     """Escapes control characters for a terminal, except ends of lines and tabs."""
-    shown = (x if x.isprintable() or x in "\n\t" else repr(x)[1:-1] for x in text)
-    return text if text.isprintable() else "".join(shown)
+    if text.isprintable():
+        return text
+    escaped = (repr(x)[1:-1] if _is_control(x) else x for x in text)
+    return "".join(escaped)
+
+
+def _is_control(character: str) -> bool:
+    """Returns whether a character has no shape, or turns the text's direction."""
+    kind = unicodedata.category(character)
+    turns = unicodedata.bidirectional(character) in ("LRO", "RLO", "LRE", "RLE", "PDF")
+    return character not in "\n\t" and (kind in ("Cc", "Cs") or turns)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -80,10 +80,13 @@ def exit_on_signals() -> None:
     signal.set_wakeup_fd(write)
 
     def wait() -> None:
-        number = signal.Signals(os.read(read, 1)[0])
-        line = f"txl_jax: {number.name}: ended at once; the same command resumes\n"
-        os.write(2, line.encode())
-        os._exit(STATUSES[number])
+        while (number := os.read(read, 1)[0]) not in STATUSES:
+            pass  # of another handler
+        name = signal.Signals(number).name
+        os.write(
+            2, f"txl_jax: {name}: ended at once; the same command resumes\n".encode()
+        )
+        os._exit(STATUSES[signal.Signals(number)])
 
     threading.Thread(target=wait, name="early signals", daemon=True).start()
 

@@ -215,7 +215,11 @@ def test_the_first_checkpoint_of_a_start_is_read_back(tmp_path: Path) -> None:
                 files = Path(manager.folder(step), "params").rglob("d/*")
                 for path in files:
                     flip(path)
-                with refused("right after it was saved") if damaged else nullcontext():
+                with (
+                    refused("with other values than were saved")
+                    if damaged
+                    else nullcontext()
+                ):
                     manager.wait()
             manager.wait()
         manager.close()

@@ -225,6 +225,7 @@ def test_a_lost_process_is_told_from_a_mistake_of_ours(
     assert lost is not None and lost[1] == 75
     assert lost[0].startswith("another process is lost (UNKNOWN: Gloo")
     mistake = left(RuntimeError("RESOURCE_EXHAUSTED: out of memory"))
-    assert mistake == ("RuntimeError: RESOURCE_EXHAUSTED: out of memory", 1)
+    line = "out of memory (RESOURCE_EXHAUSTED: out of memory): use more devices or less"
+    assert mistake == (f"{line} data", 2)
     assert left(None) is None
     assert left(UserError("all see this")) is None

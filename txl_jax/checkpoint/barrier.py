@@ -1,8 +1,10 @@
 """Barriers of a save at which no process waits for one that has failed.
 
-In the background, the processes of a run meet twice: when all have written their parts,
-and when process 0 has committed the checkpoint. A process whose write fails does not
-get there, and in orbax the others would wait for it until a timeout of minutes.
+While a save is written in the background, the processes of a run meet at two barriers:
+when all have written their parts, and when process 0 has committed the checkpoint. A
+process whose write fails never reaches the first, and orbax would keep the others
+waiting there for minutes. Some of what this needs is private in orbax: where a version
+of orbax lacks it, that is what happens.
 """
 
 import contextlib
@@ -13,13 +15,12 @@ from typing import Any
 import jax
 from jax._src.distributed import global_state  # orbax uses it, too
 from orbax.checkpoint import multihost, type_handlers
-from orbax.checkpoint._src.futures import future, synchronization
-from orbax.checkpoint._src.metadata.array_metadata_store import Store
 
 from txl_jax.runtime import distributed, storage
 
 MEETINGS = 2
 LIMIT_MS = 600_000
+MOVED = ImportError, AttributeError, TypeError  # if a private name of orbax has changed
 NUMBERS = itertools.count()  # of the saves, the same in all processes
 
 
@@ -55,32 +56,38 @@ class Barriers:
 
     def fail(self, error: BaseException) -> None:
         """Tells all processes, and the threads of this one, that its part failed."""
-        # Threads that wait for folders, which process 0 creates, would wait on.
-        kinds = synchronization.HandlerAwaitableSignal
-        future.set_signals(
-            [kinds.STEP_DIRECTORY_CREATION, kinds.ITEM_DIRECTORY_CREATION],
-            operation_id=synchronization.OperationIdGenerator.get_current_operation_id(),
-        )
+        with contextlib.suppress(*MOVED):
+            _release_threads()
         if not distributed.several() or self.known or self.met == MEETINGS:
             return
         client: Any = global_state.client
         name = f"{self.key}{jax.process_index()}"
-        client.key_value_set(name, storage.one_line(error))
         with contextlib.suppress(jax.errors.JaxRuntimeError):  # the others hang
+            client.key_value_set(name, storage.one_line(error))
             self._meet(LIMIT_MS)
 
 
-class OwnFolders(Store):
-    """Each process creates the folder that it needs; orbax would wait for process 0."""
+def _release_threads() -> None:
+    """Releases orbax's threads of a failed save that wait for process 0's folders."""
+    from orbax.checkpoint._src.futures import future, synchronization
 
-    def set_primary_host(self, primary_host: int | None) -> None:
-        """Keeps None: every process is its own."""
+    kinds = synchronization.HandlerAwaitableSignal
+    future.set_signals(
+        [kinds.STEP_DIRECTORY_CREATION, kinds.ITEM_DIRECTORY_CREATION],
+        operation_id=synchronization.OperationIdGenerator.get_current_operation_id(),
+    )
 
 
 @functools.cache
 def create_own_folders() -> None:
-    """Makes orbax's saves use `OwnFolders`."""
-    handler = type_handlers.ArrayHandler(
-        array_metadata_store=OwnFolders(primary_host=None)
-    )
-    type_handlers.register_type_handler(jax.Array, handler, override=True)
+    """Makes each process create the folders of a save that it needs."""
+    with contextlib.suppress(*MOVED):
+        from orbax.checkpoint._src.metadata.array_metadata_store import Store
+
+        class OwnFolders(Store):
+            def set_primary_host(self, primary_host: int | None) -> None:
+                """Keeps None: every process is its own primary host."""
+
+        store = OwnFolders(primary_host=None)
+        handler = type_handlers.ArrayHandler(array_metadata_store=store)
+        type_handlers.register_type_handler(jax.Array, handler, override=True)

@@ -1,11 +1,8 @@
 """The manager of a run's checkpoint folder: retention, failed saves, damaged steps."""
 
 import contextlib
-import functools
 import glob
-import logging
 import shutil
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,13 +11,13 @@ import jax
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
-from txl_jax.checkpoint import manifest
+from txl_jax.checkpoint import manifest, quiet
 from txl_jax.checkpoint.barrier import Barriers, create_own_folders
 from txl_jax.checkpoint.manifest import Damaged, Manifest
 from txl_jax.checkpoint.options import NAMES, CheckpointConfig
 from txl_jax.errors import UserError
 from txl_jax.report.log import say
-from txl_jax.runtime import distributed, storage
+from txl_jax.runtime import storage
 
 COMMITTED = "commit_success.txt"  # orbax's name
 TRASH = "deleted"  # a checkpoint is moved here before its files are removed
@@ -44,8 +41,8 @@ class Checkpoints(ocp.CheckpointManager):
         self.failed: list[int] = []  # steps that could not be saved
         self.reason = ""  # the error of the last one
         self.barriers = Barriers()
-        self.read_back: Callable[[], None] | None = None  # the newest save,
-        self.proved = False  # until one has been read
+        self.read_back: Callable[[], None] | None = None  # reads the newest save
+        self.proved = False  # a save has been read back
         settings: dict[str, Any] = {"todelete_subdir": TRASH}
         if read_only:  # settings that a reader cannot use would be warned about
             settings = {"save_interval_steps": 0, "create": False}
@@ -179,20 +176,32 @@ class Checkpoints(ocp.CheckpointManager):
         """
         if self.saving is not None and (wait or not self.is_saving_in_progress()):
             with self.attempt(self.saving):
-                self.wait_until_finished()
+                try:
+                    self.wait_until_finished()
+                except self.errors as error:
+                    if not self._is_committed(self.saving):
+                        raise
+                    reason = storage.one_line(error)
+                    say(f"an old checkpoint could not be deleted ({reason})")
             if self.saving is not None:
                 self._remove_uncommitted()
             self.saving = None
             self._empty_trash()
-        # All processes read the first checkpoint of a start back together.
-        done = self.saving is None and (wait or not distributed.several())
-        if done and self.read_back:
-            read_back, self.read_back = self.read_back, None
-            read_back()
+
+    def _is_committed(self, step: int) -> bool:
+        """Returns whether a checkpoint is complete on disk; orbax lists failed ones."""
+        path = self.folder(step)
+        return (path / COMMITTED if self.remote else path).exists()
 
     def wait(self) -> None:
-        """Waits for the pending save; must precede the next one."""
+        """Waits for the pending save; must precede the next one.
+
+        The first checkpoint of a start is then read back.
+        """
         self.poll(wait=True)
+        read_back, self.read_back = self.read_back, None
+        if read_back:
+            read_back()
         if self.failed and not self.remote:
             self._remove_partial()
 
@@ -208,9 +217,11 @@ class Checkpoints(ocp.CheckpointManager):
 
     def close(self) -> None:
         """Waits for the pending save, reports it if it fails, and ends the threads."""
-        with contextlib.suppress(*storage.errors()):
-            self.wait()
-        super().close()
+        try:
+            with contextlib.suppress(*storage.errors()):
+                self.poll(wait=True)
+        finally:
+            super().close()
 
     def set_aside(self, steps: list[int]) -> None:
         """Renames damaged checkpoints, so that orbax neither lists nor deletes them."""
@@ -269,32 +280,11 @@ def open_checkpoints(
     workdir: Path, config: CheckpointConfig = DEFAULT, *, read_only: bool = False
 ) -> Checkpoints:
     """Returns the manager of `<workdir>/checkpoints`; close it, or use it in `with`."""
-    _quiet_orbax()
-    create_own_folders()
+    quiet.quiet_orbax()
+    if not read_only:
+        create_own_folders()
     folder = storage.absolute(workdir / "checkpoints")
     if glob.has_magic(str(folder)):
         where = f"--workdir={str(folder.parent)!r}"
         raise UserError(f"{where} has one of [ * ? in its path: give another")
     return Checkpoints(folder, config.keep, read_only)
-
-
-@functools.cache
-def _quiet_orbax() -> None:
-    """Suppresses orbax's messages about abandoned operations and read-only folders.
-
-    When one operation fails, each of the others would print a traceback when it ends or
-    is garbage-collected.
-    """
-    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
-    logging.getLogger("absl").addFilter(
-        lambda record: not record.getMessage().startswith("Given directory is read")
-    )
-    hook = sys.unraisablehook
-
-    def filtered_hook(unraisable: Any) -> None:
-        code = getattr(unraisable.object, "cr_code", None)
-        abandoned = code is not None and "orbax" in code.co_filename
-        if not abandoned and str(unraisable.exc_value) != "Event loop is closed":
-            hook(unraisable)
-
-    sys.unraisablehook = filtered_hook

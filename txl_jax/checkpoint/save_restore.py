@@ -8,11 +8,13 @@ together: it renames a folder, or on gs:// writes a commit file last.
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
+from jax.sharding import SingleDeviceSharding
 
 from txl_jax.checkpoint import manifest as manifests
 from txl_jax.checkpoint.checksum import checksums, named_leaves
@@ -25,7 +27,7 @@ from txl_jax.report.progress import waiting
 from txl_jax.runtime import distributed, storage
 from txl_jax.update.state import Average, TrainState
 
-OTHER = "reported by another process"
+TORN = "DATA_LOSS"  # TensorStore's code for content that it cannot decode
 
 
 def save(
@@ -63,50 +65,54 @@ def save_items(
     args[manifests.ITEM] = ocp.args.JsonSave(manifest.to_json())
     manager.manifests[step] = manifest
     manager.barriers.begin()
-    if not manager.proved:
-        like = jax.tree.map(_on_host, items)
-        manager.read_back = functools.partial(_read_back, manager, manifest, like)
+    # With several processes, a failure of one would let the others wait in orbax.
+    if not (manager.proved or distributed.several()):
+        manager.read_back = _read_back_later(manager, manifest, items)
     if not manager.save(step, args=ocp.args.Composite(**args)):
         raise ValueError(f"checkpoint {manager.latest_step()} exists already")
     manager.saving = step
 
 
-def _on_host(leaf: Any) -> jax.ShapeDtypeStruct:
-    """Returns an array's shape and dtype, to be read into the host's memory."""
+def _read_back_later(
+    manager: Checkpoints, manifest: Manifest, items: dict[str, Any]
+) -> Callable[[], None] | None:
+    """Returns a function that reads a checkpoint back; None without a CPU backend."""
     try:
-        host = jax.local_devices(backend="cpu")[0]
-    except RuntimeError:  # JAX_PLATFORMS names only the accelerator
-        host = jax.local_devices()[0]
-    placed = jax.sharding.SingleDeviceSharding(host)
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=placed)
+        host = SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
+    except RuntimeError:  # JAX_PLATFORMS names the accelerator alone
+        return None
+    like = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=host), items
+    )
+    return functools.partial(_read_back, manager, manifest, like)
 
 
 def _read_back(manager: Checkpoints, manifest: Manifest, like: dict[str, Any]) -> None:
-    """Raises UserError if the files of a checkpoint have changed since it was saved.
+    """Raises UserError if a checkpoint has other values than those that were saved.
 
-    If they are out of reach for now, the next checkpoint is read back instead.
+    Its items are read one by one into the host's memory. If one cannot be read,
+    the next checkpoint is read back instead.
     """
-    try:
-        with waiting(f"reading checkpoint {manifest.step} back"):
+    for item, tree in like.items():
+        reason, is_damaged = "", False
+        try:
             with jax.transfer_guard("allow"):
-                _read(manager, manifest, like)
-        manager.proved = True
-    except UserError as error:
-        if _is_damaged(manager, error, manifest.step):
+                args = ocp.args.Composite(**{item: ocp.args.StandardRestore(tree)})
+                restored = manager.restore(manifest.step, args=args)[item]
+                manifests.verify(manifest, {item: restored})
+        except Exception as error:  # of orbax, the disk, the store or the host
+            reason = storage.one_line(error)
+            is_damaged = isinstance(error, Damaged) or TORN in str(error)
+        if is_damaged:
             raise UserError(
-                f"{error}, right after it was saved: {manager.directory} is on a disk "
-                "or a store that damages files; give another --workdir"
-            ) from error
-        say(f"checkpoint {manifest.step} could not be read back: {error}")
-
-
-def _is_damaged(manager: Checkpoints, error: UserError, step: int) -> bool:
-    """Returns whether a file has changed, rather than been out of reach."""
-    try:
-        manager.read_manifest(step)
-    except UserError:
-        return False
-    return isinstance(error, Damaged) and OTHER not in str(error)
+                f"checkpoint {manifest.step} was read back with other values than were "
+                f"saved ({reason}): {manager.directory} is on a disk or a store that "
+                "damages files; give another --workdir"
+            )
+        if reason:
+            say(f"checkpoint {manifest.step} was not read back: {reason}")
+            return
+    manager.proved = True
 
 
 class Snapshot(NamedTuple):
@@ -208,7 +214,8 @@ def _read(
         if distributed.anywhere(bool(reason)):
             if storage.is_out_of_reach(reason):
                 raise UserError(f"cannot read checkpoint {manifest.step} ({reason})")
-            raise Damaged(manifest.step, f"item {item}, {reason or OTHER}")
+            reason = reason or "reported by another process"
+            raise Damaged(manifest.step, f"item {item}, {reason}")
     manifests.verify(manifest, items)
     return items
 

@@ -150,7 +150,8 @@ def check_shapes(source: Source, parsed: Config) -> None:
 def refuse_used(path: Path, flag: str) -> None:
     """Raises UserError unless the path is missing, empty or an unfinished import."""
     if storage.is_remote(path) and (path / INCOMPLETE).exists():
-        return
+        if not (path / folder.CONFIG).exists():  # not trained in since then
+            return
     try:
         used = path.exists() and (not path.is_dir() or any(path.iterdir()))
     except OSError as error:

@@ -1,6 +1,5 @@
 """The modes of the command line, and their execution with processes and signals."""
 
-import errno
 import math
 import operator
 from collections.abc import Callable, Iterator
@@ -59,13 +58,6 @@ RUN: dict[str, Callable[[Command], dict[str, Any]]] = {
 }
 
 
-# Errors that no change of the program prevents.
-OF_THE_MACHINE = (
-    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS),
-    *(errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EMFILE),
-)
-
-
 def execute(command: Command, is_program: bool) -> int:
     """Runs the command's mode, prints its result and returns the exit status."""
     absl_logging.set_verbosity(absl_logging.FATAL)  # orbax's errors are reported below
@@ -116,16 +108,14 @@ def machine_errors(workdir: Path) -> Iterator[None]:
     except BrokenPipeError:
         raise
     except storage.errors() as error:
-        if storage.is_remote(workdir):
-            reason = storage.one_line(error)
-            line = f"cannot reach {workdir} ({reason}): check the rights"
-            raise UserError(line) from error
-        if not isinstance(error, OSError) or error.errno not in OF_THE_MACHINE:
+        line = storage.machine_error(error)
+        if not line and storage.is_remote(workdir):
+            line = (
+                f"cannot reach {workdir} ({storage.one_line(error)}): check the rights"
+            )
+        if not line:
             raise
-        raise UserError(
-            f"cannot use {error.filename or 'the disk or stdout'} ({error.strerror}): "
-            "fix this and run the same command again"
-        ) from error
+        raise UserError(line) from error
 
 
 def check_equal(command: Command) -> None:

@@ -24,6 +24,7 @@ from jax.experimental import multihost_utils
 from orbax.checkpoint import multihost
 
 from txl_jax.errors import RETRY, USER_ERROR, BadNumbers, Interrupted, UserError
+from txl_jax.runtime import storage
 
 Result = TypeVar("Result")
 EXITING = threading.Lock()  # held by the thread that ends the process
@@ -200,6 +201,11 @@ def exit_on_error(kind: object, error: BaseException | None, _: object) -> None:
     if any(reason in text for reason in LOST):
         reason = str(error).strip().partition("\n")[0][:200]
         exit_now(f"another process is lost ({reason}); the same command resumes", RETRY)
+    if line := storage.machine_error(error):
+        exit_now(line, USER_ERROR)
+    if "RESOURCE_EXHAUSTED" in text or isinstance(error, MemoryError):
+        reason = str(error).partition("\n")[0][:200]
+        exit_now(f"out of memory ({reason}): use more devices or less data", USER_ERROR)
     *rest, last = text.splitlines()
     for line in rest:
         warn(line)

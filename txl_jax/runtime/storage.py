@@ -4,6 +4,7 @@
 tenth of a second to import, and only gs:// needs it.
 """
 
+import errno
 import importlib.util
 import logging
 import os
@@ -98,6 +99,21 @@ def errors() -> tuple[type[Exception], ...]:
 
     retried = RETRIABLE_EXCEPTIONS  # of its network libraries, after all attempts
     return OSError, *retried, HttpError, GoogleAPIError, GoogleAuthError
+
+
+# Errors that no change of the program prevents.
+OF_THE_MACHINE = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS),
+    *(errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EMFILE),
+)
+
+
+def machine_error(error: BaseException) -> str:
+    """Returns the line for the user if a local disk or its rights failed, else ""."""
+    if not isinstance(error, OSError) or error.errno not in OF_THE_MACHINE:
+        return ""
+    where = error.filename or "the disk or stdout"
+    return f"cannot use {where} ({error.strerror}): fix this and run the command again"
 
 
 def is_out_of_reach(reason: str) -> bool:

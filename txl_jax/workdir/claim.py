@@ -32,9 +32,11 @@ def check_trainable(workdir: Path, config: Config) -> None:
     """
     with contextlib.suppress(OSError, ValueError):
         run = json.loads((workdir / RUN).read_text("utf-8"))
+        if not isinstance(run, dict):
+            raise ValueError("it is not an object")
         if IMPORTED in run:
             raise Imported(workdir)
-        if isinstance(run, dict) and isinstance(run.get("config"), dict):
+        if isinstance(run.get("config"), dict):
             recorded = configs.from_saved(run["config"], workdir / RUN)
             check_same_run(workdir, configs.parse(recorded), config)
     if (workdir / CONFIG).exists():

@@ -84,7 +84,7 @@ def load(workdir: str | Path, config: Config | None = None) -> Loaded:
             ) from error
     if name := first_nonfinite(params):
         raise BadNumbers(
-            f"parameter {name} in {workdir} is not finite: import or train it again"
+            f"parameter {name} in {workdir} is not finite: make the run again"
         )
     return Loaded(TransformerXL(config.model), params, vocab, config, step, mesh)
 
