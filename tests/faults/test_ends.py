@@ -22,9 +22,18 @@ from txl_jax.workdir.load import load
 
 FIXTURES = (home,)
 MAIN = "import sys; from txl_jax.main import main; sys.exit(main())"
+# Sends a signal to its own process, a while after the program has begun to handle it.
 ALARM = """
-import os, signal, threading
-threading.Timer({after}, os.kill, (os.getpid(), signal.{name})).start()
+import os, signal, threading, time
+
+def alarm():
+    unhandled = signal.SIG_DFL, signal.default_int_handler
+    while signal.getsignal(signal.{name}) in unhandled:
+        time.sleep(0.01)
+    time.sleep({after})
+    os.kill(os.getpid(), signal.{name})
+
+threading.Thread(target=alarm, daemon=True).start()
 """
 
 
