@@ -7,6 +7,7 @@
 | 75 | RETRY | stopped by a signal, a hang or a lost process: the same command resumes |
 | 76 | BAD_NUMBERS | too many bad updates in a row, or a result that is not finite |
 | 130 | INTERRUPTED | stopped by Ctrl-C: the same command resumes |
+| 141 | BROKEN_PIPE | the reader of stdout has gone, as after `| head` |
 
 Any other status is a bug, or 134: the death of the first of several processes.
 """
@@ -20,7 +21,9 @@ USER_ERROR = 2
 RETRY = 75  # EX_TEMPFAIL of sysexits.h: a scheduler may restart the run
 BAD_NUMBERS = 76
 INTERRUPTED = 130  # as in a shell: a scheduler should not restart the run
+BROKEN_PIPE = 141  # as in a shell: 128 + SIGPIPE
 
+DIRECTIONS = "LRE LRO RLE RLO PDF LRI RLI FSI PDI".split()
 LONGEST_LINE = 1000  # characters of an error; of a longer one the middle is left out
 
 
@@ -66,10 +69,11 @@ def printable(text: str) -> str:
 
 
 def _is_control(character: str) -> bool:
-    """Returns whether a character has no shape, or turns the text's direction."""
-    kind = unicodedata.category(character)
-    turns = unicodedata.bidirectional(character) in ("LRO", "RLO", "LRE", "RLE", "PDF")
-    return character not in "\n\t" and (kind in ("Cc", "Cs") or turns)
+    """Returns whether a character controls the terminal or the text's direction."""
+    if character in "\n\t":
+        return False
+    is_control = unicodedata.category(character) in ("Cc", "Cs")
+    return is_control or unicodedata.bidirectional(character) in DIRECTIONS
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -13,10 +13,9 @@ import sys
 import threading
 
 import txl_jax
-from txl_jax.errors import INTERRUPTED, RETRY, USER_ERROR, UserError
+from txl_jax.errors import BROKEN_PIPE, INTERRUPTED, RETRY, USER_ERROR, UserError
 from txl_jax.runtime import allocator
 
-BROKEN_PIPE = 128 + 13  # as a shell reports SIGPIPE
 STATUSES = {signal.SIGTERM: RETRY, signal.SIGINT: INTERRUPTED}
 
 

@@ -27,7 +27,7 @@ from txl_jax.report.progress import waiting
 from txl_jax.runtime import distributed, storage
 from txl_jax.update.state import Average, TrainState
 
-TORN = "DATA_LOSS"  # TensorStore's code for content that it cannot decode
+DATA_LOSS = "DATA_LOSS"  # TensorStore's code for content that it cannot decode
 
 
 def save(
@@ -102,7 +102,7 @@ def _read_back(manager: Checkpoints, manifest: Manifest, like: dict[str, Any]) -
                 manifests.verify(manifest, {item: restored})
         except Exception as error:  # of orbax, the disk, the store or the host
             reason = storage.one_line(error)
-            is_damaged = isinstance(error, Damaged) or TORN in str(error)
+            is_damaged = isinstance(error, Damaged) or DATA_LOSS in str(error)
         if is_damaged:
             raise UserError(
                 f"checkpoint {manifest.step} was read back with other values than were "
