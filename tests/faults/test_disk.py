@@ -65,9 +65,11 @@ def lost_disk(folder: Path) -> Iterator[None]:
         yield
     finally:
         folder.unlink()
-        # A thread of the failed save may have made it again.
-        shutil.rmtree(folder, ignore_errors=True)
-        away.rename(folder)
+        # Threads of the failed save make the folder again while they end.
+        while away.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                away.rename(folder)
 
 
 def save(manager: Checkpoints, step: int) -> None:
@@ -147,14 +149,16 @@ def train(workdir: Path, num_steps: int) -> dict[str, Any]:
 
 
 class Disk(SimpleNamespace):
-    """Is full from the checkpoint or the metrics of one step to the next's."""
+    """Is full from the checkpoint or the metrics of one step to the next metrics."""
 
     checkpoint = metrics = -1
+    repair: Callable[[], None]
 
 
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
-    disk, full = Disk(), contextlib.ExitStack()
+    full = contextlib.ExitStack()
+    disk = Disk(repair=full.close)
     save, sync = save_restore.save, MetricsLog.sync
 
     def save_faulty(manager: Checkpoints, step: int, *rest: Any) -> None:
@@ -164,7 +168,8 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
         save(manager, step, *rest)
 
     def sync_faulty(log: Any, *args: Any, **options: Any) -> None:
-        full.close()
+        if log.step != disk.checkpoint:  # its files are still being written
+            full.close()
         if log.step == disk.metrics:
             full.enter_context(full_disk(log.file.tell() + 50))
         sync(log, *args, **options)
@@ -194,6 +199,7 @@ def test_a_run_continues_over_a_full_disk_and_after_it(
     ):
         train(tmp_path, 50)
     disk.checkpoint = disk.metrics = -1
+    disk.repair()
     assert train(tmp_path, 50) == {"updates": 50, "failed_saves": []}
     train(tmp_path / "straight", 50)
     assert exact(tmp_path) == exact(tmp_path / "straight")
