@@ -37,7 +37,10 @@ REQUIRES = [
     # brings, and imports in 0.04 s after it, so it is no extra.
     "tensorboardX>=2.6.4",
 ]
-SUBWORD = ["tokenizers>=0.22", "sentencepiece>=0.2.1"]
+SUBWORD = [
+    "tokenizers>=0.20",  # encode_batch_fast, and the files that it writes since then
+    "sentencepiece>=0.2.1",
+]
 GCS = ["gcsfs>=2025.9", "google-cloud-storage>=3.0"]
 TEST = [
     "pytest>=8.3",

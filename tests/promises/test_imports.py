@@ -99,3 +99,17 @@ def test_only_the_command_line_imports_train_and_nothing_imports_main() -> None:
         rooms = {room(other) for other in imported(path)}
         assert "main" not in rooms, name
         assert "train" not in rooms or room(name) == "cli", name
+
+
+def test_tfds_is_imported_only_to_prepare_a_corpus() -> None:
+    """It takes a second and brings pyarrow; training on prepared text needs neither."""
+    tfds = ("tensorflow_datasets", "txl_jax.data.builder")
+    for name, path in MODULES.items():
+        at_import = {
+            f"{getattr(node, 'module', '')}.{alias.name}".lstrip(".")
+            for node in ast.parse(path.read_text("utf-8")).body
+            if isinstance(node, ast.Import | ast.ImportFrom)
+            for alias in node.names
+        }
+        found = [each for each in at_import if each.startswith(tfds)]
+        assert not found or name == "data.builder", name

@@ -23,7 +23,7 @@ class _HuggingFace:
     """A tokenizer of Hugging Face's `tokenizers`; tokens that it lacks are -1."""
 
     def __init__(self, state: str) -> None:
-        self.tokenizer = _import("tokenizers").Tokenizer.from_str(state)
+        self.tokenizer = _import_tokenizers().Tokenizer.from_str(state)
         # Truncation and padding would change a stream.
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
@@ -84,6 +84,17 @@ def _import(library: str) -> Any:
         ) from error
 
 
+def _import_tokenizers() -> Any:
+    library = _import("tokenizers")
+    # Older releases also cannot read the files of 0.20 and newer.
+    if not hasattr(library.Tokenizer, "encode_batch_fast"):
+        raise UserError(
+            "data.vocab='subword' needs tokenizers 0.20 or newer, and "
+            f"{library.__version__} is installed: pip install 'txl_jax[subword]'"
+        )
+    return library
+
+
 class SubwordVocab:
     """A tokenizer applied to each line, followed by a token for its end.
 
@@ -114,15 +125,20 @@ class SubwordVocab:
             raise
         except Exception as error:  # the libraries raise different types
             reason = str(error).partition("\n")[0]
-            kind = "tokenizer.json" if isinstance(state, str) else "SentencePiece model"
+            kind, library = (
+                ("tokenizer.json", "tokenizers")
+                if isinstance(state, str)
+                else ("SentencePiece model", "sentencepiece")
+            )
             raise UserError(
-                f"{name} is not a {kind} ({reason}): restore the file"
+                f"{name} is not a {kind} that {library} {_import(library).__version__} "
+                f"can read ({reason}): restore the file"
             ) from error
 
     @classmethod
     def train(cls, parts: Iterable[str], size: int) -> "SubwordVocab":
         """Learns byte-level BPE with `size` types, which include all 256 bytes."""
-        library = _import("tokenizers")
+        library = _import_tokenizers()
         byte_level = library.pre_tokenizers.ByteLevel
         tokenizer = library.Tokenizer(library.models.BPE())
         tokenizer.pre_tokenizer = byte_level(add_prefix_space=False)
