@@ -1,8 +1,13 @@
-"""A save that one of two processes cannot complete: all learn it, and nobody waits."""
+"""Saves that two processes cannot complete or prove: all learn it, and nobody waits."""
 
 from pathlib import Path
 
+import pytest
+
 from tests.support.processes import Processes
+from tests.support.store import remote, shared_store, store
+
+FIXTURES = remote, shared_store, store
 
 # Process 0 loses the folder in step 2, and cannot write its part of step 4; process 1
 # cannot write its part of step 3.
@@ -56,3 +61,80 @@ def test_all_processes_learn_of_a_failed_save_and_the_next_succeeds(
     said = run.stderr[0].read_text()
     assert said.count("COULD NOT BE SAVED") == 3
     assert "CHECKPOINT 3 COULD NOT BE SAVED (OSError: process 1: " in said
+
+
+# The first checkpoint is read back. Then a store damages the next start's, and a copy
+# of an array loses a bit on a device of process 1.
+PROOFS = """
+import sys
+from absl import logging
+from txl_jax.runtime import distributed
+
+distributed.connect()
+import jax, numpy as np, orbax.checkpoint as ocp
+from jax.sharding import NamedSharding, PartitionSpec
+from txl_jax.checkpoint import save_restore
+from txl_jax.checkpoint.manager import open_checkpoints
+from txl_jax.errors import UserError
+from txl_jax.workdir.folder import find
+
+logging.set_verbosity(logging.FATAL)
+mesh = jax.make_mesh((2, 2), ("data", "fsdp"))
+folder = find(sys.argv[1])
+
+def params(changed):
+    x = np.random.default_rng(0).normal(size=(8, 5_000)).astype(np.float32)
+    tree = {}
+    for name, spec in {"a": (), "b": ("fsdp",), "c": (("data", "fsdp"),)}.items():
+        place = NamedSharding(mesh, PartitionSpec(*spec))
+        shards = []
+        for device, at in place.addressable_devices_indices_map(x.shape).items():
+            part = x[at].copy()
+            if name == changed and device.id == jax.devices()[-1].id:
+                part[0, 1] = np.nextafter(part[0, 1], 9)
+            shards.append(jax.device_put(part, device))
+        tree[name] = jax.make_array_from_single_device_arrays(x.shape, place, shards)
+    return tree
+
+def attempt(step, changed, damage):
+    with open_checkpoints(folder) as manager:
+        save_restore.save_items(manager, step, {"params": params(changed)})
+        ocp.CheckpointManager.wait_until_finished(manager)
+        for path in manager.folder(step).glob("params/*/d/*") if damage else ():
+            content = bytearray(path.read_bytes())
+            content[len(content) // 2] ^= 4
+            path.write_bytes(content)
+        manager.wait()
+        return manager.proved
+
+assert attempt(1, "", False)
+assert attempt(2, "c", False)  # has no copies
+for step, changed, damage in ((3, "", not jax.process_index()), (4, "b", False)):
+    try:
+        attempt(step, changed, damage)
+    except UserError as error:
+        if step == 4:
+            sys.exit(distributed.report(error))
+        distributed.warn(str(error))
+"""
+
+
+@pytest.mark.parametrize(
+    "is_remote", [False, pytest.param(True, marks=pytest.mark.long)]
+)
+def test_a_damaged_save_and_unequal_copies_end_all_processes(
+    tmp_path: Path, request: pytest.FixtureRequest, is_remote: bool
+) -> None:
+    workdir = request.getfixturevalue("remote") if is_remote else str(tmp_path / "run")
+    run = Processes(tmp_path, workdir, python=("-c", PROOFS))
+    assert run.wait() == [2, 2], run.stderr[0].read_text()
+    for index, reason in enumerate(("array params/", "by process 0")):
+        damaged, differs = run.said(index)
+        assert "checkpoint 3 was read back with other values than were saved" in damaged
+        assert (
+            f"({'Damaged: checkpoint 3 is damaged (' * (not index)}{reason}" in damaged
+        )
+        expected = (
+            "b has other bits on 2 of its devices (device 0 of process 1, device 1"
+        )
+        assert f"array params/{expected} of process 1) than on device 0" in differs

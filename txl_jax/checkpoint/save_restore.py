@@ -6,9 +6,10 @@ Position of the first batch that the state has not consumed. Orbax commits them
 together: it renames a folder, or on gs:// writes a commit file last.
 """
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -65,54 +66,64 @@ def save_items(
     args[manifests.ITEM] = ocp.args.JsonSave(manifest.to_json())
     manager.manifests[step] = manifest
     manager.barriers.begin()
-    # With several processes, a failure of one would let the others wait in orbax.
-    if not (manager.proved or distributed.several()):
-        manager.read_back = _read_back_later(manager, manifest, items)
+    if not manager.proved:
+        like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), items)
+        manager.read_back = functools.partial(_read_back, manager, manifest, like)
     if not manager.save(step, args=ocp.args.Composite(**args)):
         raise ValueError(f"checkpoint {manager.latest_step()} exists already")
     manager.saving = step
 
 
-def _read_back_later(
-    manager: Checkpoints, manifest: Manifest, items: dict[str, Any]
-) -> Callable[[], None] | None:
-    """Returns a function that reads a checkpoint back; None without a CPU backend."""
-    try:
-        host = SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
-    except RuntimeError:  # JAX_PLATFORMS names the accelerator alone
-        return None
-    like = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=host), items
-    )
-    return functools.partial(_read_back, manager, manifest, like)
-
-
 def _read_back(manager: Checkpoints, manifest: Manifest, like: dict[str, Any]) -> None:
     """Raises UserError if a checkpoint has other values than those that were saved.
 
-    Its items are read one by one into the host's memory. If one cannot be read,
-    the next checkpoint is read back instead.
+    All processes call this, and process 0 reads. If it cannot, the next checkpoint is
+    read back instead.
     """
-    for item, tree in like.items():
-        reason, is_damaged = "", False
-        try:
-            with jax.transfer_guard("allow"):
-                args = ocp.args.Composite(**{item: ocp.args.StandardRestore(tree)})
-                restored = manager.restore(manifest.step, args=args)[item]
+    reason, is_damaged = "", False
+    if distributed.is_first():
+        notice = f"reading checkpoint {manifest.step} back"
+        with waiting(notice), jax.transfer_guard("allow"):
+            reason, is_damaged = _compare(manager.folder(manifest.step), manifest, like)
+    with jax.transfer_guard("allow"):
+        is_damaged = distributed.anywhere(is_damaged)
+        manager.proved = not distributed.anywhere(bool(reason))
+    if is_damaged:
+        raise UserError(
+            f"checkpoint {manifest.step} was read back with other values than were "
+            f"saved ({reason or 'by process 0'}): {manager.directory} is on a disk or "
+            "a store that damages files; give another --workdir"
+        )
+    if reason:
+        say(f"checkpoint {manifest.step} was not read back: {reason}")
+
+
+def _compare(
+    folder: Path, manifest: Manifest, like: dict[str, Any]
+) -> tuple[str, bool]:
+    """Compares a checkpoint with its manifest, without the other processes.
+
+    Its items are read one by one into the host's memory. Returns (the error or "",
+    whether the checkpoint is damaged).
+    """
+    try:
+        host = SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
+    except RuntimeError:  # JAX_PLATFORMS names the accelerator alone
+        return "", False
+    alone = ocp.options.MultiprocessingOptions(active_processes={0})
+    reader = ocp.StandardCheckpointHandler(multiprocessing_options=alone)
+    try:
+        with contextlib.closing(reader):
+            for item, tree in like.items():
+                here = jax.tree.map(lambda x: x.update(sharding=host), tree)
+                args = ocp.args.StandardRestore(here)
+                # Not through the manager, at whose barriers all processes meet.
+                restored = reader.restore(folder / item, args=args)
                 manifests.verify(manifest, {item: restored})
-        except Exception as error:  # of orbax, the disk, the store or the host
-            reason = storage.one_line(error)
-            is_damaged = isinstance(error, Damaged) or DATA_LOSS in str(error)
-        if is_damaged:
-            raise UserError(
-                f"checkpoint {manifest.step} was read back with other values than were "
-                f"saved ({reason}): {manager.directory} is on a disk or a store that "
-                "damages files; give another --workdir"
-            )
-        if reason:
-            say(f"checkpoint {manifest.step} was not read back: {reason}")
-            return
-    manager.proved = True
+    except Exception as error:  # of orbax, the disk, the store or the host
+        is_damaged = isinstance(error, Damaged) or DATA_LOSS in str(error)
+        return storage.one_line(error), is_damaged
+    return "", False
 
 
 class Snapshot(NamedTuple):

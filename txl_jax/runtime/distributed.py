@@ -143,12 +143,17 @@ def first_then_others(make: Callable[[], Result]) -> Result:
             wait_for_all()
 
 
+def gather(values: np.ndarray) -> np.ndarray:
+    """Returns the arrays of all processes, stacked; every process calls this."""
+    if not several():
+        return values[None]
+    wait_for_all()  # a collective of CPUs would time out after 30 s
+    return np.asarray(multihost_utils.process_allgather(values))
+
+
 def anywhere(condition: bool) -> bool:
     """Returns whether the condition holds in any process; every process calls this."""
-    if not several():
-        return condition
-    wait_for_all()  # a collective of CPUs would time out after 30 s
-    return bool(np.any(multihost_utils.process_allgather(np.array(condition))))
+    return bool(gather(np.array(condition)).any())
 
 
 def require_equal(values: Mapping[str, Any]) -> None:
@@ -156,11 +161,8 @@ def require_equal(values: Mapping[str, Any]) -> None:
 
     All processes must call this with the same names.
     """
-    if not several():
-        return
-    wait_for_all()
     own = [zlib.crc32(repr(value).encode()) for value in values.values()]
-    all_PN = multihost_utils.process_allgather(np.array(own, np.uint32))
+    all_PN = gather(np.array(own, np.uint32))
     for name, all_P in zip(values, all_PN.T, strict=True):
         if other := np.flatnonzero(all_P != all_P[0]).tolist():
             raise UserError(
