@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.transforms import Bbox
 
 from txl_jax.evaluate import attention_page
 from txl_jax.evaluate.attention_map import WHOLE, Maps
@@ -24,7 +25,7 @@ FIRST = 30  # the first target's index in the split
 SYMBOLS = ("a ", "b ", "</script><b>", "é&amp;", "\n", "c ")
 
 
-def make_maps(terms: str = "abcd") -> Maps:
+def make_maps(terms: str = "abcd", N: int = N, H: int = H) -> Maps:
     """Returns random maps."""
     rng = np.random.default_rng(0)
 
@@ -129,6 +130,19 @@ def test_pictures_are_drawn_for_any_scheme(folder: Path, tmp_path: Path) -> None
     for path in (*folder.glob("*.png"), *tmp_path.glob("*.png")):
         assert path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
         assert path.stat().st_size < 80_000
+
+
+@pytest.mark.parametrize("layers, heads", [(1, 1), (2, 1), (18, 16)])
+def test_texts_of_pictures_fit_with_any_number_of_heads(
+    layers: int, heads: int
+) -> None:
+    for draw, _ in attention_page.PLOTS.values():
+        figure = draw(make_maps(N=layers, H=heads))
+        figure.draw_without_rendering()
+        drawn = figure.get_tightbbox().frozen()
+        assert Bbox.union([drawn, figure.bbox_inches]).size == pytest.approx(
+            figure.get_size_inches(), abs=0.01
+        )
 
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")

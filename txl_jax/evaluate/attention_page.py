@@ -18,6 +18,7 @@ import matplotlib
 import numpy as np
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from txl_jax.data.vocab import CONTEXT, spell
 from txl_jax.evaluate.attention_map import WHOLE, Maps
@@ -57,9 +58,10 @@ def _plot_rows(maps: Maps, names: Iterable[str]) -> Figure:
         for n in range(1, N):
             axes.axhline(n * H + 0.5, color="gray", linewidth=0.6)
         axes.set_title(TITLES[name], fontsize=9)
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         axes.label_outer()
     figure.supxlabel("distance back from the target, in tokens", fontsize=9)
-    figure.supylabel(f"head ({H} per layer, the first layer on top)", fontsize=9)
+    figure.supylabel(f"head ({H} per layer)", fontsize=9)
     label = f"mean probability (uniform: {1 / R:.1g})"
     figure.colorbar(image, ax=figure.axes, extend="both", label=label)
     return figure
@@ -110,7 +112,7 @@ def _plot_distances(maps: Maps) -> Figure:
 PLOTS: dict[str, tuple[Callable[[Maps], Figure], str]] = {
     "heads": (
         lambda maps: _plot_rows(maps, [WHOLE]),
-        "Mean attention by distance, one row per head.",
+        "Mean attention by distance, one row per head, the first layer on top.",
     ),
     "terms": (
         lambda maps: _plot_rows(maps, maps.mean_NHR),
