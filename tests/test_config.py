@@ -152,13 +152,9 @@ train.max_loss_factor=0.5           | must be above 1
 train.order=sentences               | train.order | mean 'sentences:ID'
 train.batch_size=9 train.batch_chunk=2 | train.batch_size = 9 | train.batch_chunk = 2
 train.segments_per_call=3 train.segments_per_update=2 | segments_per_update = 2
-train.num_steps=3 {UPDATES}         | train.num_steps = 3 | multiple of the 2 updates
-train.eval_every=3 {UPDATES}        | train.eval_every = 3 | multiple of the 2 updates
-checkpoint.every_steps=3 {UPDATES}  | checkpoint.every_steps = 3 | of the 2 updates
 train.ext_len=3 model.mem_len=4     | train.ext_len = 3 | model.mem_len = 4 | to 0
 train.ext_len=3 train.half_loss=true model.mem_len=0 | train.half_loss = True and train
 eval.ext_len=3 eval.mem_len=4       | eval.ext_len = 3 | eval.mem_len = 4 | of them to 0
-optim.warmup_steps=11 train.num_steps=10 | = 11 | train.num_steps = 10; shorten the warm
 optim.betas=0.9,1                   | optim.betas = (0.9, 1.0)
 optim.lr=nan                        | optim.lr = nan must be a finite number
 optim.epsilon=0                     | optim.epsilon = 0.0 must be above 0
@@ -175,11 +171,7 @@ run.profile_steps=:15               | run.profile_steps = ':15' must be a range
 mesh.model=-2                       | mesh.model | each must be at least 1
 mesh.data=-1 mesh.fsdp=-1           | mesh.data | mesh.fsdp | one of them may be -1
 """
-SHORT = {
-    "CONTEXT": "512",
-    "LEARNED": LEARNED,
-    "UPDATES": "train.segments_per_call=4 train.segments_per_update=2",
-}
+SHORT = {"CONTEXT": "512", "LEARNED": LEARNED}
 
 
 @pytest.mark.parametrize("row", REFUSED.strip().splitlines())

@@ -6,6 +6,7 @@ Its steps compute next to nothing; `tests/update` and `tests/cli/test_main.py` t
 import dataclasses
 import itertools
 import sys
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 
 from txl_jax import train as loop
 from txl_jax.checkpoint.manager import open_checkpoints
+from txl_jax.checkpoint.options import CheckpointConfig
 from txl_jax.cli.run import make_streams
 from txl_jax.config import Config
 from txl_jax.errors import RETRY, Interrupted
@@ -128,10 +130,11 @@ def test_a_run_with_an_average_is_validated_by_it(tmp_path: Path) -> None:
 def calls_of(config: TrainConfig, save_every: int, last: int = 0) -> list[str]:
     """Returns the events of a run that is asked to end after `last` boundaries."""
     done: list[str] = []
+    whole = Config(train=config, checkpoint=CheckpointConfig(every_steps=save_every))
 
     def step(state: Any, segments: Any) -> Any:
         done.append("step")
-        made = config.updates_per_call
+        made = int(segments[-1]) // config.segments_per_update
         loss, zeros = np.arange(state + 1.0, state + made + 1), np.zeros(made, int)
         return state + made, {"loss": loss, "reason": zeros}
 
@@ -147,10 +150,17 @@ def calls_of(config: TrainConfig, save_every: int, last: int = 0) -> list[str]:
         fetched=[fetched],
         boundary=[boundary, lambda: None],
     )
-    batches: Any = ((f"batch {n}", n + 1) for n in itertools.count())
+
+    def batches() -> Iterator[Any]:
+        read: Any = lambda n, S: (f"batch {n} of {S}", n + 1)  # noqa: E731
+        place: Any = 0, 0
+        while True:
+            segments, place = loop.read_segments(whole, read, place)
+            yield segments, place
+
     start: Any = 0, 0, 0
     call: Any = step
-    for saved in loop.advance(call, start, batches, config, save_every, hooks):
+    for saved in loop.advance(call, start, batches(), config, save_every, hooks):
         done.append(f"save {tuple(saved)}")
     return done
 
@@ -159,9 +169,9 @@ def test_metrics_are_fetched_after_the_next_dispatch_and_before_a_save() -> None
     config = TrainConfig(num_steps=3, batch_size=1, tgt_len=1, eval_every=3)
     assert calls_of(config, save_every=2) == [
         *("before 0 0", "step", "boundary"),
-        *("before 1 1", "step", "fetched 0 [1.0] batch 0", "boundary"),
-        *("fetched 1 [2.0] batch 1", "save (2, 2, 2)"),
-        *("before 2 2", "step", "boundary", "fetched 2 [3.0] batch 2"),
+        *("before 1 1", "step", "fetched 0 [1.0] batch 0 of 1", "boundary"),
+        *("fetched 1 [2.0] batch 1 of 1", "save (2, 2, 2)"),
+        *("before 2 2", "step", "boundary", "fetched 2 [3.0] batch 2 of 1"),
         "save (3, 3, 3)",
     ]
 
@@ -172,9 +182,22 @@ def test_a_call_of_several_updates_ends_at_its_last() -> None:
     )
     done = calls_of(config, save_every=100, last=2)
     assert [line for line in done if line.startswith(("fetched", "save"))] == [
-        *("fetched 0 [1.0, 2.0] batch 0", "fetched 2 [3.0, 4.0] batch 1"),
-        *("save (4, 4, 2)", "fetched 4 [5.0, 6.0] batch 2", "save (6, 6, 3)"),
+        *("fetched 0 [1.0, 2.0] batch 0 of 2", "fetched 2 [3.0, 4.0] batch 1 of 2"),
+        *("save (4, 4, 2)", "fetched 4 [5.0, 6.0] batch 2 of 2", "save (6, 6, 3)"),
     ]
+
+
+def test_saves_at_any_interval_are_reached_by_calls_of_one_update() -> None:
+    parts: Any = {"segments_per_call": 8, "segments_per_update": 2}
+    config = TrainConfig(num_steps=11, batch_size=1, tgt_len=1, eval_every=6, **parts)
+    done = calls_of(config, save_every=5)
+    calls = [line.split("] ")[1] for line in done if line.startswith("fetched")]
+    sizes = enumerate((8, 2, 2, 8, 2))
+    assert calls == [f"batch {n} of {size}" for n, size in sizes]
+    saves = [line for line in done if line.startswith("save")]
+    steps = ((5, 2), (6, 3), (10, 4), (11, 5))
+    assert saves == [f"save ({step}, {step}, {n})" for step, n in steps]
+    assert dataclasses.replace(config, num_steps=3).updates_of_call(5) == 1
 
 
 def test_device_arrays_are_read_in_fetch_alone(

@@ -73,18 +73,6 @@ class Config:
         self._check_context()
         self._check_positions()
         self._check_documents()
-        updates = self.train.updates_per_call
-        if self.checkpoint.every_steps % updates:
-            raise UserError(
-                f"checkpoint.every_steps = {self.checkpoint.every_steps} must be a "
-                f"multiple of the {updates} updates in one call "
-                "(train.segments_per_call / train.segments_per_update)"
-            )
-        if self.optim.warmup_steps > self.train.num_steps:
-            raise UserError(
-                f"optim.warmup_steps = {self.optim.warmup_steps} exceeds "
-                f"train.num_steps = {self.train.num_steps}; shorten the warm-up"
-            )
 
     def _check_documents(self) -> None:
         """Raises UserError for documents that need a memory of zeros in mid-segment."""

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,10 @@ from txl_jax.workdir.staging import Staging
 
 Metrics = dict[str, Any]
 Callbacks = Sequence[Callable[..., Any]]
-# position -> (the segments read there, the position after them).
-ReadBatch = Callable[[Position], tuple[Segment, Position]]
+# (position, S) -> (the S segments read there, the position after them).
+ReadBatch = Callable[[Position, int], tuple[Segment, Position]]
+# Where a call starts: the number of updates before it, and its position in the data.
+Place = tuple[int, Position]
 # (params, progress) -> mean nll in nats; calls progress(done, total) between segments.
 Validate = Callable[[Any, Callable[[int, int], None]], float]
 
@@ -87,13 +90,14 @@ def train(
         polls = watchdog.feed, manager.poll
         staging = stack.enter_context(Staging(workdir, METRICS))
         log, hooks = make_hooks(config, staging.folder, step, stack, polls, observers)
-        ahead = stack.enter_context(closing(prefetch(read_batch, position)))
+        read_call = partial(read_segments, config, read_batch)
+        ahead = stack.enter_context(closing(prefetch(read_call, (step, position))))
         stack.enter_context(jax.transfer_guard("disallow"))
         # Innermost: after the loss of a process, leaving the contexts above would hang.
         stack.push(distributed.exit_on_error)
         batches = (
-            (place_segments(mesh, segments), position)
-            for segments, position in log.timing.inputs(ahead)
+            (place_segments(mesh, segments), place)
+            for segments, place in log.timing.inputs(ahead)
         )
         every = config.checkpoint.every_steps
         train_step = log.timing.compiling(program.step)
@@ -138,6 +142,17 @@ def begin(
     )
 
 
+def read_segments(
+    config: Config, read_batch: ReadBatch, place: Place
+) -> tuple[Segment, Place]:
+    """Returns the segments of the call at a place, and the place after it."""
+    step, position = place
+    updates = config.train.updates_of_call(config.checkpoint.every_steps, step)
+    S = updates * config.train.segments_per_update
+    segments, position = read_batch(position, S)
+    return segments, (step + updates, position)
+
+
 def make_hooks(
     config: Config,
     workdir: Path,
@@ -176,7 +191,7 @@ def make_hooks(
 def advance(
     train_step: TrainStep,
     start: Snapshot,
-    batches: Iterator[tuple[Segment, Position]],
+    batches: Iterator[tuple[Segment, Place]],
     config: TrainConfig,
     save_every: int,
     hooks: Hooks,
@@ -189,14 +204,14 @@ def advance(
     step, state, position = start
     pending: tuple[int, Metrics, Segment] | None = None
     while step < config.num_steps:
-        segments, position = next(batches)
+        segments, (end, position) = next(batches)
         run_all(hooks.before, step, state)
         state, metrics = train_step(state, segments)
         stop.hold()
         if pending is not None:
             fetch(hooks, *pending)
         pending = step, metrics, segments
-        step += config.updates_per_call
+        step = end
         ends = run_all(hooks.boundary)
         if ends or config.validates(step) or step % save_every == 0:
             fetch(hooks, *pending)

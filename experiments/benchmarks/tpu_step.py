@@ -133,7 +133,8 @@ def measure_step(row: Row, dump: str) -> Row:
         "/attention/": chunked_turns(config),
         "/embedding.nll/": rare_turns(config),
     }
-    program, calls = Program(done.text, assumed), config.train.updates_per_call
+    calls = config.train.updates_of_call(config.checkpoint.every_steps)
+    program = Program(done.text, assumed)
     cycles = by_scope(cycles_by_path(program))
     taken, capacity = vmem(dump)
     row |= {

@@ -8,8 +8,8 @@ begins to be written after it. A round ends when the command does. Then the chec
 of all arrays (parameters, average, optimizer, memory, keys), the position and the
 `exact` group of every metrics line must be those of a run that nothing ended.
 
-Dropout, accumulation over segments and over chunks of the streams, several updates in
-a call, a mean of the parameters, and more than one epoch are all on.
+Dropout, accumulation over segments and over chunks of the streams, calls of two updates
+and of one, a mean of the parameters, and more than one epoch are all on.
 """
 
 import argparse
@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 from tests.support.processes import Processes, exact, write_experiment
 from txl_jax.checkpoint import manifest
 
-NUM_STEPS = 120
-EVERY_STEPS = 16
+NUM_STEPS = 119
+EVERY_STEPS = 15
 FLAGS = {
     "train.num_steps": NUM_STEPS,
     "train.segments_per_call": 4,
@@ -61,8 +61,8 @@ class Run(NamedTuple):
         if not config.exists():
             self.folder.mkdir()
             write_experiment(self.folder)
-        flags += tuple(f"--config.{name}={value}" for name, value in FLAGS.items())
-        places = f"--config={config}", f"--workdir={self.workdir}"
+        fields = tuple(f"--config.{name}={value}" for name, value in FLAGS.items())
+        places = f"--config={config}", f"--workdir={self.workdir}", *fields
         one_device = {"JAX_NUM_CPU_DEVICES": "1"}
         return Processes(
             self.folder, *places, *flags, count=1, environments=[one_device]

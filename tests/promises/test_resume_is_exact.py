@@ -26,5 +26,14 @@ def test_kill_and_resume_is_bit_identical(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.exact_bits
+def test_the_number_of_updates_in_a_call_changes_no_bit(tmp_path: Path) -> None:
+    """Calls of two updates, and of one before a save, against calls of one alone."""
+    mixed, single = kills.Run(tmp_path / "mixed"), kills.Run(tmp_path / "single")
+    mixed.finish(), single.finish("--config.train.segments_per_call=2")
+    assert single.result() == mixed.result()
+
+
+@pytest.mark.long
+@pytest.mark.exact_bits
 def test_forty_kills(tmp_path: Path) -> None:
     assert kills.torture(tmp_path, 40, seed=2)["kills"] == 40

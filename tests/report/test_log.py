@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 
 from txl_jax.report import log as writer
@@ -115,13 +116,16 @@ def test_a_line_is_step_exact_and_timing(path: Path, clock: SimpleNamespace) -> 
 
 
 def test_totals_continue_when_a_run_resumes(path: Path, clock: SimpleNamespace) -> None:
-    def advance(seconds: float) -> None:
+    """Each size of a call is compiled once in each start."""
+
+    def advance(seconds: float, segments: np.ndarray) -> None:
         clock.now += seconds
 
     for steps in (range(1, 4), range(3, 5)):  # update 3 is lost, and made again
         with MetricsLog(path, steps[0] - 1, 100, 1) as log:
             step = log.timing.compiling(advance)
-            step(7), step(7)
+            for size, seconds in ((4, 5), (1, 2), (4, 5), (1, 2)):
+                step(seconds, np.zeros(size))
             for k in steps:
                 clock.now += 2
                 log.append([update(k)])

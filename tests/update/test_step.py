@@ -118,7 +118,10 @@ def nll_sum(params: Any, memory: Memory, segment: Segment) -> Any:
 
 
 def test_one_call_of_u_updates_is_u_calls_of_one() -> None:
-    """Except for rounding: two programs may fuse the same sums differently."""
+    """Except for rounding: quick compilation may fuse the same sums differently.
+
+    Of users' programs, `tests/promises/test_resume_is_exact.py` compares the bits.
+    """
     segments, state = make_segments(2 * G), make_state(DROPOUT)
     expected, expected_metrics = state, []
     for u in range(2):

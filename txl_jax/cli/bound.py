@@ -14,13 +14,14 @@ from txl_jax.runtime import distributed
 
 
 class Bound:
-    """Wraps a jitted step, and reports the utilization of its second call.
+    """Wraps a jitted step, and reports the utilization of its second full call.
 
     Nothing is reported on other devices than TPUs whose chip is known.
     """
 
     def __init__(self, config: Config, mesh: Mesh, step: Any):
         self.config, self.step = config, step
+        self.updates = config.train.updates_of_call(config.checkpoint.every_steps)
         self.devices = list(mesh.devices.flat)
         self.tpus = chips.attached(self.devices) if distributed.is_first() else None
         self.program: Any = None
@@ -35,6 +36,9 @@ class Bound:
     def fetched(self, step: int, updates: list[Any], *_: Any) -> None:
         """Reports the utilization between the fetches of the first two calls."""
         if self.program is None:
+            return
+        if len(updates) < self.updates:  # a shorter call, of another program
+            self.program, self.clock = None, 0.0
             return
         if not self.clock:
             self.clock = time.perf_counter()

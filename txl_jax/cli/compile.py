@@ -59,7 +59,8 @@ def describe(
     """Returns the slice, the mesh, and the costs of a compiled training step."""
     mesh, model, train = fit_mesh(config, devices), config.model, config.train
     lengths = train.batch_size, train.tgt_len, train.ext_len
-    repeats = train.batch_chunk, train.segments_per_update, train.updates_per_call
+    updates = train.updates_of_call(config.checkpoint.every_steps)
+    repeats = train.batch_chunk, train.segments_per_update, updates
     return {
         "topology": tpus.name,
         "slices": tpus.slices,

@@ -64,6 +64,8 @@ def trained(config: Config, workdir: Path) -> Iterator[tuple[Tokens, dict[str, A
         splits = tokens.split("train"), tokens.split("valid")
         sizes = fitted.model, config.train.batch_size, config.train.tgt_len
         say(accounting.describe(*sizes))
+        if (rise := config.optim.warmup_steps) > (end := config.train.num_steps):
+            say(f"the run ends at update {end} of optim.warmup_steps = {rise}")
         finished = last_step(workdir / METRICS) >= config.train.num_steps
         try:
             training = train_on(fitted, workdir, *splits, initial)

@@ -57,8 +57,9 @@ def training_step(config: Config, mesh: Mesh) -> tuple[Any, ...]:
     init, places, step = make_program(config.model, config.train, config.optim, mesh)
     state = abstract(jax.eval_shape(init), places)
     L = train.ext_len + train.tgt_len + (SLACK if train.varlen else 0)
-    S, B = train.segments_per_call, train.batch_size
-    return step, state, lower.abstract_segments(mesh, S, B, L)
+    S = train.segments_per_update
+    S *= train.updates_of_call(config.checkpoint.every_steps)
+    return step, state, lower.abstract_segments(mesh, S, train.batch_size, L)
 
 
 def compile_train(config: Config, devices: list[Any]) -> Compiled:

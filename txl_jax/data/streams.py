@@ -223,10 +223,13 @@ class Streams:
         cold_B = np.minimum(full - warm_B, self.end_B - self.scored_from_B)
         return int(np.maximum(cold_B, 0).sum())
 
-    def batch(self, position: Position) -> tuple[Segment, Position]:
-        """Returns the next S segments, across epochs, and the position after them."""
+    def batch(self, position: Position, S: int = 0) -> tuple[Segment, Position]:
+        """Returns the next S segments, across epochs, and the position after them.
+
+        S = 0 means `segments`.
+        """
         parts = []
-        for _ in range(self.segments):
+        for _ in range(S or self.segments):
             parts.append(self._segment(position))
             position = self._after(position)
         arrays = (np.stack(part) for part in zip(*parts, strict=True))

@@ -27,7 +27,7 @@ class Timing:
         """ideal_seconds: of an update, at the peak of all devices."""
         self.ideal_seconds = ideal_seconds
         self.totals = dict.fromkeys(PURPOSES, 0.0)
-        self.compiled = False
+        self.compiled: set[tuple[int, ...]] = set()  # shapes of calls
         self.input_seconds = 0.0  # since the last fetch
         self.clock = time.perf_counter()
         self.restart()
@@ -57,14 +57,15 @@ class Timing:
             self.checkpoint_seconds += seconds
 
     def compiling(self, step: Callable[..., Result]) -> Callable[..., Result]:
-        """Wraps a jitted step whose first call compiles."""
+        """Wraps a jitted step, which compiles for each number of segments."""
 
-        def call(*args: Any) -> Result:
-            if self.compiled:
-                return step(*args)
-            self.compiled = True
+        def call(state: Any, segments: Any) -> Result:
+            shape = jax.tree.leaves(segments)[0].shape
+            if shape in self.compiled:
+                return step(state, segments)
+            self.compiled.add(shape)
             with self.spend("compile"):
-                return step(*args)
+                return step(state, segments)
 
         return call
 

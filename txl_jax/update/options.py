@@ -19,7 +19,8 @@ class TrainConfig:
     num_steps: int = at_least(1, 400_000)  # updates of the whole run
     batch_size: int = at_least(1, 24)  # streams of text in a batch
     tgt_len: int = at_least(1, 512)  # tokens per segment
-    segments_per_call: int = at_least(1, 1)  # segments per call to the device
+    # segments per call to the device, fewer just before a validation or a checkpoint
+    segments_per_call: int = at_least(1, 1)
     segments_per_update: int = at_least(1, 1)  # segments per update
     batch_chunk: int = at_least(1, 1)  # parts of the batch, computed in turn
     log_every: int = at_least(1, 100)  # updates between lines of metrics.jsonl
@@ -75,13 +76,6 @@ class TrainConfig:
                     f"train.{name} = {getattr(self, name)} must be a multiple of "
                     f"train.{part} = {getattr(self, part)}"
                 )
-        for name in ("num_steps", "eval_every"):
-            if getattr(self, name) % self.updates_per_call:
-                raise UserError(
-                    f"train.{name} = {getattr(self, name)} must be a multiple of the "
-                    f"{self.updates_per_call} updates in one call "
-                    "(train.segments_per_call / train.segments_per_update)"
-                )
 
     @property
     def sentence_end(self) -> int:
@@ -89,10 +83,17 @@ class TrainConfig:
         kind, _, token = self.order.partition(":")
         return int(token) if kind == "sentences" else -1
 
-    @property
-    def updates_per_call(self) -> int:
-        """U, the updates per call to the device."""
-        return self.segments_per_call // self.segments_per_update
+    def updates_of_call(self, save_every: int, step: int = 0) -> int:
+        """Returns U, the updates of the call to the device after update `step`.
+
+        Validations, checkpoints (every `save_every` updates) and the end of the run
+        fall between two calls. With fewer updates left until then than in a full call,
+        each update is a call, so that no interval needs more than two programs. No call
+        has more updates than the first.
+        """
+        full = self.segments_per_call // self.segments_per_update
+        left = [every - step % every for every in (self.eval_every, save_every)]
+        return full if min(*left, self.num_steps - step) >= full else 1
 
     def validates(self, step: int) -> bool:
         """Returns whether a validation follows update `step`."""
