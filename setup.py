@@ -134,6 +134,7 @@ setup(
             "sphinx-book-theme>=1.1.4",
             "myst-parser>=4.0",
             "sphinx-copybutton>=0.5.2",
+            "django-static-mathjax>=3.2.2",  # MathJax in a wheel; needs no Django
         ],
         "subword": SUBWORD,
         "gcs": GCS,

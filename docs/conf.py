@@ -1,12 +1,21 @@
 """The documentation site: `sphinx-build -W -b html docs docs/_build/html`."""
 
+import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
+import txl_jax  # noqa: E402
+
+# Read the Docs builds `latest` from the main branch and a version of the site from each
+# tag, names it in the environment and adds the menu that switches between them.
+
 project = "txl_jax"
+release = txl_jax.__version__
+version = os.environ.get("READTHEDOCS_VERSION_NAME", release)
 author = "the authors of txl_jax"
 
 extensions = [
@@ -30,6 +39,13 @@ myst_enable_extensions = [
 myst_heading_anchors = 3
 suppress_warnings: list[str] = []
 
+# Formulas need no network: the site contains MathJax, as one file, without fonts.
+
+spec = find_spec("mathjax")  # of the distribution django-static-mathjax
+assert spec and spec.origin, "pip install -e '.[docs]'"
+MATHJAX = f"{Path(spec.origin).parent}/static/mathjax/es5/tex-svg.js"
+mathjax_path = "tex-svg.js"
+
 # The reference of the Python API: docstrings write `code` in single backticks.
 
 default_role = "code"
@@ -42,9 +58,11 @@ highlight_language = "none"
 # Look
 
 html_theme = "sphinx_book_theme"
-html_title = "txl_jax"
-html_static_path = ["_static"]
+html_title = f"txl_jax {version}"
+html_baseurl = os.environ.get("READTHEDOCS_CANONICAL_URL", "")
+html_static_path = ["_static", MATHJAX]
 html_css_files = ["site.css"]
+html_js_files = ["search.js"]
 html_copy_source = False
 html_show_sourcelink = False
 html_theme_options = {

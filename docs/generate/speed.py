@@ -7,6 +7,7 @@ from typing import Any
 from generate.markdown import ROOT, code, table
 
 FOLDER = ROOT / "experiments/benchmarks"
+SIDES = {"ours": "txl_jax", "peer": "Hugging Face"}
 
 
 def lines() -> list[dict[str, Any]]:
@@ -20,38 +21,52 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
 
 
-def row(line: dict[str, Any], case: dict[str, Any]) -> list[str]:
-    """Returns the row of one case: both sides, and their ratio."""
-    sides = case["sides"]
-    names = [name for name in sides if name != "bound"]
-    cells = []
-    for name in (names + [""])[:2]:
-        side = sides.get(name, {})
-        if "tokens_per_second" in side:
-            spread = (
-                f" (spread {100 * side['spread']:.0f} %)" if "spread" in side else ""
-            )
-            cells.append(f"{name}: {number(side['tokens_per_second'])}{spread}")
-        else:
-            cells.append("")
-    ratio = f"{case['ratio']:.2f}" if "ratio" in case else ""
-    if "of_the_bound" in case:
-        ratio += f"; {100 * case['of_the_bound']:.0f} % of the bound"
-    state = f"loaded: {line['trouble']}" if line.get("loaded") else "quiet"
-    return [line["benchmark"], case["case"], *cells, ratio, state]
+def row(line: dict[str, Any], case: dict[str, Any], sides: list[str]) -> list[str]:
+    """Returns the row of one case: both sides, their ratio and the machine's state."""
+    cells = [line["benchmark"], case["case"]]
+    for side in (case["sides"][name] for name in sides):
+        cells += [
+            number(side["tokens_per_second"]),
+            f"{100 * side['spread']:.0f} %" if "spread" in side else "",
+        ]
+    share = case.get("of_the_bound")
+    return [
+        *cells,
+        f"{case['ratio']:.2f}" if "ratio" in case else "",
+        f"{100 * share:.0f} %" if share else "",
+        f"loaded: {line['trouble']}" if line.get("loaded") else "quiet",
+    ]
 
 
 def measured() -> str:
-    """Returns every measured line, by benchmark."""
-    head = ("benchmark", "case", "tokens/s", "tokens/s", "ratio", "the machine was")
-    rows = [row(line, case) for line in lines() for case in line.get("cases", [])]
-    return table(head, rows)
+    """Returns every measured line, a table for each pair of compared sides."""
+    rows: dict[tuple[str, ...], list[list[str]]] = {}
+    for line in lines():
+        for case in line.get("cases", []):
+            sides = [name for name in case["sides"] if name != "bound"]
+            rows.setdefault(tuple(sides), []).append(row(line, case, sides))
+    return "\n".join(
+        table(
+            (
+                *("benchmark", "case"),
+                *(
+                    head
+                    for name in sides
+                    for head in (f"{SIDES.get(name, name)}, tokens/s", "spread")
+                ),
+                *("ratio", "share of the bound", "the machine was"),
+            ),
+            found,
+        )
+        for sides, found in rows.items()
+    )
 
 
 def commands() -> str:
     """Returns the command, date and versions of every measured line."""
     rows = [
         (
+            line["benchmark"],
             line["date"][:16].replace("T", " "),
             code(line["command"]),
             f"{line['device_kind']}, {line['cpu_count']} cores",
@@ -64,7 +79,9 @@ def commands() -> str:
         )
         for line in lines()
     ]
-    return table(("date (UTC)", "command", "device", "versions", "revision"), rows)
+    return table(
+        ("benchmark", "date (UTC)", "command", "device", "versions", "revision"), rows
+    )
 
 
 def page(name: str) -> str:
