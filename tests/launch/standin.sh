@@ -135,10 +135,11 @@ play_training() {  # a status, `preempted`, `hangs`, or `followed N`: until N fo
 }
 
 play_srun() {  # runs the command in every task; the largest status is srun's
-  local task status=0 ended pids=()
+  local task status=0 ended pids=() label=''
+  [[ " $* " != *" --label "* ]] || label=yes
   while [[ $1 != bash ]]; do shift; done
   for ((task = 0; task < SLURM_NTASKS; task++)); do
-    SLURM_PROCID=$task "$@" &
+    (set -o pipefail; SLURM_PROCID=$task "$@" | sed "${label:+s/^/$task: /}") &
     pids+=($!)
   done
   for task in "${pids[@]}"; do

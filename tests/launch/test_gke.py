@@ -1,5 +1,6 @@
 """gke.yaml conforms to JobSet's schema, and its policies restart the right failures."""
 
+import copy
 import json
 from math import prod
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 
 from tests.launch import world
 from txl_jax.cli import flags
+from txl_jax.runtime.distributed import find_processes
 
 yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
 jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
@@ -77,6 +79,31 @@ def test_the_pods_fill_the_slice_and_are_not_restarted_in_place() -> None:
     assert JOB["completionMode"] == "Indexed"
     assert selector["cloud.google.com/gke-tpu-accelerator"] == "tpu-v5-lite-podslice"
     assert JOBSET["network"]["enableDNSHostnames"] is True
+
+
+@pytest.mark.parametrize("slices", [1, 2])
+def test_several_slices_need_only_another_number_of_replicas(slices: int) -> None:
+    """A node pool each; the streams divide, and the processes connect."""
+    manifest = copy.deepcopy(MANIFEST)
+    (slice_,) = manifest["spec"]["replicatedJobs"]
+    assert slice_["replicas"] == 1
+    slice_["replicas"] = slices
+    jsonschema.validate(manifest, SCHEMA)
+    assert manifest["metadata"]["annotations"] == {
+        "alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"
+    }
+    (container,) = POD["containers"]
+    chips = (
+        slices * JOB["parallelism"] * container["resources"]["limits"]["google.com/tpu"]
+    )
+    config = flags.parse(container["args"]).config
+    assert config.train.batch_size % chips == config.eval.streams % chips == 0
+    pod = {
+        "TPU_ML_PLATFORM": "",
+        "TPU_WORKER_HOSTNAMES": ",".join("abcd"),
+        **({"MEGASCALE_NUM_SLICES": str(slices)} if slices > 1 else {}),
+    }
+    assert find_processes(pod) == {"cluster_detection_method": None}
 
 
 def test_the_program_takes_the_flags_and_has_time_for_a_checkpoint() -> None:

@@ -43,11 +43,11 @@ def test_trains_in_every_task(cluster: dict[str, str], tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     srun, *trained = world.calls(tmp_path, "training")
     # A task sees all GPUs, and continues when another ends.
-    assert {"srun", "--gpu-bind=none", "--kill-on-bad-exit=0"} <= set(srun)
+    assert {"srun", "--label", "--gpu-bind=none", "--kill-on-bad-exit=0"} <= set(srun)
     assert sorted(trained) == [
         ["training", task, "-m", "txl_jax.main", *TRAIN] for task in ("0", "1")
     ]
-    assert "training on 1" in result.stderr, "stdout goes to the log too"
+    assert "1: training on 1\n" in result.stderr, "stdout goes to the log too"
     assert not requeued(tmp_path)
 
 
