@@ -106,7 +106,17 @@ FIELDS = {
 
 
 # Names of files and functions that begin with a section.
-FILES = (".html", ".npz", ".png", ".json", ".lock", ".py", ".pt", ".safetensors")
+FILES = (
+    ".html",
+    ".log",
+    ".npz",
+    ".png",
+    ".json",
+    ".lock",
+    ".py",
+    ".pt",
+    ".safetensors",
+)
 IN_PYTHON = {"generate.sample", "generate.stream", "generate.GenerateConfig"}
 
 
