@@ -12,6 +12,9 @@ VERSION = re.search(
 )
 assert VERSION
 
+# OWNER stands for the publishing account, here and in the notebooks: CONTRIBUTING.md.
+REPOSITORY = "https://github.com/OWNER/txl_jax"
+
 # Lower bounds are the oldest releases that the tests ran on, or that have what is said
 # here. There are no upper bounds: jax 0.10 is the last for Python 3.11, and newer
 # Pythons resolve to newer releases of everything.
@@ -83,6 +86,7 @@ setup(
     long_description=(HERE / "README.md").read_text("utf-8"),
     long_description_content_type="text/markdown",
     author="the txl_jax authors",
+    url=REPOSITORY,
     license="Apache-2.0",
     license_files=["LICENSE"],
     keywords=["transformer-xl", "language model", "jax", "flax", "tpu"],

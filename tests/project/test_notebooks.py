@@ -1,6 +1,8 @@
 """The notebooks are valid, have no outputs, and run at a small size."""
 
 import ast
+import importlib.util
+import re
 from pathlib import Path
 
 import nbclient
@@ -28,6 +30,37 @@ def test_all_notebooks_begin_with_the_same_cells() -> None:
     assert [path.stem for path in NOTEBOOKS] == NAMES
     beginnings = {tuple(cell.source for cell in code(path)[:2]) for path in NOTEBOOKS}
     assert len(beginnings) == 1, "the same installation, device and folders"
+
+
+def test_addresses_are_that_of_the_package() -> None:
+    """`OWNER` is replaced by one command, in CONTRIBUTING.md, everywhere."""
+    setup = (ROOT / "setup.py").read_text("utf-8")
+    (address,) = re.findall(r'^REPOSITORY = "(.+)"$', setup, re.M)
+    assert "    url=REPOSITORY,\n" in setup
+    account = address.removeprefix("https://github.com/")
+    for path in NOTEBOOKS:
+        head, install = nbformat.read(path, as_version=4).cells[:2]
+        link = f"https://colab.research.google.com/github/{account}/blob/main/"
+        assert f"]({link}{path.relative_to(ROOT)})" in head.source
+        assert f'"{address}")' in install.source
+
+
+@pytest.mark.parametrize(
+    "checkout, message",
+    [("", "set REPOSITORY above"), ('"jax>=99.1.2"', r"needs jax 99\.1\.2 or newer")],
+)
+def test_the_first_cell_names_what_is_missing(
+    checkout: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setenv("TXL_REPOSITORY", "https://github.com/OWNER/txl_jax")
+    if checkout:
+        (tmp_path / "txl_jax").mkdir()
+        (tmp_path / "txl_jax/__init__.py").touch()
+        (tmp_path / "setup.py").write_text(checkout)
+    with pytest.raises(AssertionError, match=message):
+        exec(code(NOTEBOOKS[0])[0].source, {})
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=NAMES)
