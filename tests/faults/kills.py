@@ -1,24 +1,31 @@
 """Kills a training run at random moments until it is done, over and over.
 
-    python -m tests.faults.kills --kills=200
+    python -m tests.faults.kills --kills=200 [--processes=2]
 
-Each round trains in a new folder, from the preparation of the data on: the same
-command again and again, ended by SIGKILL after a random time, or when a checkpoint
-begins to be written after it. A round ends when the command does. Then the checksums
-of all arrays (parameters, average, optimizer, memory, keys), the position and the
-`exact` group of every metrics line must be those of a run that nothing ended.
+Each round trains in a new folder, from the preparation of the data on: the same command
+again and again, ended by SIGKILL a random time after a random one of MOMENTS, which
+cover a run from its first import to its last file. Of two processes, one is killed. A
+round ends when the command does. Then the checksums of all arrays (parameters, average,
+optimizer, memory, keys), the position, the `exact` group of every metrics line, the
+sample and the scores must be those of a run that nothing ended.
 
 Dropout, accumulation over segments and over chunks of the streams, calls of two updates
 and of one, a mean of the parameters, and more than one epoch are all on.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import random
+import shutil
+import signal
+import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +34,7 @@ from txl_jax.checkpoint import manifest
 
 NUM_STEPS = 119
 EVERY_STEPS = 15
+QUIET_SECONDS = 13.0  # of an undisturbed run, once it is compiled
 FLAGS = {
     "train.num_steps": NUM_STEPS,
     "train.segments_per_call": 4,
@@ -45,17 +53,57 @@ FLAGS = {
 }
 
 
+# The program's functions that mark a moment, how often they may be called before it,
+# and for how many seconds, on a quiet machine, the moment lasts.
+MOMENTS = {
+    "import": ("", "", 1, 3.0),
+    "compilation": ("txl_jax.cli.run", "train_on", 1, 4.0),
+    "training": ("txl_jax.train", "fetch", 30, 0.3),
+    "save": ("txl_jax.checkpoint.save_restore", "save", 5, 0.2),
+    "validation": ("txl_jax.train", "validate", 2, 0.5),
+    "evaluation": ("txl_jax.cli.evaluate", "evaluate", 1, 2.0),
+    "sample": ("txl_jax.cli.generate", "draw", 1, 2.0),
+    "end": ("txl_jax.report.plots", "plot_loss", 1, 1.0),
+}
+# Runs the program; reports on stdout when a function is called for the nth time.
+VICTIM = """
+import importlib, os, sys
+module, name, count = os.environ["TXL_JAX_MOMENT"].split(",")
+here = os.environ["TXL_JAX_MOMENT_FILE"]
+if not module:
+    open(here, "w").close()
+else:
+    owner = importlib.import_module(module)
+    call, calls = getattr(owner, name), 0
+
+    def report(*args, **named):
+        global calls
+        calls += 1
+        if calls == int(count):
+            open(here, "w").close()
+        return call(*args, **named)
+
+    setattr(owner, name, report)
+from txl_jax.main import main
+sys.exit(main())
+"""
+TRAINING = ("training", "save", "validation")  # moments that a trained run lacks
+ROUND = 6  # kills at most
+TIMES = ("seconds", "goodput", "per_second", "workdir", "sample", "picture")
+
+
 class Run(NamedTuple):
-    """A folder with an experiment, and the run that it makes on one device."""
+    """A folder with an experiment, and the run that it makes, on a device a process."""
 
     folder: Path
+    processes: int = 1
 
     @property
     def workdir(self) -> Path:
         """The run's folder."""
         return self.folder / "run"
 
-    def start(self, *flags: str) -> Processes:
+    def start(self, *flags: str, moments: Sequence[str] = ()) -> Processes:
         """Starts the command."""
         config = self.folder / "tiny.py"
         if not config.exists():
@@ -63,34 +111,63 @@ class Run(NamedTuple):
             write_experiment(self.folder)
         fields = tuple(f"--config.{name}={value}" for name, value in FLAGS.items())
         places = f"--config={config}", f"--workdir={self.workdir}", *fields
-        one_device = {"JAX_NUM_CPU_DEVICES": "1"}
+        environments = [{"JAX_NUM_CPU_DEVICES": "1"} for _ in range(self.processes)]
+        for index, moment in enumerate(moments):
+            environments[index]["TXL_JAX_MOMENT"] = moment
+            environments[index]["TXL_JAX_MOMENT_FILE"] = str(self.moment(index))
         return Processes(
-            self.folder, *places, *flags, count=1, environments=[one_device]
+            self.folder,
+            *places,
+            *flags,
+            count=self.processes,
+            python=("-c", VICTIM) if moments else ("-m", "txl_jax.main"),
+            environments=environments,
         )
+
+    def moment(self, index: int) -> Path:
+        """Returns the file by which a process reports that its moment has come."""
+        return self.folder / f"moment.{index}"
 
     def finish(self, *flags: str) -> str:
         """Runs the command to its end and returns its stderr."""
         run = self.start(*flags)
         statuses, stderr = run.wait(), run.stderr[0].read_text()
-        assert statuses == [0], stderr[-3000:]
+        assert not any(statuses), (
+            statuses,
+            [x.read_text()[-3000:] for x in run.stderr],
+        )
         return stderr
 
-    def kill_once(self, seconds: float, rng: random.Random) -> bool:
-        """Runs the command and kills it; returns whether it was done before."""
-        run, started = self.start(), time.monotonic()
-        at_write = rng.random() < 0.5
-        delay = rng.uniform(0, seconds)
-        while run.all[0].poll() is None:
-            if time.monotonic() - started >= delay:
-                unfinished = self.workdir.glob("checkpoints/*.orbax-checkpoint-tmp*")
-                if not at_write or any(unfinished):
-                    time.sleep(rng.uniform(0, 0.02) if at_write else 0)
-                    break
+    def kill_once(self, slower: float, rng: random.Random) -> str:
+        """Runs the command and kills a process; returns the moment, "" if it was done.
+
+        slower: how much slower than a quiet machine this one is.
+        """
+        trained = (self.workdir / "checkpoints" / str(NUM_STEPS)).exists()
+        name = rng.choice([x for x in MOMENTS if not (trained and x in TRAINING)])
+        module, function, most, seconds = MOMENTS[name]
+        moment = f"{module},{function},{rng.randint(1, most)}"
+        delay = rng.uniform(0, slower * seconds)
+        index = rng.randrange(self.processes)
+        for each in range(self.processes):
+            self.moment(each).unlink(missing_ok=True)
+        run = self.start(moments=[moment] * self.processes)
+        while run.all[index].poll() is None and not self.moment(index).exists():
             time.sleep(0.001)
-        run.kill()
-        (status,) = run.wait()
-        assert status in (0, -9), run.stderr[0].read_text()[-3000:]
-        return status == 0
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            run.all[index].wait(delay)
+        run.all[index].kill()
+        if name == "import":  # the others would wait for it
+            run.kill()
+        statuses = run.wait()
+        # Others notice the death at once, end well, or are aborted by jax.
+        ends = {0, 75, -signal.SIGABRT} | (
+            {-signal.SIGKILL} if name == "import" else set()
+        )
+        text = [path.read_text()[-3000:] for path in run.stderr]
+        assert statuses[index] in (0, -signal.SIGKILL), text
+        assert {*statuses[:index], *statuses[index + 1 :]} <= ends, (statuses, text)
+        return name if statuses[index] else ""
 
     def result(self) -> dict[str, Any]:
         """Returns everything that must repeat: among it the checksums of all arrays."""
@@ -100,47 +177,72 @@ class Run(NamedTuple):
         lines = exact(self.workdir)
         assert [step for step, _ in lines] == list(range(1, NUM_STEPS + 1))
         names = sorted(path.name for path in checkpoints.iterdir())
-        return {"manifest": saved.to_json(), "exact": lines, "checkpoints": names}
+        result = json.loads((self.workdir / "result.json").read_text())
+        assert (self.workdir / "loss.png").stat().st_size > 1000
+        return {
+            "manifest": saved.to_json(),
+            "exact": lines,
+            "checkpoints": names,
+            "scores": {k: v for k, v in result.items() if not k.endswith(TIMES)},
+            "sample": (self.workdir / "sample.txt").read_text(),
+            "files": sorted(path.name for path in self.workdir.iterdir()),
+        }
 
 
-def torture(folder: Path, kills: int, seed: int) -> dict[str, Any]:
-    """Kills until there were `kills`; returns how many, in how many rounds.
+def torture(folder: Path, kills: int, seed: int, processes: int = 1) -> dict[str, Any]:
+    """Kills until there were `kills`; returns how many, in how many rounds and when.
 
     Raises AssertionError when a round ends otherwise than an undisturbed run.
     """
     rng = random.Random(seed)
     results = []
     for name in ("compiles", "straight"):
-        straight, started = Run(folder / name), time.monotonic()
+        straight, started = Run(folder / name, processes), time.monotonic()
         straight.finish()
         seconds = time.monotonic() - started
         results.append(straight.result())
     expected = results[0]
     assert results[1] == expected
-    killed = rounds = 0
-    while killed < kills:
-        run, here = Run(folder / f"round{rounds}"), 0
-        while killed < kills and not run.kill_once(1.1 * seconds, rng):
-            killed, here = killed + 1, here + 1
-        run.finish()
+    killed: Counter[str] = Counter()
+    rounds = 0
+    while killed.total() < kills:
+        run, here = Run(folder / f"round{rounds}", processes), 0
+        for _ in range(min(ROUND, kills - killed.total())):
+            if not (moment := run.kill_once(seconds / QUIET_SECONDS, rng)):
+                break
+            killed[moment] += 1
+            here += 1
+        else:
+            run.finish()
         result = run.result()
         for name in expected:
             assert result[name] == expected[name], (rounds, name)
         rounds += 1
-        print(f"{killed} kills: round of {here} is bit-identical", file=sys.stderr)
-    return {"kills": killed, "rounds": rounds, "seconds_undisturbed": seconds}
+        shutil.rmtree(run.folder)
+        print(
+            f"{killed.total()} kills: round of {here} is bit-identical", file=sys.stderr
+        )
+    return {
+        "processes": processes,
+        "kills": killed.total(),
+        "rounds": rounds,
+        "seconds_undisturbed": seconds,
+        "moments": {name: killed[name] for name in MOMENTS},
+    }
 
 
 def main() -> None:
     """Reads the flags, and prints one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     flags = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         os.environ["JAX_COMPILATION_CACHE_DIR"] = f"{folder}/cache"
         os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-        print(json.dumps(torture(Path(folder), flags.kills, flags.seed)))
+        given = flags.kills, flags.seed, flags.processes
+        print(json.dumps(torture(Path(folder), *given)))
 
 
 if __name__ == "__main__":
