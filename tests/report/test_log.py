@@ -83,6 +83,7 @@ def test_a_line_is_step_exact_and_timing(path: Path, clock: SimpleNamespace) -> 
         log.sync(None)
     first, second, third = read_metrics(path)
     times = [line["timing"].pop("time") for line in (first, second, third)]
+    assert all(line.pop(writer.CHECKSUM) for line in (first, second, third))
     assert times == sorted(times) and times[0].endswith("+00:00")
     assert first["exact"] == update(1) and third["exact"] == update(3)
     assert first == {
@@ -209,6 +210,23 @@ def test_a_damaged_metrics_file_keeps_each_whole_line_once(
     with MetricsLog(path, 5, 10, 1):
         assert path.read_text() == ""
     assert "lacks the updates up to 5" in capsys.readouterr().err
+
+
+def test_a_changed_digit_of_any_past_line_is_noticed_once(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(path, 0, range(1, 8))
+    lines = path.read_text().splitlines(keepends=True)
+    lines[1] = lines[1].replace('"loss": 0.5', '"loss": 0.4')
+    lines[3] = lines[3].replace('"step": 4', '"step": 5')
+    lines[5] = lines[5].replace(f'"{writer.CHECKSUM}": ', f'"{writer.CHECKSUM}": 1')
+    lines[6] = lines[6].replace(writer.CHECKSUM, writer.CHECKSUM.replace("c", "b"))
+    path.write_text("".join(lines))
+    assert writer.last_step(path) == 5
+    for said in (f"{path}: 4 damaged lines are left out\n", ""):
+        with MetricsLog(path, 7, 10, 1):
+            assert steps_in(path) == [1, 3, 5]
+        assert capsys.readouterr().err == said
 
 
 def test_an_owed_validation_joins_its_line_after_a_resume(path: Path) -> None:

@@ -27,7 +27,8 @@ def measure(metrics: Path, run: dict[str, Any]) -> dict[str, Any]:
     now = datetime.datetime.now(datetime.UTC)
     before = run.get("goodput", {}).get("seconds", {})
     totals = dict.fromkeys(PURPOSES, 0.0) | {SHUTDOWN: before.get(SHUTDOWN, 0.0)}
-    if lines := whole_lines(metrics, 2**62):
+    lines, _ = whole_lines(metrics, 2**62)
+    if lines:
         timing = json.loads(lines[-1]).get("timing", {})
         totals |= timing.get("total_seconds", {})
         written = datetime.datetime.fromisoformat(

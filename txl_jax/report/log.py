@@ -5,6 +5,7 @@ import json
 import math
 import os
 import sys
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
@@ -16,6 +17,8 @@ from txl_jax.metrics import bits
 from txl_jax.report.checksum import DAMAGE
 from txl_jax.report.timing import Timing
 from txl_jax.runtime import distributed
+
+CHECKSUM = "crc32"  # the last key of a line in metrics.jsonl
 
 
 def say(line: str) -> None:
@@ -37,6 +40,7 @@ class MetricsLog:
     A line is due every `every` updates, at each validation and at the last update. The
     newest line is held back until the next update, so that its validation loss can be
     added; a resumed run adds an outstanding validation loss to the line in the file.
+    Each line ends with its CRC-32; lines that have changed are left out, and reported.
     Lines that do not fit on a full disk are kept until `sync`. Only the first of
     several processes writes.
     """
@@ -66,13 +70,15 @@ class MetricsLog:
         self.tokens_per_second = self.mfu = 0.0  # of the newest call
         self.held: dict[str, Any] | None = None
         try:
-            kept = whole_lines(path, last_step) if self.path else []
+            kept, damaged = whole_lines(path, last_step) if self.path else ([], 0)
             self._open(kept)
         except OSError as error:
             raise UserError(
                 f"cannot write {path} ({error.strerror}): free the disk or fix its "
                 "permissions, or choose another --workdir"
             ) from error
+        if damaged:
+            say(f"{path}: {damaged} damaged lines are left out")
         if kept:
             before = json.loads(kept[-1]).get("timing", {}).get("total_seconds", {})
             self.timing.totals |= before
@@ -125,9 +131,10 @@ class MetricsLog:
         if self.held:
             self.held["exact"] |= valid
             return
-        lines = whole_lines(self.path, self.step) if self.path else []
+        lines = whole_lines(self.path, self.step)[0] if self.path else []
         if lines and _step(lines[-1]) == self.step:
             line = json.loads(lines.pop())
+            line.pop(CHECKSUM, None)
             line["exact"] |= valid
             self.file.close()
             self._open([*lines, _encode(line)])
@@ -154,22 +161,31 @@ class MetricsLog:
 
 
 def _encode(line: dict[str, Any]) -> bytes:
-    return to_json(line).encode() + b"\n"
+    body = to_json(line)[:-1]
+    return f'{body}, "{CHECKSUM}": {zlib.crc32(body.encode())}}}\n'.encode()
 
 
 def _step(line: bytes) -> int:
-    """Returns the step of a line; raises one of DAMAGE if it is not of this format."""
+    """Returns the step of a line; raises one of DAMAGE if it has changed.
+
+    Lines of older versions have no checksum.
+    """
     entry = json.loads(line)
+    body, _, _ = line.rpartition(f', "{CHECKSUM}": '.encode())
+    if entry.pop(CHECKSUM, checksum := zlib.crc32(body)) != checksum:
+        raise ValueError("its checksum is wrong")
+    if entry.keys() != {"step", "exact", "timing"}:
+        raise ValueError("its keys are wrong")
     if not all(isinstance(entry[group], dict) for group in ("exact", "timing")):
         raise TypeError("a group is no object")
     return int(entry["step"])
 
 
-def whole_lines(path: Path, last_step: int) -> list[bytes]:
+def whole_lines(path: Path, last_step: int) -> tuple[list[bytes], int]:
     """Returns the lines of a metrics.jsonl up to last_step, each step once.
 
-    A kill may leave half a line at the end. Lines with other damage are left out, and
-    their number is reported.
+    A kill may leave half a line at the end. Lines with other damage are left out; the
+    second result is their number.
     """
     kept, damaged, before = [], 0, 0
     for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
@@ -183,15 +199,13 @@ def whole_lines(path: Path, last_step: int) -> list[bytes]:
         if before < step <= last_step:
             kept.append(line)
             before = step
-    if damaged:
-        say(f"{path}: {damaged} damaged lines are left out")
-    return kept
+    return kept, damaged
 
 
 def last_step(path: Path) -> int:
     """Returns the newest step in a metrics.jsonl; 0 if there is none."""
     try:
-        lines = whole_lines(path, 2**62)
+        lines, _ = whole_lines(path, 2**62)
     except OSError:
         return 0
     return _step(lines[-1]) if lines else 0
