@@ -16,6 +16,7 @@ and of one, a mean of the parameters, and more than one epoch are all on.
 import argparse
 import contextlib
 import json
+import math
 import os
 import random
 import shutil
@@ -33,7 +34,7 @@ from tests.support.processes import Processes, exact, write_experiment
 from txl_jax.checkpoint import manifest
 
 NUM_STEPS = 119
-EVERY_STEPS = 15
+EVERY_STEPS = 25
 QUIET_SECONDS = 13.0  # of an undisturbed run, once it is compiled
 FLAGS = {
     "train.num_steps": NUM_STEPS,
@@ -59,7 +60,7 @@ MOMENTS = {
     "import": ("", "", 1, 3.0),
     "compilation": ("txl_jax.cli.run", "train_on", 1, 4.0),
     "training": ("txl_jax.train", "fetch", 30, 0.3),
-    "save": ("txl_jax.checkpoint.save_restore", "save", 5, 0.2),
+    "save": ("txl_jax.checkpoint.save_restore", "save", 3, 0.2),
     "validation": ("txl_jax.train", "validate", 2, 0.5),
     "evaluation": ("txl_jax.cli.evaluate", "evaluate", 1, 2.0),
     "sample": ("txl_jax.cli.generate", "draw", 1, 2.0),
@@ -189,9 +190,12 @@ class Run(NamedTuple):
         }
 
 
-def torture(folder: Path, kills: int, seed: int, processes: int = 1) -> dict[str, Any]:
+def torture(
+    folder: Path, kills: int, seed: int, processes: int = 1, minutes: float = math.inf
+) -> dict[str, Any]:
     """Kills until there were `kills`; returns how many, in how many rounds and when.
 
+    minutes: the time after which no further round begins.
     Raises AssertionError when a round ends otherwise than an undisturbed run.
     """
     rng = random.Random(seed)
@@ -204,8 +208,8 @@ def torture(folder: Path, kills: int, seed: int, processes: int = 1) -> dict[str
     expected = results[0]
     assert results[1] == expected
     killed: Counter[str] = Counter()
-    rounds = 0
-    while killed.total() < kills:
+    rounds, end = 0, time.monotonic() + 60 * minutes
+    while killed.total() < kills and time.monotonic() < end:
         run, here = Run(folder / f"round{rounds}", processes), 0
         for _ in range(min(ROUND, kills - killed.total())):
             if not (moment := run.kill_once(seconds / QUIET_SECONDS, rng)):
@@ -236,12 +240,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=math.inf)
     parser.add_argument("--seed", type=int, default=0)
     flags = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         os.environ["JAX_COMPILATION_CACHE_DIR"] = f"{folder}/cache"
         os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-        given = flags.kills, flags.seed, flags.processes
+        os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "true"  # compiles faster
+        given = flags.kills, flags.seed, flags.processes, flags.minutes
         print(json.dumps(torture(Path(folder), *given)))
 
 
