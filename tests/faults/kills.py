@@ -88,8 +88,10 @@ else:
 from txl_jax.main import main
 sys.exit(main())
 """
-TRAINING = ("training", "save", "validation")  # moments that a trained run lacks
-ROUND = 6  # kills at most
+# The moments of the kills of a round, each a choice.
+EARLY = "import", "compilation", "training", "save", "validation"
+LATE = "import", "compilation", "evaluation", "sample", "end"
+ROUND = EARLY, EARLY[2:], EARLY[2:], LATE, LATE[2:], LATE[2:]
 TIMES = ("seconds", "goodput", "per_second", "workdir", "sample", "picture")
 
 
@@ -139,13 +141,14 @@ class Run(NamedTuple):
         )
         return stderr
 
-    def kill_once(self, slower: float, rng: random.Random) -> str:
-        """Runs the command and kills a process; returns the moment, "" if it was done.
+    def kill_once(
+        self, moments: Sequence[str], slower: float, rng: random.Random
+    ) -> str:
+        """Runs the command and kills a process; returns when, "" if it was done.
 
-        slower: how much slower than a quiet machine this one is.
+        moments: of which one is chosen. slower: than a quiet machine, this one.
         """
-        trained = (self.workdir / "checkpoints" / str(NUM_STEPS)).exists()
-        name = rng.choice([x for x in MOMENTS if not (trained and x in TRAINING)])
+        name = rng.choice(moments)
         module, function, most, seconds = MOMENTS[name]
         moment = f"{module},{function},{rng.randint(1, most)}"
         delay = rng.uniform(0, slower * seconds)
@@ -211,8 +214,8 @@ def torture(
     rounds, end = 0, time.monotonic() + 60 * minutes
     while killed.total() < kills and time.monotonic() < end:
         run, here = Run(folder / f"round{rounds}", processes), 0
-        for _ in range(min(ROUND, kills - killed.total())):
-            if not (moment := run.kill_once(seconds / QUIET_SECONDS, rng)):
+        for moments in ROUND[: kills - killed.total()]:
+            if not (moment := run.kill_once(moments, seconds / QUIET_SECONDS, rng)):
                 break
             killed[moment] += 1
             here += 1
