@@ -60,6 +60,24 @@ class BadNumbers(Exception):
     status = BAD_NUMBERS
 
 
+# What lowers the memory use of a mode; of the others, the lengths of the evaluation.
+SAVINGS = {
+    "train": "lower train.batch_size, raise train.batch_chunk or mesh.fsdp, or set "
+    "model.remat_policy=full",
+    "generate": "lower generate.mem_len or generate.samples",
+}
+
+
+def out_of_memory(error: BaseException, mode: str) -> str:
+    """Returns the line for the user if a mode ran out of memory, else ""."""
+    reason = str(error).partition("\n")[0][:200] or type(error).__name__
+    exhausted = "RESOURCE_EXHAUSTED" in reason or "out of memory" in reason.lower()
+    if not exhausted and not isinstance(error, MemoryError):
+        return ""
+    default = "lower eval.streams, eval.mem_len or eval.tgt_len"
+    return f"out of memory ({reason}): {SAVINGS.get(mode, default)}"
+
+
 def printable(text: str) -> str:
     """Escapes control characters for a terminal, except ends of lines and tabs."""
     if text.isprintable():

@@ -44,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run(args: list[str], is_program: bool) -> tuple[int, str]:
-    """Runs one mode; returns the exit status, and the help to print instead."""
+    """Runs one mode; returns the exit status, and the result or the help to print."""
     from txl_jax.cli import flags, help  # after `exit_on_signals`: takes 0.2 s
 
     if "--helpfull" in args:
@@ -62,7 +62,7 @@ def run(args: list[str], is_program: bool) -> tuple[int, str]:
         return 0, help.resolved(command)
     from txl_jax.cli import modes  # imports jax, which takes seconds
 
-    return modes.execute(command, is_program), ""
+    return modes.execute(command, is_program)
 
 
 def exit_on_signals() -> None:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from filelock import FileLock
 
 from tests import reference
 from tests.convert import recorded
@@ -43,7 +44,10 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
     (path / "text.txt").write_text("\n".join(lines) + "\n")
     data = {"corpus": "text", "path": path / "text.txt", "data_dir": path / "data"}
     flags = [f"--config.data.{name}={value}" for name, value in data.items()]
-    done = imported(path / "model", path / "run", *flags)
+    for name in ("killed/run", "running/run", "elsewhere/walk"):
+        (path / f".incomplete-{name}").mkdir(parents=True)
+    with FileLock(path / ".incomplete-running" / "lock"):
+        done = imported(path / "model", path / "run", *flags)
     return Home(path / "model", path / "run", done.result)
 
 
@@ -60,7 +64,8 @@ def test_the_workdir_holds_the_model(home: Home) -> None:
         *("checkpoints", "config.json", "run.json", "vocab.json")
     ]
     assert home.run.with_name("run.incomplete").exists()
-    assert not [*home.run.parent.glob(".incomplete*")]
+    left = {path.name for path in home.run.parent.glob(".incomplete*")}
+    assert left == {".incomplete-running", ".incomplete-elsewhere"}
     assert_equal(load.load(home.run).params, params)
     saved = configs.parse(configs.load_json(home.run / "config.json"))
     assert saved.model == config

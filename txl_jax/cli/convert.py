@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import closing
@@ -11,6 +12,7 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+from filelock import FileLock
 
 from txl_jax import config, metrics
 from txl_jax.checkpoint import save_restore
@@ -33,6 +35,7 @@ from txl_jax.workdir import folder
 from txl_jax.workdir.claim import IMPORTED
 from txl_jax.workdir.load import Loaded
 
+SCRATCH, LOCK = ".incomplete-", "lock"  # of the folder of an unfinished import
 INCOMPLETE = "incomplete"  # on gs://, a file in the folder of an unfinished import
 
 
@@ -160,6 +163,15 @@ def refuse_used(path: Path, flag: str) -> None:
         raise UserError(f"{flag}={str(path)!r} is not an empty folder: give a new one")
 
 
+def remove_killed(path: Path) -> None:
+    """Removes the temporary folders of killed imports into `path`, which lock none."""
+    for parent in path.parent.glob(f"{SCRATCH}*"):
+        with contextlib.suppress(OSError):  # a Timeout if the import is running
+            if (parent / path.name).exists():
+                with FileLock(parent / LOCK, timeout=0):
+                    shutil.rmtree(parent)
+
+
 @contextlib.contextmanager
 def complete_or_absent(path: Path) -> Iterator[Path]:
     """Yields a temporary folder that becomes `path` when the block succeeds.
@@ -179,12 +191,14 @@ def complete_or_absent(path: Path) -> Iterator[Path]:
     path = path.absolute()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        scratch = tempfile.TemporaryDirectory(dir=path.parent, prefix=".incomplete-")
+        remove_killed(path)
+        scratch = tempfile.TemporaryDirectory(dir=path.parent, prefix=SCRATCH)
         with scratch as parent:  # only its owner may read it, unlike a folder inside
             fresh = Path(parent, path.name)
-            fresh.mkdir()
-            yield fresh
-            fresh.rename(path)
+            with FileLock(Path(parent, LOCK)):
+                fresh.mkdir()
+                yield fresh
+                fresh.rename(path)
     except OSError as error:
         failure = f"cannot write {error.filename or path} ({error.strerror})"
         raise UserError(f"{failure}: give another folder") from error

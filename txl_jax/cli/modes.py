@@ -1,5 +1,6 @@
 """The modes of the command line, and their execution with processes and signals."""
 
+import functools
 import math
 import operator
 from collections.abc import Callable, Iterator
@@ -26,7 +27,7 @@ from txl_jax.cli.flags import MODES, Command
 from txl_jax.cli.prepare import prepare
 from txl_jax.config import FIELDS
 from txl_jax.data.tokens import statistics
-from txl_jax.errors import BadNumbers, Interrupted, UserError
+from txl_jax.errors import BadNumbers, Interrupted, UserError, out_of_memory
 from txl_jax.report import provenance
 from txl_jax.report.log import say, to_json
 from txl_jax.runtime import distributed, peers, storage
@@ -58,8 +59,8 @@ RUN: dict[str, Callable[[Command], dict[str, Any]]] = {
 }
 
 
-def execute(command: Command, is_program: bool) -> int:
-    """Runs the command's mode, prints its result and returns the exit status."""
+def execute(command: Command, is_program: bool) -> tuple[int, str]:
+    """Runs the command's mode; returns the exit status and the result to print."""
     absl_logging.set_verbosity(absl_logging.FATAL)  # orbax's errors are reported below
     try:
         with ExitStack() as stack:
@@ -67,7 +68,8 @@ def execute(command: Command, is_program: bool) -> int:
                 if cache := command.config.run.compilation_cache:
                     jax.config.update("jax_compilation_cache_dir", cache)
                 distributed.connect()
-                stack.push(distributed.exit_on_error)
+                leave = functools.partial(distributed.exit_on_error, mode=command.mode)
+                stack.push(leave)
                 stack.enter_context(stop.listening())
                 stack.enter_context(peers.watching())
                 check_equal(command)
@@ -76,13 +78,14 @@ def execute(command: Command, is_program: bool) -> int:
                 result = RUN[command.mode](command)
                 check_finite(result)
                 distributed.wait_for_all()
-                if distributed.is_first():
-                    print(to_json({"mode": command.mode, **result}), flush=True)
     except (UserError, Interrupted, BadNumbers) as error:
-        return distributed.report(error)
+        return distributed.report(error), ""
     except (jax.errors.JaxRuntimeError, MemoryError) as error:
-        return distributed.report(out_of_memory(error, command.mode))
-    return 0
+        if not (line := out_of_memory(error, command.mode)):
+            raise
+        return distributed.report(UserError(line)), ""
+    text = to_json({"mode": command.mode, **result}) + "\n"
+    return 0, text if distributed.is_first() else ""
 
 
 def check_finite(result: Any, name: str = "") -> None:
@@ -134,21 +137,3 @@ def check_processes(mode: str) -> None:
             f"--mode={mode} runs in one process: start it once, on one machine (modes "
             f"for several processes: {parallel})"
         )
-
-
-# What lowers the memory use of a mode; of the others, the lengths of the evaluation.
-SAVINGS = {
-    "train": "lower train.batch_size, raise train.batch_chunk or mesh.fsdp, or set "
-    "model.remat_policy=full",
-    "generate": "lower generate.mem_len or generate.samples",
-}
-
-
-def out_of_memory(error: Exception, mode: str) -> UserError:
-    """Converts an out-of-memory error to a UserError; re-raises any other error."""
-    reason = str(error).partition("\n")[0][:200] or type(error).__name__
-    exhausted = "RESOURCE_EXHAUSTED" in reason or "out of memory" in reason.lower()
-    if not exhausted and not isinstance(error, MemoryError):
-        raise error
-    default = "lower eval.streams, eval.mem_len or eval.tgt_len"
-    return UserError(f"out of memory ({reason}): {SAVINGS.get(mode, default)}")

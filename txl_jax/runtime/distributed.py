@@ -23,7 +23,15 @@ import numpy as np
 from jax.experimental import multihost_utils
 from orbax.checkpoint import multihost
 
-from txl_jax.errors import RETRY, USER_ERROR, BadNumbers, Interrupted, UserError
+from txl_jax.errors import (
+    BROKEN_PIPE,
+    RETRY,
+    USER_ERROR,
+    BadNumbers,
+    Interrupted,
+    UserError,
+    out_of_memory,
+)
 from txl_jax.runtime import storage
 
 Result = TypeVar("Result")
@@ -190,7 +198,9 @@ def wait_for_all() -> None:
         wait(key="txl_jax", timeout_ms=1000 * WAIT_SECONDS)
 
 
-def exit_on_error(kind: object, error: BaseException | None, _: object) -> None:
+def exit_on_error(
+    kind: object, error: BaseException | None, _: object, mode: str = "train"
+) -> None:
     """An `__exit__` that ends one of several processes immediately after an exception.
 
     A normal exit would wait for the others, and jax would abort it. Exceptions that all
@@ -199,15 +209,14 @@ def exit_on_error(kind: object, error: BaseException | None, _: object) -> None:
     raised_by_all = isinstance(error, (Interrupted, UserError, BadNumbers))
     if error is None or raised_by_all or not several():
         return
+    if isinstance(error, BrokenPipeError):
+        exit_now("", BROKEN_PIPE)
     text = "".join(traceback.format_exception(error))
     if any(reason in text for reason in LOST):
         reason = str(error).strip().partition("\n")[0][:200]
         exit_now(f"another process is lost ({reason}); the same command resumes", RETRY)
-    if line := storage.machine_error(error):
+    if line := storage.machine_error(error) or out_of_memory(error, mode):
         exit_now(line, USER_ERROR)
-    if "RESOURCE_EXHAUSTED" in text or isinstance(error, MemoryError):
-        reason = str(error).partition("\n")[0][:200]
-        exit_now(f"out of memory ({reason}): use more devices or less data", USER_ERROR)
     *rest, last = text.splitlines()
     for line in rest:
         warn(line)
@@ -241,7 +250,8 @@ def _write(line: str) -> None:
 def exit_now(line: str, status: int) -> NoReturn:
     """Prints a line and exits at once, from any thread; later calls never return."""
     EXITING.acquire()  # never released
-    warn(line)
+    if line:
+        warn(line)
     for tell in before_exit:
         tell(status)
     if several() and is_first():

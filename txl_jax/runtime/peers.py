@@ -19,7 +19,7 @@ from typing import Any
 
 from jax._src.distributed import global_state  # orbax uses it, too
 
-from txl_jax.errors import RETRY, USER_ERROR
+from txl_jax.errors import BROKEN_PIPE, RETRY, USER_ERROR
 from txl_jax.runtime import distributed
 
 KEY = "txl_jax/peers"
@@ -84,6 +84,8 @@ class Peers:
             return
         if status == bytes([USER_ERROR]):
             distributed.exit_now("another process has an error", USER_ERROR)
+        if status == bytes([BROKEN_PIPE]):
+            distributed.exit_now("", BROKEN_PIPE)
         line = "another process is lost (its connection closed); the same command"
         distributed.exit_now(f"{line} resumes", RETRY)
 

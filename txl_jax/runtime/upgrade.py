@@ -1,5 +1,6 @@
 """Upgrades configs and flags of older versions, whose fields had other names."""
 
+import functools
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -152,11 +153,14 @@ def upgrade(saved: dict[str, Any], source: str) -> dict[str, Any]:
     for name in IGNORED:
         _pop(sections, name, None)
     if moved:
-        print(
-            f"{source} was saved by an older version: {'; '.join(moved)}",
-            file=sys.stderr,
-        )
+        _say_once(f"{source} was saved by an older version: {'; '.join(moved)}")
     return {name: fields for name, fields in sections.items() if fields != {}}
+
+
+@functools.cache
+def _say_once(line: str) -> None:
+    """Prints a line that a command may come to again: files are read several times."""
+    print(line, file=sys.stderr)
 
 
 def _pop(sections: dict[str, Any], name: str, default: Any) -> Any:
