@@ -32,7 +32,7 @@ from txl_jax.errors import (
     UserError,
     out_of_memory,
 )
-from txl_jax.runtime import storage
+from txl_jax.runtime import roll_call, storage
 
 Result = TypeVar("Result")
 EXITING = threading.Lock()  # held by the thread that ends the process
@@ -97,7 +97,7 @@ def connect(wait_seconds: int = CONNECT_SECONDS) -> None:
     """Connects to the other processes, if there are any; must precede any use of jax.
 
     If not all processes connect within wait_seconds, each exits with one line and
-    status RETRY. Raises UserError like `find_processes`.
+    status RETRY. Raises UserError like `find_processes` and `roll_call.attend`.
     """
     args = find_processes()
     if not args:
@@ -115,6 +115,8 @@ def connect(wait_seconds: int = CONNECT_SECONDS) -> None:
     timer = threading.Timer(wait_seconds, give_up)
     timer.daemon = True
     timer.start()
+    if "coordinator_address" in args:
+        roll_call.attend(*list(args.values())[:3], wait_seconds)  # type: ignore
     jax.distributed.initialize(
         initialization_timeout=wait_seconds + 60,
         heartbeat_timeout_seconds=HEARTBEAT_SECONDS,

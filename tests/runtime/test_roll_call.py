@@ -1,0 +1,97 @@
+"""Each process of a run must come once, and all with the same count."""
+
+import contextlib
+import socket
+import threading
+import time
+
+import pytest
+
+from tests.support.processes import free_port
+from txl_jax.errors import UserError
+from txl_jax.runtime import roll_call
+
+TWICE = "JAX_PROCESS_ID = 1 in two processes: number all 3"
+COUNTS = "JAX_NUM_PROCESSES = 3 in process 1, 2 in process 0"
+
+
+def attend(port: int, *processes: tuple[int, int], seconds: float = 5) -> list[str]:
+    """Returns the error of each process (id, count), "" for none."""
+    errors = [""] * len(processes)
+
+    def come(place: int, index: int, count: int) -> None:
+        try:
+            roll_call.attend(f"127.0.0.1:{port}", count, index, seconds)
+        except UserError as error:
+            errors[place] = str(error)
+
+    threads = [
+        threading.Thread(target=come, args=(place, *each))
+        for place, each in enumerate(processes)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return errors
+
+
+@pytest.mark.parametrize(
+    "processes, expected",
+    [
+        ([(0, 3), (2, 3), (1, 3)], ["", "", ""]),
+        ([(0, 3), (1, 3), (1, 3)], [TWICE] * 3),
+        ([(0, 2), (1, 3)], [COUNTS] * 2),
+    ],
+)
+def test_ids_and_counts_must_fit(
+    processes: list[tuple[int, int]], expected: list[str]
+) -> None:
+    errors = attend(free_port(), *processes)
+    for error, start in zip(errors, expected, strict=True):
+        assert error.startswith(start) and bool(error) == bool(start)
+
+
+def test_a_second_process_0_and_one_too_many_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(roll_call, "SECONDS", 0.3)
+    monkeypatch.setattr(roll_call, "LATE_SECONDS", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as jax:
+
+        def close_all() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    jax.accept()[0].close()
+
+        threading.Thread(target=close_all, daemon=True).start()
+        second, third = attend(jax.getsockname()[1], (0, 2), (1, 2))
+    assert "is another process number 0?" in second
+    assert third.startswith("JAX_PROCESS_ID = 1, but all processes of the run")
+
+
+def test_strangers_and_a_process_that_is_started_again_do_not_count() -> None:
+    port = free_port()
+
+    def disturb() -> None:
+        for message in (b"GET / HTTP/1.1\r\n\r\n", b"1 3\n", b"\xff\n", b""):
+            while True:
+                try:
+                    link = socket.create_connection(("127.0.0.1", port))
+                    break
+                except OSError:
+                    time.sleep(0.01)
+            with link:
+                link.sendall(message)
+        errors.extend(attend(port, (1, 3), (2, 3)))
+
+    errors: list[str] = []
+    thread = threading.Thread(target=disturb)
+    thread.start()
+    assert attend(port, (0, 3)) == [""]
+    thread.join()
+    assert errors == ["", ""]
+
+
+def test_processes_that_do_not_come_are_left_to_the_timeout() -> None:
+    assert attend(free_port(), (0, 2), seconds=0.3) == [""]
