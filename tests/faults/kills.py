@@ -66,7 +66,7 @@ MOMENTS = {
     "sample": ("txl_jax.cli.generate", "draw", 1, 2.0),
     "end": ("txl_jax.report.plots", "plot_loss", 1, 1.0),
 }
-# Runs the program; reports on stdout when a function is called for the nth time.
+# Runs the program, and creates a file when a function is called for the nth time.
 VICTIM = """
 import importlib, os, sys
 module, name, count = os.environ["TXL_JAX_MOMENT"].split(",")
