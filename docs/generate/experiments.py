@@ -60,7 +60,10 @@ def runs() -> dict[str, tuple[dict[str, Any], str]]:
 
 
 # Whose results have a page.
-PAGES = {"copying": "[accuracy against delay](copying.md)"}
+PAGES = {
+    "copying": "[accuracy against delay](copying.md)",
+    "shakespeare": "[beside nanoGPT](results.md)",
+}
 
 
 def said_here(name: str) -> str:

