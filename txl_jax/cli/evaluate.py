@@ -1,23 +1,22 @@
 """The mode `evaluate`: a split's nll, a sweep over a field, or a cold-start curve."""
 
-import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from txl_jax import metrics
+from txl_jax.cli import dynamic
 from txl_jax.cli.prepare import check_token_ids, prepare
 from txl_jax.data.tokens import Tokens
 from txl_jax.evaluate import accounting, cold_start
-from txl_jax.evaluate.options import evaluation_model, in_order, parse_sweep
+from txl_jax.evaluate.options import RATES, evaluation_model, in_order, parse_sweep
 from txl_jax.evaluate.perplexity import make_evaluate
 from txl_jax.report import plots
 from txl_jax.report.log import say, to_json
-from txl_jax.report.progress import Progress
+from txl_jax.report.progress import interruptible
 from txl_jax.runtime import distributed
-from txl_jax.runtime.preemption import stop
 from txl_jax.workdir.load import Loaded
 from txl_jax.workdir.staging import Staging
 
@@ -34,7 +33,7 @@ def run(loaded: Loaded, workdir: Path) -> dict[str, Any]:
         return evaluate_cold_start(loaded, tokens, workdir)
     if config.eval.sweep:
         return evaluate_sweep(loaded, tokens, workdir)
-    return evaluate(loaded, tokens)
+    return evaluate(loaded, tokens, workdir)
 
 
 def evaluate_sweep(loaded: Loaded, tokens: Tokens, workdir: Path) -> dict[str, Any]:
@@ -43,7 +42,7 @@ def evaluate_sweep(loaded: Loaded, tokens: Tokens, workdir: Path) -> dict[str, A
     swept = parse_sweep(config.eval.sweep)
     field = swept.field
     of_training = config.train if field in ("ext_len", "tgt_len") else config.model
-    trained = getattr(of_training, field)
+    trained = 0.0 if field in RATES else getattr(of_training, field)
     # All configs are checked before the first evaluation.
     configs = {
         value: dataclasses.replace(config, eval=swept.at(config.eval, value))
@@ -51,7 +50,7 @@ def evaluate_sweep(loaded: Loaded, tokens: Tokens, workdir: Path) -> dict[str, A
     }
     rows: list[dict[str, Any]] = []
     for value, each in configs.items():
-        scores = evaluate(loaded._replace(config=each), tokens)
+        scores = evaluate(loaded._replace(config=each), tokens, workdir)
         rows.append({field: value, **{name: scores[name] for name in SCORES}})
         say(
             f"{field} = {value}: ppl {scores['ppl']:.2f}, {scores['bpc']:.4f} "
@@ -66,7 +65,7 @@ def evaluate_sweep(loaded: Loaded, tokens: Tokens, workdir: Path) -> dict[str, A
     return result | files
 
 
-def compare(field: str, rows: list[dict[str, Any]], trained: int) -> dict[str, Any]:
+def compare(field: str, rows: list[dict[str, Any]], trained: float) -> dict[str, Any]:
     """Returns the columns of Table 6, and the rows, which are in ascending order.
 
     ppl_init: at training's value; ppl_best: the lowest; shortest: the smallest value
@@ -118,30 +117,22 @@ def write_files(
     return files
 
 
-@contextlib.contextmanager
-def interruptible(label: str) -> Iterator[Callable[[int, int], None]]:
-    """Yields progress(done, total), which raises Interrupted after a signal."""
-    with Progress(label, 0) as bar:
-
-        def progress(done: int, total: int) -> None:
-            bar(done, total)
-            if stop.at_boundary():
-                raise stop.end("while evaluating")
-
-        yield progress
-
-
-def evaluate(loaded: Loaded, tokens: Tokens) -> dict[str, Any]:
+def evaluate(loaded: Loaded, tokens: Tokens, workdir: Path) -> dict[str, Any]:
     """Returns the nll of one split, with the settings that it depends on."""
     config, split = loaded.config.eval, loaded.config.eval.split
-    score = make_evaluate(loaded.config.model, config, loaded.mesh)
+    read = dynamic.make_reader(loaded, tokens, workdir) if config.dynamic else None
+    score = make_evaluate(loaded.config.model, config, loaded.mesh, read)
     sizes = config.streams, config.ext_len + config.tgt_len
     model_config = evaluation_model(loaded.config.model, config)
     say(accounting.describe(model_config, *sizes))
     with interruptible(split) as progress:
         scores = score(loaded.params, tokens.split(split), progress)
     return {
-        **dataclasses.asdict(config),
+        **{
+            name: value
+            for name, value in dataclasses.asdict(config).items()
+            if config.dynamic or not name.startswith("dynamic")
+        },
         **scores,
         **({} if config.max_tokens else per_unit(tokens, split, scores)),
         "memory": accounting.account(model_config, *sizes),

@@ -183,7 +183,10 @@ def evaluate_best(
     Writes them to result.json, with a plot and a sample.
     """
     loaded = load(workdir, config)
-    result = evaluate.evaluate(loaded, tokens) | {"workdir": str(workdir), **training}
+    result = evaluate.evaluate(loaded, tokens, workdir) | {
+        "workdir": str(workdir),
+        **training,
+    }
     sample = generate.draw(loaded, tokens)[0].text
     if not distributed.is_first():
         return result

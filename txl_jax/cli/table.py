@@ -14,7 +14,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from txl_jax import config
-from txl_jax.cli.evaluate import interruptible, write_files
+from txl_jax.cli.evaluate import write_files
 from txl_jax.cli.run import trained
 from txl_jax.config import Config
 from txl_jax.data.tokens import Tokens
@@ -22,6 +22,7 @@ from txl_jax.errors import UserError
 from txl_jax.evaluate.options import EvalConfig
 from txl_jax.evaluate.perplexity import make_evaluate
 from txl_jax.report.log import say, to_json
+from txl_jax.report.progress import interruptible
 from txl_jax.runtime import distributed
 from txl_jax.runtime.storage import replace
 from txl_jax.tables import comparison

@@ -13,7 +13,12 @@ STDIN = "-"
 UNITS = ("document", "line", "token")
 COLD_START = "cold_start"
 LENGTHS = ("mem_len", "ext_len", "tgt_len", "clamp_len")
-FORMS = {"same_length": "same_length=false,true", COLD_START: f"{COLD_START}=TOKENS"}
+RATES = ("dynamic_lr", "dynamic_decay")
+FORMS = {
+    "same_length": "same_length=false,true",
+    COLD_START: f"{COLD_START}=TOKENS",
+    **{rate: f"{rate}=a,b,c in numbers" for rate in RATES},
+}
 BOOLS = {"false": False, "true": True}
 
 
@@ -21,9 +26,9 @@ class Sweep(NamedTuple):
     """A field of EvalConfig and the values to evaluate it at, in rising order."""
 
     field: str
-    values: tuple[int, ...]
+    values: tuple[float, ...]
 
-    def at(self, config: Any, value: int) -> Any:
+    def at(self, config: Any, value: float) -> Any:
         """Returns the EvalConfig with the swept field at `value`.
 
         With mem_len = 0, same_length is turned off: it would leave no key visible.
@@ -53,7 +58,9 @@ def parse_sweep(sweep: str) -> Sweep:
     return Sweep(field, in_order(field, values))
 
 
-def _read_values(field: str, text: str) -> list[int]:
+def _read_values(field: str, text: str) -> list[float]:
+    if field in RATES:
+        return [float(each) for each in text.split(",")]
     if ":" in text:
         start, stop, step = map(int, text.split(":"))
         return list(range(start, stop + 1, step)) if step > 0 else []
@@ -61,7 +68,7 @@ def _read_values(field: str, text: str) -> list[int]:
     return [read(each.strip().lower()) for each in text.split(",")]
 
 
-def in_order(field: str, values: list[int]) -> tuple[int, ...]:
+def in_order(field: str, values: list[float]) -> tuple[float, ...]:
     """Returns the distinct values, rising; clamp_len = 0, which is off, comes last."""
     values = sorted(set(values))
     off_last = field == "clamp_len" and not values[0]
@@ -93,6 +100,15 @@ class EvalConfig:
     # after training on bytes, compare with n-gram models, gzip and xz
     baselines: bool = False
     max_tokens: int = at_least(0, 0)  # tokens to score, from the start; 0 = all
+    # mode evaluate: adapt the parameters to the text, with the gradient of each scored
+    # segment divided by its usual size ("rms") or not ("sgd"); "" = off. Validations
+    # during training do not
+    dynamic: str = one_of(("", "rms", "sgd"), "")
+    dynamic_lr: float = at_least(0, 0.0)  # learning rate of dynamic evaluation
+    # how far each segment moves the parameters back to the trained ones, from 0 to 1
+    dynamic_decay: float = at_least(0, 0.0)
+    # training segments from which "rms" takes the usual size of gradients; 0 = all
+    dynamic_segments: int = at_least(0, 0)
     # mode evaluate: values to compare, FIELD=START:STOP:STEP or FIELD=a,b,c; or
     # cold_start=TOKENS: the loss by tokens read since a cold start, up to this many.
     # mode speed: mem_len=a,b,c, the attention lengths to time; "" = those of Table 9
@@ -113,11 +129,26 @@ class EvalConfig:
                 "documents: leave out eval.ext_len and eval.reset_memory_at"
             )
 
+        self._check_dynamic()
+
+    def _check_dynamic(self) -> None:
+        swept = self.sweep.partition("=")[0].strip()
+        rates = {name: getattr(self, name) for name in (*RATES, "dynamic_segments")}
+        used = [name for name, value in rates.items() if value or name == swept]
+        if used and not self.dynamic:
+            raise UserError(f'eval.{used[0]} needs eval.dynamic = "rms" or "sgd"')
+        if self.dynamic and (self.streams > 1 or self.ext_len or self.cold_start):
+            raise UserError(
+                f'eval.dynamic = "{self.dynamic}" adapts to one stream with a memory: '
+                "set eval.streams to 1, and leave out eval.ext_len and a sweep over "
+                "cold_start"
+            )
+
     @property
     def cold_start(self) -> int:
         """The length in tokens of the curve since a cold start; 0 = no curve."""
         swept = parse_sweep(self.sweep) if self.sweep else None
-        return swept.values[0] if swept and swept.field == COLD_START else 0
+        return int(swept.values[0]) if swept and swept.field == COLD_START else 0
 
     def cut(self, tokens: Any) -> Any:
         """Returns the first max_tokens + 1 tokens: the first one is never a target."""

@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from txl_jax import metrics
 from txl_jax.data.streams import Streams
 from txl_jax.evaluate import reader
+from txl_jax.evaluate.dynamic import DynamicReader
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
 from txl_jax.evaluate.reader import Reader, Traced
 from txl_jax.model.config import ModelConfig
@@ -49,9 +50,14 @@ def make_reader(model_config: ModelConfig, config: EvalConfig, mesh: Mesh) -> Re
 
 
 def make_evaluate(
-    model_config: ModelConfig, config: EvalConfig, mesh: Mesh
+    model_config: ModelConfig,
+    config: EvalConfig,
+    mesh: Mesh,
+    read: Reader | DynamicReader | None = None,
 ) -> Evaluate:
     """Returns evaluate(params, tokens, progress), compiled once for any split.
+
+    read: the reader of the segments' nlls; None = that of static evaluation.
 
     progress(done, total) is called when a segment is dispatched. The result has the
     number of scored tokens, the mean nll in nats, ppl, bpc, the streams, and
@@ -59,7 +65,7 @@ def make_evaluate(
     a memory, ext_len).
     """
     rows = host_rows(mesh, config.streams, "eval.streams")
-    read = make_reader(model_config, config, mesh)
+    read = read or make_reader(model_config, config, mesh)
     context = config.mem_len or config.ext_len
 
     def evaluate(params: Any, tokens: np.ndarray, progress: Progress) -> dict[str, Any]:

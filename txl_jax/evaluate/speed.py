@@ -58,7 +58,7 @@ def attention_lens(sweep: str) -> tuple[int, ...]:
             f"eval.sweep = {sweep!r} must be attention lengths of at least 2 in mode "
             "speed, such as mem_len=800,3800"
         )
-    return lengths
+    return tuple(map(int, lengths))
 
 
 def count_flops(config: ModelConfig, B: int, L: int, W: int) -> dict[str, float]:

@@ -14,6 +14,7 @@ import tqdm
 
 from txl_jax.report.log import say
 from txl_jax.runtime import distributed
+from txl_jax.runtime.preemption import stop
 
 EVERY_SECONDS = 10.0  # between lines, where stderr is not a terminal
 QUIET_SECONDS = 2.0  # shorter waits are not reported
@@ -121,3 +122,16 @@ def report_compilation(name: str, call: Callable[..., Any]) -> Callable[..., Any
             return call(*args)
 
     return reported
+
+
+@contextlib.contextmanager
+def interruptible(label: str) -> Iterator[Callable[[int, int], None]]:
+    """Yields progress(done, total), which raises Interrupted after a signal."""
+    with Progress(label, 0) as bar:
+
+        def progress(done: int, total: int) -> None:
+            bar(done, total)
+            if stop.at_boundary():
+                raise stop.end("while evaluating")
+
+        yield progress

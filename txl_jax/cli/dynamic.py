@@ -1,0 +1,89 @@
+"""The statistics of gradients that dynamic evaluation needs, kept in the workdir."""
+
+import hashlib
+import io
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from txl_jax.checkpoint.checksum import checksums, named_leaves
+from txl_jax.data.streams import Streams
+from txl_jax.data.tokens import Tokens
+from txl_jax.errors import UserError
+from txl_jax.evaluate import dynamic
+from txl_jax.evaluate.dynamic import DynamicReader
+from txl_jax.evaluate.options import evaluation_model
+from txl_jax.report.log import say
+from txl_jax.report.progress import interruptible
+from txl_jax.runtime import distributed, storage
+from txl_jax.workdir.load import Loaded
+
+FILE = "dynamic.npz"  # r of every parameter, and the key
+
+
+def make_reader(loaded: Loaded, tokens: Tokens, workdir: Path) -> DynamicReader:
+    """Returns the reader of dynamic evaluation; raises UserError for many processes."""
+    if distributed.several():
+        raise UserError("eval.dynamic reads one stream: run it in one process")
+    config = loaded.config
+    rms = None
+    if config.eval.dynamic == "rms":
+        rms = _statistics(loaded, tokens, workdir)
+    return DynamicReader(config.model, config.eval, loaded.mesh, rms)
+
+
+def _statistics(loaded: Loaded, tokens: Tokens, workdir: Path) -> Any:
+    """Returns r of every parameter: from the workdir, or else collected and saved."""
+    config, path = loaded.config.eval, workdir / FILE
+    model = evaluation_model(loaded.config.model, config)
+    split = tokens.manifest["splits"]["train"]["sha256"]
+    state = checksums(loaded.params), model, config.tgt_len, config.dynamic_segments
+    key = hashlib.sha256(repr((*state, config.reset_memory_at, split)).encode())
+    if rms := _read(path, key.hexdigest(), loaded.params):
+        return rms
+    L, text = config.tgt_len, tokens.split("train")
+    if config.dynamic_segments:
+        text = text[: config.dynamic_segments * L + 1]
+    streams = Streams(text, 1, L, reset_memory_at=config.reset_memory_at)
+    with interruptible("gradients of train") as progress:
+
+        def segments() -> Any:
+            for n, segment in enumerate(streams.epoch()):
+                progress(n, streams.segments_per_epoch)
+                yield segment
+
+        rms = dynamic.root_mean_squares(
+            loaded.config.model, config, loaded.mesh, loaded.params, segments()
+        )
+    arrays: dict[str, Any] = {name: np.asarray(x) for name, x in named_leaves(rms)}
+
+    def write(target: Path) -> None:
+        with target.open("wb") as file:
+            np.savez(file, key=np.array(key.hexdigest()), **arrays)
+
+    storage.replace(path, write)
+    say(f"the statistics of {streams.segments_per_epoch:,} gradients are in {path}")
+    return rms
+
+
+def _read(path: Path, key: str, params: Any) -> Any:
+    """Returns the saved statistics; None if there are none with this key."""
+    if not storage.is_file(path):
+        return None
+    try:
+        saved = np.load(io.BytesIO(path.read_bytes()), allow_pickle=False)
+        if str(saved["key"]) != key:
+            return None
+        arrays = [saved[name] for name, _ in named_leaves(params)]
+    except (ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        say(f"{path} is damaged: the statistics are collected again")
+        return None
+    leaves, tree = jax.tree.flatten(params)
+    placed = [
+        jax.device_put(array, leaf.sharding)
+        for array, leaf in zip(arrays, leaves, strict=True)
+    ]
+    return jax.tree.unflatten(tree, placed)

@@ -1,0 +1,150 @@
+"""Dynamic evaluation: the parameters adapt to the text that they are evaluated on.
+
+After each segment has been scored, its gradient changes the parameters (Krause et al.
+2019, "Dynamic evaluation of Transformer language models"):
+
+    theta <- theta - lr g / (r + EPSILON) + min(decay r, 1) (theta_0 - theta)
+
+g is the gradient of the segment's mean nll, theta_0 the trained parameters. For "rms",
+r = sqrt(s) / mean(sqrt(s)): s is the mean of g^2 over segments of the training split,
+and the mean is over all parameters. For "sgd", r is 1 and EPSILON is 0. The memory
+holds hidden states, as in training, since keys and values depend on the parameters.
+
+Dims: S segments in one call, B = 1 stream, L segment.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.sharding import Mesh
+
+from txl_jax.data.streams import Segment
+from txl_jax.evaluate.accounting import EVAL_FIELDS, check_fits
+from txl_jax.evaluate.options import EvalConfig, evaluation_model
+from txl_jax.evaluate.reader import Traced
+from txl_jax.model.config import ModelConfig
+from txl_jax.model.memory import Memory
+from txl_jax.model.txl import TransformerXL
+from txl_jax.sharding import place_segments
+from txl_jax.update.step import nll_sum
+
+EPSILON = 1e-3
+
+
+def model_without_dropout(model_config: ModelConfig, config: EvalConfig) -> ModelConfig:
+    """Returns the model of evaluation, whose gradients are those of its scores."""
+    model = evaluation_model(model_config, config)
+    return dataclasses.replace(model, dropout=0.0, dropatt=0.0, word_dropout=0.0)
+
+
+def gradient(
+    config: ModelConfig, params: Any, memory: Memory, segment: Traced
+) -> tuple[Any, Array, Memory]:
+    """Returns (gradient of the mean nll, summed nll, memory) of one segment."""
+    nll_of = functools.partial(nll_sum, TransformerXL(config))
+    grad = jax.value_and_grad(nll_of, has_aux=True)
+    (nll, (tokens, memory, _)), grads = grad(params, memory, segment, jax.random.key(0))
+    return jax.tree.map(lambda g: g / jnp.maximum(tokens, 1), grads), nll, memory
+
+
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
+def add_squares(
+    config: ModelConfig, carry: tuple[Any, Memory], params: Any, segments: Segment
+) -> tuple[Any, Memory]:
+    """Returns (sums of squared gradients, memory) after S more segments."""
+
+    def add(carry: tuple[Any, Memory], segment: Traced) -> tuple[Any, None]:
+        squares, memory = carry
+        grads, _, memory = gradient(config, params, memory, segment)
+        squares = jax.tree.map(lambda total, g: total + g * g, squares, grads)
+        return (squares, memory), None
+
+    return jax.lax.scan(add, carry, segments)[0]
+
+
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
+def adapt(
+    config: ModelConfig,
+    carry: tuple[Any, Memory],
+    trained: Any,
+    rms: Any,
+    rates: dict[str, Any],
+    segments: Segment,
+) -> tuple[tuple[Any, Memory], Array]:
+    """Scores S segments, and updates the parameters after each one.
+
+    Returns ((parameters, memory), nll_S). rates: lr, decay and epsilon.
+    """
+    lr, decay, epsilon = (rates[name] for name in ("lr", "decay", "epsilon"))
+
+    def update(theta: Array, theta_0: Array, g: Array, r: Array) -> Array:
+        pull = jnp.minimum(decay * r, 1) * (theta_0 - theta)
+        return theta - lr * g / (r + epsilon) + pull
+
+    def read(carry: tuple[Any, Memory], segment: Traced) -> Any:
+        params, memory = carry
+        grads, nll, memory = gradient(config, params, memory, segment)
+        return (jax.tree.map(update, params, trained, grads, rms), memory), nll
+
+    return jax.lax.scan(read, carry, segments)
+
+
+def root_mean_squares(
+    model_config: ModelConfig,
+    config: EvalConfig,
+    mesh: Mesh,
+    params: Any,
+    segments: Iterable[Segment],
+) -> Any:
+    """Returns r of every parameter, from consecutive segments of the training split."""
+    model_config = model_without_dropout(model_config, config)
+    memory = Memory.empty(model_config, 1)
+    carry = jax.tree.map(jnp.zeros_like, params), memory
+    for segment in segments:
+        carry = add_squares(model_config, carry, params, place_segments(mesh, segment))
+    # The number of segments cancels.
+    roots = jax.tree.map(jnp.sqrt, carry[0])
+    leaves = jax.tree.leaves(roots)
+    mean = sum(map(jnp.sum, leaves)) / sum(leaf.size for leaf in leaves)
+    return jax.tree.map(lambda x: x / mean, roots)
+
+
+class DynamicReader:
+    """Reads one stream like `reader.Reader`, with parameters that adapt to it.
+
+    rms: r of every parameter; 1.0 for "sgd".
+    """
+
+    def __init__(
+        self, model_config: ModelConfig, config: EvalConfig, mesh: Mesh, rms: Any
+    ) -> None:
+        self.config, self.mesh, self.rms = config, mesh, rms
+        self.model_config = model_without_dropout(model_config, config)
+
+    def unstack(self, params: Any) -> Any:
+        """Returns the parameters: here the layers stay stacked."""
+        return params
+
+    def outputs(self, params: Any, segments: Iterable[Segment]) -> Iterator[Array]:
+        """Yields nll_S, in nats, of every call; `params` keep their values.
+
+        Raises UserError if the memory does not fit into this machine's.
+        """
+        check_fits(self.model_config, 1, self.config.tgt_len, EVAL_FIELDS)
+        carry = jax.tree.map(jnp.copy, params), Memory.empty(self.model_config, 1)
+        rates = {
+            "lr": self.config.dynamic_lr,
+            "decay": self.config.dynamic_decay,
+            "epsilon": EPSILON if self.config.dynamic == "rms" else 0.0,
+        }
+        ones = self.config.dynamic == "sgd"
+        rms = jax.tree.map(jnp.ones_like, params) if ones else self.rms
+        for segment in segments:
+            segment = place_segments(self.mesh, segment)
+            carry, nll_S = adapt(self.model_config, carry, params, rms, rates, segment)
+            yield nll_S
