@@ -159,6 +159,11 @@ optim.betas=0.9,1                   | optim.betas = (0.9, 1.0)
 optim.lr=nan                        | optim.lr = nan must be a finite number
 optim.epsilon=0                     | optim.epsilon = 0.0 must be above 0
 optim.schedule=constant optim.min_lr_ratio=1 | optim.min_lr_ratio
+eval.dynamic_lr=1                   | eval.dynamic_lr needs eval.dynamic = "rms"
+eval.sweep=dynamic_decay=0.1        | eval.dynamic_decay needs eval.dynamic = "rms"
+eval.dynamic=rms eval.streams=2     | set eval.streams to 1
+eval.dynamic=sgd eval.streams=1 eval.mem_len=0 eval.ext_len=1 | leave out eval.ext_len
+eval.dynamic=sgd eval.streams=1 eval.sweep=cold_start=9 | a sweep over cold_start
 eval.checkpoint=²                   | eval.checkpoint
 eval.checkpoint=100,best            | eval.checkpoint | average
 eval.checkpoint=1,,2                | several with commas between

@@ -16,6 +16,7 @@ from txl_jax.evaluate.options import EvalConfig, Sweep, parse_sweep
         ("clamp_len=0,400,20", (20, 400, 0)),
         ("same_length=true,false", (False, True)),
         ("cold_start=512", (512,)),
+        ("dynamic_lr=3e-2,0,0.01", (0.0, 0.01, 0.03)),
     ],
 )
 def test_parses(text: str, values: tuple[int, ...]) -> None:

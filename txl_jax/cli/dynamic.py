@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from txl_jax import sharding
 from txl_jax.checkpoint.checksum import checksums, named_leaves
 from txl_jax.data.streams import Streams
 from txl_jax.data.tokens import Tokens
@@ -29,6 +30,7 @@ def make_reader(loaded: Loaded, tokens: Tokens, workdir: Path) -> DynamicReader:
     if distributed.several():
         raise UserError("eval.dynamic reads one stream: run it in one process")
     config = loaded.config
+    sharding.check_streams(loaded.mesh, config.eval.streams, "eval.streams")
     rms = None
     if config.eval.dynamic == "rms":
         rms = _statistics(loaded, tokens, workdir)

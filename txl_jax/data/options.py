@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from txl_jax.runtime.constraint import at_least, check, one_of
 
 CORPORA = tuple(
-    "stdlib text copying enwik8 text8 wikitext103 wikitext2 lm1b ptb tfds".split()
+    "stdlib text copying shakespeare enwik8 text8 wikitext103 wikitext2 lm1b ptb "
+    "tfds".split()
 )
 CONVENTIONS = tuple(
     "lines text newlines_deleted newlines_kept tensorflow words".split()

@@ -1,0 +1,62 @@
+"""Dynamic evaluation of a run: its statistics are collected once."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import pytest
+
+from tests.support import tiny
+from tests.support.trained import Home, home
+from txl_jax.cli import evaluate
+from txl_jax.workdir.load import Loaded, load
+
+FIXTURES = (home,)
+DYNAMIC: dict[str, Any] = {"dynamic": "rms", "dynamic_lr": 0.1, "dynamic_segments": 6}
+
+
+@pytest.fixture
+def loaded(home: Home) -> Loaded:
+    """The run's model on one device."""
+    loaded, mesh = load(home.run), tiny.one_device()
+    params = jax.device_put(jax.device_get(loaded.params), mesh.devices.item())
+    return loaded._replace(mesh=mesh, params=params)
+
+
+def score(loaded: Loaded, home: Home, **fields: Any) -> dict[str, Any]:
+    """Returns the result of --mode=evaluate with these fields of `eval`."""
+    options = dataclasses.replace(
+        loaded.config.eval, streams=1, max_tokens=40, **fields
+    )
+    config = dataclasses.replace(loaded.config, eval=options)
+    return evaluate.run(loaded._replace(config=config), home.run)
+
+
+def test_statistics_are_kept_in_the_workdir(
+    home: Home, loaded: Loaded, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = home.run / "dynamic.npz"
+    first = score(loaded, home, **DYNAMIC)
+    assert f"the statistics of 6 gradients are in {path}" in capfd.readouterr().err
+    kept = path.read_bytes()
+    static = score(loaded, home)
+    assert first["nll"] != static["nll"] and "dynamic" not in static
+
+    assert score(loaded, home, **DYNAMIC)["nll"] == first["nll"]
+    assert "statistics" not in capfd.readouterr().err and path.read_bytes() == kept
+    path.write_bytes(kept[: len(kept) // 2])
+    assert score(loaded, home, **DYNAMIC)["nll"] == first["nll"]
+    line = f"{path} is damaged: the statistics are collected again"
+    assert line in capfd.readouterr().err
+
+
+def test_rates_are_swept(home: Home, loaded: Loaded) -> None:
+    result = score(loaded, home, dynamic="sgd", sweep="dynamic_lr=0.1,0.01")
+    rows = [row["dynamic_lr"] for row in result["rows"]]
+    assert (rows, result["init"]) == ([0.0, 0.01, 0.1], 0.0)
+    assert (home.run / "sweep_dynamic_lr.png").exists()
+
+
+def test_one_stream_is_not_split(home: Home) -> None:
+    done = home.read("evaluate", "--streams=1", "--dynamic=sgd")
+    assert done.status == 2 and "eval.streams = 1 is not divisible" in done.err
