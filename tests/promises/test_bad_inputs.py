@@ -249,13 +249,13 @@ evaluate checkpoints_gone                 | train there first, or give the
 evaluate checkpoints_empty                | no checkpoint in {home}
 run imported                              | {home}/imported holds an imported mo
 run checkpoints_file                      | checkpoints is not a folder: move it away
-new train.init_from={home}/nowhere        | nowhere': it holds no run
+new train.init_from={home}/nowhere        | nowhere holds no run
 new train.init_from={run} model.n_layer=3 | model.n_layer is 2 there, 3 here
-new train.init_from={home}/letters        | use it with data.vocab_path
+new train.init_from={home}/letters data.vocab=byte | use it with data.vocab_path
 new train.init_from={home}/manifests      | train.init_from =
 new train.init_from={home}/checkpoints_gone | no checkpoint in {home}/checkpoints_gone
 new train.init_from={home}/arrays         | checkpoint 60 is damaged (item p
-new train.init_from={home}/words_gone     | vocab.json is not a vocabulary
+new train.init_from={home}/words_gone     | vocab.json' cannot be read
 new train.init_from={home}/config_flipped | /config_flipped/config.json:
 new train.init_from={long}                | cannot be used (File name
 

@@ -5,14 +5,18 @@ appear immediately.
 """
 
 import argparse
+import dataclasses
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
+from ml_collections import ConfigDict
+
 from txl_jax import config as configs
 from txl_jax.config import Config
+from txl_jax.data.options import OWN
 from txl_jax.errors import UserError, nearest, require_one_of
-from txl_jax.runtime import upgrade
-from txl_jax.workdir.folder import CONFIG, find
+from txl_jax.runtime import storage, upgrade
+from txl_jax.workdir.folder import CONFIG, VOCAB, find
 
 
 class Mode(NamedTuple):
@@ -53,6 +57,10 @@ MODES = {
 # Modes whose runs have their own configs, and the sections that the mode itself reads.
 # Overrides of all sections but the first apply to the configs of the runs.
 OUTER = {"import": ("convert.",), "table": ("table.", "run."), "recl": ("recl.",)}
+
+INIT_FROM = "train.init_from"
+# The beginnings of the fields that a run with this flag takes from another run.
+TAKEN = ("model.", "data.vocab", "data.lower_case")
 
 GENERAL = ("--config", "--workdir", "--mode", "--print_config", "--version", "--help")
 
@@ -99,13 +107,39 @@ def parse(argv: list[str]) -> Command:
     else:
         raise UserError("give --config=FILE, or the --workdir of a run; see --help")
     origins: dict[str, str] = {}
+    taken = start_from(config, applied, folder) if applied.get(INIT_FROM) else source
     if args.print_config:
         changed = configs.differences(configs.parse(config), Config())
-        origins = dict.fromkeys(changed, source) | dict.fromkeys(applied, "a flag")
+        origins = {x: taken if x.startswith(TAKEN) else source for x in changed}
+        origins |= dict.fromkeys(applied, "a flag")
     for name, text in applied.items():
         configs.override(config, name, text)
     parsed = configs.parse(config)
     return Command(args.mode, parsed, folder, overrides, origins, args.print_config)
+
+
+def start_from(config: ConfigDict, given: dict[str, str], folder: Path) -> str:
+    """Sets the model and the vocabulary to those of train.init_from, another workdir.
+
+    A run that has begun keeps its own. The vocabulary stays if flags describe it; other
+    flags are applied later. Returns the path of the config that was read.
+    """
+    try:
+        source, own = find(given[INIT_FROM]) / CONFIG, folder / CONFIG
+        begun = storage.is_file(own)
+        path = own if begun else source
+        saved = dataclasses.asdict(configs.parse(configs.load_json(path)))
+    except UserError as error:
+        raise UserError(f"{INIT_FROM} = {given[INIT_FROM]!r}: {error}") from error
+    changes = {"model": saved["model"]}
+    if not any(name.startswith(TAKEN[1:]) for name in given):
+        vocab_path = str(storage.absolute(folder) / VOCAB)  # the run's own copy
+        data = {"vocab": OWN, "vocab_size": 0, "lower_case": False}
+        data |= {"vocab_path": vocab_path}
+        changes["data"] = {x: saved["data"][x] for x in data} if begun else data
+    with config.ignore_type():
+        config.update(changes)
+    return str(path)
 
 
 def _outer_folder(args: argparse.Namespace) -> Path:

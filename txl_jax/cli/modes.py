@@ -32,7 +32,7 @@ from txl_jax.report import provenance
 from txl_jax.report.log import say, to_json
 from txl_jax.runtime import distributed, peers, storage
 from txl_jax.runtime.preemption import stop
-from txl_jax.workdir.load import Loaded, load
+from txl_jax.workdir.load import Loaded, initial_data, load
 
 
 def load_model(command: Command) -> Loaded:
@@ -49,7 +49,7 @@ RUN: dict[str, Callable[[Command], dict[str, Any]]] = {
     "generate": lambda c: generate.run(load_model(c)),
     "score": lambda c: score.run(load_model(c)),
     "attention": lambda c: attention.run(load_model(c), c.workdir),
-    "prepare": lambda c: statistics(prepare(c.config.data)),
+    "prepare": lambda c: statistics(prepare(initial_data(c.config, c.workdir))),
     "import": lambda c: convert.import_model(c.config.convert, c.workdir, c.overrides),
     "export": lambda c: convert.export_model(c.config.convert, load_model(c)),
     "compile": lambda c: compile.run(c.config),

@@ -34,7 +34,7 @@ from txl_jax.update.step import make_program
 from txl_jax.workdir import claim
 from txl_jax.workdir.fit import fit_mesh, fit_vocab
 from txl_jax.workdir.folder import METRICS
-from txl_jax.workdir.load import load, load_initial
+from txl_jax.workdir.load import initial_data, load, load_initial
 from txl_jax.workdir.lock import locked
 from txl_jax.workdir.staging import Staging
 
@@ -53,7 +53,7 @@ def trained(config: Config, workdir: Path) -> Iterator[tuple[Tokens, dict[str, A
     anything is written to the workdir.
     """
     claim.check_trainable(workdir, config)
-    tokens = prepare(config.data)
+    tokens = prepare(initial_data(config, workdir))
     distributed.require_equal({"the corpus": tokens.manifest["splits"]})
     fitted = fit_vocab(config, len(tokens.vocab))
     check_fit(fitted, tokens)

@@ -38,7 +38,8 @@ class TrainConfig:
     reset_memory_at: int = at_least(-1, -1)
     # skip updates whose loss is above this multiple of the mean loss; 0 = off
     max_loss_factor: float = 0.0
-    # workdir to take a new run's initial parameters from; "" = none
+    # workdir to take a new run's initial parameters from; as a flag, also the model and
+    # the vocabulary, except for fields that other flags set; "" = none
     init_from: str = ""
     # published validation curve to compare with: a name in experiments/curves, or the
     # path of such a .json file; "" = none

@@ -16,6 +16,7 @@ from txl_jax.checkpoint.manager import open_checkpoints
 from txl_jax.checkpoint.manifest import Damaged, Imported
 from txl_jax.config import Config
 from txl_jax.data import vocab as vocabulary
+from txl_jax.data.options import DataConfig
 from txl_jax.data.vocab import Vocab
 from txl_jax.errors import BadNumbers, UserError
 from txl_jax.model.config import ModelConfig
@@ -96,6 +97,17 @@ def like_params(model: ModelConfig, mesh: Mesh) -> Any:
     return save_restore.abstract(nn.unbox(shapes), shardings)
 
 
+def initial_data(config: Config, workdir: Path) -> DataConfig:
+    """Returns config.data, with the vocabulary of train.init_from at the first start.
+
+    Later starts read the copy in the workdir, so that they do not need the other run.
+    """
+    source, own = config.train.init_from, storage.absolute(workdir) / VOCAB
+    if not source or config.data.vocab_path != str(own) or storage.is_file(own):
+        return config.data
+    return dataclasses.replace(config.data, vocab_path=str(find(source) / VOCAB))
+
+
 def load_initial(config: Config, workdir: Path, vocab: Vocab) -> Any:
     """Returns the parameters that a run starts from, or None for random ones.
 
@@ -151,8 +163,6 @@ def has_checkpoint(workdir: Path, config: Config) -> bool:
 
 
 def _load_fitting(source: Path, config: Config, vocab: Vocab) -> Any:
-    if not storage.is_file(source / CONFIG):
-        raise UserError(f"it holds no run (no {CONFIG}): give the workdir of a run")
     saved = configs.parse(configs.load_json(source / CONFIG))
     if vocabulary.load(source / VOCAB, RESTORE_VOCAB).to_json() != vocab.to_json():
         raise UserError(
@@ -161,21 +171,30 @@ def _load_fitting(source: Path, config: Config, vocab: Vocab) -> Any:
         )
     saved = fit_vocab(saved, len(vocab))
     averages = saved.optim.asgd_from > 0
-    _check_models(saved.model, config.model)
+    free = _check_models(saved.model, config.model)
     like = like_params(config.model, fit_mesh(config))
     with open_checkpoints(source, read_only=True) as manager:
-        return save_restore.restore_params(manager, "best", like, averages=averages)[0]
+        params, step = save_restore.restore_params(
+            manager, "best", like, averages=averages
+        )
+    but = f", but {'; '.join(free)}" if free else ""
+    say(f"starts from update {step} of {source}, with its model and vocabulary{but}")
+    return params
 
 
-def _check_models(saved: ModelConfig, model: ModelConfig) -> None:
-    """Raises UserError unless saved parameters mean the same in both models."""
-    differences = []
+def _check_models(saved: ModelConfig, model: ModelConfig) -> list[str]:
+    """Returns the differences of two models, in words.
+
+    Raises UserError unless saved parameters mean the same in both.
+    """
+    lines = {}
     for field in dataclasses.fields(ModelConfig):
         old, new = getattr(saved, field.name), getattr(model, field.name)
-        if old != new and field.name not in FREE:
-            differences.append(f"model.{field.name} is {old!r} there, {new!r} here")
-    if differences:
+        if old != new:
+            lines[field.name] = f"model.{field.name} is {old!r} there, {new!r} here"
+    if wrong := [line for name, line in lines.items() if name not in FREE]:
         raise UserError(
-            f"its model differs ({'; '.join(differences)}): set these fields as in its "
+            f"its model differs ({'; '.join(wrong)}): set these fields as in its "
             f"{CONFIG}"
         )
+    return list(lines.values())
