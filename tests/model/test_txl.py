@@ -1,6 +1,7 @@
 """The model agrees with `tests.reference` in every variant and way of computing it."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import flax.linen as nn
@@ -10,7 +11,9 @@ import numpy as np
 import pytest
 
 from tests import reference
+from tests.reference import Array
 from tests.support import tiny
+from txl_jax.errors import UserError
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.dropout import Dropout
 from txl_jax.model.memory import Memory
@@ -231,3 +234,40 @@ def test_a_kept_array_is_not_computed_again() -> None:
 def test_parameters_are_float32_under_bfloat16() -> None:
     shapes = abstract_params(tiny.config(dtype="bfloat16"))
     assert {leaf.dtype for leaf in jax.tree.leaves(shapes)} == {jnp.dtype("float32")}
+
+
+def test_embeddings_take_the_place_of_tokens() -> None:
+    """To the bit in one program, with documents, padding and dropout."""
+    apply = functools.partial(TransformerXL(DROPOUT).apply, {"params": PARAMS})
+    segment: Any = {"first_BL": jnp.eye(B, L, dtype=bool), "length_B": jnp.full(B, 2)}
+    segment["rngs"] = {"dropout": jax.random.key(3)}
+
+    def embed(tokens_BL: Array) -> Any:
+        return apply(tokens_BL, method=lambda m, x: m.embedding.embed(x))
+
+    @tiny.jit
+    def read(tokens_BL: Array, memory: Memory) -> Any:
+        inputs_BLD = embed(tokens_BL)
+        from_inputs = apply(None, memory, inputs_BLD=inputs_BLD, **segment)
+        return apply(tokens_BL, memory, **segment), from_inputs
+
+    memory = Memory.empty(DROPOUT, B)
+    for seed in (1, 2):
+        tokens_BL = tiny.make_tokens(B, L, seed)
+        expected, actual = read(tokens_BL, memory)
+        tiny.assert_equal(actual, expected)
+        memory = expected[1]
+    wrong: Any = (None, None), (tokens_BL, jnp.ones((B, L, tiny.D)))
+    for tokens, inputs in wrong:
+        with pytest.raises(UserError, match="either tokens_BL or inputs_BLD"):
+            apply(tokens, memory, inputs_BLD=inputs)
+
+
+def test_a_model_of_embeddings_has_no_parameters_for_tokens() -> None:
+    model = TransformerXL(tiny.config(vocab_size=0))
+    init = functools.partial(jax.eval_shape, model.init, jax.random.key(0), None)
+    inputs_BLD = jnp.zeros((B, L, tiny.D))
+    params = init(Memory.empty(model.config, B), inputs_BLD=inputs_BLD)["params"]
+    expected = nn.unbox(abstract_params(tiny.CONFIG))
+    del expected["embedding"]
+    assert nn.unbox(params) == expected

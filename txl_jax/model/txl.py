@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from txl_jax.errors import UserError
 from txl_jax.model.adaptive import Vocabulary
 from txl_jax.model.block import Block
 from txl_jax.model.config import ModelConfig, parse_remat
@@ -61,25 +62,35 @@ class TransformerXL(nn.Module):
 
     def __call__(
         self,
-        tokens_BL: Array,
+        tokens_BL: Array | None,
         memory: AnyMemory,
         *,
         first_BL: Array | None = None,
         length_B: Array | None = None,
+        inputs_BLD: Array | None = None,
     ) -> tuple[Array, AnyMemory]:
         """Returns (hidden_BLD, memory) after a segment.
 
+        tokens_BL (int): None if inputs_BLD, which take the place of their embeddings,
+            are given. A model that is initialized with these and called for hidden
+            states has no parameters for tokens; its vocab_size may be 0.
         first_BL (bool): a document starts at this token and sees nothing before it;
             with initial_memory = "zeros", one that starts with the segment sees zeros.
         length_B: the number of real tokens per stream (default: all). The others are
             padding at the right end, which never enters the memory.
         """
         config = self.config
-        L, M = tokens_BL.shape[1], memory.mem_len
+        if (tokens_BL is None) == (inputs_BLD is None):
+            raise UserError("give either tokens_BL or inputs_BLD")
+        inputs: Any = inputs_BLD if tokens_BL is None else tokens_BL
+        L, M = inputs.shape[1], memory.mem_len
         if first_BL is not None and config.initial_memory == "zeros":
             memory = memory.zero(first_BL[:, 0])
             first_BL = first_BL.at[:, 0].set(False)
-        h_BLD = self.embedding.embed(tokens_BL)
+        if tokens_BL is None:
+            h_BLD = jnp.asarray(inputs, config.compute_dtype)
+        else:
+            h_BLD = self.embedding.embed(tokens_BL)
         if self.scheme.embeddings:
             h_BLD += self.scheme.embeddings(config, L).astype(config.compute_dtype)
         h_BLD = self.drop_rows(h_BLD)
@@ -103,17 +114,21 @@ class TransformerXL(nn.Module):
         return self.layers(h_BLD, h_NBMD, biases, R_RD, oldest_BL)
 
     def nll(
-        self, tokens_BL: Array, targets_BL: Array, memory: AnyMemory, **segment: Any
+        self,
+        tokens_BL: Array | None,
+        targets_BL: Array,
+        memory: AnyMemory,
+        **segment: Any,
     ) -> tuple[Array, AnyMemory]:
         """Returns (nll_BL in nats, in token order, memory); nll is -log p(target).
 
-        segment: first_BL and length_B, as for a call of the model.
+        segment: first_BL, length_B and inputs_BLD, as for a call of the model.
         """
         hidden_BLD, memory = self(tokens_BL, memory, **segment)
         return self.embedding.nll(hidden_BLD, targets_BL), memory
 
     def logits(
-        self, tokens_BL: Array, memory: AnyMemory, **segment: Any
+        self, tokens_BL: Array | None, memory: AnyMemory, **segment: Any
     ) -> tuple[Array, AnyMemory]:
         """Returns (logits_BLV, memory); logits are normalized log-probabilities."""
         hidden_BLD, memory = self(tokens_BL, memory, **segment)
