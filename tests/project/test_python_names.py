@@ -1,6 +1,8 @@
 """The names of `import txl_jax` are lazy and touch no device; its examples run."""
 
 import doctest
+import importlib.metadata
+import inspect
 import re
 import subprocess
 import sys
@@ -34,6 +36,23 @@ def test_names_are_lazy_and_touch_no_device() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+def test_the_page_lists_the_public_names_and_the_versions() -> None:
+    page = PAGE.with_name("api.md").read_text("utf-8")
+    public = page.partition("## The public names")[2].partition("\n## ")[0]
+    listed = re.findall(r"^\.\. auto\w+:: txl_jax\.(\w+)", public, re.M)
+    assert sorted(listed) == txl_jax.__all__ == sorted(txl_jax.__all__)
+    table = re.findall(r"^\| `(\w+)", PAGE.read_text("utf-8"), re.M)
+    assert set(table) == set(listed)
+    for name in listed:
+        assert inspect.getdoc(getattr(txl_jax, name)), name
+    metadata = importlib.metadata.metadata("txl_jax")
+    pythons = [x[-4:] for x in metadata.get_all("Classifier") or () if " 3." in x]
+    (jax,) = (x for x in metadata.get_all("Requires-Dist") or () if x[:5] == "jax>=")
+    assert f"tested with {', '.join(pythons[:-1])} and {pythons[-1]} |" in page
+    assert f"| jax | {jax[5:]} or newer" in page
+    assert f"| Python | {metadata['Requires-Python'][2:]} or newer" in page
+
+
 def test_the_example_of_the_docstring() -> None:
     assert doctest.testmod(txl_jax) == (0, 10)
     with pytest.raises(AttributeError, match="has no attribute 'Transformer'"):
@@ -41,10 +60,10 @@ def test_the_example_of_the_docstring() -> None:
 
 
 @pytest.mark.long
-def test_the_memory_of_the_page_recalls_a_distant_token(
+def test_the_agent_of_the_page_recalls_a_distant_cue(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The page's blocks in order; only a remembered token can be predicted."""
+    """The page's blocks in order; without memory the agent can only guess."""
     names: dict[str, Any] = {}
     for block in BLOCKS[:2]:
         exec(compile(block, str(PAGE), "exec"), names)
