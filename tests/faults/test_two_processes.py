@@ -128,12 +128,10 @@ def test_a_damaged_save_and_unequal_copies_end_all_processes(
     workdir = request.getfixturevalue("remote") if is_remote else str(tmp_path / "run")
     run = Processes(tmp_path, workdir, python=("-c", PROOFS))
     assert run.wait() == [2, 2], run.stderr[0].read_text()
-    for index, reason in enumerate(("array params/", "by process 0")):
+    for index, reason in enumerate(("array ", "(by process 0)")):
         damaged, differs = run.said(index)
         assert "checkpoint 3 was read back with other values than were saved" in damaged
-        assert (
-            f"({'Damaged: checkpoint 3 is damaged (' * (not index)}{reason}" in damaged
-        )
+        assert reason in damaged
         expected = (
             "b has other bits on 2 of its devices (device 0 of process 1, device 1"
         )

@@ -9,6 +9,7 @@ together: it renames a folder, or on gs:// writes a commit file last.
 import contextlib
 import dataclasses
 import functools
+import traceback
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +29,8 @@ from txl_jax.report.progress import waiting
 from txl_jax.runtime import distributed, storage
 from txl_jax.update.state import Average, TrainState
 
-DATA_LOSS = "DATA_LOSS"  # TensorStore's code for content that it cannot decode
+# TensorStore's codes for content that it cannot decode.
+UNDECODABLE = "DATA_LOSS", "FAILED_PRECONDITION"
 
 
 def save(
@@ -121,8 +123,9 @@ def _compare(
                 restored = reader.restore(folder / item, args=args)
                 manifests.verify(manifest, {item: restored})
     except Exception as error:  # of orbax, the disk, the store or the host
-        is_damaged = isinstance(error, Damaged) or DATA_LOSS in str(error)
-        return storage.one_line(error), is_damaged
+        text = "".join(traceback.format_exception(error))  # with the error's causes
+        is_undecodable = any(code in text for code in UNDECODABLE)
+        return storage.one_line(error), isinstance(error, Damaged) or is_undecodable
     return "", False
 
 
