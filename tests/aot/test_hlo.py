@@ -76,6 +76,20 @@ def test_a_loops_collectives_count_as_often_as_it_runs_or_is_assumed_to() -> Non
         assert result.times == times
 
 
+def test_a_known_trip_count_serves_where_the_condition_is_a_fusion() -> None:
+    text = TEXT.replace("compare(%at, %limit), direction=LT", "fusion(%at), calls=%lt")
+    known = 'body=%body, backend_config={"known_trip_count":{"n":"6"}}\n'
+    (result,) = collectives(Program(text.replace("body=%body\n", known)))
+    assert result.times == 6
+
+
+def test_products_of_a_library_count_without_their_workspace() -> None:
+    product = '%c = (f32[4]{0}, s8[64]{0}) custom-call(%q), custom_call_target="'
+    text = TEXT.replace("  %begin =", f'  {product}__cublas$lt$matmul"\n  %begin =')
+    before, after = (sum(hbm_bytes(Program(x)).values()) for x in (TEXT, text))
+    assert after - before == 5 * LAYER + 4 * 4
+
+
 def test_what_slices_exchange_is_a_send_of_their_runtime() -> None:
     send = """\
   %token = token[] after-all()

@@ -1,8 +1,8 @@
-"""TPU chips and slices, with the source of each number.
+"""Chips and slices, with the source of each number; GPUs are those of `gpus`.
 
-Chips, cores and devices differ. A chip of v3, v4 or v5p has two cores. On v3 each core
-is a device with half of the chip's memory; on v4 and v5p both cores are one device
-("megacore"). v5e and v6e have one core.
+Chips, cores and devices differ. A TPU chip of v3, v4 or v5p has two cores. On v3 each
+core is a device with half of the chip's memory; on v4 and v5p both cores are one device
+("megacore"). v5e, v6e and GPUs have one core here.
 """
 
 import importlib.util
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from txl_jax.aot import gpus
 from txl_jax.errors import UserError, require_one_of
 
 GIB = 2**30
@@ -31,7 +32,7 @@ class Chip(NamedTuple):
     interfaces (Google's pages of v5e and v6e; v5p as in the book, v4 assumed equal)
     divided by the host's chips; 0 = the chip has no multislice.
     wraps: an axis of the slice is a ring if its length is a multiple of this number
-    (the same page of the book, and Google's pages of v4 and v5p).
+    (the same page of the book, and Google's pages of v4 and v5p); 0 = a switch.
     """
 
     flops: float
@@ -52,6 +53,9 @@ CHIPS = {
     "v5e": Chip(197e12, 15.75 * GIB, 819e9, 4.5e10, 3.125e9, 2, 16),
     "v5p": Chip(459e12, 95.73 * GIB, 2765e9, 9e10, 6.25e9, 3, 4, 2),
     "v6e": Chip(918e12, 31.24 * GIB, 1638e9, 9e10, 12.5e9, 2, 16),
+} | {
+    name: Chip(gpu.flops, gpu.usable, gpu.bandwidth, gpu.link, 0, 1, 0)
+    for name, gpu in gpus.GPUS.items()
 }
 
 
@@ -73,7 +77,8 @@ class Slices(NamedTuple):
 
         A ring uses both directions of the link at once, a line only one.
         """
-        rings = self.shape[axis] % self.chip.wraps == 0
+        wraps = self.chip.wraps
+        rings = wraps and self.shape[axis] % wraps == 0
         return self.chip.link * (2 if rings else 1)
 
 
@@ -91,7 +96,10 @@ def _block(kind: str, number: str) -> str:
 
 
 def find(name: str, count: int = 1) -> Slices:
-    """Returns `count` slices of a topology name: "v4:4x4x8" is 128 chips of v4."""
+    """Returns `count` slices of a topology name: "v4:4x4x8" is 128 chips of v4.
+
+    "h100:8" is 8 GPUs on one board, in the place that jax gives them: 1 x 1 x 8.
+    """
     kind, _, sizes = name.partition(":")
     if accelerator := re.fullmatch(r"(v3|v4|v5litepod|v5p|v6e)-(\d+)", name):
         raise UserError(
@@ -100,6 +108,11 @@ def find(name: str, count: int = 1) -> Slices:
         )
     require_one_of(kind, list(CHIPS), "the chip of compile.topology")
     chip = CHIPS[kind]
+    if kind in gpus.GPUS and sizes not in map(str, range(1, gpus.NVLINK + 1)):
+        raise UserError(
+            f"compile.topology = {name!r}: give the number of GPUs that NVLink joins, "
+            f"{kind}:1 to {kind}:{gpus.NVLINK}"
+        )
     if not re.fullmatch("x".join([r"[1-9]\d*"] * chip.axes), sizes):
         raise UserError(
             f"compile.topology = {name!r}: give {chip.axes} lengths for a slice of "
@@ -107,7 +120,8 @@ def find(name: str, count: int = 1) -> Slices:
         )
     if count > 1 and not chip.network:
         raise UserError(f"compile.slices = {count}: {kind} has one slice only")
-    return Slices(name, chip, tuple(map(int, sizes.split("x"))), count)
+    shape = tuple(map(int, sizes.split("x")))
+    return Slices(name, chip, (1, 1, *shape) if kind in gpus.GPUS else shape, count)
 
 
 KINDS = {  # by jax's name of a device's kind
@@ -138,8 +152,10 @@ ENVIRONMENT = {
 def find_devices(tpus: Slices) -> list[Any]:
     """Returns the devices of the slices, for which programs can be compiled.
 
-    Raises UserError if libtpu, the compiler, is missing or rejects the slice.
+    Raises UserError if the compiler, libtpu or XLA:GPU, is missing or rejects them.
     """
+    if (kind := tpus.name.partition(":")[0]) in gpus.GPUS:
+        return gpus.find_devices(kind, tpus.chips)
     if importlib.util.find_spec("libtpu") is None:
         raise UserError(
             "compiling for TPUs needs libtpu, their compiler: pip install 'jax[tpu]'"

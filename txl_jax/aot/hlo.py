@@ -111,6 +111,8 @@ class Program:
         for limit in (condition.ops[name] for name in test.operands):
             if limit.kind == "constant" and "direction=LT" in test.text:
                 return max(int(limit.find(r"constant\((-?\d+)")), 0)
+        if known := loop.find(r'"known_trip_count":\{"n":"(\d+)"'):
+            return int(known)  # the condition is a fusion
         return next((n for part, n in self.assumed.items() if part in loop.path), 1)
 
     def inside(self, op: Op) -> Iterator[tuple[Op, str]]:

@@ -1,6 +1,6 @@
 """Compiles a jitted step ahead of time for devices that need not be attached.
 
-libtpu compiles for a TPU slice on any machine, from shapes instead of arrays.
+libtpu and XLA:GPU compile on any machine, from shapes instead of arrays.
 """
 
 import contextlib
@@ -16,6 +16,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import Mesh
 
 from txl_jax import sharding
+from txl_jax.aot import gpus
 from txl_jax.checkpoint.save_restore import abstract
 from txl_jax.data.streams import Segment
 from txl_jax.errors import UserError
@@ -51,8 +52,15 @@ def abstract_result(function: Any, *args: Any) -> Any:
     """Returns the shapes and shardings of a jitted function's result."""
     shapes = jax.eval_shape(function, *args)
     with uncached():
-        places = function.lower(*args).compile().output_shardings
+        places = compile_for(function, *args).output_shardings
     return abstract(shapes, places)
+
+
+def compile_for(function: Any, *args: Any) -> Any:
+    """Compiles a jitted function for the devices of its abstract arguments."""
+    device = next(iter(jax.tree.leaves(args)[0].sharding.device_set))
+    options = gpus.OPTIONS if device.platform == "gpu" else None
+    return function.lower(*args).compile(options)
 
 
 def compile_step(mesh: Mesh, step: Any, *args: Any) -> Compiled:
@@ -61,7 +69,7 @@ def compile_step(mesh: Mesh, step: Any, *args: Any) -> Compiled:
     try:
         # The choice of a kernel depends on the mesh's devices.
         with jax.set_mesh(mesh), uncached():
-            program = step.lower(*args).compile()
+            program = compile_for(step, *args)
     except JaxRuntimeError as error:
         wanted = memory_wanted(str(error))
         if not wanted:
@@ -72,6 +80,8 @@ def compile_step(mesh: Mesh, step: Any, *args: Any) -> Compiled:
     aliased = use.alias_size_in_bytes
     size = use.argument_size_in_bytes + use.output_size_in_bytes - aliased
     size += use.temp_size_in_bytes + use.generated_code_size_in_bytes
+    if size > gpus.limit(mesh.devices.flat[0].device_kind):
+        return Compiled("", size, seconds, aliased)
     return Compiled(text_of(program), size, seconds, aliased)
 
 

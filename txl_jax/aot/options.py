@@ -7,9 +7,10 @@ from txl_jax.runtime.constraint import at_least, check, one_of
 
 @dataclasses.dataclass(frozen=True)
 class CompileConfig:
-    """What to compile ahead of time, and for which TPUs."""
+    """What to compile ahead of time, and for which TPUs or GPUs."""
 
-    topology: str = "v5e:2x4"  # kind of chip, and chips along each axis of the slice
+    # kind of chip, and chips along each axis of the slice, or GPUs: h100:8
+    topology: str = "v5e:2x4"
     slices: int = at_least(1, 1)  # of this topology, joined by the data-center network
     # streams per chip, which set train.batch_size; 0 = train.batch_size is unchanged,
     # -1 = the most that fit, up to 512

@@ -1,4 +1,4 @@
-"""The FLOPs of a step, peak rates, and lower bounds on a step's time on a TPU.
+"""The FLOPs of a step, peak rates, and lower bounds on a step's time on a slice.
 
 Each bound (products, HBM, interconnect, network) is the work of the step divided by the
 chip's rate. If all of them overlap, the step takes at least the greatest; if none
@@ -140,6 +140,7 @@ PEAK_FLOPS = {
     "H100": 989e12,
     "H200": 989e12,
     "GH200": 989e12,
+    "B200": 2250e12,
     "L4": 121e12,
     "T4": 65e12,
 }
@@ -200,7 +201,9 @@ def exchange_seconds(
     devices moves V (n - 1) / n bytes through each chip, along all axes in which the
     devices differ at once. An all-reduce is a scatter and a gather. An all-to-all takes
     a quarter of the time of a gather of all devices' bytes. The farthest of n devices
-    is n / 2 hops away in a ring and n in a line.
+    is n / 2 hops away in a ring and n in a line. Through a switch, gathers and scatters
+    are rings too, and each device sends its part of an all-to-all at once; a switch
+    that adds up what passes through it (H100 and later) may halve an all-reduce.
     """
     chips = [coords[place] for place in collective.group]
     lengths = [len(set(places)) for places in zip(*chips, strict=True)]
@@ -212,7 +215,7 @@ def exchange_seconds(
         return HOP + collective.bytes / tpus.chip.link
     width = sum(tpus.bandwidth(a) for a in axes)
     hops = sum(lengths[a] * tpus.chip.link / tpus.bandwidth(a) for a in axes)
-    if collective.kind == "all-to-all":
+    if collective.kind == "all-to-all" and tpus.chip.wraps:
         return max(hops * HOP, collective.bytes * n / (4 * width))
     through = max(hops * HOP, collective.bytes * (n - 1) / n / width)
     return 2 * through if collective.kind == "all-reduce" else through

@@ -149,6 +149,8 @@ def _moved(program: Program, op: Op, home: Computation) -> float:
     inputs = [home.ops[name].bytes for name in op.operands if name in home.ops]
     if op.kind in IDLE or op.kind.endswith("-done"):
         return 0
+    if op.kind == "custom-call" and "__cublas" in op.text:
+        return sum(inputs) + op.arrays[0].bytes  # the second is a workspace
     if op.kind == "custom-call" and "tpu_custom_call" not in op.text:
         return 0
     if op.kind in ("copy-start", "slice-start", "async-start"):

@@ -1,4 +1,4 @@
-"""The mode `compile`: memory and speed bounds on a TPU slice, without TPUs."""
+"""The mode `compile`: memory and speed bounds on TPUs or GPUs that are not there."""
 
 from collections.abc import Callable
 from typing import Any
@@ -25,7 +25,7 @@ def run(config: Config) -> dict[str, Any]:
     choose = search_policies if options.search else compile_one
     config, result = choose(steps.find_vocab(config), devices, tpus)
     if not result["fits"]:
-        result["knobs"] = knobs(config)
+        result["knobs"] = knobs(config, tpus)
     lengths = config.eval.streams, config.eval.tgt_len, config.eval.ext_len
     work = Work(evaluation_model(config.model, config.eval), *lengths, False)
     try:
@@ -36,6 +36,8 @@ def run(config: Config) -> dict[str, Any]:
         result["evaluation"] = {"error": str(error)}
     for line in table(result):
         say(line)
+    if not tpus.chip.wraps:
+        say("times are rough: without a GPU, XLA:GPU neither tunes nor fuses products")
     return result
 
 
@@ -141,7 +143,7 @@ def largest_batch(
     if not count:
         raise UserError(
             f"not even {unit} streams per chip fit on {tpus.name} with mesh.model = "
-            f"{max(config.mesh.model, 1)}: {knobs(config)}"
+            f"{max(config.mesh.model, 1)}: {knobs(config, tpus)}"
         )
     return fitting[count]
 
@@ -171,13 +173,14 @@ def search(fits: Callable[[int], tuple[bool, int]], capacity: float, most: int) 
     return low
 
 
-def knobs(config: Config) -> str:
+def knobs(config: Config, tpus: chips.Slices) -> str:
     """Returns flags that lower the memory use."""
     model = config.model
+    fused = "tpu" if tpus.chip.wraps else "chunked"
     einsum = model.kernel == "xla" and model.position == "transformer_xl"
     flags = {
         "model.remat_policy=full": model.remat_policy != "full",
-        "model.kernel=tpu": einsum,
+        f"model.kernel={fused}": einsum,
         f"mesh.fsdp={max(config.mesh.fsdp, 1) * 2}": True,
         f"train.batch_chunk={config.train.batch_chunk * 2}": True,
         "model.dtype=bfloat16": model.dtype == "float32",
