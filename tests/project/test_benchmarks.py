@@ -8,6 +8,7 @@ import pytest
 
 from experiments.benchmarks import (
     compare,
+    gpus,
     pods,
     pods_page,
     quiet,
@@ -52,7 +53,8 @@ def test_help_has_the_docstring(
 
 def test_flags_of_every_comparison_are_tested() -> None:
     compared = {name.partition(",")[0] for name in compare.PROGRAMS}
-    others = {"compare", "input", "pods", "shakespeare", "tpu_estimate", "tpu_step"}
+    others = {"compare", "gpus", "input", "pods", "shakespeare"}
+    others |= {"tpu_estimate", "tpu_step"}
     programs = {name.partition(".")[2] for name in PROGRAMS if "benchmarks" in name}
     assert compared == set(FLAGS) == programs - others
 
@@ -149,4 +151,5 @@ def test_all_benchmarks_work(start: Start, capfd: pytest.CaptureFixture[str]) ->
 
 def test_pages_are_made_from_the_committed_rows() -> None:
     assert pods.PAGE.read_text("utf-8") == pods_page.page(pods.read())
+    assert gpus.PAGE.read_text("utf-8") == gpus.page()
     assert tpu_step.PAGE.read_text("utf-8") == tpu_step_page.page(tpu_step.known())
