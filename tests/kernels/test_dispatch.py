@@ -10,11 +10,11 @@ from txl_jax.runtime.options import MeshConfig
 from txl_jax.sharding import AXES, make_mesh, sharding
 
 
-def chosen(shape: tuple[int, ...], places: NamedSharding) -> str:
+def chosen(shape: tuple[int, ...], places: NamedSharding, K: int = 8) -> str:
     """Returns the kernel that `auto` selects for queries of that sharding."""
     names = []
     q_BLHA = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=places)
-    jax.eval_shape(lambda q_BLHA: names.append(fastest(q_BLHA)), q_BLHA)
+    jax.eval_shape(lambda q_BLHA: names.append(fastest(q_BLHA, K)), q_BLHA)
     return names[0]
 
 
@@ -26,6 +26,18 @@ def test_the_compiler_splits_what_does_not_divide_over_the_mesh(
     assert chosen((4, 3, 2, 5), places) == "chunked"
     assert chosen((2, 3, 2, 5), places) == "xla"
     assert chosen((4, 3, 3, 5), places) == "xla"
+
+
+def test_a_gpu_has_no_array_of_many_scores() -> None:
+    for sizes, L, name in (
+        ((1, 1, 1), 1024, "chunked"),
+        ((1, 1, 1), 1023, "xla"),
+        ((2, 1, 2), 1024, "xla"),  # a quarter of them on each device
+    ):
+        axes, device = (AxisType.Auto,) * 3, AbstractDevice("H100", None, "gpu")
+        mesh = AbstractMesh(sizes, AXES, axis_types=axes, abstract_device=device)
+        places = NamedSharding(mesh, jax.P())
+        assert chosen((8, L, 16, 64), places, 2048) == name
 
 
 @pytest.mark.parametrize(

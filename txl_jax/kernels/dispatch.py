@@ -12,6 +12,7 @@ from txl_jax.kernels.sharded import divides, follow_mesh
 from txl_jax.kernels.tpu import attention
 from txl_jax.kernels.tpu.blocks import VMEM
 from txl_jax.kernels.xla import Kernel
+from txl_jax.sharding import shards
 
 
 def repeat_farthest(kernel: Kernel) -> Kernel:
@@ -41,22 +42,32 @@ KERNELS: dict[str, Kernel] = {
 # the CPU, `xla` was measured to be faster than `chunked`, which takes less memory
 # (experiments/benchmarks/results.jsonl).
 FASTEST = dict.fromkeys(VMEM, "tpu")
+# Scores of one layer, 1 GiB in float32, from which `auto` selects `chunked` on a GPU.
+# By the GPU compiler's memory figures (experiments/benchmarks/gpus.md) `xla` then needs
+# more than a GPU of 80 GB has, in every published config compiled. Neither kernel's
+# speed is known there.
+MANY_SCORES = 2**28
 
 
-def choose_kernel(name: str, q_BLHA: Array) -> Kernel:
+def choose_kernel(name: str, q_BLHA: Array, K: int) -> Kernel:
     """Returns the kernel of that name; `auto` is the fastest on the queries' device."""
-    return KERNELS[fastest(q_BLHA) if name == "auto" else name]
+    return KERNELS[fastest(q_BLHA, K) if name == "auto" else name]
 
 
-def fastest(q_BLHA: Array) -> str:
-    """Returns the name of the kernel that `auto` selects.
+def fastest(q_BLHA: Array, K: int) -> str:
+    """Returns the name of the kernel that `auto` selects for K keys.
 
     If streams or heads do not divide over the mesh, `auto` selects `xla`, which the
-    compiler can split.
+    compiler can split. On a GPU it selects `chunked` for MANY_SCORES.
     """
     mesh = jax.typeof(q_BLHA).sharding.mesh
     device = mesh.abstract_device or jax.devices()[0]
-    B, _, H, _ = q_BLHA.shape
-    if not (mesh.empty or mesh.manual_axes or divides(mesh, B, H)):
-        return "xla"
+    B, L, H, _ = q_BLHA.shape
+    parts = 1
+    if not (mesh.empty or mesh.manual_axes):
+        if not divides(mesh, B, H):
+            return "xla"
+        parts = shards(mesh, "B") * shards(mesh, "H")
+    if device.platform == "gpu" and B * H * L * K >= MANY_SCORES * parts:
+        return "chunked"
     return FASTEST.get(device.device_kind, "xla")

@@ -72,9 +72,10 @@ class DecoderAttention(nn.Module):
         if isinstance(layer, RingLayer):
             o_BLHA, kept = layer.attend(q_BLHA, k_BLHA, v_BLHA, oldest_BL[:, 0])
         else:
-            kernel = choose_kernel(config.kernel, q_BLHA)
             k_BKHA, v_BKHA = kept = layer.extend(k_BLHA, v_BLHA)
-            position = layer.distances(k_BKHA.shape[1])
+            K = k_BKHA.shape[1]
+            position = layer.distances(K)
+            kernel = choose_kernel(config.kernel, q_BLHA, K)
             o_BLHA = kernel(q_BLHA, k_BKHA, v_BKHA, *position, oldest_BL, None)
         # With two contracted dimensions, XLA:CPU would transpose the weights first,
         # which takes as long as the product.
