@@ -98,29 +98,40 @@ def page() -> str:
     """Returns the Markdown of all rows."""
     known = {Row(*(row[name] for name in Row._fields)): row for row in read()}
     lines = [INTRODUCTION, ""]
-    head = ("experiment", "GPUs", "streams", *(f"`{k}`, GiB" for k in KERNELS))
-    lines += [f"| {' | '.join((*head, 'collectives of `xla`'))} |", "|---" * 6 + "|"]
-    plain = [row for row in rows() if not row.most and row.kernel == "xla"]
-    for first in plain:
-        pair = [known.get(first._replace(kernel=kernel)) for kernel in KERNELS]
-        streams = next((str(row["batch_size"]) for row in pair if row), "")
-        lines.append(
-            f"| `{first.experiment}` | {first.topology} | {streams} | "
-            f"{cell(pair[0])} | {cell(pair[1])} | {exchanged(pair[0])} |"
-        )
-    most = [row for row in rows() if row.most and row.kernel == "xla"]
-    lines += ["", "## The most streams that fit", ""]
-    lines += [f"| {' | '.join(('experiment', 'GPUs', *KERNELS))} |", "|---" * 4 + "|"]
-    for first in most:
-        counts = []
-        for kernel in KERNELS:
-            row = known.get(first._replace(kernel=kernel))
-            counts.append(str(row["batch_size"]) if row else "not run")
-        cells = (f"`{first.experiment}`", first.topology, *counts)
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+    for most, title, head in (
+        (False, "The published streams", (*HEAD, "collectives of `xla`")),
+        (True, "The most streams that fit", HEAD),
+    ):
+        lines += [f"## {title}", "", f"| {' | '.join(head)} |"]
+        lines.append("|---" * len(head) + "|")
+        missing: dict[str, list[str]] = {}
+        for first in rows():
+            if first.kernel != "xla" or first.most != most:
+                continue
+            pair = [known.get(first._replace(kernel=kernel)) for kernel in KERNELS]
+            if not any(pair):
+                missing.setdefault(first.topology, []).append(first.experiment)
+                continue
+            streams = [str(row.get("batch_size", "")) for row in pair if row]
+            cells = [f"`{first.experiment}`", first.topology]
+            cells += [" / ".join(dict.fromkeys(streams)), *map(cell, pair)]
+            cells += [] if most else [exchanged(pair[0])]
+            lines.append(f"| {' | '.join(cells)} |")
+        lines += ["", *unknown(missing)]
+    return "\n".join(lines).rstrip() + "\n"
 
 
+def unknown(missing: dict[str, list[str]]) -> list[str]:
+    """Lists what has not been compiled yet."""
+    every = len(SMALL) + len(LARGE)
+    parts = (
+        f"{place}: {'all' if len(names) == every else ', '.join(names)}"
+        for place, names in missing.items()
+    )
+    return [f"Not run. {'; '.join(parts)}.", ""] if missing else []
+
+
+HEAD = ("experiment", "GPUs", "streams", *(f"`{name}`, GiB" for name in KERNELS))
 INTRODUCTION = """\
 # The published models on NVIDIA GPUs
 
@@ -131,7 +142,7 @@ it needs at most three quarters of the GPU's memory, which is what jax reserves 
 told otherwise: 59.3 GiB of an H100 and 59.4 GiB of an A100 with 80 GB. Streams are
 those of all GPUs: the published number, rounded up to a multiple of the GPUs. Without a
 device the compiler cannot tune: which products it would fuse is unknown, so on a GPU
-the memory will differ a little, and no times are given.
+the memory may differ, and no times are given.
 `python -m experiments.benchmarks.gpus` writes this page and `gpus.jsonl`."""
 
 
