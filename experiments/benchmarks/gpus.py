@@ -24,8 +24,10 @@ LINES, PAGE = FOLDER / "gpus.jsonl", FOLDER / "gpus.md"
 SMALL = "enwik8 wt103 text8 ptb lm1b wt103_nvidia".split()
 LARGE = "enwik8_24l wt103_large wt103_nvidia_large enwik8_18l lm1b_large".split()
 KERNELS = ("xla", "chunked")
-SHOWN = ("topology", "kernel", "batch_size", "streams_per_chip", "fits", "hbm_bytes")
-SHOWN += ("hbm_capacity_bytes", "seconds_to_compile", "collectives")
+SHOWN = (
+    *("topology", "kernel", "batch_size", "streams_per_chip", "fits", "hbm_bytes"),
+    *("hbm_capacity_bytes", "seconds_to_compile", "collectives"),
+)
 
 
 class Row(NamedTuple):
