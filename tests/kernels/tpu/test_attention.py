@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src.pallas.mosaic import tpu_info
+from jax._src.pallas.mosaic.interpret import interpret_pallas_call
 from jax.experimental.pallas import tpu as pltpu
 
 from tests.kernels.cases import OLDEST, Case, assert_agree, check, differentiate
@@ -49,15 +51,40 @@ def test_agrees_with_xla(case: Case, tile: int, columns: int) -> None:
     check(kernel(case, tile, columns), case)
 
 
+SHORT = case(2, 1, 40, 20, 41, rate=0.1)
+
+
 def test_agrees_with_xla_in_bfloat16() -> None:
-    short = case(2, 1, 40, 20, 41, rate=0.1)
-    check(kernel(short, 32), short, jnp.bfloat16)
+    check(kernel(SHORT, 32), SHORT, jnp.bfloat16)
 
 
 def test_agrees_with_xla_in_the_memories_of_a_tpu() -> None:
     """No memory is read before it is written."""
     small = case(1, 1, 18, 12, 8, rate=0.2)
     check(kernel(small, 16, interpret=pltpu.InterpretParams()), small)
+
+
+GRID = [(*each, jnp.float32) for each in CASES] + [(SHORT, 32, 128, jnp.bfloat16)]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("bounds", ["logical", "padded"])
+@pytest.mark.parametrize(("case", "tile", "columns", "dtype"), GRID, ids=str)
+def test_two_cores_in_any_order_do_not_race(
+    case: Case, tile: int, columns: int, dtype: Any, bounds: Any, monkeypatch: Any
+) -> None:
+    """Nor is anything outside a buffer used: it raises, or is NaN in the padding."""
+    for name, value in (("device_kind", "TPU v4"), ("num_device_cores", 2)):
+        monkeypatch.setattr(tpu_info, f"get_{name}", lambda value=value: value)
+    params = pltpu.InterpretParams(
+        detect_races=True,
+        num_cores_or_threads=2,
+        random_seed=3,
+        buffer_bounds=bounds,
+    )
+    check(kernel(case, tile, columns, params), case, dtype)
+    races = interpret_pallas_call.races
+    assert races and not races.races_found
 
 
 LENGTHS = [(5, 0), (3, 300), (16, 16), (130, 0), (100, 300), (300, 100), (150, 150)]
