@@ -176,8 +176,8 @@ def test_absolute_positions_read_no_more_than_their_window(
 def test_models_of_other_tokens_and_short_texts_are_refused(
     options: ReclConfig, tmp_path: Path, scored: list[int]
 ) -> None:
-    with refused("test' has .* tokens, too few for the longest of .* = .1, 99999, 9"):
-        recl.run(dataclasses.replace(options, contexts=(1, 99999, 9)), tmp_path, {})
+    with refused("test' has .* tokens, too few for the longest of .* = .1, 99999, 99"):
+        recl.run(dataclasses.replace(options, contexts=(1, 99999, 99)), tmp_path, {})
     change(options, split="valid")
     with refused("different splits, test of '.*' and valid of '.*': only models"):
         recl.run(options, tmp_path, {})

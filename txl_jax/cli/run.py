@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jax.sharding import Mesh
 
-from txl_jax import sharding
+from txl_jax import metrics, sharding
 from txl_jax.cli import evaluate, generate
 from txl_jax.cli.bound import Bound
 from txl_jax.cli.prepare import check_token_ids, prepare
@@ -22,6 +23,7 @@ from txl_jax.data.tokens import Tokens
 from txl_jax.evaluate import accounting, baselines
 from txl_jax.evaluate.options import evaluation_model
 from txl_jax.evaluate.perplexity import make_evaluate
+from txl_jax.generate import texts
 from txl_jax.generate.options import generation_model
 from txl_jax.report import curve, plots, tensorboard
 from txl_jax.report.log import last_step, read_metrics, say, to_json
@@ -30,6 +32,7 @@ from txl_jax.runtime import distributed
 from txl_jax.runtime.storage import replace
 from txl_jax.train import NO_HOOKS, Hooks, train
 from txl_jax.update.bad_numbers import Diagnosis
+from txl_jax.update.init import abstract_params
 from txl_jax.update.step import make_program
 from txl_jax.workdir import claim
 from txl_jax.workdir.fit import fit_mesh, fit_vocab
@@ -141,6 +144,7 @@ def make_streams(
 def check_fit(config: Config, tokens: Tokens) -> None:
     """Raises UserError if ids, splits, mesh, kernel or prompt do not fit the config."""
     mesh = fit_mesh(config)
+    check_memory(config, mesh)
     curve.load(config.train.expected_curve)
     ids = "train.reset_memory_at", "eval.reset_memory_at"
     check_token_ids(config, len(tokens.vocab), *ids)
@@ -150,7 +154,6 @@ def check_fit(config: Config, tokens: Tokens) -> None:
     for split in ("valid", config.eval.split):
         text = config.eval.cut(tokens.split(split))
         Streams(text, config.eval.streams, config.eval.tgt_len)
-    check_memory(config)
     if config.model.kernel not in ("auto", "xla"):  # it may not support this step
         step, *args = training_step(config, mesh)
         step.trace(*args)
@@ -158,19 +161,24 @@ def check_fit(config: Config, tokens: Tokens) -> None:
         generate.find_prompts(config, tokens.vocab, tokens)
 
 
-def check_memory(config: Config) -> None:
-    """Raises UserError if a memory, in training or afterwards, is too large."""
+def check_memory(config: Config, mesh: Mesh) -> None:
+    """Raises UserError if the parameters or a memory or segment are too large."""
     model, train, eval = config.model, config.train, config.eval
+    parameters = metrics.parameter_count(abstract_params(model))
+    numbers = 2 if config.optim.optimizer == "sgd" else 4
+    accounting.check_parameters(parameters, mesh.shape["data"], numbers)
     generator = generation_model(model, config.generate)
+    samples = min(config.generate.samples, texts.STREAMS)
+    read = train.segments_per_call * (train.ext_len + train.tgt_len)
     for each, B, L, fields in (
-        (model, train.batch_size, train.tgt_len, accounting.TRAIN_FIELDS),
+        (model, train.batch_size, read, accounting.TRAIN_FIELDS),
         (
             evaluation_model(model, eval),
             eval.streams,
-            eval.tgt_len,
+            eval.ext_len + eval.tgt_len,
             accounting.EVAL_FIELDS,
         ),
-        (generator, config.generate.samples, 1, accounting.GENERATE_FIELDS),
+        (generator, samples, 1, accounting.GENERATE_FIELDS),
     ):
         accounting.check_fits(each, B, L, fields)
 

@@ -9,9 +9,10 @@ from txl_jax.errors import UserError
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import keys_per_query
 
-TRAIN_FIELDS = "model.mem_len or train.batch_size"
-EVAL_FIELDS = "eval.mem_len or eval.streams"
+TRAIN_FIELDS = "model.mem_len, train.batch_size or train.tgt_len"
+EVAL_FIELDS = "eval.mem_len, eval.streams or eval.tgt_len"
 GENERATE_FIELDS = "generate.mem_len or generate.samples"
+TOKEN_BYTES = 12  # of a token's input, target and weight
 
 
 def account(config: ModelConfig, batch_size: int, tgt_len: int) -> dict[str, Any]:
@@ -34,21 +35,43 @@ def account(config: ModelConfig, batch_size: int, tgt_len: int) -> dict[str, Any
 
 
 def check_fits(config: ModelConfig, batch_size: int, tgt_len: int, fields: str) -> None:
-    """Raises UserError if the memory alone is larger than this machine's memory.
+    """Raises UserError if memory and segments alone exceed this machine's memory.
 
-    fields: those to lower.
+    tgt_len: tokens that are read in one call; fields: those to lower.
     """
-    share = jax.local_device_count() / jax.device_count()
     counts = account(config, batch_size, tgt_len)
-    wanted = share * min(counts["cache_bytes"], counts["key_value_bytes"])
+    memory = min(counts["cache_bytes"], counts["key_value_bytes"])
+    segments = batch_size * tgt_len * TOKEN_BYTES
+    _check_bytes(
+        memory + segments,
+        f"a memory of {config.mem_len:,} tokens in {config.n_layer:,} layers and "
+        f"segments of {tgt_len:,} tokens for {batch_size:,} streams take",
+        fields,
+    )
+
+
+def check_parameters(count: int, copies: int, numbers: int) -> None:
+    """Raises UserError if the parameters' numbers exceed this machine's memory.
+
+    copies: of the parameters in the mesh; numbers: per parameter, of 4 bytes.
+    """
+    _check_bytes(
+        4 * numbers * copies * count,
+        f"{count:,} parameters, with gradients and moments, in {copies} copies take",
+        "the sizes of the model, or raise mesh.fsdp",
+    )
+
+
+def _check_bytes(total: int, what: str, fields: str) -> None:
+    """Raises UserError if this machine's share of the bytes exceeds its memory."""
+    wanted = total * jax.local_device_count() / jax.device_count()
     limits = [device.memory_stats() or {} for device in jax.local_devices()]
     there = sum(stats.get("bytes_limit", 0) for stats in limits)
     there = there or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if wanted > there:
         raise UserError(
-            f"a memory of {config.mem_len:,} tokens in {config.n_layer} layers for "
-            f"{batch_size:,} streams takes {wanted / 1e9:,.1f} GB of the "
-            f"{there / 1e9:,.1f} GB here: lower {fields}"
+            f"{what} {wanted / 1e9:,.1f} GB of the {there / 1e9:,.1f} GB here: lower "
+            f"{fields}"
         )
 
 

@@ -12,6 +12,7 @@ from txl_jax.runtime.constraint import at_least, check, one_of
 STDIN = "-"
 UNITS = ("document", "line", "token")
 COLD_START = "cold_start"
+MOST_VALUES = 10_000  # of a sweep, or lengths of contexts
 LENGTHS = ("mem_len", "ext_len", "tgt_len", "clamp_len")
 RATES = ("dynamic_lr", "dynamic_decay")
 FORMS = {
@@ -54,7 +55,10 @@ def parse_sweep(sweep: str) -> Sweep:
         values = []
     if not values or min(values) < 0:
         form = FORMS.get(field, "mem_len=START:STOP:STEP or mem_len=a,b,c in numbers")
-        raise UserError(f"eval.sweep = {sweep!r} is not of the form {form}")
+        raise UserError(
+            f"eval.sweep = {sweep!r} is not of the form {form}, of at most "
+            f"{MOST_VALUES:,} values"
+        )
     return Sweep(field, in_order(field, values))
 
 
@@ -63,7 +67,8 @@ def _read_values(field: str, text: str) -> list[float]:
         return [float(each) for each in text.split(",")]
     if ":" in text:
         start, stop, step = map(int, text.split(":"))
-        return list(range(start, stop + 1, step)) if step > 0 else []
+        values = range(start, stop + 1, max(step, 1))
+        return list(values) if step > 0 and len(values) <= MOST_VALUES else []
     read = BOOLS.__getitem__ if field == "same_length" else int
     return [read(each.strip().lower()) for each in text.split(",")]
 
@@ -216,10 +221,12 @@ class ReclConfig:
     def __post_init__(self) -> None:
         """Raises UserError for an impossible value."""
         check(self, "recl")
-        if len(self.contexts) != 3 or min(self.contexts) < 1 or len(self.lengths) < 2:
+        first, last, step = contexts = (*self.contexts, 0, 0, 0)[:3]
+        valid = len(self.contexts) == 3 and min(contexts) > 0
+        if not valid or not step <= last - first < MOST_VALUES * step:
             raise UserError(
                 f"recl.contexts = {self.contexts} must be the first length, the last "
-                "and the step, of at least two lengths, such as 100,1000,100"
+                f"and the step, of 2 to {MOST_VALUES:,} lengths, such as 100,1000,100"
             )
 
     @property

@@ -15,7 +15,8 @@ class GenerateConfig:
     prompt: str = "\n"
     # tokens of eval.split to continue instead of a prompt; 0 = use the prompt
     context_tokens: int = at_least(0, 0)
-    samples: int = at_least(1, 1)  # samples of each prompt, with seed, seed + 1, ...
+    # samples of each prompt, with seed, seed + 1, ...
+    samples: int = between(1, 10**6, 1)
     num_tokens: int = at_least(1, 300)  # tokens to sample
     temperature: float = at_least(0, 1.0)  # divisor of the logits; 0 = greedy
     top_k: int = at_least(0, 40)  # number of likeliest tokens to sample from; 0 = all

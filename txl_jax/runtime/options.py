@@ -3,7 +3,7 @@
 import dataclasses
 
 from txl_jax.errors import UserError
-from txl_jax.runtime.constraint import at_least, check
+from txl_jax.runtime.constraint import at_least, between, check
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,7 +15,7 @@ class RunConfig:
     compilation_cache: str = ""  # folder for compiled programs, also gs://; "" = none
     profile_steps: str = ""  # updates to trace: "10:15" = 11 to 15; "" = none
     # port of jax's profiler server, to which process i adds i; 0 = none
-    profiler_port: int = at_least(0, 0)
+    profiler_port: int = between(0, 2**16 - 1, 0)
 
     def __post_init__(self) -> None:
         """Raises UserError for an impossible value."""
