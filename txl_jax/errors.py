@@ -13,6 +13,7 @@ Any other status is a bug, or 134: the death of the first of several processes.
 """
 
 import difflib
+import re
 import unicodedata
 from collections.abc import Iterable
 from typing import Any
@@ -24,6 +25,8 @@ INTERRUPTED = 130  # as in a shell: a scheduler should not restart the run
 BROKEN_PIPE = 141  # as in a shell: 128 + SIGPIPE
 
 DIRECTIONS = "LRE LRO RLE RLO PDF LRI RLI FSI PDI".split()
+# A quotation, or text without a space, of over 200 characters; also cut to 200.
+LONG = re.compile(r"(?<=[ =(])(?:'[^']{199,}'|\"[^\"]{199,}\")|\S{201,}")
 LONGEST_LINE = 1000  # characters of an error; of a longer one the middle is left out
 
 
@@ -44,6 +47,7 @@ class UserError(Exception):
 
     def __init__(self, line: str):
         line = printable(" ".join(line.split("\n")))  # it may quote text or a path
+        line = LONG.sub(lambda found: f"{found[0][:95]} ... {found[0][-100:]}", line)
         if len(line) > LONGEST_LINE:
             line = f"{line[:600]} ... {line[-300:]}"
         super().__init__(line)
