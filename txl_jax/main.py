@@ -14,7 +14,7 @@ import threading
 
 import txl_jax
 from txl_jax.errors import BROKEN_PIPE, INTERRUPTED, RETRY, USER_ERROR, UserError
-from txl_jax.runtime import allocator
+from txl_jax.runtime import allocator, storage
 
 STATUSES = {signal.SIGTERM: RETRY, signal.SIGINT: INTERRUPTED}
 
@@ -54,6 +54,8 @@ def run(args: list[str], is_program: bool) -> tuple[int, str]:
     if "--version" in args:
         return 0, f"txl_jax {txl_jax.__version__}\n"
     try:
+        if is_program:
+            storage.require_open_files()
         command = flags.parse(args)
     except UserError as error:
         print(f"txl_jax: {error}", file=sys.stderr)

@@ -84,6 +84,36 @@ def test_a_full_disk_behind_stdout_is_one_line() -> None:
     assert (run.returncode, error) == (2, "txl_jax: stdout: No space left on device\n")
 
 
+@pytest.mark.parametrize(
+    "start, flag, part",
+    [
+        (
+            "import resource as r; r.setrlimit(r.RLIMIT_NOFILE, (24, 24))",
+            "--config=quickstart",
+            "may open only 24 files",
+        ),
+        (
+            "import os, tempfile as t; os.chdir(t.mkdtemp()); os.rmdir(os.getcwd())",
+            "--config=quickstart",
+            "--workdir='runs/quickstart' cannot be used",
+        ),
+        ("", "--workdir=caf\udce9", "--workdir='caf\\udce9' is not UTF-8"),
+        (
+            "import os; os.environ['JAX_PLATFORMS'] = 'toaster'",
+            "--config=quickstart",
+            "check JAX_PLATFORMS",
+        ),
+    ],
+)
+def test_an_impossible_environment_is_one_line(
+    start: str, flag: str, part: str
+) -> None:
+    run = program("--mode=prepare", flag, start=f"{start}\n")
+    error = run.communicate(timeout=120)[1]
+    assert run.returncode == 2 and part in error
+    assert error.startswith("txl_jax: ") and len(error.splitlines()) == 1
+
+
 def test_files_that_cannot_be_written_lose_no_result(home: Home) -> None:
     (home.run / "loss.png").unlink()
     (home.run / "loss.png").mkdir()

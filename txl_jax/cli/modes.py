@@ -70,6 +70,7 @@ def execute(command: Command, is_program: bool) -> tuple[int, str]:
                 distributed.connect()
                 leave = functools.partial(distributed.exit_on_error, mode=command.mode)
                 stack.push(leave)
+                require_devices()
                 stack.enter_context(stop.listening())
                 stack.enter_context(peers.watching())
                 check_equal(command)
@@ -86,6 +87,15 @@ def execute(command: Command, is_program: bool) -> tuple[int, str]:
         return distributed.report(UserError(line)), ""
     text = to_json({"mode": command.mode, **result}) + "\n"
     return 0, text if distributed.is_first() else ""
+
+
+def require_devices() -> None:
+    """Raises UserError if jax cannot use the platform that it should."""
+    try:
+        jax.devices()
+    except RuntimeError as error:
+        reason = storage.one_line(error)
+        raise UserError(f"no device ({reason}): check JAX_PLATFORMS") from error
 
 
 def check_finite(result: Any, name: str = "") -> None:

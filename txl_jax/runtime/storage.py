@@ -9,6 +9,8 @@ import importlib.util
 import logging
 import os
 import re
+import resource
+import stat
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -64,6 +66,26 @@ def is_file(path: Path) -> bool:
     return path.exists() if is_remote(path) else os.path.isfile(path)
 
 
+def regular(path: Path) -> Path:
+    """Returns the path; raises OSError for a pipe or a device, which may have no end.
+
+    Raises OSError also if the file does not exist, as reading it would.
+    """
+    if not is_remote(path):
+        kind = stat.S_IFMT(os.stat(path).st_mode)
+        if kind not in (stat.S_IFREG, stat.S_IFDIR):
+            raise OSError(errno.EINVAL, "not a file but a pipe or a device", str(path))
+    return path
+
+
+def require_unicode(path: str, flag: str) -> None:
+    """Raises UserError for a path with other bytes, which libraries do not open."""
+    try:
+        path.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise UserError(f"{flag}={path!r} is not UTF-8: give another") from error
+
+
 def absolute(path: Path) -> Path:
     """Returns the path without reference to the current folder."""
     return path if is_remote(path) else path.absolute()
@@ -99,6 +121,21 @@ def errors() -> tuple[type[Exception], ...]:
 
     retried = RETRIABLE_EXCEPTIONS  # of its network libraries, after all attempts
     return OSError, *retried, HttpError, GoogleAPIError, GoogleAuthError
+
+
+LEAST_FILES = 128  # that a process must be able to open; training opens about 60
+
+
+def require_open_files() -> None:
+    """Raises the limit of open files to the hard limit; UserError if that is small."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        if hard < LEAST_FILES:
+            raise UserError(
+                f"this process may open only {hard} files: raise the limit, ulimit -n, "
+                f"to at least {LEAST_FILES}"
+            )
 
 
 # Errors that no change of the program prevents.
