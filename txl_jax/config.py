@@ -38,8 +38,9 @@ from txl_jax.model.config import (
     pytorch,
     tensorflow,
 )
-from txl_jax.report.checksum import verify_checksum, with_checksum
+from txl_jax.report.checksum import DAMAGE, verify_checksum, with_checksum
 from txl_jax.runtime.options import MeshConfig, RunConfig
+from txl_jax.runtime.storage import regular
 from txl_jax.runtime.upgrade import upgrade
 from txl_jax.tables.options import TableConfig
 from txl_jax.update.options import OptimConfig, TrainConfig
@@ -251,7 +252,8 @@ def save_json(config: Config, path: Path) -> None:
 def load_json(path: Path) -> ConfigDict:
     """Returns the config that `save_json` wrote, upgraded from older versions."""
     try:
-        config = from_saved(verify_checksum(json.loads(path.read_text("utf-8"))), path)
+        saved = json.loads(regular(path).read_text("utf-8"))
+        config = from_saved(verify_checksum(saved), path)
         parse(config)
         return config
     except FileNotFoundError:
@@ -259,7 +261,7 @@ def load_json(path: Path) -> ConfigDict:
             f"{path.parent} holds no run (no {path.name}): give the --workdir of a "
             "run, or --config to start one"
         ) from None
-    except (OSError, ValueError, TypeError, RecursionError, UserError) as error:
+    except (OSError, *DAMAGE, UserError) as error:
         raise UserError(
             f"cannot read {path}: {error}; restore the file that the run wrote (fields "
             "change on the command line, as in --config.eval.streams=4)"

@@ -93,6 +93,7 @@ def export_model(options: ConvertConfig, loaded: Loaded) -> dict[str, Any]:
         raise UserError("give --target, the folder to create")
     if storage.is_remote(options.target):
         raise UserError(f"--target={options.target!r} must be a folder of this machine")
+    storage.require_unicode(options.target, "--target")
     refuse_used(target := Path(options.target), "--target")
     params = jax.device_get(loaded.params)
     with complete_or_absent(target) as fresh:
@@ -198,7 +199,10 @@ def complete_or_absent(path: Path) -> Iterator[Path]:
             with FileLock(Path(parent, LOCK)):
                 fresh.mkdir()
                 yield fresh
+                for each in (*fresh.rglob("*"), fresh):
+                    storage.sync(each)
                 fresh.rename(path)
+                storage.sync(path.parent)
     except OSError as error:
         failure = f"cannot write {error.filename or path} ({error.strerror})"
         raise UserError(f"{failure}: give another folder") from error

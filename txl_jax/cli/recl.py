@@ -151,7 +151,7 @@ def score(
         length = min(context, full or context)
         path = folder / f"{length}.npz"
         nll_T = read(path)
-        if nll_T is None:
+        if nll_T is None or nll_T.shape != positions_T.shape:
             label = f"{member.folder} context {length}"
             with Progress(label, len(positions_T)) as bar:
                 nll_T = context_nll(member.text, positions_T, length, bar)
@@ -170,7 +170,7 @@ def score(
 def read(path: Path) -> np.ndarray | None:
     """Returns the losses in a file of `write`; None if it is missing or damaged."""
     try:
-        with path.open("rb") as file, np.load(file) as kept:
+        with storage.regular(path).open("rb") as file, np.load(file) as kept:
             return kept["nll_T"]
     except (OSError, ValueError, KeyError, EOFError, BadZipFile):
         return None

@@ -1,6 +1,5 @@
 """The mode `score`: the nll of the user's own texts, by document, line or token."""
 
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +9,7 @@ from txl_jax.data import files
 from txl_jax.data.recipe import drops_newlines
 from txl_jax.data.text import Meter
 from txl_jax.data.vocab import Vocab
+from txl_jax.errors import UserError
 from txl_jax.evaluate.options import STDIN, ScoreConfig
 from txl_jax.evaluate.score import LENGTHS, Document, Score, describe, make_score, split
 from txl_jax.report.log import json_lines, say, writing
@@ -33,7 +33,7 @@ def read_documents(path: str, vocab: Vocab, drop_newlines: bool) -> Iterator[Doc
     drop_newlines: drop byte 10, as the corpus's convention does.
     """
     if path == STDIN:
-        yield encode("stdin", sys.stdin.buffer.read(), vocab, drop_newlines)
+        yield encode("stdin", files.read_stdin("score.path"), vocab, drop_newlines)
         return
     for file in files.text_files(path, "score.path"):
         yield encode(str(file), b"".join(files.read_blocks(file)), vocab, drop_newlines)
@@ -74,6 +74,11 @@ def score_documents(
         sum(row[name] for row in rows) for name in ("bytes", "unknown_tokens")
     )
     whole = describe(np.concatenate([np.zeros(0), *nlls]), size, unknown)
+    if not whole["scored_tokens"]:
+        raise UserError(
+            f"score.path = {config.path!r} has no token after another: give more text, "
+            r"or a token before it, --prefix=$'\n'"
+        )
     return {**whole, "unknown_is": name_unknown(vocab, unknown), "documents": rows}
 
 

@@ -21,10 +21,11 @@ from txl_jax.data.tokens import Tokens
 from txl_jax.errors import UserError
 from txl_jax.evaluate.options import EvalConfig
 from txl_jax.evaluate.perplexity import make_evaluate
+from txl_jax.report.checksum import DAMAGE
 from txl_jax.report.log import say, to_json
 from txl_jax.report.progress import interruptible
 from txl_jax.runtime import distributed
-from txl_jax.runtime.storage import replace
+from txl_jax.runtime.storage import regular, replace
 from txl_jax.tables import comparison
 from txl_jax.tables.comparison import RowResult
 from txl_jax.tables.options import TableConfig
@@ -62,8 +63,7 @@ def run(table: TableConfig, workdir: Path, overrides: dict[str, str]) -> dict[st
     for name, rows in plan.items():
         nlls = []
         for row in rows:
-            result = run_once(row, workdir / name / f"seed_{row.train.seed}")
-            nlls.append({int(k): nll for k, nll in result["nll_nats"].items()})
+            nlls.append(run_once(row, workdir / name / f"seed_{row.train.seed}"))
         results[name] = comparison.summarize(nlls, init_len(rows[0]))
     return write(
         table, workdir, results, {name: rows[0] for name, rows in plan.items()}
@@ -144,27 +144,32 @@ def attend(row: Config, length: int) -> EvalConfig:
     )
 
 
-def run_once(row: Config, workdir: Path) -> dict[str, Any]:
-    """Returns the result of one run, from its workdir if it is finished."""
-    if result := finished(row, workdir):
-        return result
+def run_once(row: Config, workdir: Path) -> dict[int, float]:
+    """Returns one run's nll by attention length, from its workdir if it is finished."""
+    if nll_nats := finished(row, workdir):
+        return nll_nats
     say(f"training and scoring {workdir}")
     with trained(row, workdir) as (tokens, training):
         result = training | score(row, workdir, tokens)
     if distributed.is_first():
         text = to_json({"asked": identity(row), **result}, indent=2) + "\n"
         replace(workdir / RESULT, lambda path: path.write_text(text, "utf-8"))
-    return result
+    return of_lengths(row, result)
 
 
-def finished(row: Config, workdir: Path) -> dict[str, Any] | None:
-    """Returns the result in a workdir, or None if it is missing or of another run."""
+def of_lengths(row: Config, result: dict[str, Any]) -> dict[int, float]:
+    """Returns a result's nll by attention length; raises KeyError if one is missing."""
+    return {length: float(result["nll_nats"][str(length)]) for length in lengths(row)}
+
+
+def finished(row: Config, workdir: Path) -> dict[int, float] | None:
+    """Returns `of_lengths` of a workdir, or None if it lacks it or has another run."""
     try:
-        result = json.loads((workdir / RESULT).read_text("utf-8"))
-        return result if result["asked"] == identity(row) else None
+        result = json.loads(regular(workdir / RESULT).read_text("utf-8"))
+        return of_lengths(row, result) if result["asked"] == identity(row) else None
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, *DAMAGE) as error:
         raise UserError(
             f"{workdir / RESULT} is damaged ({error}): delete it to score the run again"
         ) from error

@@ -129,10 +129,10 @@ def _read(prefix: Path, shards: int, name: str, entry: Any) -> np.ndarray:
         )
     dtype = DTYPES[entry.kind]
     shape = tuple(dim.size for dim in TensorShapeProto.FromString(entry.shape).dim)
-    if entry.size != math.prod(shape) * dtype.itemsize:
+    if len(shape) > 32 or entry.size != math.prod(shape) * dtype.itemsize:
         raise UserError(
             f"{prefix}: {name} has {entry.size} bytes, which is not the size of "
-            f"{shape} {dtype}: save it again"
+            f"{shape[:32]} {dtype}: save it again"
         )
     path = Path(f"{prefix}.data-{entry.shard:05d}-of-{shards:05d}")
     try:

@@ -13,6 +13,7 @@ from txl_jax.data.vocab import Vocab
 from txl_jax.errors import UserError, require_one_of
 from txl_jax.model import config as models
 from txl_jax.model.config import ModelConfig
+from txl_jax.report.checksum import DAMAGE
 
 # Fields of the model that the user states, if the files lack them.
 Stated = Mapping[str, Any]
@@ -83,7 +84,7 @@ def read_nvidia(source: str, vocab_path: str, _: Stated) -> Source:
         model, params = pytorch.from_fields(state, fields, models.nvidia)
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
-    except (KeyError, TypeError, ValueError) as error:
+    except DAMAGE as error:
         raise UserError(f"{path}: its model_config is incomplete: {error}") from error
     if vocab_path:
         vocab, files = words.read(Path(vocab_path)), [path, Path(vocab_path)]

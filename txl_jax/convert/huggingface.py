@@ -24,6 +24,7 @@ from txl_jax.errors import UserError
 from txl_jax.model import config as models
 from txl_jax.model.config import ModelConfig
 from txl_jax.report.checksum import DAMAGE
+from txl_jax.runtime.storage import regular
 
 CONFIG = "config.json"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
@@ -45,6 +46,7 @@ DEFAULTS: dict[str, Any] = {
     "init_std": 0.02,
     "proj_init_std": 0.01,
 }
+BOOLS = ("untie_r", "proj_share_all_but_first", "tie_word_embeddings")
 OLD_NAMES = {"n_token": "vocab_size", "tie_weight": "tie_word_embeddings"}
 MODEL_TYPE = "transfo-xl"
 SIZES = ("vocab_size", "n_layer", "d_model", "n_head", "d_head", "d_inner")
@@ -71,7 +73,7 @@ def weight_file(folder: Path) -> Path:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        fields = json.loads(path.read_text("utf-8"))
+        fields = json.loads(regular(path).read_text("utf-8"))
         if not isinstance(fields, dict):
             raise ValueError("it is not an object")
         return fields
@@ -89,6 +91,11 @@ def _read_weights(path: Path) -> dict[str, np.ndarray]:
         return safetensors.numpy.load_file(path)
     except PermissionError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
+    except AttributeError as error:  # for F8, the library names types of other numpys
+        raise UserError(
+            f"{path} has a type of number that NumPy lacks ({error}): save its weights "
+            "as float32 or bfloat16"
+        ) from error
     except (OSError, safetensors.SafetensorError, KeyError, TypeError) as error:
         raise UserError(f"{path} is damaged or truncated: {error}") from error
 
@@ -107,8 +114,9 @@ def from_state_dict(
     try:
         names = ("layer_norm_epsilon", "init_std", "proj_init_std")
         family = functools.partial(
-            models.huggingface, **{name: float(fields[name]) for name in names}
+            models.huggingface, **pytorch.typed(fields, float, *names)
         )
+        pytorch.typed(fields, bool, *BOOLS)
         model, params = pytorch.from_fields(_rename(state, fields), fields, family)
     except DAMAGE as error:
         raise UserError(f"a field of {CONFIG} has a wrong type: {error}") from error
@@ -131,7 +139,7 @@ def _rename(
     renamed = {name.removeprefix(PREFIX): array for name, array in state.items()}
     for name in ("crit.cluster_weight", "crit.cluster_bias"):
         if name in renamed:
-            renamed[name] = renamed[name][::-1]
+            renamed[name] = np.atleast_1d(renamed[name])[::-1]
     if fields["tie_word_embeddings"]:
         for name in filter(_is_out_table, list(renamed)):
             table = renamed.pop(name)
@@ -152,9 +160,10 @@ def _rename(
 def _drop_tied_projections(
     state: dict[str, np.ndarray], fields: Mapping[str, Any]
 ) -> None:
-    clusters = len(fields["cutoffs"])
-    if (ties := fields.get("tie_projs")) is None:
-        ties = [False] + [fields["proj_share_all_but_first"]] * clusters
+    clusters = len(pytorch.typed_list(fields, int, "cutoffs"))
+    ties = [False] + [fields["proj_share_all_but_first"]] * clusters
+    if fields.get("tie_projs") is not None:
+        ties = pytorch.typed_list(fields, bool, "tie_projs")
     for i in range(clusters + 1):
         name = f"crit.out_projs.{i}"
         if i < len(ties) and ties[i]:

@@ -11,6 +11,7 @@ from txl_jax.convert.pickle import Object, Tensor
 from txl_jax.errors import UserError
 
 FREQUENCIES = "pos_emb.inv_freq"  # computed, not trained
+FLOATS = ("float16", "bfloat16", "float32", "float64")
 MAX_NAME = 1000  # characters of a submodule's path
 
 
@@ -62,6 +63,11 @@ class Keys:
         """Removes an array of the shape `dims` and returns it in float32."""
         self.shape(name, *dims)
         array = self.remaining.pop(self.rename(name))
+        if array.dtype.name not in FLOATS:
+            raise UserError(
+                f"{self.where}{self.rename(name)} has values of type {array.dtype}, "
+                f"not one of {', '.join(FLOATS)}: save it as one of these"
+            )
         return np.ascontiguousarray(array, np.float32)
 
     def close(self) -> None:

@@ -19,6 +19,7 @@ import ml_dtypes
 import numpy as np
 
 from txl_jax.errors import UserError
+from txl_jax.runtime.storage import regular
 
 MAGIC = 0x1950A86A20F9469CFC6C  # the value of the first of torch.save's old pickles
 DTYPES = {
@@ -220,7 +221,7 @@ class Unpickler(_Unpickler):
 def read(path: Path) -> Any:
     """Returns the content of a file: plain values, Tensors and inert Objects."""
     try:
-        if zipfile.is_zipfile(path):
+        if zipfile.is_zipfile(regular(path)):
             return _read_zip(path)
         with (
             path.open("rb") as file,

@@ -100,16 +100,33 @@ def from_fields(
 ) -> tuple[ModelConfig, Params]:
     """Returns the model of a state dict and the fields of another code's config.
 
-    Raises KeyError, TypeError or ValueError for fields that are missing or wrong.
+    Raises KeyError, TypeError or OverflowError for fields that are missing or wrong.
     """
+    lengths = typed(fields, int, "mem_len", "clamp_len")
     return from_keys(
         Keys(state),
-        [int(cutoff) for cutoff in fields["cutoffs"]],
+        typed_list(fields, int, "cutoffs"),
         family,
-        **{name: max(int(fields[name]), 0) for name in ("mem_len", "clamp_len")},
-        **{name: bool(fields[name]) for name in ("same_length", "pre_lnorm")},
-        **{name: float(fields[name]) for name in ("dropout", "dropatt")},
+        **{name: max(length, 0) for name, length in lengths.items()},
+        **typed(fields, bool, "same_length", "pre_lnorm"),
+        **typed(fields, float, "dropout", "dropatt"),
     )
+
+
+def typed(fields: Mapping[str, Any], kind: type, *names: str) -> dict[str, Any]:
+    """Returns the fields; raises TypeError for one of another type."""
+    for name in names:
+        if type(value := fields[name]) not in (kind, int if kind is float else kind):
+            raise TypeError(f"{name} = {value!r} is not of type {kind.__name__}")
+    return {name: kind(fields[name]) for name in names}
+
+
+def typed_list(fields: Mapping[str, Any], kind: type, name: str) -> list[Any]:
+    """Returns the field; raises TypeError unless it is a list of the type."""
+    values = fields[name]
+    if type(values) not in (list, tuple) or any(type(x) is not kind for x in values):
+        raise TypeError(f"{name} = {values!r} is not a list of {kind.__name__}s")
+    return list(values)
 
 
 def _positions(keys: Keys) -> tuple[dict[str, Any], Params, Params]:

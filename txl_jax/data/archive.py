@@ -16,6 +16,7 @@ from txl_jax.data.download import checksum, download
 from txl_jax.errors import UserError
 from txl_jax.report.log import say
 from txl_jax.report.progress import waiting
+from txl_jax.runtime.storage import regular
 
 
 def fetch(
@@ -70,7 +71,7 @@ def verify(path: Path, digest: str, size: int) -> None:
     algorithm, _, expected = digest.rpartition(":")
     algorithm = algorithm or "sha256"
     try:
-        bytes_read = path.stat().st_size
+        bytes_read = regular(path).stat().st_size
         actual = checksum(path, algorithm) if digest else ""
     except OSError as error:
         raise unreadable(error, path) from error

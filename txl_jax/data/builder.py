@@ -17,6 +17,7 @@ from absl import logging
 
 from txl_jax.data import byte_ranges, corpora
 from txl_jax.data.byte_ranges import ByteRanges
+from txl_jax.data.dataset import refusing_damage
 from txl_jax.errors import UserError
 from txl_jax.report.progress import Progress
 from txl_jax.runtime.storage import one_line
@@ -84,7 +85,7 @@ def prepare(source: corpora.Source, data_dir: Path) -> CorpusBuilder:
     )
     folder = data_dir / CorpusBuilder.name / source.config / corpus.version
     with _quiet():
-        with _refusing_damage(folder):
+        with refusing_damage(folder):
             # TFDS's only format that is exact and does not need TensorFlow.
             builder = CorpusBuilder(
                 data_dir=data_dir, config=config, file_format="array_record"
@@ -110,21 +111,11 @@ def prepare(source: corpora.Source, data_dir: Path) -> CorpusBuilder:
 
 def read(builder: CorpusBuilder, split: str) -> Iterator[bytes]:
     """Yields the blocks of a split in order; raises UserError if they are damaged."""
-    with _refusing_damage(builder.data_path):
+    with refusing_damage(builder.data_path):
         with _quiet():
             source = builder.as_data_source(split)
         for index in range(len(source)):
             yield source[index]["bytes"].tobytes()
-
-
-@contextlib.contextmanager
-def _refusing_damage(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:  # TFDS, protobuf and ArrayRecord raise many kinds
-        raise UserError(
-            f"{folder} is damaged ({one_line(error)}): delete it and prepare again"
-        ) from error
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ Only ArrayRecord can be read without TensorFlow and without copying a shard into
 TFDS writes it with file_format='array_record'.
 """
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from txl_jax.data.options import SPLITS
 from txl_jax.errors import UserError
 from txl_jax.report.checksum import DAMAGE
 from txl_jax.report.progress import Progress
+from txl_jax.runtime.storage import one_line, regular
 
 INFO = "dataset_info.json"
 OURS = {"train": "train", "validation": "valid", "valid": "valid", "test": "test"}
@@ -49,7 +51,7 @@ def find(name: str, data_dir: Path) -> tuple[str, Path]:
         )
     (folder,) = folders
     try:
-        data = (folder / INFO).read_bytes()
+        data = regular(folder / INFO).read_bytes()
         kind = json.loads(data).get("fileFormat", "tfrecord")
     except (*DAMAGE, OSError) as error:
         raise UserError(f"{folder} is damaged ({error}): prepare it again") from error
@@ -67,9 +69,10 @@ def unpack(folder: Path, scratch: Path) -> Splits:
     """Writes each split to a file in `scratch`, with a newline after every text."""
     import tensorflow_datasets as tfds  # importing it takes a second
 
-    builder = tfds.builder_from_directory(folder)
-    feature = _text_feature(folder, builder.info.features)
-    ours = {OURS[name]: name for name in builder.info.splits if name in OURS}
+    with refusing_damage(folder):
+        builder = tfds.builder_from_directory(folder)
+        feature = _text_feature(folder, builder.info.features)
+        ours = {OURS[name]: name for name in builder.info.splits if name in OURS}
     if missing := [split for split in SPLITS if split not in ours]:
         raise UserError(
             f"{folder} has the splits {', '.join(builder.info.splits)}, so "
@@ -82,20 +85,35 @@ def unpack(folder: Path, scratch: Path) -> Splits:
         progress = Progress(f"data: reading {split}", info.num_bytes, in_bytes=True)
         target = scratch / split
         with target.open("wb") as out:
-            for text in _texts(builder.as_data_source(ours[split]), info, feature):
+            for text in _texts(builder, ours[split], feature, folder):
                 out.write(text if text.endswith(b"\n") else text + b"\n")
                 progress.add(len(text))
         ranges[split] = (whole(target),)
     return ranges
 
 
-def _texts(source: Any, info: Any, feature: str) -> Iterator[bytes]:
-    mean = info.num_bytes // max(info.num_examples, 1) + 1
-    step = max(READ_BYTES // mean, 1)
-    for start in range(0, len(source), step):
-        indices = list(range(start, min(start + step, len(source))))
-        for example in source.__getitems__(indices):
-            yield example[feature]
+def _texts(builder: Any, split: str, feature: str, folder: Path) -> Iterator[bytes]:
+    with refusing_damage(folder):
+        source, info = builder.as_data_source(split), builder.info.splits[split]
+        mean = info.num_bytes // max(info.num_examples, 1) + 1
+        step = max(READ_BYTES // mean, 1)
+        for start in range(0, len(source), step):
+            indices = list(range(start, min(start + step, len(source))))
+            for example in source.__getitems__(indices):
+                yield example[feature]
+
+
+@contextlib.contextmanager
+def refusing_damage(folder: Path) -> Iterator[None]:
+    """Raises UserError for errors of TFDS, protobuf and ArrayRecord: of many types."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(
+            f"{folder} is damaged ({one_line(error)}): delete it and prepare again"
+        ) from error
 
 
 def _text_feature(folder: Path, features: Any) -> str:

@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import lzma
 import os
+import sys
 import sysconfig
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -47,7 +48,6 @@ def _files_below(folder: Path, skip: Callable[[str], bool]) -> list[Path]:
     for where, folders, names in os.walk(folder, onerror=stop):
         folders[:] = [name for name in folders if not skip(name)]
         files += [Path(where, name) for name in names if not skip(name)]
-    files = [path for path in files if path.is_file()]
     return sorted(files, key=lambda path: path.relative_to(folder).as_posix())
 
 
@@ -73,7 +73,7 @@ def split_stdlib() -> Splits:
     root = Path(sysconfig.get_paths()["stdlib"])
     splits: dict[str, list[ByteRange]] = {split: [] for split in SPLITS}
     for path in _files_below(root, _STDLIB_SKIP.__contains__):
-        if path.suffix == ".py":
+        if path.suffix == ".py" and path.is_file():
             split = stdlib_split(path.relative_to(root).as_posix())
             splits[split].append(whole(path))
     return {split: tuple(ranges) for split, ranges in splits.items()}
@@ -134,11 +134,27 @@ def read_blocks(path: Path) -> Iterator[bytes]:
         ) from error
 
 
+def read_stdin(field: str) -> bytes:
+    """Returns all of stdin; raises UserError, naming the field, if it is closed."""
+    if sys.stdin is None:
+        raise UserError(f"{field}: stdin is closed: give a file, or text on stdin")
+    return sys.stdin.buffer.read()
+
+
 def text_files(path: str, field: str = "data.path") -> list[Path]:
     """Returns the files of a file, folder or glob, sorted, without hidden ones.
 
     `field` is the name of the path in errors.
     """
+    if not path:
+        raise UserError(f"{field} is empty: give a file, a folder or a glob")
+    try:
+        return _find_files(path, field)
+    except OSError as error:
+        raise unreadable(error, path) from error
+
+
+def _find_files(path: str, field: str) -> list[Path]:
     where = Path(path).expanduser()
     if where.is_file():
         return [where]
@@ -147,12 +163,18 @@ def text_files(path: str, field: str = "data.path") -> list[Path]:
         problem = "is a folder without files: add some text"
     else:
         matches = sorted(glob.glob(str(where), recursive=True))
-        files = [Path(match) for match in matches if os.path.isfile(match)]
+        files = [Path(match) for match in matches if not os.path.isdir(match)]
         problem = "does not exist: give a file, a folder or a glob"
         if glob.has_magic(path):
             problem = "matches no file: correct the glob, quoted in a shell"
     if not files:
         raise UserError(f"{field}={path!r} {problem}")
+    for file in files:
+        if not file.is_file():
+            raise UserError(
+                f"{field}={path!r}: {file} is a broken link, a pipe or a device: give "
+                "files only"
+            )
     return files
 
 

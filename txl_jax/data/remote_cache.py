@@ -53,6 +53,8 @@ def fetch(remote: Any, manifest: str, folder: Path) -> None:
     say(f"data: copying {remote} to {folder.parent}")
     try:
         for name, expected in json.loads(manifest)["files"].items():
+            if name in ("", "..") or Path(name).name != name:
+                raise ValueError(f"{name!r} is not the name of a file in it")
             with _reporting("read", remote):
                 (remote / name).copy(folder / name)
             if (digest := checksum(folder / name)) != expected:

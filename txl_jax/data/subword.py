@@ -16,6 +16,7 @@ from txl_jax.data.text import token_dtype
 from txl_jax.errors import UserError
 
 # Candidates for the end of a line, if a tokenizer has no token for a newline.
+MOST_TOKENS = 1 << 24  # in a tokenizer, gaps between their numbers included
 LINE_ENDS = ("<eos>", "</s>", "<|endoftext|>", "<|end_of_text|>", "[SEP]")
 
 
@@ -29,6 +30,8 @@ class _HuggingFace:
         self.tokenizer.no_padding()
         # Token numbers may have gaps.
         self.size = max(self.tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+        if self.size > MOST_TOKENS:  # the library would count up to it
+            raise ValueError(f"it has a token of number {self.size - 1:,}")
         name = self.to_json()["tokenizer"]["model"].get("unk_token")
         self.unknown = self._first_token([name] if isinstance(name, str) else [])
         ids = self.encode(["\n"])[0]

@@ -90,6 +90,7 @@ def prepare(config: DataConfig) -> Tokens:
     default = os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"  # as in TFDS
     data_dir = config.data_dir or default
     is_remote = "://" in data_dir
+    storage.require_unicode(data_dir, "data.data_dir")
     root = Path(data_dir).expanduser().absolute()
     root = remote_cache.local_root(data_dir) if is_remote else root
     source = corpora.find(config.corpus, config.path, root)
@@ -130,12 +131,17 @@ def _is_complete(folder: Path, manifest: str) -> bool:
 def load(folder: Path) -> Tokens:
     """Opens prepared tokens."""
     try:
-        saved = json.loads((folder / MANIFEST).read_text("utf-8"))
+        saved = json.loads(storage.regular(folder / MANIFEST).read_text("utf-8"))
         manifest = verify_checksum(saved)  # older versions wrote none
         vocab = vocabulary.load(folder / VOCAB, FIX)
+        if manifest["files"][VOCAB] != checksum(folder / VOCAB):
+            raise ValueError(f"{VOCAB} is another file")
         for name in SPLITS:
-            path = folder / f"{name}.bin"
-            expected = manifest["splits"][name]["tokens"] * vocab.dtype.itemsize
+            path, entry = folder / f"{name}.bin", manifest["splits"][name]
+            counts = [entry[x] for x in ("bytes", "original_bytes", "lines", "words")]
+            if any(type(x) is not int or x < 0 for x in counts) or not all(counts[:3]):
+                raise ValueError(f"the sizes of {name} in {MANIFEST} are {counts}")
+            expected = entry["tokens"] * vocab.dtype.itemsize
             if (actual := path.stat().st_size) != expected:
                 raise UserError(
                     f"{path} has {actual} bytes instead of {expected}: {FIX}"

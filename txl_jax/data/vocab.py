@@ -14,6 +14,7 @@ from txl_jax.data.text import token_dtype
 from txl_jax.data.word import Lines, WordVocab
 from txl_jax.errors import UserError, require_one_of
 from txl_jax.report.checksum import DAMAGE, verify_checksum, with_checksum
+from txl_jax.runtime.storage import regular
 
 # Tokens on which the text of the next one may depend: a character has at most four
 # bytes, and a word depends on whether it starts a line.
@@ -101,11 +102,11 @@ class CharVocab:
     def from_json(cls, state: dict[str, Any]) -> "CharVocab":
         """Returns the vocabulary of a JSON object that `to_json` returned."""
         symbols, of_bytes = state["symbols"], state["of_bytes"]
-        if not isinstance(symbols, str) or len(set(symbols)) < len(symbols):
+        if type(symbols) is not str or not 0 < len(symbols) == len(set(symbols)):
             raise ValueError("its symbols are not distinct characters")
-        if of_bytes and max(symbols, default="") > "\xff":
+        if type(of_bytes) is not bool or of_bytes and max(symbols) > "\xff":
             raise ValueError("its symbols are not bytes")
-        return cls(symbols, bool(of_bytes))
+        return cls(symbols, of_bytes)
 
 
 class ByteVocab(CharVocab):
@@ -173,7 +174,7 @@ def save(vocab: Vocab, path: Path) -> None:
 def load(path: Path, fix: str = "restore it") -> Vocab:
     """Reads a vocabulary that `save` wrote; `fix` ends the message of a UserError."""
     try:
-        return _read_json(path.read_text("utf-8"))
+        return _read_json(regular(path).read_text("utf-8"))
     except (*DAMAGE, OSError, UserError) as error:
         raise UserError(f"{path} is not a vocabulary ({error}): {fix}") from error
 
@@ -194,7 +195,7 @@ def read(path: Path, lines: Callable[[], Lines]) -> Vocab:
     field = f"data.vocab_path={str(path)!r}"
     fix = "give a tokenizer.json, a SentencePiece .model, a vocab.json or a word list"
     try:
-        data = path.read_bytes()
+        data = regular(path).read_bytes()
         if path.suffix == ".model":
             return SubwordVocab.read(data, field)
         text = data.decode("utf-8")

@@ -143,5 +143,8 @@ class WordVocab:
     @classmethod
     def from_json(cls, state: dict[str, Any]) -> "WordVocab":
         """Returns the vocabulary of a JSON object that `to_json` returned."""
-        marks = Lines(state["eos"], state["bos"], state["lower_case"])
-        return cls(list(map(str, state["words"])), marks)
+        words, marks = state["words"], Lines(*(state[x] for x in Lines._fields))
+        texts = (*words, marks.eos, marks.bos) if type(words) is list else (None,)
+        if any(type(x) is not str for x in texts) or type(marks.lower_case) is not bool:
+            raise ValueError("its words or their marks have a wrong type")
+        return cls(words, marks)

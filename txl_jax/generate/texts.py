@@ -5,19 +5,20 @@ followed by 500 or 1,000 sampled tokens, each among the 40 likeliest.
 """
 
 import dataclasses
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from txl_jax.data.files import read_stdin
 from txl_jax.data.vocab import Vocab, spell
 from txl_jax.errors import UserError
 from txl_jax.generate import sampler
 from txl_jax.generate.options import GenerateConfig
 from txl_jax.model.config import ModelConfig
 from txl_jax.report.log import say
+from txl_jax.runtime.storage import regular
 
 STREAMS = 32  # samples drawn in parallel
 UNSURE = 4  # characters at the end of a text that the next byte may change
@@ -96,9 +97,9 @@ def read_prompts(config: GenerateConfig, vocab: Vocab) -> list[np.ndarray]:
         path = config.prompt[1:]
         try:
             if path == "-":
-                text = sys.stdin.buffer.read().decode("utf-8")
+                text = read_stdin(field).decode("utf-8")
             else:
-                text = Path(path).expanduser().read_text("utf-8")
+                text = regular(Path(path).expanduser()).read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "it is not UTF-8"
             raise UserError(

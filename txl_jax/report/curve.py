@@ -3,13 +3,16 @@
 import importlib
 import json
 import math
+import operator
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from txl_jax.errors import UserError, nearest
+from txl_jax.report.checksum import DAMAGE
 from txl_jax.report.log import say
+from txl_jax.runtime.storage import regular
 
 FAR = 0.1  # relative distance of a perplexity that is reported as far off
 
@@ -75,16 +78,18 @@ def load(name: str) -> Curve:
             )
         path = known[name]
     try:
-        saved = json.loads(path.read_text("utf-8"))
+        saved = json.loads(regular(path).read_text("utf-8"))
         points = sorted(
-            (int(p["step"]), float(p["valid_ppl"]), float(p["spread"]))
+            (operator.index(p["step"]), float(p["valid_ppl"]), float(p["spread"]))
             for p in saved["points"]
         )
-        if not points or min(min(point[:2]) for point in points) <= 0:
-            raise ValueError("a point needs a step and a perplexity above 0")
         steps, ppl, spread = map(list, zip(*points, strict=True))
-        return Curve(saved["source"], steps, ppl, spread)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        if not 0 < min(steps) <= max(steps) < 2**31 or len({*steps}) < len(steps):
+            raise ValueError("its steps are not distinct and from 1 to 2^31")
+        if not all(0 < x < math.inf and 0 <= y < math.inf for _, x, y in points):
+            raise ValueError("it has perplexities or spreads that are not positive")
+        return Curve(str(saved["source"]), steps, ppl, spread)
+    except (OSError, *DAMAGE) as error:
         raise UserError(
             f"train.expected_curve = {name!r} cannot be read ({error!r}): compare "
             "experiments/curves/wt103_nvidia.json"

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from txl_jax.report import goodput, provenance
 from txl_jax.report.checksum import DAMAGE
 from txl_jax.report.log import say
 from txl_jax.runtime import distributed, storage
-from txl_jax.runtime.storage import replace
+from txl_jax.runtime.storage import regular, replace
 from txl_jax.update.init import abstract_params
 from txl_jax.workdir.fit import fit_vocab
 from txl_jax.workdir.folder import CONFIG, METRICS, RUN, VOCAB
@@ -30,15 +31,14 @@ def check_trainable(workdir: Path, config: Config) -> None:
 
     Both of its files state the config, in case one of them was edited or lost.
     """
-    with contextlib.suppress(OSError, ValueError):
-        run = json.loads((workdir / RUN).read_text("utf-8"))
-        if not isinstance(run, dict):
-            raise ValueError("it is not an object")
-        if IMPORTED in run:
-            raise Imported(workdir)
-        if isinstance(run.get("config"), dict):
-            recorded = configs.from_saved(run["config"], workdir / RUN)
-            check_same_run(workdir, configs.parse(recorded), config)
+    with _refusing_damage(workdir / RUN):
+        run = _read_run(workdir / RUN)
+        recorded = configs.from_saved(run.get("config", {}), workdir / RUN)
+        started = configs.parse(recorded) if recorded else None
+    if IMPORTED in run:
+        raise Imported(workdir)
+    if started:
+        check_same_run(workdir, started, config)
     if (workdir / CONFIG).exists():
         saved = configs.parse(configs.load_json(workdir / CONFIG))
         check_same_run(workdir, saved, config)
@@ -90,7 +90,7 @@ def record_goodput(workdir: Path) -> dict[str, Any]:
         return {}
     failures: tuple[type[Exception], ...] = (*DAMAGE, *storage.errors())
     try:
-        run = json.loads((workdir / RUN).read_text("utf-8"))
+        run = json.loads(regular(workdir / RUN).read_text("utf-8"))
         run["goodput"] = goodput.measure(workdir / METRICS, run)
         text = json.dumps(run, indent=2) + "\n"
         replace(workdir / RUN, lambda path: path.write_text(text, "utf-8"))
@@ -106,18 +106,12 @@ def _earlier(workdir: Path, run: dict[str, Any]) -> dict[str, Any]:
     Raises UserError if its corpus has changed.
     """
     path = workdir / RUN
-    if not path.exists():
-        return {"starts": []}
-    try:
-        before = json.loads(path.read_text("utf-8"))
+    with _refusing_damage(path):
+        if not (before := _read_run(path)):
+            return {"starts": []}
         changed = before["data"]["splits"] != run["data"]["splits"]
         starts = list(before["starts"])
         differences = provenance.differences(starts[0], run)
-    except DAMAGE as error:
-        raise UserError(
-            f"{path} is damaged ({error}): restore it from a backup, or delete it to "
-            "continue"
-        ) from error
     if changed:
         raise UserError(
             f"{workdir} was trained on another version of corpus "
@@ -128,3 +122,25 @@ def _earlier(workdir: Path, run: dict[str, Any]) -> dict[str, Any]:
         say(f"results are not bit-identical to those before this start: {difference}")
     kept = {"goodput": before["goodput"]} if "goodput" in before else {}
     return {"starts": starts, **kept}
+
+
+def _read_run(path: Path) -> dict[str, Any]:
+    """Returns the content of run.json, or {} if there is no such file."""
+    if not path.exists():
+        return {}
+    run = json.loads(regular(path).read_text("utf-8"))
+    if not isinstance(run, dict):
+        raise ValueError("it is not a JSON object")
+    return run
+
+
+@contextlib.contextmanager
+def _refusing_damage(path: Path) -> Iterator[None]:
+    """Raises UserError for errors that a damaged run.json can cause."""
+    try:
+        yield
+    except (OSError, *DAMAGE, UserError) as error:
+        raise UserError(
+            f"{path} is damaged ({error}): restore it from a backup, or delete it to "
+            "continue"
+        ) from error

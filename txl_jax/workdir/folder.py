@@ -21,6 +21,7 @@ def find(address: str) -> Path:
         return storage.remote_path(address, "--workdir")
     folder = Path(address)
     try:
+        storage.require_unicode(str(folder.absolute()), "--workdir")
         folder.exists()
     except OSError as error:
         raise UserError(
