@@ -97,7 +97,7 @@ def test_a_full_disk_behind_stdout_is_one_line() -> None:
             "--config=quickstart",
             "--workdir='runs/quickstart' cannot be used",
         ),
-        ("", "--workdir=caf\udce9", "--workdir='caf\\udce9' is not UTF-8"),
+        ("", "--workdir=caf\udce9", "caf\\udce9' is not UTF-8: give another"),
         (
             "import os; os.environ['JAX_PLATFORMS'] = 'toaster'",
             "--config=quickstart",

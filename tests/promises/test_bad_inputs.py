@@ -181,17 +181,17 @@ new mesh.model=8                          | make it a multiple of 8, or lower me
 new mesh.fsdp=8 model.d_model=12          | model.d_model = 12 is not divisible by
 
 new data.vocab=char generate.prompt=😀    | generate.prompt: character '😀' is not
-new model.mem_len=2000000000              | lower model.mem_len or train.batch_size
-new eval.mem_len=2000000000               | lower eval.mem_len or eval.streams
+new model.mem_len=2000000000              | lower model.mem_len, train.batch_size or
+new eval.mem_len=2000000000               | lower eval.mem_len, eval.streams or
 new generate.mem_len=2000000000           | lower generate.mem_len or generate.sam
-evaluate run --mem_len=2000000000         | lower eval.mem_len or eval.streams
-score run --path={text} --config.eval.mem_len=2000000000 | lower eval.mem_len or eval.s
+evaluate run --mem_len=2000000000         | lower eval.mem_len, eval.streams or
+score run --path={text} --config.eval.mem_len=2000000000 | lower eval.mem_len, eval.s
 generate run --mem_len=2000000000         | lower generate.mem_len or generate.sam
 new generate.prompt=@{home}/nowhere       | nowhere' cannot be read
 
 new data.convention=lined                 | data.convention = 'lined' must be
 new data.vocab_size=99                    | is not used with data.vocab='byte'
-new data.vocab=subword                    | at least 256 (32000 is common)
+new data.vocab=subword                    | must be from 256 to 16,777,216
 new data.corpus=txt                       | did you mean 'text'
 new data.path=                            | needs data.path
 new data.path=/no/text                    | '/no/text' does not exist
@@ -201,6 +201,7 @@ new data.path={home}/latin.txt data.vocab=char | convert it to UTF-8, or set
 new data.path={home}/cut.txt.gz           | cut.txt.gz as .gz
 new data.path={home}/bomb.gz              | unpacks to over 100 times its size
 score run --path={home}/bomb.gz           | unpacks to over 100 times its size
+score run --path={home}/nothing.txt       | has no token after another
 new data.path={home}/fake.gz              | it is damaged or has the wrong suffix
 new data.path={home}/*.none               | matches no file: correct the glob
 new data.path={home}/hollow               | is a folder without files: add some text
