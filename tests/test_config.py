@@ -297,6 +297,10 @@ OLDER: list[tuple[str, dict[str, Any] | str]] = [
         '{"data": {"corpus": "copying:4,2,2"}, "train": {"score_ids_from": 97}}',
         {"data.corpus": "copying:4,2,2"},
     ),
+    (
+        '{"train": {"reset_memory_at": 10}, "eval": {"reset_memory_at": -1}}',
+        {"train.reset_memory_at": "10"},
+    ),
     ('{"data": {"copy_seed": 7}}', "data.copy_seed = 7: this version has removed the"),
     (
         '{"data": {"corpus": "copying:4,2,2"}, "train": {"score_ids_from": 0}}',

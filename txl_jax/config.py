@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 from txl_jax.aot.options import CompileConfig
 from txl_jax.checkpoint.options import CheckpointConfig
 from txl_jax.convert.options import ConvertConfig
-from txl_jax.data.options import SLACK, DataConfig
+from txl_jax.data.options import OFF, SLACK, DataConfig
 from txl_jax.errors import UserError, nearest
 from txl_jax.evaluate.options import (
     BOOLS,
@@ -78,9 +78,9 @@ class Config:
     def _check_documents(self) -> None:
         """Raises UserError for documents that need a memory of zeros in mid-segment."""
         resets = {
-            "train.reset_memory_at": self.train.reset_memory_at >= 0,
+            "train.reset_memory_at": self.train.reset_memory_at != OFF,
             'train.order = "roll"': self.train.order == "roll",
-            "eval.reset_memory_at": self.eval.reset_memory_at >= 0,
+            "eval.reset_memory_at": self.eval.reset_memory_at != OFF,
         }
         names = [name for name, on in resets.items() if on]
         if names and self.model.initial_memory == "zeros":

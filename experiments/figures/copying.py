@@ -95,7 +95,7 @@ def run_cell(args: argparse.Namespace, cell: dict[str, int]) -> dict[str, Any]:
 def train_and_count(config: Config, folder: Path) -> dict[str, float]:
     """Trains the cell, resuming after a kill, and returns the result of `count`."""
     tokens = token_files.prepare(config.data)
-    config = fit_vocab(config, len(tokens.vocab))
+    config = fit_vocab(config, tokens.vocab)
     with locked(folder):
         claim(folder, config, tokens)
         train_on(config, folder, tokens.split("train"), tokens.split("valid"))

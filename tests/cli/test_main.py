@@ -225,6 +225,14 @@ def test_evaluation_takes_a_split_and_checkpoints(home: Home) -> None:
     assert "averaging checkpoints 30, 60" in done.err
 
 
+def test_documents_begin_after_a_text_or_an_id(home: Home) -> None:
+    text, token = (
+        home.read("evaluate", f"--reset_memory_at={x}").result for x in (r"\n", "10")
+    )
+    assert text["nll"] == token["nll"] != home.trained.result["nll"]
+    assert text["reset_memory_at"] == token["reset_memory_at"] == "10"
+
+
 def test_samples_start_with_their_prompt(home: Home) -> None:
     prompt, output = "naïve 😀 " * 20, home.path / "samples.jsonl"
     settings = {"num_tokens": 6, "top_k": 20, "top_p": 0.9, "seed": 5, "samples": 2}
@@ -312,7 +320,8 @@ def test_help_names_every_mode_section_and_field() -> None:
     assert short.out == command("--help").out and short.out in full.out
     for name in configs.FIELDS:
         assert f"--config.{name}=" in full.out
-    assert "[cosine]\n      one of cosine, cosine_through_warmup," in full.out
+    schedule = "The schedule of the learning rate, one of cosine, cosine_through_warmup,"
+    assert f"[cosine]\n      {schedule}" in full.out
     assert max(len(line) for line in full.out.splitlines()) <= 90
 
 

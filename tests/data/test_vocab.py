@@ -186,6 +186,30 @@ def test_a_list_of_words_is_read(tmp_path: Path) -> None:
         WordVocab(["<eos>", "a", "b", "a"])
 
 
+@pytest.mark.parametrize(
+    ("made", "text", "found"),
+    [
+        (ByteVocab(), "\n", 10),
+        (ByteVocab(), r"\n", 10),
+        (ByteVocab(), ",", 44),
+        (ByteVocab(), "é", "the text is 2 tokens in this vocabulary"),
+        (ByteVocab(), "", "the text is 0 tokens"),
+        (CharVocab("aé"), "é", 1),
+        (CharVocab("aé"), "b", "'b' is not in the vocabulary"),
+        (WordVocab(["<S>", "é", "x"], TENSORFLOW), "<S>", 0),
+        (WordVocab(["a", "<eos>", "<unk>"]), r"\n", 1),
+        (WordVocab(["a", "<eos>", "<unk>"]), "<eos>", 1),
+        (WordVocab(["a", "<eos>", "<unk>"]), "b", "the text is unknown in"),
+    ],
+)
+def test_a_text_names_one_token(made: vocab.Vocab, text: str, found: int | str) -> None:
+    if isinstance(found, int):
+        assert vocab.find(made, text) == found
+        return
+    with refused(found):
+        vocab.find(made, text)
+
+
 WORDS = WordVocab(["<eos>", "<unk>", "the", "cat"])
 MARKED = WordVocab(["<S>", "the", "cat"], TENSORFLOW)
 TEXT = "naïve 😀\n\nthe cat\n"

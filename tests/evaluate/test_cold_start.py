@@ -51,7 +51,7 @@ def test_impossible_cold_starts_are_refused() -> None:
     with pytest.raises(UserError, match="'cold_start=99' exceeds the 60 tokens"):
         mesh = tiny.one_device()
         cold_start.measure(tiny.CONFIG, longer, mesh, {}, TOKENS, tiny.silent)
-    rows: list[Any] = [{"ext_len": 5, "mem_len": 0}, {"reset_memory_at": 3}]
+    rows: list[Any] = [{"ext_len": 5, "mem_len": 0}, {"reset_memory_at": "3"}]
     for changes in rows:
         with pytest.raises(UserError, match="'cold_start=13' needs a memory that"):
             dataclasses.replace(CONFIG, **changes)

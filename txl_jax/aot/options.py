@@ -9,16 +9,19 @@ from txl_jax.runtime.constraint import at_least, check, one_of
 class CompileConfig:
     """What to compile ahead of time, and for which TPUs or GPUs."""
 
-    # kind of chip, and chips along each axis of the slice, or GPUs: h100:8
+    # The kind of TPU chip, and the number of chips along each axis of the slice, or
+    # GPUs, such as h100:8.
     topology: str = "v5e:2x4"
-    slices: int = at_least(1, 1)  # of this topology, joined by the data-center network
-    # streams per chip, which set train.batch_size; 0 = train.batch_size is unchanged,
-    # -1 = the most that fit, up to 512
+    # The number of slices of this topology, joined by the data-center network.
+    slices: int = at_least(1, 1)
+    # The number of streams per chip, which sets train.batch_size. 0 keeps
+    # train.batch_size, and -1 takes the most that fit, up to 512.
     streams_per_chip: int = at_least(-1, 0)
-    # find the remat policy, mesh and, unless given, number of streams with the most
-    # tokens per second
+    # Finds the remat policy, the mesh and, unless it is given, the number of streams
+    # with the most tokens per second.
     search: bool = False
-    # "config" = the configured mesh, "auto" = the one with the fewest shards that fits
+    # The mesh to compile for: "config" is the configured one, "auto" the one with the
+    # fewest shards that fits.
     mesh: str = one_of(("config", "auto"), "config")
 
     def __post_init__(self) -> None:

@@ -12,8 +12,10 @@ NAMES = ("best", "latest", "average")
 class CheckpointConfig:
     """When to save and what to keep; every validated step is saved."""
 
-    every_steps: int = at_least(1, 4_000)  # updates between checkpoints
-    keep: int = at_least(1, 2)  # newest checkpoints to keep, besides the best one
+    # The number of updates between two checkpoints.
+    every_steps: int = at_least(1, 4_000)
+    # The number of newest checkpoints to keep, besides the best one.
+    keep: int = at_least(1, 2)
 
     def __post_init__(self) -> None:
         """Raises UserError for an impossible value."""

@@ -49,7 +49,7 @@ def _statistics(loaded: Loaded, tokens: Tokens, workdir: Path) -> Any:
     L, text = config.tgt_len, tokens.split("train")
     if config.dynamic_segments:
         text = text[: config.dynamic_segments * L + 1]
-    streams = Streams(text, 1, L, reset_memory_at=config.reset_memory_at)
+    streams = Streams(text, 1, L, reset_memory_at=int(config.reset_memory_at))
     with interruptible("gradients of train") as progress:
 
         def segments() -> Any:

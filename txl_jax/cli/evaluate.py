@@ -8,7 +8,7 @@ from typing import Any
 
 from txl_jax import metrics
 from txl_jax.cli import dynamic
-from txl_jax.cli.prepare import check_token_ids, prepare
+from txl_jax.cli.prepare import prepare
 from txl_jax.data.tokens import Tokens
 from txl_jax.evaluate import accounting, cold_start
 from txl_jax.evaluate.options import RATES, evaluation_model, in_order, parse_sweep
@@ -27,7 +27,6 @@ SCORES = ("nll", "ppl", "bpc", "tokens", "cold_tokens", "seconds")
 def run(loaded: Loaded, workdir: Path) -> dict[str, Any]:
     """Evaluates a trained model as its `eval` section describes."""
     config = loaded.config
-    check_token_ids(config, len(loaded.vocab), "eval.reset_memory_at")
     tokens = prepare(config.data)
     if config.eval.cold_start:
         return evaluate_cold_start(loaded, tokens, workdir)

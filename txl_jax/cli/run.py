@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from txl_jax import metrics, sharding
 from txl_jax.cli import evaluate, generate
 from txl_jax.cli.bound import Bound
-from txl_jax.cli.prepare import check_token_ids, prepare
+from txl_jax.cli.prepare import prepare
 from txl_jax.cli.steps import training_step
 from txl_jax.config import Config
 from txl_jax.data.copying import FIRST_ANSWER
@@ -58,7 +58,7 @@ def trained(config: Config, workdir: Path) -> Iterator[tuple[Tokens, dict[str, A
     claim.check_trainable(workdir, config)
     tokens = prepare(initial_data(config, workdir))
     distributed.require_equal({"the corpus": tokens.manifest["splits"]})
-    fitted = fit_vocab(config, len(tokens.vocab))
+    fitted = fit_vocab(config, tokens.vocab)
     check_fit(fitted, tokens)
     initial = load_initial(fitted, workdir, tokens.vocab)
     with locked(workdir):
@@ -131,7 +131,7 @@ def make_streams(
         train.segments_per_call,
         rows=rows,
         ext_len=train.ext_len,
-        reset_memory_at=train.reset_memory_at,
+        reset_memory_at=int(train.reset_memory_at),
         roll=train.order == "roll",
         varlen=train.varlen,
         half_loss=train.half_loss,
@@ -146,8 +146,6 @@ def check_fit(config: Config, tokens: Tokens) -> None:
     mesh = fit_mesh(config)
     check_memory(config, mesh)
     curve.load(config.train.expected_curve)
-    ids = "train.reset_memory_at", "eval.reset_memory_at"
-    check_token_ids(config, len(tokens.vocab), *ids)
     sharding.host_rows(mesh, config.train.batch_size, "train.batch_size")
     sharding.host_rows(mesh, config.eval.streams, "eval.streams")
     make_streams(config, tokens.split("train"), slice(None))

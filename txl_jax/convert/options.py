@@ -7,6 +7,8 @@ import dataclasses
 class ConvertConfig:
     """What to import or export; model.* fields supply what the files lack."""
 
-    format: str = ""  # huggingface, nvidia, or the paper's pytorch or tensorflow
-    source: str = ""  # import: the file or folder to read
-    target: str = ""  # export: the folder to create
+    # The format of the other code base: huggingface, nvidia, or the paper's pytorch or
+    # tensorflow.
+    format: str = ""
+    source: str = ""  # The file or folder that the mode import reads.
+    target: str = ""  # The folder that the mode export creates.

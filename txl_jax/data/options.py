@@ -14,6 +14,7 @@ CONVENTIONS = tuple(
 SPLITS = ("train", "valid", "test")
 VOCABULARIES = ("byte", "char", "word", "subword")
 OWN = "corpus"  # the kind of vocabulary that the corpus's published results use
+OFF = "-1"  # of reset_memory_at
 SLACK = 15  # a segment of varying length has at most tgt_len + SLACK tokens
 
 
@@ -21,19 +22,26 @@ SLACK = 15  # a segment of varying length has at most tgt_len + SLACK tokens
 class DataConfig:
     """Which text a run reads and how it is cut into tokens."""
 
-    # one of CORPORA; "tfds:NAME" for a dataset of TFDS; "copying:DELAY,LENGTH,SYMBOLS":
-    # bytes of noise before each answer, letters of a pattern and of the alphabet
+    # The corpus, one of CORPORA. "tfds:NAME" is a dataset of TFDS.
+    # "copying:DELAY,LENGTH,SYMBOLS" is the copying task, with its bytes of noise before
+    # each answer, letters in a pattern and letters in the alphabet.
     corpus: str = "stdlib"
-    path: str = ""  # corpus "text" only: a file, a folder or a glob
-    data_dir: str = ""  # folder of prepared data, also gs://; "" = the default of TFDS
-    # byte, char, word or subword; "corpus" = the kind in published results
+    path: str = ""  # The text of the corpus "text": a file, a folder or a glob.
+    # The folder of prepared data, local or on gs://. Empty takes the default of TFDS.
+    data_dir: str = ""
+    # The kind of vocabulary: byte, char, word or subword. "corpus" takes that of
+    # published results.
     vocab: str = one_of((OWN, *VOCABULARIES), OWN)
-    # one of CONVENTIONS; "" = the convention of published results
+    # The convention by which the corpus is read, one of CONVENTIONS. Empty takes that
+    # of published results.
     convention: str = ""
-    # a tokenizer.json, .model or vocab.json, or a list of words
+    # The file of a vocabulary: a tokenizer.json, .model or vocab.json, or a list of
+    # words. Empty makes one from the corpus.
     vocab_path: str = ""
-    vocab_size: int = at_least(0, 0)  # most words, or number of subwords; 0 = all words
-    lower_case: bool = False  # convert words to lower case
+    # The largest number of words, or the number of subwords, in a vocabulary made from
+    # the corpus. 0 keeps all words.
+    vocab_size: int = at_least(0, 0)
+    lower_case: bool = False  # Converts words to lower case.
 
     def __post_init__(self) -> None:
         """Raises UserError for an impossible value."""

@@ -148,6 +148,22 @@ VOCABULARIES: dict[str, Any] = {
 }
 
 
+def find(vocab: Vocab, text: str) -> int:
+    r"""Returns the token of a text; raises UserError if it is not exactly one.
+
+    "\n" is the end of a line, also where a shell has passed a backslash and an n.
+    """
+    text = text.replace(r"\n", "\n").replace(r"\t", "\t")
+    if isinstance(vocab, WordVocab):
+        tokens = vocab.look_up([vocab.lines.eos if text == "\n" else text])
+    else:
+        tokens = vocab.encode(text)
+    if len(tokens) != 1 or tokens[0] == vocab.unknown:
+        count = "unknown" if len(tokens) == 1 else f"{len(tokens)} tokens"
+        raise UserError(f"the text is {count} in this vocabulary: give one token")
+    return int(tokens[0])
+
+
 def spell(
     decode: Callable[[Iterable[int]], str], tokens_T: np.ndarray, before: int = 0
 ) -> list[str]:

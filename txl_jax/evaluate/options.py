@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any, NamedTuple
 
 from txl_jax.checkpoint.options import check_which
-from txl_jax.data.options import SPLITS
+from txl_jax.data.options import OFF, SPLITS
 from txl_jax.errors import UserError, require_one_of
 from txl_jax.model.config import ModelConfig
 from txl_jax.runtime.constraint import at_least, check, one_of
@@ -84,39 +84,48 @@ def in_order(field: str, values: list[float]) -> tuple[float, ...]:
 class EvalConfig:
     """How to evaluate; no value is inherited from training."""
 
-    split: str = one_of(SPLITS, "test")  # train, valid or test
-    # best, latest, a step, average (the mean of all kept), or several steps with commas
-    # (their mean)
+    split: str = one_of(SPLITS, "test")  # The split to read: train, valid or test.
+    # The checkpoint to read: best, latest, a step, average (the mean of all that are
+    # kept), or several steps with commas between them (their mean).
     checkpoint: str = "best"
-    # contiguous parts of the split, read side by side, each from a cold start
+    # The number of contiguous parts of the split that are read side by side, each from
+    # a cold start.
     streams: int = at_least(1, 8)
-    tgt_len: int = at_least(1, 128)  # tokens per segment
-    mem_len: int = at_least(0, 512)  # tokens in the memory
-    # tokens read again before each segment; needs mem_len = 0. With tgt_len = 1 and
-    # warm_start, each token is predicted from a sliding window of ext_len + 1
+    # The number of tokens in a segment of the evaluation.
+    tgt_len: int = at_least(1, 128)
+    # The number of tokens in the memory during evaluation.
+    mem_len: int = at_least(0, 512)
+    # The number of tokens that are read again before each segment. It needs mem_len =
+    # 0. With tgt_len = 1 and warm_start, each token is predicted from a sliding window
+    # of ext_len + 1 tokens.
     ext_len: int = at_least(0, 0)
-    # greater distances count as this one; 0 = no limit
+    # Distances above this one count as this one during evaluation. 0 sets no limit.
     clamp_len: int = at_least(0, 0)
-    same_length: bool = False  # every token sees only the newest mem_len keys
-    # fill the memories, or windows, with the preceding tokens before scoring
+    same_length: bool = False  # Every token sees only the newest mem_len keys.
+    # Fills the memories, or windows, with the preceding tokens before scoring.
     warm_start: bool = False
-    # id of the token after which a document starts; -1 = off
-    reset_memory_at: int = at_least(-1, -1)
-    # after training on bytes, compare with n-gram models, gzip and xz
+    # A document starts after this token, given as text such as `\n` or `<eos>`, or as
+    # an id. -1 turns documents off.
+    reset_memory_at: str = OFF
+    # After training on bytes, compares the model with n-gram models, gzip and xz.
     baselines: bool = False
-    max_tokens: int = at_least(0, 0)  # tokens to score, from the start; 0 = all
-    # mode evaluate: adapt the parameters to the text, with the gradient of each scored
-    # segment divided by its usual size ("rms") or not ("sgd"); "" = off. Validations
-    # during training do not
+    # The number of tokens to score, from the start of the split. 0 scores all of them.
+    max_tokens: int = at_least(0, 0)
+    # The rule by which the mode evaluate adapts the parameters to the text: "rms"
+    # divides the gradient of each scored segment by its usual size, "sgd" does not.
+    # Empty adapts nothing, and validations during training never do.
     dynamic: str = one_of(("", "rms", "sgd"), "")
-    dynamic_lr: float = at_least(0, 0.0)  # learning rate of dynamic evaluation
-    # how far each segment moves the parameters back to the trained ones, from 0 to 1
+    dynamic_lr: float = at_least(0, 0.0)  # The learning rate of dynamic evaluation.
+    # The share, from 0 to 1, by which each segment of a dynamic evaluation moves the
+    # parameters back to the trained ones.
     dynamic_decay: float = at_least(0, 0.0)
-    # training segments from which "rms" takes the usual size of gradients; 0 = all
+    # The number of training segments from which "rms" takes the usual size of
+    # gradients. 0 takes all of them.
     dynamic_segments: int = at_least(0, 0)
-    # mode evaluate: values to compare, FIELD=START:STOP:STEP or FIELD=a,b,c; or
-    # cold_start=TOKENS: the loss by tokens read since a cold start, up to this many.
-    # mode speed: mem_len=a,b,c, the attention lengths to time; "" = those of Table 9
+    # The values to compare. In the mode evaluate, FIELD=START:STOP:STEP or FIELD=a,b,c,
+    # or cold_start=TOKENS for the loss by tokens read since a cold start, up to this
+    # many. In the mode speed, mem_len=a,b,c for the attention lengths to time, where
+    # empty takes those of Table 9.
     sweep: str = ""
 
     def __post_init__(self) -> None:
@@ -128,7 +137,7 @@ class EvalConfig:
                 "would show the same tokens twice: set one of them to 0"
             )
         check_which(self.checkpoint, "eval.checkpoint")
-        if self.cold_start and (self.ext_len or self.reset_memory_at >= 0):
+        if self.cold_start and (self.ext_len or self.reset_memory_at != OFF):
             raise UserError(
                 f"eval.sweep = {self.sweep!r} needs a memory that fills and ignores "
                 "documents: leave out eval.ext_len and eval.reset_memory_at"
@@ -174,11 +183,16 @@ def evaluation_model(model_config: ModelConfig, config: EvalConfig) -> ModelConf
 class ScoreConfig:
     """Which texts to score, and what to write besides the totals."""
 
-    path: str = STDIN  # a file, a folder or a glob; each file is a document; - = stdin
-    prefix: str = ""  # text before each document that is not scored, such as "\n"
-    # file to write: JSON lines, or hidden states by document if it ends in .npz
+    # The texts to score: a file, a folder or a glob, in which each file is a document.
+    # - reads stdin.
+    path: str = STDIN
+    # The text before each document that is read but not scored, such as "\n".
+    prefix: str = ""
+    # The file to write: JSON lines, or the hidden states by document if it ends in
+    # .npz. Empty writes none.
     output: str = ""
-    per: str = one_of(UNITS, "line")  # unit of a JSON line: document, line or token
+    # The unit of a line of JSON: document, line or token.
+    per: str = one_of(UNITS, "line")
 
     def __post_init__(self) -> None:
         """Raises UserError for an impossible value."""
@@ -197,9 +211,11 @@ class AttentionConfig:
     Each target sees eval.mem_len tokens, its own included.
     """
 
-    # index of the first target; the first one with a full memory if that is later
+    # The index of the first target. If its memory is not full, the first one with a
+    # full memory is taken.
     at: int = at_least(0, 0)
-    segments: int = at_least(1, 4)  # segments of eval.tgt_len targets
+    # The number of segments, of eval.tgt_len targets each, to map.
+    segments: int = at_least(1, 4)
 
     def __post_init__(self) -> None:
         """Raises UserError for an impossible value."""
@@ -213,9 +229,11 @@ class ReclConfig:
     The paper's results are multiples of 100 tokens, hence the default contexts.
     """
 
-    workdirs: tuple[str, ...] = ()  # workdirs of the models, which are of equal size
-    positions: int = at_least(0, 1000)  # evenly spaced tokens to score; 0 = all
-    # context lengths in tokens: the first, the last and the step
+    # The workdirs of the models, which should be of equal size.
+    workdirs: tuple[str, ...] = ()
+    # The number of evenly spaced tokens to score. 0 scores all of them.
+    positions: int = at_least(0, 1000)
+    # The context lengths in tokens: the first, the last and the step.
     contexts: tuple[int, ...] = (100, 1000, 100)
 
     def __post_init__(self) -> None:

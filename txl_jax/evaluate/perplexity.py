@@ -78,7 +78,7 @@ def make_evaluate(
             rows=rows,
             ext_len=config.ext_len,
             warm_tokens=context if config.warm_start else 0,
-            reset_memory_at=config.reset_memory_at,
+            reset_memory_at=int(config.reset_memory_at),
         )
         sums = []
         for nll_S in read.outputs(read.unstack(params), streams.epoch()):

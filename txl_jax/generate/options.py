@@ -11,24 +11,32 @@ from txl_jax.runtime.constraint import at_least, between, check
 class GenerateConfig:
     """What to sample, and how: temperature applies first, then top_k, then top_p."""
 
-    # text to continue, or @FILE with one prompt on each line; @- = stdin
+    # The text to continue, or @FILE for a file with one prompt on each line. @- reads
+    # stdin.
     prompt: str = "\n"
-    # tokens of eval.split to continue instead of a prompt; 0 = use the prompt
+    # The number of tokens of eval.split to continue instead of a prompt. 0 uses the
+    # prompt.
     context_tokens: int = at_least(0, 0)
-    # samples of each prompt, with seed, seed + 1, ...
+    # The number of samples of each prompt, which have the seeds seed, seed + 1 and so
+    # on.
     samples: int = between(1, 10**6, 1)
-    num_tokens: int = at_least(1, 300)  # tokens to sample
-    temperature: float = at_least(0, 1.0)  # divisor of the logits; 0 = greedy
-    top_k: int = at_least(0, 40)  # number of likeliest tokens to sample from; 0 = all
-    # sample from the likeliest tokens whose probabilities sum to this
+    num_tokens: int = at_least(1, 300)  # The number of tokens to sample.
+    # The divisor of the logits. 0 always takes the likeliest token.
+    temperature: float = at_least(0, 1.0)
+    # The number of likeliest tokens to sample from. 0 samples from all.
+    top_k: int = at_least(0, 40)
+    # Samples come from the likeliest tokens whose probabilities sum to this.
     top_p: float = 1.0
-    seed: int = between(0, 2**32 - 1, 1)  # seed of the random numbers
-    # tokens in the memory; 0 = for each token, read the newest eval.ext_len +
-    # eval.tgt_len again
+    # The seed of the random numbers of the first sample.
+    seed: int = between(0, 2**32 - 1, 1)
+    # The number of tokens in the memory during generation. 0 reads the newest
+    # eval.ext_len + eval.tgt_len tokens again for each token.
     mem_len: int = at_least(0, 512)
-    stop: str = ""  # text before which a sample ends; "" = none
-    detokenize: bool = False  # undo the corpus's tokenization into words
-    output: str = ""  # file to write one JSON line per sample to; "" = none
+    # The text before which a sample ends. Empty ends samples by their length alone.
+    stop: str = ""
+    detokenize: bool = False  # Undoes the corpus's tokenization into words.
+    # The file to which each sample is written as a line of JSON. Empty writes none.
+    output: str = ""
 
     def __post_init__(self) -> None:
         """Raises UserError for an impossible value or combination."""

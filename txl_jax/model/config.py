@@ -30,60 +30,78 @@ INITIAL_MEMORIES = ("empty", "zeros")
 class ModelConfig:
     """A Transformer-XL; the defaults are the paper's 12 layers for enwik8 (Table 2)."""
 
-    vocab_size: int = at_least(0, 0)  # size of the vocabulary; 0 = taken from the data
-    n_layer: int = at_least(1, 12)  # layers
-    d_model: int = at_least(1, 512)  # features of a token between layers
-    d_embed: int = at_least(0, 0)  # features of an embedding; 0 = d_model
-    n_head: int = at_least(1, 8)  # attention heads
-    d_head: int = at_least(1, 64)  # features of a head
-    d_inner: int = at_least(1, 2048)  # hidden features of the feed-forward
+    # The number of tokens in the vocabulary. 0 takes it from the data.
+    vocab_size: int = at_least(0, 0)
+    n_layer: int = at_least(1, 12)  # The number of layers.
+    d_model: int = at_least(1, 512)  # The number of features of a token between layers.
+    # The number of features of an embedding. 0 stands for d_model.
+    d_embed: int = at_least(0, 0)
+    n_head: int = at_least(1, 8)  # The number of attention heads in a layer.
+    d_head: int = at_least(1, 64)  # The number of features of an attention head.
+    # The number of hidden features of the feed-forward layers.
+    d_inner: int = at_least(1, 2048)
     # The adaptive embedding and softmax (Grave et al. 2017; Baevski and Auli 2019).
-    cutoffs: tuple[int, ...] = ()  # first id of each cluster but the most frequent one
-    div_val: int = at_least(1, 1)  # cluster i has embeddings of d_embed // div_val^i
-    tie_weights: bool = True  # share the tables of embedding and softmax
-    # share the projections too, true or false for each cluster; () = none
+
+    # The first id of each cluster of the adaptive softmax but the most frequent one.
+    # Empty turns the clusters off.
+    cutoffs: tuple[int, ...] = ()
+    # Embeddings of cluster i have d_embed // div_val^i features.
+    div_val: int = at_least(1, 1)
+    tie_weights: bool = True  # Shares the tables of the embedding and the softmax.
+    # Shares also the projections of the embedding and the softmax: true or false for
+    # each cluster. Empty shares none.
     tie_projs: tuple[bool, ...] = ()
-    # with div_val, also project embeddings that already have d_model features
+    # With div_val, projects also embeddings that have d_model features already.
     proj_same_dim: bool = True
     # Positions and memory.
-    position: str = one_of(POSITIONS, "transformer_xl")  # one of POSITIONS
-    n_position: int = at_least(0, 0)  # learned distances (shaw) or positions (learned)
-    untie_r: bool = False  # give each layer separate biases u and w
-    mem_len: int = at_least(0, 512)  # tokens in the memory during training
-    # memory at the start: empty, or zeros that every token attends to
+
+    # The position encoding, one of POSITIONS.
+    position: str = one_of(POSITIONS, "transformer_xl")
+    # The number of learned distances (shaw) or positions (learned).
+    n_position: int = at_least(0, 0)
+    untie_r: bool = False  # Gives each layer biases u and w of its own.
+    # The number of tokens in the memory during training.
+    mem_len: int = at_least(0, 512)
+    # The memory at the start: empty, or zeros that every token attends to.
     initial_memory: str = one_of(INITIAL_MEMORIES, "empty")
-    # greater distances count as this one; 0 = no limit
+    # Distances above this one count as this one. 0 sets no limit.
     clamp_len: int = at_least(0, 0)
-    same_length: bool = False  # every query sees mem_len keys, its own included
-    same_length_self: bool = False  # with same_length, mem_len keys and its own
-    pre_lnorm: bool = False  # normalize before each sublayer instead of after
-    layer_norm_epsilon: float = positive(1e-5)  # term added to the variance in norms
+    same_length: bool = False  # Every query sees mem_len keys, its own included.
+    # With same_length, every query sees mem_len keys and its own.
+    same_length_self: bool = False
+    pre_lnorm: bool = False  # Normalizes before each sublayer instead of after it.
+    # The term that is added to the variance in layer norms.
+    layer_norm_epsilon: float = positive(1e-5)
     # Regularisation.
 
-    # dropout of embeddings, positions and the outputs of sublayers
+    # The dropout rate of embeddings, positions and the outputs of sublayers.
     dropout: float = fraction(0.1)
-    dropatt: float = fraction(0.0)  # dropout of attention probabilities
-    variational: bool = False  # use one dropout mask for all tokens of a segment
-    word_dropout: float = fraction(0.0)  # dropout of whole words in the embedding
+    dropatt: float = fraction(0.0)  # The dropout rate of attention probabilities.
+    variational: bool = False  # Uses one dropout mask for all tokens of a segment.
+    # The dropout rate of whole words in the embedding.
+    word_dropout: float = fraction(0.0)
     # Initialization.
-    init_std: float = positive(0.02)  # standard deviation of weights, u and w
-    # standard deviation of the projections of embeddings
+
+    # The standard deviation of initial weights and of the biases u and w.
+    init_std: float = positive(0.02)
+    # The initial standard deviation of the projections of embeddings.
     proj_init_std: float = at_least(0, 0.01)
-    # standard deviation of the scales of norms, around 1, and of the softmax's rows
-    # for clusters
+    # The initial standard deviation of the scales of norms, around 1, and of the
+    # softmax's rows for clusters.
     norm_init_std: float = at_least(0, 0.0)
     # Computation.
 
-    # float32 or bfloat16, for activations and memory; parameters and loss are float32
+    # The type of activations and memory, float32 or bfloat16. Parameters and the loss
+    # are float32.
     dtype: str = one_of(DTYPES, "float32")
-    # attention kernel: one of KERNELS; "auto" = the fastest for the device
+    # The attention kernel, one of KERNELS. "auto" takes the fastest for the device.
     kernel: str = one_of(KERNELS, "auto")
-    # what each layer keeps for the backward pass: "none" = everything (no
-    # rematerialization), "full" = only its input, "dots" = also the results of products
-    # with weights, "save:q,k" = also these of REMAT_NAMES, "offload:q,k" = the same in
-    # the host's memory
+    # The activations that each layer keeps for the backward pass: "none" keeps all of
+    # them (no rematerialization), "full" only the layer's input, "dots" also the
+    # results of products with weights, "save:q,k" also these of REMAT_NAMES, and
+    # "offload:q,k" the same in the host's memory.
     remat_policy: str = "none"
-    # layers per step of the scan over layers; n_layer = all
+    # The number of layers in a step of the scan over layers. n_layer unrolls the scan.
     unroll: int = at_least(1, 1)
 
     def __post_init__(self) -> None:

@@ -10,11 +10,14 @@ from txl_jax.runtime.constraint import at_least, between, check
 class RunConfig:
     """How a run uses its machines; no result depends on it."""
 
-    # time without progress after which a run counts as hung and exits; 0 = no limit
+    # The time in seconds without progress after which a run counts as hung and exits. 0
+    # sets no limit.
     hang_seconds: int = at_least(0, 1_800)
-    compilation_cache: str = ""  # folder for compiled programs, also gs://; "" = none
-    profile_steps: str = ""  # updates to trace: "10:15" = 11 to 15; "" = none
-    # port of jax's profiler server, to which process i adds i; 0 = none
+    # The folder of compiled programs, local or on gs://. Empty keeps none.
+    compilation_cache: str = ""
+    # The range of updates to trace: "10:15" traces 11 to 15. Empty traces none.
+    profile_steps: str = ""
+    # The port of jax's profiler server, to which process i adds i. 0 starts no server.
     profiler_port: int = between(0, 2**16 - 1, 0)
 
     def __post_init__(self) -> None:
@@ -39,9 +42,15 @@ class RunConfig:
 class MeshConfig:
     """Devices along each axis of the mesh; -1, in at most one field, = the rest."""
 
-    data: int = -1  # copies of the model, each with different streams
-    fsdp: int = 1  # shards of the parameters, each with different streams
-    model: int = 1  # shards of the heads, the feed-forward and the vocabulary
+    # The number of copies of the model, each with different streams. -1 takes the
+    # remaining devices.
+    data: int = -1
+    # The number of shards of the parameters, each with different streams. -1 takes the
+    # remaining devices.
+    fsdp: int = 1
+    # The number of shards of the heads, the feed-forward and the vocabulary. -1 takes
+    # the remaining devices.
+    model: int = 1
 
     def __post_init__(self) -> None:
         """Raises UserError for sizes that fit no number of devices."""

@@ -132,6 +132,7 @@ def upgrade(saved: dict[str, Any], source: str) -> dict[str, Any]:
     train = sections.get("train")
     if isinstance(train, dict) and train.get("order") != "sentences":
         train.pop("sentence_end", None)  # it had no effect
+    _write_ids_as_text(sections)
     moved = []
     for change in CHANGES:
         values = [_pop(sections, name, old) for name, old in change.old.items()]
@@ -161,6 +162,14 @@ def upgrade(saved: dict[str, Any], source: str) -> dict[str, Any]:
 def _say_once(line: str) -> None:
     """Prints a line that a command may come to again: files are read several times."""
     print(line, file=sys.stderr)
+
+
+def _write_ids_as_text(sections: dict[str, Any]) -> None:
+    """Converts the ids of tokens that may be texts now."""
+    for section in ("train", "eval"):
+        fields = sections.get(section)
+        if isinstance(fields, dict) and type(fields.get("reset_memory_at")) is int:
+            fields["reset_memory_at"] = str(fields["reset_memory_at"])
 
 
 def _pop(sections: dict[str, Any], name: str, default: Any) -> Any:

@@ -65,11 +65,13 @@ TABLES: dict[int, dict[str, Row]] = {
 class TableConfig:
     """Which of the paper's tables to reproduce, and at what scale."""
 
-    table: int = one_of(TABLES, 6)  # number of the table in the paper: 6, 7 or 10
-    # "cpu" = small models, in hours; "full" = the published configs
+    table: int = one_of(TABLES, 6)  # The number of the table in the paper: 6, 7 or 10.
+    # The size of the models: "cpu" trains small ones in hours, "full" has the published
+    # configs.
     scale: str = one_of(("cpu", "full"), "cpu")
-    rows: tuple[str, ...] = ()  # names of the rows to run; () = all
-    seeds: int = at_least(1, 3)  # runs per row
+    rows: tuple[str, ...] = ()  # The names of the rows to run. Empty runs all of them.
+    # The number of runs per row, each with a seed of its own.
+    seeds: int = at_least(1, 3)
 
     def __post_init__(self) -> None:
         """Raises UserError for an impossible value."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from txl_jax.data.options import OFF
 from txl_jax.errors import UserError, nearest
 from txl_jax.runtime.constraint import at_least, between, check, one_of, positive
 
@@ -14,35 +15,46 @@ SCHEDULES = ("cosine", "cosine_through_warmup", "inverse_sqrt", "constant")
 class TrainConfig:
     """How to train; steps and intervals count updates."""
 
-    # seed of the parameters, dropout and the order of the data
+    # The seed of the initial parameters, of dropout and of the order of the data.
     seed: int = between(0, 2**32 - 1, 1111)
-    num_steps: int = at_least(1, 400_000)  # updates of the whole run
-    batch_size: int = at_least(1, 24)  # streams of text in a batch
-    tgt_len: int = at_least(1, 512)  # tokens per segment
-    # segments per call to the device, fewer just before a validation or a checkpoint
+    num_steps: int = at_least(1, 400_000)  # The number of updates of the whole run.
+    batch_size: int = at_least(1, 24)  # The number of streams of text in a batch.
+    tgt_len: int = at_least(1, 512)  # The number of tokens in a segment.
+    # The number of segments that a call to the device processes. Just before a
+    # validation or a checkpoint there may be fewer.
     segments_per_call: int = at_least(1, 1)
-    segments_per_update: int = at_least(1, 1)  # segments per update
-    batch_chunk: int = at_least(1, 1)  # parts of the batch, computed in turn
-    log_every: int = at_least(1, 100)  # updates between lines of metrics.jsonl
-    eval_every: int = at_least(1, 4_000)  # updates between validations
-    max_bad_steps: int = at_least(1, 20)  # skipped updates in a row that stop the run
-    # "stream" = the order of the text; "roll" = each stream starts at a random place in
-    # each epoch; "sentences:ID" = sentences shuffled in each epoch, where ID is the id
-    # of the token that ends a sentence
+    # The number of consecutive segments whose gradient makes an update.
+    segments_per_update: int = at_least(1, 1)
+    # The number of parts of the batch that are computed in turn, to save memory.
+    batch_chunk: int = at_least(1, 1)
+    # The number of updates between two lines of metrics.jsonl.
+    log_every: int = at_least(1, 100)
+    # The number of updates between two validations.
+    eval_every: int = at_least(1, 4_000)
+    # The run stops after this many skipped updates in a row.
+    max_bad_steps: int = at_least(1, 20)
+    # The order of the training text: "stream" keeps it, "roll" starts each stream at a
+    # random place in each epoch, and "sentences:ID" shuffles the sentences in each
+    # epoch, where ID is the id of the token that ends a sentence.
     order: str = "stream"
-    varlen: bool = False  # draw the length of each segment at random around tgt_len
-    # tokens read again before each segment; needs model.mem_len = 0
+    varlen: bool = False  # Draws the length of each segment at random around tgt_len.
+    # The number of tokens that are read again before each segment. It needs
+    # model.mem_len = 0.
     ext_len: int = at_least(0, 0)
-    half_loss: bool = False  # score only the more recent half of each segment (Table 6)
-    # id of the token after which a document starts; -1 = off
-    reset_memory_at: int = at_least(-1, -1)
-    # skip updates whose loss is above this multiple of the mean loss; 0 = off
+    # Scores only the more recent half of each segment (Table 6).
+    half_loss: bool = False
+    # A document starts after this token, given as text such as `\n` or `<eos>`, or as
+    # an id. -1 turns documents off.
+    reset_memory_at: str = OFF
+    # Updates are skipped if their loss is above this multiple of the mean loss. 0 turns
+    # this off.
     max_loss_factor: float = 0.0
-    # workdir to take a new run's initial parameters from; as a flag, also the model and
-    # the vocabulary, except for fields that other flags set; "" = none
+    # The workdir from which a new run takes its initial parameters. As a flag, it also
+    # gives the model and the vocabulary, except for fields that other flags set. Empty
+    # draws the parameters at random.
     init_from: str = ""
-    # published validation curve to compare with: a name in experiments/curves, or the
-    # path of such a .json file; "" = none
+    # The published validation curve that the run is compared with: a name in
+    # experiments/curves, or the path of such a .json file. Empty compares with none.
     expected_curve: str = ""
 
     def __post_init__(self) -> None:
@@ -105,19 +117,25 @@ class TrainConfig:
 class OptimConfig:
     """How to update parameters; the defaults follow the paper's released recipes."""
 
-    optimizer: str = one_of(OPTIMIZERS, "adam")  # one of OPTIMIZERS
-    lr: float = at_least(0, 2.5e-4)  # peak learning rate
-    schedule: str = one_of(SCHEDULES, "cosine")  # one of SCHEDULES
-    warmup_steps: int = at_least(0, 0)  # updates of the linear warm-up from 0 to lr
-    min_lr_ratio: float = at_least(0, 0.0)  # final rate of a cosine, divided by lr
-    clip: float = at_least(0, 0.25)  # largest global norm of the gradient; 0 = off
-    # decay rates of the two moments of adam and lamb
+    optimizer: str = one_of(OPTIMIZERS, "adam")  # The optimizer, one of OPTIMIZERS.
+    lr: float = at_least(0, 2.5e-4)  # The peak learning rate.
+    # The schedule of the learning rate, one of SCHEDULES.
+    schedule: str = one_of(SCHEDULES, "cosine")
+    # The number of updates in which the learning rate rises linearly from 0 to lr.
+    warmup_steps: int = at_least(0, 0)
+    # The final learning rate of a cosine schedule, divided by lr.
+    min_lr_ratio: float = at_least(0, 0.0)
+    # The largest global norm of the gradient. 0 turns clipping off.
+    clip: float = at_least(0, 0.25)
+    # The decay rates of the two moments of adam and lamb.
     betas: tuple[float, ...] = (0.9, 0.999)
-    # term added to the denominator of adam and lamb; NVIDIA's recipes for lamb: 1e-6
+    # The term that is added to the denominator of adam and lamb. NVIDIA's recipes for
+    # lamb have 1e-6.
     epsilon: float = positive(1e-8)
-    weight_decay: float = at_least(0, 0.0)  # weight decay, of matrices only
-    # first update, counted from 1, of the mean of all later parameters that is
-    # evaluated in place of the newest parameters (ASGD); 0 = no mean
+    # The weight decay, which applies to matrices only.
+    weight_decay: float = at_least(0, 0.0)
+    # The first update, counted from 1, of the mean of all later parameters, which is
+    # evaluated in place of the newest parameters (ASGD). 0 keeps no mean.
     asgd_from: int = at_least(0, 0)
 
     def __post_init__(self) -> None:

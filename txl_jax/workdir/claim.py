@@ -62,7 +62,7 @@ def claim(workdir: Path, config: Config, tokens: Tokens) -> None:
     or to another version of the corpus.
     """
     check_trainable(workdir, config)
-    model = fit_vocab(config, len(tokens.vocab)).model
+    model = fit_vocab(config, tokens.vocab).model
     parameters = metrics.parameter_count(abstract_params(model))
     run = provenance.provenance(dataclasses.asdict(config), tokens.manifest, parameters)
     try:

@@ -1,26 +1,58 @@
 """Fits a run's config to its vocabulary and its devices."""
 
 import dataclasses
+import re
+from typing import TypeVar
 
 import jax
 from jax.sharding import Mesh
 
 from txl_jax import sharding
 from txl_jax.config import Config
+from txl_jax.data import vocab as vocabulary
+from txl_jax.data.vocab import Vocab
 from txl_jax.errors import UserError
+from txl_jax.evaluate.options import EvalConfig
 from txl_jax.model.config import ModelConfig
+from txl_jax.update.options import TrainConfig
+
+Options = TypeVar("Options", TrainConfig, EvalConfig)
+ID = re.compile("-1|[0-9]{1,9}")
 
 
-def fit_vocab(config: Config, vocab_size: int) -> Config:
-    """Returns the config with model.vocab_size set, to the vocabulary's if it is 0."""
-    size = config.model.vocab_size or vocab_size
-    if size < vocab_size:
+def fit_vocab(config: Config, vocab: Vocab) -> Config:
+    """Returns the config with the vocabulary's size and ids.
+
+    model.vocab_size is set to the vocabulary's if it is 0, and a token that
+    `reset_memory_at` gives as text is replaced by its id.
+    """
+    size = config.model.vocab_size or len(vocab)
+    if size < len(vocab):
         raise UserError(
-            f"model.vocab_size = {size} is less than the vocabulary's {vocab_size}; "
+            f"model.vocab_size = {size} is less than the vocabulary's {len(vocab)}; "
             "set it to 0 to take the vocabulary's"
         )
-    model = dataclasses.replace(config.model, vocab_size=size)
-    return dataclasses.replace(config, model=model)
+    return dataclasses.replace(
+        config,
+        model=dataclasses.replace(config.model, vocab_size=size),
+        train=_with_id(config.train, vocab, "train"),
+        eval=_with_id(config.eval, vocab, "eval"),
+    )
+
+
+def _with_id(options: Options, vocab: Vocab, section: str) -> Options:
+    """Returns the options with reset_memory_at as an id; raises UserError."""
+    text = options.reset_memory_at
+    try:
+        token = int(text) if ID.fullmatch(text) else vocabulary.find(vocab, text)
+    except UserError as error:
+        raise UserError(f"{section}.reset_memory_at = {text!r}: {error}") from error
+    if token >= len(vocab):
+        raise UserError(
+            f"{section}.reset_memory_at = {token} is not a token of this vocabulary: "
+            f"give one below {len(vocab)}, or its text"
+        )
+    return dataclasses.replace(options, reset_memory_at=str(token))
 
 
 def fit_mesh(config: Config, devices: list[jax.Device] | None = None) -> Mesh:

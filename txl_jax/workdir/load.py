@@ -66,7 +66,7 @@ def load(workdir: str | Path, config: Config | None = None) -> Loaded:
     config = config or saved
     check_same_run(workdir, saved, dataclasses.replace(saved, model=config.model))
     vocab = vocabulary.load(workdir / VOCAB, RESTORE_VOCAB)
-    config = fit_vocab(config, len(vocab))
+    config = fit_vocab(config, vocab)
     mesh = fit_mesh(config)
     like = like_params(config.model, mesh)
     averages = saved.optim.asgd_from > 0
@@ -169,7 +169,7 @@ def _load_fitting(source: Path, config: Config, vocab: Vocab) -> Any:
             "its vocabulary is not this run's: use it with "
             f"data.vocab_path={str(source / VOCAB)!r}"
         )
-    saved = fit_vocab(saved, len(vocab))
+    saved = fit_vocab(saved, vocab)
     averages = saved.optim.asgd_from > 0
     free = _check_models(saved.model, config.model)
     like = like_params(config.model, fit_mesh(config))
