@@ -36,9 +36,9 @@ REQUIRES = [
     "requests>=2.31",
     "tqdm>=4.66",
     "matplotlib>=3.9",
-    # TensorBoard's files without TensorFlow: needs numpy and protobuf, which orbax
-    # brings, and imports in 0.04 s after it, so it is no extra.
-    "tensorboardX>=2.6.4",
+    # Its writer of events needs neither TensorFlow nor torch, and the viewer comes
+    # with it.
+    "tensorboard>=2.20",
 ]
 SUBWORD = [
     "tokenizers>=0.20",  # encode_batch_fast, and the files that it writes since then
@@ -143,6 +143,7 @@ setup(
         ],
         "subword": SUBWORD,
         "gcs": GCS,
+        "wandb": ["wandb>=0.20"],
         "bench": ["torch>=2.10", "transformers==4.35.2"],
     },
 )

@@ -21,7 +21,7 @@ from txl_jax.errors import Interrupted
 from txl_jax.metrics import bits
 from txl_jax.report.log import MetricsLog, say
 from txl_jax.report.progress import Progress, waiting
-from txl_jax.report.tensorboard import Events
+from txl_jax.report.tensorboard import Events, scalars
 from txl_jax.report.trace import Trace
 from txl_jax.runtime import distributed
 from txl_jax.runtime.preemption import stop
@@ -50,6 +50,7 @@ class Hooks:
     before: Callbacks = ()  # (step, state), before the call is dispatched
     # (the step before a call, the metrics of its updates, its segments), one call late
     fetched: Callbacks = ()
+    logged: Callbacks = ()  # (step, numbers by tag) of a line of metrics.jsonl
     # (), between calls and during a validation; a true result saves the run now
     boundary: Callbacks = ()
     validated: Callbacks = ()  # (step, mean nll in nats)
@@ -168,7 +169,12 @@ def make_hooks(
     width = train.ext_len + train.tgt_len
     flops = needed_flops(config.model, train.batch_size, width, True)
     ideal = train.segments_per_update * flops / peak_flops()
-    log = stack.enter_context(MetricsLog(path, *counts, events.line, ideal))
+
+    def show(line: Metrics) -> None:
+        logged = events.scalars, *observers.logged
+        run_all(logged, line["step"], scalars(line))
+
+    log = stack.enter_context(MetricsLog(path, *counts, show, ideal))
     bar = stack.enter_context(Progress("train", train.num_steps, step))
     profile = config.run.profiled(), workdir / "profile", config.run.profiler_port
     trace = stack.enter_context(Trace(*profile))

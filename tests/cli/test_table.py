@@ -91,12 +91,14 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     runs: list[str] = []
 
     @contextlib.contextmanager
-    def train(row: Config, workdir: Path) -> Iterator[tuple[None, dict[str, Any]]]:
+    def train(
+        row: Config, workdir: Path
+    ) -> Iterator[tuple[None, dict[str, Any], None]]:
         runs.append(f"{workdir.parent.name} {workdir.name}")
         if len(runs) == 4:
             raise Interrupted("ended at update 4", RETRY)
         workdir.mkdir(parents=True, exist_ok=True)
-        yield None, {}
+        yield None, {}, None
 
     def score(row: Config, workdir: Path, tokens: None) -> dict[str, Any]:
         nll = 2.0 + 0.001 * row.train.seed - 0.1 * (row.model.mem_len > 0)

@@ -255,6 +255,6 @@ def test_of_several_processes_the_first_writes(
     run(path, 0, range(1, 4))
     say("a line")
     with Events(path.parent, 0) as events:
-        events.line({"step": 1, "exact": {"loss": 1.0}})
+        events.scalars(1, {"train/loss": 1.0})
     assert not list(path.parent.iterdir())
     assert capsys.readouterr().err == ""

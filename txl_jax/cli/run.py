@@ -25,7 +25,7 @@ from txl_jax.evaluate.options import evaluation_model
 from txl_jax.evaluate.perplexity import make_evaluate
 from txl_jax.generate import texts
 from txl_jax.generate.options import generation_model
-from txl_jax.report import curve, plots, tensorboard
+from txl_jax.report import curve, plots, tensorboard, wandb
 from txl_jax.report.log import last_step, read_metrics, say, to_json
 from txl_jax.report.progress import report_compilation
 from txl_jax.runtime import distributed
@@ -44,25 +44,33 @@ from txl_jax.workdir.staging import Staging
 
 def train_and_evaluate(config: Config, workdir: Path) -> dict[str, Any]:
     """Trains up to train.num_steps, and returns the scores of the best checkpoint."""
-    with trained(config, workdir) as (tokens, training):
-        return evaluate_best(config, workdir, tokens, training)
+    with trained(config, workdir) as done:
+        return evaluate_best(config, workdir, *done)
 
 
 @contextlib.contextmanager
-def trained(config: Config, workdir: Path) -> Iterator[tuple[Tokens, dict[str, Any]]]:
+def trained(
+    config: Config, workdir: Path
+) -> Iterator[tuple[Tokens, dict[str, Any], wandb.Log]]:
     """Trains, and holds the workdir's lock until the `with` block ends.
 
-    Yields (the corpus, the result of `train`). An invalid run raises UserError before
-    anything is written to the workdir.
+    Yields (the corpus, the result of `train`, the function that logs further numbers).
+    An invalid run raises UserError before anything is written to the workdir.
     """
+    wandb.check_installed(config.run.wandb)
     claim.check_trainable(workdir, config)
     tokens = prepare(initial_data(config, workdir))
     distributed.require_equal({"the corpus": tokens.manifest["splits"]})
     fitted = fit_vocab(config, tokens.vocab)
     check_fit(fitted, tokens)
     initial = load_initial(fitted, workdir, tokens.vocab)
-    with locked(workdir):
-        distributed.first_then_others(lambda: claim.claim(workdir, config, tokens))
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(locked(workdir))
+        start = distributed.first_then_others(
+            lambda: claim.claim(workdir, config, tokens)
+        )
+        run = config.run.wandb, workdir, start, dataclasses.asdict(config)
+        log = stack.enter_context(wandb.logging(*run))
         started = time.perf_counter()
         splits = tokens.split("train"), tokens.split("valid")
         sizes = fitted.model, config.train.batch_size, config.train.tgt_len
@@ -71,13 +79,13 @@ def trained(config: Config, workdir: Path) -> Iterator[tuple[Tokens, dict[str, A
             say(f"the run ends at update {end} of optim.warmup_steps = {rise}")
         finished = last_step(workdir / METRICS) >= config.train.num_steps
         try:
-            training = train_on(fitted, workdir, *splits, initial)
+            training = train_on(fitted, workdir, *splits, initial, Hooks(logged=[log]))
         finally:
             goodput = {} if finished else claim.record_goodput(workdir)
         training |= goodput
         training["train_seconds"] = time.perf_counter() - started
         training["train_memory"] = accounting.account(*sizes)
-        yield tokens, training
+        yield tokens, training, log
 
 
 def train_on(
@@ -182,7 +190,11 @@ def check_memory(config: Config, mesh: Mesh) -> None:
 
 
 def evaluate_best(
-    config: Config, workdir: Path, tokens: Tokens, training: dict[str, Any]
+    config: Config,
+    workdir: Path,
+    tokens: Tokens,
+    training: dict[str, Any],
+    log: wandb.Log,
 ) -> dict[str, Any]:
     """Returns the scores of the best checkpoint and the results of `training`.
 
@@ -193,6 +205,8 @@ def evaluate_best(
         "workdir": str(workdir),
         **training,
     }
+    scores = {f"{config.eval.split}/{x}": result[x] for x in ("nll", "ppl", "bpc")}
+    log(loaded.step, scores)
     sample = generate.draw(loaded, tokens)[0].text
     if not distributed.is_first():
         return result
@@ -212,7 +226,8 @@ def evaluate_best(
         expected = curve.load(config.train.expected_curve)
         plots.plot_loss(lines, staging.folder / "loss.png", baselines_bpc, expected)
         (staging.folder / "sample.txt").write_text(sample, "utf-8")
-        tensorboard.write_sample(workdir, staging.folder, loaded.step, sample)
+        at = workdir, staging.folder, loaded.step
+        tensorboard.write_result(*at, scores, sample)
         body = to_json(result, indent=2) + "\n"
         path = staging.folder / "result.json"
         replace(path, lambda path: path.write_text(body, "utf-8"))

@@ -149,7 +149,7 @@ def run_once(row: Config, workdir: Path) -> dict[int, float]:
     if nll_nats := finished(row, workdir):
         return nll_nats
     say(f"training and scoring {workdir}")
-    with trained(row, workdir) as (tokens, training):
+    with trained(row, workdir) as (tokens, training, _):
         result = training | score(row, workdir, tokens)
     if distributed.is_first():
         text = to_json({"asked": identity(row), **result}, indent=2) + "\n"

@@ -15,7 +15,7 @@ import google_crc32c
 import ml_dtypes
 import numpy as np
 from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory
-from tensorboardX.proto.tensor_shape_pb2 import TensorShapeProto
+from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
 
 from txl_jax.errors import UserError
 

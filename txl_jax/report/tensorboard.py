@@ -1,10 +1,8 @@
 """Metrics and samples of a run as TensorBoard events, without TensorFlow.
 
-Events are written by tensorboardX's `RecordWriter`. Its `SummaryWriter` writes in a
-thread: a full disk ends the thread, and training would then wait for it forever. Its
-`EventsWriter` leaves the file open when the last flush fails. tensorboardX imports
-torch where torch is installed, which takes two seconds, so it is imported only where
-events are written.
+Events are written by TensorBoard's `RecordWriter`, which imports neither TensorFlow nor
+torch. The writers that write in a thread are of no use here: a full disk ends the
+thread, and training would then wait for it forever.
 """
 
 import contextlib
@@ -20,8 +18,22 @@ from txl_jax.report.log import say
 from txl_jax.runtime import distributed
 
 FOLDER = "tensorboard"  # in the workdir
-SAMPLE = ".sample"  # suffix of the sample's file
+RESULT = ".sample"  # suffix of the file with a finished run's scores and sample
 START = 1  # SessionLog.START
+
+# Tags of the metrics whose names in metrics.jsonl are shorter, or of another group.
+TAGS = {"lr": "train/learning_rate", "valid_nll": "valid/nll"}
+GROUPS = {"exact": "train", "timing": "perf"}
+
+
+def scalars(line: dict[str, Any]) -> dict[str, float]:
+    """Returns the numbers of a line of metrics.jsonl, by tag, such as train/loss."""
+    return {
+        TAGS.get(name, f"{GROUPS[group]}/{name}"): float(value)
+        for group in GROUPS
+        for name, value in line.get(group, {}).items()
+        if isinstance(value, (bool, int, float))
+    }
 
 
 class Events:
@@ -37,13 +49,13 @@ class Events:
         self._writer: Any = None
         if not distributed.is_first():
             return
-        from tensorboardX.record_writer import RecordWriter
+        from tensorboard.summary.writer.record_writer import RecordWriter
 
         host, pid = socket.gethostname(), os.getpid()
         name = f"events.out.tfevents.{time.time_ns() // 10**6}.{host}.{pid}{ending}"
         with self._ending_on_failure():
             (workdir / FOLDER).mkdir(parents=True, exist_ok=True)
-            self._writer = RecordWriter(str(workdir / FOLDER / name))
+            self._writer = RecordWriter((workdir / FOLDER / name).open("wb"))
         self._write(file_version="brain.Event:2")
         if last_step:
             self._write(step=last_step + 1, session_log={"status": START})
@@ -57,27 +69,22 @@ class Events:
             if writer is not None:
                 writer.close()
 
-    def line(self, line: dict[str, Any]) -> None:
-        """Writes the numbers of a line of metrics.jsonl, as exact/loss and so on."""
-        values = [
-            {"tag": f"{group}/{name}", "simple_value": float(value)}
-            for group in ("exact", "timing")
-            for name, value in line.get(group, {}).items()
-            if isinstance(value, (bool, int, float))
-        ]
-        self._write(step=line["step"], summary={"value": values})
+    def scalars(self, step: int, values: dict[str, float]) -> None:
+        """Writes numbers by tag."""
+        each = [{"tag": tag, "simple_value": x} for tag, x in values.items()]
+        self._write(step=step, summary={"value": each})
 
     def sample(self, step: int, text: str) -> None:
         """Writes a sample, which TensorBoard shows verbatim."""
-        from tensorboardX.summary import text as summarize
+        from tensorboard.plugins.text.summary_v2 import text_pb
 
         # Markdown shows indented lines verbatim.
-        self._write(step=step, summary=summarize("sample", indent(text, "    ")))
+        self._write(step=step, summary=text_pb("sample", indent(text, "    ")))
 
     def _write(self, **content: Any) -> None:
         if self._writer is None:
             return
-        from tensorboardX.proto.event_pb2 import Event
+        from tensorboard.compat.proto.event_pb2 import Event
 
         with self._ending_on_failure():
             event = Event(wall_time=time.time(), **content)
@@ -93,12 +100,16 @@ class Events:
             say(f"no more TensorBoard events until the next start ({error.strerror})")
 
 
-def write_sample(workdir: Path, local: Path, step: int, text: str) -> None:
-    """Writes the sample of a finished run, and deletes an earlier one in the workdir.
+def write_result(
+    workdir: Path, local: Path, step: int, scores: dict[str, float], sample: str
+) -> None:
+    """Writes scores and the sample of a finished run, and deletes earlier ones.
 
-    local: the folder to write to, whose files are uploaded to a workdir on gs://.
+    scores: by tag, such as test/bpc. local: the folder to write to, whose files are
+    uploaded to a workdir on gs://.
     """
-    for path in (workdir / FOLDER).glob(f"*{SAMPLE}"):
+    for path in (workdir / FOLDER).glob(f"*{RESULT}"):
         path.unlink()
-    with Events(local, 0, ending=SAMPLE) as events:
-        events.sample(step, text)
+    with Events(local, 0, ending=RESULT) as events:
+        events.scalars(step, scores)
+        events.sample(step, sample)

@@ -15,6 +15,8 @@ class RunConfig:
     hang_seconds: int = at_least(0, 1_800)
     # The folder of compiled programs, local or on gs://. Empty keeps none.
     compilation_cache: str = ""
+    # The project on Weights & Biases to log to (extra `wandb`). Empty logs to none.
+    wandb: str = ""
     # The range of updates to trace: "10:15" traces 11 to 15. Empty traces none.
     profile_steps: str = ""
     # The port of jax's profiler server, to which process i adds i. 0 starts no server.

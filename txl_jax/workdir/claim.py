@@ -53,13 +53,13 @@ def check_same_run(workdir: Path, saved: Config, config: Config) -> None:
         )
 
 
-def claim(workdir: Path, config: Config, tokens: Tokens) -> None:
+def claim(workdir: Path, config: Config, tokens: Tokens) -> dict[str, Any]:
     """Makes `workdir` the folder of this run, or checks that it is, and logs a start.
 
-    Reports libraries and devices that changed since the first start: the results may
-    then differ in the last bits from those of an uninterrupted run. Every process
-    checks, process 0 writes. Raises UserError if the workdir belongs to another config
-    or to another version of the corpus.
+    Returns the entry of the run's first start. Reports libraries and devices that
+    changed since then: the results may differ in the last bits from those of an
+    uninterrupted run. Every process checks, process 0 writes. Raises UserError if the
+    workdir belongs to another config or to another version of the corpus.
     """
     check_trainable(workdir, config)
     model = fit_vocab(config, tokens.vocab).model
@@ -69,7 +69,7 @@ def claim(workdir: Path, config: Config, tokens: Tokens) -> None:
         earlier = _earlier(workdir, run)
         run |= earlier | {"starts": [*earlier["starts"], provenance.start(run)]}
         if not distributed.is_first():
-            return
+            return run["starts"][0]
         text = json.dumps(run, indent=2) + "\n"
         replace(workdir / CONFIG, lambda path: configs.save_json(config, path))
         replace(workdir / VOCAB, lambda path: vocabulary.save(tokens.vocab, path))
@@ -79,6 +79,7 @@ def claim(workdir: Path, config: Config, tokens: Tokens) -> None:
             f"cannot write {error.filename or workdir} ({error.strerror}): give "
             "another --workdir"
         ) from error
+    return run["starts"][0]
 
 
 def record_goodput(workdir: Path) -> dict[str, Any]:

@@ -1,0 +1,65 @@
+"""Runs on Weights & Biases, in its offline mode."""
+
+import importlib
+import importlib.util
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.support.refusal import refusal
+from txl_jax.report import wandb
+
+START = {"time": "2026-11-23T03:00:00+00:00", "host": "one", "pid": 7}
+
+
+@pytest.mark.filterwarnings("default")  # of the library
+def test_a_resumed_run_continues_the_same_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path))
+    starts = [(START, [1, 2]), (START, [2, 3]), (START | {"pid": 8}, [4])]
+    for start, updates in starts:
+        with wandb.logging("mine", tmp_path, start, {"optim": {"lr": 0.5}}) as log:
+            for update in updates:
+                log(update, {"train/loss": update + 0.0625})
+    importlib.import_module("wandb").teardown()  # writes the files
+    paths = sorted(tmp_path.glob("wandb/offline-run-*/*.wandb"))
+    one, again, other = (path.stem for path in paths)
+    assert one == again != other
+    for path, (_, updates) in zip(paths, starts, strict=True):
+        data = path.read_bytes()
+        assert b"mine" in data and b"train/loss" in data
+        logged = [update for update in range(1, 5) if f"{update}.0625".encode() in data]
+        assert logged == updates
+    assert capfd.readouterr().out == "", "stdout is for the result"
+
+
+def test_a_lost_service_ends_the_logging_and_not_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def lose(values: dict[str, float]) -> None:
+        raise ConnectionResetError("Connection lost")
+
+    run = SimpleNamespace(log=lose, finish=lose, define_metric=lambda *_, **__: None)
+    monkeypatch.setattr("wandb.init", lambda **_: run)
+    with wandb.logging("mine", tmp_path, START, {}) as log:
+        log(1, {})
+        log(2, {})
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("no more numbers to wandb until the next start (Connection")
+
+
+def test_without_the_package_one_line_says_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert refusal(wandb.check_installed, "mine") == (
+        "run.wandb = 'mine' needs wandb: pip install 'txl_jax[wandb]', or leave the "
+        "field empty"
+    )
+    wandb.check_installed("")
+    with wandb.logging("", tmp_path, START, {}) as log:
+        log(1, {"train/loss": 1.0})
+    assert not list(tmp_path.iterdir())
