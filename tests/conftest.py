@@ -1,18 +1,16 @@
 """Eight CPU devices, quick compilation and one compilation cache for all tests."""
 
 import gc
-import hashlib
 import os
-import platform
 import shutil
 from collections import defaultdict
-from pathlib import Path
 from typing import Any
 
 import jax
 import pytest
 
 from txl_jax.report import progress
+from txl_jax.runtime import programs
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
@@ -34,27 +32,20 @@ def configure_jax(name: str, value: Any) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Gives all workers, and the programs that tests start, one compilation cache."""
+    """Gives all workers, and the programs that tests start, one compilation cache.
+
+    None of them uses the folder of the user.
+    """
     if hasattr(config, "workerinput") or "JAX_COMPILATION_CACHE_DIR" in os.environ:
         return  # jax has read the environment
     if not hasattr(config, "cache"):
-        return
-    folder = config.cache.mkdir(f"compiled-{processor()}")
+        return configure_jax("jax_enable_compilation_cache", False)
+    folder = config.cache.mkdir(f"compiled-{programs.processor()}")
     if sum(path.stat().st_size for path in folder.iterdir()) > CACHE_BYTES:
         shutil.rmtree(folder)
     configure_jax("jax_compilation_cache_dir", str(folder))
     configure_jax("jax_persistent_cache_min_compile_time_secs", 0.0)
     configure_jax("jax_persistent_cache_min_entry_size_bytes", -1)
-
-
-def processor() -> str:
-    """Returns a key of the processor, since programs are compiled for one model."""
-    facts = {platform.machine(), platform.processor()}
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        names = ("model name", "flags", "Features", "CPU part")
-        facts |= {x for x in cpuinfo.read_text().splitlines() if x.startswith(names)}
-    return hashlib.sha256("\n".join(sorted(facts)).encode()).hexdigest()[:12]
 
 
 PROJECT = ("tests/launch/", "tests/project/")

@@ -1,7 +1,6 @@
 """Progress is a bar on a terminal, occasional lines elsewhere, and nothing if quick."""
 
 import io
-import re
 import sys
 import time
 from types import SimpleNamespace
@@ -31,14 +30,15 @@ def test_without_a_terminal_progress_is_a_line_every_ten_seconds(
     assert capsys.readouterr() == ("", ""), "quick work"
     with Progress("train", 400, done=100) as bar:
         for done in range(101, 201):
-            clock.now += 1
+            clock.now += 60 if done == 101 else 1  # the first one compiles
             bar(done, loss=f"{done / 100:.2f}", bpc="2.00")
     out, err = capsys.readouterr()
     lines = err.splitlines()
     assert (out, len(lines)) == ("", 10)
-    # A second per update, counted from where this process began.
-    assert lines[0] == "train 110/400 loss 1.10 bpc 2.00 4:50 left"
-    assert lines[-1] == "train 200/400 loss 2.00 bpc 2.00 3:20 left"
+    # A second per update, counted from the first one of this process.
+    assert lines[0] == "train 101/400 loss 1.01 bpc 2.00"
+    assert lines[1] == "train 111/400 loss 1.11 bpc 2.00 4:49 left"
+    assert lines[-1] == "train 191/400 loss 1.91 bpc 2.00 3:29 left"
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_a_long_wait_and_the_first_call_are_announced_and_timed(
     with pytest.raises(ValueError), waiting("reading"):
         time.sleep(0.4)
         raise ValueError
-    assert capsys.readouterr().err == "reading\n", "no time of a failure"
+    assert capsys.readouterr().err == "reading\n"
 
     def call(seconds: float) -> float:
         time.sleep(seconds)
@@ -85,6 +85,4 @@ def test_a_long_wait_and_the_first_call_are_announced_and_timed(
 
     reported = report_compilation("the step", call)
     assert [reported(0.4), reported(0.4)] == [0.4, 0.4]
-    first, last = capsys.readouterr().err.splitlines()
-    assert first == "compiling the step, about 10 s"
-    assert re.fullmatch(r"compiling the step: took \d+\.\d s", last)
+    assert capsys.readouterr().err == "compiling the step, about 10 s\n", "once"

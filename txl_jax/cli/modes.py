@@ -30,7 +30,7 @@ from txl_jax.data.tokens import statistics
 from txl_jax.errors import BadNumbers, Interrupted, UserError, out_of_memory
 from txl_jax.report import provenance
 from txl_jax.report.log import say, to_json
-from txl_jax.runtime import distributed, peers, storage
+from txl_jax.runtime import distributed, peers, programs, storage
 from txl_jax.runtime.preemption import stop
 from txl_jax.workdir.load import Loaded, initial_data, load
 
@@ -65,12 +65,11 @@ def execute(command: Command, is_program: bool) -> tuple[int, str]:
     try:
         with ExitStack() as stack:
             if is_program:
-                if cache := command.config.run.compilation_cache:
-                    jax.config.update("jax_compilation_cache_dir", cache)
                 distributed.connect()
                 leave = functools.partial(distributed.exit_on_error, mode=command.mode)
                 stack.push(leave)
                 require_devices()
+                programs.keep(command.config.run.compilation_cache)
                 stack.enter_context(stop.listening())
                 stack.enter_context(peers.watching())
                 check_equal(command)

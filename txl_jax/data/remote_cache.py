@@ -7,7 +7,6 @@ import contextlib
 import errno
 import hashlib
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,16 +15,15 @@ from txl_jax.data.download import checksum
 from txl_jax.errors import UserError
 from txl_jax.report.checksum import DAMAGE
 from txl_jax.report.log import say
-from txl_jax.runtime import storage
+from txl_jax.runtime import programs, storage
 
 MANIFEST = "manifest.json"
 
 
 def local_root(data_dir: str) -> Path:
     """Returns the folder of this host that mirrors a remote data_dir."""
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     name = hashlib.sha256(data_dir.rstrip("/").encode()).hexdigest()[:16]
-    return Path(cache).expanduser().absolute() / "txl_jax" / name
+    return programs.user_cache() / name
 
 
 @contextlib.contextmanager

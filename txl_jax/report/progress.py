@@ -1,7 +1,6 @@
 """Progress of long work: a bar on a terminal, occasional lines elsewhere."""
 
 import contextlib
-import itertools
 import shutil
 import sys
 import threading
@@ -24,13 +23,15 @@ QUIET_SECONDS = 2.0  # shorter waits are not reported
 # pods.jsonl).
 CPU_COMPILE_SECONDS = 10
 COMPILE_SECONDS = 35
+COMPILED: set[str] = set()  # the names of the functions that have been reported
 
 
 class Progress:
     """Counts finished work, and reports it with a rate or the caller's figures.
 
-    Without a terminal, work that takes less than ten seconds prints nothing. total = 0
-    means unknown. The bar closes when the context or the object ends.
+    Unless bytes are counted, rate and time left count from the first report on, because
+    what came before, such as compilation, is not repeated. Without a terminal, work
+    that takes less than ten seconds prints nothing. total = 0 means unknown.
     """
 
     def __init__(
@@ -45,16 +46,21 @@ class Progress:
         self.label, self.total, self.in_bytes = label, total, in_bytes
         self.initial = self.done = done
         self.started = self.reported = time.perf_counter()
-        self.bar = None
+        self.is_counting = in_bytes  # whether `started` is the time to count from
+        self.bar: Any = None
+        if in_bytes:
+            self._open_bar()
+
+    def _open_bar(self) -> None:
         if sys.stderr.isatty() and distributed.is_first():
             self.bar = tqdm.tqdm(
-                desc=label,
-                total=total or None,
-                initial=done,
+                desc=self.label,
+                total=self.total or None,
+                initial=self.done,
                 # Some terminals, mostly of containers, report a width of 0.
                 ncols=shutil.get_terminal_size().columns,
-                unit="B" if in_bytes else "it",
-                unit_scale=in_bytes,
+                unit="B" if self.in_bytes else "it",
+                unit_scale=self.in_bytes,
             )
 
     def __enter__(self) -> Self:
@@ -72,12 +78,15 @@ class Progress:
         """Sets the count, a total above 0, and figures such as loss="1.92"."""
         self.done, self.total = done, total or self.total
         text = " ".join(f"{name} {value}" for name, value in figures.items())
+        now = time.perf_counter()
+        if not self.is_counting:
+            self.is_counting, self.started, self.initial = True, now, done
+            self._open_bar()
         if self.bar is not None:
             self.bar.total = self.total or None
             self.bar.set_postfix_str(text, refresh=False)
             self.bar.update(done - self.bar.n)
             return
-        now = time.perf_counter()
         if now - self.reported >= EVERY_SECONDS:
             self.reported = now
             say(self._line(text, now - self.started))
@@ -96,26 +105,26 @@ class Progress:
 
 @contextlib.contextmanager
 def waiting(notice: str) -> Iterator[None]:
-    """Prints the notice if the context takes over two seconds, and then the time."""
+    """Prints the notice if the context takes over two seconds."""
     timer = threading.Timer(QUIET_SECONDS, say, [notice])
     timer.daemon = True
     timer.start()
-    start = time.monotonic()
     try:
         yield
     finally:
         timer.cancel()
-    if (seconds := time.monotonic() - start) > QUIET_SECONDS:
-        say(f"{notice.partition(',')[0]}: took {seconds:.1f} s")
 
 
 def report_compilation(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a jitted function and reports its first call, which compiles."""
-    calls = itertools.count()
+    """Wraps a jitted function and reports its first call, which compiles.
+
+    Each name is reported once: a sweep compiles the same step for each value.
+    """
 
     def reported(*args: Any) -> Any:
-        if next(calls):
+        if name in COMPILED:
             return call(*args)
+        COMPILED.add(name)
         on_cpu = jax.default_backend() == "cpu"
         seconds = CPU_COMPILE_SECONDS if on_cpu else COMPILE_SECONDS
         with waiting(f"compiling {name}, about {seconds} s"):

@@ -11,6 +11,8 @@ from typing import Any
 
 import jax
 
+from txl_jax.runtime.programs import usable_cores
+
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
 
@@ -26,7 +28,7 @@ def provenance(
         "device_kind": jax.devices()[0].device_kind,
         "device_count": jax.device_count(),
         "process_count": jax.process_count(),
-        "usable_cores": _usable_cores(),
+        "usable_cores": usable_cores(),
         "data": data,
         "config": config,
     }
@@ -75,9 +77,3 @@ def versions() -> dict[str, str]:
     """Returns the versions of Python and of the libraries that a result depends on."""
     libraries = {name: importlib.metadata.version(name) for name in LIBRARIES}
     return {"python": platform.python_version(), **libraries}
-
-
-def _usable_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -13,7 +13,8 @@ class RunConfig:
     # The time in seconds without progress after which a run counts as hung and exits. 0
     # sets no limit.
     hang_seconds: int = at_least(0, 1_800)
-    # The folder of compiled programs, local or on gs://. Empty keeps none.
+    # The folder of compiled programs, local or on gs://. Empty takes the user's cache
+    # folder, and "off" keeps none.
     compilation_cache: str = ""
     # The project on Weights & Biases to log to (extra `wandb`). Empty logs to none.
     wandb: str = ""

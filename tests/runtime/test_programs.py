@@ -1,0 +1,78 @@
+"""Where compiled programs are kept between starts."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+
+from txl_jax.runtime import distributed, programs
+
+NAMES = ("enable_compilation_cache", "compilation_cache_dir")
+BOUND = "compilation_cache_max_size"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Returns a new cache folder of the user, without jax's variables."""
+    names = [f"jax_{name}" for name in (*NAMES, BOUND)]
+    before = {name: jax.config.values[name] for name in names}
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    jax.config.update("jax_compilation_cache_dir", None)
+    jax.config.update("jax_enable_compilation_cache", True)
+    compilation_cache.reset_cache()
+    yield tmp_path / "txl_jax" / "programs"
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+def used() -> tuple[bool, str | None]:
+    """Returns whether programs are kept, and where."""
+    enabled, folder = (jax.config.values[f"jax_{name}"] for name in NAMES)
+    return enabled, folder
+
+
+def test_the_user_cache_is_bounded_and_keeps_the_bits(home: Path) -> None:
+    def compute() -> np.ndarray:
+        jax.clear_caches()
+        step = jax.jit(lambda x: jnp.cumsum(jnp.sin(x) @ jnp.cos(x).T))
+        return np.asarray(step(jnp.arange(3.0**6).reshape(27, 27)))
+
+    compiled = compute()
+    compilation_cache.reset_cache()
+    programs.keep("")
+    assert used() == (True, str(home / programs.processor()))
+    assert jax.config.values[f"jax_{BOUND}"] == programs.MOST_BYTES
+    kept = [compute() for _ in range(2)]  # written, then read
+    files = sorted(path.suffix for path in (home / programs.processor()).iterdir())
+    assert len(files) > 2 and any(home.rglob("*-cache"))
+    for each in kept:
+        np.testing.assert_array_equal(each, compiled)
+
+
+def test_off_a_folder_the_environment_and_several_processes_go_before(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs.keep(str(tmp_path / "mine"))
+    assert used() == (True, str(tmp_path / "mine"))
+    programs.keep("")  # as where JAX_COMPILATION_CACHE_DIR is set
+    assert used() == (True, str(tmp_path / "mine"))
+    jax.config.update("jax_compilation_cache_dir", None)
+    monkeypatch.setattr(distributed, "several", lambda: True)
+    programs.keep("")
+    assert used() == (True, None)
+    programs.keep("off")
+    assert used()[0] is False
+    assert not home.exists()
+
+
+def test_a_home_that_cannot_be_written_is_no_error(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home.parent.parent.joinpath("txl_jax").touch()
+    programs.keep("")
+    assert used() == (True, None)

@@ -1,0 +1,64 @@
+"""The folder of compiled programs, jax's own cache, which saves the next start time."""
+
+import contextlib
+import hashlib
+import os
+import platform
+import sys
+import warnings
+from pathlib import Path
+
+import jax
+
+from txl_jax.runtime import distributed
+
+OFF = "off"
+MOST_BYTES = 2**30  # the least recently used programs are deleted
+
+
+def user_cache() -> Path:
+    """Returns the folder of this package in the user's cache folder."""
+    default = "~/Library/Caches" if sys.platform == "darwin" else "~/.cache"
+    cache = os.environ.get("XDG_CACHE_HOME") or default
+    return Path(cache).expanduser().absolute() / "txl_jax"
+
+
+def keep(folder: str) -> None:
+    """Keeps compiled programs in a folder; "" = the user's cache, "off" = nowhere.
+
+    By default, the environment variable JAX_COMPILATION_CACHE_DIR takes precedence, and
+    several processes keep none: where only some of them find a program, compilers that
+    work together would wait for each other. A folder that cannot be used is ignored.
+    """
+    if folder == OFF:
+        jax.config.update("jax_enable_compilation_cache", False)
+    elif folder:
+        jax.config.update("jax_compilation_cache_dir", folder)
+    elif not (jax.config.values["jax_compilation_cache_dir"] or distributed.several()):
+        with contextlib.suppress(OSError, RuntimeError):  # there may be no home
+            own = user_cache() / "programs" / processor()
+            own.mkdir(parents=True, exist_ok=True)
+            warnings.filterwarnings("ignore", "Error .* compilation cache entry")
+            jax.config.update("jax_compilation_cache_dir", str(own))
+            jax.config.update("jax_compilation_cache_max_size", MOST_BYTES)
+
+
+def processor() -> str:
+    """Returns a key of the processor and its usable cores.
+
+    Programs for CPUs are compiled for one model, and their bits depend on the cores.
+    """
+    facts = {platform.machine(), platform.processor(), os.environ.get("NPROC", "")}
+    facts.add(f"{usable_cores()} cores")
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        names = ("model name", "flags", "Features", "CPU part")
+        facts |= {x for x in cpuinfo.read_text().splitlines() if x.startswith(names)}
+    return hashlib.sha256("\n".join(sorted(facts)).encode()).hexdigest()[:12]
+
+
+def usable_cores() -> int:
+    """Returns the number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
