@@ -1,6 +1,8 @@
 """The command line: flags in, one JSON object and an exit status out.
 
-    python -m txl_jax.main --config=FILE [--workdir=DIR] [--mode=MODE] [--config.x.y=V]
+    txl [MODE] --config=FILE [--workdir=DIR] [--config.x.y=V]
+
+`python -m txl_jax` and `python -m txl_jax.main` are the same command.
 
 When a mode has run, the last line on stdout is one JSON object; progress and logs go to
 stderr. `errors` lists the exit statuses. Of several processes, the first writes and

@@ -6,6 +6,9 @@ The tests read one tiny trained run; `tests/promises/test_bad_inputs.py` has the
 import hashlib
 import json
 import math
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +22,31 @@ from txl_jax import config as configs
 from txl_jax.cli import modes
 from txl_jax.cli.flags import MODES
 from txl_jax.cli.modes import check_processes
+from txl_jax.evaluate.options import EvalConfig
 from txl_jax.report.checksum import verify_checksum
 from txl_jax.runtime import distributed
 from txl_jax.workdir.lock import locked
 
 __all__ = ["home"]  # the fixture
+
+
+PAGE = Path(__file__).parents[2] / "docs/command_line.md"
+ORDERS = dict(
+    re.findall(r"^\| `(\w+)` \| `([^`]+)` \|$", PAGE.read_text("utf-8"), re.M)
+)
+
+
+DYNAMIC = [x for x in EvalConfig.__dataclass_fields__ if x.startswith("dynamic")]
+
+
+def documented(name: str, result: dict[str, Any], *left_out: str) -> bool:
+    """Returns whether the keys have the order that the documentation states."""
+    keys = ["mode"]
+    for key in ORDERS[name].split():
+        section, _, every = key.partition(".")
+        fields = configs.SECTIONS[section].__dataclass_fields__ if every else [key]  # type: ignore[attr-defined]
+        keys += [x for x in fields if x not in (*keys, *left_out, *DYNAMIC)]
+    return list(result) == keys
 
 
 def test_the_environment_is_neither_kept_nor_printed(home: Home) -> None:
@@ -46,6 +69,10 @@ def test_the_last_line_is_the_result(home: Home) -> None:
     assert result["sha256"] == hashlib.sha256(test).hexdigest()
     assert set(result["baselines_bpc"]) == {"order-2", "order-3", "gzip -9", "xz -9"}
     assert len(home.trained.out.splitlines()) == 1
+    assert documented("train", result)
+    line = home.trained.err.splitlines()[-1]
+    scores = f"test: {result['bits_per_byte']:.2f} bits per byte, perplexity "
+    assert line.startswith(f"{scores}{result['ppl']:.2f}, {len(test) - 1} tokens, ")
     # Uniform bytes are ln 256 = 5.5 nats.
     assert result["nll"] < 2.5
 
@@ -142,6 +169,7 @@ def test_a_workdir_in_use_is_refused_and_can_be_evaluated(home: Home) -> None:
     assert not (home.run / "run.lock").exists()
     assert f"the model of update 60 in {home.run}\n" in done.err
     assert len(done.out.splitlines()) == 1
+    assert documented("evaluate", done.result)
     result, names = done.result, {"seconds", "tokens_per_second", "mode"}
     for name, value in result.items():
         assert home.trained.result[name] == value or name in names, name
@@ -183,7 +211,12 @@ def test_a_sweep_is_as_many_evaluations(home: Home) -> None:
     kept = json.loads(Path(result["file"]).read_text())
     assert kept.items() <= result.items()
     assert Path(result["picture"]).exists()
-    assert "mem_len = " in done.err and "(2 of 2)" in done.err
+    assert documented("sweep", result)
+    table = [line.split() for line in done.err.splitlines()[-4:-1]]
+    assert table[0] == ["mem_len", "perplexity", "bits/token", "tokens/s"]
+    for row, cells in zip(result["rows"], table[1:], strict=True):
+        assert cells[:2] == [str(row["mem_len"]), f"{row['ppl']:.2f}"]
+    assert done.err.splitlines()[-1].startswith("mem_len: perplexity ")
 
 
 def test_windows_and_cold_starts_have_their_flags(home: Home) -> None:
@@ -195,6 +228,7 @@ def test_windows_and_cold_starts_have_their_flags(home: Home) -> None:
     assert "bits_per_byte" not in slid, "the bytes are those of the whole split"
     cold = home.read("evaluate", "--sweep=cold_start=11", "--max_tokens=300").result
     assert (cold["pieces"], cold["mode"]) == (27, "evaluate")
+    assert documented("cold_start", cold)
     assert cold["rows"][0]["nll"] > cold["settled_nll"]
     kept = json.loads(Path(cold["file"]).read_text())
     assert len(kept["nll_by_tokens_read"]) == 11
@@ -205,9 +239,11 @@ def test_windows_and_cold_starts_have_their_flags(home: Home) -> None:
 def test_speed_and_recl_read_a_run(home: Home) -> None:
     result = home.read("speed", "--sweep=mem_len=6,9", "--tgt_len=4").result
     assert [row["attention_len"] for row in result["rows"]] == [6, 9]
+    assert documented("speed", result)
     assert Path(result["picture"]).exists()
     flags = (f"--workdirs={home.run}", "--contexts=2,6,4", "--positions=20")
     result = command("--mode=recl", f"--workdir={home.path / 'recl'}", *flags).result
+    assert documented("recl", result)
     (row,) = result["members"]
     assert row["ppl"][1] < row["ppl"][0]
 
@@ -241,6 +277,8 @@ def test_samples_start_with_their_prompt(home: Home) -> None:
     result = done.result
     assert (result["mode"], result["step"]) == ("generate", 60)
     assert settings.items() <= result.items()
+    assert documented("generate", result, "context_tokens")
+    assert done.err.splitlines()[-1].startswith("2 samples: 12 tokens in ")
     assert "are used" not in done.err, "a memory reads all of it"
     first, second = result["sampled"]
     assert first["text"] == result["text"] != second["text"]
@@ -257,6 +295,7 @@ def test_a_window_reports_the_part_of_the_prompt_that_counts(home: Home) -> None
     done = home.read("generate", "--context_tokens=13", *flags)
     assert "the prompt has 13 tokens: only the newest 8 are used" in done.err
     assert done.out.startswith(done.result["text"] + "\n")
+    assert documented("generate", done.result, "prompt")
     assert done.result["text"][:13] in home.split("test").read_text()
 
 
@@ -264,6 +303,7 @@ def test_a_text_is_scored(home: Home) -> None:
     flags = (f"--path={home.split('test')}", "--prefix=\n")
     result = home.read("score", *flags, f"--output={home.path / 'lines.jsonl'}").result
     assert (result["mode"], result["step"], result["mem_len"]) == ("score", 60, 8)
+    assert documented("score", result)
     test = home.split("test").read_text()
     assert result["scored_tokens"] == result["tokens"] == len(test)
     # One stream of it, where evaluation has eight that begin cold.
@@ -272,9 +312,24 @@ def test_a_text_is_scored(home: Home) -> None:
     assert [json.loads(line)["text"] for line in lines] == test.splitlines(True)
 
 
+def test_a_text_is_prepared_and_its_copies_are_deleted(
+    home: Home, tmp_path: Path
+) -> None:
+    flags = [f"--config={home.path / 'tiny.py'}", f"--data_dir={tmp_path}"]
+    done = command("prepare", *flags)
+    assert documented("prepare", done.result)
+    (place,) = done.result["copies"]
+    assert done.err.splitlines()[-1].endswith(f" tokens; copies lie in {place}")
+    deleted = command("prepare", "--delete", *flags)
+    assert deleted.result == {"mode": "prepare", "deleted": [place]}
+    assert deleted.err == f"deleted: {place}\n"
+    assert not Path(place).exists() and (home.path / "text.txt").exists()
+
+
 def test_attention_is_mapped(home: Home) -> None:
     result = home.read("attention", "--config.eval.mem_len=12", "--segments=2").result
     assert (result["span_tokens"], result["targets"]) == (12, 16)
+    assert documented("attention", result)
     assert len(result["memory_mass"]) == 2
     files = {name: Path(path) for name, path in result["files"].items()}
     assert all(path.parent == home.run for path in files.values())
@@ -320,11 +375,33 @@ def test_help_names_every_mode_section_and_field() -> None:
     assert short.out == command("--help").out and short.out in full.out
     for name in configs.FIELDS:
         assert f"--config.{name}=" in full.out
-    schedule = "The schedule of the learning rate, one of cosine, cosine_through_warmup,"
+    schedule = (
+        "The schedule of the learning rate, one of cosine, cosine_through_warmup,"
+    )
     assert f"[cosine]\n      {schedule}" in full.out
     assert max(len(line) for line in full.out.splitlines()) <= 90
 
 
+def test_a_mode_is_a_flag_or_the_first_word(home: Home) -> None:
+    words = ["evaluate", f"--workdir={home.run}", "--print_config"]
+    first = command(*words)
+    assert (first.status, first.out.split()[2]) == (0, "evaluate,")
+    assert first == command("--mode=evaluate", *words[1:])
+    assert first == command(*words, "--mode=evaluate")
+    for words, error in (
+        (["evalaute"], "'evalaute' must be one of train, "),
+        (["train", "--mode=score"], "'train' and --mode=score are two modes"),
+        (["train", "--delete"], "--delete belongs to the mode prepare"),
+        (["train", "score"], "unknown flag 'score'"),
+    ):
+        done = command(*words)
+        assert (done.status, done.out) == (2, "") and error in done.err
+
+
 def test_version_and_modes() -> None:
     assert command("--version").out == f"txl_jax {txl_jax.__version__}\n"
+    done = subprocess.run(
+        [sys.executable, "-m", "txl_jax", "--version"], capture_output=True, text=True
+    )
+    assert done.stdout == command("--version").out
     assert list(modes.RUN) == list(MODES)

@@ -13,7 +13,7 @@ from txl_jax.data import vocab as vocabulary
 from txl_jax.data.catalog import CORPORA
 from txl_jax.data.options import SPLITS, DataConfig
 from txl_jax.data.recipe import resolve
-from txl_jax.data.tokens import Tokens, prepare, statistics
+from txl_jax.data.tokens import Tokens, prepare
 from txl_jax.data.word import Lines, WordVocab
 
 
@@ -49,7 +49,7 @@ def test_wikitext2_is_as_published(tmp_path: Path) -> None:
     folder.parent.mkdir(parents=True)
     folder.symlink_to(real.absolute())
     made = prepare(DataConfig("wikitext2", data_dir=str(tmp_path)))
-    counts = statistics(made)
+    counts = made.manifest
     tokens = [counts["splits"][split]["tokens"] for split in SPLITS]
     assert tokens == [2_088_628, 217_646, 245_569]
     kinds = counts["types"], counts["dtype"], counts["vocab"]

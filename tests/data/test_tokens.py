@@ -1,5 +1,6 @@
 """Token files are exact, appear whole or not at all, and are refused when damaged."""
 
+import dataclasses
 import hashlib
 import shutil
 import sys
@@ -14,7 +15,7 @@ from tests.support.refusal import refused
 from tests.support.store import Store, let_pass, remote, shared_store, store
 from txl_jax.data import corpora
 from txl_jax.data.options import SPLITS, DataConfig
-from txl_jax.data.tokens import Tokens, prepare
+from txl_jax.data.tokens import Tokens, copies, delete, prepare
 
 FIXTURES = remote, shared_store, store
 
@@ -35,6 +36,27 @@ def prepared(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     data_dir = tmp_path_factory.mktemp("prepared")
     prepare(DataConfig("text", str(text), str(data_dir)))
     return data_dir
+
+
+def test_copies_are_deleted_and_nothing_else(text: Path, tmp_path: Path) -> None:
+    config = DataConfig("text", str(text), str(tmp_path))
+    assert delete(config) == []
+    prepare(config)
+    words = prepare(dataclasses.replace(config, vocab="word"))
+    (folder,) = copies(config)
+    assert words.folder.is_relative_to(folder)
+    before = sorted(folder.rglob("*"))
+    mine = words.folder / "notes.txt"
+    for make in (mine.touch, lambda: mine.symlink_to(text)):
+        make()
+        with refused("notes.txt was not made by --mode=prepare: move it away"):
+            delete(config)
+        mine.unlink()
+    assert sorted(folder.rglob("*")) == before
+    assert delete(config) == [str(folder)]
+    assert not folder.exists() and text.exists()
+    prepare(config)
+    assert not words.folder.exists()
 
 
 def joined(made: Tokens) -> bytes:

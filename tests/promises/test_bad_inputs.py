@@ -150,7 +150,7 @@ txl --mode=evaluate                       | or the --workdir of a run
 txl --mode=evalute --workdir={run}        | did you mean 'evaluate'
 txl --mode= --workdir={run}               | train, evaluate, generate
 txl --wrkdir=x                            | '--wrkdir' (did you mean '--workdir'
-txl train --config={tiny}                 | unknown flag 'train'
+txl trian --config={tiny}                 | 'trian' must be one of train, 
 txl --config                              | --config
 txl --config=quickstrat                   | did you mean 'quickstart'
 txl --config={tiny} --workdir={text}/x    | Not a directory

@@ -17,7 +17,7 @@ ROWS = """
     workdir
     train
     cli
-    main
+    main __main__
 """
 ORDER = ROWS.split()
 
@@ -54,7 +54,8 @@ MODULES = modules()
 def test_every_room_stands_in_a_row_and_nothing_else_at_the_root() -> None:
     assert {room(name) for name in MODULES} == set(ORDER)
     files = {name for name in MODULES if "." not in name}
-    assert files == {"main", "config", "train", "sharding", "errors", "metrics"}
+    programs = {"main", "__main__"}
+    assert files == {*programs, "config", "train", "sharding", "errors", "metrics"}
 
 
 def test_rooms_import_from_rows_above() -> None:
@@ -94,10 +95,10 @@ def test_experiments_import_config_alone_and_ablations_their_parent() -> None:
         assert imported(path) in ({"experiments"}, {"experiments.ablations"}), path
 
 
-def test_only_the_command_line_imports_train_and_nothing_imports_main() -> None:
+def test_only_the_command_line_imports_train_and_no_room_imports_main() -> None:
     for name, path in MODULES.items():
         rooms = {room(other) for other in imported(path)}
-        assert "main" not in rooms, name
+        assert "main" not in rooms or name == "__main__", name
         assert "train" not in rooms or room(name) == "cli", name
 
 

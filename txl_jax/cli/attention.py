@@ -5,7 +5,6 @@ from typing import Any
 
 from txl_jax.cli.prepare import prepare
 from txl_jax.evaluate import attention_map, attention_page
-from txl_jax.report.log import say
 from txl_jax.runtime import distributed
 from txl_jax.workdir.load import Loaded
 from txl_jax.workdir.staging import Staging
@@ -24,5 +23,4 @@ def run(loaded: Loaded, workdir: Path) -> dict[str, Any]:
             page = tokens, loaded.vocab.decode, staging.folder, title
             names = attention_page.write_files(maps, *page)
         result["files"] = {kind: str(workdir / name) for kind, name in names.items()}
-        say(f"open {result['files']['page']} in a browser")
     return result

@@ -9,10 +9,13 @@ from typing import Any
 from txl_jax import metrics
 from txl_jax.cli import dynamic
 from txl_jax.cli.prepare import prepare
+from txl_jax.cli.summary import aligned
+from txl_jax.config import Config
 from txl_jax.data.tokens import Tokens
 from txl_jax.evaluate import accounting, cold_start
 from txl_jax.evaluate.options import RATES, evaluation_model, in_order, parse_sweep
 from txl_jax.evaluate.perplexity import make_evaluate
+from txl_jax.model.config import ModelConfig
 from txl_jax.report import plots
 from txl_jax.report.log import say, to_json
 from txl_jax.report.progress import interruptible
@@ -21,6 +24,7 @@ from txl_jax.workdir.load import Loaded
 from txl_jax.workdir.staging import Staging
 
 DECIMALS = 2  # of perplexities in the paper; smaller gains do not count
+WIDTH = 12  # of the first column of a sweep's table
 SCORES = ("nll", "ppl", "bpc", "tokens", "cold_tokens", "seconds")
 
 
@@ -32,6 +36,7 @@ def run(loaded: Loaded, workdir: Path) -> dict[str, Any]:
         return evaluate_cold_start(loaded, tokens, workdir)
     if config.eval.sweep:
         return evaluate_sweep(loaded, tokens, workdir)
+    say(accounting.describe(*sizes(loaded.config)))
     return evaluate(loaded, tokens, workdir)
 
 
@@ -48,18 +53,14 @@ def evaluate_sweep(loaded: Loaded, tokens: Tokens, workdir: Path) -> dict[str, A
         for value in in_order(field, [*swept.values, trained])
     }
     rows: list[dict[str, Any]] = []
+    say(aligned(field, ("perplexity", "bits/token", "tokens/s"), WIDTH))
     for value, each in configs.items():
         scores = evaluate(loaded._replace(config=each), tokens, workdir)
         rows.append({field: value, **{name: scores[name] for name in SCORES}})
-        say(
-            f"{field} = {value}: ppl {scores['ppl']:.2f}, {scores['bpc']:.4f} "
-            f"bits per token ({len(rows)} of {len(configs)})"
-        )
+        rate = f"{scores['tokens_per_second']:,.0f}"
+        cells = f"{scores['ppl']:,.2f}", f"{scores['bpc']:.4f}", rate
+        say(aligned(str(value), cells, WIDTH))
     result = compare(field, rows, trained)
-    say(
-        f"{field}: ppl {result['ppl_init']:.2f} at training's {trained}, best "
-        f"{result['ppl_best']:.2f}, reached at {result['shortest']}"
-    )
     files = write_files(workdir / f"sweep_{field}", result, plots.plot_sweep)
     return result | files
 
@@ -121,24 +122,28 @@ def evaluate(loaded: Loaded, tokens: Tokens, workdir: Path) -> dict[str, Any]:
     config, split = loaded.config.eval, loaded.config.eval.split
     read = dynamic.make_reader(loaded, tokens, workdir) if config.dynamic else None
     score = make_evaluate(loaded.config.model, config, loaded.mesh, read)
-    sizes = config.streams, config.ext_len + config.tgt_len
-    model_config = evaluation_model(loaded.config.model, config)
-    say(accounting.describe(model_config, *sizes))
     with interruptible(split) as progress:
         scores = score(loaded.params, tokens.split(split), progress)
     return {
+        "split": split,
+        **scores,
+        **({} if config.max_tokens else per_unit(tokens, split, scores)),
+        "step": loaded.step,
+        "corpus": tokens.manifest["corpus"],
+        "sha256": tokens.manifest["splits"][split]["sha256"],
         **{
             name: value
             for name, value in dataclasses.asdict(config).items()
             if config.dynamic or not name.startswith("dynamic")
         },
-        **scores,
-        **({} if config.max_tokens else per_unit(tokens, split, scores)),
-        "memory": accounting.account(model_config, *sizes),
-        "step": loaded.step,
-        "corpus": tokens.manifest["corpus"],
-        "sha256": tokens.manifest["splits"][split]["sha256"],
+        "memory": accounting.account(*sizes(loaded.config)),
     }
+
+
+def sizes(config: Config) -> tuple[ModelConfig, int, int]:
+    """Returns the model, the streams and the segments of the evaluation."""
+    model, eval = evaluation_model(config.model, config.eval), config.eval
+    return model, eval.streams, eval.ext_len + eval.tgt_len
 
 
 def per_unit(tokens: Tokens, split: str, scores: dict[str, Any]) -> dict[str, float]:

@@ -62,7 +62,9 @@ INIT_FROM = "train.init_from"
 # The beginnings of the fields that a run with this flag takes from another run.
 TAKEN = ("model.", "data.vocab", "data.lower_case")
 
-GENERAL = ("--config", "--workdir", "--mode", "--print_config", "--version", "--help")
+GENERAL = tuple(
+    f"--{x}" for x in "config workdir mode delete print_config version help".split()
+)
 
 
 class Command(NamedTuple):
@@ -74,6 +76,7 @@ class Command(NamedTuple):
     overrides: dict[str, str]  # in the modes of OUTER, for the runs' configs
     origins: dict[str, str]  # the file or flag that set a field
     print_config: bool
+    delete: bool = False  # in the mode prepare
 
 
 class Parser(argparse.ArgumentParser):
@@ -87,11 +90,17 @@ class Parser(argparse.ArgumentParser):
 def parse(argv: list[str]) -> Command:
     """Returns the parsed command line; raises UserError."""
     parser = Parser(add_help=False, allow_abbrev=False)
-    for name, default in (("config", ""), ("workdir", ""), ("mode", "train")):
+    word = argv[0] if argv and not argv[0].startswith("-") else ""
+    for name, default in (("config", ""), ("workdir", ""), ("mode", word or "train")):
         parser.add_argument(f"--{name}", default=default)
-    parser.add_argument("--print_config", action="store_true")
-    args, rest = parser.parse_known_args(argv)
+    for flag in ("--print_config", "--delete"):
+        parser.add_argument(flag, action="store_true")
+    args, rest = parser.parse_known_args(argv[bool(word) :])
     require_one_of(args.mode, list(MODES), "--mode")
+    if word not in ("", args.mode):
+        raise UserError(f"{word!r} and --mode={args.mode} are two modes: leave one out")
+    if args.delete and args.mode != "prepare":
+        raise UserError("--delete belongs to the mode prepare: txl prepare --delete")
     overrides = applied = parse_overrides(rest, MODES[args.mode].section)
     if own := OUTER.get(args.mode):
         folder, config, source = _outer_folder(args), configs.default(), ""
@@ -115,7 +124,8 @@ def parse(argv: list[str]) -> Command:
     for name, text in applied.items():
         configs.override(config, name, text)
     parsed = configs.parse(config)
-    return Command(args.mode, parsed, folder, overrides, origins, args.print_config)
+    switches = args.print_config, args.delete
+    return Command(args.mode, parsed, folder, overrides, origins, *switches)
 
 
 def start_from(config: ConfigDict, given: dict[str, str], folder: Path) -> str:

@@ -26,12 +26,14 @@ def run(loaded: Loaded) -> dict[str, Any]:
     config = loaded.config.generate
     started = time.perf_counter()
     samples = draw(loaded, show=print_first)
+    settings = dataclasses.asdict(config)
+    del settings["prompt" if config.context_tokens else "context_tokens"]  # unused
     return {
-        "step": loaded.step,
-        **dataclasses.asdict(config),
         "text": samples[0].text,
         "sampled": [each.describe(loaded.step) for each in samples],
         "seconds": time.perf_counter() - started,
+        "step": loaded.step,
+        **settings,
     }
 
 

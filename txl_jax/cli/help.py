@@ -18,14 +18,14 @@ from txl_jax.cli.flags import MODES, Command
 SHORT = """\
 txl {version}: Transformer-XL in JAX
 
-usage: txl --config=FILE|NAME [--workdir=DIR] [--mode=MODE] [--FIELD=VALUE ...]
-       (or python -m txl_jax.main)
+usage: txl [MODE] --config=FILE|NAME [--workdir=DIR] [--FIELD=VALUE ...]
+       (or python -m txl_jax)
 
 examples:
-  txl --config=quickstart
-  txl --workdir=runs/quickstart --mode=evaluate --mem_len=1024
-  txl --workdir=runs/quickstart --mode=generate --prompt='def '
-  txl --config=quickstart --workdir=runs/mine --config.data.corpus=text \\
+  txl train --config=quickstart
+  txl evaluate --workdir=runs/quickstart --mem_len=1024
+  txl generate --workdir=runs/quickstart --prompt='def '
+  txl train --config=quickstart --workdir=runs/mine --config.data.corpus=text \\
       --config.data.path=book.txt
   txl --config=wt103 --print_config
 
@@ -36,16 +36,17 @@ flags:
   --config=FILE|NAME  the file of an experiment, or the name of a packaged one;
                       without it, the config of the run in the workdir
   --workdir=DIR       the folder of the run, also gs:// (default: runs/NAME)
-  --mode=MODE         one of the modes above (default: train)
+  --mode=MODE         one of the modes above, also as the first word (default: train)
   --config.S.F=VALUE  sets field F of the config's section S, which is one of
 {sections}
   --F=VALUE           sets field F of the section that belongs to the mode
+  --delete            in the mode prepare, delete the prepared copies of the corpus
   --print_config      print every field and the origin of its value, and exit
   --helpfull          print every field of every section, its meaning and default
   --version           print the version
 
-The same command resumes a run that was stopped. Progress goes to stderr; the last line
-on stdout is one JSON object.
+The same command resumes a run that was stopped. Progress and a line with the main
+figures go to stderr; the last line on stdout is one JSON object.
 """
 
 EMPTY = '""'  # an empty text or list

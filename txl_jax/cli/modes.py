@@ -10,29 +10,32 @@ from typing import Any
 
 import jax
 from absl import logging as absl_logging
+from etils import epy
 
-from txl_jax.cli import (
-    attention,
-    compile,
-    convert,
-    evaluate,
-    generate,
-    recl,
-    run,
-    score,
-    speed,
-    table,
-)
 from txl_jax.cli.flags import MODES, Command
-from txl_jax.cli.prepare import prepare
 from txl_jax.config import FIELDS
-from txl_jax.data.tokens import statistics
 from txl_jax.errors import BadNumbers, Interrupted, UserError, out_of_memory
 from txl_jax.report import provenance
 from txl_jax.report.log import say, to_json
 from txl_jax.runtime import distributed, peers, programs, storage
 from txl_jax.runtime.preemption import stop
 from txl_jax.workdir.load import Loaded, initial_data, load
+
+with epy.lazy_imports():  # each is imported by its mode alone
+    from txl_jax.cli import (
+        attention,
+        compile,
+        convert,
+        evaluate,
+        generate,
+        prepare,
+        recl,
+        run,
+        score,
+        speed,
+        summary,
+        table,
+    )
 
 
 def load_model(command: Command) -> Loaded:
@@ -49,7 +52,7 @@ RUN: dict[str, Callable[[Command], dict[str, Any]]] = {
     "generate": lambda c: generate.run(load_model(c)),
     "score": lambda c: score.run(load_model(c)),
     "attention": lambda c: attention.run(load_model(c), c.workdir),
-    "prepare": lambda c: statistics(prepare(initial_data(c.config, c.workdir))),
+    "prepare": lambda c: prepare.run(initial_data(c.config, c.workdir), c.delete),
     "import": lambda c: convert.import_model(c.config.convert, c.workdir, c.overrides),
     "export": lambda c: convert.export_model(c.config.convert, load_model(c)),
     "compile": lambda c: compile.run(c.config),
@@ -84,8 +87,10 @@ def execute(command: Command, is_program: bool) -> tuple[int, str]:
         if not (line := out_of_memory(error, command.mode)):
             raise
         return distributed.report(UserError(line)), ""
-    text = to_json({"mode": command.mode, **result}) + "\n"
-    return 0, text if distributed.is_first() else ""
+    if not distributed.is_first():
+        return 0, ""
+    say(summary.line(command.mode, result))
+    return 0, to_json({"mode": command.mode, **result}) + "\n"
 
 
 def require_devices() -> None:

@@ -1,5 +1,7 @@
 """The mode `prepare`: prepares the corpus of a config, once for all processes."""
 
+from typing import Any
+
 from txl_jax.data import tokens as token_files
 from txl_jax.data.options import DataConfig
 from txl_jax.data.tokens import Tokens
@@ -19,3 +21,14 @@ def prepare(config: DataConfig) -> Tokens:
     tokens = distributed.first_then_others(lambda: token_files.prepare(config))
     stop.release()
     return tokens
+
+
+def run(config: DataConfig, delete: bool) -> dict[str, Any]:
+    """Prepares the corpus and returns its figures, or deletes its prepared copies."""
+    if delete:
+        folders = distributed.first_then_others(lambda: token_files.delete(config))
+        return {"deleted": folders}
+    tokens = prepare(config)
+    figures = {k: x for k, x in tokens.manifest.items() if k != "files"}
+    places = list(map(str, token_files.copies(config)))
+    return {**figures, "folder": str(tokens.folder), "copies": places}

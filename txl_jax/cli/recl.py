@@ -19,6 +19,7 @@ from txl_jax import metrics
 from txl_jax.checkpoint.checksum import checksums
 from txl_jax.cli.evaluate import write_files
 from txl_jax.cli.prepare import prepare
+from txl_jax.cli.summary import aligned
 from txl_jax.config import Config, load_json, override, parse
 from txl_jax.data import vocab
 from txl_jax.errors import UserError
@@ -69,12 +70,14 @@ def run(config: ReclConfig, folder: Path, overrides: dict[str, str]) -> dict[str
         "seconds": time.perf_counter() - started,
     }
     files = write_files(folder / "recl", result, recl.plot_recl)
+    width = max(len(row["workdir"]) for row in result["members"])
+    ratios = result["members"][0]["recl_tokens"]
+    say(aligned("RECL", [f"r = {ratio}" for ratio in ratios], width))
     for row in result["members"]:
-        cells = [
-            f"{length}{'' if row['ended'][ratio] else ' or more'} for r = {ratio}"
-            for ratio, length in row["recl_tokens"].items()
-        ]
-        say(f"RECL of {row['workdir']}: {', '.join(cells)}")
+        # A plus marks a length at which longer contexts still helped.
+        lengths = row["recl_tokens"].items()
+        cells = [f"{n}{'' if row['ended'][ratio] else '+'}" for ratio, n in lengths]
+        say(aligned(row["workdir"], cells, width))
     return result | files
 
 

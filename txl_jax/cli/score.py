@@ -24,7 +24,7 @@ def run(loaded: Loaded) -> dict[str, Any]:
     documents = read_documents(config.score.path, vocab, drop)
     result = score_documents(documents, score, vocab, config.score)
     lengths = {name: getattr(config.eval, name) for name in LENGTHS}
-    return {"step": loaded.step, **lengths, **result}
+    return {**result, "step": loaded.step, **lengths}
 
 
 def read_documents(path: str, vocab: Vocab, drop_newlines: bool) -> Iterator[Document]:

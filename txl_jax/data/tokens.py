@@ -8,6 +8,7 @@ import contextlib
 import functools
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -34,6 +35,11 @@ from txl_jax.report.progress import waiting
 from txl_jax.runtime import storage
 
 VOCAB = "vocab.json"
+# Names of the files of `prepare` and of TFDS, which `delete` deletes.
+MADE = re.compile(
+    r"(train|valid|test)\.bin$|(manifest|vocab|dataset_info|features)\.json$"
+    r"|txl_jax-(train|valid|test)\.array_record"
+)
 FIX = "delete the folder and prepare again"
 
 
@@ -74,10 +80,42 @@ def _digest(path: Path, _changed_ns: int) -> str:
     return checksum(path)
 
 
-def statistics(tokens: Tokens) -> dict[str, Any]:
-    """Returns the result of `--mode=prepare`: the manifest's figures and the folder."""
-    manifest = {k: v for k, v in tokens.manifest.items() if k != "files"}
-    return {**manifest, "folder": str(tokens.folder)}
+def copies(config: DataConfig) -> list[Any]:
+    """Returns the folders, local and on gs://, where copies of a corpus lie."""
+    root, remote = _roots(config)
+    name = f"txl_jax/{corpora.find(config.corpus, config.path, root).config}"
+    return [folder / name for folder in (root, remote) if folder]
+
+
+def delete(config: DataConfig) -> list[str]:
+    """Deletes all that `prepare` has made of a corpus, and returns the folders.
+
+    The original text and downloads stay. Raises UserError before anything is deleted if
+    a folder has a file that `prepare` does not write.
+    """
+    folders = [folder for folder in copies(config) if folder.exists()]
+    for folder in folders:
+        for path in folder.rglob("*"):
+            if path.is_symlink() or path.is_file() and not MADE.match(path.name):
+                raise UserError(f"{path} was not made by --mode=prepare: move it away")
+    for folder in folders:
+        if storage.is_remote(folder):
+            folder.rmtree()
+        else:
+            with _lock(folder.with_name(f"{folder.name}.lock")):
+                shutil.rmtree(folder)
+    return list(map(str, folders))
+
+
+def _roots(config: DataConfig) -> tuple[Path, Any]:
+    """Returns the local data_dir, and the one on gs:// or None."""
+    default = os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"  # as in TFDS
+    data_dir = config.data_dir or default
+    storage.require_unicode(data_dir, "data.data_dir")
+    if "://" not in data_dir:
+        return Path(data_dir).expanduser().absolute(), None
+    remote = storage.remote_path(data_dir, "data.data_dir")
+    return remote_cache.local_root(data_dir), remote
 
 
 def prepare(config: DataConfig) -> Tokens:
@@ -87,20 +125,15 @@ def prepare(config: DataConfig) -> Tokens:
     prepare the same corpus. With a remote data_dir, the folder is local, and is copied
     from the bucket, or to it if the bucket lacks it.
     """
-    default = os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"  # as in TFDS
-    data_dir = config.data_dir or default
-    is_remote = "://" in data_dir
-    storage.require_unicode(data_dir, "data.data_dir")
-    root = Path(data_dir).expanduser().absolute()
-    root = remote_cache.local_root(data_dir) if is_remote else root
+    root, remote = _roots(config)
     source = corpora.find(config.corpus, config.path, root)
     published = corpora.vocab_file(source.corpus, root)
     recipe, vocab = resolve(config, source.corpus, published)
     name = f"txl_jax/{source.config}/{source.corpus.version}/{recipe.folder}"
     folder = root / name
-    remote, manifest = None, ""
-    if is_remote:
-        remote = storage.remote_path(data_dir, "data.data_dir") / name
+    manifest = ""
+    if remote:
+        remote /= name
         manifest = remote_cache.read_manifest(remote)
     try:
         if not _is_complete(folder, manifest):
@@ -117,7 +150,7 @@ def prepare(config: DataConfig) -> Tokens:
     except OSError as error:
         raise UserError(
             f"cannot write {error.filename or folder} ({error.strerror}): make room or "
-            f"set data.data_dir, now {data_dir!r}, to a writable folder"
+            f"set data.data_dir, now {str(root)!r}, to a writable folder"
         ) from error
     return load(folder)
 
