@@ -213,7 +213,7 @@ def read_sizes(fields: str, _: Path) -> None:
     config = configs.default()
     for field in fields.split(" "):
         configs.override(config, *field.split("="))
-    parsed = fit_vocab(configs.parse(config), 256)
+    parsed = fit_vocab(configs.parse(config), ByteVocab())
     run.check_memory(parsed, fit_mesh(parsed))
 
 
