@@ -22,6 +22,7 @@ VOCABULARIES = {
     "wikitext103": 267_735,
     "lm1b": 793_470,  # words of the published list; with a second <S> there are 793,471
     "ptb": 10_000,
+    "shakespeare": 65,
 }
 # Experiment: all parameters, those of the layers, and in millions the number of the
 # paper's tables (0: none) with its tolerance. The paper rounds; for the models whose
@@ -39,6 +40,7 @@ SIZES = {
     "lm1b": (466_962_273, 356_741_120, 460, 10),
     "lm1b_large": (838_078_041, 700_274_688, 800, 50),
     "ptb": (24_015_760, 20_004_960, 24, 0.5),
+    "shakespeare": (799_425, 790_784, 0, 0),
     "wt103_128m": (128_007_688, 17_966_550, 128, 0.5),
     "lm1b_300m": (299_108_193, 188_887_040, 300, 50),
 }
