@@ -52,7 +52,8 @@ def estimate(name: str) -> tuple[int, float, float]:
 
 def test_every_published_model_is_in_the_table() -> None:
     files = (world.ROOT / "experiments").glob("*.py")
-    published = {path.stem for path in files} - {"__init__", "quickstart", "copying"}
+    on_a_cpu = {"__init__", "quickstart", "copying", "shakespeare"}
+    published = {path.stem for path in files} - on_a_cpu
     assert set(ROWS) == published
 
 
