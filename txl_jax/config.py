@@ -39,8 +39,8 @@ from txl_jax.model.config import (
     tensorflow,
 )
 from txl_jax.report.checksum import DAMAGE, verify_checksum, with_checksum
+from txl_jax.runtime import storage
 from txl_jax.runtime.options import MeshConfig, RunConfig
-from txl_jax.runtime.storage import regular
 from txl_jax.runtime.upgrade import upgrade
 from txl_jax.tables.options import TableConfig
 from txl_jax.update.options import OptimConfig, TrainConfig
@@ -252,7 +252,7 @@ def save_json(config: Config, path: Path) -> None:
 def load_json(path: Path) -> ConfigDict:
     """Returns the config that `save_json` wrote, upgraded from older versions."""
     try:
-        saved = json.loads(regular(path).read_text("utf-8"))
+        saved = json.loads(storage.regular(path).read_text("utf-8"))
         config = from_saved(verify_checksum(saved), path)
         parse(config)
         return config
@@ -269,8 +269,17 @@ def load_json(path: Path) -> ConfigDict:
 
 
 def from_saved(saved: dict[str, Any], path: Path) -> ConfigDict:
-    """Returns a config that was saved in a file, upgraded from older versions."""
-    return ConfigDict(upgrade(saved, str(path)))
+    """Returns a config that was saved in a workdir, upgraded from older versions.
+
+    A vocabulary that was in the workdir is found again after the folder has moved.
+    """
+    config = ConfigDict(upgrade(saved, str(path)))
+    vocab_path = config.get("data", {}).get("vocab_path", "")
+    if vocab_path and not storage.is_file(Path(vocab_path)):
+        moved = path.parent / vocab_path.rpartition("/")[2]
+        if storage.is_file(moved):
+            config.data.vocab_path = str(storage.absolute(moved))
+    return config
 
 
 def differences(one: Config, other: Config) -> dict[str, tuple[Any, Any]]:

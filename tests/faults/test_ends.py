@@ -103,6 +103,12 @@ def test_a_full_disk_behind_stdout_is_one_line() -> None:
             "--config=quickstart",
             "check JAX_PLATFORMS",
         ),
+        (
+            "import os; os.environ |= {'JAX_PLATFORMS': 'cuda', "
+            "'CUDA_VISIBLE_DEVICES': ''}",
+            "--config=quickstart",
+            "check JAX_PLATFORMS",
+        ),
     ],
 )
 def test_an_impossible_environment_is_one_line(

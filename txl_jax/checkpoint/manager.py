@@ -17,7 +17,8 @@ from txl_jax.checkpoint.manifest import Damaged, Manifest
 from txl_jax.checkpoint.options import NAMES, CheckpointConfig
 from txl_jax.errors import UserError
 from txl_jax.report.log import say
-from txl_jax.runtime import storage
+from txl_jax.runtime import distributed, storage
+from txl_jax.runtime.preemption import stop
 
 COMMITTED = "commit_success.txt"  # orbax's name
 TRASH = "deleted"  # a checkpoint is moved here before its files are removed
@@ -200,8 +201,12 @@ class Checkpoints(ocp.CheckpointManager):
         """
         self.poll(wait=True)
         read_back, self.read_back = self.read_back, None
-        if read_back:
-            read_back()
+        # Reading takes longer than a preempted machine has; the next start does it.
+        if not self.proved and not stop.reached:
+            with jax.transfer_guard("allow"):
+                failed = distributed.anywhere(read_back is None)
+            if read_back and not failed:
+                read_back()
         if self.failed and not self.remote:
             self._remove_partial()
 

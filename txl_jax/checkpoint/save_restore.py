@@ -9,7 +9,6 @@ together: it renames a folder, or on gs:// writes a commit file last.
 import contextlib
 import dataclasses
 import functools
-import traceback
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -123,10 +122,18 @@ def _compare(
                 restored = reader.restore(folder / item, args=args)
                 manifests.verify(manifest, {item: restored})
     except Exception as error:  # of orbax, the disk, the store or the host
-        text = "".join(traceback.format_exception(error))  # with the error's causes
-        is_undecodable = any(code in text for code in UNDECODABLE)
+        is_undecodable = any(code in _messages(error) for code in UNDECODABLE)
         return storage.one_line(error), isinstance(error, Damaged) or is_undecodable
     return "", False
+
+
+def _messages(error: BaseException | None) -> str:
+    """Returns the messages of an error and of its causes."""
+    messages = []
+    while error:
+        messages.append(str(error))
+        error = error.__cause__ or error.__context__
+    return " ".join(messages)
 
 
 class Snapshot(NamedTuple):

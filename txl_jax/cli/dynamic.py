@@ -16,7 +16,8 @@ from txl_jax.data.tokens import Tokens
 from txl_jax.errors import UserError
 from txl_jax.evaluate import dynamic
 from txl_jax.evaluate.dynamic import DynamicReader
-from txl_jax.evaluate.options import evaluation_model
+from txl_jax.evaluate.options import EvalConfig, evaluation_model
+from txl_jax.report.checksum import DAMAGE
 from txl_jax.report.log import say
 from txl_jax.report.progress import interruptible
 from txl_jax.runtime import distributed, storage
@@ -25,11 +26,18 @@ from txl_jax.workdir.load import Loaded
 FILE = "dynamic.npz"  # r of every parameter, and the key
 
 
+def check_processes(config: EvalConfig) -> None:
+    """Raises UserError for dynamic evaluation by several processes."""
+    if config.dynamic and distributed.several():
+        raise UserError(
+            "eval.dynamic reads one stream: use it with --mode=evaluate, in one process"
+        )
+
+
 def make_reader(loaded: Loaded, tokens: Tokens, workdir: Path) -> DynamicReader:
     """Returns the reader of dynamic evaluation; raises UserError for many processes."""
-    if distributed.several():
-        raise UserError("eval.dynamic reads one stream: run it in one process")
     config = loaded.config
+    check_processes(config.eval)
     sharding.check_streams(loaded.mesh, config.eval.streams, "eval.streams")
     rms = None
     if config.eval.dynamic == "rms":
@@ -66,8 +74,11 @@ def _statistics(loaded: Loaded, tokens: Tokens, workdir: Path) -> Any:
         with target.open("wb") as file:
             np.savez(file, key=np.array(key.hexdigest()), **arrays)
 
-    storage.replace(path, write)
-    say(f"the statistics of {streams.segments_per_epoch:,} gradients are in {path}")
+    try:
+        storage.replace(path, write)
+        say(f"the statistics of {streams.segments_per_epoch:,} gradients are in {path}")
+    except storage.errors() as error:
+        say(f"the statistics of gradients are not kept ({storage.one_line(error)})")
     return rms
 
 
@@ -80,7 +91,7 @@ def _read(path: Path, key: str, params: Any) -> Any:
         if str(saved["key"]) != key:
             return None
         arrays = [saved[name] for name, _ in named_leaves(params)]
-    except (ValueError, KeyError, EOFError, zipfile.BadZipFile):
+    except (OSError, *DAMAGE, EOFError, RuntimeError, zipfile.BadZipFile):
         say(f"{path} is damaged: the statistics are collected again")
         return None
     leaves, tree = jax.tree.flatten(params)

@@ -71,7 +71,8 @@ def execute(command: Command, is_program: bool) -> tuple[int, str]:
                 distributed.connect()
                 leave = functools.partial(distributed.exit_on_error, mode=command.mode)
                 stack.push(leave)
-                require_devices()
+                if line := distributed.device_error():
+                    raise UserError(line)
                 programs.keep(command.config.run.compilation_cache)
                 stack.enter_context(stop.listening())
                 stack.enter_context(peers.watching())
@@ -91,15 +92,6 @@ def execute(command: Command, is_program: bool) -> tuple[int, str]:
         return 0, ""
     say(summary.line(command.mode, result))
     return 0, to_json({"mode": command.mode, **result}) + "\n"
-
-
-def require_devices() -> None:
-    """Raises UserError if jax cannot use the platform that it should."""
-    try:
-        jax.devices()
-    except RuntimeError as error:
-        reason = storage.one_line(error)
-        raise UserError(f"no device ({reason}): check JAX_PLATFORMS") from error
 
 
 def check_finite(result: Any, name: str = "") -> None:

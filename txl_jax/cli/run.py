@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from txl_jax import metrics, sharding
-from txl_jax.cli import evaluate, generate
+from txl_jax.cli import dynamic, evaluate, generate
 from txl_jax.cli.bound import Bound
 from txl_jax.cli.prepare import prepare
 from txl_jax.cli.steps import training_step
@@ -152,6 +152,7 @@ def make_streams(
 def check_fit(config: Config, tokens: Tokens) -> None:
     """Raises UserError if ids, splits, mesh, kernel or prompt do not fit the config."""
     mesh = fit_mesh(config)
+    dynamic.check_processes(config.eval)
     check_memory(config, mesh)
     curve.load(config.train.expected_curve)
     sharding.host_rows(mesh, config.train.batch_size, "train.batch_size")

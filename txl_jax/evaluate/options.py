@@ -1,6 +1,7 @@
 """Options of evaluation and of its variants: scores, attention and RECL."""
 
 import dataclasses
+import math
 from typing import Any, NamedTuple
 
 from txl_jax.checkpoint.options import check_which
@@ -64,7 +65,8 @@ def parse_sweep(sweep: str) -> Sweep:
 
 def _read_values(field: str, text: str) -> list[float]:
     if field in RATES:
-        return [float(each) for each in text.split(",")]
+        rates = [float(each) for each in text.split(",")]
+        return rates if all(map(math.isfinite, rates)) else []
     if ":" in text:
         start, stop, step = map(int, text.split(":"))
         values = range(start, stop + 1, max(step, 1))
@@ -151,6 +153,11 @@ class EvalConfig:
         used = [name for name, value in rates.items() if value or name == swept]
         if used and not self.dynamic:
             raise UserError(f'eval.{used[0]} needs eval.dynamic = "rms" or "sgd"')
+        if self.dynamic and not self.dynamic_lr and swept != "dynamic_lr":
+            raise UserError(
+                f'eval.dynamic = "{self.dynamic}" needs a learning rate: set '
+                "eval.dynamic_lr, or find it with --sweep=dynamic_lr=0.003,0.03"
+            )
         if self.dynamic and (self.streams > 1 or self.ext_len or self.cold_start):
             raise UserError(
                 f'eval.dynamic = "{self.dynamic}" adapts to one stream with a memory: '

@@ -55,7 +55,7 @@ LOST = (
 )
 
 
-def find_processes(environment: Mapping[str, str] = os.environ) -> dict[str, object]:
+def find_processes(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
     """Returns the arguments of `jax.distributed.initialize`, {} for one process.
 
     Raises UserError if the variables are incomplete or invalid.
@@ -115,18 +115,32 @@ def connect(wait_seconds: int = CONNECT_SECONDS) -> None:
     timer = threading.Timer(wait_seconds, give_up)
     timer.daemon = True
     timer.start()
-    if "coordinator_address" in args:
-        roll_call.attend(*list(args.values())[:3], wait_seconds)  # type: ignore
+    if address := args.get("coordinator_address"):
+        count, index = args["num_processes"], args["process_id"]
+        roll_call.attend(address, count, index, wait_seconds)
     jax.distributed.initialize(
         initialization_timeout=wait_seconds + 60,
         heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
         shutdown_timeout_seconds=SHUTDOWN_SECONDS,
-        **args,  # type: ignore[arg-type]
+        **args,
     )
+    if line := device_error():
+        _write(f"txl_jax[{args.get('process_id', '?')}]: {line}")
+        os._exit(USER_ERROR)  # the others wait for this process
     # The first collective: on CPUs it times out after 30 s, so it must not wait for
     # compilation, which takes longer on some processes than on others.
     multihost_utils.sync_global_devices("txl_jax")
     timer.cancel()
+
+
+def device_error() -> str:
+    """Returns the line for the user if JAX finds no device, else ""."""
+    try:
+        jax.devices()
+    except (RuntimeError, AssertionError) as error:  # the latter has no message
+        reason = storage.one_line(error) if str(error) else "none of its kind is here"
+        return f"no device ({reason}): check JAX_PLATFORMS"
+    return ""
 
 
 def several() -> bool:

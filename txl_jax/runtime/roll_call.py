@@ -1,4 +1,4 @@
-"""The roll call: before JAX connects the processes, each must have come exactly once.
+"""The roll call: each process must have come exactly once before JAX connects them.
 
 JAX aborts a process, or even process 0 and so the whole run, with a C++ stack if two
 processes have one id, and it does not notice counts that differ. So process 0 first
@@ -16,7 +16,9 @@ from txl_jax.errors import UserError
 
 YES = "all are here"
 SECONDS = 5.0  # to use the port of a process that is ending, or to send a few bytes
-LATE_SECONDS = 15.0  # of another answer than the roll call's, which a past run may give
+# Of other answers than the roll call's: the run that has just lost a process gives them
+# for HEARTBEAT_SECONDS and EXIT_DELAY_SECONDS of `distributed`.
+LATE_SECONDS = 50.0
 LENGTH = 63  # of a message; JAX would wait for more than a few bytes
 PAUSE_SECONDS = 0.2  # between attempts, and until JAX listens
 
@@ -64,9 +66,8 @@ def _call(address: str, port: int, count: int, end: float) -> None:
         error = ""
         while len(came) < count - 1 and not error and time.monotonic() < end:
             server.settimeout(max(end - time.monotonic(), 0.1))
-            with contextlib.suppress(
-                OSError, ValueError
-            ):  # none, or no process of ours
+            # Nobody, or another program.
+            with contextlib.suppress(OSError, ValueError):
                 link = stack.enter_context(server.accept()[0])
                 link.settimeout(SECONDS)
                 words = link.makefile(encoding="utf-8").readline(LENGTH + 1).split()

@@ -140,7 +140,7 @@ def _refusing_damage(path: Path) -> Iterator[None]:
     """Raises UserError for errors that a damaged run.json can cause."""
     try:
         yield
-    except (OSError, *DAMAGE, UserError) as error:
+    except (OSError, *DAMAGE) as error:
         raise UserError(
             f"{path} is damaged ({error}): restore it from a backup, or delete it to "
             "continue"
