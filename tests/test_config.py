@@ -161,9 +161,10 @@ optim.epsilon=0                     | optim.epsilon = 0.0 must be above 0
 optim.schedule=constant optim.min_lr_ratio=1 | optim.min_lr_ratio
 eval.dynamic_lr=1                   | eval.dynamic_lr needs eval.dynamic = "rms"
 eval.sweep=dynamic_decay=0.1        | eval.dynamic_decay needs eval.dynamic = "rms"
-eval.dynamic=rms eval.streams=2     | set eval.streams to 1
-eval.dynamic=sgd eval.streams=1 eval.mem_len=0 eval.ext_len=1 | leave out eval.ext_len
-eval.dynamic=sgd eval.streams=1 eval.sweep=cold_start=9 | a sweep over cold_start
+eval.dynamic=rms eval.streams=1     | needs a learning rate
+{DYNAMIC} eval.streams=2            | set eval.streams to 1
+{DYNAMIC} eval.mem_len=0 eval.ext_len=1 | leave out eval.ext_len
+{DYNAMIC} eval.sweep=cold_start=9   | a sweep over cold_start
 eval.checkpoint=²                   | eval.checkpoint
 eval.checkpoint=100,best            | eval.checkpoint | average
 eval.checkpoint=1,,2                | several with commas between
@@ -176,7 +177,11 @@ run.profile_steps=:15               | run.profile_steps = ':15' must be a range
 mesh.model=-2                       | mesh.model | each must be at least 1
 mesh.data=-1 mesh.fsdp=-1           | mesh.data | mesh.fsdp | one of them may be -1
 """
-SHORT = {"CONTEXT": "512", "LEARNED": LEARNED}
+SHORT = {
+    "CONTEXT": "512",
+    "DYNAMIC": "eval.dynamic=sgd eval.dynamic_lr=1 eval.streams=1",
+    "LEARNED": LEARNED,
+}
 
 
 @pytest.mark.parametrize("row", REFUSED.strip().splitlines())

@@ -58,5 +58,5 @@ def test_rates_are_swept(home: Home, loaded: Loaded) -> None:
 
 
 def test_one_stream_is_not_split(home: Home) -> None:
-    done = home.read("evaluate", "--streams=1", "--dynamic=sgd")
+    done = home.read("evaluate", "--streams=1", "--dynamic=sgd", "--dynamic_lr=1")
     assert done.status == 2 and "eval.streams = 1 is not divisible" in done.err

@@ -36,6 +36,7 @@ def test_refuses_in_one_line() -> None:
     for text, form in (
         ("memlen=1,2", "did you mean 'mem_len'"),
         ("same_length=1", "same_length=false,true"),
+        ("dynamic_lr=nan,1", "is not of the form dynamic_lr=a,b,c in numbers"),
         ("cold_start=0", "is not of the form cold_start=TOKENS"),
         ("cold_start=8,16", "is not of the form cold_start=TOKENS"),
     ):

@@ -24,6 +24,11 @@ L = 4
 CONFIG = EvalConfig(
     streams=1, tgt_len=L, mem_len=5, dynamic="rms", dynamic_lr=0.02, dynamic_decay=0.3
 )
+STILL: dict[str, Any] = {
+    "dynamic_lr": 0.0,
+    "dynamic_decay": 0.0,
+    "sweep": "dynamic_lr=0",
+}
 MODEL = tiny.config(dropout=0.5, dropatt=0.5)  # evaluation ignores the dropout
 TOKENS = tiny.make_tokens(1, 3 * L + 3)[0]  # the last segment is shorter
 MESH = tiny.one_device()
@@ -98,13 +103,13 @@ def test_parameters_follow_the_rule(kind: str) -> None:
     rms = statistics() if kind == "rms" else jax.tree.map(np.ones_like, PARAMS)
     expected = by_hand(config, rms)
     np.testing.assert_allclose(read(config, rms), expected, rtol=tiny.FLOAT32)
-    still = dataclasses.replace(config, dynamic_lr=0.0, dynamic_decay=0.0)
+    still = dataclasses.replace(config, **STILL)
     assert not np.allclose(read(still, rms), expected, rtol=1e-3)
 
 
 def test_without_rates_it_is_static_evaluation() -> None:
-    still = dataclasses.replace(CONFIG, dynamic_lr=0.0, dynamic_decay=0.0)
-    static = dataclasses.replace(still, dynamic="")
+    still = dataclasses.replace(CONFIG, **STILL)
+    static = dataclasses.replace(still, dynamic="", sweep="")
     reader = DynamicReader(MODEL, still, MESH, statistics())
     scores = [
         make_evaluate(MODEL, config, MESH, each)(PARAMS, TOKENS, tiny.silent)
