@@ -148,6 +148,7 @@ ERRORS = """
 txl                                       | give --config=FILE, or the --workdir of a
 txl --mode=evaluate                       | or the --workdir of a run
 txl --mode=evalute --workdir={run}        | did you mean 'evaluate'
+txl --config=quickstart --bach_size=3      | did you mean '--config.train.batch_size'
 txl --mode= --workdir={run}               | train, evaluate, generate
 txl --wrkdir=x                            | '--wrkdir' (did you mean '--workdir'
 txl trian --config={tiny}                 | 'trian' must be one of train, 

@@ -176,7 +176,9 @@ def parse_overrides(argv: list[str], own: str) -> dict[str, str]:
     args, unknown = parser.parse_known_args(argv)
     if unknown:
         flag = unknown[0].partition("=")[0]
-        known = [*GENERAL, "--helpfull", *parser._option_string_actions]
+        old = {f"--config.{name}" for name in upgrade.NAMES}
+        every = *GENERAL, "--helpfull", *parser._option_string_actions
+        known = [each for each in every if each not in old]
         raise UserError(f"unknown flag {flag!r}{nearest(flag, known)}; see --help")
     overrides: dict[str, str] = {}
     for name, text in vars(args).items():
