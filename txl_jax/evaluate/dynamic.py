@@ -117,7 +117,7 @@ def root_mean_squares(
 class DynamicReader:
     """Reads one stream like `reader.Reader`, with parameters that adapt to it.
 
-    rms: r of every parameter; 1.0 for "sgd".
+    rms: r of every parameter; not read for "sgd".
     """
 
     def __init__(
@@ -142,8 +142,9 @@ class DynamicReader:
             "decay": self.config.dynamic_decay,
             "epsilon": EPSILON if self.config.dynamic == "rms" else 0.0,
         }
-        ones = self.config.dynamic == "sgd"
-        rms = jax.tree.map(jnp.ones_like, params) if ones else self.rms
+        rms = self.rms
+        if self.config.dynamic == "sgd":
+            rms = jax.tree.map(lambda _: 1.0, params)
         for segment in segments:
             segment = place_segments(self.mesh, segment)
             carry, nll_S = adapt(self.model_config, carry, params, rms, rates, segment)
