@@ -3,11 +3,11 @@
     python -m tests.faults.kills --kills=200 [--processes=2]
 
 Each round trains in a new folder, from the preparation of the data on: the same command
-again and again, ended by SIGKILL a random time after a random one of MOMENTS, which
-cover a run from its first import to its last file. Of two processes, one is killed. A
-round ends when the command does. Then the checksums of all arrays (parameters, average,
-optimizer, memory, keys), the position, the `exact` group of every metrics line, the
-sample and the scores must be those of a run that nothing ended.
+again and again, ended by SIGKILL a random time after one of MOMENTS, which cover a run
+from its first import to its last file, and take turns. Of two processes, one is killed.
+A round ends when the command does. Then the checksums of all arrays (parameters,
+average, optimizer, memory, keys), the position, the `exact` group of every metrics
+line, the sample and the scores must be those of a run that nothing ended.
 
 Dropout, accumulation over segments and over chunks of the streams, calls of two updates
 and of one, a mean of the parameters, and more than one epoch are all on.
@@ -88,7 +88,7 @@ else:
 from txl_jax.main import main
 sys.exit(main())
 """
-# The moments of the kills of a round, each a choice.
+# The moments of the kills of a round: the one of each tuple that was tried least.
 EARLY = "import", "compilation", "training", "save", "validation"
 LATE = "import", "compilation", "evaluation", "sample", "end"
 ROUND = EARLY, EARLY[2:], EARLY[2:], LATE, LATE[2:], LATE[2:]
@@ -141,14 +141,11 @@ class Run(NamedTuple):
         )
         return stderr
 
-    def kill_once(
-        self, moments: Sequence[str], slower: float, rng: random.Random
-    ) -> str:
-        """Runs the command and kills a process; returns when, "" if it was done.
+    def kill_once(self, name: str, slower: float, rng: random.Random) -> bool:
+        """Runs the command and kills a process in a moment; returns False if it ended.
 
-        moments: of which one is chosen. slower: than a quiet machine, this one.
+        slower: than a quiet machine, this one.
         """
-        name = rng.choice(moments)
         module, function, most, seconds = MOMENTS[name]
         moment = f"{module},{function},{rng.randint(1, most)}"
         delay = rng.uniform(0, slower * seconds)
@@ -171,7 +168,7 @@ class Run(NamedTuple):
         text = [path.read_text()[-3000:] for path in run.stderr]
         assert statuses[index] in (0, -signal.SIGKILL), text
         assert {*statuses[:index], *statuses[index + 1 :]} <= ends, (statuses, text)
-        return name if statuses[index] else ""
+        return statuses[index] != 0
 
     def result(self) -> dict[str, Any]:
         """Returns everything that must repeat: among it the checksums of all arrays."""
@@ -210,12 +207,15 @@ def torture(
         results.append(straight.result())
     expected = results[0]
     assert results[1] == expected
+    tried: Counter[str] = Counter()
     killed: Counter[str] = Counter()
     rounds, end = 0, time.monotonic() + 60 * minutes
     while killed.total() < kills and time.monotonic() < end:
         run, here = Run(folder / f"round{rounds}", processes), 0
         for moments in ROUND[: kills - killed.total()]:
-            if not (moment := run.kill_once(moments, seconds / QUIET_SECONDS, rng)):
+            moment = min(moments, key=lambda name: (tried[name], rng.random()))
+            tried[moment] += 1
+            if not run.kill_once(moment, seconds / QUIET_SECONDS, rng):
                 break
             killed[moment] += 1
             here += 1
@@ -226,9 +226,9 @@ def torture(
             assert result[name] == expected[name], (rounds, name)
         rounds += 1
         shutil.rmtree(run.folder)
-        print(
-            f"{killed.total()} kills: round of {here} is bit-identical", file=sys.stderr
-        )
+        done = f"{killed.total()} kills, {dict(killed)}: round of {here}"
+        print(f"{done} is bit-identical", file=sys.stderr)
+    assert killed.total() < 5 * len(MOMENTS) or set(killed) == set(MOMENTS), killed
     return {
         "processes": processes,
         "kills": killed.total(),
