@@ -125,6 +125,32 @@ convert/pytorch.py
   r_r_bias is read as r_w_bias: convert/test_pytorch.py
     - for name in ("r_w_bias", "r_r_bias")
     + for name in ("r_r_bias", "r_w_bias")
+checkpoint/checksum.py
+  copies of arrays are not compared: checkpoint
+    - (all_PDN2 != all_PDN2[0, 0]).any(-1)
+    + (all_PDN2 != all_PDN2).any(-1)
+report/log.py
+  a line's checksum is not compared: report faults
+    - if entry.pop(CHECKSUM, checksum := zlib.crc32(body)) != checksum:
+    + if entry.pop(CHECKSUM, checksum := zlib.crc32(body)) == "":
+update/options.py
+  a call passes the next validation: update cli
+    - if min(*left, self.num_steps - step) >= full else 1
+    + if self.num_steps - step >= full else 1
+model/txl.py
+  given embeddings may come with tokens: model
+    - if (tokens_BL is None) == (inputs_BLD is None):
+    + if tokens_BL is None and inputs_BLD is None:
+evaluate/dynamic.py
+  the pull leads away from the trained parameters: evaluate/test_dynamic.py
+    - jnp.minimum(decay * r, 1) * (theta_0 - theta)
+    + jnp.minimum(decay * r, 1) * (theta - theta_0)
+  the statistics are mean squares without a root: evaluate/test_dynamic.py
+    - jax.tree.map(jnp.sqrt, carry[0])
+    + jax.tree.map(jnp.square, carry[0])
+  the memory starts again with every segment: evaluate/test_dynamic.py
+    - return (jax.tree.map(update, params, trained, grads, rms), memory), nll
+    + return (jax.tree.map(update, params, trained, grads, rms), carry[1]), nll
 evaluate/perplexity.py
   the first token counts as scored: evaluate/test_perplexity.py
     - scored = len(tokens) - 1
