@@ -21,7 +21,11 @@ from typing import Any
 
 import numpy as np
 
-from tests.support.reference_positions import at_distance, position_encoding
+from tests.support.reference_positions import (
+    at_distance,
+    position_encoding,
+    rotated,
+)
 from tests.support.reference_vocabulary import embed, log_probs
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -278,10 +282,11 @@ def four_terms(
         for i in range(K - n_query, K):
             for j in range(i + 1):
                 E_i, E_j, (r_ij, bias_ij) = context_KD[i], context_KD[j], near[i - j]
+                k_j = rotated(settings.position, Wk @ E_j, i - j)
                 terms_4HLK[:, h, i - (K - n_query), j] = (
-                    (Wq @ E_i) @ (Wk @ E_j),
+                    (Wq @ E_i) @ k_j,
                     (Wq @ E_i) @ r_ij,
-                    u_HA[h] @ (Wk @ E_j),
+                    u_HA[h] @ k_j,
                     bias_ij,
                 )
     return terms_4HLK

@@ -78,6 +78,8 @@ def read_segments(config: ModelConfig) -> Any:
                 ({"position": "shaw_biased", "n_position": 5}, "abcd"),
                 ({"position": "shaw", "n_position": 12}, "ab"),
                 ({"position": "none"}, "a"),
+                ({"position": "rotary", "d_head": 4}, "a"),
+                ({"position": "alibi"}, "ad"),
             )
         ),
     ],

@@ -41,6 +41,7 @@ CASES: list[tuple[Case, tuple[int, int] | None]] = [
     (Case(1, 16, "empty", 0.3, ("w_HA",)), SMALL),
     (Case(9, 12, "documents", 0.3), (1, 1)),
     (Case(9, 13, "random", absent=POSITION), None),
+    (Case(7, 8, "documents", absent=("r_RHA", "w_HA")), SMALL),
 ]
 
 

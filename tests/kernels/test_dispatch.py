@@ -10,11 +10,13 @@ from txl_jax.runtime.options import MeshConfig
 from txl_jax.sharding import AXES, make_mesh, sharding
 
 
-def chosen(shape: tuple[int, ...], places: NamedSharding, K: int = 8) -> str:
+def chosen(
+    shape: tuple[int, ...], places: NamedSharding, K: int = 8, paper: bool = True
+) -> str:
     """Returns the kernel that `auto` selects for queries of that sharding."""
     names = []
     q_BLHA = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=places)
-    jax.eval_shape(lambda q_BLHA: names.append(fastest(q_BLHA, K)), q_BLHA)
+    jax.eval_shape(lambda q_BLHA: names.append(fastest(q_BLHA, K, paper)), q_BLHA)
     return names[0]
 
 
@@ -47,4 +49,6 @@ def test_a_gpu_has_no_array_of_many_scores() -> None:
 def test_the_mesh_gives_the_device(kind: str, name: str) -> None:
     axes, device = (AxisType.Auto,) * 3, AbstractDevice(kind, 1, "any")
     mesh = AbstractMesh((1, 1, 1), AXES, axis_types=axes, abstract_device=device)
-    assert chosen((2, 3, 4, 5), NamedSharding(mesh, jax.P())) == name
+    places = NamedSharding(mesh, jax.P())
+    assert chosen((2, 3, 4, 5), places) == name
+    assert chosen((2, 3, 4, 5), places, paper=False) == "xla"

@@ -19,6 +19,8 @@ VARIANTS: list[dict[str, Any]] = [
     {**tiny.ALL, "pre_lnorm": False},
     {**UNTIED, "same_length": True, "initial_memory": "zeros", "pre_lnorm": True},
     {"position": "shaw_biased", "n_position": 4},
+    {"position": "rotary", "d_head": 4},
+    {"position": "alibi", "clamp_len": 3},
 ]
 OTHERS: list[dict[str, Any]] = [
     {},
@@ -75,7 +77,7 @@ def test_segments_then_tokens_read_as_with_memory(changes: dict[str, Any]) -> No
             np.where(real_BL1, logits_BLV, 0), np.where(real_BL1, expected_BLV, 0)
         )
         np.testing.assert_array_equal(kept.filled_B, memory.filled_B)
-    ring: Any = tiny.jit(RingMemory.of)(kept)
+    ring: Any = tiny.jit(functools.partial(RingMemory.of, config))(kept)
     for s in range(2 * M + 1):
         token_B1 = tiny.make_tokens(B, 1, 30 + s)
         expected_B1V, memory = tiny.apply(

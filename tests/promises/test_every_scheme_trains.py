@@ -28,6 +28,8 @@ OTHERS: list[dict[str, Any]] = [
     {"cutoffs": (5, 9), "div_val": 2, "untie_r": True},
     {"position": "shaw", "n_position": 12},
     {"position": "none"},
+    {"position": "rotary", "d_head": 4},
+    {"position": "alibi"},
     {"position": "sinusoidal", "mem_len": 0},
     {"position": "sinusoidal_repeated"},
 ]

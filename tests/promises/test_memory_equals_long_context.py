@@ -11,6 +11,7 @@ import pytest
 from tests.reference import Array
 from tests.support import tiny
 from txl_jax.model.config import ModelConfig
+from txl_jax.model.memory import Memory
 
 B, T = 2, 12
 
@@ -18,6 +19,8 @@ CASES: list[tuple[int, dict[str, Any]]] = [
     (1, {"pre_lnorm": True, "untie_r": True, "clamp_len": 3}),
     (4, {"position": "shaw", "n_position": 2 * T, "clamp_len": 3}),
     (4, {"position": "shaw_biased", "n_position": 4}),
+    (4, {"position": "rotary", "d_head": 4}),
+    (4, {"position": "alibi", "clamp_len": 3}),
     (3, {"mem_len": 4, "same_length": True}),  # where its own memory is enough
 ]
 LONG: list[tuple[int, dict[str, Any]]] = [
@@ -39,6 +42,32 @@ def test_segments_with_enough_memory_equal_one_pass(
     params, tokens_BT = tiny.make_params(config), tiny.make_tokens(B, T)
     expected = tiny.read(config, params, tokens_BT, T)
     tiny.assert_close(tiny.read(config, params, tokens_BT, tgt_len), expected)
+
+
+MOVED: list[dict[str, Any]] = [
+    {},
+    {"position": "rotary", "d_head": 4},
+    {"position": "alibi"},
+]
+
+
+@pytest.mark.parametrize("before", [6, pytest.param(1001, marks=pytest.mark.long)])
+@pytest.mark.parametrize("settings", MOVED, ids=str)
+def test_text_may_move(settings: dict[str, Any], before: int) -> None:
+    """The same document after another one, wherever segments and memory divide it."""
+    config = tiny.config(mem_len=T, **settings)
+    params, tokens_BT = tiny.make_params(config), tiny.make_tokens(B, T)
+    expected_BTD, _ = tiny.read(config, params, tokens_BT, 4)
+    moved = np.concatenate([tiny.make_tokens(B, before, 9), tokens_BT], axis=1)
+    first = np.stack([np.arange(before + T) == before] * B)
+    memory, hidden = Memory.empty(config, B), []
+    for i in range(0, before + T, 4):
+        at = slice(i, i + 4)
+        hidden_BLD, memory = tiny.apply(
+            config, params, moved[:, at], memory, first_BL=first[:, at]
+        )
+        hidden.append(hidden_BLD)
+    tiny.assert_close(np.concatenate(hidden, axis=1)[:, before:], expected_BTD)
 
 
 def depends_T(config: ModelConfig, tgt_len: int) -> Array:

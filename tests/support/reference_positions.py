@@ -15,6 +15,15 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Params = dict[str, Any]
 
 
+# As published for 8 heads, and as the authors' code computes them for 2, 3 and 12.
+ALIBI_SLOPES = {
+    2: [2**-4, 2**-8],
+    3: [2**-4, 2**-8, 2**-2],
+    8: [1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64, 1 / 128, 1 / 256],
+    12: [2.0**-h for h in range(1, 9)] + [2**-0.5, 2**-1.5, 2**-2.5, 2**-3.5],
+}
+
+
 def position_encoding(distance: int, d_model: int, clamp_len: int) -> Array:
     """Returns R at a distance: all sines, then all cosines (not interleaved)."""
     position = min(distance, clamp_len) if clamp_len > 0 else distance
@@ -42,4 +51,18 @@ def at_distance(
         biased = position == "shaw_biased"
         bias = attention["distance_bias"][row, h] if biased else 0.0
         return attention["distances"][row, h], bias
+    if position == "alibi":
+        distance = min(distance, clamp_len) if clamp_len > 0 else distance
+        # Scores are divided by the root of A, the published biases are not.
+        return np.zeros(A), -ALIBI_SLOPES[len(w_HA)][h] * distance * math.sqrt(A)
     return np.zeros(A), 0.0
+
+
+def rotated(position: str, k_A: Array, distance: int) -> Array:
+    """Returns the key as a query sees it that stands `distance` tokens after it."""
+    if position != "rotary":
+        return k_A
+    half = len(k_A) // 2
+    frequency = 10000.0 ** (-np.arange(half) / half)
+    pair = (k_A[:half] + 1j * k_A[half:]) * np.exp(-1j * distance * frequency)
+    return np.concatenate([pair.real, pair.imag])

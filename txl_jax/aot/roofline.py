@@ -18,6 +18,7 @@ import numpy as np
 from txl_jax.aot.chips import Slices
 from txl_jax.aot.traffic import CROSS_SLICE, Collective
 from txl_jax.model.config import ModelConfig
+from txl_jax.model.positions import distances
 
 # The FLOPs of matrix products in a forward pass are an array of three kinds: both
 # factors have gradients; only one has; or both have, and the product is recomputed in
@@ -58,11 +59,6 @@ def layer_products(config: ModelConfig, L: int, cached: bool = False) -> np.ndar
     projected += 4 * L * D * F
     memory = 0 if cached else 2 * D * HA * 2 * M
     return config.n_layer * np.array([projected, memory, scores], float)
-
-
-def distances(config: ModelConfig, K: int) -> int:
-    """Returns R, the number of encoded distances."""
-    return min(K, config.clamp_len + 1) if config.clamp_len else K
 
 
 def vocabulary_products(config: ModelConfig, T: float) -> np.ndarray:

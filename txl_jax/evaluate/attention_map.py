@@ -34,7 +34,7 @@ from txl_jax.model.config import ABSOLUTE_POSITIONS, ModelConfig
 from txl_jax.model.decoder import DecoderAttention
 from txl_jax.model.initializers import layer_norm
 from txl_jax.model.key_values import KeyValueMemory
-from txl_jax.model.positions import SCHEMES, PositionTerms
+from txl_jax.model.positions import SCHEMES, PositionTerms, rotate_by_distance
 from txl_jax.model.txl import TransformerXL
 
 WHOLE = "all"  # the sum of the terms a, b, c and d: the model's score
@@ -66,6 +66,8 @@ def read_attended(
             h_BLD, layer, oldest_BL = args
             k_BKHA, _ = result[1]  # of the memory and the segment
             q_BLHA = _project_queries(context.module, h_BLD)
+            config = context.module.config
+            q_BLHA, k_BKHA = rotate_by_distance(config, q_BLHA, k_BKHA)
             distances = layer.distances(k_BKHA.shape[1])
             layers.append((q_BLHA, k_BKHA, distances, oldest_BL))
         return result
@@ -87,7 +89,7 @@ def _project_queries(attention: DecoderAttention, h_BLD: Array) -> Array:
 def terms(attended: Attended) -> dict[str, Array]:
     """Returns the probabilities [H, B, L, K] of the whole score and of each term.
 
-    Terms that the position scheme lacks are omitted.
+    Terms that the position scheme lacks are omitted. Rotations are part of term a.
     """
     q, k, distances, oldest = attended
     no_q, no_k = jnp.zeros_like(q), jnp.zeros_like(k)
@@ -97,7 +99,7 @@ def terms(attended: Attended) -> dict[str, Array]:
         parts["b"] = (q, no_k, none._replace(r_RHA=r))
     if u is not None:
         parts["c"] = (no_q, k, none._replace(u_HA=u))
-    if r is not None and (w is not None or bias is not None):
+    if bias is not None or (r is not None and w is not None):
         parts["d"] = (no_q, no_k, distances._replace(u_HA=None))
     return {
         name: xla.probabilities(queries, keys, *part, oldest)

@@ -26,7 +26,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh
 
-from txl_jax.aot.roofline import distances, vocabulary_products
+from txl_jax.aot.roofline import vocabulary_products
 from txl_jax.data.streams import Streams
 from txl_jax.errors import UserError
 from txl_jax.evaluate.options import EvalConfig, parse_sweep
@@ -38,7 +38,7 @@ from txl_jax.model.config import ModelConfig
 from txl_jax.model.decoder import Decoder, DecoderAttention
 from txl_jax.model.key_values import KeyValues, project
 from txl_jax.model.memory import Memory
-from txl_jax.model.positions import SCHEMES
+from txl_jax.model.positions import SCHEMES, distances
 from txl_jax.model.txl import TransformerXL
 
 ROUNDS = 3  # the median of which is reported
@@ -103,7 +103,8 @@ def window_model(config: ModelConfig, clamp_len: int) -> ModelConfig:
 
     kernel = "auto" becomes a kernel that skips tiles of future keys.
     """
-    kernel = "tpu" if jax.default_backend() == "tpu" else "chunked"
+    on_tpu = jax.default_backend() == "tpu" and config.position == "transformer_xl"
+    kernel = "tpu" if on_tpu else "chunked"
     return dataclasses.replace(
         config,
         mem_len=0,

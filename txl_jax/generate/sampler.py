@@ -127,7 +127,7 @@ def make_memory(config: ModelConfig, prompts: Sequence[np.ndarray]) -> Context:
         memory = reader.empty_memory(config, params, B, L)
         fill = reader.make_step(config, reader.from_hidden(lambda *_: None))
         _, memory = fill(params, memory, segments)
-        return jnp.asarray(last_B), RingMemory.of(memory)
+        return jnp.asarray(last_B), RingMemory.of(config, memory)
 
     def predict(params: Any, state: tuple[Array, Any]) -> tuple[Array, Any]:
         token_B, memory = state

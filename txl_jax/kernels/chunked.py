@@ -52,11 +52,14 @@ def score(queries: Queries, tile: Tile) -> Array:
     """Returns the scores of a tile, score_HBXY in float32."""
     k_HBYA, _, r_HZA, bias_HZ = tile.keys
     score_HBXY = product("HBXA,HBYA->HBXY", queries.content_HBXA, k_HBYA)
+    H, _, X, Y = score_HBXY.shape
     if r_HZA is not None:
         score_HBXZ = product("HBXA,HZA->HBXZ", queries.position_HBXA, r_HZA)
-        if bias_HZ is not None:
-            score_HBXZ += bias_HZ[:, None, None].astype(jnp.float32)
-        score_HBXY += shift(score_HBXZ, k_HBYA.shape[2])
+        score_HBXY += shift(score_HBXZ, Y)
+    if bias_HZ is not None:
+        bias_H11Z = bias_HZ[:, None, None].astype(jnp.float32)
+        bias_H1XZ = jnp.broadcast_to(bias_H11Z, (H, 1, X, bias_HZ.shape[1]))
+        score_HBXY += shift(bias_H1XZ, Y)
     score_HBXY *= queries.content_HBXA.shape[-1] ** -0.5
     return jnp.where(tile.visible_BXY, score_HBXY, MASKED)
 

@@ -21,11 +21,13 @@ def repeat_farthest(kernel: Kernel) -> Kernel:
     @functools.wraps(kernel)
     def call(q: Array, k_BKHA: Array, v: Array, r_RHA: Any, *rest: Any) -> Array:
         u, w, bias_HR, *others = rest
-        missing = 0 if r_RHA is None else k_BKHA.shape[1] - r_RHA.shape[0]
-        if missing:
+        K = k_BKHA.shape[1]
+        if r_RHA is not None:
+            missing = K - r_RHA.shape[0]
             r_RHA = jnp.pad(r_RHA, ((missing, 0), (0, 0), (0, 0)), "edge")
-            if bias_HR is not None:
-                bias_HR = jnp.pad(bias_HR, ((0, 0), (missing, 0)), "edge")
+        if bias_HR is not None:
+            missing = K - bias_HR.shape[1]
+            bias_HR = jnp.pad(bias_HR, ((0, 0), (missing, 0)), "edge")
         return kernel(q, k_BKHA, v, r_RHA, u, w, bias_HR, *others)
 
     return call
@@ -49,16 +51,17 @@ FASTEST = dict.fromkeys(VMEM, "tpu")
 MANY_SCORES = 2**28
 
 
-def choose_kernel(name: str, q_BLHA: Array, K: int) -> Kernel:
+def choose_kernel(name: str, q_BLHA: Array, K: int, paper: bool = True) -> Kernel:
     """Returns the kernel of that name; `auto` is the fastest on the queries' device."""
-    return KERNELS[fastest(q_BLHA, K) if name == "auto" else name]
+    return KERNELS[fastest(q_BLHA, K, paper) if name == "auto" else name]
 
 
-def fastest(q_BLHA: Array, K: int) -> str:
+def fastest(q_BLHA: Array, K: int, paper: bool = True) -> str:
     """Returns the name of the kernel that `auto` selects for K keys.
 
     If streams or heads do not divide over the mesh, `auto` selects `xla`, which the
-    compiler can split. On a GPU it selects `chunked` for MANY_SCORES.
+    compiler can split, and `chunked` for MANY_SCORES on a GPU. Without the `paper`'s
+    position terms, `tpu` is not selected, which has no others.
     """
     mesh = jax.typeof(q_BLHA).sharding.mesh
     device = mesh.abstract_device or jax.devices()[0]
@@ -68,6 +71,6 @@ def fastest(q_BLHA: Array, K: int) -> str:
         if not divides(mesh, B, H):
             return "xla"
         parts = shards(mesh, "B") * shards(mesh, "H")
-    if device.platform == "gpu" and B * H * L * K >= MANY_SCORES * parts:
-        return "chunked"
-    return FASTEST.get(device.device_kind, "xla")
+    name = FASTEST.get(device.device_kind, "xla") if paper else "xla"
+    many = B * H * L * K >= MANY_SCORES * parts
+    return "chunked" if many and name == "xla" and device.platform != "cpu" else name

@@ -177,9 +177,9 @@ def make_keys(
         pad_front(x_BKHA, plan.front_K, axis=1).transpose(2, 0, 1, 3)
         for x_BKHA in (k_BKHA, v_BKHA)
     )
-    if r_RHA is None:
-        return Keys(k_HBKA, v_HBKA, None, None)
-    r_HRA = pad_front(r_RHA, plan.front_R, axis=0).transpose(1, 0, 2)
+    r_HRA = None
+    if r_RHA is not None:
+        r_HRA = pad_front(r_RHA, plan.front_R, axis=0).transpose(1, 0, 2)
     if bias_HR is not None:
         bias_HR = pad_front(bias_HR, plan.front_R)
     return Keys(k_HBKA, v_HBKA, r_HRA, bias_HR)

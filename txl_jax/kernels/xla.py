@@ -92,8 +92,8 @@ def rel_attention(
     Scores and softmax are float32; the output has the dtype of the values.
 
     r_RHA and bias_HR are in decreasing distance, from R - 1 to 0. If R < K, keys at
-    greater distances use the first row. Without r_RHA, nothing depends on distance. A
-    term whose u_HA, w_HA or bias_HR is None is omitted. Query i sees the keys oldest <=
+    greater distances use the first row. A term whose r_RHA, u_HA, w_HA or bias_HR is
+    None is omitted. Query i sees the keys oldest <=
     j <= i + M. `dropout` is that of the probabilities.
     """
     B, L, H, _ = q_BLHA.shape
@@ -122,7 +122,7 @@ def probabilities(
     # the scores is transposed.
     content_HBLA, k_HBKA = heads_first(with_bias(q_BLHA, u_HA)), heads_first(k_BKHA)
     score_HBLK = product("HBLA,HBKA->HBLK", content_HBLA, k_HBKA)
-    if r_RHA is not None:
+    if r_RHA is not None or bias_HR is not None:
         position_HBLA = heads_first(with_bias(q_BLHA, w_HA))
         position_HBLY = position_scores(position_HBLA, r_RHA, bias_HR, K)
         far = K - position_HBLY.shape[-1]
@@ -133,26 +133,28 @@ def probabilities(
 
 
 def position_scores(
-    q_HBLA: Array, r_RHA: Array, bias_HR: Array | None, K: int
+    q_HBLA: Array, r_RHA: Array | None, bias_HR: Array | None, K: int
 ) -> Array:
     """Returns q . r_{i-j} + bias_{i-j} for the Y newest of K keys, float32.
 
     If R < K, the scores are relative to the score of the farthest distance, which all
     older keys share: a softmax depends only on differences, so these need no score.
+    Without r_RHA the scores are the same for all streams, position_H1LY.
     """
-    L, R = q_HBLA.shape[2], r_RHA.shape[0]
-    r_HRA = jnp.swapaxes(r_RHA, 0, 1)
+    L = q_HBLA.shape[2]
+    r_HRA = None if r_RHA is None else jnp.swapaxes(r_RHA, 0, 1)
+    R = jax.tree.leaves((r_HRA, bias_HR))[0].shape[1]
     if R < K:
-        r_HRA -= r_HRA[:, :1]
-        bias_HR = None if bias_HR is None else bias_HR - bias_HR[:, :1]
+        r_HRA, bias_HR = jax.tree.map(lambda x: x - x[:, :1], (r_HRA, bias_HR))
     # Y keys are nearer than R to some query. `realign` consumes one column of padding,
     # and keys beyond R have score 0. If there are few of them, zero rows of r provide
     # these columns, which saves a copy of all scores.
     Y = min(K, R + L - 1)
     zeros = Y - R + 1
     rows = zeros if 2 * zeros <= R else 0
-    r_HZA = pad_front(r_HRA, rows, axis=1)
-    score_HBLZ = product("HBLA,HZA->HBLZ", q_HBLA, r_HZA)
+    score_HBLZ = jnp.zeros((q_HBLA.shape[0], 1, L, R + rows), f32)
+    if r_HRA is not None:
+        score_HBLZ = product("HBLA,HZA->HBLZ", q_HBLA, pad_front(r_HRA, rows, axis=1))
     if bias_HR is not None:
         score_HBLZ += pad_front(bias_HR, rows)[:, None, None].astype(f32)
     return realign(pad_front(score_HBLZ, zeros - rows))

@@ -13,7 +13,7 @@ from txl_jax.kernels.hash import AttentionDropout
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.dropout import Dropout, seed
 from txl_jax.model.initializers import layer_norm, weights
-from txl_jax.model.positions import position_terms
+from txl_jax.model.positions import position_terms, rotate_by_distance
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
@@ -81,12 +81,13 @@ class Attention(nn.Module):
         v_BKHA = project(x_BKD, v_HAD, constant)
         q_BLHA = checkpoint_name(q_BLHA, "q")
         k_BKHA, v_BKHA = checkpoint_name(k_BKHA, "k"), checkpoint_name(v_BKHA, "v")
+        q_BLHA, k_BKHA = rotate_by_distance(config, q_BLHA, k_BKHA)
 
         terms = position_terms(config, make, R_RD, biases, K)
         dropout = None
         if config.dropatt and self.has_rng("dropout"):
             dropout = AttentionDropout(config.dropatt, seed(self))
-        kernel = choose_kernel(config.kernel, q_BLHA, K)
+        kernel = choose_kernel(config.kernel, q_BLHA, K, terms.are_the_papers)
         o_BLHA = kernel(q_BLHA, k_BKHA, v_BKHA, *terms, oldest_BL, dropout)
 
         out_BLD = jnp.einsum("BLHA,HAD->BLD", o_BLHA, o_HAD)

@@ -15,6 +15,8 @@ POSITIONS = (
     "shaw_biased",  # the same with the reference code's u and a bias per distance
     "sinusoidal",  # Vaswani et al. 2017: absolute, added to the embeddings
     "learned",  # Al-Rfou et al. 2018: absolute, added to each layer's input
+    "rotary",  # Su et al. 2021: queries and keys are rotated by their positions
+    "alibi",  # Press et al. 2022: scores fall linearly with distance
     "none",
     "sinusoidal_repeated",  # sinusoidal with memory: section 3.3's temporal confusion
 )
@@ -151,6 +153,16 @@ class ModelConfig:
         if self.untie_r and self.position != "transformer_xl":
             raise UserError(
                 f'model.untie_r has no effect with model.position = "{self.position}"'
+            )
+        if self.position == "rotary" and self.d_head % 2:
+            raise UserError(
+                f"model.d_head = {self.d_head} must be even: "
+                'model.position = "rotary" rotates pairs of features'
+            )
+        if self.position == "rotary" and self.clamp_len:
+            raise UserError(
+                f"clamp_len = {self.clamp_len} has no effect with model.position = "
+                '"rotary", whose distances have no limit: set it to 0'
             )
         if self.same_length and not self.mem_len and not self.same_length_self:
             raise UserError(

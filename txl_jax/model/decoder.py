@@ -19,7 +19,7 @@ from txl_jax.model.block import FeedForward
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import layer_norm
 from txl_jax.model.key_values import KeyValues
-from txl_jax.model.positions import add_places
+from txl_jax.model.positions import SCHEMES, add_places, rotate_by_distance
 from txl_jax.model.ring import RingLayer
 from txl_jax.model.txl import AnyMemory, TransformerXL
 
@@ -70,12 +70,14 @@ class DecoderAttention(nn.Module):
         q_BLHA, k_BLHA, v_BLHA = (qkv_BLJHA[:, :, j] for j in range(3))
         kept: Any
         if isinstance(layer, RingLayer):
-            o_BLHA, kept = layer.attend(q_BLHA, k_BLHA, v_BLHA, oldest_BL[:, 0])
+            turn = SCHEMES[config.position].rotate
+            o_BLHA, kept = layer.attend(q_BLHA, k_BLHA, v_BLHA, oldest_BL[:, 0], turn)
         else:
             k_BKHA, v_BKHA = kept = layer.extend(k_BLHA, v_BLHA)
+            q_BLHA, k_BKHA = rotate_by_distance(config, q_BLHA, k_BKHA)
             K = k_BKHA.shape[1]
             position = layer.distances(K)
-            kernel = choose_kernel(config.kernel, q_BLHA, K)
+            kernel = choose_kernel(config.kernel, q_BLHA, K, position.are_the_papers)
             o_BLHA = kernel(q_BLHA, k_BKHA, v_BKHA, *position, oldest_BL, None)
         # With two contracted dimensions, XLA:CPU would transpose the weights first,
         # which takes as long as the product.

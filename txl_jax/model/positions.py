@@ -27,6 +27,11 @@ class PositionTerms(NamedTuple):
     w_HA: Array | None = None
     bias_HR: Array | None = None
 
+    @property
+    def are_the_papers(self) -> bool:
+        """Whether they are those of section 3.3, as the TPU kernel requires."""
+        return self.r_RHA is not None and self.bias_HR is None
+
 
 class Scheme(NamedTuple):
     """The terms of a scheme; all fields but the first two are functions or None.
@@ -37,6 +42,7 @@ class Scheme(NamedTuple):
     terms: (config, weight, R_RD, biases, K) -> PositionTerms of a layer.
     embeddings: (config, L) -> rows [L, D] added to the scaled embeddings.
     inputs: (config, weight, L) -> rows [L, D] added to a layer's input.
+    rotate: (x_BXHA, position_X) -> queries or keys at these positions.
     """
 
     biases: tuple[str, ...] = ()
@@ -45,6 +51,7 @@ class Scheme(NamedTuple):
     terms: Callable[..., PositionTerms] | None = None
     embeddings: Callable[[ModelConfig, int], Array] | None = None
     inputs: Callable[[ModelConfig, Weight, int], Array] | None = None
+    rotate: Callable[[Array, Array], Array] | None = None
 
 
 def sinusoid_RD(position_R: Array, D: int) -> Array:
@@ -59,12 +66,17 @@ def sinusoid_RD(position_R: Array, D: int) -> Array:
     return jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], axis=-1)
 
 
+def distances(config: ModelConfig, K: int) -> int:
+    """Returns R, the number of distances that K keys have under clamp_len."""
+    return min(K, config.clamp_len + 1) if config.clamp_len else K
+
+
 def encode_distances(config: ModelConfig, K: int) -> Array:
     """Returns R_RD, sinusoids of the distances R - 1, .., 0.
 
     With clamp_len, R is at most clamp_len + 1: greater distances share the first row.
     """
-    R = min(K, config.clamp_len + 1) if config.clamp_len else K
+    R = distances(config, K)
     return sinusoid_RD(jnp.arange(R - 1, -1, -1), config.d_model)
 
 
@@ -82,7 +94,7 @@ def learned_rows(config: ModelConfig, K: int) -> int:
 
     The last row is distance 0. Distances beyond the table or clamp_len share a row.
     """
-    return min(K, config.n_position, config.clamp_len + 1 if config.clamp_len else K)
+    return min(config.n_position, distances(config, K))
 
 
 def shaw(
@@ -101,6 +113,42 @@ def shaw_biased(
     bias_HR = bias_PH[-learned_rows(config, K) :].T
     learned_r = shaw(config, weight, R_RD, biases, K)
     return learned_r._replace(u_HA=biases["u"], bias_HR=bias_HR)
+
+
+def alibi(
+    config: ModelConfig, weight: Weight, R_RD: None, biases: Any, K: int
+) -> PositionTerms:
+    """Returns a bias of -slope x distance (Press et al. 2022).
+
+    Kernels divide scores and bias by sqrt(A), which is undone here.
+    """
+    slope_H = jnp.array(alibi_slopes(config.n_head)) * config.d_head**0.5
+    distance_R = jnp.arange(distances(config, K) - 1, -1, -1, dtype=jnp.float32)
+    return PositionTerms(bias_HR=-slope_H[:, None] * distance_R)
+
+
+def alibi_slopes(H: int) -> list[float]:
+    """Returns the slope of each head: 2^(-8/H), 2^(-16/H), ..., 2^-8.
+
+    If H is not a power of two, these are the slopes of the power below it, followed by
+    every second one of the power above it, as in the authors' code.
+    """
+    below = 2 ** (H.bit_length() - 1)
+    slopes = [2 ** (-8 * h / below) for h in range(1, below + 1)]
+    return slopes + [2 ** (-4 * h / below) for h in range(1, 2 * (H - below), 2)]
+
+
+def rotate(x_BXHA: Array, position_X: Array) -> Array:
+    """Rotates pairs of features by position x frequency (Su et al. 2021, eq. 34).
+
+    Products of rotated queries and keys depend on the difference of their positions.
+    Feature i is paired with feature i + A / 2.
+    """
+    sinusoid_X1A = sinusoid_RD(position_X, x_BXHA.shape[-1])[:, None]
+    sin, cos = jnp.split(sinusoid_X1A, 2, axis=-1)
+    x, y = jnp.split(x_BXHA.astype(jnp.float32), 2, axis=-1)
+    rotated_BXHA = jnp.concatenate([x * cos - y * sin, y * cos + x * sin], axis=-1)
+    return rotated_BXHA.astype(x_BXHA.dtype)
 
 
 def sinusoidal(config: ModelConfig, L: int) -> Array:
@@ -128,6 +176,8 @@ SCHEMES = {
     ),
     "shaw": Scheme(terms=shaw),
     "shaw_biased": Scheme(biases=("u",), untied=True, terms=shaw_biased),
+    "rotary": Scheme(rotate=rotate),
+    "alibi": Scheme(terms=alibi),
     "sinusoidal": Scheme(embeddings=sinusoidal),
     "sinusoidal_repeated": Scheme(embeddings=sinusoidal),
     "learned": Scheme(inputs=learned),
@@ -141,6 +191,20 @@ def position_terms(
     """Returns the terms that the position scheme adds to a layer's scores."""
     make = SCHEMES[config.position].terms
     return make(config, weight, R_RD, biases, K) if make else PositionTerms()
+
+
+def rotate_by_distance(
+    config: ModelConfig, q_BLHA: Array, k_BKHA: Array
+) -> tuple[Array, Array]:
+    """Returns queries and keys, rotated if the position scheme rotates them.
+
+    Positions count from the oldest key, so they never grow with the text.
+    """
+    turn = SCHEMES[config.position].rotate
+    if turn is None:
+        return q_BLHA, k_BKHA
+    position_K = jnp.arange(k_BKHA.shape[1])
+    return turn(q_BLHA, position_K[-q_BLHA.shape[1] :]), turn(k_BKHA, position_K)
 
 
 def add_places(config: ModelConfig, weight: Weight, h_BLD: Array) -> Array:

@@ -11,9 +11,11 @@ import jax.numpy as jnp
 from jax import Array
 
 from txl_jax.kernels import decode
-from txl_jax.kernels.decode import Ring
+from txl_jax.kernels.decode import Ring, Rotate
+from txl_jax.model.config import ModelConfig
 from txl_jax.model.key_values import KeyValueMemory, KeyValues
 from txl_jax.model.memory import window
+from txl_jax.model.positions import SCHEMES
 
 
 class RingLayer(NamedTuple):
@@ -24,12 +26,21 @@ class RingLayer(NamedTuple):
     mem_len: int
 
     def attend(
-        self, q_B1HA: Array, k_B1HA: Array, v_B1HA: Array, oldest_B: Array
+        self,
+        q_B1HA: Array,
+        k_B1HA: Array,
+        v_B1HA: Array,
+        oldest_B: Array,
+        rotate: Rotate | None,
     ) -> tuple[Array, Ring]:
         """Returns (o_B1HA, the ring with the new token)."""
         # The ring has more slots than the memory has tokens.
         oldest_B = oldest_B + self.ring.k_BHAM.shape[3] - self.mem_len
-        o_B1HA = decode.attend(q_B1HA, k_B1HA, v_B1HA, self.ring, self.slot, oldest_B)
+        o_B1HA = decode.attend(
+            q_B1HA, k_B1HA, v_B1HA, self.ring, self.slot, oldest_B, rotate
+        )
+        if rotate is not None:
+            k_B1HA = rotate(k_B1HA, self.slot[None])
         return o_B1HA, decode.put(self.ring, k_B1HA, v_B1HA, self.slot, o_B1HA)
 
 
@@ -43,19 +54,23 @@ class RingMemory:
     mem_len: int = flax.struct.field(pytree_node=False)
 
     @classmethod
-    def of(cls, memory: KeyValueMemory) -> "RingMemory":
+    def of(cls, config: ModelConfig, memory: KeyValueMemory) -> "RingMemory":
         """Converts a KeyValueMemory."""
-        M = memory.mem_len
+        M, slots = memory.mem_len, decode.slots(memory.mem_len)
+        rotate = SCHEMES[config.position].rotate
 
-        def in_ring(x_HBKA: Array, start_B: Array) -> Array:
-            x_BHAM = window(x_HBKA, start_B, M).transpose(1, 0, 3, 2)
-            return jnp.pad(x_BHAM, (*[(0, 0)] * 3, (decode.slots(M) - M, 0)))
+        def in_ring(x_HBKA: Array, start_B: Array, rotate: Rotate | None) -> Array:
+            x_BMHA = window(x_HBKA, start_B, M).transpose(1, 2, 0, 3)
+            if rotate is not None:
+                x_BMHA = rotate(x_BMHA, jnp.arange(slots - M, slots))
+            x_BHAM = x_BMHA.transpose(0, 2, 3, 1)
+            return jnp.pad(x_BHAM, (*[(0, 0)] * 3, (slots - M, 0)))
 
         def ring(layer: KeyValues) -> Ring:
             r_RHA, u_HA, w_HA, bias_HR = layer.distances(M + 1)
             return Ring(
-                k_BHAM=in_ring(layer.k_HBKA, layer.start_B),
-                v_BHAM=in_ring(layer.v_HBKA, layer.start_B),
+                k_BHAM=in_ring(layer.k_HBKA, layer.start_B, rotate),
+                v_BHAM=in_ring(layer.v_HBKA, layer.start_B, None),
                 r_HAR=None if r_RHA is None else jnp.moveaxis(r_RHA, 0, 2),
                 u_HA=u_HA,
                 w_HA=w_HA,
