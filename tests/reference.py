@@ -47,6 +47,7 @@ class Settings:
     pre_lnorm: bool = False
     layer_norm_epsilon: float = 1e-5
     position: str = "transformer_xl"
+    feed_forward: str = "relu"
     cutoffs: tuple[int, ...] = ()
 
     @property
@@ -218,6 +219,7 @@ def block(
     shape_HA = attention["q"].shape[:2]
     u_HA, w_HA = (layer_bias(params.get(name), n, shape_HA) for name in "uw")
     norm = partial(layer_norm, epsilon=settings.layer_norm_epsilon)
+    position_wise = partial(feed, settings.feed_forward)
     read_from = partial(attend, attention, u_HA, w_HA, settings)
     h_LD = context_KD[len(context_KD) - len(visible_L) :]
     if settings.pre_lnorm:
@@ -275,6 +277,7 @@ def four_terms(
     """
     K, H = len(context_KD), attention["q"].shape[0]
     where = settings.position, attention, w_HA, settings.clamp_len
+    epsilon = settings.layer_norm_epsilon
     terms_4HLK = np.full((4, H, n_query, K), np.nan)
     for h in range(H):
         Wq, Wk = attention["q"][h], attention["k"][h]
@@ -282,10 +285,14 @@ def four_terms(
         for i in range(K - n_query, K):
             for j in range(i + 1):
                 E_i, E_j, (r_ij, bias_ij) = context_KD[i], context_KD[j], near[i - j]
-                k_j = rotated(settings.position, Wk @ E_j, i - j)
+                q_i, k_j = Wq @ E_i, Wk @ E_j
+                if "q_norm" in attention:
+                    q_i = layer_norm(q_i, attention["q_norm"], epsilon)
+                    k_j = layer_norm(k_j, attention["k_norm"], epsilon)
+                k_j = rotated(settings.position, k_j, i - j)
                 terms_4HLK[:, h, i - (K - n_query), j] = (
-                    (Wq @ E_i) @ k_j,
-                    (Wq @ E_i) @ r_ij,
+                    q_i @ k_j,
+                    q_i @ r_ij,
                     u_HA[h] @ k_j,
                     bias_ij,
                 )
@@ -293,17 +300,28 @@ def four_terms(
 
 
 def layer_norm(x_LD: Array, norm: Params, epsilon: float) -> Array:
-    """Normalizes each row over its features."""
-    centred_LD = x_LD - x_LD.mean(-1, keepdims=True)
+    """Normalizes each row over its features; without a bias it is RMSNorm."""
+    bias = norm.get("bias")
+    centred_LD = x_LD if bias is None else x_LD - x_LD.mean(-1, keepdims=True)
     variance_L1 = (centred_LD**2).mean(-1, keepdims=True)
-    return centred_LD / np.sqrt(variance_L1 + epsilon) * norm["scale"] + norm["bias"]
+    scaled_LD = centred_LD / np.sqrt(variance_L1 + epsilon) * norm["scale"]
+    return scaled_LD if bias is None else scaled_LD + bias
 
 
-def position_wise(feed_forward: Params, y_LD: Array) -> Array:
+def feed(kind: str, feed_forward: Params, y_LD: Array) -> Array:
     """Returns the feed-forward network's output, before the residual."""
-    inner, outer = feed_forward["in"], feed_forward["out"]
-    inner_LF = np.maximum(y_LD @ inner["kernel"] + inner["bias"], 0.0)
-    return inner_LF @ outer["kernel"] + outer["bias"]
+
+    def dense(name: str, x: Array) -> Array:
+        return x @ feed_forward[name]["kernel"] + feed_forward[name]["bias"]
+
+    inner_LF = dense("in", y_LD)
+    if kind == "relu":
+        return dense("out", np.maximum(inner_LF, 0.0))
+    x_LF = dense("gate", y_LD)
+    # GELU by tanh, which is a logistic function of twice its argument.
+    cubic_LF = math.sqrt(8 / math.pi) * (x_LF + 0.044715 * x_LF**3)
+    gate_LF = x_LF / (1 + np.exp(-(cubic_LF if kind == "geglu" else x_LF)))
+    return dense("out", gate_LF * inner_LF)
 
 
 def _map(function: Callable[[Any], Any], tree: Any) -> Any:

@@ -87,7 +87,7 @@ def test_learned_distances() -> None:
     config, weights = pytorch.from_state_dict(state, mem_len=SHAW.mem_len)
     assert config == SHAW
     assert_equal(weights, params)
-    assert '"shaw_biased" is not exported' in refusal(pytorch.to_state_dict, SHAW, {})
+    assert "'shaw_biased' is not exported" in refusal(pytorch.to_state_dict, SHAW, {})
 
 
 def test_a_projection_that_only_the_other_code_has_is_the_identity() -> None:

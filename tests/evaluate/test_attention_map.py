@@ -23,7 +23,7 @@ from txl_jax.evaluate.options import AttentionConfig, EvalConfig
 from txl_jax.evaluate.reader import Reader
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.decoder import DecoderAttention
-from txl_jax.model.initializers import layer_norm
+from txl_jax.model.initializers import feature_norm
 from txl_jax.model.positions import sinusoid_RD
 from txl_jax.model.txl import TransformerXL
 
@@ -80,6 +80,7 @@ def read_segments(config: ModelConfig) -> Any:
                 ({"position": "none"}, "a"),
                 ({"position": "rotary", "d_head": 4}, "a"),
                 ({"position": "alibi"}, "ad"),
+                ({"qk_norm": True, "norm": "rms"}, "abcd"),
             )
         ),
     ],
@@ -98,7 +99,7 @@ def test_the_probabilities_are_those_of_the_model(
         o_HBLA = np.einsum("HBLK,HBKA->HBLA", p[n][WHOLE], v[n])
         sum_BLD = h_BLD + np.einsum("HBLA,HAD->BLD", o_HBLA, own["o"])
         if not config.pre_lnorm:
-            norm: Any = layer_norm(config)
+            norm: Any = feature_norm(config)
             sum_BLD = norm.apply({"params": own["norm"]}, sum_BLD)
         tiny.assert_close(sum_BLD, expected_BLD)
         assert set(p[n]) == {WHOLE, *terms}

@@ -10,7 +10,7 @@ import pytest
 from tests.support import tiny
 from txl_jax.config import pytorch, tensorflow
 from txl_jax.model.config import ModelConfig
-from txl_jax.update.init import init_params
+from txl_jax.update.init import abstract_params, init_params
 
 SIZES: dict[str, Any] = dict(vocab_size=3000, cutoffs=(1000, 2000), div_val=2)
 SIZES |= dict(n_layer=1, d_model=64, n_head=4, d_head=32, d_inner=128)
@@ -53,3 +53,13 @@ def test_parameters_are_normal_as_their_family_draws_them(family: Any) -> None:
         # Five standard errors.
         assert abs(leaf.mean() - mean) < 5 * std / leaf.size**0.5, name
         assert abs(leaf.std() / std - 1) < 5 / (2 * leaf.size) ** 0.5, name
+
+
+def test_gated_layers_have_as_many_weights() -> None:
+    """But for the rounding of their size, here none, and the gate's biases."""
+
+    def count(feed_forward: str) -> int:
+        config = tiny.config(d_inner=48, feed_forward=feed_forward)
+        return sum(x.size for x in jax.tree.leaves(abstract_params(config)))
+
+    assert count("swiglu") - count("relu") == tiny.N * (2 * 32 - 48)

@@ -39,6 +39,8 @@ VARIANTS: list[dict[str, Any]] = [
     {"position": "none", "pre_lnorm": True},
     {"position": "rotary", "d_head": 4, "pre_lnorm": True},
     {"position": "alibi", "clamp_len": 3, "kernel": "chunked"},
+    {"norm": "rms", "feed_forward": "swiglu", "qk_norm": True},
+    {"feed_forward": "geglu", "qk_norm": True, "position": "rotary", "d_head": 4},
     {"position": "learned", "n_position": 6, "mem_len": 0},
     {"position": "sinusoidal_repeated"},
     {**CLUSTERS, "pre_lnorm": True, "dtype": "bfloat16"},

@@ -30,6 +30,7 @@ OTHERS: list[dict[str, Any]] = [
     {"position": "none"},
     {"position": "rotary", "d_head": 4},
     {"position": "alibi"},
+    {"norm": "rms", "feed_forward": "swiglu", "qk_norm": True},
     {"position": "sinusoidal", "mem_len": 0},
     {"position": "sinusoidal_repeated"},
 ]

@@ -118,12 +118,16 @@ VARIANTS = {
     **shapes(),
     **shapes(position="shaw_biased", n_position=5),
     **shapes(position="learned", n_position=5, mem_len=0),
+    **shapes(feed_forward="swiglu", qk_norm=True),
+}
+MATRICES = {
+    *(f"layers/attention/{name}" for name in "qkvro"),
+    *(f"layers/feed_forward/{name}/kernel" for name in ("in", "gate", "out")),
 }
 DECAYED = {
     *(name for name in VARIANTS if "table" in name or "proj" in name),
-    *(f"layers/attention/{name}" for name in ("q", "k", "v", "r", "o", "distances")),
-    *("layers/places", "layers/feed_forward/in/kernel"),
-    "layers/feed_forward/out/kernel",
+    *MATRICES,
+    *("layers/places", "layers/attention/distances"),
 }
 
 
@@ -148,6 +152,37 @@ def test_weight_decay_is_of_matrices_alone() -> None:
     (plain,) = updates(OptimConfig(), params, [gradient])
     decay = nested({name: 0.1 * x * (name in DECAYED) for name, x in values.items()})
     tiny.assert_close(decayed, jax.tree.map(np.add, plain, decay))
+
+
+def orthogonal(x_IO: Array) -> Array:
+    """Returns Muon's matrix: five quintic steps of Newton and Schulz."""
+    x_IO = x_IO / np.linalg.norm(x_IO)
+    for _ in range(5):
+        square_II = x_IO @ x_IO.T
+        polynomial_II = -4.775 * square_II + 2.0315 * square_II @ square_II
+        x_IO = 3.4445 * x_IO + polynomial_II @ x_IO
+    return x_IO
+
+
+def test_muon_makes_the_matrices_of_the_layers_orthogonal() -> None:
+    """Each layer's alone; all other parameters have Adam's update."""
+    params, gradient = nested(draw_variants(0, 1.0)), nested(draw_variants(1, 1.0))
+    config = OptimConfig(optimizer="muon", clip=0.0)
+    state = make_optimizer(config).init(params)
+    muon = state[0].inner_states["muon"].inner_state[0].mu
+    held = flax.traverse_util.flatten_dict(muon, sep="/").items()
+    assert {name for name, x in held if hasattr(x, "shape")} == MATRICES
+    (update,) = updates(config, params, [gradient])
+    for name, x in flax.traverse_util.flatten_dict(update, sep="/").items():
+        if name not in MATRICES:
+            # The first update of Adam with Nesterov's momentum has one size.
+            assert np.allclose(np.abs(x[x != 0]), 0.9 / 0.19 * 0.1 + 1.0, atol=1e-3)
+            continue
+        for layer, own in enumerate(draw_variants(1, 1.0)[name]):
+            matrix_IO = own.reshape(-1, own.shape[-1])
+            expected = 0.2 * max(matrix_IO.shape) ** 0.5 * orthogonal(matrix_IO)
+            actual = np.asarray(x[layer]).reshape(matrix_IO.shape)
+            np.testing.assert_allclose(actual, expected, atol=1e-4)
 
 
 def test_updates_are_sgd() -> None:

@@ -47,7 +47,7 @@ def layer_products(config: ModelConfig, L: int, cached: bool = False) -> np.ndar
     Masked scores count, because the einsum kernel computes them. cached: the keys and
     values of the memory are kept instead of projected again.
     """
-    D, HA, F = config.d_model, config.n_head * config.d_head, config.d_inner
+    D, HA, F = config.d_model, config.n_head * config.d_head, config.hidden_size
     M = config.mem_len
     K = M + L
     projected = 2 * D * HA * 4 * L  # q, k, v and the output
@@ -56,7 +56,7 @@ def layer_products(config: ModelConfig, L: int, cached: bool = False) -> np.ndar
         scores += 2 * HA * L * distances(config, K)
     elif config.position.startswith("shaw"):
         scores += 2 * HA * L * min(K, config.n_position, distances(config, K))
-    projected += 4 * L * D * F
+    projected += 2 * (2 + config.gated) * L * D * F
     memory = 0 if cached else 2 * D * HA * 2 * M
     return config.n_layer * np.array([projected, memory, scores], float)
 

@@ -179,13 +179,14 @@ def to_state_dict(config: ModelConfig, params: Params) -> dict[str, np.ndarray]:
     """Returns the state dict that `from_state_dict` reads as these parameters.
 
     Untied u and w are [N, H, A]; tied arrays appear under both names. Raises UserError
-    for positions other than the paper's own.
+    for a field that the original code lacks.
     """
-    if config.position != "transformer_xl":
-        raise UserError(
-            f'model.position = "{config.position}" is not exported: only '
-            "transformer_xl is"
-        )
+    for name in ("position", "norm", "feed_forward", "qk_norm"):
+        value, only = getattr(config, name), getattr(ModelConfig, name)
+        if value != only:
+            raise UserError(
+                f"model.{name} = {value!r} is not exported: only {only!r} is"
+            )
     exponents = np.arange(0, config.d_model, 2) / config.d_model
     powers = 10000.0 ** exponents.astype(np.float32).astype(np.float64)
     state = write_embedding(config, params["embedding"])

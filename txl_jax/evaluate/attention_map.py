@@ -32,7 +32,7 @@ from txl_jax.evaluate.reader import Reader, Traced
 from txl_jax.kernels import xla
 from txl_jax.model.config import ABSOLUTE_POSITIONS, ModelConfig
 from txl_jax.model.decoder import DecoderAttention
-from txl_jax.model.initializers import layer_norm
+from txl_jax.model.initializers import feature_norm, head_norm
 from txl_jax.model.key_values import KeyValueMemory
 from txl_jax.model.positions import SCHEMES, PositionTerms, rotate_by_distance
 from txl_jax.model.txl import TransformerXL
@@ -80,10 +80,13 @@ def read_attended(
 def _project_queries(attention: DecoderAttention, h_BLD: Array) -> Array:
     config, params = attention.config, attention.variables["params"]
     if config.pre_lnorm:
-        norm: Any = layer_norm(config)
+        norm: Any = feature_norm(config)
         h_BLD = norm.apply({"params": params["norm"]}, h_BLD)
     q_DHA = params["qkv"][:, 0].astype(config.compute_dtype)
-    return jnp.einsum("BLD,DHA->BLHA", h_BLD, q_DHA)
+    q_BLHA = jnp.einsum("BLD,DHA->BLHA", h_BLD, q_DHA)
+    if config.qk_norm:
+        q_BLHA = head_norm(config).apply({"params": params["q_norm"]}, q_BLHA)
+    return q_BLHA
 
 
 def terms(attended: Attended) -> dict[str, Array]:

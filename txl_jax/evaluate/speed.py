@@ -68,9 +68,10 @@ def count_flops(config: ModelConfig, B: int, L: int, W: int) -> dict[str, float]
     clamp_len maps to the same encoding count once. Work done once per text is not
     counted; work done once per batch is divided by the batch size.
     """
-    N, D, F = config.n_layer, config.d_model, config.d_inner
+    N, D, F = config.n_layer, config.d_model, config.hidden_size
     HA = config.n_head * config.d_head
-    projected, forward = 2 * D * HA, 4 * D * F  # per position, for each of q, k, v, o
+    projected = 2 * D * HA  # per position, for each of q, k, v, o
+    forward = 2 * (2 + config.gated) * D * F
     relative = config.position == "transformer_xl"
 
     def attended(keys: np.ndarray) -> float:

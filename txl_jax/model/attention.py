@@ -12,7 +12,7 @@ from txl_jax.kernels.dispatch import choose_kernel
 from txl_jax.kernels.hash import AttentionDropout
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.dropout import Dropout, seed
-from txl_jax.model.initializers import layer_norm, weights
+from txl_jax.model.initializers import feature_norm, head_norm, weights
 from txl_jax.model.positions import position_terms, rotate_by_distance
 
 
@@ -65,7 +65,7 @@ class Attention(nn.Module):
         config = self.config
         make = weights(self)
         D, H, A = config.d_model, config.n_head, config.d_head
-        norm = layer_norm(config, name="norm")
+        norm = feature_norm(config, name="norm")
         # D is last in each matrix: a TPU pads the last dimension to 128, and A is 64.
         q_HAD, k_HAD, v_HAD, o_HAD = (make(name, "HAD", (H, A, D)) for name in "qkvo")
 
@@ -81,6 +81,8 @@ class Attention(nn.Module):
         v_BKHA = project(x_BKD, v_HAD, constant)
         q_BLHA = checkpoint_name(q_BLHA, "q")
         k_BKHA, v_BKHA = checkpoint_name(k_BKHA, "k"), checkpoint_name(v_BKHA, "v")
+        q_BLHA = head_norm(config, "q_norm")(q_BLHA)
+        k_BKHA = head_norm(config, "k_norm")(k_BKHA)
         q_BLHA, k_BKHA = rotate_by_distance(config, q_BLHA, k_BKHA)
 
         terms = position_terms(config, make, R_RD, biases, K)

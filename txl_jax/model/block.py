@@ -7,12 +7,18 @@ from jax.ad_checkpoint import checkpoint_name
 from txl_jax.model.attention import Attention
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.dropout import Dropout
-from txl_jax.model.initializers import layer_norm, normal, weight, weights
+from txl_jax.model.initializers import feature_norm, normal, weight, weights
 from txl_jax.model.positions import add_places
+
+# The gates' activations; the GELU is the approximation by tanh.
+GATES = {"geglu": nn.gelu, "swiglu": nn.silu}
 
 
 class FeedForward(nn.Module):
     """The position-wise sublayer: two linear layers with a ReLU, and the residual.
+
+    With a gate (Shazeer 2020), a third layer's activation scales the hidden features in
+    place of the ReLU.
 
     out_axes: the order of the second matrix's dimensions, FD or DF.
     """
@@ -24,7 +30,7 @@ class FeedForward(nn.Module):
     def __call__(self, h_BLD: Array) -> Array:
         """Returns h_BLD after the sublayer."""
         config = self.config
-        sizes = {"D": config.d_model, "F": config.d_inner}
+        sizes = {"D": config.d_model, "F": config.hidden_size}
 
         def dense(name: str, letters: str, source: str, target: str) -> nn.Einsum:
             return nn.Einsum(
@@ -39,11 +45,15 @@ class FeedForward(nn.Module):
         def drop(x: Array, relu: bool = False) -> Array:
             return Dropout(config.dropout, config.variational, relu)(x)
 
-        norm = layer_norm(config, name="norm")
+        norm = feature_norm(config, name="norm")
         x_BLD = norm(h_BLD) if config.pre_lnorm else h_BLD
         # Named before the ReLU, whose backward pass would not use a named result.
         x_BLF = checkpoint_name(dense("in", "DF", "D", "F")(x_BLD), "hidden")
-        x_BLF = drop(x_BLF, relu=True)
+        if config.gated:
+            gate_BLF = GATES[config.feed_forward](dense("gate", "DF", "D", "F")(x_BLD))
+            x_BLF = drop(gate_BLF * x_BLF)
+        else:
+            x_BLF = drop(x_BLF, relu=True)
         sum_BLD = h_BLD + drop(dense("out", self.out_axes, "F", "D")(x_BLF))
         return sum_BLD if config.pre_lnorm else norm(sum_BLD)
 

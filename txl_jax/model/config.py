@@ -22,6 +22,8 @@ POSITIONS = (
 )
 ABSOLUTE_POSITIONS = ("sinusoidal", "learned")
 LEARNED_POSITIONS = ("shaw", "shaw_biased", "learned")
+NORMS = ("layer", "rms")  # Zhang and Sennrich 2019 for "rms"
+FEED_FORWARDS = ("relu", "geglu", "swiglu")  # Shazeer 2020 for the gated two
 REMAT_POLICIES = ("none", "full", "dots", "save:NAMES", "offload:NAMES")
 # Queries, keys, values, and the feed-forward's inner features before the ReLU.
 REMAT_NAMES = ("q", "k", "v", "hidden")
@@ -72,7 +74,14 @@ class ModelConfig:
     # With same_length, every query sees mem_len keys and its own.
     same_length_self: bool = False
     pre_lnorm: bool = False  # Normalizes before each sublayer instead of after it.
-    # The term that is added to the variance in layer norms.
+    # The norm of the sublayers, one of NORMS.
+    norm: str = one_of(NORMS, "layer")
+    # Normalizes the queries and keys of each head (RMSNorm), before the position terms.
+    qk_norm: bool = False
+    # The feed-forward layers, one of FEED_FORWARDS. The gated ones have two thirds of
+    # d_inner hidden features, in multiples of 8, and so as many weights as "relu".
+    feed_forward: str = one_of(FEED_FORWARDS, "relu")
+    # The term that is added to the variance in norms.
     layer_norm_epsilon: float = positive(1e-5)
     # Regularisation.
 
@@ -169,6 +178,17 @@ class ModelConfig:
                 "same_length with mem_len = 0 would leave no key visible: set mem_len, "
                 "or same_length=false"
             )
+
+    @property
+    def gated(self) -> bool:
+        """Whether the feed-forward layers have a gate."""
+        return self.feed_forward != "relu"
+
+    @property
+    def hidden_size(self) -> int:
+        """F, the number of hidden features of the feed-forward layers."""
+        two_thirds = self.d_inner * 2 // 3
+        return (two_thirds // 8 * 8 or two_thirds or 1) if self.gated else self.d_inner
 
     @property
     def embed_size(self) -> int:

@@ -17,7 +17,7 @@ from jax import Array
 from txl_jax.kernels.dispatch import choose_kernel
 from txl_jax.model.block import FeedForward
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.initializers import layer_norm
+from txl_jax.model.initializers import feature_norm, head_norm
 from txl_jax.model.key_values import KeyValues
 from txl_jax.model.positions import SCHEMES, add_places, rotate_by_distance
 from txl_jax.model.ring import RingLayer
@@ -64,10 +64,12 @@ class DecoderAttention(nn.Module):
         B, L, D = h_BLD.shape
         qkv_DJHA: Array = self.get_variable("params", "qkv").astype(dtype)
         o_PHAC: Array = self.get_variable("params", "o").astype(dtype)
-        norm = layer_norm(config, name="norm")
+        norm = feature_norm(config, name="norm")
         x_BLD = norm(h_BLD) if config.pre_lnorm else h_BLD
         qkv_BLJHA = jnp.einsum("BLD,DJHA->BLJHA", x_BLD, qkv_DJHA)
         q_BLHA, k_BLHA, v_BLHA = (qkv_BLJHA[:, :, j] for j in range(3))
+        q_BLHA = head_norm(config, "q_norm")(q_BLHA)
+        k_BLHA = head_norm(config, "k_norm")(k_BLHA)
         kept: Any
         if isinstance(layer, RingLayer):
             turn = SCHEMES[config.position].rotate

@@ -42,18 +42,33 @@ def normal(std: float, letters: str, mean: float = 0.0) -> Any:
     return nn.with_logical_partitioning(init, names)
 
 
-def layer_norm(config: ModelConfig, name: str | None = None) -> nn.LayerNorm:
-    """Returns LayerNorm over the features.
+def feature_norm(config: ModelConfig, name: str | None = None) -> Any:
+    """Returns the norm over the features, LayerNorm or RMSNorm.
 
     The backward pass recomputes its float32 arrays from the input, which takes half
     the memory or less.
     """
+    fields: dict[str, Any] = {
+        "epsilon": config.layer_norm_epsilon,
+        "dtype": config.compute_dtype,
+        "use_fast_variance": False,
+        "scale_init": normal(config.norm_init_std, "D", mean=1.0),
+        "name": name,
+    }
     # prevent_cse is only needed outside a scan; inside, it costs time.
-    return nn.remat(nn.LayerNorm, prevent_cse=False)(
+    if config.norm == "rms":
+        return nn.remat(nn.RMSNorm, prevent_cse=False)(**fields)
+    fields["bias_init"] = normal(0, "D")
+    return nn.remat(nn.LayerNorm, prevent_cse=False)(**fields)
+
+
+def head_norm(config: ModelConfig, name: str | None = None) -> Any:
+    """Returns the norm of queries or keys, or the identity without qk_norm."""
+    if not config.qk_norm:
+        return lambda x_BLHA: x_BLHA
+    return nn.RMSNorm(
         epsilon=config.layer_norm_epsilon,
         dtype=config.compute_dtype,
-        use_fast_variance=False,
-        scale_init=normal(config.norm_init_std, "D", mean=1.0),
-        bias_init=normal(0, "D"),
+        scale_init=normal(0, "A", mean=1.0),
         name=name,
     )

@@ -14,7 +14,7 @@ from jax import Array
 
 from txl_jax.kernels.xla import heads_first
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.initializers import layer_norm
+from txl_jax.model.initializers import feature_norm, head_norm
 from txl_jax.model.memory import Memory, count_filled, window
 from txl_jax.model.positions import SCHEMES, PositionTerms, position_terms
 
@@ -164,7 +164,9 @@ def project(config: ModelConfig, params: Any, h_BMD: Array) -> tuple[Array, Arra
     """
     dtype = config.compute_dtype
     if config.pre_lnorm:
-        h_BMD = layer_norm(config).apply({"params": params["norm"]}, h_BMD)  # type: ignore
+        h_BMD = feature_norm(config).apply({"params": params["norm"]}, h_BMD)
     _, k_HAD, v_HAD = jnp.moveaxis(params["qkv"].astype(dtype), 0, -1)
     k_BMHA, v_BMHA = (jnp.einsum("BMD,HAD->BMHA", h_BMD, x) for x in (k_HAD, v_HAD))
+    if config.qk_norm:
+        k_BMHA = head_norm(config).apply({"params": params["k_norm"]}, k_BMHA)
     return k_BMHA, v_BMHA

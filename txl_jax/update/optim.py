@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+import optax.contrib
 from jax import Array
 
 from txl_jax.update.lamb import (
@@ -107,7 +108,44 @@ def sgd(config: OptimConfig) -> Parts:
     return _decay(config)
 
 
-OPTIMIZERS = {"adam": adam, "lamb": lamb, "sgd": sgd}
+def muon(config: OptimConfig) -> Parts:
+    """Muon (Jordan 2024) for the layers' matrices, Adam for all other parameters.
+
+    Updates have the size of Adam's (Liu et al. 2025), so both take the same lr.
+    """
+    beta1, beta2 = config.betas
+    both = optax.contrib.muon(
+        learning_rate=-1.0,  # the step scales by -lr
+        eps=config.epsilon,
+        adam_b1=beta1,
+        adam_b2=beta2,
+        muon_weight_dimension_numbers=_matrix_axes,
+        consistent_rms=0.2,
+    )
+    return [both, *_decay(config)]
+
+
+# The (input, output) axes of the layers' stacked matrices; each layer has its own step.
+MATRIX_AXES = {
+    **dict.fromkeys(("q", "k", "v", "r"), (3, (1, 2))),  # NHAD
+    "o": ((1, 2), 3),
+    "kernel": (1, 2),  # NDF or NFD
+}
+
+
+def _matrix_axes(params: Any) -> Any:
+    """Returns MuonDimensionNumbers for the matrices, None for other parameters."""
+
+    def axes(path: tuple[Any, ...], _: Any) -> Any:
+        names = [key.key for key in path if hasattr(key, "key")]
+        if "layers" not in names or names[-1] not in MATRIX_AXES:
+            return None
+        return optax.contrib.MuonDimensionNumbers(*MATRIX_AXES[names[-1]])
+
+    return jax.tree_util.tree_map_with_path(axes, params)
+
+
+OPTIMIZERS = {"adam": adam, "lamb": lamb, "muon": muon, "sgd": sgd}
 
 
 def make_optimizer(config: OptimConfig) -> optax.GradientTransformationExtraArgs:

@@ -7,7 +7,7 @@ from txl_jax.errors import UserError, nearest
 from txl_jax.runtime.constraint import at_least, between, check, one_of, positive
 
 ORDERS = ("stream", "roll", "sentences:ID")
-OPTIMIZERS = ("adam", "lamb", "sgd")
+OPTIMIZERS = ("adam", "lamb", "muon", "sgd")
 SCHEDULES = ("cosine", "cosine_through_warmup", "inverse_sqrt", "constant")
 
 
@@ -117,7 +117,9 @@ class TrainConfig:
 class OptimConfig:
     """How to update parameters; the defaults follow the paper's released recipes."""
 
-    optimizer: str = one_of(OPTIMIZERS, "adam")  # The optimizer, one of OPTIMIZERS.
+    # The optimizer, one of OPTIMIZERS. "adam" with a weight_decay is AdamW; "muon" is
+    # for the matrices of the layers, with "adam" for all other parameters.
+    optimizer: str = one_of(OPTIMIZERS, "adam")
     lr: float = at_least(0, 2.5e-4)  # The peak learning rate.
     # The schedule of the learning rate, one of SCHEDULES.
     schedule: str = one_of(SCHEDULES, "cosine")
@@ -127,7 +129,7 @@ class OptimConfig:
     min_lr_ratio: float = at_least(0, 0.0)
     # The largest global norm of the gradient. 0 turns clipping off.
     clip: float = at_least(0, 0.25)
-    # The decay rates of the two moments of adam and lamb.
+    # The decay rates of the two moments of adam and lamb, and of muon's adam.
     betas: tuple[float, ...] = (0.9, 0.999)
     # The term that is added to the denominator of adam and lamb. NVIDIA's recipes for
     # lamb have 1e-6.

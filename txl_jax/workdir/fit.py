@@ -75,7 +75,7 @@ def _split_sizes(model: ModelConfig) -> list[tuple[str, str, int]]:
         ("D", "d_model", model.d_model),
         ("E", "d_embed", model.embed_size),
         ("H", "n_head", model.n_head),
-        ("F", "d_inner", model.d_inner),
+        ("F", "d_inner", model.hidden_size),
     ]
     if model.div_val > 1 and model.cutoffs:
         return [*sizes, ("V", "cutoffs[0]", model.cutoffs[0])]
