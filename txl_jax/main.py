@@ -52,7 +52,8 @@ def run(args: list[str], is_program: bool) -> tuple[int, str]:
     if "--helpfull" in args:
         return 0, help.full()
     if {"--help", "-h"} & {*args}:
-        return 0, help.short()
+        modes = [x for arg in args if (x := arg.removeprefix("--mode=")) in flags.MODES]
+        return 0, help.of_mode(modes[0]) if modes else help.short()
     if "--version" in args:
         return 0, f"txl_jax {txl_jax.__version__}\n"
     try:
@@ -64,9 +65,9 @@ def run(args: list[str], is_program: bool) -> tuple[int, str]:
         return USER_ERROR, ""
     if command.print_config:
         return 0, help.resolved(command)
-    from txl_jax.cli import modes  # imports jax, which takes seconds
+    from txl_jax.cli.modes import execute  # imports jax, which takes seconds
 
-    return modes.execute(command, is_program)
+    return execute(command, is_program)
 
 
 def exit_on_signals() -> None:

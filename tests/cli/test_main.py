@@ -3,6 +3,7 @@
 The tests read one tiny trained run; `tests/promises/test_bad_inputs.py` has the errors.
 """
 
+import dataclasses
 import hashlib
 import json
 import math
@@ -368,7 +369,7 @@ def test_a_mode_takes_several_processes_or_refuses_them(
 
 
 def test_help_names_every_mode_section_and_field() -> None:
-    short, full = command("--mode=generate", "-h"), command("--helpfull")
+    short, full = command("-h"), command("--helpfull")
     assert (short.status, short.err, full.status, full.err) == (0, "", 0, "")
     for word in (*MODES, *configs.SECTIONS, "--config", "--workdir"):
         assert word in short.out
@@ -380,6 +381,16 @@ def test_help_names_every_mode_section_and_field() -> None:
     )
     assert f"[cosine]\n      {schedule}" in full.out
     assert max(len(line) for line in full.out.splitlines()) <= 90
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_help_after_a_mode_has_its_own_flags(mode: str) -> None:
+    own = command(mode, "--help")
+    assert own == command(f"--mode={mode}", "-h") and (own.status, own.err) == (0, "")
+    section = MODES[mode].section
+    names = re.findall(r"^  --(\w+)=", own.out, re.M)
+    assert names == [x.name for x in dataclasses.fields(configs.SECTIONS[section])]
+    assert own.out.startswith(f"txl {mode}: {MODES[mode].summary}")
 
 
 def test_a_mode_is_a_flag_or_the_first_word(home: Home) -> None:

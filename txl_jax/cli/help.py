@@ -42,12 +42,15 @@ flags:
   --F=VALUE           sets field F of the section that belongs to the mode
   --delete            in the mode prepare, delete the prepared copies of the corpus
   --print_config      print every field and the origin of its value, and exit
+  --help              print this, or after a mode (txl generate --help) its own flags
   --helpfull          print every field of every section, its meaning and default
   --version           print the version
 
 The same command resumes a run that was stopped. Progress and a line with the main
 figures go to stderr; the last line on stdout is one JSON object.
 """
+
+MORE = "Flags of every mode: txl --help. The fields of all sections: txl --helpfull."
 
 EMPTY = '""'  # an empty text or list
 
@@ -131,14 +134,26 @@ def full() -> str:
         modes = [name for name, mode in MODES.items() if mode.section == section]
         also = f" In mode {' and '.join(modes)} also --FIELD." if modes else ""
         about = summary(options) + also
-        lines = [textwrap.fill(f"{section}: {about}", 88)]
-        for field in describe(section, options):
-            default = field.default or EMPTY
-            lines.append(f"  --config.{field.name}={field.type} [{default}]")
-            meaning = textwrap.fill(field.meaning, 80)
-            lines.append(textwrap.indent(meaning, " " * 6))
-        blocks.append("\n".join(lines))
+        blocks.append(textwrap.fill(f"{section}: {about}", 88))
+        blocks[-1] += "\n" + _flags(section, f"--config.{section}.")
     return "\n\n".join(blocks) + "\n"
+
+
+def of_mode(mode: str) -> str:
+    """Returns the help of one mode, with its own flags."""
+    about = textwrap.fill(f"txl {mode}: {MODES[mode].summary}", 88)
+    own = _flags(MODES[mode].section, "--")
+    return f"{about}\n\n{own}\n\n{MORE}\n"
+
+
+def _flags(section: str, start: str) -> str:
+    """Returns the flag of every field, and its meaning below; `start` begins a flag."""
+    lines = []
+    for field in describe(section, config.SECTIONS[section]):
+        name = field.name.partition(".")[2]
+        lines.append(f"  {start}{name}={field.type} [{field.default or EMPTY}]")
+        lines.append(textwrap.indent(textwrap.fill(field.meaning, 80), " " * 6))
+    return "\n".join(lines)
 
 
 def resolved(command: Command) -> str:
