@@ -120,6 +120,14 @@ def test_an_impossible_environment_is_one_line(
     assert error.startswith("txl_jax: ") and len(error.splitlines()) == 1
 
 
+def test_compilation_for_absent_devices_looks_for_none_here() -> None:
+    start = "import os; os.environ['JAX_PLATFORMS'] = 'toaster'\n"
+    flags = ("--mode=compile", "--config=quickstart", "--topology=toaster")
+    run = program(*flags, start=start)
+    error = run.communicate(timeout=120)[1]
+    assert run.returncode == 2 and "compile.topology" in error
+
+
 def test_files_that_cannot_be_written_lose_no_result(home: Home) -> None:
     (home.run / "loss.png").unlink()
     (home.run / "loss.png").mkdir()

@@ -71,7 +71,8 @@ def execute(command: Command, is_program: bool) -> tuple[int, str]:
                 distributed.connect()
                 leave = functools.partial(distributed.exit_on_error, mode=command.mode)
                 stack.push(leave)
-                if line := distributed.device_error():
+                # Where there is no TPU, libtpu would look for one and print errors.
+                if command.mode != "compile" and (line := distributed.device_error()):
                     raise UserError(line)
                 programs.keep(command.config.run.compilation_cache)
                 stack.enter_context(stop.listening())
