@@ -51,8 +51,14 @@ def _units(result: Result) -> str:
 def _samples(result: Result) -> str:
     count, seconds = len(result["sampled"]), result["seconds"]
     tokens = sum(sample["tokens"] for sample in result["sampled"])
-    samples = "1 sample" if count == 1 else f"{count} samples"
-    return f"{samples}: {tokens:,} tokens in {seconds:.1f} s, compilation included"
+    return (
+        f"{_counted(count, 'sample')}: {tokens:,} tokens in {seconds:.1f} s, "
+        "compilation included"
+    )
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'s' if count != 1 else ''}"
 
 
 def _splits(result: Result) -> str:
@@ -84,7 +90,7 @@ LINES: dict[str, Callable[[Result], str]] = {
     "train": _scores,
     "evaluate": _scores,
     "generate": _samples,
-    "score": lambda x: f"{len(x['documents'])} documents: {_units(x)}",
+    "score": lambda x: f"{_counted(len(x['documents']), 'document')}: {_units(x)}",
     "attention": lambda x: f"open {x['files']['page']} in a browser",
     "prepare": _splits,
     "import": lambda x: f"{x['parameters']:,} parameters imported to {x['workdir']}",
