@@ -16,6 +16,7 @@ import jax
 import pytest
 from jax.sharding import Mesh
 
+from tests.cli.test_main import documented
 from tests.support import trained
 from tests.support.trained import Done
 from txl_jax import config as configs
@@ -90,6 +91,7 @@ def compiled(config: Config) -> Compiled:
 def test_the_json_has_the_memory_and_bounds_on_speed(path: Path) -> None:
     done = command(path, f"--topology={SLICE}", "--config.train.segments_per_update=2")
     result = done.result
+    assert documented("compile", result)
     assert [result[name] for name in ("mode", "topology")] == ["compile", SLICE]
     assert [result[name] for name in ("chips", "cores", "devices")] == [8, 8, 8]
     assert result["mesh"] == {"data": 8, "fsdp": 1, "model": 1}

@@ -10,6 +10,7 @@ import pytest
 from filelock import FileLock
 
 from tests import reference
+from tests.cli.test_main import documented
 from tests.convert import recorded
 from tests.convert.test_huggingface import VOCAB
 from tests.convert.test_pickle import RECORDED
@@ -48,6 +49,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
         (path / f".incomplete-{name}").mkdir(parents=True)
     with FileLock(path / ".incomplete-running" / "lock"):
         done = imported(path / "model", path / "run", *flags)
+    assert documented("import", done.result)
     return Home(path / "model", path / "run", done.result)
 
 
@@ -163,6 +165,7 @@ def test_nvidias_code_and_an_export_that_differs(tmp_path: Path) -> None:
     assert_equal(loaded.params, case(recorded.NVIDIA)[1])
     flags = ("--format=huggingface", f"--target={tmp_path / 'target'}")
     done = command("--mode=export", f"--workdir={tmp_path / 'run'}", *flags)
+    assert documented("export", done.result)
     assert "starts from a memory of zeros" in done.result["differences"][0]
     assert "different in huggingface: it starts" in done.err
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.cli.test_main import documented
 from tests.support.refusal import refused
 from tests.support.trained import command
 from txl_jax import config as configs
@@ -116,6 +117,7 @@ def test_the_same_command_continues_and_ends_in_the_table(
     argv = [f"--workdir={tmp_path}", *rows, "--config.train.num_steps=40"]
     assert command("--mode=table", *argv).status == RETRY
     result = command("--mode=table", *argv).result
+    assert documented("table", result)
     assert trained == [
         "wt103_128m seed_1111",
         "wt103_128m seed_1112",
