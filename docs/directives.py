@@ -1,10 +1,11 @@
-"""Two directives for the pages.
+"""Two directives for the pages, and the layout of docstrings.
 
 `{made} module.function` is what a function of `generate/` returns, as Markdown.
 `{chapter}` is a toctree that leaves out pages that are not there.
 """
 
 import importlib
+import re
 from typing import Any, ClassVar
 
 from docutils import nodes
@@ -46,8 +47,19 @@ class Chapter(TocTree):
         return super().run()
 
 
+def list_arguments(app: Sphinx, *rest: Any) -> None:
+    """Makes each `name: meaning` of a docstring, with its indented lines, an item."""
+    lines = rest[-1]
+    for i, line in enumerate(lines):
+        if re.match(r"\w+( \([^)]*\))?: ", line):
+            lines[i] = f"- {line}"
+        elif line.startswith("    ") and i and lines[i - 1].startswith(("- ", "  ")):
+            lines[i] = f"  {line.strip()}"
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Adds the directives."""
     app.add_directive("made", Made)
     app.add_directive("chapter", Chapter)
+    app.connect("autodoc-process-docstring", list_arguments)
     return {"parallel_read_safe": True}
