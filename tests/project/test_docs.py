@@ -138,6 +138,8 @@ def test_fields_and_files_exist_and_python_compiles(name: str) -> None:
         assert (ROOT / path).exists(), path
     for block in blocks(TEXTS[name], "python"):
         compile(block, name, "exec")
+    # Only the site would fill a link without a text in.
+    assert "[](" not in prose(TEXTS[name])
 
 
 # Generated parts
