@@ -33,6 +33,7 @@ from txl_jax.runtime.storage import replace
 from txl_jax.train import NO_HOOKS, Hooks, train
 from txl_jax.update.bad_numbers import Diagnosis
 from txl_jax.update.init import abstract_params
+from txl_jax.update.options import TrainConfig
 from txl_jax.update.step import make_program
 from txl_jax.workdir import claim
 from txl_jax.workdir.fit import fit_mesh, fit_vocab
@@ -62,7 +63,8 @@ def trained(
     tokens = prepare(initial_data(config, workdir))
     distributed.require_equal({"the corpus": tokens.manifest["splits"]})
     fitted = fit_vocab(config, tokens.vocab)
-    check_fit(fitted, tokens)
+    for stage in stages(fitted):
+        check_fit(stage, tokens)
     initial = load_initial(fitted, workdir, tokens.vocab)
     with contextlib.ExitStack() as stack:
         stack.enter_context(locked(workdir))
@@ -96,14 +98,43 @@ def train_on(
     params: Any = None,
     observers: Hooks = NO_HOOKS,
 ) -> dict[str, Any]:
-    """Calls `train` with the jitted functions of the config, and returns its result.
+    """Trains stage by stage with `train`, and returns the result of the last one.
 
-    Raises BadNumbers if train.max_bad_steps updates in a row are skipped.
+    Each stage starts from the checkpoint with which the one before ended. Raises
+    BadNumbers if train.max_bad_steps updates in a row are skipped.
     """
+    result: dict[str, Any] = {}
+    for stage in stages(config):
+        # The schedule of the learning rate is that of the whole run.
+        whole = dataclasses.replace(stage.train, num_steps=config.train.num_steps)
+        splits = train_tokens, valid_tokens
+        result = _train_stage(stage, whole, workdir, *splits, params, observers)
+    return result
+
+
+def stages(config: Config) -> Iterator[Config]:
+    """Yields the config of each stage: train.num_steps ends it, its lengths are set."""
+    own = {"tgt_len": config.train.tgt_len, "mem_len": config.model.mem_len}
+    for end, lengths in [*config.train.early_stages, (config.train.num_steps, own)]:
+        L, M = ((own | lengths)[name] for name in own)
+        train = dataclasses.replace(config.train, stages="", num_steps=end, tgt_len=L)
+        model = dataclasses.replace(config.model, mem_len=M)
+        yield dataclasses.replace(config, model=model, train=train)
+
+
+def _train_stage(
+    config: Config,
+    whole: TrainConfig,
+    workdir: Path,
+    train_tokens: np.ndarray,
+    valid_tokens: np.ndarray,
+    params: Any,
+    observers: Hooks,
+) -> dict[str, Any]:
     mesh = sharding.make_mesh(config.mesh)
     rows = sharding.host_rows(mesh, config.train.batch_size, "train.batch_size")
     read_batch = make_streams(config, train_tokens, rows).batch
-    program = make_program(config.model, config.train, config.optim, mesh)
+    program = make_program(config.model, whole, config.optim, mesh)
     bound = Bound(config, mesh, program.step)
     step = report_compilation("the training step", bound)
     evaluate_split = make_evaluate(config.model, config.eval, mesh)

@@ -37,6 +37,10 @@ class TrainConfig:
     # random place in each epoch, and "sentences:ID" shuffles the sentences in each
     # epoch, where ID is the id of the token that ends a sentence.
     order: str = "stream"
+    # Other lengths at the start of the run: "2000:tgt_len=32,mem_len=64" until update
+    # 2000; further stages follow after a semicolon. Empty keeps tgt_len and
+    # model.mem_len throughout.
+    stages: str = ""
     varlen: bool = False  # Draws the length of each segment at random around tgt_len.
     # The number of tokens that are read again before each segment. It needs
     # model.mem_len = 0.
@@ -79,6 +83,12 @@ class TrainConfig:
                 f"train.half_loss = True and train.ext_len = {self.ext_len} each score "
                 "only the recent part of what is read: set only one of them"
             )
+        ends = [end for end, _ in self.early_stages]
+        if ends != sorted({*ends}) or not all(0 < end < self.num_steps for end in ends):
+            raise UserError(
+                f"train.stages = {self.stages!r}: its updates must rise, and be below "
+                f"train.num_steps = {self.num_steps}"
+            )
         parts = {
             "batch_size": "batch_chunk",
             "segments_per_call": "segments_per_update",
@@ -89,6 +99,26 @@ class TrainConfig:
                     f"train.{name} = {getattr(self, name)} must be a multiple of "
                     f"train.{part} = {getattr(self, part)}"
                 )
+
+    @property
+    def early_stages(self) -> list[tuple[int, dict[str, int]]]:
+        """The stages before the last: (the update that ends it, its lengths)."""
+        stages = []
+        for stage in filter(None, self.stages.split(";")):
+            end, _, fields = stage.partition(":")
+            try:
+                pairs = [field.split("=") for field in fields.split(",")]
+                lengths = {name.strip(): int(value) for name, value in pairs}
+                stages.append((int(end), lengths))
+            except ValueError:
+                lengths = {}
+            least = lengths.get("tgt_len", 1), lengths.get("mem_len", 0) + 1
+            if not lengths or {*lengths} - {"tgt_len", "mem_len"} or min(least) < 1:
+                raise UserError(
+                    f"train.stages = {self.stages!r}: {stage!r} is not an update and "
+                    'lengths, such as "2000:tgt_len=32,mem_len=64"'
+                )
+        return stages
 
     @property
     def sentence_end(self) -> int:
