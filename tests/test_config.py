@@ -164,6 +164,10 @@ optim.schedule=constant optim.min_lr_ratio=1 | optim.min_lr_ratio
 eval.dynamic_lr=1                   | eval.dynamic_lr needs eval.dynamic = "rms"
 eval.sweep=dynamic_decay=0.1        | eval.dynamic_decay needs eval.dynamic = "rms"
 eval.dynamic=rms eval.streams=1     | needs a learning rate
+eval.cache_weight=0.1               | eval.cache_weight needs a cache
+eval.sweep=cache_theta=0.1,1        | eval.cache_theta needs a cache
+eval.cache_len=9                    | eval.cache_len = 9 needs the cache's share
+eval.cache_len=9 eval.cache_weight=0.1 eval.reset_memory_at=0 | cache_len = 9 is for
 {DYNAMIC} eval.streams=2            | set eval.streams to 1
 {DYNAMIC} eval.mem_len=0 eval.ext_len=1 | leave out eval.ext_len
 {DYNAMIC} eval.sweep=cold_start=9   | a sweep over cold_start

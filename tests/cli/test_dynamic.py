@@ -1,4 +1,4 @@
-"""Dynamic evaluation of a run: its statistics are collected once."""
+"""Dynamic evaluation of a run, whose statistics are collected once, and a cache."""
 
 import dataclasses
 from typing import Any
@@ -60,3 +60,12 @@ def test_rates_are_swept(home: Home, loaded: Loaded) -> None:
 def test_one_stream_is_not_split(home: Home) -> None:
     done = home.read("evaluate", "--streams=1", "--dynamic=sgd", "--dynamic_lr=1")
     assert done.status == 2 and "eval.streams = 1 is not divisible" in done.err
+
+
+def test_the_share_of_a_cache_is_swept(home: Home) -> None:
+    options = "--cache_len=20", "--cache_theta=0.05", "--max_tokens=300"
+    result = home.read("evaluate", *options, "--sweep=cache_weight=0.1").result
+    without, mixed = (row["nll"] for row in result["rows"])
+    static = home.read("evaluate", "--max_tokens=300").result
+    assert without == pytest.approx(static["nll"], rel=1e-6) != mixed
+    assert "cache_len" not in static

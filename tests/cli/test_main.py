@@ -37,7 +37,9 @@ ORDERS = dict(
 )
 
 
-DYNAMIC = [x for x in EvalConfig.__dataclass_fields__ if x.startswith("dynamic")]
+DYNAMIC = [
+    x for x in EvalConfig.__dataclass_fields__ if x.startswith(("dynamic", "cache"))
+]
 
 
 def documented(name: str, result: dict[str, Any], *left_out: str) -> bool:

@@ -17,6 +17,7 @@ from txl_jax.evaluate.options import EvalConfig, Sweep, parse_sweep
         ("same_length=true,false", (False, True)),
         ("cold_start=512", (512,)),
         ("dynamic_lr=3e-2,0,0.01", (0.0, 0.01, 0.03)),
+        ("cache_weight=0.1,0.05", (0.05, 0.1)),
     ],
 )
 def test_parses(text: str, values: tuple[int, ...]) -> None:

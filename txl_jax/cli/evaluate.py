@@ -12,8 +12,14 @@ from txl_jax.cli.prepare import prepare
 from txl_jax.cli.summary import aligned
 from txl_jax.config import Config
 from txl_jax.data.tokens import Tokens
-from txl_jax.evaluate import accounting, cold_start
-from txl_jax.evaluate.options import RATES, evaluation_model, in_order, parse_sweep
+from txl_jax.evaluate import accounting, cache, cold_start
+from txl_jax.evaluate.options import (
+    MIXTURE,
+    RATES,
+    evaluation_model,
+    in_order,
+    parse_sweep,
+)
 from txl_jax.evaluate.perplexity import make_evaluate
 from txl_jax.model.config import ModelConfig
 from txl_jax.report import plots
@@ -46,7 +52,7 @@ def evaluate_sweep(loaded: Loaded, tokens: Tokens, workdir: Path) -> dict[str, A
     swept = parse_sweep(config.eval.sweep)
     field = swept.field
     of_training = config.train if field in ("ext_len", "tgt_len") else config.model
-    trained = 0.0 if field in RATES else getattr(of_training, field)
+    trained = 0.0 if field in (*RATES, *MIXTURE) else getattr(of_training, field)
     # All configs are checked before the first evaluation.
     configs = {
         value: dataclasses.replace(config, eval=swept.at(config.eval, value))
@@ -120,8 +126,13 @@ def write_files(
 def evaluate(loaded: Loaded, tokens: Tokens, workdir: Path) -> dict[str, Any]:
     """Returns the nll of one split, with the settings that it depends on."""
     config, split = loaded.config.eval, loaded.config.eval.split
-    read = dynamic.make_reader(loaded, tokens, workdir) if config.dynamic else None
+    read: Any = None
+    if config.dynamic:
+        read = dynamic.make_reader(loaded, tokens, workdir)
+    elif config.cache_len:
+        read = cache.make_reader(loaded.config.model, config, loaded.mesh)
     score = make_evaluate(loaded.config.model, config, loaded.mesh, read)
+    off = {"dynamic": not config.dynamic, "cache": not config.cache_len}
     with interruptible(split) as progress:
         scores = score(loaded.params, tokens.split(split), progress)
     return {
@@ -134,7 +145,7 @@ def evaluate(loaded: Loaded, tokens: Tokens, workdir: Path) -> dict[str, Any]:
         **{
             name: value
             for name, value in dataclasses.asdict(config).items()
-            if config.dynamic or not name.startswith("dynamic")
+            if not off.get(name.partition("_")[0])
         },
         "memory": accounting.account(*sizes(loaded.config)),
     }

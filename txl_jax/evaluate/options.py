@@ -8,7 +8,7 @@ from txl_jax.checkpoint.options import check_which
 from txl_jax.data.options import OFF, SPLITS
 from txl_jax.errors import UserError, require_one_of
 from txl_jax.model.config import ModelConfig
-from txl_jax.runtime.constraint import at_least, check, one_of
+from txl_jax.runtime.constraint import at_least, check, fraction, one_of
 
 STDIN = "-"
 UNITS = ("document", "line", "token")
@@ -16,10 +16,11 @@ COLD_START = "cold_start"
 MOST_VALUES = 10_000  # of a sweep, or lengths of contexts
 LENGTHS = ("mem_len", "ext_len", "tgt_len", "clamp_len")
 RATES = ("dynamic_lr", "dynamic_decay")
+MIXTURE = ("cache_weight", "cache_theta")
 FORMS = {
     "same_length": "same_length=false,true",
     COLD_START: f"{COLD_START}=TOKENS",
-    **{rate: f"{rate}=a,b,c in numbers" for rate in RATES},
+    **{name: f"{name}=a,b,c in numbers" for name in (*RATES, *MIXTURE)},
 }
 BOOLS = {"false": False, "true": True}
 
@@ -64,7 +65,7 @@ def parse_sweep(sweep: str) -> Sweep:
 
 
 def _read_values(field: str, text: str) -> list[float]:
-    if field in RATES:
+    if field in (*RATES, *MIXTURE):
         rates = [float(each) for each in text.split(",")]
         return rates if all(map(math.isfinite, rates)) else []
     if ":" in text:
@@ -124,6 +125,14 @@ class EvalConfig:
     # The number of training segments from which "rms" takes the usual size of
     # gradients. 0 takes all of them.
     dynamic_segments: int = at_least(0, 0)
+    # The number of recent tokens of each stream in a continuous cache, which the mode
+    # evaluate mixes with the model. 0 turns the cache off.
+    cache_len: int = at_least(0, 0)
+    # The share of the cache in the mixture.
+    cache_weight: float = fraction(0.0)
+    # The factor of the products of hidden states in the cache's exponents. It is small,
+    # about 1 / d_model, where the last norm gives states the length sqrt(d_model).
+    cache_theta: float = at_least(0, 0.0)
     # The values to compare. In the mode evaluate, FIELD=START:STOP:STEP or FIELD=a,b,c,
     # or cold_start=TOKENS for the loss by tokens read since a cold start, up to this
     # many. In the mode speed, mem_len=a,b,c for the attention lengths to time, where
@@ -144,8 +153,26 @@ class EvalConfig:
                 f"eval.sweep = {self.sweep!r} needs a memory that fills and ignores "
                 "documents: leave out eval.ext_len and eval.reset_memory_at"
             )
-
         self._check_dynamic()
+        self._check_cache()
+
+    def _check_cache(self) -> None:
+        swept = self.sweep.partition("=")[0].strip()
+        used = [name for name in MIXTURE if getattr(self, name) or name == swept]
+        if used and not self.cache_len:
+            raise UserError(f"eval.{used[0]} needs a cache: set eval.cache_len")
+        if self.cache_len and "cache_weight" not in used:
+            raise UserError(
+                f"eval.cache_len = {self.cache_len} needs the cache's share: set "
+                "eval.cache_weight, or find it with --sweep=cache_weight=0.05,0.1"
+            )
+        no_cache = self.dynamic or self.ext_len or self.cold_start
+        if self.cache_len and (no_cache or self.reset_memory_at != OFF):
+            raise UserError(
+                f"eval.cache_len = {self.cache_len} is for one text with a memory: "
+                "leave out eval.dynamic, eval.ext_len, eval.reset_memory_at and a "
+                "sweep over cold_start"
+            )
 
     def _check_dynamic(self) -> None:
         swept = self.sweep.partition("=")[0].strip()

@@ -93,9 +93,17 @@ class Reader:
         batch_size: int,
         tgt_len: int,
         mesh: Mesh | None = None,
+        more: Callable[[], Any] | None = None,
     ) -> None:
-        def empty(params: Any) -> KeyValueMemory:
-            memory = empty_memory(config, params, batch_size, tgt_len)
+        """Jits the functions.
+
+        more: returns the initial value of what `read` carries beside the memory, as
+            (memory, value).
+        """
+
+        def empty(params: Any) -> Any:
+            memory: Any = empty_memory(config, params, batch_size, tgt_len)
+            memory = (memory, more()) if more else memory
             if mesh is None:
                 return memory
             places = shardings(mesh, letters(memory))

@@ -1,0 +1,95 @@
+"""The continuous cache: a mixture with words that followed similar hidden states.
+
+Each of the newest C hidden states h_i remembers its target x_{i+1}, so that
+
+    p(x) = (1 - weight) p_model(x) + weight p_cache(x),
+    p_cache(x) ~ sum over i with x_{i+1} = x of exp(theta h_t . h_i)
+
+(Grave, Joulin and Usunier 2017, equations 3 to 5). While the cache is empty, p is that
+of the model. Nothing is trained.
+
+Dims: C tokens in the cache, B streams, L segment, K = C + L.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.sharding import Mesh
+
+from txl_jax.evaluate.options import EvalConfig, evaluation_model
+from txl_jax.evaluate.reader import Reader, Traced
+from txl_jax.kernels.xla import MASKED, product
+from txl_jax.model.config import ModelConfig
+from txl_jax.model.txl import TransformerXL
+
+NONE = -1  # the target of an empty entry, and of padding
+
+
+class Cache(NamedTuple):
+    """The newest hidden states and their targets, oldest first."""
+
+    h_BCD: Array
+    target_BC: Array  # int32
+
+    @classmethod
+    def empty(cls, model_config: ModelConfig, config: EvalConfig) -> "Cache":
+        """Returns a cache without entries."""
+        B, C, D = config.streams, config.cache_len, model_config.d_model
+        dtype = model_config.compute_dtype
+        return cls(jnp.zeros((B, C, D), dtype), jnp.full((B, C), NONE, jnp.int32))
+
+    def mix(
+        self,
+        nll_BL: Array,
+        h_BLD: Array,
+        target_BL: Array,
+        length_B: Array,
+        config: EvalConfig,
+    ) -> tuple[Array, "Cache"]:
+        """Returns (nll_BL of the mixture, the cache after the segment)."""
+        C, L = self.target_BC.shape[1], target_BL.shape[1]
+        real_BL = jnp.arange(L) < length_B[:, None]
+        h_BKD = jnp.concatenate([self.h_BCD, h_BLD], axis=1)
+        known_BL = jnp.where(real_BL, target_BL, NONE)
+        target_BK = jnp.concatenate([self.target_BC, known_BL], axis=1)
+        # Query l sees the C keys before its own, C + l.
+        age_LK = jnp.arange(L)[:, None] + C - jnp.arange(C + L)
+        seen_BLK = (age_LK > 0) & (age_LK <= C) & (target_BK != NONE)[:, None]
+        score_BLK = config.cache_theta * product("BLD,BKD->BLK", h_BLD, h_BKD)
+        score_BLK = jnp.where(seen_BLK, score_BLK, MASKED)
+        same_BLK = seen_BLK & (target_BK[:, None] == target_BL[..., None])
+        total_BL = jax.nn.logsumexp(score_BLK, axis=-1)
+        hit_BL = jax.nn.logsumexp(jnp.where(same_BLK, score_BLK, -jnp.inf), axis=-1)
+        mixed_BL = jnp.logaddexp(
+            jnp.log1p(-config.cache_weight) - nll_BL,
+            jnp.log(config.cache_weight) + hit_BL - total_BL,
+        )
+        nll_BL = jnp.where(seen_BLK.any(-1), -mixed_BL, nll_BL)
+        return nll_BL, Cache(h_BKD[:, L:], target_BK[:, L:])
+
+
+def make_reader(model_config: ModelConfig, config: EvalConfig, mesh: Mesh) -> Reader:
+    """Returns the reader of the summed nlls, in nats, of the mixture."""
+    model_config = evaluation_model(model_config, config)
+
+    def read(model: TransformerXL, state: Any, segment: Traced) -> tuple[Array, Any]:
+        memory, cache = state
+        hidden_BLD, memory = model(
+            segment.inputs_SBL,
+            memory,
+            length_B=segment.length_SB,
+            first_BL=segment.first_SBL,
+        )
+        nll_BL = model.embedding.nll(hidden_BLD, segment.targets_SBL)
+        nll_BL, cache = cache.mix(
+            nll_BL, hidden_BLD, segment.targets_SBL, segment.length_SB, config
+        )
+        return jnp.sum(nll_BL * segment.weights_SBL), (memory, cache)
+
+    def empty() -> Cache:
+        return Cache.empty(model_config, config)
+
+    sizes = config.streams, config.tgt_len
+    return Reader(model_config, read, *sizes, mesh, empty)
