@@ -1,7 +1,7 @@
 """Two directives for the pages, and the layout of docstrings.
 
 `{made} module.function` is what a function of `generate/` returns, as Markdown.
-`{chapter}` is a toctree that leaves out pages that are not there.
+`{chapter}` is a toctree that omits missing pages.
 """
 
 import importlib

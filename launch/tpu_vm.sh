@@ -2,7 +2,7 @@
 # Trains on a Cloud TPU slice: creates it as a queued resource, waits for it, installs
 # the package on all workers, trains in a workdir on gs:// or on a share that it mounts,
 # follows the logs of all workers, and deletes it. When the slice is taken away, or the
-# training says "again" (75), it does so again; the training resumes by itself from its
+# training ends with 75 (retry), it repeats all of this; the training resumes from its
 # workdir.
 set -euo pipefail
 
@@ -22,7 +22,7 @@ usage: launch/tpu_vm.sh --name=NAME --zone=ZONE --accelerator_type=TYPE \
   --project=PROJECT        (default: gcloud's)
   --spot                   cheap machines that may be taken away at any time
   --max_restarts=N         give up after so many (default: 100)
-  --keep                   leave the slice there at the end; it goes on costing
+  --keep                   keep the slice at the end; it still costs money
   --delete                 delete the slice, whatever runs on it, and nothing else
   --dry_run                print the commands and run none
 
@@ -70,7 +70,7 @@ parse() {
 
 require() {  # flag, value, pattern, example
   [[ -n $2 ]] || mistake "--$1 is missing: give one, such as --$1=$4"
-  [[ $2 =~ ^$3$ ]] || mistake "--$1=$2 is none: it looks like $4"
+  [[ $2 =~ ^$3$ ]] || mistake "--$1=$2 is invalid: it looks like $4"
 }
 
 check() {
@@ -188,7 +188,7 @@ obtain() {  # returns when the slice is ready
       GONE) delete || ((++failures < 3)) || fail 1 "$name cannot be deleted: see above" ;;
       FAILED) fail 1 "the request for $name failed: look at it with gcloud compute tpus \
 queued-resources describe $name --zone=$zone, then --delete it" ;;
-      UNKNOWN) ((++failures < 3)) || fail 1 "gcloud says nothing of $name: see above" ;;
+      UNKNOWN) ((++failures < 3)) || fail 1 "gcloud does not report the state of $name: see above" ;;
     esac
     sleep "$poll"
   done
@@ -280,7 +280,7 @@ main() {
   check
   if ((delete)); then delete; return; fi
   if ((dry_run)); then rehearse; return; fi
-  trap 'fail 130 "the slice is left training: the same command follows it again"' INT TERM
+  trap 'fail 130 "training continues on the slice: the same command follows it again"' INT TERM
   pack
   while :; do
     obtain

@@ -2,12 +2,12 @@
 # One status of a run out of those of its processes, one a line on stdin.
 #
 # When one process fails, the others notice and end with 75 (2 after a user error), or the
-# runtime aborts them (134): these are consequences. So what any other process says comes first.
-#   2     the user's mistake
+# runtime aborts them (134): these are consequences. So any other status comes first.
+#   2     a user error
 #   N     any other failure, such as 1 or 137 (killed, mostly for memory)
-#   75    again; so does `lost`: its machine stopped before it could say
-#   134   aborted or hung (`stuck`), and nobody says why
-#   0     done, and all say so
+#   75    retry; also for `lost`: the machine stopped before it could report a status
+#   134   aborted or hung (`stuck`), for an unknown reason
+#   0     done, on all processes
 set -euo pipefail
 
 seen=$(cat)

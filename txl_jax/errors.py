@@ -47,7 +47,7 @@ class UserError(Exception):
 
     def __init__(self, line: str):
         line = printable(" ".join(line.split("\n")))  # it may quote text or a path
-        line = LONG.sub(lambda found: f"{found[0][:95]} ... {found[0][-100:]}", line)
+        line = LONG.sub(lambda match: f"{match[0][:95]} ... {match[0][-100:]}", line)
         if len(line) > LONGEST_LINE:
             line = f"{line[:600]} ... {line[-300:]}"
         super().__init__(line)

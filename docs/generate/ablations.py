@@ -32,11 +32,11 @@ def claims() -> str:
         **{claim: [f"`{x}` instead" for x in rows] for claim, rows in CLAIMS.items()},
         LONGER: [f"`{x}`: attention" for x in OF],
     }
-    found = [
+    rows = [
         [claim, *row]
         for claim, beginnings in begins.items()
         for row in comparisons()
         if row[0].startswith(tuple(beginnings))
     ]
     head = ("claim", "change", "costs (ppl)", "spread", "paper", "verdict")
-    return table(head, found)
+    return table(head, rows)

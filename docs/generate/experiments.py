@@ -50,13 +50,13 @@ def readme() -> dict[str, list[str]]:
 
 def runs() -> dict[str, tuple[dict[str, Any], str]]:
     """Returns the results that the pages show, by experiment: (JSON, file)."""
-    found = {}
+    results = {}
     page = "docs/tutorial/quickstart.md"
     for line in (ROOT / page).read_text("utf-8").splitlines():
         if line.startswith('{"mode": "train"'):
             result = json.loads(line)
-            found[Path(result["workdir"]).name] = result, page
-    return found
+            results[Path(result["workdir"]).name] = result, page
+    return results
 
 
 # Whose results have a page.

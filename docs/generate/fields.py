@@ -12,11 +12,11 @@ SECTIONS = {name: help.describe(name, x) for name, x in configs.SECTIONS.items()
 def config() -> str:
     """Returns every section of the config: its sentence and its fields."""
     parts = []
-    for name, found in SECTIONS.items():
+    for name, fields in SECTIONS.items():
         section = configs.SECTIONS[name]
         rows = [
             (code(each.name), each.type, code(each.default), each.meaning)
-            for each in found
+            for each in fields
         ]
         file = inspect.getmodule(section).__name__.replace(".", "/")  # type: ignore[union-attr]
         parts.append(
@@ -41,7 +41,7 @@ def modes() -> str:
 
 
 def mode_flags() -> str:
-    """Returns the flags that each mode has of its own."""
+    """Returns the flags of each mode alone."""
     parts = []
     for name, mode in flags.MODES.items():
         rows = [
@@ -56,7 +56,7 @@ def mode_flags() -> str:
 
 
 def changeable() -> str:
-    """Returns what the same workdir may go on with changed."""
+    """Returns the fields that may change when a run resumes."""
     whole = [code(name + "*") for name in configs.CHANGEABLE if name.endswith(".")]
     single = [code(name) for name in configs.CHANGEABLE if not name.endswith(".")]
     return f"{', '.join(whole)}; and of the other sections {', '.join(single)}."

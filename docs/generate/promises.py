@@ -46,9 +46,9 @@ def marked() -> Iterator[tuple[str, str]]:
 
 def guaranteed() -> str:
     """Returns the guarantees and their tests, as a table."""
-    found = list(marked())
+    tests = list(marked())
     rows = [
-        (each, ", ".join(code(test) for guarantee, test in found if guarantee == each))
+        (each, ", ".join(code(test) for guarantee, test in tests if guarantee == each))
         for each in guarantees()
     ]
     return table(("guarantee", "tests"), rows)

@@ -56,9 +56,9 @@ def measured() -> str:
                 ),
                 *("ratio", "share of the bound", "the machine was"),
             ),
-            found,
+            compared,
         )
-        for sides, found in rows.items()
+        for sides, compared in rows.items()
     )
 
 

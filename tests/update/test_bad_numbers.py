@@ -132,10 +132,10 @@ def test_a_diagnosis_stops_at_the_first_update_with_too_many() -> None:
     for step, updates in (10, [bad(1), bad(2)]), (12, [bad(0), bad(1)]):
         diagnosis.fetched(step, updates, segments)
         diagnosis.raise_if_found(state)
-        assert not diagnosis.found()
+        assert not diagnosis.ends()
     diagnosis.fetched(14, [bad(2), bad(3)], segments)
     diagnosis.fetched(16, [bad(4), bad(0)], segments)
-    assert diagnosis.found()
+    assert diagnosis.ends()
     with pytest.raises(BadNumbers) as caught:
         diagnosis.raise_if_found(state)
     assert str(caught.value) == (

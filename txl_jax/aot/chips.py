@@ -131,7 +131,7 @@ KINDS = {  # by jax's name of a device's kind
 
 
 def attached(devices: list[Any]) -> Slices | None:
-    """Returns the slices of a run's devices; None if they are no TPUs of CHIPS."""
+    """Returns the slices of a run's devices; None unless they are TPUs in CHIPS."""
     if (kind := KINDS.get(devices[0].device_kind)) is None:
         return None
     axes = zip(*(device.coords for device in devices), strict=True)

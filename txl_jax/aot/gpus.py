@@ -1,6 +1,6 @@
-"""NVIDIA GPUs that XLA:GPU compiles for without having one.
+"""Descriptions of NVIDIA GPUs, for which XLA:GPU compiles without a GPU.
 
-The compiler learns what it needs to know of a GPU from a text, the target description.
+The compiler reads the properties of a GPU from a text, the target description.
 """
 
 import importlib.util

@@ -3,8 +3,8 @@
 While a save is written in the background, the processes of a run meet at two barriers:
 when all have written their parts, and when process 0 has committed the checkpoint. A
 process whose write fails never reaches the first, and orbax would keep the others
-waiting there for minutes. Some of what this needs is private in orbax: where a version
-of orbax lacks it, that is what happens.
+waiting there for minutes. This relies on private names of orbax: with a version that
+lacks them, the others wait.
 """
 
 import contextlib

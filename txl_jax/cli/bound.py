@@ -16,7 +16,7 @@ from txl_jax.runtime import distributed
 class Bound:
     """Wraps a jitted step, and reports the utilization of its second full call.
 
-    Nothing is reported on other devices than TPUs whose chip is known.
+    Reports nothing unless the devices are TPUs of a known chip.
     """
 
     def __init__(self, config: Config, mesh: Mesh, step: Any):

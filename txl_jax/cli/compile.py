@@ -1,4 +1,4 @@
-"""The mode `compile`: memory and speed bounds on TPUs or GPUs that are not there."""
+"""The mode `compile`: memory and speed bounds on absent TPUs or GPUs."""
 
 from collections.abc import Callable
 from typing import Any
@@ -90,7 +90,7 @@ def search_policies(
     """
     streams, unit = config.compile.streams_per_chip or -1, config.train.batch_chunk
     config = replace(config, "compile", streams_per_chip=streams, mesh="auto")
-    found: list[tuple[float, Config, dict[str, Any]]] = []
+    fitting: list[tuple[float, Config, dict[str, Any]]] = []
     for policy in ("none", "dots", "full"):
         tried = replace(config, "model", remat_policy=policy)
         try:
@@ -101,18 +101,18 @@ def search_policies(
             say(f"remat_policy = {policy}: {error}")
             continue
         rate = costs["tokens_per_second"]["no_overlap"]
-        found.append((rate, tried, costs))
+        fitting.append((rate, tried, costs))
         say(f"remat_policy = {policy}: at least {rate:,.0f} tokens per second")
         if streams < 0 and costs["streams_per_chip"] > MOST_STREAMS - unit:
             break  # policies that keep less would fit no more streams
-    if not found:
+    if not fitting:
         raise UserError(
             f"no remat policy and mesh fit on {tpus.name}: use a larger slice, or "
             "--config.model.dtype=bfloat16"
         )
-    _, config, result = max(found, key=lambda each: each[0])
+    _, config, result = max(fitting, key=lambda each: each[0])
     names = "remat_policy mesh streams_per_chip hbm_bytes tokens_per_second".split()
-    candidates = [{name: costs[name] for name in names} for *_, costs in found]
+    candidates = [{name: costs[name] for name in names} for *_, costs in fitting]
     return config, {**result, "candidates": candidates}
 
 

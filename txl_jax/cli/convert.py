@@ -165,7 +165,7 @@ def refuse_used(path: Path, flag: str) -> None:
 
 
 def remove_killed(path: Path) -> None:
-    """Removes the temporary folders of killed imports into `path`, which lock none."""
+    """Removes temporary folders of killed imports into `path`: their locks are free."""
     for parent in path.parent.glob(f"{SCRATCH}*"):
         with contextlib.suppress(OSError):  # a Timeout if the import is running
             if (parent / path.name).exists():

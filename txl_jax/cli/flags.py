@@ -128,21 +128,21 @@ def parse(argv: list[str]) -> Command:
     return Command(args.mode, parsed, folder, overrides, origins, *switches)
 
 
-def start_from(config: ConfigDict, given: dict[str, str], folder: Path) -> str:
+def start_from(config: ConfigDict, flags: dict[str, str], folder: Path) -> str:
     """Sets the model and the vocabulary to those of train.init_from, another workdir.
 
     A run that has begun keeps its own. The vocabulary stays if flags describe it; other
     flags are applied later. Returns the path of the config that was read.
     """
     try:
-        source, own = find(given[INIT_FROM]) / CONFIG, folder / CONFIG
+        source, own = find(flags[INIT_FROM]) / CONFIG, folder / CONFIG
         begun = storage.is_file(own)
         path = own if begun else source
         saved = dataclasses.asdict(configs.parse(configs.load_json(path)))
     except UserError as error:
-        raise UserError(f"{INIT_FROM} = {given[INIT_FROM]!r}: {error}") from error
+        raise UserError(f"{INIT_FROM} = {flags[INIT_FROM]!r}: {error}") from error
     changes = {"model": saved["model"]}
-    if not any(name.startswith(TAKEN[1:]) for name in given):
+    if not any(name.startswith(TAKEN[1:]) for name in flags):
         vocab_path = str(storage.absolute(folder) / VOCAB)  # the run's own copy
         data = {"vocab": OWN, "vocab_size": 0, "lower_case": False}
         data |= {"vocab_path": vocab_path}

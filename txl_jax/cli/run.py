@@ -146,7 +146,7 @@ def _train_stage(
     observers = dataclasses.replace(
         observers,
         fetched=[diagnosis.fetched, bound.fetched],
-        boundary=[diagnosis.found],
+        boundary=[diagnosis.ends],
         validated=[curve.load(config.train.expected_curve).report],
         saved=[diagnosis.raise_if_found],
     )

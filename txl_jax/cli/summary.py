@@ -1,4 +1,4 @@
-"""The line for people that ends each mode, beside the JSON for programs."""
+"""The last line of each mode on stderr: its main figures, for people."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -137,9 +137,9 @@ VOCAB_FILES = (
 )
 
 
-def _find_vocab(given: str, *folders: Path) -> Path:
-    if given:
-        return Path(given)
+def _find_vocab(vocab_path: str, *folders: Path) -> Path:
+    if vocab_path:
+        return Path(vocab_path)
     for path in (folder / name for folder in folders for name in VOCAB_FILES):
         if path.is_file():
             return path

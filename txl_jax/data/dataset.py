@@ -105,7 +105,7 @@ def _texts(builder: Any, split: str, feature: str, folder: Path) -> Iterator[byt
 
 @contextlib.contextmanager
 def refusing_damage(folder: Path) -> Iterator[None]:
-    """Raises UserError for errors of TFDS, protobuf and ArrayRecord: of many types."""
+    """Converts errors of TFDS, protobuf and ArrayRecord, of any type, to UserError."""
     try:
         yield
     except UserError:

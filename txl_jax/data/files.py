@@ -111,7 +111,7 @@ def split_text(path: str, scratch: Path) -> Splits:
 def read_blocks(path: Path) -> Iterator[bytes]:
     """Yields the content of a file in blocks, decompressed by its suffix.
 
-    Raises UserError for a compressed file that grows without an end in sight.
+    Raises UserError for a compressed file that unpacks to an implausible size.
     """
     unpacked = 0
     try:
@@ -121,8 +121,8 @@ def read_blocks(path: Path) -> Iterator[bytes]:
                 unpacked += len(block)
                 if unpacked > most and path.suffix in COMPRESSED:
                     raise UserError(
-                        f"{path} unpacks to over {EXPANSION} times its size: if it is "
-                        "what you want, unpack it yourself"
+                        f"{path} unpacks to over {EXPANSION} times its size: if that "
+                        "is intended, unpack it yourself"
                     )
                 yield block
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:

@@ -1,4 +1,4 @@
-"""The roll call: each process must have come exactly once before JAX connects them.
+"""The roll call: each process must report exactly once before JAX connects them.
 
 JAX aborts a process, or even process 0 and so the whole run, with a C++ stack if two
 processes have one id, and it does not notice counts that differ. So process 0 first
@@ -24,10 +24,10 @@ PAUSE_SECONDS = 0.2  # between attempts, and until JAX listens
 
 
 def attend(address: str, count: int, index: int, wait_seconds: float) -> None:
-    """Returns when all processes have come, or after wait_seconds.
+    """Returns when all processes have reported, or after wait_seconds.
 
-    Raises UserError in all processes that have come if two have the same id or
-    different counts, and in a process that is one too many.
+    Raises UserError in all processes that have reported if two have the same id or
+    different counts, and in a surplus process.
     """
     host, _, port = address.rpartition(":")
     end = time.monotonic() + wait_seconds

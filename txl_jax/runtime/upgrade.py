@@ -160,7 +160,7 @@ def upgrade(saved: dict[str, Any], source: str) -> dict[str, Any]:
 
 @functools.cache
 def _say_once(line: str) -> None:
-    """Prints a line that a command may come to again: files are read several times."""
+    """Prints a line once, although a command reads some files several times."""
     print(line, file=sys.stderr)
 
 

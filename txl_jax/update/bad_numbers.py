@@ -127,7 +127,7 @@ class Diagnosis:
             if not self.update and in_row >= self.config.max_bad_steps:
                 self.update = {"step": step + u, **metrics}, u, segments
 
-    def found(self) -> bool:
+    def ends(self) -> bool:
         """Returns whether the run has to end."""
         return self.update is not None
 
