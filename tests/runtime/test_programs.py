@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
+from tests.support.refusal import refused
 from txl_jax.runtime import distributed, programs
 
 NAMES = ("enable_compilation_cache", "compilation_cache_dir")
@@ -65,6 +66,8 @@ def test_off_a_folder_the_environment_and_several_processes_go_before(
     monkeypatch.setattr(distributed, "several", lambda: True)
     programs.keep("")
     assert used() == (True, None)
+    with refused("run.compilation_cache='s3://b/x' is neither a folder nor gs://"):
+        programs.keep("s3://b/x")
     programs.keep("off")
     assert used()[0] is False
     assert not home.exists()

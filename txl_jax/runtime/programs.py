@@ -10,7 +10,7 @@ from pathlib import Path
 
 import jax
 
-from txl_jax.runtime import distributed
+from txl_jax.runtime import distributed, storage
 
 OFF = "off"
 MOST_BYTES = 2**30  # the least recently used programs are deleted
@@ -29,10 +29,13 @@ def keep(folder: str) -> None:
     By default, the environment variable JAX_COMPILATION_CACHE_DIR takes precedence, and
     several processes keep none: where only some of them find a program, compilers that
     work together would wait for each other. A folder that cannot be used is ignored.
+    Raises UserError for an address that is not on gs://, or if its library is missing.
     """
     if folder == OFF:
         jax.config.update("jax_enable_compilation_cache", False)
     elif folder:
+        if "://" in folder:
+            storage.remote_path(folder, "run.compilation_cache")
         jax.config.update("jax_compilation_cache_dir", folder)
     elif not (jax.config.values["jax_compilation_cache_dir"] or distributed.several()):
         with contextlib.suppress(OSError, RuntimeError):  # there may be no home
@@ -48,13 +51,13 @@ def processor() -> str:
 
     Programs for CPUs are compiled for one model, and their bits depend on the cores.
     """
-    facts = {platform.machine(), platform.processor(), os.environ.get("NPROC", "")}
-    facts.add(f"{usable_cores()} cores")
+    parts = {platform.machine(), platform.processor(), os.environ.get("NPROC", "")}
+    parts.add(f"{usable_cores()} cores")
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
         names = ("model name", "flags", "Features", "CPU part")
-        facts |= {x for x in cpuinfo.read_text().splitlines() if x.startswith(names)}
-    return hashlib.sha256("\n".join(sorted(facts)).encode()).hexdigest()[:12]
+        parts |= {x for x in cpuinfo.read_text().splitlines() if x.startswith(names)}
+    return hashlib.sha256("\n".join(sorted(parts)).encode()).hexdigest()[:12]
 
 
 def usable_cores() -> int:
