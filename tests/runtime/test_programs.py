@@ -14,12 +14,13 @@ from txl_jax.runtime import distributed, programs
 
 NAMES = ("enable_compilation_cache", "compilation_cache_dir")
 BOUND = "compilation_cache_max_size"
+OF_XLA = "persistent_cache_enable_xla_caches"
 
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Returns a new cache folder of the user, without jax's variables."""
-    names = [f"jax_{name}" for name in (*NAMES, BOUND)]
+    names = [f"jax_{name}" for name in (*NAMES, BOUND, OF_XLA)]
     before = {name: jax.config.values[name] for name in names}
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     jax.config.update("jax_compilation_cache_dir", None)
@@ -68,9 +69,20 @@ def test_off_a_folder_the_environment_and_several_processes_go_before(
     assert used() == (True, None)
     with refused("run.compilation_cache='s3://b/x' is neither a folder nor gs://"):
         programs.keep("s3://b/x")
+    programs.keep("gs://b/x")
+    assert used() == (True, "gs://b/x")
+    assert jax.config.values[f"jax_{OF_XLA}"] == "none"  # XLA cannot write there
     programs.keep("off")
     assert used()[0] is False
     assert not home.exists()
+
+
+def test_a_folder_replaces_one_in_use(home: Path, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        programs.keep(str(tmp_path / name))
+        jax.clear_caches()
+        jax.jit(jnp.sin)(1.0)
+        assert any((tmp_path / name).glob("*-cache"))
 
 
 def test_a_home_that_cannot_be_written_is_no_error(

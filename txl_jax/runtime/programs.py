@@ -9,6 +9,7 @@ import warnings
 from pathlib import Path
 
 import jax
+from jax.experimental.compilation_cache import compilation_cache
 
 from txl_jax.runtime import distributed, storage
 
@@ -31,11 +32,14 @@ def keep(folder: str) -> None:
     work together would wait for each other. A folder that cannot be used is ignored.
     Raises UserError for an address that is not on gs://, or if its library is missing.
     """
+    compilation_cache.reset_cache()  # a program compiled before has chosen its folder
     if folder == OFF:
         jax.config.update("jax_enable_compilation_cache", False)
     elif folder:
         if "://" in folder:
             storage.remote_path(folder, "run.compilation_cache")
+            # XLA:GPU's cache of tuned kernels: only on local disks, fails elsewhere.
+            jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
         jax.config.update("jax_compilation_cache_dir", folder)
     elif not (jax.config.values["jax_compilation_cache_dir"] or distributed.several()):
         with contextlib.suppress(OSError, RuntimeError):  # there may be no home
