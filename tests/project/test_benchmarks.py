@@ -14,9 +14,11 @@ from experiments.benchmarks import (
     quiet,
     tpu_step,
     tpu_step_page,
+    variants,
 )
 from experiments.benchmarks.quiet import LoadedError, Watch
 from tests.project.conftest import EXPERIMENTS, Start
+from txl_jax import config as configs
 
 PROGRAMS = {
     f"{folder}.{path.stem}": path
@@ -54,7 +56,7 @@ def test_help_has_the_docstring(
 def test_flags_of_every_comparison_are_tested() -> None:
     compared = {name.partition(",")[0] for name in compare.PROGRAMS}
     others = {"compare", "gpus", "input", "pods", "shakespeare"}
-    others |= {"tpu_estimate", "tpu_step"}
+    others |= {"tpu_estimate", "tpu_step", "variants"}
     programs = {name.partition(".")[2] for name in PROGRAMS if "benchmarks" in name}
     assert compared == set(FLAGS) == programs - others
 
@@ -153,3 +155,20 @@ def test_pages_are_made_from_the_committed_rows() -> None:
     assert pods.PAGE.read_text("utf-8") == pods_page.page(pods.read())
     assert gpus.PAGE.read_text("utf-8") == gpus.page()
     assert tpu_step.PAGE.read_text("utf-8") == tpu_step_page.page(tpu_step.known())
+
+
+def test_variants_are_compared_with_the_paper() -> None:
+    sizes = {"fields": ["a=1"], "parameters": 1000, "updates": 20}
+    nats = [("paper", 1.0), ("paper", 1.2), ("muon", 1.0), ("muon", 1.0)]
+    lines = [{"variant": name, "nats": x, **sizes} for name, x in nats]
+    *_, paper, muon = variants.page(lines).splitlines()
+    assert "1.1000 (1.0000–1.2000) | +0.0% | 2 |" in paper
+    assert "| `a=1` | 1,000 | 20 | 1.0000 (1.0000–1.0000) | -9.5% | 2 |" in muon
+
+
+def test_variants_are_configs() -> None:
+    for fields in variants.VARIANTS.values():
+        config = configs.load("shakespeare")
+        for field in fields:
+            configs.override(config, *field.split("=", 1))
+        configs.parse(config)
