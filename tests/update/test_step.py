@@ -26,7 +26,13 @@ from txl_jax.update.init import init_state
 from txl_jax.update.optim import make_average, make_optimizer, make_schedule
 from txl_jax.update.options import OptimConfig, TrainConfig
 from txl_jax.update.state import Average, TrainState
-from txl_jax.update.step import join_streams, make_train_step, split_streams
+from txl_jax.update.step import (
+    join_streams,
+    make_train_step,
+    nll_sum,
+    split_streams,
+    sum_gradients,
+)
 
 B, L, G, C = 4, 4, 2, 2
 PARAMS = tiny.make_params()
@@ -107,7 +113,7 @@ def numbers(state: TrainState) -> Any:
     return state.params, state.opt_state, state.memory, state.step, state.average
 
 
-def nll_sum(params: Any, memory: Memory, segment: Segment) -> Any:
+def nll_and_memory(params: Any, memory: Memory, segment: Segment) -> Any:
     """Returns (summed nll of the scored tokens of one segment, memory)."""
     inputs_BL, targets_BL, weights_BL, first_BL, length_B = segment
     more: Any = {"first_BL": first_BL, "length_B": length_B, "method": "nll"}
@@ -175,7 +181,7 @@ def test_an_update_is_the_mean_over_its_scored_tokens(half_loss: bool) -> None:
     state = make_state(PLAIN, SGD)
     step = make_step(PLAIN, make_config(updates=2), SGD)
     actual, metrics = step(state, segments)
-    grad = tiny.jit(jax.value_and_grad(nll_sum, has_aux=True))
+    grad = tiny.jit(jax.value_and_grad(nll_and_memory, has_aux=True))
     params: Any = PARAMS
     memory, tokens_U = Memory.empty(PLAIN, B), []
     for u in range(2):
@@ -204,6 +210,27 @@ def test_an_update_is_the_mean_over_its_scored_tokens(half_loss: bool) -> None:
     assert metrics["loss"].tolist() == metrics["tokens"].tolist() == [0, 0]
     tiny.assert_equal(after.params, state.params)
     tiny.assert_close(after.memory.filled_B, memory.filled_B)
+
+
+def test_casting_the_layers_first_keeps_bfloat16_gradients() -> None:
+    """A single part's have half the bytes; several are added up in float32."""
+    model = TransformerXL(dataclasses.replace(PLAIN, dtype="bfloat16"))
+    memory, key = Memory.empty(model.config, B), jax.random.key(0)
+    one = jax.tree.map(jnp.asarray, make_segments(1))
+
+    @functools.partial(tiny.jit, static_argnums=1)
+    def grads(segments: Segment, parts: int) -> Any:
+        return sum_gradients(model, PARAMS, memory, segments, key, parts)[0][2]
+
+    segment = jax.tree.map(lambda x: x[0], one)
+    plain = jax.grad(functools.partial(nll_sum, model), has_aux=True)
+    expected, _ = tiny.jit(plain)(PARAMS, memory, segment, key)
+    whole, parts = grads(one, 1), grads(one, C)
+    assert whole["layers"]["attention"]["q"].dtype == jnp.bfloat16
+    assert {x.dtype for x in jax.tree.leaves(parts)} == {jnp.dtype("float32")}
+    for actual in (whole, parts):
+        actual = jax.tree.map(lambda x: x.astype("float32"), actual)
+        tiny.assert_close(actual, expected, tiny.BFLOAT16)
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])

@@ -30,7 +30,6 @@ from txl_jax.data.streams import Segment
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import Memory
 from txl_jax.model.txl import TransformerXL
-from txl_jax.update.guard import choose
 from txl_jax.update.init import init_state
 from txl_jax.update.optim import (
     AddToAverage,
@@ -75,9 +74,11 @@ def sum_gradients(
     """Returns ((nll, tokens, gradients), memory, sown) of G segments, see `nll_sum`.
 
     All but the memory are sums. Segment g is computed chunk by chunk; chunk c has its
-    streams' memory and the key `fold_in(fold_in(key, g), c)`.
+    streams' memory and the key `fold_in(fold_in(key, g), c)`. Gradients have the dtype
+    of `cast_layers`, their sum over several parts that of the parameters.
     """
     G = segments.length_SB.shape[0]
+    used = cast_layers(params, model.config.compute_dtype)
     grad = jax.value_and_grad(functools.partial(nll_sum, model), has_aux=True)
 
     def add_chunk(carry: Any, xs: Any) -> tuple[Any, dict[str, Array]]:
@@ -87,7 +88,7 @@ def sum_gradients(
         )
         chunk_key = jax.random.fold_in(jax.random.fold_in(key, g), c)
         with jax.named_scope("forward_and_backward"):
-            (nll, aux), grads = grad(params, memory, segment, chunk_key)
+            (nll, aux), grads = grad(used, memory, segment, chunk_key)
         tokens, memory, sown = aux
         total = jax.tree.map(jnp.add, total, (nll, tokens, grads))
         chunks = jax.tree.map(
@@ -100,13 +101,27 @@ def sum_gradients(
         x = jnp.moveaxis(split_streams(x, 1, C), 0, 1)
         return x.reshape(G * C, *x.shape[2:])
 
-    zero = jnp.zeros(()), jnp.zeros(()), jax.tree.map(jnp.zeros_like, params)
+    zeros = jax.tree.map(jnp.zeros_like, params if G * C > 1 else used)
+    zero = jnp.zeros(()), jnp.zeros(()), zeros
     chunks = jax.tree.map(lambda x, a: split_streams(x, a, C), memory, MEMORY_AXES)
     g, c = jnp.divmod(jnp.arange(G * C), C)
     xs = g, c, jax.tree.map(split, segments)
     (total, chunks), sown = jax.lax.scan(add_chunk, (zero, chunks), xs)
     sown = {name: jnp.sum(x, axis=0) for name, x in sown.items()}
     return total, jax.tree.map(join_streams, chunks, MEMORY_AXES), sown
+
+
+def cast_layers(params: Any, dtype: Any) -> Any:
+    """Returns the parameters with the layers' matrices in dtype.
+
+    The layers use them in this type only. Inside the scan over layers, each pass would
+    cast them again.
+    """
+
+    def cast(x_N: Array) -> Array:
+        return x_N.astype(dtype) if x_N.ndim > 2 else x_N
+
+    return {**params, "layers": jax.tree.map(cast, params["layers"])}
 
 
 def nll_sum(
@@ -161,30 +176,26 @@ def make_train_step(
         reason, guard = state.guard.judge(loss, grad_norm, config.max_loss_factor)
         good = reason == 0
 
-        def apply(params: Any, opt_state: Any, average: Any) -> tuple[Any, Any, Any]:
+        def apply(state: TrainState) -> TrainState:
             with jax.named_scope("optimizer"):
                 updates, opt_state = optimizer.update(
-                    mean_grads(), opt_state, params, grad_norm=grad_norm
+                    mean_grads(), state.opt_state, state.params, grad_norm=grad_norm
                 )
-                params = jax.tree.map(lambda p, u: p - lr * u, params, updates)
+                params = jax.tree.map(lambda p, u: p - lr * u, state.params, updates)
+            made = {"params": params, "opt_state": opt_state}
             if add_to_average:
-                average = add_to_average(average, params, state.step + 1)
-            return params, opt_state, average
+                made["average"] = add_to_average(state.average, params, state.step)
+            return dataclasses.replace(state, **made)
 
-        # With jnp.where, XLA:CPU would keep three copies of the parameters.
-        params, opt_state, average = jax.lax.cond(
-            good, apply, lambda *old: old, state.params, state.opt_state, state.average
-        )
-        fresh = Memory.empty(model.config, len(state.memory.filled_B))
+        def skip(state: TrainState) -> TrainState:
+            fresh = Memory.empty(model.config, len(state.memory.filled_B))
+            return dataclasses.replace(state, memory=fresh)
+
         state = dataclasses.replace(
-            state,
-            step=state.step + 1,
-            params=params,
-            opt_state=opt_state,
-            memory=choose(good, memory, fresh),
-            average=average,
-            guard=guard,
+            state, step=state.step + 1, memory=memory, guard=guard
         )
+        # With jnp.where, XLA:CPU would keep three copies of the parameters.
+        state = jax.lax.cond(good, apply, skip, state)
         return state, {
             "loss": loss,
             "grad_norm": grad_norm,
