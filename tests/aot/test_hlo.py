@@ -83,6 +83,14 @@ def test_a_known_trip_count_serves_where_the_condition_is_a_fusion() -> None:
     assert result.times == 6
 
 
+def test_only_the_usual_branch_of_a_conditional_counts() -> None:
+    branches = "branch_computations={%skip, %body}"
+    text = TEXT.replace("while(%begin)", "conditional(%begin)")
+    text = text.replace("condition=%condition, body=%body", branches)
+    (result,) = collectives(Program(text))
+    assert result.times == 1
+
+
 def test_products_of_a_library_count_without_their_workspace() -> None:
     product = '%c = (f32[4]{0}, s8[64]{0}) custom-call(%q), custom_call_target="'
     text = TEXT.replace("  %begin =", f'  {product}__cublas$lt$matmul"\n  %begin =')

@@ -91,7 +91,11 @@ class Program:
     def visit(
         self, name: str = "", times: float = 1
     ) -> Iterator[tuple[Op, str, float]]:
-        """Yields (instruction, its computation, its run count); fusions are whole."""
+        """Yields (instruction, its computation, its run count); fusions are whole.
+
+        Only the last branch of a conditional counts: the one that `lax.cond` takes if
+        its condition holds, which is the usual case of every condition here.
+        """
         name = name or self.entry
         for op in self.computations[name].ops.values():
             yield op, name, times
@@ -101,7 +105,7 @@ class Program:
                 yield from self.visit(op.called("to_apply"), times)
             elif op.kind == "conditional":
                 names = op.find(r"branch_computations=\{([^}]*)\}")
-                for branch in re.findall(r"[\w.\-]+", names):
+                for branch in re.findall(r"[\w.\-]+", names)[-1:]:
                     yield from self.visit(branch, times)
 
     def trips(self, loop: Op) -> float:

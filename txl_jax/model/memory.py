@@ -62,10 +62,17 @@ class Memory:
         N, B, L, D = h_NBLD.shape
         if length_B is None:
             length_B = jnp.full(B, L, jnp.int32)
-        h_NBLD = h_NBLD.astype(self.h_NBMD.dtype)
-        h_NBKD = jnp.concatenate([self.h_NBMD, h_NBLD], axis=2)
-        h_NBKD = jax.lax.stop_gradient(h_NBKD)
-        h_NBMD = window(h_NBKD, length_B, M)
+        h_NBLD = jax.lax.stop_gradient(h_NBLD.astype(self.h_NBMD.dtype))
+
+        def keep() -> Array:
+            h_NBKD = jnp.concatenate([self.h_NBMD, h_NBLD], axis=2)
+            return window(h_NBKD, length_B, M)
+
+        if L < M:
+            h_NBMD = keep()
+        else:  # copies less: only the last segment of an epoch has padding
+            full = jnp.all(length_B == L)
+            h_NBMD = jax.lax.cond(full, lambda: h_NBLD[:, :, L - M :], keep)
         return Memory(h_NBMD, count_filled(self.filled_B, M, length_B, first_BL))
 
     def reset(self, where_B: Array) -> "Memory":
@@ -81,9 +88,13 @@ class Memory:
 
     def zero(self, where_B: Array) -> "Memory":
         """Returns the memory with visible zeros in the streams where_B (bool)."""
-        where_B11 = where_B[:, None, None]
+
+        def zero(h_NBMD: Array) -> Array:
+            return jnp.where(where_B[:, None, None], 0, h_NBMD)
+
+        nowhere = ~jnp.any(where_B)
         return Memory(
-            h_NBMD=jnp.where(where_B11, 0, self.h_NBMD),
+            h_NBMD=jax.lax.cond(nowhere, lambda h: h, zero, self.h_NBMD),
             filled_B=jnp.where(where_B, self.mem_len, self.filled_B),
         )
 
