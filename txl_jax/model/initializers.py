@@ -1,5 +1,6 @@
 """Parameter initializers, boxed with the letters of their dimensions."""
 
+import functools
 from typing import Any
 
 import flax.linen as nn
@@ -42,11 +43,16 @@ def normal(std: float, letters: str, mean: float = 0.0) -> Any:
     return nn.with_logical_partitioning(init, names)
 
 
+def keep_sums(primitive: Any, *_: Any, **__: Any) -> bool:
+    """Is the policy that keeps the results of sums for the backward pass."""
+    return primitive is jax.lax.reduce_sum_p
+
+
 def feature_norm(config: ModelConfig, name: str | None = None) -> Any:
     """Returns the norm over the features, LayerNorm or RMSNorm.
 
     The backward pass recomputes its float32 arrays from the input, which takes half
-    the memory or less.
+    the memory or less, and from the sums over the features.
     """
     fields: dict[str, Any] = {
         "epsilon": config.layer_norm_epsilon,
@@ -56,10 +62,11 @@ def feature_norm(config: ModelConfig, name: str | None = None) -> Any:
         "name": name,
     }
     # prevent_cse is only needed outside a scan; inside, it costs time.
+    remat = functools.partial(nn.remat, prevent_cse=False, policy=keep_sums)
     if config.norm == "rms":
-        return nn.remat(nn.RMSNorm, prevent_cse=False)(**fields)
+        return remat(nn.RMSNorm)(**fields)
     fields["bias_init"] = normal(0, "D")
-    return nn.remat(nn.LayerNorm, prevent_cse=False)(**fields)
+    return remat(nn.LayerNorm)(**fields)
 
 
 def head_norm(config: ModelConfig, name: str | None = None) -> Any:
