@@ -19,6 +19,7 @@ def get_config() -> ConfigDict:
     c = config.default(model=config.tensorflow())
     c.model.update(n_layer=24, d_model=1024, n_head=8, d_head=128, d_inner=3072)
     c.model.update(mem_len=768, dropout=0.15, dropatt=0.15)
+    c.model.remat_policy = "save:q,k,v,r,o,hidden,sum"  # faster on a TPU
     c.data.corpus = "enwik8"
     c.train.update(batch_size=64, tgt_len=768, num_steps=400_000, segments_per_call=4)
     c.optim.update(lr=2.5e-4, warmup_steps=4000, min_lr_ratio=0.01)

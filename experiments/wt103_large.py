@@ -22,6 +22,7 @@ def get_config() -> ConfigDict:
     c.model.update(cutoffs=(20000, 40000, 200000), div_val=4)
     c.model.update(tie_projs=(False, True, True, True))
     c.model.update(mem_len=384, dropout=0.2, dropatt=0.2)
+    c.model.remat_policy = "save:q,k,v,r,o,hidden,sum"  # faster on a TPU
     c.data.corpus = "wikitext103"
     c.train.update(batch_size=128, tgt_len=384, num_steps=4_000_000)
     c.train.update(segments_per_call=4, eval_every=10_000)

@@ -14,7 +14,7 @@ import pytest
 
 from txl_jax.aot import chips, roofline
 from txl_jax.aot.traffic import Collective
-from txl_jax.model.config import ModelConfig
+from txl_jax.model.config import REMAT_NAMES, ModelConfig
 from txl_jax.model.memory import Memory
 from txl_jax.model.txl import TransformerXL
 from txl_jax.update.init import abstract_params
@@ -34,6 +34,7 @@ MODEL = ModelConfig(
     dropout=0.0,
     unroll=2,
 )
+ALL_NAMES = f"save:{','.join(REMAT_NAMES)}"
 CLUSTERS = {"cutoffs": (128, 256), "div_val": 2}
 
 
@@ -56,7 +57,9 @@ def counted(config: ModelConfig) -> float:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"clamp_len": 20}, CLUSTERS], ids=["clamped", "clusters"]
+    "changes",
+    [{"clamp_len": 20, "remat_policy": ALL_NAMES}, CLUSTERS],
+    ids=["clamped, recomputed", "clusters"],
 )
 def test_flops_of_an_update_agree_with_the_compiler(changes: dict[str, Any]) -> None:
     config = dataclasses.replace(MODEL, **changes)

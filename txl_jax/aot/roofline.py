@@ -17,7 +17,7 @@ import numpy as np
 
 from txl_jax.aot.chips import Slices
 from txl_jax.aot.traffic import CROSS_SLICE, Collective
-from txl_jax.model.config import ModelConfig
+from txl_jax.model.config import REMAT_NAMES, ModelConfig
 from txl_jax.model.positions import distances
 
 # The FLOPs of matrix products in a forward pass are an array of three kinds: both
@@ -28,7 +28,8 @@ EVALUATION = (1, 1, 1)  # how often each kind is computed
 NEEDED = (3, 2, 3)  # in training, recomputing nothing
 TRAINING = (3, 2, 4)
 REMAT = (4, 3, 4)
-LAYERS = {"none": NEEDED, "dots": TRAINING}  # by remat policy; others: REMAT
+# By remat policy; others: REMAT.
+LAYERS = {"none": NEEDED, f"save:{','.join(REMAT_NAMES)}": TRAINING, "dots": TRAINING}
 
 
 def zipf(V: int, cutoffs: tuple[int, ...]) -> list[float]:

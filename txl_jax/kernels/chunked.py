@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.ad_checkpoint import checkpoint_name
 
 from txl_jax.kernels.hash import AttentionDropout
 from txl_jax.kernels.tiles import (
@@ -101,7 +102,8 @@ def forward(
         o_HBXA = (o_HBXA / total_HBX[..., None]).astype(keys.v_HBKA.dtype)
         return o_HBXA, highest_HBX + jnp.log(total_HBX)
 
-    o_QHBXA, lse_QHBX = jax.lax.map(attend_block, (queries, rows))
+    results = jax.lax.map(attend_block, (queries, rows))
+    o_QHBXA, lse_QHBX = (checkpoint_name(x, "o") for x in results)
     return o_QHBXA, (queries, keys, rows, o_QHBXA, lse_QHBX)
 
 

@@ -94,4 +94,5 @@ class Attention(nn.Module):
 
         out_BLD = jnp.einsum("BLHA,HAD->BLD", o_BLHA, o_HAD)
         sum_BLD = h_BLD + Dropout(config.dropout, config.variational)(out_BLD)
+        sum_BLD = checkpoint_name(sum_BLD, "sum")
         return sum_BLD if config.pre_lnorm else norm(sum_BLD)

@@ -47,7 +47,7 @@ class FeedForward(nn.Module):
 
         norm = feature_norm(config, name="norm")
         x_BLD = norm(h_BLD) if config.pre_lnorm else h_BLD
-        # Named before the ReLU, whose backward pass would not use a named result.
+        # Named before the ReLU, too: without dropout its backward pass uses this.
         x_BLF = checkpoint_name(dense("in", "DF", "D", "F")(x_BLD), "hidden")
         if config.gated:
             gate_BLF = GATES[config.feed_forward](dense("gate", "DF", "D", "F")(x_BLD))
@@ -55,6 +55,7 @@ class FeedForward(nn.Module):
         else:
             x_BLF = drop(x_BLF, relu=True)
         sum_BLD = h_BLD + drop(dense("out", self.out_axes, "F", "D")(x_BLF))
+        sum_BLD = checkpoint_name(sum_BLD, "sum")
         return sum_BLD if config.pre_lnorm else norm(sum_BLD)
 
 

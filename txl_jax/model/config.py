@@ -25,8 +25,9 @@ LEARNED_POSITIONS = ("shaw", "shaw_biased", "learned")
 NORMS = ("layer", "rms")  # Zhang and Sennrich 2019 for "rms"
 FEED_FORWARDS = ("relu", "geglu", "swiglu")  # Shazeer 2020 for the gated two
 REMAT_POLICIES = ("none", "full", "dots", "save:NAMES", "offload:NAMES")
-# Queries, keys, values, and the feed-forward's inner features before the ReLU.
-REMAT_NAMES = ("q", "k", "v", "hidden")
+# Queries, keys, values, projected distances, the results of `chunked` and `tpu`, the
+# feed-forward's inner features, and the sums with the residual.
+REMAT_NAMES = ("q", "k", "v", "r", "o", "hidden", "sum")
 INITIAL_MEMORIES = ("empty", "zeros")
 
 

@@ -13,6 +13,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.ad_checkpoint import checkpoint_name
 
 from txl_jax.kernels.hash import keep_index, murmur3
 
@@ -59,7 +60,7 @@ def drop_relu(x: Array, keep: Array, rate: float) -> Array:
 
 
 def _forward(x: Array, keep: Array, rate: float) -> tuple[Array, Array]:
-    y = drop_relu(x, keep, rate)
+    y = checkpoint_name(drop_relu(x, keep, rate), "hidden")
     return y, y
 
 

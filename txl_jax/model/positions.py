@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
+from jax.ad_checkpoint import checkpoint_name
 
 from txl_jax.errors import UserError
 from txl_jax.model.config import ModelConfig
@@ -86,6 +87,7 @@ def transformer_xl(
     """Returns r = W_kR R, u and w: all four terms of section 3.3."""
     shape = (config.n_head, config.d_head, config.d_model)
     r_RHA = jnp.einsum("RD,HAD->RHA", R_RD, weight("r", "HAD", shape))
+    r_RHA = checkpoint_name(r_RHA, "r")
     return PositionTerms(r_RHA, biases["u"], biases["w"])
 
 

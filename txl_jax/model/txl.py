@@ -12,7 +12,7 @@ from txl_jax.model.adaptive import Vocabulary
 from txl_jax.model.block import Block
 from txl_jax.model.config import ModelConfig, parse_remat
 from txl_jax.model.dropout import Dropout
-from txl_jax.model.initializers import weight
+from txl_jax.model.initializers import keep_sums, weight
 from txl_jax.model.memory import Memory, find_oldest, keys_per_query
 from txl_jax.model.positions import SCHEMES
 
@@ -147,7 +147,9 @@ def rematerialize(block: type[nn.Module], config: ModelConfig) -> Any:
     keep = {
         "full": None,
         "dots": policies.dots_with_no_batch_dims_saveable,
-        "save": policies.save_only_these_names(*names),
+        "save": policies.save_from_both_policies(
+            policies.save_only_these_names(*names), keep_sums
+        ),
         "offload": policies.save_and_offload_only_these_names(
             names_which_can_be_saved=[],
             names_which_can_be_offloaded=list(names),

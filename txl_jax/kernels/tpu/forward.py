@@ -19,6 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
@@ -114,5 +115,5 @@ def forward(
         interpret=interpret,
         name="rel_attention_forward",
     )
-    o_BHAQ, lse_BH1Q = call(*operands)
+    o_BHAQ, lse_BH1Q = (checkpoint_name(x, "o") for x in call(*operands))
     return o_BHAQ, (operands, o_BHAQ, lse_BH1Q)
