@@ -43,12 +43,19 @@ def test_a_gpu_has_no_array_of_many_scores() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"),
-    [("TPU v5 lite", "tpu"), ("TPU v3", "xla"), ("H100", "xla"), ("cpu", "xla")],
+    ("kind", "K", "name"),
+    [
+        ("TPU v5 lite", 8, "tpu"),
+        ("TPU v4", 301, "tpu"),
+        ("TPU v4", 300, "xla"),  # as fast there
+        ("TPU v3", 8, "xla"),
+        ("H100", 8, "xla"),
+        ("cpu", 8, "xla"),
+    ],
 )
-def test_the_mesh_gives_the_device(kind: str, name: str) -> None:
+def test_the_mesh_gives_the_device(kind: str, K: int, name: str) -> None:
     axes, device = (AxisType.Auto,) * 3, AbstractDevice(kind, 1, "any")
     mesh = AbstractMesh((1, 1, 1), AXES, axis_types=axes, abstract_device=device)
     places = NamedSharding(mesh, jax.P())
-    assert chosen((2, 3, 4, 5), places) == name
-    assert chosen((2, 3, 4, 5), places, paper=False) == "xla"
+    assert chosen((2, 3, 4, 5), places, K) == name
+    assert chosen((2, 3, 4, 5), places, K, paper=False) == "xla"

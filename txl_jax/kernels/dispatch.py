@@ -40,10 +40,12 @@ KERNELS: dict[str, Kernel] = {
 }
 
 # Devices whose fastest kernel is not `xla`, by the TPU compiler's estimates
-# (experiments/benchmarks/tpu_estimate.md; for short segments on v4 both are equal). On
-# the CPU, `xla` was measured to be faster than `chunked`, which takes less memory
-# (experiments/benchmarks/results.jsonl).
+# (experiments/benchmarks/tpu_estimate.md). On the CPU, `xla` was measured to be faster
+# than `chunked`, which takes less memory (experiments/benchmarks/results.jsonl).
 FASTEST = dict.fromkeys(VMEM, "tpu")
+# The keys up to which `xla` is as fast there: v4 lacks the integer product that dropout
+# needs.
+FEW_KEYS = {"TPU v4": 300}
 # Scores of one layer, 1 GiB in float32, from which `auto` selects `chunked` on a GPU.
 # By the GPU compiler's memory figures (experiments/benchmarks/gpus.md) `xla` then needs
 # more than a GPU of 80 GB has, in every published config compiled. Neither kernel's
@@ -71,6 +73,7 @@ def fastest(q_BLHA: Array, K: int, paper: bool = True) -> str:
         if not divides(mesh, B, H):
             return "xla"
         parts = shards(mesh, "B") * shards(mesh, "H")
-    name = FASTEST.get(device.device_kind, "xla") if paper else "xla"
     many = B * H * L * K >= MANY_SCORES * parts
+    few = not many and K <= FEW_KEYS.get(device.device_kind, 0)
+    name = FASTEST.get(device.device_kind, "xla") if paper and not few else "xla"
     return "chunked" if many and name == "xla" and device.platform != "cpu" else name
