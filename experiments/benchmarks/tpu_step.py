@@ -1,7 +1,8 @@
 """The TPU compiler's estimates for a training step on one chip: tpu_step.md.
 
     pip install 'jax[tpu]'
-    python -m experiments.benchmarks.tpu_step [--only=step|largest] [--rows=N]
+    python -m experiments.benchmarks.tpu_step [--only=step|largest|batch|operation]
+        [--rows=N]
 
 libtpu compiles the step that `train` runs (forward, backward and optimizer) with one
 chip's share of the published batch, in bfloat16, with each attention kernel. The page
@@ -11,6 +12,10 @@ compiles at most N rows; --rows=0 only writes the page.
     step      memory, traffic and cycles, as the compiler states them, and the static
               schedule of the Pallas kernels, read as `tpu_estimate` reads it
     largest   the most streams that fit
+    batch     the step with the streams of tpu_step_page.BATCH and the recipe's remat
+              policy; `before` is the same for an older revision of the package, made by
+              --row='[{"part": "before", ...}, ""]' with this file in its checkout
+    operation cycles of lone operations, whose least number is known
 
 No TPU is used: all cycles are estimates.
 """
@@ -28,7 +33,7 @@ from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 
-from experiments.benchmarks import tpu_estimate
+from experiments.benchmarks import tpu_estimate, tpu_operations
 from experiments.benchmarks.tpu_step_page import STREAMS, Row, find, page, wanted
 from txl_jax import config as configs
 from txl_jax.aot import chips, roofline
@@ -51,7 +56,10 @@ def read(row: Row) -> Config:
     name = row["experiment"]
     config = steps.find_vocab(configs.parse(configs.load(name)))
     config = steps.replace(config, "model", dtype="bfloat16", kernel=row["kernel"])
-    return steps.replace(config, "train", batch_size=STREAMS[name])
+    if row["part"] in ("step", "largest"):
+        config = steps.replace(config, "model", remat_policy="none")
+    streams = row.get("streams") or STREAMS[name]
+    return steps.replace(config, "train", batch_size=streams)
 
 
 def attention_shape(config: Config) -> tuple[int, int, int, int, int]:
@@ -136,20 +144,23 @@ def measure_step(row: Row, dump: str) -> Row:
     calls = config.train.updates_of_call(config.checkpoint.every_steps)
     program = Program(done.text, assumed)
     cycles = by_scope(cycles_by_path(program))
-    taken, capacity = vmem(dump)
+    B, H, A, L, M = attention_shape(config)
+    pallas = pallas_calls(program)
     row |= {
         "assumed_turns": assumed,
-        "vmem_bytes": taken,
-        "vmem_capacity_bytes": capacity,
+        "model_flops": roofline.needed_flops(config.model, B, L, training=True),
+        "kernel_runs": sum(pallas.values()) / calls,
         "hbm_traffic_bytes": int(sum(hbm_bytes(program).values()) / calls),
         "xla_cycles": int(sum(cycles.values()) / calls),
         "xla_cycles_by_scope": {k: int(each / calls) for k, each in cycles.items()},
-        "kernel_cycles": 0,
     }
-    if pallas := pallas_calls(program):
+    if row["part"] != "step":
+        return row
+    taken, capacity = vmem(dump)
+    row |= {"vmem_bytes": taken, "vmem_capacity_bytes": capacity, "kernel_cycles": 0}
+    if pallas:
         # The forward and the backward kernel run once per layer each.
         (times,) = set(pallas.values())
-        B, H, A, L, M = attention_shape(config)
         blocks = tpu_blocks.choose(devices[0].device_kind, L, M + L, A)
         layer = tpu_estimate.scheduled(dump, blocks, B * H, row["chip"])
         row["kernel_cycles"] = int(times / calls * layer)
@@ -168,7 +179,20 @@ def measure_largest(row: Row, _: str) -> Row:
     return row | {"streams": config.train.batch_size}
 
 
-MEASURES = {"step": measure_step, "largest": measure_largest}
+def measure_operation(row: Row, _: str) -> Row:
+    """Returns the estimate for one operation, and the fewest cycles it can take."""
+    text, least = tpu_operations.compiled(row["operation"], row["chip"])
+    cycles = math.fsum(cycles_by_path(Program(text)).values())
+    return row | {"xla_cycles": int(cycles), "least_cycles": int(least)}
+
+
+MEASURES = {
+    "step": measure_step,
+    "largest": measure_largest,
+    "batch": measure_step,
+    "before": measure_step,
+    "operation": measure_operation,
+}
 
 
 def dump_flags(row: Row, dump: str) -> str:

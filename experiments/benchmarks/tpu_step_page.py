@@ -5,11 +5,20 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from experiments.benchmarks.tpu_operations import OPERATIONS, PEAK
+
 CHIPS = ("v5e", "v5p")
 KERNELS = ("xla", "chunked", "tpu")
 # Streams of one chip: of the published 64 on 16 chips, and of 128 on 32.
 STREAMS = {"enwik8_24l": 4, "wt103_large": 4}
-GOAL, GIB = 1.5, 2**30
+# Streams of one chip at the highest utilization found.
+BATCH = {
+    ("enwik8_24l", "v5e"): 16,
+    ("wt103_large", "v5e"): 32,
+    ("enwik8_24l", "v5p"): 32,
+    ("wt103_large", "v5p"): 64,
+}
+GOAL, UTILISATION, GIB = 1.5, 0.42, 2**30
 Row = dict[str, Any]
 
 
@@ -19,6 +28,11 @@ def wanted() -> Iterator[Row]:
         for chip, experiment, kernel in itertools.product(CHIPS, STREAMS, KERNELS):
             row = {"part": part, "experiment": experiment, "chip": chip}
             yield row | {"kernel": kernel}
+    for (experiment, chip), streams in BATCH.items():
+        row = {"part": "batch", "experiment": experiment, "chip": chip}
+        yield row | {"kernel": "tpu", "streams": streams}
+    for operation in OPERATIONS:
+        yield {"part": "operation", "chip": "v5e", "operation": operation}
 
 
 def find(rows: list[Row], **name: Any) -> Row | None:
@@ -108,9 +122,61 @@ def verdict(rows: list[Row]) -> str:
     )
 
 
+def batch_cells(row: Row, rows: list[Row]) -> list[str]:
+    """Returns the row of the table of best batches for one compiled step."""
+    first = [f"`{row['experiment']}`", row["chip"], str(row["streams"])]
+    first.append("before" if row["part"] == "before" else "now")
+    if not row["fits"]:
+        return [*first, f"out of memory, needs {row['hbm_bytes'] / GIB:.1f}"]
+    return [
+        *first,
+        f"{row['hbm_bytes'] / GIB:.1f}",
+        f"{row['hbm_traffic_bytes'] / 1e9:.1f}",
+        millions(row["xla_cycles"]),
+        millions(kernel_cycles(row, rows)),
+        millions(row["xla_cycles"] + kernel_cycles(row, rows)),
+        f"{utilisation(row, rows):.1%}",
+    ]
+
+
+def kernel_cycles(row: Row, rows: list[Row]) -> float:
+    """Returns the schedule of a step's kernels, in proportion to its streams.
+
+    Each stream takes as many cycles as in the row of the part `step`.
+    """
+    names = {name: row[name] for name in ("experiment", "chip", "kernel")}
+    one = find(rows, part="step", **names) or {}
+    return one["kernel_cycles"] * row["streams"] / one["streams"]
+
+
+def utilisation(row: Row, rows: list[Row]) -> float:
+    """Returns model FLOPs by the FLOPs of the chip's peak in the estimated cycles."""
+    cycles = row["xla_cycles"] + kernel_cycles(row, rows)
+    return row["model_flops"] / PEAK[row["chip"]] / cycles
+
+
+def goal(rows: list[Row]) -> str:
+    """States for each model and chip whether the step reaches UTILISATION."""
+    parts = []
+    for row in (row for row in rows if row["part"] == "batch"):
+        if row["fits"]:
+            share = utilisation(row, rows)
+            met = "met" if share >= UTILISATION else "missed"
+            parts.append(f"`{row['experiment']}` on {row['chip']} {share:.1%} ({met})")
+    return f"With a goal of {UTILISATION:.0%}: {', '.join(parts)}."
+
+
 def page(rows: list[Row]) -> str:
     """Returns the Markdown of all tables."""
     made = {chip: {r["libtpu"] for r in rows if r["chip"] == chip} for chip in CHIPS}
+    batches = [row for row in rows if row["part"] in ("before", "batch")]
+    batches.sort(key=lambda r: (r["chip"], r["experiment"], r["part"] == "batch"))
+    operations = [
+        [row["operation"], millions(row["least_cycles"]), millions(row["xla_cycles"])]
+        + [f"{row['xla_cycles'] / row['least_cycles']:.2f}"]
+        for row in rows
+        if row["part"] == "operation"
+    ]
     origin = [
         ", ".join(f"{' and '.join(sorted(x))} for {c}" for c, x in made.items() if x),
         " and ".join(sorted({row["date"] for row in rows})),
@@ -136,6 +202,11 @@ def page(rows: list[Row]) -> str:
         "",
         MOST,
         *table(f"experiment, chip, {', '.join(KERNELS)}", most),
+        "",
+        BEST,
+        *table(BEST_HEAD, (batch_cells(row, rows) for row in batches)),
+        *("", goal(rows), "", TRUST),
+        *table("operation, least M, estimated M, estimated / least", operations),
     ]
     return "\n".join(lines) + "\n"
 
@@ -155,7 +226,9 @@ over 32). Communication between chips is excluded. The rows were made on {} by
 
     python -m experiments.benchmarks.tpu_step
 
-All figures are for one update, and all cycles are estimates.
+All figures are for one update, and all cycles are estimates. Steps keep all activations
+(`remat_policy = "none"`) but for those with a large batch; rows of 2026-11-22 are older
+than the changes listed there.
 
 - HBM: parameters, moments, temporaries and the program, of the memory that the compiler
   lets a chip use. For a step that does not fit, the memory that it needs.
@@ -179,6 +252,36 @@ has fewer tokens than one block of 256, so one block is counted.
 The same command adds missing rows. For v5p use libtpu 0.0.42, which jax 0.10.2
 requires: that jax cannot read the program that 0.0.51 makes of `wt103_large` for v5p
 ("async-update instruction should have 1 operands but sees 3").
+"""
+BEST_HEAD = (
+    "experiment, chip, streams, revision, HBM GiB, HBM traffic GB, XLA's cycles M, "
+    "kernels' schedule M, total M, estimated utilization"
+)
+BEST = """\
+## The step with a large batch, before and after
+
+The kernel is `tpu`. Utilization is the model's FLOPs (those of `roofline.needed_flops`,
+which counts masked scores) by what the chip's matrix units could do in the estimated
+cycles. Before is revision bbf5286; since then
+
+- the layers' matrices are cast to bfloat16 once before the scan over layers, and the
+  gradients of an update with a single part stay in bfloat16 until the optimizer;
+- the recipes keep named arrays only (`remat_policy = "save:q,k,v,r,o,hidden,sum"`): the
+  kernel's operands and results, the ReLU's result and the inputs of norms;
+- the end of a full segment replaces a memory that is not longer: they are no longer
+  concatenated and cut, and an empty memory is only written where an update is skipped;
+- norms keep their sums over features for the backward pass.
+
+Branches that are not the usual ones do not count: a document that starts with the
+segment, a stream that is not full, a skipped update.
+"""
+TRUST = """\
+## How far to trust the estimate
+
+Lone operations on v5e, against the cycles that their FLOPs or bytes take at the chip's
+peak rates. Products are estimated close to that, operations bound by memory far above
+it, and the kernels' schedule leaves out waits. So compare the HBM traffic as well,
+which is counted in the program.
 """
 WHERE = """\
 ## Where the cycles are
