@@ -167,7 +167,9 @@ def _outer_folder(args: argparse.Namespace) -> Path:
 def parse_overrides(argv: list[str], own: str) -> dict[str, str]:
     """Returns {field: text}; the fields of section `own` also have short flags."""
     parser = Parser(add_help=False, allow_abbrev=False)
-    for name, kind in {**configs.FIELDS, **dict.fromkeys(upgrade.NAMES, bool)}.items():
+    former = {name: bool for name in upgrade.NAMES}
+    former |= {name: type(change.old[name]) for name, change in upgrade.OLD.items()}
+    for name, kind in {**configs.FIELDS, **former}.items():
         section, _, key = name.partition(".")
         short = [f"--{key}"] if section == own else []
         # A boolean's flag without a value means true.
@@ -182,7 +184,13 @@ def parse_overrides(argv: list[str], own: str) -> dict[str, str]:
         raise UserError(f"unknown flag {flag!r}{nearest(flag, known)}; see --help")
     overrides: dict[str, str] = {}
     for name, text in vars(args).items():
-        if text is not None:
-            is_old = name in upgrade.NAMES
-            overrides |= upgrade.upgrade_flag(name, text) if is_old else {name: text}
+        if text is None:
+            continue
+        is_old = name in upgrade.NAMES
+        fields = upgrade.upgrade_flag(name, text) if is_old else {name: text}
+        if twice := [x for x in fields if overrides.get(x, fields[x]) != fields[x]]:
+            raise UserError(
+                f"--config.{name} sets {twice[0]}, as another flag does: leave one out"
+            )
+        overrides |= fields
     return overrides
