@@ -12,7 +12,7 @@ from txl_jax.data.vocab import Vocab
 from txl_jax.errors import UserError
 from txl_jax.evaluate.options import STDIN, ScoreConfig
 from txl_jax.evaluate.score import LENGTHS, Document, Score, describe, make_score, split
-from txl_jax.report.log import json_lines, say, writing
+from txl_jax.report.log import json_lines, require_other, say, writing
 from txl_jax.workdir.load import Loaded
 
 
@@ -20,6 +20,9 @@ def run(loaded: Loaded) -> dict[str, Any]:
     """Scores the texts of the `score` section."""
     config, vocab = loaded.config, loaded.vocab
     score = make_score(config.model, config.eval, loaded.params, config.score.hidden)
+    if config.score.path != STDIN:
+        texts = files.text_files(config.score.path, "score.path")
+        require_other(config.score.output, texts, "score.output")
     drop = drops_newlines(config.data, vocab.kind)
     documents = read_documents(config.score.path, vocab, drop)
     result = score_documents(documents, score, vocab, config.score)

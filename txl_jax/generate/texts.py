@@ -17,7 +17,7 @@ from txl_jax.errors import UserError
 from txl_jax.generate import sampler
 from txl_jax.generate.options import GenerateConfig
 from txl_jax.model.config import ModelConfig
-from txl_jax.report.log import say
+from txl_jax.report.log import require_other, say
 from txl_jax.runtime.storage import regular
 
 STREAMS = 32  # samples drawn in parallel
@@ -105,6 +105,8 @@ def read_prompts(config: GenerateConfig, vocab: Vocab) -> list[np.ndarray]:
             raise UserError(
                 f"{field} = {path!r} cannot be read ({reason}): give a text file"
             ) from error
+        if path != "-":
+            require_other(config.output, [Path(path).expanduser()], "generate.output")
         # Not splitlines: a prompt may contain other Unicode line separators.
         lines = (line.removesuffix("\r") for line in text.split("\n"))
         prompts = [line for line in lines if line]

@@ -6,7 +6,7 @@ import math
 import os
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -238,6 +238,13 @@ def writing(path: str, field: str) -> Iterator[Path]:
         raise UserError(
             f"{field} = {path!r} cannot be written ({error.strerror}): choose another"
         ) from error
+
+
+def require_other(path: str, read: Iterable[Path], field: str) -> None:
+    """Raises UserError if the file to write is one of the files to read."""
+    target = Path(path).expanduser()
+    if path and target.exists() and any(map(target.samefile, read)):
+        raise UserError(f"{field} = {path!r} is a text to read: choose another")
 
 
 @contextlib.contextmanager
