@@ -7,6 +7,8 @@ is taken away.
 
 import contextlib
 import dataclasses
+import errno
+import os
 import resource
 import shutil
 import time
@@ -29,6 +31,7 @@ from txl_jax.checkpoint.manager import Checkpoints, open_checkpoints
 from txl_jax.checkpoint.options import CheckpointConfig
 from txl_jax.data.streams import Position
 from txl_jax.report.log import MetricsLog
+from txl_jax.runtime import storage
 
 pytestmark = pytest.mark.promise("Damage is noticed")
 
@@ -203,3 +206,16 @@ def test_a_run_continues_over_a_full_disk_and_after_it(
     assert train(tmp_path, 50) == {"updates": 50, "failed_saves": []}
     train(tmp_path / "straight", 50)
     assert exact(tmp_path) == exact(tmp_path / "straight")
+
+
+def test_a_file_is_on_disk_before_it_replaces_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    (path := tmp_path / "run.json").write_text("old")
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="Input/output error"):
+        storage.replace(path, lambda fresh: fresh.write_text("new"))
+    assert path.read_text() == "old"

@@ -70,6 +70,16 @@ def without_checksum(change: Callable[[Any], object]) -> Change:
     return write
 
 
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def device(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
 def each(change: Change, names: str) -> Change:
     """Returns the change of all files below a folder that the glob names."""
     return lambda folder: [change(path) for path in list(folder.glob(names))]
@@ -134,6 +144,14 @@ COPIES: dict[str, tuple[str, str, Change]] = {
         each(update(lambda x: x.update(position=None)), "*/record/metadata"),
     ),
     "checkpoints_file": ("run", "checkpoints", replace),
+    "metrics_pipe": ("run", "metrics.jsonl", pipe),
+    "arrays_pipe": ("run", "checkpoints", each(pipe, "60/params/manifest.ocdbt")),
+    "manifest_pipe": ("run", "checkpoints", each(pipe, "30/record/metadata")),
+    "orbax_device": ("run", "checkpoints", each(device, "60/_CHECKPOINT_METADATA")),
+    "result_device": ("run", "result.json", device),
+    "sample_pipe": ("run", "sample.txt", pipe),
+    "words_pipe": ("run", "vocab.json", pipe),
+    "config_pipe": ("run", "config.json", pipe),
     "weights_cut": ("model", "model.safetensors", cut),
     "no_words": ("model", "vocab.txt", Path.unlink),
     "index_cut": ("tensorflow", "ckpt-0.index", cut),
@@ -250,6 +268,15 @@ run checkpoints_gone                      | was trained to update 60, as metrics
 evaluate checkpoints_gone                 | train there first, or give the
 evaluate checkpoints_empty                | no checkpoint in {home}
 run imported                              | {home}/imported holds an imported mo
+run metrics_pipe                          | metrics.jsonl is not a file but a pipe
+run arrays_pipe                           | manifest.ocdbt is not a file but a pi
+evaluate arrays_pipe --checkpoint=60      | manifest.ocdbt is not a file but a pi
+run manifest_pipe                         | metadata is not a file but a pipe or a
+generate orbax_device                     | _CHECKPOINT_METADATA is not a file but
+run result_device                         | result.json is not a file but a pipe
+run sample_pipe                           | sample.txt is not a file but a pipe or
+generate words_pipe                       | a pipe or a device
+evaluate config_pipe                      | a pipe or a device
 run checkpoints_file                      | checkpoints is not a folder: move it away
 new train.init_from={home}/nowhere        | nowhere holds no run
 new train.init_from={run} model.n_layer=3 | model.n_layer is 2 there, 3 here
@@ -272,6 +299,9 @@ evaluate run --config.data.path=/no       | does not exist
 evaluate run --reset_memory_at=300        | = 300 is not a token of this vocabulary
 evaluate run --sweep=mem_len=0,8 --ext_len=4 --mem_len=0 | eval.ext_len = 4 with eval.m
 generate run --output={home}/no/where     | no/where' cannot be written
+generate run --prompt=@{text} --output={text} | is a text to read: choose another
+score run --path={text} --output={text}   | is a text to read: choose another
+score run --path={home}/splits --output={home}/splits/more.txt | is a text to read
 generate letters --prompt=😀              | character '😀' is not in the vocabulary
 
 txl --mode=import --format=nvidia --workdir={home}/new | give --source

@@ -12,7 +12,7 @@ import re
 import resource
 import stat
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,16 @@ def regular(path: Path) -> Path:
     return path
 
 
+def require_regular(paths: Iterable[Path]) -> None:
+    """Raises UserError if a local path is a pipe or a device, which may have no end."""
+    for path in paths:
+        try:
+            regular(path)
+        except OSError as error:  # others are reported where the file is used
+            if error.errno == errno.EINVAL:
+                raise UserError(f"{path} is {error.strerror}: remove it") from error
+
+
 def require_unicode(path: str, flag: str) -> None:
     """Raises UserError for a path with other bytes, which libraries do not open."""
     try:
@@ -141,15 +151,25 @@ def require_open_files() -> None:
 # Errors that no change of the program prevents.
 OF_THE_MACHINE = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS),
-    *(errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EMFILE),
+    *(
+        errno.EACCES,
+        errno.EPERM,
+        errno.EISDIR,
+        errno.ENOTDIR,
+        errno.EMFILE,
+        errno.ELOOP,
+    ),
 )
 
 
 def machine_error(error: BaseException) -> str:
     """Returns the line for the user if a local disk or its rights failed, else ""."""
-    if not isinstance(error, OSError) or error.errno not in OF_THE_MACHINE:
+    if not isinstance(error, OSError):
         return ""
-    where = error.filename or "the disk or stdout"
+    where = error.filename2 or error.filename or "the disk or stdout"
+    is_broken_link = error.errno == errno.ENOENT and os.path.islink(where)
+    if error.errno not in OF_THE_MACHINE and not is_broken_link:
+        return ""
     return f"cannot use {where} ({error.strerror}): fix this and run the command again"
 
 
