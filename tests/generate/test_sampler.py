@@ -51,8 +51,11 @@ def test_restrict_agrees_with_a_literal_transcription(top_p: float, top_k: int) 
         np.testing.assert_allclose(actual_BV[kept_BV], scaled_BV, rtol=tiny.FLOAT32)
 
 
-def test_temperature_zero_takes_the_likeliest() -> None:
-    config = GenerateConfig(temperature=0.0, top_k=3, top_p=0.5)
+@pytest.mark.parametrize("temperature, top_p", [(0, 0.5), (1e-40, 1), (1, 1e-46)])
+def test_next_to_no_freedom_takes_the_likeliest(
+    temperature: float, top_p: float
+) -> None:
+    config = GenerateConfig(temperature=float(temperature), top_k=3, top_p=float(top_p))
     for seed in range(3):
         tokens_B = choose(LOGITS_BV, jax.random.key(seed), config)
         np.testing.assert_array_equal(tokens_B, LOGITS_BV.argmax(axis=-1))
