@@ -62,6 +62,10 @@ def run(args: list[str], is_program: bool) -> tuple[int, str]:
         command = flags.parse(args)
     except UserError as error:
         print(f"txl_jax: {error}", file=sys.stderr)
+        if is_program and os.environ.get("JAX_NUM_PROCESSES", "1") != "1":
+            from txl_jax.runtime import distributed
+
+            distributed.refuse()
         return USER_ERROR, ""
     if command.print_config:
         return 0, help.resolved(command)

@@ -2,11 +2,13 @@
 
 import errno
 import os
+import pty
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import jax.numpy as jnp
 import pytest
@@ -16,8 +18,11 @@ from tests.support.processes import Processes
 from tests.support.trained import Home, home
 from txl_jax.checkpoint import save_restore
 from txl_jax.checkpoint.manager import open_checkpoints
+from txl_jax.cli.flags import MODES
+from txl_jax.cli.generate import print_first
 from txl_jax.cli.modes import check_finite, machine_errors
 from txl_jax.errors import BadNumbers, UserError, out_of_memory
+from txl_jax.report.log import say
 from txl_jax.workdir.load import load
 
 FIXTURES = (home,)
@@ -56,6 +61,40 @@ def test_a_signal_while_jax_is_imported_is_one_line(
     _, error = run.communicate(timeout=60)
     line = f"txl_jax: {name}: ended at once; the same command resumes\n"
     assert (run.returncode, error) == (status, line)
+
+
+# Sends a signal to its own process when a mode begins its work.
+AT_WORK = """
+import os, signal
+from txl_jax.cli import modes
+
+def interrupt(command):
+    os.kill(os.getpid(), signal.{name})
+    signal.pause()
+
+modes.RUN = dict.fromkeys(modes.RUN, interrupt)
+"""
+ARGUMENTS = {
+    "import": "--format=pytorch --source=model.pt --workdir=new",
+    "export": "--format=huggingface --workdir={run} --target=new",
+    "table": "--workdir=new",
+    "recl": "--workdirs={run},{run} --workdir=new",
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name, status", [("SIGTERM", 75), ("SIGINT", 130)])
+def test_a_signal_ends_every_mode(
+    home: Home, mode: str, name: str, status: int
+) -> None:
+    """While jax is imported and at work."""
+    arguments = ARGUMENTS.get(mode, "--workdir={run}").format(run=home.run)
+    for start in (ALARM.format(name=name, after=0.3), AT_WORK.format(name=name)):
+        run = program(f"--mode={mode}", *arguments.split(), start=start)
+        _, error = run.communicate(timeout=120)
+        line = f"txl_jax: {name}: ended at once; the same command resumes\n"
+        assert (run.returncode, error) == (status, line)
 
 
 def pair() -> list[dict[str, str]]:
@@ -128,18 +167,54 @@ def test_compilation_for_absent_devices_looks_for_none_here() -> None:
     assert run.returncode == 2 and "compile.topology" in error
 
 
-def test_files_that_cannot_be_written_lose_no_result(home: Home) -> None:
-    (home.run / "loss.png").unlink()
-    (home.run / "loss.png").mkdir()
+@pytest.mark.parametrize("name", ["loss.png", "sample.txt", "result.json"])
+def test_files_that_cannot_be_written_lose_no_result(home: Home, name: str) -> None:
+    (home.run / name).unlink()
+    (home.run / name).mkdir()
     before = (home.run / "metrics.jsonl").read_text()
     done = home.read("train")
     assert done.status == 2
     assert "this model:" in done.err  # the scores
     error = done.err.splitlines()[-1]
-    assert f"{home.run}/loss.png (Is a directory)" in error
-    (home.run / "loss.png").rmdir()
+    assert f"{home.run}/{name} (Is a directory)" in error
+    (home.run / name).rmdir()
+    if name == "loss.png":
+        (home.run / name).symlink_to("/no/where")
+        assert f"{name} (No such file or" in home.read("train").err.splitlines()[-1]
+        (home.run / name).unlink()
     assert home.read("train").result["updates"] == 60
     assert (home.run / "metrics.jsonl").read_text() == before
+
+
+def on_terminal(write: Callable[[TextIO], object]) -> str:
+    """Returns what a function writes on a terminal."""
+    master, slave = pty.openpty()
+    with open(slave, "w") as terminal, open(master, "rb", buffering=0) as screen:
+        write(terminal)
+        return screen.read(4096).decode()
+
+
+def test_a_terminal_gets_no_control_characters(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = "\x1b]0;owned\x07 \x9b2J \u202e 1 is "
+
+    def generate(terminal: TextIO) -> None:
+        monkeypatch.setattr("sys.stdout", terminal)
+        print_first(prompt)
+        terminal.flush()
+
+    def log(terminal: TextIO) -> None:
+        monkeypatch.setattr("sys.stderr", terminal)
+        say(prompt)
+        terminal.flush()
+
+    for write in (generate, log):
+        shown = on_terminal(write)
+        assert shown.strip() == r"\x1b]0;owned\x07 \x9b2J \u202e 1 is"
+    monkeypatch.undo()
+    done = home.read("generate", f"--prompt={prompt}", "--num_tokens=2")
+    assert done.out.startswith(prompt)
 
 
 def test_only_errors_of_the_machine_become_one_line(tmp_path: Path) -> None:
@@ -214,19 +289,31 @@ def test_processes_that_disagree_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+# What one of two processes is refused for: at the roll call, after it, and in its mode.
+REFUSALS = {
+    "field": ({"LR": "-1"}, "optim.lr = -1"),
+    "device": ({"JAX_PLATFORMS": "cuda", "CUDA_VISIBLE_DEVICES": ""}, "no device"),
+    "folder": ({"TFDS_DATA_DIR": __file__}, "set data.data_dir"),
+}
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("index", [0, 1])
-def test_a_refusal_of_one_process_ends_the_other(tmp_path: Path, index: int) -> None:
+@pytest.mark.parametrize("cause", REFUSALS)
+def test_a_refusal_of_one_process_ends_the_other(
+    tmp_path: Path, cause: str, index: int
+) -> None:
     """Both report the status of a user's error, not that of a lost process."""
     tiny = processes.write_experiment(tmp_path)
-    config = tiny.read_text().replace(f"data_dir={str(tmp_path / 'data')!r}", "")
-    tiny.write_text(config)
-    places = [{"TFDS_DATA_DIR": str(tmp_path / "data")} for _ in range(2)]
-    places[index] = {"TFDS_DATA_DIR": str(tiny)}  # a file
+    source = tiny.read_text().replace(f"data_dir={str(tmp_path / 'data')!r}", "")
+    field = "    c.optim.lr = float(os.environ['LR'])\n    return c"
+    tiny.write_text(f"import os\n{source.replace('    return c', field)}")
+    places = [{"TFDS_DATA_DIR": str(tmp_path / "data"), "LR": "0.1"} for _ in range(2)]
+    own, line = REFUSALS[cause]
+    places[index] |= own
     flags = f"--config={tiny}", f"--workdir={tmp_path / 'run'}"
     run = Processes(tmp_path, *flags, environments=places)
     assert run.wait() == [2, 2]
-    assert "set data.data_dir" in run.said(index)[0]
-    assert run.said(1 - index) == [
-        f"txl_jax[{1 - index}]: another process has an error"
-    ]
+    assert line in run.said(index)[0]
+    (other,) = run.said(1 - index)
+    assert other.endswith(": another process has an error")

@@ -16,12 +16,16 @@ COUNTS = "JAX_NUM_PROCESSES = 3 in process 1, 2 in process 0"
 
 
 def attend(port: int, *processes: tuple[int, int], seconds: float = 5) -> list[str]:
-    """Returns the error of each process (id, count), "" for none."""
+    """Returns the error of each process (id, count), "" for none.
+
+    A process with a negative count refuses.
+    """
     errors = [""] * len(processes)
 
     def come(place: int, index: int, count: int) -> None:
         try:
-            roll_call.attend(f"127.0.0.1:{port}", count, index, seconds)
+            address = f"127.0.0.1:{port}"
+            roll_call.attend(address, abs(count), index, seconds, refuses=count < 0)
         except UserError as error:
             errors[place] = str(error)
 
@@ -42,6 +46,8 @@ def attend(port: int, *processes: tuple[int, int], seconds: float = 5) -> list[s
         ([(0, 3), (2, 3), (1, 3)], ["", "", ""]),
         ([(0, 3), (1, 3), (1, 3)], [TWICE] * 3),
         ([(0, 2), (1, 3)], [COUNTS] * 2),
+        ([(0, 3), (2, -3), (1, 3)], [roll_call.REFUSED] * 3),
+        ([(0, -2), (1, 2)], [roll_call.REFUSED] * 2),
     ],
 )
 def test_ids_and_counts_must_fit(

@@ -71,12 +71,12 @@ def execute(command: Command, is_program: bool) -> tuple[int, str]:
                 distributed.connect()
                 leave = functools.partial(distributed.exit_on_error, mode=command.mode)
                 stack.push(leave)
+                stack.enter_context(peers.watching())
                 # Where there is no TPU, libtpu would look for one and print errors.
-                if command.mode != "compile" and (line := distributed.device_error()):
-                    raise UserError(line)
+                if command.mode != "compile" or distributed.several():
+                    distributed.find_devices()
                 programs.keep(command.config.run.compilation_cache)
                 stack.enter_context(stop.listening())
-                stack.enter_context(peers.watching())
                 check_equal(command)
                 check_processes(command.mode)
             with machine_errors(command.workdir):

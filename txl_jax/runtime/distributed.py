@@ -20,6 +20,7 @@ from typing import Any, NoReturn, TypeVar
 
 import jax
 import numpy as np
+from jax._src.distributed import global_state  # orbax uses it, too
 from jax.experimental import multihost_utils
 from orbax.checkpoint import multihost
 
@@ -45,6 +46,7 @@ INDEX = "JAX_PROCESS_ID"
 CONNECT_SECONDS = 300  # until all processes must have connected
 HEARTBEAT_SECONDS = 30  # from a process's last heartbeat until the others exit
 SHUTDOWN_SECONDS = 60  # from the last barrier until all processes have ended
+REFUSE_SECONDS = 60  # of a process that refuses the command, to tell the others
 WAIT_SECONDS = 24 * 3600  # for the work of process 0 alone, such as preparing data
 EXIT_DELAY_SECONDS = 3  # of process 0, whose exit aborts the others
 
@@ -124,28 +126,34 @@ def connect(wait_seconds: int = CONNECT_SECONDS) -> None:
         shutdown_timeout_seconds=SHUTDOWN_SECONDS,
         **args,
     )
-    if line := device_error():
-        _write(f"txl_jax[{args.get('process_id', '?')}]: {line}")
-        os._exit(USER_ERROR)  # the others wait for this process
-    # The first collective: on CPUs it times out after 30 s, so it must not wait for
-    # compilation, which takes longer on some processes than on others.
-    multihost_utils.sync_global_devices("txl_jax")
     timer.cancel()
 
 
-def device_error() -> str:
-    """Returns the line for the user if JAX finds no device, else ""."""
+def refuse() -> None:
+    """Tells the other processes, if they can be found, that this one will not run."""
+    with contextlib.suppress(UserError):
+        args = find_processes()
+        if address := args.get("coordinator_address"):
+            count, index = args["num_processes"], args["process_id"]
+            roll_call.attend(address, count, index, REFUSE_SECONDS, refuses=True)
+
+
+def find_devices() -> None:
+    """Finds the devices of all processes; raises UserError if this one has none."""
     try:
         jax.devices()
     except (RuntimeError, AssertionError) as error:  # the latter has no message
         reason = storage.one_line(error) if str(error) else "none of its kind is here"
-        return f"no device ({reason}): check JAX_PLATFORMS"
-    return ""
+        raise UserError(f"no device ({reason}): check JAX_PLATFORMS") from error
+    if several():
+        # The first collective: on CPUs it times out after 30 s, so it must not wait for
+        # compilation, which takes longer on some processes than on others.
+        multihost_utils.sync_global_devices("txl_jax")
 
 
 def several() -> bool:
-    """Returns whether the run has several processes."""
-    return jax.distributed.is_initialized() and jax.process_count() > 1
+    """Returns whether the run has several processes; needs no devices."""
+    return jax.distributed.is_initialized() and global_state.num_processes > 1
 
 
 def is_first() -> bool:
@@ -253,7 +261,7 @@ def report(error: UserError | Interrupted | BadNumbers) -> int:
 
 def warn(line: str) -> None:
     """Prints a line from any process and any thread."""
-    index = f"[{jax.process_index()}]" if several() else ""
+    index = f"[{global_state.process_id}]" if several() else ""
     _write(f"txl_jax{index}: {line}")
 
 
@@ -270,6 +278,6 @@ def exit_now(line: str, status: int) -> NoReturn:
         warn(line)
     for tell in before_exit:
         tell(status)
-    if several() and is_first():
+    if several() and global_state.process_id == 0:
         time.sleep(EXIT_DELAY_SECONDS)
     os._exit(status)

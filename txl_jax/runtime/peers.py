@@ -77,8 +77,7 @@ class Peers:
             pass
         except OSError:  # the network is silent: left to jax's heartbeat
             return
-        first = distributed.is_first()
-        if first:
+        if global_state.process_id == 0:
             time.sleep(GRACE_SECONDS)
         if self.over.is_set():
             return
@@ -113,7 +112,7 @@ def watching() -> Iterator[None]:
     peers = Peers()
     distributed.before_exit.append(peers.tell)
     with contextlib.suppress(OSError):
-        peers.listen() if distributed.is_first() else peers.join()
+        peers.join() if global_state.process_id else peers.listen()
     try:
         yield
     finally:  # the connections close with the process, after all have come this far

@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from txl_jax.errors import UserError
 
 YES = "all are here"
+REFUSED = "another process has an error"
 SECONDS = 5.0  # to use the port of a process that is ending, or to send a few bytes
 # Of other answers than the roll call's: the run that has just lost a process gives them
 # for HEARTBEAT_SECONDS and EXIT_DELAY_SECONDS of `distributed`.
@@ -23,17 +24,21 @@ LENGTH = 63  # of a message; JAX would wait for more than a few bytes
 PAUSE_SECONDS = 0.2  # between attempts, and until JAX listens
 
 
-def attend(address: str, count: int, index: int, wait_seconds: float) -> None:
+def attend(
+    address: str, count: int, index: int, wait_seconds: float, refuses: bool = False
+) -> None:
     """Returns when all processes have reported, or after wait_seconds.
 
-    Raises UserError in all processes that have reported if two have the same id or
+    refuses: this process has an error and will not run. Raises UserError in all
+    processes that have reported if one of them refuses, or two have the same id or
     different counts, and in a surplus process.
     """
     host, _, port = address.rpartition(":")
     end = time.monotonic() + wait_seconds
     if index == 0:
-        _call(address, int(port), count, end)
+        _call(address, int(port), count, end, refuses)
         return
+    message = f"{index} {count} {'refuses' * refuses}".ljust(LENGTH).encode() + b"\n"
     began = 0.0  # since when JAX has listened there instead of process 0's roll call
     while time.monotonic() < end:
         answer, listens = "", False
@@ -41,10 +46,10 @@ def attend(address: str, count: int, index: int, wait_seconds: float) -> None:
             place = host.strip("[]"), int(port)
             with socket.create_connection(place, SECONDS) as link:
                 listens = True
-                link.sendall(f"{index} {count}".ljust(LENGTH).encode() + b"\n")
+                link.sendall(message)
                 link.settimeout(max(end - time.monotonic(), 0.1))
                 answer = link.makefile(encoding="utf-8").readline().strip()
-        if answer.startswith("JAX_"):
+        if answer == REFUSED or answer.startswith("JAX_"):
             raise UserError(answer)
         time.sleep(PAUSE_SECONDS)
         if answer == YES:
@@ -58,7 +63,7 @@ def attend(address: str, count: int, index: int, wait_seconds: float) -> None:
             )
 
 
-def _call(address: str, port: int, count: int, end: float) -> None:
+def _call(address: str, port: int, count: int, end: float, refuses: bool) -> None:
     """Waits for the other processes, and answers all of them."""
     with ExitStack() as stack:
         server = stack.enter_context(_listen(address, port))
@@ -71,9 +76,11 @@ def _call(address: str, port: int, count: int, end: float) -> None:
                 link = stack.enter_context(server.accept()[0])
                 link.settimeout(SECONDS)
                 words = link.makefile(encoding="utf-8").readline(LENGTH + 1).split()
-                index, its_count = map(int, words)
+                index, its_count = map(int, words[:2])
+                refuses = refuses or words[2:] == ["refuses"]
                 error = _error(index, its_count, count, came)
                 came[index if not error else -1] = link
+        error = error or REFUSED * refuses
         for link in came.values():
             with contextlib.suppress(OSError):
                 link.sendall(f"{error or YES}\n".encode())
