@@ -207,9 +207,15 @@ def check_memory(config: Config, mesh: Mesh) -> None:
     accounting.check_parameters(parameters, mesh.shape["data"], numbers)
     generator = generation_model(model, config.generate)
     samples = min(config.generate.samples, texts.STREAMS)
-    read = train.segments_per_call * (train.ext_len + train.tgt_len)
-    for each, B, L, fields in (
-        (model, train.batch_size, read, accounting.TRAIN_FIELDS),
+    for each, B, L, fields, *counts in (
+        (
+            model,
+            train.batch_size,
+            train.ext_len + train.tgt_len,
+            accounting.TRAIN_FIELDS,
+            train.segments_per_call,
+            train.batch_chunk,
+        ),
         (
             evaluation_model(model, eval),
             eval.streams,
@@ -218,7 +224,7 @@ def check_memory(config: Config, mesh: Mesh) -> None:
         ),
         (generator, samples, 1, accounting.GENERATE_FIELDS),
     ):
-        accounting.check_fits(each, B, L, fields)
+        accounting.check_fits(each, B, L, fields, *counts)
 
 
 def evaluate_best(

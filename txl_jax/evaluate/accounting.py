@@ -34,16 +34,28 @@ def account(config: ModelConfig, batch_size: int, tgt_len: int) -> dict[str, Any
     }
 
 
-def check_fits(config: ModelConfig, batch_size: int, tgt_len: int, fields: str) -> None:
+def check_fits(
+    config: ModelConfig,
+    batch_size: int,
+    tgt_len: int,
+    fields: str,
+    segments: int = 1,
+    chunks: int = 1,
+) -> None:
     """Raises UserError if memory and segments alone exceed this machine's memory.
 
-    tgt_len: tokens that are read in one call; fields: those to lower.
+    fields: those to lower; segments: of tgt_len tokens, read in one call; chunks: of
+    the streams, computed one after the other. A layer has at least its hidden states,
+    keys and values.
     """
     counts = account(config, batch_size, tgt_len)
     memory = min(counts["cache_bytes"], counts["key_value_bytes"])
-    segments = batch_size * tgt_len * TOKEN_BYTES
+    layer = config.d_model + 2 * config.n_head * config.d_head
+    layer_bytes = layer * config.compute_dtype.itemsize
+    tokens = batch_size * tgt_len
+    read = tokens * (segments * TOKEN_BYTES + layer_bytes // chunks)
     _check_bytes(
-        memory + segments,
+        memory + read,
         f"a memory of {config.mem_len:,} tokens in {config.n_layer:,} layers and "
         f"segments of {tgt_len:,} tokens for {batch_size:,} streams take",
         fields,
