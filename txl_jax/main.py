@@ -9,6 +9,8 @@ stderr. `errors` lists the exit statuses. Of several processes, the first writes
 prints.
 """
 
+import contextlib
+import importlib
 import os
 import signal
 import sys
@@ -60,18 +62,28 @@ def run(args: list[str], is_program: bool) -> tuple[int, str]:
         if is_program:
             storage.require_open_files()
         command = flags.parse(args)
+        if command.print_config:
+            return 0, help.resolved(command)
+        import_jax()
     except UserError as error:
         print(f"txl_jax: {error}", file=sys.stderr)
         if is_program and os.environ.get("JAX_NUM_PROCESSES", "1") != "1":
-            from txl_jax.runtime import distributed
+            with contextlib.suppress(ValueError):  # as in `import_jax`
+                from txl_jax.runtime import distributed
 
-            distributed.refuse()
+                distributed.refuse()
         return USER_ERROR, ""
-    if command.print_config:
-        return 0, help.resolved(command)
-    from txl_jax.cli.modes import execute  # imports jax, which takes seconds
+    from txl_jax.cli.modes import execute
 
     return execute(command, is_program)
+
+
+def import_jax() -> None:
+    """Imports jax, which takes seconds, or refuses a variable of its environment."""
+    try:
+        importlib.import_module("jax")
+    except ValueError as error:
+        raise UserError(f"{error}: correct this variable of the environment") from error
 
 
 def exit_on_signals() -> None:

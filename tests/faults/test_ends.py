@@ -138,6 +138,11 @@ def test_a_full_disk_behind_stdout_is_one_line() -> None:
         ),
         ("", "--workdir=caf\udce9", "caf\\udce9' is not UTF-8: give another"),
         (
+            "import os; os.environ['JAX_ENABLE_X64'] = 'maybe'",
+            "--config=quickstart",
+            "'JAX_ENABLE_X64': correct this variable",
+        ),
+        (
             "import os; os.environ['JAX_PLATFORMS'] = 'toaster'",
             "--config=quickstart",
             "check JAX_PLATFORMS",
