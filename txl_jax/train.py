@@ -101,7 +101,7 @@ def train(
             for segments, place in log.timing.inputs(ahead)
         )
         every = config.checkpoint.every_steps
-        train_step = log.timing.compiling(program.step)
+        train_step = log.timing.compiling(program.step, program.compile)
         saves = advance(train_step, start, batches, config.train, every, hooks)
         # A restored step whose validation is missing is validated first.
         if step and config.train.validates(step) and not manager.validated(step):

@@ -30,8 +30,12 @@ class Bound:
     def __call__(self, *args: Any) -> Any:
         """Calls the step, and keeps its program."""
         if self.tpus and not self.clock and self.program is None:
-            self.program = self.step.lower(*args).compile()  # the call reuses it
+            self.program = self.compile(*args)
         return self.step(*args)
+
+    def compile(self, *args: Any) -> Any:
+        """Returns the program of a call, which the call reuses."""
+        return self.step.lower(*args).compile()
 
     def fetched(self, step: int, updates: list[Any], *_: Any) -> None:
         """Reports the utilization between the fetches of the first two calls."""

@@ -136,7 +136,7 @@ def _train_stage(
     read_batch = make_streams(config, train_tokens, rows).batch
     program = make_program(config.model, whole, config.optim, mesh)
     bound = Bound(config, mesh, program.step)
-    step = report_compilation("the training step", bound)
+    compile = report_compilation("the training step", bound.compile)
     evaluate_split = make_evaluate(config.model, config.eval, mesh)
 
     def mean_nll(params: Any, progress: Callable[[int, int], None]) -> float:
@@ -150,7 +150,7 @@ def _train_stage(
         validated=[curve.load(config.train.expected_curve).report],
         saved=[diagnosis.raise_if_found],
     )
-    program = program._replace(step=step)
+    program = program._replace(step=bound, compile=compile)
     return train(config, workdir, program, read_batch, mean_nll, params, observers)
 
 

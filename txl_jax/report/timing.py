@@ -56,16 +56,21 @@ class Timing:
         if purpose == "checkpoint":
             self.checkpoint_seconds += seconds
 
-    def compiling(self, step: Callable[..., Result]) -> Callable[..., Result]:
-        """Wraps a jitted step, which compiles for each number of segments."""
+    def compiling(
+        self, step: Callable[..., Result], compile: Callable[..., object]
+    ) -> Callable[..., Result]:
+        """Wraps a jitted step, and compiles it for each number of segments.
+
+        A call that compiled it might also compute before it returns.
+        """
 
         def call(state: Any, segments: Any) -> Result:
             shape = jax.tree.leaves(segments)[0].shape
-            if shape in self.compiled:
-                return step(state, segments)
-            self.compiled.add(shape)
-            with self.spend("compile"):
-                return step(state, segments)
+            if shape not in self.compiled:
+                self.compiled.add(shape)
+                with self.spend("compile"):
+                    compile(state, segments)
+            return step(state, segments)
 
         return call
 
