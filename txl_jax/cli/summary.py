@@ -96,7 +96,9 @@ LINES: dict[str, Callable[[Result], str]] = {
     "import": lambda x: f"{x['parameters']:,} parameters imported to {x['workdir']}",
     "export": lambda x: f"update {x['step']} exported to {x['target']}",
     "compile": _compiled,
-    "table": lambda x: f"Table {x['table']}: {len(x['outcomes'])} rows in {x['file']}",
+    "table": lambda x: (
+        f"Table {x['table']}: {_counted(len(x['outcomes']), 'row')} in {x['file']}"
+    ),
     "speed": lambda x: (
         f"attention length {x['rows'][-1]['attention_len']:,}: windows are "
         f"{x['rows'][-1]['ratio']:,.0f} times slower than a memory"

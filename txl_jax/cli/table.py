@@ -234,13 +234,14 @@ def write(
 def describe(table: TableConfig, name: str, row: Config) -> str:
     """Describes how the table was made, by its first row."""
     model, train = row.model, row.train
+    means = f"the mean over {table.seeds} seeds, with minimum and maximum in brackets"
     return (
         f"`{name}` has {model.n_layer} layers of {model.d_model}, segments of "
         f"{train.tgt_len} tokens and a memory of {model.mem_len}; it was trained for "
         f"{train.num_steps} updates of {train.batch_size} streams on corpus "
         f"`{row.data.corpus}` (vocabulary `{row.data.vocab}`), and "
         f"{row.eval.max_tokens or 'all'} tokens of its {row.eval.split} split were "
-        f"scored. Each number is the mean over {table.seeds} seeds, with the minimum "
-        "and maximum in parentheses. The paper's numbers are perplexities per word of "
-        "far larger models: compare directions, not magnitudes."
+        f"scored. Each number is {'of one seed' if table.seeds == 1 else means}. "
+        "The paper's numbers are perplexities per word of far larger models: compare "
+        "directions, not magnitudes."
     )
