@@ -64,7 +64,7 @@ class Run:
     def __init__(self, sizes: tuple[int, int, int]):
         devices = jax.devices()[: int(np.prod(sizes))]
         self.mesh = make_mesh(MeshConfig(*sizes), devices)
-        self.init, places, self.step = make_program(
+        self.init, places, self.step, _ = make_program(
             CONFIG.model, CONFIG.train, CONFIG.optim, self.mesh
         )
         self.like = save_restore.abstract(jax.eval_shape(self.init), places)

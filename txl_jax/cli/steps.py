@@ -54,7 +54,7 @@ def find_vocab(config: Config) -> Config:
 def training_step(config: Config, mesh: Mesh) -> tuple[Any, ...]:
     """Returns the jitted training step and its abstract arguments."""
     train = config.train
-    init, places, step = make_program(config.model, config.train, config.optim, mesh)
+    init, places, step, _ = make_program(config.model, config.train, config.optim, mesh)
     state = abstract(jax.eval_shape(init), places)
     L = train.ext_len + train.tgt_len + (SLACK if train.varlen else 0)
     S = train.segments_per_update
@@ -72,7 +72,7 @@ def compile_evaluation(config: Config, devices: list[Any]) -> Compiled:
     """Compiles the evaluation step; raises UserError for eval.streams."""
     mesh, B = fit_mesh(config, devices), config.eval.streams
     sharding.check_streams(mesh, B, "eval.streams")
-    init, places, _ = make_program(config.model, config.train, config.optim, mesh)
+    init, places, *_ = make_program(config.model, config.train, config.optim, mesh)
     params = abstract(jax.eval_shape(init).params, places.params)
     reader = make_reader(config.model, config.eval, mesh)
     with jax.set_mesh(mesh):
