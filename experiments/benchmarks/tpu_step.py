@@ -56,7 +56,7 @@ def read(row: Row) -> Config:
     name = row["experiment"]
     config = steps.find_vocab(configs.parse(configs.load(name)))
     config = steps.replace(config, "model", dtype="bfloat16", kernel=row["kernel"])
-    if row["part"] in ("step", "largest"):
+    if row["part"] != "batch":
         config = steps.replace(config, "model", remat_policy="none")
     streams = row.get("streams") or STREAMS[name]
     return steps.replace(config, "train", batch_size=streams)

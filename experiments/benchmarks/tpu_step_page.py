@@ -15,7 +15,7 @@ STREAMS = {"enwik8_24l": 4, "wt103_large": 4}
 BATCH = {
     ("enwik8_24l", "v5e"): 16,
     ("wt103_large", "v5e"): 32,
-    ("enwik8_24l", "v5p"): 32,
+    ("enwik8_24l", "v5p"): 64,
     ("wt103_large", "v5p"): 64,
 }
 GOAL, UTILISATION, GIB = 1.5, 0.42, 2**30
