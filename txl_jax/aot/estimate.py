@@ -50,7 +50,8 @@ def estimate(tpus: Slices, mesh: Mesh, done: Compiled, work: Work) -> dict[str, 
     exchanged = [x._replace(times=x.times / calls) for x in collectives(program)]
     by_path = hbm_bytes(program)
     traffic = sum(by_path.values()) / calls
-    coords = [tuple(device.coords) for device in mesh.devices.flat]
+    places = enumerate(mesh.devices.flat)  # attached GPUs may lack coordinates
+    coords = [tuple(getattr(device, "coords", (0, 0, n))) for n, device in places]
     seconds = roofline.bounds(tpus, made, traffic, exchanged, coords)
     # If the greatest of them hides the others, and if none hides another.
     both = {"full_overlap": max(seconds.values()), "no_overlap": sum(seconds.values())}

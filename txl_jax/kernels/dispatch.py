@@ -7,11 +7,12 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from txl_jax.kernels import chunked, xla
+from txl_jax.kernels import chunked, measured, xla
 from txl_jax.kernels.sharded import divides, follow_mesh
 from txl_jax.kernels.tpu import attention
 from txl_jax.kernels.tpu.blocks import VMEM
 from txl_jax.kernels.xla import Kernel
+from txl_jax.report.log import say
 from txl_jax.sharding import shards
 
 
@@ -63,7 +64,8 @@ def fastest(q_BLHA: Array, K: int, paper: bool = True) -> str:
 
     If streams or heads do not divide over the mesh, `auto` selects `xla`, which the
     compiler can split, and `chunked` for MANY_SCORES on a GPU. Without the `paper`'s
-    position terms, `tpu` is not selected, which has no others.
+    position terms, `tpu` is not selected, which has no others. A kernel that was found
+    wrong on this kind of device is not selected (`measured`).
     """
     mesh = jax.typeof(q_BLHA).sharding.mesh
     device = mesh.abstract_device or jax.devices()[0]
@@ -76,4 +78,26 @@ def fastest(q_BLHA: Array, K: int, paper: bool = True) -> str:
     many = B * H * L * K >= MANY_SCORES * parts
     few = not many and K <= FEW_KEYS.get(device.device_kind, 0)
     name = FASTEST.get(device.device_kind, "xla") if paper and not few else "xla"
-    return "chunked" if many and name == "xla" and device.platform != "cpu" else name
+    if many and name == "xla" and device.platform != "cpu":
+        name = "chunked"
+    return right(name, device.device_kind)
+
+
+@functools.cache
+def right(name: str, device_kind: str) -> str:
+    """Returns the kernel, or another one if it was found wrong on a kind of device.
+
+    Reports that, and a run of the kernel `tpu` on a kind that has not been checked.
+    """
+    checked = measured.read(device_kind).checked
+    kernel = next((x for x in (name, "xla", "chunked") if not checked.get(x)), name)
+    if kernel != name:
+        fault = f"{name} is wrong on {device_kind} ({checked[name]})"
+        say(f'kernel = "auto" takes {kernel}: {fault}')
+    here = jax.default_backend() == "tpu"  # otherwise it is only compiled
+    if here and kernel == "tpu" and "tpu" not in checked:
+        say(
+            f'kernel = "auto" takes tpu, which is unproved on {device_kind}: '
+            f"{measured.COMMAND} checks it, --config.model.kernel=xla avoids it"
+        )
+    return kernel

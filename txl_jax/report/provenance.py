@@ -17,9 +17,12 @@ LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
 
 def provenance(
-    config: dict[str, Any], data: dict[str, Any], parameters: int
+    config: dict[str, Any],
+    data: dict[str, Any],
+    parameters: int,
+    kernel_table: str | None = None,
 ) -> dict[str, Any]:
-    """Returns the content of a workdir's run.json."""
+    """Returns the content of a workdir's run.json; kernel_table: its SHA-256."""
     return {
         "seed": config["train"]["seed"],
         "parameters": parameters,
@@ -29,13 +32,17 @@ def provenance(
         "device_count": jax.device_count(),
         "process_count": jax.process_count(),
         "usable_cores": usable_cores(),
+        "kernel_table": kernel_table,
         "data": data,
         "config": config,
     }
 
 
 # If these are equal, a resumed run matches an uninterrupted one bit for bit.
-EXACT = ("versions", "device_kind", "device_count", "process_count", "usable_cores")
+EXACT = (
+    *("versions", "device_kind", "device_count", "process_count", "usable_cores"),
+    "kernel_table",
+)
 
 
 def start(run: dict[str, Any]) -> dict[str, Any]:

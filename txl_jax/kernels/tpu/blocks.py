@@ -24,6 +24,7 @@ Dims: T rows of a tile, W lanes of its keys, Z of its queries, I query tiles.
 from typing import Any, NamedTuple
 
 from txl_jax.errors import UserError
+from txl_jax.kernels import measured
 from txl_jax.kernels.skew import LANES
 
 # bfloat16 packs two rows into one of a register, so its registers have 16.
@@ -170,12 +171,26 @@ def candidates(L: int, K: int) -> list[int]:
     )
 
 
-def choose(device_kind: str, L: int, K: int, A: int, itemsize: int = 2) -> Blocks:
-    """Returns the block sizes with the least work whose VMEM sum fits the chip.
+def fit(
+    device_kind: str, L: int, K: int, A: int, itemsize: int, tile: int, columns: int = 0
+) -> Blocks | None:
+    """Returns the blocks of a tile size, or None if the chip's VMEM is too small.
 
-    A tile costs its T * Z scores (on the diagonal, those up to the last of each 128
-    queries), padding included, so tiles are cut to fit: L = M = 150 takes one tile of
-    304 keys and 256 queries, 1.8 times the 33,825 visible scores.
+    columns: of a strip, 0 = 256, or all of them.
+    """
+    blocks = Blocks(L, K, tile, LANES)
+    Z = blocks.query_width
+    blocks = blocks._replace(columns=columns or (256 if Z % 256 == 0 else Z))
+    if tile % ROWS or Z % blocks.columns or blocks.columns % LANES:
+        return None
+    need = vmem_bytes(blocks, A, itemsize)
+    if need > VMEM[device_kind]:
+        return None
+    return blocks._replace(vmem=max(DEFAULT_VMEM, need))
+
+
+def choose(device_kind: str, L: int, K: int, A: int, itemsize: int = 2) -> Blocks:
+    """Returns the fastest blocks measured on this chip, or else those of `estimate`.
 
     Raises UserError for an unknown chip, or if no size fits.
     """
@@ -184,15 +199,26 @@ def choose(device_kind: str, L: int, K: int, A: int, itemsize: int = 2) -> Block
             f'kernel "tpu" needs a TPU of v4 or later, not {device_kind!r} (it knows '
             f'{", ".join(VMEM)}): use model.kernel "xla" or "chunked"'
         )
-    fitting = []
-    for tile in candidates(L, K):
-        blocks = Blocks(L, K, tile, LANES)
-        Z = blocks.query_width
-        blocks = blocks._replace(columns=256 if Z % 256 == 0 else Z)
-        need = vmem_bytes(blocks, A, itemsize)
-        if need <= VMEM[device_kind]:
-            fitting.append(blocks._replace(vmem=max(DEFAULT_VMEM, need)))
-    if not fitting:
+    sizes = L, K, A, itemsize
+    key = measured.name_sizes("tpu", *sizes)
+    match measured.read(device_kind).sizes.get(key):
+        case [tile, columns] if blocks := fit(device_kind, *sizes, tile, columns):
+            return blocks
+    return estimate(device_kind, *sizes)
+
+
+def estimate(device_kind: str, L: int, K: int, A: int, itemsize: int = 2) -> Blocks:
+    """Returns the block sizes with the least work whose VMEM sum fits the chip.
+
+    A tile costs its T * Z scores (on the diagonal, those up to the last of each 128
+    queries), padding included, so tiles are cut to fit: L = M = 150 takes one tile of
+    304 keys and 256 queries, 1.8 times the 33,825 visible scores.
+
+    Raises UserError if no size fits.
+    """
+    sizes = L, K, A, itemsize
+    tried = (fit(device_kind, *sizes, tile) for tile in candidates(L, K))
+    if not (fitting := [blocks for blocks in tried if blocks]):
         raise UserError(
             f'kernel "tpu" keeps the gradients of all {K} keys of a head in VMEM, '
             f'which {device_kind} has too little of: use model.kernel "chunked"'
