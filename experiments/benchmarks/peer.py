@@ -1,4 +1,4 @@
-"""The peer: Hugging Face's TransfoXLLMHeadModel of the same sizes, on the CPU.
+"""The peer: Hugging Face's TransfoXLLMHeadModel of the same sizes.
 
     pip install torch transformers==4.35.2
 
@@ -74,9 +74,18 @@ def _peak_bytes() -> int:
 
 
 class Model:
-    """The peer's model with random weights, and its memory."""
+    """The peer's model with random weights, and its memory.
 
-    def __init__(self, config: ModelConfig):
+    dtype: of products, by autocast. compiled: by `torch.compile`.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        device: str = "cpu",
+        dtype: str = "float32",
+        compiled: bool = False,
+    ):
         import torch
 
         warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
@@ -103,10 +112,14 @@ class Model:
                 dropout=config.dropout,
                 dropatt=config.dropatt,
             )
-            self.model = TransfoXLLMHeadModel(peer_config).eval()
-        self.torch = torch
+            self.model = TransfoXLLMHeadModel(peer_config).eval().to(device)
+        self.torch, self.device = torch, device
+        self.run = torch.compile(self.model) if compiled else self.model
+        self.autocast = torch.autocast(
+            device, dtype=torch.bfloat16, enabled=dtype == "bfloat16"
+        )
         self.memory: Any = None
-        self.token = torch.zeros(1, 1, dtype=torch.long)
+        self.token = torch.zeros(1, 1, dtype=torch.long, device=device)
 
     def bytes_above(self) -> int:
         """Returns the peak memory beyond what training must keep.
@@ -116,27 +129,35 @@ class Model:
         parameters = sum(each.nbytes for each in self.model.parameters())
         return _peak_bytes() - self.before - 4 * parameters
 
-    def evaluate(self, tokens_T: np.ndarray, tgt_len: int) -> float:
-        """Returns the mean nll in nats of a text in one stream, from a cold start."""
-        torch, memory, total = self.torch, None, 0.0
-        tokens_1T = torch.from_numpy(tokens_T.astype(np.int64))[None]
-        with torch.inference_mode():
-            for first in range(0, len(tokens_T), tgt_len):
-                part_1L = tokens_1T[:, first : first + tgt_len]
-                result = self.model(part_1L, mems=memory, labels=part_1L)
-                memory, total = result.mems, total + result.losses.sum().item()
-        return total / len(tokens_T)
+    def _place(self, tokens: np.ndarray) -> Any:
+        return self.torch.from_numpy(tokens.astype(np.int64)).to(self.device)
+
+    def evaluate(self, tokens: np.ndarray, tgt_len: int) -> float:
+        """Returns the mean nll in nats of a text, tokens_T or streams tokens_BT.
+
+        Every stream begins from a cold start.
+        """
+        memory: Any = None
+        total: Any = 0.0
+        tokens_BT = self._place(np.atleast_2d(tokens))
+        with self.torch.inference_mode(), self.autocast:
+            for first in range(0, tokens_BT.shape[1], tgt_len):
+                part_BL = tokens_BT[:, first : first + tgt_len]
+                result = self.run(part_BL, mems=memory, labels=part_BL)
+                memory, total = result.mems, total + result.losses.sum()
+        return float(total) / tokens.size
 
     def generate(self, count: int, top_k: int) -> None:
         """Samples `count` tokens one at a time, continuing from its memory."""
         torch = self.torch
-        with torch.inference_mode():
+        with torch.inference_mode(), self.autocast:
             for _ in range(count):
-                result = self.model(self.token, mems=self.memory)
+                result = self.run(self.token, mems=self.memory)
                 self.memory = result.mems
                 logits, token = result.prediction_scores[0, -1].topk(top_k)
                 chosen = torch.multinomial(logits.softmax(dim=-1), 1)
                 self.token = token[chosen][None]
+        self.token.item()  # waits for the device
 
     def make_optimizer(self, lr: float, clip: float) -> None:
         """Creates the Adam optimizer for `train`, and enables dropout."""
@@ -147,9 +168,10 @@ class Model:
     def train(self, tokens_BL: np.ndarray) -> float:
         """Runs one update on a segment, with its memory; returns the mean nll."""
         torch = self.torch
-        tokens = torch.from_numpy(tokens_BL.astype(np.int64))
+        tokens = self._place(tokens_BL)
         self.optimizer.zero_grad()
-        result = self.model(tokens, mems=self.memory, labels=tokens)
+        with self.autocast:
+            result = self.run(tokens, mems=self.memory, labels=tokens)
         self.memory = result.mems
         loss = result.losses.mean()
         loss.backward()

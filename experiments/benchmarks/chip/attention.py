@@ -1,0 +1,195 @@
+"""The attention kernels on a device: their errors, and their fastest blocks.
+
+Dims: R <= K distances.
+"""
+
+import contextlib
+import functools
+import itertools
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.benchmarks.chip import oracle
+from experiments.benchmarks.chip.timing import seconds_of
+from txl_jax.errors import UserError
+from txl_jax.kernels import chunked, dispatch, tiles
+from txl_jax.kernels.hash import AttentionDropout
+from txl_jax.kernels.measured import name_sizes
+from txl_jax.kernels.sharded import device_kind
+from txl_jax.kernels.tpu import attention as tpu
+from txl_jax.kernels.tpu import blocks as tpu_blocks
+from txl_jax.kernels.xla import Kernel
+
+NAMES = ("q_BLHA", "k_BKHA", "v_BKHA", "r_RHA", "u_HA", "w_HA", "oldest_BL")
+# The greatest error of an array by its greatest number. "default" is float32 with the
+# device's own precision of products, which on TPUs and new GPUs is less.
+# A chip may approximate exponentials; a wrong index or mask is off by percents.
+TOLERANCES = {"float32": 1e-4, "default": 2e-2, "bfloat16": 2e-2}
+DROPOUT = oracle.Dropout(0.1, 7, 5, 3)
+
+
+def make_inputs(shape: list[int]) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Returns a kernel's inputs and the output's gradient, all exact in bfloat16.
+
+    Half of the memory of stream 0 is empty, and stream 1 begins a document.
+    """
+    B, H, L, M, A, R = shape
+    rng = np.random.default_rng(0)
+    sizes = {"B": B, "H": H, "L": L, "K": M + L, "A": A, "R": R}
+
+    def draw(letters: str) -> np.ndarray:
+        values = rng.normal(size=[sizes[letter] for letter in letters])
+        return ((np.clip(values, -2, 2) * 4).round() / 4).astype(np.float32)
+
+    inputs = {name: draw(name.rpartition("_")[2]) for name in NAMES[:-1]}
+    b_B1, i_L = np.arange(B)[:, None], np.arange(L)
+    oldest_BL = np.where(b_B1 % 2 == 0, M // 2 + 0 * i_L, (i_L > L // 3) * (M + L // 3))
+    return inputs | {"oldest_BL": oldest_BL.astype(np.int32)}, draw("BLHA")
+
+
+def with_gradients(kernel: Kernel, dropout: AttentionDropout | None) -> Any:
+    """Returns the jitted function from inputs and gradient to o and all gradients."""
+
+    def both(inputs: dict[str, Any], do_BLHA: jax.Array) -> dict[str, jax.Array]:
+        floats = {name: inputs[name] for name in NAMES[:-1]}
+
+        def run(floats: dict[str, Any]) -> jax.Array:
+            arrays = (floats[name] for name in NAMES[:-1])
+            return kernel(*arrays, None, inputs["oldest_BL"], dropout)
+
+        o_BLHA, pull = jax.vjp(run, floats)
+        gradients = pull(do_BLHA.astype(o_BLHA.dtype))[0]
+        return {"o": o_BLHA} | {
+            name.partition("_")[0]: x for name, x in gradients.items()
+        }
+
+    return jax.jit(both)
+
+
+def place(inputs: dict[str, np.ndarray], do_BLHA: np.ndarray, dtype: str) -> Any:
+    """Moves the inputs to the device; biases and integers keep their type."""
+
+    def cast(name: str, x: np.ndarray) -> jax.Array:
+        own = name in ("u_HA", "w_HA", "oldest_BL")
+        return jnp.asarray(x, x.dtype if own else dtype)
+
+    return {name: cast(name, x) for name, x in inputs.items()}, jnp.asarray(do_BLHA)
+
+
+def compare(actual: dict[str, Any], expected: dict[str, Any]) -> dict[str, float]:
+    """Returns the greatest error of each array by its greatest number; inf for NaN."""
+
+    def error(name: str) -> float:
+        right = np.asarray(expected[name], np.float64)
+        off = np.abs(np.asarray(actual[name], np.float64) - right).max()
+        return float(off / np.abs(right).max()) if np.isfinite(off) else np.inf
+
+    return {name: error(name) for name in expected}
+
+
+def check(part: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yields the errors of a kernel by type: of its values and of all gradients.
+
+    Distances are clamped only in evaluation, so their gradients, sums over all farther
+    keys, are checked in float32 alone.
+    """
+    inputs, do_BLHA = make_inputs(part["shape"])
+    expected = oracle.differentiate(inputs, do_BLHA, DROPOUT)
+    rate, seed, *first = DROPOUT
+    dropout = AttentionDropout(rate, jnp.uint32(seed), *first)
+    kernel = dispatch.KERNELS[part["kernel"]]
+    result: dict[str, Any] = {"errors": {}, "fault": ""}
+    for name, tolerance in TOLERANCES.items():
+        dtype = "bfloat16" if name == "bfloat16" else "float32"
+        highest = jax.default_matmul_precision("highest")
+        with highest if name == "float32" else contextlib.nullcontext():
+            run = with_gradients(kernel, dropout)
+            errors = compare(run(*place(inputs, do_BLHA, dtype)), expected)
+        result["errors"][name] = errors
+        B, H, L, M, A, R = part["shape"]
+        if R < M + L and name != "float32":
+            errors = {"o": errors["o"]}
+        worst = max(errors, key=lambda each: errors[each])
+        if not errors[worst] <= tolerance:
+            array = "values" if worst == "o" else f"the gradient of {worst}"
+            off = f"{array} off by {errors[worst]:.1e} of its greatest number"
+            result["fault"] = result["fault"] or f"{name} at {part['shape']}: {off}"
+        yield result
+
+
+def chunked_blocks(shape: list[int], _: int) -> list[tuple[list[int], Kernel]]:
+    """Returns sizes for the kernel `chunked`: the default, then all that are tried."""
+    B, H, L, M = shape[:4]
+    K = M + L
+    Xs = {tiles.even_parts(L, most) for most in (64, 128, 256, 512)}
+    Ys = {tiles.even_parts(K, most) for most in (128, 256, 512, 1024, 2048)}
+    default = tiles.estimate(B * H, L, K)
+    tried = [default, *itertools.product(sorted(Xs), sorted(Ys))]
+    kernels = {
+        (X, Y): functools.partial(chunked.rel_attention, blocks=(X, Y))
+        for X, Y in tried
+        if X <= Y
+    }
+    return [(list(sizes), kernel) for sizes, kernel in kernels.items()]
+
+
+def tpu_sizes(shape: list[int], itemsize: int) -> list[tuple[list[int], Kernel]]:
+    """Returns tiles and strips of the kernel `tpu`: the default, then what is tried."""
+    _, _, L, M, A, _ = shape
+    operands = L, M + L, A, itemsize
+    kind = device_kind()
+    tried = [tpu_blocks.estimate(kind, *operands)]
+    for tile in tpu_blocks.candidates(*operands[:2]):
+        fits = (tpu_blocks.fit(kind, *operands, tile, X) for X in (0, 128, 512))
+        tried += [blocks for blocks in fits if blocks]
+    tried[1:] = sorted(tried[1:], key=tpu_blocks.bundles)[:16]
+    return [
+        ([each.tile, each.columns], functools.partial(tpu.rel_attention, blocks=each))
+        for each in dict.fromkeys(tried)
+    ]
+
+
+def tune(part: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yields the fastest blocks of a kernel so far; the default is measured first.
+
+    Blocks count if their results are those of the default, which `check` has checked.
+    After part["seconds"] no others are tried.
+    """
+    shape, kernel, dtype = part["shape"], part["kernel"], part["dtype"]
+    until = time.monotonic() + part["seconds"]
+    itemsize = jnp.dtype(dtype).itemsize
+    B, H, L, M, A, R = shape
+    rows = [] if kernel == "tpu" else [B * H]
+    key = name_sizes(kernel, *rows, L, M + L, A, itemsize)
+    candidates = {"tpu": tpu_sizes, "chunked": chunked_blocks}[kernel](shape, itemsize)
+    arguments = place(*make_inputs(shape), dtype)
+    expected: dict[str, Any] = {}
+    result: dict[str, Any] = {"key": key, "tried": [], "best": None, "left": 0}
+    for number, (sizes, function) in enumerate(candidates):
+        if time.monotonic() > until:
+            result["left"] = len(candidates) - number
+            break
+        row: dict[str, Any] = {"sizes": sizes}
+        try:
+            call = with_gradients(dispatch.repeat_farthest(function), None)
+            actual = {name: np.asarray(x) for name, x in call(*arguments).items()}
+            expected = expected or actual
+            row["error"] = max(compare(actual, expected).values())
+            row["seconds"] = seconds_of(functools.partial(call, *arguments), 0.2)
+        except (jax.errors.JaxRuntimeError, UserError) as error:
+            row["failed"] = str(error).partition("\n")[0][:200]
+        result["tried"].append(row)
+        right = [each for each in result["tried"] if agrees(each, dtype)]
+        result["best"] = min(right, key=lambda each: each["seconds"], default=None)
+        yield result
+    yield result
+
+
+def agrees(row: dict[str, Any], dtype: str) -> bool:
+    """Returns whether blocks ran with right results."""
+    return "seconds" in row and row["error"] <= TOLERANCES[dtype]

@@ -1,0 +1,156 @@
+"""The first contact with a chip: every part at a tiny size, and every way to fail."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from experiments.benchmarks.chip import (
+    __main__ as chip,
+)
+from experiments.benchmarks.chip import (
+    attention,
+    machine,
+    oracle,
+    page,
+    plan,
+    process,
+    rows,
+    steps,
+    timing,
+)
+from tests.kernels import cases
+from tests.support.tiny import assert_close
+from txl_jax.kernels import measured, xla
+
+Row = dict[str, Any]
+FACTS: Row = {"device_kind": "TPU v4", "count": 1, "versions": {}, "platform": "tpu"}
+FACTS |= {"torch": "not installed", "table": "t.json"}
+
+
+def in_process(part: Row, limit: float) -> Row:
+    """Measures a part as its own process does, without starting one."""
+    kinds = {"machine": machine.measure, "check": attention.check}
+    kinds |= {"tiles": attention.tune} | steps.MEASURES
+    *_, result = kinds[part["part"]](part | {"seconds": limit})
+    timed = {"seconds_taken": 1.0, "timed_out": False}
+    return {**part, "result": result, "error": "", **timed}
+
+
+def test_a_tiny_run_has_a_page_a_table_and_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(process, "run", in_process)
+    monkeypatch.setattr(timing, "patience", 0.01)
+    monkeypatch.setattr(plan, "SHAPES_ON_CPU", ("ptb",))
+    monkeypatch.setattr(sys, "argv", ["chip", "--tiny", f"--out={tmp_path}"])
+    chip.main()
+    result = json.loads(capsys.readouterr().out)
+    assert (result["left"], result["failed"], result["faults"]) == (0, [], [])
+    assert min(result["tokens_per_second"].values()) > 0
+    text = (tmp_path / "page.md").read_text("utf-8")
+    assert text.count("| agrees |") == 4 and "`ptb` | generate" in text
+    (path,) = tmp_path.glob("*.json")
+    saved = json.loads(path.read_text("utf-8"))
+    table = measured.parse(saved, measured.full_kind("cpu"))
+    assert table.checked == {"xla": "", "chunked": ""}
+    lines = (tmp_path / "rows.jsonl").read_text("utf-8").splitlines()
+    assert len(lines) == result["parts"]
+    monkeypatch.setattr(plan, "ON_CPU", ())
+    chip.main()
+    lines = (tmp_path / "rows.jsonl").read_text("utf-8").splitlines()
+    assert len(lines) == result["parts"] + 1, "only the machine is looked at again"
+
+
+@pytest.mark.parametrize("case", [cases.Case(7, 9, "documents", 0.3), cases.Case(5, 0)])
+def test_the_oracle_is_the_einsum(case: cases.Case) -> None:
+    inputs = case._replace(absent=("bias_HR",)).inputs()
+    o_BLHA, gradients = cases.differentiate(xla.rel_attention, inputs, case.dropout)
+    weight_BLHA = np.random.default_rng(9).integers(-4, 5, o_BLHA.shape) / 4
+    named = {name: inputs[name] for name in attention.NAMES}
+    dropout = oracle.Dropout(case.rate, 7, 5, 3) if case.rate else None
+    expected = oracle.differentiate(named, weight_BLHA, dropout)
+    actual = {name.partition("_")[0]: x for name, x in gradients.items()}
+    actual.pop("bias")
+    assert_close(actual | {"o": o_BLHA}, expected)
+
+
+def test_a_wrong_kernel_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(*args: Any) -> Any:
+        return xla.rel_attention(args[0] * 1.001, *args[1:])
+
+    part = {"part": "check", "kernel": "tpu", "shape": [2, 2, 5, 3, 4, 8]}
+    monkeypatch.setitem(attention.dispatch.KERNELS, "tpu", wrong)
+    *_, result = attention.check(part)
+    assert "float32 at [2, 2, 5, 3, 4, 8]" in result["fault"]
+    row = part | {"result": result, "error": "", "timed_out": False}
+    late = row | {"kernel": "xla", "result": {}, "error": "no end", "timed_out": True}
+    broken = late | {"kernel": "chunked", "timed_out": False, "error": "INTERNAL: x"}
+    table = rows.make_table([row, late, broken], {"tpu": 1, "xla": 1, "chunked": 1})
+    assert table.checked["tpu"] == result["fault"]
+    assert "INTERNAL" in table.checked["chunked"] and "xla" not in table.checked
+
+
+def test_blocks_that_gain_are_kept() -> None:
+    def tune(seconds: float) -> Row:
+        tried = [
+            {"sizes": [8, 8], "seconds": 1.0},
+            {"sizes": [4, 8], "seconds": seconds},
+        ]
+        result = {"key": "chunked 1x2x3x4x4", "tried": tried, "best": tried[1]}
+        return {"part": "tiles", "result": result}
+
+    assert rows.make_table([tune(0.5)], {}).sizes == {"chunked 1x2x3x4x4": [4, 8]}
+    assert rows.make_table([tune(0.99)], {}).sizes == {}
+
+
+@pytest.mark.parametrize(
+    ("program", "result", "error"),
+    [
+        ("print('{\"a\": 1}'); print('{\"err')", {"a": 1}, ""),
+        ("print('{\"a\": 1}', flush=True); time.sleep(99)", {"a": 1}, "no end within"),
+        ("sys.exit('no chip')", {}, "ended with status 1: no chip"),
+        ("os.kill(os.getpid(), 11)", {}, "ended with status -11"),
+        ('print(\'{"error": "OOM"}\')', {}, "OOM"),
+    ],
+)
+def test_a_part_that_fails_is_a_row(
+    program: str, result: Row, error: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = [sys.executable, "-c", f"import os, sys, time; {program}"]
+    monkeypatch.setattr(process, "COMMAND", command)
+    row = process.run({"part": "check"}, 5 if "sleep" in program else 60)
+    assert row["result"] == result and row["error"].startswith(error)
+    assert row["timed_out"] == (error == "no end within")
+
+
+def test_rows_of_other_code_do_not_count(tmp_path: Path) -> None:
+    path, part = tmp_path / "rows.jsonl", {"part": "train", "experiment": "ptb"}
+    file = rows.File(path, FACTS, retry=False)
+    file.add(part | {"result": {}, "error": "INTERNAL"})
+    path.write_text(path.read_text("utf-8") + '{"half": ', "utf-8")
+    again = rows.File(path, FACTS, retry=False)
+    assert again.find(part) and not again.find(part | {"dtype": "float32"})
+    assert not rows.File(path, FACTS, retry=True).find(part)
+    assert not rows.File(path, FACTS | {"count": 2}, retry=False).find(part)
+
+
+def test_every_published_config_is_planned_for_an_accelerator() -> None:
+    parts = plan.plan(FACTS | {"torch": "TPU"}, tiny=False)
+    titles = [plan.title(part) for part in parts]
+    assert len(set(titles)) == len(titles)
+    planned = {(part["part"], part.get("experiment")) for part in parts}
+    for kind in ("train", "most", "evaluate", "generate"):
+        assert {(kind, name) for name in plan.EXPERIMENTS} <= planned
+    assert {part["kernel"] for part in parts if "shape" in part} == {
+        *("xla", "chunked", "tpu")
+    }
+    assert {part["dtype"] for part in parts} == {"bfloat16"}
+    left = [part | {"left": True} for part in parts]
+    facts: Row = FACTS | {"memory_bytes": 1, "known_flops": 0, "known_bandwidth": 0}
+    first: Row = {"part": "machine", "result": facts | {"topology": "v4:1x1x1"}}
+    first |= {"load_average": 0.1, "date": "", "git_revision": "", "error": ""}
+    assert page.page([first, *left], [], 1).count("\n- ") >= len(left)
