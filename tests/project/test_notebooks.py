@@ -89,6 +89,8 @@ def test_a_notebook_runs(
     monkeypatch.setenv("TXL_FLAGS", f"{SMALL} {data}")
     monkeypatch.setenv("TXL_LENGTHS", "0,16")
     monkeypatch.setenv("TXL_ATTENTION_FLAGS", "--segments=1 --config.eval.mem_len=160")
+    monkeypatch.setenv("TXL_CHECK_MINUTES", "0.5")
+    monkeypatch.setenv("TXL_CHECK_FLAGS", "--tiny --least=1")
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     book = nbformat.read(path, as_version=4)
     where = {"metadata": {"path": str(tmp_path)}}
@@ -102,3 +104,4 @@ def test_a_notebook_runs(
     )
     assert "bits per byte" in printed
     assert (runs / "quickstart" if path.stem != "own_text" else runs).exists()
+    assert path.stem != "quickstart" or (runs / "chip" / "page.md").exists()
