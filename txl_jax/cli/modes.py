@@ -78,8 +78,9 @@ def execute(command: Command, is_program: bool) -> tuple[int, str]:
                     distributed.find_devices()
                 programs.keep(command.config.run.compilation_cache)
                 stack.enter_context(stop.listening())
-                check_equal(command)
-                check_processes(command.mode)
+                if distributed.several():
+                    check_equal(command)
+                    check_processes(command.mode)
             with machine_errors(command.workdir):
                 result = RUN[command.mode](command)
                 check_finite(result)
