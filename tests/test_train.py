@@ -26,6 +26,7 @@ from txl_jax.cli.run import make_streams
 from txl_jax.config import Config
 from txl_jax.errors import RETRY, Interrupted
 from txl_jax.model.config import ModelConfig
+from txl_jax.model.memory import Memory
 from txl_jax.report.log import read_metrics
 from txl_jax.runtime.options import RunConfig
 from txl_jax.runtime.preemption import Stop
@@ -60,9 +61,10 @@ def train(
     # Bits that do not compress, so that a checkpoint is larger than tests' small disks.
     bits = np.random.default_rng(0).integers(2**31, size=16_000, dtype=np.int32)
     zero, bits = jax.device_put((np.int32(0), bits), place)
-    params, empty = {"x": zero, "bits": bits}, ()
-    average: Any = Average(params, zero)
-    state = TrainState(zero, params, (), empty, zero, average, guard=empty)  # type: ignore[arg-type]
+    memory = Memory(jax.device_put(np.zeros((1, 1, 1, 1)), place), zero)
+    params: Any = {"x": zero, "bits": bits}
+    average = Average(params, zero)
+    state = TrainState(zero, params, (), memory, zero, average, guard=())  # type: ignore[arg-type]
 
     def step(state: Any, segments: Any) -> Any:
         call()

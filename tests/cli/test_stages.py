@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 from tests.support import tiny
+from txl_jax import train as loop
 from txl_jax.cli.run import stages, train_on
 from txl_jax.config import Config
-from txl_jax.errors import UserError
+from txl_jax.errors import RETRY, Interrupted, UserError
 from txl_jax.model.memory import Memory
 from txl_jax.report.log import read_metrics
+from txl_jax.runtime.preemption import Stop
 from txl_jax.train import NO_HOOKS, Hooks
 from txl_jax.update.options import TrainConfig
 
@@ -54,21 +56,34 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     return losses(config(STAGES), tmp_path_factory.mktemp("straight"))
 
 
-@pytest.mark.parametrize(
-    "step", [9, *(pytest.param(k, marks=pytest.mark.long) for k in (5, 6, 10, 13))]
-)
+KILLS = [pytest.param(k, False, marks=pytest.mark.long) for k in (5, 6, 9, 10, 13)]
+
+
+@pytest.mark.parametrize(("step", "signalled"), [(7, True), *KILLS])
 def test_a_run_resumes_in_every_stage(
-    tmp_path: Path, straight: list[Any], step: int
+    tmp_path: Path,
+    straight: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    step: int,
+    signalled: bool,
 ) -> None:
-    """It ends before the update after `step`, with checkpoints of all even updates."""
+    """It ends before the update after `step`, with checkpoints of all even updates.
+
+    After a signal it makes that update, whose validation is left to the resumed run.
+    """
+    stop = Stop()
 
     def end(before: int, _: Any) -> None:
-        if before == step:
+        if before == step and signalled:
+            stop.status = RETRY
+        elif before == step:
             raise KeyboardInterrupt
 
     ended = tmp_path / "ended"
-    with pytest.raises(KeyboardInterrupt):
-        losses(config(STAGES), ended, Hooks(before=[end]))
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "stop", stop)
+        with pytest.raises((KeyboardInterrupt, Interrupted)):
+            losses(config(STAGES), ended, Hooks(before=[end]))
     resumed = losses(config(STAGES), ended)
     assert resumed == straight
     assert [line["tokens"] for line in resumed] == [16] * 6 + [32] * 10
