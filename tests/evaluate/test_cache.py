@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.support import tiny
+from tests.support.refusal import refused
 from txl_jax.evaluate import cache
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
 from txl_jax.evaluate.perplexity import make_evaluate
@@ -67,3 +68,8 @@ def test_without_a_share_the_nll_is_the_models() -> None:
     static = EvalConfig(streams=B, tgt_len=4, mem_len=T)
     assert evaluate(none) == pytest.approx(evaluate(static), rel=1e-6)
     assert evaluate(CONFIG) != pytest.approx(evaluate(static), rel=1e-3)
+
+
+def test_a_cache_that_does_not_fit_is_refused() -> None:
+    with refused("a cache of 1,000,000,000 tokens .* lower eval.cache_len"):
+        evaluate(dataclasses.replace(CONFIG, cache_len=10**9, tgt_len=500))

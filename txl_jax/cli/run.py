@@ -205,6 +205,7 @@ def check_memory(config: Config, mesh: Mesh) -> None:
     parameters = metrics.parameter_count(abstract_params(model))
     numbers = 2 if config.optim.optimizer == "sgd" else 4
     accounting.check_parameters(parameters, mesh.shape["data"], numbers)
+    accounting.check_cache(model, eval)
     generator = generation_model(model, config.generate)
     samples = min(config.generate.samples, texts.STREAMS)
     for each, B, L, fields, *counts in (

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 
 from txl_jax.errors import UserError
+from txl_jax.evaluate.options import EvalConfig
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import keys_per_query
 
@@ -60,6 +61,22 @@ def check_fits(
         f"segments of {tgt_len:,} tokens for {batch_size:,} streams take",
         fields,
     )
+
+
+def check_cache(config: ModelConfig, eval: EvalConfig) -> None:
+    """Raises UserError if a continuous cache alone exceeds this machine's memory.
+
+    Each token that it holds has a hidden state, and a float32 score for each target of
+    a segment.
+    """
+    entry = config.d_model * config.compute_dtype.itemsize + 4 * eval.tgt_len
+    if eval.cache_len:
+        _check_bytes(
+            eval.streams * eval.cache_len * entry,
+            f"a cache of {eval.cache_len:,} tokens and its scores for "
+            f"{eval.streams:,} streams take",
+            "eval.cache_len, eval.streams or eval.tgt_len",
+        )
 
 
 def check_parameters(count: int, copies: int, numbers: int) -> None:

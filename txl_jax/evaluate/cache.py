@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import Mesh
 
+from txl_jax.evaluate.accounting import check_cache
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
 from txl_jax.evaluate.reader import Reader, Traced
 from txl_jax.kernels.xla import MASKED, product
@@ -71,7 +72,11 @@ class Cache(NamedTuple):
 
 
 def make_reader(model_config: ModelConfig, config: EvalConfig, mesh: Mesh) -> Reader:
-    """Returns the reader of the summed nlls, in nats, of the mixture."""
+    """Returns the reader of the summed nlls, in nats, of the mixture.
+
+    Raises UserError if the cache does not fit into this machine's memory.
+    """
+    check_cache(model_config, config)
     model_config = evaluation_model(model_config, config)
 
     def read(model: TransformerXL, state: Any, segment: Traced) -> tuple[Array, Any]:
