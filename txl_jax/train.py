@@ -103,10 +103,8 @@ def train(
         every = config.checkpoint.every_steps
         train_step = log.timing.compiling(program.step, program.compile)
         saves = advance(train_step, start, batches, config.train, every, hooks)
-        # A restored step whose validation is missing is validated first, but not that
-        # of a later stage, whose memory has been cut here.
-        owed = 0 < step <= config.train.num_steps and config.train.validates(step)
-        if owed and not manager.validated(step):
+        # A restored step whose validation is missing is validated first.
+        if step and config.train.validates(step) and not manager.validated(step):
             saves = itertools.chain([start], saves)
         for step, state, position in saves:
             valid_nll, validates = None, config.train.validates(step)

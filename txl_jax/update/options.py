@@ -139,8 +139,13 @@ class TrainConfig:
         return full if min(*left, self.num_steps - step) >= full else 1
 
     def validates(self, step: int) -> bool:
-        """Returns whether a validation follows update `step`."""
-        return step == self.num_steps or step % self.eval_every == 0
+        """Returns whether a validation follows update `step`.
+
+        None follows an update after num_steps: it belongs to a later stage, and its
+        memory may have been cut to this one's length.
+        """
+        due = step % self.eval_every == 0 or step == self.num_steps
+        return due and step <= self.num_steps
 
 
 @dataclasses.dataclass(frozen=True)
