@@ -70,7 +70,7 @@ class Memory:
 
         if L < M:
             h_NBMD = keep()
-        else:  # copies less: only the last segment of an epoch has padding
+        else:  # copies less where no stream has padding, the usual case
             full = jnp.all(length_B == L)
             h_NBMD = jax.lax.cond(full, lambda: h_NBLD[:, :, L - M :], keep)
         return Memory(h_NBMD, count_filled(self.filled_B, M, length_B, first_BL))
