@@ -71,6 +71,8 @@ def test_processes_are_found(environment: dict[str, str], args: dict[str, Any]) 
         ({"JAX_PROCESS_ID": "last"}, "JAX_PROCESS_ID = 'last' must be a whole number"),
         ({"JAX_NUM_PROCESSES": "2x"}, "JAX_NUM_PROCESSES = '2x' must be a whole"),
         ({"JAX_COORDINATOR_ADDRESS": "node0"}, "'node0' must be host:port"),
+        ({"JAX_COORDINATOR_ADDRESS": "node0:x"}, "'node0:x' must be host:port"),
+        ({"JAX_COORDINATOR_ADDRESS": "n:65536"}, "'n:65536' must be host:port"),
         ({"JAX_COORDINATOR_ADDRESS": ""}, "without JAX_COORDINATOR_ADDRESS"),
     ],
     ids=str,

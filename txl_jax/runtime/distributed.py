@@ -75,7 +75,8 @@ def find_processes(environment: Mapping[str, str] = os.environ) -> dict[str, Any
                 raise UserError(f"{name} = {value!r} must be a whole number")
         if int(index) >= int(count):
             raise UserError(f"{INDEX} = {index} must be below {COUNT} = {count}")
-        if ":" not in address:
+        host, _, port = address.rpartition(":")
+        if not (host and port.isdecimal() and 0 < int(port) < 2**16):
             raise UserError(f"{ADDRESS} = {address!r} must be host:port")
         return {
             "coordinator_address": address,
