@@ -68,7 +68,7 @@ def run(args: list[str], is_program: bool) -> tuple[int, str]:
     except UserError as error:
         print(f"txl_jax: {error}", file=sys.stderr)
         if is_program and os.environ.get("JAX_NUM_PROCESSES", "1") != "1":
-            with contextlib.suppress(ValueError):  # as in `import_jax`
+            with contextlib.suppress(Exception):  # if jax was imported in part
                 from txl_jax.runtime import distributed
 
                 distributed.refuse()
@@ -83,6 +83,8 @@ def import_jax() -> None:
     try:
         importlib.import_module("jax")
     except ValueError as error:
+        if str(error).startswith("numpy"):  # its version does not fit jaxlib
+            raise
         raise UserError(f"{error}: correct this variable of the environment") from error
 
 

@@ -20,6 +20,7 @@ import txl_jax
 from tests.support.refusal import refusal
 from tests.support.trained import SECRET, TEXT, Home, command, home
 from txl_jax import config as configs
+from txl_jax import main
 from txl_jax.cli import modes
 from txl_jax.cli.flags import MODES
 from txl_jax.cli.modes import check_processes
@@ -50,6 +51,17 @@ def documented(name: str, result: dict[str, Any], *left_out: str) -> bool:
         fields = configs.SECTIONS[section].__dataclass_fields__ if every else [key]  # type: ignore[attr-defined]
         keys += [x for x in fields if x not in (*keys, *left_out, *DYNAMIC)]
     return list(result) == keys
+
+
+def test_libraries_that_do_not_fit_are_no_variable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(name: str) -> None:
+        raise ValueError("numpy.dtype size changed")
+
+    monkeypatch.setattr("importlib.import_module", fail)
+    with pytest.raises(ValueError, match=r"^numpy"):
+        main.import_jax()
 
 
 def test_the_environment_is_neither_kept_nor_printed(home: Home) -> None:

@@ -142,6 +142,12 @@ def test_a_full_disk_behind_stdout_is_one_line() -> None:
             "--config=quickstart",
             "'JAX_ENABLE_X64': correct this variable",
         ),
+        (  # after it, jax is imported in part
+            "import os; os.environ |= {'JAX_NUM_CPU_DEVICES': 'x', "
+            "'JAX_NUM_PROCESSES': '2'}",
+            "--config=quickstart",
+            "jax_num_cpu_devices: correct this variable",
+        ),
         (
             "import os; os.environ['JAX_PLATFORMS'] = 'toaster'",
             "--config=quickstart",
