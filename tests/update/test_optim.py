@@ -115,10 +115,10 @@ def shapes(**changes: Any) -> dict[str, tuple[int, ...]]:
 
 # Every name that a parameter can have; u is per layer, w is not.
 VARIANTS = {
+    **shapes(feed_forward="swiglu", qk_norm=True),
     **shapes(),
     **shapes(position="shaw_biased", n_position=5),
     **shapes(position="learned", n_position=5, mem_len=0),
-    **shapes(feed_forward="swiglu", qk_norm=True),
 }
 MATRICES = {
     *(f"layers/attention/{name}" for name in "qkvro"),
