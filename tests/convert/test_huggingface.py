@@ -111,7 +111,7 @@ def test_an_export_of_other_positions_is_refused(tmp_path: Path) -> None:
     message = refusal(
         huggingface.save_pretrained, config, tiny.make_params(config), VOCAB, tmp_path
     )
-    assert '"none"' in message and not list(tmp_path.iterdir())
+    assert "'none'" in message and not list(tmp_path.iterdir())
 
 
 def test_attending_to_oneself_too_becomes_one_more_slot(tmp_path: Path) -> None:

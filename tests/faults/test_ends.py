@@ -178,7 +178,10 @@ def test_compilation_for_absent_devices_looks_for_none_here() -> None:
     assert run.returncode == 2 and "compile.topology" in error
 
 
-@pytest.mark.parametrize("name", ["loss.png", "sample.txt", "result.json"])
+@pytest.mark.parametrize(
+    "name",
+    ["loss.png", "result.json", pytest.param("sample.txt", marks=pytest.mark.long)],
+)
 def test_files_that_cannot_be_written_lose_no_result(home: Home, name: str) -> None:
     (home.run / name).unlink()
     (home.run / name).mkdir()

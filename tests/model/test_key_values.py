@@ -19,8 +19,7 @@ VARIANTS: list[dict[str, Any]] = [
     {**tiny.ALL, "pre_lnorm": False},
     {**UNTIED, "same_length": True, "initial_memory": "zeros", "pre_lnorm": True},
     {"position": "shaw_biased", "n_position": 4},
-    {"position": "rotary", "d_head": 4, "qk_norm": True},
-    {"norm": "rms", "feed_forward": "geglu", "qk_norm": True, "pre_lnorm": True},
+    {"position": "rotary", "d_head": 4, "pre_lnorm": True, **tiny.MODERN},
     {"position": "alibi", "clamp_len": 3},
 ]
 OTHERS: list[dict[str, Any]] = [

@@ -37,10 +37,8 @@ VARIANTS: list[dict[str, Any]] = [
     # With fewer distances than keys, which this kernel does not support.
     {"position": "shaw_biased", "n_position": 20, "clamp_len": 3, "kernel": "chunked"},
     {"position": "none", "pre_lnorm": True},
-    {"position": "rotary", "d_head": 4, "pre_lnorm": True},
-    {"position": "alibi", "clamp_len": 3, "kernel": "chunked"},
-    {"norm": "rms", "feed_forward": "swiglu", "qk_norm": True},
-    {"feed_forward": "geglu", "qk_norm": True, "position": "rotary", "d_head": 4},
+    {"position": "alibi", "clamp_len": 3, "kernel": "chunked", **tiny.MODERN},
+    {"position": "rotary", "d_head": 4, "pre_lnorm": True, "feed_forward": "geglu"},
     {"position": "learned", "n_position": 6, "mem_len": 0},
     {"position": "sinusoidal_repeated"},
     {**CLUSTERS, "pre_lnorm": True, "dtype": "bfloat16"},

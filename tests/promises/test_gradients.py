@@ -89,8 +89,7 @@ class Oracle:
 VARIANTS: list[dict[str, Any]] = [
     {**tiny.ALL, "cutoffs": (5, 9), "div_val": 2, "untie_r": True},
     {"position": "shaw_biased", "n_position": 5},
-    {"position": "rotary", "d_head": 4},
-    {"norm": "rms", "feed_forward": "swiglu", "qk_norm": True},
+    {"position": "rotary", "d_head": 4, **tiny.MODERN},
 ]
 
 

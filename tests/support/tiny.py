@@ -49,6 +49,7 @@ if jax.__version_info__ < (0, 11):
 jit: Callable[..., Any] = functools.partial(jax.jit, compiler_options=FAST)
 
 ALL: dict[str, Any] = {"clamp_len": 3, "same_length": True, "pre_lnorm": True}
+MODERN: dict[str, Any] = {"norm": "rms", "feed_forward": "swiglu", "qk_norm": True}
 SETTINGS: list[dict[str, Any]] = [
     {},
     {"clamp_len": 3},
