@@ -1,11 +1,14 @@
-"""Trains tiny Shakespeare with each addition of docs/howto/variants.md.
+"""Trains small models with each addition of docs/howto/variants.md.
 
     python -m experiments.benchmarks.variants [--seeds=3] [--only=rotary,muon]
+    python -m experiments.benchmarks.variants --text=stdlib --only=paper,all
 
-Every row is experiments/shakespeare.py with a few fields changed, at equal characters
-and, but for the rounding of gated layers, equal parameters. Each run is scored on the
-held-out tenth and adds a line to variants.jsonl; runs that have one are not repeated,
-and an interrupted run is resumed from --workdir. variants.md is the table of all lines.
+Every row is one recipe with a few fields changed, at equal tokens and, but for the
+rounding of gated layers, equal parameters. The recipe of tiny Shakespeare screens them;
+the bytes of Python's standard library and the words of WikiText-2 confirm the best.
+Each run is scored on the test split and adds a line to variants.jsonl; runs that have
+one are not repeated, and an interrupted run is resumed from --workdir. variants.md has
+a table of all lines for each text.
 """
 
 import argparse
@@ -16,20 +19,45 @@ import statistics
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from txl_jax.report.provenance import git_revision
 
 HERE = Path(__file__).parent
 LINES, PAGE = HERE / "variants.jsonl", HERE / "variants.md"
-CONFIG = HERE.parent / "shakespeare.py"
 
-# Without W_R, u and w, the feed-forward layers are wider by as many weights.
-WIDER = ("model.d_inner=512",)
+
+class Text(NamedTuple):
+    """A text and the recipe that is changed for each variant."""
+
+    title: str
+    recipe: str
+    wider: int  # d_inner with as many weights, in place of those of W_R
+    fields: tuple[str, ...] = ()
+
+
+_WORDS = "data.corpus=wikitext2", "data.vocab=word", "model.cutoffs=2000,10000"
+TEXTS = {
+    "shakespeare": Text("Tiny Shakespeare, characters", "shakespeare", 512),
+    "stdlib": Text("Python's standard library, bytes", "quickstart", 576),
+    "wikitext2": Text(
+        "WikiText-2, words",
+        "quickstart",
+        576,
+        (
+            *(*_WORDS, "model.div_val=4", "model.dropout=0.1", "eval.baselines=false"),
+            *("train.num_steps=4000", "train.eval_every=2000", "generate.num_tokens=1"),
+            *("generate.prompt=the", "optim.lr=0.002"),
+        ),
+    ),
+}
+WIDER = ("model.d_inner={wider}",)
+# Scored with the lengths of training: rotations do not reach beyond them.
+ROTARY = ("model.position=rotary", *WIDER, "eval.tgt_len=32", "eval.mem_len=64")
 MODERN = "model.norm=rms", "model.qk_norm=true", "model.feed_forward=swiglu"
 VARIANTS: dict[str, tuple[str, ...]] = {
     "paper": (),
-    "rotary": ("model.position=rotary", *WIDER),
+    "rotary": ROTARY,
     "alibi": ("model.position=alibi", *WIDER),
     "rms": ("model.norm=rms",),
     "geglu": ("model.feed_forward=geglu",),
@@ -38,30 +66,39 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "adamw": ("optim.weight_decay=0.1",),
     "muon": ("optim.optimizer=muon",),
     "pre_lnorm": ("model.pre_lnorm=true",),
-    "all": ("model.position=rotary", *WIDER, *MODERN, "optim.optimizer=muon"),
+    "all": (*ROTARY, *MODERN, "optim.optimizer=muon"),
     "stages": ("train.stages=1000:tgt_len=16,mem_len=16", "train.num_steps=2500"),
 }
 
 
 def train(name: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
     """Trains one run, and returns its line."""
-    workdir = Path(args.workdir) / name / str(seed)
-    fields = [*VARIANTS[name], f"train.seed={seed}", f"data.data_dir={args.data_dir}"]
+    text = TEXTS[args.text]
+    workdir = Path(args.workdir) / args.text / name / str(seed)
+    changed = [field.format(wider=text.wider) for field in VARIANTS[name]]
+    fields = [*text.fields, *changed, f"train.seed={seed}"]
+    fields += [f"data.data_dir={args.data_dir}", *args.field]
     if args.tiny:
         fields += ["train.num_steps=4", "train.stages=", "eval.max_tokens=500"]
-    command = [sys.executable, "-m", "txl_jax.main", f"--config={CONFIG}"]
+    command = [sys.executable, "-m", "txl_jax.main", f"--config={text.recipe}"]
     command += [f"--workdir={workdir}", *(f"--config.{field}" for field in fields)]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        sys.exit(done.returncode)  # the reason is on stderr
     result = json.loads(done.stdout.splitlines()[-1])
     described = json.loads((workdir / "run.json").read_text("utf-8"))
+    metrics = [json.loads(line) for line in (workdir / "metrics.jsonl").open()]
+    valid = [x["exact"]["valid_nll"] for x in metrics if "valid_nll" in x["exact"]]
     return {
+        "text": args.text,
         "variant": name,
         "seed": seed,
-        "nats": round(result["nll"], 4),
-        "fields": list(VARIANTS[name]),
+        "valid_nats": round(min(valid), 4) if valid else None,
+        "test_nats": round(result["nll"], 4),
+        "fields": changed,
         "updates": result["updates"],
         "parameters": described["parameters"],
-        "characters": result["tokens"],
+        "tokens": result["tokens"],
         "revision": git_revision(),
         "date": datetime.date.today().isoformat(),
     }
@@ -75,31 +112,45 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def page(lines: list[dict[str, Any]]) -> str:
-    """Returns the table, by variant."""
+    """Returns a table for each text, by variant."""
+    return "\n".join(
+        table(text.title, [x for x in lines if x["text"] == name])
+        for name, text in TEXTS.items()
+        if any(x["text"] == name for x in lines)
+    )
+
+
+def table(title: str, lines: list[dict[str, Any]]) -> str:
+    """Returns one text's table: the means over seeds, and the range on test."""
     rows = {name: [x for x in lines if x["variant"] == name] for name in VARIANTS}
-    base = [x["nats"] for x in rows["paper"]]
+    base = [x["test_nats"] for x in rows["paper"]]
     text = [
-        "| variant | changes | parameters | updates | nats per character | perplexity "
-        "against `paper` | seeds |",
-        "|---" * 7 + "|",
+        f"**{title}**, {lines[0]['tokens']:,} scored in test\n",
+        "| variant | changes | parameters | updates | valid, nats | test, nats "
+        "| perplexity against `paper` | seeds |",
+        "|---" * 8 + "|",
     ]
     for name, runs in rows.items():
         if not runs:
             continue
-        nats = [x["nats"] for x in runs]
+        nats = [x["test_nats"] for x in runs]
+        valid = statistics.fmean(x["valid_nats"] or math.nan for x in runs)
         mean = statistics.fmean(nats)
         gain = math.exp(mean - statistics.fmean(base)) - 1 if base else math.nan
         changes = " ".join(f"`{field}`" for field in runs[0]["fields"])
         spread = f"{mean:.4f} ({min(nats):.4f}–{max(nats):.4f})"
         sizes = f"{runs[0]['parameters']:,} | {runs[0]['updates']:,}"
         text.append(
-            f"| {name} | {changes} | {sizes} | {spread} | {gain:+.1%} | {len(nats)} |"
+            f"| {name} | {changes} | {sizes} | {valid:.4f} | {spread} | {gain:+.1%} "
+            f"| {len(nats)} |"
         )
     return "\n".join(text) + "\n"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--text", choices=TEXTS, default="shakespeare", help="its text")
+    parser.add_argument("--field", action="append", default=[], help="of all configs")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each variant")
     parser.add_argument("--first_seed", type=int, default=1, help="that of the first")
     parser.add_argument("--only", default="", help="names with commas between them")
@@ -117,8 +168,8 @@ def main() -> None:
         target, table = folder / LINES.name, folder / PAGE.name
     for seed in range(args.first_seed, args.first_seed + args.seeds):
         for name in names:
-            done = {(x["variant"], x["seed"]) for x in read(target)}
-            if (name, seed) not in done:
+            done = {(x["text"], x["variant"], x["seed"]) for x in read(target)}
+            if (args.text, name, seed) not in done:
                 line = json.dumps(train(name, seed, args))
                 with target.open("a", encoding="utf-8") as file:
                     file.write(line + "\n")

@@ -158,17 +158,25 @@ def test_pages_are_made_from_the_committed_rows() -> None:
 
 
 def test_variants_are_compared_with_the_paper() -> None:
-    sizes = {"fields": ["a=1"], "parameters": 1000, "updates": 20}
+    same = {"text": "stdlib", "tokens": 9, "valid_nats": 2.0, "parameters": 1000}
+    same |= {"fields": ["a=1"], "updates": 20}
     nats = [("paper", 1.0), ("paper", 1.2), ("muon", 1.0), ("muon", 1.0)]
-    lines = [{"variant": name, "nats": x, **sizes} for name, x in nats]
+    lines = [{"variant": name, "test_nats": x, **same} for name, x in nats]
     *_, paper, muon = variants.page(lines).splitlines()
-    assert "1.1000 (1.0000–1.2000) | +0.0% | 2 |" in paper
-    assert "| `a=1` | 1,000 | 20 | 1.0000 (1.0000–1.0000) | -9.5% | 2 |" in muon
+    assert "2.0000 | 1.1000 (1.0000–1.2000) | +0.0% | 2 |" in paper
+    assert "| `a=1` | 1,000 | 20 | 2.0000 | 1.0000 (1.0000–1.0000) | -9.5% |" in muon
+
+
+def test_variants_page_is_made_from_the_lines() -> None:
+    page = variants.page(variants.read(variants.LINES))
+    assert variants.PAGE.read_text("utf-8") == page
 
 
 def test_variants_are_configs() -> None:
-    for fields in variants.VARIANTS.values():
-        config = configs.load("shakespeare")
-        for field in fields:
-            configs.override(config, *field.split("=", 1))
-        configs.parse(config)
+    for text in variants.TEXTS.values():
+        for fields in variants.VARIANTS.values():
+            config = configs.load(text.recipe)
+            for field in (*text.fields, *fields):
+                name, value = field.format(wider=text.wider).split("=", 1)
+                configs.override(config, name, value)
+            configs.parse(config)
