@@ -74,13 +74,14 @@ VARIANTS: dict[str, tuple[str, ...]] = {
 def train(name: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
     """Trains one run, and returns its line."""
     text = TEXTS[args.text]
+    config = HERE.parent / f"{text.recipe}.py"
     workdir = Path(args.workdir) / args.text / name / str(seed)
     changed = [field.format(wider=text.wider) for field in VARIANTS[name]]
     fields = [*text.fields, *changed, f"train.seed={seed}"]
     fields += [f"data.data_dir={args.data_dir}", *args.field]
     if args.tiny:
         fields += ["train.num_steps=4", "train.stages=", "eval.max_tokens=500"]
-    command = [sys.executable, "-m", "txl_jax.main", f"--config={text.recipe}"]
+    command = [sys.executable, "-m", "txl_jax.main", f"--config={config}"]
     command += [f"--workdir={workdir}", *(f"--config.{field}" for field in fields)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     if done.returncode:
