@@ -3,7 +3,8 @@
 import pytest
 
 from tests.support.refusal import refused
-from txl_jax.cli.evaluate import compare
+from txl_jax import config
+from txl_jax.cli.evaluate import compare, warn_of_rotations
 from txl_jax.evaluate.options import EvalConfig, Sweep, parse_sweep
 
 
@@ -51,6 +52,20 @@ def test_no_memory_needs_no_same_length() -> None:
     assert not swept.at(config, 0).same_length
     longer = swept.at(config, 8)
     assert (longer.same_length, longer.mem_len) == (True, 8)
+
+
+@pytest.mark.parametrize(
+    "position, mem_len, warned",
+    [("rotary", 64, False), ("rotary", 65, True), ("alibi", 65, False)],
+)
+def test_rotations_beyond_training_are_reported(
+    position: str, mem_len: int, warned: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    c = config.load("quickstart")
+    c.model.position = position
+    c.eval.update(mem_len=mem_len, tgt_len=c.train.tgt_len)
+    warn_of_rotations(config.parse(c))
+    assert ("as in training are eval.mem_len=64" in capsys.readouterr().err) == warned
 
 
 PPL = {0: 30.0, 100: 27.02, 200: 26.7749, 300: 26.7712, 400: 26.7701, 500: 26.9}

@@ -42,7 +42,8 @@ def run(loaded: Loaded, workdir: Path) -> dict[str, Any]:
         return evaluate_cold_start(loaded, tokens, workdir)
     if config.eval.sweep:
         return evaluate_sweep(loaded, tokens, workdir)
-    say(accounting.describe(*sizes(loaded.config)))
+    say(accounting.describe(*sizes(config)))
+    warn_of_rotations(config)
     return evaluate(loaded, tokens, workdir)
 
 
@@ -155,6 +156,18 @@ def sizes(config: Config) -> tuple[ModelConfig, int, int]:
     """Returns the model, the streams and the segments of the evaluation."""
     model, eval = evaluation_model(config.model, config.eval), config.eval
     return model, eval.streams, eval.ext_len + eval.tgt_len
+
+
+def warn_of_rotations(config: Config) -> None:
+    """Reports an evaluation of rotary positions beyond the distances of training."""
+    trained = config.model.mem_len + config.train.tgt_len
+    model, _, length = sizes(config)
+    if config.model.position == "rotary" and model.mem_len + length > trained:
+        say(
+            f"rotary positions were trained with {trained} keys and are scored with "
+            f"{model.mem_len + length}, where they fail: as in training are "
+            f"eval.mem_len={config.model.mem_len} eval.tgt_len={config.train.tgt_len}"
+        )
 
 
 def per_unit(tokens: Tokens, split: str, scores: dict[str, Any]) -> dict[str, float]:

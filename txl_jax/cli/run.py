@@ -77,6 +77,7 @@ def trained(
         splits = tokens.split("train"), tokens.split("valid")
         sizes = fitted.model, config.train.batch_size, config.train.tgt_len
         say(accounting.describe(*sizes))
+        evaluate.warn_of_rotations(fitted)
         if (rise := config.optim.warmup_steps) > (end := config.train.num_steps):
             say(f"the run ends at update {end} of optim.warmup_steps = {rise}")
         finished = last_step(workdir / METRICS) >= config.train.num_steps
