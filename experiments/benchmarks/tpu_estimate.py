@@ -3,6 +3,7 @@
     pip install libtpu
     python experiments/benchmarks/tpu_estimate.py [--chips=v5e,v4] [--kernels=xla,tpu]
         [--shapes=22x8x64x512x512] [--dropout=0.1] [--dtype=bfloat16] [--schedule=0]
+        [--position=rotary]
 
 The program prints JSON lines. A shape is B x H x A x L x M. Each row is a program that
 computes the output and all gradients of one attention with a full memory, compiled by
@@ -17,6 +18,10 @@ libtpu for one chip:
                     tiles, one per cycle, without waits for memory and the overhead
                     of grid steps
     total_cycles    their sum; on v4 and v5p the kernels' share is halved, for two cores
+
+`--position` is transformer_xl (the default), rotary (no term by distance; the rotation
+of queries and keys is not part of a program), alibi (a bias, with its gradient) or
+shaw_biased (r, u and a bias).
 
 All cycles are estimates; none is measured. `--table` prints Markdown instead of JSON,
 which is how `tpu_estimate.md` was made. Compiling with the dump that contains the
@@ -85,12 +90,19 @@ def compiled(row: dict[str, Any]) -> tuple[Any, Any]:
         dropout = AttentionDropout(row["dropout"], seed) if row["dropout"] else None
         kernel = {"xla": xla, "tpu": tpu}[row["kernel"]].rel_attention
         o_BLHA, pull = jax.vjp(
-            lambda *inputs: kernel(*inputs, None, oldest_BL, dropout), *inputs
+            lambda *inputs: kernel(*inputs, oldest_BL, dropout), *inputs
         )
         return o_BLHA, pull(do_BLHA)
 
     keys, biases = array(B, K, H, A), array(H, A, dtype="float32")
-    inputs = (array(B, L, H, A), keys, keys, array(K, H, A), biases, biases)
+    bias_HK = array(H, K, dtype="float32")
+    terms = {
+        "transformer_xl": (array(K, H, A), biases, biases, None),
+        "rotary": (None,) * 4,
+        "alibi": (None, None, None, bias_HK),
+        "shaw_biased": (array(K, H, A), biases, None, bias_HK),
+    }[row["position"]]
+    inputs = (array(B, L, H, A), keys, keys, *terms)
     with jax.set_mesh(mesh):
         lowered = jax.jit(gradients).lower(
             inputs,
@@ -228,6 +240,7 @@ def main() -> None:
     parser.add_argument("--kernels", default="xla,tpu")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--dropout", type=float, default=0.1)
+    parser.add_argument("--position", default="transformer_xl")
     parser.add_argument("--schedule", type=int, default=1)
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--row", help=argparse.SUPPRESS)
@@ -241,6 +254,7 @@ def main() -> None:
     ):
         row = {"chip": chip, "shape": [int(size) for size in shape.split("x")]}
         row |= {"kernel": kernel, "dtype": args.dtype, "dropout": args.dropout}
+        row["position"] = args.position
         rows.append(run(row, bool(args.schedule)))
         if not args.table:
             print(json.dumps(rows[-1]), flush=True)

@@ -10,13 +10,11 @@ from txl_jax.runtime.options import MeshConfig
 from txl_jax.sharding import AXES, make_mesh, sharding
 
 
-def chosen(
-    shape: tuple[int, ...], places: NamedSharding, K: int = 8, paper: bool = True
-) -> str:
+def chosen(shape: tuple[int, ...], places: NamedSharding, K: int = 8) -> str:
     """Returns the kernel that `auto` selects for queries of that sharding."""
     names = []
     q_BLHA = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=places)
-    jax.eval_shape(lambda q_BLHA: names.append(fastest(q_BLHA, K, paper)), q_BLHA)
+    jax.eval_shape(lambda q_BLHA: names.append(fastest(q_BLHA, K)), q_BLHA)
     return names[0]
 
 
@@ -58,4 +56,3 @@ def test_the_mesh_gives_the_device(kind: str, K: int, name: str) -> None:
     mesh = AbstractMesh((1, 1, 1), AXES, axis_types=axes, abstract_device=device)
     places = NamedSharding(mesh, jax.P())
     assert chosen((2, 3, 4, 5), places, K) == name
-    assert chosen((2, 3, 4, 5), places, K, paper=False) == "xla"

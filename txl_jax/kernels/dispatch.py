@@ -54,17 +54,16 @@ FEW_KEYS = {"TPU v4": 300}
 MANY_SCORES = 2**28
 
 
-def choose_kernel(name: str, q_BLHA: Array, K: int, paper: bool = True) -> Kernel:
+def choose_kernel(name: str, q_BLHA: Array, K: int) -> Kernel:
     """Returns the kernel of that name; `auto` is the fastest on the queries' device."""
-    return KERNELS[fastest(q_BLHA, K, paper) if name == "auto" else name]
+    return KERNELS[fastest(q_BLHA, K) if name == "auto" else name]
 
 
-def fastest(q_BLHA: Array, K: int, paper: bool = True) -> str:
+def fastest(q_BLHA: Array, K: int) -> str:
     """Returns the name of the kernel that `auto` selects for K keys.
 
     If streams or heads do not divide over the mesh, `auto` selects `xla`, which the
-    compiler can split, and `chunked` for MANY_SCORES on a GPU. Without the `paper`'s
-    position terms, `tpu` is not selected, which has no others. A kernel that was found
+    compiler can split, and `chunked` for MANY_SCORES on a GPU. A kernel that was found
     wrong on this kind of device is not selected (`measured`).
     """
     mesh = jax.typeof(q_BLHA).sharding.mesh
@@ -77,7 +76,7 @@ def fastest(q_BLHA: Array, K: int, paper: bool = True) -> str:
         parts = shards(mesh, "B") * shards(mesh, "H")
     many = B * H * L * K >= MANY_SCORES * parts
     few = not many and K <= FEW_KEYS.get(device.device_kind, 0)
-    name = FASTEST.get(device.device_kind, "xla") if paper and not few else "xla"
+    name = "xla" if few else FASTEST.get(device.device_kind, "xla")
     if many and name == "xla" and device.platform != "cpu":
         name = "chunked"
     return right(name, device.device_kind)

@@ -89,7 +89,7 @@ class Attention(nn.Module):
         dropout = None
         if config.dropatt and self.has_rng("dropout"):
             dropout = AttentionDropout(config.dropatt, seed(self))
-        kernel = choose_kernel(config.kernel, q_BLHA, K, terms.are_the_papers)
+        kernel = choose_kernel(config.kernel, q_BLHA, K)
         o_BLHA = kernel(q_BLHA, k_BKHA, v_BKHA, *terms, oldest_BL, dropout)
 
         out_BLD = jnp.einsum("BLHA,HAD->BLD", o_BLHA, o_HAD)

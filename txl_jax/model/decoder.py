@@ -78,9 +78,8 @@ class DecoderAttention(nn.Module):
             k_BKHA, v_BKHA = kept = layer.extend(k_BLHA, v_BLHA)
             q_BLHA, k_BKHA = rotate_by_distance(config, q_BLHA, k_BKHA)
             K = k_BKHA.shape[1]
-            position = layer.distances(K)
-            kernel = choose_kernel(config.kernel, q_BLHA, K, position.are_the_papers)
-            o_BLHA = kernel(q_BLHA, k_BKHA, v_BKHA, *position, oldest_BL, None)
+            kernel, terms = choose_kernel(config.kernel, q_BLHA, K), layer.distances(K)
+            o_BLHA = kernel(q_BLHA, k_BKHA, v_BKHA, *terms, oldest_BL, None)
         # With two contracted dimensions, XLA:CPU would transpose the weights first,
         # which takes as long as the product.
         P, H, A, C = o_PHAC.shape

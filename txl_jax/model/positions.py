@@ -28,11 +28,6 @@ class PositionTerms(NamedTuple):
     w_HA: Array | None = None
     bias_HR: Array | None = None
 
-    @property
-    def are_the_papers(self) -> bool:
-        """Whether they are those of section 3.3, as the TPU kernel requires."""
-        return self.r_RHA is not None and self.bias_HR is None
-
 
 class Scheme(NamedTuple):
     """The terms of a scheme; all fields but the first two are functions or None.

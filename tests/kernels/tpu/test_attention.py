@@ -12,17 +12,30 @@ from jax._src.pallas.mosaic import tpu_info
 from jax._src.pallas.mosaic.interpret import interpret_pallas_call
 from jax.experimental.pallas import tpu as pltpu
 
-from tests.kernels.cases import OLDEST, Case, assert_agree, check, differentiate
+from tests.kernels.cases import (
+    OLDEST,
+    POSITION,
+    Case,
+    assert_agree,
+    check,
+    differentiate,
+)
 from txl_jax.errors import UserError
 from txl_jax.kernels import xla
 from txl_jax.kernels.tpu import attention
 from txl_jax.kernels.tpu.blocks import Blocks
+from txl_jax.kernels.tpu.scores import LOG2E
 
 
-def case(*sizes: int, oldest: str = "random", rate: float = 0.0) -> Case:
-    """Returns a case of B, H, L, M and A; the kernels have no bias by distance."""
+def case(
+    *sizes: int, oldest: str = "random", rate: float = 0.0, absent: Any = ("bias_HR",)
+) -> Case:
+    """Returns a case of B, H, L, M and A, with the paper's position terms."""
     B, H, L, M, A = sizes
-    return Case(L, M, oldest, rate, ("bias_HR",), B, H, A)
+    return Case(L, M, oldest, rate, absent, B, H, A)
+
+
+ALIBI = ("r_RHA", "u_HA", "w_HA")
 
 
 def kernel(
@@ -43,6 +56,11 @@ CASES = [
     (Case(1, 50, "filling", absent=("u_HA", "w_HA", "bias_HR")), 32, 128),
     # One tile, padded lanes, two strips.
     (case(1, 1, 140, 130, 16, rate=0.1), 144, 256),
+    # No position terms, as with rotary positions.
+    (case(2, 1, 33, 47, 8, oldest="documents", rate=0.25, absent=POSITION), 16, 128),
+    (case(2, 2, 20, 40, 8, oldest="filling", absent=ALIBI), 32, 128),
+    # Both kinds of terms by distance.
+    (case(1, 2, 33, 20, 41, oldest="documents", absent=()), 16, 128),
 ]
 
 
@@ -54,8 +72,9 @@ def test_agrees_with_xla(case: Case, tile: int, columns: int) -> None:
 SHORT = case(2, 1, 40, 20, 41, rate=0.1)
 
 
-def test_agrees_with_xla_in_bfloat16() -> None:
-    check(kernel(SHORT, 32), SHORT, jnp.bfloat16)
+@pytest.mark.parametrize("absent", [("bias_HR",), POSITION, ALIBI], ids=str)
+def test_agrees_with_xla_in_bfloat16(absent: Any) -> None:
+    check(kernel(SHORT, 32), SHORT._replace(absent=absent), jnp.bfloat16)
 
 
 def test_agrees_with_xla_in_the_memories_of_a_tpu() -> None:
@@ -119,6 +138,14 @@ def test_agrees_with_xla_in_chosen_blocks(kind: str, A: int, L: int) -> None:
     check(kernel(wide, blocks.tile, blocks.columns), wide)
 
 
+def test_bfloat16_holds_a_bias_exactly() -> None:
+    """ALiBi's greatest biases have more digits than one number of bfloat16."""
+    bias_HR = -(jnp.arange(8191, -1, -1) / jnp.array([[2.0], [3.0]]))
+    make = jax.jit(attention.by_distance, static_argnums=(2, 3))
+    sum_HR = np.asarray(make(None, bias_HR, 64, jnp.bfloat16), np.float64).sum(1)
+    np.testing.assert_allclose(sum_HR, bias_HR * LOG2E / 8, rtol=1e-6)
+
+
 def test_hidden_tiles_are_not_read() -> None:
     """NaN in hidden tiles has no effect."""
     hidden = case(1, 1, 32, 64, 8)
@@ -132,16 +159,6 @@ def test_hidden_tiles_are_not_read() -> None:
     assert_agree(differentiate(kernel(hidden, 16), spoiled), expected)
 
 
-@pytest.mark.parametrize(
-    ("absent", "message"),
-    [
-        (("bias_HR",), 'TPU of v4 or later, not .cpu.*"chunked"'),
-        (("bias_HR", "r_RHA"), 'model.kernel "xla" or "chunked"'),
-        ((), 'model.kernel "xla" or "chunked"'),
-    ],
-)
-def test_other_devices_and_schemes_are_refused(
-    absent: tuple[str, ...], message: str
-) -> None:
-    with pytest.raises(UserError, match=message):
-        attention.rel_attention(**Case(4, 4, absent=absent).inputs(), dropout=None)
+def test_other_devices_are_refused() -> None:
+    with pytest.raises(UserError, match='TPU of v4 or later, not .cpu.*"chunked"'):
+        attention.rel_attention(**Case(4, 4).inputs(), dropout=None)

@@ -72,6 +72,16 @@ def test_compiles_for_every_chip_and_size(
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("position", ["rotary", "alibi", "shaw_biased"])
+def test_compiles_for_every_position_scheme(position: str, dtype: str) -> None:
+    for row in estimate(
+        chips="v4,v5e", shapes="10x10x41x64x640", position=position, dtype=dtype
+    ):
+        check(row)
+
+
+@pytest.mark.long
 def test_fits_a_chip_where_xla_does_not() -> None:
     fused, einsum = estimate(shapes="1x16x64x8192x8192", kernels="tpu,xla")
     check(fused)

@@ -5,22 +5,24 @@ keys: scores, their shift, softmax, dropout and the product with the values stay
 VMEM, tile by tile. Blocks outside the interval that a query sees are neither computed
 nor copied. `docs/tpu_kernel.md` describes the parts.
 
-Dims: R = K distances, Q and P the lengths of queries and of keys in tiles, by lane.
+Dims: R = K distances, C the rows of `by_distance`, Q and P the lengths of queries and
+of keys in tiles, by lane.
 """
 
 import functools
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from txl_jax.errors import UserError
 from txl_jax.kernels.hash import AttentionDropout
 from txl_jax.kernels.sharded import device_kind
 from txl_jax.kernels.tpu.backward import backward
-from txl_jax.kernels.tpu.blocks import Blocks, choose
+from txl_jax.kernels.tpu.blocks import ROWS, Blocks, choose
 from txl_jax.kernels.tpu.forward import forward
+from txl_jax.kernels.tpu.scores import LOG2E
 from txl_jax.kernels.tpu.tiles import Operands, cut, cut_queries, join_queries, visits
 
 
@@ -33,6 +35,29 @@ def tiled_attention(
 
 
 tiled_attention.defvjp(forward, backward)
+
+
+def by_distance(
+    r_RHA: Array | None, bias_HR: Array | None, A: int, dtype: Any
+) -> Array | None:
+    """Returns r_HCR, whose product with [ones; q + w] is the position term of a score.
+
+    The first ROWS rows are the bias, as three numbers whose sum is exact to float32.
+    Returns None if no term depends on the distance.
+    """
+    rows = []
+    if bias_HR is not None:
+        parts, rest_HR = [], bias_HR.astype(jnp.float32) * (LOG2E / math.sqrt(A))
+        for _ in range(3):
+            # XLA may omit a cast to bfloat16 and back, but not this.
+            part_HR = jax.lax.reduce_precision(rest_HR, 8, jnp.finfo(dtype).nmant)
+            parts.append(part_HR.astype(dtype))
+            rest_HR -= part_HR
+        empty = ((0, 0), (0, ROWS - len(parts)), (0, 0))
+        rows.append(jnp.pad(jnp.stack(parts, 1), empty))
+    if r_RHA is not None:
+        rows.append(jnp.moveaxis(r_RHA.astype(dtype), -3, -1))
+    return jnp.concatenate(rows, 1) if rows else None
 
 
 def rel_attention(
@@ -54,18 +79,14 @@ def rel_attention(
     `blocks` override the sizes chosen for the device. `interpret` is that of
     `pallas_call`: with blocks given, it needs no TPU.
 
-    Raises UserError except on a TPU of v4 or later, and for a missing r_RHA or a
-    bias_HR, which the kernels do not support.
+    Raises UserError except on a TPU of v4 or later.
     """
-    if r_RHA is None or bias_HR is not None:
-        raise UserError(
-            'kernel "tpu" supports only model.position = "transformer_xl": use '
-            'model.kernel "xla" or "chunked"'
-        )
     _, L, H, A = q_BLHA.shape
     dtype = q_BLHA.dtype
+    r_HCR = by_distance(r_RHA, bias_HR, A, dtype)
     if blocks is None:
-        blocks = choose(device_kind(), L, k_BKHA.shape[1], A, dtype.itemsize)
+        features = A if r_HCR is None else max(A, r_HCR.shape[1])
+        blocks = choose(device_kind(), L, k_BKHA.shape[1], features, dtype.itemsize)
     rate, *counter = dropout or AttentionDropout(0.0, jnp.uint32(0))
     counter_3 = jnp.stack([jnp.asarray(x).astype(jnp.uint32) for x in counter])
     deepest, clear, oldest_B1Q = visits(oldest_BL, blocks)
@@ -74,7 +95,7 @@ def rel_attention(
         return jnp.moveaxis(x.astype(dtype), -3, -1)
 
     def cut_keys(x: Array) -> Array:
-        return cut(turn(x), blocks, blocks.key_tiles, blocks.width)
+        return cut(x, blocks, blocks.key_tiles, blocks.width)
 
     def column(x_HA: Array | None) -> Array:
         x_HA = jnp.zeros((H, A)) if x_HA is None else x_HA
@@ -85,11 +106,11 @@ def rel_attention(
         clear=clear,
         counter_3=jax.lax.bitcast_convert_type(counter_3, jnp.int32),
         q_BHAQ=cut_queries(turn(q_BLHA), blocks),
-        k_BHAP=cut_keys(k_BKHA),
-        v_BHAP=cut_keys(v_BKHA),
-        r_HAP=cut_keys(r_RHA),
+        k_BHAP=cut_keys(turn(k_BKHA)),
+        v_BHAP=cut_keys(turn(v_BKHA)),
+        r_HCP=None if r_HCR is None else cut_keys(r_HCR),
         u_HA1=column(u_HA),
-        w_HA1=column(w_HA),
+        w_HA1=None if r_RHA is None else column(w_HA),
         oldest_B1Q=oldest_B1Q,
     )
     o_BHAQ = tiled_attention(operands, blocks, rate, interpret)

@@ -17,8 +17,11 @@ over streams in place. A product with a tile of distances belongs to two tiles o
 Per score: 16 A FLOPs on the matrix unit, and about 28 operations on the vector units,
 16 of them skew and unskew; dropout adds about 12.
 
+Without r, all that leads to dr is omitted; without w, the second part of dq.
+
 Dims: T rows of a tile, W its keys and Z its queries by lane, X the lanes of a strip, Y
-the keys that it may see, Q and P all queries and all keys by lane.
+the keys that it may see, C features of the product with distances, Q and P all queries
+and all keys by lane.
 """
 
 import collections
@@ -36,7 +39,7 @@ from txl_jax.kernels import skew
 from txl_jax.kernels.tpu import scores
 from txl_jax.kernels.tpu.blocks import Blocks, Strip
 from txl_jax.kernels.tpu.scores import LOG2E, dot
-from txl_jax.kernels.tpu.tiles import Operands, specs
+from txl_jax.kernels.tpu.tiles import Operands, scratch, specs
 
 f32 = jnp.float32
 
@@ -46,9 +49,9 @@ Refs = collections.namedtuple(
     "Refs",
     "deepest clear counter q k v r u w oldest do lse delta "  # inputs
     "dq dk dv dr du dw "  # results
-    # Scratch: content is k . ds and position r . unskew(ds), [A, Z] in float32.
+    # Scratch: content is k . ds and position r . unskew(ds), [A or C, Z] in float32.
     "qu qw content position "
-    "last_r "  # [A, W]
+    "last_r "  # [C, W]
     "carried carried_gradient "  # products, half of their gradient, [T, Z], float32
     "weight ds dproduct "  # [W, Z]; rows of padding are zero
     "dk_sum dv_sum",  # [A, P], float32
@@ -64,7 +67,7 @@ def begin(refs: Refs, here: scores.Place) -> None:
     def clear(when: Any, *to_clear: Any) -> None:
         @pl.when(when)
         def _() -> None:
-            for ref in to_clear:
+            for ref in jax.tree.leaves(to_clear):
                 ref[...] = jnp.zeros_like(ref)
 
     clear(head, refs.dr, refs.du, refs.dw, refs.weight, refs.ds, refs.dproduct)
@@ -85,24 +88,25 @@ def flush(refs: Refs, blocks: Blocks, tile: Any) -> None:
     """Adds the gradients through the products with one tile of distances."""
     W = blocks.width
     lanes = pl.ds(pl.multiple_of(tile * W, skew.LANES), W)
-    refs.position[...] += dot(refs.last_r[...], refs.dproduct[...], "AW,WZ")
-    refs.dr[0, :, lanes] += dot(refs.qw[...], refs.dproduct[...], "AZ,WZ")
+    if refs.w is not None:
+        refs.position[...] += dot(refs.last_r[...], refs.dproduct[...], "CW,WZ")
+    refs.dr[0, :, lanes] += dot(refs.qw[...], refs.dproduct[...], "CZ,WZ")
 
 
 def step_strip(
     strip: Strip,
     on_diagonal: bool,
     masked: bool,
-    keys: tuple[Array, ...],
+    keys: tuple[Any, ...],
     refs: Refs,
     here: scores.Place,
     blocks: Blocks,
     rate: float,
 ) -> None:
     """Computes one strip's weights and gradients of scores and of products."""
-    at, (k_TA, v_TA, r_TA) = strip.lanes, keys
+    at, (k_TA, v_TA, r_TC) = strip.lanes, keys
     score_YX = scores.score(
-        strip, on_diagonal, k_TA, r_TA, refs.qu, refs.qw, refs.carried
+        strip, on_diagonal, k_TA, r_TC, refs.qu, refs.qw, refs.carried
     )
     weight_YX = jnp.exp2(score_YX - refs.lse[0, 0, :, at])
     if masked:
@@ -117,6 +121,8 @@ def step_strip(
     write(refs.weight, strip, blocks, dropped_YX)
     ds_YX = weight_YX * (dweight_YX - refs.delta[0, 0, :, at])
     write(refs.ds, strip, blocks, ds_YX)
+    if r_TC is None:
+        return
     dmerged_YX = skew.unskew(ds_YX, strip.first)
     if on_diagonal:
         refs.carried_gradient[blocks.tile - strip.rows :, at] = dmerged_YX
@@ -126,8 +132,8 @@ def step_strip(
         refs.carried_gradient[:, at] = dmerged_YX
 
 
-def finish(refs: Refs, here: scores.Place, blocks: Blocks) -> None:
-    """Flushes what the last visited tile carried, and writes the sums out."""
+def flush_last(refs: Refs, here: scores.Place, blocks: Blocks) -> None:
+    """Flushes what the last visited tile carried."""
 
     @pl.when(here.d == here.deepest)
     def _() -> None:
@@ -139,16 +145,23 @@ def finish(refs: Refs, here: scores.Place, blocks: Blocks) -> None:
             refs.dproduct[blocks.empty :, strip.lanes] = dproduct_TX
         flush(refs, blocks, blocks.key_tiles - 1 - here.d)
 
+
+def finish(refs: Refs, here: scores.Place, blocks: Blocks) -> None:
+    """Writes the sums out."""
+    A = refs.q.shape[2]
     tile = here.d == blocks.key_tiles - 1
-    scale = 1 / math.sqrt(refs.q.shape[2])
+    scale = 1 / math.sqrt(A)
 
     @pl.when(tile)
     def _() -> None:
-        content_AZ, position_AZ = refs.content[...], refs.position[...]
-        dq_AZ = (content_AZ + position_AZ) * scale
-        refs.dq[0, 0] = dq_AZ.astype(refs.dq.dtype)
+        dq_AZ = content_AZ = refs.content[...]
+        if refs.w is not None:
+            position_AZ = refs.position[refs.r.shape[1] - A :]
+            dq_AZ = content_AZ + position_AZ
+        refs.dq[0, 0] = (dq_AZ * scale).astype(refs.dq.dtype)
         refs.du[0] += content_AZ.sum(1, keepdims=True) * scale
-        refs.dw[0] += position_AZ.sum(1, keepdims=True) * scale
+        if refs.w is not None:
+            refs.dw[0] += position_AZ.sum(1, keepdims=True) * scale
 
     @pl.when(tile & (here.i == blocks.query_tiles - 1))
     def _() -> None:
@@ -168,8 +181,7 @@ def kernel(*args: Any, blocks: Blocks, rate: float) -> None:
         scores.prepare(refs.q, refs.u, refs.w, refs.qu, refs.qw)
 
     def step(on_diagonal: bool, masked: bool) -> None:
-        tiles = refs.k[0, 0], refs.v[0, 0], refs.r[0]
-        keys = tuple(tile_AW.T[blocks.empty :] for tile_AW in tiles)
+        keys = tuple(scores.turn(ref, blocks) for ref in (refs.k, refs.v, refs.r))
         for strip in blocks.strips(on_diagonal):
             step_strip(strip, on_diagonal, masked, keys, refs, here, blocks, rate)
         W = blocks.width
@@ -177,11 +189,14 @@ def kernel(*args: Any, blocks: Blocks, rate: float) -> None:
         refs.dv_sum[:, lanes] += dot(refs.do[0, 0], refs.weight[...], "AZ,WZ")
         refs.dk_sum[:, lanes] += dot(refs.qu[...], refs.ds[...], "AZ,WZ")
         refs.content[...] += dot(refs.k[0, 0], refs.ds[...], "AW,WZ")
-        if not on_diagonal:
+        if refs.r is not None and not on_diagonal:
             flush(refs, blocks, blocks.key_tiles - here.d)
-        refs.last_r[...] = refs.r[0]
+        if refs.w is not None:
+            refs.last_r[...] = refs.r[0]
 
     scores.visit(here, step)
+    if refs.r is not None:
+        flush_last(refs, here, blocks)
     finish(refs, here, blocks)
 
 
@@ -199,19 +214,21 @@ def backward(
     """
     operands, o_BHAQ, lse_BH1Q = saved
     (B, H, A, Q), dtype = operands.q_BHAQ.shape, operands.q_BHAQ.dtype
-    T, W, Z = blocks.tile, blocks.width, blocks.query_width
+    C, T, W, Z = operands.rows, blocks.tile, blocks.width, blocks.query_width
     P = operands.k_BHAP.shape[3]
     delta_BH1Q = (o_BHAQ.astype(f32) * do_BHAQ.astype(f32)).sum(2, keepdims=True)
-    spec = specs(blocks, A)
-    sizes = [((A, Z), dtype)] * 2 + [((A, Z), f32)] * 2 + [((A, W), dtype)]
-    sizes += [((T, Z), f32)] * 2 + [((W, Z), dtype)] * 3 + [((A, P), f32)] * 2
-    sums = [spec.all_keys, spec.all_keys, spec.all_distances, spec.bias, spec.bias]
+    spec = specs(blocks, operands)
+    added = 0 if operands.w_HA1 is None else C  # rows that add to dq
+    sizes = [((A, Z), dtype), ((C, Z), dtype), ((A, Z), f32), ((added, Z), f32)]
+    sizes += [((added, W), dtype)] + [((T if C else 0, Z), f32)] * 2
+    sizes += [((W, Z), dtype)] * 2 + [((W if C else 0, Z), dtype)]
+    sums = [spec.all_keys, spec.all_keys, spec.all_distances, spec.u, spec.w]
     grid_spec = pltpu.PrefetchScalarGridSpec(
         num_scalar_prefetch=3,
         grid=(H, B, blocks.query_tiles, blocks.key_tiles),
         in_specs=[*spec.operands(), spec.query, spec.row, spec.row],
         out_specs=[spec.query, *sums],
-        scratch_shapes=[pltpu.VMEM(*size) for size in sizes],
+        scratch_shapes=scratch(*sizes, *[((A, P), f32)] * 2),
     )
     types = [dtype] * 3 + [f32] * 3
     # Padded operands are copies, so their gradients can reuse the memory.
@@ -220,7 +237,7 @@ def backward(
         functools.partial(kernel, blocks=blocks, rate=rate),
         grid_spec=grid_spec,
         out_shape=[
-            jax.ShapeDtypeStruct(x.shape, of)
+            None if x is None else jax.ShapeDtypeStruct(x.shape, of)
             for x, of in zip(operands[3:9], types, strict=True)
         ],
         compiler_params=pltpu.CompilerParams(
@@ -234,5 +251,6 @@ def backward(
     lse_BH1Q += math.log2(1 - rate)
     floats = call(*operands, do_BHAQ, lse_BH1Q, delta_BH1Q * (1 - rate))
     gradients = Operands._make((None, None, None, *floats, None))
-    dr = (gradients.r_HAP / LOG2E).astype(operands.r_HAP.dtype)
-    return (gradients._replace(r_HAP=dr),)
+    if gradients.r_HCP is None:
+        return (gradients,)
+    return (gradients._replace(r_HCP=(gradients.r_HCP / LOG2E).astype(dtype)),)

@@ -7,7 +7,7 @@ recomputes the weights.
 
 Per score: 3 products of A (position, content, values), or 6 A FLOPs, on the matrix
 unit, and about 16 operations on the vector units, half of them the skew; dropout adds
-about 12.
+about 12. Without terms by distance, the first product and the skew are omitted.
 
 Dims: T rows of a tile, W its keys and Z its queries by lane, X the lanes of a strip, Y
 the keys that it may see, Q all queries by lane.
@@ -26,7 +26,7 @@ from jax.experimental.pallas import tpu as pltpu
 from txl_jax.kernels.tpu import scores
 from txl_jax.kernels.tpu.blocks import Blocks
 from txl_jax.kernels.tpu.scores import LOG2E, dot
-from txl_jax.kernels.tpu.tiles import Operands, specs
+from txl_jax.kernels.tpu.tiles import Operands, scratch, specs
 from txl_jax.kernels.xla import MASKED
 
 f32 = jnp.float32
@@ -54,11 +54,11 @@ def kernel(*refs: Any, blocks: Blocks, rate: float) -> None:
         sum_ref[...] = jnp.zeros_like(sum_ref)
 
     def step(on_diagonal: bool, masked: bool) -> None:
-        k_TA, r_TA = (ref.T[blocks.empty :] for ref in (k_ref[0, 0], r_ref[0]))
+        k_TA, r_TC = (scores.turn(ref, blocks) for ref in (k_ref, r_ref))
         for strip in blocks.strips(on_diagonal):
             at = strip.lanes
             score_YX = scores.score(
-                strip, on_diagonal, k_TA, r_TA, qu_ref, qw_ref, carried_ref
+                strip, on_diagonal, k_TA, r_TC, qu_ref, qw_ref, carried_ref
             )
             if masked:
                 seen_YX = scores.visible(strip, on_diagonal, here, blocks, oldest_ref)
@@ -91,15 +91,16 @@ def forward(
 ) -> tuple[Array, tuple[Operands, Array, Array]]:
     """Returns o_BHAQ and the residuals: the operands, o and lse_BH1Q, to base 2."""
     (B, H, A, Q), dtype = operands.q_BHAQ.shape, operands.q_BHAQ.dtype
-    T, Z = blocks.tile, blocks.query_width
-    spec = specs(blocks, A)
-    sizes = [((A, Z), dtype)] * 2 + [((T, Z), f32)] + [((1, Z), f32)] * 2
+    C, T, Z = operands.rows, blocks.tile, blocks.query_width
+    spec = specs(blocks, operands)
+    sizes = [((A, Z), dtype), ((C, Z), dtype), ((T if C else 0, Z), f32)]
+    sizes += [((1, Z), f32)] * 2 + [((A, Z), f32)]
     grid_spec = pltpu.PrefetchScalarGridSpec(
         num_scalar_prefetch=3,
         grid=(H, B, blocks.query_tiles, blocks.key_tiles),
         in_specs=list(spec.operands()),
         out_specs=[spec.query, spec.row],
-        scratch_shapes=[pltpu.VMEM(*size) for size in [*sizes, ((A, Z), f32)]],
+        scratch_shapes=scratch(*sizes),
     )
     call = pl.pallas_call(
         functools.partial(kernel, blocks=blocks, rate=rate),

@@ -4,7 +4,7 @@ The backward kernel recomputes them instead of reading them back. Scores are in 
 of log 2, because the hardware exponential has base 2.
 
 Dims: T rows of a tile (keys or distances), Z its queries by lane, X the lanes of a
-strip, Y the keys that a strip may see.
+strip, Y the keys that a strip may see, C features of the product with distances.
 """
 
 import functools
@@ -70,18 +70,29 @@ def visit(here: Place, step: Callable[[bool, bool], None]) -> None:
 
 
 def prepare(q_ref: Any, u_ref: Any, w_ref: Any, qu_ref: Any, qw_ref: Any) -> None:
-    """Writes q + u and q + w, scaled, in the operands' type."""
+    """Writes q + u and q + w, scaled, in the operands' type; a bias has factors 1."""
     q_AZ = q_ref[0, 0].astype(f32)
     scale = LOG2E / math.sqrt(q_AZ.shape[0])
     qu_ref[...] = ((q_AZ + u_ref[0]) * scale).astype(qu_ref.dtype)
-    qw_ref[...] = ((q_AZ + w_ref[0]) * scale).astype(qw_ref.dtype)
+    if qw_ref is None:
+        return
+    ones = qw_ref.shape[0] - (0 if w_ref is None else q_AZ.shape[0])
+    if ones:
+        qw_ref[:ones] = jnp.ones((ones, q_AZ.shape[1]), qw_ref.dtype)
+    if w_ref is not None:
+        qw_ref[ones:] = ((q_AZ + w_ref[0]) * scale).astype(qw_ref.dtype)
+
+
+def turn(ref: Any, blocks: Blocks) -> Any:
+    """Returns the rows of a tile of keys or distances, [T, features]; None for None."""
+    return None if ref is None else ref[(0,) * (ref.ndim - 2)].T[blocks.empty :]
 
 
 def score(
     strip: Strip,
     on_diagonal: bool,
     k_TA: Array,
-    r_TA: Array,
+    r_TC: Array | None,
     qu_ref: Any,
     qw_ref: Any,
     carried_ref: Any,
@@ -93,7 +104,9 @@ def score(
     future, so nothing carried is read.
     """
     at = strip.lanes
-    position_TX = dot(r_TA, qw_ref[:, at], "TA,AX")
+    if r_TC is None:
+        return dot(k_TA[: strip.rows], qu_ref[:, at], "TA,AX")
+    position_TX = dot(r_TC, qw_ref[:, at], "TC,CX")
     if on_diagonal:
         merged_YX = position_TX[position_TX.shape[0] - strip.rows :]
     else:

@@ -4,8 +4,9 @@ The walk back from the diagonal ends at d = `deepest`, the tile of the query til
 smallest `oldest`. Tiles 1 to `clear` are inside the interval of every query and need no
 mask. Tiles that are not visited are not copied either: their index repeats the last.
 
-Dims: T rows of a tile, W lanes of its keys, Z of its queries, I query tiles, Q and P
-the lengths of queries and of keys in tiles, by lane.
+Dims: T rows of a tile, W lanes of its keys, Z of its queries, I query tiles, C rows of
+the product with distances, Q and P the lengths of queries and of keys in tiles, by
+lane.
 """
 
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import Array
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
 
 from txl_jax.kernels.tpu.blocks import Blocks
 from txl_jax.kernels.xla import pad_front
@@ -69,10 +71,15 @@ class Operands(NamedTuple):
     q_BHAQ: Array
     k_BHAP: Array
     v_BHAP: Array
-    r_HAP: Array
+    r_HCP: Array | None  # without it, no term depends on the distance
     u_HA1: Array  # float32, as w is
-    w_HA1: Array
+    w_HA1: Array | None  # without it, r holds only a bias, and all its factors are 1
     oldest_B1Q: Array
+
+    @property
+    def rows(self) -> int:
+        """C, or 0 without r."""
+        return 0 if self.r_HCP is None else self.r_HCP.shape[1]
 
 
 class Specs(NamedTuple):
@@ -80,43 +87,51 @@ class Specs(NamedTuple):
 
     query: pl.BlockSpec  # [B, H, A, Q]
     key: pl.BlockSpec  # [B, H, A, P]
-    distance: pl.BlockSpec  # [H, A, P]
-    bias: pl.BlockSpec  # [H, A, 1]
+    distance: pl.BlockSpec | None  # [H, C, P]
+    u: pl.BlockSpec  # [H, A, 1]
+    w: pl.BlockSpec | None  # [H, A, 1]
     row: pl.BlockSpec  # [B, H, 1, Q]
     oldest: pl.BlockSpec  # [B, 1, Q]
     all_keys: pl.BlockSpec  # [B, H, A, P], whole
-    all_distances: pl.BlockSpec  # [H, A, P], whole
+    all_distances: pl.BlockSpec | None  # [H, C, P], whole
 
-    def operands(self) -> tuple[pl.BlockSpec, ...]:
+    def operands(self) -> tuple[pl.BlockSpec | None, ...]:
         """Returns the blocks of q, k, v, r, u, w and oldest."""
         keys = self.key, self.key, self.distance
-        return self.query, *keys, self.bias, self.bias, self.oldest
+        return self.query, *keys, self.u, self.w, self.oldest
 
 
-def specs(blocks: Blocks, A: int) -> Specs:
+def scratch(*sizes: tuple[tuple[int, ...], Any]) -> list[Any]:
+    """Returns VMEM of each shape and type, and None for a shape without elements."""
+    return [pltpu.VMEM(*size) if all(size[0]) else None for size in sizes]
+
+
+def specs(blocks: Blocks, operands: Operands) -> Specs:
     """Returns the specs of both kernels' grid: heads, streams, query tiles, key tiles.
 
     Streams are inside heads, so that the backward kernel can sum over them in place.
     """
     W, Z, P = blocks.width, blocks.query_width, blocks.width * blocks.key_tiles
-    last = blocks.key_tiles - 1
+    A, C, last = operands.q_BHAQ.shape[2], operands.rows, blocks.key_tiles - 1
 
     def spec(shape: tuple[int, ...], index: Callable[..., Any], **more: Any) -> Any:
         def at(h: Any, b: Any, i: Any, d: Any, deepest: Any, *_: Any) -> Any:
             d = jnp.minimum(d, deepest[b * blocks.query_tiles + i])
             return index(b, h, i, d)
 
-        return pl.BlockSpec(shape, at, **more)
+        return pl.BlockSpec(shape, at, **more) if all(shape) else None
 
     # Blocks that stay for a whole head are not prefetched: one buffer is enough.
     once = {"pipeline_mode": pl.Buffered(1)}
+    bias = spec((1, A, 1), lambda b, h, i, d: (h, 0, 0))
     return Specs(
         query=spec((1, 1, A, Z), lambda b, h, i, d: (b, h, 0, i)),
         key=spec((1, 1, A, W), lambda b, h, i, d: (b, h, 0, blocks.diagonal(i) - d)),
-        distance=spec((1, A, W), lambda b, h, i, d: (h, 0, last - d)),
-        bias=spec((1, A, 1), lambda b, h, i, d: (h, 0, 0)),
+        distance=spec((1, C, W), lambda b, h, i, d: (h, 0, last - d)),
+        u=bias,
+        w=None if operands.w_HA1 is None else bias,
         row=spec((1, 1, 1, Z), lambda b, h, i, d: (b, h, 0, i)),
         oldest=spec((1, 1, Z), lambda b, h, i, d: (b, 0, i)),
         all_keys=spec((1, 1, A, P), lambda b, h, i, d: (b, h, 0, 0), **once),
-        all_distances=spec((1, A, P), lambda b, h, i, d: (h, 0, 0), **once),
+        all_distances=spec((1, C, P), lambda b, h, i, d: (h, 0, 0), **once),
     )
