@@ -11,6 +11,7 @@ import pytest
 
 from tests.support import tiny
 from txl_jax import train as loop
+from txl_jax.cli import run
 from txl_jax.cli.run import stages, train_on
 from txl_jax.config import Config
 from txl_jax.errors import RETRY, Interrupted, UserError
@@ -96,6 +97,21 @@ def test_a_run_resumes_in_every_stage(
     assert [line["tokens"] for line in resumed] == [16] * 4 + [32] * 6
 
 
+def test_a_resumed_run_skips_stages_and_keeps_failed_saves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The newest checkpoint, which the first stage reads, is in the last one."""
+    trained: list[int] = []
+
+    def train_stage(stage: Config, *_: Any) -> dict[str, Any]:
+        trained.append(stage.train.num_steps)
+        return {"updates": max(9, trained[-1]), "failed_saves": trained[-1:]}
+
+    monkeypatch.setattr(run, "_train_stage", train_stage)
+    result = train_on(config(MORE), Path(), TEXT, TEXT)
+    assert (trained, result) == ([4, 10], {"updates": 10, "failed_saves": [4, 10]})
+
+
 def test_stages_have_their_own_lengths() -> None:
     lengths = [
         (stage.train.num_steps, stage.train.tgt_len, stage.model.mem_len)
@@ -120,7 +136,8 @@ def test_a_memory_is_cut_or_grows_by_invisible_slots(M: int) -> None:
 @pytest.mark.parametrize(
     "stages",
     ["6", "6:tgt_len", "6:length=3", "6:tgt_len=0", "6:mem_len=-1", "a:tgt_len=2"]
-    + ["6:tgt_len=2;6:tgt_len=3", "10:tgt_len=2", "0:tgt_len=2"],
+    + ["6:tgt_len=2;6:tgt_len=3", "10:tgt_len=2", "0:tgt_len=2"]
+    + ["6:mem_len=1,mem_len=2"],
 )
 def test_impossible_stages_are_refused(stages: str) -> None:
     with pytest.raises(UserError, match=r"train\.stages"):

@@ -99,18 +99,23 @@ def train_on(
     params: Any = None,
     observers: Hooks = NO_HOOKS,
 ) -> dict[str, Any]:
-    """Trains stage by stage with `train`, and returns the result of the last one.
+    """Trains stage by stage; returns the number of updates and all failed saves.
 
-    Each stage starts from the checkpoint with which the one before ended. Raises
-    BadNumbers if train.max_bad_steps updates in a row are skipped.
+    Each stage starts from the newest checkpoint, with which the one before ended. So
+    the first one finds in which stage a run resumes. Raises BadNumbers if
+    train.max_bad_steps updates in a row are skipped.
     """
-    result: dict[str, Any] = {}
+    step = 0
+    failed: list[int] = []
     for stage in stages(config):
+        if step > stage.train.num_steps:  # the run was resumed in a later stage
+            continue
         # The schedule of the learning rate is that of the whole run.
         whole = dataclasses.replace(stage.train, num_steps=config.train.num_steps)
         splits = train_tokens, valid_tokens
         result = _train_stage(stage, whole, workdir, *splits, params, observers)
-    return result
+        step, failed = result["updates"], failed + result["failed_saves"]
+    return {"updates": step, "failed_saves": failed}
 
 
 def stages(config: Config) -> Iterator[Config]:

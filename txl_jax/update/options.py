@@ -110,10 +110,12 @@ class TrainConfig:
                 pairs = [field.split("=") for field in fields.split(",")]
                 lengths = {name.strip(): int(value) for name, value in pairs}
                 stages.append((int(end), lengths))
+                known = lengths.keys() <= {"tgt_len", "mem_len"}
+                possible = lengths.get("tgt_len", 1) > 0 <= lengths.get("mem_len", 0)
+                valid = known and possible and len(lengths) == len(pairs)
             except ValueError:
-                lengths = {}
-            least = lengths.get("tgt_len", 1), lengths.get("mem_len", 0) + 1
-            if not lengths or {*lengths} - {"tgt_len", "mem_len"} or min(least) < 1:
+                valid = False
+            if not valid:
                 raise UserError(
                     f"train.stages = {self.stages!r}: {stage!r} is not an update and "
                     'lengths, such as "2000:tgt_len=32,mem_len=64"'
