@@ -197,6 +197,7 @@ new train.order=sentences:0             | does not occur in the text
 new train.reset_memory_at=300             | = 300 is not a token of this vocabulary
 new mesh.data=16                          | does not fit 8 devices; set one of them to
 new mesh.model=8                          | make it a multiple of 8, or lower mesh.model
+new mesh.model=8 model.n_head=8 model.d_inner=9 model.feed_forward=geglu | two thirds of
 new mesh.fsdp=8 model.d_model=12          | model.d_model = 12 is not divisible by
 
 new data.vocab=char generate.prompt=😀    | generate.prompt: character '😀' is not

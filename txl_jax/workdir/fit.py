@@ -63,7 +63,7 @@ def fit_mesh(config: Config, devices: list[jax.Device] | None = None) -> Mesh:
         axis = rules[letter]
         if size % (parts := mesh.shape[axis]):
             raise UserError(
-                f"model.{field} = {size} is not divisible by mesh.{axis} = {parts}: "
+                f"{field} = {size} is not divisible by mesh.{axis} = {parts}: "
                 f"make it a multiple of {parts}, or lower mesh.{axis}"
             )
     return mesh
@@ -71,12 +71,13 @@ def fit_mesh(config: Config, devices: list[jax.Device] | None = None) -> Mesh:
 
 def _split_sizes(model: ModelConfig) -> list[tuple[str, str, int]]:
     """Returns the sizes that the mesh splits, as (letter in RULES, field, size)."""
+    two_thirds = "two thirds of " if model.gated else ""
     sizes = [
-        ("D", "d_model", model.d_model),
-        ("E", "d_embed", model.embed_size),
-        ("H", "n_head", model.n_head),
-        ("F", "d_inner", model.hidden_size),
+        ("D", "model.d_model", model.d_model),
+        ("E", "model.d_embed", model.embed_size),
+        ("H", "model.n_head", model.n_head),
+        ("F", f"{two_thirds}model.d_inner", model.hidden_size),
     ]
     if model.div_val > 1 and model.cutoffs:
-        return [*sizes, ("V", "cutoffs[0]", model.cutoffs[0])]
-    return [*sizes, ("V", "vocab_size", model.vocab_size)]
+        return [*sizes, ("V", "model.cutoffs[0]", model.cutoffs[0])]
+    return [*sizes, ("V", "model.vocab_size", model.vocab_size)]
