@@ -8,16 +8,24 @@ import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from tests.support import tiny
 from txl_jax.data.streams import Streams
-from txl_jax.evaluate.dynamic import EPSILON, DynamicReader, root_mean_squares
+from txl_jax.evaluate.dynamic import (
+    EPSILON,
+    DynamicReader,
+    adapt,
+    model_without_dropout,
+    root_mean_squares,
+)
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
 from txl_jax.evaluate.perplexity import make_evaluate
 from txl_jax.model.memory import Memory
 from txl_jax.model.txl import TransformerXL
+from txl_jax.sharding import place_segments
 
 PARAMS = tiny.make_params()
 L = 4
@@ -116,6 +124,16 @@ def test_without_rates_it_is_static_evaluation() -> None:
         for config, each in ((still, reader), (static, None))
     ]
     assert scores[0]["nll"] == pytest.approx(scores[1]["nll"], rel=tiny.FLOAT32)
+
+
+def test_without_rates_no_bit_of_the_parameters_changes() -> None:
+    model = model_without_dropout(MODEL, CONFIG)
+    carry = jax.tree.map(jnp.copy, PARAMS), Memory.empty(model, 1)
+    rates, rms = {"lr": 0.0, "decay": 0.0, "epsilon": EPSILON}, statistics()
+    for segment in segments():
+        segment = place_segments(MESH, segment)
+        carry, _ = adapt(model, carry, PARAMS, rms, rates, segment)
+    tiny.assert_equal(carry[0], PARAMS)
 
 
 def test_a_token_is_scored_before_it_is_learned_from() -> None:
