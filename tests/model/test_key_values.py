@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.support import tiny
+from txl_jax.kernels.decode import slots
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.decoder import Decoder, unstack
 from txl_jax.model.key_values import KeyValueMemory
@@ -78,7 +79,7 @@ def test_segments_then_tokens_read_as_with_memory(changes: dict[str, Any]) -> No
         )
         np.testing.assert_array_equal(kept.filled_B, memory.filled_B)
     ring: Any = tiny.jit(functools.partial(RingMemory.of, config))(kept)
-    for s in range(2 * M + 1):
+    for s in range(slots(M) + 2):  # once around the ring
         token_B1 = tiny.make_tokens(B, 1, 30 + s)
         expected_B1V, memory = tiny.apply(
             config, params, token_B1, memory, method="logits"
