@@ -21,6 +21,9 @@ from txl_jax.errors import BROKEN_PIPE, INTERRUPTED, RETRY, USER_ERROR, UserErro
 from txl_jax.runtime import allocator, storage
 
 STATUSES = {signal.SIGTERM: RETRY, signal.SIGINT: INTERRUPTED}
+# Settings of jax, and their values that forbid some of this program's operations.
+STRICT = ("jax_enable_x64", "jax_numpy_", "jax_transfer_guard")
+FORBIDDING = (True, "strict", "raise", "disallow", "disallow_explicit")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -32,6 +35,7 @@ def main(argv: list[str] | None = None) -> int:
     if argv is None:
         allocator.keep_freed()
         exit_on_signals()
+        os.environ["MPLBACKEND"] = "agg"  # pictures are files
     try:
         status, text = run(sys.argv[1:] if argv is None else argv, argv is None)
     except BrokenPipeError:
@@ -81,11 +85,14 @@ def run(args: list[str], is_program: bool) -> tuple[int, str]:
 def import_jax() -> None:
     """Imports jax, which takes seconds, or refuses a variable of its environment."""
     try:
-        importlib.import_module("jax")
+        settings = importlib.import_module("jax").config.values
     except ValueError as error:
         if str(error).startswith("numpy"):  # its version does not fit jaxlib
             raise
         raise UserError(f"{error}: correct this variable of the environment") from error
+    for name, value in sorted(settings.items()):
+        if name.startswith(STRICT) and value in FORBIDDING:
+            raise UserError(f"{name.upper()}={value} is not supported: unset it")
 
 
 def exit_on_signals() -> None:

@@ -218,4 +218,18 @@ def test_a_file_is_on_disk_before_it_replaces_another(
     monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(OSError, match="Input/output error"):
         storage.replace(path, lambda fresh: fresh.write_text("new"))
-    assert path.read_text() == "old"
+    assert [path] == [*tmp_path.iterdir()] and path.read_text() == "old"
+
+
+def test_a_temporary_file_is_no_link_and_an_error_names_the_target(
+    tmp_path: Path,
+) -> None:
+    (mine := tmp_path / "mine.txt").write_text("mine")
+    (tmp_path / "run.tmp").symlink_to(mine)
+    (path := tmp_path / "run.json").mkdir()
+    with pytest.raises(IsADirectoryError) as caught:
+        storage.replace(path, lambda fresh: fresh.write_text("new"))
+    assert storage.place(caught.value) == str(path) and mine.read_text() == "mine"
+    (path := tmp_path / "metrics.tmp").mkdir()
+    with refused(f"cannot write {path} .Is a directory"):
+        MetricsLog(tmp_path / "metrics.jsonl", 0, 9, 1)

@@ -10,11 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
+import jax
 import jax.numpy as jnp
 import pytest
 
 from tests.support import processes
 from tests.support.processes import Processes
+from tests.support.refusal import refused
 from tests.support.trained import Home, home
 from txl_jax.checkpoint import save_restore
 from txl_jax.checkpoint.manager import open_checkpoints
@@ -22,6 +24,7 @@ from txl_jax.cli.flags import MODES
 from txl_jax.cli.generate import print_first
 from txl_jax.cli.modes import check_finite, machine_errors
 from txl_jax.errors import BadNumbers, UserError, out_of_memory
+from txl_jax.main import import_jax
 from txl_jax.report.log import say
 from txl_jax.workdir.load import load
 
@@ -142,6 +145,11 @@ def test_a_full_disk_behind_stdout_is_one_line() -> None:
             "--config=quickstart",
             "'JAX_ENABLE_X64': correct this variable",
         ),
+        (
+            "import os; os.environ['JAX_TRANSFER_GUARD'] = 'disallow'",
+            "--config=quickstart",
+            "JAX_TRANSFER_GUARD=disallow is not supported: unset it",
+        ),
         (  # after it, jax is imported in part
             "import os; os.environ |= {'JAX_NUM_CPU_DEVICES': 'x', "
             "'JAX_NUM_PROCESSES': '2'}",
@@ -168,6 +176,32 @@ def test_an_impossible_environment_is_one_line(
     error = run.communicate(timeout=120)[1]
     assert run.returncode == 2 and part in error
     assert error.startswith("txl_jax: ") and len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("jax_enable_x64", True),
+        ("jax_numpy_dtype_promotion", "strict"),
+        ("jax_numpy_rank_promotion", "raise"),
+    ],
+)
+def test_settings_of_jax_that_forbid_operations_are_refused(
+    name: str, value: object
+) -> None:
+    before = jax.config.values[name]
+    try:
+        jax.config.update(name, value)
+        with refused(f"{name.upper()}={value} is not supported: unset it"):
+            import_jax()
+    finally:
+        jax.config.update(name, before)
+
+
+def test_pictures_need_no_display() -> None:
+    code = MAIN.replace("sys.exit(main())", "main(); import matplotlib")
+    line = [sys.executable, "-c", code, "--version"]
+    subprocess.run(line, env=os.environ | {"MPLBACKEND": "toaster"}, check=True)
 
 
 def test_compilation_for_absent_devices_looks_for_none_here() -> None:

@@ -90,6 +90,15 @@ def replace(folder: Path) -> None:
     folder.touch()
 
 
+def folder_to_pipe(path: Path) -> None:
+    shutil.rmtree(path.parent)
+    os.mkfifo(path.parent)
+
+
+def broken_losses(path: Path) -> None:
+    path.with_name("losses").symlink_to("/no/where")
+
+
 DEEP = "[" * 100_000
 LETTERS = json.dumps(
     {"kind": "char", "of_bytes": False, "symbols": "".join(map(chr, range(32, 288)))}
@@ -112,6 +121,8 @@ WRITTEN: dict[str, str | bytes] = {
 }
 # Copies of a folder, in each of which one file is changed: of what, which, how.
 COPIES: dict[str, tuple[str, str, Change]] = {
+    "corpus_pipe": ("data", "manifest.json", folder_to_pipe),
+    "losses_broken": ("hollow", ".hidden", broken_losses),
     "tokens_cut": ("data", "train.bin", cut),
     "tokens_gone": ("data", "valid.bin", Path.unlink),
     "manifest_half": ("data", "manifest.json", write("{")),
@@ -240,6 +251,7 @@ new data.vocab_path={home}/latin.txt      | is not a vocabulary
 new data.vocab_path={home}/marked.txt     | is not in the vocabulary
 new data.data_dir={text}                  | set data.data_dir
 new data.data_dir=s3x://b                 | no other store is supported
+new data.data_dir={home}/corpus_pipe      | (Not a directory): make room or set
 new data.data_dir={home}/tokens_cut       | delete the folder and prepare again
 new data.data_dir={home}/tokens_gone      | delete the folder and prepare again
 new data.data_dir={home}/manifest_half    | delete the folder and prepare again
@@ -278,6 +290,8 @@ run result_device                         | result.json is not a file but a pipe
 run sample_pipe                           | sample.txt is not a file but a pipe or
 generate words_pipe                       | a pipe or a device
 evaluate config_pipe                      | a pipe or a device
+recl result_device --workdirs={run}       | result.json is not a file but a pipe
+recl losses_broken --workdirs={run} --contexts=4,8,4 | losses (File exists): fix this
 run checkpoints_file                      | checkpoints is not a folder: move it away
 new train.init_from={home}/nowhere        | nowhere holds no run
 new train.init_from={run} model.n_layer=3 | model.n_layer is 2 there, 3 here

@@ -69,6 +69,8 @@ def test_off_a_folder_the_environment_and_several_processes_go_before(
     assert used() == (True, None)
     with refused("run.compilation_cache='s3://b/x' is neither a folder nor gs://"):
         programs.keep("s3://b/x")
+    with refused(f"run.compilation_cache = '{__file__}' cannot be used .File exists"):
+        programs.keep(__file__)
     programs.keep("gs://b/x")
     assert used() == (True, "gs://b/x")
     assert jax.config.values[f"jax_{OF_XLA}"] == "none"  # XLA cannot write there

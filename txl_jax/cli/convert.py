@@ -204,5 +204,5 @@ def complete_or_absent(path: Path) -> Iterator[Path]:
                 fresh.rename(path)
                 storage.sync(path.parent)
     except OSError as error:
-        failure = f"cannot write {error.filename or path} ({error.strerror})"
+        failure = f"cannot write {storage.place(error) or path} ({error.strerror})"
         raise UserError(f"{failure}: give another folder") from error

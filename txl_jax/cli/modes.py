@@ -82,6 +82,8 @@ def execute(command: Command, is_program: bool) -> tuple[int, str]:
                     check_equal(command)
                     check_processes(command.mode)
             with machine_errors(command.workdir):
+                if not storage.is_remote(command.workdir):
+                    storage.require_regular(command.workdir.glob("*"))
                 result = RUN[command.mode](command)
                 check_finite(result)
                 distributed.wait_for_all()

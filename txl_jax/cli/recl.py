@@ -146,7 +146,8 @@ def score(
     text = json.dumps(identity, sort_keys=True)
     folder = losses / hashlib.sha256(text.encode()).hexdigest()[:16]
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "identity.json").write_text(text + "\n", "utf-8")
+    identified = folder / "identity.json"
+    storage.replace(identified, lambda path: path.write_text(text + "\n", "utf-8"))
     model = loaded.model.config, member.config.eval, loaded.params
     context_nll = recl.make_context_nll(*model, loaded.mesh)
     rows = []

@@ -93,7 +93,7 @@ def delete(config: DataConfig) -> list[str]:
     The original text and downloads stay. Raises UserError before anything is deleted if
     a folder has a file that `prepare` does not write.
     """
-    folders = [folder for folder in copies(config) if folder.exists()]
+    folders = [folder for folder in copies(config) if folder.is_dir()]
     for folder in folders:
         for path in folder.rglob("*"):
             if path.is_symlink() or path.is_file() and not MADE.match(path.name):
@@ -149,8 +149,8 @@ def prepare(config: DataConfig) -> Tokens:
             remote_cache.store(remote, folder)
     except OSError as error:
         raise UserError(
-            f"cannot write {error.filename or folder} ({error.strerror}): make room or "
-            f"set data.data_dir, now {str(root)!r}, to a writable folder"
+            f"cannot write {storage.place(error) or folder} ({error.strerror}): make "
+            f"room or set data.data_dir, now {str(root)!r}, to a writable folder"
         ) from error
     return load(folder)
 
@@ -230,7 +230,8 @@ def _make(
 def _replacing(folder: Path) -> Iterator[Path]:
     """Yields a folder to write to, which becomes `folder` when the context ends."""
     incomplete = folder.with_name(f"{folder.name}.incomplete")
-    for leftover in (incomplete, folder):
+    for leftover in filter(os.path.lexists, (incomplete, folder)):
+        os.listdir(leftover)  # raises OSError for a pipe, at which rmtree would wait
         shutil.rmtree(leftover, ignore_errors=True)
     incomplete.mkdir(parents=True)
     try:

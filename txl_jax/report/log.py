@@ -17,6 +17,7 @@ from txl_jax.metrics import bits
 from txl_jax.report.checksum import DAMAGE
 from txl_jax.report.timing import Timing
 from txl_jax.runtime import distributed
+from txl_jax.runtime.storage import place, replace
 
 CHECKSUM = "crc32"  # the last key of a line in metrics.jsonl
 
@@ -74,8 +75,8 @@ class MetricsLog:
             self._open(kept)
         except OSError as error:
             raise UserError(
-                f"cannot write {path} ({error.strerror}): free the disk or fix its "
-                "permissions, or choose another --workdir"
+                f"cannot write {place(error) or path} ({error.strerror}): free the "
+                "disk or fix its permissions, or choose another --workdir"
             ) from error
         if damaged:
             say(f"{path}: {damaged} damaged lines are left out")
@@ -88,9 +89,7 @@ class MetricsLog:
     def _open(self, lines: list[bytes]) -> None:
         """Replaces the file by these lines, atomically, and opens it for appending."""
         if self.path is not None:
-            fresh = self.path.with_suffix(".tmp")
-            fresh.write_bytes(b"".join(lines))
-            fresh.replace(self.path)
+            replace(self.path, lambda fresh: fresh.write_bytes(b"".join(lines)))
         self.file = (self.path or Path(os.devnull)).open("ab", buffering=0)
 
     def __enter__(self) -> Self:

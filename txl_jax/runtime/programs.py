@@ -11,6 +11,7 @@ from pathlib import Path
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
+from txl_jax.errors import UserError
 from txl_jax.runtime import distributed, storage
 
 OFF = "off"
@@ -29,8 +30,9 @@ def keep(folder: str) -> None:
 
     By default, the environment variable JAX_COMPILATION_CACHE_DIR takes precedence, and
     several processes keep none: where only some of them find a program, compilers that
-    work together would wait for each other. A folder that cannot be used is ignored.
-    Raises UserError for an address that is not on gs://, or if its library is missing.
+    work together would wait for each other. There, a user's cache folder that cannot be
+    used is ignored. Raises UserError for a given folder that cannot be made, an address
+    that is not on gs://, or if the library of gs:// is missing.
     """
     compilation_cache.reset_cache()  # a program compiled before has chosen its folder
     if folder == OFF:
@@ -40,6 +42,14 @@ def keep(folder: str) -> None:
             storage.remote_path(folder, "run.compilation_cache")
             # XLA:GPU's cache of tuned kernels: only on local disks, fails elsewhere.
             jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
+        else:
+            try:
+                Path(folder).mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise UserError(
+                    f"run.compilation_cache = {folder!r} cannot be used "
+                    f"({error.strerror}): give another folder"
+                ) from error
         jax.config.update("jax_compilation_cache_dir", folder)
     elif not (jax.config.values["jax_compilation_cache_dir"] or distributed.several()):
         with contextlib.suppress(OSError, RuntimeError):  # there may be no home

@@ -107,9 +107,13 @@ def replace(path: Path, write: Callable[[Path], object]) -> None:
         write(path)
         return
     fresh = path.with_suffix(".tmp")
-    write(fresh)
-    sync(fresh)
-    fresh.replace(path)
+    fresh.unlink(missing_ok=True)  # a link, which `write` would follow
+    try:
+        write(fresh)
+        sync(fresh)
+        fresh.replace(path)
+    finally:
+        fresh.unlink(missing_ok=True)  # of a failed write
 
 
 def sync(path: Path) -> None:
@@ -150,7 +154,7 @@ def require_open_files() -> None:
 
 # Errors that no change of the program prevents.
 OF_THE_MACHINE = (
-    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS),
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EEXIST),
     *(
         errno.EACCES,
         errno.EPERM,
@@ -162,11 +166,16 @@ OF_THE_MACHINE = (
 )
 
 
+def place(error: OSError) -> str | None:
+    """Returns the path that could not be used; of a rename, its target."""
+    return error.filename2 or error.filename
+
+
 def machine_error(error: BaseException) -> str:
     """Returns the line for the user if a local disk or its rights failed, else ""."""
     if not isinstance(error, OSError):
         return ""
-    where = error.filename2 or error.filename or "the disk or stdout"
+    where = place(error) or "the disk or stdout"
     is_broken_link = error.errno == errno.ENOENT and os.path.islink(where)
     if error.errno not in OF_THE_MACHINE and not is_broken_link:
         return ""

@@ -79,7 +79,7 @@ def claim(workdir: Path, config: Config, tokens: Tokens) -> dict[str, Any]:
         replace(workdir / RUN, lambda path: path.write_text(text, "utf-8"))
     except OSError as error:
         raise UserError(
-            f"cannot write {error.filename or workdir} ({error.strerror}): give "
+            f"cannot write {storage.place(error) or workdir} ({error.strerror}): give "
             "another --workdir"
         ) from error
     return run["starts"][0]

@@ -52,8 +52,8 @@ def _locked_folder(folder: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise UserError(
-                f"cannot write {error.filename or folder} ({error.strerror}): give "
-                "another --workdir"
+                f"cannot write {storage.place(error) or folder} ({error.strerror}): "
+                "give another --workdir"
             ) from error
         say(
             f"{folder} cannot be locked ({error.strerror}): make sure that no second "
