@@ -9,6 +9,7 @@ import pytest
 from tests.support import tiny
 from tests.support.trained import Home, home
 from txl_jax.cli import evaluate
+from txl_jax.report import progress
 from txl_jax.workdir.load import Loaded, load
 
 FIXTURES = (home,)
@@ -33,11 +34,17 @@ def score(loaded: Loaded, home: Home, **fields: Any) -> dict[str, Any]:
 
 
 def test_statistics_are_kept_in_the_workdir(
-    home: Home, loaded: Loaded, capfd: pytest.CaptureFixture[str]
+    home: Home,
+    loaded: Loaded,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    reported: set[str] = set()
+    monkeypatch.setattr(progress, "COMPILED", reported)
     path = home.run / "dynamic.npz"
     first = score(loaded, home, **DYNAMIC)
     assert f"the statistics of 6 gradients are in {path}" in capfd.readouterr().err
+    assert reported == {"the gradients of segments", "the dynamic evaluation step"}
     kept = path.read_bytes()
     static = score(loaded, home)
     assert first["nll"] != static["nll"] and "dynamic" not in static

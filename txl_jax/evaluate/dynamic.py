@@ -30,6 +30,7 @@ from txl_jax.evaluate.reader import Traced
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import Memory
 from txl_jax.model.txl import TransformerXL
+from txl_jax.report.progress import report_compilation
 from txl_jax.sharding import place_segments
 from txl_jax.update.step import nll_sum
 
@@ -105,8 +106,9 @@ def root_mean_squares(
     model_config = model_without_dropout(model_config, config)
     memory = Memory.empty(model_config, 1)
     carry = jax.tree.map(jnp.zeros_like, params), memory
+    add = report_compilation("the gradients of segments", add_squares)
     for segment in segments:
-        carry = add_squares(model_config, carry, params, place_segments(mesh, segment))
+        carry = add(model_config, carry, params, place_segments(mesh, segment))
     # The number of segments cancels.
     roots = jax.tree.map(jnp.sqrt, carry[0])
     leaves = jax.tree.leaves(roots)
@@ -145,7 +147,8 @@ class DynamicReader:
         rms = self.rms
         if self.config.dynamic == "sgd":
             rms = jax.tree.map(lambda _: 1.0, params)
+        step = report_compilation("the dynamic evaluation step", adapt)
         for segment in segments:
             segment = place_segments(self.mesh, segment)
-            carry, nll_S = adapt(self.model_config, carry, params, rms, rates, segment)
+            carry, nll_S = step(self.model_config, carry, params, rms, rates, segment)
             yield nll_S
