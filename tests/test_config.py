@@ -164,6 +164,10 @@ optim.schedule=constant optim.min_lr_ratio=1 | optim.min_lr_ratio
 eval.dynamic_lr=1                   | eval.dynamic_lr needs eval.dynamic = "rms"
 eval.sweep=dynamic_decay=0.1        | eval.dynamic_decay needs eval.dynamic = "rms"
 eval.dynamic=rms eval.streams=1     | needs a learning rate
+{DYNAMIC} eval.dynamic_segments=9  | dynamic_segments needs eval.dynamic = "rms"
+eval.cache_len=9 eval.cache_weight=nan | eval.cache_weight = nan must be a finite
+eval.cache_len=9 eval.cache_weight=1 | must be at least 0 and below 1
+eval.sweep=cache_len=1,2            | the field of eval.sweep = 'cache_len'
 eval.cache_weight=0.1               | eval.cache_weight needs a cache
 eval.sweep=cache_theta=0.1,1        | eval.cache_theta needs a cache
 eval.cache_len=9                    | eval.cache_len = 9 needs the cache's share

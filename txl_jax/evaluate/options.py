@@ -180,6 +180,8 @@ class EvalConfig:
         used = [name for name, value in rates.items() if value or name == swept]
         if used and not self.dynamic:
             raise UserError(f'eval.{used[0]} needs eval.dynamic = "rms" or "sgd"')
+        if self.dynamic == "sgd" and self.dynamic_segments:
+            raise UserError('eval.dynamic_segments needs eval.dynamic = "rms"')
         if self.dynamic and not self.dynamic_lr and swept != "dynamic_lr":
             raise UserError(
                 f'eval.dynamic = "{self.dynamic}" needs a learning rate: set '
