@@ -111,7 +111,8 @@ def sgd(config: OptimConfig) -> Parts:
 def muon(config: OptimConfig) -> Parts:
     """Muon (Jordan 2024) for the layers' matrices, Adam for all other parameters.
 
-    Updates have the size of Adam's (Liu et al. 2025), so both take the same lr.
+    Both have Nesterov's momentum. Updates have the size of Adam's (Liu et al. 2025),
+    so both take the same lr.
     """
     beta1, beta2 = config.betas
     both = optax.contrib.muon(
