@@ -96,7 +96,10 @@ def main() -> None:
     args = parser.parse_args()
     if args.part:
         return process.measure(args.part)
-    args.out.mkdir(parents=True, exist_ok=True)
+    try:
+        args.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(f"--out={args.out} cannot be used ({error.strerror})")
     began = time.monotonic()
     found = measure_all(args, began + 60 * args.minutes)
     seconds = round(time.monotonic() - began)
