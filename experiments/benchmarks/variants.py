@@ -4,8 +4,10 @@
     python -m experiments.benchmarks.variants --text=stdlib --only=paper,all
 
 Every row is one recipe with a few fields changed, at equal tokens and, but for the
-rounding of gated layers, equal parameters. The recipe of tiny Shakespeare screens them;
-the bytes of Python's standard library and the words of WikiText-2 confirm the best.
+rounding of gated layers, equal parameters. `dynamic` and `cache` evaluate the trained
+`paper` of the same seed with options that are chosen on the validation split. The
+recipe of tiny Shakespeare screens them; the bytes of Python's standard library and the
+words of WikiText-2 confirm the best.
 Each run is scored on the test split and adds a line to variants.jsonl; runs that have
 one are not repeated, and an interrupted run is resumed from --workdir. variants.md has
 a table of all lines for each text.
@@ -71,38 +73,99 @@ VARIANTS: dict[str, tuple[str, ...]] = {
 }
 
 
-def train(name: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Trains one run, and returns its line."""
-    text = TEXTS[args.text]
-    config = HERE.parent / f"{text.recipe}.py"
-    workdir = Path(args.workdir) / args.text / name / str(seed)
-    changed = [field.format(wider=text.wider) for field in VARIANTS[name]]
-    fields = [*text.fields, *changed, f"train.seed={seed}"]
-    fields += [f"data.data_dir={args.data_dir}", *args.field]
-    if args.tiny:
-        fields += ["train.num_steps=4", "train.stages=", "eval.max_tokens=500"]
-    command = [sys.executable, "-m", "txl_jax.main", f"--config={config}"]
-    command += [f"--workdir={workdir}", *(f"--config.{field}" for field in fields)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
-    if done.returncode:
-        sys.exit(done.returncode)  # the reason is on stderr
-    result = json.loads(done.stdout.splitlines()[-1])
+class Tuned(NamedTuple):
+    """Options of evaluation, each set of them with a sweep on the validation split."""
+
+    options: tuple[tuple[str, ...], ...]
+    sweep: str
+    values: str
+
+
+THETAS = 0.01, 0.03, 0.1, 0.3
+TUNED = {
+    "dynamic": Tuned(
+        (("dynamic=rms", "dynamic_segments=2000", "tgt_len=64"),),
+        *("dynamic_lr", "0.01,0.03,0.06,0.1"),
+    ),
+    "cache": Tuned(
+        tuple(("cache_len=2000", f"cache_theta={theta}") for theta in THETAS),
+        *("cache_weight", "0.02,0.05,0.1,0.2"),
+    ),
+}
+TUNED_ON = 30_000  # tokens of the validation split
+
+
+def line(name: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
+    """Trains or evaluates one run, and returns its line."""
+    folder = "paper" if name in TUNED else name
+    workdir = Path(args.workdir) / args.text / folder / str(seed)
+    do = tune if name in TUNED else train
+    changed, valid, result = do(workdir, name, seed, args)
     described = json.loads((workdir / "run.json").read_text("utf-8"))
-    metrics = [json.loads(line) for line in (workdir / "metrics.jsonl").open()]
-    valid = [x["exact"]["valid_nll"] for x in metrics if "valid_nll" in x["exact"]]
     return {
         "text": args.text,
         "variant": name,
         "seed": seed,
-        "valid_nats": round(min(valid), 4) if valid else None,
+        "valid_nats": valid and round(valid, 4),
         "test_nats": round(result["nll"], 4),
         "fields": changed,
-        "updates": result["updates"],
+        "updates": metrics(workdir)[-1]["step"],
         "parameters": described["parameters"],
         "tokens": result["tokens"],
         "revision": git_revision(),
         "date": datetime.date.today().isoformat(),
     }
+
+
+def metrics(workdir: Path) -> list[dict[str, Any]]:
+    """Returns the lines of a run's metrics.jsonl."""
+    lines = (workdir / "metrics.jsonl").read_text("utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+Done = tuple[list[str], float | None, dict[str, Any]]
+
+
+def train(workdir: Path, name: str, seed: int, args: argparse.Namespace) -> Done:
+    """Returns what a variant changes, its nats on valid, and its result on test."""
+    text = TEXTS[args.text]
+    changed = [field.format(wider=text.wider) for field in VARIANTS[name]]
+    fields = [*text.fields, *changed, f"train.seed={seed}"]
+    fields += [f"data.data_dir={args.data_dir}", *args.field]
+    if args.tiny:
+        fields += ["train.num_steps=4", "train.stages=", "eval.max_tokens=500"]
+    options = [f"--config={HERE.parent / text.recipe}.py", f"--workdir={workdir}"]
+    result = run([*options, *(f"--config.{field}" for field in fields)])
+    exact = [x["exact"] for x in metrics(workdir)]
+    valid = [x["valid_nll"] for x in exact if "valid_nll" in x]
+    return changed, min(valid, default=None), result
+
+
+def tune(workdir: Path, name: str, seed: int, args: argparse.Namespace) -> Done:
+    """Returns the options that are best on valid, and what train() returns."""
+    if not workdir.exists():
+        sys.exit(f"{name} evaluates the model of {workdir}: train paper, seed {seed}")
+    options, sweep, values = TUNED[name]
+    on_valid, on_test = (500, 500) if args.tiny else (TUNED_ON, 0)
+    common = ["--mode=evaluate", f"--workdir={workdir}", "--streams=1"]
+    tried = []
+    for each in options:
+        flags = [*(f"--{option}" for option in each), f"--sweep={sweep}={values}"]
+        flags += ["--split=valid", f"--max_tokens={on_valid}"]
+        for row in run([*common, *flags])["rows"]:
+            tried.append((row["nll"], [*each, f"{sweep}={row[sweep]}"]))
+    valid, best = min(tried)
+    flags = [*(f"--{option}" for option in best), f"--max_tokens={on_test}"]
+    return best, valid, run([*common, "--split=test", *flags])
+
+
+def run(options: list[str]) -> dict[str, Any]:
+    """Runs txl_jax and returns its result; a failure ends this program too."""
+    command = [sys.executable, "-m", "txl_jax.main", *options]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        sys.exit(done.returncode)  # the reason is on stderr
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -123,7 +186,8 @@ def page(lines: list[dict[str, Any]]) -> str:
 
 def table(title: str, lines: list[dict[str, Any]]) -> str:
     """Returns one text's table: the means over seeds, and the range on test."""
-    rows = {name: [x for x in lines if x["variant"] == name] for name in VARIANTS}
+    names = (*VARIANTS, *TUNED)
+    rows = {name: [x for x in lines if x["variant"] == name] for name in names}
     base = [x["test_nats"] for x in rows["paper"]]
     text = [
         f"**{title}**, {lines[0]['tokens']:,} scored in test\n",
@@ -159,9 +223,10 @@ def main() -> None:
     parser.add_argument("--data_dir", default="data", help="folder of prepared text")
     parser.add_argument("--tiny", action="store_true", help="try it with 4 updates")
     args = parser.parse_args()
-    names = args.only.split(",") if args.only else list(VARIANTS)
-    if unknown := set(names) - VARIANTS.keys():
-        parser.error(f"{', '.join(unknown)}: it knows {', '.join(VARIANTS)}")
+    known = *VARIANTS, *TUNED
+    names = args.only.split(",") if args.only else list(known)
+    if unknown := set(names) - set(known):
+        parser.error(f"{', '.join(unknown)}: it knows {', '.join(known)}")
     folder = Path(args.workdir)
     folder.mkdir(parents=True, exist_ok=True)
     target, table = LINES, PAGE
@@ -171,9 +236,9 @@ def main() -> None:
         for name in names:
             done = {(x["text"], x["variant"], x["seed"]) for x in read(target)}
             if (args.text, name, seed) not in done:
-                line = json.dumps(train(name, seed, args))
+                added = json.dumps(line(name, seed, args))
                 with target.open("a", encoding="utf-8") as file:
-                    file.write(line + "\n")
+                    file.write(added + "\n")
                 table.write_text(page(read(target)), "utf-8")
     print(page(read(target)))
 

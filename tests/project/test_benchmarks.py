@@ -180,3 +180,12 @@ def test_variants_are_configs() -> None:
                 name, value = field.format(wider=text.wider).split("=", 1)
                 configs.override(config, name, value)
             configs.parse(config)
+
+
+def test_tuned_options_are_options() -> None:
+    for options, sweep, values in variants.TUNED.values():
+        for each in options:
+            config = configs.load("shakespeare")
+            for option in (*each, f"sweep={sweep}={values}", "streams=1"):
+                configs.override(config, *f"eval.{option}".split("=", 1))
+            configs.parse(config)
