@@ -74,7 +74,7 @@ def overflowing_square(params: Any) -> None:
 @pytest.mark.parametrize(
     ("damage", "expected"),
     [
-        (infinite_bias, f"the parameter layers[{N}]/feed_forward/in/bias"),
+        (infinite_bias, f"the output of layers[{N}]/feed_forward/in"),
         (overflowing_output, f"the output of layers[{N}]/feed_forward/out"),
         (
             overflowing_square,

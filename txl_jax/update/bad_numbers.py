@@ -1,6 +1,5 @@
 """Finds the first non-finite number in an update that the guard skipped."""
 
-from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -26,24 +25,6 @@ LAYERS = "layers/"  # arrays under this name are stacked over the layers
 IGNORED = (TransformerXL, Dropout, WordDropout)
 
 
-def sow_bad(calls: dict[str, int]) -> Callable[..., Any]:
-    """Returns a flax interceptor that sows whether each module's output is not finite.
-
-    It adds each call, by name, to `calls`, which numbers them in order of return.
-    """
-
-    def intercept(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
-        result = call(*args, **kwargs)
-        module, method = context.module, context.method_name
-        if method in ("__call__", "embed", "nll") and not isinstance(module, IGNORED):
-            calls.setdefault("/".join([*module.path, method]), len(calls))
-            bad = [~jnp.isfinite(x).all() for x in jax.tree.leaves(result)]
-            module.sow("intermediates", method, sum(bad), jnp.add, lambda: 0)
-        return result
-
-    return intercept
-
-
 def find_bad(
     model: ModelConfig,
     config: TrainConfig,
@@ -54,43 +35,42 @@ def find_bad(
     """Returns a description of the first non-finite number of an update.
 
     The update after `step` others is computed again from its G segments, with the
-    state's parameters and an empty memory. Parameters come first, then outputs of
-    modules, in the order of the forward pass, then norms of gradients, in the order of
-    the backward pass. Layers are numbered from 0.
+    state's parameters and an empty memory. Outputs of modules come first, in the order
+    of the forward pass, then norms of gradients, in the order of the backward pass.
+    Layers are numbered from 0.
     """
-    calls: dict[str, int] = {}
+    calls: dict[str, int] = {}  # methods of modules, numbered in order of return
+
+    def sow_bad(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+        result = call(*args, **kwargs)
+        module, method = context.module, context.method_name
+        if method in ("__call__", "embed", "nll") and not isinstance(module, IGNORED):
+            calls.setdefault("/".join([*module.path, method]), len(calls))
+            bad = [~jnp.isfinite(x).all() for x in jax.tree.leaves(result)]
+            module.sow("intermediates", method, sum(bad), jnp.add, lambda: 0)
+        return result
 
     def compute(params: Any, rng: Array, step: Array, segments: Segment) -> Any:
         memory = Memory.empty(model, config.batch_size)
         key = jax.random.fold_in(rng, step)
         parts = params, memory, segments, key, config.batch_chunk
-        with nn.intercept_methods(sow_bad(calls)):
-            (_, tokens, grads), _, bad = sum_gradients(TransformerXL(model), *parts)
-        squares = jax.tree.map(lambda grad: jnp.square(grad / tokens), grads)
-        return mark_bad(params, jnp.max), bad, mark_bad(squares, jnp.sum)
+        with nn.intercept_methods(sow_bad):
+            (_, tokens, grads), _, outputs = sum_gradients(TransformerXL(model), *parts)
+        bad_grads = {}
+        for name, grad in flax.traverse_util.flatten_dict(grads, sep="/").items():
+            axes = tuple(range(name.startswith(LAYERS), grad.ndim))
+            bad_grads[name] = ~jnp.isfinite(jnp.sum(jnp.square(grad / tokens), axes))
+        return outputs, bad_grads
 
     # Replicated, so that every process can read all of it.
     run = jax.jit(compute, out_shardings=state.step.sharding)
     bad = jax.device_get(run(state.params, state.rng, step, segments))
-    params, outputs, grads = (in_order(each, calls) for each in bad)
-    if params:
-        return f"the parameter {params[0]}"
+    outputs, grads = (in_order(each, calls) for each in bad)
     if outputs:
         return f"the output of {outputs[0].removesuffix('/__call__')}"
     if grads:
         return f"the norm of the gradient of {grads[-1]}"
     return "none, with an empty memory and the parameters of the checkpoint"
-
-
-def mark_bad(tree: Any, reduce: Callable[..., Array]) -> dict[str, Array]:
-    """Returns by name whether each array, reduced, is not finite; [N] under LAYERS."""
-
-    def bad(name: str, x: Array) -> Array:
-        axes = tuple(range(name.startswith(LAYERS), x.ndim))
-        return ~jnp.isfinite(reduce(jnp.abs(x), axes))
-
-    flat = flax.traverse_util.flatten_dict(tree, sep="/")
-    return {name: bad(name, x) for name, x in flat.items()}
 
 
 def in_order(bad: dict[str, Any], calls: dict[str, int]) -> list[str]:
