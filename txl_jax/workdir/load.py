@@ -35,10 +35,10 @@ RESTORE_VOCAB = "restore it from a backup, or train here again, which rewrites i
 # they do not change the meaning of a parameter. All other fields are compared, even if
 # they change no shape, such as the epsilon of a norm.
 FREE = (
-    *("mem_len", "initial_memory", "clamp_len", "same_length"),
-    *("dropout", "dropatt", "variational", "word_dropout"),
-    *("init_std", "proj_init_std", "norm_init_std"),
-    *("dtype", "kernel", "remat_policy", "unroll"),
+    *("model.mem_len", "model.initial_memory", "model.clamp_len", "model.same_length"),
+    *("model.dropout", "model.dropatt", "model.variational", "model.word_dropout"),
+    *("model.init_std", "model.proj_init_std", "model.norm_init_std"),
+    *("model.dtype", "model.kernel", "model.remat_policy", "model.unroll"),
 )
 
 
@@ -169,32 +169,23 @@ def _load_fitting(source: Path, config: Config, vocab: Vocab) -> Any:
             "its vocabulary is not this run's: use it with "
             f"data.vocab_path={str(source / VOCAB)!r}"
         )
-    saved = fit_vocab(saved, vocab)
+    differences = configs.differences(fit_vocab(saved, vocab), config)
+    changes = {
+        name: f"{name} is {old!r} there, {new!r} here"
+        for name, (old, new) in differences.items()
+        if name.startswith("model.")
+    }
+    if wrong := [line for name, line in changes.items() if name not in FREE]:
+        raise UserError(
+            f"its model differs ({'; '.join(wrong)}): set these fields as in its "
+            f"{CONFIG}"
+        )
     averages = saved.optim.asgd_from > 0
-    free = _check_models(saved.model, config.model)
     like = like_params(config.model, fit_mesh(config))
     with open_checkpoints(source, read_only=True) as manager:
         params, step = save_restore.restore_params(
             manager, "best", like, averages=averages
         )
-    but = f", but {'; '.join(free)}" if free else ""
+    but = f", but {'; '.join(changes.values())}" if changes else ""
     say(f"starts from update {step} of {source}, with its model and vocabulary{but}")
     return params
-
-
-def _check_models(saved: ModelConfig, model: ModelConfig) -> list[str]:
-    """Returns the differences of two models, in words.
-
-    Raises UserError unless saved parameters mean the same in both.
-    """
-    lines = {}
-    for field in dataclasses.fields(ModelConfig):
-        old, new = getattr(saved, field.name), getattr(model, field.name)
-        if old != new:
-            lines[field.name] = f"model.{field.name} is {old!r} there, {new!r} here"
-    if wrong := [line for name, line in lines.items() if name not in FREE]:
-        raise UserError(
-            f"its model differs ({'; '.join(wrong)}): set these fields as in its "
-            f"{CONFIG}"
-        )
-    return list(lines.values())
