@@ -90,13 +90,11 @@ def read(folder: Path, step: int) -> Manifest:
         return Manifest(step, position, nll, arrays)
     except FileNotFoundError as error:
         raise Damaged(step, f"no manifest in {path.parent}") from error
-    except PermissionError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
     except storage.errors() as error:
-        if not storage.is_remote(path):
-            raise Damaged(step, f"its manifest {path}: {error}") from error
-        reason = storage.one_line(error)
-        raise UserError(f"cannot read {path}: {reason}") from error
+        if storage.is_remote(path) or isinstance(error, PermissionError):
+            reason = storage.one_line(error)
+            raise UserError(f"cannot read {path}: {reason}") from error
+        raise Damaged(step, f"its manifest {path}: {error}") from error
     except DAMAGE as error:
         raise Damaged(step, f"its manifest {path}: {error}") from error
 
