@@ -29,7 +29,7 @@ def checksums(tree: Any) -> dict[str, Checksum]:
     UserError, in all processes, if the copies differ.
     """
     leaves = dict(named_leaves(tree))
-    words = _jitted_words(_replicated(tree))(list(leaves.values()))
+    words = _stacked(checksum_words, _replicated(tree))(list(leaves.values()))
     own = jax.device_get([shard.data for shard in words.addressable_shards])
     if words.is_fully_addressable:
         all_PDN2 = np.stack(own)[None]
@@ -66,8 +66,9 @@ def _require_equal_copies(all_PDN2: np.ndarray, names: list[str]) -> None:
 def first_nonfinite(tree: Any) -> str:
     """Returns the name of the first array with a NaN or an infinity, or ""."""
     leaves = dict(named_leaves(tree))
-    finite = jax.device_get(_jitted_finite(_replicated(tree))(leaves))
-    return next((name for name in leaves if not finite[name]), "")
+    finite = _stacked(_is_finite, _replicated(tree))(list(leaves.values()))
+    marks = zip(leaves, jax.device_get(finite), strict=True)
+    return next((name for name, is_finite in marks if not is_finite), "")
 
 
 def named_leaves(tree: Any) -> list[tuple[str, Any]]:
@@ -108,18 +109,15 @@ def checksum_words(x: Array) -> Array:
     return jnp.stack([jnp.sum(part, dtype=jnp.uint32) for part in (mixed, weighted)])
 
 
-@functools.cache
-def _jitted_words(out_sharding: NamedSharding | None) -> Any:
-    return jax.jit(
-        lambda leaves: jnp.stack([checksum_words(leaf) for leaf in leaves]),
-        out_shardings=out_sharding,
-    )
+def _is_finite(x: Array) -> Array:
+    return jnp.isfinite(x).all()
 
 
 @functools.cache
-def _jitted_finite(out_sharding: NamedSharding | None) -> Any:
+def _stacked(function: Any, out_sharding: NamedSharding | None) -> Any:
+    """Returns a jitted function of arrays that stacks the results of `function`."""
     return jax.jit(
-        lambda leaves: {name: jnp.isfinite(x).all() for name, x in leaves.items()},
+        lambda leaves: jnp.stack([function(leaf) for leaf in leaves]),
         out_shardings=out_sharding,
     )
 
