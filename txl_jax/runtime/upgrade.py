@@ -21,28 +21,16 @@ class Change(NamedTuple):
     also: dict[str, Any] = {}  # further fields, and the values that they are set to
 
 
-def _tuple(*values: Any) -> tuple[Any, ...]:
-    return values
-
-
 def _items(values: Any) -> str:
     return str(values).translate(str.maketrans("", "", "() ")).rstrip(",")
 
 
-def _order(roll: bool) -> str:
-    return "roll" if roll else "stream"
+def _remat_policy(remat: bool) -> str:
+    return "full" if remat else "none"
 
 
 def _ext_len(window: Any) -> Any:
     return int(window) - 1 if str(window).isdigit() else window
-
-
-def _search(largest_batch: bool) -> int:
-    return -1 if largest_batch else 0
-
-
-def _remat_policy(remat: bool) -> str:
-    return "full" if remat else "none"
 
 
 def _asgd_from(average: str, first: int, _decay: float) -> int:
@@ -85,12 +73,12 @@ CHANGES = (
     Change("eval.mem_len", {"attention.span": 640}),
     Change("eval.sweep", _LENS, lambda x: f"mem_len={_items(x)}"),
     Change("generate.prompt", {"generate.prompt_file": ""}, "@{}".format),
-    Change("optim.betas", {"optim.beta1": 0.9, "optim.beta2": 0.999}, _tuple),
+    Change("optim.betas", {"optim.beta1": 0.9, "optim.beta2": 0.999}, lambda *x: x),
     Change("optim.asgd_from", _AVERAGE | {"optim.average_decay": 0.999}, _asgd_from),
-    Change("recl.contexts", _CONTEXTS, _tuple),
-    Change("train.order", {"train.roll": False}, _order),
+    Change("recl.contexts", _CONTEXTS, lambda *x: x),
+    Change("train.order", {"train.roll": False}, lambda x: "roll" if x else "stream"),
     Change("train.order", {"train.sentence_end": -1}, "sentences:{}".format),
-    Change("compile.streams_per_chip", {"compile.largest_batch": False}, _search),
+    Change("compile.streams_per_chip", {"compile.largest_batch": False}, lambda x: -x),
 )
 
 # Removed fields, and the value that is fixed now; another value is refused.
