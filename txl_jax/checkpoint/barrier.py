@@ -57,7 +57,13 @@ class Barriers:
     def fail(self, error: BaseException) -> None:
         """Tells all processes, and the threads of this one, that its part failed."""
         with contextlib.suppress(*MOVED):
-            _release_threads()
+            from orbax.checkpoint._src.futures import future, synchronization
+
+            # Orbax's threads of this save that wait for process 0's folders.
+            kinds = synchronization.HandlerAwaitableSignal
+            current = synchronization.OperationIdGenerator.get_current_operation_id()
+            signals = [kinds.STEP_DIRECTORY_CREATION, kinds.ITEM_DIRECTORY_CREATION]
+            future.set_signals(signals, operation_id=current)
         if not distributed.several() or self.known or self.met == MEETINGS:
             return
         client: Any = global_state.client
@@ -65,17 +71,6 @@ class Barriers:
         with contextlib.suppress(jax.errors.JaxRuntimeError):  # the others hang
             client.key_value_set(name, storage.one_line(error))
             self._meet(LIMIT_MS)
-
-
-def _release_threads() -> None:
-    """Releases orbax's threads of a failed save that wait for process 0's folders."""
-    from orbax.checkpoint._src.futures import future, synchronization
-
-    kinds = synchronization.HandlerAwaitableSignal
-    future.set_signals(
-        [kinds.STEP_DIRECTORY_CREATION, kinds.ITEM_DIRECTORY_CREATION],
-        operation_id=synchronization.OperationIdGenerator.get_current_operation_id(),
-    )
 
 
 @functools.cache

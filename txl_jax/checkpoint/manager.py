@@ -180,7 +180,9 @@ class Checkpoints(ocp.CheckpointManager):
                 try:
                     self.wait_until_finished()
                 except self.errors as error:
-                    if not self._is_committed(self.saving):
+                    # Orbax also lists a failed checkpoint as saved.
+                    path = self.folder(self.saving)
+                    if not (path / COMMITTED if self.remote else path).exists():
                         raise
                     reason = storage.one_line(error)
                     say(f"an old checkpoint could not be deleted ({reason})")
@@ -188,11 +190,6 @@ class Checkpoints(ocp.CheckpointManager):
                 self._remove_uncommitted()
             self.saving = None
             self._empty_trash()
-
-    def _is_committed(self, step: int) -> bool:
-        """Returns whether a checkpoint is complete on disk; orbax lists failed ones."""
-        path = self.folder(step)
-        return (path / COMMITTED if self.remote else path).exists()
 
     def wait(self) -> None:
         """Waits for the pending save; must precede the next one.

@@ -9,6 +9,7 @@ together: it renames a folder, or on gs:// writes a commit file last.
 import contextlib
 import dataclasses
 import functools
+import traceback
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -123,18 +124,10 @@ def _compare(
                 restored = reader.restore(folder / item, args=args)
                 manifests.verify(manifest, {item: restored})
     except Exception as error:  # of orbax, the disk, the store or the host
-        is_undecodable = any(code in _messages(error) for code in UNDECODABLE)
+        with_causes = "".join(traceback.format_exception(error))
+        is_undecodable = any(code in with_causes for code in UNDECODABLE)
         return storage.one_line(error), isinstance(error, Damaged) or is_undecodable
     return "", False
-
-
-def _messages(error: BaseException | None) -> str:
-    """Returns the messages of an error and of its causes."""
-    messages = []
-    while error:
-        messages.append(str(error))
-        error = error.__cause__ or error.__context__
-    return " ".join(messages)
 
 
 class Snapshot(NamedTuple):
@@ -251,7 +244,7 @@ def _read(
         except Exception as error:  # orbax raises many types for a damaged folder
             reason = storage.one_line(error)
         if distributed.anywhere(bool(reason)):
-            if storage.is_out_of_reach(reason):
+            if any(word in reason for word in storage.UNREACHABLE):
                 raise UserError(f"cannot read checkpoint {manifest.step} ({reason})")
             reason = reason or "reported by another process"
             raise Damaged(manifest.step, f"item {item}, {reason}")

@@ -154,15 +154,9 @@ def require_open_files() -> None:
 
 # Errors that no change of the program prevents.
 OF_THE_MACHINE = (
-    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EEXIST),
-    *(
-        errno.EACCES,
-        errno.EPERM,
-        errno.EISDIR,
-        errno.ENOTDIR,
-        errno.EMFILE,
-        errno.ELOOP,
-    ),
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EMFILE),
+    *(errno.EACCES, errno.EPERM, errno.EEXIST, errno.EISDIR, errno.ENOTDIR),
+    errno.ELOOP,
 )
 
 
@@ -180,11 +174,6 @@ def machine_error(error: BaseException) -> str:
     if error.errno not in OF_THE_MACHINE and not is_broken_link:
         return ""
     return f"cannot use {where} ({error.strerror}): fix this and run the command again"
-
-
-def is_out_of_reach(reason: str) -> bool:
-    """Returns whether files could not be read, rather than have changed."""
-    return any(word in reason for word in UNREACHABLE)
 
 
 def one_line(error: BaseException) -> str:

@@ -6,6 +6,7 @@ skipped update is never applied later, however many are skipped in a row.
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 import flax.struct
@@ -62,12 +63,9 @@ class Guard:
             skipped_in_row=jnp.zeros_like(self.skipped_in_row),
         )
         bad = dataclasses.replace(self, skipped_in_row=self.skipped_in_row + 1)
-        return reason, choose(reason == 0, good, bad)
-
-
-def choose(condition: Array, new: Any, old: Any) -> Any:
-    """Selects the pytree `new` or `old`; NaN in the other one does not propagate."""
-    return jax.tree.map(lambda n, o: jnp.where(condition, n, o), new, old)
+        # A NaN in one of them does not reach the other.
+        select = functools.partial(jnp.where, reason == 0)
+        return reason, jax.tree.map(select, good, bad)
 
 
 def explain(metrics: dict[str, Any]) -> dict[str, Any]:

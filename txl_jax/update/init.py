@@ -61,12 +61,9 @@ def init_state(
         """Unboxes the places of parameters that a part of the optimizer lacks."""
         return box if jax.tree.leaves(box) else nn.unbox(box)
 
-    state = jax.tree.map(without_empty, jax.eval_shape(create), is_leaf=_is_box)
+    is_box = nn.meta.is_axis_metadata
+    state = jax.tree.map(without_empty, jax.eval_shape(create), is_leaf=is_box)
     specs = nn.get_partition_spec(state)
     specs = dataclasses.replace(specs, memory=letters(specs.memory))
     placed = shardings(mesh, specs)
     return jax.jit(lambda: nn.unbox(create()), out_shardings=placed), placed
-
-
-def _is_box(x: Any) -> bool:
-    return isinstance(x, nn.meta.AxisMetadata)

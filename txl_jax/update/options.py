@@ -89,11 +89,8 @@ class TrainConfig:
                 f"train.stages = {self.stages!r}: its updates must rise, and be below "
                 f"train.num_steps = {self.num_steps}"
             )
-        parts = {
-            "batch_size": "batch_chunk",
-            "segments_per_call": "segments_per_update",
-        }
-        for name, part in parts.items():
+        calls = "segments_per_call", "segments_per_update"
+        for name, part in (("batch_size", "batch_chunk"), calls):
             if getattr(self, name) % getattr(self, part):
                 raise UserError(
                     f"train.{name} = {getattr(self, name)} must be a multiple of "

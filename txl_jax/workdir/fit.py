@@ -13,7 +13,6 @@ from txl_jax.data import vocab as vocabulary
 from txl_jax.data.vocab import Vocab
 from txl_jax.errors import UserError
 from txl_jax.evaluate.options import EvalConfig
-from txl_jax.model.config import ModelConfig
 from txl_jax.update.options import TrainConfig
 
 Options = TypeVar("Options", TrainConfig, EvalConfig)
@@ -58,8 +57,18 @@ def _with_id(options: Options, vocab: Vocab, section: str) -> Options:
 def fit_mesh(config: Config, devices: list[jax.Device] | None = None) -> Mesh:
     """Returns the mesh; raises UserError unless it divides devices and model evenly."""
     mesh = sharding.make_mesh(config.mesh, devices)
-    rules = dict(sharding.RULES)
-    for letter, field, size in _split_sizes(config.model):
+    rules, model = dict(sharding.RULES), config.model
+    two_thirds = "two thirds of " if model.gated else ""
+    sizes = [
+        ("D", "model.d_model", model.d_model),
+        ("E", "model.d_embed", model.embed_size),
+        ("H", "model.n_head", model.n_head),
+        ("F", f"{two_thirds}model.d_inner", model.hidden_size),
+        ("V", "model.vocab_size", model.vocab_size),
+    ]
+    if model.div_val > 1 and model.cutoffs:
+        sizes[-1] = ("V", "model.cutoffs[0]", model.cutoffs[0])
+    for letter, field, size in sizes:
         axis = rules[letter]
         if size % (parts := mesh.shape[axis]):
             raise UserError(
@@ -67,17 +76,3 @@ def fit_mesh(config: Config, devices: list[jax.Device] | None = None) -> Mesh:
                 f"make it a multiple of {parts}, or lower mesh.{axis}"
             )
     return mesh
-
-
-def _split_sizes(model: ModelConfig) -> list[tuple[str, str, int]]:
-    """Returns the sizes that the mesh splits, as (letter in RULES, field, size)."""
-    two_thirds = "two thirds of " if model.gated else ""
-    sizes = [
-        ("D", "model.d_model", model.d_model),
-        ("E", "model.d_embed", model.embed_size),
-        ("H", "model.n_head", model.n_head),
-        ("F", f"{two_thirds}model.d_inner", model.hidden_size),
-    ]
-    if model.div_val > 1 and model.cutoffs:
-        return [*sizes, ("V", "model.cutoffs[0]", model.cutoffs[0])]
-    return [*sizes, ("V", "model.vocab_size", model.vocab_size)]
