@@ -73,10 +73,6 @@ class Config:
         """Raises UserError for sections that do not fit together."""
         self._check_context()
         self._check_positions()
-        self._check_documents()
-
-    def _check_documents(self) -> None:
-        """Raises UserError for documents that need a memory of zeros in mid-segment."""
         resets = {
             "train.reset_memory_at": self.train.reset_memory_at != OFF,
             'train.order = "roll"': self.train.order == "roll",
@@ -88,6 +84,8 @@ class Config:
                 f"{names[0]} starts documents in mid-segment, where a memory of zeros "
                 'has no effect: leave it out, or set model.initial_memory to "empty"'
             )
+        evaluation_model(self.model, self.eval)
+        generation_model(self.model, self.generate)
 
     def _check_context(self) -> None:
         if self.train.ext_len and self.model.mem_len:
@@ -103,8 +101,6 @@ class Config:
                     f'"{self.model.position}" has no memory; set it to 0, and '
                     "eval.ext_len for context"
                 )
-        evaluation_model(self.model, self.eval)
-        generation_model(self.model, self.generate)
 
     def _check_positions(self) -> None:
         """Raises UserError if more tokens are read at once than positions exist."""
