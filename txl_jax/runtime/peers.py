@@ -2,11 +2,10 @@
 
 Every process holds a TCP connection to process 0, which the system closes when the
 process dies. JAX's coordination service detects a death by missing heartbeats, 30 s
-later, and aborts the process with status 134 and a C++ stack. With jax 0.10 this
-happened in Python code and in device code, also while a thread waited at a barrier of
-the service: the abort came before the barrier's error. A failing collective raises an
-error at once, but a process need not be in one, and the public interface has no
-callback. Where no connection can be made, that abort remains.
+later, and aborts the process with status 134 and a C++ stack, even while a thread waits
+at a barrier of the service (seen with jax 0.10); its public interface has no callback.
+A failing collective raises an error at once, but a process need not be in one. Where no
+connection can be made, that abort remains.
 """
 
 import contextlib
