@@ -69,6 +69,10 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "muon": ("optim.optimizer=muon",),
     "pre_lnorm": ("model.pre_lnorm=true",),
     "all": (*ROTARY, *MODERN, "optim.optimizer=muon"),
+    # Whether the learning rate of all rows favours one of them.
+    "half_lr": ("optim.lr=0.0015",),
+    "twice_lr": ("optim.lr=0.006",),
+    "muon_half_lr": ("optim.optimizer=muon", "optim.lr=0.0015"),
     "stages": ("train.stages=1000:tgt_len=16,mem_len=16", "train.num_steps=2500"),
 }
 
