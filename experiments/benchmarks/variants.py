@@ -48,8 +48,8 @@ TEXTS = {
         576,
         (
             *(*_WORDS, "model.div_val=4", "model.dropout=0.1", "eval.baselines=false"),
-            *("train.num_steps=4000", "train.eval_every=2000", "generate.num_tokens=1"),
-            *("generate.prompt=the", "optim.lr=0.002"),
+            *("train.num_steps=3000", "train.eval_every=1000", "generate.num_tokens=1"),
+            *("generate.prompt=the", "optim.lr=0.001"),
         ),
     ),
 }
