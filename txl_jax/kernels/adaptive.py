@@ -44,7 +44,7 @@ def adaptive_nll(
     specs: Any = Head(PartitionSpec(axis), REPLICATED, REPLICATED)  # type: ignore[arg-type]
     ends = (0, *cutoffs, sum(sizes))
     local = functools.partial(local_nll, ends=ends, axis=axis)
-    return over_streams(local, specs)(head, hidden_BLD, targets_BL)
+    return over_streams(local, head, hidden_BLD, targets_BL, specs=specs)
 
 
 def local_nll(

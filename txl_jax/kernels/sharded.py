@@ -71,29 +71,28 @@ def follow_mesh(kernel: Kernel, required: bool = True) -> Kernel:
 
 
 def over_streams(
-    function: Callable[..., Array], specs: Any = REPLICATED
-) -> Callable[..., Array]:
-    """Returns function(shared, *of_streams), run on each shard of the streams.
+    function: Callable[..., Array],
+    shared: Any,
+    *of_streams: Array,
+    specs: Any = REPLICATED,
+) -> Array:
+    """Returns function(shared, *of_streams), computed on each shard of the streams.
 
     `shared` is replicated, or sharded by `specs`; its gradient is the sum over devices.
     The first dimension of the other arguments and of the result is streams. If streams
     do not divide over the mesh, the compiler splits the function.
     """
-
-    def call(shared: Any, *of_streams: Array) -> Array:
-        mesh = stream_mesh(of_streams[0])
-        if mesh is None:
-            return function(shared, *of_streams)
-        streams = PartitionSpec(AXES["B"])
-        return jax.shard_map(
-            function,
-            mesh=mesh,
-            in_specs=(specs, *(streams for _ in of_streams)),
-            out_specs=streams,
-            check_vma=False,
-        )(shared, *of_streams)
-
-    return call
+    mesh = stream_mesh(of_streams[0])
+    if mesh is None:
+        return function(shared, *of_streams)
+    streams = PartitionSpec(AXES["B"])
+    return jax.shard_map(
+        function,
+        mesh=mesh,
+        in_specs=(specs, *(streams for _ in of_streams)),
+        out_specs=streams,
+        check_vma=False,
+    )(shared, *of_streams)
 
 
 def split_mesh(x: Array) -> AbstractMesh | None:

@@ -90,7 +90,7 @@ class Vocabulary(nn.Module):
         config = self.config
         # If the compiler split this, the tables' gradients would gather the batch.
         shared = tuple(self.tables), tuple(self.projs)
-        h_BLD = over_streams(self._rows)(shared, jnp.asarray(tokens_BL))
+        h_BLD = over_streams(self._rows, shared, jnp.asarray(tokens_BL))
         h_BLD *= jnp.asarray(config.d_model**0.5, config.compute_dtype)
         return self.drop_words(h_BLD, tokens_BL)
 
