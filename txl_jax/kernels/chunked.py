@@ -33,7 +33,7 @@ from txl_jax.kernels.tiles import (
     make_rows,
     over_tiles,
 )
-from txl_jax.kernels.xla import MASKED, product, rel_shift, with_bias
+from txl_jax.kernels.xla import MASKED, product, rel_shift, repeat_farthest, with_bias
 
 
 def shift(x_HBXZ: Array, Y: int) -> Array:
@@ -198,7 +198,7 @@ def rel_attention(
     K = k_BKHA.shape[1]
     X, Y = blocks or choose_blocks(B * H, L, K, A, q_BLHA.dtype.itemsize)
     plan = make_plan(L, K, X, Y, dropout.rate if dropout else 0.0)
-
+    r_RHA, bias_HR = repeat_farthest(r_RHA, bias_HR, K)
     queries = Queries(cut_queries(plan, with_bias(q_BLHA, u_HA)))
     if r_RHA is not None:
         position_QHBXA = cut_queries(plan, with_bias(q_BLHA, w_HA))

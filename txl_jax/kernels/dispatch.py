@@ -1,10 +1,8 @@
 """The attention kernels by name, and the fastest for each device."""
 
 import functools
-from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import Array
 
 from txl_jax.kernels import chunked, measured, xla
@@ -15,29 +13,10 @@ from txl_jax.kernels.xla import Kernel
 from txl_jax.report.log import say
 from txl_jax.sharding import shards
 
-
-def repeat_farthest(kernel: Kernel) -> Kernel:
-    """Returns a kernel that accepts R < K, given one that requires R = K."""
-
-    @functools.wraps(kernel)
-    def call(q: Array, k_BKHA: Array, v: Array, r_RHA: Any, *rest: Any) -> Array:
-        u, w, bias_HR, *others = rest
-        K = k_BKHA.shape[1]
-        if r_RHA is not None:
-            missing = K - r_RHA.shape[0]
-            r_RHA = jnp.pad(r_RHA, ((missing, 0), (0, 0), (0, 0)), "edge")
-        if bias_HR is not None:
-            missing = K - bias_HR.shape[1]
-            bias_HR = jnp.pad(bias_HR, ((0, 0), (missing, 0)), "edge")
-        return kernel(q, k_BKHA, v, r_RHA, u, w, bias_HR, *others)
-
-    return call
-
-
 KERNELS: dict[str, Kernel] = {
     "xla": follow_mesh(xla.rel_attention, required=False),
-    "chunked": follow_mesh(repeat_farthest(chunked.rel_attention)),
-    "tpu": follow_mesh(repeat_farthest(attention.rel_attention)),
+    "chunked": follow_mesh(chunked.rel_attention),
+    "tpu": follow_mesh(attention.rel_attention),
 }
 
 # Devices whose fastest kernel is not `xla`, by the TPU compiler's estimates

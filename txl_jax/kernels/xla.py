@@ -52,6 +52,17 @@ def pad_front(x: Array, size: int, axis: int = -1, value: int = 0) -> Array:
     return jnp.pad(x, widths, constant_values=value)
 
 
+def repeat_farthest(
+    r_RHA: Array | None, bias_HR: Array | None, K: int
+) -> tuple[Array | None, Array | None]:
+    """Returns R = K rows of both, for kernels that need a row for each distance."""
+    if r_RHA is not None:
+        r_RHA = jnp.pad(r_RHA, ((K - len(r_RHA), 0), (0, 0), (0, 0)), "edge")
+    if bias_HR is not None:
+        bias_HR = jnp.pad(bias_HR, ((0, 0), (K - bias_HR.shape[1], 0)), "edge")
+    return r_RHA, bias_HR
+
+
 def visible_BLK(oldest_BL: Array, K: int) -> Array:
     """Returns the mask of visible keys, oldest <= j <= i + M for each query."""
     L = oldest_BL.shape[1]
@@ -93,8 +104,8 @@ def rel_attention(
 
     r_RHA and bias_HR are in decreasing distance, from R - 1 to 0. If R < K, keys at
     greater distances use the first row. A term whose r_RHA, u_HA, w_HA or bias_HR is
-    None is omitted. Query i sees the keys oldest <=
-    j <= i + M. `dropout` is that of the probabilities.
+    None is omitted. Query i sees the keys oldest <= j <= i + M. `dropout` is that of
+    the probabilities.
     """
     B, L, H, _ = q_BLHA.shape
     K = k_BKHA.shape[1]

@@ -24,6 +24,7 @@ from txl_jax.kernels.tpu.blocks import ROWS, Blocks, choose
 from txl_jax.kernels.tpu.forward import forward
 from txl_jax.kernels.tpu.scores import LOG2E
 from txl_jax.kernels.tpu.tiles import Operands, cut, cut_queries, join_queries, visits
+from txl_jax.kernels.xla import repeat_farthest
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
@@ -81,12 +82,11 @@ def rel_attention(
 
     Raises UserError except on a TPU of v4 or later.
     """
-    _, L, H, A = q_BLHA.shape
-    dtype = q_BLHA.dtype
-    r_HCR = by_distance(r_RHA, bias_HR, A, dtype)
+    (_, L, H, A), K, dtype = q_BLHA.shape, k_BKHA.shape[1], q_BLHA.dtype
+    r_HCR = by_distance(*repeat_farthest(r_RHA, bias_HR, K), A, dtype)
     if blocks is None:
         features = A if r_HCR is None else max(A, r_HCR.shape[1])
-        blocks = choose(device_kind(), L, k_BKHA.shape[1], features, dtype.itemsize)
+        blocks = choose(device_kind(), L, K, features, dtype.itemsize)
     rate, *counter = dropout or AttentionDropout(0.0, jnp.uint32(0))
     counter_3 = jnp.stack([jnp.asarray(x).astype(jnp.uint32) for x in counter])
     deepest, clear, oldest_B1Q = visits(oldest_BL, blocks)
