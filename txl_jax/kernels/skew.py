@@ -6,8 +6,7 @@ distances also come in tiles of T rows, in decreasing distance: row t of
 
     near   is distance d * T + T - 1 - t     far   is distance (d - 1) * T + T - 1 - t
 
-so a column reads the last x + 1 rows of `near`, followed by the first T - 1 - x of
-`far`. With T = 4, and n0 for row 0 of `near`:
+With T = 4, and n0 for row 0 of `near`:
 
     near        far         merged          skewed: rows are keys
     n0 n0 n0 n0 f0 f0 f0 f0 f0 f0 f0 n0     n3 n2 n1 n0    diagonal (d = 0): only
@@ -18,13 +17,10 @@ so a column reads the last x + 1 rows of `near`, followed by the first T - 1 - x
 `merge` combines both in one tile, `skew` rolls its column x down by x + 1 rows, and
 `unskew` is the inverse of `skew`, which is also its transpose.
 
-Registers hold 8 rows of 128 columns, and a roll by whole registers only renames them.
-This leaves 127 - l of the shift of column x + l, where x is a multiple of 128 and l <
-128: three rotates within registers for its bits 1, 2 and 4, then selects between
-registers. The code runs on every chip; the hardware's strided rotate is missing on v4
-and has only one direction.
-
-Per register of scores: 3 rotates, 8 selects, and one more on 128 of T rows to merge.
+A roll by whole registers only renames them. This leaves 127 - l of the shift of column
+x + l, where x is a multiple of 128 and l < 128: three rotates within registers for its
+bits 1, 2 and 4, then selects between registers. The hardware's strided rotate is
+missing on v4 and has only one direction.
 
 Dims: T rows (keys or distances) of a tile, X columns (queries), a multiple of 128.
 """

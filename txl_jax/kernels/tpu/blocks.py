@@ -5,13 +5,7 @@ the 128 lanes of a register; scores lie as [keys, queries]. Queries, keys and
 distances are cut into tiles of the same T, with all padding in front. The last query
 and the last key share a tile's last place, so query tile i has its diagonal in key
 tile i + nk - nq, and d tiles further back it needs the tile nk - 1 - d of the
-distances, whatever i. With T = 2, L = M = 3 (x padding, o visible):
-
-              keys 0 1   2 3   4 5
-    query tile 0   x x | x x | x x       visits key tiles 1, 0 (d = 0, 1)
-                   o o | o o | . .
-    query tile 1   o o | o o | o .       visits key tiles 2, 1, 0 (d = 0, 1, 2)
-                   o o | o o | o o
+distances, whatever i (`docs/tpu_kernel.md` has a picture).
 
 A tile is padded, again in front, to W lanes, the next multiple of 128. A tile of
 queries also has Z = W lanes, unless all queries fit in one tile: then Z is L rounded up
@@ -131,20 +125,15 @@ class Blocks(NamedTuple):
 
 
 def vmem_bytes(blocks: Blocks, A: int, itemsize: int) -> int:
-    """Returns the VMEM that the backward kernel, the larger one, needs.
-
-    With a = A rounded up to a register and s = itemsize:
-
-        (6 + 1) s a W               k, v, r, twice as they are fetched ahead; the last r
-        (6 s + 2 s + 8) a Z         q, do, dq likewise; q + u, q + w; dq in two parts
-        (12 + 2 s) a W nk           dk, dv, dr in float32, and dk, dv as they leave
-        8 T Z + 3 s W Z             carried products, float32; weights and gradients
-        24 T columns + 2 MiB        a strip's scores and what else is in flight
-    """
-    a, s = up(A, 32 // itemsize), itemsize
+    """Returns the VMEM that the backward kernel, the larger one, needs."""
+    a, s = up(A, 32 // itemsize), itemsize  # features fill whole registers
     T, W, Z = blocks.tile, blocks.width, blocks.query_width
-    held = 7 * s * a * W + (8 * s + 8) * a * Z + (12 + 2 * s) * a * W * blocks.key_tiles
-    return held + 8 * T * Z + 3 * s * W * Z + 24 * T * blocks.columns + 2 * MIB
+    held = 7 * s * a * W  # k, v, r, twice as they are fetched ahead; the last r
+    held += (8 * s + 8) * a * Z  # q, do, dq likewise; q + u, q + w; dq in two parts
+    # dk, dv, dr in float32, and dk, dv as they leave.
+    held += (12 + 2 * s) * a * W * blocks.key_tiles
+    held += 8 * T * Z + 3 * s * W * Z  # carried products; weights and gradients
+    return held + 24 * T * blocks.columns + 2 * MIB  # a strip's scores, temporaries
 
 
 def bundles(blocks: Blocks) -> float:
@@ -154,10 +143,6 @@ def bundles(blocks: Blocks) -> float:
     the compiler's schedules with dropout on v5e: 29 cycles per register of scores with
     T = 512, and 34 with T = 256, which hides less latency. The 1000 cycles per step of
     both grids are a guess.
-
-    With T = 512 and A = 64 a step computes for 2,700 cycles forward and 4,700 backward.
-    Its k, v and r are 192 KiB, which v5e reads in 360 cycles; its 22 A T T FLOPs take
-    2,800 cycles of the matrix units, or 5,600 because A fills half of their 128 rows.
     """
     steps = blocks.query_tiles * blocks.key_tiles
     return blocks.scores() / 1024 * (25 + 2400 / blocks.tile) + 1000 * steps
@@ -209,10 +194,6 @@ def choose(device_kind: str, L: int, K: int, A: int, itemsize: int = 2) -> Block
 
 def estimate(device_kind: str, L: int, K: int, A: int, itemsize: int = 2) -> Blocks:
     """Returns the block sizes with the least work whose VMEM sum fits the chip.
-
-    A tile costs its T * Z scores (on the diagonal, those up to the last of each 128
-    queries), padding included, so tiles are cut to fit: L = M = 150 takes one tile of
-    304 keys and 256 queries, 1.8 times the 33,825 visible scores.
 
     Raises UserError if no size fits.
     """

@@ -3,16 +3,14 @@
 The softmax is online: each query has a running maximum and total, and the sum so far is
 rescaled when the maximum grows (Milakov and Gimelshein 2018). Besides o the kernel
 returns each query's log of the sum of exponentials, from which the backward kernel
-recomputes the weights.
-
-Per score: 3 products of A (position, content, values), or 6 A FLOPs, on the matrix
-unit, and about 16 operations on the vector units, half of them the skew; dropout adds
-about 12. Without terms by distance, the first product and the skew are omitted.
+recomputes the weights. Without terms by distance, their product and the skew are
+omitted.
 
 Dims: T rows of a tile, W its keys and Z its queries by lane, X the lanes of a strip, Y
 the keys that it may see, Q all queries by lane.
 """
 
+import collections
 import functools
 from typing import Any
 
