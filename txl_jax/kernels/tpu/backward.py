@@ -99,17 +99,15 @@ def step_strip(
 ) -> None:
     """Computes one strip's weights and gradients of scores and of products."""
     at, (k_TA, v_TA, r_TC) = strip.lanes, keys
-    score_YX = scores.score(
-        strip, on_diagonal, k_TA, r_TC, refs.qu, refs.qw, refs.carried
-    )
+    score_YX = scores.score(strip, on_diagonal, k_TA, r_TC, refs)
     weight_YX = jnp.exp2(score_YX - refs.lse[0, 0, :, at])
     if masked:
-        seen_YX = scores.visible(strip, on_diagonal, here, blocks, refs.oldest)
+        seen_YX = scores.visible(strip, on_diagonal, here, blocks, refs)
         weight_YX = jnp.where(seen_YX, weight_YX, 0.0)
     dweight_YX = dot(v_TA[: strip.rows], refs.do[0, 0, :, at], "TA,AX")
     dropped_YX = weight_YX
     if rate:
-        keep_YX = scores.keep(strip, here, blocks, rate, refs.counter)
+        keep_YX = scores.keep(strip, here, blocks, rate, refs)
         dropped_YX = jnp.where(keep_YX, weight_YX, 0.0)
         dweight_YX = jnp.where(keep_YX, dweight_YX, 0.0)
     write(refs.weight, strip, blocks, dropped_YX)
@@ -167,12 +165,12 @@ def finish(refs: Refs, here: scores.Place, blocks: Blocks) -> None:
 def kernel(*args: Any, blocks: Blocks, rate: float) -> None:
     """One key tile of one query tile."""
     refs = Refs(*args)
-    here = scores.place(blocks, refs.deepest, refs.clear)
+    here = scores.place(blocks, refs)
     begin(refs, here)
 
     @pl.when(here.d == 0)
     def _() -> None:
-        scores.prepare(refs.q, refs.u, refs.w, refs.qu, refs.qw)
+        scores.prepare(refs)
 
     def step(on_diagonal: bool, masked: bool) -> None:
         keys = tuple(scores.turn(ref, blocks) for ref in (refs.k, refs.v, refs.r))
@@ -216,12 +214,11 @@ def backward(
     sizes = [((A, Z), dtype), ((C, Z), dtype), ((A, Z), f32), ((added, Z), f32)]
     sizes += [((added, W), dtype)] + [((T if C else 0, Z), f32)] * 2
     sizes += [((W, Z), dtype)] * 2 + [((W if C else 0, Z), dtype)]
-    sums = [spec.all_keys, spec.all_keys, spec.all_distances, spec.u, spec.w]
     grid_spec = pltpu.PrefetchScalarGridSpec(
         num_scalar_prefetch=3,
         grid=(H, B, blocks.query_tiles, blocks.key_tiles),
-        in_specs=[*spec.operands(), spec.query, spec.row, spec.row],
-        out_specs=[spec.query, *sums],
+        in_specs=[*spec.operands, spec.query, spec.row, spec.row],
+        out_specs=spec.gradients,
         scratch_shapes=scratch(*sizes, *[((A, P), f32)] * 2),
     )
     types = [dtype] * 3 + [f32] * 3

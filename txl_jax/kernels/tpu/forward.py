@@ -30,58 +30,63 @@ from txl_jax.kernels.xla import MASKED
 f32 = jnp.float32
 
 
+# The kernel's arguments, in the order of `pallas_call`.
+Refs = collections.namedtuple(
+    "Refs",
+    "deepest clear counter q k v r u w oldest "  # inputs
+    "o lse "  # results
+    "qu qw carried top total sum",  # scratch
+)
+
+
 def front(x_YX: Array, rows: int) -> Array:
     """Pads the front with zero rows, for the padded lanes of the other operand."""
     zeros = jnp.zeros((rows, x_YX.shape[1]), x_YX.dtype)
     return jnp.concatenate([zeros, x_YX]) if rows else x_YX
 
 
-def kernel(*refs: Any, blocks: Blocks, rate: float) -> None:
-    """One key tile of one query tile; refs are inputs, results and scratch memory."""
-    deepest_ref, clear_ref, counter_ref = refs[:3]
-    q_ref, k_ref, v_ref, r_ref, u_ref, w_ref, oldest_ref, o_ref, lse_ref = refs[3:12]
-    qu_ref, qw_ref, carried_ref, top_ref, total_ref, sum_ref = refs[12:]
-    here = scores.place(blocks, deepest_ref, clear_ref)
+def kernel(*args: Any, blocks: Blocks, rate: float) -> None:
+    """One key tile of one query tile."""
+    refs = Refs(*args)
+    here = scores.place(blocks, refs)
 
     @pl.when(here.d == 0)
     def _() -> None:
-        scores.prepare(q_ref, u_ref, w_ref, qu_ref, qw_ref)
-        top_ref[...] = jnp.full_like(top_ref, MASKED)
+        scores.prepare(refs)
+        refs.top[...] = jnp.full_like(refs.top, MASKED)
         # Erased by the first score; lanes without scores stay finite.
-        total_ref[...] = jnp.ones_like(total_ref)
-        sum_ref[...] = jnp.zeros_like(sum_ref)
+        refs.total[...] = jnp.ones_like(refs.total)
+        refs.sum[...] = jnp.zeros_like(refs.sum)
 
     def step(on_diagonal: bool, masked: bool) -> None:
-        k_TA, r_TC = (scores.turn(ref, blocks) for ref in (k_ref, r_ref))
+        k_TA, r_TC = (scores.turn(ref, blocks) for ref in (refs.k, refs.r))
         for strip in blocks.strips(on_diagonal):
             at = strip.lanes
-            score_YX = scores.score(
-                strip, on_diagonal, k_TA, r_TC, qu_ref, qw_ref, carried_ref
-            )
+            score_YX = scores.score(strip, on_diagonal, k_TA, r_TC, refs)
             if masked:
-                seen_YX = scores.visible(strip, on_diagonal, here, blocks, oldest_ref)
+                seen_YX = scores.visible(strip, on_diagonal, here, blocks, refs)
                 score_YX = jnp.where(seen_YX, score_YX, MASKED)
-            top_1X = jnp.maximum(top_ref[:, at], score_YX.max(0, keepdims=True))
+            top_1X = jnp.maximum(refs.top[:, at], score_YX.max(0, keepdims=True))
             weight_YX = jnp.exp2(score_YX - top_1X)
-            shrink_1X = jnp.exp2(top_ref[:, at] - top_1X)
-            top_ref[:, at] = top_1X
+            shrink_1X = jnp.exp2(refs.top[:, at] - top_1X)
+            refs.top[:, at] = top_1X
             total_1X = weight_YX.sum(0, keepdims=True)
-            total_ref[:, at] = total_ref[:, at] * shrink_1X + total_1X
+            refs.total[:, at] = refs.total[:, at] * shrink_1X + total_1X
             if rate:
-                keep_YX = scores.keep(strip, here, blocks, rate, counter_ref)
+                keep_YX = scores.keep(strip, here, blocks, rate, refs)
                 weight_YX = jnp.where(keep_YX, weight_YX, 0.0)
-            weight_WX = front(weight_YX.astype(v_ref.dtype), blocks.empty)
-            v_AW = v_ref[0, 0, :, : blocks.empty + strip.rows]
+            weight_WX = front(weight_YX.astype(refs.v.dtype), blocks.empty)
+            v_AW = refs.v[0, 0, :, : blocks.empty + strip.rows]
             sum_AX = dot(v_AW, weight_WX, "AW,WX")
-            sum_ref[:, at] = sum_ref[:, at] * shrink_1X + sum_AX
+            refs.sum[:, at] = refs.sum[:, at] * shrink_1X + sum_AX
 
     scores.visit(here, step)
 
     @pl.when(here.d == blocks.key_tiles - 1)
     def _() -> None:
-        o_AZ = sum_ref[...] / (total_ref[...] * (1 - rate))
-        o_ref[0, 0] = o_AZ.astype(o_ref.dtype)
-        lse_ref[0, 0] = top_ref[...] + jnp.log(total_ref[...]) * LOG2E
+        o_AZ = refs.sum[...] / (refs.total[...] * (1 - rate))
+        refs.o[0, 0] = o_AZ.astype(refs.o.dtype)
+        refs.lse[0, 0] = refs.top[...] + jnp.log(refs.total[...]) * LOG2E
 
 
 def forward(
@@ -96,7 +101,7 @@ def forward(
     grid_spec = pltpu.PrefetchScalarGridSpec(
         num_scalar_prefetch=3,
         grid=(H, B, blocks.query_tiles, blocks.key_tiles),
-        in_specs=list(spec.operands()),
+        in_specs=spec.operands,
         out_specs=[spec.query, spec.row],
         scratch_shapes=scratch(*sizes),
     )

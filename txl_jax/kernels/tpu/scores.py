@@ -4,7 +4,8 @@ The backward kernel recomputes them instead of reading them back. Scores are in 
 of log 2, because the hardware exponential has base 2.
 
 Dims: T rows of a tile (keys or distances), Z its queries by lane, X the lanes of a
-strip, Y the keys that a strip may see, C features of the product with distances.
+strip, Y the keys that a strip may see, C features of the product with distances. `refs`
+are a kernel's arguments, `forward.Refs` or `backward.Refs`.
 """
 
 import functools
@@ -49,12 +50,12 @@ class Place(NamedTuple):
     clear: Any
 
 
-def place(blocks: Blocks, deepest_ref: Any, clear_ref: Any) -> Place:
+def place(blocks: Blocks, refs: Any) -> Place:
     """Returns the running step's place in the grid of `tiles.specs`."""
     h, b, i, d = (pl.program_id(axis) for axis in range(4))
     at = b * blocks.query_tiles + i
     j = blocks.diagonal(i) - d
-    return Place(b, h, i, d, j, deepest_ref[at], clear_ref[at])
+    return Place(b, h, i, d, j, refs.deepest[at], refs.clear[at])
 
 
 def visit(here: Place, step: Callable[[bool, bool], None]) -> None:
@@ -69,18 +70,18 @@ def visit(here: Place, step: Callable[[bool, bool], None]) -> None:
     pl.when(later & jnp.logical_not(inside))(functools.partial(step, False, True))
 
 
-def prepare(q_ref: Any, u_ref: Any, w_ref: Any, qu_ref: Any, qw_ref: Any) -> None:
+def prepare(refs: Any) -> None:
     """Writes q + u and q + w, scaled, in the operands' type; a bias has factors 1."""
-    q_AZ = q_ref[0, 0].astype(f32)
+    qu, qw, q_AZ = refs.qu, refs.qw, refs.q[0, 0].astype(f32)
     scale = LOG2E / math.sqrt(q_AZ.shape[0])
-    qu_ref[...] = ((q_AZ + u_ref[0]) * scale).astype(qu_ref.dtype)
-    if qw_ref is None:
+    qu[...] = ((q_AZ + refs.u[0]) * scale).astype(qu.dtype)
+    if qw is None:
         return
-    ones = qw_ref.shape[0] - (0 if w_ref is None else q_AZ.shape[0])
+    ones = qw.shape[0] - (0 if refs.w is None else q_AZ.shape[0])
     if ones:
-        qw_ref[:ones] = jnp.ones((ones, q_AZ.shape[1]), qw_ref.dtype)
-    if w_ref is not None:
-        qw_ref[ones:] = ((q_AZ + w_ref[0]) * scale).astype(qw_ref.dtype)
+        qw[:ones] = jnp.ones((ones, q_AZ.shape[1]), qw.dtype)
+    if refs.w is not None:
+        qw[ones:] = ((q_AZ + refs.w[0]) * scale).astype(qw.dtype)
 
 
 def turn(ref: Any, blocks: Blocks) -> Any:
@@ -89,13 +90,7 @@ def turn(ref: Any, blocks: Blocks) -> Any:
 
 
 def score(
-    strip: Strip,
-    on_diagonal: bool,
-    k_TA: Array,
-    r_TC: Array | None,
-    qu_ref: Any,
-    qw_ref: Any,
-    carried_ref: Any,
+    strip: Strip, on_diagonal: bool, k_TA: Array, r_TC: Array | None, refs: Any
 ) -> Array:
     """Returns score_YX before the mask.
 
@@ -105,39 +100,37 @@ def score(
     """
     at = strip.lanes
     if r_TC is None:
-        return dot(k_TA[: strip.rows], qu_ref[:, at], "TA,AX")
-    position_TX = dot(r_TC, qw_ref[:, at], "TC,CX")
+        return dot(k_TA[: strip.rows], refs.qu[:, at], "TA,AX")
+    position_TX = dot(r_TC, refs.qw[:, at], "TC,CX")
     if on_diagonal:
         merged_YX = position_TX[position_TX.shape[0] - strip.rows :]
     else:
-        merged_YX = skew.merge(position_TX, carried_ref[:, at], strip.first)
-    carried_ref[:, at] = position_TX
-    content_YX = dot(k_TA[: strip.rows], qu_ref[:, at], "TA,AX")
+        merged_YX = skew.merge(position_TX, refs.carried[:, at], strip.first)
+    refs.carried[:, at] = position_TX
+    content_YX = dot(k_TA[: strip.rows], refs.qu[:, at], "TA,AX")
     return content_YX + skew.skew(merged_YX, strip.first)
 
 
 def visible(
-    strip: Strip, on_diagonal: bool, here: Place, blocks: Blocks, oldest_ref: Any
+    strip: Strip, on_diagonal: bool, here: Place, blocks: Blocks, refs: Any
 ) -> Array:
     """Returns the mask of a strip's visible scores, bool [Y, X]."""
     shape = (strip.rows, strip.columns)
     key_YX = jax.lax.broadcasted_iota(jnp.int32, shape, 0)
-    visible_YX = key_YX >= oldest_ref[0, :, strip.lanes] - here.j * blocks.tile
+    visible_YX = key_YX >= refs.oldest[0, :, strip.lanes] - here.j * blocks.tile
     if on_diagonal:
         query_YX = jax.lax.broadcasted_iota(jnp.int32, shape, 1) + strip.first
         visible_YX &= key_YX <= query_YX
     return visible_YX
 
 
-def keep(
-    strip: Strip, here: Place, blocks: Blocks, rate: float, counter_ref: Any
-) -> Array:
+def keep(strip: Strip, here: Place, blocks: Blocks, rate: float, refs: Any) -> Array:
     """Returns which probabilities survive dropout, bool [Y, X]; see `hash.keep_BHLK`.
 
     The counter steps from key to key by addition. On v4, without integer products, each
     product takes some 20 shifts and additions, and a hash has two of them.
     """
-    seed, stream0, head0 = (counter_ref[n].astype(jnp.uint32) for n in range(3))
+    seed, stream0, head0 = (refs.counter[n].astype(jnp.uint32) for n in range(3))
     stream = stream0 + here.b.astype(jnp.uint32)
     head = head0 + here.h.astype(jnp.uint32)
     shape = (SUBLANES, strip.columns)

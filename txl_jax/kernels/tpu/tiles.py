@@ -85,20 +85,10 @@ class Operands(NamedTuple):
 class Specs(NamedTuple):
     """The block of each operand that a step of the grid sees."""
 
+    operands: list[pl.BlockSpec | None]  # of q, k, v, r, u, w and oldest
     query: pl.BlockSpec  # [B, H, A, Q]
-    key: pl.BlockSpec  # [B, H, A, P]
-    distance: pl.BlockSpec | None  # [H, C, P]
-    u: pl.BlockSpec  # [H, A, 1]
-    w: pl.BlockSpec | None  # [H, A, 1]
     row: pl.BlockSpec  # [B, H, 1, Q]
-    oldest: pl.BlockSpec  # [B, 1, Q]
-    all_keys: pl.BlockSpec  # [B, H, A, P], whole
-    all_distances: pl.BlockSpec | None  # [H, C, P], whole
-
-    def operands(self) -> tuple[pl.BlockSpec | None, ...]:
-        """Returns the blocks of q, k, v, r, u, w and oldest."""
-        keys = self.key, self.key, self.distance
-        return self.query, *keys, self.u, self.w, self.oldest
+    gradients: list[pl.BlockSpec | None]  # of q, k, v, r, u and w
 
 
 def scratch(*sizes: tuple[tuple[int, ...], Any]) -> list[Any]:
@@ -123,15 +113,17 @@ def specs(blocks: Blocks, operands: Operands) -> Specs:
 
     # Blocks that stay for a whole head are not prefetched: one buffer is enough.
     once = {"pipeline_mode": pl.Buffered(1)}
-    bias = spec((1, A, 1), lambda b, h, i, d: (h, 0, 0))
+    query = spec((1, 1, A, Z), lambda b, h, i, d: (b, h, 0, i))
+    key = spec((1, 1, A, W), lambda b, h, i, d: (b, h, 0, blocks.diagonal(i) - d))
+    distance = spec((1, C, W), lambda b, h, i, d: (h, 0, last - d))
+    u = spec((1, A, 1), lambda b, h, i, d: (h, 0, 0))
+    w = None if operands.w_HA1 is None else u
+    oldest = spec((1, 1, Z), lambda b, h, i, d: (b, 0, i))
+    all_keys = spec((1, 1, A, P), lambda b, h, i, d: (b, h, 0, 0), **once)
+    all_distances = spec((1, C, P), lambda b, h, i, d: (h, 0, 0), **once)
     return Specs(
-        query=spec((1, 1, A, Z), lambda b, h, i, d: (b, h, 0, i)),
-        key=spec((1, 1, A, W), lambda b, h, i, d: (b, h, 0, blocks.diagonal(i) - d)),
-        distance=spec((1, C, W), lambda b, h, i, d: (h, 0, last - d)),
-        u=bias,
-        w=None if operands.w_HA1 is None else bias,
+        operands=[query, key, key, distance, u, w, oldest],
+        query=query,
         row=spec((1, 1, 1, Z), lambda b, h, i, d: (b, h, 0, i)),
-        oldest=spec((1, 1, Z), lambda b, h, i, d: (b, 0, i)),
-        all_keys=spec((1, 1, A, P), lambda b, h, i, d: (b, h, 0, 0), **once),
-        all_distances=spec((1, C, P), lambda b, h, i, d: (h, 0, 0), **once),
+        gradients=[query, all_keys, all_keys, all_distances, u, w],
     )
