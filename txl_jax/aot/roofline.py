@@ -8,14 +8,15 @@ not included.
 
 import functools
 import re
-import time
+import timeit
 from collections.abc import Iterable, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from txl_jax.aot.chips import Slices
+from txl_jax.aot.chips import CHIPS, KINDS, Slices
+from txl_jax.aot.gpus import GPUS
 from txl_jax.aot.traffic import CROSS_SLICE, Collective
 from txl_jax.model.config import REMAT_NAMES, ModelConfig
 from txl_jax.model.positions import distances
@@ -118,33 +119,19 @@ def device_flops(
     return float(own / model_shards + vocabulary @ TRAINING)
 
 
-# Of one jax device, for dense bfloat16 products (float16 on T4). TPUs: the pages cited
-# in `chips`; a device of v2 and v3 is a core, half of a chip. GPUs: NVIDIA's data
-# sheets of the SXM models, without sparsity, read in November 2026.
+# Of one jax device, for dense bfloat16 products (float16 on T4): the chips of `chips`,
+# and others by Google's page of v2, whose devices are cores, and by NVIDIA's data
+# sheets, without sparsity, read in November 2026.
 PEAK_FLOPS = {
-    "TPU v2": 22.5e12,
-    "TPU v3": 61.5e12,
-    "TPU v4": 275e12,
-    "TPU v5 lite": 197e12,
-    "TPU v5e": 197e12,
-    "TPU v5": 459e12,  # v5p
-    "TPU v5p": 459e12,
-    "TPU v6 lite": 918e12,
-    "TPU v6e": 918e12,
-    "A100": 312e12,
-    "H100 PCIe": 756e12,
-    "H100 NVL": 835e12,
-    "H100": 989e12,
-    "H200": 989e12,
-    "GH200": 989e12,
-    "B200": 2250e12,
-    "L4": 121e12,
-    "T4": 65e12,
+    **{kind: CHIPS[name].flops / CHIPS[name].devices for kind, name in KINDS.items()},
+    **{name.upper(): gpu.flops for name, gpu in GPUS.items()},
+    **{"TPU v2": 22.5e12, "GH200": 989e12, "H100 PCIe": 756e12, "H100 NVL": 835e12},
+    **{"L4": 121e12, "T4": 65e12},
 }
 # Sizes of the matrices whose product is timed where no peak is known: it must take much
 # longer than its dispatch.
 CPU_SIZE, SIZE = 1024, 8192
-REPEATS = 5
+REPEATS = 6  # the first one compiles
 
 
 def peak_flops() -> float:
@@ -162,10 +149,8 @@ def peak_flops() -> float:
 
 def known_peak(device_kind: str) -> float:
     """Returns the peak FLOP/s of a kind of device, or 0 if PEAK_FLOPS lacks it."""
-    for name, peak in PEAK_FLOPS.items():
-        if re.search(rf"\b{name}\b", device_kind):
-            return peak
-    return 0.0
+    names = [name for name in PEAK_FLOPS if re.search(rf"\b{name}\b", device_kind)]
+    return PEAK_FLOPS[max(names, key=len)] if names else 0.0
 
 
 @functools.cache
@@ -175,13 +160,10 @@ def measured_peak() -> float:
     size = CPU_SIZE if device.platform == "cpu" else SIZE
     x = jax.device_put(jnp.ones((size, size)), device)
     multiply = jax.jit(jnp.matmul)
-    multiply(x, x).block_until_ready()
-    best = float("inf")
-    for _ in range(REPEATS):
-        began = time.perf_counter()
-        multiply(x, x).block_until_ready()
-        best = min(best, time.perf_counter() - began)
-    return 2 * size**3 / best
+    seconds = timeit.repeat(
+        lambda: multiply(x, x).block_until_ready(), number=1, repeat=REPEATS
+    )
+    return 2 * size**3 / min(seconds)
 
 
 # A hop takes about a microsecond (the book cited in `chips`, scaling-book/sharding,
