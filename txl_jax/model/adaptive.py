@@ -66,14 +66,11 @@ class Vocabulary(nn.Module):
         if config.div_val == 1:
             shape = (config.vocab_size, config.embed_size)
             return [self.param(name, weight(config, "VE"), shape)]
+        sizes = zip(self.bounds, config.embed_sizes, strict=True)
         return [
             # Replicated: the sizes of rare clusters rarely divide over the mesh.
-            self.param(
-                f"{name}_{i}", weight(config, ".." if i else "VE"), (high - low, E)
-            )
-            for i, ((low, high), E) in enumerate(
-                zip(self.bounds, config.embed_sizes, strict=True)
-            )
+            self.param(f"{name}_{i}", weight(config, ".." if i else "VE"), (V - low, E))
+            for i, ((low, V), E) in enumerate(sizes)
         ]
 
     def _make_proj(self, name: str, i: int) -> Any:

@@ -6,7 +6,6 @@ from typing import Any
 from txl_jax.errors import UserError, nearest
 from txl_jax.runtime.constraint import at_least, check, fraction, one_of, positive
 
-DTYPES = ("float32", "bfloat16")
 # Kernels of the attention; "auto" = the fastest for the device.
 KERNELS = ("auto", "xla", "chunked", "tpu")
 POSITIONS = (
@@ -28,7 +27,6 @@ REMAT_POLICIES = ("none", "full", "dots", "save:NAMES", "offload:NAMES")
 # Queries, keys, values, projected distances, the results of `chunked` and `tpu`, the
 # feed-forward's inner features, and the sums with the residual.
 REMAT_NAMES = ("q", "k", "v", "r", "o", "hidden", "sum")
-INITIAL_MEMORIES = ("empty", "zeros")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +66,7 @@ class ModelConfig:
     # The number of tokens in the memory during training.
     mem_len: int = at_least(0, 512)
     # The memory at the start: empty, or zeros that every token attends to.
-    initial_memory: str = one_of(INITIAL_MEMORIES, "empty")
+    initial_memory: str = one_of(("empty", "zeros"), "empty")
     # Distances above this one count as this one. 0 sets no limit.
     clamp_len: int = at_least(0, 0)
     same_length: bool = False  # Every query sees mem_len keys, its own included.
@@ -105,7 +103,7 @@ class ModelConfig:
 
     # The type of activations and memory, float32 or bfloat16. Parameters and the loss
     # are float32.
-    dtype: str = one_of(DTYPES, "float32")
+    dtype: str = one_of(("float32", "bfloat16"), "float32")
     # The attention kernel, one of KERNELS. "auto" takes the fastest for the device.
     kernel: str = one_of(KERNELS, "auto")
     # The activations that each layer keeps for the backward pass: "none" keeps all of

@@ -2,8 +2,6 @@
 
 The hash is several times cheaper than a random number per element, to compute and
 especially to compile. The mask depends on global indices and therefore not on the mesh.
-
-Dims: as in the glossary of `txl_jax`; the second-to-last dimension holds tokens.
 """
 
 import functools
