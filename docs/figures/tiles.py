@@ -3,10 +3,10 @@
 import matplotlib.pyplot as plt
 from style import INK, MUTED, PALE, blank, save
 
-from txl_jax.kernels.tpu.blocks import Blocks
+from txl_jax.kernels.tpu.blocks import make_blocks
 
 T, L, M = 4, 12, 9
-blocks = Blocks(L=L, K=L + M, tile=T, columns=128)
+blocks = make_blocks(L, L + M, T, columns=128)
 SHADES = ("#1f5a99", "#4176b0", "#6595c8", "#8db3db", "#b7d1ec", "#dfebf7")
 
 figure, axes = plt.subplots(figsize=(7.4, 3.4))

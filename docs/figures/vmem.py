@@ -19,7 +19,7 @@ COLOURS = (SKY, BLUE, ORANGE, GREEN, MUTED)
 
 
 def terms(blocks: Blocks) -> list[float]:
-    """Returns the terms of `tpu_blocks.vmem_bytes`, whose docstring names them."""
+    """Returns the terms of `tpu_blocks.vmem_bytes`, whose comments name them."""
     a, s = up(A, 32 // SIZE), SIZE
     T, W, Z = blocks.tile, blocks.width, blocks.query_width
     parts = [

@@ -23,7 +23,7 @@ from tests.kernels.cases import (
 from txl_jax.errors import UserError
 from txl_jax.kernels import xla
 from txl_jax.kernels.tpu import attention
-from txl_jax.kernels.tpu.blocks import Blocks
+from txl_jax.kernels.tpu.blocks import make_blocks
 from txl_jax.kernels.tpu.scores import LOG2E
 
 
@@ -42,7 +42,7 @@ def kernel(
     case: Case, tile: int, columns: int = 128, interpret: Any = True
 ) -> Callable[..., jax.Array]:
     """Returns the kernel in tiles of a given size, run by an interpreter."""
-    blocks = Blocks(case.L, case.M + case.L, tile, columns)
+    blocks = make_blocks(case.L, case.M + case.L, tile, columns)
     return functools.partial(
         attention.rel_attention, blocks=blocks, interpret=interpret
     )
@@ -123,7 +123,7 @@ def test_agrees_with_xla_widely(L: int, M: int, oldest: str) -> None:
 @pytest.mark.parametrize("rate", [0.0, 0.1])
 @pytest.mark.parametrize(("L", "M"), LENGTHS)
 def test_agrees_with_xla_widely_in_bfloat16(L: int, M: int, rate: float) -> None:
-    columns = min(256, Blocks(L, M + L, 256, 128).query_width)
+    columns = min(256, make_blocks(L, M + L, 256, 128).query_width)
     wide = case(2, 2, L, M, 64, oldest="documents", rate=rate)
     check(kernel(wide, 256, columns), wide, jnp.bfloat16)
 

@@ -48,13 +48,9 @@ class Strip(NamedTuple):
     """Neighbouring queries of a tile that are processed together."""
 
     lanes: slice
+    columns: int  # the number of queries
     first: int  # index in the tile of its first lane; negative in padding
     rows: int  # the keys of the tile that these queries may see
-
-    @property
-    def columns(self) -> int:
-        """The number of queries."""
-        return self.lanes.stop - self.lanes.start
 
 
 class Blocks(NamedTuple):
@@ -64,42 +60,14 @@ class Blocks(NamedTuple):
     K: int
     tile: int  # T
     columns: int  # of a strip: narrow ones spill fewer registers
+    query_tiles: int  # I, also called nq
+    key_tiles: int  # of keys, and of distances; also called nk
+    width: int  # W, the lanes of a tile of keys
+    query_width: int  # Z, the lanes of a tile of queries
+    empty: int  # lanes of padding in front of each tile of keys
+    hidden_queries: int  # padding in front of the first query
+    hidden_keys: int  # padding in front of the first key
     vmem: int = DEFAULT_VMEM
-
-    @property
-    def width(self) -> int:
-        """W, the lanes of a tile of keys."""
-        return up(self.tile, LANES)
-
-    @property
-    def query_width(self) -> int:
-        """Z, the lanes of a tile of queries."""
-        return up(self.L, LANES) if self.query_tiles == 1 else self.width
-
-    @property
-    def empty(self) -> int:
-        """The lanes of padding in front of each tile of keys."""
-        return self.width - self.tile
-
-    @property
-    def query_tiles(self) -> int:
-        """I, also called nq."""
-        return -(-self.L // self.tile)
-
-    @property
-    def key_tiles(self) -> int:
-        """The tiles of keys, and of distances; also called nk."""
-        return -(-self.K // self.tile)
-
-    @property
-    def hidden_queries(self) -> int:
-        """The padding in front of the first query."""
-        return self.query_tiles * self.tile - self.L
-
-    @property
-    def hidden_keys(self) -> int:
-        """The padding in front of the first key."""
-        return self.key_tiles * self.tile - self.K
 
     def diagonal(self, i: Any) -> Any:
         """Returns the key tile in which query tile i meets the diagonal."""
@@ -112,7 +80,7 @@ class Blocks(NamedTuple):
         for x in range(0, self.query_width, size):
             first = self.tile - self.query_width + x
             rows = first + size if on_diagonal else self.tile
-            strips.append(Strip(slice(x, x + size), first, rows))
+            strips.append(Strip(slice(x, x + size), size, first, rows))
         return strips
 
     def scores(self) -> int:
@@ -122,6 +90,14 @@ class Blocks(NamedTuple):
             count += self.diagonal(i) * self.tile * self.query_width
             count += sum(strip.rows * LANES for strip in self.strips(True))
         return count
+
+
+def make_blocks(L: int, K: int, tile: int, columns: int) -> Blocks:
+    """Returns the sizes of L queries and K keys in tiles."""
+    nq, nk, W = -(-L // tile), -(-K // tile), up(tile, LANES)
+    Z = up(L, LANES) if nq == 1 else W
+    hidden = nq * tile - L, nk * tile - K
+    return Blocks(L, K, tile, columns, nq, nk, W, Z, W - tile, *hidden)
 
 
 def vmem_bytes(blocks: Blocks, A: int, itemsize: int) -> int:
@@ -163,7 +139,7 @@ def fit(
 
     columns: of a strip, 0 = 256, or all of them.
     """
-    blocks = Blocks(L, K, tile, LANES)
+    blocks = make_blocks(L, K, tile, LANES)
     Z = blocks.query_width
     blocks = blocks._replace(columns=columns or (256 if Z % 256 == 0 else Z))
     if tile % ROWS or Z % blocks.columns or blocks.columns % LANES:
