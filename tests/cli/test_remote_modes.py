@@ -1,8 +1,10 @@
-"""Modes whose workdir is on gs://, besides training and evaluation."""
+"""Modes whose workdir is on gs://, besides training."""
 
 import contextlib
+import json
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,7 +12,7 @@ from tests.convert.test_huggingface import VOCAB
 from tests.convert.test_pytorch import case
 from tests.support.processes import Processes
 from tests.support.store import Proxy, Store, let_pass, remote, shared_store, store
-from tests.support.tiny import assert_equal
+from tests.support.tiny import FLOAT32, assert_equal
 from tests.support.trained import TEXT, Home, command, home
 from txl_jax.convert import huggingface
 from txl_jax.workdir import load
@@ -68,6 +70,34 @@ def uploaded(home: Home, store: Store, remote: str) -> str:
             name = path.relative_to(home.run).as_posix()
             store.write(f"{remote}/{name}", path.read_bytes())
     return remote
+
+
+def test_two_processes_evaluate_and_generate_and_one_scores(
+    home: Home, uploaded: str, tmp_path: Path
+) -> None:
+    """Their results are those of one process that reads the run from its disk."""
+
+    def read(mode: str, *flags: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Returns the result of two processes on gs://, and of one on a disk."""
+        run = Processes(tmp_path, f"--mode={mode}", f"--workdir={uploaded}", *flags)
+        assert run.wait() == [0, 0], run.said(0) + run.said(1)
+        # Gloo, which connects CPUs, writes to stdout too.
+        lines = [[x for x in out.splitlines() if "{" in x] for out in run.stdout]
+        assert not lines[1], "the first process prints"
+        return json.loads(lines[0][-1]), home.read(mode, *flags).result
+
+    actual, expected = read("evaluate")
+    assert actual["nll"] == pytest.approx(expected["nll"], rel=FLOAT32)
+    assert actual["tokens"] == expected["tokens"] > 0
+    actual, expected = read("generate", "--temperature=0")
+    assert actual["text"] == expected["text"] != ""
+
+    (tmp_path / "own.txt").write_text(TEXT[:200])
+    score = ["--mode=score", f"--path={tmp_path / 'own.txt'}"]
+    actual = command(*score, f"--workdir={uploaded}").result
+    expected = command(*score, f"--workdir={home.run}").result
+    for name in ("scored_tokens", "total_nll_nats"):
+        assert actual[name] == expected[name] > 0
 
 
 def test_attention_and_recl(store: Store, uploaded: str) -> None:
