@@ -198,22 +198,22 @@ def _saved_memory(manifest: Manifest, like: Memory) -> Memory:
     return dataclasses.replace(like, h_NBMD=h_NBMD)
 
 
-def restore_params(
-    manager: Checkpoints, which: str, like: Any, *, averages: bool = False
-) -> tuple[Any, int]:
+def restore_params(manager: Checkpoints, which: str, like: Any) -> tuple[Any, int]:
     """Returns (params, step) of the checkpoints `which`, a value of eval.checkpoint.
 
-    For several checkpoints these are the mean of their parameters, with two sets in
-    memory at a time, and the newest step. averages: return the averaged parameters that
-    the run's checkpoints contain. Raises UserError if there is no
-    such checkpoint, Damaged if one is damaged.
+    The parameters of a run that averages are their average. For several checkpoints
+    these are the mean of their parameters, with two sets in memory at a time, and the
+    newest step. Raises UserError if there is no such checkpoint, Damaged if one is
+    damaged.
     """
     manager.poll(wait=True)
     steps = manager.find(which)
-    item = "average" if averages else "params"
 
     def read(step: int) -> Any:
-        return _read(manager, manager.read_manifest(step), {item: like})[item]
+        manifest = manager.read_manifest(step)
+        has_average = any(name.startswith("average/") for name in manifest.arrays)
+        item = "average" if has_average else "params"
+        return _read(manager, manifest, {item: like})[item]
 
     add = jax.jit(lambda *trees: jax.tree.map(jnp.add, *trees), donate_argnums=0)
     total = read(steps[0])

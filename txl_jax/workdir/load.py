@@ -69,15 +69,13 @@ def load(workdir: str | Path, config: Config | None = None) -> Loaded:
     config = fit_vocab(config, vocab)
     mesh = fit_mesh(config)
     like = like_params(config.model, mesh)
-    averages = saved.optim.asgd_from > 0
     with (
         waiting(f"reading a checkpoint of {workdir}"),
         open_checkpoints(workdir, read_only=True) as manager,
     ):
         try:
-            params, step = save_restore.restore_params(
-                manager, config.eval.checkpoint, like, averages=averages
-            )
+            which = config.eval.checkpoint
+            params, step = save_restore.restore_params(manager, which, like)
         except Damaged as error:
             steps = ", ".join(map(str, sorted(manager.all_steps())))
             raise UserError(
@@ -180,12 +178,9 @@ def _load_fitting(source: Path, config: Config, vocab: Vocab) -> Any:
             f"its model differs ({'; '.join(wrong)}): set these fields as in its "
             f"{CONFIG}"
         )
-    averages = saved.optim.asgd_from > 0
     like = like_params(config.model, fit_mesh(config))
     with open_checkpoints(source, read_only=True) as manager:
-        params, step = save_restore.restore_params(
-            manager, "best", like, averages=averages
-        )
+        params, step = save_restore.restore_params(manager, "best", like)
     but = f", but {'; '.join(changes.values())}" if changes else ""
     say(f"starts from update {step} of {source}, with its model and vocabulary{but}")
     return params
