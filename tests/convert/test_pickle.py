@@ -47,7 +47,7 @@ def test_unknown_classes_are_inert_and_keep_their_state() -> None:
     assert saved["vocab"].state["counter"] == dict.fromkeys(recorded.WORDS, 1)
     assert isinstance(saved["best_val_loss"], Object)
     moment = saved["optimizer_state"]["state"][0]["exp_avg"]
-    assert moment.open(RECORDED / "nvidia.pt").shape == (2, 3)
+    assert moment.open().shape == (2, 3)
     assert not {"mem_transformer", "utils", "utils.vocabulary"} & set(sys.modules)
 
 
@@ -240,9 +240,9 @@ VIEWS: list[tuple[dict[str, Any], str]] = [
     ({"strides": (-3, 1)}, "negative"),
     ({"shape": (-2, 3)}, "negative"),
     ({"offset": -1}, "negative"),
-    ({"shape": (2, 3, 1)}, "3 sizes, and strides (3, 1)"),
+    ({"shape": (2, 3, 1)}, "are malformed"),
     ({"shape": (2.0, 3)}, "not an integer"),
-    ({"shape": 6}, "no storage or no shape"),
+    ({"shape": 6}, "are malformed"),
 ]
 
 

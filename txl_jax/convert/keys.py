@@ -9,6 +9,7 @@ import numpy as np
 
 from txl_jax.convert.pickle import Object, Tensor
 from txl_jax.errors import UserError
+from txl_jax.report.checksum import DAMAGE
 
 FREQUENCIES = "pos_emb.inv_freq"  # computed, not trained
 FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -97,8 +98,8 @@ def arrays(value: Any, path: Path) -> dict[str, np.ndarray]:
     for name, tensor in state.items() if isinstance(state, dict) else ():
         if isinstance(name, str) and isinstance(tensor, Tensor):
             try:
-                result[name] = tensor.open(path)
-            except ValueError as error:
+                result[name] = tensor.open()
+            except DAMAGE as error:
                 raise UserError(f"{path}: {name[:80]}: {error}") from error
     if not result:
         raise UserError(f"{path} contains neither a state dict nor a module")

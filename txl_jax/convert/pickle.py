@@ -10,8 +10,6 @@ import mmap
 import pickle
 import struct
 import zipfile
-from collections.abc import Callable
-from io import BytesIO
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,7 +17,7 @@ import ml_dtypes
 import numpy as np
 
 from txl_jax.errors import UserError
-from txl_jax.runtime.storage import regular
+from txl_jax.runtime.storage import one_line, regular
 
 MAGIC = 0x1950A86A20F9469CFC6C  # the value of the first of torch.save's old pickles
 DTYPES = {
@@ -34,11 +32,6 @@ DTYPES = {
     "ByteStorage": "<u1",
     "BoolStorage": "<u1",
 }
-DAMAGE = (
-    *(ValueError, LookupError, TypeError, AttributeError, EOFError, ArithmeticError),
-    *(MemoryError, RuntimeError, pickle.UnpicklingError, struct.error),
-    zipfile.BadZipFile,
-)
 _Unpickler: Any = pickle._Unpickler
 
 
@@ -49,19 +42,41 @@ class Object:
         self.name = name  # "module.name"
         self.state: dict[Any, Any] = {}  # attributes of an instance
 
-    def extend(self, items: Any) -> None:
+    def extend(self, *items: Any) -> None:
         """Drops the items of an unknown container."""
 
-    append = extend
+    append = __setitem__ = extend
+
+
+class Dict(dict[Any, Any]):
+    """A dict that hashes only plain keys, and replaces others by stand-ins.
+
+    Hashing nested tuples takes exponential time, or overflows the stack.
+    """
+
+    def __init__(self, pairs: Any = ()) -> None:
+        for key, value in pairs:
+            self[key] = value
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        plain = isinstance(key, str | bytes | int | float | None)
+        super().__setitem__(key if plain else Object("key"), value)
 
 
 @dataclasses.dataclass
 class Storage:
     """A one-dimensional array in a file."""
 
-    dtype: np.dtype
     count: int
-    start: int = -1  # offset of the first byte; -1 = not in the file
+    numbers: np.ndarray  # empty until they are read
+
+    def read(self, source: mmap.mmap, size: int) -> None:
+        """Maps the next `size` bytes of a file, and moves past them."""
+        if size != self.count * self.numbers.itemsize:
+            raise ValueError(f"a storage of {self.count} numbers has {size} bytes")
+        start = source.tell()
+        source.seek(size, 1)  # raises ValueError beyond the end
+        self.numbers = np.frombuffer(source, self.numbers.dtype, self.count, start)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,80 +88,32 @@ class Tensor:
     shape: tuple[int, ...]
     strides: tuple[int, ...]
 
-    def __post_init__(self) -> None:
-        """Raises TypeError or ValueError for values of another kind."""
-        shape, strides = self.shape, self.strides
-        if not isinstance(self.storage, Storage) or type(shape) is not tuple:
-            raise TypeError("a tensor has no storage or no shape")
-        if type(strides) is not tuple or len(shape) != len(strides) or len(shape) > 32:
-            raise ValueError(f"a tensor has {len(shape)} sizes, and strides {strides}")
-        if any(type(n) is not int or n < 0 for n in (self.offset, *shape, *strides)):
-            raise ValueError("a tensor has a size that is negative or not an integer")
-
-    def open(self, path: Path) -> np.ndarray:
-        """Maps the view; raises ValueError if it exceeds its storage."""
-        dtype, count, start = dataclasses.astuple(self.storage)
-        size, step = math.prod(self.shape), dtype.itemsize
-        spans = [(n - 1) * x for n, x in zip(self.shape, self.strides, strict=True)]
-        if size > count or (size and self.offset + sum(spans) >= count):
-            raise ValueError(f"shape {self.shape} exceeds its storage")
-        if start < 0 or start + count * step > path.stat().st_size:
-            raise ValueError("its storage is missing or incomplete")
-        if not size:
-            return np.zeros(self.shape, dtype)
-        numbers = np.memmap(path, dtype, "r", start, (count,))[self.offset :]
+    def open(self) -> np.ndarray:
+        """Returns the view; raises one of DAMAGE if it is none."""
+        numbers, shape, strides = self.storage.numbers, self.shape, self.strides
+        tuples = type(shape) is type(strides) is tuple
+        if not tuples or not len(shape) == len(strides) <= 32:
+            raise ValueError("its shape or strides are malformed")
+        if any(type(x) is not int or x < 0 for x in (self.offset, *shape, *strides)):
+            raise ValueError("a size is negative or not an integer")
+        step, size = numbers.itemsize, math.prod(shape)
+        start = step * self.offset  # in bytes, like the strides and the last number
         # A stride counts only where there is a second element.
-        strides = [
-            step * x * (span > 0) for x, span in zip(self.strides, spans, strict=True)
-        ]
-        return np.lib.stride_tricks.as_strided(
-            numbers, self.shape, strides, writeable=False
-        )
-
-
-def _dict(args: Any) -> Any:
-    """Returns the dict of an OrderedDict's or a Counter's arguments."""
-    content = args[0] if args else {}
-    if not isinstance(content, list):
-        return content
-    result: dict[Any, Any] = {}
-    _fill(result, [x for key, value in content for x in (key, value)])
-    content.clear()  # a pickle must not copy one list repeatedly
-    return result
-
-
-def _fill(target: Any, items: list[Any]) -> None:
-    """Assigns keys and values, which alternate, to a dict; drops other items."""
-    if not isinstance(target, dict):
-        return
-    for key, value in zip(items[::2], items[1::2], strict=True):
-        # Hashing nested tuples takes exponential time, or overflows the stack.
-        plain = isinstance(key, str | bytes | int | float | None)
-        target[key if plain else Object("key")] = value
-
-
-# Functions of the arguments that replace callables whose result is needed.
-MAKERS: dict[str, Callable[[Any], Any]] = {
-    "torch._utils._rebuild_tensor": lambda args: Tensor(*args[:4]),
-    "torch._utils._rebuild_tensor_v2": lambda args: Tensor(*args[:4]),
-    "torch._utils._rebuild_parameter": lambda args: args[0],
-    "torch.Size": lambda args: args[0],
-    "copyreg._reconstructor": lambda args: Object(args[0].name),
-    "copy_reg._reconstructor": lambda args: Object(args[0].name),
-    "collections.OrderedDict": _dict,
-    "collections.Counter": _dict,
-}
+        steps = [step * x * (n > 1) for n, x in zip(shape, strides, strict=True)]
+        last = start + sum((n - 1) * x for n, x in zip(shape, steps, strict=True))
+        # NumPy's own check overflows.
+        if size > numbers.size or size and last >= numbers.nbytes:
+            raise ValueError(f"shape {shape} exceeds its storage")
+        return np.ndarray(shape, numbers.dtype, numbers, start, steps)
 
 
 class Unpickler(_Unpickler):
     """The standard library's unpickler in Python, with every call replaced.
 
     A class or function becomes an Object without an import. So does the result of its
-    call, unless MAKERS has a replacement. Sets become lists, so only plain keys are
+    call, except of those in `_instantiate`. Sets become lists, so only plain keys are
     hashed. Memory is proportional to the bytes read, unlike in the C unpickler.
     """
-
-    dispatch: ClassVar[dict[int, Any]] = dict(_Unpickler.dispatch)
 
     def __init__(self, file: Any) -> None:
         super().__init__(file)
@@ -165,7 +132,7 @@ class Unpickler(_Unpickler):
             raise ValueError("a storage has no key or size, or is a view of another")
         if (dtype := DTYPES.get(kind.name.removeprefix("torch."))) is None:
             raise ValueError(f"{kind.name[:80]} is not a supported type of storage")
-        return self.storages.setdefault(key, Storage(np.dtype(dtype), count))
+        return self.storages.setdefault(key, Storage(count, np.zeros(0, dtype)))
 
     def _decode_string(self, value: bytes) -> str:
         """Decodes a string of Python 2, which may be text or raw bytes."""
@@ -175,8 +142,18 @@ class Unpickler(_Unpickler):
             return value.decode("latin-1")
 
     def _instantiate(self, klass: Any, args: Any) -> None:
-        maker = MAKERS.get(klass.name)
-        self.append(maker(args) if maker else Object(klass.name))
+        match klass.name.removeprefix("torch._utils."):
+            case "_rebuild_tensor" | "_rebuild_tensor_v2":
+                result: Any = Tensor(*args[:4])
+            case "_rebuild_parameter" | "torch.Size" | "collections.Counter":
+                result = args[0]
+            case "collections.OrderedDict":
+                pairs = args[0] if args else []
+                result = Dict(pairs)
+                pairs.clear()  # a pickle must not copy one list repeatedly
+            case _:
+                result = Object(klass.name)
+        self.append(result)
 
     def _load_reduce(self) -> None:
         args = self.stack.pop()
@@ -187,31 +164,20 @@ class Unpickler(_Unpickler):
         if isinstance(instance, Object) and isinstance(state, dict):
             instance.state = state
 
-    def _load_setitem(self) -> None:
-        value, key = self.stack.pop(), self.stack.pop()
-        _fill(self.stack[-1], [key, value])
-
-    def _load_setitems(self) -> None:
-        items = self.pop_mark()
-        _fill(self.stack[-1], items)
-
     def _load_dict(self) -> None:
         items = self.pop_mark()
-        self.append({})
-        _fill(self.stack[-1], items)
+        self.append(Dict(zip(items[::2], items[1::2], strict=True)))
 
-    for _code, _load in {
-        pickle.REDUCE: _load_reduce,
-        pickle.NEWOBJ: _load_reduce,
-        pickle.BUILD: _load_build,
-        pickle.SETITEM: _load_setitem,
-        pickle.SETITEMS: _load_setitems,
-        pickle.DICT: _load_dict,
-        pickle.EMPTY_SET: dispatch[pickle.EMPTY_LIST[0]],
-        pickle.FROZENSET: dispatch[pickle.LIST[0]],
-        pickle.ADDITEMS: dispatch[pickle.APPENDS[0]],
-    }.items():
-        dispatch[_code[0]] = _load
+    dispatch: ClassVar[dict[int, Any]] = _Unpickler.dispatch | {
+        pickle.REDUCE[0]: _load_reduce,
+        pickle.NEWOBJ[0]: _load_reduce,
+        pickle.BUILD[0]: _load_build,
+        pickle.EMPTY_DICT[0]: lambda self: self.append(Dict()),
+        pickle.DICT[0]: _load_dict,
+        pickle.EMPTY_SET[0]: _Unpickler.dispatch[pickle.EMPTY_LIST[0]],
+        pickle.FROZENSET[0]: _Unpickler.dispatch[pickle.LIST[0]],
+        pickle.ADDITEMS[0]: _Unpickler.dispatch[pickle.APPENDS[0]],
+    }
     # EXT1, EXT2, EXT4, NEWOBJ_EX, BYTEARRAY8, NEXT_BUFFER and READONLY_BUFFER: no file
     # of torch has them, and they make calls or allocate as much memory as they declare.
     for _opcode in b"\x82\x83\x84\x92\x96\x97\x98":
@@ -221,19 +187,17 @@ class Unpickler(_Unpickler):
 def read(path: Path) -> Any:
     """Returns the content of a file: plain values, Tensors and inert Objects."""
     try:
-        if zipfile.is_zipfile(regular(path)):
-            return _read_zip(path)
-        with (
-            path.open("rb") as file,
-            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as source,
-        ):
+        with regular(path).open("rb") as file:
+            source = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            if zipfile.is_zipfile(file):
+                return _read_zip(zipfile.ZipFile(file), source)
             return _read_stream(source)
     except FileNotFoundError:
         raise UserError(f"no file {str(path)!r}") from None
-    except (*DAMAGE, OSError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+    except Exception as error:  # hostile files cause errors of many types
         raise UserError(
-            f"{path} was not written by torch.save or pickle, or is damaged: {reason}"
+            f"{path} was not written by torch.save or pickle, or is damaged: "
+            f"{one_line(error)}"
         ) from error
 
 
@@ -242,40 +206,32 @@ def _read_stream(source: mmap.mmap) -> Any:
     value = Unpickler(source).load()
     if value != MAGIC:
         return value
-    Unpickler(source).load()  # the version of the protocol
-    Unpickler(source).load()  # sizes of C's types
+    for _ in range(2):  # the version of the protocol, and sizes of C's types
+        Unpickler(source).load()
     unpickler = Unpickler(source)
     value = unpickler.load()
     for key in Unpickler(source).load():
         storage = unpickler.storages[key]
         (count,) = struct.unpack("<q", source.read(8))
-        storage.start = source.tell()
-        if count != storage.count:
-            raise ValueError(f"storage {key} has {count} numbers, not {storage.count}")
-        source.seek(count * storage.dtype.itemsize, 1)
+        storage.read(source, count * storage.numbers.itemsize)
     return value
 
 
-def _read_zip(path: Path) -> Any:
-    with zipfile.ZipFile(path) as archive, path.open("rb") as file:
-        (main,) = [x for x in archive.namelist() if x.rpartition("/")[2] == "data.pkl"]
-        folder = main.removesuffix("data.pkl")
+def _read_zip(archive: zipfile.ZipFile, source: mmap.mmap) -> Any:
+    (main,) = [x for x in archive.namelist() if x.rpartition("/")[2] == "data.pkl"]
 
-        def find(name: str) -> int:
-            """Seeks the first byte of an entry; returns its size."""
-            entry = archive.getinfo(folder + name)
-            if entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & 1:
-                raise ValueError(f"{entry.filename} is compressed or encrypted")
-            file.seek(entry.header_offset + 26)
-            start = file.seek(sum(struct.unpack("<HH", file.read(4))), 1)
-            if start + entry.file_size > path.stat().st_size:
-                raise ValueError(f"the file ends within {entry.filename}")
-            return entry.file_size
+    def seek(name: str) -> int:
+        """Moves to the first byte of an entry; returns its size."""
+        entry = archive.getinfo(main.removesuffix("data.pkl") + name)
+        if entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & 1:
+            raise ValueError(f"{entry.filename} is compressed or encrypted")
+        source.seek(entry.header_offset + 26)
+        source.seek(sum(struct.unpack("<HH", source.read(4))), 1)
+        return entry.file_size
 
-        unpickler = Unpickler(BytesIO(file.read(find("data.pkl"))))
-        value = unpickler.load()
-        for key, storage in unpickler.storages.items():
-            if find(f"data/{key}") != storage.count * storage.dtype.itemsize:
-                raise ValueError(f"storage {key} does not have {storage.count} numbers")
-            storage.start = file.tell()
-        return value
+    seek("data.pkl")
+    unpickler = Unpickler(source)
+    value = unpickler.load()
+    for key, storage in unpickler.storages.items():
+        storage.read(source, seek(f"data/{key}"))
+    return value

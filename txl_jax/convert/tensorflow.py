@@ -63,7 +63,7 @@ def read(
     clusters and ties are inferred from the variables.
     """
     prefix = bundle.find(source)
-    variables = bundle.read(prefix, lambda name: not name.endswith(ADAM))
+    variables = bundle.read(prefix, ADAM)
     step = variables.pop(STEP, np.int64(0))
     state, cutoffs = _arrange(variables)
     config, params = pytorch.from_keys(
