@@ -15,13 +15,15 @@ from txl_jax.data import text as texts
 from txl_jax.data.text import token_dtype
 from txl_jax.errors import UserError
 
-# Candidates for the end of a line, if a tokenizer has no token for a newline.
 MOST_TOKENS = 1 << 24  # in a tokenizer, gaps between their numbers included
+# Candidates for the end of a line, if a tokenizer has no token for a newline.
 LINE_ENDS = ("<eos>", "</s>", "<|endoftext|>", "<|end_of_text|>", "[SEP]")
 
 
 class _HuggingFace:
     """A tokenizer of Hugging Face's `tokenizers`; tokens that it lacks are -1."""
+
+    library, file = "tokenizers", "tokenizer.json"
 
     def __init__(self, state: str) -> None:
         self.tokenizer = _import_tokenizers().Tokenizer.from_str(state)
@@ -56,6 +58,8 @@ class _HuggingFace:
 
 class _SentencePiece:
     """A model of Google's `sentencepiece`, with the interface of `_HuggingFace`."""
+
+    library, file = "sentencepiece", "SentencePiece model"
 
     def __init__(self, model: bytes) -> None:
         self.model = model
@@ -120,22 +124,17 @@ class SubwordVocab:
     @classmethod
     def read(cls, state: str | bytes, name: str) -> "SubwordVocab":
         """Reads a tokenizer.json's text or a SentencePiece model's bytes."""
+        engine: Any = _HuggingFace if isinstance(state, str) else _SentencePiece
         try:
-            if isinstance(state, str):
-                return cls(_HuggingFace(state))
-            return cls(_SentencePiece(state))
+            return cls(engine(state))
         except UserError:
             raise
         except Exception as error:  # the libraries raise different types
             reason = str(error).partition("\n")[0]
-            kind, library = (
-                ("tokenizer.json", "tokenizers")
-                if isinstance(state, str)
-                else ("SentencePiece model", "sentencepiece")
-            )
+            library = f"{engine.library} {_import(engine.library).__version__}"
             raise UserError(
-                f"{name} is not a {kind} that {library} {_import(library).__version__} "
-                f"can read ({reason}): restore the file"
+                f"{name} is not a {engine.file} that {library} can read ({reason}): "
+                "restore the file"
             ) from error
 
     @classmethod

@@ -1,5 +1,6 @@
 """Text from blocks of bytes, cut where a vocabulary allows it, in bounded memory."""
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -114,20 +115,16 @@ def _cut(
     blocks: Iterable[bytes], name: str, where: Callable[[bytes], int]
 ) -> Iterator[str]:
     data, start = b"", 0
-    for block in blocks:
-        data += block
-        if stop := where(data):
-            yield _decode(data[:stop], name, start)
-            data, start = data[stop:], start + stop
-    if data:
-        yield _decode(data, name, start)
-
-
-def _decode(data: bytes, name: str, start: int) -> str:
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"{name} is not UTF-8 at byte {start + error.start}: convert it to UTF-8, "
-            "or set data.vocab='byte', which takes any bytes"
-        ) from None
+    for block in itertools.chain(blocks, [None]):
+        data += block or b""
+        stop = len(data) if block is None else where(data)
+        try:
+            text = data[:stop].decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise UserError(
+                f"{name} is not UTF-8 at byte {start + error.start}: convert it to "
+                "UTF-8, or set data.vocab='byte', which takes any bytes"
+            ) from None
+        if text:
+            yield text
+        data, start = data[stop:], start + stop
