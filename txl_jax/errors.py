@@ -12,10 +12,11 @@
 Any other status is a bug, or 134: the death of the first of several processes.
 """
 
+import contextlib
 import difflib
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 USER_ERROR = 2
@@ -51,6 +52,15 @@ class UserError(Exception):
         if len(line) > LONGEST_LINE:
             line = f"{line[:600]} ... {line[-300:]}"
         super().__init__(line)
+
+
+@contextlib.contextmanager
+def prefixed(name: Any) -> Iterator[None]:
+    """Puts the name of a file or field before the line of a UserError."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{name}: {error}") from error
 
 
 class BadNumbers(Exception):

@@ -167,10 +167,10 @@ def test_lists_of_words(tmp_path: Path) -> None:
     assert published.encode("e e").tolist() == [0, 1, 0]
     assert read("_", "e", "a") == CharVocab(" ea")
     assert "<eos>" in refusal(read, "a", "b")
-    assert "without words" in refusal(read, "")
+    assert "has no words" in refusal(read, "")
     assert "no vocabulary file" in refusal(words.read, tmp_path / "none")
     (tmp_path / "vocab.txt").write_bytes(b"\xff")
-    assert "UTF-8" in refusal(words.read, tmp_path / "vocab.txt")
+    assert "is not a vocabulary" in refusal(words.read, tmp_path / "vocab.txt")
     path = RECORDED / "plain.zip.pt"
     assert f"{path} contains no vocabulary" in refusal(words.read, path)
 

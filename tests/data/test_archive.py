@@ -10,8 +10,9 @@ import pytest
 
 from tests.data import miniatures
 from tests.support.refusal import refused
-from txl_jax.data import download
+from txl_jax.data import archive as archives
 from txl_jax.data.archive import fetch
+from txl_jax.data.byte_ranges import checksum
 from txl_jax.data.catalog import Archive
 
 
@@ -41,7 +42,7 @@ def test_archive_of_the_user_is_verified(wikitext: Archive, tmp_path: Path) -> N
     with refused(f"wikitext-2-v1.zip is truncated: .* of {len(data):,}"):
         get(wikitext, tmp_path)
     manual(tmp_path).write_bytes(data[:-1] + b"x")
-    actual = download.checksum(manual(tmp_path))
+    actual = checksum(manual(tmp_path))
     with refused(f"{manual(tmp_path)} .*SHA256 is {actual} .* {wikitext.sha256}"):
         get(wikitext, tmp_path)
 
@@ -70,7 +71,7 @@ def test_unpacked_files_are_verified(
 def test_checksum_of_a_git_object(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"hello\n")
     expected = "ce013625030ba8dba906f756967f9e9ca394464a"  # of git hash-object
-    assert download.checksum(tmp_path / "a", "git") == expected
+    assert checksum(tmp_path / "a", "git") == expected
 
 
 class Host(http.server.BaseHTTPRequestHandler):
@@ -124,9 +125,9 @@ def hosted(wikitext: Archive, host: type[Host], tmp_path: Path) -> Archive:
 
 @pytest.fixture(autouse=True)
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(download, "PATIENCE_SECONDS", 0.2)
-    monkeypatch.setattr(download, "FIRST_PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr(download, "CHUNK_BYTES", 64)
+    monkeypatch.setattr(archives, "PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(archives, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(archives, "CHUNK_BYTES", 64)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from tests.support.refusal import refused
 from txl_jax.data import text as texts
 from txl_jax.data import vocab
 from txl_jax.data.subword import SubwordVocab
-from txl_jax.data.word import Lines
+from txl_jax.data.word import WordVocab
 
 tokenizers = pytest.importorskip("tokenizers", reason="needs the extra subword")
 
@@ -55,7 +55,7 @@ def test_tokenizer_json_is_read(bpe: SubwordVocab, tmp_path: Path) -> None:
     tokenizer = tokenizers.Tokenizer.from_str(json.dumps(bpe.to_json()["tokenizer"]))
     tokenizer.enable_truncation(2)  # must not cut a line
     tokenizer.save(str(path))
-    assert (vocab.read(path, Lines).encode(TEXT) == bpe.encode(TEXT)).all()
+    assert (vocab.read(path, WordVocab).encode(TEXT) == bpe.encode(TEXT)).all()
 
 
 def word_level(*words: str) -> str:
@@ -88,7 +88,7 @@ def test_sentencepiece_model_is_read(tmp_path: Path) -> None:
     )
     path = tmp_path / "spm.model"
     path.write_bytes(model.getvalue())
-    made = vocab.read(path, Lines)
+    made = vocab.read(path, WordVocab)
     text = "the café of the river\n\nand the end\n"
     assert made.decode(made.encode(text)) == text
     assert made.encode("\n").tolist() == [2] and 20 < len(made) <= 60

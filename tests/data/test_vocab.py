@@ -178,10 +178,10 @@ def test_save_and_load(made: vocab.Vocab, tmp_path: Path) -> None:
 def test_a_list_of_words_is_read(tmp_path: Path) -> None:
     path = tmp_path / "words.txt"
     path.write_text("<S> 12\n</S> 11\n<UNK> 9\nthe 7\n", "utf-8")
-    made = vocab.read(path, lambda: TENSORFLOW)
+    made = vocab.read(path, lambda words: WordVocab(words, TENSORFLOW))
     assert made.encode("the zebra").tolist() == [0, 3, 2] and made.unknown == 2
     path.write_text("<eos>\na\nb\na\n")
-    assert len(vocab.read(path, Lines)) == 3
+    assert len(vocab.read(path, WordVocab)) == 3
     with refused("has 'a' twice"):
         WordVocab(["<eos>", "a", "b", "a"])
 

@@ -30,7 +30,7 @@ from txl_jax.convert import bundle, huggingface, keys, pickle, words
 from txl_jax.data import copying, dataset, files, remote_cache, tokens
 from txl_jax.data import vocab as vocabulary
 from txl_jax.data.vocab import ByteVocab
-from txl_jax.data.word import Lines
+from txl_jax.data.word import Lines, WordVocab
 from txl_jax.generate import texts
 from txl_jax.generate.options import GenerateConfig
 from txl_jax.report import curve
@@ -235,9 +235,9 @@ JSON_READERS: dict[str, Reader] = {
     "characters": Reader("vocab.json", CHARS, vocabulary.load, True),
     "subwords": Reader("vocab.json", SUBWORDS, vocabulary.load, True),
     "pieces": Reader("vocab.json", PIECES, vocabulary.load, True),
-    "data.vocab_path": Reader("w.json", {}, lambda x: vocabulary.read(x, Lines)),
-    "list of words": Reader("w.txt", {}, lambda x: vocabulary.read(x, Lines)),
-    "SentencePiece": Reader("w.model", {}, lambda x: vocabulary.read(x, Lines)),
+    "data.vocab_path": Reader("w.json", {}, lambda x: vocabulary.read(x, WordVocab)),
+    "list of words": Reader("w.txt", {}, lambda x: vocabulary.read(x, WordVocab)),
+    "SentencePiece": Reader("w.model", {}, lambda x: vocabulary.read(x, WordVocab)),
     "imported words": Reader("vocab.txt", {}, words.read),
     "imported pickle": Reader("vocab.bin", {}, words.read),
     "manifest": Reader(

@@ -174,7 +174,8 @@ def users_vocabulary(folder: Path, file: tuple[str, bytes]) -> None:
     suffix, data = file
     path = folder / f"words{suffix}"
     path.write_bytes(data)
-    vocab = words.read(path) if suffix == ".txt" else vocabulary.read(path, Lines)
+    is_text = suffix == ".txt"
+    vocab = words.read(path) if is_text else vocabulary.read(path, WordVocab)
     vocab.decode(vocab.encode(""))
 
 

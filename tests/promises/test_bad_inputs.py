@@ -224,7 +224,7 @@ new data.convention=lined                 | data.convention = 'lined' must be
 new data.vocab_size=99                    | is not used with data.vocab='byte'
 new data.vocab=subword                    | must be from 256 to 16,777,216
 new data.corpus=txt                       | did you mean 'text'
-new data.path=                            | needs data.path
+new data.path=                            | data.path is empty
 new data.path=/no/text                    | '/no/text' does not exist
 new data.path={home}/nothing.txt          | has no text
 new data.path={home}/broken.py            | too small

@@ -16,7 +16,7 @@ from txl_jax.config import Config
 from txl_jax.data import vocab as vocabulary
 from txl_jax.data.streams import Position
 from txl_jax.data.vocab import CharVocab
-from txl_jax.data.word import Lines
+from txl_jax.data.word import WordVocab
 from txl_jax.errors import UserError
 from txl_jax.evaluate.options import EvalConfig
 from txl_jax.model.config import ModelConfig
@@ -177,7 +177,7 @@ def test_another_vocabulary_is_refused_with_its_fix(runs: Path, tmp_path: Path) 
     path = runs / "plain" / "vocab.json"
     assert f"data.vocab_path={str(path)!r}" in message
     # The fix that the message gives works.
-    again = vocabulary.read(path, Lines)
+    again = vocabulary.read(path, WordVocab)
     assert again.to_json() == VOCAB.to_json()
     config = starting_from(runs / "plain")
     assert restore.load_initial(config, tmp_path / "new", again) is not None

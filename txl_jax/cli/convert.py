@@ -23,7 +23,7 @@ from txl_jax.convert import formats, huggingface
 from txl_jax.convert.formats import Source
 from txl_jax.convert.options import ConvertConfig
 from txl_jax.data import vocab
-from txl_jax.data.download import checksum
+from txl_jax.data.byte_ranges import checksum
 from txl_jax.data.vocab import Vocab
 from txl_jax.errors import UserError, require_one_of
 from txl_jax.report import provenance

@@ -10,7 +10,7 @@ from txl_jax.convert import bundle, huggingface, pickle, pytorch, tensorflow, wo
 from txl_jax.convert.keys import arrays
 from txl_jax.convert.options import ConvertConfig
 from txl_jax.data.vocab import Vocab
-from txl_jax.errors import UserError, require_one_of
+from txl_jax.errors import UserError, prefixed, require_one_of
 from txl_jax.model import config as models
 from txl_jax.model.config import ModelConfig
 from txl_jax.report.checksum import DAMAGE
@@ -45,10 +45,8 @@ def read_pytorch(source: str, vocab_path: str, stated: Stated) -> Source:
     path = Path(source)
     path = path / "model.pt" if path.is_dir() else path
     state = arrays(pickle.read(path), path)
-    try:
+    with prefixed(path):
         model, params = pytorch.from_state_dict(state, **stated)
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from error
     vocab = _find_vocab(vocab_path, path.parent)
     return Source(model, params, words.read(vocab), 1, [path, vocab])
 
@@ -80,10 +78,9 @@ def read_nvidia(source: str, vocab_path: str, _: Stated) -> Source:
         if not name.removeprefix("module.").startswith("crit.shared_out_projs.")
     }
     try:
-        fields = saved["model_config"]
-        model, params = pytorch.from_fields(state, fields, models.nvidia)
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from error
+        with prefixed(path):
+            fields = saved["model_config"]
+            model, params = pytorch.from_fields(state, fields, models.nvidia)
     except DAMAGE as error:
         raise UserError(f"{path}: its model_config is incomplete: {error}") from error
     if vocab_path:

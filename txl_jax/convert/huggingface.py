@@ -18,9 +18,10 @@ import safetensors.numpy
 from txl_jax.convert import keys, pickle, pytorch
 from txl_jax.convert.keys import Keys
 from txl_jax.data import vocab as vocabulary
+from txl_jax.data.byte_ranges import reading
 from txl_jax.data.vocab import Vocab
 from txl_jax.data.word import WordVocab
-from txl_jax.errors import UserError
+from txl_jax.errors import UserError, prefixed
 from txl_jax.model import config as models
 from txl_jax.model.config import ModelConfig
 from txl_jax.report.checksum import DAMAGE
@@ -57,10 +58,8 @@ def from_pretrained(folder: str | Path) -> tuple[ModelConfig, pytorch.Params]:
     folder = Path(folder)
     config = _read_json(folder / CONFIG)
     state = _read_weights(weight_file(folder))
-    try:
+    with prefixed(folder):
         return from_state_dict(state, config)
-    except UserError as error:
-        raise UserError(f"{folder}: {error}") from error
 
 
 def weight_file(folder: Path) -> Path:
@@ -73,12 +72,11 @@ def weight_file(folder: Path) -> Path:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        fields = json.loads(regular(path).read_text("utf-8"))
+        with reading(path):
+            fields = json.loads(regular(path).read_text("utf-8"))
         if not isinstance(fields, dict):
             raise ValueError("it is not an object")
         return fields
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
     except DAMAGE as error:
         raise UserError(f"{path} is not valid JSON: {error}") from error
 
@@ -86,11 +84,10 @@ def _read_json(path: Path) -> dict[str, Any]:
 def _read_weights(path: Path) -> dict[str, np.ndarray]:
     if path.suffix != ".safetensors":
         return keys.arrays(pickle.read(path), path)
-    try:
+    with reading(path):
         path.open("rb").close()  # the library describes missing rights badly
+    try:
         return safetensors.numpy.load_file(path)
-    except PermissionError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
     except AttributeError as error:  # for F8, the library names types of other numpys
         raise UserError(
             f"{path} has a type of number that NumPy lacks ({error}): save its weights "

@@ -20,20 +20,16 @@ class Keys:
     """A state dict from which each array must be taken exactly once.
 
     The methods take names of the paper's PyTorch code; `rename` returns the state's own
-    name, which errors contain. `where` begins every error.
+    name, which errors contain.
     """
 
     def __init__(
-        self,
-        state: Mapping[str, Any],
-        where: str = "",
-        rename: Callable[[str], str] = str,
+        self, state: Mapping[str, Any], rename: Callable[[str], str] = str
     ) -> None:
         if state and all(name.startswith("module.") for name in state):
             # DataParallel adds this prefix.
             state = {name.removeprefix("module."): x for name, x in state.items()}
         self.remaining = {name: x for name, x in state.items() if name != FREQUENCIES}
-        self.where = where
         self.rename = rename
 
     def __contains__(self, name: str) -> bool:
@@ -53,11 +49,11 @@ class Keys:
         expected = str(dims).replace("'", "")
         name = self.rename(name)
         if name not in self.remaining:
-            raise UserError(f"{self.where}{name}, of shape {expected}, is missing")
+            raise UserError(f"{name}, of shape {expected}, is missing")
         shape = self.remaining[name].shape
         fits = [n == dim or (n and isinstance(dim, str)) for n, dim in zip(shape, dims)]  # noqa: B905
         if len(shape) != len(dims) or not all(fits):
-            raise UserError(f"{self.where}{name} has shape {shape}, not {expected}")
+            raise UserError(f"{name} has shape {shape}, not {expected}")
         return shape
 
     def take(self, name: str, *dims: int | str) -> np.ndarray:
@@ -66,7 +62,7 @@ class Keys:
         array = self.remaining.pop(self.rename(name))
         if array.dtype.name not in FLOATS:
             raise UserError(
-                f"{self.where}{self.rename(name)} has values of type {array.dtype}, "
+                f"{self.rename(name)} has values of type {array.dtype}, "
                 f"not one of {', '.join(FLOATS)}: save it as one of these"
             )
         return np.ascontiguousarray(array, np.float32)
@@ -75,8 +71,7 @@ class Keys:
         """Raises UserError unless every array has been taken."""
         for name, array in self.remaining.items():
             raise UserError(
-                f"{self.where}{name[:80]}, of shape {array.shape}, is not part of "
-                "the model"
+                f"{name[:80]}, of shape {array.shape}, is not part of the model"
             )
 
 

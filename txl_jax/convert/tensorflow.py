@@ -12,6 +12,7 @@ import numpy as np
 from txl_jax.convert import bundle, pytorch
 from txl_jax.convert.embedding import Params
 from txl_jax.convert.keys import Keys
+from txl_jax.errors import prefixed
 from txl_jax.model import config as models
 from txl_jax.model.config import ModelConfig
 
@@ -66,14 +67,15 @@ def read(
     variables = bundle.read(prefix, ADAM)
     step = variables.pop(STEP, np.int64(0))
     state, cutoffs = _arrange(variables)
-    config, params = pytorch.from_keys(
-        Keys(state, f"{prefix}: ", _rename),
-        cutoffs,
-        models.tensorflow,
-        mem_len=mem_len,
-        clamp_len=clamp_len,
-        same_length=same_length,
-    )
+    with prefixed(prefix):
+        config, params = pytorch.from_keys(
+            Keys(state, _rename),
+            cutoffs,
+            models.tensorflow,
+            mem_len=mem_len,
+            clamp_len=clamp_len,
+            same_length=same_length,
+        )
     return config, params, int(step)
 
 

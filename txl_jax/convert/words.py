@@ -8,7 +8,7 @@ from txl_jax.convert.pickle import Object
 from txl_jax.data import vocab as vocabulary
 from txl_jax.data.vocab import CharVocab, Vocab
 from txl_jax.data.word import Lines, WordVocab
-from txl_jax.errors import UserError
+from txl_jax.errors import UserError, prefixed
 
 # The marks of lines in the published vocabularies.
 MARKS = (Lines(), Lines(eos="<S>", bos="<S>"), Lines(eos="</S>"))
@@ -25,16 +25,9 @@ def read(path: Path) -> Vocab:
     """
     if not path.is_file():
         raise UserError(f"no vocabulary file {str(path)!r}")
-    if path.suffix in (".json", ".model"):
-        return vocabulary.read(path, Lines)
-    if path.suffix != ".txt":
-        return from_pickle(pickle.read(path), path)
-    try:
-        lines = path.read_text("utf-8").split("\n")
-    except ValueError as error:
-        raise UserError(f"{path} is not UTF-8: {error}") from error
-    words = [*dict.fromkeys(line.split()[0] for line in lines if line.strip())]
-    return from_words(words, path)
+    if path.suffix in (".json", ".model", ".txt"):
+        return vocabulary.read(path, from_words)
+    return from_pickle(pickle.read(path), path)
 
 
 def from_pickle(value: Any, path: Path) -> Vocab:
@@ -45,25 +38,23 @@ def from_pickle(value: Any, path: Path) -> Vocab:
             break
         words = fields.get("idx2sym")
         if isinstance(words, list) and all(isinstance(word, str) for word in words):
-            return from_words(words, path, fields.get("lower_case") is True)
+            with prefixed(path):
+                return from_words(words, fields.get("lower_case") is True)
         value = fields.get("vocab")
     raise UserError(f"{path} contains no vocabulary: idx2sym is missing")
 
 
-def from_words(words: list[str], path: Path, lower_case: bool = False) -> Vocab:
+def from_words(words: list[str], lower_case: bool = False) -> Vocab:
     """Returns the vocabulary of words in the order of their ids.
 
     The words may be characters, as in the paper's code: byte values in decimal for
     enwik8, and characters with _ for the space for text8.
     """
     if not words:
-        raise UserError(f"{path} contains a vocabulary without words")
+        raise UserError("the vocabulary has no words: give another")
     if BYTES.issuperset(words):
         return CharVocab("".join(chr(int(word)) for word in words), of_bytes=True)
     if all(len(word) == 1 for word in words) and "_" in words and " " not in words:
         return CharVocab("".join(words).replace("_", " "))
     marks = next((marks for marks in MARKS if marks.eos in words), MARKS[0])
-    try:
-        return WordVocab(words, marks._replace(lower_case=lower_case))
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from error
+    return WordVocab(words, marks._replace(lower_case=lower_case))

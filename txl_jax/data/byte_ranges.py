@@ -1,5 +1,7 @@
 """Byte ranges of files: the text of a split before it is copied."""
 
+import contextlib
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -24,10 +26,8 @@ Splits = dict[str, ByteRanges]
 
 def whole(path: Path) -> ByteRange:
     """Returns all of a file."""
-    try:
+    with reading(path):
         return ByteRange(path, 0, path.stat().st_size)
-    except OSError as error:
-        raise unreadable(error, path) from error
 
 
 def size(ranges: Sequence[ByteRange]) -> int:
@@ -83,12 +83,9 @@ def blocks(ranges: Sequence[ByteRange], block_size: int) -> Iterator[bytes]:
 
 
 def _read(part: ByteRange) -> bytes:
-    try:
-        with part.path.open("rb") as file:
-            file.seek(part.start)
-            data = file.read(part.stop - part.start)
-    except OSError as error:
-        raise unreadable(error, part.path) from error
+    with reading(part.path), part.path.open("rb") as file:
+        file.seek(part.start)
+        data = file.read(part.stop - part.start)
     if len(data) < part.stop - part.start:
         raise UserError(
             f"{part.path} became shorter while it was read: prepare again when no "
@@ -97,7 +94,21 @@ def _read(part: ByteRange) -> bytes:
     return data
 
 
-def unreadable(error: OSError, path: Path | str) -> UserError:
-    """Returns the error for a user's file that cannot be read."""
-    where = error.filename or path
-    return UserError(f"cannot read {where} ({error.strerror}): make it readable")
+def checksum(path: Path, algorithm: str = "sha256") -> str:
+    """Returns a file's checksum in hexadecimal; "git" is the hash of a git object."""
+    with path.open("rb") as file:
+        if algorithm == "git":
+            start = f"blob {path.stat().st_size}\0".encode()
+            return hashlib.file_digest(file, lambda: hashlib.sha1(start)).hexdigest()
+        return hashlib.file_digest(file, algorithm).hexdigest()
+
+
+@contextlib.contextmanager
+def reading(path: Path | str) -> Iterator[None]:
+    """Raises UserError if a user's file cannot be read."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"cannot read {error.filename or path} ({error.strerror}): make it readable"
+        ) from error

@@ -66,10 +66,6 @@ def find(name: str, path: str = "", data_dir: Path = Path()) -> Source:
             "empty, or set data.corpus='text'"
         )
     if kind == "text":
-        if not path:
-            raise UserError(
-                "data.corpus='text' needs data.path: a file, a folder or a glob"
-            )
         edition = files.text_edition(path)
         return Source(corpus, edition, partial(files.split_text, path))
     if kind == "stdlib":

@@ -16,12 +16,12 @@ from typing import Any
 from txl_jax.data.byte_ranges import (
     ByteRange,
     Splits,
+    checksum,
     cut_by_lines,
+    reading,
     size,
-    unreadable,
     whole,
 )
-from txl_jax.data.download import checksum
 from txl_jax.data.options import SPLITS
 from txl_jax.errors import UserError
 
@@ -42,12 +42,13 @@ def _files_below(folder: Path, skip: Callable[[str], bool]) -> list[Path]:
     """
 
     def stop(error: OSError) -> None:
-        raise unreadable(error, folder)
+        raise error
 
     files = []
-    for where, folders, names in os.walk(folder, onerror=stop):
-        folders[:] = [name for name in folders if not skip(name)]
-        files += [Path(where, name) for name in names if not skip(name)]
+    with reading(folder):
+        for where, folders, names in os.walk(folder, onerror=stop):
+            folders[:] = [name for name in folders if not skip(name)]
+            files += [Path(where, name) for name in names if not skip(name)]
     return sorted(files, key=lambda path: path.relative_to(folder).as_posix())
 
 
@@ -85,11 +86,9 @@ def text_edition(path: str) -> str:
     Reads all of them, so that no change goes unnoticed: about a second per GB.
     """
     digest = hashlib.sha256()
-    try:
+    with reading(path):
         for file in text_files(path):
             digest.update(os.fsencode(f"{file.resolve()}\0{checksum(file)}\n"))
-    except OSError as error:
-        raise unreadable(error, path) from error
     return digest.hexdigest()[:16]
 
 
@@ -113,25 +112,26 @@ def read_blocks(path: Path) -> Iterator[bytes]:
 
     Raises UserError for a compressed file that unpacks to an implausible size.
     """
+    most = max(EXPANSION * whole(path).stop, 1 << 24)
     unpacked = 0
-    try:
-        most = max(EXPANSION * path.stat().st_size, 1 << 24)
-        with COMPRESSED.get(path.suffix, Path.open)(path, "rb") as file:
-            while block := file.read(1 << 20):
-                unpacked += len(block)
-                if unpacked > most and path.suffix in COMPRESSED:
-                    raise UserError(
-                        f"{path} unpacks to over {EXPANSION} times its size: if that "
-                        "is intended, unpack it yourself"
-                    )
-                yield block
-    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-        if isinstance(error, OSError) and error.errno:
-            raise unreadable(error, path) from error
-        raise UserError(
-            f"cannot read {path} as {path.suffix} ({error}): it is damaged or has "
-            "the wrong suffix, so replace it or rename it"
-        ) from error
+    with reading(path):
+        try:
+            with COMPRESSED.get(path.suffix, Path.open)(path, "rb") as file:
+                while block := file.read(1 << 20):
+                    unpacked += len(block)
+                    if unpacked > most and path.suffix in COMPRESSED:
+                        raise UserError(
+                            f"{path} unpacks to over {EXPANSION} times its size: if "
+                            "that is intended, unpack it yourself"
+                        )
+                    yield block
+        except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+            if isinstance(error, OSError) and error.errno:
+                raise
+            raise UserError(
+                f"cannot read {path} as {path.suffix} ({error}): it is damaged or has "
+                "the wrong suffix, so replace it or rename it"
+            ) from error
 
 
 def read_stdin(field: str) -> bytes:
@@ -148,10 +148,8 @@ def text_files(path: str, field: str = "data.path") -> list[Path]:
     """
     if not path:
         raise UserError(f"{field} is empty: give a file, a folder or a glob")
-    try:
+    with reading(path):
         return _find_files(path, field)
-    except OSError as error:
-        raise unreadable(error, path) from error
 
 
 def _find_files(path: str, field: str) -> list[Path]:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from txl_jax.data import vocab as vocabulary
+from txl_jax.data.byte_ranges import checksum
 from txl_jax.data.catalog import CORPORA, Corpus
-from txl_jax.data.download import checksum
 from txl_jax.data.options import OWN, DataConfig
 from txl_jax.data.subword import MOST_TOKENS
 from txl_jax.data.word import Lines, WordVocab
@@ -116,17 +116,17 @@ def _read_vocab(config: DataConfig, corpus: Corpus, path: str) -> vocabulary.Voc
             "data.vocab_path determines the words: leave data.vocab_size at 0"
         )
 
-    def lines() -> Lines:
-        return _convention(config, corpus, "word")[1].lines
+    def marked(words: list[str]) -> WordVocab:
+        return WordVocab(words, _convention(config, corpus, "word")[1].lines)
 
-    vocab = vocabulary.read(_path(path), lines)
+    vocab = vocabulary.read(_path(path), marked)
     if config.vocab not in (OWN, vocab.kind):
         raise UserError(
             f"data.vocab_path={path!r} is a vocabulary of kind {vocab.kind!r}, "
             f"not data.vocab={config.vocab!r}: leave data.vocab at {OWN!r}"
         )
     if isinstance(vocab, WordVocab) and (config.convention or config.lower_case):
-        return WordVocab(vocab.words, lines())
+        return marked(vocab.words)
     return vocab
 
 

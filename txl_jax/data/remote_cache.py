@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from txl_jax.data.download import checksum
+from txl_jax.data.byte_ranges import checksum
 from txl_jax.errors import UserError
 from txl_jax.report.checksum import DAMAGE
 from txl_jax.report.log import say

@@ -22,7 +22,7 @@ from filelock import AcquireReturnProxy, FileLock
 
 from txl_jax.data import corpora, remote_cache
 from txl_jax.data import vocab as vocabulary
-from txl_jax.data.download import checksum
+from txl_jax.data.byte_ranges import checksum
 from txl_jax.data.encode import Encoder
 from txl_jax.data.options import SPLITS, DataConfig
 from txl_jax.data.recipe import Recipe, resolve

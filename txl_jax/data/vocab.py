@@ -11,8 +11,8 @@ import numpy as np
 from txl_jax.data import text as texts
 from txl_jax.data.subword import SubwordVocab
 from txl_jax.data.text import token_dtype
-from txl_jax.data.word import Lines, WordVocab
-from txl_jax.errors import UserError, require_one_of
+from txl_jax.data.word import WordVocab
+from txl_jax.errors import UserError, prefixed, require_one_of
 from txl_jax.report.checksum import DAMAGE, verify_checksum, with_checksum
 from txl_jax.runtime.storage import regular
 
@@ -201,12 +201,11 @@ def _read_json(text: str) -> Vocab:
     return VOCABULARIES[state["kind"]].from_json(state)
 
 
-def read(path: Path, lines: Callable[[], Lines]) -> Vocab:
+def read(path: Path, from_words: Callable[[list[str]], Vocab]) -> Vocab:
     """Reads a user's vocabulary, whose kind depends on the file.
 
     Supported are files of `save`, a Hugging Face tokenizer.json, a SentencePiece .model
-    and plain text with a word at the start of each line, for which `lines` returns the
-    marks.
+    and plain text with a word at the start of each line, for `from_words`.
     """
     field = f"data.vocab_path={str(path)!r}"
     fix = "give a tokenizer.json, a SentencePiece .model, a vocab.json or a word list"
@@ -227,7 +226,5 @@ def read(path: Path, lines: Callable[[], Lines]) -> Vocab:
         raise UserError(f"{field} cannot be read ({error.strerror}): {fix}") from None
     except DAMAGE as error:
         raise UserError(f"{field} is not a vocabulary ({error}): {fix}") from error
-    try:
-        return WordVocab(words, lines())
-    except UserError as error:
-        raise UserError(f"{field}: {error}") from error
+    with prefixed(field):
+        return from_words(words)

@@ -13,7 +13,7 @@ import numpy as np
 
 from txl_jax.data.files import read_stdin
 from txl_jax.data.vocab import Vocab, spell
-from txl_jax.errors import UserError
+from txl_jax.errors import UserError, prefixed
 from txl_jax.generate import sampler
 from txl_jax.generate.options import GenerateConfig
 from txl_jax.model.config import ModelConfig
@@ -114,10 +114,8 @@ def read_prompts(config: GenerateConfig, vocab: Vocab) -> list[np.ndarray]:
             raise UserError(
                 f"{field} = {config.prompt!r} has no prompts: write one per line"
             )
-    try:
+    with prefixed(field):
         encoded = [vocab.encode(prompt) for prompt in prompts]
-    except UserError as error:
-        raise UserError(f"{field}: {error}") from error
     return [prompt_T for prompt_T in encoded for _ in range(config.samples)]
 
 
