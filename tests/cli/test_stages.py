@@ -107,7 +107,7 @@ def test_a_resumed_run_skips_stages_and_keeps_failed_saves(
         trained.append(stage.train.num_steps)
         return {"updates": max(9, trained[-1]), "failed_saves": trained[-1:]}
 
-    monkeypatch.setattr(run, "_train_stage", train_stage)
+    monkeypatch.setattr(run, "train", train_stage)
     result = train_on(config(MORE), Path(), TEXT, TEXT)
     assert (trained, result) == ([4, 10], {"updates": 10, "failed_saves": [4, 10]})
 

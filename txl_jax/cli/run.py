@@ -21,7 +21,6 @@ from txl_jax.data.sentences import ShuffledSentences
 from txl_jax.data.streams import Order, Streams, in_file_order
 from txl_jax.data.tokens import Tokens
 from txl_jax.evaluate import accounting, baselines
-from txl_jax.evaluate.options import evaluation_model
 from txl_jax.evaluate.perplexity import make_evaluate
 from txl_jax.generate import texts
 from txl_jax.generate.options import generation_model
@@ -33,7 +32,6 @@ from txl_jax.runtime.storage import replace
 from txl_jax.train import NO_HOOKS, Hooks, train
 from txl_jax.update.bad_numbers import Diagnosis
 from txl_jax.update.init import abstract_params
-from txl_jax.update.options import TrainConfig
 from txl_jax.update.step import make_program
 from txl_jax.workdir import claim
 from txl_jax.workdir.fit import fit_mesh, fit_vocab
@@ -107,13 +105,33 @@ def train_on(
     """
     step = 0
     failed: list[int] = []
+    mesh = sharding.make_mesh(config.mesh)
+    rows = sharding.host_rows(mesh, config.train.batch_size, "train.batch_size")
+    expected = curve.load(config.train.expected_curve)
+    evaluate_split = make_evaluate(config.model, config.eval, mesh)
+
+    def mean_nll(params: Any, progress: Callable[[int, int], None]) -> float:
+        return evaluate_split(params, valid_tokens, progress)["nll"]
+
     for stage in stages(config):
         if step > stage.train.num_steps:  # the run was resumed in a later stage
             continue
         # The schedule of the learning rate is that of the whole run.
         whole = dataclasses.replace(stage.train, num_steps=config.train.num_steps)
-        splits = train_tokens, valid_tokens
-        result = _train_stage(stage, whole, workdir, *splits, params, observers)
+        program = make_program(stage.model, whole, config.optim, mesh)
+        bound = Bound(stage, mesh, program.step)
+        compile = report_compilation("the training step", bound.compile)
+        program = program._replace(step=bound, compile=compile)
+        read_batch = make_streams(stage, train_tokens, rows).batch
+        diagnosis = Diagnosis(stage.model, stage.train)
+        hooks = dataclasses.replace(
+            observers,
+            fetched=[diagnosis.fetched, bound.fetched],
+            boundary=[diagnosis.ends],
+            validated=[expected.report],
+            saved=[diagnosis.raise_if_found],
+        )
+        result = train(stage, workdir, program, read_batch, mean_nll, params, hooks)
         step, failed = result["updates"], failed + result["failed_saves"]
     return {"updates": step, "failed_saves": failed}
 
@@ -126,38 +144,6 @@ def stages(config: Config) -> Iterator[Config]:
         train = dataclasses.replace(config.train, stages="", num_steps=end, tgt_len=L)
         model = dataclasses.replace(config.model, mem_len=M)
         yield dataclasses.replace(config, model=model, train=train)
-
-
-def _train_stage(
-    config: Config,
-    whole: TrainConfig,
-    workdir: Path,
-    train_tokens: np.ndarray,
-    valid_tokens: np.ndarray,
-    params: Any,
-    observers: Hooks,
-) -> dict[str, Any]:
-    mesh = sharding.make_mesh(config.mesh)
-    rows = sharding.host_rows(mesh, config.train.batch_size, "train.batch_size")
-    read_batch = make_streams(config, train_tokens, rows).batch
-    program = make_program(config.model, whole, config.optim, mesh)
-    bound = Bound(config, mesh, program.step)
-    compile = report_compilation("the training step", bound.compile)
-    evaluate_split = make_evaluate(config.model, config.eval, mesh)
-
-    def mean_nll(params: Any, progress: Callable[[int, int], None]) -> float:
-        return evaluate_split(params, valid_tokens, progress)["nll"]
-
-    diagnosis = Diagnosis(config.model, config.train)
-    observers = dataclasses.replace(
-        observers,
-        fetched=[diagnosis.fetched, bound.fetched],
-        boundary=[diagnosis.ends],
-        validated=[curve.load(config.train.expected_curve).report],
-        saved=[diagnosis.raise_if_found],
-    )
-    program = program._replace(step=bound, compile=compile)
-    return train(config, workdir, program, read_batch, mean_nll, params, observers)
 
 
 def make_streams(
@@ -207,31 +193,18 @@ def check_fit(config: Config, tokens: Tokens) -> None:
 
 def check_memory(config: Config, mesh: Mesh) -> None:
     """Raises UserError if the parameters or a memory or segment are too large."""
-    model, train, eval = config.model, config.train, config.eval
+    model, train = config.model, config.train
     parameters = metrics.parameter_count(abstract_params(model))
     numbers = 2 if config.optim.optimizer == "sgd" else 4
     accounting.check_parameters(parameters, mesh.shape["data"], numbers)
-    accounting.check_cache(model, eval)
+    accounting.check_cache(model, config.eval)
+    sizes = model, train.batch_size, train.ext_len + train.tgt_len
+    counts = train.segments_per_call, train.batch_chunk
+    accounting.check_fits(*sizes, accounting.TRAIN_FIELDS, *counts)
+    accounting.check_fits(*evaluate.sizes(config), accounting.EVAL_FIELDS)
     generator = generation_model(model, config.generate)
     samples = min(config.generate.samples, texts.STREAMS)
-    for each, B, L, fields, *counts in (
-        (
-            model,
-            train.batch_size,
-            train.ext_len + train.tgt_len,
-            accounting.TRAIN_FIELDS,
-            train.segments_per_call,
-            train.batch_chunk,
-        ),
-        (
-            evaluation_model(model, eval),
-            eval.streams,
-            eval.ext_len + eval.tgt_len,
-            accounting.EVAL_FIELDS,
-        ),
-        (generator, samples, 1, accounting.GENERATE_FIELDS),
-    ):
-        accounting.check_fits(each, B, L, fields, *counts)
+    accounting.check_fits(generator, samples, 1, accounting.GENERATE_FIELDS)
 
 
 def evaluate_best(
