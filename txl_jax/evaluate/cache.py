@@ -20,7 +20,7 @@ from jax.sharding import Mesh
 
 from txl_jax.evaluate.accounting import check_cache
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
-from txl_jax.evaluate.reader import Reader, Traced
+from txl_jax.evaluate.reader import Reader, Traced, from_hidden
 from txl_jax.kernels.xla import MASKED, product
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.txl import TransformerXL
@@ -34,24 +34,13 @@ class Cache(NamedTuple):
     h_BCD: Array
     target_BC: Array  # int32
 
-    @classmethod
-    def empty(cls, model_config: ModelConfig, config: EvalConfig) -> "Cache":
-        """Returns a cache without entries."""
-        B, C, D = config.streams, config.cache_len, model_config.d_model
-        dtype = model_config.compute_dtype
-        return cls(jnp.zeros((B, C, D), dtype), jnp.full((B, C), NONE, jnp.int32))
-
     def mix(
-        self,
-        nll_BL: Array,
-        h_BLD: Array,
-        target_BL: Array,
-        length_B: Array,
-        config: EvalConfig,
+        self, nll_BL: Array, h_BLD: Array, segment: Traced, config: EvalConfig
     ) -> tuple[Array, "Cache"]:
         """Returns (nll_BL of the mixture, the cache after the segment)."""
+        target_BL = segment.targets_SBL
         C, L = self.target_BC.shape[1], target_BL.shape[1]
-        real_BL = jnp.arange(L) < length_B[:, None]
+        real_BL = jnp.arange(L) < segment.length_SB[:, None]
         h_BKD = jnp.concatenate([self.h_BCD, h_BLD], axis=1)
         known_BL = jnp.where(real_BL, target_BL, NONE)
         target_BK = jnp.concatenate([self.target_BC, known_BL], axis=1)
@@ -79,22 +68,20 @@ def make_reader(model_config: ModelConfig, config: EvalConfig, mesh: Mesh) -> Re
     check_cache(model_config, config)
     model_config = evaluation_model(model_config, config)
 
+    @from_hidden
+    def nll_and_hidden(model: TransformerXL, h_BLD: Array, segment: Traced) -> Any:
+        return model.embedding.nll(h_BLD, segment.targets_SBL), h_BLD
+
     def read(model: TransformerXL, state: Any, segment: Traced) -> tuple[Array, Any]:
         memory, cache = state
-        hidden_BLD, memory = model(
-            segment.inputs_SBL,
-            memory,
-            length_B=segment.length_SB,
-            first_BL=segment.first_SBL,
-        )
-        nll_BL = model.embedding.nll(hidden_BLD, segment.targets_SBL)
-        nll_BL, cache = cache.mix(
-            nll_BL, hidden_BLD, segment.targets_SBL, segment.length_SB, config
-        )
+        (nll_BL, h_BLD), memory = nll_and_hidden(model, memory, segment)
+        nll_BL, cache = cache.mix(nll_BL, h_BLD, segment, config)
         return jnp.sum(nll_BL * segment.weights_SBL), (memory, cache)
 
     def empty() -> Cache:
-        return Cache.empty(model_config, config)
+        B, C, D = config.streams, config.cache_len, model_config.d_model
+        h_BCD = jnp.zeros((B, C, D), model_config.compute_dtype)
+        return Cache(h_BCD, jnp.full((B, C), NONE, jnp.int32))
 
     sizes = config.streams, config.tgt_len
     return Reader(model_config, read, *sizes, mesh, empty)
