@@ -23,8 +23,9 @@ MESH = tiny.one_device()
 
 def evaluate(config: EvalConfig) -> float:
     """Returns the mean nll of the text."""
-    read = cache.make_reader(tiny.CONFIG, config, MESH) if config.cache_len else None
-    score = make_evaluate(tiny.CONFIG, config, MESH, read)
+    own = tiny.CONFIG, config, MESH
+    read = cache.make_reader(*own).read if config.cache_len else None
+    score = make_evaluate(*own, read)
     return score(PARAMS, TOKENS, lambda *_: None)["nll"]
 
 

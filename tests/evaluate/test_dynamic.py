@@ -14,9 +14,9 @@ import pytest
 
 from tests.support import tiny
 from txl_jax.data.streams import Streams
+from txl_jax.evaluate import dynamic
 from txl_jax.evaluate.dynamic import (
     EPSILON,
-    DynamicReader,
     adapt,
     model_without_dropout,
     root_mean_squares,
@@ -87,8 +87,8 @@ def statistics(tokens: np.ndarray = TOKENS) -> Any:
 
 
 def read(config: EvalConfig, rms: Any, tokens: np.ndarray = TOKENS) -> list[float]:
-    reader = DynamicReader(MODEL, config, MESH, rms)
-    return [float(nll_S[0]) for nll_S in reader.outputs(PARAMS, segments(tokens))]
+    nlls = dynamic.read(MODEL, config, MESH, rms, PARAMS, segments(tokens))
+    return [float(nll_S[0]) for nll_S in nlls]
 
 
 def test_statistics_are_the_gradients_of_training() -> None:
@@ -118,10 +118,10 @@ def test_parameters_follow_the_rule(kind: str) -> None:
 def test_without_rates_it_is_static_evaluation() -> None:
     still = dataclasses.replace(CONFIG, **STILL)
     static = dataclasses.replace(still, dynamic="", sweep="")
-    reader = DynamicReader(MODEL, still, MESH, statistics())
+    adapting = functools.partial(dynamic.read, MODEL, still, MESH, statistics())
     scores = [
         make_evaluate(MODEL, config, MESH, each)(PARAMS, TOKENS, tiny.silent)
-        for config, each in ((still, reader), (static, None))
+        for config, each in ((still, adapting), (static, None))
     ]
     assert scores[0]["nll"] == pytest.approx(scores[1]["nll"], rel=tiny.FLOAT32)
 
@@ -129,7 +129,7 @@ def test_without_rates_it_is_static_evaluation() -> None:
 def test_without_rates_no_bit_of_the_parameters_changes() -> None:
     model = model_without_dropout(MODEL, CONFIG)
     carry = jax.tree.map(jnp.copy, PARAMS), Memory.empty(model, 1)
-    rates, rms = {"lr": 0.0, "decay": 0.0, "epsilon": EPSILON}, statistics()
+    rates, rms = (0.0, 0.0, EPSILON), statistics()
     for segment in segments():
         segment = place_segments(MESH, segment)
         carry, _ = adapt(model, carry, PARAMS, rms, rates, segment)

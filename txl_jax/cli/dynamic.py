@@ -1,5 +1,6 @@
 """The statistics of gradients that dynamic evaluation needs, kept in the workdir."""
 
+import functools
 import hashlib
 import io
 import zipfile
@@ -15,8 +16,8 @@ from txl_jax.data.streams import Streams
 from txl_jax.data.tokens import Tokens
 from txl_jax.errors import UserError
 from txl_jax.evaluate import dynamic
-from txl_jax.evaluate.dynamic import DynamicReader
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
+from txl_jax.evaluate.perplexity import ReadSplit
 from txl_jax.report.checksum import DAMAGE
 from txl_jax.report.log import say
 from txl_jax.report.progress import interruptible
@@ -34,15 +35,15 @@ def check_processes(config: EvalConfig) -> None:
         )
 
 
-def make_reader(loaded: Loaded, tokens: Tokens, workdir: Path) -> DynamicReader:
+def make_reader(loaded: Loaded, tokens: Tokens, workdir: Path) -> ReadSplit:
     """Returns the reader of dynamic evaluation; raises UserError for many processes."""
     config = loaded.config
     check_processes(config.eval)
     sharding.check_streams(loaded.mesh, config.eval.streams, "eval.streams")
-    rms = None
-    if config.eval.dynamic == "rms":
-        rms = _statistics(loaded, tokens, workdir)
-    return DynamicReader(config.model, config.eval, loaded.mesh, rms)
+    rms_used = config.eval.dynamic == "rms"
+    rms = _statistics(loaded, tokens, workdir) if rms_used else None
+    options = config.model, config.eval, loaded.mesh
+    return functools.partial(dynamic.read, *options, rms)
 
 
 def _statistics(loaded: Loaded, tokens: Tokens, workdir: Path) -> Any:
@@ -94,9 +95,5 @@ def _read(path: Path, key: str, params: Any) -> Any:
     except (OSError, *DAMAGE, EOFError, RuntimeError, zipfile.BadZipFile):
         say(f"{path} is damaged: the statistics are collected again")
         return None
-    leaves, tree = jax.tree.flatten(params)
-    placed = [
-        jax.device_put(array, leaf.sharding)
-        for array, leaf in zip(arrays, leaves, strict=True)
-    ]
-    return jax.tree.unflatten(tree, placed)
+    rms = jax.tree.unflatten(jax.tree.structure(params), arrays)
+    return jax.device_put(rms, jax.tree.map(lambda leaf: leaf.sharding, params))

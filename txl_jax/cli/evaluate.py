@@ -131,7 +131,7 @@ def evaluate(loaded: Loaded, tokens: Tokens, workdir: Path) -> dict[str, Any]:
     if config.dynamic:
         read = dynamic.make_reader(loaded, tokens, workdir)
     elif config.cache_len:
-        read = cache.make_reader(loaded.config.model, config, loaded.mesh)
+        read = cache.make_reader(loaded.config.model, config, loaded.mesh).read
     score = make_evaluate(loaded.config.model, config, loaded.mesh, read)
     off = {"dynamic": not config.dynamic, "cache": not config.cache_len}
     with interruptible(split) as progress:

@@ -74,25 +74,25 @@ def adapt(
     carry: tuple[Any, Memory],
     trained: Any,
     rms: Any,
-    rates: dict[str, Any],
+    rates: tuple[float, float, float],
     segments: Segment,
 ) -> tuple[tuple[Any, Memory], Array]:
     """Scores S segments, and updates the parameters after each one.
 
     Returns ((parameters, memory), nll_S). rates: lr, decay and epsilon.
     """
-    lr, decay, epsilon = (rates[name] for name in ("lr", "decay", "epsilon"))
+    lr, decay, epsilon = rates
 
     def update(theta: Array, theta_0: Array, g: Array, r: Array) -> Array:
         pull = jnp.minimum(decay * r, 1) * (theta_0 - theta)
         return theta - lr * g / (r + epsilon) + pull
 
-    def read(carry: tuple[Any, Memory], segment: Traced) -> Any:
+    def read_one(carry: tuple[Any, Memory], segment: Traced) -> Any:
         params, memory = carry
         grads, nll, memory = gradient(config, params, memory, segment)
         return (jax.tree.map(update, params, trained, grads, rms), memory), nll
 
-    return jax.lax.scan(read, carry, segments)
+    return jax.lax.scan(read_one, carry, segments)
 
 
 def root_mean_squares(
@@ -116,39 +116,28 @@ def root_mean_squares(
     return jax.tree.map(lambda x: x / mean, roots)
 
 
-class DynamicReader:
-    """Reads one stream like `reader.Reader`, with parameters that adapt to it.
+def read(
+    model_config: ModelConfig,
+    config: EvalConfig,
+    mesh: Mesh,
+    rms: Any,
+    params: Any,
+    segments: Iterable[Segment],
+) -> Iterator[Array]:
+    """Yields nll_S, in nats, of every call on one stream, to which parameters adapt.
 
-    rms: r of every parameter; not read for "sgd".
+    rms: r of every parameter; not read for "sgd". `params` keep their values. Raises
+    UserError if the memory does not fit into this machine's.
     """
-
-    def __init__(
-        self, model_config: ModelConfig, config: EvalConfig, mesh: Mesh, rms: Any
-    ) -> None:
-        self.config, self.mesh, self.rms = config, mesh, rms
-        self.model_config = model_without_dropout(model_config, config)
-
-    def unstack(self, params: Any) -> Any:
-        """Returns the parameters: here the layers stay stacked."""
-        return params
-
-    def outputs(self, params: Any, segments: Iterable[Segment]) -> Iterator[Array]:
-        """Yields nll_S, in nats, of every call; `params` keep their values.
-
-        Raises UserError if the memory does not fit into this machine's.
-        """
-        check_fits(self.model_config, 1, self.config.tgt_len, EVAL_FIELDS)
-        carry = jax.tree.map(jnp.copy, params), Memory.empty(self.model_config, 1)
-        rates = {
-            "lr": self.config.dynamic_lr,
-            "decay": self.config.dynamic_decay,
-            "epsilon": EPSILON if self.config.dynamic == "rms" else 0.0,
-        }
-        rms = self.rms
-        if self.config.dynamic == "sgd":
-            rms = jax.tree.map(lambda _: 1.0, params)
-        step = report_compilation("the dynamic evaluation step", adapt)
-        for segment in segments:
-            segment = place_segments(self.mesh, segment)
-            carry, nll_S = step(self.model_config, carry, params, rms, rates, segment)
-            yield nll_S
+    model_config = model_without_dropout(model_config, config)
+    check_fits(model_config, 1, config.tgt_len, EVAL_FIELDS)
+    carry = jax.tree.map(jnp.copy, params), Memory.empty(model_config, 1)
+    epsilon = EPSILON if config.dynamic == "rms" else 0.0
+    rates = config.dynamic_lr, config.dynamic_decay, epsilon
+    if config.dynamic == "sgd":
+        rms = jax.tree.map(lambda _: 1.0, params)
+    step = report_compilation("the dynamic evaluation step", adapt)
+    for segment in segments:
+        segment = place_segments(mesh, segment)
+        carry, nll_S = step(model_config, carry, params, rms, rates, segment)
+        yield nll_S

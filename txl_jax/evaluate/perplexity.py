@@ -1,7 +1,7 @@
 """The nll of a split, read segment by segment with a memory (section 4.1)."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -11,9 +11,8 @@ from jax import Array
 from jax.sharding import Mesh
 
 from txl_jax import metrics
-from txl_jax.data.streams import Streams
+from txl_jax.data.streams import Segment, Streams
 from txl_jax.evaluate import reader
-from txl_jax.evaluate.dynamic import DynamicReader
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
 from txl_jax.evaluate.reader import Reader, Traced
 from txl_jax.model.config import ModelConfig
@@ -22,6 +21,8 @@ from txl_jax.sharding import host_rows
 
 Progress = Callable[[int, int], None]  # called with (calls done, total)
 Evaluate = Callable[[Any, np.ndarray, Progress], dict[str, Any]]
+# (params, segments) -> the summed nlls, in nats, of the segments of every call.
+ReadSplit = Callable[[Any, Iterable[Segment]], Iterator[Array]]
 
 
 def make_reader(model_config: ModelConfig, config: EvalConfig, mesh: Mesh) -> Reader:
@@ -53,19 +54,17 @@ def make_evaluate(
     model_config: ModelConfig,
     config: EvalConfig,
     mesh: Mesh,
-    read: Reader | DynamicReader | None = None,
+    read: ReadSplit | None = None,
 ) -> Evaluate:
     """Returns evaluate(params, tokens, progress), compiled once for any split.
 
-    read: the reader of the segments' nlls; None = that of static evaluation.
-
-    progress(done, total) is called when a segment is dispatched. The result has the
-    number of scored tokens, the mean nll in nats, ppl, bpc, the streams, and
-    cold_tokens: the tokens scored before their stream had read mem_len tokens (without
-    a memory, ext_len).
+    read: None = that of `make_reader`. progress(done, total) is called when a segment
+    is dispatched. The result has the number of scored tokens, the mean nll in nats,
+    ppl, bpc, the streams, and cold_tokens: the tokens scored before their stream had
+    read mem_len tokens (without a memory, ext_len).
     """
     rows = host_rows(mesh, config.streams, "eval.streams")
-    read = read or make_reader(model_config, config, mesh)
+    read = read or make_reader(model_config, config, mesh).read
     context = config.mem_len or config.ext_len
 
     def evaluate(params: Any, tokens: np.ndarray, progress: Progress) -> dict[str, Any]:
@@ -81,7 +80,7 @@ def make_evaluate(
             reset_memory_at=int(config.reset_memory_at),
         )
         sums = []
-        for nll_S in read.outputs(read.unstack(params), streams.epoch()):
+        for nll_S in read(params, streams.epoch()):
             sums.append(nll_S)
             progress(len(sums), streams.segments_per_epoch)
         # Summed in float64: the sum over a split exceeds float32's precision.

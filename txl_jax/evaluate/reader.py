@@ -82,8 +82,10 @@ def make_step(
 class Reader:
     """Reads segments of B streams and L tokens, with a memory that starts empty.
 
-    Without a mesh, computation follows the parameters' devices. `unstack`, `empty` and
-    `step` are jitted once. Call `unstack` outside every loop (see `decoder.unstack`).
+    Without a mesh, computation follows the parameters' devices. `more` returns the
+    initial value of what `read` carries beside the memory, as (memory, value).
+    `unstack`, `empty` and `step` are jitted once. Call `unstack` outside every loop
+    (see `decoder.unstack`).
     """
 
     def __init__(
@@ -95,12 +97,6 @@ class Reader:
         mesh: Mesh | None = None,
         more: Callable[[], Any] | None = None,
     ) -> None:
-        """Jits the functions.
-
-        more: returns the initial value of what `read` carries beside the memory, as
-            (memory, value).
-        """
-
         def empty(params: Any) -> Any:
             memory: Any = empty_memory(config, params, batch_size, tgt_len)
             memory = (memory, more()) if more else memory
@@ -115,6 +111,10 @@ class Reader:
         # Donating the memory saves nothing: it moves by a segment, out of place.
         self.step = jax.jit(make_step(config, read))
         self._step = report_compilation("the evaluation step", self.step)
+
+    def read(self, params: Any, segments: Iterable[Segment]) -> Iterator[Any]:
+        """Yields `outputs` for the model's own, stacked parameters."""
+        return self.outputs(self.unstack(params), segments)
 
     def outputs(self, params: Any, segments: Iterable[Segment]) -> Iterator[Any]:
         """Yields the outputs [S, ..] of every call, starting from an empty memory.
