@@ -43,12 +43,10 @@ class Drawn(NamedTuple):
     nll_BT: np.ndarray  # in nats
 
 
-class Context(NamedTuple):
-    """The context of the next token: a memory, or a window of tokens."""
-
-    start: Callable[[Any], Any]  # params -> state after the prompts
-    predict: Callable[[Any, Any], tuple[Array, Any]]  # -> (log_probs_BV, state)
-    add: Callable[[Any, Array], Any]  # (state, token_B) -> state before the next token
+# params -> the context, a memory or a window, of all prompts without their last tokens.
+Start = Callable[[Any], Any]
+# (params, token_B, context) -> (log_probs_BV after the token, the context with it).
+Predict = Callable[[Any, Array, Any], tuple[Array, Any]]
 
 
 def restrict(logits_BV: Array, config: GenerateConfig) -> Array:
@@ -108,41 +106,37 @@ def pad(prompts: Sequence[np.ndarray], width: int) -> tuple[np.ndarray, np.ndarr
     return np.stack(rows).astype(np.int32), length_B
 
 
-def make_memory(config: ModelConfig, prompts: Sequence[np.ndarray]) -> Context:
-    """Returns the context of a model with a memory.
-
-    `start` reads the prompts, except for their last tokens, into the memory.
-    """
+def with_memory(
+    config: ModelConfig, prompts: Sequence[np.ndarray]
+) -> tuple[Start, Predict]:
+    """Returns the functions of a model whose context is a memory."""
     model = Decoder(config)
-    last_B = np.array([prompt[-1] for prompt in prompts], np.int32)
-    L = min(max(map(len, prompts)), LONGEST)
-    tokens_BT, length_B = pad([prompt[:-1] for prompt in prompts], L)
+    L = min(max(map(len, prompts)) + 1, LONGEST)
+    tokens_BT, length_B = pad(prompts, L)
     B, T = tokens_BT.shape
     length_SB = np.clip(length_B - np.arange(0, T, L)[:, None], 0, L).astype(np.int32)
     inputs_SBL = np.moveaxis(tokens_BT.reshape(B, -1, L), 1, 0)
     none: Any = None
     segments = Segment(inputs_SBL, none, none, none, length_SB)
 
-    def start(params: Any) -> tuple[Array, RingMemory]:
+    def start(params: Any) -> RingMemory:
         memory = reader.empty_memory(config, params, B, L)
         fill = reader.make_step(config, reader.from_hidden(lambda *_: None))
-        _, memory = fill(params, memory, segments)
-        return jnp.asarray(last_B), RingMemory.of(config, memory)
+        return RingMemory.of(config, fill(params, memory, segments)[1])
 
-    def predict(params: Any, state: tuple[Array, Any]) -> tuple[Array, Any]:
-        token_B, memory = state
+    def predict(params: Any, token_B: Array, memory: Any) -> tuple[Array, Any]:
         result: Any = model.apply(
             {"params": params}, token_B[:, None], memory, method="logits"
         )
         return result[0][:, 0], result[1]
 
-    return Context(start, predict, lambda memory, token_B: (token_B, memory))
+    return start, predict
 
 
-def make_window(
+def with_window(
     config: ModelConfig, prompts: Sequence[np.ndarray], width: int
-) -> Context:
-    """Returns the context of a model without memory: the newest `width` tokens.
+) -> tuple[Start, Predict]:
+    """Returns the functions of a model whose context is the newest `width` tokens.
 
     The window is read from a cold start for every token.
     """
@@ -152,15 +146,15 @@ def make_window(
     def start(params: Any) -> tuple[Array, Array]:
         return jnp.asarray(window[0]), jnp.asarray(window[1])
 
-    def predict(params: Any, state: tuple[Array, Array]) -> tuple[Array, Any]:
-        window_BL, length_B = state
+    def predict(params: Any, token_B: Array, window: Any) -> tuple[Array, Any]:
+        window_BL, length_B = window = push(window, token_B)
         memory = reader.empty_memory(config, params, *window_BL.shape)
         log_probs_BV: Any = model.apply(
             {"params": params}, window_BL, memory, length_B, method=predict_last
         )
-        return log_probs_BV, state
+        return log_probs_BV, window
 
-    return Context(start, predict, push)
+    return start, predict
 
 
 def stream(
@@ -181,10 +175,12 @@ def stream(
         raise UserError("generate.prompt has no tokens: give a text to continue")
     model_config = generation_model(model_config, config)
     check_fits(model_config, len(prompts), 1, GENERATE_FIELDS)
+    last_B = jnp.array([prompt[-1] for prompt in prompts], jnp.int32)
+    before = [prompt[:-1] for prompt in prompts]
     if config.mem_len:
-        context = make_memory(model_config, prompts)
+        start, predict = with_memory(model_config, before)
     else:
-        context = make_window(model_config, prompts, window)
+        start, predict = with_window(model_config, before, window)
     seed_B = (config.seed + np.arange(len(prompts), dtype=np.int64)).astype(np.uint32)
 
     def draw_one(logits_V: Array, seed: Any, index: Array) -> Array:
@@ -192,10 +188,10 @@ def stream(
         return choose(logits_V[None, :vocab_size], key, config)[0].astype(jnp.int32)
 
     def draw(params: Any, state: Any, index: Array) -> tuple[Any, tuple[Array, Array]]:
-        log_probs_BV, state = context.predict(params, state)
+        log_probs_BV, context = predict(params, *state)
         token_B = jax.vmap(draw_one, (0, 0, None))(log_probs_BV, seed_B, index)
         nll_B = -jnp.take_along_axis(log_probs_BV, token_B[:, None], axis=1)[:, 0]
-        return context.add(state, token_B), (token_B, nll_B)
+        return (token_B, context), (token_B, nll_B)
 
     def draw_many(params: Any, state: Any, first: Array) -> tuple[Any, Any]:
         index_T = first + jnp.arange(EVERY)
@@ -203,8 +199,8 @@ def stream(
         return state, tuple(x_TB.T for x_TB in drawn)
 
     params = jax.jit(unstack)(params)
-    start = report_compilation("reading the prompt", jax.jit(context.start))
-    state = start(params)
+    read = report_compilation("reading the prompt", jax.jit(start))
+    state = last_B, read(params)
     run = report_compilation("the sampler", jax.jit(draw_many, donate_argnums=1))
     for first in range(0, config.num_tokens, EVERY):
         state, drawn = run(params, state, first)
