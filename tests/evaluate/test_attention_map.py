@@ -49,7 +49,8 @@ def read_segments(config: ModelConfig) -> Any:
 
     def watch(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
         result = call(*args, **kwargs)
-        if isinstance(context.module, DecoderAttention):
+        is_layer = isinstance(context.module, DecoderAttention)
+        if is_layer and context.method_name == "__call__":
             outputs.append((args[0], result[0]))
         return result
 

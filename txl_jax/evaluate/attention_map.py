@@ -31,10 +31,8 @@ from txl_jax.evaluate.options import AttentionConfig, EvalConfig
 from txl_jax.evaluate.reader import Reader, Traced
 from txl_jax.kernels import xla
 from txl_jax.model.config import ABSOLUTE_POSITIONS, ModelConfig
-from txl_jax.model.decoder import DecoderAttention
-from txl_jax.model.initializers import feature_norm, head_norm
 from txl_jax.model.key_values import KeyValueMemory
-from txl_jax.model.positions import SCHEMES, PositionTerms, rotate_by_distance
+from txl_jax.model.positions import SCHEMES, PositionTerms
 from txl_jax.model.txl import TransformerXL
 
 WHOLE = "all"  # the sum of the terms a, b, c and d: the model's score
@@ -61,32 +59,14 @@ def read_attended(
     layers: list[Attended] = []
 
     def record(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
-        result = call(*args, **kwargs)
-        if isinstance(context.module, DecoderAttention):
-            h_BLD, layer, oldest_BL = args
-            k_BKHA, _ = result[1]  # of the memory and the segment
-            q_BLHA = _project_queries(context.module, h_BLD)
-            config = context.module.config
-            q_BLHA, k_BKHA = rotate_by_distance(config, q_BLHA, k_BKHA)
-            distances = layer.distances(k_BKHA.shape[1])
+        if context.method_name == "attend":  # of DecoderAttention
+            q_BLHA, k_BKHA, _, distances, oldest_BL = args
             layers.append((q_BLHA, k_BKHA, distances, oldest_BL))
-        return result
+        return call(*args, **kwargs)
 
     with nn.intercept_methods(record):
         _, memory = reader.from_hidden(lambda *_: None)(model, memory, segment)
     return jax.tree.map(lambda *x: jnp.stack(x), *layers), memory
-
-
-def _project_queries(attention: DecoderAttention, h_BLD: Array) -> Array:
-    config, params = attention.config, attention.variables["params"]
-    if config.pre_lnorm:
-        norm: Any = feature_norm(config)
-        h_BLD = norm.apply({"params": params["norm"]}, h_BLD)
-    q_DHA = params["qkv"][:, 0].astype(config.compute_dtype)
-    q_BLHA = jnp.einsum("BLD,DHA->BLHA", h_BLD, q_DHA)
-    if config.qk_norm:
-        q_BLHA = head_norm(config).apply({"params": params["q_norm"]}, q_BLHA)
-    return q_BLHA
 
 
 def terms(attended: Attended) -> dict[str, Array]:
@@ -129,14 +109,6 @@ def tally(attended: Attended) -> Tally:
     in_memory_LR = jnp.arange(K - L) > jnp.arange(L)[:, None]
     memory_HL = jnp.sum(whole_HLR * in_memory_LR, axis=-1)
     return Tally(mean_HR, entr(whole_HLR).sum(-1).mean(1), memory_HL, whole_HLR)
-
-
-def tally_layers(
-    model: TransformerXL, memory: KeyValueMemory, segment: Traced
-) -> tuple[Tally, KeyValueMemory]:
-    """Returns (tallies of all layers [N, ..], memory) of one segment."""
-    attended, memory = read_attended(model, memory, segment)
-    return jax.lax.map(tally, attended), memory
 
 
 class Maps(NamedTuple):
@@ -206,6 +178,11 @@ def make_maps(
             f"split need {first + T + 1} tokens, but it has {len(tokens)}: lower "
             "attention.segments, attention.at or eval.mem_len"
         )
+
+    def tally_layers(model: TransformerXL, memory: Any, segment: Traced) -> Any:
+        attended, memory = read_attended(model, memory, segment)
+        return jax.lax.map(tally, attended), memory
+
     read = Reader(model_config, tally_layers, 1, L)
     params = read.unstack(params)
     text = tokens[first - before : first + T + 1]

@@ -77,9 +77,8 @@ class DecoderAttention(nn.Module):
         else:
             k_BKHA, v_BKHA = kept = layer.extend(k_BLHA, v_BLHA)
             q_BLHA, k_BKHA = rotate_by_distance(config, q_BLHA, k_BKHA)
-            K = k_BKHA.shape[1]
-            kernel, terms = choose_kernel(config.kernel, q_BLHA, K), layer.distances(K)
-            o_BLHA = kernel(q_BLHA, k_BKHA, v_BKHA, *terms, oldest_BL, None)
+            terms = layer.distances(k_BKHA.shape[1])
+            o_BLHA = self.attend(q_BLHA, k_BKHA, v_BKHA, terms, oldest_BL)
         # With two contracted dimensions, XLA:CPU would transpose the weights first,
         # which takes as long as the product.
         P, H, A, C = o_PHAC.shape
@@ -88,6 +87,16 @@ class DecoderAttention(nn.Module):
         out_BLPC = jnp.einsum("PBLX,PXC->BLPC", o_PBLX, o_PXC)
         sum_BLD = h_BLD + out_BLPC.reshape(B, L, D)
         return (sum_BLD if config.pre_lnorm else norm(sum_BLD)), kept
+
+    def attend(
+        self, q_BLHA: Array, k_BKHA: Array, v_BKHA: Array, terms: Any, oldest_BL: Array
+    ) -> Array:
+        """Returns the kernel's o_BLHA; maps of attention intercept the call.
+
+        terms: a PositionTerms of the K distances.
+        """
+        kernel = choose_kernel(self.config.kernel, q_BLHA, k_BKHA.shape[1])
+        return kernel(q_BLHA, k_BKHA, v_BKHA, *terms, oldest_BL, None)
 
 
 class DecoderBlock(nn.Module):
