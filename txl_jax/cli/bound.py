@@ -49,16 +49,13 @@ class Bound:
             return
         seconds = (time.perf_counter() - self.clock) / len(updates)
         try:
-            say(self.compare(Compiled(text_of(self.program), 0, 0.0), seconds))
+            assert self.tpus
+            compiled = Compiled(text_of(self.program), 0, 0.0)
+            cost = describe(self.config, self.devices, self.tpus, compiled)
+            low, high = sorted(cost["utilisation"].values())
+            mfu = high * min(cost["step_seconds"].values()) / seconds
+            bounds = f"between {low:.0%} and {high:.0%}"
+            say(f"mfu {mfu:.0%} measured; --mode=compile bounds it {bounds}")
         except Exception as error:  # a report must not end the run
             say(f"mfu cannot be compared with its bounds ({error!r:.200})")
         self.program = None
-
-    def compare(self, compiled: Compiled, seconds: float) -> str:
-        """Returns the report for updates that took `seconds` each."""
-        assert self.tpus
-        cost = describe(self.config, self.devices, self.tpus, compiled)
-        low, high = sorted(cost["utilisation"].values())
-        mfu = high * min(cost["step_seconds"].values()) / seconds
-        bounds = f"between {low:.0%} and {high:.0%}"
-        return f"mfu {mfu:.0%} measured; --mode=compile bounds it {bounds}"

@@ -79,13 +79,20 @@ def as_flag(value: Any) -> str:
 
 
 def describe(name: str, section: type) -> list[Field]:
-    """Returns the fields of a section in order; `name` is the section's."""
+    """Returns the fields of a section in order; `name` is the section's.
+
+    A constant in "one of NAMES" is replaced by the names in it.
+    """
     meanings, module = _meanings(section), vars(sys.modules[section.__module__])
+
+    def names(match: re.Match[str]) -> str:
+        return f"one of {', '.join(module[match[1]])}"
+
     fields = []
     for field in dataclasses.fields(section):
         items = get_args(field.type)
         kind = f"{items[0].__name__}s" if items else field.type.__name__  # type: ignore[union-attr]
-        meaning = _spell_out(meanings[field.name], module)
+        meaning = re.sub(r"one of ([A-Z]{3,})\b", names, meanings[field.name])
         text = as_flag(field.default)
         fields.append(Field(f"{name}.{field.name}", kind, text, meaning))
     return fields
@@ -102,15 +109,6 @@ def _meanings(section: type) -> dict[str, str]:
         comment = re.match(r"    # (.*)", line)
         above = [*above, comment[1]] if comment else []
     return meanings
-
-
-def _spell_out(meaning: str, module: dict[str, Any]) -> str:
-    """Replaces the name of a constant in "one of NAMES" by the names in it."""
-
-    def names(match: re.Match[str]) -> str:
-        return f"one of {', '.join(module[match[1]])}"
-
-    return re.sub(r"one of ([A-Z]{3,})\b", names, meaning)
 
 
 def short() -> str:

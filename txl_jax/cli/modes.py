@@ -95,7 +95,7 @@ def execute(command: Command, is_program: bool) -> tuple[int, str]:
         return distributed.report(UserError(line)), ""
     if not distributed.is_first():
         return 0, ""
-    say(summary.line(command.mode, result))
+    say(summary.LINES[command.mode](result))
     return 0, to_json({"mode": command.mode, **result}) + "\n"
 
 
@@ -144,7 +144,7 @@ def check_equal(command: Command) -> None:
 
 def check_processes(mode: str) -> None:
     """Raises UserError for several processes in a single-process mode."""
-    if distributed.several() and not MODES[mode].parallel:
+    if not MODES[mode].parallel:
         parallel = ", ".join(sorted(name for name in MODES if MODES[name].parallel))
         raise UserError(
             f"--mode={mode} runs in one process: start it once, on one machine (modes "

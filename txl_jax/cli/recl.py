@@ -96,23 +96,19 @@ def open_members(config: ReclConfig, overrides: dict[str, str]) -> list[Member]:
         sha256 = tokens.manifest["splits"][split]["sha256"]
         source = f"{split} of {tokens.manifest['corpus']!r}"
         members.append(Member(folder, parsed, tokens.split(split), sha256, source))
-        refuse_other_tokens(members[0], members[-1])
+        first = members[0]
+        own, other = (vocab.load(each / VOCAB) for each in (first.folder, folder))
+        if own.to_json() != other.to_json():
+            reason = f"vocabularies of {len(own)} and {len(other)} types"
+        elif first.sha256 != sha256:
+            reason = f"splits, {first.source} and {source}"
+        else:
+            continue
+        raise UserError(
+            f"{first.folder} and {folder} have different {reason}: only models that "
+            "score the same tokens can be compared, so remove one"
+        )
     return members
-
-
-def refuse_other_tokens(one: Member, other: Member) -> None:
-    """Raises UserError unless both models score the same tokens."""
-    vocabs = [vocab.load(each.folder / VOCAB) for each in (one, other)]
-    if vocabs[0].to_json() != vocabs[1].to_json():
-        reason = f"vocabularies of {len(vocabs[0])} and {len(vocabs[1])} types"
-    elif one.sha256 != other.sha256:
-        reason = f"splits, {one.source} and {other.source}"
-    else:
-        return
-    raise UserError(
-        f"{one.folder} and {other.folder} have different {reason}: only models that "
-        "score the same tokens can be compared, so remove one"
-    )
 
 
 def full_context(config: Config) -> int:

@@ -35,18 +35,12 @@ def read_documents(path: str, vocab: Vocab, drop_newlines: bool) -> Iterator[Doc
 
     drop_newlines: drop byte 10, as the corpus's convention does.
     """
-    if path == STDIN:
-        yield encode("stdin", files.read_stdin("score.path"), vocab, drop_newlines)
-        return
-    for file in files.text_files(path, "score.path"):
-        yield encode(str(file), b"".join(files.read_blocks(file)), vocab, drop_newlines)
-
-
-def encode(name: str, data: bytes, vocab: Vocab, drop_newlines: bool) -> Document:
-    """Encodes a text as a document."""
-    blocks = Meter().read([data], drop_newlines)
-    parts = [np.zeros(0, vocab.dtype), *vocab.stream(blocks, name)]
-    return Document(name, np.concatenate(parts), len(data))
+    field = "score.path"
+    for file in [None] if path == STDIN else files.text_files(path, field):
+        data = b"".join(files.read_blocks(file)) if file else files.read_stdin(field)
+        name, blocks = str(file or "stdin"), Meter().read([data], drop_newlines)
+        parts = [np.zeros(0, vocab.dtype), *vocab.stream(blocks, name)]
+        yield Document(name, np.concatenate(parts), len(data))
 
 
 def score_documents(

@@ -8,11 +8,6 @@ from txl_jax import metrics
 Result = dict[str, Any]
 
 
-def line(mode: str, result: Result) -> str:
-    """Returns the main figures of a mode's result as one line."""
-    return LINES[mode](result)
-
-
 def aligned(first: str, cells: Sequence[str], width: int = 0) -> str:
     """Returns a row of a table; the first column is `width` wide, the others 12."""
     return f"{first:<{width}}" + "".join(f"{cell:>12}" for cell in cells)
@@ -86,6 +81,7 @@ def _lengths(result: Result) -> str:
     return f"RECL in tokens, r = {ratio}: {', '.join(cells)}"
 
 
+# By mode, what returns the main figures of its result as one line.
 LINES: dict[str, Callable[[Result], str]] = {
     "train": _scores,
     "evaluate": _scores,

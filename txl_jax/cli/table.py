@@ -61,13 +61,11 @@ def run(table: TableConfig, workdir: Path, overrides: dict[str, str]) -> dict[st
     }
     results: dict[str, RowResult] = {}
     for name, rows in plan.items():
-        nlls = []
-        for row in rows:
-            nlls.append(run_once(row, workdir / name / f"seed_{row.train.seed}"))
+        folders = [workdir / name / f"seed_{row.train.seed}" for row in rows]
+        nlls = list(map(run_once, rows, folders))
         results[name] = comparison.summarize(nlls, init_len(rows[0]))
-    return write(
-        table, workdir, results, {name: rows[0] for name, rows in plan.items()}
-    )
+    first = {name: rows[0] for name, rows in plan.items()}
+    return write(table, workdir, results, first)
 
 
 def row_config(

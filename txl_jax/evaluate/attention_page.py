@@ -165,6 +165,12 @@ def make_page(
         f"<figcaption>{PLOTS[name][1]}</figcaption></figure>"
         for name, path in pictures.items()
     )
+    text = "".join(  # of one target, shown without scripts
+        f'<mark style="background: #fc9">{html.escape(word)}</mark>'
+        if code >= 128
+        else f"<span>{html.escape(word)}</span>"
+        for code, word in zip(codes[-1, 0, 0, ::-1], words[:R], strict=True)
+    )
     return string.Template(TEMPLATE.read_text("utf-8")).substitute(
         title=html.escape(title),
         targets=maps.targets,
@@ -172,20 +178,10 @@ def make_page(
         tgt_len=L,
         top=f"{TOP:.0%}",
         next=html.escape(words[R].strip()),
-        text=_mark(codes[-1, 0, 0], words[:R]),
+        text=text,
         figures=figures,
         # A text may contain "</script>", so the data must not contain "<".
         data=json.dumps(data).replace("<", "\\u003c"),
-    )
-
-
-def _mark(code_R: np.ndarray, words: list[str]) -> str:
-    """Returns the text of one target, shown without scripts; words: oldest first."""
-    return "".join(
-        f'<mark style="background: #fc9">{html.escape(word)}</mark>'
-        if code >= 128
-        else f"<span>{html.escape(word)}</span>"
-        for code, word in zip(code_R[::-1], words, strict=True)
     )
 
 

@@ -58,10 +58,8 @@ class MetricsLog:
         """Opens the file and cuts it to the lines of steps up to last_step.
 
         show(line) is called for each new line, and with the validation loss alone if
-        that is added to a line in the file. ideal_seconds: as for Timing.
-
-        Raises UserError if the file cannot be read
-        or written.
+        that is added to a line in the file. ideal_seconds: as for Timing. Raises
+        UserError if the file cannot be read or written.
         """
         self.step, self.num_steps, self.every = last_step, num_steps, every
         self.show = show

@@ -97,8 +97,7 @@ def _labels(levels: dict[str, float], min_gap: float) -> list[tuple[str, float]]
 def plot_sweep(result: dict[str, Any], path: Path) -> None:
     """Draws perplexity, and bits per token, against the field that was swept.
 
-    `result` is returned by `evaluate.sweep.run`. Values that are not numbers, or one of
-    which means "off", are evenly spaced.
+    Values that are not numbers, or one of which means "off", are evenly spaced.
     """
     field, rows = result["sweep"], result["rows"]
     values, ppl = [row[field] for row in rows], [row["ppl"] for row in rows]
@@ -124,10 +123,7 @@ def plot_sweep(result: dict[str, Any], path: Path) -> None:
 
 
 def plot_cold_start(nll_T: np.ndarray, result: dict[str, Any], path: Path) -> None:
-    """Draws bits per token against the number of tokens read since a cold start.
-
-    `result` is returned by `evaluate.cold_start.run`; the line connects its bins.
-    """
+    """Draws bits per token against the tokens read since a cold start, and in bins."""
     axes = empty(8, 4.5).add_subplot()
     read, bits = np.arange(1, len(nll_T) + 1), nll_T / math.log(2)
     label = f"mean of {result['pieces']} cold starts"

@@ -35,12 +35,7 @@ class Progress:
     """
 
     def __init__(
-        self,
-        label: str,
-        total: int = 0,
-        done: int = 0,
-        *,
-        in_bytes: bool = False,
+        self, label: str, total: int = 0, done: int = 0, *, in_bytes: bool = False
     ):
         """Starts at `done`, which is above 0 in a resumed run."""
         self.label, self.total, self.in_bytes = label, total, in_bytes

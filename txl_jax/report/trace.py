@@ -23,7 +23,13 @@ class Trace:
         self.folder, self.port = folder, port and port + jax.process_index()
         self.running = False
         if self.port:
-            check_free(self.port)
+            try:  # jax's server would only log that the port is in use
+                socket.create_server(("", self.port)).close()
+            except (OSError, OverflowError) as error:
+                raise UserError(
+                    f"run.profiler_port = {self.port} cannot be used ({error}): give a "
+                    "free port"
+                ) from error
             jax.profiler.start_server(self.port)
 
     def __enter__(self) -> Self:
@@ -48,14 +54,3 @@ class Trace:
         if self.running:
             jax.profiler.stop_trace()
             self.running = False
-
-
-def check_free(port: int) -> None:
-    """Raises UserError if the port is in use; jax's server would only log it."""
-    try:
-        with socket.create_server(("", port)):
-            pass
-    except (OSError, OverflowError) as error:
-        raise UserError(
-            f"run.profiler_port = {port} cannot be used ({error}): give a free port"
-        ) from error
