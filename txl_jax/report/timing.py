@@ -1,7 +1,8 @@
-"""Wall-clock time of a run, by purpose."""
+"""Wall-clock time of a run by purpose, and the share that its updates took."""
 
 import contextlib
 import datetime
+import json
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -105,3 +106,36 @@ class Timing:
         """Returns the time of day, in UTC, and the totals until then."""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         return {"time": now, "total_seconds": dict(self.totals)}
+
+
+def goodput(lines: list[bytes], run: dict[str, Any]) -> dict[str, Any]:
+    """Returns the goodput of a run since its first start, over all restarts.
+
+    lines: of its metrics.jsonl, of which the newest has the seconds of each purpose.
+    run: its run.json, with the goodput at the end of an earlier start. What follows the
+    newest line is this start's shutdown. The remaining seconds are those of restarts:
+    start-up, downtime, and the updates since the last checkpoint, which a killed run
+    repeats.
+    """
+    first, last = (
+        datetime.datetime.fromisoformat(run["starts"][index]["time"])
+        for index in (0, -1)
+    )
+    now = datetime.datetime.now(datetime.UTC)
+    before = run.get("goodput", {}).get("seconds", {})
+    totals = dict.fromkeys(PURPOSES, 0.0) | {"shutdown": before.get("shutdown", 0.0)}
+    if lines:
+        timing = json.loads(lines[-1]).get("timing", {})
+        totals |= timing.get("total_seconds", {})
+        written = datetime.datetime.fromisoformat(
+            timing.get("time", run["starts"][-1]["time"])
+        )
+        if written > last:
+            totals["shutdown"] += (now - written).total_seconds()
+    wall = (now - first).total_seconds()
+    seconds = totals | {"restart": max(wall - sum(totals.values()), 0.0)}
+    return {
+        "share": totals["update"] / wall if wall > 0 else 0.0,
+        "wall_seconds": wall,
+        "seconds": seconds,
+    }

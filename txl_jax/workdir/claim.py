@@ -15,9 +15,10 @@ from txl_jax.data import vocab as vocabulary
 from txl_jax.data.tokens import Tokens
 from txl_jax.errors import UserError
 from txl_jax.kernels import measured
-from txl_jax.report import goodput, provenance
+from txl_jax.report import provenance
 from txl_jax.report.checksum import DAMAGE
-from txl_jax.report.log import say
+from txl_jax.report.log import say, whole_lines
+from txl_jax.report.timing import goodput
 from txl_jax.runtime import distributed, storage
 from txl_jax.runtime.storage import regular, replace
 from txl_jax.update.init import abstract_params
@@ -95,7 +96,8 @@ def record_goodput(workdir: Path) -> dict[str, Any]:
     failures: tuple[type[Exception], ...] = (*DAMAGE, *storage.errors())
     try:
         run = json.loads(regular(workdir / RUN).read_text("utf-8"))
-        run["goodput"] = goodput.measure(workdir / METRICS, run)
+        lines, _ = whole_lines(workdir / METRICS, 2**62)
+        run["goodput"] = goodput(lines, run)
         text = json.dumps(run, indent=2) + "\n"
         replace(workdir / RUN, lambda path: path.write_text(text, "utf-8"))
     except failures as error:

@@ -2,11 +2,10 @@
 
 import datetime
 import json
-from pathlib import Path
 
 import pytest
 
-from txl_jax.report import goodput
+from txl_jax.report.timing import goodput
 
 
 def ago(seconds: float) -> str:
@@ -19,22 +18,21 @@ TOTALS = {"update": 60, "input": 1, "compile": 9, "checkpoint": 2, "evaluation":
 
 @pytest.mark.parametrize(("begun", "shutdown"), [(20, 3 + 5), (4, 3)], ids=str)
 def test_what_no_purpose_took_is_shutdown_and_restart(
-    tmp_path: Path, begun: int, shutdown: int
+    begun: int, shutdown: int
 ) -> None:
     """The newest line is 5 seconds old, and may be of the start before this one."""
-    path = tmp_path / "metrics.jsonl"
     timing = {"total_seconds": TOTALS, "time": ago(5)}
-    path.write_text(json.dumps({"step": 7, "exact": {}, "timing": timing}) + "\n")
+    line = json.dumps({"step": 7, "exact": {}, "timing": timing}).encode()
     starts = [{"time": ago(100)}, {"time": ago(begun)}]
     earlier = {"seconds": TOTALS | {"shutdown": 3, "restart": 7}}
-    result = goodput.measure(path, {"starts": starts, "goodput": earlier})
+    result = goodput([line], {"starts": starts, "goodput": earlier})
     assert result["share"] == pytest.approx(0.6, rel=0.02)
     assert result["wall_seconds"] == pytest.approx(100, rel=0.02)
     rest = {"shutdown": shutdown, "restart": 20 - shutdown}
     assert result["seconds"] == pytest.approx(TOTALS | rest, abs=2)
 
 
-def test_a_run_that_made_no_update_has_none(tmp_path: Path) -> None:
-    result = goodput.measure(tmp_path / "none", {"starts": [{"time": ago(5)}]})
+def test_a_run_that_made_no_update_has_none() -> None:
+    result = goodput([], {"starts": [{"time": ago(5)}]})
     assert result["share"] == 0
     assert result["seconds"]["restart"] == result["wall_seconds"]
