@@ -110,10 +110,7 @@ def evaluate_cold_start(
 def write_files(
     stem: Path, result: dict[str, Any], plot: Callable[[dict[str, Any], Path], None]
 ) -> dict[str, str]:
-    """Writes a result as JSON and as a picture, and returns the names of both files.
-
-    Only the first process writes; the others return an empty dict.
-    """
+    """Writes a result as JSON and as a picture; returns their names in process 0."""
     if not distributed.is_first():
         return {}
     files = {"picture": f"{stem}.png", "file": f"{stem}.json"}

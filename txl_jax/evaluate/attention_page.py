@@ -192,10 +192,7 @@ def write_files(
     folder: Path,
     title: str,
 ) -> dict[str, str]:
-    """Writes page, pictures and arrays to the folder, and returns their names.
-
-    tokens: the whole split.
-    """
+    """Writes page, pictures and arrays; returns their names. tokens: of the split."""
     pictures = {name: folder / f"attention_{name}.png" for name in PLOTS}
     for name, (draw, _) in PLOTS.items():
         draw(maps).savefig(pictures[name], dpi=100)

@@ -61,10 +61,7 @@ def empty_memory(
 def make_step(
     config: ModelConfig, read: Read
 ) -> Callable[[Any, KeyValueMemory, Segment], tuple[Any, KeyValueMemory]]:
-    """Returns step(params, memory, segments [S, ..]) -> (outputs [S, ..], memory).
-
-    `params` are unstacked.
-    """
+    """Returns step(unstacked params, memory, segments [S, ..]) -> (outputs, memory)."""
     model = Decoder(config)
 
     def step(

@@ -34,10 +34,7 @@ TICKS = [0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5]  # of the plotted gains
 
 
 def spread(tokens: int, longest: int, count: int) -> np.ndarray:
-    """Returns `count` evenly spaced positions with `longest` tokens before them.
-
-    Returns all positions if count is 0 or exceeds their number.
-    """
+    """Returns `count` even positions with `longest` tokens before them, 0 = all."""
     available = max(tokens - longest, 0)
     count = min(count or available, available)
     return longest + np.arange(count, dtype=np.int64) * available // max(count, 1)
