@@ -10,7 +10,6 @@ copying.png.
 
 import argparse
 import contextlib
-import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -67,8 +66,9 @@ def read_flags() -> argparse.Namespace:
 def make_config(args: argparse.Namespace, cell: dict[str, int]) -> Config:
     """Returns the config of a cell: experiments/copying.py with its sizes."""
     c = configs.load(str(EXPERIMENT))
-    task = dataclasses.replace(Task.parse(c.data.corpus), delay=cell["delay"])
-    c.data.update(corpus=task.corpus, data_dir=args.data_dir)
+    task = Task.parse(c.data.corpus)
+    c.data.corpus = f"copying:{cell['delay']},{task.length},{task.symbols}"
+    c.data.data_dir = args.data_dir
     c.train.update(seed=cell["seed"], num_steps=args.updates)
     c.train.update(eval_every=args.updates)
     for section in (c.model, c.eval, c.generate):
@@ -104,9 +104,9 @@ def train_and_count(config: Config, folder: Path) -> dict[str, float]:
 
 def describe(config: Config) -> dict[str, int]:
     """Returns the distance of a cell's answers and its model's reach, in tokens."""
-    tgt_len = config.train.tgt_len
+    tgt_len, task = config.train.tgt_len, Task.parse(config.data.corpus)
     return {
-        "distance_tokens": Task.parse(config.data.corpus).distance,
+        "distance_tokens": task.length + task.delay,
         "tgt_len": tgt_len,
         "seen_by_all_tokens": config.model.mem_len,
         "seen_by_last_tokens": farthest(config.model, tgt_len, 1),

@@ -17,7 +17,9 @@ from txl_jax.data.options import DataConfig
 from txl_jax.data.streams import Position
 from txl_jax.update.options import TrainConfig
 
-TASK = Task(delay=12, length=5, symbols=4)
+CORPUS = "copying:12,5,4"
+TASK = Task.parse(CORPUS)
+DISTANCE = 17  # of a pattern and its delay
 VALID = "862c02c312d5758b"  # how the SHA-256 of its valid split begins
 EPISODE = re.compile(rb"([0-9]{0,5})([A-D]{5})([0-9]{12})>([a-d]{5})")
 
@@ -29,11 +31,10 @@ def test_an_answer_is_its_pattern_at_the_distance() -> None:
     result = EPISODE.findall(text)
     assert b"".join(map(b"%b%b%b>%b".__mod__, result)) == text
     assert all(pattern.lower() == answer for _, pattern, _, answer in result)
-    # The token read before a letter of the answer is `distance` after that letter.
+    # The token read before a letter of the answer is DISTANCE after that letter.
     codes = np.frombuffer(text, np.uint8)
     (at,) = np.nonzero(codes >= FIRST_ANSWER)
-    assert TASK.distance == 17
-    assert (codes[at - 1 - TASK.distance] == codes[at] - 32).all()
+    assert (codes[at - 1 - DISTANCE] == codes[at] - 32).all()
     shares = np.bincount(codes[at] - FIRST_ANSWER) / len(at)
     np.testing.assert_allclose(shares, 0.25, atol=0.02)
     gaps = np.bincount([len(before) for before, *_ in result]) / len(result)
@@ -44,7 +45,7 @@ def test_its_splits_are_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(copying, "SIZES", dict.fromkeys(copying.SIZES, 3000))
-    source = corpora.find(TASK.corpus)
+    source = corpora.find(CORPUS)
     assert source.config == "copying-12-5-4-0"
     for split, ranges in source.split(tmp_path).items():
         assert b"".join(blocks(ranges, 999)) == TASK.text(split)
@@ -68,7 +69,7 @@ def test_impossible_tasks_are_refused(sizes: str, message: str) -> None:
 def test_answers_alone_are_scored() -> None:
     text = np.frombuffer(TASK.text("test")[:600], np.uint8)
     train = TrainConfig(batch_size=4, tgt_len=16, segments_per_call=8)
-    config = Config(data=DataConfig(corpus=TASK.corpus), train=train)
+    config = Config(data=DataConfig(corpus=CORPUS), train=train)
     streams = make_streams(config, text, slice(None))
     segment, _ = streams.batch(Position())
     scored = segment.weights_SBL == 1

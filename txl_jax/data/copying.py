@@ -50,19 +50,9 @@ class Task:
         return cls(*map(int, sizes))
 
     @property
-    def corpus(self) -> str:
-        """The value of data.corpus."""
-        return f"copying:{self.delay},{self.length},{self.symbols}"
-
-    @property
     def edition(self) -> str:
         """The name of the task's text."""
         return f"{self.delay}-{self.length}-{self.symbols}-0"
-
-    @property
-    def distance(self) -> int:
-        """Tokens between the last input and the letter that it must recall."""
-        return self.length + self.delay
 
     def text(self, split: str) -> bytes:
         """Returns a split's episodes, which are the same on every machine.
