@@ -168,7 +168,7 @@ def test_lists_of_words(tmp_path: Path) -> None:
     assert read("_", "e", "a") == CharVocab(" ea")
     assert "<eos>" in refusal(read, "a", "b")
     assert "has no words" in refusal(read, "")
-    assert "no vocabulary file" in refusal(words.read, tmp_path / "none")
+    assert "no file" in refusal(words.read, tmp_path / "none")
     (tmp_path / "vocab.txt").write_bytes(b"\xff")
     assert "is not a vocabulary" in refusal(words.read, tmp_path / "vocab.txt")
     path = RECORDED / "plain.zip.pt"

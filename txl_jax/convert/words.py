@@ -23,8 +23,6 @@ def read(path: Path) -> Vocab:
     vocab.bin; a text file with one word per line; or any file that data.vocab_path
     supports.
     """
-    if not path.is_file():
-        raise UserError(f"no vocabulary file {str(path)!r}")
     if path.suffix in (".json", ".model", ".txt"):
         return vocabulary.read(path, from_words)
     return from_pickle(pickle.read(path), path)

@@ -148,31 +148,27 @@ def text_files(path: str, field: str = "data.path") -> list[Path]:
     """
     if not path:
         raise UserError(f"{field} is empty: give a file, a folder or a glob")
-    with reading(path):
-        return _find_files(path, field)
-
-
-def _find_files(path: str, field: str) -> list[Path]:
     where = Path(path).expanduser()
-    if where.is_file():
-        return [where]
-    if where.is_dir():
-        files = _files_below(where, lambda name: name.startswith("."))
-        problem = "is a folder without files: add some text"
-    else:
-        matches = sorted(glob.glob(str(where), recursive=True))
-        files = [Path(match) for match in matches if not os.path.isdir(match)]
-        problem = "does not exist: give a file, a folder or a glob"
-        if glob.has_magic(path):
-            problem = "matches no file: correct the glob, quoted in a shell"
-    if not files:
-        raise UserError(f"{field}={path!r} {problem}")
-    for file in files:
-        if not file.is_file():
-            raise UserError(
-                f"{field}={path!r}: {file} is a broken link, a pipe or a device: give "
-                "files only"
-            )
+    with reading(path):
+        if where.is_file():
+            return [where]
+        if where.is_dir():
+            files = _files_below(where, lambda name: name.startswith("."))
+            problem = "is a folder without files: add some text"
+        else:
+            matches = sorted(glob.glob(str(where), recursive=True))
+            files = [Path(match) for match in matches if not os.path.isdir(match)]
+            problem = "does not exist: give a file, a folder or a glob"
+            if glob.has_magic(path):
+                problem = "matches no file: correct the glob, quoted in a shell"
+        if not files:
+            raise UserError(f"{field}={path!r} {problem}")
+        for file in files:
+            if not file.is_file():
+                raise UserError(
+                    f"{field}={path!r}: {file} is a broken link, a pipe or a device: "
+                    "give files only"
+                )
     return files
 
 
