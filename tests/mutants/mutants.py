@@ -8,8 +8,8 @@ from typing import NamedTuple
 FAULTS = """
 model/memory.py
   no stop-gradient: promises/test_gradients.py
-    - h_NBKD = jax.lax.stop_gradient(h_NBKD)
-    + h_NBKD = h_NBKD + 0
+    - jax.lax.stop_gradient(h_NBLD.astype(self.h_NBMD.dtype))
+    + h_NBLD.astype(self.h_NBMD.dtype)
   padding enters the memory: model
     - return jax.lax.dynamic_slice_in_dim(x, start, M, axis=1)
     + return jax.lax.slice_in_dim(x, x.shape[1] - M, None, axis=1)
@@ -47,8 +47,8 @@ model/positions.py
     - sinusoid_RD(jnp.arange(R - 1, -1, -1), config.d_model)
     + sinusoid_RD(jnp.arange(R), config.d_model)
   clamp_len is one too short: model
-    - R = min(K, config.clamp_len + 1) if config.clamp_len else K
-    + R = min(K, config.clamp_len) if config.clamp_len else K
+    - return min(K, config.clamp_len + 1) if config.clamp_len else K
+    + return min(K, config.clamp_len) if config.clamp_len else K
   sine and cosine are swapped: model
     - [jnp.sin(angle), jnp.cos(angle)]
     + [jnp.cos(angle), jnp.sin(angle)]
@@ -91,8 +91,8 @@ update/step.py
     - key = jax.random.fold_in(state.rng, state.step)
     + key = jax.random.fold_in(state.rng, 0)
   a skipped update keeps its memory: update
-    - memory=choose(good, memory, fresh)
-    + memory=choose(good, memory, memory)
+    - return dataclasses.replace(state, memory=fresh)
+    + return state
 update/guard.py
   a non-finite gradient is applied: update
     - ~jnp.isfinite(grad_norm)]
