@@ -17,7 +17,7 @@ from txl_jax.checkpoint.options import CheckpointConfig
 from txl_jax.data.streams import Position
 from txl_jax.errors import UserError
 from txl_jax.runtime import distributed, storage
-from txl_jax.workdir import lease
+from txl_jax.workdir import lock as module
 from txl_jax.workdir.folder import METRICS, find
 from txl_jax.workdir.lock import LOCK, locked
 from txl_jax.workdir.staging import Staging
@@ -146,10 +146,10 @@ def test_an_unreachable_checkpoint_is_not_taken_for_damaged(
 @pytest.fixture
 def quick_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shortens the lock's times, and makes all processes look like others' machines."""
-    monkeypatch.setattr(lease, "LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(lease, "DEAD_SECONDS", 0.3)
-    monkeypatch.setattr(lease, "BEAT_SECONDS", 0.05)
-    monkeypatch.setattr(lease, "machine", lambda: "")
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(module, "DEAD_SECONDS", 0.3)
+    monkeypatch.setattr(module, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(module, "machine", lambda: "")
 
 
 def test_one_run_at_a_time(store: Store, remote: str, quick_lock: None) -> None:
@@ -172,7 +172,7 @@ def test_a_silent_holder_is_replaced_and_ends(
 ) -> None:
     ended: list[str] = []
     monkeypatch.setattr(distributed, "exit_now", lambda line, _: ended.append(line))
-    monkeypatch.setattr(lease, "BEAT_SECONDS", 0.6)
+    monkeypatch.setattr(module, "BEAT_SECONDS", 0.6)
     with locked(find(remote)):
         with locked(find(remote)):
             said = capsys.readouterr().err
@@ -186,20 +186,20 @@ def test_a_silent_holder_is_replaced_and_ends(
 def test_a_dead_process_of_this_machine_is_replaced_at_once(
     store: Store, remote: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if not lease.machine():
+    if not module.machine():
         pytest.skip("this system has no /proc")
-    dead = lease.Lease(find(remote) / LOCK)
+    dead = module.Lease(find(remote) / LOCK)
     dead.holder["pid"] = str(2**22 + 1)
-    assert dead.write(lease.FREE)
+    assert dead.write(module.FREE)
     with locked(find(remote)):
         assert "is taken over" in capsys.readouterr().err
 
 
 def test_a_write_whose_answer_was_lost_is_one_s_own(store: Store, remote: str) -> None:
-    lock = lease.Lease(find(remote) / LOCK)
-    assert lock.write(lease.FREE)
-    assert lock.write(lease.FREE), "a repetition of the same"
-    assert not lease.Lease(find(remote) / LOCK).write(lease.FREE)
+    lock = module.Lease(find(remote) / LOCK)
+    assert lock.write(module.FREE)
+    assert lock.write(module.FREE), "a repetition of the same"
+    assert not module.Lease(find(remote) / LOCK).write(module.FREE)
 
 
 def test_other_addresses_and_missing_libraries_and_buckets_are_refused(
