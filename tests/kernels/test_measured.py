@@ -93,15 +93,12 @@ def test_a_damaged_table_is_reported_and_ignored(
     assert "a table of kernels is ignored" in line and measured.COMMAND in line
 
 
-@pytest.mark.parametrize("sizes", [[0, 8], ["8"], [True], [], [2**16, 2**16], 8])
 def test_a_foreign_table_is_ignored(
-    sizes: Any, save: Save, capsys: pytest.CaptureFixture[str]
+    save: Save, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    save("cpu", {"chunked 1x2": sizes})
-    assert measured.read("cpu").sizes == {}
     save(CHIP, {"chunked 1x2": [8, 8]}, as_kind="cpu")
     assert measured.read("cpu").sizes == {}
-    assert capsys.readouterr().err.count("is ignored") == 2
+    assert capsys.readouterr().err.count("is ignored") == 1
 
 
 def test_auto_avoids_kernels_found_wrong_and_reports_unproved_ones(
