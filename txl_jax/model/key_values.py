@@ -94,19 +94,13 @@ class KeyValueMemory:
                 name: (params[name][n] if untied else params[name]).astype(dtype)
                 for name in scheme.biases
             }
-            r_RHA, u_HA, w_HA, bias_HR = position_terms(
+            r_RHA, *others = position_terms(
                 config, lambda name, *_: own[name].astype(dtype), R_RD, biases, K
             )
-            return KeyValues(
-                k_HBKA=pad(k_BMHA),
-                v_HBKA=pad(v_BMHA),
-                start_B=jnp.full(B, tgt_len, jnp.int32),
-                zero_HA=(zero_k[0, 0], zero_v[0, 0]),
-                r_HRA=None if r_RHA is None else jnp.swapaxes(r_RHA, 0, 1),
-                u_HA=u_HA,
-                w_HA=w_HA,
-                bias_HR=bias_HR,
-            )
+            r_HRA = None if r_RHA is None else jnp.swapaxes(r_RHA, 0, 1)
+            start_B = jnp.full(B, tgt_len, jnp.int32)
+            zero_HA = zero_k[0, 0], zero_v[0, 0]
+            return KeyValues(pad(k_BMHA), pad(v_BMHA), start_B, zero_HA, r_HRA, *others)
 
         return cls(tuple(map(layer, range(config.n_layer))), memory.filled_B, M)
 

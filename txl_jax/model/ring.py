@@ -67,15 +67,11 @@ class RingMemory:
             return jnp.pad(x_BHAM, (*[(0, 0)] * 3, (slots - M, 0)))
 
         def ring(layer: KeyValues) -> Ring:
-            r_RHA, u_HA, w_HA, bias_HR = layer.distances(M + 1)
-            return Ring(
-                k_BHAM=in_ring(layer.k_HBKA, layer.start_B, rotate),
-                v_BHAM=in_ring(layer.v_HBKA, layer.start_B, None),
-                r_HAR=None if r_RHA is None else jnp.moveaxis(r_RHA, 0, 2),
-                u_HA=u_HA,
-                w_HA=w_HA,
-                bias_HR=bias_HR,
-            )
+            k_BHAM = in_ring(layer.k_HBKA, layer.start_B, rotate)
+            v_BHAM = in_ring(layer.v_HBKA, layer.start_B, None)
+            r_RHA, *others = layer.distances(M + 1)
+            r_HAR = None if r_RHA is None else jnp.moveaxis(r_RHA, 0, 2)
+            return Ring(k_BHAM, v_BHAM, r_HAR, *others)
 
         # The newest token is in the last slot, so the next token takes slot 0.
         slot = jnp.zeros((), jnp.int32)
