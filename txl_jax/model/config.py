@@ -124,10 +124,9 @@ class ModelConfig:
     def _check_clusters(self) -> None:
         ends = (0, *self.cutoffs, self.vocab_size or 2**62)
         if any(low >= high for low, high in zip(ends, ends[1:], strict=False)):
-            size = f" and below the vocabulary's {self.vocab_size}"
             raise UserError(
-                f"model.cutoffs = {self.cutoffs} must be above 0, rising"
-                f"{size if self.vocab_size else ''}"
+                f"model.cutoffs = {self.cutoffs} must be rising, above 0 and below the "
+                f"vocabulary's {self.vocab_size or 'size'}"
             )
         if not self.embed_sizes[-1]:
             raise UserError(

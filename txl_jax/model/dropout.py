@@ -19,8 +19,7 @@ from txl_jax.kernels.hash import keep_index, murmur3
 class Dropout(nn.Module):
     """Dropout that is on exactly when a `dropout` rng is passed.
 
-    variational: all tokens of a stream's segment share a mask (Gal and Ghahramani
-        2016).
+    variational: a stream's tokens in a segment share a mask (Gal, Ghahramani 2016).
     relu: apply ReLU before dropout.
     """
 

@@ -63,15 +63,12 @@ def sinusoid_RD(position_R: Array, D: int) -> Array:
 
 
 def distances(config: ModelConfig, K: int) -> int:
-    """Returns R, the number of distances that K keys have under clamp_len."""
+    """Returns R, the number of distances of K keys; none is above clamp_len."""
     return min(K, config.clamp_len + 1) if config.clamp_len else K
 
 
 def encode_distances(config: ModelConfig, K: int) -> Array:
-    """Returns R_RD, sinusoids of the distances R - 1, .., 0.
-
-    With clamp_len, R is at most clamp_len + 1: greater distances share the first row.
-    """
+    """Returns R_RD, sinusoids of the distances R - 1, .., 0."""
     R = distances(config, K)
     return sinusoid_RD(jnp.arange(R - 1, -1, -1), config.d_model)
 
