@@ -39,6 +39,7 @@ def test_the_facts_of_a_gpu_agree_with_each_other(name: str) -> None:
         ("a100:2x4", 1, "a100:1 to a100:8"),
         ("b200", 1, "b200:1 to b200:8"),
         ("h200:8", 2, "h200 has one slice only"),
+        ("v3:2x2", 2, "compile.slices = 2: v3 has one slice only"),
         ("v100:8", 1, "h100"),
     ],
 )

@@ -12,7 +12,6 @@ from txl_jax.aot.traffic import (
     first_group,
     hbm_bytes,
 )
-from txl_jax.errors import UserError
 
 TEXT = """\
 HloModule small, is_scheduled=true
@@ -115,11 +114,6 @@ is_host_transfer=true
     seconds = roofline.bounds(tpus, 0, 0, [sent], [(0, 0)])
     assert seconds["network"] == pytest.approx(5 * LAYER / 3.125e9)
     assert seconds["interconnect"] == 0
-
-
-def test_a_chip_without_multislice_has_one_slice() -> None:
-    with pytest.raises(UserError, match=r"compile\.slices = 2: v3 has one slice only"):
-        chips.find("v3:2x2", 2)
 
 
 def test_estimated_cycles_count_as_often_as_loops_run() -> None:
