@@ -35,17 +35,24 @@ class Text(NamedTuple):
     title: str
     recipe: str
     wider: int  # d_inner with as many weights, in place of those of W_R
+    lr: float
     fields: tuple[str, ...] = ()
+
+    def changes(self, name: str) -> list[str]:
+        """Returns the fields that a variant changes."""
+        lrs = {"half": self.lr / 2, "twice": self.lr * 2}
+        return [x.format(wider=self.wider, **lrs) for x in VARIANTS[name]]
 
 
 _WORDS = "data.corpus=wikitext2", "data.vocab=word", "model.cutoffs=2000,10000"
 TEXTS = {
-    "shakespeare": Text("Tiny Shakespeare, characters", "shakespeare", 512),
-    "stdlib": Text("Python's standard library, bytes", "quickstart", 576),
+    "shakespeare": Text("Tiny Shakespeare, characters", "shakespeare", 512, 0.003),
+    "stdlib": Text("Python's standard library, bytes", "quickstart", 576, 0.003),
     "wikitext2": Text(
         "WikiText-2, words",
         "quickstart",
         576,
+        0.001,
         (
             *(*_WORDS, "model.div_val=4", "model.dropout=0.1", "eval.baselines=false"),
             *("train.num_steps=3000", "train.eval_every=1000", "generate.num_tokens=1"),
@@ -70,9 +77,10 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "pre_lnorm": ("model.pre_lnorm=true",),
     "all": (*ROTARY, *MODERN, "optim.optimizer=muon"),
     # Whether the learning rate of all rows favours one of them.
-    "half_lr": ("optim.lr=0.0015",),
-    "twice_lr": ("optim.lr=0.006",),
-    "muon_half_lr": ("optim.optimizer=muon", "optim.lr=0.0015"),
+    "half_lr": ("optim.lr={half}",),
+    "twice_lr": ("optim.lr={twice}",),
+    "muon_twice_lr": ("optim.optimizer=muon", "optim.lr={twice}"),
+    "muon_half_lr": ("optim.optimizer=muon", "optim.lr={half}"),
     "stages": ("train.stages=1000:tgt_len=16,mem_len=16", "train.num_steps=2500"),
 }
 
@@ -133,7 +141,7 @@ Done = tuple[list[str], float | None, dict[str, Any]]
 def train(workdir: Path, name: str, seed: int, args: argparse.Namespace) -> Done:
     """Returns what a variant changes, its nats on valid, and its result on test."""
     text = TEXTS[args.text]
-    changed = [field.format(wider=text.wider) for field in VARIANTS[name]]
+    changed = text.changes(name)
     fields = [*text.fields, *changed, f"train.seed={seed}"]
     fields += [f"data.data_dir={args.data_dir}", *args.field]
     if args.tiny:

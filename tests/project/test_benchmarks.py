@@ -174,11 +174,12 @@ def test_variants_page_is_made_from_the_lines() -> None:
 
 def test_variants_are_configs() -> None:
     for text in variants.TEXTS.values():
-        for fields in variants.VARIANTS.values():
+        for variant in variants.VARIANTS:
             config = configs.load(text.recipe)
-            for field in (*text.fields, *fields):
-                name, value = field.format(wider=text.wider).split("=", 1)
-                configs.override(config, name, value)
+            for field in (*text.fields, *text.changes(variant)):
+                configs.override(config, *field.split("=", 1))
+            if variant == "paper":
+                assert config.optim.lr == text.lr
             configs.parse(config)
 
 
