@@ -197,29 +197,32 @@ def page(lines: list[dict[str, Any]]) -> str:
 
 
 def table(title: str, lines: list[dict[str, Any]]) -> str:
-    """Returns one text's table: the means over seeds, and the range on test."""
+    """Returns one text's table: means over seeds, and gains over the same seeds."""
     names = (*VARIANTS, *TUNED)
     rows = {name: [x for x in lines if x["variant"] == name] for name in names}
-    base = [x["test_nats"] for x in rows["paper"]]
+    base = {x["seed"]: x["test_nats"] for x in rows["paper"]}
     text = [
         f"**{title}**, {lines[0]['tokens']:,} scored in test\n",
         "| variant | changes | parameters | updates | valid, nats | test, nats "
-        "| perplexity against `paper` | seeds |",
+        "| perplexity against `paper` | seeds better |",
         "|---" * 8 + "|",
     ]
     for name, runs in rows.items():
         if not runs:
             continue
         nats = [x["test_nats"] for x in runs]
+        gains = [x["test_nats"] - base.get(x["seed"], math.nan) for x in runs]
         valid = statistics.fmean(x["valid_nats"] or math.nan for x in runs)
         mean = statistics.fmean(nats)
-        gain = math.exp(mean - statistics.fmean(base)) - 1 if base else math.nan
-        changes = " ".join(f"`{field}`" for field in runs[0]["fields"])
+        gain = math.exp(statistics.fmean(gains)) - 1
+        better = sum(each < 0 for each in gains)
+        fields = dict.fromkeys(field for x in runs for field in x["fields"])
+        changes = " ".join(f"`{field}`" for field in fields)
         spread = f"{mean:.4f} ({min(nats):.4f}–{max(nats):.4f})"
         sizes = f"{runs[0]['parameters']:,} | {runs[0]['updates']:,}"
         text.append(
             f"| {name} | {changes} | {sizes} | {valid:.4f} | {spread} | {gain:+.1%} "
-            f"| {len(nats)} |"
+            f"| {better} of {len(nats)} |"
         )
     return "\n".join(text) + "\n"
 

@@ -161,10 +161,16 @@ def test_variants_are_compared_with_the_paper() -> None:
     same = {"text": "stdlib", "tokens": 9, "valid_nats": 2.0, "parameters": 1000}
     same |= {"fields": ["a=1"], "updates": 20}
     nats = [("paper", 1.0), ("paper", 1.2), ("muon", 1.0), ("muon", 1.0)]
-    lines = [{"variant": name, "test_nats": x, **same} for name, x in nats]
+    lines = [
+        {"variant": name, "test_nats": x, "seed": i % 2, **same}
+        for i, (name, x) in enumerate(nats)
+    ]
     *_, paper, muon = variants.page(lines).splitlines()
-    assert "2.0000 | 1.1000 (1.0000–1.2000) | +0.0% | 2 |" in paper
-    assert "| `a=1` | 1,000 | 20 | 2.0000 | 1.0000 (1.0000–1.0000) | -9.5% |" in muon
+    assert "2.0000 | 1.1000 (1.0000–1.2000) | +0.0% | 0 of 2 |" in paper
+    assert (
+        "| `a=1` | 1,000 | 20 | 2.0000 | 1.0000 (1.0000–1.0000) | -9.5% | 1 of 2 |"
+        in muon
+    )
 
 
 def test_variants_page_is_made_from_the_lines() -> None:
