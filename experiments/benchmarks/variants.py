@@ -97,7 +97,7 @@ THETAS = 0.01, 0.03, 0.1, 0.3
 TUNED = {
     "dynamic": Tuned(
         (("dynamic=rms", "dynamic_segments=2000", "tgt_len=64"),),
-        *("dynamic_lr", "0.01,0.03,0.06,0.1"),
+        *("dynamic_lr", "0.003,0.01,0.03,0.06,0.1"),
     ),
     "cache": Tuned(
         tuple(("cache_len=2000", f"cache_theta={theta}") for theta in THETAS),

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,9 @@ def evaluate_sweep(loaded: Loaded, tokens: Tokens, workdir: Path) -> dict[str, A
     say(aligned(field, ("perplexity", "bits/token", "tokens/s"), WIDTH))
     for value, each in configs.items():
         scores = evaluate(loaded._replace(config=each), tokens, workdir)
+        if field in RATES and value != trained and not math.isfinite(scores["ppl"]):
+            say(f"{value:<{WIDTH}}diverges, and is left out of the result")
+            continue
         rows.append({field: value, **{name: scores[name] for name in SCORES}})
         rate = f"{scores['tokens_per_second']:,.0f}"
         cells = f"{scores['ppl']:,.2f}", f"{scores['bpc']:.4f}", rate
