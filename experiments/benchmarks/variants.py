@@ -37,6 +37,7 @@ class Text(NamedTuple):
     wider: int  # d_inner with as many weights, in place of those of W_R
     lr: float
     fields: tuple[str, ...] = ()
+    tuned_on: int = 30_000  # tokens of the validation split
 
     def changes(self, name: str) -> list[str]:
         """Returns the fields that a variant changes."""
@@ -47,7 +48,9 @@ class Text(NamedTuple):
 _WORDS = "data.corpus=wikitext2", "data.vocab=word", "model.cutoffs=2000,10000"
 TEXTS = {
     "shakespeare": Text("Tiny Shakespeare, characters", "shakespeare", 512, 0.003),
-    "stdlib": Text("Python's standard library, bytes", "quickstart", 576, 0.003),
+    "stdlib": Text(
+        "Python's standard library, bytes", "quickstart", 576, 0.003, (), 100_000
+    ),
     "wikitext2": Text(
         "WikiText-2, words",
         "quickstart",
@@ -104,7 +107,6 @@ TUNED = {
         *("cache_weight", "0.02,0.05,0.1,0.2"),
     ),
 }
-TUNED_ON = 30_000  # tokens of the validation split
 
 
 def line(name: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
@@ -158,7 +160,7 @@ def tune(workdir: Path, name: str, seed: int, args: argparse.Namespace) -> Done:
     if not workdir.exists():
         sys.exit(f"{name} evaluates the model of {workdir}: train paper, seed {seed}")
     options, sweep, values = TUNED[name]
-    on_valid, on_test = (500, 500) if args.tiny else (TUNED_ON, 0)
+    on_valid, on_test = (500, 500) if args.tiny else (TEXTS[args.text].tuned_on, 0)
     common = ["--mode=evaluate", f"--workdir={workdir}", "--streams=1"]
     tried = []
     for each in options:
