@@ -49,7 +49,7 @@ _WORDS = "data.corpus=wikitext2", "data.vocab=word", "model.cutoffs=2000,10000"
 TEXTS = {
     "shakespeare": Text("Tiny Shakespeare, characters", "shakespeare", 512, 0.003),
     "stdlib": Text(
-        "Python's standard library, bytes", "quickstart", 576, 0.003, (), 100_000
+        "Python's standard library, bytes", "quickstart", 576, 0.003, tuned_on=100_000
     ),
     "wikitext2": Text(
         "WikiText-2, words",

@@ -110,8 +110,8 @@ def check_finite(result: Any, name: str = "") -> None:
     elif "nll" in name and isinstance(result, float) and not math.isfinite(result):
         raise BadNumbers(
             f"{name} = {result}, although every parameter is finite: a layer's values "
-            "overflow; try --config.model.dtype=float32, and a lower eval.dynamic_lr "
-            "with eval.dynamic"
+            "overflow; try --config.model.dtype=float32, or with eval.dynamic a lower "
+            "eval.dynamic_lr"
         )
 
 

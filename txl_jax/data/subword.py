@@ -23,7 +23,7 @@ LINE_ENDS = ("<eos>", "</s>", "<|endoftext|>", "<|end_of_text|>", "[SEP]")
 class _HuggingFace:
     """A tokenizer of Hugging Face's `tokenizers`; tokens that it lacks are -1."""
 
-    library, file = "tokenizers", "tokenizer.json"
+    package, file = "tokenizers", "tokenizer.json"
 
     def __init__(self, state: str) -> None:
         self.tokenizer = _import_tokenizers().Tokenizer.from_str(state)
@@ -59,7 +59,7 @@ class _HuggingFace:
 class _SentencePiece:
     """A model of Google's `sentencepiece`, with the interface of `_HuggingFace`."""
 
-    library, file = "sentencepiece", "SentencePiece model"
+    package, file = "sentencepiece", "SentencePiece model"
 
     def __init__(self, model: bytes) -> None:
         self.model = model
@@ -131,10 +131,10 @@ class SubwordVocab:
             raise
         except Exception as error:  # the libraries raise different types
             reason = str(error).partition("\n")[0]
-            library = f"{engine.library} {_import(engine.library).__version__}"
+            version = _import(engine.package).__version__
             raise UserError(
-                f"{name} is not a {engine.file} that {library} can read ({reason}): "
-                "restore the file"
+                f"{name} is not a {engine.file} that {engine.package} {version} can "
+                f"read ({reason}): restore the file"
             ) from error
 
     @classmethod
