@@ -126,56 +126,50 @@ def test_a_full_disk_behind_stdout_is_one_line() -> None:
     assert (run.returncode, error) == (2, "txl_jax: stdout: No space left on device\n")
 
 
+def refusal_of(*flags: str, start: str = "", **environment: str) -> str:
+    """Returns the one line by which the program refuses to work."""
+    run = program(*flags, start=f"{start}\n", env=os.environ | environment)
+    error = run.communicate(timeout=120)[1]
+    assert run.returncode == 2
+    assert error.startswith("txl_jax: ") and len(error.splitlines()) == 1
+    return error
+
+
+@pytest.mark.parametrize(
+    "environment, part",
+    [
+        ({"JAX_ENABLE_X64": "maybe"}, "'JAX_ENABLE_X64': correct this variable"),
+        ({"JAX_TRANSFER_GUARD": "disallow"}, "=disallow is not supported: unset it"),
+        (  # after it, jax is imported in part
+            {"JAX_NUM_CPU_DEVICES": "x", "JAX_NUM_PROCESSES": "2"},
+            "jax_num_cpu_devices: correct this variable",
+        ),
+        ({"JAX_PLATFORMS": "toaster"}, "check JAX_PLATFORMS"),
+        ({"JAX_PLATFORMS": "cuda", "CUDA_VISIBLE_DEVICES": ""}, "check JAX_PLATFORMS"),
+    ],
+)
+def test_an_impossible_environment_is_one_line(
+    environment: dict[str, str], part: str
+) -> None:
+    assert part in refusal_of("--mode=prepare", "--config=quickstart", **environment)
+
+
 @pytest.mark.parametrize(
     "start, flag, part",
     [
         (
             "import resource as r; r.setrlimit(r.RLIMIT_NOFILE, (24, 24))",
-            "--config=quickstart",
-            "may open only 24 files",
+            *("--config=quickstart", "may open only 24 files"),
         ),
         (
             "import os, tempfile as t; os.chdir(t.mkdtemp()); os.rmdir(os.getcwd())",
-            "--config=quickstart",
-            "--workdir='runs/quickstart' cannot be used",
+            *("--config=quickstart", "--workdir='runs/quickstart' cannot be used"),
         ),
         ("", "--workdir=caf\udce9", "caf\\udce9' is not UTF-8: give another"),
-        (
-            "import os; os.environ['JAX_ENABLE_X64'] = 'maybe'",
-            "--config=quickstart",
-            "'JAX_ENABLE_X64': correct this variable",
-        ),
-        (
-            "import os; os.environ['JAX_TRANSFER_GUARD'] = 'disallow'",
-            "--config=quickstart",
-            "JAX_TRANSFER_GUARD=disallow is not supported: unset it",
-        ),
-        (  # after it, jax is imported in part
-            "import os; os.environ |= {'JAX_NUM_CPU_DEVICES': 'x', "
-            "'JAX_NUM_PROCESSES': '2'}",
-            "--config=quickstart",
-            "jax_num_cpu_devices: correct this variable",
-        ),
-        (
-            "import os; os.environ['JAX_PLATFORMS'] = 'toaster'",
-            "--config=quickstart",
-            "check JAX_PLATFORMS",
-        ),
-        (
-            "import os; os.environ |= {'JAX_PLATFORMS': 'cuda', "
-            "'CUDA_VISIBLE_DEVICES': ''}",
-            "--config=quickstart",
-            "check JAX_PLATFORMS",
-        ),
     ],
 )
-def test_an_impossible_environment_is_one_line(
-    start: str, flag: str, part: str
-) -> None:
-    run = program("--mode=prepare", flag, start=f"{start}\n")
-    error = run.communicate(timeout=120)[1]
-    assert run.returncode == 2 and part in error
-    assert error.startswith("txl_jax: ") and len(error.splitlines()) == 1
+def test_an_impossible_process_is_one_line(start: str, flag: str, part: str) -> None:
+    assert part in refusal_of("--mode=prepare", flag, start=start)
 
 
 @pytest.mark.parametrize(
@@ -205,31 +199,36 @@ def test_pictures_need_no_display() -> None:
 
 
 def test_compilation_for_absent_devices_looks_for_none_here() -> None:
-    start = "import os; os.environ['JAX_PLATFORMS'] = 'toaster'\n"
     flags = ("--mode=compile", "--config=quickstart", "--topology=toaster")
-    run = program(*flags, start=start)
-    error = run.communicate(timeout=120)[1]
-    assert run.returncode == 2 and "compile.topology" in error
+    assert "compile.topology" in refusal_of(*flags, JAX_PLATFORMS="toaster")
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["loss.png", "result.json", pytest.param("sample.txt", marks=pytest.mark.long)],
+    "name, spoil, reason",
+    [
+        ("loss.png", Path.mkdir, "Is a directory"),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in (
+                ("loss.png", lambda path: path.symlink_to("/no/where"), "No such file"),
+                ("result.json", Path.mkdir, "Is a directory"),
+                ("sample.txt", Path.mkdir, "Is a directory"),
+            )
+        ),
+    ],
 )
-def test_files_that_cannot_be_written_lose_no_result(home: Home, name: str) -> None:
-    (home.run / name).unlink()
-    (home.run / name).mkdir()
+def test_files_that_cannot_be_written_lose_no_result(
+    home: Home, name: str, spoil: Callable[[Path], None], reason: str
+) -> None:
+    (path := home.run / name).unlink()
+    spoil(path)
     before = (home.run / "metrics.jsonl").read_text()
     done = home.read("train")
     assert done.status == 2
     assert "this model:" in done.err  # the scores
     error = done.err.splitlines()[-1]
-    assert f"{home.run}/{name} (Is a directory)" in error
-    (home.run / name).rmdir()
-    if name == "loss.png":
-        (home.run / name).symlink_to("/no/where")
-        assert f"{name} (No such file or" in home.read("train").err.splitlines()[-1]
-        (home.run / name).unlink()
+    assert f"/{name} ({reason}" in error
+    path.unlink() if path.is_symlink() else path.rmdir()
     assert home.read("train").result["updates"] == 60
     assert (home.run / "metrics.jsonl").read_text() == before
 
