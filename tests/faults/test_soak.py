@@ -5,16 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.soak import soak, summarize
+from tests.faults.soak import summarize
 from tests.support.processes import Processes
-
-
-@pytest.mark.long
-def test_a_short_run_compiles_once_and_leaks_no_file(tmp_path: Path) -> None:
-    samples = soak(400, tmp_path)
-    assert samples["compilations"][-1] > 0, "it counts"
-    assert {len(column) for column in samples.values()} == {400}
-    assert summarize(samples)["failures"] == []
 
 
 @pytest.mark.parametrize(

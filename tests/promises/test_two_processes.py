@@ -82,9 +82,6 @@ def test_deaths_and_signals_change_no_bit(folder: Path) -> None:
     assert [step for step, _ in exact(ended)] == list(range(1, 201))
 
 
-ENDS = ("num_steps", "eval_every")
-
-
 @pytest.mark.long
 def test_two_processes_resume_the_run_of_one(folder: Path) -> None:
     losses = []
