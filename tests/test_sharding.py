@@ -95,23 +95,6 @@ def test_an_axis_inside_a_slice_cannot_cross_slices() -> None:
         arrange((1, 2, 4), slices(2, 4))
 
 
-@pytest.mark.parametrize(
-    "sizes", [(0, 1, 1), (1, -2, 1), (-1, -1, 1), (-1, 1, -1)], ids=str
-)
-def test_sizes_that_no_mesh_has_are_refused(sizes: tuple[int, int, int]) -> None:
-    with pytest.raises(UserError, match="mesh.data, mesh.fsdp, mesh.model"):
-        MeshConfig(*sizes)
-
-
-@pytest.mark.parametrize("sizes", [(1, 1, 1), (3, -1, 1), (-1, 16, 1)], ids=str)
-def test_a_mesh_that_does_not_fit_the_devices_is_refused(
-    sizes: tuple[int, int, int],
-) -> None:
-    message = "mesh.data x mesh.fsdp x mesh.model = .* does not fit 8 devices"
-    with pytest.raises(UserError, match=message):
-        make_mesh(MeshConfig(*sizes))
-
-
 def test_no_device_holds_a_whole_sharded_parameter() -> None:
     """Nor its moments and mean: fsdp shards everything that has a dimension D."""
     mesh = make_mesh(MeshConfig(data=1, fsdp=8))

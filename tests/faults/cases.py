@@ -10,6 +10,7 @@ from typing import Any
 
 from tests import test_config as config
 from tests.convert import test_huggingface, test_pickle, test_pytorch, test_tensorflow
+from tests.faults import hostile
 from tests.promises import test_bad_inputs
 
 PAGE = Path(__file__).parent / "cases.md"
@@ -37,65 +38,46 @@ def every(inputs: Any, part: str, *layouts: str) -> Rows:
     return [(f"{each} {layout}".strip(), "2", part) for each, layout in pairs]
 
 
-def hostile_rows() -> Rows:
-    """Returns the rows of hostile.txt."""
-    table = (Path(__file__).parent / "hostile.txt").read_text("utf-8")
-    lines = [x for x in table.splitlines() if x and not x.startswith("#")]
-    cells = [[cell.strip() for cell in line.split(" | ")] for line in lines]
-    return [(f"{reader}: {damage}", "2", part) for reader, damage, part in cells]
-
-
-def groups() -> list[tuple[str, Rows]]:
+def groups() -> dict[str, Rows]:
     """Returns the rows by the test that holds them."""
     layouts = [*test_pickle.LAYOUTS]
-    views = [(str(view), "2", part) for view, part in test_pickle.VIEWS if part]
-    return [
-        (
-            "Commands: `tests/promises/test_bad_inputs.py`",
-            split(test_bad_inputs.ERRORS),
+    pickles = "`tests/convert/test_pickle.py`"
+    return {
+        "Commands: `tests/promises/test_bad_inputs.py`": split(test_bad_inputs.ERRORS),
+        "Readers: `tests/faults/test_hostile.py`": [
+            (f"{reader}: {damage}", "2", part) for reader, damage, part in hostile.ROWS
+        ],
+        "Values of fields: `tests/test_config.py`": split(config.REFUSED),
+        "Types of fields: `tests/test_config.py`": [
+            (str(fields), "2", part) for fields, part in config.WRONG
+        ],
+        "Configs of older versions: `tests/test_config.py`": [
+            row for row in split(config.OLDER) if row[-1]
+        ],
+        f"Pickles that would execute code: {pickles}": every(
+            test_pickle.payloads(""), "{path}", *layouts
         ),
-        ("Readers: `tests/faults/test_hostile.py`", hostile_rows()),
-        ("Values of fields: `tests/test_config.py`", split(config.REFUSED)),
-        (
-            "Types of fields: `tests/test_config.py`",
-            [(str(fields), "2", part) for fields, part in config.WRONG],
-        ),
-        (
-            "Configs of older versions: `tests/test_config.py`",
-            [(x, "2", part) for x, part in config.OLDER if isinstance(part, str)],
-        ),
-        (
-            "Pickles that would execute code: `tests/convert/test_pickle.py`",
-            every(test_pickle.payloads(""), "{path}", *layouts),
-        ),
-        ("Views of storages: `tests/convert/test_pickle.py`", views),
-        (
-            "Claims of size: `tests/convert/test_pickle.py`",
-            every(test_pickle.CLAIMS, "{path}", *layouts),
-        ),
-        (
-            "Depth and repetition: `tests/convert/test_pickle.py`",
-            every(test_pickle.NESTED, "{path}"),
-        ),
-        (
-            "Fields of Hugging Face: `tests/convert/test_huggingface.py`",
-            [(str(fields), "2", part) for fields, part in test_huggingface.MISTAKES],
-        ),
-        (
-            "State dicts: `tests/convert/test_pytorch.py`",
-            [(name, "2", str(case[-1])) for name, case in test_pytorch.BROKEN.items()],
-        ),
-        (
-            "Variables of TensorFlow: `tests/convert/test_tensorflow.py`",
-            [(name, "2", part) for name, _, part in test_tensorflow.REFUSED],
-        ),
-    ]
+        f"Views of storages: {pickles}": [
+            (str(view), "2", part) for view, part in test_pickle.VIEWS if part
+        ],
+        f"Claims of size: {pickles}": every(test_pickle.CLAIMS, "{path}", *layouts),
+        f"Depth and repetition: {pickles}": every(test_pickle.NESTED, "{path}"),
+        "Fields of Hugging Face: `tests/convert/test_huggingface.py`": [
+            (str(fields), "2", part) for fields, part in test_huggingface.MISTAKES
+        ],
+        "State dicts: `tests/convert/test_pytorch.py`": [
+            (name, "2", str(case[-1])) for name, case in test_pytorch.BROKEN.items()
+        ],
+        "Variables of TensorFlow: `tests/convert/test_tensorflow.py`": [
+            (name, "2", part) for name, _, part in test_tensorflow.REFUSED
+        ],
+    }
 
 
 def page() -> str:
     """Returns the list of all cases in Markdown."""
-    parts = [HEAD, f"{sum(len(rows) for _, rows in groups())} cases.\n"]
-    for title, rows in groups():
+    parts = [HEAD, f"{sum(len(rows) for rows in groups().values())} cases.\n"]
+    for title, rows in groups().items():
         parts.append(f"\n## {title} ({len(rows)})\n\n")
         parts.append("| input | status | part of the line |\n|---|---|---|\n")
         for row in rows:

@@ -1,6 +1,7 @@
 """Damaged, hostile and impossible inputs of every reader, each refused in one line.
 
-A row of ROWS is a reader, the damage to its valid input, and a part of the error:
+A row of hostile.txt is a reader, the damage to its valid input, and a part of the
+error:
 
     reader  field=JSON     the JSON object with one field set; a.b is a field in a field
     reader  -field         without the field
@@ -39,6 +40,11 @@ from txl_jax.tables.options import TableConfig
 from txl_jax.workdir import claim
 from txl_jax.workdir.fit import fit_mesh, fit_vocab
 
+ROWS = [
+    tuple(cell.strip() for cell in line.split(" | "))
+    for line in Path(__file__).with_suffix(".txt").read_text("utf-8").splitlines()
+    if line and not line.startswith("#")
+]
 DEEP = 100_000
 CONTENTS: dict[str, bytes] = {
     "nothing": b"",
@@ -109,7 +115,7 @@ class Reader:
 POINT = {"step": 30, "valid_ppl": 20.0, "spread": 0.5}
 CURVE = {"source": "a test", "points": [POINT, {**POINT, "step": 31}]}
 WORDS = {"kind": "word", "words": ["<eos>", "a"], **Lines()._asdict()}
-CHARS = {"kind": "char", "of_bytes": False, "symbols": "abc"}
+CHARS = {"kind": "char", "of_bytes": False, "symbols": "ab c\n"}
 SUBWORDS = {"kind": "subword", "tokenizer": {"model": {}}}
 PIECES = {"kind": "subword", "sentencepiece": "AAAA"}
 COUNTS = dict.fromkeys(("tokens", "bytes", "original_bytes", "words", "lines"), 4)

@@ -5,7 +5,6 @@ Hypothesis makes the inputs: a few here, the same ones each time, and with
 anything but UserError, take long or much memory.
 """
 
-import dataclasses
 import json
 import resource
 import shutil
@@ -21,6 +20,7 @@ from hypothesis import strategies as st
 from tests.convert import bundles
 from tests.convert.test_huggingface import folder_of
 from tests.convert.test_pickle import RECORDED
+from tests.faults import hostile
 from txl_jax import config as configs
 from txl_jax.checkpoint import manifest
 from txl_jax.cli import flags
@@ -85,6 +85,11 @@ def like(state: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
     return st.builds(lambda change: {**state, **change}, changes)
 
 
+def sealed(state: dict[str, Any]) -> st.SearchStrategy[bytes]:
+    """Makes the file of such an object, with the right checksum."""
+    return like(state).map(lambda state: encode(with_checksum(state)))
+
+
 # Readers, each with its inputs
 
 Read = Callable[[Path, Any], None]
@@ -113,27 +118,13 @@ def command_line(folder: Path, argv: list[str]) -> None:
     flags.parse([f"--workdir={folder}/none", *argv])
 
 
-@reads(
-    JSON.map(encode)
-    | like(json.loads(json.dumps(dataclasses.asdict(configs.Config())))).map(
-        lambda state: encode(with_checksum(state))
-    )
-    | edited(Path(__file__))
-)
+@reads(JSON.map(encode) | sealed(hostile.CONFIG) | edited(Path(__file__)))
 def config(folder: Path, data: bytes) -> None:
     (folder / "config.json").write_bytes(data)
     configs.parse(configs.load_json(folder / "config.json"))
 
 
-RECORD: dict[str, Any] = {
-    "step": 3,
-    "position": {"epoch": 0, "segment": 1, "token_offset": 2},
-    "valid_nll": 1.5,
-    "arrays": {"params/a": ["float32", [3], "0" * 16]},
-}
-
-
-@reads(like(RECORD).map(lambda state: encode(with_checksum(state))) | JSON.map(encode))
+@reads(sealed(hostile.RECORD) | JSON.map(encode))
 def record(folder: Path, data: bytes) -> None:
     (folder / "record").mkdir(exist_ok=True)
     (folder / "record" / "metadata").write_bytes(data)
@@ -144,11 +135,11 @@ def record(folder: Path, data: bytes) -> None:
 
 VOCABULARIES: list[dict[str, Any]] = [
     {"kind": "byte"},
-    {"kind": "char", "of_bytes": False, "symbols": "ab c\n"},
+    hostile.CHARS,
     {"kind": "char", "of_bytes": True, "symbols": "ab\xff"},
-    {"kind": "word", "words": ["<eos>", "a"], **Lines()._asdict()},
+    hostile.WORDS,
     {"kind": "subword", "tokenizer": {"model": {"type": "BPE"}}},
-    {"kind": "subword", "sentencepiece": "AAAA"},
+    hostile.PIECES,
 ]
 
 

@@ -21,13 +21,10 @@ def test_published_points_are_met_and_those_between_interpolated() -> None:
     assert 0.06 < spread < 0.13
     assert published.at(4_999) is None
     assert published.at(40_001) is None
-
-
-def test_a_spread_is_given_only_where_it_was_published() -> None:
-    published = curve.load("wt103_nvidia_large")
-    assert published.at(10_000) == pytest.approx((32.63, 0.20))
-    assert published.at(100_000) == pytest.approx((17.80, 0.0))
-    assert (published.at(50_000) or (0, 1))[1] == 0
+    large = curve.load("wt103_nvidia_large")  # has one spread
+    assert large.at(10_000) == pytest.approx((32.63, 0.20))
+    assert large.at(100_000) == pytest.approx((17.80, 0.0))
+    assert (large.at(50_000) or (0, 1))[1] == 0
 
 
 @pytest.mark.parametrize(
@@ -54,26 +51,6 @@ def test_a_file_is_read_as_a_curve(tmp_path: Path) -> None:
     points = [{"step": 10, "valid_ppl": 9.0, "spread": 0}]
     path.write_text(json.dumps({"source": "mine", "points": points}))
     assert curve.load(str(path)).at(10) == pytest.approx((9.0, 0.0))
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        *(
-            None,
-            "{",
-            '{"source": "x", "points": []}',
-            '{"source": "x", "points": [{}]}',
-        ),
-        '{"source": "x", "points": [{"step": 0, "valid_ppl": 9, "spread": 0}]}',
-    ],
-)
-def test_an_unusable_curve_is_refused(text: str | None, tmp_path: Path) -> None:
-    path = tmp_path / "bad.json"
-    if text is not None:
-        path.write_text(text)
-    with pytest.raises(UserError, match=r"train\.expected_curve = .*bad\.json"):
-        curve.load(str(path))
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
