@@ -127,7 +127,7 @@ setup(
     extras_require={
         "tpu": ["jax[tpu]"],
         "cuda13": ["jax[cuda13]"],
-        "gpu_aot": ["jax[cuda13-local]"],  # the compiler for GPUs, without CUDA
+        "gpu-aot": ["jax[cuda13-local]"],  # the compiler for GPUs, without CUDA
         "test": TEST,
         "dev": [
             *TEST,

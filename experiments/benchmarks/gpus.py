@@ -1,6 +1,6 @@
 """Compiles the published models for NVIDIA GPUs; writes gpus.jsonl and gpus.md.
 
-    pip install -e '.[gpu_aot]'
+    pip install -e '.[gpu-aot]'
     python -m experiments.benchmarks.gpus [--rows=N]
 
 Each row is one training step as `--mode=compile` compiles it; existing rows are not

@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.long,
     pytest.mark.skipif(
         not gpus.installed(),
-        reason="XLA:GPU, the GPU compiler, is not installed (extra gpu_aot)",
+        reason="XLA:GPU, the GPU compiler, is not installed (extra gpu-aot)",
     ),
 ]
 # All sizes differ, so that a shape identifies an array. `chunked` works on 3 blocks of
