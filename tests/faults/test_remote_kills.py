@@ -94,7 +94,8 @@ def test_kills_at_random_storage_calls_change_no_bit(pair: Pair) -> None:
             # The other notices the death at once, or is aborted by jax.
             assert statuses[1 - index] in (75, -signal.SIGABRT, 0), run.said(1 - index)
             kills += 1
-        assert pair.start().wait() == [0, 0]
+        run = pair.start()
+        assert run.wait() == [0, 0], run.said(0) + run.said(1)
         assert pair.result() == expected, f"round {rounds}, after {kills} kills"
         rounds += 1
         print(f"{kills} kills in {rounds} rounds changed no bit")

@@ -14,11 +14,13 @@ from tests.support.store import Store, remote, shared_store, store
 from txl_jax.checkpoint import save_restore
 from txl_jax.checkpoint.manager import open_checkpoints
 from txl_jax.checkpoint.options import CheckpointConfig
+from txl_jax.config import Config
 from txl_jax.data.streams import Position
 from txl_jax.errors import UserError
 from txl_jax.runtime import distributed, storage
 from txl_jax.workdir import lock as module
 from txl_jax.workdir.folder import METRICS, find
+from txl_jax.workdir.load import has_checkpoint
 from txl_jax.workdir.lock import LOCK, locked
 from txl_jax.workdir.staging import Staging
 
@@ -141,6 +143,17 @@ def test_an_unreachable_checkpoint_is_not_taken_for_damaged(
             run(remote, 4)
     store.proxy.hook = lambda method, path: None
     assert run(remote, 4) == (3, [])
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_again(
+    store: Store, remote: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A store has no empty folders: only the metrics show that a run has begun."""
+    folder = find(remote)
+    with open_checkpoints(folder):
+        (folder / METRICS).write_text('{"step": 1, "exact": {}, "timing": {}}\n')
+    assert not has_checkpoint(folder, Config())
+    assert "repeating updates 1 to 1" in capsys.readouterr().err
 
 
 @pytest.fixture

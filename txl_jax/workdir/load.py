@@ -149,7 +149,8 @@ def has_checkpoint(workdir: Path, config: Config) -> bool:
             ) from error
     trained = last_step(workdir / METRICS)
     late = 2 * max(config.checkpoint.every_steps, config.train.eval_every)
-    if trained and (trained > late or not folder.exists()):
+    is_gone = not storage.is_remote(folder) and not folder.exists()
+    if trained and (trained > late or is_gone):  # a store has no empty folders
         raise UserError(
             f"{workdir} was trained to update {trained}, as {METRICS} shows, but has "
             f"no checkpoint: restore its folder {CHECKPOINTS}, or move {METRICS} "
