@@ -57,8 +57,6 @@ def test_trains_in_every_task(cluster: dict[str, str], tmp_path: Path) -> None:
         ((75, 75), "RUNNING", "0", 75, True),
         ((75, 134), "RUNNING", "0", 75, True),
         ((75, 1), "RUNNING", "0", 1, False),
-        ((2, 75), "RUNNING", "0", 2, False),
-        ((76, 76), "RUNNING", "0", 76, False),
         ((134, 134), "RUNNING", "0", 134, False),
         ((75, 75), "CANCELLED", "0", 75, False),
         ((75, 75), "PREEMPTED", "0", 75, False),

@@ -14,12 +14,8 @@ import pytest
 from tests.launch import world
 
 TRAIN = ["--config=experiments/wt103.py", "--workdir=/mnt/txl/wt103"]
-FLAGS = [
-    "--name=my-run",
-    "--zone=us-west4-a",
-    "--accelerator_type=v5litepod-16",
-    "--nfs=10.0.0.2:/share",
-]
+FLAGS = "--name=my-run --zone=us-west4-a --accelerator_type=v5litepod-16".split()
+FLAGS += ["--nfs=10.0.0.2:/share"]
 PACKED = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "experiments/wt103.py")
 
 
@@ -68,16 +64,11 @@ def test_creates_trains_on_all_workers_and_deletes(
     assert result.returncode == 0, result.stderr
     assert verbs(tmp_path) == ["create", "ssh", "scp", *["ssh"] * 5, "delete"]
     create = world.calls(tmp_path, "create")[0]
-    assert create[5:] == [
-        "my-run",
-        "--node-id=my-run",
-        "--accelerator-type=v5litepod-16",
-        "--runtime-version=v2-alpha-tpuv5-lite",
-        "--spot",
-        "--zone=us-west4-a",
-        "--quiet",
-        "--project=mine",
-    ]
+    assert " ".join(create[5:]) == (
+        "my-run --node-id=my-run --accelerator-type=v5litepod-16 "
+        "--runtime-version=v2-alpha-tpuv5-lite --spot --zone=us-west4-a --quiet "
+        "--project=mine"
+    )
     assert all("--project=mine" in call for call in world.calls(tmp_path, "gcloud"))
     assert sorted(world.calls(tmp_path, "training", "txl_jax.main")) == [
         ["training", place, "-m", "txl_jax.main", *TRAIN, *odd] for place in ("0", "1")
