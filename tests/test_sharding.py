@@ -10,7 +10,6 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from tests.support import tiny
-from txl_jax import sharding as module
 from txl_jax.data.streams import Segment
 from txl_jax.errors import UserError
 from txl_jax.runtime.options import MeshConfig
@@ -137,18 +136,3 @@ def test_one_process_feeds_all_streams_to_their_devices(config: MeshConfig) -> N
     for array in placed:
         for shard in array.addressable_shards:
             assert shard.data.shape == (2, B // shards, *array.shape[2:])
-
-
-def test_a_process_feeds_the_streams_of_its_devices(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for ranges, expected in (
-        # Two devices of `model` hold the same streams.
-        ([(8, 12), (4, 8), (4, 8), (8, 12)], range(4, 12)),
-        # The chips of a host of v5e:4x4 are at 0, 1, 6 and 15 in a mesh of one axis.
-        ([(8, 10), (0, 2), (14, 16), (2, 4)], (0, 1, 2, 3, 8, 9, 14, 15)),
-    ):
-        places = {device: (slice(*rows),) for device, rows in enumerate(ranges)}
-        process = SimpleNamespace(addressable_devices_indices_map=lambda _, x=places: x)
-        monkeypatch.setattr(module, "sharding", lambda mesh, _, x=process: x)
-        assert [*host_rows(make_mesh(CUBE), B, "train.batch_size")] == [*expected]

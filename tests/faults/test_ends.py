@@ -311,6 +311,7 @@ def test_weights_that_are_not_finite_are_refused(home: Home, mode: str) -> None:
     assert f"parameter {name} in {home.run} is not finite" in done.err
 
 
+@pytest.mark.long
 def test_a_closed_pipe_ends_several_processes_quietly(tmp_path: Path) -> None:
     tiny = processes.write_experiment(tmp_path)
     read, write = os.pipe()
