@@ -144,8 +144,6 @@ model.position=sinusoidal model.mem_len=0 eval.mem_len=0 | generate.mem_len = {C
 {LEARNED} train.tgt_len=60 train.ext_len=5 | train.varlen) = 65 | n_position = 64: raise
 {LEARNED} train.tgt_len=50 train.varlen=true | train.varlen) = 65 | n_position = 64
 {LEARNED} eval.tgt_len=1 eval.ext_len=64 | eval.ext_len + eval.tgt_len = 65
-modle.n_layer=3                     | 'modle.n_layer' (did you mean 'model.n_layer'?)
-model.n_layer=3.0                   | model.n_layer = '3.0' is not a whole number
 model.n_layer=                      | model.n_layer = '' is not a whole number
 optim.lr=fast                       | optim.lr = 'fast' is not a number
 model.same_length=1                 | model.same_length = '1' is not true or false
@@ -159,7 +157,6 @@ train.ext_len=3 model.mem_len=4     | train.ext_len = 3 | model.mem_len = 4 | to
 train.ext_len=3 train.half_loss=true model.mem_len=0 | train.half_loss = True and train
 eval.ext_len=3 eval.mem_len=4       | eval.ext_len = 3 | eval.mem_len = 4 | of them to 0
 optim.betas=0.9,1                   | optim.betas = (0.9, 1.0)
-optim.lr=nan                        | optim.lr = nan must be a finite number
 optim.epsilon=0                     | optim.epsilon = 0.0 must be above 0
 optim.schedule=constant optim.min_lr_ratio=1 | optim.min_lr_ratio
 eval.dynamic_lr=1                   | eval.dynamic_lr needs eval.dynamic = "rms"
@@ -179,13 +176,10 @@ eval.cache_len=9 eval.cache_weight=0.1 eval.reset_memory_at=0 | cache_len = 9 is
 eval.checkpoint=²                   | eval.checkpoint
 eval.checkpoint=100,best            | eval.checkpoint | average
 eval.checkpoint=1,,2                | several with commas between
-eval.checkpoint=999999999999999999999 | nor a step
 generate.seed=4294967296            | generate.seed = 4294967296 must be from 0 to
 generate.prompt=                    | generate.prompt is empty
 generate.top_p=1.5                  | generate.top_p = 1.5 must be above 0, at most 1
 run.profile_steps=10:10             | such as "10:15"
-run.profile_steps=:15               | run.profile_steps = ':15' must be a range
-mesh.model=-2                       | mesh.model | each must be at least 1
 mesh.data=-1 mesh.fsdp=-1           | mesh.data | mesh.fsdp | one of them may be -1
 """
 SHORT = {
@@ -349,19 +343,6 @@ def test_a_flag_of_an_older_version_is_translated(
 
 # Whose run it is
 
-
-def other(value: Any) -> Any:
-    """Returns another value of the same type."""
-    others = {
-        "bool": lambda: not value,
-        "int": lambda: value * 2 or 2,
-        "float": lambda: value / 2 or 0.25,
-        "str": lambda: value + "x",
-        "tuple": lambda: (*value, True),
-    }
-    return others[type(value).__name__]()
-
-
 # Of the sections that decide what a run computes, the fields that may change.
 FREE = {
     *("data.data_dir", "model.kernel", "model.remat_policy", "model.unroll"),
@@ -374,7 +355,7 @@ def test_a_run_is_identified_by_model_data_train_and_optim() -> None:
     for name in configs.FIELDS:
         section, key = name.split(".")
         old = getattr(Config(), section)
-        was, now = getattr(old, key), other(getattr(old, key))
+        was, now = getattr(old, key), ("another",)
         new, config = dataclasses.replace(old), dataclasses.replace(Config())
         object.__setattr__(new, key, now)  # unchecked
         object.__setattr__(config, section, new)

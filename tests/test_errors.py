@@ -26,8 +26,3 @@ def test_an_error_is_one_line_without_its_middle() -> None:
     line = str(UserError(f"word {'x' * 10**6} is unknown: fix it"))
     assert len(line) < 1000
     assert line.startswith("word xx") and line.endswith("xx is unknown: fix it")
-
-
-def test_paths_of_other_bytes_are_shown() -> None:
-    name = b"caf\xe9".decode(errors="surrogateescape")
-    assert str(UserError(f"no file {name}")) == "no file caf\\udce9"

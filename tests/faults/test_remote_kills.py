@@ -193,11 +193,6 @@ def test_the_storage_calls_of_a_checkpoint_and_of_a_start(pair: Pair) -> None:
         rows[word] = np.array(count())
         run.kill()
     for name, row in rows.items():
-        for index in (0, 1):
-            print(
-                name,
-                f"process {index}",
-                dict(zip(names, row[index].tolist(), strict=True)),
-            )
+        print(f"{name}, {names} of each process: {row.tolist()}")
     assert rows["a checkpoint"].sum(1).max() < 400
     assert rows["resumed at update"].sum(1).max() < 300

@@ -174,7 +174,6 @@ txl --config={tiny} --workdir={text}/x    | Not a directory
 txl --config={tiny} --workdir={long}      | File name too long
 txl --config={tiny} --workdir={home}/[a]  | has one of [ * ? in its path
 txl --config={tiny} --workdir=https://x/y | is neither a folder
-txl --config={tiny} --workdir=s3://b/run  | nor gs://BUCKET
 txl --config={tiny} --workdir={run} --config.model.n_layer=3 | model.n_layer was 2, is
 config none.py                            | no config file
 config {long}.py                          | give FILE.py or a packaged
@@ -285,10 +284,8 @@ new train.init_from={long}                | cannot be used (File name
 evaluate run --config.model.d_inner=64    | model.d_inner was 32
 evaluate run --checkpoint=5               | give best, latest
 evaluate run --checkpoint=30,5            | steps of 30, 60
-evaluate run --checkpoint=-1              | neither best, latest
 evaluate run --streams=8000               | too few for 8000 streams
 evaluate run --streams=4                  | eval.streams = 4 is not
-evaluate run --config.mesh.data=3         | mesh.data
 evaluate run --config.data.path=/no       | does not exist
 evaluate run --reset_memory_at=300        | = 300 is not a token of this vocabulary
 evaluate run --sweep=mem_len=0,8 --ext_len=4 --mem_len=0 | eval.ext_len = 4 with eval.m
@@ -305,7 +302,6 @@ import huggingface model --config={tiny}  | takes no --config
 import huggingface model --workdir={run}  | is not an empty folder: give a new one
 import huggingface model --workdir={text} | is not an empty folder
 import huggingface model --workdir={text}/x | cannot
-import huggingface model --streams=3      | unknown flag '--streams'
 import huggingface model --config.train.seed=3 | is not trained in its workdir
 import huggingface model --config.model.n_layer=9 | leave the model's sizes unchanged
 import huggingface model --config.model.d_inner=3 | layers/feed_forward/in

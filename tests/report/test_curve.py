@@ -1,8 +1,6 @@
 """Published curves beside a run's validations."""
 
-import json
 import math
-from pathlib import Path
 
 import pytest
 
@@ -44,13 +42,6 @@ def test_a_run_without_a_curve_reports_nothing(
 ) -> None:
     curve.load("").report(5_000, 3.0)
     assert not capsys.readouterr().err
-
-
-def test_a_file_is_read_as_a_curve(tmp_path: Path) -> None:
-    path = tmp_path / "mine.json"
-    points = [{"step": 10, "valid_ppl": 9.0, "spread": 0}]
-    path.write_text(json.dumps({"source": "mine", "points": points}))
-    assert curve.load(str(path)).at(10) == pytest.approx((9.0, 0.0))
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.support import tiny
+from tests.support.refusal import refusal
 from txl_jax import config as configs
 from txl_jax.checkpoint import save_restore
 from txl_jax.checkpoint.manager import open_checkpoints
@@ -17,7 +18,6 @@ from txl_jax.data import vocab as vocabulary
 from txl_jax.data.streams import Position
 from txl_jax.data.vocab import CharVocab
 from txl_jax.data.word import WordVocab
-from txl_jax.errors import UserError
 from txl_jax.evaluate.options import EvalConfig
 from txl_jax.model.config import ModelConfig
 from txl_jax.update.options import OptimConfig, TrainConfig
@@ -66,11 +66,9 @@ def starting_from(source: Path | str, **changes: Any) -> Config:
     return Config(model=tiny.config(**changes), train=train)
 
 
-def refusal(config: Config, folder: Path, vocab: Any = VOCAB) -> str:
+def refused_start(config: Config, folder: Path, vocab: Any = VOCAB) -> str:
     """Returns the message that refuses such a start: one line."""
-    with pytest.raises(UserError) as caught:
-        restore.load_initial(config, folder / "new", vocab)
-    message = str(caught.value)
+    message = refusal(restore.load_initial, config, folder / "new", vocab)
     assert message.startswith(f"train.init_from = {config.train.init_from!r}: ")
     assert not (folder / "new").exists()
     return message
@@ -158,7 +156,7 @@ def test_another_meaning_of_parameters_is_refused(
     runs: Path, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     """Even where the shapes fit, as they do for most of these."""
-    message = refusal(starting_from(runs / "plain", **changes), tmp_path)
+    message = refused_start(starting_from(runs / "plain", **changes), tmp_path)
     for name, new in changes.items():
         old = getattr(tiny.CONFIG, name)
         assert f"model.{name} is {old!r} there, {new!r} here" in message
@@ -167,13 +165,13 @@ def test_another_meaning_of_parameters_is_refused(
 
 def test_shapes_that_contradict_the_config_are_refused(tmp_path: Path) -> None:
     write_run(tmp_path / "odd", model=tiny.config(n_layer=3))
-    message = refusal(starting_from(tmp_path / "odd", n_layer=3), tmp_path)
+    message = refused_start(starting_from(tmp_path / "odd", n_layer=3), tmp_path)
     assert "model." not in message
     assert "layers/attention/k is float32[2, 2, 3, 8] there, float32[3, 2" in message
 
 
 def test_another_vocabulary_is_refused_with_its_fix(runs: Path, tmp_path: Path) -> None:
-    message = refusal(starting_from(runs / "plain"), tmp_path, OTHER_VOCAB)
+    message = refused_start(starting_from(runs / "plain"), tmp_path, OTHER_VOCAB)
     path = runs / "plain" / "vocab.json"
     assert f"data.vocab_path={str(path)!r}" in message
     # The fix that the message gives works.
