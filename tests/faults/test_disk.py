@@ -142,17 +142,11 @@ def train(workdir: Path, num_steps: int) -> dict[str, Any]:
     return test_train.train(workdir, config)
 
 
-class Disk(SimpleNamespace):
-    """Is full from the checkpoint or the metrics of one step to the next metrics."""
-
-    checkpoint = metrics = -1
-    repair: Callable[[], None]
-
-
 @pytest.fixture
-def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+    """Is full from the checkpoint or the metrics of one step to the next metrics."""
     full = contextlib.ExitStack()
-    disk = Disk(repair=full.close)
+    disk = SimpleNamespace(checkpoint=-1, metrics=-1, repair=full.close)
     save, sync = save_restore.save, MetricsLog.sync
 
     def save_faulty(manager: Checkpoints, step: int, *rest: Any) -> None:
@@ -175,7 +169,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
 
 
 def test_a_run_continues_over_a_full_disk_and_after_it(
-    tmp_path: Path, disk: Disk, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, disk: SimpleNamespace, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Metrics that the disk refuses wait, and no checkpoint overtakes them."""
     disk.checkpoint, disk.metrics = 20, 30

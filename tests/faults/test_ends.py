@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -233,31 +233,18 @@ def test_files_that_cannot_be_written_lose_no_result(
     assert (home.run / "metrics.jsonl").read_text() == before
 
 
-def on_terminal(write: Callable[[TextIO], object]) -> str:
-    """Returns what a function writes on a terminal."""
-    master, slave = pty.openpty()
-    with open(slave, "w") as terminal, open(master, "rb", buffering=0) as screen:
-        write(terminal)
-        return screen.read(4096).decode()
-
-
 def test_a_terminal_gets_no_control_characters(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompt = "\x1b]0;owned\x07 \x9b2J \u202e 1 is "
-
-    def generate(terminal: TextIO) -> None:
-        monkeypatch.setattr("sys.stdout", terminal)
-        print_first(prompt)
-        terminal.flush()
-
-    def log(terminal: TextIO) -> None:
-        monkeypatch.setattr("sys.stderr", terminal)
-        say(prompt)
-        terminal.flush()
-
-    for write in (generate, log):
-        shown = on_terminal(write)
+    write: Callable[[str], object]
+    for name, write in (("sys.stdout", print_first), ("sys.stderr", say)):
+        master, slave = pty.openpty()
+        with open(slave, "w") as terminal, open(master, "rb", buffering=0) as screen:
+            monkeypatch.setattr(name, terminal)
+            write(prompt)
+            terminal.flush()
+            shown = screen.read(4096).decode()
         assert shown.strip() == r"\x1b]0;owned\x07 \x9b2J \u202e 1 is"
     monkeypatch.undo()
     done = home.read("generate", f"--prompt={prompt}", "--num_tokens=2")

@@ -38,7 +38,8 @@ def test_the_revision_is_the_commit_of_the_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def git(*arguments: str) -> str:
-        command = ["git", "-C", str(tmp_path), *arguments]
+        author = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+        command = ["git", "-C", str(tmp_path), *author, *arguments]
         return subprocess.check_output(command, text=True).strip()
 
     package, notes = tmp_path / "package.py", tmp_path / "notes.txt"
@@ -47,9 +48,6 @@ def test_the_revision_is_the_commit_of_the_package(
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     for name in ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM"):  # not the user's
         monkeypatch.setenv(name, "/dev/null")
-    for name in ("AUTHOR", "COMMITTER"):
-        monkeypatch.setenv(f"GIT_{name}_NAME", "a")
-        monkeypatch.setenv(f"GIT_{name}_EMAIL", "a@example.org")
     assert git_revision(package) == "none", "outside of a repository"
     git("init", "--quiet")
     git("add", "package.py")
