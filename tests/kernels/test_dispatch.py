@@ -28,31 +28,24 @@ def test_the_compiler_splits_what_does_not_divide_over_the_mesh(
     assert chosen((4, 3, 3, 5), places) == "xla"
 
 
-def test_a_gpu_has_no_array_of_many_scores() -> None:
-    for sizes, L, name in (
-        ((1, 1, 1), 1024, "chunked"),
-        ((1, 1, 1), 1023, "xla"),
-        ((2, 1, 2), 1024, "xla"),  # a quarter of them on each device
-    ):
-        axes, device = (AxisType.Auto,) * 3, AbstractDevice("H100", None, "gpu")
-        mesh = AbstractMesh(sizes, AXES, axis_types=axes, abstract_device=device)
-        places = NamedSharding(mesh, jax.P())
-        assert chosen((8, L, 16, 64), places, 2048) == name
-
-
 @pytest.mark.parametrize(
-    ("kind", "K", "name"),
+    ("kind", "sizes", "L", "K", "name"),
     [
-        ("TPU v5 lite", 8, "tpu"),
-        ("TPU v4", 301, "tpu"),
-        ("TPU v4", 300, "xla"),  # as fast there
-        ("TPU v3", 8, "xla"),
-        ("H100", 8, "xla"),
-        ("cpu", 8, "xla"),
+        ("TPU v5 lite", (1, 1, 1), 3, 8, "tpu"),
+        ("TPU v4", (1, 1, 1), 3, 301, "tpu"),
+        ("TPU v4", (1, 1, 1), 3, 300, "xla"),  # as fast there
+        ("TPU v3", (1, 1, 1), 3, 8, "xla"),
+        ("cpu", (1, 1, 1), 3, 8, "xla"),
+        ("H100", (1, 1, 1), 3, 8, "xla"),
+        ("H100", (1, 1, 1), 1023, 2048, "xla"),
+        ("H100", (1, 1, 1), 1024, 2048, "chunked"),  # no array of many scores
+        ("H100", (2, 1, 2), 1024, 2048, "xla"),  # a quarter of them on each device
     ],
 )
-def test_the_mesh_gives_the_device(kind: str, K: int, name: str) -> None:
-    axes, device = (AxisType.Auto,) * 3, AbstractDevice(kind, 1, "any")
-    mesh = AbstractMesh((1, 1, 1), AXES, axis_types=axes, abstract_device=device)
-    places = NamedSharding(mesh, jax.P())
-    assert chosen((2, 3, 4, 5), places, K) == name
+def test_the_mesh_gives_the_device(
+    kind: str, sizes: tuple[int, ...], L: int, K: int, name: str
+) -> None:
+    platform = "gpu" if kind == "H100" else "any"
+    axes, device = (AxisType.Auto,) * 3, AbstractDevice(kind, None, platform)
+    mesh = AbstractMesh(sizes, AXES, axis_types=axes, abstract_device=device)
+    assert chosen((8, L, 16, 64), NamedSharding(mesh, jax.P()), K) == name
