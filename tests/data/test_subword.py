@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.data.test_vocab import streamed
 from tests.support.refusal import refused
 from txl_jax.data import text as texts
 from txl_jax.data import vocab
@@ -22,11 +23,6 @@ TEXT = "the café of the river\n\n  a naïve game , 東京 😀\nand the end\n" 
 @pytest.fixture(scope="module")
 def bpe() -> SubwordVocab:
     return SubwordVocab.train([TEXT], 300)
-
-
-def streamed(made: SubwordVocab, data: bytes, size: int) -> list[int]:
-    blocks = (data[at : at + size] for at in range(0, len(data), size))
-    return [int(token) for part in made.stream(blocks, "it") for token in part]
 
 
 def test_trained_bpe_loses_nothing(bpe: SubwordVocab, tmp_path: Path) -> None:
