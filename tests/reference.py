@@ -21,11 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.support.reference_positions import (
-    at_distance,
-    position_encoding,
-    rotated,
-)
+from tests.support.reference_positions import at_distance, position_encoding, rotated
 from tests.support.reference_vocabulary import embed, log_probs
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -20,8 +20,6 @@ WIKITEXT = {
     'an unpaired " quote stays': 'an unpaired " quote stays',
     "version 2 .5 a .b": "version 2 .5 a .b",
 }
-
-
 OTHERS = {
     "mr. <unk> does n't think it 's $ N million , or N %": (
         "mr. <unk> doesn't think it's $N million, or N%"

@@ -32,11 +32,7 @@ L = 4
 CONFIG = EvalConfig(
     streams=1, tgt_len=L, mem_len=5, dynamic="rms", dynamic_lr=0.02, dynamic_decay=0.3
 )
-STILL: dict[str, Any] = {
-    "dynamic_lr": 0.0,
-    "dynamic_decay": 0.0,
-    "sweep": "dynamic_lr=0",
-}
+STILL: dict[str, Any] = dict(dynamic_lr=0.0, dynamic_decay=0.0, sweep="dynamic_lr=0")
 MODEL = tiny.config(dropout=0.5, dropatt=0.5)  # evaluation ignores the dropout
 TOKENS = tiny.make_tokens(1, 3 * L + 3)[0]  # the last segment is shorter
 MESH = tiny.one_device()

@@ -102,9 +102,7 @@ def test_a_foreign_table_is_ignored(
 
 
 def test_auto_avoids_kernels_found_wrong_and_reports_unproved_ones(
-    save: Save,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    save: Save, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def chosen(checked: dict[str, str], name: str = "tpu") -> tuple[str, str]:
         save(CHIP, {}, checked)

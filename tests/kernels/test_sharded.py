@@ -36,10 +36,7 @@ def place(mesh: Mesh, inputs: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("sizes", "absent"),
-    [
-        (CUBE, ()),
-        (MeshConfig(data=1, fsdp=2, model=4), ("r_RHA", "u_HA", "w_HA")),
-    ],
+    [(CUBE, ()), (MeshConfig(data=1, fsdp=2, model=4), ("r_RHA", "u_HA", "w_HA"))],
     ids=str,
 )
 def test_value_and_gradients_are_those_of_one_device(
@@ -80,13 +77,9 @@ def test_every_device_attends_for_its_own_part(monkeypatch: pytest.MonkeyPatch) 
     B, L = 4, 6
 
     def loss(params: Any, tokens_BL: Any, memory: Memory) -> Any:
+        rngs = {"dropout": jax.random.key(3)}
         result: Any = TransformerXL(config).apply(
-            {"params": params},
-            tokens_BL,
-            tokens_BL,
-            memory,
-            method="nll",
-            rngs={"dropout": jax.random.key(3)},
+            {"params": params}, tokens_BL, tokens_BL, memory, method="nll", rngs=rngs
         )
         return jnp.sum(result[0])
 

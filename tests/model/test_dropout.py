@@ -62,13 +62,8 @@ def test_output_and_remembered_embeddings_are_after_dropout() -> None:
     """The memory stores what the layers read. With all kinds of dropout."""
     config = tiny.config(dropout=RATE, mem_len=L, variational=True, word_dropout=RATE)
     params, tokens_BL = tiny.make_params(config), tiny.make_tokens(B, L)
-    hidden_BLD, memory = tiny.apply(
-        config,
-        params,
-        tokens_BL,
-        Memory.empty(config, B),
-        rngs={"dropout": jax.random.key(2)},
-    )
+    memory, rngs = Memory.empty(config, B), {"dropout": jax.random.key(2)}
+    hidden_BLD, memory = tiny.apply(config, params, tokens_BL, memory, rngs=rngs)
     kept_BLD = np.asarray(memory.h_NBMD[0]) != 0
     h_BLD = params["embedding"]["table"][tokens_BL] * tiny.D**0.5 / (1 - RATE) ** 2
     tiny.assert_close(memory.h_NBMD[0], np.where(kept_BLD, h_BLD, 0))

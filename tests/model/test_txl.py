@@ -24,8 +24,6 @@ B, L = 3, 4
 SEGMENTS = 4
 PARAMS = tiny.make_params()
 DROPOUT = tiny.config(dropout=0.3, dropatt=0.3)
-
-
 CLUSTERS: dict[str, Any] = {"cutoffs": (5, 9), "div_val": 2}
 VARIANTS: list[dict[str, Any]] = [
     tiny.ALL,
@@ -178,12 +176,7 @@ def value_and_gradient(config: ModelConfig) -> Any:
 
     def loss(params: Any, memory: Memory) -> tuple[jax.Array, Any]:
         nll_BL, after = TransformerXL(config).apply(
-            {"params": params},
-            tokens_BL,
-            targets_BL,
-            memory,
-            method="nll",
-            rngs=rngs,
+            {"params": params}, tokens_BL, targets_BL, memory, method="nll", rngs=rngs
         )
         return jnp.sum(nll_BL), after
 
@@ -209,24 +202,15 @@ def test_unrolled_and_recomputed_layers_are_the_same_model(
     tiny.assert_close(value_and_gradient(config), value_and_gradient(DROPOUT))
 
 
-def loss_with(policy: str) -> Any:
-    """Returns the loss of a segment as a function of the parameters."""
-    model = TransformerXL(tiny.config(remat_policy=policy))
-    tokens_BL = jnp.zeros((B, L), jnp.int32)
-    memory = Memory.empty(model.config, B)
-
-    def loss(params: Any) -> Any:
-        args = {"params": params}, tokens_BL, tokens_BL, memory
-        return model.apply(*args, method="nll")[0].sum()
-
-    return loss
-
-
 def test_a_kept_array_is_not_computed_again() -> None:
     def products(policy: str) -> int:
-        return str(jax.make_jaxpr(jax.grad(loss_with(policy)))(PARAMS)).count(
-            "dot_general"
-        )
+        model = TransformerXL(tiny.config(remat_policy=policy))
+        args = *[jnp.zeros((B, L), jnp.int32)] * 2, Memory.empty(model.config, B)
+
+        def loss(params: Any) -> Any:
+            return model.apply({"params": params}, *args, method="nll")[0].sum()
+
+        return str(jax.make_jaxpr(jax.grad(loss))(PARAMS)).count("dot_general")
 
     full = products("full")
     # Each sum follows a product with weights.

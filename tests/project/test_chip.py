@@ -8,9 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments.benchmarks.chip import (
-    __main__ as chip,
-)
+from experiments.benchmarks.chip import __main__ as chip
 from experiments.benchmarks.chip import (
     attention,
     machine,

@@ -80,10 +80,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_copying_makes_each_cell_once(
-    start: Start,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    counted: list[str],
+    start: Start, capsys: pytest.CaptureFixture[str], tmp_path: Path, counted: list[str]
 ) -> None:
     assert start("figures.copying", f"{GRID} --workdir={tmp_path}") == 0
     result = json.loads(capsys.readouterr().out)

@@ -22,23 +22,10 @@ FOLDER = Path(__file__).parents[1] / "fixtures"
 B, S, L = 2, 5, 5
 SPREAD = 0.35  # of every parameter: logits, scores and their parts are all about 1
 
-BASE: dict[str, Any] = {
-    "vocab_size": 37,
-    "cutoffs": [],
-    "div_val": 1,
-    "d_model": 12,
-    "d_embed": 12,
-    "n_head": 2,
-    "d_head": 5,
-    "d_inner": 14,
-    "n_layer": 2,
-    "mem_len": 7,
-    "clamp_len": 0,
-    "same_length": False,
-    "untie_r": True,
-    "dropout": 0.0,
-    "dropatt": 0.0,
-}
+BASE: dict[str, Any] = {"vocab_size": 37, "cutoffs": [], "div_val": 1}
+BASE |= {"d_model": 12, "d_embed": 12, "n_head": 2, "d_head": 5, "d_inner": 14}
+BASE |= {"n_layer": 2, "mem_len": 7, "clamp_len": 0, "same_length": False}
+BASE |= {"untie_r": True, "dropout": 0.0, "dropatt": 0.0}
 CLUSTERS: dict[str, Any] = {"cutoffs": [9, 17, 28]}
 DIV_2: dict[str, Any] = {**CLUSTERS, "div_val": 2}
 UNTIED: dict[str, Any] = {"tie_projs": [False] * 4, "tie_word_embeddings": False}

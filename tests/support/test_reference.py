@@ -166,15 +166,8 @@ def test_padding_is_never_read() -> None:
         inputs_BL, outputs_BL, starts_BL = (
             x_BL[streams, :length] for x_BL in (tokens_BL, targets_BL, first_BL)
         )
-        return reference.nll(
-            params,
-            inputs_BL,
-            outputs_BL,
-            memory[streams],
-            first_BL=starts_BL,
-            **settings,
-            **more,
-        )
+        more |= {**settings, "first_BL": starts_BL}
+        return reference.nll(params, inputs_BL, outputs_BL, memory[streams], **more)
 
     nll_BL, after = read(slice(3), length_B=length_B)
     assert [len(layers[0]) for layers in after] == [1, 5, 3]

@@ -148,11 +148,8 @@ def test_a_diagnosis_stops_at_the_first_update_with_too_many() -> None:
 def test_a_diagnosis_looks_at_the_segments_of_the_bad_update() -> None:
     """Of all segments, one alone reads the huge row of the table."""
     config = make_config(segments_per_call=2, segments_per_update=1, max_bad_steps=1)
-    diagnosis, state, segments = (
-        Diagnosis(PLAIN, config),
-        make_state(PLAIN),
-        make_segments(2),
-    )
+    diagnosis = Diagnosis(PLAIN, config)
+    state, segments = make_state(PLAIN), make_segments(2)
     zeros = segments._replace(inputs_SBL=np.zeros_like(segments.inputs_SBL))
     row = segments._replace(inputs_SBL=np.array([[[0]], [[7]]]) + zeros.inputs_SBL)
     state.params["embedding"]["table"][7] = HUGE
