@@ -74,7 +74,7 @@ def compiled(row: dict[str, Any]) -> tuple[Any, Any]:
 
     from txl_jax.kernels import sharded, xla
     from txl_jax.kernels.hash import AttentionDropout
-    from txl_jax.kernels.tpu import attention as tpu
+    from txl_jax.kernels.tpu import fused as tpu
 
     B, H, A, L, M = row["shape"]
     K = M + L

@@ -7,7 +7,7 @@ from jax import Array
 
 from txl_jax.kernels import chunked, measured, xla
 from txl_jax.kernels.sharded import divides, follow_mesh
-from txl_jax.kernels.tpu import attention
+from txl_jax.kernels.tpu import fused
 from txl_jax.kernels.tpu.blocks import VMEM
 from txl_jax.kernels.xla import Kernel
 from txl_jax.report.log import say
@@ -16,7 +16,7 @@ from txl_jax.sharding import shards
 KERNELS: dict[str, Kernel] = {
     "xla": follow_mesh(xla.rel_attention, required=False),
     "chunked": follow_mesh(chunked.rel_attention),
-    "tpu": follow_mesh(attention.rel_attention),
+    "tpu": follow_mesh(fused.rel_attention),
 }
 
 # Devices whose fastest kernel is not `xla`, by the TPU compiler's estimates

@@ -21,8 +21,8 @@ from txl_jax.kernels import chunked, dispatch, tiles
 from txl_jax.kernels.hash import AttentionDropout
 from txl_jax.kernels.measured import name_sizes
 from txl_jax.kernels.sharded import device_kind
-from txl_jax.kernels.tpu import attention as tpu
 from txl_jax.kernels.tpu import blocks as tpu_blocks
+from txl_jax.kernels.tpu import fused as tpu
 from txl_jax.kernels.xla import Kernel
 
 NAMES = ("q_BLHA", "k_BKHA", "v_BKHA", "r_RHA", "u_HA", "w_HA", "oldest_BL")

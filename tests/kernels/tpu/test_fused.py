@@ -22,7 +22,7 @@ from tests.kernels.cases import (
 )
 from txl_jax.errors import UserError
 from txl_jax.kernels import xla
-from txl_jax.kernels.tpu import attention
+from txl_jax.kernels.tpu import fused
 from txl_jax.kernels.tpu.blocks import make_blocks
 from txl_jax.kernels.tpu.scores import LOG2E
 
@@ -43,9 +43,7 @@ def kernel(
 ) -> Callable[..., jax.Array]:
     """Returns the kernel in tiles of a given size, run by an interpreter."""
     blocks = make_blocks(case.L, case.M + case.L, tile, columns)
-    return functools.partial(
-        attention.rel_attention, blocks=blocks, interpret=interpret
-    )
+    return functools.partial(fused.rel_attention, blocks=blocks, interpret=interpret)
 
 
 # The cases, with the sizes of tile and strips.
@@ -133,7 +131,7 @@ def test_agrees_with_xla_widely_in_bfloat16(L: int, M: int, rate: float) -> None
 @pytest.mark.parametrize("L", [150, 384, 768])
 @pytest.mark.parametrize("A", [41, 64, 128])
 def test_agrees_with_xla_in_chosen_blocks(kind: str, A: int, L: int) -> None:
-    blocks = attention.choose(kind, L, 2 * L, A)
+    blocks = fused.choose(kind, L, 2 * L, A)
     wide = case(1, 1, L, L, A, rate=0.1)
     check(kernel(wide, blocks.tile, blocks.columns), wide)
 
@@ -141,7 +139,7 @@ def test_agrees_with_xla_in_chosen_blocks(kind: str, A: int, L: int) -> None:
 def test_bfloat16_holds_a_bias_exactly() -> None:
     """ALiBi's greatest biases have more digits than one number of bfloat16."""
     bias_HR = -(jnp.arange(8191, -1, -1) / jnp.array([[2.0], [3.0]]))
-    make = jax.jit(attention.by_distance, static_argnums=(2, 3))
+    make = jax.jit(fused.by_distance, static_argnums=(2, 3))
     sum_HR = np.asarray(make(None, bias_HR, 64, jnp.bfloat16), np.float64).sum(1)
     np.testing.assert_allclose(sum_HR, bias_HR * LOG2E / 8, rtol=1e-6)
 
@@ -161,4 +159,4 @@ def test_hidden_tiles_are_not_read() -> None:
 
 def test_other_devices_are_refused() -> None:
     with pytest.raises(UserError, match='TPU of v4 or later, not .cpu.*"chunked"'):
-        attention.rel_attention(**Case(4, 4).inputs(), dropout=None)
+        fused.rel_attention(**Case(4, 4).inputs(), dropout=None)
