@@ -56,7 +56,7 @@ def test_help_has_the_docstring(
 def test_flags_of_every_comparison_are_tested() -> None:
     compared = {name.partition(",")[0] for name in compare.PROGRAMS}
     others = {"compare", "gpus", "input", "pods", "shakespeare"}
-    others |= {"tpu_estimate", "tpu_step", "variants"}
+    others |= {"tpu_estimate", "tpu_step", "training", "variants"}
     programs = {name.partition(".")[2] for name in PROGRAMS if "benchmarks" in name}
     assert compared == set(FLAGS) == programs - others
 
