@@ -92,8 +92,13 @@ Read = Callable[[Path], object]
 class Reader:
     """Reads a file whose valid content is `base`, an object or bytes."""
 
-    def __init__(self, name: str, base: Any, read: Read, seal: bool = False):
-        self.name, self.base, self.read, self.seal = name, base, read, seal
+    def __init__(self, name: str, base: Any, read: Read, checksummed: bool = False):
+        self.name, self.base, self.read, self.checksummed = (
+            name,
+            base,
+            read,
+            checksummed,
+        )
 
     def damaged(self, damage: str) -> bytes:
         """Returns the content after the damage."""
@@ -109,7 +114,7 @@ class Reader:
             del place[key]
         else:
             place[int(key) if isinstance(place, list) else key] = json.loads(value)
-        return json.dumps(with_checksum(state) if self.seal else state).encode()
+        return json.dumps(with_checksum(state) if self.checksummed else state).encode()
 
 
 POINT = {"step": 30, "valid_ppl": 20.0, "spread": 0.5}
@@ -325,6 +330,6 @@ def read_valid(reader: str, folder: Path) -> object:
     """Reads the undamaged input of a reader of JSON objects."""
     known = JSON_READERS[reader]
     (path := folder / known.name).parent.mkdir(parents=True, exist_ok=True)
-    state = with_checksum(known.base) if known.seal else known.base
+    state = with_checksum(known.base) if known.checksummed else known.base
     path.write_text(json.dumps(state))
     return known.read(path)

@@ -127,7 +127,7 @@ def test_a_full_disk_behind_stdout_is_one_line() -> None:
 
 
 def refusal_of(*flags: str, start: str = "", **environment: str) -> str:
-    """Returns the one line by which the program refuses to work."""
+    """Returns the one-line error with which the program ends."""
     run = program(*flags, start=f"{start}\n", env=os.environ | environment)
     error = run.communicate(timeout=120)[1]
     assert run.returncode == 2
@@ -229,7 +229,7 @@ def test_files_that_cannot_be_written_lose_no_result(
     assert done.status == 2
     assert "this model:" in done.err  # the scores
     error = done.err.splitlines()[-1]
-    assert f"/{name} ({reason}" in error
+    assert f"{path} ({reason}" in error
     path.unlink() if path.is_symlink() else path.rmdir()
     assert home.read("train").result["updates"] == 60
     assert (home.run / "metrics.jsonl").read_text() == before

@@ -85,8 +85,8 @@ def like(state: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
     return st.builds(lambda change: {**state, **change}, changes)
 
 
-def sealed(state: dict[str, Any]) -> st.SearchStrategy[bytes]:
-    """Makes the file of such an object, with the right checksum."""
+def checksummed(state: dict[str, Any]) -> st.SearchStrategy[bytes]:
+    """Makes JSON files of objects like `state`, with the right checksum."""
     return like(state).map(lambda state: encode(with_checksum(state)))
 
 
@@ -118,13 +118,13 @@ def command_line(folder: Path, argv: list[str]) -> None:
     flags.parse([f"--workdir={folder}/none", *argv])
 
 
-@reads(JSON.map(encode) | sealed(hostile.CONFIG) | edited(Path(__file__)))
+@reads(JSON.map(encode) | checksummed(hostile.CONFIG) | edited(Path(__file__)))
 def config(folder: Path, data: bytes) -> None:
     (folder / "config.json").write_bytes(data)
     configs.parse(configs.load_json(folder / "config.json"))
 
 
-@reads(sealed(hostile.RECORD) | JSON.map(encode))
+@reads(checksummed(hostile.RECORD) | JSON.map(encode))
 def record(folder: Path, data: bytes) -> None:
     (folder / "record").mkdir(exist_ok=True)
     (folder / "record" / "metadata").write_bytes(data)

@@ -1,4 +1,4 @@
-"""A run of hours is one of minutes, many times: the soak, small and whole."""
+"""Long runs neither recompile nor grow."""
 
 import json
 from pathlib import Path
@@ -39,3 +39,4 @@ def test_a_long_run_does_not_grow(tmp_path: Path) -> None:
     assert lines, run.stderr[0].read_text()
     result = json.loads(lines[-1])
     assert result["failures"] + result["long_failures"] == [], result
+    assert result["compilations"][-1] > 0, "nothing counts compilations"

@@ -42,7 +42,7 @@ def test_the_compiler_splits_what_does_not_divide_over_the_mesh(
         ("H100", (2, 1, 2), 1024, 2048, "xla"),  # a quarter of them on each device
     ],
 )
-def test_the_mesh_gives_the_device(
+def test_auto_follows_device_and_size(
     kind: str, sizes: tuple[int, ...], L: int, K: int, name: str
 ) -> None:
     platform = "gpu" if kind == "H100" else "any"

@@ -50,14 +50,14 @@ def cut(path: Path) -> None:
 
 
 def update(
-    change: Callable[[Any], object], seal: Callable[[Any], Any] = with_checksum
+    change: Callable[[Any], object], finish: Callable[[Any], Any] = with_checksum
 ) -> Change:
-    """Returns a change of a JSON object, which gets its checksum from seal."""
+    """Returns a change of a JSON object, which gets its checksum from finish."""
 
     def write(path: Path) -> None:
         state = verify_checksum(json.loads(path.read_text()), required=True)
         change(state)
-        path.write_text(json.dumps(seal(state)))
+        path.write_text(json.dumps(finish(state)))
 
     return write
 
@@ -121,7 +121,7 @@ COPIES: dict[str, tuple[str, str, Change]] = {
     "config_flipped": ("run", "config.json", edit('"keep": 2', '"keep": 3')),
     "config_free": (
         *("run", "config.json"),
-        update(lambda x: x["model"].update(n_layer=3), seal=dict),
+        update(lambda x: x["model"].update(n_layer=3), finish=dict),
     ),
     "layers": ("run", "config.json", update(lambda x: x["model"].update(n_layer=3))),
     "run_half": ("run", "run.json", cut),

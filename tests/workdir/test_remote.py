@@ -19,7 +19,7 @@ from txl_jax.data.streams import Position
 from txl_jax.errors import UserError
 from txl_jax.runtime import distributed, storage
 from txl_jax.workdir import lock as module
-from txl_jax.workdir.folder import METRICS, find
+from txl_jax.workdir.folder import METRICS, RESULT, find
 from txl_jax.workdir.load import has_checkpoint
 from txl_jax.workdir.lock import LOCK, locked
 from txl_jax.workdir.staging import Staging
@@ -150,10 +150,18 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again(
 ) -> None:
     """A store has no empty folders: only the metrics show that a run has begun."""
     folder = find(remote)
+    line = '{{"step": {}, "exact": {{}}, "timing": {{}}}}\n'
     with open_checkpoints(folder):
-        (folder / METRICS).write_text('{"step": 1, "exact": {}, "timing": {}}\n')
+        (folder / METRICS).write_text(line.format(8000))
     assert not has_checkpoint(folder, Config())
-    assert "repeating updates 1 to 1" in capsys.readouterr().err
+    assert "repeating updates 1 to 8000" in capsys.readouterr().err
+    (folder / METRICS).write_text(line.format(8001))  # two intervals and one
+    with refused("was trained to update 8001, as metrics.jsonl shows"):
+        has_checkpoint(folder, Config())
+    (folder / METRICS).write_text(line.format(1))
+    (folder / RESULT).write_text("{}")
+    with refused("was trained to update 1, as metrics.jsonl shows"):
+        has_checkpoint(folder, Config())
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ from txl_jax.update.init import abstract_params
 from txl_jax.update.step import make_program
 from txl_jax.workdir import claim
 from txl_jax.workdir.fit import fit_mesh, fit_vocab
-from txl_jax.workdir.folder import METRICS
+from txl_jax.workdir.folder import METRICS, RESULT
 from txl_jax.workdir.load import initial_data, load, load_initial
 from txl_jax.workdir.lock import locked
 from txl_jax.workdir.staging import Staging
@@ -247,6 +247,6 @@ def evaluate_best(
         at = workdir, staging.folder, loaded.step
         tensorboard.write_result(*at, scores, sample)
         body = to_json(result, indent=2) + "\n"
-        path = staging.folder / "result.json"
+        path = staging.folder / RESULT
         replace(path, lambda path: path.write_text(body, "utf-8"))
     return result

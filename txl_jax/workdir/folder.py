@@ -13,6 +13,7 @@ RUN = "run.json"  # provenance: code, libraries, devices, data, starts
 VOCAB = "vocab.json"
 CHECKPOINTS = "checkpoints"
 METRICS = "metrics.jsonl"
+RESULT = "result.json"  # of a run that has reached its last update
 
 
 def find(address: str) -> Path:

@@ -27,7 +27,7 @@ from txl_jax.runtime import storage
 from txl_jax.update.init import abstract_params
 from txl_jax.workdir.claim import check_same_run
 from txl_jax.workdir.fit import fit_mesh, fit_vocab
-from txl_jax.workdir.folder import CHECKPOINTS, CONFIG, METRICS, VOCAB, find
+from txl_jax.workdir.folder import CHECKPOINTS, CONFIG, METRICS, RESULT, VOCAB, find
 
 RESTORE_VOCAB = "restore it from a backup, or train here again, which rewrites it"
 
@@ -128,8 +128,9 @@ def has_checkpoint(workdir: Path, config: Config) -> bool:
     """Returns whether a run continues from a checkpoint; writes nothing.
 
     Raises UserError if every checkpoint is damaged or the newest has another model or
-    only parameters, and if there is none although the run has trained for longer than
-    it takes to save one. A run that was killed before its first one starts again.
+    only parameters, and if there is none although the run has saved some: if it has
+    trained for longer than that takes, their local folder is gone, or it has a result.
+    A run that was killed before its first one starts again.
     """
     folder = workdir / CHECKPOINTS
     if folder.exists() and not folder.is_dir():
@@ -149,8 +150,10 @@ def has_checkpoint(workdir: Path, config: Config) -> bool:
             ) from error
     trained = last_step(workdir / METRICS)
     late = 2 * max(config.checkpoint.every_steps, config.train.eval_every)
-    is_gone = not storage.is_remote(folder) and not folder.exists()
-    if trained and (trained > late or is_gone):  # a store has no empty folders
+    # A store has no empty folders: there, the result shows that a run has saved.
+    remote = storage.is_remote(workdir)
+    is_gone = (workdir / RESULT).exists() if remote else not folder.exists()
+    if trained and (trained > late or is_gone):
         raise UserError(
             f"{workdir} was trained to update {trained}, as {METRICS} shows, but has "
             f"no checkpoint: restore its folder {CHECKPOINTS}, or move {METRICS} "
