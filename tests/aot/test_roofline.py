@@ -23,9 +23,17 @@ pytestmark = pytest.mark.exact_bits
 
 B, L, M = 4, 32, 48
 # Products far above the elementwise work, which the compiler counts as well.
-SIZES: dict[str, Any] = {"vocab_size": 512, "n_layer": 2, "d_model": 256, "n_head": 4}
-SIZES |= {"d_head": 64, "d_inner": 512, "mem_len": M}
-MODEL = ModelConfig(**SIZES, dropout=0.0, unroll=2)
+MODEL = ModelConfig(
+    vocab_size=512,
+    n_layer=2,
+    d_model=256,
+    n_head=4,
+    d_head=64,
+    d_inner=512,
+    mem_len=M,
+    dropout=0.0,
+    unroll=2,
+)
 ALL_NAMES = f"save:{','.join(REMAT_NAMES)}"
 CLUSTERS = {"cutoffs": (128, 256), "div_val": 2}
 
@@ -65,9 +73,16 @@ def test_flops_of_an_update_agree_with_the_compiler(changes: dict[str, Any]) -> 
 
 
 def test_flops_by_hand() -> None:
-    sizes: dict[str, Any] = {"vocab_size": 10, "n_layer": 3, "d_model": 4, "n_head": 1}
-    sizes |= {"d_head": 2, "d_inner": 5, "mem_len": 6}
-    tiny = ModelConfig(**sizes, position="none")
+    tiny = ModelConfig(
+        vocab_size=10,
+        n_layer=3,
+        d_model=4,
+        n_head=1,
+        d_head=2,
+        d_inner=5,
+        mem_len=6,
+        position="none",
+    )
     # q, k, v, o: 4 x 2 x 4 x 2 x 7; scores and values: 2 x 2 x 2 x 7 x 13; feed-forward
     # 2 x 2 x 7 x 4 x 5. Keys and values of the memory: 2 x 2 x 4 x 2 x 6.
     layers = roofline.layer_products(tiny, 7)
@@ -126,14 +141,24 @@ def test_chips_devices_and_cores_differ() -> None:
     assert (half["compute"], half["hbm"]) == (pytest.approx(1), pytest.approx(1))
 
 
-TERAFLOPS = {"TPU v5 lite": 197, "TPU v5": 459, "NVIDIA A100-SXM4-40GB": 312}
-TERAFLOPS |= {"NVIDIA H100 80GB HBM3": 989, "NVIDIA H100 NVL": 835, "Tesla T4": 65}
-TERAFLOPS |= {"NVIDIA GH200 480GB": 989, "NVIDIA L40S": 0, "cpu": 0}
-
-
-@pytest.mark.parametrize("kind", TERAFLOPS)
-def test_a_device_kind_has_its_data_sheet_s_peak(kind: str) -> None:
-    assert roofline.known_peak(kind) == TERAFLOPS[kind] * 1e12
+@pytest.mark.parametrize(
+    ("device_kind", "teraflops"),
+    [
+        ("TPU v5 lite", 197),
+        ("TPU v5", 459),
+        ("NVIDIA A100-SXM4-40GB", 312),
+        ("NVIDIA H100 80GB HBM3", 989),
+        ("NVIDIA H100 NVL", 835),
+        ("NVIDIA GH200 480GB", 989),
+        ("NVIDIA L40S", 0),
+        ("Tesla T4", 65),
+        ("cpu", 0),
+    ],
+)
+def test_a_device_kind_has_its_data_sheet_s_peak(
+    device_kind: str, teraflops: float
+) -> None:
+    assert roofline.known_peak(device_kind) == teraflops * 1e12
 
 
 def test_the_devices_of_a_cpu_share_one_measured_peak() -> None:

@@ -25,12 +25,28 @@ FOLDER = Path(__file__).with_name("tensorflow_checkpoints")
 B, S, L = 2, 4, 5
 SPREAD = 0.35  # of every variable
 
-BASE: dict[str, Any] = {"n_token": 23, "n_layer": 2, "d_model": 8, "d_embed": 8}
-BASE |= {"n_head": 2, "d_head": 3, "d_inner": 10, "mem_len": 6, "clamp_len": -1}
-BASE |= {"same_length": False, "cutoffs": [], "tie_projs": [], "div_val": 1}
-BASE |= {"untie_r": False, "proj_same_dim": True}
-CLUSTERS: dict[str, Any] = {"cutoffs": [6, 11], "tie_projs": [False, True, True]}
-CLUSTERS |= {"untie_r": True}
+BASE: dict[str, Any] = {
+    "n_token": 23,
+    "n_layer": 2,
+    "d_model": 8,
+    "d_embed": 8,
+    "n_head": 2,
+    "d_head": 3,
+    "d_inner": 10,
+    "mem_len": 6,
+    "clamp_len": -1,
+    "same_length": False,
+    "cutoffs": [],
+    "tie_projs": [],
+    "div_val": 1,
+    "untie_r": False,
+    "proj_same_dim": True,
+}
+CLUSTERS: dict[str, Any] = {
+    "cutoffs": [6, 11],
+    "tie_projs": [False, True, True],
+    "untie_r": True,
+}
 DIVIDED: dict[str, Any] = {**CLUSTERS, "div_val": 4, "d_model": 16, "d_embed": 16}
 # The first four have the structure of the published models.
 CASES: dict[str, dict[str, Any]] = {
@@ -111,9 +127,17 @@ def make_case(tf: Any, code: Any, name: str, seed: int) -> dict[str, Any]:
     tokens = tf.placeholder(tf.int32, (L, B))
     targets = tf.placeholder(tf.int32, (L, B))
     with tf.device(place if name in SHARDED else "/cpu:0"):
-        options = {**config, "dropout": 0, "dropatt": 0, "is_training": False}
-        options |= {"initializer": tf.random_normal_initializer(), "use_tpu": False}
-        loss, new_mems = code.transformer(tokens, targets, mems, **options)
+        loss, new_mems = code.transformer(
+            tokens,
+            targets,
+            mems,
+            dropout=0,
+            dropatt=0,
+            initializer=tf.random_normal_initializer(),
+            is_training=False,
+            use_tpu=False,
+            **config,
+        )
         step = tf.train.get_or_create_global_step()  # a float among the values
         trained = tf.trainable_variables()
         update = tf.no_op()

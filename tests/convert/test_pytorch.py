@@ -57,9 +57,17 @@ def test_files_of_torch_become_the_model(name: str, layout: str) -> None:
     assert result == models.pytorch(**fields)
 
 
-SIZES: dict[str, Any] = {"vocab_size": 11, "n_layer": 2, "d_model": 8, "n_head": 2}
-SIZES |= {"d_head": 3, "d_inner": 10, "mem_len": 4, "n_position": 7}
-SHAW = models.pytorch(**SIZES, position="shaw_biased")
+SHAW = models.pytorch(
+    vocab_size=11,
+    n_layer=2,
+    d_model=8,
+    n_head=2,
+    d_head=3,
+    d_inner=10,
+    mem_len=4,
+    position="shaw_biased",
+    n_position=7,
+)
 
 
 def test_learned_distances() -> None:

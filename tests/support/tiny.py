@@ -28,9 +28,17 @@ BFLOAT16 = 2e-2
 
 # H x A is not D, as it need not be; V, D, H and F divide over the meshes of the tests.
 V, D, H, A, F, N = 12, 8, 2, 3, 10, 2
-SIZES: dict[str, Any] = {"vocab_size": V, "n_layer": N, "d_model": D, "n_head": H}
-SIZES |= {"d_head": A, "d_inner": F, "mem_len": 5}
-CONFIG = ModelConfig(**SIZES, dropout=0.0, kernel="xla")
+CONFIG = ModelConfig(
+    vocab_size=V,
+    n_layer=N,
+    d_model=D,
+    n_head=H,
+    d_head=A,
+    d_inner=F,
+    mem_len=5,
+    dropout=0.0,
+    kernel="xla",
+)
 # What a test computes is small, so its time is the compiler's: less by 2 to 5 times.
 FAST: dict[str, Any] = {
     "xla_backend_optimization_level": 0,
@@ -42,8 +50,13 @@ jit: Callable[..., Any] = functools.partial(jax.jit, compiler_options=FAST)
 
 ALL: dict[str, Any] = {"clamp_len": 3, "same_length": True, "pre_lnorm": True}
 MODERN: dict[str, Any] = {"norm": "rms", "feed_forward": "swiglu", "qk_norm": True}
-SETTINGS: list[dict[str, Any]] = [{}, {"clamp_len": 3}, {"same_length": True}]
-SETTINGS += [{"pre_lnorm": True}, ALL]
+SETTINGS: list[dict[str, Any]] = [
+    {},
+    {"clamp_len": 3},
+    {"same_length": True},
+    {"pre_lnorm": True},
+    ALL,
+]
 
 
 def config(**changes: Any) -> ModelConfig:
