@@ -93,12 +93,8 @@ class Reader:
     """Reads a file whose valid content is `base`, an object or bytes."""
 
     def __init__(self, name: str, base: Any, read: Read, checksummed: bool = False):
-        self.name, self.base, self.read, self.checksummed = (
-            name,
-            base,
-            read,
-            checksummed,
-        )
+        self.name, self.base, self.read = name, base, read
+        self.checksummed = checksummed
 
     def damaged(self, damage: str) -> bytes:
         """Returns the content after the damage."""

@@ -153,6 +153,19 @@ def test_a_process_alone_without_rights(pair: Pair) -> None:
     assert pair.store.saved(pair.workdir)[-1] == STEPS
 
 
+def test_a_second_run_is_refused(pair: Pair) -> None:
+    first = pair.start("--config.train.num_steps=100000")
+    first.until(lambda: bool(pair.store.saved(pair.workdir)))
+    second = Pair(pair.store, pair.folder, pair.workdir)
+    second.folder = pair.folder / "second"
+    second.folder.mkdir()
+    run = second.start()
+    assert run.wait() == [2, 2], run.stderr[0].read_text()
+    assert "is in use by another run (process" in run.said(0)[0]
+    first.all[0].send_signal(signal.SIGTERM)
+    assert first.wait() == [75, 75]
+
+
 def has_said(run: Processes, words: str) -> Callable[[], bool]:
     """Returns a check of the first process's stderr."""
     return lambda: words in run.stderr[0].read_text()
