@@ -127,10 +127,11 @@ def load_initial(config: Config, workdir: Path, vocab: Vocab) -> Any:
 def has_checkpoint(workdir: Path, config: Config) -> bool:
     """Returns whether a run continues from a checkpoint; writes nothing.
 
-    Raises UserError if every checkpoint is damaged or the newest has another model or
-    only parameters, and if there is none although the run has saved some: if it has
-    trained for longer than that takes, their local folder is gone, or it has a result.
-    A run that was killed before its first one starts again.
+    Raises UserError if every checkpoint is damaged, or the newest has another model or
+    only parameters. Raises it, too, if there is none although the run must have saved
+    one: it trained for longer than the first takes, its local folder of checkpoints is
+    gone, or it has a result on gs://. A run that was killed before its first checkpoint
+    starts again.
     """
     folder = workdir / CHECKPOINTS
     if folder.exists() and not folder.is_dir():
