@@ -59,7 +59,7 @@ def test_a_tiny_run_has_a_page_a_table_and_continues(
     assert (result["left"], result["failed"], result["faults"]) == (0, [], [])
     assert min(result["tokens_per_second"].values()) > 0
     text = (tmp_path / "page.md").read_text("utf-8")
-    assert text.count("| agrees |") == 4 and "`ptb` | generate" in text
+    assert text.count("| agrees |") == 8 and "`ptb` | generate" in text
     (path,) = tmp_path.glob("*.json")
     saved = json.loads(path.read_text("utf-8"))
     table = measured.parse(saved, measured.full_kind("cpu"))
@@ -72,16 +72,19 @@ def test_a_tiny_run_has_a_page_a_table_and_continues(
     assert len(lines) == result["parts"] + 1, "only the machine is looked at again"
 
 
+@pytest.mark.parametrize("terms", plan.TERMS)
 @pytest.mark.parametrize("case", [cases.Case(7, 9, "documents", 0.3), cases.Case(5, 0)])
-def test_the_oracle_is_the_einsum(case: cases.Case) -> None:
-    inputs = case._replace(absent=("bias_HR",)).inputs()
+def test_the_oracle_is_the_einsum(case: cases.Case, terms: str) -> None:
+    absent = attention.ABSENT[terms]
+    inputs = case._replace(absent=absent).inputs()
     o_BLHA, gradients = cases.differentiate(xla.rel_attention, inputs, case.dropout)
     weight_BLHA = np.random.default_rng(9).integers(-4, 5, o_BLHA.shape) / 4
-    named = {name: inputs[name] for name in attention.NAMES}
+    named = {name: x for name, x in inputs.items() if name not in absent}
     dropout = oracle.Dropout(case.rate, 7, 5, 3) if case.rate else None
     expected = oracle.differentiate(named, weight_BLHA, dropout)
-    actual = {name.partition("_")[0]: x for name, x in gradients.items()}
-    actual.pop("bias")
+    actual = {
+        name.partition("_")[0]: x for name, x in gradients.items() if name not in absent
+    }
     assert_close(actual | {"o": o_BLHA}, expected)
 
 
@@ -90,9 +93,10 @@ def test_a_wrong_kernel_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
         return xla.rel_attention(args[0] * 1.001, *args[1:])
 
     part = {"part": "check", "kernel": "tpu", "shape": [2, 2, 5, 3, 4, 8]}
+    part |= {"terms": "bias"}
     monkeypatch.setitem(attention.dispatch.KERNELS, "tpu", wrong)
     *_, result = attention.check(part)
-    assert "float32 at [2, 2, 5, 3, 4, 8]" in result["fault"]
+    assert "float32 at [2, 2, 5, 3, 4, 8] bias" in result["fault"]
     row = part | {"result": result, "error": "", "timed_out": False}
     late = row | {"kernel": "xla", "result": {}, "error": "no end", "timed_out": True}
     broken = late | {"kernel": "chunked", "timed_out": False, "error": "INTERNAL: x"}

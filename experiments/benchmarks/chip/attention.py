@@ -25,7 +25,9 @@ from txl_jax.kernels.tpu import blocks as tpu_blocks
 from txl_jax.kernels.tpu import fused as tpu
 from txl_jax.kernels.xla import Kernel
 
-NAMES = ("q_BLHA", "k_BKHA", "v_BKHA", "r_RHA", "u_HA", "w_HA", "oldest_BL")
+NAMES = ("q_BLHA", "k_BKHA", "v_BKHA", "r_RHA", "u_HA", "w_HA", "bias_HR")
+# The inputs that a kernel lacks, by the terms of a score: `plan.TERMS`.
+ABSENT = {"": ("bias_HR",), "bias": (), "content": ("r_RHA", "w_HA", "bias_HR")}
 # The greatest error of an array by its greatest number. "default" is float32 with the
 # device's own precision of products, which on TPUs and new GPUs is less.
 # A chip may approximate exponentials; a wrong index or mask is off by percents.
@@ -33,7 +35,9 @@ TOLERANCES = {"float32": 1e-4, "default": 2e-2, "bfloat16": 2e-2}
 DROPOUT = oracle.Dropout(0.1, 7, 5, 3)
 
 
-def make_inputs(shape: list[int]) -> tuple[dict[str, np.ndarray], np.ndarray]:
+def make_inputs(
+    shape: list[int], terms: str = ""
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """Returns a kernel's inputs and the output's gradient, all exact in bfloat16.
 
     Half of the memory of stream 0 is empty, and stream 1 begins a document.
@@ -46,7 +50,8 @@ def make_inputs(shape: list[int]) -> tuple[dict[str, np.ndarray], np.ndarray]:
         values = rng.normal(size=[sizes[letter] for letter in letters])
         return ((np.clip(values, -2, 2) * 4).round() / 4).astype(np.float32)
 
-    inputs = {name: draw(name.rpartition("_")[2]) for name in NAMES[:-1]}
+    names = [name for name in NAMES if name not in ABSENT[terms]]
+    inputs = {name: draw(name.rpartition("_")[2]) for name in names}
     b_B1, i_L = np.arange(B)[:, None], np.arange(L)
     oldest_BL = np.where(b_B1 % 2 == 0, M // 2 + 0 * i_L, (i_L > L // 3) * (M + L // 3))
     return inputs | {"oldest_BL": oldest_BL.astype(np.int32)}, draw("BLHA")
@@ -56,11 +61,11 @@ def with_gradients(kernel: Kernel, dropout: AttentionDropout | None) -> Any:
     """Returns the jitted function from inputs and gradient to o and all gradients."""
 
     def both(inputs: dict[str, Any], do_BLHA: jax.Array) -> dict[str, jax.Array]:
-        floats = {name: inputs[name] for name in NAMES[:-1]}
+        floats = {name: inputs[name] for name in NAMES if name in inputs}
 
         def run(floats: dict[str, Any]) -> jax.Array:
-            arrays = (floats[name] for name in NAMES[:-1])
-            return kernel(*arrays, None, inputs["oldest_BL"], dropout)
+            arrays = map(floats.get, NAMES)
+            return kernel(*arrays, inputs["oldest_BL"], dropout)
 
         o_BLHA, pull = jax.vjp(run, floats)
         gradients = pull(do_BLHA.astype(o_BLHA.dtype))[0]
@@ -75,7 +80,7 @@ def place(inputs: dict[str, np.ndarray], do_BLHA: np.ndarray, dtype: str) -> Any
     """Moves the inputs to the device; biases and integers keep their type."""
 
     def cast(name: str, x: np.ndarray) -> jax.Array:
-        own = name in ("u_HA", "w_HA", "oldest_BL")
+        own = name in ("u_HA", "w_HA", "bias_HR", "oldest_BL")
         return jnp.asarray(x, x.dtype if own else dtype)
 
     return {name: cast(name, x) for name, x in inputs.items()}, jnp.asarray(do_BLHA)
@@ -98,7 +103,7 @@ def check(part: dict[str, Any]) -> Iterator[dict[str, Any]]:
     Distances are clamped only in evaluation, so their gradients, sums over all farther
     keys, are checked in float32 alone.
     """
-    inputs, do_BLHA = make_inputs(part["shape"])
+    inputs, do_BLHA = make_inputs(part["shape"], part["terms"])
     expected = oracle.differentiate(inputs, do_BLHA, DROPOUT)
     rate, seed, *first = DROPOUT
     dropout = AttentionDropout(rate, jnp.uint32(seed), *first)
@@ -118,7 +123,8 @@ def check(part: dict[str, Any]) -> Iterator[dict[str, Any]]:
         if not errors[worst] <= tolerance:
             array = "values" if worst == "o" else f"the gradient of {worst}"
             off = f"{array} off by {errors[worst]:.1e} of its greatest number"
-            result["fault"] = result["fault"] or f"{name} at {part['shape']}: {off}"
+            where = " ".join(filter(None, (str(part["shape"]), part["terms"])))
+            result["fault"] = result["fault"] or f"{name} at {where}: {off}"
         yield result
 
 

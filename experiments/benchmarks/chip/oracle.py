@@ -48,31 +48,32 @@ def differentiate(
 ) -> Arrays:
     """Returns the output "o" and the gradients of sum(o * do), by the inputs' names.
 
-    inputs: q_BLHA, k_BKHA, v_BKHA, r_RHA from the greatest distance down, u_HA, w_HA
-    and oldest_BL.
+    inputs: q_BLHA, k_BKHA, v_BKHA, u_HA and oldest_BL; r_RHA and w_HA unless scores
+    have no position term; perhaps bias_HR. Distances are from the greatest down.
     """
     x = {name.partition("_")[0]: np.asarray(x) for name, x in inputs.items()}
-    B, L, H, _ = x["q"].shape
-    factor_BHLK = kept(dropout, (B, H, L, x["k"].shape[1]))
-    names = "qkvruw"
-    result = {name: np.zeros(x[name].shape) for name in names} | {
-        "o": np.zeros(x["q"].shape)
-    }
+    (B, L, H, A), K = x["q"].shape, x["k"].shape[1]
+    R = len(x["r"]) if "r" in x else K
+    absent = {"r": (R, H, A), "w": (H, A), "bias": (H, R)}
+    terms = {name: np.zeros(shape) for name, shape in absent.items()} | x
+    factor_BHLK = kept(dropout, (B, H, L, K))
+    result = {name: np.zeros(each.shape) for name, each in terms.items()}
+    result["o"] = np.zeros((B, L, H, A))
     for b in range(B):
         for h in range(H):
             one = (x["q"][b, :, h], x["k"][b, :, h], x["v"][b, :, h])
-            shared = (x["r"][:, h], x["u"][h], x["w"][h])
+            shared = (terms["r"][:, h], x["u"][h], terms["w"][h], terms["bias"][h])
             upstream = do_BLHA[b, :, h], factor_BHLK[b, h]
             # An index is below 2^53, so float64 is exact.
             arrays = (*one, *shared, *upstream, x["oldest"][b])
             o_LA, grads = one_head(*(each.astype(np.float64) for each in arrays))
             result["o"][b, :, h] = o_LA
-            for name, grad in zip(names[:3], grads[:3], strict=True):
+            for name, grad in zip("qkv", grads[:3], strict=True):
                 result[name][b, :, h] = grad
             result["r"][:, h] += grads[3]
-            result["u"][h] += grads[4]
-            result["w"][h] += grads[5]
-    return result
+            for name, grad in zip(("u", "w", "bias"), grads[4:], strict=True):
+                result[name][h] += grad
+    return {name: result[name] for name in ["o", *x] if name != "oldest"}
 
 
 def one_head(
@@ -82,18 +83,20 @@ def one_head(
     r_RA: np.ndarray,
     u_A: np.ndarray,
     w_A: np.ndarray,
+    bias_R: np.ndarray,
     do_LA: np.ndarray,
     factor_LK: np.ndarray,
     oldest_L: np.ndarray,
 ) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
-    """Returns the output of a head, and the gradients of its first six arguments."""
+    """Returns the output of a head, and the gradients of its first seven arguments."""
     (L, A), K, R = q_LA.shape, len(k_KA), len(r_RA)
     i_L1, j_K = np.arange(L)[:, None] + K - L, np.arange(K)
     distance_LK = np.clip(i_L1 - j_K, 0, R - 1)  # farther ones count as the farthest
     row_LK = R - 1 - distance_LK
     content_LA, position_LA = q_LA + u_A, q_LA + w_A
     score_LK = content_LA @ k_KA.T
-    score_LK += np.take_along_axis(position_LA @ r_RA.T, row_LK, axis=1)
+    position_LR = position_LA @ r_RA.T + bias_R
+    score_LK += np.take_along_axis(position_LR, row_LK, axis=1)
     visible_LK = (j_K >= oldest_L[:, None]) & (j_K <= i_L1)
     score_LK = np.where(visible_LK, score_LK / np.sqrt(A), -np.inf)
     weight_LK = np.exp(score_LK - score_LK.max(axis=1, keepdims=True))
@@ -114,4 +117,5 @@ def one_head(
         dscore_LR.T @ position_LA,
         dcontent_LA.sum(axis=0),
         dposition_LA.sum(axis=0),
+        dscore_LR.sum(axis=0),
     )

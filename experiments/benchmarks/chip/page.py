@@ -69,12 +69,14 @@ def check_lines(found: list[Row]) -> list[str]:
         if row["part"] != "check" or "result" not in row:
             continue
         errors = row["result"].get("errors", {})
-        cells = [f"`{row['kernel']}`", plan.shape_name(row["shape"])]
+        terms = plan.TERMS[row["terms"]]
+        cells = [f"`{row['kernel']}`", plan.shape_name(row["shape"]), terms]
         for name in ("float32", "default", "bfloat16"):
             cells.append(worst(errors.get(name, {})))
         verdict = "**wrong**" if rows.is_fault(row) else row["error"] or "agrees"
         lines.append([*cells, verdict])
-    return table("kernel, shape, float32, float32 by default, bfloat16, verdict", lines)
+    columns = "kernel, shape, terms, float32, float32 by default, bfloat16, verdict"
+    return table(columns, lines)
 
 
 def tile_lines(found: list[Row]) -> list[str]:
@@ -251,8 +253,9 @@ def bullets(texts: list[str]) -> list[str]:
 CHECKS = """\
 The greatest error of the values and of all gradients, by the greatest number of the
 same array, against the equations in numpy and float64, with dropout 0.1. A shape is
-streams x heads x queries + memory x head size. "float32" has exact products, "by
-default" the device's own."""
+streams x heads x queries + memory x head size. The terms of a score are the paper's,
+these and a bias of each distance, or those of content alone. "float32" has exact
+products, "by default" the device's own."""
 TILES = """\
 Blocks of queries and keys (`chunked`), or tile and strip (`tpu`): forward and backward
 pass, without dropout. A gain goes into the table of kernels."""

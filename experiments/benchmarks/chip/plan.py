@@ -24,6 +24,9 @@ EXPERIMENTS = (
 ON_CPU = ("ptb",)  # the others take minutes for an update
 SHAPES_ON_CPU = ("ptb", "enwik8")
 CHECKED_STREAMS = 2
+# The terms of a score, and their names on the page. Those that are not the paper's are
+# checked at one shape.
+TERMS = {"": "the paper's", "bias": "and a bias", "content": "content"}
 TORCH_MODES, TASKS = ("eager", "compile"), ("train", "evaluate", "generate")
 # Seconds after which a part is ended.
 LIMITS = {
@@ -116,8 +119,11 @@ def attention_parts(
                 continue
             seen.append(shape)
             for kernel in kernels(machine):
-                if kind == "check" or kernel != "xla":
-                    part = {"part": kind, "kernel": kernel, "shape": shape, **common}
+                part = {"part": kind, "kernel": kernel, "shape": shape, **common}
+                if kind == "check":
+                    for terms in TERMS if shape == seen[0] else ("",):
+                        yield part | {"terms": terms}
+                elif kernel != "xla":
                     yield part
 
 
@@ -129,6 +135,7 @@ def shape_name(shape: list[int]) -> str:
 
 def title(part: Part) -> str:
     """Returns the name of a part."""
-    names = (part.get(name, "") for name in ("task", "mode", "experiment", "kernel"))
+    kinds = ("task", "mode", "experiment", "kernel", "terms")
+    names = (part.get(name, "") for name in kinds)
     shape = shape_name(part["shape"]) if "shape" in part else ""
     return " ".join(filter(None, (part["part"], *names, shape)))

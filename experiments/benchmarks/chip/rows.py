@@ -65,8 +65,8 @@ class File:
 
 
 NAMES = (
-    *("part", "experiment", "kernel", "shape", "task", "mode", "dtype", "tiny"),
-    *IDENTITY,
+    *("part", "experiment", "kernel", "shape", "terms", "task", "mode", "dtype"),
+    *("tiny", *IDENTITY),
 )
 
 
