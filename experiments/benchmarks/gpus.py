@@ -46,9 +46,10 @@ def rows() -> Iterator[Row]:
             for name in (*SMALL, *LARGE):
                 for kernel in KERNELS:
                     yield Row(f"{gpu}:{count}", name, kernel)
-    for name in (*LARGE, *SMALL):
-        for kernel in KERNELS:
-            yield Row("h100:1", name, kernel, most=True)
+    for topology in ("h100:1", "a100:1", "h100:8", "a100:8"):
+        for name in (*LARGE, *SMALL):
+            for kernel in KERNELS:
+                yield Row(topology, name, kernel, most=True)
 
 
 def measure(row: Row) -> dict[str, Any]:
@@ -144,7 +145,8 @@ it needs at most three quarters of the GPU's memory, which is what jax reserves 
 told otherwise: 59.3 GiB of an H100 and 59.4 GiB of an A100 with 80 GB. Streams are
 those of all GPUs: the published number, rounded up to a multiple of the GPUs. Without a
 device the compiler cannot tune: which products it would fuse is unknown, so on a GPU
-the memory may differ, and no times are given.
+the memory may differ, and no times are given. The search for the most streams ends at
+512 for each GPU.
 `python -m experiments.benchmarks.gpus` writes this page and `gpus.jsonl`."""
 
 
