@@ -27,9 +27,9 @@ FASTEST = dict.fromkeys(VMEM, "tpu")
 # needs.
 FEW_KEYS = {"TPU v4": 300}
 # Scores of one layer, 1 GiB in float32, from which `auto` selects `chunked` on a GPU.
-# By the GPU compiler's memory figures (experiments/benchmarks/gpus.md) `xla` then needs
-# more than a GPU of 80 GB has, in every published config compiled. Neither kernel's
-# speed is known there.
+# By the GPU compiler's memory figures (experiments/benchmarks/gpus.md), the published
+# configs with so many scores need more with `xla` than a GPU of 80 GB has, unless their
+# remat policy drops the scores. Neither kernel's speed is known there.
 MANY_SCORES = 2**28
 
 
