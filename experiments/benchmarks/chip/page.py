@@ -200,7 +200,11 @@ def torch_lines(found: list[Row], reason: str) -> list[str]:
         cells += [row["error"] if not rate else number(rate), number(own)]
         lines.append([*cells, f"{own / rate:.2f}" if rate and own else ""])
     head = "config, task, PyTorch, its tokens/s, ours, ratio"
-    return [f"The port of Hugging Face, on {reason}.", "", *table(head, lines)]
+    about = (
+        f"The port of Hugging Face, on {reason}, with segments of `train.tgt_len` "
+        "tokens. Where their length varies (`ptb`), this project pads them."
+    )
+    return [about, "", *table(head, lines)]
 
 
 def page(found: list[Row], flags: list[str], seconds: float) -> str:
