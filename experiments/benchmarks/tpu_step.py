@@ -13,7 +13,8 @@ compiles at most N rows; --rows=0 only writes the page.
               schedule of the Pallas kernels, read as `tpu_estimate` reads it
     largest   the most streams that fit
     batch     the step with the streams of tpu_step_page.BATCH and the recipe's remat
-              policy; `before` is the same for an older revision of the package, made by
+              policy, with a scan over layers and without; `before` is the first for an
+              older revision of the package, made by
               --row='[{"part": "before", ...}, ""]' with this file in its checkout
     operation cycles of lone operations, whose least number is known
 
@@ -32,6 +33,8 @@ from collections import defaultdict
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
+
+import numpy as np
 
 from experiments.benchmarks import tpu_estimate, tpu_operations
 from experiments.benchmarks.tpu_step_page import STREAMS, Row, find, page, wanted
@@ -56,7 +59,9 @@ def read(row: Row) -> Config:
     name = row["experiment"]
     config = steps.find_vocab(configs.parse(configs.load(name)))
     config = steps.replace(config, "model", dtype="bfloat16", kernel=row["kernel"])
-    if row["part"] != "batch":
+    if row["part"] == "batch":
+        config = steps.replace(config, "model", unroll=row["unroll"])
+    else:
         config = steps.replace(config, "model", remat_policy="none")
     streams = row.get("streams") or STREAMS[name]
     return steps.replace(config, "train", batch_size=streams)
@@ -80,14 +85,20 @@ def chunked_turns(config: Config) -> float:
     return sum(-(-end // Y) - 1 for end in ends) / plan.Q
 
 
-def rare_turns(config: Config) -> int:
-    """Returns the most blocks that a rare cluster's tokens need, by Zipf's law."""
+def rare_turns(config: Config) -> float:
+    """Returns the mean number of blocks of a rare cluster's tokens, by Zipf's law.
+
+    Each block of rows visits the tokens of its cluster, so clusters count by rows.
+    """
     model, train = config.model, config.train
-    T = train.batch_size * train.tgt_len
-    block = cluster.ACCELERATOR.rare
-    X = min(T, block.scores // block.rows)
-    parts = roofline.zipf(model.vocab_size, model.cutoffs)[1:]
-    return max((math.ceil(T * part / X) for part in parts), default=1)
+    if not model.cutoffs:
+        return 1
+    T, (scores, rows, _) = train.batch_size * train.tgt_len, cluster.ACCELERATOR.rare
+    shares_G = roofline.zipf(model.vocab_size, model.cutoffs)[1:]
+    sizes_G = np.diff((*model.cutoffs, model.vocab_size))
+    X_G = np.minimum(T, scores // np.minimum(sizes_G, rows))
+    blocks_G = np.ceil(T * np.array(shares_G) / X_G)
+    return float(np.average(blocks_G, weights=np.ceil(sizes_G / rows)))
 
 
 def cycles_by_path(program: Program) -> dict[str, float]:
