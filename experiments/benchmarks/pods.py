@@ -15,6 +15,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,7 @@ def run(table: str, name: str, topology: str, flags: str) -> dict[str, Any]:
     argv = ["--mode=compile", f"--topology={topology}", f"--config={name}"]
     argv += shlex.split(flags)
     row = {"table": table, "experiment": name, "flags": " ".join(argv)}
+    row |= {"date": date.today().isoformat()}
     program = [sys.executable, "-m", "txl_jax.main", *argv]
     done = subprocess.run(program, capture_output=True, text=True)
     if done.returncode:

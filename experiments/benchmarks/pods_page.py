@@ -33,13 +33,14 @@ HEAD = (
 
 
 def cells(row: dict[str, Any]) -> list[str]:
-    """Returns the cells of a row."""
+    """Returns the cells of a row; one without a date is marked as older."""
+    name = f"`{row['experiment']}`" + ("" if "date" in row else " †")
     if "error" in row:
         topology = row["flags"].partition("--topology=")[2].split()[0]
-        return [f"`{row['experiment']}`", topology, row["error"]]
+        return [name, topology, row["error"]]
     mesh = " x ".join(str(size) for size in row["mesh"].values())
     gib = f"{row['hbm_bytes'] / 2**30:.1f} of {row['hbm_capacity_bytes'] / 2**30:.1f}"
-    first = [f"`{row['experiment']}`", row["topology"], str(row["chips"]), mesh]
+    first = [name, row["topology"], str(row["chips"]), mesh]
     kept = row.get("remat_policy", "full" if row.get("remat") else "none")
     remat = {"none": "", "full": ", remat"}.get(kept, f", remat {kept}")
     kernel = f"{row['kernel']}, {row['dtype']}{remat}"
@@ -185,10 +186,11 @@ and a peak of 213 instead of 204 MB. Both versions reject a step that does not f
 step that 0.0.42 accepted while stating more memory than the chip has just fits, and the
 stated figure is too large.
 
-Seven rows of the third table are of an earlier version of the step, in which the last
-dimension of W_q, W_k, W_v and W_r was the head size instead of D: `lm1b_large` without
-remat on 32 and 256 chips, except v5e:16x16. On 8 chips the utilisation of that version
+Rows marked † are of an earlier version of the step, without the changes that
+`tpu_step.md` lists. Seven of them, `lm1b_large` without remat on 32 and 256 chips,
+except v5e:16x16, are older still: the last dimension of W_q, W_k, W_v and W_r was the
+head size instead of D. On 8 chips the utilisation of that version
 without overlap was 39 instead of 43 % on v4, 44 instead of 46 % on v5p, and equal
-(22 %) on v6e. The rows of the last two tables have no evaluation step in `pods.jsonl`:
-their commands had a flag, removed since, that left it out.
+(22 %) on v6e. Marked rows of the last two tables have no evaluation step in
+`pods.jsonl`: their commands had a flag, removed since, that left it out.
 """
