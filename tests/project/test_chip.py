@@ -59,7 +59,7 @@ def test_a_tiny_run_has_a_page_a_table_and_continues(
     assert (result["left"], result["failed"], result["faults"]) == (0, [], [])
     assert min(result["tokens_per_second"].values()) > 0
     text = (tmp_path / "page.md").read_text("utf-8")
-    assert text.count("| agrees |") == 8 and "`ptb` | generate" in text
+    assert text.count("| agrees |") == 10 and "`ptb` | generate" in text
     (path,) = tmp_path.glob("*.json")
     saved = json.loads(path.read_text("utf-8"))
     table = measured.parse(saved, measured.full_kind("cpu"))
@@ -90,13 +90,15 @@ def test_the_oracle_is_the_einsum(case: cases.Case, terms: str) -> None:
 
 def test_a_wrong_kernel_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(*args: Any) -> Any:
-        return xla.rel_attention(args[0] * 1.001, *args[1:])
+        changed = [*args]
+        changed[attention.NAMES.index("bias_HR")] *= 1.01
+        return xla.rel_attention(*changed)
 
     part = {"part": "check", "kernel": "tpu", "shape": [2, 2, 5, 3, 4, 8]}
-    part |= {"terms": "bias"}
+    part |= {"terms": "alibi"}
     monkeypatch.setitem(attention.dispatch.KERNELS, "tpu", wrong)
     *_, result = attention.check(part)
-    assert "float32 at [2, 2, 5, 3, 4, 8] bias" in result["fault"]
+    assert "float32 at [2, 2, 5, 3, 4, 8] alibi" in result["fault"]
     row = part | {"result": result, "error": "", "timed_out": False}
     late = row | {"kernel": "xla", "result": {}, "error": "no end", "timed_out": True}
     broken = late | {"kernel": "chunked", "timed_out": False, "error": "INTERNAL: x"}

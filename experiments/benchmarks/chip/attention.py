@@ -27,7 +27,12 @@ from txl_jax.kernels.xla import Kernel
 
 NAMES = ("q_BLHA", "k_BKHA", "v_BKHA", "r_RHA", "u_HA", "w_HA", "bias_HR")
 # The inputs that a kernel lacks, by the terms of a score: `plan.TERMS`.
-ABSENT = {"": ("bias_HR",), "bias": (), "content": ("r_RHA", "w_HA", "bias_HR")}
+ABSENT = {
+    "": ("bias_HR",),
+    "shaw_biased": ("w_HA",),
+    "alibi": ("r_RHA", "u_HA", "w_HA"),
+    "none": ("r_RHA", "u_HA", "w_HA", "bias_HR"),
+}
 # The greatest error of an array by its greatest number. "default" is float32 with the
 # device's own precision of products, which on TPUs and new GPUs is less.
 # A chip may approximate exponentials; a wrong index or mask is off by percents.

@@ -48,13 +48,13 @@ def differentiate(
 ) -> Arrays:
     """Returns the output "o" and the gradients of sum(o * do), by the inputs' names.
 
-    inputs: q_BLHA, k_BKHA, v_BKHA, u_HA and oldest_BL; r_RHA and w_HA unless scores
-    have no position term; perhaps bias_HR. Distances are from the greatest down.
+    inputs: q_BLHA, k_BKHA, v_BKHA and oldest_BL, and those of r_RHA, u_HA, w_HA and
+    bias_HR that a score has. Distances are from the greatest down.
     """
     x = {name.partition("_")[0]: np.asarray(x) for name, x in inputs.items()}
     (B, L, H, A), K = x["q"].shape, x["k"].shape[1]
-    R = len(x["r"]) if "r" in x else K
-    absent = {"r": (R, H, A), "w": (H, A), "bias": (H, R)}
+    R = len(x["r"]) if "r" in x else x["bias"].shape[1] if "bias" in x else K
+    absent = {"r": (R, H, A), "u": (H, A), "w": (H, A), "bias": (H, R)}
     terms = {name: np.zeros(shape) for name, shape in absent.items()} | x
     factor_BHLK = kept(dropout, (B, H, L, K))
     result = {name: np.zeros(each.shape) for name, each in terms.items()}
@@ -62,7 +62,7 @@ def differentiate(
     for b in range(B):
         for h in range(H):
             one = (x["q"][b, :, h], x["k"][b, :, h], x["v"][b, :, h])
-            shared = (terms["r"][:, h], x["u"][h], terms["w"][h], terms["bias"][h])
+            shared = (terms["r"][:, h], terms["u"][h], terms["w"][h], terms["bias"][h])
             upstream = do_BLHA[b, :, h], factor_BHLK[b, h]
             # An index is below 2^53, so float64 is exact.
             arrays = (*one, *shared, *upstream, x["oldest"][b])

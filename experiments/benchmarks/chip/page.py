@@ -201,8 +201,9 @@ def torch_lines(found: list[Row], reason: str) -> list[str]:
         lines.append([*cells, f"{own / rate:.2f}" if rate and own else ""])
     head = "config, task, PyTorch, its tokens/s, ours, ratio"
     about = (
-        f"The port of Hugging Face, on {reason}, with segments of `train.tgt_len` "
-        "tokens. Where their length varies (`ptb`), this project pads them."
+        f"The port of Hugging Face, on {reason}. Its segments have `train.tgt_len` "
+        "tokens. Where the recipe varies that length (`ptb`), this project pads every "
+        "segment to the longest and counts only real tokens."
     )
     return [about, "", *table(head, lines)]
 
@@ -257,9 +258,9 @@ def bullets(texts: list[str]) -> list[str]:
 CHECKS = """\
 The greatest error of the values and of all gradients, by the greatest number of the
 same array, against the equations in numpy and float64, with dropout 0.1. A shape is
-streams x heads x queries + memory x head size. The terms of a score are the paper's,
-these and a bias of each distance, or those of content alone. "float32" has exact
-products, "by default" the device's own."""
+streams x heads x queries + memory x head size. Terms are those of a score besides q k:
+the paper's, or those of another position scheme. "float32" has exact products, "by
+default" the device's own."""
 TILES = """\
 Blocks of queries and keys (`chunked`), or tile and strip (`tpu`): forward and backward
 pass, without dropout. A gain goes into the table of kernels."""

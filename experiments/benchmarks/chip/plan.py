@@ -24,9 +24,14 @@ EXPERIMENTS = (
 ON_CPU = ("ptb",)  # the others take minutes for an update
 SHAPES_ON_CPU = ("ptb", "enwik8")
 CHECKED_STREAMS = 2
-# The terms of a score, and their names on the page. Those that are not the paper's are
-# checked at one shape.
-TERMS = {"": "the paper's", "bias": "and a bias", "content": "content"}
+# The terms of a score besides q k, and their names on the page. Those of other position
+# schemes are checked at one shape.
+TERMS = {
+    "": "the paper's",
+    "shaw_biased": "u, r and a bias",
+    "alibi": "a bias",
+    "none": "none",
+}
 TORCH_MODES, TASKS = ("eager", "compile"), ("train", "evaluate", "generate")
 # Seconds after which a part is ended.
 LIMITS = {
@@ -97,7 +102,8 @@ def plan(machine: Part, tiny: bool) -> list[Part]:
         if rank == 1 or cpu:
             parts += attention_parts("tiles", checked[:2], machine, common)
     if not cpu:
-        parts += attention_parts("check", checked[2:], machine, common)
+        rest = attention_parts("check", checked[2:], machine, common)
+        parts += [part for part in rest if not part["terms"]]
         most = [{"part": "most", "experiment": name, **common} for name in names]
         parts += most[:2]
         parts += attention_parts("tiles", checked[2:], machine, common)
