@@ -146,7 +146,7 @@ told otherwise: 59.3 GiB of an H100 and 59.4 GiB of an A100 with 80 GB. Streams 
 those of all GPUs: the published number, rounded up to a multiple of the GPUs. Without a
 device the compiler cannot tune: which products it would fuse is unknown, so on a GPU
 the memory may differ, and no times are given. The search for the most streams ends at
-512 for each GPU.
+512 for each GPU. Two numbers of streams are those of `xla` and of `chunked`.
 `python -m experiments.benchmarks.gpus` writes this page and `gpus.jsonl`."""
 
 

@@ -28,8 +28,8 @@ FASTEST = dict.fromkeys(VMEM, "tpu")
 FEW_KEYS = {"TPU v4": 300}
 # Scores of one layer, 1 GiB in float32, from which `auto` selects `chunked` on a GPU.
 # By the GPU compiler's memory figures (experiments/benchmarks/gpus.md), the published
-# configs with so many scores need more with `xla` than a GPU of 80 GB has, unless their
-# remat policy drops the scores. Neither kernel's speed is known there.
+# configs with so many scores and no remat policy need more memory with `xla` than a GPU
+# of 80 GB has. Neither kernel's speed is known there.
 MANY_SCORES = 2**28
 
 
