@@ -196,3 +196,10 @@ def test_tuned_options_are_options() -> None:
             for option in (*each, f"sweep={sweep}={values}", "streams=1"):
                 configs.override(config, *f"eval.{option}".split("=", 1))
             configs.parse(config)
+
+
+@pytest.mark.parametrize(("streams", "turns"), [(4, 1), (32, 4.66), (128, 17.74)])
+def test_blocks_of_rare_tokens(streams: int, turns: float) -> None:
+    row = {"part": "step", "experiment": "wt103_large", "kernel": "tpu"}
+    config = tpu_step.read(row | {"streams": streams})
+    assert tpu_step.rare_turns(config) == pytest.approx(turns, abs=0.01)
