@@ -16,6 +16,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import date
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,7 @@ def run(table: str, name: str, topology: str, flags: str) -> dict[str, Any]:
     argv = ["--mode=compile", f"--topology={topology}", f"--config={name}"]
     argv += shlex.split(flags)
     row = {"table": table, "experiment": name, "flags": " ".join(argv)}
-    row |= {"date": date.today().isoformat()}
+    row |= {"date": date.today().isoformat(), "libtpu": version("libtpu")}
     program = [sys.executable, "-m", "txl_jax.main", *argv]
     done = subprocess.run(program, capture_output=True, text=True)
     if done.returncode:

@@ -180,7 +180,7 @@ the interconnect's share of the sum of the three times; utilisation is the share
 chips' peak FLOPs that the mathematics needs; compiled is the time on two cores that
 also ran other work and, for some rows, were suspended for minutes.
 
-All rows were made with libtpu 0.0.42, which jax[tpu] 0.10.2 installs. Its memory
+All rows were made with libtpu 0.0.42.*, which jax[tpu] 0.10.2 installs. Its memory
 figures exceed those of 0.0.51: for a small step, 125 instead of 74 MB of temporaries
 and a peak of 213 instead of 204 MB. Both versions reject a step that does not fit. So a
 step that 0.0.42 accepted while stating more memory than the chip has just fits, and the
