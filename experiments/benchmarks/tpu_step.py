@@ -12,7 +12,7 @@ compiles at most N rows; --rows=0 only writes the page.
     step      memory, traffic and cycles, as the compiler states them, and the static
               schedule of the Pallas kernels, read as `tpu_estimate` reads it
     largest   the most streams that fit
-    batch     the step with the streams of tpu_step_page.BATCH and the recipe's remat
+    batch     the step with the streams of tpu_step_rows.BATCH and the recipe's remat
               policy, with a scan over layers and without; `before` is the first for an
               older revision of the package, made by
               --row='[{"part": "before", ...}, ""]' with this file in its checkout
@@ -37,7 +37,8 @@ from pathlib import Path
 import numpy as np
 
 from experiments.benchmarks import tpu_estimate, tpu_operations
-from experiments.benchmarks.tpu_step_page import STREAMS, Row, find, page, wanted
+from experiments.benchmarks.tpu_step_page import page
+from experiments.benchmarks.tpu_step_rows import STREAMS, Row, find, wanted
 from txl_jax import config as configs
 from txl_jax.aot import chips, roofline
 from txl_jax.aot.hlo import Program

@@ -1,44 +1,21 @@
-"""The rows that `tpu_step` measures, and the Markdown page made from them."""
+"""Writes tpu_step.md from the rows of tpu_step.jsonl; see `tpu_step`."""
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable
 
-from experiments.benchmarks.tpu_operations import OPERATIONS, PEAK
+from experiments.benchmarks.tpu_operations import PEAK
+from experiments.benchmarks.tpu_step_rows import (
+    BATCH,
+    CHIPS,
+    KERNELS,
+    STREAMS,
+    Row,
+    find,
+    wanted,
+)
 
-CHIPS = ("v5e", "v5p")
-KERNELS = ("xla", "chunked", "tpu")
-# Streams of one chip: of the published 64 on 16 chips, and of 128 on 32.
-STREAMS = {"enwik8_24l": 4, "wt103_large": 4}
-# Streams of one chip, and layers in a step of the scan over layers.
-BATCH = {
-    ("enwik8_24l", "v5e"): (16, 1),
-    ("wt103_large", "v5e"): (32, 1, 18),
-    ("enwik8_24l", "v5p"): (64, 1),
-    ("wt103_large", "v5p"): (128, 1, 18),
-}
 GOAL, UTILISATION, GIB = 1.5, 0.42, 2**30
-Row = dict[str, Any]
-
-
-def wanted() -> Iterator[Row]:
-    """Yields the identifying fields of every row."""
-    for part in ("step", "largest"):
-        for chip, experiment, kernel in itertools.product(CHIPS, STREAMS, KERNELS):
-            row = {"part": part, "experiment": experiment, "chip": chip}
-            yield row | {"kernel": kernel}
-    for (experiment, chip), (streams, *unrolls) in BATCH.items():
-        row = {"part": "batch", "experiment": experiment, "chip": chip}
-        for unroll in unrolls:
-            yield row | {"kernel": "tpu", "streams": streams, "unroll": unroll}
-    for operation in OPERATIONS:
-        yield {"part": "operation", "chip": "v5e", "operation": operation}
-
-
-def find(rows: list[Row], **name: Any) -> Row | None:
-    """Returns the first row with these fields, if any."""
-    return next((row for row in rows if name.items() <= row.items()), None)
 
 
 def total(row: Row) -> int:
@@ -258,9 +235,9 @@ streams are of 2026-11-22 and older than the changes listed below.
 
 The length of some loops depends on the data. The memory is assumed to be full and
 visible to every query, which determines the number of tiles that `chunked` visits; the
-TPU kernels skip no tile in this case. By Zipf's law the tokens of a rare
-cluster of the vocabulary fill 1 block on average with 4 streams of `wt103_large`, 4.7
-with 32 and 17.7 with 128.
+TPU kernels skip no tile in this case. By Zipf's law the tokens of a rare cluster of the
+vocabulary fill 1 block on average with 4 streams of `wt103_large`, 4.7 with 32 and 17.7
+with 128.
 
 The same command adds missing rows. For v5p use libtpu 0.0.42.*, which jax 0.10.2
 requires: that jax cannot read the program that 0.0.51 makes of `wt103_large` for v5p
