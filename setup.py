@@ -47,7 +47,7 @@ SUBWORD = [
 WANDB = ["wandb>=0.20"]
 GCS = ["gcsfs>=2025.9", "google-cloud-storage>=3.0"]
 TEST = [
-    "pytest>=8.3",
+    "pytest>=9",
     "pytest-xdist>=3.6",
     "hypothesis>=6.100",
     *SUBWORD,
