@@ -63,6 +63,7 @@ def runs() -> dict[str, tuple[dict[str, Any], str]]:
 PAGES = {
     "copying": "[accuracy against delay](copying.md)",
     "shakespeare": "[beside nanoGPT](results.md)",
+    "shakespeare_long": "[beside nanoGPT](results.md)",
 }
 
 

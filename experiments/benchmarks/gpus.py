@@ -1,7 +1,7 @@
 """Compiles the published models for NVIDIA GPUs; writes gpus.jsonl and gpus.md.
 
     pip install -e '.[gpu-aot]'
-    python -m experiments.benchmarks.gpus [--rows=N]
+    python -m experiments.benchmarks.gpus [--rows=N] [--topology=h100:8]
 
 Each row is one training step as `--mode=compile` compiles it; existing rows are not
 compiled again. --rows=N compiles at most N rows; --rows=0 only writes gpus.md. No GPU
@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from experiments.benchmarks import record
 from txl_jax import config as configs
 from txl_jax.aot import chips
 from txl_jax.cli import compile, steps
@@ -52,17 +53,24 @@ def rows() -> Iterator[Row]:
                 yield Row(topology, name, kernel, most=True)
 
 
-def measure(row: Row) -> dict[str, Any]:
-    """Returns the costs of a row's training step, or its error message."""
+def measure(row: Row, first: int) -> dict[str, Any]:
+    """Returns the costs of a row's training step, or its error message.
+
+    The search for the most streams begins with `first` on each GPU.
+    """
     tree = configs.load(row.experiment)
     tree.model.update(kernel=row.kernel, dtype="bfloat16")
-    tree.compile.update(topology=row.topology, streams_per_chip=-1 if row.most else 0)
+    tree.compile.topology = row.topology
     part = chips.find(row.topology)
     unit = part.chips * tree.train.batch_chunk
     tree.train.batch_size = -(-tree.train.batch_size // unit) * unit
-    config = steps.find_vocab(configs.parse(tree))
+    config, devices = steps.find_vocab(configs.parse(tree)), chips.find_devices(part)
     try:
-        costs = compile.compile_one(config, chips.find_devices(part), part)[1]
+        if row.most:
+            config, done = compile.largest_batch(config, devices, part, first)
+            costs = compile.describe(config, devices, part, done)
+        else:
+            costs = compile.compile_one(config, devices, part)[1]
     except UserError as error:
         return row._asdict() | {"error": str(error)}
     kept = {name: costs[name] for name in SHOWN if name in costs}
@@ -70,11 +78,10 @@ def measure(row: Row) -> dict[str, Any]:
     return row._asdict() | kept | {"step_seconds": both}
 
 
-def read() -> list[dict[str, Any]]:
+def read() -> dict[Row, dict[str, Any]]:
     """Returns the rows of gpus.jsonl."""
-    if not LINES.exists():
-        return []
-    return [json.loads(line) for line in LINES.read_text("utf-8").splitlines()]
+    rows = record.read(LINES)
+    return {Row(*(row[name] for name in Row._fields)): row for row in rows}
 
 
 def cell(row: dict[str, Any] | None) -> str:
@@ -99,7 +106,7 @@ def exchanged(row: dict[str, Any] | None) -> str:
 
 def page() -> str:
     """Returns the Markdown of all rows."""
-    known = {Row(*(row[name] for name in Row._fields)): row for row in read()}
+    known = read()
     lines = [INTRODUCTION, ""]
     for most, title, head in (
         (False, "The published streams", (*HEAD, "collectives of `xla`")),
@@ -155,13 +162,16 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rows", type=int, default=1000)
-    left = parser.parse_args().rows
-    known = {Row(*(row[name] for name in Row._fields)) for row in read()}
+    parser.add_argument("--topology", default="", help="compile only for this one")
+    args = parser.parse_args()
+    left = args.rows
     for row in rows():
-        if row in known or not left:
+        known = read()
+        if row in known or not left or args.topology not in ("", row.topology):
             continue
         left -= 1
-        found = measure(row)
+        alike = known.get(row._replace(topology="h100:1"), {})
+        found = measure(row, int(alike.get("streams_per_chip", 1)))
         with LINES.open("a", encoding="utf-8") as file:
             file.write(json.dumps(found) + "\n")
         print(json.dumps(found)[:300], flush=True)

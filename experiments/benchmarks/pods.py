@@ -20,6 +20,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from experiments.benchmarks import record
 from experiments.benchmarks.pods_page import TITLES, cells, page
 
 FOLDER = Path(__file__).parent
@@ -98,13 +99,6 @@ def run(table: str, name: str, topology: str, flags: str) -> dict[str, Any]:
     return row | json.loads(done.stdout.splitlines()[-1])
 
 
-def read() -> list[dict[str, Any]]:
-    """Returns the rows of pods.jsonl."""
-    if not LINES.exists():
-        return []
-    return [json.loads(line) for line in LINES.read_text("utf-8").splitlines()]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -112,7 +106,7 @@ def main() -> None:
     parser.add_argument("--only", default="", choices=["", *TITLES])
     parser.add_argument("--rows", type=int, default=1000)
     args = parser.parse_args()
-    known = {row["flags"] for row in read()}
+    known = {row["flags"] for row in record.read(LINES)}
     left = args.rows
     for table, name, topology, flags in commands():
         wanted = f"--mode=compile --topology={topology} --config={name} {flags}"
@@ -123,7 +117,7 @@ def main() -> None:
         with LINES.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
         print(" | ".join(cells(row)), flush=True)
-    PAGE.write_text(page(read()), "utf-8")
+    PAGE.write_text(page(record.read(LINES)), "utf-8")
 
 
 if __name__ == "__main__":

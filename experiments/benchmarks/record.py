@@ -9,6 +9,7 @@ import platform
 import shlex
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -74,6 +75,21 @@ def versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return installed
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """Returns the rows of a .jsonl file; none if it does not exist."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+def add(path: Path, row: dict[str, Any]) -> None:
+    """Appends a row with its date, git revision and versions."""
+    row |= {"date": datetime.date.today().isoformat()}
+    row |= {"git_revision": git_revision(), "versions": versions()}
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(row) + "\n")
 
 
 def run(name: str, args: argparse.Namespace, measure: Measure) -> None:

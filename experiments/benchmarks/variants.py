@@ -23,6 +23,7 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from experiments.benchmarks import record
 from txl_jax.report.provenance import git_revision
 
 HERE = Path(__file__).parent
@@ -182,13 +183,6 @@ def run(options: list[str]) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    """Returns the lines of earlier runs."""
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-
-
 def page(lines: list[dict[str, Any]]) -> str:
     """Returns a table for each text, by variant."""
     return "\n".join(
@@ -251,13 +245,13 @@ def main() -> None:
         target, table = folder / LINES.name, folder / PAGE.name
     for seed in range(args.first_seed, args.first_seed + args.seeds):
         for name in names:
-            done = {(x["text"], x["variant"], x["seed"]) for x in read(target)}
+            done = {(x["text"], x["variant"], x["seed"]) for x in record.read(target)}
             if (args.text, name, seed) not in done:
                 added = json.dumps(line(name, seed, args))
                 with target.open("a", encoding="utf-8") as file:
                     file.write(added + "\n")
-                table.write_text(page(read(target)), "utf-8")
-    print(page(read(target)))
+                table.write_text(page(record.read(target)), "utf-8")
+    print(page(record.read(target)))
 
 
 if __name__ == "__main__":

@@ -226,8 +226,9 @@ def test_out_of_memory_has_the_excess_and_the_flags_that_help(path: Path) -> Non
     assert "eval.streams = 4 is not divisible" in result["evaluation"]["error"]
 
 
+@pytest.mark.parametrize("first", [1, 40, 1024])
 @pytest.mark.parametrize("most", [0, 1, 5, 37, 1000, 5000])
-def test_the_search_finds_the_most_that_fit(most: int) -> None:
+def test_the_search_finds_the_most_that_fit(most: int, first: int) -> None:
     tried = []
 
     def fits(count: int) -> tuple[bool, int]:
@@ -235,7 +236,7 @@ def test_the_search_finds_the_most_that_fit(most: int) -> None:
         return count <= most, 1000 + 10 * count + count**2 // 50
 
     capacity = 1000 + 10 * most + most**2 // 50
-    assert compile.search(fits, capacity, 1024) == min(most, 1024)
+    assert compile.search(fits, capacity, 1024, first) == min(most, 1024)
     assert len(tried) == len(set(tried)) <= 9
 
 

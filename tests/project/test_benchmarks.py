@@ -12,6 +12,7 @@ from experiments.benchmarks import (
     pods,
     pods_page,
     quiet,
+    record,
     tpu_step,
     tpu_step_page,
     variants,
@@ -152,7 +153,7 @@ def test_all_benchmarks_work(start: Start, capfd: pytest.CaptureFixture[str]) ->
 
 
 def test_pages_are_made_from_the_committed_rows() -> None:
-    assert pods.PAGE.read_text("utf-8") == pods_page.page(pods.read())
+    assert pods.PAGE.read_text("utf-8") == pods_page.page(record.read(pods.LINES))
     assert gpus.PAGE.read_text("utf-8") == gpus.page()
     assert tpu_step.PAGE.read_text("utf-8") == tpu_step_page.page(tpu_step.known())
 
@@ -174,7 +175,7 @@ def test_variants_are_compared_with_the_paper() -> None:
 
 
 def test_variants_page_is_made_from_the_lines() -> None:
-    page = variants.page(variants.read(variants.LINES))
+    page = variants.page(record.read(variants.LINES))
     assert variants.PAGE.read_text("utf-8") == page
 
 

@@ -117,12 +117,12 @@ def search_policies(
 
 
 def largest_batch(
-    config: Config, devices: list[Any], tpus: chips.Slices
+    config: Config, devices: list[Any], tpus: chips.Slices, first: int = 1
 ) -> tuple[Config, Compiled]:
     """Returns the config with the most streams per chip that fit, and its step.
 
-    compile.mesh = "auto" chooses the mesh for the fewest streams. At most MOST_STREAMS
-    are tried.
+    The search begins with `first` streams per chip, for which compile.mesh = "auto"
+    chooses the mesh. At most MOST_STREAMS are tried.
     """
     unit = config.train.batch_chunk
     fitting: dict[int, tuple[Config, Compiled]] = {}
@@ -139,7 +139,8 @@ def largest_batch(
             fitting[count] = config, done
         return done.fits, done.bytes
 
-    count = search(fits, tpus.chip.hbm, max(MOST_STREAMS // unit, 1))
+    most = max(MOST_STREAMS // unit, 1)
+    count = search(fits, tpus.chip.hbm, most, max(first // unit, 1))
     if not count:
         raise UserError(
             f"not even {unit} streams per chip fit on {tpus.name} with mesh.model = "
@@ -148,16 +149,19 @@ def largest_batch(
     return fitting[count]
 
 
-def search(fits: Callable[[int], tuple[bool, int]], capacity: float, most: int) -> int:
+def search(
+    fits: Callable[[int], tuple[bool, int]], capacity: float, most: int, first: int = 1
+) -> int:
     """Returns the greatest count up to `most` that fits; 0 if none does.
 
-    fits(count) is (True, bytes). Bytes grow about linearly with the count, so the next
-    guess is where the line through the two newest trials meets the capacity. A program
-    may be accepted although it states more bytes than the capacity, and the reverse:
-    where the line contradicts the newest trial, steps of 1, 2, 4, ... replace it.
+    fits(count) is (True, bytes); `first` is tried first. Bytes grow about linearly with
+    the count, so the next guess is where the line through the two newest trials meets
+    the capacity. A program may be accepted although it states more bytes than the
+    capacity, and the reverse: where the line contradicts the newest trial, steps of 1,
+    2, 4, ... replace it.
     """
     low, high = 0, most + 1  # low fits, high does not or is not tried
-    count, step, last, before = 1, 1, 0, 0
+    count, step, last, before = min(first, most), 1, 0, 0
     while high - low > 1:
         good, size = fits(count)
         low, high = (count, high) if good else (low, count)

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Iterable
 from typing import Any
 
-from experiments.benchmarks import gpus
+from experiments.benchmarks import gpus, record
 from experiments.benchmarks.chip import plan, rows
 from experiments.benchmarks.quiet import MOST_LOAD
 
@@ -108,7 +108,7 @@ def tile_lines(found: list[Row]) -> list[str]:
 def compiled_ahead(row: Row, topology: str) -> str:
     """Returns the memory of the same step in gpus.jsonl, if it was compiled there."""
     name = {"topology": topology, "experiment": row["experiment"], "most": False}
-    same = [each for each in gpus.read() if name.items() <= each.items()]
+    same = [each for each in record.read(gpus.LINES) if name.items() <= each.items()]
     same = [x for x in same if x.get("batch_size") == row["result"]["streams"]]
     same = [x for x in same if row["kernel"] in ("auto", x["kernel"])]
     return " or ".join(f"{x['hbm_bytes'] / GIB:.1f} `{x['kernel']}`" for x in same)
