@@ -8,7 +8,6 @@ included, validation excluded. Needs torch.
 """
 
 import argparse
-import json
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,8 @@ from experiments.benchmarks import record
 from experiments.benchmarks.quiet import Watch
 from txl_jax.cli.prepare import prepare
 from txl_jax.data.options import DataConfig
+from txl_jax.report.log import read_metrics
+from txl_jax.workdir.folder import METRICS
 
 CONFIG = Path(__file__).parents[1] / "shakespeare.py"
 EVAL_EVERY = 100
@@ -37,10 +38,8 @@ def ours(data_dir: str, steps: int) -> Curve:
             f"--config.train.eval_every={min(EVAL_EVERY, steps)}",
         ]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        lines = (Path(workdir) / "metrics.jsonl").read_text("utf-8").splitlines()
-    rows = [
-        row for row in map(json.loads, lines) if "valid_nll" in row.get("exact", {})
-    ]
+        lines = read_metrics(Path(workdir) / METRICS)
+    rows = [row for row in lines if "valid_nll" in row.get("exact", {})]
     curve = []
     for row in rows:
         spent = row["timing"]["total_seconds"]

@@ -24,7 +24,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.benchmarks import record
+from txl_jax.report.log import read_metrics
 from txl_jax.report.provenance import git_revision
+from txl_jax.workdir.folder import METRICS
 
 HERE = Path(__file__).parent
 LINES, PAGE = HERE / "variants.jsonl", HERE / "variants.md"
@@ -124,18 +126,12 @@ def line(name: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
         "valid_nats": valid and round(valid, 4),
         "test_nats": round(result["nll"], 4),
         "fields": changed,
-        "updates": metrics(workdir)[-1]["step"],
+        "updates": read_metrics(workdir / METRICS)[-1]["step"],
         "parameters": described["parameters"],
         "tokens": result["tokens"],
         "revision": git_revision(),
         "date": datetime.date.today().isoformat(),
     }
-
-
-def metrics(workdir: Path) -> list[dict[str, Any]]:
-    """Returns the lines of a run's metrics.jsonl."""
-    lines = (workdir / "metrics.jsonl").read_text("utf-8").splitlines()
-    return [json.loads(line) for line in lines]
 
 
 Done = tuple[list[str], float | None, dict[str, Any]]
@@ -151,7 +147,7 @@ def train(workdir: Path, name: str, seed: int, args: argparse.Namespace) -> Done
         fields += ["train.num_steps=4", "train.stages=", "eval.max_tokens=500"]
     options = [f"--config={HERE.parent / text.recipe}.py", f"--workdir={workdir}"]
     result = run([*options, *(f"--config.{field}" for field in fields)])
-    exact = [x["exact"] for x in metrics(workdir)]
+    exact = [x["exact"] for x in read_metrics(workdir / METRICS)]
     valid = [x["valid_nll"] for x in exact if "valid_nll" in x]
     return changed, min(valid, default=None), result
 

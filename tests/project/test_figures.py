@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.figures import copying, positions
+from experiments.figures import copying, learning, positions
 from tests.project.conftest import Start
 from tests.support import tiny
 from txl_jax.data import copying as task
@@ -57,6 +57,36 @@ def test_positions_plots_the_cosines_that_it_prints(
     start("figures.positions", f"--picture={picture}")
     cosine = json.loads(capsys.readouterr().out)["cosine"]
     assert 1 > cosine["1"] > cosine["10"] > cosine["100"] > cosine["1000"] > 0
+    assert picture.read_bytes().startswith(PNG)
+
+
+# Learning curves
+
+
+def test_a_log_has_a_line_for_each_validation(
+    start: Start, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    seconds = {"compile": 1.0, "update": 2.0, "input": 0.5, "evaluation": 9.0}
+    timing = {"total_seconds": seconds}
+    rows: list[dict[str, object]] = [
+        {"step": 5, "exact": {"mean_loss": 4.0}, "timing": timing},
+        {"step": 10, "exact": {"mean_loss": 3.0, "valid_nll": 3.2}, "timing": timing},
+        {"step": 15, "exact": {"mean_loss": 2.0, "valid_nll": 3.3}, "timing": timing},
+    ]
+    lines = map(json.dumps, rows)
+    (tmp_path / "metrics.jsonl").write_text("\n".join([*lines, ""]), "utf-8")
+    train = {"batch_size": 3, "tgt_len": 4, "segments_per_update": 2}
+    run = dict.fromkeys(learning.FACTS, 0) | {"config": {"train": train}}
+    (tmp_path / "run.json").write_text(json.dumps(run), "utf-8")
+    log, picture = tmp_path / "log.jsonl", tmp_path / "loss.png"
+    flags = f"--workdir={tmp_path} --log={log} --picture={picture} --level=a=b=2.5"
+    start("figures.learning", flags)
+    facts, *curve = map(json.loads, log.read_text("utf-8").splitlines())
+    assert facts["config"] == {"train": train}
+    assert curve[0] == json.loads(capsys.readouterr().out)
+    assert [line["tokens"] for line in curve] == [240, 360]
+    assert [line["train_nats"] for line in curve] == [3.5, 2.0]
+    assert {line["seconds"] for line in curve} == {3.5}
     assert picture.read_bytes().startswith(PNG)
 
 
