@@ -4,8 +4,8 @@
     python -m experiments.benchmarks.gpus [--rows=N] [--topology=h100:8]
 
 Each row is one training step as `--mode=compile` compiles it; existing rows are not
-compiled again. --rows=N compiles at most N rows; --rows=0 only writes gpus.md. No GPU
-is used.
+compiled again. --rows=N compiles at most N rows; --rows=0 only writes gpus.md;
+--topology takes the rows of these GPUs. No GPU is used.
 """
 
 import argparse
@@ -25,6 +25,7 @@ LINES, PAGE = FOLDER / "gpus.jsonl", FOLDER / "gpus.md"
 SMALL = "enwik8 wt103 text8 ptb lm1b wt103_nvidia".split()
 LARGE = "enwik8_24l wt103_large wt103_nvidia_large enwik8_18l lm1b_large".split()
 KERNELS = ("xla", "chunked")
+TOPOLOGIES = ("h100:1", "a100:1", "h100:8", "a100:8")
 SHOWN = (
     *("topology", "kernel", "batch_size", "streams_per_chip", "fits", "hbm_bytes"),
     *("hbm_capacity_bytes", "seconds_to_compile", "collectives"),
@@ -47,7 +48,7 @@ def rows() -> Iterator[Row]:
             for name in (*SMALL, *LARGE):
                 for kernel in KERNELS:
                     yield Row(f"{gpu}:{count}", name, kernel)
-    for topology in ("h100:1", "a100:1", "h100:8", "a100:8"):
+    for topology in TOPOLOGIES:
         for name in (*LARGE, *SMALL):
             for kernel in KERNELS:
                 yield Row(topology, name, kernel, most=True)
@@ -56,21 +57,17 @@ def rows() -> Iterator[Row]:
 def measure(row: Row, first: int) -> dict[str, Any]:
     """Returns the costs of a row's training step, or its error message.
 
-    The search for the most streams begins with `first` on each GPU.
+    A search for the most streams first tries `first` on each GPU.
     """
     tree = configs.load(row.experiment)
     tree.model.update(kernel=row.kernel, dtype="bfloat16")
-    tree.compile.topology = row.topology
+    tree.compile.update(topology=row.topology, streams_per_chip=-1 if row.most else 0)
     part = chips.find(row.topology)
     unit = part.chips * tree.train.batch_chunk
     tree.train.batch_size = -(-tree.train.batch_size // unit) * unit
-    config, devices = steps.find_vocab(configs.parse(tree)), chips.find_devices(part)
+    config = steps.find_vocab(configs.parse(tree))
     try:
-        if row.most:
-            config, done = compile.largest_batch(config, devices, part, first)
-            costs = compile.describe(config, devices, part, done)
-        else:
-            costs = compile.compile_one(config, devices, part)[1]
+        costs = compile.compile_one(config, chips.find_devices(part), part, first)[1]
     except UserError as error:
         return row._asdict() | {"error": str(error)}
     kept = {name: costs[name] for name in SHOWN if name in costs}
@@ -162,19 +159,20 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rows", type=int, default=1000)
-    parser.add_argument("--topology", default="", help="compile only for this one")
+    parser.add_argument(
+        "--topology", choices=TOPOLOGIES, help="compile only for these GPUs"
+    )
     args = parser.parse_args()
     left = args.rows
     for row in rows():
         known = read()
-        if row in known or not left or args.topology not in ("", row.topology):
+        if row in known or not left or args.topology not in (None, row.topology):
             continue
         left -= 1
-        alike = known.get(row._replace(topology="h100:1"), {})
-        found = measure(row, int(alike.get("streams_per_chip", 1)))
-        with LINES.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(found) + "\n")
-        print(json.dumps(found)[:300], flush=True)
+        alone = known.get(row._replace(topology=TOPOLOGIES[0]), {})
+        measured = measure(row, int(alone.get("streams_per_chip", 1)))
+        record.append(LINES, measured)
+        print(json.dumps(measured)[:300], flush=True)
     PAGE.write_text(page(), "utf-8")
 
 

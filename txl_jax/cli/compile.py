@@ -42,12 +42,15 @@ def run(config: Config) -> dict[str, Any]:
 
 
 def compile_one(
-    config: Config, devices: list[Any], tpus: chips.Slices
+    config: Config, devices: list[Any], tpus: chips.Slices, first: int = 1
 ) -> tuple[Config, dict[str, Any]]:
-    """Returns the config with the mesh and streams of `compile`, and its costs."""
+    """Returns the config with the mesh and streams of `compile`, and its costs.
+
+    first: the number of streams per chip that a search for the most tries first.
+    """
     streams = config.compile.streams_per_chip
     if streams < 0:
-        config, done = largest_batch(config, devices, tpus)
+        config, done = largest_batch(config, devices, tpus, first)
     else:
         size = streams * tpus.chips or config.train.batch_size
         config = replace(config, "train", batch_size=size)
@@ -121,10 +124,11 @@ def largest_batch(
 ) -> tuple[Config, Compiled]:
     """Returns the config with the most streams per chip that fit, and its step.
 
-    The search begins with `first` streams per chip, for which compile.mesh = "auto"
-    chooses the mesh. At most MOST_STREAMS are tried.
+    The search begins with `first` streams per chip. compile.mesh = "auto" chooses the
+    mesh for the fewest streams, so it begins with them. At most MOST_STREAMS are tried.
     """
     unit = config.train.batch_chunk
+    first = max(first // unit, 1) if config.compile.mesh == "config" else 1
     fitting: dict[int, tuple[Config, Compiled]] = {}
 
     def fits(count: int) -> tuple[bool, int]:
@@ -140,7 +144,7 @@ def largest_batch(
         return done.fits, done.bytes
 
     most = max(MOST_STREAMS // unit, 1)
-    count = search(fits, tpus.chip.hbm, most, max(first // unit, 1))
+    count = search(fits, tpus.chip.hbm, most, first)
     if not count:
         raise UserError(
             f"not even {unit} streams per chip fit on {tpus.name} with mesh.model = "
