@@ -18,6 +18,7 @@ import numpy as np
 
 from experiments.benchmarks import record
 from experiments.benchmarks.quiet import Watch
+from experiments.figures import learning
 from txl_jax.cli.prepare import prepare
 from txl_jax.data.options import DataConfig
 from txl_jax.report.log import read_metrics
@@ -39,13 +40,10 @@ def ours(data_dir: str, steps: int) -> Curve:
         ]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         lines = read_metrics(Path(workdir) / METRICS)
-    rows = [row for row in lines if "valid_nll" in row.get("exact", {})]
-    curve = []
-    for row in rows:
-        spent = row["timing"]["total_seconds"]
-        seconds = sum(spent[name] for name in ("compile", "update", "input"))
-        curve.append((row["step"], seconds, row["exact"]["valid_nll"]))
-    return curve
+    return [
+        (line["updates"], line["seconds"], line["valid_nats"])
+        for line in learning.find_validations(lines)
+    ]
 
 
 def describe(curve: Curve, target: float) -> dict[str, Any]:

@@ -5,9 +5,9 @@
 
 The log's first line describes the run: its config, git revision, libraries, device and
 seed. Every further line is a validation: updates, tokens read, seconds of training with
-compilation and without validation, and in nats per token the mean loss of training
-since the line before, with dropout, and the validation loss. A level is a published
-result, drawn as a line. Prints the best validation.
+compilation and without validation, and losses in nats per token: of training, with
+dropout, the mean of the updates in metrics.jsonl since the line before, and of
+validation. A level is a published result, drawn as a line. Prints the best validation.
 """
 
 import argparse
@@ -20,44 +20,59 @@ from txl_jax.report.log import read_metrics
 from txl_jax.report.plots import empty
 from txl_jax.workdir.folder import METRICS, RUN
 
-FACTS = "seed parameters git_revision versions device_kind device_count config".split()
+PROVENANCE = (
+    *("seed", "parameters", "git_revision", "versions", "device_kind"),
+    *("device_count", "config"),
+)
 TRAINING = "compile", "update", "input"  # what the seconds are spent on
 
 
-def read_flags() -> argparse.Namespace:
+def parse_level(text: str) -> tuple[str, float]:
+    """Parses NAME=NATS."""
+    name, _, nats = text.rpartition("=")
+    return name, float(nats)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Returns the parser of the flags."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--workdir", type=Path, required=True, help="the run's")
+    parser.add_argument("--workdir", type=Path, required=True, help="of the run")
     parser.add_argument("--log", type=Path, required=True, help="the .jsonl to write")
     parser.add_argument("--picture", type=Path, required=True, help="the .png to write")
     parser.add_argument(
-        "--level", action="append", default=[], help="NAME=NATS, a line to draw"
+        "--level",
+        type=parse_level,
+        action="append",
+        default=[],
+        metavar="NAME=NATS",
+        help="a line to draw",
     )
-    return parser.parse_args()
+    return parser
 
 
-def curve(metrics: list[dict[str, Any]], tokens: int) -> list[dict[str, Any]]:
-    """Returns a line for each validation; tokens: those of an update."""
-    lines, losses = [], []
-    for row in metrics:
-        exact = row["exact"]
-        if "mean_loss" in exact:
-            losses.append(exact["mean_loss"])
-        if "valid_nll" not in exact:
+def find_validations(metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns updates, seconds and losses of each validation in a metrics.jsonl."""
+    validations, losses = [], []
+    for line in metrics:
+        exact, spent = line["exact"], line["timing"].get("total_seconds", {})
+        if exact.get("loss") is not None:
+            losses.append(exact["loss"])
+        if exact.get("valid_nll") is None:
             continue
-        spent = row["timing"]["total_seconds"]
-        line = {
-            "updates": row["step"],
-            "tokens": row["step"] * tokens,
+        validation = {
+            "updates": line["step"],
             "seconds": round(sum(spent[name] for name in TRAINING), 1),
             "train_nats": round(statistics.fmean(losses), 4),
             "valid_nats": round(exact["valid_nll"], 4),
         }
-        lines.append(line)
+        validations.append(validation)
         losses = []
-    return lines
+    return validations
 
 
-def plot(lines: list[dict[str, Any]], levels: dict[str, float], path: Path) -> None:
+def plot(
+    lines: list[dict[str, Any]], levels: list[tuple[str, float]], path: Path
+) -> None:
     """Draws both losses against the tokens read."""
     figure = empty(8, 4.2)
     axes = figure.add_subplot()
@@ -68,7 +83,7 @@ def plot(lines: list[dict[str, Any]], levels: dict[str, float], path: Path) -> N
     ):
         values = [line[name] for line in lines]
         axes.plot(millions, values, style, markersize=4, label=label)
-    for number, (name, nats) in enumerate(levels.items()):
+    for number, (name, nats) in enumerate(levels):
         color = f"C{number + 2}"
         axes.axhline(nats, color=color, linestyle="--", linewidth=1, label=name)
     axes.set(xlabel="tokens read, in millions", ylabel="loss, in nats per token")
@@ -78,15 +93,20 @@ def plot(lines: list[dict[str, Any]], levels: dict[str, float], path: Path) -> N
 
 
 def main() -> None:
-    args = read_flags()
+    parser = make_parser()
+    args = parser.parse_args()
     run = json.loads((args.workdir / RUN).read_text("utf-8"))
     train = run["config"]["train"]
+    if train["stages"] or train["varlen"]:
+        parser.error("its segments vary in length: tokens are not counted")
     tokens = train["batch_size"] * train["tgt_len"] * train["segments_per_update"]
-    lines = curve(read_metrics(args.workdir / METRICS), tokens)
-    rows = [{name: run[name] for name in FACTS}, *lines]
+    lines = find_validations(read_metrics(args.workdir / METRICS))
+    if not lines:
+        parser.error(f"{args.workdir} has no validation yet")
+    lines = [{**line, "tokens": line["updates"] * tokens} for line in lines]
+    rows = [{name: run[name] for name in PROVENANCE}, *lines]
     args.log.write_text("".join(f"{json.dumps(row)}\n" for row in rows), "utf-8")
-    levels = dict(level.rsplit("=", 1) for level in args.level)
-    plot(lines, {name: float(nats) for name, nats in levels.items()}, args.picture)
+    plot(lines, args.level, args.picture)
     print(json.dumps(min(lines, key=lambda line: line["valid_nats"])))
 
 

@@ -69,14 +69,15 @@ def test_a_log_has_a_line_for_each_validation(
     seconds = {"compile": 1.0, "update": 2.0, "input": 0.5, "evaluation": 9.0}
     timing = {"total_seconds": seconds}
     rows: list[dict[str, object]] = [
-        {"step": 5, "exact": {"mean_loss": 4.0}, "timing": timing},
-        {"step": 10, "exact": {"mean_loss": 3.0, "valid_nll": 3.2}, "timing": timing},
-        {"step": 15, "exact": {"mean_loss": 2.0, "valid_nll": 3.3}, "timing": timing},
+        {"step": 5, "exact": {"loss": 4.0}, "timing": timing},
+        {"step": 10, "exact": {"loss": 3.0, "valid_nll": 3.2}, "timing": timing},
+        {"step": 15, "exact": {"loss": 2.0, "valid_nll": 3.3}, "timing": timing},
     ]
     lines = map(json.dumps, rows)
     (tmp_path / "metrics.jsonl").write_text("\n".join([*lines, ""]), "utf-8")
-    train = {"batch_size": 3, "tgt_len": 4, "segments_per_update": 2}
-    run = dict.fromkeys(learning.FACTS, 0) | {"config": {"train": train}}
+    lengths = {"tgt_len": 4, "segments_per_update": 2, "stages": "", "varlen": False}
+    train = {"batch_size": 3, **lengths}
+    run = dict.fromkeys(learning.PROVENANCE, 0) | {"config": {"train": train}}
     (tmp_path / "run.json").write_text(json.dumps(run), "utf-8")
     log, picture = tmp_path / "log.jsonl", tmp_path / "loss.png"
     flags = f"--workdir={tmp_path} --log={log} --picture={picture} --level=a=b=2.5"
