@@ -114,8 +114,7 @@ def main() -> None:
             continue
         left -= 1
         row = run(table, name, topology, flags)
-        with LINES.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+        record.append(LINES, row)
         print(" | ".join(cells(row)), flush=True)
     PAGE.write_text(page(record.read(LINES)), "utf-8")
 

@@ -79,17 +79,31 @@ def versions() -> dict[str, str]:
 
 def read(path: Path) -> list[dict[str, Any]]:
     """Returns the rows of a .jsonl file; none if it does not exist."""
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    rows = []
+    for line in path.read_text("utf-8").splitlines() if path.exists() else ():
+        try:
+            rows.append(json.loads(line))
+        except ValueError:  # half a line, after a kill
+            continue
+    return rows
 
 
-def add(path: Path, row: dict[str, Any]) -> None:
-    """Appends a row with its date, git revision and versions."""
-    row |= {"date": datetime.date.today().isoformat()}
-    row |= {"git_revision": git_revision(), "versions": versions()}
+def append(path: Path, row: dict[str, Any]) -> None:
+    """Adds a row to a .jsonl file."""
+    torn = path.exists() and not path.read_bytes().endswith(b"\n")
     with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(row) + "\n")
+        file.write("\n" * torn + json.dumps(row) + "\n")
+
+
+def provenance() -> dict[str, Any]:
+    """Returns the date, and the code, libraries and device that measure."""
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "git_revision": git_revision(),
+        "versions": versions(),
+        "cpu_count": os.cpu_count(),
+        "device_kind": jax.devices()[0].device_kind,
+    }
 
 
 def run(name: str, args: argparse.Namespace, measure: Measure) -> None:
@@ -109,10 +123,6 @@ def run(name: str, args: argparse.Namespace, measure: Measure) -> None:
         **watch.describe(),
         "load_average_after": round(os.getloadavg()[0], 2),
         "command": shlex.join(command),
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "git_revision": git_revision(),
-        "versions": versions(),
-        "cpu_count": os.cpu_count(),
-        "device_kind": jax.devices()[0].device_kind,
+        **provenance(),
     }
     print(json.dumps(result))

@@ -36,7 +36,7 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.benchmarks import tpu_estimate, tpu_operations
+from experiments.benchmarks import record, tpu_estimate, tpu_operations
 from experiments.benchmarks.tpu_step_page import page
 from experiments.benchmarks.tpu_step_rows import STREAMS, Row, find, wanted
 from txl_jax import config as configs
@@ -237,13 +237,6 @@ def run(row: Row) -> Row | None:
     return json.loads(done.stdout.splitlines()[-1]) | origin
 
 
-def known() -> list[Row]:
-    """Returns the rows of tpu_step.jsonl."""
-    if not LINES.exists():
-        return []
-    return [json.loads(line) for line in LINES.read_text("utf-8").splitlines()]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -258,14 +251,14 @@ def main() -> None:
         return
     left = args.rows
     for row in wanted():
-        if find(known(), **row) or args.only not in ("", row["part"]) or not left:
+        done = find(record.read(LINES), **row)
+        if done or args.only not in ("", row["part"]) or not left:
             continue
         left -= 1
         if made := run(row):
-            with LINES.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(made) + "\n")
+            record.append(LINES, made)
         print(json.dumps(made or row | {"failed": True}), flush=True)
-    PAGE.write_text(page(known()), "utf-8")
+    PAGE.write_text(page(record.read(LINES)), "utf-8")
 
 
 if __name__ == "__main__":

@@ -1,20 +1,24 @@
-"""Trains this project's model and Hugging Face's side by side; prints one JSON line.
+"""Trains this project's model and Hugging Face's side by side.
 
-    python -m experiments.benchmarks.training [--seeds=10] [--data_dir=DIR]
+    python -m experiments.benchmarks.training [--seeds=40] [--data_dir=DIR]
 
 Both start from the same weights and read the same segments of WikiText-2, with memory,
 Adam and clipping. Without dropout, the losses of the first updates are compared; later,
 both sides amplify rounding. Then each side trains with dropout masks of its own for
-every seed, this project scores both results on the validation split, and the seeds'
-differences are averaged. Needs the extra `bench`.
+every seed, and this project a second time in bfloat16, with the same masks as in
+float32; this project evaluates all three models on the validation split. A seed takes
+about two minutes of one core and adds a row to training.jsonl; seeds that have one are
+not repeated. training.md has the means of all rows. Needs the extra `bench`.
 
 Dims: B streams, L segment.
 """
 
 import argparse
 import dataclasses
+import functools
+import itertools
+import json
 import logging
-import statistics
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
@@ -25,7 +29,6 @@ import jax
 import numpy as np
 
 from experiments.benchmarks import peer, record, subject
-from experiments.benchmarks.quiet import Watch
 from txl_jax.cli.prepare import prepare
 from txl_jax.convert import huggingface
 from txl_jax.data.options import DataConfig
@@ -35,6 +38,7 @@ from txl_jax.evaluate.options import EvalConfig
 from txl_jax.evaluate.perplexity import make_evaluate
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.txl import TransformerXL
+from txl_jax.runtime import allocator
 from txl_jax.sharding import place_segments
 from txl_jax.update.init import init_state
 from txl_jax.update.optim import make_optimizer, make_schedule
@@ -56,6 +60,9 @@ MODEL = ModelConfig(
 TRAIN = TrainConfig(batch_size=16, tgt_len=32)
 OPTIM = OptimConfig(lr=1e-3, warmup_steps=100)
 EVAL = EvalConfig(streams=8, tgt_len=64, mem_len=64)
+LINES, PAGE = (Path(__file__).parent / f"training.{end}" for end in ("jsonl", "md"))
+SIDES = {"float32": "float32", "bfloat16": "bfloat16", "peer": "Hugging Face's port"}
+POINTS = 10  # of a training curve
 
 
 class Trained(NamedTuple):
@@ -81,9 +88,19 @@ class Task(NamedTuple):
             segment, position = streams.batch(position)
             yield segment
 
-    def schedule(self) -> Callable[[Any], Any]:
-        """Returns the learning rate as a function of the updates done."""
-        return make_schedule(OPTIM, self.updates)
+
+@functools.lru_cache
+def make_step(config: ModelConfig, updates: int) -> Callable[..., Any]:
+    """Returns the compiled training step."""
+    optimizer, schedule = make_optimizer(OPTIM), make_schedule(OPTIM, updates)
+    step = make_train_step(TransformerXL(config), optimizer, schedule, TRAIN)
+    return jax.jit(step, donate_argnums=0)
+
+
+@functools.lru_cache
+def make_evaluation(config: ModelConfig) -> Callable[..., Any]:
+    """Returns the compiled evaluation."""
+    return make_evaluate(config, EVAL, subject.one_device())
 
 
 def train_ours(task: Task) -> tuple[Any, Trained]:
@@ -92,10 +109,7 @@ def train_ours(task: Task) -> tuple[Any, Trained]:
     init, _ = init_state(task.config, optimizer, TRAIN.batch_size, task.seed, mesh)
     state, losses = init(), []
     initial = jax.device_get(state.params)
-    model = TransformerXL(task.config)
-    step = jax.jit(
-        make_train_step(model, optimizer, task.schedule(), TRAIN), donate_argnums=0
-    )
+    step = make_step(task.config, task.updates)
     for segment in task.segments():
         state, metrics = step(state, place_segments(mesh, segment))
         losses.append(float(metrics["loss"].mean()))
@@ -114,7 +128,7 @@ def train_peer(task: Task, initial: Any) -> Trained:
         )
         model = TransfoXLLMHeadModel.from_pretrained(folder).train()
         optimizer = torch.optim.Adam(model.parameters(), betas=OPTIM.betas)
-        memory, losses, rate = None, [], task.schedule()
+        memory, losses, rate = None, [], make_schedule(OPTIM, task.updates)
         for number, segment in enumerate(task.segments()):
             inputs_BL, targets_BL = (
                 torch.from_numpy(x_SBL[0].astype(np.int64))
@@ -136,60 +150,116 @@ def train_peer(task: Task, initial: Any) -> Trained:
         return Trained(losses, huggingface.from_pretrained(folder)[1])
 
 
-def compare(values: dict[str, list[float]]) -> dict[str, Any]:
-    """Returns the means of both sides, and that of the seeds' differences."""
-    differences = [a - b for a, b in zip(values["ours"], values["peer"], strict=True)]
-    result: dict[str, Any] = {"valid_nats": values}
-    result |= {"mean_nats": {side: statistics.mean(x) for side, x in values.items()}}
-    result |= {"mean_difference_nats": statistics.mean(differences)}
-    if len(differences) > 1:
-        error = statistics.stdev(differences) / len(differences) ** 0.5
-        result |= {"standard_error_nats": error}
-    return result
-
-
-def measure(args: argparse.Namespace, watch: Watch) -> dict[str, Any]:
-    """Compares losses without dropout, and validation losses with it."""
-    watch.look()
-    warnings.filterwarnings("ignore", module="transformers")
-    logging.getLogger("transformers").setLevel(logging.ERROR)
-    data = DataConfig("wikitext2", vocab="word", data_dir=args.data_dir)
-    tokens = prepare(data)
-    updates, first = (4, 2) if args.tiny else (args.updates, args.first)
-    config = dataclasses.replace(MODEL, vocab_size=len(tokens.vocab))
-    task = Task(dataclasses.replace(config, dropout=0.0), tokens, first, seed=0)
+def compare_without_dropout(task: Task) -> dict[str, Any]:
+    """Returns the row of the training without dropout: how far the losses differ."""
+    task = task._replace(config=dataclasses.replace(task.config, dropout=0.0))
     initial, ours = train_ours(task)
     pairs = zip(ours.losses, train_peer(task, initial).losses, strict=True)
-    result: dict[str, Any] = {
-        "peer": peer.describe(),
+    return {
+        "seed": None,
+        "updates": task.updates,
         "parameters": sum(x.size for x in jax.tree.leaves(initial)),
-        "first": first,
         "largest_difference_nats": max(abs(a - b) for a, b in pairs),
     }
-    evaluate = make_evaluate(config, EVAL, subject.one_device())
-    valid: dict[str, list[float]] = {"ours": [], "peer": []}
-    for seed in range(args.seeds):
-        task = Task(config, tokens, updates, seed)
-        initial, ours = train_ours(task)
-        for side, trained in (("ours", ours), ("peer", train_peer(task, initial))):
-            scored = evaluate(trained.params, tokens.split("valid"), lambda *_: None)
-            valid[side].append(round(scored["nll"], 5))
-    return result | {"updates": updates, "dropout": config.dropout} | compare(valid)
+
+
+def compare_with_dropout(task: Task) -> dict[str, Any]:
+    """Returns the row of a seed: validation loss and training curve of each side.
+
+    All three models are evaluated in float32.
+    """
+    config, valid = task.config, task.tokens.split("valid")
+    bfloat16 = task._replace(config=dataclasses.replace(config, dtype="bfloat16"))
+    initial, ours = train_ours(task)
+    trained = {"float32": ours, "bfloat16": train_ours(bfloat16)[1]}
+    trained["peer"] = train_peer(task, initial)
+    row: dict[str, Any] = {"seed": task.seed, "updates": task.updates}
+    row["dropout"] = config.dropout
+    for side, (losses, params) in trained.items():
+        scores = make_evaluation(config)(params, valid, lambda *_: None)
+        points = np.array_split(losses, min(POINTS, len(losses)))
+        curve = [round(float(point.mean()), 5) for point in points]
+        row[side] = {"valid_nats": round(scores["nll"], 5), "curve_nats": curve}
+    return row
+
+
+def page(rows: list[dict[str, Any]]) -> str:
+    """Returns the Markdown of all rows."""
+    first = next(row for row in rows if row["seed"] is None)
+    text = (
+        f"Without dropout, the losses of the first {first['updates']} updates differ "
+        f"by at most {first['largest_difference_nats']:.5f} nats.\n"
+    )
+    seeds = [row for row in rows if row["seed"] is not None]
+    if not seeds:
+        return text
+    text += (
+        f"With dropout {seeds[0]['dropout']}: mean ± standard deviation over "
+        f"{len(seeds)} seeds, in nats; paired differences: mean ± standard error.\n"
+    )
+    valid = {s: np.array([row[s]["valid_nats"] for row in seeds]) for s in SIDES}
+    curves = {s: np.array([row[s]["curve_nats"] for row in seeds]) for s in SIDES}
+    lines = [["", *SIDES.values()], ["---"] * (1 + len(SIDES))]
+    lines.append(["validation", *map(format_spread, valid.values())])
+    differences = (
+        "" if side == "float32" else format_difference(valid["float32"] - x)
+        for side, x in valid.items()
+    )
+    lines.append(["paired difference, float32 − column", *differences])
+    count = curves["float32"].shape[1]
+    ends = np.linspace(0, seeds[0]["updates"], count + 1).astype(int)
+    for point, (start, end) in enumerate(itertools.pairwise(ends)):
+        means = (format_spread(curve[:, point]) for curve in curves.values())
+        lines.append([f"training, updates {start + 1} to {end}", *means])
+    return "\n".join([text, *(f"| {' | '.join(line)} |" for line in lines)]) + "\n"
+
+
+def format_spread(values: np.ndarray) -> str:
+    """Formats the mean and, of several values, the standard deviation."""
+    several = f" ± {values.std(ddof=1):.4f}" if len(values) > 1 else ""
+    return f"{values.mean():.4f}{several}"
+
+
+def format_difference(values: np.ndarray) -> str:
+    """Formats the mean and, of several values, its standard error."""
+    error = values.std(ddof=1) / len(values) ** 0.5 if len(values) > 1 else 0.0
+    return f"{values.mean():+.4f}" + (f" ± {error:.4f}" if error else "")
 
 
 def main() -> None:
-    parser = record.make_parser(__doc__, repeats=1)
-    parser.add_argument("--seeds", type=record.positive, default=10)
-    parser.add_argument(
-        "--first", type=record.positive, default=100, help="updates without dropout"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--updates", type=record.positive, default=600, help="updates with dropout"
-    )
+    parser.add_argument("--seeds", type=record.positive, default=40)
+    parser.add_argument("--first_seed", type=int, default=0, help="the first seed")
     parser.add_argument("--data_dir", default="data", help="folder of prepared corpora")
+    parser.add_argument("--out", help="folder of training.jsonl and training.md")
+    parser.add_argument("--tiny", action="store_true", help="try it with 4 updates")
     args = parser.parse_args()
-    args.force = True  # nothing is timed
-    record.run("training", args, measure)
+    if (library := peer.describe()).startswith("not "):
+        parser.error(f"the peer is {library}")
+    if args.tiny and not args.out:
+        parser.error("--tiny needs --out, so that its rows do not mix with others")
+    allocator.keep_freed()  # as `txl_jax.main` does
+    folder = Path(args.out) if args.out else LINES.parent
+    lines, table = folder / LINES.name, folder / PAGE.name
+    warnings.filterwarnings("ignore", module="transformers")
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    tokens = prepare(DataConfig("wikitext2", vocab="word", data_dir=args.data_dir))
+    config = dataclasses.replace(MODEL, vocab_size=len(tokens.vocab))
+    first, updates = (2, 4) if args.tiny else (100, 600)
+    origin = record.provenance() | {"library": library}
+    for seed in (None, *range(args.first_seed, args.first_seed + args.seeds)):
+        if seed in {row["seed"] for row in record.read(lines)}:
+            continue
+        if seed is None:
+            row = compare_without_dropout(Task(config, tokens, first, 0))
+        else:
+            row = compare_with_dropout(Task(config, tokens, updates, seed))
+        record.append(lines, row | origin)
+        table.write_text(page(record.read(lines)), "utf-8")
+        print(json.dumps(row), flush=True)
+    table.write_text(page(record.read(lines)), "utf-8")
 
 
 if __name__ == "__main__":

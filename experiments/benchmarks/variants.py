@@ -243,9 +243,7 @@ def main() -> None:
         for name in names:
             done = {(x["text"], x["variant"], x["seed"]) for x in record.read(target)}
             if (args.text, name, seed) not in done:
-                added = json.dumps(line(name, seed, args))
-                with target.open("a", encoding="utf-8") as file:
-                    file.write(added + "\n")
+                record.append(target, line(name, seed, args))
                 table.write_text(page(record.read(target)), "utf-8")
     print(page(record.read(target)))
 

@@ -3,6 +3,8 @@
 import itertools
 import json
 import os
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,7 @@ from experiments.benchmarks import (
     record,
     tpu_step,
     tpu_step_page,
+    training,
     variants,
 )
 from experiments.benchmarks.quiet import LoadedError, Watch
@@ -155,7 +158,47 @@ def test_all_benchmarks_work(start: Start, capfd: pytest.CaptureFixture[str]) ->
 def test_pages_are_made_from_the_committed_rows() -> None:
     assert pods.PAGE.read_text("utf-8") == pods_page.page(record.read(pods.LINES))
     assert gpus.PAGE.read_text("utf-8") == gpus.page()
-    assert tpu_step.PAGE.read_text("utf-8") == tpu_step_page.page(tpu_step.known())
+    assert training.PAGE.read_text("utf-8") == training.page(
+        record.read(training.LINES)
+    )
+    assert tpu_step.PAGE.read_text("utf-8") == tpu_step_page.page(
+        record.read(tpu_step.LINES)
+    )
+
+
+def test_half_a_row_is_not_read_and_spoils_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    assert record.read(path) == []
+    record.append(path, {"a": 1})
+    path.write_text(path.read_text("utf-8") + '{"a": ', "utf-8")
+    record.append(path, {"a": 2})
+    assert record.read(path) == [{"a": 1}, {"a": 2}]
+
+
+@pytest.mark.parametrize("seeds", [0, 1, 3])
+def test_trainings_are_compared_by_pairs(seeds: int) -> None:
+    rows: list[dict[str, Any]] = [
+        {"seed": None, "updates": 100, "largest_difference_nats": 0.00002}
+    ]
+    for seed in range(seeds):
+        row: dict[str, Any] = {"seed": seed, "updates": 20, "dropout": 0.1}
+        for side, loss in (("float32", 6.0), ("bfloat16", 6.0), ("peer", 5.5)):
+            curve = [loss + 2 + seed, loss + 1]
+            row[side] = {"valid_nats": loss + seed, "curve_nats": curve}
+        rows.append(row)
+    lines = training.page(rows).splitlines()
+    assert lines[0].endswith("first 100 updates differ by at most 0.00002 nats.")
+    if not seeds:
+        return
+    spread = " ± 1.0000" if seeds == 3 else ""
+    mean = seeds - 1 - (seeds == 3)
+    cells = f"{6 + mean}.0000{spread} | {6 + mean}.0000{spread} | {5.5 + mean:.4f}"
+    assert f"| validation | {cells}{spread} |" in lines
+    assert lines[-3].endswith("column |  | +0.0000 | +0.5000 |")
+    assert [line.split(" | ")[0] for line in lines[-2:]] == [
+        "| training, updates 1 to 10",
+        "| training, updates 11 to 20",
+    ]
 
 
 def test_variants_are_compared_with_the_paper() -> None:
