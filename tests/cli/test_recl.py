@@ -81,9 +81,6 @@ def test_positions_are_spread_evenly_after_the_longest_context() -> None:
     assert spread(20, 20, 5).tolist() == []
 
 
-# Comparisons
-
-
 @pytest.fixture
 def options(home: Home, tmp_path: Path) -> ReclConfig:
     """Compares the trained run with a copy, `other`."""

@@ -38,8 +38,6 @@ def prose(text: str) -> str:
     return FENCES.sub("", text)
 
 
-# Commands
-
 COMMANDS = [
     (name, line)
     for name, text in TEXTS.items()
@@ -126,9 +124,6 @@ def test_fields_and_files_exist_and_python_compiles(name: str) -> None:
         compile(block, name, "exec")
     # Only the site would fill a link without a text in.
     assert "[](" not in prose(TEXTS[name])
-
-
-# Generated parts
 
 
 @pytest.fixture

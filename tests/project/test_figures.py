@@ -26,9 +26,6 @@ def test_reach_plots_the_lengths_that_it_prints(
     assert result["exact"] and picture.read_bytes().startswith(PNG)
 
 
-# Positions
-
-
 def test_similarity_depends_only_on_the_distance() -> None:
     distance_R = np.array([0, 1, 3, 20])
     cosine_R = positions.similarity(tiny.D, distance_R)
@@ -60,21 +57,21 @@ def test_positions_plots_the_cosines_that_it_prints(
     assert picture.read_bytes().startswith(PNG)
 
 
-# Learning curves
-
-
 def test_a_log_has_a_line_for_each_validation(
     start: Start, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    seconds = {"compile": 1.0, "update": 2.0, "input": 0.5, "evaluation": 9.0}
-    timing = {"total_seconds": seconds}
-    rows: list[dict[str, object]] = [
-        {"step": 5, "exact": {"loss": 4.0}, "timing": timing},
-        {"step": 10, "exact": {"loss": 3.0, "valid_nll": 3.2}, "timing": timing},
-        {"step": 15, "exact": {"loss": 2.0, "valid_nll": 3.3}, "timing": timing},
+    timing = {"total_seconds": {"compile": 1.0, "update": 2.0, "input": 0.5, "a": 9.0}}
+    losses = (
+        {"loss": 4.0},
+        {"loss": 3.0, "valid_nll": 3.2},
+        {"loss": 2.0, "valid_nll": 4},
+    )
+    rows = [
+        {"step": 5 * n, "exact": loss, "timing": timing}
+        for n, loss in enumerate(losses, start=1)
     ]
-    lines = map(json.dumps, rows)
-    (tmp_path / "metrics.jsonl").write_text("\n".join([*lines, ""]), "utf-8")
+    lines = "\n".join(map(json.dumps, rows))
+    (tmp_path / "metrics.jsonl").write_text(f"{lines}\n", "utf-8")
     lengths = {"tgt_len": 4, "segments_per_update": 2, "stages": "", "varlen": False}
     train = {"batch_size": 3, **lengths}
     run = dict.fromkeys(learning.PROVENANCE, 0) | {"config": {"train": train}}
@@ -89,9 +86,6 @@ def test_a_log_has_a_line_for_each_validation(
     assert [line["train_nats"] for line in curve] == [3.5, 2.0]
     assert {line["seconds"] for line in curve} == {3.5}
     assert picture.read_bytes().startswith(PNG)
-
-
-# The copying task
 
 
 GRID = "--delays 3 9 --mem_lens 0 16 --seeds 1 2 --updates=100"

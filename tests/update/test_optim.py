@@ -198,9 +198,6 @@ def test_updates_are_sgd() -> None:
         tiny.assert_close(actual["kernel"], total)
 
 
-# The mean of the parameters
-
-
 def means(count: int, **fields: Any) -> tuple[list[Array], list[Array]]:
     """Returns `count` parameters after updates 1, 2.., and the mean after each."""
     add = make_average(OptimConfig(**fields))
