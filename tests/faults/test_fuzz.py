@@ -39,8 +39,6 @@ FEW, MANY = 25, 2000
 SECONDS = 20  # that one input may take, on a machine that does much else
 MEGABYTES = 300  # that all inputs of a kind may add to what the process ever held
 
-# Inputs
-
 NUMBERS = st.integers() | st.integers(-2, 300) | st.floats() | st.just(2**70)
 NAMES = st.sampled_from(sorted(configs.FIELDS)) | st.text(max_size=9)
 PLAIN = st.none() | st.booleans() | NUMBERS | st.text(max_size=20)
