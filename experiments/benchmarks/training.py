@@ -230,7 +230,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seeds", type=record.positive, default=40)
+    parser.add_argument("--seeds", type=record.positive, default=40, help="how many")
     parser.add_argument("--first_seed", type=int, default=0, help="the first seed")
     parser.add_argument("--data_dir", default="data", help="folder of prepared corpora")
     parser.add_argument("--out", help="folder of training.jsonl and training.md")
