@@ -19,6 +19,7 @@ import functools
 import itertools
 import json
 import logging
+import math
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
@@ -186,9 +187,10 @@ def compare_with_dropout(task: Task) -> dict[str, Any]:
 def page(rows: list[dict[str, Any]]) -> str:
     """Returns the Markdown of all rows."""
     first = next(row for row in rows if row["seed"] is None)
+    most = math.ceil(first["largest_difference_nats"] * 1e5) / 1e5
     text = (
         f"Without dropout, the losses of the first {first['updates']} updates differ "
-        f"by at most {first['largest_difference_nats']:.5f} nats.\n"
+        f"by at most {most:.5f} nats.\n"
     )
     seeds = [row for row in rows if row["seed"] is not None]
     if not seeds:
