@@ -54,11 +54,12 @@ def find_validations(metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns updates, seconds and losses of each validation in a metrics.jsonl."""
     validations, losses = [], []
     for line in metrics:
-        exact, spent = line["exact"], line["timing"].get("total_seconds", {})
+        exact = line["exact"]
         if exact.get("loss") is not None:
             losses.append(exact["loss"])
         if exact.get("valid_nll") is None:
             continue
+        spent = line["timing"]["total_seconds"]
         validation = {
             "updates": line["step"],
             "seconds": round(sum(spent[name] for name in TRAINING), 1),
@@ -104,6 +105,7 @@ def main() -> None:
     if not lines:
         parser.error(f"{args.workdir} has no validation yet")
     lines = [{**line, "tokens": line["updates"] * tokens} for line in lines]
+    run["config"]["data"].pop("data_dir")  # a folder of this machine
     rows = [{name: run[name] for name in PROVENANCE}, *lines]
     args.log.write_text("".join(f"{json.dumps(row)}\n" for row in rows), "utf-8")
     plot(lines, args.level, args.picture)
