@@ -257,6 +257,12 @@ def load_json(path: Path) -> ConfigDict:
             f"{path.parent} holds no run (no {path.name}): give the --workdir of a "
             "run, or --config to start one"
         ) from None
+    except NotADirectoryError:
+        raise UserError(
+            f"{path.parent} is a file, not the folder of a run: if it is a released "
+            f"model, import it with --mode=import --format=txl_jax "
+            f"--source={path.parent} --workdir=FOLDER"
+        ) from None
     except (OSError, *DAMAGE, UserError) as error:
         raise UserError(
             f"cannot read {path}: {error}; restore the file that the run wrote (fields "

@@ -67,27 +67,33 @@ class Manifest:
         return nll, -self.step
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the JSON object that `read` accepts."""
+        """Returns the JSON object that `parse` accepts as text."""
         position = self.position and self.position._asdict()
         return with_checksum({**dataclasses.asdict(self), "position": position})
+
+
+def parse(text: str) -> Manifest:
+    """Returns the manifest that `Manifest.to_json` wrote; raises an error of DAMAGE."""
+    body = verify_checksum(json.loads(text), required=True)
+    position = body["position"] and Position(**body["position"])
+    if position and any(type(number) is not int for number in position):
+        raise ValueError(f"its position is {position}")
+    nll = None if body["valid_nll"] is None else float(body["valid_nll"])
+    arrays = {
+        name: (dtype, tuple(shape), checksum)
+        for name, (dtype, shape, checksum) in body["arrays"].items()
+    }
+    return Manifest(body["step"], position, nll, arrays)
 
 
 def read(folder: Path, step: int) -> Manifest:
     """Returns the manifest of checkpoint `step`, saved in `folder`; raises Damaged."""
     path = folder / ITEM / "metadata"
     try:
-        body = verify_checksum(json.loads(path.read_text("utf-8")), required=True)
-        if body["step"] != step:
-            raise ValueError(f"it is of step {body['step']}")
-        position = body["position"] and Position(**body["position"])
-        if position and any(type(number) is not int for number in position):
-            raise ValueError(f"its position is {position}")
-        nll = None if body["valid_nll"] is None else float(body["valid_nll"])
-        arrays = {
-            name: (dtype, tuple(shape), checksum)
-            for name, (dtype, shape, checksum) in body["arrays"].items()
-        }
-        return Manifest(step, position, nll, arrays)
+        manifest = parse(path.read_text("utf-8"))
+        if manifest.step != step:
+            raise ValueError(f"it is of step {manifest.step}")
+        return manifest
     except FileNotFoundError as error:
         raise Damaged(step, f"no manifest in {path.parent}") from error
     except storage.errors() as error:

@@ -1,4 +1,4 @@
-"""The modes `import` and `export`: models of other code bases."""
+"""The modes `import` and `export`: models in one file and of other code bases."""
 
 import contextlib
 import dataclasses
@@ -13,20 +13,23 @@ from typing import Any
 import flax.linen as nn
 import jax
 from filelock import FileLock
+from ml_collections import ConfigDict
 
 from txl_jax import config, metrics
 from txl_jax.checkpoint import save_restore
 from txl_jax.checkpoint.checksum import first_nonfinite
 from txl_jax.checkpoint.manager import open_checkpoints
 from txl_jax.config import Config
-from txl_jax.convert import formats, huggingface
+from txl_jax.convert import formats, huggingface, release
 from txl_jax.convert.formats import Source
 from txl_jax.convert.options import ConvertConfig
+from txl_jax.convert.release import Release
 from txl_jax.data import vocab
 from txl_jax.data.byte_ranges import checksum
 from txl_jax.data.vocab import Vocab
 from txl_jax.errors import UserError, require_one_of
 from txl_jax.report import provenance
+from txl_jax.report.checksum import DAMAGE
 from txl_jax.report.log import say
 from txl_jax.report.progress import waiting
 from txl_jax.runtime import storage
@@ -38,11 +41,20 @@ from txl_jax.workdir.load import Loaded
 SCRATCH, LOCK = ".incomplete-", "lock"  # of the folder of an unfinished import
 INCOMPLETE = "incomplete"  # on gs://, a file in the folder of an unfinished import
 
+# Fields with folders and files of this machine, which are not released.
+LOCAL = ("data.data_dir", "data.path", "data.vocab_path", "train.init_from")
+LOCAL_SECTIONS = ("checkpoint", "convert", "run", "score")
+# Entries of run.json that are released.
+ORIGIN = (
+    *("seed", "parameters", "git_revision", "versions", "device_kind"),
+    *("device_count", "data", IMPORTED),
+)
+
 
 def import_model(
     options: ConvertConfig, workdir: Path, overrides: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Creates a workdir from another code base's model.
+    """Creates a workdir from a model in one file or of another code base.
 
     overrides: config fields of the other sections, which take precedence over the
         model's; data.vocab_path is the vocabulary to import.
@@ -56,18 +68,23 @@ def import_model(
     refuse_used(workdir, "--workdir")
     overrides = dict(overrides)
     vocab_path = overrides.pop("data.vocab_path", "")
+    formats.check(options)
     with waiting(f"reading {options.source}"):
-        source = formats.read(options, vocab_path, stated_fields(overrides))
+        if options.format == formats.OWN:
+            source, saved, trained = read_release(options.source, vocab_path)
+        else:
+            source = formats.read(options, vocab_path, stated_fields(overrides))
+            saved, trained = initial_config(source), {}
     if name := first_nonfinite(source.params):
         raise UserError(f"{options.source}: parameter {name} is not finite")
-    parsed = configure(source, workdir, overrides)
+    parsed = configure(saved, workdir, overrides)
     check_shapes(source, parsed)
     with waiting(f"computing the SHA-256 of {options.source}"):
         sha256 = {str(path): checksum(path) for path in source.files}
     parameters = metrics.parameter_count(source.params)
     origin = {"format": options.format, "step": source.step, "sha256": sha256}
     run = provenance.provenance(dataclasses.asdict(parsed), {}, parameters)
-    run[IMPORTED] = origin
+    run[IMPORTED] = origin | ({"origin": trained} if trained else {})
     with complete_or_absent(workdir) as fresh:
         opened = open_checkpoints(fresh, parsed.checkpoint)
         with waiting(f"writing {workdir}"), closing(opened) as manager:
@@ -86,28 +103,73 @@ def import_model(
     }
 
 
-def export_model(options: ConvertConfig, loaded: Loaded) -> dict[str, Any]:
-    """Writes the model in the format of another code base."""
-    require_one_of(options.format, ["huggingface"], "--format")
+def read_release(
+    path: str, vocab_path: str
+) -> tuple[Source, ConfigDict, dict[str, Any]]:
+    """Returns the model in a file, the config of its run, and how the run was made."""
+    if vocab_path:
+        raise UserError(
+            f"data.vocab_path = {vocab_path!r}, but {path} contains its vocabulary: "
+            "leave the field out"
+        )
+    found = release.read(Path(path))
+    saved = config.from_saved(found.config, Path(path))
+    model = config.parse(saved).model
+    source = Source(model, found.params, found.vocab, found.step, [Path(path)])
+    return source, saved, found.origin
+
+
+def export_model(
+    options: ConvertConfig, loaded: Loaded, workdir: Path
+) -> dict[str, Any]:
+    """Writes the model of a workdir to one file or in another code base's format."""
+    require_one_of(options.format, [formats.OWN, "huggingface"], "--format")
     if not options.target:
-        raise UserError("give --target, the folder to create")
+        raise UserError("give --target, the file or folder to create")
     if storage.is_remote(options.target):
-        raise UserError(f"--target={options.target!r} must be a folder of this machine")
+        raise UserError(f"--target={options.target!r} must be on this machine")
     storage.require_unicode(options.target, "--target")
     refuse_used(target := Path(options.target), "--target")
-    params = jax.device_get(loaded.params)
-    with complete_or_absent(target) as fresh:
-        differences = huggingface.save_pretrained(
-            loaded.config.model, params, loaded.vocab, fresh
-        )
+    differences: list[str] = []
+    if options.format == formats.OWN:
+        write_release(loaded, workdir, target)
+        files = [target]
+    else:
+        params = jax.device_get(loaded.params)
+        with complete_or_absent(target) as fresh:
+            differences = huggingface.save_pretrained(
+                loaded.config.model, params, loaded.vocab, fresh
+            )
+        files = sorted(target.iterdir())
     for difference in differences:
         say(f"different in huggingface: {difference}")
     return {
         "target": str(target),
         "format": options.format,
         "step": loaded.step,
+        "sha256": {str(path): checksum(path) for path in files},
         "differences": differences,
     }
+
+
+def write_release(loaded: Loaded, workdir: Path, target: Path) -> None:
+    """Writes a model to one file, without folders and files of this machine."""
+    fields, defaults = dataclasses.asdict(loaded.config), config.default().to_dict()
+    fields |= {section: defaults[section] for section in LOCAL_SECTIONS}
+    for section, name in (field.split(".") for field in LOCAL):
+        fields[section][name] = defaults[section][name]
+    path = workdir / folder.RUN
+    try:
+        run = json.loads(storage.regular(path).read_text("utf-8"))
+        origin = {name: run[name] for name in ORIGIN if name in run}
+    except (OSError, *DAMAGE) as error:
+        raise UserError(
+            f"cannot read {path} ({error}), which says how the model was made: restore "
+            "it from a backup"
+        ) from error
+    target.parent.mkdir(parents=True, exist_ok=True)
+    made = Release(fields, loaded.params, loaded.vocab, loaded.step, origin)
+    release.save(made, target)
 
 
 def stated_fields(overrides: Mapping[str, str]) -> dict[str, Any]:
@@ -119,11 +181,16 @@ def stated_fields(overrides: Mapping[str, str]) -> dict[str, Any]:
     return {name: c.model[name] for name in names}
 
 
-def configure(source: Source, workdir: Path, overrides: Mapping[str, str]) -> Config:
-    """Returns the config of an imported model, which is evaluated as it was trained."""
+def initial_config(source: Source) -> ConfigDict:
+    """Returns the config of another code base's model, evaluated as it was trained."""
     c, model = config.default(source.model), source.model
     c.eval.update({name: getattr(model, name) for name in formats.LENGTHS})
     c.generate.update(mem_len=model.mem_len, prompt=default_prompt(source.vocab))
+    return c
+
+
+def configure(c: ConfigDict, workdir: Path, overrides: Mapping[str, str]) -> Config:
+    """Returns the config of an imported model, with its vocabulary in the workdir."""
     c.data.vocab_path = str(storage.absolute(workdir) / folder.VOCAB)
     for name, text in overrides.items():
         config.override(c, name, text)
@@ -161,7 +228,9 @@ def refuse_used(path: Path, flag: str) -> None:
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
     if used:
-        raise UserError(f"{flag}={str(path)!r} is not an empty folder: give a new one")
+        raise UserError(
+            f"{flag}={str(path)!r} exists and is not an empty folder: give a new one"
+        )
 
 
 def remove_killed(path: Path) -> None:

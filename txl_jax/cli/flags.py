@@ -38,8 +38,12 @@ MODES = {
     "score": Mode("Scores your own texts by document, line or token.", "score"),
     "attention": Mode("Maps the attention of each head, as a web page.", "attention"),
     "prepare": Mode("Encodes the corpus and counts its tokens.", "data", True),
-    "import": Mode("Creates a workdir from another code base's model.", "convert"),
-    "export": Mode("Writes the model in another code base's format.", "convert"),
+    "import": Mode(
+        "Creates a workdir from a released model or another code base's.", "convert"
+    ),
+    "export": Mode(
+        "Writes the model to one file, or in another code base's format.", "convert"
+    ),
     "compile": Mode(
         "Compiles for TPUs without TPUs: memory use and speed bounds.", "compile"
     ),

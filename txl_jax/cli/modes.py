@@ -55,7 +55,9 @@ RUN: dict[str, Callable[[Command], dict[str, Any]]] = {
     "attention": lambda c: attention.run(load_model(c), c.workdir),
     "prepare": lambda c: prepare.run(initial_data(c.config, c.workdir), c.delete),
     "import": lambda c: convert.import_model(c.config.convert, c.workdir, c.overrides),
-    "export": lambda c: convert.export_model(c.config.convert, load_model(c)),
+    "export": lambda c: convert.export_model(
+        c.config.convert, load_model(c), c.workdir
+    ),
     "compile": lambda c: compile.run(c.config),
     "table": lambda c: table.run(c.config.table, c.workdir, c.overrides),
     "speed": lambda c: speed.run(c.config, c.workdir),

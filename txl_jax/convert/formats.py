@@ -1,4 +1,4 @@
-"""The formats of other code bases, by name, for import and export."""
+"""The formats of other code bases, by name, for import."""
 
 import os
 import re
@@ -17,6 +17,7 @@ from txl_jax.report.checksum import DAMAGE
 
 # Fields of the model that the user states, if the files lack them.
 Stated = Mapping[str, Any]
+OWN = "txl_jax"  # a file of `convert.release`
 LENGTHS = ("mem_len", "clamp_len", "same_length")
 MODEL_FIELDS = (*LENGTHS, "cutoffs", "pre_lnorm")
 
@@ -99,17 +100,21 @@ FORMATS: dict[str, Callable[[str, str, Stated], Source]] = {
 }
 
 
-def read(config: ConvertConfig, vocab_path: str, stated: Stated) -> Source:
-    """Returns the model that --format and --source select; raises UserError.
-
-    vocab_path: the file of its vocabulary; "" = the one beside the weights.
-    """
-    require_one_of(config.format, list(FORMATS), "--format")
+def check(config: ConvertConfig) -> None:
+    """Raises UserError unless --format is known and --source exists."""
+    require_one_of(config.format, [OWN, *FORMATS], "--format")
     if not config.source:
         raise UserError("give --source, the file or folder to import")
     index = f"{config.source}.index"  # if the source is a prefix of TensorFlow's files
     if not os.path.exists(config.source) and not os.path.exists(index):
         raise UserError(f"--source={config.source!r} does not exist")
+
+
+def read(config: ConvertConfig, vocab_path: str, stated: Stated) -> Source:
+    """Returns the model that --format and --source select; raises UserError.
+
+    vocab_path: the file of its vocabulary; "" = the one beside the weights.
+    """
     if config.format in ("pytorch", "tensorflow") and "mem_len" not in stated:
         raise UserError(
             f"files of format {config.format} lack mem_len: give "

@@ -181,24 +181,29 @@ def spell(
     return texts
 
 
+def dumps(vocab: Vocab) -> str:
+    """Returns a vocabulary as JSON with a checksum."""
+    return json.dumps(with_checksum(vocab.to_json()), ensure_ascii=False)
+
+
+def loads(text: str) -> Vocab:
+    """Returns the vocabulary of `dumps`; raises an error of DAMAGE or UserError."""
+    state = verify_checksum(json.loads(text))
+    require_one_of(state["kind"], list(VOCABULARIES), "kind")
+    return VOCABULARIES[state["kind"]].from_json(state)
+
+
 def save(vocab: Vocab, path: Path) -> None:
-    """Writes a vocabulary as JSON."""
-    state = json.dumps(with_checksum(vocab.to_json()), ensure_ascii=False)
-    path.write_text(state + "\n", "utf-8")
+    """Writes a vocabulary to a file."""
+    path.write_text(dumps(vocab) + "\n", "utf-8")
 
 
 def load(path: Path, fix: str = "restore it") -> Vocab:
     """Reads a vocabulary that `save` wrote; `fix` ends the message of a UserError."""
     try:
-        return _read_json(regular(path).read_text("utf-8"))
+        return loads(regular(path).read_text("utf-8"))
     except (*DAMAGE, OSError, UserError) as error:
         raise UserError(f"{path} is not a vocabulary ({error}): {fix}") from error
-
-
-def _read_json(text: str) -> Vocab:
-    state = verify_checksum(json.loads(text))
-    require_one_of(state["kind"], list(VOCABULARIES), "kind")
-    return VOCABULARIES[state["kind"]].from_json(state)
 
 
 def read(path: Path, from_words: Callable[[list[str]], Vocab]) -> Vocab:
@@ -217,7 +222,7 @@ def read(path: Path, from_words: Callable[[list[str]], Vocab]) -> Vocab:
         if path.suffix == ".json":
             if "model" in json.loads(text):
                 return SubwordVocab.read(text, field)
-            return _read_json(text)
+            return loads(text)
         # str.splitlines would split words that contain other line ends of Unicode.
         firsts = (line.split()[0] for line in text.split("\n") if line.strip())
         # One Billion Word's published list has <S> twice; the paper's code uses one.

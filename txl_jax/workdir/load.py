@@ -6,15 +6,22 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import flax.linen as nn
+import jax
 from jax.sharding import Mesh
 
 from txl_jax import config as configs
 from txl_jax import sharding
 from txl_jax.checkpoint import manifest, save_restore
-from txl_jax.checkpoint.checksum import first_nonfinite
+from txl_jax.checkpoint.checksum import (
+    dtype_and_shape,
+    first_nonfinite,
+    named_leaves,
+)
 from txl_jax.checkpoint.manager import open_checkpoints
 from txl_jax.checkpoint.manifest import Damaged, Imported
 from txl_jax.config import Config
+from txl_jax.convert import release as releases
+from txl_jax.convert.release import Release
 from txl_jax.data import vocab as vocabulary
 from txl_jax.data.options import DataConfig
 from txl_jax.data.vocab import Vocab
@@ -56,36 +63,64 @@ class Loaded(NamedTuple):
 def load(workdir: str | Path, config: Config | None = None) -> Loaded:
     """Returns the trained model of a workdir, averaged if the run averages.
 
-    `config` replaces the saved config, for example to evaluate on another mesh; the
-    model must be the same. Its eval.checkpoint selects the checkpoint. Raises UserError
-    if the workdir holds no run or no such checkpoint, and BadNumbers if a parameter is
-    not finite.
+    In place of a workdir, the file of a released model is accepted, which the mode
+    export has written. `config` replaces the saved config, for example to evaluate on
+    another mesh; the model must be the same. Its eval.checkpoint selects the checkpoint
+    of a workdir. Raises UserError if the workdir holds no run or no such checkpoint, or
+    the file no model, and BadNumbers if a parameter is not finite.
     """
     workdir = find(os.fspath(workdir))
-    saved = configs.parse(configs.load_json(workdir / CONFIG))
+    released = None
+    if not storage.is_remote(workdir) and workdir.is_file():
+        released = releases.read(workdir)
+        saved = configs.parse(configs.from_saved(released.config, workdir))
+        vocab = released.vocab
+    else:
+        saved = configs.parse(configs.load_json(workdir / CONFIG))
+        vocab = vocabulary.load(workdir / VOCAB, RESTORE_VOCAB)
     config = config or saved
     check_same_run(workdir, saved, dataclasses.replace(saved, model=config.model))
-    vocab = vocabulary.load(workdir / VOCAB, RESTORE_VOCAB)
     config = fit_vocab(config, vocab)
     mesh = fit_mesh(config)
     like = like_params(config.model, mesh)
-    with (
-        waiting(f"reading a checkpoint of {workdir}"),
-        open_checkpoints(workdir, read_only=True) as manager,
-    ):
-        try:
-            which = config.eval.checkpoint
-            params, step = save_restore.restore_params(manager, which, like)
-        except Damaged as error:
-            steps = ", ".join(map(str, sorted(manager.all_steps())))
-            raise UserError(
-                f"{error}: set eval.checkpoint to another step of {steps}"
-            ) from error
+    if released:
+        params, step = place(released, like, workdir), released.step
+    else:
+        params, step = _restore(workdir, config.eval.checkpoint, like)
     if name := first_nonfinite(params):
         raise BadNumbers(
             f"parameter {name} in {workdir} is not finite: make the run again"
         )
     return Loaded(TransformerXL(config.model), params, vocab, config, step, mesh)
+
+
+def place(released: Release, like: Any, path: Path) -> Any:
+    """Returns the parameters of a released model on the devices, sharded as `like`."""
+    saved, expected = (
+        {name: dtype_and_shape(leaf) for name, leaf in named_leaves(tree)}
+        for tree in (released.params, like)
+    )
+    if saved != expected:
+        names = sorted({name for name, _ in saved.items() ^ expected.items()})
+        raise UserError(
+            f"{path}: {', '.join(names[:3])} do not fit its config: export it again"
+        )
+    shardings = jax.tree.map(lambda x: x.sharding, like)
+    return jax.device_put(released.params, shardings)
+
+
+def _restore(workdir: Path, which: str, like: Any) -> tuple[Any, int]:
+    with (
+        waiting(f"reading a checkpoint of {workdir}"),
+        open_checkpoints(workdir, read_only=True) as manager,
+    ):
+        try:
+            return save_restore.restore_params(manager, which, like)
+        except Damaged as error:
+            steps = ", ".join(map(str, sorted(manager.all_steps())))
+            raise UserError(
+                f"{error}: set eval.checkpoint to another step of {steps}"
+            ) from error
 
 
 def like_params(model: ModelConfig, mesh: Mesh) -> Any:

@@ -1,0 +1,165 @@
+"""A trained model in one file: exported, loaded in Python, and imported."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors
+import safetensors.numpy
+
+import txl_jax
+from tests.cli.test_main import documented
+from tests.convert.test_huggingface import VOCAB
+from tests.convert.test_pytorch import case
+from tests.support.tiny import assert_equal
+from tests.support.trained import Done, Home, command, home  # noqa: F401
+from txl_jax import config as configs
+from txl_jax.convert import huggingface, release
+from txl_jax.data.byte_ranges import checksum
+from txl_jax.errors import BadNumbers, UserError
+
+
+@pytest.fixture(scope="module")
+def model(home: Home) -> Path:  # noqa: F811
+    """Returns the file of the trained run's best model."""
+    target = home.path / "models" / "tiny.safetensors"
+    done = home.read("export", "--format=txl_jax", f"--target={target}")
+    assert documented("export", done.result)
+    assert done.result["sha256"] == {str(target): checksum(target)}
+    assert "exported" in done.err
+    return target
+
+
+def imported(model: Path, workdir: Path, *flags: str) -> Done:
+    common = ("--format=txl_jax", f"--source={model}", f"--workdir={workdir}")
+    return command("--mode=import", *common, *flags)
+
+
+def test_a_file_loads_as_its_workdir(home: Home, model: Path) -> None:  # noqa: F811
+    from_run, from_file = txl_jax.load(home.run), txl_jax.load(str(model))
+    assert_equal(from_file.params, from_run.params)
+    assert from_file.step == from_run.step
+    assert from_file.vocab.to_json() == from_run.vocab.to_json()
+    assert from_file.config.model == from_run.config.model
+    different = configs.differences(from_run.config, from_file.config)
+    assert set(different) <= {"data.path", "data.data_dir", "checkpoint.every_steps"}
+    sharded = from_file.params["layers"]["attention"]["q"].sharding
+    assert sharded == from_run.params["layers"]["attention"]["q"].sharding
+
+
+def test_a_file_names_no_place_of_its_machine(home: Home, model: Path) -> None:  # noqa: F811
+    assert str(home.path).encode() not in model.read_bytes()
+    origin = release.read(model).origin
+    run = json.loads((home.run / "run.json").read_text())
+    same = ("seed", "git_revision", "versions", "device_kind")
+    assert {name: origin[name] for name in same} == {name: run[name] for name in same}
+
+
+def test_an_import_evaluates_as_its_workdir(
+    home: Home,  # noqa: F811
+    model: Path,
+    tmp_path: Path,
+) -> None:
+    data = [f"--config.data.path={home.path / 'text.txt'}"]
+    data += [f"--config.data.data_dir={home.path / 'data'}"]
+    done = imported(model, tmp_path / "again", *data, "--config.eval.tgt_len=4")
+    assert documented("import", done.result)
+    assert done.result["sha256"] == {str(model): checksum(model)}
+    run = json.loads((tmp_path / "again" / "run.json").read_text())
+    assert run["imported"]["origin"]["seed"] == 1111
+    flags = ("--split=valid", "--tgt_len=4", "--max_tokens=200")
+    again = command("--mode=evaluate", f"--workdir={tmp_path / 'again'}", *flags)
+    assert again.result["nll"] == home.read("evaluate", *flags).result["nll"]
+    assert again.result["step"] == done.result["step"]
+
+
+def test_a_model_of_another_code_base_keeps_its_origin(tmp_path: Path) -> None:
+    huggingface.save_pretrained(*case("div_val_2"), VOCAB, tmp_path / "model")
+    flags = (f"--source={tmp_path / 'model'}", f"--workdir={tmp_path / 'run'}")
+    assert command("--mode=import", "--format=huggingface", *flags).status == 0
+    target = tmp_path / "one.safetensors"
+    flags = (f"--workdir={tmp_path / 'run'}", f"--target={target}")
+    assert command("--mode=export", "--format=txl_jax", *flags).status == 0
+    assert release.read(target).origin["imported"]["format"] == "huggingface"
+    assert_equal(txl_jax.load(target).params, case("div_val_2")[1])
+
+
+def rewrite(model: Path, target: Path, **changes: Any) -> Path:
+    """Copies a model with other metadata, or without what is None."""
+    with safetensors.safe_open(model, "numpy") as file:
+        metadata = {**file.metadata(), **changes}
+    metadata = {name: text for name, text in metadata.items() if text is not None}
+    arrays = safetensors.numpy.load_file(model)
+    safetensors.numpy.save_file(arrays, target, metadata)
+    return target
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"format": "pt"}, "its metadata has format = 'pt', not 'txl_jax 1'"),
+        ({"format": None}, "its metadata has format = '', not"),
+        ({"vocab": None}, r"is damaged or truncated \('vocab'\)"),
+        ({"config": "{}"}, "its checksum, sha256, is wrong or missing"),
+        ({"manifest": "[1]"}, "it is not a JSON object"),
+    ],
+)
+def test_another_file_is_refused(
+    model: Path, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    other = rewrite(model, tmp_path / "other.safetensors", **changes)
+    with pytest.raises(UserError, match=message):
+        txl_jax.load(other)
+
+
+def test_damage_is_noticed(model: Path, tmp_path: Path) -> None:
+    """A flipped bit of a weight, a short file, and a folder in its place."""
+    data = bytearray(model.read_bytes())
+    data[-10] ^= 4
+    (tmp_path / "flipped").write_bytes(data)
+    (tmp_path / "short").write_bytes(data[:-10])
+    (tmp_path / "text").write_text("weights")
+    for name, message in (
+        ("flipped", "array params/.* wrong checksum"),
+        ("short", "damaged or truncated"),
+        ("text", "damaged or truncated"),
+    ):
+        with pytest.raises(UserError, match=message):
+            release.read(tmp_path / name)
+        done = imported(tmp_path / name, tmp_path / "run")
+        assert (done.status, done.out) == (2, "")
+        assert len(done.err.splitlines()) == 1 and "copy it again" in done.err
+    assert not (tmp_path / "run").exists()
+    done = imported(tmp_path, tmp_path / "run")
+    assert (done.status, done.out) == (2, "")
+    assert "Is a directory" in done.err
+
+
+def test_a_model_that_does_not_fit_its_config(model: Path, tmp_path: Path) -> None:
+    found = release.read(model)
+    found.config["model"]["d_inner"] = 48
+    release.save(found, tmp_path / "wide")
+    with pytest.raises(UserError, match="feed_forward/.* do not fit its config"):
+        txl_jax.load(tmp_path / "wide")
+    found = release.read(model)
+    found.params["layers"]["attention"]["q"][0, 0] = np.nan
+    release.save(found, tmp_path / "nan")
+    with pytest.raises(BadNumbers, match="layers/attention/q in .* is not finite"):
+        txl_jax.load(tmp_path / "nan")
+
+
+def test_bad_flags_are_one_line(home: Home, model: Path, tmp_path: Path) -> None:  # noqa: F811
+    done = home.read("export", "--format=txl_jax", f"--target={model}")
+    assert (done.status, done.out) == (2, "")
+    assert "is not an empty folder" in done.err or "exists" in done.err
+    done = home.read("export", "--format=txl", f"--target={tmp_path / 'new'}")
+    assert done.status == 2 and "'txl_jax'" in done.err
+    vocab = f"--config.data.vocab_path={home.run / 'vocab.json'}"
+    done = imported(model, tmp_path / "run", vocab)
+    assert done.status == 2 and "contains its vocabulary" in done.err
+    done = command("--mode=evaluate", f"--workdir={model}")
+    assert done.status == 2 and "--mode=import --format=txl_jax" in done.err
+    assert os.listdir(tmp_path) == []

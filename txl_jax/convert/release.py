@@ -1,0 +1,99 @@
+"""A trained model in one file: weights, config, vocabulary and checksums.
+
+The file has the format of safetensors: arrays with names like "layers/attention/q", and
+metadata of JSON texts. Nothing in it is executed.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import safetensors
+import safetensors.numpy
+from flax import traverse_util
+
+from txl_jax.checkpoint import manifest as manifests
+from txl_jax.checkpoint.checksum import checksums, named_leaves
+from txl_jax.checkpoint.manifest import Damaged, Manifest
+from txl_jax.data import vocab as vocabulary
+from txl_jax.data.byte_ranges import reading
+from txl_jax.data.vocab import Vocab
+from txl_jax.errors import UserError
+from txl_jax.report.checksum import DAMAGE, verify_checksum, with_checksum
+from txl_jax.runtime import storage
+
+FORMAT = "txl_jax 1"  # the version that is written and read
+
+
+class Release(NamedTuple):
+    """A model in one file.
+
+    params are numpy arrays, config has all sections of the run's config, and origin
+    says how the run was made.
+    """
+
+    config: dict[str, Any]
+    params: Any
+    vocab: Vocab
+    step: int
+    origin: dict[str, Any]
+
+
+def save(release: Release, path: Path) -> None:
+    """Writes a model to a file for `read`."""
+    params = jax.device_get(release.params)
+    manifest = Manifest(release.step, None, None, checksums({"params": params}))
+    metadata = {
+        "format": FORMAT,
+        "config": json.dumps(with_checksum(release.config)),
+        "vocab": vocabulary.dumps(release.vocab),
+        "manifest": json.dumps(manifest.to_json()),
+        "origin": json.dumps(with_checksum(release.origin)),
+    }
+    arrays = {name: np.ascontiguousarray(leaf) for name, leaf in named_leaves(params)}
+    data = safetensors.numpy.save(arrays, metadata)
+    storage.replace(path, lambda fresh: fresh.write_bytes(data))
+
+
+def read(path: Path) -> Release:
+    """Reads a model from a file; raises UserError if it is damaged or another file."""
+    with reading(path):
+        storage.regular(path).open("rb").close()  # the library describes errors badly
+    try:
+        with safetensors.safe_open(path, framework="numpy") as file:
+            metadata = file.metadata() or {}
+            _check_format(metadata, path)
+            flat = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        return _parse(metadata, flat)
+    except (Damaged, OSError, safetensors.SafetensorError, *DAMAGE) as error:
+        raise UserError(
+            f"{path} is damaged or truncated ({error}): copy it again from its source"
+        ) from error
+
+
+def _check_format(metadata: Mapping[str, str], path: Path) -> None:
+    found = metadata.get("format", "")
+    if found != FORMAT:
+        raise UserError(
+            f"{path} is not a model in one file of this version: its metadata has "
+            f"format = {found!r}, not {FORMAT!r}; give a file that --mode=export "
+            "--format=txl_jax wrote"
+        )
+
+
+def _parse(metadata: Mapping[str, str], flat: dict[str, np.ndarray]) -> Release:
+    """Returns the model; raises Damaged, UserError or an error of DAMAGE."""
+    config, origin = (
+        verify_checksum(json.loads(metadata[name]), required=True)
+        for name in ("config", "origin")
+    )
+    manifest = manifests.parse(metadata["manifest"])
+    if manifest.arrays.keys() != {f"params/{name}" for name in flat}:
+        raise ValueError("it lacks arrays of its manifest, or has others")
+    params = traverse_util.unflatten_dict(flat, sep="/")
+    manifests.verify(manifest, {"params": params})
+    vocab = vocabulary.loads(metadata["vocab"])
+    return Release(config, params, vocab, manifest.step, origin)
