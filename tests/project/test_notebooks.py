@@ -9,6 +9,8 @@ import nbclient
 import nbformat
 import pytest
 
+from tests.support.trained import command
+
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "experiments" / "notebooks").glob("*.ipynb"))
 NAMES = ["attention_maps", "own_text", "quickstart", "restore_and_evaluate"]
@@ -79,14 +81,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("runs")
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=NAMES)
-def test_a_notebook_runs(
+def execute(
     path: Path, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data = f"--config.data.data_dir={runs / 'data'}"
+) -> str:
+    """Runs a notebook in tmp_path at a small size; returns what it printed."""
     monkeypatch.setenv("TXL_RUNS", str(runs))
-    monkeypatch.setenv("TXL_FLAGS", f"{SMALL} {data}")
     monkeypatch.setenv("TXL_LENGTHS", "0,16")
     monkeypatch.setenv("TXL_ATTENTION_FLAGS", "--segments=1 --config.eval.mem_len=160")
     monkeypatch.setenv("TXL_CHECK_MINUTES", "0.5")
@@ -95,13 +94,42 @@ def test_a_notebook_runs(
     book = nbformat.read(path, as_version=4)
     where = {"metadata": {"path": str(tmp_path)}}
     nbclient.NotebookClient(book, timeout=600, resources=where).execute()
-    printed = "".join(
+    return "".join(
         output.text
         for cell in book.cells
         if cell.cell_type == "code"
         for output in cell.outputs
         if output.output_type == "stream" and output.name == "stdout"
     )
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=NAMES)
+def test_a_notebook_runs(
+    path: Path, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = f"--config.data.data_dir={runs / 'data'}"
+    monkeypatch.setenv("TXL_FLAGS", f"{SMALL} {data}")
+    printed = execute(path, runs, tmp_path, monkeypatch)
     assert "bits per byte" in printed
     assert (runs / "quickstart" if path.stem != "own_text" else runs).exists()
     assert path.stem != "quickstart" or (runs / "chip" / "page.md").exists()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["attention_maps", "restore_and_evaluate"])
+def test_a_notebook_reads_a_released_model(
+    name: str, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TFDS_DATA_DIR", str(runs / "data"))
+    run, model = runs / "quickstart", tmp_path / f"{name}.safetensors"
+    if not run.exists():
+        done = command("--config=quickstart", f"--workdir={run}", *SMALL.split())
+        assert done.status == 0, done.err
+    flags = ("--format=txl_jax", f"--workdir={run}", f"--target={model}")
+    assert command("--mode=export", *flags).status == 0
+    monkeypatch.setenv("TXL_RELEASE", str(model))
+    path = ROOT / "experiments" / "notebooks" / f"{name}.ipynb"
+    printed = execute(path, runs, tmp_path, monkeypatch)
+    assert (runs / name / "config.json").exists()
+    assert ("attention.html" if name == "attention_maps" else "'d' ###") in printed
