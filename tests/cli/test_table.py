@@ -83,6 +83,21 @@ def test_evaluation_attends_to_the_given_length() -> None:
     assert table.lengths(shrunk(6, "wt103_al_rfou")) == [16]
 
 
+@pytest.mark.parametrize(
+    ("name", "clamp_len"),
+    [
+        ("wt103_128m", 31),  # the largest distance in training
+        ("wt103_no_recurrence", 15),
+        ("wt103_shaw", 0),  # a table's last row serves all greater distances
+        ("wt103_vaswani", 0),
+    ],
+)
+def test_distances_beyond_those_of_training_are_clamped(
+    name: str, clamp_len: int
+) -> None:
+    assert shrunk(6, name).eval.clamp_len == clamp_len
+
+
 @pytest.fixture
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Replaces training by made-up numbers, and returns the runs that it made.
@@ -131,7 +146,7 @@ def test_the_same_command_continues_and_ends_in_the_table(
     assert len(trained) == 7  # another setting is another run
     saved = json.loads((tmp_path / "table6.json").read_text())
     assert {"mode": "table", **saved} == result
-    assert result["outcomes"]["wt103_128m"]["seeds"] == 2
+    assert len(result["outcomes"]["wt103_128m"]["best_by_seed"]) == 2
     assert (tmp_path / "table6.png").stat().st_size > 1000
     lines = (tmp_path / "table6.md").read_text("utf-8").splitlines()
     assert "trained for 40 updates of 32 streams on corpus `stdlib`" in lines[0]

@@ -35,8 +35,9 @@ class RowResult(NamedTuple):
     """Perplexities of one row over its seeds, at training's and the best length.
 
     The best attention length is the shortest one whose mean perplexity is the best, see
-    REACHES. `gain` is the decrease in perplexity within a run from training's length to
-    the best one, or 0 if the best one is not longer.
+    REACHES; best_by_seed has each seed's perplexity there. `gain` is the decrease in
+    perplexity within a run from training's length to the best one, or 0 if the best
+    one is not longer.
     """
 
     ppl_init: Measured
@@ -45,7 +46,12 @@ class RowResult(NamedTuple):
     best_attention_tokens: int
     ppl_by_attention_tokens: dict[int, Measured]
     gain: Measured
-    seeds: int
+    best_by_seed: list[float]
+
+    @property
+    def seeds(self) -> int:
+        """The number of runs."""
+        return len(self.best_by_seed)
 
 
 def summarize(nlls: list[dict[int, float]], init_len: int) -> RowResult:
@@ -62,11 +68,15 @@ def summarize(nlls: list[dict[int, float]], init_len: int) -> RowResult:
     longer = max(best_len, init_len)
     gain = measure([run[init_len] - run[longer] for run in runs])
     lengths = init_len, best_len
-    return RowResult(ppl[init_len], ppl[best_len], *lengths, ppl, gain, len(runs))
+    best_by_seed = [run[best_len] for run in runs]
+    return RowResult(ppl[init_len], ppl[best_len], *lengths, ppl, gain, best_by_seed)
 
 
 class Comparison(NamedTuple):
-    """The cost of one change in perplexity, its spread, and the paper's cost."""
+    """The cost of one change in perplexity, its spread, and the paper's cost.
+
+    The cost is the mean over the seeds, and the spread its maximum minus its minimum.
+    """
 
     what: str
     cost: float
@@ -78,7 +88,7 @@ class Comparison(NamedTuple):
     def verdict(self) -> str:
         """Whether the change matters, and in the same direction as in the paper.
 
-        A cost within the spread over the seeds counts as no difference.
+        A cost within the spread counts as no difference.
         """
         if self.seeds < 2:
             return "one seed, so no spread"
@@ -92,9 +102,9 @@ class Comparison(NamedTuple):
 def compare(table: int, results: dict[str, RowResult]) -> list[Comparison]:
     """Compares each row with its parent, and longer attention with training's.
 
-    A row's cost is its best perplexity minus the best of its nearest ancestor in the
-    results; the spread is the larger of the two rows' spreads. Longer attention is
-    compared within each run.
+    A row's cost is its best perplexity minus that of its nearest ancestor in the
+    results, for each seed: runs of one seed read the same text in the same order.
+    Longer attention is compared within each run.
     """
     rows, parents, lengths = TABLES[table], [], []
     for name, one in results.items():
@@ -104,11 +114,10 @@ def compare(table: int, results: dict[str, RowResult]) -> list[Comparison]:
         if above:
             other = results[above]
             what = f"`{name}` instead of `{above}`"
-            cost = one.ppl_best.mean - other.ppl_best.mean
-            spread = max(one.ppl_best.spread, other.ppl_best.spread)
+            pairs = zip(one.best_by_seed, other.best_by_seed, strict=True)
+            cost = measure([here - there for here, there in pairs])
             paper = round(rows[name].best - rows[above].best, 2)
-            seeds = min(one.seeds, other.seeds)
-            parents.append(Comparison(what, cost, spread, paper, seeds))
+            parents.append(Comparison(what, cost.mean, cost.spread, paper, one.seeds))
         if rows[name].init:
             init, best = one.init_attention_tokens, one.best_attention_tokens
             what = f"attention to more than training's {init} tokens (best: {best})"
