@@ -78,9 +78,11 @@ def test_evaluation_attends_to_the_given_length() -> None:
     for length in table.lengths(memory):
         config = table.attend(memory, length)
         assert (config.mem_len, config.same_length, config.ext_len) == (length, True, 0)
+    assert table.lengths(window) == [8, 12, 16, 24, 32, 40]
+    for length in table.lengths(window):
         config = table.attend(window, length)
         assert (config.mem_len, config.tgt_len + config.ext_len) == (0, length)
-    assert table.lengths(shrunk(6, "wt103_al_rfou")) == [16]
+    assert table.lengths(shrunk(6, "wt103_al_rfou")) == [8, 12, 16]
 
 
 @pytest.mark.parametrize(
@@ -182,7 +184,7 @@ def test_a_table_is_trained_and_scored(tmp_path: Path) -> None:
     for name, one in result["outcomes"].items():
         assert 1 < one["ppl_best"][0] < 20, name
     learned = result["outcomes"]["wt103_al_rfou"]
-    assert list(learned["ppl_by_attention_tokens"]) == ["16"]
+    assert list(learned["ppl_by_attention_tokens"]) == ["8", "12", "16"]
     again = command(*argv)
     assert again.result == result
     assert "fresh run" not in again.err and "resumed" not in again.err

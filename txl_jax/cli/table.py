@@ -33,9 +33,9 @@ from txl_jax.workdir.load import load
 
 RESULT = "lengths.json"  # in a run's workdir: its nll by attention length
 
-# Attention lengths, in segments: the paper's are 120 to 640 tokens with segments of
-# 128.
-SEGMENTS = (1, 1.5, 2, 3, 4, 5)
+# Attention lengths, as multiples of that of training: the paper's are 120 and 260
+# tokens for 128, and 500 for 256.
+MULTIPLES = (0.5, 0.75, 1, 1.5, 2, 2.5)
 
 # The miniature has an eighth of the published lengths and two sevenths of the layers.
 SHORTER = 8
@@ -121,8 +121,7 @@ def lengths(row: Config) -> list[int]:
 
     Learned absolute positions are limited to model.n_position.
     """
-    L = row.train.tgt_len
-    tried = {init_len(row), *(int(segments * L) for segments in SEGMENTS)}
+    tried = {int(multiple * init_len(row)) for multiple in MULTIPLES}
     if row.model.position == "learned":
         tried = {length for length in tried if length <= row.model.n_position}
     return sorted(tried)
@@ -185,7 +184,7 @@ def identity(row: Config) -> dict[str, Any]:
 
 
 # The seeds of a row share the program compiled for each length.
-make_evaluate_once = functools.lru_cache(maxsize=2 * len(SEGMENTS))(make_evaluate)
+make_evaluate_once = functools.lru_cache(maxsize=2 * len(MULTIPLES))(make_evaluate)
 
 
 def score(row: Config, workdir: Path, tokens: Tokens) -> dict[str, Any]:
