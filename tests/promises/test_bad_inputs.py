@@ -321,8 +321,8 @@ import nvidia {paper}                     | no model_state
 import tensorflow model {mem_len}         | {home}/model
 import tensorflow index_cut {mem_len}     | {home}/index_cut
 export run --format=huggingface           | give --target
-export run --format=pytorch --target=x    | one of huggingface
-export run --format=huggingface --target={run} | run' is not an empty folder
+export run --format=pytorch --target=x    | one of txl_jax, huggingface
+export run --format=huggingface --target={run} | run' exists and is not an empty folder
 export run --format=huggingface --target={text}/x | give another folder
 
 config tiny.py                      | Permission denied): give another --workdir | .

@@ -19,6 +19,7 @@ FOLDER = Path(__file__).parents[2] / "experiments"
 VOCABULARIES = {
     "enwik8": 204,  # newlines deleted
     "text8": 27,
+    "wikitext2": 33_278,
     "wikitext103": 267_735,
     "lm1b": 793_470,  # words of the published list; with a second <S> there are 793,471
     "ptb": 10_000,
@@ -42,6 +43,7 @@ SIZES = {
     "ptb": (24_015_760, 20_004_960, 24, 0.5),
     "shakespeare": (799_425, 790_784, 0, 0),
     "shakespeare_long": (2_900_609, 2_887_680, 0, 0),
+    "wikitext2": (5_034_208, 2_313_792, 0, 0),
     "wt103_128m": (128_007_688, 17_966_550, 128, 0.5),
     "lm1b_300m": (299_108_193, 188_887_040, 300, 50),
 }
