@@ -123,6 +123,24 @@ def test_totals_continue_when_a_run_resumes(path: Path, clock: SimpleNamespace) 
     assert (last["compile"], last["update"]) == (14.0, 2 * 14 + 2 * 4)
 
 
+def test_the_call_before_a_compilation_counts_as_updates(
+    path: Path, clock: SimpleNamespace
+) -> None:
+    """It still runs when a call of another shape is to be compiled."""
+
+    def pass_time(seconds: float) -> None:
+        clock.now += seconds
+
+    state = SimpleNamespace(block_until_ready=lambda: pass_time(3))
+    with MetricsLog(path, 0, 100, 1) as log:
+        step = log.timing.compiling(lambda *_: None, lambda *_: pass_time(10))
+        step(state, np.zeros(4))
+        log.append([update(1)])
+        log.sync(None)
+    totals = read_metrics(path)[-1]["timing"]["total_seconds"]
+    assert (totals["compile"], totals["update"]) == (10.0, 3.0)
+
+
 def test_a_line_s_timing_is_of_all_updates_since_the_last(
     path: Path, clock: SimpleNamespace
 ) -> None:

@@ -69,6 +69,7 @@ class Timing:
             shape = jax.tree.leaves(segments)[0].shape
             if shape not in self.compiled:
                 self.compiled.add(shape)
+                jax.block_until_ready(state)  # the call before is not compilation
                 with self.spend("compile"):
                     compile(state, segments)
             return step(state, segments)
