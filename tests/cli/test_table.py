@@ -20,6 +20,7 @@ from txl_jax.config import Config
 from txl_jax.errors import RETRY, Interrupted
 from txl_jax.tables import options as ablation
 from txl_jax.tables.options import TABLES, TableConfig
+from txl_jax.workdir import claim
 
 ROWS = [(number, name) for number, rows in TABLES.items() for name in rows]
 
@@ -151,10 +152,35 @@ def test_the_same_command_continues_and_ends_in_the_table(
     assert len(result["outcomes"]["wt103_128m"]["best_by_seed"]) == 2
     assert (tmp_path / "table6.png").stat().st_size > 1000
     lines = (tmp_path / "table6.md").read_text("utf-8").splitlines()
-    assert "trained for 40 updates of 32 streams on corpus `stdlib`" in lines[0]
+    assert "40 updates of 32 streams, 0.0 million tokens of corpus `stdlib`" in lines[0]
     assert lines[4].startswith("| `wt103_128m` | yes | ours | full | 20.")
     assert lines[4].endswith("| 16 | 27.02 | 26.77 | 500 |")
     assert "`wt103_al_rfou` instead of `wt103_128m`" in lines[9]
+
+
+def test_the_hours_of_all_runs_and_their_revisions_are_told(tmp_path: Path) -> None:
+    def start(day: int) -> dict[str, Any]:
+        code = {
+            "git_revision": "1234567" + "0" * 33,
+            "device_count": 2,
+            "device_kind": "cpu",
+        }
+        return {"time": f"2026-11-{day}T02:04:08+00:00", **code}
+
+    runs = {"a": [start(24)], "b": [start(24), start(26)], "lost": []}
+    for name, starts in runs.items():
+        (tmp_path / name).mkdir()
+        goodput = {"wall_seconds": 2700.0}
+        text = json.dumps({"starts": starts, "goodput": goodput})
+        if starts:
+            (tmp_path / name / "run.json").write_text(text)
+    origin = claim.summarize([tmp_path / name for name in runs])
+    assert origin["hours"] == 1.5
+    assert table.describe_origin(origin) == (
+        "All runs together took 1.5 hours on 2 x cpu (2026-11-24 to 2026-11-26; "
+        "revision `1234567`)."
+    )
+    assert "lost" in table.describe_origin(claim.summarize([tmp_path / "lost"]))
 
 
 def test_bad_input_is_one_line(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from txl_jax.runtime.storage import regular, replace
 from txl_jax.tables import comparison
 from txl_jax.tables.comparison import RowResult
 from txl_jax.tables.options import TableConfig
+from txl_jax.workdir import claim
 from txl_jax.workdir.load import load
 
 RESULT = "lengths.json"  # in a run's workdir: its nll by attention length
@@ -60,12 +61,14 @@ def run(table: TableConfig, workdir: Path, overrides: dict[str, str]) -> dict[st
         for name in table.chosen()
     }
     results: dict[str, RowResult] = {}
+    folders: list[Path] = []
     for name, rows in plan.items():
-        folders = [workdir / name / f"seed_{row.train.seed}" for row in rows]
-        nlls = list(map(run_once, rows, folders))
+        of_row = [workdir / name / f"seed_{row.train.seed}" for row in rows]
+        nlls = list(map(run_once, rows, of_row))
         results[name] = comparison.summarize(nlls, init_len(rows[0]))
+        folders += of_row
     first = {name: rows[0] for name, rows in plan.items()}
-    return write(table, workdir, results, first)
+    return write(table, workdir, results, first, claim.summarize(folders))
 
 
 def row_config(
@@ -204,17 +207,22 @@ def write(
     workdir: Path,
     results: dict[str, RowResult],
     rows: dict[str, Config],
+    origin: dict[str, Any],
 ) -> dict[str, Any]:
-    """Writes the table's files, and returns its JSON; rows: one config of each row."""
+    """Writes the table's files, and returns its JSON.
+
+    rows: one config of each row. origin: of all runs, from `claim.summarize`.
+    """
     name, first = next(iter(rows.items()))
     title = f"Table {table.table} at scale {table.scale}"
-    text = f"{title}. {describe(table, name, first)}\n\n"
+    text = f"{title}. {describe(table, name, first)} {describe_origin(origin)}\n\n"
     text += comparison.markdown(table.table, results)
     result = {
         **dataclasses.asdict(table),
         "scored": first.eval.max_tokens,
         "updates": {name: row.train.num_steps for name, row in rows.items()},
         "corpus": first.data.corpus,
+        **origin,
         "outcomes": {name: row._asdict() for name, row in results.items()},
         "comparisons": [
             {**each._asdict(), "verdict": each.verdict}
@@ -234,14 +242,29 @@ def write(
 def describe(table: TableConfig, name: str, row: Config) -> str:
     """Describes how the table was made, by its first row."""
     model, train = row.model, row.train
+    tokens = train.num_steps * train.batch_size * train.tgt_len / 1e6
     means = f"the mean over {table.seeds} seeds, with minimum and maximum in brackets"
     return (
         f"`{name}` has {model.n_layer} layers of {model.d_model}, segments of "
         f"{train.tgt_len} tokens and a memory of {model.mem_len}; it was trained for "
-        f"{train.num_steps} updates of {train.batch_size} streams on corpus "
-        f"`{row.data.corpus}` (vocabulary `{row.data.vocab}`), and "
+        f"{train.num_steps} updates of {train.batch_size} streams, {tokens:.1f} "
+        f"million tokens of corpus `{row.data.corpus}` (vocabulary "
+        f"`{row.data.vocab}`), and "
         f"{row.eval.max_tokens or 'all'} tokens of its {row.eval.split} split were "
         f"scored. Each number is {'of one seed' if table.seeds == 1 else means}. "
         "The paper's numbers are perplexities per word of far larger models: compare "
         "directions, not magnitudes."
+    )
+
+
+def describe_origin(origin: dict[str, Any]) -> str:
+    """Describes when, where and from which revisions the runs were made."""
+    if not origin["days"]:
+        return "The runs have lost their run.json: their hours are unknown."
+    commits = ", ".join(f"`{revision[:7]}`" for revision in origin["git_revisions"])
+    devices = " and ".join(origin["devices"])
+    days = " to ".join(dict.fromkeys(origin["days"][:1] + origin["days"][-1:]))
+    return (
+        f"All runs together took {origin['hours']:.1f} hours on {devices} ({days}; "
+        f"revision {commits})."
     )

@@ -121,10 +121,10 @@ def compare(table: int, results: dict[str, RowResult]) -> list[Comparison]:
         if rows[name].init:
             init, best = one.init_attention_tokens, one.best_attention_tokens
             what = f"attention to more than training's {init} tokens (best: {best})"
-            cost = 0.0 - one.gain.mean  # never -0.0
+            lost = 0.0 - one.gain.mean  # never -0.0
             paper = round(rows[name].best - rows[name].init, 2)
             lengths.append(
-                Comparison(f"`{name}`: {what}", cost, one.gain.spread, paper, one.seeds)
+                Comparison(f"`{name}`: {what}", lost, one.gain.spread, paper, one.seeds)
             )
     return parents + lengths
 

@@ -106,6 +106,30 @@ def record_goodput(workdir: Path) -> dict[str, Any]:
     return {"goodput": run["goodput"]}
 
 
+def summarize(workdirs: list[Path]) -> dict[str, Any]:
+    """Returns what several finished runs took together, in hours, when and from what.
+
+    The hours are those from each run's first start to its last update. Raises UserError
+    if a run.json is damaged.
+    """
+    hours, revisions, devices, days = 0.0, set(), set(), set()
+    for workdir in workdirs:
+        with _refusing_damage(workdir / RUN):
+            if not (run := _read_run(workdir / RUN)):
+                continue
+            hours += run.get("goodput", {}).get("wall_seconds", 0.0) / 3600
+            for start in run["starts"]:
+                revisions.add(str(start["git_revision"]))
+                devices.add(f"{start['device_count']} x {start['device_kind']}")
+                days.add(start["time"][:10])
+    return {
+        "hours": hours,
+        "git_revisions": sorted(revisions),
+        "devices": sorted(devices),
+        "days": sorted(days),
+    }
+
+
 def _earlier(workdir: Path, run: dict[str, Any]) -> dict[str, Any]:
     """Returns the run's starts so far, and its goodput if that was recorded.
 
