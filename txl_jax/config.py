@@ -258,10 +258,11 @@ def load_json(path: Path) -> ConfigDict:
             "run, or --config to start one"
         ) from None
     except NotADirectoryError:
+        file = next(each for each in path.parents if each.is_file())
         raise UserError(
-            f"{path.parent} is a file, not the folder of a run: if it is a released "
-            f"model, import it with --mode=import --format=txl_jax "
-            f"--source={path.parent} --workdir=FOLDER"
+            f"{file} is a file, not the folder of a run: if it is a released model, "
+            f"import it with --mode=import --format=txl_jax --source={file} "
+            "--workdir=FOLDER"
         ) from None
     except (OSError, *DAMAGE, UserError) as error:
         raise UserError(

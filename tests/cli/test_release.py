@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,8 @@ def test_a_file_loads_as_its_workdir(home: Home, model: Path) -> None:  # noqa: 
     assert from_file.vocab.to_json() == from_run.vocab.to_json()
     assert from_file.config.model == from_run.config.model
     different = configs.differences(from_run.config, from_file.config)
-    assert set(different) <= {"data.path", "data.data_dir", "checkpoint.every_steps"}
+    local = {"data.path", "data.data_dir", "checkpoint.every_steps"}
+    assert set(different) <= local | {"train.expected_curve"}
     sharded = from_file.params["layers"]["attention"]["q"].sharding
     assert sharded == from_run.params["layers"]["attention"]["q"].sharding
 
@@ -100,9 +102,11 @@ def rewrite(model: Path, target: Path, **changes: Any) -> Path:
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"format": "pt"}, "its metadata has format = 'pt', not 'txl_jax 1'"),
-        ({"format": None}, "its metadata has format = '', not"),
+        ({"format": "pt"}, "'pt' in its metadata, not 'txl_jax 1': give a file"),
+        ({"format": None}, "'' in its metadata, not"),
+        ({"format": "txl_jax 2"}, "'txl_jax 2' .* read it with the version that"),
         ({"vocab": None}, r"is damaged or truncated \('vocab'\)"),
+        ({"vocab": '{"kind": "byte"}'}, "its checksum, sha256, is wrong or missing"),
         ({"config": "{}"}, "its checksum, sha256, is wrong or missing"),
         ({"manifest": "[1]"}, "it is not a JSON object"),
     ],
@@ -135,7 +139,11 @@ def test_damage_is_noticed(model: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
     done = imported(tmp_path, tmp_path / "run")
     assert (done.status, done.out) == (2, "")
-    assert "Is a directory" in done.err
+    assert "is not a file: give one that --mode=export" in done.err
+    with pytest.raises(UserError, match="there is no file .*missing.safetensors"):
+        txl_jax.load(tmp_path / "missing.safetensors")
+    with pytest.raises(UserError, match="no file gs://bucket/x.safetensors on this"):
+        txl_jax.load("gs://bucket/x.safetensors")
 
 
 def test_a_model_that_does_not_fit_its_config(model: Path, tmp_path: Path) -> None:
@@ -151,10 +159,75 @@ def test_a_model_that_does_not_fit_its_config(model: Path, tmp_path: Path) -> No
         txl_jax.load(tmp_path / "nan")
 
 
+@pytest.mark.parametrize(
+    "section, name, value",
+    [("data", "vocab_path", 3), ("model", "rotary", True), ("model", "norm", "new")],
+)
+def test_a_config_of_another_version(
+    model: Path, tmp_path: Path, section: str, name: str, value: Any
+) -> None:
+    found = release.read(model)
+    found.config[section][name] = value
+    release.save(found, tmp_path / "newer")
+    with pytest.raises(UserError, match=f"{tmp_path}/newer .* use the version that"):
+        txl_jax.load(tmp_path / "newer")
+    done = imported(tmp_path / "newer", tmp_path / "run")
+    assert done.status == 2 and found.origin["git_revision"] in done.err
+    release.save(found._replace(config={"data": None}), tmp_path / "newer")
+    with pytest.raises(UserError, match="use the version that exported it"):
+        txl_jax.load(tmp_path / "newer")
+
+
+def test_nothing_beside_the_file_is_touched(home: Home, tmp_path: Path) -> None:  # noqa: F811
+    """Not even a file with the name that a temporary one might have."""
+    (tmp_path / "two.tmp").write_text("mine")
+    for name in ("two.safetensors", "three.tmp"):
+        flags = ("--format=txl_jax", f"--target={tmp_path / name}")
+        assert home.read("export", *flags).status == 0
+        assert release.read(tmp_path / name).params
+    assert (tmp_path / "two.tmp").read_text() == "mine"
+    assert len(os.listdir(tmp_path)) == 3
+
+
+def test_what_belongs_to_the_machine_is_not_exported(
+    home: Home,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """Its devices, the checkpoint that was chosen, outputs, and sources of imports."""
+    flags = ("--config.generate.output=/mine/out", "--config.mesh.fsdp=1")
+    flags += ("--config.eval.checkpoint=latest", f"--target={tmp_path / 'one'}")
+    assert home.read("export", "--format=txl_jax", *flags).status == 0
+    config = release.read(tmp_path / "one").config
+    default = configs.default()
+    assert config["mesh"] == default.mesh.to_dict()
+    assert config["eval"]["checkpoint"] == default.eval.checkpoint
+    assert config["generate"]["output"] == ""
+    assert imported(tmp_path / "one", tmp_path / "run").status == 0
+    flags = (f"--workdir={tmp_path / 'run'}", f"--target={tmp_path / 'two'}")
+    assert command("--mode=export", "--format=txl_jax", *flags).status == 0
+    assert str(tmp_path).encode() not in (tmp_path / "two").read_bytes()
+    assert list(release.read(tmp_path / "two").origin["imported"]["sha256"]) == ["one"]
+
+
+def test_a_run_without_its_record_is_exported(home: Home, tmp_path: Path) -> None:  # noqa: F811
+    shutil.copytree(home.run, tmp_path / "run")
+    (tmp_path / "run" / "run.json").unlink()
+    flags = ("--format=txl_jax", f"--workdir={tmp_path / 'run'}")
+    done = command("--mode=export", *flags, f"--target={tmp_path / 'one'}")
+    assert done.status == 0 and "lacks how it was made" in done.err
+    assert release.read(tmp_path / "one").origin == {}
+    (tmp_path / "run" / "run.json").write_text("[]")
+    done = command("--mode=export", *flags, f"--target={tmp_path / 'two'}")
+    assert done.status == 2 and "run.json is damaged" in done.err
+
+
 def test_bad_flags_are_one_line(home: Home, model: Path, tmp_path: Path) -> None:  # noqa: F811
-    done = home.read("export", "--format=txl_jax", f"--target={model}")
-    assert (done.status, done.out) == (2, "")
-    assert "is not an empty folder" in done.err or "exists" in done.err
+    for target in (str(model), str(tmp_path), f"{tmp_path}/new/"):
+        done = home.read("export", "--format=txl_jax", f"--target={target}")
+        assert (done.status, done.out) == (2, "")
+        assert "exists or is a folder: give a new file" in done.err
+    done = imported(model, tmp_path / "run", "--config.model.pre_lnorm=true")
+    assert done.status == 2 and "model was trained with another value" in done.err
     done = home.read("export", "--format=txl", f"--target={tmp_path / 'new'}")
     assert done.status == 2 and "'txl_jax'" in done.err
     vocab = f"--config.data.vocab_path={home.run / 'vocab.json'}"

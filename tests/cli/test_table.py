@@ -101,6 +101,21 @@ def test_distances_beyond_those_of_training_are_clamped(
     assert shrunk(6, name).eval.clamp_len == clamp_len
 
 
+def test_distances_are_clamped_at_those_of_overridden_lengths() -> None:
+    def clamp_len(**overrides: str) -> int:
+        named = {name.replace("__", "."): text for name, text in overrides.items()}
+        row = table.row_config("wt103_128m", TableConfig(table=6), named)
+        return row.eval.clamp_len
+
+    assert clamp_len(train__tgt_len="32", model__mem_len="64") == 95
+    assert clamp_len(train__tgt_len="32", eval__clamp_len="7") == 7
+
+
+def test_a_window_holds_what_it_scores() -> None:
+    row = table.row_config("wt103_no_recurrence", TableConfig(), {"train.tgt_len": "1"})
+    assert min(table.lengths(row)) == 1
+
+
 @pytest.fixture
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Replaces training by made-up numbers, and returns the runs that it made.

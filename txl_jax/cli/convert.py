@@ -29,21 +29,23 @@ from txl_jax.data.byte_ranges import checksum
 from txl_jax.data.vocab import Vocab
 from txl_jax.errors import UserError, require_one_of
 from txl_jax.report import provenance
-from txl_jax.report.checksum import DAMAGE
 from txl_jax.report.log import say
 from txl_jax.report.progress import waiting
 from txl_jax.runtime import storage
 from txl_jax.update.init import abstract_params
-from txl_jax.workdir import folder
+from txl_jax.workdir import claim, folder
 from txl_jax.workdir.claim import IMPORTED
-from txl_jax.workdir.load import Loaded
+from txl_jax.workdir.load import FREE, Loaded, released_config
 
 SCRATCH, LOCK = ".incomplete-", "lock"  # of the folder of an unfinished import
 INCOMPLETE = "incomplete"  # on gs://, a file in the folder of an unfinished import
 
-# Fields with folders and files of this machine, which are not released.
-LOCAL = ("data.data_dir", "data.path", "data.vocab_path", "train.init_from")
-LOCAL_SECTIONS = ("checkpoint", "convert", "run", "score")
+# Fields with folders, files and devices of this machine, which are not released.
+LOCAL = (
+    *("data.data_dir", "data.path", "data.vocab_path", "train.init_from"),
+    *("train.expected_curve", "eval.checkpoint", "generate.output"),
+)
+LOCAL_SECTIONS = ("checkpoint", "convert", "mesh", "recl", "run", "score")
 # Entries of run.json that are released.
 ORIGIN = (
     *("seed", "parameters", "git_revision", "versions", "device_kind"),
@@ -77,6 +79,8 @@ def import_model(
             saved, trained = initial_config(source), {}
     if name := first_nonfinite(source.params):
         raise UserError(f"{options.source}: parameter {name} is not finite")
+    if options.format == formats.OWN:
+        check_meaning(saved, overrides)
     parsed = configure(saved, workdir, overrides)
     check_shapes(source, parsed)
     with waiting(f"computing the SHA-256 of {options.source}"):
@@ -86,6 +90,7 @@ def import_model(
     run = provenance.provenance(dataclasses.asdict(parsed), {}, parameters)
     run[IMPORTED] = origin | ({"origin": trained} if trained else {})
     with complete_or_absent(workdir) as fresh:
+        fresh.mkdir(exist_ok=True)
         opened = open_checkpoints(fresh, parsed.checkpoint)
         with waiting(f"writing {workdir}"), closing(opened) as manager:
             save_restore.save_items(manager, source.step, {"params": source.params})
@@ -113,7 +118,7 @@ def read_release(
             "leave the field out"
         )
     found = release.read(Path(path))
-    saved = config.from_saved(found.config, Path(path))
+    saved = released_config(found, Path(path))
     model = config.parse(saved).model
     source = Source(model, found.params, found.vocab, found.step, [Path(path)])
     return source, saved, found.origin
@@ -129,14 +134,21 @@ def export_model(
     if storage.is_remote(options.target):
         raise UserError(f"--target={options.target!r} must be on this machine")
     storage.require_unicode(options.target, "--target")
-    refuse_used(target := Path(options.target), "--target")
+    target = Path(options.target)
     differences: list[str] = []
     if options.format == formats.OWN:
-        write_release(loaded, workdir, target)
+        if target.exists() or options.target.endswith("/"):
+            raise UserError(
+                f"--target={options.target!r} exists or is a folder: give a new file"
+            )
+        with complete_or_absent(target) as fresh:
+            release.save(make_release(loaded, workdir), fresh)
         files = [target]
     else:
+        refuse_used(target, "--target")
         params = jax.device_get(loaded.params)
         with complete_or_absent(target) as fresh:
+            fresh.mkdir()
             differences = huggingface.save_pretrained(
                 loaded.config.model, params, loaded.vocab, fresh
             )
@@ -152,24 +164,20 @@ def export_model(
     }
 
 
-def write_release(loaded: Loaded, workdir: Path, target: Path) -> None:
-    """Writes a model to one file, without folders and files of this machine."""
+def make_release(loaded: Loaded, workdir: Path) -> Release:
+    """Returns a model without folders, files and devices of this machine."""
     fields, defaults = dataclasses.asdict(loaded.config), config.default().to_dict()
     fields |= {section: defaults[section] for section in LOCAL_SECTIONS}
     for section, name in (field.split(".") for field in LOCAL):
         fields[section][name] = defaults[section][name]
-    path = workdir / folder.RUN
-    try:
-        run = json.loads(storage.regular(path).read_text("utf-8"))
-        origin = {name: run[name] for name in ORIGIN if name in run}
-    except (OSError, *DAMAGE) as error:
-        raise UserError(
-            f"cannot read {path} ({error}), which says how the model was made: restore "
-            "it from a backup"
-        ) from error
-    target.parent.mkdir(parents=True, exist_ok=True)
-    made = Release(fields, loaded.params, loaded.vocab, loaded.step, origin)
-    release.save(made, target)
+    run = claim.read_run(workdir)
+    if not run:
+        say(f"there is no {workdir / folder.RUN}, so the file lacks how it was made")
+    origin = {name: run[name] for name in ORIGIN if name in run}
+    if imported := origin.get(IMPORTED):
+        names = {Path(path).name: sha for path, sha in imported["sha256"].items()}
+        origin[IMPORTED] = imported | {"sha256": names}
+    return Release(fields, loaded.params, loaded.vocab, loaded.step, origin)
 
 
 def stated_fields(overrides: Mapping[str, str]) -> dict[str, Any]:
@@ -195,6 +203,19 @@ def configure(c: ConfigDict, workdir: Path, overrides: Mapping[str, str]) -> Con
     for name, text in overrides.items():
         config.override(c, name, text)
     return config.parse(c)
+
+
+def check_meaning(saved: ConfigDict, overrides: Mapping[str, str]) -> None:
+    """Raises UserError if overrides make parameters mean another model."""
+    changed = saved.copy_and_resolve_references()
+    for name, text in overrides.items():
+        config.override(changed, name, text)
+    for name in config.differences(config.parse(saved), config.parse(changed)):
+        if name.startswith("model.") and name not in FREE:
+            raise UserError(
+                f"--config.{name}: the model was trained with another value; leave the "
+                "flag out"
+            )
 
 
 def default_prompt(vocab: Vocab) -> str:
@@ -244,7 +265,7 @@ def remove_killed(path: Path) -> None:
 
 @contextlib.contextmanager
 def complete_or_absent(path: Path) -> Iterator[Path]:
-    """Yields a temporary folder that becomes `path` when the block succeeds.
+    """Yields where to make what becomes `path` when the block succeeds.
 
     On gs://, where nothing is renamed, it is `path` itself, and a file marks it until
     then. What an unfinished import left there is removed.
@@ -266,7 +287,6 @@ def complete_or_absent(path: Path) -> Iterator[Path]:
         with scratch as parent:  # only its owner may read it, unlike a folder inside
             fresh = Path(parent, path.name)
             with FileLock(Path(parent, LOCK)):
-                fresh.mkdir()
                 yield fresh
                 for each in (*fresh.rglob("*"), fresh):
                     storage.sync(each)

@@ -87,6 +87,9 @@ def row_config(
         c.checkpoint.update(every_steps=max(steps // 16 * 4, 4), keep=1)
     for field, text in overrides.items():
         config.override(c, field, text)
+    if table.scale == "cpu" and "eval.clamp_len" not in overrides:
+        if c.model.position == "transformer_xl":  # no other position is clamped
+            c.eval.clamp_len = c.model.mem_len + c.train.tgt_len - 1
     row = config.parse(c)
     if table.scale == "full":
         return row
@@ -97,7 +100,7 @@ def shrink(c: ConfigDict) -> None:
     """Shrinks a published config to a miniature that trains in minutes on a CPU core.
 
     Sizes and the optimizer change; recurrence, positions and loss stay those of the
-    row. In evaluation, the paper's distances are clamped at the longest of training.
+    row.
     """
     for section, names in LENGTHS.items():
         c[section].update({name: c[section][name] // SHORTER for name in names})
@@ -110,8 +113,6 @@ def shrink(c: ConfigDict) -> None:
     c.train.update(batch_size=32, segments_per_call=4, num_steps=STEPS, log_every=100)
     c.optim.update(optimizer="muon", lr=5e-3, schedule="cosine", min_lr_ratio=0.0)
     c.eval.update(streams=64, max_tokens=SCORED, clamp_len=0)
-    if c.model.position == "transformer_xl":
-        c.eval.clamp_len = c.model.mem_len + c.train.tgt_len - 1
 
 
 def init_len(row: Config) -> int:
@@ -125,6 +126,9 @@ def lengths(row: Config) -> list[int]:
     Learned absolute positions are limited to model.n_position.
     """
     tried = {int(multiple * init_len(row)) for multiple in MULTIPLES}
+    step = max(row.train.tgt_len // 2, 1)
+    if not row.model.mem_len:  # a window holds the scored part of a segment
+        tried = {length for length in tried if length >= step}
     if row.model.position == "learned":
         tried = {length for length in tried if length <= row.model.n_position}
     return sorted(tried)
@@ -166,11 +170,14 @@ def of_lengths(row: Config, result: dict[str, Any]) -> dict[int, float]:
 
 
 def finished(row: Config, workdir: Path) -> dict[int, float] | None:
-    """Returns `of_lengths` of a workdir, or None if it lacks it or has another run."""
+    """Returns `of_lengths` of a workdir, or None if it lacks it or has another run.
+
+    A run that was scored with other lengths is scored again.
+    """
     try:
         result = json.loads(regular(workdir / RESULT).read_text("utf-8"))
         return of_lengths(row, result) if result["asked"] == identity(row) else None
-    except FileNotFoundError:
+    except (FileNotFoundError, KeyError):
         return None
     except (OSError, *DAMAGE) as error:
         raise UserError(

@@ -23,9 +23,9 @@ from txl_jax.data.byte_ranges import reading
 from txl_jax.data.vocab import Vocab
 from txl_jax.errors import UserError
 from txl_jax.report.checksum import DAMAGE, verify_checksum, with_checksum
-from txl_jax.runtime import storage
 
 FORMAT = "txl_jax 1"  # the version that is written and read
+EXPORT = "--mode=export --format=txl_jax"
 
 
 class Release(NamedTuple):
@@ -54,14 +54,15 @@ def save(release: Release, path: Path) -> None:
         "origin": json.dumps(with_checksum(release.origin)),
     }
     arrays = {name: np.ascontiguousarray(leaf) for name, leaf in named_leaves(params)}
-    data = safetensors.numpy.save(arrays, metadata)
-    storage.replace(path, lambda fresh: fresh.write_bytes(data))
+    path.write_bytes(safetensors.numpy.save(arrays, metadata))
 
 
 def read(path: Path) -> Release:
     """Reads a model from a file; raises UserError if it is damaged or another file."""
+    if not path.is_file():
+        raise UserError(f"{path} is not a file: give one that {EXPORT} wrote")
     with reading(path):
-        storage.regular(path).open("rb").close()  # the library describes errors badly
+        path.open("rb").close()  # the library describes errors badly
     try:
         with safetensors.safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}
@@ -76,12 +77,12 @@ def read(path: Path) -> Release:
 
 def _check_format(metadata: Mapping[str, str], path: Path) -> None:
     found = metadata.get("format", "")
-    if found != FORMAT:
-        raise UserError(
-            f"{path} is not a model in one file of this version: its metadata has "
-            f"format = {found!r}, not {FORMAT!r}; give a file that --mode=export "
-            "--format=txl_jax wrote"
-        )
+    if found == FORMAT:
+        return
+    this = f"{path} has format = {found!r} in its metadata, not {FORMAT!r}"
+    if found.startswith(FORMAT.split()[0]):
+        raise UserError(f"{this}: read it with the version that exported it")
+    raise UserError(f"{this}: give a file that {EXPORT} wrote")
 
 
 def _parse(metadata: Mapping[str, str], flat: dict[str, np.ndarray]) -> Release:
@@ -95,5 +96,5 @@ def _parse(metadata: Mapping[str, str], flat: dict[str, np.ndarray]) -> Release:
         raise ValueError("it lacks arrays of its manifest, or has others")
     params = traverse_util.unflatten_dict(flat, sep="/")
     manifests.verify(manifest, {"params": params})
-    vocab = vocabulary.loads(metadata["vocab"])
+    vocab = vocabulary.loads(metadata["vocab"], required=True)
     return Release(config, params, vocab, manifest.step, origin)

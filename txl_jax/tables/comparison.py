@@ -103,8 +103,8 @@ def compare(table: int, results: dict[str, RowResult]) -> list[Comparison]:
     """Compares each row with its parent, and longer attention with training's.
 
     A row's cost is its best perplexity minus that of its nearest ancestor in the
-    results, for each seed: runs of one seed read the same text in the same order.
-    Longer attention is compared within each run.
+    results, for each seed: runs of one seed and equal segments read the same text in
+    the same order. Longer attention is compared within each run.
     """
     rows, parents, lengths = TABLES[table], [], []
     for name, one in results.items():

@@ -33,8 +33,8 @@ def check_trainable(workdir: Path, config: Config) -> None:
 
     Both of its files state the config, in case one of them was edited or lost.
     """
+    run = read_run(workdir)
     with _refusing_damage(workdir / RUN):
-        run = _read_run(workdir / RUN)
         recorded = configs.from_saved(run.get("config", {}), workdir / RUN)
         started = configs.parse(recorded) if recorded else None
     if IMPORTED in run:
@@ -114,11 +114,10 @@ def summarize(workdirs: list[Path]) -> dict[str, Any]:
     """
     hours, revisions, devices, days = 0.0, set(), set(), set()
     for workdir in workdirs:
+        run = read_run(workdir)
         with _refusing_damage(workdir / RUN):
-            if not (run := _read_run(workdir / RUN)):
-                continue
             hours += run.get("goodput", {}).get("wall_seconds", 0.0) / 3600
-            for start in run["starts"]:
+            for start in run.get("starts", []):
                 revisions.add(str(start["git_revision"]))
                 devices.add(f"{start['device_count']} x {start['device_kind']}")
                 days.add(start["time"][:10])
@@ -136,9 +135,9 @@ def _earlier(workdir: Path, run: dict[str, Any]) -> dict[str, Any]:
     Raises UserError if its corpus has changed.
     """
     path = workdir / RUN
+    if not (before := read_run(workdir)):
+        return {"starts": []}
     with _refusing_damage(path):
-        if not (before := _read_run(path)):
-            return {"starts": []}
         changed = before["data"]["splits"] != run["data"]["splits"]
         starts = list(before["starts"])
         differences = provenance.differences(starts[0], run)
@@ -154,14 +153,19 @@ def _earlier(workdir: Path, run: dict[str, Any]) -> dict[str, Any]:
     return {"starts": starts, **kept}
 
 
-def _read_run(path: Path) -> dict[str, Any]:
-    """Returns the content of run.json, or {} if there is no such file."""
-    if not path.exists():
-        return {}
-    run = json.loads(regular(path).read_text("utf-8"))
-    if not isinstance(run, dict):
-        raise ValueError("it is not a JSON object")
-    return run
+def read_run(workdir: Path) -> dict[str, Any]:
+    """Returns the content of run.json, or {} if there is no such file.
+
+    Raises UserError if it is damaged.
+    """
+    path = workdir / RUN
+    with _refusing_damage(path):
+        if not path.exists():
+            return {}
+        run = json.loads(regular(path).read_text("utf-8"))
+        if not isinstance(run, dict):
+            raise ValueError("it is not a JSON object")
+        return run
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 from jax.sharding import Mesh
+from ml_collections import ConfigDict
 
 from txl_jax import config as configs
 from txl_jax import sharding
@@ -28,6 +29,7 @@ from txl_jax.data.vocab import Vocab
 from txl_jax.errors import BadNumbers, UserError
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.txl import TransformerXL
+from txl_jax.report.checksum import DAMAGE
 from txl_jax.report.log import last_step, say
 from txl_jax.report.progress import waiting
 from txl_jax.runtime import storage
@@ -71,9 +73,12 @@ def load(workdir: str | Path, config: Config | None = None) -> Loaded:
     """
     workdir = find(os.fspath(workdir))
     released = None
-    if not storage.is_remote(workdir) and workdir.is_file():
+    is_file = not storage.is_remote(workdir) and workdir.is_file()
+    if workdir.suffix == ".safetensors" and not is_file:
+        raise UserError(f"there is no file {workdir} on this machine")
+    if is_file:
         released = releases.read(workdir)
-        saved = configs.parse(configs.from_saved(released.config, workdir))
+        saved = configs.parse(released_config(released, workdir))
         vocab = released.vocab
     else:
         saved = configs.parse(configs.load_json(workdir / CONFIG))
@@ -92,6 +97,20 @@ def load(workdir: str | Path, config: Config | None = None) -> Loaded:
             f"parameter {name} in {workdir} is not finite: make the run again"
         )
     return Loaded(TransformerXL(config.model), params, vocab, config, step, mesh)
+
+
+def released_config(released: Release, path: Path) -> ConfigDict:
+    """Returns the config of a released model; raises UserError if it has none."""
+    try:
+        config = configs.from_saved(released.config, path)
+        configs.parse(config)
+        return config
+    except (*DAMAGE, UserError) as error:
+        revision = released.origin.get("git_revision", "unknown")
+        raise UserError(
+            f"{path} has a config that this version does not read ({error}): use the "
+            f"version that exported it (its model was trained at revision {revision})"
+        ) from error
 
 
 def place(released: Release, like: Any, path: Path) -> Any:
