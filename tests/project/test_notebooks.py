@@ -10,6 +10,7 @@ import nbformat
 import pytest
 
 from tests.support.trained import command
+from txl_jax.data.byte_ranges import checksum
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "experiments" / "notebooks").glob("*.ipynb"))
@@ -131,5 +132,6 @@ def test_a_notebook_reads_a_released_model(
     monkeypatch.setenv("TXL_RELEASE", str(model))
     path = ROOT / "experiments" / "notebooks" / f"{name}.ipynb"
     printed = execute(path, runs, tmp_path, monkeypatch)
-    assert (runs / name / "config.json").exists()
-    assert ("attention.html" if name == "attention_maps" else "'d' ###") in printed
+    (imported,) = runs.glob(f"{name}-*/config.json")
+    assert imported.parent.name.endswith(f"-{checksum(model)[:8]}")
+    assert ("attention.html" if name == "attention_maps" else "'d' ") in printed
