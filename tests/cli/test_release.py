@@ -194,9 +194,11 @@ def test_what_belongs_to_the_machine_is_not_exported(
     tmp_path: Path,
 ) -> None:
     """Its devices, the checkpoint that was chosen, outputs, and sources of imports."""
-    flags = ("--config.generate.output=/mine/out", "--config.mesh.fsdp=1")
-    flags += ("--config.eval.checkpoint=latest", f"--target={tmp_path / 'one'}")
-    assert home.read("export", "--format=txl_jax", *flags).status == 0
+    local = (
+        *("--config.generate.output=/mine/out", "--config.mesh.fsdp=1"),
+        *("--config.eval.checkpoint=latest", f"--target={tmp_path / 'one'}"),
+    )
+    assert home.read("export", "--format=txl_jax", *local).status == 0
     config = release.read(tmp_path / "one").config
     default = configs.default()
     assert config["mesh"] == default.mesh.to_dict()
