@@ -11,7 +11,7 @@ import pytest
 from txl_jax.errors import UserError
 from txl_jax.evaluate.baselines import witten_bell
 from txl_jax.evaluate.options import ReclConfig
-from txl_jax.evaluate.recl import RATIOS, gains, hardest, recl
+from txl_jax.evaluate.recl import RATIOS, gains, hardest, recl, short_names
 
 # Two models, three contexts, two positions. b(c, t): [2, 1], [1, 1], [1, 0.5].
 HAND_ICT = np.array(
@@ -91,3 +91,11 @@ def test_bad_contexts_are_refused(contexts: tuple[int, ...]) -> None:
     with pytest.raises(UserError, match="must be the first length, the last and the"):
         ReclConfig(contexts=contexts)
     assert ReclConfig(contexts=(1, 9, 3)).lengths == [1, 4, 7]
+
+
+def test_a_plot_names_models_by_what_differs() -> None:
+    runs = [f"runs/{row}/seed_{seed}" for row, seed in (("a", 1), ("b", 1))]
+    assert short_names(runs) == ["a", "b"]
+    assert short_names([*runs, "runs/b/seed_2"]) == [*runs, "runs/b/seed_2"]
+    assert short_names(["runs/mine"]) == ["mine"]
+    assert short_names(["x/mine", "gs://bucket/x/theirs"]) == ["mine", "theirs"]

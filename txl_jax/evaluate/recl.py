@@ -140,6 +140,13 @@ def recl(relative_C: np.ndarray, contexts: list[int]) -> tuple[int, bool]:
     return contexts[below[0] if ended else -1], ended
 
 
+def short_names(workdirs: list[str]) -> list[str]:
+    """Returns the last part of each path in which all of them differ."""
+    parts = zip(*(reversed(Path(workdir).parts) for workdir in workdirs), strict=False)
+    differ = (list(names) for names in parts if len({*names}) == len(workdirs))
+    return next(differ, workdirs)
+
+
 def plot_recl(result: dict[str, Any], path: Path) -> None:
     """Plots the paper's Figures 3 and 4: gains from a longer context, and perplexities.
 
@@ -150,8 +157,8 @@ def plot_recl(result: dict[str, Any], path: Path) -> None:
     contexts = result["contexts_tokens"]
     figure = empty(10.5, 3.6)
     relative, absolute, plain = figure.subplots(1, 3)
-    for row in result["members"]:
-        name = Path(row["workdir"]).name
+    names = short_names([row["workdir"] for row in result["members"]])
+    for name, row in zip(names, result["members"], strict=True):
         label = f"{name} (RECL {row['recl_tokens'][ratio]})"
         relative.plot(contexts[1:], row["relative_gain"][ratio], ".-", label=label)
         absolute.plot(contexts[1:], row["ppl_gain"][ratio], ".-", label=label)
