@@ -5,8 +5,9 @@
 Not in the paper: 5,034,208 parameters, gated layers, normed queries and keys, and Muon,
 which help small models (docs/howto/variants.md), with the paper's positions, memory and
 adaptive softmax. Each of 4,500 updates reads 32 segments of 64 words with a memory of
-128, and each epoch starts at a new offset: 9.2 million words, 4.4 epochs. For scale,
-AWD-LSTM (33 million parameters, 750 epochs) has a test perplexity of 65.8.
+128, and each epoch starts at a new offset: 9.2 million words, 4.4 epochs. Validation
+perplexity 97.8, test 92.5 (25 November 2026). For scale, AWD-LSTM (33 million
+parameters, 750 epochs) has a test perplexity of 65.8.
 """
 
 from ml_collections import ConfigDict

@@ -64,6 +64,7 @@ PAGES = {
     "copying": "[accuracy against delay](copying.md)",
     "shakespeare": "[beside nanoGPT](results.md)",
     "shakespeare_long": "[beside nanoGPT](results.md)",
+    "wikitext2": "[the reference model](results.md)",
 }
 
 

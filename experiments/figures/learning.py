@@ -105,7 +105,8 @@ def main() -> None:
     if not lines:
         parser.error(f"{args.workdir} has no validation yet")
     lines = [{**line, "tokens": line["updates"] * tokens} for line in lines]
-    run["config"]["data"].pop("data_dir")  # a folder of this machine
+    for section, folder in (("data", "data_dir"), ("run", "compilation_cache")):
+        run["config"][section].pop(folder)  # of this machine
     rows = [{name: run[name] for name in PROVENANCE}, *lines]
     args.log.write_text("".join(f"{json.dumps(row)}\n" for row in rows), "utf-8")
     plot(lines, args.level, args.picture)

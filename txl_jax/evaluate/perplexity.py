@@ -58,10 +58,10 @@ def make_evaluate(
 ) -> Evaluate:
     """Returns evaluate(params, tokens, progress), compiled once for any split.
 
-    read: None = that of `make_reader`. progress(done, total) is called when a segment
-    is dispatched. The result has the number of scored tokens, the mean nll in nats,
-    ppl, bpc, the streams, and cold_tokens: the tokens scored before their stream had
-    read mem_len tokens (without a memory, ext_len).
+    Without `read`, that of `make_reader` is used. progress(done, total) is called when
+    a segment is dispatched. The result has the number of scored tokens, the mean nll in
+    nats, ppl, bpc, the streams, and cold_tokens: the tokens scored before their stream
+    had read mem_len tokens (without a memory, ext_len).
     """
     rows = host_rows(mesh, config.streams, "eval.streams")
     read = read or make_reader(model_config, config, mesh).read
