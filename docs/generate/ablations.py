@@ -27,7 +27,10 @@ CLAIMS = {
     ),
 }
 LONGER = "attention longer than in training helps"
-OF = ("wt103_128m", "wt103_151m")
+OF = (
+    *("wt103_128m", "wt103_half_loss", "wt103_151m"),
+    *("wt103_no_recurrence", "wt103_no_recurrence_176"),
+)
 
 
 def comparisons(name: str) -> list[list[str]]:
@@ -44,12 +47,13 @@ def claims() -> str:
         **{claim: [f"`{x}` instead" for x in rows] for claim, rows in CLAIMS.items()},
         LONGER: [f"`{x}`: attention" for x in OF],
     }
-    rows = [
-        [claim, source, *row]
-        for claim, beginnings in begins.items()
-        for source, name in TABLES.items()
-        for row in comparisons(name)
-        if row[0].startswith(tuple(beginnings))
-    ]
+    rows: list[list[str]] = []
+    for claim, beginnings in begins.items():
+        seen: set[str] = set()  # tables share runs
+        for source, name in TABLES.items():
+            for row in comparisons(name):
+                if row[0].startswith(tuple(beginnings)) and row[0] not in seen:
+                    seen.add(row[0])
+                    rows.append([claim, source, *row])
     head = ("claim", "in", "change", "cost (ppl)", "spread", "paper", "verdict")
     return table(head, rows)
