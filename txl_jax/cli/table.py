@@ -176,8 +176,13 @@ def finished(row: Config, workdir: Path) -> dict[int, float] | None:
     """
     try:
         result = json.loads(regular(workdir / RESULT).read_text("utf-8"))
-        return of_lengths(row, result) if result["asked"] == identity(row) else None
-    except (FileNotFoundError, KeyError):
+        nll_nats = {int(key): float(nll) for key, nll in result["nll_nats"].items()}
+        if not nll_nats:
+            raise ValueError("it has no lengths")
+        if result["asked"] != identity(row) or {*lengths(row)} - nll_nats.keys():
+            return None
+        return of_lengths(row, result)
+    except FileNotFoundError:
         return None
     except (OSError, *DAMAGE) as error:
         raise UserError(
