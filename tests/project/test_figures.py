@@ -74,14 +74,17 @@ def test_a_log_has_a_line_for_each_validation(
     (tmp_path / "metrics.jsonl").write_text(f"{lines}\n", "utf-8")
     lengths = {"tgt_len": 4, "segments_per_update": 2, "stages": "", "varlen": False}
     train = {"batch_size": 3, **lengths}
-    config = {"train": train, "data": {"data_dir": "/home/me", "corpus": "text"}}
+    data = {"data_dir": "/home/me", "corpus": "text"}
+    local = {"compilation_cache": "/home/me", "wandb": False}
+    config = {"train": train, "data": data, "run": local}
     run = dict.fromkeys(learning.PROVENANCE, 0) | {"config": config}
     (tmp_path / "run.json").write_text(json.dumps(run), "utf-8")
     log, picture = tmp_path / "log.jsonl", tmp_path / "loss.png"
     flags = f"--workdir={tmp_path} --log={log} --picture={picture} --level=a=b=2.5"
     start("figures.learning", flags)
     facts, *curve = map(json.loads, log.read_text("utf-8").splitlines())
-    assert facts["config"] == {"train": train, "data": {"corpus": "text"}}
+    kept = {"train": train, "data": {"corpus": "text"}, "run": {"wandb": False}}
+    assert facts["config"] == kept
     assert curve[0] == json.loads(capsys.readouterr().out)
     assert [line["tokens"] for line in curve] == [240, 360]
     assert [line["train_nats"] for line in curve] == [3.5, 2.0]
