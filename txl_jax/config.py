@@ -260,9 +260,8 @@ def load_json(path: Path) -> ConfigDict:
     except NotADirectoryError:
         file = next(each for each in path.parents if each.is_file())
         raise UserError(
-            f"{file} is a file, not the folder of a run: if it is a released model, "
-            f"import it with --mode=import --format=txl_jax --source={file} "
-            "--workdir=FOLDER"
+            f"{file} is a file, not the folder of a run: import a released model with "
+            f"--mode=import --format=txl_jax --source={file} --workdir=FOLDER"
         ) from None
     except (OSError, *DAMAGE, UserError) as error:
         raise UserError(

@@ -181,7 +181,7 @@ def finished(row: Config, workdir: Path) -> dict[int, float] | None:
             raise ValueError("it has no lengths")
         if result["asked"] != identity(row) or {*lengths(row)} - nll_nats.keys():
             return None
-        return of_lengths(row, result)
+        return {length: nll_nats[length] for length in lengths(row)}
     except FileNotFoundError:
         return None
     except (OSError, *DAMAGE) as error:

@@ -59,9 +59,9 @@ def save(release: Release, path: Path) -> None:
 
 def read(path: Path) -> Release:
     """Reads a model from a file; raises UserError if it is damaged or another file."""
-    if not path.is_file():
-        raise UserError(f"{path} is not a file: give one that {EXPORT} wrote")
     with reading(path):
+        if not path.is_file():
+            raise UserError(f"{path} is not a file: give one that {EXPORT} wrote")
         path.open("rb").close()  # the library describes errors badly
     try:
         with safetensors.safe_open(path, framework="numpy") as file:

@@ -73,10 +73,10 @@ def load(workdir: str | Path, config: Config | None = None) -> Loaded:
     """
     workdir = find(os.fspath(workdir))
     released = None
-    is_file = not storage.is_remote(workdir) and workdir.is_file()
-    if workdir.suffix == ".safetensors" and not is_file:
+    is_remote = storage.is_remote(workdir)
+    if workdir.suffix == ".safetensors" and (is_remote or not workdir.exists()):
         raise UserError(f"there is no file {workdir} on this machine")
-    if is_file:
+    if not is_remote and workdir.is_file():
         released = releases.read(workdir)
         saved = configs.parse(released_config(released, workdir))
         vocab = released.vocab
