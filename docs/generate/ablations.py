@@ -24,6 +24,7 @@ CLAIMS = {
         "wt103_no_recurrence_shaw",
         "wt103_vaswani",
         "wt103_al_rfou",
+        "lm1b_shaw",
     ),
 }
 LONGER = "attention longer than in training helps"
