@@ -24,28 +24,23 @@ def sweep(name: str) -> str:
 
 
 def dropout(*names: str) -> str:
-    """Returns the validation losses of runs that differ in dropout, and their hours."""
-    columns: list[list[str]] = []
-    updates: list[str] = []
-    for name in names:
-        lines = (FOLDER / name).read_text("utf-8").splitlines()
-        run, *validations = map(json.loads, lines)
-        last, revision = validations[-1], run["git_revision"][:7]
-        updates = [f"{each['updates']:,} updates" for each in validations]
-        columns.append(
-            [
-                str(run["config"]["model"]["dropout"]),
-                *(f"{each['valid_nats']:.3f}" for each in validations),
-                f"{math.exp(last['valid_nats']):.2f}",
-                f"{last['train_nats']:.3f}",
-                f"{last['seconds'] / 3600:.1f}",
-                f"`{revision}`",
-            ]
+    """Returns the validation losses of runs that differ in dropout, and their ends."""
+    texts = [(FOLDER / name).read_text("utf-8").splitlines() for name in names]
+    runs = [[json.loads(line) for line in lines] for lines in texts]
+    updates = [f"{each['updates']:,}" for each in runs[0][1:]]
+    rows = [
+        (
+            run["config"]["model"]["dropout"],
+            *(f"{each['valid_nats']:.3f}" for each in validations),
+            f"{math.exp(validations[-1]['valid_nats']):.2f}",
+            f"{validations[-1]['train_nats']:.3f}",
+            f"{validations[-1]['seconds'] / 3600:.1f}",
+            f"`{run['git_revision'][:7]}`",
         )
-    ends = "perplexity at the end", "training's loss there", "hours", "revision"
-    labels = "dropout", *updates, *ends
-    head, *rows = zip(labels, *columns, strict=True)
-    return table(head, list(rows))
+        for run, *validations in runs
+    ]
+    ends = "perplexity", "training's loss", "hours", "revision"
+    return table(("dropout", *updates, *ends), rows)
 
 
 def recl(*names: str) -> str:
