@@ -3,15 +3,16 @@
     python -m experiments.figures.copying [--delays 8 24 56 --mem_lens 0 16 64]
 
 Trains experiments/copying.py for each delay, memory and seed, and counts the letters
-that the model repeats correctly. Every cell has its own workdir and result, so the same
-command resumes after a kill. Prints one JSON line and writes copying.json and
-copying.png.
+that the model repeats correctly. Every cell has its own workdir and result, with its
+seconds and provenance, so the same command resumes after a kill. Prints one JSON line
+and writes copying.json and copying.png.
 """
 
 import argparse
 import contextlib
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from txl_jax.errors import Interrupted, UserError
 from txl_jax.evaluate import reader
 from txl_jax.evaluate.reader import Traced
 from txl_jax.model.txl import TransformerXL
+from txl_jax.report import provenance
 from txl_jax.report.log import say
 from txl_jax.workdir import load
 from txl_jax.workdir.claim import claim
@@ -84,7 +86,10 @@ def run_cell(args: argparse.Namespace, cell: dict[str, int]) -> dict[str, Any]:
     if (folder / RESULT).exists():
         return json.loads((folder / RESULT).read_text("utf-8"))
     say(f"copying: {folder}")
-    result = cell | describe(config) | train_and_count(config, folder)
+    started = time.perf_counter()
+    result: dict[str, Any] = {**cell, **describe(config)}
+    result |= train_and_count(config, folder)
+    result |= {"seconds": time.perf_counter() - started, **provenance.of_result()}
     folder.mkdir(parents=True, exist_ok=True)
     fresh = folder / f"{RESULT}.tmp"
     fresh.write_text(json.dumps(result) + "\n", "utf-8")

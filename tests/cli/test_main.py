@@ -26,6 +26,7 @@ from txl_jax.cli.flags import MODES
 from txl_jax.cli.modes import check_processes
 from txl_jax.evaluate.options import EvalConfig
 from txl_jax.report.checksum import verify_checksum
+from txl_jax.report.provenance import EXACT
 from txl_jax.runtime import distributed
 from txl_jax.workdir.lock import locked
 
@@ -176,6 +177,7 @@ def test_a_workdir_in_use_is_refused_and_can_be_evaluated(home: Home) -> None:
     assert len(done.out.splitlines()) == 1
     assert documented("evaluate", done.result)
     result, names = done.result, {"seconds", "tokens_per_second", "mode"}
+    assert set(EXACT) - {"kernel_table"} < set(result.pop("provenance"))
     for name, value in result.items():
         assert home.trained.result[name] == value or name in names, name
     assert result["memory"]["cache_bytes"] == 2 * result["mem_len"] * 16 * 8 * 4

@@ -11,6 +11,7 @@ from txl_jax.cli import speed
 from txl_jax.config import Config
 from txl_jax.evaluate.options import EvalConfig
 from txl_jax.evaluate.speed import PAPER, count_flops
+from txl_jax.report.provenance import environment
 
 
 def test_a_row_has_the_columns_of_the_table(
@@ -34,4 +35,5 @@ def test_a_row_has_the_columns_of_the_table(
     assert (result["segments_timed"], result["windows_timed"]) == (12, 6)
     kept = json.loads((tmp_path / "new" / "speed.json").read_text())
     assert kept["rows"] == result["rows"]
+    assert {"time", *environment()} == kept["provenance"].keys()
     assert (tmp_path / "new" / "speed.png").read_bytes().startswith(b"\x89PNG")

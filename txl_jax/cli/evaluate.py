@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from txl_jax.evaluate.options import (
 )
 from txl_jax.evaluate.perplexity import make_evaluate
 from txl_jax.model.config import ModelConfig
-from txl_jax.report import plots
+from txl_jax.report import plots, provenance
 from txl_jax.report.log import say, to_json
 from txl_jax.report.progress import interruptible
 from txl_jax.runtime import distributed
@@ -45,7 +46,7 @@ def run(loaded: Loaded, workdir: Path) -> dict[str, Any]:
         return evaluate_sweep(loaded, tokens, workdir)
     say(accounting.describe(*sizes(config)))
     warn_of_rotations(config)
-    return evaluate(loaded, tokens, workdir)
+    return evaluate(loaded, tokens, workdir) | provenance.of_result()
 
 
 def evaluate_sweep(loaded: Loaded, tokens: Tokens, workdir: Path) -> dict[str, Any]:
@@ -102,10 +103,11 @@ def evaluate_cold_start(
     """Returns the loss by tokens read since a cold start in bins; the file has all."""
     config = loaded.config.eval
     model = loaded.config.model, config, loaded.mesh, loaded.params
-    text = tokens.split(config.split)
+    text, started = tokens.split(config.split), time.perf_counter()
     with interruptible("cold starts") as progress:
         nll_T, pieces = cold_start.measure(*model, text, progress)
     result = cold_start.summarize(nll_T, pieces, config)
+    result["seconds"] = time.perf_counter() - started
     curve = {"nll_by_tokens_read": [round(nll, 6) for nll in nll_T.tolist()]}
     plot = functools.partial(plots.plot_cold_start, nll_T)
     return result | write_files(workdir / "cold_start", result | curve, plot)
@@ -113,16 +115,19 @@ def evaluate_cold_start(
 
 def write_files(
     stem: Path, result: dict[str, Any], plot: Callable[[dict[str, Any], Path], None]
-) -> dict[str, str]:
-    """Writes a result as JSON and as a picture; returns their names in process 0."""
+) -> dict[str, Any]:
+    """Writes a result as JSON and as a picture.
+
+    Returns their names and the result's provenance, in process 0.
+    """
     if not distributed.is_first():
         return {}
-    files = {"picture": f"{stem}.png", "file": f"{stem}.json"}
-    text = to_json(result | files, indent=2) + "\n"
+    made = {"picture": f"{stem}.png", "file": f"{stem}.json", **provenance.of_result()}
+    text = to_json(result | made, indent=2) + "\n"
     with Staging(stem.parent) as staging:
         plot(result, staging.folder / f"{stem.name}.png")
         (staging.folder / f"{stem.name}.json").write_text(text, "utf-8")
-    return files
+    return made
 
 
 def evaluate(loaded: Loaded, tokens: Tokens, workdir: Path) -> dict[str, Any]:

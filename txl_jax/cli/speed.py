@@ -1,6 +1,7 @@
 """The mode `speed`: times evaluation with a memory and sliding windows (Table 9)."""
 
 import dataclasses
+import time
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ def run(config: Config, workdir: Path) -> dict[str, Any]:
     files are written after each length, because the next length takes longer than all
     before it.
     """
+    started = time.perf_counter()
     lengths = speed.attention_lens(config.eval.sweep)
     device = jax.local_devices()[0]
     mesh = make_mesh(MeshConfig(), [device])
@@ -65,6 +67,7 @@ def run(config: Config, workdir: Path) -> dict[str, Any]:
             + (f"; in the paper {row['paper_ratio']:,}" if "paper_ratio" in row else "")
         )
         rows.append(row)
+        result["seconds"] = time.perf_counter() - started
         files = write_files(workdir / "speed", result, plots.plot_speed)
         if stop.at_boundary():
             raise stop.end("while timing")

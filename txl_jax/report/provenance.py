@@ -26,16 +26,33 @@ def provenance(
     return {
         "seed": config["train"]["seed"],
         "parameters": parameters,
+        **environment(),
+        "kernel_table": kernel_table,
+        "data": data,
+        "config": config,
+    }
+
+
+def environment() -> dict[str, Any]:
+    """Returns the code, libraries and devices of this process."""
+    return {
         "git_revision": git_revision(),
         "versions": versions(),
         "device_kind": jax.devices()[0].device_kind,
         "device_count": jax.device_count(),
         "process_count": jax.process_count(),
         "usable_cores": usable_cores(),
-        "kernel_table": kernel_table,
-        "data": data,
-        "config": config,
     }
+
+
+def of_result() -> dict[str, dict[str, Any]]:
+    """Returns the entry of an evaluation's result for its time and its environment."""
+    return {"provenance": {"time": now(), **environment()}}
+
+
+def now() -> str:
+    """Returns the time in UTC, to the second."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 # If these are equal, a resumed run matches an uninterrupted one bit for bit.
@@ -47,9 +64,8 @@ EXACT = (
 
 def start(run: dict[str, Any]) -> dict[str, Any]:
     """Returns the entry of run.json for one start: time, host, code and libraries."""
-    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     software = {name: run[name] for name in ("git_revision", *EXACT)}
-    return {"time": now, "host": socket.gethostname(), "pid": os.getpid(), **software}
+    return {"time": now(), "host": socket.gethostname(), "pid": os.getpid(), **software}
 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
