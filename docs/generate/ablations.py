@@ -1,60 +1,88 @@
-"""What the committed tables say of the paper's three claims."""
+"""The lines of the committed tables about the paper's three claims."""
+
+import json
+from typing import Any
 
 from generate.markdown import ROOT, table
+from txl_jax.tables.comparison import Comparison, measure
+from txl_jax.tables.options import TABLES
 
 FOLDER = ROOT / "experiments/ablations/results"
 
 # The committed tables, each written by the mode `table`.
-TABLES = {
-    "Table 6, bytes": "table6.md",
-    "Table 6, words": "table6_words.md",
-    "Table 7, shuffled sentences": "table7.md",
-    "Table 10, bytes": "table10.md",
+SOURCES = {
+    "table6": "Table 6, bytes",
+    "table6_words": "Table 6, words",
+    "table7": "Table 7, shuffled sentences",
+    "table10": "Table 10, bytes",
+    "table10_tokens": "Table 10, as much text",
+    "table10_half_tokens": "Table 10, as much text",
 }
-# The claims, and the rows whose comparison with another is about each.
+# The claims, and the rows that are compared for each, as FILE/ROW.
 CLAIMS = {
     "memory helps": (
-        "wt103_no_recurrence",
-        "wt103_no_recurrence_176",
-        "wt103_no_recurrence_half_loss_172",
-        "lm1b_no_recurrence",
+        ("table6/wt103_no_recurrence", "table6/wt103_128m"),
+        ("table6/wt103_no_recurrence_half_loss", "table6/wt103_half_loss"),
+        ("table7/lm1b_no_recurrence", "table7/lm1b_300m"),
+        ("table10/wt103_no_recurrence_176", "table10/wt103_128m"),
+        ("table10/wt103_no_recurrence_half_loss_172", "table10/wt103_half_loss"),
+        ("table10_tokens/wt103_no_recurrence_176", "table10/wt103_128m"),
+        (
+            "table10_half_tokens/wt103_no_recurrence_half_loss_172",
+            "table10/wt103_half_loss",
+        ),
     ),
     "relative positions are better than others": (
-        "wt103_shaw",
-        "wt103_no_recurrence_shaw",
-        "wt103_vaswani",
-        "wt103_al_rfou",
-        "lm1b_shaw",
+        ("table6/wt103_shaw", "table6/wt103_128m"),
+        ("table6/wt103_no_recurrence_shaw", "table6/wt103_no_recurrence"),
+        ("table6/wt103_vaswani", "table6/wt103_no_recurrence_half_loss"),
+        ("table6/wt103_al_rfou", "table6/wt103_no_recurrence_half_loss"),
+        ("table7/lm1b_shaw", "table7/lm1b_300m"),
     ),
 }
 LONGER = "attention longer than in training helps"
-OF = (
-    *("wt103_128m", "wt103_half_loss", "wt103_151m"),
-    *("wt103_no_recurrence", "wt103_no_recurrence_176"),
-)
 
 
-def comparisons(name: str) -> list[list[str]]:
-    """Returns the cells of the lines of a committed table that compare rows."""
-    lines = (FOLDER / name).read_text("utf-8").splitlines()
-    rows = [[x.strip() for x in line[1:-1].split("|")] for line in lines if "|" in line]
-    start = next(i for i, row in enumerate(rows) if row[0] == "change")
-    return [row for row in rows[start + 2 :] if len(row) == len(rows[start])]
+def read(name: str) -> dict[str, Any]:
+    """Returns a committed table."""
+    return json.loads((FOLDER / f"{name}.json").read_text("utf-8"))
+
+
+def compare(row: str, other: str) -> Comparison:
+    """Returns the cost of a row against another, FILE/ROW each, seed by seed."""
+    (file, name), (other_file, above) = row.split("/"), other.split("/")
+    here, there = (
+        read(source)["outcomes"][each]["best_by_seed"]
+        for source, each in ((file, name), (other_file, above))
+    )
+    cost = measure([a - b for a, b in zip(here, there, strict=True)])
+    rows = {each: one for table in TABLES.values() for each, one in table.items()}
+    paper = round(rows[name].best - rows[above].best, 2)
+    what = f"`{name}` instead of `{above}`"
+    return Comparison(what, cost.mean, cost.spread, paper, len(here))
 
 
 def claims() -> str:
-    """Returns the three claims with what the committed tables say of each."""
-    begins = {
-        **{claim: [f"`{x}` instead" for x in rows] for claim, rows in CLAIMS.items()},
-        LONGER: [f"`{x}`: attention" for x in OF],
-    }
-    rows: list[list[str]] = []
-    for claim, beginnings in begins.items():
-        seen: set[str] = set()  # tables share runs
-        for source, name in TABLES.items():
-            for row in comparisons(name):
-                if row[0].startswith(tuple(beginnings)) and row[0] not in seen:
-                    seen.add(row[0])
-                    rows.append([claim, source, *row])
+    """Returns the three claims with the comparisons of the committed tables."""
+    found = [
+        (claim, row.partition("/")[0], compare(row, other))
+        for claim, pairs in CLAIMS.items()
+        for row, other in pairs
+    ]
+    compared: set[Comparison] = set()  # tables share runs
+    for source in SOURCES:
+        for saved in read(source)["comparisons"]:
+            one = Comparison(**{name: saved[name] for name in Comparison._fields})
+            if "`: attention" in one.what and one not in compared:
+                compared.add(one)
+                found.append((LONGER, source, one))
     head = ("claim", "in", "change", "cost (ppl)", "spread", "paper", "verdict")
+    rows = [
+        (
+            *(claim, SOURCES[source], one.what),
+            *(f"{one.cost:+.3f}", f"{one.spread:.3f}", f"{one.paper:+.2f}"),
+            one.verdict,
+        )
+        for claim, source, one in found
+    ]
     return table(head, rows)

@@ -16,6 +16,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from txl_jax.cli.convert import LOCAL
 from txl_jax.report.log import read_metrics
 from txl_jax.report.plots import empty
 from txl_jax.workdir.folder import METRICS, RUN
@@ -24,6 +25,7 @@ PROVENANCE = (
     *("seed", "parameters", "git_revision", "versions", "device_kind"),
     *("device_count", "config"),
 )
+CACHE = "run.compilation_cache"  # a folder of this machine, as LOCAL
 TRAINING = "compile", "update", "input"  # what the seconds are spent on
 
 
@@ -105,8 +107,8 @@ def main() -> None:
     if not lines:
         parser.error(f"{args.workdir} has no validation yet")
     lines = [{**line, "tokens": line["updates"] * tokens} for line in lines]
-    for section, folder in (("data", "data_dir"), ("run", "compilation_cache")):
-        run["config"][section].pop(folder)  # of this machine
+    for section, name in (field.split(".") for field in (*LOCAL, CACHE)):
+        run["config"].get(section, {}).pop(name, None)
     rows = [{name: run[name] for name in PROVENANCE}, *lines]
     args.log.write_text("".join(f"{json.dumps(row)}\n" for row in rows), "utf-8")
     plot(lines, args.level, args.picture)

@@ -146,6 +146,11 @@ def test_damage_is_noticed(model: Path, tmp_path: Path) -> None:
         txl_jax.load("gs://bucket/x.safetensors")
 
 
+def test_a_run_may_be_named_like_a_file(home: Home, tmp_path: Path) -> None:  # noqa: F811
+    run = shutil.copytree(home.run, tmp_path / "run.safetensors")
+    assert_equal(txl_jax.load(run).params, txl_jax.load(home.run).params)
+
+
 def test_a_model_that_does_not_fit_its_config(model: Path, tmp_path: Path) -> None:
     found = release.read(model)
     found.config["model"]["d_inner"] = 48
@@ -195,7 +200,7 @@ def test_what_belongs_to_the_machine_is_not_exported(
 ) -> None:
     """Its devices, the checkpoint that was chosen, outputs, and sources of imports."""
     local = (
-        *("--config.generate.output=/mine/out", "--config.mesh.fsdp=1"),
+        *("--config.generate.output=/mine/out", "--config.mesh.data=8"),
         *("--config.eval.checkpoint=latest", f"--target={tmp_path / 'one'}"),
     )
     assert home.read("export", "--format=txl_jax", *local).status == 0
@@ -216,7 +221,7 @@ def test_a_run_without_its_record_is_exported(home: Home, tmp_path: Path) -> Non
     (tmp_path / "run" / "run.json").unlink()
     flags = ("--format=txl_jax", f"--workdir={tmp_path / 'run'}")
     done = command("--mode=export", *flags, f"--target={tmp_path / 'one'}")
-    assert done.status == 0 and "lacks how it was made" in done.err
+    assert done.status == 0 and "does not record how the model was made" in done.err
     assert release.read(tmp_path / "one").origin == {}
     (tmp_path / "run" / "run.json").write_text("[]")
     done = command("--mode=export", *flags, f"--target={tmp_path / 'two'}")

@@ -157,17 +157,19 @@ def test_the_same_command_continues_and_ends_in_the_table(
         "wt103_al_rfou seed_1111",
         *["wt103_al_rfou seed_1112"] * 2,
     ]
-    assert command("--mode=table", *argv).result == result and len(trained) == 5
+    again = command("--mode=table", *argv).result
+    assert again.pop("provenance") and result.pop("provenance") and again == result
+    assert len(trained) == 5
     other = TableConfig(rows=("wt103_128m",), seeds=1)
     table.run(other, tmp_path / "other", {"train.num_steps": "40"})
     table.run(other, tmp_path / "other", {"train.num_steps": "80"})
     assert len(trained) == 7  # another setting is another run
     saved = json.loads((tmp_path / "table6.json").read_text())
-    assert {"mode": "table", **saved} == result
+    assert saved.pop("provenance") and {"mode": "table", **saved} == result
     assert len(result["outcomes"]["wt103_128m"]["best_by_seed"]) == 2
     assert (tmp_path / "table6.png").stat().st_size > 1000
     lines = (tmp_path / "table6.md").read_text("utf-8").splitlines()
-    assert "40 updates of 32 streams, 0.0 million tokens of corpus `stdlib`" in lines[0]
+    assert "40 updates of 32 streams, 20,480 tokens of corpus `stdlib`" in lines[0]
     assert lines[4].startswith("| `wt103_128m` | yes | ours | full | 20.")
     assert lines[4].endswith("| 16 | 27.02 | 26.77 | 500 |")
     assert "`wt103_al_rfou` instead of `wt103_128m`" in lines[9]
@@ -185,14 +187,14 @@ def test_the_hours_of_all_runs_and_their_revisions_are_told(tmp_path: Path) -> N
     runs = {"a": [start(24)], "b": [start(24), start(26)], "lost": []}
     for name, starts in runs.items():
         (tmp_path / name).mkdir()
-        goodput = {"wall_seconds": 2700.0}
-        text = json.dumps({"starts": starts, "goodput": goodput})
+        seconds = {"update": 2690.0, "evaluation": 10.0, "restart": 86_400.0}
+        text = json.dumps({"starts": starts, "goodput": {"seconds": seconds}})
         if starts:
             (tmp_path / name / "run.json").write_text(text)
     origin = claim.summarize([tmp_path / name for name in runs])
     assert origin["hours"] == 1.5
     assert table.describe_origin(origin) == (
-        "All runs together took 1.5 hours on 2 x cpu (2026-11-24 to 2026-11-26; "
+        "All runs together trained for 1.5 hours on 2 x cpu (2026-11-24 to 2026-11-26; "
         "revision `1234567`)."
     )
     assert "lost" in table.describe_origin(claim.summarize([tmp_path / "lost"]))

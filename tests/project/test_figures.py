@@ -75,7 +75,7 @@ def test_a_log_has_a_line_for_each_validation(
     (tmp_path / "metrics.jsonl").write_text(f"{lines}\n", "utf-8")
     lengths = {"tgt_len": 4, "segments_per_update": 2, "stages": "", "varlen": False}
     train = {"batch_size": 3, **lengths}
-    data = {"data_dir": "/home/me", "corpus": "text"}
+    data = {"data_dir": "/home/me", "path": "/home/me/text", "corpus": "text"}
     local = {"compilation_cache": "/home/me", "wandb": False}
     config = {"train": train, "data": data, "run": local}
     run = dict.fromkeys(learning.PROVENANCE, 0) | {"config": config}

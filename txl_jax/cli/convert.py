@@ -118,9 +118,8 @@ def read_release(
             "leave the field out"
         )
     found = release.read(Path(path))
-    saved = released_config(found, Path(path))
-    model = config.parse(saved).model
-    source = Source(model, found.params, found.vocab, found.step, [Path(path)])
+    saved, parsed = released_config(found, Path(path))
+    source = Source(parsed.model, found.params, found.vocab, found.step, [Path(path)])
     return source, saved, found.origin
 
 
@@ -172,7 +171,10 @@ def make_release(loaded: Loaded, workdir: Path) -> Release:
         fields[section][name] = defaults[section][name]
     run = claim.read_run(workdir)
     if not run:
-        say(f"there is no {workdir / folder.RUN}, so the file lacks how it was made")
+        say(
+            f"there is no {workdir / folder.RUN}: the file does not record how the "
+            "model was made"
+        )
     origin = {name: run[name] for name in ORIGIN if name in run}
     if imported := origin.get(IMPORTED):
         names = {Path(path).name: sha for path, sha in imported["sha256"].items()}

@@ -176,12 +176,12 @@ def finished(row: Config, workdir: Path) -> dict[int, float] | None:
     """
     try:
         result = json.loads(regular(workdir / RESULT).read_text("utf-8"))
-        nll_nats = {int(key): float(nll) for key, nll in result["nll_nats"].items()}
-        if not nll_nats:
+        if not (nll_nats := result["nll_nats"]):
             raise ValueError("it has no lengths")
-        if result["asked"] != identity(row) or {*lengths(row)} - nll_nats.keys():
+        scored = {*map(str, lengths(row))} <= nll_nats.keys()
+        if result["asked"] != identity(row) or not scored:
             return None
-        return {length: nll_nats[length] for length in lengths(row)}
+        return of_lengths(row, result)
     except FileNotFoundError:
         return None
     except (OSError, *DAMAGE) as error:
@@ -254,18 +254,18 @@ def write(
 def describe(table: TableConfig, name: str, row: Config) -> str:
     """Describes how the table was made, by its first row."""
     model, train = row.model, row.train
-    tokens = train.num_steps * train.batch_size * train.tgt_len / 1e6
+    tokens = train.num_steps * train.batch_size * train.tgt_len
+    scored = f"{row.eval.max_tokens:,}" if row.eval.max_tokens else "all"
     means = f"the mean over {table.seeds} seeds, with minimum and maximum in brackets"
     return (
         f"`{name}` has {model.n_layer} layers of {model.d_model}, segments of "
         f"{train.tgt_len} tokens and a memory of {model.mem_len}; it was trained for "
-        f"{train.num_steps} updates of {train.batch_size} streams, {tokens:.1f} "
-        f"million tokens of corpus `{row.data.corpus}` (vocabulary "
-        f"`{row.data.vocab}`), and "
-        f"{row.eval.max_tokens or 'all'} tokens of its {row.eval.split} split were "
-        f"scored. Each number is {'of one seed' if table.seeds == 1 else means}. "
-        "The paper's numbers are perplexities per word of far larger models: compare "
-        "directions, not magnitudes."
+        f"{train.num_steps:,} updates of {train.batch_size} streams, {tokens:,} tokens "
+        f"of corpus `{row.data.corpus}` (vocabulary `{row.data.vocab}`), and {scored} "
+        f"tokens of its {row.eval.split} split were scored. Each number is "
+        f"{'of one seed' if table.seeds == 1 else means}. The paper's numbers are "
+        "perplexities per word of far larger models: compare directions, not "
+        "magnitudes."
     )
 
 
@@ -277,6 +277,7 @@ def describe_origin(origin: dict[str, Any]) -> str:
     devices = " and ".join(origin["devices"])
     days = " to ".join(dict.fromkeys(origin["days"][:1] + origin["days"][-1:]))
     return (
-        f"All runs together took {origin['hours']:.1f} hours on {devices} ({days}; "
+        f"All runs together trained for {origin['hours']:.1f} hours on {devices} "
+        f"({days}; "
         f"revision {commits})."
     )

@@ -31,8 +31,8 @@ EXPORT = "--mode=export --format=txl_jax"
 class Release(NamedTuple):
     """A model in one file.
 
-    params are numpy arrays, config has all sections of the run's config, and origin
-    says how the run was made.
+    params are numpy arrays, config has all sections of the run's config, and origin is
+    the run's provenance.
     """
 
     config: dict[str, Any]
@@ -62,7 +62,7 @@ def read(path: Path) -> Release:
     with reading(path):
         if not path.is_file():
             raise UserError(f"{path} is not a file: give one that {EXPORT} wrote")
-        path.open("rb").close()  # the library describes errors badly
+        path.open("rb").close()  # safetensors' own message is unclear
     try:
         with safetensors.safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}

@@ -66,8 +66,8 @@ class TableConfig:
     """Which of the paper's tables to reproduce, and at what scale."""
 
     table: int = one_of(TABLES, 6)  # The number of the table in the paper: 6, 7 or 10.
-    # The size of the models: "cpu" trains small ones in hours, "full" has the published
-    # configs.
+    # The size of the models: "cpu" trains small ones in minutes, "full" has the
+    # published configs.
     scale: str = one_of(("cpu", "full"), "cpu")
     rows: tuple[str, ...] = ()  # The names of the rows to run. Empty runs all of them.
     # The number of runs per row, each with a seed of its own.

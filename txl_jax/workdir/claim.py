@@ -18,7 +18,7 @@ from txl_jax.kernels import measured
 from txl_jax.report import provenance
 from txl_jax.report.checksum import DAMAGE
 from txl_jax.report.log import say, whole_lines
-from txl_jax.report.timing import goodput
+from txl_jax.report.timing import PURPOSES, goodput
 from txl_jax.runtime import distributed, storage
 from txl_jax.runtime.storage import regular, replace
 from txl_jax.update.init import abstract_params
@@ -107,16 +107,17 @@ def record_goodput(workdir: Path) -> dict[str, Any]:
 
 
 def summarize(workdirs: list[Path]) -> dict[str, Any]:
-    """Returns what several finished runs took together, in hours, when and from what.
+    """Returns the total hours of finished runs, with their revisions, devices and days.
 
-    The hours are those from each run's first start to its last update. Raises UserError
-    if a run.json is damaged.
+    The hours are those of training and validation, without start-up and downtime.
+    Raises UserError if a run.json is damaged.
     """
     hours, revisions, devices, days = 0.0, set(), set(), set()
     for workdir in workdirs:
         run = read_run(workdir)
         with _refusing_damage(workdir / RUN):
-            hours += run.get("goodput", {}).get("wall_seconds", 0.0) / 3600
+            seconds = run.get("goodput", {}).get("seconds", {})
+            hours += sum(seconds[name] for name in PURPOSES if name in seconds) / 3600
             for start in run.get("starts", []):
                 revisions.add(str(start["git_revision"]))
                 devices.add(f"{start['device_count']} x {start['device_kind']}")

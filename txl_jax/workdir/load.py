@@ -78,7 +78,7 @@ def load(workdir: str | Path, config: Config | None = None) -> Loaded:
         raise UserError(f"there is no file {workdir} on this machine")
     if not is_remote and workdir.is_file():
         released = releases.read(workdir)
-        saved = configs.parse(released_config(released, workdir))
+        _, saved = released_config(released, workdir)
         vocab = released.vocab
     else:
         saved = configs.parse(configs.load_json(workdir / CONFIG))
@@ -99,12 +99,14 @@ def load(workdir: str | Path, config: Config | None = None) -> Loaded:
     return Loaded(TransformerXL(config.model), params, vocab, config, step, mesh)
 
 
-def released_config(released: Release, path: Path) -> ConfigDict:
-    """Returns the config of a released model; raises UserError if it has none."""
+def released_config(released: Release, path: Path) -> tuple[ConfigDict, Config]:
+    """Returns the config of a released model, as saved and parsed.
+
+    Raises UserError if this version does not read it.
+    """
     try:
-        config = configs.from_saved(released.config, path)
-        configs.parse(config)
-        return config
+        saved = configs.from_saved(released.config, path)
+        return saved, configs.parse(saved)
     except (*DAMAGE, UserError) as error:
         revision = released.origin.get("git_revision", "unknown")
         raise UserError(
