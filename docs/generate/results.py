@@ -1,7 +1,8 @@
-"""The committed logs of the reference model and of RECL, as tables."""
+"""The committed logs of runs and evaluations, as tables."""
 
 import json
 import math
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,9 @@ def dropout(*names: str) -> str:
     """Returns the validation losses of runs that differ in dropout, and their ends."""
     texts = [(FOLDER / name).read_text("utf-8").splitlines() for name in names]
     runs = [[json.loads(line) for line in lines] for lines in texts]
-    updates = [f"{each['updates']:,}" for each in runs[0][1:]]
+    steps = [[each["updates"] for each in validations] for _, *validations in runs]
+    if any(each != steps[0] for each in steps):
+        raise ValueError("the runs were validated after different numbers of updates")
     rows = [
         (
             run["config"]["model"]["dropout"],
@@ -40,7 +43,7 @@ def dropout(*names: str) -> str:
         for run, *validations in runs
     ]
     ends = "perplexity", "training's loss", "hours", "revision"
-    return table(("dropout", *updates, *ends), rows)
+    return table(("dropout", *(f"{step:,}" for step in steps[0]), *ends), rows)
 
 
 def recl(*names: str) -> str:
@@ -55,3 +58,72 @@ def recl(*names: str) -> str:
         for row, seeds in found.items()
     ]
     return table(("model", *(f"r = {share}" for share in shares)), lines)
+
+
+def speed(name: str) -> str:
+    """Returns the times of Table 9: per token, and relative to a memory's."""
+    lines = [
+        (
+            f"{row['attention_len']:,}",
+            f"{row['cached_seconds_per_token'] * 1e3:.2f}",
+            *(f"{row[f'{x}_seconds_per_token']:.2f}" for x in ("sliding", "fair")),
+            *(f"{row[x]:,.0f}" for x in ("ratio", "fair_ratio")),
+            f"{row['predicted_fair_ratio']:,.0f}",
+            f"{row['fair_ratio'] / row['predicted_fair_ratio']:.0%}".replace("%", " %"),
+            f"{row['paper_ratio']:,}",
+        )
+        for row in read(name)["rows"]
+    ]
+    seconds = "with a memory, ms", "plain window, s", "fair window, s"
+    ratios = "plain / memory", "fair / memory", "by FLOPs", "reached", "paper"
+    return table(("attention length", *seconds, *ratios), lines)
+
+
+def copying(name: str, *distances: str) -> str:
+    """Returns the right answers by distance and memory: mean and range over seeds.
+
+    distances: those to show, none = all.
+    """
+    found: dict[int, dict[int, list[float]]] = {}
+    for cell in read(name)["cells"]:
+        row = found.setdefault(cell["distance_tokens"], {})
+        row.setdefault(cell["mem_len"], []).append(100 * cell["accuracy"])
+    lines = [
+        (
+            distance,
+            *(
+                f"{statistics.fmean(x):.1f} % ({min(x):.1f}–{max(x):.1f})"
+                for x in row.values()
+            ),
+        )
+        for distance, row in sorted(found.items())
+        if not distances or str(distance) in distances
+    ]
+    memories = next(iter(found.values()))
+    return table(("tokens back", *(f"memory {each}" for each in memories)), lines)
+
+
+def cold_start(name: str) -> str:
+    """Returns the loss in bits per token by the tokens read since a cold start."""
+    rows = read(name)["rows"]
+    ends = [(row["from_tokens_read"], row["to_tokens_read"]) for row in rows]
+    heads = [f"{low}" if low == high else f"{low}–{high}" for low, high in ends]
+    values = [f"{row['bpc']:.2f}" for row in rows]
+    return table(("tokens read", *heads), [("bits per token", *values)])
+
+
+def origin(name: str) -> str:
+    """Returns a sentence on when, with what and for how long a result was made."""
+    result = read(name)
+    parts = result.get("cells", [result])
+    made = [part["provenance"] for part in parts]
+    timed = result["rows"] if "sweep" in result else parts
+    minutes = sum(each["seconds"] for each in timed) / 60
+    days = sorted({each["time"][:10] for each in made})
+    revisions = sorted({f"`{each['git_revision'][:7]}`" for each in made})
+    cores = sorted({str(each["usable_cores"]) for each in made})
+    return (
+        f"`experiments/logs/{name}`: {minutes:.1f} minutes, {' to '.join(days)}, "
+        f"{made[0]['device_kind']} with {' or '.join(cores)} cores, revision "
+        f"{', '.join(revisions)}.\n"
+    )
