@@ -3,6 +3,8 @@
 `sphinx-build -W`, a job of the workflow, checks pages, pictures and links.
 """
 
+import json
+import math
 import os
 import re
 import shlex
@@ -177,6 +179,22 @@ def test_every_claim_has_a_comparison_of_several_seeds(
         saved = {x["what"]: x for x in ablations.read(source)["comparisons"]}
         if other.startswith(f"{source}/") and name != "wt103_no_recurrence_half_loss":
             assert saved[one.what] == {**one._asdict(), "verdict": one.verdict}
+
+
+def test_pages_state_the_results_of_the_reference_model() -> None:
+    logs = ROOT / "experiments/logs"
+    *_, last = (logs / "wikitext2.jsonl").read_text("utf-8").splitlines()
+    valid = math.exp(json.loads(last)["valid_nats"])
+    test = json.loads((logs / "wikitext2_test.json").read_text("utf-8"))["ppl"]
+    for name, numbers in {
+        "docs/results.md": (f"| {valid:.2f} |", f"| {test:.2f} |", f"| {test:.1f} |"),
+        "docs/models.md": (f"| {test:.2f} perplexity on test |",),
+        "README.md": (f"test perplexity of {test:.1f} ",),
+        "experiments/wikitext2.py": (f"perplexity {valid:.1f}, test {test:.1f} ",),
+    }.items():
+        text = " ".join((ROOT / name).read_text("utf-8").split())
+        for number in numbers:
+            assert number in text, name
 
 
 def test_statuses_and_vocabularies_are_those_of_the_code() -> None:
