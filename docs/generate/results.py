@@ -75,7 +75,7 @@ def speed(name: str) -> str:
         for row in read(name)["rows"]
     ]
     seconds = "with a memory, ms", "plain window, s", "fair window, s"
-    ratios = "plain / memory", "fair / memory", "by FLOPs", "reached", "paper"
+    ratios = "plain / memory", "fair / memory", "by FLOPs", "of that", "paper"
     return table(("attention length", *seconds, *ratios), lines)
 
 
