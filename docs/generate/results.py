@@ -89,18 +89,20 @@ def copying(name: str, *distances: str) -> str:
         row = found.setdefault(cell["distance_tokens"], {})
         row.setdefault(cell["mem_len"], []).append(100 * cell["accuracy"])
     lines = [
-        (
-            distance,
-            *(
-                f"{statistics.fmean(x):.1f} % ({min(x):.1f}–{max(x):.1f})"
-                for x in row.values()
-            ),
-        )
+        (distance, *map(percent, row.values()))
         for distance, row in sorted(found.items())
         if not distances or str(distance) in distances
     ]
     memories = next(iter(found.values()))
     return table(("tokens back", *(f"memory {each}" for each in memories)), lines)
+
+
+def percent(values: list[float]) -> str:
+    """Returns the mean, and the range where one digit shows it."""
+    mean, *ends = (
+        f"{x:.1f}" for x in (statistics.fmean(values), min(values), max(values))
+    )
+    return f"{mean} %" + (f" ({'–'.join(ends)})" if len({*ends}) > 1 else "")
 
 
 def cold_start(name: str) -> str:
