@@ -1,5 +1,6 @@
 """The committed logs of runs and evaluations, as tables."""
 
+import collections
 import json
 import math
 import statistics
@@ -75,17 +76,27 @@ def speed(name: str) -> str:
         for row in read(name)["rows"]
     ]
     seconds = "with a memory, ms", "plain window, s", "fair window, s"
-    ratios = "plain / memory", "fair / memory", "by FLOPs", "of that", "paper"
+    ratios = (
+        "plain / memory",
+        "fair / memory",
+        "predicted",
+        "measured / predicted",
+        "paper",
+    )
     return table(("attention length", *seconds, *ratios), lines)
 
 
 def copying(name: str, *distances: str) -> str:
-    """Returns the right answers by distance and memory: mean and range over seeds.
+    """Returns the right answers by distance and memory: mean and range of three seeds.
 
     distances: those to show, none = all.
     """
+    cells = read(name)["cells"]
+    counts = collections.Counter((x["delay"], x["mem_len"]) for x in cells)
+    if {*counts.values()} != {3}:
+        raise ValueError(f"{name} does not have three seeds of each cell")
     found: dict[int, dict[int, list[float]]] = {}
-    for cell in read(name)["cells"]:
+    for cell in cells:
         row = found.setdefault(cell["distance_tokens"], {})
         row.setdefault(cell["mem_len"], []).append(100 * cell["accuracy"])
     lines = [
@@ -99,10 +110,9 @@ def copying(name: str, *distances: str) -> str:
 
 def percent(values: list[float]) -> str:
     """Returns the mean, and the range where one digit shows it."""
-    mean, *ends = (
-        f"{x:.1f}" for x in (statistics.fmean(values), min(values), max(values))
-    )
-    return f"{mean} %" + (f" ({'–'.join(ends)})" if len({*ends}) > 1 else "")
+    low, high = f"{min(values):.1f}", f"{max(values):.1f}"
+    mean = f"{statistics.fmean(values):.1f} %"
+    return mean if low == high else f"{mean} ({low}–{high})"
 
 
 def cold_start(name: str) -> str:
@@ -123,9 +133,9 @@ def origin(name: str) -> str:
     minutes = sum(each["seconds"] for each in timed) / 60
     days = sorted({each["time"][:10] for each in made})
     revisions = sorted({f"`{each['git_revision'][:7]}`" for each in made})
-    cores = sorted({str(each["usable_cores"]) for each in made})
+    (cores,) = {each["usable_cores"] for each in made}
     return (
-        f"`experiments/logs/{name}`: {minutes:.1f} minutes, {' to '.join(days)}, "
-        f"{made[0]['device_kind']} with {' or '.join(cores)} cores, revision "
-        f"{', '.join(revisions)}.\n"
+        f"`experiments/logs/{name}`: {minutes:.1f} minutes on {cores} "
+        f"core{'s' * (cores > 1)} ({' to '.join(dict.fromkeys(days[:1] + days[-1:]))}; "
+        f"revision {', '.join(revisions)}).\n"
     )

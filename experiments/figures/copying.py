@@ -4,8 +4,8 @@
 
 Trains experiments/copying.py for each delay, memory and seed, and counts the letters
 that the model repeats correctly. Every cell has its own workdir and result, with its
-seconds and provenance, so the same command resumes after a kill. Prints one JSON line
-and writes copying.json and copying.png.
+provenance and the seconds of its last start, so the same command resumes after a kill.
+Prints one JSON line and writes copying.json and copying.png.
 """
 
 import argparse
@@ -89,7 +89,8 @@ def run_cell(args: argparse.Namespace, cell: dict[str, int]) -> dict[str, Any]:
     started = time.perf_counter()
     result: dict[str, Any] = {**cell, **describe(config)}
     result |= train_and_count(config, folder)
-    result |= {"seconds": time.perf_counter() - started, **provenance.of_result()}
+    result["seconds"] = time.perf_counter() - started
+    result["provenance"] = provenance.describe_result()
     folder.mkdir(parents=True, exist_ok=True)
     fresh = folder / f"{RESULT}.tmp"
     fresh.write_text(json.dumps(result) + "\n", "utf-8")

@@ -25,7 +25,8 @@ PROVENANCE = (
     *("seed", "parameters", "git_revision", "versions", "device_kind"),
     *("device_count", "config"),
 )
-CACHE = "run.compilation_cache"  # a folder of this machine, as LOCAL
+# Sections that training depends on; the others may have folders of the machine.
+SECTIONS = ("model", "data", "train", "optim", "eval", "mesh")
 TRAINING = "compile", "update", "input"  # what the seconds are spent on
 
 
@@ -107,8 +108,10 @@ def main() -> None:
     if not lines:
         parser.error(f"{args.workdir} has no validation yet")
     lines = [{**line, "tokens": line["updates"] * tokens} for line in lines]
-    for section, name in (field.split(".") for field in (*LOCAL, CACHE)):
-        run["config"].get(section, {}).pop(name, None)
+    config = {section: run["config"][section] for section in SECTIONS}
+    for section, name in (field.split(".") for field in LOCAL):
+        config.get(section, {}).pop(name, None)
+    run["config"] = config
     rows = [{name: run[name] for name in PROVENANCE}, *lines]
     args.log.write_text("".join(f"{json.dumps(row)}\n" for row in rows), "utf-8")
     plot(lines, args.level, args.picture)

@@ -194,8 +194,8 @@ def test_the_hours_of_all_runs_and_their_revisions_are_told(tmp_path: Path) -> N
     origin = claim.summarize([tmp_path / name for name in runs])
     assert origin["hours"] == 1.5
     assert table.describe_origin(origin) == (
-        "All runs together trained for 1.5 hours on 2 x cpu (2026-11-24 to 2026-11-26; "
-        "revision `1234567`)."
+        "Training all runs, with validation, took 1.5 hours on 2 x cpu (2026-11-24 to "
+        "2026-11-26; revision `1234567`)."
     )
     assert "lost" in table.describe_origin(claim.summarize([tmp_path / "lost"]))
 

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -172,20 +173,25 @@ def test_every_claim_has_a_comparison_of_several_seeds(
     pairs = [pair for pairs in ablations.CLAIMS.values() for pair in pairs]
     assert len(pairs) == text.count("` instead of `")
     assert ablations.LONGER in text and "one seed" not in text
-    # What a table compares itself is compared alike.
-    for row, other in pairs:
-        source, name = row.split("/")
-        one = ablations.compare(row, other)
-        saved = {x["what"]: x for x in ablations.read(source)["comparisons"]}
-        if other.startswith(f"{source}/") and name != "wt103_no_recurrence_half_loss":
-            assert saved[one.what] == {**one._asdict(), "verdict": one.verdict}
+    # Pairs that a table compares have the same numbers there.
+    numbers = [ablations.compare(*pair) for pair in pairs]
+    same = [
+        {**one._asdict(), "verdict": one.verdict}
+        in ablations.read(row.partition("/")[0])["comparisons"]
+        for one, (row, _) in zip(numbers, pairs, strict=True)
+    ]
+    assert same.count(True) == 9
+
+
+def log(name: str) -> dict[str, Any]:
+    """Returns a committed result."""
+    return json.loads((ROOT / "experiments/logs" / name).read_text("utf-8"))
 
 
 def test_pages_state_the_results_of_the_reference_model() -> None:
-    logs = ROOT / "experiments/logs"
-    *_, last = (logs / "wikitext2.jsonl").read_text("utf-8").splitlines()
-    valid = math.exp(json.loads(last)["valid_nats"])
-    test = json.loads((logs / "wikitext2_test.json").read_text("utf-8"))["ppl"]
+    path = ROOT / "experiments/logs/wikitext2.jsonl"
+    last = json.loads(path.read_text("utf-8").splitlines()[-1])
+    valid, test = math.exp(last["valid_nats"]), log("wikitext2_test.json")["ppl"]
     for name, numbers in {
         "docs/results.md": (f"| {valid:.2f} |", f"| {test:.2f} |", f"| {test:.1f} |"),
         "docs/models.md": (f"| {test:.2f} perplexity on test |",),
@@ -195,6 +201,31 @@ def test_pages_state_the_results_of_the_reference_model() -> None:
         text = " ".join((ROOT / name).read_text("utf-8").split())
         for number in numbers:
             assert number in text, name
+
+
+def test_pages_state_the_committed_speed_and_cost_of_a_cold_start() -> None:
+    text = " ".join(TEXTS["results.md"].split())
+    row = log("speed.json")["rows"][-1]
+    for name in ("ratio", "fair_ratio"):
+        assert text.count(f"{row[name]:,.0f}") >= 2
+    assert f"FLOPs predict {row['predicted_fair_ratio']:,.0f}" in text
+    cost = f"{log('cold_start.json')['cost_nats']:.1f}"
+    assert (
+        f"costs {cost} nats" in text
+        and f"`cost_nats` ({cost})" in TEXTS["long_context.md"]
+    )
+
+
+def test_the_copying_page_quotes_its_table(made: Callable[[str], str]) -> None:
+    percents = re.compile(r"(\d+\.\d+) %")
+    _, section = TEXTS["copying.md"].split("## Results")
+    expected = {
+        "12.5",
+        "34.4",
+        "56.25",
+    }  # by the share of positions that see the letter
+    table = {*percents.findall(made("results.copying copying.json"))}
+    assert {*percents.findall(section)} <= table | expected
 
 
 def test_statuses_and_vocabularies_are_those_of_the_code() -> None:

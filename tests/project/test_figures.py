@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -76,15 +77,16 @@ def test_a_log_has_a_line_for_each_validation(
     lengths = {"tgt_len": 4, "segments_per_update": 2, "stages": "", "varlen": False}
     train = {"batch_size": 3, **lengths}
     data = {"data_dir": "/home/me", "path": "/home/me/text", "corpus": "text"}
-    local = {"compilation_cache": "/home/me", "wandb": False}
-    config = {"train": train, "data": data, "run": local}
+    sections: dict[str, Any] = {name: {} for name in ("model", "optim", "eval", "mesh")}
+    local = {"run": {"compilation_cache": "/home/me"}, "recl": {"workdirs": "/home/me"}}
+    config = {"train": train, "data": data, **sections, **local}
     run = dict.fromkeys(learning.PROVENANCE, 0) | {"config": config}
     (tmp_path / "run.json").write_text(json.dumps(run), "utf-8")
     log, picture = tmp_path / "log.jsonl", tmp_path / "loss.png"
     flags = f"--workdir={tmp_path} --log={log} --picture={picture} --level=a=b=2.5"
     start("figures.learning", flags)
     facts, *curve = map(json.loads, log.read_text("utf-8").splitlines())
-    kept = {"train": train, "data": {"corpus": "text"}, "run": {"wandb": False}}
+    kept = {"train": train, "data": {"corpus": "text"}, **sections}
     assert facts["config"] == kept
     assert curve[0] == json.loads(capsys.readouterr().out)
     assert [line["tokens"] for line in curve] == [240, 360]

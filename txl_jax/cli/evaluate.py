@@ -46,7 +46,8 @@ def run(loaded: Loaded, workdir: Path) -> dict[str, Any]:
         return evaluate_sweep(loaded, tokens, workdir)
     say(accounting.describe(*sizes(config)))
     warn_of_rotations(config)
-    return evaluate(loaded, tokens, workdir) | provenance.of_result()
+    result = evaluate(loaded, tokens, workdir)
+    return result | {"provenance": provenance.describe_result()}
 
 
 def evaluate_sweep(loaded: Loaded, tokens: Tokens, workdir: Path) -> dict[str, Any]:
@@ -72,7 +73,7 @@ def evaluate_sweep(loaded: Loaded, tokens: Tokens, workdir: Path) -> dict[str, A
         rate = f"{scores['tokens_per_second']:,.0f}"
         cells = f"{scores['ppl']:,.2f}", f"{scores['bpc']:.4f}", rate
         say(aligned(str(value), cells, WIDTH))
-    result = compare(field, rows, trained)
+    result = compare(field, rows, trained) | describe_input(loaded, tokens)
     files = write_files(workdir / f"sweep_{field}", result, plots.plot_sweep)
     return result | files
 
@@ -107,6 +108,7 @@ def evaluate_cold_start(
     with interruptible("cold starts") as progress:
         nll_T, pieces = cold_start.measure(*model, text, progress)
     result = cold_start.summarize(nll_T, pieces, config)
+    result |= describe_input(loaded, tokens)
     result["seconds"] = time.perf_counter() - started
     curve = {"nll_by_tokens_read": [round(nll, 6) for nll in nll_T.tolist()]}
     plot = functools.partial(plots.plot_cold_start, nll_T)
@@ -122,7 +124,11 @@ def write_files(
     """
     if not distributed.is_first():
         return {}
-    made = {"picture": f"{stem}.png", "file": f"{stem}.json", **provenance.of_result()}
+    made = {
+        "picture": f"{stem}.png",
+        "file": f"{stem}.json",
+        "provenance": provenance.describe_result(),
+    }
     text = to_json(result | made, indent=2) + "\n"
     with Staging(stem.parent) as staging:
         plot(result, staging.folder / f"{stem.name}.png")
@@ -146,15 +152,24 @@ def evaluate(loaded: Loaded, tokens: Tokens, workdir: Path) -> dict[str, Any]:
         "split": split,
         **scores,
         **({} if config.max_tokens else per_unit(tokens, split, scores)),
-        "step": loaded.step,
-        "corpus": tokens.manifest["corpus"],
-        "sha256": tokens.manifest["splits"][split]["sha256"],
+        **describe_input(loaded, tokens),
         **{
             name: value
             for name, value in dataclasses.asdict(config).items()
             if not off.get(name.partition("_")[0])
         },
         "memory": accounting.account(*sizes(loaded.config)),
+    }
+
+
+def describe_input(loaded: Loaded, tokens: Tokens) -> dict[str, Any]:
+    """Returns the step of the model, and the text that it is evaluated on."""
+    split = loaded.config.eval.split
+    return {
+        "split": split,
+        "step": loaded.step,
+        "corpus": tokens.manifest["corpus"],
+        "sha256": tokens.manifest["splits"][split]["sha256"],
     }
 
 

@@ -68,6 +68,7 @@ RUN: dict[str, Callable[[Command], dict[str, Any]]] = {
 def execute(command: Command, is_program: bool) -> tuple[int, str]:
     """Runs the command's mode; returns the exit status and the result to print."""
     absl_logging.set_verbosity(absl_logging.FATAL)  # orbax's errors are reported below
+    provenance.loaded_revision()  # before the checkout can change
     try:
         with ExitStack() as stack:
             if is_program:

@@ -277,7 +277,6 @@ def describe_origin(origin: dict[str, Any]) -> str:
     devices = " and ".join(origin["devices"])
     days = " to ".join(dict.fromkeys(origin["days"][:1] + origin["days"][-1:]))
     return (
-        f"All runs together trained for {origin['hours']:.1f} hours on {devices} "
-        f"({days}; "
-        f"revision {commits})."
+        f"Training all runs, with validation, took {origin['hours']:.1f} hours on "
+        f"{devices} ({days}; revision {commits})."
     )

@@ -1,6 +1,7 @@
 """The origin of a run's numbers: config, code, libraries, devices, data, seed."""
 
 import datetime
+import functools
 import importlib.metadata
 import os
 import platform
@@ -36,7 +37,7 @@ def provenance(
 def environment() -> dict[str, Any]:
     """Returns the code, libraries and devices of this process."""
     return {
-        "git_revision": git_revision(),
+        "git_revision": loaded_revision(),
         "versions": versions(),
         "device_kind": jax.devices()[0].device_kind,
         "device_count": jax.device_count(),
@@ -45,13 +46,13 @@ def environment() -> dict[str, Any]:
     }
 
 
-def of_result() -> dict[str, dict[str, Any]]:
-    """Returns the entry of an evaluation's result for its time and its environment."""
-    return {"provenance": {"time": now(), **environment()}}
+def describe_result() -> dict[str, Any]:
+    """Returns the provenance of a result that this process has just computed."""
+    return {"time": utc_time(), **environment()}
 
 
-def now() -> str:
-    """Returns the time in UTC, to the second."""
+def utc_time() -> str:
+    """Returns the time of day, to the second."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
@@ -65,7 +66,12 @@ EXACT = (
 def start(run: dict[str, Any]) -> dict[str, Any]:
     """Returns the entry of run.json for one start: time, host, code and libraries."""
     software = {name: run[name] for name in ("git_revision", *EXACT)}
-    return {"time": now(), "host": socket.gethostname(), "pid": os.getpid(), **software}
+    return {
+        "time": utc_time(),
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        **software,
+    }
 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
@@ -75,6 +81,15 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
         for name in EXACT
         if before.get(name) != now[name]
     ]
+
+
+@functools.cache
+def loaded_revision() -> str:
+    """Returns this package's `git_revision` at the first call, when it was loaded.
+
+    A checkout may change while a process runs.
+    """
+    return git_revision()
 
 
 def git_revision(file: Path = Path(__file__)) -> str:

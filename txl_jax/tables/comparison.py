@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from txl_jax import metrics
 from txl_jax.report.plots import empty
-from txl_jax.tables.options import TABLES
+from txl_jax.tables.options import ROWS, TABLES
 
 # A length counts as the best if its perplexity is within the last digit of the paper's
 # tables, 0.01 of 26.77.
@@ -112,12 +112,8 @@ def compare(table: int, results: dict[str, RowResult]) -> list[Comparison]:
         while above and above not in results:
             above = rows[above].parent
         if above:
-            other = results[above]
-            what = f"`{name}` instead of `{above}`"
-            pairs = zip(one.best_by_seed, other.best_by_seed, strict=True)
-            cost = measure([here - there for here, there in pairs])
-            paper = round(rows[name].best - rows[above].best, 2)
-            parents.append(Comparison(what, cost.mean, cost.spread, paper, one.seeds))
+            by_seed = one.best_by_seed, results[above].best_by_seed
+            parents.append(compare_rows(name, above, *by_seed))
         if rows[name].init:
             init, best = one.init_attention_tokens, one.best_attention_tokens
             what = f"attention to more than training's {init} tokens (best: {best})"
@@ -127,6 +123,17 @@ def compare(table: int, results: dict[str, RowResult]) -> list[Comparison]:
                 Comparison(f"`{name}`: {what}", lost, one.gain.spread, paper, one.seeds)
             )
     return parents + lengths
+
+
+def compare_rows(
+    name: str, above: str, by_seed: list[float], above_by_seed: list[float]
+) -> Comparison:
+    """Compares the best perplexities of a row with those of another, seed by seed."""
+    pairs = zip(by_seed, above_by_seed, strict=True)
+    cost = measure([here - there for here, there in pairs])
+    paper = round(ROWS[name].best - ROWS[above].best, 2)
+    what = f"`{name}` instead of `{above}`"
+    return Comparison(what, cost.mean, cost.spread, paper, len(by_seed))
 
 
 def _range(one: Measured) -> str:

@@ -60,6 +60,8 @@ TABLES: dict[int, dict[str, Row]] = {
     },
 }
 
+ROWS = {name: row for rows in TABLES.values() for name, row in rows.items()}
+
 
 @dataclass(frozen=True)
 class TableConfig:

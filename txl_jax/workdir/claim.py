@@ -109,8 +109,9 @@ def record_goodput(workdir: Path) -> dict[str, Any]:
 def summarize(workdirs: list[Path]) -> dict[str, Any]:
     """Returns the total hours of finished runs, with their revisions, devices and days.
 
-    The hours are those of training and validation, without start-up and downtime.
-    Raises UserError if a run.json is damaged.
+    The hours are those of updates, input, compilation, checkpoints and validation:
+    start-up, shutdown and downtime are left out. Raises UserError if a run.json is
+    damaged.
     """
     hours, revisions, devices, days = 0.0, set(), set(), set()
     for workdir in workdirs:
