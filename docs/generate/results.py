@@ -32,18 +32,15 @@ def dropout(*names: str) -> str:
     steps = [[each["updates"] for each in validations] for _, *validations in runs]
     if any(each != steps[0] for each in steps):
         raise ValueError("the runs were validated after different numbers of updates")
-    rows = [
-        (
-            run["config"]["model"]["dropout"],
-            *(f"{each['valid_nats']:.3f}" for each in validations),
-            f"{math.exp(validations[-1]['valid_nats']):.2f}",
-            f"{validations[-1]['train_nats']:.3f}",
-            f"{validations[-1]['seconds'] / 3600:.1f}",
-            f"`{run['git_revision'][:7]}`",
-        )
-        for run, *validations in runs
-    ]
-    ends = "perplexity", "training's loss", "hours", "revision"
+    rows = []
+    for run, *validations in runs:
+        nats = [each["valid_nats"] for each in validations]
+        cells = [f"{each:.3f}" for each in nats]
+        cells += [f"{math.exp(min(nats)):.2f}", f"{validations[-1]['train_nats']:.3f}"]
+        cells += [f"{validations[-1]['seconds'] / 3600:.1f}"]
+        revision = f"`{run['git_revision'][:7]}`"
+        rows.append((run["config"]["model"]["dropout"], *cells, revision))
+    ends = "best perplexity", "training's loss", "hours", "revision"
     return table(("dropout", *(f"{step:,}" for step in steps[0]), *ends), rows)
 
 
