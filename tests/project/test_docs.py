@@ -190,8 +190,9 @@ def log(name: str) -> dict[str, Any]:
 
 def test_pages_state_the_results_of_the_reference_model() -> None:
     path = ROOT / "experiments/logs/wikitext2.jsonl"
-    last = json.loads(path.read_text("utf-8").splitlines()[-1])
-    valid, test = math.exp(last["valid_nats"]), log("wikitext2_test.json")["ppl"]
+    lines = map(json.loads, path.read_text("utf-8").splitlines()[1:])
+    valid = math.exp(min(line["valid_nats"] for line in lines))
+    test = log("wikitext2_test.json")["ppl"]
     for name, numbers in {
         "docs/results.md": (f"| {valid:.2f} |", f"| {test:.2f} |", f"| {test:.1f} |"),
         "docs/models.md": (f"| {test:.2f} perplexity on test |",),
