@@ -82,7 +82,7 @@ def plot(
     axes = figure.add_subplot()
     millions = [line["tokens"] / 1e6 for line in lines]
     for name, label, style in (
-        ("train_nats", "training, with dropout", "-"),
+        ("train_nats", "training", "-"),
         ("valid_nats", "validation", "o-"),
     ):
         values = [line[name] for line in lines]
