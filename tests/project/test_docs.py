@@ -209,6 +209,8 @@ def test_pages_state_the_committed_speed_and_cost_of_a_cold_start() -> None:
     row = log("speed.json")["rows"][-1]
     for name in ("ratio", "fair_ratio"):
         assert text.count(f"{row[name]:,.0f}") >= 2
+    for name in ("speed_1.json", "speed_2.json"):
+        assert f"{log(name)['rows'][-1]['fair_ratio']:,.0f}" in text
     assert f"FLOPs predict {row['predicted_fair_ratio']:,.0f}" in text
     cost = f"{log('cold_start.json')['cost_nats']:.1f}"
     assert (
