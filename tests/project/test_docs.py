@@ -173,7 +173,7 @@ def test_every_claim_has_a_comparison_of_several_seeds(
     pairs = [pair for pairs in ablations.CLAIMS.values() for pair in pairs]
     assert len(pairs) == text.count("` instead of `")
     assert ablations.LONGER in text and "one seed" not in text
-    # Pairs that a table compares have the same numbers there.
+    # Nine pairs are compared in a table, too, with the same numbers.
     numbers = [ablations.compare(*pair) for pair in pairs]
     same = [
         {**one._asdict(), "verdict": one.verdict}
@@ -213,20 +213,15 @@ def test_pages_state_the_committed_speed_and_cost_of_a_cold_start() -> None:
         assert f"{log(name)['rows'][-1]['fair_ratio']:,.0f}" in text
     assert f"FLOPs predict {row['predicted_fair_ratio']:,.0f}" in text
     cost = f"{log('cold_start.json')['cost_nats']:.1f}"
-    assert (
-        f"costs {cost} nats" in text
-        and f"`cost_nats` ({cost})" in TEXTS["long_context.md"]
-    )
+    assert f"costs {cost} nats" in text
+    assert f"`cost_nats` ({cost})" in TEXTS["long_context.md"]
 
 
 def test_the_copying_page_quotes_its_table(made: Callable[[str], str]) -> None:
     decimals = re.compile(r"\d+\.\d+")
     _, section = TEXTS["copying.md"].split("## Results")
-    expected = {
-        "12.5",
-        "34.4",
-        "56.25",
-    }  # by the share of positions that see the letter
+    # By the share of positions that see the letter.
+    expected = {"12.5", "34.4", "56.25"}
     table = {*decimals.findall(made("results.copying copying.json"))}
     assert {*decimals.findall(section)} <= table | expected
 

@@ -118,7 +118,7 @@ def summarize(workdirs: list[Path]) -> dict[str, Any]:
         run = read_run(workdir)
         with _refusing_damage(workdir / RUN):
             seconds = run.get("goodput", {}).get("seconds", {})
-            hours += sum(seconds[name] for name in PURPOSES if name in seconds) / 3600
+            hours += sum(seconds.get(name, 0.0) for name in PURPOSES) / 3600
             for start in run.get("starts", []):
                 revisions.add(str(start["git_revision"]))
                 devices.add(f"{start['device_count']} x {start['device_kind']}")
