@@ -31,6 +31,7 @@ from txl_jax.update.guard import explain
 from txl_jax.update.options import TrainConfig
 from txl_jax.update.state import Program, TrainStep
 from txl_jax.workdir.folder import METRICS
+from txl_jax.workdir.lock import Fence, unfenced
 from txl_jax.workdir.staging import Staging
 
 Metrics = dict[str, Any]
@@ -73,13 +74,15 @@ def train(
     mean_nll: Validate,
     params: Any = None,
     observers: Hooks = NO_HOOKS,
+    fence: Fence = unfenced,
 ) -> dict[str, Any]:
     """Trains to config.train.num_steps, from the newest checkpoint if there is one.
 
     A fresh run starts from `params`, or from random parameters if None. Returns the
     number of updates and the steps whose save failed. Raises UserError if the last save
-    failed, and Interrupted after a signal; a resumed run repeats an interrupted
-    validation. Exceptions of the observers propagate.
+    failed or another run has taken the workdir over, and Interrupted after a signal; a
+    resumed run repeats an interrupted validation. Exceptions of the observers
+    propagate.
     """
     mesh = make_mesh(config.mesh)
     with ExitStack() as stack:
@@ -89,7 +92,7 @@ def train(
         manager = stack.enter_context(closing(opened))
         step, state, position = start = begin(workdir, manager, program, params)
         polls = watchdog.feed, manager.poll
-        staging = stack.enter_context(Staging(workdir, METRICS))
+        staging = stack.enter_context(Staging(workdir, METRICS, fence=fence))
         log, hooks = make_hooks(config, staging.folder, step, stack, polls, observers)
         read_call = partial(read_segments, config, read_batch)
         ahead = stack.enter_context(closing(prefetch(read_call, (step, position))))

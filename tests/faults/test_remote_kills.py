@@ -153,17 +153,25 @@ def test_a_process_alone_without_rights(pair: Pair) -> None:
     assert pair.store.saved(pair.workdir)[-1] == STEPS
 
 
-def test_a_second_run_is_refused(pair: Pair) -> None:
-    first = pair.start("--config.train.num_steps=100000")
+def test_a_second_start_takes_the_run_over(pair: Pair) -> None:
+    endless = "--config.train.num_steps=100000"
+    first = pair.start(endless)
     first.until(lambda: bool(pair.store.saved(pair.workdir)))
-    second = Pair(pair.store, pair.folder, pair.workdir)
-    second.folder = pair.folder / "second"
-    second.folder.mkdir()
-    run = second.start()
-    assert run.wait() == [2, 2], run.stderr[0].read_text()
-    assert "is in use by another run (process" in run.said(0)[0]
-    first.all[0].send_signal(signal.SIGTERM)
-    assert first.wait() == [75, 75]
+    other = Pair(pair.store, pair.folder, pair.workdir)
+    other.folder = pair.folder / "other"
+    other.folder.mkdir()
+    second = other.start(endless)
+    assert first.wait() == [2, 2], first.stderr[0].read_text()
+    (line,) = first.said(0)
+    assert f"{pair.workdir} was taken over by process" in line
+    assert "which ends at its next checkpoint" in second.stderr[0].read_text()
+    before = max(pair.store.saved(pair.workdir))
+    second.until(lambda: max(pair.store.saved(pair.workdir)) > before)
+    second.all[0].send_signal(signal.SIGTERM)
+    assert second.wait() == [75, 75]
+    lines = pair.store.read(f"{pair.workdir}/metrics.jsonl").splitlines()
+    steps = [json.loads(line)["step"] for line in lines]
+    assert steps == list(range(1, max(pair.store.saved(pair.workdir)) + 1))
 
 
 def has_said(run: Processes, words: str) -> Callable[[], bool]:

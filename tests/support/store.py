@@ -24,8 +24,10 @@ BUCKET = "lake"
 REFUSED = ("host", "connection", "transfer-encoding", "content-length")
 
 # Called with the method and the path of a call, before the server gets it; returns the
-# status to answer with instead, 0 to close the connection, or None to pass it on.
+# status to answer with instead, None to pass it on, CLOSE to close the connection, or
+# LOSE to pass it on and close the connection without the answer.
 Hook = Callable[[str, str], int | None]
+CLOSE, LOSE = 0, -1
 
 
 def let_pass(method: str, path: str) -> int | None:
@@ -72,10 +74,10 @@ class Proxy:
         method = request.command
         self.calls.append(f"{method} {path}")
         status = self.hook(method, path)
-        if status == 0:
+        if status == CLOSE:
             request.close_connection = True
             return
-        if status is not None:
+        if status not in (None, LOSE):
             error = {"error": {"code": status, "message": "refused by the test"}}
             send(request, status, [], json.dumps(error).encode())
             return
@@ -85,6 +87,9 @@ class Proxy:
         response = server.getresponse()
         content = response.read()
         server.close()
+        if status == LOSE:
+            request.close_connection = True
+            return
         there, here = f"http://{self.target}".encode(), self.url.encode()
         if "json" in response.headers.get("Content-Type", ""):
             content = content.replace(there, here)

@@ -1,8 +1,7 @@
 """A workdir on gs://: resuming elsewhere, failures, damage, and the lock."""
 
-import json
+import contextlib
 import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +9,18 @@ import pytest
 
 from tests.checkpoint.test_checkpoint import assert_same, like, make_state
 from tests.support.refusal import refused
-from tests.support.store import Store, remote, shared_store, store
+from tests.support.store import LOSE, Store, let_pass, remote, shared_store, store
 from txl_jax.checkpoint import save_restore
 from txl_jax.checkpoint.manager import open_checkpoints
 from txl_jax.checkpoint.options import CheckpointConfig
 from txl_jax.config import Config
 from txl_jax.data.streams import Position
 from txl_jax.errors import UserError
-from txl_jax.runtime import distributed, storage
-from txl_jax.workdir import lock as module
+from txl_jax.runtime import storage
+from txl_jax.workdir import claim
 from txl_jax.workdir.folder import METRICS, RESULT, find
 from txl_jax.workdir.load import has_checkpoint
-from txl_jax.workdir.lock import LOCK, locked
+from txl_jax.workdir.lock import LOCK, Replaced, locked
 from txl_jax.workdir.staging import Staging
 
 FIXTURES = remote, shared_store, store
@@ -35,8 +34,8 @@ def run(workdir: str, last: int) -> tuple[int, list[int]]:
     """
     folder = find(workdir)
     with (
-        locked(folder),
-        Staging(folder, METRICS) as staging,
+        locked(folder) as fence,
+        Staging(folder, METRICS, fence=fence) as staging,
         open_checkpoints(folder, CheckpointConfig(keep=2)) as manager,
     ):
         log = staging.folder / METRICS
@@ -164,63 +163,87 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again(
         has_checkpoint(folder, Config())
 
 
-@pytest.fixture
-def quick_lock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shortens the lock's times, and makes all processes look like others' machines."""
-    monkeypatch.setattr(module, "LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(module, "DEAD_SECONDS", 0.3)
-    monkeypatch.setattr(module, "BEAT_SECONDS", 0.05)
-    monkeypatch.setattr(module, "machine", lambda: "")
-
-
-def test_one_run_at_a_time(store: Store, remote: str, quick_lock: None) -> None:
-    with locked(find(remote)):
-        holder = json.loads(store.read(f"{remote}/{LOCK}"))
-        assert holder["pid"] == str(os.getpid())
-        who = rf"in use by another run \(process {os.getpid()} on"
-        with pytest.raises(UserError, match=who):
-            with locked(find(remote)):
-                pass
-    assert store.names(remote) == []
-
-
-def test_a_silent_holder_is_replaced_and_ends(
-    store: Store,
-    remote: str,
-    quick_lock: None,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    ended: list[str] = []
-    monkeypatch.setattr(distributed, "exit_now", lambda line, _: ended.append(line))
-    monkeypatch.setattr(module, "BEAT_SECONDS", 0.6)
-    with locked(find(remote)):
-        with locked(find(remote)):
-            said = capsys.readouterr().err
-            assert "without a sign of life" in said and "is taken over" in said
-            limit = time.monotonic() + 60
-            while not ended and time.monotonic() < limit:
-                time.sleep(0.02)
-            assert "was taken over by another run" in ended[0]
-
-
-def test_a_dead_process_of_this_machine_is_replaced_at_once(
+def test_a_new_start_takes_over_and_the_old_run_writes_nothing_more(
     store: Store, remote: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if not module.machine():
-        pytest.skip("this system has no /proc")
-    dead = module.Lease(find(remote) / LOCK)
-    dead.holder["pid"] = str(2**22 + 1)
-    assert dead.write(module.FREE)
-    with locked(find(remote)):
-        assert "is taken over" in capsys.readouterr().err
+    folder = find(remote)
+    with (
+        pytest.raises(Replaced, match=rf"{remote} was taken over by process \d+ on"),
+        locked(folder) as old,
+        Staging(folder, fence=old) as staging,
+    ):
+        (staging.folder / METRICS).write_text("the old run's")
+        staging.upload()
+        with locked(folder) as new:
+            owner, said = store.read(f"{remote}/{LOCK}"), capsys.readouterr().err
+            assert f"is taken over from process {os.getpid()} on" in said
+            new()
+            (folder / METRICS).write_text("the new run's")
+            (staging.folder / METRICS).write_text("more of the old run's")
+            (staging.folder / RESULT).write_text("{}")
+            with contextlib.suppress(RuntimeError), Staging(folder, fence=old) as late:
+                (late.folder / RESULT).write_text("{}")
+                raise RuntimeError("uploads nothing after an error either")
+            assert claim.record_goodput(folder, old) == {}
+            assert store.read(f"{remote}/{LOCK}") == owner
+            staging.upload()
+    assert store.names(remote) == [METRICS]
+    assert store.read(f"{remote}/{METRICS}") == b"the new run's"
+    with locked(folder):
+        assert "taken over" not in capsys.readouterr().err, "the runs before have ended"
 
 
-def test_a_write_whose_answer_was_lost_is_one_s_own(store: Store, remote: str) -> None:
-    lock = module.Lease(find(remote) / LOCK)
-    assert lock.write(module.FREE)
-    assert lock.write(module.FREE), "a repetition of the same"
-    assert not module.Lease(find(remote) / LOCK).write(module.FREE)
+def test_a_checkpoint_under_way_at_a_takeover_may_be_completed(
+    store: Store, remote: str
+) -> None:
+    """It has the same values as the new run's checkpoint of that step."""
+    results = []
+
+    def take_over(method: str, path: str) -> None:
+        if method == "POST" and "checkpoints/2/commit_success" in path:
+            store.proxy.hook = let_pass
+            results.append(run(remote, 3))
+
+    store.proxy.hook = take_over
+    with refused("was taken over by another process: this run ends"):
+        run(remote, 9)
+    assert results == [(1, [])] and store.saved(remote) == [2, 3]
+    assert run(remote, 4) == (3, [])
+
+
+def test_of_two_starts_at_the_same_moment_one_goes_on(
+    store: Store, remote: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The second claims the workdir between the first one's read and write."""
+    winner = contextlib.ExitStack()
+
+    def start_another(method: str, path: str) -> None:
+        if method == "POST":
+            store.proxy.hook = let_pass
+            winner.enter_context(locked(find(remote)))
+
+    store.proxy.hook = start_another
+    with winner:
+        with refused("was taken over by process"), locked(find(remote)):
+            pass
+        owner = store.read(f"{remote}/{LOCK}")
+    assert owner and store.names(remote) == []
+    assert capsys.readouterr().err == ""
+
+
+def test_a_claim_whose_answer_was_lost_stands(store: Store, remote: str) -> None:
+    """The library repeats the write, which the store then refuses."""
+
+    def lose(method: str, path: str) -> int | None:
+        if method != "POST":
+            return None
+        store.proxy.hook = let_pass
+        return LOSE
+
+    store.proxy.hook = lose
+    with locked(find(remote)) as fence:
+        fence()
+    assert store.names(remote) == []
 
 
 def test_other_addresses_and_missing_libraries_and_buckets_are_refused(

@@ -55,6 +55,10 @@ class Checkpoints(ocp.CheckpointManager):
             **settings,
         )
         super().__init__(folder, item_names=ITEMS, options=options)
+        # A run that was replaced may still complete a checkpoint, and one that is read
+        # may be training.
+        while distributed.differs(sorted(self.all_steps())):
+            self.reload()
         if not read_only:
             self._empty_trash()
         self.partial = [] if read_only else self._uncommitted()

@@ -5,7 +5,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jax.sharding import Mesh
@@ -37,23 +37,29 @@ from txl_jax.workdir import claim
 from txl_jax.workdir.fit import fit_mesh, fit_vocab
 from txl_jax.workdir.folder import METRICS, RESULT
 from txl_jax.workdir.load import initial_data, load, load_initial
-from txl_jax.workdir.lock import locked
+from txl_jax.workdir.lock import Fence, locked, unfenced
 from txl_jax.workdir.staging import Staging
+
+
+class Trained(NamedTuple):
+    """A run that has reached its last update, and still owns its workdir."""
+
+    tokens: Tokens
+    result: dict[str, Any]  # of `train`
+    log: wandb.Log  # takes further numbers
+    fence: Fence
 
 
 def train_and_evaluate(config: Config, workdir: Path) -> dict[str, Any]:
     """Trains up to train.num_steps, and returns the scores of the best checkpoint."""
-    with trained(config, workdir) as done:
-        return evaluate_best(config, workdir, *done)
+    with trained(config, workdir) as run:
+        return evaluate_best(config, workdir, run)
 
 
 @contextlib.contextmanager
-def trained(
-    config: Config, workdir: Path
-) -> Iterator[tuple[Tokens, dict[str, Any], wandb.Log]]:
-    """Trains, and holds the workdir's lock until the `with` block ends.
+def trained(config: Config, workdir: Path) -> Iterator[Trained]:
+    """Trains, and owns the workdir until the `with` block ends.
 
-    Yields (the corpus, the result of `train`, the function that logs further numbers).
     An invalid run raises UserError before anything is written to the workdir.
     """
     wandb.check_installed(config.run.wandb)
@@ -65,7 +71,7 @@ def trained(
         check_fit(stage, tokens)
     initial = load_initial(fitted, workdir, tokens.vocab)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(locked(workdir))
+        fence = stack.enter_context(locked(workdir))
         start = distributed.first_then_others(
             lambda: claim.claim(workdir, config, tokens)
         )
@@ -80,13 +86,14 @@ def trained(
             say(f"the run ends at update {end} of optim.warmup_steps = {rise}")
         finished = last_step(workdir / METRICS) >= config.train.num_steps
         try:
-            training = train_on(fitted, workdir, *splits, initial, Hooks(logged=[log]))
+            hooks = Hooks(logged=[log])
+            training = train_on(fitted, workdir, *splits, initial, hooks, fence)
         finally:
-            goodput = {} if finished else claim.record_goodput(workdir)
+            goodput = {} if finished else claim.record_goodput(workdir, fence)
         training |= goodput
         training["train_seconds"] = time.perf_counter() - started
         training["train_memory"] = accounting.account(*sizes)
-        yield tokens, training, log
+        yield Trained(tokens, training, log, fence)
 
 
 def train_on(
@@ -96,6 +103,7 @@ def train_on(
     valid_tokens: np.ndarray,
     params: Any = None,
     observers: Hooks = NO_HOOKS,
+    fence: Fence = unfenced,
 ) -> dict[str, Any]:
     """Trains stage by stage; returns the number of updates and all failed saves.
 
@@ -131,7 +139,9 @@ def train_on(
             validated=[expected.report],
             saved=[diagnosis.raise_if_found],
         )
-        result = train(stage, workdir, program, read_batch, mean_nll, params, hooks)
+        result = train(
+            stage, workdir, program, read_batch, mean_nll, params, hooks, fence
+        )
         step, failed = result["updates"], failed + result["failed_saves"]
     return {"updates": step, "failed_saves": failed}
 
@@ -207,25 +217,23 @@ def check_memory(config: Config, mesh: Mesh) -> None:
     accounting.check_fits(generator, samples, 1, accounting.GENERATE_FIELDS)
 
 
-def evaluate_best(
-    config: Config,
-    workdir: Path,
-    tokens: Tokens,
-    training: dict[str, Any],
-    log: wandb.Log,
-) -> dict[str, Any]:
-    """Returns the scores of the best checkpoint and the results of `training`.
+def evaluate_best(config: Config, workdir: Path, run: Trained) -> dict[str, Any]:
+    """Returns the scores of the best checkpoint and the results of the training.
 
-    Writes them to result.json, with a plot and a sample.
+    Writes them to result.json, with a plot and a sample. Raises UserError if another
+    run has taken the workdir over.
     """
+    tokens = run.tokens
     loaded = load(workdir, config)
     result = evaluate.evaluate(loaded, tokens, workdir) | {
         "workdir": str(workdir),
-        **training,
+        **run.result,
     }
     scores = {f"{config.eval.split}/{x}": result[x] for x in ("nll", "ppl", "bpc")}
-    log(loaded.step, scores)
+    run.log(loaded.step, scores)
     sample = generate.draw(loaded, tokens)[0].text
+    with distributed.together():
+        run.fence()
     if not distributed.is_first():
         return result
     baselines_bpc = {}
@@ -239,7 +247,7 @@ def evaluate_best(
         say(f"{name:>12}: {bits:.3f} bits per token on {config.eval.split}")
     result["picture"] = str(workdir / "loss.png")
     result["sample"] = str(workdir / "sample.txt")
-    with Staging(workdir) as staging:
+    with Staging(workdir, fence=run.fence) as staging:
         lines = read_metrics(workdir / METRICS)
         expected = curve.load(config.train.expected_curve)
         plots.plot_loss(lines, staging.folder / "loss.png", baselines_bpc, expected)

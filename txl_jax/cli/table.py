@@ -156,11 +156,13 @@ def run_once(row: Config, workdir: Path) -> dict[int, float]:
     if nll_nats := finished(row, workdir):
         return nll_nats
     say(f"training and scoring {workdir}")
-    with trained(row, workdir) as (tokens, training, _):
-        result = training | score(row, workdir, tokens)
-    if distributed.is_first():
+    with trained(row, workdir) as run:
+        result = run.result | score(row, workdir, run.tokens)
         text = to_json({"asked": identity(row), **result}, indent=2) + "\n"
-        replace(workdir / RESULT, lambda path: path.write_text(text, "utf-8"))
+        with distributed.together():
+            run.fence()
+        if distributed.is_first():
+            replace(workdir / RESULT, lambda path: path.write_text(text, "utf-8"))
     return of_lengths(row, result)
 
 

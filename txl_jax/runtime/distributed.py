@@ -189,6 +189,12 @@ def anywhere(condition: bool) -> bool:
     return bool(gather(np.array(condition)).any())
 
 
+def differs(value: Any) -> bool:
+    """Returns whether a value differs between processes; every process calls this."""
+    own = np.array(zlib.crc32(repr(value).encode()), np.uint32)
+    return len(np.unique(gather(own))) > 1
+
+
 def require_equal(values: Mapping[str, Any]) -> None:
     """Raises UserError in all processes if a value differs between them.
 
@@ -206,12 +212,20 @@ def require_equal(values: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def together(*errors: type[Exception]) -> Iterator[None]:
-    """Raises an error in all processes if the block raises one of `errors` in any."""
+    """Raises an error in all processes if the block raises one of `errors` in any.
+
+    A UserError of any process is raised as one in all of them.
+    """
+    kinds: tuple[type[Exception], ...] = (UserError, *errors)
     raised: Exception | None = None
     try:
         yield
-    except errors as error:
+    except kinds as error:
         raised = error
+    if anywhere(isinstance(raised, UserError)):
+        if not isinstance(raised, UserError):
+            raised = UserError("another process has an error")
+        raise raised
     if anywhere(raised is not None):
         raise raised or OSError("another process cannot write")
 

@@ -24,6 +24,7 @@ from txl_jax.runtime.storage import regular, replace
 from txl_jax.update.init import abstract_params
 from txl_jax.workdir.fit import fit_vocab
 from txl_jax.workdir.folder import CONFIG, METRICS, RUN, VOCAB
+from txl_jax.workdir.lock import Fence, Replaced
 
 IMPORTED = "imported"  # in run.json: the source of an imported model
 
@@ -86,20 +87,24 @@ def claim(workdir: Path, config: Config, tokens: Tokens) -> dict[str, Any]:
     return run["starts"][0]
 
 
-def record_goodput(workdir: Path) -> dict[str, Any]:
+def record_goodput(workdir: Path, fence: Fence) -> dict[str, Any]:
     """Adds the goodput of the run so far to run.json; returns it in process 0.
 
-    Returns {} if the files cannot be read or written, and in other processes.
+    Returns {} if another run has taken the workdir over, if the files cannot be read or
+    written, and in other processes.
     """
     if not distributed.is_first():
         return {}
     failures: tuple[type[Exception], ...] = (*DAMAGE, *storage.errors())
     try:
+        fence()
         run = json.loads(regular(workdir / RUN).read_text("utf-8"))
         lines, _ = whole_lines(workdir / METRICS, 2**62)
         run["goodput"] = goodput(lines, run)
         text = json.dumps(run, indent=2) + "\n"
         replace(workdir / RUN, lambda path: path.write_text(text, "utf-8"))
+    except Replaced:
+        return {}
     except failures as error:
         say(f"the goodput is not in {workdir / RUN} ({storage.one_line(error)})")
         return {}

@@ -11,17 +11,20 @@ from typing import Self
 
 from txl_jax.report.log import say
 from txl_jax.runtime import distributed, storage
+from txl_jax.workdir.lock import Fence, Replaced, unfenced
 
 
 class Staging:
     """A local folder whose files are uploaded whole: at `upload`, and when it closes.
 
-    For a local workdir it is the workdir itself.
+    A run that has lost its workdir uploads nothing. For a local workdir the folder is
+    the workdir itself.
     """
 
-    def __init__(self, workdir: Path, *downloaded: str):
+    def __init__(self, workdir: Path, *downloaded: str, fence: Fence = unfenced):
         """Opens the folder; the first process downloads these files if they exist."""
         self.workdir = self.folder = workdir
+        self._fence = fence
         self._stack = contextlib.ExitStack()
         self._uploaded: dict[Path, tuple[int, int]] = {}
         if storage.is_remote(workdir):
@@ -39,9 +42,10 @@ class Staging:
         return {path: (s.st_size, s.st_mtime_ns) for path, s in states.items()}
 
     def upload(self) -> None:
-        """Uploads new and changed files; raises one of `storage.errors`."""
+        """Uploads new and changed files; raises Replaced or one of `storage.errors`."""
         if self.folder == self.workdir:
             return
+        self._fence()
         for path, state in self._files().items():
             if self._uploaded.get(path) != state:
                 remote = self.workdir / path.relative_to(self.folder).as_posix()
@@ -55,6 +59,9 @@ class Staging:
         with self._stack:
             try:
                 self.upload()
+            except Replaced:
+                if kind is None:
+                    raise
             except storage.errors() as error:
                 if kind is None:
                     raise
