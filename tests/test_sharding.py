@@ -10,17 +10,11 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from tests.support import tiny
-from txl_jax.data.streams import Segment
 from txl_jax.errors import UserError
-from txl_jax.runtime.options import MeshConfig
-from txl_jax.sharding import (
-    AXES,
-    arrange,
-    host_rows,
-    make_mesh,
-    place_segments,
-    sharding,
-)
+from txl_jax.model.segment import Segment
+from txl_jax.sharding.mesh import AXES, arrange, make_mesh
+from txl_jax.sharding.options import MeshConfig
+from txl_jax.sharding.rules import host_rows, place_segments, sharding
 from txl_jax.update.init import abstract_params, init_state
 from txl_jax.update.optim import make_optimizer
 from txl_jax.update.options import OptimConfig

@@ -30,7 +30,8 @@ from txl_jax.model.memory import Memory
 from txl_jax.report.log import read_metrics
 from txl_jax.runtime.options import RunConfig
 from txl_jax.runtime.preemption import Stop
-from txl_jax.sharding import make_mesh, sharding
+from txl_jax.sharding.mesh import make_mesh
+from txl_jax.sharding.rules import sharding
 from txl_jax.update.options import TrainConfig
 from txl_jax.update.state import Average, Program, TrainState
 

@@ -14,8 +14,8 @@ Each dimension has one letter throughout the package:
     G  rare clusters of the adaptive softmax
 
 The letters are the suffix of a tensor's name (`h_BLD`), the subscripts in `einsum`, the
-logical axes of parameters and the keys of `txl_jax.sharding.RULES`. A module's `Dims:`
-line adds the letters that are used only there.
+logical axes of parameters and the keys of `txl_jax.sharding.rules.RULES`. A
+module's `Dims:` line adds the letters that are used only there.
 
 A call of the model returns a new memory, which is passed to the next call:
 

@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 from txl_jax.aot.options import CompileConfig
 from txl_jax.checkpoint.options import CheckpointConfig
 from txl_jax.convert.options import ConvertConfig
-from txl_jax.data.options import OFF, SLACK, DataConfig
+from txl_jax.data.options import SLACK, DataConfig
 from txl_jax.errors import UserError, nearest
 from txl_jax.evaluate.options import (
     BOOLS,
@@ -40,10 +40,11 @@ from txl_jax.model.config import (
 )
 from txl_jax.report.checksum import DAMAGE, verify_checksum, with_checksum
 from txl_jax.runtime import storage
-from txl_jax.runtime.options import MeshConfig, RunConfig
+from txl_jax.runtime.options import RunConfig
 from txl_jax.runtime.upgrade import upgrade
+from txl_jax.sharding.options import MeshConfig
 from txl_jax.tables.options import TableConfig
-from txl_jax.update.options import OptimConfig, TrainConfig
+from txl_jax.update.options import OFF, OptimConfig, TrainConfig
 
 # Experiments use the families of models: `default(model=tensorflow(n_layer=18))`.
 __all__ = ["Config", "default", "huggingface", "nvidia", "pytorch", "tensorflow"]

@@ -16,9 +16,10 @@ from txl_jax.checkpoint.manager import Checkpoints, open_checkpoints
 from txl_jax.checkpoint.save_restore import Snapshot
 from txl_jax.config import Config
 from txl_jax.data.prefetch import prefetch
-from txl_jax.data.streams import Position, Segment
+from txl_jax.data.streams import Position
 from txl_jax.errors import Interrupted
 from txl_jax.metrics import bits
+from txl_jax.model.segment import Segment
 from txl_jax.report.log import MetricsLog, say
 from txl_jax.report.progress import Progress, waiting
 from txl_jax.report.tensorboard import Events, scalars
@@ -26,7 +27,8 @@ from txl_jax.report.trace import Trace
 from txl_jax.runtime import distributed
 from txl_jax.runtime.preemption import stop
 from txl_jax.runtime.watchdog import Watchdog
-from txl_jax.sharding import make_mesh, place_segments
+from txl_jax.sharding.mesh import make_mesh
+from txl_jax.sharding.rules import place_segments
 from txl_jax.update.guard import explain
 from txl_jax.update.options import TrainConfig
 from txl_jax.update.state import Program, TrainStep

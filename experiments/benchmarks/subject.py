@@ -12,8 +12,8 @@ import jax
 import numpy as np
 
 from txl_jax.model.config import ModelConfig
-from txl_jax.runtime.options import MeshConfig
-from txl_jax.sharding import make_mesh
+from txl_jax.sharding.mesh import make_mesh
+from txl_jax.sharding.options import MeshConfig
 from txl_jax.update.init import init_params
 
 # The paper's 12 layers for enwik8 (Table 2), and its standard model for WikiText-103

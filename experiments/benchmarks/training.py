@@ -33,14 +33,15 @@ from experiments.benchmarks import peer, record, subject
 from txl_jax.cli.prepare import prepare
 from txl_jax.convert import huggingface
 from txl_jax.data.options import DataConfig
-from txl_jax.data.streams import Position, Segment, Streams
+from txl_jax.data.streams import Position, Streams
 from txl_jax.data.tokens import Tokens
 from txl_jax.evaluate.options import EvalConfig
 from txl_jax.evaluate.perplexity import make_evaluate
 from txl_jax.model.config import ModelConfig
+from txl_jax.model.segment import Segment
 from txl_jax.model.txl import TransformerXL
 from txl_jax.runtime import allocator
-from txl_jax.sharding import place_segments
+from txl_jax.sharding.rules import place_segments
 from txl_jax.update.init import init_state
 from txl_jax.update.optim import make_optimizer, make_schedule
 from txl_jax.update.options import OptimConfig, TrainConfig

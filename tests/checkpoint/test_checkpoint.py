@@ -20,8 +20,9 @@ from txl_jax.checkpoint.manager import open_checkpoints
 from txl_jax.checkpoint.options import CheckpointConfig
 from txl_jax.data.streams import Position
 from txl_jax.model.memory import Memory
-from txl_jax.runtime.options import MeshConfig
-from txl_jax.sharding import letters, make_mesh, shardings
+from txl_jax.sharding.mesh import make_mesh
+from txl_jax.sharding.options import MeshConfig
+from txl_jax.sharding.rules import letters, shardings
 from txl_jax.update.guard import Guard
 from txl_jax.update.optim import make_optimizer
 from txl_jax.update.options import OptimConfig

@@ -9,8 +9,8 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from txl_jax.checkpoint.checksum import checksums
-from txl_jax.runtime.options import MeshConfig
-from txl_jax.sharding import AXES, make_mesh
+from txl_jax.sharding.mesh import AXES, make_mesh
+from txl_jax.sharding.options import MeshConfig
 
 pytestmark = pytest.mark.promise("Damage is noticed")
 

@@ -29,8 +29,9 @@ from txl_jax.cli import compile, steps
 from txl_jax.config import Config
 from txl_jax.errors import UserError
 from txl_jax.metrics import parameter_count
-from txl_jax.runtime.options import MeshConfig
-from txl_jax.sharding import make_mesh, shards
+from txl_jax.sharding.mesh import make_mesh
+from txl_jax.sharding.options import MeshConfig
+from txl_jax.sharding.rules import shards
 from txl_jax.update.init import abstract_params
 
 needs_libtpu = pytest.mark.skipif(

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from txl_jax.data.sentences import ShuffledSentences
-from txl_jax.data.streams import Position, Segment, Streams
+from txl_jax.data.streams import Position, Streams
+from txl_jax.model.segment import Segment
 
 # (N tokens, B streams, L segment)
 SIZES = [

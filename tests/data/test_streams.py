@@ -24,15 +24,8 @@ from tests.data.reading import (
 )
 from tests.support.refusal import refused
 from txl_jax.data.options import SLACK
-from txl_jax.data.streams import (
-    LEAST,
-    ROTATION,
-    Position,
-    Segment,
-    Streams,
-    draw,
-    splitmix64,
-)
+from txl_jax.data.streams import LEAST, ROTATION, Position, Streams, draw, splitmix64
+from txl_jax.model.segment import Segment
 
 
 @pytest.mark.promise("Every token is scored once")

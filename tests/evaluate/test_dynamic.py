@@ -25,7 +25,7 @@ from txl_jax.evaluate.options import EvalConfig, evaluation_model
 from txl_jax.evaluate.perplexity import make_evaluate
 from txl_jax.model.memory import Memory
 from txl_jax.model.txl import TransformerXL
-from txl_jax.sharding import place_segments
+from txl_jax.sharding.rules import place_segments
 
 PARAMS = tiny.make_params()
 L = 4

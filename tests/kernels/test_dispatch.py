@@ -6,8 +6,9 @@ import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, NamedSharding
 
 from txl_jax.kernels.dispatch import FASTEST, fastest
-from txl_jax.runtime.options import MeshConfig
-from txl_jax.sharding import AXES, make_mesh, sharding
+from txl_jax.sharding.mesh import AXES, make_mesh
+from txl_jax.sharding.options import MeshConfig
+from txl_jax.sharding.rules import sharding
 
 
 def chosen(shape: tuple[int, ...], places: NamedSharding, K: int = 8) -> str:

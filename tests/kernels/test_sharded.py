@@ -16,8 +16,9 @@ from txl_jax.kernels import chunked, dispatch, xla
 from txl_jax.kernels.sharded import follow_mesh
 from txl_jax.model.memory import Memory
 from txl_jax.model.txl import TransformerXL
-from txl_jax.runtime.options import MeshConfig
-from txl_jax.sharding import letters, make_mesh, sharding, shardings
+from txl_jax.sharding.mesh import make_mesh
+from txl_jax.sharding.options import MeshConfig
+from txl_jax.sharding.rules import letters, sharding, shardings
 from txl_jax.update.init import abstract_params
 
 CUBE = MeshConfig(data=2, fsdp=2, model=2)

@@ -19,8 +19,9 @@ from txl_jax.kernels import cluster
 from txl_jax.kernels.cluster import Block, Limits
 from txl_jax.model.adaptive import Vocabulary
 from txl_jax.model.config import ModelConfig
-from txl_jax.runtime.options import MeshConfig
-from txl_jax.sharding import make_mesh, sharding, shardings
+from txl_jax.sharding.mesh import make_mesh
+from txl_jax.sharding.options import MeshConfig
+from txl_jax.sharding.rules import sharding, shardings
 from txl_jax.update.init import abstract_params
 
 V, L = 41, 29

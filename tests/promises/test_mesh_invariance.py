@@ -21,8 +21,9 @@ from txl_jax.cli.run import make_streams
 from txl_jax.config import Config
 from txl_jax.data.streams import Position
 from txl_jax.model.config import ModelConfig
-from txl_jax.runtime.options import MeshConfig
-from txl_jax.sharding import host_rows, make_mesh, place_segments
+from txl_jax.sharding.mesh import make_mesh
+from txl_jax.sharding.options import MeshConfig
+from txl_jax.sharding.rules import host_rows, place_segments
 from txl_jax.update.options import OptimConfig, TrainConfig
 from txl_jax.update.state import TrainState
 from txl_jax.update.step import make_program

@@ -103,7 +103,8 @@ INTERLEAVED = """
 import jax, numpy as np
 from jax.sharding import AxisType, Mesh
 from txl_jax.runtime import distributed
-from txl_jax.sharding import AXES, host_rows, place_segments
+from txl_jax.sharding.mesh import AXES
+from txl_jax.sharding.rules import host_rows, place_segments
 
 distributed.connect()
 first, second, third, fourth = jax.devices()

@@ -18,8 +18,8 @@ from tests.reference import Array, Params
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import Memory
 from txl_jax.model.txl import TransformerXL
-from txl_jax.runtime.options import MeshConfig
-from txl_jax.sharding import make_mesh
+from txl_jax.sharding.mesh import make_mesh
+from txl_jax.sharding.options import MeshConfig
 from txl_jax.update.init import abstract_params
 
 # Relative to the greatest of the expected numbers.

@@ -12,9 +12,9 @@ import optax
 
 from tests.reference import Array, Params
 from tests.support import tiny
-from txl_jax.data.streams import Segment
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import Memory
+from txl_jax.model.segment import Segment
 from txl_jax.model.txl import TransformerXL
 from txl_jax.update.optim import Schedule
 from txl_jax.update.options import TrainConfig

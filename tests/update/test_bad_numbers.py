@@ -12,8 +12,9 @@ from tests.support import tiny
 from tests.update.test_step import ADAM, make_config, make_segments, make_state
 from txl_jax.errors import BadNumbers
 from txl_jax.model.config import ModelConfig
-from txl_jax.runtime.options import MeshConfig
-from txl_jax.sharding import make_mesh, place_segments
+from txl_jax.sharding.mesh import make_mesh
+from txl_jax.sharding.options import MeshConfig
+from txl_jax.sharding.rules import place_segments
 from txl_jax.update.bad_numbers import Diagnosis, find_bad
 from txl_jax.update.guard import REASONS
 from txl_jax.update.init import init_state

@@ -16,12 +16,14 @@ import optax
 import pytest
 
 from tests.support import tiny
-from txl_jax.data.streams import Position, Segment, Streams
+from txl_jax.data.streams import Position, Streams
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import Memory
+from txl_jax.model.segment import Segment
 from txl_jax.model.txl import TransformerXL
-from txl_jax.runtime.options import MeshConfig
-from txl_jax.sharding import make_mesh, place_segments
+from txl_jax.sharding.mesh import make_mesh
+from txl_jax.sharding.options import MeshConfig
+from txl_jax.sharding.rules import place_segments
 from txl_jax.update.init import init_state
 from txl_jax.update.optim import make_average, make_optimizer, make_schedule
 from txl_jax.update.options import OptimConfig, TrainConfig

@@ -4,13 +4,13 @@ from typing import Any, NamedTuple
 
 from jax.sharding import Mesh
 
-from txl_jax import sharding
 from txl_jax.aot import roofline
 from txl_jax.aot.chips import Slices
 from txl_jax.aot.hlo import Program
 from txl_jax.aot.lower import Compiled
 from txl_jax.aot.traffic import by_scope, collectives, hbm_bytes
 from txl_jax.model.config import ModelConfig
+from txl_jax.sharding.rules import shards
 
 
 class Work(NamedTuple):
@@ -42,7 +42,7 @@ def estimate(tpus: Slices, mesh: Mesh, done: Compiled, work: Work) -> dict[str, 
         return result | {"exceeds_by_bytes": int(done.bytes - capacity)}
 
     program, calls = Program(done.text), work.updates
-    streams = B / work.chunks / sharding.shards(mesh, "B")
+    streams = B / work.chunks / shards(mesh, "B")
     made = roofline.device_flops(
         work.model, streams, width, mesh.shape["model"], work.training
     )

@@ -15,11 +15,11 @@ from jax.errors import JaxRuntimeError
 from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import Mesh
 
-from txl_jax import sharding
 from txl_jax.aot import gpus
 from txl_jax.checkpoint.save_restore import abstract
-from txl_jax.data.streams import Segment
 from txl_jax.errors import UserError
+from txl_jax.model.segment import Segment
+from txl_jax.sharding.rules import sharding
 
 
 class Compiled(NamedTuple):
@@ -40,7 +40,7 @@ def abstract_segments(mesh: Mesh, S: int, B: int, L: int) -> Segment:
     """Returns the shapes and shardings of a batch of segments on the mesh."""
 
     def array(dtype: str, *shape: int) -> Any:
-        place = sharding.sharding(mesh, "SBL"[: len(shape)])
+        place = sharding(mesh, "SBL"[: len(shape)])
         return jax.ShapeDtypeStruct(shape, dtype, sharding=place)
 
     tokens_SBL, first_SBL = array("int32", S, B, L), array("bool", S, B, L)

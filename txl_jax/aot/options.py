@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from txl_jax.runtime.constraint import at_least, check, one_of
+from txl_jax.fields import at_least, check, one_of
 
 
 @dataclasses.dataclass(frozen=True)

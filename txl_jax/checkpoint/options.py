@@ -3,7 +3,7 @@
 import dataclasses
 
 from txl_jax.errors import UserError
-from txl_jax.runtime.constraint import at_least, check
+from txl_jax.fields import at_least, check
 
 NAMES = ("best", "latest", "average")
 

@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from txl_jax import sharding
 from txl_jax.checkpoint.checksum import checksums, named_leaves
 from txl_jax.data.streams import Streams
 from txl_jax.data.tokens import Tokens
@@ -22,6 +21,7 @@ from txl_jax.report.checksum import DAMAGE
 from txl_jax.report.log import say
 from txl_jax.report.progress import interruptible
 from txl_jax.runtime import distributed, storage
+from txl_jax.sharding.rules import check_streams
 from txl_jax.workdir.load import Loaded
 
 FILE = "dynamic.npz"  # r of every parameter, and the key
@@ -39,7 +39,7 @@ def make_reader(loaded: Loaded, tokens: Tokens, workdir: Path) -> ReadSplit:
     """Returns the reader of dynamic evaluation; raises UserError for many processes."""
     config = loaded.config
     check_processes(config.eval)
-    sharding.check_streams(loaded.mesh, config.eval.streams, "eval.streams")
+    check_streams(loaded.mesh, config.eval.streams, "eval.streams")
     rms_used = config.eval.dynamic == "rms"
     rms = _statistics(loaded, tokens, workdir) if rms_used else None
     options = config.model, config.eval, loaded.mesh

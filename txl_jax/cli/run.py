@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jax.sharding import Mesh
 
-from txl_jax import metrics, sharding
+from txl_jax import metrics
 from txl_jax.cli import dynamic, evaluate, generate
 from txl_jax.cli.bound import Bound
 from txl_jax.cli.prepare import prepare
@@ -29,6 +29,8 @@ from txl_jax.report.log import last_step, read_metrics, say, to_json
 from txl_jax.report.progress import report_compilation
 from txl_jax.runtime import distributed
 from txl_jax.runtime.storage import replace
+from txl_jax.sharding.mesh import make_mesh
+from txl_jax.sharding.rules import host_rows
 from txl_jax.train import NO_HOOKS, Hooks, train
 from txl_jax.update.bad_numbers import Diagnosis
 from txl_jax.update.init import abstract_params
@@ -113,8 +115,8 @@ def train_on(
     """
     step = 0
     failed: list[int] = []
-    mesh = sharding.make_mesh(config.mesh)
-    rows = sharding.host_rows(mesh, config.train.batch_size, "train.batch_size")
+    mesh = make_mesh(config.mesh)
+    rows = host_rows(mesh, config.train.batch_size, "train.batch_size")
     expected = curve.load(config.train.expected_curve)
     evaluate_split = make_evaluate(config.model, config.eval, mesh)
 
@@ -188,8 +190,8 @@ def check_fit(config: Config, tokens: Tokens) -> None:
     dynamic.check_processes(config.eval)
     check_memory(config, mesh)
     curve.load(config.train.expected_curve)
-    sharding.host_rows(mesh, config.train.batch_size, "train.batch_size")
-    sharding.host_rows(mesh, config.eval.streams, "eval.streams")
+    host_rows(mesh, config.train.batch_size, "train.batch_size")
+    host_rows(mesh, config.eval.streams, "eval.streams")
     make_streams(config, tokens.split("train"), slice(None))
     for split in ("valid", config.eval.split):
         text = config.eval.cut(tokens.split(split))

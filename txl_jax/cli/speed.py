@@ -16,9 +16,9 @@ from txl_jax.evaluate import speed
 from txl_jax.evaluate.options import evaluation_model
 from txl_jax.report import plots
 from txl_jax.report.log import say
-from txl_jax.runtime.options import MeshConfig
 from txl_jax.runtime.preemption import stop
-from txl_jax.sharding import make_mesh
+from txl_jax.sharding.mesh import make_mesh
+from txl_jax.sharding.options import MeshConfig
 from txl_jax.update.init import init_params
 from txl_jax.workdir.folder import CONFIG
 from txl_jax.workdir.load import load

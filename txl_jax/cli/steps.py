@@ -12,7 +12,6 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from txl_jax import sharding
 from txl_jax.aot import lower
 from txl_jax.aot.lower import Compiled
 from txl_jax.checkpoint.save_restore import abstract
@@ -21,7 +20,8 @@ from txl_jax.data.catalog import CORPORA
 from txl_jax.data.options import SLACK
 from txl_jax.errors import UserError
 from txl_jax.evaluate.perplexity import make_reader
-from txl_jax.runtime.options import MeshConfig
+from txl_jax.sharding.options import MeshConfig
+from txl_jax.sharding.rules import check_streams, shards
 from txl_jax.update.step import make_program
 from txl_jax.workdir.fit import fit_mesh
 
@@ -71,7 +71,7 @@ def compile_train(config: Config, devices: list[Any]) -> Compiled:
 def compile_evaluation(config: Config, devices: list[Any]) -> Compiled:
     """Compiles the evaluation step; raises UserError for eval.streams."""
     mesh, B = fit_mesh(config, devices), config.eval.streams
-    sharding.check_streams(mesh, B, "eval.streams")
+    check_streams(mesh, B, "eval.streams")
     init, places, *_ = make_program(config.model, config.train, config.optim, mesh)
     params = abstract(jax.eval_shape(init).params, places.params)
     reader = make_reader(config.model, config.eval, mesh)
@@ -121,8 +121,8 @@ def check_mesh(config: Config, devices: list[Any]) -> Mesh:
     """Returns the config's mesh; raises UserError unless the streams divide over it."""
     train = config.train
     mesh = fit_mesh(config, devices)
-    shards = sharding.shards(mesh, "B")
-    if train.batch_size // train.batch_chunk % shards:
+    parts = shards(mesh, "B")
+    if train.batch_size // train.batch_chunk % parts:
         streams = f"train.batch_size = {train.batch_size}"
         if train.batch_chunk > 1:
             streams += f" in {train.batch_chunk} chunks"
@@ -130,7 +130,7 @@ def check_mesh(config: Config, devices: list[Any]) -> Mesh:
         if near := next(meshes(config, devices), None):
             fix = f"--config.mesh.model={near.model} works, and --mesh=auto finds it"
         raise UserError(
-            f"{streams} is not divisible by the {shards} shards of mesh.data x "
+            f"{streams} is not divisible by the {parts} shards of mesh.data x "
             f"mesh.fsdp on {config.compile.topology}: {fix}"
         )
     return mesh

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from txl_jax.runtime.constraint import at_least, check, one_of
+from txl_jax.fields import at_least, check, one_of
 
 CORPORA = tuple(
     "stdlib text copying shakespeare enwik8 text8 wikitext103 wikitext2 lm1b ptb "
@@ -14,7 +14,6 @@ CONVENTIONS = tuple(
 SPLITS = ("train", "valid", "test")
 VOCABULARIES = ("byte", "char", "word", "subword")
 OWN = "corpus"  # the kind of vocabulary that the corpus's published results use
-OFF = "-1"  # of reset_memory_at
 SLACK = 15  # a segment of varying length has at most tgt_len + SLACK tokens
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from txl_jax.data.options import SLACK
 from txl_jax.errors import UserError
+from txl_jax.model.segment import Segment
 
 # (epoch, indices in the epoch's text) -> indices in the token file.
 Order = Callable[[int, np.ndarray], np.ndarray]
@@ -23,21 +24,6 @@ Order = Callable[[int, np.ndarray], np.ndarray]
 ROTATION, LENGTH, SHUFFLE = 1, 2, 3
 
 LEAST = 5  # tokens of a segment of varying length; at most tgt_len + SLACK
-
-
-class Segment(NamedTuple):
-    """S consecutive segments of B streams; inside a scan over S, one of them.
-
-    weights_SBL is 1 where the target is scored; first_SBL marks the start of a
-    document, which sees nothing before it; length_SB counts real tokens, with padding
-    at the right end only.
-    """
-
-    inputs_SBL: np.ndarray  # int32
-    targets_SBL: np.ndarray  # int32
-    weights_SBL: np.ndarray  # float32
-    first_SBL: np.ndarray  # bool
-    length_SB: np.ndarray  # int32
 
 
 class Position(NamedTuple):

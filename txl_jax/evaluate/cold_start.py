@@ -24,7 +24,7 @@ from txl_jax.evaluate.options import EvalConfig, evaluation_model
 from txl_jax.evaluate.reader import Reader, Traced
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.txl import TransformerXL
-from txl_jax.sharding import host_rows
+from txl_jax.sharding.rules import host_rows
 
 
 @reader.from_hidden

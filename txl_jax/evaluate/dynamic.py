@@ -23,15 +23,15 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import Mesh
 
-from txl_jax.data.streams import Segment
 from txl_jax.evaluate.accounting import EVAL_FIELDS, check_fits
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
 from txl_jax.evaluate.reader import Traced
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import Memory
+from txl_jax.model.segment import Segment
 from txl_jax.model.txl import TransformerXL
 from txl_jax.report.progress import report_compilation
-from txl_jax.sharding import place_segments
+from txl_jax.sharding.rules import place_segments
 from txl_jax.update.step import nll_sum
 
 EPSILON = 1e-3

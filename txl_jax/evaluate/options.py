@@ -5,10 +5,11 @@ import math
 from typing import Any, NamedTuple
 
 from txl_jax.checkpoint.options import check_which
-from txl_jax.data.options import OFF, SPLITS
+from txl_jax.data.options import SPLITS
 from txl_jax.errors import UserError, require_one_of
+from txl_jax.fields import at_least, check, fraction, one_of
 from txl_jax.model.config import ModelConfig
-from txl_jax.runtime.constraint import at_least, check, fraction, one_of
+from txl_jax.update.options import OFF
 
 STDIN = "-"
 UNITS = ("document", "line", "token")

@@ -11,13 +11,14 @@ from jax import Array
 from jax.sharding import Mesh
 
 from txl_jax import metrics
-from txl_jax.data.streams import Segment, Streams
+from txl_jax.data.streams import Streams
 from txl_jax.evaluate import reader
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
 from txl_jax.evaluate.reader import Reader, Traced
 from txl_jax.model.config import ModelConfig
+from txl_jax.model.segment import Segment
 from txl_jax.model.txl import TransformerXL
-from txl_jax.sharding import host_rows
+from txl_jax.sharding.rules import host_rows
 
 Progress = Callable[[int, int], None]  # called with (calls done, total)
 Evaluate = Callable[[Any, np.ndarray, Progress], dict[str, Any]]

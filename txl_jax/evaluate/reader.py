@@ -11,15 +11,15 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import Mesh
 
-from txl_jax.data.streams import Segment
 from txl_jax.evaluate.accounting import EVAL_FIELDS, check_fits
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.decoder import Decoder, unstack
 from txl_jax.model.key_values import KeyValueMemory
 from txl_jax.model.memory import Memory
+from txl_jax.model.segment import Segment
 from txl_jax.model.txl import TransformerXL
 from txl_jax.report.progress import report_compilation
-from txl_jax.sharding import letters, place_segments, shardings
+from txl_jax.sharding.rules import letters, place_segments, shardings
 
 Traced = Any  # a single Segment [B, ..] inside a jitted function
 # Reads one segment: (bound model, memory, segment) -> (output, memory).

@@ -18,14 +18,14 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh
 
-from txl_jax.data.streams import Segment
 from txl_jax.evaluate import reader
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
 from txl_jax.evaluate.reader import Reader, Traced
 from txl_jax.model.config import ModelConfig
+from txl_jax.model.segment import Segment
 from txl_jax.model.txl import TransformerXL
 from txl_jax.report.plots import empty
-from txl_jax.sharding import check_streams
+from txl_jax.sharding.rules import check_streams
 
 # The paper's numbers (Appendix C).
 THRESHOLD = 0.01  # a smaller relative gain ends a model's context

@@ -3,8 +3,8 @@
 import dataclasses
 
 from txl_jax.errors import UserError
+from txl_jax.fields import at_least, between, check
 from txl_jax.model.config import ModelConfig
-from txl_jax.runtime.constraint import at_least, between, check
 
 
 @dataclasses.dataclass(frozen=True)

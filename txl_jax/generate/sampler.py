@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from txl_jax.data.streams import Segment
 from txl_jax.errors import UserError
 from txl_jax.evaluate import reader
 from txl_jax.evaluate.accounting import GENERATE_FIELDS, check_fits
@@ -25,6 +24,7 @@ from txl_jax.model.config import ModelConfig
 from txl_jax.model.decoder import Decoder, unstack
 from txl_jax.model.key_values import KeyValueMemory
 from txl_jax.model.ring import RingMemory
+from txl_jax.model.segment import Segment
 from txl_jax.model.txl import TransformerXL
 from txl_jax.report.progress import report_compilation
 

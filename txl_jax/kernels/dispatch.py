@@ -11,7 +11,7 @@ from txl_jax.kernels.tpu import fused
 from txl_jax.kernels.tpu.blocks import VMEM
 from txl_jax.kernels.xla import Kernel
 from txl_jax.report.log import say
-from txl_jax.sharding import shards
+from txl_jax.sharding.rules import shards
 
 KERNELS: dict[str, Kernel] = {
     "xla": follow_mesh(xla.rel_attention, required=False),

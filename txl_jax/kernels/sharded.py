@@ -17,7 +17,7 @@ from jax.sharding import AbstractMesh, PartitionSpec
 from txl_jax.errors import UserError
 from txl_jax.kernels.hash import AttentionDropout
 from txl_jax.kernels.xla import Kernel
-from txl_jax.sharding import RULES, check_streams, shards
+from txl_jax.sharding.rules import RULES, check_streams, shards
 
 # Specs of a kernel's arrays: q, k, v, r, u, w, bias and oldest.
 SPECS = tuple(

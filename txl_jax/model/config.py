@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 from txl_jax.errors import UserError, nearest
-from txl_jax.runtime.constraint import at_least, check, fraction, one_of, positive
+from txl_jax.fields import at_least, check, fraction, one_of, positive
 
 # Kernels of the attention; "auto" = the fastest for the device.
 KERNELS = ("auto", "xla", "chunked", "tpu")

@@ -7,7 +7,7 @@ config only in the ablated part.
 from dataclasses import dataclass
 
 from txl_jax.errors import UserError, nearest
-from txl_jax.runtime.constraint import at_least, check, one_of
+from txl_jax.fields import at_least, check, one_of
 
 
 @dataclass(frozen=True)

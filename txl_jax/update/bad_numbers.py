@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from txl_jax.data.streams import Segment
 from txl_jax.errors import BadNumbers
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.dropout import Dropout, WordDropout
 from txl_jax.model.memory import Memory
+from txl_jax.model.segment import Segment
 from txl_jax.model.txl import TransformerXL
 from txl_jax.update.guard import REASONS
 from txl_jax.update.options import TrainConfig

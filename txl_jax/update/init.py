@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import Memory
 from txl_jax.model.txl import TransformerXL
-from txl_jax.sharding import letters, shardings
+from txl_jax.sharding.rules import letters, shardings
 from txl_jax.update.state import Average, TrainState
 
 

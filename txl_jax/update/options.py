@@ -2,13 +2,13 @@
 
 import dataclasses
 
-from txl_jax.data.options import OFF
 from txl_jax.errors import UserError, nearest
-from txl_jax.runtime.constraint import at_least, between, check, one_of, positive
+from txl_jax.fields import at_least, between, check, one_of, positive
 
 ORDERS = ("stream", "roll", "sentences:ID")
 OPTIMIZERS = ("adam", "lamb", "muon", "sgd")
 SCHEDULES = ("cosine", "cosine_through_warmup", "inverse_sqrt", "constant")
+OFF = "-1"  # of reset_memory_at
 
 
 @dataclasses.dataclass(frozen=True)

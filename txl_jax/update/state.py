@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from txl_jax.data.streams import Segment
 from txl_jax.model.memory import Memory
+from txl_jax.model.segment import Segment
 from txl_jax.update.guard import Guard
 
 

@@ -26,9 +26,9 @@ import optax
 from jax import Array
 from jax.sharding import Mesh
 
-from txl_jax.data.streams import Segment
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import Memory
+from txl_jax.model.segment import Segment
 from txl_jax.model.txl import TransformerXL
 from txl_jax.update.init import init_state
 from txl_jax.update.optim import (

@@ -7,12 +7,13 @@ from typing import TypeVar
 import jax
 from jax.sharding import Mesh
 
-from txl_jax import sharding
 from txl_jax.config import Config
 from txl_jax.data import vocab as vocabulary
 from txl_jax.data.vocab import Vocab
 from txl_jax.errors import UserError
 from txl_jax.evaluate.options import EvalConfig
+from txl_jax.sharding.mesh import make_mesh
+from txl_jax.sharding.rules import RULES
 from txl_jax.update.options import TrainConfig
 
 Options = TypeVar("Options", TrainConfig, EvalConfig)
@@ -56,8 +57,8 @@ def _with_id(options: Options, vocab: Vocab, section: str) -> Options:
 
 def fit_mesh(config: Config, devices: list[jax.Device] | None = None) -> Mesh:
     """Returns the mesh; raises UserError unless it divides devices and model evenly."""
-    mesh = sharding.make_mesh(config.mesh, devices)
-    rules, model = dict(sharding.RULES), config.model
+    mesh = make_mesh(config.mesh, devices)
+    rules, model = dict(RULES), config.model
     two_thirds = "two thirds of " if model.gated else ""
     sizes = [
         ("D", "model.d_model", model.d_model),

@@ -11,7 +11,6 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from txl_jax import config as configs
-from txl_jax import sharding
 from txl_jax.checkpoint import manifest, save_restore
 from txl_jax.checkpoint.checksum import (
     dtype_and_shape,
@@ -33,6 +32,7 @@ from txl_jax.report.checksum import DAMAGE
 from txl_jax.report.log import last_step, say
 from txl_jax.report.progress import waiting
 from txl_jax.runtime import storage
+from txl_jax.sharding.rules import shardings
 from txl_jax.update.init import abstract_params
 from txl_jax.workdir.claim import check_same_run
 from txl_jax.workdir.fit import fit_mesh, fit_vocab
@@ -147,8 +147,8 @@ def _restore(workdir: Path, which: str, like: Any) -> tuple[Any, int]:
 def like_params(model: ModelConfig, mesh: Mesh) -> Any:
     """Returns the parameters' shapes, dtypes and shardings on the mesh."""
     shapes = abstract_params(model)
-    shardings = sharding.shardings(mesh, nn.get_partition_spec(shapes))
-    return save_restore.abstract(nn.unbox(shapes), shardings)
+    places = shardings(mesh, nn.get_partition_spec(shapes))
+    return save_restore.abstract(nn.unbox(shapes), places)
 
 
 def initial_data(config: Config, workdir: Path) -> DataConfig:

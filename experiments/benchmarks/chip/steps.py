@@ -27,7 +27,7 @@ from txl_jax.evaluate.options import evaluation_model
 from txl_jax.evaluate.perplexity import make_evaluate
 from txl_jax.generate.options import generation_model
 from txl_jax.generate.sampler import EVERY, stream
-from txl_jax.sharding import place_segments
+from txl_jax.sharding.rules import place_segments
 from txl_jax.update.step import make_program
 from txl_jax.workdir.fit import fit_mesh
 

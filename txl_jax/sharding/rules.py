@@ -1,22 +1,18 @@
-"""The device mesh, and the table that maps dimensions to its axes.
+"""The table that maps dimensions to axes of the mesh, and the shardings that follow.
 
 Dims: as in the glossary of `txl_jax`; a letter that RULES does not name is replicated.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import flax.linen as nn
 import jax
 import numpy as np
-from jax.experimental import mesh_utils
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from txl_jax.errors import UserError
-from txl_jax.runtime.options import MeshConfig
-
-AXES = ("data", "fsdp", "model")
 
 # Streams are split over data and fsdp; parameters over fsdp (the devices of a group
 # together hold one copy) and, within a layer, over model.
@@ -28,56 +24,6 @@ RULES: tuple[tuple[str, Any], ...] = (
     ("F", "model"),
     ("V", "model"),
 )
-
-
-def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:
-    """Returns the mesh over `devices` (default: all of them).
-
-    Several slices of TPUs, which only the data-center network connects, split the data
-    axis: its slowest part is between slices, everything else inside one.
-
-    Raises UserError if the sizes do not multiply to the number of devices, or if
-    mesh.data is not a multiple of the number of slices.
-    """
-    devices = jax.devices() if devices is None else devices
-    sizes = [getattr(config, axis) for axis in AXES]
-    known = math.prod(size for size in sizes if size != -1)
-    filled = [len(devices) // known if size == -1 else size for size in sizes]
-    if math.prod(filled) != len(devices):
-        raise UserError(
-            f"mesh.data x mesh.fsdp x mesh.model = {sizes} does not fit "
-            f"{len(devices)} devices; set one of them to -1"
-        )
-    placed = arrange(filled, devices)
-    return Mesh(placed, AXES, axis_types=(AxisType.Auto,) * len(AXES))
-
-
-def arrange(sizes: Sequence[int], devices: Sequence[jax.Device]) -> np.ndarray:
-    """Returns the devices as an array [data, fsdp, model]; slices split data only."""
-    # On GPUs slice_index numbers the hosts, over which any axis may extend.
-    on_tpu = devices[0].platform == "tpu"
-    # Devices of a topology that is not attached lack the attribute in a single slice.
-    indices = {getattr(device, "slice_index", 0) for device in devices}
-    slices = len(indices) if on_tpu else 1
-    data, *inner = sizes
-    if data % slices:
-        raise UserError(
-            f"mesh.data = {data} is not a multiple of the {slices} slices, which split "
-            "only streams: make mesh.fsdp x mesh.model a divisor of "
-            f"{len(devices) // slices}, the devices of a slice"
-        )
-    # Neighbours in the mesh are neighbours on the chips' torus. Unlike jax.make_mesh,
-    # this may split an axis of the torus to reach a size.
-    if slices == 1:
-        return mesh_utils.create_device_mesh(
-            sizes, devices, allow_split_physical_axes=True
-        )
-    return mesh_utils.create_hybrid_device_mesh(
-        [data // slices, *inner],
-        [slices, 1, 1],
-        devices,
-        allow_split_physical_axes=True,
-    )
 
 
 def sharding(mesh: Mesh, letters: Iterable[str | None]) -> NamedSharding:

@@ -1,0 +1,1 @@
+"""The mesh of devices, and how arrays are split over it."""
