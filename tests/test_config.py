@@ -4,7 +4,6 @@ import dataclasses
 import json
 import math
 import operator
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +14,6 @@ from ml_collections import ConfigDict
 
 from tests.support.refusal import refusal
 from txl_jax import config as configs
-from txl_jax.cli import flags
 from txl_jax.config import Config
 from txl_jax.data import catalog, recipe, vocab
 from txl_jax.data import options as data
@@ -271,75 +269,6 @@ def test_a_saved_config_comes_back(tmp_path: Path) -> None:
     config.generate.prompt = "é\n"
     configs.save_json(configs.parse(config), path)
     assert configs.parse(configs.load_json(path)) == configs.parse(config)
-
-
-# What an older version saved, as JSON, and the fields that replace it or a part of the
-# error.
-OLDER = """
-data.corpus="copying" data.copy_delay=24     -> data.corpus=copying:24,0,0
-data.corpus="copying" data.copying=[24,8,8]  -> data.corpus=copying:24,8,8
-optim.beta2=0.98                             -> optim.betas=0.9,0.98
-train.roll=true                              -> train.order=roll
-train.order="sentences" train.sentence_end=3 -> train.order=sentences:3
-train.order="roll" train.sentence_end=7      -> train.order=roll
-recl.step=50                                 -> recl.contexts=100,1000,50
-compile.largest_batch=true                   -> compile.streams_per_chip=-1
-generate.prompt_file="x.txt"                 -> generate.prompt=@x.txt
-eval.cold_start=64                           -> eval.sweep=cold_start=64
-eval.sliding_window=64                       -> eval.ext_len=63
-data.copy_seed=0 run.tensorboard=false       ->
-speed.attention_lens=[8] speed.seed=3 table.steps=9 ->
-data.corpus="copying:4,2,2" train.score_ids_from=97 -> data.corpus=copying:4,2,2
-train.reset_memory_at=10 eval.reset_memory_at=-1 -> train.reset_memory_at=10
-data.copy_seed=7                             | data.copy_seed = 7: this version has rem
-data.corpus="copying:4,2,2" train.score_ids_from=0 | score_ids_from = 0: this
-"""
-
-
-@pytest.mark.parametrize("row", OLDER.strip().splitlines())
-def test_a_saved_config_of_an_older_version_is_upgraded_or_refused(
-    row: str, tmp_path: Path
-) -> None:
-    fields, separator, expected = re.split(r" +(->|\|) ?", row)
-    saved: dict[str, dict[str, Any]] = {}
-    for section, key, value in re.findall(r"(\w+)\.(\w+)=(\S+)", fields):
-        saved.setdefault(section, {})[key] = json.loads(value)
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(saved))
-    if separator == "|":
-        assert expected in refusal(configs.load_json, path)
-        return
-    config, after = configs.load_json(path), override(expected)
-    assert bool(expected) == any(config[section] for section in config)
-    for change in expected.split():
-        value = operator.attrgetter(change.partition("=")[0])
-        assert value(config) == value(after)
-
-
-def test_a_flag_of_an_older_version_is_translated(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    for mode, argv, expected in (
-        (
-            "speed",
-            ["--config.speed.attention_lens=8,9", "--config.speed.batch_size=4"],
-            {"eval.sweep": "mem_len=8,9", "eval.streams": "4"},
-        ),
-        ("compile", ["--evaluation=false", "--mesh=auto"], {"compile.mesh": "auto"}),
-        ("generate", ["--prompt_file=x.txt"], {"generate.prompt": "@x.txt"}),
-        ("", ["--config.data.copying=2,8,8"], {"data.corpus": "copying:2,8,8"}),
-        ("", ["--config.train.roll"], {"train.order": "roll"}),
-        ("", ["--config.data.copy_seed=0"], {}),
-    ):
-        assert flags.parse_overrides(argv, mode) == expected
-    lines = capsys.readouterr().err
-    assert "--config.train.roll is now --config.train.order" in lines
-    assert "compile.evaluation has been removed" in lines
-    for argv, error in (
-        (["--config.data.copy_seed=7"], "this version has removed the field"),
-        (["--config.data.copy_delay=3"], "data.corpus, which replaces data.copy_delay"),
-    ):
-        assert error in refusal(flags.parse_overrides, argv, "")
 
 
 # Whose run it is

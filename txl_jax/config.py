@@ -41,7 +41,6 @@ from txl_jax.model.config import (
 from txl_jax.report.checksum import DAMAGE, verify_checksum, with_checksum
 from txl_jax.runtime import storage
 from txl_jax.runtime.options import RunConfig
-from txl_jax.runtime.upgrade import upgrade
 from txl_jax.sharding.options import MeshConfig
 from txl_jax.tables.options import TableConfig
 from txl_jax.update.options import OFF, OptimConfig, TrainConfig
@@ -247,7 +246,7 @@ def save_json(config: Config, path: Path) -> None:
 
 
 def load_json(path: Path) -> ConfigDict:
-    """Returns the config that `save_json` wrote, upgraded from older versions."""
+    """Returns the config that `save_json` wrote."""
     try:
         saved = json.loads(storage.regular(path).read_text("utf-8"))
         config = from_saved(verify_checksum(saved), path)
@@ -272,11 +271,11 @@ def load_json(path: Path) -> ConfigDict:
 
 
 def from_saved(saved: dict[str, Any], path: Path) -> ConfigDict:
-    """Returns a config that was saved in a workdir, upgraded from older versions.
+    """Returns a config that was saved in a workdir.
 
     A vocabulary that was in the workdir is found again after the folder has moved.
     """
-    config = ConfigDict(upgrade(saved, str(path)))
+    config = ConfigDict(saved)
     vocab_path = config.get("data", {}).get("vocab_path", "")
     if vocab_path and not storage.is_file(Path(vocab_path)):
         moved = path.parent / vocab_path.rpartition("/")[2]

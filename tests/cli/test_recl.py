@@ -19,6 +19,8 @@ from tests.support.refusal import refused
 from tests.support.trained import Home, command, home
 from txl_jax import config as configs
 from txl_jax.cli import recl
+from txl_jax.data import vocab as vocabulary
+from txl_jax.data.vocab import CharVocab
 from txl_jax.evaluate.options import EvalConfig, ReclConfig, evaluation_model
 from txl_jax.evaluate.recl import make_context_nll, spread
 from txl_jax.model.config import ModelConfig
@@ -179,8 +181,7 @@ def test_models_of_other_tokens_and_short_texts_are_refused(
     with refused("different splits, test of '.*' and valid of '.*': only models"):
         recl.run(options, tmp_path, {})
     change(options, split="test")
-    vocab = {"kind": "char", "of_bytes": False, "symbols": "ab"}
-    (Path(options.workdirs[1]) / "vocab.json").write_text(json.dumps(vocab))
+    vocabulary.save(CharVocab("ab"), Path(options.workdirs[1]) / "vocab.json")
     with refused("run and .*other have different vocabularies of 256 and 2 types"):
         recl.run(options, tmp_path, {})
 

@@ -51,9 +51,6 @@ def groups() -> dict[str, Rows]:
         "Types of fields: `tests/test_config.py`": [
             (str(fields), "2", part) for fields, part in config.WRONG
         ],
-        "Configs of older versions: `tests/test_config.py`": [
-            row for row in split(config.OLDER) if row[-1]
-        ],
         f"Pickles that would execute code: {pickles}": every(
             test_pickle.payloads(""), "{path}", *layouts
         ),

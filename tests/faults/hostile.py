@@ -123,6 +123,7 @@ COUNTS = dict.fromkeys(("tokens", "bytes", "original_bytes", "words", "lines"), 
 SPLITS = {name: {**COUNTS, "sha256": "x"} for name in ("train", "valid", "test")}
 # The SHA-256 of the vocabulary of bytes.
 BYTES = "0e07b234d1bbe1a816b71128728bc7a08b720d01f1641f726c54f999fb5d8a8a"
+MANIFEST = {"splits": SPLITS, "files": {"vocab.json": BYTES}}
 RECORD: dict[str, Any] = {
     "step": 3,
     "position": {"epoch": 0, "segment": 1, "token_offset": 2},
@@ -247,9 +248,7 @@ JSON_READERS: dict[str, Reader] = {
     "SentencePiece": Reader("w.model", {}, lambda x: vocabulary.read(x, WordVocab)),
     "imported words": Reader("vocab.txt", {}, words.read),
     "imported pickle": Reader("vocab.bin", {}, words.read),
-    "manifest": Reader(
-        "manifest.json", {"splits": SPLITS, "files": {"vocab.json": BYTES}}, read_tokens
-    ),
+    "manifest": Reader("manifest.json", MANIFEST, read_tokens, True),
     "record": Reader(
         "record/metadata", RECORD, lambda x: manifest.read(x.parents[1], 3), True
     ),

@@ -30,8 +30,8 @@ from txl_jax.data import vocab as vocabulary
 from txl_jax.data.vocab import CharVocab, code_points
 from txl_jax.data.word import Lines, WordVocab
 from txl_jax.errors import UserError
+from txl_jax.report import log
 from txl_jax.report.checksum import with_checksum
-from txl_jax.report.log import last_step
 
 pytestmark = pytest.mark.promise("User errors are one line")
 
@@ -141,9 +141,9 @@ VOCABULARIES: list[dict[str, Any]] = [
 ]
 
 
-@reads(JSON | st.sampled_from(VOCABULARIES).flatmap(like))
-def saved_vocabulary(folder: Path, state: Any) -> None:
-    (folder / "vocab.json").write_bytes(encode(json.dumps(state)))
+@reads(JSON.map(encode) | st.sampled_from(VOCABULARIES).flatmap(checksummed))
+def saved_vocabulary(folder: Path, data: bytes) -> None:
+    (folder / "vocab.json").write_bytes(data)
     vocab = vocabulary.load(folder / "vocab.json")
     for text in ("a b\nc", "\0é😀", ""):
         try:
@@ -259,11 +259,11 @@ def pickled(folder: Path, data: bytes) -> None:
 
 @reads(
     st.lists(JSON.map(json.dumps) | st.text(max_size=9), max_size=4)
-    | st.lists(like({"step": 1, "exact": {}}).map(lambda x: f"{json.dumps(x)}\n"))
+    | st.lists(like({"step": 1, "exact": {}}).map(lambda x: log.encode(x).decode()))
 )
 def metrics(folder: Path, lines: list[str]) -> None:
     (folder / "metrics.jsonl").write_bytes(encode("\n".join(lines)))
-    assert last_step(folder / "metrics.jsonl") >= 0
+    assert log.last_step(folder / "metrics.jsonl") >= 0
 
 
 @pytest.mark.parametrize("examples", [FEW, pytest.param(MANY, marks=pytest.mark.long)])

@@ -131,8 +131,8 @@ checkpoint/checksum.py
     + (all_PDN2 != all_PDN2).any(-1)
 report/log.py
   a line's checksum is not compared: report faults
-    - if entry.pop(CHECKSUM, checksum := zlib.crc32(body)) != checksum:
-    + if entry.pop(CHECKSUM, checksum := zlib.crc32(body)) == "":
+    - if entry.pop(CHECKSUM) != zlib.crc32(body):
+    + if not entry.pop(CHECKSUM):
 update/options.py
   a call passes the next validation: update cli
     - if min(*left, self.num_steps - step) >= full else 1

@@ -1,6 +1,5 @@
 """metrics.jsonl has each step once, and on the disk before a checkpoint."""
 
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -202,16 +201,14 @@ def test_a_resume_cuts_what_the_checkpoint_does_not_know(path: Path) -> None:
 def test_a_damaged_metrics_file_keeps_each_whole_line_once(
     path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    groups: dict[str, Any] = {"exact": {"loss": None}, "timing": {}}
-    good = [json.dumps({"step": step, **groups}) for step in range(1, 7)]
-    mistyped = json.dumps({"step": 4, "exact": 4, "timing": {}})
-    bad = [good[0], good[1][:-1], good[2], good[1], "[]", mistyped, good[2], good[3]]
-    bad.append(good[5])
+    run(path, 0, range(1, 7))
+    good = path.read_text().splitlines()
+    bad = [good[0], good[1][:-1], good[2], good[1], "[]", good[2], good[3], good[5]]
     path.write_text("\n".join(bad) + "\n" + good[4][:5])
     with MetricsLog(path, 5, 10, 1):
         pass
     assert steps_in(path) == [1, 3, 4]
-    assert "3 damaged lines are left out" in capsys.readouterr().err
+    assert "2 damaged lines are left out" in capsys.readouterr().err
     path.unlink()
     with MetricsLog(path, 5, 10, 1):
         assert path.read_text() == ""

@@ -16,6 +16,7 @@ from txl_jax.checkpoint.options import CheckpointConfig
 from txl_jax.config import Config
 from txl_jax.data.streams import Position
 from txl_jax.errors import UserError
+from txl_jax.report.log import encode
 from txl_jax.runtime import storage
 from txl_jax.workdir import claim
 from txl_jax.workdir.folder import METRICS, RESULT, find
@@ -149,15 +150,14 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again(
 ) -> None:
     """A store has no empty folders: only the metrics show that a run has begun."""
     folder = find(remote)
-    line = '{{"step": {}, "exact": {{}}, "timing": {{}}}}\n'
     with open_checkpoints(folder):
-        (folder / METRICS).write_text(line.format(8000))
+        (folder / METRICS).write_bytes(encode({"step": 8000}))
     assert not has_checkpoint(folder, Config())
     assert "repeating updates 1 to 8000" in capsys.readouterr().err
-    (folder / METRICS).write_text(line.format(8001))  # two intervals and one
+    (folder / METRICS).write_bytes(encode({"step": 8001}))  # two intervals and one
     with refused("was trained to update 8001, as metrics.jsonl shows"):
         has_checkpoint(folder, Config())
-    (folder / METRICS).write_text(line.format(1))
+    (folder / METRICS).write_bytes(encode({"step": 1}))
     (folder / RESULT).write_text("{}")
     with refused("was trained to update 1, as metrics.jsonl shows"):
         has_checkpoint(folder, Config())

@@ -15,7 +15,7 @@ from txl_jax import config as configs
 from txl_jax.config import Config
 from txl_jax.data.options import OWN
 from txl_jax.errors import UserError, nearest, require_one_of
-from txl_jax.runtime import storage, upgrade
+from txl_jax.runtime import storage
 from txl_jax.workdir.folder import CONFIG, VOCAB, find
 
 
@@ -171,9 +171,7 @@ def _outer_folder(args: argparse.Namespace) -> Path:
 def parse_overrides(argv: list[str], own: str) -> dict[str, str]:
     """Returns {field: text}; the fields of section `own` also have short flags."""
     parser = Parser(add_help=False, allow_abbrev=False)
-    former = {name: bool for name in upgrade.NAMES}
-    former |= {name: type(change.old[name]) for name, change in upgrade.OLD.items()}
-    for name, kind in {**configs.FIELDS, **former}.items():
+    for name, kind in configs.FIELDS.items():
         section, _, key = name.partition(".")
         short = [f"--{key}"] if section == own else []
         # A boolean's flag without a value means true.
@@ -182,19 +180,6 @@ def parse_overrides(argv: list[str], own: str) -> dict[str, str]:
     args, unknown = parser.parse_known_args(argv)
     if unknown:
         flag = unknown[0].partition("=")[0]
-        old = {f"--config.{name}" for name in upgrade.NAMES}
-        every = *GENERAL, "--helpfull", *parser._option_string_actions
-        known = [each for each in every if each not in old]
+        known = *GENERAL, "--helpfull", *parser._option_string_actions
         raise UserError(f"unknown flag {flag!r}{nearest(flag, known)}; see --help")
-    overrides: dict[str, str] = {}
-    for name, text in vars(args).items():
-        if text is None:
-            continue
-        is_old = name in upgrade.NAMES
-        fields = upgrade.upgrade_flag(name, text) if is_old else {name: text}
-        if twice := [x for x in fields if overrides.get(x, fields[x]) != fields[x]]:
-            raise UserError(
-                f"--config.{name} sets {twice[0]}, as another flag does: leave one out"
-            )
-        overrides |= fields
-    return overrides
+    return {name: text for name, text in vars(args).items() if text is not None}

@@ -88,13 +88,12 @@ def _check_format(metadata: Mapping[str, str], path: Path) -> None:
 def _parse(metadata: Mapping[str, str], flat: dict[str, np.ndarray]) -> Release:
     """Returns the model; raises Damaged, UserError or an error of DAMAGE."""
     config, origin = (
-        verify_checksum(json.loads(metadata[name]), required=True)
-        for name in ("config", "origin")
+        verify_checksum(json.loads(metadata[name])) for name in ("config", "origin")
     )
     manifest = manifests.parse(metadata["manifest"])
     if manifest.arrays.keys() != {f"params/{name}" for name in flat}:
         raise ValueError("it lacks arrays of its manifest, or has others")
     params = traverse_util.unflatten_dict(flat, sep="/")
     manifests.verify(manifest, {"params": params})
-    vocab = vocabulary.loads(metadata["vocab"], required=True)
+    vocab = vocabulary.loads(metadata["vocab"])
     return Release(config, params, vocab, manifest.step, origin)

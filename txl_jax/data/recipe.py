@@ -58,8 +58,7 @@ class Recipe:
     @property
     def folder(self) -> str:
         """The name of the folder: the kind of vocabulary and a hash."""
-        # A former field, so that folders of older versions are found.
-        state = json.dumps(asdict(self) | {"min_count": 0}, sort_keys=True)
+        state = json.dumps(asdict(self), sort_keys=True)
         return f"{self.kind}-{hashlib.sha256(state.encode()).hexdigest()[:16]}"
 
 

@@ -165,7 +165,7 @@ def load(folder: Path) -> Tokens:
     """Opens prepared tokens."""
     try:
         saved = json.loads(storage.regular(folder / MANIFEST).read_text("utf-8"))
-        manifest = verify_checksum(saved)  # older versions wrote none
+        manifest = verify_checksum(saved)
         vocab = vocabulary.load(folder / VOCAB, FIX)
         if manifest["files"][VOCAB] != checksum(folder / VOCAB):
             raise ValueError(f"{VOCAB} is another file")

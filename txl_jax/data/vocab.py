@@ -186,12 +186,9 @@ def dumps(vocab: Vocab) -> str:
     return json.dumps(with_checksum(vocab.to_json()), ensure_ascii=False)
 
 
-def loads(text: str, required: bool = False) -> Vocab:
-    """Returns the vocabulary of `dumps`; raises an error of DAMAGE or UserError.
-
-    required: whether the text must have a checksum.
-    """
-    state = verify_checksum(json.loads(text), required)
+def loads(text: str) -> Vocab:
+    """Returns the vocabulary of `dumps`; raises an error of DAMAGE or UserError."""
+    state = verify_checksum(json.loads(text))
     require_one_of(state["kind"], list(VOCABULARIES), "kind")
     return VOCABULARIES[state["kind"]].from_json(state)
 

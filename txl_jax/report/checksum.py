@@ -20,16 +20,15 @@ def with_checksum(body: dict[str, Any]) -> dict[str, Any]:
     return {**body, KEY: _sha256(body)}
 
 
-def verify_checksum(saved: dict[str, Any], required: bool = False) -> dict[str, Any]:
+def verify_checksum(saved: dict[str, Any]) -> dict[str, Any]:
     """Returns the object without its SHA-256.
 
-    Raises ValueError if it is not an object, or its SHA-256 is wrong or, where it is
-    required, missing.
+    Raises ValueError if it is not an object, or its SHA-256 is wrong or missing.
     """
     if not isinstance(saved, dict):
         raise ValueError("it is not a JSON object")
     body = {name: value for name, value in saved.items() if name != KEY}
-    if saved.get(KEY, "" if required else _sha256(body)) != _sha256(body):
+    if saved.get(KEY) != _sha256(body):
         raise ValueError(f"its checksum, {KEY}, is wrong or missing")
     return body
 

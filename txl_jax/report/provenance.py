@@ -77,9 +77,9 @@ def start(run: dict[str, Any]) -> dict[str, Any]:
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Returns a sentence for each entry of EXACT that differs between two runs."""
     return [
-        f"{name} was {before.get(name)}, is now {now[name]}"
+        f"{name} was {before[name]}, is now {now[name]}"
         for name in EXACT
-        if before.get(name) != now[name]
+        if before[name] != now[name]
     ]
 
 

@@ -126,11 +126,9 @@ def goodput(lines: list[bytes], run: dict[str, Any]) -> dict[str, Any]:
     before = run.get("goodput", {}).get("seconds", {})
     totals = dict.fromkeys(PURPOSES, 0.0) | {"shutdown": before.get("shutdown", 0.0)}
     if lines:
-        timing = json.loads(lines[-1]).get("timing", {})
-        totals |= timing.get("total_seconds", {})
-        written = datetime.datetime.fromisoformat(
-            timing.get("time", run["starts"][-1]["time"])
-        )
+        timing = json.loads(lines[-1])["timing"]
+        totals |= timing["total_seconds"]
+        written = datetime.datetime.fromisoformat(timing["time"])
         if written > last:
             totals["shutdown"] += (now - written).total_seconds()
     wall = (now - first).total_seconds()

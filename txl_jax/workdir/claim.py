@@ -36,8 +36,8 @@ def check_trainable(workdir: Path, config: Config) -> None:
     """
     run = read_run(workdir)
     with _refusing_damage(workdir / RUN):
-        recorded = configs.from_saved(run.get("config", {}), workdir / RUN)
-        started = configs.parse(recorded) if recorded else None
+        recorded = run and configs.from_saved(run["config"], workdir / RUN)
+        started = recorded and configs.parse(recorded)
     if IMPORTED in run:
         raise Imported(workdir)
     if started:
