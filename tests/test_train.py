@@ -22,6 +22,7 @@ from tests.support.refusal import refused
 from txl_jax import train as loop
 from txl_jax.checkpoint.manager import open_checkpoints
 from txl_jax.checkpoint.options import CheckpointConfig
+from txl_jax.cli import run as train_mode
 from txl_jax.cli.run import make_streams
 from txl_jax.config import Config
 from txl_jax.errors import RETRY, Interrupted
@@ -131,6 +132,15 @@ def test_a_run_with_an_average_is_validated_by_it(tmp_path: Path) -> None:
     lines = [line["exact"] for line in read_metrics(tmp_path / "metrics.jsonl")]
     assert len(lines) == 6 and ["valid_nll" in line for line in lines[:3]] == [0, 0, 1]
     assert lines[2]["valid_nll"] == -lines[2]["loss"] < 0
+
+
+def test_a_caller_s_observers_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [field.name for field in dataclasses.fields(loop.Hooks)]
+    observers = loop.Hooks(**{name: [print] for name in names})  # type: ignore[arg-type]
+    passed: list[Any] = []
+    monkeypatch.setattr(train_mode, "train", lambda *args: passed.extend(args))
+    train_mode.train_on(CONFIG, Path(), TEXT, TEXT, observers=observers)
+    assert all(print in getattr(passed[-1], name) for name in names)
 
 
 def calls_of(config: TrainConfig, save_every: int, last: int = 0) -> list[str]:

@@ -87,7 +87,6 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "twice_lr": ("optim.lr={twice}",),
     "muon_twice_lr": ("optim.optimizer=muon", "optim.lr={twice}"),
     "muon_half_lr": ("optim.optimizer=muon", "optim.lr={half}"),
-    "stages": ("train.stages=1000:tgt_len=16,mem_len=16", "train.num_steps=2500"),
 }
 
 
@@ -144,7 +143,7 @@ def train(workdir: Path, name: str, seed: int, args: argparse.Namespace) -> Done
     fields = [*text.fields, *changed, f"train.seed={seed}"]
     fields += [f"data.data_dir={args.data_dir}", *args.field]
     if args.tiny:
-        fields += ["train.num_steps=4", "train.stages=", "eval.max_tokens=500"]
+        fields += ["train.num_steps=4", "eval.max_tokens=500"]
     options = [f"--config={HERE.parent / text.recipe}.py", f"--workdir={workdir}"]
     result = run([*options, *(f"--config.{field}" for field in fields)])
     exact = [x["exact"] for x in read_metrics(workdir / METRICS)]

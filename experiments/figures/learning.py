@@ -101,7 +101,7 @@ def main() -> None:
     args = parser.parse_args()
     run = json.loads((args.workdir / RUN).read_text("utf-8"))
     train = run["config"]["train"]
-    if train["stages"] or train["varlen"]:
+    if train["varlen"]:
         parser.error("its segments vary in length: tokens are not counted")
     tokens = train["batch_size"] * train["tgt_len"] * train["segments_per_update"]
     lines = find_validations(read_metrics(args.workdir / METRICS))

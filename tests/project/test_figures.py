@@ -74,7 +74,7 @@ def test_a_log_has_a_line_for_each_validation(
     ]
     lines = "\n".join(map(json.dumps, rows))
     (tmp_path / "metrics.jsonl").write_text(f"{lines}\n", "utf-8")
-    lengths = {"tgt_len": 4, "segments_per_update": 2, "stages": "", "varlen": False}
+    lengths = {"tgt_len": 4, "segments_per_update": 2, "varlen": False}
     train = {"batch_size": 3, **lengths}
     data = {"data_dir": "/home/me", "path": "/home/me/text", "corpus": "text"}
     sections: dict[str, Any] = {name: {} for name in ("model", "optim", "eval", "mesh")}

@@ -24,7 +24,6 @@ from txl_jax.checkpoint.manager import Checkpoints
 from txl_jax.checkpoint.manifest import Damaged, Imported, Manifest
 from txl_jax.data.streams import Position
 from txl_jax.errors import UserError
-from txl_jax.model.memory import Memory
 from txl_jax.report.log import say
 from txl_jax.report.progress import waiting
 from txl_jax.runtime import distributed, storage
@@ -172,30 +171,13 @@ def _restore(manager: Checkpoints, step: int, like: TrainState) -> Snapshot:
     manifest = manager.read_manifest(step)
     if manifest.position is None:
         raise Imported(manager.directory.parent)
-    saved = dataclasses.replace(like, memory=_saved_memory(manifest, like.memory))
-    items = _read(manager, manifest, _items(saved))
+    items = _read(manager, manifest, _items(like))
     training = items["training"]
-    memory, M = _with_empty(training["memory"], saved.memory), like.memory.mem_len
-    if memory.mem_len != M:  # of another stage
-        places = jax.tree.map(lambda x: x.sharding, like.memory)
-        resize = jax.jit(Memory.resize, static_argnums=1, out_shardings=places)
-        memory = resize(memory, M)
-    training["memory"] = memory
+    training["memory"] = _with_empty(training["memory"], like.memory)
     if like.average:
         training["average"] = Average(items["average"], training.pop("averaged"))
     state = TrainState(params=items["params"], **training)
     return Snapshot(step, state, manifest.position)
-
-
-def _saved_memory(manifest: Manifest, like: Memory) -> Memory:
-    """Returns `like` with the saved memory's length, which stages change."""
-    name = "training/memory/h_NBMD"  # missing if it has no slot
-    _, (_, _, M, _), _ = manifest.arrays.get(name, ("", (0, 0, 0, 0), ""))
-    N, B, _, D = like.h_NBMD.shape
-    h_NBMD: Any = jax.ShapeDtypeStruct(
-        (N, B, M, D), like.h_NBMD.dtype, sharding=like.h_NBMD.sharding
-    )
-    return dataclasses.replace(like, h_NBMD=h_NBMD)
 
 
 def restore_params(manager: Checkpoints, which: str, like: Any) -> tuple[Any, int]:

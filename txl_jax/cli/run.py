@@ -69,8 +69,7 @@ def trained(config: Config, workdir: Path) -> Iterator[Trained]:
     tokens = prepare(initial_data(config, workdir))
     distributed.require_equal({"the corpus": tokens.manifest["splits"]})
     fitted = fit_vocab(config, tokens.vocab)
-    for stage in stages(fitted):
-        check_fit(stage, tokens)
+    check_fit(fitted, tokens)
     initial = load_initial(fitted, workdir, tokens.vocab)
     with contextlib.ExitStack() as stack:
         fence = stack.enter_context(locked(workdir))
@@ -107,14 +106,10 @@ def train_on(
     observers: Hooks = NO_HOOKS,
     fence: Fence = unfenced,
 ) -> dict[str, Any]:
-    """Trains stage by stage; returns the number of updates and all failed saves.
+    """Trains; returns the number of updates and the steps whose save failed.
 
-    Each stage starts from the newest checkpoint, with which the one before ended. So
-    the first one finds in which stage a run resumes. Raises BadNumbers if
-    train.max_bad_steps updates in a row are skipped.
+    Raises BadNumbers if train.max_bad_steps updates in a row are skipped.
     """
-    step = 0
-    failed: list[int] = []
     mesh = make_mesh(config.mesh)
     rows = host_rows(mesh, config.train.batch_size, "train.batch_size")
     expected = curve.load(config.train.expected_curve)
@@ -123,39 +118,22 @@ def train_on(
     def mean_nll(params: Any, progress: Callable[[int, int], None]) -> float:
         return evaluate_split(params, valid_tokens, progress)["nll"]
 
-    for stage in stages(config):
-        if step > stage.train.num_steps:  # the run was resumed in a later stage
-            continue
-        # The schedule of the learning rate is that of the whole run.
-        whole = dataclasses.replace(stage.train, num_steps=config.train.num_steps)
-        program = make_program(stage.model, whole, config.optim, mesh)
-        bound = Bound(stage, mesh, program.step)
-        compile = report_compilation("the training step", bound.compile)
-        program = program._replace(step=bound, compile=compile)
-        read_batch = make_streams(stage, train_tokens, rows).batch
-        diagnosis = Diagnosis(stage.model, stage.train)
-        hooks = dataclasses.replace(
-            observers,
-            fetched=[diagnosis.fetched, bound.fetched],
-            boundary=[diagnosis.ends],
-            validated=[expected.report],
-            saved=[diagnosis.raise_if_found],
-        )
-        result = train(
-            stage, workdir, program, read_batch, mean_nll, params, hooks, fence
-        )
-        step, failed = result["updates"], failed + result["failed_saves"]
-    return {"updates": step, "failed_saves": failed}
-
-
-def stages(config: Config) -> Iterator[Config]:
-    """Yields the config of each stage: train.num_steps ends it, its lengths are set."""
-    own = {"tgt_len": config.train.tgt_len, "mem_len": config.model.mem_len}
-    for end, lengths in [*config.train.early_stages, (config.train.num_steps, own)]:
-        L, M = ((own | lengths)[name] for name in own)
-        train = dataclasses.replace(config.train, stages="", num_steps=end, tgt_len=L)
-        model = dataclasses.replace(config.model, mem_len=M)
-        yield dataclasses.replace(config, model=model, train=train)
+    program = make_program(config.model, config.train, config.optim, mesh)
+    bound = Bound(config, mesh, program.step)
+    compile = report_compilation("the training step", bound.compile)
+    program = program._replace(step=bound, compile=compile)
+    read_batch = make_streams(config, train_tokens, rows).batch
+    diagnosis = Diagnosis(config.model, config.train)
+    hooks = dataclasses.replace(
+        observers,
+        fetched=[diagnosis.fetched, bound.fetched, *observers.fetched],
+        boundary=[diagnosis.ends, *observers.boundary],
+        validated=[expected.report, *observers.validated],
+        saved=[*observers.saved, diagnosis.raise_if_found],  # which may raise
+    )
+    return train(
+        config, workdir, program, read_batch, mean_nll, params, hooks, fence
+    )
 
 
 def make_streams(

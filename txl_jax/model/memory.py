@@ -79,13 +79,6 @@ class Memory:
         """Returns the memory with nothing visible in the streams where_B (bool)."""
         return dataclasses.replace(self, filled_B=jnp.where(where_B, 0, self.filled_B))
 
-    def resize(self, M: int) -> "Memory":
-        """Returns the memory with M slots: the newest, and more that are invisible."""
-        more = M - self.mem_len
-        h_NBMD = self.h_NBMD[:, :, max(-more, 0) :]
-        h_NBMD = jnp.pad(h_NBMD, ((0, 0), (0, 0), (max(more, 0), 0), (0, 0)))
-        return Memory(h_NBMD, jnp.minimum(self.filled_B, M))
-
     def zero(self, where_B: Array) -> "Memory":
         """Returns the memory with visible zeros in the streams where_B (bool)."""
 

@@ -37,10 +37,6 @@ class TrainConfig:
     # random place in each epoch, and "sentences:ID" shuffles the sentences in each
     # epoch, where ID is the id of the token that ends a sentence.
     order: str = "stream"
-    # Other lengths at the start of the run: "2000:tgt_len=32,mem_len=64" until update
-    # 2000; further stages follow after a semicolon. Empty keeps tgt_len and
-    # model.mem_len throughout.
-    stages: str = ""
     varlen: bool = False  # Draws the length of each segment at random around tgt_len.
     # The number of tokens that are read again before each segment. It needs
     # model.mem_len = 0.
@@ -83,12 +79,6 @@ class TrainConfig:
                 f"train.half_loss = True and train.ext_len = {self.ext_len} each score "
                 "only the recent part of what is read: set only one of them"
             )
-        ends = [end for end, _ in self.early_stages]
-        if ends != sorted({*ends}) or not all(0 < end < self.num_steps for end in ends):
-            raise UserError(
-                f"train.stages = {self.stages!r}: its updates must rise, and be below "
-                f"train.num_steps = {self.num_steps}"
-            )
         calls = "segments_per_call", "segments_per_update"
         for name, part in (("batch_size", "batch_chunk"), calls):
             if getattr(self, name) % getattr(self, part):
@@ -96,28 +86,6 @@ class TrainConfig:
                     f"train.{name} = {getattr(self, name)} must be a multiple of "
                     f"train.{part} = {getattr(self, part)}"
                 )
-
-    @property
-    def early_stages(self) -> list[tuple[int, dict[str, int]]]:
-        """The stages before the last: (the update that ends it, its lengths)."""
-        stages = []
-        for stage in filter(None, self.stages.split(";")):
-            end, _, fields = stage.partition(":")
-            try:
-                pairs = [field.split("=") for field in fields.split(",")]
-                lengths = {name.strip(): int(value) for name, value in pairs}
-                stages.append((int(end), lengths))
-                known = lengths.keys() <= {"tgt_len", "mem_len"}
-                possible = lengths.get("tgt_len", 1) > 0 <= lengths.get("mem_len", 0)
-                valid = known and possible and len(lengths) == len(pairs)
-            except ValueError:
-                valid = False
-            if not valid:
-                raise UserError(
-                    f"train.stages = {self.stages!r}: {stage!r} is not an update and "
-                    'lengths, such as "2000:tgt_len=32,mem_len=64"'
-                )
-        return stages
 
     @property
     def sentence_end(self) -> int:
@@ -138,13 +106,8 @@ class TrainConfig:
         return full if min(*left, self.num_steps - step) >= full else 1
 
     def validates(self, step: int) -> bool:
-        """Returns whether a validation follows update `step`.
-
-        None follows an update after num_steps: it belongs to a later stage, and its
-        memory may have been cut to this one's length.
-        """
-        due = step % self.eval_every == 0 or step == self.num_steps
-        return due and step <= self.num_steps
+        """Returns whether a validation follows update `step`."""
+        return step % self.eval_every == 0 or step == self.num_steps
 
 
 @dataclasses.dataclass(frozen=True)
