@@ -118,7 +118,7 @@ setup(
     ],
     package_dir={"txl_jax.experiments": "experiments"},
     package_data={
-        "txl_jax": ["py.typed", "evaluate/attention.html", "kernels/tables/*.json"],
+        "txl_jax": ["py.typed", "evaluate/attention.html"],
         "txl_jax.experiments": ["curves/*.json"],
     },
     entry_points={"console_scripts": ["txl = txl_jax.main:main"]},

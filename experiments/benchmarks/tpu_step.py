@@ -80,7 +80,7 @@ def chunked_turns(config: Config) -> float:
     The memory is full and every query sees all of it, as in training.
     """
     B, H, A, L, M = attention_shape(config)
-    X, Y = tiles.choose_blocks(B * H, L, M + L, A, itemsize=2)
+    X, Y = tiles.choose_blocks(B * H, L, M + L)
     plan = tiles.make_plan(L, M + L, X, Y, config.model.dropatt)
     ends = (M + L - block * X for block in range(plan.Q))
     return sum(-(-end // Y) - 1 for end in ends) / plan.Q

@@ -177,7 +177,7 @@ def test_a_workdir_in_use_is_refused_and_can_be_evaluated(home: Home) -> None:
     assert len(done.out.splitlines()) == 1
     assert documented("evaluate", done.result)
     result, names = done.result, {"seconds", "tokens_per_second", "mode"}
-    assert set(EXACT) - {"kernel_table"} < set(result.pop("provenance"))
+    assert set(EXACT) < set(result.pop("provenance"))
     for name, value in result.items():
         assert home.trained.result[name] == value or name in names, name
     assert result["memory"]["cache_bytes"] == 2 * result["mem_len"] * 16 * 8 * 4

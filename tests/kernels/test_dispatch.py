@@ -29,6 +29,21 @@ def test_the_compiler_splits_what_does_not_divide_over_the_mesh(
     assert chosen((4, 3, 3, 5), places) == "xla"
 
 
+def test_the_tpu_kernel_is_reported_as_unproved_on_a_tpu(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    device = AbstractDevice("TPU v5 lite", None, "tpu")
+    axes = (AxisType.Auto,) * 3
+    mesh = AbstractMesh((1, 1, 1), AXES, axis_types=axes, abstract_device=device)
+    places = NamedSharding(mesh, jax.P())
+    assert chosen((8, 3, 16, 64), places) == "tpu"
+    assert capsys.readouterr().err == "", "compiled without a chip"
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    assert [chosen((8, L, 16, 64), places) for L in (3, 4)] == ["tpu"] * 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "unproved on TPU v5 lite" in line and "model.kernel=xla" in line
+
+
 @pytest.mark.parametrize(
     ("kind", "sizes", "L", "K", "name"),
     [

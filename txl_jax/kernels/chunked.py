@@ -196,7 +196,7 @@ def rel_attention(
     """Returns o_BLHA; see `xla.rel_attention`. `blocks` override X and Y."""
     B, L, H, A = q_BLHA.shape
     K = k_BKHA.shape[1]
-    X, Y = blocks or choose_blocks(B * H, L, K, A, q_BLHA.dtype.itemsize)
+    X, Y = blocks or choose_blocks(B * H, L, K)
     plan = make_plan(L, K, X, Y, dropout.rate if dropout else 0.0)
     r_RHA, bias_HR = repeat_farthest(r_RHA, bias_HR, K)
     queries = Queries(cut_queries(plan, with_bias(q_BLHA, u_HA)))

@@ -5,7 +5,7 @@ import functools
 import jax
 from jax import Array
 
-from txl_jax.kernels import chunked, measured, xla
+from txl_jax.kernels import chunked, xla
 from txl_jax.kernels.sharded import divides, follow_mesh
 from txl_jax.kernels.tpu import fused
 from txl_jax.kernels.tpu.blocks import VMEM
@@ -42,8 +42,7 @@ def fastest(q_BLHA: Array, K: int) -> str:
     """Returns the name of the kernel that `auto` selects for K keys.
 
     If streams or heads do not divide over the mesh, `auto` selects `xla`, which the
-    compiler can split, and `chunked` for MANY_SCORES on a GPU. A kernel that was found
-    wrong on this kind of device is not selected (`measured`).
+    compiler can split, and `chunked` for MANY_SCORES on a GPU.
     """
     mesh = jax.typeof(q_BLHA).sharding.mesh
     device = mesh.abstract_device or jax.devices()[0]
@@ -58,24 +57,16 @@ def fastest(q_BLHA: Array, K: int) -> str:
     name = "xla" if few else FASTEST.get(device.device_kind, "xla")
     if many and name == "xla" and device.platform != "cpu":
         name = "chunked"
-    return right(name, device.device_kind)
+    if name == "tpu" and jax.default_backend() == "tpu":  # else it is only compiled
+        report_unproved(device.device_kind)
+    return name
 
 
 @functools.cache
-def right(name: str, device_kind: str) -> str:
-    """Returns the kernel, or another one if it was found wrong on a kind of device.
-
-    Reports that, and a run of the kernel `tpu` on a kind that has not been checked.
-    """
-    checked = measured.read(device_kind).checked
-    kernel = next((x for x in (name, "xla", "chunked") if not checked.get(x)), name)
-    if kernel != name:
-        fault = f"{name} is wrong on {device_kind} ({checked[name]})"
-        say(f'kernel = "auto" takes {kernel}: {fault}')
-    here = jax.default_backend() == "tpu"  # otherwise it is only compiled
-    if here and kernel == "tpu" and "tpu" not in checked:
-        say(
-            f'kernel = "auto" takes tpu, which is unproved on {device_kind}: '
-            f"{measured.COMMAND} checks it, --config.model.kernel=xla avoids it"
-        )
-    return kernel
+def report_unproved(device_kind: str) -> None:
+    """Reports, once, that no chip of this kind has run the kernel `tpu`."""
+    say(
+        f'kernel = "auto" takes tpu, which is unproved on {device_kind}: '
+        "python -m experiments.benchmarks.chip checks it, --config.model.kernel=xla "
+        "avoids it"
+    )

@@ -16,26 +16,12 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from txl_jax.kernels import measured
 from txl_jax.kernels.hash import AttentionDropout, keep_index, start_BHL
-from txl_jax.kernels.sharded import device_kind
 from txl_jax.kernels.xla import pad_front
 
 
-def choose_blocks(rows: int, L: int, K: int, A: int, itemsize: int) -> tuple[int, int]:
-    """Returns the fastest X and Y, at least X, measured on this kind of device.
-
-    Without a measurement, they are those of `estimate`. `rows` = streams x heads.
-    """
-    key = measured.name_sizes("chunked", rows, L, K, A, itemsize)
-    match measured.read(device_kind()).sizes.get(key):
-        case [X, Y] if X <= min(L, Y):
-            return X, Y
-    return estimate(rows, L, K)
-
-
-def estimate(rows: int, L: int, K: int) -> tuple[int, int]:
-    """Returns X and Y by a rule.
+def choose_blocks(rows: int, L: int, K: int) -> tuple[int, int]:
+    """Returns X and Y, at least X, for rows = streams x heads.
 
     Y keys need a slab of X + Y distances, so tiles are wider than high: at least 128 x
     256, with more keys up to 2^19 scores. These 2 MiB are enough work for one call on

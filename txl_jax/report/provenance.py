@@ -18,17 +18,13 @@ LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
 
 def provenance(
-    config: dict[str, Any],
-    data: dict[str, Any],
-    parameters: int,
-    kernel_table: str | None = None,
+    config: dict[str, Any], data: dict[str, Any], parameters: int
 ) -> dict[str, Any]:
-    """Returns the content of a workdir's run.json; kernel_table: its SHA-256."""
+    """Returns the content of a workdir's run.json."""
     return {
         "seed": config["train"]["seed"],
         "parameters": parameters,
         **environment(),
-        "kernel_table": kernel_table,
         "data": data,
         "config": config,
     }
@@ -57,10 +53,7 @@ def utc_time() -> str:
 
 
 # If these are equal, a resumed run matches an uninterrupted one bit for bit.
-EXACT = (
-    *("versions", "device_kind", "device_count", "process_count", "usable_cores"),
-    "kernel_table",
-)
+EXACT = "versions", "device_kind", "device_count", "process_count", "usable_cores"
 
 
 def start(run: dict[str, Any]) -> dict[str, Any]:

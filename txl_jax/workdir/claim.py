@@ -14,7 +14,6 @@ from txl_jax.config import Config
 from txl_jax.data import vocab as vocabulary
 from txl_jax.data.tokens import Tokens
 from txl_jax.errors import UserError
-from txl_jax.kernels import measured
 from txl_jax.report import provenance
 from txl_jax.report.checksum import DAMAGE
 from txl_jax.report.log import say, whole_lines
@@ -67,9 +66,7 @@ def claim(workdir: Path, config: Config, tokens: Tokens) -> dict[str, Any]:
     check_trainable(workdir, config)
     model = fit_vocab(config, tokens.vocab).model
     parameters = metrics.parameter_count(abstract_params(model))
-    run = provenance.provenance(
-        dataclasses.asdict(config), tokens.manifest, parameters, measured.sha256()
-    )
+    run = provenance.provenance(dataclasses.asdict(config), tokens.manifest, parameters)
     try:
         earlier = _earlier(workdir, run)
         run |= earlier | {"starts": [*earlier["starts"], provenance.start(run)]}

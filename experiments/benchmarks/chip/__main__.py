@@ -3,14 +3,13 @@
     python -m experiments.benchmarks.chip [--minutes=20] [--out=runs/chip]
 
 Measures all TPUs or GPUs of one machine, or its CPU: peak rates, the errors of every
-attention kernel, the fastest tile sizes, and training, evaluation and generation with
-the published configs, beside PyTorch where it sees the same device (extra bench). Each
-part runs in a process of its own with a time limit, so that an out-of-memory, a crash
-or a hang is a row of the report. The same command continues with the parts that are
-left; rows of other code, libraries or devices are measured again.
+attention kernel, and training, evaluation and generation with the published configs,
+beside PyTorch where it sees the same device (extra bench). Each part runs in a process
+of its own with a time limit, so that an out-of-memory, a crash or a hang is a row of
+the report. The same command continues with the parts that are left; rows of other code,
+libraries or devices are measured again.
 
---out gets rows.jsonl, page.md and the table of kernels, which is also put into the
-user's cache folder, where training finds it. The last line on stdout is a JSON object.
+--out gets rows.jsonl and page.md. The last line on stdout is a JSON object.
 """
 
 import argparse
@@ -18,7 +17,6 @@ import json
 import os
 import sys
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +35,6 @@ def measure_all(args: argparse.Namespace, until: float) -> list[dict[str, Any]]:
     file = rows.File(args.out / "rows.jsonl", facts, args.retry)
     file.add(machine | {"load_average": load})
     parts = plan.plan(facts, args.tiny)
-    checks = Counter(part["kernel"] for part in parts if part["part"] == "check")
     for number, part in enumerate(parts, 1):
         if file.find(part):
             continue
@@ -51,7 +48,6 @@ def measure_all(args: argparse.Namespace, until: float) -> list[dict[str, Any]]:
         if row["timed_out"] and left < limit:
             continue  # the next run gives it the whole limit
         file.add(row | {"load_average": round(os.getloadavg()[0], 2)})
-        rows.save_table(file.found(), args.out, facts, checks, args.tiny)
     return [file.find(part) or {**part, "left": True} for part in [first, *parts]]
 
 

@@ -1,12 +1,9 @@
-"""The attention kernels on a device: their errors, and their fastest blocks.
+"""The errors of the attention kernels on a device.
 
 Dims: R <= K distances.
 """
 
 import contextlib
-import functools
-import itertools
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,14 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.benchmarks.chip import oracle
-from experiments.benchmarks.chip.timing import seconds_of
-from txl_jax.errors import UserError
-from txl_jax.kernels import chunked, dispatch, tiles
+from txl_jax.kernels import dispatch
 from txl_jax.kernels.hash import AttentionDropout
-from txl_jax.kernels.measured import name_sizes
-from txl_jax.kernels.sharded import device_kind
-from txl_jax.kernels.tpu import blocks as tpu_blocks
-from txl_jax.kernels.tpu import fused as tpu
 from txl_jax.kernels.xla import Kernel
 
 NAMES = ("q_BLHA", "k_BKHA", "v_BKHA", "r_RHA", "u_HA", "w_HA", "bias_HR")
@@ -131,76 +122,3 @@ def check(part: dict[str, Any]) -> Iterator[dict[str, Any]]:
             where = " ".join(filter(None, (str(part["shape"]), part["terms"])))
             result["fault"] = result["fault"] or f"{name} at {where}: {off}"
         yield result
-
-
-def chunked_blocks(shape: list[int], _: int) -> list[tuple[list[int], Kernel]]:
-    """Returns sizes for the kernel `chunked`: the default, then all that are tried."""
-    B, H, L, M = shape[:4]
-    K = M + L
-    Xs = {tiles.even_parts(L, most) for most in (64, 128, 256, 512)}
-    Ys = {tiles.even_parts(K, most) for most in (128, 256, 512, 1024, 2048)}
-    default = tiles.estimate(B * H, L, K)
-    tried = [default, *itertools.product(sorted(Xs), sorted(Ys))]
-    kernels = {
-        (X, Y): functools.partial(chunked.rel_attention, blocks=(X, Y))
-        for X, Y in tried
-        if X <= Y
-    }
-    return [(list(sizes), kernel) for sizes, kernel in kernels.items()]
-
-
-def tpu_sizes(shape: list[int], itemsize: int) -> list[tuple[list[int], Kernel]]:
-    """Returns tiles and strips of the kernel `tpu`: the default, then what is tried."""
-    _, _, L, M, A, _ = shape
-    operands = L, M + L, A, itemsize
-    kind = device_kind()
-    tried = [tpu_blocks.estimate(kind, *operands)]
-    for tile in tpu_blocks.candidates(*operands[:2]):
-        fits = (tpu_blocks.fit(kind, *operands, tile, X) for X in (0, 128, 512))
-        tried += [blocks for blocks in fits if blocks]
-    tried[1:] = sorted(tried[1:], key=tpu_blocks.bundles)[:16]
-    return [
-        ([each.tile, each.columns], functools.partial(tpu.rel_attention, blocks=each))
-        for each in dict.fromkeys(tried)
-    ]
-
-
-def tune(part: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yields the fastest blocks of a kernel so far; the default is measured first.
-
-    Blocks count if their results are those of the default, which `check` has checked.
-    After part["seconds"] no others are tried.
-    """
-    shape, kernel, dtype = part["shape"], part["kernel"], part["dtype"]
-    until = time.monotonic() + part["seconds"]
-    itemsize = jnp.dtype(dtype).itemsize
-    B, H, L, M, A, R = shape
-    rows = [] if kernel == "tpu" else [B * H]
-    key = name_sizes(kernel, *rows, L, M + L, A, itemsize)
-    candidates = {"tpu": tpu_sizes, "chunked": chunked_blocks}[kernel](shape, itemsize)
-    arguments = place(*make_inputs(shape), dtype)
-    expected: dict[str, Any] = {}
-    result: dict[str, Any] = {"key": key, "tried": [], "best": None, "left": 0}
-    for number, (sizes, function) in enumerate(candidates):
-        if time.monotonic() > until:
-            result["left"] = len(candidates) - number
-            break
-        row: dict[str, Any] = {"sizes": sizes}
-        try:
-            call = with_gradients(function, None)
-            actual = {name: np.asarray(x) for name, x in call(*arguments).items()}
-            expected = expected or actual
-            row["error"] = max(compare(actual, expected).values())
-            row["seconds"] = seconds_of(functools.partial(call, *arguments), 0.2)
-        except (jax.errors.JaxRuntimeError, UserError) as error:
-            row["failed"] = str(error).partition("\n")[0][:200]
-        result["tried"].append(row)
-        right = [each for each in result["tried"] if agrees(each, dtype)]
-        result["best"] = min(right, key=lambda each: each["seconds"], default=None)
-        yield result
-    yield result
-
-
-def agrees(row: dict[str, Any], dtype: str) -> bool:
-    """Returns whether blocks ran with right results."""
-    return "seconds" in row and row["error"] <= TOLERANCES[dtype]

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 from experiments.benchmarks import record
 from experiments.benchmarks.chip.timing import memory_bytes, seconds_of
 from txl_jax.aot import chips, gpus, roofline
-from txl_jax.kernels import measured
 from txl_jax.runtime.programs import usable_cores
 
 
@@ -58,7 +57,6 @@ def measure(part: dict[str, Any]) -> Iterator[dict[str, Any]]:
         "count": len(devices),
         "processor": processor(),
         "memory_bytes": memory_bytes(),
-        "table": measured.file_name(kind),
         "known_flops": roofline.known_peak(kind),
         "known_bandwidth": slices.chip.hbm_bandwidth if slices else 0,
         "topology": slices.name if slices else "",

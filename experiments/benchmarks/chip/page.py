@@ -79,32 +79,6 @@ def check_lines(found: list[Row]) -> list[str]:
     return table(columns, lines)
 
 
-def tile_lines(found: list[Row]) -> list[str]:
-    """Returns the fastest blocks and their gain."""
-    lines = []
-    for row in found:
-        if row["part"] != "tiles" or "result" not in row:
-            continue
-        cells = [f"`{row['kernel']}`", plan.shape_name(row["shape"])]
-        best = row["result"].get("best")
-        if not best:
-            lines.append([*cells, "", "", "", row["error"] or "nothing ran"])
-            continue
-        default = row["result"]["tried"][0]
-        gain = rows.gain(row)
-        tried, left = len(row["result"]["tried"]), row["result"]["left"]
-        lines.append(
-            [
-                *cells,
-                f"{default['sizes']}, {number(1e3 * default.get('seconds', 0), 'ms')}",
-                f"{best['sizes']}, {number(1e3 * best['seconds'], 'ms')}",
-                number(gain) if gain >= rows.GAIN else "none",
-                f"{tried}" + (f" of {tried + left}" if left else ""),
-            ]
-        )
-    return table("kernel, shape, default, fastest, gain, tried", lines)
-
-
 def compiled_ahead(row: Row, topology: str) -> str:
     """Returns the memory of the same step in gpus.jsonl, if it was compiled there."""
     name = {"topology": topology, "experiment": row["experiment"], "most": False}
@@ -233,7 +207,6 @@ def page(found: list[Row], flags: list[str], seconds: float) -> str:
     sections = {
         "Machine": machine_lines(first),
         "Attention kernels": [CHECKS, "", *check_lines(found), "", *bullets(wrong)],
-        "Tile sizes": [TILES, "", *tile_lines(found)],
         f"Training in {dtype}": [
             TRAINING,
             "",
@@ -261,9 +234,6 @@ same array, against the equations in numpy and float64, with dropout 0.1. A shap
 streams x heads x queries + memory x head size. Terms are those of a score besides q k:
 the paper's, or those of another position scheme. "float32" has exact products, "by
 default" the device's own."""
-TILES = """\
-Blocks of queries and keys (`chunked`), or tile and strip (`tpu`): forward and backward
-pass, without dropout. A gain goes into the table of kernels."""
 TRAINING = """\
 Updates as `train` makes them, on all devices, on random words by Zipf's law. MFU counts
 no recomputation. `--mode=compile` gives bounds on it; in parentheses is the memory that

@@ -35,7 +35,7 @@ TERMS = {
 TORCH_MODES, TASKS = ("eager", "compile"), ("train", "evaluate", "generate")
 # Seconds after which a part is ended.
 LIMITS = {
-    **{"machine": 180, "check": 240, "tiles": 300, "train": 300, "most": 600},
+    **{"machine": 180, "check": 240, "train": 300, "most": 600},
     **{"evaluate": 240, "generate": 240, "torch": 240},
 }
 
@@ -86,7 +86,7 @@ def plan(machine: Part, tiny: bool) -> list[Part]:
     common = {"dtype": "float32" if cpu else "bfloat16", "tiny": tiny}
     names = ON_CPU if cpu else EXPERIMENTS
     checked = SHAPES_ON_CPU if cpu else EXPERIMENTS
-    parts = [*attention_parts("check", checked[:2], machine, common)]
+    parts = [*checks(checked[:2], machine, common)]
     for rank, name in enumerate(names):
         each = {"experiment": name, **common}
         # Which kernel is faster in a step is known for no chip.
@@ -99,38 +99,27 @@ def plan(machine: Part, tiny: bool) -> list[Part]:
                 for mode in TORCH_MODES
                 for task in TASKS
             ]
-        if rank == 1 or cpu:
-            parts += attention_parts("tiles", checked[:2], machine, common)
     if not cpu:
-        rest = attention_parts("check", checked[2:], machine, common)
+        rest = checks(checked[2:], machine, common)
         parts += [part for part in rest if not part["terms"]]
-        most = [{"part": "most", "experiment": name, **common} for name in names]
-        parts += most[:2]
-        parts += attention_parts("tiles", checked[2:], machine, common)
-        parts += most[2:]
+        parts += [{"part": "most", "experiment": name, **common} for name in names]
     return parts
 
 
-def attention_parts(
-    kind: str, names: tuple[str, ...], machine: Part, common: Part
-) -> Iterator[Part]:
-    """Yields a part for each kernel and distinct shape; `xla` has no tiles."""
+def checks(names: tuple[str, ...], machine: Part, common: Part) -> Iterator[Part]:
+    """Yields a part for each kernel and distinct shape, at the first for all terms."""
     seen = []
     for name in names:
         config = read({"experiment": name, **common})
         for shape in shapes(config, machine["count"]):
-            if kind == "check":
-                shape[0] = min(shape[0], CHECKED_STREAMS)
+            shape[0] = min(shape[0], CHECKED_STREAMS)
             if shape in seen:
                 continue
             seen.append(shape)
             for kernel in kernels(machine):
-                part = {"part": kind, "kernel": kernel, "shape": shape, **common}
-                if kind == "check":
-                    for terms in TERMS if shape == seen[0] else ("",):
-                        yield part | {"terms": terms}
-                elif kernel != "xla":
-                    yield part
+                part = {"part": "check", "kernel": kernel, "shape": shape, **common}
+                for terms in TERMS if shape == seen[0] else ("",):
+                    yield part | {"terms": terms}
 
 
 def shape_name(shape: list[int]) -> str:

@@ -18,7 +18,6 @@ Dims: T rows of a tile, W lanes of its keys, Z of its queries, I query tiles.
 from typing import Any, NamedTuple
 
 from txl_jax.errors import UserError
-from txl_jax.kernels import measured
 from txl_jax.kernels.skew import LANES
 
 # bfloat16 packs two rows into one of a register, so its registers have 16.
@@ -133,17 +132,12 @@ def candidates(L: int, K: int) -> list[int]:
 
 
 def fit(
-    device_kind: str, L: int, K: int, A: int, itemsize: int, tile: int, columns: int = 0
+    device_kind: str, L: int, K: int, A: int, itemsize: int, tile: int
 ) -> Blocks | None:
-    """Returns the blocks of a tile size, or None if the chip's VMEM is too small.
-
-    columns: of a strip, 0 = 256, or all of them.
-    """
+    """Returns the blocks of a tile size, or None if the chip's VMEM is too small."""
     blocks = make_blocks(L, K, tile, LANES)
     Z = blocks.query_width
-    blocks = blocks._replace(columns=columns or (256 if Z % 256 == 0 else Z))
-    if tile % ROWS or Z % blocks.columns or blocks.columns % LANES:
-        return None
+    blocks = blocks._replace(columns=256 if Z % 256 == 0 else Z)
     need = vmem_bytes(blocks, A, itemsize)
     if need > VMEM[device_kind]:
         return None
@@ -151,7 +145,7 @@ def fit(
 
 
 def choose(device_kind: str, L: int, K: int, A: int, itemsize: int = 2) -> Blocks:
-    """Returns the fastest blocks measured on this chip, or else those of `estimate`.
+    """Returns the block sizes with the least work whose VMEM sum fits the chip.
 
     Raises UserError for an unknown chip, or if no size fits.
     """
@@ -160,21 +154,7 @@ def choose(device_kind: str, L: int, K: int, A: int, itemsize: int = 2) -> Block
             f'kernel "tpu" needs a TPU of v4 or later, not {device_kind!r} (it knows '
             f'{", ".join(VMEM)}): use model.kernel "xla" or "chunked"'
         )
-    sizes = L, K, A, itemsize
-    key = measured.name_sizes("tpu", *sizes)
-    match measured.read(device_kind).sizes.get(key):
-        case [tile, columns] if blocks := fit(device_kind, *sizes, tile, columns):
-            return blocks
-    return estimate(device_kind, *sizes)
-
-
-def estimate(device_kind: str, L: int, K: int, A: int, itemsize: int = 2) -> Blocks:
-    """Returns the block sizes with the least work whose VMEM sum fits the chip.
-
-    Raises UserError if no size fits.
-    """
-    sizes = L, K, A, itemsize
-    tried = (fit(device_kind, *sizes, tile) for tile in candidates(L, K))
+    tried = (fit(device_kind, L, K, A, itemsize, tile) for tile in candidates(L, K))
     if not (fitting := [blocks for blocks in tried if blocks]):
         raise UserError(
             f'kernel "tpu" keeps the gradients of all {K} keys of a head in VMEM, '
