@@ -3,8 +3,10 @@
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -36,6 +38,20 @@ def in_process(part: Row, limit: float) -> Row:
     *_, result = kinds[part["part"]](part)
     timed = {"seconds_taken": 1.0, "timed_out": False}
     return {**part, "result": result, "error": "", **timed}
+
+
+def device(*coords: int, **more: int) -> Any:
+    return SimpleNamespace(device_kind="TPU v5 lite", coords=coords, **more)
+
+
+def test_attached_chips_are_found() -> None:
+    places = [(x, y, 0) for x in range(4) for y in range(2)]
+    (found,) = {machine.attached([device(*place) for place in places])}
+    assert found is not None and (found.name, found.slices) == ("v5e:4x2", 1)
+    two = [device(0, 0, 0, slice_index=0), device(0, 0, 0, slice_index=1)]
+    found = machine.attached(two)
+    assert found is not None and (found.name, found.slices) == ("v5e:1x1", 2)
+    assert machine.attached(jax.devices()) is None
 
 
 def test_a_folder_that_cannot_be_made_is_one_line(

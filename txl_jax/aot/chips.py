@@ -129,17 +129,6 @@ KINDS = {  # by jax's name of a device's kind
     **{"TPU v5 lite": "v5e", "TPU v5e": "v5e", "TPU v6 lite": "v6e", "TPU v6e": "v6e"},
 }
 
-
-def attached(devices: list[Any]) -> Slices | None:
-    """Returns the slices of a run's devices; None unless they are TPUs in CHIPS."""
-    if (kind := KINDS.get(devices[0].device_kind)) is None:
-        return None
-    axes = zip(*(device.coords for device in devices), strict=True)
-    lengths = [len(set(axis)) for axis in axes][: CHIPS[kind].axes]
-    count = len({getattr(device, "slice_index", 0) for device in devices})
-    return find(f"{kind}:{'x'.join(map(str, lengths))}", count)
-
-
 # Without these, libtpu looks for the host of a TPU.
 ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",

@@ -12,7 +12,6 @@ from jax.sharding import Mesh
 
 from txl_jax import metrics
 from txl_jax.cli import dynamic, evaluate, generate
-from txl_jax.cli.bound import Bound
 from txl_jax.cli.prepare import prepare
 from txl_jax.cli.steps import training_step
 from txl_jax.config import Config
@@ -119,14 +118,17 @@ def train_on(
         return evaluate_split(params, valid_tokens, progress)["nll"]
 
     program = make_program(config.model, config.train, config.optim, mesh)
-    bound = Bound(config, mesh, program.step)
-    compile = report_compilation("the training step", bound.compile)
-    program = program._replace(step=bound, compile=compile)
+
+    def compile(*args: Any) -> object:
+        """Compiles a call's program, which the call reuses."""
+        return program.step.lower(*args).compile()
+
+    program = program._replace(compile=report_compilation("the training step", compile))
     read_batch = make_streams(config, train_tokens, rows).batch
     diagnosis = Diagnosis(config.model, config.train)
     hooks = dataclasses.replace(
         observers,
-        fetched=[diagnosis.fetched, bound.fetched, *observers.fetched],
+        fetched=[diagnosis.fetched, *observers.fetched],
         boundary=[diagnosis.ends, *observers.boundary],
         validated=[expected.report, *observers.validated],
         saved=[*observers.saved, diagnosis.raise_if_found],  # which may raise

@@ -16,12 +16,22 @@ from txl_jax.aot import chips, gpus, roofline
 from txl_jax.runtime.programs import usable_cores
 
 
+def attached(devices: list[Any]) -> chips.Slices | None:
+    """Returns the slices of the devices; None unless they are TPUs of a known kind."""
+    if (kind := chips.KINDS.get(devices[0].device_kind)) is None:
+        return None
+    axes = zip(*(device.coords for device in devices), strict=True)
+    lengths = [len(set(axis)) for axis in axes][: chips.CHIPS[kind].axes]
+    count = len({getattr(device, "slice_index", 0) for device in devices})
+    return chips.find(f"{kind}:{'x'.join(map(str, lengths))}", count)
+
+
 def find_slices(devices: list[Any]) -> chips.Slices | None:
     """Returns what `--mode=compile` knows of the devices; None if it is nothing."""
     for name, gpu in gpus.GPUS.items():
         if gpu.kind == devices[0].device_kind and len(devices) <= gpus.NVLINK:
             return chips.find(f"{name}:{len(devices)}")
-    return chips.attached(devices)
+    return attached(devices)
 
 
 def find_torch(platform: str) -> str:
