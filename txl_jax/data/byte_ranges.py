@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -60,19 +61,24 @@ def cut_at(ranges: Sequence[ByteRange], offsets: Sequence[int]) -> Splits:
 
 
 def cut_by_lines(ranges: Sequence[ByteRange]) -> Splits:
-    """Cuts the concatenated ranges 90/5/5, at ends of lines where there are any."""
+    """Cuts the concatenated ranges 90/5/5, where the first of ENDS allows it."""
     total = size(ranges)
     targets = (total * 90 // 100, total * 95 // 100, total)
-    return cut_at(ranges, [_line_end(ranges, *pair) for pair in pairwise(targets)])
+    return cut_at(ranges, [_find_end(ranges, *pair) for pair in pairwise(targets)])
 
 
-def _line_end(ranges: Sequence[ByteRange], at: int, limit: int) -> int:
-    """Returns the first offset in `[at, limit)` that follows a newline, else `at`."""
-    offset = max(at - 1, 0)
-    for block in blocks(cut(ranges, offset, limit - 1), 1 << 20):
-        if (index := block.find(b"\n")) >= 0:
-            return offset + index + 1
-        offset += len(block)
+# Where a text may be cut: after a line, a word or a character of UTF-8.
+ENDS = tuple(map(re.compile, (rb"\n", rb"\s", rb"(?s:.)(?=[^\x80-\xbf])")))
+
+
+def _find_end(ranges: Sequence[ByteRange], at: int, limit: int) -> int:
+    """Returns the first end in `[at, limit)`, of a line if there is one, else `at`."""
+    for end in ENDS:
+        offset = max(at - 1, 0)
+        for block in blocks(cut(ranges, offset, limit - 1), 1 << 20):
+            if found := end.search(block):
+                return offset + found.end()
+            offset += len(block)
     return at
 
 
