@@ -76,7 +76,7 @@ def test_lines_and_tokens(tmp_path: Path) -> None:
 def test_stdin_corpora_without_newlines_and_unknown_text(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    stdin = io.TextIOWrapper(io.BytesIO(b"ab\nba\n"))
+    stdin = io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbfab\nba\n"))
     monkeypatch.setattr("sys.stdin", stdin)
     vocab = CharVocab("ab", of_bytes=True)
     (document,) = score.read_documents("-", vocab, drop_newlines=True)

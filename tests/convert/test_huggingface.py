@@ -98,7 +98,7 @@ def test_damaged_folders_are_refused(tmp_path: Path) -> None:
     for text in ("", "[]", "{", "\x80"):
         (tmp_path / "config.json").write_bytes(text.encode("latin-1"))
         assert "is not valid JSON" in refusal(huggingface.from_pretrained, tmp_path)
-    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "config.json").write_text("{}", "utf-8-sig")
     (tmp_path / "pytorch_model.bin").write_bytes(zip_of(tensor_of(6), [("data/0", "")]))
     assert "pytorch_model.bin" in refusal(huggingface.from_pretrained, tmp_path)
 

@@ -38,7 +38,7 @@ def test_blocks_are_exact_over_shards(
         assert b"".join(parts) == expected.read_bytes()
         assert max(map(len, parts)) == min(64, expected.stat().st_size)
     # TFDS reads the folder without this package.
-    folder = tmp_path / "txl_jax" / source.config / "1.0.0"
+    folder = tmp_path / "txl_jax" / source.config / source.corpus.version
     plain = tfds.builder_from_directory(folder).as_data_source("test")
     assert plain[0]["bytes"].tobytes() == (text / "test.bin").read_bytes()[:64]
 

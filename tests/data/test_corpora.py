@@ -2,9 +2,12 @@
 
 import bz2
 import gzip
+import io
 import lzma
 import os
 import random
+import tarfile
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,9 +39,9 @@ Split = Callable[..., Splits]
 def split(tmp_path_factory: pytest.TempPathFactory) -> Split:
     """A function that returns the splits of a corpus."""
 
-    def split(name: str, path: Path | str = "") -> Splits:
+    def split(name: str, path: Path | str = "", document_end: str = "") -> Splits:
         scratch = tmp_path_factory.mktemp("scratch") / "unpacked"
-        return find(name, str(path)).unpack(scratch)
+        return find(name, str(path), document_end=document_end).unpack(scratch)
 
     return split
 
@@ -90,6 +93,9 @@ PACK: dict[str, Any] = {"gz": gzip, "bz2": bz2, "xz": lzma}
         ("train.txt", "valid.txt", "test.md"),
         ("wiki.train.tokens", "wiki.valid.tokens", "wiki.test.tokens"),
         ("train.txt.gz", "valid.txt", "test.txt.xz"),
+        ("Train.txt", "dev.txt", "TEST.md"),
+        ("ptb.train.txt", "my_val2.txt", "test-00000-of-00001.txt"),
+        ("train/test.txt", "validation/book.txt", "test/dev.txt.gz"),
     ],
 )
 def test_text_takes_named_splits(
@@ -100,8 +106,45 @@ def test_text_takes_named_splits(
         pack = PACK.get(name.rpartition(".")[2])
         write(tmp_path / name, pack.compress(text) if pack else text)
     write(tmp_path / ".hidden", b"no")
-    for path in (tmp_path, f"{tmp_path}/*"):
+    for path in (tmp_path, f"{tmp_path}/**"):
         assert {k: joined(v) for k, v in split("text", path).items()} == expected
+
+
+@pytest.mark.parametrize(
+    "names, listing",
+    [
+        ("train.txt test.txt", "train: train.txt; test: test.txt"),
+        ("train.txt a/dev/x.txt", "train: train.txt; valid: a/dev/x.txt"),
+        ("all.txt Test/1 Test/2", "test: Test/1 and 1 more; no split: all.txt"),
+        ("train valid test train_test", "test: test; no split: train_test"),
+        ("train.txt more.txt", ""),
+        ("model.py test_model.py", ""),
+        ("test.txt", ""),
+    ],
+)
+def test_names_of_some_splits_are_refused(
+    names: str, listing: str, tmp_path: Path, split: Split
+) -> None:
+    for name in names.split():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"x" * 100)
+    if listing:
+        with refused(rf"{listing}\): give train, valid and test"):
+            split("text", tmp_path)
+    else:
+        assert size(split("text", tmp_path)["train"]) >= 90
+
+
+def test_files_start_on_lines_of_their_own(tmp_path: Path, split: Split) -> None:
+    texts = b"\xef\xbb\xbffour alpha", b"beta\n", b"\xef\xbb\xbf", b"", b"5" * 99
+    for name, text in zip("abcde", texts, strict=True):
+        write(tmp_path / f"{name}.txt", text)
+    write(tmp_path / "b.txt.gz", gzip.compress(b"\xef\xbb\xbfgamma"))
+    parts = [b"four alpha", b"beta", b"gamma", b"5" * 99]
+    joint = {"": b"\n".join(parts), "<eod>": b"\n<eod>\n".join([*parts, b""])}
+    for end, expected in joint.items():
+        splits = split("text", tmp_path, end)
+        assert b"".join(joined(splits[name]) for name in SPLITS) == expected
 
 
 @pytest.mark.parametrize("suffix", ["txt", *PACK])
@@ -128,6 +171,9 @@ def test_text_joins_sorted_files_and_cuts_at_line_ends(
         (b"x" * 899 + b"\n" + b"x" * 100, (900, 50, 50)),  # a line ends exactly there
         (b"x" * 949 + b"\n" + b"x" * 50, (900, 50, 50)),  # would empty valid
         (b"x" * 999 + b"\n", (900, 50, 50)),  # would empty test
+        (b"x" * 905 + b"\t" + b"x" * 94, (906, 44, 50)),
+        (b"x" + "天".encode() * 333, (901, 51, 48)),  # between characters
+        (b"\x80" * 1000, (900, 50, 50)),  # not UTF-8
     ],
 )
 def test_text_cut_is_at_most_one_split_late(
@@ -149,7 +195,8 @@ def test_text_edition_follows_names_and_contents(tmp_path: Path) -> None:
         editions.append(find("text", str(tmp_path)).edition)
     path.rename(tmp_path / "b")
     editions.append(find("text", str(tmp_path)).edition)
-    assert editions[0] == editions[1] and len(set(editions)) == 4
+    editions.append(find("text", str(tmp_path), document_end="x").edition)
+    assert editions[0] == editions[1] and len(set(editions)) == 5
 
 
 @pytest.mark.parametrize("name", ["stdlb", "tfds", "text:a"])
@@ -169,6 +216,40 @@ def test_catalog_is_complete() -> None:
             assert all(f"/{archive.name}" in url for url in archive.urls)
     published = {name for name, corpus in catalog.CORPORA.items() if corpus.archives}
     assert published == set(miniatures.NAMES)
+
+
+def archive(kind: str) -> bytes:
+    """Returns an archive of one text."""
+    file = io.BytesIO()
+    if kind == "zip":
+        with zipfile.ZipFile(file, "w") as packed:
+            packed.writestr("a.txt", "text")
+    else:
+        with tarfile.open(fileobj=file, mode="w") as packed:
+            packed.addfile(tarfile.TarInfo("a.txt"))
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    "name, content, message",
+    [
+        ("a.txt", archive("zip"), "a zip archive.* with unzip"),
+        ("a.tar", archive("tar"), "a tar archive.* with tar -xf"),
+        ("a.tar.gz", gzip.compress(archive("tar")), "a tar archive.* with tar -xf"),
+        ("a.txt", gzip.compress(b"text"), "compressed by gzip.* with zcat"),
+        ("a.txt", bz2.compress(b"text"), "compressed by bzip2.* with bzcat"),
+        ("a.txt", lzma.compress(b"text"), "compressed by xz.* with xzcat"),
+        ("a.txt", "text".encode("utf-16"), "in UTF-16.* with iconv"),
+        ("a.txt", "text".encode("utf-32"), "in UTF-32.* with iconv"),
+        ("a.jsonl", b'{"text": "a"}', "JSON lines, not text.*jq -r .text"),
+    ],
+)
+def test_other_formats_are_refused(
+    name: str, content: bytes, message: str, tmp_path: Path, split: Split
+) -> None:
+    write(tmp_path / name, content)
+    with refused(f"{name} is {message}"):
+        split("text", tmp_path / name)
 
 
 @pytest.mark.parametrize("suffix", PACK)

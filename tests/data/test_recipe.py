@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.data import miniatures
@@ -13,6 +14,7 @@ from txl_jax.data import vocab as vocabulary
 from txl_jax.data.catalog import CORPORA
 from txl_jax.data.options import SPLITS, DataConfig
 from txl_jax.data.recipe import resolve
+from txl_jax.data.streams import Position, Streams
 from txl_jax.data.tokens import Tokens, prepare
 from txl_jax.data.word import Lines, WordVocab
 
@@ -162,6 +164,21 @@ def test_a_vocabulary_file_encodes_another_corpus(tmp_path: Path) -> None:
     assert own.split("train").tolist() == [1, 2, 3, 0]
     assert own.manifest["convention"] == "words"
     assert own.folder != made.folder
+
+
+@pytest.mark.parametrize("kind, end", [("word", "<eod>"), ("byte", "\f")])
+def test_files_are_documents(kind: str, end: str, tmp_path: Path) -> None:
+    path = write_text(tmp_path / "text", "")
+    for name in "ab":
+        (tmp_path / "text" / f"{name}_train.txt").write_text("a b")
+    config = DataConfig("text", path, str(tmp_path), kind, document_end=end)
+    made = prepare(config)
+    tokens = made.split("train")
+    assert made.vocab.decode(tokens) == f"a b\n{end}\n" * 2
+    at = vocabulary.find(made.vocab, end)
+    streams = Streams(tokens, 1, len(tokens), reset_memory_at=at)
+    (_, second) = np.flatnonzero(streams.batch(Position())[0].first_SBL)
+    assert made.vocab.decode(tokens[second:]) == f"\na b\n{end}\n"
 
 
 def test_subwords_are_learned_and_lose_nothing(tmp_path: Path) -> None:

@@ -180,8 +180,11 @@ def test_a_list_of_words_is_read(tmp_path: Path) -> None:
     path.write_text("<S> 12\n</S> 11\n<UNK> 9\nthe 7\n", "utf-8")
     made = vocab.read(path, lambda words: WordVocab(words, TENSORFLOW))
     assert made.encode("the zebra").tolist() == [0, 3, 2] and made.unknown == 2
-    path.write_text("<eos>\na\nb\na\n")
-    assert len(vocab.read(path, WordVocab)) == 3
+    path.write_text("<eos>\na\nb\na\n", "utf-8-sig")
+    assert vocab.read(path, WordVocab).to_json()["words"] == ["<eos>", "a", "b"]
+    path = tmp_path / "vocab.json"
+    path.write_text(vocab.dumps(made), "utf-8-sig")
+    assert vocab.read(path, WordVocab).to_json() == made.to_json()
     with refused("has 'a' twice"):
         WordVocab(["<eos>", "a", "b", "a"])
 

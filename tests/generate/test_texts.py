@@ -41,7 +41,7 @@ def draw(
 
 
 def test_samples_have_their_prompts_seeds_and_scores(tmp_path: Path) -> None:
-    (tmp_path / "prompts").write_text("the cat\n\na dog is a\n")
+    (tmp_path / "prompts").write_text("the cat\n\na dog is a\n", "utf-8-sig")
     several = draw(prompt=f"@{tmp_path}/prompts", samples=2, seed=5)
     assert [each.prompt for each in several] == ["the cat"] * 2 + ["a dog is a"] * 2
     assert [each.seed for each in several] == [5, 6, 7, 8]
@@ -85,7 +85,7 @@ def test_prompts_come_from_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
         prompts = texts.read_prompts(make_config(prompt="@-"), VOCAB)
         return [VOCAB.decode(each) for each in prompts]
 
-    assert read(b"the dog\r\n\na cat") == ["the dog", "a cat"]
+    assert read(b"\xef\xbb\xbfthe dog\r\n\na cat") == ["the dog", "a cat"]
     with refused("has no prompts"):
         read(b"\n")
     with refused("generate.prompt = 'nowhere' cannot be read"):

@@ -105,6 +105,7 @@ WRITTEN: dict[str, str | bytes] = {
     "marked.txt": "<eos>\none\n",
     "many.txt": "\n".join(["<eos>", *map(str, range(300))]),
     "nothing.txt": "",
+    "ids.json": '{"<eos>": 0, "one": 1}',
     "hollow/.hidden": "",
 }
 # Copies of a folder, in each of which one file is changed: of what, which, how.
@@ -214,7 +215,8 @@ score run --path={home}/bomb.gz           | unpacks to over 100 times its size
 score run --path={home}/nothing.txt       | has no token after another
 new data.path={home}/*.none               | matches no file: correct the glob
 new data.path={home}/hollow               | is a folder without files: add some text
-new data.path={home}/splits               | leave only those three
+new data.path={home}/splits               | no split: more.txt): give train, valid
+new data.vocab_path={home}/ids.json       | its words in the order of their ids
 new data.path={long}                      | File name too long
 new data.corpus=enwik8                    | leave it empty, or set data.corpus='text'
 new data.corpus=wt103 data.path=          | did you mean 'wikitext103'

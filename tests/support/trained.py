@@ -88,7 +88,7 @@ def train_home(path: Path) -> Home:
     """Trains the run in a new folder; takes seconds, nearly all of them compiling."""
     path.mkdir()
     (path / "text.txt").write_text(TEXT)
-    (path / "curve.json").write_text(json.dumps(CURVE))
+    (path / "curve.json").write_text(json.dumps(CURVE), "utf-8-sig")
     files = {"path": "text.txt", "data_dir": "data", "curve": "curve.json"}
     places = {name: str(path / file) for name, file in files.items()}
     (path / "tiny.py").write_text(EXPERIMENT.format(**places))

@@ -73,7 +73,7 @@ def weight_file(folder: Path) -> Path:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         with reading(path):
-            fields = json.loads(regular(path).read_text("utf-8"))
+            fields = json.loads(regular(path).read_text("utf-8-sig"))
         if not isinstance(fields, dict):
             raise ValueError("it is not an object")
         return fields

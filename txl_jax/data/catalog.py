@@ -152,7 +152,7 @@ def _lm1b() -> tuple[Archive, ...]:
 
 _ALL = (
     Corpus("stdlib", "PSF-2.0"),
-    Corpus("text", "the user's"),
+    Corpus("text", "the user's", "1.1.0"),
     Corpus("copying", "CC0-1.0"),
     Corpus(
         "enwik8",

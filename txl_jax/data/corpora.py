@@ -47,7 +47,9 @@ class Source:
         return splits
 
 
-def find(name: str, path: str = "", data_dir: Path = Path()) -> Source:
+def find(
+    name: str, path: str = "", data_dir: Path = Path(), document_end: str = ""
+) -> Source:
     """Returns the source of a corpus, without reading it.
 
     `data_dir` contains downloads and TFDS datasets.
@@ -60,14 +62,16 @@ def find(name: str, path: str = "", data_dir: Path = Path()) -> Source:
             f"{', '.join(known)}"
         )
     corpus = CORPORA[kind]
-    if path and kind != "text":
-        raise UserError(
-            f"data.path={path!r} is for data.corpus='text', not {name!r}: leave it "
-            "empty, or set data.corpus='text'"
-        )
+    for field, value in (("path", path), ("document_end", document_end)):
+        if value and kind != "text":
+            raise UserError(
+                f"data.{field}={value!r} is for data.corpus='text', not {name!r}: "
+                "leave it empty, or set data.corpus='text'"
+            )
     if kind == "text":
-        edition = files.text_edition(path)
-        return Source(corpus, edition, partial(files.split_text, path))
+        edition = files.text_edition(path, document_end)
+        split = partial(files.split_text, path, document_end=document_end)
+        return Source(corpus, edition, split)
     if kind == "stdlib":
         edition = platform.python_version()
         return Source(corpus, edition, lambda _: files.split_stdlib())

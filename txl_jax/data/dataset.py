@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from txl_jax.data.byte_ranges import Splits, whole
-from txl_jax.data.options import SPLITS
+from txl_jax.data.options import SPLIT_NAMES, SPLITS
 from txl_jax.errors import UserError
 from txl_jax.report.checksum import DAMAGE
 from txl_jax.report.progress import Progress
 from txl_jax.runtime.storage import one_line, regular
 
 INFO = "dataset_info.json"
-OURS = {"train": "train", "validation": "valid", "valid": "valid", "test": "test"}
 READ_BYTES = 1 << 22  # per read; reading single short texts was 30 times slower
 
 
@@ -72,7 +71,8 @@ def unpack(folder: Path, scratch: Path) -> Splits:
     with refusing_damage(folder):
         builder = tfds.builder_from_directory(folder)
         feature = _text_feature(folder, builder.info.features)
-        ours = {OURS[name]: name for name in builder.info.splits if name in OURS}
+        names = [name for name in builder.info.splits if name in SPLIT_NAMES]
+        ours = {SPLIT_NAMES[name]: name for name in names}
     if missing := [split for split in SPLITS if split not in ours]:
         raise UserError(
             f"{folder} has the splits {', '.join(builder.info.splits)}, so "

@@ -1,29 +1,35 @@
 """Local text: Python's standard library and the user's files."""
 
 import bz2
+import codecs
 import glob
 import gzip
 import hashlib
 import lzma
 import os
+import re
 import sys
 import sysconfig
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from txl_jax.data.byte_ranges import (
     ByteRange,
+    ByteRanges,
     Splits,
+    blocks,
     checksum,
     cut_by_lines,
     reading,
     size,
     whole,
 )
-from txl_jax.data.options import SPLITS
+from txl_jax.data.options import SPLIT_NAMES, SPLITS
 from txl_jax.errors import UserError
+from txl_jax.report.log import say
 
 # How files are decompressed, by their suffix.
 COMPRESSED: dict[str, Callable[[Path, str], Any]] = {
@@ -31,6 +37,25 @@ COMPRESSED: dict[str, Callable[[Path, str], Any]] = {
     ".bz2": bz2.open,
     ".xz": lzma.open,
 }
+
+HEAD = 512  # bytes at the start of a file that show what it is
+# What the first bytes show a file to be: their offset, their value, the name, and the
+# command that makes text of it.
+NOT_TEXT = (
+    (0, b"PK\x03\x04", "a zip archive", "unzip"),
+    (257, b"ustar", "a tar archive", "tar -xf"),
+    (0, b"\x1f\x8b", "compressed by gzip", "zcat"),
+    (0, b"BZh91AY&SY", "compressed by bzip2", "bzcat"),
+    (0, b"\xfd7zXZ\0", "compressed by xz", "xzcat"),
+    (0, b"\x28\xb5\x2f\xfd", "compressed by zstd", "zstdcat"),
+    (0, b"7z\xbc\xaf\x27\x1c", "a 7z archive", "7z x"),
+    (0, b"%PDF-", "a PDF", "pdftotext"),
+    (0, b"PAR1", "a table in Parquet", "pyarrow.parquet.read_table"),
+    (0, b"\x93NUMPY", "a NumPy array", "numpy.load"),
+    (0, codecs.BOM_UTF32_LE, "in UTF-32", "iconv -f UTF-32 -t UTF-8"),
+    (0, codecs.BOM_UTF16_LE, "in UTF-16", "iconv -f UTF-16 -t UTF-8"),
+    (0, codecs.BOM_UTF16_BE, "in UTF-16", "iconv -f UTF-16 -t UTF-8"),
+)
 
 EXPANSION = 100  # text shrinks to a tenth, repeated lines to a hundredth
 
@@ -80,31 +105,75 @@ def split_stdlib() -> Splits:
     return {split: tuple(ranges) for split, ranges in splits.items()}
 
 
-def text_edition(path: str) -> str:
+def text_edition(path: str, document_end: str = "") -> str:
     """Returns a hash of the paths and contents of the user's files.
 
     Reads all of them, so that no change goes unnoticed: about a second per GB.
     """
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(os.fsencode(document_end))
     with reading(path):
         for file in text_files(path):
             digest.update(os.fsencode(f"{file.resolve()}\0{checksum(file)}\n"))
     return digest.hexdigest()[:16]
 
 
-def split_text(path: str, scratch: Path) -> Splits:
-    """Returns the splits of the user's files, compressed ones unpacked in `scratch`."""
-    files, ranges = text_files(path), []
+def split_text(path: str, scratch: Path, document_end: str = "") -> Splits:
+    """Returns the splits of the user's files: those that names state, or a cut.
+
+    Compressed files are unpacked in `scratch`. document_end: see DataConfig.
+    """
+    files = text_files(path)
+    splits, texts = _named_splits(path, files), []
     for number, file in enumerate(files):
-        if file.suffix in COMPRESSED:
+        packed = file.suffix in COMPRESSED
+        if (file.stem if packed else file.name).endswith((".jsonl", ".ndjson")):
+            raise UserError(
+                f"{file} is JSON lines, not text: convert it, with jq -r .text if that "
+                "is the field of the text; or rename it to read it as it is"
+            )
+        if packed:
             target = scratch / str(number)
             with target.open("wb") as out:
                 out.writelines(read_blocks(file))
-            file = target
-        ranges.append(whole(file))
-    if not size(ranges):
+            texts.append(whole(target))
+        else:
+            with reading(file), file.open("rb") as opened:
+                start = text_start(opened.read(HEAD), file)
+            texts.append(replace(whole(file), start=start))
+    if not size(texts):
         raise UserError(f"data.path={path!r} has no text: all its files are empty")
-    return _split_by_name(path, files, ranges) or cut_by_lines(ranges)
+    if not splits:
+        return cut_by_lines(_join(texts, scratch, document_end))
+    parts: dict[str, list[ByteRange]] = {split: [] for split in SPLITS}
+    for split, text in zip(splits, texts, strict=True):
+        parts[split].append(text)
+    return {split: _join(parts[split], scratch, document_end) for split in SPLITS}
+
+
+def _join(texts: Sequence[ByteRange], scratch: Path, end: str) -> ByteRanges:
+    """Returns the texts, each on lines of its own and followed by `end`, if not ""."""
+    path = scratch / "border"
+    path.write_bytes(b"\n" + (os.fsencode(end) + b"\n" if end else b""))
+    border, parts = whole(path), []
+    for text in texts:
+        if size([text]):
+            (last,) = blocks([replace(text, start=text.stop - 1)], 1)
+            parts += [text, replace(border, start=int(last == b"\n"))]
+    return tuple(parts if end else parts[:-1])
+
+
+def text_start(head: bytes, name: Path | str) -> int:
+    """Returns the length of the byte order mark of UTF-8 at the start of a text.
+
+    `head` are its first HEAD bytes. Raises UserError if they show that it is no text.
+    """
+    for offset, magic, what, command in NOT_TEXT:
+        if head.startswith(magic, offset):
+            raise UserError(
+                f"{name} is {what}, not text in UTF-8: unpack or convert it first, as "
+                f"with {command}"
+            )
+    return len(codecs.BOM_UTF8) if head.startswith(codecs.BOM_UTF8) else 0
 
 
 def read_blocks(path: Path) -> Iterator[bytes]:
@@ -118,13 +187,14 @@ def read_blocks(path: Path) -> Iterator[bytes]:
         try:
             with COMPRESSED.get(path.suffix, Path.open)(path, "rb") as file:
                 while block := file.read(1 << 20):
+                    start = 0 if unpacked else text_start(block, path)
                     unpacked += len(block)
                     if unpacked > most and path.suffix in COMPRESSED:
                         raise UserError(
                             f"{path} unpacks to over {EXPANSION} times its size: if "
                             "that is intended, unpack it yourself"
                         )
-                    yield block
+                    yield block[start:]
         except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
             if isinstance(error, OSError) and error.errno:
                 raise
@@ -138,7 +208,8 @@ def read_stdin(field: str) -> bytes:
     """Returns all of stdin; raises UserError, naming the field, if it is closed."""
     if sys.stdin is None:
         raise UserError(f"{field}: stdin is closed: give a file, or text on stdin")
-    return sys.stdin.buffer.read()
+    data = sys.stdin.buffer.read()
+    return data[text_start(data, "stdin") :]
 
 
 def text_files(path: str, field: str = "data.path") -> list[Path]:
@@ -172,26 +243,43 @@ def text_files(path: str, field: str = "data.path") -> list[Path]:
     return files
 
 
-def _split_by_name(
-    path: str, files: Sequence[Path], ranges: Sequence[ByteRange]
-) -> Splits:
-    """Returns train.*, valid.* and test.* as the splits, or {} if one is missing.
+def _named_splits(path: str, files: Sequence[Path]) -> list[str]:
+    """Returns the splits that the names of files and folders state, or [].
 
-    A prefix "wiki.", as in wiki.train.tokens, is ignored.
+    Raises UserError if they state only some splits, or not all files have one: text
+    that is meant for a test would be trained on.
     """
-    top = min((file.parent for file in files), key=lambda folder: len(folder.parts))
-    named = {
-        file.name.removeprefix("wiki.").partition(".")[0]: part
-        for file, part in zip(files, ranges, strict=True)
-        if file.parent == top
-    }
-    if not named.keys() >= set(SPLITS):
-        return {}
-    if len(files) > len(SPLITS):
-        # Concatenating all files would train on the test text.
+    top = os.path.commonpath([file.parent for file in files])
+    names = [file.relative_to(top) for file in files]
+    splits = [*map(_named_split, names)]
+    found: dict[str, list[Path]] = {split: [] for split in (*SPLITS, "")}
+    for name, split in zip(names, splits, strict=True):
+        found[split].append(name)
+    listing = "; ".join(
+        f"{split or 'no split'}: {some[0]}"
+        + (f" and {len(some) - 1} more" if some[1:] else "")
+        for split, some in found.items()
+        if some
+    )
+    if {*splits} == {*SPLITS}:
+        say(f"data: splits by name: {listing}")
+        return splits
+    # One split alone is stated by a whole name: test.txt, not test_model.py.
+    wholes = {name.parts[0].lower().partition(".")[0] for name in names}
+    held_out = wholes & SPLIT_NAMES.keys() - {"train"}
+    if len(files) > 1 and (held_out or len({*splits} - {""}) > 1):
         raise UserError(
-            f"data.path={path!r} has train.*, valid.* and test.* and "
-            f"{len(files) - len(SPLITS)} more files: leave only those three, or move "
-            "them if they are not the splits"
+            f"data.path={path!r} has names of splits ({listing}): give train, valid "
+            "and test and nothing else (valid can be the last lines of train), or "
+            "rename files that are not splits"
         )
-    return {split: (named[split],) for split in SPLITS}
+    return []
+
+
+def _named_split(name: Path) -> str:
+    """Returns the split that the first possible part of a path states, or ""."""
+    for part in name.parts:
+        words = re.findall(r"[^\W\d_]+", part.lower())
+        if stated := {SPLIT_NAMES[word] for word in words if word in SPLIT_NAMES}:
+            return stated.pop() if len(stated) == 1 else ""
+    return ""

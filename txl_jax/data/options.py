@@ -12,6 +12,10 @@ CONVENTIONS = tuple(
     "lines text newlines_deleted newlines_kept tensorflow words".split()
 )
 SPLITS = ("train", "valid", "test")
+# Names of splits in other code bases' files and in TFDS.
+SPLIT_NAMES = {split: split for split in SPLITS} | dict.fromkeys(
+    ("val", "validation", "dev"), "valid"
+)
 VOCABULARIES = ("byte", "char", "word", "subword")
 OWN = "corpus"  # the kind of vocabulary that the corpus's published results use
 SLACK = 15  # a segment of varying length has at most tgt_len + SLACK tokens
@@ -41,6 +45,9 @@ class DataConfig:
     # the corpus. 0 keeps all words.
     vocab_size: int = at_least(0, 0)
     lower_case: bool = False  # Converts words to lower case.
+    # A line that is added after each file of the corpus "text", such as `<eod>`, which
+    # reset_memory_at can give. Empty adds none.
+    document_end: str = ""
 
     def __post_init__(self) -> None:
         """Raises UserError for an impossible value."""

@@ -83,7 +83,7 @@ def _digest(path: Path, _changed_ns: int) -> str:
 def copies(config: DataConfig) -> list[Any]:
     """Returns the folders, local and on gs://, where copies of a corpus lie."""
     root, remote = _roots(config)
-    name = f"txl_jax/{corpora.find(config.corpus, config.path, root).config}"
+    name = f"txl_jax/{_find(config, root).config}"
     return [folder / name for folder in (root, remote) if folder]
 
 
@@ -118,6 +118,10 @@ def _roots(config: DataConfig) -> tuple[Path, Any]:
     return remote_cache.local_root(data_dir), remote
 
 
+def _find(config: DataConfig, root: Path) -> corpora.Source:
+    return corpora.find(config.corpus, config.path, root, config.document_end)
+
+
 def prepare(config: DataConfig) -> Tokens:
     """Prepares the tokens of a corpus unless they exist, and returns them.
 
@@ -126,7 +130,7 @@ def prepare(config: DataConfig) -> Tokens:
     from the bucket, or to it if the bucket lacks it.
     """
     root, remote = _roots(config)
-    source = corpora.find(config.corpus, config.path, root)
+    source = _find(config, root)
     published = corpora.vocab_file(source.corpus, root)
     recipe, vocab = resolve(config, source.corpus, published)
     name = f"txl_jax/{source.config}/{source.corpus.version}/{recipe.folder}"

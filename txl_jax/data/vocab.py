@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from txl_jax.data import text as texts
+from txl_jax.data.files import text_start
 from txl_jax.data.subword import SubwordVocab
 from txl_jax.data.text import token_dtype
 from txl_jax.data.word import WordVocab
@@ -218,10 +219,16 @@ def read(path: Path, from_words: Callable[[list[str]], Vocab]) -> Vocab:
         data = regular(path).read_bytes()
         if path.suffix == ".model":
             return SubwordVocab.read(data, field)
-        text = data.decode("utf-8")
+        text = data[text_start(data, field) :].decode("utf-8")
         if path.suffix == ".json":
-            if "model" in json.loads(text):
+            state = json.loads(text)
+            if "model" in state:
                 return SubwordVocab.read(text, field)
+            if "kind" not in state:
+                raise UserError(
+                    f"{field} is not a vocab.json of a run: give the tokenizer.json "
+                    "beside it, or its words in the order of their ids, one per line"
+                )
             return loads(text)
         # str.splitlines would split words that contain other line ends of Unicode.
         firsts = (line.split()[0] for line in text.split("\n") if line.strip())

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from txl_jax.data.files import read_stdin
+from txl_jax.data.files import read_stdin, text_start
 from txl_jax.data.vocab import Vocab, spell
 from txl_jax.errors import UserError, prefixed
 from txl_jax.generate import sampler
@@ -97,9 +97,10 @@ def read_prompts(config: GenerateConfig, vocab: Vocab) -> list[np.ndarray]:
         path = config.prompt[1:]
         try:
             if path == "-":
-                text = read_stdin(field).decode("utf-8")
+                data = read_stdin(field)
             else:
-                text = regular(Path(path).expanduser()).read_text("utf-8")
+                data = regular(Path(path).expanduser()).read_bytes()
+            text = data[text_start(data, path) :].decode("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "it is not UTF-8"
             raise UserError(

@@ -78,7 +78,7 @@ def load(name: str) -> Curve:
             )
         path = known[name]
     try:
-        saved = json.loads(regular(path).read_text("utf-8"))
+        saved = json.loads(regular(path).read_text("utf-8-sig"))
         points = sorted(
             (operator.index(p["step"]), float(p["valid_ppl"]), float(p["spread"]))
             for p in saved["points"]
