@@ -155,7 +155,8 @@ def make_optimizer(config: OptimConfig) -> optax.GradientTransformationExtraArgs
     `update` also takes grad_norm, the global norm of the gradients.
     """
     clips = [clip(config.clip)] if config.clip else []
-    return optax.chain(*clips, *OPTIMIZERS[config.optimizer](config))
+    parts = [*clips, *OPTIMIZERS[config.optimizer](config)]
+    return optax.chain(*(parts or [optax.identity()]))  # none of plain SGD
 
 
 def clip(max_norm: float) -> optax.GradientTransformationExtraArgs:
