@@ -29,6 +29,7 @@ ARGS = {
 }
 TPU = {"TPU_ML_PLATFORM": "Google"}
 SLURM = {"cluster_detection_method": "slurm"}
+TASK = dict.fromkeys(distributed.SLURM, "7") | {"SLURM_STEP_NUM_TASKS": "8"}
 DETECTED = {"cluster_detection_method": None}
 
 
@@ -44,7 +45,7 @@ DETECTED = {"cluster_detection_method": None}
             ARGS,
         ),
         ({"JAX_NUM_PROCESSES": "1"}, {}),
-        ({"SLURM_JOB_ID": "7", "SLURM_STEP_NUM_TASKS": "8"}, SLURM),
+        (TASK, SLURM),
         # A batch script's or a shell's own process, which srun did not start.
         ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8"}, {}),
         ({"SLURM_JOB_ID": "7", "SLURM_STEP_NUM_TASKS": "1"}, {}),
@@ -74,14 +75,19 @@ def test_processes_are_found(environment: dict[str, str], args: dict[str, Any]) 
         ({"JAX_COORDINATOR_ADDRESS": "node0:x"}, "'node0:x' must be host:port"),
         ({"JAX_COORDINATOR_ADDRESS": "n:65536"}, "'n:65536' must be host:port"),
         ({"JAX_COORDINATOR_ADDRESS": ""}, "without JAX_COORDINATOR_ADDRESS"),
+        (TASK | {"SLURM_JOB_ID": ""}, "TASKS is set without SLURM_JOB_ID: start with"),
+        (TASK | {"SLURM_PROCID": "x"}, "SLURM_PROCID = 'x' must be a whole number"),
+        (TASK | {"SLURM_STEP_NUM_TASKS": ""}, "TASKS = '' must be a whole number"),
+        ({"MEGASCALE_NUM_SLICES": ""}, "SLICES = '' must be a whole number"),
     ],
     ids=str,
 )
 def test_an_environment_that_says_a_part_is_refused(
     changes: dict[str, str], message: str
 ) -> None:
+    given = ENVIRONMENT if changes.keys() <= ENVIRONMENT.keys() else {}
     with refused(message):
-        find_processes(ENVIRONMENT | changes)
+        find_processes(given | changes)
 
 
 CONNECT = "from txl_jax.runtime import distributed; distributed.connect(2)"

@@ -42,6 +42,10 @@ before_exit: list[Callable[[int], None]] = []  # called with the exit status
 ADDRESS = "JAX_COORDINATOR_ADDRESS"
 COUNT = "JAX_NUM_PROCESSES"
 INDEX = "JAX_PROCESS_ID"
+# What srun sets for each task of a step, and jax reads.
+TASKS, NODES = "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST"
+SLICES = "MEGASCALE_NUM_SLICES"
+SLURM = (NODES, *(f"SLURM_{x}" for x in ("JOB_ID", "NTASKS", "PROCID", "LOCALID")))
 
 CONNECT_SECONDS = 300  # until all processes must have connected
 HEARTBEAT_SECONDS = 30  # from a process's last heartbeat until the others exit
@@ -71,8 +75,8 @@ def find_processes(environment: Mapping[str, str] = os.environ) -> dict[str, Any
         for name, value in ((ADDRESS, address), (COUNT, count), (INDEX, index)):
             if not value:
                 raise UserError(f"{COUNT} is set without {name}: set all three")
-            if name != ADDRESS and not value.isdecimal():
-                raise UserError(f"{name} = {value!r} must be a whole number")
+            if name != ADDRESS:
+                _whole(name, value)
         if int(index) >= int(count):
             raise UserError(f"{INDEX} = {index} must be below {COUNT} = {count}")
         host, _, port = address.rpartition(":")
@@ -84,16 +88,35 @@ def find_processes(environment: Mapping[str, str] = os.environ) -> dict[str, Any
             "process_id": int(index),
             "cluster_detection_method": "deactivate",
         }
-    # Set by srun for its steps; a shell inside an allocation is one process.
-    if int(environment.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
+    if _in_slurm_step(environment):
         return {"cluster_detection_method": "slurm"}
     # The import of jax sets the variable on a machine with TPUs.
     on_tpu = "TPU_ML_PLATFORM" in environment
     hosts = environment.get("TPU_WORKER_HOSTNAMES", "?,?").count(",") + 1
-    slices = int(environment.get("MEGASCALE_NUM_SLICES", 1))
+    slices = _whole(SLICES, environment.get(SLICES, "1"))
     if on_tpu and environment.get("JAX_PLATFORMS") != "cpu" and hosts * slices > 1:
         return {"cluster_detection_method": None}
     return {}
+
+
+def _in_slurm_step(environment: Mapping[str, str]) -> bool:
+    """Returns whether srun started several processes; a batch script is one."""
+    several = _whole(TASKS, environment.get(TASKS, "1")) > 1
+    for name in SLURM if several else ():
+        if not (value := environment.get(name)):
+            fix = "start with srun, or unset it"
+            raise UserError(f"{TASKS} is set without {name}: {fix}")
+        if name != NODES:
+            _whole(name, value)
+    return several
+
+
+def _whole(name: str, value: str) -> int:
+    if not value.isdecimal():
+        raise UserError(
+            f"{name} = {value!r} must be a whole number: correct it, or unset it"
+        )
+    return int(value)
 
 
 def connect(wait_seconds: int = CONNECT_SECONDS) -> None:
