@@ -1,7 +1,10 @@
 """Folders of Hugging Face's transfo-xl are imported and exported."""
 
+import collections
 import importlib.util
 import json
+import pickle
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,7 @@ from tests.support import golden, tiny
 from tests.support.refusal import refusal
 from tests.support.tiny import assert_equal
 from txl_jax.convert import huggingface, words
+from txl_jax.data.options import DataConfig
 from txl_jax.data.vocab import ByteVocab, CharVocab
 from txl_jax.data.word import WordVocab
 
@@ -166,13 +170,56 @@ def test_lists_of_words(tmp_path: Path) -> None:
     assert published == CharVocab("e \a", of_bytes=True)
     assert published.encode("e e").tolist() == [0, 1, 0]
     assert read("_", "e", "a") == CharVocab(" ea")
-    assert "<eos>" in refusal(read, "a", "b")
+    assert read("a", "b").lines.specials == []
+    assert read("b", "a").encode("a\nb\n").tolist() == [1, 0]
     assert "has no words" in refusal(read, "")
     assert "no file" in refusal(words.read, tmp_path / "none")
     (tmp_path / "vocab.txt").write_bytes(b"\xff")
     assert "is not a vocabulary" in refusal(words.read, tmp_path / "vocab.txt")
     path = RECORDED / "plain.zip.pt"
     assert f"{path} contains no vocabulary" in refusal(words.read, path)
+
+
+def test_a_stated_kind_of_vocabulary_is_not_guessed(tmp_path: Path) -> None:
+    def read(kind: str, *lines: str, **fields: Any) -> Any:
+        (tmp_path / "vocab.txt").write_text("\n".join(lines), "utf-8")
+        return words.read(tmp_path / "vocab.txt", DataConfig(vocab=kind, **fields))
+
+    numbers = [str(number) for number in range(256)]
+    assert read("word", *numbers).words == numbers
+    assert read("char", *numbers).of_bytes and read("byte", *numbers) == ByteVocab()
+    assert read("char", "1", "0") == CharVocab("10")
+    assert read("corpus", "1", "0") == CharVocab("\1\0", of_bytes=True)
+    assert read("word", "_", "a").words == ["_", "a"]
+    assert read("word", "</S>", "<S>", convention="words").lines.eos == "</S>"
+    assert read("word", "a", lower_case=True).lines.lower_case
+    for kind in ("byte", "char", "subword"):
+        assert "set data.vocab='word'" in refusal(read, kind, "one", "two")
+
+
+def test_files_of_the_librarys_tokenizer(tmp_path: Path) -> None:
+    """A tokenizer that was loaded and saved again has no list of its words."""
+    path = tmp_path / "vocab.pkl"
+    ids = collections.OrderedDict((word, i) for i, word in enumerate(VOCAB.words))
+    ids.move_to_end("<eos>")
+    state = {"idx2sym": [], "sym2idx": ids, "lower_case": True, "x": re.compile("x")}
+    path.write_bytes(pickle.dumps(state))
+    lower = VOCAB.lines._replace(lower_case=True)
+    assert words.read(path).to_json() == WordVocab(VOCAB.words, lower).to_json()
+    (tmp_path / "tokenizer_config.json").write_text('{"lower_case": false}')
+    assert words.read(path).to_json() == VOCAB.to_json()
+    added = {"blick": 38, "wug": 37, "<unk>": 1}
+    (tmp_path / "added_tokens.json").write_text(json.dumps(added))
+    assert words.read(path).words == [*VOCAB.words, "wug", "blick"]  # type: ignore
+    assert words.read(path, rows=38).words == [*VOCAB.words, "wug"]  # type: ignore
+    assert words.read(path, rows=30).to_json() == VOCAB.to_json()
+    for wrong in (39, "37", [37]):
+        added["wug"] = wrong  # type: ignore[assignment]
+        (tmp_path / "added_tokens.json").write_text(json.dumps(added))
+        assert "ids do not continue those of vocab.pkl" in refusal(words.read, path)
+    for gap in ({"a": 0, "b": 2}, {"a": 0, "b": "1"}, ["a"]):
+        path.write_bytes(pickle.dumps({"sym2idx": gap}))
+        assert "contains no vocabulary" in refusal(words.read, path)
 
 
 # The library itself

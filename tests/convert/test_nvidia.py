@@ -12,6 +12,7 @@ from tests.support.refusal import refusal
 from tests.support.tiny import assert_equal
 from txl_jax.convert import pickle as inert
 from txl_jax.convert.formats import read_nvidia
+from txl_jax.data.options import DataConfig
 from txl_jax.data.word import WordVocab
 from txl_jax.model import config as models
 
@@ -20,7 +21,7 @@ PATH = recorded.FOLDER / "nvidia.pt"
 
 def test_the_checkpoint_is_the_saved_model() -> None:
     config, params = case(recorded.NVIDIA)
-    source = read_nvidia(str(PATH), "", {})
+    source = read_nvidia(str(PATH), DataConfig(), {})
     assert_equal(source.params, params)
     assert (source.step, source.files) == (40, [PATH])
     same = ("vocab_size", "n_layer", "d_model", "d_embed", "n_head", "d_head")
@@ -39,7 +40,7 @@ def test_other_files_are_refused(saved: Any, name: str, tmp_path: Path) -> None:
     path = tmp_path / "file.pt"
     path.write_bytes(pickle.dumps(saved))
     expected = f"{path} is not a checkpoint of NVIDIA's code: no {name}"
-    assert refusal(read_nvidia, str(path), "", {}) == expected
+    assert refusal(read_nvidia, str(path), DataConfig(), {}) == expected
 
 
 @pytest.mark.parametrize(
@@ -56,5 +57,5 @@ def test_a_config_that_does_not_fit_is_refused(
     saved = inert.read(PATH)
     saved["model_config"] |= changes
     monkeypatch.setattr(inert, "read", lambda path: saved)
-    message = refusal(read_nvidia, str(PATH), "", {})
+    message = refusal(read_nvidia, str(PATH), DataConfig(), {})
     assert str(PATH) in message and reason in message

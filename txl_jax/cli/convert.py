@@ -26,7 +26,9 @@ from txl_jax.convert.options import ConvertConfig
 from txl_jax.convert.release import Release
 from txl_jax.data import vocab
 from txl_jax.data.byte_ranges import checksum
+from txl_jax.data.options import OWN, DataConfig
 from txl_jax.data.vocab import Vocab
+from txl_jax.data.word import WordVocab
 from txl_jax.errors import UserError, require_one_of
 from txl_jax.report import provenance
 from txl_jax.report.log import say
@@ -68,15 +70,22 @@ def import_model(
                 "start a run from it with train.init_from"
             )
     refuse_used(workdir, "--workdir")
-    overrides = dict(overrides)
-    vocab_path = overrides.pop("data.vocab_path", "")
+    data, fields = stated(overrides)
+    overrides = {x: y for x, y in overrides.items() if x != "data.vocab_path"}
     formats.check(options)
     with waiting(f"reading {options.source}"):
         if options.format == formats.OWN:
-            source, saved, trained = read_release(options.source, vocab_path)
+            source, saved, trained = read_release(options.source, data.vocab_path)
         else:
-            source = formats.read(options, vocab_path, stated_fields(overrides))
+            source = formats.read(options, data, fields)
             saved, trained = initial_config(source), {}
+    if data.vocab not in (OWN, source.vocab.kind):
+        raise UserError(
+            f"--config.data.vocab={data.vocab}: the vocabulary is of kind "
+            f"{source.vocab.kind!r}: leave the flag out"
+        )
+    if isinstance(source.vocab, WordVocab) and not source.vocab.lines.eos:
+        say("no word of the vocabulary marks the end of a line: lines are joined")
     if name := first_nonfinite(source.params):
         raise UserError(f"{options.source}: parameter {name} is not finite")
     if options.format == formats.OWN:
@@ -182,13 +191,14 @@ def make_release(loaded: Loaded, workdir: Path) -> Release:
     return Release(fields, loaded.params, loaded.vocab, loaded.step, origin)
 
 
-def stated_fields(overrides: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the model fields among the overrides, which the reader needs."""
+def stated(overrides: Mapping[str, str]) -> tuple[DataConfig, dict[str, Any]]:
+    """Returns the data's options, and the model fields that the reader needs."""
     c = config.default()
     names = [name for name in formats.MODEL_FIELDS if f"model.{name}" in overrides]
-    for name in names:
-        config.override(c, f"model.{name}", overrides[f"model.{name}"])
-    return {name: c.model[name] for name in names}
+    for name, text in overrides.items():
+        if name.startswith("data.") or name.removeprefix("model.") in names:
+            config.override(c, name, text)
+    return DataConfig(**c.data), {name: c.model[name] for name in names}
 
 
 def initial_config(source: Source) -> ConfigDict:
@@ -222,11 +232,10 @@ def check_meaning(saved: ConfigDict, overrides: Mapping[str, str]) -> None:
 
 def default_prompt(vocab: Vocab) -> str:
     """Returns a newline, or the first token if the vocabulary has no newline."""
-    try:
-        vocab.encode("\n")
-        return "\n"
-    except UserError:
-        return vocab.decode([0])
+    with contextlib.suppress(UserError):
+        if len(vocab.encode("\n")):
+            return "\n"
+    return vocab.decode([0])
 
 
 def check_shapes(source: Source, parsed: Config) -> None:

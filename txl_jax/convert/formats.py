@@ -1,5 +1,6 @@
 """The formats of other code bases, by name, for import."""
 
+import functools
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -9,11 +10,13 @@ from typing import Any, NamedTuple
 from txl_jax.convert import bundle, huggingface, pickle, pytorch, tensorflow, words
 from txl_jax.convert.keys import arrays
 from txl_jax.convert.options import ConvertConfig
+from txl_jax.data.options import DataConfig
 from txl_jax.data.vocab import Vocab
 from txl_jax.errors import UserError, prefixed, require_one_of
 from txl_jax.model import config as models
 from txl_jax.model.config import ModelConfig
 from txl_jax.report.checksum import DAMAGE
+from txl_jax.report.log import say
 
 # Fields of the model that the user states, if the files lack them.
 Stated = Mapping[str, Any]
@@ -32,38 +35,39 @@ class Source(NamedTuple):
     files: list[Path]
 
 
-def read_huggingface(source: str, vocab_path: str, _: Stated) -> Source:
+def read_huggingface(source: str, data: DataConfig, _: Stated) -> Source:
     """Reads a folder of Hugging Face's transfo-xl."""
     folder = Path(source)
     model, params = huggingface.from_pretrained(folder)
-    vocab = _find_vocab(vocab_path, folder)
-    files = [folder / huggingface.CONFIG, huggingface.weight_file(folder), vocab]
-    return Source(model, params, words.read(vocab), 1, files)
+    vocab, files = _read_vocab(data, model, folder)
+    own = [folder / huggingface.CONFIG, huggingface.weight_file(folder)]
+    return Source(model, params, vocab, 1, [*own, *files])
 
 
-def read_pytorch(source: str, vocab_path: str, stated: Stated) -> Source:
+def read_pytorch(source: str, data: DataConfig, stated: Stated) -> Source:
     """Reads a model.pt or a state dict of the paper's PyTorch code."""
     path = Path(source)
     path = path / "model.pt" if path.is_dir() else path
     state = arrays(pickle.read(path), path)
     with prefixed(path):
         model, params = pytorch.from_state_dict(state, **stated)
-    vocab = _find_vocab(vocab_path, path.parent)
-    return Source(model, params, words.read(vocab), 1, [path, vocab])
+    vocab, files = _read_vocab(data, model, path.parent)
+    return Source(model, params, vocab, 1, [path, *files])
 
 
-def read_tensorflow(source: str, vocab_path: str, stated: Stated) -> Source:
+def read_tensorflow(source: str, data: DataConfig, stated: Stated) -> Source:
     """Reads a checkpoint of the paper's TensorFlow code: a folder or a prefix."""
     lengths = {name: stated[name] for name in LENGTHS if name in stated}
     model, params, step = tensorflow.read(source, **lengths)
     prefix = bundle.find(source)
     # The released models have their vocabulary in data/, next to model/.
-    vocab = _find_vocab(vocab_path, prefix.parent, prefix.parent.parent / "data")
-    files = sorted(prefix.parent.glob(f"{prefix.name}.*"))
-    return Source(model, params, words.read(vocab), step, [*files, vocab])
+    folders = prefix.parent, prefix.parent.parent / "data"
+    vocab, files = _read_vocab(data, model, *folders)
+    own = sorted(prefix.parent.glob(f"{prefix.name}.*"))
+    return Source(model, params, vocab, step, [*own, *files])
 
 
-def read_nvidia(source: str, vocab_path: str, _: Stated) -> Source:
+def read_nvidia(source: str, data: DataConfig, _: Stated) -> Source:
     """Reads a checkpoint of NVIDIA's code, which contains its vocabulary."""
     path = Path(source)
     path = path / "checkpoint_best.pt" if path.is_dir() else path
@@ -84,15 +88,17 @@ def read_nvidia(source: str, vocab_path: str, _: Stated) -> Source:
             model, params = pytorch.from_fields(state, fields, models.nvidia)
     except DAMAGE as error:
         raise UserError(f"{path}: its model_config is incomplete: {error}") from error
-    if vocab_path:
-        vocab, files = words.read(Path(vocab_path)), [path, Path(vocab_path)]
+    if data.vocab_path:
+        vocab, files = _read_vocab(data, model)
     else:
-        vocab, files = words.from_pickle(saved.get("vocab"), path), [path]
+        make = functools.partial(words.from_words, data=data)
+        vocab, files = words.from_pickle(saved.get("vocab"), path, make), []
     step = saved.get("train_step")
-    return Source(model, params, vocab, step if type(step) is int else 1, files)
+    step = step if type(step) is int else 1
+    return Source(model, params, vocab, step, [path, *files])
 
 
-FORMATS: dict[str, Callable[[str, str, Stated], Source]] = {
+FORMATS: dict[str, Callable[[str, DataConfig, Stated], Source]] = {
     "huggingface": read_huggingface,
     "pytorch": read_pytorch,
     "nvidia": read_nvidia,
@@ -110,10 +116,10 @@ def check(config: ConvertConfig) -> None:
         raise UserError(f"--source={config.source!r} does not exist")
 
 
-def read(config: ConvertConfig, vocab_path: str, stated: Stated) -> Source:
+def read(config: ConvertConfig, data: DataConfig, stated: Stated) -> Source:
     """Returns the model that --format and --source select; raises UserError.
 
-    vocab_path: the file of its vocabulary; "" = the one beside the weights.
+    data describes its vocabulary; without a vocab_path, it is beside the weights.
     """
     if config.format in ("pytorch", "tensorflow") and "mem_len" not in stated:
         raise UserError(
@@ -121,12 +127,17 @@ def read(config: ConvertConfig, vocab_path: str, stated: Stated) -> Source:
             "--config.model.mem_len, as in training, and --config.model.clamp_len and "
             "--config.model.same_length if they were used"
         )
-    source = FORMATS[config.format](config.source, vocab_path, stated)
-    if len(source.vocab) > source.model.vocab_size:
+    source = FORMATS[config.format](config.source, data, stated)
+    types, rows = len(source.vocab), source.model.vocab_size
+    if types > rows:
         raise UserError(
-            f"{source.files[-1]} has {len(source.vocab)} words, the model only "
-            f"{source.model.vocab_size}: give the model's own vocabulary with "
-            "--config.data.vocab_path"
+            f"{source.files[-1]} has {types} words, the model only {rows}: give the "
+            "model's own vocabulary with --config.data.vocab_path"
+        )
+    if types < rows:
+        say(
+            f"{source.files[-1]} has {types} words, the model {rows}: the last "
+            f"{rows - types} are never read or sampled"
         )
     return source._replace(step=max(source.step, 1))
 
@@ -139,12 +150,14 @@ VOCAB_FILES = (
 )
 
 
-def _find_vocab(vocab_path: str, *folders: Path) -> Path:
-    if vocab_path:
-        return Path(vocab_path)
-    for path in (folder / name for folder in folders for name in VOCAB_FILES):
-        if path.is_file():
-            return path
+def _read_vocab(
+    data: DataConfig, model: ModelConfig, *folders: Path
+) -> tuple[Vocab, list[Path]]:
+    """Returns the vocabulary of a model, and its files."""
+    paths = [folder / name for folder in folders for name in VOCAB_FILES]
+    found = [Path(data.vocab_path)] if data.vocab_path else filter(Path.is_file, paths)
+    for path in found:
+        return words.read(path, data, model.vocab_size), words.files(path)
     raise UserError(
         f"{folders[0]} has no vocabulary ({', '.join(VOCAB_FILES)}): give one with "
         "--config.data.vocab_path"

@@ -56,7 +56,7 @@ SIZES = ("vocab_size", "n_layer", "d_model", "n_head", "d_head", "d_inner")
 def from_pretrained(folder: str | Path) -> tuple[ModelConfig, pytorch.Params]:
     """Returns the model of a folder, and its parameters."""
     folder = Path(folder)
-    config = _read_json(folder / CONFIG)
+    config = read_json(folder / CONFIG)
     state = _read_weights(weight_file(folder))
     with prefixed(folder):
         return from_state_dict(state, config)
@@ -70,7 +70,8 @@ def weight_file(folder: Path) -> Path:
     raise UserError(f"{folder} has neither {' nor '.join(WEIGHTS)}")
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """Returns the object in a file; raises UserError if it is damaged."""
     try:
         with reading(path):
             fields = json.loads(regular(path).read_text("utf-8-sig"))
@@ -209,7 +210,7 @@ def _describe(config: ModelConfig, vocab: Vocab) -> dict[str, Any]:
     ties = list(config.tie_projs) or [False] * (len(config.cutoffs) + 1)
     # The library attends to mem_len keys in total; this model may attend to one more.
     more = int(config.same_length and config.same_length_self)
-    ends = vocab.encode("\n").tolist() if isinstance(vocab, WordVocab) else [None]
+    ends = vocab.encode("\n").tolist() if isinstance(vocab, WordVocab) else []
     return {
         "model_type": MODEL_TYPE,
         "architectures": ["TransfoXLLMHeadModel"],
@@ -221,7 +222,7 @@ def _describe(config: ModelConfig, vocab: Vocab) -> dict[str, Any]:
         "tie_word_embeddings": config.tie_weights,
         "tie_projs": ties,
         "proj_share_all_but_first": ties == [False] + [True] * len(config.cutoffs),
-        "eos_token_id": ends[0],
+        "eos_token_id": ends[0] if ends else None,
     }
 
 

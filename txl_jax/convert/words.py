@@ -1,58 +1,125 @@
 """Vocabularies of other code bases: lists of words in pickles and text files."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from txl_jax.convert import pickle
+from txl_jax.convert.huggingface import read_json
 from txl_jax.convert.pickle import Object
 from txl_jax.data import vocab as vocabulary
-from txl_jax.data.vocab import CharVocab, Vocab
+from txl_jax.data.options import OWN, DataConfig
+from txl_jax.data.recipe import CONVENTIONS
+from txl_jax.data.vocab import ByteVocab, CharVocab, Vocab
 from txl_jax.data.word import Lines, WordVocab
 from txl_jax.errors import UserError, prefixed
 
 # The marks of lines in the published vocabularies.
 MARKS = (Lines(), Lines(eos="<S>", bos="<S>"), Lines(eos="</S>"))
 BYTES = {str(byte) for byte in range(256)}
+ADDED, TOKENIZER = "added_tokens.json", "tokenizer_config.json"  # of Hugging Face
+ANY = DataConfig()  # of any kind of vocabulary
 DEPTH = 4  # a vocabulary in a corpus in a checkpoint
 
 
-def read(path: Path) -> Vocab:
-    """Reads a vocabulary of any code base.
+def from_words(
+    words: list[str], lower_case: bool = False, data: DataConfig = ANY
+) -> Vocab:
+    """Returns the vocabulary of words in the order of their ids.
+
+    Unless data.vocab states its kind, it may be characters, as in the paper's code:
+    byte values in decimal for enwik8, and characters with _ for the space for text8.
+    """
+    if not words:
+        raise UserError("the vocabulary has no words: give another")
+    kind, is_bytes = data.vocab, BYTES.issuperset(words)
+    is_letters = all(len(word) == 1 for word in words)
+    is_text8 = is_letters and "_" in words and " " not in words
+    if kind == OWN:
+        kind = "char" if is_bytes or is_text8 else "word"
+    if kind == "char" and is_letters and (is_text8 or data.vocab == kind):
+        return CharVocab("".join(words).replace("_", " " if is_text8 else "_"))
+    if kind == "char" and is_bytes:
+        return CharVocab("".join(chr(int(word)) for word in words), of_bytes=True)
+    if kind == "byte" and words == list(map(str, range(256))):
+        return ByteVocab()
+    if kind != "word":
+        raise UserError(
+            f"the vocabulary lists words, which are not data.vocab={kind!r}: leave "
+            "data.vocab out, or set data.vocab='word'"
+        )
+    guessed = (marks for marks in MARKS if marks.eos in words)
+    marks = next(guessed, Lines(""))  # without marks, ends of lines are white space
+    if data.convention in CONVENTIONS:
+        marks = CONVENTIONS[data.convention].lines
+    lower_case |= data.lower_case
+    return WordVocab(words, marks._replace(lower_case=lower_case))
+
+
+def read(path: Path, data: DataConfig = ANY, rows: int = 2**31) -> Vocab:
+    """Reads a vocabulary of any code base, as the options of the data describe it.
 
     The file is a pickled vocabulary or corpus, such as cache.pt, vocab.pkl and
     vocab.bin; a text file with one word per line; or any file that data.vocab_path
-    supports.
+    supports. Hugging Face's tokenizer may have added words in a file beside it, and
+    states in another whether text is converted to lower case. Added words beyond the
+    model's `rows` are left out.
     """
+
+    def make(words: list[str], lower_case: bool = False) -> Vocab:
+        lower_case = _beside(path, TOKENIZER).get("lower_case", lower_case) is True
+        added = _added(path, words)[: max(rows - len(words), 0)]
+        return from_words([*words, *added], lower_case, data)
+
     if path.suffix in (".json", ".model", ".txt"):
-        return vocabulary.read(path, from_words)
-    return from_pickle(pickle.read(path), path)
+        return vocabulary.read(path, make)
+    return from_pickle(pickle.read(path), path, make)
 
 
-def from_pickle(value: Any, path: Path) -> Vocab:
-    """Returns the vocabulary in a value of `pickle.read`."""
+def files(path: Path) -> list[Path]:
+    """Returns the files of the vocabulary in a file, which comes last."""
+    beside = map(path.with_name, (ADDED, TOKENIZER))
+    return [*filter(Path.is_file, beside), path]
+
+
+def from_pickle(
+    value: Any, path: Path, make: Callable[[list[str], bool], Vocab] = from_words
+) -> Vocab:
+    """Returns make(words, lower_case) of the vocabulary in a value of `pickle.read`."""
     for _ in range(DEPTH):
         fields = value.state if isinstance(value, Object) else value
         if not isinstance(fields, dict):
             break
-        words = fields.get("idx2sym")
+        # A tokenizer that was loaded and saved again lacks the list.
+        words = fields.get("idx2sym") or _in_order(fields.get("sym2idx"))
         if isinstance(words, list) and all(isinstance(word, str) for word in words):
             with prefixed(path):
-                return from_words(words, fields.get("lower_case") is True)
+                return make(words, fields.get("lower_case") is True)
         value = fields.get("vocab")
     raise UserError(f"{path} contains no vocabulary: idx2sym is missing")
 
 
-def from_words(words: list[str], lower_case: bool = False) -> Vocab:
-    """Returns the vocabulary of words in the order of their ids.
+def _in_order(ids: Any, start: int = 0) -> list[str] | None:
+    """Returns the words of {word: id}; None unless the ids count from `start`."""
+    numbers = list(ids.values()) if isinstance(ids, dict) else [""]
+    expected = range(start, start + len(numbers))
+    if any(type(x) is not int for x in numbers) or sorted(numbers) != [*expected]:
+        return None
+    return sorted(ids, key=ids.__getitem__)
 
-    The words may be characters, as in the paper's code: byte values in decimal for
-    enwik8, and characters with _ for the space for text8.
-    """
-    if not words:
-        raise UserError("the vocabulary has no words: give another")
-    if BYTES.issuperset(words):
-        return CharVocab("".join(chr(int(word)) for word in words), of_bytes=True)
-    if all(len(word) == 1 for word in words) and "_" in words and " " not in words:
-        return CharVocab("".join(words).replace("_", " "))
-    marks = next((marks for marks in MARKS if marks.eos in words), MARKS[0])
-    return WordVocab(words, marks._replace(lower_case=lower_case))
+
+def _beside(path: Path, name: str) -> dict[str, Any]:
+    beside = path.with_name(name)
+    return read_json(beside) if beside.is_file() else {}
+
+
+def _added(path: Path, words: list[str]) -> list[str]:
+    known = set(words)
+    ids = {x: i for x, i in _beside(path, ADDED).items() if x not in known}
+    added = _in_order(ids, len(words))
+    if added is None:
+        raise UserError(
+            f"{ADDED}: its ids do not continue those of {path.name}, which has "
+            f"{len(words)} words: restore these files"
+        )
+    return added

@@ -13,7 +13,7 @@ from txl_jax.errors import UserError
 class Lines(NamedTuple):
     """How a line becomes words: split at white space, with marks at both ends."""
 
-    eos: str = "<eos>"  # after each line, blank ones too
+    eos: str = "<eos>"  # after each line, blank ones too; "" = none
     bos: str = ""  # before each line; "" = none
     lower_case: bool = False
 
@@ -40,7 +40,7 @@ class Lines(NamedTuple):
         for part in texts.words(blocks, name):
             yield self.split(part, inside)
             inside = not part.endswith("\n")
-        if inside:
+        if inside and self.eos:
             yield [self.eos]
 
 
