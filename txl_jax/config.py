@@ -134,7 +134,14 @@ FIELDS: dict[str, Any] = {
 # Sections and fields that may change when a run resumes; any other change is refused.
 CHANGEABLE = (
     *(f"{x}." for x in SECTIONS if x not in ("model", "data", "train", "optim")),
-    *("data.data_dir", "train.num_steps", "train.log_every", "train.eval_every"),
+    # The checksums of its splits identify a corpus.
+    *(
+        "data.path",
+        "data.data_dir",
+        "train.num_steps",
+        "train.log_every",
+        "train.eval_every",
+    ),
     *("train.max_bad_steps", "train.max_loss_factor", "train.expected_curve"),
     *("model.kernel", "model.remat_policy", "model.unroll"),
 )
@@ -240,8 +247,15 @@ def _packaged(name: str) -> Path:
 
 
 def save_json(config: Config, path: Path) -> None:
-    """Writes the config with a checksum, for `load_json`."""
-    body = with_checksum(dataclasses.asdict(config))
+    """Writes the config with a checksum, for `load_json`.
+
+    The text and the prepared data are named so that they are found from any folder.
+    """
+    state = dataclasses.asdict(config)
+    for name in ("path", "data_dir"):
+        if (value := state["data"][name]) and "://" not in value:
+            state["data"][name] = os.path.abspath(os.path.expanduser(value))
+    body = with_checksum(state)
     path.write_text(json.dumps(body, indent=2) + "\n")
 
 
@@ -273,12 +287,12 @@ def load_json(path: Path) -> ConfigDict:
 def from_saved(saved: dict[str, Any], path: Path) -> ConfigDict:
     """Returns a config that was saved in a workdir.
 
-    A vocabulary that was in the workdir is found again after the folder has moved.
+    A vocabulary that has moved is replaced by the workdir's copy of it.
     """
     config = ConfigDict(saved)
     vocab_path = config.get("data", {}).get("vocab_path", "")
     if vocab_path and not storage.is_file(Path(vocab_path)):
-        moved = path.parent / vocab_path.rpartition("/")[2]
+        moved = path.with_name("vocab.json")
         if storage.is_file(moved):
             config.data.vocab_path = str(storage.absolute(moved))
     return config

@@ -187,7 +187,7 @@ new train.batch_size=80000                 | decrease train.batch_size
 new eval.streams=12                       | eval.streams = 12
 new train.order=sentences:0             | does not occur in the text
 new train.reset_memory_at=300             | = 300 is not a token of this vocabulary
-new mesh.data=16                          | does not fit 8 devices; set one of them to
+new mesh.data=16                          | does not fit 8 devices; set mesh.data=-1
 new mesh.data=1                           | does not fit 8 devices
 new mesh.data=-1 mesh.fsdp=16             | does not fit 8 devices
 new mesh.model=8                          | make it a multiple of 8, or lower mesh.model

@@ -28,12 +28,20 @@ def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Me
     known = math.prod(size for size in sizes if size != -1)
     filled = [len(devices) // known if size == -1 else size for size in sizes]
     if math.prod(filled) != len(devices):
+        near = nearest(config, len(devices))
         raise UserError(
             f"mesh.data x mesh.fsdp x mesh.model = {sizes} does not fit "
-            f"{len(devices)} devices; set one of them to -1"
+            f"{len(devices)} device{'s' * (len(devices) > 1)}; set mesh.data=-1 "
+            f"mesh.fsdp={near.fsdp} mesh.model={near.model}"
         )
     placed = arrange(filled, devices)
     return Mesh(placed, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def nearest(config: MeshConfig, count: int) -> MeshConfig:
+    """Returns a mesh that fits `count` devices; its axes but data divide `config`'s."""
+    fsdp = math.gcd(config.fsdp, count)  # 1 of -1
+    return MeshConfig(-1, fsdp, math.gcd(config.model, count // fsdp))
 
 
 def arrange(sizes: Sequence[int], devices: Sequence[jax.Device]) -> np.ndarray:

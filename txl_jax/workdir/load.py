@@ -32,6 +32,7 @@ from txl_jax.report.checksum import DAMAGE
 from txl_jax.report.log import last_step, say
 from txl_jax.report.progress import waiting
 from txl_jax.runtime import storage
+from txl_jax.sharding.mesh import nearest
 from txl_jax.sharding.rules import shardings
 from txl_jax.update.init import abstract_params
 from txl_jax.workdir.claim import check_same_run
@@ -86,6 +87,8 @@ def load(workdir: str | Path, config: Config | None = None) -> Loaded:
     config = config or saved
     check_same_run(workdir, saved, dataclasses.replace(saved, model=config.model))
     config = fit_vocab(config, vocab)
+    if config.mesh == saved.mesh:
+        config = _fit_machine(config)
     mesh = fit_mesh(config)
     like = like_params(config.model, mesh)
     if released:
@@ -97,6 +100,18 @@ def load(workdir: str | Path, config: Config | None = None) -> Loaded:
             f"parameter {name} in {workdir} is not finite: make the run again"
         )
     return Loaded(TransformerXL(config.model), params, vocab, config, step, mesh)
+
+
+def _fit_machine(config: Config) -> Config:
+    """Returns the config, with another mesh if its own does not fit this machine."""
+    try:
+        fit_mesh(config)
+        return config
+    except UserError:
+        near = nearest(config.mesh, jax.device_count())
+        own, new = map(dataclasses.astuple, (config.mesh, near))
+        say(f"the run's mesh {own} does not fit this machine: reading on {new}")
+        return dataclasses.replace(config, mesh=near)
 
 
 def released_config(released: Release, path: Path) -> tuple[ConfigDict, Config]:
