@@ -154,6 +154,11 @@ def entry(*more: bytes) -> tuple[bytes, bytes]:
     return b"x", bundles.entry(X) + b"".join(more)
 
 
+def shape(*sizes: int) -> bytes:
+    """Returns the field of a variable's shape."""
+    return field(2, b"".join(field(2, field(1, size)) for size in sizes))
+
+
 @pytest.mark.parametrize(
     "records, match",
     [
@@ -164,6 +169,8 @@ def entry(*more: bytes) -> tuple[bytes, bytes]:
         ([HEADER, (b"\xff", entry()[1])], "can't decode"),
         ([HEADER, entry(field(5, 20))], r"x has 20 bytes, which .* \(2, 3\) float32"),
         ([HEADER, entry(field(1, 10))], "x has TensorFlow's data type 10"),
+        ([HEADER, entry(shape(*[2**62] * 3001))], "x has 24 bytes, which is not"),
+        ([HEADER, entry(shape(*[1] * 33), field(5, 4))], "x has 4 bytes, which is not"),
         # A slice of another variable is skipped.
         ([HEADER, (b"\0\1slice", entry()[1]), entry()], ""),
     ],

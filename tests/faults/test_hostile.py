@@ -1,35 +1,470 @@
-"""Every damaged, hostile or impossible input of `hostile` is refused in one line."""
+"""Damaged, hostile and arbitrary inputs of every reader are refused in one line.
 
+A row of hostile.txt is a reader, the damage to its valid input, and a part of the
+error:
+
+    reader | field=JSON | ..    the JSON object with a field set; a.b is a nested field
+    reader | -field | ..        the JSON object without the field
+    reader | !NAME | ..         the content NAME of CONTENTS instead of the file
+    reader | NAME | ..          the entry NAME of SPECIAL instead of the file
+    reader | text | ..          a value, for the readers of VALUES
+
+Hypothesis makes arbitrary inputs: a few here, the same ones each time, and thousands of
+each kind with `pytest -m long tests/faults/test_hostile.py`.
+"""
+
+import dataclasses
+import gzip
+import json
+import resource
+import shutil
+import struct
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
+import safetensors.numpy
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 
-from tests.faults import cases, hostile
-from tests.promises.test_bad_inputs import contents
-from tests.support.refusal import refused
+from tests.convert import bundles
+from tests.convert.test_pickle import RECORDED, files_of, tensor_of
+from tests.convert.test_pytorch import saved_case
+from tests.support.refusal import SPECIAL, contents, refusal
+from txl_jax import config as configs
+from txl_jax.checkpoint import manifest
+from txl_jax.cli import flags, run, table
+from txl_jax.convert import huggingface, keys, pickle, tensorflow, words
+from txl_jax.data import copying, dataset, files, remote_cache, tokens
+from txl_jax.data import text as streaming
+from txl_jax.data import vocab as vocabulary
+from txl_jax.data.vocab import ByteVocab, CharVocab, code_points
+from txl_jax.data.word import Lines, WordVocab
+from txl_jax.errors import UserError
+from txl_jax.generate import texts
+from txl_jax.generate.options import GenerateConfig
+from txl_jax.report import curve, log
+from txl_jax.report.checksum import with_checksum
+from txl_jax.tables.options import TableConfig
+from txl_jax.workdir import claim
+from txl_jax.workdir.fit import fit_mesh, fit_vocab
 
 pytestmark = pytest.mark.promise("User errors are one line")
 
+ROWS = [
+    tuple(cell.strip() for cell in line.split(" | "))
+    for line in Path(__file__).with_name("hostile.txt").read_text("utf-8").splitlines()
+    if line and not line.startswith("#")
+]
+FEW, MANY = 25, 2000  # arbitrary inputs of each kind
+SECONDS = 1.0  # of the processor, for an input on average
+MEGABYTES = 300  # that all inputs of a kind may add to the largest memory so far
 
-@pytest.mark.parametrize("reader, damage, part", hostile.ROWS, ids=str)
+
+# Arbitrary inputs
+
+Strategy = st.SearchStrategy[Any]
+NUMBERS = st.integers() | st.integers(-2, 300) | st.floats() | st.just(2**70)
+NAMES = st.sampled_from(sorted(configs.FIELDS)) | st.text(max_size=9)
+JSON: Strategy = st.recursive(
+    st.none() | st.booleans() | NUMBERS | st.text(max_size=20),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.text(max_size=9), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+EDITS = st.lists(
+    st.tuples(st.floats(0, 1), st.binary(max_size=6), st.integers(0, 9)),
+    min_size=1,
+    max_size=4,
+)
+
+
+def encode(text: str) -> bytes:
+    """Returns the bytes of a text that may have surrogates."""
+    return text.encode("utf-8", "surrogatepass")
+
+
+def edited(*files: Path) -> Strategy:
+    """Makes one of the files with a few places changed, longer or shorter; or cut."""
+
+    def edit(data: bytes, edits: list[tuple[float, bytes, int]], kept: float) -> bytes:
+        for place, more, fewer in edits:
+            at = int(place * len(data))
+            data = data[:at] + more + data[at + fewer :]
+        return data[: int(kept * len(data))]
+
+    data = st.sampled_from([path.read_bytes() for path in files])
+    return st.builds(edit, data, EDITS, st.just(1.0) | st.floats(0, 1))
+
+
+def index() -> Strategy:
+    """Makes the index of a TensorFlow checkpoint: wrong entries, right checksums."""
+
+    def entry(
+        kind: int, shape: list[int], offset: int, size: int, more: bytes
+    ) -> bytes:
+        sizes = b"".join(bundles.field(2, bundles.field(1, n)) for n in shape)
+        fields = (1, kind), (2, sizes), (4, offset), (5, size)
+        return b"".join(bundles.field(*each) for each in fields) + more
+
+    with np.load(TENSORFLOW.with_suffix(".npz")) as saved:
+        names = st.sampled_from([str(name).encode() for name in saved["names"]])
+    number = st.integers(0, 2**63) | st.integers(0, 40)
+    kind, sizes = st.sampled_from([1, 1, 3, 9, 14, 77]), st.lists(number, max_size=3)
+    entries = st.builds(entry, kind, sizes, number, number, st.binary(max_size=5))
+    head = b"", bundles.field(1, 1) + bundles.field(3, bundles.field(1, 1))
+    return st.dictionaries(names, entries, max_size=9).map(
+        lambda records: bundles.table([head, *sorted(records.items())])
+    )
+
+
+# Readers of files
+
+
+class Reader(NamedTuple):
+    """Reads a file with a name, whose valid content may be a JSON object `base`."""
+
+    name: str
+    read: Callable[[Path], object]
+    base: Any = None
+    checksummed: bool = False
+    more: Strategy = st.nothing()  # arbitrary inputs of its own
+
+    def write(self, state: Any) -> bytes:
+        """Returns the file of a JSON object."""
+        return json.dumps(with_checksum(state) if self.checksummed else state).encode()
+
+    def damaged(self, damage: str) -> bytes:
+        """Returns the content after the damage."""
+        if damage.startswith("!"):
+            return CONTENTS[damage[1:]]
+        state = json.loads(json.dumps(self.base))
+        field, _, value = damage.removeprefix("-").partition("=")
+        *parents, key = field.split(".")
+        place = state
+        for parent in parents:
+            place = place[int(parent) if isinstance(place, list) else parent]
+        if damage.startswith("-"):
+            del place[key]
+        else:
+            place[int(key) if isinstance(place, list) else key] = json.loads(value)
+        return self.write(state)
+
+    def inputs(self) -> Strategy:
+        """Makes arbitrary files, and objects some of whose values are arbitrary."""
+        made = st.binary() | JSON.map(json.dumps).map(str.encode) | self.more
+        if not self.base:
+            return made
+        names = st.sampled_from(sorted(self.base))
+        changes = st.dictionaries(names, JSON, max_size=3)
+        return made | changes.map(lambda change: self.write({**self.base, **change}))
+
+
+POINT = {"step": 30, "valid_ppl": 20.0, "spread": 0.5}
+CURVE = {"source": "a test", "points": [POINT, {**POINT, "step": 31}]}
+WORDS = {"kind": "word", "words": ["<eos>", "a"], **Lines()._asdict()}
+CHARS = {"kind": "char", "of_bytes": False, "symbols": "ab c\n"}
+LEVEL = {"type": "WordLevel", "unk_token": "a", "vocab": {"a": 0, "<eos>": 1}}
+SUBWORDS = {"kind": "subword", "tokenizer": {"model": LEVEL}}
+COUNTS = dict.fromkeys(("tokens", "bytes", "original_bytes", "words", "lines"), 4)
+SPLITS = {name: {**COUNTS, "sha256": "x"} for name in ("train", "valid", "test")}
+# The SHA-256 of the vocabulary of bytes.
+BYTES = "0e07b234d1bbe1a816b71128728bc7a08b720d01f1641f726c54f999fb5d8a8a"
+MANIFEST = {"splits": SPLITS, "files": {"vocab.json": BYTES}}
+RECORD: dict[str, Any] = {
+    "step": 3,
+    "position": {"epoch": 0, "segment": 1, "token_offset": 2},
+    "valid_nll": 1.5,
+    "arrays": {"params/a": ["float32", [3], "0" * 16]},
+}
+CONFIG = json.loads(json.dumps(dataclasses.asdict(configs.Config())))
+RUN = {"config": CONFIG, "data": {"splits": {}}, "starts": [{}]}
+ROW = table.row_config("wt103_128m", TableConfig(), {"train.num_steps": "40"})
+LENGTHS = {str(length): 1.0 for length in table.lengths(ROW)}
+FINISHED = {"asked": table.identity(ROW), "nll_nats": LENGTHS}
+MODEL, WEIGHTS = saved_case("div_val_2")
+TENSORFLOW = RECORDED.parent / "tensorflow_checkpoints" / "wt103"
+
+
+def read_tokens(path: Path) -> object:
+    """Opens prepared tokens with the file as their manifest."""
+    vocabulary.save(ByteVocab(), path.with_name("vocab.json"))
+    for name in SPLITS:
+        path.with_name(f"{name}.bin").write_bytes(b"text")
+    return tokens.load(path.parent)
+
+
+def read_record(path: Path) -> None:
+    """Reads the manifest of a checkpoint and compares its arrays with the model's."""
+    result = manifest.read(path.parents[1], 3)
+    assert result.rank is None or result.rank <= (np.inf, 0)
+    manifest.check_arrays(result, {"params": {"a": np.zeros(3, np.float32)}})
+
+
+def read_vocab(path: Path) -> None:
+    """Reads a saved vocabulary and uses it."""
+    vocab = vocabulary.load(path)
+    for text in ("a b\nc", "\0é😀", ""):
+        try:
+            vocab.decode(vocab.encode(text))
+        except UserError:  # of a character that is not in the vocabulary
+            pass
+    vocab.decode(range(len(vocab)))
+
+
+def read_model(path: Path) -> object:
+    """Imports a Hugging Face folder that has the file, and valid other files."""
+    if not (config := path.with_name("config.json")).exists():
+        config.write_text(json.dumps(MODEL))
+    if not (weights := path.with_name("model.safetensors")).exists():
+        safetensors.numpy.save_file(WEIGHTS, weights)
+    return huggingface.from_pretrained(path.parent)
+
+
+def read_tensorflow(path: Path) -> object:
+    """Imports a TensorFlow checkpoint with the file as its index."""
+    for data in TENSORFLOW.glob("*.data*"):
+        shutil.copy(data, path.parent)
+    return tensorflow.read(path.with_suffix(""), mem_len=2)
+
+
+def read_words(path: Path) -> object:
+    """Reads a list of words, as data.vocab_path names it."""
+    return vocabulary.read(path, WordVocab)
+
+
+def read_text(path: Path) -> object:
+    """Reads a user's text, as `prepare` does."""
+    (scratch := path.with_name("scratch")).mkdir(exist_ok=True)
+    return files.split_text(str(path), scratch)
+
+
+READERS: dict[str, Reader] = {
+    "curve": Reader("c.json", lambda path: curve.load(str(path)), CURVE),
+    "words": Reader("vocab.json", read_vocab, WORDS, True),
+    "characters": Reader("vocab.json", read_vocab, CHARS, True),
+    "bytes": Reader(
+        "vocab.json", read_vocab, CHARS | {"of_bytes": True, "symbols": "ab\xff"}, True
+    ),
+    "subwords": Reader("vocab.json", read_vocab, SUBWORDS, True),
+    "data.vocab_path": Reader("w.json", read_words),
+    "list of words": Reader("w.txt", read_words, more=edited(Path(__file__))),
+    "SentencePiece": Reader("w.model", read_words),
+    "imported words": Reader("vocab.txt", words.read),
+    "imported pickle": Reader(
+        "vocab.bin", words.read, more=edited(*sorted(RECORDED.glob("*.pkl")))
+    ),
+    "manifest": Reader("manifest.json", read_tokens, MANIFEST, True),
+    "record": Reader("record/metadata", read_record, RECORD, True),
+    "config.json": Reader("config.json", configs.load_json, CONFIG, True),
+    "run.json": Reader(
+        "run.json", lambda x: claim.check_trainable(x.parent, configs.Config()), RUN
+    ),
+    "metrics.jsonl": Reader(
+        "metrics.jsonl",
+        log.last_step,
+        more=st.fixed_dictionaries({"step": JSON, "exact": JSON}).map(log.encode),
+    ),
+    "lengths.json": Reader(
+        "lengths.json", lambda x: table.finished(ROW, x.parent), FINISHED
+    ),
+    "TFDS": Reader(
+        "name/1.0.0/dataset_info.json",
+        lambda x: dataset.find("name", x.parents[2]),
+        {"fileFormat": "array_record"},
+    ),
+    "Hugging Face": Reader("config.json", read_model, huggingface.DEFAULTS | MODEL),
+    "safetensors": Reader("model.safetensors", read_model),
+    "prompts": Reader(
+        "p.txt",
+        lambda x: texts.read_prompts(GenerateConfig(prompt=f"@{x}"), ByteVocab()),
+    ),
+    "text": Reader("text.txt", read_text),
+    "text.gz": Reader("text.gz", read_text),
+    "text.bz2": Reader("text.bz2", read_text),
+    "text.xz": Reader("text.xz", read_text),
+    "state dict": Reader(
+        "model.pt",
+        lambda x: keys.arrays(pickle.read(x), x),
+        more=edited(*sorted(RECORDED.glob("*.pt")))
+        | st.binary(min_size=1).map(lambda data: b"\x80\x02" + data + b"."),
+    ),
+    "TensorFlow": Reader(
+        "ckpt-0.index",
+        read_tensorflow,
+        more=edited(TENSORFLOW / "ckpt-0.index") | index(),
+    ),
+}
+
+FLOAT8 = b'{"a":{"dtype":"F8_E4M3","shape":[1],"data_offsets":[0,1]}}'
+CONTENTS: dict[str, bytes] = {
+    "nothing": b"",
+    "half": b"{",
+    "number": b"3",
+    "text": b'"model"',
+    "null": b"null",
+    "list": b"[]",
+    "deep list": b"[" * 100_000,
+    "deep object": b'{"a":' * 100_000,
+    "long number": b"1" * 5000,
+    "long line": b"<unk>\n" + b"x" * 10**6,
+    "Latin-1": b'{"a": "caf\xe9"}',
+    "UTF-16": '{"kind": "byte"}'.encode("utf-16"),
+    "a byte-order mark": b'\xef\xbb\xbf{"kind": "byte"}',
+    "garbage": bytes(range(256)) * 4,
+    "fake": b"no compressed text\n",
+    "bomb": gzip.compress(bytes(20_000_000)),
+    "a number of 4e9": b'{"model":{"type":"WordLevel","unk_token":"a","vocab":'
+    b'{"a":4000000000}}}',
+    "no tokens": b'{"model":{"type":"BPE","vocab":{},"merges":[]}}',
+    "no end of line": b'{"model":{"type":"WordLevel","unk_token":"a","vocab":{"a":0}}}',
+    "no unknown": b'{"model":{"type":"WordLevel","unk_token":"b","vocab":{"a":0}}}',
+    "float8": struct.pack("<Q", len(FLOAT8)) + FLOAT8 + b"\0",
+    "int64": safetensors.numpy.save({k: x.astype(int) for k, x in WEIGHTS.items()}),
+    "extra tensor": safetensors.numpy.save(WEIGHTS | {"\x1b[2Jmore": np.zeros(1)}),
+    "cut tensors": safetensors.numpy.save(WEIGHTS)[:-1],
+}
+
+
+# Readers of values
+
+
+def read_tensor(view: str, path: Path) -> object:
+    """Reads the tensor of a file of torch.save with another view of its storage."""
+    fields = {name: eval(x) for name, x in (y.split("=") for y in view.split(" "))}
+    path.write_bytes(files_of(tensor_of(6, **fields))[0])
+    return keys.arrays(pickle.read(path), path)
+
+
+HUGE = tuple([2**62] * 3001)
+
+
+def check_sizes(fields: str, _: Path) -> None:
+    """Checks the memory that a run would need, by arithmetic."""
+    config = configs.default()
+    for field in fields.split(" "):
+        configs.override(config, *field.split("="))
+    parsed = fit_vocab(configs.parse(config), ByteVocab())
+    run.check_memory(parsed, fit_mesh(parsed))
+
+
+def find_texts(text: str, path: Path) -> object:
+    """Looks for texts in a folder that has one of each special file."""
+    for name, make in SPECIAL.items():
+        make(path.with_name(name))
+    return files.text_files(text and str(path.with_name(text)), "score.path")
+
+
+VALUES: dict[str, Callable[[str, Path], object]] = {
+    "tensor": read_tensor,
+    "sizes": check_sizes,
+    # A prepared corpus, copied from a store whose manifest lists these files.
+    "copied": lambda names, path: remote_cache.fetch(
+        path.parent, json.dumps({"files": json.loads(names)}), path.parent
+    ),
+    "copying": lambda text, _: copying.Task.parse(f"copying:{text}"),
+    "mode": lambda text, _: flags.parse(f"--mode={text}".split(" ")),
+    "path": find_texts,
+}
+
+
+@pytest.mark.parametrize("reader, damage, part", ROWS, ids=str)
 def test_damage_is_refused_in_one_line(
     reader: str, damage: str, part: str, tmp_path: Path
 ) -> None:
-    (folder := tmp_path / "input").mkdir()
-    states = [contents(folder)]
-    with refused(".") as caught:
-        hostile.refuse(reader, damage, folder, lambda: states.append(contents(folder)))
-    after = contents(folder)
-    assert {path: after.get(path) for path in states[-1]} == states[-1]
-    assert part in str(caught.value) and len(str(caught.value)) < 950
+    if known := READERS.get(reader):
+        path = tmp_path / "input" / known.name
+        path.parent.mkdir(parents=True)
+        if damage in SPECIAL:
+            SPECIAL[damage](path)
+        else:
+            path.write_bytes(known.damaged(damage))
+        before = contents(tmp_path)
+        error = refusal(known.read, path)
+        assert before.items() <= contents(tmp_path).items()
+    else:
+        error = refusal(VALUES[reader], damage, tmp_path / "file")
+    assert part in error and len(error) < 950
 
 
-@pytest.mark.parametrize("reader", hostile.VALID)
-def test_the_same_input_without_damage_is_read(reader: str, tmp_path: Path) -> None:
-    hostile.read_valid(reader, tmp_path)
+def read_file(reader: Reader) -> Callable[[Path, bytes], object]:
+    """Returns a function that reads bytes as the reader's file in a folder."""
+
+    def read(folder: Path, data: bytes) -> object:
+        path = folder / reader.name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        return reader.read(path)
+
+    return read
 
 
-def test_the_list_of_cases_is_current() -> None:
-    """`python -m tests.faults.cases` writes it."""
-    assert cases.PAGE.read_text("utf-8") == cases.page()
-    assert sum(len(rows) for rows in cases.groups().values()) >= 600
+def stream(_: Path, blocks: list[bytes]) -> None:
+    """Text in blocks is valid UTF-8 and comes back, or is refused."""
+    whole = b"".join(blocks)
+    assert b"".join(bytes(part) for part in code_points(blocks, "it", True)) == whole
+    for pieces in (streaming.characters, streaming.words, streaming.lines):
+        try:
+            assert "".join(pieces(iter(blocks), "it")).encode() == whole
+        except UserError:
+            with pytest.raises(UnicodeDecodeError):
+                whole.decode()
+    meter = streaming.Meter()
+    assert b"".join(meter.read(blocks)) == whole and meter.words <= len(whole)
+    chars = CharVocab.count([code_points(blocks, "it", False)], False)
+    tokens = [*chars.stream(blocks, "it")]
+    joined = chars.decode(np.concatenate([*tokens, np.zeros(0, np.uint8)]))
+    assert encode(joined) == whole
+    for line in Lines().stream(blocks, "it"):
+        WordVocab.choose(dict.fromkeys(line, 1))
+
+
+TEXTS = st.text(max_size=30) | NUMBERS.map(str)
+FLAGS = st.builds("--{}={}".format, NAMES, st.text(max_size=9))
+FLAGS |= st.builds("--config.{}={}".format, NAMES, NUMBERS) | st.text(max_size=20)
+ARBITRARY: dict[str, tuple[Callable[[Path, Any], object], Strategy]] = {
+    "flags": (
+        lambda folder, argv: flags.parse([f"--workdir={folder}/none", *argv]),
+        st.lists(FLAGS, max_size=4),
+    ),
+    "blocks": (
+        stream,
+        st.lists(st.binary(max_size=30) | TEXTS.map(encode), max_size=5),
+    ),
+    **{name: (read_file(reader), reader.inputs()) for name, reader in READERS.items()},
+}
+
+
+@pytest.mark.parametrize("examples", [FEW, pytest.param(MANY, marks=pytest.mark.long)])
+@pytest.mark.parametrize("kind", ARBITRARY)
+def test_valid_input_is_read_and_any_other_is_read_or_refused_in_one_line(
+    kind: str, examples: int, tmp_path: Path
+) -> None:
+    """In bounded time and memory."""
+    read, inputs = ARBITRARY[kind]
+    if kind in READERS and (base := READERS[kind].base):
+        read(tmp_path, READERS[kind].write(base))
+
+    def check(value: Any) -> None:
+        try:
+            read(tmp_path, value)
+        except UserError as error:
+            assert str(error) and "\n" not in str(error)
+
+    run = settings(
+        max_examples=examples,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate, Phase.shrink],
+        suppress_health_check=list(HealthCheck),
+    )
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    run(given(inputs)(check))()
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    assert after.ru_utime - before.ru_utime < SECONDS * examples
+    assert (after.ru_maxrss - before.ru_maxrss) / 1024 < MEGABYTES

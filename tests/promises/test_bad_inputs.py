@@ -8,7 +8,6 @@ import contextlib
 import dataclasses
 import gzip
 import json
-import os
 import shlex
 import shutil
 from collections.abc import Callable, Iterator
@@ -20,8 +19,8 @@ import pytest
 
 from tests.convert.test_huggingface import VOCAB, folder_of
 from tests.convert.test_pickle import RECORDED
-from tests.faults.hostile import SPECIAL
 from tests.support import tiny, trained
+from tests.support.refusal import SPECIAL, contents
 from tests.support.rights import public_folder, without_rights
 from tests.support.trained import TEXT, command, home
 from txl_jax import config as configs
@@ -36,11 +35,6 @@ FIXTURES = (home,)
 # Changes of files.
 
 Change = Callable[[Path], object]
-
-
-def write(content: str | bytes) -> Change:
-    data = content if isinstance(content, bytes) else content.encode()
-    return lambda path: path.write_bytes(data)
 
 
 def edit(old: str, new: str) -> Change:
@@ -72,9 +66,6 @@ def special(name: str) -> Change:
     return replace
 
 
-pipe, device = special("pipe"), special("device")
-
-
 def each(change: Change, names: str) -> Change:
     """Returns the change of all files below a folder that the glob names."""
     return lambda folder: [change(path) for path in list(folder.glob(names))]
@@ -85,69 +76,42 @@ def replace(folder: Path) -> None:
     folder.touch()
 
 
-def folder_to_pipe(path: Path) -> None:
-    shutil.rmtree(path.parent)
-    os.mkfifo(path.parent)
-
-
-def broken_losses(path: Path) -> None:
-    path.with_name("losses").symlink_to("/no/where")
-
-
 LETTERS = vocabulary.dumps(CharVocab("".join(map(chr, range(32, 288)))))
 WRITTEN: dict[str, str | bytes] = {
-    "broken.py": "def get_config(:",
     "latin.txt": "café au lait\n".encode("latin-1") * 200,
     "cut.txt.gz": gzip.compress(TEXT.encode())[:-20],
-    "bomb.gz": gzip.compress(bytes(20_000_000)),
     **{f"splits/{name}.txt": TEXT for name in ("train", "valid", "test", "more")},
     "words.txt": "one two\nthree\n",
     "marked.txt": "<eos>\none\n",
     "many.txt": "\n".join(["<eos>", *map(str, range(300))]),
     "nothing.txt": "",
     "ids.json": '{"<eos>": 0, "one": 1}',
-    "hollow/.hidden": "",
 }
 # Copies of a folder, in each of which one file is changed: of what, which, how.
 COPIES: dict[str, tuple[str, str, Change]] = {
-    "corpus_pipe": ("data", "manifest.json", folder_to_pipe),
-    "losses_broken": ("hollow", ".hidden", broken_losses),
-    "tokens_cut": ("data", "train.bin", cut),
     "tokens_gone": ("data", "valid.bin", Path.unlink),
-    "manifest_half": ("data", "manifest.json", write("{")),
     "vocab_number": ("data", "vocab.json", edit('"byte"', "7")),
-    "config_unknown": ("run", "config.json", edit('"n_layer"', '"n_layers"')),
     "config_flipped": ("run", "config.json", edit('"keep": 2', '"keep": 3')),
     "layers": ("run", "config.json", update(lambda x: x["model"].update(n_layer=3))),
-    "run_half": ("run", "run.json", cut),
     "run_other": ("run", "run.json", edit('"sha256": "', '"sha256": "0')),
     "words_gone": ("run", "vocab.json", Path.unlink),
     "words_flipped": ("run", "vocab.json", edit('"byte"', '"char"')),
-    "letters": ("run", "vocab.json", write(LETTERS)),
+    "letters": ("run", "vocab.json", lambda path: path.write_text(LETTERS)),
     "manifests": ("run", "checkpoints", each(cut, "*/record/metadata")),
-    "manifest": ("run", "checkpoints", each(cut, "30/record/metadata")),
     "arrays": ("run", "checkpoints", each(cut, "60/params/**/manifest.ocdbt")),
-    "items_gone": ("run", "checkpoints", each(shutil.rmtree, "*/record")),
-    "params_gone": ("run", "checkpoints", each(shutil.rmtree, "60/params")),
     "checkpoints_gone": ("run", "checkpoints", shutil.rmtree),
-    "checkpoints_empty": ("run", "checkpoints", each(shutil.rmtree, "*")),
     "imported": (
-        "run",
-        "checkpoints",
+        *("run", "checkpoints"),
         each(update(lambda x: x.update(position=None)), "*/record/metadata"),
     ),
     "checkpoints_file": ("run", "checkpoints", replace),
-    "metrics_pipe": ("run", "metrics.jsonl", pipe),
-    "arrays_pipe": ("run", "checkpoints", each(pipe, "60/params/manifest.ocdbt")),
-    "manifest_pipe": ("run", "checkpoints", each(pipe, "30/record/metadata")),
-    "orbax_device": ("run", "checkpoints", each(device, "60/_CHECKPOINT_METADATA")),
-    "result_device": ("run", "result.json", device),
-    "sample_pipe": ("run", "sample.txt", pipe),
-    "words_pipe": ("run", "vocab.json", pipe),
-    "config_pipe": ("run", "config.json", pipe),
-    "weights_cut": ("model", "model.safetensors", cut),
+    "metrics_pipe": ("run", "metrics.jsonl", special("pipe")),
+    "orbax_device": (
+        "run",
+        "checkpoints",
+        each(special("device"), "60/_CHECKPOINT_METADATA"),
+    ),
     "no_words": ("model", "vocab.txt", Path.unlink),
-    "index_cut": ("tensorflow", "ckpt-0.index", cut),
 }
 
 # A command, a part of its error, and the path that it may not use, if any. The first
@@ -157,24 +121,18 @@ COPIES: dict[str, tuple[str, str, Change]] = {
 #   import FORMAT SOURCE   to the workdir `new`           txl ..      nothing
 ERRORS = """
 txl                                       | give --config=FILE, or the --workdir of a
-txl --mode=evaluate                       | or the --workdir of a run
 txl --mode=evalute --workdir={run}        | did you mean 'evaluate'
 txl --config=quickstart --bach_size=3      | did you mean '--config.train.batch_size'
-txl --mode= --workdir={run}               | train, evaluate, generate
 txl --wrkdir=x                            | '--wrkdir' (did you mean '--workdir'
 txl trian --config={tiny}                 | 'trian' must be one of train, 
-txl --config                              | --config
 txl --config=quickstrat                   | did you mean 'quickstart'
 txl --config={tiny} --workdir={text}/x    | Not a directory
 txl --config={tiny} --workdir={long}      | File name too long
 txl --config={tiny} --workdir={home}/[a]  | has one of [ * ? in its path
-txl --config={tiny} --workdir=https://x/y | is neither a folder
 txl --config={tiny} --workdir={run} --config.model.n_layer=3 | model.n_layer was 2, is
 config none.py                            | no config file
 config {long}.py                          | give FILE.py or a packaged
-config broken.py                          | SyntaxError
 evaluate run --prompt=x                   | unknown flag '--prompt'
-config tiny.py --mem_len=3                | unknown flag '--mem_len'
 config tiny.py --config.model.n_layer     | n_layer
 new modle.n_layer=3                       | mean '--config.model.n_layer'
 
@@ -188,7 +146,6 @@ new eval.streams=12                       | eval.streams = 12
 new train.order=sentences:0             | does not occur in the text
 new train.reset_memory_at=300             | = 300 is not a token of this vocabulary
 new mesh.data=16                          | does not fit 8 devices; set mesh.data=-1
-new mesh.data=1                           | does not fit 8 devices
 new mesh.data=-1 mesh.fsdp=16             | does not fit 8 devices
 new mesh.model=8                          | make it a multiple of 8, or lower mesh.model
 new mesh.model=8 model.n_head=8 model.d_inner=9 model.feed_forward=geglu | two thirds of
@@ -207,114 +164,71 @@ new data.vocab=subword                    | must be from 256 to 16,777,216
 new data.corpus=txt                       | did you mean 'text'
 new data.path=                            | data.path is empty
 new data.path=/no/text                    | '/no/text' does not exist
-new data.path={home}/nothing.txt          | has no text
-new data.path={home}/broken.py            | too small
+new data.path={home}/words.txt            | too small
 new data.path={home}/latin.txt data.vocab=char | convert it to UTF-8, or set
 new data.path={home}/cut.txt.gz           | cut.txt.gz as .gz
-score run --path={home}/bomb.gz           | unpacks to over 100 times its size
 score run --path={home}/nothing.txt       | has no token after another
-new data.path={home}/*.none               | matches no file: correct the glob
-new data.path={home}/hollow               | is a folder without files: add some text
 new data.path={home}/splits               | no split: more.txt): give train, valid
 new data.vocab_path={home}/ids.json       | its words in the order of their ids
-new data.path={long}                      | File name too long
 new data.corpus=enwik8                    | leave it empty, or set data.corpus='text'
-new data.corpus=wt103 data.path=          | did you mean 'wikitext103'
 new data.corpus=tfds:nothing data.path=   | or set data.data_dir to where it is
 new data.corpus=tfds:../x data.path=      | is not the name of a dataset: write
 new data.vocab_path={home}/nowhere.txt    | cannot be read (No such file
 new data.vocab_path={home}/words.txt      | lacks '<eos>', which marks each line: add it
-new data.vocab_path={home}/latin.txt      | is not a vocabulary
 new data.vocab_path={home}/marked.txt     | is not in the vocabulary
 new data.data_dir={text}                  | set data.data_dir
 new data.data_dir=s3x://b                 | no other store is supported
-new data.data_dir={home}/corpus_pipe      | (Not a directory): make room or set
-new data.data_dir={home}/tokens_cut       | delete the folder and prepare again
 new data.data_dir={home}/tokens_gone      | delete the folder and prepare again
-new data.data_dir={home}/manifest_half    | delete the folder and prepare again
 new data.data_dir={home}/vocab_number     | delete the folder and prepare again
 
 run nowhere                               | holds no run
-evaluate data                             | holds no run
-run config_unknown                        | {home}/config_unknown/config.json:
 run config_flipped                        | {home}/config_flipped/config.json:
 run layers                                | (model.n_layer was 2, is now 3)
 evaluate layers                           | give the config of the run that
-run run_half                              | run.json is damaged
 run run_other                             | another version of corpus 'text'
-evaluate words_gone                       | vocab.json is not a vocabulary
 evaluate words_flipped                    | vocab.json is not a vocabulary
 run manifests                             | restore one from a backup, or
 evaluate manifests                        | is damaged: restore one from a
-evaluate manifest --checkpoint=30         | another step of 30, 60
 evaluate arrays --checkpoint=60           | checkpoint 60 is damaged (item params
-run items_gone                            | is damaged (no manifest
-evaluate params_gone                      | checkpoint 60 is damaged (item params
 run checkpoints_gone                      | was trained to update 60, as metrics.jsonl
 evaluate checkpoints_gone                 | train there first, or give the
-evaluate checkpoints_empty                | no checkpoint in {home}
 run imported                              | {home}/imported holds an imported mo
 run metrics_pipe                          | metrics.jsonl is not a file but a pipe
-run arrays_pipe                           | manifest.ocdbt is not a file but a pi
-evaluate arrays_pipe --checkpoint=60      | manifest.ocdbt is not a file but a pi
-run manifest_pipe                         | metadata is not a file but a pipe or a
 generate orbax_device                     | _CHECKPOINT_METADATA is not a file but
-run result_device                         | result.json is not a file but a pipe
-run sample_pipe                           | sample.txt is not a file but a pipe or
-generate words_pipe                       | a pipe or a device
-evaluate config_pipe                      | a pipe or a device
-recl result_device --workdirs={run}       | result.json is not a file but a pipe
-recl losses_broken --workdirs={run} --contexts=4,8,4 | losses (File exists): fix this
+recl broken --workdirs={run} --contexts=4,8,4 | losses (File exists): fix this
 run checkpoints_file                      | checkpoints is not a folder: move it away
 new train.init_from={home}/nowhere        | nowhere holds no run
 new train.init_from={run} model.n_layer=3 | model.n_layer is 2 there, 3 here
 new train.init_from={home}/letters data.vocab=byte | use it with data.vocab_path
-new train.init_from={home}/manifests      | train.init_from =
-new train.init_from={home}/checkpoints_gone | no checkpoint in {home}/checkpoints_gone
 new train.init_from={home}/arrays         | checkpoint 60 is damaged (item p
 new train.init_from={home}/words_gone     | vocab.json' cannot be read
-new train.init_from={home}/config_flipped | /config_flipped/config.json:
 new train.init_from={long}                | cannot be used (File name
 
 evaluate run --config.model.d_inner=64    | model.d_inner was 32
 evaluate run --checkpoint=5               | give best, latest
-evaluate run --checkpoint=30,5            | steps of 30, 60
 evaluate run --streams=8000               | too few for 8000 streams
 evaluate run --streams=4                  | eval.streams = 4 is not
-evaluate run --config.data.path=/no       | does not exist
 evaluate run --reset_memory_at=300        | = 300 is not a token of this vocabulary
 evaluate run --sweep=mem_len=0,8 --ext_len=4 --mem_len=0 | eval.ext_len = 4 with eval.m
 generate run --output={home}/no/where     | no/where' cannot be written
 generate run --prompt=@{text} --output={text} | is a text to read: choose another
-score run --path={text} --output={text}   | is a text to read: choose another
 score run --path={home}/splits --output={home}/splits/more.txt | is a text to read
 generate letters --prompt=😀              | character '😀' is not in the vocabulary
 
 txl --mode=import --format=nvidia --workdir={home}/new | give --source
-txl --mode=import --format=pytorch --source={run} | needs --workdir
 import huggingfase model                  | did you mean 'huggingface'
-import huggingface model --config={tiny}  | takes no --config
 import huggingface model --workdir={run}  | is not an empty folder: give a new one
-import huggingface model --workdir={text} | is not an empty folder
-import huggingface model --workdir={text}/x | cannot
 import huggingface model --config.train.seed=3 | is not trained in its workdir
 import huggingface model --config.model.n_layer=9 | leave the model's sizes unchanged
-import huggingface model --config.model.d_inner=3 | layers/feed_forward/in
-import huggingface model --config.data.vocab_path=/no/words | '/no/words'
 import huggingface model --config.data.vocab_path={paper}  | idx2sym
 import huggingface model --config.data.vocab_path={home}/many.txt | 301 words, the model
 import huggingface run                    | neither model.safetensors
-import huggingface weights_cut            | model.safetensors is damaged
 import huggingface no_words               | give one with --config.data.vocab_path
 import pytorch {paper}                    | give --config.model.mem_len
-import pytorch {paper} --config.model.mem_len=-2 | model.mem_len = -2
 import pytorch text.txt {mem_len}         | text.txt was not written by torch.save
-import pytorch nothing.txt {mem_len}      | nothing.txt
 import pytorch model {mem_len}            | no file '{home}/model/model.pt'
 import pytorch {module} {mem_len} --config.model.cutoffs=9,8 | (9, 8)
-import nvidia {paper}                     | no model_state
 import tensorflow model {mem_len}         | {home}/model
-import tensorflow index_cut {mem_len}     | {home}/index_cut
 export run --format=huggingface           | give --target
 export run --format=pytorch --target=x    | one of txl_jax, huggingface
 export run --format=huggingface --target={run} | run' exists and is not an empty folder
@@ -323,12 +237,9 @@ export run --format=huggingface --target={text}/x | give another folder
 config tiny.py                      | Permission denied): give another --workdir | .
 config tiny.py                      | PermissionError            | tiny.py
 evaluate run                        | {home}/run/config.json     | run/config.json
-evaluate run                        | Permission denied          | run/vocab.json
 evaluate run --checkpoint=60        | cannot read | run/checkpoints/60/record/metadata
 new data.path={home}/words.txt      | make it readable           | words.txt
 new data.path={home}/many.txt       | to a writable folder       | data/txl_jax
-txl --config={tiny} --workdir={run} | give another --workdir     | run
-import huggingface model            | Permission denied   | model/model.safetensors
 import huggingface model            | give another folder        | .
 """
 
@@ -347,17 +258,6 @@ def expand(home: Path, kind: str, *words: str) -> list[str]:
         return ["--mode=import", *flags, *words[2:]]
     mode = [] if kind == "run" else [f"--mode={kind}"]
     return [*mode, f"--workdir={home / words[0]}", *words[1:]]
-
-
-def contents(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Returns the size and the time of every file in a folder, and () for folders."""
-    states: dict[str, tuple[int, ...]] = {}
-    for parent, _, names in os.walk(folder):
-        states[parent] = ()
-        for path in (f"{parent}/{name}" for name in names):
-            stat = os.lstat(path)
-            states[path] = stat.st_size, stat.st_mtime_ns
-    return states
 
 
 class Inputs:
@@ -408,15 +308,14 @@ def inputs(home: trained.Home) -> Iterator[Inputs]:
         prepare(config.data)
         for name, content in WRITTEN.items():
             (path / name).parent.mkdir(exist_ok=True)
-            write(content)(path / name)
+            data = content if isinstance(content, bytes) else content.encode()
+            (path / name).write_bytes(data)
+        (path / "broken").mkdir()
+        SPECIAL["broken"](path / "broken" / "losses")
         (folder_of(path / "model") / "model.safetensors").chmod(0o644)
         (path / "model" / "vocab.txt").write_text("\n".join(VOCAB.words))
-        recorded = RECORDED.parent / "tensorflow_checkpoints" / "wt103"
-        shutil.copytree(recorded, path / "tensorflow")
         for name, (source, file, change) in COPIES.items():
-            part = "checkpoints" if name.startswith(("config", "words")) else ""
-            skip = shutil.ignore_patterns(part)
-            shutil.copytree(path / source, path / name, ignore=skip)
+            shutil.copytree(path / source, path / name)
             (changed,) = (path / name).glob(f"{'**/' * (source == 'data')}{file}")
             change(changed)
         yield Inputs(path)

@@ -1,12 +1,34 @@
 """Expectations about errors that a user causes."""
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from txl_jax.errors import UserError
+
+# What stands at the path of an input instead of a file.
+SPECIAL: dict[str, Callable[[Path], object]] = {
+    "pipe": os.mkfifo,
+    "device": lambda path: path.symlink_to("/dev/zero"),
+    "broken": lambda path: path.symlink_to("/no/where"),
+    "loop": lambda path: path.symlink_to(path.name),
+    "folder": Path.mkdir,
+}
+
+
+def contents(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Returns the size and the time of every file in a folder, and () for folders."""
+    states: dict[str, tuple[int, ...]] = {}
+    for parent, _, names in os.walk(folder):
+        states[parent] = ()
+        for path in (f"{parent}/{name}" for name in names):
+            stat = os.lstat(path)
+            states[path] = stat.st_size, stat.st_mtime_ns
+    return states
 
 
 @contextlib.contextmanager
