@@ -86,29 +86,6 @@ def test_presets_have_the_choices_of_code_bases() -> None:
     assert configs.parse(configs.default(model=model)).model == model
 
 
-# What an experiment sets, and a part of the error.
-WRONG: list[tuple[dict[Any, Any], str]] = [
-    ({"modle": {"n_layer": 3}}, "'modle' (did you mean 'model'?)"),
-    ({"model": {"n_layers": 3}}, "'model.n_layers' (did you mean 'model.n_layer'?)"),
-    ({"model": {"n_layer": 3.0}}, "model.n_layer = 3.0 must be of type int"),
-    ({"model": {"n_layer": True}}, "model.n_layer = True must be of type int"),
-    ({"model": {"same_length": 1}}, "model.same_length = 1 must be of type bool"),
-    ({"optim": {"lr": "0.1"}}, "optim.lr = '0.1' must be of type float"),
-    ({"data": {"path": None}}, "data.path = None must be of type str"),
-    ({"model": {"cutoffs": (True,)}}, "must be a tuple of ints"),
-    ({"model": {"cutoffs": 3}}, "must be a tuple of ints"),
-    ({"model": None}, "config section 'model' = None must have fields"),
-    ({3: "n_layer"}, "config section 3"),
-]
-
-
-@pytest.mark.parametrize("fields, message", WRONG, ids=str)
-def test_unknown_names_and_wrong_types_are_refused(
-    fields: dict[Any, Any], message: str
-) -> None:
-    assert message in refusal(configs.parse, ConfigDict(fields))
-
-
 # A model with 64 learned positions, which suffice.
 LEARNED = (
     "model.position=learned model.n_position=64 model.mem_len=0 train.tgt_len=64 "
@@ -122,7 +99,6 @@ model.dropout=1.0                   | model.dropout = 1.0 must be at least 0
 model.dtype=float64                 | model.dtype | float32, bfloat16
 model.kernel=xls                    | model.kernel | mean 'xla'
 model.same_length=true model.mem_len=0 | same_length | mem_len
-model.cutoffs=5,5                   | model.cutoffs | rising
 model.cutoffs=5,9 model.vocab_size=9 | model.cutoffs | below | 9
 model.cutoffs=0                     | model.cutoffs | above 0
 model.cutoffs=5,9 model.div_val=32  | model.div_val = 32 leaves | 3 clusters
@@ -155,25 +131,20 @@ train.ext_len=3 model.mem_len=4     | train.ext_len = 3 | model.mem_len = 4 | to
 train.ext_len=3 train.half_loss=true model.mem_len=0 | train.half_loss = True and train
 eval.ext_len=3 eval.mem_len=4       | eval.ext_len = 3 | eval.mem_len = 4 | of them to 0
 optim.betas=0.9,1                   | optim.betas = (0.9, 1.0)
-optim.epsilon=0                     | optim.epsilon = 0.0 must be above 0
 optim.schedule=constant optim.min_lr_ratio=1 | optim.min_lr_ratio
 eval.dynamic_lr=1                   | eval.dynamic_lr needs eval.dynamic = "rms"
 eval.sweep=dynamic_decay=0.1        | eval.dynamic_decay needs eval.dynamic = "rms"
 eval.dynamic=rms eval.streams=1     | needs a learning rate
 {DYNAMIC} eval.dynamic_segments=9  | dynamic_segments needs eval.dynamic = "rms"
 eval.cache_len=9 eval.cache_weight=nan | eval.cache_weight = nan must be a finite
-eval.cache_len=9 eval.cache_weight=1 | must be at least 0 and below 1
-eval.sweep=cache_len=1,2            | the field of eval.sweep = 'cache_len'
 eval.cache_weight=0.1               | eval.cache_weight needs a cache
 eval.sweep=cache_theta=0.1,1        | eval.cache_theta needs a cache
 eval.cache_len=9                    | eval.cache_len = 9 needs the cache's share
 eval.cache_len=9 eval.cache_weight=0.1 eval.reset_memory_at=0 | cache_len = 9 is for
 {DYNAMIC} eval.streams=2            | set eval.streams to 1
 {DYNAMIC} eval.mem_len=0 eval.ext_len=1 | leave out eval.ext_len
-{DYNAMIC} eval.sweep=cold_start=9   | a sweep over cold_start
 eval.checkpoint=²                   | eval.checkpoint
 eval.checkpoint=100,best            | eval.checkpoint | average
-eval.checkpoint=1,,2                | several with commas between
 generate.seed=4294967296            | generate.seed = 4294967296 must be from 0 to
 generate.prompt=                    | generate.prompt is empty
 generate.top_p=1.5                  | generate.top_p = 1.5 must be above 0, at most 1
@@ -234,6 +205,7 @@ def test_load_takes_a_path_and_a_packaged_name() -> None:
         assert configs.parse(config) != Config()
 
 
+IMPORT = "from ml_collections import ConfigDict\n"
 GET = """
 from txl_jax.config import Config, default, parse
 def get_config():
@@ -251,6 +223,7 @@ def get_config():
         ("import sys\nsys.exit(0)", "failed: SystemExit"),
         ("def get_config():\n    raise ValueError('one\\ntwo')", "ValueError: one"),
         ("def get_config(): return 3", "returns int"),
+        (f"{IMPORT}def get_config(): return ConfigDict({{3: 4}})", "config section 3"),
         (f"{GET}modle.n_layer = 3", "model"),
         (f"{GET}model.n_layer = 'three'", "n_layer"),
         (f"{GET}train.num_steps = 0; parse(c)", "train.num_steps = 0 must be"),
@@ -261,7 +234,7 @@ def test_an_experiment_that_fails_is_refused(
 ) -> None:
     path = tmp_path / "experiment.py"
     path.write_text(body + "\n")
-    assert reason in refusal(configs.load, str(path))
+    assert reason in refusal(lambda: configs.parse(configs.load(str(path))))
 
 
 def test_a_saved_config_comes_back(tmp_path: Path) -> None:
@@ -271,7 +244,7 @@ def test_a_saved_config_comes_back(tmp_path: Path) -> None:
     assert configs.parse(configs.load_json(path)) == configs.parse(config)
 
 
-# Whose run it is
+# The identity of a run
 
 # Of the sections that decide what a run computes, the fields that may change.
 FREE = {
