@@ -32,22 +32,6 @@ def test_the_facts_of_a_gpu_agree_with_each_other(name: str) -> None:
     assert gpus.limit("cpu") == float("inf")
 
 
-@pytest.mark.parametrize(
-    ("name", "slices", "words"),
-    [
-        ("h100:9", 1, "GPUs that NVLink joins, h100:1 to h100:8"),
-        ("a100:2x4", 1, "a100:1 to a100:8"),
-        ("b200", 1, "b200:1 to b200:8"),
-        ("h200:8", 2, "h200 has one slice only"),
-        ("v3:2x2", 2, "compile.slices = 2: v3 has one slice only"),
-        ("v100:8", 1, "h100"),
-    ],
-)
-def test_other_topologies_are_refused(name: str, slices: int, words: str) -> None:
-    with pytest.raises(UserError, match=words):
-        chips.find(name, slices)
-
-
 def test_a_missing_or_unsuited_compiler_names_the_wheel(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -16,7 +16,7 @@ import pytest
 from tests import reference
 from tests.support import tiny
 from tests.support.refusal import refused
-from tests.support.trained import Home, command, home
+from tests.support.trained import Home, home
 from txl_jax import config as configs
 from txl_jax.cli import recl
 from txl_jax.data import vocab as vocabulary
@@ -184,13 +184,3 @@ def test_models_of_other_tokens_and_short_texts_are_refused(
     vocabulary.save(CharVocab("ab"), Path(options.workdirs[1]) / "vocab.json")
     with refused("run and .*other have different vocabularies of 256 and 2 types"):
         recl.run(options, tmp_path, {})
-
-
-def test_the_command_refuses_in_one_line(tmp_path: Path) -> None:
-    for flags, message in (
-        ([], "give two or more as --workdirs=RUN,RUN"),
-        ([f"--workdirs={tmp_path}"], "no run (no config.json)"),
-    ):
-        done = command("--mode=recl", f"--workdir={tmp_path}", *flags)
-        assert (done.status, done.out) == (2, "")
-        assert message in done.err and len(done.err.splitlines()) == 1

@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.refusal import refused
 from txl_jax.cli import score
 from txl_jax.data.vocab import ByteVocab, CharVocab
 from txl_jax.data.word import WordVocab
 from txl_jax.evaluate.options import ScoreConfig
-from txl_jax.evaluate.score import Document, Scores, split
+from txl_jax.evaluate.score import Scores, split
 
 WORDS = WordVocab(["<eos>", "<unk>", "the", "cat"])
 
@@ -86,13 +85,3 @@ def test_stdin_corpora_without_newlines_and_unknown_text(
     assert line["text"] == "abba"
     assert score.name_unknown(ByteVocab(), 0) == "nothing is unknown"
     assert score.name_unknown(CharVocab("ab"), 0) == "refused"
-
-
-def test_files_that_cannot_be_read_or_written_are_refused(tmp_path: Path) -> None:
-    with refused("score.path='nowhere' does not exist"):
-        list(score.read_documents("nowhere", WORDS, False))
-    for name in ("x.jsonl", "x.npz"):
-        config = ScoreConfig(output=str(tmp_path / "none" / name))
-        documents = iter([Document("it", np.zeros(2, np.int32), 1)])
-        with refused("score.output = .* cannot be written"):
-            score.score_documents(documents, count, WORDS, config)

@@ -2,7 +2,6 @@
 
 import pytest
 
-from tests.support.refusal import refused
 from txl_jax import config
 from txl_jax.cli.evaluate import compare, warn_of_rotations
 from txl_jax.evaluate.options import EvalConfig, Sweep, parse_sweep
@@ -23,21 +22,6 @@ from txl_jax.evaluate.options import EvalConfig, Sweep, parse_sweep
 )
 def test_parses(text: str, values: tuple[int, ...]) -> None:
     assert parse_sweep(text) == Sweep(text.partition("=")[0], values)
-
-
-def test_refuses_in_one_line() -> None:
-    for values in ("", "=0:9", "=0:9:0", "=9:0:3", "=-1"):
-        with refused("is not of the form mem_len=START:STOP:STEP"):
-            EvalConfig(sweep=f"mem_len{values}")
-    for text, form in (
-        ("memlen=1,2", "did you mean 'mem_len'"),
-        ("same_length=1", "same_length=false,true"),
-        ("dynamic_lr=nan,1", "is not of the form dynamic_lr=a,b,c in numbers"),
-        ("cold_start=0", "is not of the form cold_start=TOKENS"),
-        ("cold_start=8,16", "is not of the form cold_start=TOKENS"),
-    ):
-        with refused(form):
-            EvalConfig(sweep=text)
 
 
 def test_no_memory_needs_no_same_length() -> None:

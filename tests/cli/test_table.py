@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from tests.cli.test_main import documented
-from tests.support.refusal import refused
 from tests.support.trained import command
 from txl_jax import config as configs
 from txl_jax.cli import table
@@ -198,19 +197,6 @@ def test_the_hours_of_all_runs_and_their_revisions_are_told(tmp_path: Path) -> N
         "2026-11-26; revision `1234567`)."
     )
     assert "lost" in table.describe_origin(claim.summarize([tmp_path / "lost"]))
-
-
-def test_bad_input_is_one_line(tmp_path: Path) -> None:
-    for flags, words in (
-        ("--rows=wt103_shav", "did you mean 'wt103_shaw'?"),
-        ("--table=7 --rows=wt103_shaw", "Table 7 has no row"),
-    ):
-        done = command("--mode=table", f"--workdir={tmp_path}", *flags.split())
-        assert (done.status, done.out) == (2, "")
-        assert words in done.err and done.err.count("\n") == 1
-    (tmp_path / table.RESULT).write_text("{")
-    with refused("lengths.json is damaged .*: delete it to score the run again"):
-        table.finished(shrunk(6, "wt103_128m"), tmp_path)
 
 
 def test_a_run_scored_with_other_lengths_is_scored_again(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.refusal import refused
 from txl_jax.cli.run import make_streams
 from txl_jax.config import Config
 from txl_jax.data import copying, corpora
@@ -49,21 +48,6 @@ def test_its_splits_are_written(
     assert source.config == "copying-12-5-4-0"
     for split, ranges in source.split(tmp_path).items():
         assert b"".join(blocks(ranges, 999)) == TASK.text(split)
-
-
-@pytest.mark.parametrize(
-    "sizes, message",
-    [
-        (":0,3,3", "DELAY = 0 must be from 1"),
-        (":3,3,27", "SYMBOLS = 27 must be from 1 to 26"),
-        (":3,3", "must be copying:DELAY,LENGTH,SYMBOLS"),
-        (":3,3,x", "must be copying:DELAY,LENGTH,SYMBOLS"),
-        ("", "is unknown.*copying:DELAY,LENGTH,SYMBOLS"),
-    ],
-)
-def test_impossible_tasks_are_refused(sizes: str, message: str) -> None:
-    with refused(f"data.corpus='copying{sizes}'.*{message}"):
-        corpora.find(f"copying{sizes}")
 
 
 def test_answers_alone_are_scored() -> None:

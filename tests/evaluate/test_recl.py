@@ -8,9 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from txl_jax.errors import UserError
 from txl_jax.evaluate.baselines import witten_bell
-from txl_jax.evaluate.options import ReclConfig
 from txl_jax.evaluate.recl import RATIOS, gains, hardest, recl, short_names
 
 # Two models, three contexts, two positions. b(c, t): [2, 1], [1, 1], [1, 0.5].
@@ -84,13 +82,6 @@ def test_the_recl_of_ngrams_is_their_order() -> None:
     nll_ICT = np.array([[by_order[min(k, c)] for c in contexts] for k in orders])
     for ratio in RATIOS:
         assert lengths(nll_ICT, contexts, ratio) == [(k, True) for k in orders]
-
-
-@pytest.mark.parametrize("contexts", [(100, 150, 100), (100, 200), (1, 9, 0)])
-def test_bad_contexts_are_refused(contexts: tuple[int, ...]) -> None:
-    with pytest.raises(UserError, match="must be the first length, the last and the"):
-        ReclConfig(contexts=contexts)
-    assert ReclConfig(contexts=(1, 9, 3)).lengths == [1, 4, 7]
 
 
 def test_a_plot_names_models_by_what_differs() -> None:

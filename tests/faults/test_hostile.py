@@ -34,6 +34,7 @@ from tests.convert.test_pickle import RECORDED, files_of, tensor_of
 from tests.convert.test_pytorch import saved_case
 from tests.support.refusal import SPECIAL, contents, refusal
 from txl_jax import config as configs
+from txl_jax.aot import chips
 from txl_jax.checkpoint import manifest
 from txl_jax.cli import flags, run, table
 from txl_jax.convert import huggingface, keys, pickle, tensorflow, words
@@ -367,6 +368,8 @@ VALUES: dict[str, Callable[[str, Path], object]] = {
         path.parent, json.dumps({"files": json.loads(names)}), path.parent
     ),
     "copying": lambda text, _: copying.Task.parse(f"copying:{text}"),
+    "topology": lambda text, _: chips.find(text),
+    "two slices": lambda text, _: chips.find(text, 2),
     "mode": lambda text, _: flags.parse(f"--mode={text}".split(" ")),
     "path": find_texts,
 }

@@ -86,10 +86,6 @@ def test_prompts_come_from_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
         return [VOCAB.decode(each) for each in prompts]
 
     assert read(b"\xef\xbb\xbfthe dog\r\n\na cat") == ["the dog", "a cat"]
-    with refused("has no prompts"):
-        read(b"\n")
-    with refused("generate.prompt = 'nowhere' cannot be read"):
-        texts.read_prompts(make_config(prompt="@nowhere"), VOCAB)
 
 
 def test_a_sample_ends_before_its_stop() -> None:

@@ -195,6 +195,8 @@ evaluate checkpoints_gone                 | train there first, or give the
 run imported                              | {home}/imported holds an imported mo
 run metrics_pipe                          | metrics.jsonl is not a file but a pipe
 generate orbax_device                     | _CHECKPOINT_METADATA is not a file but
+recl run                                  | give two or more as --workdirs=RUN,RUN
+recl run --workdirs={run},{home}/nowhere  | nowhere holds no run
 recl broken --workdirs={run} --contexts=4,8,4 | losses (File exists): fix this
 run checkpoints_file                      | checkpoints is not a folder: move it away
 new train.init_from={home}/nowhere        | nowhere holds no run
@@ -212,6 +214,7 @@ evaluate run --reset_memory_at=300        | = 300 is not a token of this vocabul
 evaluate run --sweep=mem_len=0,8 --ext_len=4 --mem_len=0 | eval.ext_len = 4 with eval.m
 generate run --output={home}/no/where     | no/where' cannot be written
 generate run --prompt=@{text} --output={text} | is a text to read: choose another
+score run --path={text} --output={home}/no/x.npz | x.npz' cannot be written
 score run --path={home}/splits --output={home}/splits/more.txt | is a text to read
 generate letters --prompt=😀              | character '😀' is not in the vocabulary
 
