@@ -1,7 +1,6 @@
 """The stages and instructions of the Dockerfile."""
 
 import re
-from pathlib import Path
 
 from tests.launch import world
 
@@ -12,38 +11,32 @@ INSTRUCTIONS = [
     for line in TEXT.replace("\\\n", "").splitlines()
     if line and not line.startswith("#")
 ]
-EXTRAS = {"cpu": "gcs", "gpu": "cuda13,gcs", "tpu": "tpu,gcs"}
 
 
-def test_one_stage_per_device_with_its_extra() -> None:
+def of(name: str) -> list[str]:
+    """Returns the arguments of all instructions of a name."""
+    return [rest for each, rest in INSTRUCTIONS if each == name]
+
+
+def test_each_device_has_a_stage_with_its_extra() -> None:
+    stages = dict(zip(of("FROM"), of("RUN")[1:], strict=True))
     setup = (world.ROOT / "setup.py").read_text("utf-8")
-    last = INSTRUCTIONS[-2 * len(EXTRAS) :]
-    for stage, extras in EXTRAS.items():
-        assert last[:2] == [
-            ("FROM", f"base AS {stage}"),
-            ("RUN", f"pip install --editable '.[{extras}]'"),
-        ]
-        assert all(f'"{extra}": ' in setup for extra in extras.split(","))
-        del last[:2]
+    for stage, extra in (("cpu", "gcs"), ("gpu", "cuda13"), ("tpu", "tpu")):
+        install = stages[f"base AS {stage}"]
+        extras = re.fullmatch(r"pip install --editable '\.\[(.+)\]'", install)
+        assert extras and extra in extras[1].split(",")
+        assert all(f'"{each}": ' in setup for each in extras[1].split(","))
 
 
 def test_the_base_is_pinned_runs_as_a_user_and_passes_signals_on() -> None:
-    assert re.fullmatch(r"python:3\.\d+\.\d+-slim-\w+ AS base", INSTRUCTIONS[0][1])
-    user = INSTRUCTIONS.index(("USER", "txl"))
-    assert [name for name, _ in INSTRUCTIONS].count("USER") == 1
-    root = [rest for name, rest in INSTRUCTIONS[:user] if name == "RUN"]
-    assert root == ["useradd --create-home --uid 1000 txl"]
-    assert ("ENTRYPOINT", '["python", "-m", "txl_jax.main"]') in INSTRUCTIONS
+    assert re.fullmatch(r"python:3\.\d+\.\d+-slim-\w+ AS base", of("FROM")[0])
+    assert of("USER") == ["txl"]
+    assert of("ENTRYPOINT") == ['["python", "-m", "txl_jax.main"]']
 
 
 def test_the_context_has_what_is_copied_and_nothing_else() -> None:
     ignore = (LAUNCH / "Dockerfile.dockerignore").read_text("utf-8").split()
-    copied = {
-        source
-        for name, rest in INSTRUCTIONS
-        if name == "COPY"
-        for source in rest.split()[1:-1]
-    }
+    copied = {source for rest in of("COPY") for source in rest.split()[1:-1]}
     assert ignore[0] == "*"
     assert {line[1:] for line in ignore if line.startswith("!")} == copied
-    assert all((world.ROOT / Path(source)).exists() for source in copied)
+    assert all((world.ROOT / source).exists() for source in copied)

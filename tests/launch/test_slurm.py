@@ -96,6 +96,7 @@ MISTAKES: dict[str, dict[str, str]] = {
     "from the checkout's root": {"SLURM_SUBMIT_DIR": "/"},
     "there is no none": {"PYTHON": "none"},
     "give --ntasks-per-node=4": {"SLURM_GPUS_ON_NODE": "4"},
+    "give --workdir": {},
 }
 
 
@@ -103,14 +104,9 @@ MISTAKES: dict[str, dict[str, str]] = {
 def test_a_mistake_is_reported_in_one_line(
     cluster: dict[str, str], tmp_path: Path, message: str
 ) -> None:
-    result = submit({**cluster, **MISTAKES[message]})
+    training = TRAIN if MISTAKES[message] else ["--config=wt103"]
+    result = submit({**cluster, **MISTAKES[message]}, training)
     world.assert_mistake(tmp_path, result, message)
-
-
-def test_the_workdir_is_required(cluster: dict[str, str], tmp_path: Path) -> None:
-    world.assert_mistake(
-        tmp_path, submit(cluster, ["--config=wt103"]), "give --workdir"
-    )
 
 
 def test_the_directives() -> None:

@@ -4,7 +4,6 @@ import itertools
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -167,37 +166,6 @@ def test_half_a_row_is_not_read_and_spoils_no_other(tmp_path: Path) -> None:
     path.write_text(path.read_text("utf-8") + '{"a": ', "utf-8")
     record.append(path, {"a": 2})
     assert record.read(path) == [{"a": 1}, {"a": 2}]
-
-
-@pytest.mark.parametrize(("seeds", "spread"), [(1, ""), (2, " ± 0.7071")])
-def test_trainings_are_compared_by_pairs(seeds: int, spread: str) -> None:
-    first: dict[str, Any] = {"seed": None, "updates": 100}
-    first["largest_difference_nats"] = 0.00002
-    rows = [first | {"updates": 20, "dropout": 0.1, "seed": n} for n in range(seeds)]
-    for seed, row in enumerate(rows):
-        for side, nats in (("float32", 6.0), ("bfloat16", 6.0), ("peer", 5.5)):
-            row[side] = {"valid_nats": nats + seed, "curve_nats": [9.0, nats]}
-    *_, mean, difference, _, end = training.page([first, *rows]).splitlines()
-    average = (seeds - 1) / 2
-    assert mean.startswith(f"| validation | {6 + average:.4f}{spread} |")
-    assert difference.endswith("column |  | +0.0000 | +0.5000 |")
-    assert end.startswith("| training, updates 11 to 20 | 6.0000")
-
-
-def test_variants_are_compared_with_the_paper() -> None:
-    same = {"text": "stdlib", "tokens": 9, "valid_nats": 2.0, "parameters": 1000}
-    same |= {"fields": ["a=1"], "updates": 20}
-    nats = [("paper", 1.0), ("paper", 1.2), ("muon", 1.0), ("muon", 1.0)]
-    lines = [
-        {"variant": name, "test_nats": x, "seed": i % 2, **same}
-        for i, (name, x) in enumerate(nats)
-    ]
-    *_, paper, muon = variants.page(lines).splitlines()
-    assert "2.0000 | 1.1000 (1.0000–1.2000) | +0.0% | 0 of 2 |" in paper
-    assert (
-        "| `a=1` | 1,000 | 20 | 2.0000 | 1.0000 (1.0000–1.0000) | -9.5% | 1 of 2 |"
-        in muon
-    )
 
 
 def test_variants_are_configs() -> None:

@@ -165,24 +165,6 @@ def test_every_experiment_is_on_the_page(made: Callable[[str], str]) -> None:
         assert number == "none" or number in path.read_text("utf-8")
 
 
-def test_every_claim_has_a_comparison_of_several_seeds(
-    made: Callable[[str], str],
-) -> None:
-    text = made("ablations.claims")
-    ablations = import_module("generate.ablations")
-    pairs = [pair for pairs in ablations.CLAIMS.values() for pair in pairs]
-    assert len(pairs) == text.count("` instead of `")
-    assert ablations.LONGER in text and "one seed" not in text
-    # Nine pairs are compared in a table, too, with the same numbers.
-    numbers = [ablations.compare(*pair) for pair in pairs]
-    same = [
-        {**one._asdict(), "verdict": one.verdict}
-        in ablations.read(row.partition("/")[0])["comparisons"]
-        for one, (row, _) in zip(numbers, pairs, strict=True)
-    ]
-    assert same.count(True) == 9
-
-
 def log(name: str) -> dict[str, Any]:
     """Returns a committed result."""
     return json.loads((ROOT / "experiments/logs" / name).read_text("utf-8"))
