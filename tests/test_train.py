@@ -136,7 +136,7 @@ def test_a_run_with_an_average_is_validated_by_it(tmp_path: Path) -> None:
 
 def test_a_caller_s_observers_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     names = [field.name for field in dataclasses.fields(loop.Hooks)]
-    observers = loop.Hooks(**{name: [print] for name in names})  # type: ignore[arg-type]
+    observers = loop.Hooks(**{name: [print] for name in names})
     passed: list[Any] = []
     monkeypatch.setattr(train_mode, "train", lambda *args: passed.extend(args))
     train_mode.train_on(CONFIG, Path(), TEXT, TEXT, observers=observers)

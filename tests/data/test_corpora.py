@@ -243,6 +243,7 @@ def archive(kind: str) -> bytes:
         ("a.txt", "text".encode("utf-32"), "in UTF-32.* with iconv"),
         ("a.jsonl", b'{"text": "a"}', "JSON lines, not text.*jq -r .text"),
     ],
+    ids="zip tar tar.gz gzip bzip2 xz UTF-16 UTF-32 jsonl".split(),
 )
 def test_other_formats_are_refused(
     name: str, content: bytes, message: str, tmp_path: Path, split: Split

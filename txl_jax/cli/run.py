@@ -133,9 +133,7 @@ def train_on(
         validated=[expected.report, *observers.validated],
         saved=[*observers.saved, diagnosis.raise_if_found],  # which may raise
     )
-    return train(
-        config, workdir, program, read_batch, mean_nll, params, hooks, fence
-    )
+    return train(config, workdir, program, read_batch, mean_nll, params, hooks, fence)
 
 
 def make_streams(
