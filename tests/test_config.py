@@ -248,7 +248,8 @@ def test_a_saved_config_comes_back(tmp_path: Path) -> None:
 
 # Of the sections that decide what a run computes, the fields that may change.
 FREE = {
-    *("data.data_dir", "model.kernel", "model.remat_policy", "model.unroll"),
+    *("data.path", "data.data_dir"),
+    *("model.kernel", "model.remat_policy", "model.unroll"),
     *(f"train.{each}" for each in ("num_steps", "log_every", "eval_every")),
     *("train.max_bad_steps", "train.max_loss_factor", "train.expected_curve"),
 }
