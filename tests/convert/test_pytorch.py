@@ -5,6 +5,7 @@
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -24,21 +25,34 @@ from txl_jax.model.config import ModelConfig
 State = dict[str, np.ndarray]
 
 
-def saved_case(name: str) -> tuple[dict[str, Any], State]:
-    """Returns a case of tests.support.golden: config fields and state dict."""
+def load_case(name: str) -> dict[str, np.ndarray]:
+    """Returns a case of tests.support.golden, as its file has it."""
     with np.load(golden.FOLDER / f"{name}.npz") as saved:
-        state = {
-            key.removeprefix("state/"): saved[key].astype(np.float32)
-            for key in saved
-            if key.startswith("state/")
-        }
-        return json.loads(str(saved["config"])), state
+        return dict(saved)
+
+
+def parse_case(saved: Mapping[str, np.ndarray]) -> tuple[dict[str, Any], State]:
+    """Returns the config fields and the state dict of a case, in float32."""
+    state = {
+        name.removeprefix("state/"): value.astype(np.float32)
+        for name, value in saved.items()
+        if name.startswith("state/")
+    }
+    return json.loads(str(saved["config"])), state
+
+
+def case_of(saved: Mapping[str, np.ndarray]) -> tuple[ModelConfig, Any]:
+    """Returns the model of a case."""
+    fields, state = parse_case(saved)
+    return huggingface.from_state_dict(state, fields)
+
+
+def saved_case(name: str) -> tuple[dict[str, Any], State]:
+    return parse_case(load_case(name))
 
 
 def case(name: str) -> tuple[ModelConfig, Any]:
-    """Returns a case of tests.support.golden as a model."""
-    fields, state = saved_case(name)
-    return huggingface.from_state_dict(state, fields)
+    return case_of(load_case(name))
 
 
 @pytest.mark.parametrize("layout", ["module.stream", "module.zip", "stream", "zip"])

@@ -76,7 +76,6 @@ def replace(folder: Path) -> None:
     folder.touch()
 
 
-LETTERS = vocabulary.dumps(CharVocab("".join(map(chr, range(32, 288)))))
 WRITTEN: dict[str, str | bytes] = {
     "latin.txt": "café au lait\n".encode("latin-1") * 200,
     "cut.txt.gz": gzip.compress(TEXT.encode())[:-20],
@@ -96,7 +95,6 @@ COPIES: dict[str, tuple[str, str, Change]] = {
     "run_other": ("run", "run.json", edit('"sha256": "', '"sha256": "0')),
     "words_gone": ("run", "vocab.json", Path.unlink),
     "words_flipped": ("run", "vocab.json", edit('"byte"', '"char"')),
-    "letters": ("run", "vocab.json", lambda path: path.write_text(LETTERS)),
     "manifests": ("run", "checkpoints", each(cut, "*/record/metadata")),
     "arrays": ("run", "checkpoints", each(cut, "60/params/**/manifest.ocdbt")),
     "checkpoints_gone": ("run", "checkpoints", shutil.rmtree),
@@ -201,7 +199,6 @@ recl broken --workdirs={run} --contexts=4,8,4 | losses (File exists): fix this
 run checkpoints_file                      | checkpoints is not a folder: move it away
 new train.init_from={home}/nowhere        | nowhere holds no run
 new train.init_from={run} model.n_layer=3 | model.n_layer is 2 there, 3 here
-new train.init_from={home}/letters data.vocab=byte | use it with data.vocab_path
 new train.init_from={home}/arrays         | checkpoint 60 is damaged (item p
 new train.init_from={home}/words_gone     | vocab.json' cannot be read
 new train.init_from={long}                | cannot be used (File name
@@ -216,7 +213,6 @@ generate run --output={home}/no/where     | no/where' cannot be written
 generate run --prompt=@{text} --output={text} | is a text to read: choose another
 score run --path={text} --output={home}/no/x.npz | x.npz' cannot be written
 score run --path={home}/splits --output={home}/splits/more.txt | is a text to read
-generate letters --prompt=😀              | character '😀' is not in the vocabulary
 
 txl --mode=import --format=nvidia --workdir={home}/new | give --source
 import huggingfase model                  | did you mean 'huggingface'

@@ -14,12 +14,11 @@ import numpy as np
 import pytest
 
 from tests import reference
-from tests.reference import Array, Params
+from tests.convert.test_pytorch import case_of, load_case
+from tests.reference import Array
 from tests.support import golden, tiny
 from tests.support.golden import L
 from tests.support.training import train
-from txl_jax.convert import huggingface
-from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import Memory
 from txl_jax.update.optim import make_optimizer, make_schedule
 from txl_jax.update.options import OptimConfig
@@ -31,30 +30,14 @@ TOLERANCE = 2e-5
 LOSS_TOLERANCE = 1e-4  # relative, after up to 30 updates by Adam
 
 
-def load(name: str) -> Mapping[str, Array]:
-    """Returns a file of tests/fixtures."""
-    with np.load(golden.FOLDER / f"{name}.npz") as case:
-        return dict(case)
-
-
-def convert(case: Mapping[str, Array]) -> tuple[ModelConfig, Params]:
-    """Returns a case's model, in float32."""
-    state = {
-        name.removeprefix("state/"): value.astype(np.float32)
-        for name, value in case.items()
-        if name.startswith("state/")
-    }
-    return huggingface.from_state_dict(state, json.loads(str(case["config"])))
-
-
-def assert_reads_alike(case: Mapping[str, Array]) -> None:
+def assert_reads_alike(saved: Mapping[str, Array]) -> None:
     """Compares nll and memories with those of the oracle and of the model."""
-    config, params = convert(case)
+    config, params = case_of(saved)
     settings = tiny.reference_settings(config)
     N, M, D = config.n_layer, config.mem_len, config.d_model
     oracle_memory = reference.zeros(N, golden.B, D, M)
     memory = Memory.empty(config, golden.B)
-    tokens_BT, nll_BT = case["tokens"], case["nll"]
+    tokens_BT, nll_BT = saved["tokens"], saved["nll"]
     assert np.isfinite(nll_BT).all()
     for s, begin in enumerate(range(0, nll_BT.shape[1], L)):
         segment = tokens_BT[:, begin : begin + L], tokens_BT[:, begin + 1 :][:, :L]
@@ -66,15 +49,15 @@ def assert_reads_alike(case: Mapping[str, Array]) -> None:
             np.testing.assert_allclose(
                 actual_BL, nll_BT[:, begin : begin + L], rtol=0, atol=TOLERANCE
             )
-        if f"memory_{s}" in case:
+        if f"memory_{s}" in saved:
             for h_NBMD in (reference.padded(oracle_memory, M)[0], memory.h_NBMD):
-                expected_NBMD = case[f"memory_{s}"]
+                expected_NBMD = saved[f"memory_{s}"]
                 np.testing.assert_allclose(h_NBMD, expected_NBMD, atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("name", golden.CASES)
 def test_oracle_and_model_read_as_the_published_code(name: str) -> None:
-    assert_reads_alike(load(name))
+    assert_reads_alike(load_case(name))
 
 
 @pytest.mark.parametrize(
@@ -83,20 +66,20 @@ def test_oracle_and_model_read_as_the_published_code(name: str) -> None:
 )
 def test_training_has_the_losses_of_the_published_code(name: str) -> None:
     """From the same weights, with the same data and Adam, update after update."""
-    case = load(name)
-    config, params = convert(case)
-    optim = OptimConfig(**json.loads(str(case["optim"])), schedule="constant")
+    saved = load_case(name)
+    config, params = case_of(saved)
+    optim = OptimConfig(**json.loads(str(saved["optim"])), schedule="constant")
     metrics = train(
         config,
         params,
         make_optimizer(optim),
         make_schedule(optim, golden.UPDATES),
-        case["tokens"],
+        saved["tokens"],
         L,
     )
     for metric, expected in (("loss", "losses"), ("grad_norm", "grad_norms")):
         np.testing.assert_allclose(
-            metrics[metric], case[expected], rtol=LOSS_TOLERANCE, err_msg=metric
+            metrics[metric], saved[expected], rtol=LOSS_TOLERANCE, err_msg=metric
         )
 
 

@@ -176,12 +176,12 @@ def assert_memory(
     assert_close(np.where(seen_BM1, memory.h_NBMD, 0), h_NBMD, tolerance)
 
 
-# What stderr says, in a line each, of what went well before a mistake was met.
+# How the lines on stderr begin that may precede an error.
 PROGRESS = ("data: ", "the model of update ", "memory: ")
 
 
 def complaint(stderr: str) -> str:
-    """Returns the one line of stderr that says what is wrong, which is the last."""
+    """Returns the error, the last line of stderr; only progress may precede it."""
     *progress, line = stderr.splitlines()
     assert all(each.startswith(PROGRESS) for each in progress), stderr
     assert line.startswith("txl_jax: ") and stderr.endswith("\n"), stderr
