@@ -1,4 +1,4 @@
-"""Configs and flags are parsed and checked, or refused in one line with the field."""
+"""Configs and flags are parsed and checked; an error is one line with the field."""
 
 import dataclasses
 import json
@@ -40,7 +40,7 @@ def override(changes: str) -> ConfigDict:
 # Reading
 
 
-def test_options_name_what_their_rooms_implement() -> None:
+def test_options_list_the_implemented_choices() -> None:
     stated: list[tuple[Any, tuple[Any, ...]]] = [
         (optim.OPTIMIZERS, update.OPTIMIZERS),
         (optim.SCHEDULES, update.SCHEDULES),
@@ -72,7 +72,7 @@ def test_a_field_that_is_not_stated_has_its_default() -> None:
     assert parsed.train == Config().train
 
 
-def test_presets_have_the_choices_of_code_bases() -> None:
+def test_presets_match_the_other_code_bases() -> None:
     torch = configs.pytorch(init_std=0.3)
     assert torch.norm_init_std == 0.3
     assert configs.nvidia(init_std=0.3) == dataclasses.replace(
@@ -167,7 +167,7 @@ def test_impossible_values_are_refused(row: str) -> None:
         assert part in message
 
 
-def test_learned_positions_that_suffice_are_accepted() -> None:
+def test_enough_learned_positions_are_accepted() -> None:
     assert configs.parse(override(LEARNED)).model.n_position == 64
 
 
@@ -237,7 +237,7 @@ def test_an_experiment_that_fails_is_refused(
     assert reason in refusal(lambda: configs.parse(configs.load(str(path))))
 
 
-def test_a_saved_config_comes_back(tmp_path: Path) -> None:
+def test_a_saved_config_is_read_back(tmp_path: Path) -> None:
     path, config = tmp_path / "config.json", override("model.cutoffs=3,9 optim.lr=1e-3")
     config.generate.prompt = "é\n"
     configs.save_json(configs.parse(config), path)

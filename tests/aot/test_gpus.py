@@ -21,7 +21,7 @@ def test_the_facts_of_a_gpu_agree_with_each_other(name: str) -> None:
     assert (part.chips, part.shape, part.chip.cores) == (8, (1, 1, 8), 1)
     assert roofline.known_peak(gpu.kind) == gpu.flops == part.chip.flops
     assert gpus.limit(gpu.kind) == part.chip.hbm == 0.75 * gpu.memory
-    # The description has the numbers that the bounds use, and what the name says.
+    # The description has the numbers that the bounds use, and those of the name.
     text = gpu.describe()
     assert f"device_memory_size: {gpu.memory}\n" in text
     assert f"memory_bandwidth: {gpu.bandwidth} " in text

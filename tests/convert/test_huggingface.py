@@ -102,7 +102,7 @@ def test_an_export_of_other_positions_is_refused(tmp_path: Path) -> None:
     assert "'none'" in message and not list(tmp_path.iterdir())
 
 
-def test_attending_to_oneself_too_becomes_one_more_slot(tmp_path: Path) -> None:
+def test_same_length_self_is_exported_as_one_more_slot(tmp_path: Path) -> None:
     config = tiny.config(
         same_length=True, same_length_self=True, initial_memory="zeros"
     )

@@ -19,7 +19,7 @@ from txl_jax.model import config as models
 PATH = recorded.FOLDER / "nvidia.pt"
 
 
-def test_the_checkpoint_is_the_saved_model() -> None:
+def test_a_checkpoint_is_read_in_full() -> None:
     config, params = case(recorded.NVIDIA)
     source = read_nvidia(str(PATH), DataConfig(), {})
     assert_equal(source.params, params)

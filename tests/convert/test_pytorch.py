@@ -57,7 +57,7 @@ def case(name: str) -> tuple[ModelConfig, Any]:
 
 @pytest.mark.parametrize("layout", ["module.stream", "module.zip", "stream", "zip"])
 @pytest.mark.parametrize("name", recorded.PAPER)
-def test_files_of_torch_become_the_model(name: str, layout: str) -> None:
+def test_files_of_torch_are_read(name: str, layout: str) -> None:
     path = recorded.FOLDER / f"{name}.{layout}.pt"
     config, params = case(name)
     result, weights = pytorch.from_state_dict(

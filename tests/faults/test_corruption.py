@@ -182,7 +182,7 @@ def test_the_step_of_a_damaged_checkpoint_is_saved_again(copied: Path) -> None:
         flip(newest(copied) / "record" / "metadata")
 
 
-def test_without_a_good_one_nothing_is_deleted(copied: Path) -> None:
+def test_nothing_is_deleted_if_every_checkpoint_is_damaged(copied: Path) -> None:
     for step in (OLDER, NEWER):
         half(copied / "checkpoints" / str(step) / "params" / "manifest.ocdbt")
     before = sorted(copied.rglob("*"))

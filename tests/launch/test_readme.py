@@ -58,7 +58,7 @@ def test_every_published_model_is_in_the_table() -> None:
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_the_costs_are_the_configs(name: str) -> None:
+def test_costs_follow_from_the_configs(name: str) -> None:
     parameters, _, row_tokens, row_gflop, row_hours = ROWS[name]
     tokens, per_token, hours = estimate(name)
     assert parameters == f"{SIZES[name][0]:,}"

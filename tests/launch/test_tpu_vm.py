@@ -163,7 +163,7 @@ def test_a_share_that_cannot_be_mounted_ends_the_run_before_training(
 
 
 class Outcome(NamedTuple):
-    """What a run comes to, whose processes end as planned in a cloud with trouble."""
+    """The ends of a run's processes, the faults of the cloud, and the result."""
 
     ends: tuple[Any, Any]
     trouble: str

@@ -44,7 +44,7 @@ def make_watch(*rates: float, force: bool = False, load: float = 0.5) -> Watch:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_help_has_the_docstring(
+def test_help_has_the_first_line_of_the_docstring(
     name: str, start: Start, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as exit:
@@ -78,7 +78,7 @@ def test_a_loaded_machine_is_refused(
     assert (out, err) == ("", message)
 
 
-def test_a_forced_report_says_so(
+def test_a_forced_report_is_marked(
     start: Start, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(os, "getloadavg", lambda: (1.5, 0.0, 0.0))
@@ -159,7 +159,7 @@ def test_pages_are_made_from_the_committed_rows() -> None:
         assert program.PAGE.read_text("utf-8") == program.page(rows)
 
 
-def test_half_a_row_is_not_read_and_spoils_no_other(tmp_path: Path) -> None:
+def test_an_incomplete_row_is_ignored(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     assert record.read(path) == []
     record.append(path, {"a": 1})

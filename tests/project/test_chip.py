@@ -124,7 +124,7 @@ def test_a_wrong_kernel_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
         ('print(\'{"error": "OOM"}\')', {}, "OOM"),
     ],
 )
-def test_a_part_that_fails_is_a_row(
+def test_a_failed_part_is_recorded(
     program: str, result: Row, error: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = [sys.executable, "-c", f"import os, sys, time; {program}"]

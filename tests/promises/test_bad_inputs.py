@@ -332,7 +332,7 @@ def test_an_error_is_one_line_and_changes_nothing(
         inputs.refuse(line, part)
 
 
-def test_a_model_that_is_too_large_is_one_line(
+def test_a_model_too_large_for_the_memory_is_reported_in_one_line(
     inputs: Inputs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run_out(*_: Any) -> None:

@@ -50,7 +50,7 @@ def steps_in(path: Path) -> list[int]:
     return [line["step"] for line in read_metrics(path)]
 
 
-def test_what_is_not_finite_is_null_in_json(path: Path) -> None:
+def test_non_finite_numbers_are_null_in_json(path: Path) -> None:
     bad = update(1) | {"loss": float("nan"), "grad_norm": float("-inf")}
     with MetricsLog(path, 0, 100, 1) as log:
         log.append([bad])
@@ -69,7 +69,7 @@ def timing_of(*values: Any) -> dict[str, Any]:
     return dict(zip(names.split(), values, strict=True))
 
 
-def test_a_line_is_step_exact_and_timing(path: Path, clock: SimpleNamespace) -> None:
+def test_a_line_has_step_exact_and_timing(path: Path, clock: SimpleNamespace) -> None:
     def batches() -> Iterator[int]:
         clock.now += 1
         yield 0
@@ -140,7 +140,7 @@ def test_the_call_before_a_compilation_counts_as_updates(
     assert (totals["compile"], totals["update"]) == (10.0, 3.0)
 
 
-def test_a_line_s_timing_is_of_all_updates_since_the_last(
+def test_the_timing_of_a_line_covers_all_updates_since_the_last(
     path: Path, clock: SimpleNamespace
 ) -> None:
     with MetricsLog(path, 0, 100, 4) as log:
@@ -172,7 +172,9 @@ def test_the_newest_line_waits_for_its_validation(
     assert nlls == [None, None, 1.25, None, None]
 
 
-def test_every_so_many_steps_and_validations_and_the_last(path: Path) -> None:
+def test_lines_are_written_at_intervals_at_validations_and_at_the_end(
+    path: Path,
+) -> None:
     with MetricsLog(path, 0, 11, 4) as log:
         for step in range(1, 12):
             log.append([update(step)])
@@ -184,7 +186,7 @@ def test_every_so_many_steps_and_validations_and_the_last(path: Path) -> None:
     assert steps_in(path) == [4, 6, 8, 11]
 
 
-def test_a_resume_cuts_what_the_checkpoint_does_not_know(path: Path) -> None:
+def test_a_resume_cuts_lines_newer_than_the_checkpoint(path: Path) -> None:
     run(path, 0, range(1, 7))
     before = path.read_text().splitlines()
     with MetricsLog(path, 4, 100, 1):
@@ -195,7 +197,7 @@ def test_a_resume_cuts_what_the_checkpoint_does_not_know(path: Path) -> None:
     assert steps_in(path) == [1, 2, 3, 4, 5, 6, 7, 8]
     assert path.read_text().splitlines()[:4] == before[:4]
     run(path, 0, range(1, 3))
-    assert steps_in(path) == [1, 2], "a fresh run keeps no line"
+    assert steps_in(path) == [1, 2], "a fresh run starts an empty file"
 
 
 def test_a_damaged_metrics_file_keeps_each_whole_line_once(
@@ -232,8 +234,8 @@ def test_a_changed_digit_of_any_past_line_is_noticed_once(
         assert capsys.readouterr().err == said
 
 
-def test_an_owed_validation_joins_its_line_after_a_resume(path: Path) -> None:
-    """A run that ends before it leaves the line, and the resumed one completes it."""
+def test_a_pending_validation_completes_its_line_after_a_resume(path: Path) -> None:
+    """The run ended before the validation, which the resumed run makes."""
     straight, ended = path, path.with_name("ended.jsonl")
     for last, ends in ((0, False), (0, True), (3, False)):
         file = ended if ends or last else straight
@@ -251,7 +253,7 @@ def test_an_owed_validation_joins_its_line_after_a_resume(path: Path) -> None:
     assert exact[1][1]["valid_nll"] == 1.5
 
 
-def test_of_several_processes_the_first_writes(
+def test_only_the_first_process_writes(
     path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("txl_jax.runtime.distributed.is_first", lambda: False)

@@ -1,4 +1,4 @@
-"""The picture of a run shows its losses and baselines, in bits, as a PNG."""
+"""Pictures of a run: its losses and baselines in bits, and sweeps."""
 
 import math
 from pathlib import Path
@@ -87,7 +87,7 @@ def test_baselines_too_close_to_read_share_a_label(
     assert labels == ["order-2, order-3", "xz -9"]
 
 
-def test_a_sweep_shows_training_s_value_and_the_shortest(
+def test_a_sweep_marks_the_value_of_training_and_the_shortest(
     figures: list[Figure], tmp_path: Path
 ) -> None:
     rows = [{"clamp_len": value, "ppl": ppl} for value, ppl in ((9, 4.0), (0, 3.0))]

@@ -14,7 +14,7 @@ CONFIG = {"train": {"seed": 7}}
 DATA = {"splits": {"test": {"sha256": "abc"}}}
 
 
-def test_a_difference_is_what_bits_depend_on() -> None:
+def test_only_differences_that_may_change_bits_are_reported() -> None:
     output = provenance.provenance(CONFIG, DATA, parameters=123)
     assert json.loads(json.dumps(output)) == output
     assert (output["seed"], output["parameters"]) == (7, 123)

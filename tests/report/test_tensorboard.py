@@ -75,7 +75,7 @@ def test_each_step_is_shown_once_with_the_numbers_of_its_line(tmp_path: Path) ->
     assert "train/reason" not in result
 
 
-def test_the_newest_result_is_shown_as_it_stands(tmp_path: Path) -> None:
+def test_the_newest_result_is_shown_verbatim(tmp_path: Path) -> None:
     write_result(tmp_path, tmp_path, 5, {"test/bpc": 2.0}, "an older one")
     code = "def f():\n    # 1 < 2\n    pass"
     write_result(tmp_path, tmp_path, 7, {"test/bpc": 1.5}, code)
@@ -101,7 +101,7 @@ write_result(Path(sys.argv[1]), Path(sys.argv[1]), 5, {"test/bpc": 2.0}, "text")
 
 
 @pytest.mark.parametrize("trouble", ["full", "lost"])
-def test_a_disk_that_takes_no_more_ends_the_file_and_not_the_run(
+def test_a_full_or_lost_disk_ends_the_file_but_not_the_run(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], trouble: str
 ) -> None:
     (tmp_path / FOLDER).mkdir()

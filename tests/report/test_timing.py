@@ -17,9 +17,7 @@ TOTALS = {"update": 60, "input": 1, "compile": 9, "checkpoint": 2, "evaluation":
 
 
 @pytest.mark.parametrize(("begun", "shutdown"), [(20, 3 + 5), (4, 3)], ids=str)
-def test_what_no_purpose_took_is_shutdown_and_restart(
-    begun: int, shutdown: int
-) -> None:
+def test_unaccounted_time_is_shutdown_and_restart(begun: int, shutdown: int) -> None:
     """The newest line is 5 seconds old, and may be of the start before this one."""
     timing = {"total_seconds": TOTALS, "time": ago(5)}
     line = json.dumps({"step": 7, "exact": {}, "timing": timing}).encode()
@@ -32,7 +30,7 @@ def test_what_no_purpose_took_is_shutdown_and_restart(
     assert result["seconds"] == pytest.approx(TOTALS | rest, abs=2)
 
 
-def test_a_run_that_made_no_update_has_none() -> None:
+def test_a_run_without_updates_has_no_goodput() -> None:
     result = goodput([], {"starts": [{"time": ago(5)}]})
     assert result["share"] == 0
     assert result["seconds"]["restart"] == result["wall_seconds"]

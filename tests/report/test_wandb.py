@@ -36,7 +36,7 @@ def test_a_resumed_run_continues_the_same_run(
     assert capfd.readouterr().out == "", "stdout is for the result"
 
 
-def test_a_lost_service_ends_the_logging_and_not_the_run(
+def test_a_lost_service_ends_the_logging_but_not_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def lose(values: dict[str, float]) -> None:
@@ -51,7 +51,7 @@ def test_a_lost_service_ends_the_logging_and_not_the_run(
     assert line.startswith("no more numbers to wandb until the next start (Connection")
 
 
-def test_without_the_package_one_line_says_how_to_get_it(
+def test_a_missing_package_is_reported_with_its_installation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
