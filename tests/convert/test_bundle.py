@@ -1,7 +1,7 @@
 """TensorFlow's checkpoints are read bit for bit, or refused in one line.
 
-The files in tests/convert/tensorflow_checkpoints were written by TensorFlow itself: see
-`tests.convert.golden_tensorflow`.
+TensorFlow itself wrote the files in tests/convert/tensorflow_checkpoints; the folder
+`kinds` has a variable of every dtype and a partitioned one.
 """
 
 import contextlib

@@ -1,7 +1,16 @@
-"""The paper's TensorFlow models give the same results after conversion."""
+"""The paper's TensorFlow models give the same results after conversion.
+
+Each case in tests/convert/tensorflow_checkpoints is a folder with a checkpoint of the
+paper's published code, all of whose variables are random, and an .npz with the config,
+the tokens, the nll of each segment and the last memory. The program that made them with
+tensorflow-cpu 2.21.0 is tests/convert/golden_tensorflow.py of revision ffbf60d.
+
+Dims: B streams, S segments, L segment, T = S L + 1 tokens, M memory, D model.
+"""
 
 import dataclasses
 import json
+from pathlib import Path
 from typing import Any
 
 import flax.linen as nn
@@ -10,12 +19,13 @@ import numpy as np
 import pytest
 
 from tests import reference
-from tests.convert.golden_tensorflow import FOLDER, B, L, S
 from tests.support import tiny
 from tests.support.refusal import refused
 from txl_jax.convert import bundle, tensorflow
 from txl_jax.update.init import abstract_params
 
+FOLDER = Path(__file__).with_name("tensorflow_checkpoints")
+B, S, L = 2, 4, 5
 CASES = sorted(path.stem for path in FOLDER.glob("*.npz") if path.stem != "kinds")
 SAME = ("cutoffs", "div_val", "untie_r", "n_layer", "d_model", "n_head", "d_head")
 
