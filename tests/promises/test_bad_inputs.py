@@ -25,8 +25,6 @@ from tests.support.rights import public_folder, without_rights
 from tests.support.trained import TEXT, command, home
 from txl_jax import config as configs
 from txl_jax.cli.prepare import prepare
-from txl_jax.data import vocab as vocabulary
-from txl_jax.data.vocab import CharVocab
 from txl_jax.report.checksum import verify_checksum, with_checksum
 
 pytestmark = pytest.mark.promise("User errors are one line")
