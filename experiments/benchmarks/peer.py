@@ -109,6 +109,7 @@ class Model:
                 clamp_len=config.clamp_len or -1,
                 same_length=config.same_length,
                 untie_r=config.untie_r,
+                proj_share_all_but_first=any(config.tie_projs),
                 dropout=config.dropout,
                 dropatt=config.dropatt,
             )

@@ -2,13 +2,14 @@
 
     python -m experiments.benchmarks.training [--seeds=40] [--data_dir=DIR]
 
-Both start from the same weights and read the same segments of WikiText-2, with memory,
-Adam and clipping. Without dropout, the losses of the first updates are compared; later,
-both sides amplify rounding. Then each side trains with dropout masks of its own for
-every seed, and this project a second time in bfloat16, with the same masks as in
-float32; this project evaluates all three models on the validation split. A seed takes
-about two minutes of one core and adds a row to training.jsonl; seeds that have one are
-not repeated. training.md has the means of all rows. Needs the extra `bench`.
+Both start from the port's weights and read the same segments of WikiText-2, with
+memory, Adam and clipping. Without dropout, the losses of the first updates are
+compared; later, both sides amplify rounding. Then each side trains with dropout masks
+of its own for every seed, and this project a second time in bfloat16, with the same
+masks as in float32; this project evaluates all three models on the validation split. A
+seed takes about two minutes of one core and adds a row to training.jsonl; seeds that
+have one are not repeated. training.md has the means of all rows. Needs the extra
+`bench`.
 
 Dims: B streams, L segment.
 """
@@ -105,58 +106,67 @@ def make_evaluation(config: ModelConfig) -> Callable[..., Any]:
     return make_evaluate(config, EVAL, subject.one_device())
 
 
-def train_ours(task: Task) -> tuple[Any, Trained]:
-    """Returns the initial parameters, and the result of training."""
+def make_peer(task: Task) -> Any:
+    """Returns Hugging Face's model with random weights."""
+    import torch
+
+    torch.manual_seed(task.seed)
+    return peer.Model(task.config).model
+
+
+def read_peer(model: Any) -> Any:
+    """Returns the parameters of Hugging Face's model."""
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        return huggingface.from_pretrained(folder)[1]
+
+
+def train_ours(task: Task, initial: Any) -> Trained:
+    """Trains this project's model from the parameters."""
     mesh, optimizer = subject.one_device(), make_optimizer(OPTIM)
-    init, _ = init_state(task.config, optimizer, TRAIN.batch_size, task.seed, mesh)
-    state, losses = init(), []
-    initial = jax.device_get(state.params)
+    init, places = init_state(task.config, optimizer, TRAIN.batch_size, task.seed, mesh)
+    state, losses = init().start_from(jax.device_put(initial, places.params)), []
     step = make_step(task.config, task.updates)
     for segment in task.segments():
         state, metrics = step(state, place_segments(mesh, segment))
         losses.append(float(metrics["loss"].mean()))
-    return initial, Trained(losses, jax.device_get(state.params))
+    return Trained(losses, jax.device_get(state.params))
 
 
-def train_peer(task: Task, initial: Any) -> Trained:
-    """Trains Hugging Face's model from the same parameters."""
+def train_peer(task: Task, model: Any) -> Trained:
+    """Trains Hugging Face's model."""
     import torch
-    from transformers import TransfoXLLMHeadModel
 
-    torch.manual_seed(task.seed)
-    with tempfile.TemporaryDirectory() as folder:
-        huggingface.save_pretrained(
-            task.config, initial, task.tokens.vocab, Path(folder)
+    model.train()
+    optimizer = torch.optim.Adam(model.parameters(), betas=OPTIM.betas)
+    memory, losses, rate = None, [], make_schedule(OPTIM, task.updates)
+    for number, segment in enumerate(task.segments()):
+        inputs_BL, targets_BL = (
+            torch.from_numpy(x_SBL[0].astype(np.int64))
+            for x_SBL in (segment.inputs_SBL, segment.targets_SBL)
         )
-        model = TransfoXLLMHeadModel.from_pretrained(folder).train()
-        optimizer = torch.optim.Adam(model.parameters(), betas=OPTIM.betas)
-        memory, losses, rate = None, [], make_schedule(OPTIM, task.updates)
-        for number, segment in enumerate(task.segments()):
-            inputs_BL, targets_BL = (
-                torch.from_numpy(x_SBL[0].astype(np.int64))
-                for x_SBL in (segment.inputs_SBL, segment.targets_SBL)
-            )
-            hidden_BLD, memory = model.transformer(inputs_BL, memory)[:2]
-            # Its softmax drops the last hidden state and the first target.
-            padded_BLD = torch.cat([hidden_BLD, hidden_BLD[:, -1:]], 1)
-            padded_BL = torch.cat([targets_BL[:, :1], targets_BL], 1)
-            loss = model.crit(padded_BLD, padded_BL).mean()
-            optimizer.zero_grad()
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), OPTIM.clip)
-            for group in optimizer.param_groups:
-                group["lr"] = float(rate(number))
-            optimizer.step()
-            losses.append(loss.item())
-        model.save_pretrained(folder)
-        return Trained(losses, huggingface.from_pretrained(folder)[1])
+        hidden_BLD, memory = model.transformer(inputs_BL, memory)[:2]
+        # Its softmax drops the last hidden state and the first target.
+        padded_BLD = torch.cat([hidden_BLD, hidden_BLD[:, -1:]], 1)
+        padded_BL = torch.cat([targets_BL[:, :1], targets_BL], 1)
+        loss = model.crit(padded_BLD, padded_BL).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), OPTIM.clip)
+        for group in optimizer.param_groups:
+            group["lr"] = float(rate(number))
+        optimizer.step()
+        losses.append(loss.item())
+    return Trained(losses, read_peer(model))
 
 
 def compare_without_dropout(task: Task) -> dict[str, Any]:
     """Returns the row of the training without dropout: how far the losses differ."""
     task = task._replace(config=dataclasses.replace(task.config, dropout=0.0))
-    initial, ours = train_ours(task)
-    pairs = zip(ours.losses, train_peer(task, initial).losses, strict=True)
+    model = make_peer(task)
+    initial = read_peer(model)
+    ours = train_ours(task, initial)
+    pairs = zip(ours.losses, train_peer(task, model).losses, strict=True)
     return {
         "seed": None,
         "updates": task.updates,
@@ -172,9 +182,11 @@ def compare_with_dropout(task: Task) -> dict[str, Any]:
     """
     config, valid = task.config, task.tokens.split("valid")
     bfloat16 = task._replace(config=dataclasses.replace(config, dtype="bfloat16"))
-    initial, ours = train_ours(task)
-    trained = {"float32": ours, "bfloat16": train_ours(bfloat16)[1]}
-    trained["peer"] = train_peer(task, initial)
+    model = make_peer(task)
+    initial = read_peer(model)
+    tasks = {"float32": task, "bfloat16": bfloat16}
+    trained = {side: train_ours(each, initial) for side, each in tasks.items()}
+    trained["peer"] = train_peer(task, model)
     row: dict[str, Any] = {"seed": task.seed, "updates": task.updates}
     row["dropout"] = config.dropout
     for side, (losses, params) in trained.items():

@@ -1,4 +1,4 @@
-"""The modes import and export, from files to scores and samples."""
+"""The mode import, from files to scores and samples."""
 
 import json
 import shutil
@@ -7,19 +7,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import safetensors.numpy
 from filelock import FileLock
 
 from tests import reference
 from tests.cli.test_main import documented
 from tests.convert import recorded
-from tests.convert.test_huggingface import VOCAB
+from tests.convert.test_huggingface import VOCAB, folder_of
 from tests.convert.test_pickle import RECORDED
 from tests.convert.test_pytorch import case
 from tests.support import tiny
 from tests.support.tiny import assert_equal
 from tests.support.trained import Done, command
 from txl_jax import config as configs
-from txl_jax.convert import huggingface, tensorflow
+from txl_jax.convert import tensorflow
 from txl_jax.data import vocab as vocabulary
 from txl_jax.workdir import load
 
@@ -37,8 +38,7 @@ class Home(NamedTuple):
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
     path = tmp_path_factory.mktemp("home")
-    huggingface.save_pretrained(*case(NAME), VOCAB, path / "model")
-    (path / "model" / "vocab.json").unlink()
+    folder_of(path / "model")
     (path / "run.incomplete").mkdir()  # of the user
     rng = np.random.default_rng(0)
     lines = [" ".join(rng.choice(VOCAB.words[2:], 7)) for _ in range(300)]
@@ -105,11 +105,10 @@ def test_evaluation_scores_the_text(home: Home) -> None:
 
 
 def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
-    config, params = case(NAME)
-    bias = np.array(params["layers"]["feed_forward"]["out"]["bias"])
-    bias[0, 2] = np.inf
-    params["layers"]["feed_forward"]["out"]["bias"] = bias
-    huggingface.save_pretrained(config, params, VOCAB, tmp_path / "model")
+    weights = folder_of(tmp_path / "model") / "model.safetensors"
+    state = safetensors.numpy.load_file(weights)
+    state["transformer.layers.0.pos_ff.CoreNet.3.bias"][2] = np.inf
+    safetensors.numpy.save_file(state, weights)
     done = imported(tmp_path / "model", tmp_path / "run")
     assert (done.status, done.out) == (2, "")
     assert "parameter layers/feed_forward/out/bias is not finite" in done.err
@@ -154,7 +153,7 @@ def test_the_papers_code(tmp_path: Path) -> None:
     assert model.initial_memory == "empty"
 
 
-def test_nvidias_code_and_an_export_that_differs(tmp_path: Path) -> None:
+def test_nvidias_code(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     shutil.copy(RECORDED / "nvidia.pt", tmp_path / "model" / "checkpoint_best.pt")
     done = imported(tmp_path / "model", tmp_path / "run", format="nvidia")
@@ -163,11 +162,6 @@ def test_nvidias_code_and_an_export_that_differs(tmp_path: Path) -> None:
     assert loaded.step == 40
     assert loaded.config.model.same_length_self
     assert_equal(loaded.params, case(recorded.NVIDIA)[1])
-    flags = ("--format=huggingface", f"--target={tmp_path / 'target'}")
-    done = command("--mode=export", f"--workdir={tmp_path / 'run'}", *flags)
-    assert documented("export", done.result)
-    assert "starts from a memory of zeros" in done.result["differences"][0]
-    assert "different in huggingface: it starts" in done.err
 
 
 def test_tensorflows_code(tmp_path: Path) -> None:
@@ -187,16 +181,3 @@ def test_tensorflows_code(tmp_path: Path) -> None:
     loaded = load.load(run)
     assert loaded.config.model == config
     assert_equal(loaded.params, params)
-
-
-def test_an_exported_model_is_the_imported_one(home: Home, tmp_path: Path) -> None:
-    target = tmp_path / "target"
-    flags = ("--format=huggingface", f"--target={target}")
-    done = command("--mode=export", f"--workdir={home.run}", *flags)
-    assert (done.result["step"], done.result["differences"]) == (1, [])
-    assert "different in" not in done.err
-    names = ["config.json", "model.safetensors", "vocab.json", "vocab.txt"]
-    assert sorted(path.name for path in target.iterdir()) == names
-    before, after = map(huggingface.from_pretrained, (home.model, target))
-    assert before[0] == after[0]
-    assert_equal(after[1], before[1])

@@ -13,12 +13,12 @@ import safetensors.numpy
 
 import txl_jax
 from tests.cli.test_main import documented
-from tests.convert.test_huggingface import VOCAB
+from tests.convert.test_huggingface import folder_of
 from tests.convert.test_pytorch import case
 from tests.support.tiny import assert_equal
 from tests.support.trained import Done, Home, command, home  # noqa: F401
 from txl_jax import config as configs
-from txl_jax.convert import huggingface, release
+from txl_jax.convert import release
 from txl_jax.data.byte_ranges import checksum
 from txl_jax.errors import BadNumbers, UserError
 
@@ -79,7 +79,7 @@ def test_an_import_evaluates_as_its_workdir(
 
 
 def test_a_model_of_another_code_base_keeps_its_origin(tmp_path: Path) -> None:
-    huggingface.save_pretrained(*case("div_val_2"), VOCAB, tmp_path / "model")
+    folder_of(tmp_path / "model")
     flags = (f"--source={tmp_path / 'model'}", f"--workdir={tmp_path / 'run'}")
     assert command("--mode=import", "--format=huggingface", *flags).status == 0
     target = tmp_path / "one.safetensors"

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from tests.convert.test_huggingface import VOCAB
+from tests.convert.test_huggingface import folder_of
 from tests.convert.test_pytorch import case
 from tests.support.processes import Processes
 from tests.support.store import Proxy, Store, let_pass, remote, shared_store, store
 from tests.support.tiny import FLOAT32, assert_equal
 from tests.support.trained import TEXT, Home, command, home
-from txl_jax.convert import huggingface
 from txl_jax.workdir import load
 
 pytestmark = pytest.mark.long
@@ -24,8 +23,8 @@ FIXTURES = home, remote, shared_store, store
 def test_an_import_after_kills_and_an_export(
     store: Store, remote: str, tmp_path: Path
 ) -> None:
-    model, params = case("div_val_2")
-    huggingface.save_pretrained(model, params, VOCAB, tmp_path / "model")
+    params = case("div_val_2")[1]
+    folder_of(tmp_path / "model")
     convert = ["--format=huggingface", f"--source={tmp_path / 'model'}"]
     argv = ["--mode=import", *convert, f"--workdir={remote}"]
     with contextlib.closing(Proxy(store.port)) as proxy:
@@ -52,14 +51,11 @@ def test_an_import_after_kills_and_an_export(
     assert done.status == 2 and "is not an empty folder" in done.err
 
     target = tmp_path / "exported"
-    out = ["--mode=export", "--format=huggingface", f"--workdir={remote}"]
+    out = ["--mode=export", "--format=txl_jax", f"--workdir={remote}"]
     assert command(*out, f"--target={target}").status == 0
-    weights = "model.safetensors"
-    assert (target / weights).read_bytes() == (
-        tmp_path / "model" / weights
-    ).read_bytes()
+    assert_equal(load.load(target).params, params)
     done = command(*out, "--target=gs://bucket/exported")
-    assert done.status == 2 and "must be a folder of this machine" in done.err
+    assert done.status == 2 and "must be on this machine" in done.err
 
 
 @pytest.fixture

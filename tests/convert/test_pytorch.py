@@ -3,7 +3,6 @@
 `tests.promises.test_published_models` tests the results of the converted models.
 """
 
-import dataclasses
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -70,52 +69,32 @@ def test_files_of_torch_are_read(name: str, layout: str) -> None:
     assert result == models.pytorch(**fields)
 
 
-SHAW = models.pytorch(
-    vocab_size=11,
-    n_layer=2,
-    d_model=8,
-    n_head=2,
-    d_head=3,
-    d_inner=10,
-    mem_len=4,
-    position="shaw_biased",
-    n_position=7,
-)
-
-
 def test_learned_distances() -> None:
     """The reference code's Shaw variant has one table of distances for each layer."""
-    paper = dataclasses.replace(SHAW, position="transformer_xl", n_position=0)
-    paper_params, params = tiny.make_params(paper), tiny.make_params(SHAW)
-    paper_params |= {"embedding": params["embedding"], "u": params["u"]}
-    expected = params["layers"]["attention"]
-    for name in expected.keys() & paper_params["layers"]["attention"].keys():
-        paper_params["layers"]["attention"][name] = expected[name]
-    paper_params["layers"]["feed_forward"] = params["layers"]["feed_forward"]
-    state = pytorch.to_state_dict(paper, paper_params)
-    for name in list(state):
-        if name == "r_r_bias" or "r_net" in name:
-            del state[name]
-    state |= {"r_emb": expected["distances"], "r_bias": expected["distance_bias"]}
-    config, weights = pytorch.from_state_dict(state, mem_len=SHAW.mem_len)
-    assert config == SHAW
-    assert_equal(weights, params)
-    assert "'shaw_biased' is not exported" in refusal(pytorch.to_state_dict, SHAW, {})
-
-
-def test_a_projection_that_only_the_other_code_has_is_the_identity() -> None:
-    config = tiny.config(
-        cutoffs=(5,), div_val=2, proj_same_dim=False, tie_projs=(False, True)
-    )
-    state = pytorch.to_state_dict(config, tiny.make_params(config))
-    for name in ("word_emb.emb_projs.0", "crit.out_projs.0"):
-        np.testing.assert_array_equal(state[name], np.eye(8))
+    draw = np.random.default_rng(0).random
+    state = {
+        name: array
+        for name, array in recorded.paper_state("plain").items()
+        if name != "r_r_bias" and "r_net" not in name
+    }
+    shapes = {"r_emb": (2, 7, 2, 5), "r_bias": (2, 7, 2), "r_w_bias": (2, 2, 5)}
+    state |= {name: draw(shape, np.float32) for name, shape in shapes.items()}
+    config, params = pytorch.from_state_dict(state, mem_len=4)
+    assert (config.position, config.n_position) == ("shaw_biased", 7)
+    expected = tiny.make_params(config)
+    assert jax.tree.map(np.shape, params) == jax.tree.map(np.shape, expected)
+    attention = params["layers"]["attention"]
+    assert_equal(attention["distances"], state["r_emb"])
+    assert_equal(attention["distance_bias"], state["r_bias"])
+    assert_equal(params["u"], state["r_w_bias"])
 
 
 def test_prefixes_of_data_parallel_and_half_precision_are_read() -> None:
     config, params = case("plain")
-    state = pytorch.to_state_dict(config, params)
-    state = {f"module.{name}": x.astype(np.float16) for name, x in state.items()}
+    state = {
+        f"module.{name}": x.astype(np.float16)
+        for name, x in recorded.paper_state("plain").items()
+    }
     result = pytorch.from_state_dict(state, mem_len=config.mem_len)[1]
     assert_equal(result, params)
     assert {x.dtype for x in jax.tree.leaves(result)} == {np.dtype(np.float32)}
@@ -142,7 +121,7 @@ crit.out_layers.2.weight               | 2.weight, of shape (11, 4), is missing
 def test_a_state_dict_that_does_not_fit_is_refused(row: str) -> None:
     change, reason = row.split(" | ")
     name, _, shape = change.strip().partition(" ")
-    state = pytorch.to_state_dict(*case("div_val_2_all_tied"))
+    state = recorded.paper_state("div_val_2_all_tied")
     if shape:
         state[name] = np.zeros([int(n) for n in shape.split(",") if n], np.float32)
     else:
@@ -165,7 +144,9 @@ def test_a_state_dict_that_does_not_fit_is_refused(row: str) -> None:
 def test_cutoffs_are_required_where_no_table_implies_them(
     name: str, cutoffs: tuple[int, ...], reason: str
 ) -> None:
-    state = pytorch.to_state_dict(*case(name))
+    state = recorded.paper_state(name)
+    # The case of clusters has a u and w for each layer.
+    state |= dict.fromkeys(("r_w_bias", "r_r_bias"), np.zeros((2, 2, 5), np.float32))
 
     def convert() -> ModelConfig:
         return pytorch.from_state_dict(state, mem_len=2, cutoffs=cutoffs)[0]

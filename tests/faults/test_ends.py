@@ -79,7 +79,7 @@ modes.RUN = dict.fromkeys(modes.RUN, interrupt)
 """
 ARGUMENTS = {
     "import": "--format=pytorch --source=model.pt --workdir=new",
-    "export": "--format=huggingface --workdir={run} --target=new",
+    "export": "--format=txl_jax --workdir={run} --target=new",
     "table": "--workdir=new",
     "recl": "--workdirs={run},{run} --workdir=new",
 }

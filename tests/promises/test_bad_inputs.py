@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import pytest
 
-from tests.convert.test_huggingface import VOCAB, folder_of
+from tests.convert.test_huggingface import folder_of
 from tests.convert.test_pickle import RECORDED
 from tests.support import tiny, trained
 from tests.support.refusal import SPECIAL, contents
@@ -226,10 +226,10 @@ import pytorch text.txt {mem_len}         | text.txt was not written by torch.sa
 import pytorch model {mem_len}            | no file '{home}/model/model.pt'
 import pytorch {module} {mem_len} --config.model.cutoffs=9,8 | (9, 8)
 import tensorflow model {mem_len}         | {home}/model
-export run --format=huggingface           | give --target
-export run --format=pytorch --target=x    | one of txl_jax, huggingface
-export run --format=huggingface --target={run} | run' exists and is not an empty folder
-export run --format=huggingface --target={text}/x | give another folder
+export run --format=txl_jax               | give --target
+export run --format=pytorch --target=x    | must be one of txl_jax
+export run --format=txl_jax --target={run} | run' exists or is a folder
+export run --format=txl_jax --target={text}/x | give another folder
 
 config tiny.py                      | Permission denied): give another --workdir | .
 config tiny.py                      | PermissionError            | tiny.py
@@ -310,7 +310,6 @@ def inputs(home: trained.Home) -> Iterator[Inputs]:
         (path / "broken").mkdir()
         SPECIAL["broken"](path / "broken" / "losses")
         (folder_of(path / "model") / "model.safetensors").chmod(0o644)
-        (path / "model" / "vocab.txt").write_text("\n".join(VOCAB.words))
         for name, (source, file, change) in COPIES.items():
             shutil.copytree(path / source, path / name)
             (changed,) = (path / name).glob(f"{'**/' * (source == 'data')}{file}")

@@ -1,4 +1,4 @@
-"""The modes `import` and `export`: models in one file and of other code bases."""
+"""The modes `import`, also of other code bases, and `export` of a model to one file."""
 
 import contextlib
 import dataclasses
@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import flax.linen as nn
-import jax
 from filelock import FileLock
 from ml_collections import ConfigDict
 
@@ -20,7 +19,7 @@ from txl_jax.checkpoint import save_restore
 from txl_jax.checkpoint.checksum import first_nonfinite
 from txl_jax.checkpoint.manager import open_checkpoints
 from txl_jax.config import Config
-from txl_jax.convert import formats, huggingface, release
+from txl_jax.convert import formats, release
 from txl_jax.convert.formats import Source
 from txl_jax.convert.options import ConvertConfig
 from txl_jax.convert.release import Release
@@ -69,7 +68,7 @@ def import_model(
                 f"--config.{name}: an imported model is not trained in its workdir; "
                 "start a run from it with train.init_from"
             )
-    refuse_used(workdir, "--workdir")
+    refuse_used(workdir)
     data, fields = stated(overrides)
     overrides = {x: y for x, y in overrides.items() if x != "data.vocab_path"}
     formats.check(options)
@@ -135,40 +134,25 @@ def read_release(
 def export_model(
     options: ConvertConfig, loaded: Loaded, workdir: Path
 ) -> dict[str, Any]:
-    """Writes the model of a workdir to one file or in another code base's format."""
-    require_one_of(options.format, [formats.OWN, "huggingface"], "--format")
+    """Writes the model of a workdir to one file."""
+    require_one_of(options.format, [formats.OWN], "--format")
     if not options.target:
-        raise UserError("give --target, the file or folder to create")
+        raise UserError("give --target, the file to create")
     if storage.is_remote(options.target):
         raise UserError(f"--target={options.target!r} must be on this machine")
     storage.require_unicode(options.target, "--target")
     target = Path(options.target)
-    differences: list[str] = []
-    if options.format == formats.OWN:
-        if target.exists() or options.target.endswith("/"):
-            raise UserError(
-                f"--target={options.target!r} exists or is a folder: give a new file"
-            )
-        with complete_or_absent(target) as fresh:
-            release.save(make_release(loaded, workdir), fresh)
-        files = [target]
-    else:
-        refuse_used(target, "--target")
-        params = jax.device_get(loaded.params)
-        with complete_or_absent(target) as fresh:
-            fresh.mkdir()
-            differences = huggingface.save_pretrained(
-                loaded.config.model, params, loaded.vocab, fresh
-            )
-        files = sorted(target.iterdir())
-    for difference in differences:
-        say(f"different in huggingface: {difference}")
+    if target.exists() or options.target.endswith("/"):
+        raise UserError(
+            f"--target={options.target!r} exists or is a folder: give a new file"
+        )
+    with complete_or_absent(target) as fresh:
+        release.save(make_release(loaded, workdir), fresh)
     return {
         "target": str(target),
         "format": options.format,
         "step": loaded.step,
-        "sha256": {str(path): checksum(path) for path in files},
-        "differences": differences,
+        "sha256": {str(target): checksum(target)},
     }
 
 
@@ -250,7 +234,7 @@ def check_shapes(source: Source, parsed: Config) -> None:
             )
 
 
-def refuse_used(path: Path, flag: str) -> None:
+def refuse_used(path: Path) -> None:
     """Raises UserError unless the path is missing, empty or an unfinished import."""
     if storage.is_remote(path) and (path / INCOMPLETE).exists():
         if not (path / folder.CONFIG).exists():  # not trained in since then
@@ -261,7 +245,7 @@ def refuse_used(path: Path, flag: str) -> None:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
     if used:
         raise UserError(
-            f"{flag}={str(path)!r} exists and is not an empty folder: give a new one"
+            f"--workdir={str(path)!r} exists and is not an empty folder: give a new one"
         )
 
 

@@ -41,9 +41,7 @@ MODES = {
     "import": Mode(
         "Creates a workdir from a released model or another code base's.", "convert"
     ),
-    "export": Mode(
-        "Writes the model to one file, or in another code base's format.", "convert"
-    ),
+    "export": Mode("Writes the model to one file.", "convert"),
     "compile": Mode(
         "Compiles for TPUs without TPUs: memory use and speed bounds.", "compile"
     ),

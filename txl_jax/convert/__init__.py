@@ -1,1 +1,1 @@
-"""Checkpoints of other code bases: import, and export to Hugging Face."""
+"""Import of other code bases' checkpoints, and a model as one file."""

@@ -10,7 +10,6 @@ import numpy as np
 
 from txl_jax.convert.keys import Keys, infer_div_val
 from txl_jax.errors import UserError
-from txl_jax.model.config import ModelConfig
 
 Params = dict[str, Any]
 
@@ -97,31 +96,3 @@ def _take_out_projs(keys: Keys, clusters: int, params: Params) -> tuple[bool, ..
                 params[f"out_proj_{i}"] = proj
         ties.append(tied)
     return tuple(ties) if any(ties) else ()
-
-
-def write_embedding(config: ModelConfig, embedding: Params) -> Params:
-    """Returns the state dict of embedding and softmax, as views."""
-    state: Params = {}
-    split = config.div_val > 1
-    sizes = config.embed_sizes
-    bias = embedding["bias"]
-    for i, own_bias in enumerate(np.split(bias, config.cutoffs) if split else [bias]):
-        suffix = f"_{i}" if split else ""
-        table = embedding[f"table{suffix}"]
-        state[f"word_emb.emb_layers.{i}.weight"] = table
-        out_table = embedding.get(f"out_table{suffix}", table)
-        state[f"crit.out_layers.{i}.weight"] = out_table
-        state[f"crit.out_layers.{i}.bias"] = own_bias
-    if split or sizes[0] != config.d_model:
-        # The identity where only the other code has a projection.
-        identity = np.eye(config.d_model)
-        for i in range(len(sizes)):
-            shared = embedding.get(f"proj_{i}" if split else "proj", identity)
-            own = embedding.get(f"out_proj_{i}", shared)
-            if split or i == 0:
-                state[f"word_emb.emb_projs.{i}"] = np.asarray(shared).T
-            state[f"crit.out_projs.{i}"] = np.asarray(own).T
-    if config.cutoffs:
-        state["crit.cluster_weight"] = embedding["cluster_table"][::-1]
-        state["crit.cluster_bias"] = embedding["cluster_bias"][::-1]
-    return state

@@ -1,4 +1,4 @@
-"""Models of Hugging Face's transfo-xl, imported and exported.
+"""Models of Hugging Face's transfo-xl, imported.
 
 A folder has config.json, model.safetensors or pytorch_model.bin, and a vocabulary.
 
@@ -17,10 +17,7 @@ import safetensors.numpy
 
 from txl_jax.convert import keys, pickle, pytorch
 from txl_jax.convert.keys import Keys
-from txl_jax.data import vocab as vocabulary
 from txl_jax.data.byte_ranges import reading
-from txl_jax.data.vocab import Vocab
-from txl_jax.data.word import WordVocab
 from txl_jax.errors import UserError, prefixed
 from txl_jax.model import config as models
 from txl_jax.model.config import ModelConfig
@@ -172,76 +169,3 @@ def _drop_tied_projections(
 
 def _is_out_table(name: str) -> bool:
     return name.startswith("crit.out_layers.") and name.endswith(".weight")
-
-
-def save_pretrained(
-    config: ModelConfig, params: pytorch.Params, vocab: Vocab, folder: Path
-) -> list[str]:
-    """Writes a folder that the library's from_pretrained reads.
-
-    vocab.json is in this project's format; vocab.txt lists the words. Returns clauses
-    that describe how the library's model differs; raises UserError for positions that
-    the library does not have.
-    """
-    state = _rename_back(config, pytorch.to_state_dict(config, params))
-    fields = _describe(config, vocab)
-    folder.mkdir(parents=True, exist_ok=True)
-    safetensors.numpy.save_file(state, folder / WEIGHTS[0], {"format": "pt"})
-    vocabulary.save(vocab, folder / "vocab.json")
-    if isinstance(vocab, WordVocab):
-        words = "".join(f"{word}\n" for word in vocab.words)
-        (folder / "vocab.txt").write_text(words, "utf-8")
-    (folder / CONFIG).write_text(json.dumps(fields, indent=2) + "\n", "utf-8")
-    differences = []
-    if config.initial_memory == "empty" and config.mem_len:
-        differences.append(
-            "it starts from a memory of zeros that is attended to, not empty, so "
-            f"the first {config.mem_len} tokens of a text have other probabilities"
-        )
-    if config.variational or config.word_dropout:
-        differences.append("it trains without model.variational and model.word_dropout")
-    return differences
-
-
-def _describe(config: ModelConfig, vocab: Vocab) -> dict[str, Any]:
-    """Returns the fields of config.json."""
-    same = ("div_val", "same_length", "pre_lnorm", "untie_r", "dropout", "dropatt")
-    also = ("init_std", "proj_init_std", "layer_norm_epsilon")
-    ties = list(config.tie_projs) or [False] * (len(config.cutoffs) + 1)
-    # The library attends to mem_len keys in total; this model may attend to one more.
-    more = int(config.same_length and config.same_length_self)
-    ends = vocab.encode("\n").tolist() if isinstance(vocab, WordVocab) else []
-    return {
-        "model_type": MODEL_TYPE,
-        "architectures": ["TransfoXLLMHeadModel"],
-        **{name: getattr(config, name) for name in (*SIZES, *same, *also)},
-        "d_embed": config.embed_size,
-        "cutoffs": list(config.cutoffs),
-        "mem_len": config.mem_len + more,
-        "clamp_len": config.clamp_len or -1,
-        "tie_word_embeddings": config.tie_weights,
-        "tie_projs": ties,
-        "proj_share_all_but_first": ties == [False] + [True] * len(config.cutoffs),
-        "eos_token_id": ends[0] if ends else None,
-    }
-
-
-def _rename_back(
-    config: ModelConfig, state: Mapping[str, np.ndarray]
-) -> dict[str, np.ndarray]:
-    """Returns the library's state dict, in which tied arrays appear once."""
-    renamed = {}
-    tied = {f"crit.out_projs.{i}" for i, tie in enumerate(config.tie_projs) if tie}
-    if config.tie_weights:
-        tied |= set(filter(_is_out_table, state))
-    for name, array in state.items():
-        if name in UNTIED and config.untie_r:
-            for n, bias in enumerate(array):
-                renamed[f"{PREFIX}layers.{n}.dec_attn.{name}"] = bias
-        elif name.startswith("crit.cluster_"):
-            renamed[name] = array[::-1]
-        elif not name.startswith("crit."):
-            renamed[PREFIX + name] = array
-        elif name not in tied:
-            renamed[name] = array
-    return {name: np.ascontiguousarray(array) for name, array in renamed.items()}

@@ -7,9 +7,8 @@ import dataclasses
 class ConvertConfig:
     """What to import or export; model.* fields supply what the files lack."""
 
-    # The format: txl_jax, a model in one file, huggingface, nvidia, or the paper's
-    # pytorch or tensorflow.
+    # The format: txl_jax, a model in one file, or for import also huggingface, nvidia,
+    # or the paper's pytorch or tensorflow.
     format: str = ""
     source: str = ""  # The file or folder that the mode import reads.
-    # The file (txl_jax) or folder (huggingface) that the mode export creates.
-    target: str = ""
+    target: str = ""  # The file that the mode export creates.

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from flax.traverse_util import flatten_dict, unflatten_dict
+from flax.traverse_util import unflatten_dict
 
-from txl_jax.convert.embedding import Params, read_embedding, write_embedding
-from txl_jax.convert.keys import FREQUENCIES, Keys
+from txl_jax.convert.embedding import Params, read_embedding
+from txl_jax.convert.keys import Keys
 from txl_jax.errors import UserError
 from txl_jax.model import config as models
 from txl_jax.model.config import ModelConfig
@@ -173,38 +173,3 @@ def _read_layers(config: ModelConfig, keys: Keys) -> Params:
         arrays[name] = arrays[name].reshape(N, H, A, D)
     contiguous = {name: np.ascontiguousarray(x) for name, x in arrays.items()}
     return unflatten_dict(contiguous, sep=".")
-
-
-def to_state_dict(config: ModelConfig, params: Params) -> dict[str, np.ndarray]:
-    """Returns the state dict that `from_state_dict` reads as these parameters.
-
-    Untied u and w are [N, H, A]; tied arrays appear under both names. Raises UserError
-    for a field that the original code lacks.
-    """
-    for name in ("position", "norm", "feed_forward", "qk_norm"):
-        value, only = getattr(config, name), getattr(ModelConfig, name)
-        if value != only:
-            raise UserError(
-                f"model.{name} = {value!r} is not exported: only {only!r} is"
-            )
-    exponents = np.arange(0, config.d_model, 2) / config.d_model
-    powers = 10000.0 ** exponents.astype(np.float32).astype(np.float64)
-    state = write_embedding(config, params["embedding"])
-    state |= {"r_w_bias": params["u"], "r_r_bias": params["w"]}
-    state[FREQUENCIES] = 1 / powers.astype(np.float32)
-    state |= _layer_state(config, params["layers"])
-    return {name: np.ascontiguousarray(x, np.float32) for name, x in state.items()}
-
-
-def _layer_state(config: ModelConfig, layers: Params) -> Params:
-    arrays = flatten_dict(layers, sep=".")
-    qkv = [arrays[f"attention.{name}"] for name in "qkv"]
-    arrays["attention.qkv"] = np.concatenate(qkv, axis=1)
-    state: Params = {}
-    for name, paper_name in LAYER.items():
-        for n, array in enumerate(np.asarray(arrays[name])):
-            if array.ndim == 3:
-                array = array.reshape(-1, config.d_model)
-            transposed = array.T if name.endswith(TRANSPOSED) else array
-            state[f"layers.{n}.{paper_name}"] = transposed
-    return state
