@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from txl_jax.aot.roofline import needed_flops, peak_flops
+from txl_jax.aot.roofline import peak_flops
 from txl_jax.checkpoint import save_restore
 from txl_jax.checkpoint.manager import Checkpoints, open_checkpoints
 from txl_jax.checkpoint.save_restore import Snapshot
@@ -19,6 +19,7 @@ from txl_jax.data.prefetch import prefetch
 from txl_jax.data.streams import Position
 from txl_jax.errors import Interrupted
 from txl_jax.metrics import bits
+from txl_jax.model.flops import needed_flops
 from txl_jax.model.segment import Segment
 from txl_jax.report.log import MetricsLog, say
 from txl_jax.report.progress import Progress, waiting

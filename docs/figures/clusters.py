@@ -5,8 +5,8 @@ import numpy as np
 from style import BLUE, GREEN, INK, MUTED, ORANGE, RED, save
 
 from txl_jax import config
-from txl_jax.aot.roofline import zipf
 from txl_jax.data.corpora import CORPORA
+from txl_jax.model.flops import zipf
 
 V = CORPORA["wikitext103"].vocab_size
 model = config.parse(config.load("wt103_large")).model

@@ -40,7 +40,7 @@ from experiments.benchmarks import record, tpu_estimate, tpu_operations
 from experiments.benchmarks.tpu_step_page import page
 from experiments.benchmarks.tpu_step_rows import STREAMS, Row, find, wanted
 from txl_jax import config as configs
-from txl_jax.aot import chips, roofline
+from txl_jax.aot import chips
 from txl_jax.aot.hlo import Program
 from txl_jax.aot.traffic import by_scope, hbm_bytes
 from txl_jax.cli import steps
@@ -49,6 +49,7 @@ from txl_jax.config import Config
 from txl_jax.errors import UserError
 from txl_jax.kernels import cluster, tiles
 from txl_jax.kernels.tpu import blocks as tpu_blocks
+from txl_jax.model.flops import needed_flops, zipf
 
 FOLDER = Path(__file__).parent
 LINES, PAGE = FOLDER / "tpu_step.jsonl", FOLDER / "tpu_step.md"
@@ -95,7 +96,7 @@ def rare_turns(config: Config) -> float:
     if not model.cutoffs:
         return 1
     T, (scores, rows, _) = train.batch_size * train.tgt_len, cluster.ACCELERATOR.rare
-    shares_G = roofline.zipf(model.vocab_size, model.cutoffs)[1:]
+    shares_G = zipf(model.vocab_size, model.cutoffs)[1:]
     sizes_G = np.diff((*model.cutoffs, model.vocab_size))
     X_G = np.minimum(T, scores // np.minimum(sizes_G, rows))
     blocks_G = np.ceil(T * np.array(shares_G) / X_G)
@@ -160,7 +161,7 @@ def measure_step(row: Row, dump: str) -> Row:
     pallas = pallas_calls(program)
     row |= {
         "assumed_turns": assumed,
-        "model_flops": roofline.needed_flops(config.model, B, L, training=True),
+        "model_flops": needed_flops(config.model, B, L, training=True),
         "kernel_runs": sum(pallas.values()) / calls,
         "hbm_traffic_bytes": int(sum(hbm_bytes(program).values()) / calls),
         "xla_cycles": int(sum(cycles.values()) / calls),

@@ -14,6 +14,7 @@ import pytest
 
 from txl_jax.aot import chips, roofline
 from txl_jax.aot.traffic import Collective
+from txl_jax.model import flops
 from txl_jax.model.config import REMAT_NAMES, ModelConfig
 from txl_jax.model.memory import Memory
 from txl_jax.model.txl import TransformerXL
@@ -66,7 +67,7 @@ def test_flops_of_an_update_agree_with_the_compiler(changes: dict[str, Any]) -> 
     made = roofline.device_flops(config, B, L, model_shards=1)
     if changes == CLUSTERS:
         # The compiler counts a loop's body once: a block of the tokens of each cluster.
-        own = roofline.vocabulary_products(config, B * L)
+        own = flops.vocabulary_products(config, B * L)
         head = 2 * B * L * 256 * (128 + 2)
         made += 4 * (head + 2 * B * L * (128 * 128 + 64 * 256) - own[2])
     assert made == pytest.approx(counted(config), rel=0.03)
@@ -85,25 +86,25 @@ def test_flops_by_hand() -> None:
     )
     # q, k, v, o: 4 x 2 x 4 x 2 x 7; scores and values: 2 x 2 x 2 x 7 x 13; feed-forward
     # 2 x 2 x 7 x 4 x 5. Keys and values of the memory: 2 x 2 x 4 x 2 x 6.
-    layers = roofline.layer_products(tiny, 7)
+    layers = flops.layer_products(tiny, 7)
     assert layers.tolist() == [3 * (448 + 560), 3 * 192, 3 * 728]
     training = 3 * 1736 + 2 * 192
-    assert layers @ roofline.NEEDED == 3 * training
+    assert layers @ flops.NEEDED == 3 * training
     # Products without weights are not kept by "dots".
     assert layers @ roofline.TRAINING == 3 * (training + 728)
     assert layers @ roofline.REMAT == 3 * (training + 1736 + 192)
     # All layers in an update of 2 streams, with 14 tokens' softmax of 10 words.
     softmax = 3 * 2 * 14 * 4 * 10
-    assert roofline.needed_flops(tiny, 2, 7, True) == 6 * training + softmax
+    assert flops.needed_flops(tiny, 2, 7, True) == 6 * training + softmax
     # The device makes scores of the softmax twice.
     made = roofline.device_flops(tiny, 2, 7, model_shards=2)
     assert made == 3 * training + softmax * 4 / 3
     # Evaluation has keys and values already.
-    assert roofline.needed_flops(tiny, 2, 7, False) == 6 * 1736 + softmax / 3
+    assert flops.needed_flops(tiny, 2, 7, False) == 6 * 1736 + softmax / 3
 
 
 def test_shares_of_clusters_by_zipfs_law() -> None:
-    parts = roofline.zipf(267_735, (20_000, 40_000, 200_000))
+    parts = flops.zipf(267_735, (20_000, 40_000, 200_000))
     assert sum(parts) == pytest.approx(1)
     assert parts == sorted(parts, reverse=True)[:1] + parts[1:]
     assert parts[0] == pytest.approx(0.80, abs=0.02)

@@ -10,6 +10,7 @@ from txl_jax.aot.hlo import Program
 from txl_jax.aot.lower import Compiled
 from txl_jax.aot.traffic import by_scope, collectives, hbm_bytes
 from txl_jax.model.config import ModelConfig
+from txl_jax.model.flops import needed_flops
 from txl_jax.sharding.rules import shards
 
 
@@ -30,7 +31,7 @@ def estimate(tpus: Slices, mesh: Mesh, done: Compiled, work: Work) -> dict[str, 
     """Returns the memory of a step, and per update its traffic and bounds on speed."""
     capacity = tpus.chip.hbm
     B, L, width = work.streams, work.tgt_len, work.ext_len + work.tgt_len
-    needed = roofline.needed_flops(work.model, B, width, work.training)
+    needed = needed_flops(work.model, B, width, work.training)
     result: dict[str, Any] = {
         "fits": done.fits,
         "hbm_bytes": done.bytes,

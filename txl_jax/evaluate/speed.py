@@ -26,7 +26,6 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh
 
-from txl_jax.aot.roofline import vocabulary_products
 from txl_jax.data.streams import Streams
 from txl_jax.errors import UserError
 from txl_jax.evaluate.options import EvalConfig, parse_sweep
@@ -36,6 +35,7 @@ from txl_jax.kernels.xla import heads_first
 from txl_jax.model.block import FeedForward
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.decoder import Decoder, DecoderAttention
+from txl_jax.model.flops import vocabulary_products
 from txl_jax.model.key_values import KeyValues, project
 from txl_jax.model.memory import Memory
 from txl_jax.model.positions import SCHEMES, distances

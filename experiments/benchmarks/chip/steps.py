@@ -27,6 +27,7 @@ from txl_jax.evaluate.options import evaluation_model
 from txl_jax.evaluate.perplexity import make_evaluate
 from txl_jax.generate.options import generation_model
 from txl_jax.generate.sampler import EVERY, stream
+from txl_jax.model.flops import needed_flops
 from txl_jax.sharding.rules import place_segments
 from txl_jax.update.step import make_program
 from txl_jax.workdir.fit import fit_mesh
@@ -101,7 +102,7 @@ def run_training(config: Config) -> Iterator[Row]:
     call_seconds = seconds_of(call, 1.0)
     tokens = int(batch.weights_SBL.sum())
     width = train.ext_len + train.tgt_len
-    flops = S * roofline.needed_flops(config.model, train.batch_size, width, True)
+    flops = S * needed_flops(config.model, train.batch_size, width, True)
     nats = np.concatenate(jax.device_get(losses)).astype(float)
     row |= {
         "updates_of_call": updates,
@@ -182,7 +183,7 @@ def evaluate(part: Row) -> Iterator[Row]:
     row |= {"tokens_per_second": done["tokens_per_second"], "nll": done["nll"]}
     width = each.ext_len + each.tgt_len
     model = evaluation_model(config.model, each)
-    flops = roofline.needed_flops(model, each.streams, width, False)
+    flops = needed_flops(model, each.streams, width, False)
     share = done["tokens_per_second"] / (each.streams * each.tgt_len)
     row["mfu"] = flops * share / (roofline.peak_flops() / jax.device_count())
     yield row
