@@ -1,11 +1,14 @@
 """`auto` selects the fastest kernel of the device."""
 
+import logging
+
 import jax
 import jax.numpy as jnp
 import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, NamedSharding
 
 from txl_jax.kernels.dispatch import FASTEST, fastest
+from txl_jax.report.log import Lines
 from txl_jax.sharding.mesh import AXES, make_mesh
 from txl_jax.sharding.options import MeshConfig
 from txl_jax.sharding.rules import sharding
@@ -32,6 +35,8 @@ def test_the_compiler_splits_what_does_not_divide_over_the_mesh(
 def test_the_tpu_kernel_is_reported_as_unproved_on_a_tpu(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """As the command line prints it."""
+    monkeypatch.setattr(logging.getLogger("txl_jax"), "handlers", [Lines()])
     device = AbstractDevice("TPU v5 lite", None, "tpu")
     axes = (AxisType.Auto,) * 3
     mesh = AbstractMesh((1, 1, 1), AXES, axis_types=axes, abstract_device=device)

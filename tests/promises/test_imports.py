@@ -1,16 +1,20 @@
 """A room imports only from rows above its own, so the data flows one way."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[2] / "txl_jax"
 
 # A room may also import from the rooms that stand before it in its own row.
 ROWS = """
-    errors metrics fields runtime
-    sharding report kernels
-    model data
+    errors metrics fields
+    sharding kernels
+    model
     update
+    runtime report
+    data
     checkpoint
     aot evaluate generate convert tables
     config
@@ -80,12 +84,22 @@ def test_inside_a_room_no_imports_run_in_a_circle() -> None:
     assert not inside, "these import each other in a circle"
 
 
-def test_data_and_model_meet_in_update_and_below_it() -> None:
-    above = ORDER[: ORDER.index("update")]
-    for name, path in MODULES.items():
-        others = imported(path) - {"model.segment"}  # what a stream yields
-        rooms = {room(name)} | {room(other) for other in others}
-        assert room(name) not in above or not {"data", "model"} <= rooms, name
+def test_the_core_loads_neither_files_processes_nor_reports() -> None:
+    program = "import sys, txl_jax.update.step; print(*sys.modules)"
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    loaded = done.stdout.split()
+    ours = {name.partition(".")[2] for name in loaded if name.startswith("txl_jax.")}
+    core = ORDER[: ORDER.index("update") + 1]
+    assert {room(name) for name in ours} <= {*core}
+    others = {"orbax", "tqdm", "requests", "tensorflow", "matplotlib"}
+    assert not others & {name.partition(".")[0] for name in loaded}
+
+
+def test_of_the_model_data_needs_only_its_input() -> None:
+    names = [name for name in MODULES if room(name) == "data"]
+    used = {other for name in names for other in imported(MODULES[name])}
+    assert {name for name in used if room(name) == "model"} == {"model.segment"}
 
 
 def test_experiments_import_config_alone_and_ablations_their_parent() -> None:

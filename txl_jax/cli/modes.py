@@ -1,6 +1,7 @@
 """The modes of the command line, and their execution with processes and signals."""
 
 import functools
+import logging
 import math
 import operator
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from txl_jax.cli.flags import MODES, Command
 from txl_jax.config import FIELDS
 from txl_jax.errors import BadNumbers, Interrupted, UserError, out_of_memory
 from txl_jax.report import provenance
-from txl_jax.report.log import say, to_json
+from txl_jax.report.log import Lines, say, to_json
 from txl_jax.runtime import distributed, peers, programs, storage
 from txl_jax.runtime.preemption import stop
 from txl_jax.workdir.load import Loaded, initial_data, load
@@ -67,6 +68,7 @@ RUN: dict[str, Callable[[Command], dict[str, Any]]] = {
 def execute(command: Command, is_program: bool) -> tuple[int, str]:
     """Runs the command's mode; returns the exit status and the result to print."""
     absl_logging.set_verbosity(absl_logging.FATAL)  # orbax's errors are reported below
+    logging.getLogger("txl_jax").handlers = [Lines()]
     provenance.loaded_revision()  # before the checkout can change
     try:
         with ExitStack() as stack:

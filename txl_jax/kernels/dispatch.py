@@ -1,6 +1,7 @@
 """The attention kernels by name, and the fastest for each device."""
 
 import functools
+import logging
 
 import jax
 from jax import Array
@@ -10,8 +11,9 @@ from txl_jax.kernels.sharded import divides, follow_mesh
 from txl_jax.kernels.tpu import fused
 from txl_jax.kernels.tpu.blocks import VMEM
 from txl_jax.kernels.xla import Kernel
-from txl_jax.report.log import say
 from txl_jax.sharding.rules import shards
+
+logger = logging.getLogger(__name__)
 
 KERNELS: dict[str, Kernel] = {
     "xla": follow_mesh(xla.rel_attention, required=False),
@@ -65,8 +67,9 @@ def fastest(q_BLHA: Array, K: int) -> str:
 @functools.cache
 def report_unproved(device_kind: str) -> None:
     """Reports, once, that no chip of this kind has run the kernel `tpu`."""
-    say(
-        f'kernel = "auto" takes tpu, which is unproved on {device_kind}: '
+    logger.warning(
+        'kernel = "auto" takes tpu, which is unproved on %s: '
         "python -m experiments.benchmarks.chip checks it, --config.model.kernel=xla "
-        "avoids it"
+        "avoids it",
+        device_kind,
     )

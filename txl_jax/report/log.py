@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import logging
 import math
 import os
 import sys
@@ -33,6 +34,14 @@ def say(line: str) -> None:
     line = printable(line) if sys.stderr.isatty() else line
     with contextlib.suppress(OSError):
         tqdm.tqdm.write(line, file=sys.stderr)
+
+
+class Lines(logging.Handler):
+    """Prints the messages of the core, which uses `logging`, as `say` does."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Prints one message."""
+        say(record.getMessage())
 
 
 class MetricsLog:
