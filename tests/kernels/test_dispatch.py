@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, NamedSharding
 
-from txl_jax.kernels.dispatch import FASTEST, fastest
+from txl_jax.kernels.dispatch import FASTEST, FAULTS, candidates, fastest
 from txl_jax.report.log import Lines
 from txl_jax.sharding.mesh import AXES, make_mesh
 from txl_jax.sharding.options import MeshConfig
@@ -46,7 +46,12 @@ def test_the_tpu_kernel_is_reported_as_unproved_on_a_tpu(
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
     assert [chosen((8, L, 16, 64), places) for L in (3, 4)] == ["tpu"] * 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "unproved on TPU v5 lite" in line and "model.kernel=xla" in line
+    assert "unproved on TPU v5 lite" in line
+    monkeypatch.setitem(FAULTS, "tpu", "")
+    assert chosen((8, 5, 16, 64), places) == "tpu"
+    monkeypatch.setitem(FAULTS, "tpu", "it is wrong")
+    assert chosen((8, 5, 16, 64), places) == "xla"
+    assert candidates(device) == ["chunked", "tpu"]
 
 
 @pytest.mark.parametrize(

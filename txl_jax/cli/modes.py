@@ -14,6 +14,7 @@ from absl import logging as absl_logging
 from etils import epy
 
 from txl_jax.cli.flags import MODES, Command
+from txl_jax.cli.proof import prove_kernels
 from txl_jax.config import FIELDS
 from txl_jax.errors import BadNumbers, Interrupted, UserError, out_of_memory
 from txl_jax.report import provenance
@@ -88,6 +89,8 @@ def execute(command: Command, is_program: bool) -> tuple[int, str]:
             with machine_errors(command.workdir):
                 if not storage.is_remote(command.workdir):
                     storage.require_regular(command.workdir.glob("*"))
+                if command.mode not in ("prepare", "import", "export", "compile"):
+                    prove_kernels(command.config.model.kernel)
                 result = RUN[command.mode](command)
                 check_finite(result)
                 distributed.wait_for_all()

@@ -35,6 +35,10 @@ FEW_KEYS = {"TPU v4": 300}
 MANY_SCORES = 2**28
 
 
+# The faults of kernels that were checked on this process's devices; "" if right.
+FAULTS: dict[str, str] = {}
+
+
 def choose_kernel(name: str, q_BLHA: Array, K: int) -> Kernel:
     """Returns the kernel of that name; `auto` is the fastest on the queries' device."""
     return KERNELS[fastest(q_BLHA, K) if name == "auto" else name]
@@ -44,7 +48,8 @@ def fastest(q_BLHA: Array, K: int) -> str:
     """Returns the name of the kernel that `auto` selects for K keys.
 
     If streams or heads do not divide over the mesh, `auto` selects `xla`, which the
-    compiler can split, and `chunked` for MANY_SCORES on a GPU.
+    compiler can split, and `chunked` for MANY_SCORES on a GPU. A kernel with a fault is
+    not selected.
     """
     mesh = jax.typeof(q_BLHA).sharding.mesh
     device = mesh.abstract_device or jax.devices()[0]
@@ -59,17 +64,24 @@ def fastest(q_BLHA: Array, K: int) -> str:
     name = "xla" if few else FASTEST.get(device.device_kind, "xla")
     if many and name == "xla" and device.platform != "cpu":
         name = "chunked"
-    if name == "tpu" and jax.default_backend() == "tpu":  # else it is only compiled
-        report_unproved(device.device_kind)
+    if FAULTS.get(name):
+        return "xla"
+    if name == "tpu" and name not in FAULTS and jax.default_backend() == "tpu":
+        report_unproved(device.device_kind)  # elsewhere it is only compiled
     return name
+
+
+def candidates(device: jax.Device) -> list[str]:
+    """Returns the kernels other than `xla` that `auto` may select on a device."""
+    names = {FASTEST.get(device.device_kind, "xla"), "chunked"} - {"xla"}
+    return [] if device.platform == "cpu" else sorted(names)
 
 
 @functools.cache
 def report_unproved(device_kind: str) -> None:
-    """Reports, once, that no chip of this kind has run the kernel `tpu`."""
+    """Reports, once, that the kernel `tpu` has not been checked on this device."""
     logger.warning(
-        'kernel = "auto" takes tpu, which is unproved on %s: '
-        "python -m experiments.benchmarks.chip checks it, --config.model.kernel=xla "
-        "avoids it",
+        'kernel = "auto" takes tpu, which is unproved on %s: the command line checks '
+        "it, and txl_jax.kernels.check.fault does",
         device_kind,
     )

@@ -1,0 +1,83 @@
+"""`auto` selects only kernels that were checked on the device."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from txl_jax.cli import proof
+from txl_jax.cli.proof import prove_kernels
+from txl_jax.kernels import check, chunked, dispatch, xla
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Makes `chunked` a candidate, small shapes and a cache folder of the test."""
+    for name, size in {"L": 9, "M": 60, "A": 4}.items():
+        monkeypatch.setattr(check, name, size)
+    monkeypatch.setattr(dispatch, "candidates", lambda device: ["chunked"])
+    monkeypatch.setattr(dispatch, "FAULTS", {})
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def prove(monkeypatch: pytest.MonkeyPatch, kernel: Any) -> str:
+    """Returns the fault that is found in a kernel."""
+    monkeypatch.setitem(dispatch.KERNELS, "chunked", kernel)
+    prove_kernels("auto")
+    return dispatch.FAULTS["chunked"]
+
+
+def far_distances_are_off(*args: Any) -> jax.Array:
+    q, k, v, r, *rest = args
+    return xla.rel_attention(q, k, v, r.at[0].add(1), *rest)
+
+
+def gradient_is_off(*args: Any) -> jax.Array:
+    q, k, v, *rest = args
+    v = v - 0.1 * (v - jax.lax.stop_gradient(v))
+    return xla.rel_attention(q, k, v, *rest)
+
+
+def does_not_compile(*args: Any) -> jax.Array:
+    raise NotImplementedError("a tile\nof this size")
+
+
+@pytest.mark.parametrize(
+    "kernel, part",
+    [
+        (chunked.rel_attention, ""),
+        (far_distances_are_off, "o is off by "),
+        (gradient_is_off, "the gradient of v_BKHA is off by 10%"),
+        (does_not_compile, "NotImplementedError: a tile"),
+    ],
+)
+def test_verdicts_are_reported_and_kept(
+    kernel: Any,
+    part: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    fault = prove(monkeypatch, kernel)
+    assert fault.startswith(part) and bool(fault) == bool(part)
+    line = f'kernel = "auto" does not take chunked on cpu: {fault}'
+    assert (line in capsys.readouterr().err) == bool(part)
+    assert prove(monkeypatch, None) == fault, "without another check"
+    monkeypatch.setattr(jax, "__version__", "99")
+    assert prove(monkeypatch, does_not_compile).startswith("NotImplementedError")
+
+
+def test_a_check_that_does_not_end_counts_as_a_fault(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ended = threading.Event()
+    monkeypatch.setattr(proof, "MOST_SECONDS", 0)
+    fault = prove(monkeypatch, lambda *args: ended.wait() and xla.rel_attention(*args))
+    ended.set()
+    assert fault == "its check takes over 0 s"
+
+
+def test_a_stated_kernel_is_not_checked() -> None:
+    prove_kernels("chunked")
+    assert dispatch.FAULTS == {}

@@ -1,0 +1,72 @@
+"""Proves the kernels that `model.kernel = auto` may select, once for each machine."""
+
+import contextlib
+import functools
+import hashlib
+import json
+import threading
+from pathlib import Path
+
+import jax
+
+from txl_jax import kernels
+from txl_jax.kernels import check, dispatch
+from txl_jax.report.log import say
+from txl_jax.report.progress import waiting
+from txl_jax.runtime import distributed, programs
+from txl_jax.runtime.storage import replace
+
+MOST_SECONDS = 120  # of a check, most of which compiles
+
+
+def prove_kernels(kernel: str) -> None:
+    """Checks what `auto` may select on this device, before a step is compiled.
+
+    A kernel that is wrong, does not compile or takes too long is not selected. Verdicts
+    are kept in the user's cache folder. All processes of a run call this and agree.
+    """
+    device = jax.local_devices()[0]
+    for name in dispatch.candidates(device) if kernel == "auto" else ():
+        path = programs.user_cache() / "kernels" / f"{name}-{_key(device)}.json"
+        fault = _read(path)
+        if distributed.anywhere(fault is None):
+            with waiting(f"checking the kernel {name} on {device.device_kind}"):
+                fault = _check(name)
+            with contextlib.suppress(OSError, RuntimeError):  # there may be no home
+                path.parent.mkdir(parents=True, exist_ok=True)
+                text = json.dumps({"fault": fault, "device": device.device_kind})
+                write = functools.partial(Path.write_text, data=text, encoding="utf-8")
+                replace(path, write)
+        if distributed.anywhere(bool(fault)):
+            fault = fault or "found by another process"
+            where = f"on {device.device_kind}"
+            say(f'kernel = "auto" does not take {name} {where}: {fault}')
+        dispatch.FAULTS[name] = fault or ""
+
+
+def _check(name: str) -> str:
+    """Returns the fault of a kernel; a check that does not end is left in a thread."""
+    found: list[str] = []
+    kernel = dispatch.KERNELS[name]
+    thread = threading.Thread(
+        target=lambda: found.append(check.fault(kernel)), name="check", daemon=True
+    )
+    thread.start()
+    thread.join(MOST_SECONDS)
+    return found[0] if found else f"its check takes over {MOST_SECONDS} s"
+
+
+def _read(path: Path) -> str | None:
+    """Returns the fault that a file states, "" if none; None without a verdict."""
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        return str(json.loads(path.read_text("utf-8"))["fault"])
+    return None
+
+
+def _key(device: jax.Device) -> str:
+    """Returns a key of all that a verdict depends on: device, driver, jax and code."""
+    digest = hashlib.sha256(repr((device.device_kind, jax.__version__)).encode())
+    digest.update(device.client.platform_version.encode())
+    for file in sorted(Path(*kernels.__path__).rglob("*.py")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
