@@ -1,4 +1,4 @@
-"""Runs of several processes on this machine, two devices each, started as users do."""
+"""Runs of several processes on this machine, with two devices each."""
 
 import os
 import socket
@@ -12,7 +12,7 @@ from typing import Any
 from txl_jax.report.log import read_metrics
 
 ROOT = Path(__file__).parents[2]
-LIMIT_SECONDS = 300.0  # for anything at all; a quiet machine needs a tenth
+LIMIT_SECONDS = 1800.0  # of any wait; a quiet machine needs a hundredth
 
 EXPERIMENT = """
 from txl_jax import config
@@ -24,7 +24,7 @@ def get_config():
     c.model.update(dropout=0.2, dropatt=0.2)
     c.train.update(num_steps=1000, batch_size=8, tgt_len=8, log_every=1)
     c.train.update(segments_per_call=2, eval_every=1000)
-    # Neither depends on when a run is to end, nor makes much of a rounding.
+    # Independent of num_steps, and insensitive to rounding.
     c.optim.update(schedule="constant", optimizer="sgd", lr=0.1)
     c.eval.update(streams=8, tgt_len=8, mem_len=16)
     c.generate.update(num_tokens=4, prompt="a")
@@ -34,7 +34,7 @@ def get_config():
 
 
 def write_experiment(folder: Path) -> Path:
-    """Returns an experiment's file; its text and its data are in the folder too."""
+    """Returns the path of an experiment, whose text and data are in the folder too."""
     text, experiment = folder / "text.txt", folder / "tiny.py"
     text.write_text("".join(f"{n} is followed by {n + 1}, " for n in range(700)))
     places = {"text": str(text), "data": str(folder / "data")}
@@ -43,10 +43,17 @@ def write_experiment(folder: Path) -> Path:
 
 
 def free_port() -> int:
-    """Returns a port that nobody listens to."""
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return server.getsockname()[1]
+    """Returns a port that no other program gets while these tests run.
+
+    A bound socket that does not listen keeps the system from giving the port to others.
+    Servers set SO_REUSEADDR, so they can use it.
+    """
+    server = socket.socket()
+    server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    server.bind(("127.0.0.1", 0))
+    port = server.getsockname()[1]
+    server.detach()  # open until this process exits
+    return port
 
 
 class Processes:
@@ -71,7 +78,7 @@ class Processes:
             environment["JAX_COORDINATOR_ADDRESS"] = f"127.0.0.1:{free_port()}"
             environment["JAX_NUM_PROCESSES"] = str(count)
         self.stderr = [folder / f"stderr.{index}" for index in range(count)]
-        self.stdout = [""] * count  # once all have ended
+        self.stdout = [""] * count  # read once all have ended
         self.all = []
         for index, errors in enumerate(self.stderr):
             own = environments[index] | {"JAX_PROCESS_ID": str(index)}
@@ -87,25 +94,26 @@ class Processes:
                 )
 
     def until(self, happened: Callable[[], bool]) -> None:
-        """Waits for something that the processes do."""
+        """Waits for an event; raises AssertionError if a process ends before it."""
         limit = time.monotonic() + LIMIT_SECONDS
+        ended: list[int] = []
         while not happened():
-            ended = [p.returncode for p in self.all if p.poll() is not None]
             if ended or time.monotonic() > limit:
                 self.kill()
                 lines = "\n".join(path.read_text()[-3000:] for path in self.stderr)
-                raise AssertionError(f"ended {ended} too early:\n{lines}")
+                raise AssertionError(f"{ended} ended too early:\n{lines}")
             time.sleep(0.01)
+            ended = [p.returncode for p in self.all if p.poll() is not None]
 
     def wait(self) -> list[int]:
-        """Returns the statuses of all."""
+        """Waits for the ends of all processes, and returns their statuses."""
         try:
             return [process.wait(LIMIT_SECONDS) for process in self.all]
         finally:
             self.kill()
 
     def kill(self) -> None:
-        """Leaves none behind."""
+        """Kills the processes that still run, and reads the output of all."""
         for index, process in enumerate(self.all):
             if process.poll() is None:
                 process.kill()
@@ -113,7 +121,7 @@ class Processes:
                 self.stdout[index] = process.communicate()[0]
 
     def said(self, index: int) -> list[str]:
-        """Returns the lines on stderr that begin with the name of the program."""
+        """Returns the program's own lines on stderr."""
         lines = self.stderr[index].read_text().splitlines()
         return [line for line in lines if line.startswith("txl_jax")]
 

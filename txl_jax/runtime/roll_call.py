@@ -18,8 +18,9 @@ YES = "all are here"
 REFUSED = "another process has an error"
 SECONDS = 5.0  # to use the port of a process that is ending, or to send a few bytes
 # Of other answers than the roll call's: the run that has just lost a process gives them
-# for HEARTBEAT_SECONDS and EXIT_DELAY_SECONDS of `distributed`.
-LATE_SECONDS = 50.0
+# until it notices (HEARTBEAT_SECONDS of `distributed`) and ends (EXIT_SECONDS of
+# `peers`).
+LATE_SECONDS = 90.0
 LENGTH = 63  # of a message; JAX would wait for more than a few bytes
 PAUSE_SECONDS = 0.2  # between attempts, and until JAX listens
 
@@ -80,6 +81,8 @@ def _call(address: str, port: int, count: int, end: float, refuses: bool) -> Non
                 refuses = refuses or words[2:] == ["refuses"]
                 error = _error(index, its_count, count, came)
                 came[index if not error else -1] = link
+                # Without those that have died meanwhile, which may start again.
+                came = {index: link for index, link in came.items() if _is_open(link)}
         error = error or REFUSED * refuses
         for link in came.values():
             with contextlib.suppress(OSError):
