@@ -1,7 +1,6 @@
 """A process detects the death of another by the connection between them."""
 
 import socket
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,22 +10,22 @@ from tests.support.processes import Processes
 from txl_jax.runtime import distributed, peers
 
 WAITS = """
-import sys, time
+import sys, threading
 from contextlib import ExitStack
 from txl_jax.runtime import distributed, peers
 
-distributed.connect(60)
+distributed.connect()
 with ExitStack() as stack:
     stack.push(distributed.exit_on_error)
     stack.enter_context(peers.watching())
     distributed.wait_for_all()
     print("ready", file=sys.stderr, flush=True)
-    time.sleep(100)
+    threading.Event().wait()
 """
 
 
 def test_the_death_of_a_process_ends_the_other(tmp_path: Path) -> None:
-    """At once, and even while it waits."""
+    """The other one need not be in a collective."""
     run = Processes(tmp_path, python=("-c", WAITS))
     run.until(lambda: all("ready" in path.read_text() for path in run.stderr))
     run.all[1].kill()
@@ -38,7 +37,34 @@ def test_the_death_of_a_process_ends_the_other(tmp_path: Path) -> None:
     )
 
 
-def test_strangers_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+# Process 1 connects when process 0 has begun to exit.
+EXITS = """
+import os, sys, threading, time
+from pathlib import Path
+from txl_jax.runtime import distributed, peers
+
+distributed.connect()
+while os.environ["JAX_PROCESS_ID"] == "1" and not Path(sys.argv[1]).read_text():
+    time.sleep(0.01)
+with peers.watching():
+    if os.environ["JAX_PROCESS_ID"] == "0":
+        distributed.exit_now("an error", 2)
+    threading.Event().wait()
+"""
+
+
+def test_process_0_exits_after_the_others(tmp_path: Path) -> None:
+    """Its exit would abort them, whatever their own status."""
+    stderr = str(tmp_path / "stderr.0")
+    run = Processes(tmp_path, stderr, python=("-c", EXITS))
+    assert run.wait() == [2, 2]
+    assert run.said(0) == ["txl_jax[0]: an error"]
+    assert run.said(1) == ["txl_jax[1]: another process has an error"]
+
+
+def test_connections_without_the_password_are_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     ends: list[tuple[str, int]] = []
     values: dict[str, str] = {}
     client = SimpleNamespace(key_value_set=values.__setitem__)
@@ -49,5 +75,5 @@ def test_strangers_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     port = int(values[peers.KEY].split()[0])
     with socket.create_connection(("127.0.0.1", port)) as stranger:
         stranger.sendall(b"?" * 32)
-    threading.Event().wait(0.2)
+        assert stranger.recv(1) == b""
     assert ends == [] and first.ends == []

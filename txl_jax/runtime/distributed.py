@@ -12,7 +12,6 @@ import contextlib
 import os
 import sys
 import threading
-import time
 import traceback
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -37,7 +36,8 @@ from txl_jax.runtime import roll_call, storage
 
 Result = TypeVar("Result")
 EXITING = threading.Lock()  # held by the thread that ends the process
-before_exit: list[Callable[[int], None]] = []  # called with the exit status
+# Called with the exit status; of process 0, they return when the others have ended.
+before_exit: list[Callable[[int], None]] = []
 
 ADDRESS = "JAX_COORDINATOR_ADDRESS"
 COUNT = "JAX_NUM_PROCESSES"
@@ -50,9 +50,7 @@ SLURM = (NODES, *(f"SLURM_{x}" for x in ("JOB_ID", "NTASKS", "PROCID", "LOCALID"
 CONNECT_SECONDS = 300  # until all processes must have connected
 HEARTBEAT_SECONDS = 30  # from a process's last heartbeat until the others exit
 SHUTDOWN_SECONDS = 60  # from the last barrier until all processes have ended
-REFUSE_SECONDS = 60  # of a process that refuses the command, to tell the others
 WAIT_SECONDS = 24 * 3600  # for the work of process 0 alone, such as preparing data
-EXIT_DELAY_SECONDS = 3  # of process 0, whose exit aborts the others
 
 # Texts by which gloo, gRPC and jax's coordination service report a lost process.
 LOST = (
@@ -159,7 +157,7 @@ def refuse() -> None:
         args = find_processes()
         if address := args.get("coordinator_address"):
             count, index = args["num_processes"], args["process_id"]
-            roll_call.attend(address, count, index, REFUSE_SECONDS, refuses=True)
+            roll_call.attend(address, count, index, CONNECT_SECONDS, refuses=True)
 
 
 def find_devices() -> None:
@@ -170,8 +168,7 @@ def find_devices() -> None:
         reason = storage.one_line(error) if str(error) else "none of its kind is here"
         raise UserError(f"no device ({reason}): check JAX_PLATFORMS") from error
     if several():
-        # The first collective: on CPUs it times out after 30 s, so it must not wait for
-        # compilation, which takes longer on some processes than on others.
+        wait_for_all()  # see there
         multihost_utils.sync_global_devices("txl_jax")
 
 
@@ -203,7 +200,7 @@ def gather(values: np.ndarray) -> np.ndarray:
     """Returns the arrays of all processes, stacked; every process calls this."""
     if not several():
         return values[None]
-    wait_for_all()  # a collective of CPUs would time out after 30 s
+    wait_for_all()  # see there
     return np.asarray(multihost_utils.process_allgather(values))
 
 
@@ -254,7 +251,11 @@ def together(*errors: type[Exception]) -> Iterator[None]:
 
 
 def wait_for_all() -> None:
-    """Waits until every process has made this call as many times."""
+    """Waits until every process has made this call as many times.
+
+    Must precede the first call of a program with collectives, after its compilation:
+    devices of CPUs that communicate for the first time wait 30 s for one another.
+    """
     if several():
         wait = multihost.get_barrier_sync_fn()
         wait(key="txl_jax", timeout_ms=1000 * WAIT_SECONDS)
@@ -316,6 +317,4 @@ def exit_now(line: str, status: int) -> NoReturn:
         warn(line)
     for tell in before_exit:
         tell(status)
-    if several() and global_state.process_id == 0:
-        time.sleep(EXIT_DELAY_SECONDS)
     os._exit(status)

@@ -23,7 +23,8 @@ from txl_jax.runtime import distributed
 
 KEY = "txl_jax/peers"
 MEET_SECONDS = 30
-GRACE_SECONDS = 2  # for process 0 to report its own error, which explains more
+GRACE_SECONDS = 2  # for a process to report its own error, which explains more
+EXIT_SECONDS = 30  # of process 0, for the others to end before it
 
 
 class Peers:
@@ -31,6 +32,7 @@ class Peers:
 
     def __init__(self) -> None:
         self.ends: list[socket.socket] = []
+        self.status = b""  # with which this process exits
         self.over = threading.Event()
 
     def listen(self) -> None:
@@ -55,7 +57,7 @@ class Peers:
     def join(self) -> None:
         """Connects to process 0."""
         client: Any = global_state.client
-        value = client.blocking_key_value_get(KEY, 1000 * MEET_SECONDS)
+        value = client.blocking_key_value_get(KEY, 1000 * distributed.CONNECT_SECONDS)
         port, password = value.split()
         host = str(global_state.coordinator_address).rpartition(":")[0]
         end = socket.create_connection((host.strip("[]"), int(port)), MEET_SECONDS)
@@ -66,6 +68,8 @@ class Peers:
         end.settimeout(None)
         end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self.ends.append(end)
+        if self.status:
+            self._send(end)
         _start(self._watch, end)
 
     def _watch(self, end: socket.socket) -> None:
@@ -76,7 +80,7 @@ class Peers:
             pass
         except OSError:  # the network is silent: left to jax's heartbeat
             return
-        if global_state.process_id == 0:
+        if status or global_state.process_id == 0:
             time.sleep(GRACE_SECONDS)
         if self.over.is_set():
             return
@@ -88,14 +92,29 @@ class Peers:
         distributed.exit_now(f"{line} resumes", RETRY)
 
     def tell(self, status: int) -> None:
-        """Sends the exit status of this process, whose connections close after it.
+        """Sends the exit status of this process; its exit then closes the connections.
 
-        Process 0 sends it to all others, which then end as well.
+        Process 0 sends it to all others, also to those that connect later, and waits
+        for their exits: its own would abort them.
         """
+        self.status = bytes([status])
         for end in self.ends:
-            with contextlib.suppress(OSError):
-                end.sendall(bytes([status]))
-                end.shutdown(socket.SHUT_RDWR)
+            self._send(end)
+        if global_state.process_id:
+            return
+        limit = time.monotonic() + EXIT_SECONDS
+        for n in range(int(global_state.num_processes or 1) - 1):
+            while n >= len(self.ends) and time.monotonic() < limit:
+                time.sleep(0.1)
+            for end in self.ends[n : n + 1]:
+                with contextlib.suppress(OSError):
+                    end.settimeout(max(limit - time.monotonic(), 0.1))
+                    while end.recv(1):  # b"" once the process has exited
+                        pass
+
+    def _send(self, end: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            end.sendall(self.status)
 
 
 def _start(target: Any, *args: Any) -> None:
