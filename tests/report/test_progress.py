@@ -1,15 +1,21 @@
 """Progress is a bar on a terminal, occasional lines elsewhere, and nothing if quick."""
 
 import io
+import queue
 import sys
-import time
+from functools import partial
 from types import SimpleNamespace
+from typing import Any
 
+import jax
 import pytest
 
+from tests.support.processes import LIMIT_SECONDS
 from txl_jax.report import progress
 from txl_jax.report.log import say
 from txl_jax.report.progress import Progress, report_compilation, waiting
+from txl_jax.report.timing import Timing
+from txl_jax.runtime import distributed
 
 
 @pytest.fixture
@@ -70,19 +76,37 @@ def test_on_a_terminal_progress_is_a_bar(
     assert capsys.readouterr().out == ""
 
 
-def test_a_long_wait_and_the_first_call_are_announced_and_timed(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_a_long_wait_and_a_first_call_are_announced(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(progress, "QUIET_SECONDS", 0.1)
+    said: queue.Queue[str] = queue.Queue()
+    hear = partial(said.get, timeout=LIMIT_SECONDS)
+    monkeypatch.setattr(progress, "say", said.put)
+    monkeypatch.setattr(progress, "QUIET_SECONDS", 0.0)
     with pytest.raises(ValueError), waiting("reading"):
-        time.sleep(0.4)
+        assert hear() == "reading"
         raise ValueError
-    assert capsys.readouterr().err == "reading\n"
+    reported = report_compilation("a step", lambda call: call())
+    assert reported(hear) == "compiling a step, about 10 s"
+    monkeypatch.delattr(progress, "waiting")
+    assert reported(said.empty), "a second call is not announced"
 
-    def call(seconds: float) -> float:
-        time.sleep(seconds)
-        return seconds
 
-    reported = report_compilation("the step", call)
-    assert [reported(0.4), reported(0.4)] == [0.4, 0.4]
-    assert capsys.readouterr().err == "compiling the step, about 10 s\n", "once"
+def test_no_process_calls_a_step_before_all_have_compiled_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Devices that communicate for the first time wait 30 s for one another."""
+    events: list[str] = []
+
+    def add(event: str, *_: Any) -> None:
+        events.append(event)
+
+    monkeypatch.setattr(distributed, "several", lambda: True)
+    monkeypatch.setattr(distributed, "wait_for_all", partial(add, "wait"))
+    step = jax.jit(lambda x: jax.debug.callback(partial(add, "call"), x))
+    report_compilation("another step", step)(1.0)
+    jax.effects_barrier()
+    assert events == ["wait", "call"]
+    timed = Timing().compiling(partial(add, "call"), partial(add, "compile"))
+    timed(0, [jax.numpy.zeros(2)])
+    assert events[2:] == ["compile", "wait", "call"]

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import jax
 import tqdm
+from jax.stages import Wrapped
 
 from txl_jax.report.log import say
 from txl_jax.runtime import distributed
@@ -113,7 +114,8 @@ def waiting(notice: str) -> Iterator[None]:
 def report_compilation(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps a jitted function and reports its first call, which compiles.
 
-    Each name is reported once: a sweep compiles the same step for each value.
+    Each name is reported once: a sweep compiles the same step for each value. Of
+    several processes, none makes the call before all have compiled.
     """
 
     def reported(*args: Any) -> Any:
@@ -123,6 +125,9 @@ def report_compilation(name: str, call: Callable[..., Any]) -> Callable[..., Any
         on_cpu = jax.default_backend() == "cpu"
         seconds = CPU_COMPILE_SECONDS if on_cpu else COMPILE_SECONDS
         with waiting(f"compiling {name}, about {seconds} s"):
+            if distributed.several() and isinstance(call, Wrapped):
+                call.lower(*args).compile()
+                distributed.wait_for_all()
             return call(*args)
 
     return reported

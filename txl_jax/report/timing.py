@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 
 import jax
 
+from txl_jax.runtime import distributed
+
 Batch = TypeVar("Batch")
 Result = TypeVar("Result")
 
@@ -62,7 +64,8 @@ class Timing:
     ) -> Callable[..., Result]:
         """Wraps a jitted step, and compiles it for each number of segments.
 
-        A call that compiled it might also compute before it returns.
+        A call that compiled it might also compute before it returns. Of several
+        processes, none makes the call before all have compiled.
         """
 
         def call(state: Any, segments: Any) -> Result:
@@ -72,6 +75,7 @@ class Timing:
                 jax.block_until_ready(state)  # the call before is not compilation
                 with self.spend("compile"):
                     compile(state, segments)
+                    distributed.wait_for_all()
             return step(state, segments)
 
         return call
