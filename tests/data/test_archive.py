@@ -1,14 +1,16 @@
-"""The files of a corpus come from the user or a host, and are verified before use."""
+"""Files of a corpus come from the user or a host, and are verified before use."""
 
 import http.server
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tests.data import miniatures
+from tests.support.processes import LIMIT_SECONDS
 from tests.support.refusal import refused
 from txl_jax.data import archive as archives
 from txl_jax.data.archive import fetch
@@ -124,9 +126,16 @@ def hosted(wikitext: Archive, host: type[Host], tmp_path: Path) -> Archive:
 
 
 @pytest.fixture(autouse=True)
-def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archives, "PATIENCE_SECONDS", 0.2)
-    monkeypatch.setattr(archives, "FIRST_PAUSE_SECONDS", 0.01)
+def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Downloads in small chunks, by a clock that only the pauses move."""
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=sleep)
+    monkeypatch.setattr(archives, "time", clock)
+    monkeypatch.setattr(archives, "TIMEOUTS", (LIMIT_SECONDS, LIMIT_SECONDS))
     monkeypatch.setattr(archives, "CHUNK_BYTES", 64)
 
 
@@ -182,4 +191,5 @@ def test_failed_download_names_the_manual_folder(
     folder = manual(tmp_path).parent
     with refused(rf"{message}.*put wikitext-2-v1.zip \(or the files .*in {folder}"):
         get(replace(hosted, urls=(url,)), tmp_path)
+    assert len(host.ranges) == (4 if fault else 0), "pauses of 0.5, 1 and 2 s in 5 s"
     assert not list((tmp_path / "downloads").glob("*.zip*"))

@@ -1,12 +1,15 @@
-"""Reading ahead changes neither the batches nor how a run ends."""
+"""Prefetching changes neither the batches nor how a run ends."""
 
+import queue
 import threading
-import time
 from contextlib import closing
+from functools import partial
 
 import pytest
 
 from tests.data.reading import assert_same, positions
+from tests.support.processes import LIMIT_SECONDS
+from txl_jax.data import prefetch as module
 from txl_jax.data.prefetch import prefetch
 from txl_jax.data.streams import Position, Streams
 
@@ -32,24 +35,35 @@ def test_batches_are_those_of_the_function_from_any_position() -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 5])
-def test_it_is_ahead_by_its_depth_and_no_more(depth: int) -> None:
-    made: list[int] = []
-    full = threading.Event()
+def test_exactly_depth_batches_are_made_ahead(
+    depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: queue.Queue[int | str] = queue.Queue()
+
+    class Room(threading.Semaphore):
+        def acquire(self, *args: object) -> bool:  # type: ignore[override]
+            if not super().acquire(blocking=False):
+                events.put("waits")
+                super().acquire()
+            return True
 
     def make(position: int) -> tuple[str, int]:
-        made.append(position)
-        if len(made) == depth + 3:
-            full.set()
+        events.put(position)
         return count(position)
 
+    monkeypatch.setattr(module.threading, "Semaphore", Room)
     with closing(prefetch(make, 0, depth)) as ahead:
-        assert [next(ahead) for _ in range(3)] == [count(n) for n in range(3)]
-        assert full.wait(10)  # made while nobody waits for them
-        time.sleep(0.05)
-        assert made == list(range(depth + 3))
+        next_event = partial(events.get, timeout=LIMIT_SECONDS)
+        assert next(ahead) == count(0)
+        while next_event() != depth:
+            pass
+        assert next_event() == "waits"
+        for n in range(1, 4):
+            assert next(ahead) == count(n)
+            assert [next_event(), next_event()] == [depth + n, "waits"]
 
 
-def test_an_exception_comes_out_after_the_batches_before_it() -> None:
+def test_an_exception_is_raised_after_the_batches_before_it() -> None:
     def make(position: int) -> tuple[str, int]:
         if position == 2:
             raise OSError("the disk is gone")
@@ -61,22 +75,26 @@ def test_an_exception_comes_out_after_the_batches_before_it() -> None:
             next(ahead)
 
 
-def test_closing_waits_for_the_current_batch() -> None:
+def test_closing_waits_for_the_current_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     threads = set(threading.enumerate())
     began, go_on = threading.Event(), threading.Event()
 
     def make(position: int) -> tuple[str, int]:
         if position:
             began.set()
-            assert go_on.wait(10)
+            go_on.wait()
         return count(position)
 
     ahead = prefetch(make, 0)
-    assert next(ahead) == count(0) and began.wait(10)
+    assert next(ahead) == count(0) and began.wait()
     (thread,) = set(threading.enumerate()) - threads
-    assert thread.daemon, "a process ends without close"
-    timer = threading.Timer(0.05, go_on.set)
-    timer.start()
+    assert thread.daemon, "it keeps no process alive that does not close"
+    join = thread.join
+
+    def finish_and_join(seconds: float) -> None:
+        go_on.set()
+        join(LIMIT_SECONDS)
+
+    monkeypatch.setattr(thread, "join", finish_and_join)
     ahead.close()
     assert not thread.is_alive() and list(ahead) == []
-    timer.join()

@@ -2,15 +2,33 @@
 
 import datetime
 import json
+from types import SimpleNamespace
 
 import pytest
 
+from txl_jax.report import timing
 from txl_jax.report.timing import goodput
+
+NOW = datetime.datetime(2026, 11, 25, tzinfo=datetime.UTC)
+
+
+class Clock(datetime.datetime):
+    """A datetime whose current time is NOW."""
+
+    @classmethod
+    def now(cls, tz: datetime.tzinfo | None = None) -> "Clock":
+        """Returns NOW."""
+        return cls.fromisoformat(NOW.isoformat())
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped = SimpleNamespace(datetime=Clock, UTC=datetime.UTC)
+    monkeypatch.setattr(timing, "datetime", stopped)
 
 
 def ago(seconds: float) -> str:
-    now = datetime.datetime.now(datetime.UTC)
-    return (now - datetime.timedelta(seconds=seconds)).isoformat()
+    return (NOW - datetime.timedelta(seconds=seconds)).isoformat()
 
 
 TOTALS = {"update": 60, "input": 1, "compile": 9, "checkpoint": 2, "evaluation": 8}
@@ -24,10 +42,9 @@ def test_unaccounted_time_is_shutdown_and_restart(begun: int, shutdown: int) -> 
     starts = [{"time": ago(100)}, {"time": ago(begun)}]
     earlier = {"seconds": TOTALS | {"shutdown": 3, "restart": 7}}
     result = goodput([line], {"starts": starts, "goodput": earlier})
-    assert result["share"] == pytest.approx(0.6, rel=0.02)
-    assert result["wall_seconds"] == pytest.approx(100, rel=0.02)
+    assert (result["share"], result["wall_seconds"]) == (0.6, 100)
     rest = {"shutdown": shutdown, "restart": 20 - shutdown}
-    assert result["seconds"] == pytest.approx(TOTALS | rest, abs=2)
+    assert result["seconds"] == TOTALS | rest
 
 
 def test_a_run_without_updates_has_no_goodput() -> None:
