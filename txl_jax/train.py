@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 
-from txl_jax.aot.roofline import peak_flops
 from txl_jax.checkpoint import save_restore
 from txl_jax.checkpoint.manager import Checkpoints, open_checkpoints
 from txl_jax.checkpoint.save_restore import Snapshot
@@ -22,6 +21,7 @@ from txl_jax.metrics import bits
 from txl_jax.model.flops import needed_flops
 from txl_jax.model.segment import Segment
 from txl_jax.report.log import MetricsLog, say
+from txl_jax.report.peak import peak_flops
 from txl_jax.report.progress import Progress, waiting
 from txl_jax.report.tensorboard import Events, scalars
 from txl_jax.report.trace import Trace

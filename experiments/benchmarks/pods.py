@@ -5,26 +5,27 @@
 
 Each row is one command of `--mode=compile`, whose JSON becomes a line of pods.jsonl.
 Existing rows are not compiled again. --rows=N compiles at most N rows; --rows=0 only
-writes pods.md. No TPU is used: memory and collectives are those of the compiled
-programs, and times are bounds.
+writes pods.md. No TPU is used.
 """
 
-import argparse
 import json
-import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from experiments.benchmarks import record
-from experiments.benchmarks.pods_page import TITLES, cells, page
+from experiments.benchmarks.record import Row
 
 FOLDER = Path(__file__).parent
 LINES, PAGE = FOLDER / "pods.jsonl", FOLDER / "pods.md"
+TITLES = {
+    "fit": "The large models on large slices",
+    "published": "The published batch on more and more chips",
+    "weak": "8,192 tokens per chip",
+}
 # By the number of chips.
 V4 = {
     4: "v4:2x2x1",
@@ -45,8 +46,15 @@ def slices(kind: str) -> dict[int, str]:
     return {n: f"{kind}:{shape}" for n, shape in FLAT.items()}
 
 
+def wanted() -> Iterator[Row]:
+    """Yields the table, the experiment and the command of every row, by priority."""
+    for table, name, topology, flags in commands():
+        command = f"--mode=compile --topology={topology} --config={name} {flags}"
+        yield {"table": table, "experiment": name, "flags": command}
+
+
 def commands() -> Iterator[tuple[str, str, str, str]]:
-    """Yields (table, experiment, topology, flags) of every row, by priority."""
+    """Yields (table, experiment, topology, flags) of every row."""
     for kernel in ("xla", "tpu"):
         own = f"--config.model.kernel={kernel}"
         plain = f"{own} --config.eval.streams=128"
@@ -86,37 +94,90 @@ def commands() -> Iterator[tuple[str, str, str, str]]:
                 yield "weak", name, slices("v5e")[chips], flags
 
 
-def run(table: str, name: str, topology: str, flags: str) -> dict[str, Any]:
+def measure(row: Row) -> Row:
     """Runs one row's command, and returns its JSON or its error message."""
-    argv = ["--mode=compile", f"--topology={topology}", f"--config={name}"]
-    argv += shlex.split(flags)
-    row = {"table": table, "experiment": name, "flags": " ".join(argv)}
     row |= {"date": date.today().isoformat(), "libtpu": version("libtpu")}
-    program = [sys.executable, "-m", "txl_jax.main", *argv]
+    program = [sys.executable, "-m", "txl_jax.main", *row["flags"].split()]
     done = subprocess.run(program, capture_output=True, text=True)
     if done.returncode:
         return row | {"error": done.stderr.strip().splitlines()[-1]}
     return row | json.loads(done.stdout.splitlines()[-1])
 
 
+HEAD = (
+    *("experiment", "slice", "chips", "mesh", "kernel", "streams", "GiB of"),
+    *("GFLOPs a token", "collectives of an update", "compiled, s"),
+)
+
+
+def cells(row: Row) -> list[str]:
+    """Returns the cells of a row; one without a date is marked as older."""
+    name = f"`{row['experiment']}`" + ("" if "date" in row else " †")
+    if "error" in row:
+        topology = row["flags"].partition("--topology=")[2].split()[0]
+        return [name, topology, row["error"]]
+    mesh = " x ".join(str(size) for size in row["mesh"].values())
+    gib = f"{row['hbm_bytes'] / 2**30:.1f} of {row['hbm_capacity_bytes'] / 2**30:.1f}"
+    kept = row.get("remat_policy", "full" if row.get("remat") else "none")
+    remat = "" if kept == "none" else f", remat {kept}"
+    return [
+        *(name, row["topology"], str(row["chips"]), mesh),
+        f"{row['kernel']}, {row['dtype']}{remat}",
+        *(str(row["batch_size"]), gib + ("" if row["fits"] else ", does not fit")),
+        f"{row['flops_per_token'] / 1e9:.2f}",
+        ", ".join(
+            f"{each['count']} {kind} of {each['bytes'] / 1e6:,.0f} MB"
+            for kind, each in row.get("collectives", {}).items()
+        ),
+        f"{row['seconds_to_compile']:.0f}",
+    ]
+
+
+def page(rows: list[Row]) -> str:
+    """Returns the Markdown of all tables."""
+    lines = [INTRODUCTION]
+    for table, title in TITLES.items():
+        own = [row for row in rows if row["table"] == table]
+        own.sort(key=lambda row: (row["experiment"], row.get("chips", 0)))
+        lines += [f"## {title}", "", *record.table(HEAD, map(cells, own)), ""]
+    return "\n".join(lines)
+
+
+INTRODUCTION = """\
+# The published models on TPU slices
+
+Nothing on this page was measured. libtpu compiled each training step for the slice on a
+machine without a TPU; memory and collectives are those of the compiled programs.
+`python -m experiments.benchmarks.pods` writes this page; the full results, with each
+command, are in `pods.jsonl`. Those of 23 November 2026 and before also have bounds on
+the time of a step, which revision 5e7cffb computed.
+
+Columns: mesh is data x fsdp x model; streams are those of all chips; GiB are those of
+one device; FLOPs are those of matrix products that the mathematics needs; the bytes of
+collectives are those of whole arrays; compiled is the time on two cores that also ran
+other work and, for some rows, were suspended for minutes.
+
+All rows were made with libtpu 0.0.42.*, which jax[tpu] 0.10.2 installs. Its memory
+figures exceed those of 0.0.51: for a small step, 125 instead of 74 MB of temporaries
+and a peak of 213 instead of 204 MB. Both versions reject a step that does not fit. So a
+step that 0.0.42 accepted while stating more memory than the chip has just fits, and the
+stated figure is too large.
+
+Rows marked † are of an earlier version of the step, without the changes that
+`tpu_step.md` lists. Seven of them, `lm1b_large` without remat on 32 and 256 chips,
+except v5e:16x16, are older still: the last dimension of W_q, W_k, W_v and W_r was the
+head size instead of D. Marked rows of the last two tables have no evaluation step in
+`pods.jsonl`: their commands had a flag, removed since, that left it out.
+"""
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = record.plain_parser(__doc__)
     parser.add_argument("--only", default="", choices=["", *TITLES])
     parser.add_argument("--rows", type=int, default=1000)
     args = parser.parse_args()
-    known = {row["flags"] for row in record.read(LINES)}
-    left = args.rows
-    for table, name, topology, flags in commands():
-        wanted = f"--mode=compile --topology={topology} --config={name} {flags}"
-        if wanted in known or args.only not in ("", table) or not left:
-            continue
-        left -= 1
-        row = run(table, name, topology, flags)
-        record.append(LINES, row)
-        print(" | ".join(cells(row)), flush=True)
-    PAGE.write_text(page(record.read(LINES)), "utf-8")
+    rows = [row for row in wanted() if args.only in ("", row["table"])]
+    record.fill(LINES, PAGE, page, rows, measure, args.rows)
 
 
 if __name__ == "__main__":

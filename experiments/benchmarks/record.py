@@ -1,4 +1,4 @@
-"""The JSON line of a benchmark: its results and their provenance."""
+"""The JSON line of a benchmark, files of such rows, and the pages made from them."""
 
 import argparse
 import datetime
@@ -8,7 +8,7 @@ import os
 import platform
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from experiments.benchmarks.quiet import LoadedError, Timing, Watch
 from txl_jax.report.provenance import LIBRARIES, git_revision
 from txl_jax.runtime import allocator
 
+Row = dict[str, Any]
 Measure = Callable[[argparse.Namespace, Watch], dict[str, Any]]
 
 
@@ -28,11 +29,16 @@ def positive(text: str) -> int:
     return value
 
 
-def make_parser(description: str | None, repeats: int = 5) -> argparse.ArgumentParser:
-    """Returns a parser with the flags that all benchmarks share."""
-    parser = argparse.ArgumentParser(
+def plain_parser(description: str | None) -> argparse.ArgumentParser:
+    """Returns a parser whose help keeps the lines of the docstring."""
+    return argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+
+
+def make_parser(description: str | None, repeats: int = 5) -> argparse.ArgumentParser:
+    """Returns a parser with the flags that all comparisons share."""
+    parser = plain_parser(description)
     parser.add_argument(
         "--repeats", type=positive, default=repeats, help="repetitions of each program"
     )
@@ -77,7 +83,7 @@ def versions() -> dict[str, str]:
     return installed
 
 
-def read(path: Path) -> list[dict[str, Any]]:
+def read(path: Path) -> list[Row]:
     """Returns the rows of a .jsonl file; none if it does not exist."""
     rows = []
     for line in path.read_text("utf-8").splitlines() if path.exists() else ():
@@ -88,11 +94,41 @@ def read(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def append(path: Path, row: dict[str, Any]) -> None:
+def append(path: Path, row: Row) -> None:
     """Adds a row to a .jsonl file."""
     torn = path.exists() and not path.read_bytes().endswith(b"\n")
     with path.open("a", encoding="utf-8") as file:
         file.write("\n" * torn + json.dumps(row) + "\n")
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Returns the lines of a Markdown table; cells that a row lacks are empty."""
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for row in rows:
+        cells = [*row, *[""] * (len(head) - len(row))]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def fill(
+    lines: Path,
+    page: Path,
+    render: Callable[[list[Row]], str],
+    wanted: Iterable[Row],
+    measure: Callable[[Row], Row],
+    most: int = sys.maxsize,
+) -> None:
+    """Measures the wanted rows that a .jsonl file lacks, and writes the page of all.
+
+    A wanted row has the fields that identify it. At most `most` rows are measured.
+    """
+    for row in wanted:
+        if most and not any(row.items() <= each.items() for each in read(lines)):
+            most -= 1
+            append(lines, made := measure(row))
+            print(json.dumps(made)[:300], flush=True)
+            page.write_text(render(read(lines)), "utf-8")
+    page.write_text(render(read(lines)), "utf-8")
 
 
 def provenance() -> dict[str, Any]:

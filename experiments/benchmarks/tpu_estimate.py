@@ -40,12 +40,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-CHIPS = {
-    "v4": ("v4:2x2x1", {"chip_config_name": "megacore"}, 2),
-    "v5e": ("v5e:2x4", {}, 1),
-    "v5p": ("v5p:2x2x1", {}, 2),
-    "v6e": ("v6e:2x4", {}, 1),
-}
+CHIPS = {"v4": "v4:2x2x1", "v5e": "v5e:2x4", "v5p": "v5p:2x2x1", "v6e": "v6e:2x4"}
 SHAPES = (
     "22x8x64x512x512",
     "16x16x64x384x384",
@@ -54,14 +49,7 @@ SHAPES = (
     "60x10x41x150x150",
     "1x16x64x8192x8192",
 )
-# Without these, libtpu looks for the host of a TPU.
-ENVIRONMENT = {
-    "TPU_SKIP_MDS_QUERY": "1",
-    "TPU_ACCELERATOR_TYPE": "v5litepod-8",
-    "TPU_WORKER_HOSTNAMES": "localhost",
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-    "JAX_PLATFORMS": "cpu",
-}
+CORES = {"v4": 2, "v5p": 2}
 MIB = 2**20
 PER_TILE = 200  # the fewest bundles of a region that runs once per query tile
 
@@ -70,17 +58,16 @@ def compiled(row: dict[str, Any]) -> tuple[Any, Any]:
     """Returns the compiled attention of a row, and its blocks."""
     import jax
     import jax.numpy as jnp
-    from jax.experimental import topologies
 
+    from txl_jax.aot import chips
     from txl_jax.kernels import sharded, xla
     from txl_jax.kernels.hash import AttentionDropout
     from txl_jax.kernels.tpu import fused as tpu
 
     B, H, A, L, M = row["shape"]
     K = M + L
-    name, more, _ = CHIPS[row["chip"]]
-    topology = topologies.get_topology_desc(platform="tpu", topology_name=name, **more)
-    mesh = jax.sharding.Mesh(topology.devices[:1], ("x",))
+    devices = chips.find_devices(chips.find(CHIPS[row["chip"]]))
+    mesh = jax.sharding.Mesh(devices[:1], ("x",))
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
 
     def array(*shape: int, dtype: str = row["dtype"]) -> jax.ShapeDtypeStruct:
@@ -158,7 +145,7 @@ def scheduled(dump: str, blocks: Any, heads: int, chip: str) -> int:
     paths = Path(dump).glob("*rel_attention*final_bundles.txt")
     kernels = [path for path in paths if "schedule-analysis" not in path.name]
     each = sum(cycles_of_head(regions(path), blocks) for path in kernels)
-    return heads * each // CHIPS[chip][2]
+    return heads * each // CORES.get(chip, 1)
 
 
 def measure(row: dict[str, Any], dump: str) -> dict[str, Any]:
@@ -188,7 +175,7 @@ def measure(row: dict[str, Any], dump: str) -> dict[str, Any]:
 def run(row: dict[str, Any], schedule: bool) -> dict[str, Any]:
     """Measures a row in a new process, because libtpu reads its flags only once."""
     with tempfile.TemporaryDirectory() as folder:
-        environment = os.environ | ENVIRONMENT
+        environment = os.environ | {"JAX_PLATFORMS": "cpu"}
         dump = folder if schedule and row["kernel"] == "tpu" else ""
         if dump:
             flags = f"--xla_jf_dump_to={dump} --xla_jf_dump_llo_text=true"

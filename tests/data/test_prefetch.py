@@ -41,7 +41,7 @@ def test_exactly_depth_batches_are_made_ahead(
     events: queue.Queue[int | str] = queue.Queue()
 
     class Room(threading.Semaphore):
-        def acquire(self, *args: object) -> bool:  # type: ignore[override]
+        def acquire(self, *args: object) -> bool:
             if not super().acquire(blocking=False):
                 events.put("waits")
                 super().acquire()

@@ -7,16 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.benchmarks import (
-    compare,
-    gpus,
-    pods,
-    quiet,
-    record,
-    tpu_step,
-    training,
-    variants,
-)
+from experiments.benchmarks import compare, pods, quiet, record, training, variants
 from experiments.benchmarks.quiet import LoadedError, Watch
 from tests.project.conftest import EXPERIMENTS, Start
 from txl_jax import config as configs
@@ -56,8 +47,7 @@ def test_help_has_the_first_line_of_the_docstring(
 
 def test_flags_of_every_comparison_are_tested() -> None:
     compared = {name.partition(",")[0] for name in compare.PROGRAMS}
-    others = {"compare", "gpus", "input", "pods", "shakespeare"}
-    others |= {"tpu_estimate", "tpu_step", "training", "variants"}
+    others = {"compare", "pods", "tpu_estimate", "training", "variants"}
     programs = {name.partition(".")[2] for name in PROGRAMS if "benchmarks" in name}
     assert compared == set(FLAGS) == programs - others
 
@@ -153,19 +143,30 @@ def test_all_benchmarks_work(start: Start, capfd: pytest.CaptureFixture[str]) ->
 
 
 def test_pages_are_made_from_the_committed_rows() -> None:
-    assert gpus.PAGE.read_text("utf-8") == gpus.page()
-    for program in (pods, training, tpu_step, variants):
+    for program in (pods, training, variants):
         rows = record.read(program.LINES)
         assert program.PAGE.read_text("utf-8") == program.page(rows)
 
 
-def test_an_incomplete_row_is_ignored(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    assert record.read(path) == []
-    record.append(path, {"a": 1})
-    path.write_text(path.read_text("utf-8") + '{"a": ', "utf-8")
-    record.append(path, {"a": 2})
-    assert record.read(path) == [{"a": 1}, {"a": 2}]
+def test_only_missing_rows_are_measured(tmp_path: Path) -> None:
+    """Half a row, after a kill, is missing and spoils no other."""
+    lines, page = tmp_path / "rows.jsonl", tmp_path / "page.md"
+    measured = []
+
+    def measure(row: record.Row) -> record.Row:
+        measured.append(row["a"])
+        return row | {"b": 0}
+
+    def fill(most: int) -> list[record.Row]:
+        wanted = [{"a": n} for n in range(4)]
+        record.fill(lines, page, lambda rows: str(len(rows)), wanted, measure, most)
+        assert page.read_text() == str(len(record.read(lines)))
+        return record.read(lines)
+
+    assert record.read(lines) == [] and fill(0) == []
+    assert fill(2) == [{"a": 0, "b": 0}, {"a": 1, "b": 0}]
+    lines.write_text(lines.read_text("utf-8") + '{"a": 2', "utf-8")
+    assert [row["a"] for row in fill(9)] == measured == [0, 1, 2, 3]
 
 
 def test_variants_are_configs() -> None:
@@ -186,10 +187,3 @@ def test_tuned_options_are_options() -> None:
             for option in (*each, f"sweep={sweep}={values}", "streams=1"):
                 configs.override(config, *f"eval.{option}".split("=", 1))
             configs.parse(config)
-
-
-@pytest.mark.parametrize(("streams", "turns"), [(4, 1), (32, 4.66), (128, 17.74)])
-def test_blocks_of_rare_tokens(streams: int, turns: float) -> None:
-    row = {"part": "step", "experiment": "wt103_large", "kernel": "tpu"}
-    config = tpu_step.read(row | {"streams": streams})
-    assert tpu_step.rare_turns(config) == pytest.approx(turns, abs=0.01)

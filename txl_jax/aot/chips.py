@@ -1,4 +1,4 @@
-"""Chips and slices, with the source of each number; GPUs are those of `gpus`.
+"""Chips and slices, with the memory of each; GPUs are those of `gpus`.
 
 Chips, cores and devices differ. A TPU chip of v3, v4 or v5p has two cores. On v3 each
 core is a device with half of the chip's memory; on v4 and v5p both cores are one device
@@ -20,43 +20,26 @@ GIB = 2**30
 
 
 class Chip(NamedTuple):
-    """One chip with all its cores, in FLOPs and bytes per second; hbm is in bytes.
+    """One chip with all its cores.
 
-    flops, hbm_bandwidth: Google's page of the chip, cloud.google.com/tpu/docs/v4 and so
-    on (peak compute in bfloat16; HBM bandwidth), read in November 2026.
-    link: one direction of one interconnect link, from the table "ICI BW/link" of
-    Austin et al. 2025, How to Scale Your Model, jax-ml.github.io/scaling-book/tpus.
-    hbm: the limit that libtpu 0.0.51 reports for a program that exceeds it, slightly
-    less than the chip's memory.
-    network: what a chip may send to other slices: the rate of its host's network
-    interfaces (Google's pages of v5e and v6e; v5p as in the book, v4 assumed equal)
-    divided by the host's chips; 0 = the chip has no multislice.
-    wraps: an axis of the slice is a ring if its length is a multiple of this number
-    (the same page of the book, and Google's pages of v4 and v5p); 0 = a switch.
+    hbm: bytes; the limit that libtpu 0.0.51 reports for a program that exceeds it,
+    slightly less than the chip's memory.
     """
 
-    flops: float
     hbm: float
-    hbm_bandwidth: float
-    link: float
-    network: float
     axes: int
-    wraps: int
+    multislice: bool
     cores: int = 1
-    devices: int = 1  # of jax
     config: str = ""  # of libtpu, which has several for v4
 
 
 CHIPS = {
-    "v3": Chip(123e12, 15.48 * GIB, 900e9, 1e11, 0, 2, 32, 2, 2),
-    "v4": Chip(275e12, 30.75 * GIB, 1200e9, 4.5e10, 6.25e9, 3, 4, 2, config="megacore"),
-    "v5e": Chip(197e12, 15.75 * GIB, 819e9, 4.5e10, 3.125e9, 2, 16),
-    "v5p": Chip(459e12, 95.73 * GIB, 2765e9, 9e10, 6.25e9, 3, 4, 2),
-    "v6e": Chip(918e12, 31.24 * GIB, 1638e9, 9e10, 12.5e9, 2, 16),
-} | {
-    name: Chip(gpu.flops, gpu.usable, gpu.bandwidth, gpu.link, 0, 1, 0)
-    for name, gpu in gpus.GPUS.items()
-}
+    "v3": Chip(15.48 * GIB, 2, False, 2),
+    "v4": Chip(30.75 * GIB, 3, True, 2, config="megacore"),
+    "v5e": Chip(15.75 * GIB, 2, True),
+    "v5p": Chip(95.73 * GIB, 3, True, 2),
+    "v6e": Chip(31.24 * GIB, 2, True),
+} | {name: Chip(gpu.usable, 1, False) for name, gpu in gpus.GPUS.items()}
 
 
 class Slices(NamedTuple):
@@ -64,22 +47,13 @@ class Slices(NamedTuple):
 
     name: str  # of one block
     chip: Chip
-    shape: tuple[int, ...]  # of one block
-    slices: int = 1
+    chips: int  # of all blocks
+    slices: int
 
     @property
-    def chips(self) -> int:
-        """The number of chips in all slices."""
-        return self.slices * math.prod(self.shape)
-
-    def bandwidth(self, axis: int) -> float:
-        """Returns the bytes per second that a chip sends along one axis.
-
-        A ring uses both directions of the link at once, a line only one.
-        """
-        wraps = self.chip.wraps
-        rings = wraps and self.shape[axis] % wraps == 0
-        return self.chip.link * (2 if rings else 1)
+    def are_tpus(self) -> bool:
+        """Whether the chips are TPUs, not GPUs."""
+        return self.name.partition(":")[0] not in gpus.GPUS
 
 
 def _block(kind: str, number: str) -> str:
@@ -98,7 +72,7 @@ def _block(kind: str, number: str) -> str:
 def find(name: str, count: int = 1) -> Slices:
     """Returns `count` slices of a topology name: "v4:4x4x8" is 128 chips of v4.
 
-    "h100:8" is 8 GPUs on one board, in the place that jax gives them: 1 x 1 x 8.
+    "h100:8" is 8 GPUs on one board.
     """
     kind, _, sizes = name.partition(":")
     if accelerator := re.fullmatch(r"(v3|v4|v5litepod|v5p|v6e)-(\d+)", name):
@@ -118,16 +92,10 @@ def find(name: str, count: int = 1) -> Slices:
             f"compile.topology = {name!r}: give {chip.axes} lengths for a slice of "
             f"{kind}, such as {kind}:{'x'.join('4' * chip.axes)}"
         )
-    if count > 1 and not chip.network:
+    if count > 1 and not chip.multislice:
         raise UserError(f"compile.slices = {count}: {kind} has one slice only")
-    shape = tuple(map(int, sizes.split("x")))
-    return Slices(name, chip, (1, 1, *shape) if kind in gpus.GPUS else shape, count)
+    return Slices(name, chip, count * math.prod(map(int, sizes.split("x"))), count)
 
-
-KINDS = {  # by jax's name of a device's kind
-    **{"TPU v3": "v3", "TPU v4": "v4", "TPU v5": "v5p", "TPU v5p": "v5p"},
-    **{"TPU v5 lite": "v5e", "TPU v5e": "v5e", "TPU v6 lite": "v6e", "TPU v6e": "v6e"},
-}
 
 # Without these, libtpu looks for the host of a TPU.
 ENVIRONMENT = {
@@ -143,8 +111,8 @@ def find_devices(tpus: Slices) -> list[Any]:
 
     Raises UserError if the compiler, libtpu or XLA:GPU, is missing or rejects them.
     """
-    if (kind := tpus.name.partition(":")[0]) in gpus.GPUS:
-        return gpus.find_devices(kind, tpus.chips)
+    if not tpus.are_tpus:
+        return gpus.find_devices(tpus.name.partition(":")[0], tpus.chips)
     if importlib.util.find_spec("libtpu") is None:
         raise UserError(
             "compiling for TPUs needs libtpu, their compiler: pip install 'jax[tpu]'"

@@ -25,9 +25,7 @@ NVLINK = 8  # GPUs that an HGX board joins by NVLink switches
 class Gpu(NamedTuple):
     """One GPU of the SXM form, in bytes, bytes per second and GHz.
 
-    flops, link: dense bfloat16 products, and one direction of all NVLinks together, as
-    NVIDIA states them for A100, H100, H200 and HGX B200. The other numbers: the
-    descriptions of these GPUs in the compiler's repository, openxla/xla, folder
+    From the descriptions in the compiler's repository, openxla/xla, folder
     xla/backends/gpu/target_config/specs (a100_sxm_80, h100_sxm, h200 and b200), read in
     November 2026.
     """
@@ -41,8 +39,6 @@ class Gpu(NamedTuple):
     cache: int  # level 2
     memory: int
     bandwidth: int
-    flops: float
-    link: float
 
     @property
     def usable(self) -> float:
@@ -75,19 +71,13 @@ HOPPER = (9, 132, 128, 1.98, 233_472, 52_428_800)
 GPUS = {
     "a100": Gpu(
         *("NVIDIA A100-SXM4-80GB", 8, 108, 64, 1.41, 167_936, 41_943_040),
-        *(85_100_068_864, 2_039_040_000_000, 312e12, 3e11),
+        *(85_100_068_864, 2_039_040_000_000),
     ),
-    "h100": Gpu(
-        *("NVIDIA H100 80GB HBM3", *HOPPER),
-        *(84_942_979_072, 3_352_320_000_000, 989e12, 4.5e11),
-    ),
-    "h200": Gpu(
-        *("NVIDIA H200 141GB HBM3e", *HOPPER),
-        *(151_397_597_184, 4_800_000_000_000, 989e12, 4.5e11),
-    ),
+    "h100": Gpu("NVIDIA H100 80GB HBM3", *HOPPER, 84_942_979_072, 3_352_320_000_000),
+    "h200": Gpu("NVIDIA H200 141GB HBM3e", *HOPPER, 151_397_597_184, 4_800_000_000_000),
     "b200": Gpu(
         *("NVIDIA B200", 10, 148, 128, 1.965, 233_472, 132_644_864),
-        *(191_514_411_008, 7_672_320_000_000, 2250e12, 9e11),
+        *(191_514_411_008, 7_672_320_000_000),
     ),
 }
 

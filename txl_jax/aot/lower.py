@@ -23,17 +23,13 @@ from txl_jax.sharding.rules import sharding
 
 
 class Compiled(NamedTuple):
-    """A compiled step, or one that does not fit; bytes are of one device's HBM."""
+    """A compiled step; bytes are of one device's HBM."""
 
-    text: str  # the compiled program, "" if it does not fit
+    fits: bool
     bytes: int
     seconds: float  # of compilation
+    text: str = ""  # the compiled program; libtpu makes none that does not fit
     aliased: int = 0  # bytes of results that reuse the memory of arguments
-
-    @property
-    def fits(self) -> bool:
-        """Whether the device has enough memory."""
-        return bool(self.text)
 
 
 def abstract_segments(mesh: Mesh, S: int, B: int, L: int) -> Segment:
@@ -74,15 +70,14 @@ def compile_step(mesh: Mesh, step: Any, *args: Any) -> Compiled:
         wanted = memory_wanted(str(error))
         if not wanted:
             raise
-        return Compiled("", wanted, time.perf_counter() - started)
+        return Compiled(False, wanted, time.perf_counter() - started)
     seconds = time.perf_counter() - started
     use = program.memory_analysis()
     aliased = use.alias_size_in_bytes
     size = use.argument_size_in_bytes + use.output_size_in_bytes - aliased
     size += use.temp_size_in_bytes + use.generated_code_size_in_bytes
-    if size > gpus.limit(mesh.devices.flat[0].device_kind):
-        return Compiled("", size, seconds, aliased)
-    return Compiled(text_of(program), size, seconds, aliased)
+    fits = size <= gpus.limit(mesh.devices.flat[0].device_kind)
+    return Compiled(fits, size, seconds, text_of(program), aliased)
 
 
 @contextlib.contextmanager

@@ -17,9 +17,6 @@ class CompileConfig:
     # The number of streams per chip, which sets train.batch_size. 0 keeps
     # train.batch_size, and -1 takes the most that fit, up to 512.
     streams_per_chip: int = at_least(-1, 0)
-    # Finds the remat policy, the mesh and, unless it is given, the number of streams
-    # with the most tokens per second.
-    search: bool = False
     # The mesh to compile for: "config" is the configured one, "auto" the one with the
     # fewest shards that fits.
     mesh: str = one_of(("config", "auto"), "config")

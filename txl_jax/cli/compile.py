@@ -1,20 +1,20 @@
-"""The mode `compile`: memory and speed bounds on absent TPUs or GPUs."""
+"""The mode `compile`: the memory and the exchanges of steps on absent TPUs or GPUs."""
 
-from collections.abc import Callable
 from typing import Any
 
 from txl_jax.aot import chips
-from txl_jax.aot.estimate import Work, estimate
+from txl_jax.aot.hlo import Program, collectives, largest_arrays
 from txl_jax.aot.lower import Compiled
 from txl_jax.cli import steps
 from txl_jax.cli.steps import replace
 from txl_jax.config import Config
 from txl_jax.errors import UserError
 from txl_jax.evaluate.options import evaluation_model
+from txl_jax.model.flops import needed_flops
 from txl_jax.report.log import say
 from txl_jax.workdir.fit import fit_mesh
 
-MOST_STREAMS = 512  # per chip, where a search ends: a tiny model would never fill it
+MOST_STREAMS = 512  # per chip, where the search ends: a tiny model would never fill it
 
 
 def run(config: Config) -> dict[str, Any]:
@@ -22,117 +22,91 @@ def run(config: Config) -> dict[str, Any]:
     options = config.compile
     tpus = chips.find(options.topology, options.slices)
     devices = chips.find_devices(tpus)
-    choose = search_policies if options.search else compile_one
-    config, result = choose(steps.find_vocab(config), devices, tpus)
-    if not result["fits"]:
-        result["knobs"] = knobs(config, tpus)
-    lengths = config.eval.streams, config.eval.tgt_len, config.eval.ext_len
-    work = Work(evaluation_model(config.model, config.eval), *lengths, False)
-    try:
-        done = steps.compile_evaluation(config, devices)
-        cost = estimate(tpus, fit_mesh(config, devices), done, work)
-        result["evaluation"] = {"streams": config.eval.streams, **cost}
-    except UserError as error:
-        result["evaluation"] = {"error": str(error)}
-    for line in table(result):
-        say(line)
-    if not tpus.chip.wraps:
-        say("times are rough: without a GPU, XLA:GPU neither tunes nor fuses products")
-    return result
-
-
-def compile_one(
-    config: Config, devices: list[Any], tpus: chips.Slices, first: int = 1
-) -> tuple[Config, dict[str, Any]]:
-    """Returns the config with the mesh and streams of `compile`, and its costs.
-
-    first: the number of streams per chip that a search for the most tries first.
-    """
-    streams = config.compile.streams_per_chip
-    if streams < 0:
-        config, done = largest_batch(config, devices, tpus, first)
-    else:
-        size = streams * tpus.chips or config.train.batch_size
-        config = replace(config, "train", batch_size=size)
-        config, done = steps.compile_on_mesh(config, devices)
-    return config, describe(config, devices, tpus, done)
-
-
-def describe(
-    config: Config, devices: list[Any], tpus: chips.Slices, done: Compiled
-) -> dict[str, Any]:
-    """Returns the slice, the mesh, and the costs of a compiled training step."""
-    mesh, model, train = fit_mesh(config, devices), config.model, config.train
-    lengths = train.batch_size, train.tgt_len, train.ext_len
+    config, done = compile_train(steps.find_vocab(config), devices, tpus)
+    model, train = config.model, config.train
+    B, L, width = train.batch_size, train.tgt_len, train.ext_len + train.tgt_len
+    flops = needed_flops(model, B, width, True) / (B * L)
     updates = train.updates_of_call(config.checkpoint.every_steps)
-    repeats = train.batch_chunk, train.segments_per_update, updates
-    return {
+    result = {
         "topology": tpus.name,
         "slices": tpus.slices,
         "chips": tpus.chips,
         "cores": tpus.chips * tpus.chip.cores,
         "devices": len(devices),
-        "mesh": dict(mesh.shape),
+        "mesh": dict(fit_mesh(config, devices).shape),
         "kernel": model.kernel,
         "dtype": model.dtype,
         "remat_policy": model.remat_policy,
-        "batch_size": train.batch_size,
-        "streams_per_chip": train.batch_size / tpus.chips,
-        **estimate(tpus, mesh, done, Work(model, *lengths, True, *repeats)),
+        "batch_size": B,
+        "streams_per_chip": B / tpus.chips,
+        **costs(tpus, done, flops, updates),
     }
+    if not done.fits:
+        result["knobs"] = knobs(config, tpus)
+    try:
+        done = steps.compile_evaluation(config, devices)
+        model, each = evaluation_model(model, config.eval), config.eval
+        B, L, width = each.streams, each.tgt_len, each.ext_len + each.tgt_len
+        flops = needed_flops(model, B, width, False) / (B * L)
+        result["evaluation"] = {"streams": B, **costs(tpus, done, flops)}
+    except UserError as error:
+        result["evaluation"] = {"error": str(error)}
+    for line in table(result):
+        say(line)
+    return result
 
 
-def search_policies(
+def costs(
+    tpus: chips.Slices, done: Compiled, flops_per_token: float, updates: int = 1
+) -> dict[str, Any]:
+    """Returns the memory of a step on a device, and its exchanges in an update."""
+    result: dict[str, Any] = {
+        "fits": done.fits,
+        "hbm_bytes": done.bytes,
+        "hbm_capacity_bytes": int(tpus.chip.hbm),
+        "seconds_to_compile": round(done.seconds, 1),
+        "flops_per_token": flops_per_token,
+    }
+    if not done.fits:
+        result["exceeds_by_bytes"] = int(done.bytes - tpus.chip.hbm)
+    if done.text:
+        program = Program(done.text)
+        totals: dict[str, dict[str, int]] = {}
+        for kind, size, times in collectives(program):
+            total = totals.setdefault(kind, {"count": 0, "bytes": 0})
+            total["count"] += times
+            total["bytes"] += times * size
+        result["collectives"] = {
+            kind: {name: round(amount / updates) for name, amount in total.items()}
+            for kind, total in totals.items()
+        }
+        result["largest_arrays"] = [x._asdict() for x in largest_arrays(program)]
+    return result
+
+
+def compile_train(
     config: Config, devices: list[Any], tpus: chips.Slices
-) -> tuple[Config, dict[str, Any]]:
-    """Returns the fastest config that fits, and its costs, with those of each policy.
-
-    For each remat policy: the least split mesh on which any streams fit, and the most
-    streams that fit there, or compile.streams_per_chip. The fastest has the most tokens
-    per second without overlap of products, memory traffic and exchanges.
-    """
-    streams, unit = config.compile.streams_per_chip or -1, config.train.batch_chunk
-    config = replace(config, "compile", streams_per_chip=streams, mesh="auto")
-    fitting: list[tuple[float, Config, dict[str, Any]]] = []
-    for policy in ("none", "dots", "full"):
-        tried = replace(config, "model", remat_policy=policy)
-        try:
-            tried, costs = compile_one(tried, devices, tpus)
-            if not costs["fits"]:
-                raise UserError(f"out of memory on {tpus.name}")
-        except UserError as error:
-            say(f"remat_policy = {policy}: {error}")
-            continue
-        rate = costs["tokens_per_second"]["no_overlap"]
-        fitting.append((rate, tried, costs))
-        say(f"remat_policy = {policy}: at least {rate:,.0f} tokens per second")
-        if streams < 0 and costs["streams_per_chip"] > MOST_STREAMS - unit:
-            break  # policies that keep less would fit no more streams
-    if not fitting:
-        raise UserError(
-            f"no remat policy and mesh fit on {tpus.name}: use a larger slice, or "
-            "--config.model.dtype=bfloat16"
-        )
-    _, config, result = max(fitting, key=lambda each: each[0])
-    names = "remat_policy mesh streams_per_chip hbm_bytes tokens_per_second".split()
-    candidates = [{name: costs[name] for name in names} for *_, costs in fitting]
-    return config, {**result, "candidates": candidates}
+) -> tuple[Config, Compiled]:
+    """Returns the config with the mesh and the streams of `compile`, and its step."""
+    streams = config.compile.streams_per_chip
+    if streams < 0:
+        return largest_batch(config, devices, tpus)
+    size = streams * tpus.chips or config.train.batch_size
+    return steps.compile_on_mesh(replace(config, "train", batch_size=size), devices)
 
 
 def largest_batch(
-    config: Config, devices: list[Any], tpus: chips.Slices, first: int = 1
+    config: Config, devices: list[Any], tpus: chips.Slices
 ) -> tuple[Config, Compiled]:
     """Returns the config with the most streams per chip that fit, and its step.
 
-    The search begins with `first` streams per chip. compile.mesh = "auto" chooses the
-    mesh for the fewest streams, so it begins with them. At most MOST_STREAMS are tried.
+    They are found by bisection, up to MOST_STREAMS. The mesh of compile.mesh = "auto"
+    is that of the fewest streams.
     """
     unit = config.train.batch_chunk
-    first = max(first // unit, 1) if config.compile.mesh == "config" else 1
-    fitting: dict[int, tuple[Config, Compiled]] = {}
-
-    def fits(count: int) -> tuple[bool, int]:
-        nonlocal config
+    fitting = None
+    low, count, high = 0, 1, max(MOST_STREAMS // unit, 1) + 1
+    while high - low > 1:
         config = replace(config, "train", batch_size=count * unit * tpus.chips)
         config, done = steps.compile_on_mesh(config, devices)
         config = replace(config, "compile", mesh="config")  # the same from now on
@@ -140,51 +114,22 @@ def largest_batch(
         room = f"{gib(done.bytes)} of {gib(tpus.chip.hbm)}"
         say(f"{count * unit} streams per chip {verb}: {room}")
         if done.fits:
-            fitting[count] = config, done
-        return done.fits, done.bytes
-
-    most = max(MOST_STREAMS // unit, 1)
-    count = search(fits, tpus.chip.hbm, most, first)
-    if not count:
+            low, fitting = count, (config, done)
+        else:
+            high = count
+        count = (low + high) // 2
+    if not fitting:
         raise UserError(
             f"not even {unit} streams per chip fit on {tpus.name} with mesh.model = "
             f"{max(config.mesh.model, 1)}: {knobs(config, tpus)}"
         )
-    return fitting[count]
-
-
-def search(
-    fits: Callable[[int], tuple[bool, int]], capacity: float, most: int, first: int = 1
-) -> int:
-    """Returns the greatest count up to `most` that fits; 0 if none does.
-
-    fits(count) is (True, bytes); `first` is tried first. Bytes grow about linearly with
-    the count, so the next guess is where the line through the two newest trials meets
-    the capacity. A program may be accepted although it states more bytes than the
-    capacity, and the reverse: where the line contradicts the newest trial, steps of 1,
-    2, 4, ... replace it.
-    """
-    low, high = 0, most + 1  # low fits, high does not or is not tried
-    count, step, last, before = min(first, most), 1, 0, 0
-    while high - low > 1:
-        good, size = fits(count)
-        low, high = (count, high) if good else (low, count)
-        slope = max((size - before) / (count - last), 1)
-        last, before = count, size
-        guess = int(count + (capacity - size) / slope)
-        if good == (guess > count):
-            step = 1
-        else:
-            guess = count + step if good else count - step
-            step *= 2
-        count = min(max(guess, low + 1), high - 1)
-    return low
+    return fitting
 
 
 def knobs(config: Config, tpus: chips.Slices) -> str:
     """Returns flags that lower the memory use."""
     model = config.model
-    fused = "tpu" if tpus.chip.wraps else "chunked"
+    fused = "tpu" if tpus.are_tpus else "chunked"
     einsum = model.kernel == "xla" and model.position == "transformer_xl"
     flags = {
         "model.remat_policy=full": model.remat_policy != "full",
@@ -213,24 +158,18 @@ def table(result: dict[str, Any]) -> list[str]:
             lines.append(f"{name:>12}  {step['error']}")
             continue
         room = f"{gib(step['hbm_bytes'])} of {gib(step['hbm_capacity_bytes'])}"
-        if not step["fits"]:
+        if step["fits"]:
+            lines.append(f"{name:>12}  fits: {room}")
+        else:
             over = gib(step["exceeds_by_bytes"])
             lines.append(f"{name:>12}  out of memory: {room}, {over} too much")
-            continue
-        lines.append(f"{name:>12}  fits: {room}; limit: {step['limit']}")
-        for label, field, scale, unit in (
-            ("time of a step", "step_seconds", 1e3, "ms"),
-            ("tokens per second", "tokens_per_second", 1, ""),
-            ("utilisation", "utilisation", 100, "%"),
-        ):
-            low, high = sorted(value * scale for value in step[field].values())
-            lines.append(f"{label:>28}  {low:,.2f} to {high:,.2f} {unit}")
-        for kind, each in step["collectives"].items():
+        for kind, each in step.get("collectives", {}).items():
             total = f"{each['count']} of {each['bytes'] / 1e6:,.1f} MB in total"
             lines.append(f"{kind:>28}  {total}")
-        if result["slices"] > 1:
-            share = f"{step['cross_slice_share']:.0%} of a step without overlap"
-            lines.append(f"{'data-center network':>28}  {share}")
+        for array in step.get("largest_arrays", ()):
+            *_, origin = array["op_name"].rsplit("closed_call/", 1)
+            size = f"{array['bytes'] / 2**20:,.1f} MiB"
+            lines.append(f"{size:>28}  {array['shape']} {origin}")
     if "knobs" in result:
         lines.append(f"{'':>12}  {result['knobs']}")
     return lines

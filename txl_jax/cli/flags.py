@@ -43,7 +43,7 @@ MODES = {
     ),
     "export": Mode("Writes the model to one file.", "convert"),
     "compile": Mode(
-        "Compiles for TPUs without TPUs: memory use and speed bounds.", "compile"
+        "Compiles for TPUs without TPUs: memory use and collectives.", "compile"
     ),
     "table": Mode(
         "Trains and compares the rows of the paper's Tables 6, 7 or 10.", "table", True

@@ -83,8 +83,8 @@ def count_flops(config: ModelConfig, B: int, L: int, W: int) -> dict[str, float]
 
     def head(read: int, predicted: int) -> float:
         """Returns the FLOPs of embedding `read` and scoring `predicted` tokens."""
-        embedded, *_ = vocabulary_products(config, read)
-        both, _, scored = vocabulary_products(config, predicted)
+        embedded, _ = vocabulary_products(config, read)
+        both, scored = vocabulary_products(config, predicted)
         return float(embedded / 2 + both / 2 + scored)
 
     seen = np.full(L, W) if config.same_length else W + 1 + np.arange(L)

@@ -12,26 +12,17 @@ import jax.numpy as jnp
 
 from experiments.benchmarks import record
 from experiments.benchmarks.chip.timing import memory_bytes, seconds_of
-from txl_jax.aot import chips, gpus, roofline
+from txl_jax.aot import gpus
+from txl_jax.report.peak import known_peak
 from txl_jax.runtime.programs import usable_cores
 
-
-def attached(devices: list[Any]) -> chips.Slices | None:
-    """Returns the slices of the devices; None unless they are TPUs of a known kind."""
-    if (kind := chips.KINDS.get(devices[0].device_kind)) is None:
-        return None
-    axes = zip(*(device.coords for device in devices), strict=True)
-    lengths = [len(set(axis)) for axis in axes][: chips.CHIPS[kind].axes]
-    count = len({getattr(device, "slice_index", 0) for device in devices})
-    return chips.find(f"{kind}:{'x'.join(map(str, lengths))}", count)
-
-
-def find_slices(devices: list[Any]) -> chips.Slices | None:
-    """Returns what `--mode=compile` knows of the devices; None if it is nothing."""
-    for name, gpu in gpus.GPUS.items():
-        if gpu.kind == devices[0].device_kind and len(devices) <= gpus.NVLINK:
-            return chips.find(f"{name}:{len(devices)}")
-    return attached(devices)
+# Bytes per second of a device's memory as specified, read in November 2026: Google's
+# page of each chip, of which a device of v3 is half, and the GPUs' descriptions.
+BANDWIDTH = {
+    **{"TPU v3": 450e9, "TPU v4": 1200e9, "TPU v5 lite": 819e9, "TPU v5": 2765e9},
+    **{"TPU v6 lite": 1638e9},
+    **{gpu.kind: gpu.bandwidth for gpu in gpus.GPUS.values()},
+}
 
 
 def find_torch(platform: str) -> str:
@@ -60,16 +51,14 @@ def measure(part: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yields the facts, then also the peaks, of one device."""
     devices = jax.devices()
     kind, platform = devices[0].device_kind, devices[0].platform
-    slices = find_slices(devices)
     facts: dict[str, Any] = {
         "device_kind": kind,
         "platform": platform,
         "count": len(devices),
         "processor": processor(),
         "memory_bytes": memory_bytes(),
-        "known_flops": roofline.known_peak(kind),
-        "known_bandwidth": slices.chip.hbm_bandwidth if slices else 0,
-        "topology": slices.name if slices else "",
+        "known_flops": known_peak(kind),
+        "known_bandwidth": BANDWIDTH.get(kind, 0),
         "torch": find_torch(platform),
         "versions": record.versions(),
     }

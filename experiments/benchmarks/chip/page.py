@@ -1,10 +1,9 @@
 """The Markdown page of a first contact, ready to be sent."""
 
 import shlex
-from collections.abc import Iterable
 from typing import Any
 
-from experiments.benchmarks import gpus, record
+from experiments.benchmarks import record
 from experiments.benchmarks.chip import plan, rows
 from experiments.benchmarks.quiet import MOST_LOAD
 
@@ -12,15 +11,9 @@ Row = dict[str, Any]
 GIB = 2**30
 
 
-def table(head: str, lines: Iterable[list[str]]) -> list[str]:
+def table(head: str, lines: list[list[str]]) -> list[str]:
     """Returns a Markdown table, or a line that there is nothing; `head` has commas."""
-    names = head.split(", ")
-    body = [f"| {' | '.join(cells)} |" for cells in lines]
-    return (
-        [f"| {' | '.join(names)} |", "|---" * len(names) + "|", *body]
-        if body
-        else ["Nothing was measured."]
-    )
+    return record.table(head.split(", "), lines) if lines else ["Nothing was measured."]
 
 
 def number(value: float, unit: str = "") -> str:
@@ -79,25 +72,7 @@ def check_lines(found: list[Row]) -> list[str]:
     return table(columns, lines)
 
 
-def compiled_ahead(row: Row, topology: str) -> str:
-    """Returns the memory of the same step in gpus.jsonl, if it was compiled there."""
-    name = {"topology": topology, "experiment": row["experiment"], "most": False}
-    same = [each for each in record.read(gpus.LINES) if name.items() <= each.items()]
-    same = [x for x in same if x.get("batch_size") == row["result"]["streams"]]
-    same = [x for x in same if row["kernel"] in ("auto", x["kernel"])]
-    return " or ".join(f"{x['hbm_bytes'] / GIB:.1f} `{x['kernel']}`" for x in same)
-
-
-def predicted(result: Row) -> str:
-    """Returns the bounds of `--mode=compile` on an update's time or on tokens/s."""
-    each = result.get("predicted") or {}
-    if "utilisation" not in each:
-        return each.get("error", "")
-    low, high = sorted(each["utilisation"].values())
-    return f"{low:.0%} to {high:.0%} ({each['limit']})"
-
-
-def train_lines(found: list[Row], topology: str) -> list[str]:
+def train_lines(found: list[Row]) -> list[str]:
     """Returns the speed and memory of training steps."""
     lines = []
     for row in found:
@@ -109,7 +84,6 @@ def train_lines(found: list[Row], topology: str) -> list[str]:
         if "tokens_per_second" not in result:
             lines.append([*cells, str(result.get("streams", "")), row["error"]])
             continue
-        ahead = "" if most else compiled_ahead(row, topology)
         lines.append(
             [
                 *cells,
@@ -117,15 +91,13 @@ def train_lines(found: list[Row], topology: str) -> list[str]:
                 number(1e3 * result["update_seconds"], "ms"),
                 number(result["tokens_per_second"]),
                 f"{result['mfu']:.1%}",
-                predicted(result),
-                f"{result['bytes'] / GIB:.1f}" + (f" ({ahead})" if ahead else ""),
+                f"{result['bytes'] / GIB:.1f}",
                 f"{result['peak_bytes'] / GIB:.1f}" if result["peak_bytes"] else "",
                 "{:.2f} to {:.2f}".format(*result["loss"]),
             ]
         )
-    head = "config, streams x tokens, update, tokens/s, MFU, by `--mode=compile`, "
-    lines = [[*each, *[""] * (9 - len(each))] for each in lines]
-    return table(f"{head}GiB by the compiler, GiB at most, loss in nats", lines)
+    head = "config, streams x tokens, update, tokens/s, MFU, GiB by the compiler, "
+    return table(f"{head}GiB at most, loss in nats", lines)
 
 
 def reading_lines(found: list[Row]) -> list[str]:
@@ -147,11 +119,9 @@ def reading_lines(found: list[Row]) -> list[str]:
                 str(result.get("mem_len", "")),
                 row["error"] if rate == "0" else rate,
                 share,
-                predicted(result),
             ]
         )
-    head = "config, task, streams, memory, tokens/s, share, MFU by `--mode=compile`"
-    return table(head, lines)
+    return table("config, task, streams, memory, tokens/s, share", lines)
 
 
 def torch_lines(found: list[Row], reason: str) -> list[str]:
@@ -207,11 +177,7 @@ def page(found: list[Row], flags: list[str], seconds: float) -> str:
     sections = {
         "Machine": machine_lines(first),
         "Attention kernels": [CHECKS, "", *check_lines(found), "", *bullets(wrong)],
-        f"Training in {dtype}": [
-            TRAINING,
-            "",
-            *train_lines(found, facts["topology"]),
-        ],
+        f"Training in {dtype}": [TRAINING, "", *train_lines(found)],
         "Evaluation and generation": [READING, "", *reading_lines(found)],
         "PyTorch": torch_lines(found, facts["torch"]),
         "Failed": bullets(failed) or ["Nothing."],
@@ -236,8 +202,7 @@ the paper's, or those of another position scheme. "float32" has exact products, 
 default" the device's own."""
 TRAINING = """\
 Updates as `train` makes them, on all devices, on random words by Zipf's law. MFU counts
-no recomputation. `--mode=compile` gives bounds on it; in parentheses is the memory that
-it stated without a device."""
+no recomputation."""
 READING = """\
 One device, with the published lengths. The memory bound is the time of a product that
 reads as many bytes as a token of generation."""

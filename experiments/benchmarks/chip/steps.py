@@ -11,13 +11,10 @@ from jax.errors import JaxRuntimeError
 from jax.sharding import Mesh
 
 from experiments.benchmarks import generation, subject
-from experiments.benchmarks.chip.machine import find_slices
 from experiments.benchmarks.chip.plan import read, round_up
 from experiments.benchmarks.chip.timing import memory_bytes, memory_stats, seconds_of
 from experiments.benchmarks.quiet import clock
-from txl_jax.aot import roofline
-from txl_jax.aot.estimate import Work, estimate
-from txl_jax.aot.lower import Compiled, memory_wanted, text_of
+from txl_jax.aot.lower import memory_wanted
 from txl_jax.cli import compile, steps
 from txl_jax.cli.run import make_streams
 from txl_jax.cli.steps import replace
@@ -28,6 +25,7 @@ from txl_jax.evaluate.perplexity import make_evaluate
 from txl_jax.generate.options import generation_model
 from txl_jax.generate.sampler import EVERY, stream
 from txl_jax.model.flops import needed_flops
+from txl_jax.report.peak import peak_flops
 from txl_jax.sharding.rules import place_segments
 from txl_jax.update.step import make_program
 from txl_jax.workdir.fit import fit_mesh
@@ -61,19 +59,6 @@ def build(config: Config, mesh: Mesh) -> tuple[Any, int]:
     return program, size - use.alias_size_in_bytes
 
 
-def predict(config: Config, mesh: Mesh, program: Any, size: int) -> Row:
-    """Returns the bounds that `--mode=compile` states for a compiled step, if any."""
-    devices = list(mesh.devices.flat)
-    if not (slices := find_slices(devices)):
-        return {}
-    try:
-        compiled = Compiled(text_of(program), size, 0.0)
-        costs = compile.describe(config, devices, slices, compiled)
-    except Exception as error:  # a prediction must not prevent the measurement
-        return {"error": f"{error!r:.200}"}
-    return {name: costs[name] for name in ("step_seconds", "utilisation", "limit")}
-
-
 def run_training(config: Config) -> Iterator[Row]:
     """Yields the costs of a training step, then also its measured speed."""
     mesh, train = fit_mesh(config), config.train
@@ -82,7 +67,6 @@ def run_training(config: Config) -> Iterator[Row]:
     seconds = time.perf_counter() - began
     row: Row = {"streams": train.batch_size, "tgt_len": train.tgt_len, "bytes": size}
     row["compile_seconds"] = seconds
-    row["predicted"] = predict(config, mesh, program, size)
     yield row
     updates = train.updates_of_call(config.checkpoint.every_steps)
     S = updates * train.segments_per_update
@@ -109,7 +93,7 @@ def run_training(config: Config) -> Iterator[Row]:
         "update_seconds": call_seconds / updates,
         "tokens_per_second": tokens / call_seconds,
         "flops": flops / call_seconds,
-        "mfu": flops / call_seconds / roofline.peak_flops(),
+        "mfu": flops / call_seconds / peak_flops(),
         "loss": [nats[0], nats[-1]],
         "peak_bytes": memory_stats().get("peak_bytes_in_use", 0),
     }
@@ -185,15 +169,8 @@ def evaluate(part: Row) -> Iterator[Row]:
     model = evaluation_model(config.model, each)
     flops = needed_flops(model, each.streams, width, False)
     share = done["tokens_per_second"] / (each.streams * each.tgt_len)
-    row["mfu"] = flops * share / (roofline.peak_flops() / jax.device_count())
+    row["mfu"] = flops * share / (peak_flops() / jax.device_count())
     yield row
-    if slices := find_slices(jax.devices()[:1]):
-        work = Work(model, each.streams, each.tgt_len, each.ext_len, False)
-        compiled = steps.compile_evaluation(config, jax.devices()[:1])
-        costs = estimate(slices, mesh, compiled, work)
-        names = ("fits", "tokens_per_second", "utilisation", "limit")
-        row["predicted"] = {name: costs[name] for name in names if name in costs}
-        yield row
 
 
 def generate(part: Row) -> Iterator[Row]:

@@ -1,0 +1,29 @@
+"""Peak rates of known devices, and the measured one of others."""
+
+import pytest
+
+from txl_jax.report import peak
+
+
+@pytest.mark.parametrize(
+    ("device_kind", "teraflops"),
+    [
+        ("TPU v5 lite", 197),
+        ("TPU v5", 459),
+        ("NVIDIA A100-SXM4-40GB", 312),
+        ("NVIDIA H100 80GB HBM3", 989),
+        ("NVIDIA H100 NVL", 835),
+        ("NVIDIA GH200 480GB", 989),
+        ("NVIDIA L40S", 0),
+        ("Tesla T4", 65),
+        ("cpu", 0),
+    ],
+)
+def test_a_device_kind_has_its_data_sheet_s_peak(
+    device_kind: str, teraflops: float
+) -> None:
+    assert peak.known_peak(device_kind) == teraflops * 1e12
+
+
+def test_the_devices_of_a_cpu_share_one_measured_peak() -> None:
+    assert peak.peak_flops() == peak.measured_peak() > 1e9
