@@ -6,7 +6,6 @@ Every benchmark loads the machine, so the next one waits until it is quiet again
 benchmark is not measured, its reason goes to stderr and the exit status is 2.
 """
 
-import argparse
 import json
 import os
 import subprocess
@@ -15,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from experiments.benchmarks import quiet
+from experiments.benchmarks import quiet, record
 
 PROGRAMS = {
     "evaluation": [],
@@ -72,9 +71,7 @@ def table_rows(name: str, result: dict[str, Any]) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = record.plain_parser(__doc__)
     names = list(PROGRAMS)
     parser.add_argument("--only", nargs="+", choices=names, default=names)
     parser.add_argument("--repeats", type=int, help="repetitions of each program")

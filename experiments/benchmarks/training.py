@@ -14,11 +14,9 @@ have one are not repeated. training.md has the means of all rows. Needs the extr
 Dims: B streams, L segment.
 """
 
-import argparse
 import dataclasses
 import functools
 import itertools
-import json
 import logging
 import math
 import tempfile
@@ -214,8 +212,7 @@ def page(rows: list[dict[str, Any]]) -> str:
     )
     valid = {s: np.array([row[s]["valid_nats"] for row in seeds]) for s in SIDES}
     curves = {s: np.array([row[s]["curve_nats"] for row in seeds]) for s in SIDES}
-    lines = [["", *SIDES.values()], ["---"] * (1 + len(SIDES))]
-    lines.append(["validation", *map(format_spread, valid.values())])
+    lines = [["validation", *map(format_spread, valid.values())]]
     differences = (
         "" if side == "float32" else format_difference(valid["float32"] - x)
         for side, x in valid.items()
@@ -226,7 +223,7 @@ def page(rows: list[dict[str, Any]]) -> str:
     for point, (start, end) in enumerate(itertools.pairwise(ends)):
         means = (format_spread(curve[:, point]) for curve in curves.values())
         lines.append([f"training, updates {start + 1} to {end}", *means])
-    return "\n".join([text, *(f"| {' | '.join(line)} |" for line in lines)]) + "\n"
+    return "\n".join([text, *record.table(["", *SIDES.values()], lines)]) + "\n"
 
 
 def format_spread(values: np.ndarray) -> str:
@@ -242,9 +239,7 @@ def format_difference(values: np.ndarray) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = record.plain_parser(__doc__)
     parser.add_argument("--seeds", type=record.positive, default=40, help="how many")
     parser.add_argument("--first_seed", type=int, default=0, help="the first seed")
     parser.add_argument("--data_dir", default="data", help="folder of prepared corpora")
@@ -264,17 +259,14 @@ def main() -> None:
     config = dataclasses.replace(MODEL, vocab_size=len(tokens.vocab))
     first, updates = (2, 4) if args.tiny else (100, 600)
     origin = record.provenance() | {"library": library}
-    for seed in (None, *range(args.first_seed, args.first_seed + args.seeds)):
-        if seed in {row["seed"] for row in record.read(lines)}:
-            continue
-        if seed is None:
-            row = compare_without_dropout(Task(config, tokens, first, 0))
-        else:
-            row = compare_with_dropout(Task(config, tokens, updates, seed))
-        record.append(lines, row | origin)
-        table.write_text(page(record.read(lines)), "utf-8")
-        print(json.dumps(row), flush=True)
-    table.write_text(page(record.read(lines)), "utf-8")
+
+    def measure(row: dict[str, Any]) -> dict[str, Any]:
+        if row["seed"] is None:
+            return compare_without_dropout(Task(config, tokens, first, 0)) | origin
+        return compare_with_dropout(Task(config, tokens, updates, row["seed"])) | origin
+
+    seeds = (None, *range(args.first_seed, args.first_seed + args.seeds))
+    record.fill(lines, table, page, [{"seed": seed} for seed in seeds], measure)
 
 
 if __name__ == "__main__":

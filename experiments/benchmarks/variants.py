@@ -15,6 +15,7 @@ a table of all lines for each text.
 
 import argparse
 import datetime
+import functools
 import json
 import math
 import statistics
@@ -111,17 +112,16 @@ TUNED = {
 }
 
 
-def line(name: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
+def line(args: argparse.Namespace, row: dict[str, Any]) -> dict[str, Any]:
     """Trains or evaluates one run, and returns its line."""
+    name, seed = row["variant"], row["seed"]
     folder = "paper" if name in TUNED else name
     workdir = Path(args.workdir) / args.text / folder / str(seed)
     do = tune if name in TUNED else train
     changed, valid, result = do(workdir, name, seed, args)
     described = json.loads((workdir / "run.json").read_text("utf-8"))
     return {
-        "text": args.text,
-        "variant": name,
-        "seed": seed,
+        **row,
         "valid_nats": valid and round(valid, 4),
         "test_nats": round(result["nll"], 4),
         "fields": changed,
@@ -187,17 +187,18 @@ def page(lines: list[dict[str, Any]]) -> str:
     )
 
 
+HEAD = (
+    *("variant", "changes", "parameters", "updates", "valid, nats", "test, nats"),
+    *("perplexity against `paper`", "seeds better"),
+)
+
+
 def table(title: str, lines: list[dict[str, Any]]) -> str:
     """Returns one text's table: means over seeds, and gains over the same seeds."""
     names = (*VARIANTS, *TUNED)
     rows = {name: [x for x in lines if x["variant"] == name] for name in names}
     base = {x["seed"]: x["test_nats"] for x in rows["paper"]}
-    text = [
-        f"**{title}**, {lines[0]['tokens']:,} scored in test\n",
-        "| variant | changes | parameters | updates | valid, nats | test, nats "
-        "| perplexity against `paper` | seeds better |",
-        "|---" * 8 + "|",
-    ]
+    cells = []
     for name, runs in rows.items():
         if not runs:
             continue
@@ -210,16 +211,15 @@ def table(title: str, lines: list[dict[str, Any]]) -> str:
         fields = dict.fromkeys(field for x in runs for field in x["fields"])
         changes = " ".join(f"`{field}`" for field in fields)
         spread = f"{mean:.4f} ({min(nats):.4f}–{max(nats):.4f})"
-        sizes = f"{runs[0]['parameters']:,} | {runs[0]['updates']:,}"
-        text.append(
-            f"| {name} | {changes} | {sizes} | {valid:.4f} | {spread} | {gain:+.1%} "
-            f"| {better} of {len(nats)} |"
-        )
-    return "\n".join(text) + "\n"
+        sizes = (f"{runs[0][size]:,}" for size in ("parameters", "updates"))
+        ratio = f"{gain:+.1%}", f"{better} of {len(nats)}"
+        cells.append([name, changes, *sizes, f"{valid:.4f}", spread, *ratio])
+    scored = f"**{title}**, {lines[0]['tokens']:,} scored in test\n"
+    return "\n".join([scored, *record.table(HEAD, cells)]) + "\n"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = record.plain_parser(__doc__)
     parser.add_argument("--text", choices=TEXTS, default="shakespeare", help="its text")
     parser.add_argument("--field", action="append", default=[], help="of all configs")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each variant")
@@ -238,12 +238,12 @@ def main() -> None:
     target, table = LINES, PAGE
     if args.tiny:
         target, table = folder / LINES.name, folder / PAGE.name
-    for seed in range(args.first_seed, args.first_seed + args.seeds):
-        for name in names:
-            done = {(x["text"], x["variant"], x["seed"]) for x in record.read(target)}
-            if (args.text, name, seed) not in done:
-                record.append(target, line(name, seed, args))
-                table.write_text(page(record.read(target)), "utf-8")
+    rows = [
+        {"text": args.text, "variant": name, "seed": seed}
+        for seed in range(args.first_seed, args.first_seed + args.seeds)
+        for name in names
+    ]
+    record.fill(target, table, page, rows, functools.partial(line, args))
     print(page(record.read(target)))
 
 

@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from experiments.benchmarks import record
 from experiments.benchmarks.chip import page, plan, process, rows
 from txl_jax.report.log import say
 
@@ -74,9 +75,7 @@ def summary(found: list[dict[str, Any]], args: argparse.Namespace) -> dict[str, 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = record.plain_parser(__doc__)
     parser.add_argument("--minutes", type=float, default=20, help="of this run")
     parser.add_argument("--out", type=Path, default=Path("runs/chip"))
     parser.add_argument(

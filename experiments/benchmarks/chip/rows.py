@@ -2,14 +2,13 @@
 
 import datetime
 import hashlib
-import json
 from pathlib import Path
-from typing import Any
 
+from experiments.benchmarks import record
 from experiments.benchmarks.chip.process import ROOT
+from experiments.benchmarks.record import Row
 from txl_jax.report.provenance import git_revision
 
-Row = dict[str, Any]
 # What a row must share with this run to count.
 IDENTITY = ("device_kind", "count", "versions")
 
@@ -31,15 +30,11 @@ class File:
         self.path = path
         origin = {name: machine[name] for name in IDENTITY}
         self.origin = {"git_revision": git_revision(), "code": code_digest(), **origin}
-        self.rows: list[Row] = []
-        lines = path.read_text("utf-8").splitlines() if path.exists() else []
-        for line in lines:
-            try:
-                row = json.loads(line)
-            except ValueError:  # half a line, after a kill
-                continue
-            if self.origin.items() <= row.items() and not (retry and row["error"]):
-                self.rows.append(row)
+        self.rows = [
+            row
+            for row in record.read(path)
+            if self.origin.items() <= row.items() and not (retry and row["error"])
+        ]
 
     def find(self, part: Row) -> Row | None:
         """Returns the newest row of a part."""
@@ -52,8 +47,7 @@ class File:
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         row = row | self.origin | {"date": now}
         self.rows.append(row)
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+        record.append(self.path, row)
 
 
 def is_fault(row: Row) -> bool:
