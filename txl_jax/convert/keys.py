@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from txl_jax.convert.pickle import Object, Tensor
+from txl_jax.convert.pickle import Object
 from txl_jax.errors import UserError
-from txl_jax.report.checksum import DAMAGE
 
 FREQUENCIES = "pos_emb.inv_freq"  # computed, not trained
 FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -86,16 +85,15 @@ def infer_div_val(widths: Sequence[int]) -> int:
 def arrays(value: Any, path: Path) -> dict[str, np.ndarray]:
     """Returns the arrays of an unpickled state dict or module, by name.
 
-    The arrays are memory maps of the file; other values are dropped.
+    Other values are dropped.
     """
     state = _flatten(value) if isinstance(value, Object) else value
-    result = {}
-    for name, tensor in state.items() if isinstance(state, dict) else ():
-        if isinstance(name, str) and isinstance(tensor, Tensor):
-            try:
-                result[name] = tensor.open()
-            except DAMAGE as error:
-                raise UserError(f"{path}: {name[:80]}: {error}") from error
+    items = state.items() if isinstance(state, dict) else ()
+    result = {
+        name: x
+        for name, x in items
+        if isinstance(name, str) and isinstance(x, np.ndarray)
+    }
     if not result:
         raise UserError(f"{path} contains neither a state dict nor a module")
     return result
