@@ -51,16 +51,17 @@ def test_value_and_gradients_are_those_of_one_device(
     assert_agree(actual, oracle(case))
 
 
-def test_the_compiler_splits_only_the_einsum_unevenly() -> None:
+def test_streams_and_heads_that_do_not_divide() -> None:
+    """All devices compute such streams; only the compiler splits such heads."""
     cube = sharding(make_mesh(CUBE), "")
-    for sizes, message in (
-        ((6, 4), "streams.* = 6 .* = 4 shards: make it a multiple of 4"),
-        ((8, 3), "n_head = 3 .* mesh.model = 2"),
-    ):
-        case = CASE._replace(B=sizes[0], H=sizes[1], rate=0.0)
-        placed = jax.device_put(case.inputs(), cube)
-        with pytest.raises(UserError, match=message):
-            differentiate(follow_mesh(xla.rel_attention), placed)
+    case = CASE._replace(B=6)
+    placed = jax.device_put(case.inputs(), cube)
+    actual = differentiate(follow_mesh(CHUNKED), placed, case.dropout)
+    assert_agree(actual, oracle(case))
+    case = CASE._replace(H=3, rate=0.0)
+    placed = jax.device_put(case.inputs(), cube)
+    with pytest.raises(UserError, match="n_head = 3 .* mesh.model = 2"):
+        differentiate(follow_mesh(xla.rel_attention), placed)
     split = follow_mesh(xla.rel_attention, required=False)
     assert_agree(differentiate(split, placed), oracle(case))
 

@@ -29,7 +29,7 @@ from txl_jax.report.progress import report_compilation
 from txl_jax.runtime import distributed
 from txl_jax.runtime.storage import replace
 from txl_jax.sharding.mesh import make_mesh
-from txl_jax.sharding.rules import host_rows
+from txl_jax.sharding.rules import check_streams, host_rows
 from txl_jax.train import NO_HOOKS, Hooks, train
 from txl_jax.update.bad_numbers import Diagnosis
 from txl_jax.update.init import abstract_params
@@ -175,6 +175,8 @@ def check_fit(config: Config, tokens: Tokens) -> None:
         text = config.eval.cut(tokens.split(split))
         Streams(text, config.eval.streams, config.eval.tgt_len)
     if config.model.kernel not in ("auto", "xla"):  # it may not support this step
+        parts = config.train.batch_size // config.train.batch_chunk
+        check_streams(mesh, parts, "train.batch_size / batch_chunk")
         step, *args = training_step(config, mesh)
         step.trace(*args)
     if config.generate.prompt != "@-":  # stdin can be read once

@@ -17,7 +17,7 @@ from jax.sharding import AbstractMesh, PartitionSpec
 from txl_jax.errors import UserError
 from txl_jax.kernels.hash import AttentionDropout
 from txl_jax.kernels.xla import Kernel
-from txl_jax.sharding.rules import RULES, check_streams, shards
+from txl_jax.sharding.rules import RULES, shards
 
 # Specs of a kernel's arrays: q, k, v, r, u, w, bias and oldest.
 SPECS = tuple(
@@ -26,6 +26,7 @@ SPECS = tuple(
 )
 REPLICATED = PartitionSpec()
 AXES: dict[str, Any] = {letter: dict(RULES)[letter] for letter in "BHV"}
+WHOLE = [PartitionSpec(*(x if x != AXES["B"] else None for x in y)) for y in SPECS]
 
 
 def follow_mesh(kernel: Kernel, required: bool = True) -> Kernel:
@@ -34,9 +35,10 @@ def follow_mesh(kernel: Kernel, required: bool = True) -> Kernel:
     Under jit the mesh is part of an array's type, so no argument passes it. Inside a
     shard_map there is nothing left to split. Dropout has the mask of a single device.
 
-    Raises UserError if streams or heads do not divide over the mesh. If the split is
-    not `required`, the compiler splits the kernel then, which is slow on a TPU, where
-    it moves scores between devices to shift them.
+    If streams do not divide over the mesh, as the single one of a generation, each
+    device computes all of them. Raises UserError if heads do not divide. If the split
+    is not `required`, the compiler splits the kernel then, which is slow on a TPU,
+    where it moves scores between devices to shift them.
     """
 
     @functools.wraps(kernel)
@@ -46,14 +48,16 @@ def follow_mesh(kernel: Kernel, required: bool = True) -> Kernel:
         B, _, H, _ = arrays[0].shape
         if mesh is None or not (required or divides(mesh, B, H)):
             return kernel(*args)
-        check_divides(mesh, B, H)
+        check_heads(mesh, H)
+        is_split = not B % shards(mesh, "B")
+        specs = SPECS if is_split else WHOLE
 
         def local(*args: Any) -> Array:
             *arrays, counter = args
             if counter is not None:
                 B, _, H, _ = arrays[0].shape
                 seed, stream0, head0 = counter
-                stream0 += first_index("B", B)
+                stream0 += first_index("B", B) if is_split else 0
                 head0 += first_index("H", H)
                 counter = AttentionDropout(dropout.rate, seed, stream0, head0)
             return kernel(*(*arrays, counter))
@@ -62,8 +66,8 @@ def follow_mesh(kernel: Kernel, required: bool = True) -> Kernel:
         return jax.shard_map(
             local,
             mesh=mesh,
-            in_specs=(*SPECS, REPLICATED),
-            out_specs=SPECS[0],
+            in_specs=(*specs, REPLICATED),
+            out_specs=specs[0],
             check_vma=False,
         )(*arrays, dropout and tuple(map(jnp.uint32, dropout[1:])))
 
@@ -127,9 +131,8 @@ def divides(mesh: AbstractMesh, B: int, H: int) -> bool:
     return not (B % shards(mesh, "B") or H % shards(mesh, "H"))
 
 
-def check_divides(mesh: AbstractMesh, B: int, H: int) -> None:
-    """Raises UserError unless B streams and H heads divide over the mesh."""
-    check_streams(mesh, B, "batch_size / batch_chunk (in evaluation, streams)")
+def check_heads(mesh: AbstractMesh, H: int) -> None:
+    """Raises UserError unless H heads divide over the mesh."""
     parts = shards(mesh, "H")
     if H % parts:
         raise UserError(
