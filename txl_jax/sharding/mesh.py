@@ -1,5 +1,6 @@
 """The device mesh: the devices of all processes along three axes."""
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -28,11 +29,11 @@ def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Me
     known = math.prod(size for size in sizes if size != -1)
     filled = [len(devices) // known if size == -1 else size for size in sizes]
     if math.prod(filled) != len(devices):
-        near = nearest(config, len(devices))
+        near = dataclasses.asdict(nearest(config, len(devices)))
+        fix = (f"mesh.{x}={y}" for x, y in near.items() if y != getattr(config, x))
         raise UserError(
             f"mesh.data x mesh.fsdp x mesh.model = {sizes} does not fit "
-            f"{len(devices)} device{'s' * (len(devices) > 1)}; set mesh.data=-1 "
-            f"mesh.fsdp={near.fsdp} mesh.model={near.model}"
+            f"{len(devices)} device{'s' * (len(devices) > 1)}; set {' and '.join(fix)}"
         )
     placed = arrange(filled, devices)
     return Mesh(placed, AXES, axis_types=(AxisType.Auto,) * len(AXES))
