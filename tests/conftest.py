@@ -18,6 +18,13 @@ jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_traceback_in_locations_limit", 0)
 gc.freeze()
 gc.set_threshold(100_000, 50, 50)
+# Programs of tests are small, so most of their time is the compiler's: half of it is
+# spent on generating fast code and on dividing it among threads.
+QUICK_FLAGS = " --xla_cpu_parallel_codegen_split_count=1"
+if jax.__version_info__ < (0, 11):
+    QUICK_FLAGS += " --xla_cpu_use_fusion_emitters=false"  # jax 0.12 has no such flag
+GIVEN_FLAGS = os.environ.get("XLA_FLAGS", "").replace(QUICK_FLAGS, "")
+os.environ["XLA_FLAGS"] = GIVEN_FLAGS + QUICK_FLAGS  # read once, by the first program
 # No test depends on the speed of the machine.
 progress.QUIET_SECONDS = 3600.0
 
@@ -67,6 +74,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Compiles in half the time, except for the tests marked `exact_bits`."""
     quick = item.get_closest_marker("exact_bits") is None
     if os.environ.get("JAX_DISABLE_MOST_OPTIMIZATIONS") != str(quick):
+        os.environ["XLA_FLAGS"] = GIVEN_FLAGS + QUICK_FLAGS * quick  # of processes
         configure_jax("jax_disable_most_optimizations", quick)
         jax.clear_caches()  # jit's own caches are not keyed by this field
 

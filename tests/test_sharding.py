@@ -92,7 +92,7 @@ def test_no_device_holds_a_whole_sharded_parameter() -> None:
     """Nor its moments and mean: fsdp shards everything that has a dimension D."""
     mesh = make_mesh(MeshConfig(data=1, fsdp=8))
     init, places = init_state(tiny.CONFIG, ADAM, B, 0, mesh, averages=True)
-    state = tiny.jit(init, out_shardings=places)()
+    state = jax.jit(init, out_shardings=places)()
     letters = jax.tree.leaves(
         nn.get_partition_spec(abstract_params(tiny.CONFIG)),
         is_leaf=lambda x: isinstance(x, P),

@@ -50,7 +50,7 @@ def gradients(
     return jax.tree.map(np.asarray, grads), float(nll), after
 
 
-@tiny.jit
+@jax.jit
 @functools.partial(jax.grad, has_aux=True)
 def gradient(params: Any, tokens_BL: Any, memory: Memory) -> Any:
     model = TransformerXL(evaluation_model(tiny.CONFIG, CONFIG))

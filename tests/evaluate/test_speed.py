@@ -61,7 +61,7 @@ def test_a_window_predicts_the_token_after_it(changes: dict[str, Any]) -> None:
         return last_nll(config, params, layers, tokens_BT[:, :-1], tokens_BT[:, -1])
 
     expected_B = [tiny.cold_nll(config, params, text_T)[-1] for text_T in tokens_BT]
-    tiny.assert_close(tiny.jit(predict)(params, tokens_BT), expected_B)
+    tiny.assert_close(jax.jit(predict)(params, tokens_BT), expected_B)
 
 
 def counted(function: Any, *arguments: Any) -> float:

@@ -89,7 +89,7 @@ def differentiate(
         o_BLHA, pull = jax.vjp(run, floats)
         return o_BLHA, pull(weight_BLHA.astype(o_BLHA.dtype))[0]
 
-    return tiny.jit(both)(floats, inputs["oldest_BL"], weight_BLHA)
+    return jax.jit(both)(floats, inputs["oldest_BL"], weight_BLHA)
 
 
 @functools.cache

@@ -70,8 +70,8 @@ def test_bfloat16() -> None:
 def test_greater_scores_in_older_tiles_do_not_overflow() -> None:
     inputs = Case(9, 13).inputs()
     inputs["k_BKHA"] *= 100 * np.linspace(2, 0, 22, dtype=np.float32)[:, None, None]
-    o_BLHA = tiny.jit(functools.partial(kernel(), dropout=None))(**inputs)
-    expected = tiny.jit(functools.partial(xla.rel_attention, dropout=None))(**inputs)
+    o_BLHA = jax.jit(functools.partial(kernel(), dropout=None))(**inputs)
+    expected = jax.jit(functools.partial(xla.rel_attention, dropout=None))(**inputs)
     assert_close(o_BLHA, expected)
 
 
@@ -102,7 +102,7 @@ def test_no_array_is_as_great_as_queries_by_keys() -> None:
             return jnp.sum(kernel(**inputs, dropout=case.dropout) ** 2)
 
         grad = jax.grad(loss, allow_int=True)
-        return tiny.jit(grad).lower(inputs).compile()
+        return jax.jit(grad).lower(inputs).compile()
 
     assert greatest_array(compiled(xla.rel_attention)) >= L * K
     program = compiled(chunked.rel_attention)

@@ -3,12 +3,12 @@
 Dims: T rows of a tile, X columns (queries).
 """
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import Array
 
-from tests.support import tiny
 from txl_jax.kernels.skew import merge, skew, unskew
 
 
@@ -29,7 +29,7 @@ def test_products_with_distances_become_scores_of_keys(
         skewed_TX = skew(merged_TX, first)
         return merged_TX, skewed_TX, unskew(skewed_TX, first)
 
-    merged_TX, distance_TX, same_TX = tiny.jit(shift)(near_TX)
+    merged_TX, distance_TX, same_TX = jax.jit(shift)(near_TX)
     query_X = first + np.arange(X)
     expected_TX = d * T + query_X - row_T1
     seen = query_X >= 0

@@ -11,7 +11,6 @@ import pytest
 
 from tests.kernels.cases import Case, cast
 from tests.reference import Array
-from tests.support import tiny
 from tests.support.tiny import BFLOAT16, assert_close
 from txl_jax.kernels.hash import AttentionDropout, keep_BHLK, murmur3
 from txl_jax.kernels.xla import rel_attention, rel_shift
@@ -25,7 +24,7 @@ def attend(
     inputs: dict[str, Any], dropout: AttentionDropout | None = None
 ) -> jax.Array:
     # The rate is a Python number, so that its threshold is one too.
-    return tiny.jit(functools.partial(rel_attention, dropout=dropout))(**inputs)
+    return jax.jit(functools.partial(rel_attention, dropout=dropout))(**inputs)
 
 
 def literal_attention(

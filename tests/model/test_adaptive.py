@@ -59,7 +59,7 @@ def gradients(config: ModelConfig, method: str) -> Callable[..., Any]:
             nll_BL = -jnp.take_along_axis(nll_BL, index_BL1, axis=-1)[..., 0]
         return jnp.sum(nll_BL * weights_BL), nll_BL
 
-    return tiny.jit(jax.grad(loss, argnums=(0, 1), has_aux=True))
+    return jax.jit(jax.grad(loss, argnums=(0, 1), has_aux=True))
 
 
 def draw(B: int, L: int, D: int) -> tuple[Array, Array]:
@@ -92,7 +92,7 @@ def test_blocks_add_up_to_the_dense_loss(
 def call(config: ModelConfig, method: str, params: Any, *args: Any) -> Any:
     """Returns the result of a method of the vocabulary."""
     run = functools.partial(Vocabulary(config).apply, method=method)
-    return tiny.jit(run)({"params": params}, *args)
+    return jax.jit(run)({"params": params}, *args)
 
 
 def test_logits_are_float32_under_bfloat16() -> None:
@@ -153,5 +153,5 @@ def test_the_vocabulary_may_be_split_over_devices(
     tiny.assert_close(grad(*placed), expected)
     if mesh == (4, 1, 2) and config.div_val == 1:
         score = functools.partial(Vocabulary(config).apply, method="nll")
-        lowered = tiny.jit(score).lower({"params": placed[0]}, *placed[1:3])
+        lowered = jax.jit(score).lower({"params": placed[0]}, *placed[1:3])
         assert "all-gather" not in str(lowered.compile().as_text())

@@ -3,6 +3,7 @@
 import functools
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -43,7 +44,7 @@ def read(config: ModelConfig) -> Any:
         model = Decoder(config)
         return model.apply({"params": params}, *args, method="logits", **more)
 
-    return tiny.jit(logits)
+    return jax.jit(logits)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +59,7 @@ def test_segments_then_tokens_read_as_with_memory(changes: dict[str, Any]) -> No
     apart = unstack(params)
     rng = np.random.default_rng(0)
     memory = Memory.empty(config, B)
-    kept: Any = tiny.jit(
+    kept: Any = jax.jit(
         lambda params, memory: KeyValueMemory.of(config, params, memory, L)
     )(apart, memory)
     for s in range(4):
@@ -78,7 +79,7 @@ def test_segments_then_tokens_read_as_with_memory(changes: dict[str, Any]) -> No
             np.where(real_BL1, logits_BLV, 0), np.where(real_BL1, expected_BLV, 0)
         )
         np.testing.assert_array_equal(kept.filled_B, memory.filled_B)
-    ring: Any = tiny.jit(functools.partial(RingMemory.of, config))(kept)
+    ring: Any = jax.jit(functools.partial(RingMemory.of, config))(kept)
     for s in range(slots(M) + 2):  # once around the ring
         token_B1 = tiny.make_tokens(B, 1, 30 + s)
         expected_B1V, memory = tiny.apply(

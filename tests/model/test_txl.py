@@ -180,7 +180,7 @@ def value_and_gradient(config: ModelConfig) -> Any:
         )
         return jnp.sum(nll_BL), after
 
-    return tiny.jit(jax.value_and_grad(loss, has_aux=True))(PARAMS, memory)
+    return jax.jit(jax.value_and_grad(loss, has_aux=True))(PARAMS, memory)
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_embeddings_take_the_place_of_tokens() -> None:
     def embed(tokens_BL: Array) -> Any:
         return apply(tokens_BL, method=lambda m, x: m.embedding.embed(x))
 
-    @tiny.jit
+    @jax.jit
     def read(tokens_BL: Array, memory: Memory) -> Any:
         inputs_BLD = embed(tokens_BL)
         from_inputs = apply(None, memory, inputs_BLD=inputs_BLD, **segment)

@@ -46,7 +46,7 @@ def test_loss_falls(changes: dict[str, Any]) -> None:
     sizes = {"d_model": 32, "n_head": 2, "d_head": 16, "d_inner": 64, "mem_len": L}
     config = tiny.config(**{**sizes, "init_std": 0.1, "proj_init_std": 0.1, **changes})
     key = jax.random.key(0, impl="rbg")  # compiles fastest
-    params: Any = nn.unbox(tiny.jit(lambda: init_params(config, key))())
+    params: Any = nn.unbox(jax.jit(lambda: init_params(config, key))())
     text_BP = np.random.default_rng(0).integers(0, tiny.V, (B, P))
     text_BT = np.tile(text_BP, (1, S * L // P + 1))[:, : S * L + 1]
     metrics = train(

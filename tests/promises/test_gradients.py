@@ -50,7 +50,7 @@ def gradient_of_the_model(settings: dict[str, Any], params: Params) -> Any:
             total += jnp.sum(nll_BL * real_BL)
         return total / LENGTH_SB.sum()
 
-    return tiny.jit(jax.grad(loss))(params)
+    return jax.jit(jax.grad(loss))(params)
 
 
 class Oracle:
@@ -128,5 +128,5 @@ def test_memory_passes_no_gradient_on() -> None:
         )
         return jnp.sum(after[1].h_NBMD)
 
-    gradient = tiny.jit(jax.grad(kept))(tiny.make_params())
+    gradient = jax.jit(jax.grad(kept))(tiny.make_params())
     assert not any(np.asarray(leaf).any() for leaf in jax.tree.leaves(gradient))

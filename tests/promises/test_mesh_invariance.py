@@ -93,7 +93,7 @@ class Run:
             placed = place_segments(self.mesh, segments)
             if self.compiled is None:
                 lowered = self.step.lower(state, placed)
-                self.compiled = lowered.compile(compiler_options=tiny.FAST)
+                self.compiled = lowered.compile()
             state, metrics = self.compiled(state, placed)
             losses.append(metrics["loss"].item())
         return state, position, losses

@@ -39,15 +39,6 @@ CONFIG = ModelConfig(
     dropout=0.0,
     kernel="xla",
 )
-# What a test computes is small, so its time is the compiler's: less by 2 to 5 times.
-FAST: dict[str, Any] = {
-    "xla_backend_optimization_level": 0,
-    "xla_llvm_disable_expensive_passes": True,
-}
-if jax.__version_info__ < (0, 11):
-    FAST["xla_cpu_use_fusion_emitters"] = False  # jax 0.12 has no such option
-jit: Callable[..., Any] = functools.partial(jax.jit, compiler_options=FAST)
-
 ALL: dict[str, Any] = {"clamp_len": 3, "same_length": True, "pre_lnorm": True}
 MODERN: dict[str, Any] = {"norm": "rms", "feed_forward": "swiglu", "qk_norm": True}
 SETTINGS: list[dict[str, Any]] = [
@@ -95,7 +86,7 @@ def make_tokens(batch_size: int, length: int, seed: int = 1) -> Array:
 @functools.cache
 def compiled(config: ModelConfig, method: str) -> Callable[..., Any]:
     """Returns the model's method, compiled once per config for all tests."""
-    return jit(functools.partial(TransformerXL(config).apply, method=method))
+    return jax.jit(functools.partial(TransformerXL(config).apply, method=method))
 
 
 def apply(

@@ -11,7 +11,6 @@ import numpy as np
 import optax
 
 from tests.reference import Array, Params
-from tests.support import tiny
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import Memory
 from txl_jax.model.segment import Segment
@@ -55,4 +54,4 @@ def train(
         num_steps=S, batch_size=B, tgt_len=L, segments_per_call=S, eval_every=S
     )
     step = make_train_step(TransformerXL(config), optimizer, schedule, options)
-    return tiny.jit(step)(state, segments)[1]
+    return jax.jit(step)(state, segments)[1]

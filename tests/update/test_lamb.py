@@ -53,7 +53,7 @@ def test_updates_are_nvidia_s_lamb(decay: float, epsilon: float) -> None:
 
     optimizer, params = make_optimizer(config), nested(values)
     state = optimizer.init(params)
-    step = tiny.jit(optimizer.update)
+    step = jax.jit(optimizer.update)
     for gradient in gradients:
         update, state = step(nested(gradient), state, params)
         params = jax.tree.map(lambda p, u: np.asarray(p - lr * u), params, update)

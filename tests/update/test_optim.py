@@ -54,7 +54,7 @@ def updates(config: OptimConfig, params: Any, gradients: list[Any]) -> list[Any]
     """Returns the optimizer's updates in order."""
     optimizer = make_optimizer(config)
     state, result = optimizer.init(params), []
-    step = tiny.jit(optimizer.update)
+    step = jax.jit(optimizer.update)
     for gradient in gradients:
         update, state = step(gradient, state, params, grad_norm=norm(gradient))
         result.append(update)

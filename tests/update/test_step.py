@@ -86,7 +86,7 @@ def make_step(
     """Returns the train step, compiled once for all tests."""
     schedule = optax.constant_schedule(SGD_RATE) if optimizer is SGD else SCHEDULE
     network = TransformerXL(model)
-    return tiny.jit(make_train_step(network, optimizer, schedule, config, AVERAGE))
+    return jax.jit(make_train_step(network, optimizer, schedule, config, AVERAGE))
 
 
 FACTOR = 1.2  # of the guard, which has no limit while its mean is not warm
@@ -183,7 +183,7 @@ def test_an_update_is_the_mean_over_its_scored_tokens(half_loss: bool) -> None:
     state = make_state(PLAIN, SGD)
     step = make_step(PLAIN, make_config(updates=2), SGD)
     actual, metrics = step(state, segments)
-    grad = tiny.jit(jax.value_and_grad(nll_and_memory, has_aux=True))
+    grad = jax.jit(jax.value_and_grad(nll_and_memory, has_aux=True))
     params: Any = PARAMS
     memory, tokens_U = Memory.empty(PLAIN, B), []
     for u in range(2):
@@ -220,13 +220,13 @@ def test_casting_the_layers_first_keeps_bfloat16_gradients() -> None:
     memory, key = Memory.empty(model.config, B), jax.random.key(0)
     one = jax.tree.map(jnp.asarray, make_segments(1))
 
-    @functools.partial(tiny.jit, static_argnums=1)
+    @functools.partial(jax.jit, static_argnums=1)
     def grads(segments: Segment, parts: int) -> Any:
         return sum_gradients(model, PARAMS, memory, segments, key, parts)[0][2]
 
     segment = jax.tree.map(lambda x: x[0], one)
     plain = jax.grad(functools.partial(nll_sum, model), has_aux=True)
-    expected, _ = tiny.jit(plain)(PARAMS, memory, segment, key)
+    expected, _ = jax.jit(plain)(PARAMS, memory, segment, key)
     whole, parts = grads(one, 1), grads(one, C)
     assert whole["layers"]["attention"]["q"].dtype == jnp.bfloat16
     assert {x.dtype for x in jax.tree.leaves(parts)} == {jnp.dtype("float32")}
@@ -283,7 +283,7 @@ def test_eight_devices_make_the_updates_of_one(
     for sizes, devices in ((mesh_config, 8), (MeshConfig(), 1)):
         mesh = make_mesh(sizes, jax.devices()[:devices])
         _, places = init_state(model, ADAM, config.batch_size, 0, mesh, averages=True)
-        step = tiny.jit(
+        step = jax.jit(
             make_train_step(TransformerXL(model), ADAM, SCHEDULE, config, AVERAGE),
             out_shardings=(places, None),
         )

@@ -1,6 +1,7 @@
 """Fresh parameters, and the fresh state of a run."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import flax.linen as nn
@@ -26,6 +27,7 @@ def init_params(config: ModelConfig, key: Array) -> Any:
     return model.init(key, tokens_BL, tokens_BL, memory, method="nll")["params"]
 
 
+@functools.cache
 def abstract_params(config: ModelConfig) -> Any:
     """Returns the shapes of the parameters, boxed with their letters."""
     return jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
