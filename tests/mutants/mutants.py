@@ -146,8 +146,8 @@ evaluate/dynamic.py
     - jnp.minimum(decay * r, 1) * (theta_0 - theta)
     + jnp.minimum(decay * r, 1) * (theta - theta_0)
   the statistics are mean squares without a root: evaluate/test_dynamic.py
-    - jax.tree.map(jnp.sqrt, carry[0])
-    + jax.tree.map(jnp.square, carry[0])
+    - jax.tree.map(jnp.sqrt, squares)
+    + jax.tree.map(jnp.square, squares)
   the memory starts again with every segment: evaluate/test_dynamic.py
     - return (jax.tree.map(update, params, trained, grads, rms), memory), nll
     + return (jax.tree.map(update, params, trained, grads, rms), carry[1]), nll

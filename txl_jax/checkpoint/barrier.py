@@ -20,6 +20,7 @@ from txl_jax.runtime import distributed, storage
 
 MEETINGS = 2
 LIMIT_MS = 600_000
+SLICE_BYTES = 2**20  # a copy of an array is written in parts, each compiled, of no less
 MOVED = ImportError, AttributeError, TypeError  # if a private name of orbax has changed
 NUMBERS = itertools.count()  # of the saves, the same in all processes
 
@@ -84,5 +85,7 @@ def create_own_folders() -> None:
                 """Keeps None: every process is its own primary host."""
 
         store = OwnFolders(primary_host=None)
-        handler = type_handlers.ArrayHandler(array_metadata_store=store)
+        handler = type_handlers.ArrayHandler(
+            array_metadata_store=store, min_slice_bytes_for_replica_parallel=SLICE_BYTES
+        )
         type_handlers.register_type_handler(jax.Array, handler, override=True)

@@ -105,12 +105,17 @@ def root_mean_squares(
     """Returns r of every parameter, from consecutive segments of the training split."""
     model_config = model_without_dropout(model_config, config)
     memory = Memory.empty(model_config, 1)
-    carry = jax.tree.map(jnp.zeros_like, params), memory
+    carry = jax.jit(functools.partial(jax.tree.map, jnp.zeros_like))(params), memory
     add = report_compilation("the gradients of segments", add_squares)
     for segment in segments:
         carry = add(model_config, carry, params, place_segments(mesh, segment))
-    # The number of segments cancels.
-    roots = jax.tree.map(jnp.sqrt, carry[0])
+    return to_roots(carry[0])
+
+
+@jax.jit
+def to_roots(squares: Any) -> Any:
+    """Returns r of every parameter from sums of squares; their number cancels."""
+    roots = jax.tree.map(jnp.sqrt, squares)
     leaves = jax.tree.leaves(roots)
     mean = sum(map(jnp.sum, leaves)) / sum(leaf.size for leaf in leaves)
     return jax.tree.map(lambda x: x / mean, roots)
@@ -131,7 +136,8 @@ def read(
     """
     model_config = model_without_dropout(model_config, config)
     check_fits(model_config, 1, config.tgt_len, EVAL_FIELDS)
-    carry = jax.tree.map(jnp.copy, params), Memory.empty(model_config, 1)
+    copy = jax.jit(functools.partial(jax.tree.map, jnp.copy))
+    carry = copy(params), Memory.empty(model_config, 1)
     epsilon = EPSILON if config.dynamic == "rms" else 0.0
     rates = config.dynamic_lr, config.dynamic_decay, epsilon
     if config.dynamic == "sgd":
