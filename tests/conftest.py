@@ -4,13 +4,13 @@ import gc
 import os
 import shutil
 from collections import defaultdict
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import pytest
 
 from txl_jax.report import progress
-from txl_jax.runtime import programs
+from txl_jax.runtime import distributed, programs
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
@@ -19,17 +19,28 @@ jax.config.update("jax_traceback_in_locations_limit", 0)
 gc.freeze()
 gc.set_threshold(100_000, 50, 50)
 # Programs of tests are small, so most of their time is the compiler's: half of it is
-# spent on generating fast code and on dividing it among threads.
-QUICK_FLAGS = " --xla_cpu_parallel_codegen_split_count=1"
+# spent on generating fast code and on dividing it among threads. Newer releases of jax
+# lack one of the flags.
+QUICK_FLAGS = ""
 if jax.__version_info__ < (0, 11):
-    QUICK_FLAGS += " --xla_cpu_use_fusion_emitters=false"  # jax 0.12 has no such flag
-GIVEN_FLAGS = os.environ.get("XLA_FLAGS", "").replace(QUICK_FLAGS, "")
+    QUICK_FLAGS += " --xla_cpu_parallel_codegen_split_count=1"
+    QUICK_FLAGS += " --xla_cpu_use_fusion_emitters=false"
+GIVEN_FLAGS = os.environ.get("XLA_FLAGS", "").removesuffix(QUICK_FLAGS)
 os.environ["XLA_FLAGS"] = GIVEN_FLAGS + QUICK_FLAGS  # read once, by the first program
-# No test depends on the speed of the machine.
+# A slow machine prints no more lines than a fast one.
 progress.QUIET_SECONDS = 3600.0
 
+QUICK = "jax_disable_most_optimizations"
 CACHE_BYTES = 2**30
 FILE_SECONDS = 10.0  # slower files are listed at the end
+
+
+def refuse_exit(line: str, status: int) -> NoReturn:
+    """Stands in for `distributed.exit_now`, which would end all tests of this worker."""
+    raise AssertionError(f"run this test in a process of its own: {line} ({status})")
+
+
+distributed.exit_now = refuse_exit
 
 
 def configure_jax(name: str, value: Any) -> None:
@@ -56,7 +67,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 PROJECT = ("tests/launch/", "tests/project/")
-# Single tests that take long run first, so that no worker ends alone with one of them.
+# Long tests run first, so that no worker is left alone with one of them at the end.
 FIRST = ("tests/faults/", "tests/promises/test_resume", "tests/promises/test_two")
 
 
@@ -66,17 +77,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.nodeid.startswith(PROJECT) and "long" not in item.keywords:
             item.add_marker("project")
-    items.sort(key=lambda item: not item.nodeid.startswith(FIRST))
+    items.sort(
+        key=lambda item: (
+            "exact_bits" not in item.keywords,  # so that a worker changes once
+            not item.nodeid.startswith(FIRST),
+        )
+    )
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Compiles in half the time, except for the tests marked `exact_bits`."""
+    """Compiles in half the time, except for the tests marked `exact_bits`.
+
+    Programs that tests start inherit the choice.
+    """
     quick = item.get_closest_marker("exact_bits") is None
-    if os.environ.get("JAX_DISABLE_MOST_OPTIMIZATIONS") != str(quick):
-        os.environ["XLA_FLAGS"] = GIVEN_FLAGS + QUICK_FLAGS * quick  # of processes
-        configure_jax("jax_disable_most_optimizations", quick)
+    if jax.config.values[QUICK] != quick:
+        os.environ["XLA_FLAGS"] = GIVEN_FLAGS + QUICK_FLAGS * quick  # of other processes
+        configure_jax(QUICK, quick)
         jax.clear_caches()  # jit's own caches are not keyed by this field
+    if not quick:
+        os.environ.pop(QUICK.upper(), None)  # a user's program has no such variable
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

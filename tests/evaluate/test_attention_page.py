@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from matplotlib.transforms import Bbox
 
+from tests.support.processes import LIMIT_SECONDS
 from txl_jax.evaluate import attention_page
 from txl_jax.evaluate.attention_map import WHOLE, Maps
 
@@ -164,7 +165,7 @@ def test_a_browser_shows_the_selected_head_and_target(folder: Path) -> None:
         ],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=LIMIT_SECONDS,
     )
     assert done.returncode == 0, done.stderr
     shown = element(done.stdout, "text")

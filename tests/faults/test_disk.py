@@ -1,8 +1,7 @@
 """A checkpoint that cannot be written is reported, and the run continues.
 
-The disk is full by a limit on the size of a file, which the kernel holds against every
-thread; it is lost by a file that stands where its folder was; and the right to write it
-is taken away.
+A limit on the size of files, which the kernel imposes on every thread, stands for a
+full disk; a file in place of the folder stands for a lost disk.
 """
 
 import contextlib
@@ -23,7 +22,7 @@ from absl import logging as absl_logging
 from tests import test_train
 from tests.checkpoint.test_checkpoint import assert_same, like
 from tests.faults.test_corruption import STATES, make_state
-from tests.support.processes import exact
+from tests.support.processes import LIMIT_SECONDS, exact
 from tests.support.refusal import refused
 from tests.support.rights import public_folder, without_rights
 from txl_jax.checkpoint import save_restore
@@ -82,8 +81,8 @@ def save(manager: Checkpoints, step: int) -> None:
 
 
 def settle(manager: Checkpoints) -> None:
-    """Polls as the loop does, until the save is over."""
-    until = time.monotonic() + 60
+    """Polls as the training loop does, until the save is over."""
+    until = time.monotonic() + LIMIT_SECONDS
     while manager.saving is not None and time.monotonic() < until:
         manager.poll()
     assert manager.saving is None
@@ -93,7 +92,7 @@ def on_disk(manager: Checkpoints) -> list[str]:
     return sorted(path.name for path in Path(manager.directory).iterdir())
 
 
-# What goes wrong with the checkpoints' folder, and what the line says of it.
+# Faults of the checkpoints' folder, and a part of the line that reports each.
 TROUBLES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "full": (lambda folder: full_disk(), "(File too large: "),
     "lost": (lost_disk, "(NotADirectoryError: "),
@@ -163,6 +162,8 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
             manager.wait()
             full.enter_context(full_disk(40_000))
         save(manager, step, *rest)
+        while step == disk.checkpoint and manager.is_saving_in_progress():
+            time.sleep(0.01)
 
     def sync_faulty(log: Any, *args: Any, **options: Any) -> None:
         if log.step != disk.checkpoint:  # its files are still being written

@@ -1,4 +1,4 @@
-"""How commands end: signals at any moment, unwritable output, values not finite."""
+"""How commands end: after signals, on unwritable output, with non-finite values."""
 
 import errno
 import os
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import pytest
 
 from tests.support import processes
-from tests.support.processes import Processes
+from tests.support.processes import LIMIT_SECONDS, Processes
 from tests.support.refusal import refused
 from tests.support.trained import Home, home
 from txl_jax.checkpoint import save_restore
@@ -30,15 +30,13 @@ from txl_jax.workdir.load import load
 
 FIXTURES = (home,)
 MAIN = "import sys; from txl_jax.main import main; sys.exit(main())"
-# Sends a signal to its own process, a while after the program has begun to handle it.
+# Sends a signal to its own process while it imports the module.
 ALARM = """
-import os, signal, threading, time
+import os, signal, sys, threading, time
 
 def alarm():
-    unhandled = signal.SIG_DFL, signal.default_int_handler
-    while signal.getsignal(signal.{name}) in unhandled:
+    while "{module}" not in sys.modules:
         time.sleep(0.01)
-    time.sleep({after})
     os.kill(os.getpid(), signal.{name})
 
 threading.Thread(target=alarm, daemon=True).start()
@@ -51,22 +49,27 @@ def program(*argv: str, start: str = "", **options: Any) -> subprocess.Popen[str
     return subprocess.Popen(line, stderr=subprocess.PIPE, text=True, **options)
 
 
+def error_of(run: subprocess.Popen[str]) -> str:
+    """Returns what a program has written to stderr when it has ended."""
+    return run.communicate(timeout=LIMIT_SECONDS)[1]
+
+
 @pytest.mark.parametrize(
-    "name, after, status", [("SIGTERM", 0.7, 75), ("SIGINT", 0.3, 130)]
+    "name, module, status", [("SIGTERM", "jaxlib", 75), ("SIGINT", "jax", 130)]
 )
 def test_a_signal_while_jax_is_imported_is_one_line(
-    name: str, after: float, status: int
+    name: str, module: str, status: int
 ) -> None:
-    start = ALARM.format(name=name, after=after)
-    # One of two processes, the other of which never comes.
+    start = ALARM.format(name=name, module=module)
+    # It waits for a second process, which is never started.
     first, _ = pair()
     run = program("--config=quickstart", "--mode=prepare", start=start, env=first)
-    _, error = run.communicate(timeout=60)
+    error = error_of(run)
     line = f"txl_jax: {name}: ended at once; the same command resumes\n"
     assert (run.returncode, error) == (status, line)
 
 
-# Sends a signal to its own process when a mode begins its work.
+# Sends a signal to its own process when the work of its mode begins.
 AT_WORK = """
 import os, signal
 from txl_jax.cli import modes
@@ -91,11 +94,11 @@ ARGUMENTS = {
 def test_a_signal_ends_every_mode(
     home: Home, mode: str, name: str, status: int
 ) -> None:
-    """While jax is imported and at work."""
+    """Both during the import of jax and during its work."""
     arguments = ARGUMENTS.get(mode, "--workdir={run}").format(run=home.run)
-    for start in (ALARM.format(name=name, after=0.3), AT_WORK.format(name=name)):
+    for start in (ALARM.format(name=name, module="jax"), AT_WORK.format(name=name)):
         run = program(f"--mode={mode}", *arguments.split(), start=start)
-        _, error = run.communicate(timeout=120)
+        error = error_of(run)
         line = f"txl_jax: {name}: ended at once; the same command resumes\n"
         assert (run.returncode, error) == (status, line)
 
@@ -114,7 +117,7 @@ def test_a_closed_pipe_ends_quietly() -> None:
     read, write = os.pipe()
     os.close(read)
     run = program("--helpfull", stdout=write)
-    assert run.communicate(timeout=60)[1] == ""
+    assert error_of(run) == ""
     assert run.returncode == 128 + signal.SIGPIPE
 
 
@@ -122,14 +125,14 @@ def test_a_closed_pipe_ends_quietly() -> None:
 def test_a_full_disk_behind_stdout_is_one_line() -> None:
     with open("/dev/full", "w") as full:
         run = program("--helpfull", stdout=full)
-    error = run.communicate(timeout=60)[1]
+    error = error_of(run)
     assert (run.returncode, error) == (2, "txl_jax: stdout: No space left on device\n")
 
 
 def refusal_of(*flags: str, start: str = "", **environment: str) -> str:
     """Returns the one-line error with which the program ends."""
     run = program(*flags, start=f"{start}\n", env=os.environ | environment)
-    error = run.communicate(timeout=120)[1]
+    error = error_of(run)
     assert run.returncode == 2
     assert error.startswith("txl_jax: ") and len(error.splitlines()) == 1
     return error
@@ -140,7 +143,7 @@ def refusal_of(*flags: str, start: str = "", **environment: str) -> str:
     [
         ({"JAX_ENABLE_X64": "maybe"}, "'JAX_ENABLE_X64': correct this variable"),
         ({"JAX_TRANSFER_GUARD": "disallow"}, "=disallow is not supported: unset it"),
-        (  # after it, jax is imported in part
+        (  # jax is then imported in part
             {"JAX_NUM_CPU_DEVICES": "x", "JAX_NUM_PROCESSES": "2"},
             "jax_num_cpu_devices: correct this variable",
         ),
@@ -148,7 +151,7 @@ def refusal_of(*flags: str, start: str = "", **environment: str) -> str:
         ({"JAX_PLATFORMS": "cuda", "CUDA_VISIBLE_DEVICES": ""}, "check JAX_PLATFORMS"),
     ],
 )
-def test_an_impossible_environment_is_one_line(
+def test_an_environment_that_jax_refuses_is_one_line(
     environment: dict[str, str], part: str
 ) -> None:
     assert part in refusal_of("--mode=prepare", "--config=quickstart", **environment)
@@ -170,7 +173,9 @@ def test_an_impossible_environment_is_one_line(
         ("", "--workdir=caf\udce9", "caf\\udce9' is not UTF-8: give another"),
     ],
 )
-def test_an_impossible_process_is_one_line(start: str, flag: str, part: str) -> None:
+def test_limits_of_the_process_are_reported_in_one_line(
+    start: str, flag: str, part: str
+) -> None:
     assert part in refusal_of("--mode=prepare", flag, start=start)
 
 
@@ -200,7 +205,7 @@ def test_pictures_need_no_display() -> None:
     subprocess.run(line, env=os.environ | {"MPLBACKEND": "toaster"}, check=True)
 
 
-def test_compilation_for_absent_devices_looks_for_none_here() -> None:
+def test_compilation_for_absent_devices_does_not_look_for_devices() -> None:
     flags = ("--mode=compile", "--config=quickstart", "--topology=toaster")
     assert "compile.topology" in refusal_of(*flags, JAX_PLATFORMS="toaster")
 
@@ -219,7 +224,7 @@ def test_compilation_for_absent_devices_looks_for_none_here() -> None:
         ),
     ],
 )
-def test_files_that_cannot_be_written_lose_no_result(
+def test_results_are_printed_if_files_cannot_be_written(
     home: Home, name: str, spoil: Callable[[Path], None], reason: str
 ) -> None:
     (path := home.run / name).unlink()
@@ -253,7 +258,7 @@ def test_a_terminal_gets_no_control_characters(
     assert done.out.startswith(prompt)
 
 
-def test_only_errors_of_the_machine_become_one_line(tmp_path: Path) -> None:
+def test_only_errors_of_the_machine_are_user_errors(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="x.json .No space left"):
         with machine_errors(tmp_path):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "x.json")
@@ -264,7 +269,7 @@ def test_only_errors_of_the_machine_become_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode, advice", [("train", "batch_size"), ("generate", "mem")])
-def test_advice_against_too_little_memory_fits_the_mode(mode: str, advice: str) -> None:
+def test_advice_on_too_little_memory_fits_the_mode(mode: str, advice: str) -> None:
     for error in (
         MemoryError(),
         RuntimeError("INTERNAL: Out of memory allocating 9 bytes"),
@@ -275,7 +280,7 @@ def test_advice_against_too_little_memory_fits_the_mode(mode: str, advice: str) 
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_result_that_is_not_finite_is_no_success(value: float) -> None:
+def test_a_nonfinite_result_is_an_error(value: float) -> None:
     check_finite({"rows": [{"nll": 1.0}], "nll": None, "name": value})
     with pytest.raises(BadNumbers, match="rows.nll = .* lower eval.dynamic_lr"):
         check_finite({"rows": [{"nll": 1.0}, {"nll": value}]})
@@ -284,7 +289,7 @@ def test_a_result_that_is_not_finite_is_no_success(value: float) -> None:
 
 
 @pytest.mark.parametrize("mode", ["evaluate", "score", "generate", "export"])
-def test_weights_that_are_not_finite_are_refused(home: Home, mode: str) -> None:
+def test_nonfinite_weights_are_refused(home: Home, mode: str) -> None:
     step, name = 61, "layers/feed_forward/out/bias"
     with open_checkpoints(home.run, read_only=True) as manager:
         saved = step in manager.all_steps()
@@ -307,7 +312,7 @@ def test_a_closed_pipe_ends_several_processes_quietly(tmp_path: Path) -> None:
     os.close(read)
     flags = f"--config={tiny}", "--mode=prepare"
     first, second = (program(*flags, stdout=write, env=each) for each in pair())
-    errors = [run.communicate(timeout=60)[1] for run in (first, second)]
+    errors = [error_of(run) for run in (first, second)]
     assert (first.returncode, second.returncode) == (141, 0), errors
     assert not any("Traceback" in error or "lost" in error for error in errors)
 
@@ -326,7 +331,7 @@ def test_processes_that_disagree_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-# What one of two processes is refused for: at the roll call, after it, and in its mode.
+# Reasons to refuse one of two processes: at the roll call, after it, and in its mode.
 REFUSALS = {
     "field": ({"LR": "-1"}, "optim.lr = -1"),
     "device": ({"JAX_PLATFORMS": "cuda", "CUDA_VISIBLE_DEVICES": ""}, "no device"),
@@ -340,7 +345,7 @@ REFUSALS = {
 def test_a_refusal_of_one_process_ends_the_other(
     tmp_path: Path, cause: str, index: int
 ) -> None:
-    """Both report the status of a user's error, not that of a lost process."""
+    """Both exit with the status of a user error, not that of a lost process."""
     tiny = processes.write_experiment(tmp_path)
     source = tiny.read_text().replace(f"data_dir={str(tmp_path / 'data')!r}", "")
     field = "    c.optim.lr = float(os.environ['LR'])\n    return c"

@@ -1,10 +1,11 @@
-"""Connection of processes, and their ends: by timeout, watchdog or signal."""
+"""Connection of processes, and their exits: by timeout, watchdog or signal."""
 
 import contextlib
 import errno
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from tests.support.refusal import refused
 from txl_jax.errors import UserError
 from txl_jax.runtime import distributed
 from txl_jax.runtime.distributed import find_processes
+from txl_jax.runtime.watchdog import Watchdog
 
 ENVIRONMENT = {
     "JAX_COORDINATOR_ADDRESS": "node0:1234",
@@ -82,7 +84,7 @@ def test_processes_are_found(environment: dict[str, str], args: dict[str, Any]) 
     ],
     ids=str,
 )
-def test_an_environment_that_says_a_part_is_refused(
+def test_an_incomplete_or_invalid_environment_is_refused(
     changes: dict[str, str], message: str
 ) -> None:
     given = ENVIRONMENT if changes.keys() <= ENVIRONMENT.keys() else {}
@@ -93,8 +95,8 @@ def test_an_environment_that_says_a_part_is_refused(
 CONNECT = "from txl_jax.runtime import distributed; distributed.connect(2)"
 
 
-def test_processes_that_meet_too_few_others_give_up(tmp_path: Path) -> None:
-    """Each with one line and the status RETRY: two of three."""
+def test_processes_give_up_if_one_of_them_is_missing(tmp_path: Path) -> None:
+    """Two of three exit, each with one line and the status RETRY."""
     three = {"JAX_NUM_PROCESSES": "3"}
     run = Processes(tmp_path, python=("-c", CONNECT), environments=[three, three])
     assert run.wait() == [75, 75]
@@ -104,7 +106,7 @@ def test_processes_that_meet_too_few_others_give_up(tmp_path: Path) -> None:
         assert line.startswith(start) and "within 2 s" in line
 
 
-# As on TPUs, where a host's chips are not neighbours in the mesh.
+# As on TPUs, where a host's chips need not be neighbours in the mesh.
 INTERLEAVED = """
 import jax, numpy as np
 from jax.sharding import AxisType, Mesh
@@ -127,7 +129,7 @@ distributed.wait_for_all()
 """
 
 
-def test_a_process_whose_devices_are_apart_in_the_mesh_feeds_its_streams(
+def test_a_process_feeds_devices_that_are_not_neighbours_in_the_mesh(
     tmp_path: Path,
 ) -> None:
     run = Processes(tmp_path, python=("-c", INTERLEAVED))
@@ -137,33 +139,47 @@ def test_a_process_whose_devices_are_apart_in_the_mesh_feeds_its_streams(
 
 
 HANGS = """
-import time
+import threading
 from txl_jax.runtime.watchdog import Watchdog
 
-def where_it_hangs():
-    time.sleep(100)
+def hang():
+    threading.Event().wait()
 
-with Watchdog(0.5) as watchdog:
-    for _ in range(4):
-        time.sleep(0.2)
-        watchdog.feed()
-with Watchdog(0):
-    time.sleep(0.2)
-print("alive", flush=True)
 with Watchdog(0.5):
-    where_it_hangs()
+    hang()
 """
 
 
 def test_a_hang_ends_with_stacks_and_75(tmp_path: Path) -> None:
     run = Processes(tmp_path, python=("-c", HANGS), count=1)
-    assert (run.wait(), run.stdout) == ([75], ["alive\n"])
-    assert "in where_it_hangs" in run.stderr[0].read_text()
+    assert run.wait() == [75]
+    assert "in hang" in run.stderr[0].read_text()
     assert "no progress for run.hang_seconds = 0.5 s" in run.said(0)[-1]
 
 
+def test_the_watchdog_waits_again_after_each_feed(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    lines, waits, fed = [], [], [True, True, False]
+    monkeypatch.setattr(distributed, "exit_now", lambda line, _: lines.append(line))
+    watchdog = Watchdog(7)
+
+    def wait(seconds: float) -> bool:
+        waits.append(seconds)
+        if is_fed := fed[len(waits) - 1]:
+            watchdog.feed()
+        return is_fed
+
+    monkeypatch.setattr(watchdog.fed, "wait", wait)
+    watchdog._watch()
+    assert waits == [7, 7, 7] and len(lines) == 1
+    with Watchdog(0) as off:
+        assert "watchdog" not in [thread.name for thread in threading.enumerate()]
+    assert off.closed
+
+
 LISTENS = """
-import sys, time
+import sys, threading, time
 from txl_jax.runtime.preemption import stop
 
 with stop.listening():
@@ -171,7 +187,7 @@ with stop.listening():
         stop.hold()
     print("ready", flush=True)
     if sys.argv[2] == "busy":
-        time.sleep(100)
+        threading.Event().wait()
     while not stop.at_boundary():
         time.sleep(0.01)
 sys.exit(stop.end("here").status)
@@ -183,7 +199,7 @@ sys.exit(stop.end("here").status)
     [
         ("holds", "free", [signal.SIGTERM], 75),
         ("holds", "free", [signal.SIGINT], 130),
-        # Nothing would be lost, so it ends whatever it is at.
+        # Nothing would be lost, so it need not reach a boundary.
         ("idle", "busy", [signal.SIGINT], 130),
         ("holds", "busy", [signal.SIGINT, signal.SIGINT], 130),
     ],
@@ -204,7 +220,7 @@ def test_signals_end_a_process(
         assert (
             process.stderr and "a second one ends at once" in process.stderr.readline()
         )
-        # One that comes while the first is still being handled may be lost.
+        # A signal that arrives while the first is being handled may be lost.
         while process.poll() is None:
             process.send_signal(number)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -215,13 +231,13 @@ def test_signals_end_a_process(
     assert at_once == (busy == "busy")
 
 
-def test_a_lost_process_is_told_from_a_mistake_of_ours(
+def test_the_loss_of_a_process_is_distinguished_from_other_errors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def leave(line: str, status: int) -> None:
         raise SystemExit((line, status))
 
-    def left(error: Exception | None) -> tuple[str, int] | None:
+    def exit_of(error: Exception | None) -> tuple[str, int] | None:
         try:
             distributed.exit_on_error(type(error), error, None)
         except SystemExit as end:
@@ -231,12 +247,12 @@ def test_a_lost_process_is_told_from_a_mistake_of_ours(
     monkeypatch.setattr(distributed, "several", lambda: True)
     monkeypatch.setattr(distributed, "warn", lambda line: None)
     monkeypatch.setattr(distributed, "exit_now", leave)
-    lost = left(ValueError("UNKNOWN: Gloo all-reduce failed: Read error: by peer"))
+    lost = exit_of(ValueError("UNKNOWN: Gloo all-reduce failed: Read error: by peer"))
     assert lost is not None and lost[1] == 75
     assert lost[0].startswith("another process is lost (UNKNOWN: Gloo")
-    mistake = left(RuntimeError("RESOURCE_EXHAUSTED: out of memory"))
+    memory = exit_of(RuntimeError("RESOURCE_EXHAUSTED: out of memory"))
     line = "out of memory (RESOURCE_EXHAUSTED: out of memory): lower train.batch_size"
-    assert mistake is not None and mistake[0].startswith(line) and mistake[1] == 2
-    assert left(BrokenPipeError(errno.EPIPE, "Broken pipe")) == ("", 141)
-    assert left(None) is None
-    assert left(UserError("all see this")) is None
+    assert memory is not None and memory[0].startswith(line) and memory[1] == 2
+    assert exit_of(BrokenPipeError(errno.EPIPE, "Broken pipe")) == ("", 141)
+    assert exit_of(None) is None
+    assert exit_of(UserError("raised by all")) is None

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.processes import free_port
+from tests.support.processes import LIMIT_SECONDS, free_port
 
 BUCKET = "lake"
 REFUSED = ("host", "connection", "transfer-encoding", "content-length")
@@ -82,7 +82,7 @@ class Proxy:
             send(request, status, [], json.dumps(error).encode())
             return
         headers = {k: v for k, v in request.headers.items() if k.lower() not in REFUSED}
-        server = http.client.HTTPConnection(self.target, timeout=60)
+        server = http.client.HTTPConnection(self.target, timeout=LIMIT_SECONDS)
         server.request(method, request.path, body, headers)
         response = server.getresponse()
         content = response.read()
@@ -152,7 +152,7 @@ class Store:
             stderr=subprocess.DEVNULL,
         )
         self.proxy = Proxy(self.port)
-        for _ in range(200):
+        while self.server.poll() is None:
             with contextlib.suppress(OSError):
                 self.call("POST", "/storage/v1/b", json.dumps({"name": BUCKET}))
                 return
@@ -161,7 +161,8 @@ class Store:
 
     def call(self, method: str, path: str, body: str | bytes = b"") -> bytes:
         """Returns the server's answer to a call that passes no proxy."""
-        server = http.client.HTTPConnection(f"127.0.0.1:{self.port}", timeout=60)
+        where = f"127.0.0.1:{self.port}"
+        server = http.client.HTTPConnection(where, timeout=LIMIT_SECONDS)
         server.request(method, path, body)
         answer = server.getresponse()
         content = answer.read()
