@@ -72,12 +72,18 @@ def compile_step(mesh: Mesh, step: Any, *args: Any) -> Compiled:
             raise
         return Compiled(False, wanted, time.perf_counter() - started)
     seconds = time.perf_counter() - started
+    size, aliased = memory_used(program)
+    fits = size <= gpus.limit(mesh.devices.flat[0].device_kind)
+    return Compiled(fits, size, seconds, text_of(program), aliased)
+
+
+def memory_used(program: Any) -> tuple[int, int]:
+    """Returns a compiled program's bytes of a device, and those of reused arguments."""
     use = program.memory_analysis()
     aliased = use.alias_size_in_bytes
     size = use.argument_size_in_bytes + use.output_size_in_bytes - aliased
     size += use.temp_size_in_bytes + use.generated_code_size_in_bytes
-    fits = size <= gpus.limit(mesh.devices.flat[0].device_kind)
-    return Compiled(fits, size, seconds, text_of(program), aliased)
+    return size, aliased
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from experiments.benchmarks import generation, subject
 from experiments.benchmarks.chip.plan import read, round_up
 from experiments.benchmarks.chip.timing import memory_bytes, memory_stats, seconds_of
 from experiments.benchmarks.quiet import clock
-from txl_jax.aot.lower import memory_wanted
+from txl_jax.aot.lower import memory_used, memory_wanted
 from txl_jax.cli import compile, steps
 from txl_jax.cli.run import make_streams
 from txl_jax.cli.steps import replace
@@ -53,10 +53,7 @@ def build(config: Config, mesh: Mesh) -> tuple[Any, int]:
         if not (wanted := memory_wanted(str(error))):
             raise
         raise OutOfMemory(wanted) from error
-    use = program.memory_analysis()
-    size = use.argument_size_in_bytes + use.output_size_in_bytes
-    size += use.temp_size_in_bytes + use.generated_code_size_in_bytes
-    return program, size - use.alias_size_in_bytes
+    return program, memory_used(program)[0]
 
 
 def run_training(config: Config) -> Iterator[Row]:
