@@ -26,72 +26,47 @@ TITLES = {
     "published": "The published batch on more and more chips",
     "weak": "8,192 tokens per chip",
 }
-# By the number of chips.
-V4 = {
-    4: "v4:2x2x1",
-    8: "v4:2x2x2",
-    16: "v4:2x2x4",
-    32: "v4:2x4x4",
-    64: "v4:4x4x4",
-    128: "v4:4x4x8",
-    256: "v4:4x8x8",
-}
+# Slices by their number of chips: of v4 and v5p, and of v5e and v6e.
+CUBES = {4: "2x2x1", 8: "2x2x2", 16: "2x2x4", 32: "2x4x4", 64: "4x4x4"}
+CUBES |= {128: "4x4x8", 256: "4x8x8"}
 FLAT = {8: "2x4", 32: "4x8", 128: "8x16", 256: "16x16"}
-
-
-def slices(kind: str) -> dict[int, str]:
-    """Returns the slices of a kind of chip by their number of chips."""
-    if kind in ("v4", "v5p"):
-        return {n: name.replace("v4", kind) for n, name in V4.items()}
-    return {n: f"{kind}:{shape}" for n, shape in FLAT.items()}
+# The paper used 32, 32, 64 and 512 TPU cores; a chip of v4 has two.
+PUBLISHED = {
+    **{"wt103_large": (32, 8, 128, 256), "enwik8_24l": (16, 64, 256)},
+    **{"lm1b_large": (256, 64), "wt103": (4,), "enwik8": (4,)},
+    **{"wt103_nvidia": (8, 128), "wt103_nvidia_large": (8,), "text8": (16,)},
+    **{"enwik8_18l": (16,), "lm1b": (32,), "ptb": (4,)},
+}
 
 
 def wanted() -> Iterator[Row]:
     """Yields the table, the experiment and the command of every row, by priority."""
-    for table, name, topology, flags in commands():
-        command = f"--mode=compile --topology={topology} --config={name} {flags}"
-        yield {"table": table, "experiment": name, "flags": command}
 
+    def row(table: str, name: str, kind: str, chips: int, flags: str) -> Row:
+        shape = (CUBES if kind in ("v4", "v5p") else FLAT)[chips]
+        command = f"--mode=compile --topology={kind}:{shape} --config={name} {flags}"
+        return {"table": table, "experiment": name, "flags": command}
 
-def commands() -> Iterator[tuple[str, str, str, str]]:
-    """Yields (table, experiment, topology, flags) of every row."""
     for kernel in ("xla", "tpu"):
         own = f"--config.model.kernel={kernel}"
-        plain = f"{own} --config.eval.streams=128"
         auto = f"{own} --mesh=auto --config.eval.streams=128"
         fsdp = f"{own} --config.mesh.fsdp=8 --config.eval.streams=256"
-        yield "fit", "wt103_large", V4[128], plain
-        yield "fit", "wt103_large", "v5e:16x16", auto
-        yield "fit", "lm1b_large", "v5e:16x16", fsdp
-    alone = "--mesh=auto --config.model.kernel=tpu"
-    alone += " --config.model.dtype=bfloat16"
-    # The paper used 32, 32, 64 and 512 TPU cores; a chip of v4 has two.
-    for name, sizes in (
-        ("wt103_large", (32, 8, 128, 256)),
-        ("enwik8_24l", (16, 64, 256)),
-        ("lm1b_large", (256, 64)),
-        ("wt103", (4,)),
-        ("enwik8", (4,)),
-        ("wt103_nvidia", (8, 128)),
-        ("wt103_nvidia_large", (8,)),
-        ("text8", (16,)),
-        ("enwik8_18l", (16,)),
-        ("lm1b", (32,)),
-        ("ptb", (4,)),
-    ):
+        yield row("fit", "wt103_large", "v4", 128, f"{own} --config.eval.streams=128")
+        yield row("fit", "wt103_large", "v5e", 256, auto)
+        yield row("fit", "lm1b_large", "v5e", 256, fsdp)
+    flags = "--mesh=auto --config.model.kernel=tpu --config.model.dtype=bfloat16"
+    for name, sizes in PUBLISHED.items():
         for chips in sizes:
-            yield "published", name, V4[chips], alone
+            yield row("published", name, "v4", chips, flags)
     # 21 segments of 384 tokens are 8,064, 256 of 32 are 8,192.
     for name, streams in (("wt103_large", 21), ("lm1b_large", 256)):
+        many = f"{flags} --streams_per_chip={streams}"
         for chips in (8, 256, 32):
             for kind in ("v5e", "v4", "v5p", "v6e"):
-                flags = f"{alone} --streams_per_chip={streams}"
-                yield "weak", name, slices(kind)[chips], flags
-        # Without remat, this model does not fit on v5e.
-        if name == "lm1b_large":
-            flags += " --config.model.remat_policy=full"
-            for chips in (8, 256, 32):
-                yield "weak", name, slices("v5e")[chips], flags
+                yield row("weak", name, kind, chips, many)
+    for chips in (8, 256, 32):  # without remat, this model does not fit on v5e
+        remat = f"{many} --config.model.remat_policy=full"
+        yield row("weak", "lm1b_large", "v5e", chips, remat)
 
 
 def measure(row: Row) -> Row:
