@@ -31,14 +31,12 @@ from txl_jax.errors import UserError
 from txl_jax.evaluate.options import EvalConfig, parse_sweep
 from txl_jax.evaluate.perplexity import make_reader
 from txl_jax.evaluate.reader import empty_memory
-from txl_jax.kernels.xla import heads_first
-from txl_jax.model.block import FeedForward
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.decoder import Decoder, DecoderAttention
+from txl_jax.model.decoder import Decoder
 from txl_jax.model.flops import vocabulary_products
-from txl_jax.model.key_values import KeyValues, project
+from txl_jax.model.key_values import KeyValueMemory
 from txl_jax.model.memory import Memory
-from txl_jax.model.positions import SCHEMES, distances
+from txl_jax.model.positions import distances
 from txl_jax.model.txl import TransformerXL
 
 ROUNDS = 3  # the median of which is reported
@@ -134,50 +132,30 @@ def whole_nll(
 def last_nll(
     config: ModelConfig,
     params: Any,
-    layers: tuple[KeyValues, ...],
+    memory: KeyValueMemory,
     tokens_BW: Array,
     target_B: Array,
 ) -> Array:
     """Returns the nll of the token after each window, nll_B in nats.
 
-    The result equals the last column of `whole_nll`, without unused computation. The
-    last layer computes keys and values at all positions, and everything else, like the
-    softmax, at the last position only. Scores of future keys are skipped if
-    config.kernel skips them. `params` are unstacked; `layers` have the W distances that
-    all windows share, and no keys (`reader.empty_memory`).
+    With relative positions it equals the last column of `whole_nll`. The last token
+    reads the others from the memory, so the compiler removes the others' queries in the
+    last layer. Scores of future keys are skipped if config.kernel skips them. `params`
+    are unstacked, and `memory` is that of `window_memory`.
     """
-    B, W = tokens_BW.shape
-    model = Decoder(config).bind({"params": params})
-    scheme = SCHEMES[config.position]
-    h_BWD = model.embedding.embed(tokens_BW)
-    if scheme.embeddings:
-        h_BWD += scheme.embeddings(config, W).astype(h_BWD.dtype)
-    oldest_BW = jnp.zeros((B, W), jnp.int32)
-    zeros_HBWA = jnp.zeros((config.n_head, B, W, config.d_head), h_BWD.dtype)
-    *lower, last = (
-        layer._replace(k_HBKA=zeros_HBWA, v_HBKA=zeros_HBWA, start_B=oldest_BW[:, 0])
-        for layer in layers
-    )
-    for n, layer in enumerate(lower):
-        h_BWD, _ = model.layers[n](h_BWD, layer, oldest_BW)
-    own = params[f"layers_{len(lower)}"]
-    if "places" in own:
-        h_BWD += own["places"][:W].astype(h_BWD.dtype)
-    # The earlier positions act as a memory, which has no queries. The padding is the
-    # slot of the last position's own key and value.
-    slot = ((0, 0), (0, 1), (0, 0), (0, 0))
-    k_HBWA, v_HBWA = (
-        heads_first(jnp.pad(x_BMHA, slot))
-        for x_BMHA in project(config, own["attention"], h_BWD[:, :-1])
-    )
-    h_B1D, _ = DecoderAttention(dataclasses.replace(config, kernel="xla")).apply(
-        {"params": own["attention"]},
-        *(h_BWD[:, -1:], last._replace(k_HBKA=k_HBWA, v_HBKA=v_HBWA)),
-        oldest_BW[:, :1],
-    )
-    feed_forward = {"params": own["feed_forward"]}
-    hidden_B1D: Any = FeedForward(config, "DF").apply(feed_forward, h_B1D)
-    return model.embedding.nll(hidden_B1D, target_B[:, None])[:, 0]
+    model, before = Decoder(config), tokens_BW.shape[1] - 1
+    _, memory = model.apply({"params": params}, tokens_BW[:, :-1], memory)
+    start_B, filled_B = jnp.ones_like(target_B), jnp.full_like(target_B, before)
+    layers = tuple(layer._replace(start_B=start_B) for layer in memory.layers)
+    memory = KeyValueMemory(layers, filled_B, before)
+    tokens = tokens_BW[:, -1:], target_B[:, None]
+    nll_B1, _ = model.apply({"params": params}, *tokens, memory, method="nll")
+    return nll_B1[:, 0]
+
+
+def window_memory(config: ModelConfig, params: Any, B: int, W: int) -> KeyValueMemory:
+    """Returns an empty memory, for a window's first W - 1 tokens and one before."""
+    return empty_memory(dataclasses.replace(config, mem_len=1), params, B, W - 1)
 
 
 def make_programs(
@@ -202,14 +180,14 @@ def make_programs(
     last = jax.jit(lambda *args: last_nll(tiled, *args))
     reader = make_reader(model_config, config, mesh)
     own = reader.unstack(params)
-    layers = jax.jit(lambda params: empty_memory(tiled, params, 1, W).layers)(own)
+    memory = jax.jit(lambda params: window_memory(tiled, params, B, W))(own)
     outputs = reader.outputs(own, Streams(text_T, B, L).epoch())
     for _ in range(filling):
         next(outputs)
     programs: dict[str, Program] = {
         "cached": lambda: next(outputs),
         "sliding": lambda: whole(params, tokens_BW, targets_BW),
-        "fair": lambda: last(own, layers, tokens_BW, targets_BW[:, -1]),
+        "fair": lambda: last(own, memory, tokens_BW, targets_BW[:, -1]),
     }
     for name in ("sliding", "fair"):
         jax.block_until_ready(programs[name]())  # compiles
