@@ -19,14 +19,13 @@ from txl_jax.update.init import init_params
 B, L, S, P = 8, 8, 60, 5
 LEARNED = 0.7  # nats
 
-SCHEMES: list[dict[str, Any]] = [
-    {"position": "shaw_biased", "n_position": 12},
-    {"position": "learned", "n_position": L, "mem_len": 0},
-]
+# `test_published_models` trains the paper's, `test_gradients` compares more gradients.
+LEARNED_PLACES: dict[str, Any] = {"position": "learned", "n_position": L, "mem_len": 0}
 OTHERS: list[dict[str, Any]] = [
     {},
     {"cutoffs": (5, 9), "div_val": 2, "untie_r": True},
     {"position": "shaw", "n_position": 12},
+    {"position": "shaw_biased", "n_position": 12},
     {"position": "none"},
     {"position": "rotary", "d_head": 4},
     {"position": "alibi"},
@@ -38,7 +37,10 @@ OTHERS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize(
     "changes",
-    [*SCHEMES, *(pytest.param(changes, marks=pytest.mark.long) for changes in OTHERS)],
+    [
+        LEARNED_PLACES,
+        *(pytest.param(changes, marks=pytest.mark.long) for changes in OTHERS),
+    ],
     ids=str,
 )
 def test_loss_falls(changes: dict[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 The oracle runs in float64 and knows no gradient: it is evaluated twice per coordinate.
 
-Dims: B streams, L segment.
+Dims: S segments, B streams, L segment, T = S L tokens.
 """
 
 from typing import Any
@@ -18,20 +18,18 @@ from tests.support import tiny
 from txl_jax.model.memory import Memory
 from txl_jax.model.txl import TransformerXL
 
-B, L, SEGMENTS = 2, 3, 2
+B, L, S = 2, 3, 2
 COORDINATES = 2  # of each parameter: the steepest, and others at random
 STEP = 1e-6  # differences are right to its square and to 1e-16 / STEP
-TOKENS_BT = tiny.make_tokens(B, SEGMENTS * L + 1)
-FIRST_BT = np.zeros(TOKENS_BT.shape, bool)
-FIRST_BT[0, [0, L + 1]] = True
+TOKENS_BT = tiny.make_tokens(B, S * L + 1)
+INPUTS_SBL, TARGETS_SBL = (
+    np.stack(np.split(tokens_BT, S, axis=1))
+    for tokens_BT in (TOKENS_BT[:, :-1], TOKENS_BT[:, 1:])
+)
+FIRST_SBL = np.zeros((S, B, L), bool)
+FIRST_SBL[0, 0, 0] = FIRST_SBL[1, 0, 1] = True
 LENGTH_SB = np.array([[L, L - 1], [L, L]], np.int32)
-
-
-def segment(s: int) -> tuple[Array, Array, dict[str, Any]]:
-    """Returns inputs, targets and the rest of a segment."""
-    part, after = slice(s * L, (s + 1) * L), slice(s * L + 1, (s + 1) * L + 1)
-    more = {"first_BL": FIRST_BT[:, part], "length_B": LENGTH_SB[s]}
-    return TOKENS_BT[:, part], TOKENS_BT[:, after], more
+SEGMENTS = INPUTS_SBL, TARGETS_SBL, FIRST_SBL, LENGTH_SB
 
 
 def gradient_of_the_model(settings: dict[str, Any], params: Params) -> Any:
@@ -39,16 +37,17 @@ def gradient_of_the_model(settings: dict[str, Any], params: Params) -> Any:
     config = tiny.config(mem_len=4, **settings)
 
     def loss(params: Any) -> jax.Array:
-        memory, total = Memory.empty(config, B), jnp.zeros(())
-        for s in range(SEGMENTS):
-            inputs_BL, targets_BL, more = segment(s)
-            result: Any = TransformerXL(config).apply(
-                {"params": params}, inputs_BL, targets_BL, memory, method="nll", **more
+        def read(memory: Memory, segment: Any) -> Any:
+            *tokens, first_BL, length_B = segment
+            more: Any = {"first_BL": first_BL, "length_B": length_B, "method": "nll"}
+            variables = {"params": params}
+            nll_BL, after = TransformerXL(config).apply(
+                variables, *tokens, memory, **more
             )
-            nll_BL, memory = result
-            real_BL = np.arange(L) < more["length_B"][:, None]
-            total += jnp.sum(nll_BL * real_BL)
-        return total / LENGTH_SB.sum()
+            return after, jnp.sum(nll_BL * (jnp.arange(L) < length_B[:, None]))
+
+        _, nll_S = jax.lax.scan(read, Memory.empty(config, B), SEGMENTS)
+        return jnp.sum(nll_S) / LENGTH_SB.sum()
 
     return jax.jit(jax.grad(loss))(params)
 
@@ -60,19 +59,20 @@ class Oracle:
         config = tiny.config(mem_len=4, **settings)
         self.settings = tiny.reference_settings(config)
         self.memories = [reference.empty(config.n_layer, B, tiny.D)]
-        for s in range(SEGMENTS - 1):
+        for s in range(S - 1):
             self.memories.append(self.nll(params, s)[1])
 
     def nll(self, params: Params, s: int) -> tuple[Array, reference.Memory]:
         """Returns the nll of segment s and the memory after it."""
-        inputs_BL, targets_BL, more = segment(s)
+        inputs_BL, targets_BL, first_BL, length_B = (x[s] for x in SEGMENTS)
+        more: dict[str, Any] = {"first_BL": first_BL, "length_B": length_B}
         return reference.nll(
             params, inputs_BL, targets_BL, self.memories[s], **self.settings, **more
         )
 
     def loss(self, params: Params) -> float:
         """Returns the mean over all real tokens."""
-        total = sum(self.nll(params, s)[0].sum() for s in range(SEGMENTS))
+        total = sum(self.nll(params, s)[0].sum() for s in range(S))
         return float(total / LENGTH_SB.sum())
 
     def slope(self, params: Params, leaf: Array, index: Any) -> float:
@@ -118,13 +118,11 @@ def test_gradients_are_the_differences_of_the_oracle(settings: dict[str, Any]) -
 
 def test_memory_passes_no_gradient_on() -> None:
     """What a segment leaves for the next is constant (section 3.2, equation 2)."""
-    inputs_BL, _, more = segment(0)
 
     def kept(params: Params) -> jax.Array:
         memory = Memory.empty(tiny.CONFIG, B)
-        variables = {"params": params}
         after: Any = TransformerXL(tiny.CONFIG).apply(
-            variables, inputs_BL, memory, **more
+            {"params": params}, INPUTS_SBL[0], memory
         )
         return jnp.sum(after[1].h_NBMD)
 

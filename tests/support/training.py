@@ -46,7 +46,7 @@ def train(
     state = TrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,
-        opt_state=optimizer.init(params),
+        opt_state=jax.jit(optimizer.init)(params),
         memory=Memory.empty(config, B),
         rng=jax.random.key(0),
     )
