@@ -36,7 +36,7 @@ FILE_SECONDS = 10.0  # slower files are listed at the end
 
 
 def refuse_exit(line: str, status: int) -> NoReturn:
-    """Stands in for `distributed.exit_now`, which would end all tests of this worker."""
+    """Stands in for `distributed.exit_now`, which would end this worker's tests."""
     raise AssertionError(f"run this test in a process of its own: {line} ({status})")
 
 
@@ -93,7 +93,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """
     quick = item.get_closest_marker("exact_bits") is None
     if jax.config.values[QUICK] != quick:
-        os.environ["XLA_FLAGS"] = GIVEN_FLAGS + QUICK_FLAGS * quick  # of other processes
+        os.environ["XLA_FLAGS"] = (
+            GIVEN_FLAGS + QUICK_FLAGS * quick
+        )  # of other processes
         configure_jax(QUICK, quick)
         jax.clear_caches()  # jit's own caches are not keyed by this field
     if not quick:

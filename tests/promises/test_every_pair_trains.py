@@ -38,7 +38,7 @@ Pair = tuple[tuple[str, Any], tuple[str, Any]]
 SECTIONS = ("model.", "train.", "optim.")
 # Two updates in each run.
 FIXED = {"train.num_steps": 2, "train.eval_every": 2, "checkpoint.every_steps": 2}
-NUMBERS: dict[type, tuple[Any, ...]] = {
+NUMBERS: dict[Any, tuple[Any, ...]] = {
     bool: (False, True),
     int: (0, 1, 2, 8),
     float: (0.0, 0.1, 2.0),

@@ -144,9 +144,10 @@ def last_nll(
     are unstacked, and `memory` is that of `window_memory`.
     """
     model, before = Decoder(config), tokens_BW.shape[1] - 1
-    _, memory = model.apply({"params": params}, tokens_BW[:, :-1], memory)
+    read: Any = model.apply({"params": params}, tokens_BW[:, :-1], memory)
+    layers = read[1].layers
     start_B, filled_B = jnp.ones_like(target_B), jnp.full_like(target_B, before)
-    layers = tuple(layer._replace(start_B=start_B) for layer in memory.layers)
+    layers = tuple(layer._replace(start_B=start_B) for layer in layers)
     memory = KeyValueMemory(layers, filled_B, before)
     tokens = tokens_BW[:, -1:], target_B[:, None]
     nll_B1, _ = model.apply({"params": params}, *tokens, memory, method="nll")

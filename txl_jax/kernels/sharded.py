@@ -21,7 +21,7 @@ from txl_jax.sharding.rules import RULES, shards
 
 # Specs of a kernel's arrays: q, k, v, r, u, w, bias and oldest.
 SPECS = tuple(
-    nn.logical_to_mesh_axes(tuple(letters), RULES)
+    nn.logical_to_mesh_axes(tuple(letters), RULES) or PartitionSpec()
     for letters in ("BLHA", "BKHA", "BKHA", "RHA", "HA", "HA", "HR", "BL")
 )
 REPLICATED = PartitionSpec()
