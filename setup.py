@@ -117,10 +117,7 @@ setup(
         "txl_jax.experiments.ablations",
     ],
     package_dir={"txl_jax.experiments": "experiments"},
-    package_data={
-        "txl_jax": ["py.typed", "evaluate/attention.html"],
-        "txl_jax.experiments": ["curves/*.json"],
-    },
+    package_data={"txl_jax": ["py.typed", "evaluate/attention.html"]},
     entry_points={"console_scripts": ["txl = txl_jax.main:main"]},
     cmdclass={"sdist": SourceDistribution},
     install_requires=REQUIRES,

@@ -23,7 +23,6 @@ def get_config() -> ConfigDict:
     c.data.corpus = "wikitext103"
     c.train.update(batch_size=256, tgt_len=192, num_steps=40_000, order="roll")
     c.train.update(segments_per_call=4, eval_every=5000)
-    c.train.expected_curve = "wt103_nvidia"
     c.checkpoint.every_steps = 5000
     c.optim.update(optimizer="lamb", lr=0.01, epsilon=1e-6)
     c.optim.update(warmup_steps=1000, min_lr_ratio=0.1)

@@ -251,7 +251,7 @@ FREE = {
     *("data.path", "data.data_dir"),
     *("model.kernel", "model.remat_policy", "model.unroll"),
     *(f"train.{each}" for each in ("num_steps", "log_every", "eval_every")),
-    *("train.max_bad_steps", "train.max_loss_factor", "train.expected_curve"),
+    *("train.max_bad_steps", "train.max_loss_factor"),
 }
 
 

@@ -135,14 +135,8 @@ FIELDS: dict[str, Any] = {
 CHANGEABLE = (
     *(f"{x}." for x in SECTIONS if x not in ("model", "data", "train", "optim")),
     # The checksums of its splits identify a corpus.
-    *(
-        "data.path",
-        "data.data_dir",
-        "train.num_steps",
-        "train.log_every",
-        "train.eval_every",
-    ),
-    *("train.max_bad_steps", "train.max_loss_factor", "train.expected_curve"),
+    *("data.path", "data.data_dir", "train.num_steps", "train.log_every"),
+    *("train.eval_every", "train.max_bad_steps", "train.max_loss_factor"),
     *("model.kernel", "model.remat_policy", "model.unroll"),
 )
 

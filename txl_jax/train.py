@@ -57,7 +57,6 @@ class Hooks:
     logged: Callbacks = ()  # (step, numbers by tag) of a line of metrics.jsonl
     # (), between calls and during a validation; a true result saves the run now
     boundary: Callbacks = ()
-    validated: Callbacks = ()  # (step, mean nll in nats)
     saved: Callbacks = ()  # (state), after a save has started; may raise to end the run
 
 
@@ -116,7 +115,7 @@ def train(
             valid_nll, validates = None, config.train.validates(step)
             if validates and not stop.reached:
                 with log.timing.spend("evaluation"):
-                    valid_nll = validate(mean_nll, step, state.evaluated, hooks)
+                    valid_nll = validate(mean_nll, state.evaluated, hooks)
             # orbax copies arrays to the host implicitly.
             with log.timing.spend("checkpoint"), jax.transfer_guard("allow"):
                 with manager.attempt(step):
@@ -195,7 +194,6 @@ def make_hooks(
         before=[trace.before, *observers.before],
         fetched=[fetched, *observers.fetched],
         boundary=[*polls, stop.at_boundary, *observers.boundary],
-        validated=observers.validated,
         saved=observers.saved,
     )
 
@@ -244,7 +242,7 @@ def fetch(hooks: Hooks, step: int, metrics: Metrics, segments: Segment) -> None:
     run_all(hooks.fetched, step, updates, segments)
 
 
-def validate(mean_nll: Validate, step: int, params: Any, hooks: Hooks) -> float | None:
+def validate(mean_nll: Validate, params: Any, hooks: Hooks) -> float | None:
     """Returns the mean nll in nats; None if the run ends before it is complete."""
     with Progress("valid") as bar:
 
@@ -257,5 +255,4 @@ def validate(mean_nll: Validate, step: int, params: Any, hooks: Hooks) -> float 
             nll = mean_nll(params, progress)
         except Interrupted:
             return None
-    run_all(hooks.validated, step, nll)
     return nll

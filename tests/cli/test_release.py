@@ -47,7 +47,7 @@ def test_a_file_loads_as_its_workdir(home: Home, model: Path) -> None:  # noqa: 
     assert from_file.config.model == from_run.config.model
     different = configs.differences(from_run.config, from_file.config)
     local = {"data.path", "data.data_dir", "checkpoint.every_steps"}
-    assert set(different) <= local | {"train.expected_curve"}
+    assert set(different) <= local
     sharded = from_file.params["layers"]["attention"]["q"].sharding
     assert sharded == from_run.params["layers"]["attention"]["q"].sharding
 

@@ -46,7 +46,7 @@ from txl_jax.data.word import Lines, WordVocab
 from txl_jax.errors import UserError
 from txl_jax.generate import texts
 from txl_jax.generate.options import GenerateConfig
-from txl_jax.report import curve, log
+from txl_jax.report import log
 from txl_jax.report.checksum import with_checksum
 from txl_jax.tables.options import TableConfig
 from txl_jax.workdir import claim
@@ -165,8 +165,6 @@ class Reader(NamedTuple):
         return made | changes.map(lambda change: self.write({**self.base, **change}))
 
 
-POINT = {"step": 30, "valid_ppl": 20.0, "spread": 0.5}
-CURVE = {"source": "a test", "points": [POINT, {**POINT, "step": 31}]}
 WORDS = {"kind": "word", "words": ["<eos>", "a"], **Lines()._asdict()}
 CHARS = {"kind": "char", "of_bytes": False, "symbols": "ab c\n"}
 LEVEL = {"type": "WordLevel", "unk_token": "a", "vocab": {"a": 0, "<eos>": 1}}
@@ -245,7 +243,6 @@ def read_text(path: Path) -> object:
 
 
 READERS: dict[str, Reader] = {
-    "curve": Reader("c.json", lambda path: curve.load(str(path)), CURVE),
     "words": Reader("vocab.json", read_vocab, WORDS, True),
     "characters": Reader("vocab.json", read_vocab, CHARS, True),
     "bytes": Reader(

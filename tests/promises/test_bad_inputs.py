@@ -294,7 +294,7 @@ def inputs(home: trained.Home) -> Iterator[Inputs]:
     with public_folder() as path:
         skip = shutil.ignore_patterns("data")
         shutil.copytree(home.path, path, dirs_exist_ok=True, ignore=skip)
-        files = {"path": "text.txt", "data_dir": "data", "curve": "curve.json"}
+        files = {"path": "text.txt", "data_dir": "data"}
         places = {name: str(path / file) for name, file in files.items()}
         (path / "tiny.py").write_text(trained.EXPERIMENT.format(**places))
         config = configs.parse(configs.load(str(path / "tiny.py")))

@@ -22,20 +22,12 @@ def get_config():
     c.model.update(n_layer=2, d_model=16, n_head=2, d_head=8, d_inner=32)
     c.model.update(mem_len=8, dropout=0.0)
     c.train.update(num_steps=60, batch_size=8, tgt_len=8, log_every=1, eval_every=30)
-    c.train.expected_curve = {curve!r}
     c.optim.lr = 2e-2
     c.eval.update(tgt_len=8, mem_len=8, baselines=True)
     c.generate.update(prompt="1 is ", num_tokens=20, mem_len=8)
     c.checkpoint.every_steps = 30
     return c
 """
-CURVE = {
-    "source": "a test",
-    "points": [
-        {"step": 30, "valid_ppl": 1000.0, "spread": 0.5},
-        {"step": 31, "valid_ppl": 1000.0, "spread": 0.5},
-    ],
-}
 SECRET = "of-no-one-else-8dJq2"  # in the environment while the run is trained
 
 
@@ -88,8 +80,7 @@ def train_home(path: Path) -> Home:
     """Trains the run in a new folder; takes seconds, nearly all of them compiling."""
     path.mkdir()
     (path / "text.txt").write_text(TEXT)
-    (path / "curve.json").write_text(json.dumps(CURVE), "utf-8-sig")
-    files = {"path": "text.txt", "data_dir": "data", "curve": "curve.json"}
+    files = {"path": "text.txt", "data_dir": "data"}
     places = {name: str(path / file) for name, file in files.items()}
     (path / "tiny.py").write_text(EXPERIMENT.format(**places))
     with pytest.MonkeyPatch.context() as patch:

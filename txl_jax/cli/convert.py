@@ -44,7 +44,7 @@ INCOMPLETE = "incomplete"  # on gs://, a file in the folder of an unfinished imp
 # Fields with folders, files and devices of this machine, which are not released.
 LOCAL = (
     *("data.data_dir", "data.path", "data.vocab_path", "train.init_from"),
-    *("train.expected_curve", "eval.checkpoint", "generate.output"),
+    *("eval.checkpoint", "generate.output"),
 )
 LOCAL_SECTIONS = ("checkpoint", "convert", "mesh", "recl", "run", "score")
 # Entries of run.json that are released.

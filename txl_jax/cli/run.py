@@ -23,7 +23,7 @@ from txl_jax.evaluate import accounting, baselines
 from txl_jax.evaluate.perplexity import make_evaluate
 from txl_jax.generate import texts
 from txl_jax.generate.options import generation_model
-from txl_jax.report import curve, plots, tensorboard, wandb
+from txl_jax.report import plots, tensorboard, wandb
 from txl_jax.report.log import last_step, read_metrics, say, to_json
 from txl_jax.report.progress import report_compilation
 from txl_jax.runtime import distributed
@@ -111,7 +111,6 @@ def train_on(
     """
     mesh = make_mesh(config.mesh)
     rows = host_rows(mesh, config.train.batch_size, "train.batch_size")
-    expected = curve.load(config.train.expected_curve)
     evaluate_split = make_evaluate(config.model, config.eval, mesh)
 
     def mean_nll(params: Any, progress: Callable[[int, int], None]) -> float:
@@ -130,7 +129,6 @@ def train_on(
         observers,
         fetched=[diagnosis.fetched, *observers.fetched],
         boundary=[diagnosis.ends, *observers.boundary],
-        validated=[expected.report, *observers.validated],
         saved=[*observers.saved, diagnosis.raise_if_found],  # which may raise
     )
     return train(config, workdir, program, read_batch, mean_nll, params, hooks, fence)
@@ -167,7 +165,6 @@ def check_fit(config: Config, tokens: Tokens) -> None:
     mesh = fit_mesh(config)
     dynamic.check_processes(config.eval)
     check_memory(config, mesh)
-    curve.load(config.train.expected_curve)
     host_rows(mesh, config.train.batch_size, "train.batch_size")
     host_rows(mesh, config.eval.streams, "eval.streams")
     make_streams(config, tokens.split("train"), slice(None))
@@ -231,8 +228,7 @@ def evaluate_best(config: Config, workdir: Path, run: Trained) -> dict[str, Any]
     result["sample"] = str(workdir / "sample.txt")
     with Staging(workdir, fence=run.fence) as staging:
         lines = read_metrics(workdir / METRICS)
-        expected = curve.load(config.train.expected_curve)
-        plots.plot_loss(lines, staging.folder / "loss.png", baselines_bpc, expected)
+        plots.plot_loss(lines, staging.folder / "loss.png", baselines_bpc)
         (staging.folder / "sample.txt").write_text(sample, "utf-8")
         at = workdir, staging.folder, loaded.step
         tensorboard.write_result(*at, scores, sample)

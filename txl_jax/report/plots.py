@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from txl_jax.report.curve import NO_CURVE, Curve
-
 
 def empty(width: float, height: float) -> Any:
     """Returns an empty figure; width and height are in inches."""
@@ -28,13 +26,11 @@ def plot_loss(
     lines: list[dict[str, Any]],
     path: Path,
     baselines: dict[str, float],
-    expected: Curve = NO_CURVE,
 ) -> None:
     """Draws training and validation loss in bits per token against the step.
 
     The learning rate, where the lines have it, is drawn below. `lines` are those of
-    metrics.jsonl; `baselines` are drawn as named levels, `expected` as a band of two
-    standard deviations.
+    metrics.jsonl; `baselines` are drawn as named levels.
     """
 
     def curve(name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -62,8 +58,6 @@ def plot_loss(
     axes.plot(step[window - 1 :], smooth, color="tab:blue", label="train")
     step, valid_nats = curve("valid_nll")
     axes.plot(step, valid_nats / math.log(2), "o-", color="tab:orange", label="valid")
-    if expected.steps:
-        _draw_band(axes, expected)
     best = min([smooth.min(), *baselines.values()])
     bottom, top = best * 0.9, max(np.percentile(loss_bits, 98), best * 1.5)
     for names, level in _labels(baselines, (top - bottom) / 30):
@@ -72,15 +66,6 @@ def plot_loss(
     for level in baselines.values():
         axes.axhline(level, color="gray", linestyle=":", linewidth=1)
     _save(axes, path, "upper right", ylabel="bits per token", ylim=(bottom, top))
-
-
-def _draw_band(axes: Any, curve: Curve) -> None:
-    first, last = curve.steps[0], curve.steps[-1]
-    steps = np.unique(np.geomspace(first, last, 100).round().astype(int))
-    ppl, spread = np.array([curve.at(step) for step in steps]).T
-    style = {"color": "tab:green", "alpha": 0.3}
-    band = np.log2(ppl - 2 * spread), np.log2(ppl + 2 * spread)
-    axes.fill_between(steps, *band, **style, linewidth=2, label="published, valid")
 
 
 def _labels(levels: dict[str, float], min_gap: float) -> list[tuple[str, float]]:

@@ -53,9 +53,6 @@ class TrainConfig:
     # gives the model and the vocabulary, except for fields that other flags set. Empty
     # draws the parameters at random.
     init_from: str = ""
-    # The published validation curve that the run is compared with: a name in
-    # experiments/curves, or the path of such a .json file. Empty compares with none.
-    expected_curve: str = ""
 
     def __post_init__(self) -> None:
         """Raises UserError for an impossible value or combination."""
