@@ -179,12 +179,11 @@ def embeddings(params: Params, tokens_L: Array, settings: Settings) -> Array:
     """Returns the first layer's input h_LD.
 
     Vaswani et al. add the sinusoid of each token's place, counted from 0 at the start
-    of its segment. With a memory ("sinusoidal_repeated") a remembered token keeps the
-    place that it had in its own segment: section 3.3's temporal confusion.
+    of its segment.
     """
     D = params["layers"]["attention"]["q"].shape[-1]
     rows = [embed(params["embedding"], settings.cutoffs, t, D) for t in tokens_L]
-    if settings.position in ("sinusoidal", "sinusoidal_repeated"):
+    if settings.position == "sinusoidal":
         rows = [row_D + position_encoding(i, D, 0) for i, row_D in enumerate(rows)]
     return np.array(rows)
 

@@ -56,15 +56,17 @@ def order_confusion(config: ModelConfig, params: Any, tokens_B3L: np.ndarray) ->
     """
     B, width = tokens_B3L.shape
     L = width // 3
-    config = dataclasses.replace(config, mem_len=2 * L)
     model, variables = TransformerXL(config), {"params": params}
+    # A model of absolute positions is refused a mem_len, and yet reads any memory.
+    sizes = {name: getattr(config, name) for name in ("n_layer", "d_model", "dtype")}
+    empty = Memory.empty(ModelConfig(mem_len=2 * L, **sizes), B)
 
     def read(tokens_BL: Array, memory: Memory) -> tuple[Array, Memory]:
         return model.apply(variables, tokens_BL, memory, method="logits")  # type: ignore
 
     @jax.jit
     def compare(tokens_B3L: Array) -> Array:
-        memory = Memory.empty(config, B)
+        memory = empty
         for begin in (0, L):
             _, memory = read(tokens_B3L[:, begin : begin + L], memory)
         h_NBMD = jnp.roll(memory.h_NBMD, L, axis=2)
@@ -78,18 +80,22 @@ def order_confusion(config: ModelConfig, params: Any, tokens_B3L: np.ndarray) ->
 
 
 def measure_confusion(folder: Path, streams: int = 8) -> dict[str, float]:
-    """Returns `order_confusion` of a workdir's model, by position scheme."""
+    """Returns `order_confusion` of a workdir's model, by position scheme.
+
+    The other scheme is sinusoidal: a token in the memory keeps the position that it had
+    in its own segment.
+    """
     loaded = load.load(folder)
     config, L = loaded.config.model, loaded.config.train.tgt_len
     text_T = token_files.prepare(loaded.config.data).split("test")
     tokens_B3L = np.asarray(text_T[: streams * 3 * L], np.int32).reshape(streams, -1)
     params = jax.device_get(loaded.params)
-    schemes = (config.position, "sinusoidal_repeated")
+    absolute = dataclasses.replace(
+        config, position="sinusoidal", mem_len=0, same_length=False, untie_r=False
+    )
     return {
-        scheme: order_confusion(
-            dataclasses.replace(config, position=scheme), params, tokens_B3L
-        )
-        for scheme in schemes
+        each.position: order_confusion(each, params, tokens_B3L)
+        for each in (config, absolute)
     }
 
 

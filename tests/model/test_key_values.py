@@ -32,7 +32,6 @@ OTHERS: list[dict[str, Any]] = [
     {"position": "shaw_biased", "n_position": 20},
     {**UNTIED, "same_length": True},
     {"position": "none"},
-    {"position": "sinusoidal_repeated"},
 ]
 
 

@@ -38,7 +38,7 @@ VARIANTS: list[dict[str, Any]] = [
     {"position": "alibi", "clamp_len": 3, "kernel": "chunked", **tiny.MODERN},
     {"position": "rotary", "d_head": 4, "pre_lnorm": True, "feed_forward": "geglu"},
     {"position": "learned", "n_position": 6, "mem_len": 0},
-    {"position": "sinusoidal_repeated"},
+    {"position": "sinusoidal", "mem_len": 0},
     {**CLUSTERS, "pre_lnorm": True, "dtype": "bfloat16"},
 ]
 # `tests.promises.test_published_models` has more vocabularies.
@@ -48,9 +48,8 @@ OTHERS: list[dict[str, Any]] = [
     {"cutoffs": (5, 9)},
     {**CLUSTERS, "tie_projs": (False, True, True)},
     {"d_embed": 6, "cutoffs": (4,)},
-    {"position": "sinusoidal", "mem_len": 0},
     {"position": "shaw_biased", "n_position": 6, "dtype": "bfloat16"},
-    {"position": "sinusoidal_repeated", "dtype": "bfloat16"},
+    {"position": "sinusoidal", "mem_len": 0, "dtype": "bfloat16"},
 ]
 
 

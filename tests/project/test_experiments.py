@@ -30,7 +30,6 @@ wt103_vaswani wt103_no_recurrence_half_loss model.position
 wt103_al_rfou wt103_no_recurrence_half_loss model.position model.n_position
 wt103_no_recurrence_176 wt103_no_recurrence train.tgt_len eval.ext_len
 wt103_no_recurrence_half_loss_172 wt103_no_recurrence_half_loss train.tgt_len
-wt103_temporal_confusion wt103_128m model.position
 lm1b_300m lm1b model.d_inner
 lm1b_shaw lm1b_300m model.position model.n_position model.untie_r
 lm1b_no_recurrence lm1b_300m model.mem_len {WINDOWS}

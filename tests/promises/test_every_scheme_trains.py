@@ -31,7 +31,6 @@ OTHERS: list[dict[str, Any]] = [
     {"position": "alibi"},
     {"norm": "rms", "feed_forward": "swiglu", "qk_norm": True},
     {"position": "sinusoidal", "mem_len": 0},
-    {"position": "sinusoidal_repeated"},
 ]
 
 

@@ -120,12 +120,6 @@ def test_places_are_counted_from_the_segments_start() -> None:
     config = tiny.config(position="sinusoidal", mem_len=0)
     hidden_BTD, _ = read(config, params, [0, 4, 8], tokens_BT)
     tiny.assert_close(hidden_BTD[:, 4:], hidden_BTD[:, :4], TIGHT)
-    # And a remembered token keeps its own.
-    config = tiny.config(position="sinusoidal_repeated", mem_len=4)
-    _, memory = read(config, params, [0, 4], tokens_BT)
-    rows_4D = params["embedding"]["table"][tokens_BT[0, :4]].astype(float) * D**0.5
-    places_4D = [reference.position_encoding(place, D, 0) for place in range(4)]
-    tiny.assert_close(memory[0][0], rows_4D + places_4D, TIGHT)
 
 
 def test_same_length_self_sees_one_key_more() -> None:

@@ -17,7 +17,6 @@ POSITIONS = (
     "rotary",  # Su et al. 2021: queries and keys are rotated by their positions
     "alibi",  # Press et al. 2022: scores fall linearly with distance
     "none",
-    "sinusoidal_repeated",  # sinusoidal with memory: section 3.3's temporal confusion
 )
 ABSOLUTE_POSITIONS = ("sinusoidal", "learned")
 LEARNED_POSITIONS = ("shaw", "shaw_biased", "learned")

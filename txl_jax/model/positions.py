@@ -173,7 +173,6 @@ SCHEMES = {
     "rotary": Scheme(rotate=rotate),
     "alibi": Scheme(terms=alibi),
     "sinusoidal": Scheme(embeddings=sinusoidal),
-    "sinusoidal_repeated": Scheme(embeddings=sinusoidal),
     "learned": Scheme(inputs=learned),
     "none": Scheme(),
 }
