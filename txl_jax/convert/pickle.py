@@ -60,8 +60,7 @@ class Unpickler(pickle.Unpickler):
         self.storages: dict[str, np.ndarray] = {}
         start = file.tell()
         for opcode, number, at in pickletools.genops(file):  # which checks all lengths
-            # The length of Python's memo.
-            if "PUT" in opcode.name and (number or 0) > (at or 0):
+            if "PUT" in opcode.name and (number or 0) > (at or 0):  # Python's memo
                 raise ValueError(f"value {number} exceeds the file")
         file.seek(start)
         self.value = self.load()

@@ -145,9 +145,8 @@ def last_nll(
     """
     model, before = Decoder(config), tokens_BW.shape[1] - 1
     read: Any = model.apply({"params": params}, tokens_BW[:, :-1], memory)
-    layers = read[1].layers
     start_B, filled_B = jnp.ones_like(target_B), jnp.full_like(target_B, before)
-    layers = tuple(layer._replace(start_B=start_B) for layer in layers)
+    layers = tuple(layer._replace(start_B=start_B) for layer in read[1].layers)
     memory = KeyValueMemory(layers, filled_B, before)
     tokens = tokens_BW[:, -1:], target_B[:, None]
     nll_B1, _ = model.apply({"params": params}, *tokens, memory, method="nll")
