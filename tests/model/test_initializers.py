@@ -42,8 +42,10 @@ def expected_std(config: ModelConfig, name: str) -> float:
     return stds.get(last, 0.0)
 
 
-@pytest.mark.parametrize("family", [pytorch, tensorflow])
-def test_parameters_are_normal_as_their_family_draws_them(family: Any) -> None:
+@pytest.mark.parametrize(
+    "family", [pytorch, pytest.param(tensorflow, marks=pytest.mark.long)]
+)
+def test_parameters_have_the_distributions_of_their_family(family: Any) -> None:
     config = family(**SIZES)
     for name, leaf in draw(config).items():
         mean = 1.0 if name.endswith("scale") else 0.0

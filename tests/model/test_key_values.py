@@ -20,12 +20,12 @@ UNTIED: dict[str, Any] = {"untie_r": True, "same_length_self": True}
 VARIANTS: list[dict[str, Any]] = [
     {**tiny.ALL, "pre_lnorm": False},
     {**UNTIED, "same_length": True, "initial_memory": "zeros", "pre_lnorm": True},
-    {"position": "shaw_biased", "n_position": 4},
     {"position": "rotary", "d_head": 4, "pre_lnorm": True, **tiny.MODERN},
-    {"position": "alibi", "clamp_len": 3},
+    {"position": "shaw_biased", "n_position": 4},
 ]
 OTHERS: list[dict[str, Any]] = [
     {},
+    {"position": "alibi", "clamp_len": 3},
     tiny.ALL,
     {"clamp_len": 2, "cutoffs": (5, 9), "div_val": 2},
     {"position": "shaw", "n_position": 4},
