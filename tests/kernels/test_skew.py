@@ -4,7 +4,6 @@ Dims: T rows of a tile, X columns (queries).
 """
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import Array
@@ -22,7 +21,7 @@ def test_products_with_distances_become_scores_of_keys(
 ) -> None:
     """Entries are their own distances, so the score of (y, x) must be d T + x - y."""
     d, row_T1 = 3, np.arange(T)[:, None]
-    near_TX = jnp.broadcast_to(d * T + T - 1.0 - row_T1, (T, X))
+    near_TX = np.broadcast_to(np.float32(d * T + T - 1 - row_T1), (T, X))
 
     def shift(near_TX: Array) -> tuple[Array, ...]:
         merged_TX = merge(near_TX, near_TX - T, first)

@@ -13,7 +13,6 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from tests.support import tiny
 from txl_jax.kernels import cluster
@@ -32,8 +31,8 @@ def plain_nll(h_TE: Any, target_T: Any, table_VE: Any) -> jax.Array:
 
 
 def test_scores_that_overflow_are_exact() -> None:
-    table_VE = jnp.array([[3e4], [1e3], [-3e4]])
-    nll_T = plain_nll(jnp.ones((2, 1)), jnp.array([0, 2]), table_VE)
+    table_VE = np.array([[3e4], [1e3], [-3e4]], np.float32)
+    nll_T = jax.jit(plain_nll)(np.ones((2, 1)), np.array([0, 2]), table_VE)
     np.testing.assert_array_equal(nll_T, [0, 6e4])
 
 
@@ -46,7 +45,6 @@ def test_gradients_in_bfloat16_are_summed_in_float32() -> None:
     assert grad_VE.dtype == jnp.float32
 
 
-@pytest.mark.exact_bits
 def test_nothing_as_large_as_the_logits_is_stored() -> None:
     """And no copy of a table, of which there is one gradient."""
     V, D, T = 60_000, 8, 2_000

@@ -70,7 +70,15 @@ def test_agrees_with_xla(case: Case, tile: int, columns: int) -> None:
 SHORT = case(2, 1, 40, 20, 41, rate=0.1)
 
 
-@pytest.mark.parametrize("absent", [("bias_HR",), POSITION, ALIBI], ids=str)
+@pytest.mark.parametrize(
+    "absent",
+    [
+        ("bias_HR",),
+        pytest.param(POSITION, marks=pytest.mark.long),
+        pytest.param(ALIBI, marks=pytest.mark.long),
+    ],
+    ids=str,
+)
 def test_agrees_with_xla_in_bfloat16(absent: Any) -> None:
     check(kernel(SHORT, 32), SHORT._replace(absent=absent), jnp.bfloat16)
 
