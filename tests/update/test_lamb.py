@@ -52,11 +52,12 @@ def test_updates_are_nvidia_s_lamb(decay: float, epsilon: float) -> None:
     second = {name: np.zeros_like(x) for name, x in weights.items()}
 
     optimizer, params = make_optimizer(config), nested(values)
-    state = optimizer.init(params)
+    state = jax.jit(optimizer.init)(params)
     step = jax.jit(optimizer.update)
     for gradient in gradients:
         update, state = step(nested(gradient), state, params)
-        params = jax.tree.map(lambda p, u: np.asarray(p - lr * u), params, update)
+        update = jax.device_get(update)
+        params = jax.tree.map(lambda p, u: p - np.float32(lr) * u, params, update)
         for name, grad in tensors(gradient).items():
             p = weights[name]
             first[name] = first[name] * 0.9 + (1 - 0.9) * grad
