@@ -140,7 +140,7 @@ def test_a_caller_s_observers_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     passed: list[Any] = []
     monkeypatch.setattr(train_mode, "train", lambda *args: passed.extend(args))
     train_mode.train_on(CONFIG, Path(), TEXT, TEXT, observers=observers)
-    assert all(print in getattr(passed[-1], name) for name in names)
+    assert all(print in getattr(passed[-2], name) for name in names)
 
 
 def calls_of(config: TrainConfig, save_every: int, last: int = 0) -> list[str]:

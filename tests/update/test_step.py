@@ -246,8 +246,8 @@ def test_chunk_c_has_every_cth_stream(axis: int) -> None:
 
 def poison_memory(state: TrainState) -> TrainState:
     """Returns the state with a memory that makes the loss not a number."""
-    h_NBMD = np.full(state.memory.h_NBMD.shape, np.nan, np.float32)
-    memory = Memory(h_NBMD, np.full(B, state.memory.mem_len, np.int32))
+    h_NBMD = jnp.full(state.memory.h_NBMD.shape, jnp.nan, jnp.float32)
+    memory = Memory(h_NBMD, jnp.full(B, state.memory.mem_len, jnp.int32))
     return dataclasses.replace(state, memory=memory)
 
 
