@@ -1,16 +1,16 @@
-"""Kills a training run at random moments until it is done, over and over.
+"""Kills a training run at random moments, over and over.
 
     python -m tests.faults.kills --kills=200 [--processes=2]
 
-Each round trains in a new folder, from the preparation of the data on: the same command
-again and again, ended by SIGKILL a random time after one of MOMENTS, which cover a run
-from its first import to its last file, and take turns. Of two processes, one is killed.
-A round ends when the command does. Then the checksums of all arrays (parameters,
-average, optimizer, memory, keys), the position, the `exact` group of every metrics
-line, the sample and the scores must be those of a run that nothing ended.
+Each round trains in a new folder, beginning with the preparation of the data. It
+repeats the same command, which SIGKILL ends a random time after one of MOMENTS; these
+cover a run from its first import to its last file and take turns. Of two processes, one
+is killed. A round ends when the command has succeeded. Then the checksums of all arrays
+(parameters, average, optimizer, memory, keys), the position, the `exact` group of every
+metrics line, the sample and the scores must equal those of an undisturbed run.
 
-Dropout, accumulation over segments and over chunks of the streams, calls of two updates
-and of one, a mean of the parameters, and more than one epoch are all on.
+The run uses dropout, accumulation over segments and over chunks of the streams, calls
+of two updates and of one, an average of the parameters, and more than one epoch.
 """
 
 import argparse
@@ -33,11 +33,9 @@ from typing import Any, NamedTuple
 from tests.support.processes import Processes, exact, write_experiment
 from txl_jax.checkpoint import manifest
 
-NUM_STEPS = 119
-EVERY_STEPS = 25
 QUIET_SECONDS = 13.0  # of an undisturbed run, once it is compiled
-FLAGS = {
-    "train.num_steps": NUM_STEPS,
+FIELDS: dict[str, Any] = {
+    "train.num_steps": 119,
     "train.segments_per_call": 4,
     "train.segments_per_update": 2,
     "train.batch_chunk": 2,
@@ -50,12 +48,14 @@ FLAGS = {
     "optim.lr": 1e-3,
     "optim.warmup_steps": 10,
     "optim.asgd_from": 20,
-    "checkpoint.every_steps": EVERY_STEPS,
+    "checkpoint.every_steps": 25,
 }
+# All calls make two updates, so that only one training step is compiled.
+UNIFORM = FIELDS | {"train.num_steps": 120, "checkpoint.every_steps": 24}
 
 
-# The program's functions that mark a moment, how often they may be called before it,
-# and for how many seconds, on a quiet machine, the moment lasts.
+# The function that begins a moment, the number of its first calls of which one is
+# chosen, and the seconds that the moment lasts on a quiet machine.
 MOMENTS = {
     "import": ("", "", 1, 3.0),
     "compilation": ("txl_jax.cli.run", "train_on", 1, 4.0),
@@ -96,10 +96,11 @@ TIMES = ("seconds", "goodput", "per_second", "workdir", "sample", "picture")
 
 
 class Run(NamedTuple):
-    """A folder with an experiment, and the run that it makes, on a device a process."""
+    """A folder with an experiment and its run, on one device of each process."""
 
     folder: Path
     processes: int = 1
+    fields: dict[str, Any] = FIELDS
 
     @property
     def workdir(self) -> Path:
@@ -112,7 +113,7 @@ class Run(NamedTuple):
         if not config.exists():
             self.folder.mkdir()
             write_experiment(self.folder)
-        fields = tuple(f"--config.{name}={value}" for name, value in FLAGS.items())
+        fields = (f"--config.{name}={value}" for name, value in self.fields.items())
         places = f"--config={config}", f"--workdir={self.workdir}", *fields
         environments = [{"JAX_NUM_CPU_DEVICES": "1"} for _ in range(self.processes)]
         for index, moment in enumerate(moments):
@@ -144,7 +145,7 @@ class Run(NamedTuple):
     def kill_once(self, name: str, slower: float, rng: random.Random) -> bool:
         """Runs the command and kills a process in a moment; returns False if it ended.
 
-        slower: than a quiet machine, this one.
+        slower scales the moment's duration; 0 kills at its beginning.
         """
         module, function, most, seconds = MOMENTS[name]
         moment = f"{module},{function},{rng.randint(1, most)}"
@@ -161,7 +162,7 @@ class Run(NamedTuple):
         if name == "import":  # the others would wait for it
             run.kill()
         statuses = run.wait()
-        # Others notice the death at once, end well, or are aborted by jax.
+        # The others notice the death at once, succeed, or are aborted by jax.
         ends = {0, 75, -signal.SIGABRT} | (
             {-signal.SIGKILL} if name == "import" else set()
         )
@@ -171,12 +172,12 @@ class Run(NamedTuple):
         return statuses[index] != 0
 
     def result(self) -> dict[str, Any]:
-        """Returns everything that must repeat: among it the checksums of all arrays."""
-        checkpoints = self.workdir / "checkpoints"
-        saved = manifest.read(checkpoints / str(NUM_STEPS), NUM_STEPS)
+        """Returns all that must be reproduced, such as the checksums of all arrays."""
+        checkpoints, last = self.workdir / "checkpoints", self.fields["train.num_steps"]
+        saved = manifest.read(checkpoints / str(last), last)
         assert len(saved.arrays) > 50 and saved.position and saved.position.epoch > 0
         lines = exact(self.workdir)
-        assert [step for step, _ in lines] == list(range(1, NUM_STEPS + 1))
+        assert [step for step, _ in lines] == list(range(1, last + 1))
         names = sorted(path.name for path in checkpoints.iterdir())
         result = json.loads((self.workdir / "result.json").read_text())
         assert (self.workdir / "loss.png").stat().st_size > 1000
@@ -193,10 +194,10 @@ class Run(NamedTuple):
 def torture(
     folder: Path, kills: int, seed: int, processes: int = 1, minutes: float = math.inf
 ) -> dict[str, Any]:
-    """Kills until there were `kills`; returns how many, in how many rounds and when.
+    """Kills the run `kills` times; returns the numbers of kills, rounds and moments.
 
-    minutes: the time after which no further round begins.
-    Raises AssertionError when a round ends otherwise than an undisturbed run.
+    minutes: the time after which no further round begins. Raises AssertionError if a
+    round's result differs from that of an undisturbed run.
     """
     rng = random.Random(seed)
     results = []
@@ -215,7 +216,9 @@ def torture(
         for moments in ROUND[: kills - killed.total()]:
             moment = min(moments, key=lambda name: (tried[name], rng.random()))
             tried[moment] += 1
-            if not run.kill_once(moment, seconds / QUIET_SECONDS, rng):
+            # The first kill of each moment cannot come too late, on any machine.
+            slower = seconds / QUIET_SECONDS if killed[moment] else 0.0
+            if not run.kill_once(moment, slower, rng):
                 break
             killed[moment] += 1
             here += 1

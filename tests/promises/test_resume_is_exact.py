@@ -1,4 +1,4 @@
-"""A run that is killed and started again ends bit-identical to one never stopped."""
+"""A run that is killed and resumed is bit-identical to one that was never stopped."""
 
 import os
 from pathlib import Path
@@ -7,33 +7,35 @@ import pytest
 
 from tests.faults import kills
 
-pytestmark = pytest.mark.promise("Resume is exact")
+pytestmark = [pytest.mark.promise("Resume is exact"), pytest.mark.exact_bits]
 
 
 def test_kill_and_resume_is_bit_identical(tmp_path: Path) -> None:
-    """Compiled programs are kept where the config says."""
+    """Compiled programs are kept in the folder that the config names."""
     kept = Path(os.environ.get("JAX_COMPILATION_CACHE_DIR", tmp_path)) / "programs"
     cache = f"--config.run.compilation_cache={kept}"
-    straight, killed = kills.Run(tmp_path / "straight"), kills.Run(tmp_path / "killed")
+    straight, killed = (
+        kills.Run(tmp_path / name, fields=kills.UNIFORM)
+        for name in ("straight", "killed")
+    )
     straight.finish(cache)
     assert any(kept.iterdir())
     run = killed.start(cache)
-    run.until((killed.workdir / "checkpoints" / str(kills.EVERY_STEPS)).exists)
+    first = kills.UNIFORM["checkpoint.every_steps"]
+    run.until((killed.workdir / "checkpoints" / str(first)).exists)
     run.kill()
     assert "resumed at update" in killed.finish(cache)
     assert killed.result() == straight.result()
 
 
 @pytest.mark.long
-@pytest.mark.exact_bits
 def test_the_number_of_updates_in_a_call_changes_no_bit(tmp_path: Path) -> None:
-    """Calls of two updates, and of one before a save, against calls of one alone."""
+    """One run has calls of two updates and of one, the other only of one."""
     mixed, single = kills.Run(tmp_path / "mixed"), kills.Run(tmp_path / "single")
     mixed.finish(), single.finish("--config.train.segments_per_call=2")
     assert single.result() == mixed.result()
 
 
 @pytest.mark.long
-@pytest.mark.exact_bits
 def test_forty_kills(tmp_path: Path) -> None:
     assert kills.torture(tmp_path, 40, seed=2)["kills"] == 40

@@ -22,6 +22,12 @@ from txl_jax.sharding.mesh import make_mesh
 from txl_jax.sharding.options import MeshConfig
 from txl_jax.update.init import abstract_params
 
+# The compiler's defaults, where tests/conftest.py sets others for the whole process.
+OPTIMIZED: dict[str, Any] = {}
+if jax.__version_info__ < (0, 11):
+    OPTIMIZED |= {"xla_cpu_use_fusion_emitters": True}
+    OPTIMIZED |= {"xla_cpu_parallel_codegen_split_count": 32}
+
 # Relative to the greatest of the expected numbers.
 FLOAT32 = 1e-5
 BFLOAT16 = 2e-2
