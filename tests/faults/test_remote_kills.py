@@ -1,10 +1,9 @@
-"""Two processes train on gs://: kills, signals, silence and lost rights."""
+"""Two processes train on gs:// despite kills, signals, outages and lost rights."""
 
 import json
 import os
 import random
 import signal
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -121,18 +120,25 @@ def test_a_signal_and_a_resume_on_another_number_of_processes(pair: Pair) -> Non
 
 
 @pytest.mark.parametrize("status", [0, 403], ids=["gone", "without rights"])
-def test_a_store_that_cannot_be_used_for_a_minute(pair: Pair, status: int) -> None:
-    """Training goes on meanwhile, and a later checkpoint is saved."""
+def test_a_store_that_fails_for_a_while(pair: Pair, status: int) -> None:
+    """Training continues meanwhile, and a later checkpoint is saved."""
     run = pair.start("--config.train.num_steps=100000", "--hang_seconds=600")
     run.until(lambda: len(pair.store.saved(pair.workdir)) > 1)
+    calls = [len(proxy.calls) for proxy in pair.proxies]
     for proxy in pair.proxies:
         proxy.hook = lambda method, path: (
             status if method == "POST" or not status else None
         )
-    end = time.monotonic() + 60
-    run.until(lambda: time.monotonic() > end)
+    if status:
+        run.until(has_said(run, "COULD NOT BE SAVED"))
+    else:
+        run.until(
+            lambda: all(
+                len(proxy.calls) > count + 20
+                for proxy, count in zip(pair.proxies, calls, strict=True)
+            )
+        )
     before = max(pair.store.saved(pair.workdir))
-    assert not status or "COULD NOT BE SAVED" in run.stderr[0].read_text()
     for proxy in pair.proxies:
         proxy.hook = let_pass
     run.until(lambda: max(pair.store.saved(pair.workdir)) > before + 10)
@@ -141,8 +147,8 @@ def test_a_store_that_cannot_be_used_for_a_minute(pair: Pair, status: int) -> No
     assert pair.start("--config.train.num_steps=10").wait() == [0, 0]
 
 
-def test_a_process_alone_without_rights(pair: Pair) -> None:
-    """All learn of the failure at once, and the next save succeeds."""
+def test_one_process_without_rights(pair: Pair) -> None:
+    """The failure is reported to all processes, and the next save succeeds."""
     run = pair.start()
     pair.proxies[1].hook = lambda method, path: (
         403 if method == "POST" and "checkpoints/20/" in path else None
