@@ -22,36 +22,40 @@ from txl_jax.errors import UserError
 pytestmark = pytest.mark.promise("User errors are one line")
 FIXTURES = (home, inputs)
 
-Values = dict[str, str]  # by field or flag, "" = without it
-FIELD = rf"\b({'|'.join(map(re.escape, FIELDS))})"
-BEFORE = r"(?:(?<=\w )(?<!effect with )(?<!multiple of )|--config\.)"
-VALUE = r"""["']?([\w/.,-]*\w)"""
+Values = dict[str, str]  # by field or flag
+Change = dict[str, str | None]  # None = without it
+FIELD = rf"\b({'|'.join(map(re.escape, FIELDS))})\b"
+BEFORE = r"(?:(?<=\w | \()(?<!effect with )(?<!multiple of )|(?<!as in )--config\.)"
+VALUE = r"""["']?(?!a |another |one |[A-Z])([\w/.,-]*\w)"""
 STEPS = 4  # of advice that leads to other advice
 
 
-def fields(text: str, value: str) -> Values:
+def fields(text: str, value: str | None) -> Change:
     """Returns the value for each field that a text names."""
     return dict.fromkeys(re.findall(FIELD, text), value)
 
 
 # Patterns of advice, and the values that follow it; `it` is the line's subject.
-ADVICE: list[tuple[str, Callable[[re.Match[str], str], Values]]] = [
+FOLLOWED: list[list[str]] = []
+ADVICE: list[tuple[str, Callable[[re.Match[str], str], Change]]] = [
+    (rf"{FIELD}=''", lambda m, it: {m[1]: ""}),
     (rf"{BEFORE}{FIELD}(?:=| = | to ){VALUE}", lambda m, it: {m[1]: m[2]}),
-    (r"--(\w+)=(\S+)", lambda m, it: {f"{it.partition('.')[0]}.{m[1]}": m[2]}),
-    (r"(?:it to|must be from|give) (\d+|best)", lambda m, it: {it: m[1]}),
+    (r"--(\w+)=(?![A-Z])(\S+)", lambda m, it: {f"{it.partition('.')[0]}.{m[1]}": m[2]}),
+    (r"(?:it to|must be from|give|step of) (\d+|best)", lambda m, it: {it: m[1]}),
     (r"^\S+ = \S+ must be one of (\w+)", lambda m, it: {it: m[1]}),
     (r"multiple of (\d+)", lambda m, it: {it: str(2 * int(m[1]))}),
     (r"give one below (\d+)", lambda m, it: {it: str(int(m[1]) - 1)}),
     (r"(?:lower|decrease) (.*)", lambda m, it: fields(m[1], "1")),
     (r"raise (.*)", lambda m, it: fields(m[1], "2")),
-    (r"leave it (?:out|empty)", lambda m, it: {it: ""}),
-    (r"leave out (.*)", lambda m, it: fields(m[1], "")),
+    (r"leave it out", lambda m, it: {it: None}),
+    (r"leave it empty", lambda m, it: {it: ""}),
+    (r"leave out (.*)", lambda m, it: fields(m[1], None)),
     (r"another --workdir", lambda m, it: {"--workdir": "another"}),
     (r"--config to start one|--config=FILE", lambda m, it: {"--config": "tiny.py"}),
 ]
 
 
-def advised(line: str, given: Values) -> list[Values]:
+def advised(line: str, given: Values) -> list[Change]:
     """Returns the pieces of advice in the last clause of a line.
 
     The line's subject is the field that it names first, if need be without a section.
@@ -59,6 +63,8 @@ def advised(line: str, given: Values) -> list[Values]:
     if given.get("eval.sweep", "").startswith("cold_start"):
         line = line.replace("a sweep over", "eval.sweep of")
     line = line.replace(r"$'\n'", "\n")
+    if given.get("--mode", "train") != "train":
+        line = line.replace("give another --workdir", "")
     keys = "|".join(re.escape(name.partition(".")[2] or name) for name in given)
     named = re.search(rf"{FIELD}|(?<![.\w])(?:{keys})\b", line)
     ends = (x for x in given if named and x.endswith(named[0]))
@@ -80,12 +86,13 @@ def unhelpful(given: Values, refuse: Callable[[Values], str]) -> Iterator[str]:
     for values in advised(line, given):
         after, lines = given, [line]
         while lines[-1] and values and len(lines) <= STEPS:
-            after = {x: y for x, y in {**after, **values}.items() if y}
+            new = {**after, **values}
+            after = {x: y for x, y in new.items() if y is not None}
             lines.append(refuse(after))
             values = next(iter(advised(lines[-1], after)), {})
             if lines[-1] in lines[:-1]:
                 break
-        print(" -> ".join(lines))
+        FOLLOWED.append(lines)
         if lines[-1]:
             yield " -> ".join([*lines, str(after)])
 
@@ -111,8 +118,8 @@ def test_the_advice_for_a_config() -> None:
 
 def parse(argv: list[str]) -> Values:
     """Returns the fields and flags of a command line."""
-    pairs = [each.partition("=")[::2] for each in argv]
-    values = {name.removeprefix("--config."): text or "true" for name, text in pairs}
+    pairs = [each.partition("=")[::2] for each in argv if "=" in each]
+    values = {name.removeprefix("--config."): text for name, text in pairs}
     section = MODES.get(values.get("--mode", "train"), MODES["train"]).section
     short = {f"--{x.partition('.')[2]}": x for x in FIELDS if x.startswith(section)}
     return {short.get(name, name): text for name, text in values.items()}

@@ -122,7 +122,8 @@ def _read_vocab(config: DataConfig, corpus: Corpus, path: str) -> vocabulary.Voc
     if config.vocab not in (OWN, vocab.kind):
         raise UserError(
             f"data.vocab_path={path!r} is a vocabulary of kind {vocab.kind!r}, "
-            f"not data.vocab={config.vocab!r}: leave data.vocab at {OWN!r}"
+            f"not data.vocab={config.vocab!r}: set data.vocab_path='', or "
+            f"data.vocab={OWN!r}"
         )
     if isinstance(vocab, WordVocab) and (config.convention or config.lower_case):
         return marked(vocab.words)

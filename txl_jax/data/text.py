@@ -28,7 +28,7 @@ def missing(symbol: str) -> UserError:
     """Returns the error for a word, character or byte without a token."""
     return UserError(
         f"{symbol} is not in the vocabulary, which has no {UNKNOWN[0]}: leave it out, "
-        "or use another vocabulary (data.vocab='byte' encodes any text)"
+        "or train with another vocabulary (data.vocab='byte' encodes any text)"
     )
 
 

@@ -81,8 +81,7 @@ class WordVocab:
         for mark in lines.specials:
             if mark not in self._ids:
                 raise UserError(
-                    f"the vocabulary lacks {mark!r}, which marks each line: add it, or "
-                    "set data.convention to one that matches its marks"
+                    f"the vocabulary lacks {mark!r}, which marks each line: add it"
                 )
 
     @classmethod
