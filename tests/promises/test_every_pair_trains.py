@@ -49,7 +49,6 @@ TEXTS: dict[str, tuple[Any, ...]] = {
     "model.tie_projs": ((), (True,), (False, True, True)),
     "model.remat_policy": ("none", "full", "dots", "save:q,k", "offload:o"),
     "train.order": ("stream", "roll", "sentences:10"),
-    "train.expected_curve": ("",),
     "train.reset_memory_at": ("-1", "\\n"),
     "optim.betas": ((0.9, 0.999), (0.0, 0.0)),
 }
