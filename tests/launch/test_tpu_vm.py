@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
@@ -162,40 +162,22 @@ def test_a_share_that_cannot_be_mounted_ends_the_run_before_training(
     assert len(world.calls(tmp_path, "delete")) == 1, "no more costs"
 
 
-class Outcome(NamedTuple):
-    """The ends of a run's processes, the faults of the cloud, and the result."""
-
-    ends: tuple[Any, Any]
-    trouble: str
-    status: int
-    message: str = ""
-    creations: int = 1
-    trained: int = 2
-    deletions: int = 1
-
-
-DONE, TRACKED = (0, 0), ("followed 1", "followed 1")
-OUTCOMES = {
-    "a mistake": Outcome((2, 75), "", 2),
-    "a fault": Outcome((75, 1), "", 1),
-    "a hang everywhere": Outcome((134, 134), "", 134),
-    "no creation at first": Outcome(DONE, "create 1\n", 0, creations=2),
-    "no creation": Outcome(
-        *(DONE, "create 1\n" * 3, 1, "my-run cannot be created"),
-        *(3, 0, 0),
-    ),
-    "a failed copy": Outcome(DONE, "scp 255\n", 0),
-    "a lost log": Outcome(DONE, "follow 255\n", 0),
-    "a lost connection": Outcome(DONE, "await 255\n", 0),
-    "a lost end": Outcome(DONE, "finish 255\n", 0),
-    "a connection lost after the start": Outcome(TRACKED, "start 255 late\n", 0),
-    "no connection": Outcome(
-        *(DONE, "status 255\n" + "scp 255\n" * 5, 1),
-        *("attempt 5 of 5 failed: set_up", 1, 0),
-    ),
-    "no deletion": Outcome(
-        DONE, "delete 1\n" * 5, 1, "COULD NOT BE DELETED", deletions=5
-    ),
+# For each: what both processes do, the faults of the cloud, the status, a part of the
+# message, and how often the slice is created, processes start and deletion is tried.
+DONE, TRACKED, ONCE = (0, 0), ("followed 1", "followed 1"), (1, 2, 1)
+OUTCOMES: dict[str, tuple[Any, str, int, str, tuple[int, ...]]] = {
+    "a mistake": ((2, 75), "", 2, "", ONCE),
+    "a fault": ((75, 1), "", 1, "", ONCE),
+    "a hang everywhere": ((134, 134), "", 134, "", ONCE),
+    "no creation at first": (DONE, "create 1\n", 0, "", (2, 2, 1)),
+    "no creation": (DONE, "create 1\n" * 3, 1, "my-run cannot be created", (3, 0, 0)),
+    "a failed copy": (DONE, "scp 255\n", 0, "", ONCE),
+    "a lost log": (DONE, "follow 255\n", 0, "", ONCE),
+    "a lost connection": (DONE, "await 255\n", 0, "", ONCE),
+    "a lost end": (DONE, "finish 255\n", 0, "", ONCE),
+    "a connection lost after the start": (TRACKED, "start 255 late\n", 0, "", ONCE),
+    "no connection": (DONE, "status 255\n" + "scp 255\n" * 5, 1, "set_up", (1, 0, 1)),
+    "no deletion": (DONE, "delete 1\n" * 5, 1, "COULD NOT BE DELETED", (1, 2, 5)),
 }
 
 
@@ -203,19 +185,20 @@ OUTCOMES = {
 def test_failures_of_training_and_cloud(
     cloud: dict[str, str], tmp_path: Path, name: str
 ) -> None:
-    expected = OUTCOMES[name]
-    world.plan(tmp_path, expected.ends, (1, 1))
-    (tmp_path / "trouble").write_text(expected.trouble)
+    ends, trouble, status, message, counts = OUTCOMES[name]
+    world.plan(tmp_path, ends, (1, 1))
+    (tmp_path / "trouble").write_text(trouble)
     result = train(cloud)
-    assert result.returncode == expected.status, result.stderr
-    assert expected.message in result.stderr
-    assert len(world.calls(tmp_path, "create")) == expected.creations
-    assert trained(tmp_path) == expected.trained, "started once"
-    assert len(world.calls(tmp_path, "delete")) == expected.deletions, "no more costs"
+    assert result.returncode == status, result.stderr
+    assert message in result.stderr
+    created, deleted = (len(world.calls(tmp_path, x)) for x in ("create", "delete"))
+    assert (created, trained(tmp_path), deleted) == counts
     if name == "a mistake":
         assert "1: training on 1" in result.stdout, "the end of the other's log"
+    if name == "no connection":
+        assert "attempt 5 of 5 failed: set_up" in result.stderr
     if name == "no deletion":
-        assert expected.message in result.stderr.splitlines()[-1]
+        assert message in result.stderr.splitlines()[-1]
 
 
 def test_a_failed_request_ends_the_run(cloud: dict[str, str], tmp_path: Path) -> None:
