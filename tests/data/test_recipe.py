@@ -191,33 +191,20 @@ def test_subwords_are_learned_and_lose_nothing(tmp_path: Path) -> None:
     assert made.denominators("valid")["words"] == 4
 
 
-@pytest.mark.parametrize(
-    "corpus, fields, message",
-    [
-        (
-            "enwik8",
-            {"vocab": "word", "convention": "newlines_kept"},
-            "'newlines_kept' is for data.vocab='byte' or 'char', not 'word'",
-        ),
-        ("text", {"vocab_path": "words.txt", "vocab_size": 2}, "determines the words"),
-        (
-            "text",
-            {"vocab_path": "words.txt", "vocab": "char"},
-            "of kind 'word', not data.v",
-        ),
-    ],
-)
 def test_impossible_vocabularies_are_refused(
-    corpus: str,
-    fields: dict[str, Any],
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("words.txt").write_text("<eos>\na\n")
-    with refused(message):
-        resolve(DataConfig(corpus, **fields), CORPORA[corpus])
+    words: dict[str, Any] = {"vocab_path": "words.txt"}
+    kept = {"vocab": "word", "convention": "newlines_kept"}
+    for corpus, fields, message in (
+        ("enwik8", kept, "kept' is for data.vocab='byte' or 'char', not 'word'"),
+        ("text", words | {"vocab_size": 2}, "determines the words"),
+        ("text", words | {"vocab": "char"}, "of kind 'word', not data.v"),
+    ):
+        with refused(message):
+            resolve(DataConfig(corpus, **fields), CORPORA[corpus])
 
 
 def test_a_split_needs_two_tokens(tmp_path: Path) -> None:
