@@ -34,17 +34,8 @@ BFLOAT16 = 2e-2
 
 # H x A is not D, as it need not be; V, D, H and F divide over the meshes of the tests.
 V, D, H, A, F, N = 12, 8, 2, 3, 10, 2
-CONFIG = ModelConfig(
-    vocab_size=V,
-    n_layer=N,
-    d_model=D,
-    n_head=H,
-    d_head=A,
-    d_inner=F,
-    mem_len=5,
-    dropout=0.0,
-    kernel="xla",
-)
+SIZES: dict[str, Any] = dict(vocab_size=V, n_layer=N, d_model=D, n_head=H, d_head=A)
+CONFIG = ModelConfig(**SIZES, d_inner=F, mem_len=5, dropout=0.0, kernel="xla")
 ALL: dict[str, Any] = {"clamp_len": 3, "same_length": True, "pre_lnorm": True}
 MODERN: dict[str, Any] = {"norm": "rms", "feed_forward": "swiglu", "qk_norm": True}
 SETTINGS: list[dict[str, Any]] = [
