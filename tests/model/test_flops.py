@@ -22,17 +22,9 @@ pytestmark = pytest.mark.exact_bits
 
 B, L, M = 4, 32, 48
 # Products far above the elementwise work, which the compiler counts as well.
-MODEL = ModelConfig(
-    vocab_size=512,
-    n_layer=2,
-    d_model=256,
-    n_head=4,
-    d_head=64,
-    d_inner=512,
-    mem_len=M,
-    dropout=0.0,
-    unroll=2,
-)
+SIZES: dict[str, Any] = dict(vocab_size=512, n_layer=2, d_model=256, n_head=4)
+SIZES |= dict(d_head=64, d_inner=512, mem_len=M, dropout=0.0, unroll=2)
+MODEL = ModelConfig(**SIZES)
 CLUSTERS = {"cutoffs": (128, 256), "div_val": 2}
 
 
@@ -68,16 +60,8 @@ def test_flops_of_an_update_agree_with_the_compiler(changes: dict[str, Any]) -> 
 
 
 def test_flops_by_hand() -> None:
-    tiny = ModelConfig(
-        vocab_size=10,
-        n_layer=3,
-        d_model=4,
-        n_head=1,
-        d_head=2,
-        d_inner=5,
-        mem_len=6,
-        position="none",
-    )
+    sizes: dict[str, Any] = dict(vocab_size=10, n_layer=3, d_model=4, n_head=1)
+    tiny = ModelConfig(**sizes, d_head=2, d_inner=5, mem_len=6, position="none")
     # q, k, v, o: 4 x 2 x 4 x 2 x 7; feed-forward: 2 x 2 x 7 x 4 x 5; scores and values:
     # 2 x 2 x 2 x 7 x 13. Keys and values of the memory: 2 x 2 x 4 x 2 x 6.
     own, memory = flops.layer_products(tiny, 7)
