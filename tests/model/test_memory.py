@@ -7,7 +7,6 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from tests.reference import Array
 from tests.support import tiny
@@ -25,21 +24,6 @@ def test_reset_hides_everything_in_some_streams() -> None:
     np.testing.assert_array_equal(after.h_NBMD, memory.h_NBMD)
     # Only later tokens are visible.
     np.testing.assert_array_equal(after.append(h_NBLD).filled_B, [4, 2, 3])
-
-
-@pytest.mark.parametrize("lengths", [(4, 4, 4), (4, 3, 0)], ids=str)
-@pytest.mark.parametrize("M", [2, 4, 6])
-def test_each_stream_keeps_its_newest_tokens(M: int, lengths: tuple[int, ...]) -> None:
-    """Also where the segment has them all, and nothing older is read."""
-    rng = np.random.default_rng(0)
-    old, new = (rng.normal(size=(tiny.N, 3, size, tiny.D)) for size in (M, 4))
-    memory = Memory(jnp.asarray(old), jnp.zeros(3, jnp.int32))
-    after = memory.append(jnp.asarray(new), jnp.array(lengths))
-    for b, length in enumerate(lengths):
-        both = np.concatenate([old[:, b], new[:, b, :length]], axis=1)
-        expected = jnp.asarray(both[:, length:])
-        np.testing.assert_array_equal(after.h_NBMD[:, b], expected)
-    np.testing.assert_array_equal(after.filled_B, np.minimum(lengths, M))
 
 
 def test_zeros_are_seen_from_the_start_and_from_a_document_on() -> None:
