@@ -45,13 +45,6 @@ def test_help_has_the_first_line_of_the_docstring(
     assert docstring.splitlines()[0] in capsys.readouterr().out
 
 
-def test_flags_of_every_comparison_are_tested() -> None:
-    compared = {name.partition(",")[0] for name in compare.PROGRAMS}
-    others = {"compare", "pods", "tpu_estimate", "training", "variants"}
-    programs = {name.partition(".")[2] for name in PROGRAMS if "benchmarks" in name}
-    assert compared == set(FLAGS) == programs - others
-
-
 @pytest.mark.parametrize("name", FLAGS)
 def test_a_loaded_machine_is_refused(
     name: str,
