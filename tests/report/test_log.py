@@ -140,18 +140,6 @@ def test_the_call_before_a_compilation_counts_as_updates(
     assert (totals["compile"], totals["update"]) == (10.0, 3.0)
 
 
-def test_the_timing_of_a_line_covers_all_updates_since_the_last(
-    path: Path, clock: SimpleNamespace
-) -> None:
-    with MetricsLog(path, 0, 100, 4) as log:
-        for step in range(1, 9):
-            clock.now += step
-            log.append([update(step)])
-        log.sync(None)
-    seconds = [line["timing"]["step_seconds"] for line in read_metrics(path)]
-    assert seconds == [(1 + 2 + 3 + 4) / 4, (5 + 6 + 7 + 8) / 4]
-
-
 def test_the_newest_line_waits_for_its_validation(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,10 +161,12 @@ def test_the_newest_line_waits_for_its_validation(
 
 
 def test_lines_are_written_at_intervals_at_validations_and_at_the_end(
-    path: Path,
+    path: Path, clock: SimpleNamespace
 ) -> None:
+    """The timing of each covers all updates since the last."""
     with MetricsLog(path, 0, 11, 4) as log:
         for step in range(1, 12):
+            clock.now += step
             log.append([update(step)])
             if step == 6:
                 log.sync(2.0)
@@ -184,6 +174,8 @@ def test_lines_are_written_at_intervals_at_validations_and_at_the_end(
                 log.sync(None)
         log.sync(None)
     assert steps_in(path) == [4, 6, 8, 11]
+    seconds = [line["timing"]["step_seconds"] for line in read_metrics(path)]
+    assert seconds == [(1 + 2 + 3 + 4) / 4, (5 + 6) / 2, (7 + 8) / 2, (9 + 10 + 11) / 3]
 
 
 def test_a_resume_cuts_lines_newer_than_the_checkpoint(path: Path) -> None:
