@@ -17,7 +17,6 @@ from tests.support.processes import (
 from txl_jax import config as configs
 from txl_jax.cli.run import trained
 
-
 ENDLESS = ("--config.train.num_steps=1000000", "--config.train.eval_every=1000000")
 
 
