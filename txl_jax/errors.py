@@ -46,6 +46,8 @@ class UserError(Exception):
     exception is a bug and keeps its traceback.
     """
 
+    status = USER_ERROR
+
     def __init__(self, line: str):
         line = printable(" ".join(line.split("\n")))  # it may quote text or a path
         line = LONG.sub(lambda match: f"{match[0][:95]} ... {match[0][-100:]}", line)

@@ -36,6 +36,8 @@ def main(argv: list[str] | None = None) -> int:
         allocator.keep_freed()
         exit_on_signals()
         os.environ["MPLBACKEND"] = "agg"  # pictures are files
+        if sys.stdout:  # its encoding may lack characters
+            sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
         status, text = run(sys.argv[1:] if argv is None else argv, argv is None)
     except BrokenPipeError:

@@ -1,6 +1,7 @@
 """The config's fields and the command line's flags, from the dataclasses."""
 
 import inspect
+import re
 
 from generate.markdown import code, table
 from txl_jax import config as configs
@@ -47,6 +48,7 @@ def mode_flags() -> str:
         rows = [
             (code("--" + each.name.partition(".")[2]), code(each.default), each.meaning)
             for each in SECTIONS[mode.section]
+            if re.match(flags.TAKES[name], each.name)
         ]
         parts.append(
             f"{{#mode-{name}}}\n## `--mode={name}`\n\n"

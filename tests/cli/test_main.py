@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import os
 import re
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from tests.support.trained import SECRET, TEXT, Home, command, home
 from txl_jax import config as configs
 from txl_jax import main
 from txl_jax.cli import modes
-from txl_jax.cli.flags import MODES
+from txl_jax.cli.flags import MODES, TAKES
 from txl_jax.cli.modes import check_processes
 from txl_jax.evaluate.options import EvalConfig
 from txl_jax.report.checksum import verify_checksum
@@ -302,6 +303,8 @@ def test_a_window_reports_the_part_of_the_prompt_that_counts(home: Home) -> None
 def test_a_text_is_scored(home: Home) -> None:
     flags = (f"--path={home.split('test')}", "--prefix=\n")
     result = home.read("score", *flags, f"--output={home.path / 'lines.jsonl'}").result
+    reset = home.read("score", *flags, r"--config.eval.reset_memory_at=\n").result
+    assert reset["reset_memory_at"] == "10" and reset["nll"] != result["nll"]
     assert (result["mode"], result["step"], result["mem_len"]) == ("score", 60, 8)
     assert documented("score", result)
     test = home.split("test").read_text()
@@ -336,6 +339,40 @@ def test_attention_is_mapped(home: Home) -> None:
     assert "</html>" in files["page"].read_text()
 
 
+@pytest.mark.parametrize(
+    "mode, flag, name",
+    [
+        ("attention", "--segments=2", "attention_heads.png"),
+        ("evaluate", "--sweep=cold_start=9", "cold_start.json"),
+        ("train", "--config.eval.split=valid", "sample.txt"),
+    ],
+)
+def test_a_result_is_printed_although_its_files_cannot_be_written(
+    home: Home, mode: str, flag: str, name: str
+) -> None:
+    path = home.run / name
+    path.unlink(missing_ok=True)
+    path.mkdir()
+    done = home.read(mode, flag)
+    path.rmdir()
+    result = json.loads(done.out)
+    line = f"cannot use {path} (Is a directory): fix this and run the command again"
+    assert (done.status, result["unwritten"]) == (2, line)
+    assert done.err.splitlines()[-1] == f"txl_jax: {line}"
+    assert result["split"] and home.read(mode, flag).status == 0
+
+
+def test_characters_that_stdout_lacks_are_escaped(home: Home) -> None:
+    words = ["generate", f"--workdir={home.run}", "--prompt=天", "--num_tokens=1"]
+    done = subprocess.run(
+        [sys.executable, "-m", "txl_jax", *words],
+        env=os.environ | {"PYTHONIOENCODING": "ascii", "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0 and done.stdout.startswith(r"\u5929"), done.stderr
+
+
 def test_print_config_only_prints_the_origin_of_each_value(home: Home) -> None:
     file, other = home.path / "tiny.py", home.path / "other"
     flags = [f"--config={file}", f"--workdir={other}", "--config.optim.lr=0.5"]
@@ -350,7 +387,8 @@ def test_print_config_only_prints_the_origin_of_each_value(home: Home) -> None:
     assert 'convert.source = ""' in lines
     assert len(lines) == len(configs.FIELDS) + 2
     assert lines[-1].endswith(f"of {len(lines) - 2} fields were set by a file or flag")
-    done = home.read("evaluate", "--mem_len=5", "--print_config")
+    same = "--config.train.num_steps=60"  # would be refused if it changed the value
+    done = home.read("evaluate", "--mem_len=5", same, "--print_config")
     assert "eval.mem_len = 5  # from a flag, default 512" in done.out
     assert f"n_layer = 2  # from {home.run / 'config.json'}, default 12" in done.out
 
@@ -388,7 +426,8 @@ def test_help_after_a_mode_has_its_own_flags(mode: str) -> None:
     assert own == command(f"--mode={mode}", "-h") and (own.status, own.err) == (0, "")
     section = MODES[mode].section
     names = re.findall(r"^  --(\w+)=", own.out, re.M)
-    assert names == [x.name for x in dataclasses.fields(configs.SECTIONS[section])]
+    fields = [x.name for x in dataclasses.fields(configs.SECTIONS[section])]
+    assert names == [x for x in fields if re.match(TAKES[mode], f"{section}.{x}")]
     assert own.out.startswith(f"txl {mode}: {MODES[mode].summary}")
 
 

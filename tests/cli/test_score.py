@@ -5,12 +5,14 @@ The scores are invented: 1, 2, 3, ... Dims: T tokens of a document.
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.support.refusal import refused
 from txl_jax.cli import score
 from txl_jax.data.vocab import ByteVocab, CharVocab
 from txl_jax.data.word import WordVocab
@@ -34,8 +36,9 @@ def write(tmp_path: Path, **fields: Any) -> tuple[dict[str, Any], list[Any]]:
     output = tmp_path / "out.jsonl"
     output.touch()
     options = {"path": str(tmp_path / "texts"), "output": str(output), **fields}
-    documents = score.read_documents(options["path"], WORDS, False)
-    result = score.score_documents(documents, count, WORDS, ScoreConfig(**options))
+    config = ScoreConfig(**options)
+    documents = score.read_documents(config, WORDS, False)
+    result = score.score_documents(documents, count, WORDS, config)
     return result, [json.loads(line) for line in output.read_text().splitlines()]
 
 
@@ -72,13 +75,38 @@ def test_lines_and_tokens(tmp_path: Path) -> None:
         assert [states[f"document_{n}"].shape for n in (0, 1)] == [(6, 2), (2, 2)]
 
 
+@pytest.mark.parametrize(
+    "text, fields, expected",
+    [
+        ("the cat\n\ndog", {"lines": True}, ["the cat\n", "\n", "<unk>\n"]),
+        (
+            '{"s": "the cat"}\n{"s": "cat\\n"}\n',
+            {"field": "s"},
+            ["the cat\n", "cat\n"],
+        ),
+    ],
+)
+def test_lines_are_documents(
+    tmp_path: Path, text: str, fields: dict[str, Any], expected: list[str]
+) -> None:
+    path = tmp_path / "text"
+    path.write_text(text)
+    config = ScoreConfig(path=str(path), **fields)
+    documents = list(score.read_documents(config, WORDS, False))
+    assert [WORDS.decode(each.tokens_T) for each in documents] == expected
+    names = [f"{path}:{n}" for n in range(1, len(expected) + 1)]
+    assert [each.name for each in documents] == names
+    with refused(f"{path}:1 has no JSON with a text in 'none'"):
+        list(score.read_documents(replace(config, field="none"), WORDS, False))
+
+
 def test_stdin_corpora_without_newlines_and_unknown_text(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stdin = io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbfab\nba\n"))
     monkeypatch.setattr("sys.stdin", stdin)
     vocab = CharVocab("ab", of_bytes=True)
-    (document,) = score.read_documents("-", vocab, drop_newlines=True)
+    (document,) = score.read_documents(ScoreConfig(), vocab, drop=True)
     assert (document.name, document.bytes) == ("stdin", 6)
     assert document.tokens_T.tolist() == [0, 1, 1, 0]
     (line,) = split("line", document, np.ones(4), vocab)

@@ -42,8 +42,13 @@ def test_rotations_beyond_training_are_reported(
     c = config.load("quickstart")
     c.model.position = position
     c.eval.update(mem_len=mem_len, tgt_len=c.train.tgt_len)
-    warn_of_rotations(config.parse(c))
-    assert ("as in training are eval.mem_len=64" in capsys.readouterr().err) == warned
+    c.generate.mem_len = mem_len
+    for section in ("eval", "generate"):
+        warn_of_rotations(config.parse(c), section)
+        line = f"as in training are {section}.mem_len=64"
+        assert (line in capsys.readouterr().err) == warned
+        warn_of_rotations(config.parse(c), section, most=64 + c.train.tgt_len)
+        assert not capsys.readouterr().err
 
 
 PPL = {0: 30.0, 100: 27.02, 200: 26.7749, 300: 26.7712, 400: 26.7701, 500: 26.9}

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.support.refusal import refused
-from txl_jax.data.detokenization import check_detokenizes, detokenize
+from txl_jax.data.detokenization import CORPORA, CUT, check_corpus, detokenize, tokenize
 
 WIKITEXT = {
     "= Valkyria Chronicles =": "= Valkyria Chronicles =",
@@ -15,7 +15,7 @@ WIKITEXT = {
     'he said " it \'s mine ! " , and ( quietly ) left .': (
         'he said "it\'s mine!", and (quietly) left.'
     ),
-    "it did n't cost $ 5 or 10 % ; 30 ° C :": "it didn't cost $5 or 10%; 30° C:",
+    "it didn 't cost $ 5 or 10 % ; 30 ° C :": "it didn't cost $5 or 10%; 30° C:",
     "the <unk> and the players ' wives": "the <unk> and the players ' wives",
     'an unpaired " quote stays': 'an unpaired " quote stays',
     "version 2 .5 a .b": "version 2 .5 a .b",
@@ -42,8 +42,28 @@ def test_text_is_written_as_before_its_tokenization(
     assert whole == "\n".join([*texts.values(), ""])
 
 
+@pytest.mark.parametrize(
+    "written, cut",
+    [
+        *((written, cut) for cut, written in WIKITEXT.items() if ". " not in cut),
+        ("In the U.S. he made way.", "In the U.S. he made way ."),
+        (
+            "Wait... what?\n'So,' in the 1990's",
+            "Wait ... what ?\n' So , ' in the 1990 's",
+        ),
+    ],
+)
+def test_text_is_cut_into_words(written: str, cut: str) -> None:
+    words = {"U.S.", "..."}
+    for text in (written, cut):
+        lines = tokenize(text, words).split("\n")
+        assert [" ".join(line.split()) for line in lines] == cut.split("\n")
+
+
 @pytest.mark.parametrize("corpus, kind", [("stdlib", "byte"), ("wikitext2", "subword")])
 def test_text_that_was_not_cut_so_is_refused(corpus: str, kind: str) -> None:
-    with refused("leave it out"):
-        check_detokenizes(corpus, kind)
-    check_detokenizes("ptb", "word")
+    with refused("generate.detokenize is for the words of .*: leave it out"):
+        check_corpus("generate.detokenize", CORPORA, corpus, kind)
+    check_corpus("generate.detokenize", CORPORA, "ptb", "word")
+    with refused("generate.tokenize is for the words of wikitext2, wikitext103"):
+        check_corpus("generate.tokenize", CUT, "ptb", "word")

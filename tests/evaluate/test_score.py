@@ -3,6 +3,8 @@
 Dims: B = 1 stream, T tokens of a document, D model.
 """
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -60,6 +62,17 @@ def test_a_prefix_is_read_and_not_scored(with_memory: Score, skip: int) -> None:
     rest = with_memory(TOKENS_T[skip:], TOKENS_T[:skip])
     tiny.assert_close(rest.nll_T, whole.nll_T[skip:])
     tiny.assert_close(rest.hidden_TD, whole.hidden_TD[skip:])
+
+
+def test_a_document_begins_after_a_token(with_memory: Score) -> None:
+    """The token itself, and the one that it predicts, belong to the old document."""
+    at = 9
+    text_T = np.where(TOKENS_T == (end := tiny.V - 1), 0, TOKENS_T)
+    text_T[at] = end
+    config = dataclasses.replace(MEMORY, reset_memory_at=str(end))
+    nll_T = score.make_score(tiny.CONFIG, config, PARAMS, False)(text_T, NOTHING_T)[0]
+    tiny.assert_close(nll_T[1 : at + 2], with_memory(text_T, NOTHING_T)[0][1 : at + 2])
+    tiny.assert_close(nll_T[at + 2 :], with_memory(text_T[at + 1 :], NOTHING_T)[0][1:])
 
 
 def test_a_document_may_be_empty_or_one_token(with_memory: Score) -> None:

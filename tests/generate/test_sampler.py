@@ -98,9 +98,8 @@ def test_a_short_memory_is_carried_from_token_to_token(
     """In each stream by itself, however many tokens are fetched at once."""
     second = dataclasses.replace(MEMORY, seed=MEMORY.seed + 1)
     alone_T = sampler.sample(tiny.CONFIG, PARAMS, PROMPT, second)
-    monkeypatch.setattr(sampler, "LONGEST", 3)
     monkeypatch.setattr(sampler, "EVERY", 5)
-    parts = list(sampler.stream(tiny.CONFIG, PARAMS, PROMPTS, MEMORY))
+    parts = list(sampler.stream(tiny.CONFIG, PARAMS, PROMPTS, MEMORY, window=3))
     assert [part.nll_BT.shape for part in parts] == [(2, 5), (2, 5), (2, 4)]
     tokens_BT, nll_BT = (np.concatenate(x, axis=1) for x in zip(*parts, strict=True))
     np.testing.assert_array_equal(tokens_BT[1], alone_T)

@@ -79,6 +79,18 @@ def test_a_context_comes_from_the_split() -> None:
         contexts(context_tokens=41)
 
 
+def test_unknown_words_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    (prompt_T,) = texts.read_prompts(
+        make_config(prompt="the man <unk> the man."), VOCAB
+    )
+    assert VOCAB.decode(prompt_T) == "the <unk> <unk> the <unk>"
+    line = "generate.prompt has 2 unknown words, read as '<unk>': man man.\n"
+    assert capsys.readouterr().err == line
+    cut = texts.read_prompts(make_config(), VOCAB, lambda text: f"{text} ,")
+    assert [VOCAB.decode(each) for each in cut] == ["the cat ,"]
+    assert capsys.readouterr().err == ""
+
+
 def test_prompts_come_from_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
     def read(stdin: bytes) -> list[str]:
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin)))

@@ -202,6 +202,12 @@ new train.init_from={home}/words_gone     | vocab.json' cannot be read
 new train.init_from={long}                | cannot be used (File name
 
 evaluate run --config.model.d_inner=64    | model.d_inner was 32
+evaluate run --config.data.vocab=char     | another vocabulary than the corpus: set
+recl run --workdirs={run} --config.data.vocab=char | another vocabulary than the corpus
+evaluate run --config.train.seed=2        | no effect in the mode evaluate
+score run --config.eval.max_tokens=7      | no effect in the mode score
+attention run --config.eval.streams=16    | train, evaluate, import, compile, table
+recl run --workdirs={run} --config.eval.warm_start | has no effect in the mode recl
 evaluate run --checkpoint=5               | give best, latest
 evaluate run --streams=8000               | too few for 8000 streams
 evaluate run --streams=4                  | eval.streams = 4 is not

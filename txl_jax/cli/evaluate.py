@@ -29,7 +29,7 @@ from txl_jax.report.log import say, to_json
 from txl_jax.report.progress import interruptible
 from txl_jax.runtime import distributed
 from txl_jax.workdir.load import Loaded
-from txl_jax.workdir.staging import Staging
+from txl_jax.workdir.staging import writing
 
 DECIMALS = 2  # of perplexities in the paper; smaller gains do not count
 WIDTH = 12  # of the first column of a sweep's table
@@ -39,7 +39,7 @@ SCORES = ("nll", "ppl", "bpc", "tokens", "cold_tokens", "seconds")
 def run(loaded: Loaded, workdir: Path) -> dict[str, Any]:
     """Evaluates a trained model as its `eval` section describes."""
     config = loaded.config
-    tokens = prepare(config.data)
+    tokens = prepare(config.data, loaded.vocab)
     if config.eval.cold_start:
         return evaluate_cold_start(loaded, tokens, workdir)
     if config.eval.sweep:
@@ -62,6 +62,7 @@ def evaluate_sweep(loaded: Loaded, tokens: Tokens, workdir: Path) -> dict[str, A
         value: dataclasses.replace(config, eval=swept.at(config.eval, value))
         for value in in_order(field, [*swept.values, trained])
     }
+    warn_of_rotations([*configs.values()][-1])
     rows: list[dict[str, Any]] = []
     say(aligned(field, ("perplexity", "bits/token", "tokens/s"), WIDTH))
     for value, each in configs.items():
@@ -104,6 +105,7 @@ def evaluate_cold_start(
     """Returns the loss by tokens read since a cold start in bins; the file has all."""
     config = loaded.config.eval
     model = loaded.config.model, config, loaded.mesh, loaded.params
+    warn_of_rotations(loaded.config)
     text, started = tokens.split(config.split), time.perf_counter()
     with interruptible("cold starts") as progress:
         nll_T, pieces = cold_start.measure(*model, text, progress)
@@ -130,10 +132,11 @@ def write_files(
         "provenance": provenance.describe_result(),
     }
     text = to_json(result | made, indent=2) + "\n"
-    with Staging(stem.parent) as staging:
-        plot(result, staging.folder / f"{stem.name}.png")
-        (staging.folder / f"{stem.name}.json").write_text(text, "utf-8")
-    return made
+    lost: dict[str, Any] = {}
+    with writing(stem.parent, lost) as folder:
+        plot(result, folder / f"{stem.name}.png")
+        (folder / f"{stem.name}.json").write_text(text, "utf-8")
+    return made | lost
 
 
 def evaluate(loaded: Loaded, tokens: Tokens, workdir: Path) -> dict[str, Any]:
@@ -179,15 +182,19 @@ def sizes(config: Config) -> tuple[ModelConfig, int, int]:
     return model, eval.streams, eval.ext_len + eval.tgt_len
 
 
-def warn_of_rotations(config: Config) -> None:
-    """Reports an evaluation of rotary positions beyond the distances of training."""
-    trained = config.model.mem_len + config.train.tgt_len
-    model, _, length = sizes(config)
-    if config.model.position == "rotary" and model.mem_len + length > trained:
+def warn_of_rotations(config: Config, of: str = "eval", most: float = math.inf) -> None:
+    """Reports rotary positions beyond training's, with the memory of section `of`.
+
+    most: the number of keys if that is smaller than memory and segment.
+    """
+    mem_len, tgt_len = config.model.mem_len, config.train.tgt_len
+    length = config.eval.ext_len + config.eval.tgt_len
+    keys = min(getattr(config, of).mem_len + length, most)
+    if config.model.position == "rotary" and keys > mem_len + tgt_len:
         say(
-            f"rotary positions were trained with {trained} keys and are scored with "
-            f"{model.mem_len + length}, where they fail: as in training are "
-            f"eval.mem_len={config.model.mem_len} eval.tgt_len={config.train.tgt_len}"
+            f"rotary positions were trained with {mem_len + tgt_len} keys and are read "
+            f"with {keys}, where they fail: as in training are "
+            f"{of}.mem_len={mem_len} eval.tgt_len={tgt_len}"
         )
 
 

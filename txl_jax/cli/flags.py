@@ -6,6 +6,7 @@ appear immediately.
 
 import argparse
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -29,36 +30,46 @@ class Mode(NamedTuple):
 
 MODES = {
     "train": Mode("Trains, then scores the best checkpoint.", "run", True),
-    "evaluate": Mode(
-        "Scores a split; also sweeps a field, or plots the loss since a cold start.",
-        "eval",
-        True,
-    ),
+    "evaluate": Mode("Scores a split; also by sweeps or cold starts.", "eval", True),
     "generate": Mode("Continues prompts, or contexts of a split.", "generate", True),
     "score": Mode("Scores your own texts by document, line or token.", "score"),
     "attention": Mode("Maps the attention of each head, as a web page.", "attention"),
     "prepare": Mode("Encodes the corpus and counts its tokens.", "data", True),
-    "import": Mode(
-        "Creates a workdir from a released model or another code base's.", "convert"
-    ),
+    "import": Mode("Creates a workdir from a model in a known format.", "convert"),
     "export": Mode("Writes the model to one file.", "convert"),
-    "compile": Mode(
-        "Compiles for TPUs without TPUs: memory use and collectives.", "compile"
-    ),
-    "table": Mode(
-        "Trains and compares the rows of the paper's Tables 6, 7 or 10.", "table", True
-    ),
-    "speed": Mode(
-        "Times evaluation with memory against sliding windows (Table 9).", "eval"
-    ),
-    "recl": Mode(
-        "Compares the effective context length of several workdirs' models.", "recl"
-    ),
+    "compile": Mode("Compiles for absent TPUs: memory and collectives.", "compile"),
+    "table": Mode("Trains the rows of the paper's Tables 6, 7 or 10.", "table", True),
+    "speed": Mode("Times a memory against sliding windows (Table 9).", "eval"),
+    "recl": Mode("Compares the effective context lengths of models.", "recl"),
 }
 
-# Modes whose runs have their own configs, and the sections that the mode itself reads.
-# Overrides of all sections but the first apply to the configs of the runs.
-OUTER = {"import": ("convert.",), "table": ("table.", "run."), "recl": ("recl.",)}
+# Patterns of the fields, by their beginnings, that a flag may set in a mode: those with
+# an effect. `train` and `import` also save fields for later modes, and `compile` takes
+# all that describe a run.
+SEES = r"model\.(?!remat|unroll|kernel)|mesh|eval\.checkpoint|run\.compilation"
+LOADS = rf"{SEES}|model\.kernel"
+LENGTHS = r"eval\.(tgt|mem|clamp|same)"
+TRAINS = "model|data|train|optim|mesh|checkpoint|run"
+SAVES = rf"{TRAINS}|eval|generate|score|attention|compile|convert\.format"
+TAKES = {
+    "train": rf"{SAVES}|convert\.target",
+    "evaluate": rf"{LOADS}|model|data|eval\.(?!baselines)",
+    "generate": rf"{LOADS}|data|generate|eval\.(split|tgt)",
+    "score": rf"{LOADS}|{LENGTHS}|score|data\.(corpus|convention)|eval\.(ext|reset)",
+    "attention": rf"{SEES}|data|attention|eval\.(split|tgt|mem|ext|clamp)",
+    "prepare": r"data|train\.init_from|run\.compilation",
+    "import": rf"{SAVES}|convert\.source",
+    "export": rf"{LOADS}|model|convert\.(format|target)",
+    "compile": rf"{TRAINS}|{LENGTHS}|compile|eval\.(streams|ext)",
+    "table": rf"{TRAINS}|table|generate\.(prompt|mem_len)|eval\.(split|checkpoint)"
+    r"|eval\.(streams|clamp_len|warm_start|reset_memory_at|max_tokens)",
+    "speed": rf"{LOADS}|data|eval\.(sweep|streams|tgt|clamp|same)",
+    "recl": rf"{LOADS}|{LENGTHS}|data|recl|eval\.(split|streams)",
+}
+
+# Modes whose runs have their own configs, and the section that the mode itself reads
+# besides "run.". Overrides of all other sections and "run." apply to these configs.
+OUTER = {"import": "convert.", "table": "table.", "recl": "recl."}
 
 INIT_FROM = "train.init_from"
 # The beginnings of the fields that a run with this flag takes from another run.
@@ -106,8 +117,9 @@ def parse(argv: list[str]) -> Command:
     overrides = applied = parse_overrides(rest, MODES[args.mode].section)
     if own := OUTER.get(args.mode):
         folder, config, source = _outer_folder(args), configs.default(), ""
-        applied = {x: text for x, text in overrides.items() if x.startswith(own)}
-        overrides = {x: overrides[x] for x in overrides if not x.startswith(own[0])}
+        every = overrides.items()
+        applied = {x: text for x, text in every if x.startswith((own, "run."))}
+        overrides = {x: text for x, text in every if not x.startswith(own)}
     elif args.config:
         config, source = configs.load(args.config), args.config
         folder = find(args.workdir or f"runs/{Path(args.config).stem}")
@@ -123,11 +135,24 @@ def parse(argv: list[str]) -> Command:
         changed = configs.differences(configs.parse(config), Config())
         origins = {x: taken if x.startswith(TAKEN) else source for x in changed}
         origins |= dict.fromkeys(applied, "a flag")
-    for name, text in applied.items():
-        configs.override(config, name, text)
+    for name, text in (overrides | applied).items():
+        apply(config if name in applied else ConfigDict(), name, text, args.mode)
     parsed = configs.parse(config)
     switches = args.print_config, args.delete
     return Command(args.mode, parsed, folder, overrides, origins, *switches)
+
+
+def apply(config: ConfigDict, name: str, text: str, mode: str) -> None:
+    """Sets a field; raises UserError for a new value that has no effect in the mode."""
+    section, _, key = name.partition(".")
+    before = config.get(section, {}).get(key)
+    configs.override(config, name, text)
+    if config[section][key] != before and not re.match(TAKES[mode], name):
+        modes = ", ".join(x for x in MODES if re.match(TAKES[x], name))
+        raise UserError(
+            f"--config.{name} has no effect in the mode {mode}: leave it out (modes "
+            f"with this flag: {modes})"
+        )
 
 
 def start_from(config: ConfigDict, flags: dict[str, str], folder: Path) -> str:

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from txl_jax.cli.evaluate import warn_of_rotations
 from txl_jax.cli.prepare import prepare
 from txl_jax.config import Config
-from txl_jax.data.detokenization import check_detokenizes, detokenize
+from txl_jax.data import detokenization as words
 from txl_jax.data.tokens import Tokens
 from txl_jax.data.vocab import Vocab
 from txl_jax.errors import printable
@@ -52,9 +53,11 @@ def draw(
     write: texts.Write = str
     if config.detokenize:
         corpus = loaded.config.data.corpus
-        check_detokenizes(corpus, vocab.kind)
-        write = functools.partial(detokenize, corpus=corpus)
+        words.check_corpus("generate.detokenize", words.CORPORA, corpus, vocab.kind)
+        write = functools.partial(words.detokenize, corpus=corpus)
     prompts = find_prompts(loaded.config, vocab, tokens)
+    most = max(map(len, prompts)) + config.num_tokens
+    warn_of_rotations(loaded.config, "generate", most)
     model = loaded.config.model, loaded.params, vocab
     samples: list[texts.Sample] = []
     with json_lines(config.output, "generate.output") as append:
@@ -74,9 +77,14 @@ def find_prompts(
 
     Raises UserError if they cannot be read, or contain text that the vocabulary lacks.
     """
+    read: texts.Write = str
+    if config.generate.tokenize:
+        corpus = config.data.corpus
+        words.check_corpus("generate.tokenize", words.CUT, corpus, vocab.kind)
+        read = functools.partial(words.tokenize, words={*vocab.to_json()["words"]})
     if not config.generate.context_tokens:
-        return texts.read_prompts(config.generate, vocab)
-    text_T = (tokens or prepare(config.data)).split(config.eval.split)
+        return texts.read_prompts(config.generate, vocab, read)
+    text_T = (tokens or prepare(config.data, vocab)).split(config.eval.split)
     return texts.draw_contexts(config.generate, text_T, config.eval.split)
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, get_args
 
 import txl_jax
 from txl_jax import config
-from txl_jax.cli.flags import MODES, Command
+from txl_jax.cli.flags import MODES, TAKES, Command
 
 SHORT = """\
 txl {version}: Transformer-XL in JAX
@@ -113,10 +113,7 @@ def _meanings(section: type) -> dict[str, str]:
 
 def short() -> str:
     """Returns the help that fits on a screen."""
-    lines = [
-        textwrap.fill(f"  {name:<10}  {mode.summary}", 88, subsequent_indent=" " * 14)
-        for name, mode in MODES.items()
-    ]
+    lines = [f"  {name:<10}  {mode.summary}" for name, mode in MODES.items()]
     names = textwrap.fill(", ".join(config.SECTIONS), 66)
     return SHORT.format(
         version=txl_jax.__version__,
@@ -140,14 +137,16 @@ def full() -> str:
 def of_mode(mode: str) -> str:
     """Returns the help of one mode, with its own flags."""
     about = textwrap.fill(f"txl {mode}: {MODES[mode].summary}", 88)
-    own = _flags(MODES[mode].section, "--")
+    own = _flags(MODES[mode].section, "--", TAKES[mode])
     return f"{about}\n\n{own}\n\n{MORE}\n"
 
 
-def _flags(section: str, start: str) -> str:
-    """Returns the flag of every field, and its meaning below; `start` begins a flag."""
+def _flags(section: str, start: str, taken: str = "") -> str:
+    """Returns the flags of fields that match `taken`; `start` begins each of them."""
     lines = []
     for field in describe(section, config.SECTIONS[section]):
+        if not re.match(taken, field.name):
+            continue
         name = field.name.partition(".")[2]
         lines.append(f"  {start}{name}={field.type} [{field.default or EMPTY}]")
         lines.append(textwrap.indent(textwrap.fill(field.meaning, 80), " " * 6))

@@ -22,6 +22,7 @@ from txl_jax.report.log import Lines, say, to_json
 from txl_jax.runtime import distributed, peers, programs, storage
 from txl_jax.runtime.preemption import stop
 from txl_jax.workdir.load import Loaded, initial_data, load
+from txl_jax.workdir.staging import UNWRITTEN
 
 with epy.lazy_imports():  # each is imported by its mode alone
     from txl_jax.cli import (
@@ -102,8 +103,10 @@ def execute(command: Command, is_program: bool) -> tuple[int, str]:
         return distributed.report(UserError(line)), ""
     if not distributed.is_first():
         return 0, ""
-    say(summary.LINES[command.mode](result))
-    return 0, to_json({"mode": command.mode, **result}) + "\n"
+    lost = result.get(UNWRITTEN)
+    say(f"txl_jax: {lost}" if lost else summary.LINES[command.mode](result))
+    text = to_json({"mode": command.mode, **result}) + "\n"
+    return UserError.status if lost else 0, text
 
 
 def check_finite(result: Any, name: str = "") -> None:

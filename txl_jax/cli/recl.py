@@ -17,7 +17,7 @@ import numpy as np
 
 from txl_jax import metrics
 from txl_jax.checkpoint.checksum import checksums
-from txl_jax.cli.evaluate import write_files
+from txl_jax.cli.evaluate import warn_of_rotations, write_files
 from txl_jax.cli.prepare import prepare
 from txl_jax.cli.summary import aligned
 from txl_jax.config import Config, load_json, override, parse
@@ -92,7 +92,8 @@ def open_members(config: ReclConfig, overrides: dict[str, str]) -> list[Member]:
         for field, value in overrides.items():
             override(fields, field, value)
         parsed = parse(fields)
-        tokens, split = prepare(parsed.data), parsed.eval.split
+        tokens = prepare(parsed.data, vocab.load(folder / VOCAB))
+        split = parsed.eval.split
         sha256 = tokens.manifest["splits"][split]["sha256"]
         source = f"{split} of {tokens.manifest['corpus']!r}"
         members.append(Member(folder, parsed, tokens.split(split), sha256, source))
@@ -128,6 +129,7 @@ def score(
 ) -> tuple[np.ndarray, dict[str, Any]]:
     """Returns nll_CT of one model and its row of the result; reuses saved losses."""
     loaded = load.load(member.folder, member.config)
+    warn_of_rotations(member.config, most=config.lengths[-1])
     names = ("tgt_len", "mem_len", "clamp_len", "same_length")
     lengths = {name: getattr(member.config.eval, name) for name in names}
     full = full_context(member.config)

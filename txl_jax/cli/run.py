@@ -39,7 +39,7 @@ from txl_jax.workdir.fit import fit_mesh, fit_vocab
 from txl_jax.workdir.folder import METRICS, RESULT
 from txl_jax.workdir.load import initial_data, load, load_initial
 from txl_jax.workdir.lock import Fence, locked, unfenced
-from txl_jax.workdir.staging import Staging
+from txl_jax.workdir.staging import writing
 
 
 class Trained(NamedTuple):
@@ -226,13 +226,11 @@ def evaluate_best(config: Config, workdir: Path, run: Trained) -> dict[str, Any]
         say(f"{name:>12}: {bits:.3f} bits per token on {config.eval.split}")
     result["picture"] = str(workdir / "loss.png")
     result["sample"] = str(workdir / "sample.txt")
-    with Staging(workdir, fence=run.fence) as staging:
+    with writing(workdir, result, run.fence) as folder:
         lines = read_metrics(workdir / METRICS)
-        plots.plot_loss(lines, staging.folder / "loss.png", baselines_bpc)
-        (staging.folder / "sample.txt").write_text(sample, "utf-8")
-        at = workdir, staging.folder, loaded.step
-        tensorboard.write_result(*at, scores, sample)
+        plots.plot_loss(lines, folder / "loss.png", baselines_bpc)
+        (folder / "sample.txt").write_text(sample, "utf-8")
+        tensorboard.write_result(workdir, folder, loaded.step, scores, sample)
         body = to_json(result, indent=2) + "\n"
-        path = staging.folder / RESULT
-        replace(path, lambda path: path.write_text(body, "utf-8"))
+        replace(folder / RESULT, lambda path: path.write_text(body, "utf-8"))
     return result

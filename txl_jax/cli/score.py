@@ -1,17 +1,20 @@
 """The mode `score`: the nll of the user's own texts, by document, line or token."""
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
+from txl_jax.cli.evaluate import warn_of_rotations
 from txl_jax.data import files
 from txl_jax.data.recipe import drops_newlines
 from txl_jax.data.text import Meter
-from txl_jax.data.vocab import Vocab
+from txl_jax.data.vocab import Vocab, report_unknown
 from txl_jax.errors import UserError
 from txl_jax.evaluate.options import STDIN, ScoreConfig
 from txl_jax.evaluate.score import LENGTHS, Document, Score, describe, make_score, split
+from txl_jax.report.checksum import DAMAGE
 from txl_jax.report.log import json_lines, require_other, say, writing
 from txl_jax.workdir.load import Loaded
 
@@ -24,23 +27,36 @@ def run(loaded: Loaded) -> dict[str, Any]:
         texts = files.text_files(config.score.path, "score.path")
         require_other(config.score.output, texts, "score.output")
     drop = drops_newlines(config.data, vocab.kind)
-    documents = read_documents(config.score.path, vocab, drop)
+    documents = read_documents(config.score, vocab, drop)
+    warn_of_rotations(config)
     result = score_documents(documents, score, vocab, config.score)
     lengths = {name: getattr(config.eval, name) for name in LENGTHS}
     return {**result, "step": loaded.step, **lengths}
 
 
-def read_documents(path: str, vocab: Vocab, drop_newlines: bool) -> Iterator[Document]:
+def read_documents(config: ScoreConfig, vocab: Vocab, drop: bool) -> Iterator[Document]:
     """Yields the documents of score.path, encoded like a split of the corpus.
 
-    drop_newlines: drop byte 10, as the corpus's convention does.
+    drop: drop newlines, as the corpus's convention does.
     """
-    field = "score.path"
+    field, path = "score.path", config.path
     for file in [None] if path == STDIN else files.text_files(path, field):
         data = b"".join(files.read_blocks(file)) if file else files.read_stdin(field)
-        name, blocks = str(file or "stdin"), Meter().read([data], drop_newlines)
-        parts = [np.zeros(0, vocab.dtype), *vocab.stream(blocks, name)]
-        yield Document(name, np.concatenate(parts), len(data))
+        name, lines = str(file or "stdin"), config.lines or config.field
+        for n, text in enumerate(data.splitlines(True) if lines else [data], 1):
+            where = f"{name}:{n}" if lines else name
+            text = select(text, config.field, where) if config.field else text
+            blocks = Meter().read([text], drop)
+            parts = [np.zeros(0, vocab.dtype), *vocab.stream(blocks, where)]
+            yield Document(where, np.concatenate(parts), len(text))
+
+
+def select(line: bytes, field: str, where: str) -> bytes:
+    """Returns the text in a field of a JSON object; raises UserError."""
+    try:
+        return json.loads(line)[field].encode()
+    except DAMAGE as error:
+        raise UserError(f"{where} has no JSON with a text in {field!r}") from error
 
 
 def score_documents(
@@ -48,9 +64,10 @@ def score_documents(
 ) -> dict[str, Any]:
     """Returns the scores of all documents and of each, and writes score.output."""
     prefix_T = vocab.encode(config.prefix)
+    report_unknown(vocab, "score.prefix", config.prefix)
     nlls, rows = [], []
     hidden: dict[str, Any] = {}
-    with json_lines("" if config.hidden else config.output, "score.output") as write:
+    with json_lines(config.output, "score.output") as write:
         for document in documents:
             nll_T, hidden_TD = score(document.tokens_T, prefix_T)
             unknown = int(np.count_nonzero(document.tokens_T == vocab.unknown))

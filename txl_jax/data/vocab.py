@@ -15,6 +15,7 @@ from txl_jax.data.text import token_dtype
 from txl_jax.data.word import WordVocab
 from txl_jax.errors import UserError, prefixed, require_one_of
 from txl_jax.report.checksum import DAMAGE, verify_checksum, with_checksum
+from txl_jax.report.log import say
 from txl_jax.runtime.storage import regular
 
 # Tokens on which the text of the next one may depend: a character has at most four
@@ -180,6 +181,15 @@ def spell(
         longer = decode(tokens_T[begin : at + 1]).rstrip(HALF)
         texts.append(longer[len(shorter) :])
     return texts
+
+
+def report_unknown(vocab: Vocab, field: str, text: str) -> None:
+    """Reports the words of a text that the token of unknown text replaces."""
+    mark = vocab.decode([vocab.unknown]) if vocab.unknown >= 0 else ""
+    words = [x for x in text.split() if mark and vocab.unknown in vocab.encode(x)]
+    if words := [x for x in words if x != mark]:
+        names = " ".join(dict.fromkeys(words))[:200]
+        say(f"{field} has {len(words)} unknown words, read as {mark!r}: {names}")
 
 
 def dumps(vocab: Vocab) -> str:

@@ -230,6 +230,10 @@ class ScoreConfig:
     output: str = ""
     # The unit of a line of JSON: document, line or token.
     per: str = one_of(UNITS, "line")
+    lines: bool = False  # Every line of the texts is a document.
+    # The field with the text in JSON lines, each of which is a document. Empty reads
+    # plain text.
+    field: str = ""
 
     def __post_init__(self) -> None:
         """Raises UserError for an impossible value."""

@@ -1,8 +1,7 @@
 """The nll of every token of the user's texts (section 4.1).
 
 The memory is carried through a document and starts empty for each. A document is read
-as evaluation reads a split with one stream, with eval.tgt_len, mem_len, ext_len,
-clamp_len and same_length.
+as evaluation reads a split with one stream, with the fields of LENGTHS.
 
 Dims: B = 1 stream, L segment, D model, T tokens of a document.
 """
@@ -25,7 +24,7 @@ from txl_jax.model.config import ModelConfig
 from txl_jax.model.txl import TransformerXL
 
 # The fields of EvalConfig that scores depend on.
-LENGTHS = ("tgt_len", "mem_len", "ext_len", "clamp_len", "same_length")
+LENGTHS = tuple("tgt_len mem_len ext_len clamp_len same_length reset_memory_at".split())
 
 
 class Document(NamedTuple):
@@ -70,7 +69,10 @@ def make_score(
         # The last token is read for its hidden state; its target is arbitrary and not
         # scored.
         text_T = np.concatenate([prefix_T, tokens_T, tokens_T[-1:]])
-        streams = Streams(text_T, 1, config.tgt_len, ext_len=config.ext_len)
+        reset = int(config.reset_memory_at)
+        streams = Streams(
+            text_T, 1, config.tgt_len, ext_len=config.ext_len, reset_memory_at=reset
+        )
         segments = [*streams.epoch()]
         new_X = np.concatenate([each.weights_SBL[0, 0] > 0 for each in segments])
         nlls, hiddens = zip(*read.outputs(params, segments), strict=True)

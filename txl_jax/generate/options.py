@@ -34,6 +34,7 @@ class GenerateConfig:
     mem_len: int = at_least(0, 512)
     # The text before which a sample ends. Empty ends samples by their length alone.
     stop: str = ""
+    tokenize: bool = False  # Cuts prompts into words as the corpus was.
     detokenize: bool = False  # Undoes the corpus's tokenization into words.
     # The file to which each sample is written as a line of JSON. Empty writes none.
     output: str = ""

@@ -19,6 +19,7 @@ from jax import Array
 from txl_jax.errors import UserError
 from txl_jax.evaluate import reader
 from txl_jax.evaluate.accounting import GENERATE_FIELDS, check_fits
+from txl_jax.evaluate.options import EvalConfig
 from txl_jax.generate.options import GenerateConfig, generation_model
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.decoder import Decoder, unstack
@@ -28,7 +29,6 @@ from txl_jax.model.segment import Segment
 from txl_jax.model.txl import TransformerXL
 from txl_jax.report.progress import report_compilation
 
-LONGEST = 512  # tokens of a segment in which a prompt is read
 # A lower temperature is 0: divided by it, logits overflow, and no noise changes their
 # order.
 GREEDY = 1e-20
@@ -107,11 +107,11 @@ def pad(prompts: Sequence[np.ndarray], width: int) -> tuple[np.ndarray, np.ndarr
 
 
 def with_memory(
-    config: ModelConfig, prompts: Sequence[np.ndarray]
+    config: ModelConfig, prompts: Sequence[np.ndarray], width: int
 ) -> tuple[Start, Predict]:
-    """Returns the functions of a model whose context is a memory."""
+    """Returns the functions for a memory; prompts are read in segments of `width`."""
     model = Decoder(config)
-    L = min(max(map(len, prompts)) + 1, LONGEST)
+    L = min(max(map(len, prompts)) + 1, width)
     tokens_BT, length_B = pad(prompts, L)
     B, T = tokens_BT.shape
     length_SB = np.clip(length_B - np.arange(0, T, L)[:, None], 0, L).astype(np.int32)
@@ -163,13 +163,14 @@ def stream(
     prompts: Sequence[np.ndarray],
     config: GenerateConfig,
     vocab_size: int | None = None,
-    window: int = 1,
+    window: int = EvalConfig.tgt_len,
 ) -> Iterator[Drawn]:
     """Yields the next tokens of each prompt, EVERY at a time, and their nll.
 
     Prompt b is continued with the seed config.seed + b, independently of the other
     prompts. All tokens are below vocab_size, for models larger than their vocabulary.
-    With mem_len = 0, each token is sampled from the newest `window` tokens.
+    Prompts are read in segments of `window` tokens. With mem_len = 0, each token is
+    sampled from the newest `window` tokens.
     """
     if not all(len(prompt) for prompt in prompts):
         raise UserError("generate.prompt has no tokens: give a text to continue")
@@ -178,7 +179,7 @@ def stream(
     last_B = jnp.array([prompt[-1] for prompt in prompts], jnp.int32)
     before = [prompt[:-1] for prompt in prompts]
     if config.mem_len:
-        start, predict = with_memory(model_config, before)
+        start, predict = with_memory(model_config, before, window)
     else:
         start, predict = with_window(model_config, before, window)
     seed_B = (config.seed + np.arange(len(prompts), dtype=np.int64)).astype(np.uint32)

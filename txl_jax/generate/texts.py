@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from txl_jax.data.files import read_stdin, text_start
-from txl_jax.data.vocab import Vocab, spell
+from txl_jax.data.vocab import Vocab, report_unknown, spell
 from txl_jax.errors import UserError, prefixed
 from txl_jax.generate import sampler
 from txl_jax.generate.options import GenerateConfig
@@ -90,8 +90,10 @@ class Growing:
         )
 
 
-def read_prompts(config: GenerateConfig, vocab: Vocab) -> list[np.ndarray]:
-    """Returns the prompt of each sample."""
+def read_prompts(
+    config: GenerateConfig, vocab: Vocab, read: Write = str
+) -> list[np.ndarray]:
+    """Returns the prompt of each sample, tokenized by `read`; reports unknown words."""
     field, prompts = "generate.prompt", [config.prompt]
     if config.prompt.startswith("@"):
         path = config.prompt[1:]
@@ -115,6 +117,8 @@ def read_prompts(config: GenerateConfig, vocab: Vocab) -> list[np.ndarray]:
             raise UserError(
                 f"{field} = {config.prompt!r} has no prompts: write one per line"
             )
+    prompts = [read(prompt) for prompt in prompts]
+    report_unknown(vocab, field, "\n".join(prompts))
     with prefixed(field):
         encoded = [vocab.encode(prompt) for prompt in prompts]
     return [prompt_T for prompt_T in encoded for _ in range(config.samples)]

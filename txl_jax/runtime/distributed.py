@@ -295,7 +295,7 @@ def report(error: UserError | Interrupted | BadNumbers) -> int:
         exit_now(str(error), USER_ERROR)
     if is_first():
         print(f"txl_jax: {error}", file=sys.stderr)
-    return USER_ERROR if isinstance(error, UserError) else error.status
+    return error.status
 
 
 def warn(line: str) -> None:

@@ -6,12 +6,15 @@ libraries that draw pictures and traces write local files only.
 
 import contextlib
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from txl_jax.report.log import say
 from txl_jax.runtime import distributed, storage
 from txl_jax.workdir.lock import Fence, Replaced, unfenced
+
+UNWRITTEN = "unwritten"  # the key of a result without its files: why
 
 
 class Staging:
@@ -67,3 +70,15 @@ class Staging:
                     raise
                 reason = storage.one_line(error)
                 say(f"{self.workdir} LACKS THE LAST LINES OF ITS LOGS ({reason})")
+
+
+@contextlib.contextmanager
+def writing(
+    workdir: Path, result: dict[str, Any], fence: Fence = unfenced
+) -> Iterator[Path]:
+    """Yields the folder for a result's files; if they cannot be written, adds why."""
+    try:
+        with Staging(workdir, fence=fence) as staging:
+            yield staging.folder
+    except storage.errors() as error:
+        result[UNWRITTEN] = storage.machine_error(error) or storage.one_line(error)

@@ -1,0 +1,263 @@
+"""Every flag of every mode changes the result, a file, a program or the error.
+
+The long test runs each mode with each of its flags.
+"""
+
+import dataclasses
+import hashlib
+import itertools
+import json
+import logging
+import re
+import shlex
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+from ml_collections import ConfigDict
+
+from tests.support.trained import TEXT, Home, command, home
+from txl_jax import config as configs
+from txl_jax.cli import flags
+from txl_jax.cli.flags import MODES, TAKES
+from txl_jax.errors import UserError
+
+FIXTURES = (home,)
+DYNAMIC = "--config.eval.dynamic=rms --config.eval.dynamic_lr=0.01"
+CACHE = "--config.eval.cache_len=9 --config.eval.cache_weight=0.1"
+CACHE += " --config.eval.cache_theta=0.2"
+WINDOW = "--config.eval.mem_len=0 --config.eval.ext_len=4"
+LONG = "--prompt='123456789 is 12345'"
+TRAIN = "--config.train.num_steps=4 --config.train.eval_every=2 --config.eval.streams=1"
+CLUSTERS = "--config.model.cutoffs=20,100 --config.model.div_val=2"
+WIDE = "--config.model.d_embed=8 --config.model.proj_same_dim=false"
+# In each mode the flags of all commands, and further flags of some: those with which
+# other flags have an effect.
+CASES: dict[str, list[str]] = {
+    "train": [
+        f"--config={{home}}/tiny.py --workdir={{new}} {TRAIN}",
+        "",
+        "--config.model.dropout=0.1 --config.checkpoint.every_steps=1",
+        f"{CLUSTERS} --config.model.norm_init_std=0.1",
+        "--config.model.position=shaw --config.model.n_position=9",
+        "--config.model.same_length=true --config.optim.optimizer=lamb",
+        "--config.train.max_loss_factor=0.01 --config.optim.warmup_steps=2",
+        f"--config.model.mem_len=0 --config.train.ext_len=2 {WINDOW}",
+        f"{DYNAMIC} --config.generate.output={{new}}/samples",
+        CACHE,
+        "--config.generate.context_tokens=5 --config.generate.temperature=2",
+    ],
+    "evaluate": [
+        "--workdir={home}/run --streams=1",
+        "--max_tokens=90",
+        "",
+        f"--max_tokens=90 {DYNAMIC}",
+        f"--max_tokens=90 {CACHE}",
+        f"--max_tokens=90 {WINDOW}",
+    ],
+    "generate": [
+        "--workdir={home}/run --num_tokens=40",
+        "",
+        "--context_tokens=9",
+        LONG,
+        f"{LONG} --mem_len=0",
+    ],
+    "score": [
+        "--workdir={home}/run --path={home}/few.txt",
+        "",
+        "--output={new}/lines",
+        WINDOW,
+    ],
+    "attention": ["--workdir={home}/run --segments=1", ""],
+    "prepare": [
+        "--config={home}/tiny.py",
+        "",
+        "--vocab=word",
+        "--vocab=word --vocab_size=9",
+    ],
+    "import": [
+        "--workdir={new}/model --format=txl_jax --source={home}/tiny.safetensors",
+        "",
+    ],
+    "export": ["--workdir={home}/run --format=txl_jax --target={new}/file", ""],
+    "compile": ["--config={home}/tiny.py --topology=v5e:1x1", ""],
+    "table": [
+        "--workdir={new} --table=10 --rows=wt103_128m --seeds=1 "
+        "--config.train.num_steps=4 --config.eval.max_tokens=90",
+        "",
+    ],
+    "speed": ["--workdir={home}/run --sweep=mem_len=4", ""],
+    "recl": [
+        "--workdir={new} --workdirs={home}/run --contexts=2,4,2 --positions=8",
+        "",
+    ],
+}
+# Values of fields that no rule of `values` finds.
+VALUES = {
+    "model.cutoffs": "20,100",
+    "model.tie_projs": "true,false,true",
+    "model.remat_policy": "full",
+    "data.corpus": "enwik8",
+    "data.path": "{home}/few.txt",
+    "data.data_dir": "{new}/data",
+    "data.vocab_path": "{home}/words.txt",
+    "train.order": "roll",
+    "train.reset_memory_at": r"\n",
+    "train.init_from": "{home}/run",
+    "optim.betas": "0.5,0.9",
+    "eval.checkpoint": "30",
+    "eval.reset_memory_at": r"\n",
+    "eval.sweep": "mem_len=2",
+    "generate.prompt": "7",
+    "generate.stop": " ",
+    "generate.output": "{new}/out",
+    "score.path": "{home}/text.txt",
+    "score.output": "{new}/out",
+    "run.profile_steps": "1:2",
+    "convert.source": "{home}/run",
+    "convert.target": "{new}/other",
+    "table.rows": "wt103_shaw",
+    "recl.contexts": "2,6,2",
+}
+# Fields of modes that save them, or take the description of a run.
+SAVED = "score|attention|compile|convert|eval.sweep"
+WITHOUT = {
+    "train": SAVED,
+    "compile": "model|data|train|optim|checkpoint|run",
+    "table": "model|data|train|optim|checkpoint|run",  # as in `train`
+}
+# A cache, a log, a watchdog and a server, which change nothing in a process of tests.
+UNSEEN = "run.(compilation|wandb|hang|profiler)"
+TIMES = re.compile(
+    "second|ratio|provenance|goodput|_time$|tokens/s|^compiling|memory: "
+)
+KEY = re.compile("with key '(.*)'")
+
+
+@pytest.fixture
+def programs(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
+    """Returns a set that collects the keys of the programs that jax needs."""
+    keys: set[str] = set()
+
+    def collect(record: logging.LogRecord) -> bool:
+        keys.update(KEY.findall(record.getMessage()))
+        return False
+
+    one, logger = jax.devices()[:1], logging.getLogger("jax._src.compiler")
+    monkeypatch.setattr(jax, "devices", lambda *_: one)
+    monkeypatch.setattr(logger, "level", logging.DEBUG)
+    logger.addFilter(collect)
+    yield keys
+    logger.removeFilter(collect)
+
+
+def untimed(x: Any, *names: str) -> Any:
+    """Returns JSON without times, and without the entries of these names."""
+    if isinstance(x, list):
+        return [untimed(each, *names) for each in x]
+    if not isinstance(x, dict):
+        return x
+    kept = {k: v for k, v in x.items() if k not in names and not TIMES.search(k)}
+    return {k: untimed(v, *names) for k, v in kept.items()}
+
+
+def contents(path: Path) -> Any:
+    """Returns what a command has written to a file, as far as it is the same again."""
+    if path.name == "metrics.jsonl":
+        return [json.loads(line)["exact"] for line in path.read_text().splitlines()]
+    if path.name in ("samples", "lines", "out", "sample.txt", "file", "other"):
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    if path.parts[-2:] == ("model", "config.json"):  # of an import
+        return json.loads(path.read_text()) | {"sha256": ""}
+    return None
+
+
+def outcome(argv: list[str], new: Path, name: str, programs: set[str]) -> list[Any]:
+    """Returns all effects of a command apart from the repetition of a flag's value."""
+    jax.clear_caches()
+    programs.clear()
+    done = command(*(each.replace("{new}", str(new)) for each in argv))
+    lines = done.out.splitlines()
+    result = untimed(json.loads(lines[-1]), name.partition(".")[2]) if lines else {}
+    said = [x for x in done.err.splitlines() if not TIMES.search(x)]
+    files = [path for path in sorted(new.rglob("*")) if "tensorboard" not in path.parts]
+    written = [(str(path), contents(path)) for path in files]
+    effects = [done.status, json.dumps(result), said, repr(written)]
+    return [json.loads(json.dumps(effects).replace(str(new), "")), {*programs}]
+
+
+def values(name: str, config: ConfigDict) -> list[str]:
+    """Returns valid values of a field that differ from that in the config."""
+    section, _, key = name.partition(".")
+    value = getattr(getattr(configs.parse(config), section), key)
+    kind, tried = configs.FIELDS[name], [VALUES.get(name, "x")]
+    if kind is bool:
+        tried = [str(not value).lower()]
+    elif kind in (int, float):
+        more = (value + 1, 2 * value, value // 2, 1, 0, 50) if kind is int else ()
+        tried = [str(x) for x in (*more, value / 2 + 0.05, 0.5) if type(x) is kind]
+    valid = []
+    while tried:
+        changed = config.copy_and_resolve_references()
+        configs.override(changed, name, text := tried.pop(0))
+        try:
+            parsed = getattr(getattr(configs.parse(changed), section), key)
+            valid += [text] if parsed != value else []
+        except UserError as error:
+            if text == "x" and (names := re.search("one of ([^;(]*)", str(error))):
+                tried = names[1].strip().split(", ")
+    return valid[:3]
+
+
+def without_effect(
+    mode: str, name: str, home: Home, new: Iterator[Path], programs: set[str]
+) -> bool:
+    """Returns whether no value of a field has an effect in a mode.
+
+    Fields of the mode's own section, and all fields in the mode `train`, must have a
+    value that is valid without the other flags of any case.
+    """
+    possible = mode == "train" or name.startswith(f"{MODES[mode].section}.")
+    always, *cases = (each.replace("{home}", str(home.path)) for each in CASES[mode])
+    for case in cases:
+        argv = [mode, *shlex.split(f"{always} {case}")]
+        config = ConfigDict(dataclasses.asdict(flags.parse(argv).config))
+        tried = [
+            text.replace("{home}", str(home.path)) for text in values(name, config)
+        ]
+        if tried:
+            possible = True
+            before = outcome(argv, next(new), name, programs)
+        for text in tried:
+            flag = f"--config.{name}={text}"
+            if outcome([*argv, flag], next(new), name, programs) != before:
+                return False
+    return possible
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mode", MODES)
+def test_every_flag_has_an_effect(
+    mode: str, home: Home, tmp_path: Path, programs: set[str]
+) -> None:
+    if mode == "compile" and find_spec("libtpu") is None:
+        pytest.skip("libtpu, the TPU compiler, is not installed")
+    (home.path / "few.txt").write_text(TEXT[:300])
+    (home.path / "words.txt").write_text("<eos>\nless\n<unk>\nis\n1\n")
+    target = home.path / "tiny.safetensors"
+    home.read("export", "--format=txl_jax", f"--target={target}")
+
+    def make_folders() -> Iterator[Path]:
+        for n in itertools.count():
+            (folder := tmp_path / str(n)).mkdir()
+            yield folder
+
+    new = make_folders()
+    idle = rf"{WITHOUT.get(mode, UNSEEN)}|{UNSEEN}"
+    names = [x for x in configs.FIELDS if re.match(TAKES[mode], x)]
+    names = [x for x in names if not re.match(idle, x)]
+    found = [x for x in names if without_effect(mode, x, home, new, programs)]
+    assert not found
