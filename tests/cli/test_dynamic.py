@@ -60,7 +60,8 @@ def test_statistics_are_kept_in_the_workdir(
 def test_rates_are_swept_and_those_that_diverge_left_out(
     home: Home, loaded: Loaded, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    result = score(loaded, home, dynamic="sgd", sweep="dynamic_lr=0.1,0.01,1e30")
+    fields = DYNAMIC | {"sweep": "dynamic_lr=0.1,0.01,1e30"}
+    result = score(loaded, home, **fields)
     assert "1e+30       diverges, and is left out" in capfd.readouterr().err
     rows = [row["dynamic_lr"] for row in result["rows"]]
     assert (rows, result["init"]) == ([0.0, 0.01, 0.1], 0.0)

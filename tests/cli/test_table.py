@@ -7,6 +7,7 @@ import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -124,14 +125,12 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     runs: list[str] = []
 
     @contextlib.contextmanager
-    def train(
-        row: Config, workdir: Path
-    ) -> Iterator[tuple[None, dict[str, Any], None]]:
+    def train(row: Config, workdir: Path) -> Iterator[SimpleNamespace]:
         runs.append(f"{workdir.parent.name} {workdir.name}")
         if len(runs) == 4:
             raise Interrupted("ended at update 4", RETRY)
         workdir.mkdir(parents=True, exist_ok=True)
-        yield None, {}, None
+        yield SimpleNamespace(result={}, tokens=None, fence=lambda: None)
 
     def score(row: Config, workdir: Path, tokens: None) -> dict[str, Any]:
         nll = 2.0 + 0.001 * row.train.seed - 0.1 * (row.model.mem_len > 0)

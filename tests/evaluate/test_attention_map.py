@@ -10,11 +10,11 @@ from typing import Any
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from tests.support import tiny
+from tests.support.reference_positions import position_encoding
 from txl_jax.data.streams import Streams
 from txl_jax.errors import UserError
 from txl_jax.evaluate import attention_map
@@ -24,7 +24,6 @@ from txl_jax.evaluate.reader import Reader
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.decoder import DecoderAttention
 from txl_jax.model.initializers import feature_norm
-from txl_jax.model.positions import sinusoid_RD
 from txl_jax.model.txl import TransformerXL
 
 L, SPAN, FIRST = 4, 6, 8  # the first segment's start after a full span
@@ -115,13 +114,14 @@ def test_terms_are_those_of_section_3_3() -> None:
     own, (q, k, *_) = params["layers"]["attention"], layers[1]
     # Of layer 1, the last query, head 1; distance d is key K - 1 - d.
     q_A, k_RA = q[0, -1, 1], k[0, ::-1, 1][:SPAN]
-    R_RD = sinusoid_RD(jnp.arange(SPAN), tiny.D)
+    R_RD = np.stack([position_encoding(d, tiny.D, 0) for d in range(SPAN)])
     r_RA = R_RD @ own["r"][1, 1].T
     u_A, w_A = params["u"][1], params["w"][1]
     scores = {"a": k_RA @ q_A, "b": r_RA @ q_A, "c": k_RA @ u_A, "d": r_RA @ w_A}
     for name, score_R in scores.items():
         actual_HLR = attention_map.by_distance(p[1][name][:, 0], SPAN)
-        tiny.assert_close(actual_HLR[1, -1], jax.nn.softmax(score_R / tiny.A**0.5))
+        weight_R = np.exp(score_R / tiny.A**0.5)
+        tiny.assert_close(actual_HLR[1, -1], weight_R / weight_R.sum())
 
 
 def test_averages_are_those_of_the_targets_which_see_the_span(maps: Maps) -> None:
