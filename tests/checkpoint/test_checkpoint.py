@@ -43,8 +43,7 @@ def make_state(seed: int, mem_len: int = 3, averages: bool = False) -> TrainStat
     opt_state = make_optimizer(OptimConfig()).init(params)
     opt_state = jax.tree.map(lambda x: draw(x.shape, x.dtype), opt_state)
     memory = Memory(
-        h_NBMD=draw((2, 8, mem_len, 4), jnp.bfloat16),
-        filled_B=draw((8,), np.int32),
+        h_NBMD=draw((2, 8, mem_len, 4), jnp.bfloat16), filled_B=draw((8,), np.int32)
     )
     step = jnp.asarray(seed, jnp.int32)
     state = TrainState(step, params, opt_state, memory, jax.random.key(seed))
