@@ -14,7 +14,7 @@ from txl_jax.sharding.options import MeshConfig
 
 pytestmark = pytest.mark.promise("Damage is noticed")
 
-DTYPES = ["float32", "bfloat16", "float16", "int32", "int8", "uint8", "uint32", "bool"]
+DTYPES = ["float32", "bfloat16", "float16", "int32", "int8", "uint8", "uint32"]
 
 
 def draw(dtype: str, shape: tuple[int, ...] = (8, 8, 8)) -> np.ndarray:
@@ -37,14 +37,17 @@ def test_a_checksum_does_not_depend_on_the_mesh(dtype: str) -> None:
             assert checksum(jax.device_put(x, place)) == expected, (sizes, spec)
 
 
-@pytest.mark.parametrize("dtype", [name for name in DTYPES if name != "bool"])
+@pytest.mark.parametrize("dtype", [*DTYPES, "float64"])
 def test_every_bit_changes_the_checksum(dtype: str) -> None:
+    """The sign of zero, too."""
     x = draw(dtype, (3, 2))
-    seen = {checksum(x)}
-    for bit in range(8 * x.nbytes):
-        raw = bytearray(x.tobytes())
-        raw[bit // 8] ^= 1 << bit % 8
-        seen.add(checksum(np.frombuffer(bytes(raw), x.dtype).reshape(x.shape)))
+    x[0, 0] = 0
+    with jax.enable_x64(dtype == "float64"):
+        seen = {checksum(x)}
+        for bit in range(8 * x.nbytes):
+            raw = bytearray(x.tobytes())
+            raw[bit // 8] ^= 1 << bit % 8
+            seen.add(checksum(np.frombuffer(bytes(raw), x.dtype).reshape(x.shape)))
     assert len(seen) == 1 + 8 * x.nbytes
 
 
@@ -57,10 +60,6 @@ def test_the_order_of_numbers_changes_the_checksum() -> None:
     assert len({checksum(np.roll(pair, places)) for places in range(3)}) == 3
 
 
-def test_equal_numbers_of_different_bits_differ() -> None:
-    assert checksum(np.zeros(1)) != checksum(-np.zeros(1))
-
-
 def test_checksums_hold_names_dtypes_and_shapes() -> None:
     key = jax.random.key(3)
     result = checksums({"a": {"b": jnp.ones((2, 3), jnp.bfloat16)}, "k": key})
@@ -69,14 +68,3 @@ def test_checksums_hold_names_dtypes_and_shapes() -> None:
     assert result["k"][:2] == ("key<fry>", ())
     assert result["k"][2] == checksum(jax.random.key_data(key))
     assert result["k"][2] != checksum(jax.random.key_data(jax.random.key(4)))
-
-
-def test_every_byte_of_a_64_bit_number_counts() -> None:
-    with jax.enable_x64(True):
-        x = draw("float64", (5,))
-        seen = {checksum(x)}
-        for byte in range(x.nbytes):
-            raw = bytearray(x.tobytes())
-            raw[byte] ^= 1
-            seen.add(checksum(np.frombuffer(bytes(raw), x.dtype)))
-        assert len(seen) == 1 + x.nbytes
