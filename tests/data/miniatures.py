@@ -45,18 +45,8 @@ TEXTS = {
     "input.txt": "First Citizen:\nBefore we proceed any further.\n\n" * 20,
 }
 # The vocabulary file of lm1b: a word and its count on each line, `<S>` twice.
-TYPES = """</S> 900
-<S> 900
-<UNK> 40
-<S> 0
-the 900
-of 899
-and 898
-café 897
-東京 896
-N 895
-9 894
-"""
+TYPES = "</S> 900\n<S> 900\n<UNK> 40\n<S> 0\nthe 900\nof 899\nand 898\n"
+TYPES += "café 897\n東京 896\nN 895\n9 894\n"
 
 
 def text(member: str) -> bytes:
