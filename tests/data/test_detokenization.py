@@ -9,9 +9,7 @@ WIKITEXT = {
     "= Valkyria Chronicles =": "= Valkyria Chronicles =",
     "= = Plot = =": "== Plot ==",
     "= = = Early life = = =": "=== Early life ===",
-    "a four @-@ year @-@ old , who had 1 @,@ 000 @.@ 5 .": (
-        "a four-year-old, who had 1,000.5."
-    ),
+    "four @-@ year @-@ old , had 1 @,@ 000 @.@ 5 .": "four-year-old, had 1,000.5.",
     'he said " it \'s mine ! " , and ( quietly ) left .': (
         'he said "it\'s mine!", and (quietly) left.'
     ),
@@ -21,9 +19,7 @@ WIKITEXT = {
     "version 2 .5 a .b": "version 2 .5 a .b",
 }
 OTHERS = {
-    "mr. <unk> does n't think it 's $ N million , or N %": (
-        "mr. <unk> doesn't think it's $N million, or N%"
-    ),
+    "mr. <unk> does n't say it 's $ N , or N %": "mr. <unk> doesn't say it's $N, or N%",
     'He ( Bob ) \'d said " no . "': 'He (Bob)\'d said "no."',
 }
 
