@@ -67,8 +67,6 @@ def test_line_ends_of_a_tokenizer_without_newlines() -> None:
     assert made.encode("a b\n\nb zzz").tolist() == [2, 3, 1, 1, 3, 0]
     assert made.decode([2, 3, 1, 1, 3]) == "a b\n\nb"
     assert made.unknown == 0
-    with refused("no token for the end of a line"):
-        SubwordVocab.read(word_level("[UNK]", "a"), "it")
 
 
 def test_sentencepiece_model_is_read(tmp_path: Path) -> None:
