@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.kernels.cases import Case, cast
+from tests.kernels.cases import NAMES, Case, cast
 from tests.reference import Array
 from tests.support.tiny import BFLOAT16, assert_close
 from txl_jax.kernels.hash import AttentionDropout, keep_BHLK, murmur3
@@ -28,18 +28,11 @@ def attend(
 
 
 def literal_attention(
-    q_BLHA: Array,
-    k_BKHA: Array,
-    v_BKHA: Array,
-    r_RHA: Array,
-    u_HA: Array,
-    w_HA: Array,
-    bias_HR: Array | None,
-    oldest_BL: Array,
-    keep_BHLK: Array | None = None,
-    rate: float = 0.0,
+    inputs: dict[str, Any], keep_BHLK: Array | None = None, rate: float = 0.0
 ) -> Array:
     """The formula for one stream, head, query and key at a time."""
+    arrays = (inputs[name] for name in NAMES[:-1])
+    q_BLHA, k_BKHA, v_BKHA, r_RHA, u_HA, w_HA, bias_HR, oldest_BL = arrays
     B, L, H, A = q_BLHA.shape
     M = k_BKHA.shape[1] - L
     o_BLHA = np.zeros((B, L, H, A))
@@ -84,7 +77,7 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_rel_attention_is_the_formula(case: Case) -> None:
     inputs = case.inputs()
-    assert_close(attend(inputs), literal_attention(**inputs))
+    assert_close(attend(inputs), literal_attention(inputs))
 
 
 @pytest.mark.parametrize(("L", "M", "R"), [(3, 4, 1), (3, 4, 6), (1, 9, 3)])
@@ -93,7 +86,7 @@ def test_keys_beyond_the_last_distance_have_its_row(L: int, M: int, R: int) -> N
     inputs["r_RHA"][: K - R] = inputs["r_RHA"][K - R]
     inputs["bias_HR"][:, : K - R] = inputs["bias_HR"][:, K - R, None]
     few = {"r_RHA": inputs["r_RHA"][K - R :], "bias_HR": inputs["bias_HR"][:, K - R :]}
-    assert_close(attend(inputs | few), literal_attention(**inputs))
+    assert_close(attend(inputs | few), literal_attention(inputs))
 
 
 def test_bfloat16_scores_and_softmax_are_float32() -> None:
@@ -105,7 +98,7 @@ def test_bfloat16_scores_and_softmax_are_float32() -> None:
     o_BLHA = attend(cast(inputs, jnp.bfloat16))
     assert o_BLHA.dtype == jnp.bfloat16
     # The weights and the result are rounded, to 8 bits each.
-    assert_close(o_BLHA, literal_attention(**inputs), BFLOAT16)
+    assert_close(o_BLHA, literal_attention(inputs), BFLOAT16)
 
 
 # Dropout.
@@ -146,5 +139,5 @@ def test_dropout_is_the_stated_hash() -> None:
     actual = jax.jit(lambda: keep_BHLK(dropout, (B, H, L, K)))()
     np.testing.assert_array_equal(actual, expected)
     inputs = CASE.inputs()
-    o_BLHA = literal_attention(**inputs, keep_BHLK=expected, rate=rate)
+    o_BLHA = literal_attention(inputs, keep_BHLK=expected, rate=rate)
     assert_close(attend(inputs, dropout), o_BLHA)
