@@ -102,10 +102,7 @@ def test_two_cores_in_any_order_do_not_race(
     for name, value in (("device_kind", "TPU v4"), ("num_device_cores", 2)):
         monkeypatch.setattr(tpu_info, f"get_{name}", lambda value=value: value)
     params = pltpu.InterpretParams(
-        detect_races=True,
-        num_cores_or_threads=2,
-        random_seed=3,
-        buffer_bounds=bounds,
+        detect_races=True, num_cores_or_threads=2, random_seed=3, buffer_bounds=bounds
     )
     check(kernel(case, tile, columns, params), case, dtype)
     races = interpret_pallas_call.races
