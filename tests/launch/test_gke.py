@@ -34,9 +34,7 @@ def outcome(code: int, disrupted: bool) -> str:
     action = "Count"
     for rule in JOB["podFailurePolicy"]["rules"]:
         codes = rule.get("onExitCodes", {"operator": "In", "values": []})
-        conditions = {
-            condition["type"] for condition in rule.get("onPodConditions", [])
-        }
+        conditions = {each["type"] for each in rule.get("onPodConditions", [])}
         matches = (code in codes["values"]) == (codes["operator"] == "In")
         if (disrupted and "DisruptionTarget" in conditions) or matches:
             action = rule["action"]
@@ -93,9 +91,8 @@ def test_several_slices_need_only_another_number_of_replicas(slices: int) -> Non
         "alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"
     }
     (container,) = POD["containers"]
-    chips = (
-        slices * JOB["parallelism"] * container["resources"]["limits"]["google.com/tpu"]
-    )
+    per_pod = container["resources"]["limits"]["google.com/tpu"]
+    chips = slices * JOB["parallelism"] * per_pod
     config = flags.parse(container["args"]).config
     assert config.train.batch_size % chips == config.eval.streams % chips == 0
     pod = {
