@@ -9,11 +9,8 @@ import pytest
 
 from tests.launch import world
 
-SCRIPTS = [
-    path
-    for path in sorted((world.ROOT / "launch").iterdir())
-    if path.suffix in (".sh", ".sbatch")
-]
+SCRIPTS = sorted((world.ROOT / "launch").glob("*.sh"))
+SCRIPTS += (world.ROOT / "launch").glob("*.sbatch")
 assert len(SCRIPTS) == 4
 
 
