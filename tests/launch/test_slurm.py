@@ -16,15 +16,9 @@ TRAIN = ["--config=wt103", "--workdir=/shared/a b", "--config.data.path='$x'"]
 def cluster(tmp_path: Path) -> dict[str, str]:
     environment = world.make(tmp_path, "srun", "squeue", "scontrol", "training")
     (tmp_path / "job").write_text("RUNNING")
-    return {
-        **environment,
-        "PYTHON": "training",
-        "SLURM_JOB_ID": "7",
-        "SLURM_NTASKS": "2",
-        "SLURM_GPUS_ON_NODE": "1",
-        "SLURM_NTASKS_PER_NODE": "1",
-        "SLURM_SUBMIT_DIR": str(world.ROOT),
-    }
+    environment |= {"PYTHON": "training", "SLURM_JOB_ID": "7", "SLURM_NTASKS": "2"}
+    environment |= {"SLURM_GPUS_ON_NODE": "1", "SLURM_NTASKS_PER_NODE": "1"}
+    return environment | {"SLURM_SUBMIT_DIR": str(world.ROOT)}
 
 
 def submit(
