@@ -136,11 +136,8 @@ def test_dropout_is_where_the_original_code_has_it() -> None:
             jax.random.key(0),
         )
     shape_BLD, shape_BLF = (B, L, tiny.D), (B, L, tiny.F)
-    assert [shape for path, shape in calls if not path] == [
-        shape_BLD,
-        (memory.mem_len + L, tiny.D),
-        shape_BLD,
-    ]
+    outside = [shape for path, shape in calls if not path]
+    assert outside == [shape_BLD, (memory.mem_len + L, tiny.D), shape_BLD]
     assert {(path, shape) for path, shape in calls if path} == {
         (("layers", "attention"), shape_BLD),
         (("layers", "feed_forward"), shape_BLF),
