@@ -63,15 +63,9 @@ def test_a_log_has_a_line_for_each_validation(
     start: Start, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     timing = {"total_seconds": {"compile": 1.0, "update": 2.0, "input": 0.5, "a": 9.0}}
-    losses = (
-        {"loss": 4.0},
-        {"loss": 3.0, "valid_nll": 3.2},
-        {"loss": 2.0, "valid_nll": 4},
-    )
-    rows = [
-        {"step": 5 * n, "exact": loss, "timing": timing}
-        for n, loss in enumerate(losses, start=1)
-    ]
+    rows = [{"step": step, "exact": {}, "timing": timing} for step in (5, 10, 15)]
+    for row, loss, valid in zip(rows, (4.0, 3.0, 2.0), (None, 3.2, 4), strict=True):
+        row["exact"] = {"loss": loss} | ({"valid_nll": valid} if valid else {})
     lines = "\n".join(map(json.dumps, rows))
     (tmp_path / "metrics.jsonl").write_text(f"{lines}\n", "utf-8")
     lengths = {"tgt_len": 4, "segments_per_update": 2, "varlen": False}
