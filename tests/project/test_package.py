@@ -12,13 +12,9 @@ import pytest
 import yaml
 
 import txl_jax
+from tests.project.test_notebooks import SMALL
 
 ROOT = Path(__file__).parents[2]
-SMALL = (
-    *("train.num_steps=40", "train.eval_every=20", "checkpoint.every_steps=20"),
-    *("model.n_layer=1", "model.d_model=32", "model.d_head=16", "model.d_inner=32"),
-    *("optim.warmup_steps=4", "generate.num_tokens=20", "eval.baselines=false"),
-)
 
 
 def test_the_version_is_the_same_everywhere() -> None:
@@ -69,9 +65,9 @@ def test_a_wheel_runs_the_quickstart_from_an_empty_folder(tmp_path: Path) -> Non
     assert all("/" not in name for name in left_out), "such as .gitignore"
     (wheel,) = tmp_path.glob("*.whl")
     run(python, "-m", "pip", "install", "--quiet", wheel, where=tmp_path)
-    command = [f"--config.{field}" for field in SMALL]
-    command += ["--config=quickstart", f"--config.data.data_dir={tmp_path / 'data'}"]
-    out = run(tmp_path / "user" / "bin" / "txl", *command, where=empty)
-    assert json.loads(out.splitlines()[-1])["updates"] == 40
+    flags = ["--config=quickstart", f"--config.data.data_dir={tmp_path / 'data'}"]
+    txl = tmp_path / "user" / "bin" / "txl"
+    out = run(txl, *flags, *SMALL.split(), where=empty)
+    assert json.loads(out.splitlines()[-1])["updates"] == 24
     assert (empty / "runs" / "quickstart" / "loss.png").exists()
     assert run(python, "-c", "import txl_jax; print(txl_jax.__version__)", where=empty)
