@@ -96,11 +96,6 @@ def read(model: Any, tokens_BL: Array, targets_BL: Array, mems: Any) -> Any:
     return nll_BL, output.mems
 
 
-def layers_first(mems: Any) -> Array:
-    """Returns the port's memory, a list of [M, B, D], as h_NBMD."""
-    return np.stack([h_MBD.numpy().transpose(1, 0, 2) for h_MBD in mems])
-
-
 def evaluated(changes: dict[str, Any], seed: int) -> dict[str, Array]:
     """Returns one case: the model, tokens, nll_BT and the memory after each segment."""
     import torch
@@ -115,7 +110,8 @@ def evaluated(changes: dict[str, Any], seed: int) -> dict[str, Array]:
             nll_BL, mems = read(model, inputs_BL, targets_BL, mems)
             nll.append(nll_BL.numpy())
             if mems is not None:
-                memories.append(layers_first(mems))
+                # Of the port it is a list of [M, B, D].
+                memories.append(np.stack([h_MBD.swapaxes(0, 1) for h_MBD in mems]))
     case = described(model) | {
         "tokens": tokens_BT.astype(np.int32),
         "nll": np.concatenate(nll, axis=1),
