@@ -79,19 +79,14 @@ class Processes:
             environment["JAX_NUM_PROCESSES"] = str(count)
         self.stderr = [folder / f"stderr.{index}" for index in range(count)]
         self.stdout = [""] * count  # read once all have ended
-        self.all = []
+        self.all: list[subprocess.Popen[str]] = []
         for index, errors in enumerate(self.stderr):
             own = environments[index] | {"JAX_PROCESS_ID": str(index)}
+            command = [sys.executable, *python, *arguments]
+            options: Any = {"env": environment | own, "stdout": subprocess.PIPE}
             with errors.open("w") as stderr:
-                self.all.append(
-                    subprocess.Popen(
-                        [sys.executable, *python, *arguments],
-                        env=environment | own,
-                        stdout=subprocess.PIPE,
-                        stderr=stderr,
-                        text=True,
-                    )
-                )
+                process = subprocess.Popen(command, stderr=stderr, text=True, **options)
+            self.all.append(process)
 
     def until(self, happened: Callable[[], bool]) -> None:
         """Waits for an event; raises AssertionError if a process ends before it."""
