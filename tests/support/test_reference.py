@@ -1,8 +1,8 @@
 """The oracle, where no published model proves it, against identities that must hold.
 
 `tests.promises.test_published_models` compares it with Hugging Face's code: the paper's
-positions, every vocabulary, a memory of zeros. Here are documents, padding, a memory
-that starts empty, and learned distances, of which the paper's are a case.
+positions, every vocabulary, a memory of zeros. Here are padding, a memory that starts
+empty, and learned distances, of which the paper's are a case.
 
 Dims: as in `tests.reference`; T tokens of several segments, P rows of a learned table.
 """
@@ -78,22 +78,6 @@ def test_the_papers_model_as_learned_distances(clamp_len: int) -> None:
     attention["distance_bias"] = np.einsum("NPHA,NHA->NPH", r_NPHA, params.pop("w"))
     shaw = tiny.config(position="shaw_biased", n_position=T, clamp_len=clamp_len)
     tiny.assert_close(read(shaw, params)[0], expected_BTD, TIGHT)
-
-
-@pytest.mark.parametrize("settings", [{}, tiny.ALL], ids=str)
-def test_a_document_sees_nothing_before_it(settings: dict[str, Any]) -> None:
-    config = tiny.config(**{"mem_len": 4, **settings})
-    params, tokens_1T = tiny.make_params(config), tiny.make_tokens(1, 13)
-    first_1T = np.zeros((1, 13), bool)
-    first_1T[0, [0, 2, 7, 8, 12]] = True  # twice in a segment, at a segment's start
-    hidden_1TD, memory = read(config, params, [0, 4, 8, 12, 13], tokens_1T, first_1T)
-    expected = []
-    for cuts in [(0, 2), (2, 4, 7), (7, 8), (8, 12), (12, 13)]:
-        document_1LD, last_memory = read(config, params, cuts, tokens_1T)
-        expected.append(document_1LD)
-    tiny.assert_close(hidden_1TD, np.concatenate(expected, 1), TIGHT)
-    tiny.assert_close(memory, last_memory, TIGHT)
-    assert len(memory[0][0]) == 1
 
 
 def test_padding_is_never_read() -> None:
