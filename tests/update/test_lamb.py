@@ -66,9 +66,8 @@ def test_updates_are_nvidia_s_lamb(decay: float, epsilon: float) -> None:
             adam_step = adam_step + decay * p * decayed[name]
             weight_norm = min(np.sqrt(np.sum(p * p)), 10)
             adam_norm = np.sqrt(np.sum(adam_step * adam_step))
-            if weight_norm == 0 or adam_norm == 0:
-                trust_ratio = 1.0
-            else:
+            trust_ratio = 1.0
+            if weight_norm and adam_norm:
                 trust_ratio = weight_norm / (adam_norm + epsilon)
             weights[name] = p - lr * trust_ratio * adam_step
         flat = flax.traverse_util.flatten_dict(params, sep="/")
