@@ -40,7 +40,7 @@ ADAM = make_optimizer(OptimConfig())
         ("", P()),
     ],
 )
-def test_letters_are_split_as_the_rules_say(letters: str, spec: P) -> None:
+def test_letters_are_split_by_the_rules(letters: str, spec: P) -> None:
     mesh = make_mesh(CUBE)
     split = sharding(mesh, letters)
     assert split.mesh == mesh
@@ -57,7 +57,7 @@ def test_letters_are_split_as_the_rules_say(letters: str, spec: P) -> None:
         (CUBE, (2, 2, 2)),
     ],
 )
-def test_minus_one_is_the_devices_that_are_left(
+def test_minus_one_takes_the_remaining_devices(
     config: MeshConfig, shape: tuple[int, ...]
 ) -> None:
     mesh = make_mesh(config)

@@ -102,7 +102,7 @@ def ask_to_end(monkeypatch: pytest.MonkeyPatch, boundary: int) -> None:
     [(1, [1]), (3, [1, 2, 3]), (5, [1, 2, 3])],
     ids=["an update", "at a validation", "in a validation"],
 )
-def test_a_run_that_is_asked_to_end_continues_exactly(
+def test_a_run_ended_by_a_signal_resumes_exactly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, boundary: int, steps: list[int]
 ) -> None:
     """A resumed run makes the validation that was due when the run ended."""
@@ -127,7 +127,7 @@ def test_a_run_that_is_asked_to_end_continues_exactly(
             assert manager.manifests[3].valid_nll == expected[2][1]["valid_nll"]
 
 
-def test_a_run_with_an_average_is_validated_by_it(tmp_path: Path) -> None:
+def test_validation_uses_the_average_of_the_parameters(tmp_path: Path) -> None:
     train(tmp_path)
     lines = [line["exact"] for line in read_metrics(tmp_path / "metrics.jsonl")]
     assert len(lines) == 6 and ["valid_nll" in line for line in lines[:3]] == [0, 0, 1]
@@ -216,7 +216,7 @@ def test_saves_at_any_interval_are_reached_by_calls_of_one_update() -> None:
     assert dataclasses.replace(config, num_steps=3).updates_of_call(5) == 1
 
 
-def test_device_arrays_are_read_in_fetch_alone(
+def test_device_arrays_are_read_only_in_fetch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Any other conversion of a device array would stall the devices."""
@@ -247,7 +247,7 @@ def test_implicit_transfers_are_disallowed(tmp_path: Path) -> None:
         train(tmp_path, call=lambda: jitted(np.zeros(2)))
 
 
-def test_a_profile_of_some_updates_is_where_tensorboard_looks(tmp_path: Path) -> None:
+def test_a_profile_is_written_where_tensorboard_finds_it(tmp_path: Path) -> None:
     train(tmp_path, dataclasses.replace(CONFIG, run=RunConfig(profile_steps="1:3")))
     (profile,) = (tmp_path / "profile").glob("plugins/profile/*/*.xplane.pb")
     assert profile.stat().st_size > 0

@@ -16,7 +16,7 @@ from txl_jax.report import peak
 
 
 @pytest.mark.parametrize("name", gpus.GPUS)
-def test_the_facts_of_a_gpu_agree_with_each_other(name: str) -> None:
+def test_gpu_descriptions_are_consistent(name: str) -> None:
     gpu, part = gpus.GPUS[name], chips.find(f"{name}:8")
     assert (part.chips, part.chip.cores, part.are_tpus) == (8, 1, False)
     assert peak.known_peak(gpu.kind) > 0

@@ -179,14 +179,14 @@ def test_parameters_alone_are_restored_by_name(
     [({1: None, 2: None}, 2), ({1: 2.0, 2: float("nan")}, 1)],
     ids=["none was validated", "one is NaN"],
 )
-def test_the_best_without_numbers(
+def test_without_validation_the_newest_is_the_best(
     tmp_path: Path, nll_by_step: dict[int, Any], best: int
 ) -> None:
     save_all(tmp_path, nll_by_step, keep=2)
     assert read_params(tmp_path, "best")[1] == best
 
 
-def test_resuming_deletes_what_a_kill_left(copied: Path) -> None:
+def test_resuming_deletes_leftovers_of_a_kill(copied: Path) -> None:
     """Otherwise the average of all kept would depend on the kill."""
     folder = copied / "checkpoints"
     save_all(copied, {7: 5.0}, keep=4)

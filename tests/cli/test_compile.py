@@ -114,7 +114,7 @@ def test_the_json_has_memory_collectives_and_arrays(path: Path) -> None:
 
 
 @needs_libtpu
-def test_the_kernel_for_tpus_is_compiled_where_it_is_asked_for(
+def test_the_tpu_kernel_is_compiled_on_request(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts: list[str] = []

@@ -137,7 +137,7 @@ def test_overrides_and_a_vocabulary_without_line_ends(
     assert (saved.model.dropout, saved.model.mem_len) == (0.5, 7)
 
 
-def test_the_papers_code(tmp_path: Path) -> None:
+def test_importing_the_original_pytorch_code(tmp_path: Path) -> None:
     name = "div_val_2_all_tied"
     (tmp_path / "model").mkdir()
     shutil.copy(RECORDED / f"{name}.module.stream.pt", tmp_path / "model" / "model.pt")
@@ -164,7 +164,7 @@ def test_nvidias_code(tmp_path: Path) -> None:
     assert_equal(loaded.params, case(recorded.NVIDIA)[1])
 
 
-def test_tensorflows_code(tmp_path: Path) -> None:
+def test_importing_the_original_tensorflow_code(tmp_path: Path) -> None:
     source = RECORDED.parent / "tensorflow_checkpoints" / "wt103"
     shutil.copytree(source, tmp_path / "model")
     config, params, step = tensorflow.read(source, mem_len=3, same_length=True)

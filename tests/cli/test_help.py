@@ -33,7 +33,7 @@ class Example:
         return count
 
 
-def test_reads_comments_types_and_defaults() -> None:
+def test_help_reads_comments_types_and_defaults() -> None:
     assert help.describe("example", Example) == [
         Field("example.width", "int", "3", "in tokens"),
         Field("example.shape", "ints", "1,2", "A meaning that takes two lines."),

@@ -25,7 +25,7 @@ def deep(home: Home, tmp_path: Path) -> Path:
     return path
 
 
-def test_the_flag_takes_what_other_flags_do_not_set(home: Home, deep: Path) -> None:
+def test_init_from_sets_fields_that_no_flag_sets(home: Home, deep: Path) -> None:
     workdir = deep.parent / "run"
     argv = [f"--config={deep}", f"--workdir={workdir}", "--print_config"]
     argv += [f"--config.train.init_from={home.run}", "--config.model.dropout=0.5"]

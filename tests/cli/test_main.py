@@ -53,7 +53,7 @@ def documented(name: str, result: dict[str, Any], *left_out: str) -> bool:
     return list(result) == keys
 
 
-def test_libraries_that_do_not_fit_are_no_variable(
+def test_mismatched_libraries_are_not_blamed_on_the_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fail(name: str) -> None:
@@ -92,7 +92,7 @@ def test_the_last_line_is_the_result(home: Home) -> None:
     assert result["nll"] < 2.5
 
 
-def test_the_workdir_has_what_the_readme_lists(home: Home) -> None:
+def test_the_workdir_has_the_documented_files(home: Home) -> None:
     result = home.trained.result
     files = "config.json loss.png metrics.jsonl result.json run.json sample.txt"
     expected = {"checkpoints", "tensorboard", "vocab.json", *files.split()}
@@ -109,7 +109,7 @@ def test_the_workdir_has_what_the_readme_lists(home: Home) -> None:
     assert configs.parse(configs.load_json(home.run / "config.json")) == config
 
 
-def test_run_json_has_the_goodput_and_the_origin_of_the_numbers(home: Home) -> None:
+def test_run_json_has_goodput_and_provenance(home: Home) -> None:
     run = json.loads((home.run / "run.json").read_text())
     assert run["seed"] == 1111
     assert run["git_revision"]
@@ -134,7 +134,7 @@ def test_metrics_are_one_line_per_step_and_the_loss_falls(home: Home) -> None:
     assert lines[59]["valid_nll"] < lines[29]["valid_nll"]
 
 
-def test_a_finished_run_is_evaluated_again_and_keeps_every_start(home: Home) -> None:
+def test_a_finished_run_is_only_evaluated_again(home: Home) -> None:
     def steps() -> dict[Path, int]:
         files = (home.run / "checkpoints").rglob("*")
         return {path: path.stat().st_mtime_ns for path in files}
@@ -201,7 +201,7 @@ def test_a_kill_at_the_start_leaves_the_workdir_readable(
     assert {name: (tmp_path / name).read_bytes() for name in names} == before
 
 
-def test_a_sweep_is_as_many_evaluations(home: Home) -> None:
+def test_a_sweep_equals_separate_evaluations(home: Home) -> None:
     done = home.read("evaluate", "--sweep=mem_len=0,8")
     result = done.result
     assert (result["sweep"], result["init"]) == ("mem_len", 8)
@@ -262,7 +262,7 @@ def test_evaluation_takes_a_split_and_checkpoints(home: Home) -> None:
     assert "averaging checkpoints 30, 60" in done.err
 
 
-def test_documents_begin_after_a_text_or_an_id(home: Home) -> None:
+def test_documents_begin_after_a_token_given_by_text_or_id(home: Home) -> None:
     text, token = (
         home.read("evaluate", f"--reset_memory_at={x}").result for x in (r"\n", "10")
     )
@@ -291,7 +291,7 @@ def test_samples_start_with_their_prompt(home: Home) -> None:
     assert lines == [first, second]
 
 
-def test_a_window_reports_the_part_of_the_prompt_that_counts(home: Home) -> None:
+def test_a_window_reports_the_part_of_the_prompt_that_it_reads(home: Home) -> None:
     flags = ("--num_tokens=4", "--temperature=0", "--mem_len=0")
     done = home.read("generate", "--context_tokens=13", *flags)
     assert "the prompt has 13 tokens: only the newest 8 are used" in done.err
@@ -300,7 +300,7 @@ def test_a_window_reports_the_part_of_the_prompt_that_counts(home: Home) -> None
     assert done.result["text"][:13] in home.split("test").read_text()
 
 
-def test_a_text_is_scored(home: Home) -> None:
+def test_scoring_a_text(home: Home) -> None:
     flags = (f"--path={home.split('test')}", "--prefix=\n")
     result = home.read("score", *flags, f"--output={home.path / 'lines.jsonl'}").result
     reset = home.read("score", *flags, r"--config.eval.reset_memory_at=\n").result
@@ -329,7 +329,7 @@ def test_a_text_is_prepared_and_its_copies_are_deleted(
     assert not Path(place).exists() and (home.path / "text.txt").exists()
 
 
-def test_attention_is_mapped(home: Home) -> None:
+def test_mapping_attention(home: Home) -> None:
     result = home.read("attention", "--config.eval.mem_len=12", "--segments=2").result
     assert (result["span_tokens"], result["targets"]) == (12, 16)
     assert documented("attention", result)
@@ -373,7 +373,7 @@ def test_characters_that_stdout_lacks_are_escaped(home: Home) -> None:
     assert done.returncode == 0 and done.stdout.startswith(r"\u5929"), done.stderr
 
 
-def test_print_config_only_prints_the_origin_of_each_value(home: Home) -> None:
+def test_print_config_prints_values_and_their_origins(home: Home) -> None:
     file, other = home.path / "tiny.py", home.path / "other"
     flags = [f"--config={file}", f"--workdir={other}", "--config.optim.lr=0.5"]
     done = command(*flags, "--config.eval.split=test", "--print_config")

@@ -54,7 +54,7 @@ def oracle(config: ModelConfig, context: int, tgt_len: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("mem_len", [7, 0])
-def test_the_context_is_exactly_what_is_fed(mem_len: int) -> None:
+def test_contexts_have_exactly_the_stated_length(mem_len: int) -> None:
     options = EvalConfig(tgt_len=5, mem_len=mem_len, streams=3)
     config = evaluation_model(tiny.CONFIG, options)
     nll = make_context_nll(tiny.CONFIG, options, PARAMS, tiny.one_device())
@@ -172,7 +172,7 @@ def test_absolute_positions_read_no_more_than_their_window(
     assert (b["recl_tokens"]["1"], b["ended"]["1"]) == (6, True)
 
 
-def test_models_of_other_tokens_and_short_texts_are_refused(
+def test_other_vocabularies_and_short_texts_are_refused(
     options: ReclConfig, tmp_path: Path, scored: list[int]
 ) -> None:
     with refused("test' has .* tokens, too few for the longest of .* = .1, 99999, 99"):

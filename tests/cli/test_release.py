@@ -39,7 +39,7 @@ def imported(model: Path, workdir: Path, *flags: str) -> Done:
     return command("--mode=import", *common, *flags)
 
 
-def test_a_file_loads_as_its_workdir(home: Home, model: Path) -> None:  # noqa: F811
+def test_a_release_loads_like_its_workdir(home: Home, model: Path) -> None:  # noqa: F811
     from_run, from_file = txl_jax.load(home.run), txl_jax.load(str(model))
     assert_equal(from_file.params, from_run.params)
     assert from_file.step == from_run.step
@@ -52,7 +52,7 @@ def test_a_file_loads_as_its_workdir(home: Home, model: Path) -> None:  # noqa: 
     assert sharded == from_run.params["layers"]["attention"]["q"].sharding
 
 
-def test_a_file_names_no_place_of_its_machine(home: Home, model: Path) -> None:  # noqa: F811
+def test_a_release_contains_no_local_path(home: Home, model: Path) -> None:  # noqa: F811
     assert str(home.path).encode() not in model.read_bytes()
     origin = release.read(model).origin
     run = json.loads((home.run / "run.json").read_text())
@@ -60,7 +60,7 @@ def test_a_file_names_no_place_of_its_machine(home: Home, model: Path) -> None: 
     assert {name: origin[name] for name in same} == {name: run[name] for name in same}
 
 
-def test_an_import_evaluates_as_its_workdir(
+def test_an_imported_release_evaluates_like_its_workdir(
     home: Home,  # noqa: F811
     model: Path,
     tmp_path: Path,
@@ -146,7 +146,7 @@ def test_damage_is_noticed(model: Path, tmp_path: Path) -> None:
         txl_jax.load("gs://bucket/x.safetensors")
 
 
-def test_a_run_may_be_named_like_a_file(home: Home, tmp_path: Path) -> None:  # noqa: F811
+def test_a_workdir_may_be_named_like_a_release(home: Home, tmp_path: Path) -> None:  # noqa: F811
     run = shutil.copytree(home.run, tmp_path / "run.safetensors")
     assert_equal(txl_jax.load(run).params, txl_jax.load(home.run).params)
 
@@ -194,7 +194,7 @@ def test_nothing_beside_the_file_is_touched(home: Home, tmp_path: Path) -> None:
     assert len(os.listdir(tmp_path)) == 3
 
 
-def test_what_belongs_to_the_machine_is_not_exported(
+def test_local_settings_are_not_exported(
     home: Home,  # noqa: F811
     tmp_path: Path,
 ) -> None:

@@ -20,7 +20,7 @@ from txl_jax.evaluate.options import EvalConfig, Sweep, parse_sweep
         ("cache_weight=0.1,0.05", (0.05, 0.1)),
     ],
 )
-def test_parses(text: str, values: tuple[int, ...]) -> None:
+def test_sweeps_are_parsed(text: str, values: tuple[int, ...]) -> None:
     assert parse_sweep(text) == Sweep(text.partition("=")[0], values)
 
 
@@ -54,7 +54,7 @@ def test_rotations_beyond_training_are_reported(
 PPL = {0: 30.0, 100: 27.02, 200: 26.7749, 300: 26.7712, 400: 26.7701, 500: 26.9}
 
 
-def test_the_columns_are_table_6s() -> None:
+def test_the_columns_match_table_6() -> None:
     rows = [{"mem_len": at, "ppl": PPL[at]} for at in (0, 100, 200, 400)]
     result = compare("mem_len", rows, 100)
     # 26.7712 and 26.7701 are 26.77 in the table, 26.7749 too.

@@ -111,7 +111,7 @@ def test_distances_are_clamped_at_those_of_overridden_lengths() -> None:
     assert clamp_len(train__tgt_len="32", eval__clamp_len="7") == 7
 
 
-def test_a_window_holds_what_it_scores() -> None:
+def test_a_window_contains_the_tokens_that_it_scores() -> None:
     row = table.row_config("wt103_no_recurrence", TableConfig(), {"train.tgt_len": "1"})
     assert min(table.lengths(row)) == 1
 
@@ -141,9 +141,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return runs
 
 
-def test_the_same_command_continues_and_ends_in_the_table(
-    tmp_path: Path, trained: list[str]
-) -> None:
+def test_an_interrupted_table_resumes(tmp_path: Path, trained: list[str]) -> None:
     rows = ("--rows=wt103_128m,wt103_al_rfou", "--seeds=2")
     argv = [f"--workdir={tmp_path}", *rows, "--config.train.num_steps=40"]
     assert command("--mode=table", *argv).status == RETRY
@@ -173,7 +171,7 @@ def test_the_same_command_continues_and_ends_in_the_table(
     assert "`wt103_al_rfou` instead of `wt103_128m`" in lines[9]
 
 
-def test_the_hours_of_all_runs_and_their_revisions_are_told(tmp_path: Path) -> None:
+def test_hours_and_revisions_of_all_runs_are_reported(tmp_path: Path) -> None:
     def start(day: int) -> dict[str, Any]:
         code = {
             "git_revision": "1234567" + "0" * 33,

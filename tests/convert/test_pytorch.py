@@ -69,7 +69,7 @@ def test_files_of_torch_are_read(name: str, layout: str) -> None:
     assert result == models.pytorch(**fields)
 
 
-def test_learned_distances() -> None:
+def test_learned_distances_are_converted() -> None:
     """The reference code's Shaw variant has one table of distances for each layer."""
     draw = np.random.default_rng(0).random
     state = {

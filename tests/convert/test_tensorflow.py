@@ -31,7 +31,7 @@ SAME = ("cutoffs", "div_val", "untie_r", "n_layer", "d_model", "n_head", "d_head
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_losses_and_memory_are_those_of_tensorflow(name: str) -> None:
+def test_losses_and_memory_match_tensorflow(name: str) -> None:
     """By the oracle, which `tests.model.test_txl` compares with the model."""
     saved = np.load(FOLDER / f"{name}.npz")
     fields = json.loads(str(saved["config"]))

@@ -33,7 +33,7 @@ def manual(data_dir: Path, name: str = "wikitext-2-v1.zip") -> Path:
     return data_dir / "downloads" / "manual" / name
 
 
-def test_archive_of_the_user_is_verified(wikitext: Archive, tmp_path: Path) -> None:
+def test_a_local_archive_is_verified(wikitext: Archive, tmp_path: Path) -> None:
     unpacked = get(wikitext, tmp_path)
     for path, target in unpacked.items():
         assert target == tmp_path / "scratch" / path

@@ -25,7 +25,7 @@ def text(tmp_path: Path) -> Path:
     return folder
 
 
-def test_blocks_are_exact_over_shards(
+def test_blocks_cross_shards_exactly(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(builder, "BLOCK_BYTES", 64)
@@ -111,7 +111,7 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_tfds_datasets_are_joined_text_by_text(
+def test_texts_of_a_tfds_dataset_are_joined(
     shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("txl_jax.data.dataset.READ_BYTES", 100)

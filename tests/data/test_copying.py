@@ -23,7 +23,7 @@ VALID = "862c02c312d5758b"  # how the SHA-256 of its valid split begins
 EPISODE = re.compile(rb"([0-9]{0,5})([A-D]{5})([0-9]{12})>([a-d]{5})")
 
 
-def test_an_answer_is_its_pattern_at_the_distance() -> None:
+def test_an_answer_repeats_the_pattern_at_the_stated_distance() -> None:
     text, valid = TASK.text("test"), TASK.text("valid")
     assert hashlib.sha256(valid).hexdigest().startswith(VALID) and text != valid
     assert copying.SIZES["test"] <= len(text) < copying.SIZES["test"] + 28
@@ -40,9 +40,7 @@ def test_an_answer_is_its_pattern_at_the_distance() -> None:
     np.testing.assert_allclose(gaps, 1 / 6, atol=0.03)
 
 
-def test_its_splits_are_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_splits_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copying, "SIZES", dict.fromkeys(copying.SIZES, 3000))
     source = corpora.find(CORPUS)
     assert source.config == "copying-12-5-4-0"
@@ -50,7 +48,7 @@ def test_its_splits_are_written(
         assert b"".join(blocks(ranges, 999)) == TASK.text(split)
 
 
-def test_answers_alone_are_scored() -> None:
+def test_only_answers_are_scored() -> None:
     text = np.frombuffer(TASK.text("test")[:600], np.uint8)
     train = TrainConfig(batch_size=4, tgt_len=16, segments_per_call=8)
     config = Config(data=DataConfig(corpus=CORPUS), train=train)

@@ -64,7 +64,7 @@ def test_cut_and_blocks_agree_with_slices(tmp_path: Path) -> None:
         assert 0 < len(result[-1]) <= block_size
 
 
-def test_stdlib_splits_are_whole_files_of_fair_size(split: Split) -> None:
+def test_stdlib_splits_are_whole_files_in_the_stated_proportions(split: Split) -> None:
     assert find("stdlib").config.startswith("stdlib-3.")
     splits = split("stdlib")
     for ranges in splits.values():
@@ -98,7 +98,7 @@ PACK: dict[str, Any] = {"gz": gzip, "bz2": bz2, "xz": lzma}
         ("train/test.txt", "validation/book.txt", "test/dev.txt.gz"),
     ],
 )
-def test_text_takes_named_splits(
+def test_named_splits_of_a_text_are_used(
     names: tuple[str, ...], tmp_path: Path, split: Split
 ) -> None:
     expected = {"train": b"aaa", "valid": b"bb", "test": b"cc"}
@@ -176,7 +176,7 @@ def test_text_joins_sorted_files_and_cuts_at_line_ends(
         (b"\x80" * 1000, (900, 50, 50)),  # not UTF-8
     ],
 )
-def test_text_cut_is_at_most_one_split_late(
+def test_a_late_line_end_moves_a_cut_by_at_most_one_split(
     tmp_path: Path, split: Split, text: bytes, lengths: tuple[int, ...]
 ) -> None:
     (tmp_path / "text").write_bytes(text)
@@ -185,7 +185,7 @@ def test_text_cut_is_at_most_one_split_late(
     assert b"".join(joined(splits[name]) for name in SPLITS) == text
 
 
-def test_text_edition_follows_names_and_contents(tmp_path: Path) -> None:
+def test_the_edition_of_a_text_depends_on_names_and_contents(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"x" * 100)
     editions = [find("text", str(place)).edition for place in (path, tmp_path)]
@@ -235,7 +235,7 @@ def test_other_formats_are_refused(
         split("text", tmp_path / name)
 
 
-def test_a_file_that_becomes_shorter_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_shrinks_while_read_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"x" * 100)
     with refused(r"a\.txt became shorter"):
         joined((ByteRange(tmp_path / "a.txt", 0, 101),))

@@ -28,9 +28,7 @@ OTHERS = {
     "corpus, texts",
     [("wikitext103", WIKITEXT), ("wikitext2", WIKITEXT), ("ptb", OTHERS)],
 )
-def test_text_is_written_as_before_its_tokenization(
-    corpus: str, texts: dict[str, str]
-) -> None:
+def test_detokenization_restores_the_text(corpus: str, texts: dict[str, str]) -> None:
     """Each line by itself, and once only."""
     for cut, written in texts.items():
         assert detokenize(cut, corpus) == detokenize(written, corpus) == written
@@ -57,7 +55,7 @@ def test_text_is_cut_into_words(written: str, cut: str) -> None:
 
 
 @pytest.mark.parametrize("corpus, kind", [("stdlib", "byte"), ("wikitext2", "subword")])
-def test_text_that_was_not_cut_so_is_refused(corpus: str, kind: str) -> None:
+def test_text_of_another_convention_is_refused(corpus: str, kind: str) -> None:
     with refused("generate.detokenize is for the words of .*: leave it out"):
         check_corpus("generate.detokenize", CORPORA, corpus, kind)
     check_corpus("generate.detokenize", CORPORA, "ptb", "word")

@@ -22,7 +22,7 @@ def make_streams() -> Streams:
     return Streams(positions(2_001), 8, 16, 2, roll=True, varlen=True, seed=1)
 
 
-def test_batches_are_those_of_the_function_from_any_position() -> None:
+def test_batches_match_the_function_from_any_position() -> None:
     streams, position = make_streams(), Position()
     for _ in range(3):
         with closing(prefetch(make_streams().batch, position)) as ahead:

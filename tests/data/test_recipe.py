@@ -43,7 +43,7 @@ def check_bytes(name: str, data_dir: Path, convention: str = "") -> None:
         assert made.split(split).tobytes() == raw
 
 
-def test_wikitext2_is_as_published(tmp_path: Path) -> None:
+def test_wikitext2_has_the_published_counts(tmp_path: Path) -> None:
     real = Path(os.environ.get("TXL_JAX_TEST_DATA", "no-such-folder")) / "wikitext2"
     if not real.is_dir():
         pytest.skip("TXL_JAX_TEST_DATA names no folder with the real files")
@@ -66,7 +66,7 @@ def test_wikitext2_is_as_published(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["wikitext103", "wikitext2", "ptb"])
-def test_words_are_those_of_the_original_code(
+def test_words_match_the_original_code(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     corpus = miniatures.install(name, tmp_path, monkeypatch)
@@ -94,7 +94,7 @@ def test_words_are_those_of_the_original_code(
     "name, convention",
     [("enwik8", ""), ("enwik8", "newlines_kept"), ("text8", ""), ("shakespeare", "")],
 )
-def test_characters_of_published_corpora(
+def test_characters_match_the_published_corpora(
     name: str, convention: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     miniatures.install(name, tmp_path, monkeypatch)
@@ -115,7 +115,7 @@ def test_characters_of_published_corpora(
         assert counts["original_bytes"] == len(original[split])
 
 
-def test_both_conventions_of_lm1b(
+def test_lm1b_has_two_conventions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     miniatures.install("lm1b", tmp_path, monkeypatch)
@@ -181,7 +181,7 @@ def test_files_are_documents(kind: str, end: str, tmp_path: Path) -> None:
     assert made.vocab.decode(tokens[second:]) == f"\na b\n{end}\n"
 
 
-def test_subwords_are_learned_and_lose_nothing(tmp_path: Path) -> None:
+def test_learned_subwords_are_lossless(tmp_path: Path) -> None:
     pytest.importorskip("tokenizers", reason="needs the extra subword")
     train = "the café of the sea\n\n" * 50
     path = write_text(tmp_path / "text", train, "the odd ünï\n")

@@ -95,7 +95,7 @@ OTHERS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("kind", KINDS + OTHERS, ids=str)
 @pytest.mark.parametrize("ext_len", [0, 5, 1000])
 @pytest.mark.parametrize("N, B, L", SIZES)
-def test_streams_read_as_the_reference(
+def test_streams_agree_with_a_slow_reference(
     N: int, B: int, L: int, ext_len: int, kind: dict[str, Any]
 ) -> None:
     streams = make(N, B, L, ext_len=ext_len, **kind)
@@ -123,7 +123,7 @@ def test_tokens_with_a_short_context_are_counted(
     assert make(N, B, L, warm_tokens=warm_tokens).cold_tokens(20) == cold
 
 
-def test_segments_have_the_promised_shapes_and_dtypes() -> None:
+def test_segments_have_the_documented_shapes_and_dtypes() -> None:
     bytes_of_text = np.frombuffer(b"some text, as bytes", np.uint8)
     segment, _ = Streams(bytes_of_text, 3, 4, segments=2).batch(Position())
     shapes = [(array.shape, array.dtype.name) for array in segment]
@@ -135,7 +135,7 @@ def test_segments_have_the_promised_shapes_and_dtypes() -> None:
 
 @pytest.mark.parametrize("more", [{}, {"warm_tokens": 7}, {"ext_len": 7}])
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_batches_depend_on_the_position_alone(
+def test_batches_depend_only_on_the_position(
     kind: dict[str, Any], more: dict[str, Any]
 ) -> None:
     """Not on S, rows or earlier batches, so that any run resumes on any mesh."""
@@ -166,7 +166,7 @@ def test_too_few_tokens_are_refused(N: int, B: int) -> None:
 
 
 @pytest.mark.parametrize("B", [1, 2])
-def test_offsets_pass_two_to_the_31(tmp_path: Path, B: int) -> None:
+def test_offsets_beyond_int32(tmp_path: Path, B: int) -> None:
     N, L = 3 * 2**30, 1000
     path = tmp_path / "sparse.bin"
     with path.open("wb") as file:
@@ -194,7 +194,7 @@ def test_draw_is_splitmix64() -> None:
     assert draw(1111, 1, 2, 3) == 16703943413597834143
 
 
-def test_rotations_differ_by_seed_epoch_and_stream_and_come_again() -> None:
+def test_rotations_depend_on_seed_epoch_and_stream_and_repeat() -> None:
     def starts(seed: int, epoch: int) -> np.ndarray:
         streams = Streams(positions(80_001), 8, 16, roll=True, seed=seed)
         return streams.batch(Position(epoch))[0].inputs_SBL[0, :, 0]
@@ -207,7 +207,7 @@ def test_rotations_differ_by_seed_epoch_and_stream_and_come_again() -> None:
     np.testing.assert_array_equal(starts(1, 7), offsets[57])
 
 
-def test_lengths_are_as_in_the_original_code() -> None:
+def test_varying_lengths_follow_the_original_code() -> None:
     streams = Streams(positions(2), 1, 150, varlen=True, seed=3)
     lengths = np.array([streams.length(Position(2, s)) for s in range(10_000)])
     assert lengths.min() >= LEAST and lengths.max() <= 150 + SLACK

@@ -25,7 +25,7 @@ def bpe() -> SubwordVocab:
     return SubwordVocab.train([TEXT], 300)
 
 
-def test_trained_bpe_loses_nothing(bpe: SubwordVocab, tmp_path: Path) -> None:
+def test_trained_bpe_is_lossless(bpe: SubwordVocab, tmp_path: Path) -> None:
     assert 256 < len(bpe) <= 300 and bpe.unknown == -1
     odd = TEXT + "\r\n\t  ünseen <eos> \u2028 \n\n\nno end"
     assert bpe.decode(bpe.encode(odd)) == odd

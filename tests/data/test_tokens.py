@@ -38,7 +38,7 @@ def prepared(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return data_dir
 
 
-def test_copies_are_deleted_and_nothing_else(text: Path, tmp_path: Path) -> None:
+def test_only_prepared_copies_are_deleted(text: Path, tmp_path: Path) -> None:
     config = DataConfig("text", str(text), str(tmp_path))
     assert delete(config) == []
     prepare(config)
@@ -63,7 +63,7 @@ def joined(made: Tokens) -> bytes:
     return b"".join(made.split(name).tobytes() for name in SPLITS)
 
 
-def test_stdlib_tokens_are_the_files(
+def test_stdlib_tokens_are_the_bytes_of_the_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = DataConfig(data_dir=str(tmp_path))
@@ -97,7 +97,7 @@ def test_default_data_dir_is_that_of_tfds(
     assert prepare(DataConfig("text", str(text))).manifest == made.manifest
 
 
-def test_two_runs_prepare_the_same(
+def test_concurrent_preparations_agree(
     text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = DataConfig("text", str(text), str(tmp_path))
@@ -162,7 +162,7 @@ def test_a_flipped_bit_in_a_split_is_refused(
     assert joined(prepare(config)) == LINES
 
 
-def test_read_only_folder_that_is_prepared_is_used(
+def test_a_prepared_read_only_folder_is_used(
     text: Path, prepared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And TFDS, which takes a second, is not imported for it."""

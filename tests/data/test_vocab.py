@@ -35,7 +35,7 @@ def count_words(
     return WordVocab.choose(counts, lines, **limits)
 
 
-def test_bytes_come_back() -> None:
+def test_bytes_round_trip() -> None:
     made, every = ByteVocab(), bytes(range(256))
     assert len(made) == 256 and made.dtype == np.uint8 and made.unknown == -1
     assert streamed(made, every, 100) == list(every)
@@ -132,12 +132,12 @@ def test_rare_words_become_unknown(
 @pytest.mark.parametrize(
     "count, dtype", [(256, "uint8"), (257, "uint16"), (65537, "int32")]
 )
-def test_token_type_follows_the_number_of_types(count: int, dtype: str) -> None:
+def test_token_dtype_depends_on_the_vocabulary_size(count: int, dtype: str) -> None:
     words = ["<eos>", *map(str, range(count - 1))]
     assert WordVocab(words).dtype == np.dtype(dtype)
 
 
-def test_an_endless_line_is_read_and_an_endless_word_refused(
+def test_a_very_long_line_is_read_and_a_very_long_word_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(vocab.texts, "WORD_BYTES", 1000)
@@ -185,7 +185,9 @@ def test_a_list_of_words_is_read(tmp_path: Path) -> None:
         (WordVocab(["a", "<eos>", "<unk>"]), "b", "the text is unknown in"),
     ],
 )
-def test_a_text_names_one_token(made: vocab.Vocab, text: str, found: int | str) -> None:
+def test_a_token_is_found_by_its_text(
+    made: vocab.Vocab, text: str, found: int | str
+) -> None:
     if isinstance(found, int):
         assert vocab.find(made, text) == found
         return

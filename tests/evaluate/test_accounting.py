@@ -15,7 +15,7 @@ from txl_jax.model.key_values import KeyValueMemory
 from txl_jax.model.memory import Memory
 
 
-def test_bytes_match_the_arrays() -> None:
+def test_accounted_bytes_match_the_arrays() -> None:
     config = tiny.config(mem_len=7, dtype="bfloat16")
     counts = accounting.account(config, 3, 5)
     memory = Memory.empty(config, 3)

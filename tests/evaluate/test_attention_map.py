@@ -86,9 +86,7 @@ def read_segments(config: ModelConfig) -> Any:
     ],
     ids=str,
 )
-def test_the_probabilities_are_those_of_the_model(
-    changes: dict[str, Any], terms: str
-) -> None:
+def test_probabilities_match_the_model(changes: dict[str, Any], terms: str) -> None:
     """They give its layer's output; and the terms multiply to the whole."""
     clamp_len = changes.get("clamp_len", 0)
     config = attention_map.map_model(tiny.config(**changes), SPAN, clamp_len)
@@ -107,7 +105,7 @@ def test_the_probabilities_are_those_of_the_model(
         tiny.assert_close(product / product.sum(axis=-1, keepdims=True), p[n][WHOLE])
 
 
-def test_terms_are_those_of_section_3_3() -> None:
+def test_terms_match_section_3_3() -> None:
     config = attention_map.map_model(tiny.CONFIG, SPAN, 0)
     params = tiny.make_params(config)
     _, _, p, layers = read_segments(config)
@@ -124,7 +122,7 @@ def test_terms_are_those_of_section_3_3() -> None:
         tiny.assert_close(actual_HLR[1, -1], weight_R / weight_R.sum())
 
 
-def test_averages_are_those_of_the_targets_which_see_the_span(maps: Maps) -> None:
+def test_averages_include_only_targets_that_see_the_span(maps: Maps) -> None:
     assert maps.shown_I.tolist() == list(range(FIRST, FIRST + maps.targets))
     for mean_NHR in (maps.shown_NHIR, *maps.mean_NHR.values()):
         np.testing.assert_allclose(mean_NHR.sum(axis=-1), 1, rtol=1e-5)

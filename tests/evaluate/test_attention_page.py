@@ -134,9 +134,7 @@ def test_pictures_are_drawn_for_any_scheme(folder: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("layers, heads", [(1, 1), (2, 1), (18, 16)])
-def test_texts_of_pictures_fit_with_any_number_of_heads(
-    layers: int, heads: int
-) -> None:
+def test_labels_fit_with_any_number_of_heads(layers: int, heads: int) -> None:
     for draw, _ in attention_page.PLOTS.values():
         figure = draw(make_maps(N=layers, H=heads))
         figure.draw_without_rendering()

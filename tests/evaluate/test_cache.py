@@ -51,7 +51,7 @@ def by_hand(share: float) -> float:
     return total / T
 
 
-def test_the_nll_is_that_of_the_mixture() -> None:
+def test_the_nll_is_of_the_mixture() -> None:
     """The cache passes from segment to segment; the last one is shorter."""
     assert evaluate(CONFIG) == pytest.approx(by_hand(0.3), rel=1e-5)
 

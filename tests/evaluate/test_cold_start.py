@@ -20,7 +20,7 @@ CONFIG = EvalConfig(streams=3, tgt_len=5, mem_len=20, sweep=f"cold_start={T}")
 TOKENS = tiny.make_tokens(1, 4 * T + 9)[0].astype(np.uint8)
 
 
-def test_the_curve_is_the_mean_over_pieces_read_at_once() -> None:
+def test_the_curve_is_the_mean_over_pieces() -> None:
     params = tiny.make_params()
     reported: list[tuple[int, int]] = []
     model = tiny.CONFIG, CONFIG, tiny.one_device(), params

@@ -26,7 +26,7 @@ def with_memory() -> Score:
     return score.make_score(tiny.CONFIG, MEMORY, PARAMS, hidden=True)
 
 
-def test_scores_and_hidden_states_are_the_oracle_s(with_memory: Score) -> None:
+def test_scores_and_hidden_states_match_the_oracle(with_memory: Score) -> None:
     settings = tiny.reference_settings(evaluation_model(tiny.CONFIG, MEMORY))
     memory, nlls, hiddens = reference.empty(tiny.N, 1, tiny.D), [], []
     for at in range(0, 23, 5):

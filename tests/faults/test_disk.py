@@ -203,7 +203,7 @@ def test_a_run_continues_over_a_full_disk_and_after_it(
     assert exact(tmp_path) == exact(tmp_path / "straight")
 
 
-def test_a_file_is_on_disk_before_it_replaces_another(
+def test_a_file_is_synced_before_it_replaces_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(_: int) -> None:
@@ -216,7 +216,7 @@ def test_a_file_is_on_disk_before_it_replaces_another(
     assert [path] == [*tmp_path.iterdir()] and path.read_text() == "old"
 
 
-def test_a_temporary_file_is_no_link_and_an_error_names_the_target(
+def test_links_are_not_followed_and_errors_name_the_target(
     tmp_path: Path,
 ) -> None:
     (mine := tmp_path / "mine.txt").write_text("mine")

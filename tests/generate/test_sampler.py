@@ -52,7 +52,7 @@ def test_restrict_agrees_with_a_literal_transcription(top_p: float, top_k: int) 
 
 
 @pytest.mark.parametrize("temperature, top_p", [(0, 0.5), (1e-40, 1), (1, 1e-46)])
-def test_next_to_no_freedom_takes_the_likeliest(
+def test_tiny_temperature_and_top_p_are_greedy(
     temperature: float, top_p: float
 ) -> None:
     config = GenerateConfig(temperature=float(temperature), top_k=3, top_p=float(top_p))

@@ -40,7 +40,7 @@ def draw(
     return list(texts.draw(*model, config, prompts, write, show))
 
 
-def test_samples_have_their_prompts_seeds_and_scores(tmp_path: Path) -> None:
+def test_samples_depend_on_prompt_and_seed_and_have_scores(tmp_path: Path) -> None:
     (tmp_path / "prompts").write_text("the cat\n\na dog is a\n", "utf-8-sig")
     several = draw(prompt=f"@{tmp_path}/prompts", samples=2, seed=5)
     assert [each.prompt for each in several] == ["the cat"] * 2 + ["a dog is a"] * 2

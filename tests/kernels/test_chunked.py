@@ -53,7 +53,7 @@ SIZES = [(4, 4), (7, 8), (8, 8), (9, 8), (8, 0), (5, 12), (1, 0), (1, 16), (3, 3
 
 @pytest.mark.long
 @pytest.mark.parametrize(("L", "M"), SIZES)
-def test_value_and_gradients_widely(L: int, M: int) -> None:
+def test_value_and_gradients_on_a_wide_grid(L: int, M: int) -> None:
     blocks = [(4, 8), (1, 1), (3, 3), (2, 16), (9, 9), (9, 21)]
     for oldest, (X, Y) in itertools.product(OLDEST, blocks):
         if X <= L and Y <= M + L:
@@ -65,7 +65,7 @@ def test_bfloat16() -> None:
     check(kernel(None), Case(256, 256, B=8), jnp.bfloat16, tiny.BFLOAT16 / 2)
 
 
-def test_greater_scores_in_older_tiles_do_not_overflow() -> None:
+def test_larger_scores_in_older_tiles_do_not_overflow() -> None:
     inputs = Case(9, 13).inputs()
     inputs["k_BKHA"] *= 100 * np.linspace(2, 0, 22, dtype=np.float32)[:, None, None]
     o_BLHA = jax.jit(functools.partial(kernel(), dropout=None))(**inputs)
@@ -90,7 +90,7 @@ def greatest_array(compiled: Any) -> int:
     return max(math.prod(map(int, shape.split(","))) for shape in shapes)
 
 
-def test_no_array_is_as_great_as_queries_by_keys() -> None:
+def test_no_array_is_as_large_as_queries_by_keys() -> None:
     L, K = 2048, 4096
     case = Case(L, K - L, rate=0.3, B=1, H=1)
     inputs = jax.eval_shape(lambda: cast(case.inputs(), jnp.float32))

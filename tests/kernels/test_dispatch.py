@@ -22,7 +22,7 @@ def chosen(shape: tuple[int, ...], places: NamedSharding, K: int = 8) -> str:
     return names[0]
 
 
-def test_the_compiler_splits_what_does_not_divide_over_the_mesh(
+def test_auto_takes_xla_where_the_mesh_does_not_divide(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(FASTEST, "cpu", "chunked")

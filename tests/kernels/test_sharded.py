@@ -66,7 +66,9 @@ def test_streams_and_heads_that_do_not_divide() -> None:
     assert_agree(differentiate(split, placed), oracle(case))
 
 
-def test_every_device_attends_for_its_own_part(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_device_attends_only_to_its_own_part(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The mesh of the model's parameters and tokens is enough."""
     shapes = set()
 

@@ -16,9 +16,7 @@ from txl_jax.kernels.skew import merge, skew, unskew
     ("T", "X", "first"),
     [(16, 128, -112), (160, 256, -96), (304, 256, 48), (256, 128, 128)],
 )
-def test_products_with_distances_become_scores_of_keys(
-    T: int, X: int, first: int
-) -> None:
+def test_skewed_products_are_scores_of_keys(T: int, X: int, first: int) -> None:
     """Entries are their own distances, so the score of (y, x) must be d T + x - y."""
     d, row_T1 = 3, np.arange(T)[:, None]
     near_TX = np.broadcast_to(np.float32(d * T + T - 1 - row_T1), (T, X))

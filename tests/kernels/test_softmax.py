@@ -45,7 +45,7 @@ def test_gradients_in_bfloat16_are_summed_in_float32() -> None:
     assert grad_VE.dtype == jnp.float32
 
 
-def test_nothing_as_large_as_the_logits_is_stored() -> None:
+def test_the_logits_are_never_stored() -> None:
     """And no copy of a table, of which there is one gradient."""
     V, D, T = 60_000, 8, 2_000
     config = tiny.config(vocab_size=V, cutoffs=(1000, 5000), div_val=2)

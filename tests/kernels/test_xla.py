@@ -54,7 +54,7 @@ def literal_attention(
 
 
 @pytest.mark.parametrize(("L", "M"), SIZES)
-def test_rel_shift_turns_distances_into_keys(L: int, M: int) -> None:
+def test_rel_shift_reindexes_distances_to_keys(L: int, M: int) -> None:
     R = K = M + L
     x_BHLR = np.random.default_rng(0).normal(size=(B, H, L, R)).astype(np.float32)
     shifted_BHLK = np.asarray(rel_shift(jnp.asarray(x_BHLR)))
@@ -124,7 +124,7 @@ def literal_keep_BHLK(
     return keep
 
 
-def test_murmur3_is_murmurhash3s_finalizer() -> None:
+def test_murmur3_matches_the_published_finalizer() -> None:
     # 0x514E28B7 is MurmurHash3_x86_32 of no bytes with seed 1.
     assert (literal_murmur3(0), literal_murmur3(1)) == (0, 0x514E28B7)
     x_2 = jnp.array([0, 1], jnp.uint32)

@@ -95,7 +95,7 @@ MISTAKES: dict[str, dict[str, str]] = {
 
 
 @pytest.mark.parametrize("message", MISTAKES)
-def test_a_mistake_is_reported_in_one_line(
+def test_user_errors_are_one_line(
     cluster: dict[str, str], tmp_path: Path, message: str
 ) -> None:
     training = TRAIN if MISTAKES[message] else ["--config=wt103"]

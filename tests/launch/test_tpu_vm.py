@@ -288,7 +288,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("message", MISTAKES)
-def test_a_mistake_is_reported_in_one_line(
+def test_user_errors_are_one_line(
     cloud: dict[str, str], tmp_path: Path, message: str
 ) -> None:
     result = world.run(cloud, "tpu_vm.sh", *MISTAKES[message])

@@ -19,7 +19,7 @@ def apply(module: Any, *args: Any, seed: int | None = 0) -> np.ndarray[Any, Any]
     return np.asarray(module.apply({}, *args, rngs=rngs))
 
 
-def test_it_keeps_the_mean_and_drops_the_rate() -> None:
+def test_dropout_keeps_the_mean_and_drops_at_the_rate() -> None:
     ones_BLD = jnp.ones((B, L, D))
     x_BLD = apply(Dropout(RATE), ones_BLD)
     np.testing.assert_allclose(np.unique(x_BLD), [0, 1 / (1 - RATE)], rtol=1e-6)
@@ -33,7 +33,7 @@ def test_it_keeps_the_mean_and_drops_the_rate() -> None:
     assert 0.5 < ((x_BLD > 0) == (other_BLD > 0)).mean() < 0.65  # 0.58 by chance
 
 
-def test_relu_is_dropped_as_its_result_would_be() -> None:
+def test_dropping_before_relu_equals_dropping_after() -> None:
     x_BLD = jax.random.normal(jax.random.key(1), (B, L, D))
 
     rngs = {"dropout": jax.random.key(0)}

@@ -58,7 +58,7 @@ def test_parameters_have_the_distributions_of_their_family(family: Any) -> None:
         assert abs(leaf.std() / std - 1) < 5 / (2 * leaf.size) ** 0.5, name
 
 
-def test_gated_layers_have_as_many_weights() -> None:
+def test_gated_layers_have_as_many_parameters_as_plain_ones() -> None:
     """But for the rounding of their size, here none, and the gate's biases."""
 
     def count(feed_forward: str) -> int:
@@ -68,7 +68,7 @@ def test_gated_layers_have_as_many_weights() -> None:
     assert count("swiglu") - count("relu") == tiny.N * (2 * 32 - 48)
 
 
-def test_the_backward_pass_of_a_norm_sums_no_input_again() -> None:
+def test_the_backward_pass_of_a_norm_adds_no_reductions() -> None:
     def sums(norm: nn.Module) -> int:
         x = np.ones((2, 8), np.float32)
         params = norm.init(KEY, x)

@@ -51,7 +51,7 @@ def read(config: ModelConfig) -> Any:
     [*VARIANTS, *(pytest.param(changes, marks=pytest.mark.long) for changes in OTHERS)],
     ids=str,
 )
-def test_segments_then_tokens_read_as_with_memory(changes: dict[str, Any]) -> None:
+def test_cached_keys_and_values_equal_memory(changes: dict[str, Any]) -> None:
     """Segments with documents and padding first, then one token after the other."""
     config = tiny.config(mem_len=M, **changes)
     params = tiny.make_params(config)

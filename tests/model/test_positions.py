@@ -19,7 +19,7 @@ LONG = 5e-4
 
 
 @pytest.mark.parametrize("clamp_len", [0, 300])
-def test_distances_beyond_256_stay_apart(clamp_len: int) -> None:
+def test_bfloat16_distinguishes_distances_beyond_256(clamp_len: int) -> None:
     """They would not in bfloat16, whatever the dtype of the computation."""
     config = tiny.config(d_model=16, dtype="bfloat16", clamp_len=clamp_len)
     R_RD = encode_distances(config, 4097)
@@ -29,7 +29,7 @@ def test_distances_beyond_256_stay_apart(clamp_len: int) -> None:
     assert_close(R_RD, np.stack(expected[::-1]), LONG)
 
 
-def test_a_segment_longer_than_its_places_is_refused() -> None:
+def test_a_segment_longer_than_the_learned_positions_is_refused() -> None:
     config = tiny.config(position="learned", n_position=4, mem_len=0)
     tokens_BL, memory = tiny.make_tokens(1, 5), Memory.empty(config, 1)
     with pytest.raises(UserError, match=r"5 tokens .* model.n_position = 4"):

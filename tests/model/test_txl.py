@@ -58,7 +58,7 @@ OTHERS: list[dict[str, Any]] = [
     [*VARIANTS, *(pytest.param(changes, marks=pytest.mark.long) for changes in OTHERS)],
     ids=str,
 )
-def test_segments_read_as_the_reference(changes: dict[str, Any]) -> None:
+def test_segments_agree_with_the_reference(changes: dict[str, Any]) -> None:
     """With documents and padding, each segment with the memory of those before."""
     config, rng = tiny.config(**changes), np.random.default_rng(2)
     params = tiny.make_params(config)
@@ -108,7 +108,7 @@ def read_with_dropout(config: ModelConfig, seed: int | None) -> Any:
     )
 
 
-def test_dropout_is_on_exactly_with_its_rng() -> None:
+def test_dropout_is_on_if_and_only_if_its_rng_is_passed() -> None:
     off_BL, memory = read_with_dropout(tiny.CONFIG, None)
     tiny.assert_equal(read_with_dropout(DROPOUT, None), (off_BL, memory))
     # `test_dropout` has the other dropout, which is not of attention weights.
@@ -118,7 +118,7 @@ def test_dropout_is_on_exactly_with_its_rng() -> None:
     assert (np.abs(on_BL - other_BL) > 1e-3).any(axis=1).all()
 
 
-def test_dropout_is_where_the_original_code_has_it() -> None:
+def test_dropout_is_placed_as_in_the_original_code() -> None:
     """On embeddings and output, on R, and in each layer three times."""
     calls = []
 
@@ -145,7 +145,7 @@ def test_dropout_is_where_the_original_code_has_it() -> None:
     }
 
 
-def test_each_layer_draws_its_own_dropout() -> None:
+def test_layers_draw_independent_dropout() -> None:
     """Each layer adds a constant with dropout, which shows its mask."""
     config = tiny.config(n_layer=3, pre_lnorm=True, mem_len=L, dropout=0.5)
     params = jax.tree.map(np.copy, tiny.make_params(config))
@@ -192,7 +192,7 @@ def value_and_gradient(config: ModelConfig) -> Any:
     ],
     ids=str,
 )
-def test_unrolled_and_recomputed_layers_are_the_same_model(
+def test_unrolling_and_remat_do_not_change_the_model(
     fields: dict[str, Any],
 ) -> None:
     config = dataclasses.replace(DROPOUT, **fields)
@@ -222,7 +222,7 @@ def test_parameters_are_float32_under_bfloat16() -> None:
     assert {leaf.dtype for leaf in jax.tree.leaves(shapes)} == {jnp.dtype("float32")}
 
 
-def test_embeddings_take_the_place_of_tokens() -> None:
+def test_embeddings_replace_tokens() -> None:
     """To the bit in one program, with documents, padding and dropout."""
     apply = functools.partial(TransformerXL(DROPOUT).apply, {"params": PARAMS})
     segment: Any = {"first_BL": np.eye(B, L, dtype=bool), "length_B": np.full(B, 2)}

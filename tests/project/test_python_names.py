@@ -60,7 +60,7 @@ def test_the_example_of_the_docstring() -> None:
 
 
 @pytest.mark.long
-def test_the_agent_of_the_page_recalls_a_distant_cue(
+def test_the_example_agent_recalls_a_distant_cue(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The page's blocks in order; without memory the agent can only guess."""

@@ -94,7 +94,9 @@ VARIANTS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("settings", VARIANTS, ids=str)
-def test_gradients_are_the_differences_of_the_oracle(settings: dict[str, Any]) -> None:
+def test_gradients_match_finite_differences_of_the_oracle(
+    settings: dict[str, Any],
+) -> None:
     rng = np.random.default_rng(0)
     params: Params = tiny.make_params(tiny.config(**settings))
     gradient = gradient_of_the_model(settings, params)
@@ -116,7 +118,7 @@ def test_gradients_are_the_differences_of_the_oracle(settings: dict[str, Any]) -
             assert error < tiny.FLOAT32 * abs(actual.flat[steepest]), where
 
 
-def test_memory_passes_no_gradient_on() -> None:
+def test_no_gradient_flows_into_the_memory() -> None:
     """What a segment leaves for the next is constant (section 3.2, equation 2)."""
 
     def kept(params: Params) -> jax.Array:

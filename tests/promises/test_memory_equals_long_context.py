@@ -55,7 +55,9 @@ def test_segments_with_enough_memory_equal_one_pass(
     ],
     ids=str,
 )
-def test_text_may_move(settings: dict[str, Any], before: int) -> None:
+def test_relative_positions_are_translation_invariant(
+    settings: dict[str, Any], before: int
+) -> None:
     """The same document after another one, wherever segments and memory divide it."""
     config = tiny.config(mem_len=T, **settings)
     params, tokens_BT = tiny.make_params(config), tiny.make_tokens(B, T)

@@ -117,7 +117,7 @@ def on_one_device(config: Config = CONFIG) -> list[float]:
         *(pytest.param(sizes, CONFIG, marks=pytest.mark.long) for sizes in MESHES),
     ],
 )
-def test_eight_devices_have_the_losses_of_one(
+def test_eight_devices_match_the_losses_of_one(
     sizes: tuple[int, int, int], config: Config
 ) -> None:
     run = make_run(sizes, config)

@@ -79,7 +79,7 @@ def test_the_model_reads_as_the_published_code(name: str) -> None:
     "name",
     [pytest.param("train_plain", marks=pytest.mark.long), "train_clusters"],
 )
-def test_training_has_the_losses_of_the_published_code(name: str) -> None:
+def test_training_matches_the_losses_of_the_published_code(name: str) -> None:
     """From the same weights, with the same data and Adam, update after update."""
     saved = load_case(name)
     config, params = case_of(saved)
@@ -100,7 +100,7 @@ def test_training_has_the_losses_of_the_published_code(name: str) -> None:
 
 @pytest.mark.filterwarnings("ignore")  # importing the port warns of much
 @pytest.mark.parametrize("name", ["untied_r", "div_val_2"])
-def test_the_published_code_live(name: str) -> None:
+def test_the_published_code_itself(name: str) -> None:
     for module in ("torch", "transformers"):
         if not importlib.util.find_spec(module):
             pytest.skip(f"{module} is not installed: tests/fixtures stands in")

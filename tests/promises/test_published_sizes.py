@@ -87,6 +87,6 @@ def test_the_script_for_one_billion_word_has_fewer() -> None:
     assert parameter_count(script) == 357_812_065
 
 
-def test_every_published_model_is_here() -> None:
+def test_every_published_model_has_an_experiment() -> None:
     names = {path.stem for path in FOLDER.glob("[!_]*.py")} - {"quickstart", "copying"}
     assert names == {name for name in SIZES if (FOLDER / f"{name}.py").exists()}

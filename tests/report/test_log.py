@@ -209,7 +209,7 @@ def test_a_damaged_metrics_file_keeps_each_whole_line_once(
     assert "lacks the updates up to 5" in capsys.readouterr().err
 
 
-def test_a_changed_digit_of_any_past_line_is_noticed_once(
+def test_a_changed_digit_in_any_line_is_reported_once(
     path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(path, 0, range(1, 8))

@@ -40,7 +40,7 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
 
 
 @pytest.mark.parametrize("count, baselines", [(1, BASELINES), (400, {})])
-def test_any_run_makes_a_picture(
+def test_every_run_has_a_picture(
     tmp_path: Path, count: int, baselines: dict[str, float]
 ) -> None:
     plot_loss(lines(count, valid_every=1), tmp_path / "loss.png", baselines)
@@ -54,7 +54,7 @@ def points(curve: Any) -> list[list[float]]:
     return [np.asarray(values).tolist() for values in curve.get_data()]
 
 
-def test_curves_are_bits_at_their_steps(figures: list[Figure], tmp_path: Path) -> None:
+def test_curves_show_bits_by_step(figures: list[Figure], tmp_path: Path) -> None:
     metrics = lines(40, valid_every=10)
     metrics[4]["exact"]["loss"] = metrics[19]["exact"]["valid_nll"] = None
     metrics[5]["exact"]["loss"] = math.nan  # an update that was skipped

@@ -56,7 +56,7 @@ def test_the_user_cache_is_bounded_and_keeps_the_bits(home: Path) -> None:
         np.testing.assert_array_equal(each, compiled)
 
 
-def test_off_a_folder_the_environment_and_several_processes_go_before(
+def test_precedence_of_cache_settings(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     programs.keep(str(tmp_path / "mine"))
@@ -87,7 +87,7 @@ def test_a_folder_replaces_one_in_use(home: Path, tmp_path: Path) -> None:
         assert any((tmp_path / name).glob("*-cache"))
 
 
-def test_a_home_that_cannot_be_written_is_no_error(
+def test_an_unwritable_home_is_no_error(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home.parent.parent.joinpath("txl_jax").touch()

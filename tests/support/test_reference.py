@@ -66,7 +66,7 @@ def test_segments_equal_one_long_pass(changes: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("clamp_len", [0, 3])
-def test_the_papers_model_as_learned_distances(clamp_len: int) -> None:
+def test_sinusoids_equal_matching_learned_distances(clamp_len: int) -> None:
     """With the vectors W R, the biases w W R and u, shaw_biased is the paper's."""
     paper = tiny.config(untie_r=True, clamp_len=clamp_len)
     params = tiny.make_params(paper)

@@ -140,7 +140,7 @@ def test_a_diagnosis_stops_at_the_first_update_with_too_many() -> None:
     )
 
 
-def test_a_diagnosis_looks_at_the_segments_of_the_bad_update() -> None:
+def test_a_diagnosis_uses_the_segments_of_the_bad_update() -> None:
     """Of all segments, one alone reads the huge row of the table."""
     config = make_config(segments_per_call=2, segments_per_update=1, max_bad_steps=1)
     diagnosis = Diagnosis(PLAIN, config)

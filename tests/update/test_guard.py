@@ -46,7 +46,7 @@ def judge_all(losses: list[float], factor: float) -> tuple[list[int], Guard]:
     return reasons.tolist(), state
 
 
-def test_the_mean_is_plain_at_first_and_then_forgets() -> None:
+def test_the_running_mean_becomes_exponential() -> None:
     losses = np.random.default_rng(0).uniform(1, 2, WARM_UPDATES + 50)
     reasons, state = judge_all(losses.tolist(), 0)
     mean = losses[:WARM_UPDATES].mean()
@@ -57,7 +57,7 @@ def test_the_mean_is_plain_at_first_and_then_forgets() -> None:
     tiny.assert_close(state.mean_loss, mean)
 
 
-def test_a_loss_is_compared_with_the_mean_once_that_is_warm() -> None:
+def test_losses_are_compared_only_with_a_warm_mean() -> None:
     calm, nan = [2.0] * (WARM_UPDATES - 1), float("nan")
     # What is skipped does not warm the mean up, so the 5 comes one update too early.
     early = [*calm, nan, 5.0]
@@ -77,7 +77,7 @@ def skipped(state: TrainState, count: int = 1) -> TrainState:
     return dataclasses.replace(state, memory=empty, step=state.step + count)
 
 
-def test_however_many_in_a_row_none_is_made() -> None:
+def test_no_bad_update_is_applied_however_many() -> None:
     """Skipped updates count for the schedule, not for the optimizer or the average."""
     # The first of them begins no document, so it reads the memory.
     segments = jax.tree.map(lambda x: np.roll(x, -1, axis=0), make_segments(2 * G))

@@ -33,7 +33,7 @@ def tensors(values: dict[str, Array]) -> dict[str, Array]:
 
 
 @pytest.mark.parametrize("decay, epsilon", [(0.0, 1e-6), (0.1, 1e-2)])
-def test_updates_are_nvidia_s_lamb(decay: float, epsilon: float) -> None:
+def test_updates_match_nvidias_lamb(decay: float, epsilon: float) -> None:
     """Over several steps, tensor by tensor; weights of all lengths, zero included."""
     fields: dict[str, Any] = {"epsilon": epsilon, "weight_decay": decay, "clip": 0.0}
     config = OptimConfig(optimizer="lamb", **fields)

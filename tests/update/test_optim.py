@@ -38,7 +38,7 @@ AFTER: dict[str, Callable[[int, int], float]] = {
 
 @pytest.mark.parametrize("warmup", [0, WARMUP])
 @pytest.mark.parametrize("schedule", AFTER)
-def test_schedules_are_those_of_the_published_codes(schedule: str, warmup: int) -> None:
+def test_schedules_match_the_published_codes(schedule: str, warmup: int) -> None:
     peak = LR * warmup**-0.5 if warmup and schedule == "inverse_sqrt" else LR
     expected = [
         peak * s / warmup if s < warmup else LR * AFTER[schedule](s, warmup)
@@ -141,7 +141,7 @@ def draw_variants(seed: int, scale: float) -> dict[str, Array]:
     }
 
 
-def test_weight_decay_is_of_matrices_alone() -> None:
+def test_weight_decay_applies_only_to_matrices() -> None:
     """It is added to the update of Adam."""
     values, gradient = draw_variants(0, 1.0), nested(draw_variants(1, 1.0))
     params = nested(values)
@@ -207,7 +207,7 @@ def means(count: int, **fields: Any) -> tuple[list[Array], list[Array]]:
     return made, result
 
 
-def test_asgd_is_the_mean_since_an_update() -> None:
+def test_asgd_averages_since_the_stated_update() -> None:
     made, result = means(9, asgd_from=4)
     tiny.assert_equal(result[:4], made[1:5])
     for number in range(4, 10):

@@ -127,7 +127,7 @@ def nll_memory_and_gradient(params: Any, memory: Memory, segment: Segment) -> An
     return jnp.sum(result[0] * weights_BL), result[1]
 
 
-def test_one_call_of_u_updates_is_u_calls_of_one() -> None:
+def test_one_call_of_many_updates_equals_many_calls_of_one() -> None:
     """Except for rounding: quick compilation may fuse the same sums differently.
 
     Of users' programs, `tests/promises/test_resume_is_exact.py` compares the bits.
@@ -169,7 +169,7 @@ def test_every_update_draws_different_dropout() -> None:
     assert loss(3) == loss(3)
 
 
-def test_every_part_of_an_update_draws_different_dropout() -> None:
+def test_segments_and_chunks_draw_different_dropout() -> None:
     """Every stream reads one segment twice: all copies have different masks."""
     twins = jax.tree.map(lambda x: x[[0] * G][:, [0] * B], make_segments(1))
     after, _ = ONE_STEP(make_state(DROPOUT), twins)
@@ -235,7 +235,7 @@ def test_casting_the_layers_first_keeps_bfloat16_gradients() -> None:
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
-def test_chunk_c_has_every_cth_stream(axis: int) -> None:
+def test_chunks_interleave_the_streams(axis: int) -> None:
     x = np.random.default_rng(0).normal(size=(6, 6, 6, 2))
     chunks = split_streams(jnp.asarray(x), axis, C)
     for c in range(C):

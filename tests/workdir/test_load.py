@@ -129,7 +129,7 @@ MEANINGS = [{"n_head": 3, "d_head": 2}, *({name: x} for name, x in MEANING.items
 
 
 @pytest.mark.parametrize("changes", MEANINGS, ids=str)
-def test_another_meaning_of_parameters_is_refused(
+def test_other_parameter_conventions_are_refused(
     runs: Path, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     """Even where the shapes fit, as they do for most of these."""

@@ -82,7 +82,7 @@ def test_compiles_for_every_position_scheme(position: str, dtype: str) -> None:
 
 
 @pytest.mark.long
-def test_fits_a_chip_where_xla_does_not() -> None:
+def test_a_step_fits_where_the_einsum_does_not() -> None:
     fused, einsum = estimate(shapes="1x16x64x8192x8192", kernels="tpu,xla")
     check(fused)
     assert "out of memory" in einsum["error"]

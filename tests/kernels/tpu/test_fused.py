@@ -83,7 +83,7 @@ def test_agrees_with_xla_in_bfloat16(absent: Any) -> None:
     check(kernel(SHORT, 32), SHORT._replace(absent=absent), jnp.bfloat16)
 
 
-def test_agrees_with_xla_in_the_memories_of_a_tpu() -> None:
+def test_agrees_with_xla_in_simulated_tpu_memory() -> None:
     """No memory is read before it is written."""
     small = case(1, 1, 18, 12, 8, rate=0.2)
     check(kernel(small, 16, interpret=pltpu.InterpretParams()), small)
@@ -95,7 +95,7 @@ GRID = [(*each, jnp.float32) for each in CASES] + [(SHORT, 32, 128, jnp.bfloat16
 @pytest.mark.long
 @pytest.mark.parametrize("bounds", ["logical", "padded"])
 @pytest.mark.parametrize(("case", "tile", "columns", "dtype"), GRID, ids=str)
-def test_two_cores_in_any_order_do_not_race(
+def test_two_cores_do_not_race(
     case: Case, tile: int, columns: int, dtype: Any, bounds: Any, monkeypatch: Any
 ) -> None:
     """Nor is anything outside a buffer used: it raises, or is NaN in the padding."""
@@ -116,7 +116,7 @@ LENGTHS += [(256, 384), (512, 512), (17, 1000)]
 @pytest.mark.long
 @pytest.mark.parametrize("oldest", OLDEST)
 @pytest.mark.parametrize(("L", "M"), LENGTHS)
-def test_agrees_with_xla_widely(L: int, M: int, oldest: str) -> None:
+def test_agrees_with_xla_on_a_wide_grid(L: int, M: int, oldest: str) -> None:
     wide = case(2, 2, L, M, 24, oldest=oldest, rate=0.1)
     for tile in (128, 176):
         check(kernel(wide, tile), wide)
@@ -125,7 +125,9 @@ def test_agrees_with_xla_widely(L: int, M: int, oldest: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("rate", [0.0, 0.1])
 @pytest.mark.parametrize(("L", "M"), LENGTHS)
-def test_agrees_with_xla_widely_in_bfloat16(L: int, M: int, rate: float) -> None:
+def test_agrees_with_xla_on_a_wide_grid_in_bfloat16(
+    L: int, M: int, rate: float
+) -> None:
     columns = min(256, make_blocks(L, M + L, 256, 128).query_width)
     wide = case(2, 2, L, M, 64, oldest="documents", rate=rate)
     check(kernel(wide, 256, columns), wide, jnp.bfloat16)
@@ -135,7 +137,7 @@ def test_agrees_with_xla_widely_in_bfloat16(L: int, M: int, rate: float) -> None
 @pytest.mark.parametrize("kind", ["TPU v4", "TPU v5e"])
 @pytest.mark.parametrize("L", [150, 384, 768])
 @pytest.mark.parametrize("A", [41, 64, 128])
-def test_agrees_with_xla_in_chosen_blocks(kind: str, A: int, L: int) -> None:
+def test_agrees_with_xla_for_chosen_tiles(kind: str, A: int, L: int) -> None:
     blocks = fused.choose(kind, L, 2 * L, A)
     wide = case(1, 1, L, L, A, rate=0.1)
     check(kernel(wide, blocks.tile, blocks.columns), wide)
