@@ -237,11 +237,19 @@ def test_an_experiment_that_fails_is_refused(
     assert reason in refusal(lambda: configs.parse(configs.load(str(path))))
 
 
-def test_a_saved_config_is_read_back(tmp_path: Path) -> None:
+def test_a_saved_config_is_read_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its paths can be used from any folder; it may have moved with the vocabulary."""
     path, config = tmp_path / "config.json", override("model.cutoffs=3,9 optim.lr=1e-3")
     config.generate.prompt = "é\n"
+    config.data.update(path="a/*.txt", data_dir="gs://b/c", vocab_path="words.txt")
+    monkeypatch.chdir(tmp_path)
     configs.save_json(configs.parse(config), path)
+    config.data.path = str(tmp_path / "a" / "*.txt")
     assert configs.parse(configs.load_json(path)) == configs.parse(config)
+    (tmp_path / "vocab.json").touch()
+    assert configs.load_json(path).data.vocab_path == str(tmp_path / "vocab.json")
 
 
 # The identity of a run

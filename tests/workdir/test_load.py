@@ -20,6 +20,7 @@ from txl_jax.data.vocab import CharVocab
 from txl_jax.data.word import WordVocab
 from txl_jax.evaluate.options import EvalConfig
 from txl_jax.model.config import ModelConfig
+from txl_jax.sharding.options import MeshConfig
 from txl_jax.update.options import OptimConfig, TrainConfig
 from txl_jax.workdir import load as restore
 
@@ -27,10 +28,15 @@ VOCAB = CharVocab("abcdefghijkl")
 OTHER_VOCAB = CharVocab("abcdefghijlk")
 PARAMS = {seed: tiny.make_params(seed=seed) for seed in range(1, 5)}
 BEST, NEWEST = 10, 20
+MESH = MeshConfig()
 
 
 def write_run(
-    workdir: Path, *, asgd_from: int = 0, model: ModelConfig = tiny.CONFIG
+    workdir: Path,
+    *,
+    asgd_from: int = 0,
+    model: ModelConfig = tiny.CONFIG,
+    mesh: MeshConfig = MESH,
 ) -> Path:
     """Writes a workdir with two checkpoints, which lack the state of the optimizer.
 
@@ -39,7 +45,7 @@ def write_run(
     workdir.mkdir()
     # As a run saves it: the size comes from the vocabulary.
     model = dataclasses.replace(model, vocab_size=0)
-    config = Config(model=model, optim=OptimConfig(asgd_from=asgd_from))
+    config = Config(model=model, optim=OptimConfig(asgd_from=asgd_from), mesh=mesh)
     configs.save_json(config, workdir / "config.json")
     vocabulary.save(VOCAB, workdir / "vocab.json")
     with open_checkpoints(workdir) as manager:
@@ -92,6 +98,22 @@ def test_a_run_with_an_average_is_loaded_averaged(
         assert loaded.step == step
 
 
+def test_a_model_is_read_on_a_mesh_that_fits_the_machine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A mesh that the user states is refused with one that fits."""
+    run = write_run(tmp_path / "pod", mesh=MeshConfig(data=3, fsdp=4, model=6))
+    loaded = restore.load(run)
+    line = "the run's mesh (3, 4, 6) does not fit this machine: reading on (-1, 4, 2)"
+    assert line in capsys.readouterr().err
+    assert dict(loaded.mesh.shape) == {"data": 1, "fsdp": 4, "model": 2}
+    tiny.assert_equal(loaded.params, PARAMS[1])
+    saved = configs.parse(configs.load_json(run / "config.json"))
+    stated = dataclasses.replace(saved, mesh=MeshConfig(fsdp=6))
+    message = refusal(restore.load, run, stated)
+    assert message.endswith("[-1, 6, 1] does not fit 8 devices; set mesh.fsdp=2")
+
+
 OTHERS: dict[str, Any] = dict(mem_len=7, initial_memory="zeros", clamp_len=3, unroll=2)
 OTHERS |= dict(same_length=True, dropout=0.3, dropatt=0.2, variational=True)
 OTHERS |= dict(word_dropout=0.1, init_std=0.3, proj_init_std=0.3, norm_init_std=0.3)
@@ -104,7 +126,7 @@ def test_a_run_starts_from_the_best_of_another(
 ) -> None:
     """On any mesh, and with other values of the fields that do not matter."""
     assert {f"model.{name}" for name in OTHERS} == {*restore.FREE}
-    mesh = configs.MeshConfig(data=1, fsdp=8)
+    mesh = MeshConfig(data=1, fsdp=8)
     config = dataclasses.replace(starting_from(runs / name, **OTHERS), mesh=mesh)
     params = restore.load_initial(config, tmp_path / "new", VOCAB)
     tiny.assert_equal(params, PARAMS[seed])
