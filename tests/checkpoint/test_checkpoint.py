@@ -144,18 +144,11 @@ def test_the_newest_and_the_best_are_kept_when_the_loss_rises(copied: Path) -> N
     assert steps(copied) == [8], "a new best lets the old one go"
 
 
-@pytest.mark.parametrize(
-    ("which", "expected"),
-    [
-        ("best", [2]),
-        ("latest", [6]),
-        ("5", [5]),
-        ("average", [2, 5, 6]),
-        ("6,2", [2, 6]),
-        ("2, 5", [2, 5]),
-        ("5,5", [5]),
-    ],
-)
+AVERAGED = {"best": [2], "latest": [6], "5": [5], "5,5": [5], "average": [2, 5, 6]}
+AVERAGED |= {"6,2": [2, 6], "2, 5": [2, 5]}
+
+
+@pytest.mark.parametrize(("which", "expected"), AVERAGED.items())
 def test_parameters_alone_are_restored_by_name(
     rising: Path, which: str, expected: list[int], capsys: pytest.CaptureFixture[str]
 ) -> None:
