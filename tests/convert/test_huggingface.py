@@ -78,9 +78,12 @@ def test_pickled_vocabularies(name: str) -> None:
 
 
 def test_lists_of_words(tmp_path: Path) -> None:
-    def read(*lines: str) -> Any:
+    """A stated kind is not guessed."""
+
+    def read(*lines: str, **fields: Any) -> Any:
         (tmp_path / "vocab.txt").write_text("\n".join(lines), "utf-8")
-        return words.read(tmp_path / "vocab.txt")
+        config = (DataConfig(**fields),) if fields else ()
+        return words.read(tmp_path / "vocab.txt", *config)
 
     vocab = read("<eos> 9", "a 3", "", "b", "a")
     assert (vocab.words, vocab.lines.eos) == (["<eos>", "a", "b"], "<eos>")
@@ -90,23 +93,19 @@ def test_lists_of_words(tmp_path: Path) -> None:
     assert published == CharVocab("e \a", of_bytes=True)
     assert published.encode("e e").tolist() == [0, 1, 0]
     assert read("_", "e", "a") == CharVocab(" ea")
-
-
-def test_a_stated_kind_of_vocabulary_is_not_guessed(tmp_path: Path) -> None:
-    def read(kind: str, *lines: str, **fields: Any) -> Any:
-        (tmp_path / "vocab.txt").write_text("\n".join(lines), "utf-8")
-        return words.read(tmp_path / "vocab.txt", DataConfig(vocab=kind, **fields))
-
     numbers = [str(number) for number in range(256)]
-    assert read("word", *numbers).words == numbers
-    assert read("char", *numbers).of_bytes and read("byte", *numbers) == ByteVocab()
-    assert read("char", "1", "0") == CharVocab("10")
-    assert read("corpus", "1", "0") == CharVocab("\1\0", of_bytes=True)
-    assert read("word", "_", "a").words == ["_", "a"]
-    assert read("word", "</S>", "<S>", convention="words").lines.eos == "</S>"
-    assert read("word", "a", lower_case=True).lines.lower_case
+    assert read(*numbers, vocab="word").words == numbers
+    assert read(*numbers, vocab="char").of_bytes
+    assert read(*numbers, vocab="byte") == ByteVocab()
+    assert read("1", "0", vocab="char") == CharVocab("10")
+    assert read("1", "0", vocab="corpus") == CharVocab("\1\0", of_bytes=True)
+    assert read("_", "a", vocab="word").words == ["_", "a"]
+    marked = read("</S>", "<S>", vocab="word", convention="words")
+    assert marked.lines.eos == "</S>"
+    assert read("a", vocab="word", lower_case=True).lines.lower_case
     for kind in ("byte", "char", "subword"):
-        assert "set data.vocab='word'" in refusal(read, kind, "one", "two")
+        message = refusal(lambda kind=kind: read("one", "two", vocab=kind))
+        assert "set data.vocab='word'" in message
 
 
 def test_files_of_the_librarys_tokenizer(tmp_path: Path) -> None:
