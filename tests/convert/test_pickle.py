@@ -199,8 +199,6 @@ VIEWS: list[tuple[dict[str, Any], str]] = [
     ({}, ""),  # a valid one
     ({"shape": (2, 4), "strides": (4, 1)}, OUTSIDE),
     ({"offset": 1}, OUTSIDE),
-    ({"offset": HUGE}, OUTSIDE),
-    ({"shape": (HUGE, HUGE), "strides": (0, 0)}, OUTSIDE),
     ({"shape": (1, 1), "strides": (HUGE, HUGE), "offset": 6}, OUTSIDE),
     ({"shape": (7, 1), "strides": (0, 0)}, OUTSIDE),
     ({"strides": (-3, 1)}, OUTSIDE),
@@ -208,7 +206,6 @@ VIEWS: list[tuple[dict[str, Any], str]] = [
     ({"offset": -1}, OUTSIDE),
     ({"shape": (2, 3, 1)}, "or is damaged"),
     ({"shape": (2.0, 3)}, "or is damaged"),
-    ({"shape": 6}, "or is damaged"),
 ]
 
 
