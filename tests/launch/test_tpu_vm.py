@@ -135,18 +135,15 @@ def test_a_worker_that_hangs_is_killed_and_restarts_are_bounded(
     assert len(world.calls(tmp_path, "delete")) == 1
 
 
+GONE = "cannot be mounted at share: mount.nfs: No such file or directory"
+MISSING = "cannot be installed: E: Unable to locate package nfs-common"
+
+
 @pytest.mark.parametrize(
     "share, no_packages, message",
     [
-        (
-            *("10.0.0.2:/gone", ""),
-            "10.0.0.2:/gone cannot be mounted at share: mount.nfs: No such file or "
-            "directory",
-        ),
-        (
-            *("10.0.0.2:/share", "1"),
-            "nfs-common cannot be installed: E: Unable to locate package nfs-common",
-        ),
+        ("10.0.0.2:/gone", "", f"10.0.0.2:/gone {GONE}"),
+        ("10.0.0.2:/share", "1", f"nfs-common {MISSING}"),
     ],
 )
 def test_a_share_that_cannot_be_mounted_ends_the_run_before_training(
@@ -246,20 +243,15 @@ def test_dry_run_prints_the_commands_and_runs_none(tmp_path: Path) -> None:
     verbs = [command[5] for command in rest]
     assert verbs == ["create", "scp", "ssh", "ssh", "ssh", "ssh", "delete"]
     assert "tpu_worker.sh mount 10.0.0.2:/share && " in rest[2][-1]
+    # Without a share nothing is mounted.
+    for flag, workdir in (("spot", "gs://b/w"), ("keep", "runs/w")):
+        words = *FLAGS[:3], f"--{flag}", "--dry_run", "--", f"--workdir={workdir}"
+        result = world.run(environment, "tpu_vm.sh", *words, "--config=wt103")
+        assert result.returncode == 0, result.stderr
+        assert f"--workdir={workdir}" in result.stdout
+        assert "mount" not in result.stdout
+        assert ("delete" in result.stdout) == (flag == "spot")
     assert not world.calls(tmp_path)
-
-
-@pytest.mark.parametrize("flag, workdir", [("spot", "gs://b/w"), ("keep", "runs/w")])
-def test_without_a_share_nothing_is_mounted(
-    tmp_path: Path, flag: str, workdir: str
-) -> None:
-    flags = *FLAGS[:3], f"--{flag}", "--dry_run", "--"
-    training = "--config=wt103", f"--workdir={workdir}"
-    result = world.run(world.make(tmp_path), "tpu_vm.sh", *flags, *training)
-    assert result.returncode == 0, result.stderr
-    assert f"--workdir={workdir}" in result.stdout
-    assert "mount" not in result.stdout
-    assert ("delete" in result.stdout) == (flag == "spot")
 
 
 NAME, ZONE, TYPE, NFS = FLAGS
