@@ -28,16 +28,6 @@ def test_reach_plots_the_lengths_that_it_prints(
     assert result["exact"] and picture.read_bytes().startswith(PNG)
 
 
-def test_similarity_depends_only_on_the_distance() -> None:
-    distance_R = np.array([0, 1, 3, 20])
-    cosine_R = positions.similarity(tiny.D, distance_R)
-    assert cosine_R[0] == pytest.approx(1)
-    for start in (0, 5, 70):
-        rows = np.asarray(sinusoid_RD(jnp.array(start + distance_R), tiny.D))
-        unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
-        np.testing.assert_allclose(unit @ unit[0], cosine_R, atol=1e-5)
-
-
 def test_only_relative_positions_distinguish_the_order_of_the_memory() -> None:
     tokens = tiny.make_tokens(2, 12)
     confusion = {}
@@ -57,6 +47,14 @@ def test_positions_plots_the_cosines_that_it_prints(
     cosine = json.loads(capsys.readouterr().out)["cosine"]
     assert 1 > cosine["1"] > cosine["10"] > cosine["100"] > cosine["1000"] > 0
     assert picture.read_bytes().startswith(PNG)
+    # They depend only on the distance.
+    distance_R = np.array([0, 1, 3, 20])
+    cosine_R = positions.similarity(tiny.D, distance_R)
+    assert cosine_R[0] == pytest.approx(1)
+    for first in (0, 5, 70):
+        rows = np.asarray(sinusoid_RD(jnp.array(first + distance_R), tiny.D))
+        unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+        np.testing.assert_allclose(unit @ unit[0], cosine_R, atol=1e-5)
 
 
 def test_a_log_has_a_line_for_each_validation(
