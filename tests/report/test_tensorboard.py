@@ -18,16 +18,13 @@ from txl_jax.report.tensorboard import FOLDER, Events, scalars, write_result
 def shown(workdir: Path) -> dict[str, list[tuple[int, Any]]]:
     """Returns [(step, value)] per tag, as TensorBoard shows them."""
     reader = EventAccumulator(str(workdir / FOLDER), {"scalars": 0}).Reload()
-    tags = reader.Tags()
-    texts = {
-        tag: [
-            (x.step, x.tensor_proto.string_val[0].decode()) for x in reader.Tensors(tag)
-        ]
-        for tag in tags["tensors"]
-    }
-    return texts | {
-        tag: [(x.step, x.value) for x in reader.Scalars(tag)] for tag in tags["scalars"]
-    }
+    result: dict[str, list[tuple[int, Any]]] = {}
+    for tag in reader.Tags()["scalars"]:
+        result[tag] = [(x.step, x.value) for x in reader.Scalars(tag)]
+    for tag in reader.Tags()["tensors"]:
+        texts = [(x.step, x.tensor_proto.string_val[0]) for x in reader.Tensors(tag)]
+        result[tag] = [(step, text.decode()) for step, text in texts]
+    return result
 
 
 def train(workdir: Path, last_step: int, steps: range, nll: float | None) -> None:
@@ -64,10 +61,9 @@ def test_each_step_is_shown_once_with_the_numbers_of_its_line(tmp_path: Path) ->
         ("perf/tokens_per_second", "timing", "tokens_per_second"),
         ("perf/mfu", "timing", "mfu"),
     ):
-        written = [
-            line[group][name] for line in read_metrics(tmp_path / "metrics.jsonl")
-        ]
-        for (_, value), there in zip(result[tag], written, strict=True):
+        written = read_metrics(tmp_path / "metrics.jsonl")
+        for (_, value), line in zip(result[tag], written, strict=True):
+            there = line[group][name]
             assert there is None or value == pytest.approx(there, rel=1e-6)
     assert math.isnan(result["train/loss"][1][1])
     assert result["train/skipped"][:3] == [(1, 0.0), (2, 1.0), (3, 0.0)]
