@@ -87,21 +87,16 @@ def test_the_first_bad_number_is_named(
     assert diagnose(PLAIN, damage) == expected
 
 
+OTHERS: list[tuple[Any, Any, int]] = [
+    ({"remat_policy": "full", "dropout": 0.2, "dropatt": 0.2}, {}, 1),
+    ({"unroll": 3, "kernel": "chunked", "cutoffs": (4, 9), "div_val": 2}, {}, 1),
+    ({}, {"batch_size": 16}, 8),
+]
+
+
 @pytest.mark.parametrize(
     ("changes", "fields", "devices"),
-    [
-        ({}, {}, 1),
-        pytest.param(
-            *({"remat_policy": "full", "dropout": 0.2, "dropatt": 0.2}, {}, 1),
-            marks=pytest.mark.long,
-        ),
-        pytest.param(
-            *({"unroll": 3, "kernel": "chunked", "cutoffs": (4, 9), "div_val": 2},),
-            *({}, 1),
-            marks=pytest.mark.long,
-        ),
-        pytest.param(*({}, {"batch_size": 16}, 8), marks=pytest.mark.long),
-    ],
+    [({}, {}, 1), *(pytest.param(*x, marks=pytest.mark.long) for x in OTHERS)],
     ids=["in parts", "remat, dropout", "unrolled, clusters", "eight devices"],
 )
 def test_the_layer_whose_gradient_overflows_is_named(
