@@ -116,9 +116,8 @@ frontend_attributes={chain_id="3"}
 
 %body ("""
     fused = "f32[1,8,128]{2,1,0} fusion(%mine), calls=%all-reduce-scatter.1"
-    text = TEXT.replace("%body (", inside).replace(
-        "  %back =", f"  %a = {fused}\n  %b = {fused}\n  %back ="
-    )
+    text = TEXT.replace("%body (", inside)
+    text = text.replace("  %back =", f"  %a = {fused}\n  %b = {fused}\n  %back =")
     reduced, scattered = collectives(Program(text))
     assert (reduced.kind, scattered) == ("all-reduce", ("reduce-scatter", LAYER, 5))
 
@@ -139,9 +138,8 @@ is_host_transfer=true
 
 def test_the_largest_arrays_are_those_in_hbm_by_shape() -> None:
     """The result of the sum lies on the chip, and views are not arrays of their own."""
-    text = TEXT.replace(
-        "calls=%slice_one\n", 'calls=%slice_one, metadata={op_name="a/b"}\n'
-    )
+    named = 'calls=%slice_one, metadata={op_name="a/b"}\n'
+    text = TEXT.replace("calls=%slice_one\n", named)
     first, second, *rest = largest_arrays(Program(text))
     assert first == ("f32[5,8,128]", 5 * LAYER, "")
     assert second == ("f32[1,8,128]", LAYER, "a/b")
