@@ -87,22 +87,20 @@ TAR = tarfile.TarInfo("a.txt").tobuf() + bytes(1024)
 PACK: dict[str, Any] = {"gz": gzip, "bz2": bz2, "xz": lzma}
 
 
-@pytest.mark.parametrize(
-    "names",
-    [
-        ("train.txt", "valid.txt", "test.md"),
-        ("wiki.train.tokens", "wiki.valid.tokens", "wiki.test.tokens"),
-        ("train.txt.gz", "valid.txt", "test.txt.xz"),
-        ("Train.txt", "dev.txt", "TEST.md"),
-        ("ptb.train.txt", "my_val2.txt", "test-00000-of-00001.txt"),
-        ("train/test.txt", "validation/book.txt", "test/dev.txt.gz"),
-    ],
-)
-def test_named_splits_of_a_text_are_used(
-    names: tuple[str, ...], tmp_path: Path, split: Split
-) -> None:
+NAMES = """
+train.txt          valid.txt           test.md
+wiki.train.tokens  wiki.valid.tokens   wiki.test.tokens
+train.txt.gz       valid.txt           test.txt.xz
+Train.txt          dev.txt             TEST.md
+ptb.train.txt      my_val2.txt         test-00000-of-00001.txt
+train/test.txt     validation/book.txt test/dev.txt.gz
+"""
+
+
+@pytest.mark.parametrize("names", NAMES.strip().splitlines())
+def test_text_takes_named_splits(names: str, tmp_path: Path, split: Split) -> None:
     expected = {"train": b"aaa", "valid": b"bb", "test": b"cc"}
-    for name, text in zip(names, expected.values(), strict=True):
+    for name, text in zip(names.split(), expected.values(), strict=True):
         pack = PACK.get(name.rpartition(".")[2])
         write(tmp_path / name, pack.compress(text) if pack else text)
     write(tmp_path / ".hidden", b"no")
