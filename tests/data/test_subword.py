@@ -72,13 +72,10 @@ def test_line_ends_of_a_tokenizer_without_newlines() -> None:
 def test_sentencepiece_model_is_read(tmp_path: Path) -> None:
     reason = "needs the extra subword"
     sentencepiece = pytest.importorskip("sentencepiece", reason=reason)
-    model = io.BytesIO()
+    model, lines = io.BytesIO(), iter(TEXT.split("\n"))
+    options = {"vocab_size": 60, "hard_vocab_limit": False, "minloglevel": 2}
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(TEXT.split("\n")),
-        model_writer=model,
-        vocab_size=60,
-        hard_vocab_limit=False,
-        minloglevel=2,
+        sentence_iterator=lines, model_writer=model, **options
     )
     path = tmp_path / "spm.model"
     path.write_bytes(model.getvalue())
