@@ -3,6 +3,7 @@
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,10 +28,6 @@ def submit(
     return world.run(cluster, "slurm.sbatch", *training)
 
 
-def requeued(folder: Path) -> list[list[str]]:
-    return world.calls(folder, "requeue")
-
-
 def test_trains_in_every_task(cluster: dict[str, str], tmp_path: Path) -> None:
     world.plan(tmp_path, (0, 0))
     result = submit(cluster)
@@ -42,11 +39,12 @@ def test_trains_in_every_task(cluster: dict[str, str], tmp_path: Path) -> None:
         ["training", task, "-m", "txl_jax.main", *TRAIN] for task in ("0", "1")
     ]
     assert "1: training on 1\n" in result.stderr, "stdout goes to the log too"
-    assert not requeued(tmp_path)
+    assert not world.calls(tmp_path, "requeue")
 
 
+# The ends, the state of the job, its restarts, its status, and whether it is requeued.
 @pytest.mark.parametrize(
-    "ends, state, restarts, status, is_requeued",
+    "case",
     [
         ((75, 75), "RUNNING", "0", 75, True),
         ((75, 134), "RUNNING", "0", 75, True),
@@ -59,19 +57,15 @@ def test_trains_in_every_task(cluster: dict[str, str], tmp_path: Path) -> None:
     ],
 )
 def test_only_status_75_of_a_running_job_is_requeued(
-    cluster: dict[str, str],
-    tmp_path: Path,
-    ends: tuple[int, int],
-    state: str,
-    restarts: str,
-    status: int,
-    is_requeued: bool,
+    cluster: dict[str, str], tmp_path: Path, case: Any
 ) -> None:
+    ends, state, restarts, status, is_requeued = case
     world.plan(tmp_path, ends)
     (tmp_path / "job").write_text(state)
     result = submit({**cluster, "SLURM_RESTART_COUNT": restarts})
     assert result.returncode == status
-    assert requeued(tmp_path) == [["scontrol", "requeue", "7"]] * is_requeued
+    requeued = world.calls(tmp_path, "requeue")
+    assert requeued == [["scontrol", "requeue", "7"]] * is_requeued
     assert ("submit it again" in result.stderr) == (restarts == "100")
 
 
@@ -82,7 +76,7 @@ def test_failures_of_slurm_itself(cluster: dict[str, str], tmp_path: Path) -> No
     assert result.returncode == 75
     assert "submit the same command again" in result.stderr
     assert submit(cluster).returncode == 1, "of srun"
-    assert len(requeued(tmp_path)) == 1
+    assert len(world.calls(tmp_path, "requeue")) == 1
 
 
 MISTAKES: dict[str, dict[str, str]] = {
