@@ -196,7 +196,10 @@ def test_unrolling_and_remat_do_not_change_the_model(
     fields: dict[str, Any],
 ) -> None:
     config = dataclasses.replace(DROPOUT, **fields)
-    assert abstract_params(config) == abstract_params(DROPOUT)
+    half = dataclasses.replace(config, dtype="bfloat16")
+    shapes = abstract_params(DROPOUT)
+    assert abstract_params(config) == abstract_params(half) == shapes
+    assert {leaf.dtype for leaf in jax.tree.leaves(shapes)} == {jnp.dtype("float32")}
     tiny.assert_close(value_and_gradient(config), value_and_gradient(DROPOUT))
 
 
@@ -217,12 +220,7 @@ def test_kept_products_are_not_computed_again() -> None:
         assert products(policy) == full - count, policy
 
 
-def test_parameters_are_float32_under_bfloat16() -> None:
-    shapes = abstract_params(tiny.config(dtype="bfloat16"))
-    assert {leaf.dtype for leaf in jax.tree.leaves(shapes)} == {jnp.dtype("float32")}
-
-
-def test_embeddings_replace_tokens() -> None:
+def test_embeddings_take_the_place_of_tokens() -> None:
     """To the bit in one program, with documents, padding and dropout."""
     apply = functools.partial(TransformerXL(DROPOUT).apply, {"params": PARAMS})
     segment: Any = {"first_BL": np.eye(B, L, dtype=bool), "length_B": np.full(B, 2)}
