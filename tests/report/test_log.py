@@ -10,20 +10,14 @@ import jax
 import numpy as np
 import pytest
 
+from tests.report.test_progress import clock
 from txl_jax.report import log as writer
 from txl_jax.report import timing
 from txl_jax.report.log import MetricsLog, read_metrics, say
 from txl_jax.report.tensorboard import Events
 
+FIXTURES = (clock,)
 ZERO = dict.fromkeys(timing.PURPOSES, 0.0)
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Stands in for time.perf_counter."""
-    clock = SimpleNamespace(now=1000.0)
-    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock.now)
-    return clock
 
 
 @pytest.fixture
