@@ -35,6 +35,15 @@ def let_pass(method: str, path: str) -> int | None:
     return None
 
 
+def ask(host: str, *call: Any) -> tuple[http.client.HTTPResponse, bytes]:
+    """Returns the answer to a call, and its content."""
+    server = http.client.HTTPConnection(host, timeout=LIMIT_SECONDS)
+    with contextlib.closing(server):
+        server.request(*call)
+        answer = server.getresponse()
+        return answer, answer.read()
+
+
 class Proxy:
     """Passes calls on to the server at `port`, and reports each to `hook`."""
 
@@ -82,11 +91,7 @@ class Proxy:
             send(request, status, [], json.dumps(error).encode())
             return
         headers = {k: v for k, v in request.headers.items() if k.lower() not in REFUSED}
-        server = http.client.HTTPConnection(self.target, timeout=LIMIT_SECONDS)
-        server.request(method, request.path, body, headers)
-        response = server.getresponse()
-        content = response.read()
-        server.close()
+        response, content = ask(self.target, method, request.path, body, headers)
         if status == LOSE:
             request.close_connection = True
             return
@@ -118,10 +123,7 @@ class Proxy:
 
 
 def send(
-    request: BaseHTTPRequestHandler,
-    status: int,
-    headers: list[tuple[str, str]],
-    content: bytes,
+    request: BaseHTTPRequestHandler, status: int, headers: Any, content: bytes
 ) -> None:
     """Sends an answer."""
     request.send_response_only(status)
@@ -161,12 +163,7 @@ class Store:
 
     def call(self, method: str, path: str, body: str | bytes = b"") -> bytes:
         """Returns the server's answer to a call that passes no proxy."""
-        where = f"127.0.0.1:{self.port}"
-        server = http.client.HTTPConnection(where, timeout=LIMIT_SECONDS)
-        server.request(method, path, body)
-        answer = server.getresponse()
-        content = answer.read()
-        server.close()
+        answer, content = ask(f"127.0.0.1:{self.port}", method, path, body, {})
         assert answer.status < 400, (method, path, content)
         return content
 
