@@ -44,9 +44,8 @@ def test_a_cost_above_the_spread_of_pairs_is_compared_with_the_paper(
 
 def test_a_row_is_compared_with_its_nearest_ancestor() -> None:
     one, other = made(10.0, 10.1), made(12.0, 12.1)
-    compared = comparison.compare(
-        6, {"wt103_no_recurrence": one, "wt103_vaswani": other}
-    )
+    rows = {"wt103_no_recurrence": one, "wt103_vaswani": other}
+    compared = comparison.compare(6, rows)
     assert compared[0].what == "`wt103_vaswani` instead of `wt103_no_recurrence`"
     assert compared[0].cost == pytest.approx(2.0)
     assert compared[0].paper == pytest.approx(30.97 - 29.02)
