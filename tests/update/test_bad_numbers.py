@@ -67,18 +67,17 @@ def overflowing_square(params: Any) -> None:
     params["layers"]["feed_forward"]["out"]["kernel"][N] = 0
 
 
+LAYER = f"layers[{N}]/feed_forward"
+NONE = "none, with an empty memory and the parameters of the checkpoint"
+
+
 @pytest.mark.parametrize(
     ("damage", "expected"),
     [
-        (infinite_bias, f"the output of layers[{N}]/feed_forward/in"),
-        (
-            overflowing_square,
-            f"the norm of the gradient of layers[{N}]/feed_forward/out/kernel",
-        ),
-        (
-            lambda params: None,
-            "none, with an empty memory and the parameters of the checkpoint",
-        ),
+        (infinite_bias, f"the output of {LAYER}/in"),
+        (overflowing_output, f"the output of {LAYER}/out"),
+        (overflowing_square, f"the norm of the gradient of {LAYER}/out/kernel"),
+        (lambda params: None, NONE),
     ],
 )
 def test_the_first_bad_number_is_named(
@@ -104,7 +103,7 @@ def test_the_layer_whose_gradient_overflows_is_named(
 ) -> None:
     model = dataclasses.replace(PRE_LNORM, **changes)
     result = diagnose(model, overflowing_gradient, make_config(**fields), devices)
-    assert result == f"the norm of the gradient of layers[{N}]/feed_forward/in/kernel"
+    assert result == f"the norm of the gradient of {LAYER}/in/kernel"
 
 
 # Too many in a row.
