@@ -71,12 +71,9 @@ def make_gradients(count: int) -> list[Any]:
     return [jax.tree.map(lambda x, k=k: x * k**2, draw(k)) for k in range(1, count + 1)]
 
 
-def draw(seed: int) -> Any:
-    rng = np.random.default_rng(seed)
-    return {
-        name: rng.normal(size=shape).astype(np.float32)
-        for name, shape in {"kernel": (3, 4), "bias": (4,)}.items()
-    }
+def draw(seed: int, shapes: Any = (("kernel", (3, 4)), ("bias", (4,)))) -> Any:
+    draw = np.random.default_rng(seed).normal
+    return {name: draw(size=shape).astype(np.float32) for name, shape in shapes}
 
 
 PARAMS = draw(0)
@@ -134,11 +131,8 @@ def nested(flat: dict[str, Any]) -> Any:
 
 
 def draw_variants(seed: int, scale: float) -> dict[str, Array]:
-    rng = np.random.default_rng(seed)
-    return {
-        name: (scale * rng.normal(size=shape)).astype(np.float32)
-        for name, shape in VARIANTS.items()
-    }
+    values = draw(seed, VARIANTS.items())
+    return {name: np.float32(scale) * x for name, x in values.items()}
 
 
 def test_weight_decay_applies_only_to_matrices() -> None:
