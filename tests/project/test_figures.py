@@ -61,8 +61,8 @@ def test_a_log_has_a_line_for_each_validation(
     start: Start, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     timing = {"total_seconds": {"compile": 1.0, "update": 2.0, "input": 0.5, "a": 9.0}}
-    rows: list[dict[str, Any]]
-    rows = [{"step": step, "exact": {}, "timing": timing} for step in (5, 10, 15)]
+    same: dict[str, Any] = {"timing": timing}
+    rows = [same | {"step": step} for step in (5, 10, 15)]
     for row, loss, valid in zip(rows, (4.0, 3.0, 2.0), (None, 3.2, 4), strict=True):
         row["exact"] = {"loss": loss} | ({"valid_nll": valid} if valid else {})
     lines = "\n".join(map(json.dumps, rows))
