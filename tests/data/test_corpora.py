@@ -98,7 +98,9 @@ train/test.txt     validation/book.txt test/dev.txt.gz
 
 
 @pytest.mark.parametrize("names", NAMES.strip().splitlines())
-def test_text_takes_named_splits(names: str, tmp_path: Path, split: Split) -> None:
+def test_named_splits_of_a_text_are_used(
+    names: str, tmp_path: Path, split: Split
+) -> None:
     expected = {"train": b"aaa", "valid": b"bb", "test": b"cc"}
     for name, text in zip(names.split(), expected.values(), strict=True):
         pack = PACK.get(name.rpartition(".")[2])

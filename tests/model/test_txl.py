@@ -220,7 +220,7 @@ def test_kept_products_are_not_computed_again() -> None:
         assert products(policy) == full - count, policy
 
 
-def test_embeddings_take_the_place_of_tokens() -> None:
+def test_embeddings_replace_tokens() -> None:
     """To the bit in one program, with documents, padding and dropout."""
     apply = functools.partial(TransformerXL(DROPOUT).apply, {"params": PARAMS})
     segment: Any = {"first_BL": np.eye(B, L, dtype=bool), "length_B": np.full(B, 2)}

@@ -75,7 +75,6 @@ NONE = "none, with an empty memory and the parameters of the checkpoint"
     ("damage", "expected"),
     [
         (infinite_bias, f"the output of {LAYER}/in"),
-        (overflowing_output, f"the output of {LAYER}/out"),
         (overflowing_square, f"the norm of the gradient of {LAYER}/out/kernel"),
         (lambda params: None, NONE),
     ],
