@@ -14,7 +14,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 python=3.12           # the images' own is too old for jax
-finish_seconds=${TPU_WORKER_FINISH_SECONDS:-300}  # jax takes 100 to notice a lost peer
+finish_seconds=300    # jax may take 100 to notice a lost process
 folder=${TPU_WORKER_FOLDER:-/mnt/txl}
 
 fail() { echo "tpu_worker.sh: $HOSTNAME: $1" >&2; exit 1; }
@@ -87,11 +87,10 @@ numbered() {
 
 follow() {
   touch train.log
-  tail --lines="$1" --follow=name --retry --sleep-interval=0.1 train.log 2>/dev/null \
-    > >(numbered) &
-  await
-  sleep 0.3  # for the last lines
-  kill $! 2>/dev/null || true
+  await &
+  # It prints the last lines before it ends.
+  tail --pid=$! --lines="$1" --follow=name --retry --sleep-interval=0.1 train.log \
+    2>/dev/null | numbered
 }
 
 ended() {

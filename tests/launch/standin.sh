@@ -2,7 +2,8 @@
 # Stands in for a program of a cloud, a cluster or a machine: the one it is named after.
 #
 # The folder $WORLD holds the state as files:
-#   calls     each call as its arguments, separated by \x1f and ended by \x1e
+#   calls     each call as its arguments, separated by \x1f and ended by \x1e; a newline
+#             in them is \x1d, because bash writes line by line, and calls may overlap
 #   resource  the state of the queued resource, `node` that of the slice: a line per
 #             description, of which the last one stays
 #   trouble   a line per failure to come: a word of the call, the status, and `late` if
@@ -14,7 +15,8 @@ program=${0##*/}
 
 record() {
   local IFS=$'\x1f'
-  printf '%s\x1e' "$*" >>"$WORLD/calls"
+  local call="$*"
+  printf '%s\x1e' "${call//$'\n'/$'\x1d'}" >>"$WORLD/calls"
 }
 
 take() {  # file, [last]: prints and removes its first line, except the last one
@@ -119,6 +121,14 @@ play_apt_get() {
   return 100
 }
 
+play_flock() {  # with --timeout: gives up as soon as the training on the machine hangs
+  [[ $* == *--timeout* ]] || { command -p flock "$@"; return; }
+  until rm "$HOME/hangs" 2>/dev/null && return 1; do
+    command -p flock --shared --nonblock train.lock true && return
+    sleep 0.05
+  done
+}
+
 play_training() {  # a status, `preempted`, `hangs`, or `followed N`: until N follow it
   local place=${SLURM_PROCID:-${HOME##*/}} action
   record training "$place" "$@"
@@ -126,7 +136,7 @@ play_training() {  # a status, `preempted`, `hangs`, or `followed N`: until N fo
   action=$(take "$WORLD/exits/$place")
   case $action in
     preempted) echo SUSPENDED >"$WORLD/resource"; return 75 ;;
-    hangs) exec sleep 60 ;;
+    hangs) touch "$HOME/hangs"; exec sleep 3600 ;;
     followed*) until (($(tr '\36' '\n' <"$WORLD/calls" | grep -c ' follow ') >= ${action#* })); do
       sleep 0.05
     done ;;

@@ -89,13 +89,13 @@ def test_a_preempted_slice_is_created_again_for_the_same_command(
     assert changes == ["create", "delete", "create", "delete"]
     first, second = world.calls(tmp_path, "training", "0")
     assert first == second
-    assert not world.calls(tmp_path, "apt-get"), "the programs of NFS are there"
+    assert not world.calls(tmp_path, "apt-get"), "NFS is installed"
 
 
 def test_status_75_restarts_on_the_same_slice_which_is_kept(
     cloud: dict[str, str], tmp_path: Path
 ) -> None:
-    """The first slice has a request but no machines: somebody deleted them."""
+    """The request exists at first, but its machines have been deleted."""
     world.plan(tmp_path, (75, 134), (75, 75), (0, 0))
     (tmp_path / "resource").write_text("ACTIVE\n")
     result = train(cloud, "--keep")
@@ -128,7 +128,8 @@ def test_a_worker_that_hangs_is_killed_and_restarts_are_bounded(
     cloud: dict[str, str], tmp_path: Path
 ) -> None:
     world.plan(tmp_path, (75, "hangs"), (75, 75), (75, 75))
-    result = train({**cloud, "TPU_WORKER_FINISH_SECONDS": "1"}, "--max_restarts=1")
+    (tmp_path / "bin" / "flock").symlink_to(world.STANDIN)
+    result = train(cloud, "--max_restarts=1")
     assert result.returncode == 75
     assert "txl_jax-status stuck" in result.stdout
     assert trained(tmp_path) == 4
