@@ -19,6 +19,7 @@ MARKS = (Lines(), Lines(eos="<S>", bos="<S>"), Lines(eos="</S>"))
 BYTES = {str(byte) for byte in range(256)}
 ADDED, TOKENIZER = "added_tokens.json", "tokenizer_config.json"  # of Hugging Face
 ANY = DataConfig()  # of any kind of vocabulary
+PICKLES = (".pkl", ".bin", ".pt")
 DEPTH = 4  # a vocabulary in a corpus in a checkpoint
 
 
@@ -71,9 +72,9 @@ def read(path: Path, data: DataConfig = ANY, rows: int = 2**31) -> Vocab:
         added = _added(path, words)[: max(rows - len(words), 0)]
         return from_words([*words, *added], lower_case, data)
 
-    if path.suffix in (".json", ".model", ".txt"):
-        return vocabulary.read(path, make)
-    return from_pickle(pickle.read(path), path, make)
+    if path.suffix in PICKLES:
+        return from_pickle(pickle.read(path), path, make)
+    return vocabulary.read(path, make)
 
 
 def files(path: Path) -> list[Path]:
