@@ -105,7 +105,7 @@ FIELDS = {
     for name in fields.__dataclass_fields__  # type: ignore[attr-defined]
 }
 # Names of files and functions that begin with a section.
-FILES = tuple(".html .log .npz .png .json .lock .py .pt .safetensors".split())
+FILES = tuple(".txt .html .log .npz .png .json .lock .py .pt .safetensors".split())
 IN_PYTHON = {"generate.sample", "generate.stream", "generate.GenerateConfig"}
 TREES = "txl_jax|experiments|tests|launch|figures"
 PATHS = re.compile(rf"`((?:(?:{TREES})/)[\w./-]*)`")
