@@ -96,7 +96,7 @@ def test_lines_are_documents(
     assert [WORDS.decode(each.tokens_T) for each in documents] == expected
     names = [f"{path}:{n}" for n in range(1, len(expected) + 1)]
     assert [each.name for each in documents] == names
-    with refused(f"{path}:1 has no JSON with a text in 'none'"):
+    with refused(f"{path}:1 is not a JSON object with a text in its field 'none'"):
         list(score.read_documents(replace(config, field="none"), WORDS, False))
 
 

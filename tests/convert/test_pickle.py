@@ -94,6 +94,13 @@ def stacked(module: str, name: str, text: str) -> bytes:
     return b"\x80\x04" + parts[0] + parts[1] + b"\x93(" + parts[2] + b"tR."
 
 
+@pytest.mark.parametrize("key", [b"2\x86" * 60, b"\x85" * 10**6], ids=["wide", "deep"])
+def test_tuples_are_no_keys(key: bytes, tmp_path: Path) -> None:
+    """The hash of nested ones takes exponential time, or overflows the stack."""
+    (tmp_path / "model.pt").write_bytes(b"\x80\x02})" + key + b"K\x01s.")
+    assert "unhashable" in refusal(read, tmp_path / "model.pt")
+
+
 def payloads(mark: str) -> dict[str, bytes]:
     """Returns pickles that call functions to create the file `mark`."""
     touch, code = f"touch {mark}", f"open({mark!r}, 'w')"

@@ -46,7 +46,7 @@ def test_the_tpu_kernel_is_reported_as_unproved_on_a_tpu(
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
     assert [chosen((8, L, 16, 64), places) for L in (3, 4)] == ["tpu"] * 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "unproved on TPU v5 lite" in line
+    assert "has not been checked on TPU v5 lite" in line
     monkeypatch.setitem(FAULTS, "tpu", "")
     assert chosen((8, 5, 16, 64), places) == "tpu"
     monkeypatch.setitem(FAULTS, "tpu", "it is wrong")

@@ -3,6 +3,7 @@
 import contextlib
 import glob
 import shutil
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from txl_jax.runtime import distributed, storage
 from txl_jax.runtime.preemption import stop
 
 COMMITTED = "commit_success.txt"  # orbax's name
+LISTINGS = 60  # one a second: a network disk may show old files for a while
 TRASH = "deleted"  # a checkpoint is moved here before its files are removed
 ITEMS = ("params", "average", "training", manifest.ITEM)
 DEFAULT = CheckpointConfig()
@@ -55,10 +57,7 @@ class Checkpoints(ocp.CheckpointManager):
             **settings,
         )
         super().__init__(folder, item_names=ITEMS, options=options)
-        # A run that was replaced may still complete a checkpoint, and one that is read
-        # may be training.
-        while distributed.differs(sorted(self.all_steps())):
-            self.reload()
+        self._agree()
         if not read_only:
             self._empty_trash()
         self.partial = [] if read_only else self._uncommitted()
@@ -71,6 +70,22 @@ class Checkpoints(ocp.CheckpointManager):
                 if self.remote and not isinstance(error, Damaged):
                     raise  # the best checkpoint would be unknown, and so deleted
                 self.unreadable[step] = error
+
+    def _agree(self) -> None:
+        """Lists the checkpoints until all processes see the same ones.
+
+        A run that was replaced may still complete one, and a run that is being read may
+        be training. Raises UserError if the processes do not share the folder.
+        """
+        for _ in range(LISTINGS):
+            if not distributed.differs(sorted(self.all_steps())):
+                return
+            time.sleep(1)
+            self.reload()
+        raise UserError(
+            f"the processes see different checkpoints in {self.directory}: give a "
+            "--workdir on a disk that all of them share, or on gs://"
+        )
 
     def folder(self, step: int) -> Path:
         """Returns the folder of a checkpoint."""
@@ -277,7 +292,7 @@ class Checkpoints(ocp.CheckpointManager):
         """Removes incomplete checkpoints on gs://, after a save that succeeded."""
         if self.partial:
             with contextlib.suppress(*storage.errors()):
-                for path in self._uncommitted():
+                for path in {*self.partial} & {*self._uncommitted()}:
                     path.rmtree()
                 self.partial = []
 

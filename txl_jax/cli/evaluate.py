@@ -136,7 +136,7 @@ def write_files(
     with writing(stem.parent, lost) as folder:
         plot(result, folder / f"{stem.name}.png")
         (folder / f"{stem.name}.json").write_text(text, "utf-8")
-    return made | lost
+    return {"provenance": made["provenance"], **lost} if lost else made
 
 
 def evaluate(loaded: Loaded, tokens: Tokens, workdir: Path) -> dict[str, Any]:

@@ -54,7 +54,7 @@ SAVES = rf"{TRAINS}|eval|generate|score|attention|compile|convert\.format"
 TAKES = {
     "train": rf"{SAVES}|convert\.target",
     "evaluate": rf"{LOADS}|model|data|eval\.(?!baselines)",
-    "generate": rf"{LOADS}|data|generate|eval\.(split|tgt)",
+    "generate": rf"{LOADS}|data|generate|eval\.(split|tgt|ext)",
     "score": rf"{LOADS}|{LENGTHS}|score|data\.(corpus|convention)|eval\.(ext|reset)",
     "attention": rf"{SEES}|data|attention|eval\.(split|tgt|mem|ext|clamp)",
     "prepare": r"data|train\.init_from|run\.compilation",

@@ -23,7 +23,8 @@ def prove_kernels(kernel: str) -> None:
     """Checks what `auto` may select on this device, before a step is compiled.
 
     A kernel that is wrong, does not compile or takes too long is not selected. Verdicts
-    are kept in the user's cache folder. All processes of a run call this and agree.
+    about values are kept in the user's cache folder. All processes of a run call this
+    and agree.
     """
     device = jax.local_devices()[0]
     for name in dispatch.candidates(device) if kernel == "auto" else ():
@@ -32,15 +33,18 @@ def prove_kernels(kernel: str) -> None:
         if distributed.anywhere(fault is None):
             with waiting(f"checking the kernel {name} on {device.device_kind}"):
                 fault = _check(name)
-            with contextlib.suppress(OSError, RuntimeError):  # there may be no home
-                path.parent.mkdir(parents=True, exist_ok=True)
-                text = json.dumps({"fault": fault, "device": device.device_kind})
-                write = functools.partial(Path.write_text, data=text, encoding="utf-8")
-                replace(path, write)
+            if not fault or " is off by " in fault:  # others may be transient
+                with contextlib.suppress(OSError, RuntimeError):  # there may be no home
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    text = json.dumps({"fault": fault, "device": device.device_kind})
+                    write = functools.partial(
+                        Path.write_text, data=text, encoding="utf-8"
+                    )
+                    replace(path, write)
         if distributed.anywhere(bool(fault)):
             fault = fault or "found by another process"
             where = f"on {device.device_kind}"
-            say(f'kernel = "auto" does not take {name} {where}: {fault}')
+            say(f'kernel = "auto" will not select {name} {where}: {fault}')
         dispatch.FAULTS[name] = fault or ""
 
 

@@ -26,7 +26,7 @@ from txl_jax.generate.options import generation_model
 from txl_jax.report import plots, tensorboard, wandb
 from txl_jax.report.log import last_step, read_metrics, say, to_json
 from txl_jax.report.progress import report_compilation
-from txl_jax.runtime import distributed
+from txl_jax.runtime import distributed, storage
 from txl_jax.runtime.storage import replace
 from txl_jax.sharding.mesh import make_mesh
 from txl_jax.sharding.rules import check_streams, host_rows
@@ -211,8 +211,8 @@ def evaluate_best(config: Config, workdir: Path, run: Trained) -> dict[str, Any]
     scores = {f"{config.eval.split}/{x}": result[x] for x in ("nll", "ppl", "bpc")}
     run.log(loaded.step, scores)
     sample = generate.draw(loaded, tokens)[0].text
-    with distributed.together():
-        run.fence()
+    with distributed.together(), contextlib.suppress(*storage.errors()):
+        run.fence()  # again in `writing`, which keeps the result if gs:// fails
     if not distributed.is_first():
         return result
     baselines_bpc = {}

@@ -45,6 +45,8 @@ def read_documents(config: ScoreConfig, vocab: Vocab, drop: bool) -> Iterator[Do
         name, lines = str(file or "stdin"), config.lines or config.field
         for n, text in enumerate(data.splitlines(True) if lines else [data], 1):
             where = f"{name}:{n}" if lines else name
+            if config.field and not text.strip():
+                continue
             text = select(text, config.field, where) if config.field else text
             blocks = Meter().read([text], drop)
             parts = [np.zeros(0, vocab.dtype), *vocab.stream(blocks, where)]
@@ -56,7 +58,10 @@ def select(line: bytes, field: str, where: str) -> bytes:
     try:
         return json.loads(line)[field].encode()
     except DAMAGE as error:
-        raise UserError(f"{where} has no JSON with a text in {field!r}") from error
+        raise UserError(
+            f"{where} is not a JSON object with a text in its field {field!r}: correct "
+            "the line, or give another --field"
+        ) from error
 
 
 def score_documents(

@@ -18,7 +18,14 @@ from txl_jax.runtime.storage import one_line, regular
 
 UNREADABLE = "was not written by torch.save or pickle, or is damaged"
 DTYPES = {"Double": "f8", "Float": "f4", "Half": "f2", "BFloat16": ml_dtypes.bfloat16}
-DTYPES |= {"Long": "i8", "Int": "i4", "Short": "i2", "Byte": "u1", "Bool": "u1"}
+DTYPES |= {
+    "Long": "i8",
+    "Int": "i4",
+    "Short": "i2",
+    "Char": "i1",
+    "Byte": "u1",
+    "Bool": "u1",
+}
 
 
 class Object:
@@ -30,6 +37,17 @@ class Object:
 
     def __setstate__(self, state: Any) -> None:
         self.state = state if isinstance(state, dict) else {}
+
+    def extend(self, *_: Any) -> None:
+        """Drops the items of an unknown container."""
+
+    append = __setitem__ = extend
+
+
+class Tuple(tuple):
+    """A tuple that is no key: hashes of nested ones may take exponential time."""
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 def _view(x: np.ndarray, offset: int, shape: Any, strides: Any, *_: Any) -> np.ndarray:
@@ -46,14 +64,32 @@ PYTHON = {*sys.stdlib_module_names, "__builtin__"} - {"argparse", "re", "_codecs
 KNOWN: dict[str, Any] = {
     **{f"torch.{name}Storage": name for name in DTYPES},
     **{f"__builtin__.{name}": Object for name in ("object", "set", "frozenset")},
+    **{f"builtins.{name}": Object for name in ("object", "set", "frozenset")},
+    **{"copy_reg._reconstructor": Object, "copyreg._reconstructor": Object},
     **{"collections.OrderedDict": OrderedDict, "collections.Counter": dict},
     "torch._utils._rebuild_tensor_v2": _view,
     "torch._utils._rebuild_parameter": lambda tensor, *_: tensor,
 }
 
 
-class Unpickler(pickle.Unpickler):
+Base: Any = pickle._Unpickler  # whose opcodes can be replaced
+
+
+def _with_own_tuple(load: Any) -> Any:
+    def run(self: Any) -> None:
+        load(self)
+        self.stack[-1] = Tuple(self.stack[-1])
+
+    return run
+
+
+class Unpickler(Base):
     """Reads the next value of a file, and zeros in place of its storages."""
+
+    dispatch = Base.dispatch | {
+        code[0]: _with_own_tuple(Base.dispatch[code[0]])
+        for code in (pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3)
+    }
 
     def __init__(self, file: Any) -> None:
         super().__init__(file, encoding="utf-8", errors="surrogateescape")

@@ -265,7 +265,7 @@ def _named_splits(path: str, files: Sequence[Path]) -> list[str]:
         say(f"data: splits by name: {listing}")
         return splits
     # One split alone is stated by a whole name: test.txt, not test_model.py.
-    wholes = {name.parts[0].lower().partition(".")[0] for name in names}
+    wholes = {part for name in names for part in name.parts[0].lower().split(".")}
     held_out = wholes & SPLIT_NAMES.keys() - {"train"}
     if len(files) > 1 and (held_out or len({*splits} - {""}) > 1):
         raise UserError(

@@ -14,8 +14,9 @@ CONVENTIONS = tuple(
 SPLITS = ("train", "valid", "test")
 # Names of splits in other code bases' files and in TFDS.
 SPLIT_NAMES = {split: split for split in SPLITS} | dict.fromkeys(
-    ("val", "validation", "dev"), "valid"
+    ("val", "validation", "dev", "eval", "evaluation", "heldout"), "valid"
 )
+SPLIT_NAMES |= {"training": "train", "testing": "test"}
 VOCABULARIES = ("byte", "char", "word", "subword")
 OWN = "corpus"  # the kind of vocabulary that the corpus's published results use
 SLACK = 15  # a segment of varying length has at most tgt_len + SLACK tokens

@@ -39,8 +39,8 @@ def fault(kernel: Kernel) -> str:
     oldest_BL = np.stack([0 * position_L + M // 2, (position_L > 50) * (M + 51)])
     with jax.default_device(jax.local_devices()[0]):
         for dtype, tolerance in TOLERANCES.items():
-            args = _inputs(dtype), jnp.asarray(oldest_BL, jnp.int32)
             try:
+                args = _inputs(dtype), jnp.asarray(oldest_BL, jnp.int32)
                 actual = _differentiate(kernel, *args)
                 expected = _differentiate(xla.rel_attention, *args)
             except Exception as error:  # the compilers of devices raise many types

@@ -81,7 +81,7 @@ def candidates(device: jax.Device) -> list[str]:
 def report_unproved(device_kind: str) -> None:
     """Reports, once, that the kernel `tpu` has not been checked on this device."""
     logger.warning(
-        'kernel = "auto" takes tpu, which is unproved on %s: the command line checks '
-        "it, and txl_jax.kernels.check.fault does",
+        'kernel = "auto" selected tpu, which has not been checked on %s: run a command '
+        "of txl, or call txl_jax.kernels.check.fault",
         device_kind,
     )

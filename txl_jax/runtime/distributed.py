@@ -70,8 +70,8 @@ def find_processes(environment: Mapping[str, str] = os.environ) -> dict[str, Any
     if count is not None:
         address = environment.get(ADDRESS, "")
         index = environment.get(INDEX, environment.get("JOB_COMPLETION_INDEX", ""))
-        for name, value in ((ADDRESS, address), (COUNT, count), (INDEX, index)):
-            if not value:
+        for name, value in ((COUNT, count), (ADDRESS, address), (INDEX, index)):
+            if not value and name != COUNT:
                 raise UserError(f"{COUNT} is set without {name}: set all three")
             if name != ADDRESS:
                 _whole(name, value)

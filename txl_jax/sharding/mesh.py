@@ -40,8 +40,8 @@ def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Me
 
 
 def nearest(config: MeshConfig, count: int) -> MeshConfig:
-    """Returns a mesh that fits `count` devices; its axes but data divide `config`'s."""
-    fsdp = math.gcd(config.fsdp, count)  # 1 of -1
+    """Returns a mesh for `count` devices, whose fsdp and model divide `config`'s."""
+    fsdp = math.gcd(config.fsdp, count)  # gcd(-1, n) = 1
     return MeshConfig(-1, fsdp, math.gcd(config.model, count // fsdp))
 
 

@@ -1,8 +1,8 @@
 """The owner of a workdir: one run trains there at a time; reading needs no lock.
 
 A local workdir has a lock, which the kernel releases when its process ends. On gs:// a
-new start takes the workdir over at once, by writing its id into one object. The run
-that it replaced finds the other id before its next checkpoint, and ends.
+new start takes the workdir over at once, by writing its id into one object. Before its
+next checkpoint, the replaced run finds the new id and ends.
 """
 
 import contextlib
@@ -72,7 +72,7 @@ def _locked_folder(folder: Path) -> Iterator[Fence]:
             raise UserError(
                 f"cannot write {where} ({reason}): give another --workdir"
             ) from error
-        say(f"{folder} cannot be locked ({reason}): no second run may use it")
+        say(f"{folder} cannot be locked ({reason}): let no other run use it")
     try:
         yield unfenced
     finally:

@@ -14,7 +14,7 @@ from txl_jax.report.log import say
 from txl_jax.runtime import distributed, storage
 from txl_jax.workdir.lock import Fence, Replaced, unfenced
 
-UNWRITTEN = "unwritten"  # the key of a result without its files: why
+UNWRITTEN = "unwritten"  # in a result whose files could not be written: the reason
 
 
 class Staging:
@@ -81,4 +81,7 @@ def writing(
         with Staging(workdir, fence=fence) as staging:
             yield staging.folder
     except storage.errors() as error:
-        result[UNWRITTEN] = storage.machine_error(error) or storage.one_line(error)
+        result[UNWRITTEN] = storage.machine_error(error) or (
+            f"cannot write to {workdir} ({storage.one_line(error)}): check the rights "
+            "and the network, and run the command again"
+        )
