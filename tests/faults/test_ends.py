@@ -17,7 +17,7 @@ import pytest
 from tests.support import processes
 from tests.support.processes import LIMIT_SECONDS, Processes
 from tests.support.refusal import refused
-from tests.support.trained import Home, home
+from tests.support.trained import Home, home, own_home
 from txl_jax.checkpoint import save_restore
 from txl_jax.checkpoint.manager import open_checkpoints
 from txl_jax.cli.flags import MODES
@@ -28,7 +28,7 @@ from txl_jax.main import import_jax
 from txl_jax.report.log import say
 from txl_jax.workdir.load import load
 
-FIXTURES = (home,)
+FIXTURES = home, own_home
 MAIN = "import sys; from txl_jax.main import main; sys.exit(main())"
 # Sends a signal to its own process while it imports the module.
 ALARM = """
@@ -225,19 +225,19 @@ def test_compilation_for_absent_devices_does_not_look_for_devices() -> None:
     ],
 )
 def test_results_are_printed_if_files_cannot_be_written(
-    home: Home, name: str, spoil: Callable[[Path], None], reason: str
+    own_home: Home, name: str, spoil: Callable[[Path], None], reason: str
 ) -> None:
-    (path := home.run / name).unlink()
+    (path := own_home.run / name).unlink()
     spoil(path)
-    before = (home.run / "metrics.jsonl").read_text()
-    done = home.read("train")
+    before = (own_home.run / "metrics.jsonl").read_text()
+    done = own_home.read("train")
     assert done.status == 2
     assert "this model:" in done.err  # the scores
     error = done.err.splitlines()[-1]
     assert f"{path} ({reason}" in error
     path.unlink() if path.is_symlink() else path.rmdir()
-    assert home.read("train").result["updates"] == 60
-    assert (home.run / "metrics.jsonl").read_text() == before
+    assert own_home.read("train").result["updates"] == 60
+    assert (own_home.run / "metrics.jsonl").read_text() == before
 
 
 def test_a_terminal_gets_no_control_characters(
@@ -289,20 +289,20 @@ def test_a_nonfinite_result_is_an_error(value: float) -> None:
 
 
 @pytest.mark.parametrize("mode", ["evaluate", "score", "generate", "export"])
-def test_nonfinite_weights_are_refused(home: Home, mode: str) -> None:
+def test_nonfinite_weights_are_refused(own_home: Home, mode: str) -> None:
     step, name = 61, "layers/feed_forward/out/bias"
-    with open_checkpoints(home.run, read_only=True) as manager:
+    with open_checkpoints(own_home.run, read_only=True) as manager:
         saved = step in manager.all_steps()
     if not saved:
-        params = load(home.run).params
+        params = load(own_home.run).params
         bias = params["layers"]["feed_forward"]["out"]["bias"]
         params["layers"]["feed_forward"]["out"]["bias"] = bias.at[1, 3].set(jnp.nan)
-        with open_checkpoints(home.run) as manager:
+        with open_checkpoints(own_home.run) as manager:
             save_restore.save_items(manager, step, {"params": params})
             manager.finish(step)
-    done = home.read(mode, f"--config.eval.checkpoint={step}")
+    done = own_home.read(mode, f"--config.eval.checkpoint={step}")
     assert (done.status, done.out) == (76, "")
-    assert f"parameter {name} in {home.run} is not finite" in done.err
+    assert f"parameter {name} in {own_home.run} is not finite" in done.err
 
 
 @pytest.mark.long

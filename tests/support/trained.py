@@ -89,6 +89,13 @@ def train_home(path: Path) -> Home:
     return Home(path, trained)
 
 
+@pytest.fixture
+def own_home(home: Home, tmp_path: Path) -> Home:
+    """Copies the run for a test that changes it."""
+    shutil.copytree(home.run, tmp_path / "home" / "run")
+    return Home(tmp_path / "home", home.trained)
+
+
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Home:
     """Copies the trained run for a file of tests; one worker has trained it for all.
