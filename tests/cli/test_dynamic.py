@@ -7,12 +7,12 @@ import jax
 import pytest
 
 from tests.support import tiny
-from tests.support.trained import Home, home
+from tests.support.trained import Home, home, own_home
 from txl_jax.cli import evaluate
 from txl_jax.report import progress
 from txl_jax.workdir.load import Loaded, load
 
-FIXTURES = (home,)
+FIXTURES = home, own_home
 DYNAMIC: dict[str, Any] = {"dynamic": "rms", "dynamic_lr": 0.1, "dynamic_segments": 6}
 
 
@@ -34,25 +34,25 @@ def score(loaded: Loaded, home: Home, **fields: Any) -> dict[str, Any]:
 
 
 def test_statistics_are_kept_in_the_workdir(
-    home: Home,
+    own_home: Home,
     loaded: Loaded,
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     reported: set[str] = set()
     monkeypatch.setattr(progress, "COMPILED", reported)
-    path = home.run / "dynamic.npz"
-    first = score(loaded, home, **DYNAMIC)
+    path = own_home.run / "dynamic.npz"
+    first = score(loaded, own_home, **DYNAMIC)
     assert f"the statistics of 6 gradients are in {path}" in capfd.readouterr().err
     assert reported == {"the gradients of segments", "the dynamic evaluation step"}
     kept = path.read_bytes()
-    static = score(loaded, home)
+    static = score(loaded, own_home)
     assert first["nll"] != static["nll"] and "dynamic" not in static
 
-    assert score(loaded, home, **DYNAMIC)["nll"] == first["nll"]
+    assert score(loaded, own_home, **DYNAMIC)["nll"] == first["nll"]
     assert "statistics" not in capfd.readouterr().err and path.read_bytes() == kept
     path.write_bytes(kept[: len(kept) // 2])
-    assert score(loaded, home, **DYNAMIC)["nll"] == first["nll"]
+    assert score(loaded, own_home, **DYNAMIC)["nll"] == first["nll"]
     line = f"{path} is damaged: the statistics are collected again"
     assert line in capfd.readouterr().err
 
