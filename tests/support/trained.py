@@ -89,10 +89,22 @@ def train_home(path: Path) -> Home:
     return Home(path, trained)
 
 
+def trained_folder(factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """Returns the folder of the original, which all workers share."""
+    root = factory.getbasetemp()
+    return (root if worker_id == "master" else root.parent) / "trained"
+
+
 @pytest.fixture
-def own_home(home: Home, tmp_path: Path) -> Home:
-    """Copies the run for a test that changes it."""
-    shutil.copytree(home.run, tmp_path / "home" / "run")
+def own_home(
+    home: Home,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    worker_id: str,
+) -> Home:
+    """Copies the trained run for a test that changes it, or needs it unchanged."""
+    original = trained_folder(tmp_path_factory, worker_id)
+    shutil.copytree(original / "run", tmp_path / "home" / "run")
     return Home(tmp_path / "home", home.trained)
 
 
@@ -102,10 +114,9 @@ def home(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Home:
 
     The copy's experiment names the text and the tokens of the original.
     """
-    root = tmp_path_factory.getbasetemp()
-    root = root if worker_id == "master" else root.parent
-    path, done = root / "trained", root / "trained.json"
-    with FileLock(root / "trained.lock"):
+    path = trained_folder(tmp_path_factory, worker_id)
+    done = path.with_suffix(".json")
+    with FileLock(path.with_suffix(".lock")):
         if not done.exists():
             done.write_text(json.dumps(train_home(path).trained))
     own = tmp_path_factory.mktemp("home") / "home"
