@@ -38,9 +38,9 @@ COMPRESSED: dict[str, Callable[[Path, str], Any]] = {
     ".xz": lzma.open,
 }
 
-HEAD = 512  # bytes at the start of a file that show what it is
-# What the first bytes show a file to be: their offset, their value, the name, and the
-# command that makes text of it.
+HEAD = 512  # bytes read to recognize a file format
+# File formats: the offset and value of their magic bytes, their name, and the command
+# that converts them to text.
 NOT_TEXT = (
     (0, b"PK\x03\x04", "a zip archive", "unzip"),
     (257, b"ustar", "a tar archive", "tar -xf"),
