@@ -117,7 +117,7 @@ setup(
         "txl_jax.experiments.ablations",
     ],
     package_dir={"txl_jax.experiments": "experiments"},
-    package_data={"txl_jax": ["py.typed", "evaluate/attention.html"]},
+    package_data={"txl_jax": ["py.typed", "paper/attention.html"]},
     entry_points={"console_scripts": ["txl = txl_jax.main:main"]},
     cmdclass={"sdist": SourceDistribution},
     install_requires=REQUIRES,

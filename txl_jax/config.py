@@ -23,9 +23,7 @@ from txl_jax.data.options import SLACK, DataConfig
 from txl_jax.errors import UserError, nearest
 from txl_jax.evaluate.options import (
     BOOLS,
-    AttentionConfig,
     EvalConfig,
-    ReclConfig,
     ScoreConfig,
     evaluation_model,
 )
@@ -38,11 +36,11 @@ from txl_jax.model.config import (
     pytorch,
     tensorflow,
 )
+from txl_jax.paper.options import AttentionConfig, ReclConfig, TableConfig
 from txl_jax.report.checksum import DAMAGE, verify_checksum, with_checksum
 from txl_jax.runtime import storage
 from txl_jax.runtime.options import RunConfig
 from txl_jax.sharding.options import MeshConfig
-from txl_jax.tables.options import TableConfig
 from txl_jax.update.options import OFF, OptimConfig, TrainConfig
 
 # Experiments use the families of models: `default(model=tensorflow(n_layer=18))`.

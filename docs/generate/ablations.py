@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from generate.markdown import ROOT, table
-from txl_jax.tables.comparison import Comparison, compare_rows
+from txl_jax.paper.comparison import Comparison, compare_rows
 
 FOLDER = ROOT / "experiments/ablations/results"
 

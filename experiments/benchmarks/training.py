@@ -29,9 +29,9 @@ import jax
 import numpy as np
 
 from experiments.benchmarks import peer, record, subject
-from txl_jax.cli.prepare import prepare
 from txl_jax.convert import huggingface
 from txl_jax.data.options import DataConfig
+from txl_jax.data.preparation import prepare
 from txl_jax.data.streams import Position, Streams
 from txl_jax.data.tokens import Tokens
 from txl_jax.evaluate.options import EvalConfig

@@ -30,6 +30,7 @@ from txl_jax.sharding.mesh import make_mesh
 from txl_jax.sharding.options import MeshConfig
 from txl_jax.sharding.rules import shards
 from txl_jax.update.init import abstract_params
+from txl_jax.workdir.fit import find_vocab
 
 needs_libtpu = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None,
@@ -75,7 +76,7 @@ def refusal(path: Path, *argv: str) -> str:
 def read(path: Path, **mesh: int) -> Config:
     """Returns the experiment on a mesh of the slice."""
     config = configs.parse(configs.load(str(path)))
-    return dataclasses.replace(steps.find_vocab(config), mesh=MeshConfig(**mesh))
+    return dataclasses.replace(find_vocab(config), mesh=MeshConfig(**mesh))
 
 
 def compiled(config: Config) -> Compiled:
@@ -263,9 +264,9 @@ def test_published_vocabularies_are_known(
 ) -> None:
     config = steps.replace(configs.parse(configs.load(str(path))), "data", **changes)
     if size:
-        assert steps.find_vocab(config).model.vocab_size == size
+        assert find_vocab(config).model.vocab_size == size
         return
     with pytest.raises(UserError, match="--config.model.vocab_size=N"):
-        steps.find_vocab(config)
+        find_vocab(config)
     config = steps.replace(config, "model", vocab_size=99)
-    assert steps.find_vocab(config) == config
+    assert find_vocab(config) == config

@@ -18,6 +18,7 @@ from txl_jax.cli import steps
 from txl_jax.config import Config
 from txl_jax.metrics import parameter_count
 from txl_jax.update.init import abstract_params
+from txl_jax.workdir.fit import find_vocab
 
 pytestmark = [
     pytest.mark.long,
@@ -55,7 +56,7 @@ def compiled(path: Path, **changes: Any) -> tuple[Config, str, list[Collective]]
     tree = configs.load(str(path))
     for name, value in changes.items():
         tree["model" if name == "kernel" else "mesh"][name] = value
-    config = steps.find_vocab(configs.parse(tree))
+    config = find_vocab(configs.parse(tree))
     devices = chips.find_devices(chips.find("h100:8"))
     done = steps.compile_train(config, devices)
     check_donated(config, done, steps.check_mesh(config, devices))

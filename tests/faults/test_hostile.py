@@ -36,7 +36,7 @@ from tests.support.refusal import SPECIAL, contents, refusal
 from txl_jax import config as configs
 from txl_jax.aot import chips
 from txl_jax.checkpoint import manifest
-from txl_jax.cli import flags, run, table
+from txl_jax.cli import flags, run
 from txl_jax.convert import huggingface, keys, pickle, tensorflow, words
 from txl_jax.data import copying, dataset, files, remote_cache, tokens
 from txl_jax.data import text as streaming
@@ -46,9 +46,10 @@ from txl_jax.data.word import Lines, WordVocab
 from txl_jax.errors import UserError
 from txl_jax.generate import texts
 from txl_jax.generate.options import GenerateConfig
+from txl_jax.paper import table
+from txl_jax.paper.options import TableConfig
 from txl_jax.report import log
 from txl_jax.report.checksum import with_checksum
-from txl_jax.tables.options import TableConfig
 from txl_jax.workdir import claim
 from txl_jax.workdir.fit import fit_mesh, fit_vocab
 

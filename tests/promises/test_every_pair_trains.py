@@ -20,8 +20,8 @@ from tests.support import trained
 from tests.support.trained import home
 from txl_jax import config as configs
 from txl_jax.cli import run
-from txl_jax.cli.prepare import prepare
 from txl_jax.config import FIELDS, Config
+from txl_jax.data.preparation import prepare
 from txl_jax.data.tokens import Tokens
 from txl_jax.errors import UserError
 from txl_jax.fields import KEY

@@ -16,10 +16,11 @@ ROWS = """
     runtime report
     data
     checkpoint
-    aot evaluate generate convert tables
+    aot evaluate generate convert
     config
     workdir
     train
+    paper
     cli
     main __main__
 """
@@ -69,7 +70,15 @@ def test_rooms_import_from_rows_above() -> None:
         for other in imported(path)
         if other and ORDER.index(room(other)) > ORDER.index(room(name))
     }
-    assert not below
+    assert below == {("config", "paper")}  # its options alone, see the next test
+
+
+def test_only_the_command_line_needs_the_measurements_of_the_paper() -> None:
+    for name, path in MODULES.items():
+        used = {other for other in imported(path) if room(other) == "paper"}
+        assert room(name) in ("paper", "cli") or used <= {"paper.options"}, name
+    used = imported(MODULES["paper.options"])
+    assert used == {"errors", "fields", "evaluate.options"}
 
 
 def test_inside_a_room_no_imports_run_in_a_circle() -> None:

@@ -12,7 +12,7 @@ from txl_jax.errors import UserError
 from txl_jax.evaluate.options import evaluation_model
 from txl_jax.model.flops import needed_flops
 from txl_jax.report.log import say
-from txl_jax.workdir.fit import fit_mesh
+from txl_jax.workdir.fit import find_vocab, fit_mesh
 
 MOST_STREAMS = 512  # per chip, where the search ends: a tiny model would never fill it
 
@@ -22,7 +22,7 @@ def run(config: Config) -> dict[str, Any]:
     options = config.compile
     tpus = chips.find(options.topology, options.slices)
     devices = chips.find_devices(tpus)
-    config, done = compile_train(steps.find_vocab(config), devices, tpus)
+    config, done = compile_train(find_vocab(config), devices, tpus)
     model, train = config.model, config.train
     B, L, width = train.batch_size, train.tgt_len, train.ext_len + train.tgt_len
     flops = needed_flops(model, B, width, True) / (B * L)

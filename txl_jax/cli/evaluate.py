@@ -4,17 +4,15 @@ import dataclasses
 import functools
 import math
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from txl_jax import metrics
 from txl_jax.cli import dynamic
-from txl_jax.cli.prepare import prepare
-from txl_jax.cli.summary import aligned
 from txl_jax.config import Config
+from txl_jax.data.preparation import prepare
 from txl_jax.data.tokens import Tokens
-from txl_jax.evaluate import accounting, cache, cold_start
+from txl_jax.evaluate import accounting, cache
 from txl_jax.evaluate.options import (
     MIXTURE,
     RATES,
@@ -24,12 +22,13 @@ from txl_jax.evaluate.options import (
 )
 from txl_jax.evaluate.perplexity import make_evaluate
 from txl_jax.model.config import ModelConfig
+from txl_jax.paper import cold_start
 from txl_jax.report import plots, provenance
-from txl_jax.report.log import say, to_json
+from txl_jax.report.log import aligned, say
 from txl_jax.report.progress import interruptible
-from txl_jax.runtime import distributed
+from txl_jax.workdir.fit import warn_of_rotations
 from txl_jax.workdir.load import Loaded
-from txl_jax.workdir.staging import writing
+from txl_jax.workdir.staging import write_files
 
 DECIMALS = 2  # of perplexities in the paper; smaller gains do not count
 WIDTH = 12  # of the first column of a sweep's table
@@ -113,30 +112,8 @@ def evaluate_cold_start(
     result |= describe_input(loaded, tokens)
     result["seconds"] = time.perf_counter() - started
     curve = {"nll_by_tokens_read": [round(nll, 6) for nll in nll_T.tolist()]}
-    plot = functools.partial(plots.plot_cold_start, nll_T)
+    plot = functools.partial(cold_start.plot_cold_start, nll_T)
     return result | write_files(workdir / "cold_start", result | curve, plot)
-
-
-def write_files(
-    stem: Path, result: dict[str, Any], plot: Callable[[dict[str, Any], Path], None]
-) -> dict[str, Any]:
-    """Writes a result as JSON and as a picture.
-
-    Returns their names and the result's provenance, in process 0.
-    """
-    if not distributed.is_first():
-        return {}
-    made = {
-        "picture": f"{stem}.png",
-        "file": f"{stem}.json",
-        "provenance": provenance.describe_result(),
-    }
-    text = to_json(result | made, indent=2) + "\n"
-    lost: dict[str, Any] = {}
-    with writing(stem.parent, lost) as folder:
-        plot(result, folder / f"{stem.name}.png")
-        (folder / f"{stem.name}.json").write_text(text, "utf-8")
-    return {"provenance": made["provenance"], **lost} if lost else made
 
 
 def evaluate(loaded: Loaded, tokens: Tokens, workdir: Path) -> dict[str, Any]:
@@ -180,22 +157,6 @@ def sizes(config: Config) -> tuple[ModelConfig, int, int]:
     """Returns the model, the streams and the segments of the evaluation."""
     model, eval = evaluation_model(config.model, config.eval), config.eval
     return model, eval.streams, eval.ext_len + eval.tgt_len
-
-
-def warn_of_rotations(config: Config, of: str = "eval", most: float = math.inf) -> None:
-    """Reports rotary positions beyond training's, with the memory of section `of`.
-
-    most: the number of keys if that is smaller than memory and segment.
-    """
-    mem_len, tgt_len = config.model.mem_len, config.train.tgt_len
-    length = config.eval.ext_len + config.eval.tgt_len
-    keys = min(getattr(config, of).mem_len + length, most)
-    if config.model.position == "rotary" and keys > mem_len + tgt_len:
-        say(
-            f"rotary positions were trained with {mem_len + tgt_len} keys and are read "
-            f"with {keys}, where they fail: as in training are "
-            f"{of}.mem_len={mem_len} eval.tgt_len={tgt_len}"
-        )
 
 
 def per_unit(tokens: Tokens, split: str, scores: dict[str, Any]) -> dict[str, float]:

@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from txl_jax.cli.evaluate import warn_of_rotations
-from txl_jax.cli.prepare import prepare
 from txl_jax.config import Config
 from txl_jax.data import detokenization as words
+from txl_jax.data.preparation import prepare
 from txl_jax.data.tokens import Tokens
 from txl_jax.data.vocab import Vocab
 from txl_jax.errors import printable
 from txl_jax.generate import texts
 from txl_jax.report.log import json_lines
 from txl_jax.runtime import distributed
+from txl_jax.workdir.fit import warn_of_rotations
 from txl_jax.workdir.load import Loaded
 
 

@@ -26,19 +26,16 @@ from txl_jax.workdir.staging import UNWRITTEN
 
 with epy.lazy_imports():  # each is imported by its mode alone
     from txl_jax.cli import (
-        attention,
         compile,
         convert,
         evaluate,
         generate,
         prepare,
-        recl,
         run,
         score,
-        speed,
         summary,
-        table,
     )
+    from txl_jax.paper import attention_mode, recl, speed, table
 
 
 def load_model(command: Command) -> Loaded:
@@ -54,14 +51,16 @@ RUN: dict[str, Callable[[Command], dict[str, Any]]] = {
     "evaluate": lambda c: evaluate.run(load_model(c), c.workdir),
     "generate": lambda c: generate.run(load_model(c)),
     "score": lambda c: score.run(load_model(c)),
-    "attention": lambda c: attention.run(load_model(c), c.workdir),
+    "attention": lambda c: attention_mode.run(load_model(c), c.workdir),
     "prepare": lambda c: prepare.run(initial_data(c.config, c.workdir), c.delete),
     "import": lambda c: convert.import_model(c.config.convert, c.workdir, c.overrides),
     "export": lambda c: convert.export_model(
         c.config.convert, load_model(c), c.workdir
     ),
     "compile": lambda c: compile.run(c.config),
-    "table": lambda c: table.run(c.config.table, c.workdir, c.overrides),
+    "table": lambda c: table.run(
+        c.config.table, c.workdir, c.overrides, train=run.trained
+    ),
     "speed": lambda c: speed.run(c.config, c.workdir),
     "recl": lambda c: recl.run(c.config.recl, c.workdir, c.overrides),
 }

@@ -12,17 +12,18 @@ from jax.sharding import Mesh
 
 from txl_jax import metrics
 from txl_jax.cli import dynamic, evaluate, generate
-from txl_jax.cli.prepare import prepare
 from txl_jax.cli.steps import training_step
 from txl_jax.config import Config
 from txl_jax.data.copying import FIRST_ANSWER
+from txl_jax.data.preparation import prepare
 from txl_jax.data.sentences import ShuffledSentences
 from txl_jax.data.streams import Order, Streams, in_file_order
 from txl_jax.data.tokens import Tokens
-from txl_jax.evaluate import accounting, baselines
+from txl_jax.evaluate import accounting
 from txl_jax.evaluate.perplexity import make_evaluate
 from txl_jax.generate import texts
 from txl_jax.generate.options import generation_model
+from txl_jax.paper import baselines
 from txl_jax.report import plots, tensorboard, wandb
 from txl_jax.report.log import last_step, read_metrics, say, to_json
 from txl_jax.report.progress import report_compilation
@@ -35,7 +36,7 @@ from txl_jax.update.bad_numbers import Diagnosis
 from txl_jax.update.init import abstract_params
 from txl_jax.update.step import make_program
 from txl_jax.workdir import claim
-from txl_jax.workdir.fit import fit_mesh, fit_vocab
+from txl_jax.workdir.fit import fit_mesh, fit_vocab, warn_of_rotations
 from txl_jax.workdir.folder import METRICS, RESULT
 from txl_jax.workdir.load import initial_data, load, load_initial
 from txl_jax.workdir.lock import Fence, locked, unfenced
@@ -81,7 +82,7 @@ def trained(config: Config, workdir: Path) -> Iterator[Trained]:
         splits = tokens.split("train"), tokens.split("valid")
         sizes = fitted.model, config.train.batch_size, config.train.tgt_len
         say(accounting.describe(*sizes))
-        evaluate.warn_of_rotations(fitted)
+        warn_of_rotations(fitted)
         if (rise := config.optim.warmup_steps) > (end := config.train.num_steps):
             say(f"the run ends at update {end} of optim.warmup_steps = {rise}")
         finished = last_step(workdir / METRICS) >= config.train.num_steps

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from txl_jax.cli.evaluate import warn_of_rotations
 from txl_jax.data import files
 from txl_jax.data.recipe import drops_newlines
 from txl_jax.data.text import Meter
@@ -16,6 +15,7 @@ from txl_jax.evaluate.options import STDIN, ScoreConfig
 from txl_jax.evaluate.score import LENGTHS, Document, Score, describe, make_score, split
 from txl_jax.report.checksum import DAMAGE
 from txl_jax.report.log import json_lines, require_other, say, writing
+from txl_jax.workdir.fit import warn_of_rotations
 from txl_jax.workdir.load import Loaded
 
 

@@ -16,7 +16,6 @@ from txl_jax.aot import lower
 from txl_jax.aot.lower import Compiled
 from txl_jax.checkpoint.save_restore import abstract
 from txl_jax.config import Config
-from txl_jax.data.catalog import CORPORA
 from txl_jax.data.options import SLACK
 from txl_jax.errors import UserError
 from txl_jax.evaluate.perplexity import make_reader
@@ -30,25 +29,6 @@ def replace(config: Config, section: str, **fields: Any) -> Config:
     """Returns the config with fields of one section changed."""
     changed = dataclasses.replace(getattr(config, section), **fields)
     return dataclasses.replace(config, **{section: changed})
-
-
-def find_vocab(config: Config) -> Config:
-    """Sets model.vocab_size without reading the corpus."""
-    data, model = config.data, config.model
-    if model.vocab_size:
-        return config
-    corpus = CORPORA.get(data.corpus.partition(":")[0])
-    changed = data.vocab_path, data.vocab_size, data.convention
-    if data.vocab == "byte":
-        size = 256
-    elif corpus and data.vocab in ("corpus", corpus.vocab) and not any(changed):
-        size = corpus.vocab_size
-    else:
-        raise UserError(
-            f"the vocabulary size of data.corpus = {data.corpus!r} is not known before "
-            "the corpus is prepared: give --config.model.vocab_size=N"
-        )
-    return replace(config, "model", vocab_size=size)
 
 
 def training_step(config: Config, mesh: Mesh) -> tuple[Any, ...]:

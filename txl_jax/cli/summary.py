@@ -1,16 +1,11 @@
 """The last line of each mode on stderr: its main figures, for people."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from txl_jax import metrics
 
 Result = dict[str, Any]
-
-
-def aligned(first: str, cells: Sequence[str], width: int = 0) -> str:
-    """Returns a row of a table; the first column is `width` wide, the others 12."""
-    return f"{first:<{width}}" + "".join(f"{cell:>12}" for cell in cells)
 
 
 def _scores(result: Result) -> str:

@@ -7,7 +7,7 @@ import math
 import os
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -34,6 +34,11 @@ def say(line: str) -> None:
     line = printable(line) if sys.stderr.isatty() else line
     with contextlib.suppress(OSError):
         tqdm.tqdm.write(line, file=sys.stderr)
+
+
+def aligned(first: str, cells: Sequence[str], width: int = 0) -> str:
+    """Returns a row of a table; the first column is `width` wide, the others 12."""
+    return f"{first:<{width}}" + "".join(f"{cell:>12}" for cell in cells)
 
 
 class Lines(logging.Handler):

@@ -1,4 +1,4 @@
-"""Plots of a run's losses and of evaluations, as PNG files."""
+"""Plots of a run's losses and of a sweep, as PNG files."""
 
 import math
 from pathlib import Path
@@ -14,7 +14,7 @@ def empty(width: float, height: float) -> Any:
     return matplotlib.figure.Figure(figsize=(width, height), layout="constrained")
 
 
-def _save(axes: Any, path: Path, legend: str = "best", **settings: Any) -> None:
+def save(axes: Any, path: Path, legend: str = "best", **settings: Any) -> None:
     """Adds a grid, a legend and labels, and writes the figure of the axes."""
     axes.set(**settings)
     axes.grid(alpha=0.3)
@@ -65,7 +65,7 @@ def plot_loss(
         axes.annotate(names, (1, level), (4, -3), **place, fontsize=8, color="gray")
     for level in baselines.values():
         axes.axhline(level, color="gray", linestyle=":", linewidth=1)
-    _save(axes, path, "upper right", ylabel="bits per token", ylim=(bottom, top))
+    save(axes, path, "upper right", ylabel="bits per token", ylim=(bottom, top))
 
 
 def _labels(levels: dict[str, float], min_gap: float) -> list[tuple[str, float]]:
@@ -104,47 +104,4 @@ def plot_sweep(result: dict[str, Any], path: Path) -> None:
     to_bits_and_back = lambda x: np.log2(np.maximum(x, 1e-9)), np.exp2
     bits = axes.secondary_yaxis("right", functions=to_bits_and_back)
     bits.set_ylabel("bits per token")
-    _save(axes, path, xlabel=f"eval.{field}", ylabel="perplexity")
-
-
-def plot_cold_start(nll_T: np.ndarray, result: dict[str, Any], path: Path) -> None:
-    """Draws bits per token against the tokens read since a cold start, and in bins."""
-    axes = empty(8, 4.5).add_subplot()
-    read, bits = np.arange(1, len(nll_T) + 1), nll_T / math.log(2)
-    label = f"mean of {result['pieces']} cold starts"
-    axes.plot(read, bits, "C0.", markersize=3, alpha=0.25, label=label)
-    rows = result["rows"]
-    ends = np.array([[row["from_tokens_read"], row["to_tokens_read"]] for row in rows])
-    binned = [row["bpc"] for row in rows]
-    axes.plot(np.sqrt(ends.prod(1)), binned, "C0o-", markersize=4, label="mean of bins")
-    settled = result["settled_bpc"]
-    label = f"mean of the last quarter: {settled:.3f}"
-    axes.axhline(settled, color="gray", linestyle=":", linewidth=1, label=label)
-    for name, color in (("tgt_len", "tab:orange"), ("mem_len", "tab:green")):
-        if 0 < result[name] <= len(nll_T):
-            label = f"eval.{name} = {result[name]}"
-            axes.axvline(result[name], color=color, linestyle="--", label=label)
-    axes.set_xscale("log", base=2)
-    ticks = [2**n for n in range(int(math.log2(len(nll_T))) + 1)]
-    axes.set_xticks(ticks, [str(tick) for tick in ticks])
-    words = {"xlabel": "tokens read since the cold start", "ylabel": "bits per token"}
-    _save(axes, path, "upper right", **words)
-
-
-def plot_speed(result: dict[str, Any], path: Path) -> None:
-    """Draws the slowdown of windows against the attention length, beside Table 9."""
-    axes = empty(8, 4.5).add_subplot()
-    for key, label, style, color in (
-        ("ratio", "window, naive", "o-", "tab:red"),
-        ("predicted_ratio", "its FLOPs", "--", "tab:red"),
-        ("fair_ratio", "window, only needed work", "o-", "tab:blue"),
-        ("predicted_fair_ratio", "its FLOPs", "--", "tab:blue"),
-        ("paper_ratio", "paper, Table 9 (another model and device)", "D:", "gray"),
-    ):
-        pairs = [(x["attention_len"], x[key]) for x in result["rows"] if key in x]
-        lengths, ratios = zip(*pairs, strict=True) if pairs else ((), ())
-        axes.plot(lengths, ratios, style, color=color, markersize=5, label=label)
-    ticks = [row["attention_len"] for row in result["rows"]]
-    axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
-    words = {"xlabel": "attention length", "ylabel": "time per token, cached = 1"}
-    _save(axes, path, "upper left", **words, ylim=(0, None))
+    save(axes, path, xlabel=f"eval.{field}", ylabel="perplexity")

@@ -1,6 +1,7 @@
-"""Fits a run's config to its vocabulary and its devices."""
+"""Fits a run's config to its vocabulary, its devices and its positions."""
 
 import dataclasses
+import math
 import re
 from typing import TypeVar
 
@@ -9,9 +10,11 @@ from jax.sharding import Mesh
 
 from txl_jax.config import Config
 from txl_jax.data import vocab as vocabulary
+from txl_jax.data.catalog import CORPORA
 from txl_jax.data.vocab import Vocab
 from txl_jax.errors import UserError
 from txl_jax.evaluate.options import EvalConfig
+from txl_jax.report.log import say
 from txl_jax.sharding.mesh import make_mesh
 from txl_jax.sharding.rules import RULES
 from txl_jax.update.options import TrainConfig
@@ -37,6 +40,27 @@ def fit_vocab(config: Config, vocab: Vocab) -> Config:
         model=dataclasses.replace(config.model, vocab_size=size),
         train=_with_id(config.train, vocab, "train"),
         eval=_with_id(config.eval, vocab, "eval"),
+    )
+
+
+def find_vocab(config: Config) -> Config:
+    """Sets model.vocab_size without reading the corpus."""
+    data, model = config.data, config.model
+    if model.vocab_size:
+        return config
+    corpus = CORPORA.get(data.corpus.partition(":")[0])
+    changed = data.vocab_path, data.vocab_size, data.convention
+    if data.vocab == "byte":
+        size = 256
+    elif corpus and data.vocab in ("corpus", corpus.vocab) and not any(changed):
+        size = corpus.vocab_size
+    else:
+        raise UserError(
+            f"the vocabulary size of data.corpus = {data.corpus!r} is not known before "
+            "the corpus is prepared: give --config.model.vocab_size=N"
+        )
+    return dataclasses.replace(
+        config, model=dataclasses.replace(model, vocab_size=size)
     )
 
 
@@ -77,3 +101,19 @@ def fit_mesh(config: Config, devices: list[jax.Device] | None = None) -> Mesh:
                 f"make it a multiple of {parts}, or lower mesh.{axis}"
             )
     return mesh
+
+
+def warn_of_rotations(config: Config, of: str = "eval", most: float = math.inf) -> None:
+    """Reports rotary positions beyond training's, with the memory of section `of`.
+
+    most: the number of keys if that is smaller than memory and segment.
+    """
+    mem_len, tgt_len = config.model.mem_len, config.train.tgt_len
+    length = config.eval.ext_len + config.eval.tgt_len
+    keys = min(getattr(config, of).mem_len + length, most)
+    if config.model.position == "rotary" and keys > mem_len + tgt_len:
+        say(
+            f"rotary positions were trained with {mem_len + tgt_len} keys and are read "
+            f"with {keys}, where they fail: as in training are "
+            f"{of}.mem_len={mem_len} eval.tgt_len={tgt_len}"
+        )

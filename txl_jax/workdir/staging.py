@@ -6,11 +6,12 @@ libraries that draw pictures and traces write local files only.
 
 import contextlib
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
-from txl_jax.report.log import say
+from txl_jax.report import provenance
+from txl_jax.report.log import say, to_json
 from txl_jax.runtime import distributed, storage
 from txl_jax.workdir.lock import Fence, Replaced, unfenced
 
@@ -85,3 +86,25 @@ def writing(
             f"cannot write to {workdir} ({storage.one_line(error)}): check the rights "
             "and the network, and run the command again"
         )
+
+
+def write_files(
+    stem: Path, result: dict[str, Any], plot: Callable[[dict[str, Any], Path], None]
+) -> dict[str, Any]:
+    """Writes a result as JSON and as a picture.
+
+    Returns their names and the result's provenance, in process 0.
+    """
+    if not distributed.is_first():
+        return {}
+    made = {
+        "picture": f"{stem}.png",
+        "file": f"{stem}.json",
+        "provenance": provenance.describe_result(),
+    }
+    text = to_json(result | made, indent=2) + "\n"
+    lost: dict[str, Any] = {}
+    with writing(stem.parent, lost) as folder:
+        plot(result, folder / f"{stem.name}.png")
+        (folder / f"{stem.name}.json").write_text(text, "utf-8")
+    return {"provenance": made["provenance"], **lost} if lost else made

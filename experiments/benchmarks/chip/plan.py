@@ -9,11 +9,11 @@ from typing import Any
 
 from experiments.benchmarks import subject
 from txl_jax import config as configs
-from txl_jax.cli import steps
 from txl_jax.cli.steps import replace
 from txl_jax.config import Config
 from txl_jax.data.options import SLACK
 from txl_jax.kernels.dispatch import FASTEST
+from txl_jax.workdir.fit import find_vocab
 
 Part = dict[str, Any]
 # By what is learned in a minute: the paper's two small models first.
@@ -42,7 +42,7 @@ LIMITS = {
 
 def read(part: Part) -> Config:
     """Returns the config that a part measures."""
-    config = steps.find_vocab(configs.parse(configs.load(part["experiment"])))
+    config = find_vocab(configs.parse(configs.load(part["experiment"])))
     config = replace(config, "model", dtype=part.get("dtype", "float32"))
     if part.get("tiny"):
         config = replace(config, "model", mem_len=8)

@@ -13,10 +13,10 @@ import pytest
 
 from tests.support import tiny
 from txl_jax.errors import UserError
-from txl_jax.evaluate import speed
-from txl_jax.evaluate.speed import last_nll, whole_nll, window_memory, window_model
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.decoder import unstack
+from txl_jax.paper import windows
+from txl_jax.paper.windows import last_nll, whole_nll, window_memory, window_model
 from txl_jax.update.init import abstract_params
 
 LARGE = ModelConfig(
@@ -34,10 +34,10 @@ def test_the_clock_takes_the_median_per_token(monkeypatch: pytest.MonkeyPatch) -
 
         return program
 
-    monkeypatch.setattr(speed.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(windows.time, "perf_counter", lambda: now[0])
     costs = {"cached": 8, "sliding": 6, "fair": 4}
     programs = {name: takes(name, seconds) for name, seconds in costs.items()}
-    assert speed.measure(programs, 2, 4) == {"cached": 1, "sliding": 3, "fair": 2}
+    assert windows.measure(programs, 2, 4) == {"cached": 1, "sliding": 3, "fair": 2}
     assert calls[:6] == ["cached"] * 4 + ["sliding", "fair"]
 
 
@@ -73,7 +73,7 @@ def test_flops_of_windows_agree_with_the_compiler(clamp_len: int) -> None:
     B, W = 2, 192
     config = dataclasses.replace(window_model(LARGE, clamp_len), kernel="xla")
     params = nn.unbox(abstract_params(config))
-    flops = speed.count_flops(dataclasses.replace(config, mem_len=W), B, 512, W)
+    flops = windows.count_flops(dataclasses.replace(config, mem_len=W), B, 512, W)
     tokens_BW = jax.ShapeDtypeStruct((B, W), np.int32)
     whole = counted(lambda *args: whole_nll(config, *args), params, *[tokens_BW] * 2)
     assert B * flops["sliding"] == pytest.approx(whole, rel=0.04)
@@ -97,14 +97,14 @@ def test_flops_of_a_segment_by_hand() -> None:
     model = ModelConfig(**sizes, d_inner=5, mem_len=6, position="none")  # type: ignore[arg-type]
     # q, k, v, o: 4 x 2 x 4 x 2; feed-forward: 2 x 2 x 4 x 5; softmax: 2 x 4 x 10.
     # Scores and values, 2 x 2 x 2 each, of 7, 8, ..., 13 keys: 10 in the mean.
-    assert speed.count_flops(model, 1, 7, 6)["cached"] == 3 * (64 + 80 + 80) + 80
+    assert windows.count_flops(model, 1, 7, 6)["cached"] == 3 * (64 + 80 + 80) + 80
     same = dataclasses.replace(model, same_length=True)
-    assert speed.count_flops(same, 1, 7, 6)["cached"] == 3 * (64 + 80 + 48) + 80
+    assert windows.count_flops(same, 1, 7, 6)["cached"] == 3 * (64 + 80 + 48) + 80
 
 
 def test_attention_lengths_are_those_of_the_sweep_or_of_table_9() -> None:
-    assert speed.attention_lens("") == (800, 1800, 2800, 3800)
-    assert speed.attention_lens("mem_len=9,6") == (6, 9)
+    assert windows.attention_lens("") == (800, 1800, 2800, 3800)
+    assert windows.attention_lens("mem_len=9,6") == (6, 9)
     for sweep in ("mem_len=1,8", "tgt_len=8"):
         with pytest.raises(UserError, match=f"eval.sweep = '{sweep}' must be"):
-            speed.attention_lens(sweep)
+            windows.attention_lens(sweep)

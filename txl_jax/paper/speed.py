@@ -9,19 +9,19 @@ import flax.linen as nn
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from txl_jax.cli.evaluate import write_files
-from txl_jax.cli.steps import find_vocab
 from txl_jax.config import Config
-from txl_jax.evaluate import speed
 from txl_jax.evaluate.options import evaluation_model
-from txl_jax.report import plots
+from txl_jax.paper import windows
 from txl_jax.report.log import say
+from txl_jax.report.plots import empty, save
 from txl_jax.runtime.preemption import stop
 from txl_jax.sharding.mesh import make_mesh
 from txl_jax.sharding.options import MeshConfig
 from txl_jax.update.init import init_params
+from txl_jax.workdir.fit import find_vocab
 from txl_jax.workdir.folder import CONFIG
 from txl_jax.workdir.load import load
+from txl_jax.workdir.staging import write_files
 
 
 def run(config: Config, workdir: Path) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def run(config: Config, workdir: Path) -> dict[str, Any]:
     before it.
     """
     started = time.perf_counter()
-    lengths = speed.attention_lens(config.eval.sweep)
+    lengths = windows.attention_lens(config.eval.sweep)
     device = jax.local_devices()[0]
     mesh = make_mesh(MeshConfig(), [device])
     if (workdir / CONFIG).exists():
@@ -51,15 +51,15 @@ def run(config: Config, workdir: Path) -> dict[str, Any]:
         "batch_size": B,
         "tgt_len": L,
         "device_kind": device.device_kind,
-        "segments_timed": speed.ROUNDS * speed.SEGMENTS,
-        "windows_timed": speed.ROUNDS * B,
+        "segments_timed": windows.ROUNDS * windows.SEGMENTS,
+        "windows_timed": windows.ROUNDS * B,
         "rows": rows,
     }
     for W in lengths:
         timed = dataclasses.replace(config.eval, mem_len=W, ext_len=0)
-        programs = speed.make_programs(config.model, timed, params, mesh)
-        seconds = speed.measure(programs, B, L)
-        row = speed.describe(evaluation_model(config.model, timed), B, L, seconds)
+        programs = windows.make_programs(config.model, timed, params, mesh)
+        seconds = windows.measure(programs, B, L)
+        row = windows.describe(evaluation_model(config.model, timed), B, L, seconds)
         say(
             f"attention length {W:,}: {row['cached_seconds_per_token'] * 1e3:.3f} ms "
             f"per token; windows are {row['ratio']:,.0f} times slower, at best "
@@ -68,7 +68,26 @@ def run(config: Config, workdir: Path) -> dict[str, Any]:
         )
         rows.append(row)
         result["seconds"] = time.perf_counter() - started
-        files = write_files(workdir / "speed", result, plots.plot_speed)
+        files = write_files(workdir / "speed", result, plot_speed)
         if stop.at_boundary():
             raise stop.end("while timing")
     return result | files
+
+
+def plot_speed(result: dict[str, Any], path: Path) -> None:
+    """Draws the slowdown of windows against the attention length, beside Table 9."""
+    axes = empty(8, 4.5).add_subplot()
+    for key, label, style, color in (
+        ("ratio", "window, naive", "o-", "tab:red"),
+        ("predicted_ratio", "its FLOPs", "--", "tab:red"),
+        ("fair_ratio", "window, only needed work", "o-", "tab:blue"),
+        ("predicted_fair_ratio", "its FLOPs", "--", "tab:blue"),
+        ("paper_ratio", "paper, Table 9 (another model and device)", "D:", "gray"),
+    ):
+        pairs = [(x["attention_len"], x[key]) for x in result["rows"] if key in x]
+        lengths, ratios = zip(*pairs, strict=True) if pairs else ((), ())
+        axes.plot(lengths, ratios, style, color=color, markersize=5, label=label)
+    ticks = [row["attention_len"] for row in result["rows"]]
+    axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+    words = {"xlabel": "attention length", "ylabel": "time per token, cached = 1"}
+    save(axes, path, "upper left", **words, ylim=(0, None))

@@ -27,13 +27,14 @@ from jax.scipy.special import entr
 from txl_jax.data.streams import Streams
 from txl_jax.errors import UserError
 from txl_jax.evaluate import reader
-from txl_jax.evaluate.options import AttentionConfig, EvalConfig
+from txl_jax.evaluate.options import EvalConfig
 from txl_jax.evaluate.reader import Reader, Traced
 from txl_jax.kernels import xla
 from txl_jax.model.config import ABSOLUTE_POSITIONS, ModelConfig
 from txl_jax.model.key_values import KeyValueMemory
 from txl_jax.model.positions import SCHEMES, PositionTerms
 from txl_jax.model.txl import TransformerXL
+from txl_jax.paper.options import AttentionConfig
 
 WHOLE = "all"  # the sum of the terms a, b, c and d: the model's score
 SHOWN = 12  # targets, evenly spaced, whose attention the page shows one by one

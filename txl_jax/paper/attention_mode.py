@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from txl_jax.cli.evaluate import warn_of_rotations
-from txl_jax.cli.prepare import prepare
-from txl_jax.evaluate import attention_map, attention_page
+from txl_jax.data.preparation import prepare
+from txl_jax.paper import attention_map, attention_page
+from txl_jax.workdir.fit import warn_of_rotations
 from txl_jax.workdir.load import Loaded
 from txl_jax.workdir.staging import writing
 

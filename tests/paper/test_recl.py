@@ -18,12 +18,13 @@ from tests.support import tiny
 from tests.support.refusal import refused
 from tests.support.trained import Home, home
 from txl_jax import config as configs
-from txl_jax.cli import recl
 from txl_jax.data import vocab as vocabulary
 from txl_jax.data.vocab import CharVocab
-from txl_jax.evaluate.options import EvalConfig, ReclConfig, evaluation_model
-from txl_jax.evaluate.recl import make_context_nll, spread
+from txl_jax.evaluate.options import EvalConfig, evaluation_model
 from txl_jax.model.config import ModelConfig
+from txl_jax.paper import recl
+from txl_jax.paper.context_nll import make_context_nll, spread
+from txl_jax.paper.options import ReclConfig
 from txl_jax.update.options import TrainConfig
 
 __all__ = ["home"]  # the fixture
@@ -104,7 +105,7 @@ def scored(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
         return nll
 
-    monkeypatch.setattr("txl_jax.evaluate.recl.make_context_nll", make)
+    monkeypatch.setattr("txl_jax.paper.context_nll.make_context_nll", make)
     return contexts
 
 

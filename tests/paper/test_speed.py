@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.support import tiny
-from txl_jax.cli import speed
 from txl_jax.config import Config
 from txl_jax.evaluate.options import EvalConfig
-from txl_jax.evaluate.speed import PAPER, count_flops
+from txl_jax.paper import speed
+from txl_jax.paper.windows import PAPER, count_flops
 from txl_jax.report.provenance import environment
 
 

@@ -18,8 +18,8 @@ import pytest
 from matplotlib.transforms import Bbox
 
 from tests.support.processes import LIMIT_SECONDS
-from txl_jax.evaluate import attention_page
-from txl_jax.evaluate.attention_map import WHOLE, Maps
+from txl_jax.paper import attention_page
+from txl_jax.paper.attention_map import WHOLE, Maps
 
 N, H, I, R, L = 2, 3, 4, 10, 8  # noqa: E741
 FIRST = 30  # the first target's index in the split

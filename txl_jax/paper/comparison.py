@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from txl_jax import metrics
+from txl_jax.paper.options import ROWS, TABLES
 from txl_jax.report.plots import empty
-from txl_jax.tables.options import ROWS, TABLES
 
 # A length counts as the best if its perplexity is within the last digit of the paper's
 # tables, 0.01 of 26.77.

@@ -17,20 +17,20 @@ import numpy as np
 
 from txl_jax import metrics
 from txl_jax.checkpoint.checksum import checksums
-from txl_jax.cli.evaluate import warn_of_rotations, write_files
-from txl_jax.cli.prepare import prepare
-from txl_jax.cli.summary import aligned
 from txl_jax.config import Config, load_json, override, parse
 from txl_jax.data import vocab
+from txl_jax.data.preparation import prepare
 from txl_jax.errors import UserError
-from txl_jax.evaluate import recl
-from txl_jax.evaluate.options import ReclConfig
 from txl_jax.model.config import ABSOLUTE_POSITIONS
-from txl_jax.report.log import say
+from txl_jax.paper import context_nll
+from txl_jax.paper.options import ReclConfig
+from txl_jax.report.log import aligned, say
 from txl_jax.report.progress import Progress
 from txl_jax.runtime import storage
 from txl_jax.workdir import load
+from txl_jax.workdir.fit import warn_of_rotations
 from txl_jax.workdir.folder import CONFIG, VOCAB, find
+from txl_jax.workdir.staging import write_files
 
 
 class Member(NamedTuple):
@@ -51,7 +51,7 @@ def run(config: ReclConfig, folder: Path, overrides: dict[str, str]) -> dict[str
     started = time.perf_counter()
     members = open_members(config, overrides)
     split, tokens = members[0].config.eval.split, len(members[0].text)
-    positions_T = recl.spread(tokens, config.lengths[-1], config.positions)
+    positions_T = context_nll.spread(tokens, config.lengths[-1], config.positions)
     if not len(positions_T):
         raise UserError(
             f"eval.split = {split!r} has {tokens} tokens, too few for the longest of "
@@ -69,7 +69,7 @@ def run(config: ReclConfig, folder: Path, overrides: dict[str, str]) -> dict[str
         **measure(config, nll_ICT, [about for _, about in scored]),
         "seconds": time.perf_counter() - started,
     }
-    files = write_files(folder / "recl", result, recl.plot_recl)
+    files = write_files(folder / "recl", result, context_nll.plot_recl)
     width = max(len(row["workdir"]) for row in result["members"])
     ratios = result["members"][0]["recl_tokens"]
     say(aligned("RECL", [f"r = {ratio}" for ratio in ratios], width))
@@ -147,7 +147,7 @@ def score(
     identified = folder / "identity.json"
     storage.replace(identified, lambda path: path.write_text(text + "\n", "utf-8"))
     model = loaded.model.config, member.config.eval, loaded.params
-    context_nll = recl.make_context_nll(*model, loaded.mesh)
+    score_context = context_nll.make_context_nll(*model, loaded.mesh)
     rows = []
     for context in config.lengths:
         length = min(context, full or context)
@@ -156,7 +156,7 @@ def score(
         if nll_T is None or nll_T.shape != positions_T.shape:
             label = f"{member.folder} context {length}"
             with Progress(label, len(positions_T)) as bar:
-                nll_T = context_nll(member.text, positions_T, length, bar)
+                nll_T = score_context(member.text, positions_T, length, bar)
             storage.replace(path, functools.partial(write, nll_T))
         rows.append(nll_T)
     return np.stack(rows), {
@@ -191,13 +191,13 @@ def measure(
     columns = ("recl_tokens", "ended", "relative_gain", "ppl_gain")
     members = [{**row, **{name: {} for name in columns}} for row in rows]
     baselines: dict[str, list[float]] = {}
-    for ratio in recl.RATIOS:
+    for ratio in context_nll.RATIOS:
         key = f"{ratio:g}"
-        baseline_C, gain_IC = recl.gains(nll_ICT, ratio)
+        baseline_C, gain_IC = context_nll.gains(nll_ICT, ratio)
         relative_IC = gain_IC / baseline_C
         baselines[key] = baseline_C.tolist()
         for i, row in enumerate(members):
-            length, row["ended"][key] = recl.recl(relative_IC[i], config.lengths)
+            length, row["ended"][key] = context_nll.recl(relative_IC[i], config.lengths)
             # The effective context cannot exceed what the model can read.
             row["recl_tokens"][key] = min(length, row["full_context_tokens"] or length)
             row["relative_gain"][key] = relative_IC[i].tolist()

@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from txl_jax.data.vocab import CONTEXT, spell
-from txl_jax.evaluate.attention_map import WHOLE, Maps
+from txl_jax.paper.attention_map import WHOLE, Maps
 from txl_jax.report.plots import empty
 
 # The terms as lettered in section 3.3.

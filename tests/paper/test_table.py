@@ -15,11 +15,12 @@ import pytest
 from tests.cli.test_main import documented
 from tests.support.trained import command
 from txl_jax import config as configs
-from txl_jax.cli import table
+from txl_jax.cli import run as train_mode
 from txl_jax.config import Config
 from txl_jax.errors import RETRY, Interrupted
-from txl_jax.tables import options as ablation
-from txl_jax.tables.options import TABLES, TableConfig
+from txl_jax.paper import options as ablation
+from txl_jax.paper import table
+from txl_jax.paper.options import TABLES, TableConfig
 from txl_jax.workdir import claim
 
 ROWS = [(number, name) for number, rows in TABLES.items() for name in rows]
@@ -136,7 +137,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         nll = 2.0 + 0.001 * row.train.seed - 0.1 * (row.model.mem_len > 0)
         return {"nll_nats": {str(n): nll for n in table.lengths(row)}, "tokens": 9}
 
-    monkeypatch.setattr(table, "trained", train)
+    monkeypatch.setattr(train_mode, "trained", train)
     monkeypatch.setattr(table, "score", score)
     return runs
 
@@ -156,9 +157,9 @@ def test_an_interrupted_table_resumes(tmp_path: Path, trained: list[str]) -> Non
     again = command("--mode=table", *argv).result
     assert again.pop("provenance") and result.pop("provenance") and again == result
     assert len(trained) == 5
-    other = TableConfig(rows=("wt103_128m",), seeds=1)
-    table.run(other, tmp_path / "other", {"train.num_steps": "40"})
-    table.run(other, tmp_path / "other", {"train.num_steps": "80"})
+    other, train = TableConfig(rows=("wt103_128m",), seeds=1), train_mode.trained
+    table.run(other, tmp_path / "other", {"train.num_steps": "40"}, train)
+    table.run(other, tmp_path / "other", {"train.num_steps": "80"}, train)
     assert len(trained) == 7  # another setting is another run
     saved = json.loads((tmp_path / "table6.json").read_text())
     assert saved.pop("provenance") and {"mode": "table", **saved} == result

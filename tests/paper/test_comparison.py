@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from txl_jax.tables import comparison
-from txl_jax.tables.comparison import RowResult
+from txl_jax.paper import comparison
+from txl_jax.paper.comparison import RowResult
 
 
 def made(*ppl: float, longer: float = 1.0) -> RowResult:

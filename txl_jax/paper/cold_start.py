@@ -7,7 +7,9 @@ the curve stops falling, more context does not help.
 Dims: B streams, P pieces, S segments of a piece, L segment, T tokens of a piece.
 """
 
+import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -24,6 +26,7 @@ from txl_jax.evaluate.options import EvalConfig, evaluation_model
 from txl_jax.evaluate.reader import Reader, Traced
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.txl import TransformerXL
+from txl_jax.report.plots import empty, save
 from txl_jax.sharding.rules import host_rows
 
 
@@ -104,3 +107,27 @@ def summarize(nll_T: np.ndarray, pieces: int, config: EvalConfig) -> dict[str, A
         "tgt_len": config.tgt_len,
         "mem_len": config.mem_len,
     }
+
+
+def plot_cold_start(nll_T: np.ndarray, result: dict[str, Any], path: Path) -> None:
+    """Draws bits per token against the tokens read since a cold start, and in bins."""
+    axes = empty(8, 4.5).add_subplot()
+    read, bits = np.arange(1, len(nll_T) + 1), nll_T / math.log(2)
+    label = f"mean of {result['pieces']} cold starts"
+    axes.plot(read, bits, "C0.", markersize=3, alpha=0.25, label=label)
+    rows = result["rows"]
+    ends = np.array([[row["from_tokens_read"], row["to_tokens_read"]] for row in rows])
+    binned = [row["bpc"] for row in rows]
+    axes.plot(np.sqrt(ends.prod(1)), binned, "C0o-", markersize=4, label="mean of bins")
+    settled = result["settled_bpc"]
+    label = f"mean of the last quarter: {settled:.3f}"
+    axes.axhline(settled, color="gray", linestyle=":", linewidth=1, label=label)
+    for name, color in (("tgt_len", "tab:orange"), ("mem_len", "tab:green")):
+        if 0 < result[name] <= len(nll_T):
+            label = f"eval.{name} = {result[name]}"
+            axes.axvline(result[name], color=color, linestyle="--", label=label)
+    axes.set_xscale("log", base=2)
+    ticks = [2**n for n in range(int(math.log2(len(nll_T))) + 1)]
+    axes.set_xticks(ticks, [str(tick) for tick in ticks])
+    words = {"xlabel": "tokens read since the cold start", "ylabel": "bits per token"}
+    save(axes, path, "upper right", **words)

@@ -11,9 +11,9 @@ import pytest
 
 from tests.support import tiny
 from txl_jax.errors import UserError
-from txl_jax.evaluate import cold_start
 from txl_jax.evaluate.options import EvalConfig
-from txl_jax.report.plots import plot_cold_start
+from txl_jax.paper import cold_start
+from txl_jax.paper.cold_start import plot_cold_start
 
 T = 13
 CONFIG = EvalConfig(streams=3, tgt_len=5, mem_len=20, sweep=f"cold_start={T}")

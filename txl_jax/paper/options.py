@@ -7,6 +7,7 @@ config only in the ablated part.
 from dataclasses import dataclass
 
 from txl_jax.errors import UserError, nearest
+from txl_jax.evaluate.options import MOST_VALUES
 from txl_jax.fields import at_least, check, one_of
 
 
@@ -89,3 +90,53 @@ class TableConfig:
     def chosen(self) -> list[str]:
         """Returns the names of the rows to run, in the table's order."""
         return [x for x in TABLES[self.table] if not self.rows or x in self.rows]
+
+
+@dataclass(frozen=True)
+class AttentionConfig:
+    """Which tokens of eval.split to map the attention of.
+
+    Each target sees eval.mem_len tokens, its own included.
+    """
+
+    # The index of the first target. If its memory is not full, the first one with a
+    # full memory is taken.
+    at: int = at_least(0, 0)
+    # The number of segments, of eval.tgt_len targets each, to map.
+    segments: int = at_least(1, 4)
+
+    def __post_init__(self) -> None:
+        """Raises UserError for an impossible value."""
+        check(self, "attention")
+
+
+@dataclass(frozen=True)
+class ReclConfig:
+    """Which models to compare on eval.split, and at which context lengths.
+
+    The paper's results are multiples of 100 tokens, hence the default contexts.
+    """
+
+    # The workdirs of the models, which should be of equal size.
+    workdirs: tuple[str, ...] = ()
+    # The number of evenly spaced tokens to score. 0 scores all of them.
+    positions: int = at_least(0, 1000)
+    # The context lengths in tokens: the first, the last and the step.
+    contexts: tuple[int, ...] = (100, 1000, 100)
+
+    def __post_init__(self) -> None:
+        """Raises UserError for an impossible value."""
+        check(self, "recl")
+        first, last, step = contexts = (*self.contexts, 0, 0, 0)[:3]
+        valid = len(self.contexts) == 3 and min(contexts) > 0
+        if not valid or not step <= last - first < MOST_VALUES * step:
+            raise UserError(
+                f"recl.contexts = {self.contexts} must be the first length, the last "
+                f"and the step, of 2 to {MOST_VALUES:,} lengths, such as 100,1000,100"
+            )
+
+    @property
+    def lengths(self) -> list[int]:
+        """The context lengths to compare, in tokens."""
+        first, last, step = self.contexts
+        return list(range(first, last + 1, step))

@@ -17,14 +17,15 @@ from tests.support import tiny
 from tests.support.reference_positions import position_encoding
 from txl_jax.data.streams import Streams
 from txl_jax.errors import UserError
-from txl_jax.evaluate import attention_map
-from txl_jax.evaluate.attention_map import WHOLE, Maps
-from txl_jax.evaluate.options import AttentionConfig, EvalConfig
+from txl_jax.evaluate.options import EvalConfig
 from txl_jax.evaluate.reader import Reader
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.decoder import DecoderAttention
 from txl_jax.model.initializers import feature_norm
 from txl_jax.model.txl import TransformerXL
+from txl_jax.paper import attention_map
+from txl_jax.paper.attention_map import WHOLE, Maps
+from txl_jax.paper.options import AttentionConfig
 
 L, SPAN, FIRST = 4, 6, 8  # the first segment's start after a full span
 TOKENS = tiny.make_tokens(1, 60)[0]

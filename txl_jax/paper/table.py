@@ -8,29 +8,31 @@ resumes an interrupted table.
 import dataclasses
 import functools
 import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ml_collections import ConfigDict
 
 from txl_jax import config
-from txl_jax.cli.evaluate import write_files
-from txl_jax.cli.run import trained
 from txl_jax.config import Config
 from txl_jax.data.tokens import Tokens
 from txl_jax.errors import UserError
 from txl_jax.evaluate.options import EvalConfig
 from txl_jax.evaluate.perplexity import make_evaluate
+from txl_jax.paper import comparison
+from txl_jax.paper.comparison import RowResult
+from txl_jax.paper.options import TableConfig
 from txl_jax.report.checksum import DAMAGE
 from txl_jax.report.log import say, to_json
 from txl_jax.report.progress import interruptible
 from txl_jax.runtime import distributed
 from txl_jax.runtime.storage import regular, replace
-from txl_jax.tables import comparison
-from txl_jax.tables.comparison import RowResult
-from txl_jax.tables.options import TableConfig
 from txl_jax.workdir import claim
 from txl_jax.workdir.load import load
+from txl_jax.workdir.lock import Fence
+from txl_jax.workdir.staging import write_files
 
 RESULT = "lengths.json"  # in a run's workdir: its nll by attention length
 
@@ -51,10 +53,32 @@ STEPS = 4_800
 SCORED = 100_000  # tokens from the start of the split
 
 
-def run(table: TableConfig, workdir: Path, overrides: dict[str, str]) -> dict[str, Any]:
+class TrainedRun(Protocol):
+    """A run that has reached its last update, and still owns its workdir."""
+
+    @property
+    def tokens(self) -> Tokens:
+        """The corpus."""
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """The figures of its training."""
+
+    @property
+    def fence(self) -> Fence:
+        """Raises if another run has taken the workdir over."""
+
+
+# Trains a row in a workdir.
+Train = Callable[[Config, Path], AbstractContextManager[TrainedRun]]
+
+
+def run(
+    table: TableConfig, workdir: Path, overrides: dict[str, str], train: Train
+) -> dict[str, Any]:
     """Makes the table in the workdir; writes tableN.md, .json and .png.
 
-    overrides: config fields for all rows, from the command line.
+    overrides: config fields for all rows, from the command line. train: trains a row.
     """
     plan = {
         name: [row_config(name, table, overrides, seed) for seed in range(table.seeds)]
@@ -64,7 +88,10 @@ def run(table: TableConfig, workdir: Path, overrides: dict[str, str]) -> dict[st
     folders: list[Path] = []
     for name, rows in plan.items():
         of_row = [workdir / name / f"seed_{row.train.seed}" for row in rows]
-        nlls = list(map(run_once, rows, of_row))
+        nlls = [
+            run_once(row, folder, train)
+            for row, folder in zip(rows, of_row, strict=True)
+        ]
         results[name] = comparison.summarize(nlls, init_len(rows[0]))
         folders += of_row
     first = {name: rows[0] for name, rows in plan.items()}
@@ -151,12 +178,12 @@ def attend(row: Config, length: int) -> EvalConfig:
     )
 
 
-def run_once(row: Config, workdir: Path) -> dict[int, float]:
+def run_once(row: Config, workdir: Path, train: Train) -> dict[int, float]:
     """Returns one run's nll by attention length, from its workdir if it is finished."""
     if nll_nats := finished(row, workdir):
         return nll_nats
     say(f"training and scoring {workdir}")
-    with trained(row, workdir) as run:
+    with train(row, workdir) as run:
         result = run.result | score(row, workdir, run.tokens)
         text = to_json({"asked": identity(row), **result}, indent=2) + "\n"
         with distributed.together():
