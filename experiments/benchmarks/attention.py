@@ -19,6 +19,7 @@ from jax import Array
 from experiments.benchmarks import gradients, quiet, record
 from txl_jax.kernels.dispatch import KERNELS
 from txl_jax.kernels.hash import AttentionDropout
+from txl_jax.kernels.operands import Operands, PositionTerms
 
 SHAPES = ["8x8x128+128x32", "4x10x150+150x41", "2x8x512+512x64", "1x8x2048+2048x64"]
 TINY = ["1x2x8+8x4"]
@@ -46,7 +47,12 @@ def attend(
 
     def make_loss(kernel: Any) -> gradients.Loss:
         def loss(*arguments: Array) -> Array:
-            return jnp.sum(kernel(*arguments, None, oldest_BL, dropout) ** 2)
+            q_BLHA, k_BKHA, v_BKHA, *terms = arguments
+            position = PositionTerms(*terms)
+            return jnp.sum(
+                kernel(Operands(q_BLHA, k_BKHA, v_BKHA, position, oldest_BL, dropout))
+                ** 2
+            )
 
         return loss
 

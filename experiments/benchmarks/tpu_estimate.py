@@ -62,6 +62,7 @@ def compiled(row: dict[str, Any]) -> tuple[Any, Any]:
     from txl_jax.aot import chips
     from txl_jax.kernels import sharded, xla
     from txl_jax.kernels.hash import AttentionDropout
+    from txl_jax.kernels.operands import Operands, PositionTerms
     from txl_jax.kernels.tpu import fused as tpu
 
     B, H, A, L, M = row["shape"]
@@ -76,9 +77,15 @@ def compiled(row: dict[str, Any]) -> tuple[Any, Any]:
     def gradients(inputs: Any, oldest_BL: Any, seed: Any, do_BLHA: Any) -> Any:
         dropout = AttentionDropout(row["dropout"], seed) if row["dropout"] else None
         kernel = {"xla": xla, "tpu": tpu}[row["kernel"]].rel_attention
-        o_BLHA, pull = jax.vjp(
-            lambda *inputs: kernel(*inputs, oldest_BL, dropout), *inputs
-        )
+
+        def run(*inputs: Any) -> jax.Array:
+            q_BLHA, k_BKHA, v_BKHA, *terms = inputs
+            position = PositionTerms(*terms)
+            return kernel(
+                Operands(q_BLHA, k_BKHA, v_BKHA, position, oldest_BL, dropout)
+            )
+
+        o_BLHA, pull = jax.vjp(run, *inputs)
         return o_BLHA, pull(do_BLHA)
 
     keys, biases = array(B, K, H, A), array(H, A, dtype="float32")

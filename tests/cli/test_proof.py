@@ -10,6 +10,7 @@ import pytest
 from txl_jax.cli import proof
 from txl_jax.cli.proof import prove_kernels
 from txl_jax.kernels import check, chunked, dispatch, xla
+from txl_jax.kernels.operands import Operands
 
 
 @pytest.fixture(autouse=True)
@@ -29,18 +30,19 @@ def prove(monkeypatch: pytest.MonkeyPatch, kernel: Any) -> str:
     return dispatch.FAULTS["chunked"]
 
 
-def far_distances_are_off(*args: Any) -> jax.Array:
-    q, k, v, r, *rest = args
-    return xla.rel_attention(q, k, v, r.at[0].add(1), *rest)
+def far_distances_are_off(operands: Operands) -> jax.Array:
+    r_RHA: Any = operands.position.r_RHA
+    position = operands.position._replace(r_RHA=r_RHA.at[0].add(1))
+    return xla.rel_attention(operands._replace(position=position))
 
 
-def gradient_is_off(*args: Any) -> jax.Array:
-    q, k, v, *rest = args
-    v = v - 0.1 * (v - jax.lax.stop_gradient(v))
-    return xla.rel_attention(q, k, v, *rest)
+def gradient_is_off(operands: Operands) -> jax.Array:
+    v = operands.v_BKHA
+    v -= 0.1 * (v - jax.lax.stop_gradient(v))
+    return xla.rel_attention(operands._replace(v_BKHA=v))
 
 
-def does_not_compile(*args: Any) -> jax.Array:
+def does_not_compile(operands: Operands) -> jax.Array:
     raise NotImplementedError("a tile\nof this size")
 
 
@@ -74,7 +76,7 @@ def test_a_check_that_does_not_end_counts_as_a_fault(
 ) -> None:
     ended = threading.Event()
     monkeypatch.setattr(proof, "MOST_SECONDS", 0)
-    fault = prove(monkeypatch, lambda *args: ended.wait() and xla.rel_attention(*args))
+    fault = prove(monkeypatch, lambda x: ended.wait() and xla.rel_attention(x))
     ended.set()
     assert fault == "its check takes over 0 s"
 

@@ -12,13 +12,10 @@ from tests.reference import Array
 from tests.support import tiny
 from txl_jax.kernels import xla
 from txl_jax.kernels.hash import AttentionDropout
-from txl_jax.kernels.xla import Kernel
+from txl_jax.kernels.operands import Kernel, Operands, PositionTerms
 
-NAMES = (
-    *("q_BLHA", "k_BKHA", "v_BKHA", "r_RHA", "u_HA", "w_HA", "bias_HR", "oldest_BL"),
-    "dropout",
-)
-POSITION = ("r_RHA", "u_HA", "w_HA", "bias_HR")
+POSITION = PositionTerms._fields
+ARRAYS = ("q_BLHA", "k_BKHA", "v_BKHA", *POSITION)
 
 # The oldest key that query i of stream b sees; its own key is i + M.
 OLDEST: dict[str, Callable[[Array, Array, int], Array]] = {
@@ -54,7 +51,7 @@ class Case(NamedTuple):
         rng = np.random.default_rng(seed)
         sizes = self._asdict() | {"K": self.M + self.L, "R": self.M + self.L}
         inputs: dict[str, Any] = {}
-        for name in NAMES[:-2]:
+        for name in ARRAYS:
             shape = [sizes[letter] for letter in name.rpartition("_")[2]]
             values = (np.clip(rng.normal(size=shape), -2, 2) * 4).round() / 4
             absent = name in self.absent
@@ -62,6 +59,13 @@ class Case(NamedTuple):
         b, i = np.ogrid[: self.B, : self.L]
         oldest_BL = OLDEST[self.oldest](b, i, self.M).astype(np.int32)
         return inputs | {"oldest_BL": oldest_BL}
+
+
+def pack(inputs: dict[str, Any], dropout: AttentionDropout | None = None) -> Operands:
+    """Returns the arrays, by name, as a kernel takes them."""
+    position = PositionTerms(*(inputs[name] for name in POSITION))
+    others = {name: x for name, x in inputs.items() if name not in POSITION}
+    return Operands(**others, position=position, dropout=dropout)
 
 
 def cast(inputs: dict[str, Any], dtype: Any) -> dict[str, Any]:
@@ -83,8 +87,7 @@ def differentiate(
 
     def both(floats: dict[str, Any], oldest_BL: Any, weight_BLHA: Any) -> Any:
         def run(floats: dict[str, Any]) -> jax.Array:
-            inputs = floats | {"oldest_BL": oldest_BL, "dropout": dropout}
-            return kernel(*(inputs[name] for name in NAMES))
+            return kernel(pack(floats | {"oldest_BL": oldest_BL}, dropout))
 
         o_BLHA, pull = jax.vjp(run, floats)
         return o_BLHA, pull(weight_BLHA.astype(o_BLHA.dtype))[0]

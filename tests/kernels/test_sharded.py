@@ -13,6 +13,7 @@ from tests.kernels.cases import Case, assert_agree, differentiate, oracle
 from tests.support import tiny
 from txl_jax.errors import UserError
 from txl_jax.kernels import chunked, dispatch, xla
+from txl_jax.kernels.operands import Operands
 from txl_jax.kernels.sharded import follow_mesh
 from txl_jax.model.memory import Memory
 from txl_jax.model.txl import TransformerXL
@@ -72,9 +73,9 @@ def test_each_device_attends_only_to_its_own_part(
     """The mesh of the model's parameters and tokens is enough."""
     shapes = set()
 
-    def spy(q_BLHA: jax.Array, *args: Any) -> jax.Array:
-        shapes.add(q_BLHA.shape)
-        return xla.rel_attention(q_BLHA, *args)
+    def spy(operands: Operands) -> jax.Array:
+        shapes.add(operands.q_BLHA.shape)
+        return xla.rel_attention(operands)
 
     monkeypatch.setitem(dispatch.KERNELS, "chunked", follow_mesh(spy))
     config = tiny.config(kernel="chunked", dropatt=0.3, remat_policy="full")

@@ -1,6 +1,5 @@
 """The einsum kernel computes the formula, and its dropout the stated hash."""
 
-import functools
 import math
 from typing import Any
 
@@ -9,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.kernels.cases import NAMES, Case, cast
+from tests.kernels.cases import ARRAYS, Case, cast, pack
 from tests.reference import Array
 from tests.support.tiny import BFLOAT16, assert_close
 from txl_jax.kernels.hash import AttentionDropout, keep_BHLK
@@ -22,16 +21,15 @@ B, H, L, K = CASE.B, CASE.H, CASE.L, CASE.L + CASE.M
 def attend(
     inputs: dict[str, Any], dropout: AttentionDropout | None = None
 ) -> jax.Array:
-    # The rate is a Python number, so that its threshold is one too.
-    return jax.jit(functools.partial(rel_attention, dropout=dropout))(**inputs)
+    return jax.jit(rel_attention)(pack(inputs, dropout))
 
 
 def literal_attention(
     inputs: dict[str, Any], keep_BHLK: Array | None = None, rate: float = 0.0
 ) -> Array:
     """The formula for one stream, head, query and key at a time."""
-    arrays = (inputs[name] for name in NAMES[:-1])
-    q_BLHA, k_BKHA, v_BKHA, r_RHA, u_HA, w_HA, bias_HR, oldest_BL = arrays
+    q_BLHA, k_BKHA, v_BKHA, r_RHA, u_HA, w_HA, bias_HR = map(inputs.get, ARRAYS)
+    oldest_BL = inputs["oldest_BL"]
     B, L, H, A = q_BLHA.shape
     M = k_BKHA.shape[1] - L
     o_BLHA = np.zeros((B, L, H, A))

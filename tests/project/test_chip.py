@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -23,6 +24,7 @@ from experiments.benchmarks.chip import (
 from tests.kernels import cases
 from tests.support.tiny import assert_close
 from txl_jax.kernels import xla
+from txl_jax.kernels.operands import Operands
 
 Row = dict[str, Any]
 FACTS: Row = {"device_kind": "TPU v4", "count": 1, "versions": {}, "platform": "tpu"}
@@ -85,10 +87,10 @@ def test_the_oracle_is_the_einsum(case: cases.Case, terms: str) -> None:
 
 
 def test_a_wrong_kernel_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(*args: Any) -> Any:
-        changed = [*args]
-        changed[attention.NAMES.index("bias_HR")] *= 1.01
-        return xla.rel_attention(*changed)
+    def wrong(operands: Operands) -> jax.Array:
+        position = operands.position
+        position = position._replace(bias_HR=position.bias_HR * 1.01)
+        return xla.rel_attention(operands._replace(position=position))
 
     part = {"part": "check", "kernel": "tpu", "shape": [2, 2, 5, 3, 4, 8]}
     part |= {"terms": "alibi"}

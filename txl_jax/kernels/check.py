@@ -9,7 +9,7 @@ from jax import Array
 
 from txl_jax.kernels import xla
 from txl_jax.kernels.hash import AttentionDropout
-from txl_jax.kernels.xla import Kernel
+from txl_jax.kernels.operands import Kernel, Operands, PositionTerms
 
 # The largest error of an array by its largest element. Chips approximate exponentials;
 # a wrong index, mask or tile is off by percents.
@@ -72,8 +72,9 @@ def _differentiate(
 
     def run(x: Inputs, oldest_BL: Array) -> tuple[Array, Array]:
         dropout = AttentionDropout(0.1, jnp.uint32(7), 5, 3)
-        bias_HR = None
-        o_BLHA = kernel(*x, bias_HR, oldest_BL, dropout)
+        position = PositionTerms(x.r_RHA, x.u_HA, x.w_HA)
+        operands = Operands(x.q_BLHA, x.k_BKHA, x.v_BKHA, position, oldest_BL, dropout)
+        o_BLHA = kernel(operands)
         weight_BLHA = jnp.cos(jnp.arange(o_BLHA.size)).reshape(o_BLHA.shape)
         return (o_BLHA * weight_BLHA).sum(), o_BLHA
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
-from txl_jax.kernels.hash import AttentionDropout
+from txl_jax.kernels.operands import Operands
 from txl_jax.kernels.tiles import (
     Keys,
     Plan,
@@ -181,24 +181,14 @@ def attend(plan: Plan, queries: Queries, keys: Keys, rows: Rows) -> Array:
 attend.defvjp(forward, backward)
 
 
-def rel_attention(
-    q_BLHA: Array,
-    k_BKHA: Array,
-    v_BKHA: Array,
-    r_RHA: Array | None,
-    u_HA: Array | None,
-    w_HA: Array | None,
-    bias_HR: Array | None,
-    oldest_BL: Array,
-    dropout: AttentionDropout | None,
-    blocks: tuple[int, int] | None = None,
-) -> Array:
+def rel_attention(operands: Operands, blocks: tuple[int, int] | None = None) -> Array:
     """Returns o_BLHA; see `xla.rel_attention`. `blocks` override X and Y."""
+    q_BLHA, k_BKHA, v_BKHA, position, oldest_BL, dropout = operands
     B, L, H, A = q_BLHA.shape
     K = k_BKHA.shape[1]
     X, Y = blocks or choose_blocks(B * H, L, K)
     plan = make_plan(L, K, X, Y, dropout.rate if dropout else 0.0)
-    r_RHA, bias_HR = repeat_farthest(r_RHA, bias_HR, K)
+    r_RHA, u_HA, w_HA, bias_HR = repeat_farthest(position, K)
     queries = Queries(cut_queries(plan, with_bias(q_BLHA, u_HA)))
     if r_RHA is not None:
         position_QHBXA = cut_queries(plan, with_bias(q_BLHA, w_HA))

@@ -7,10 +7,10 @@ import jax
 from jax import Array
 
 from txl_jax.kernels import chunked, xla
+from txl_jax.kernels.operands import Kernel
 from txl_jax.kernels.sharded import divides, follow_mesh
 from txl_jax.kernels.tpu import fused
 from txl_jax.kernels.tpu.blocks import VMEM
-from txl_jax.kernels.xla import Kernel
 from txl_jax.sharding.rules import shards
 
 logger = logging.getLogger(__name__)

@@ -1,21 +1,21 @@
 """The integer hash behind dropout masks and checkpoint checksums."""
 
-from typing import NamedTuple
-
+import flax.struct
 import jax.numpy as jnp
 from jax import Array
 
 STEP = 0x9E3779B9  # a counter's increment from one index to the next
 
 
-class AttentionDropout(NamedTuple):
+@flax.struct.dataclass
+class AttentionDropout:
     """Dropout of attention probabilities.
 
     Each keep bit is a hash of the seed and the global stream, head, query and key, so
     it depends neither on a kernel's block sizes nor on the mesh.
     """
 
-    rate: float
+    rate: float = flax.struct.field(pytree_node=False)
     seed: Array  # uint32
     stream0: Array | int = 0  # global index of the first local stream
     head0: Array | int = 0  # global index of the first local head

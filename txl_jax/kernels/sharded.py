@@ -4,29 +4,22 @@ Streams and heads are independent, so a kernel that the compiler cannot split (a
 call, a loop of data-dependent length) runs unchanged on every shard.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.sharding import AbstractMesh, PartitionSpec
 
 from txl_jax.errors import UserError
-from txl_jax.kernels.hash import AttentionDropout
-from txl_jax.kernels.xla import Kernel
-from txl_jax.sharding.rules import RULES, shards
+from txl_jax.kernels.operands import Kernel, Operands
+from txl_jax.sharding.rules import RULES, letters, mesh_axes, shards
 
-# Specs of a kernel's arrays: q, k, v, r, u, w, bias and oldest.
-SPECS = tuple(
-    nn.logical_to_mesh_axes(tuple(letters), RULES) or PartitionSpec()
-    for letters in ("BLHA", "BKHA", "BKHA", "RHA", "HA", "HA", "HR", "BL")
-)
 REPLICATED = PartitionSpec()
 AXES: dict[str, Any] = {letter: dict(RULES)[letter] for letter in "BHV"}
-WHOLE = [PartitionSpec(*(x if x != AXES["B"] else None for x in y)) for y in SPECS]
 
 
 def follow_mesh(kernel: Kernel, required: bool = True) -> Kernel:
@@ -42,34 +35,34 @@ def follow_mesh(kernel: Kernel, required: bool = True) -> Kernel:
     """
 
     @functools.wraps(kernel)
-    def call(*args: Any) -> Array:
-        *arrays, dropout = args
-        mesh = split_mesh(arrays[0])
-        B, _, H, _ = arrays[0].shape
+    def call(operands: Operands) -> Array:
+        mesh = split_mesh(operands.q_BLHA)
+        B, _, H, _ = operands.q_BLHA.shape
         if mesh is None or not (required or divides(mesh, B, H)):
-            return kernel(*args)
+            return kernel(operands)
         check_heads(mesh, H)
-        is_split = not B % shards(mesh, "B")
-        specs = SPECS if is_split else WHOLE
+        whole = "B" if B % shards(mesh, "B") else ""  # computed by every device
 
-        def local(*args: Any) -> Array:
-            *arrays, counter = args
-            if counter is not None:
-                B, _, H, _ = arrays[0].shape
-                seed, stream0, head0 = counter
-                stream0 += first_index("B", B) if is_split else 0
-                head0 += first_index("H", H)
-                counter = AttentionDropout(dropout.rate, seed, stream0, head0)
-            return kernel(*(*arrays, counter))
+        def local(operands: Operands) -> Array:
+            if dropout := operands.dropout:
+                B, _, H, _ = operands.q_BLHA.shape
+                dropout = dataclasses.replace(
+                    dropout,
+                    stream0=dropout.stream0 + (0 if whole else first_index("B", B)),
+                    head0=dropout.head0 + first_index("H", H),
+                )
+            return kernel(operands._replace(dropout=dropout))
 
+        counter = jax.tree.map(jnp.uint32, operands.dropout)
+        operands = operands._replace(dropout=counter)
         # A Pallas call does not state over which axes its result varies.
         return jax.shard_map(
             local,
             mesh=mesh,
-            in_specs=(*specs, REPLICATED),
-            out_specs=specs[0],
+            in_specs=(mesh_axes(letters(operands), whole),),
+            out_specs=mesh_axes(PartitionSpec(*"BLHA"), whole),
             check_vma=False,
-        )(*arrays, dropout and tuple(map(jnp.uint32, dropout[1:])))
+        )(operands)
 
     return call
 

@@ -7,15 +7,13 @@ depend on the distance are computed by distance and re-indexed by key: see `real
 Dims: Z = R + padding, Y nearest keys.
 """
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from txl_jax.kernels.hash import AttentionDropout, keep_BHLK
+from txl_jax.kernels.hash import keep_BHLK
+from txl_jax.kernels.operands import Operands, PositionTerms
 
-Kernel = Callable[..., Array]  # with the arguments and the result of `rel_attention`
 # Far below any score but finite, so that no row becomes NaN.
 MASKED = -1e30
 f32 = jnp.float32
@@ -52,15 +50,14 @@ def pad_front(x: Array, size: int, axis: int = -1, value: int = 0) -> Array:
     return jnp.pad(x, widths, constant_values=value)
 
 
-def repeat_farthest(
-    r_RHA: Array | None, bias_HR: Array | None, K: int
-) -> tuple[Array | None, Array | None]:
-    """Returns R = K rows of both, for kernels that need a row for each distance."""
+def repeat_farthest(position: PositionTerms, K: int) -> PositionTerms:
+    """Returns terms of R = K, for kernels that need a row for each distance."""
+    r_RHA, bias_HR = position.r_RHA, position.bias_HR
     if r_RHA is not None:
         r_RHA = jnp.pad(r_RHA, ((K - len(r_RHA), 0), (0, 0), (0, 0)), "edge")
     if bias_HR is not None:
         bias_HR = jnp.pad(bias_HR, ((0, 0), (K - bias_HR.shape[1], 0)), "edge")
-    return r_RHA, bias_HR
+    return position._replace(r_RHA=r_RHA, bias_HR=bias_HR)
 
 
 def visible_BLK(oldest_BL: Array, K: int) -> Array:
@@ -82,17 +79,7 @@ def with_bias(q_BLHA: Array, bias_HA: Array | None) -> Array:
     return (q_BLHA.astype(f32) + bias_HA.astype(f32)).astype(q_BLHA.dtype)
 
 
-def rel_attention(
-    q_BLHA: Array,
-    k_BKHA: Array,
-    v_BKHA: Array,
-    r_RHA: Array | None,
-    u_HA: Array | None,
-    w_HA: Array | None,
-    bias_HR: Array | None,
-    oldest_BL: Array,
-    dropout: AttentionDropout | None,
-) -> Array:
+def rel_attention(operands: Operands) -> Array:
     """Returns o_BLHA, relative attention for all heads of a layer (section 3.3).
 
     The score of query i and key j is
@@ -101,33 +88,21 @@ def rel_attention(
 
     and the output is the sum of the values weighted by the softmax of the scores.
     Scores and softmax are float32; the output has the dtype of the values.
-
-    r_RHA and bias_HR are in decreasing distance, from R - 1 to 0. If R < K, keys at
-    greater distances use the first row. A term whose r_RHA, u_HA, w_HA or bias_HR is
-    None is omitted. Query i sees the keys oldest <= j <= i + M. `dropout` is that of
-    the probabilities.
     """
-    B, L, H, _ = q_BLHA.shape
-    K = k_BKHA.shape[1]
-    weight_HBLK = probabilities(q_BLHA, k_BKHA, r_RHA, u_HA, w_HA, bias_HR, oldest_BL)
+    dropout = operands.dropout
+    weight_HBLK = probabilities(operands)
     if dropout is not None:
+        H, B, L, K = weight_HBLK.shape
         keep_HBLK = jnp.swapaxes(keep_BHLK(dropout, (B, H, L, K)), 0, 1)
         weight_HBLK = jnp.where(keep_HBLK, weight_HBLK / (1 - dropout.rate), 0)
-    v_HBKA = heads_first(v_BKHA)
+    v_HBKA = heads_first(operands.v_BKHA)
     o_HBLA = jnp.einsum("HBLK,HBKA->HBLA", weight_HBLK.astype(v_HBKA.dtype), v_HBKA)
     return o_HBLA.transpose(1, 2, 0, 3)
 
 
-def probabilities(
-    q_BLHA: Array,
-    k_BKHA: Array,
-    r_RHA: Array | None,
-    u_HA: Array | None,
-    w_HA: Array | None,
-    bias_HR: Array | None,
-    oldest_BL: Array,
-) -> Array:
+def probabilities(operands: Operands) -> Array:
     """Returns the attention probabilities before dropout, [H, B, L, K] in float32."""
+    q_BLHA, k_BKHA, _, (r_RHA, u_HA, w_HA, bias_HR), oldest_BL, _ = operands
     K, A = k_BKHA.shape[1], k_BKHA.shape[3]
     # With heads first, r is not copied for each stream, and no product of the size of
     # the scores is transposed.

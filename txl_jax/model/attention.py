@@ -10,6 +10,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from txl_jax.kernels.dispatch import choose_kernel
 from txl_jax.kernels.hash import AttentionDropout
+from txl_jax.kernels.operands import Operands
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.dropout import Dropout, seed
 from txl_jax.model.initializers import feature_norm, head_norm, weights
@@ -83,14 +84,14 @@ class Attention(nn.Module):
         k_BKHA, v_BKHA = checkpoint_name(k_BKHA, "k"), checkpoint_name(v_BKHA, "v")
         q_BLHA = head_norm(config, "q_norm")(q_BLHA)
         k_BKHA = head_norm(config, "k_norm")(k_BKHA)
-        q_BLHA, k_BKHA = rotate_by_distance(config, q_BLHA, k_BKHA)
 
-        terms = position_terms(config, make, R_RD, biases, K)
+        position = position_terms(config, make, R_RD, biases, K)
         dropout = None
         if config.dropatt and self.has_rng("dropout"):
             dropout = AttentionDropout(config.dropatt, seed(self))
         kernel = choose_kernel(config.kernel, q_BLHA, K)
-        o_BLHA = kernel(q_BLHA, k_BKHA, v_BKHA, *terms, oldest_BL, dropout)
+        operands = Operands(q_BLHA, k_BKHA, v_BKHA, position, oldest_BL, dropout)
+        o_BLHA = kernel(rotate_by_distance(config, operands))
 
         out_BLD = jnp.einsum("BLHA,HAD->BLD", o_BLHA, o_HAD)
         sum_BLD = h_BLD + Dropout(config.dropout, config.variational)(out_BLD)

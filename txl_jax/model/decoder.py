@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from txl_jax.kernels.dispatch import choose_kernel
+from txl_jax.kernels.operands import Operands
 from txl_jax.model.block import FeedForward
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import feature_norm, head_norm
@@ -76,9 +77,9 @@ class DecoderAttention(nn.Module):
             o_BLHA, kept = layer.attend(q_BLHA, k_BLHA, v_BLHA, oldest_BL[:, 0], turn)
         else:
             k_BKHA, v_BKHA = kept = layer.extend(k_BLHA, v_BLHA)
-            q_BLHA, k_BKHA = rotate_by_distance(config, q_BLHA, k_BKHA)
-            terms = layer.distances(k_BKHA.shape[1])
-            o_BLHA = self.attend(q_BLHA, k_BKHA, v_BKHA, terms, oldest_BL)
+            position = layer.distances(k_BKHA.shape[1])
+            operands = Operands(q_BLHA, k_BKHA, v_BKHA, position, oldest_BL)
+            o_BLHA = self.attend(rotate_by_distance(config, operands))
         # With two contracted dimensions, XLA:CPU would transpose the weights first,
         # which takes as long as the product.
         P, H, A, C = o_PHAC.shape
@@ -88,15 +89,10 @@ class DecoderAttention(nn.Module):
         sum_BLD = h_BLD + out_BLPC.reshape(B, L, D)
         return (sum_BLD if config.pre_lnorm else norm(sum_BLD)), kept
 
-    def attend(
-        self, q_BLHA: Array, k_BKHA: Array, v_BKHA: Array, terms: Any, oldest_BL: Array
-    ) -> Array:
-        """Returns the kernel's o_BLHA; maps of attention intercept the call.
-
-        terms: a PositionTerms of the K distances.
-        """
-        kernel = choose_kernel(self.config.kernel, q_BLHA, k_BKHA.shape[1])
-        return kernel(q_BLHA, k_BKHA, v_BKHA, *terms, oldest_BL, None)
+    def attend(self, operands: Operands) -> Array:
+        """Returns the kernel's o_BLHA; maps of attention intercept the call."""
+        K = operands.k_BKHA.shape[1]
+        return choose_kernel(self.config.kernel, operands.q_BLHA, K)(operands)
 
 
 class DecoderBlock(nn.Module):

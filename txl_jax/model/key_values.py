@@ -12,11 +12,12 @@ import flax.struct
 import jax.numpy as jnp
 from jax import Array
 
+from txl_jax.kernels.operands import PositionTerms
 from txl_jax.kernels.xla import heads_first
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import feature_norm, head_norm
 from txl_jax.model.memory import Memory, count_filled, window
-from txl_jax.model.positions import SCHEMES, PositionTerms, position_terms
+from txl_jax.model.positions import SCHEMES, position_terms
 
 
 class KeyValues(NamedTuple):

@@ -14,19 +14,11 @@ from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
 from txl_jax.errors import UserError
+from txl_jax.kernels.operands import Operands, PositionTerms
 from txl_jax.model.config import ModelConfig
 
 # Creates or reads a parameter of the layer: (name, letters, shape) -> array.
 Weight = Callable[[str, str, tuple[int, ...]], Array]
-
-
-class PositionTerms(NamedTuple):
-    """The arguments of `xla.rel_attention` that depend on the position scheme."""
-
-    r_RHA: Array | None = None
-    u_HA: Array | None = None
-    w_HA: Array | None = None
-    bias_HR: Array | None = None
 
 
 class Scheme(NamedTuple):
@@ -186,18 +178,20 @@ def position_terms(
     return make(config, weight, R_RD, biases, K) if make else PositionTerms()
 
 
-def rotate_by_distance(
-    config: ModelConfig, q_BLHA: Array, k_BKHA: Array
-) -> tuple[Array, Array]:
-    """Returns queries and keys, rotated if the position scheme rotates them.
+def rotate_by_distance(config: ModelConfig, operands: Operands) -> Operands:
+    """Rotates queries and keys if the position scheme does so.
 
     Positions count from the oldest key, so they never grow with the text.
     """
     turn = SCHEMES[config.position].rotate
     if turn is None:
-        return q_BLHA, k_BKHA
+        return operands
+    q_BLHA, k_BKHA = operands.q_BLHA, operands.k_BKHA
     position_K = jnp.arange(k_BKHA.shape[1])
-    return turn(q_BLHA, position_K[-q_BLHA.shape[1] :]), turn(k_BKHA, position_K)
+    return operands._replace(
+        q_BLHA=turn(q_BLHA, position_K[-q_BLHA.shape[1] :]),
+        k_BKHA=turn(k_BKHA, position_K),
+    )
 
 
 def add_places(config: ModelConfig, weight: Weight, h_BLD: Array) -> Array:

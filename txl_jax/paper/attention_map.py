@@ -30,18 +30,15 @@ from txl_jax.evaluate import reader
 from txl_jax.evaluate.options import EvalConfig
 from txl_jax.evaluate.reader import Reader, Traced
 from txl_jax.kernels import xla
+from txl_jax.kernels.operands import Operands, PositionTerms
 from txl_jax.model.config import ABSOLUTE_POSITIONS, ModelConfig
 from txl_jax.model.key_values import KeyValueMemory
-from txl_jax.model.positions import SCHEMES, PositionTerms
+from txl_jax.model.positions import SCHEMES
 from txl_jax.model.txl import TransformerXL
 from txl_jax.paper.options import AttentionConfig
 
 WHOLE = "all"  # the sum of the terms a, b, c and d: the model's score
 SHOWN = 12  # targets, evenly spaced, whose attention the page shows one by one
-
-
-# The inputs of a layer's attention: q_BLHA, k_BKHA, the distances and oldest_BL.
-Attended = tuple[Array, Array, PositionTerms, Array]
 
 
 class Tally(NamedTuple):
@@ -55,14 +52,13 @@ class Tally(NamedTuple):
 
 def read_attended(
     model: TransformerXL, memory: KeyValueMemory, segment: Traced
-) -> tuple[Attended, KeyValueMemory]:
-    """Returns (inputs of all layers' attention [N, ..], memory) of one segment."""
-    layers: list[Attended] = []
+) -> tuple[Operands, KeyValueMemory]:
+    """Returns (operands of all layers' attention [N, ..], memory) of one segment."""
+    layers: list[Operands] = []
 
     def record(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
         if context.method_name == "attend":  # of DecoderAttention
-            q_BLHA, k_BKHA, _, distances, oldest_BL = args
-            layers.append((q_BLHA, k_BKHA, distances, oldest_BL))
+            layers.extend(args)
         return call(*args, **kwargs)
 
     with nn.intercept_methods(record):
@@ -70,24 +66,28 @@ def read_attended(
     return jax.tree.map(lambda *x: jnp.stack(x), *layers), memory
 
 
-def terms(attended: Attended) -> dict[str, Array]:
+def terms(operands: Operands) -> dict[str, Array]:
     """Returns the probabilities [H, B, L, K] of the whole score and of each term.
 
     Terms that the position scheme lacks are omitted. Rotations are part of term a.
     """
-    q, k, distances, oldest = attended
-    no_q, no_k = jnp.zeros_like(q), jnp.zeros_like(k)
-    none, (r, u, w, bias) = PositionTerms(None, None, None, None), distances
-    parts = {WHOLE: (q, k, distances), "a": (q, k, none)}
+    no_q = {"q_BLHA": jnp.zeros_like(operands.q_BLHA)}
+    no_k = {"k_BKHA": jnp.zeros_like(operands.k_BKHA)}
+    position = operands.position
+    r, u, w, bias = position
+    changes: dict[str, dict[str, Any]] = {
+        WHOLE: {},
+        "a": {"position": PositionTerms()},
+    }
     if r is not None:
-        parts["b"] = (q, no_k, none._replace(r_RHA=r))
+        changes["b"] = {**no_k, "position": PositionTerms(r_RHA=r)}
     if u is not None:
-        parts["c"] = (no_q, k, none._replace(u_HA=u))
+        changes["c"] = {**no_q, "position": PositionTerms(u_HA=u)}
     if bias is not None or (r is not None and w is not None):
-        parts["d"] = (no_q, no_k, distances._replace(u_HA=None))
+        changes["d"] = {**no_q, **no_k, "position": position._replace(u_HA=None)}
     return {
-        name: xla.probabilities(queries, keys, *part, oldest)
-        for name, (queries, keys, part) in parts.items()
+        name: xla.probabilities(operands._replace(**change))
+        for name, change in changes.items()
     }
 
 
@@ -98,12 +98,12 @@ def by_distance(p_HLK: Array, R: int) -> Array:
     return jnp.take_along_axis(p_HLK, key_LR[None], axis=2)
 
 
-def tally(attended: Attended) -> Tally:
+def tally(operands: Operands) -> Tally:
     """Returns the tally of one layer, for one segment of one stream."""
-    L, K = attended[0].shape[1], attended[1].shape[1]
+    L, K = operands.q_BLHA.shape[1], operands.k_BKHA.shape[1]
     p_HLR = {
         name: by_distance(p_HBLK[:, 0], K - L)
-        for name, p_HBLK in terms(attended).items()
+        for name, p_HBLK in terms(operands).items()
     }
     mean_HR = {name: p.mean(axis=1) for name, p in p_HLR.items()}
     whole_HLR = p_HLR[WHOLE]
@@ -181,8 +181,8 @@ def make_maps(
         )
 
     def tally_layers(model: TransformerXL, memory: Any, segment: Traced) -> Any:
-        attended, memory = read_attended(model, memory, segment)
-        return jax.lax.map(tally, attended), memory
+        operands, memory = read_attended(model, memory, segment)
+        return jax.lax.map(tally, operands), memory
 
     read = Reader(model_config, tally_layers, 1, L)
     params = read.unstack(params)

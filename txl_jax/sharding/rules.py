@@ -31,8 +31,20 @@ def sharding(mesh: Mesh, letters: Iterable[str | None]) -> NamedSharding:
 
     A mesh axis splits at most one dimension: the first that RULES maps to it.
     """
-    spec = nn.logical_to_mesh_axes(tuple(letters), RULES) or PartitionSpec()
-    return NamedSharding(mesh, spec)
+    return NamedSharding(mesh, mesh_axes(PartitionSpec(*letters)))
+
+
+def mesh_axes(specs: Any, whole: str = "") -> Any:
+    """Returns a pytree of PartitionSpecs of letters as axes of the mesh.
+
+    Dimensions in `whole` are not split.
+    """
+    rules = [(letter, axes) for letter, axes in RULES if letter not in whole]
+    return jax.tree.map(
+        lambda spec: nn.logical_to_mesh_axes(tuple(spec), rules) or PartitionSpec(),
+        specs,
+        is_leaf=lambda spec: isinstance(spec, PartitionSpec),
+    )
 
 
 def shardings(mesh: Mesh, specs: Any) -> Any:
@@ -45,11 +57,11 @@ def shardings(mesh: Mesh, specs: Any) -> Any:
 
 
 def letters(tree: Any) -> Any:
-    """Returns each array's dimensions, the letters that end its field's name."""
+    """Returns each array's dimensions, the letters after "_" in its field's name."""
 
     def spec(path: Any, _: Any) -> PartitionSpec:
         names = [key.name for key in path if hasattr(key, "name")]
-        return PartitionSpec(*names[-1].rpartition("_")[2])
+        return PartitionSpec(*names[-1].partition("_")[2])
 
     return jax.tree_util.tree_map_with_path(spec, tree)
 

@@ -14,7 +14,7 @@ import numpy as np
 from experiments.benchmarks.chip import oracle
 from txl_jax.kernels import dispatch
 from txl_jax.kernels.hash import AttentionDropout
-from txl_jax.kernels.xla import Kernel
+from txl_jax.kernels.operands import Kernel, Operands, PositionTerms
 
 NAMES = ("q_BLHA", "k_BKHA", "v_BKHA", "r_RHA", "u_HA", "w_HA", "bias_HR")
 # The inputs that a kernel lacks, by the terms of a score: `plan.TERMS`.
@@ -60,8 +60,11 @@ def with_gradients(kernel: Kernel, dropout: AttentionDropout | None) -> Any:
         floats = {name: inputs[name] for name in NAMES if name in inputs}
 
         def run(floats: dict[str, Any]) -> jax.Array:
-            arrays = map(floats.get, NAMES)
-            return kernel(*arrays, inputs["oldest_BL"], dropout)
+            q_BLHA, k_BKHA, v_BKHA, *terms = map(floats.get, NAMES)
+            position, oldest_BL = PositionTerms(*terms), inputs["oldest_BL"]
+            return kernel(
+                Operands(q_BLHA, k_BKHA, v_BKHA, position, oldest_BL, dropout)
+            )
 
         o_BLHA, pull = jax.vjp(run, floats)
         gradients = pull(do_BLHA.astype(o_BLHA.dtype))[0]

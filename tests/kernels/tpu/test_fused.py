@@ -19,6 +19,7 @@ from tests.kernels.cases import (
     assert_agree,
     check,
     differentiate,
+    pack,
 )
 from txl_jax.errors import UserError
 from txl_jax.kernels import xla
@@ -166,4 +167,4 @@ def test_hidden_tiles_are_not_read() -> None:
 
 def test_other_devices_are_refused() -> None:
     with pytest.raises(UserError, match='TPU of v4 or later, not .cpu.*"chunked"'):
-        fused.rel_attention(**Case(4, 4).inputs(), dropout=None)
+        fused.rel_attention(pack(Case(4, 4).inputs()))

@@ -33,7 +33,7 @@ from txl_jax.kernels import skew
 from txl_jax.kernels.tpu import scores
 from txl_jax.kernels.tpu.blocks import Blocks, Strip
 from txl_jax.kernels.tpu.scores import LOG2E, dot
-from txl_jax.kernels.tpu.tiles import Operands, scratch, specs
+from txl_jax.kernels.tpu.tiles import Tiles, scratch, specs
 
 f32 = jnp.float32
 
@@ -196,21 +196,21 @@ def backward(
     blocks: Blocks,
     rate: float,
     interpret: Any,
-    saved: tuple[Operands, Array, Array],
+    saved: tuple[Tiles, Array, Array],
     do_BHAQ: Array,
-) -> tuple[Operands]:
+) -> tuple[Tiles]:
     """Returns the gradients of the operands; integers have None.
 
     The factor 1 / (1 - rate) enters the weights through lse and is divided out of
     delta = o . do, so that dropout costs two selects per score.
     """
-    operands, o_BHAQ, lse_BH1Q = saved
-    (B, H, A, Q), dtype = operands.q_BHAQ.shape, operands.q_BHAQ.dtype
-    C, T, W, Z = operands.rows, blocks.tile, blocks.width, blocks.query_width
-    P = operands.k_BHAP.shape[3]
+    tiles, o_BHAQ, lse_BH1Q = saved
+    (B, H, A, Q), dtype = tiles.q_BHAQ.shape, tiles.q_BHAQ.dtype
+    C, T, W, Z = tiles.rows, blocks.tile, blocks.width, blocks.query_width
+    P = tiles.k_BHAP.shape[3]
     delta_BH1Q = (o_BHAQ.astype(f32) * do_BHAQ.astype(f32)).sum(2, keepdims=True)
-    spec = specs(blocks, operands)
-    added = 0 if operands.w_HA1 is None else C  # rows that add to dq
+    spec = specs(blocks, tiles)
+    added = 0 if tiles.w_HA1 is None else C  # rows that add to dq
     sizes = [((A, Z), dtype), ((C, Z), dtype), ((A, Z), f32), ((added, Z), f32)]
     sizes += [((added, W), dtype)] + [((T if C else 0, Z), f32)] * 2
     sizes += [((W, Z), dtype)] * 2 + [((W if C else 0, Z), dtype)]
@@ -229,7 +229,7 @@ def backward(
         grid_spec=grid_spec,
         out_shape=[
             None if x is None else jax.ShapeDtypeStruct(x.shape, of)
-            for x, of in zip(operands[3:9], types, strict=True)
+            for x, of in zip(tiles[3:9], types, strict=True)
         ],
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "arbitrary", "arbitrary", "arbitrary"),
@@ -240,8 +240,8 @@ def backward(
         name="rel_attention_backward",
     )
     lse_BH1Q += math.log2(1 - rate)
-    floats = call(*operands, do_BHAQ, lse_BH1Q, delta_BH1Q * (1 - rate))
-    gradients = Operands._make((None, None, None, *floats, None))
+    floats = call(*tiles, do_BHAQ, lse_BH1Q, delta_BH1Q * (1 - rate))
+    gradients = Tiles._make((None, None, None, *floats, None))
     if gradients.r_HCP is None:
         return (gradients,)
     return (gradients._replace(r_HCP=(gradients.r_HCP / LOG2E).astype(dtype)),)

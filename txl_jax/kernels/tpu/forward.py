@@ -24,7 +24,7 @@ from jax.experimental.pallas import tpu as pltpu
 from txl_jax.kernels.tpu import scores
 from txl_jax.kernels.tpu.blocks import Blocks
 from txl_jax.kernels.tpu.scores import LOG2E, dot
-from txl_jax.kernels.tpu.tiles import Operands, scratch, specs
+from txl_jax.kernels.tpu.tiles import Tiles, scratch, specs
 from txl_jax.kernels.xla import MASKED
 
 f32 = jnp.float32
@@ -90,12 +90,12 @@ def kernel(*args: Any, blocks: Blocks, rate: float) -> None:
 
 
 def forward(
-    operands: Operands, blocks: Blocks, rate: float, interpret: Any
-) -> tuple[Array, tuple[Operands, Array, Array]]:
+    tiles: Tiles, blocks: Blocks, rate: float, interpret: Any
+) -> tuple[Array, tuple[Tiles, Array, Array]]:
     """Returns o_BHAQ and the residuals: the operands, o and lse_BH1Q, to base 2."""
-    (B, H, A, Q), dtype = operands.q_BHAQ.shape, operands.q_BHAQ.dtype
-    C, T, Z = operands.rows, blocks.tile, blocks.query_width
-    spec = specs(blocks, operands)
+    (B, H, A, Q), dtype = tiles.q_BHAQ.shape, tiles.q_BHAQ.dtype
+    C, T, Z = tiles.rows, blocks.tile, blocks.query_width
+    spec = specs(blocks, tiles)
     sizes = [((A, Z), dtype), ((C, Z), dtype), ((T if C else 0, Z), f32)]
     sizes += [((1, Z), f32)] * 2 + [((A, Z), f32)]
     grid_spec = pltpu.PrefetchScalarGridSpec(
@@ -119,5 +119,5 @@ def forward(
         interpret=interpret,
         name="rel_attention_forward",
     )
-    o_BHAQ, lse_BH1Q = (checkpoint_name(x, "o") for x in call(*operands))
-    return o_BHAQ, (operands, o_BHAQ, lse_BH1Q)
+    o_BHAQ, lse_BH1Q = (checkpoint_name(x, "o") for x in call(*tiles))
+    return o_BHAQ, (tiles, o_BHAQ, lse_BH1Q)

@@ -18,21 +18,20 @@ import jax.numpy as jnp
 from jax import Array
 
 from txl_jax.kernels.hash import AttentionDropout
+from txl_jax.kernels.operands import Operands
 from txl_jax.kernels.sharded import device_kind
 from txl_jax.kernels.tpu.backward import backward
 from txl_jax.kernels.tpu.blocks import ROWS, Blocks, choose
 from txl_jax.kernels.tpu.forward import forward
 from txl_jax.kernels.tpu.scores import LOG2E
-from txl_jax.kernels.tpu.tiles import Operands, cut, cut_queries, join_queries, visits
+from txl_jax.kernels.tpu.tiles import Tiles, cut, cut_queries, join_queries, visits
 from txl_jax.kernels.xla import repeat_farthest
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
-def tiled_attention(
-    operands: Operands, blocks: Blocks, rate: float, interpret: Any
-) -> Array:
-    """Returns o_BHAQ of operands in tiles."""
-    return forward(operands, blocks, rate, interpret)[0]
+def tiled_attention(tiles: Tiles, blocks: Blocks, rate: float, interpret: Any) -> Array:
+    """Returns o_BHAQ."""
+    return forward(tiles, blocks, rate, interpret)[0]
 
 
 tiled_attention.defvjp(forward, backward)
@@ -62,18 +61,7 @@ def by_distance(
 
 
 def rel_attention(
-    q_BLHA: Array,
-    k_BKHA: Array,
-    v_BKHA: Array,
-    r_RHA: Array | None,
-    u_HA: Array | None,
-    w_HA: Array | None,
-    bias_HR: Array | None,
-    oldest_BL: Array,
-    dropout: AttentionDropout | None,
-    *,
-    blocks: Blocks | None = None,
-    interpret: Any = False,
+    operands: Operands, *, blocks: Blocks | None = None, interpret: Any = False
 ) -> Array:
     """Returns o_BLHA; see `xla.rel_attention`.
 
@@ -82,12 +70,15 @@ def rel_attention(
 
     Raises UserError except on a TPU of v4 or later.
     """
+    q_BLHA, k_BKHA, v_BKHA, position, oldest_BL, dropout = operands
     (_, L, H, A), K, dtype = q_BLHA.shape, k_BKHA.shape[1], q_BLHA.dtype
-    r_HCR = by_distance(*repeat_farthest(r_RHA, bias_HR, K), A, dtype)
+    r_RHA, u_HA, w_HA, bias_HR = repeat_farthest(position, K)
+    r_HCR = by_distance(r_RHA, bias_HR, A, dtype)
     if blocks is None:
         features = A if r_HCR is None else max(A, r_HCR.shape[1])
         blocks = choose(device_kind(), L, K, features, dtype.itemsize)
-    rate, *counter = dropout or AttentionDropout(0.0, jnp.uint32(0))
+    dropout = dropout or AttentionDropout(0.0, jnp.uint32(0))
+    counter = dropout.seed, dropout.stream0, dropout.head0
     counter_3 = jnp.stack([jnp.asarray(x).astype(jnp.uint32) for x in counter])
     deepest, clear, oldest_B1Q = visits(oldest_BL, blocks)
 
@@ -101,7 +92,7 @@ def rel_attention(
         x_HA = jnp.zeros((H, A)) if x_HA is None else x_HA
         return x_HA.astype(jnp.float32)[..., None]
 
-    operands = Operands(
+    tiles = Tiles(
         deepest=deepest,
         clear=clear,
         counter_3=jax.lax.bitcast_convert_type(counter_3, jnp.int32),
@@ -113,5 +104,5 @@ def rel_attention(
         w_HA1=None if r_RHA is None else column(w_HA),
         oldest_B1Q=oldest_B1Q,
     )
-    o_BHAQ = tiled_attention(operands, blocks, rate, interpret)
+    o_BHAQ = tiled_attention(tiles, blocks, dropout.rate, interpret)
     return jnp.moveaxis(join_queries(o_BHAQ, blocks), -1, 1)

@@ -62,7 +62,7 @@ def visits(oldest_BL: Array, blocks: Blocks) -> tuple[Array, Array, Array]:
     return deepest_BI.reshape(-1), clear_BI.reshape(-1), oldest_B1Q
 
 
-class Operands(NamedTuple):
+class Tiles(NamedTuple):
     """The inputs of both kernels, cut into tiles, and int32 in scalar memory first."""
 
     deepest: Array  # [B I], as `clear` is
@@ -96,13 +96,13 @@ def scratch(*sizes: tuple[tuple[int, ...], Any]) -> list[Any]:
     return [pltpu.VMEM(*size) if all(size[0]) else None for size in sizes]
 
 
-def specs(blocks: Blocks, operands: Operands) -> Specs:
+def specs(blocks: Blocks, tiles: Tiles) -> Specs:
     """Returns the specs of both kernels' grid: heads, streams, query tiles, key tiles.
 
     Streams are inside heads, so that the backward kernel can sum over them in place.
     """
     W, Z, P = blocks.width, blocks.query_width, blocks.width * blocks.key_tiles
-    A, C, last = operands.q_BHAQ.shape[2], operands.rows, blocks.key_tiles - 1
+    A, C, last = tiles.q_BHAQ.shape[2], tiles.rows, blocks.key_tiles - 1
 
     def spec(shape: tuple[int, ...], index: Callable[..., Any], **more: Any) -> Any:
         def at(h: Any, b: Any, i: Any, d: Any, deepest: Any, *_: Any) -> Any:
@@ -117,7 +117,7 @@ def specs(blocks: Blocks, operands: Operands) -> Specs:
     key = spec((1, 1, A, W), lambda b, h, i, d: (b, h, 0, blocks.diagonal(i) - d))
     distance = spec((1, C, W), lambda b, h, i, d: (h, 0, last - d))
     u = spec((1, A, 1), lambda b, h, i, d: (h, 0, 0))
-    w = None if operands.w_HA1 is None else u
+    w = None if tiles.w_HA1 is None else u
     oldest = spec((1, 1, Z), lambda b, h, i, d: (b, 0, i))
     all_keys = spec((1, 1, A, P), lambda b, h, i, d: (b, h, 0, 0), **once)
     all_distances = spec((1, C, P), lambda b, h, i, d: (h, 0, 0), **once)
