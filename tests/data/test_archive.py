@@ -39,13 +39,9 @@ def test_a_local_archive_is_verified(wikitext: Archive, tmp_path: Path) -> None:
         assert target == tmp_path / "scratch" / path
         assert target.read_bytes() == miniatures.text(path)
     assert set(target.parent.iterdir()) == set(unpacked.values()), "only the members"
-    data = manual(tmp_path).read_bytes()
-    manual(tmp_path).write_bytes(data[:-1])
-    with refused(f"wikitext-2-v1.zip is truncated: .* of {len(data):,}"):
-        get(wikitext, tmp_path)
-    manual(tmp_path).write_bytes(data[:-1] + b"x")
+    manual(tmp_path).write_bytes(manual(tmp_path).read_bytes()[:-1])
     actual = checksum(manual(tmp_path))
-    with refused(f"{manual(tmp_path)} .*SHA256 is {actual} .* {wikitext.sha256}"):
+    with refused(f"{manual(tmp_path)} .*SHA-256 is {actual} .* {wikitext.sha256}"):
         get(wikitext, tmp_path)
 
 
@@ -61,8 +57,8 @@ def test_unpacked_files_are_verified(
         (place / Path(member.path).name).write_bytes(content)
     assert set(get(wikitext, tmp_path).values()) == set(place.iterdir())
     valid = wikitext.members[1]
-    (place / "wiki.valid.tokens").write_bytes(b"x" * valid.size)
-    with refused(f"wiki.valid.tokens is a different file: .*SHA256.*{valid.digest}"):
+    (place / "wiki.valid.tokens").write_bytes(b"x")
+    with refused(f"wiki.valid.tokens is .* a different file: .*{valid.digest}"):
         get(wikitext, tmp_path)
     (place / "wiki.train.tokens").unlink()
     # No host has it, so a download would give another message.
@@ -127,14 +123,8 @@ def hosted(wikitext: Archive, host: type[Host], tmp_path: Path) -> Archive:
 
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Downloads in small chunks, by a clock that only the pauses move."""
-    now = [0.0]
-
-    def sleep(seconds: float) -> None:
-        now[0] += seconds
-
-    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=sleep)
-    monkeypatch.setattr(archives, "time", clock)
+    """Downloads in small chunks, without pauses."""
+    monkeypatch.setattr(archives, "time", SimpleNamespace(sleep=lambda _: None))
     monkeypatch.setattr(archives, "TIMEOUTS", (LIMIT_SECONDS, LIMIT_SECONDS))
     monkeypatch.setattr(archives, "CHUNK_BYTES", 64)
 
@@ -191,5 +181,5 @@ def test_failed_download_names_the_manual_folder(
     folder = manual(tmp_path).parent
     with refused(rf"{message}.*put wikitext-2-v1.zip \(or the files .*in {folder}"):
         get(replace(hosted, urls=(url,)), tmp_path)
-    assert len(host.ranges) == (4 if fault else 0), "pauses of 0.5, 1 and 2 s in 5 s"
+    assert len(host.ranges) == (4 if fault else 0), "attempts"
     assert not list((tmp_path / "downloads").glob("*.zip*"))

@@ -233,9 +233,3 @@ def test_other_formats_are_refused(
     write(tmp_path / name, content)
     with refused(f"{name} is {message}"):
         split("text", tmp_path / name)
-
-
-def test_a_file_that_shrinks_while_read_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_bytes(b"x" * 100)
-    with refused(r"a\.txt became shorter"):
-        joined((ByteRange(tmp_path / "a.txt", 0, 101),))

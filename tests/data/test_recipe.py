@@ -138,7 +138,7 @@ def test_lm1b_has_two_conventions(
     assert check("", "<S>", "<S>") == check("words", "", "</S>") == listed
     types = tmp_path / "downloads" / "manual" / "1b_word_vocab.txt"
     types.write_bytes(types.read_bytes()[::-1])
-    with refused("1b_word_vocab.txt is a different file"):
+    with refused("1b_word_vocab.txt is .* a different file"):
         check("", "<S>", "<S>")
     types.unlink()
     assert "<UNK>" not in check("", "<S>", "<S>")

@@ -4,7 +4,6 @@ import io
 import json
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -95,17 +94,3 @@ def test_missing_library_names_the_extra(
     monkeypatch.setitem(sys.modules, library, None)
     with refused(rf"{library}.*pip install 'txl_jax\[subword\]"):
         SubwordVocab.read(file, "it")
-
-
-def test_an_old_library_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its tokenizers lack a method, and it cannot read the files of newer ones."""
-    old = SimpleNamespace(__version__="0.14.1", Tokenizer=object)
-    monkeypatch.setitem(sys.modules, "tokenizers", old)
-    for make in (
-        lambda: SubwordVocab.train([TEXT], 300),
-        lambda: SubwordVocab.read("{}", "it"),
-    ):
-        with refused(r"needs tokenizers 0\.20 or newer, and 0\.14\.1 is installed"):
-            make()
-    setup = (Path(__file__).parents[2] / "setup.py").read_text("utf-8")
-    assert '"tokenizers>=0.20"' in setup

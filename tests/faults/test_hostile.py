@@ -6,7 +6,7 @@ error:
     reader | field=JSON | ..    the JSON object with a field set; a.b is a nested field
     reader | -field | ..        the JSON object without the field
     reader | !NAME | ..         the content NAME of CONTENTS instead of the file
-    reader | NAME | ..          the entry NAME of SPECIAL instead of the file
+    reader | broken | ..        a broken link, or a folder, instead of the file
     reader | text | ..          a value, for the readers of VALUES
 
 Hypothesis makes arbitrary inputs: a few here, the same ones each time, and thousands of
@@ -18,7 +18,6 @@ import gzip
 import json
 import resource
 import shutil
-import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,13 +31,13 @@ from hypothesis import strategies as st
 from tests.convert import bundles
 from tests.convert.test_pickle import RECORDED, files_of, tensor_of
 from tests.convert.test_pytorch import saved_case
-from tests.support.refusal import SPECIAL, contents, refusal
+from tests.support.refusal import contents, refusal
 from txl_jax import config as configs
 from txl_jax.aot import chips
 from txl_jax.checkpoint import manifest
 from txl_jax.cli import flags, run
 from txl_jax.convert import huggingface, keys, pickle, tensorflow, words
-from txl_jax.data import copying, dataset, files, remote_cache, tokens
+from txl_jax.data import copying, dataset, files, tokens
 from txl_jax.data import text as streaming
 from txl_jax.data import vocab as vocabulary
 from txl_jax.data.vocab import ByteVocab, CharVocab, code_points
@@ -159,7 +158,7 @@ class Reader(NamedTuple):
     def inputs(self) -> Strategy:
         """Makes arbitrary files, and objects some of whose values are arbitrary."""
         made = st.binary() | JSON.map(json.dumps).map(str.encode) | self.more
-        if not self.base:
+        if not self.base or self.checksummed:
             return made
         names = st.sampled_from(sorted(self.base))
         changes = st.dictionaries(names, JSON, max_size=3)
@@ -276,7 +275,9 @@ READERS: dict[str, Reader] = {
         lambda x: dataset.find("name", x.parents[2]),
         {"fileFormat": "array_record"},
     ),
-    "Hugging Face": Reader("config.json", read_model, huggingface.DEFAULTS | MODEL),
+    "Hugging Face": Reader(
+        "config.json", read_model, {**huggingface.DEFAULTS, **MODEL}
+    ),
     "safetensors": Reader("model.safetensors", read_model),
     "prompts": Reader(
         "p.txt",
@@ -299,7 +300,6 @@ READERS: dict[str, Reader] = {
     ),
 }
 
-FLOAT8 = b'{"a":{"dtype":"F8_E4M3","shape":[1],"data_offsets":[0,1]}}'
 CONTENTS: dict[str, bytes] = {
     "nothing": b"",
     "half": b"{",
@@ -317,12 +317,9 @@ CONTENTS: dict[str, bytes] = {
     "garbage": bytes(range(256)) * 4,
     "fake": b"no compressed text\n",
     "bomb": gzip.compress(bytes(20_000_000)),
-    "a number of 4e9": b'{"model":{"type":"WordLevel","unk_token":"a","vocab":'
-    b'{"a":4000000000}}}',
     "no tokens": b'{"model":{"type":"BPE","vocab":{},"merges":[]}}',
     "no end of line": b'{"model":{"type":"WordLevel","unk_token":"a","vocab":{"a":0}}}',
     "no unknown": b'{"model":{"type":"WordLevel","unk_token":"b","vocab":{"a":0}}}',
-    "float8": struct.pack("<Q", len(FLOAT8)) + FLOAT8 + b"\0",
     "int64": safetensors.numpy.save({k: x.astype(int) for k, x in WEIGHTS.items()}),
     "extra tensor": safetensors.numpy.save(WEIGHTS | {"\x1b[2Jmore": np.zeros(1)}),
     "cut tensors": safetensors.numpy.save(WEIGHTS)[:-1],
@@ -352,19 +349,13 @@ def check_sizes(fields: str, _: Path) -> None:
 
 
 def find_texts(text: str, path: Path) -> object:
-    """Looks for texts in a folder that has one of each special file."""
-    for name, make in SPECIAL.items():
-        make(path.with_name(name))
+    """Looks for texts in an empty folder."""
     return files.text_files(text and str(path.with_name(text)), "score.path")
 
 
 VALUES: dict[str, Callable[[str, Path], object]] = {
     "tensor": read_tensor,
     "sizes": check_sizes,
-    # A prepared corpus, copied from a store whose manifest lists these files.
-    "copied": lambda names, path: remote_cache.fetch(
-        path.parent, json.dumps({"files": json.loads(names)}), path.parent
-    ),
     "copying": lambda text, _: copying.Task.parse(f"copying:{text}"),
     "topology": lambda text, _: chips.find(text),
     "two slices": lambda text, _: chips.find(text, 2),
@@ -380,8 +371,10 @@ def test_damage_is_refused_in_one_line(
     if known := READERS.get(reader):
         path = tmp_path / "input" / known.name
         path.parent.mkdir(parents=True)
-        if damage in SPECIAL:
-            SPECIAL[damage](path)
+        if damage == "broken":
+            path.symlink_to("/no/where")
+        elif damage == "folder":
+            path.mkdir()
         else:
             path.write_bytes(known.damaged(damage))
         before = contents(tmp_path)

@@ -20,7 +20,7 @@ import pytest
 from tests.convert.test_huggingface import folder_of
 from tests.convert.test_pickle import RECORDED
 from tests.support import tiny, trained
-from tests.support.refusal import SPECIAL, contents
+from tests.support.refusal import contents
 from tests.support.rights import public_folder, without_rights
 from tests.support.trained import TEXT, command, home
 from txl_jax import config as configs
@@ -52,16 +52,6 @@ def update(change: Callable[[Any], object]) -> Change:
         path.write_text(json.dumps(with_checksum(state)))
 
     return write
-
-
-def special(name: str) -> Change:
-    """Returns the change of a file into a pipe or a device."""
-
-    def replace(path: Path) -> None:
-        path.unlink()
-        SPECIAL[name](path)
-
-    return replace
 
 
 def each(change: Change, names: str) -> Change:
@@ -101,12 +91,6 @@ COPIES: dict[str, tuple[str, str, Change]] = {
         each(update(lambda x: x.update(position=None)), "*/record/metadata"),
     ),
     "checkpoints_file": ("run", "checkpoints", replace),
-    "metrics_pipe": ("run", "metrics.jsonl", special("pipe")),
-    "orbax_device": (
-        "run",
-        "checkpoints",
-        each(special("device"), "60/_CHECKPOINT_METADATA"),
-    ),
     "no_words": ("model", "vocab.txt", Path.unlink),
 }
 
@@ -156,7 +140,7 @@ new generate.prompt=@{home}/nowhere       | nowhere' cannot be read
 
 new data.convention=lined                 | data.convention = 'lined' must be
 new data.vocab_size=99                    | is not used with data.vocab='byte'
-new data.vocab=subword                    | must be from 256 to 16,777,216
+new data.vocab=subword                    | must be at least 256 for subwords
 new data.corpus=txt                       | did you mean 'text'
 new data.path=                            | data.path is empty
 new data.path=/no/text                    | '/no/text' does not exist
@@ -168,7 +152,6 @@ new data.path={home}/splits               | no split: more.txt): give train, val
 new data.vocab_path={home}/ids.json       | its words in the order of their ids
 new data.corpus=enwik8                    | leave it empty, or set data.corpus='text'
 new data.corpus=tfds:nothing data.path=   | or set data.data_dir to where it is
-new data.corpus=tfds:../x data.path=      | is not the name of a dataset: write
 new data.vocab_path={home}/nowhere.txt    | cannot be read (No such file
 new data.vocab_path={home}/words.txt      | lacks '<eos>', which marks each line: add it
 new data.vocab_path={home}/marked.txt     | is not in the vocabulary
@@ -189,8 +172,6 @@ evaluate arrays --checkpoint=60           | checkpoint 60 is damaged (item param
 run checkpoints_gone                      | was trained to update 60, as metrics.jsonl
 evaluate checkpoints_gone                 | train there first, or give the
 run imported                              | {home}/imported holds an imported mo
-run metrics_pipe                          | metrics.jsonl is not a file but a pipe
-generate orbax_device                     | _CHECKPOINT_METADATA is not a file but
 recl run                                  | give two or more as --workdirs=RUN,RUN
 recl run --workdirs={run},{home}/nowhere  | nowhere holds no run
 recl broken --workdirs={run} --contexts=4,8,4 | losses (File exists): fix this
@@ -314,7 +295,7 @@ def inputs(home: trained.Home) -> Iterator[Inputs]:
             data = content if isinstance(content, bytes) else content.encode()
             (path / name).write_bytes(data)
         (path / "broken").mkdir()
-        SPECIAL["broken"](path / "broken" / "losses")
+        (path / "broken" / "losses").symlink_to("/no/where")
         (folder_of(path / "model") / "model.safetensors").chmod(0o644)
         for name, (source, file, change) in COPIES.items():
             shutil.copytree(path / source, path / name)

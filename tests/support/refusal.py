@@ -10,15 +10,6 @@ import pytest
 
 from txl_jax.errors import UserError
 
-# What stands at the path of an input instead of a file.
-SPECIAL: dict[str, Callable[[Path], object]] = {
-    "pipe": os.mkfifo,
-    "device": lambda path: path.symlink_to("/dev/zero"),
-    "broken": lambda path: path.symlink_to("/no/where"),
-    "loop": lambda path: path.symlink_to(path.name),
-    "folder": Path.mkdir,
-}
-
 
 def contents(folder: Path) -> dict[str, tuple[int, ...]]:
     """Returns the size and the time of every file in a folder, and () for folders."""

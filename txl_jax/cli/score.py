@@ -41,7 +41,7 @@ def read_documents(config: ScoreConfig, vocab: Vocab, drop: bool) -> Iterator[Do
     """
     field, path = "score.path", config.path
     for file in [None] if path == STDIN else files.text_files(path, field):
-        data = b"".join(files.read_blocks(file)) if file else files.read_stdin(field)
+        data = b"".join(files.read_blocks(file)) if file else files.read_stdin()
         name, lines = str(file or "stdin"), config.lines or config.field
         for n, text in enumerate(data.splitlines(True) if lines else [data], 1):
             where = f"{name}:{n}" if lines else name

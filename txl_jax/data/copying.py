@@ -10,6 +10,7 @@ that an episode may start anywhere in a segment.
 """
 
 import hashlib
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,19 +36,15 @@ class Task:
     @classmethod
     def parse(cls, corpus: str) -> "Task":
         """Returns the task of a value of data.corpus, or raises UserError."""
-        sizes = corpus.partition(":")[2].split(",")
-        limits = {"DELAY": 10_000, "LENGTH": 10_000, "SYMBOLS": len(PATTERN)}
-        if len(sizes) != len(limits) or not all(map(str.isdecimal, sizes)):
+        match = re.fullmatch(r"copying:([1-9]\d{0,3}),([1-9]\d{0,3}),(\d+)", corpus)
+        if not match or not 1 <= int(match[3]) <= len(PATTERN):
             raise UserError(
-                f"data.corpus={corpus!r} must be copying:{','.join(limits)}: bytes of "
-                "noise, letters of a pattern, and letters of the alphabet"
+                f"data.corpus={corpus!r} must be copying:DELAY,LENGTH,SYMBOLS: bytes "
+                "of noise and letters of a pattern, below 10,000 each, and letters of "
+                f"the alphabet, at most {len(PATTERN)}"
             )
-        for size, (name, most) in zip(sizes, limits.items(), strict=True):
-            if not 0 < int(size) <= most:
-                raise UserError(
-                    f"data.corpus={corpus!r}: {name} = {size} must be from 1 to {most}"
-                )
-        return cls(*map(int, sizes))
+        delay, length, symbols = map(int, match.groups())
+        return cls(delay, length, symbols)
 
     @property
     def edition(self) -> str:

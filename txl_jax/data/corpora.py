@@ -102,5 +102,5 @@ def vocab_file(corpus: Corpus, data_dir: Path) -> Path | None:
     path = data_dir / "downloads" / "manual" / corpus.types.path
     if not corpus.types.path or not path.exists():
         return None
-    archive.verify(path, corpus.types.digest, corpus.types.size)
+    archive.verify(path, corpus.types.digest)
     return path

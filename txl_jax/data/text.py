@@ -3,10 +3,13 @@
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from txl_jax.errors import UserError
+
+JsonObject = dict[str, Any]  # a vocabulary or manifest in its file
 
 UNKNOWN = ("<unk>", "<UNK>")  # of WikiText and of One Billion Word
 

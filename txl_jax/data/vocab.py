@@ -4,19 +4,18 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from txl_jax.data import text as texts
 from txl_jax.data.files import text_start
 from txl_jax.data.subword import SubwordVocab
-from txl_jax.data.text import token_dtype
+from txl_jax.data.text import JsonObject, token_dtype
 from txl_jax.data.word import WordVocab
 from txl_jax.errors import UserError, prefixed, require_one_of
 from txl_jax.report.checksum import DAMAGE, verify_checksum, with_checksum
 from txl_jax.report.log import say
-from txl_jax.runtime.storage import regular
 
 # Tokens on which the text of the next one may depend: a character has at most four
 # bytes, and a word depends on whether it starts a line.
@@ -96,19 +95,14 @@ class CharVocab:
             return text.encode("latin-1").decode("utf-8", errors="replace")
         return text
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Returns the JSON object that `from_json` accepts."""
         return {"kind": self.kind, "of_bytes": self.of_bytes, "symbols": self.symbols}
 
     @classmethod
-    def from_json(cls, state: dict[str, Any]) -> "CharVocab":
+    def from_json(cls, state: JsonObject) -> "CharVocab":
         """Returns the vocabulary of a JSON object that `to_json` returned."""
-        symbols, of_bytes = state["symbols"], state["of_bytes"]
-        if type(symbols) is not str or not 0 < len(symbols) == len(set(symbols)):
-            raise ValueError("its symbols are not distinct characters")
-        if type(of_bytes) is not bool or of_bytes and max(symbols) > "\xff":
-            raise ValueError("its symbols are not bytes")
-        return cls(symbols, of_bytes)
+        return cls(state["symbols"], state["of_bytes"])
 
 
 class ByteVocab(CharVocab):
@@ -119,12 +113,12 @@ class ByteVocab(CharVocab):
     def __init__(self) -> None:
         super().__init__("".join(map(chr, range(256))), of_bytes=True)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Returns the JSON object that `from_json` accepts."""
         return {"kind": self.kind}
 
     @classmethod
-    def from_json(cls, _: dict[str, Any]) -> "ByteVocab":
+    def from_json(cls, _: JsonObject) -> "ByteVocab":
         """Returns the vocabulary of a JSON object that `to_json` returned."""
         return cls()
 
@@ -145,7 +139,7 @@ def code_points(
 # Every vocabulary has a length, a dtype of its token files, and `unknown`, the token of
 # unknown text or -1. `stream` encodes a whole split from blocks of bytes.
 Vocab = CharVocab | WordVocab | SubwordVocab
-VOCABULARIES: dict[str, Any] = {
+VOCABULARIES: dict[str, type[Vocab]] = {
     vocab.kind: vocab for vocab in (ByteVocab, CharVocab, WordVocab, SubwordVocab)
 }
 
@@ -212,7 +206,7 @@ def save(vocab: Vocab, path: Path) -> None:
 def load(path: Path, fix: str = "restore it") -> Vocab:
     """Reads a vocabulary that `save` wrote; `fix` ends the message of a UserError."""
     try:
-        return loads(regular(path).read_text("utf-8"))
+        return loads(path.read_text("utf-8"))
     except (*DAMAGE, OSError, UserError) as error:
         raise UserError(f"{path} is not a vocabulary ({error}): {fix}") from error
 
@@ -226,7 +220,7 @@ def read(path: Path, from_words: Callable[[list[str]], Vocab]) -> Vocab:
     field = f"data.vocab_path={str(path)!r}"
     fix = "give a tokenizer.json, a SentencePiece .model, a vocab.json or a word list"
     try:
-        data = regular(path).read_bytes()
+        data = path.read_bytes()
         if path.suffix == ".model":
             return SubwordVocab.read(data, field)
         text = data[text_start(data, field) :].decode("utf-8")

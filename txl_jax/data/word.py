@@ -1,12 +1,12 @@
 """Word vocabularies, as for the paper's WikiText-103, PTB and One Billion Word."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 from txl_jax.data import text as texts
-from txl_jax.data.text import UNKNOWN, token_dtype
+from txl_jax.data.text import UNKNOWN, JsonObject, token_dtype
 from txl_jax.errors import UserError
 
 
@@ -135,15 +135,11 @@ class WordVocab:
                 start = False
         return "".join(parts)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Returns the JSON object that `from_json` accepts."""
         return {"kind": self.kind, **self.lines._asdict(), "words": self.words}
 
     @classmethod
-    def from_json(cls, state: dict[str, Any]) -> "WordVocab":
+    def from_json(cls, state: JsonObject) -> "WordVocab":
         """Returns the vocabulary of a JSON object that `to_json` returned."""
-        words, marks = state["words"], Lines(*(state[x] for x in Lines._fields))
-        texts = (*words, marks.eos, marks.bos) if type(words) is list else (None,)
-        if any(type(x) is not str for x in texts) or type(marks.lower_case) is not bool:
-            raise ValueError("its words or their marks have a wrong type")
-        return cls(words, marks)
+        return cls(state["words"], Lines(*(state[x] for x in Lines._fields)))

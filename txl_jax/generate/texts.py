@@ -99,7 +99,7 @@ def read_prompts(
         path = config.prompt[1:]
         try:
             if path == "-":
-                data = read_stdin(field)
+                data = read_stdin()
             else:
                 data = regular(Path(path).expanduser()).read_bytes()
             text = data[text_start(data, path) :].decode("utf-8")
