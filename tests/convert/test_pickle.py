@@ -58,23 +58,6 @@ def test_pickles_of_python_2(protocol: int) -> None:
     assert (large, number, text) == (2**70, 1.5, "café")
 
 
-@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_plain_values(protocol: int, tmp_path: Path) -> None:
-    value = {
-        "numbers": [0, 1, -1, 255, 256, 65536, 2**31, -(2**40), 2**2100, 1.5, -0.0],
-        "texts": ["", "a\nb", "é", "\ud800", "'", "x" * 300],
-        "others": [None, True, False, (), (1,), (1, 2), (1, 2, 3), tuple(range(9))],
-        3: {},
-        None: [[]],
-    }
-    value["again"] = [value["texts"], value["texts"]]
-    path = tmp_path / "value.pkl"
-    path.write_bytes(pickle.dumps(value, protocol))
-    result = read(path)
-    assert result == value
-    assert result["again"][0] is result["texts"]
-
-
 # Files that would execute code
 
 
@@ -94,13 +77,6 @@ def stacked(module: str, name: str, text: str) -> bytes:
     return b"\x80\x04" + parts[0] + parts[1] + b"\x93(" + parts[2] + b"tR."
 
 
-@pytest.mark.parametrize("key", [b"2\x86" * 60, b"\x85" * 10**6], ids=["wide", "deep"])
-def test_tuples_are_no_keys(key: bytes, tmp_path: Path) -> None:
-    """The hash of nested ones takes exponential time, or overflows the stack."""
-    (tmp_path / "model.pt").write_bytes(b"\x80\x02})" + key + b"K\x01s.")
-    assert "unhashable" in refusal(read, tmp_path / "model.pt")
-
-
 def payloads(mark: str) -> dict[str, bytes]:
     """Returns pickles that call functions to create the file `mark`."""
     touch, code = f"touch {mark}", f"open({mark!r}, 'w')"
@@ -111,16 +87,12 @@ def payloads(mark: str) -> dict[str, bytes]:
     return {
         "os.system": pickle.dumps(Evil(os.system, (touch,))),
         "eval": pickle.dumps(Evil(builtins.eval, (code,)), 0),
-        "exec": pickle.dumps(Evil(builtins.exec, (code,)), 2),
         "nested": nested + b"(X" + struct.pack("<I", len(line)) + line + b"tR.",
-        "stack": stacked("posix", "system", touch),
         "stack qualified": stacked("builtins", "eval.__call__", code),
         "inst": b"(" + text + b"ios\nsystem\n.",
         "build": b"\x80\x02ccollections\nOrderedDict\n)R}S'__setstate__'\ncos\nsystem"
         b"\nsb" + text + b"b.",
-        "partial": b"\x80\x02cfunctools\npartial\n(cos\nsystem\n" + text + b"tR)R.",
         "obj": b"(cos\nsystem\n" + text + b"o.",
-        "newobj": b"\x80\x02cos\nsystem\n" + text + b"\x85\x81.",
         "newobj_ex": b"\x80\x04cos\nsystem\n" + text + b"\x85}\x92.",
         "build on a function": b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n(N}S"
         b"'__code__'\nS'x'\nstb.",
@@ -256,12 +228,6 @@ CLAIMS = {
     "frame": b"\x80\x04\x95" + struct.pack("<Q", 2**62) + b"N.",
     "memory": b"\x80\x02Nr" + struct.pack("<I", 2**32 - 1) + b".",
     "decimal": b"L" + b"9" * 100_000 + b"L\n.",
-    "empty": b".",
-    "no end": b"\x80\x02N",
-    "underflow": b"\x80\x020.",
-    "no mark": b"\x80\x02t.",
-    "half a pair": b"\x80\x02}(K\x01u.",
-    "list as key": b"\x80\x02}]K\x01s.",
     "id": b"\x80\x02K\x01Q.",
     "text id": b"Pfile\n.",
 }

@@ -89,10 +89,10 @@ def _read(prefix: Path, shards: int, name: str, fields: dict[int, Any]) -> np.nd
         )
     dtype = np.dtype(DTYPES[kind])
     shape = tuple(dim.size for dim in TensorShapeProto.FromString(dims or b"").dim)
-    if len(shape) > 32 or size != math.prod(shape) * dtype.itemsize:
+    if size != math.prod(shape) * dtype.itemsize:
         raise UserError(
-            f"{prefix}: {name} has {size} bytes, which is not the size of "
-            f"{shape[:32]} {dtype}: save it again"
+            f"{prefix}: {name} has {size} bytes, which is not the size of {shape} "
+            f"{dtype}: save it again"
         )
     path = Path(f"{prefix}.data-{shard:05d}-of-{shards:05d}")
     try:

@@ -3,9 +3,9 @@
 import functools
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from txl_jax.convert import bundle, huggingface, pickle, pytorch, tensorflow, words
 from txl_jax.convert.keys import arrays
@@ -18,8 +18,7 @@ from txl_jax.model.config import ModelConfig
 from txl_jax.report.checksum import DAMAGE
 from txl_jax.report.log import say
 
-# Fields of the model that the user states, if the files lack them.
-Stated = Mapping[str, Any]
+Stated = pytorch.Fields  # of the model; the user states them if the files lack them
 OWN = "txl_jax"  # a file of `convert.release`
 LENGTHS = ("mem_len", "clamp_len", "same_length")
 MODEL_FIELDS = (*LENGTHS, "cutoffs", "pre_lnorm")
@@ -29,7 +28,7 @@ class Source(NamedTuple):
     """An imported model; params are numpy arrays."""
 
     model: ModelConfig
-    params: Any
+    params: pytorch.Params
     vocab: Vocab
     step: int
     files: list[Path]
@@ -155,8 +154,8 @@ def _read_vocab(
 ) -> tuple[Vocab, list[Path]]:
     """Returns the vocabulary of a model, and its files."""
     paths = [folder / name for folder in folders for name in VOCAB_FILES]
-    found = [Path(data.vocab_path)] if data.vocab_path else filter(Path.is_file, paths)
-    for path in found:
+    stated = Path(data.vocab_path) if data.vocab_path else None
+    if path := stated or next(filter(Path.is_file, paths), None):
         return words.read(path, data, model.vocab_size), words.files(path)
     raise UserError(
         f"{folders[0]} has no vocabulary ({', '.join(VOCAB_FILES)}): give one with "

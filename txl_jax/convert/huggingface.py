@@ -16,20 +16,19 @@ import safetensors
 import safetensors.numpy
 
 from txl_jax.convert import keys, pickle, pytorch
-from txl_jax.convert.keys import Keys
+from txl_jax.convert.keys import Keys, State
 from txl_jax.data.byte_ranges import reading
 from txl_jax.errors import UserError, prefixed
 from txl_jax.model import config as models
 from txl_jax.model.config import ModelConfig
 from txl_jax.report.checksum import DAMAGE
-from txl_jax.runtime.storage import regular
 
 CONFIG = "config.json"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 PREFIX = "transformer."
 UNTIED = ("r_w_bias", "r_r_bias")
 # The values of fields that config.json may omit.
-DEFAULTS: dict[str, Any] = {
+DEFAULTS: pytorch.Fields = {
     "cutoffs": [20_000, 40_000, 200_000],
     "mem_len": 1600,
     "clamp_len": 1000,
@@ -44,7 +43,6 @@ DEFAULTS: dict[str, Any] = {
     "init_std": 0.02,
     "proj_init_std": 0.01,
 }
-BOOLS = ("untie_r", "proj_share_all_but_first", "tie_word_embeddings")
 OLD_NAMES = {"n_token": "vocab_size", "tie_weight": "tie_word_embeddings"}
 MODEL_TYPE = "transfo-xl"
 SIZES = ("vocab_size", "n_layer", "d_model", "n_head", "d_head", "d_inner")
@@ -71,7 +69,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """Returns the object in a file; raises UserError if it is damaged."""
     try:
         with reading(path):
-            fields = json.loads(regular(path).read_text("utf-8-sig"))
+            fields = json.loads(path.read_text("utf-8-sig"))
         if not isinstance(fields, dict):
             raise ValueError("it is not an object")
         return fields
@@ -79,24 +77,18 @@ def read_json(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} is not valid JSON: {error}") from error
 
 
-def _read_weights(path: Path) -> dict[str, np.ndarray]:
+def _read_weights(path: Path) -> State:
     if path.suffix != ".safetensors":
         return keys.arrays(pickle.read(path), path)
-    with reading(path):
-        path.open("rb").close()  # the library describes missing rights badly
     try:
-        return safetensors.numpy.load_file(path)
-    except AttributeError as error:  # for F8, the library names types of other numpys
-        raise UserError(
-            f"{path} has a type of number that NumPy lacks ({error}): save its weights "
-            "as float32 or bfloat16"
-        ) from error
-    except (OSError, safetensors.SafetensorError, KeyError, TypeError) as error:
+        with reading(path):
+            return safetensors.numpy.load_file(path)
+    except (*DAMAGE, safetensors.SafetensorError) as error:
         raise UserError(f"{path} is damaged or truncated: {error}") from error
 
 
 def from_state_dict(
-    state: Mapping[str, np.ndarray], config: Mapping[str, Any]
+    state: Mapping[str, np.ndarray], config: pytorch.Fields
 ) -> tuple[ModelConfig, pytorch.Params]:
     """Returns the model of a state dict and the fields of a config.json.
 
@@ -105,13 +97,11 @@ def from_state_dict(
     stated = {OLD_NAMES.get(name, name): value for name, value in config.items()}
     if (kind := stated.get("model_type", MODEL_TYPE)) != MODEL_TYPE:
         raise UserError(f"{CONFIG} has model_type = {kind!r}, not {MODEL_TYPE!r}")
-    fields = DEFAULTS | stated
+    fields = {**DEFAULTS, **stated}
     try:
-        names = ("layer_norm_epsilon", "init_std", "proj_init_std")
-        family = functools.partial(
-            models.huggingface, **pytorch.typed(fields, float, *names)
-        )
-        pytorch.typed(fields, bool, *BOOLS)
+        scales = ("layer_norm_epsilon", "init_std", "proj_init_std")
+        numbers = {name: float(fields[name]) for name in scales}
+        family = functools.partial(models.huggingface, **numbers)
         model, params = pytorch.from_fields(_rename(state, fields), fields, family)
     except DAMAGE as error:
         raise UserError(f"a field of {CONFIG} has a wrong type: {error}") from error
@@ -127,9 +117,7 @@ def from_state_dict(
     return model, params
 
 
-def _rename(
-    state: Mapping[str, np.ndarray], fields: Mapping[str, Any]
-) -> dict[str, np.ndarray]:
+def _rename(state: Mapping[str, np.ndarray], fields: pytorch.Fields) -> State:
     """Returns the state dict of the paper's code, without tied arrays."""
     renamed = {name.removeprefix(PREFIX): array for name, array in state.items()}
     for name in ("crit.cluster_weight", "crit.cluster_bias"):
@@ -152,13 +140,11 @@ def _rename(
     return renamed
 
 
-def _drop_tied_projections(
-    state: dict[str, np.ndarray], fields: Mapping[str, Any]
-) -> None:
-    clusters = len(pytorch.typed_list(fields, int, "cutoffs"))
-    ties = [False] + [fields["proj_share_all_but_first"]] * clusters
-    if fields.get("tie_projs") is not None:
-        ties = pytorch.typed_list(fields, bool, "tie_projs")
+def _drop_tied_projections(state: State, fields: pytorch.Fields) -> None:
+    clusters = len(fields["cutoffs"])
+    ties = fields.get("tie_projs")
+    if ties is None:
+        ties = [False] + [fields["proj_share_all_but_first"]] * clusters
     for i in range(clusters + 1):
         name = f"crit.out_projs.{i}"
         if i < len(ties) and ties[i]:

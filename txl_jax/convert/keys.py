@@ -1,18 +1,19 @@
 """State dicts of other code bases, whose arrays are taken once, by shape."""
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from txl_jax.convert.pickle import Object
+from txl_jax.convert.pickle import Object, Value
 from txl_jax.errors import UserError
+from txl_jax.report.checksum import DAMAGE
+
+State = dict[str, np.ndarray]  # a state dict
 
 FREQUENCIES = "pos_emb.inv_freq"  # computed, not trained
 FLOATS = ("float16", "bfloat16", "float32", "float64")
-MAX_NAME = 1000  # characters of a submodule's path
 
 
 class Keys:
@@ -23,7 +24,7 @@ class Keys:
     """
 
     def __init__(
-        self, state: Mapping[str, Any], rename: Callable[[str], str] = str
+        self, state: Mapping[str, np.ndarray], rename: Callable[[str], str] = str
     ) -> None:
         if state and all(name.startswith("module.") for name in state):
             # DataParallel adds this prefix.
@@ -82,37 +83,29 @@ def infer_div_val(widths: Sequence[int]) -> int:
     raise UserError(f"no div_val gives the embedding's tables their widths {widths}")
 
 
-def arrays(value: Any, path: Path) -> dict[str, np.ndarray]:
+def arrays(value: Value, path: Path) -> State:
     """Returns the arrays of an unpickled state dict or module, by name.
 
     Other values are dropped.
     """
-    state = _flatten(value) if isinstance(value, Object) else value
-    items = state.items() if isinstance(state, dict) else ()
-    result = {
-        name: x
-        for name, x in items
-        if isinstance(name, str) and isinstance(x, np.ndarray)
-    }
+    try:
+        items = _flatten(value) if isinstance(value, Object) else value.items()
+        result = {
+            name: x
+            for name, x in items
+            if isinstance(name, str) and isinstance(x, np.ndarray)
+        }
+    except DAMAGE:
+        result = {}
     if not result:
         raise UserError(f"{path} contains neither a state dict nor a module")
     return result
 
 
-def _flatten(module: Object) -> dict[str, Any]:
-    """Returns the parameters and buffers of a pickled module and its submodules."""
-    flat: dict[str, Any] = {}
-    pending, seen = [("", module)], set[Object]()
-    while pending:
-        prefix, part = pending.pop()
-        if not isinstance(part, Object) or part in seen or len(prefix) > MAX_NAME:
-            continue
-        seen.add(part)
-        for field in ("_parameters", "_buffers", "_modules"):
-            values = part.state.get(field)
-            for name, value in values.items() if isinstance(values, dict) else ():
-                if field == "_modules":
-                    pending.append((f"{prefix}{name}.", value))
-                else:
-                    flat[f"{prefix}{name}"] = value
-    return flat
+def _flatten(module: Object, prefix: str = "") -> Iterator[tuple[str, Value]]:
+    """Yields the parameters and buffers of a pickled module and its submodules."""
+    for field in ("_parameters", "_buffers"):
+        for name, value in module.state.get(field, {}).items():
+            yield f"{prefix}{name}", value
+    for name, part in module.state.get("_modules", {}).items():
+        yield from _flatten(part, f"{prefix}{name}.")

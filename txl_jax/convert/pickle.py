@@ -7,50 +7,43 @@ import pickletools
 import sys
 import zipfile
 from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import ml_dtypes
 import numpy as np
 
 from txl_jax.errors import UserError
-from txl_jax.runtime.storage import one_line, regular
+from txl_jax.runtime.storage import one_line
 
 UNREADABLE = "was not written by torch.save or pickle, or is damaged"
 DTYPES = {"Double": "f8", "Float": "f4", "Half": "f2", "BFloat16": ml_dtypes.bfloat16}
-DTYPES |= {
-    "Long": "i8",
-    "Int": "i4",
-    "Short": "i2",
-    "Char": "i1",
-    "Byte": "u1",
-    "Bool": "u1",
-}
+DTYPES |= {"Long": "i8", "Int": "i4", "Short": "i2", "Char": "i1"}
+DTYPES |= {"Byte": "u1", "Bool": "u1"}
+
+Value = Any  # any content of a pickle
 
 
 class Object:
     """An instance of a class that is not imported, with its attributes."""
 
-    state: dict[Any, Any] = {}
+    state: dict[str, Value] = {}
 
-    def __init__(self, *_: Any) -> None: ...
+    def __init__(self, *_: Value) -> None: ...
 
-    def __setstate__(self, state: Any) -> None:
+    def __setstate__(self, state: Value) -> None:
         self.state = state if isinstance(state, dict) else {}
 
-    def extend(self, *_: Any) -> None:
+    def extend(self, *_: Value) -> None:
         """Drops the items of an unknown container."""
 
     append = __setitem__ = extend
 
 
-class Tuple(tuple):
-    """A tuple that is no key: hashes of nested ones may take exponential time."""
-
-    __hash__ = None  # type: ignore[assignment]
-
-
-def _view(x: np.ndarray, offset: int, shape: Any, strides: Any, *_: Any) -> np.ndarray:
+def _view(
+    x: np.ndarray, offset: int, shape: Sequence[int], strides: Sequence[int], *_: Value
+) -> np.ndarray:
     ends = [(n - 1) * step for n, step in zip(shape, strides, strict=True)]
     size, last = math.prod(shape), offset + sum(ends)  # NumPy's own check overflows
     if min((offset, *shape, *strides)) < 0 or size > x.size or size and last >= x.size:
@@ -61,7 +54,7 @@ def _view(x: np.ndarray, offset: int, shape: Any, strides: Any, *_: Any) -> np.n
 
 # Names in Python's modules are refused unless KNOWN; all others become Objects.
 PYTHON = {*sys.stdlib_module_names, "__builtin__"} - {"argparse", "re", "_codecs"}
-KNOWN: dict[str, Any] = {
+KNOWN: dict[str, type | str | Callable[..., Value]] = {
     **{f"torch.{name}Storage": name for name in DTYPES},
     **{f"__builtin__.{name}": Object for name in ("object", "set", "frozenset")},
     **{f"builtins.{name}": Object for name in ("object", "set", "frozenset")},
@@ -72,26 +65,10 @@ KNOWN: dict[str, Any] = {
 }
 
 
-Base: Any = pickle._Unpickler  # whose opcodes can be replaced
-
-
-def _with_own_tuple(load: Any) -> Any:
-    def run(self: Any) -> None:
-        load(self)
-        self.stack[-1] = Tuple(self.stack[-1])
-
-    return run
-
-
-class Unpickler(Base):
+class Unpickler(pickle.Unpickler):
     """Reads the next value of a file, and zeros in place of its storages."""
 
-    dispatch = Base.dispatch | {
-        code[0]: _with_own_tuple(Base.dispatch[code[0]])
-        for code in (pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3)
-    }
-
-    def __init__(self, file: Any) -> None:
+    def __init__(self, file: IO[bytes]) -> None:
         super().__init__(file, encoding="utf-8", errors="surrogateescape")
         self.storages: dict[str, np.ndarray] = {}
         start = file.tell()
@@ -101,14 +78,14 @@ class Unpickler(Base):
         file.seek(start)
         self.value = self.load()
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> Value:
         """Returns what stands for a class or function; nothing is imported."""
         path = f"{module}.{name}"
         if path not in KNOWN and module.partition(".")[0] in PYTHON:
             raise pickle.UnpicklingError(f"{path[:80]} is not allowed")
         return KNOWN.get(path, Object)
 
-    def persistent_load(self, pid: Any) -> Any:
+    def persistent_load(self, pid: Value) -> Value:
         """Returns the class or storage of an id that torch.save wrote."""
         if pid[0] == "module":
             return pid[1]
@@ -118,10 +95,10 @@ class Unpickler(Base):
         return self.storages.setdefault(key, np.zeros(count, DTYPES[kind]))
 
 
-def read(path: Path) -> Any:
+def read(path: Path) -> Value:
     """Returns the content of a file: plain values, arrays and inert Objects."""
     try:
-        with regular(path).open("rb") as file:
+        with path.open("rb") as file:
             if zipfile.is_zipfile(file):
                 archive = zipfile.ZipFile(file)
                 if any(entry.compress_type for entry in archive.infolist()):
@@ -131,7 +108,7 @@ def read(path: Path) -> Any:
                 for key, storage in main.storages.items():
                     storage.view("u1").data[:] = archive.read(f"{name[:-8]}data/{key}")
                 return main.value
-            source = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            source: Any = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             main = order = Unpickler(source)
             if main.value == 0x1950A86A20F9469CFC6C:  # versions, sizes, value, storages
                 _, _, main, order = [Unpickler(source) for _ in range(4)]

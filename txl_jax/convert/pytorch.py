@@ -19,19 +19,21 @@ from txl_jax.errors import UserError
 from txl_jax.model import config as models
 from txl_jax.model.config import ModelConfig
 
-# The arrays of a layer, after "layers.0.". Kernels are [out, in].
+Fields = Mapping[str, Any]  # of another code base's config
+
+# The arrays of a layer, after "layers.0.", and their shapes; kernels are [out, in].
 LAYER = {
-    "attention.qkv": "dec_attn.qkv_net.weight",
-    "attention.r": "dec_attn.r_net.weight",
-    "attention.o": "dec_attn.o_net.weight",
-    "attention.norm.scale": "dec_attn.layer_norm.weight",
-    "attention.norm.bias": "dec_attn.layer_norm.bias",
-    "feed_forward.in.kernel": "pos_ff.CoreNet.0.weight",
-    "feed_forward.in.bias": "pos_ff.CoreNet.0.bias",
-    "feed_forward.out.kernel": "pos_ff.CoreNet.3.weight",
-    "feed_forward.out.bias": "pos_ff.CoreNet.3.bias",
-    "feed_forward.norm.scale": "pos_ff.layer_norm.weight",
-    "feed_forward.norm.bias": "pos_ff.layer_norm.bias",
+    "attention.qkv": ("dec_attn.qkv_net.weight", "QD"),
+    "attention.r": ("dec_attn.r_net.weight", "HD"),
+    "attention.o": ("dec_attn.o_net.weight", "DH"),
+    "attention.norm.scale": ("dec_attn.layer_norm.weight", "D"),
+    "attention.norm.bias": ("dec_attn.layer_norm.bias", "D"),
+    "feed_forward.in.kernel": ("pos_ff.CoreNet.0.weight", "FD"),
+    "feed_forward.in.bias": ("pos_ff.CoreNet.0.bias", "F"),
+    "feed_forward.out.kernel": ("pos_ff.CoreNet.3.weight", "DF"),
+    "feed_forward.out.bias": ("pos_ff.CoreNet.3.bias", "D"),
+    "feed_forward.norm.scale": ("pos_ff.layer_norm.weight", "D"),
+    "feed_forward.norm.bias": ("pos_ff.layer_norm.bias", "D"),
 }
 TRANSPOSED = (".o", ".kernel")  # here [in, out]
 
@@ -95,77 +97,55 @@ def from_keys(
 
 def from_fields(
     state: Mapping[str, np.ndarray],
-    fields: Mapping[str, Any],
+    fields: Fields,
     family: Callable[..., ModelConfig],
 ) -> tuple[ModelConfig, Params]:
     """Returns the model of a state dict and the fields of another code's config.
 
-    Raises KeyError, TypeError or OverflowError for fields that are missing or wrong.
+    Raises an error of DAMAGE for fields that are missing or of a wrong type.
     """
-    lengths = typed(fields, int, "mem_len", "clamp_len")
     return from_keys(
         Keys(state),
-        typed_list(fields, int, "cutoffs"),
+        fields["cutoffs"],
         family,
-        **{name: max(length, 0) for name, length in lengths.items()},
-        **typed(fields, bool, "same_length", "pre_lnorm"),
-        **typed(fields, float, "dropout", "dropatt"),
+        mem_len=max(int(fields["mem_len"]), 0),
+        clamp_len=max(int(fields["clamp_len"]), 0),
+        same_length=bool(fields["same_length"]),
+        pre_lnorm=bool(fields["pre_lnorm"]),
+        dropout=float(fields["dropout"]),
+        dropatt=float(fields["dropatt"]),
     )
 
 
-def typed(fields: Mapping[str, Any], kind: type, *names: str) -> dict[str, Any]:
-    """Returns the fields; raises TypeError for one of another type."""
-    for name in names:
-        if type(value := fields[name]) not in (kind, int if kind is float else kind):
-            raise TypeError(f"{name} = {value!r} is not of type {kind.__name__}")
-    return {name: kind(fields[name]) for name in names}
-
-
-def typed_list(fields: Mapping[str, Any], kind: type, name: str) -> list[Any]:
-    """Returns the field; raises TypeError unless it is a list of the type."""
-    values = fields[name]
-    if type(values) not in (list, tuple) or any(type(x) is not kind for x in values):
-        raise TypeError(f"{name} = {values!r} is not a list of {kind.__name__}s")
-    return list(values)
-
-
-def _positions(keys: Keys) -> tuple[dict[str, Any], Params, Params]:
+def _positions(keys: Keys) -> tuple[Fields, Params, Params]:
     """Returns the sizes that u implies, then u and w, then learned distances."""
-    heads: dict[str, Any]
     if "r_emb" not in keys:
         untied = keys.rank("r_w_bias") == 3
         shape = keys.shape("r_w_bias", *("NHA" if untied else "HA"))
-        heads = {"n_head": shape[-2], "d_head": shape[-1], "untie_r": untied}
+        sizes = {"n_head": shape[-2], "d_head": shape[-1], "untie_r": untied}
         u, w = (keys.take(name, *shape) for name in ("r_w_bias", "r_r_bias"))
-        return heads, {"u": u, "w": w}, {}
+        return sizes, {"u": u, "w": w}, {}
     N, P, H, A = keys.shape("r_emb", *"NPHA")
-    heads = {"n_head": H, "d_head": A, "position": "shaw_biased", "n_position": P}
     distances = {
         "distances": keys.take("r_emb", N, P, H, A),
         "distance_bias": keys.take("r_bias", N, P, H),
     }
-    return heads, {"u": keys.take("r_w_bias", N, H, A)}, distances
+    learned = {"n_head": H, "d_head": A, "position": "shaw_biased", "n_position": P}
+    return learned, {"u": keys.take("r_w_bias", N, H, A)}, distances
 
 
 def _read_layers(config: ModelConfig, keys: Keys) -> Params:
     """Returns the stacked parameters of all layers."""
-    N, D, F = config.n_layer, config.d_model, config.d_inner
-    H, A = config.n_head, config.d_head
-    shapes = {
-        **dict.fromkeys(LAYER, (D,)),
-        "attention.qkv": (3 * H * A, D),
-        "attention.r": (H * A, D),
-        "attention.o": (D, H * A),
-        "feed_forward.in.kernel": (F, D),
-        "feed_forward.in.bias": (F,),
-        "feed_forward.out.kernel": (D, F),
-    }
-    if config.position != "transformer_xl":
-        del shapes["attention.r"]
+    N, D, H, A = config.n_layer, config.d_model, config.n_head, config.d_head
+    sizes = {"D": D, "F": config.d_inner, "H": H * A, "Q": 3 * H * A}
     arrays = {}
-    for name, shape in shapes.items():
-        names = [f"layers.{n}.{LAYER[name]}" for n in range(N)]
-        stacked = np.stack([keys.take(each, *shape) for each in names])
+    for name, (theirs, dims) in LAYER.items():
+        if name == "attention.r" and config.position != "transformer_xl":
+            continue
+        shape = [sizes[dim] for dim in dims]
+        stacked = np.stack(
+            [keys.take(f"layers.{n}.{theirs}", *shape) for n in range(N)]
+        )
         arrays[name] = stacked.swapaxes(1, 2) if name.endswith(TRANSPOSED) else stacked
     qkv = arrays.pop("attention.qkv").reshape(N, 3, H, A, D)
     arrays |= {f"attention.{name}": qkv[:, i] for i, name in enumerate("qkv")}

@@ -18,6 +18,7 @@ from flax import traverse_util
 from txl_jax.checkpoint import manifest as manifests
 from txl_jax.checkpoint.checksum import checksums, named_leaves
 from txl_jax.checkpoint.manifest import Damaged, Manifest
+from txl_jax.convert.embedding import Params
 from txl_jax.data import vocab as vocabulary
 from txl_jax.data.byte_ranges import reading
 from txl_jax.data.vocab import Vocab
@@ -36,7 +37,7 @@ class Release(NamedTuple):
     """
 
     config: dict[str, Any]
-    params: Any
+    params: Params
     vocab: Vocab
     step: int
     origin: dict[str, Any]
@@ -62,27 +63,20 @@ def read(path: Path) -> Release:
     with reading(path):
         if not path.is_file():
             raise UserError(f"{path} is not a file: give one that {EXPORT} wrote")
-        path.open("rb").close()  # safetensors' own message is unclear
     try:
         with safetensors.safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}
-            _check_format(metadata, path)
+            if (found := metadata.get("format", "")) != FORMAT:
+                raise UserError(
+                    f"{path} has format = {found!r} in its metadata, not {FORMAT!r}: "
+                    f"give a file that {EXPORT} of this version wrote"
+                )
             flat = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         return _parse(metadata, flat)
     except (Damaged, OSError, safetensors.SafetensorError, *DAMAGE) as error:
         raise UserError(
             f"{path} is damaged or truncated ({error}): copy it again from its source"
         ) from error
-
-
-def _check_format(metadata: Mapping[str, str], path: Path) -> None:
-    found = metadata.get("format", "")
-    if found == FORMAT:
-        return
-    this = f"{path} has format = {found!r} in its metadata, not {FORMAT!r}"
-    if found.startswith(FORMAT.split()[0]):
-        raise UserError(f"{this}: read it with the version that exported it")
-    raise UserError(f"{this}: give a file that {EXPORT} wrote")
 
 
 def _parse(metadata: Mapping[str, str], flat: dict[str, np.ndarray]) -> Release:

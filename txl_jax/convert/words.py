@@ -2,11 +2,10 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from txl_jax.convert import pickle
 from txl_jax.convert.huggingface import read_json
-from txl_jax.convert.pickle import Object
+from txl_jax.convert.pickle import Object, Value
 from txl_jax.data import vocab as vocabulary
 from txl_jax.data.options import OWN, DataConfig
 from txl_jax.data.recipe import CONVENTIONS
@@ -84,7 +83,7 @@ def files(path: Path) -> list[Path]:
 
 
 def from_pickle(
-    value: Any, path: Path, make: Callable[[list[str], bool], Vocab] = from_words
+    value: Value, path: Path, make: Callable[[list[str], bool], Vocab] = from_words
 ) -> Vocab:
     """Returns make(words, lower_case) of the vocabulary in a value of `pickle.read`."""
     for _ in range(DEPTH):
@@ -100,16 +99,15 @@ def from_pickle(
     raise UserError(f"{path} contains no vocabulary: idx2sym is missing")
 
 
-def _in_order(ids: Any, start: int = 0) -> list[str] | None:
+def _in_order(ids: Value, start: int = 0) -> list[str] | None:
     """Returns the words of {word: id}; None unless the ids count from `start`."""
-    numbers = list(ids.values()) if isinstance(ids, dict) else [""]
-    expected = range(start, start + len(numbers))
-    if any(type(x) is not int for x in numbers) or sorted(numbers) != [*expected]:
+    numbers = ids.values() if isinstance(ids, dict) else [None]
+    if {*map(repr, numbers)} != {*map(repr, range(start, start + len(numbers)))}:
         return None
     return sorted(ids, key=ids.__getitem__)
 
 
-def _beside(path: Path, name: str) -> dict[str, Any]:
+def _beside(path: Path, name: str) -> dict[str, Value]:
     beside = path.with_name(name)
     return read_json(beside) if beside.is_file() else {}
 
