@@ -40,15 +40,14 @@ def test_an_answer_repeats_the_pattern_at_the_stated_distance() -> None:
     np.testing.assert_allclose(gaps, 1 / 6, atol=0.03)
 
 
-def test_splits_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_answers_are_scored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(copying, "SIZES", dict.fromkeys(copying.SIZES, 3000))
     source = corpora.find(CORPUS)
     assert source.config == "copying-12-5-4-0"
     for split, ranges in source.split(tmp_path).items():
         assert b"".join(blocks(ranges, 999)) == TASK.text(split)
-
-
-def test_only_answers_are_scored() -> None:
     text = np.frombuffer(TASK.text("test")[:600], np.uint8)
     train = TrainConfig(batch_size=4, tgt_len=16, segments_per_call=8)
     config = Config(data=DataConfig(corpus=CORPUS), train=train)

@@ -181,16 +181,6 @@ def test_files_are_documents(kind: str, end: str, tmp_path: Path) -> None:
     assert made.vocab.decode(tokens[second:]) == f"\na b\n{end}\n"
 
 
-def test_learned_subwords_are_lossless(tmp_path: Path) -> None:
-    pytest.importorskip("tokenizers", reason="needs the extra subword")
-    train = "the café of the sea\n\n" * 50
-    path = write_text(tmp_path / "text", train, "the odd ünï\n")
-    config = DataConfig("text", path, str(tmp_path), "subword", vocab_size=280)
-    made = prepare(config)
-    assert made.vocab.decode(made.split("valid")) == "the odd ünï\n"
-    assert made.denominators("valid")["words"] == 4
-
-
 def test_impossible_vocabularies_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

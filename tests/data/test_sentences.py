@@ -84,18 +84,10 @@ def test_sentences_are_found_across_chunks(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("n", [1, 2, 256, 257, 100_000])
-def test_a_permutation_is_a_bijection(n: int) -> None:
+def test_a_permutation_depends_on_seed_and_epoch(n: int) -> None:
     drawn = permute(n, 1, 0)
     np.testing.assert_array_equal(np.sort(drawn), np.arange(n))
-    assert n < 200 or (drawn != permute(n, 1, 1)).any()
-    assert n < 200 or (drawn != permute(n, 2, 0)).any()
-
-
-def test_permutations_are_uniform() -> None:
-    counts = np.zeros((5, 5))
-    for epoch in range(2_000):
-        counts[np.arange(5), permute(5, 0, epoch)] += 1
-    chi2 = ((counts - 400) ** 2 / 400).sum()
-    assert chi2 < 45, "16 degrees of freedom: 1 in 10,000 is above"
-    # What a run of any later version must read too.
+    for other in (permute(n, 1, 1), permute(n, 2, 0)):
+        assert n < 200 or (drawn != other).any()
+    # The numbers of every later version.
     assert permute(8, 1111, 0).tolist() == [5, 6, 3, 1, 2, 0, 7, 4]

@@ -4,6 +4,7 @@ import io
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,9 @@ from tests.data.test_vocab import streamed
 from tests.support.refusal import refused
 from txl_jax.data import text as texts
 from txl_jax.data import vocab
+from txl_jax.data.options import SPLITS, DataConfig
 from txl_jax.data.subword import SubwordVocab
+from txl_jax.data.tokens import prepare
 from txl_jax.data.word import WordVocab
 
 tokenizers = pytest.importorskip("tokenizers", reason="needs the extra subword")
@@ -31,6 +34,11 @@ def test_trained_bpe_is_lossless(bpe: SubwordVocab, tmp_path: Path) -> None:
     assert len(bpe.encode(TEXT)) < len(TEXT.encode()) / 2
     for size in (1, 7, 10_000):
         assert streamed(bpe, odd.encode(), size) == bpe.encode(odd).tolist()
+    (text := tmp_path / "text.txt").write_text(TEXT, "utf-8")
+    options: dict[str, Any] = {"vocab": "subword", "vocab_size": 300}
+    made = prepare(DataConfig("text", str(text), str(tmp_path), **options))
+    decoded = (made.vocab.decode(made.split(split)) for split in SPLITS)
+    assert "".join(decoded) == TEXT
     vocab.save(bpe, tmp_path / "v.json")
     again = vocab.load(tmp_path / "v.json")
     assert (again.encode(odd) == bpe.encode(odd)).all()
@@ -69,13 +77,11 @@ def test_line_ends_of_a_tokenizer_without_newlines() -> None:
 
 
 def test_sentencepiece_model_is_read(tmp_path: Path) -> None:
-    reason = "needs the extra subword"
-    sentencepiece = pytest.importorskip("sentencepiece", reason=reason)
+    sentencepiece = pytest.importorskip("sentencepiece", reason="an extra")
     model, lines = io.BytesIO(), iter(TEXT.split("\n"))
     options = {"vocab_size": 60, "hard_vocab_limit": False, "minloglevel": 2}
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=lines, model_writer=model, **options
-    )
+    options |= {"sentence_iterator": lines, "model_writer": model}
+    sentencepiece.SentencePieceTrainer.train(**options)
     path = tmp_path / "spm.model"
     path.write_bytes(model.getvalue())
     made = vocab.read(path, WordVocab)

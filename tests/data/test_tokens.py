@@ -38,7 +38,7 @@ def prepared(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return data_dir
 
 
-def test_only_prepared_copies_are_deleted(text: Path, tmp_path: Path) -> None:
+def test_prepared_copies_are_deleted(text: Path, tmp_path: Path) -> None:
     config = DataConfig("text", str(text), str(tmp_path))
     assert delete(config) == []
     prepare(config)
