@@ -4,7 +4,7 @@ import ast
 import json
 import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from generate.markdown import ROOT, block, code, table
 
@@ -48,17 +48,6 @@ def readme() -> dict[str, list[str]]:
     return {row[0].strip("`").removesuffix(".py"): row[1:] for row in rows}
 
 
-def runs() -> dict[str, tuple[dict[str, Any], str]]:
-    """Returns the results that the pages show, by experiment: (JSON, file)."""
-    results = {}
-    page = "docs/tutorial/quickstart.md"
-    for line in (ROOT / page).read_text("utf-8").splitlines():
-        if line.startswith('{"mode": "train"'):
-            result = json.loads(line)
-            results[Path(result["workdir"]).name] = result, page
-    return results
-
-
 # Whose results have a page.
 PAGES = {
     "copying": "[accuracy against delay](copying.md)",
@@ -72,12 +61,13 @@ def said_here(name: str) -> str:
     """Returns what was run of an experiment, or "not run"."""
     if name in PAGES:
         return PAGES[name]
-    if name not in runs():
+    path = FOLDER / "logs" / f"{name}.json"
+    if not path.exists():
         return "not run"
-    result, file = runs()[name]
+    result = json.loads(path.read_text("utf-8"))
     return (
         f"{result['bpc']:.3f} bits per token on {result['split']}, "
-        f"{result['updates']:,} updates; the line is in `{file}`"
+        f"{result['updates']:,} updates; `experiments/logs/{name}.json`"
     )
 
 
