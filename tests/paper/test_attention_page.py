@@ -56,7 +56,7 @@ MAPS = make_maps()
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("page")
-    files = attention_page.write_files(MAPS, TOKENS, decode, path, "Attention of <x>")
+    files = attention_page.write_page(MAPS, TOKENS, decode, path, "Attention of <x>")
     assert set(files.values()) == {
         *("attention.html", "attention.npz", "attention_heads.png"),
         *("attention_terms.png", "attention_memory.png", "attention_distances.png"),
@@ -127,7 +127,7 @@ def test_the_page_has_the_numbers_of_every_head_and_target(
 
 
 def test_pictures_are_drawn_for_any_scheme(folder: Path, tmp_path: Path) -> None:
-    attention_page.write_files(make_maps("a"), TOKENS, decode, tmp_path, "")
+    attention_page.write_page(make_maps("a"), TOKENS, decode, tmp_path, "")
     for path in (*folder.glob("*.png"), *tmp_path.glob("*.png")):
         assert path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
         assert path.stat().st_size < 80_000

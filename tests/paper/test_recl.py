@@ -105,7 +105,7 @@ def scored(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
         return nll
 
-    monkeypatch.setattr("txl_jax.paper.context_nll.make_context_nll", make)
+    monkeypatch.setattr(recl, "make_context_nll", make)
     return contexts
 
 

@@ -19,7 +19,7 @@ from txl_jax.cli import run as train_mode
 from txl_jax.config import Config
 from txl_jax.errors import RETRY, Interrupted
 from txl_jax.paper import options as ablation
-from txl_jax.paper import table
+from txl_jax.paper import table, table_rows
 from txl_jax.paper.options import TABLES, TableConfig
 from txl_jax.workdir import claim
 
@@ -27,7 +27,7 @@ ROWS = [(number, name) for number, rows in TABLES.items() for name in rows]
 
 
 def shrunk(number: int, name: str) -> Config:
-    return table.row_config(name, TableConfig(table=number), {})
+    return table_rows.row_config(name, TableConfig(table=number), {})
 
 
 def differences(one: Config, other: Config) -> set[str]:
@@ -50,8 +50,8 @@ def test_a_row_describes_its_config(number: int, name: str) -> None:
     assert row.recurrence == (config.model.mem_len > 0)
     assert config.train.half_loss == (row.loss == "half")
     full = TableConfig(table=number, scale="full")
-    assert table.row_config(name, full, {}) == config
-    second = table.row_config(name, full, {}, 1)
+    assert table_rows.row_config(name, full, {}) == config
+    second = table_rows.row_config(name, full, {}, 1)
     assert differences(second, config) == {"train.seed"}
     if row.parent:  # the miniatures differ as the published configs do
         published = differences(config, configs.parse(configs.load(row.parent)))
@@ -65,26 +65,26 @@ def test_a_row_describes_its_config(number: int, name: str) -> None:
 
 def test_the_miniature_has_an_eighth_of_the_lengths_and_the_tables_flags() -> None:
     flags = {"train.num_steps": "80", "train.batch_size": "4"}
-    row = table.row_config("wt103_shaw", TableConfig(), flags, 2)
+    row = table_rows.row_config("wt103_shaw", TableConfig(), flags, 2)
     lengths = (row.model.mem_len, row.train.tgt_len, row.model.n_position)
     assert lengths == (16, 16, 32)
     assert (row.train.num_steps, row.train.batch_size) == (80, 4)
-    assert (row.train.seed, row.eval.max_tokens) == (1113, table.SCORED)
+    assert (row.train.seed, row.eval.max_tokens) == (1113, table_rows.SCORED)
     assert (row.optim.warmup_steps, row.checkpoint.every_steps) == (8, 20)
 
 
 def test_evaluation_attends_to_the_given_length() -> None:
     memory, window = shrunk(6, "wt103_128m"), shrunk(6, "wt103_no_recurrence")
-    assert (table.init_len(memory), table.init_len(window)) == (32, 16)
-    assert table.lengths(memory) == [16, 24, 32, 48, 64, 80]
-    for length in table.lengths(memory):
-        config = table.attend(memory, length)
+    assert (table_rows.init_len(memory), table_rows.init_len(window)) == (32, 16)
+    assert table_rows.lengths(memory) == [16, 24, 32, 48, 64, 80]
+    for length in table_rows.lengths(memory):
+        config = table_rows.attend(memory, length)
         assert (config.mem_len, config.same_length, config.ext_len) == (length, True, 0)
-    assert table.lengths(window) == [8, 12, 16, 24, 32, 40]
-    for length in table.lengths(window):
-        config = table.attend(window, length)
+    assert table_rows.lengths(window) == [8, 12, 16, 24, 32, 40]
+    for length in table_rows.lengths(window):
+        config = table_rows.attend(window, length)
         assert (config.mem_len, config.tgt_len + config.ext_len) == (0, length)
-    assert table.lengths(shrunk(6, "wt103_al_rfou")) == [8, 12, 16]
+    assert table_rows.lengths(shrunk(6, "wt103_al_rfou")) == [8, 12, 16]
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_distances_beyond_those_of_training_are_clamped(
 def test_distances_are_clamped_at_those_of_overridden_lengths() -> None:
     def clamp_len(**overrides: str) -> int:
         named = {name.replace("__", "."): text for name, text in overrides.items()}
-        row = table.row_config("wt103_128m", TableConfig(table=6), named)
+        row = table_rows.row_config("wt103_128m", TableConfig(table=6), named)
         return row.eval.clamp_len
 
     assert clamp_len(train__tgt_len="32", model__mem_len="64") == 95
@@ -113,8 +113,10 @@ def test_distances_are_clamped_at_those_of_overridden_lengths() -> None:
 
 
 def test_a_window_contains_the_tokens_that_it_scores() -> None:
-    row = table.row_config("wt103_no_recurrence", TableConfig(), {"train.tgt_len": "1"})
-    assert min(table.lengths(row)) == 1
+    row = table_rows.row_config(
+        "wt103_no_recurrence", TableConfig(), {"train.tgt_len": "1"}
+    )
+    assert min(table_rows.lengths(row)) == 1
 
 
 @pytest.fixture
@@ -135,7 +137,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def score(row: Config, workdir: Path, tokens: None) -> dict[str, Any]:
         nll = 2.0 + 0.001 * row.train.seed - 0.1 * (row.model.mem_len > 0)
-        return {"nll_nats": {str(n): nll for n in table.lengths(row)}, "tokens": 9}
+        return {"nll_nats": {str(n): nll for n in table_rows.lengths(row)}, "tokens": 9}
 
     monkeypatch.setattr(train_mode, "trained", train)
     monkeypatch.setattr(table, "score", score)
@@ -199,14 +201,14 @@ def test_hours_and_revisions_of_all_runs_are_reported(tmp_path: Path) -> None:
 
 def test_a_run_scored_with_other_lengths_is_scored_again(tmp_path: Path) -> None:
     row = shrunk(6, "wt103_128m")
-    nll_nats = {str(length): 1.5 for length in table.lengths(row)}
+    nll_nats = {str(length): 1.5 for length in table_rows.lengths(row)}
 
     def found() -> dict[int, float] | None:
         saved = {"asked": table.identity(row), "nll_nats": nll_nats}
         (tmp_path / table.RESULT).write_text(json.dumps(saved))
         return table.finished(row, tmp_path)
 
-    assert found() == {length: 1.5 for length in table.lengths(row)}
+    assert found() == {length: 1.5 for length in table_rows.lengths(row)}
     nll_nats["7"] = nll_nats.pop("16")
     assert found() is None
 

@@ -35,7 +35,7 @@ with epy.lazy_imports():  # each is imported by its mode alone
         score,
         summary,
     )
-    from txl_jax.paper import attention_mode, recl, speed, table
+    from txl_jax.paper import attention_page, recl, speed, table
 
 
 def load_model(command: Command) -> Loaded:
@@ -51,7 +51,7 @@ RUN: dict[str, Callable[[Command], dict[str, Any]]] = {
     "evaluate": lambda c: evaluate.run(load_model(c), c.workdir),
     "generate": lambda c: generate.run(load_model(c)),
     "score": lambda c: score.run(load_model(c)),
-    "attention": lambda c: attention_mode.run(load_model(c), c.workdir),
+    "attention": lambda c: attention_page.run(load_model(c), c.workdir),
     "prepare": lambda c: prepare.run(initial_data(c.config, c.workdir), c.delete),
     "import": lambda c: convert.import_model(c.config.convert, c.workdir, c.overrides),
     "export": lambda c: convert.export_model(

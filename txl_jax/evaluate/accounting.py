@@ -1,7 +1,6 @@
 """The size and the reach of a memory, computed from the config (section 3.2)."""
 
 import os
-from typing import Any
 
 import jax
 
@@ -9,6 +8,7 @@ from txl_jax.errors import UserError
 from txl_jax.evaluate.options import EvalConfig
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import keys_per_query
+from txl_jax.report.log import Json
 
 TRAIN_FIELDS = "model.mem_len, train.batch_size or train.tgt_len"
 EVAL_FIELDS = "eval.mem_len, eval.streams or eval.tgt_len"
@@ -16,7 +16,7 @@ GENERATE_FIELDS = "generate.mem_len or generate.samples"
 TOKEN_BYTES = 12  # of a token's input, target and weight
 
 
-def account(config: ModelConfig, batch_size: int, tgt_len: int) -> dict[str, Any]:
+def account(config: ModelConfig, batch_size: int, tgt_len: int) -> Json:
     """Returns the memory's size and reach, and the share of dependencies it saves.
 
     cache_bytes is the size of the paper's cache of hidden states. Evaluation and

@@ -27,6 +27,8 @@ from txl_jax.model.txl import TransformerXL
 
 NONE = -1  # the target of an empty entry, and of padding
 
+read_hidden = from_hidden(lambda model, h_BLD, segment: h_BLD)
+
 
 class Cache(NamedTuple):
     """The newest hidden states and their targets, oldest first."""
@@ -68,13 +70,10 @@ def make_reader(model_config: ModelConfig, config: EvalConfig, mesh: Mesh) -> Re
     check_cache(model_config, config)
     model_config = evaluation_model(model_config, config)
 
-    @from_hidden
-    def nll_and_hidden(model: TransformerXL, h_BLD: Array, segment: Traced) -> Any:
-        return model.embedding.nll(h_BLD, segment.targets_SBL), h_BLD
-
     def read(model: TransformerXL, state: Any, segment: Traced) -> tuple[Array, Any]:
         memory, cache = state
-        (nll_BL, h_BLD), memory = nll_and_hidden(model, memory, segment)
+        h_BLD, memory = read_hidden(model, memory, segment)
+        nll_BL = model.embedding.nll(h_BLD, segment.targets_SBL)
         nll_BL, cache = cache.mix(nll_BL, h_BLD, segment, config)
         return jnp.sum(nll_BL * segment.weights_SBL), (memory, cache)
 
@@ -83,5 +82,4 @@ def make_reader(model_config: ModelConfig, config: EvalConfig, mesh: Mesh) -> Re
         h_BCD = jnp.zeros((B, C, D), model_config.compute_dtype)
         return Cache(h_BCD, jnp.full((B, C), NONE, jnp.int32))
 
-    sizes = config.streams, config.tgt_len
-    return Reader(model_config, read, *sizes, mesh, empty)
+    return Reader(model_config, read, config.streams, config.tgt_len, mesh, more=empty)

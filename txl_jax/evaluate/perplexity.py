@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,14 +15,16 @@ from txl_jax.evaluate import reader
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
 from txl_jax.evaluate.reader import Reader, Traced
 from txl_jax.model.config import ModelConfig
+from txl_jax.model.initializers import Params
 from txl_jax.model.segment import Segment
 from txl_jax.model.txl import TransformerXL
+from txl_jax.report.log import Json
 from txl_jax.sharding.rules import host_rows
 
-Progress = Callable[[int, int], None]  # called with (calls done, total)
-Evaluate = Callable[[Any, np.ndarray, Progress], dict[str, Any]]
+ShowProgress = Callable[[int, int], None]  # of (done, total)
+Evaluate = Callable[[Params, np.ndarray, ShowProgress], Json]
 # (params, segments) -> the summed nlls, in nats, of the segments of every call.
-ReadSplit = Callable[[Any, Iterable[Segment]], Iterator[Array]]
+ReadSplit = Callable[[Params, Iterable[Segment]], Iterator[Array]]
 
 
 def make_reader(model_config: ModelConfig, config: EvalConfig, mesh: Mesh) -> Reader:
@@ -59,8 +60,8 @@ def make_evaluate(
 ) -> Evaluate:
     """Returns evaluate(params, tokens, progress), compiled once for any split.
 
-    Without `read`, that of `make_reader` is used. progress(done, total) is called when
-    a segment is dispatched. The result has the number of scored tokens, the mean nll in
+    Without `read`, that of `make_reader` is used. progress is called when a segment is
+    dispatched. The result has the number of scored tokens, the mean nll in
     nats, ppl, bpc, the streams, and cold_tokens: the tokens scored before their stream
     had read mem_len tokens (without a memory, ext_len).
     """
@@ -68,7 +69,7 @@ def make_evaluate(
     read = read or make_reader(model_config, config, mesh).read
     context = config.mem_len or config.ext_len
 
-    def evaluate(params: Any, tokens: np.ndarray, progress: Progress) -> dict[str, Any]:
+    def evaluate(params: Params, tokens: np.ndarray, progress: ShowProgress) -> Json:
         started = time.perf_counter()
         tokens = config.cut(tokens)
         streams = Streams(

@@ -7,7 +7,7 @@ Dims: B = 1 stream, L segment, D model, T tokens of a document.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -21,7 +21,9 @@ from txl_jax.evaluate import reader
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
 from txl_jax.evaluate.reader import Reader, Traced
 from txl_jax.model.config import ModelConfig
+from txl_jax.model.initializers import Params
 from txl_jax.model.txl import TransformerXL
+from txl_jax.report.log import Json
 
 # The fields of EvalConfig that scores depend on.
 LENGTHS = tuple("tgt_len mem_len ext_len clamp_len same_length reset_memory_at".split())
@@ -47,13 +49,15 @@ Score = Callable[[np.ndarray, np.ndarray], Scores]
 
 
 def make_score(
-    model_config: ModelConfig, config: EvalConfig, params: Any, hidden: bool
+    model_config: ModelConfig, config: EvalConfig, params: Params, hidden: bool
 ) -> Score:
     """Returns score(tokens_T, prefix_T), compiled once for documents of any length."""
     model_config = evaluation_model(model_config, config)
 
     @reader.from_hidden
-    def read_segment(model: TransformerXL, hidden_BLD: Array, segment: Traced) -> Any:
+    def read_segment(
+        model: TransformerXL, hidden_BLD: Array, segment: Traced
+    ) -> tuple[Array, Array | tuple[()]]:
         nll_BL = model.embedding.nll(hidden_BLD, segment.targets_SBL)
         return nll_BL, hidden_BLD if hidden else ()
 
@@ -92,7 +96,7 @@ def make_score(
     return score
 
 
-def totals(nll_T: np.ndarray) -> dict[str, Any]:
+def totals(nll_T: np.ndarray) -> Json:
     """Returns the number of tokens, the number of scored tokens, and their nll."""
     scored = int(np.isfinite(nll_T).sum())
     nats = float(np.nansum(nll_T))
@@ -105,7 +109,7 @@ def totals(nll_T: np.ndarray) -> dict[str, Any]:
     }
 
 
-def describe(nll_T: np.ndarray, size: int, unknown: int) -> dict[str, Any]:
+def describe(nll_T: np.ndarray, size: int, unknown: int) -> Json:
     """Returns `totals` and the bits per byte of a text of `size` bytes."""
     counts = totals(nll_T)
     bits = metrics.bits(counts["total_nll_nats"])
@@ -119,7 +123,7 @@ def describe(nll_T: np.ndarray, size: int, unknown: int) -> dict[str, Any]:
 
 def split(
     per: str, document: Document, nll_T: np.ndarray, vocab: Vocab
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Json]:
     """Yields a document's lines or tokens; the nll of one without context is None."""
     texts = spell(vocab.decode, document.tokens_T)
     start, line = 0, 1

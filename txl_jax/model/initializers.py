@@ -9,6 +9,9 @@ from jax import Array
 
 from txl_jax.model.config import ModelConfig
 
+# The arrays of a model by module and name, or as many gradients, shapes or shardings.
+Params = dict[str, Any]
+
 
 def weight(config: ModelConfig, letters: str) -> Any:
     """Returns the initializer of weights, N(0, init_std)."""

@@ -32,10 +32,12 @@ from txl_jax.evaluate.reader import Reader, Traced
 from txl_jax.kernels import xla
 from txl_jax.kernels.operands import Operands, PositionTerms
 from txl_jax.model.config import ABSOLUTE_POSITIONS, ModelConfig
+from txl_jax.model.initializers import Params
 from txl_jax.model.key_values import KeyValueMemory
 from txl_jax.model.positions import SCHEMES
 from txl_jax.model.txl import TransformerXL
 from txl_jax.paper.options import AttentionConfig
+from txl_jax.report.log import Json
 
 WHOLE = "all"  # the sum of the terms a, b, c and d: the model's score
 SHOWN = 12  # targets, evenly spaced, whose attention the page shows one by one
@@ -158,7 +160,7 @@ def similarity(r_XRA: np.ndarray) -> np.ndarray:
 
 def make_maps(
     model_config: ModelConfig,
-    params: Any,
+    params: Params,
     tokens: np.ndarray,
     config: AttentionConfig,
     eval_config: EvalConfig,
@@ -180,7 +182,9 @@ def make_maps(
             "attention.segments, attention.at or eval.mem_len"
         )
 
-    def tally_layers(model: TransformerXL, memory: Any, segment: Traced) -> Any:
+    def tally_layers(
+        model: TransformerXL, memory: KeyValueMemory, segment: Traced
+    ) -> tuple[Tally, KeyValueMemory]:
         operands, memory = read_attended(model, memory, segment)
         return jax.lax.map(tally, operands), memory
 
@@ -207,10 +211,10 @@ def make_maps(
     )
 
 
-def summarize(maps: Maps) -> dict[str, Any]:
+def summarize(maps: Maps) -> Json:
     """Returns statistics of the maps as JSON, by layer [N] or by head [N][H]."""
 
-    def shorten(x: np.ndarray) -> Any:
+    def shorten(x: np.ndarray) -> list[object]:
         return np.round(x.astype(float), 4).tolist()
 
     R = maps.shown_NHIR.shape[-1]

@@ -1,4 +1,4 @@
-"""A self-contained web page of every head's attention over a text, with plots.
+"""The mode `attention`: a self-contained page of every head's attention, with plots.
 
 The file contains the pictures, the numbers and a script that selects among them, so it
 works offline. Without scripts it shows the pictures and one target.
@@ -12,7 +12,6 @@ import json
 import string
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 import numpy as np
@@ -20,9 +19,14 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from txl_jax.data.preparation import prepare
 from txl_jax.data.vocab import CONTEXT, spell
-from txl_jax.paper.attention_map import WHOLE, Maps
+from txl_jax.paper.attention_map import WHOLE, Maps, make_maps, summarize
+from txl_jax.report.log import Json
 from txl_jax.report.plots import empty
+from txl_jax.workdir.fit import warn_of_rotations
+from txl_jax.workdir.load import Loaded
+from txl_jax.workdir.staging import writing
 
 # The terms as lettered in section 3.3.
 TITLES = {
@@ -32,6 +36,20 @@ TITLES = {
     "c": "(c) bias of content",
     "d": "(d) bias of distance",
 }
+
+
+def run(loaded: Loaded, workdir: Path) -> Json:
+    """Maps the attention over part of a split; writes pictures and a page."""
+    config, split = loaded.config, loaded.config.eval.split
+    tokens = prepare(config.data, loaded.vocab).split(split)
+    warn_of_rotations(config, most=config.eval.mem_len)  # keys of every target
+    maps = make_maps(config.model, loaded.params, tokens, config.attention, config.eval)
+    result = {"step": loaded.step, "split": split, **summarize(maps)}
+    title = f"Attention of {workdir.name}, step {loaded.step}"
+    with writing(workdir, result) as folder:
+        names = write_page(maps, tokens, loaded.vocab.decode, folder, title)
+        result["files"] = {kind: str(workdir / name) for kind, name in names.items()}
+    return result
 
 
 def _plot_rows(maps: Maps, names: Iterable[str]) -> Figure:
@@ -150,7 +168,7 @@ def make_page(
     L = maps.memory_NHL.shape[-1]
     codes = np.apply_along_axis(encode, -1, maps.shown_NHIR)
     index_I = maps.shown_I - maps.shown_I[0]
-    data: dict[str, Any] = {
+    data: Json = {
         "shape": [N, H, I, R],
         "words": words,
         "at": (index_I + R - 1).tolist(),
@@ -185,7 +203,7 @@ def make_page(
     )
 
 
-def write_files(
+def write_page(
     maps: Maps,
     tokens: np.ndarray,
     decode: Callable[[Iterable[int]], str],
@@ -203,7 +221,7 @@ def write_files(
     words = [text.replace("\n", "⏎\n") for text in spell(decode, part, before=before)]
     page, table = folder / "attention.html", folder / "attention.npz"
     page.write_text(make_page(maps, words, pictures, title), "utf-8")
-    arrays: dict[str, Any] = maps._asdict()
+    arrays = maps._asdict()
     means = {f"mean_NHR_{name}": x for name, x in arrays.pop("mean_NHR").items()}
     np.savez_compressed(table, **arrays, **means)
     files = {"page": page, "arrays": table, **pictures}

@@ -8,9 +8,7 @@ Dims: B streams, P pieces, S segments of a piece, L segment, T tokens of a piece
 """
 
 import math
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,9 +21,12 @@ from txl_jax.data.streams import Streams
 from txl_jax.errors import UserError
 from txl_jax.evaluate import reader
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
+from txl_jax.evaluate.perplexity import ShowProgress
 from txl_jax.evaluate.reader import Reader, Traced
 from txl_jax.model.config import ModelConfig
+from txl_jax.model.initializers import Params
 from txl_jax.model.txl import TransformerXL
+from txl_jax.report.log import Json
 from txl_jax.report.plots import empty, save
 from txl_jax.sharding.rules import host_rows
 
@@ -41,9 +42,9 @@ def measure(
     model_config: ModelConfig,
     config: EvalConfig,
     mesh: Mesh,
-    params: Any,
+    params: Params,
     tokens: np.ndarray,
-    progress: Callable[[int, int], None],
+    progress: ShowProgress,
 ) -> tuple[np.ndarray, int]:
     """Returns (nll_T in nats, the number of pieces): means over all pieces.
 
@@ -77,7 +78,7 @@ def measure(
     return sum_T / P, P
 
 
-def bins(nll_T: np.ndarray) -> list[dict[str, Any]]:
+def bins(nll_T: np.ndarray) -> list[Json]:
     """Averages the curve over bins of 1, 2, 3 to 4, 5 to 8, ... tokens read."""
     rows, low = [], 0
     while low < len(nll_T):
@@ -89,7 +90,7 @@ def bins(nll_T: np.ndarray) -> list[dict[str, Any]]:
     return rows
 
 
-def summarize(nll_T: np.ndarray, pieces: int, config: EvalConfig) -> dict[str, Any]:
+def summarize(nll_T: np.ndarray, pieces: int, config: EvalConfig) -> Json:
     """Returns the curve in bins, its final level, and the cost of a cold start.
 
     settled_nll is the mean of the curve's last quarter. cost_nats is the sum of the
@@ -109,9 +110,10 @@ def summarize(nll_T: np.ndarray, pieces: int, config: EvalConfig) -> dict[str, A
     }
 
 
-def plot_cold_start(nll_T: np.ndarray, result: dict[str, Any], path: Path) -> None:
+def plot_cold_start(nll_T: np.ndarray, result: Json, path: Path) -> None:
     """Draws bits per token against the tokens read since a cold start, and in bins."""
-    axes = empty(8, 4.5).add_subplot()
+    figure = empty(8, 4.5)
+    axes = figure.add_subplot()
     read, bits = np.arange(1, len(nll_T) + 1), nll_T / math.log(2)
     label = f"mean of {result['pieces']} cold starts"
     axes.plot(read, bits, "C0.", markersize=3, alpha=0.25, label=label)
@@ -129,5 +131,5 @@ def plot_cold_start(nll_T: np.ndarray, result: dict[str, Any], path: Path) -> No
     axes.set_xscale("log", base=2)
     ticks = [2**n for n in range(int(math.log2(len(nll_T))) + 1)]
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
-    words = {"xlabel": "tokens read since the cold start", "ylabel": "bits per token"}
-    save(axes, path, "upper right", **words)
+    axes.set(xlabel="tokens read since the cold start", ylabel="bits per token")
+    save(figure, path, "upper right")

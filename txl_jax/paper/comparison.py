@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from txl_jax import metrics
 from txl_jax.paper.options import ROWS, TABLES
-from txl_jax.report.plots import empty
+from txl_jax.report.plots import empty, save
 
 # A length counts as the best if its perplexity is within the last digit of the paper's
 # tables, 0.01 of 26.77.
@@ -67,9 +67,15 @@ def summarize(nlls: list[dict[int, float]], init_len: int) -> RowResult:
     best_len = min(length for length, one in ppl.items() if one.mean <= best * REACHES)
     longer = max(best_len, init_len)
     gain = measure([run[init_len] - run[longer] for run in runs])
-    lengths = init_len, best_len
-    best_by_seed = [run[best_len] for run in runs]
-    return RowResult(ppl[init_len], ppl[best_len], *lengths, ppl, gain, best_by_seed)
+    return RowResult(
+        ppl_init=ppl[init_len],
+        ppl_best=ppl[best_len],
+        init_attention_tokens=init_len,
+        best_attention_tokens=best_len,
+        ppl_by_attention_tokens=ppl,
+        gain=gain,
+        best_by_seed=[run[best_len] for run in runs],
+    )
 
 
 class Comparison(NamedTuple):
@@ -112,8 +118,8 @@ def compare(table: int, results: dict[str, RowResult]) -> list[Comparison]:
         while above and above not in results:
             above = rows[above].parent
         if above:
-            by_seed = one.best_by_seed, results[above].best_by_seed
-            parents.append(compare_rows(name, above, *by_seed))
+            theirs = results[above].best_by_seed
+            parents.append(compare_rows(name, above, one.best_by_seed, theirs))
         if rows[name].init:
             init, best = one.init_attention_tokens, one.best_attention_tokens
             what = f"attention to more than training's {init} tokens (best: {best})"
@@ -177,7 +183,7 @@ def markdown(table: int, results: dict[str, RowResult]) -> str:
 
 
 def plot(title: str, table: int, results: dict[str, RowResult], path: Path) -> None:
-    """Plots each row's perplexities over its seeds, and the paper's best."""
+    """Draws each row's perplexities over its seeds, and the paper's best."""
     names = list(results)
     figure = empty(9, 1.5 + 0.45 * len(names))
     ours, paper = figure.subplots(1, 2, sharey=True, width_ratios=(2, 1))
@@ -192,11 +198,8 @@ def plot(title: str, table: int, results: dict[str, RowResult], path: Path) -> N
         paper.plot([TABLES[table][name].best], [y], "D", color="black")
     ours.plot([], [], "o", color="tab:gray", label="attention length of training")
     ours.plot([], [], "o", color="tab:blue", label="best attention length")
-    ours.legend(fontsize=8)
     ours.set_yticks(range(len(names)), names, fontsize=8)
     ours.invert_yaxis()
     ours.set(xlabel="perplexity here: mean and range over the seeds", title=title)
     paper.set(xlabel="perplexity in the paper (best)")
-    for axes in (ours, paper):
-        axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=120)
+    save(figure, path)

@@ -10,7 +10,7 @@ import hashlib
 import json
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from zipfile import BadZipFile
 
 import numpy as np
@@ -22,9 +22,10 @@ from txl_jax.data import vocab
 from txl_jax.data.preparation import prepare
 from txl_jax.errors import UserError
 from txl_jax.model.config import ABSOLUTE_POSITIONS
-from txl_jax.paper import context_nll
+from txl_jax.paper.context_nll import make_context_nll, spread
+from txl_jax.paper.gains import compare, plot_recl
 from txl_jax.paper.options import ReclConfig
-from txl_jax.report.log import aligned, say
+from txl_jax.report.log import Json, aligned, say
 from txl_jax.report.progress import Progress
 from txl_jax.runtime import storage
 from txl_jax.workdir import load
@@ -43,7 +44,7 @@ class Member(NamedTuple):
     source: str  # of the text, for an error
 
 
-def run(config: ReclConfig, folder: Path, overrides: dict[str, str]) -> dict[str, Any]:
+def run(config: ReclConfig, folder: Path, overrides: dict[str, str]) -> Json:
     """Compares the models of recl.workdirs; writes losses and results to `folder`.
 
     overrides: config fields for all models, such as eval.mem_len.
@@ -51,7 +52,7 @@ def run(config: ReclConfig, folder: Path, overrides: dict[str, str]) -> dict[str
     started = time.perf_counter()
     members = open_members(config, overrides)
     split, tokens = members[0].config.eval.split, len(members[0].text)
-    positions_T = context_nll.spread(tokens, config.lengths[-1], config.positions)
+    positions_T = spread(tokens, config.lengths[-1], config.positions)
     if not len(positions_T):
         raise UserError(
             f"eval.split = {split!r} has {tokens} tokens, too few for the longest of "
@@ -66,10 +67,10 @@ def run(config: ReclConfig, folder: Path, overrides: dict[str, str]) -> dict[str
         "sha256": members[0].sha256,
         "positions": len(positions_T),
         "contexts_tokens": config.lengths,
-        **measure(config, nll_ICT, [about for _, about in scored]),
+        **compare(nll_ICT, config.lengths, [about for _, about in scored]),
         "seconds": time.perf_counter() - started,
     }
-    files = write_files(folder / "recl", result, context_nll.plot_recl)
+    files = write_files(folder / "recl", result, plot_recl)
     width = max(len(row["workdir"]) for row in result["members"])
     ratios = result["members"][0]["recl_tokens"]
     say(aligned("RECL", [f"r = {ratio}" for ratio in ratios], width))
@@ -126,7 +127,7 @@ def full_context(config: Config) -> int:
 
 def score(
     config: ReclConfig, member: Member, positions_T: np.ndarray, losses: Path
-) -> tuple[np.ndarray, dict[str, Any]]:
+) -> tuple[np.ndarray, Json]:
     """Returns nll_CT of one model and its row of the result; reuses saved losses."""
     loaded = load.load(member.folder, member.config)
     warn_of_rotations(member.config, most=config.lengths[-1])
@@ -146,17 +147,18 @@ def score(
     folder.mkdir(parents=True, exist_ok=True)
     identified = folder / "identity.json"
     storage.replace(identified, lambda path: path.write_text(text + "\n", "utf-8"))
-    model = loaded.model.config, member.config.eval, loaded.params
-    score_context = context_nll.make_context_nll(*model, loaded.mesh)
+    nll = make_context_nll(
+        loaded.model.config, member.config.eval, loaded.params, loaded.mesh
+    )
     rows = []
     for context in config.lengths:
         length = min(context, full or context)
         path = folder / f"{length}.npz"
         nll_T = read(path)
-        if nll_T is None or nll_T.shape != positions_T.shape:
+        if nll_T is None:
             label = f"{member.folder} context {length}"
             with Progress(label, len(positions_T)) as bar:
-                nll_T = score_context(member.text, positions_T, length, bar)
+                nll_T = nll(member.text, positions_T, length, bar)
             storage.replace(path, functools.partial(write, nll_T))
         rows.append(nll_T)
     return np.stack(rows), {
@@ -172,7 +174,7 @@ def score(
 def read(path: Path) -> np.ndarray | None:
     """Returns the losses in a file of `write`; None if it is missing or damaged."""
     try:
-        with storage.regular(path).open("rb") as file, np.load(file) as kept:
+        with path.open("rb") as file, np.load(file) as kept:
             return kept["nll_T"]
     except (OSError, ValueError, KeyError, EOFError, BadZipFile):
         return None
@@ -182,26 +184,3 @@ def write(nll_T: np.ndarray, path: Path) -> None:
     """Writes the losses of one context, with a checksum."""
     with path.open("wb") as file:
         np.savez(file, nll_T=nll_T)
-
-
-def measure(
-    config: ReclConfig, nll_ICT: np.ndarray, rows: list[dict[str, Any]]
-) -> dict[str, Any]:
-    """Returns RECL in tokens and the gains in perplexity, for each model and ratio."""
-    columns = ("recl_tokens", "ended", "relative_gain", "ppl_gain")
-    members = [{**row, **{name: {} for name in columns}} for row in rows]
-    baselines: dict[str, list[float]] = {}
-    for ratio in context_nll.RATIOS:
-        key = f"{ratio:g}"
-        baseline_C, gain_IC = context_nll.gains(nll_ICT, ratio)
-        relative_IC = gain_IC / baseline_C
-        baselines[key] = baseline_C.tolist()
-        for i, row in enumerate(members):
-            length, row["ended"][key] = context_nll.recl(relative_IC[i], config.lengths)
-            # The effective context cannot exceed what the model can read.
-            row["recl_tokens"][key] = min(length, row["full_context_tokens"] or length)
-            row["relative_gain"][key] = relative_IC[i].tolist()
-            row["ppl_gain"][key] = gain_IC[i].tolist()
-    for row, nll_CT in zip(members, nll_ICT, strict=True):
-        row["ppl"] = np.exp(nll_CT.mean(axis=1)).tolist()
-    return {"group_ppl": baselines, "members": members}

@@ -3,16 +3,16 @@
 import dataclasses
 import time
 from pathlib import Path
-from typing import Any
 
 import flax.linen as nn
 import jax
+import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from txl_jax.config import Config
 from txl_jax.evaluate.options import evaluation_model
 from txl_jax.paper import windows
-from txl_jax.report.log import say
+from txl_jax.report.log import Json, say
 from txl_jax.report.plots import empty, save
 from txl_jax.runtime.preemption import stop
 from txl_jax.sharding.mesh import make_mesh
@@ -24,7 +24,7 @@ from txl_jax.workdir.load import load
 from txl_jax.workdir.staging import write_files
 
 
-def run(config: Config, workdir: Path) -> dict[str, Any]:
+def run(config: Config, workdir: Path) -> Json:
     """Times every attention length on the first device.
 
     The parameters come from the workdir's run, or are random if there is none. The
@@ -45,8 +45,8 @@ def run(config: Config, workdir: Path) -> dict[str, Any]:
         workdir.mkdir(parents=True, exist_ok=True)
     params = jax.device_put(params, NamedSharding(mesh, PartitionSpec()))
     B, L = config.eval.streams, config.eval.tgt_len
-    rows: list[dict[str, Any]] = []
-    result: dict[str, Any] = {
+    rows: list[Json] = []
+    result: Json = {
         "attention_lens": lengths,
         "batch_size": B,
         "tgt_len": L,
@@ -74,9 +74,10 @@ def run(config: Config, workdir: Path) -> dict[str, Any]:
     return result | files
 
 
-def plot_speed(result: dict[str, Any], path: Path) -> None:
+def plot_speed(result: Json, path: Path) -> None:
     """Draws the slowdown of windows against the attention length, beside Table 9."""
-    axes = empty(8, 4.5).add_subplot()
+    figure = empty(8, 4.5)
+    axes = figure.add_subplot()
     for key, label, style, color in (
         ("ratio", "window, naive", "o-", "tab:red"),
         ("predicted_ratio", "its FLOPs", "--", "tab:red"),
@@ -85,9 +86,10 @@ def plot_speed(result: dict[str, Any], path: Path) -> None:
         ("paper_ratio", "paper, Table 9 (another model and device)", "D:", "gray"),
     ):
         pairs = [(x["attention_len"], x[key]) for x in result["rows"] if key in x]
-        lengths, ratios = zip(*pairs, strict=True) if pairs else ((), ())
-        axes.plot(lengths, ratios, style, color=color, markersize=5, label=label)
+        points_X2 = np.array(pairs, float).reshape(-1, 2)
+        axes.plot(*points_X2.T, style, color=color, markersize=5, label=label)
     ticks = [row["attention_len"] for row in result["rows"]]
     axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
-    words = {"xlabel": "attention length", "ylabel": "time per token, cached = 1"}
-    save(axes, path, "upper left", **words, ylim=(0, None))
+    axes.set(xlabel="attention length", ylabel="time per token, cached = 1")
+    axes.set_ylim(bottom=0)
+    save(figure, path, "upper left")

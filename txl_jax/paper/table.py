@@ -11,21 +11,18 @@ import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-from ml_collections import ConfigDict
-
-from txl_jax import config
 from txl_jax.config import Config
 from txl_jax.data.tokens import Tokens
 from txl_jax.errors import UserError
-from txl_jax.evaluate.options import EvalConfig
 from txl_jax.evaluate.perplexity import make_evaluate
 from txl_jax.paper import comparison
 from txl_jax.paper.comparison import RowResult
 from txl_jax.paper.options import TableConfig
+from txl_jax.paper.table_rows import MULTIPLES, attend, init_len, lengths, row_config
 from txl_jax.report.checksum import DAMAGE
-from txl_jax.report.log import say, to_json
+from txl_jax.report.log import Json, say, to_json
 from txl_jax.report.progress import interruptible
 from txl_jax.runtime import distributed
 from txl_jax.runtime.storage import regular, replace
@@ -36,22 +33,6 @@ from txl_jax.workdir.staging import write_files
 
 RESULT = "lengths.json"  # in a run's workdir: its nll by attention length
 
-# Attention lengths, as multiples of that of training: the paper's are 120 and 260
-# tokens for 128, and 500 for 256.
-MULTIPLES = (0.5, 0.75, 1, 1.5, 2, 2.5)
-
-# The miniature has an eighth of the published lengths and two sevenths of the layers.
-SHORTER = 8
-LENGTHS = {
-    "model": ("mem_len", "n_position"),
-    "train": ("tgt_len",),
-    "eval": ("tgt_len", "mem_len", "ext_len"),
-    "generate": ("mem_len",),
-}
-FEWER = 2 / 7
-STEPS = 4_800
-SCORED = 100_000  # tokens from the start of the split
-
 
 class TrainedRun(Protocol):
     """A run that has reached its last update, and still owns its workdir."""
@@ -61,7 +42,7 @@ class TrainedRun(Protocol):
         """The corpus."""
 
     @property
-    def result(self) -> dict[str, Any]:
+    def result(self) -> Json:
         """The figures of its training."""
 
     @property
@@ -75,7 +56,7 @@ Train = Callable[[Config, Path], AbstractContextManager[TrainedRun]]
 
 def run(
     table: TableConfig, workdir: Path, overrides: dict[str, str], train: Train
-) -> dict[str, Any]:
+) -> Json:
     """Makes the table in the workdir; writes tableN.md, .json and .png.
 
     overrides: config fields for all rows, from the command line. train: trains a row.
@@ -87,95 +68,13 @@ def run(
     results: dict[str, RowResult] = {}
     folders: list[Path] = []
     for name, rows in plan.items():
-        of_row = [workdir / name / f"seed_{row.train.seed}" for row in rows]
-        nlls = [
-            run_once(row, folder, train)
-            for row, folder in zip(rows, of_row, strict=True)
-        ]
+        nlls = []
+        for row in rows:
+            folders.append(workdir / name / f"seed_{row.train.seed}")
+            nlls.append(run_once(row, folders[-1], train))
         results[name] = comparison.summarize(nlls, init_len(rows[0]))
-        folders += of_row
     first = {name: rows[0] for name, rows in plan.items()}
     return write(table, workdir, results, first, claim.summarize(folders))
-
-
-def row_config(
-    name: str, table: TableConfig, overrides: dict[str, str], number: int = 0
-) -> Config:
-    """Returns the config of one run of a row, with its seed and all overrides."""
-    c = config.load(name)
-    c.train.seed += number
-    if table.scale == "cpu":
-        shrink(c)
-        if steps := overrides.get("train.num_steps"):
-            config.override(c, "train.num_steps", steps)
-        steps = c.train.num_steps
-        c.train.eval_every = steps  # once, at the end
-        c.optim.warmup_steps = min(200, steps // 10)
-        c.checkpoint.update(every_steps=max(steps // 16 * 4, 4), keep=1)
-    for field, text in overrides.items():
-        config.override(c, field, text)
-    if table.scale == "cpu" and "eval.clamp_len" not in overrides:
-        if c.model.position == "transformer_xl":  # no other position is clamped
-            c.eval.clamp_len = c.model.mem_len + c.train.tgt_len - 1
-    row = config.parse(c)
-    if table.scale == "full":
-        return row
-    return dataclasses.replace(row, eval=attend(row, init_len(row)))
-
-
-def shrink(c: ConfigDict) -> None:
-    """Shrinks a published config to a miniature that trains in minutes on a CPU core.
-
-    Sizes and the optimizer change; recurrence, positions and loss stay those of the
-    row.
-    """
-    for section, names in LENGTHS.items():
-        c[section].update({name: c[section][name] // SHORTER for name in names})
-    c.model.n_layer = round(c.model.n_layer * FEWER)
-    c.model.update(d_model=64, d_embed=0, n_head=2, d_head=32, d_inner=256)
-    # An adaptive softmax does not help with 256 bytes.
-    c.model.update(cutoffs=(), div_val=1, tie_projs=(), dropout=0.0, dropatt=0.0)
-    c.model.unroll = c.model.n_layer
-    c.data.update(corpus="stdlib", vocab="byte", convention="")
-    c.train.update(batch_size=32, segments_per_call=4, num_steps=STEPS, log_every=100)
-    c.optim.update(optimizer="muon", lr=5e-3, schedule="cosine", min_lr_ratio=0.0)
-    c.eval.update(streams=64, max_tokens=SCORED, clamp_len=0)
-
-
-def init_len(row: Config) -> int:
-    """Returns the attention length of training, M + L for a segment's last token."""
-    return row.model.mem_len + row.train.tgt_len
-
-
-def lengths(row: Config) -> list[int]:
-    """Returns the attention lengths, in tokens, with which a row is scored.
-
-    Learned absolute positions are limited to model.n_position.
-    """
-    tried = {int(multiple * init_len(row)) for multiple in MULTIPLES}
-    step = max(row.train.tgt_len // 2, 1)
-    if not row.model.mem_len:  # a window holds the scored part of a segment
-        tried = {length for length in tried if length >= step}
-    if row.model.position == "learned":
-        tried = {length for length in tried if length <= row.model.n_position}
-    return sorted(tried)
-
-
-def attend(row: Config, length: int) -> EvalConfig:
-    """Returns an evaluation that attends to `length` tokens.
-
-    With a memory, every token sees `length` tokens. Without one, a window of `length`
-    tokens is read for each half of a segment, as in the published evaluation.
-    """
-    L = row.train.tgt_len
-    if row.model.mem_len:
-        return dataclasses.replace(
-            row.eval, tgt_len=L, mem_len=length, ext_len=0, same_length=True
-        )
-    step = max(L // 2, 1)
-    return dataclasses.replace(
-        row.eval, tgt_len=step, mem_len=0, ext_len=length - step, same_length=False
-    )
 
 
 def run_once(row: Config, workdir: Path, train: Train) -> dict[int, float]:
@@ -193,7 +92,7 @@ def run_once(row: Config, workdir: Path, train: Train) -> dict[int, float]:
     return of_lengths(row, result)
 
 
-def of_lengths(row: Config, result: dict[str, Any]) -> dict[int, float]:
+def of_lengths(row: Config, result: Json) -> dict[int, float]:
     """Returns a result's nll by attention length; raises KeyError if one is missing."""
     return {length: float(result["nll_nats"][str(length)]) for length in lengths(row)}
 
@@ -219,7 +118,7 @@ def finished(row: Config, workdir: Path) -> dict[int, float] | None:
         ) from error
 
 
-def identity(row: Config) -> dict[str, Any]:
+def identity(row: Config) -> Json:
     """Returns all fields that a run's result depends on, in JSON types."""
     fields = dataclasses.asdict(row)
     for section in ("checkpoint", "run", "table"):
@@ -231,14 +130,15 @@ def identity(row: Config) -> dict[str, Any]:
 make_evaluate_once = functools.lru_cache(maxsize=2 * len(MULTIPLES))(make_evaluate)
 
 
-def score(row: Config, workdir: Path, tokens: Tokens) -> dict[str, Any]:
+def score(row: Config, workdir: Path, tokens: Tokens) -> Json:
     """Returns the nll of a trained run by attention length; a signal interrupts it."""
     loaded, text = load(workdir, row), tokens.split(row.eval.split)
     nll_nats = {}
     for length in lengths(row):
-        setting = loaded.config.model, attend(row, length), loaded.mesh
+        evaluation = attend(row, length)
+        evaluate = make_evaluate_once(loaded.config.model, evaluation, loaded.mesh)
         with interruptible(f"attention to {length} tokens") as progress:
-            scores = make_evaluate_once(*setting)(loaded.params, text, progress)
+            scores = evaluate(loaded.params, text, progress)
         nll_nats[str(length)] = scores["nll"]
     return {"nll_nats": nll_nats, "tokens": scores["tokens"]}
 
@@ -248,8 +148,8 @@ def write(
     workdir: Path,
     results: dict[str, RowResult],
     rows: dict[str, Config],
-    origin: dict[str, Any],
-) -> dict[str, Any]:
+    origin: Json,
+) -> Json:
     """Writes the table's files, and returns its JSON.
 
     rows: one config of each row. origin: of all runs, from `claim.summarize`.
@@ -272,7 +172,7 @@ def write(
         "workdir": str(workdir),
     }
 
-    def plot(_: dict[str, Any], path: Path) -> None:
+    def plot(_: Json, path: Path) -> None:
         comparison.plot(title, table.table, results, path)
         path.with_suffix(".md").write_text(text, "utf-8")
 
@@ -298,7 +198,7 @@ def describe(table: TableConfig, name: str, row: Config) -> str:
     )
 
 
-def describe_origin(origin: dict[str, Any]) -> str:
+def describe_origin(origin: Json) -> str:
     """Describes when, where and from which revisions the runs were made."""
     if not origin["days"]:
         return "The runs have lost their run.json: their hours are unknown."

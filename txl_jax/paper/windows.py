@@ -15,6 +15,7 @@ same_length exactly W. The paper gives neither the segment length nor the batch 
 """
 
 import dataclasses
+import functools
 import statistics
 import time
 from collections.abc import Callable
@@ -34,14 +35,16 @@ from txl_jax.evaluate.reader import empty_memory
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.decoder import Decoder
 from txl_jax.model.flops import vocabulary_products
+from txl_jax.model.initializers import Params
 from txl_jax.model.key_values import KeyValueMemory
 from txl_jax.model.memory import Memory
 from txl_jax.model.positions import distances
 from txl_jax.model.txl import TransformerXL
+from txl_jax.report.log import Json
 
 ROUNDS = 3  # the median of which is reported
 SEGMENTS = 4  # cached segments timed per round; each kind of window is timed once
-Program = Callable[[], Any]
+Program = Callable[[], Array]
 # Table 9: the slowdown of Al-Rfou et al.'s evaluation by attention length.
 PAPER = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}
 
@@ -115,7 +118,7 @@ def window_model(config: ModelConfig, clamp_len: int) -> ModelConfig:
 
 
 def whole_nll(
-    config: ModelConfig, params: Any, tokens_BW: Array, targets_BW: Array
+    config: ModelConfig, params: Params, tokens_BW: Array, targets_BW: Array
 ) -> Array:
     """Returns the nll of every position of windows, nll_BW in nats.
 
@@ -131,7 +134,7 @@ def whole_nll(
 
 def last_nll(
     config: ModelConfig,
-    params: Any,
+    params: Params,
     memory: KeyValueMemory,
     tokens_BW: Array,
     target_B: Array,
@@ -148,18 +151,21 @@ def last_nll(
     start_B, filled_B = jnp.ones_like(target_B), jnp.full_like(target_B, before)
     layers = tuple(layer._replace(start_B=start_B) for layer in read[1].layers)
     memory = KeyValueMemory(layers, filled_B, before)
-    tokens = tokens_BW[:, -1:], target_B[:, None]
-    nll_B1, _ = model.apply({"params": params}, *tokens, memory, method="nll")
+    nll_B1, _ = model.apply(
+        {"params": params}, tokens_BW[:, -1:], target_B[:, None], memory, method="nll"
+    )
     return nll_B1[:, 0]
 
 
-def window_memory(config: ModelConfig, params: Any, B: int, W: int) -> KeyValueMemory:
+def window_memory(
+    config: ModelConfig, params: Params, B: int, W: int
+) -> KeyValueMemory:
     """Returns an empty memory, for a window's first W - 1 tokens and one before."""
     return empty_memory(dataclasses.replace(config, mem_len=1), params, B, W - 1)
 
 
 def make_programs(
-    model_config: ModelConfig, config: EvalConfig, params: Any, mesh: Mesh
+    model_config: ModelConfig, config: EvalConfig, params: Params, mesh: Mesh
 ) -> dict[str, Program]:
     """Compiles the three ways over a random text, with W = config.mem_len.
 
@@ -176,8 +182,8 @@ def make_programs(
     tokens_BW, targets_BW = window_BT[:, :-1], window_BT[:, 1:]
     tiled = window_model(model_config, config.clamp_len)
     dense = dataclasses.replace(tiled, kernel="xla")
-    whole = jax.jit(lambda *args: whole_nll(dense, *args))
-    last = jax.jit(lambda *args: last_nll(tiled, *args))
+    whole = jax.jit(functools.partial(whole_nll, dense))
+    last = jax.jit(functools.partial(last_nll, tiled))
     reader = make_reader(model_config, config, mesh)
     own = reader.unstack(params)
     memory = jax.jit(lambda params: window_memory(tiled, params, B, W))(own)
@@ -207,9 +213,7 @@ def measure(programs: dict[str, Program], B: int, L: int) -> dict[str, float]:
     return {name: statistics.median(each) for name, each in seconds.items()}
 
 
-def describe(
-    config: ModelConfig, B: int, L: int, seconds: dict[str, float]
-) -> dict[str, Any]:
+def describe(config: ModelConfig, B: int, L: int, seconds: dict[str, float]) -> Json:
     """Returns a row of the table: measured and predicted ratios for both windows.
 
     W is the model's mem_len. A predicted ratio is a ratio of FLOPs, which the measured
@@ -217,7 +221,7 @@ def describe(
     """
     W = config.mem_len
     flops = count_flops(config, B, L, W)
-    row: dict[str, Any] = {"attention_len": W}
+    row: Json = {"attention_len": W}
     for way in flops:
         row[f"{way}_seconds_per_token"] = seconds[way]
         row[f"{way}_gflops"] = flops[way] / seconds[way] / 1e9

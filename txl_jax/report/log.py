@@ -20,6 +20,9 @@ from txl_jax.report.timing import Timing
 from txl_jax.runtime import distributed
 from txl_jax.runtime.storage import place, replace
 
+# An object of JSON, such as the result of a mode.
+Json = dict[str, Any]
+
 CHECKSUM = "crc32"  # the last key of a line in metrics.jsonl
 
 

@@ -2,28 +2,37 @@
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from txl_jax.report.log import Json
 
-def empty(width: float, height: float) -> Any:
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+Place = Literal["best", "upper left", "upper right"]  # of a legend
+
+
+def empty(width: float, height: float) -> "Figure":
     """Returns an empty figure; width and height are in inches."""
     import matplotlib.figure  # takes 0.3 s; only modes that plot need it
 
     return matplotlib.figure.Figure(figsize=(width, height), layout="constrained")
 
 
-def save(axes: Any, path: Path, legend: str = "best", **settings: Any) -> None:
-    """Adds a grid, a legend and labels, and writes the figure of the axes."""
-    axes.set(**settings)
-    axes.grid(alpha=0.3)
-    axes.legend(loc=legend, fontsize=9)
-    axes.figure.savefig(path, dpi=100)
+def save(figure: "Figure", path: Path, legend: Place | None = "best") -> None:
+    """Adds grids, and legends at their place if it is given, and writes the figure."""
+    for axes in figure.axes:
+        axes.grid(alpha=0.3)
+        if legend and axes.get_legend_handles_labels()[1]:
+            axes.legend(loc=legend, fontsize=9)
+    figure.savefig(path, dpi=100)
 
 
 def plot_loss(
-    lines: list[dict[str, Any]],
+    lines: list[Json],
     path: Path,
     baselines: dict[str, float],
 ) -> None:
@@ -49,7 +58,6 @@ def plot_loss(
         axes, below = figure.subplots(2, 1, sharex=True, height_ratios=(4, 1))
         below.plot(*rates, color="tab:green", linewidth=1)
         below.set(xlabel="update", ylabel="learning rate", ylim=(0, None))
-        below.grid(alpha=0.3)
     else:
         axes = figure.add_subplot(xlabel="update")
     axes.plot(step, loss_bits, color="tab:blue", alpha=0.25, linewidth=0.8)
@@ -65,7 +73,8 @@ def plot_loss(
         axes.annotate(names, (1, level), (4, -3), **place, fontsize=8, color="gray")
     for level in baselines.values():
         axes.axhline(level, color="gray", linestyle=":", linewidth=1)
-    save(axes, path, "upper right", ylabel="bits per token", ylim=(bottom, top))
+    axes.set(ylabel="bits per token", ylim=(bottom, top))
+    save(figure, path, "upper right")
 
 
 def _labels(levels: dict[str, float], min_gap: float) -> list[tuple[str, float]]:
@@ -79,7 +88,7 @@ def _labels(levels: dict[str, float], min_gap: float) -> list[tuple[str, float]]
     return labels
 
 
-def plot_sweep(result: dict[str, Any], path: Path) -> None:
+def plot_sweep(result: Json, path: Path) -> None:
     """Draws perplexity, and bits per token, against the field that was swept.
 
     Values that are not numbers, or one of which means "off", are evenly spaced.
@@ -88,7 +97,8 @@ def plot_sweep(result: dict[str, Any], path: Path) -> None:
     values, ppl = [row[field] for row in rows], [row["ppl"] for row in rows]
     evenly = field in ("same_length", "clamp_len")
     at = list(range(len(values))) if evenly else values
-    axes = empty(8, 4.5).add_subplot()
+    figure = empty(8, 4.5)
+    axes = figure.add_subplot()
     axes.plot(at, ppl, "o-", color="tab:blue", markersize=4)
     for name, key, marker, size, color in (
         ("training's", "init", "D", 9, "tab:orange"),
@@ -104,4 +114,5 @@ def plot_sweep(result: dict[str, Any], path: Path) -> None:
     to_bits_and_back = lambda x: np.log2(np.maximum(x, 1e-9)), np.exp2
     bits = axes.secondary_yaxis("right", functions=to_bits_and_back)
     bits.set_ylabel("bits per token")
-    save(axes, path, xlabel=f"eval.{field}", ylabel="perplexity")
+    axes.set(xlabel=f"eval.{field}", ylabel="perplexity")
+    save(figure, path)

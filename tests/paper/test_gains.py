@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from txl_jax.paper.baselines import witten_bell
-from txl_jax.paper.context_nll import RATIOS, gains, hardest, recl, short_names
+from txl_jax.paper.gains import RATIOS, gains, hardest, recl, short_names
 
 # Two models, three contexts, two positions. b(c, t): [2, 1], [1, 1], [1, 0.5].
 HAND_ICT = np.array(

@@ -1,0 +1,106 @@
+"""The configs of the runs of a table's rows, and the evaluations that score them."""
+
+import dataclasses
+
+from ml_collections import ConfigDict
+
+from txl_jax import config
+from txl_jax.config import Config
+from txl_jax.evaluate.options import EvalConfig
+from txl_jax.paper.options import TableConfig
+
+# Attention lengths, as multiples of that of training: the paper's are 120 and 260
+# tokens for 128, and 500 for 256.
+MULTIPLES = (0.5, 0.75, 1, 1.5, 2, 2.5)
+
+# The miniature has an eighth of the published lengths and two sevenths of the layers.
+SHORTER = 8
+LENGTHS = {
+    "model": ("mem_len", "n_position"),
+    "train": ("tgt_len",),
+    "eval": ("tgt_len", "mem_len", "ext_len"),
+    "generate": ("mem_len",),
+}
+FEWER = 2 / 7
+STEPS = 4_800
+SCORED = 100_000  # tokens from the start of the split
+
+
+def row_config(
+    name: str, table: TableConfig, overrides: dict[str, str], number: int = 0
+) -> Config:
+    """Returns the config of one run of a row, with its seed and all overrides."""
+    c = config.load(name)
+    c.train.seed += number
+    if table.scale == "cpu":
+        shrink(c)
+        if steps := overrides.get("train.num_steps"):
+            config.override(c, "train.num_steps", steps)
+        steps = c.train.num_steps
+        c.train.eval_every = steps  # once, at the end
+        c.optim.warmup_steps = min(200, steps // 10)
+        c.checkpoint.update(every_steps=max(steps // 16 * 4, 4), keep=1)
+    for field, text in overrides.items():
+        config.override(c, field, text)
+    if table.scale == "cpu" and "eval.clamp_len" not in overrides:
+        if c.model.position == "transformer_xl":  # no other position is clamped
+            c.eval.clamp_len = c.model.mem_len + c.train.tgt_len - 1
+    row = config.parse(c)
+    if table.scale == "full":
+        return row
+    return dataclasses.replace(row, eval=attend(row, init_len(row)))
+
+
+def shrink(c: ConfigDict) -> None:
+    """Shrinks a published config to a miniature that trains in minutes on a CPU core.
+
+    Sizes and the optimizer change; recurrence, positions and loss stay those of the
+    row.
+    """
+    for section, names in LENGTHS.items():
+        c[section].update({name: c[section][name] // SHORTER for name in names})
+    c.model.n_layer = round(c.model.n_layer * FEWER)
+    c.model.update(d_model=64, d_embed=0, n_head=2, d_head=32, d_inner=256)
+    # An adaptive softmax does not help with 256 bytes.
+    c.model.update(cutoffs=(), div_val=1, tie_projs=(), dropout=0.0, dropatt=0.0)
+    c.model.unroll = c.model.n_layer
+    c.data.update(corpus="stdlib", vocab="byte", convention="")
+    c.train.update(batch_size=32, segments_per_call=4, num_steps=STEPS, log_every=100)
+    c.optim.update(optimizer="muon", lr=5e-3, schedule="cosine", min_lr_ratio=0.0)
+    c.eval.update(streams=64, max_tokens=SCORED, clamp_len=0)
+
+
+def init_len(row: Config) -> int:
+    """Returns the attention length of training, M + L for a segment's last token."""
+    return row.model.mem_len + row.train.tgt_len
+
+
+def lengths(row: Config) -> list[int]:
+    """Returns the attention lengths, in tokens, with which a row is scored.
+
+    Learned absolute positions are limited to model.n_position.
+    """
+    tried = {int(multiple * init_len(row)) for multiple in MULTIPLES}
+    step = max(row.train.tgt_len // 2, 1)
+    if not row.model.mem_len:  # a window holds the scored part of a segment
+        tried = {length for length in tried if length >= step}
+    if row.model.position == "learned":
+        tried = {length for length in tried if length <= row.model.n_position}
+    return sorted(tried)
+
+
+def attend(row: Config, length: int) -> EvalConfig:
+    """Returns an evaluation that attends to `length` tokens.
+
+    With a memory, every token sees `length` tokens. Without one, a window of `length`
+    tokens is read for each half of a segment, as in the published evaluation.
+    """
+    L = row.train.tgt_len
+    if row.model.mem_len:
+        return dataclasses.replace(
+            row.eval, tgt_len=L, mem_len=length, ext_len=0, same_length=True
+        )
+    step = max(L // 2, 1)
+    return dataclasses.replace(
+        row.eval, tgt_len=step, mem_len=0, ext_len=length - step, same_length=False
+    )
