@@ -21,12 +21,8 @@ from txl_jax.checkpoint.options import CheckpointConfig
 from txl_jax.convert.options import ConvertConfig
 from txl_jax.data.options import SLACK, DataConfig
 from txl_jax.errors import UserError, nearest
-from txl_jax.evaluate.options import (
-    BOOLS,
-    EvalConfig,
-    ScoreConfig,
-    evaluation_model,
-)
+from txl_jax.evaluate.options import BOOLS, EvalConfig, ScoreConfig, evaluation_model
+from txl_jax.fields import DATA, MODEL, TRAINING, Property, field
 from txl_jax.generate.options import GenerateConfig, generation_model
 from txl_jax.model.config import (
     ABSOLUTE_POSITIONS,
@@ -51,21 +47,21 @@ __all__ = ["Config", "default", "huggingface", "nvidia", "pytorch", "tensorflow"
 class Config:
     """All options of a run, by section."""
 
-    model: ModelConfig = ModelConfig()
-    data: DataConfig = DataConfig()
-    train: TrainConfig = TrainConfig()
-    optim: OptimConfig = OptimConfig()
-    eval: EvalConfig = EvalConfig()
-    generate: GenerateConfig = GenerateConfig()
-    score: ScoreConfig = ScoreConfig()
-    attention: AttentionConfig = AttentionConfig()
-    checkpoint: CheckpointConfig = CheckpointConfig()
-    mesh: MeshConfig = MeshConfig()
-    run: RunConfig = RunConfig()
-    convert: ConvertConfig = ConvertConfig()
-    compile: CompileConfig = CompileConfig()
-    table: TableConfig = TableConfig()
-    recl: ReclConfig = ReclConfig()
+    model: ModelConfig = field(ModelConfig(), "identity", "inherited", modes=MODEL)
+    data: DataConfig = field(DataConfig(), "identity", modes=DATA)
+    train: TrainConfig = field(TrainConfig(), "identity", modes=TRAINING)
+    optim: OptimConfig = field(OptimConfig(), "identity", modes=TRAINING)
+    eval: EvalConfig = field(EvalConfig(), modes="evaluate")
+    generate: GenerateConfig = field(GenerateConfig(), modes="generate")
+    score: ScoreConfig = field(ScoreConfig(), "local", modes="score")
+    attention: AttentionConfig = field(AttentionConfig(), modes="attention")
+    checkpoint: CheckpointConfig = field(CheckpointConfig(), "local", modes=TRAINING)
+    mesh: MeshConfig = field(MeshConfig(), "local", modes=MODEL)
+    run: RunConfig = field(RunConfig(), "local", modes=TRAINING)
+    convert: ConvertConfig = field(ConvertConfig(), "local")
+    compile: CompileConfig = field(CompileConfig(), modes="compile")
+    table: TableConfig = field(TableConfig(), "unsaved", modes="table")
+    recl: ReclConfig = field(ReclConfig(), "local", "unsaved", modes="recl")
 
     def __post_init__(self) -> None:
         """Raises UserError for sections that do not fit together."""
@@ -102,41 +98,33 @@ class Config:
 
     def _check_positions(self) -> None:
         """Raises UserError if more tokens are read at once than positions exist."""
-        if self.model.position != "learned":
-            return
-        train = self.train
-        width = train.ext_len + train.tgt_len + SLACK * train.varlen
+        width = self.train.ext_len + self.train.tgt_len + SLACK * self.train.varlen
         lengths = {
             f"train.ext_len + train.tgt_len (+ {SLACK} with train.varlen)": width,
             "eval.ext_len + eval.tgt_len": self.eval.ext_len + self.eval.tgt_len,
         }
         for fields, length in lengths.items():
-            if length > self.model.n_position:
+            if self.model.position == "learned" and length > self.model.n_position:
                 raise UserError(
                     f"{fields} = {length} tokens exceed model.n_position = "
                     f"{self.model.n_position}: raise it, or read fewer at once"
                 )
 
 
-SECTIONS: dict[str, type] = {
-    field.name: type(field.default) for field in dataclasses.fields(Config)
+KINDS = {bool: "true or false", int: "a whole number", float: "a number"}  # of flags
+SECTIONS: dict[str, type] = Config.__annotations__
+
+# The type and the properties of each field, by "section.field".
+FIELDS: dict[str, dict[str, Any]] = {
+    f"{section.name}.{x.name}": {"type": x.type, **section.metadata, **x.metadata}
+    for section in dataclasses.fields(Config)
+    for x in dataclasses.fields(SECTIONS[section.name])
 }
 
-# The type of each field, by "section.field".
-FIELDS: dict[str, Any] = {
-    f"{section}.{field.name}": field.type
-    for section, fields in SECTIONS.items()
-    for field in dataclasses.fields(fields)
-}
 
-# Sections and fields that may change when a run resumes; any other change is refused.
-CHANGEABLE = (
-    *(f"{x}." for x in SECTIONS if x not in ("model", "data", "train", "optim")),
-    # The checksums of its splits identify a corpus.
-    *("data.path", "data.data_dir", "train.num_steps", "train.log_every"),
-    *("train.eval_every", "train.max_bad_steps", "train.max_loss_factor"),
-    *("model.kernel", "model.remat_policy", "model.unroll"),
-)
+def having(key: Property) -> list[str]:
+    """Returns the fields that have a property."""
+    return [name for name, properties in FIELDS.items() if properties.get(key)]
 
 
 def default(model: ModelConfig | None = None) -> ConfigDict:
@@ -167,7 +155,7 @@ def field_type(name: str) -> type:
     """Returns the type of `section.field`; raises UserError for an unknown name."""
     if name not in FIELDS:
         raise UserError(f"unknown config field {name!r}{nearest(name, FIELDS)}")
-    return FIELDS[name]
+    return FIELDS[name]["type"]
 
 
 def _typed(name: str, value: Any) -> Any:
@@ -184,13 +172,10 @@ def _typed(name: str, value: Any) -> Any:
     return value
 
 
-KINDS = {bool: "true or false", int: "a whole number", float: "a number"}
-
-
 def override(config: ConfigDict, name: str, text: str) -> None:
     """Sets the field `section.field` from a flag's text, with commas in a tuple."""
-    items = get_args(field_type(name))
-    kind = items[0] if items else FIELDS[name]
+    items = get_args(wanted := field_type(name))
+    kind = items[0] if items else wanted
     parts = [x for x in text.strip("()").split(",") if x.strip()] if items else [text]
     read = (lambda x: BOOLS[x.strip().lower()]) if kind is bool else kind
     try:
@@ -247,8 +232,7 @@ def save_json(config: Config, path: Path) -> None:
     for name in ("path", "data_dir"):
         if (value := state["data"][name]) and "://" not in value:
             state["data"][name] = os.path.abspath(os.path.expanduser(value))
-    body = with_checksum(state)
-    path.write_text(json.dumps(body, indent=2) + "\n")
+    path.write_text(json.dumps(with_checksum(state), indent=2) + "\n")
 
 
 def load_json(path: Path) -> ConfigDict:
@@ -281,26 +265,15 @@ def from_saved(saved: dict[str, Any], path: Path) -> ConfigDict:
 
     A vocabulary that has moved is replaced by the workdir's copy of it.
     """
-    config = ConfigDict(saved)
+    config, copy = ConfigDict(saved), path.with_name("vocab.json")
     vocab_path = config.get("data", {}).get("vocab_path", "")
-    if vocab_path and not storage.is_file(Path(vocab_path)):
-        moved = path.with_name("vocab.json")
-        if storage.is_file(moved):
-            config.data.vocab_path = str(storage.absolute(moved))
+    if vocab_path and not storage.is_file(Path(vocab_path)) and storage.is_file(copy):
+        config.data.vocab_path = str(storage.absolute(copy))
     return config
 
 
 def differences(one: Config, other: Config) -> dict[str, tuple[Any, Any]]:
     """Returns the fields whose values differ, as {"section.field": both values}."""
     values = map(operator.attrgetter(*FIELDS), (one, other))
-    pairs = zip(FIELDS, zip(*values, strict=True), strict=True)
-    return {name: (old, new) for name, (old, new) in pairs if old != new}
-
-
-def conflicts(saved: Config, config: Config) -> list[str]:
-    """Returns the changes that make `config` another run than `saved`, in words."""
-    return [
-        f"{name} was {old!r}, is now {new!r}"
-        for name, (old, new) in differences(saved, config).items()
-        if not name.startswith(CHANGEABLE)
-    ]
+    pairs = zip(FIELDS, *values, strict=True)
+    return {name: (old, new) for name, old, new in pairs if old != new}

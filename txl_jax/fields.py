@@ -1,15 +1,17 @@
-"""Constraints of single fields of a config.
+"""Constraints and properties of the fields of a config, as metadata of dataclasses.
 
-Each function gives a dataclass field its default and the constraint on its values, as
-metadata that `check` reads:
+A function gives a field its default and the constraint on its values, which `check`
+reads. `field` adds properties, which `config.FIELDS` collects:
 
     width: int = at_least(1, default=8)
+    path: str = field("", "local", "changeable")
+    depth: int = field(at_least(1, 2), modes="evaluate speed")
 """
 
 import dataclasses
 import math
 from collections.abc import Callable, Collection
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from txl_jax.errors import UserError, require_one_of
 
@@ -17,6 +19,36 @@ T = TypeVar("T")
 Number = TypeVar("Number", int, float)
 
 KEY = "check"  # of the metadata: a function that raises UserError
+
+Property = Literal[
+    "identity",  # a run with another value is another run; of sections,
+    "changeable",  # and of their fields that may change when a run resumes
+    "free",  # a run may start from parameters that were trained with another value
+    "inherited",  # a run with train.init_from takes the value from its source
+    "local",  # files or devices of this machine: not released with a model
+    "unsaved",  # modes that save a config for other modes have no flag for the field
+]
+
+# Modes that use the description of a run, those that use a trained model, and those of
+# the sections `model` and `data`.
+TRAINING = "train compile table"
+READING = "evaluate generate score attention speed recl"
+MODEL = f"{TRAINING} {READING} export"
+DATA = f"{TRAINING} evaluate generate attention speed recl prepare"
+
+
+def field(default: T, *properties: Property, modes: str = "") -> T:
+    """Adds properties to a default or to a field with a constraint.
+
+    modes: those that use the field, in place of the modes of its section.
+    """
+    metadata: dict[str, object] = dict.fromkeys(properties, True)
+    if modes:
+        metadata["modes"] = frozenset(modes.split())
+    if isinstance(default, dataclasses.Field):
+        value: Any = default.default
+        return _field(value, {**default.metadata, **metadata})
+    return _field(default, metadata)
 
 
 def at_least(least: float, default: Number) -> Number:
@@ -41,19 +73,23 @@ def between(least: int, most: int, default: int) -> int:
         if not least <= value <= most:
             raise UserError(f"{name} = {value} must be from {least} to {most}")
 
-    return _field(default, require)
+    return _field(default, {KEY: require})
 
 
 def one_of(choices: Collection[T], default: T) -> T:
     """Constrains a value to the given choices."""
-    return _field(default, lambda value, name: require_one_of(value, choices, name))
+
+    def require(value: Any, name: str) -> None:
+        require_one_of(value, choices, name)
+
+    return _field(default, {KEY: require})
 
 
 def check(options: Any, section: str) -> None:
     """Raises UserError for the first field whose value violates its constraint."""
-    for field in dataclasses.fields(options):
-        require = field.metadata.get(KEY, _require_finite)
-        require(getattr(options, field.name), f"{section}.{field.name}")
+    for each in dataclasses.fields(options):
+        require = each.metadata.get(KEY, _require_finite)
+        require(getattr(options, each.name), f"{section}.{each.name}")
 
 
 def _require_finite(value: Any, name: str) -> None:
@@ -73,8 +109,8 @@ def _number(default: Number, holds: Callable[[Any], bool], wanted: str) -> Numbe
         if not holds(value):
             raise UserError(f"{name} = {value} must be {wanted}")
 
-    return _field(default, require)
+    return _field(default, {KEY: require})
 
 
-def _field(default: T, require: Callable[[Any, str], None]) -> T:
-    return dataclasses.field(default=default, metadata={KEY: require})
+def _field(default: T, metadata: dict[str, object]) -> T:
+    return dataclasses.field(default=default, metadata=metadata)

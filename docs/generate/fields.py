@@ -1,7 +1,6 @@
 """The config's fields and the command line's flags, from the dataclasses."""
 
 import inspect
-import re
 
 from generate.markdown import code, table
 from txl_jax import config as configs
@@ -48,7 +47,7 @@ def mode_flags() -> str:
         rows = [
             (code("--" + each.name.partition(".")[2]), code(each.default), each.meaning)
             for each in SECTIONS[mode.section]
-            if re.match(flags.TAKES[name], each.name)
+            if flags.takes(name, each.name)
         ]
         parts.append(
             f"{{#mode-{name}}}\n## `--mode={name}`\n\n"
@@ -59,6 +58,7 @@ def mode_flags() -> str:
 
 def changeable() -> str:
     """Returns the fields that may change when a run resumes."""
-    whole = [code(name + "*") for name in configs.CHANGEABLE if name.endswith(".")]
-    single = [code(name) for name in configs.CHANGEABLE if not name.endswith(".")]
+    fixed = {name.split(".")[0] for name in configs.having("identity")}
+    whole = [code(f"{name}.*") for name in SECTIONS if name not in fixed]
+    single = map(code, configs.having("changeable"))
     return f"{', '.join(whole)}; and of the other sections {', '.join(single)}."

@@ -21,7 +21,7 @@ from ml_collections import ConfigDict
 from tests.support.trained import TEXT, Home, command, home
 from txl_jax import config as configs
 from txl_jax.cli import flags
-from txl_jax.cli.flags import MODES, TAKES
+from txl_jax.cli.flags import MODES, takes
 from txl_jax.errors import UserError
 
 FIXTURES = (home,)
@@ -200,7 +200,7 @@ def run(argv: list[str], new: Path, programs: set[str]) -> Outcome:
 def values(name: str, config: ConfigDict) -> list[str]:
     """Returns valid values of a field that differ from that in the config."""
     section, _, key = name.partition(".")
-    value, kind = config[section][key], configs.FIELDS[name]
+    value, kind = config[section][key], configs.field_type(name)
     tried = [VALUES.get(name, "x")]
     if kind is bool:
         tried = [str(not value).lower()]
@@ -251,5 +251,5 @@ def test_every_flag_has_an_effect(
         return not tried
 
     without = f"{WITHOUT.get(mode, UNSEEN)}|{UNSEEN}"
-    names = [x for x in configs.FIELDS if re.match(TAKES[mode], x)]
+    names = [x for x in configs.FIELDS if takes(mode, x)]
     assert not [x for x in names if not re.match(without, x) and is_idle(x)]

@@ -125,7 +125,7 @@ def test_a_run_starts_from_the_best_of_another(
     runs: Path, tmp_path: Path, name: str, seed: int
 ) -> None:
     """On any mesh, and with other values of the fields that do not matter."""
-    assert {f"model.{name}" for name in OTHERS} == {*restore.FREE}
+    assert {f"model.{name}" for name in OTHERS} == {*configs.having("free")}
     mesh = MeshConfig(data=1, fsdp=8)
     config = dataclasses.replace(starting_from(runs / name, **OTHERS), mesh=mesh)
     params = restore.load_initial(config, tmp_path / "new", VOCAB)

@@ -36,17 +36,10 @@ from txl_jax.runtime import storage
 from txl_jax.update.init import abstract_params
 from txl_jax.workdir import claim, folder
 from txl_jax.workdir.claim import IMPORTED
-from txl_jax.workdir.load import FREE, Loaded, released_config
+from txl_jax.workdir.load import Loaded, released_config
 
 SCRATCH, LOCK = ".incomplete-", "lock"  # of the folder of an unfinished import
 INCOMPLETE = "incomplete"  # on gs://, a file in the folder of an unfinished import
-
-# Fields with folders, files and devices of this machine, which are not released.
-LOCAL = (
-    *("data.data_dir", "data.path", "data.vocab_path", "train.init_from"),
-    *("eval.checkpoint", "generate.output"),
-)
-LOCAL_SECTIONS = ("checkpoint", "convert", "mesh", "recl", "run", "score")
 # Entries of run.json that are released.
 ORIGIN = (
     *("seed", "parameters", "git_revision", "versions", "device_kind"),
@@ -159,8 +152,7 @@ def export_model(
 def make_release(loaded: Loaded, workdir: Path) -> Release:
     """Returns a model without folders, files and devices of this machine."""
     fields, defaults = dataclasses.asdict(loaded.config), config.default().to_dict()
-    fields |= {section: defaults[section] for section in LOCAL_SECTIONS}
-    for section, name in (field.split(".") for field in LOCAL):
+    for section, name in (field.split(".") for field in config.having("local")):
         fields[section][name] = defaults[section][name]
     run = claim.read_run(workdir)
     if not run:
@@ -207,7 +199,7 @@ def check_meaning(saved: ConfigDict, overrides: Mapping[str, str]) -> None:
     for name, text in overrides.items():
         config.override(changed, name, text)
     for name in config.differences(config.parse(saved), config.parse(changed)):
-        if name.startswith("model.") and name not in FREE:
+        if name.startswith("model.") and name not in config.having("free"):
             raise UserError(
                 f"--config.{name}: the model was trained with another value; leave the "
                 "flag out"

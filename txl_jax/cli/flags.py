@@ -6,7 +6,6 @@ appear immediately.
 
 import argparse
 import dataclasses
-import re
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -14,7 +13,7 @@ from ml_collections import ConfigDict
 
 from txl_jax import config as configs
 from txl_jax.config import Config
-from txl_jax.data.options import OWN
+from txl_jax.data.options import DataConfig
 from txl_jax.errors import UserError, nearest, require_one_of
 from txl_jax.runtime import storage
 from txl_jax.workdir.folder import CONFIG, VOCAB, find
@@ -24,7 +23,7 @@ class Mode(NamedTuple):
     """One mode of the command line; `modes.RUN` has its function."""
 
     summary: str
-    section: str = ""  # its fields are also flags of the mode, without the section
+    section: str  # its fields are also flags of the mode, without the section
     parallel: bool = False  # may run as several processes
 
 
@@ -43,41 +42,11 @@ MODES = {
     "recl": Mode("Compares the effective context lengths of models.", "recl"),
 }
 
-# Patterns of the fields, by their beginnings, that a flag may set in a mode: those with
-# an effect. `train` and `import` also save fields for later modes, and `compile` takes
-# all that describe a run.
-SEES = r"model\.(?!remat|unroll|kernel)|mesh|eval\.checkpoint|run\.compilation"
-LOADS = rf"{SEES}|model\.kernel"
-LENGTHS = r"eval\.(tgt|mem|clamp|same)"
-TRAINS = "model|data|train|optim|mesh|checkpoint|run"
-SAVES = rf"{TRAINS}|eval|generate|score|attention|compile|convert\.format"
-TAKES = {
-    "train": rf"{SAVES}|convert\.target",
-    "evaluate": rf"{LOADS}|model|data|eval\.(?!baselines)",
-    "generate": rf"{LOADS}|data|generate|eval\.(split|tgt|ext)",
-    "score": rf"{LOADS}|{LENGTHS}|score|data\.(corpus|convention)|eval\.(ext|reset)",
-    "attention": rf"{SEES}|data|attention|eval\.(split|tgt|mem|ext|clamp)",
-    "prepare": r"data|train\.init_from|run\.compilation",
-    "import": rf"{SAVES}|convert\.source",
-    "export": rf"{LOADS}|model|convert\.(format|target)",
-    "compile": rf"{TRAINS}|{LENGTHS}|compile|eval\.(streams|ext)",
-    "table": rf"{TRAINS}|table|generate\.(prompt|mem_len)|eval\.(split|checkpoint)"
-    r"|eval\.(streams|clamp_len|warm_start|reset_memory_at|max_tokens)",
-    "speed": rf"{LOADS}|data|eval\.(sweep|streams|tgt|clamp|same)",
-    "recl": rf"{LOADS}|{LENGTHS}|data|recl|eval\.(split|streams)",
-}
-
-# Modes whose runs have their own configs, and the section that the mode itself reads
-# besides "run.". Overrides of all other sections and "run." apply to these configs.
-OUTER = {"import": "convert.", "table": "table.", "recl": "recl."}
-
+SAVING = ("train", "import")  # also take the fields that only later modes use
+# Modes whose runs have their own configs. The mode itself reads its section and `run`;
+# the overrides of all sections but the mode's own apply to these configs.
+OUTER = ("import", "table", "recl")
 INIT_FROM = "train.init_from"
-# The beginnings of the fields that a run with this flag takes from another run.
-TAKEN = ("model.", "data.vocab", "data.lower_case")
-
-GENERAL = tuple(
-    f"--{x}" for x in "config workdir mode delete print_config version help".split()
-)
 
 
 class Command(NamedTuple):
@@ -86,7 +55,7 @@ class Command(NamedTuple):
     mode: str
     config: Config
     workdir: Path
-    overrides: dict[str, str]  # in the modes of OUTER, for the runs' configs
+    overrides: dict[str, str]  # in a mode of OUTER, for the runs' configs
     origins: dict[str, str]  # the file or flag that set a field
     print_config: bool
     delete: bool = False  # in the mode prepare
@@ -114,10 +83,11 @@ def parse(argv: list[str]) -> Command:
         raise UserError(f"{word!r} and --mode={args.mode} are two modes: leave one out")
     if args.delete and args.mode != "prepare":
         raise UserError("--delete belongs to the mode prepare: txl prepare --delete")
-    overrides = applied = parse_overrides(rest, MODES[args.mode].section)
-    if own := OUTER.get(args.mode):
+    section = MODES[args.mode].section
+    overrides = applied = parse_overrides(rest, section, [*vars(args)])
+    if args.mode in OUTER:
         folder, config, source = _outer_folder(args), configs.default(), ""
-        every = overrides.items()
+        every, own = overrides.items(), f"{section}."
         applied = {x: text for x, text in every if x.startswith((own, "run."))}
         overrides = {x: text for x, text in every if not x.startswith(own)}
     elif args.config:
@@ -133,7 +103,8 @@ def parse(argv: list[str]) -> Command:
     taken = start_from(config, applied, folder) if applied.get(INIT_FROM) else source
     if args.print_config:
         changed = configs.differences(configs.parse(config), Config())
-        origins = {x: taken if x.startswith(TAKEN) else source for x in changed}
+        inherited = configs.having("inherited")
+        origins = {x: taken if x in inherited else source for x in changed}
         origins |= dict.fromkeys(applied, "a flag")
     for name, text in (overrides | applied).items():
         apply(config if name in applied else ConfigDict(), name, text, args.mode)
@@ -142,13 +113,19 @@ def parse(argv: list[str]) -> Command:
     return Command(args.mode, parsed, folder, overrides, origins, *switches)
 
 
+def takes(mode: str, name: str) -> bool:
+    """Returns whether a field has an effect in a mode, or in later ones if it saves."""
+    field = configs.FIELDS[name]
+    return mode in field["modes"] or (mode in SAVING and not field.get("unsaved"))
+
+
 def apply(config: ConfigDict, name: str, text: str, mode: str) -> None:
     """Sets a field; raises UserError for a new value that has no effect in the mode."""
     section, _, key = name.partition(".")
     before = config.get(section, {}).get(key)
     configs.override(config, name, text)
-    if config[section][key] != before and not re.match(TAKES[mode], name):
-        modes = ", ".join(x for x in MODES if re.match(TAKES[x], name))
+    if config[section][key] != before and not takes(mode, name):
+        modes = ", ".join(x for x in MODES if takes(x, name))
         raise UserError(
             f"--config.{name} has no effect in the mode {mode}: leave it out (modes "
             f"with this flag: {modes})"
@@ -169,18 +146,18 @@ def start_from(config: ConfigDict, flags: dict[str, str], folder: Path) -> str:
     except UserError as error:
         raise UserError(f"{INIT_FROM} = {flags[INIT_FROM]!r}: {error}") from error
     changes = {"model": saved["model"]}
-    if not any(name.startswith(TAKEN[1:]) for name in flags):
-        vocab_path = str(storage.absolute(folder) / VOCAB)  # the run's own copy
-        data = {"vocab": OWN, "vocab_size": 0, "lower_case": False}
-        data |= {"vocab_path": vocab_path}
-        changes["data"] = {x: saved["data"][x] for x in data} if begun else data
+    fields = [x for x in configs.having("inherited") if x.startswith("data.")]
+    if not flags.keys() & {*fields}:
+        own_copy = {"vocab_path": str(storage.absolute(folder) / VOCAB)}
+        data = saved["data"] if begun else dataclasses.asdict(DataConfig()) | own_copy
+        changes["data"] = {x: data[x] for _, x in (y.split(".") for y in fields)}
     with config.ignore_type():
         config.update(changes)
     return str(path)
 
 
 def _outer_folder(args: argparse.Namespace) -> Path:
-    """Returns the folder of a mode in OUTER."""
+    """Returns the folder of a mode of OUTER."""
     if args.config:
         raise UserError(
             f"--mode={args.mode} takes no --config, because its runs have their own: "
@@ -191,18 +168,24 @@ def _outer_folder(args: argparse.Namespace) -> Path:
     return find(args.workdir or "runs/recl")
 
 
-def parse_overrides(argv: list[str], own: str) -> dict[str, str]:
-    """Returns {field: text}; the fields of section `own` also have short flags."""
+def parse_overrides(argv: list[str], own: str, others: list[str]) -> dict[str, str]:
+    """Returns {field: text}; the fields of section `own` also have short flags.
+
+    others: the names of further flags, for an error that suggests one.
+    """
     parser = Parser(add_help=False, allow_abbrev=False)
-    for name, kind in configs.FIELDS.items():
+    for name, field in configs.FIELDS.items():
         section, _, key = name.partition(".")
         short = [f"--{key}"] if section == own else []
         # A boolean's flag without a value means true.
-        value: dict[str, Any] = {"nargs": "?", "const": "true"} if kind is bool else {}
+        value: dict[str, Any] = {}
+        if field["type"] is bool:
+            value = {"nargs": "?", "const": "true"}
         parser.add_argument(f"--config.{name}", *short, dest=name, **value)
     args, unknown = parser.parse_known_args(argv)
     if unknown:
         flag = unknown[0].partition("=")[0]
-        known = *GENERAL, "--helpfull", *parser._option_string_actions
+        general = (f"--{x}" for x in (*others, "help", "helpfull", "version"))
+        known = *general, *parser._option_string_actions
         raise UserError(f"unknown flag {flag!r}{nearest(flag, known)}; see --help")
     return {name: text for name, text in vars(args).items() if text is not None}

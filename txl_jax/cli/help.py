@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, get_args
 
 import txl_jax
 from txl_jax import config
-from txl_jax.cli.flags import MODES, TAKES, Command
+from txl_jax.cli.flags import MODES, Command, takes
 
 SHORT = """\
 txl {version}: Transformer-XL in JAX
@@ -137,19 +137,18 @@ def full() -> str:
 def of_mode(mode: str) -> str:
     """Returns the help of one mode, with its own flags."""
     about = textwrap.fill(f"txl {mode}: {MODES[mode].summary}", 88)
-    own = _flags(MODES[mode].section, "--", TAKES[mode])
+    own = _flags(MODES[mode].section, "--", mode)
     return f"{about}\n\n{own}\n\n{MORE}\n"
 
 
-def _flags(section: str, start: str, taken: str = "") -> str:
-    """Returns the flags of fields that match `taken`; `start` begins each of them."""
+def _flags(section: str, start: str, mode: str = "") -> str:
+    """Returns the flags of a section, or those of a mode; `start` begins each."""
     lines = []
     for field in describe(section, config.SECTIONS[section]):
-        if not re.match(taken, field.name):
-            continue
-        name = field.name.partition(".")[2]
-        lines.append(f"  {start}{name}={field.type} [{field.default or EMPTY}]")
-        lines.append(textwrap.indent(textwrap.fill(field.meaning, 80), " " * 6))
+        if not mode or takes(mode, field.name):
+            name = field.name.partition(".")[2]
+            lines.append(f"  {start}{name}={field.type} [{field.default or EMPTY}]")
+            lines.append(textwrap.indent(textwrap.fill(field.meaning, 80), " " * 6))
     return "\n".join(lines)
 
 

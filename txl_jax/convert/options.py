@@ -2,6 +2,8 @@
 
 import dataclasses
 
+from txl_jax.fields import field
+
 
 @dataclasses.dataclass(frozen=True)
 class ConvertConfig:
@@ -9,6 +11,8 @@ class ConvertConfig:
 
     # The format: txl_jax, a model in one file, or for import also huggingface, nvidia,
     # or the paper's pytorch or tensorflow.
-    format: str = ""
-    source: str = ""  # The file or folder that the mode import reads.
-    target: str = ""  # The file that the mode export creates.
+    format: str = field("", modes="export")
+    # The file or folder that the mode import reads.
+    source: str = field("", "unsaved", modes="import")
+    # The file that the mode export creates.
+    target: str = field("", "unsaved", modes="train export")

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from txl_jax.fields import at_least, check, one_of
+from txl_jax.fields import READING, TRAINING, at_least, check, field, one_of
 
 CORPORA = tuple(
     "stdlib text copying shakespeare enwik8 text8 wikitext103 wikitext2 lm1b ptb "
@@ -29,23 +29,24 @@ class DataConfig:
     # The corpus, one of CORPORA. "tfds:NAME" is a dataset of TFDS.
     # "copying:DELAY,LENGTH,SYMBOLS" is the copying task, with its bytes of noise before
     # each answer, letters in a pattern and letters in the alphabet.
-    corpus: str = "stdlib"
-    path: str = ""  # The text of the corpus "text": a file, a folder or a glob.
+    corpus: str = field("stdlib", modes=f"{TRAINING} {READING} prepare")
+    # The text of the corpus "text": a file, a folder or a glob.
+    path: str = field("", "local", "changeable")
     # The folder of prepared data, local or on gs://. Empty takes the default of TFDS.
-    data_dir: str = ""
+    data_dir: str = field("", "local", "changeable")
     # The kind of vocabulary: byte, char, word or subword. "corpus" takes that of
     # published results.
-    vocab: str = one_of((OWN, *VOCABULARIES), OWN)
+    vocab: str = field(one_of((OWN, *VOCABULARIES), OWN), "inherited")
     # The convention by which the corpus is read, one of CONVENTIONS. Empty takes that
     # of published results.
-    convention: str = ""
+    convention: str = field("", modes=f"{TRAINING} {READING} prepare")
     # The file of a vocabulary: a tokenizer.json, .model or vocab.json, or a list of
     # words. Empty makes one from the corpus.
-    vocab_path: str = ""
+    vocab_path: str = field("", "inherited", "local")
     # The largest number of words, or the number of subwords, in a vocabulary made from
     # the corpus. 0 keeps all words.
-    vocab_size: int = at_least(0, 0)
-    lower_case: bool = False  # Converts words to lower case.
+    vocab_size: int = field(at_least(0, 0), "inherited")
+    lower_case: bool = field(False, "inherited")  # Converts words to lower case.
     # A line that is added after each file of the corpus "text", such as `<eod>`, which
     # reset_memory_at can give. Empty adds none.
     document_end: str = ""

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from txl_jax.checkpoint.options import check_which
 from txl_jax.data.options import SPLITS
 from txl_jax.errors import UserError, require_one_of
-from txl_jax.fields import at_least, check, fraction, one_of
+from txl_jax.fields import READING, at_least, check, field, fraction, one_of
 from txl_jax.model.config import ModelConfig
 from txl_jax.update.options import OFF
 
@@ -88,33 +88,43 @@ def in_order(field: str, values: list[float]) -> tuple[float, ...]:
 class EvalConfig:
     """How to evaluate; no value is inherited from training."""
 
-    split: str = one_of(SPLITS, "test")  # The split to read: train, valid or test.
+    # The split to read: train, valid or test.
+    split: str = field(
+        one_of(SPLITS, "test"), modes="evaluate generate attention table recl"
+    )
     # The checkpoint to read: best, latest, a step, average (the mean of all that are
     # kept), or several steps with commas between them (their mean).
-    checkpoint: str = "best"
+    checkpoint: str = field("best", "local", modes=f"{READING} export table")
     # The number of contiguous parts of the split that are read side by side, each from
     # a cold start.
-    streams: int = at_least(1, 8)
+    streams: int = field(at_least(1, 8), modes="evaluate compile table speed recl")
     # The number of tokens in a segment of the evaluation.
-    tgt_len: int = at_least(1, 128)
+    tgt_len: int = field(at_least(1, 128), modes=f"{READING} compile")
     # The number of tokens in the memory during evaluation.
-    mem_len: int = at_least(0, 512)
+    mem_len: int = field(
+        at_least(0, 512), modes="evaluate score attention compile recl"
+    )
     # The number of tokens that are read again before each segment. It needs mem_len =
     # 0. With tgt_len = 1 and warm_start, each token is predicted from a sliding window
     # of ext_len + 1 tokens.
-    ext_len: int = at_least(0, 0)
+    ext_len: int = field(
+        at_least(0, 0), modes="evaluate generate score attention compile"
+    )
     # Distances above this one count as this one during evaluation. 0 sets no limit.
-    clamp_len: int = at_least(0, 0)
-    same_length: bool = False  # Every token sees only the newest mem_len keys.
+    clamp_len: int = field(
+        at_least(0, 0), modes="evaluate score attention compile table speed recl"
+    )
+    # Every token sees only the newest mem_len keys.
+    same_length: bool = field(False, modes="evaluate score compile speed recl")
     # Fills the memories, or windows, with the preceding tokens before scoring.
-    warm_start: bool = False
+    warm_start: bool = field(False, modes="evaluate table")
     # A document starts after this token, given as text such as `\n` or `<eos>`, or as
     # an id. -1 turns documents off.
-    reset_memory_at: str = OFF
+    reset_memory_at: str = field(OFF, modes="evaluate score table")
     # After training on bytes, compares the model with n-gram models, gzip and xz.
-    baselines: bool = False
+    baselines: bool = field(False, modes="train")
     # The number of tokens to score, from the start of the split. 0 scores all of them.
-    max_tokens: int = at_least(0, 0)
+    max_tokens: int = field(at_least(0, 0), modes="evaluate table")
     # The rule by which the mode evaluate adapts the parameters to the text: "rms"
     # divides the gradient of each scored segment by its usual size, "sgd" does not.
     # Empty adapts nothing, and validations during training never do.
@@ -138,7 +148,7 @@ class EvalConfig:
     # or cold_start=TOKENS for the loss by tokens read since a cold start, up to this
     # many. In the mode speed, mem_len=a,b,c for the attention lengths to time, where
     # empty takes those of Table 9.
-    sweep: str = ""
+    sweep: str = field("", modes="evaluate speed")
 
     def __post_init__(self) -> None:
         """Raises UserError for an impossible value or combination."""

@@ -3,7 +3,7 @@
 import dataclasses
 
 from txl_jax.errors import UserError
-from txl_jax.fields import at_least, between, check
+from txl_jax.fields import at_least, between, check, field
 from txl_jax.model.config import ModelConfig
 
 
@@ -13,7 +13,7 @@ class GenerateConfig:
 
     # The text to continue, or @FILE for a file with one prompt on each line. @- reads
     # stdin.
-    prompt: str = "\n"
+    prompt: str = field("\n", modes="generate table")
     # The number of tokens of eval.split to continue instead of a prompt. 0 uses the
     # prompt.
     context_tokens: int = at_least(0, 0)
@@ -31,13 +31,13 @@ class GenerateConfig:
     seed: int = between(0, 2**32 - 1, 1)
     # The number of tokens in the memory during generation. 0 reads the newest
     # eval.ext_len + eval.tgt_len tokens again for each token.
-    mem_len: int = at_least(0, 512)
+    mem_len: int = field(at_least(0, 512), modes="generate table")
     # The text before which a sample ends. Empty ends samples by their length alone.
     stop: str = ""
     tokenize: bool = False  # Cuts prompts into words as the corpus was.
     detokenize: bool = False  # Undoes the corpus's tokenization into words.
     # The file to which each sample is written as a line of JSON. Empty writes none.
-    output: str = ""
+    output: str = field("", "local")
 
     def __post_init__(self) -> None:
         """Raises UserError for an impossible value or combination."""

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 from txl_jax.errors import UserError, nearest
-from txl_jax.fields import at_least, check, fraction, one_of, positive
+from txl_jax.fields import TRAINING, at_least, check, field, fraction, one_of, positive
 
 # Kernels of the attention; "auto" = the fastest for the device.
 KERNELS = ("auto", "xla", "chunked", "tpu")
@@ -63,12 +63,13 @@ class ModelConfig:
     n_position: int = at_least(0, 0)
     untie_r: bool = False  # Gives each layer biases u and w of its own.
     # The number of tokens in the memory during training.
-    mem_len: int = at_least(0, 512)
+    mem_len: int = field(at_least(0, 512), "free")
     # The memory at the start: empty, or zeros that every token attends to.
-    initial_memory: str = one_of(("empty", "zeros"), "empty")
+    initial_memory: str = field(one_of(("empty", "zeros"), "empty"), "free")
     # Distances above this one count as this one. 0 sets no limit.
-    clamp_len: int = at_least(0, 0)
-    same_length: bool = False  # Every query sees mem_len keys, its own included.
+    clamp_len: int = field(at_least(0, 0), "free")
+    # Every query sees mem_len keys, its own included.
+    same_length: bool = field(False, "free")
     # With same_length, every query sees mem_len keys and its own.
     same_length_self: bool = False
     pre_lnorm: bool = False  # Normalizes before each sublayer instead of after it.
@@ -84,34 +85,45 @@ class ModelConfig:
     # Regularisation.
 
     # The dropout rate of embeddings, positions and the outputs of sublayers.
-    dropout: float = fraction(0.1)
-    dropatt: float = fraction(0.0)  # The dropout rate of attention probabilities.
-    variational: bool = False  # Uses one dropout mask for all tokens of a segment.
+    dropout: float = field(fraction(0.1), "free")
+    # The dropout rate of attention probabilities.
+    dropatt: float = field(fraction(0.0), "free")
+    # Uses one dropout mask for all tokens of a segment.
+    variational: bool = field(False, "free")
     # The dropout rate of whole words in the embedding.
-    word_dropout: float = fraction(0.0)
+    word_dropout: float = field(fraction(0.0), "free")
     # Initialization.
 
     # The standard deviation of initial weights and of the biases u and w.
-    init_std: float = positive(0.02)
+    init_std: float = field(positive(0.02), "free")
     # The initial standard deviation of the projections of embeddings.
-    proj_init_std: float = at_least(0, 0.01)
+    proj_init_std: float = field(at_least(0, 0.01), "free")
     # The initial standard deviation of the scales of norms, around 1, and of the
     # softmax's rows for clusters.
-    norm_init_std: float = at_least(0, 0.0)
+    norm_init_std: float = field(at_least(0, 0.0), "free")
     # Computation.
 
     # The type of activations and memory, float32 or bfloat16. Parameters and the loss
     # are float32.
-    dtype: str = one_of(("float32", "bfloat16"), "float32")
+    dtype: str = field(one_of(("float32", "bfloat16"), "float32"), "free")
     # The attention kernel, one of KERNELS. "auto" takes the fastest for the device.
-    kernel: str = one_of(KERNELS, "auto")
+    kernel: str = field(
+        one_of(KERNELS, "auto"),
+        "free",
+        "changeable",
+        modes=f"{TRAINING} evaluate generate score export speed recl",
+    )
     # The activations that each layer keeps for the backward pass: "none" keeps all of
     # them (no rematerialization), "full" only the layer's input, "dots" also the
     # results of products with weights, "save:q,k" also these of REMAT_NAMES, and
     # "offload:q,k" the same in the host's memory.
-    remat_policy: str = "none"
+    remat_policy: str = field(
+        "none", "free", "changeable", modes=f"{TRAINING} evaluate export"
+    )
     # The number of layers in a step of the scan over layers. n_layer unrolls the scan.
-    unroll: int = at_least(1, 1)
+    unroll: int = field(
+        at_least(1, 1), "free", "changeable", modes=f"{TRAINING} evaluate export"
+    )
 
     def __post_init__(self) -> None:
         """Raises UserError for an impossible size or combination."""

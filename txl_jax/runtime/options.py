@@ -3,7 +3,7 @@
 import dataclasses
 
 from txl_jax.errors import UserError
-from txl_jax.fields import at_least, between, check
+from txl_jax.fields import READING, TRAINING, at_least, between, check, field
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,7 +15,7 @@ class RunConfig:
     hang_seconds: int = at_least(0, 1_800)
     # The folder of compiled programs, local or on gs://. Empty takes the user's cache
     # folder, and "off" keeps none.
-    compilation_cache: str = ""
+    compilation_cache: str = field("", modes=f"{TRAINING} {READING} prepare export")
     # The project on Weights & Biases to log to (extra `wandb`). Empty logs to none.
     wandb: str = ""
     # The range of updates to trace: "10:15" traces 11 to 15. Empty traces none.

@@ -3,7 +3,7 @@
 import dataclasses
 
 from txl_jax.errors import UserError, nearest
-from txl_jax.fields import at_least, between, check, one_of, positive
+from txl_jax.fields import TRAINING, at_least, between, check, field, one_of, positive
 
 ORDERS = ("stream", "roll", "sentences:ID")
 OPTIMIZERS = ("adam", "lamb", "muon", "sgd")
@@ -17,7 +17,8 @@ class TrainConfig:
 
     # The seed of the initial parameters, of dropout and of the order of the data.
     seed: int = between(0, 2**32 - 1, 1111)
-    num_steps: int = at_least(1, 400_000)  # The number of updates of the whole run.
+    # The number of updates of the whole run.
+    num_steps: int = field(at_least(1, 400_000), "changeable")
     batch_size: int = at_least(1, 24)  # The number of streams of text in a batch.
     tgt_len: int = at_least(1, 512)  # The number of tokens in a segment.
     # The number of segments that a call to the device processes. Just before a
@@ -28,11 +29,11 @@ class TrainConfig:
     # The number of parts of the batch that are computed in turn, to save memory.
     batch_chunk: int = at_least(1, 1)
     # The number of updates between two lines of metrics.jsonl.
-    log_every: int = at_least(1, 100)
+    log_every: int = field(at_least(1, 100), "changeable")
     # The number of updates between two validations.
-    eval_every: int = at_least(1, 4_000)
+    eval_every: int = field(at_least(1, 4_000), "changeable")
     # The run stops after this many skipped updates in a row.
-    max_bad_steps: int = at_least(1, 20)
+    max_bad_steps: int = field(at_least(1, 20), "changeable")
     # The order of the training text: "stream" keeps it, "roll" starts each stream at a
     # random place in each epoch, and "sentences:ID" shuffles the sentences in each
     # epoch, where ID is the id of the token that ends a sentence.
@@ -48,11 +49,11 @@ class TrainConfig:
     reset_memory_at: str = OFF
     # Updates are skipped if their loss is above this multiple of the mean loss. 0 turns
     # this off.
-    max_loss_factor: float = 0.0
+    max_loss_factor: float = field(0.0, "changeable")
     # The workdir from which a new run takes its initial parameters. As a flag, it also
     # gives the model and the vocabulary, except for fields that other flags set. Empty
     # draws the parameters at random.
-    init_from: str = ""
+    init_from: str = field("", "local", modes=f"{TRAINING} prepare")
 
     def __post_init__(self) -> None:
         """Raises UserError for an impossible value or combination."""

@@ -48,7 +48,13 @@ def check_trainable(workdir: Path, config: Config) -> None:
 
 def check_same_run(workdir: Path, saved: Config, config: Config) -> None:
     """Raises UserError if the workdir's saved config conflicts with `config`."""
-    if conflicts := configs.conflicts(saved, config):
+    fixed = {*configs.having("identity")} - {*configs.having("changeable")}
+    conflicts = [
+        f"{name} was {old!r}, is now {new!r}"
+        for name, (old, new) in configs.differences(saved, config).items()
+        if name in fixed
+    ]
+    if conflicts:
         raise UserError(
             f"{workdir} belongs to another config ({'; '.join(conflicts)}): give "
             "another --workdir, or restore these fields"

@@ -41,16 +41,6 @@ from txl_jax.workdir.folder import CHECKPOINTS, CONFIG, METRICS, RESULT, VOCAB, 
 
 RESTORE_VOCAB = "restore it from a backup, or train here again, which rewrites it"
 
-# Fields of the model that may differ between a run and the source of its parameters:
-# they do not change the meaning of a parameter. All other fields are compared, even if
-# they change no shape, such as the epsilon of a norm.
-FREE = (
-    *("model.mem_len", "model.initial_memory", "model.clamp_len", "model.same_length"),
-    *("model.dropout", "model.dropatt", "model.variational", "model.word_dropout"),
-    *("model.init_std", "model.proj_init_std", "model.norm_init_std"),
-    *("model.dtype", "model.kernel", "model.remat_policy", "model.unroll"),
-)
-
 
 class Loaded(NamedTuple):
     """A trained model: `model.apply({"params": params}, tokens_BL, memory)`."""
@@ -249,7 +239,8 @@ def _load_fitting(source: Path, config: Config, vocab: Vocab) -> Any:
         for name, (old, new) in differences.items()
         if name.startswith("model.")
     }
-    if wrong := [line for name, line in changes.items() if name not in FREE]:
+    free = configs.having("free")
+    if wrong := [line for name, line in changes.items() if name not in free]:
         raise UserError(
             f"its model differs ({'; '.join(wrong)}): set these fields as in its "
             f"{CONFIG}"
