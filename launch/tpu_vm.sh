@@ -2,8 +2,8 @@
 # Trains on a Cloud TPU slice: creates it as a queued resource, waits for it, installs
 # the package on all workers, trains in a workdir on gs:// or on a share that it mounts,
 # follows the logs of all workers, and deletes it. When the slice is taken away, or the
-# training ends with 75 (retry), it repeats all of this; the training resumes from its
-# workdir.
+# training ends with a status that is not final (verdict.sh), it repeats all of this; the
+# training resumes from its workdir.
 set -euo pipefail
 
 usage() {
@@ -286,7 +286,7 @@ main() {
     obtain
     status=0
     train || status=$?
-    ((status == 75)) || break
+    case $status in 0 | 2 | 76 | 130) break ;; esac
     ((++restarts <= max_restarts)) || break
     say "again: restart $restarts of at most $max_restarts"
     sleep "$poll"

@@ -14,7 +14,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 python=3.12           # the images' own is too old for jax
-finish_seconds=300    # jax may take 100 to notice a lost process
+finish_seconds=120    # jax takes up to 60 to end the others of a lost process
 folder=${TPU_WORKER_FOLDER:-/mnt/txl}
 
 fail() { echo "tpu_worker.sh: $HOSTNAME: $1" >&2; exit 1; }

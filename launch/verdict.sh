@@ -1,28 +1,30 @@
 #!/usr/bin/env bash
 # One status of a run out of those of its processes, one a line on stdin.
 #
-# When one process fails, the others notice and end with 75 (2 after a user error), or the
-# runtime aborts them (134): these are consequences. So any other status comes first.
+# When one process fails, the others end with 75, or jax aborts them (134): these are
+# consequences. So any other status comes first.
 #   2     a user error
+#   76    non-finite updates or results
+#   130   interrupted by a person
 #   N     any other failure, such as 1 or 137 (killed, mostly for memory)
-#   75    retry; also for `lost`: the machine stopped before it could report a status
-#   134   aborted or hung (`stuck`), for an unknown reason
+#   75    retry; also for `lost`, when the machine stopped before it could report a
+#         status, for `stuck`, and for 134 alone
 #   0     done, on all processes
+# Only 0, 2, 76 and 130 are final: after any other status the run is started again.
 set -euo pipefail
 
 seen=$(cat)
-cause=$(grep --invert-match --line-regexp --extended-regexp '0|75|134|lost|stuck' \
+has() { grep --quiet --line-regexp --extended-regexp "$1" <<<"$seen"; }
+
+for final in 2 76 130; do
+  if has "$final"; then echo "$final"; exit; fi
+done
+cause=$(grep --invert-match --line-regexp --extended-regexp '0|75|134|lost|stuck|' \
   <<<"$seen" | sort --numeric-sort --reverse | head -n 1) || true
-if grep --quiet --line-regexp 2 <<<"$seen"; then
-  echo 2
-elif [[ -z $seen ]]; then
-  echo 134
-elif [[ -n $cause ]]; then
+if [[ -n $cause ]]; then
   echo "$cause"
-elif grep --quiet --line-regexp --extended-regexp '75|lost' <<<"$seen"; then
+elif [[ -z $seen ]] || has '75|134|lost|stuck'; then
   echo 75
-elif grep --quiet --line-regexp --extended-regexp '134|stuck' <<<"$seen"; then
-  echo 134
 else
   echo 0
 fi

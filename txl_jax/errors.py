@@ -9,7 +9,7 @@
 | 130 | INTERRUPTED | stopped by Ctrl-C: the same command resumes |
 | 141 | BROKEN_PIPE | the reader of stdout has gone, as after `| head` |
 
-Any other status is a bug, or 134: the death of the first of several processes.
+Any other status is a bug, or 134: jax aborted a process that lost another one.
 """
 
 import contextlib

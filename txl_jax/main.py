@@ -9,7 +9,6 @@ stderr. `errors` lists the exit statuses. Of several processes, the first writes
 prints.
 """
 
-import contextlib
 import importlib
 import os
 import signal
@@ -18,7 +17,7 @@ import threading
 
 import txl_jax
 from txl_jax.errors import BROKEN_PIPE, INTERRUPTED, RETRY, USER_ERROR, UserError
-from txl_jax.runtime import allocator, storage
+from txl_jax.runtime import allocator
 
 STATUSES = {signal.SIGTERM: RETRY, signal.SIGINT: INTERRUPTED}
 # Settings of jax, and their values that forbid some of this program's operations.
@@ -65,19 +64,12 @@ def run(args: list[str], is_program: bool) -> tuple[int, str]:
     if "--version" in args:
         return 0, f"txl_jax {txl_jax.__version__}\n"
     try:
-        if is_program:
-            storage.require_open_files()
         command = flags.parse(args)
         if command.print_config:
             return 0, help.resolved(command)
         import_jax()
     except UserError as error:
         print(f"txl_jax: {error}", file=sys.stderr)
-        if is_program and os.environ.get("JAX_NUM_PROCESSES", "1") != "1":
-            with contextlib.suppress(Exception):  # if jax was imported in part
-                from txl_jax.runtime import distributed
-
-                distributed.refuse()
         return USER_ERROR, ""
     from txl_jax.cli.modes import execute
 

@@ -214,7 +214,7 @@ def test_a_file_is_synced_before_it_replaces_another(
     (path := tmp_path / "run.json").write_text("old")
     monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(OSError, match="Input/output error"):
-        storage.replace(path, lambda fresh: fresh.write_text("new"))
+        storage.write_atomically(path, lambda fresh: fresh.write_text("new"))
     assert [path] == [*tmp_path.iterdir()] and path.read_text() == "old"
 
 
@@ -225,7 +225,7 @@ def test_links_are_not_followed_and_errors_name_the_target(
     (tmp_path / "run.tmp").symlink_to(mine)
     (path := tmp_path / "run.json").mkdir()
     with pytest.raises(IsADirectoryError) as caught:
-        storage.replace(path, lambda fresh: fresh.write_text("new"))
+        storage.write_atomically(path, lambda fresh: fresh.write_text("new"))
     assert storage.place(caught.value) == str(path) and mine.read_text() == "mine"
     (path := tmp_path / "metrics.tmp").mkdir()
     with refused(f"cannot write {path} .Is a directory"):

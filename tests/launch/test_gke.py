@@ -9,7 +9,7 @@ import pytest
 
 from tests.launch import world
 from txl_jax.cli import flags
-from txl_jax.runtime.distributed import find_processes
+from txl_jax.runtime.environment import find_processes
 
 yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
 jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
@@ -50,9 +50,9 @@ def outcome(code: int, disrupted: bool) -> str:
 @pytest.mark.parametrize(
     "code, disrupted, action",
     [
-        *((code, False, "RestartJobSetAndIgnoreMaxRestarts") for code in (75, 134)),
-        *((code, True, "RestartJobSetAndIgnoreMaxRestarts") for code in (75, 137, 143)),
-        *((code, False, "FailJobSet") for code in (1, 2, 76, 130, 137)),
+        *((code, False, "RestartJobSet") for code in (1, 75, 134, 137)),
+        *((code, True, "RestartJobSet") for code in (75, 137, 143)),
+        *((code, False, "FailJobSet") for code in (2, 76, 130)),
     ],
 )
 def test_the_status_and_a_disruption_decide_about_a_restart(

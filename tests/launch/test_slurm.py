@@ -48,15 +48,17 @@ def test_trains_in_every_task(cluster: dict[str, str], tmp_path: Path) -> None:
     [
         ((75, 75), "RUNNING", "0", 75, True),
         ((75, 134), "RUNNING", "0", 75, True),
-        ((75, 1), "RUNNING", "0", 1, False),
-        ((134, 134), "RUNNING", "0", 134, False),
+        ((75, 1), "RUNNING", "0", 1, True),
+        ((134, 134), "RUNNING", "0", 75, True),
+        ((75, 2), "RUNNING", "0", 2, False),
+        ((76, 76), "RUNNING", "0", 76, False),
         ((75, 75), "CANCELLED", "0", 75, False),
         ((75, 75), "PREEMPTED", "0", 75, False),
         ((75, 75), "COMPLETING", "0", 75, False),
         ((75, 75), "RUNNING", "100", 75, False),
     ],
 )
-def test_only_status_75_of_a_running_job_is_requeued(
+def test_a_running_job_is_requeued_unless_its_status_is_final(
     cluster: dict[str, str], tmp_path: Path, case: Any
 ) -> None:
     ends, state, restarts, status, is_requeued = case
@@ -76,7 +78,7 @@ def test_failures_of_slurm_itself(cluster: dict[str, str], tmp_path: Path) -> No
     assert result.returncode == 75
     assert "submit the same command again" in result.stderr
     assert submit(cluster).returncode == 1, "of srun"
-    assert len(world.calls(tmp_path, "requeue")) == 1
+    assert len(world.calls(tmp_path, "requeue")) == 2
 
 
 MISTAKES: dict[str, dict[str, str]] = {

@@ -67,12 +67,12 @@ def test_deaths_and_signals_change_no_bit(folder: Path) -> None:
     straight, ended = folder / "straight", folder / "ended"
     flags = [f"--config={folder / 'tiny.py'}", "--config.optim.optimizer=adam"]
     flags += ["--config.optim.lr=0.001", "--config.train.eval_every=50"]
-    # jax may abort a process that has lost process 0 before the program notices.
+    # jax may abort a process that has lost another before the program notices.
     lost = (75, -signal.SIGABRT)
     step = 0
     for number, index, of_it, of_the_other in (
         (signal.SIGTERM, 0, 75, (75,)),
-        (signal.SIGKILL, 1, -9, (75,)),
+        (signal.SIGKILL, 1, -9, lost),
         (signal.SIGINT, 1, 130, (75,)),
         (signal.SIGKILL, 0, -9, lost),
     ):

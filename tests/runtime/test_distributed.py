@@ -15,7 +15,7 @@ from tests.support.processes import LIMIT_SECONDS, Processes
 from tests.support.refusal import refused
 from txl_jax.errors import UserError
 from txl_jax.runtime import distributed
-from txl_jax.runtime.distributed import find_processes
+from txl_jax.runtime.environment import find_processes
 from txl_jax.runtime.watchdog import Watchdog
 
 ENVIRONMENT = {
@@ -31,7 +31,7 @@ ARGS = {
 }
 TPU = {"TPU_ML_PLATFORM": "Google"}
 SLURM = {"cluster_detection_method": "slurm"}
-TASK = dict.fromkeys(distributed.SLURM, "7") | {"SLURM_STEP_NUM_TASKS": "8"}
+TASK = {"SLURM_JOB_ID": "7", "SLURM_STEP_NUM_TASKS": "8"}
 DETECTED = {"cluster_detection_method": None}
 
 
@@ -77,19 +77,14 @@ def test_processes_are_found(environment: dict[str, str], args: dict[str, Any]) 
         ({"JAX_COORDINATOR_ADDRESS": "node0:x"}, "'node0:x' must be host:port"),
         ({"JAX_COORDINATOR_ADDRESS": "n:65536"}, "'n:65536' must be host:port"),
         ({"JAX_COORDINATOR_ADDRESS": ""}, "without JAX_COORDINATOR_ADDRESS"),
-        (TASK | {"SLURM_JOB_ID": ""}, "TASKS is set without SLURM_JOB_ID: start with"),
-        (TASK | {"SLURM_PROCID": "x"}, "SLURM_PROCID = 'x' must be a whole number"),
-        (TASK | {"SLURM_STEP_NUM_TASKS": ""}, "TASKS = '' must be a whole number"),
-        ({"MEGASCALE_NUM_SLICES": ""}, "SLICES = '' must be a whole number"),
     ],
     ids=str,
 )
 def test_an_incomplete_or_invalid_environment_is_refused(
     changes: dict[str, str], message: str
 ) -> None:
-    given = ENVIRONMENT if changes.keys() <= ENVIRONMENT.keys() else {}
     with refused(message):
-        find_processes(given | changes)
+        find_processes(ENVIRONMENT | changes)
 
 
 CONNECT = "from txl_jax.runtime import distributed; distributed.connect(2)"
@@ -104,6 +99,48 @@ def test_processes_give_up_if_one_of_them_is_missing(tmp_path: Path) -> None:
         (line,) = stderr.read_text().splitlines()
         start = f"txl_jax[{index}]: not all processes connected to 127.0.0.1:"
         assert line.startswith(start) and "within 2 s" in line
+
+
+WAITS = """
+import sys, threading
+from txl_jax.runtime import distributed
+
+distributed.connect()
+distributed.wait_for_all()
+print("ready", file=sys.stderr, flush=True)
+threading.Event().wait()
+"""
+
+
+@pytest.mark.parametrize("killed", [0, pytest.param(1, marks=pytest.mark.long)])
+def test_the_death_of_a_process_ends_the_other(tmp_path: Path, killed: int) -> None:
+    """The other one need not be in a collective; jax aborts it."""
+    run = Processes(tmp_path, python=("-c", WAITS))
+    run.until(lambda: all("ready" in path.read_text() for path in run.stderr))
+    run.all[killed].kill()
+    statuses = run.wait()
+    assert statuses[killed] == -signal.SIGKILL
+    assert statuses[1 - killed] == -signal.SIGABRT
+
+
+REFUSES = """
+import sys
+from txl_jax.errors import UserError
+from txl_jax.runtime import distributed
+
+distributed.connect()
+sys.exit(distributed.report(UserError("an error")))
+"""
+
+
+def test_processes_with_the_same_error_all_exit_with_its_status(
+    tmp_path: Path,
+) -> None:
+    """The exit of process 0 would abort the others."""
+    run = Processes(tmp_path, python=("-c", REFUSES))
+    assert run.wait() == [2, 2]
+    for index in range(2):
+        assert run.said(index) == [f"txl_jax[{index}]: an error"]
 
 
 # As on TPUs, where a host's chips need not be neighbours in the mesh.

@@ -308,6 +308,4 @@ def open_checkpoints(
     if glob.has_magic(str(folder)):
         where = f"--workdir={str(folder.parent)!r}"
         raise UserError(f"{where} has one of [ * ? in its path: give another")
-    if not storage.is_remote(folder):  # nor a file that a run writes in its workdir
-        storage.require_regular([*folder.parent.glob("*"), *folder.rglob("*")])
     return Checkpoints(folder, config.keep, read_only)

@@ -76,7 +76,7 @@ def _statistics(loaded: Loaded, tokens: Tokens, workdir: Path) -> Any:
             np.savez(file, key=np.array(key.hexdigest()), **arrays)
 
     try:
-        storage.replace(path, write)
+        storage.write_atomically(path, write)
         say(f"the statistics of {streams.segments_per_epoch:,} gradients are in {path}")
     except storage.errors() as error:
         say(f"the statistics of gradients are not kept ({storage.one_line(error)})")

@@ -19,7 +19,7 @@ from txl_jax.config import FIELDS
 from txl_jax.errors import BadNumbers, Interrupted, UserError, out_of_memory
 from txl_jax.report import provenance
 from txl_jax.report.log import Lines, say, to_json
-from txl_jax.runtime import distributed, peers, programs, storage
+from txl_jax.runtime import distributed, programs, storage
 from txl_jax.runtime.preemption import stop
 from txl_jax.workdir.load import Loaded, initial_data, load
 from txl_jax.workdir.staging import UNWRITTEN
@@ -77,7 +77,6 @@ def execute(command: Command, is_program: bool) -> tuple[int, str]:
                 distributed.connect()
                 leave = functools.partial(distributed.exit_on_error, mode=command.mode)
                 stack.push(leave)
-                stack.enter_context(peers.watching())
                 # Where there is no TPU, libtpu would look for one and print errors.
                 if command.mode != "compile" or distributed.several():
                     distributed.find_devices()
@@ -87,8 +86,6 @@ def execute(command: Command, is_program: bool) -> tuple[int, str]:
                     check_equal(command)
                     check_processes(command.mode)
             with machine_errors(command.workdir):
-                if not storage.is_remote(command.workdir):
-                    storage.require_regular(command.workdir.glob("*"))
                 if command.mode not in ("prepare", "import", "export", "compile"):
                     prove_kernels(command.config.model.kernel)
                 result = RUN[command.mode](command)

@@ -14,7 +14,7 @@ from txl_jax.kernels import check, dispatch
 from txl_jax.report.log import say
 from txl_jax.report.progress import waiting
 from txl_jax.runtime import distributed, programs
-from txl_jax.runtime.storage import replace
+from txl_jax.runtime.storage import write_atomically
 
 MOST_SECONDS = 120  # of a check, most of which compiles
 
@@ -40,7 +40,7 @@ def prove_kernels(kernel: str) -> None:
                     write = functools.partial(
                         Path.write_text, data=text, encoding="utf-8"
                     )
-                    replace(path, write)
+                    write_atomically(path, write)
         if distributed.anywhere(bool(fault)):
             fault = fault or "found by another process"
             where = f"on {device.device_kind}"

@@ -28,7 +28,7 @@ from txl_jax.report import plots, tensorboard, wandb
 from txl_jax.report.log import last_step, read_metrics, say, to_json
 from txl_jax.report.progress import report_compilation
 from txl_jax.runtime import distributed, storage
-from txl_jax.runtime.storage import replace
+from txl_jax.runtime.storage import write_atomically
 from txl_jax.sharding.mesh import make_mesh
 from txl_jax.sharding.rules import check_streams, host_rows
 from txl_jax.train import NO_HOOKS, Hooks, train
@@ -233,5 +233,5 @@ def evaluate_best(config: Config, workdir: Path, run: Trained) -> dict[str, Any]
         (folder / "sample.txt").write_text(sample, "utf-8")
         tensorboard.write_result(workdir, folder, loaded.step, scores, sample)
         body = to_json(result, indent=2) + "\n"
-        replace(folder / RESULT, lambda path: path.write_text(body, "utf-8"))
+        write_atomically(folder / RESULT, lambda path: path.write_text(body, "utf-8"))
     return result

@@ -146,7 +146,9 @@ def score(
     folder = losses / hashlib.sha256(text.encode()).hexdigest()[:16]
     folder.mkdir(parents=True, exist_ok=True)
     identified = folder / "identity.json"
-    storage.replace(identified, lambda path: path.write_text(text + "\n", "utf-8"))
+    storage.write_atomically(
+        identified, lambda path: path.write_text(text + "\n", "utf-8")
+    )
     nll = make_context_nll(
         loaded.model.config, member.config.eval, loaded.params, loaded.mesh
     )
@@ -159,7 +161,7 @@ def score(
             label = f"{member.folder} context {length}"
             with Progress(label, len(positions_T)) as bar:
                 nll_T = nll(member.text, positions_T, length, bar)
-            storage.replace(path, functools.partial(write, nll_T))
+            storage.write_atomically(path, functools.partial(write, nll_T))
         rows.append(nll_T)
     return np.stack(rows), {
         "workdir": str(member.folder),

@@ -25,7 +25,7 @@ from txl_jax.report.checksum import DAMAGE
 from txl_jax.report.log import Json, say, to_json
 from txl_jax.report.progress import interruptible
 from txl_jax.runtime import distributed
-from txl_jax.runtime.storage import regular, replace
+from txl_jax.runtime.storage import regular, write_atomically
 from txl_jax.workdir import claim
 from txl_jax.workdir.load import load
 from txl_jax.workdir.lock import Fence
@@ -88,7 +88,9 @@ def run_once(row: Config, workdir: Path, train: Train) -> dict[int, float]:
         with distributed.together():
             run.fence()
         if distributed.is_first():
-            replace(workdir / RESULT, lambda path: path.write_text(text, "utf-8"))
+            write_atomically(
+                workdir / RESULT, lambda path: path.write_text(text, "utf-8")
+            )
     return of_lengths(row, result)
 
 

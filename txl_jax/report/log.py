@@ -18,7 +18,7 @@ from txl_jax.metrics import bits
 from txl_jax.report.checksum import DAMAGE
 from txl_jax.report.timing import Timing
 from txl_jax.runtime import distributed
-from txl_jax.runtime.storage import place, replace
+from txl_jax.runtime.storage import place, write_atomically
 
 # An object of JSON, such as the result of a mode.
 Json = dict[str, Any]
@@ -103,7 +103,9 @@ class MetricsLog:
     def _open(self, lines: list[bytes]) -> None:
         """Replaces the file by these lines, atomically, and opens it for appending."""
         if self.path is not None:
-            replace(self.path, lambda fresh: fresh.write_bytes(b"".join(lines)))
+            write_atomically(
+                self.path, lambda fresh: fresh.write_bytes(b"".join(lines))
+            )
         self.file = (self.path or Path(os.devnull)).open("ab", buffering=0)
 
     def __enter__(self) -> Self:

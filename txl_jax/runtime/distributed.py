@@ -1,27 +1,25 @@
 """The processes of a run: connection, barriers and termination.
 
-Every process runs the same command. On TPU pods (including GKE's) and under Slurm's
-`srun` they find each other; elsewhere JAX_COORDINATOR_ADDRESS (host:port of process 0),
-JAX_NUM_PROCESSES and JAX_PROCESS_ID connect them, or JOB_COMPLETION_INDEX of an indexed
-job instead of JAX_PROCESS_ID. A single process opens no connection.
-
-Process 0 is the coordinator: it alone writes a run's files and reports progress.
+Every process runs the same command; `environment` says how they find each other. A
+single process opens no connection. Process 0 is the coordinator: it alone writes a
+run's files and reports progress. When a process dies, jax's coordination service ends
+the others within HEARTBEAT_SECONDS.
 """
 
 import contextlib
+import itertools
 import os
 import sys
 import threading
 import traceback
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import jax
 import numpy as np
-from jax._src.distributed import global_state  # orbax uses it, too
+from jax._src.distributed import global_state  # has no public counterpart
 from jax.experimental import multihost_utils
-from orbax.checkpoint import multihost
 
 from txl_jax.errors import (
     BROKEN_PIPE,
@@ -32,23 +30,19 @@ from txl_jax.errors import (
     UserError,
     out_of_memory,
 )
-from txl_jax.runtime import roll_call, storage
+from txl_jax.runtime import storage
+from txl_jax.runtime.environment import ADDRESS, COUNT, INDEX, find_processes
+
+if TYPE_CHECKING:
+    from jaxlib._jax import DistributedRuntimeClient
 
 Result = TypeVar("Result")
 EXITING = threading.Lock()  # held by the thread that ends the process
-# Called with the exit status; of process 0, they return when the others have ended.
-before_exit: list[Callable[[int], None]] = []
-
-ADDRESS = "JAX_COORDINATOR_ADDRESS"
-COUNT = "JAX_NUM_PROCESSES"
-INDEX = "JAX_PROCESS_ID"
-# What srun sets for each task of a step, and jax reads.
-TASKS, NODES = "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST"
-SLICES = "MEGASCALE_NUM_SLICES"
-SLURM = (NODES, *(f"SLURM_{x}" for x in ("JOB_ID", "NTASKS", "PROCID", "LOCALID")))
+BARRIERS = itertools.count()  # of `wait_for_all`, the same in all processes
 
 CONNECT_SECONDS = 300  # until all processes must have connected
-HEARTBEAT_SECONDS = 30  # from a process's last heartbeat until the others exit
+HEARTBEAT_SECONDS = 30  # from a process's last heartbeat until jax aborts the others
+ERROR_SECONDS = 30  # for the other processes to report a user error as well
 SHUTDOWN_SECONDS = 60  # from the last barrier until all processes have ended
 WAIT_SECONDS = 24 * 3600  # for the work of process 0 alone, such as preparing data
 
@@ -59,69 +53,11 @@ LOST = (
 )
 
 
-def find_processes(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """Returns the arguments of `jax.distributed.initialize`, {} for one process.
-
-    Raises UserError if the variables are incomplete or invalid.
-    """
-    count = environment.get(COUNT)
-    if count == "1":
-        return {}
-    if count is not None:
-        address = environment.get(ADDRESS, "")
-        index = environment.get(INDEX, environment.get("JOB_COMPLETION_INDEX", ""))
-        for name, value in ((COUNT, count), (ADDRESS, address), (INDEX, index)):
-            if not value and name != COUNT:
-                raise UserError(f"{COUNT} is set without {name}: set all three")
-            if name != ADDRESS:
-                _whole(name, value)
-        if int(index) >= int(count):
-            raise UserError(f"{INDEX} = {index} must be below {COUNT} = {count}")
-        host, _, port = address.rpartition(":")
-        if not (host and port.isdecimal() and 0 < int(port) < 2**16):
-            raise UserError(f"{ADDRESS} = {address!r} must be host:port")
-        return {
-            "coordinator_address": address,
-            "num_processes": int(count),
-            "process_id": int(index),
-            "cluster_detection_method": "deactivate",
-        }
-    if _in_slurm_step(environment):
-        return {"cluster_detection_method": "slurm"}
-    # The import of jax sets the variable on a machine with TPUs.
-    on_tpu = "TPU_ML_PLATFORM" in environment
-    hosts = environment.get("TPU_WORKER_HOSTNAMES", "?,?").count(",") + 1
-    slices = _whole(SLICES, environment.get(SLICES, "1"))
-    if on_tpu and environment.get("JAX_PLATFORMS") != "cpu" and hosts * slices > 1:
-        return {"cluster_detection_method": None}
-    return {}
-
-
-def _in_slurm_step(environment: Mapping[str, str]) -> bool:
-    """Returns whether srun started several processes; a batch script is one."""
-    several = _whole(TASKS, environment.get(TASKS, "1")) > 1
-    for name in SLURM if several else ():
-        if not (value := environment.get(name)):
-            fix = "start with srun, or unset it"
-            raise UserError(f"{TASKS} is set without {name}: {fix}")
-        if name != NODES:
-            _whole(name, value)
-    return several
-
-
-def _whole(name: str, value: str) -> int:
-    if not value.isdecimal():
-        raise UserError(
-            f"{name} = {value!r} must be a whole number: correct it, or unset it"
-        )
-    return int(value)
-
-
 def connect(wait_seconds: int = CONNECT_SECONDS) -> None:
     """Connects to the other processes, if there are any; must precede any use of jax.
 
-    If not all processes connect within wait_seconds, each exits with one line and
-    status RETRY. Raises UserError like `find_processes` and `roll_call.attend`.
+    If not all connect within wait_seconds, each exits with one line and status RETRY.
+    Raises UserError like `find_processes`.
     """
     args = find_processes()
     if not args:
@@ -131,7 +67,8 @@ def connect(wait_seconds: int = CONNECT_SECONDS) -> None:
         _write(
             f"txl_jax[{args.get('process_id', '?')}]: not all processes connected to "
             f"{args.get('coordinator_address', 'their coordinator')} within "
-            f"{wait_seconds} s: start all of them, with the same {ADDRESS} and {COUNT}"
+            f"{wait_seconds} s: start all of them, each {INDEX} once, with the same "
+            f"{ADDRESS} and {COUNT}"
         )
         os._exit(RETRY)
 
@@ -139,9 +76,6 @@ def connect(wait_seconds: int = CONNECT_SECONDS) -> None:
     timer = threading.Timer(wait_seconds, give_up)
     timer.daemon = True
     timer.start()
-    if address := args.get("coordinator_address"):
-        count, index = args["num_processes"], args["process_id"]
-        roll_call.attend(address, count, index, wait_seconds)
     jax.distributed.initialize(
         initialization_timeout=wait_seconds + 60,
         heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
@@ -149,15 +83,6 @@ def connect(wait_seconds: int = CONNECT_SECONDS) -> None:
         **args,
     )
     timer.cancel()
-
-
-def refuse() -> None:
-    """Tells the other processes, if they can be found, that this one will not run."""
-    with contextlib.suppress(UserError):
-        args = find_processes()
-        if address := args.get("coordinator_address"):
-            count, index = args["num_processes"], args["process_id"]
-            roll_call.attend(address, count, index, CONNECT_SECONDS, refuses=True)
 
 
 def find_devices() -> None:
@@ -209,25 +134,24 @@ def anywhere(condition: bool) -> bool:
     return bool(gather(np.array(condition)).any())
 
 
-def differs(value: Any) -> bool:
-    """Returns whether a value differs between processes; every process calls this."""
-    own = np.array(zlib.crc32(repr(value).encode()), np.uint32)
-    return len(np.unique(gather(own))) > 1
-
-
-def require_equal(values: Mapping[str, Any]) -> None:
-    """Raises UserError in all processes if a value differs between them.
+def differing(values: Mapping[str, object]) -> dict[str, int]:
+    """Returns the names of values that differ from process 0's, with a process each.
 
     All processes must call this with the same names.
     """
     own = [zlib.crc32(repr(value).encode()) for value in values.values()]
     all_PN = gather(np.array(own, np.uint32))
-    for name, all_P in zip(values, all_PN.T, strict=True):
-        if other := np.flatnonzero(all_P != all_P[0]).tolist():
-            raise UserError(
-                f"{name} of process {other[0]} differs from that of process 0 (here it "
-                f"is {values[name]!r}): start all processes with the same command"
-            )
+    others = (np.flatnonzero(all_P != all_P[0]).tolist() for all_P in all_PN.T)
+    return {name: other[0] for name, other in zip(values, others, strict=True) if other}
+
+
+def require_equal(values: Mapping[str, object]) -> None:
+    """Raises UserError in all processes if a value differs between them."""
+    for name, other in differing(values).items():
+        raise UserError(
+            f"{name} of process {other} differs from that of process 0 (here it is "
+            f"{values[name]!r}): start all processes with the same command"
+        )
 
 
 @contextlib.contextmanager
@@ -236,11 +160,10 @@ def together(*errors: type[Exception]) -> Iterator[None]:
 
     A UserError of any process is raised as one in all of them.
     """
-    kinds: tuple[type[Exception], ...] = (UserError, *errors)
     raised: Exception | None = None
     try:
         yield
-    except kinds as error:
+    except (UserError, *errors) as error:
         raised = error
     if anywhere(isinstance(raised, UserError)):
         if not isinstance(raised, UserError):
@@ -250,6 +173,12 @@ def together(*errors: type[Exception]) -> Iterator[None]:
         raise raised or OSError("another process cannot write")
 
 
+def client() -> "DistributedRuntimeClient":
+    """Returns the client of jax's coordination service of one of several processes."""
+    assert global_state.client is not None
+    return global_state.client
+
+
 def wait_for_all() -> None:
     """Waits until every process has made this call as many times.
 
@@ -257,8 +186,7 @@ def wait_for_all() -> None:
     devices of CPUs that communicate for the first time wait 30 s for one another.
     """
     if several():
-        wait = multihost.get_barrier_sync_fn()
-        wait(key="txl_jax", timeout_ms=1000 * WAIT_SECONDS)
+        client().wait_at_barrier(f"txl_jax/{next(BARRIERS)}", 1000 * WAIT_SECONDS)
 
 
 def exit_on_error(
@@ -290,10 +218,15 @@ def report(error: UserError | Interrupted | BadNumbers) -> int:
     """Prints why the run ends, and returns its exit status.
 
     A UserError may concern only one of several processes: that process exits here.
+    Otherwise process 0 must not exit before the others, which jax would then abort.
     """
     if isinstance(error, UserError) and several():
-        exit_now(str(error), USER_ERROR)
-    if is_first():
+        warn(str(error))
+        try:
+            client().wait_at_barrier("txl_jax/error", 1000 * ERROR_SECONDS)
+        except jax.errors.JaxRuntimeError:
+            exit_now("", USER_ERROR)
+    elif is_first():
         print(f"txl_jax: {error}", file=sys.stderr)
     return error.status
 
@@ -315,6 +248,4 @@ def exit_now(line: str, status: int) -> NoReturn:
     EXITING.acquire()  # never released
     if line:
         warn(line)
-    for tell in before_exit:
-        tell(status)
     os._exit(status)

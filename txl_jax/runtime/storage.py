@@ -9,10 +9,9 @@ import importlib.util
 import logging
 import os
 import re
-import resource
 import stat
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -78,16 +77,6 @@ def regular(path: Path) -> Path:
     return path
 
 
-def require_regular(paths: Iterable[Path]) -> None:
-    """Raises UserError if a local path is a pipe or a device, which may have no end."""
-    for path in paths:
-        try:
-            regular(path)
-        except OSError as error:  # others are reported where the file is used
-            if error.errno == errno.EINVAL:
-                raise UserError(f"{path} is {error.strerror}: remove it") from error
-
-
 def require_unicode(path: str, flag: str) -> None:
     """Raises UserError for a path with other bytes, which libraries do not open."""
     try:
@@ -101,7 +90,7 @@ def absolute(path: Path) -> Path:
     return path if is_remote(path) else path.absolute()
 
 
-def replace(path: Path, write: Callable[[Path], object]) -> None:
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Writes a file so that it appears complete, as each object on gs:// does."""
     if is_remote(path):
         write(path)
@@ -135,21 +124,6 @@ def errors() -> tuple[type[Exception], ...]:
 
     retried = RETRIABLE_EXCEPTIONS  # of its network libraries, after all attempts
     return OSError, *retried, HttpError, GoogleAPIError, GoogleAuthError
-
-
-LEAST_FILES = 128  # that a process must be able to open; training opens about 60
-
-
-def require_open_files() -> None:
-    """Raises the limit of open files to the hard limit; UserError if that is small."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        if hard < LEAST_FILES:
-            raise UserError(
-                f"this process may open only {hard} files: raise the limit, ulimit -n, "
-                f"to at least {LEAST_FILES}"
-            )
 
 
 # Errors that no change of the program prevents.

@@ -19,7 +19,7 @@ from txl_jax.report.checksum import DAMAGE
 from txl_jax.report.log import say, whole_lines
 from txl_jax.report.timing import PURPOSES, goodput
 from txl_jax.runtime import distributed, storage
-from txl_jax.runtime.storage import regular, replace
+from txl_jax.runtime.storage import regular, write_atomically
 from txl_jax.update.init import abstract_params
 from txl_jax.workdir.fit import fit_vocab
 from txl_jax.workdir.folder import CONFIG, METRICS, RUN, VOCAB
@@ -79,9 +79,11 @@ def claim(workdir: Path, config: Config, tokens: Tokens) -> dict[str, Any]:
         if not distributed.is_first():
             return run["starts"][0]
         text = json.dumps(run, indent=2) + "\n"
-        replace(workdir / CONFIG, lambda path: configs.save_json(config, path))
-        replace(workdir / VOCAB, lambda path: vocabulary.save(tokens.vocab, path))
-        replace(workdir / RUN, lambda path: path.write_text(text, "utf-8"))
+        write_atomically(workdir / CONFIG, lambda path: configs.save_json(config, path))
+        write_atomically(
+            workdir / VOCAB, lambda path: vocabulary.save(tokens.vocab, path)
+        )
+        write_atomically(workdir / RUN, lambda path: path.write_text(text, "utf-8"))
     except OSError as error:
         raise UserError(
             f"cannot write {storage.place(error) or workdir} ({error.strerror}): give "
@@ -105,7 +107,7 @@ def record_goodput(workdir: Path, fence: Fence) -> dict[str, Any]:
         lines, _ = whole_lines(workdir / METRICS, 2**62)
         run["goodput"] = goodput(lines, run)
         text = json.dumps(run, indent=2) + "\n"
-        replace(workdir / RUN, lambda path: path.write_text(text, "utf-8"))
+        write_atomically(workdir / RUN, lambda path: path.write_text(text, "utf-8"))
     except Replaced:
         return {}
     except failures as error:
