@@ -33,7 +33,7 @@ from txl_jax.data.streams import Streams
 from txl_jax.data.tokens import Tokens
 from txl_jax.errors import Interrupted, UserError
 from txl_jax.evaluate import reader
-from txl_jax.evaluate.reader import Traced
+from txl_jax.model.segment import OneSegment
 from txl_jax.model.txl import TransformerXL
 from txl_jax.report import provenance
 from txl_jax.report.log import say
@@ -121,10 +121,12 @@ def describe(config: Config) -> dict[str, int]:
 
 
 @reader.from_hidden
-def count_segment(model: TransformerXL, hidden_BLD: Array, segment: Traced) -> Array:
+def count_segment(
+    model: TransformerXL, hidden_BLD: Array, segment: OneSegment
+) -> Array:
     """Returns [answers, right ones, their nll in nats] of one segment."""
     log_probs_BLV = model.embedding.log_probs(hidden_BLD)
-    targets_BL, weights_BL = segment.targets_SBL, segment.weights_SBL
+    targets_BL, weights_BL = segment.targets_BL, segment.weights_BL
     nll_BL = -jnp.take_along_axis(log_probs_BLV, targets_BL[..., None], -1)[..., 0]
     right_BL = jnp.argmax(log_probs_BLV, axis=-1) == targets_BL
     sums = [jnp.sum(weights_BL * x_BL) for x_BL in (1, right_BL, nll_BL)]

@@ -28,7 +28,8 @@ def literal_attention(
     inputs: dict[str, Any], keep_BHLK: Array | None = None, rate: float = 0.0
 ) -> Array:
     """The formula for one stream, head, query and key at a time."""
-    q_BLHA, k_BKHA, v_BKHA, r_RHA, u_HA, w_HA, bias_HR = map(inputs.get, ARRAYS)
+    arrays = (inputs[name] for name in ARRAYS)
+    q_BLHA, k_BKHA, v_BKHA, r_RHA, u_HA, w_HA, bias_HR = arrays
     oldest_BL = inputs["oldest_BL"]
     B, L, H, A = q_BLHA.shape
     M = k_BKHA.shape[1] - L

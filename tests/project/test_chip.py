@@ -88,8 +88,8 @@ def test_the_oracle_is_the_einsum(case: cases.Case, terms: str) -> None:
 
 def test_a_wrong_kernel_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(operands: Operands) -> jax.Array:
-        position = operands.position
-        position = position._replace(bias_HR=position.bias_HR * 1.01)
+        bias_HR: Any = operands.position.bias_HR
+        position = operands.position._replace(bias_HR=bias_HR * 1.01)
         return xla.rel_attention(operands._replace(position=position))
 
     part = {"part": "check", "kernel": "tpu", "shape": [2, 2, 5, 3, 4, 8]}

@@ -19,7 +19,7 @@ from tests.support import tiny
 from txl_jax.data.streams import Position, Streams
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import Memory
-from txl_jax.model.segment import Segment
+from txl_jax.model.segment import OneSegment, Segment, scanned
 from txl_jax.model.txl import TransformerXL
 from txl_jax.sharding.mesh import make_mesh
 from txl_jax.sharding.options import MeshConfig
@@ -117,7 +117,7 @@ def numbers(state: TrainState) -> Any:
 
 @jax.jit
 @functools.partial(jax.value_and_grad, has_aux=True)
-def nll_memory_and_gradient(params: Any, memory: Memory, segment: Segment) -> Any:
+def nll_memory_and_gradient(params: Any, memory: Memory, segment: OneSegment) -> Any:
     """Returns ((nll of the scored tokens of one segment, memory), gradient)."""
     inputs_BL, targets_BL, weights_BL, first_BL, length_B = segment
     more: Any = {"first_BL": first_BL, "length_B": length_B, "method": "nll"}
@@ -190,11 +190,11 @@ def test_an_update_is_the_mean_over_its_scored_tokens(half_loss: bool) -> None:
     for u in range(2):
         losses, gradients, tokens = 0.0, jax.tree.map(np.zeros_like, PARAMS), 0.0
         for s in range(G * u, G * u + G):
-            segment = jax.tree.map(lambda x, s=s: x[s], segments)
+            segment = jax.tree.map(lambda x, s=s: x[s], scanned(segments))
             (loss, memory), gradient = nll_memory_and_gradient(params, memory, segment)
             losses += float(loss)
             gradients = jax.tree.map(np.add, gradients, gradient)
-            tokens += segment.weights_SBL.sum()
+            tokens += segment.weights_BL.sum()
         mean = jax.tree.map(lambda x, tokens=tokens: x / tokens, gradients)
         params = jax.tree.map(lambda p, g: p - SGD_RATE * g, params, mean)
         norm = np.sqrt(sum(np.sum(x**2) for x in jax.tree.leaves(mean)))
@@ -222,9 +222,9 @@ def test_casting_the_layers_first_keeps_bfloat16_gradients() -> None:
     one = make_segments(1)
 
     def grads(segments: Segment, parts: int) -> Any:
-        return sum_gradients(model, PARAMS, memory, segments, key, parts)[0][2]
+        return sum_gradients(model, PARAMS, memory, segments, key, parts).grads
 
-    segment = jax.tree.map(lambda x: x[0], one)
+    segment = jax.tree.map(lambda x: x[0], scanned(one))
     plain = jax.grad(functools.partial(nll_sum, model), has_aux=True)
     expected, _ = jax.jit(plain)(PARAMS, memory, segment, key)
     whole = jax.jit(functools.partial(grads, parts=1))(one)

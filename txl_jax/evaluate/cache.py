@@ -20,9 +20,10 @@ from jax.sharding import Mesh
 
 from txl_jax.evaluate.accounting import check_cache
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
-from txl_jax.evaluate.reader import Reader, Traced, from_hidden
+from txl_jax.evaluate.reader import Reader, from_hidden
 from txl_jax.kernels.xla import MASKED, product
 from txl_jax.model.config import ModelConfig
+from txl_jax.model.segment import OneSegment
 from txl_jax.model.txl import TransformerXL
 
 NONE = -1  # the target of an empty entry, and of padding
@@ -37,12 +38,12 @@ class Cache(NamedTuple):
     target_BC: Array  # int32
 
     def mix(
-        self, nll_BL: Array, h_BLD: Array, segment: Traced, config: EvalConfig
+        self, nll_BL: Array, h_BLD: Array, segment: OneSegment, config: EvalConfig
     ) -> tuple[Array, "Cache"]:
         """Returns (nll_BL of the mixture, the cache after the segment)."""
-        target_BL = segment.targets_SBL
+        target_BL = segment.targets_BL
         C, L = self.target_BC.shape[1], target_BL.shape[1]
-        real_BL = jnp.arange(L) < segment.length_SB[:, None]
+        real_BL = jnp.arange(L) < segment.length_B[:, None]
         h_BKD = jnp.concatenate([self.h_BCD, h_BLD], axis=1)
         known_BL = jnp.where(real_BL, target_BL, NONE)
         target_BK = jnp.concatenate([self.target_BC, known_BL], axis=1)
@@ -70,12 +71,14 @@ def make_reader(model_config: ModelConfig, config: EvalConfig, mesh: Mesh) -> Re
     check_cache(model_config, config)
     model_config = evaluation_model(model_config, config)
 
-    def read(model: TransformerXL, state: Any, segment: Traced) -> tuple[Array, Any]:
+    def read(
+        model: TransformerXL, state: Any, segment: OneSegment
+    ) -> tuple[Array, Any]:
         memory, cache = state
         h_BLD, memory = read_hidden(model, memory, segment)
-        nll_BL = model.embedding.nll(h_BLD, segment.targets_SBL)
+        nll_BL = model.embedding.nll(h_BLD, segment.targets_BL)
         nll_BL, cache = cache.mix(nll_BL, h_BLD, segment, config)
-        return jnp.sum(nll_BL * segment.weights_SBL), (memory, cache)
+        return jnp.sum(nll_BL * segment.weights_BL), (memory, cache)
 
     def empty() -> Cache:
         B, C, D = config.streams, config.cache_len, model_config.d_model

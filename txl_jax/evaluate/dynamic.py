@@ -25,10 +25,9 @@ from jax.sharding import Mesh
 
 from txl_jax.evaluate.accounting import EVAL_FIELDS, check_fits
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
-from txl_jax.evaluate.reader import Traced
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import Memory
-from txl_jax.model.segment import Segment
+from txl_jax.model.segment import OneSegment, Segment, scanned
 from txl_jax.model.txl import TransformerXL
 from txl_jax.report.progress import report_compilation
 from txl_jax.sharding.rules import place_segments
@@ -44,7 +43,7 @@ def model_without_dropout(model_config: ModelConfig, config: EvalConfig) -> Mode
 
 
 def gradient(
-    config: ModelConfig, params: Any, memory: Memory, segment: Traced
+    config: ModelConfig, params: Any, memory: Memory, segment: OneSegment
 ) -> tuple[Any, Array, Memory]:
     """Returns (gradient of the mean nll, summed nll, memory) of one segment."""
     nll_of = functools.partial(nll_sum, TransformerXL(config))
@@ -59,13 +58,13 @@ def add_squares(
 ) -> tuple[Any, Memory]:
     """Returns (sums of squared gradients, memory) after S more segments."""
 
-    def add(carry: tuple[Any, Memory], segment: Traced) -> tuple[Any, None]:
+    def add(carry: tuple[Any, Memory], segment: OneSegment) -> tuple[Any, None]:
         squares, memory = carry
         grads, _, memory = gradient(config, params, memory, segment)
         squares = jax.tree.map(lambda total, g: total + g * g, squares, grads)
         return (squares, memory), None
 
-    return jax.lax.scan(add, carry, segments)[0]
+    return jax.lax.scan(add, carry, scanned(segments))[0]
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
@@ -87,12 +86,12 @@ def adapt(
         pull = jnp.minimum(decay * r, 1) * (theta_0 - theta)
         return theta - lr * g / (r + epsilon) + pull
 
-    def read_one(carry: tuple[Any, Memory], segment: Traced) -> Any:
+    def read_one(carry: tuple[Any, Memory], segment: OneSegment) -> Any:
         params, memory = carry
         grads, nll, memory = gradient(config, params, memory, segment)
         return (jax.tree.map(update, params, trained, grads, rms), memory), nll
 
-    return jax.lax.scan(read_one, carry, segments)
+    return jax.lax.scan(read_one, carry, scanned(segments))
 
 
 def root_mean_squares(

@@ -13,10 +13,10 @@ from txl_jax import metrics
 from txl_jax.data.streams import Streams
 from txl_jax.evaluate import reader
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
-from txl_jax.evaluate.reader import Reader, Traced
+from txl_jax.evaluate.reader import Reader
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
-from txl_jax.model.segment import Segment
+from txl_jax.model.segment import OneSegment, Segment
 from txl_jax.model.txl import TransformerXL
 from txl_jax.report.log import Json
 from txl_jax.sharding.rules import host_rows
@@ -36,10 +36,10 @@ def make_reader(model_config: ModelConfig, config: EvalConfig, mesh: Mesh) -> Re
     L = config.tgt_len
 
     @reader.from_hidden
-    def sum_nll(model: TransformerXL, hidden_BLD: Array, segment: Traced) -> Array:
-        targets_BL, weights_BL = segment.targets_SBL, segment.weights_SBL
+    def sum_nll(model: TransformerXL, hidden_BLD: Array, segment: OneSegment) -> Array:
+        targets_BL, weights_BL = segment.targets_BL, segment.weights_BL
         if config.ext_len:
-            place_BL = jnp.arange(L) + segment.length_SB[:, None] - L
+            place_BL = jnp.arange(L) + segment.length_B[:, None] - L
             hidden_BLD, targets_BL, weights_BL = (
                 jax.vmap(lambda x, place: x[place])(x_BL, jnp.maximum(place_BL, 0))
                 for x_BL in (hidden_BLD, targets_BL, weights_BL)

@@ -16,29 +16,28 @@ from txl_jax.model.config import ModelConfig
 from txl_jax.model.decoder import Decoder, unstack
 from txl_jax.model.key_values import KeyValueMemory
 from txl_jax.model.memory import Memory
-from txl_jax.model.segment import Segment
+from txl_jax.model.segment import OneSegment, Segment, scanned
 from txl_jax.model.txl import TransformerXL
 from txl_jax.report.progress import report_compilation
 from txl_jax.sharding.rules import letters, place_segments, shardings
 
-Traced = Any  # a single Segment [B, ..] inside a jitted function
 # Reads one segment: (bound model, memory, segment) -> (output, memory).
-Read = Callable[[TransformerXL, KeyValueMemory, Traced], tuple[Any, KeyValueMemory]]
+Read = Callable[[TransformerXL, KeyValueMemory, OneSegment], tuple[Any, KeyValueMemory]]
 # Computes the output of one segment: (bound model, hidden_BLD, segment) -> output.
-Output = Callable[[TransformerXL, Array, Traced], Any]
+Output = Callable[[TransformerXL, Array, OneSegment], Any]
 
 
 def from_hidden(output: Output) -> Read:
     """Decorates a function of a segment's hidden states, so that it reads segments."""
 
     def read(
-        model: TransformerXL, memory: KeyValueMemory, segment: Traced
+        model: TransformerXL, memory: KeyValueMemory, segment: OneSegment
     ) -> tuple[Any, KeyValueMemory]:
         hidden_BLD, memory = model(
-            segment.inputs_SBL,
+            segment.inputs_BL,
             memory,
-            first_BL=segment.first_SBL,
-            length_B=segment.length_SB,
+            first_BL=segment.first_BL,
+            length_B=segment.length_B,
         )
         return output(model, hidden_BLD, segment), memory
 
@@ -67,11 +66,11 @@ def make_step(
     def step(
         params: Any, memory: KeyValueMemory, segments: Segment
     ) -> tuple[Any, KeyValueMemory]:
-        def read_one(memory: KeyValueMemory, segment: Segment) -> Any:
+        def read_one(memory: KeyValueMemory, segment: OneSegment) -> Any:
             result = model.apply({"params": params}, memory, segment, method=read)
             return result[::-1]  # a scan returns its carry first
 
-        return jax.lax.scan(read_one, memory, segments)[::-1]
+        return jax.lax.scan(read_one, memory, scanned(segments))[::-1]
 
     return step
 

@@ -19,9 +19,10 @@ from txl_jax.data.vocab import Vocab, spell
 from txl_jax.errors import BadNumbers
 from txl_jax.evaluate import reader
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
-from txl_jax.evaluate.reader import Reader, Traced
+from txl_jax.evaluate.reader import Reader
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
+from txl_jax.model.segment import OneSegment
 from txl_jax.model.txl import TransformerXL
 from txl_jax.report.log import Json
 
@@ -56,9 +57,9 @@ def make_score(
 
     @reader.from_hidden
     def read_segment(
-        model: TransformerXL, hidden_BLD: Array, segment: Traced
+        model: TransformerXL, hidden_BLD: Array, segment: OneSegment
     ) -> tuple[Array, Array | tuple[()]]:
-        nll_BL = model.embedding.nll(hidden_BLD, segment.targets_SBL)
+        nll_BL = model.embedding.nll(hidden_BLD, segment.targets_BL)
         return nll_BL, hidden_BLD if hidden else ()
 
     read = Reader(model_config, read_segment, 1, config.ext_len + config.tgt_len)

@@ -28,13 +28,14 @@ from txl_jax.data.streams import Streams
 from txl_jax.errors import UserError
 from txl_jax.evaluate import reader
 from txl_jax.evaluate.options import EvalConfig
-from txl_jax.evaluate.reader import Reader, Traced
+from txl_jax.evaluate.reader import Reader
 from txl_jax.kernels import xla
 from txl_jax.kernels.operands import Operands, PositionTerms
 from txl_jax.model.config import ABSOLUTE_POSITIONS, ModelConfig
 from txl_jax.model.initializers import Params
 from txl_jax.model.key_values import KeyValueMemory
 from txl_jax.model.positions import SCHEMES
+from txl_jax.model.segment import OneSegment
 from txl_jax.model.txl import TransformerXL
 from txl_jax.paper.options import AttentionConfig
 from txl_jax.report.log import Json
@@ -53,7 +54,7 @@ class Tally(NamedTuple):
 
 
 def read_attended(
-    model: TransformerXL, memory: KeyValueMemory, segment: Traced
+    model: TransformerXL, memory: KeyValueMemory, segment: OneSegment
 ) -> tuple[Operands, KeyValueMemory]:
     """Returns (operands of all layers' attention [N, ..], memory) of one segment."""
     layers: list[Operands] = []
@@ -183,7 +184,7 @@ def make_maps(
         )
 
     def tally_layers(
-        model: TransformerXL, memory: KeyValueMemory, segment: Traced
+        model: TransformerXL, memory: KeyValueMemory, segment: OneSegment
     ) -> tuple[Tally, KeyValueMemory]:
         operands, memory = read_attended(model, memory, segment)
         return jax.lax.map(tally, operands), memory

@@ -22,9 +22,10 @@ from txl_jax.errors import UserError
 from txl_jax.evaluate import reader
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
 from txl_jax.evaluate.perplexity import ShowProgress
-from txl_jax.evaluate.reader import Reader, Traced
+from txl_jax.evaluate.reader import Reader
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
+from txl_jax.model.segment import OneSegment
 from txl_jax.model.txl import TransformerXL
 from txl_jax.report.log import Json
 from txl_jax.report.plots import empty, save
@@ -32,10 +33,10 @@ from txl_jax.sharding.rules import host_rows
 
 
 @reader.from_hidden
-def sum_streams(model: TransformerXL, hidden_BLD: Array, segment: Traced) -> Array:
+def sum_streams(model: TransformerXL, hidden_BLD: Array, segment: OneSegment) -> Array:
     """Returns nll_L, summed over the scored streams, of one segment."""
-    nll_BL = model.embedding.nll(hidden_BLD, segment.targets_SBL)
-    return jnp.sum(nll_BL * segment.weights_SBL, axis=0)
+    nll_BL = model.embedding.nll(hidden_BLD, segment.targets_BL)
+    return jnp.sum(nll_BL * segment.weights_BL, axis=0)
 
 
 def measure(

@@ -15,10 +15,10 @@ from jax.sharding import Mesh
 from txl_jax.evaluate import reader
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
 from txl_jax.evaluate.perplexity import ShowProgress
-from txl_jax.evaluate.reader import Reader, Traced
+from txl_jax.evaluate.reader import Reader
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
-from txl_jax.model.segment import Segment
+from txl_jax.model.segment import OneSegment, Segment
 from txl_jax.model.txl import TransformerXL
 from txl_jax.sharding.rules import check_streams
 
@@ -34,11 +34,11 @@ def spread(tokens: int, longest: int, count: int) -> np.ndarray:
 
 
 @reader.from_hidden
-def last_nll(model: TransformerXL, hidden_BLD: Array, segment: Traced) -> Array:
+def last_nll(model: TransformerXL, hidden_BLD: Array, segment: OneSegment) -> Array:
     """Returns the nll of each stream's last target, nll_B, of one segment."""
-    length_B = segment.length_SB
+    length_B = segment.length_B
     last_B1D = reader.last(hidden_BLD, length_B)
-    target_B1 = jnp.take_along_axis(segment.targets_SBL, length_B[:, None] - 1, axis=1)
+    target_B1 = jnp.take_along_axis(segment.targets_BL, length_B[:, None] - 1, axis=1)
     return model.embedding.nll(last_B1D, target_B1)[:, 0]
 
 

@@ -53,14 +53,15 @@ def find_bad(
     def compute(params: Any, rng: Array, step: Array, segments: Segment) -> Any:
         memory = Memory.empty(model, config.batch_size)
         key = jax.random.fold_in(rng, step)
-        parts = params, memory, segments, key, config.batch_chunk
+        network, C = TransformerXL(model), config.batch_chunk
         with nn.intercept_methods(sow_bad):
-            (_, tokens, grads), _, outputs = sum_gradients(TransformerXL(model), *parts)
+            sums = sum_gradients(network, params, memory, segments, key, C)
         bad_grads = {}
-        for name, grad in flax.traverse_util.flatten_dict(grads, sep="/").items():
+        for name, grad in flax.traverse_util.flatten_dict(sums.grads, sep="/").items():
             axes = tuple(range(name.startswith(LAYERS), grad.ndim))
-            bad_grads[name] = ~jnp.isfinite(jnp.sum(jnp.square(grad / tokens), axes))
-        return outputs, bad_grads
+            square = jnp.sum(jnp.square(grad / sums.tokens), axes)
+            bad_grads[name] = ~jnp.isfinite(square)
+        return sums.sown, bad_grads
 
     # Replicated, so that every process can read all of it.
     run = jax.jit(compute, out_shardings=state.step.sharding)

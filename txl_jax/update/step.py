@@ -17,19 +17,22 @@ are added up. Here G is not the number of rare clusters.
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.traverse_util
 import jax
 import jax.numpy as jnp
 import optax
 from jax import Array
-from jax.sharding import Mesh
+from jax.sharding import Mesh, PartitionSpec
+from jax.typing import DTypeLike
 
 from txl_jax.model.config import ModelConfig
+from txl_jax.model.initializers import Params
 from txl_jax.model.memory import Memory
-from txl_jax.model.segment import Segment
+from txl_jax.model.segment import OneSegment, Segment, scanned
 from txl_jax.model.txl import TransformerXL
+from txl_jax.sharding.rules import letters
 from txl_jax.update.init import init_state
 from txl_jax.update.optim import (
     AddToAverage,
@@ -42,7 +45,7 @@ from txl_jax.update.options import OptimConfig, TrainConfig
 from txl_jax.update.state import Metrics, Program, TrainState, TrainStep
 
 
-def split_streams(x: Any, axis: int, C: int) -> Any:
+def split_streams(x: Array, axis: int, C: int) -> Array:
     """Returns x [.., B, ..] as C chunks [C, .., B / C, ..]; chunk c has streams c::C.
 
     Strided, so that every chunk takes its part of every shard of the streams and no
@@ -52,66 +55,82 @@ def split_streams(x: Any, axis: int, C: int) -> Any:
     return jnp.moveaxis(x.reshape(shape), axis + 1, 0)
 
 
-def join_streams(x: Any, axis: int) -> Any:
+def join_streams(x: Array, axis: int) -> Array:
     """Returns the array whose chunks `split_streams` returned."""
     x = jnp.moveaxis(x, 0, axis + 1)
     B = x.shape[axis] * x.shape[axis + 1]
     return x.reshape(*x.shape[:axis], B, *x.shape[axis + 2 :])
 
 
-# The axis of the streams in each array.
-MEMORY_AXES = Memory(h_NBMD=1, filled_B=0)  # type: ignore[arg-type]
+def stream_axes(tree: Any) -> Any:
+    """Returns the axis of the streams in each array, by the letters of its name."""
+    return jax.tree.map(
+        lambda spec: tuple(spec).index("B"),
+        letters(tree),
+        is_leaf=lambda spec: isinstance(spec, PartitionSpec),
+    )
+
+
+class GradientSum(NamedTuple):
+    """Sums over the scored tokens of segments, and the memory after them."""
+
+    nll: Array  # in nats
+    tokens: Array
+    grads: Params
+    memory: Memory
+    sown: dict[str, Array]  # what modules sow as intermediates, by name
 
 
 def sum_gradients(
     model: TransformerXL,
-    params: Any,
+    params: Params,
     memory: Memory,
     segments: Segment,
     key: Array,
     C: int,
-) -> tuple[tuple[Array, Array, Any], Memory, dict[str, Array]]:
-    """Returns ((nll, tokens, gradients), memory, sown) of G segments, see `nll_sum`.
+) -> GradientSum:
+    """Returns the sums of `nll_sum` and its gradient over G segments.
 
-    All but the memory are sums. Segment g is computed chunk by chunk; chunk c has its
-    streams' memory and the key `fold_in(fold_in(key, g), c)`. Gradients have the dtype
-    of `cast_layers`, their sum over several parts that of the parameters.
+    Segment g is computed chunk by chunk; chunk c has its streams' memory and the key
+    `fold_in(fold_in(key, g), c)`. Gradients have the dtype of `cast_layers`, their sum
+    over several parts that of the parameters.
     """
     G = segments.length_SB.shape[0]
     used = cast_layers(params, model.config.compute_dtype)
     grad = jax.value_and_grad(functools.partial(nll_sum, model), has_aux=True)
+    split = functools.partial(split_streams, C=C)
 
-    def add_chunk(carry: Any, xs: Any) -> tuple[Any, dict[str, Array]]:
-        (total, chunks), (g, c, segment) = carry, xs
-        memory = jax.tree.map(
-            lambda x: jax.lax.dynamic_index_in_dim(x, c, keepdims=False), chunks
-        )
-        chunk_key = jax.random.fold_in(jax.random.fold_in(key, g), c)
-        with jax.named_scope("forward_and_backward"):
-            (nll, aux), grads = grad(used, memory, segment, chunk_key)
-        tokens, memory, sown = aux
-        total = jax.tree.map(jnp.add, total, (nll, tokens, grads))
-        chunks = jax.tree.map(
-            lambda x, new: jax.lax.dynamic_update_index_in_dim(x, new, c, 0),
-            *(chunks, memory),
-        )
-        return (total, chunks), sown
+    def add_segment(carry: Any, xs: tuple[Array, OneSegment]) -> Any:
+        (total, memory), (g, segment) = carry, xs
+        segment_key = jax.random.fold_in(key, g)
 
-    def split(x: Any) -> Any:
-        x = jnp.moveaxis(split_streams(x, 1, C), 0, 1)
-        return x.reshape(G * C, *x.shape[2:])
+        def add_chunk(total: Any, xs: tuple[Array, Memory, OneSegment]) -> Any:
+            c, memory, segment = xs
+            chunk_key = jax.random.fold_in(segment_key, c)
+            with jax.named_scope("forward_and_backward"):
+                (nll, aux), grads = grad(used, memory, segment, chunk_key)
+            tokens, memory, sown = aux
+            total = jax.tree.map(jnp.add, total, (nll, tokens, grads))
+            return total, (memory, sown)
+
+        chunks = jax.tree.map(split, segment, stream_axes(segment))
+        chunks = jnp.arange(C), memory, chunks
+        total, (memory, sown) = jax.lax.scan(add_chunk, total, chunks)
+        return (total, memory), sown
 
     zeros = jax.tree.map(jnp.zeros_like, params if G * C > 1 else used)
-    zero = jnp.zeros(()), jnp.zeros(()), zeros
-    chunks = jax.tree.map(lambda x, a: split_streams(x, a, C), memory, MEMORY_AXES)
-    g, c = jnp.divmod(jnp.arange(G * C), C)
-    xs = g, c, jax.tree.map(split, segments)
-    (total, chunks), sown = jax.lax.scan(add_chunk, (zero, chunks), xs)
-    sown = {name: jnp.sum(x, axis=0) for name, x in sown.items()}
-    return total, jax.tree.map(join_streams, chunks, MEMORY_AXES), sown
+    axes = stream_axes(memory)
+    carry = (jnp.zeros(()), jnp.zeros(()), zeros), jax.tree.map(split, memory, axes)
+    xs = jnp.arange(G), scanned(segments)
+    (total, memory), sown = jax.lax.scan(add_segment, carry, xs)
+    return GradientSum(
+        *total,
+        memory=jax.tree.map(join_streams, memory, axes),
+        sown={name: jnp.sum(x, axis=(0, 1)) for name, x in sown.items()},
+    )
 
 
-def cast_layers(params: Any, dtype: Any) -> Any:
+def cast_layers(params: Params, dtype: DTypeLike) -> Params:
     """Returns the parameters with the layers' matrices in dtype.
 
     The layers use them in this type only. Inside the scan over layers, each pass would
@@ -125,25 +144,29 @@ def cast_layers(params: Any, dtype: Any) -> Any:
 
 
 def nll_sum(
-    model: TransformerXL, params: Any, memory: Memory, segment: Segment, key: Array
+    model: TransformerXL,
+    params: Params,
+    memory: Memory,
+    segment: OneSegment,
+    key: Array,
 ) -> tuple[Array, tuple[Array, Memory, dict[str, Array]]]:
     """Returns (nll of a segment's scored tokens in nats, (tokens, memory, sown)).
 
-    The segment's arrays have no dimension S, inside a scan. tokens: the number of
-    scored tokens. sown: what modules sow as intermediates, by name; {} in training.
+    tokens: the number of scored tokens. sown: what modules sow as intermediates, by
+    name; {} in training.
     """
     (nll_BL, memory), sown = model.apply(
         {"params": params},
-        segment.inputs_SBL,
-        segment.targets_SBL,
+        segment.inputs_BL,
+        segment.targets_BL,
         memory,
-        first_BL=segment.first_SBL,
-        length_B=segment.length_SB,
+        first_BL=segment.first_BL,
+        length_B=segment.length_B,
         method="nll",
         rngs={"dropout": key},
         mutable=["intermediates"],
     )
-    weights_BL, sown = segment.weights_SBL, sown.get("intermediates", {})
+    weights_BL, sown = segment.weights_BL, sown.get("intermediates", {})
     sown = flax.traverse_util.flatten_dict(sown, sep="/")
     return jnp.sum(nll_BL * weights_BL), (jnp.sum(weights_BL), memory, sown)
 
@@ -165,12 +188,15 @@ def make_train_step(
 
     def update(state: TrainState, segments: Segment) -> tuple[TrainState, Metrics]:
         key = jax.random.fold_in(state.rng, state.step)
-        parts = state.params, state.memory, segments, key, config.batch_chunk
-        (nll, scored, grads), memory, _ = sum_gradients(model, *parts)
+        sums = sum_gradients(
+            model, state.params, state.memory, segments, key, config.batch_chunk
+        )
         # In a copying task, all segments may be without a scored token.
-        tokens = jnp.maximum(scored, 1)
-        loss = nll / tokens
-        mean_grads = functools.partial(jax.tree.map, lambda grad: grad / tokens, grads)
+        tokens = jnp.maximum(sums.tokens, 1)
+        loss = sums.nll / tokens
+        mean_grads = functools.partial(
+            jax.tree.map, lambda grad: grad / tokens, sums.grads
+        )
         grad_norm = optax.tree.norm(mean_grads())
         lr = jnp.asarray(schedule(state.step), jnp.float32)
         reason, guard = state.guard.judge(loss, grad_norm, config.max_loss_factor)
@@ -192,7 +218,7 @@ def make_train_step(
             return dataclasses.replace(state, memory=fresh)
 
         state = dataclasses.replace(
-            state, step=state.step + 1, memory=memory, guard=guard
+            state, step=state.step + 1, memory=sums.memory, guard=guard
         )
         # With jnp.where, XLA:CPU would keep three copies of the parameters.
         state = jax.lax.cond(good, apply, skip, state)
@@ -200,7 +226,7 @@ def make_train_step(
             "loss": loss,
             "grad_norm": grad_norm,
             "lr": lr,
-            "tokens": scored.astype(jnp.int32),
+            "tokens": sums.tokens.astype(jnp.int32),
             "skipped": ~good,
             "reason": reason,
             "skipped_in_row": guard.skipped_in_row,

@@ -60,7 +60,8 @@ def with_gradients(kernel: Kernel, dropout: AttentionDropout | None) -> Any:
         floats = {name: inputs[name] for name in NAMES if name in inputs}
 
         def run(floats: dict[str, Any]) -> jax.Array:
-            q_BLHA, k_BKHA, v_BKHA, *terms = map(floats.get, NAMES)
+            arrays: list[Any] = [floats.get(name) for name in NAMES]
+            q_BLHA, k_BKHA, v_BKHA, *terms = arrays
             position, oldest_BL = PositionTerms(*terms), inputs["oldest_BL"]
             return kernel(
                 Operands(q_BLHA, k_BKHA, v_BKHA, position, oldest_BL, dropout)
