@@ -78,7 +78,7 @@ class Checkpoints(ocp.CheckpointManager):
         be training. Raises UserError if the processes do not share the folder.
         """
         for _ in range(LISTINGS):
-            if not distributed.differs(sorted(self.all_steps())):
+            if not distributed.differing({"steps": sorted(self.all_steps())}):
                 return
             time.sleep(1)
             self.reload()
