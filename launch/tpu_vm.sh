@@ -46,6 +46,7 @@ poll=${TPU_VM_POLL_SECONDS:-30}
 worker='bash txl_jax/launch/tpu_worker.sh'
 scratch=$(mktemp -d)
 logs=''  # the process that shows them
+cloud_failed=0
 trap 'stop_logs; rm -rf "$scratch"' EXIT
 
 parse() {
@@ -202,6 +203,7 @@ patiently() {  # a command that ssh may spoil; 75 when the slice has gone meanwh
     say "attempt $tries of 5 failed: $1"
     sleep "$poll"
   done
+  cloud_failed=1
   return 1
 }
 
@@ -286,6 +288,7 @@ main() {
     obtain
     status=0
     train || status=$?
+    ((cloud_failed)) && break
     case $status in 0 | 2 | 76 | 130) break ;; esac
     ((++restarts <= max_restarts)) || break
     say "again: restart $restarts of at most $max_restarts"
