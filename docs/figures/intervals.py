@@ -6,7 +6,7 @@ import numpy as np
 from style import BLUE, GRID, INK, SAND, SKY, blank, save
 
 from txl_jax.kernels.xla import visible_BLK
-from txl_jax.model.memory import find_oldest
+from txl_jax.model.memory.interval import find_oldest
 
 L, M = 6, 6
 FULL = M

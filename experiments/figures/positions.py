@@ -58,8 +58,7 @@ def order_confusion(config: ModelConfig, params: Any, tokens_B3L: np.ndarray) ->
     L = width // 3
     model, variables = TransformerXL(config), {"params": params}
     # A model of absolute positions is refused a mem_len, and yet reads any memory.
-    sizes = {name: getattr(config, name) for name in ("n_layer", "d_model", "dtype")}
-    empty = Memory.empty(ModelConfig(mem_len=2 * L, **sizes), B)
+    empty = Memory.empty(config, B, mem_len=2 * L)
 
     def read(tokens_BL: Array, memory: Memory) -> tuple[Array, Memory]:
         return model.apply(variables, tokens_BL, memory, method="logits")  # type: ignore

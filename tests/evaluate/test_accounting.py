@@ -10,9 +10,9 @@ import pytest
 from tests.support import tiny
 from txl_jax.evaluate import accounting
 from txl_jax.metrics import parameter_count
-from txl_jax.model.decoder import unstack
-from txl_jax.model.key_values import KeyValueMemory
 from txl_jax.model.memory import Memory
+from txl_jax.model.memory.key_values import KeyValueMemory
+from txl_jax.model.memory.layout import unstack
 
 
 def test_accounted_bytes_match_the_arrays() -> None:
@@ -21,7 +21,7 @@ def test_accounted_bytes_match_the_arrays() -> None:
     memory = Memory.empty(config, 3)
     assert counts["cache_bytes"] == memory.h_NBMD.nbytes
     params = unstack(tiny.make_params(config))
-    kept = jax.eval_shape(lambda: KeyValueMemory.of(config, params, memory, 5))
+    kept = jax.eval_shape(lambda: KeyValueMemory.empty(config, params, 3, 5))
     arrays = [(layer.k_HBKA, layer.v_HBKA) for layer in kept.layers]
     assert counts["key_value_bytes"] == 2 * parameter_count(arrays)
     assert counts["lost_without_memory"] == accounting.lost_share(17, 5)

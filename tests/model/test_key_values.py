@@ -10,10 +10,11 @@ import pytest
 from tests.support import tiny
 from txl_jax.kernels.decode import slots
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.decoder import Decoder, unstack
-from txl_jax.model.key_values import KeyValueMemory
+from txl_jax.model.decoder import Decoder
 from txl_jax.model.memory import Memory
-from txl_jax.model.ring import RingMemory
+from txl_jax.model.memory.key_values import KeyValueMemory
+from txl_jax.model.memory.layout import unstack
+from txl_jax.model.memory.ring import RingMemory
 
 B, L, M = 3, 4, 5
 UNTIED: dict[str, Any] = {"untie_r": True, "same_length_self": True}
@@ -58,9 +59,8 @@ def test_cached_keys_and_values_equal_memory(changes: dict[str, Any]) -> None:
     apart = unstack(params)
     rng = np.random.default_rng(0)
     memory = Memory.empty(config, B)
-    kept: Any = jax.jit(
-        lambda params, memory: KeyValueMemory.of(config, params, memory, L)
-    )(apart, memory)
+    empty = functools.partial(KeyValueMemory.empty, config, batch_size=B, tgt_len=L)
+    kept: Any = jax.jit(empty)(params=apart)
     for s in range(4):
         tokens_BL = tiny.make_tokens(B, L, 10 + s)
         more: dict[str, Any] = {

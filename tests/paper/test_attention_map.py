@@ -19,8 +19,8 @@ from txl_jax.data.streams import Streams
 from txl_jax.errors import UserError
 from txl_jax.evaluate.options import EvalConfig
 from txl_jax.evaluate.reader import Reader
+from txl_jax.model.attention import Attention
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.decoder import DecoderAttention
 from txl_jax.model.initializers import feature_norm
 from txl_jax.model.txl import TransformerXL
 from txl_jax.paper import attention_map
@@ -49,7 +49,7 @@ def read_segments(config: ModelConfig) -> Any:
 
     def watch(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
         result = call(*args, **kwargs)
-        is_layer = isinstance(context.module, DecoderAttention)
+        is_layer = isinstance(context.module, Attention)
         if is_layer and context.method_name == "__call__":
             outputs.append((args[0], result[0]))
         return result

@@ -14,7 +14,7 @@ import pytest
 from tests.support import tiny
 from txl_jax.errors import UserError
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.decoder import unstack
+from txl_jax.model.memory.layout import unstack
 from txl_jax.paper import windows
 from txl_jax.paper.windows import last_nll, whole_nll, window_memory, window_model
 from txl_jax.update.init import abstract_params

@@ -7,7 +7,7 @@ import jax
 from txl_jax.errors import UserError
 from txl_jax.evaluate.options import EvalConfig
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.memory import keys_per_query
+from txl_jax.model.memory.interval import keys_per_query
 from txl_jax.report.log import Json
 
 TRAIN_FIELDS = "model.mem_len, train.batch_size or train.tgt_len"

@@ -13,9 +13,9 @@ from jax.sharding import Mesh
 
 from txl_jax.evaluate.accounting import EVAL_FIELDS, check_fits
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.decoder import Decoder, unstack
-from txl_jax.model.key_values import KeyValueMemory
-from txl_jax.model.memory import Memory
+from txl_jax.model.decoder import Decoder
+from txl_jax.model.memory.key_values import KeyValueMemory
+from txl_jax.model.memory.layout import unstack
 from txl_jax.model.segment import OneSegment, Segment, scanned
 from txl_jax.model.txl import TransformerXL
 from txl_jax.report.progress import report_compilation
@@ -49,14 +49,6 @@ def last(hidden_BLD: Array, length_B: Array) -> Array:
     return jnp.take_along_axis(hidden_BLD, (length_B - 1)[:, None, None], axis=1)
 
 
-def empty_memory(
-    config: ModelConfig, params: Any, batch_size: int, tgt_len: int
-) -> KeyValueMemory:
-    """Returns the memory of a cold start; `params` are unstacked."""
-    memory = Memory.empty(config, batch_size)
-    return KeyValueMemory.of(config, params, memory, tgt_len)
-
-
 def make_step(
     config: ModelConfig, read: Read
 ) -> Callable[[Any, KeyValueMemory, Segment], tuple[Any, KeyValueMemory]]:
@@ -81,7 +73,7 @@ class Reader:
     Without a mesh, computation follows the parameters' devices. `more` returns the
     initial value of what `read` carries beside the memory, as (memory, value).
     `unstack`, `empty` and `step` are jitted once. Call `unstack` outside every loop
-    (see `decoder.unstack`).
+    (see `memory.layout.unstack`).
     """
 
     def __init__(
@@ -94,7 +86,7 @@ class Reader:
         more: Callable[[], Any] | None = None,
     ) -> None:
         def empty(params: Any) -> Any:
-            memory: Any = empty_memory(config, params, batch_size, tgt_len)
+            memory: Any = KeyValueMemory.empty(config, params, batch_size, tgt_len)
             memory = (memory, more()) if more else memory
             if mesh is None:
                 return memory

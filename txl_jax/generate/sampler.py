@@ -22,9 +22,10 @@ from txl_jax.evaluate.accounting import GENERATE_FIELDS, check_fits
 from txl_jax.evaluate.options import EvalConfig
 from txl_jax.generate.options import GenerateConfig, generation_model
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.decoder import Decoder, unstack
-from txl_jax.model.key_values import KeyValueMemory
-from txl_jax.model.ring import RingMemory
+from txl_jax.model.decoder import Decoder
+from txl_jax.model.memory.key_values import KeyValueMemory
+from txl_jax.model.memory.layout import unstack
+from txl_jax.model.memory.ring import RingMemory
 from txl_jax.model.segment import Segment
 from txl_jax.model.txl import TransformerXL
 from txl_jax.report.progress import report_compilation
@@ -120,7 +121,7 @@ def with_memory(
     segments = Segment(inputs_SBL, none, none, none, length_SB)
 
     def start(params: Any) -> RingMemory:
-        memory = reader.empty_memory(config, params, B, L)
+        memory = KeyValueMemory.empty(config, params, B, L)
         fill = reader.make_step(config, reader.from_hidden(lambda *_: None))
         return RingMemory.of(config, fill(params, memory, segments)[1])
 
@@ -148,7 +149,8 @@ def with_window(
 
     def predict(params: Any, token_B: Array, window: Any) -> tuple[Array, Any]:
         window_BL, length_B = window = push(window, token_B)
-        memory = reader.empty_memory(config, params, *window_BL.shape)
+        B, L = window_BL.shape
+        memory = KeyValueMemory.empty(config, params, B, L)
         log_probs_BV: Any = model.apply(
             {"params": params}, window_BL, memory, length_B, method=predict_last
         )

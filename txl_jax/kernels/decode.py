@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from txl_jax.kernels.operands import Operands
 from txl_jax.kernels.xla import MASKED, product, with_bias
 
 # Rotates queries or keys by position: (x_BXHA, position_X) -> x_BXHA.
@@ -21,7 +22,7 @@ Rotate = Callable[[Array, Array], Array]
 
 
 class Ring(NamedTuple):
-    """One layer's keys and values by slot, and its distances (`xla.rel_attention`).
+    """One layer's keys and values by slot, and its distances (`kernels.operands`).
 
     Slots are innermost, so that both matrix-vector products read contiguous memory,
     which is 1.4 times as fast on two cores as with A innermost. With rotary positions,
@@ -61,21 +62,15 @@ def put(ring: Ring, k_B1HA: Array, v_B1HA: Array, slot: Array, o_B1HA: Array) ->
     )
 
 
-def attend(
-    q_B1HA: Array,
-    k_B1HA: Array,
-    v_B1HA: Array,
-    ring: Ring,
-    slot: Array,
-    oldest_B: Array,
-    rotate: Rotate | None = None,
-) -> Array:
+def attend(own: Operands, ring: Ring, slot: Array, rotate: Rotate | None) -> Array:
     """Returns o_B1HA, the attention of a token over itself and the visible slots.
 
-    `slot` is that of the oldest key, number 0 in time. The keys from number oldest_B on
-    are visible. Scores are defined in `xla.rel_attention`. `rotate` is that of the
-    position scheme; neither query nor key is rotated yet.
+    own: of the token alone; its position terms are the ring's. `slot` is that of the
+    oldest key, number 0 in time. The keys from number oldest on are visible. Scores are
+    defined in `xla.rel_attention`. `rotate` is that of the position scheme; neither
+    query nor key is rotated yet.
     """
+    q_B1HA, k_B1HA, v_B1HA, _, oldest_B1, _ = own
     k_BHA, v_BHA = k_B1HA[:, 0], v_B1HA[:, 0]
     A, M = ring.k_BHAM.shape[2:]
     content_BHA = with_bias(q_B1HA, ring.u_HA)[:, 0]
@@ -105,7 +100,7 @@ def attend(
         # From the oldest, at distance M and in `slot`, to the newest.
         score_BHM += jnp.roll(position_BHM, slot, axis=-1)
     order_M = (jnp.arange(M) - slot) % M  # in time, from 0 for the oldest
-    visible_B1M = (order_M >= oldest_B[:, None])[:, None]
+    visible_B1M = (order_M >= oldest_B1)[:, None]
     score_BHM = jnp.where(visible_B1M, score_BHM, MASKED) * A**-0.5
     own_BH *= A**-0.5
     # The softmax is split into steps: in one expression, XLA:CPU takes 43 instead of 11

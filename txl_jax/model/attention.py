@@ -10,10 +10,12 @@ from jax.ad_checkpoint import checkpoint_name
 
 from txl_jax.kernels.dispatch import choose_kernel
 from txl_jax.kernels.hash import AttentionDropout
-from txl_jax.kernels.operands import Operands
+from txl_jax.kernels.operands import Operands, PositionTerms
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.dropout import Dropout, seed
 from txl_jax.model.initializers import feature_norm, head_norm, weights
+from txl_jax.model.memory.layout import join_heads, project_all
+from txl_jax.model.memory.protocol import Kept, LayerMemory
 from txl_jax.model.positions import position_terms, rotate_by_distance
 
 
@@ -44,7 +46,10 @@ project.defvjp(_forward, _backward)
 
 
 class Attention(nn.Module):
-    """The attention sublayer: projections, kernel, output, residual and LayerNorm."""
+    """The attention sublayer: projections, kernel, output, residual and LayerNorm.
+
+    Parameters are stacked over layers, or those of `memory.layout`.
+    """
 
     config: ModelConfig
 
@@ -52,48 +57,74 @@ class Attention(nn.Module):
     def __call__(
         self,
         h_BLD: Array,
-        h_BMD: Array,
-        biases: dict[str, Array],
+        layer: LayerMemory,
+        biases: dict[str, Array] | None,
         R_RD: Array | None,
         oldest_BL: Array,
-    ) -> Array:
-        """Returns h_BLD after the sublayer.
+    ) -> tuple[Array, Kept]:
+        """Returns (h_BLD after the sublayer, what the layer's memory keeps).
 
-        h_BMD is the layer's memory; biases [H, A] and R_RD belong to the position
-        scheme. With pre_lnorm, memory and segment are normalized and the residual adds
-        the raw input; otherwise the sum is normalized.
+        biases [H, A] and R_RD belong to the position scheme; biases = None if the
+        memory has the position terms. With pre_lnorm, memory and segment are normalized
+        and the residual adds the raw input; otherwise the sum is normalized.
         """
         config = self.config
         make = weights(self)
-        D, H, A = config.d_model, config.n_head, config.d_head
+        L, D, H, A = h_BLD.shape[1], config.d_model, config.n_head, config.d_head
         norm = feature_norm(config, name="norm")
-        # D is last in each matrix: a TPU pads the last dimension to 128, and A is 64.
-        q_HAD, k_HAD, v_HAD, o_HAD = (make(name, "HAD", (H, A, D)) for name in "qkvo")
+        is_fixed = self.has_variable("params", "qkv")
+        if is_fixed:
+            qkv_DJHA = make("qkv", "DJHA", (D, 3, H, A))
+            o_PHAC = make("o_halves", "PHAC", (2, H, A, D // 2))
+        else:
+            # D is last in each matrix: a TPU pads the last dimension to 128, A is 64.
+            q_HAD, k_HAD, v_HAD, o_HAD = (
+                make(name, "HAD", (H, A, D)) for name in "qkvo"
+            )
 
         # Equation 2: queries come from the segment, keys and values also from memory.
-        h_BKD = jnp.concatenate([h_BMD.astype(h_BLD.dtype), h_BLD], axis=1)
-        M, K = h_BMD.shape[1], h_BKD.shape[1]
-        if config.pre_lnorm:
-            x_BLD, x_BKD, constant = norm(h_BLD), norm(h_BKD), 0
+        x_BLD = norm(h_BLD) if config.pre_lnorm else h_BLD
+        x_BKD, constant = x_BLD, 0
+        if (h_BMD := layer.states) is not None:
+            x_BKD = jnp.concatenate([h_BMD.astype(h_BLD.dtype), h_BLD], axis=1)
+            if config.pre_lnorm:
+                x_BKD = norm(x_BKD)
+            else:
+                constant = h_BMD.shape[1]
+        if is_fixed:
+            q_BKHA, k_BKHA, v_BKHA = project_all(x_BKD, qkv_DJHA)
+            q_BLHA = q_BKHA[:, -L:]
         else:
-            x_BLD, x_BKD, constant = h_BLD, h_BKD, M
-        q_BLHA = jnp.einsum("BLD,HAD->BLHA", x_BLD, q_HAD)
-        k_BKHA = project(x_BKD, k_HAD, constant)
-        v_BKHA = project(x_BKD, v_HAD, constant)
+            q_BLHA = jnp.einsum("BLD,HAD->BLHA", x_BLD, q_HAD)
+            k_BKHA = project(x_BKD, k_HAD, constant)
+            v_BKHA = project(x_BKD, v_HAD, constant)
         q_BLHA = checkpoint_name(q_BLHA, "q")
         k_BKHA, v_BKHA = checkpoint_name(k_BKHA, "k"), checkpoint_name(v_BKHA, "v")
         q_BLHA = head_norm(config, "q_norm")(q_BLHA)
         k_BKHA = head_norm(config, "k_norm")(k_BKHA)
 
-        position = position_terms(config, make, R_RD, biases, K)
+        position = PositionTerms()
+        if biases is not None:
+            position = position_terms(config, make, R_RD, biases, k_BKHA.shape[1])
         dropout = None
         if config.dropatt and self.has_rng("dropout"):
             dropout = AttentionDropout(config.dropatt, seed(self))
-        kernel = choose_kernel(config.kernel, q_BLHA, K)
-        operands = Operands(q_BLHA, k_BKHA, v_BKHA, position, oldest_BL, dropout)
-        o_BLHA = kernel(rotate_by_distance(config, operands))
+        own = Operands(q_BLHA, k_BKHA, v_BKHA, position, oldest_BL, dropout)
+        o_BLHA, kept = layer.attend(own, h_BLD, self._attend_in_order)
 
-        out_BLD = jnp.einsum("BLHA,HAD->BLD", o_BLHA, o_HAD)
+        if is_fixed:
+            out_BLD = join_heads(o_BLHA, o_PHAC)
+        else:
+            out_BLD = jnp.einsum("BLHA,HAD->BLD", o_BLHA, o_HAD)
         sum_BLD = h_BLD + Dropout(config.dropout, config.variational)(out_BLD)
         sum_BLD = checkpoint_name(sum_BLD, "sum")
-        return sum_BLD if config.pre_lnorm else norm(sum_BLD)
+        return sum_BLD if config.pre_lnorm else norm(sum_BLD), kept
+
+    def _attend_in_order(self, operands: Operands) -> Array:
+        """Returns o_BLHA of keys in the order of time, which are not rotated yet."""
+        return self.attend(rotate_by_distance(self.config, operands))
+
+    def attend(self, operands: Operands) -> Array:
+        """Returns the kernel's o_BLHA; maps of attention intercept the call."""
+        K = operands.k_BKHA.shape[1]
+        return choose_kernel(self.config.kernel, operands.q_BLHA, K)(operands)

@@ -8,6 +8,7 @@ from txl_jax.model.attention import Attention
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.dropout import Dropout
 from txl_jax.model.initializers import feature_norm, normal, weight, weights
+from txl_jax.model.memory.protocol import Kept, LayerMemory
 from txl_jax.model.positions import add_places
 
 # The gates' activations; the GELU is the approximation by tanh.
@@ -19,12 +20,9 @@ class FeedForward(nn.Module):
 
     With a gate (Shazeer 2020), a third layer's activation scales the hidden features in
     place of the ReLU.
-
-    out_axes: the order of the second matrix's dimensions, FD or DF.
     """
 
     config: ModelConfig
-    out_axes: str = "FD"
 
     @nn.compact
     def __call__(self, h_BLD: Array) -> Array:
@@ -54,13 +52,16 @@ class FeedForward(nn.Module):
             x_BLF = drop(gate_BLF * x_BLF)
         else:
             x_BLF = drop(x_BLF, relu=True)
-        sum_BLD = h_BLD + drop(dense("out", self.out_axes, "F", "D")(x_BLF))
+        # The second matrix is transposed in `memory.layout`.
+        is_fixed = self.has_variable("params", "out_DF")
+        name, letters = ("out_DF", "DF") if is_fixed else ("out", "FD")
+        sum_BLD = h_BLD + drop(dense(name, letters, "F", "D")(x_BLF))
         sum_BLD = checkpoint_name(sum_BLD, "sum")
         return sum_BLD if config.pre_lnorm else norm(sum_BLD)
 
 
 class Block(nn.Module):
-    """One layer, as the body of a scan over layers."""
+    """One layer; in training the body of a scan over layers."""
 
     config: ModelConfig
 
@@ -68,13 +69,13 @@ class Block(nn.Module):
     def __call__(
         self,
         h_BLD: Array,
-        h_BMD: Array,
-        biases: dict[str, Array],
+        layer: LayerMemory,
+        biases: dict[str, Array] | None,
         R_RD: Array | None,
         oldest_BL: Array,
-    ) -> tuple[Array, Array]:
-        """Returns (the layer's output, its input); the memory keeps the input."""
+    ) -> tuple[Array, Kept]:
+        """Returns (the layer's output, what its memory keeps); see `Attention`."""
         h_BLD = add_places(self.config, weights(self), h_BLD)
         attention = Attention(self.config, name="attention")
-        x_BLD = attention(h_BLD, h_BMD, biases, R_RD, oldest_BL)
-        return FeedForward(self.config, name="feed_forward")(x_BLD), h_BLD
+        h_BLD, kept = attention(h_BLD, layer, biases, R_RD, oldest_BL)
+        return FeedForward(self.config, name="feed_forward")(h_BLD), kept

@@ -13,10 +13,9 @@ from txl_jax.model.block import Block
 from txl_jax.model.config import ModelConfig, parse_remat
 from txl_jax.model.dropout import Dropout
 from txl_jax.model.initializers import keep_sums, weight
-from txl_jax.model.memory import Memory, find_oldest, keys_per_query
+from txl_jax.model.memory.interval import find_oldest, keys_per_query
+from txl_jax.model.memory.protocol import AnyMemory, Kept, MemoryLike
 from txl_jax.model.positions import SCHEMES
-
-AnyMemory = Any  # Memory; for `decoder.Decoder` KeyValueMemory or RingMemory
 
 
 class TransformerXL(nn.Module):
@@ -96,22 +95,19 @@ class TransformerXL(nn.Module):
         h_BLD = self.drop_rows(h_BLD)
         keys = keys_per_query(config, M)
         oldest_BL = find_oldest(memory.filled_B, first_BL, M, L, keys)
-        h_BLD, h_NBLD = self.run_layers(h_BLD, memory, oldest_BL)
-        return self.drop_rows(h_BLD), memory.append(h_NBLD, length_B, first_BL)
+        h_BLD, kept = self.run_layers(h_BLD, memory, oldest_BL)
+        return self.drop_rows(h_BLD), memory.append(kept, length_B, first_BL)
 
     def run_layers(
-        self, h_BLD: Array, memory: Memory, oldest_BL: Array
-    ) -> tuple[Array, Array]:
-        """Returns (the last layer's output, every layer's input h_NBLD)."""
+        self, h_BLD: Array, memory: MemoryLike, oldest_BL: Array
+    ) -> tuple[Array, Kept]:
+        """Returns (the last layer's output, what the memory keeps of all layers)."""
         dtype = self.config.compute_dtype
         biases = jax.tree.map(lambda bias_NHA: bias_NHA.astype(dtype), self.biases)
         R_RD, K = None, memory.mem_len + h_BLD.shape[1]
         if self.scheme.encoding:
             R_RD = self.drop_R(self.scheme.encoding(self.config, K).astype(dtype))
-        # Stopped before the scan: inside it, the backward pass would store each layer's
-        # memory.
-        h_NBMD = jax.lax.stop_gradient(memory.h_NBMD)
-        return self.layers(h_BLD, h_NBMD, biases, R_RD, oldest_BL)
+        return self.layers(h_BLD, memory.layers, biases, R_RD, oldest_BL)
 
     def nll(
         self,

@@ -33,7 +33,7 @@ from txl_jax.kernels import xla
 from txl_jax.kernels.operands import Operands, PositionTerms
 from txl_jax.model.config import ABSOLUTE_POSITIONS, ModelConfig
 from txl_jax.model.initializers import Params
-from txl_jax.model.key_values import KeyValueMemory
+from txl_jax.model.memory.key_values import KeyValueMemory
 from txl_jax.model.positions import SCHEMES
 from txl_jax.model.segment import OneSegment
 from txl_jax.model.txl import TransformerXL
@@ -60,7 +60,7 @@ def read_attended(
     layers: list[Operands] = []
 
     def record(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
-        if context.method_name == "attend":  # of DecoderAttention
+        if context.method_name == "attend":  # of Attention
             layers.extend(args)
         return call(*args, **kwargs)
 

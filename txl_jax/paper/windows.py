@@ -31,13 +31,12 @@ from txl_jax.data.streams import Streams
 from txl_jax.errors import UserError
 from txl_jax.evaluate.options import EvalConfig, parse_sweep
 from txl_jax.evaluate.perplexity import make_reader
-from txl_jax.evaluate.reader import empty_memory
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.decoder import Decoder
 from txl_jax.model.flops import vocabulary_products
 from txl_jax.model.initializers import Params
-from txl_jax.model.key_values import KeyValueMemory
 from txl_jax.model.memory import Memory
+from txl_jax.model.memory.key_values import KeyValueMemory
 from txl_jax.model.positions import distances
 from txl_jax.model.txl import TransformerXL
 from txl_jax.report.log import Json
@@ -161,7 +160,7 @@ def window_memory(
     config: ModelConfig, params: Params, B: int, W: int
 ) -> KeyValueMemory:
     """Returns an empty memory, for a window's first W - 1 tokens and one before."""
-    return empty_memory(dataclasses.replace(config, mem_len=1), params, B, W - 1)
+    return KeyValueMemory.empty(config, params, B, W - 1, mem_len=1)
 
 
 def make_programs(

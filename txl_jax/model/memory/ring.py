@@ -4,7 +4,7 @@ Dims: M memory or slots.
 """
 
 import dataclasses
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import flax.struct
 import jax.numpy as jnp
@@ -12,9 +12,10 @@ from jax import Array
 
 from txl_jax.kernels import decode
 from txl_jax.kernels.decode import Ring, Rotate
+from txl_jax.kernels.operands import Kernel, Operands
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.key_values import KeyValueMemory, KeyValues
-from txl_jax.model.memory import window
+from txl_jax.model.memory.interval import window
+from txl_jax.model.memory.key_values import KeyValueMemory, KeyValues
 from txl_jax.model.positions import SCHEMES
 
 
@@ -24,23 +25,21 @@ class RingLayer(NamedTuple):
     ring: Ring
     slot: Array
     mem_len: int
+    rotate: Rotate | None
 
-    def attend(
-        self,
-        q_B1HA: Array,
-        k_B1HA: Array,
-        v_B1HA: Array,
-        oldest_B: Array,
-        rotate: Rotate | None,
-    ) -> tuple[Array, Ring]:
+    @property
+    def states(self) -> None:
+        """There are none to project."""
+
+    def attend(self, own: Operands, h_BLD: Array, kernel: Kernel) -> tuple[Array, Ring]:
         """Returns (o_B1HA, the ring with the new token)."""
+        k_B1HA, v_B1HA = own.k_BKHA, own.v_BKHA
         # The ring has more slots than the memory has tokens.
-        oldest_B = oldest_B + self.ring.k_BHAM.shape[3] - self.mem_len
-        o_B1HA = decode.attend(
-            q_B1HA, k_B1HA, v_B1HA, self.ring, self.slot, oldest_B, rotate
-        )
-        if rotate is not None:
-            k_B1HA = rotate(k_B1HA, self.slot[None])
+        oldest_B1 = own.oldest_BL + self.ring.k_BHAM.shape[3] - self.mem_len
+        own = own._replace(oldest_BL=oldest_B1)
+        o_B1HA = decode.attend(own, self.ring, self.slot, self.rotate)
+        if self.rotate is not None:
+            k_B1HA = self.rotate(k_B1HA, self.slot[None])
         return o_B1HA, decode.put(self.ring, k_B1HA, v_B1HA, self.slot, o_B1HA)
 
 
@@ -52,6 +51,7 @@ class RingMemory:
     slot: Array  # of the oldest token, which the next one replaces
     filled_B: Array
     mem_len: int = flax.struct.field(pytree_node=False)
+    rotate: Rotate | None = flax.struct.field(pytree_node=False)
 
     @classmethod
     def of(cls, config: ModelConfig, memory: KeyValueMemory) -> "RingMemory":
@@ -75,27 +75,38 @@ class RingMemory:
 
         # The newest token is in the last slot, so the next token takes slot 0.
         slot = jnp.zeros((), jnp.int32)
-        return cls(tuple(map(ring, memory.layers)), slot, memory.filled_B, M)
+        return cls(tuple(map(ring, memory.layers)), slot, memory.filled_B, M, rotate)
 
-    def layer(self, n: int) -> RingLayer:
-        """Returns the ring of layer n."""
-        return RingLayer(self.rings[n], self.slot, self.mem_len)
+    @property
+    def layers(self) -> tuple[RingLayer, ...]:
+        """Each layer's ring."""
+        return tuple(
+            RingLayer(ring, self.slot, self.mem_len, self.rotate) for ring in self.rings
+        )
 
     def append(
-        self, rings: list[Ring], length_B: None = None, first_BL: None = None
+        self, kept: list[Ring], length_B: None = None, first_BL: None = None
     ) -> "RingMemory":
-        """Returns the memory after one token, which `rings` already contain.
+        """Returns the memory after one token, which the rings already contain.
 
         Raises ValueError for padding or a document boundary.
         """
         if length_B is not None or first_BL is not None:
-            raise ValueError(
-                "a ring takes one real token per stream: length_B and first_BL must "
-                "be None"
-            )
+            refuse()
         return dataclasses.replace(
             self,
-            rings=tuple(rings),
+            rings=tuple(kept),
             slot=(self.slot + 1) % self.rings[0].k_BHAM.shape[3],
             filled_B=jnp.minimum(self.filled_B + 1, self.mem_len),
         )
+
+    def zero(self, where_B: Array) -> NoReturn:
+        """Raises ValueError: no document starts."""
+        refuse()
+
+
+def refuse() -> NoReturn:
+    """Raises ValueError for padding or a document boundary."""
+    raise ValueError(
+        "a ring takes one real token per stream: length_B and first_BL must be None"
+    )

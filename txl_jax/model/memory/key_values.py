@@ -2,26 +2,27 @@
 
 With fixed parameters, a token's keys and values and the projected distances never
 change. They are computed once, whereas training projects the memory again for every
-segment. Results equal those of `Memory`.
+segment. Results equal those of `cache.Memory`.
 """
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import flax.struct
 import jax.numpy as jnp
 from jax import Array
 
-from txl_jax.kernels.operands import PositionTerms
+from txl_jax.kernels.operands import Kernel, Operands, PositionTerms
 from txl_jax.kernels.xla import heads_first
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.initializers import feature_norm, head_norm
-from txl_jax.model.memory import Memory, count_filled, window
+from txl_jax.model.initializers import Params, feature_norm, head_norm
+from txl_jax.model.memory.interval import count_filled, initially_filled, window
+from txl_jax.model.memory.layout import project_all
 from txl_jax.model.positions import SCHEMES, position_terms
 
 
 class KeyValues(NamedTuple):
-    """One layer's keys and values, and its distances (`kernels.xla.rel_attention`)."""
+    """One layer's keys and values, and its position terms (`kernels.operands`)."""
 
     k_HBKA: Array
     v_HBKA: Array
@@ -32,19 +33,29 @@ class KeyValues(NamedTuple):
     w_HA: Array | None
     bias_HR: Array | None
 
-    def extend(self, k_BLHA: Array, v_BLHA: Array) -> tuple[Array, Array]:
-        """Returns the keys and values of memory and segment, k_BKHA and v_BKHA."""
-        M = self.k_HBKA.shape[2] - k_BLHA.shape[1]
+    @property
+    def states(self) -> None:
+        """There are none to project."""
 
-        def extend_one(x_HBKA: Array, x_BLHA: Array) -> Array:
+    def attend(
+        self, own: Operands, h_BLD: Array, kernel: Kernel
+    ) -> tuple[Array, tuple[Array, Array]]:
+        """Returns (o_BLHA, the keys and values of memory and segment)."""
+        M = self.k_HBKA.shape[2] - own.k_BKHA.shape[1]
+
+        def extend(x_HBKA: Array, x_BLHA: Array) -> Array:
             x_HBMA = window(x_HBKA, self.start_B, M).astype(x_BLHA.dtype)
             x_HBLA = heads_first(x_BLHA)
             return jnp.concatenate([x_HBMA, x_HBLA], axis=2).transpose(1, 2, 0, 3)
 
-        return extend_one(self.k_HBKA, k_BLHA), extend_one(self.v_HBKA, v_BLHA)
+        k_BKHA = extend(self.k_HBKA, own.k_BKHA)
+        v_BKHA = extend(self.v_HBKA, own.v_BKHA)
+        position = self.distances(k_BKHA.shape[1])
+        operands = own._replace(k_BKHA=k_BKHA, v_BKHA=v_BKHA, position=position)
+        return kernel(operands), (k_BKHA, v_BKHA)
 
     def distances(self, K: int) -> PositionTerms:
-        """Returns the distances of K keys, the last K rows."""
+        """Returns the position terms of K keys, the last K rows."""
         r_RHA, bias_HR = self.r_HRA, self.bias_HR
         if r_RHA is not None:
             r_RHA = jnp.swapaxes(r_RHA[:, -K:], 0, 1)
@@ -60,8 +71,8 @@ class KeyValueMemory:
     A layer holds the K = M + L keys over which the last segment attended. The memory is
     a window of M keys; it starts at the number of real tokens in that segment. The next
     segment moves the window when it appends its keys, so each key is written once per
-    segment; a second copy would cost as much as the products. filled_B has the same
-    meaning as in `Memory`. `decoder.Decoder` reads this memory.
+    segment; a second copy would cost as much as the products. `decoder.Decoder` reads
+    this memory.
     """
 
     layers: tuple[KeyValues, ...]
@@ -69,27 +80,32 @@ class KeyValueMemory:
     mem_len: int = flax.struct.field(pytree_node=False)
 
     @classmethod
-    def of(
-        cls, config: ModelConfig, params: Any, memory: Memory, tgt_len: int
+    def empty(
+        cls,
+        config: ModelConfig,
+        params: Params,
+        batch_size: int,
+        tgt_len: int,
+        mem_len: int | None = None,
     ) -> "KeyValueMemory":
-        """Returns the keys and values of a memory, for segments of tgt_len.
+        """Returns the initial memory, as `Memory.empty`, for segments of tgt_len.
 
-        `params` are unstacked (`decoder.unstack`).
+        `params` are laid out (`layout.unstack`).
         """
         dtype, scheme = config.compute_dtype, SCHEMES[config.position]
-        B, M = memory.filled_B.shape[0], memory.mem_len
+        M = config.mem_len if mem_len is None else mem_len
         K = M + tgt_len
         R_RD = scheme.encoding(config, K).astype(dtype) if scheme.encoding else None
 
-        def pad(x_BMHA: Array) -> Array:
-            x_HBMA = heads_first(x_BMHA)
-            return jnp.pad(x_HBMA, ((0, 0), (0, 0), (tgt_len, 0), (0, 0)))
-
         def layer(n: int) -> KeyValues:
             own = params[f"layers_{n}"]["attention"]
-            k_BMHA, v_BMHA = project(config, own, memory.layer(n).astype(dtype))
-            zero_11D = jnp.zeros((1, 1, config.d_model), dtype)
-            zero_k, zero_v = project(config, own, zero_11D)
+            zero_HA = project_zero(config, own)
+            k_HBKA, v_HBKA = (
+                jnp.broadcast_to(
+                    x_HA[:, None, None], (config.n_head, batch_size, K, config.d_head)
+                )
+                for x_HA in zero_HA
+            )
             untied = config.untie_r or scheme.untied
             biases = {
                 name: (params[name][n] if untied else params[name]).astype(dtype)
@@ -99,28 +115,21 @@ class KeyValueMemory:
                 config, lambda name, *_: own[name].astype(dtype), R_RD, biases, K
             )
             r_HRA = None if r_RHA is None else jnp.swapaxes(r_RHA, 0, 1)
-            start_B = jnp.full(B, tgt_len, jnp.int32)
-            zero_HA = zero_k[0, 0], zero_v[0, 0]
-            return KeyValues(pad(k_BMHA), pad(v_BMHA), start_B, zero_HA, r_HRA, *others)
+            start_B = jnp.full(batch_size, tgt_len, jnp.int32)
+            return KeyValues(k_HBKA, v_HBKA, start_B, zero_HA, r_HRA, *others)
 
-        return cls(tuple(map(layer, range(config.n_layer))), memory.filled_B, M)
-
-    def layer(self, n: int) -> KeyValues:
-        """Returns the memory of layer n."""
-        return self.layers[n]
+        filled_B = initially_filled(config, batch_size, M)
+        return cls(tuple(map(layer, range(config.n_layer))), filled_B, M)
 
     def append(
         self,
-        extended: list[tuple[Array, Array]],
+        kept: list[tuple[Array, Array]],
         length_B: Array | None = None,
         first_BL: Array | None = None,
     ) -> "KeyValueMemory":
-        """Returns the memory after a segment; `extended` has each layer's new k and v.
-
-        As in `Memory.append`, each stream keeps its M newest real tokens.
-        """
+        """Returns the memory after a segment; `kept` has each layer's new k and v."""
         M = self.mem_len
-        B, K = extended[0][0].shape[:2]
+        B, K = kept[0][0].shape[:2]
         if length_B is None:
             length_B = jnp.full(B, K - M, jnp.int32)
         layers = tuple(
@@ -129,7 +138,7 @@ class KeyValueMemory:
                 v_HBKA=heads_first(v_BKHA).astype(layer.v_HBKA.dtype),
                 start_B=length_B,
             )
-            for layer, (k_BKHA, v_BKHA) in zip(self.layers, extended, strict=True)
+            for layer, (k_BKHA, v_BKHA) in zip(self.layers, kept, strict=True)
         )
         filled_B = count_filled(self.filled_B, M, length_B, first_BL)
         return dataclasses.replace(self, layers=layers, filled_B=filled_B)
@@ -152,16 +161,15 @@ class KeyValueMemory:
         return dataclasses.replace(self, layers=layers, filled_B=filled_B)
 
 
-def project(config: ModelConfig, params: Any, h_BMD: Array) -> tuple[Array, Array]:
-    """Returns the keys and values of hidden states in one layer.
+def project_zero(config: ModelConfig, params: Params) -> tuple[Array, Array]:
+    """Returns key and value of a zero hidden state, [H, A], in one layer.
 
-    `params` are the unstacked parameters of the layer's attention.
+    `params` are the attention's, laid out.
     """
-    dtype = config.compute_dtype
+    h_11D = jnp.zeros((1, 1, config.d_model), config.compute_dtype)
     if config.pre_lnorm:
-        h_BMD = feature_norm(config).apply({"params": params["norm"]}, h_BMD)
-    _, k_HAD, v_HAD = jnp.moveaxis(params["qkv"].astype(dtype), 0, -1)
-    k_BMHA, v_BMHA = (jnp.einsum("BMD,HAD->BMHA", h_BMD, x) for x in (k_HAD, v_HAD))
+        h_11D = feature_norm(config).apply({"params": params["norm"]}, h_11D)
+    _, k_11HA, v_11HA = project_all(h_11D, params["qkv"].astype(config.compute_dtype))
     if config.qk_norm:
-        k_BMHA = head_norm(config).apply({"params": params["k_norm"]}, k_BMHA)
-    return k_BMHA, v_BMHA
+        k_11HA = head_norm(config).apply({"params": params["k_norm"]}, k_11HA)
+    return k_11HA[0, 0], v_11HA[0, 0]

@@ -1,0 +1,10 @@
+"""The memories: what a model keeps of the segments that it has read.
+
+A kind of memory is a pytree with the methods of `protocol.MemoryLike`, in one file:
+
+    cache       hidden states, the paper's memory: training
+    key_values  keys and values: evaluation, with fixed parameters
+    ring        keys and values in rings: one token at a time
+"""
+
+from txl_jax.model.memory.cache import Memory as Memory

@@ -1,0 +1,62 @@
+"""What the model needs from a memory, and a layer's attention from its part of it."""
+
+from typing import Any, Protocol, Self, TypeVar
+
+from jax import Array
+
+from txl_jax.kernels.operands import Kernel, Operands
+
+Kept = Any  # what a layer's memory keeps of a segment; for `append`, of all layers
+
+
+class LayerMemory(Protocol):
+    """The memory of one layer."""
+
+    @property
+    def states(self) -> Array | None:
+        """Hidden states h_BMD to project with those of the segment; None: no others."""
+
+    def attend(self, own: Operands, h_BLD: Array, kernel: Kernel) -> tuple[Array, Kept]:
+        """Returns (o_BLHA, what `MemoryLike.append` takes) of a segment.
+
+        own: keys and values are those of `states` and segment, queries those of the
+        segment. A memory that holds keys and values adds them, and their position
+        terms. h_BLD is the layer's input. `kernel` takes keys in the order of time,
+        not yet rotated; a memory in another order has a kernel of its own.
+        """
+
+
+class MemoryLike(Protocol):
+    """The memory of all layers, a pytree.
+
+    filled_B: the number of visible slots, the newest ones (int32). It counts up from a
+        cold start or from the last document boundary.
+    """
+
+    @property
+    def mem_len(self) -> int:
+        """The length M."""
+
+    @property
+    def filled_B(self) -> Array:
+        """As above."""
+
+    @property
+    def layers(self) -> Any:
+        """A LayerMemory stacked over the layers, or a tuple of one for each."""
+
+    def append(
+        self, kept: Kept, length_B: Array | None, first_BL: Array | None
+    ) -> Self:
+        """Returns the memory after a segment.
+
+        Each stream keeps its M newest real tokens. The first length_B[b] tokens of
+        stream b are real (default: all); padding never enters the memory. Tokens before
+        the last document start (first_BL) keep their slots but become invisible.
+        """
+
+    def zero(self, where_B: Array) -> Self:
+        """Returns the memory with visible zeros in the streams where_B (bool)."""
+
+
+AnyMemory = TypeVar("AnyMemory", bound=MemoryLike)
