@@ -5,7 +5,6 @@ import queue
 import sys
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
 
 import jax
 import pytest
@@ -13,8 +12,7 @@ import pytest
 from tests.support.processes import LIMIT_SECONDS
 from txl_jax.report import progress
 from txl_jax.report.log import say
-from txl_jax.report.progress import Progress, report_compilation, waiting
-from txl_jax.report.timing import Timing
+from txl_jax.report.progress import Progress, compile_step, waiting
 from txl_jax.runtime import distributed
 
 
@@ -76,9 +74,7 @@ def test_on_a_terminal_progress_is_a_bar(
     assert capsys.readouterr().out == ""
 
 
-def test_a_long_wait_and_a_first_call_are_announced(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_long_wait_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
     said: queue.Queue[str] = queue.Queue()
     hear = partial(said.get, timeout=LIMIT_SECONDS)
     monkeypatch.setattr(progress, "say", said.put)
@@ -86,10 +82,8 @@ def test_a_long_wait_and_a_first_call_are_announced(
     with pytest.raises(ValueError), waiting("reading"):
         assert hear() == "reading"
         raise ValueError
-    reported = report_compilation("a step", lambda call: call())
-    assert reported(hear) == "compiling a step, about 10 s"
-    monkeypatch.delattr(progress, "waiting")
-    assert reported(said.empty), "a second call is not announced"
+    slow = jax.jit(lambda x: hear() == "compiling a step, about 10 s" and x)
+    assert compile_step("a step", slow, 1.0)(1.0) == 1.0
 
 
 def test_no_process_calls_a_step_before_all_have_compiled_it(
@@ -97,16 +91,10 @@ def test_no_process_calls_a_step_before_all_have_compiled_it(
 ) -> None:
     """Devices that communicate for the first time wait 30 s for one another."""
     events: list[str] = []
-
-    def add(event: str, *_: Any) -> None:
-        events.append(event)
-
-    monkeypatch.setattr(distributed, "several", lambda: True)
-    monkeypatch.setattr(distributed, "wait_for_all", partial(add, "wait"))
-    step = jax.jit(lambda x: jax.debug.callback(partial(add, "call"), x))
-    report_compilation("another step", step)(1.0)
+    monkeypatch.setattr(distributed, "wait_for_all", lambda: events.append("wait"))
+    step = jax.jit(lambda x: jax.debug.callback(lambda: events.append("call")))
+    program = compile_step("a step", step, 1.0)
+    assert events == ["wait"]
+    program(1.0)
     jax.effects_barrier()
     assert events == ["wait", "call"]
-    timed = Timing().compiling(partial(add, "call"), partial(add, "compile"))
-    timed(0, [jax.numpy.zeros(2)])
-    assert events[2:] == ["compile", "wait", "call"]

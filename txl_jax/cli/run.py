@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,7 +27,7 @@ from txl_jax.generate.options import generation_model
 from txl_jax.paper import baselines
 from txl_jax.report import plots, tensorboard, wandb
 from txl_jax.report.log import last_step, read_metrics, say, to_json
-from txl_jax.report.progress import report_compilation
+from txl_jax.report.progress import compile_step
 from txl_jax.runtime import distributed, storage
 from txl_jax.runtime.storage import write_atomically
 from txl_jax.sharding.mesh import make_mesh
@@ -119,11 +120,8 @@ def train_on(
 
     program = make_program(config.model, config.train, config.optim, mesh)
 
-    def compile(*args: Any) -> object:
-        """Compiles a call's program, which the call reuses."""
-        return program.step.lower(*args).compile()
-
-    program = program._replace(compile=report_compilation("the training step", compile))
+    compile = functools.partial(compile_step, "the training step", program.step)
+    program = program._replace(compile=compile)
     read_batch = make_streams(config, train_tokens, rows).batch
     diagnosis = Diagnosis(config.model, config.train)
     hooks = dataclasses.replace(

@@ -61,7 +61,7 @@ def compile_evaluation(config: Config, devices: list[Any]) -> Compiled:
     segment = lower.abstract_segments(
         mesh, 1, B, config.eval.ext_len + config.eval.tgt_len
     )
-    return lower.compile_step(mesh, reader.step, params, memory, segment)
+    return lower.compile_step(mesh, reader, params, memory, segment)
 
 
 def compile_on_mesh(config: Config, devices: list[Any]) -> tuple[Config, Compiled]:

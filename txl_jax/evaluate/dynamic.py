@@ -15,7 +15,7 @@ Dims: S segments in one call, B = 1 stream, L segment.
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -29,7 +29,7 @@ from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import Memory
 from txl_jax.model.segment import OneSegment, Segment, scanned
 from txl_jax.model.txl import TransformerXL
-from txl_jax.report.progress import report_compilation
+from txl_jax.report.progress import compile_step
 from txl_jax.sharding.rules import place_segments
 from txl_jax.update.step import nll_sum
 
@@ -52,7 +52,6 @@ def gradient(
     return jax.tree.map(lambda g: g / jnp.maximum(tokens, 1), grads), nll, memory
 
 
-@functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
 def add_squares(
     config: ModelConfig, carry: tuple[Any, Memory], params: Any, segments: Segment
 ) -> tuple[Any, Memory]:
@@ -67,7 +66,6 @@ def add_squares(
     return jax.lax.scan(add, carry, scanned(segments))[0]
 
 
-@functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
 def adapt(
     config: ModelConfig,
     carry: tuple[Any, Memory],
@@ -103,12 +101,29 @@ def root_mean_squares(
 ) -> Any:
     """Returns r of every parameter, from consecutive segments of the training split."""
     model_config = model_without_dropout(model_config, config)
-    memory = Memory.empty(model_config, 1)
-    carry = jax.jit(functools.partial(jax.tree.map, jnp.zeros_like))(params), memory
-    add = report_compilation("the gradients of segments", add_squares)
+    carry = beside_memory(model_config, params, jnp.zeros_like)
+    places = jax.tree.map(lambda x: x.sharding, carry)
+    step = functools.partial(add_squares, model_config)
+    jitted = jax.jit(step, donate_argnums=0, out_shardings=places)
+    add = None
     for segment in segments:
-        carry = add(model_config, carry, params, place_segments(mesh, segment))
+        segment = place_segments(mesh, segment)
+        name = "the gradients of segments"
+        add = add or compile_step(name, jitted, carry, params, segment)
+        carry = add(carry, params, segment)
     return to_roots(carry[0])
+
+
+def beside_memory(
+    config: ModelConfig, params: Any, copy: Callable[[Array], Array]
+) -> tuple[Any, Memory]:
+    """Returns (a copy of the parameters, the empty memory of one stream)."""
+
+    @jax.jit
+    def start(params: Any) -> tuple[Any, Memory]:
+        return jax.tree.map(copy, params), Memory.empty(config, 1)
+
+    return start(params)
 
 
 @jax.jit
@@ -135,14 +150,18 @@ def read(
     """
     model_config = model_without_dropout(model_config, config)
     check_fits(model_config, 1, config.tgt_len, EVAL_FIELDS)
-    copy = jax.jit(functools.partial(jax.tree.map, jnp.copy))
-    carry = copy(params), Memory.empty(model_config, 1)
+    carry = beside_memory(model_config, params, jnp.copy)
     epsilon = EPSILON if config.dynamic == "rms" else 0.0
     rates = config.dynamic_lr, config.dynamic_decay, epsilon
     if config.dynamic == "sgd":
         rms = jax.tree.map(lambda _: 1.0, params)
-    step = report_compilation("the dynamic evaluation step", adapt)
+    places = jax.tree.map(lambda x: x.sharding, carry)
+    step = functools.partial(adapt, model_config)
+    jitted = jax.jit(step, donate_argnums=0, out_shardings=(places, None))
+    score = None
     for segment in segments:
         segment = place_segments(mesh, segment)
-        carry, nll_S = step(model_config, carry, params, rms, rates, segment)
+        name = "the dynamic evaluation step"
+        score = score or compile_step(name, jitted, carry, params, rms, rates, segment)
+        carry, nll_S = score(carry, params, rms, rates, segment)
         yield nll_S

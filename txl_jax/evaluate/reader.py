@@ -18,7 +18,7 @@ from txl_jax.model.memory.key_values import KeyValueMemory
 from txl_jax.model.memory.layout import unstack
 from txl_jax.model.segment import OneSegment, Segment, scanned
 from txl_jax.model.txl import TransformerXL
-from txl_jax.report.progress import report_compilation
+from txl_jax.report.progress import compile_step
 from txl_jax.sharding.rules import letters, place_segments, shardings
 
 # Reads one segment: (bound model, memory, segment) -> (output, memory).
@@ -71,9 +71,9 @@ class Reader:
     """Reads segments of B streams and L tokens, with a memory that starts empty.
 
     Without a mesh, computation follows the parameters' devices. `more` returns the
-    initial value of what `read` carries beside the memory, as (memory, value).
-    `unstack`, `empty` and `step` are jitted once. Call `unstack` outside every loop
-    (see `memory.layout.unstack`).
+    initial value of what `read` carries beside the memory, as (memory, value). The step
+    is compiled once, for the first segment. Call `unstack` outside every loop (see
+    `memory.layout.unstack`).
     """
 
     def __init__(
@@ -96,9 +96,15 @@ class Reader:
         self.mesh, self.sizes = mesh, (config, batch_size, tgt_len)
         self.unstack = jax.jit(unstack)
         self.empty = jax.jit(empty)
+        self.step = make_step(config, read)
+        self.program: jax.stages.Compiled | None = None
+
+    def lower(self, params: Any, memory: Any, segment: Segment) -> jax.stages.Lowered:
+        """Lowers the step for unstacked parameters; a memory keeps its shardings."""
+        places = jax.tree.map(lambda x: x.sharding, memory)
         # Donating the memory saves nothing: it moves by a segment, out of place.
-        self.step = jax.jit(make_step(config, read))
-        self._step = report_compilation("the evaluation step", self.step)
+        step = jax.jit(self.step, out_shardings=(None, places))
+        return step.lower(params, memory, segment)
 
     def read(self, params: Any, segments: Iterable[Segment]) -> Iterator[Any]:
         """Yields `outputs` for the model's own, stacked parameters."""
@@ -116,5 +122,9 @@ class Reader:
         for segment in segments:
             if self.mesh is not None:
                 segment = place_segments(self.mesh, segment)
-            output, memory = self._step(params, memory, segment)
+            if self.program is None:
+                self.program = compile_step(
+                    "the evaluation step", self, params, memory, segment
+                )
+            output, memory = self.program(params, memory, segment)
             yield output

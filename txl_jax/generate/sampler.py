@@ -28,7 +28,7 @@ from txl_jax.model.memory.layout import unstack
 from txl_jax.model.memory.ring import RingMemory
 from txl_jax.model.segment import Segment
 from txl_jax.model.txl import TransformerXL
-from txl_jax.report.progress import report_compilation
+from txl_jax.report.progress import compile_step
 
 # A lower temperature is 0: divided by it, logits overflow, and no noise changes their
 # order.
@@ -178,7 +178,7 @@ def stream(
         raise UserError("generate.prompt has no tokens: give a text to continue")
     model_config = generation_model(model_config, config)
     check_fits(model_config, len(prompts), 1, GENERATE_FIELDS)
-    last_B = jnp.array([prompt[-1] for prompt in prompts], jnp.int32)
+    last_B = np.array([prompt[-1] for prompt in prompts], np.int32)
     before = [prompt[:-1] for prompt in prompts]
     if config.mem_len:
         start, predict = with_memory(model_config, before, window)
@@ -202,11 +202,13 @@ def stream(
         return state, tuple(x_TB.T for x_TB in drawn)
 
     params = jax.jit(unstack)(params)
-    read = report_compilation("reading the prompt", jax.jit(start))
-    state = last_B, read(params)
-    run = report_compilation("the sampler", jax.jit(draw_many, donate_argnums=1))
+    read = jax.jit(lambda params: (jnp.asarray(last_B), start(params)))
+    state = compile_step("reading the prompt", read, params)(params)
+    places = jax.tree.map(lambda x: x.sharding, state)
+    many = jax.jit(draw_many, donate_argnums=1, out_shardings=(places, None))
+    sample_many = compile_step("the sampler", many, params, state, 0)
     for first in range(0, config.num_tokens, EVERY):
-        state, drawn = run(params, state, first)
+        state, drawn = sample_many(params, state, first)
         drawn = jax.device_get(drawn)
         yield Drawn(*(np.asarray(x)[:, : config.num_tokens - first] for x in drawn))
 

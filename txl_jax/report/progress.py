@@ -6,11 +6,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Self
+from typing import NoReturn, Protocol, Self
 
 import jax
 import tqdm
-from jax.stages import Wrapped
 
 from txl_jax.report.log import say
 from txl_jax.runtime import distributed
@@ -24,7 +23,13 @@ QUIET_SECONDS = 2.0  # shorter waits are not reported
 # pods.jsonl).
 CPU_COMPILE_SECONDS = 10
 COMPILE_SECONDS = 35
-COMPILED: set[str] = set()  # the names of the functions that have been reported
+
+
+class Lowers(Protocol):
+    """A jitted function, or anything else that lowers to a program."""
+
+    def lower(self, *args: object) -> jax.stages.Lowered:
+        """Lowers the function for arguments or their shapes."""
 
 
 class Progress:
@@ -43,7 +48,7 @@ class Progress:
         self.initial = self.done = done
         self.started = self.reported = time.perf_counter()
         self.is_counting = in_bytes  # whether `started` is the time to count from
-        self.bar: Any = None
+        self.bar: tqdm.tqdm[NoReturn] | None = None
         if in_bytes:
             self._open_bar()
 
@@ -111,26 +116,18 @@ def waiting(notice: str) -> Iterator[None]:
         timer.cancel()
 
 
-def report_compilation(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a jitted function and reports its first call, which compiles.
+def compile_step(name: str, step: Lowers, *args: object) -> jax.stages.Compiled:
+    """Compiles a step for the shapes and shardings of `args`, and reports a long wait.
 
-    Each name is reported once: a sweep compiles the same step for each value. Of
-    several processes, none makes the call before all have compiled.
+    Of several processes, none returns before all have compiled: devices of CPUs that
+    communicate for the first time wait 30 s for one another.
     """
-
-    def reported(*args: Any) -> Any:
-        if name in COMPILED:
-            return call(*args)
-        COMPILED.add(name)
-        on_cpu = jax.default_backend() == "cpu"
-        seconds = CPU_COMPILE_SECONDS if on_cpu else COMPILE_SECONDS
-        with waiting(f"compiling {name}, about {seconds} s"):
-            if distributed.several() and isinstance(call, Wrapped):
-                call.lower(*args).compile()
-                distributed.wait_for_all()
-            return call(*args)
-
-    return reported
+    on_cpu = jax.default_backend() == "cpu"
+    seconds = CPU_COMPILE_SECONDS if on_cpu else COMPILE_SECONDS
+    with waiting(f"compiling {name}, about {seconds} s"):
+        program = step.lower(*args).compile()
+    distributed.wait_for_all()
+    return program
 
 
 @contextlib.contextmanager
