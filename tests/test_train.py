@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -22,17 +23,18 @@ from tests.support.refusal import refused
 from txl_jax import train as loop
 from txl_jax.checkpoint.manager import open_checkpoints
 from txl_jax.checkpoint.options import CheckpointConfig
-from txl_jax.cli import run as train_mode
-from txl_jax.cli.run import make_streams
+from txl_jax.cli.plan import make_streams
 from txl_jax.config import Config
 from txl_jax.errors import RETRY, Interrupted
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import Memory
 from txl_jax.report.log import read_metrics
+from txl_jax.runtime import preemption
 from txl_jax.runtime.options import RunConfig
 from txl_jax.runtime.preemption import Stop
 from txl_jax.sharding.mesh import make_mesh
 from txl_jax.sharding.rules import sharding
+from txl_jax.train import Training
 from txl_jax.update.options import TrainConfig
 from txl_jax.update.state import Average, Program, TrainState
 
@@ -55,11 +57,32 @@ def count(state: TrainState, segments: Any) -> Any:
     return dataclasses.replace(state, step=state.step + 1, **fields), metrics
 
 
+class Step:
+    """Stands in for a jitted step: calls `call`, then `count`."""
+
+    def __init__(self, call: Any) -> None:
+        self.call = call
+
+    def lower(self, *args: object) -> "Step":
+        """Returns itself: there is nothing to lower or compile."""
+        return self
+
+    def compile(self) -> Any:
+        """Returns the call of a compiled step."""
+        return self
+
+    def __call__(self, state: Any, segments: Any) -> Any:
+        """Makes an update."""
+        self.call()
+        return count(state, segments)
+
+
 def train(
     workdir: Path, config: Config = CONFIG, call: Any = lambda: None, valid: Any = None
 ) -> dict[str, Any]:
     """Trains with `count`, before which it runs `call`."""
-    place = sharding(make_mesh(config.mesh), ())  # replicated
+    mesh = make_mesh(config.mesh)
+    place = sharding(mesh, ())  # replicated
     # Bits that do not compress, so that a checkpoint is larger than tests' small disks.
     bits = np.random.default_rng(0).integers(2**31, size=16_000, dtype=np.int32)
     zero, bits = jax.device_put((np.int32(0), bits), place)
@@ -68,25 +91,22 @@ def train(
     average = Average(params, zero)
     state = TrainState(zero, params, (), memory, zero, average, guard=())  # type: ignore[arg-type]
 
-    def step(state: Any, segments: Any) -> Any:
-        call()
-        return count(state, segments)
-
     def mean_nll(params: Any, progress: Any) -> float:
         for done in (1, 2):
             progress(done, 2)
         return valid or float(jax.device_get(params["x"]))
 
     places = jax.tree.map(lambda _: place, state)
+    step: Any = Step(call)
     batch = make_streams(config, TEXT, slice(None)).batch
     program = Program(lambda: state, places, step)
-    return loop.train(config, workdir, program, batch, mean_nll)
+    return loop.train(Training(config, mesh, program, batch, mean_nll), workdir)
 
 
 def ask_to_end(monkeypatch: pytest.MonkeyPatch, boundary: int) -> None:
     """Simulates a signal before the boundary with that number, counted from 1."""
     stop = Stop()
-    monkeypatch.setattr(loop, "stop", stop)
+    monkeypatch.setattr(preemption, "current", lambda: stop)
     at_boundary, count = stop.at_boundary, itertools.count(1)
 
     def counted() -> bool:
@@ -134,60 +154,59 @@ def test_validation_uses_the_average_of_the_parameters(tmp_path: Path) -> None:
     assert lines[2]["valid_nll"] == -lines[2]["loss"] < 0
 
 
-def test_a_caller_s_observers_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = [field.name for field in dataclasses.fields(loop.Hooks)]
-    observers = loop.Hooks(**{name: [print] for name in names})
-    passed: list[Any] = []
-    monkeypatch.setattr(train_mode, "train", lambda *args: passed.extend(args))
-    train_mode.train_on(CONFIG, Path(), TEXT, TEXT, observers=observers)
-    assert all(print in getattr(passed[-2], name) for name in names)
+class Events:
+    """Stands in for a run in progress, and notes what the loop does with it."""
+
+    def __init__(self, config: Config, last: int) -> None:
+        self.training = SimpleNamespace(config=config)
+        self.checkpoints = SimpleNamespace(finish=lambda step: None, failed=[])
+        self.last, self.done = last, list[str]()
+
+    def dispatch(self, step: int, state: int, segments: str) -> tuple[int, list[int]]:
+        """Makes as many updates as the batch is for."""
+        self.done.append(f"dispatch {step}")
+        made = int(segments[-1]) // self.training.config.train.segments_per_update
+        return state + made, [*range(state + 1, state + made + 1)]
+
+    def record(self, call: Any) -> None:
+        """Notes a call."""
+        self.done.append(f"record {call.step} {call.metrics} {call.segments}")
+
+    def at_boundary(self) -> bool:
+        """Returns True at the boundary `last`."""
+        self.done.append("boundary")
+        return self.done.count("boundary") == self.last
+
+    def finish_step(self, *saved: int) -> None:
+        """Notes a save."""
+        self.done.append(f"save {saved}")
 
 
-def calls_of(config: TrainConfig, save_every: int, last: int = 0) -> list[str]:
+def events_of(config: TrainConfig, save_every: int, last: int = 0) -> list[str]:
     """Returns the events of a run that is asked to end after `last` boundaries."""
-    done: list[str] = []
     whole = Config(train=config, checkpoint=CheckpointConfig(every_steps=save_every))
-
-    def step(state: Any, segments: Any) -> Any:
-        done.append("step")
-        made = int(segments[-1]) // config.segments_per_update
-        loss, zeros = np.arange(state + 1.0, state + made + 1), np.zeros(made, int)
-        return state + made, {"loss": loss, "reason": zeros}
-
-    def boundary() -> bool:
-        done.append("boundary")
-        return done.count("boundary") == last
-
-    def fetched(step: int, made: Any, segments: str) -> None:
-        done.append(f"fetched {step} {[x['loss'] for x in made]} {segments}")
-
-    hooks = loop.Hooks(
-        before=[lambda step, state: done.append(f"before {step} {state}")],
-        fetched=[fetched],
-        boundary=[boundary, lambda: None],
-    )
 
     def batches() -> Iterator[Any]:
         read: Any = lambda n, S: (f"batch {n} of {S}", n + 1)  # noqa: E731
         place: Any = 0, 0
         while True:
-            segments, place = loop.read_segments(whole, read, place)
+            segments, place = loop.read_call(whole, read, place)
             yield segments, place
 
+    run: Any = Events(whole, last)
     start: Any = 0, 0, 0
-    call: Any = step
-    for saved in loop.advance(call, start, batches(), config, save_every, hooks):
-        done.append(f"save {tuple(saved)}")
+    loop.update_to_the_end(run, start, batches())
+    done: list[str] = run.done
     return done
 
 
 def test_metrics_are_fetched_after_the_next_dispatch_and_before_a_save() -> None:
     config = TrainConfig(num_steps=3, batch_size=1, tgt_len=1, eval_every=3)
-    assert calls_of(config, save_every=2) == [
-        *("before 0 0", "step", "boundary"),
-        *("before 1 1", "step", "fetched 0 [1.0] batch 0 of 1", "boundary"),
-        *("fetched 1 [2.0] batch 1 of 1", "save (2, 2, 2)"),
-        *("before 2 2", "step", "boundary", "fetched 2 [3.0] batch 2 of 1"),
+    assert events_of(config, save_every=2) == [
+        *("dispatch 0", "boundary"),
+        *("dispatch 1", "record 0 [1] batch 0 of 1", "boundary"),
+        *("record 1 [2] batch 1 of 1", "save (2, 2, 2)"),
+        *("dispatch 2", "boundary", "record 2 [3] batch 2 of 1"),
         "save (3, 3, 3)",
     ]
 
@@ -196,18 +215,18 @@ def test_a_call_of_several_updates_ends_at_its_last() -> None:
     config = TrainConfig(
         num_steps=6, batch_size=1, tgt_len=1, segments_per_call=2, eval_every=6
     )
-    done = calls_of(config, save_every=100, last=2)
-    assert [line for line in done if line.startswith(("fetched", "save"))] == [
-        *("fetched 0 [1.0, 2.0] batch 0 of 2", "fetched 2 [3.0, 4.0] batch 1 of 2"),
-        *("save (4, 4, 2)", "fetched 4 [5.0, 6.0] batch 2 of 2", "save (6, 6, 3)"),
+    done = events_of(config, save_every=100, last=2)
+    assert [line for line in done if line.startswith(("record", "save"))] == [
+        *("record 0 [1, 2] batch 0 of 2", "record 2 [3, 4] batch 1 of 2"),
+        *("save (4, 4, 2)", "record 4 [5, 6] batch 2 of 2", "save (6, 6, 3)"),
     ]
 
 
 def test_saves_at_any_interval_are_reached_by_calls_of_one_update() -> None:
     parts: Any = {"segments_per_call": 8, "segments_per_update": 2}
     config = TrainConfig(num_steps=11, batch_size=1, tgt_len=1, eval_every=6, **parts)
-    done = calls_of(config, save_every=5)
-    calls = [line.split("] ")[1] for line in done if line.startswith("fetched")]
+    done = events_of(config, save_every=5)
+    calls = [line.split("] ")[1] for line in done if line.startswith("record")]
     sizes = enumerate((8, 2, 2, 8, 2))
     assert calls == [f"batch {n} of {size}" for n, size in sizes]
     saves = [line for line in done if line.startswith("save")]

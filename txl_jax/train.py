@@ -1,14 +1,14 @@
-"""The training loop: restore, update, log, validate, save."""
+"""The training loop: update, log, validate, save."""
 
 import dataclasses
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+from jax.sharding import Mesh
 
 from txl_jax.checkpoint import save_restore
 from txl_jax.checkpoint.manager import Checkpoints, open_checkpoints
@@ -22,136 +22,264 @@ from txl_jax.model.flops import needed_flops
 from txl_jax.model.segment import Segment
 from txl_jax.report.log import MetricsLog, say
 from txl_jax.report.peak import peak_flops
-from txl_jax.report.progress import Progress, waiting
+from txl_jax.report.progress import Progress, compile_step, waiting
 from txl_jax.report.tensorboard import Events, scalars
 from txl_jax.report.trace import Trace
-from txl_jax.runtime import distributed
-from txl_jax.runtime.preemption import stop
+from txl_jax.runtime import distributed, preemption
+from txl_jax.runtime.preemption import Stop
 from txl_jax.runtime.watchdog import Watchdog
-from txl_jax.sharding.mesh import make_mesh
 from txl_jax.sharding.rules import place_segments
+from txl_jax.update.bad_numbers import Diagnosis
 from txl_jax.update.guard import explain
-from txl_jax.update.options import TrainConfig
-from txl_jax.update.state import Program, TrainStep
+from txl_jax.update.state import Metrics, Program, TrainState
 from txl_jax.workdir.folder import METRICS
 from txl_jax.workdir.lock import Fence, unfenced
 from txl_jax.workdir.staging import Staging
 
-Metrics = dict[str, Any]
-Callbacks = Sequence[Callable[..., Any]]
 # (position, S) -> (the S segments read there, the position after them).
 ReadBatch = Callable[[Position, int], tuple[Segment, Position]]
 # Where a call starts: the number of updates before it, and its position in the data.
 Place = tuple[int, Position]
 # (params, progress) -> mean nll in nats; calls progress(done, total) between segments.
-Validate = Callable[[Any, Callable[[int, int], None]], float]
+MeanNll = Callable[[Any, Callable[[int, int], None]], float]
+# Called with (step, numbers by tag) of each new line of metrics.jsonl.
+SendLine = Callable[[int, dict[str, float]], object]
 
 
-@dataclasses.dataclass(frozen=True)
-class Hooks:
-    """Callbacks around a call of the training step, in order."""
+class Training(NamedTuple):
+    """Everything that the updates of a run need."""
 
-    before: Callbacks = ()  # (step, state), before the call is dispatched
-    # (the step before a call, the metrics of its updates, its segments), one call late
-    fetched: Callbacks = ()
-    logged: Callbacks = ()  # (step, numbers by tag) of a line of metrics.jsonl
-    # (), between calls and during a validation; a true result saves the run now
-    boundary: Callbacks = ()
-    saved: Callbacks = ()  # (state), after a save has started; may raise to end the run
+    config: Config  # with the vocabulary's size and ids
+    mesh: Mesh
+    program: Program
+    read_batch: ReadBatch
+    mean_nll: MeanNll  # of the validation split
+    params: Any = None  # that a fresh run starts from; None = random ones
 
 
-NO_HOOKS = Hooks()
+class Call(NamedTuple):
+    """A dispatched call: the step before it, and its results on the devices."""
 
-
-def run_all(callbacks: Callbacks, *args: Any) -> bool:
-    """Calls all callbacks; returns whether any of them returned true."""
-    return any([callback(*args) for callback in callbacks])
+    step: int
+    metrics: Metrics
+    segments: Segment
 
 
 def train(
-    config: Config,
+    training: Training,
     workdir: Path,
-    program: Program,
-    read_batch: ReadBatch,
-    mean_nll: Validate,
-    params: Any = None,
-    observers: Hooks = NO_HOOKS,
     fence: Fence = unfenced,
+    send_line: SendLine = lambda step, numbers: None,
 ) -> dict[str, Any]:
     """Trains to config.train.num_steps, from the newest checkpoint if there is one.
 
-    A fresh run starts from `params`, or from random parameters if None. Returns the
-    number of updates and the steps whose save failed. Raises UserError if the last save
-    failed or another run has taken the workdir over, and Interrupted after a signal; a
-    resumed run repeats an interrupted validation. Exceptions of the observers
-    propagate.
+    Returns the number of updates and the steps whose save failed. Raises UserError if
+    the last save failed or another run has taken the workdir over, Interrupted after a
+    signal, and BadNumbers if train.max_bad_steps updates in a row are skipped. A
+    resumed run repeats an interrupted validation.
     """
-    mesh = make_mesh(config.mesh)
+    config, stop = training.config, preemption.current()
     with ExitStack() as stack:
         stack.callback(stop.release)
         watchdog = stack.enter_context(Watchdog(config.run.hang_seconds))
         opened = open_checkpoints(workdir, config.checkpoint)
-        manager = stack.enter_context(closing(opened))
-        step, state, position = start = begin(workdir, manager, program, params)
-        polls = watchdog.feed, manager.poll
+        checkpoints = stack.enter_context(closing(opened))
+        start = restore_or_begin(training, workdir, checkpoints)
         staging = stack.enter_context(Staging(workdir, METRICS, fence=fence))
-        log, hooks = make_hooks(config, staging.folder, step, stack, polls, observers)
-        read_call = partial(read_segments, config, read_batch)
-        ahead = stack.enter_context(closing(prefetch(read_call, (step, position))))
+        events = stack.enter_context(Events(staging.folder, start.step))
+        lines = open_log(config, staging.folder, start.step, events, send_line)
+        log = stack.enter_context(lines)
+        bar = Progress("train", config.train.num_steps, start.step)
+        run = Run(
+            training=training,
+            stop=stop,
+            watchdog=watchdog,
+            checkpoints=checkpoints,
+            staging=staging,
+            log=log,
+            bar=stack.enter_context(bar),
+            trace=stack.enter_context(Trace(config.run, staging.folder / "profile")),
+            diagnosis=Diagnosis(config.model, config.train),
+        )
+        read = partial(read_call, config, training.read_batch)
+        ahead = prefetch(read, (start.step, start.position))
+        ahead = stack.enter_context(closing(ahead))
+        batches = (
+            (place_segments(training.mesh, segments), place)
+            for segments, place in log.timing.inputs(ahead)
+        )
         stack.enter_context(jax.transfer_guard("disallow"))
         # Innermost: after the loss of a process, leaving the contexts above would hang.
         stack.push(distributed.exit_on_error)
-        batches = (
-            (place_segments(mesh, segments), place)
-            for segments, place in log.timing.inputs(ahead)
+        return update_to_the_end(run, start, batches)
+
+
+def update_to_the_end(
+    run: "Run", start: Snapshot, batches: Iterator[tuple[Segment, Place]]
+) -> dict[str, Any]:
+    """Makes all updates, and saves at every interval and validation; see `train`.
+
+    The metrics of a call are fetched after the next call was dispatched, so the devices
+    never wait for the host. Before a save, all metrics have been fetched.
+    """
+    config = run.training.config
+    step, state, position = start
+    if step and config.train.validates(step) and not run.checkpoints.validated(step):
+        run.finish_step(step, state, position)
+    before: Call | None = None
+    while step < config.train.num_steps:
+        segments, (next_step, position) = next(batches)
+        state, metrics = run.dispatch(step, state, segments)
+        if before is not None:
+            run.record(before)
+        before, step = Call(step, metrics, segments), next_step
+        ends = run.at_boundary()
+        is_due = step % config.checkpoint.every_steps == 0
+        if ends or is_due or config.train.validates(step):
+            run.record(before)
+            before = None
+            run.finish_step(step, state, position)
+    run.checkpoints.finish(step)
+    return {"updates": step, "failed_saves": run.checkpoints.failed}
+
+
+@dataclasses.dataclass
+class Run:
+    """A training in progress: what it needs, and what observes and saves it."""
+
+    training: Training
+    stop: Stop
+    watchdog: Watchdog
+    checkpoints: Checkpoints
+    staging: Staging
+    log: MetricsLog
+    bar: Progress
+    trace: Trace
+    diagnosis: Diagnosis
+    # The training step by the number of segments in a call.
+    programs: dict[int, jax.stages.Compiled] = dataclasses.field(default_factory=dict)
+
+    def dispatch(
+        self, step: int, state: TrainState, segments: Segment
+    ) -> tuple[TrainState, Metrics]:
+        """Starts a call after `step` updates; compiles the first one of its shape."""
+        self.trace.before(step, state)
+        S = segments.length_SB.shape[0]
+        if S not in self.programs:
+            jax.block_until_ready(state)  # the call before is not compilation
+            with self.log.timing.spend("compile"):
+                self.programs[S] = compile_step(
+                    "the training step", self.training.program.step, state, segments
+                )
+        results: tuple[TrainState, Metrics] = self.programs[S](state, segments)
+        self.stop.hold()
+        return results
+
+    def record(self, call: Call) -> None:
+        """Waits for a call, and logs the metrics of its updates."""
+        updates = fetch(call.metrics)
+        self.log.append(updates)
+        loss, made = updates[-1]["loss"], call.step + len(updates)
+        self.bar(
+            made,
+            loss=f"{loss:.4f}",
+            bpc=f"{bits(loss):.4f}",
+            tokens_per_s=f"{self.log.tokens_per_second:,.0f}",
+            mfu=f"{self.log.mfu:.1%}",
         )
-        every = config.checkpoint.every_steps
-        train_step = log.timing.compiling(program.step, program.compile)
-        saves = advance(train_step, start, batches, config.train, every, hooks)
-        # A restored step whose validation is missing is validated first.
-        if step and config.train.validates(step) and not manager.validated(step):
-            saves = itertools.chain([start], saves)
-        for step, state, position in saves:
-            valid_nll, validates = None, config.train.validates(step)
-            if validates and not stop.reached:
-                with log.timing.spend("evaluation"):
-                    valid_nll = validate(mean_nll, state.evaluated, hooks)
-            # orbax copies arrays to the host implicitly.
-            with log.timing.spend("checkpoint"), jax.transfer_guard("allow"):
-                with manager.attempt(step):
-                    with distributed.together(*manager.errors):
-                        log.sync(valid_nll, owed=validates and valid_nll is None)
-                        staging.upload()
-                    save_restore.save(manager, step, state, position, valid_nll)
-                if step not in manager.failed:
-                    run_all(hooks.saved, state)
-            if stop.reached:
-                manager.finish(step)
-                raise stop.end(f"at update {step}, which is saved")
-        manager.finish(step)
-        return {"updates": step, "failed_saves": manager.failed}
+        self.diagnosis.fetched(call.step, updates, call.segments)
+
+    def at_boundary(self) -> bool:
+        """Returns whether the run has to save and end here.
+
+        Called between calls and during a validation, equally often in all processes.
+        """
+        self.watchdog.feed()
+        self.checkpoints.poll()
+        return self.stop.at_boundary() or self.diagnosis.ends()
+
+    def finish_step(self, step: int, state: TrainState, position: Position) -> None:
+        """Validates a step if that is due, saves it, and ends the run if it has to."""
+        is_due = self.training.config.train.validates(step)
+        valid_nll = self.validate(state) if is_due and not self.stop.reached else None
+        self.save(step, state, position, valid_nll, is_due and valid_nll is None)
+        if self.stop.reached:
+            self.checkpoints.finish(step)
+            raise self.stop.end(f"at update {step}, which is saved")
+
+    def validate(self, state: TrainState) -> float | None:
+        """Returns the mean nll in nats; None if the run ends before it is complete."""
+
+        def progress(done: int, total: int) -> None:
+            bar(done, total)
+            if self.at_boundary():
+                raise self.stop.end("while validating")
+
+        with self.log.timing.spend("evaluation"), Progress("valid") as bar:
+            try:
+                return self.training.mean_nll(state.evaluated, progress)
+            except Interrupted:
+                return None
+
+    def save(
+        self,
+        step: int,
+        state: TrainState,
+        position: Position,
+        valid_nll_nats: float | None,
+        owed: bool,
+    ) -> None:
+        """Writes all lines to disk, then starts to save the step.
+
+        owed: the step has yet to be validated. Raises BadNumbers if too many updates in
+        a row were skipped.
+        """
+        # orbax copies arrays to the host implicitly.
+        with self.log.timing.spend("checkpoint"), jax.transfer_guard("allow"):
+            with self.checkpoints.attempt(step):
+                with distributed.together(*self.checkpoints.errors):
+                    self.log.sync(valid_nll_nats, owed)
+                    self.staging.upload()
+                save_restore.save(
+                    self.checkpoints, step, state, position, valid_nll_nats
+                )
+            if step not in self.checkpoints.failed:
+                self.diagnosis.raise_if_found(state)
 
 
-def begin(
-    workdir: Path, manager: Checkpoints, program: Program, params: Any
+def fetch(metrics: Metrics) -> list[dict[str, Any]]:
+    """Waits for the metrics of a call, and returns those of each update.
+
+    The loop's only transfer of metrics to the host.
+    """
+    host = jax.device_get(metrics)
+    return [
+        explain({name: values[u].item() for name, values in host.items()})
+        for u in range(len(host["loss"]))
+    ]
+
+
+def restore_or_begin(
+    training: Training, workdir: Path, checkpoints: Checkpoints
 ) -> Snapshot:
-    """Returns (step, state, position) of the newest checkpoint, or of a fresh run."""
+    """Returns the newest checkpoint, or the fresh state of a run."""
+    program, params = training.program, training.params
     like = save_restore.abstract(jax.eval_shape(program.init), program.shardings)
-    if resumed := save_restore.restore(manager, like):
-        say(f"resumed at update {resumed.step} from {manager.directory}")
+    if resumed := save_restore.restore(checkpoints, like):
+        say(f"resumed at update {resumed.step} from {checkpoints.directory}")
         return resumed
     say(f"fresh run in {workdir}")
     with waiting("compiling and computing the initial parameters"):
         state = program.init()
-    return Snapshot(
-        0, state if params is None else state.start_from(params), Position()
-    )
+    if params is not None:
+        state = state.start_from(jax.device_put(params, program.shardings.params))
+    return Snapshot(0, state, Position())
 
 
-def read_segments(
+def read_call(
     config: Config, read_batch: ReadBatch, place: Place
 ) -> tuple[Segment, Place]:
-    """Returns the segments of the call at a place, and the place after it."""
+    """Returns the segments of the call at (step, position), and the place after it."""
     step, position = place
     updates = config.train.updates_of_call(config.checkpoint.every_steps, step)
     S = updates * config.train.segments_per_update
@@ -159,100 +287,24 @@ def read_segments(
     return segments, (step + updates, position)
 
 
-def make_hooks(
-    config: Config,
-    workdir: Path,
-    step: int,
-    stack: ExitStack,
-    polls: Callbacks,
-    observers: Hooks,
-) -> tuple[MetricsLog, Hooks]:
-    """Returns the metrics log and the callbacks of everything that observes updates."""
+def open_log(
+    config: Config, folder: Path, step: int, events: Events, send_line: SendLine
+) -> MetricsLog:
+    """Opens metrics.jsonl, whose lines are also sent to TensorBoard and `send_line`."""
     train = config.train
-    events = stack.enter_context(Events(workdir, step))
-    path, counts = workdir / METRICS, (step, train.num_steps, train.log_every)
     width = train.ext_len + train.tgt_len
     flops = needed_flops(config.model, train.batch_size, width, True)
-    ideal = train.segments_per_update * flops / peak_flops()
 
-    def show(line: Metrics) -> None:
-        logged = events.scalars, *observers.logged
-        run_all(logged, line["step"], scalars(line))
+    def show(line: dict[str, Any]) -> None:
+        numbers = scalars(line)
+        events.scalars(line["step"], numbers)
+        send_line(line["step"], numbers)
 
-    log = stack.enter_context(MetricsLog(path, *counts, show, ideal))
-    bar = stack.enter_context(Progress("train", train.num_steps, step))
-    profile = config.run.profiled(), workdir / "profile", config.run.profiler_port
-    trace = stack.enter_context(Trace(*profile))
-
-    def fetched(step: int, updates: list[Metrics], segments: Segment) -> None:
-        log.append(updates)
-        loss, rate = updates[-1]["loss"], f"{log.tokens_per_second:,.0f}"
-        made, bpc, mfu = step + len(updates), f"{bits(loss):.4f}", f"{log.mfu:.1%}"
-        bar(made, loss=f"{loss:.4f}", bpc=bpc, tokens_per_s=rate, mfu=mfu)
-
-    return log, Hooks(
-        before=[trace.before, *observers.before],
-        fetched=[fetched, *observers.fetched],
-        boundary=[*polls, stop.at_boundary, *observers.boundary],
-        saved=observers.saved,
+    return MetricsLog(
+        folder / METRICS,
+        last_step=step,
+        num_steps=train.num_steps,
+        every=train.log_every,
+        show=show,
+        ideal_seconds=train.segments_per_update * flops / peak_flops(),
     )
-
-
-def advance(
-    train_step: TrainStep,
-    start: Snapshot,
-    batches: Iterator[tuple[Segment, Place]],
-    config: TrainConfig,
-    save_every: int,
-    hooks: Hooks,
-) -> Iterator[Snapshot]:
-    """Makes updates; yields (step, state, position) whenever the state is to be saved.
-
-    All metrics up to that step have then been fetched. Otherwise those of a call are
-    fetched after the next call was dispatched, so the devices never wait for the host.
-    """
-    step, state, position = start
-    pending: tuple[int, Metrics, Segment] | None = None
-    while step < config.num_steps:
-        segments, (end, position) = next(batches)
-        run_all(hooks.before, step, state)
-        state, metrics = train_step(state, segments)
-        stop.hold()
-        if pending is not None:
-            fetch(hooks, *pending)
-        pending = step, metrics, segments
-        step = end
-        ends = run_all(hooks.boundary)
-        if ends or config.validates(step) or step % save_every == 0:
-            fetch(hooks, *pending)
-            pending = None
-            yield Snapshot(step, state, position)
-
-
-def fetch(hooks: Hooks, step: int, metrics: Metrics, segments: Segment) -> None:
-    """Waits for the metrics of a call, and passes those of each update to the hooks.
-
-    The loop's only transfer of metrics to the host.
-    """
-    host = jax.device_get(metrics)
-    updates = [
-        explain({name: values[u].item() for name, values in host.items()})
-        for u in range(len(host["loss"]))
-    ]
-    run_all(hooks.fetched, step, updates, segments)
-
-
-def validate(mean_nll: Validate, params: Any, hooks: Hooks) -> float | None:
-    """Returns the mean nll in nats; None if the run ends before it is complete."""
-    with Progress("valid") as bar:
-
-        def progress(done: int, total: int) -> None:
-            bar(done, total)
-            if run_all(hooks.boundary):
-                raise stop.end("while validating")
-
-        try:
-            nll = mean_nll(params, progress)
-        except Interrupted:
-            return None
-    return nll

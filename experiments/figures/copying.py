@@ -25,9 +25,8 @@ from jax import Array
 
 from experiments.figures.reach import farthest
 from txl_jax import config as configs
-from txl_jax.cli.run import train_on
+from txl_jax.cli.training_run import trained
 from txl_jax.config import Config
-from txl_jax.data import tokens as token_files
 from txl_jax.data.copying import FIRST_ANSWER, Task
 from txl_jax.data.streams import Streams
 from txl_jax.data.tokens import Tokens
@@ -38,9 +37,6 @@ from txl_jax.model.txl import TransformerXL
 from txl_jax.report import provenance
 from txl_jax.report.log import say
 from txl_jax.workdir import load
-from txl_jax.workdir.claim import claim
-from txl_jax.workdir.fit import fit_vocab
-from txl_jax.workdir.lock import locked
 
 EXPERIMENT = Path(__file__).parents[1] / "copying.py"
 RESULT = "accuracy.json"
@@ -100,12 +96,8 @@ def run_cell(args: argparse.Namespace, cell: dict[str, int]) -> dict[str, Any]:
 
 def train_and_count(config: Config, folder: Path) -> dict[str, float]:
     """Trains the cell, resuming after a kill, and returns the result of `count`."""
-    tokens = token_files.prepare(config.data)
-    config = fit_vocab(config, tokens.vocab)
-    with locked(folder):
-        claim(folder, config, tokens)
-        train_on(config, folder, tokens.split("train"), tokens.split("valid"))
-    return count(load.load(folder), tokens)
+    with trained(config, folder) as run:
+        return count(load.load(folder), run.tokens)
 
 
 def describe(config: Config) -> dict[str, int]:

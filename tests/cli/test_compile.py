@@ -22,7 +22,7 @@ from txl_jax import config as configs
 from txl_jax.aot import chips
 from txl_jax.aot.hlo import Program, collectives
 from txl_jax.aot.lower import Compiled
-from txl_jax.cli import compile, steps
+from txl_jax.cli import compile_ahead, steps
 from txl_jax.config import Config
 from txl_jax.errors import UserError
 from txl_jax.metrics import parameter_count
@@ -124,7 +124,7 @@ def test_the_tpu_kernel_is_compiled_on_request(
         texts.append(text)
         return Program(text)
 
-    monkeypatch.setattr(compile, "Program", read)
+    monkeypatch.setattr(compile_ahead, "Program", read)
     flags = ("--config.model.kernel=tpu", "--topology=v4:2x2x2")
     result = command(path, *flags).result
     assert result["kernel"] == "tpu"
@@ -228,10 +228,10 @@ def test_the_most_streams_that_fit_are_found(
     part = chips.find(SLICE)
     if not most:
         with pytest.raises(UserError, match="not even 1 streams per chip fit"):
-            compile.compile_train(config, [], part)
+            compile_ahead.compile_train(config, [], part)
         return
-    config, done = compile.compile_train(config, [], part)
-    expected = min(most, compile.MOST_STREAMS) // chunks * chunks
+    config, done = compile_ahead.compile_train(config, [], part)
+    expected = min(most, compile_ahead.MOST_STREAMS) // chunks * chunks
     assert done.fits and config.train.batch_size == 8 * expected
     # The first one chooses the mesh.
     assert tried == ["auto"] + ["config"] * (len(tried) - 1) and len(tried) <= 11

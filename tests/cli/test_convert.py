@@ -22,6 +22,7 @@ from tests.support.trained import Done, command
 from txl_jax import config as configs
 from txl_jax.convert import tensorflow
 from txl_jax.data import vocab as vocabulary
+from txl_jax.sharding.mesh import make_mesh
 from txl_jax.workdir import load
 
 NAME = "div_val_2"
@@ -118,7 +119,8 @@ def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
 def test_a_run_can_start_from_it(home: Home, tmp_path: Path) -> None:
     config = configs.load_json(home.run / "config.json")
     config.train.init_from = str(home.run)
-    params = load.load_initial(configs.parse(config), tmp_path, VOCAB)
+    parsed = configs.parse(config)
+    params = load.load_initial(parsed, tmp_path, VOCAB, make_mesh(parsed.mesh))
     assert_equal(params, case(NAME)[1])
 
 

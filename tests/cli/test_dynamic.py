@@ -8,7 +8,7 @@ import pytest
 
 from tests.support import tiny
 from tests.support.trained import Home, home, own_home
-from txl_jax.cli import evaluate
+from txl_jax.cli.evaluate_split import evaluate_model
 from txl_jax.report import progress
 from txl_jax.workdir.load import Loaded, load
 
@@ -30,7 +30,7 @@ def score(loaded: Loaded, home: Home, **fields: Any) -> dict[str, Any]:
         loaded.config.eval, streams=1, max_tokens=40, **fields
     )
     config = dataclasses.replace(loaded.config, eval=options)
-    return evaluate.run(loaded._replace(config=config), home.run)
+    return evaluate_model(loaded._replace(config=config), home.run)
 
 
 def test_statistics_are_kept_in_the_workdir(

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.support.refusal import refused
-from txl_jax.cli import score
+from txl_jax.cli import score_texts
 from txl_jax.data.vocab import ByteVocab, CharVocab
 from txl_jax.data.word import WordVocab
 from txl_jax.evaluate.options import ScoreConfig
@@ -37,8 +37,8 @@ def write(tmp_path: Path, **fields: Any) -> tuple[dict[str, Any], list[Any]]:
     output.touch()
     options = {"path": str(tmp_path / "texts"), "output": str(output), **fields}
     config = ScoreConfig(**options)
-    documents = score.read_documents(config, WORDS, False)
-    result = score.score_documents(documents, count, WORDS, config)
+    documents = score_texts.read_documents(config, WORDS, False)
+    result = score_texts.score_documents(documents, count, WORDS, config)
     return result, [json.loads(line) for line in output.read_text().splitlines()]
 
 
@@ -92,12 +92,12 @@ def test_lines_are_documents(
     path = tmp_path / "text"
     path.write_text(text)
     config = ScoreConfig(path=str(path), **fields)
-    documents = list(score.read_documents(config, WORDS, False))
+    documents = list(score_texts.read_documents(config, WORDS, False))
     assert [WORDS.decode(each.tokens_T) for each in documents] == expected
     names = [f"{path}:{n}" for n in range(1, len(expected) + 1)]
     assert [each.name for each in documents] == names
     with refused(f"{path}:1 is not a JSON object with a text in its field 'none'"):
-        list(score.read_documents(replace(config, field="none"), WORDS, False))
+        list(score_texts.read_documents(replace(config, field="none"), WORDS, False))
 
 
 def test_stdin_corpora_without_newlines_and_unknown_text(
@@ -106,10 +106,10 @@ def test_stdin_corpora_without_newlines_and_unknown_text(
     stdin = io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbfab\nba\n"))
     monkeypatch.setattr("sys.stdin", stdin)
     vocab = CharVocab("ab", of_bytes=True)
-    (document,) = score.read_documents(ScoreConfig(), vocab, drop=True)
+    (document,) = score_texts.read_documents(ScoreConfig(), vocab, drop=True)
     assert (document.name, document.bytes) == ("stdin", 6)
     assert document.tokens_T.tolist() == [0, 1, 1, 0]
     (line,) = split("line", document, np.ones(4), vocab)
     assert line["text"] == "abba"
-    assert score.name_unknown(ByteVocab(), 0) == "nothing is unknown"
-    assert score.name_unknown(CharVocab("ab"), 0) == "refused"
+    assert score_texts.name_unknown(ByteVocab(), 0) == "nothing is unknown"
+    assert score_texts.name_unknown(CharVocab("ab"), 0) == "refused"

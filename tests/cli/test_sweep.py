@@ -3,7 +3,7 @@
 import pytest
 
 from txl_jax import config
-from txl_jax.cli.evaluate import compare
+from txl_jax.cli.evaluate_split import compare
 from txl_jax.evaluate.options import EvalConfig, Sweep, parse_sweep
 from txl_jax.workdir.fit import warn_of_rotations
 

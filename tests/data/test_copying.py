@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from txl_jax.cli.run import make_streams
+from txl_jax.cli.plan import make_streams
 from txl_jax.config import Config
 from txl_jax.data import copying, corpora
 from txl_jax.data.byte_ranges import blocks

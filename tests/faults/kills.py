@@ -58,23 +58,24 @@ UNIFORM = FIELDS | {"train.num_steps": 120, "checkpoint.every_steps": 24}
 # chosen, and the seconds that the moment lasts on a quiet machine.
 MOMENTS = {
     "import": ("", "", 1, 3.0),
-    "compilation": ("txl_jax.cli.run", "train_on", 1, 4.0),
+    "compilation": ("txl_jax.cli.training_run", "train", 1, 4.0),
     "training": ("txl_jax.train", "fetch", 30, 0.3),
     "save": ("txl_jax.checkpoint.save_restore", "save", 3, 0.2),
-    "validation": ("txl_jax.train", "validate", 2, 0.5),
-    "evaluation": ("txl_jax.cli.evaluate", "evaluate", 1, 2.0),
-    "sample": ("txl_jax.cli.generate", "draw", 1, 2.0),
+    "validation": ("txl_jax.train", "Run.validate", 2, 0.5),
+    "evaluation": ("txl_jax.cli.evaluate_split", "evaluate_split", 1, 2.0),
+    "sample": ("txl_jax.cli.draw_samples", "draw_samples", 1, 2.0),
     "end": ("txl_jax.report.plots", "plot_loss", 1, 1.0),
 }
 # Runs the program, and creates a file when a function is called for the nth time.
 VICTIM = """
-import importlib, os, sys
+import functools, importlib, os, sys
 module, name, count = os.environ["TXL_JAX_MOMENT"].split(",")
 here = os.environ["TXL_JAX_MOMENT_FILE"]
 if not module:
     open(here, "w").close()
 else:
-    owner = importlib.import_module(module)
+    *path, name = name.split(".")
+    owner = functools.reduce(getattr, path, importlib.import_module(module))
     call, calls = getattr(owner, name), 0
 
     def report(*args, **named):

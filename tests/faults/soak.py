@@ -19,13 +19,12 @@ import jax
 import numpy as np
 
 from txl_jax.checkpoint.options import CheckpointConfig
-from txl_jax.cli.run import train_on
+from txl_jax.cli.training_run import train_on
 from txl_jax.config import Config
 from txl_jax.evaluate.options import EvalConfig
 from txl_jax.model.config import ModelConfig
 from txl_jax.report.log import read_metrics
 from txl_jax.runtime import allocator
-from txl_jax.train import Hooks
 from txl_jax.update.options import OptimConfig, TrainConfig
 
 ROUNDS = 40
@@ -40,7 +39,7 @@ MODEL = ModelConfig(
 
 
 def soak(steps: int, workdir: Path) -> dict[str, list[float]]:
-    """Trains; returns what was seen before each update, and each one's speed."""
+    """Trains; returns what was seen after each update, and each one's speed."""
     every = steps // ROUNDS
     train = TrainConfig(
         num_steps=steps, batch_size=8, tgt_len=16, log_every=1, eval_every=every
@@ -61,7 +60,7 @@ def soak(steps: int, workdir: Path) -> dict[str, list[float]]:
         if event == COMPILE:
             compilations.append(duration_secs)
 
-    def sample(step: int, state: Any) -> None:
+    def sample(step: int, numbers: dict[str, float]) -> None:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         samples["compilations"].append(len(compilations))
         samples["handles"].append(len(os.listdir("/proc/self/fd")))
@@ -69,8 +68,7 @@ def soak(steps: int, workdir: Path) -> dict[str, list[float]]:
 
     jax.monitoring.register_event_duration_secs_listener(count)
     try:
-        observers = Hooks(before=[sample])
-        train_on(config, workdir, text, text[:1000], observers=observers)
+        train_on(config, workdir, text, text[:1000], send_line=sample)
     finally:
         jax.monitoring.unregister_event_duration_listener(count)
     lines = read_metrics(workdir / "metrics.jsonl")

@@ -20,8 +20,8 @@ from tests.support.refusal import refused
 from tests.support.trained import Home, home, own_home
 from txl_jax.checkpoint import save_restore
 from txl_jax.checkpoint.manager import open_checkpoints
+from txl_jax.cli.draw_samples import print_first
 from txl_jax.cli.flags import MODES
-from txl_jax.cli.generate import print_first
 from txl_jax.cli.modes import check_finite, machine_errors
 from txl_jax.errors import BadNumbers, UserError, out_of_memory
 from txl_jax.main import import_jax

@@ -35,7 +35,7 @@ from tests.support.refusal import contents, refusal
 from txl_jax import config as configs
 from txl_jax.aot import chips
 from txl_jax.checkpoint import manifest
-from txl_jax.cli import flags, run
+from txl_jax.cli import flags, plan
 from txl_jax.convert import huggingface, keys, pickle, tensorflow, words
 from txl_jax.data import copying, dataset, files, tokens
 from txl_jax.data import text as streaming
@@ -345,7 +345,7 @@ def check_sizes(fields: str, _: Path) -> None:
     for field in fields.split(" "):
         configs.override(config, *field.split("="))
     parsed = fit_vocab(configs.parse(config), ByteVocab())
-    run.check_memory(parsed, fit_mesh(parsed))
+    plan.check_memory(parsed, fit_mesh(parsed))
 
 
 def find_texts(text: str, path: Path) -> object:

@@ -15,7 +15,7 @@ import pytest
 from tests.cli.test_main import documented
 from tests.support.trained import command
 from txl_jax import config as configs
-from txl_jax.cli import run as train_mode
+from txl_jax.cli import training_run as train_mode
 from txl_jax.config import Config
 from txl_jax.errors import RETRY, Interrupted
 from txl_jax.paper import options as ablation

@@ -19,14 +19,14 @@ import pytest
 from tests.support import trained
 from tests.support.trained import home
 from txl_jax import config as configs
-from txl_jax.cli import run
+from txl_jax.cli.plan import plan_updates
+from txl_jax.cli.training_run import trained as trained_run
 from txl_jax.config import FIELDS, Config
 from txl_jax.data.preparation import prepare
 from txl_jax.data.tokens import Tokens
 from txl_jax.errors import UserError
 from txl_jax.fields import KEY
 from txl_jax.report.log import read_metrics
-from txl_jax.workdir.fit import fit_vocab
 
 FIXTURES = (home,)
 pytestmark = [pytest.mark.long, pytest.mark.promise("User errors are one line")]
@@ -98,7 +98,7 @@ def make_cover(base: Config, tokens: Tokens) -> "Cover":
     """Returns the pairs of values of all fields that this machine accepts alone."""
 
     def check(row: Row) -> None:
-        run.check_fit(fit_vocab(changed(base, row), tokens.vocab), tokens)
+        plan_updates(changed(base, row), tokens)
 
     names = [x for x in FIELDS if x.startswith(SECTIONS) and x not in FIXED]
     values = {name: values_of(name, base) for name in names}
@@ -150,7 +150,7 @@ def pairs(row: Row, name: str = "") -> set[Any]:
 def problem_of(config: Config, workdir: Path) -> str:
     """Returns "" if a run makes two updates and a validation, else why not."""
     try:
-        with run.trained(config, workdir) as done:
+        with trained_run(config, workdir) as done:
             lines = read_metrics(workdir / "metrics.jsonl")
         skipped = [line for line in lines if line.get("skipped")]
         return "" if done.result["updates"] == 2 and not skipped else str(skipped)

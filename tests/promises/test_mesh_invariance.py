@@ -17,7 +17,7 @@ from tests.support import tiny
 from txl_jax.checkpoint import save_restore
 from txl_jax.checkpoint.manager import open_checkpoints
 from txl_jax.checkpoint.options import CheckpointConfig
-from txl_jax.cli.run import make_streams
+from txl_jax.cli.plan import make_streams
 from txl_jax.config import Config
 from txl_jax.data.streams import Position
 from txl_jax.model.config import ModelConfig
@@ -76,7 +76,7 @@ class Run:
     def __init__(self, sizes: tuple[int, int, int], config: Config = CONFIG):
         devices = jax.devices()[: int(np.prod(sizes))]
         self.mesh = make_mesh(MeshConfig(*sizes), devices)
-        self.init, places, self.step, _ = make_program(
+        self.init, places, self.step = make_program(
             config.model, config.train, config.optim, self.mesh
         )
         self.like = save_restore.abstract(jax.eval_shape(self.init), places)

@@ -15,7 +15,7 @@ from tests.support.processes import (
     write_experiment,
 )
 from txl_jax import config as configs
-from txl_jax.cli.run import trained
+from txl_jax.cli.training_run import trained
 
 ENDLESS = ("--config.train.num_steps=1000000", "--config.train.eval_every=1000000")
 

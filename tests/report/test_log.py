@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import jax
-import numpy as np
 import pytest
 
 from tests.report.test_progress import clock
@@ -98,40 +97,16 @@ def test_a_line_has_step_exact_and_timing(path: Path, clock: SimpleNamespace) ->
 
 
 def test_totals_continue_when_a_run_resumes(path: Path, clock: SimpleNamespace) -> None:
-    """Each size of a call is compiled once in each start."""
-
-    def advance(seconds: float, segments: np.ndarray) -> None:
-        clock.now += seconds
-
     for steps in (range(1, 4), range(3, 5)):  # update 3 is lost, and made again
         with MetricsLog(path, steps[0] - 1, 100, 1) as log:
-            step = log.timing.compiling(advance, advance)
-            for size, seconds in ((4, 5), (1, 2), (4, 5), (1, 2)):
-                step(seconds, np.zeros(size))
+            with log.timing.spend("compile"):
+                clock.now += 7
             for k in steps:
                 clock.now += 2
                 log.append([update(k)])
             log.sync(None)
     last = read_metrics(path)[-1]["timing"]["total_seconds"]
-    assert (last["compile"], last["update"]) == (14.0, 2 * 14 + 2 * 4)
-
-
-def test_the_call_before_a_compilation_counts_as_updates(
-    path: Path, clock: SimpleNamespace
-) -> None:
-    """It still runs when a call of another shape is to be compiled."""
-
-    def pass_time(seconds: float) -> None:
-        clock.now += seconds
-
-    state = SimpleNamespace(block_until_ready=lambda: pass_time(3))
-    with MetricsLog(path, 0, 100, 1) as log:
-        step = log.timing.compiling(lambda *_: None, lambda *_: pass_time(10))
-        step(state, np.zeros(4))
-        log.append([update(1)])
-        log.sync(None)
-    totals = read_metrics(path)[-1]["timing"]["total_seconds"]
-    assert (totals["compile"], totals["update"]) == (10.0, 3.0)
+    assert (last["compile"], last["update"]) == (14.0, 2 * 2 + 2 * 2)
 
 
 def test_the_newest_line_waits_for_its_validation(

@@ -87,7 +87,7 @@ def test_neither_torch_nor_tensorflow_is_imported(tmp_path: Path) -> None:
     code = """
 import sys
 from pathlib import Path
-from txl_jax.cli import convert, modes, run
+from txl_jax.cli import convert, modes, training_run
 from txl_jax.report.tensorboard import write_result
 write_result(Path(sys.argv[1]), Path(sys.argv[1]), 5, {"test/bpc": 2.0}, "text")
 """

@@ -217,9 +217,9 @@ def test_the_watchdog_waits_again_after_each_feed(
 
 LISTENS = """
 import sys, threading, time
-from txl_jax.runtime.preemption import stop
+from txl_jax.runtime import preemption
 
-with stop.listening():
+with preemption.listening() as stop:
     if sys.argv[1] == "holds":
         stop.hold()
     print("ready", flush=True)

@@ -20,6 +20,7 @@ from txl_jax.data.vocab import CharVocab
 from txl_jax.data.word import WordVocab
 from txl_jax.evaluate.options import EvalConfig
 from txl_jax.model.config import ModelConfig
+from txl_jax.sharding.mesh import make_mesh
 from txl_jax.sharding.options import MeshConfig
 from txl_jax.update.options import OptimConfig, TrainConfig
 from txl_jax.workdir import load as restore
@@ -72,9 +73,14 @@ def starting_from(source: Path | str, **changes: Any) -> Config:
     return Config(model=tiny.config(**changes), train=train)
 
 
+def load_initial(config: Config, workdir: Path, vocab: Any) -> Any:
+    """Returns the parameters that a run starts from, on its mesh."""
+    return restore.load_initial(config, workdir, vocab, make_mesh(config.mesh))
+
+
 def refused_start(config: Config, folder: Path, vocab: Any = VOCAB) -> str:
     """Returns the message that refuses such a start: one line."""
-    message = refusal(restore.load_initial, config, folder / "new", vocab)
+    message = refusal(load_initial, config, folder / "new", vocab)
     assert message.startswith(f"train.init_from = {config.train.init_from!r}: ")
     assert not (folder / "new").exists()
     return message
@@ -128,7 +134,7 @@ def test_a_run_starts_from_the_best_of_another(
     assert {f"model.{name}" for name in OTHERS} == {*configs.having("free")}
     mesh = MeshConfig(data=1, fsdp=8)
     config = dataclasses.replace(starting_from(runs / name, **OTHERS), mesh=mesh)
-    params = restore.load_initial(config, tmp_path / "new", VOCAB)
+    params = load_initial(config, tmp_path / "new", VOCAB)
     tiny.assert_equal(params, PARAMS[seed])
     shard = params["embedding"]["table"].addressable_shards[0].data
     assert np.shape(shard) == (tiny.V, tiny.D // 8)
@@ -138,9 +144,9 @@ def test_a_run_starts_from_the_best_of_another(
 def test_a_fresh_run_starts_at_random_and_a_resumed_one_where_it_was(
     runs: Path, tmp_path: Path
 ) -> None:
-    assert restore.load_initial(starting_from(""), tmp_path / "new", VOCAB) is None
+    assert load_initial(starting_from(""), tmp_path / "new", VOCAB) is None
     resumed = starting_from("/gone")
-    assert restore.load_initial(resumed, runs / "plain", VOCAB) is None
+    assert load_initial(resumed, runs / "plain", VOCAB) is None
 
 
 MEANING: dict[str, Any] = dict(position="none", untie_r=True, pre_lnorm=True)
@@ -177,4 +183,4 @@ def test_another_vocabulary_is_refused_with_its_fix(runs: Path, tmp_path: Path) 
     again = vocabulary.read(path, WordVocab)
     assert again.to_json() == VOCAB.to_json()
     config = starting_from(runs / "plain")
-    assert restore.load_initial(config, tmp_path / "new", again) is not None
+    assert load_initial(config, tmp_path / "new", again) is not None

@@ -152,15 +152,15 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again(
     folder = find(remote)
     with open_checkpoints(folder):
         (folder / METRICS).write_bytes(encode({"step": 8000}))
-    assert not has_checkpoint(folder, Config())
+    assert not has_checkpoint(folder, Config(), {})
     assert "repeating updates 1 to 8000" in capsys.readouterr().err
     (folder / METRICS).write_bytes(encode({"step": 8001}))  # two intervals and one
     with refused("was trained to update 8001, as metrics.jsonl shows"):
-        has_checkpoint(folder, Config())
+        has_checkpoint(folder, Config(), {})
     (folder / METRICS).write_bytes(encode({"step": 1}))
     (folder / RESULT).write_text("{}")
     with refused("was trained to update 1, as metrics.jsonl shows"):
-        has_checkpoint(folder, Config())
+        has_checkpoint(folder, Config(), {})
 
 
 def test_a_new_start_takes_over_and_the_old_run_writes_nothing_more(

@@ -18,8 +18,7 @@ from txl_jax.checkpoint.manifest import Damaged, Manifest
 from txl_jax.checkpoint.options import NAMES, CheckpointConfig
 from txl_jax.errors import UserError
 from txl_jax.report.log import say
-from txl_jax.runtime import distributed, storage
-from txl_jax.runtime.preemption import stop
+from txl_jax.runtime import distributed, preemption, storage
 
 COMMITTED = "commit_success.txt"  # orbax's name
 LISTINGS = 60  # one a second: a network disk may show old files for a while
@@ -218,7 +217,7 @@ class Checkpoints(ocp.CheckpointManager):
         self.poll(wait=True)
         read_back, self.read_back = self.read_back, None
         # Reading takes longer than a preempted machine has; the next start does it.
-        if not self.proved and not stop.reached:
+        if not self.proved and not preemption.current().reached:
             with jax.transfer_guard("allow"):
                 failed = distributed.anywhere(read_back is None)
             if read_back and not failed:

@@ -16,24 +16,25 @@ from etils import epy
 from txl_jax.cli.flags import MODES, Command
 from txl_jax.cli.proof import prove_kernels
 from txl_jax.config import FIELDS
+from txl_jax.data import tokens as token_files
+from txl_jax.data.options import DataConfig
+from txl_jax.data.preparation import prepare
 from txl_jax.errors import BadNumbers, Interrupted, UserError, out_of_memory
 from txl_jax.report import provenance
 from txl_jax.report.log import Lines, say, to_json
-from txl_jax.runtime import distributed, programs, storage
-from txl_jax.runtime.preemption import stop
+from txl_jax.runtime import distributed, preemption, programs, storage
 from txl_jax.workdir.load import Loaded, initial_data, load
 from txl_jax.workdir.staging import UNWRITTEN
 
 with epy.lazy_imports():  # each is imported by its mode alone
     from txl_jax.cli import (
-        compile,
+        compile_ahead,
         convert,
-        evaluate,
-        generate,
-        prepare,
-        run,
-        score,
+        draw_samples,
+        evaluate_split,
+        score_texts,
         summary,
+        training_run,
     )
     from txl_jax.paper import attention_page, recl, speed, table
 
@@ -45,21 +46,32 @@ def load_model(command: Command) -> Loaded:
     return loaded
 
 
+def prepare_corpus(config: DataConfig, delete: bool) -> dict[str, Any]:
+    """Prepares the corpus and returns its figures, or deletes its prepared copies."""
+    if delete:
+        folders = distributed.first_then_others(lambda: token_files.delete(config))
+        return {"deleted": folders}
+    tokens = prepare(config)
+    figures = {k: x for k, x in tokens.manifest.items() if k != "files"}
+    places = list(map(str, token_files.copies(config)))
+    return {**figures, "folder": str(tokens.folder), "copies": places}
+
+
 # The function of each mode returns a JSON-ready dict.
 RUN: dict[str, Callable[[Command], dict[str, Any]]] = {
-    "train": lambda c: run.train_and_evaluate(c.config, c.workdir),
-    "evaluate": lambda c: evaluate.run(load_model(c), c.workdir),
-    "generate": lambda c: generate.run(load_model(c)),
-    "score": lambda c: score.run(load_model(c)),
+    "train": lambda c: training_run.train_and_evaluate(c.config, c.workdir),
+    "evaluate": lambda c: evaluate_split.evaluate_model(load_model(c), c.workdir),
+    "generate": lambda c: draw_samples.generate_samples(load_model(c)),
+    "score": lambda c: score_texts.score_texts(load_model(c)),
     "attention": lambda c: attention_page.run(load_model(c), c.workdir),
-    "prepare": lambda c: prepare.run(initial_data(c.config, c.workdir), c.delete),
+    "prepare": lambda c: prepare_corpus(initial_data(c.config, c.workdir), c.delete),
     "import": lambda c: convert.import_model(c.config.convert, c.workdir, c.overrides),
     "export": lambda c: convert.export_model(
         c.config.convert, load_model(c), c.workdir
     ),
-    "compile": lambda c: compile.run(c.config),
+    "compile": lambda c: compile_ahead.compile_ahead(c.config),
     "table": lambda c: table.run(
-        c.config.table, c.workdir, c.overrides, train=run.trained
+        c.config.table, c.workdir, c.overrides, train=training_run.trained
     ),
     "speed": lambda c: speed.run(c.config, c.workdir),
     "recl": lambda c: recl.run(c.config.recl, c.workdir, c.overrides),
@@ -81,7 +93,7 @@ def execute(command: Command, is_program: bool) -> tuple[int, str]:
                 if command.mode != "compile" or distributed.several():
                     distributed.find_devices()
                 programs.keep(command.config.run.compilation_cache)
-                stack.enter_context(stop.listening())
+                stack.enter_context(preemption.listening())
                 if distributed.several():
                     check_equal(command)
                     check_processes(command.mode)

@@ -19,10 +19,13 @@ from txl_jax.config import Config
 from txl_jax.data.options import SLACK
 from txl_jax.errors import UserError
 from txl_jax.evaluate.perplexity import make_reader
+from txl_jax.model.segment import Segment
 from txl_jax.sharding.options import MeshConfig
 from txl_jax.sharding.rules import check_streams, shards
+from txl_jax.update.state import Program, TrainState
 from txl_jax.update.step import make_program
 from txl_jax.workdir.fit import fit_mesh
+from txl_jax.workdir.load import like_params
 
 
 def replace(config: Config, section: str, **fields: Any) -> Config:
@@ -31,29 +34,31 @@ def replace(config: Config, section: str, **fields: Any) -> Config:
     return dataclasses.replace(config, **{section: changed})
 
 
-def training_step(config: Config, mesh: Mesh) -> tuple[Any, ...]:
-    """Returns the jitted training step and its abstract arguments."""
+def step_arguments(
+    config: Config, mesh: Mesh, program: Program
+) -> tuple[TrainState, Segment]:
+    """Returns the shapes and shardings of the arguments of the training step."""
     train = config.train
-    init, places, step, _ = make_program(config.model, config.train, config.optim, mesh)
-    state = abstract(jax.eval_shape(init), places)
+    state = abstract(jax.eval_shape(program.init), program.shardings)
     L = train.ext_len + train.tgt_len + (SLACK if train.varlen else 0)
     S = train.segments_per_update
     S *= train.updates_of_call(config.checkpoint.every_steps)
-    return step, state, lower.abstract_segments(mesh, S, train.batch_size, L)
+    return state, lower.abstract_segments(mesh, S, train.batch_size, L)
 
 
 def compile_train(config: Config, devices: list[Any]) -> Compiled:
     """Compiles the training step; raises UserError like `check_mesh`."""
     mesh = check_mesh(config, devices)
-    return lower.compile_step(mesh, *training_step(config, mesh))
+    program = make_program(config.model, config.train, config.optim, mesh)
+    state, segments = step_arguments(config, mesh, program)
+    return lower.compile_step(mesh, program.step, state, segments)
 
 
 def compile_evaluation(config: Config, devices: list[Any]) -> Compiled:
     """Compiles the evaluation step; raises UserError for eval.streams."""
     mesh, B = fit_mesh(config, devices), config.eval.streams
     check_streams(mesh, B, "eval.streams")
-    init, places, *_ = make_program(config.model, config.train, config.optim, mesh)
-    params = abstract(jax.eval_shape(init).params, places.params)
+    params = like_params(config.model, mesh)
     reader = make_reader(config.model, config.eval, mesh)
     with jax.set_mesh(mesh):
         params = lower.abstract_result(reader.unstack, params)

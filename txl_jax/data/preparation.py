@@ -5,8 +5,7 @@ from txl_jax.data.options import OWN, DataConfig
 from txl_jax.data.tokens import Tokens
 from txl_jax.data.vocab import Vocab
 from txl_jax.errors import UserError
-from txl_jax.runtime import distributed
-from txl_jax.runtime.preemption import stop
+from txl_jax.runtime import distributed, preemption
 
 
 def prepare(config: DataConfig, vocab: Vocab | None = None) -> Tokens:
@@ -18,6 +17,7 @@ def prepare(config: DataConfig, vocab: Vocab | None = None) -> Tokens:
     share its disk. A signal stops the preparation immediately; the next run continues
     it.
     """
+    stop = preemption.current()
     if distributed.is_first():
         stop.holds = False
     tokens = distributed.first_then_others(lambda: token_files.prepare(config))

@@ -59,6 +59,15 @@ def in_file_order(epoch: int, index: np.ndarray) -> np.ndarray:
     return index
 
 
+def check_length(tokens: np.ndarray, batch_size: int) -> None:
+    """Raises UserError if a text has too few tokens for the streams."""
+    if len(tokens) - 1 < batch_size:
+        raise UserError(
+            f"{len(tokens)} tokens are too few for {batch_size} streams: decrease "
+            "train.batch_size or eval.streams, or use a longer text"
+        )
+
+
 @dataclass(eq=False)
 class Streams:
     """B streams over the tokens of one split; `batch` is a pure function.
@@ -95,12 +104,8 @@ class Streams:
     order: Order = in_file_order  # the epoch's text
 
     def __post_init__(self) -> None:
+        check_length(self.tokens, self.batch_size)
         pairs, batch_size = len(self.tokens) - 1, self.batch_size
-        if pairs < batch_size:
-            raise UserError(
-                f"{len(self.tokens)} tokens are too few for {batch_size} streams: "
-                "decrease train.batch_size or eval.streams, or use a longer text"
-            )
         self.tokens = np.asarray(self.tokens)  # indexing a np.memmap itself is slower
         # Python integers: B x tokens exceeds 2^31 in the published runs.
         bounds = np.array([b * pairs // batch_size for b in range(batch_size + 1)])

@@ -95,7 +95,8 @@ class Reader:
 
         self.mesh, self.sizes = mesh, (config, batch_size, tgt_len)
         self.unstack = jax.jit(unstack)
-        self.empty = jax.jit(empty)
+        # Unused parameters are kept, so that the memory is on their devices.
+        self.empty = jax.jit(empty, keep_unused=True)
         self.step = make_step(config, read)
         self.program: jax.stages.Compiled | None = None
 

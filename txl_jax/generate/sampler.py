@@ -202,7 +202,10 @@ def stream(
         return state, tuple(x_TB.T for x_TB in drawn)
 
     params = jax.jit(unstack)(params)
-    read = jax.jit(lambda params: (jnp.asarray(last_B), start(params)))
+    # Unused parameters are kept, so that every state is on their devices.
+    read = jax.jit(
+        lambda params: (jnp.asarray(last_B), start(params)), keep_unused=True
+    )
     state = compile_step("reading the prompt", read, params)(params)
     places = jax.tree.map(lambda x: x.sharding, state)
     many = jax.jit(draw_many, donate_argnums=1, out_shardings=(places, None))

@@ -14,7 +14,7 @@ from txl_jax.evaluate.options import evaluation_model
 from txl_jax.paper import windows
 from txl_jax.report.log import Json, say
 from txl_jax.report.plots import empty, save
-from txl_jax.runtime.preemption import stop
+from txl_jax.runtime import preemption
 from txl_jax.sharding.mesh import make_mesh
 from txl_jax.sharding.options import MeshConfig
 from txl_jax.update.init import init_params
@@ -55,6 +55,7 @@ def run(config: Config, workdir: Path) -> Json:
         "windows_timed": windows.ROUNDS * B,
         "rows": rows,
     }
+    stop = preemption.current()
     for W in lengths:
         timed = dataclasses.replace(config.eval, mem_len=W, ext_len=0)
         programs = windows.make_programs(config.model, timed, params, mesh)

@@ -12,8 +12,7 @@ import jax
 import tqdm
 
 from txl_jax.report.log import say
-from txl_jax.runtime import distributed
-from txl_jax.runtime.preemption import stop
+from txl_jax.runtime import distributed, preemption
 
 EVERY_SECONDS = 10.0  # between lines, where stderr is not a terminal
 QUIET_SECONDS = 2.0  # shorter waits are not reported
@@ -28,7 +27,8 @@ COMPILE_SECONDS = 35
 class Lowers(Protocol):
     """A jitted function, or anything else that lowers to a program."""
 
-    def lower(self, *args: object) -> jax.stages.Lowered:
+    @property
+    def lower(self) -> Callable[..., jax.stages.Lowered]:
         """Lowers the function for arguments or their shapes."""
 
 
@@ -133,6 +133,7 @@ def compile_step(name: str, step: Lowers, *args: object) -> jax.stages.Compiled:
 @contextlib.contextmanager
 def interruptible(label: str) -> Iterator[Callable[[int, int], None]]:
     """Yields progress(done, total), which raises Interrupted after a signal."""
+    stop = preemption.current()
     with Progress(label, 0) as bar:
 
         def progress(done: int, total: int) -> None:

@@ -4,15 +4,12 @@ import contextlib
 import datetime
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import jax
 
-from txl_jax.runtime import distributed
-
 Batch = TypeVar("Batch")
-Result = TypeVar("Result")
 
 # The purposes that a run's time is divided into; `goodput` names the rest.
 PURPOSES = ("update", "input", "compile", "checkpoint", "evaluation")
@@ -30,7 +27,6 @@ class Timing:
         """ideal_seconds: of an update, at the peak of all devices."""
         self.ideal_seconds = ideal_seconds
         self.totals = dict.fromkeys(PURPOSES, 0.0)
-        self.compiled: set[tuple[int, ...]] = set()  # shapes of calls
         self.input_seconds = 0.0  # since the last fetch
         self.clock = time.perf_counter()
         self.restart()
@@ -58,27 +54,6 @@ class Timing:
         self.clock += seconds
         if purpose == "checkpoint":
             self.checkpoint_seconds += seconds
-
-    def compiling(
-        self, step: Callable[..., Result], compile: Callable[..., object]
-    ) -> Callable[..., Result]:
-        """Wraps a jitted step, and compiles it for each number of segments.
-
-        A call that compiled it might also compute before it returns. Of several
-        processes, none makes the call before all have compiled.
-        """
-
-        def call(state: Any, segments: Any) -> Result:
-            shape = jax.tree.leaves(segments)[0].shape
-            if shape not in self.compiled:
-                self.compiled.add(shape)
-                jax.block_until_ready(state)  # the call before is not compilation
-                with self.spend("compile"):
-                    compile(state, segments)
-                    distributed.wait_for_all()
-            return step(state, segments)
-
-        return call
 
     def lap(self, updates: int) -> tuple[float, float]:
         """Returns the seconds per update since the last lap: (all, input)."""

@@ -8,18 +8,22 @@ import jax
 
 from txl_jax.errors import UserError
 from txl_jax.runtime import distributed
+from txl_jax.runtime.options import RunConfig
 
 
 class Trace:
-    """Writes a profile of the updates first + 1 to last into `folder`.
+    """Writes a profile of run.profile_steps into `folder`.
 
-    Only the first of several processes is profiled. steps = (-1, -1) profiles nothing.
-    With a port, jax's profiler server of process i listens on port + i.
+    Only the first of several processes is profiled. With run.profiler_port, jax's
+    profiler server of process i listens on port + i.
     """
 
-    def __init__(self, steps: tuple[int, int], folder: Path, port: int = 0):
+    def __init__(self, config: RunConfig, folder: Path):
         """Raises UserError if the port is not free."""
-        self.first, self.last = steps if distributed.is_first() else (-1, -1)
+        self.first, self.last = -1, -1
+        if distributed.is_first():
+            self.first, self.last = config.profiled()
+        port = config.profiler_port
         self.folder, self.port = folder, port and port + jax.process_index()
         self.running = False
         if self.port:

@@ -15,6 +15,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from contextvars import ContextVar
 
 from jax.experimental import multihost_utils
 
@@ -25,10 +26,11 @@ HEAD = b"(most recent call first)"  # faulthandler writes it once per signal
 
 
 class Stop:
-    """The state of termination; `stop` is the only instance.
+    """Whether a run has to end, and whether ending at once would lose work.
 
-    `hold` and `release` bracket the time in which an immediate end would lose work.
-    Loops call `at_boundary` after each unit of work, save, and raise `end(...)`.
+    `listening` makes the one of a program, and `current` returns it. `hold` and
+    `release` bracket the time in which an immediate end would lose work. Loops call
+    `at_boundary` after each unit of work, save, and raise `end(...)`.
 
     status: exit status, nonzero once this process has received a signal. reached:
     `at_boundary` has returned True. holds: an immediate end would lose work.
@@ -37,35 +39,11 @@ class Stop:
     def __init__(self) -> None:
         self.status = 0
         self.reached = False
-        self.holds = False
         self._boundaries = 0
-
-    @contextlib.contextmanager
-    def listening(self) -> Iterator[None]:
-        """Handles SIGTERM and SIGINT even while the main thread is in C++ code.
-
-        Python runs its signal handlers between two bytecodes of the main thread, so not
-        during compilation. The handler of faulthandler runs at once: its output wakes a
-        thread, and it can chain to the previous handler, which is jax's in C++.
-        """
         self.release()
-        several = distributed.several()
-        pipes = []
-        for number, chain in ((signal.SIGTERM, several), (signal.SIGINT, False)):
-            read, write = os.pipe()
-            faulthandler.register(number, file=write, all_threads=False, chain=chain)
-            threading.Thread(
-                target=self._listen, args=(number, read), name="signals", daemon=True
-            ).start()
-            pipes.append((number, write))
-        try:
-            yield
-        finally:
-            for number, write in pipes:
-                faulthandler.unregister(number)
-                os.close(write)  # ends the thread
 
-    def _listen(self, number: signal.Signals, read: int) -> None:
+    def listen(self, number: signal.Signals, read: int) -> None:
+        """Receives a signal each time that faulthandler writes to the pipe."""
         count = 0
         with open(read, "rb", buffering=0) as pipe:
             while written := pipe.read(65536):
@@ -116,4 +94,39 @@ class Stop:
         )
 
 
-stop = Stop()
+_CURRENT: ContextVar[Stop] = ContextVar("stop")
+
+
+def current() -> Stop:
+    """Returns the Stop of this program; outside of one, a Stop without signals."""
+    return _CURRENT.get(None) or Stop()
+
+
+@contextlib.contextmanager
+def listening() -> Iterator[Stop]:
+    """Handles SIGTERM and SIGINT even while the main thread is in C++ code.
+
+    Python runs its signal handlers between two bytecodes of the main thread, so not
+    during compilation. The handler of faulthandler runs at once: its output wakes a
+    thread, and it can chain to the previous handler, which is jax's in C++.
+    """
+    stop = Stop()
+    outer = _CURRENT.set(stop)
+    pipes = []
+    for number, chain in (
+        (signal.SIGTERM, distributed.several()),
+        (signal.SIGINT, False),
+    ):
+        read, write = os.pipe()
+        faulthandler.register(number, file=write, all_threads=False, chain=chain)
+        threading.Thread(
+            target=stop.listen, args=(number, read), name="signals", daemon=True
+        ).start()
+        pipes.append((number, write))
+    try:
+        yield stop
+    finally:
+        for number, write in pipes:
+            faulthandler.unregister(number)
+            os.close(write)  # ends the thread
+        _CURRENT.reset(outer)

@@ -62,5 +62,4 @@ class Program(NamedTuple):
 
     init: Callable[[], TrainState]  # makes a fresh state
     shardings: Any  # of the state
-    step: Any  # a jitted TrainStep
-    compile: Callable[..., object] = lambda *_: None  # before the first calls of step
+    step: jax.stages.Wrapped  # a jitted TrainStep

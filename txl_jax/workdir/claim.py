@@ -14,6 +14,7 @@ from txl_jax.config import Config
 from txl_jax.data import vocab as vocabulary
 from txl_jax.data.tokens import Tokens
 from txl_jax.errors import UserError
+from txl_jax.model.config import ModelConfig
 from txl_jax.report import provenance
 from txl_jax.report.checksum import DAMAGE
 from txl_jax.report.log import say, whole_lines
@@ -21,7 +22,6 @@ from txl_jax.report.timing import PURPOSES, goodput
 from txl_jax.runtime import distributed, storage
 from txl_jax.runtime.storage import regular, write_atomically
 from txl_jax.update.init import abstract_params
-from txl_jax.workdir.fit import fit_vocab
 from txl_jax.workdir.folder import CONFIG, METRICS, RUN, VOCAB
 from txl_jax.workdir.lock import Fence, Replaced
 
@@ -61,16 +61,16 @@ def check_same_run(workdir: Path, saved: Config, config: Config) -> None:
         )
 
 
-def claim(workdir: Path, config: Config, tokens: Tokens) -> dict[str, Any]:
-    """Makes `workdir` the folder of this run, or checks that it is, and logs a start.
+def claim(
+    workdir: Path, config: Config, tokens: Tokens, model: ModelConfig
+) -> dict[str, Any]:
+    """Makes `workdir` the folder of this run, and logs a start; see `check_trainable`.
 
-    Returns the entry of the run's first start. Reports libraries and devices that
-    changed since then: the results may differ in the last bits from those of an
-    uninterrupted run. Every process checks, process 0 writes. Raises UserError if the
-    workdir belongs to another config or to another version of the corpus.
+    model: with the vocabulary's size. Returns the entry of the run's first start.
+    Reports libraries and devices that changed since then: the results may differ in the
+    last bits from those of an uninterrupted run. Every process checks, process 0
+    writes. Raises UserError if the workdir belongs to another version of the corpus.
     """
-    check_trainable(workdir, config)
-    model = fit_vocab(config, tokens.vocab).model
     parameters = metrics.parameter_count(abstract_params(model))
     run = provenance.provenance(dataclasses.asdict(config), tokens.manifest, parameters)
     try:

@@ -80,6 +80,21 @@ def load(workdir: str | Path, config: Config | None = None) -> Loaded:
     if config.mesh == saved.mesh:
         config = _fit_machine(config)
     mesh = fit_mesh(config)
+    return load_fitted(workdir, config, vocab, mesh, released)
+
+
+def load_fitted(
+    workdir: Path,
+    config: Config,
+    vocab: Vocab,
+    mesh: Mesh,
+    released: Release | None = None,
+) -> Loaded:
+    """Returns the model of a workdir whose config and mesh are known to fit.
+
+    released: the model of the file `workdir`. Raises UserError and BadNumbers as `load`
+    does.
+    """
     like = like_params(config.model, mesh)
     if released:
         params, step = place(released, like, workdir), released.step
@@ -167,7 +182,7 @@ def initial_data(config: Config, workdir: Path) -> DataConfig:
     return dataclasses.replace(config.data, vocab_path=str(find(source) / VOCAB))
 
 
-def load_initial(config: Config, workdir: Path, vocab: Vocab) -> Any:
+def load_initial(config: Config, workdir: Path, vocab: Vocab, mesh: Mesh) -> Any:
     """Returns the parameters that a run starts from, or None for random ones.
 
     They are those of the best checkpoint of train.init_from, a workdir, averaged if
@@ -177,22 +192,23 @@ def load_initial(config: Config, workdir: Path, vocab: Vocab) -> Any:
     like `has_checkpoint`.
     """
     source = config.train.init_from
-    if has_checkpoint(workdir, config) or not source:
+    like = like_params(config.model, mesh)
+    if has_checkpoint(workdir, config, like) or not source:
         return None
     try:
-        return _load_fitting(find(source), config, vocab)
+        return _load_fitting(find(source), config, vocab, like)
     except UserError as error:
         raise UserError(f"train.init_from = {source!r}: {error}") from error
 
 
-def has_checkpoint(workdir: Path, config: Config) -> bool:
+def has_checkpoint(workdir: Path, config: Config, like: Any) -> bool:
     """Returns whether a run continues from a checkpoint; writes nothing.
 
-    Raises UserError if every checkpoint is damaged, or the newest has another model or
-    only parameters. Raises it, too, if there is none although the run must have saved
-    one: it trained for longer than the first takes, its local folder of checkpoints is
-    gone, or it has a result on gs://. A run that was killed before its first checkpoint
-    starts again.
+    like: the parameters' shapes and dtypes. Raises UserError if every checkpoint is
+    damaged, or the newest has another model or only parameters. Raises it, too, if
+    there is none although the run must have saved one: it trained for longer than the
+    first takes, its local folder of checkpoints is gone, or it has a result on gs://. A
+    run that was killed before its first checkpoint starts again.
     """
     folder = workdir / CHECKPOINTS
     if folder.exists() and not folder.is_dir():
@@ -202,8 +218,7 @@ def has_checkpoint(workdir: Path, config: Config) -> bool:
             newest = manager.manifests[max(manager.manifests)]
             if newest.position is None:
                 raise Imported(workdir)
-            like = {"params": like_params(config.model, fit_mesh(config))}
-            manifest.check_arrays(newest, like)
+            manifest.check_arrays(newest, {"params": like})
             return True
         for error in manager.unreadable.values():
             raise UserError(
@@ -226,7 +241,7 @@ def has_checkpoint(workdir: Path, config: Config) -> bool:
     return False
 
 
-def _load_fitting(source: Path, config: Config, vocab: Vocab) -> Any:
+def _load_fitting(source: Path, config: Config, vocab: Vocab, like: Any) -> Any:
     saved = configs.parse(configs.load_json(source / CONFIG))
     if vocabulary.load(source / VOCAB, RESTORE_VOCAB).to_json() != vocab.to_json():
         raise UserError(
@@ -245,7 +260,6 @@ def _load_fitting(source: Path, config: Config, vocab: Vocab) -> Any:
             f"its model differs ({'; '.join(wrong)}): set these fields as in its "
             f"{CONFIG}"
         )
-    like = like_params(config.model, fit_mesh(config))
     with open_checkpoints(source, read_only=True) as manager:
         params, step = save_restore.restore_params(manager, "best", like)
     but = f", but {'; '.join(changes.values())}" if changes else ""

@@ -15,8 +15,8 @@ from experiments.benchmarks.chip.plan import read, round_up
 from experiments.benchmarks.chip.timing import memory_bytes, memory_stats, seconds_of
 from experiments.benchmarks.quiet import clock
 from txl_jax.aot.lower import memory_used, memory_wanted
-from txl_jax.cli import compile, steps
-from txl_jax.cli.run import make_streams
+from txl_jax.cli import compile_ahead, steps
+from txl_jax.cli.plan import make_streams
 from txl_jax.cli.steps import replace
 from txl_jax.config import Config
 from txl_jax.data.streams import Position
@@ -46,9 +46,10 @@ class OutOfMemory(Exception):
 
 def build(config: Config, mesh: Mesh) -> tuple[Any, int]:
     """Returns the compiled training step and the bytes that it needs on a device."""
-    step, *arguments = steps.training_step(config, mesh)
+    parts = make_program(config.model, config.train, config.optim, mesh)
+    state, segments = steps.step_arguments(config, mesh, parts)
     try:
-        program = step.lower(*arguments).compile()
+        program = parts.step.lower(state, segments).compile()
     except JaxRuntimeError as error:
         if not (wanted := memory_wanted(str(error))):
             raise
@@ -112,7 +113,8 @@ def train(part: Row) -> Iterator[Row]:
 def most(part: Row) -> Iterator[Row]:
     """Measures the most streams that fit, by the memory of two steps and by trial.
 
-    Memory grows about linearly with the streams, up to `compile.MOST_STREAMS` a device.
+    Memory grows about linearly with the streams, up to `compile_ahead.MOST_STREAMS` a
+    device.
     """
     config, limit = read(part), memory_bytes()
     low = with_streams(config, config.train.batch_size / 4)
@@ -126,7 +128,7 @@ def most(part: Row) -> Iterator[Row]:
     few, more = low.train.batch_size, high.train.batch_size
     slope = max((sizes[1] - sizes[0]) / max(more - few, 1), 1)
     streams = few + (ROOM * limit - sizes[0]) / slope
-    streams = min(streams, compile.MOST_STREAMS * jax.device_count())
+    streams = min(streams, compile_ahead.MOST_STREAMS * jax.device_count())
     failed: list[int] = []
     for _ in range(GUESSES):
         guess = with_streams(config, streams - jax.device_count() + 1)

@@ -35,7 +35,7 @@ def check_processes(config: EvalConfig) -> None:
         )
 
 
-def make_reader(loaded: Loaded, tokens: Tokens, workdir: Path) -> ReadSplit:
+def make_dynamic_reader(loaded: Loaded, tokens: Tokens, workdir: Path) -> ReadSplit:
     """Returns the reader of dynamic evaluation; raises UserError for many processes."""
     config = loaded.config
     check_processes(config.eval)

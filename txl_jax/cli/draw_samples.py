@@ -22,11 +22,11 @@ from txl_jax.workdir.fit import warn_of_rotations
 from txl_jax.workdir.load import Loaded
 
 
-def run(loaded: Loaded) -> dict[str, Any]:
+def generate_samples(loaded: Loaded) -> dict[str, Any]:
     """Draws the samples of the `generate` section and prints them as they grow."""
     config = loaded.config.generate
     started = time.perf_counter()
-    samples = draw(loaded, show=print_first)
+    samples = draw_samples(loaded, show=print_first)
     settings = dataclasses.asdict(config)
     del settings["prompt" if config.context_tokens else "context_tokens"]  # unused
     return {
@@ -38,7 +38,7 @@ def run(loaded: Loaded) -> dict[str, Any]:
     }
 
 
-def draw(
+def draw_samples(
     loaded: Loaded,
     tokens: Tokens | None = None,
     show: Callable[[str], None] = lambda text: None,

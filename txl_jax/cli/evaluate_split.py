@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from txl_jax import metrics
-from txl_jax.cli import dynamic
+from txl_jax.cli import gradient_statistics
 from txl_jax.config import Config
 from txl_jax.data.preparation import prepare
 from txl_jax.data.tokens import Tokens
@@ -20,7 +20,7 @@ from txl_jax.evaluate.options import (
     in_order,
     parse_sweep,
 )
-from txl_jax.evaluate.perplexity import make_evaluate
+from txl_jax.evaluate.perplexity import Evaluate, make_evaluate
 from txl_jax.model.config import ModelConfig
 from txl_jax.paper import cold_start
 from txl_jax.report import plots, provenance
@@ -35,7 +35,7 @@ WIDTH = 12  # of the first column of a sweep's table
 SCORES = ("nll", "ppl", "bpc", "tokens", "cold_tokens", "seconds")
 
 
-def run(loaded: Loaded, workdir: Path) -> dict[str, Any]:
+def evaluate_model(loaded: Loaded, workdir: Path) -> dict[str, Any]:
     """Evaluates a trained model as its `eval` section describes."""
     config = loaded.config
     tokens = prepare(config.data, loaded.vocab)
@@ -45,7 +45,7 @@ def run(loaded: Loaded, workdir: Path) -> dict[str, Any]:
         return evaluate_sweep(loaded, tokens, workdir)
     say(accounting.describe(*sizes(config)))
     warn_of_rotations(config)
-    result = evaluate(loaded, tokens, workdir)
+    result = evaluate_split(loaded, tokens, workdir)
     return result | {"provenance": provenance.describe_result()}
 
 
@@ -65,7 +65,7 @@ def evaluate_sweep(loaded: Loaded, tokens: Tokens, workdir: Path) -> dict[str, A
     rows: list[dict[str, Any]] = []
     say(aligned(field, ("perplexity", "bits/token", "tokens/s"), WIDTH))
     for value, each in configs.items():
-        scores = evaluate(loaded._replace(config=each), tokens, workdir)
+        scores = evaluate_split(loaded._replace(config=each), tokens, workdir)
         if field in RATES and value != trained and not math.isfinite(scores["ppl"]):
             say(f"{value:<{WIDTH}}diverges, and is left out of the result")
             continue
@@ -116,15 +116,22 @@ def evaluate_cold_start(
     return result | write_files(workdir / "cold_start", result | curve, plot)
 
 
-def evaluate(loaded: Loaded, tokens: Tokens, workdir: Path) -> dict[str, Any]:
-    """Returns the nll of one split, with the settings that it depends on."""
+def evaluate_split(
+    loaded: Loaded, tokens: Tokens, workdir: Path, plain: Evaluate | None = None
+) -> dict[str, Any]:
+    """Returns the nll of one split, with the settings that it depends on.
+
+    plain: of `make_evaluate` for the same config, if it is compiled already.
+    """
     config, split = loaded.config.eval, loaded.config.eval.split
-    read: Any = None
+    model, mesh, score = loaded.config.model, loaded.mesh, plain
     if config.dynamic:
-        read = dynamic.make_reader(loaded, tokens, workdir)
+        read = gradient_statistics.make_dynamic_reader(loaded, tokens, workdir)
+        score = make_evaluate(model, config, mesh, read)
     elif config.cache_len:
-        read = cache.make_reader(loaded.config.model, config, loaded.mesh).read
-    score = make_evaluate(loaded.config.model, config, loaded.mesh, read)
+        read = cache.make_reader(model, config, mesh).read
+        score = make_evaluate(model, config, mesh, read)
+    score = score or make_evaluate(model, config, mesh)
     off = {"dynamic": not config.dynamic, "cache": not config.cache_len}
     with interruptible(split) as progress:
         scores = score(loaded.params, tokens.split(split), progress)

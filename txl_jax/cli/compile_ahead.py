@@ -17,7 +17,7 @@ from txl_jax.workdir.fit import find_vocab, fit_mesh
 MOST_STREAMS = 512  # per chip, where the search ends: a tiny model would never fill it
 
 
-def run(config: Config) -> dict[str, Any]:
+def compile_ahead(config: Config) -> dict[str, Any]:
     """Compiles the steps for compile.topology, and returns their costs."""
     options = config.compile
     tpus = chips.find(options.topology, options.slices)

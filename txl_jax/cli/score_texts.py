@@ -19,7 +19,7 @@ from txl_jax.workdir.fit import warn_of_rotations
 from txl_jax.workdir.load import Loaded
 
 
-def run(loaded: Loaded) -> dict[str, Any]:
+def score_texts(loaded: Loaded) -> dict[str, Any]:
     """Scores the texts of the `score` section."""
     config, vocab = loaded.config, loaded.vocab
     score = make_score(config.model, config.eval, loaded.params, config.score.hidden)

@@ -1,0 +1,150 @@
+"""The plan of a training run: checks its config and makes what it needs, once."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from jax.sharding import Mesh
+
+from txl_jax import metrics
+from txl_jax.cli import draw_samples, evaluate_split, gradient_statistics
+from txl_jax.cli.steps import step_arguments
+from txl_jax.config import Config
+from txl_jax.data.copying import FIRST_ANSWER
+from txl_jax.data.preparation import prepare
+from txl_jax.data.sentences import ShuffledSentences
+from txl_jax.data.streams import Order, Streams, check_length, in_file_order
+from txl_jax.data.tokens import Tokens
+from txl_jax.evaluate import accounting
+from txl_jax.evaluate.perplexity import Evaluate, Progress, make_evaluate
+from txl_jax.generate import texts
+from txl_jax.generate.options import generation_model
+from txl_jax.report import wandb
+from txl_jax.runtime import distributed
+from txl_jax.sharding.rules import check_streams, host_rows
+from txl_jax.train import Training
+from txl_jax.update.init import abstract_params
+from txl_jax.update.step import make_program
+from txl_jax.workdir import claim
+from txl_jax.workdir.fit import fit_mesh, fit_vocab
+from txl_jax.workdir.load import initial_data, load_initial
+
+
+class Plan(NamedTuple):
+    """A run that may start: its config, its corpus, and what its updates need."""
+
+    config: Config  # as given; that of `training` has the vocabulary's size and ids
+    tokens: Tokens
+    training: Training
+    evaluate: Evaluate  # of any split
+
+
+def plan_run(config: Config, workdir: Path) -> Plan:
+    """Returns the plan of a run, and writes nothing to its workdir.
+
+    Raises UserError if the run is invalid.
+    """
+    wandb.check_installed(config.run.wandb)
+    claim.check_trainable(workdir, config)
+    tokens = prepare(initial_data(config, workdir))
+    distributed.require_equal({"the corpus": tokens.manifest["splits"]})
+    plan = plan_updates(config, tokens)
+    fitted, mesh = plan.training.config, plan.training.mesh
+    params = load_initial(fitted, workdir, tokens.vocab, mesh)
+    return plan._replace(training=plan.training._replace(params=params))
+
+
+def plan_updates(config: Config, tokens: Tokens) -> Plan:
+    """Returns the plan of a run on a corpus, from random parameters.
+
+    Raises UserError if ids, splits, mesh, kernel or prompt do not fit the config.
+    """
+    fitted = fit_vocab(config, tokens.vocab)
+    mesh = fit_mesh(fitted)
+    gradient_statistics.check_processes(config.eval)
+    check_memory(fitted, mesh)
+    splits = tokens.split("train"), tokens.split("valid")
+    training, evaluate = make_training(fitted, mesh, *splits)
+    for split in {"valid", config.eval.split}:
+        text = config.eval.cut(tokens.split(split))
+        check_length(text, config.eval.streams)
+    if config.model.kernel not in ("auto", "xla"):  # it may not support this step
+        parts = config.train.batch_size // config.train.batch_chunk
+        check_streams(mesh, parts, "train.batch_size / batch_chunk")
+        state, segments = step_arguments(fitted, mesh, training.program)
+        training.program.step.trace(state, segments)
+    if config.generate.prompt != "@-":  # stdin can be read once
+        draw_samples.find_prompts(fitted, tokens.vocab, tokens)
+    return Plan(config, tokens, training, evaluate)
+
+
+def make_training(
+    config: Config, mesh: Mesh, train_tokens: np.ndarray, valid_tokens: np.ndarray
+) -> tuple[Training, Evaluate]:
+    """Returns all that updates on the tokens need, and how to evaluate a split.
+
+    config: with the vocabulary's size and ids.
+    """
+    rows = host_rows(mesh, config.train.batch_size, "train.batch_size")
+    evaluate = make_evaluate(config.model, config.eval, mesh)
+
+    def mean_nll(params: Any, progress: Progress) -> float:
+        nll: float = evaluate(params, valid_tokens, progress)["nll"]
+        return nll
+
+    training = Training(
+        config=config,
+        mesh=mesh,
+        program=make_program(config.model, config.train, config.optim, mesh),
+        read_batch=make_streams(config, train_tokens, rows).batch,
+        mean_nll=mean_nll,
+    )
+    return training, evaluate
+
+
+def make_streams(
+    config: Config, tokens: np.ndarray, rows: slice | np.ndarray
+) -> Streams:
+    """Returns the streams `rows` of the training text; copying scores only answers."""
+    train = config.train
+    order: Order = in_file_order
+    if train.sentence_end >= 0:
+        order = ShuffledSentences(tokens, train.sentence_end, train.seed)
+    copying = config.data.corpus.startswith("copying:")
+    return Streams(
+        tokens,
+        train.batch_size,
+        train.tgt_len,
+        train.segments_per_call,
+        rows=rows,
+        ext_len=train.ext_len,
+        reset_memory_at=int(train.reset_memory_at),
+        roll=train.order == "roll",
+        varlen=train.varlen,
+        half_loss=train.half_loss,
+        score_ids_from=FIRST_ANSWER if copying else 0,
+        seed=train.seed,
+        order=order,
+    )
+
+
+def check_memory(config: Config, mesh: Mesh) -> None:
+    """Raises UserError if the parameters or a memory or segment are too large."""
+    model, train = config.model, config.train
+    parameters = metrics.parameter_count(abstract_params(model))
+    numbers = 2 if config.optim.optimizer == "sgd" else 4
+    accounting.check_parameters(parameters, mesh.shape["data"], numbers)
+    accounting.check_cache(model, config.eval)
+    accounting.check_fits(
+        model,
+        train.batch_size,
+        train.ext_len + train.tgt_len,
+        accounting.TRAIN_FIELDS,
+        segments=train.segments_per_call,
+        chunks=train.batch_chunk,
+    )
+    sizes = evaluate_split.sizes(config)
+    accounting.check_fits(*sizes, accounting.EVAL_FIELDS)
+    generator = generation_model(model, config.generate)
+    samples = min(config.generate.samples, texts.STREAMS)
+    accounting.check_fits(generator, samples, 1, accounting.GENERATE_FIELDS)

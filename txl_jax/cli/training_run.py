@@ -1,0 +1,147 @@
+"""The mode `train`: trains a run, then evaluates its best checkpoint."""
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from txl_jax.cli import draw_samples, evaluate_split
+from txl_jax.cli.plan import Plan, make_training, plan_run
+from txl_jax.config import Config
+from txl_jax.data.tokens import Tokens
+from txl_jax.evaluate import accounting
+from txl_jax.paper import baselines
+from txl_jax.report import plots, tensorboard, wandb
+from txl_jax.report.log import last_step, read_metrics, say, to_json
+from txl_jax.runtime import distributed, storage
+from txl_jax.runtime.storage import write_atomically
+from txl_jax.train import SendLine, train
+from txl_jax.workdir import claim
+from txl_jax.workdir.fit import fit_mesh, warn_of_rotations
+from txl_jax.workdir.folder import METRICS, RESULT
+from txl_jax.workdir.load import load_fitted
+from txl_jax.workdir.lock import Fence, locked
+from txl_jax.workdir.staging import writing
+
+
+class Trained(NamedTuple):
+    """A run that has reached its last update, and still owns its workdir."""
+
+    plan: Plan
+    result: dict[str, Any]  # of `train`
+    log: SendLine  # to Weights & Biases; takes further numbers
+    fence: Fence
+
+    @property
+    def tokens(self) -> Tokens:
+        """The corpus."""
+        return self.plan.tokens
+
+
+def train_and_evaluate(config: Config, workdir: Path) -> dict[str, Any]:
+    """Trains up to train.num_steps, and returns the scores of the best checkpoint."""
+    with trained(config, workdir) as run:
+        return evaluate_best(workdir, run)
+
+
+@contextlib.contextmanager
+def trained(config: Config, workdir: Path) -> Iterator[Trained]:
+    """Trains, and owns the workdir until the `with` block ends.
+
+    An invalid run raises UserError before anything is written to the workdir.
+    """
+    plan = plan_run(config, workdir)
+    training, train_config = plan.training, config.train
+    model = training.config.model
+    with contextlib.ExitStack() as stack:
+        fence = stack.enter_context(locked(workdir))
+        start = distributed.first_then_others(
+            lambda: claim.claim(workdir, config, plan.tokens, model)
+        )
+        described = dataclasses.asdict(config)
+        log = stack.enter_context(
+            wandb.logging(config.run.wandb, workdir, start, described)
+        )
+        started = time.perf_counter()
+        say(accounting.describe(model, train_config.batch_size, train_config.tgt_len))
+        warn_of_rotations(training.config)
+        if (rise := config.optim.warmup_steps) > (end := train_config.num_steps):
+            say(f"the run ends at update {end} of optim.warmup_steps = {rise}")
+        finished = last_step(workdir / METRICS) >= train_config.num_steps
+        try:
+            result = train(training, workdir, fence, log)
+        finally:
+            goodput = {} if finished else claim.record_goodput(workdir, fence)
+        result |= goodput
+        result["train_seconds"] = time.perf_counter() - started
+        result["train_memory"] = accounting.account(
+            model, train_config.batch_size, train_config.tgt_len
+        )
+        yield Trained(plan, result, log, fence)
+
+
+def train_on(
+    config: Config,
+    workdir: Path,
+    train_tokens: np.ndarray,
+    valid_tokens: np.ndarray,
+    params: Any = None,
+    send_line: SendLine = lambda step, numbers: None,
+) -> dict[str, Any]:
+    """Trains on given tokens, from `params` or from random parameters if None.
+
+    For programs that have tokens of their own: no corpus is prepared, and the workdir
+    gets neither config.json nor a lock. config.model.vocab_size is set. See
+    `train.train` for the result and errors.
+    """
+    mesh = fit_mesh(config)
+    training, _ = make_training(config, mesh, train_tokens, valid_tokens)
+    return train(training._replace(params=params), workdir, send_line=send_line)
+
+
+def evaluate_best(workdir: Path, run: Trained) -> dict[str, Any]:
+    """Returns the scores of the best checkpoint and the results of the training.
+
+    Writes them to result.json, with a plot and a sample. Raises UserError if another
+    run has taken the workdir over.
+    """
+    tokens, training = run.tokens, run.plan.training
+    config = training.config
+    loaded = load_fitted(workdir, config, tokens.vocab, training.mesh)
+    scored = evaluate_split.evaluate_split(
+        loaded, tokens, workdir, plain=run.plan.evaluate
+    )
+    result = scored | {
+        "workdir": str(workdir),
+        **run.result,
+    }
+    scores = {f"{config.eval.split}/{x}": result[x] for x in ("nll", "ppl", "bpc")}
+    run.log(loaded.step, scores)
+    sample = draw_samples.draw_samples(loaded, tokens)[0].text
+    with distributed.together(), contextlib.suppress(*storage.errors()):
+        run.fence()  # again in `writing`, which keeps the result if gs:// fails
+    if not distributed.is_first():
+        return result
+    baselines_bpc = {}
+    if config.eval.baselines and tokens.vocab.kind == "byte":
+        text = tokens.split(config.eval.split)
+        baselines_bpc = baselines.measure(tokens.split("train"), text)
+        result["baselines_bpc"] = baselines_bpc
+    say(f"a sample:\n{sample}\n")
+    ranking = {"this model": result["bpc"], **baselines_bpc}
+    for name, bits in sorted(ranking.items(), key=lambda row: row[1]):
+        say(f"{name:>12}: {bits:.3f} bits per token on {config.eval.split}")
+    result["picture"] = str(workdir / "loss.png")
+    result["sample"] = str(workdir / "sample.txt")
+    with writing(workdir, result, run.fence) as folder:
+        lines = read_metrics(workdir / METRICS)
+        plots.plot_loss(lines, folder / "loss.png", baselines_bpc)
+        (folder / "sample.txt").write_text(sample, "utf-8")
+        tensorboard.write_result(workdir, folder, loaded.step, scores, sample)
+        body = to_json(result, indent=2) + "\n"
+        write_atomically(folder / RESULT, lambda path: path.write_text(body, "utf-8"))
+    return result
