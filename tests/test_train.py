@@ -158,6 +158,7 @@ class Events:
     """Stands in for a run in progress, and notes what the loop does with it."""
 
     def __init__(self, config: Config, last: int) -> None:
+        self.start = 0, 0, 0
         self.training = SimpleNamespace(config=config)
         self.checkpoints = SimpleNamespace(finish=lambda step: None, failed=[])
         self.last, self.done = last, list[str]()
@@ -194,8 +195,7 @@ def events_of(config: TrainConfig, save_every: int, last: int = 0) -> list[str]:
             yield segments, place
 
     run: Any = Events(whole, last)
-    start: Any = 0, 0, 0
-    loop.update_to_the_end(run, start, batches())
+    loop.update_to_the_end(run, batches())
     done: list[str] = run.done
     return done
 

@@ -1,6 +1,5 @@
 """The training loop: update, log, validate, save."""
 
-import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from functools import partial
@@ -26,7 +25,6 @@ from txl_jax.report.progress import Progress, compile_step, waiting
 from txl_jax.report.tensorboard import Events, scalars
 from txl_jax.report.trace import Trace
 from txl_jax.runtime import distributed, preemption
-from txl_jax.runtime.preemption import Stop
 from txl_jax.runtime.watchdog import Watchdog
 from txl_jax.sharding.rules import place_segments
 from txl_jax.update.bad_numbers import Diagnosis
@@ -78,44 +76,23 @@ def train(
     signal, and BadNumbers if train.max_bad_steps updates in a row are skipped. A
     resumed run repeats an interrupted validation.
     """
-    config, stop = training.config, preemption.current()
     with ExitStack() as stack:
-        stack.callback(stop.release)
-        watchdog = stack.enter_context(Watchdog(config.run.hang_seconds))
-        opened = open_checkpoints(workdir, config.checkpoint)
-        checkpoints = stack.enter_context(closing(opened))
-        start = restore_or_begin(training, workdir, checkpoints)
-        staging = stack.enter_context(Staging(workdir, METRICS, fence=fence))
-        events = stack.enter_context(Events(staging.folder, start.step))
-        lines = open_log(config, staging.folder, start.step, events, send_line)
-        log = stack.enter_context(lines)
-        bar = Progress("train", config.train.num_steps, start.step)
-        run = Run(
-            training=training,
-            stop=stop,
-            watchdog=watchdog,
-            checkpoints=checkpoints,
-            staging=staging,
-            log=log,
-            bar=stack.enter_context(bar),
-            trace=stack.enter_context(Trace(config.run, staging.folder / "profile")),
-            diagnosis=Diagnosis(config.model, config.train),
-        )
-        read = partial(read_call, config, training.read_batch)
-        ahead = prefetch(read, (start.step, start.position))
-        ahead = stack.enter_context(closing(ahead))
+        run = Run(training, workdir, fence, send_line, stack)
+        step, _, position = run.start
+        read = partial(read_call, training.config, training.read_batch)
+        ahead = stack.enter_context(closing(prefetch(read, (step, position))))
         batches = (
             (place_segments(training.mesh, segments), place)
-            for segments, place in log.timing.inputs(ahead)
+            for segments, place in run.log.timing.inputs(ahead)
         )
         stack.enter_context(jax.transfer_guard("disallow"))
         # Innermost: after the loss of a process, leaving the contexts above would hang.
         stack.push(distributed.exit_on_error)
-        return update_to_the_end(run, start, batches)
+        return update_to_the_end(run, batches)
 
 
 def update_to_the_end(
-    run: "Run", start: Snapshot, batches: Iterator[tuple[Segment, Place]]
+    run: "Run", batches: Iterator[tuple[Segment, Place]]
 ) -> dict[str, Any]:
     """Makes all updates, and saves at every interval and validation; see `train`.
 
@@ -123,7 +100,7 @@ def update_to_the_end(
     never wait for the host. Before a save, all metrics have been fetched.
     """
     config = run.training.config
-    step, state, position = start
+    step, state, position = run.start
     if step and config.train.validates(step) and not run.checkpoints.validated(step):
         run.finish_step(step, state, position)
     before: Call | None = None
@@ -143,21 +120,34 @@ def update_to_the_end(
     return {"updates": step, "failed_saves": run.checkpoints.failed}
 
 
-@dataclasses.dataclass
 class Run:
     """A training in progress: what it needs, and what observes and saves it."""
 
-    training: Training
-    stop: Stop
-    watchdog: Watchdog
-    checkpoints: Checkpoints
-    staging: Staging
-    log: MetricsLog
-    bar: Progress
-    trace: Trace
-    diagnosis: Diagnosis
-    # The training step by the number of segments in a call.
-    programs: dict[int, jax.stages.Compiled] = dataclasses.field(default_factory=dict)
+    def __init__(
+        self,
+        training: Training,
+        workdir: Path,
+        fence: Fence,
+        send_line: SendLine,
+        stack: ExitStack,
+    ) -> None:
+        """Opens the run's files, which `stack` closes, and restores its state."""
+        config, enter = training.config, stack.enter_context
+        self.training, self.stop = training, preemption.current()
+        stack.callback(self.stop.release)
+        self.watchdog = enter(Watchdog(config.run.hang_seconds))
+        opened = open_checkpoints(workdir, config.checkpoint)
+        self.checkpoints = enter(closing(opened))
+        self.start = restore_or_begin(training, workdir, self.checkpoints)
+        self.staging = enter(Staging(workdir, METRICS, fence=fence))
+        folder, step = self.staging.folder, self.start.step
+        events = enter(Events(folder, step))
+        self.log = enter(open_log(config, folder, step, events, send_line))
+        self.bar = enter(Progress("train", config.train.num_steps, step))
+        self.trace = enter(Trace(config.run, folder / "profile"))
+        self.diagnosis = Diagnosis(config.model, config.train)
+        # The compiled step by the number of segments in a call.
+        self.programs: dict[int, jax.stages.Compiled] = {}
 
     def dispatch(
         self, step: int, state: TrainState, segments: Segment

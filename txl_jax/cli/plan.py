@@ -16,7 +16,7 @@ from txl_jax.data.sentences import ShuffledSentences
 from txl_jax.data.streams import Order, Streams, check_length, in_file_order
 from txl_jax.data.tokens import Tokens
 from txl_jax.evaluate import accounting
-from txl_jax.evaluate.perplexity import Evaluate, Progress, make_evaluate
+from txl_jax.evaluate.perplexity import Evaluate, ShowProgress, make_evaluate
 from txl_jax.generate import texts
 from txl_jax.generate.options import generation_model
 from txl_jax.report import wandb
@@ -88,7 +88,7 @@ def make_training(
     rows = host_rows(mesh, config.train.batch_size, "train.batch_size")
     evaluate = make_evaluate(config.model, config.eval, mesh)
 
-    def mean_nll(params: Any, progress: Progress) -> float:
+    def mean_nll(params: Any, progress: ShowProgress) -> float:
         nll: float = evaluate(params, valid_tokens, progress)["nll"]
         return nll
 
