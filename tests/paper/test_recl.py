@@ -179,7 +179,9 @@ def test_other_vocabularies_and_short_texts_are_refused(
     with refused("test' has .* tokens, too few for the longest of .* = .1, 99999, 99"):
         recl.run(dataclasses.replace(options, contexts=(1, 99999, 99)), tmp_path, {})
     change(options, split="valid")
-    with refused("different splits, test of '.*' and valid of '.*': only models"):
+    with refused(
+        "different texts, test of '.*' in .* and valid of '.*' in .*: only models"
+    ):
         recl.run(options, tmp_path, {})
     change(options, split="test")
     vocabulary.save(CharVocab("ab"), Path(options.workdirs[1]) / "vocab.json")

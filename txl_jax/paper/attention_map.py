@@ -131,10 +131,7 @@ class Maps(NamedTuple):
 def map_model(config: ModelConfig, span: int, clamp_len: int) -> ModelConfig:
     """Returns the model with a memory that shows every token exactly `span` tokens."""
     if span < 2:
-        raise UserError(
-            f"eval.mem_len = {span}: attention maps need at least 2, the tokens that "
-            "each target sees"
-        )
+        raise UserError(f"eval.mem_len = {span}: attention maps need at least 2 tokens")
     if config.position in ABSOLUTE_POSITIONS:
         raise UserError(
             f'model.position = "{config.position}" has no distances: attention maps '
@@ -166,10 +163,9 @@ def make_maps(
     config: AttentionConfig,
     eval_config: EvalConfig,
 ) -> Maps:
-    """Returns the maps of a model's heads on a split.
+    """Returns the maps of a model's heads on a split; raises UserError.
 
-    The memory is full before the first target. Raises UserError if the split is too
-    short or the position scheme has no distances.
+    The memory is full before the first target.
     """
     span, L = eval_config.mem_len, eval_config.tgt_len
     model_config = map_model(model_config, span, eval_config.clamp_len)

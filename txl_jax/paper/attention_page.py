@@ -15,6 +15,7 @@ from pathlib import Path
 
 import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -23,7 +24,7 @@ from txl_jax.data.preparation import prepare
 from txl_jax.data.vocab import CONTEXT, spell
 from txl_jax.paper.attention_map import WHOLE, Maps, make_maps, summarize
 from txl_jax.report.log import Json
-from txl_jax.report.plots import empty
+from txl_jax.report.plots import empty, finish
 from txl_jax.workdir.fit import warn_of_rotations
 from txl_jax.workdir.load import Loaded
 from txl_jax.workdir.staging import writing
@@ -85,45 +86,45 @@ def _plot_rows(maps: Maps, names: Iterable[str]) -> Figure:
     return figure
 
 
+def _colors(N: int) -> np.ndarray:
+    return matplotlib.colormaps["viridis"](np.linspace(0, 0.8, N))
+
+
+def _plot_layers(axes: Axes, y_NX: np.ndarray, label: str) -> None:
+    """Draws a line for each layer; the first and the last have a label."""
+    for n, (y_X, color) in enumerate(zip(y_NX, _colors(len(y_NX)), strict=True)):
+        axes.plot(y_X, color=color)
+        if n in (0, len(y_NX) - 1):
+            axes.lines[-1].set_label(f"{label} {n + 1}")
+
+
 def _plot_memory(maps: Maps) -> Figure:
     N, H, L = maps.memory_NHL.shape
-    colors = matplotlib.colormaps["viridis"](np.linspace(0, 0.8, N))
     figure = empty(8, 3.2)
     left, right = figure.subplots(1, 2, sharey=True)
     head_NH = maps.memory_NHL.mean(axis=2)
-    left.bar(np.arange(1, N + 1), head_NH.mean(axis=1), color=colors)
-    left.plot(np.repeat(np.arange(1, N + 1), H), head_NH.ravel(), "k.", markersize=4)
+    layers = np.arange(1, N + 1)
+    left.bar(layers, head_NH.mean(axis=1), color=_colors(N))
+    left.plot(layers, head_NH, "k.", markersize=4)
     left.set(xlabel="layer (points: its heads)", ylabel="attention on the memory")
     left.set_xticks(np.unique(np.linspace(1, N, min(N, 8)).round()))
     left.set_ylim(0, 1)
     R = maps.shown_NHIR.shape[-1]
     right.plot(1 - np.arange(1, L + 1) / R, ":", color="gray", label="uniform")
-    for n in range(N):
-        label = f"layer {n + 1}" if n in (0, N - 1) else None
-        right.plot(maps.memory_NHL[n].mean(axis=0), color=colors[n], label=label)
+    _plot_layers(right, maps.memory_NHL.mean(axis=1), "layer")
     right.set(xlabel="position of the target in its segment")
-    right.legend(fontsize=8)
-    for axes in (left, right):
-        axes.grid(alpha=0.3)
-    return figure
+    return finish(figure)
 
 
 def _plot_distances(maps: Maps) -> Figure:
     figure = empty(8, 3.2)
     axes = figure.add_subplot()
-    N = len(maps.similarity_NR)
-    colors = matplotlib.colormaps["viridis"](np.linspace(0, 0.8, N))
-    for n, row_R in enumerate(maps.similarity_NR):
-        label = f"W R, layer {n + 1}" if n in (0, N - 1) else None
-        axes.plot(row_R, color=colors[n], label=label, linewidth=1)
+    _plot_layers(axes, maps.similarity_NR, "W R, layer")
     if len(maps.similarity_R):
         axes.plot(maps.similarity_R, color="black", label="R, the sinusoids")
-    if axes.lines:
-        axes.legend(fontsize=8)
     axes.set(xlabel="tokens between two distances", ylabel="mean cosine of their rows")
     axes.set_xscale("symlog", linthresh=1)
-    axes.grid(alpha=0.3)
-    return figure
+    return finish(figure)
 
 
 # Of each picture, what draws it and its caption.

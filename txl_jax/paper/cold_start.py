@@ -7,7 +7,9 @@ the curve stops falling, more context does not help.
 Dims: B streams, P pieces, S segments of a piece, L segment, T tokens of a piece.
 """
 
+import itertools
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -50,8 +52,7 @@ def measure(
     """Returns (nll_T in nats, the number of pieces): means over all pieces.
 
     nll_T[t] is the mean over predictions from exactly t + 1 tokens, or as many as the
-    memory holds. config.streams pieces are read in parallel, in segments of
-    config.tgt_len. An incomplete last piece is dropped.
+    memory holds. An incomplete last piece is dropped.
     """
     rows = host_rows(mesh, config.streams, "eval.streams")
     B, L, T = config.streams, config.tgt_len, config.cold_start
@@ -79,16 +80,13 @@ def measure(
     return sum_T / P, P
 
 
-def bins(nll_T: np.ndarray) -> list[Json]:
+def bins(nll_T: np.ndarray) -> Iterator[Json]:
     """Averages the curve over bins of 1, 2, 3 to 4, 5 to 8, ... tokens read."""
-    rows, low = [], 0
-    while low < len(nll_T):
-        high = min(max(2 * low, 1), len(nll_T))
+    ends = [0, *(2**n for n in range(64) if 2**n < len(nll_T)), len(nll_T)]
+    for low, high in itertools.pairwise(ends):
         nll = float(nll_T[low:high].mean())
-        row = {"from_tokens_read": low + 1, "to_tokens_read": high, "nll": nll}
-        rows.append({**row, "bpc": metrics.bits(nll)})
-        low = high
-    return rows
+        span = {"from_tokens_read": low + 1, "to_tokens_read": high}
+        yield {**span, "nll": nll, "bpc": metrics.bits(nll)}
 
 
 def summarize(nll_T: np.ndarray, pieces: int, config: EvalConfig) -> Json:
@@ -104,7 +102,7 @@ def summarize(nll_T: np.ndarray, pieces: int, config: EvalConfig) -> Json:
         "settled_nll": settled,
         "settled_bpc": metrics.bits(settled),
         "cost_nats": float((nll_T - settled).sum()),
-        "rows": bins(nll_T),
+        "rows": [*bins(nll_T)],
         "split": config.split,
         "tgt_len": config.tgt_len,
         "mem_len": config.mem_len,
@@ -118,13 +116,12 @@ def plot_cold_start(nll_T: np.ndarray, result: Json, path: Path) -> None:
     read, bits = np.arange(1, len(nll_T) + 1), nll_T / math.log(2)
     label = f"mean of {result['pieces']} cold starts"
     axes.plot(read, bits, "C0.", markersize=3, alpha=0.25, label=label)
-    rows = result["rows"]
-    ends = np.array([[row["from_tokens_read"], row["to_tokens_read"]] for row in rows])
-    binned = [row["bpc"] for row in rows]
-    axes.plot(np.sqrt(ends.prod(1)), binned, "C0o-", markersize=4, label="mean of bins")
+    at = [(x["from_tokens_read"] * x["to_tokens_read"]) ** 0.5 for x in result["rows"]]
+    binned = [x["bpc"] for x in result["rows"]]
+    axes.plot(at, binned, "C0o-", markersize=4, label="mean of bins")
     settled = result["settled_bpc"]
     label = f"mean of the last quarter: {settled:.3f}"
-    axes.axhline(settled, color="gray", linestyle=":", linewidth=1, label=label)
+    axes.axhline(settled, color="gray", linestyle=":", label=label)
     for name, color in (("tgt_len", "tab:orange"), ("mem_len", "tab:green")):
         if 0 < result[name] <= len(nll_T):
             label = f"eval.{name} = {result[name]}"

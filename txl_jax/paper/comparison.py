@@ -4,6 +4,8 @@ import statistics
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from txl_jax import metrics
 from txl_jax.paper.options import ROWS, TABLES
 from txl_jax.report.plots import empty, save
@@ -34,10 +36,9 @@ def measure(values: list[float]) -> Measured:
 class RowResult(NamedTuple):
     """Perplexities of one row over its seeds, at training's and the best length.
 
-    The best attention length is the shortest one whose mean perplexity is the best, see
-    REACHES; best_by_seed has each seed's perplexity there. `gain` is the decrease in
-    perplexity within a run from training's length to the best one, or 0 if the best
-    one is not longer.
+    The best attention length is the shortest whose mean perplexity is the best, see
+    REACHES. `gain` is the decrease in perplexity within a run from training's length to
+    the best one, or 0 if the best one is not longer.
     """
 
     ppl_init: Measured
@@ -46,12 +47,7 @@ class RowResult(NamedTuple):
     best_attention_tokens: int
     ppl_by_attention_tokens: dict[int, Measured]
     gain: Measured
-    best_by_seed: list[float]
-
-    @property
-    def seeds(self) -> int:
-        """The number of runs."""
-        return len(self.best_by_seed)
+    best_by_seed: list[float]  # at the best attention length
 
 
 def summarize(nlls: list[dict[int, float]], init_len: int) -> RowResult:
@@ -108,9 +104,9 @@ class Comparison(NamedTuple):
 def compare(table: int, results: dict[str, RowResult]) -> list[Comparison]:
     """Compares each row with its parent, and longer attention with training's.
 
-    A row's cost is its best perplexity minus that of its nearest ancestor in the
-    results, for each seed: runs of one seed and equal segments read the same text in
-    the same order. Longer attention is compared within each run.
+    A row is compared with its nearest ancestor in the results, seed by seed: runs of
+    one seed and equal segments read the same text in the same order. Longer attention
+    is compared within each run.
     """
     rows, parents, lengths = TABLES[table], [], []
     for name, one in results.items():
@@ -125,8 +121,9 @@ def compare(table: int, results: dict[str, RowResult]) -> list[Comparison]:
             what = f"attention to more than training's {init} tokens (best: {best})"
             lost = 0.0 - one.gain.mean  # never -0.0
             paper = round(rows[name].best - rows[name].init, 2)
+            seeds = len(one.best_by_seed)
             lengths.append(
-                Comparison(f"`{name}`: {what}", lost, one.gain.spread, paper, one.seeds)
+                Comparison(f"`{name}`: {what}", lost, one.gain.spread, paper, seeds)
             )
     return parents + lengths
 
@@ -146,19 +143,14 @@ def _range(one: Measured) -> str:
     return f"{one.mean:.3f} ({one.least:.3f}–{one.most:.3f})"
 
 
-def _paper(number: float, form: str = ".2f") -> str:
-    return f"{number:{form}}" if number else "–"
-
-
 def markdown(table: int, results: dict[str, RowResult]) -> str:
     """Returns the table with the paper's numbers, and the comparisons."""
-    lines = [
-        "| row | recurrence | encoding | loss | ppl init | ppl best | attention | "
-        "paper: init | best | attention |",
-        "|---" * 10 + "|",
-    ]
+    head = "row|recurrence|encoding|loss|ppl init|ppl best|attention"
+    lines = [f"| {head.replace('|', ' | ')} | paper: init | best | attention |"]
+    lines.append("|---" * 10 + "|")
     for name, one in results.items():
         row = TABLES[table][name]
+        paper = [f"{ppl:.2f}" if ppl else "–" for ppl in (row.init, row.best)]
         cells = [
             f"`{name}`",
             "yes" if row.recurrence else "no",
@@ -167,9 +159,8 @@ def markdown(table: int, results: dict[str, RowResult]) -> str:
             _range(one.ppl_init),
             _range(one.ppl_best),
             str(one.best_attention_tokens),
-            _paper(row.init),
-            _paper(row.best),
-            _paper(row.attention_len, "d"),
+            *paper,
+            str(row.attention_len or "–"),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     lines += ["", "| change | cost (ppl) | spread | paper | verdict |"]
@@ -184,21 +175,18 @@ def markdown(table: int, results: dict[str, RowResult]) -> str:
 
 def plot(title: str, table: int, results: dict[str, RowResult], path: Path) -> None:
     """Draws each row's perplexities over its seeds, and the paper's best."""
-    names = list(results)
-    figure = empty(9, 1.5 + 0.45 * len(names))
+    figure = empty(9, 1.5 + 0.45 * len(results))
     ours, paper = figure.subplots(1, 2, sharey=True, width_ratios=(2, 1))
-    for y, name in enumerate(names):
-        kinds = (
-            (results[name].ppl_init, y - 0.12, "tab:gray"),
-            (results[name].ppl_best, y + 0.12, "tab:blue"),
-        )
-        for ppl, at, color in kinds:
-            ours.plot([ppl.least, ppl.most], [at, at], "|-", color=color)
-            ours.plot([ppl.mean], [at], "o", color=color)
-        paper.plot([TABLES[table][name].best], [y], "D", color="black")
-    ours.plot([], [], "o", color="tab:gray", label="attention length of training")
-    ours.plot([], [], "o", color="tab:blue", label="best attention length")
-    ours.set_yticks(range(len(names)), names, fontsize=8)
+    y = np.arange(len(results))
+    for kind, shift, color, label in (
+        ("ppl_init", -0.12, "tab:gray", "attention length of training"),
+        ("ppl_best", 0.12, "tab:blue", "best attention length"),
+    ):
+        mean, *ends = np.array([getattr(row, kind) for row in results.values()]).T
+        ours.plot(ends, [y + shift, y + shift], "|-", color=color)
+        ours.plot(mean, y + shift, "o", color=color, label=label)
+    paper.plot([TABLES[table][name].best for name in results], y, "kD")
+    ours.set_yticks(y, list(results), fontsize=8)
     ours.invert_yaxis()
     ours.set(xlabel="perplexity here: mean and range over the seeds", title=title)
     paper.set(xlabel="perplexity in the paper (best)")

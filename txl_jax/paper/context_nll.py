@@ -84,8 +84,7 @@ def make_context_nll(
     ) -> np.ndarray:
         L, T = config.tgt_len if config.mem_len else context, len(positions_T)
         parts = []
-        for begin in range(0, T, B):
-            # The last batch repeats its last position.
+        for begin in range(0, T, B):  # the last batch repeats the last position
             index_B = np.minimum(np.arange(begin, begin + B), T - 1)
             place_BT = positions_T[index_B][:, None] - np.arange(context, -1, -1)
             segments = cut(tokens[place_BT].astype(np.int32), L)

@@ -91,8 +91,7 @@ def short_names(workdirs: list[str]) -> list[str]:
 def plot_recl(result: Json, path: Path) -> None:
     """Draws the paper's Figures 3 and 4: gains from a longer context, and perplexities.
 
-    `result` is the JSON of `--mode=recl`. The gains are over the hardest positions (the
-    smallest ratio), the perplexity is over all positions.
+    The gains are over the hardest positions (the smallest ratio).
     """
     ratio = min(result["group_ppl"], key=float)
     contexts = result["contexts_tokens"]
@@ -115,9 +114,7 @@ def plot_recl(result: Json, path: Path) -> None:
     absolute.set(ylabel="perplexity", title=f"absolute gain, r = {ratio}")
     plain.set(ylabel="perplexity", title="perplexity, all positions")
     lines = relative.lines[: len(names)]  # the last is the threshold
-    figure.legend(
-        handles=lines, loc="outside lower center", ncols=len(names), fontsize=8
-    )
+    figure.legend(handles=lines, loc="outside lower center", ncols=3, fontsize=8)
     for axes in (relative, absolute, plain):
         axes.set_xlabel("context in tokens")
         axes.title.set_fontsize(9)

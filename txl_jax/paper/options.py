@@ -87,10 +87,6 @@ class TableConfig:
                     f"{nearest(name, known)}; it has {', '.join(known)}"
                 )
 
-    def chosen(self) -> list[str]:
-        """Returns the names of the rows to run, in the table's order."""
-        return [x for x in TABLES[self.table] if not self.rows or x in self.rows]
-
 
 @dataclass(frozen=True)
 class AttentionConfig:

@@ -4,10 +4,8 @@ The losses of every model and context are kept on disk, so that an interrupted
 comparison resumes and later comparisons of the same models reuse them.
 """
 
-import dataclasses
 import functools
 import hashlib
-import json
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -32,6 +30,8 @@ from txl_jax.workdir import load
 from txl_jax.workdir.fit import warn_of_rotations
 from txl_jax.workdir.folder import CONFIG, VOCAB, find
 from txl_jax.workdir.staging import write_files
+
+LENGTHS = ("tgt_len", "mem_len", "clamp_len", "same_length")  # of EvalConfig
 
 
 class Member(NamedTuple):
@@ -58,11 +58,10 @@ def run(config: ReclConfig, folder: Path, overrides: dict[str, str]) -> Json:
             f"eval.split = {split!r} has {tokens} tokens, too few for the longest of "
             f"recl.contexts = {config.contexts}: lower it"
         )
-    scored = [
-        score(config, member, positions_T, folder / "losses") for member in members
-    ]
+    losses = folder / "losses"
+    scored = [score(config, member, positions_T, losses) for member in members]
     nll_ICT = np.stack([nll_CT for nll_CT, _ in scored])
-    result = {
+    result: Json = {
         "split": split,
         "sha256": members[0].sha256,
         "positions": len(positions_T),
@@ -71,9 +70,8 @@ def run(config: ReclConfig, folder: Path, overrides: dict[str, str]) -> Json:
         "seconds": time.perf_counter() - started,
     }
     files = write_files(folder / "recl", result, plot_recl)
-    width = max(len(row["workdir"]) for row in result["members"])
-    ratios = result["members"][0]["recl_tokens"]
-    say(aligned("RECL", [f"r = {ratio}" for ratio in ratios], width))
+    width = max(map(len, config.workdirs))
+    say(aligned("RECL", [f"r = {ratio}" for ratio in result["group_ppl"]], width))
     for row in result["members"]:
         # A plus marks a length at which longer contexts still helped.
         lengths = row["recl_tokens"].items()
@@ -94,30 +92,23 @@ def open_members(config: ReclConfig, overrides: dict[str, str]) -> list[Member]:
             override(fields, field, value)
         parsed = parse(fields)
         tokens = prepare(parsed.data, vocab.load(folder / VOCAB))
-        split = parsed.eval.split
+        split, corpus = parsed.eval.split, tokens.manifest["corpus"]
         sha256 = tokens.manifest["splits"][split]["sha256"]
-        source = f"{split} of {tokens.manifest['corpus']!r}"
+        source = f"{split} of {corpus!r} in {len(tokens.vocab):,} types"
         members.append(Member(folder, parsed, tokens.split(split), sha256, source))
-        first = members[0]
-        own, other = (vocab.load(each / VOCAB) for each in (first.folder, folder))
-        if own.to_json() != other.to_json():
-            reason = f"vocabularies of {len(own)} and {len(other)} types"
-        elif first.sha256 != sha256:
-            reason = f"splits, {first.source} and {source}"
-        else:
-            continue
-        raise UserError(
-            f"{first.folder} and {folder} have different {reason}: only models that "
-            "score the same tokens can be compared, so remove one"
-        )
+        if sha256 != (first := members[0]).sha256:
+            raise UserError(
+                f"{first.folder} and {folder} read different texts, {first.source} and "
+                f"{source}: only models that score the same tokens can be compared, so "
+                "remove one"
+            )
     return members
 
 
 def full_context(config: Config) -> int:
     """Returns the longest context that a model can read, 0 = any length.
 
-    Absolute positions are trained only up to the length of a training window, which is
-    128 for the paper's Transformer.
+    Absolute positions are trained only up to the length of a training window.
     """
     if config.model.position not in ABSOLUTE_POSITIONS:
         return 0
@@ -131,24 +122,12 @@ def score(
     """Returns nll_CT of one model and its row of the result; reuses saved losses."""
     loaded = load.load(member.folder, member.config)
     warn_of_rotations(member.config, most=config.lengths[-1])
-    names = ("tgt_len", "mem_len", "clamp_len", "same_length")
-    lengths = {name: getattr(member.config.eval, name) for name in names}
+    lengths = {name: getattr(member.config.eval, name) for name in LENGTHS}
     full = full_context(member.config)
-    identity = {
-        "checkpoint_step": loaded.step,
-        "parameters_digest": sorted(checksums(loaded.params).items()),
-        "model": dataclasses.asdict(loaded.model.config),
-        "eval": lengths,
-        "sha256": member.sha256,
-        "positions_sha256": hashlib.sha256(positions_T.tobytes()).hexdigest(),
-    }
-    text = json.dumps(identity, sort_keys=True)
-    folder = losses / hashlib.sha256(text.encode()).hexdigest()[:16]
+    model = checksums(loaded.params), loaded.config.model, lengths
+    state = repr((model, member.sha256, positions_T.tolist()))
+    folder = losses / hashlib.sha256(state.encode()).hexdigest()[:16]
     folder.mkdir(parents=True, exist_ok=True)
-    identified = folder / "identity.json"
-    storage.write_atomically(
-        identified, lambda path: path.write_text(text + "\n", "utf-8")
-    )
     nll = make_context_nll(
         loaded.model.config, member.config.eval, loaded.params, loaded.mesh
     )
@@ -156,8 +135,7 @@ def score(
     for context in config.lengths:
         length = min(context, full or context)
         path = folder / f"{length}.npz"
-        nll_T = read(path)
-        if nll_T is None:
+        if (nll_T := read(path)) is None:
             label = f"{member.folder} context {length}"
             with Progress(label, len(positions_T)) as bar:
                 nll_T = nll(member.text, positions_T, length, bar)

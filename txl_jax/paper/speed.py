@@ -28,8 +28,7 @@ def run(config: Config, workdir: Path) -> Json:
     """Times every attention length on the first device.
 
     The parameters come from the workdir's run, or are random if there is none. The
-    files are written after each length, because the next length takes longer than all
-    before it.
+    files are written after each length: the next one takes longer than all before.
     """
     started = time.perf_counter()
     lengths = windows.attention_lens(config.eval.sweep)
@@ -65,7 +64,6 @@ def run(config: Config, workdir: Path) -> Json:
             f"attention length {W:,}: {row['cached_seconds_per_token'] * 1e3:.3f} ms "
             f"per token; windows are {row['ratio']:,.0f} times slower, at best "
             f"{row['fair_ratio']:,.0f} (by FLOPs {row['predicted_fair_ratio']:,.0f})"
-            + (f"; in the paper {row['paper_ratio']:,}" if "paper_ratio" in row else "")
         )
         rows.append(row)
         result["seconds"] = time.perf_counter() - started

@@ -19,7 +19,7 @@ from txl_jax.errors import UserError
 from txl_jax.evaluate.perplexity import make_evaluate
 from txl_jax.paper import comparison
 from txl_jax.paper.comparison import RowResult
-from txl_jax.paper.options import TableConfig
+from txl_jax.paper.options import TABLES, TableConfig
 from txl_jax.paper.table_rows import MULTIPLES, attend, init_len, lengths, row_config
 from txl_jax.report.checksum import DAMAGE
 from txl_jax.report.log import Json, say, to_json
@@ -63,7 +63,8 @@ def run(
     """
     plan = {
         name: [row_config(name, table, overrides, seed) for seed in range(table.seeds)]
-        for name in table.chosen()
+        for name in TABLES[table.table]
+        if name in (table.rows or TABLES[table.table])
     }
     results: dict[str, RowResult] = {}
     folders: list[Path] = []
@@ -100,18 +101,12 @@ def of_lengths(row: Config, result: Json) -> dict[int, float]:
 
 
 def finished(row: Config, workdir: Path) -> dict[int, float] | None:
-    """Returns `of_lengths` of a workdir, or None if it lacks it or has another run.
-
-    A run that was scored with other lengths is scored again.
-    """
+    """Returns `of_lengths` of a workdir; None if it was scored otherwise, or never."""
     try:
         result = json.loads(regular(workdir / RESULT).read_text("utf-8"))
-        if not (nll_nats := result["nll_nats"]):
-            raise ValueError("it has no lengths")
-        scored = {*map(str, lengths(row))} <= nll_nats.keys()
-        if result["asked"] != identity(row) or not scored:
-            return None
-        return of_lengths(row, result)
+        scored = {*map(str, lengths(row))} <= result["nll_nats"].keys()
+        same = result["asked"] == identity(row)
+        return of_lengths(row, result) if same and scored else None
     except FileNotFoundError:
         return None
     except (OSError, *DAMAGE) as error:

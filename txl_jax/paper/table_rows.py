@@ -81,12 +81,15 @@ def lengths(row: Config) -> list[int]:
     Learned absolute positions are limited to model.n_position.
     """
     tried = {int(multiple * init_len(row)) for multiple in MULTIPLES}
-    step = max(row.train.tgt_len // 2, 1)
-    if not row.model.mem_len:  # a window holds the scored part of a segment
-        tried = {length for length in tried if length >= step}
-    if row.model.position == "learned":
-        tried = {length for length in tried if length <= row.model.n_position}
-    return sorted(tried)
+    # A window holds the scored part of a segment.
+    least = 0 if row.model.mem_len else scored_part(row)
+    most = row.model.n_position if row.model.position == "learned" else max(tried)
+    return sorted(length for length in tried if least <= length <= most)
+
+
+def scored_part(row: Config) -> int:
+    """Returns the tokens that a window scores, half of a segment."""
+    return max(row.train.tgt_len // 2, 1)
 
 
 def attend(row: Config, length: int) -> EvalConfig:
@@ -95,12 +98,9 @@ def attend(row: Config, length: int) -> EvalConfig:
     With a memory, every token sees `length` tokens. Without one, a window of `length`
     tokens is read for each half of a segment, as in the published evaluation.
     """
-    L = row.train.tgt_len
-    if row.model.mem_len:
-        return dataclasses.replace(
-            row.eval, tgt_len=L, mem_len=length, ext_len=0, same_length=True
-        )
-    step = max(L // 2, 1)
+    L, M, before = row.train.tgt_len, length, 0
+    if not row.model.mem_len:
+        L, M, before = scored_part(row), 0, length - scored_part(row)
     return dataclasses.replace(
-        row.eval, tgt_len=step, mem_len=0, ext_len=length - step, same_length=False
+        row.eval, tgt_len=L, mem_len=M, ext_len=before, same_length=M > 0
     )

@@ -64,9 +64,8 @@ def attention_lens(sweep: str) -> tuple[int, ...]:
 def count_flops(config: ModelConfig, B: int, L: int, W: int) -> dict[str, float]:
     """Returns the FLOPs of each way's matrix products for one predicted token.
 
-    `cached` and `fair` need only the scores up to the diagonal. Distances that
-    clamp_len maps to the same encoding count once. Work done once per text is not
-    counted; work done once per batch is divided by the batch size.
+    Distances that clamp_len maps to the same encoding count once. Work done once per
+    text is not counted; work done once per batch is divided by the batch size.
     """
     N, D, F = config.n_layer, config.d_model, config.hidden_size
     HA = config.n_head * config.d_head
@@ -100,10 +99,7 @@ def count_flops(config: ModelConfig, B: int, L: int, W: int) -> dict[str, float]
 
 
 def window_model(config: ModelConfig, clamp_len: int) -> ModelConfig:
-    """Returns the model without memory, for windows.
-
-    kernel = "auto" becomes a kernel that skips tiles of future keys.
-    """
+    """Returns the model without memory; "auto" skips tiles of future keys."""
     on_tpu = jax.default_backend() == "tpu" and config.position == "transformer_xl"
     kernel = "tpu" if on_tpu else "chunked"
     return dataclasses.replace(
@@ -119,11 +115,7 @@ def window_model(config: ModelConfig, clamp_len: int) -> ModelConfig:
 def whole_nll(
     config: ModelConfig, params: Params, tokens_BW: Array, targets_BW: Array
 ) -> Array:
-    """Returns the nll of every position of windows, nll_BW in nats.
-
-    This is the model's ordinary forward pass, with all layers and the softmax at all
-    positions. `params` are stacked.
-    """
+    """Returns the nll of every position of windows, nll_BW; `params` are stacked."""
     memory = Memory.empty(config, tokens_BW.shape[0])
     nll_BW, _ = TransformerXL(config).apply(
         {"params": params}, tokens_BW, targets_BW, memory, method="nll"
@@ -138,12 +130,10 @@ def last_nll(
     tokens_BW: Array,
     target_B: Array,
 ) -> Array:
-    """Returns the nll of the token after each window, nll_B in nats.
+    """Returns the nll of the token after each window, nll_B; `params` are unstacked.
 
-    With relative positions it equals the last column of `whole_nll`. The last token
-    reads the others from the memory, so the compiler removes the others' queries in the
-    last layer. Scores of future keys are skipped if config.kernel skips them. `params`
-    are unstacked, and `memory` is that of `window_memory`.
+    The last token reads the others from a memory, at first that of `window_memory`, so
+    the compiler removes the others' queries in the last layer.
     """
     model, before = Decoder(config), tokens_BW.shape[1] - 1
     read: Any = model.apply({"params": params}, tokens_BW[:, :-1], memory)
@@ -168,8 +158,7 @@ def make_programs(
 ) -> dict[str, Program]:
     """Compiles the three ways over a random text, with W = config.mem_len.
 
-    They compute the next segment of every stream, with a full memory; the nll of all
-    tokens of one window of every stream; and that of the windows' last tokens.
+    They compute the next segment, or one window, of every stream.
     """
     B, L, W = config.streams, config.tgt_len, config.mem_len
     filling = -(-W // L)  # segments that fill the memory
@@ -215,8 +204,7 @@ def measure(programs: dict[str, Program], B: int, L: int) -> dict[str, float]:
 def describe(config: ModelConfig, B: int, L: int, seconds: dict[str, float]) -> Json:
     """Returns a row of the table: measured and predicted ratios for both windows.
 
-    W is the model's mem_len. A predicted ratio is a ratio of FLOPs, which the measured
-    ratio equals if both ways have the same throughput in FLOPs per second.
+    W is the model's mem_len. A predicted ratio is a ratio of FLOPs.
     """
     W = config.mem_len
     flops = count_flops(config, B, L, W)

@@ -22,13 +22,18 @@ def empty(width: float, height: float) -> "Figure":
     return matplotlib.figure.Figure(figsize=(width, height), layout="constrained")
 
 
-def save(figure: "Figure", path: Path, legend: Place | None = "best") -> None:
-    """Adds grids, and legends at their place if it is given, and writes the figure."""
+def finish(figure: "Figure", legend: Place | None = "best") -> "Figure":
+    """Adds grids, and legends of what is labelled if their place is given."""
     for axes in figure.axes:
         axes.grid(alpha=0.3)
         if legend and axes.get_legend_handles_labels()[1]:
             axes.legend(loc=legend, fontsize=9)
-    figure.savefig(path, dpi=100)
+    return figure
+
+
+def save(figure: "Figure", path: Path, legend: Place | None = "best") -> None:
+    """Finishes the figure and writes it."""
+    finish(figure, legend).savefig(path, dpi=100)
 
 
 def plot_loss(
