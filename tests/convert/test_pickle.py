@@ -185,6 +185,8 @@ VIEWS: list[tuple[dict[str, Any], str]] = [
     ({"offset": -1}, OUTSIDE),
     ({"shape": (2, 3, 1)}, "or is damaged"),
     ({"shape": (2.0, 3)}, "or is damaged"),
+    ({"offset": None}, "or is damaged"),
+    ({"shape": (HUGE,) * 32, "strides": (HUGE,) * 32}, OUTSIDE),
 ]
 
 

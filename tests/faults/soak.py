@@ -1,9 +1,9 @@
-"""A long run neither recompiles, nor grows, nor leaks, nor slows down.
+"""A long run neither recompiles, nor grows, nor leaks.
 
     python -m tests.faults.soak --steps=20000
 
 Trains a tiny model, with ROUNDS validations and checkpoints, and prints one JSON line
-of what it took, tenth by tenth; the status is 1 where a claim does not hold.
+with its figures, tenth by tenth; the status is 1 if a claim does not hold.
 """
 
 import argparse
@@ -31,7 +31,6 @@ ROUNDS = 40
 COMPILE = "/jax/core/compile/backend_compile_duration"  # jax's event of a compilation
 SAVE_HANDLES = 6  # open while checkpoints are written: two event loops, three each
 RSS_MB_PER_1000_STEPS = 1.0
-SLOWDOWN = 0.15  # what the last tenth may differ from the first in its median speed
 
 MODEL = ModelConfig(
     vocab_size=256, n_layer=2, d_model=32, n_head=2, d_head=16, d_inner=64, mem_len=16
@@ -77,11 +76,7 @@ def soak(steps: int, workdir: Path) -> dict[str, list[float]]:
 
 
 def summarize(samples: dict[str, list[float]]) -> dict[str, Any]:
-    """Returns the figures of each tenth of the run, and the claims that do not hold.
-
-    "long_failures" are those of memory, which take a long run to judge; "slower" is
-    that of the speed, which takes a quiet machine too.
-    """
+    """Returns the figures of each tenth of the run, and the claims that do not hold."""
     figures: dict[str, Callable[..., Any]] = {
         "compilations": np.max,
         "handles": np.min,
@@ -95,20 +90,15 @@ def summarize(samples: dict[str, list[float]]) -> dict[str, Any]:
     late = np.arange(len(samples["rss_mb"]) // 10, len(samples["rss_mb"]))
     slope = float(np.polyfit(late, np.take(samples["rss_mb"], late), 1)[0]) * 1000
     compilations, handles = result["compilations"], result["handles"]
-    failures, long_failures, slower = [], [], []
+    failures = []
     if len(set(compilations)) > 1:
         failures.append(f"compiled after the first tenth: {compilations}")
     # A leak of one a round would make it ROUNDS / 2 from half to half.
     if min(handles[5:]) > min(handles[:5]) + SAVE_HANDLES:
         failures.append(f"open files grow: {handles}")
     if not slope < RSS_MB_PER_1000_STEPS:
-        long_failures.append(f"memory grows by {slope:.2f} MB per 1,000 updates")
-    first, *_, last = result["tokens_per_second"]
-    if not abs(last / first - 1) < SLOWDOWN:
-        slower.append(f"the speed went from {first:.0f} to {last:.0f} tokens/s")
-    result["rss_mb_per_1000_steps"] = slope
-    found = {"failures": failures, "long_failures": long_failures, "slower": slower}
-    return result | found
+        failures.append(f"memory grows by {slope:.2f} MB per 1,000 updates")
+    return result | {"rss_mb_per_1000_steps": slope, "failures": failures}
 
 
 def main() -> int:
@@ -122,7 +112,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         result = summarize(soak(steps, Path(folder)))
     print(json.dumps({"steps": steps, **result}))
-    return 1 if result["failures"] + result["long_failures"] + result["slower"] else 0
+    return int(bool(result["failures"]))
 
 
 if __name__ == "__main__":

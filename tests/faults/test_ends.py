@@ -1,22 +1,19 @@
 """How commands end: after signals, on unwritable output, with non-finite values."""
 
 import errno
+import io
 import os
-import pty
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import pytest
 
 from tests.support import processes
 from tests.support.processes import LIMIT_SECONDS, Processes
-from tests.support.refusal import refused
 from tests.support.trained import Home, home, own_home
 from txl_jax.checkpoint import save_restore
 from txl_jax.checkpoint.manager import open_checkpoints
@@ -24,7 +21,6 @@ from txl_jax.cli.draw_samples import print_first
 from txl_jax.cli.flags import MODES
 from txl_jax.cli.modes import check_finite, machine_errors
 from txl_jax.errors import BadNumbers, UserError, out_of_memory
-from txl_jax.main import import_jax
 from txl_jax.report.log import say
 from txl_jax.workdir.load import load
 
@@ -143,6 +139,7 @@ def refusal_of(*flags: str, start: str = "", **environment: str) -> str:
     [
         ({"JAX_ENABLE_X64": "maybe"}, "'JAX_ENABLE_X64': correct this variable"),
         ({"JAX_TRANSFER_GUARD": "disallow"}, "=disallow is not supported: unset it"),
+        ({"JAX_ENABLE_X64": "true"}, "JAX_ENABLE_X64=True is not supported: unset it"),
         (  # jax is then imported in part
             {"JAX_NUM_CPU_DEVICES": "x", "JAX_NUM_PROCESSES": "2"},
             "jax_num_cpu_devices: correct this variable",
@@ -175,26 +172,6 @@ def test_an_unusable_workdir_is_reported_in_one_line(
     assert part in refusal_of("--mode=prepare", flag, start=start)
 
 
-@pytest.mark.parametrize(
-    "name, value",
-    [
-        ("jax_enable_x64", True),
-        ("jax_numpy_dtype_promotion", "strict"),
-        ("jax_numpy_rank_promotion", "raise"),
-    ],
-)
-def test_settings_of_jax_that_forbid_operations_are_refused(
-    name: str, value: object
-) -> None:
-    before = jax.config.values[name]
-    try:
-        jax.config.update(name, value)
-        with refused(f"{name.upper()}={value} is not supported: unset it"):
-            import_jax()
-    finally:
-        jax.config.update(name, before)
-
-
 def test_pictures_need_no_display() -> None:
     code = MAIN.replace("sys.exit(main())", "main(); import matplotlib")
     line = [sys.executable, "-c", code, "--version"]
@@ -206,32 +183,16 @@ def test_compilation_for_absent_devices_does_not_look_for_devices() -> None:
     assert "compile.topology" in refusal_of(*flags, JAX_PLATFORMS="toaster")
 
 
-@pytest.mark.parametrize(
-    "name, spoil, reason",
-    [
-        ("loss.png", Path.mkdir, "Is a directory"),
-        *(
-            pytest.param(*case, marks=pytest.mark.long)
-            for case in (
-                ("loss.png", lambda path: path.symlink_to("/no/where"), "No such file"),
-                ("result.json", Path.mkdir, "Is a directory"),
-                ("sample.txt", Path.mkdir, "Is a directory"),
-            )
-        ),
-    ],
-)
-def test_results_are_printed_if_files_cannot_be_written(
-    own_home: Home, name: str, spoil: Callable[[Path], None], reason: str
-) -> None:
-    (path := own_home.run / name).unlink()
-    spoil(path)
+def test_results_are_printed_if_files_cannot_be_written(own_home: Home) -> None:
+    (path := own_home.run / "loss.png").unlink()
+    path.mkdir()
     before = (own_home.run / "metrics.jsonl").read_text()
     done = own_home.read("train")
     assert done.status == 2
     assert "this model:" in done.err  # the scores
     error = done.err.splitlines()[-1]
-    assert f"{path} ({reason}" in error
-    path.unlink() if path.is_symlink() else path.rmdir()
+    assert f"{path} (Is a directory" in error
+    path.rmdir()
     assert own_home.read("train").result["updates"] == 60
     assert (own_home.run / "metrics.jsonl").read_text() == before
 
@@ -240,16 +201,13 @@ def test_a_terminal_gets_no_control_characters(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompt = "\x1b]0;owned\x07 \x9b2J \u202e 1 is "
-    write: Callable[[str], object]
     for name, write in (("sys.stdout", print_first), ("sys.stderr", say)):
-        master, slave = pty.openpty()
-        with open(slave, "w") as terminal, open(master, "rb", buffering=0) as screen:
-            monkeypatch.setattr(name, terminal)
+        with io.StringIO() as terminal, monkeypatch.context() as patch:
+            patch.setattr(terminal, "isatty", lambda: True)
+            patch.setattr(name, terminal)
             write(prompt)
-            terminal.flush()
-            shown = screen.read(4096).decode()
-        assert shown.strip() == r"\x1b]0;owned\x07 \x9b2J \u202e 1 is"
-    monkeypatch.undo()
+            shown = terminal.getvalue().strip()
+        assert shown == r"\x1b]0;owned\x07 \x9b2J \u202e 1 is"
     done = home.read("generate", f"--prompt={prompt}", "--num_tokens=2")
     assert done.out.startswith(prompt)
 

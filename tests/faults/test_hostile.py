@@ -28,8 +28,7 @@ import safetensors.numpy
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.convert import bundles
-from tests.convert.test_pickle import RECORDED, files_of, tensor_of
+from tests.convert.test_pickle import RECORDED
 from tests.convert.test_pytorch import saved_case
 from tests.support.refusal import contents, refusal
 from txl_jax import config as configs
@@ -100,27 +99,6 @@ def edited(*files: Path) -> Strategy:
 
     data = st.sampled_from([path.read_bytes() for path in files])
     return st.builds(edit, data, EDITS, st.just(1.0) | st.floats(0, 1))
-
-
-def index() -> Strategy:
-    """Makes the index of a TensorFlow checkpoint: wrong entries, right checksums."""
-
-    def entry(
-        kind: int, shape: list[int], offset: int, size: int, more: bytes
-    ) -> bytes:
-        sizes = b"".join(bundles.field(2, bundles.field(1, n)) for n in shape)
-        fields = (1, kind), (2, sizes), (4, offset), (5, size)
-        return b"".join(bundles.field(*each) for each in fields) + more
-
-    with np.load(TENSORFLOW.with_suffix(".npz")) as saved:
-        names = st.sampled_from([str(name).encode() for name in saved["names"]])
-    number = st.integers(0, 2**63) | st.integers(0, 40)
-    kind, sizes = st.sampled_from([1, 1, 3, 9, 14, 77]), st.lists(number, max_size=3)
-    entries = st.builds(entry, kind, sizes, number, number, st.binary(max_size=5))
-    head = b"", bundles.field(1, 1) + bundles.field(3, bundles.field(1, 1))
-    return st.dictionaries(names, entries, max_size=9).map(
-        lambda records: bundles.table([head, *sorted(records.items())])
-    )
 
 
 # Readers of files
@@ -245,9 +223,6 @@ def read_text(path: Path) -> object:
 READERS: dict[str, Reader] = {
     "words": Reader("vocab.json", read_vocab, WORDS, True),
     "characters": Reader("vocab.json", read_vocab, CHARS, True),
-    "bytes": Reader(
-        "vocab.json", read_vocab, CHARS | {"of_bytes": True, "symbols": "ab\xff"}, True
-    ),
     "subwords": Reader("vocab.json", read_vocab, SUBWORDS, True),
     "data.vocab_path": Reader("w.json", read_words),
     "list of words": Reader("w.txt", read_words, more=edited(Path(__file__))),
@@ -296,7 +271,7 @@ READERS: dict[str, Reader] = {
     "TensorFlow": Reader(
         "ckpt-0.index",
         read_tensorflow,
-        more=edited(TENSORFLOW / "ckpt-0.index") | index(),
+        more=edited(TENSORFLOW / "ckpt-0.index"),
     ),
 }
 
@@ -329,16 +304,6 @@ CONTENTS: dict[str, bytes] = {
 # Readers of values
 
 
-def read_tensor(view: str, path: Path) -> object:
-    """Reads the tensor of a file of torch.save with another view of its storage."""
-    fields = {name: eval(x) for name, x in (y.split("=") for y in view.split(" "))}
-    path.write_bytes(files_of(tensor_of(6, **fields))[0])
-    return keys.arrays(pickle.read(path), path)
-
-
-HUGE = tuple([2**62] * 3001)
-
-
 def check_sizes(fields: str, _: Path) -> None:
     """Checks the memory that a run would need, by arithmetic."""
     config = configs.default()
@@ -354,7 +319,6 @@ def find_texts(text: str, path: Path) -> object:
 
 
 VALUES: dict[str, Callable[[str, Path], object]] = {
-    "tensor": read_tensor,
     "sizes": check_sizes,
     "copying": lambda text, _: copying.Task.parse(f"copying:{text}"),
     "topology": lambda text, _: chips.find(text),
