@@ -45,10 +45,7 @@ def test_other_files_are_refused(saved: Any, name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "changes, reason",
-    [
-        ({"cutoffs": [9]}, "cutoffs = (9,)"),
-        ({"mem_len": None}, "incomplete"),
-    ],
+    [({"cutoffs": [9]}, "cutoffs = (9,)"), ({"mem_len": None}, "incomplete")],
 )
 def test_a_config_that_does_not_fit_is_refused(
     changes: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch

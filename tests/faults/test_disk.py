@@ -218,9 +218,7 @@ def test_a_file_is_synced_before_it_replaces_another(
     assert [path] == [*tmp_path.iterdir()] and path.read_text() == "old"
 
 
-def test_links_are_not_followed_and_errors_name_the_target(
-    tmp_path: Path,
-) -> None:
+def test_links_are_not_followed_and_errors_name_the_target(tmp_path: Path) -> None:
     (mine := tmp_path / "mine.txt").write_text("mine")
     (tmp_path / "run.tmp").symlink_to(mine)
     (path := tmp_path / "run.json").mkdir()

@@ -269,9 +269,7 @@ READERS: dict[str, Reader] = {
         | st.binary(min_size=1).map(lambda data: b"\x80\x02" + data + b"."),
     ),
     "TensorFlow": Reader(
-        "ckpt-0.index",
-        read_tensorflow,
-        more=edited(TENSORFLOW / "ckpt-0.index"),
+        "ckpt-0.index", read_tensorflow, more=edited(TENSORFLOW / "ckpt-0.index")
     ),
 }
 

@@ -21,11 +21,6 @@ JOB = JOBSET["replicatedJobs"][0]["template"]["spec"]
 POD = JOB["template"]["spec"]
 
 
-def test_is_a_jobset() -> None:
-    jsonschema.Draft202012Validator.check_schema(SCHEMA)
-    jsonschema.validate(MANIFEST, SCHEMA)
-
-
 def outcome(code: int, disrupted: bool) -> str:
     """Returns the action for the JobSet when one of its pods ends with a status.
 
@@ -82,6 +77,7 @@ def test_the_pods_fill_the_slice_and_are_not_restarted_in_place() -> None:
 @pytest.mark.parametrize("slices", [1, 2])
 def test_several_slices_need_only_another_number_of_replicas(slices: int) -> None:
     """A node pool each; the streams divide, and the processes connect."""
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
     manifest = copy.deepcopy(MANIFEST)
     (slice_,) = manifest["spec"]["replicatedJobs"]
     assert slice_["replicas"] == 1

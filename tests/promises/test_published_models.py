@@ -75,8 +75,7 @@ def test_the_model_agrees_with_the_published_code(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param("train_plain", marks=pytest.mark.long), "train_clusters"],
+    "name", [pytest.param("train_plain", marks=pytest.mark.long), "train_clusters"]
 )
 def test_training_matches_the_losses_of_the_published_code(name: str) -> None:
     """From the same weights, with the same data and Adam, update after update."""

@@ -80,11 +80,7 @@ def run(words: list[str], folder: Path) -> str:
         "TFDS_DATA_DIR": str(folder / "data"),
     }
     done = subprocess.run(
-        words,
-        cwd=folder,
-        env=os.environ | more,
-        capture_output=True,
-        text=True,
+        words, cwd=folder, env=os.environ | more, capture_output=True, text=True
     )
     assert done.returncode == 0, f"{shlex.join(words)}\n{done.stderr[-2000:]}"
     return (done.stdout.splitlines() or [""])[-1]

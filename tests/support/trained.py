@@ -97,10 +97,7 @@ def trained_folder(factory: pytest.TempPathFactory, worker_id: str) -> Path:
 
 @pytest.fixture
 def own_home(
-    home: Home,
-    tmp_path: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-    worker_id: str,
+    home: Home, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, worker_id: str
 ) -> Home:
     """Copies the trained run for a test that changes it, or needs it unchanged."""
     original = trained_folder(tmp_path_factory, worker_id)

@@ -96,9 +96,7 @@ def from_keys(
 
 
 def from_fields(
-    state: Mapping[str, np.ndarray],
-    fields: Fields,
-    family: Callable[..., ModelConfig],
+    state: Mapping[str, np.ndarray], fields: Fields, family: Callable[..., ModelConfig]
 ) -> tuple[ModelConfig, Params]:
     """Returns the model of a state dict and the fields of another code's config.
 
