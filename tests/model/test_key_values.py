@@ -10,11 +10,11 @@ import pytest
 from tests.support import tiny
 from txl_jax.kernels.decode import slots
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.decoder import Decoder
 from txl_jax.model.memory import Memory
 from txl_jax.model.memory.key_values import KeyValueMemory
 from txl_jax.model.memory.layout import unstack
 from txl_jax.model.memory.ring import RingMemory
+from txl_jax.model.txl import TransformerXL
 
 B, L, M = 3, 4, 5
 UNTIED: dict[str, Any] = {"untie_r": True, "same_length_self": True}
@@ -41,7 +41,7 @@ def read(config: ModelConfig) -> Any:
     """Returns a jitted function: (parameters, tokens, memory) -> (logits, memory)."""
 
     def logits(params: Any, *args: Any, **more: Any) -> Any:
-        model = Decoder(config)
+        model = TransformerXL(config)
         return model.apply({"params": params}, *args, method="logits", **more)
 
     return jax.jit(logits)

@@ -13,7 +13,6 @@ from jax.sharding import Mesh
 
 from txl_jax.evaluate.accounting import EVAL_FIELDS, check_fits
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.decoder import Decoder
 from txl_jax.model.memory.key_values import KeyValueMemory
 from txl_jax.model.memory.layout import unstack
 from txl_jax.model.segment import OneSegment, Segment, scanned
@@ -53,7 +52,7 @@ def make_step(
     config: ModelConfig, read: Read
 ) -> Callable[[Any, KeyValueMemory, Segment], tuple[Any, KeyValueMemory]]:
     """Returns step(unstacked params, memory, segments [S, ..]) -> (outputs, memory)."""
-    model = Decoder(config)
+    model = TransformerXL(config)
 
     def step(
         params: Any, memory: KeyValueMemory, segments: Segment

@@ -22,7 +22,6 @@ from txl_jax.evaluate.accounting import GENERATE_FIELDS, check_fits
 from txl_jax.evaluate.options import EvalConfig
 from txl_jax.generate.options import GenerateConfig, generation_model
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.decoder import Decoder
 from txl_jax.model.memory.key_values import KeyValueMemory
 from txl_jax.model.memory.layout import unstack
 from txl_jax.model.memory.ring import RingMemory
@@ -111,7 +110,7 @@ def with_memory(
     config: ModelConfig, prompts: Sequence[np.ndarray], width: int
 ) -> tuple[Start, Predict]:
     """Returns the functions for a memory; prompts are read in segments of `width`."""
-    model = Decoder(config)
+    model = TransformerXL(config)
     L = min(max(map(len, prompts)) + 1, width)
     tokens_BT, length_B = pad(prompts, L)
     B, T = tokens_BT.shape
@@ -141,7 +140,7 @@ def with_window(
 
     The window is read from a cold start for every token.
     """
-    model = Decoder(config)
+    model = TransformerXL(config)
     window = pad([prompt[-width:] for prompt in prompts], width)
 
     def start(params: Any) -> tuple[Array, Array]:

@@ -1,7 +1,5 @@
 """Compares a kernel with the einsum on the attached device, forward and backward."""
 
-from typing import Any, NamedTuple
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,31 +16,18 @@ TOLERANCES = {"float32": 1e-3, "bfloat16": 3e-2}
 B, L, M, H, A = 2, 136, 200, 2, 64
 
 
-class Inputs(NamedTuple):
-    """The arrays of a kernel that have gradients; u and w are float32."""
-
-    q_BLHA: Array
-    k_BKHA: Array
-    v_BKHA: Array
-    r_RHA: Array
-    u_HA: Array
-    w_HA: Array
-
-
 def fault(kernel: Kernel) -> str:
     """Returns what is wrong with a kernel on the first local device, "" if nothing.
 
     Stream 0 sees half of its memory, and a document begins inside stream 1. Errors of
     the compiler and of the device count as faults.
     """
-    position_L = np.arange(L)
-    oldest_BL = np.stack([0 * position_L + M // 2, (position_L > 50) * (M + 51)])
     with jax.default_device(jax.local_devices()[0]):
         for dtype, tolerance in TOLERANCES.items():
             try:
-                args = _inputs(dtype), jnp.asarray(oldest_BL, jnp.int32)
-                actual = _differentiate(kernel, *args)
-                expected = _differentiate(xla.rel_attention, *args)
+                operands = _operands(dtype)
+                actual = _differentiate(kernel, operands)
+                expected = _differentiate(xla.rel_attention, operands)
             except Exception as error:  # the compilers of devices raise many types
                 return f"{type(error).__name__}: {error}".splitlines()[0][:200]
             for name, right in expected.items():
@@ -52,34 +37,41 @@ def fault(kernel: Kernel) -> str:
     return ""
 
 
-def _inputs(dtype: str) -> Inputs:
-    """Returns inputs that are exact in bfloat16."""
+def _operands(dtype: str) -> Operands:
+    """Returns operands that are exact in bfloat16; u and w are float32."""
     rng = np.random.default_rng(0)
     sizes = {"B": B, "L": L, "K": M + L, "R": M + L, "H": H, "A": A}
 
-    def draw(name: str) -> Array:
-        shape = [sizes[letter] for letter in name.rpartition("_")[2]]
+    def draw(letters: str, dtype: str = dtype) -> Array:
+        shape = [sizes[letter] for letter in letters]
         values = (rng.normal(size=shape).clip(-2, 2) * 4).round() / 4
-        return jnp.asarray(values, "float32" if name in ("u_HA", "w_HA") else dtype)
+        return jnp.asarray(values, dtype)
 
-    return Inputs(*map(draw, Inputs._fields))
+    position_L = np.arange(L)
+    oldest_BL = np.stack([0 * position_L + M // 2, (position_L > 50) * (M + 51)])
+    return Operands(
+        draw("BLHA"),
+        draw("BKHA"),
+        draw("BKHA"),
+        PositionTerms(draw("RHA"), draw("HA", "float32"), draw("HA", "float32")),
+        jnp.asarray(oldest_BL, jnp.int32),
+        AttentionDropout(0.1, jnp.uint32(7), 5, 3),
+    )
 
 
-def _differentiate(
-    kernel: Kernel, inputs: Inputs, oldest_BL: Array
-) -> dict[str, np.ndarray]:
+def _differentiate(kernel: Kernel, operands: Operands) -> dict[str, np.ndarray]:
     """Returns the output and the gradients of a weighting of it, in float64."""
 
-    def run(x: Inputs, oldest_BL: Array) -> tuple[Array, Array]:
-        dropout = AttentionDropout(0.1, jnp.uint32(7), 5, 3)
-        position = PositionTerms(x.r_RHA, x.u_HA, x.w_HA)
-        operands = Operands(x.q_BLHA, x.k_BKHA, x.v_BKHA, position, oldest_BL, dropout)
+    def run(operands: Operands) -> tuple[Array, Array]:
         o_BLHA = kernel(operands)
         weight_BLHA = jnp.cos(jnp.arange(o_BLHA.size)).reshape(o_BLHA.shape)
         return (o_BLHA * weight_BLHA).sum(), o_BLHA
 
     with jax.default_matmul_precision("highest"):
-        gradients, o_BLHA = jax.jit(jax.grad(run, has_aux=True))(inputs, oldest_BL)
-    result: dict[str, Any] = {"o": o_BLHA}
-    result |= {f"the gradient of {k}": x for k, x in gradients._asdict().items()}
+        grad = jax.grad(run, has_aux=True, allow_int=True)
+        gradients, o_BLHA = jax.jit(grad)(operands)
+    result = {"o": o_BLHA}
+    for path, gradient in jax.tree_util.tree_leaves_with_path(gradients):
+        if gradient.dtype != jax.dtypes.float0:  # that of integers
+            result[f"the gradient of {path[-1].name}"] = gradient
     return {name: np.asarray(x, np.float64) for name, x in result.items()}

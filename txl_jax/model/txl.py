@@ -22,8 +22,9 @@ class TransformerXL(nn.Module):
     """The model of section 3.
 
     Dropout is active exactly when a `dropout` rng is passed. The memory's length comes
-    from its shape, so it may change without new parameters. Evaluation and generation
-    use the subclass `decoder.Decoder`.
+    from its shape, so it may change without new parameters. With the parameters of
+    `memory.layout`, each layer is a module of its own, and the memory is a
+    `KeyValueMemory` or, for one token at a time, a `RingMemory`.
     """
 
     config: ModelConfig
@@ -31,14 +32,18 @@ class TransformerXL(nn.Module):
     def setup(self) -> None:
         """Creates the layers, the embedding, and the biases outside the layers."""
         config = self.config
-        self.layers: Any = self.make_layers()
+        self.is_fixed = self.has_variable("params", "layers_0")
+        if self.is_fixed:
+            self.layers: Any = [Block(config) for _ in range(config.n_layer)]
+        else:
+            self.layers = self._scan_layers()
         self.embedding = Vocabulary(config)
         self.scheme = SCHEMES[config.position]
         self.biases: Any = {name: self._make_bias(name) for name in self.scheme.biases}
         self.drop_rows = Dropout(config.dropout, config.variational)
         self.drop_R = Dropout(config.dropout)
 
-    def make_layers(self) -> Any:
+    def _scan_layers(self) -> Any:
         """Returns one module that scans over the layers' stacked parameters."""
         return nn.scan(
             rematerialize(Block, self.config),
@@ -102,6 +107,12 @@ class TransformerXL(nn.Module):
         self, h_BLD: Array, memory: MemoryLike, oldest_BL: Array
     ) -> tuple[Array, Kept]:
         """Returns (the last layer's output, what the memory keeps of all layers)."""
+        if self.is_fixed:
+            entries = []
+            for block, layer in zip(self.layers, memory.layers, strict=True):
+                h_BLD, kept = block(h_BLD, layer, None, None, oldest_BL)
+                entries.append(kept)
+            return h_BLD, entries
         dtype = self.config.compute_dtype
         biases = jax.tree.map(lambda bias_NHA: bias_NHA.astype(dtype), self.biases)
         R_RD, K = None, memory.mem_len + h_BLD.shape[1]

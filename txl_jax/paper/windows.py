@@ -32,7 +32,6 @@ from txl_jax.errors import UserError
 from txl_jax.evaluate.options import EvalConfig, parse_sweep
 from txl_jax.evaluate.perplexity import make_reader
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.decoder import Decoder
 from txl_jax.model.flops import vocabulary_products
 from txl_jax.model.initializers import Params
 from txl_jax.model.memory import Memory
@@ -135,7 +134,7 @@ def last_nll(
     The last token reads the others from a memory, at first that of `window_memory`, so
     the compiler removes the others' queries in the last layer.
     """
-    model, before = Decoder(config), tokens_BW.shape[1] - 1
+    model, before = TransformerXL(config), tokens_BW.shape[1] - 1
     read: Any = model.apply({"params": params}, tokens_BW[:, :-1], memory)
     start_B, filled_B = jnp.ones_like(target_B), jnp.full_like(target_B, before)
     layers = tuple(layer._replace(start_B=start_B) for layer in read[1].layers)

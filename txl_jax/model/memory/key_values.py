@@ -71,8 +71,7 @@ class KeyValueMemory:
     A layer holds the K = M + L keys over which the last segment attended. The memory is
     a window of M keys; it starts at the number of real tokens in that segment. The next
     segment moves the window when it appends its keys, so each key is written once per
-    segment; a second copy would cost as much as the products. `decoder.Decoder` reads
-    this memory.
+    segment; a second copy would cost as much as the products.
     """
 
     layers: tuple[KeyValues, ...]

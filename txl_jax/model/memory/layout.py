@@ -17,7 +17,7 @@ from txl_jax.model.initializers import Params
 
 
 def unstack(params: Params) -> Params:
-    """Lays out the parameters for `decoder.Decoder`; call it outside the loop."""
+    """Lays out the parameters of a `TransformerXL`; call it outside the loop."""
 
     def lay_out(layer: Params) -> Params:
         attention, feed_forward = dict(layer["attention"]), dict(layer["feed_forward"])

@@ -34,12 +34,12 @@ class MemoryLike(Protocol):
     """
 
     @property
-    def mem_len(self) -> int:
-        """The length M."""
-
-    @property
     def filled_B(self) -> Array:
         """As above."""
+
+    @property
+    def mem_len(self) -> int:
+        """The length M."""
 
     @property
     def layers(self) -> Any:

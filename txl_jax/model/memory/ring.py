@@ -18,6 +18,8 @@ from txl_jax.model.memory.interval import window
 from txl_jax.model.memory.key_values import KeyValueMemory, KeyValues
 from txl_jax.model.positions import SCHEMES
 
+ONE_TOKEN = "a ring takes one real token per stream: omit length_B and first_BL"
+
 
 class RingLayer(NamedTuple):
     """One layer's ring, the slot of its oldest token, and the memory's length."""
@@ -92,7 +94,7 @@ class RingMemory:
         Raises ValueError for padding or a document boundary.
         """
         if length_B is not None or first_BL is not None:
-            refuse()
+            raise ValueError(ONE_TOKEN)
         return dataclasses.replace(
             self,
             rings=tuple(kept),
@@ -102,11 +104,4 @@ class RingMemory:
 
     def zero(self, where_B: Array) -> NoReturn:
         """Raises ValueError: no document starts."""
-        refuse()
-
-
-def refuse() -> NoReturn:
-    """Raises ValueError for padding or a document boundary."""
-    raise ValueError(
-        "a ring takes one real token per stream: length_B and first_BL must be None"
-    )
+        raise ValueError(ONE_TOKEN)
