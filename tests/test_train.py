@@ -89,7 +89,8 @@ def train(
     memory = Memory(jax.device_put(np.zeros((1, 1, 1, 1)), place), zero)
     params: Any = {"x": zero, "bits": bits}
     average = Average(params, zero)
-    state = TrainState(zero, params, (), memory, zero, average, guard=())  # type: ignore[arg-type]
+    key = jax.device_put(jax.random.key(0), place)
+    state = TrainState(zero, params, (), memory, key, average, guard=())  # type: ignore[arg-type]
 
     def mean_nll(params: Any, progress: Any) -> float:
         for done in (1, 2):

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 
 from tests.checkpoint.test_checkpoint import assert_same, like
@@ -210,7 +209,7 @@ def test_the_first_checkpoint_of_a_start_is_read_back(tmp_path: Path) -> None:
         manager = open_checkpoints(tmp_path / str(saves), CheckpointConfig())
         for step in range(1, saves + 1):
             save_restore.save(manager, step, STATES[0], Position(), None)
-            ocp.CheckpointManager.wait_until_finished(manager)  # not read back yet
+            manager.orbax.wait_until_finished()  # not read back yet
             if step == saves:
                 files = Path(manager.folder(step), "params").rglob("d/*")
                 for path in files:

@@ -164,7 +164,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
             manager.wait()
             full.enter_context(full_disk(40_000))
         save(manager, step, *rest)
-        while step == disk.checkpoint and manager.is_saving_in_progress():
+        while step == disk.checkpoint and manager.orbax.is_saving_in_progress():
             time.sleep(0.01)
 
     def sync_faulty(log: Any, *args: Any, **options: Any) -> None:

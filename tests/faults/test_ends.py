@@ -246,7 +246,7 @@ def test_a_nonfinite_result_is_an_error(value: float) -> None:
 def test_nonfinite_weights_are_refused(own_home: Home, mode: str) -> None:
     step, name = 61, "layers/feed_forward/out/bias"
     with open_checkpoints(own_home.run, read_only=True) as manager:
-        saved = step in manager.all_steps()
+        saved = step in manager.steps()
     if not saved:
         params = load(own_home.run).params
         bias = params["layers"]["feed_forward"]["out"]["bias"]

@@ -54,7 +54,7 @@ with open_checkpoints(folder, CheckpointConfig(keep=9)) as manager:
                 manager.poll()
                 time.sleep(0.01)
             distributed.wait_for_all()
-    print(manager.failed, sorted(manager.all_steps()), flush=True)
+    print(manager.failed, manager.steps(), flush=True)
 """
 
 
@@ -106,7 +106,7 @@ def params(changed):
 def attempt(step, changed, damage):
     with open_checkpoints(folder) as manager:
         save_restore.save_items(manager, step, {"params": params(changed)})
-        ocp.CheckpointManager.wait_until_finished(manager)
+        manager.orbax.wait_until_finished()
         for path in manager.folder(step).glob("params/*/d/*") if damage else ():
             content = bytearray(path.read_bytes())
             content[len(content) // 2] ^= 4

@@ -114,7 +114,7 @@ checkpoint/manifest.py
   the worst checkpoint is the best: checkpoint
     - return nll, -self.step
     + return -nll, -self.step
-checkpoint/checksum.py
+checkpoint/array_checksum.py
   a checksum does not depend on the values: checkpoint faults/test_corruption.py
     - mixed = murmur3(bits + index * jnp.uint32(STEP))
     + mixed = murmur3(bits * 0 + index * jnp.uint32(STEP))
@@ -125,7 +125,7 @@ convert/pytorch.py
   r_r_bias is read as r_w_bias: convert/test_pytorch.py
     - for name in ("r_w_bias", "r_r_bias")
     + for name in ("r_r_bias", "r_w_bias")
-checkpoint/checksum.py
+checkpoint/array_checksum.py
   copies of arrays are not compared: checkpoint
     - (all_PDN2 != all_PDN2[0, 0]).any(-1)
     + (all_PDN2 != all_PDN2).any(-1)

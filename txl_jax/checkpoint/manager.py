@@ -4,16 +4,18 @@ import contextlib
 import glob
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Self
 
 import jax
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
+from orbax.checkpoint import checkpoint_managers, type_handlers
+from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy
 
 from txl_jax.checkpoint import manifest, quiet
-from txl_jax.checkpoint.barrier import Barriers, create_own_folders
+from txl_jax.checkpoint.barrier import Barriers
 from txl_jax.checkpoint.manifest import Damaged, Manifest
 from txl_jax.checkpoint.options import NAMES, CheckpointConfig
 from txl_jax.errors import UserError
@@ -24,17 +26,26 @@ COMMITTED = "commit_success.txt"  # orbax's name
 LISTINGS = 60  # one a second: a network disk may show old files for a while
 TRASH = "deleted"  # a checkpoint is moved here before its files are removed
 ITEMS = ("params", "average", "training", manifest.ITEM)
+SLICE_BYTES = 2**20  # a copy of an array is written in parts, each compiled, of no less
 DEFAULT = CheckpointConfig()
 
 
-class Checkpoints(ocp.CheckpointManager):
-    """Orbax's manager of one folder; a save that fails does not end the run.
+class Manager(ocp.CheckpointManager):
+    """Orbax's manager, without its use of jax's preemption service."""
 
-    The newest `keep` checkpoints and the best one are kept. Orbax's own `max_to_keep`
-    with `best_fn` would delete the newest steps while the loss rises.
+    def reached_preemption(self, step: int) -> bool:
+        """Returns False: orbax would ask jax with other step numbers than the loop."""
+        return False
+
+
+class Checkpoints:
+    """The checkpoints of one folder; a save that fails does not end the run.
+
+    The newest `keep` checkpoints and the best one are kept.
     """
 
     def __init__(self, folder: Path, keep: int, read_only: bool):
+        self.directory = folder
         self.keep = keep
         self.remote = storage.is_remote(folder)
         self.manifests: dict[int, Manifest] = {}
@@ -45,30 +56,38 @@ class Checkpoints(ocp.CheckpointManager):
         self.barriers = Barriers()
         self.read_back: Callable[[], None] | None = None  # reads the newest save
         self.proved = False  # a save has been read back
-        settings: dict[str, Any] = {"todelete_subdir": TRASH}
-        if read_only:  # settings that a reader cannot use would be warned about
-            settings = {"save_interval_steps": 0, "create": False}
+        latest = checkpoint_managers.LatestN(keep)
         options = ocp.CheckpointManagerOptions(
-            preservation_policy=self,
+            preservation_policy=AnyPreservationPolicy([latest, self]),
             cleanup_tmp_directories=not read_only and not self.remote,
             read_only=read_only,
-            async_options=ocp.AsyncOptions(barrier_sync_fn=self.barriers),
-            **settings,
+            create=not read_only,
+            save_interval_steps=0 if read_only else 1,
+            todelete_subdir=None if read_only else TRASH,
+            # Folders are made at once: otherwise a failure would be process 0's alone.
+            async_options=ocp.AsyncOptions(
+                barrier_sync_fn=self.barriers, create_directories_asynchronously=False
+            ),
         )
-        super().__init__(folder, item_names=ITEMS, options=options)
+        self.orbax = Manager(folder, item_names=ITEMS, options=options)
         self._agree()
         if not read_only:
             self._empty_trash()
-        self.partial = [] if read_only else self._uncommitted()
-        for path in self.partial:
-            say(f"{path} was not completed: it is removed after the next checkpoint")
-        for step in self.all_steps():
+            for path in self._uncommitted():
+                say(f"{path} was not completed: it is removed after the next save")
+        for step in self.steps():
             try:
                 self.manifests[step] = self.read_manifest(step)
             except UserError as error:
                 if self.remote and not isinstance(error, Damaged):
                     raise  # the best checkpoint would be unknown, and so deleted
                 self.unreadable[step] = error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def _agree(self) -> None:
         """Lists the checkpoints until all processes see the same ones.
@@ -77,14 +96,18 @@ class Checkpoints(ocp.CheckpointManager):
         be training. Raises UserError if the processes do not share the folder.
         """
         for _ in range(LISTINGS):
-            if not distributed.differing({"steps": sorted(self.all_steps())}):
+            if not distributed.differing({"steps": self.steps()}):
                 return
             time.sleep(1)
-            self.reload()
+            self.orbax.reload()
         raise UserError(
             f"the processes see different checkpoints in {self.directory}: give a "
             "--workdir on a disk that all of them share, or on gs://"
         )
+
+    def steps(self) -> list[int]:
+        """Returns the steps that have a checkpoint, in order."""
+        return sorted(self.orbax.all_steps())
 
     def folder(self, step: int) -> Path:
         """Returns the folder of a checkpoint."""
@@ -104,56 +127,50 @@ class Checkpoints(ocp.CheckpointManager):
         best = min((rank for rank in ranks if rank), default=None)
         return best and -best[1]
 
+    def should_preserve(
+        self,
+        checkpoints: Sequence[checkpoint_managers.PolicyCheckpointInfo],
+        *,
+        context: checkpoint_managers.PreservationContext,
+    ) -> list[bool]:
+        """Preserves the best checkpoint; orbax's protocol `PreservationPolicy`.
+
+        Orbax's `BestN` needs a file of its own for the loss, and a damaged one would
+        keep the folder from being opened.
+        """
+        best = self.best(info.step for info in checkpoints)
+        return [info.step == best for info in checkpoints]
+
     def find(self, which: str) -> list[int]:
         """Returns the steps of `which`, a value of eval.checkpoint, in order.
 
         If no step was validated, the newest is the best. Raises UserError if there is
         no such checkpoint.
         """
-        steps = sorted(self.all_steps())
+        steps = self.steps()
         if not steps:
             raise UserError(
                 f"no checkpoint in {self.directory}: train there first, or give the "
                 "--workdir of a trained run"
             )
         if which == "best":
-            if not (readable := [step for step in steps if step in self.manifests]):
+            if not self.manifests:
                 raise UserError(
                     f"every checkpoint in {self.directory} is damaged: restore one "
                     "from a backup"
                 )
-            for step in sorted(set(steps) - set(readable)):
-                say(f"{self.unreadable[step]}: using the best of the others")
-            best = self.best(readable)
-            return readable[-1:] if best is None else [best]
+            for error in self.unreadable.values():
+                say(f"{error}: using the best of the others")
+            best = self.best(self.manifests)
+            return [max(self.manifests) if best is None else best]
         if which in NAMES:
             return steps if which == "average" else steps[-1:]
-        if not (chosen := set(which.replace(" ", "").split(","))) <= {*map(str, steps)}:
+        if not (chosen := {*map(int, which.split(","))}) <= {*steps}:
             raise UserError(
                 f"eval.checkpoint = {which!r} is not a checkpoint in {self.directory}: "
                 f"give best, latest, average or steps of {', '.join(map(str, steps))}"
             )
-        return sorted(map(int, chosen))
-
-    def should_preserve(self, checkpoints: list[Any], *, context: Any) -> list[bool]:
-        """Returns which checkpoints to keep; orbax's interface for retention."""
-        return self._preserved([info.step for info in checkpoints])
-
-    def _preserved(self, steps: list[int]) -> list[bool]:
-        kept = {*sorted(steps)[-self.keep :], self.best(steps)}
-        return [step in kept for step in steps]
-
-    def reached_preemption(self, step: int) -> bool:
-        """Returns False: orbax would ask jax with other step numbers than the loop."""
-        return False
-
-    def _wait_for_checkpointers(self) -> None:
-        """Waits for the writes; orbax calls this in the background of a save."""
-        try:
-            super()._wait_for_checkpointers()
-        except BaseException as error:
-            self.barriers.fail(error)
-            raise
+        return sorted(chosen)
 
     @property
     def errors(self) -> tuple[type[Exception], ...]:
@@ -174,18 +191,25 @@ class Checkpoints(ocp.CheckpointManager):
             self.manifests.pop(step, None)
             self.saving = self.read_back = None
             # The other items fail as well; their errors would surface in the next save.
-            for wait in (
-                self.wait_until_finished,
-                self._checkpointer.wait_until_finished,
-            ):
+            for clear in (self.orbax.wait_until_finished, self.orbax.check_for_errors):
                 with contextlib.suppress(*self.errors):
-                    wait()
-            with contextlib.suppress(*storage.errors()):
-                self._remove_partial()
+                    clear()
+            self._remove_partial()
             say(
                 f"CHECKPOINT {step} COULD NOT BE SAVED ({self.reason}): training "
-                f"continues, the newest checkpoint is {self.latest_step()}"
+                f"continues, the newest checkpoint is {self.orbax.latest_step()}"
             )
+
+    def start(self, saved: Manifest, args: ocp.args.Composite) -> None:
+        """Starts to save a checkpoint; `wait` must precede it."""
+        self.manifests[saved.step] = saved
+        self.barriers.begin()
+        with distributed.together(*self.errors):  # orbax's others would wait
+            if distributed.is_first() and not self.remote:
+                (self.directory / TRASH).mkdir(exist_ok=True)
+        if not self.orbax.save(saved.step, args=args):
+            raise ValueError(f"checkpoint {self.orbax.latest_step()} exists already")
+        self.saving = saved.step
 
     def poll(self, wait: bool = False) -> None:
         """Completes the pending save if it is done; cheap enough for every step.
@@ -193,21 +217,24 @@ class Checkpoints(ocp.CheckpointManager):
         Reports a failure, and removes files that are no longer needed. Orbax raises its
         error in the next save only, and lists the step until then.
         """
-        if self.saving is not None and (wait or not self.is_saving_in_progress()):
-            with self.attempt(self.saving):
-                try:
-                    self.wait_until_finished()
-                except self.errors as error:
-                    # Orbax also lists a failed checkpoint as saved.
-                    path = self.folder(self.saving)
-                    if not (path / COMMITTED if self.remote else path).exists():
-                        raise
-                    reason = storage.one_line(error)
-                    say(f"an old checkpoint could not be deleted ({reason})")
-            if self.saving is not None:
-                self._remove_uncommitted()
-            self.saving = None
-            self._empty_trash()
+        if self.saving is None or not (wait or not self.orbax.is_saving_in_progress()):
+            return
+        with self.attempt(self.saving):
+            try:
+                self.orbax.wait_until_finished()
+            except self.errors as error:
+                # Orbax also lists a failed checkpoint as saved.
+                path = self.folder(self.saving)
+                if not (path / COMMITTED if self.remote else path).exists():
+                    raise
+                reason = storage.one_line(error)
+                say(f"an old checkpoint could not be deleted ({reason})")
+        if self.saving is not None:
+            with contextlib.suppress(*storage.errors()):
+                for path in self._uncommitted():
+                    path.rmtree()  # type: ignore[attr-defined]  # an epath.Path
+        self.saving = None
+        self._empty_trash()
 
     def wait(self) -> None:
         """Waits for the pending save; must precede the next one.
@@ -222,17 +249,18 @@ class Checkpoints(ocp.CheckpointManager):
                 failed = distributed.anywhere(read_back is None)
             if read_back and not failed:
                 read_back()
-        if self.failed and not self.remote:
+        if self.failed:
             self._remove_partial()
 
     def finish(self, step: int) -> None:
         """Waits for the last save; raises UserError if `step` is not saved."""
         self.wait()
-        if step in self.failed and self.latest_step() != step:
+        newest = self.orbax.latest_step()
+        if step in self.failed and newest != step:
             raise UserError(
                 f"the last checkpoint, of update {step}, could not be saved in "
                 f"{self.directory} ({self.reason}): fix this and run the same command "
-                f"again; it continues from update {self.latest_step() or 0}"
+                f"again; it continues from update {newest or 0}"
             )
 
     def close(self) -> None:
@@ -241,59 +269,53 @@ class Checkpoints(ocp.CheckpointManager):
             with contextlib.suppress(*storage.errors()):
                 self.poll(wait=True)
         finally:
-            super().close()
+            self.orbax.close()
 
     def set_aside(self, steps: list[int]) -> None:
         """Renames damaged checkpoints, so that orbax neither lists nor deletes them."""
         if not steps:
             return
-        for step in steps if jax.process_index() == 0 else ():
+        for step in steps if distributed.is_first() else ():
             folder, number = self.folder(step), 1
             while (aside := folder.with_name(f"{step}.damaged-{number}")).exists():
                 number += 1
             folder.rename(aside)
             say(f"checkpoint {step} is set aside as {aside}")
         multihost_utils.sync_global_devices("set aside")
-        self.reload()
+        self.orbax.reload()
 
     def trim(self) -> None:
         """Deletes surplus checkpoints that a killed process has left."""
-        steps = list(self.all_steps())
-        for step, kept in zip(steps, self._preserved(steps), strict=True):
-            if not kept:
-                self.delete(step)
+        steps = self.steps()
+        for step in {*steps} - {*steps[-self.keep :], self.best(steps)}:
+            self.orbax.delete(step)
         self._empty_trash()
 
     def _empty_trash(self) -> None:
-        if jax.process_index() == 0 and not self.remote:
+        if distributed.is_first() and not self.remote:
             shutil.rmtree(self.directory / TRASH, ignore_errors=True)
 
     def _remove_partial(self) -> None:
-        """Removes partial files of a failed save, and reloads orbax's list of steps."""
-        if self.remote:  # may be unreachable: removed after the next save
-            self.partial = [self.folder(self.failed[-1])]
-            return
-        for path in self.directory.glob("*.orbax-checkpoint-tmp*"):
-            shutil.rmtree(path, ignore_errors=True)  # a thread may still be writing
-        self.reload()
+        """Removes partial files of a failed save, and reloads orbax's list of steps.
 
-    def _uncommitted(self) -> list[Any]:
+        On gs://, which may be unreachable, they are removed after the next save.
+        """
+        if self.remote:
+            return
+        with contextlib.suppress(OSError):
+            for path in self.directory.glob("*.orbax-checkpoint-tmp*"):
+                shutil.rmtree(path, ignore_errors=True)  # a thread may still write
+            self.orbax.reload()
+
+    def _uncommitted(self) -> list[Path]:
         """Returns the incomplete checkpoints on gs://, where orbax cannot rename.
 
         There a checkpoint is complete once it has a commit file, which is written last.
         """
-        if not self.remote or jax.process_index() or not self.directory.exists():
+        if not self.remote or not distributed.is_first() or not self.directory.exists():
             return []
         folders = [path for path in self.directory.iterdir() if path.name.isdecimal()]
         return [path for path in folders if not (path / COMMITTED).exists()]
-
-    def _remove_uncommitted(self) -> None:
-        """Removes incomplete checkpoints on gs://, after a save that succeeded."""
-        if self.partial:
-            with contextlib.suppress(*storage.errors()):
-                for path in {*self.partial} & {*self._uncommitted()}:
-                    path.rmtree()
-                self.partial = []
 
 
 def open_checkpoints(
@@ -301,8 +323,11 @@ def open_checkpoints(
 ) -> Checkpoints:
     """Returns the manager of `<workdir>/checkpoints`; close it, or use it in `with`."""
     quiet.quiet_orbax()
-    if not read_only:
-        create_own_folders()
+    # Without orbax's store of metadata, for whose folder processes would wait.
+    handler = type_handlers.ArrayHandler(
+        min_slice_bytes_for_replica_parallel=SLICE_BYTES
+    )
+    type_handlers.register_type_handler(jax.Array, handler, override=True)
     folder = storage.absolute(workdir / "checkpoints")
     if glob.has_magic(str(folder)):
         where = f"--workdir={str(folder.parent)!r}"

@@ -11,12 +11,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from txl_jax.checkpoint.checksum import (
-    Checksum,
-    checksums,
-    dtype_and_shape,
-    named_leaves,
-)
+from txl_jax.checkpoint.array_checksum import Checksum, checksums, named_leaves
 from txl_jax.data.streams import Position
 from txl_jax.errors import UserError
 from txl_jax.report.checksum import DAMAGE, verify_checksum, with_checksum
@@ -110,18 +105,20 @@ def check_arrays(manifest: Manifest, like: dict[str, Any]) -> None:
 
     Orbax would silently cast to another dtype.
     """
-    expected = {name: dtype_and_shape(leaf) for name, leaf in named_leaves(like)}
-    items = tuple(f"{item}/" for item in like)
+    expected = {
+        name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in named_leaves(like)
+    }
     saved = {
-        name: (dtype, shape)
+        name: f"{dtype}{list(shape)}"
         for name, (dtype, shape, _) in manifest.arrays.items()
-        if name.startswith(items)
+        if name.partition("/")[0] in like
     }
     names = sorted(expected.keys() | saved.keys())
     other = [name for name in names if expected.get(name) != saved.get(name)]
     if other:
         shown = "; ".join(
-            f"{name} is {_show(saved, name)} there, {_show(expected, name)} here"
+            f"{name} is {saved.get(name, 'missing')} there, "
+            f"{expected.get(name, 'missing')} here"
             for name in other[:3]
         )
         more = f"; {len(other) - 3} more arrays differ" if len(other) > 3 else ""
@@ -131,13 +128,6 @@ def check_arrays(manifest: Manifest, like: dict[str, Any]) -> None:
             "txl_jax that saved it (see git_revision in run.json), or give another "
             "--workdir"
         )
-
-
-def _show(arrays: dict[str, tuple[str, tuple[int, ...]]], name: str) -> str:
-    if name not in arrays:
-        return "missing"
-    dtype, shape = arrays[name]
-    return f"{dtype}{list(shape)}"
 
 
 def verify(manifest: Manifest, trees: dict[str, Any]) -> None:

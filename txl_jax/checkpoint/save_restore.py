@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
+from jax import Array
 from jax.sharding import SingleDeviceSharding
 
 from txl_jax.checkpoint import manifest as manifests
-from txl_jax.checkpoint.checksum import checksums, named_leaves
+from txl_jax.checkpoint.array_checksum import checksums, named_leaves
 from txl_jax.checkpoint.manager import Checkpoints
 from txl_jax.checkpoint.manifest import Damaged, Imported, Manifest
 from txl_jax.data.streams import Position
@@ -46,9 +47,9 @@ def save(
     saved before its validation, that checkpoint is deleted first. Raises OSError or
     ValueError if saving cannot start; `Checkpoints.poll` reports later failures.
     """
-    if valid_nll_nats is not None and step in manager.all_steps():
+    if valid_nll_nats is not None and step in manager.steps():
         manager.wait()
-        manager.delete(step)
+        manager.orbax.delete(step)
     save_items(manager, step, _items(state), position, valid_nll_nats)
 
 
@@ -62,18 +63,14 @@ def save_items(
     """Starts to save pytrees by item name: {"params": params} for a model alone."""
     manager.wait()
     manifest = Manifest(step, position, valid_nll_nats, checksums(items))
-    args: dict[str, Any] = {
+    args: dict[str, ocp.args.CheckpointArgs] = {
         name: ocp.args.StandardSave(tree) for name, tree in items.items()
     }
     args[manifests.ITEM] = ocp.args.JsonSave(manifest.to_json())
-    manager.manifests[step] = manifest
-    manager.barriers.begin()
     if not manager.proved:
         like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), items)
         manager.read_back = functools.partial(_read_back, manager, manifest, like)
-    if not manager.save(step, args=ocp.args.Composite(**args)):
-        raise ValueError(f"checkpoint {manager.latest_step()} exists already")
-    manager.saving = step
+    manager.start(manifest, ocp.args.Composite(**args))
 
 
 def _read_back(manager: Checkpoints, manifest: Manifest, like: dict[str, Any]) -> None:
@@ -147,7 +144,7 @@ def restore(manager: Checkpoints, like: TrainState) -> Snapshot | None:
     """
     manager.poll(wait=True)
     damaged: dict[int, str] = {}
-    for step in sorted(manager.all_steps(), reverse=True):
+    for step in reversed(manager.steps()):
         try:
             with waiting(f"reading checkpoint {step} of {manager.directory}"):
                 restored = _restore(manager, step, like)
@@ -174,6 +171,7 @@ def _restore(manager: Checkpoints, step: int, like: TrainState) -> Snapshot:
     items = _read(manager, manifest, _items(like))
     training = items["training"]
     training["memory"] = _with_empty(training["memory"], like.memory)
+    training["rng"] = jax.random.wrap_key_data(training["rng"])
     if like.average:
         training["average"] = Average(items["average"], training.pop("averaged"))
     state = TrainState(params=items["params"], **training)
@@ -220,7 +218,7 @@ def _read(
         args = ocp.args.Composite(**{item: ocp.args.StandardRestore(tree)})
         reason = ""
         try:
-            items[item] = manager.restore(manifest.step, args=args)[item]
+            items[item] = manager.orbax.restore(manifest.step, args=args)[item]
         except (jax.errors.JaxRuntimeError, MemoryError):
             raise  # a fault of the device or the host
         except Exception as error:  # orbax raises many types for a damaged folder
@@ -253,6 +251,7 @@ def _items(state: TrainState) -> dict[str, Any]:
     names = [field.name for field in dataclasses.fields(state)]
     own_items = ("params", "average")
     training = {name: getattr(state, name) for name in names if name not in own_items}
+    training["rng"] = _key_data(state.rng)
     # Orbax refuses arrays of size 0, such as the memory of a model with mem_len = 0.
     training["memory"] = jax.tree.map(lambda x: x if x.size else None, state.memory)
     items = {"params": state.params, "training": training}
@@ -260,6 +259,14 @@ def _items(state: TrainState) -> dict[str, Any]:
         items["average"] = state.average.params
         training["averaged"] = state.average.count
     return items
+
+
+def _key_data(key: Array | jax.ShapeDtypeStruct) -> Array | jax.ShapeDtypeStruct:
+    """Returns the numbers of a random key: orbax stores no key without a file more."""
+    if isinstance(key, jax.ShapeDtypeStruct):
+        data: jax.ShapeDtypeStruct = jax.eval_shape(jax.random.key_data, key)
+        return data.update(sharding=key.sharding)
+    return jax.random.key_data(key)
 
 
 def _with_empty(tree: Any, like: Any) -> Any:

@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 
 from txl_jax import config, metrics
 from txl_jax.checkpoint import save_restore
-from txl_jax.checkpoint.checksum import first_nonfinite
+from txl_jax.checkpoint.array_checksum import first_nonfinite
 from txl_jax.checkpoint.manager import open_checkpoints
 from txl_jax.config import Config
 from txl_jax.convert import formats, release

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from txl_jax.checkpoint.checksum import checksums, named_leaves
+from txl_jax.checkpoint.array_checksum import checksums, named_leaves
 from txl_jax.data.streams import Streams
 from txl_jax.data.tokens import Tokens
 from txl_jax.errors import UserError

@@ -16,7 +16,7 @@ import safetensors.numpy
 from flax import traverse_util
 
 from txl_jax.checkpoint import manifest as manifests
-from txl_jax.checkpoint.checksum import checksums, named_leaves
+from txl_jax.checkpoint.array_checksum import checksums, named_leaves
 from txl_jax.checkpoint.manifest import Damaged, Manifest
 from txl_jax.convert.embedding import Params
 from txl_jax.data import vocab as vocabulary

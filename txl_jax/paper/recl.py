@@ -14,7 +14,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from txl_jax import metrics
-from txl_jax.checkpoint.checksum import checksums
+from txl_jax.checkpoint.array_checksum import checksums
 from txl_jax.config import Config, load_json, override, parse
 from txl_jax.data import vocab
 from txl_jax.data.preparation import prepare

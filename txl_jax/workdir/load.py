@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from txl_jax import config as configs
 from txl_jax.checkpoint import manifest, save_restore
-from txl_jax.checkpoint.checksum import (
+from txl_jax.checkpoint.array_checksum import (
     dtype_and_shape,
     first_nonfinite,
     named_leaves,
@@ -158,7 +158,7 @@ def _restore(workdir: Path, which: str, like: Any) -> tuple[Any, int]:
         try:
             return save_restore.restore_params(manager, which, like)
         except Damaged as error:
-            steps = ", ".join(map(str, sorted(manager.all_steps())))
+            steps = ", ".join(map(str, manager.steps()))
             raise UserError(
                 f"{error}: set eval.checkpoint to another step of {steps}"
             ) from error

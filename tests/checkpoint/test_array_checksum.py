@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from txl_jax.checkpoint.checksum import checksums
+from txl_jax.checkpoint.array_checksum import checksums
 from txl_jax.sharding.mesh import AXES, make_mesh
 from txl_jax.sharding.options import MeshConfig
 
@@ -61,10 +61,5 @@ def test_the_order_of_numbers_changes_the_checksum() -> None:
 
 
 def test_checksums_include_names_dtypes_and_shapes() -> None:
-    key = jax.random.key(3)
-    result = checksums({"a": {"b": jnp.ones((2, 3), jnp.bfloat16)}, "k": key})
-    assert set(result) == {"a/b", "k"}
+    result = checksums({"a": {"b": jnp.ones((2, 3), jnp.bfloat16)}})
     assert result["a/b"][:2] == ("bfloat16", (2, 3))
-    assert result["k"][:2] == ("key<fry>", ())
-    assert result["k"][2] == checksum(jax.random.key_data(key))
-    assert result["k"][2] != checksum(jax.random.key_data(jax.random.key(4)))

@@ -91,8 +91,6 @@ def checksum_words(x: Array) -> Array:
     unweighted and once weighted by an odd function of the index. The order of a sum
     does not matter, so shards can be summed separately.
     """
-    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-        x = jax.random.key_data(x)
     if x.dtype == jnp.bool_:
         bits = x.astype(jnp.uint32)
     else:
