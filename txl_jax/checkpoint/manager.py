@@ -4,17 +4,17 @@ import contextlib
 import glob
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Self
 
 import jax
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
-from orbax.checkpoint import checkpoint_managers, type_handlers
-from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy
+from orbax.checkpoint import checkpoint_managers
 
-from txl_jax.checkpoint import manifest, quiet
+from txl_jax.checkpoint import backend, manifest
+from txl_jax.checkpoint.backend import TRASH
 from txl_jax.checkpoint.barrier import Barriers
 from txl_jax.checkpoint.manifest import Damaged, Manifest
 from txl_jax.checkpoint.options import NAMES, CheckpointConfig
@@ -24,18 +24,8 @@ from txl_jax.runtime import distributed, preemption, storage
 
 COMMITTED = "commit_success.txt"  # orbax's name
 LISTINGS = 60  # one a second: a network disk may show old files for a while
-TRASH = "deleted"  # a checkpoint is moved here before its files are removed
 ITEMS = ("params", "average", "training", manifest.ITEM)
-SLICE_BYTES = 2**20  # a copy of an array is written in parts, each compiled, of no less
 DEFAULT = CheckpointConfig()
-
-
-class Manager(ocp.CheckpointManager):
-    """Orbax's manager, without its use of jax's preemption service."""
-
-    def reached_preemption(self, step: int) -> bool:
-        """Returns False: orbax would ask jax with other step numbers than the loop."""
-        return False
 
 
 class Checkpoints:
@@ -56,20 +46,14 @@ class Checkpoints:
         self.barriers = Barriers()
         self.read_back: Callable[[], None] | None = None  # reads the newest save
         self.proved = False  # a save has been read back
-        latest = checkpoint_managers.LatestN(keep)
-        options = ocp.CheckpointManagerOptions(
-            preservation_policy=AnyPreservationPolicy([latest, self]),
-            cleanup_tmp_directories=not read_only and not self.remote,
+        self.orbax = backend.open_manager(
+            folder,
+            ITEMS,
+            [checkpoint_managers.LatestN(keep), backend.Best(self.best)],
+            self.barriers,
+            removes_partial=not self.remote,
             read_only=read_only,
-            create=not read_only,
-            save_interval_steps=0 if read_only else 1,
-            todelete_subdir=None if read_only else TRASH,
-            # Folders are made at once: otherwise a failure would be process 0's alone.
-            async_options=ocp.AsyncOptions(
-                barrier_sync_fn=self.barriers, create_directories_asynchronously=False
-            ),
         )
-        self.orbax = Manager(folder, item_names=ITEMS, options=options)
         self._agree()
         if not read_only:
             self._empty_trash()
@@ -126,20 +110,6 @@ class Checkpoints:
         ranks = [self.manifests[step].rank for step in steps if step in self.manifests]
         best = min((rank for rank in ranks if rank), default=None)
         return best and -best[1]
-
-    def should_preserve(
-        self,
-        checkpoints: Sequence[checkpoint_managers.PolicyCheckpointInfo],
-        *,
-        context: checkpoint_managers.PreservationContext,
-    ) -> list[bool]:
-        """Preserves the best checkpoint; orbax's protocol `PreservationPolicy`.
-
-        Orbax's `BestN` needs a file of its own for the loss, and a damaged one would
-        keep the folder from being opened.
-        """
-        best = self.best(info.step for info in checkpoints)
-        return [info.step == best for info in checkpoints]
 
     def find(self, which: str) -> list[int]:
         """Returns the steps of `which`, a value of eval.checkpoint, in order.
@@ -322,12 +292,6 @@ def open_checkpoints(
     workdir: Path, config: CheckpointConfig = DEFAULT, *, read_only: bool = False
 ) -> Checkpoints:
     """Returns the manager of `<workdir>/checkpoints`; close it, or use it in `with`."""
-    quiet.quiet_orbax()
-    # Without orbax's store of metadata, for whose folder processes would wait.
-    handler = type_handlers.ArrayHandler(
-        min_slice_bytes_for_replica_parallel=SLICE_BYTES
-    )
-    type_handlers.register_type_handler(jax.Array, handler, override=True)
     folder = storage.absolute(workdir / "checkpoints")
     if glob.has_magic(str(folder)):
         where = f"--workdir={str(folder.parent)!r}"
