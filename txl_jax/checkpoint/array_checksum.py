@@ -2,6 +2,7 @@
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,9 +16,11 @@ from txl_jax.kernels.hash import STEP, murmur3
 from txl_jax.runtime import distributed
 
 Checksum = tuple[str, tuple[int, ...], str]  # dtype, shape, 16 hexadecimal digits
+Tree = Any  # a pytree of arrays, or of their `ShapeDtypeStruct`s
+Leaf = Array | jax.ShapeDtypeStruct
 
 
-def checksums(tree: Any) -> dict[str, Checksum]:
+def checksums(tree: Tree) -> dict[str, Checksum]:
     """Returns the checksum of each array of a pytree, by names like "params/a/b".
 
     They are computed on the arrays' devices, and depend neither on the sharding nor on
@@ -63,7 +66,7 @@ def _require_equal_copies(all_PDN2: np.ndarray, names: list[str]) -> None:
     )
 
 
-def first_nonfinite(tree: Any) -> str:
+def first_nonfinite(tree: Tree) -> str:
     """Returns the name of the first array with a NaN or an infinity, or ""."""
     leaves = dict(named_leaves(tree))
     finite = _stacked(_is_finite, _replicated(tree))(list(leaves.values()))
@@ -71,7 +74,7 @@ def first_nonfinite(tree: Any) -> str:
     return next((name for name, is_finite in marks if not is_finite), "")
 
 
-def named_leaves(tree: Any) -> list[tuple[str, Any]]:
+def named_leaves(tree: Tree) -> list[tuple[str, Leaf]]:
     """Returns the leaves of a pytree with their names."""
     return [
         (jax.tree_util.keystr(path, simple=True, separator="/"), leaf)
@@ -79,7 +82,7 @@ def named_leaves(tree: Any) -> list[tuple[str, Any]]:
     ]
 
 
-def dtype_and_shape(leaf: Any) -> tuple[str, tuple[int, ...]]:
+def dtype_and_shape(leaf: Leaf) -> tuple[str, tuple[int, ...]]:
     """Returns the dtype and shape of an array or a `ShapeDtypeStruct`."""
     return str(leaf.dtype), tuple(leaf.shape)
 
@@ -112,7 +115,9 @@ def _is_finite(x: Array) -> Array:
 
 
 @functools.cache
-def _stacked(function: Any, out_sharding: NamedSharding | None) -> Any:
+def _stacked(
+    function: Callable[[Array], Array], out_sharding: NamedSharding | None
+) -> Callable[[list[Leaf]], Array]:
     """Returns a jitted function of arrays that stacks the results of `function`."""
     return jax.jit(
         lambda leaves: jnp.stack([function(leaf) for leaf in leaves]),
@@ -120,7 +125,7 @@ def _stacked(function: Any, out_sharding: NamedSharding | None) -> Any:
     )
 
 
-def _replicated(tree: Any) -> NamedSharding | None:
+def _replicated(tree: Tree) -> NamedSharding | None:
     """Returns a sharding that replicates a result over the mesh of the arrays."""
     for leaf in jax.tree.leaves(tree):
         if isinstance(sharding := getattr(leaf, "sharding", None), NamedSharding):

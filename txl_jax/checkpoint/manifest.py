@@ -9,14 +9,15 @@ import dataclasses
 import json
 import math
 from pathlib import Path
-from typing import Any
 
-from txl_jax.checkpoint.array_checksum import Checksum, checksums, named_leaves
+from txl_jax.checkpoint.array_checksum import Checksum, Tree, checksums, named_leaves
 from txl_jax.data.streams import Position
 from txl_jax.errors import UserError
 from txl_jax.report.checksum import DAMAGE, verify_checksum, with_checksum
+from txl_jax.report.log import Json
 from txl_jax.runtime import storage
 
+Items = dict[str, Tree]  # by their names in a checkpoint, such as "params"
 ITEM = "record"  # the manifest's name in the checkpoint
 
 
@@ -61,7 +62,7 @@ class Manifest:
         nll = math.inf if math.isnan(self.valid_nll) else self.valid_nll
         return nll, -self.step
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Json:
         """Returns the JSON object that `parse` accepts as text."""
         position = self.position and self.position._asdict()
         return with_checksum({**dataclasses.asdict(self), "position": position})
@@ -100,7 +101,7 @@ def read(folder: Path, step: int) -> Manifest:
         raise Damaged(step, f"its manifest {path}: {error}") from error
 
 
-def check_arrays(manifest: Manifest, like: dict[str, Any]) -> None:
+def check_arrays(manifest: Manifest, like: Items) -> None:
     """Raises UserError unless the saved arrays have the dtypes and shapes of `like`.
 
     Orbax would silently cast to another dtype.
@@ -130,7 +131,7 @@ def check_arrays(manifest: Manifest, like: dict[str, Any]) -> None:
         )
 
 
-def verify(manifest: Manifest, trees: dict[str, Any]) -> None:
+def verify(manifest: Manifest, trees: Items) -> None:
     """Raises Damaged unless the restored arrays equal the saved ones bit for bit."""
     changed = [
         name

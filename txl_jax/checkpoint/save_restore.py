@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import traceback
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,11 +20,12 @@ from jax import Array
 from jax.sharding import SingleDeviceSharding
 
 from txl_jax.checkpoint import manifest as manifests
-from txl_jax.checkpoint.array_checksum import checksums, named_leaves
+from txl_jax.checkpoint.array_checksum import Leaf, Tree, checksums, named_leaves
 from txl_jax.checkpoint.manager import Checkpoints
-from txl_jax.checkpoint.manifest import Damaged, Imported, Manifest
+from txl_jax.checkpoint.manifest import Damaged, Imported, Items, Manifest
 from txl_jax.data.streams import Position
 from txl_jax.errors import UserError
+from txl_jax.model.initializers import Params
 from txl_jax.report.log import say
 from txl_jax.report.progress import waiting
 from txl_jax.runtime import distributed, storage
@@ -56,7 +57,7 @@ def save(
 def save_items(
     manager: Checkpoints,
     step: int,
-    items: dict[str, Any],
+    items: Items,
     position: Position | None = None,
     valid_nll_nats: float | None = None,
 ) -> None:
@@ -73,18 +74,23 @@ def save_items(
     manager.start(manifest, ocp.args.Composite(**args))
 
 
-def _read_back(manager: Checkpoints, manifest: Manifest, like: dict[str, Any]) -> None:
+def _read_back(manager: Checkpoints, manifest: Manifest, like: Items) -> None:
     """Raises UserError if a checkpoint has other values than those that were saved.
 
     All processes call this, and process 0 reads. If it cannot, the next checkpoint is
     read back instead.
     """
     reason, is_damaged = "", False
-    if distributed.is_first():
-        notice = f"reading checkpoint {manifest.step} back"
-        with waiting(notice), jax.transfer_guard("allow"):
-            reason, is_damaged = _compare(manager.folder(manifest.step), manifest, like)
     with jax.transfer_guard("allow"):
+        if distributed.is_first():
+            try:
+                with waiting(f"reading checkpoint {manifest.step} back"):
+                    _compare(manager.folder(manifest.step), manifest, like)
+            except Exception as error:  # of orbax, the disk, the store or the host
+                text = "".join(traceback.format_exception(error))
+                undecodable = any(code in text for code in UNDECODABLE)
+                is_damaged = undecodable or isinstance(error, Damaged)
+                reason = storage.one_line(error)
         is_damaged = distributed.anywhere(is_damaged)
         manager.proved = not distributed.anywhere(bool(reason))
     if is_damaged:
@@ -97,33 +103,23 @@ def _read_back(manager: Checkpoints, manifest: Manifest, like: dict[str, Any]) -
         say(f"checkpoint {manifest.step} was not read back: {reason}")
 
 
-def _compare(
-    folder: Path, manifest: Manifest, like: dict[str, Any]
-) -> tuple[str, bool]:
-    """Compares a checkpoint with its manifest, without the other processes.
+def _compare(folder: Path, manifest: Manifest, like: Items) -> None:
+    """Raises Damaged unless a checkpoint has the values of its manifest.
 
-    Its items are read one by one into the host's memory. Returns (the error or "",
-    whether the checkpoint is damaged).
+    Its items are read one by one into the host's memory, without the other processes.
     """
     try:
         host = SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
     except RuntimeError:  # JAX_PLATFORMS names the accelerator alone
-        return "", False
+        return
     alone = ocp.options.MultiprocessingOptions(active_processes={0})
+    # Not through the manager, at whose barriers all processes meet.
     reader = ocp.StandardCheckpointHandler(multiprocessing_options=alone)
-    try:
-        with contextlib.closing(reader):
-            for item, tree in like.items():
-                here = jax.tree.map(lambda x: x.update(sharding=host), tree)
-                args = ocp.args.StandardRestore(here)
-                # Not through the manager, at whose barriers all processes meet.
-                restored = reader.restore(folder / item, args=args)
-                manifests.verify(manifest, {item: restored})
-    except Exception as error:  # of orbax, the disk, the store or the host
-        with_causes = "".join(traceback.format_exception(error))
-        is_undecodable = any(code in with_causes for code in UNDECODABLE)
-        return storage.one_line(error), isinstance(error, Damaged) or is_undecodable
-    return "", False
+    with contextlib.closing(reader):
+        for item, tree in like.items():
+            here = jax.tree.map(lambda x: x.update(sharding=host), tree)
+            args = ocp.args.StandardRestore(here)
+            manifests.verify(manifest, {item: reader.restore(folder / item, args=args)})
 
 
 class Snapshot(NamedTuple):
@@ -178,7 +174,9 @@ def _restore(manager: Checkpoints, step: int, like: TrainState) -> Snapshot:
     return Snapshot(step, state, manifest.position)
 
 
-def restore_params(manager: Checkpoints, which: str, like: Any) -> tuple[Any, int]:
+def restore_params(
+    manager: Checkpoints, which: str, like: Params
+) -> tuple[Params, int]:
     """Returns (params, step) of the checkpoints `which`, a value of eval.checkpoint.
 
     The parameters of a run that averages are their average. For several checkpoints
@@ -189,7 +187,7 @@ def restore_params(manager: Checkpoints, which: str, like: Any) -> tuple[Any, in
     manager.poll(wait=True)
     steps = manager.find(which)
 
-    def read(step: int) -> Any:
+    def read(step: int) -> Params:
         manifest = manager.read_manifest(step)
         has_average = any(name.startswith("average/") for name in manifest.arrays)
         item = "average" if has_average else "params"
@@ -205,9 +203,7 @@ def restore_params(manager: Checkpoints, which: str, like: Any) -> tuple[Any, in
     return total, steps[-1]
 
 
-def _read(
-    manager: Checkpoints, manifest: Manifest, like: dict[str, Any]
-) -> dict[str, Any]:
+def _read(manager: Checkpoints, manifest: Manifest, like: Items) -> Items:
     """Returns the items in `like` of a checkpoint, verified.
 
     Raises Damaged, or UserError if they have another model or may not be read.
@@ -232,12 +228,12 @@ def _read(
     return items
 
 
-def shapes(params: Any) -> dict[str, tuple[int, ...]]:
+def shapes(params: Params) -> dict[str, tuple[int, ...]]:
     """Returns the shapes of parameters by names like "layers/attention/q"."""
     return {name: tuple(leaf.shape) for name, leaf in named_leaves(params)}
 
 
-def abstract(shapes: Any, shardings: Any) -> Any:
+def abstract(shapes: Tree, shardings: Tree) -> Tree:
     """Returns a tree of `ShapeDtypeStruct` with shardings, as `restore` expects."""
     return jax.tree.map(
         lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
@@ -246,7 +242,7 @@ def abstract(shapes: Any, shardings: Any) -> Any:
     )
 
 
-def _items(state: TrainState) -> dict[str, Any]:
+def _items(state: TrainState) -> Items:
     """Returns the items of a checkpoint; "average" only if the state has one."""
     names = [field.name for field in dataclasses.fields(state)]
     own_items = ("params", "average")
@@ -261,7 +257,7 @@ def _items(state: TrainState) -> dict[str, Any]:
     return items
 
 
-def _key_data(key: Array | jax.ShapeDtypeStruct) -> Array | jax.ShapeDtypeStruct:
+def _key_data(key: Leaf) -> Leaf:
     """Returns the numbers of a random key: orbax stores no key without a file more."""
     if isinstance(key, jax.ShapeDtypeStruct):
         data: jax.ShapeDtypeStruct = jax.eval_shape(jax.random.key_data, key)
@@ -269,10 +265,10 @@ def _key_data(key: Array | jax.ShapeDtypeStruct) -> Array | jax.ShapeDtypeStruct
     return jax.random.key_data(key)
 
 
-def _with_empty(tree: Any, like: Any) -> Any:
+def _with_empty(tree: Tree, like: Tree) -> Tree:
     """Returns the tree with arrays of size 0 where `_items` put None."""
 
-    def fill(expected: Any, restored: Any) -> Any:
+    def fill(expected: jax.ShapeDtypeStruct, restored: Array | None) -> Array:
         if restored is not None:
             return restored
         return jnp.zeros(expected.shape, expected.dtype, device=expected.sharding)

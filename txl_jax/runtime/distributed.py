@@ -7,14 +7,13 @@ the others within HEARTBEAT_SECONDS.
 """
 
 import contextlib
-import itertools
 import os
 import sys
 import threading
 import traceback
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import jax
 import numpy as np
@@ -33,12 +32,8 @@ from txl_jax.errors import (
 from txl_jax.runtime import storage
 from txl_jax.runtime.environment import ADDRESS, COUNT, INDEX, find_processes
 
-if TYPE_CHECKING:
-    from jaxlib._jax import DistributedRuntimeClient
-
 Result = TypeVar("Result")
 EXITING = threading.Lock()  # held by the thread that ends the process
-BARRIERS = itertools.count()  # of `wait_for_all`, the same in all processes
 
 CONNECT_SECONDS = 300  # until all processes must have connected
 HEARTBEAT_SECONDS = 30  # from a process's last heartbeat until jax aborts the others
@@ -160,10 +155,11 @@ def together(*errors: type[Exception]) -> Iterator[None]:
 
     A UserError of any process is raised as one in all of them.
     """
+    kinds: tuple[type[Exception], ...] = (UserError, *errors)
     raised: Exception | None = None
     try:
         yield
-    except (UserError, *errors) as error:
+    except kinds as error:
         raised = error
     if anywhere(isinstance(raised, UserError)):
         if not isinstance(raised, UserError):
@@ -173,9 +169,8 @@ def together(*errors: type[Exception]) -> Iterator[None]:
         raise raised or OSError("another process cannot write")
 
 
-def client() -> "DistributedRuntimeClient":
+def client() -> Any:
     """Returns the client of jax's coordination service of one of several processes."""
-    assert global_state.client is not None
     return global_state.client
 
 
@@ -186,7 +181,7 @@ def wait_for_all() -> None:
     devices of CPUs that communicate for the first time wait 30 s for one another.
     """
     if several():
-        client().wait_at_barrier(f"txl_jax/{next(BARRIERS)}", 1000 * WAIT_SECONDS)
+        client().wait_at_barrier("txl_jax", 1000 * WAIT_SECONDS)
 
 
 def exit_on_error(

@@ -13,7 +13,7 @@ import stat
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 from txl_jax.errors import UserError
 
@@ -26,12 +26,12 @@ UNREACHABLE = (
 )
 
 
-def is_remote(path: Any) -> bool:
+def is_remote(path: Path | str) -> bool:
     """Returns whether a path or an address is on gs://."""
     return str(path).startswith(SCHEME)
 
 
-def remote_path(address: str, flag: str) -> Any:
+def remote_path(address: str, flag: str) -> Path:
     """Returns the `epath.Path` of an address on gs://.
 
     Raises UserError, naming the flag, for another address, and if a library is missing.
@@ -50,7 +50,7 @@ def remote_path(address: str, flag: str) -> Any:
     logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # the errors are raised too
     from etils import epath
 
-    return epath.Path(SCHEME + "/".join(parts))
+    return cast(Path, epath.Path(SCHEME + "/".join(parts)))
 
 
 def _is_installed(name: str) -> bool:
