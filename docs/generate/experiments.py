@@ -51,9 +51,9 @@ def readme() -> dict[str, list[str]]:
 # Whose results have a page.
 PAGES = {
     "copying": "[accuracy against delay](copying.md)",
-    "shakespeare": "[beside nanoGPT](results.md)",
-    "shakespeare_long": "[beside nanoGPT](results.md)",
-    "wikitext2": "[the reference model](results.md)",
+    "shakespeare": "[beside nanoGPT](models.md)",
+    "shakespeare_long": "[beside nanoGPT](models.md)",
+    "wikitext2": "[the reference model](models.md)",
 }
 
 
