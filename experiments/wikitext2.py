@@ -5,8 +5,8 @@
 Not in the paper: 5,034,208 parameters, gated layers, normed queries and keys, and Muon,
 which gained on small models (docs/howto/variants.md), with the paper's positions,
 memory and adaptive softmax. Each of 4,500 updates reads 32 segments of 64 words with a
-memory of 128, and each epoch starts at a new offset: 9.2 million words, 4.4 epochs. The best
-checkpoint, of update 3,750, has validation perplexity 92.9, test 88.0 (25 November
+memory of 128, and each epoch starts at a new offset: 9.2 million words, 4.4 epochs. The
+best checkpoint, of update 3,750, has validation perplexity 92.9, test 88.0 (25 November
 2026, one seed). For scale, AWD-LSTM (33 million parameters, 750 epochs) has a test
 perplexity of 65.8.
 """
