@@ -198,15 +198,6 @@ def test_pages_state_the_committed_speed_and_cost_of_a_cold_start() -> None:
     assert f"costs {cost} nats" in text and f"`cost_nats` ({cost})" in page
 
 
-def test_the_copying_page_quotes_its_table(made: Callable[[str], str]) -> None:
-    decimals = re.compile(r"\d+\.\d+")
-    _, section = TEXTS["copying.md"].split("## Results")
-    # By the share of positions that see the letter.
-    expected = {"12.5", "34.4", "56.25"}
-    table = {*decimals.findall(made("results.copying copying.json"))}
-    assert {*decimals.findall(section)} <= table | expected
-
-
 def test_statuses_and_vocabularies_are_those_of_the_code() -> None:
     statuses = (0, errors.USER_ERROR, errors.RETRY, errors.BAD_NUMBERS)
     for status in (*statuses, errors.INTERRUPTED):

@@ -9,9 +9,6 @@ import nbclient
 import nbformat
 import pytest
 
-from tests.support.trained import command
-from txl_jax.data.byte_ranges import checksum
-
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "experiments" / "notebooks").glob("*.ipynb"))
 NAMES = ["attention_maps", "own_text", "quickstart", "restore_and_evaluate"]
@@ -115,23 +112,3 @@ def test_a_notebook_runs(
     assert "bits per byte" in printed
     assert (runs / "quickstart" if path.stem != "own_text" else runs).exists()
     assert path.stem != "quickstart" or (runs / "chip" / "page.md").exists()
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", ["attention_maps", "restore_and_evaluate"])
-def test_a_notebook_reads_a_released_model(
-    name: str, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TFDS_DATA_DIR", str(runs / "data"))
-    run, model = runs / "quickstart", tmp_path / f"{name}.safetensors"
-    if not run.exists():
-        done = command("--config=quickstart", f"--workdir={run}", *SMALL.split())
-        assert done.status == 0, done.err
-    flags = ("--format=txl_jax", f"--workdir={run}", f"--target={model}")
-    assert command("--mode=export", *flags).status == 0
-    monkeypatch.setenv("TXL_RELEASE", str(model))
-    path = ROOT / "experiments" / "notebooks" / f"{name}.ipynb"
-    printed = execute(path, runs, tmp_path, monkeypatch)
-    (imported,) = runs.glob(f"{name}-*/config.json")
-    assert imported.parent.name.endswith(f"-{checksum(model)[:8]}")
-    assert ("attention.html" if name == "attention_maps" else "'d' ") in printed
