@@ -83,7 +83,8 @@ def make_tokens(batch_size: int, length: int, seed: int = 1) -> Array:
 @functools.cache
 def compiled(config: ModelConfig, method: str) -> Callable[..., Any]:
     """Returns the model's method, compiled once per config for all tests."""
-    return jax.jit(functools.partial(TransformerXL(config).apply, method=method))
+    apply = functools.partial(TransformerXL(config).apply, method=method)
+    return jax.jit(apply, static_argnames="segment_len")
 
 
 def apply(

@@ -72,6 +72,7 @@ class TransformerXL(nn.Module):
         first_BL: Array | None = None,
         length_B: Array | None = None,
         inputs_BLD: Array | None = None,
+        segment_len: int = 0,
     ) -> tuple[Array, AnyMemory]:
         """Returns (hidden_BLD, memory) after a segment.
 
@@ -82,6 +83,10 @@ class TransformerXL(nn.Module):
             with initial_memory = "zeros", one that starts with the segment sees zeros.
         length_B: the number of real tokens per stream (default: all). The others are
             padding at the right end, which never enters the memory.
+        segment_len: the L tokens are several segments of this many tokens (0 = one),
+            with the results of reading one after the other: layer n of a segment needs
+            layer n - 1 of earlier ones, and nothing else of them. Not for absolute
+            positions, nor for documents with initial_memory = "zeros".
         """
         config = self.config
         if (tokens_BL is None) == (inputs_BLD is None):
@@ -99,7 +104,7 @@ class TransformerXL(nn.Module):
             h_BLD += self.scheme.embeddings(config, L).astype(config.compute_dtype)
         h_BLD = self.drop_rows(h_BLD)
         keys = keys_per_query(config, M)
-        oldest_BL = find_oldest(memory.filled_B, first_BL, M, L, keys)
+        oldest_BL = find_oldest(memory.filled_B, first_BL, M, L, keys, segment_len)
         h_BLD, kept = self.run_layers(h_BLD, memory, oldest_BL)
         return self.drop_rows(h_BLD), memory.append(kept, length_B, first_BL)
 

@@ -40,13 +40,19 @@ def count_filled(
 
 
 def find_oldest(
-    filled_B: Array, first_BL: Array | None, M: int, L: int, reach: int
+    filled_B: Array,
+    first_BL: Array | None,
+    M: int,
+    L: int,
+    reach: int,
+    segment_len: int = 0,
 ) -> Array:
     """Returns the oldest key that each query sees, int32.
 
     The newest is the query's own, i + M. Unfilled slots, a document that starts in the
     segment and `reach` (the number of keys that a query sees, its own included, 0 =
-    all) exclude older keys.
+    all) exclude older keys. If the L tokens are several segments of segment_len tokens
+    (0 = one), a query sees M keys before its own segment.
     """
     query_L = jnp.arange(L, dtype=jnp.int32)
     oldest = jnp.broadcast_to(M - filled_B[:, None], (filled_B.shape[0], L))
@@ -54,7 +60,9 @@ def find_oldest(
         start_BL = jax.lax.cummax(jnp.where(first_BL, query_L + M, 0), axis=1)
         oldest = jnp.maximum(oldest, start_BL)
     if reach:
-        oldest = jnp.maximum(oldest, query_L + M + 1 - reach)
+        return jnp.maximum(oldest, query_L + M + 1 - reach)
+    if 0 < segment_len < L:
+        oldest = jnp.maximum(oldest, query_L // segment_len * segment_len)
     return oldest
 
 

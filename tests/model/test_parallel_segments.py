@@ -1,0 +1,78 @@
+"""Several segments read in one call give what reading one after the other gives."""
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support import tiny
+from txl_jax.model.memory import Memory
+from txl_jax.model.memory.key_values import KeyValueMemory
+from txl_jax.model.memory.layout import unstack
+
+B, S, L = 3, 3, 4
+READ = S * L  # tokens of the call under test
+VARIANTS: list[dict[str, Any]] = [
+    {"mem_len": 5},
+    {"mem_len": 2, "same_length": True, "same_length_self": True},
+    {"mem_len": 17, "kernel": "chunked", **tiny.ALL},
+    {"mem_len": 9, "clamp_len": 3, "initial_memory": "zeros", "untie_r": True},
+    {"mem_len": 6, "position": "rotary", "d_head": 4, **tiny.MODERN},
+    {"mem_len": 4, "position": "shaw_biased", "n_position": 4, "pre_lnorm": True},
+    {"mem_len": 7, "position": "alibi"},
+    {"mem_len": 0},
+]
+
+
+KINDS = ["states", "keys and values"]
+CASES = [(changes, KINDS[i % 2]) for i, changes in enumerate(VARIANTS)]
+OTHERS = [(changes, KINDS[1 - i % 2]) for i, changes in enumerate(VARIANTS)]
+
+
+@pytest.mark.parametrize(
+    "changes, kind",
+    [*CASES, *(pytest.param(*each, marks=pytest.mark.long) for each in OTHERS)],
+    ids=str,
+)
+def test_a_call_with_several_segments_equals_calls_with_one(
+    changes: dict[str, Any], kind: str
+) -> None:
+    """With documents that start anywhere and padding at the end, twice in a row."""
+    config = tiny.config(**changes)
+    params = tiny.make_params(config)
+    rng = np.random.default_rng(0)
+    many: Any
+    one: Any
+    many = one = Memory.empty(config, B)
+    if kind == "keys and values":
+        params = unstack(params)
+        empty = functools.partial(KeyValueMemory.empty, config, params, B)
+        many, one = empty(READ), empty(L)
+    read = functools.partial(tiny.apply, config, params, method="logits")
+    for length_B in ([READ] * B, [READ, L + 1, 0]):
+        tokens_BT = tiny.make_tokens(B, READ, len(length_B))
+        first_BT = rng.random((B, READ)) < 0.15
+        if config.initial_memory == "zeros":
+            first_BT[:] = False
+        logits_BTV, many = read(
+            tokens_BT,
+            many,
+            first_BL=first_BT,
+            length_B=np.array(length_B, np.int32),
+            segment_len=L,
+        )
+        for s in range(S):
+            part = np.s_[:, s * L : (s + 1) * L]
+            own_B = np.clip(np.array(length_B) - s * L, 0, L).astype(np.int32)
+            expected_BLV, one = read(
+                tokens_BT[part], one, first_BL=first_BT[part], length_B=own_B
+            )
+            real_BL1 = (np.arange(L) < own_B[:, None])[..., None]
+            tiny.assert_close(
+                np.where(real_BL1, logits_BTV[part], 0),
+                np.where(real_BL1, expected_BLV, 0),
+            )
+        np.testing.assert_array_equal(many.filled_B, one.filled_B)
+        if kind == "states":
+            tiny.assert_close(many.h_NBMD, one.h_NBMD)
