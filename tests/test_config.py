@@ -128,6 +128,10 @@ train.max_loss_factor=0.5           | must be above 1
 train.order=sentences               | train.order | mean 'sentences:ID'
 train.batch_size=9 train.batch_chunk=2 | train.batch_size = 9 | train.batch_chunk = 2
 train.segments_per_call=3 train.segments_per_update=2 | segments_per_update = 2
+train.gradient_segments=2            | segments_per_update = 1 | gradient_segments = 2
+{G} train.varlen=true model.mem_len=4 | gradient_segments = 2 | leave out train.varlen
+{G} model.mem_len=0                  | gradient_segments = 2 | set model.mem_len
+{G} model.initial_memory=zeros model.mem_len=4 | gradient_segments = 2 | "empty"
 train.ext_len=3 model.mem_len=4     | train.ext_len = 3 | model.mem_len = 4 | to 0
 train.ext_len=3 train.half_loss=true model.mem_len=0 | train.half_loss = True and train
 eval.ext_len=3 eval.mem_len=4       | eval.ext_len = 3 | eval.mem_len = 4 | of them to 0
@@ -157,6 +161,8 @@ SHORT = {
     "CONTEXT": "512",
     "DYNAMIC": "eval.dynamic=sgd eval.dynamic_lr=1 eval.streams=1",
     "LEARNED": LEARNED,
+    "G": "train.segments_per_call=2 train.segments_per_update=2 "
+    "train.gradient_segments=2",
 }
 
 

@@ -87,6 +87,13 @@ class Config:
                 f"train.ext_len = {self.train.ext_len} with model.mem_len = "
                 f"{self.model.mem_len} would read tokens twice: set one of them to 0"
             )
+        carries = self.model.mem_len and self.model.initial_memory == "empty"
+        if self.train.gradient_segments > 1 and not carries:
+            raise UserError(
+                f"train.gradient_segments = {self.train.gradient_segments} needs a "
+                "memory that starts empty: set model.mem_len and leave "
+                'model.initial_memory at "empty"'
+            )
         for section in ("eval", "generate"):
             mem_len = getattr(self, section).mem_len
             if self.model.position in ABSOLUTE_POSITIONS and mem_len:

@@ -138,9 +138,9 @@ def check_memory(config: Config, mesh: Mesh) -> None:
     accounting.check_fits(
         model,
         train.batch_size,
-        train.ext_len + train.tgt_len,
+        (train.ext_len + train.tgt_len) * train.gradient_segments,
         accounting.TRAIN_FIELDS,
-        segments=train.segments_per_call,
+        segments=train.segments_per_call // train.gradient_segments,
         chunks=train.batch_chunk,
     )
     sizes = evaluate_split.sizes(config)

@@ -39,3 +39,24 @@ class OneSegment(NamedTuple):
 def scanned(segments: Segment) -> OneSegment:
     """Returns the segments as inputs of `jax.lax.scan`, which slices S away."""
     return OneSegment._make(segments)
+
+
+def join(segments: Segment, count: int) -> Segment:
+    """Returns S / count segments, each of `count` consecutive ones, of count L tokens.
+
+    Padding inside them, as at the end of an epoch, counts as real: what follows it must
+    be empty or start a document, which sees nothing before it.
+    """
+    if count == 1:
+        return segments
+
+    def join_tokens(x_SBL: np.ndarray) -> np.ndarray:
+        _, B, L = x_SBL.shape
+        return x_SBL.reshape(-1, count, B, L).swapaxes(1, 2).reshape(-1, B, count * L)
+
+    *tokens, length_SB = segments
+    B, L = tokens[0].shape[1:]
+    length_GCB = length_SB.reshape(-1, count, B)
+    start_C1 = L * np.arange(count, dtype=np.int32)[:, None]
+    end_GCB = (length_GCB > 0) * (start_C1 + length_GCB)
+    return Segment(*map(join_tokens, tokens), end_GCB.max(1))

@@ -53,9 +53,9 @@ def find_bad(
     def compute(params: Any, rng: Array, step: Array, segments: Segment) -> Any:
         memory = Memory.empty(model, config.batch_size)
         key = jax.random.fold_in(rng, step)
-        network, C = TransformerXL(model), config.batch_chunk
+        network = TransformerXL(model)
         with nn.intercept_methods(sow_bad):
-            sums = sum_gradients(network, params, memory, segments, key, C)
+            sums = sum_gradients(network, params, memory, segments, key, config)
         bad_grads = {}
         for name, grad in flax.traverse_util.flatten_dict(sums.grads, sep="/").items():
             axes = tuple(range(name.startswith(LAYERS), grad.ndim))

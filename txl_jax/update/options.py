@@ -26,6 +26,10 @@ class TrainConfig:
     segments_per_call: int = at_least(1, 1)
     # The number of consecutive segments whose gradient makes an update.
     segments_per_update: int = at_least(1, 1)
+    # The number of consecutive segments that are computed together, so that gradients
+    # pass through the memory between them. 1 stops them at each segment, as the paper
+    # does.
+    gradient_segments: int = at_least(1, 1)
     # The number of parts of the batch that are computed in turn, to save memory.
     batch_chunk: int = at_least(1, 1)
     # The number of updates between two lines of metrics.jsonl.
@@ -77,13 +81,23 @@ class TrainConfig:
                 f"train.half_loss = True and train.ext_len = {self.ext_len} each score "
                 "only the recent part of what is read: set only one of them"
             )
-        calls = "segments_per_call", "segments_per_update"
-        for name, part in (("batch_size", "batch_chunk"), calls):
+        parts = (
+            ("batch_size", "batch_chunk"),
+            ("segments_per_call", "segments_per_update"),
+            ("segments_per_update", "gradient_segments"),
+        )
+        for name, part in parts:
             if getattr(self, name) % getattr(self, part):
                 raise UserError(
                     f"train.{name} = {getattr(self, name)} must be a multiple of "
                     f"train.{part} = {getattr(self, part)}"
                 )
+
+        if self.gradient_segments > 1 and (self.varlen or self.ext_len):
+            raise UserError(
+                f"train.gradient_segments = {self.gradient_segments} needs segments of "
+                "tgt_len new tokens: leave out train.varlen and train.ext_len"
+            )
 
     @property
     def sentence_end(self) -> int:

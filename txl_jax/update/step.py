@@ -12,7 +12,9 @@ each segment is computed in C chunks of the streams, one after the other:
     `- ..
 
 The memory passes from segment to segment; the gradients of the G C parts of an update
-are added up. Here G is not the number of rare clusters.
+are added up. Here G is not the number of rare clusters. With train.gradient_segments,
+so many segments of an update are computed together, as one of the G above: gradients
+pass through the memory between them.
 """
 
 import dataclasses
@@ -30,7 +32,7 @@ from jax.typing import DTypeLike
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
 from txl_jax.model.memory import Memory
-from txl_jax.model.segment import OneSegment, Segment, scanned
+from txl_jax.model.segment import OneSegment, Segment, join, scanned
 from txl_jax.model.txl import TransformerXL
 from txl_jax.sharding.rules import letters
 from txl_jax.update.init import init_state
@@ -87,17 +89,22 @@ def sum_gradients(
     memory: Memory,
     segments: Segment,
     key: Array,
-    C: int,
+    config: TrainConfig,
 ) -> GradientSum:
     """Returns the sums of `nll_sum` and its gradient over G segments.
 
     Segment g is computed chunk by chunk; chunk c has its streams' memory and the key
     `fold_in(fold_in(key, g), c)`. Gradients have the dtype of `cast_layers`, their sum
-    over several parts that of the parameters.
+    over several parts that of the parameters. With train.gradient_segments, a segment
+    g here is so many of those given.
     """
-    G = segments.length_SB.shape[0]
+    segments = join(segments, config.gradient_segments)
+    segment_len = config.tgt_len if config.gradient_segments > 1 else 0
+    G, C = segments.length_SB.shape[0], config.batch_chunk
     used = cast_layers(params, model.config.compute_dtype)
-    grad = jax.value_and_grad(functools.partial(nll_sum, model), has_aux=True)
+    grad = jax.value_and_grad(
+        functools.partial(nll_sum, model, segment_len=segment_len), has_aux=True
+    )
     split = functools.partial(split_streams, C=C)
 
     def add_segment(carry: Any, xs: tuple[Array, OneSegment]) -> Any:
@@ -149,11 +156,12 @@ def nll_sum(
     memory: Memory,
     segment: OneSegment,
     key: Array,
+    segment_len: int = 0,
 ) -> tuple[Array, tuple[Array, Memory, dict[str, Array]]]:
     """Returns (nll of a segment's scored tokens in nats, (tokens, memory, sown)).
 
     tokens: the number of scored tokens. sown: what modules sow as intermediates, by
-    name; {} in training.
+    name; {} in training. segment_len: as for a call of the model.
     """
     (nll_BL, memory), sown = model.apply(
         {"params": params},
@@ -162,6 +170,7 @@ def nll_sum(
         memory,
         first_BL=segment.first_BL,
         length_B=segment.length_B,
+        segment_len=segment_len,
         method="nll",
         rngs={"dropout": key},
         mutable=["intermediates"],
@@ -189,7 +198,12 @@ def make_train_step(
     def update(state: TrainState, segments: Segment) -> tuple[TrainState, Metrics]:
         key = jax.random.fold_in(state.rng, state.step)
         sums = sum_gradients(
-            model, state.params, state.memory, segments, key, config.batch_chunk
+            model,
+            state.params,
+            state.memory,
+            segments,
+            key,
+            config,
         )
         # In a copying task, all segments may be without a scored token.
         tokens = jnp.maximum(sums.tokens, 1)
