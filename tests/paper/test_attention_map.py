@@ -4,7 +4,6 @@ Dims: B = 1 stream, L segment, K keys, R distances, N layers, H heads, A head, D
 I targets shown.
 """
 
-import dataclasses
 import functools
 from typing import Any
 
@@ -15,8 +14,8 @@ import pytest
 
 from tests.support import tiny
 from tests.support.reference_positions import position_encoding
+from tests.support.refusal import refused
 from txl_jax.data.streams import Streams
-from txl_jax.errors import UserError
 from txl_jax.evaluate.options import EvalConfig
 from txl_jax.evaluate.reader import Reader
 from txl_jax.model.attention import Attention
@@ -34,8 +33,8 @@ CONFIG, EVAL = AttentionConfig(segments=3), EvalConfig(tgt_len=L, mem_len=SPAN)
 
 @pytest.fixture(scope="module")
 def maps() -> Maps:
-    model = tiny.CONFIG, tiny.make_params()
-    return attention_map.make_maps(*model, TOKENS, CONFIG, EVAL)
+    params = tiny.make_params()
+    return attention_map.make_maps(tiny.CONFIG, params, TOKENS, CONFIG, EVAL)
 
 
 @functools.cache
@@ -88,7 +87,7 @@ def read_segments(config: ModelConfig) -> Any:
     ids=str,
 )
 def test_probabilities_match_the_model(changes: dict[str, Any], terms: str) -> None:
-    """They give its layer's output; and the terms multiply to the whole."""
+    """They reproduce each layer's output, and the terms multiply to the whole."""
     clamp_len = changes.get("clamp_len", 0)
     config = attention_map.map_model(tiny.config(**changes), SPAN, clamp_len)
     params = tiny.make_params(config)
@@ -167,15 +166,12 @@ def test_similarity_is_the_mean_cosine(maps: Maps) -> None:
     [
         ({}, 48, SPAN, "need 61 tokens, but it has 60"),
         ({}, 0, 1, "eval.mem_len = 1: attention maps need at least 2"),
-        (
-            *({"position": "learned", "n_position": 9, "mem_len": 0}, 0, SPAN),
-            "has no distances",
-        ),
+        ({"position": "sinusoidal", "mem_len": 0}, 0, SPAN, "has no distances"),
     ],
 )
-def test_models_and_splits_without_maps_are_refused(
+def test_a_short_split_or_a_model_without_distances_is_refused(
     model: dict[str, Any], at: int, mem_len: int, message: str
 ) -> None:
-    options = dataclasses.replace(CONFIG, at=at), EvalConfig(tgt_len=L, mem_len=mem_len)
-    with pytest.raises(UserError, match=message):
-        attention_map.make_maps(tiny.config(**model), {}, TOKENS, *options)
+    config, eval = AttentionConfig(at, 3), EvalConfig(tgt_len=L, mem_len=mem_len)
+    with refused(message):
+        attention_map.make_maps(tiny.config(**model), {}, TOKENS, config, eval)

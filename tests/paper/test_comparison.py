@@ -1,4 +1,4 @@
-"""Comparisons of an ablation table's rows over their seeds."""
+"""Rows of a table are compared over their seeds."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ def test_the_best_length_is_the_shortest_that_reaches_the_best() -> None:
         ((11.0,), "one seed, so no spread"),
     ],
 )
-def test_a_cost_above_the_spread_of_pairs_is_compared_with_the_paper(
+def test_a_cost_counts_if_it_exceeds_the_spread_over_seeds(
     shaw: tuple[float, ...], verdict: str
 ) -> None:
     """Runs of one seed are compared, although the seeds differ by 0.4."""

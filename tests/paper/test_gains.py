@@ -1,4 +1,4 @@
-"""RECL by hand, the RECL of n-gram models, which is their order, and bad options.
+"""RECL by hand, and of n-gram models, whose RECL is their order.
 
 Dims: I models, C contexts, T positions.
 """
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from txl_jax.paper.baselines import witten_bell
-from txl_jax.paper.gains import RATIOS, gains, hardest, recl, short_names
+from txl_jax.paper.gains import RATIOS, gains, hardest, recl
 
 # Two models, three contexts, two positions. b(c, t): [2, 1], [1, 1], [1, 0.5].
 HAND_ICT = np.array(
@@ -82,11 +82,3 @@ def test_the_recl_of_ngrams_is_their_order() -> None:
     nll_ICT = np.array([[by_order[min(k, c)] for c in contexts] for k in orders])
     for ratio in RATIOS:
         assert lengths(nll_ICT, contexts, ratio) == [(k, True) for k in orders]
-
-
-def test_a_plot_names_models_by_what_differs() -> None:
-    runs = [f"runs/{row}/seed_{seed}" for row, seed in (("a", 1), ("b", 1))]
-    assert short_names(runs) == ["a", "b"]
-    assert short_names([*runs, "runs/b/seed_2"]) == [*runs, "runs/b/seed_2"]
-    assert short_names(["runs/mine"]) == ["mine"]
-    assert short_names(["x/mine", "gs://bucket/x/theirs"]) == ["mine", "theirs"]

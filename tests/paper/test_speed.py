@@ -20,12 +20,10 @@ def test_a_row_has_the_columns_of_the_table(
     monkeypatch.setitem(PAPER, 6, 363)
     options = EvalConfig(tgt_len=4, streams=2, sweep="mem_len=6")
     model = tiny.config(n_layer=1)
-    config = Config(model=model, eval=options)
-    result = speed.run(config, tmp_path / "new")
+    result = speed.run(Config(model=model, eval=options), tmp_path / "new")
     (row,) = result["rows"]
-    cached, sliding, fair = (
-        row[f"{name}_seconds_per_token"] for name in ("cached", "sliding", "fair")
-    )
+    ways = ("cached", "sliding", "fair")
+    cached, sliding, fair = (row[f"{way}_seconds_per_token"] for way in ways)
     assert min(cached, sliding, fair) > 0
     assert (row["attention_len"], row["paper_ratio"]) == (6, 363)
     assert row["ratio"] == pytest.approx(sliding / cached)

@@ -1,4 +1,4 @@
-"""The table mode: the configs of its runs, and their order.
+"""The mode `table`: its runs resume, and are scored once.
 
 Only the long test trains; the others replace training by made-up numbers.
 """
@@ -14,116 +14,19 @@ import pytest
 
 from tests.cli.test_main import documented
 from tests.support.trained import command
-from txl_jax import config as configs
 from txl_jax.cli import training_run as train_mode
 from txl_jax.config import Config
 from txl_jax.errors import RETRY, Interrupted
-from txl_jax.paper import options as ablation
 from txl_jax.paper import table, table_rows
-from txl_jax.paper.options import TABLES, TableConfig
+from txl_jax.paper.options import TableConfig
 from txl_jax.workdir import claim
-
-ROWS = [(number, name) for number, rows in TABLES.items() for name in rows]
-
-
-def shrunk(number: int, name: str) -> Config:
-    return table_rows.row_config(name, TableConfig(table=number), {})
-
-
-def differences(one: Config, other: Config) -> set[str]:
-    sections = ("model.", "train.", "optim.", "data.")
-    return {x for x in configs.differences(one, other) if x.startswith(sections)}
-
-
-POSITIONS = {
-    ablation.OURS: "transformer_xl",
-    ablation.SHAW: "shaw",
-    ablation.VASWANI: "sinusoidal",
-    ablation.AL_RFOU: "learned",
-}
-
-
-@pytest.mark.parametrize(("number", "name"), ROWS)
-def test_a_row_describes_its_config(number: int, name: str) -> None:
-    row, config = TABLES[number][name], configs.parse(configs.load(name))
-    assert config.model.position == POSITIONS[row.encoding]
-    assert row.recurrence == (config.model.mem_len > 0)
-    assert config.train.half_loss == (row.loss == "half")
-    full = TableConfig(table=number, scale="full")
-    assert table_rows.row_config(name, full, {}) == config
-    second = table_rows.row_config(name, full, {}, 1)
-    assert differences(second, config) == {"train.seed"}
-    if row.parent:  # the miniatures differ as the published configs do
-        published = differences(config, configs.parse(configs.load(row.parent)))
-        small = differences(shrunk(number, name), shrunk(number, row.parent))
-        # More layers bring their unrolling; the sizes of a larger model are not kept.
-        assert small - published <= {"model.unroll"}
-        larger = {"model.dropout", "train.batch_size", "train.num_steps"}
-        assert published - small <= larger
-        assert row.parent in TABLES[number]
-
-
-def test_the_miniature_has_an_eighth_of_the_lengths_and_the_tables_flags() -> None:
-    flags = {"train.num_steps": "80", "train.batch_size": "4"}
-    row = table_rows.row_config("wt103_shaw", TableConfig(), flags, 2)
-    lengths = (row.model.mem_len, row.train.tgt_len, row.model.n_position)
-    assert lengths == (16, 16, 32)
-    assert (row.train.num_steps, row.train.batch_size) == (80, 4)
-    assert (row.train.seed, row.eval.max_tokens) == (1113, table_rows.SCORED)
-    assert (row.optim.warmup_steps, row.checkpoint.every_steps) == (8, 20)
-
-
-def test_evaluation_attends_to_the_given_length() -> None:
-    memory, window = shrunk(6, "wt103_128m"), shrunk(6, "wt103_no_recurrence")
-    assert (table_rows.init_len(memory), table_rows.init_len(window)) == (32, 16)
-    assert table_rows.lengths(memory) == [16, 24, 32, 48, 64, 80]
-    for length in table_rows.lengths(memory):
-        config = table_rows.attend(memory, length)
-        assert (config.mem_len, config.same_length, config.ext_len) == (length, True, 0)
-    assert table_rows.lengths(window) == [8, 12, 16, 24, 32, 40]
-    for length in table_rows.lengths(window):
-        config = table_rows.attend(window, length)
-        assert (config.mem_len, config.tgt_len + config.ext_len) == (0, length)
-    assert table_rows.lengths(shrunk(6, "wt103_al_rfou")) == [8, 12, 16]
-
-
-@pytest.mark.parametrize(
-    ("name", "clamp_len"),
-    [
-        ("wt103_128m", 31),  # the largest distance in training
-        ("wt103_no_recurrence", 15),
-        ("wt103_shaw", 0),  # a table's last row serves all greater distances
-        ("wt103_vaswani", 0),
-    ],
-)
-def test_distances_beyond_those_of_training_are_clamped(
-    name: str, clamp_len: int
-) -> None:
-    assert shrunk(6, name).eval.clamp_len == clamp_len
-
-
-def test_distances_are_clamped_at_those_of_overridden_lengths() -> None:
-    def clamp_len(**overrides: str) -> int:
-        named = {name.replace("__", "."): text for name, text in overrides.items()}
-        row = table_rows.row_config("wt103_128m", TableConfig(table=6), named)
-        return row.eval.clamp_len
-
-    assert clamp_len(train__tgt_len="32", model__mem_len="64") == 95
-    assert clamp_len(train__tgt_len="32", eval__clamp_len="7") == 7
-
-
-def test_a_window_contains_the_tokens_that_it_scores() -> None:
-    row = table_rows.row_config(
-        "wt103_no_recurrence", TableConfig(), {"train.tgt_len": "1"}
-    )
-    assert min(table_rows.lengths(row)) == 1
 
 
 @pytest.fixture
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Replaces training by made-up numbers, and returns the runs that it made.
+    """Replaces training and scores by made-up numbers; returns the runs made so far.
 
-    The fourth is interrupted.
+    The fourth run is interrupted.
     """
     runs: list[str] = []
 
@@ -175,22 +78,15 @@ def test_an_interrupted_table_resumes(tmp_path: Path, trained: list[str]) -> Non
 
 
 def test_hours_and_revisions_of_all_runs_are_reported(tmp_path: Path) -> None:
-    def start(day: int) -> dict[str, Any]:
-        code = {
-            "git_revision": "1234567" + "0" * 33,
-            "device_count": 2,
-            "device_kind": "cpu",
-        }
-        return {"time": f"2026-11-{day}T02:04:08+00:00", **code}
-
-    runs = {"a": [start(24)], "b": [start(24), start(26)], "lost": []}
-    for name, starts in runs.items():
+    code = {"git_revision": "1234567" + "0" * 33, "device_count": 2}
+    seconds = {"update": 2690.0, "evaluation": 10.0, "restart": 86_400.0}
+    for name, days in {"a": [24], "b": [24, 26]}.items():
+        times = [f"2026-11-{day}T02:04:08+00:00" for day in days]
+        starts = [{"time": time, "device_kind": "cpu", **code} for time in times]
+        run = {"starts": starts, "goodput": {"seconds": seconds}}
         (tmp_path / name).mkdir()
-        seconds = {"update": 2690.0, "evaluation": 10.0, "restart": 86_400.0}
-        text = json.dumps({"starts": starts, "goodput": {"seconds": seconds}})
-        if starts:
-            (tmp_path / name / "run.json").write_text(text)
-    origin = claim.summarize([tmp_path / name for name in runs])
+        (tmp_path / name / "run.json").write_text(json.dumps(run))
+    origin = claim.summarize([tmp_path / name for name in ("a", "b", "lost")])
     assert origin["hours"] == 1.5
     assert table.describe_origin(origin) == (
         "Training all runs, with validation, took 1.5 hours on 2 x cpu (2026-11-24 to "
@@ -200,7 +96,7 @@ def test_hours_and_revisions_of_all_runs_are_reported(tmp_path: Path) -> None:
 
 
 def test_a_run_scored_with_other_lengths_is_scored_again(tmp_path: Path) -> None:
-    row = shrunk(6, "wt103_128m")
+    row = table_rows.row_config("wt103_128m", TableConfig(), {})
     nll_nats = {str(length): 1.5 for length in table_rows.lengths(row)}
 
     def found() -> dict[int, float] | None:

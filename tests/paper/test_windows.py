@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.support import tiny
-from txl_jax.errors import UserError
+from tests.support.refusal import refused
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory.layout import unstack
 from txl_jax.paper import windows
@@ -106,5 +106,5 @@ def test_attention_lengths_are_those_of_the_sweep_or_of_table_9() -> None:
     assert windows.attention_lens("") == (800, 1800, 2800, 3800)
     assert windows.attention_lens("mem_len=9,6") == (6, 9)
     for sweep in ("mem_len=1,8", "tgt_len=8"):
-        with pytest.raises(UserError, match=f"eval.sweep = '{sweep}' must be"):
+        with refused(f"eval.sweep = '{sweep}' must be"):
             windows.attention_lens(sweep)

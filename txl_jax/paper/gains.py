@@ -81,13 +81,6 @@ def compare(nll_ICT: np.ndarray, contexts: list[int], rows: list[Json]) -> Json:
     return {"group_ppl": baselines, "members": members}
 
 
-def short_names(workdirs: list[str]) -> list[str]:
-    """Returns the last part of each path in which all of them differ."""
-    parts = zip(*(reversed(Path(workdir).parts) for workdir in workdirs), strict=False)
-    differ = (list(names) for names in parts if len({*names}) == len(workdirs))
-    return next(differ, workdirs)
-
-
 def plot_recl(result: Json, path: Path) -> None:
     """Draws the paper's Figures 3 and 4: gains from a longer context, and perplexities.
 
@@ -97,12 +90,11 @@ def plot_recl(result: Json, path: Path) -> None:
     contexts = result["contexts_tokens"]
     figure = empty(10.5, 3.6)
     relative, absolute, plain = figure.subplots(1, 3)
-    names = short_names([row["workdir"] for row in result["members"]])
-    for name, row in zip(names, result["members"], strict=True):
-        label = f"{name} (RECL {row['recl_tokens'][ratio]})"
+    for row in result["members"]:
+        label = f"{row['workdir']} (RECL {row['recl_tokens'][ratio]})"
         relative.plot(contexts[1:], row["relative_gain"][ratio], ".-", label=label)
-        absolute.plot(contexts[1:], row["ppl_gain"][ratio], ".-", label=label)
-        plain.plot(contexts, row["ppl"], ".-", label=name)
+        absolute.plot(contexts[1:], row["ppl_gain"][ratio], ".-")
+        plain.plot(contexts, row["ppl"], ".-")
     relative_gains = [row["relative_gain"][ratio] for row in result["members"]]
     relative.axhline(THRESHOLD, color="gray", linestyle="--", linewidth=1)
     # The scale is linear below the threshold and logarithmic above it.
@@ -113,8 +105,7 @@ def plot_recl(result: Json, path: Path) -> None:
     relative.set(ylabel="relative gain", title=title)
     absolute.set(ylabel="perplexity", title=f"absolute gain, r = {ratio}")
     plain.set(ylabel="perplexity", title="perplexity, all positions")
-    lines = relative.lines[: len(names)]  # the last is the threshold
-    figure.legend(handles=lines, loc="outside lower center", ncols=3, fontsize=8)
+    figure.legend(loc="outside lower center", ncols=2, fontsize=8)
     for axes in (relative, absolute, plain):
         axes.set_xlabel("context in tokens")
         axes.title.set_fontsize(9)
