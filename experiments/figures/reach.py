@@ -26,9 +26,9 @@ from jax import Array
 from matplotlib.colors import LogNorm
 
 from txl_jax.errors import UserError
-from txl_jax.evaluate.accounting import effective_context
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import Memory
+from txl_jax.model.reach import effective_context
 from txl_jax.model.txl import TransformerXL
 from txl_jax.update.init import abstract_params
 

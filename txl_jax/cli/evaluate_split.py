@@ -12,7 +12,7 @@ from txl_jax.cli import gradient_statistics
 from txl_jax.config import Config
 from txl_jax.data.preparation import prepare
 from txl_jax.data.tokens import Tokens
-from txl_jax.evaluate import accounting, cache
+from txl_jax.evaluate import cache
 from txl_jax.evaluate.options import (
     MIXTURE,
     RATES,
@@ -21,6 +21,7 @@ from txl_jax.evaluate.options import (
     parse_sweep,
 )
 from txl_jax.evaluate.perplexity import Evaluate, make_evaluate
+from txl_jax.model import reach
 from txl_jax.model.config import ModelConfig
 from txl_jax.paper import cold_start
 from txl_jax.report import plots, provenance
@@ -43,7 +44,7 @@ def evaluate_model(loaded: Loaded, workdir: Path) -> dict[str, Any]:
         return evaluate_cold_start(loaded, tokens, workdir)
     if config.eval.sweep:
         return evaluate_sweep(loaded, tokens, workdir)
-    say(accounting.describe(*sizes(config)))
+    say(reach.describe(*sizes(config)))
     warn_of_rotations(config)
     result = evaluate_split(loaded, tokens, workdir)
     return result | {"provenance": provenance.describe_result()}
@@ -145,7 +146,7 @@ def evaluate_split(
             for name, value in dataclasses.asdict(config).items()
             if not off.get(name.partition("_")[0])
         },
-        "memory": accounting.account(*sizes(loaded.config)),
+        "memory": reach.account(*sizes(loaded.config)),
     }
 
 

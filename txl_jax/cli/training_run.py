@@ -13,7 +13,7 @@ from txl_jax.cli import draw_samples, evaluate_split
 from txl_jax.cli.plan import Plan, make_training, plan_run
 from txl_jax.config import Config
 from txl_jax.data.tokens import Tokens
-from txl_jax.evaluate import accounting
+from txl_jax.model import reach
 from txl_jax.paper import baselines
 from txl_jax.report import plots, tensorboard, wandb
 from txl_jax.report.log import last_step, read_metrics, say, to_json
@@ -67,7 +67,7 @@ def trained(config: Config, workdir: Path) -> Iterator[Trained]:
             wandb.logging(config.run.wandb, workdir, start, described)
         )
         started = time.perf_counter()
-        say(accounting.describe(model, train_config.batch_size, train_config.tgt_len))
+        say(reach.describe(model, train_config.batch_size, train_config.tgt_len))
         warn_of_rotations(training.config)
         if (rise := config.optim.warmup_steps) > (end := train_config.num_steps):
             say(f"the run ends at update {end} of optim.warmup_steps = {rise}")
@@ -78,7 +78,7 @@ def trained(config: Config, workdir: Path) -> Iterator[Trained]:
             goodput = {} if finished else claim.record_goodput(workdir, fence)
         result |= goodput
         result["train_seconds"] = time.perf_counter() - started
-        result["train_memory"] = accounting.account(
+        result["train_memory"] = reach.account(
             model, train_config.batch_size, train_config.tgt_len
         )
         yield Trained(plan, result, log, fence)

@@ -1,4 +1,4 @@
-"""The size and the reach of a memory, computed from the config (section 3.2)."""
+"""Refuses memories, caches and parameters that exceed this machine's memory."""
 
 import os
 
@@ -7,32 +7,12 @@ import jax
 from txl_jax.errors import UserError
 from txl_jax.evaluate.options import EvalConfig
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.memory.interval import keys_per_query
-from txl_jax.report.log import Json
+from txl_jax.model.reach import account
 
 TRAIN_FIELDS = "model.mem_len, train.batch_size or train.tgt_len"
 EVAL_FIELDS = "eval.mem_len, eval.streams or eval.tgt_len"
 GENERATE_FIELDS = "generate.mem_len or generate.samples"
 TOKEN_BYTES = 12  # of a token's input, target and weight
-
-
-def account(config: ModelConfig, batch_size: int, tgt_len: int) -> Json:
-    """Returns the memory's size and reach, and the share of dependencies it saves.
-
-    cache_bytes is the size of the paper's cache of hidden states. Evaluation and
-    generation keep keys and values of memory and segment instead: key_value_bytes.
-    lost_without_memory is the share of dependencies in reach that segments without
-    memory would lose.
-    """
-    context = effective_context(config, tgt_len)
-    N, M, itemsize = config.n_layer, config.mem_len, config.compute_dtype.itemsize
-    slots = 2 * N * (M + tgt_len) * config.n_head * config.d_head
-    return {
-        "cache_bytes": N * M * config.d_model * batch_size * itemsize,
-        "key_value_bytes": slots * batch_size * itemsize,
-        "effective_context_tokens": context,
-        "lost_without_memory": lost_share(context, tgt_len) if context else 0.0,
-    }
 
 
 def check_fits(
@@ -102,47 +82,3 @@ def _check_bytes(total: int, what: str, fields: str) -> None:
             f"{what} {wanted / 1e9:,.1f} GB of the {there / 1e9:,.1f} GB here: lower "
             f"{fields}"
         )
-
-
-def describe(config: ModelConfig, batch_size: int, tgt_len: int) -> str:
-    """Returns the size and the reach as one line for the log."""
-    N, M, D = config.n_layer, config.mem_len, config.d_model
-    if not M:
-        return f"no memory: every token depends only on its segment of {tgt_len} tokens"
-    counts = account(config, batch_size, tgt_len)
-    return (
-        f"memory: {N} layers x {M} tokens x {D} x {batch_size} streams x "
-        f"{config.compute_dtype.itemsize} bytes = "
-        f"{counts['cache_bytes'] / 1e6:,.1f} MB "
-        f"({counts['key_value_bytes'] / 1e6:,.1f} MB as keys and values); it reaches "
-        f"{counts['effective_context_tokens']:,} tokens back"
-    )
-
-
-def effective_context(config: ModelConfig, tgt_len: int, n_layer: int = 0) -> int:
-    """Returns how many tokens before a segment its first prediction can depend on.
-
-    n_layer: the number of layers to count, 0 = all. This is the paper's O(N x L),
-    exactly N x M if M is a multiple of L. The oldest of M remembered tokens was read in
-    an earlier segment, whose first token saw M tokens before it, so every layer but the
-    last reaches M rounded up to whole segments. With same_length every token sees the
-    same number of keys, itself included, and each layer reaches that far.
-    """
-    N, M, L = n_layer or config.n_layer, config.mem_len, tgt_len
-    if not M:
-        return 0
-    if config.same_length:
-        return N * (keys_per_query(config, M) - 1)
-    return (N - 1) * -(-M // L) * L + M
-
-
-def lost_share(context: int, tgt_len: int) -> float:
-    """Returns the share of dependencies that segments of L without memory lose.
-
-    A dependency is a pair of tokens within `context` of each other in a long text. It
-    is lost if a segment boundary lies between them, with probability min(d / L, 1) at
-    distance d. The mean over d = 1, ..., c is (c + 1) / 2L for c <= L, and
-    1 - (L - 1) / 2c beyond.
-    """
-    c, L = context, tgt_len
-    return (c + 1) / (2 * L) if c <= L else 1 - (L - 1) / (2 * c)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txl_jax.checkpoint.options import check_which
 from txl_jax.data.options import SPLITS
@@ -10,6 +10,9 @@ from txl_jax.errors import UserError, require_one_of
 from txl_jax.fields import READING, at_least, check, field, fraction, one_of
 from txl_jax.model.config import ModelConfig
 from txl_jax.update.options import OFF
+
+if TYPE_CHECKING:
+    import numpy as np
 
 STDIN = "-"
 UNITS = ("document", "line", "token")
@@ -32,8 +35,8 @@ class Sweep(NamedTuple):
     field: str
     values: tuple[float, ...]
 
-    def at(self, config: Any, value: float) -> Any:
-        """Returns the EvalConfig with the swept field at `value`.
+    def at(self, config: "EvalConfig", value: float) -> "EvalConfig":
+        """Returns the config with the swept field at `value`.
 
         With mem_len = 0, same_length is turned off: it would leave no key visible.
         """
@@ -211,7 +214,7 @@ class EvalConfig:
         swept = parse_sweep(self.sweep) if self.sweep else None
         return int(swept.values[0]) if swept and swept.field == COLD_START else 0
 
-    def cut(self, tokens: Any) -> Any:
+    def cut(self, tokens: "np.ndarray") -> "np.ndarray":
         """Returns the first max_tokens + 1 tokens: the first one is never a target."""
         return tokens[: self.max_tokens + 1] if self.max_tokens else tokens
 

@@ -1,4 +1,4 @@
-"""The cost and the reach of a memory, against counting by brute force.
+"""The size and the reach of a memory match arrays and masks.
 
 Dims: N layers, L segment, M memory, T tokens of a text.
 """
@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from tests.support import tiny
-from txl_jax.evaluate import accounting
 from txl_jax.metrics import parameter_count
+from txl_jax.model import reach
 from txl_jax.model.memory import Memory
 from txl_jax.model.memory.key_values import KeyValueMemory
 from txl_jax.model.memory.layout import unstack
@@ -17,21 +17,21 @@ from txl_jax.model.memory.layout import unstack
 
 def test_accounted_bytes_match_the_arrays() -> None:
     config = tiny.config(mem_len=7, dtype="bfloat16")
-    counts = accounting.account(config, 3, 5)
+    counts = reach.account(config, 3, 5)
     memory = Memory.empty(config, 3)
     assert counts["cache_bytes"] == memory.h_NBMD.nbytes
     params = unstack(tiny.make_params(config))
     kept = jax.eval_shape(lambda: KeyValueMemory.empty(config, params, 3, 5))
     arrays = [(layer.k_HBKA, layer.v_HBKA) for layer in kept.layers]
     assert counts["key_value_bytes"] == 2 * parameter_count(arrays)
-    assert counts["lost_without_memory"] == accounting.lost_share(17, 5)
-    line = accounting.describe(config, 3, 5)
+    assert counts["lost_without_memory"] == reach.lost_share(17, 5)
+    line = reach.describe(config, 3, 5)
     assert "2 layers x 7 tokens x 8 x 3 streams x 2 bytes = 0.0 MB" in line
     assert "it reaches 17 tokens back" in line
-    assert "no memory" in accounting.describe(tiny.config(mem_len=0), 3, 5)
+    assert "no memory" in reach.describe(tiny.config(mem_len=0), 3, 5)
 
 
-def reach(N: int, M: int, L: int, keys: int, segments: int = 40) -> int:
+def reach_by_masks(N: int, M: int, L: int, keys: int, segments: int = 40) -> int:
     """Returns how far the first token of a segment depends on the past, by masks.
 
     keys: how many each query sees at most, itself included; 0 = all.
@@ -49,15 +49,15 @@ def reach(N: int, M: int, L: int, keys: int, segments: int = 40) -> int:
 @pytest.mark.parametrize("N, M, L", [(3, 5, 5), (4, 8, 4), (3, 7, 3), (3, 2, 5)])
 def test_the_effective_context_matches_the_masks(N: int, M: int, L: int) -> None:
     config = tiny.config(n_layer=N, mem_len=M)
-    assert accounting.effective_context(config, L) == reach(N, M, L, 0)
+    assert reach.effective_context(config, L) == reach_by_masks(N, M, L, 0)
     if M % L == 0:
-        assert reach(N, M, L, 0) == N * M  # the paper's O(N x L), exactly
+        assert reach_by_masks(N, M, L, 0) == N * M  # the paper's O(N x L), exactly
     for itself in (False, True):
         config = tiny.config(
             n_layer=N, mem_len=M, same_length=True, same_length_self=itself
         )
-        expected = reach(N, M, L, M + itself)
-        assert accounting.effective_context(config, L) == expected
+        expected = reach_by_masks(N, M, L, M + itself)
+        assert reach.effective_context(config, L) == expected
 
 
 @pytest.mark.parametrize("context", [1, 4, 6, 7, 20])
@@ -67,4 +67,4 @@ def test_the_lost_share_matches_counted_pairs(context: int) -> None:
     newer_T = newer_T[: len(newer_T) // L * L]  # as many of each place in a segment
     older_Tc = newer_T[:, None] - np.arange(1, context + 1)
     lost = (older_Tc // L != newer_T[:, None] // L).mean()
-    assert accounting.lost_share(context, L) == pytest.approx(lost)
+    assert reach.lost_share(context, L) == pytest.approx(lost)
