@@ -4,6 +4,7 @@ The long test runs each mode with each of its flags.
 """
 
 import dataclasses
+import functools
 import itertools
 import json
 import logging
@@ -25,101 +26,64 @@ from txl_jax.cli.flags import MODES, takes
 from txl_jax.errors import UserError
 
 FIXTURES = (home,)
-DYNAMIC = "--config.eval.dynamic=rms --config.eval.dynamic_lr=0.01"
-CACHE = "--config.eval.cache_len=9 --config.eval.cache_weight=0.1"
-CACHE += " --config.eval.cache_theta=0.2"
-WINDOW = "--config.eval.mem_len=0 --config.eval.ext_len=4"
-LONG = "--prompt='123456789 is 12345'"
-TRAIN = "--config.train.num_steps=4 --config.train.eval_every=2 --config.eval.streams=1"
-CLUSTERS = "--config.model.cutoffs=20,100 --config.model.div_val=2"
-# In each mode the flags of all commands, and further flags of some: those with which
-# other flags have an effect.
-CASES: dict[str, list[str]] = {
-    "train": [
-        f"--config={{home}}/tiny.py --workdir={{new}} {TRAIN}",
-        "",
-        "--config.model.dropout=0.1 --config.checkpoint.every_steps=1",
-        f"{CLUSTERS} --config.model.norm_init_std=0.1",
-        "--config.model.position=shaw --config.model.n_position=9",
-        "--config.model.same_length=true --config.optim.optimizer=lamb",
-        "--config.train.max_loss_factor=0.01 --config.optim.warmup_steps=2",
-        f"--config.model.mem_len=0 --config.train.ext_len=2 {WINDOW}",
-        f"{DYNAMIC} --config.generate.output={{new}}/samples",
-        CACHE,
-        "--config.generate.context_tokens=5 --config.generate.temperature=2",
-    ],
-    "evaluate": [
-        "--workdir={home}/run --streams=1",
-        "--max_tokens=90",
-        "",
-        f"--max_tokens=90 {DYNAMIC}",
-        f"--max_tokens=90 {CACHE}",
-        f"--max_tokens=90 {WINDOW}",
-    ],
-    "generate": [
-        "--workdir={home}/run --num_tokens=40",
-        "",
-        "--context_tokens=9",
-        LONG,
-        f"{LONG} --mem_len=0",
-    ],
-    "score": [
-        "--workdir={home}/run --path={home}/few.txt",
-        "",
-        "--output={new}/lines",
-        WINDOW,
-    ],
-    "attention": ["--workdir={home}/run --segments=1", ""],
-    "prepare": [
-        "--config={home}/tiny.py",
-        "",
-        "--vocab=word",
-        "--vocab=word --vocab_size=9",
-    ],
-    "import": [
-        "--workdir={new}/model --format=txl_jax --source={home}/tiny.safetensors",
-        "",
-    ],
-    "export": ["--workdir={home}/run --format=txl_jax --target={new}/file", ""],
-    "compile": ["--config={home}/tiny.py --topology=v5e:1x1", ""],
-    "table": [
-        "--workdir={new} --table=10 --rows=wt103_128m --seeds=1 "
-        "--config.train.num_steps=4 --config.eval.max_tokens=90",
-        "",
-    ],
-    "speed": ["--workdir={home}/run --sweep=mem_len=4", ""],
-    "recl": [
-        "--workdir={new} --workdirs={home}/run --contexts=2,4,2 --positions=8",
-        "",
-    ],
-}
+# The flags of all commands of a mode and, below them, further flags of some: those with
+# which other flags have an effect. A field stands for its flag.
+COMMANDS = """
+train --config={home}/tiny.py --workdir={new} train.num_steps=4 train.eval_every=2 \
+eval.streams=1
+    model.dropout=0.1 checkpoint.every_steps=1
+    model.cutoffs=20,100 model.div_val=2 model.norm_init_std=0.1
+    model.position=shaw model.n_position=9
+    model.same_length=true optim.optimizer=lamb
+    train.max_loss_factor=0.01 optim.warmup_steps=2
+    model.mem_len=0 train.ext_len=2 eval.mem_len=0 eval.ext_len=4
+    eval.dynamic=rms eval.dynamic_lr=0.01 generate.output={new}/samples
+    eval.cache_len=9 eval.cache_weight=0.1 eval.cache_theta=0.2
+    generate.context_tokens=5 generate.temperature=2
+evaluate --workdir={home}/run eval.streams=1
+    eval.dynamic=rms eval.dynamic_lr=0.01 eval.max_tokens=90
+    eval.cache_len=9 eval.cache_weight=0.1 eval.cache_theta=0.2 eval.max_tokens=90
+    eval.mem_len=0 eval.ext_len=4 eval.max_tokens=90
+generate --workdir={home}/run generate.num_tokens=40
+    generate.context_tokens=9
+    generate.prompt='123456789 is 12345'
+    generate.prompt='123456789 is 12345' generate.mem_len=0
+score --workdir={home}/run score.path={home}/few.txt
+    score.output={new}/lines
+    eval.mem_len=0 eval.ext_len=4
+attention --workdir={home}/run attention.segments=1
+prepare --config={home}/tiny.py
+    data.vocab=word
+    data.vocab=word data.vocab_size=9
+import --workdir={new}/model --format=txl_jax --source={home}/tiny.safetensors
+export --workdir={home}/run --format=txl_jax --target={new}/file
+compile --config={home}/tiny.py compile.topology=v5e:1x1
+table --workdir={new} table.table=10 table.rows=wt103_128m table.seeds=1 \
+train.num_steps=4 eval.max_tokens=90
+speed --workdir={home}/run eval.sweep=mem_len=4
+recl --workdir={new} --workdirs={home}/run recl.contexts=2,4,2 recl.positions=8
+"""
+CASES: dict[str, list[str]] = {}
+for line in COMMANDS.strip().splitlines():
+    if line.startswith(" "):
+        CASES[[*CASES][-1]].append(line)
+    else:
+        name, _, flags_of_all = line.partition(" ")
+        CASES[name] = [flags_of_all, ""]
 # Values of fields that no rule of `values` finds.
-VALUES = {
-    "model.cutoffs": "20,100",
-    "model.tie_projs": "true,false,true",
-    "model.remat_policy": "full",
-    "data.corpus": "enwik8",
-    "data.path": "{home}/few.txt",
-    "data.data_dir": "{new}/data",
-    "data.vocab_path": "{home}/words.txt",
-    "train.order": "roll",
-    "train.reset_memory_at": r"\n",
-    "train.init_from": "{home}/run",
-    "optim.betas": "0.5,0.9",
-    "eval.checkpoint": "30",
-    "eval.reset_memory_at": r"\n",
-    "eval.sweep": "mem_len=2",
-    "generate.prompt": "7",
-    "generate.stop": " ",
-    "generate.output": "{new}/out",
-    "score.path": "{home}/text.txt",
-    "score.output": "{new}/out",
-    "run.profile_steps": "1:2",
-    "convert.source": "{home}/run",
-    "convert.target": "{new}/other",
-    "table.rows": "wt103_shaw",
-    "recl.contexts": "2,6,2",
-}
+VALUES = dict(
+    each.split("=", 1)
+    for each in r"""
+    model.cutoffs=20,100 model.tie_projs=true,false,true model.remat_policy=full
+    data.corpus=enwik8 data.path={home}/few.txt data.data_dir={new}/data
+    data.vocab_path={home}/words.txt train.order=roll train.reset_memory_at=\n
+    train.init_from={home}/run optim.betas=0.5,0.9 eval.checkpoint=30
+    eval.reset_memory_at=\n eval.sweep=mem_len=2 generate.prompt=7 generate.stop=9
+    generate.output={new}/out score.path={home}/text.txt score.output={new}/out
+    run.profile_steps=1:2 convert.source={home}/run convert.target={new}/other
+    table.rows=wt103_shaw recl.contexts=2,6,2
+    """.split()
+)
 # Fields of modes that save them, or take the description of a run.
 SAVED = "score|attention|compile|convert|eval.sweep"
 WITHOUT = {
@@ -220,36 +184,57 @@ def values(name: str, config: ConfigDict) -> list[str]:
     return valid[:3]
 
 
+@pytest.fixture(scope="module")
+def files(home: Home) -> Home:
+    """Adds the files that the cases and the values name."""
+    (home.path / "few.txt").write_text(TEXT[:300])
+    (home.path / "words.txt").write_text("<eos>\nless\n<unk>\nis\n1\n")
+    home.read("export", "--format=txl_jax", f"--target={home.path}/tiny.safetensors")
+    return home
+
+
+def as_flag(word: str) -> str:
+    """Returns the flag that sets a field, or another flag as it is."""
+    return word if word.startswith("-") else f"--config.{word}"
+
+
+def tried(mode: str, section: str) -> list[str]:
+    """Returns the fields of a section that are tried in a mode."""
+    without = f"{WITHOUT.get(mode, UNSEEN)}|{UNSEEN}"
+    names = [x for x in configs.FIELDS if x.startswith(f"{section}.")]
+    return [x for x in names if takes(mode, x) and not re.match(without, x)]
+
+
+PAIRS = [(x, y) for x in MODES for y in configs.SECTIONS if tried(x, y)]
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode, section", PAIRS)
 def test_every_flag_has_an_effect(
-    mode: str, home: Home, tmp_path: Path, programs: set[str]
+    mode: str, section: str, files: Home, tmp_path: Path, programs: set[str]
 ) -> None:
     """Fields of the mode's section, and in `train` all, have a value that is tried."""
     if mode == "compile" and find_spec("libtpu") is None:
         pytest.skip("libtpu, the TPU compiler, is not installed")
-    (home.path / "few.txt").write_text(TEXT[:300])
-    (home.path / "words.txt").write_text("<eos>\nless\n<unk>\nis\n1\n")
-    home.read("export", "--format=txl_jax", f"--target={home.path}/tiny.safetensors")
     folders = (tmp_path / str(n) for n in itertools.count())
-    always, *more = (each.replace("{home}", str(home.path)) for each in CASES[mode])
-    cases = []
-    for case in more:
-        argv = [mode, *shlex.split(f"{always} {case}")]
-        config = ConfigDict(dataclasses.asdict(flags.parse(argv).config))
-        cases.append((argv, config, run(argv, next(folders), programs)))
-        assert cases[-1][2].effects[0] == 0, cases[-1]
+    always, *more = (each.replace("{home}", str(files.path)) for each in CASES[mode])
+    cases = [(mode, *map(as_flag, shlex.split(f"{always} {case}"))) for case in more]
+    bases = {case: dataclasses.asdict(flags.parse([*case]).config) for case in cases}
+
+    @functools.cache
+    def outcome_of(*argv: str) -> Outcome:
+        return run([*argv], next(folders), programs)
 
     def is_idle(name: str) -> bool:
-        tried = mode != "train" and not name.startswith(f"{MODES[mode].section}.")
-        for argv, config, outcome in cases:
-            for text in values(name, config):
-                flag = f"--config.{name}={text}".replace("{home}", str(home.path))
-                if run([*argv, flag], next(folders), programs).differs(outcome, name):
+        idle = mode == "train" or section == MODES[mode].section
+        for case in cases:
+            for text in values(name, ConfigDict(bases[case])):
+                idle, flag = True, f"--config.{name}={text}"
+                before = outcome_of(*case)
+                assert before.effects[0] == 0, before
+                after = outcome_of(*case, flag.replace("{home}", str(files.path)))
+                if after.differs(before, name):
                     return False
-                tried = False
-        return not tried
+        return idle
 
-    without = f"{WITHOUT.get(mode, UNSEEN)}|{UNSEEN}"
-    names = [x for x in configs.FIELDS if takes(mode, x)]
-    assert not [x for x in names if not re.match(without, x) and is_idle(x)]
+    assert not list(filter(is_idle, tried(mode, section)))
