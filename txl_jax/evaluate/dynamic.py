@@ -26,6 +26,7 @@ from jax.sharding import Mesh
 from txl_jax.evaluate.accounting import EVAL_FIELDS, check_fits
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
 from txl_jax.model.config import ModelConfig
+from txl_jax.model.initializers import Params
 from txl_jax.model.memory import Memory
 from txl_jax.model.segment import OneSegment, Segment, scanned
 from txl_jax.model.txl import TransformerXL
@@ -43,8 +44,8 @@ def model_without_dropout(model_config: ModelConfig, config: EvalConfig) -> Mode
 
 
 def gradient(
-    config: ModelConfig, params: Any, memory: Memory, segment: OneSegment
-) -> tuple[Any, Array, Memory]:
+    config: ModelConfig, params: Params, memory: Memory, segment: OneSegment
+) -> tuple[Params, Array, Memory]:
     """Returns (gradient of the mean nll, summed nll, memory) of one segment."""
     nll_of = functools.partial(nll_sum, TransformerXL(config))
     grad = jax.value_and_grad(nll_of, has_aux=True)
@@ -53,11 +54,11 @@ def gradient(
 
 
 def add_squares(
-    config: ModelConfig, carry: tuple[Any, Memory], params: Any, segments: Segment
-) -> tuple[Any, Memory]:
+    config: ModelConfig, carry: tuple[Params, Memory], params: Params, segments: Segment
+) -> tuple[Params, Memory]:
     """Returns (sums of squared gradients, memory) after S more segments."""
 
-    def add(carry: tuple[Any, Memory], segment: OneSegment) -> tuple[Any, None]:
+    def add(carry: tuple[Params, Memory], segment: OneSegment) -> tuple[Any, None]:
         squares, memory = carry
         grads, _, memory = gradient(config, params, memory, segment)
         squares = jax.tree.map(lambda total, g: total + g * g, squares, grads)
@@ -68,12 +69,12 @@ def add_squares(
 
 def adapt(
     config: ModelConfig,
-    carry: tuple[Any, Memory],
-    trained: Any,
-    rms: Any,
+    carry: tuple[Params, Memory],
+    trained: Params,
+    rms: Params,
     rates: tuple[float, float, float],
     segments: Segment,
-) -> tuple[tuple[Any, Memory], Array]:
+) -> tuple[tuple[Params, Memory], Array]:
     """Scores S segments, and updates the parameters after each one.
 
     Returns ((parameters, memory), nll_S). rates: lr, decay and epsilon.
@@ -84,7 +85,7 @@ def adapt(
         pull = jnp.minimum(decay * r, 1) * (theta_0 - theta)
         return theta - lr * g / (r + epsilon) + pull
 
-    def read_one(carry: tuple[Any, Memory], segment: OneSegment) -> Any:
+    def read_one(carry: tuple[Params, Memory], segment: OneSegment) -> Any:
         params, memory = carry
         grads, nll, memory = gradient(config, params, memory, segment)
         return (jax.tree.map(update, params, trained, grads, rms), memory), nll
@@ -96,7 +97,7 @@ def root_mean_squares(
     model_config: ModelConfig,
     config: EvalConfig,
     mesh: Mesh,
-    params: Any,
+    params: Params,
     segments: Iterable[Segment],
 ) -> Any:
     """Returns r of every parameter, from consecutive segments of the training split."""
@@ -115,19 +116,19 @@ def root_mean_squares(
 
 
 def beside_memory(
-    config: ModelConfig, params: Any, copy: Callable[[Array], Array]
-) -> tuple[Any, Memory]:
+    config: ModelConfig, params: Params, copy: Callable[[Array], Array]
+) -> tuple[Params, Memory]:
     """Returns (a copy of the parameters, the empty memory of one stream)."""
 
     @jax.jit
-    def start(params: Any) -> tuple[Any, Memory]:
+    def start(params: Params) -> tuple[Params, Memory]:
         return jax.tree.map(copy, params), Memory.empty(config, 1)
 
     return start(params)
 
 
 @jax.jit
-def to_roots(squares: Any) -> Any:
+def to_roots(squares: Params) -> Params:
     """Returns r of every parameter from sums of squares; their number cancels."""
     roots = jax.tree.map(jnp.sqrt, squares)
     leaves = jax.tree.leaves(roots)
@@ -139,8 +140,8 @@ def read(
     model_config: ModelConfig,
     config: EvalConfig,
     mesh: Mesh,
-    rms: Any,
-    params: Any,
+    rms: Params | None,
+    params: Params,
     segments: Iterable[Segment],
 ) -> Iterator[Array]:
     """Yields nll_S, in nats, of every call on one stream, to which parameters adapt.

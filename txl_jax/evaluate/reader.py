@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 
 from txl_jax.evaluate.accounting import EVAL_FIELDS, check_fits
 from txl_jax.model.config import ModelConfig
+from txl_jax.model.initializers import Params
 from txl_jax.model.memory.key_values import KeyValueMemory
 from txl_jax.model.memory.layout import unstack
 from txl_jax.model.segment import OneSegment, Segment, scanned
@@ -50,12 +51,12 @@ def last(hidden_BLD: Array, length_B: Array) -> Array:
 
 def make_step(
     config: ModelConfig, read: Read
-) -> Callable[[Any, KeyValueMemory, Segment], tuple[Any, KeyValueMemory]]:
+) -> Callable[[Params, KeyValueMemory, Segment], tuple[Any, KeyValueMemory]]:
     """Returns step(unstacked params, memory, segments [S, ..]) -> (outputs, memory)."""
     model = TransformerXL(config)
 
     def step(
-        params: Any, memory: KeyValueMemory, segments: Segment
+        params: Params, memory: KeyValueMemory, segments: Segment
     ) -> tuple[Any, KeyValueMemory]:
         def read_one(memory: KeyValueMemory, segment: OneSegment) -> Any:
             result = model.apply({"params": params}, memory, segment, method=read)
@@ -84,7 +85,7 @@ class Reader:
         mesh: Mesh | None = None,
         more: Callable[[], Any] | None = None,
     ) -> None:
-        def empty(params: Any) -> Any:
+        def empty(params: Params) -> Any:
             memory: Any = KeyValueMemory.empty(config, params, batch_size, tgt_len)
             memory = (memory, more()) if more else memory
             if mesh is None:
@@ -99,18 +100,20 @@ class Reader:
         self.step = make_step(config, read)
         self.program: jax.stages.Compiled | None = None
 
-    def lower(self, params: Any, memory: Any, segment: Segment) -> jax.stages.Lowered:
+    def lower(
+        self, params: Params, memory: Any, segment: Segment
+    ) -> jax.stages.Lowered:
         """Lowers the step for unstacked parameters; a memory keeps its shardings."""
         places = jax.tree.map(lambda x: x.sharding, memory)
         # Donating the memory saves nothing: it moves by a segment, out of place.
         step = jax.jit(self.step, out_shardings=(None, places))
         return step.lower(params, memory, segment)
 
-    def read(self, params: Any, segments: Iterable[Segment]) -> Iterator[Any]:
+    def read(self, params: Params, segments: Iterable[Segment]) -> Iterator[Any]:
         """Yields `outputs` for the model's own, stacked parameters."""
         return self.outputs(self.unstack(params), segments)
 
-    def outputs(self, params: Any, segments: Iterable[Segment]) -> Iterator[Any]:
+    def outputs(self, params: Params, segments: Iterable[Segment]) -> Iterator[Any]:
         """Yields the outputs [S, ..] of every call, starting from an empty memory.
 
         `params` are unstacked. Segments of host arrays hold this process's streams.

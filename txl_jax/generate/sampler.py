@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import ArrayLike
 
 from txl_jax.errors import UserError
 from txl_jax.evaluate import reader
@@ -22,6 +23,7 @@ from txl_jax.evaluate.accounting import GENERATE_FIELDS, check_fits
 from txl_jax.evaluate.options import EvalConfig
 from txl_jax.generate.options import GenerateConfig, generation_model
 from txl_jax.model.config import ModelConfig
+from txl_jax.model.initializers import Params
 from txl_jax.model.memory.key_values import KeyValueMemory
 from txl_jax.model.memory.layout import unstack
 from txl_jax.model.memory.ring import RingMemory
@@ -36,6 +38,9 @@ TINY = float(np.finfo(np.float32).tiny)  # smaller numbers are 0 in float32
 EVERY = 32  # tokens sampled on the device before they are fetched
 
 
+Window = tuple[Array, Array]  # window_BL and the number of its tokens, length_B
+
+
 class Drawn(NamedTuple):
     """Sampled tokens, and -log p of each by the model's own distribution."""
 
@@ -44,9 +49,9 @@ class Drawn(NamedTuple):
 
 
 # params -> the context, a memory or a window, of all prompts without their last tokens.
-Start = Callable[[Any], Any]
+Start = Callable[[Params], Any]
 # (params, token_B, context) -> (log_probs_BV after the token, the context with it).
-Predict = Callable[[Any, Array, Any], tuple[Array, Any]]
+Predict = Callable[[Params, Array, Any], tuple[Array, Any]]
 
 
 def restrict(logits_BV: Array, config: GenerateConfig) -> Array:
@@ -87,7 +92,7 @@ def predict_last(
     return model.embedding.log_probs(last_B1D)[:, 0]
 
 
-def push(window: tuple[Array, Array], token_B: Array) -> tuple[Array, Array]:
+def push(window: Window, token_B: Array) -> Window:
     """Appends a token to (window_BL, length_B); a full window drops its oldest."""
     window_BL, length_B = window
     B, L = window_BL.shape
@@ -119,12 +124,14 @@ def with_memory(
     none: Any = None
     segments = Segment(inputs_SBL, none, none, none, length_SB)
 
-    def start(params: Any) -> RingMemory:
+    def start(params: Params) -> RingMemory:
         memory = KeyValueMemory.empty(config, params, B, L)
         fill = reader.make_step(config, reader.from_hidden(lambda *_: None))
         return RingMemory.of(config, fill(params, memory, segments)[1])
 
-    def predict(params: Any, token_B: Array, memory: Any) -> tuple[Array, Any]:
+    def predict(
+        params: Params, token_B: Array, memory: RingMemory
+    ) -> tuple[Array, RingMemory]:
         result: Any = model.apply(
             {"params": params}, token_B[:, None], memory, method="logits"
         )
@@ -143,10 +150,10 @@ def with_window(
     model = TransformerXL(config)
     window = pad([prompt[-width:] for prompt in prompts], width)
 
-    def start(params: Any) -> tuple[Array, Array]:
+    def start(params: Params) -> Window:
         return jnp.asarray(window[0]), jnp.asarray(window[1])
 
-    def predict(params: Any, token_B: Array, window: Any) -> tuple[Array, Any]:
+    def predict(params: Params, token_B: Array, window: Window) -> tuple[Array, Window]:
         window_BL, length_B = window = push(window, token_B)
         B, L = window_BL.shape
         memory = KeyValueMemory.empty(config, params, B, L)
@@ -160,7 +167,7 @@ def with_window(
 
 def stream(
     model_config: ModelConfig,
-    params: Any,
+    params: Params,
     prompts: Sequence[np.ndarray],
     config: GenerateConfig,
     vocab_size: int | None = None,
@@ -185,17 +192,19 @@ def stream(
         start, predict = with_window(model_config, before, window)
     seed_B = (config.seed + np.arange(len(prompts), dtype=np.int64)).astype(np.uint32)
 
-    def draw_one(logits_V: Array, seed: Any, index: Array) -> Array:
+    def draw_one(logits_V: Array, seed: ArrayLike, index: Array) -> Array:
         key = jax.random.fold_in(jax.random.key(seed), index)
         return choose(logits_V[None, :vocab_size], key, config)[0].astype(jnp.int32)
 
-    def draw(params: Any, state: Any, index: Array) -> tuple[Any, tuple[Array, Array]]:
+    def draw(
+        params: Params, state: Any, index: Array
+    ) -> tuple[Any, tuple[Array, Array]]:
         log_probs_BV, context = predict(params, *state)
         token_B = jax.vmap(draw_one, (0, 0, None))(log_probs_BV, seed_B, index)
         nll_B = -jnp.take_along_axis(log_probs_BV, token_B[:, None], axis=1)[:, 0]
         return (token_B, context), (token_B, nll_B)
 
-    def draw_many(params: Any, state: Any, first: Array) -> tuple[Any, Any]:
+    def draw_many(params: Params, state: Any, first: Array) -> tuple[Any, Any]:
         index_T = first + jnp.arange(EVERY)
         state, drawn = jax.lax.scan(functools.partial(draw, params), state, index_T)
         return state, tuple(x_TB.T for x_TB in drawn)
@@ -217,7 +226,7 @@ def stream(
 
 def sample(
     model_config: ModelConfig,
-    params: Any,
+    params: Params,
     prompt: np.ndarray,
     config: GenerateConfig,
     vocab_size: int | None = None,

@@ -17,6 +17,7 @@ from txl_jax.errors import UserError, prefixed
 from txl_jax.generate import sampler
 from txl_jax.generate.options import GenerateConfig
 from txl_jax.model.config import ModelConfig
+from txl_jax.model.initializers import Params
 from txl_jax.report.log import require_other, say
 from txl_jax.runtime.storage import regular
 
@@ -141,7 +142,7 @@ def draw_contexts(
 
 def draw(
     model_config: ModelConfig,
-    params: Any,
+    params: Params,
     vocab: Vocab,
     config: GenerateConfig,
     prompts: list[np.ndarray],

@@ -8,13 +8,16 @@ Dims: T tokens, E embedding, V rows of a table, X tokens of a block, Y rows of a
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import DTypeLike
 
 from txl_jax.kernels.sharded import device_kind
+
+T = TypeVar("T")  # what a loop carries
 
 
 class Block(NamedTuple):
@@ -99,10 +102,12 @@ def make_cluster(rows: tuple[Rows, ...], T: int, all_tokens: bool = False) -> Cl
     return Cluster(rows, X, block, all_tokens)
 
 
-def visit_tokens(tokens: Tokens, X: int, visit: Callable[..., Any], carry: Any) -> Any:
+def visit_tokens(
+    tokens: Tokens, X: int, visit: Callable[[T, Array, Array], T], carry: T
+) -> T:
     """Calls visit(carry, first, real_X) for each block of a cluster's tokens."""
 
-    def turn(k: Array, carry: Any) -> Any:
+    def turn(k: Array, carry: T) -> T:
         real_X = k * X + jnp.arange(X) < tokens.size
         return visit(carry, tokens.start + k * X, real_X)
 
@@ -127,11 +132,11 @@ def over_rows(
     tables: tuple[Table, ...],
     rows: Rows,
     cluster: Cluster,
-    dtype: Any,
+    dtype: DTypeLike,
     axis: str | None,
-    visit: Callable[[Any, RowBlock], Any],
-    carry: Any,
-) -> Any:
+    visit: Callable[[T, RowBlock], T],
+    carry: T,
+) -> T:
     """Folds `visit` over the blocks of rows, with weights in a dtype."""
     table = tables[rows.table]
     V = len(table.bias_V)
@@ -139,7 +144,7 @@ def over_rows(
     _, most, step = cluster.block
     Y = share(min(rows.high - rows.low, V), most, step)
 
-    def turn(k: Array, carry: Any) -> Any:
+    def turn(k: Array, carry: T) -> T:
         start = jnp.maximum(jnp.minimum(low + k * Y, high - Y), 0)
         row_Y = start + jnp.arange(Y)
         new_Y = (row_Y >= low + k * Y) & (row_Y < high)
@@ -151,7 +156,9 @@ def over_rows(
     return jax.lax.fori_loop(0, (high - low + Y - 1) // Y, turn, carry)
 
 
-def own_rows(rows: Rows, V: int, axis: str | None) -> tuple[Any, Any, Any]:
+def own_rows(
+    rows: Rows, V: int, axis: str | None
+) -> tuple[Array | int, Array | int, Array | int]:
     """Returns (low, high, first) of the rows within this device's V table rows."""
     if axis is None:
         return rows.low, rows.high, rows.first

@@ -10,6 +10,7 @@ Dims: T tokens, V rows, X tokens of a block, Y rows of a block.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -19,6 +20,7 @@ from jax import Array
 from txl_jax.kernels.cluster import (
     Cluster,
     RowBlock,
+    T,
     Table,
     Tokens,
     over_rows,
@@ -27,6 +29,10 @@ from txl_jax.kernels.cluster import (
     visit_tokens,
 )
 from txl_jax.kernels.xla import MASKED, product
+
+# `over_rows` without its last two arguments.
+Fold = Callable[[Callable[[T, RowBlock], T], T], T]
+Grads = tuple[Array, Array, Array]  # of hidden states, and of a block of a table
 
 
 class Stats(NamedTuple):
@@ -50,10 +56,9 @@ def score(
     return h_XE, jnp.where(block.new_Y, score_XY, MASKED), target_X1 == block.target_Y
 
 
-def add_rows(stats: Stats, tokens: Tokens, X: int, fold: Any) -> Stats:
+def add_rows(stats: Stats, tokens: Tokens, X: int, fold: Fold) -> Stats:
     """Adds a cluster's scores against rows to the statistics of its tokens.
 
-    fold: `over_rows` without its last two arguments.
     The last block may include tokens of the next cluster, whose results are not used.
     """
 
@@ -77,7 +82,7 @@ def add_gradients(
     grads: tuple[Array, Table],
     tokens: Tokens,
     X: int,
-    fold: Any,
+    fold: Fold,
     lse_T: Array,
     grad_T: Array,
 ) -> tuple[Array, Table]:
@@ -87,7 +92,7 @@ def add_gradients(
     """
 
     def visit_block(grads: tuple[Array, Table], block: RowBlock) -> tuple[Array, Table]:
-        def visit(carry: Any, first: Array, real_X: Array) -> Any:
+        def visit(carry: Grads, first: Array, real_X: Array) -> Grads:
             grad_h_TE, grad_YE, grad_Y = carry
             h_XE, score_XY, hit_XY = score(tokens, first, X, block)
             p_XY = jnp.exp(score_XY - part(lse_T, first, X)[:, None])

@@ -10,7 +10,7 @@ of a tile.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,8 @@ from jax import Array
 
 from txl_jax.kernels.hash import AttentionDropout, keep_index, start_BHL
 from txl_jax.kernels.xla import pad_front
+
+T = TypeVar("T")  # what a loop carries
 
 
 def choose_blocks(rows: int, L: int, K: int) -> tuple[int, int]:
@@ -89,7 +91,7 @@ class Tile(NamedTuple):
     """A slice of Keys, its position there, and its masks."""
 
     keys: Keys
-    start: tuple[Array, Array, Array, Array]
+    start: tuple[Array, Array, Array | int, Array | int]
     visible_BXY: Array
     keep_HBXY: Array | None
 
@@ -98,14 +100,16 @@ class Tile(NamedTuple):
 AXES = (2, 2, 1, 1)
 
 
-def read_tile(plan: Plan, keys: Keys, rows: Rows, t: Any, diagonal: bool) -> Tile:
+def read_tile(
+    plan: Plan, keys: Keys, rows: Rows, t: Array | int, diagonal: bool
+) -> Tile:
     """Returns tile t of a block; the diagonal tile t = 0 needs no future distances."""
     key = rows.end - (t + 1) * plan.Y
     start_K, start_R = key + plan.front_K, (plan.tiles - 1 - t) * plan.Y
     start = (start_K, start_K, start_R, start_R)
     Z = plan.Y if diagonal else plan.X + plan.Y
 
-    def part(x: Any, start: Array, size: int, axis: int) -> Any:
+    def part(x: Any, start: Array | int, size: int, axis: int) -> Any:
         return x if x is None else jax.lax.dynamic_slice_in_dim(x, start, size, axis)
 
     part_of_keys = Keys(*map(part, keys, start, (plan.Y, plan.Y, Z, Z), AXES))
@@ -124,7 +128,7 @@ def read_tile(plan: Plan, keys: Keys, rows: Rows, t: Any, diagonal: bool) -> Til
 def add_tile(keys: Keys, tile: Tile, part: Keys) -> Keys:
     """Adds `part` to the slice of `keys` that the tile was read from."""
 
-    def add(x: Any, part: Any, start: Array, axis: int) -> Any:
+    def add(x: Any, part: Any, start: Array | int, axis: int) -> Any:
         if x is None:
             return None
         old = jax.lax.dynamic_slice_in_dim(x, start, part.shape[axis], axis)
@@ -134,8 +138,8 @@ def add_tile(keys: Keys, tile: Tile, part: Keys) -> Keys:
 
 
 def over_tiles(
-    plan: Plan, keys: Keys, rows: Rows, add: Callable[[Any, Tile], Any], carry: Any
-) -> Any:
+    plan: Plan, keys: Keys, rows: Rows, add: Callable[[T, Tile], T], carry: T
+) -> T:
     """Folds `add` over all tiles of a block that have a visible key.
 
     The number of tiles depends on the data, so this loop is not differentiable.
@@ -144,7 +148,7 @@ def over_tiles(
     if plan.tiles == 1:
         return carry
 
-    def step(t: Array, carry: Any) -> Any:
+    def step(t: Array, carry: T) -> T:
         return add(carry, read_tile(plan, keys, rows, t, diagonal=False))
 
     span = rows.end - jnp.min(rows.oldest_BX)

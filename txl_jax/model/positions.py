@@ -7,7 +7,7 @@ Dims: P learned positions.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
@@ -17,6 +17,7 @@ from txl_jax.errors import UserError
 from txl_jax.kernels.operands import Operands, PositionTerms
 from txl_jax.model.config import ModelConfig
 
+Biases = dict[str, Array]  # by name, [H, A]
 # Creates or reads a parameter of the layer: (name, letters, shape) -> array.
 Weight = Callable[[str, str, tuple[int, ...]], Array]
 
@@ -66,7 +67,7 @@ def encode_distances(config: ModelConfig, K: int) -> Array:
 
 
 def transformer_xl(
-    config: ModelConfig, weight: Weight, R_RD: Array, biases: Any, K: int
+    config: ModelConfig, weight: Weight, R_RD: Array, biases: Biases, K: int
 ) -> PositionTerms:
     """Returns r = W_kR R, u and w: all four terms of section 3.3."""
     shape = (config.n_head, config.d_head, config.d_model)
@@ -84,7 +85,7 @@ def learned_rows(config: ModelConfig, K: int) -> int:
 
 
 def shaw(
-    config: ModelConfig, weight: Weight, R_RD: None, biases: Any, K: int
+    config: ModelConfig, weight: Weight, R_RD: None, biases: Biases, K: int
 ) -> PositionTerms:
     """Returns learned r (Shaw et al. 2018, keys only): terms (a) and (b)."""
     shape = (config.n_position, config.n_head, config.d_head)
@@ -92,7 +93,7 @@ def shaw(
 
 
 def shaw_biased(
-    config: ModelConfig, weight: Weight, R_RD: None, biases: Any, K: int
+    config: ModelConfig, weight: Weight, R_RD: None, biases: Biases, K: int
 ) -> PositionTerms:
     """Returns the original code's variant: learned r, u, and a bias per distance."""
     bias_PH = weight("distance_bias", "PH", (config.n_position, config.n_head))
@@ -102,7 +103,7 @@ def shaw_biased(
 
 
 def alibi(
-    config: ModelConfig, weight: Weight, R_RD: None, biases: Any, K: int
+    config: ModelConfig, weight: Weight, R_RD: None, biases: Biases, K: int
 ) -> PositionTerms:
     """Returns a bias of -slope x distance (Press et al. 2022).
 
@@ -171,7 +172,7 @@ SCHEMES = {
 
 
 def position_terms(
-    config: ModelConfig, weight: Weight, R_RD: Array | None, biases: Any, K: int
+    config: ModelConfig, weight: Weight, R_RD: Array | None, biases: Biases, K: int
 ) -> PositionTerms:
     """Returns the terms that the position scheme adds to a layer's scores."""
     make = SCHEMES[config.position].terms

@@ -12,6 +12,7 @@ from jax import Array
 from txl_jax.errors import BadNumbers
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.dropout import Dropout, WordDropout
+from txl_jax.model.initializers import Params
 from txl_jax.model.memory import Memory
 from txl_jax.model.segment import Segment
 from txl_jax.model.txl import TransformerXL
@@ -50,7 +51,7 @@ def find_bad(
             module.sow("intermediates", method, sum(bad), jnp.add, lambda: 0)
         return result
 
-    def compute(params: Any, rng: Array, step: Array, segments: Segment) -> Any:
+    def compute(params: Params, rng: Array, step: Array, segments: Segment) -> Any:
         memory = Memory.empty(model, config.batch_size)
         key = jax.random.fold_in(rng, step)
         network = TransformerXL(model)

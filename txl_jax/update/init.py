@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -12,13 +13,14 @@ from jax import Array
 from jax.sharding import Mesh
 
 from txl_jax.model.config import ModelConfig
+from txl_jax.model.initializers import Params
 from txl_jax.model.memory import Memory
 from txl_jax.model.txl import TransformerXL
 from txl_jax.sharding.rules import letters, shardings
 from txl_jax.update.state import Average, TrainState
 
 
-def init_params(config: ModelConfig, key: Array) -> Any:
+def init_params(config: ModelConfig, key: Array) -> Params:
     """Returns fresh parameters, each boxed with the letters of its dimensions."""
     tokens_BL = jnp.zeros((1, 1), jnp.int32)
     # The parameters do not depend on the kernel, and "xla" runs on every device.
@@ -28,7 +30,7 @@ def init_params(config: ModelConfig, key: Array) -> Any:
 
 
 @functools.cache
-def abstract_params(config: ModelConfig) -> Any:
+def abstract_params(config: ModelConfig) -> Params:
     """Returns the shapes of the parameters, boxed with their letters."""
     return jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
 
@@ -40,7 +42,7 @@ def init_state(
     seed: int,
     mesh: Mesh,
     averages: bool = False,
-) -> tuple[Any, Any]:
+) -> tuple[Callable[[], TrainState], TrainState]:
     """Returns (init, shardings) of a fresh state; init() makes it.
 
     init is jitted with these shardings, so a sharded model is never whole on a device.

@@ -12,14 +12,16 @@ import numpy as np
 import optax
 from jax import Array
 
+from txl_jax.model.initializers import Params
+
 MAX_WEIGHT_NORM = 10.0
 
 
 class Moments(NamedTuple):
     """Running means of the gradient and of its square."""
 
-    mu: Any
-    nu: Any
+    mu: Params
+    nu: Params
 
 
 def scale_by_uncorrected_adam(
@@ -27,10 +29,12 @@ def scale_by_uncorrected_adam(
 ) -> optax.GradientTransformation:
     """Returns optax.scale_by_adam without its bias correction."""
 
-    def init(params: Any) -> Moments:
+    def init(params: Params) -> Moments:
         return Moments(optax.tree.zeros_like(params), optax.tree.zeros_like(params))
 
-    def update(grads: Any, state: Moments, params: Any = None) -> tuple[Any, Moments]:
+    def update(
+        grads: Params, state: Moments, params: Params | None = None
+    ) -> tuple[Any, Moments]:
         mu = optax.tree.update_moment(grads, state.mu, beta1, 1)
         nu = optax.tree.update_moment(grads, state.nu, beta2, 2)
         scaled = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + epsilon), mu, nu)
@@ -58,7 +62,7 @@ def scale_by_clipped_trust_ratio(epsilon: float) -> optax.GradientTransformation
     )
 
 
-def squares(tree: Any) -> Any:
+def squares(tree: Params) -> Params:
     """Returns the sum of squares of each of NVIDIA's tensors, to broadcast to leaves.
 
     Each layer of a stacked leaf is a separate tensor; q, k and v of a layer are one

@@ -9,6 +9,7 @@ import optax
 import optax.contrib
 from jax import Array
 
+from txl_jax.model.initializers import Params
 from txl_jax.update.lamb import (
     scale_by_clipped_trust_ratio,
     scale_by_uncorrected_adam,
@@ -134,7 +135,7 @@ MATRIX_AXES = {
 }
 
 
-def _matrix_axes(params: Any) -> Any:
+def _matrix_axes(params: Params) -> Params:
     """Returns MuonDimensionNumbers for the matrices, None for other parameters."""
 
     def axes(path: tuple[Any, ...], _: Any) -> Any:
@@ -167,7 +168,7 @@ def clip(max_norm: float) -> optax.GradientTransformationExtraArgs:
     """
 
     def update(
-        grads: Any, state: Any, params: Any = None, *, grad_norm: Array
+        grads: Params, state: Any, params: Params | None = None, *, grad_norm: Array
     ) -> tuple[Any, Any]:
         def shorten(grad: Array) -> Array:
             return jnp.where(grad_norm < max_norm, grad, grad / grad_norm * max_norm)
@@ -186,7 +187,7 @@ def _decay(config: OptimConfig) -> Parts:
     return [decay] if config.weight_decay else []
 
 
-def _decay_mask(params: Any) -> Any:
+def _decay_mask(params: Params) -> Params:
     def decayed(path: tuple[Any, ...], _: Any) -> bool:
         # A boxed parameter's path ends in the box's attribute, which has no key.
         return not any(getattr(key, "key", None) in UNDECAYED for key in path)
@@ -194,7 +195,7 @@ def _decay_mask(params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(decayed, params)
 
 
-AddToAverage = Callable[[Average, Any, Array], Average]
+AddToAverage = Callable[[Average, Params, Array], Average]
 
 
 def make_average(config: OptimConfig) -> AddToAverage | None:
@@ -207,7 +208,7 @@ def make_average(config: OptimConfig) -> AddToAverage | None:
     if not config.asgd_from:
         return None
 
-    def add(average: Average, params: Any, number: Array) -> Average:
+    def add(average: Average, params: Params, number: Array) -> Average:
         count = average.count + (number >= config.asgd_from)
         weight = 1.0 / jnp.maximum(count, 1)
 

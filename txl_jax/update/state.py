@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from txl_jax.model.initializers import Params
 from txl_jax.model.memory import Memory
 from txl_jax.model.segment import Segment
 from txl_jax.update.guard import Guard
@@ -18,7 +19,7 @@ from txl_jax.update.guard import Guard
 class Average:
     """A mean of parameters; count (int32) is the number of updates in it."""
 
-    params: Any
+    params: Params
     count: Array
 
 
@@ -31,7 +32,7 @@ class TrainState:
     """
 
     step: Array
-    params: Any
+    params: Params
     opt_state: Any
     memory: Memory
     rng: Array
@@ -39,11 +40,11 @@ class TrainState:
     guard: Guard = flax.struct.field(default_factory=Guard.fresh)
 
     @property
-    def evaluated(self) -> Any:
+    def evaluated(self) -> Params:
         """The parameters that are validated: their mean in a run with an average."""
         return self.average.params if self.average else self.params
 
-    def start_from(self, params: Any) -> "TrainState":
+    def start_from(self, params: Params) -> "TrainState":
         """Replaces the parameters of a fresh state, and their mean."""
         average = self.average
         if average:  # copied: a step donates every array of the state

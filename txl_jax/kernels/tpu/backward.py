@@ -21,7 +21,6 @@ and all keys by lane.
 import collections
 import functools
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +30,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from txl_jax.kernels import skew
 from txl_jax.kernels.tpu import scores
-from txl_jax.kernels.tpu.blocks import Blocks, Strip
+from txl_jax.kernels.tpu.blocks import Blocks, Interpret, Ref, Strip
 from txl_jax.kernels.tpu.scores import LOG2E, dot
 from txl_jax.kernels.tpu.tiles import Tiles, scratch, specs
 
@@ -58,7 +57,7 @@ def begin(refs: Refs, here: scores.Place) -> None:
     stream = tile & (here.i == 0)
     head = stream & (here.b == 0)
 
-    def clear(when: Any, *to_clear: Any) -> None:
+    def clear(when: Array, *to_clear: Ref) -> None:
         @pl.when(when)
         def _() -> None:
             for ref in jax.tree.leaves(to_clear):
@@ -69,7 +68,7 @@ def begin(refs: Refs, here: scores.Place) -> None:
     clear(tile, refs.content, refs.position)
 
 
-def write(ref: Any, strip: Strip, blocks: Blocks, x_YX: Array) -> None:
+def write(ref: Ref, strip: Strip, blocks: Blocks, x_YX: Array) -> None:
     """Writes the keys' rows of a strip, and zeros for those in the future."""
     end = blocks.empty + strip.rows
     ref[blocks.empty : end, strip.lanes] = x_YX.astype(ref.dtype)
@@ -78,7 +77,7 @@ def write(ref: Any, strip: Strip, blocks: Blocks, x_YX: Array) -> None:
         ref[end:, strip.lanes] = rest
 
 
-def flush(refs: Refs, blocks: Blocks, tile: Any) -> None:
+def flush(refs: Refs, blocks: Blocks, tile: Array) -> None:
     """Adds the gradients through the products with one tile of distances."""
     W = blocks.width
     lanes = pl.ds(pl.multiple_of(tile * W, skew.LANES), W)
@@ -91,7 +90,7 @@ def step_strip(
     strip: Strip,
     on_diagonal: bool,
     masked: bool,
-    keys: tuple[Any, ...],
+    keys: tuple[Ref, ...],
     refs: Refs,
     here: scores.Place,
     blocks: Blocks,
@@ -162,7 +161,7 @@ def finish(refs: Refs, here: scores.Place, blocks: Blocks) -> None:
         refs.dv[0, 0] = refs.dv_sum[...].astype(refs.dv.dtype)
 
 
-def kernel(*args: Any, blocks: Blocks, rate: float) -> None:
+def kernel(*args: Ref, blocks: Blocks, rate: float) -> None:
     """One key tile of one query tile."""
     refs = Refs(*args)
     here = scores.place(blocks, refs)
@@ -195,7 +194,7 @@ def kernel(*args: Any, blocks: Blocks, rate: float) -> None:
 def backward(
     blocks: Blocks,
     rate: float,
-    interpret: Any,
+    interpret: Interpret,
     saved: tuple[Tiles, Array, Array],
     do_BHAQ: Array,
 ) -> tuple[Tiles]:

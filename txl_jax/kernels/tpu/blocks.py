@@ -17,8 +17,13 @@ Dims: T rows of a tile, W lanes of its keys, Z of its queries, I query tiles.
 
 from typing import Any, NamedTuple
 
+from jax.experimental.pallas import tpu as pltpu
+
 from txl_jax.errors import UserError
 from txl_jax.kernels.skew import LANES
+
+Ref = Any  # a block of an operand, a result or scratch memory, inside a kernel
+Interpret = bool | pltpu.InterpretParams  # of `pallas_call`
 
 # bfloat16 packs two rows into one of a register, so its registers have 16.
 ROWS = 16

@@ -12,7 +12,6 @@ the keys that it may see, Q all queries by lane.
 
 import collections
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +21,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from txl_jax.kernels.tpu import scores
-from txl_jax.kernels.tpu.blocks import Blocks
+from txl_jax.kernels.tpu.blocks import Blocks, Interpret, Ref
 from txl_jax.kernels.tpu.scores import LOG2E, dot
 from txl_jax.kernels.tpu.tiles import Tiles, scratch, specs
 from txl_jax.kernels.xla import MASKED
@@ -45,7 +44,7 @@ def front(x_YX: Array, rows: int) -> Array:
     return jnp.concatenate([zeros, x_YX]) if rows else x_YX
 
 
-def kernel(*args: Any, blocks: Blocks, rate: float) -> None:
+def kernel(*args: Ref, blocks: Blocks, rate: float) -> None:
     """One key tile of one query tile."""
     refs = Refs(*args)
     here = scores.place(blocks, refs)
@@ -90,7 +89,7 @@ def kernel(*args: Any, blocks: Blocks, rate: float) -> None:
 
 
 def forward(
-    tiles: Tiles, blocks: Blocks, rate: float, interpret: Any
+    tiles: Tiles, blocks: Blocks, rate: float, interpret: Interpret
 ) -> tuple[Array, tuple[Tiles, Array, Array]]:
     """Returns o_BHAQ and the residuals: the operands, o and lse_BH1Q, to base 2."""
     (B, H, A, Q), dtype = tiles.q_BHAQ.shape, tiles.q_BHAQ.dtype

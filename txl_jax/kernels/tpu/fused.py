@@ -11,17 +11,17 @@ of keys in tiles, by lane.
 
 import functools
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import DTypeLike
 
 from txl_jax.kernels.hash import AttentionDropout
 from txl_jax.kernels.operands import Operands
 from txl_jax.kernels.sharded import device_kind
 from txl_jax.kernels.tpu.backward import backward
-from txl_jax.kernels.tpu.blocks import ROWS, Blocks, choose
+from txl_jax.kernels.tpu.blocks import ROWS, Blocks, Interpret, choose
 from txl_jax.kernels.tpu.forward import forward
 from txl_jax.kernels.tpu.scores import LOG2E
 from txl_jax.kernels.tpu.tiles import Tiles, cut, cut_queries, join_queries, visits
@@ -29,7 +29,9 @@ from txl_jax.kernels.xla import repeat_farthest
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
-def tiled_attention(tiles: Tiles, blocks: Blocks, rate: float, interpret: Any) -> Array:
+def tiled_attention(
+    tiles: Tiles, blocks: Blocks, rate: float, interpret: Interpret
+) -> Array:
     """Returns o_BHAQ."""
     return forward(tiles, blocks, rate, interpret)[0]
 
@@ -38,7 +40,7 @@ tiled_attention.defvjp(forward, backward)
 
 
 def by_distance(
-    r_RHA: Array | None, bias_HR: Array | None, A: int, dtype: Any
+    r_RHA: Array | None, bias_HR: Array | None, A: int, dtype: DTypeLike
 ) -> Array | None:
     """Returns r_HCR, whose product with [ones; q + w] is the position term of a score.
 
@@ -61,7 +63,7 @@ def by_distance(
 
 
 def rel_attention(
-    operands: Operands, *, blocks: Blocks | None = None, interpret: Any = False
+    operands: Operands, *, blocks: Blocks | None = None, interpret: Interpret = False
 ) -> Array:
     """Returns o_BLHA; see `xla.rel_attention`.
 

@@ -11,7 +11,7 @@ are a kernel's arguments, `forward.Refs` or `backward.Refs`.
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ from jax.experimental import pallas as pl
 from txl_jax.kernels import skew
 from txl_jax.kernels.hash import STEP, keep_counter, murmur3
 from txl_jax.kernels.skew import SUBLANES
-from txl_jax.kernels.tpu.blocks import Blocks, Strip
+from txl_jax.kernels.tpu.blocks import Blocks, Ref, Strip
 
 LOG2E = math.log2(math.e)
 f32 = jnp.float32
@@ -41,16 +41,16 @@ def dot(a: Array, b: Array, contract: str) -> Array:
 class Place(NamedTuple):
     """The position of a step in the grid."""
 
-    b: Any
-    h: Any
-    i: Any  # query tile
-    d: Any  # tiles from the diagonal
-    j: Any  # key tile
-    deepest: Any
-    clear: Any
+    b: Array
+    h: Array
+    i: Array  # query tile
+    d: Array  # tiles from the diagonal
+    j: Array  # key tile
+    deepest: Array
+    clear: Array
 
 
-def place(blocks: Blocks, refs: Any) -> Place:
+def place(blocks: Blocks, refs: Ref) -> Place:
     """Returns the running step's place in the grid of `tiles.specs`."""
     h, b, i, d = (pl.program_id(axis) for axis in range(4))
     at = b * blocks.query_tiles + i
@@ -70,7 +70,7 @@ def visit(here: Place, step: Callable[[bool, bool], None]) -> None:
     pl.when(later & jnp.logical_not(inside))(functools.partial(step, False, True))
 
 
-def prepare(refs: Any) -> None:
+def prepare(refs: Ref) -> None:
     """Writes q + u and q + w, scaled, in the operands' type; a bias has factors 1."""
     qu, qw, q_AZ = refs.qu, refs.qw, refs.q[0, 0].astype(f32)
     scale = LOG2E / math.sqrt(q_AZ.shape[0])
@@ -84,13 +84,13 @@ def prepare(refs: Any) -> None:
         qw[ones:] = ((q_AZ + refs.w[0]) * scale).astype(qw.dtype)
 
 
-def turn(ref: Any, blocks: Blocks) -> Any:
+def turn(ref: Ref, blocks: Blocks) -> Ref:
     """Returns the rows of a tile of keys or distances, [T, features]; None for None."""
     return None if ref is None else ref[(0,) * (ref.ndim - 2)].T[blocks.empty :]
 
 
 def score(
-    strip: Strip, on_diagonal: bool, k_TA: Array, r_TC: Array | None, refs: Any
+    strip: Strip, on_diagonal: bool, k_TA: Array, r_TC: Array | None, refs: Ref
 ) -> Array:
     """Returns score_YX before the mask.
 
@@ -112,7 +112,7 @@ def score(
 
 
 def visible(
-    strip: Strip, on_diagonal: bool, here: Place, blocks: Blocks, refs: Any
+    strip: Strip, on_diagonal: bool, here: Place, blocks: Blocks, refs: Ref
 ) -> Array:
     """Returns the mask of a strip's visible scores, bool [Y, X]."""
     shape = (strip.rows, strip.columns)
@@ -124,7 +124,7 @@ def visible(
     return visible_YX
 
 
-def keep(strip: Strip, here: Place, blocks: Blocks, rate: float, refs: Any) -> Array:
+def keep(strip: Strip, here: Place, blocks: Blocks, rate: float, refs: Ref) -> Array:
     """Returns which probabilities survive dropout, bool [Y, X]; see `hash.keep_BHLK`.
 
     The counter steps from key to key by addition. On v4, without integer products, each

@@ -17,7 +17,7 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from txl_jax.kernels.tpu.blocks import Blocks
+from txl_jax.kernels.tpu.blocks import Blocks, Ref
 from txl_jax.kernels.xla import pad_front
 
 
@@ -82,6 +82,9 @@ class Tiles(NamedTuple):
         return 0 if self.r_HCP is None else self.r_HCP.shape[1]
 
 
+Place = tuple[Array | int, ...]  # of a block, along each axis
+
+
 class Specs(NamedTuple):
     """The block of each operand that a step of the grid sees."""
 
@@ -91,7 +94,7 @@ class Specs(NamedTuple):
     gradients: list[pl.BlockSpec | None]  # of q, k, v, r, u and w
 
 
-def scratch(*sizes: tuple[tuple[int, ...], Any]) -> list[Any]:
+def scratch(*sizes: tuple[tuple[int, ...], Any]) -> list[Ref]:
     """Returns VMEM of each shape and type, and None for a shape without elements."""
     return [pltpu.VMEM(*size) if all(size[0]) else None for size in sizes]
 
@@ -104,8 +107,8 @@ def specs(blocks: Blocks, tiles: Tiles) -> Specs:
     W, Z, P = blocks.width, blocks.query_width, blocks.width * blocks.key_tiles
     A, C, last = tiles.q_BHAQ.shape[2], tiles.rows, blocks.key_tiles - 1
 
-    def spec(shape: tuple[int, ...], index: Callable[..., Any], **more: Any) -> Any:
-        def at(h: Any, b: Any, i: Any, d: Any, deepest: Any, *_: Any) -> Any:
+    def spec(shape: tuple[int, ...], index: Callable[..., Place], **more: Any) -> Any:
+        def at(h: Array, b: Array, i: Array, d: Array, deepest: Ref, *_: Ref) -> Place:
             d = jnp.minimum(d, deepest[b * blocks.query_tiles + i])
             return index(b, h, i, d)
 
