@@ -3,6 +3,7 @@
 All evaluators share this loop; they differ only in the output of a segment.
 """
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -93,7 +94,10 @@ class Reader:
             places = shardings(mesh, letters(memory))
             return jax.lax.with_sharding_constraint(memory, places)
 
-        self.mesh, self.sizes = mesh, (config, batch_size, tgt_len)
+        self.mesh = mesh
+        self.check = functools.partial(
+            check_fits, config, batch_size, tgt_len, EVAL_FIELDS
+        )
         self.unstack = jax.jit(unstack)
         # Unused parameters are kept, so that the memory is on their devices.
         self.empty = jax.jit(empty, keep_unused=True)
@@ -120,7 +124,7 @@ class Reader:
         Outputs stay on the device, so that the host prepares the next segment
         meanwhile. Raises UserError if the memory does not fit into this machine's.
         """
-        check_fits(*self.sizes, EVAL_FIELDS)
+        self.check()
         memory = self.empty(params)
         for segment in segments:
             if self.mesh is not None:

@@ -199,7 +199,8 @@ def stream(
     def draw(
         params: Params, state: Any, index: Array
     ) -> tuple[Any, tuple[Array, Array]]:
-        log_probs_BV, context = predict(params, *state)
+        token_B, context = state
+        log_probs_BV, context = predict(params, token_B, context)
         token_B = jax.vmap(draw_one, (0, 0, None))(log_probs_BV, seed_B, index)
         nll_B = -jnp.take_along_axis(log_probs_BV, token_B[:, None], axis=1)[:, 0]
         return (token_B, context), (token_B, nll_B)

@@ -162,9 +162,9 @@ def draw(
         seeds = [(config.seed + first + n) % 2**32 for n in range(len(own))]
         growing = [Growing(vocab, prompt_T, config) for prompt_T in own]
         seeded = dataclasses.replace(config, seed=seeds[0])
-        model = model_config, params, own, seeded
+        drawn = sampler.stream(model_config, params, own, seeded, len(vocab), window)
         shown = 0
-        for tokens_BT, nll_BT in sampler.stream(*model, len(vocab), window):
+        for tokens_BT, nll_BT in drawn:
             for each, tokens_T, nll_T in zip(growing, tokens_BT, nll_BT, strict=True):
                 each.add(tokens_T, nll_T)
             if len(prompts) == 1:

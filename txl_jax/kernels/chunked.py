@@ -35,6 +35,9 @@ from txl_jax.kernels.tiles import (
 )
 from txl_jax.kernels.xla import MASKED, product, rel_shift, repeat_farthest, with_bias
 
+Online = tuple[Array, Array, Array]  # o_HBXA, highest_HBX and total_HBX so far
+Saved = tuple[Queries, Keys, Rows, Array, Array]  # with o_QHBXA and lse_QHBX
+
 
 def shift(x_HBXZ: Array, Y: int) -> Array:
     """Re-indexes a tile's scores from distance to key."""
@@ -74,13 +77,13 @@ def drop(plan: Plan, tile: Tile, x_HBXY: Array) -> Array:
 
 def forward(
     plan: Plan, queries: Queries, keys: Keys, rows: Rows
-) -> tuple[Array, tuple[Any, ...]]:
+) -> tuple[Array, Saved]:
     """Returns o_QHBXA and the residuals, with the scores' log-sum-exp lse_QHBX."""
 
     def attend_block(block: tuple[Queries, Rows]) -> tuple[Array, Array]:
         queries, rows = block
 
-        def add(carry: Any, tile: Tile) -> Any:
+        def add(carry: Online, tile: Tile) -> Online:
             o_HBXA, highest_HBX, total_HBX = carry
             score_HBXY = score(queries, tile)
             before_HBX = highest_HBX
@@ -107,7 +110,7 @@ def forward(
     return o_QHBXA, (queries, keys, rows, o_QHBXA, lse_QHBX)
 
 
-def backward(plan: Plan, saved: Any, do_QHBXA: Array) -> tuple[Queries, Keys, None]:
+def backward(plan: Plan, saved: Saved, do_QHBXA: Array) -> tuple[Queries, Keys, None]:
     """Returns the gradients of `attend`, accumulated in float32; `rows` have none."""
     queries, keys, rows, o_QHBXA, lse_QHBX = saved
     # The sum over keys of weight times gradient of weight: a weight's gradient is

@@ -11,7 +11,7 @@ Dims: T tokens, V rows, X tokens of a block, Y rows of a block.
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +33,8 @@ from txl_jax.kernels.xla import MASKED, product
 # `over_rows` without its last two arguments.
 Fold = Callable[[Callable[[T, RowBlock], T], T], T]
 Grads = tuple[Array, Array, Array]  # of hidden states, and of a block of a table
+# Tokens and tables, and each cluster's log-sum-exp of tokens.
+Saved = tuple[tuple[Tokens, ...], tuple[Table, ...], list[Array]]
 
 
 class Stats(NamedTuple):
@@ -139,7 +141,7 @@ def forward(
     tokens: tuple[Tokens, ...],
     tables: tuple[Table, ...],
     axis: str | None,
-) -> tuple[Array, Any]:
+) -> tuple[Array, Saved]:
     """Returns nll_T and the residuals, with each cluster's log-sum-exp of tokens."""
     # The last block may end after the last token. Its start is known only at run time,
     # unless the cluster has all tokens.
@@ -174,8 +176,8 @@ def forward(
 
 
 def backward(
-    clusters: tuple[Cluster, ...], axis: str | None, saved: Any, grad_T: Array
-) -> tuple[Any, Any]:
+    clusters: tuple[Cluster, ...], axis: str | None, saved: Saved, grad_T: Array
+) -> tuple[tuple[Tokens, ...], tuple[Table, ...]]:
     """Returns the gradients of tokens and tables."""
     tokens, tables, lses = saved
     real, T, dtype = len(grad_T), len(tokens[0].target_T), tokens[0].h_TE.dtype
@@ -184,7 +186,7 @@ def backward(
         grad_T = jax.lax.psum(grad_T, axis)
     grad_T = jnp.pad(grad_T, (0, T - real))
     grad_tables = [Table(*(jnp.zeros(x.shape) for x in table)) for table in tables]
-    grad_tokens: list[Any] = []
+    grad_tokens: list[Tokens] = []
     for cluster, own, lse_T in zip(clusters, tokens, lses, strict=True):
         grad_h_TE = jnp.zeros(own.h_TE.shape)
         for rows in cluster.rows:

@@ -8,8 +8,6 @@ Rare clusters may have smaller embeddings (Baevski and Auli 2019).
 Dims: V0, V1.. and E0, E1.. per cluster, T = V0 + G entries of the first softmax.
 """
 
-from typing import Any
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -22,6 +20,8 @@ from txl_jax.kernels.xla import product
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.dropout import WordDropout
 from txl_jax.model.initializers import normal, weight
+
+Shared = tuple[tuple[Array, ...], tuple[Array | None, ...]]  # tables, projections
 
 
 class Vocabulary(nn.Module):
@@ -52,15 +52,17 @@ class Vocabulary(nn.Module):
         ]
         # Replicated with separate tables, as in _make_tables.
         letters = "." if len(self.tables) > 1 else "V"
-        self.bias_V: Any = self.param("bias", normal(0, letters), (V,))
+        self.bias_V: Array = self.param("bias", normal(0, letters), (V,))
         if G:
             E = config.embed_size
             rows = normal(config.norm_init_std, ".E")
-            self.cluster_table_GE: Any = self.param("cluster_table", rows, (G, E))
-            self.cluster_bias_G: Any = self.param("cluster_bias", normal(0, "."), (G,))
+            self.cluster_table_GE: Array = self.param("cluster_table", rows, (G, E))
+            self.cluster_bias_G: Array = self.param(
+                "cluster_bias", normal(0, "."), (G,)
+            )
         self.drop_words = WordDropout(config.word_dropout)
 
-    def _make_tables(self, name: str) -> list[Any]:
+    def _make_tables(self, name: str) -> list[Array]:
         """Returns a table [Vi, Ei] per cluster; without div_val one [V, E] for all."""
         config = self.config
         if config.div_val == 1:
@@ -73,7 +75,7 @@ class Vocabulary(nn.Module):
             for i, ((low, V), E) in enumerate(sizes)
         ]
 
-    def _make_proj(self, name: str, i: int) -> Any:
+    def _make_proj(self, name: str, i: int) -> Array | None:
         """Returns the projection [Ei, D], or None if there is none."""
         config = self.config
         D, E = config.d_model, config.embed_sizes[i]
@@ -91,7 +93,7 @@ class Vocabulary(nn.Module):
         h_BLD *= jnp.asarray(config.d_model**0.5, config.compute_dtype)
         return self.drop_words(h_BLD, tokens_BL)
 
-    def _rows(self, shared: Any, tokens_BL: Array) -> Array:
+    def _rows(self, shared: Shared, tokens_BL: Array) -> Array:
         """Returns rows of the tables, projected."""
         dtype = self.config.compute_dtype
 

@@ -1,29 +1,34 @@
 """Parameter initializers, boxed with the letters of their dimensions."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
 import jax
 from jax import Array
+from jax.typing import DTypeLike
 
 from txl_jax.model.config import ModelConfig
 
 # The arrays of a model by module and name, or as many gradients, shapes or shardings.
 Params = dict[str, Any]
+Initializer = Callable[..., Any]  # of boxed arrays: (key, shape, dtype) -> box
+# Creates or reads a parameter of a layer: (name, letters, shape) -> array.
+Weight = Callable[[str, str, tuple[int, ...]], Array]
 
 
-def weight(config: ModelConfig, letters: str) -> Any:
+def weight(config: ModelConfig, letters: str) -> Initializer:
     """Returns the initializer of weights, N(0, init_std)."""
     return normal(config.init_std, letters)
 
 
-def weights(module: Any) -> Any:
+def weights(module: nn.Module) -> Weight:
     """Returns make(name, letters, shape) -> a weight of the module, in compute_dtype.
 
     The module has a field `config`, a ModelConfig.
     """
-    config = module.config
+    config: ModelConfig = module.config  # type: ignore[attr-defined]
 
     def make(name: str, letters: str, shape: tuple[int, ...]) -> Array:
         x = module.param(name, weight(config, letters), shape)
@@ -32,13 +37,13 @@ def weights(module: Any) -> Any:
     return make
 
 
-def normal(std: float, letters: str, mean: float = 0.0) -> Any:
+def normal(std: float, letters: str, mean: float = 0.0) -> Initializer:
     """Returns the initializer N(mean, std), or a constant if std is 0.
 
     `letters` name the axes; "." leaves one unnamed.
     """
 
-    def draw(key: Array, shape: tuple[int, ...], dtype: Any = float) -> Array:
+    def draw(key: Array, shape: tuple[int, ...], dtype: DTypeLike = float) -> Array:
         return mean + std * jax.random.normal(key, shape, dtype)
 
     init = draw if std else nn.initializers.constant(mean)
@@ -46,7 +51,7 @@ def normal(std: float, letters: str, mean: float = 0.0) -> Any:
     return nn.with_logical_partitioning(init, names)
 
 
-def keep_sums(primitive: Any, *_: Any, **__: Any) -> bool:
+def keep_sums(primitive: object, *_: object, **__: object) -> bool:
     """Is the policy that keeps the results of sums for the backward pass."""
     return primitive is jax.lax.reduce_sum_p
 

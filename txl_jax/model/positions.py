@@ -16,10 +16,9 @@ from jax.ad_checkpoint import checkpoint_name
 from txl_jax.errors import UserError
 from txl_jax.kernels.operands import Operands, PositionTerms
 from txl_jax.model.config import ModelConfig
+from txl_jax.model.initializers import Weight
 
 Biases = dict[str, Array]  # by name, [H, A]
-# Creates or reads a parameter of the layer: (name, letters, shape) -> array.
-Weight = Callable[[str, str, tuple[int, ...]], Array]
 
 
 class Scheme(NamedTuple):

@@ -39,7 +39,7 @@ class TransformerXL(nn.Module):
             self.layers = self._scan_layers()
         self.embedding = Vocabulary(config)
         self.scheme = SCHEMES[config.position]
-        self.biases: Any = {name: self._make_bias(name) for name in self.scheme.biases}
+        self.biases = {name: self._make_bias(name) for name in self.scheme.biases}
         self.drop_rows = Dropout(config.dropout, config.variational)
         self.drop_R = Dropout(config.dropout)
 

@@ -34,7 +34,7 @@ def scale_by_uncorrected_adam(
 
     def update(
         grads: Params, state: Moments, params: Params | None = None
-    ) -> tuple[Any, Moments]:
+    ) -> tuple[Params, Moments]:
         mu = optax.tree.update_moment(grads, state.mu, beta1, 1)
         nu = optax.tree.update_moment(grads, state.nu, beta2, 2)
         scaled = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + epsilon), mu, nu)

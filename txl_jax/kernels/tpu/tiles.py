@@ -82,7 +82,7 @@ class Tiles(NamedTuple):
         return 0 if self.r_HCP is None else self.r_HCP.shape[1]
 
 
-Place = tuple[Array | int, ...]  # of a block, along each axis
+Corner = tuple[Array | int, ...]  # the place of a block, along each axis
 
 
 class Specs(NamedTuple):
@@ -107,8 +107,8 @@ def specs(blocks: Blocks, tiles: Tiles) -> Specs:
     W, Z, P = blocks.width, blocks.query_width, blocks.width * blocks.key_tiles
     A, C, last = tiles.q_BHAQ.shape[2], tiles.rows, blocks.key_tiles - 1
 
-    def spec(shape: tuple[int, ...], index: Callable[..., Place], **more: Any) -> Any:
-        def at(h: Array, b: Array, i: Array, d: Array, deepest: Ref, *_: Ref) -> Place:
+    def spec(shape: tuple[int, ...], index: Callable[..., Corner], **more: Any) -> Any:
+        def at(h: Array, b: Array, i: Array, d: Array, deepest: Ref, *_: Ref) -> Corner:
             d = jnp.minimum(d, deepest[b * blocks.query_tiles + i])
             return index(b, h, i, d)
 
