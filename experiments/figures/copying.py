@@ -1,11 +1,13 @@
 """How far back a model learns to copy, and how far back it could: a figure.
 
     python -m experiments.figures.copying [--delays 8 24 56 --mem_lens 0 16 64]
+    python -m experiments.figures.copying --mem_lens 16 --gradient_segments 1 2 4 8
 
-Trains experiments/copying.py for each delay, memory and seed, and counts the letters
-that the model repeats correctly. Every cell has its own workdir and result, with its
-provenance and the seconds of its last start, so the same command resumes after a kill.
-Prints one JSON line and writes copying.json and copying.png.
+Trains experiments/copying.py for each delay, memory, number of segments that a gradient
+crosses, and seed, and counts the letters that the model repeats correctly. All models
+make equally many updates of equally many tokens. Every cell has its own workdir and
+result, with its provenance and the seconds of its last start, so the same command
+resumes after a kill. Prints one JSON line and writes copying.json and copying.png.
 """
 
 import argparse
@@ -54,6 +56,8 @@ def read_flags() -> argparse.Namespace:
     delays = [4, 8, 16, 24, 32, 40, 56]
     parser.add_argument("--delays", type=int, nargs="+", default=delays)
     parser.add_argument("--mem_lens", type=int, nargs="+", default=[0, 16, 32, 64])
+    parser.add_argument("--gradient_segments", type=int, nargs="+", default=[1])
+    parser.add_argument("--n_layer", type=int, default=2)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--updates", type=int, default=400)
     parser.add_argument("--workdir", type=Path, default=Path("runs/figures/copying"))
@@ -69,6 +73,10 @@ def make_config(args: argparse.Namespace, cell: dict[str, int]) -> Config:
     c.data.data_dir = args.data_dir
     c.train.update(seed=cell["seed"], num_steps=args.updates)
     c.train.update(eval_every=args.updates)
+    c.model.update(n_layer=args.n_layer, unroll=args.n_layer)
+    if (G := cell["gradient_segments"]) > 1:
+        c.train.update(segments_per_call=G, segments_per_update=G, gradient_segments=G)
+        c.train.batch_size //= G
     for section in (c.model, c.eval, c.generate):
         section.mem_len = cell["mem_len"]
     return configs.parse(c)
@@ -78,7 +86,7 @@ def run_cell(args: argparse.Namespace, cell: dict[str, int]) -> dict[str, Any]:
     """Returns a cell's result, trained and counted unless that is on disk."""
     config = make_config(args, cell)
     name = "-".join(f"{key}={value}" for key, value in cell.items())
-    folder = args.workdir / f"{name}-updates={args.updates}"
+    folder = args.workdir / f"layers={args.n_layer}-{name}-updates={args.updates}"
     if (folder / RESULT).exists():
         return json.loads((folder / RESULT).read_text("utf-8"))
     say(f"copying: {folder}")
@@ -151,8 +159,15 @@ def plot(cells: list[dict[str, Any]], chance: float, path: Path) -> None:
     figure = matplotlib.figure.Figure(figsize=(8, 4.2), layout="constrained")
     axes = figure.add_subplot()
     distances = sorted({cell["distance_tokens"] for cell in cells})
-    for number, mem_len in enumerate(sorted({cell["mem_len"] for cell in cells})):
-        own = [cell for cell in cells if cell["mem_len"] == mem_len]
+    pairs = {(cell["mem_len"], cell["gradient_segments"]) for cell in cells}
+    by_memory = len({mem_len for mem_len, _ in pairs}) > 1
+    for number, (mem_len, G) in enumerate(sorted(pairs)):
+        label = f"memory {mem_len}" if by_memory else f"gradient across {G} segments"
+        own = [
+            cell
+            for cell in cells
+            if (cell["mem_len"], cell["gradient_segments"]) == (mem_len, G)
+        ]
         by_distance = [
             [cell["accuracy"] for cell in own if cell["distance_tokens"] == distance]
             for distance in distances
@@ -162,11 +177,9 @@ def plot(cells: list[dict[str, Any]], chance: float, path: Path) -> None:
             for pick in (np.mean, np.min, np.max)
         )
         color = f"C{number}"
-        axes.plot(
-            distances, mean, "o-", color=color, label=f"memory {mem_len}", markersize=4
-        )
+        axes.plot(distances, mean, "o-", color=color, label=label, markersize=4)
         axes.fill_between(distances, low, high, color=color, alpha=0.2, linewidth=0)
-        height = 1.04 + 0.035 * number
+        height = 1.04 + 0.035 * number * by_memory
         start = 0
         for name, style in BARS.items():
             axes.plot([start, own[0][name]], [height, height], color=color, **style)
@@ -195,10 +208,11 @@ def main() -> int:
     args = read_flags()
     logging.set_verbosity(logging.FATAL)  # orbax warns of intended settings
     grid = [
-        {"delay": delay, "mem_len": mem_len, "seed": seed}
+        {"delay": delay, "mem_len": mem_len, "gradient_segments": G, "seed": seed}
         for seed in args.seeds
         for delay in args.delays
         for mem_len in args.mem_lens
+        for G in args.gradient_segments
     ]
     try:
         # Only the result goes to stdout, whatever a library prints.
@@ -214,6 +228,7 @@ def main() -> int:
         "program": "copying",
         "chance": 1 / symbols,
         "updates": args.updates,
+        "n_layer": args.n_layer,
         "cells": cells,
         "picture": str(picture),
     }
