@@ -120,7 +120,8 @@ def test_copying_makes_each_cell_once(
     assert (tmp_path / "copying.png").read_bytes().startswith(PNG)
     # After a kill, one cell has no result yet.
     folder = tmp_path / counted[3]
-    assert folder.name == "delay=9-mem_len=16-seed=1-updates=100"
+    name = "delay=9-mem_len=16-gradient_segments=1-seed=1"
+    assert folder.name == f"layers=2-{name}-updates=100"
     (folder / "accuracy.json").unlink()
     counted.clear()
     assert start("figures.copying", f"{GRID} --workdir={tmp_path}") == 0
