@@ -28,7 +28,7 @@ def weights(module: nn.Module) -> Weight:
 
     The module has a field `config`, a ModelConfig.
     """
-    config: ModelConfig = module.config  # type: ignore[attr-defined]
+    config: ModelConfig = module.config
 
     def make(name: str, letters: str, shape: tuple[int, ...]) -> Array:
         x = module.param(name, weight(config, letters), shape)

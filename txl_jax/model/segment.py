@@ -59,4 +59,4 @@ def join(segments: Segment, count: int) -> Segment:
     length_GCB = length_SB.reshape(-1, count, B)
     start_C1 = L * np.arange(count, dtype=np.int32)[:, None]
     end_GCB = (length_GCB > 0) * (start_C1 + length_GCB)
-    return Segment(*map(join_tokens, tokens), end_GCB.max(1))
+    return Segment._make([*map(join_tokens, tokens), end_GCB.max(1)])
