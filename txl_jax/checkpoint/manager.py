@@ -10,7 +10,6 @@ from typing import Self
 
 import jax
 import orbax.checkpoint as ocp
-from jax.experimental import multihost_utils
 from orbax.checkpoint import checkpoint_managers
 
 from txl_jax.checkpoint import backend, manifest
@@ -251,13 +250,14 @@ class Checkpoints:
                 number += 1
             folder.rename(aside)
             say(f"checkpoint {step} is set aside as {aside}")
-        multihost_utils.sync_global_devices("set aside")
+        distributed.wait_for_all()
         self.orbax.reload()
 
     def trim(self) -> None:
         """Deletes surplus checkpoints that a killed process has left."""
         steps = self.steps()
-        for step in {*steps} - {*steps[-self.keep :], self.best(steps)}:
+        kept = {*steps[-self.keep :], self.best(steps)}
+        for step in (step for step in steps if step not in kept):
             self.orbax.delete(step)
         self._empty_trash()
 
