@@ -55,6 +55,14 @@ agent = Agent(
 optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(3e-3))
 
 
+def act(
+    params: Params, seen_BLX: Array, first_BL: Array, memory: txl_jax.Memory
+) -> tuple[Array, Array, txl_jax.Memory]:
+    """Returns the logits, the expected return and the memory."""
+    outputs: Any = agent.apply(params, seen_BLX, first_BL, memory)
+    return outputs
+
+
 def begin(key: Array) -> Episodes:
     """Returns new episodes."""
     keys = jax.random.split(key)
@@ -75,7 +83,7 @@ def play(params: Params, state: State, key: Array) -> tuple[State, Happened]:
     episodes, memory = state
     keys = jax.random.split(key)
     seen_BLX, first_BL = observe(episodes)
-    logits_BLA, _, memory = agent.apply(params, seen_BLX, first_BL, memory)
+    logits_BLA, _, memory = act(params, seen_BLX, first_BL, memory)
     action_B = jax.random.categorical(keys[0], logits_BLA[:, 0])
     cue_B, end_B, step_B = episodes
     over_B = step_B == end_B
@@ -95,9 +103,9 @@ def loss(
 ) -> Array:
     """Returns the actor's and the critic's loss of L steps, and minus the entropy."""
     seen_BLX, first_BL, action_BL, reward_BL, over_BL = happened
-    logits_BLA, value_BL, memory = agent.apply(params, seen_BLX, first_BL, memory)
+    logits_BLA, value_BL, memory = act(params, seen_BLX, first_BL, memory)
     next_BLX, next_first_BL = observe(episodes)
-    _, after_BL, _ = agent.apply(params, next_BLX, next_first_BL, memory)
+    _, after_BL, _ = act(params, next_BLX, next_first_BL, memory)
 
     def discount(return_B: Array, step: tuple[Array, Array]) -> tuple[Array, Array]:
         reward_B, over_B = step
