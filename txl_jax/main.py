@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
         if sys.stdout:  # its encoding may lack characters
             sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
-        status, text = run(sys.argv[1:] if argv is None else argv, argv is None)
+        status, text = run_mode(sys.argv[1:] if argv is None else argv, argv is None)
     except BrokenPipeError:
         status, text = BROKEN_PIPE, ""
     try:
@@ -52,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
     return status
 
 
-def run(args: list[str], is_program: bool) -> tuple[int, str]:
+def run_mode(args: list[str], is_program: bool) -> tuple[int, str]:
     """Runs one mode; returns the exit status, and the result or the help to print."""
     from txl_jax.cli import flags, help  # after `exit_on_signals`: takes 0.2 s
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 from jax.sharding import Mesh
@@ -18,7 +18,9 @@ from txl_jax.data.streams import Position
 from txl_jax.errors import Interrupted
 from txl_jax.metrics import bits
 from txl_jax.model.flops import needed_flops
+from txl_jax.model.initializers import Params
 from txl_jax.model.segment import Segment
+from txl_jax.report.checksum import Json
 from txl_jax.report.log import MetricsLog, say
 from txl_jax.report.peak import peak_flops
 from txl_jax.report.progress import Progress, compile_step, waiting
@@ -39,7 +41,7 @@ ReadBatch = Callable[[Position, int], tuple[Segment, Position]]
 # Where a call starts: the number of updates before it, and its position in the data.
 Place = tuple[int, Position]
 # (params, progress) -> mean nll in nats; calls progress(done, total) between segments.
-MeanNll = Callable[[Any, Callable[[int, int], None]], float]
+MeanNll = Callable[[Params, Callable[[int, int], None]], float]
 # Called with (step, numbers by tag) of each new line of metrics.jsonl.
 SendLine = Callable[[int, dict[str, float]], object]
 
@@ -52,7 +54,7 @@ class Training(NamedTuple):
     program: Program
     read_batch: ReadBatch
     mean_nll: MeanNll  # of the validation split
-    params: Any = None  # that a fresh run starts from; None = random ones
+    params: Params | None = None  # that a fresh run starts from; None = random ones
 
 
 class Call(NamedTuple):
@@ -68,7 +70,7 @@ def train(
     workdir: Path,
     fence: Fence = unfenced,
     send_line: SendLine = lambda step, numbers: None,
-) -> dict[str, Any]:
+) -> Json:
     """Trains to config.train.num_steps, from the newest checkpoint if there is one.
 
     Returns the number of updates and the steps whose save failed. Raises UserError if
@@ -91,9 +93,7 @@ def train(
         return update_to_the_end(run, batches)
 
 
-def update_to_the_end(
-    run: "Run", batches: Iterator[tuple[Segment, Place]]
-) -> dict[str, Any]:
+def update_to_the_end(run: "Run", batches: Iterator[tuple[Segment, Place]]) -> Json:
     """Makes all updates, and saves at every interval and validation; see `train`.
 
     The metrics of a call are fetched after the next call was dispatched, so the devices
@@ -237,7 +237,7 @@ class Run:
                 self.diagnosis.raise_if_found(state)
 
 
-def fetch(metrics: Metrics) -> list[dict[str, Any]]:
+def fetch(metrics: Metrics) -> list[Json]:
     """Waits for the metrics of a call, and returns those of each update.
 
     The loop's only transfer of metrics to the host.
@@ -285,7 +285,7 @@ def open_log(
     width = train.ext_len + train.tgt_len
     flops = needed_flops(config.model, train.batch_size, width, True)
 
-    def show(line: dict[str, Any]) -> None:
+    def show(line: Json) -> None:
         numbers = scalars(line)
         events.scalars(line["step"], numbers)
         send_line(line["step"], numbers)

@@ -59,5 +59,5 @@ def test_a_step_that_exceeds_the_memory_does_not_fit(
     x = jax.ShapeDtypeStruct((8,), jnp.float32, sharding=place)
     for limit, fits in ((64, True), (63, False)):
         monkeypatch.setattr(gpus, "limit", lambda _, limit=limit: limit)
-        done = lower.compile_step(mesh, jax.jit(lambda x: 2 * x), x)
+        done = lower.compile_step_for(mesh, jax.jit(lambda x: 2 * x), x)
         assert (done.fits, done.bytes) == (fits, 64)

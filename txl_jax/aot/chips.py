@@ -9,7 +9,7 @@ import importlib.util
 import math
 import os
 import re
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 
@@ -56,30 +56,12 @@ class Slices(NamedTuple):
         return self.name.partition(":")[0] not in gpus.GPUS
 
 
-def _block(kind: str, number: str) -> str:
-    """Returns the usual topology of an accelerator type: "v4:2x2x4" for v4-32.
-
-    The number in a type counts cores for chips with two cores, otherwise chips.
-    """
-    kind = kind.replace("litepod", "e")
-    chip = CHIPS[kind]
-    doublings = (int(number) // chip.cores).bit_length() - 1
-    sizes = [2 ** ((doublings + axis) // chip.axes) for axis in range(chip.axes)]
-    sizes.sort(key=lambda size: (size == 1, size))  # 2x2x1, but 2x2x4
-    return f"{kind}:{'x'.join(map(str, sizes))}"
-
-
 def find(name: str, count: int = 1) -> Slices:
     """Returns `count` slices of a topology name: "v4:4x4x8" is 128 chips of v4.
 
     "h100:8" is 8 GPUs on one board.
     """
     kind, _, sizes = name.partition(":")
-    if accelerator := re.fullmatch(r"(v3|v4|v5litepod|v5p|v6e)-(\d+)", name):
-        raise UserError(
-            f"compile.topology = {name!r} is an accelerator type: give the topology "
-            f"of its slice, such as {_block(*accelerator.groups())}"
-        )
     require_one_of(kind, list(CHIPS), "the chip of compile.topology")
     chip = CHIPS[kind]
     if kind in gpus.GPUS and sizes not in map(str, range(1, gpus.NVLINK + 1)):
@@ -106,7 +88,7 @@ ENVIRONMENT = {
 }
 
 
-def find_devices(tpus: Slices) -> list[Any]:
+def find_devices(tpus: Slices) -> list[jax.Device]:
     """Returns the devices of the slices, for which programs can be compiled.
 
     Raises UserError if the compiler, libtpu or XLA:GPU, is missing or rejects them.
@@ -121,7 +103,7 @@ def find_devices(tpus: Slices) -> list[Any]:
 
     os.environ.update(ENVIRONMENT | os.environ)
     jax.config.update("jax_platforms", "cpu")  # compiling needs no TPU backend
-    config: dict[str, Any] = {}
+    config: dict[str, str | int] = {}
     if tpus.chip.config:
         config["chip_config_name"] = tpus.chip.config
     if tpus.slices > 1:

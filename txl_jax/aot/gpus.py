@@ -5,7 +5,7 @@ The compiler reads the properties of a GPU from a text, the target description.
 
 import importlib.util
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 
@@ -18,7 +18,7 @@ MISSING = (
 )
 # Without a device nothing tells which products are faster in Triton, and the compiler's
 # guess of their tiles fails for some shapes: all products are cuBLAS's.
-OPTIONS = {"xla_gpu_enable_triton_gemm": False}
+OPTIONS: dict[str, str | bool] = {"xla_gpu_enable_triton_gemm": False}
 NVLINK = 8  # GPUs that an HGX board joins by NVLink switches
 
 
@@ -95,7 +95,7 @@ def installed() -> bool:
     return any(map(importlib.util.find_spec, PLUGINS))
 
 
-def find_devices(name: str, count: int) -> list[Any]:
+def find_devices(name: str, count: int) -> list[jax.Device]:
     """Returns `count` GPUs of a name in GPUS, for which programs can be compiled.
 
     Raises UserError if the compiler is missing, or its version is not that of jax.

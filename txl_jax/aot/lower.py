@@ -19,6 +19,7 @@ from txl_jax.aot import gpus
 from txl_jax.checkpoint.save_restore import abstract
 from txl_jax.errors import UserError
 from txl_jax.model.segment import Segment
+from txl_jax.report.progress import Lowers
 from txl_jax.sharding.rules import sharding
 
 
@@ -44,7 +45,7 @@ def abstract_segments(mesh: Mesh, S: int, B: int, L: int) -> Segment:
     return Segment(tokens_SBL, tokens_SBL, weights_SBL, first_SBL, length_SB)
 
 
-def abstract_result(function: Any, *args: Any) -> Any:
+def abstract_result(function: jax.stages.Wrapped, *args: object) -> Any:
     """Returns the shapes and shardings of a jitted function's result."""
     shapes = jax.eval_shape(function, *args)
     with uncached():
@@ -52,14 +53,14 @@ def abstract_result(function: Any, *args: Any) -> Any:
     return abstract(shapes, places)
 
 
-def compile_for(function: Any, *args: Any) -> Any:
+def compile_for(function: Lowers, *args: object) -> jax.stages.Compiled:
     """Compiles a jitted function for the devices of its abstract arguments."""
     device = next(iter(jax.tree.leaves(args)[0].sharding.device_set))
     options = gpus.OPTIONS if device.platform == "gpu" else None
     return function.lower(*args).compile(options)
 
 
-def compile_step(mesh: Mesh, step: Any, *args: Any) -> Compiled:
+def compile_step_for(mesh: Mesh, step: Lowers, *args: object) -> Compiled:
     """Compiles a jitted step for abstract arguments, and returns its memory use."""
     started = time.perf_counter()
     try:
@@ -77,9 +78,10 @@ def compile_step(mesh: Mesh, step: Any, *args: Any) -> Compiled:
     return Compiled(fits, size, seconds, text_of(program), aliased)
 
 
-def memory_used(program: Any) -> tuple[int, int]:
+def memory_used(program: jax.stages.Compiled) -> tuple[int, int]:
     """Returns a compiled program's bytes of a device, and those of reused arguments."""
     use = program.memory_analysis()
+    assert use is not None
     aliased = use.alias_size_in_bytes
     size = use.argument_size_in_bytes + use.output_size_in_bytes - aliased
     size += use.temp_size_in_bytes + use.generated_code_size_in_bytes

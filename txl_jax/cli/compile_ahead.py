@@ -1,6 +1,6 @@
 """The mode `compile`: the memory and the exchanges of steps on absent TPUs or GPUs."""
 
-from typing import Any
+import jax
 
 from txl_jax.aot import chips
 from txl_jax.aot.hlo import Program, collectives, largest_arrays
@@ -11,13 +11,14 @@ from txl_jax.config import Config
 from txl_jax.errors import UserError
 from txl_jax.evaluate.options import evaluation_model
 from txl_jax.model.flops import needed_flops
+from txl_jax.report.checksum import Json
 from txl_jax.report.log import say
 from txl_jax.workdir.fit import find_vocab, fit_mesh
 
 MOST_STREAMS = 512  # per chip, where the search ends: a tiny model would never fill it
 
 
-def compile_ahead(config: Config) -> dict[str, Any]:
+def compile_ahead(config: Config) -> Json:
     """Compiles the steps for compile.topology, and returns their costs."""
     options = config.compile
     tpus = chips.find(options.topology, options.slices)
@@ -58,9 +59,9 @@ def compile_ahead(config: Config) -> dict[str, Any]:
 
 def costs(
     tpus: chips.Slices, done: Compiled, flops_per_token: float, updates: int = 1
-) -> dict[str, Any]:
+) -> Json:
     """Returns the memory of a step on a device, and its exchanges in an update."""
-    result: dict[str, Any] = {
+    result: Json = {
         "fits": done.fits,
         "hbm_bytes": done.bytes,
         "hbm_capacity_bytes": int(tpus.chip.hbm),
@@ -85,7 +86,7 @@ def costs(
 
 
 def compile_train(
-    config: Config, devices: list[Any], tpus: chips.Slices
+    config: Config, devices: list[jax.Device], tpus: chips.Slices
 ) -> tuple[Config, Compiled]:
     """Returns the config with the mesh and the streams of `compile`, and its step."""
     streams = config.compile.streams_per_chip
@@ -96,7 +97,7 @@ def compile_train(
 
 
 def largest_batch(
-    config: Config, devices: list[Any], tpus: chips.Slices
+    config: Config, devices: list[jax.Device], tpus: chips.Slices
 ) -> tuple[Config, Compiled]:
     """Returns the config with the most streams per chip that fit, and its step.
 
@@ -147,7 +148,7 @@ def gib(size: float) -> str:
     return f"{size / 2**30:.2f} GiB"
 
 
-def table(result: dict[str, Any]) -> list[str]:
+def table(result: Json) -> list[str]:
     """Returns the main results as lines of text."""
     lines = [
         f"{result['slices']} x {result['topology']}: {result['chips']} chips, "

@@ -5,7 +5,6 @@ import functools
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -16,13 +15,14 @@ from txl_jax.data.tokens import Tokens
 from txl_jax.data.vocab import Vocab
 from txl_jax.errors import printable
 from txl_jax.generate import texts
+from txl_jax.report.checksum import Json
 from txl_jax.report.log import json_lines
 from txl_jax.runtime import distributed
 from txl_jax.workdir.fit import warn_of_rotations
 from txl_jax.workdir.load import Loaded
 
 
-def generate_samples(loaded: Loaded) -> dict[str, Any]:
+def generate_samples(loaded: Loaded) -> Json:
     """Draws the samples of the `generate` section and prints them as they grow."""
     config = loaded.config.generate
     started = time.perf_counter()
@@ -58,10 +58,18 @@ def draw_samples(
     prompts = find_prompts(loaded.config, vocab, tokens)
     most = max(map(len, prompts)) + config.num_tokens
     warn_of_rotations(loaded.config, "generate", most)
-    model = loaded.config.model, loaded.params, vocab
     samples: list[texts.Sample] = []
     with json_lines(config.output, "generate.output") as append:
-        for sample in texts.draw(*model, config, prompts, write, show, window):
+        for sample in texts.draw(
+            loaded.config.model,
+            loaded.params,
+            vocab,
+            config,
+            prompts,
+            write=write,
+            show=show,
+            window=window,
+        ):
             samples.append(sample)
             append(sample.describe(loaded.step))
             if len(prompts) > 1:

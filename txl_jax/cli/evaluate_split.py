@@ -5,7 +5,6 @@ import functools
 import math
 import time
 from pathlib import Path
-from typing import Any
 
 from txl_jax import metrics
 from txl_jax.cli import gradient_statistics
@@ -25,6 +24,7 @@ from txl_jax.model import reach
 from txl_jax.model.config import ModelConfig
 from txl_jax.paper import cold_start
 from txl_jax.report import plots, provenance
+from txl_jax.report.checksum import Json
 from txl_jax.report.log import aligned, say
 from txl_jax.report.progress import interruptible
 from txl_jax.workdir.fit import warn_of_rotations
@@ -36,7 +36,7 @@ WIDTH = 12  # of the first column of a sweep's table
 SCORES = ("nll", "ppl", "bpc", "tokens", "cold_tokens", "seconds")
 
 
-def evaluate_model(loaded: Loaded, workdir: Path) -> dict[str, Any]:
+def evaluate_model(loaded: Loaded, workdir: Path) -> Json:
     """Evaluates a trained model as its `eval` section describes."""
     config = loaded.config
     tokens = prepare(config.data, loaded.vocab)
@@ -50,7 +50,7 @@ def evaluate_model(loaded: Loaded, workdir: Path) -> dict[str, Any]:
     return result | {"provenance": provenance.describe_result()}
 
 
-def evaluate_sweep(loaded: Loaded, tokens: Tokens, workdir: Path) -> dict[str, Any]:
+def evaluate_sweep(loaded: Loaded, tokens: Tokens, workdir: Path) -> Json:
     """Evaluates at each value of the swept field, including training's."""
     config = loaded.config
     swept = parse_sweep(config.eval.sweep)
@@ -63,7 +63,7 @@ def evaluate_sweep(loaded: Loaded, tokens: Tokens, workdir: Path) -> dict[str, A
         for value in in_order(field, [*swept.values, trained])
     }
     warn_of_rotations([*configs.values()][-1])
-    rows: list[dict[str, Any]] = []
+    rows: list[Json] = []
     say(aligned(field, ("perplexity", "bits/token", "tokens/s"), WIDTH))
     for value, each in configs.items():
         scores = evaluate_split(loaded._replace(config=each), tokens, workdir)
@@ -79,7 +79,7 @@ def evaluate_sweep(loaded: Loaded, tokens: Tokens, workdir: Path) -> dict[str, A
     return result | files
 
 
-def compare(field: str, rows: list[dict[str, Any]], trained: float) -> dict[str, Any]:
+def compare(field: str, rows: list[Json], trained: float) -> Json:
     """Returns the columns of Table 6, and the rows, which are in ascending order.
 
     ppl_init: at training's value; ppl_best: the lowest; shortest: the smallest value
@@ -99,16 +99,15 @@ def compare(field: str, rows: list[dict[str, Any]], trained: float) -> dict[str,
     }
 
 
-def evaluate_cold_start(
-    loaded: Loaded, tokens: Tokens, workdir: Path
-) -> dict[str, Any]:
+def evaluate_cold_start(loaded: Loaded, tokens: Tokens, workdir: Path) -> Json:
     """Returns the loss by tokens read since a cold start in bins; the file has all."""
     config = loaded.config.eval
-    model = loaded.config.model, config, loaded.mesh, loaded.params
     warn_of_rotations(loaded.config)
     text, started = tokens.split(config.split), time.perf_counter()
     with interruptible("cold starts") as progress:
-        nll_T, pieces = cold_start.measure(*model, text, progress)
+        nll_T, pieces = cold_start.measure(
+            loaded.config.model, config, loaded.mesh, loaded.params, text, progress
+        )
     result = cold_start.summarize(nll_T, pieces, config)
     result |= describe_input(loaded, tokens)
     result["seconds"] = time.perf_counter() - started
@@ -119,7 +118,7 @@ def evaluate_cold_start(
 
 def evaluate_split(
     loaded: Loaded, tokens: Tokens, workdir: Path, plain: Evaluate | None = None
-) -> dict[str, Any]:
+) -> Json:
     """Returns the nll of one split, with the settings that it depends on.
 
     plain: of `make_evaluate` for the same config, if it is compiled already.
@@ -150,7 +149,7 @@ def evaluate_split(
     }
 
 
-def describe_input(loaded: Loaded, tokens: Tokens) -> dict[str, Any]:
+def describe_input(loaded: Loaded, tokens: Tokens) -> Json:
     """Returns the step of the model, and the text that it is evaluated on."""
     split = loaded.config.eval.split
     return {
@@ -167,7 +166,7 @@ def sizes(config: Config) -> tuple[ModelConfig, int, int]:
     return model, eval.streams, eval.ext_len + eval.tgt_len
 
 
-def per_unit(tokens: Tokens, split: str, scores: dict[str, Any]) -> dict[str, float]:
+def per_unit(tokens: Tokens, split: str, scores: Json) -> dict[str, float]:
     """Returns the nll of a whole split per byte and per word.
 
     Bytes are counted in the token stream and in the original corpus, words as a word

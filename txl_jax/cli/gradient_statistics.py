@@ -4,6 +4,7 @@ import functools
 import hashlib
 import io
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from txl_jax.errors import UserError
 from txl_jax.evaluate import dynamic
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
 from txl_jax.evaluate.perplexity import ReadSplit
+from txl_jax.model.initializers import Params
+from txl_jax.model.segment import Segment
 from txl_jax.report.checksum import DAMAGE
 from txl_jax.report.log import say
 from txl_jax.report.progress import interruptible
@@ -42,11 +45,10 @@ def make_dynamic_reader(loaded: Loaded, tokens: Tokens, workdir: Path) -> ReadSp
     check_streams(loaded.mesh, config.eval.streams, "eval.streams")
     rms_used = config.eval.dynamic == "rms"
     rms = _statistics(loaded, tokens, workdir) if rms_used else None
-    options = config.model, config.eval, loaded.mesh
-    return functools.partial(dynamic.read, *options, rms)
+    return functools.partial(dynamic.read, config.model, config.eval, loaded.mesh, rms)
 
 
-def _statistics(loaded: Loaded, tokens: Tokens, workdir: Path) -> Any:
+def _statistics(loaded: Loaded, tokens: Tokens, workdir: Path) -> Params:
     """Returns r of every parameter: from the workdir, or else collected and saved."""
     config, path = loaded.config.eval, workdir / FILE
     model = evaluation_model(loaded.config.model, config)
@@ -61,7 +63,7 @@ def _statistics(loaded: Loaded, tokens: Tokens, workdir: Path) -> Any:
     streams = Streams(text, 1, L, reset_memory_at=int(config.reset_memory_at))
     with interruptible("gradients of train") as progress:
 
-        def segments() -> Any:
+        def segments() -> Iterator[Segment]:
             for n, segment in enumerate(streams.epoch()):
                 progress(n, streams.segments_per_epoch)
                 yield segment
@@ -83,7 +85,7 @@ def _statistics(loaded: Loaded, tokens: Tokens, workdir: Path) -> Any:
     return rms
 
 
-def _read(path: Path, key: str, params: Any) -> Any:
+def _read(path: Path, key: str, params: Params) -> Params | None:
     """Returns the saved statistics; None if there are none with this key."""
     if not storage.is_file(path):
         return None

@@ -21,6 +21,7 @@ from txl_jax.data.options import DataConfig
 from txl_jax.data.preparation import prepare
 from txl_jax.errors import BadNumbers, Interrupted, UserError, out_of_memory
 from txl_jax.report import provenance
+from txl_jax.report.checksum import Json
 from txl_jax.report.log import Lines, say, to_json
 from txl_jax.runtime import distributed, preemption, programs, storage
 from txl_jax.workdir.load import Loaded, initial_data, load
@@ -46,7 +47,7 @@ def load_model(command: Command) -> Loaded:
     return loaded
 
 
-def prepare_corpus(config: DataConfig, delete: bool) -> dict[str, Any]:
+def prepare_corpus(config: DataConfig, delete: bool) -> Json:
     """Prepares the corpus and returns its figures, or deletes its prepared copies."""
     if delete:
         folders = distributed.first_then_others(lambda: token_files.delete(config))
@@ -58,7 +59,7 @@ def prepare_corpus(config: DataConfig, delete: bool) -> dict[str, Any]:
 
 
 # The function of each mode returns a JSON-ready dict.
-RUN: dict[str, Callable[[Command], dict[str, Any]]] = {
+RUN: dict[str, Callable[[Command], Json]] = {
     "train": lambda c: training_run.train_and_evaluate(c.config, c.workdir),
     "evaluate": lambda c: evaluate_split.evaluate_model(load_model(c), c.workdir),
     "generate": lambda c: draw_samples.generate_samples(load_model(c)),
@@ -155,7 +156,7 @@ def check_equal(command: Command) -> None:
     """Raises UserError if processes of a run have different commands or libraries."""
     config = {name: operator.attrgetter(name)(command.config) for name in FIELDS}
     flags = {"--mode": command.mode, "--workdir": str(command.workdir)}
-    rest: dict[str, Any] = {"a flag": command.overrides, **provenance.versions()}
+    rest: Json = {"a flag": command.overrides, **provenance.versions()}
     distributed.require_equal({**flags, **config, **rest})
 
 

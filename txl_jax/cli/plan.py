@@ -1,7 +1,7 @@
 """The plan of a training run: checks its config and makes what it needs, once."""
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jax.sharding import Mesh
@@ -19,6 +19,7 @@ from txl_jax.evaluate import accounting
 from txl_jax.evaluate.perplexity import Evaluate, ShowProgress, make_evaluate
 from txl_jax.generate import texts
 from txl_jax.generate.options import generation_model
+from txl_jax.model.initializers import Params
 from txl_jax.report import wandb
 from txl_jax.runtime import distributed
 from txl_jax.sharding.rules import check_streams, host_rows
@@ -63,8 +64,9 @@ def plan_updates(config: Config, tokens: Tokens) -> Plan:
     mesh = fit_mesh(fitted)
     gradient_statistics.check_processes(config.eval)
     check_memory(fitted, mesh)
-    splits = tokens.split("train"), tokens.split("valid")
-    training, evaluate = make_training(fitted, mesh, *splits)
+    training, evaluate = make_training(
+        fitted, mesh, tokens.split("train"), tokens.split("valid")
+    )
     for split in {"valid", config.eval.split}:
         text = config.eval.cut(tokens.split(split))
         check_length(text, config.eval.streams)
@@ -88,7 +90,7 @@ def make_training(
     rows = host_rows(mesh, config.train.batch_size, "train.batch_size")
     evaluate = make_evaluate(config.model, config.eval, mesh)
 
-    def mean_nll(params: Any, progress: ShowProgress) -> float:
+    def mean_nll(params: Params, progress: ShowProgress) -> float:
         nll: float = evaluate(params, valid_tokens, progress)["nll"]
         return nll
 
@@ -143,8 +145,8 @@ def check_memory(config: Config, mesh: Mesh) -> None:
         segments=train.segments_per_call // train.gradient_segments,
         chunks=train.batch_chunk,
     )
-    sizes = evaluate_split.sizes(config)
-    accounting.check_fits(*sizes, accounting.EVAL_FIELDS)
+    evaluated, streams, length = evaluate_split.sizes(config)
+    accounting.check_fits(evaluated, streams, length, accounting.EVAL_FIELDS)
     generator = generation_model(model, config.generate)
     samples = min(config.generate.samples, texts.STREAMS)
     accounting.check_fits(generator, samples, 1, accounting.GENERATE_FIELDS)

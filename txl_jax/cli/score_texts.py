@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
@@ -13,13 +12,13 @@ from txl_jax.data.vocab import Vocab, report_unknown
 from txl_jax.errors import UserError
 from txl_jax.evaluate.options import STDIN, ScoreConfig
 from txl_jax.evaluate.score import LENGTHS, Document, Score, describe, make_score, split
-from txl_jax.report.checksum import DAMAGE
+from txl_jax.report.checksum import DAMAGE, Json
 from txl_jax.report.log import json_lines, require_other, say, writing
 from txl_jax.workdir.fit import warn_of_rotations
 from txl_jax.workdir.load import Loaded
 
 
-def score_texts(loaded: Loaded) -> dict[str, Any]:
+def score_texts(loaded: Loaded) -> Json:
     """Scores the texts of the `score` section."""
     config, vocab = loaded.config, loaded.vocab
     score = make_score(config.model, config.eval, loaded.params, config.score.hidden)
@@ -66,12 +65,12 @@ def select(line: bytes, field: str, where: str) -> bytes:
 
 def score_documents(
     documents: Iterator[Document], score: Score, vocab: Vocab, config: ScoreConfig
-) -> dict[str, Any]:
+) -> Json:
     """Returns the scores of all documents and of each, and writes score.output."""
     prefix_T = vocab.encode(config.prefix)
     report_unknown(vocab, "score.prefix", config.prefix)
     nlls, rows = [], []
-    hidden: dict[str, Any] = {}
+    hidden: Json = {}
     with json_lines(config.output, "score.output") as write:
         for document in documents:
             nll_T, hidden_TD = score(document.tokens_T, prefix_T)

@@ -46,15 +46,15 @@ def step_arguments(
     return state, lower.abstract_segments(mesh, S, train.batch_size, L)
 
 
-def compile_train(config: Config, devices: list[Any]) -> Compiled:
+def compile_train(config: Config, devices: list[jax.Device]) -> Compiled:
     """Compiles the training step; raises UserError like `check_mesh`."""
     mesh = check_mesh(config, devices)
     program = make_program(config.model, config.train, config.optim, mesh)
     state, segments = step_arguments(config, mesh, program)
-    return lower.compile_step(mesh, program.step, state, segments)
+    return lower.compile_step_for(mesh, program.step, state, segments)
 
 
-def compile_evaluation(config: Config, devices: list[Any]) -> Compiled:
+def compile_evaluation(config: Config, devices: list[jax.Device]) -> Compiled:
     """Compiles the evaluation step; raises UserError for eval.streams."""
     mesh, B = fit_mesh(config, devices), config.eval.streams
     check_streams(mesh, B, "eval.streams")
@@ -66,10 +66,12 @@ def compile_evaluation(config: Config, devices: list[Any]) -> Compiled:
     segment = lower.abstract_segments(
         mesh, 1, B, config.eval.ext_len + config.eval.tgt_len
     )
-    return lower.compile_step(mesh, reader, params, memory, segment)
+    return lower.compile_step_for(mesh, reader, params, memory, segment)
 
 
-def compile_on_mesh(config: Config, devices: list[Any]) -> tuple[Config, Compiled]:
+def compile_on_mesh(
+    config: Config, devices: list[jax.Device]
+) -> tuple[Config, Compiled]:
     """Returns the config with the mesh of compile.mesh, and its compiled step.
 
     "auto" is the least split mesh that fits, or the last one tried if none does.
@@ -88,7 +90,7 @@ def compile_on_mesh(config: Config, devices: list[Any]) -> tuple[Config, Compile
     return best
 
 
-def meshes(config: Config, devices: list[Any]) -> Iterator[MeshConfig]:
+def meshes(config: Config, devices: list[jax.Device]) -> Iterator[MeshConfig]:
     """Yields the meshes over which streams and model divide, the least split first."""
     n, train = len(devices), config.train
     for model in (m for m in range(1, n + 1) if n % m == 0):
@@ -102,7 +104,7 @@ def meshes(config: Config, devices: list[Any]) -> Iterator[MeshConfig]:
                 yield mesh
 
 
-def check_mesh(config: Config, devices: list[Any]) -> Mesh:
+def check_mesh(config: Config, devices: list[jax.Device]) -> Mesh:
     """Returns the config's mesh; raises UserError unless the streams divide over it."""
     train = config.train
     mesh = fit_mesh(config, devices)

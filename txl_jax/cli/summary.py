@@ -1,14 +1,12 @@
 """The last line of each mode on stderr: its main figures, for people."""
 
 from collections.abc import Callable
-from typing import Any
 
 from txl_jax import metrics
+from txl_jax.report.checksum import Json
 
-Result = dict[str, Any]
 
-
-def _scores(result: Result) -> str:
+def _scores(result: Json) -> str:
     """Returns the scores of a split, a sweep or a cold start."""
     if "shortest" in result:
         field = result["sweep"]
@@ -27,7 +25,7 @@ def _scores(result: Result) -> str:
     return f"{result['split']}: {_units(result)}, {rate:,.0f} tokens/s"
 
 
-def _units(result: Result) -> str:
+def _units(result: Json) -> str:
     """Returns bits per byte, or per token, the perplexity and the tokens."""
     count = f"{result['tokens']:,} tokens"
     if result["nll"] is None:  # of texts without a token that has a context
@@ -38,7 +36,7 @@ def _units(result: Result) -> str:
     return f"{bits}, perplexity {result['ppl']:,.2f}, {count}"
 
 
-def _samples(result: Result) -> str:
+def _samples(result: Json) -> str:
     count, seconds = len(result["sampled"]), result["seconds"]
     tokens = sum(sample["tokens"] for sample in result["sampled"])
     return (
@@ -51,7 +49,7 @@ def _counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'s' if count != 1 else ''}"
 
 
-def _splits(result: Result) -> str:
+def _splits(result: Json) -> str:
     if "deleted" in result:
         return f"deleted: {' and '.join(result['deleted']) or 'nothing was prepared'}"
     counts = [f"{name} {x['tokens']:,}" for name, x in result["splits"].items()]
@@ -59,14 +57,14 @@ def _splits(result: Result) -> str:
     return f"{result['corpus']}: {', '.join(counts)} tokens; copies lie in {copies}"
 
 
-def _compiled(result: Result) -> str:
+def _compiled(result: Json) -> str:
     used, total = (result[x] / 2**30 for x in ("hbm_bytes", "hbm_capacity_bytes"))
     fits = "fits" if result["fits"] else "does not fit"
     slices = f"{result['slices']} x {result['topology']}"
     return f"{slices}: training {fits}, {used:.2f} of {total:.2f} GiB per device"
 
 
-def _lengths(result: Result) -> str:
+def _lengths(result: Json) -> str:
     cells = [
         f"{member['workdir']} {length}"
         for member in result["members"]
@@ -77,7 +75,7 @@ def _lengths(result: Result) -> str:
 
 
 # By mode, what returns the main figures of its result as one line.
-LINES: dict[str, Callable[[Result], str]] = {
+LINES: dict[str, Callable[[Json], str]] = {
     "train": _scores,
     "evaluate": _scores,
     "generate": _samples,

@@ -5,7 +5,7 @@ import dataclasses
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,8 +14,10 @@ from txl_jax.cli.plan import Plan, make_training, plan_run
 from txl_jax.config import Config
 from txl_jax.data.tokens import Tokens
 from txl_jax.model import reach
+from txl_jax.model.initializers import Params
 from txl_jax.paper import baselines
 from txl_jax.report import plots, tensorboard, wandb
+from txl_jax.report.checksum import Json
 from txl_jax.report.log import last_step, read_metrics, say, to_json
 from txl_jax.runtime import distributed, storage
 from txl_jax.runtime.storage import write_atomically
@@ -32,7 +34,7 @@ class Trained(NamedTuple):
     """A run that has reached its last update, and still owns its workdir."""
 
     plan: Plan
-    result: dict[str, Any]  # of `train`
+    result: Json  # of `train`
     log: SendLine  # to Weights & Biases; takes further numbers
     fence: Fence
 
@@ -42,7 +44,7 @@ class Trained(NamedTuple):
         return self.plan.tokens
 
 
-def train_and_evaluate(config: Config, workdir: Path) -> dict[str, Any]:
+def train_and_evaluate(config: Config, workdir: Path) -> Json:
     """Trains up to train.num_steps, and returns the scores of the best checkpoint."""
     with trained(config, workdir) as run:
         return evaluate_best(workdir, run)
@@ -89,9 +91,9 @@ def train_on(
     workdir: Path,
     train_tokens: np.ndarray,
     valid_tokens: np.ndarray,
-    params: Any = None,
+    params: Params | None = None,
     send_line: SendLine = lambda step, numbers: None,
-) -> dict[str, Any]:
+) -> Json:
     """Trains on given tokens, from `params` or from random parameters if None.
 
     For programs that have tokens of their own: no corpus is prepared, and the workdir
@@ -103,7 +105,7 @@ def train_on(
     return train(training._replace(params=params), workdir, send_line=send_line)
 
 
-def evaluate_best(workdir: Path, run: Trained) -> dict[str, Any]:
+def evaluate_best(workdir: Path, run: Trained) -> Json:
     """Returns the scores of the best checkpoint and the results of the training.
 
     Writes them to result.json, with a plot and a sample. Raises UserError if another

@@ -3,7 +3,6 @@
 All evaluators share this loop; they differ only in the output of a segment.
 """
 
-import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -94,10 +93,8 @@ class Reader:
             places = shardings(mesh, letters(memory))
             return jax.lax.with_sharding_constraint(memory, places)
 
-        self.mesh = mesh
-        self.check = functools.partial(
-            check_fits, config, batch_size, tgt_len, EVAL_FIELDS
-        )
+        self.mesh, self.config = mesh, config
+        self.batch_size, self.tgt_len = batch_size, tgt_len
         self.unstack = jax.jit(unstack)
         # Unused parameters are kept, so that the memory is on their devices.
         self.empty = jax.jit(empty, keep_unused=True)
@@ -124,7 +121,7 @@ class Reader:
         Outputs stay on the device, so that the host prepares the next segment
         meanwhile. Raises UserError if the memory does not fit into this machine's.
         """
-        self.check()
+        check_fits(self.config, self.batch_size, self.tgt_len, EVAL_FIELDS)
         memory = self.empty(params)
         for segment in segments:
             if self.mesh is not None:

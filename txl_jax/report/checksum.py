@@ -7,6 +7,9 @@ import hashlib
 import json
 from typing import Any
 
+# An object of JSON, such as the result of a mode.
+Json = dict[str, Any]
+
 KEY = "sha256"
 # Exceptions that reading a damaged JSON file can raise.
 DAMAGE = (
@@ -15,12 +18,12 @@ DAMAGE = (
 )
 
 
-def with_checksum(body: dict[str, Any]) -> dict[str, Any]:
+def with_checksum(body: Json) -> Json:
     """Returns the object with its SHA-256 as one more key."""
     return {**body, KEY: _sha256(body)}
 
 
-def verify_checksum(saved: dict[str, Any]) -> dict[str, Any]:
+def verify_checksum(saved: Json) -> Json:
     """Returns the object without its SHA-256.
 
     Raises ValueError if it is not an object, or its SHA-256 is wrong or missing.
@@ -33,5 +36,5 @@ def verify_checksum(saved: dict[str, Any]) -> dict[str, Any]:
     return body
 
 
-def _sha256(body: dict[str, Any]) -> str:
+def _sha256(body: Json) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()

@@ -15,13 +15,10 @@ import tqdm
 
 from txl_jax.errors import UserError, printable
 from txl_jax.metrics import bits
-from txl_jax.report.checksum import DAMAGE
+from txl_jax.report.checksum import DAMAGE, Json
 from txl_jax.report.timing import Timing
 from txl_jax.runtime import distributed
 from txl_jax.runtime.storage import place, write_atomically
-
-# An object of JSON, such as the result of a mode.
-Json = dict[str, Any]
 
 CHECKSUM = "crc32"  # the last key of a line in metrics.jsonl
 
@@ -69,7 +66,7 @@ class MetricsLog:
         last_step: int,
         num_steps: int,
         every: int,
-        show: Callable[[dict[str, Any]], None] = lambda line: None,
+        show: Callable[[Json], None] = lambda line: None,
         ideal_seconds: float = 0.0,
     ):
         """Opens the file and cuts it to the lines of steps up to last_step.
@@ -84,7 +81,7 @@ class MetricsLog:
         self.unwritten = b""
         self.timing = Timing(ideal_seconds)
         self.tokens_per_second = self.mfu = 0.0  # of the newest call
-        self.held: dict[str, Any] | None = None
+        self.held: Json | None = None
         try:
             kept, damaged = whole_lines(path, last_step) if self.path else ([], 0)
             self._open(kept)
@@ -114,7 +111,7 @@ class MetricsLog:
     def __exit__(self, *_: object) -> None:
         self.file.close()
 
-    def append(self, updates: list[dict[str, Any]]) -> None:
+    def append(self, updates: list[Json]) -> None:
         """Logs the metrics of the updates of one call."""
         seconds, waited = self.timing.lap(len(updates))
         for exact in updates:
@@ -175,7 +172,7 @@ class MetricsLog:
             self.unwritten = self.unwritten[written:]
 
 
-def encode(line: dict[str, Any]) -> bytes:
+def encode(line: Json) -> bytes:
     """Returns a line of metrics.jsonl with its checksum."""
     body = to_json(line)[:-1]
     return f'{body}, "{CHECKSUM}": {zlib.crc32(body.encode())}}}\n'.encode()
@@ -220,7 +217,7 @@ def last_step(path: Path) -> int:
     return _step(lines[-1]) if lines else 0
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
+def read_metrics(path: Path) -> list[Json]:
     """Returns the lines of a metrics.jsonl; numbers that are not finite are None."""
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
 

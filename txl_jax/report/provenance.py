@@ -8,18 +8,16 @@ import platform
 import socket
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import jax
 
+from txl_jax.report.checksum import Json
 from txl_jax.runtime.programs import usable_cores
 
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
 
-def provenance(
-    config: dict[str, Any], data: dict[str, Any], parameters: int
-) -> dict[str, Any]:
+def provenance(config: Json, data: Json, parameters: int) -> Json:
     """Returns the content of a workdir's run.json."""
     return {
         "seed": config["train"]["seed"],
@@ -30,7 +28,7 @@ def provenance(
     }
 
 
-def environment() -> dict[str, Any]:
+def environment() -> Json:
     """Returns the code, libraries and devices of this process."""
     return {
         "git_revision": loaded_revision(),
@@ -42,7 +40,7 @@ def environment() -> dict[str, Any]:
     }
 
 
-def describe_result() -> dict[str, Any]:
+def describe_result() -> Json:
     """Returns the provenance of a result that this process has just computed."""
     return {"time": utc_time(), **environment()}
 
@@ -56,7 +54,7 @@ def utc_time() -> str:
 EXACT = "versions", "device_kind", "device_count", "process_count", "usable_cores"
 
 
-def start(run: dict[str, Any]) -> dict[str, Any]:
+def start(run: Json) -> Json:
     """Returns the entry of run.json for one start: time, host, code and libraries."""
     software = {name: run[name] for name in ("git_revision", *EXACT)}
     return {
@@ -67,7 +65,7 @@ def start(run: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+def differences(before: Json, now: Json) -> list[str]:
     """Returns a sentence for each entry of EXACT that differs between two runs."""
     return [
         f"{name} was {before[name]}, is now {now[name]}"

@@ -14,6 +14,7 @@ from pathlib import Path
 from textwrap import indent
 from typing import Any, Self
 
+from txl_jax.report.checksum import Json
 from txl_jax.report.log import say
 from txl_jax.runtime import distributed
 
@@ -26,7 +27,7 @@ TAGS = {"lr": "train/learning_rate", "valid_nll": "valid/nll"}
 GROUPS = {"exact": "train", "timing": "perf"}
 
 
-def scalars(line: dict[str, Any]) -> dict[str, float]:
+def scalars(line: Json) -> dict[str, float]:
     """Returns the numbers of a line of metrics.jsonl, by tag, such as train/loss."""
     return {
         TAGS.get(name, f"{GROUPS[group]}/{name}"): float(value)

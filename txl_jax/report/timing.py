@@ -5,9 +5,11 @@ import datetime
 import json
 import time
 from collections.abc import Iterator
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
+
+from txl_jax.report.checksum import Json
 
 Batch = TypeVar("Batch")
 
@@ -64,7 +66,7 @@ class Timing:
         self.totals["input"] += waited
         return seconds / updates, waited / updates
 
-    def add(self, seconds: float, waited: float, tokens: int) -> dict[str, Any]:
+    def add(self, seconds: float, waited: float, tokens: int) -> Json:
         """Adds one update; returns the `timing` group of its line."""
         self.count += 1
         self.tokens += tokens
@@ -82,13 +84,13 @@ class Timing:
             **self.so_far(),
         }
 
-    def so_far(self) -> dict[str, Any]:
+    def so_far(self) -> Json:
         """Returns the time of day, in UTC, and the totals until then."""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         return {"time": now, "total_seconds": dict(self.totals)}
 
 
-def goodput(lines: list[bytes], run: dict[str, Any]) -> dict[str, Any]:
+def goodput(lines: list[bytes], run: Json) -> Json:
     """Returns the goodput of a run since its first start, over all restarts.
 
     lines: of its metrics.jsonl, of which the newest has the seconds of each purpose.

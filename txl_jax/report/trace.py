@@ -2,7 +2,7 @@
 
 import socket
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import jax
 
@@ -44,7 +44,7 @@ class Trace:
         if self.port:
             jax.profiler.stop_server()
 
-    def before(self, step: int, state: Any) -> None:
+    def before(self, step: int, state: object) -> None:
         """Starts or ends the profile after `step` updates were dispatched."""
         if self.running and step >= self.last:
             jax.block_until_ready(state)

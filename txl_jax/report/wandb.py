@@ -6,9 +6,9 @@ import importlib.util
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from txl_jax.errors import UserError
+from txl_jax.report.checksum import Json
 from txl_jax.report.log import say
 from txl_jax.runtime import distributed, storage
 
@@ -25,9 +25,7 @@ def check_installed(project: str) -> None:
 
 
 @contextlib.contextmanager
-def logging(
-    project: str, workdir: Path, start: dict[str, Any], config: dict[str, Any]
-) -> Iterator[Log]:
+def logging(project: str, workdir: Path, start: Json, config: Json) -> Iterator[Log]:
     """Yields a function that logs to a run of the project; project = "" logs nothing.
 
     start: the run's first start in run.json, from which the id is derived, so that a

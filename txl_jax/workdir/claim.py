@@ -5,7 +5,6 @@ import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from txl_jax import config as configs
 from txl_jax import metrics
@@ -16,11 +15,11 @@ from txl_jax.data.tokens import Tokens
 from txl_jax.errors import UserError
 from txl_jax.model.config import ModelConfig
 from txl_jax.report import provenance
-from txl_jax.report.checksum import DAMAGE
+from txl_jax.report.checksum import DAMAGE, Json
 from txl_jax.report.log import say, whole_lines
 from txl_jax.report.timing import PURPOSES, goodput
 from txl_jax.runtime import distributed, storage
-from txl_jax.runtime.storage import regular, write_atomically
+from txl_jax.runtime.storage import write_atomically
 from txl_jax.update.init import abstract_params
 from txl_jax.workdir.folder import CONFIG, METRICS, RUN, VOCAB
 from txl_jax.workdir.lock import Fence, Replaced
@@ -61,9 +60,7 @@ def check_same_run(workdir: Path, saved: Config, config: Config) -> None:
         )
 
 
-def claim(
-    workdir: Path, config: Config, tokens: Tokens, model: ModelConfig
-) -> dict[str, Any]:
+def claim(workdir: Path, config: Config, tokens: Tokens, model: ModelConfig) -> Json:
     """Makes `workdir` the folder of this run, and logs a start; see `check_trainable`.
 
     model: with the vocabulary's size. Returns the entry of the run's first start.
@@ -92,7 +89,7 @@ def claim(
     return run["starts"][0]
 
 
-def record_goodput(workdir: Path, fence: Fence) -> dict[str, Any]:
+def record_goodput(workdir: Path, fence: Fence) -> Json:
     """Adds the goodput of the run so far to run.json; returns it in process 0.
 
     Returns {} if another run has taken the workdir over, if the files cannot be read or
@@ -103,7 +100,7 @@ def record_goodput(workdir: Path, fence: Fence) -> dict[str, Any]:
     failures: tuple[type[Exception], ...] = (*DAMAGE, *storage.errors())
     try:
         fence()
-        run = json.loads(regular(workdir / RUN).read_text("utf-8"))
+        run = json.loads((workdir / RUN).read_text("utf-8"))
         lines, _ = whole_lines(workdir / METRICS, 2**62)
         run["goodput"] = goodput(lines, run)
         text = json.dumps(run, indent=2) + "\n"
@@ -116,7 +113,7 @@ def record_goodput(workdir: Path, fence: Fence) -> dict[str, Any]:
     return {"goodput": run["goodput"]}
 
 
-def summarize(workdirs: list[Path]) -> dict[str, Any]:
+def summarize(workdirs: list[Path]) -> Json:
     """Returns the total hours of finished runs, with their revisions, devices and days.
 
     The hours are those of updates, input, compilation, checkpoints and validation:
@@ -141,7 +138,7 @@ def summarize(workdirs: list[Path]) -> dict[str, Any]:
     }
 
 
-def _earlier(workdir: Path, run: dict[str, Any]) -> dict[str, Any]:
+def _earlier(workdir: Path, run: Json) -> Json:
     """Returns the run's starts so far, and its goodput if that was recorded.
 
     Raises UserError if its corpus has changed.
@@ -165,7 +162,7 @@ def _earlier(workdir: Path, run: dict[str, Any]) -> dict[str, Any]:
     return {"starts": starts, **kept}
 
 
-def read_run(workdir: Path) -> dict[str, Any]:
+def read_run(workdir: Path) -> Json:
     """Returns the content of run.json, or {} if there is no such file.
 
     Raises UserError if it is damaged.
@@ -174,7 +171,7 @@ def read_run(workdir: Path) -> dict[str, Any]:
     with _refusing_damage(path):
         if not path.exists():
             return {}
-        run = json.loads(regular(path).read_text("utf-8"))
+        run = json.loads(path.read_text("utf-8"))
         if not isinstance(run, dict):
             raise ValueError("it is not a JSON object")
         return run

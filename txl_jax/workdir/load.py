@@ -3,7 +3,7 @@
 import dataclasses
 import os
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax
@@ -27,6 +27,7 @@ from txl_jax.data.options import DataConfig
 from txl_jax.data.vocab import Vocab
 from txl_jax.errors import BadNumbers, UserError
 from txl_jax.model.config import ModelConfig
+from txl_jax.model.initializers import Params
 from txl_jax.model.txl import TransformerXL
 from txl_jax.report.checksum import DAMAGE
 from txl_jax.report.log import last_step, say
@@ -46,7 +47,7 @@ class Loaded(NamedTuple):
     """A trained model: `model.apply({"params": params}, tokens_BL, memory)`."""
 
     model: TransformerXL
-    params: Any
+    params: Params
     vocab: Vocab
     config: Config
     step: int
@@ -77,9 +78,7 @@ def load(workdir: str | Path, config: Config | None = None) -> Loaded:
     config = config or saved
     check_same_run(workdir, saved, dataclasses.replace(saved, model=config.model))
     config = fit_vocab(config, vocab)
-    if config.mesh == saved.mesh:
-        config = _fit_machine(config)
-    mesh = fit_mesh(config)
+    config, mesh = _fit_machine(config, config.mesh == saved.mesh)
     return load_fitted(workdir, config, vocab, mesh, released)
 
 
@@ -107,16 +106,18 @@ def load_fitted(
     return Loaded(TransformerXL(config.model), params, vocab, config, step, mesh)
 
 
-def _fit_machine(config: Config) -> Config:
-    """Returns the config, with another mesh if its own does not fit this machine."""
+def _fit_machine(config: Config, may_change: bool) -> tuple[Config, Mesh]:
+    """Returns the config and its mesh, another one if its own does not fit here."""
     try:
-        fit_mesh(config)
-        return config
+        return config, fit_mesh(config)
     except UserError:
-        near = nearest(config.mesh, jax.device_count())
-        own, new = map(dataclasses.astuple, (config.mesh, near))
-        say(f"the run's mesh {own} does not fit this machine: reading on {new}")
-        return dataclasses.replace(config, mesh=near)
+        if not may_change:
+            raise
+    near = nearest(config.mesh, jax.device_count())
+    own, new = map(dataclasses.astuple, (config.mesh, near))
+    say(f"the run's mesh {own} does not fit this machine: reading on {new}")
+    config = dataclasses.replace(config, mesh=near)
+    return config, fit_mesh(config)
 
 
 def released_config(released: Release, path: Path) -> tuple[ConfigDict, Config]:
@@ -135,7 +136,7 @@ def released_config(released: Release, path: Path) -> tuple[ConfigDict, Config]:
         ) from error
 
 
-def place(released: Release, like: Any, path: Path) -> Any:
+def place(released: Release, like: Params, path: Path) -> Params:
     """Returns the parameters of a released model on the devices, sharded as `like`."""
     saved, expected = (
         {name: dtype_and_shape(leaf) for name, leaf in named_leaves(tree)}
@@ -150,7 +151,7 @@ def place(released: Release, like: Any, path: Path) -> Any:
     return jax.device_put(released.params, shardings)
 
 
-def _restore(workdir: Path, which: str, like: Any) -> tuple[Any, int]:
+def _restore(workdir: Path, which: str, like: Params) -> tuple[Params, int]:
     with (
         waiting(f"reading a checkpoint of {workdir}"),
         open_checkpoints(workdir, read_only=True) as manager,
@@ -164,7 +165,7 @@ def _restore(workdir: Path, which: str, like: Any) -> tuple[Any, int]:
             ) from error
 
 
-def like_params(model: ModelConfig, mesh: Mesh) -> Any:
+def like_params(model: ModelConfig, mesh: Mesh) -> Params:
     """Returns the parameters' shapes, dtypes and shardings on the mesh."""
     shapes = abstract_params(model)
     places = shardings(mesh, nn.get_partition_spec(shapes))
@@ -182,7 +183,9 @@ def initial_data(config: Config, workdir: Path) -> DataConfig:
     return dataclasses.replace(config.data, vocab_path=str(find(source) / VOCAB))
 
 
-def load_initial(config: Config, workdir: Path, vocab: Vocab, mesh: Mesh) -> Any:
+def load_initial(
+    config: Config, workdir: Path, vocab: Vocab, mesh: Mesh
+) -> Params | None:
     """Returns the parameters that a run starts from, or None for random ones.
 
     They are those of the best checkpoint of train.init_from, a workdir, averaged if
@@ -201,7 +204,7 @@ def load_initial(config: Config, workdir: Path, vocab: Vocab, mesh: Mesh) -> Any
         raise UserError(f"train.init_from = {source!r}: {error}") from error
 
 
-def has_checkpoint(workdir: Path, config: Config, like: Any) -> bool:
+def has_checkpoint(workdir: Path, config: Config, like: Params) -> bool:
     """Returns whether a run continues from a checkpoint; writes nothing.
 
     like: the parameters' shapes and dtypes. Raises UserError if every checkpoint is
@@ -241,7 +244,7 @@ def has_checkpoint(workdir: Path, config: Config, like: Any) -> bool:
     return False
 
 
-def _load_fitting(source: Path, config: Config, vocab: Vocab, like: Any) -> Any:
+def _load_fitting(source: Path, config: Config, vocab: Vocab, like: Params) -> Params:
     saved = configs.parse(configs.load_json(source / CONFIG))
     if vocabulary.load(source / VOCAB, RESTORE_VOCAB).to_json() != vocab.to_json():
         raise UserError(

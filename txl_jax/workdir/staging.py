@@ -8,9 +8,10 @@ import contextlib
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from txl_jax.report import provenance
+from txl_jax.report.checksum import Json
 from txl_jax.report.log import say, to_json
 from txl_jax.runtime import distributed, storage
 from txl_jax.workdir.lock import Fence, Replaced, unfenced
@@ -74,9 +75,7 @@ class Staging:
 
 
 @contextlib.contextmanager
-def writing(
-    workdir: Path, result: dict[str, Any], fence: Fence = unfenced
-) -> Iterator[Path]:
+def writing(workdir: Path, result: Json, fence: Fence = unfenced) -> Iterator[Path]:
     """Yields the folder for a result's files; if they cannot be written, adds why."""
     try:
         with Staging(workdir, fence=fence) as staging:
@@ -88,9 +87,7 @@ def writing(
         )
 
 
-def write_files(
-    stem: Path, result: dict[str, Any], plot: Callable[[dict[str, Any], Path], None]
-) -> dict[str, Any]:
+def write_files(stem: Path, result: Json, plot: Callable[[Json, Path], None]) -> Json:
     """Writes a result as JSON and as a picture.
 
     Returns their names and the result's provenance, in process 0.
@@ -103,7 +100,7 @@ def write_files(
         "provenance": provenance.describe_result(),
     }
     text = to_json(result | made, indent=2) + "\n"
-    lost: dict[str, Any] = {}
+    lost: Json = {}
     with writing(stem.parent, lost) as folder:
         plot(result, folder / f"{stem.name}.png")
         (folder / f"{stem.name}.json").write_text(text, "utf-8")
