@@ -50,14 +50,12 @@ def count(state: TrainState, segments: Any) -> Any:
     """Mixes what was read into the parameters, and their negation into the mean."""
     x = (31 * state.params["x"] + segments.inputs_SBL.sum()) % 1009
     params, average = state.params | {"x": x}, state.params | {"x": -x}
-    fields: dict[str, Any] = {
-        "params": params,
-        "average": Average(average, state.average.count),
-    }
+    mean = Average(average, state.average.count)
     zeros = jnp.zeros(1, jnp.int32)
     metrics = {"loss": x[None] * 1.0, "tokens": zeros + 32}
     metrics |= {"skipped_in_row": zeros, "reason": zeros}
-    return dataclasses.replace(state, step=state.step + 1, **fields), metrics
+    state = dataclasses.replace(state, step=state.step + 1, params=params, average=mean)
+    return state, metrics
 
 
 class Step:
