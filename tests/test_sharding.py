@@ -111,7 +111,7 @@ def test_no_device_holds_a_whole_sharded_parameter() -> None:
         assert shard.data.shape[1] == B // 8
 
 
-def test_lamb_s_state_is_sharded_too() -> None:
+def test_the_state_of_lamb_is_sharded() -> None:
     lamb = make_optimizer(OptimConfig(optimizer="lamb"))
     _, places = init_state(tiny.CONFIG, lamb, B, 0, make_mesh(MeshConfig()))
     moments: Any = places.opt_state[1]

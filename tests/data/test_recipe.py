@@ -189,16 +189,9 @@ def test_impossible_vocabularies_are_refused(
     words: dict[str, Any] = {"vocab_path": "words.txt"}
     kept = {"vocab": "word", "convention": "newlines_kept"}
     for corpus, fields, message in (
-        ("enwik8", kept, "kept' is for data.vocab='byte' or 'char', not 'word'"),
+        ("enwik8", kept, "data.convention = 'newlines_kept' must be one of lines"),
         ("text", words | {"vocab_size": 2}, "determines the words"),
         ("text", words | {"vocab": "char"}, "of kind 'word', not data.v"),
     ):
         with refused(message):
             resolve(DataConfig(corpus, **fields), CORPORA[corpus])
-
-
-def test_a_split_needs_two_tokens(tmp_path: Path) -> None:
-    # Two bytes, enough for the corpus; one token, so nothing could be scored.
-    path = write_text(tmp_path / "one", "a b\n", test=" \n")
-    with refused("the test split .* has 1 tokens and needs"):
-        prepare(DataConfig("text", path, str(tmp_path), "word"))

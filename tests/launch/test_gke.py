@@ -50,7 +50,7 @@ def outcome(code: int, disrupted: bool) -> str:
         *((code, False, "FailJobSet") for code in (2, 76, 130)),
     ],
 )
-def test_the_status_and_a_disruption_decide_about_a_restart(
+def test_status_and_disruption_determine_the_restart(
     code: int, disrupted: bool, action: str
 ) -> None:
     assert outcome(code, disrupted) == action

@@ -11,7 +11,6 @@ import pytest
 from experiments.figures import copying, learning, positions
 from tests.project.conftest import Start
 from tests.support import tiny
-from txl_jax.data import copying as task
 from txl_jax.model.positions import sinusoid_RD
 from txl_jax.report.provenance import environment
 
@@ -130,19 +129,3 @@ def test_copying_makes_each_cell_once(
     for name in ("seconds", "provenance"):
         result["cells"][3].pop(name), again["cells"][3].pop(name)
     assert again == result
-
-
-@pytest.mark.long
-def test_only_memory_recalls_a_text_of_two_segments_before(
-    start: Start,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    sizes = {"train": 300_000, "valid": 3000, "test": 20_000}
-    monkeypatch.setattr(task, "SIZES", sizes)
-    flags = f"--delays 24 --mem_lens 0 32 --workdir={tmp_path} --data_dir={tmp_path}"
-    assert start("figures.copying", flags) == 0
-    without, within = json.loads(capsys.readouterr().out)["cells"]
-    assert without["accuracy"] < 0.3 and within["accuracy"] > 0.95
-    assert without["nll_nats"] > within["nll_nats"]

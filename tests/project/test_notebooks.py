@@ -32,7 +32,7 @@ def test_all_notebooks_begin_with_the_same_cells() -> None:
     assert len(beginnings) == 1, "the same installation, device and folders"
 
 
-def test_addresses_are_that_of_the_package() -> None:
+def test_notebooks_have_the_address_of_the_package() -> None:
     """`OWNER` is replaced by one command, in CONTRIBUTING.md, everywhere."""
     setup = (ROOT / "setup.py").read_text("utf-8")
     (address,) = re.findall(r'^REPOSITORY = "(.+)"$', setup, re.M)

@@ -56,7 +56,7 @@ def room(module: str) -> str:
 MODULES = modules()
 
 
-def test_every_room_stands_in_a_row_and_nothing_else_at_the_root() -> None:
+def test_every_module_belongs_to_a_room() -> None:
     assert {room(name) for name in MODULES} == set(ORDER)
     files = {name for name in MODULES if "." not in name}
     programs = {"main", "__main__"}
@@ -81,7 +81,7 @@ def test_only_the_command_line_needs_the_measurements_of_the_paper() -> None:
     assert used == {"errors", "fields", "evaluate.options"}
 
 
-def test_inside_a_room_no_imports_run_in_a_circle() -> None:
+def test_a_room_has_no_circular_imports() -> None:
     inside = {
         name: {other for other in imported(path) if room(other) == room(name)}
         for name, path in MODULES.items()
@@ -105,7 +105,7 @@ def test_the_core_loads_neither_files_processes_nor_reports() -> None:
     assert not others & {name.partition(".")[0] for name in loaded}
 
 
-def test_of_the_model_data_needs_only_its_input() -> None:
+def test_data_imports_only_the_input_of_the_model() -> None:
     names = [name for name in MODULES if room(name) == "data"]
     used = {other for name in names for other in imported(MODULES[name])}
     assert {name for name in used if room(name) == "model"} == {"model.segment"}

@@ -16,7 +16,6 @@ from txl_jax.data.recipe import Recipe
 from txl_jax.data.subword import SubwordVocab
 from txl_jax.data.vocab import ByteVocab, CharVocab, Vocab
 from txl_jax.data.word import WordVocab
-from txl_jax.errors import UserError
 from txl_jax.report.progress import Progress
 
 CHUNK = 1 << 20  # tokens in memory at once
@@ -136,8 +135,4 @@ class Encoder:
                 tokens += len(array)
                 if vocab.unknown >= 0:
                     unknowns += int(np.count_nonzero(array == vocab.unknown))
-        if tokens < 2:
-            raise UserError(
-                f"{self.name(split)} has {tokens} tokens and needs at least 2: add text"
-            )
         return {"tokens": tokens, "unknowns": unknowns, "sha256": digest.hexdigest()}

@@ -135,12 +135,6 @@ def _convention(
     """Returns the name and the convention; the default is the first for the kind."""
     names = [name for name in corpus.conventions if kind in CONVENTIONS[name].kinds]
     known = names or ["lines" if kind == "word" else "text"]
-    if config.convention in corpus.conventions and not names:
-        kinds = " or ".join(map(repr, CONVENTIONS[config.convention].kinds))
-        raise UserError(
-            f"data.convention={config.convention!r} is for data.vocab={kinds}, not "
-            f"{kind!r}: leave it empty, or change data.vocab"
-        )
     name = config.convention or known[0]
     require_one_of(name, known, "data.convention")
     convention = CONVENTIONS[name]
