@@ -6,10 +6,11 @@ from typing import NamedTuple
 # Files of the package, each with its faults: a name, the tests that run first, the code
 # to replace, which stands once in the file, and the faulty code.
 FAULTS = """
-model/memory.py
+model/memory/cache.py
   no stop-gradient: promises/test_gradients.py
     - jax.lax.stop_gradient(h_NBLD.astype(self.h_NBMD.dtype))
     + h_NBLD.astype(self.h_NBMD.dtype)
+model/memory/interval.py
   padding enters the memory: model
     - return jax.lax.dynamic_slice_in_dim(x, start, M, axis=1)
     + return jax.lax.slice_in_dim(x, x.shape[1] - M, None, axis=1)
@@ -58,8 +59,8 @@ model/attention.py
     + grad_BKHA[:, : grad_BKHA.shape[1] - M]
 model/block.py
   the memory keeps the layer's output: model
-    - name="feed_forward")(x_BLD), h_BLD
-    + name="feed_forward")(x_BLD), x_BLD
+    - name="feed_forward")(h_BLD), kept
+    + name="feed_forward")(h_BLD), h_BLD
 model/adaptive.py
   embeddings are not scaled: model
     - config.d_model**0.5

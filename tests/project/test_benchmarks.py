@@ -16,7 +16,7 @@ PROGRAMS = {
     f"{folder}.{path.stem}": path
     for folder in ("benchmarks", "figures")
     for path in sorted((EXPERIMENTS / folder).glob("*.py"))
-    if "__main__" in path.read_text("utf-8")
+    if "__main__" in path.read_text("utf-8") and path.stem != "agent"  # without flags
 }
 FLAGS = {
     "attention": "--shapes 2x8x512+512x64 1x2x3+4x5 --kernels xla --dropatt=0.1",
