@@ -149,22 +149,6 @@ def test_generated_parts_are_made(made: Callable[[str], str]) -> None:
         assert made(name).strip(), name
 
 
-def test_every_experiment_is_on_the_page(made: Callable[[str], str]) -> None:
-    """Only the quickstart has a committed result; the others are marked "not run"."""
-    published, ablations = made("experiments.published"), made("experiments.ablations")
-    for path in (ROOT / "experiments").glob("[!_]*.py"):
-        (row,) = [x for x in published.splitlines() if f"[`{path.stem}`]" in x]
-        source = " ".join(path.read_text("utf-8").split())
-        not_run = "This project has not run it" in source
-        assert not_run == row.endswith("| not run |")
-        number = row.split(" | ")[2]
-        assert number == "none" or number.split()[0] in source
-    for path in (ROOT / "experiments/ablations").glob("[!_]*.py"):
-        (row,) = [x for x in ablations.splitlines() if x.startswith(f"| `{path.stem}`")]
-        number = row.split(" | ")[4].split()[0]
-        assert number == "none" or number in path.read_text("utf-8")
-
-
 def log(name: str) -> dict[str, Any]:
     """Returns a committed result."""
     return json.loads((ROOT / "experiments/logs" / name).read_text("utf-8"))
