@@ -76,11 +76,17 @@ class BadNumbers(Exception):
     status = BAD_NUMBERS
 
 
+_TRAINING = (
+    "lower train.batch_size, raise train.batch_chunk or mesh.fsdp, or set "
+    "model.remat_policy=full"
+)
 # What lowers the memory use of a mode; of the others, the lengths of the evaluation.
 SAVINGS = {
-    "train": "lower train.batch_size, raise train.batch_chunk or mesh.fsdp, or set "
-    "model.remat_policy=full",
+    "train": _TRAINING,
+    "table": _TRAINING,
     "generate": "lower generate.mem_len or generate.samples",
+    "evaluate": "lower eval.streams, eval.mem_len or eval.tgt_len",
+    "speed": "lower eval.streams, eval.tgt_len or the lengths of eval.sweep",
 }
 
 
@@ -90,7 +96,7 @@ def out_of_memory(error: BaseException, mode: str) -> str:
     exhausted = "RESOURCE_EXHAUSTED" in reason or "out of memory" in reason.lower()
     if not exhausted and not isinstance(error, MemoryError):
         return ""
-    default = "lower eval.streams, eval.mem_len or eval.tgt_len"
+    default = "lower eval.mem_len or eval.tgt_len"
     return f"out of memory ({reason}): {SAVINGS.get(mode, default)}"
 
 

@@ -222,14 +222,17 @@ def test_only_errors_of_the_machine_are_user_errors(tmp_path: Path) -> None:
         raise BrokenPipeError(errno.EPIPE, "Broken pipe")
 
 
-@pytest.mark.parametrize("mode, advice", [("train", "batch_size"), ("generate", "mem")])
+ADVICE = [("table", "train.batch"), ("score", "eval.mem"), ("evaluate", "eval.streams")]
+
+
+@pytest.mark.parametrize("mode, advice", ADVICE)
 def test_advice_on_too_little_memory_fits_the_mode(mode: str, advice: str) -> None:
     for error in (
         MemoryError(),
         RuntimeError("INTERNAL: Out of memory allocating 9 bytes"),
         RuntimeError("RESOURCE_EXHAUSTED: 9 bytes"),
     ):
-        assert f"{mode}.{advice}" in out_of_memory(error, mode)
+        assert f": lower {advice}" in out_of_memory(error, mode)
     assert out_of_memory(RuntimeError("INTERNAL: a bug"), mode) == ""
 
 

@@ -9,9 +9,10 @@ from txl_jax.evaluate.options import EvalConfig
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.reach import account
 
-TRAIN_FIELDS = "model.mem_len, train.batch_size or train.tgt_len"
-EVAL_FIELDS = "eval.mem_len, eval.streams or eval.tgt_len"
-GENERATE_FIELDS = "generate.mem_len or generate.samples"
+# The sizes of a memory; the second one is the number of streams.
+TRAIN_FIELDS = ("model.mem_len", "train.batch_size", "train.tgt_len")
+EVAL_FIELDS = ("eval.mem_len", "eval.streams", "eval.tgt_len")
+GENERATE_FIELDS = ("generate.mem_len", "generate.samples")
 TOKEN_BYTES = 12  # of a token's input, target and weight
 
 
@@ -19,16 +20,17 @@ def check_fits(
     config: ModelConfig,
     batch_size: int,
     tgt_len: int,
-    fields: str,
+    fields: tuple[str, ...],
     segments: int = 1,
     chunks: int = 1,
 ) -> None:
     """Raises UserError if memory and segments alone exceed this machine's memory.
 
-    fields: those to lower; segments: of tgt_len tokens, read in one call; chunks: of
-    the streams, computed one after the other. A layer has at least its hidden states,
-    keys and values.
+    fields: those to lower, the streams only if there are several; segments: of tgt_len
+    tokens, read in one call; chunks: of the streams, computed one after the other. A
+    layer has at least its hidden states, keys and values.
     """
+    *first, last = [x for x in fields if batch_size > 1 or x != fields[1]]
     counts = account(config, batch_size, tgt_len)
     memory = min(counts["cache_bytes"], counts["key_value_bytes"])
     layer = config.d_model + 2 * config.n_head * config.d_head
@@ -39,7 +41,7 @@ def check_fits(
         memory + read,
         f"a memory of {config.mem_len:,} tokens in {config.n_layer:,} layers and "
         f"segments of {tgt_len:,} tokens for {batch_size:,} streams take",
-        fields,
+        f"{', '.join(first)} or {last}" if first else last,
     )
 
 
