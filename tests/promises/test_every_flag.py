@@ -3,6 +3,7 @@
 The long test runs each mode with each of its flags.
 """
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -11,18 +12,20 @@ import logging
 import re
 import shlex
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import pytest
 from ml_collections import ConfigDict
 
+from tests.promises.test_every_pair_trains import values_of
 from tests.support.trained import TEXT, Home, command, home
 from txl_jax import config as configs
 from txl_jax.cli import flags
 from txl_jax.cli.flags import MODES, takes
+from txl_jax.cli.help import as_flag
+from txl_jax.config import Config
 from txl_jax.errors import UserError
 
 FIXTURES = (home,)
@@ -63,13 +66,8 @@ train.num_steps=4 eval.max_tokens=90
 speed --workdir={home}/run eval.sweep=mem_len=4
 recl --workdir={new} --workdirs={home}/run recl.contexts=2,4,2 recl.positions=8
 """
-CASES: dict[str, list[str]] = {}
-for line in COMMANDS.strip().splitlines():
-    if line.startswith(" "):
-        CASES[[*CASES][-1]].append(line)
-    else:
-        name, _, flags_of_all = line.partition(" ")
-        CASES[name] = [flags_of_all, ""]
+BLOCKS = re.split(r"\n(?=\S)", COMMANDS.strip())
+CASES = {block.split()[0]: block.splitlines() for block in BLOCKS}
 # Values of fields that no rule of `values` finds.
 VALUES = dict(
     each.split("=", 1)
@@ -81,16 +79,12 @@ VALUES = dict(
     eval.reset_memory_at=\n eval.sweep=mem_len=2 generate.prompt=7 generate.stop=9
     generate.output={new}/out score.path={home}/text.txt score.output={new}/out
     run.profile_steps=1:2 convert.source={home}/run convert.target={new}/other
-    table.rows=wt103_shaw recl.contexts=2,6,2
+    table.table=6 table.rows=wt103_shaw recl.contexts=2,6,2
     """.split()
 )
 # Fields of modes that save them, or take the description of a run.
-SAVED = "score|attention|compile|convert|eval.sweep"
-WITHOUT = {
-    "train": SAVED,
-    "compile": "model|data|train|optim|checkpoint|run",
-    "table": "model|data|train|optim|checkpoint|run",  # as in `train`
-}
+SAVED, RUNS = "score|attention|compile|convert|eval.sweep", "model|data|train|optim|ch"
+WITHOUT = {"train": SAVED, "compile": f"{RUNS}|run", "table": f"{RUNS}|run"}
 # A cache, a log, a watchdog and a server, which change nothing in a process of tests.
 UNSEEN = "run.(compilation|wandb|hang|profiler)"
 TIMES = re.compile("second|ratio|provenance|goodput|_time$|tokens/s|^compiling")
@@ -115,14 +109,13 @@ def programs(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
     logger.removeFilter(collect)
 
 
-def untimed(x: Any, *names: str) -> Any:
-    """Returns JSON without times, and without the entries of these names."""
-    if isinstance(x, list):
-        return [untimed(each, *names) for each in x]
+def untimed(x: Any, name: str) -> Any:
+    """Returns JSON without times, and without the entries of this name."""
+    if isinstance(x, (list, tuple)):
+        return [untimed(each, name) for each in x]
     if not isinstance(x, dict):
         return x
-    kept = {k: v for k, v in x.items() if k not in names and not TIMES.search(k)}
-    return {k: untimed(v, *names) for k, v in kept.items()}
+    return {k: untimed(x[k], name) for k in x if k != name and not TIMES.search(k)}
 
 
 def contents(path: Path) -> Any:
@@ -134,20 +127,8 @@ def contents(path: Path) -> Any:
     return None
 
 
-class Outcome(NamedTuple):
-    """All effects of a command."""
-
-    effects: tuple[Any, ...]
-    result: Any
-
-    def differs(self, other: "Outcome", name: str) -> bool:
-        """Compares two outcomes, apart from results that repeat a field's value."""
-        mine, yours = (untimed(x.result, name.partition(".")[2]) for x in (self, other))
-        return self.effects != other.effects or mine != yours
-
-
-def run(argv: list[str], new: Path, programs: set[str]) -> Outcome:
-    """Returns the outcome of a command whose {new} is an empty folder."""
+def run(argv: tuple[str, ...], new: Path, programs: set[str]) -> tuple[Any, ...]:
+    """Returns all effects of a command whose {new} is an empty folder."""
     new.mkdir()
     jax.clear_caches()
     programs.clear()
@@ -158,29 +139,18 @@ def run(argv: list[str], new: Path, programs: set[str]) -> Outcome:
     text = repr((said, written)).replace(str(new), "")
     last = done.out.replace(str(new), "").splitlines()[-1:]
     result = json.loads(last[0]) if last and done.status in (0, 2) else None
-    return Outcome((done.status, text, frozenset(programs)), result)
+    return done.status, text, frozenset(programs), result
 
 
-def values(name: str, config: ConfigDict) -> list[str]:
-    """Returns valid values of a field that differ from that in the config."""
-    section, _, key = name.partition(".")
-    value, kind = config[section][key], configs.field_type(name)
-    tried = [VALUES.get(name, "x")]
-    if kind is bool:
-        tried = [str(not value).lower()]
-    elif kind in (int, float):
-        more = (value + 1, 2 * value, value // 2, 1, 0, 50) if kind is int else ()
-        tried = [str(x) for x in (*more, value / 2 + 0.05, 0.5) if type(x) is kind]
+def values(name: str, base: Config) -> list[str]:
+    """Returns valid values of a field, as texts, that differ from the config's."""
+    found = [*map(as_flag, values_of(name, base)[1:]), "x"]
     valid = []
-    while tried:
-        changed = config.copy_and_resolve_references()
-        configs.override(changed, name, text := tried.pop(0))
-        try:
-            configs.parse(changed)
-            valid += [text] if changed[section][key] != value else []
-        except UserError as error:
-            if text == "x" and (names := re.search("one of ([^;(]*)", str(error))):
-                tried = names[1].strip().split(", ")
+    for text in [VALUES[name]] if name in VALUES else found:
+        changed = ConfigDict(dataclasses.asdict(base))
+        with contextlib.suppress(UserError):
+            configs.override(changed, name, text)
+            valid += [text] if configs.parse(changed) != base else []
     return valid[:3]
 
 
@@ -193,11 +163,6 @@ def files(home: Home) -> Home:
     return home
 
 
-def as_flag(word: str) -> str:
-    """Returns the flag that sets a field, or another flag as it is."""
-    return word if word.startswith("-") else f"--config.{word}"
-
-
 def tried(mode: str, section: str) -> list[str]:
     """Returns the fields of a section that are tried in a mode."""
     without = f"{WITHOUT.get(mode, UNSEEN)}|{UNSEEN}"
@@ -205,35 +170,34 @@ def tried(mode: str, section: str) -> list[str]:
     return [x for x in names if takes(mode, x) and not re.match(without, x)]
 
 
-PAIRS = [(x, y) for x in MODES for y in configs.SECTIONS if tried(x, y)]
-
-
 @pytest.mark.long
-@pytest.mark.parametrize("mode, section", PAIRS)
+@pytest.mark.parametrize(
+    "mode, section", [(x, y) for x in MODES for y in configs.SECTIONS if tried(x, y)]
+)
 def test_every_flag_has_an_effect(
     mode: str, section: str, files: Home, tmp_path: Path, programs: set[str]
 ) -> None:
     """Fields of the mode's section, and in `train` all, have a value that is tried."""
-    if mode == "compile" and find_spec("libtpu") is None:
-        pytest.skip("libtpu, the TPU compiler, is not installed")
+    if mode == "compile":
+        pytest.importorskip("libtpu")
     folders = (tmp_path / str(n) for n in itertools.count())
     always, *more = (each.replace("{home}", str(files.path)) for each in CASES[mode])
-    cases = [(mode, *map(as_flag, shlex.split(f"{always} {case}"))) for case in more]
-    bases = {case: dataclasses.asdict(flags.parse([*case]).config) for case in cases}
+    words = [shlex.split(f"{always} {case}") for case in ["", *more]]
+    cases = [[re.sub(r"^(?=\w+\.\w+=)", "--config.", x) for x in y] for y in words]
 
     @functools.cache
-    def outcome_of(*argv: str) -> Outcome:
-        return run([*argv], next(folders), programs)
+    def effects(*argv: str) -> tuple[Any, ...]:
+        return run(argv, next(folders), programs)
 
     def is_idle(name: str) -> bool:
         idle = mode == "train" or section == MODES[mode].section
+        key = name.removeprefix(f"{section}.")
         for case in cases:
-            for text in values(name, ConfigDict(bases[case])):
+            for text in values(name, flags.parse(case).config):
                 idle, flag = True, f"--config.{name}={text}"
-                before = outcome_of(*case)
-                assert before.effects[0] == 0, before
-                after = outcome_of(*case, flag.replace("{home}", str(files.path)))
-                if after.differs(before, name):
+                assert effects(*case)[0] == 0, effects(*case)
+                changed = effects(*case, flag.replace("{home}", str(files.path)))
+                if untimed(changed, key) != untimed(effects(*case), key):
                     return False
         return idle
 
