@@ -22,11 +22,14 @@ FIXTURES = (home, inputs)
 Values = dict[str, str]  # by field or flag
 Change = dict[str, str | None]  # None = without it
 FIELD = rf"\b({'|'.join(map(re.escape, FIELDS))})\b"
-BEFORE = r"(?:(?<=\w | \()(?<!effect with )(?<!multiple of )|(?<!as in )--config\.)"
+BEFORE = r"(?:(?<=\w |, | \()(?<!effect with )(?<!multiple of )|(?<!as in )--config\.)"
 VALUE = r"""["']?(?!a |another |one |the |[A-Z])([\w/.,-]*\w)"""
+NUMBER = (
+    "(?:(?:it|one of them) to|it at|(?<!each )must be (?:from|at least)|give|step of)"
+)
 STEPS = 4
 # Errors that only a network or another program's data would avoid.
-ELSEWHERE = r"cannot download|'tfds:nothing' is not prepared"
+ELSEWHERE = r"cannot download|'tfds:nothing'"
 
 
 def each(text: str, value: str | None) -> Change:
@@ -37,13 +40,16 @@ def each(text: str, value: str | None) -> Change:
 # Patterns of advice, and the values that follow it; `it` is the line's subject.
 ADVICE: list[tuple[str, Callable[[re.Match[str], str], Change]]] = [
     (rf"{FIELD}=''", lambda m, it: {m[1]: ""}),
-    (rf"{BEFORE}{FIELD}(?:=| = | to ){VALUE}", lambda m, it: {m[1]: m[2]}),
+    (rf"{BEFORE}{FIELD}(?:=| = | to | at ){VALUE}", lambda m, it: {m[1]: m[2]}),
     (rf"{FIELD} to the vocab.json", lambda m, it: {m[1]: "run/vocab.json"}),
     (r"--(\w+)=(?![A-Z])(\S+)", lambda m, it: {f"{it.partition('.')[0]}.{m[1]}": m[2]}),
-    (r"(?:it to|must be from|give|step of) (\d+|best)", lambda m, it: {it: m[1]}),
-    (r"^\S+ = \S+ must be one of (\w+)", lambda m, it: {it: m[1]}),
-    (r"multiple of (\d+)", lambda m, it: {it: str(2 * int(m[1]))}),
+    (rf"{NUMBER} (-?\d+|best)", lambda m, it: {it: m[1]}),
+    (rf"set {FIELD}(?! to|=| =)", lambda m, it: {m[1]: "8"}),
+    (r"did you mean '(\w+)'", lambda m, it: {it: m[1]}),
+    (r"must be one of (\w+)(?!.*did you mean '\w+')", lambda m, it: {it: m[1]}),
+    (r"multiple of (?:\S+ = )?(\d+)", lambda m, it: {it: str(2 * int(m[1]))}),
     (r"give one below (\d+)", lambda m, it: {it: str(int(m[1]) - 1)}),
+    (r"decrease it", lambda m, it: {it: "1"}),
     (r"(?:lower|decrease) (.*)", lambda m, it: each(m[1], "1")),
     (r"raise (.*)", lambda m, it: each(m[1], "2")),
     (r"leave it out", lambda m, it: {it: None}),

@@ -69,7 +69,7 @@ def plan_updates(config: Config, tokens: Tokens) -> Plan:
     )
     for split in {"valid", config.eval.split}:
         text = config.eval.cut(tokens.split(split))
-        check_length(text, config.eval.streams)
+        check_length(text, config.eval.streams, "eval.streams")
     if config.model.kernel not in ("auto", "xla"):  # it may not support this step
         parts = config.train.batch_size // config.train.batch_chunk
         check_streams(mesh, parts, "train.batch_size / batch_chunk")
@@ -109,6 +109,7 @@ def make_streams(
 ) -> Streams:
     """Returns the streams `rows` of the training text; copying scores only answers."""
     train = config.train
+    check_length(tokens, train.batch_size, "train.batch_size")
     order: Order = in_file_order
     if train.sentence_end >= 0:
         order = ShuffledSentences(tokens, train.sentence_end, train.seed)

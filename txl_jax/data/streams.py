@@ -59,12 +59,12 @@ def in_file_order(epoch: int, index: np.ndarray) -> np.ndarray:
     return index
 
 
-def check_length(tokens: np.ndarray, batch_size: int) -> None:
-    """Raises UserError if a text has too few tokens for the streams."""
+def check_length(tokens: np.ndarray, batch_size: int, field: str) -> None:
+    """Raises UserError if a text has too few tokens for the streams of a field."""
     if len(tokens) - 1 < batch_size:
         raise UserError(
             f"{len(tokens)} tokens are too few for {batch_size} streams: decrease "
-            "train.batch_size or eval.streams, or use a longer text"
+            f"{field}, or use a longer text"
         )
 
 
@@ -104,7 +104,7 @@ class Streams:
     order: Order = in_file_order  # the epoch's text
 
     def __post_init__(self) -> None:
-        check_length(self.tokens, self.batch_size)
+        check_length(self.tokens, self.batch_size, "eval.streams")
         pairs, batch_size = len(self.tokens) - 1, self.batch_size
         self.tokens = np.asarray(self.tokens)  # indexing a np.memmap itself is slower
         # Python integers: B x tokens exceeds 2^31 in the published runs.
