@@ -79,9 +79,13 @@ def test_line_ends_of_a_tokenizer_without_newlines() -> None:
 def test_sentencepiece_model_is_read(tmp_path: Path) -> None:
     sentencepiece = pytest.importorskip("sentencepiece", reason="an extra")
     model, lines = io.BytesIO(), iter(TEXT.split("\n"))
-    options = {"vocab_size": 60, "hard_vocab_limit": False, "minloglevel": 2}
-    options |= {"sentence_iterator": lines, "model_writer": model}
-    sentencepiece.SentencePieceTrainer.train(**options)
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=lines,
+        model_writer=model,
+        vocab_size=60,
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
     path = tmp_path / "spm.model"
     path.write_bytes(model.getvalue())
     made = vocab.read(path, WordVocab)
