@@ -23,6 +23,9 @@ model/memory/interval.py
   same_length sees one key too many: model
     - query_L + M + 1 - reach
     + query_L + M - reach
+  a segment sees more than M keys before it: model/test_parallel_segments.py
+    - oldest = jnp.maximum(oldest, query_L // segment_len * segment_len)
+    + oldest = jnp.maximum(oldest, 0)
 kernels/xla.py
   the future is visible: kernels/test_xla.py
     - (key_K <= newest_L[:, None])
