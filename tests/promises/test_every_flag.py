@@ -35,10 +35,11 @@ COMMANDS = """
 train --config={home}/tiny.py --workdir={new} train.num_steps=4 train.eval_every=2 \
 eval.streams=1
     model.dropout=0.1 checkpoint.every_steps=1
+    train.segments_per_call=2 train.segments_per_update=2
     model.cutoffs=20,100 model.div_val=2 model.norm_init_std=0.1
     model.position=shaw model.n_position=9
     model.same_length=true optim.optimizer=lamb
-    train.max_loss_factor=0.01 optim.warmup_steps=2
+    train.max_loss_factor=1.01 optim.lr=9.0 optim.warmup_steps=2
     model.mem_len=0 train.ext_len=2 eval.mem_len=0 eval.ext_len=4
     eval.dynamic=rms eval.dynamic_lr=0.01 generate.output={new}/samples
     eval.cache_len=9 eval.cache_weight=0.1 eval.cache_theta=0.2
@@ -73,13 +74,14 @@ VALUES = dict(
     each.split("=", 1)
     for each in r"""
     model.cutoffs=20,100 model.tie_projs=true,false,true model.remat_policy=full
+    attention.at=50 eval.cache_weight=0.3
     data.corpus=enwik8 data.path={home}/few.txt data.data_dir={new}/data
     data.vocab_path={home}/words.txt train.order=roll train.reset_memory_at=\n
     train.init_from={home}/run optim.betas=0.5,0.9 eval.checkpoint=30
     eval.reset_memory_at=\n eval.sweep=mem_len=2 generate.prompt=7 generate.stop=9
     generate.output={new}/out score.path={home}/text.txt score.output={new}/out
     run.profile_steps=1:2 convert.source={home}/run convert.target={new}/other
-    table.table=6 table.rows=wt103_shaw recl.contexts=2,6,2
+    table.table=6 table.rows=wt103_half_loss recl.contexts=2,6,2
     """.split()
 )
 # Fields of modes that save them, or take the description of a run.
