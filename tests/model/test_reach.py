@@ -3,6 +3,8 @@
 Dims: N layers, L segment, M memory, T tokens of a text.
 """
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from txl_jax.model import reach
 from txl_jax.model.memory import Memory
 from txl_jax.model.memory.key_values import KeyValueMemory
 from txl_jax.model.memory.layout import unstack
+from txl_jax.model.txl import TransformerXL
 
 
 def test_accounted_bytes_match_the_arrays() -> None:
@@ -68,3 +71,42 @@ def test_the_lost_share_matches_counted_pairs(context: int) -> None:
     older_Tc = newer_T[:, None] - np.arange(1, context + 1)
     lost = (older_Tc // L != newer_T[:, None] // L).mean()
     assert reach.lost_share(context, L) == pytest.approx(lost)
+
+
+@pytest.mark.parametrize("M, L", [(4, 3), (4, 4)])
+def test_gradients_reach_as_far_as_the_masks(M: int, L: int) -> None:
+    """In a call of several segments, to a token's embedding; no token occurs twice.
+
+    The second stream has a document that starts inside the reach.
+    """
+    segments, start = 6, 4 * L - 1
+    T = segments * L
+    config = tiny.config(vocab_size=2 * T + 1, mem_len=M, tie_weights=False)
+    tokens_BT = np.arange(2 * T, dtype=np.int32).reshape(2, T)
+    first_BT = np.zeros((2, T), bool)
+    first_BT[1, start] = True
+
+    def last_losses(table_VE: jax.Array, params: Any) -> jax.Array:
+        embedding = {**params["embedding"], "table": table_VE}
+        nll_BT, _ = TransformerXL(config).apply(
+            {"params": {**params, "embedding": embedding}},
+            tokens_BT,
+            tokens_BT + 1,
+            Memory.empty(config, 2),
+            first_BL=first_BT,
+            segment_len=L,
+            method="nll",
+        )
+        return nll_BT[:, -L:]
+
+    params = tiny.make_params(config)
+    jacobian = jax.jit(jax.jacrev(last_losses))(params["embedding"]["table"], params)
+    depends_BLV = np.asarray(jacobian).any(axis=-1)[..., : 2 * T]
+    oldest = T - L - reach.effective_context(config, L)
+    assert 0 < oldest < start
+    for b, begin in enumerate((oldest, start)):
+        key_T, query_L1 = np.arange(T), np.arange(T - L, T)[:, None]
+        expected_LT = (key_T >= begin) & (key_T <= query_L1)
+        of_stream = depends_BLV.reshape(2, L, 2, T)[b]
+        np.testing.assert_array_equal(of_stream[:, b], expected_LT)
+        assert not of_stream[:, 1 - b].any()

@@ -5,7 +5,9 @@ The oracle runs in float64 and knows no gradient: it is evaluated twice per coor
 Dims: S segments, B streams, L segment, T = S L tokens.
 """
 
-from typing import Any
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +17,12 @@ import pytest
 from tests import reference
 from tests.reference import Array, Params
 from tests.support import tiny
+from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import Memory
+from txl_jax.model.segment import Segment
 from txl_jax.model.txl import TransformerXL
+from txl_jax.update.options import TrainConfig
+from txl_jax.update.step import sum_gradients
 
 B, L, S = 2, 3, 2
 COORDINATES = 2  # of each parameter: the steepest, and others at random
@@ -29,51 +35,84 @@ INPUTS_SBL, TARGETS_SBL = (
 FIRST_SBL = np.zeros((S, B, L), bool)
 FIRST_SBL[0, 0, 0] = FIRST_SBL[1, 0, 1] = True
 LENGTH_SB = np.array([[L, L - 1], [L, L]], np.int32)
-SEGMENTS = INPUTS_SBL, TARGETS_SBL, FIRST_SBL, LENGTH_SB
+WHOLE_SB = np.full_like(LENGTH_SB, L)  # padding may not precede what sees it
 
 
-def gradient_of_the_model(settings: dict[str, Any], params: Params) -> Any:
+class Case(NamedTuple):
+    """A model, and how many segments its gradients cross."""
+
+    settings: dict[str, Any]
+    gradient_segments: int = 1
+
+    @property
+    def config(self) -> ModelConfig:
+        """The model's config."""
+        return tiny.config(mem_len=4, **self.settings)
+
+    @property
+    def segments(self) -> Segment:
+        """The segments that are read."""
+        length_SB = LENGTH_SB if self.gradient_segments == 1 else WHOLE_SB
+        weights_SBL = (np.arange(L) < length_SB[..., None]).astype(np.float32)
+        return Segment(INPUTS_SBL, TARGETS_SBL, weights_SBL, FIRST_SBL, length_SB)
+
+
+def gradient_of_the_model(case: Case, params: Params) -> Any:
     """Returns the gradient of the mean nll of all segments."""
-    config = tiny.config(mem_len=4, **settings)
-
-    def loss(params: Any) -> jax.Array:
-        def read(memory: Memory, segment: Any) -> Any:
-            *tokens, first_BL, length_B = segment
-            more: Any = {"first_BL": first_BL, "length_B": length_B, "method": "nll"}
-            variables = {"params": params}
-            nll_BL, after = TransformerXL(config).apply(
-                variables, *tokens, memory, **more
-            )
-            return after, jnp.sum(nll_BL * (jnp.arange(L) < length_B[:, None]))
-
-        _, nll_S = jax.lax.scan(read, Memory.empty(config, B), SEGMENTS)
-        return jnp.sum(nll_S) / LENGTH_SB.sum()
-
-    return jax.jit(jax.grad(loss))(params)
+    train = TrainConfig(
+        batch_size=B,
+        tgt_len=L,
+        segments_per_call=S,
+        segments_per_update=S,
+        gradient_segments=case.gradient_segments,
+    )
+    model, memory = TransformerXL(case.config), Memory.empty(case.config, B)
+    find = jax.jit(functools.partial(sum_gradients, model, config=train))
+    sums = find(params, memory, case.segments, jax.random.key(0))
+    return jax.tree.map(lambda x: x / sums.tokens, sums.grads)
 
 
 class Oracle:
-    """The mean nll as a function of the parameters, each memory held constant."""
+    """The mean nll as a function of the parameters.
 
-    def __init__(self, settings: dict[str, Any], params: Params):
-        config = tiny.config(mem_len=4, **settings)
-        self.settings = tiny.reference_settings(config)
-        self.memories = [reference.empty(config.n_layer, B, tiny.D)]
-        for s in range(S - 1):
-            self.memories.append(self.nll(params, s)[1])
+    The memory is constant, or that of the same parameters where gradients cross it.
+    """
 
-    def nll(self, params: Params, s: int) -> tuple[Array, reference.Memory]:
-        """Returns the nll of segment s and the memory after it."""
-        inputs_BL, targets_BL, first_BL, length_B = (x[s] for x in SEGMENTS)
-        more: dict[str, Any] = {"first_BL": first_BL, "length_B": length_B}
-        return reference.nll(
-            params, inputs_BL, targets_BL, self.memories[s], **self.settings, **more
-        )
+    def __init__(self, case: Case, params: Params):
+        self.case = case
+        self.settings = tiny.reference_settings(case.config)
+        self.memories = self.read(params, S * [None])[1]
+
+    def read(
+        self, params: Params, memories: Sequence[reference.Memory | None]
+    ) -> tuple[float, list[reference.Memory]]:
+        """Returns the mean nll of real tokens, and the memory before each segment.
+
+        Segment s reads memories[s], or what the segment before it leaves if it is None.
+        """
+        total, used = 0.0, []
+        after = reference.empty(self.case.config.n_layer, B, tiny.D)
+        for memory, segment in zip(
+            memories, zip(*self.case.segments, strict=True), strict=True
+        ):
+            inputs_BL, targets_BL, _, first_BL, length_B = segment
+            used.append(memory or after)
+            nll_BL, after = reference.nll(
+                params,
+                inputs_BL,
+                targets_BL,
+                used[-1],
+                first_BL=first_BL,
+                length_B=length_B,
+                **self.settings,
+            )
+            total += nll_BL.sum()
+        return float(total / self.case.segments.length_SB.sum()), used
 
     def loss(self, params: Params) -> float:
         """Returns the mean over all real tokens."""
-        total = sum(self.nll(params, s)[0].sum() for s in range(S))
-        return float(total / LENGTH_SB.sum())
+        across = self.case.gradient_segments > 1
+        return self.read(params, S * [None] if across else self.memories)[0]
 
     def slope(self, params: Params, leaf: Array, index: Any) -> float:
         """Returns the central difference along one coordinate of a leaf of params."""
@@ -86,22 +125,21 @@ class Oracle:
         return (above - below) / (2 * STEP)
 
 
-VARIANTS: list[dict[str, Any]] = [
-    {**tiny.ALL, "cutoffs": (5, 9), "div_val": 2, "untie_r": True},
-    {"position": "shaw_biased", "n_position": 5},
-    {"position": "rotary", "d_head": 4, **tiny.MODERN},
+CASES = [
+    Case({**tiny.ALL, "cutoffs": (5, 9), "div_val": 2, "untie_r": True}),
+    Case({"position": "shaw_biased", "n_position": 5}),
+    Case({"position": "rotary", "d_head": 4, **tiny.MODERN}),
+    Case({"untie_r": True}, S),
 ]
 
 
-@pytest.mark.parametrize("settings", VARIANTS, ids=str)
-def test_gradients_match_finite_differences_of_the_oracle(
-    settings: dict[str, Any],
-) -> None:
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_gradients_match_finite_differences_of_the_oracle(case: Case) -> None:
     rng = np.random.default_rng(0)
-    params: Params = tiny.make_params(tiny.config(**settings))
-    gradient = gradient_of_the_model(settings, params)
+    params: Params = tiny.make_params(case.config)
+    gradient = gradient_of_the_model(case, params)
     params = jax.tree.map(lambda leaf: leaf.astype(np.float64), params)
-    oracle = Oracle(settings, params)
+    oracle = Oracle(case, params)
     for (path, actual), leaf in zip(
         jax.tree_util.tree_leaves_with_path(gradient),
         jax.tree.leaves(params),

@@ -20,7 +20,7 @@ from txl_jax.data.streams import Position, Streams
 from txl_jax.model import attention
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import Memory
-from txl_jax.model.segment import OneSegment, Segment, scanned
+from txl_jax.model.segment import OneSegment, Segment, join, scanned
 from txl_jax.model.txl import TransformerXL
 from txl_jax.sharding.mesh import make_mesh
 from txl_jax.sharding.options import MeshConfig
@@ -222,7 +222,25 @@ def test_an_update_is_the_mean_over_its_scored_tokens(half_loss: bool) -> None:
     tiny.assert_close(after.memory.filled_B, memory.filled_B)
 
 
-@pytest.mark.parametrize("changes", [{}, tiny.ALL, {"kernel": "chunked"}], ids=str)
+def test_one_gradient_segment_adds_nothing_to_the_program() -> None:
+    """Only boundaries inside a call divide the number of a query by a length."""
+    segments, state = make_segments(G), make_state(DROPOUT)
+    assert join(segments, 1) is segments
+    for count in (1, G):
+        step: Any = make_step(DROPOUT, make_config(gradient_segments=count))
+        assert ("floor_divide" in step.lower(state, segments).as_text()) == (count > 1)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        tiny.ALL,
+        {"kernel": "chunked", "remat_policy": "save:q,k"},
+        {"dtype": "bfloat16", "remat_policy": "full", "unroll": tiny.N},
+    ],
+    ids=str,
+)
 def test_gradients_pass_through_the_memory(
     changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,6 +250,7 @@ def test_gradients_pass_through_the_memory(
     on, as the paper's does not.
     """
     model, count = TransformerXL(tiny.config(**changes)), 2
+    tolerance = tiny.BFLOAT16 if "dtype" in changes else tiny.FLOAT32
     memory, key = Memory.empty(model.config, B), jax.random.key(0)
     segments = make_segments(4)
 
@@ -259,15 +278,17 @@ def test_gradients_pass_through_the_memory(
         sum_gradients, model, config=make_config(gradient_segments=count)
     )
     sums = jax.jit(across)(PARAMS, memory, segments, key)
-    tiny.assert_close(sums.grads, expected)
+    tiny.assert_close(sums.grads, expected, tolerance)
     tiny.assert_close(
-        sums.memory.h_NBMD * visible(sums.memory), before.h_NBMD * visible(before)
+        sums.memory.h_NBMD * visible(sums.memory),
+        before.h_NBMD * visible(before),
+        tolerance,
     )
     alone = jax.jit(functools.partial(sum_gradients, model, config=make_config()))
     stopped = alone(PARAMS, memory, segments, key)
-    tiny.assert_close(sums.nll, stopped.nll)
+    tiny.assert_close(sums.nll, stopped.nll, tolerance)
     with pytest.raises(AssertionError):
-        tiny.assert_close(sums.grads, stopped.grads)
+        tiny.assert_close(sums.grads, stopped.grads, tolerance)
 
 
 def test_casting_the_layers_first_keeps_bfloat16_gradients() -> None:
@@ -315,19 +336,20 @@ CLUSTERS = dataclasses.replace(DROPOUT, cutoffs=(4, 9), div_val=2, kernel="chunk
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("mesh_config", "model"),
+    ("mesh_config", "model", "gradient_segments"),
     [
-        (MeshConfig(data=8), DROPOUT),
-        (MeshConfig(data=2, fsdp=2, model=2), DROPOUT),
-        (MeshConfig(data=2, fsdp=2, model=2), CLUSTERS),
+        (MeshConfig(data=8), DROPOUT, 1),
+        (MeshConfig(data=2, fsdp=2, model=2), DROPOUT, 1),
+        (MeshConfig(data=2, fsdp=2, model=2), DROPOUT, G),
+        (MeshConfig(data=2, fsdp=2, model=2), CLUSTERS, 1),
     ],
-    ids=["data", "cube", "cube, clusters"],
+    ids=["data", "cube", "cube, gradient across segments", "cube, clusters"],
 )
 def test_eight_devices_make_the_updates_of_one(
-    mesh_config: MeshConfig, model: ModelConfig
+    mesh_config: MeshConfig, model: ModelConfig, gradient_segments: int
 ) -> None:
     """They skip the same updates: the memory of one stream is not finite."""
-    config = make_config(updates=3, batch_size=16)
+    config = make_config(updates=3, batch_size=16, gradient_segments=gradient_segments)
     # The first segment begins no document, so it reads the memory.
     segments = jax.tree.map(lambda x: np.roll(x, -1, 0), make_segments(3 * G, 16))
     # The generator that every run has.
