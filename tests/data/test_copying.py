@@ -1,7 +1,8 @@
-"""The copying task's text: what copies what, over which distance, and how it is cut."""
+"""Texts of copying and recall: what repeats what, how far back, and what is scored."""
 
 import hashlib
 import re
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from txl_jax.data import copying, corpora
 from txl_jax.data.byte_ranges import blocks
 from txl_jax.data.copying import FIRST_ANSWER, Task
 from txl_jax.data.options import DataConfig
+from txl_jax.data.recall import Recall
 from txl_jax.data.streams import Position
 from txl_jax.update.options import TrainConfig
 
@@ -20,6 +22,7 @@ CORPUS = "copying:12,5,4"
 TASK = Task.parse(CORPUS)
 DISTANCE = 17  # of a pattern and its delay
 VALID = "862c02c312d5758b"  # how the SHA-256 of its valid split begins
+RECALLED = "176c187f07ff655a"  # the same of recall:2,3,4
 EPISODE = re.compile(rb"([0-9]{0,5})([A-D]{5})([0-9]{12})>([a-d]{5})")
 
 
@@ -40,17 +43,46 @@ def test_an_answer_repeats_the_pattern_at_the_stated_distance() -> None:
     np.testing.assert_allclose(gaps, 1 / 6, atol=0.03)
 
 
+def test_an_answer_is_the_value_of_the_key_that_precedes_it() -> None:
+    """Of three pairs and a delay of two; keys are asked for in any order."""
+    task = Recall.parse("recall:2,3,4")
+    text, valid = task.text("test"), task.text("valid")
+    assert hashlib.sha256(valid).hexdigest().startswith(RECALLED) and text != valid
+    result = re.findall(
+        rb"(\d{0,6})((?:[A-Z][A-D]){3})(\d\d)((?:>[A-Z][a-d]){3})", text
+    )
+    assert b"".join(map(b"".join, result)) == text
+    orders, first_keys, distances = Counter[tuple[int, ...]](), Counter[int](), set()
+    for _, pairs, _, questions in result:
+        value = dict(zip(pairs[::2], pairs[1::2].lower(), strict=True))
+        asked, answers = questions[1::3], questions[2::3]
+        assert len(value) == 3 and answers == bytes(value[key] for key in asked)
+        order = tuple(pairs[::2].index(key) for key in asked)
+        orders[order] += 1
+        first_keys[pairs[0]] += 1
+        at = [len(pairs) + 2 + 3 * i + 2 - (2 * j + 1) for i, j in enumerate(order)]
+        distances |= set(at)
+    shares = np.array([*orders.values()]) / len(result)
+    np.testing.assert_allclose(shares, [1 / 6] * 6, atol=0.02)
+    keys = np.array([*first_keys.values()]) / len(result)
+    np.testing.assert_allclose(keys, [1 / 26] * 26, atol=0.01)
+    assert max(distances) == task.distance
+
+
+@pytest.mark.parametrize("corpus", [CORPUS, "recall:12,5,4"])
 def test_only_answers_are_scored(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(copying, "SIZES", dict.fromkeys(copying.SIZES, 3000))
-    source = corpora.find(CORPUS)
-    assert source.config == "copying-12-5-4-0"
+    source = corpora.find(corpus)
+    kind, _, _ = corpus.partition(":")
+    assert source.config == f"{kind}-12-5-4-0"
+    task = corpora.TASKS[kind].parse(corpus)
     for split, ranges in source.split(tmp_path).items():
-        assert b"".join(blocks(ranges, 999)) == TASK.text(split)
-    text = np.frombuffer(TASK.text("test")[:600], np.uint8)
+        assert b"".join(blocks(ranges, 999)) == task.text(split)
+    text = np.frombuffer(task.text("test")[:600], np.uint8)
     train = TrainConfig(batch_size=4, tgt_len=16, segments_per_call=8)
-    config = Config(data=DataConfig(corpus=CORPUS), train=train)
+    config = Config(data=DataConfig(corpus=corpus), train=train)
     streams = make_streams(config, text, slice(None))
     segment, _ = streams.batch(Position())
     scored = segment.weights_SBL == 1

@@ -11,6 +11,7 @@ from txl_jax.cli import draw_samples, evaluate_split, gradient_statistics
 from txl_jax.cli.steps import step_arguments
 from txl_jax.config import Config
 from txl_jax.data.copying import FIRST_ANSWER
+from txl_jax.data.corpora import TASKS
 from txl_jax.data.preparation import prepare
 from txl_jax.data.sentences import ShuffledSentences
 from txl_jax.data.streams import Order, Streams, check_length, in_file_order
@@ -107,13 +108,13 @@ def make_training(
 def make_streams(
     config: Config, tokens: np.ndarray, rows: slice | np.ndarray
 ) -> Streams:
-    """Returns the streams `rows` of the training text; copying scores only answers."""
+    """Returns the streams `rows` of the training text; tasks score only answers."""
     train = config.train
     check_length(tokens, train.batch_size, "train.batch_size")
     order: Order = in_file_order
     if train.sentence_end >= 0:
         order = ShuffledSentences(tokens, train.sentence_end, train.seed)
-    copying = config.data.corpus.startswith("copying:")
+    is_task = config.data.corpus.partition(":")[0] in TASKS
     return Streams(
         tokens,
         train.batch_size,
@@ -125,7 +126,7 @@ def make_streams(
         roll=train.order == "roll",
         varlen=train.varlen,
         half_loss=train.half_loss,
-        score_ids_from=FIRST_ANSWER if copying else 0,
+        score_ids_from=FIRST_ANSWER if is_task else 0,
         seed=train.seed,
         order=order,
     )

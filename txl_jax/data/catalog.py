@@ -144,6 +144,7 @@ _ALL = (
     Corpus("stdlib", "PSF-2.0"),
     Corpus("text", "the user's", "1.1.0"),
     Corpus("copying", "CC0-1.0"),
+    Corpus("recall", "CC0-1.0"),
     Corpus(
         "enwik8",
         "GFDL or CC BY-SA",

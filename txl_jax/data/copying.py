@@ -11,8 +11,10 @@ that an episode may start anywhere in a segment.
 
 import hashlib
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar, Self
 
 from txl_jax.data.byte_ranges import Splits, whole
 from txl_jax.data.options import SPLITS
@@ -25,23 +27,43 @@ FIRST_ANSWER = ord("a")  # bytes from here on are answers
 SIZES = {"train": 4_000_000, "valid": 100_000, "test": 100_000}  # bytes, about
 
 
+def draw_letters(bits: bytes, symbols: int) -> bytes:
+    """Returns a letter, one of so many, for each byte."""
+    return bytes(PATTERN[x * symbols // 256] for x in bits)
+
+
+def draw_noise(bits: bytes) -> bytes:
+    """Returns a digit for each byte."""
+    return bytes(NOISE[x * len(NOISE) // 256] for x in bits)
+
+
 @dataclass(frozen=True)
 class Task:
     """One copying task."""
+
+    NAME: ClassVar[str] = "copying"
+    ARGUMENTS: ClassVar[str] = "DELAY,LENGTH,SYMBOLS"
+    MOST: ClassVar[int] = 9999  # letters of a pattern
 
     delay: int  # bytes of noise between a pattern and its cue
     length: int  # letters of a pattern
     symbols: int  # letters to choose from
 
     @classmethod
-    def parse(cls, corpus: str) -> "Task":
+    def parse(cls, corpus: str) -> Self:
         """Returns the task of a value of data.corpus, or raises UserError."""
-        match = re.fullmatch(r"copying:([1-9]\d{0,3}),([1-9]\d{0,3}),(\d+)", corpus)
-        if not match or not 1 <= int(match[3]) <= len(PATTERN):
+        number = r"([1-9]\d{0,3})"
+        match = re.fullmatch(rf"{cls.NAME}:{number},{number},(\d+)", corpus)
+        if (
+            not match
+            or int(match[2]) > cls.MOST
+            or not 1 <= int(match[3]) <= len(PATTERN)
+        ):
+            _, length, _ = cls.ARGUMENTS.split(",")
             raise UserError(
-                f"data.corpus={corpus!r} must be copying:DELAY,LENGTH,SYMBOLS: bytes "
-                "of noise and letters of a pattern, below 10,000 each, and letters of "
-                f"the alphabet, at most {len(PATTERN)}"
+                f"data.corpus={corpus!r} must be {cls.NAME}:{cls.ARGUMENTS}: DELAY is "
+                f"at most 9,999 bytes of noise, {length} at most {cls.MOST:,} and "
+                f"SYMBOLS, letters of the alphabet, at most {len(PATTERN)}"
             )
         delay, length, symbols = map(int, match.groups())
         return cls(delay, length, symbols)
@@ -51,27 +73,33 @@ class Task:
         """The name of the task's text."""
         return f"{self.delay}-{self.length}-{self.symbols}-0"
 
-    def text(self, split: str) -> bytes:
-        """Returns a split's episodes, which are the same on every machine.
+    @property
+    def distance(self) -> int:
+        """The largest number of tokens between an answer and the letter it repeats."""
+        return self.length + self.delay
 
-        An episode is noise of 0 to `length` bytes, pattern, delay, cue and answer.
-        """
+    def text(self, split: str) -> bytes:
+        """Returns a split's episodes, which are the same on every machine."""
         text = bytearray()
         number = 0
         while len(text) < SIZES[split]:
-            key = f"copying {self.edition} {split} {number}".encode()
-            size = 1 + self.length + self.length + self.delay
             # Unlike methods of random, SHAKE-256 is the same in every version.
-            bits = hashlib.shake_256(key).digest(size)
-            gap = bits[0] * (self.length + 1) // 256
-            pattern = bytes(
-                PATTERN[x * self.symbols // 256] for x in bits[1:][: self.length]
-            )
-            noise = bytes(NOISE[x * len(NOISE) // 256] for x in bits[1 + self.length :])
-            before, delay = noise[:gap], noise[self.length :]
-            text += before + pattern + delay + CUE + pattern.lower()
+            key = f"{self.NAME} {self.edition} {split} {number}".encode()
+            text += self.episode(hashlib.shake_256(key).digest)
             number += 1
         return bytes(text)
+
+    def episode(self, draw: Callable[[int], bytes]) -> bytes:
+        """Returns noise of 0 to `length` bytes, pattern, delay, cue and answer.
+
+        draw: returns so many random bytes.
+        """
+        bits = draw(1 + self.length + self.length + self.delay)
+        gap = bits[0] * (self.length + 1) // 256
+        pattern = draw_letters(bits[1:][: self.length], self.symbols)
+        noise = draw_noise(bits[1 + self.length :])
+        before, delay = noise[:gap], noise[self.length :]
+        return before + pattern + delay + CUE + pattern.lower()
 
     def write(self, folder: Path) -> Splits:
         """Writes each split as a file in a folder."""

@@ -11,10 +11,12 @@ from txl_jax.data.byte_ranges import Splits, cut_at, size, whole
 from txl_jax.data.catalog import CORPORA, Corpus
 from txl_jax.data.copying import Task
 from txl_jax.data.options import SPLITS
+from txl_jax.data.recall import Recall
 from txl_jax.errors import UserError, nearest
 
+TASKS = {task.NAME: task for task in (Task, Recall)}  # generated; answers are scored
 # Corpora with an argument, as in "tfds:NAME".
-ARGUMENTS = {"copying": "DELAY,LENGTH,SYMBOLS", "tfds": "NAME"}
+ARGUMENTS = {name: task.ARGUMENTS for name, task in TASKS.items()} | {"tfds": "NAME"}
 
 
 @dataclass(frozen=True)
@@ -75,8 +77,8 @@ def find(
     if kind == "stdlib":
         edition = platform.python_version()
         return Source(corpus, edition, lambda _: files.split_stdlib())
-    if kind == "copying":
-        task = Task.parse(name)
+    if kind in TASKS:
+        task = TASKS[kind].parse(name)
         return Source(corpus, task.edition, task.write)
     if kind == "tfds":
         edition, folder = dataset.find(argument, data_dir)
