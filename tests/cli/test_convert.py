@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import safetensors.numpy
-from filelock import FileLock
 
 from tests import reference
 from tests.cli.test_main import documented
@@ -40,16 +39,14 @@ class Home(NamedTuple):
 def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
     path = tmp_path_factory.mktemp("home")
     folder_of(path / "model")
-    (path / "run.incomplete").mkdir()  # of the user
     rng = np.random.default_rng(0)
     lines = [" ".join(rng.choice(VOCAB.words[2:], 7)) for _ in range(300)]
     (path / "text.txt").write_text("\n".join(lines) + "\n")
     data = {"corpus": "text", "path": path / "text.txt", "data_dir": path / "data"}
     flags = [f"--config.data.{name}={value}" for name, value in data.items()]
-    for name in ("killed/run", "running/run", "elsewhere/walk"):
-        (path / f".incomplete-{name}").mkdir(parents=True)
-    with FileLock(path / ".incomplete-running" / "lock"):
-        done = imported(path / "model", path / "run", *flags)
+    for name in ("run", "walk"):  # of killed imports
+        (path / f".incomplete-{name}" / name / "checkpoints").mkdir(parents=True)
+    done = imported(path / "model", path / "run", *flags)
     assert documented("import", done.result)
     return Home(path / "model", path / "run", done.result)
 
@@ -66,9 +63,8 @@ def test_the_workdir_holds_the_model(home: Home) -> None:
     assert sorted(path.name for path in home.run.iterdir()) == [
         *("checkpoints", "config.json", "run.json", "vocab.json")
     ]
-    assert home.run.with_name("run.incomplete").exists()
-    left = {path.name for path in home.run.parent.glob(".incomplete*")}
-    assert left == {".incomplete-running", ".incomplete-elsewhere"}
+    left = [path.name for path in home.run.parent.glob(".incomplete*")]
+    assert left == [".incomplete-walk"], "of another workdir"
     assert_equal(load.load(home.run).params, params)
     saved = configs.parse(configs.load_json(home.run / "config.json"))
     assert saved.model == config

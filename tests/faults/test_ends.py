@@ -154,22 +154,9 @@ def test_an_environment_that_jax_refuses_is_one_line(
     assert part in refusal_of("--mode=prepare", "--config=quickstart", **environment)
 
 
-@pytest.mark.parametrize(
-    "start, flag, part",
-    [
-        (
-            # Python 3.13.0 itself cannot import socket from a removed folder.
-            "import os, socket, tempfile as t; os.chdir(t.mkdtemp()); "
-            "os.rmdir(os.getcwd())",
-            *("--config=quickstart", "--workdir='runs/quickstart' cannot be used"),
-        ),
-        ("", "--workdir=caf\udce9", "caf\\udce9' is not UTF-8: give another"),
-    ],
-)
-def test_an_unusable_workdir_is_reported_in_one_line(
-    start: str, flag: str, part: str
-) -> None:
-    assert part in refusal_of("--mode=prepare", flag, start=start)
+def test_an_unusable_workdir_is_reported_in_one_line() -> None:
+    error = refusal_of("--mode=prepare", "--workdir=caf\udce9")
+    assert "caf\\udce9' is not UTF-8: give another" in error
 
 
 def test_pictures_need_no_display() -> None:

@@ -186,7 +186,7 @@ txl --mode=import --format=nvidia --workdir={home}/new | give --source
 import huggingfase model                  | did you mean 'huggingface'
 import huggingface model --workdir={run}  | is not an empty folder: give a new one
 import huggingface model --config.train.seed=3 | is not trained in its workdir
-import huggingface model --config.model.n_layer=9 | leave the model's sizes unchanged
+import huggingface model --config.model.n_layer=9 | was trained with another value
 import huggingface model --config.data.vocab_path={home}/many.txt | 301 words, the model
 import huggingface run                    | neither model.safetensors
 import huggingface no_words               | give one with --config.data.vocab_path

@@ -4,14 +4,10 @@ import contextlib
 import dataclasses
 import json
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
-import flax.linen as nn
-from filelock import FileLock
 from ml_collections import ConfigDict
 
 from txl_jax import config, metrics
@@ -30,15 +26,14 @@ from txl_jax.data.vocab import Vocab
 from txl_jax.data.word import WordVocab
 from txl_jax.errors import UserError, require_one_of
 from txl_jax.report import provenance
+from txl_jax.report.checksum import Json
 from txl_jax.report.log import say
 from txl_jax.report.progress import waiting
 from txl_jax.runtime import storage
-from txl_jax.update.init import abstract_params
 from txl_jax.workdir import claim, folder
 from txl_jax.workdir.claim import IMPORTED
 from txl_jax.workdir.load import Loaded, released_config
 
-SCRATCH, LOCK = ".incomplete-", "lock"  # of the folder of an unfinished import
 INCOMPLETE = "incomplete"  # on gs://, a file in the folder of an unfinished import
 # Entries of run.json that are released.
 ORIGIN = (
@@ -49,7 +44,7 @@ ORIGIN = (
 
 def import_model(
     options: ConvertConfig, workdir: Path, overrides: Mapping[str, str]
-) -> dict[str, Any]:
+) -> Json:
     """Creates a workdir from a model in one file or of another code base.
 
     overrides: config fields of the other sections, which take precedence over the
@@ -62,28 +57,14 @@ def import_model(
                 "start a run from it with train.init_from"
             )
     refuse_used(workdir)
-    data, fields = stated(overrides)
-    overrides = {x: y for x, y in overrides.items() if x != "data.vocab_path"}
     formats.check(options)
     with waiting(f"reading {options.source}"):
-        if options.format == formats.OWN:
-            source, saved, trained = read_release(options.source, data.vocab_path)
-        else:
-            source = formats.read(options, data, fields)
-            saved, trained = initial_config(source), {}
-    if data.vocab not in (OWN, source.vocab.kind):
-        raise UserError(
-            f"--config.data.vocab={data.vocab}: the vocabulary is of kind "
-            f"{source.vocab.kind!r}: leave the flag out"
-        )
+        source, saved, trained = read_source(options, overrides)
+    parsed = configure(source, saved, workdir, overrides)
     if isinstance(source.vocab, WordVocab) and not source.vocab.lines.eos:
         say("no word of the vocabulary marks the end of a line: lines are joined")
     if name := first_nonfinite(source.params):
         raise UserError(f"{options.source}: parameter {name} is not finite")
-    if options.format == formats.OWN:
-        check_meaning(saved, overrides)
-    parsed = configure(saved, workdir, overrides)
-    check_shapes(source, parsed)
     with waiting(f"computing the SHA-256 of {options.source}"):
         sha256 = {str(path): checksum(path) for path in source.files}
     parameters = metrics.parameter_count(source.params)
@@ -109,31 +90,71 @@ def import_model(
     }
 
 
-def read_release(
-    path: str, vocab_path: str
-) -> tuple[Source, ConfigDict, dict[str, Any]]:
-    """Returns the model in a file, the config of its run, and how the run was made."""
-    if vocab_path:
+def read_source(
+    options: ConvertConfig, overrides: Mapping[str, str]
+) -> tuple[Source, ConfigDict, Json]:
+    """Returns the model, its config, and how it was trained, {} if that is unknown.
+
+    The config of another code base's model evaluates it as it was trained.
+    """
+    if options.format == formats.OWN:
+        if vocab_path := overrides.get("data.vocab_path"):
+            raise UserError(
+                f"data.vocab_path = {vocab_path!r}, but {options.source} contains its "
+                "vocabulary: leave the field out"
+            )
+        path = Path(options.source)
+        found = release.read(path)
+        saved, parsed = released_config(found, path)
+        source = Source(parsed.model, found.params, found.vocab, found.step, [path])
+        return source, saved, found.origin
+    c = config.default()
+    stated = [name for name in formats.MODEL_FIELDS if f"model.{name}" in overrides]
+    for name, text in overrides.items():
+        if name.startswith("data.") or name.removeprefix("model.") in stated:
+            config.override(c, name, text)
+    fields = {name: c.model[name] for name in stated}
+    source = formats.read(options, DataConfig(**c.data), fields)
+    c, model = config.default(source.model), source.model
+    c.eval.update({name: getattr(model, name) for name in formats.LENGTHS})
+    c.generate.update(mem_len=model.mem_len, prompt=default_prompt(source.vocab))
+    return source, c, {}
+
+
+def configure(
+    source: Source, saved: ConfigDict, workdir: Path, overrides: Mapping[str, str]
+) -> Config:
+    """Returns the config of an imported model, with its vocabulary in the workdir.
+
+    Raises UserError if overrides make parameters or text mean something else.
+    """
+    before = config.parse(saved)
+    for name, text in overrides.items():
+        config.override(saved, name, text)
+    saved.data.vocab_path = str(storage.absolute(workdir) / folder.VOCAB)
+    after = config.parse(saved)
+    for name in config.differences(before, after):
+        if name.startswith("model.") and name not in config.having("free"):
+            raise UserError(
+                f"--config.{name}: the model was trained with another value; leave the "
+                "flag out"
+            )
+    kind = overrides.get("data.vocab", OWN)
+    if kind not in (OWN, source.vocab.kind):
         raise UserError(
-            f"data.vocab_path = {vocab_path!r}, but {path} contains its vocabulary: "
-            "leave the field out"
+            f"--config.data.vocab={kind}: the vocabulary is of kind "
+            f"{source.vocab.kind!r}: leave the flag out"
         )
-    found = release.read(Path(path))
-    saved, parsed = released_config(found, Path(path))
-    source = Source(parsed.model, found.params, found.vocab, found.step, [Path(path)])
-    return source, saved, found.origin
+    return after
 
 
-def export_model(
-    options: ConvertConfig, loaded: Loaded, workdir: Path
-) -> dict[str, Any]:
+def export_model(options: ConvertConfig, loaded: Loaded, workdir: Path) -> Json:
     """Writes the model of a workdir to one file."""
     require_one_of(options.format, [formats.OWN], "--format")
     if not options.target:
         raise UserError("give --target, the file to create")
     if storage.is_remote(options.target):
         raise UserError(f"--target={options.target!r} must be on this machine")
-    storage.require_unicode(options.target, "--target")
     target = Path(options.target)
     if target.exists() or options.target.endswith("/"):
         raise UserError(
@@ -167,63 +188,12 @@ def make_release(loaded: Loaded, workdir: Path) -> Release:
     return Release(fields, loaded.params, loaded.vocab, loaded.step, origin)
 
 
-def stated(overrides: Mapping[str, str]) -> tuple[DataConfig, dict[str, Any]]:
-    """Returns the data's options, and the model fields that the reader needs."""
-    c = config.default()
-    names = [name for name in formats.MODEL_FIELDS if f"model.{name}" in overrides]
-    for name, text in overrides.items():
-        if name.startswith("data.") or name.removeprefix("model.") in names:
-            config.override(c, name, text)
-    return DataConfig(**c.data), {name: c.model[name] for name in names}
-
-
-def initial_config(source: Source) -> ConfigDict:
-    """Returns the config of another code base's model, evaluated as it was trained."""
-    c, model = config.default(source.model), source.model
-    c.eval.update({name: getattr(model, name) for name in formats.LENGTHS})
-    c.generate.update(mem_len=model.mem_len, prompt=default_prompt(source.vocab))
-    return c
-
-
-def configure(c: ConfigDict, workdir: Path, overrides: Mapping[str, str]) -> Config:
-    """Returns the config of an imported model, with its vocabulary in the workdir."""
-    c.data.vocab_path = str(storage.absolute(workdir) / folder.VOCAB)
-    for name, text in overrides.items():
-        config.override(c, name, text)
-    return config.parse(c)
-
-
-def check_meaning(saved: ConfigDict, overrides: Mapping[str, str]) -> None:
-    """Raises UserError if overrides make parameters mean another model."""
-    changed = saved.copy_and_resolve_references()
-    for name, text in overrides.items():
-        config.override(changed, name, text)
-    for name in config.differences(config.parse(saved), config.parse(changed)):
-        if name.startswith("model.") and name not in config.having("free"):
-            raise UserError(
-                f"--config.{name}: the model was trained with another value; leave the "
-                "flag out"
-            )
-
-
 def default_prompt(vocab: Vocab) -> str:
     """Returns a newline, or the first token if the vocabulary has no newline."""
     with contextlib.suppress(UserError):
         if len(vocab.encode("\n")):
             return "\n"
     return vocab.decode([0])
-
-
-def check_shapes(source: Source, parsed: Config) -> None:
-    """Raises UserError if overrides changed the shape of a parameter."""
-    actual = save_restore.shapes(source.params)
-    expected = save_restore.shapes(nn.unbox(abstract_params(parsed.model)))
-    for name in sorted(actual.keys() | expected.keys()):
-        if actual.get(name) != expected.get(name):
-            raise UserError(
-                f"the config's model has {name} of shape {expected.get(name)}, the "
-                f"source {actual.get(name)}: leave the model's sizes unchanged"
-            )
 
 
 def refuse_used(path: Path) -> None:
@@ -241,21 +211,12 @@ def refuse_used(path: Path) -> None:
         )
 
 
-def remove_killed(path: Path) -> None:
-    """Removes temporary folders of killed imports into `path`: their locks are free."""
-    for parent in path.parent.glob(f"{SCRATCH}*"):
-        with contextlib.suppress(OSError):  # a Timeout if the import is running
-            if (parent / path.name).exists():
-                with FileLock(parent / LOCK, timeout=0):
-                    shutil.rmtree(parent)
-
-
 @contextlib.contextmanager
 def complete_or_absent(path: Path) -> Iterator[Path]:
     """Yields where to make what becomes `path` when the block succeeds.
 
     On gs://, where nothing is renamed, it is `path` itself, and a file marks it until
-    then. What an unfinished import left there is removed.
+    then. What a killed import left there is removed.
     """
     if storage.is_remote(path):
         mark = path / INCOMPLETE
@@ -266,19 +227,18 @@ def complete_or_absent(path: Path) -> Iterator[Path]:
         yield path
         mark.unlink()
         return
-    path = path.absolute()
+    scratch = path.absolute().with_name(f".incomplete-{path.name}")
+    fresh = scratch / path.name
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        remove_killed(path)
-        scratch = tempfile.TemporaryDirectory(dir=path.parent, prefix=SCRATCH)
-        with scratch as parent:  # only its owner may read it, unlike a folder inside
-            fresh = Path(parent, path.name)
-            with FileLock(Path(parent, LOCK)):
-                yield fresh
-                for each in (*fresh.rglob("*"), fresh):
-                    storage.sync(each)
-                fresh.rename(path)
-                storage.sync(path.parent)
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir(parents=True)
+        yield fresh
+        for each in (*fresh.rglob("*"), fresh):
+            storage.sync(each)
+        fresh.rename(path)
+        storage.sync(scratch.parent)
     except OSError as error:
         failure = f"cannot write {storage.place(error) or path} ({error.strerror})"
         raise UserError(f"{failure}: give another folder") from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)

@@ -7,7 +7,7 @@ appear immediately.
 import argparse
 import dataclasses
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 from ml_collections import ConfigDict
 
@@ -71,27 +71,22 @@ class Parser(argparse.ArgumentParser):
 
 def parse(argv: list[str]) -> Command:
     """Returns the parsed command line; raises UserError."""
-    parser = Parser(add_help=False, allow_abbrev=False)
-    word = argv[0] if argv and not argv[0].startswith("-") else ""
-    for name, default in (("config", ""), ("workdir", ""), ("mode", word or "train")):
-        parser.add_argument(f"--{name}", default=default)
-    for flag in ("--print_config", "--delete"):
-        parser.add_argument(flag, action="store_true")
-    args, rest = parser.parse_known_args(argv[bool(word) :])
-    require_one_of(args.mode, list(MODES), "--mode")
-    if word not in ("", args.mode):
-        raise UserError(f"{word!r} and --mode={args.mode} are two modes: leave one out")
-    if args.delete and args.mode != "prepare":
-        raise UserError("--delete belongs to the mode prepare: txl prepare --delete")
-    section = MODES[args.mode].section
-    overrides = applied = parse_overrides(rest, section, [*vars(args)])
+    args, overrides = read_flags(argv)
+    applied, own = overrides, f"{MODES[args.mode].section}."
+    source = args.config
     if args.mode in OUTER:
-        folder, config, source = _outer_folder(args), configs.default(), ""
-        every, own = overrides.items(), f"{section}."
-        applied = {x: text for x, text in every if x.startswith((own, "run."))}
-        overrides = {x: text for x, text in every if not x.startswith(own)}
+        if args.config:
+            raise UserError(
+                f"--mode={args.mode} takes no --config, because its runs have their "
+                "own: override single fields, such as --config.eval.mem_len=640"
+            )
+        if args.mode != "recl" and not args.workdir:
+            raise UserError(f"--mode={args.mode} needs --workdir, the folder to create")
+        config, folder = configs.default(), find(args.workdir or "runs/recl")
+        applied = {x: y for x, y in overrides.items() if x.startswith((own, "run."))}
+        overrides = {x: y for x, y in overrides.items() if not x.startswith(own)}
     elif args.config:
-        config, source = configs.load(args.config), args.config
+        config = configs.load(args.config)
         folder = find(args.workdir or f"runs/{Path(args.config).stem}")
     elif args.workdir:
         folder = find(args.workdir)
@@ -99,18 +94,49 @@ def parse(argv: list[str]) -> Command:
         config = configs.load_json(folder / CONFIG)
     else:
         raise UserError("give --config=FILE, or the --workdir of a run; see --help")
-    origins: dict[str, str] = {}
     taken = start_from(config, applied, folder) if applied.get(INIT_FROM) else source
-    if args.print_config:
-        changed = configs.differences(configs.parse(config), Config())
-        inherited = configs.having("inherited")
-        origins = {x: taken if x in inherited else source for x in changed}
-        origins |= dict.fromkeys(applied, "a flag")
     for name, text in (overrides | applied).items():
         apply(config if name in applied else ConfigDict(), name, text, args.mode)
-    parsed = configs.parse(config)
-    switches = args.print_config, args.delete
-    return Command(args.mode, parsed, folder, overrides, origins, *switches)
+    parsed, inherited = configs.parse(config), configs.having("inherited")
+    changed = configs.differences(parsed, Config())
+    origins = {x: taken if x in inherited else source for x in changed}
+    origins |= dict.fromkeys(applied, "a flag")
+    return Command(
+        args.mode, parsed, folder, overrides, origins, args.print_config, args.delete
+    )
+
+
+def read_flags(argv: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
+    """Returns the general flags, and {field: text} of the flags of fields.
+
+    The fields of the mode's section also have short flags.
+    """
+    parser = Parser(add_help=False, allow_abbrev=False)
+    word = argv[0] if argv and not argv[0].startswith("-") else ""
+    argv = argv[1:] if word else argv
+    for name, default in (("config", ""), ("workdir", ""), ("mode", word or "train")):
+        parser.add_argument(f"--{name}", default=default)
+    for flag in ("--print_config", "--delete"):
+        parser.add_argument(flag, action="store_true")
+    mode = parser.parse_known_args(argv)[0].mode
+    require_one_of(mode, list(MODES), "--mode")
+    if word not in ("", mode):
+        raise UserError(f"{word!r} and --mode={mode} are two modes: leave one out")
+    for name, field in configs.FIELDS.items():
+        section, _, key = name.partition(".")
+        short = [f"--{key}"] if section == MODES[mode].section else []
+        # A boolean's flag without a value means true.
+        value = {"nargs": "?", "const": "true"} if field["type"] is bool else {}
+        parser.add_argument(f"--config.{name}", *short, dest=name, **value)
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:
+        flag = unknown[0].partition("=")[0]
+        known = *parser._option_string_actions, "--help", "--helpfull", "--version"
+        raise UserError(f"unknown flag {flag!r}{nearest(flag, known)}; see --help")
+    if args.delete and mode != "prepare":
+        raise UserError("--delete belongs to the mode prepare: txl prepare --delete")
+    texts = {name: getattr(args, name) for name in configs.FIELDS}
+    return args, {name: text for name, text in texts.items() if text is not None}
 
 
 def takes(mode: str, name: str) -> bool:
@@ -154,38 +180,3 @@ def start_from(config: ConfigDict, flags: dict[str, str], folder: Path) -> str:
     with config.ignore_type():
         config.update(changes)
     return str(path)
-
-
-def _outer_folder(args: argparse.Namespace) -> Path:
-    """Returns the folder of a mode of OUTER."""
-    if args.config:
-        raise UserError(
-            f"--mode={args.mode} takes no --config, because its runs have their own: "
-            "override single fields, such as --config.eval.mem_len=640"
-        )
-    if args.mode != "recl" and not args.workdir:
-        raise UserError(f"--mode={args.mode} needs --workdir, the folder to create")
-    return find(args.workdir or "runs/recl")
-
-
-def parse_overrides(argv: list[str], own: str, others: list[str]) -> dict[str, str]:
-    """Returns {field: text}; the fields of section `own` also have short flags.
-
-    others: the names of further flags, for an error that suggests one.
-    """
-    parser = Parser(add_help=False, allow_abbrev=False)
-    for name, field in configs.FIELDS.items():
-        section, _, key = name.partition(".")
-        short = [f"--{key}"] if section == own else []
-        # A boolean's flag without a value means true.
-        value: dict[str, Any] = {}
-        if field["type"] is bool:
-            value = {"nargs": "?", "const": "true"}
-        parser.add_argument(f"--config.{name}", *short, dest=name, **value)
-    args, unknown = parser.parse_known_args(argv)
-    if unknown:
-        flag = unknown[0].partition("=")[0]
-        general = (f"--{x}" for x in (*others, "help", "helpfull", "version"))
-        known = *general, *parser._option_string_actions
-        raise UserError(f"unknown flag {flag!r}{nearest(flag, known)}; see --help")
-    return {name: text for name, text in vars(args).items() if text is not None}

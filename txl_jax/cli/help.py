@@ -4,7 +4,6 @@ The meaning of a field is the comment at the end of its line in the source or, w
 one, the comment on the lines above.
 """
 
-import dataclasses
 import inspect
 import re
 import sys
@@ -53,6 +52,8 @@ figures go to stderr; the last line on stdout is one JSON object.
 MORE = "Flags of every mode: txl --help. The fields of all sections: txl --helpfull."
 
 EMPTY = '""'  # an empty text or list
+# The lines of a field's declaration: the comments above, the name, the comment beside.
+DECLARED = re.compile(r"((?:^    # .*\n)*)^    (\w+): .*?(?:  # (.*))?$", re.M)
 
 
 class Field(NamedTuple):
@@ -83,32 +84,20 @@ def describe(name: str, section: type) -> list[Field]:
 
     A constant in "one of NAMES" is replaced by the names in it.
     """
-    meanings, module = _meanings(section), vars(sys.modules[section.__module__])
+    module = vars(sys.modules[section.__module__])
 
     def names(match: re.Match[str]) -> str:
         return f"one of {', '.join(module[match[1]])}"
 
     fields = []
-    for field in dataclasses.fields(section):
+    for above, key, beside in DECLARED.findall(inspect.getsource(section)):
+        field = section.__dataclass_fields__[key]  # type: ignore[attr-defined]
         items = get_args(field.type)
-        kind = f"{items[0].__name__}s" if items else field.type.__name__  # type: ignore[union-attr]
-        meaning = re.sub(r"one of ([A-Z]{3,})\b", names, meanings[field.name])
-        text = as_flag(field.default)
-        fields.append(Field(f"{name}.{field.name}", kind, text, meaning))
+        kind = f"{items[0].__name__}s" if items else field.type.__name__
+        meaning = beside or " ".join(re.findall("# (.*)", above))
+        meaning = re.sub(r"one of ([A-Z]{3,})\b", names, meaning)
+        fields.append(Field(f"{name}.{key}", kind, as_flag(field.default), meaning))
     return fields
-
-
-def _meanings(section: type) -> dict[str, str]:
-    """Returns {field: comment} of the dataclass, "" for a field without one."""
-    meanings: dict[str, str] = {}
-    above: list[str] = []  # comments on the lines before
-    for line in inspect.getsource(section).splitlines():
-        code, _, beside = line.partition("  # ")
-        if field := re.match(r"    (\w+): ", code):
-            meanings.setdefault(field[1], beside or " ".join(above))
-        comment = re.match(r"    # (.*)", line)
-        above = [*above, comment[1]] if comment else []
-    return meanings
 
 
 def short() -> str:

@@ -5,7 +5,6 @@ The parsing of flags imports this module, so it must not import jax, even indire
 
 from pathlib import Path
 
-from txl_jax.errors import UserError
 from txl_jax.runtime import storage
 
 CONFIG = "config.json"
@@ -20,12 +19,5 @@ def find(address: str) -> Path:
     """Returns the folder of a --workdir, local or on gs://."""
     if "://" in address:
         return storage.remote_path(address, "--workdir")
-    folder = Path(address)
-    try:
-        storage.require_unicode(str(folder.absolute()), "--workdir")
-        folder.exists()
-    except OSError as error:
-        raise UserError(
-            f"--workdir={address!r} cannot be used ({error.strerror}): give another"
-        ) from error
-    return folder
+    storage.require_unicode(address, "--workdir")
+    return Path(address)
