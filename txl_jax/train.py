@@ -1,7 +1,7 @@
 """The training loop: update, log, validate, save."""
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -16,15 +16,14 @@ from txl_jax.config import Config
 from txl_jax.data.prefetch import prefetch
 from txl_jax.data.streams import Position
 from txl_jax.errors import Interrupted
-from txl_jax.metrics import bits
 from txl_jax.model.flops import needed_flops
 from txl_jax.model.initializers import Params
 from txl_jax.model.segment import Segment
 from txl_jax.report.checksum import Json
-from txl_jax.report.log import MetricsLog, say
+from txl_jax.report.log import MetricsLog, SendLine, say
 from txl_jax.report.peak import peak_flops
-from txl_jax.report.progress import Progress, compile_step, waiting
-from txl_jax.report.tensorboard import Events, scalars
+from txl_jax.report.progress import Progress, compile_step, interruptible, waiting
+from txl_jax.report.tensorboard import Events
 from txl_jax.report.trace import Trace
 from txl_jax.runtime import distributed, preemption
 from txl_jax.runtime.watchdog import Watchdog
@@ -42,8 +41,6 @@ ReadBatch = Callable[[Position, int], tuple[Segment, Position]]
 Place = tuple[int, Position]
 # (params, progress) -> mean nll in nats; calls progress(done, total) between segments.
 MeanNll = Callable[[Params, Callable[[int, int], None]], float]
-# Called with (step, numbers by tag) of each new line of metrics.jsonl.
-SendLine = Callable[[int, dict[str, float]], object]
 
 
 class Training(NamedTuple):
@@ -133,19 +130,29 @@ class Run:
     ) -> None:
         """Opens the run's files, which `stack` closes, and restores its state."""
         config, enter = training.config, stack.enter_context
+        train = config.train
         self.training, self.stop = training, preemption.current()
         stack.callback(self.stop.release)
         self.watchdog = enter(Watchdog(config.run.hang_seconds))
-        opened = open_checkpoints(workdir, config.checkpoint)
-        self.checkpoints = enter(closing(opened))
+        self.checkpoints = enter(open_checkpoints(workdir, config.checkpoint))
         self.start = restore_or_begin(training, workdir, self.checkpoints)
         self.staging = enter(Staging(workdir, METRICS, fence=fence))
         folder, step = self.staging.folder, self.start.step
         events = enter(Events(folder, step))
-        self.log = enter(open_log(config, folder, step, events, send_line))
-        self.bar = enter(Progress("train", config.train.num_steps, step))
+        width = train.ext_len + train.tgt_len
+        flops = needed_flops(config.model, train.batch_size, width, True)
+        log = MetricsLog(
+            folder / METRICS,
+            last_step=step,
+            num_steps=train.num_steps,
+            every=train.log_every,
+            send=(events.scalars, send_line),
+            ideal_seconds=train.segments_per_update * flops / peak_flops(),
+        )
+        self.log = enter(log)
+        self.bar = enter(Progress("train", train.num_steps, step))
         self.trace = enter(Trace(config.run, folder / "profile"))
-        self.diagnosis = Diagnosis(config.model, config.train)
+        self.diagnosis = Diagnosis(config.model, train)
         # The compiled step by the number of segments in a call.
         self.programs: dict[int, jax.stages.Compiled] = {}
 
@@ -168,15 +175,7 @@ class Run:
     def record(self, call: Call) -> None:
         """Waits for a call, and logs the metrics of its updates."""
         updates = fetch(call.metrics)
-        self.log.append(updates)
-        loss, made = updates[-1]["loss"], call.step + len(updates)
-        self.bar(
-            made,
-            loss=f"{loss:.4f}",
-            bpc=f"{bits(loss):.4f}",
-            tokens_per_s=f"{self.log.tokens_per_second:,.0f}",
-            mfu=f"{self.log.mfu:.1%}",
-        )
+        self.bar(call.step + len(updates), **self.log.append(updates))
         self.diagnosis.fetched(call.step, updates, call.segments)
 
     def at_boundary(self) -> bool:
@@ -189,52 +188,35 @@ class Run:
         return self.stop.at_boundary() or self.diagnosis.ends()
 
     def finish_step(self, step: int, state: TrainState, position: Position) -> None:
-        """Validates a step if that is due, saves it, and ends the run if it has to."""
+        """Validates a step if that is due, saves it, and ends the run if it has to.
+
+        All lines are on the disk before the save starts. Raises BadNumbers if too many
+        updates in a row were skipped.
+        """
         is_due = self.training.config.train.validates(step)
         valid_nll = self.validate(state) if is_due and not self.stop.reached else None
-        self.save(step, state, position, valid_nll, is_due and valid_nll is None)
+        # orbax copies arrays to the host implicitly.
+        with self.log.timing.spend("checkpoint"), jax.transfer_guard("allow"):
+            with self.checkpoints.attempt(step):
+                with distributed.together(*self.checkpoints.errors):
+                    self.log.sync(valid_nll, is_due)
+                    self.staging.upload()
+                save_restore.save(self.checkpoints, step, state, position, valid_nll)
+            if step not in self.checkpoints.failed:
+                self.diagnosis.raise_if_found(state)
         if self.stop.reached:
             self.checkpoints.finish(step)
             raise self.stop.end(f"at update {step}, which is saved")
 
     def validate(self, state: TrainState) -> float | None:
         """Returns the mean nll in nats; None if the run ends before it is complete."""
-
-        def progress(done: int, total: int) -> None:
-            bar(done, total)
-            if self.at_boundary():
-                raise self.stop.end("while validating")
-
-        with self.log.timing.spend("evaluation"), Progress("valid") as bar:
-            try:
-                return self.training.mean_nll(state.evaluated, progress)
-            except Interrupted:
-                return None
-
-    def save(
-        self,
-        step: int,
-        state: TrainState,
-        position: Position,
-        valid_nll_nats: float | None,
-        owed: bool,
-    ) -> None:
-        """Writes all lines to disk, then starts to save the step.
-
-        owed: the step has yet to be validated. Raises BadNumbers if too many updates in
-        a row were skipped.
-        """
-        # orbax copies arrays to the host implicitly.
-        with self.log.timing.spend("checkpoint"), jax.transfer_guard("allow"):
-            with self.checkpoints.attempt(step):
-                with distributed.together(*self.checkpoints.errors):
-                    self.log.sync(valid_nll_nats, owed)
-                    self.staging.upload()
-                save_restore.save(
-                    self.checkpoints, step, state, position, valid_nll_nats
-                )
-            if step not in self.checkpoints.failed:
-                self.diagnosis.raise_if_found(state)
+        with (
+            self.log.timing.spend("evaluation"),
+            suppress(Interrupted),
+            interruptible("valid", self.at_boundary) as progress,
+        ):
+            return self.training.mean_nll(state.evaluated, progress)
+        return None
 
 
 def fetch(metrics: Metrics) -> list[Json]:
@@ -275,26 +257,3 @@ def read_call(
     S = updates * config.train.segments_per_update
     segments, position = read_batch(position, S)
     return segments, (step + updates, position)
-
-
-def open_log(
-    config: Config, folder: Path, step: int, events: Events, send_line: SendLine
-) -> MetricsLog:
-    """Opens metrics.jsonl, whose lines are also sent to TensorBoard and `send_line`."""
-    train = config.train
-    width = train.ext_len + train.tgt_len
-    flops = needed_flops(config.model, train.batch_size, width, True)
-
-    def show(line: Json) -> None:
-        numbers = scalars(line)
-        events.scalars(line["step"], numbers)
-        send_line(line["step"], numbers)
-
-    return MetricsLog(
-        folder / METRICS,
-        last_step=step,
-        num_steps=train.num_steps,
-        every=train.log_every,
-        show=show,
-        ideal_seconds=train.segments_per_update * flops / peak_flops(),
-    )

@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tests.faults.test_disk import full_disk, lost_disk
 from txl_jax.report.log import MetricsLog, read_metrics
-from txl_jax.report.tensorboard import FOLDER, Events, scalars, write_result
+from txl_jax.report.tensorboard import FOLDER, Events, write_result
 
 
 def shown(workdir: Path) -> dict[str, list[tuple[int, Any]]]:
@@ -31,11 +31,7 @@ def train(workdir: Path, last_step: int, steps: range, nll: float | None) -> Non
     with (
         Events(workdir, last_step) as events,
         MetricsLog(
-            workdir / "metrics.jsonl",
-            last_step,
-            20,
-            1,
-            lambda line: events.scalars(line["step"], scalars(line)),
+            workdir / "metrics.jsonl", last_step, 20, 1, [events.scalars]
         ) as log,
     ):
         for step in steps:

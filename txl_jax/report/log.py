@@ -20,7 +20,13 @@ from txl_jax.report.timing import Timing
 from txl_jax.runtime import distributed
 from txl_jax.runtime.storage import place, write_atomically
 
+# Called with (step, numbers by tag) of each new line of metrics.jsonl.
+SendLine = Callable[[int, dict[str, float]], object]
+
 CHECKSUM = "crc32"  # the last key of a line in metrics.jsonl
+# Tags of the metrics whose names in metrics.jsonl are shorter, or of another group.
+TAGS = {"lr": "train/learning_rate", "valid_nll": "valid/nll"}
+GROUPS = {"exact": "train", "timing": "perf"}
 
 
 def say(line: str) -> None:
@@ -66,21 +72,20 @@ class MetricsLog:
         last_step: int,
         num_steps: int,
         every: int,
-        show: Callable[[Json], None] = lambda line: None,
+        send: Iterable[SendLine] = (),
         ideal_seconds: float = 0.0,
     ):
         """Opens the file and cuts it to the lines of steps up to last_step.
 
-        show(line) is called for each new line, and with the validation loss alone if
-        that is added to a line in the file. ideal_seconds: as for Timing. Raises
-        UserError if the file cannot be read or written.
+        send: called for each new line, and with the validation loss alone if that is
+        added to a line in the file. ideal_seconds: as for Timing. Raises UserError if
+        the file cannot be read or written.
         """
         self.step, self.num_steps, self.every = last_step, num_steps, every
-        self.show = show
+        self.send = send
         self.path = path if distributed.is_first() else None
         self.unwritten = b""
         self.timing = Timing(ideal_seconds)
-        self.tokens_per_second = self.mfu = 0.0  # of the newest call
         self.held: Json | None = None
         try:
             kept, damaged = whole_lines(path, last_step) if self.path else ([], 0)
@@ -111,16 +116,30 @@ class MetricsLog:
     def __exit__(self, *_: object) -> None:
         self.file.close()
 
-    def append(self, updates: list[Json]) -> None:
-        """Logs the metrics of the updates of one call."""
+    def append(self, updates: list[Json]) -> dict[str, str]:
+        """Logs the metrics of the updates of one call; returns the newest to show."""
         seconds, waited = self.timing.lap(len(updates))
         for exact in updates:
             self._release()
             self.step += 1
             timing = self.timing.add(seconds, waited, exact["tokens"])
             self.held = {"step": self.step, "exact": exact, "timing": timing}
-        self.tokens_per_second = exact["tokens"] / seconds
-        self.mfu = self.timing.ideal_seconds / seconds
+        return {
+            "loss": f"{exact['loss']:.4f}",
+            "bpc": f"{bits(exact['loss']):.4f}",
+            "tokens_per_s": f"{exact['tokens'] / seconds:,.0f}",
+            "mfu": f"{self.timing.ideal_seconds / seconds:.1%}",
+        }
+
+    def _show(self, line: Json) -> None:
+        numbers = {
+            TAGS.get(name, f"{GROUPS[group]}/{name}"): float(value)
+            for group in GROUPS
+            for name, value in line.get(group, {}).items()
+            if isinstance(value, (bool, int, float))
+        }
+        for send in self.send:
+            send(line["step"], numbers)
 
     def sync(self, valid_nll_nats: float | None, owed: bool = False) -> None:
         """Writes all lines to disk, the newest one with its validation loss.
@@ -150,7 +169,7 @@ class MetricsLog:
             line["exact"] |= valid
             self.file.close()
             self._open([*lines, encode(line)])
-            self.show({"step": self.step, "exact": valid})
+            self._show({"step": self.step, "exact": valid})
 
     def _release(self, owed: bool = False) -> None:
         line, self.held = self.held, None
@@ -159,7 +178,7 @@ class MetricsLog:
         step, exact = line["step"], line["exact"]
         due = step % self.every == 0 or step == self.num_steps or "valid_nll" in exact
         if due or owed:
-            self.show(line)
+            self._show(line)
             self.unwritten += encode(line)
             self.timing.restart()
             with contextlib.suppress(OSError):  # raised by `sync`

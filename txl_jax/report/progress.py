@@ -131,14 +131,20 @@ def compile_step(name: str, step: Lowers, *args: object) -> jax.stages.Compiled:
 
 
 @contextlib.contextmanager
-def interruptible(label: str) -> Iterator[Callable[[int, int], None]]:
-    """Yields progress(done, total), which raises Interrupted after a signal."""
+def interruptible(
+    label: str, at_boundary: Callable[[], bool] | None = None
+) -> Iterator[Callable[[int, int], None]]:
+    """Yields progress(done, total), which raises Interrupted after a signal.
+
+    at_boundary: whether to end, if more than a signal ends the work.
+    """
     stop = preemption.current()
-    with Progress(label, 0) as bar:
+    ends = at_boundary or stop.at_boundary
+    with Progress(label) as bar:
 
         def progress(done: int, total: int) -> None:
             bar(done, total)
-            if stop.at_boundary():
+            if ends():
                 raise stop.end("while evaluating")
 
         yield progress

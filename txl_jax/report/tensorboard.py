@@ -14,27 +14,12 @@ from pathlib import Path
 from textwrap import indent
 from typing import Any, Self
 
-from txl_jax.report.checksum import Json
 from txl_jax.report.log import say
 from txl_jax.runtime import distributed
 
 FOLDER = "tensorboard"  # in the workdir
 RESULT = ".sample"  # suffix of the file with a finished run's scores and sample
 START = 1  # SessionLog.START
-
-# Tags of the metrics whose names in metrics.jsonl are shorter, or of another group.
-TAGS = {"lr": "train/learning_rate", "valid_nll": "valid/nll"}
-GROUPS = {"exact": "train", "timing": "perf"}
-
-
-def scalars(line: Json) -> dict[str, float]:
-    """Returns the numbers of a line of metrics.jsonl, by tag, such as train/loss."""
-    return {
-        TAGS.get(name, f"{GROUPS[group]}/{name}"): float(value)
-        for group in GROUPS
-        for name, value in line.get(group, {}).items()
-        if isinstance(value, (bool, int, float))
-    }
 
 
 class Events:

@@ -4,15 +4,13 @@ import contextlib
 import hashlib
 import importlib.util
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from txl_jax.errors import UserError
 from txl_jax.report.checksum import Json
-from txl_jax.report.log import say
+from txl_jax.report.log import SendLine, say
 from txl_jax.runtime import distributed, storage
-
-Log = Callable[[int, dict[str, float]], object]  # (step, numbers by tag)
 
 
 def check_installed(project: str) -> None:
@@ -25,7 +23,9 @@ def check_installed(project: str) -> None:
 
 
 @contextlib.contextmanager
-def logging(project: str, workdir: Path, start: Json, config: Json) -> Iterator[Log]:
+def logging(
+    project: str, workdir: Path, start: Json, config: Json
+) -> Iterator[SendLine]:
     """Yields a function that logs to a run of the project; project = "" logs nothing.
 
     start: the run's first start in run.json, from which the id is derived, so that a
