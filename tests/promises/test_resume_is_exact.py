@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,18 +11,27 @@ from tests.faults import kills
 pytestmark = [pytest.mark.promise("Resume is exact"), pytest.mark.exact_bits]
 
 
-def test_kill_and_resume_is_bit_identical(tmp_path: Path) -> None:
+ACROSS = kills.UNIFORM | {"train.gradient_segments": 2, "train.varlen": False}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [kills.UNIFORM, pytest.param(ACROSS, marks=pytest.mark.long)],
+    ids=["within segments", "across segments"],
+)
+def test_kill_and_resume_is_bit_identical(
+    fields: dict[str, Any], tmp_path: Path
+) -> None:
     """Compiled programs are kept in the folder that the config names."""
     kept = Path(os.environ.get("JAX_COMPILATION_CACHE_DIR", tmp_path)) / "programs"
     cache = f"--config.run.compilation_cache={kept}"
     straight, killed = (
-        kills.Run(tmp_path / name, fields=kills.UNIFORM)
-        for name in ("straight", "killed")
+        kills.Run(tmp_path / name, fields=fields) for name in ("straight", "killed")
     )
     straight.finish(cache)
     assert any(kept.iterdir())
     run = killed.start(cache)
-    first = kills.UNIFORM["checkpoint.every_steps"]
+    first = fields["checkpoint.every_steps"]
     run.until((killed.workdir / "checkpoints" / str(first)).exists)
     run.kill()
     assert "resumed at update" in killed.finish(cache)
