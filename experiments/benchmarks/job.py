@@ -25,19 +25,24 @@ OPTIM = OptimConfig(schedule="constant")
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A model, and the size of the one segment that every update trains on."""
+    """A model, and the size of the segments that every update trains on.
+
+    segments: of an update; gradients cross `gradient_segments` of them.
+    """
 
     config: ModelConfig
     batch_size: int
     tgt_len: int
+    segments: int = 1
+    gradient_segments: int = 1
 
     @property
     def tokens(self) -> int:
         """The number of tokens in an update."""
-        return self.batch_size * self.tgt_len
+        return self.batch_size * self.tgt_len * self.segments
 
     def text(self) -> np.ndarray:
-        """Returns the tokens of one segment of every stream, and the last target."""
+        """Returns the tokens of one update, and the last target."""
         return subject.zipf_text(self.config.vocab_size, self.tokens + 1)
 
 
@@ -48,7 +53,13 @@ class Step:
     """
 
     def __init__(self, job: Job):
-        train = TrainConfig(batch_size=job.batch_size, tgt_len=job.tgt_len)
+        train = TrainConfig(
+            batch_size=job.batch_size,
+            tgt_len=job.tgt_len,
+            segments_per_call=job.segments,
+            segments_per_update=job.segments,
+            gradient_segments=job.gradient_segments,
+        )
         mesh = subject.one_device()
         optimizer = make_optimizer(OPTIM)
         self.init, self.places = init_state(
@@ -57,8 +68,8 @@ class Step:
         schedule = make_schedule(OPTIM, train.num_steps)
         model = TransformerXL(job.config)
         self.function = make_train_step(model, optimizer, schedule, train)
-        streams = Streams(job.text(), job.batch_size, job.tgt_len)
-        self.segment = place_segments(mesh, streams.batch(Position())[0])
+        streams = Streams(job.text(), job.batch_size, job.tgt_len, job.segments)
+        self.segments = place_segments(mesh, streams.batch(Position())[0])
         self.state: Any = None
 
     def compile(self) -> subject.Compiled:
@@ -69,12 +80,12 @@ class Step:
             out_shardings=(self.places, None),
         )
         like = save_restore.abstract(jax.eval_shape(self.init), self.places)
-        self.compiled = subject.Compiled(step, like, self.segment)
+        self.compiled = subject.Compiled(step, like, self.segments)
         return self.compiled
 
     def update(self) -> None:
         """Runs one update."""
         if self.state is None:
             self.state = self.init()
-        self.state, metrics = self.compiled.call(self.state, self.segment)
+        self.state, metrics = self.compiled.call(self.state, self.segments)
         jax.block_until_ready(metrics)

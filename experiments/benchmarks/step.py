@@ -1,6 +1,7 @@
 """Compares the throughput of training with the peer's; prints one JSON line.
 
     python -m experiments.benchmarks.step [--kernel=chunked]
+    python -m experiments.benchmarks.step --models=small --gradient_segments 1 2 4 8
 
 Updates use Adam with clipping and dropout 0.1. There are two models: `small` has 6
 layers of 256 and reads 8 streams of 128 bytes; `wikitext` is the paper's standard model
@@ -8,7 +9,8 @@ for WikiText-103 with its adaptive softmax over 267,735 words and reads 4 stream
 150. Words follow Zipf's law, because the cost of an adaptive softmax depends on their
 distribution. `wikitext` needs about 8 GB. `bytes_above` is the memory beyond
 parameters, moments and one gradient: for ours as the compiler states it, for the peer
-from the peak of its process.
+from the peak of its process. With --gradient_segments, updates read equally many
+segments and are compared with each other, by how many segments their gradients cross.
 """
 
 import argparse
@@ -54,9 +56,28 @@ def train(args: argparse.Namespace, watch: quiet.Watch, name: str) -> dict[str, 
     return record.case(name, args.updates * job.tokens, timings, **more)
 
 
+def cross(args: argparse.Namespace, watch: quiet.Watch, name: str) -> dict[str, Any]:
+    """Times the updates of one model by the segments that their gradients cross."""
+    job = JOBS[name]
+    config = subject.shrink(job.config) if args.tiny else job.config
+    config = dataclasses.replace(config, kernel=args.kernel)
+    job = dataclasses.replace(job, config=config, segments=max(args.gradient_segments))
+    steps = {
+        f"across {G}": Step(dataclasses.replace(job, gradient_segments=G))
+        for G in args.gradient_segments
+    }
+    more = {side: step.compile().describe() for side, step in steps.items()}
+    programs = {
+        side: quiet.times(args.updates, step.update) for side, step in steps.items()
+    }
+    timings = quiet.alternate(programs, args.repeats, watch)
+    return record.case(name, args.updates * job.tokens, timings, **more)
+
+
 def measure(args: argparse.Namespace, watch: quiet.Watch) -> dict[str, Any]:
     """Measures each model."""
-    cases = [train(args, watch, name) for name in args.models]
+    time = cross if args.gradient_segments else train
+    cases = [time(args, watch, name) for name in args.models]
     return {"peer": peer.describe(), "kernel": args.kernel, "cases": cases}
 
 
@@ -67,6 +88,7 @@ def main() -> None:
     parser.add_argument(
         "--updates", type=record.positive, default=4, help="updates in a repetition"
     )
+    parser.add_argument("--gradient_segments", type=record.positive, nargs="+")
     record.run("step", parser.parse_args(), measure)
 
 
