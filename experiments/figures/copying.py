@@ -2,12 +2,15 @@
 
     python -m experiments.figures.copying [--delays 8 24 56 --mem_lens 0 16 64]
     python -m experiments.figures.copying --mem_lens 16 --gradient_segments 1 2 4 8
+    python -m experiments.figures.copying --recall 4 --gradient_segments 1 4 \\
+        --mem_lens 16 --n_layer 3 --updates 3000 --workdir=runs/figures/recall
 
-Trains experiments/copying.py for each delay, memory, number of segments that a gradient
-crosses, and seed, and counts the letters that the model repeats correctly. All models
-make equally many updates of equally many tokens. Every cell has its own workdir and
-result, with its provenance and the seconds of its last start, so the same command
-resumes after a kill. Prints one JSON line and writes copying.json and copying.png.
+Trains experiments/copying.py, or its model on associative recall, for each delay,
+memory, number of segments that a gradient crosses, and seed, and counts the letters
+that the model repeats correctly. All models make equally many updates of equally many
+tokens. Every cell has its own workdir and result, with its provenance and the seconds
+of its last start, so the same command resumes after a kill. Prints one JSON line and
+writes copying.json and copying.png.
 """
 
 import argparse
@@ -30,6 +33,7 @@ from txl_jax import config as configs
 from txl_jax.cli.training_run import trained
 from txl_jax.config import Config
 from txl_jax.data.copying import FIRST_ANSWER, Task
+from txl_jax.data.corpora import TASKS
 from txl_jax.data.streams import Streams
 from txl_jax.data.tokens import Tokens
 from txl_jax.errors import Interrupted, UserError
@@ -57,6 +61,7 @@ def read_flags() -> argparse.Namespace:
     parser.add_argument("--delays", type=int, nargs="+", default=delays)
     parser.add_argument("--mem_lens", type=int, nargs="+", default=[0, 16, 32, 64])
     parser.add_argument("--gradient_segments", type=int, nargs="+", default=[1])
+    parser.add_argument("--recall", type=int, default=0, help="recall of so many pairs")
     parser.add_argument("--n_layer", type=int, default=2)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--updates", type=int, default=400)
@@ -69,7 +74,8 @@ def make_config(args: argparse.Namespace, cell: dict[str, int]) -> Config:
     """Returns the config of a cell: experiments/copying.py with its sizes."""
     c = configs.load(str(EXPERIMENT))
     task = Task.parse(c.data.corpus)
-    c.data.corpus = f"copying:{cell['delay']},{task.length},{task.symbols}"
+    name, length = ("recall", args.recall) if args.recall else ("copying", task.length)
+    c.data.corpus = f"{name}:{cell['delay']},{length},{task.symbols}"
     c.data.data_dir = args.data_dir
     c.train.update(seed=cell["seed"], num_steps=args.updates)
     c.train.update(eval_every=args.updates)
@@ -86,7 +92,8 @@ def run_cell(args: argparse.Namespace, cell: dict[str, int]) -> dict[str, Any]:
     """Returns a cell's result, trained and counted unless that is on disk."""
     config = make_config(args, cell)
     name = "-".join(f"{key}={value}" for key, value in cell.items())
-    folder = args.workdir / f"layers={args.n_layer}-{name}-updates={args.updates}"
+    kind = f"recall={args.recall}-" * bool(args.recall) + f"layers={args.n_layer}"
+    folder = args.workdir / f"{kind}-{name}-updates={args.updates}"
     if (folder / RESULT).exists():
         return json.loads((folder / RESULT).read_text("utf-8"))
     say(f"copying: {folder}")
@@ -110,9 +117,9 @@ def train_and_count(config: Config, folder: Path) -> dict[str, float]:
 
 def describe(config: Config) -> dict[str, int]:
     """Returns the distance of a cell's answers and its model's reach, in tokens."""
-    tgt_len, task = config.train.tgt_len, Task.parse(config.data.corpus)
+    tgt_len, corpus = config.train.tgt_len, config.data.corpus
     return {
-        "distance_tokens": task.length + task.delay,
+        "distance_tokens": TASKS[corpus.partition(":")[0]].parse(corpus).distance,
         "tgt_len": tgt_len,
         "seen_by_all_tokens": config.model.mem_len,
         "seen_by_last_tokens": farthest(config.model, tgt_len, 1),
@@ -221,7 +228,7 @@ def main() -> int:
     except (UserError, Interrupted) as error:
         print(f"copying: {error}", file=sys.stderr)
         return 2
-    symbols = Task.parse(make_config(args, grid[0]).data.corpus).symbols
+    symbols = Task.parse(configs.load(str(EXPERIMENT)).data.corpus).symbols
     picture = args.workdir / "copying.png"
     plot(cells, 1 / symbols, picture)
     result = {
@@ -229,6 +236,7 @@ def main() -> int:
         "chance": 1 / symbols,
         "updates": args.updates,
         "n_layer": args.n_layer,
+        "recall_pairs": args.recall,
         "cells": cells,
         "picture": str(picture),
     }

@@ -125,3 +125,8 @@ def test_copying_makes_each_cell_once(
     for name in ("seconds", "provenance"):
         result["cells"][3].pop(name), again["cells"][3].pop(name)
     assert again == result
+    flags = f"--recall 4 --delays 3 --mem_lens 16 --workdir={tmp_path}"
+    assert start("figures.copying", flags) == 0
+    (recall,) = json.loads(capsys.readouterr().out)["cells"]
+    assert recall["distance_tokens"] == 3 + 4 * 2 + 4 * 3 - 2
+    assert counted[-1].startswith("recall=4-layers=2-delay=3-")

@@ -59,10 +59,10 @@ class Task:
             or int(match[2]) > cls.MOST
             or not 1 <= int(match[3]) <= len(PATTERN)
         ):
-            _, length, _ = cls.ARGUMENTS.split(",")
+            _, second, _ = cls.ARGUMENTS.split(",")
             raise UserError(
                 f"data.corpus={corpus!r} must be {cls.NAME}:{cls.ARGUMENTS}: DELAY is "
-                f"at most 9,999 bytes of noise, {length} at most {cls.MOST:,} and "
+                f"at most 9,999 bytes of noise, {second} at most {cls.MOST:,} and "
                 f"SYMBOLS, letters of the alphabet, at most {len(PATTERN)}"
             )
         delay, length, symbols = map(int, match.groups())
