@@ -150,17 +150,6 @@ def test_shown_targets_are_evenly_spread() -> None:
     assert len(few.shown_I) == 12 and set(np.diff(few.shown_I)) == {1, 2}
 
 
-def test_similarity_is_the_mean_cosine(maps: Maps) -> None:
-    frequency = 10_000.0 ** (-np.arange(0, tiny.D, 2) / tiny.D)
-    expected = np.cos(np.arange(SPAN)[:, None] * frequency).mean(axis=1)
-    tiny.assert_close(maps.similarity_R, expected)
-    assert maps.similarity_NR.shape == (tiny.N, SPAN)
-    r_HRA = np.array([[[1.0, 0], [0, 2], [3, 0]], [[1, 0], [1, 0], [-1, 0]]])
-    cosine_R = attention_map.similarity(r_HRA)
-    expected = [1, (0 + 0 + 1 - 1) / 4, (1 - 1) / 2]
-    np.testing.assert_allclose(cosine_R, expected, atol=1e-6)
-
-
 @pytest.mark.parametrize(
     "model, at, mem_len, message",
     [

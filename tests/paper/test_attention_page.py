@@ -39,8 +39,6 @@ def make_maps(terms: str = "abcd", N: int = N, H: int = H) -> Maps:
         rng.uniform(0, 1, (N, H, L)),
         rows(N, H, I),
         FIRST + np.array([0, 5, 10, 15]),
-        rng.uniform(-1, 1, (N, R) if "b" in terms else 0),
-        rng.uniform(-1, 1, R if "b" in terms else 0),
         2 * L,
     )
 
@@ -58,7 +56,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("page")
     files = attention_page.write_page(MAPS, TOKENS, decode, path, "Attention of <x>")
     assert {path / name for name in files.values()} == {*path.iterdir()}
-    assert len(files) == 6
+    assert len(files) == 5
     return path
 
 
@@ -87,7 +85,7 @@ def shown_text(i: int) -> str:
 
 def test_the_page_is_self_contained_and_escapes_its_text(page: str) -> None:
     references = re.findall(r'(?:src|href|action)="([^"]*)"', page)
-    assert len(references) == 4
+    assert len(references) == 3
     for reference in references:
         kind, _, data = reference.partition(",")
         assert kind == "data:image/png;base64"

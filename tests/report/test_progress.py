@@ -52,7 +52,8 @@ def test_without_a_terminal_progress_is_a_line_every_ten_seconds(
 def test_bytes_are_counted_with_their_rate(
     capsys: pytest.CaptureFixture[str], clock: SimpleNamespace, total: int, line: str
 ) -> None:
-    bar = Progress("copying", total, done=10_000_000, in_bytes=True)
+    bar = Progress("copying", total, done=5_000_000, in_bytes=True)
+    bar.add(5_000_000)
     clock.now += 10
     bar.add(20_000_000)
     assert line in capsys.readouterr().err
@@ -82,7 +83,7 @@ def test_a_long_wait_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError), waiting("reading"):
         assert hear() == "reading"
         raise ValueError
-    slow = jax.jit(lambda x: hear() == "compiling a step, about 10 s" and x)
+    slow = jax.jit(lambda x: hear() == "compiling a step" and x)
     assert compile_step("a step", slow, 1.0)(1.0) == 1.0
 
 

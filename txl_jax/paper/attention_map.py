@@ -34,7 +34,6 @@ from txl_jax.kernels.operands import Operands, PositionTerms
 from txl_jax.model.config import ABSOLUTE_POSITIONS, ModelConfig
 from txl_jax.model.initializers import Params
 from txl_jax.model.memory.key_values import KeyValueMemory
-from txl_jax.model.positions import SCHEMES
 from txl_jax.model.segment import OneSegment
 from txl_jax.model.txl import TransformerXL
 from txl_jax.paper.options import AttentionConfig
@@ -123,8 +122,6 @@ class Maps(NamedTuple):
     memory_NHL: np.ndarray  # share of attention on the memory, by place in a segment
     shown_NHIR: np.ndarray  # attention of the targets that are shown
     shown_I: np.ndarray  # their indices in the split; the first target comes first
-    similarity_NR: np.ndarray  # of the projected r of each layer, see `similarity`
-    similarity_R: np.ndarray  # of the encoding; empty without one
     targets: int
 
 
@@ -145,15 +142,6 @@ def map_model(config: ModelConfig, span: int, clamp_len: int) -> ModelConfig:
         same_length_self=False,
         kernel="xla",
     )
-
-
-def similarity(r_XRA: np.ndarray) -> np.ndarray:
-    """Returns the mean cosine between rows k apart, for k = 0, ..., R - 1; X: heads."""
-    r_XRA = np.asarray(r_XRA, np.float32)
-    norm_XR1 = np.linalg.norm(r_XRA, axis=-1, keepdims=True)
-    r_XRA = r_XRA / np.maximum(norm_XR1, 1e-30)
-    cosine_RR = np.einsum("XRA,XSA->RS", r_XRA, r_XRA) / len(r_XRA)
-    return np.array([np.diagonal(cosine_RR, k).mean() for k in range(len(cosine_RR))])
 
 
 def make_maps(
@@ -191,8 +179,6 @@ def make_maps(
     outputs = read.outputs(params, Streams(text, 1, L).epoch())
     tallies = jax.device_get([*collections.deque(outputs, maxlen=config.segments)])
     tally_SN: Any = jax.tree.map(lambda *x: np.concatenate(x), *tallies)
-    layers = [layer.distances(span).r_RHA for layer in read.empty(params).layers]
-    encode = SCHEMES[model_config.position].encoding
     shown_I = np.unique(np.linspace(0, T - 1, SHOWN).round().astype(int))
     shown_INHR = tally_SN.whole_HLR[shown_I // L, :, :, shown_I % L]
     names = sorted(tally_SN.mean_HR, key=lambda name: (name != WHOLE, name))
@@ -202,8 +188,6 @@ def make_maps(
         tally_SN.memory_HL.mean(axis=0),
         np.moveaxis(shown_INHR, 0, 2),
         first + shown_I,
-        np.array([similarity(np.swapaxes(r, 0, 1)) for r in layers if r is not None]),
-        similarity(encode(model_config, span)[None]) if encode else np.zeros(0),  # type: ignore[arg-type]
         T,
     )
 

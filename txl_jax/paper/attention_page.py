@@ -15,7 +15,6 @@ from pathlib import Path
 
 import matplotlib
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -86,44 +85,24 @@ def _plot_rows(maps: Maps, names: Iterable[str]) -> Figure:
     return figure
 
 
-def _colors(N: int) -> np.ndarray:
-    return matplotlib.colormaps["viridis"](np.linspace(0, 0.8, N))
-
-
-def _plot_layers(axes: Axes, y_NX: np.ndarray, label: str) -> None:
-    """Draws a line for each layer; the first and the last have a label."""
-    for n, (y_X, color) in enumerate(zip(y_NX, _colors(len(y_NX)), strict=True)):
-        axes.plot(y_X, color=color)
-        if n in (0, len(y_NX) - 1):
-            axes.lines[-1].set_label(f"{label} {n + 1}")
-
-
 def _plot_memory(maps: Maps) -> Figure:
     N, H, L = maps.memory_NHL.shape
     figure = empty(8, 3.2)
     left, right = figure.subplots(1, 2, sharey=True)
     head_NH = maps.memory_NHL.mean(axis=2)
+    colors = matplotlib.colormaps["viridis"](np.linspace(0, 0.8, N))
     layers = np.arange(1, N + 1)
-    left.bar(layers, head_NH.mean(axis=1), color=_colors(N))
+    left.bar(layers, head_NH.mean(axis=1), color=colors)
     left.plot(layers, head_NH, "k.", markersize=4)
     left.set(xlabel="layer (points: its heads)", ylabel="attention on the memory")
     left.set_xticks(np.unique(np.linspace(1, N, min(N, 8)).round()))
     left.set_ylim(0, 1)
     R = maps.shown_NHIR.shape[-1]
     right.plot(1 - np.arange(1, L + 1) / R, ":", color="gray", label="uniform")
-    _plot_layers(right, maps.memory_NHL.mean(axis=1), "layer")
+    for n, y_L in enumerate(maps.memory_NHL.mean(axis=1)):
+        label = f"layer {n + 1}" if n in (0, N - 1) else None
+        right.plot(y_L, color=colors[n], label=label)
     right.set(xlabel="position of the target in its segment")
-    return finish(figure)
-
-
-def _plot_distances(maps: Maps) -> Figure:
-    figure = empty(8, 3.2)
-    axes = figure.add_subplot()
-    _plot_layers(axes, maps.similarity_NR, "W R, layer")
-    if len(maps.similarity_R):
-        axes.plot(maps.similarity_R, color="black", label="R, the sinusoids")
-    axes.set(xlabel="tokens between two distances", ylabel="mean cosine of their rows")
-    axes.set_xscale("symlog", linthresh=1)
     return finish(figure)
 
 
@@ -138,7 +117,6 @@ PLOTS: dict[str, tuple[Callable[[Maps], Figure], str]] = {
         "The same for each term, as if it were the whole score.",
     ),
     "memory": (_plot_memory, "Attention on the memory, by layer and by place."),
-    "distances": (_plot_distances, "Similarity of the encodings of two distances."),
 }
 
 TOP = 0.2  # share of the visible tokens that are marked, as in Appendix D

@@ -130,4 +130,4 @@ def plot_cold_start(nll_T: np.ndarray, result: Json, path: Path) -> None:
     ticks = [2**n for n in range(int(math.log2(len(nll_T))) + 1)]
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
     axes.set(xlabel="tokens read since the cold start", ylabel="bits per token")
-    save(figure, path, "upper right")
+    save(figure, path)

@@ -109,4 +109,4 @@ def plot_recl(result: Json, path: Path) -> None:
     for axes in (relative, absolute, plain):
         axes.set_xlabel("context in tokens")
         axes.title.set_fontsize(9)
-    save(figure, path, legend=None)
+    save(figure, path)

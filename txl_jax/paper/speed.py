@@ -91,4 +91,4 @@ def plot_speed(result: Json, path: Path) -> None:
     axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
     axes.set(xlabel="attention length", ylabel="time per token, cached = 1")
     axes.set_ylim(bottom=0)
-    save(figure, path, "upper left")
+    save(figure, path)

@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,9 +12,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-Place = Literal["best", "upper left", "upper right"]  # of a legend
-
-
 def empty(width: float, height: float) -> "Figure":
     """Returns an empty figure; width and height are in inches."""
     import matplotlib.figure  # takes 0.3 s; only modes that plot need it
@@ -22,49 +19,40 @@ def empty(width: float, height: float) -> "Figure":
     return matplotlib.figure.Figure(figsize=(width, height), layout="constrained")
 
 
-def finish(figure: "Figure", legend: Place | None = "best") -> "Figure":
-    """Adds grids, and legends of what is labelled if their place is given."""
+def finish(figure: "Figure") -> "Figure":
+    """Adds grids, and legends where the figure has none."""
     for axes in figure.axes:
         axes.grid(alpha=0.3)
-        if legend and axes.get_legend_handles_labels()[1]:
-            axes.legend(loc=legend, fontsize=9)
+        has_legend = axes.get_legend() or figure.legends
+        if axes.get_legend_handles_labels()[1] and not has_legend:
+            axes.legend(fontsize=9)
     return figure
 
 
-def save(figure: "Figure", path: Path, legend: Place | None = "best") -> None:
+def save(figure: "Figure", path: Path) -> None:
     """Finishes the figure and writes it."""
-    finish(figure, legend).savefig(path, dpi=100)
+    finish(figure).savefig(path, dpi=100)
 
 
-def plot_loss(
-    lines: list[Json],
-    path: Path,
-    baselines: dict[str, float],
-) -> None:
-    """Draws training and validation loss in bits per token against the step.
+def plot_loss(lines: list[Json], path: Path, baselines: dict[str, float]) -> None:
+    """Draws training and validation loss in bits per token, and the learning rate.
 
-    The learning rate, where the lines have it, is drawn below. `lines` are those of
-    metrics.jsonl; `baselines` are drawn as named levels.
+    `lines` are those of metrics.jsonl; `baselines` are drawn as named levels.
     """
 
     def curve(name: str) -> tuple[np.ndarray, np.ndarray]:
-        pairs = [(x["step"], x["exact"].get(name)) for x in lines]
-        pairs = [pair for pair in pairs if pair[1] is not None]
-        step, value = np.array(pairs, float).reshape(-1, 2).T
-        finite = np.isfinite(value)  # a skipped update has no finite loss
-        return step[finite], value[finite]
+        step = np.array([x["step"] for x in lines])
+        value = np.array([x["exact"].get(name) for x in lines], float)  # None is NaN
+        return step[np.isfinite(value)], value[np.isfinite(value)]
 
     step, loss_nats = curve("loss")
     if not len(step):
         return
     loss_bits = loss_nats / math.log(2)
-    figure, rates = empty(8, 5), curve("lr")
-    if len(rates[0]):
-        axes, below = figure.subplots(2, 1, sharex=True, height_ratios=(4, 1))
-        below.plot(*rates, color="tab:green", linewidth=1)
-        below.set(xlabel="update", ylabel="learning rate", ylim=(0, None))
-    else:
-        axes = figure.add_subplot(xlabel="update")
+    figure = empty(8, 5)
+    axes, below = figure.subplots(2, 1, sharex=True, height_ratios=(4, 1))
+    below.plot(*curve("lr"), color="tab:green", linewidth=1)
+    below.set(xlabel="update", ylabel="learning rate", ylim=(0, None))
     axes.plot(step, loss_bits, color="tab:blue", alpha=0.25, linewidth=0.8)
     window = max(len(step) // 50, 1)
     smooth = np.convolve(loss_bits, np.ones(window) / window, mode="valid")
@@ -73,24 +61,11 @@ def plot_loss(
     axes.plot(step, valid_nats / math.log(2), "o-", color="tab:orange", label="valid")
     best = min([smooth.min(), *baselines.values()])
     bottom, top = best * 0.9, max(np.percentile(loss_bits, 98), best * 1.5)
-    for names, level in _labels(baselines, (top - bottom) / 30):
-        place = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
-        axes.annotate(names, (1, level), (4, -3), **place, fontsize=8, color="gray")
-    for level in baselines.values():
-        axes.axhline(level, color="gray", linestyle=":", linewidth=1)
+    for n, (name, level) in enumerate(baselines.items(), 2):
+        axes.axhline(level, color=f"C{n}", linestyle=":", label=name)
     axes.set(ylabel="bits per token", ylim=(bottom, top))
-    save(figure, path, "upper right")
-
-
-def _labels(levels: dict[str, float], min_gap: float) -> list[tuple[str, float]]:
-    """Returns (names, level), merging levels less than `min_gap` above another."""
-    labels: list[tuple[str, float]] = []
-    for name, level in sorted(levels.items(), key=lambda item: item[1]):
-        if labels and level - labels[-1][1] < min_gap:
-            labels[-1] = (f"{labels[-1][0]}, {name}", labels[-1][1])
-        else:
-            labels.append((name, level))
-    return labels
+    axes.legend(loc="upper right", fontsize=9)  # the best place takes long to find
+    save(figure, path)
 
 
 def plot_sweep(result: Json, path: Path) -> None:

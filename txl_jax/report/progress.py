@@ -17,12 +17,6 @@ from txl_jax.runtime import distributed, preemption
 EVERY_SECONDS = 10.0  # between lines, where stderr is not a terminal
 QUIET_SECONDS = 2.0  # shorter waits are not reported
 
-# A training step compiles in 4 to 9 s on two CPU cores; the TPU compiler takes 9 to
-# 98 s there, half of the time below 35 (experiments/benchmarks/results.jsonl and
-# pods.jsonl).
-CPU_COMPILE_SECONDS = 10
-COMPILE_SECONDS = 35
-
 
 class Lowers(Protocol):
     """A jitted function, or anything else that lowers to a program."""
@@ -35,9 +29,9 @@ class Lowers(Protocol):
 class Progress:
     """Counts finished work, and reports it with a rate or the caller's figures.
 
-    Unless bytes are counted, rate and time left count from the first report on, because
-    what came before, such as compilation, is not repeated. Without a terminal, work
-    that takes less than ten seconds prints nothing. total = 0 means unknown.
+    Rate and time left count from the first report on, because what came before, such as
+    compilation, is not repeated. Without a terminal, work that takes less than ten
+    seconds prints nothing. total = 0 means unknown.
     """
 
     def __init__(
@@ -45,19 +39,18 @@ class Progress:
     ):
         """Starts at `done`, which is above 0 in a resumed run."""
         self.label, self.total, self.in_bytes = label, total, in_bytes
-        self.initial = self.done = done
-        self.started = self.reported = time.perf_counter()
-        self.is_counting = in_bytes  # whether `started` is the time to count from
+        self.done = done
+        self.reported = time.perf_counter()
+        self.started = 0.0  # at the first report
         self.bar: tqdm.tqdm[NoReturn] | None = None
-        if in_bytes:
-            self._open_bar()
 
-    def _open_bar(self) -> None:
+    def _start(self, done: int) -> None:
+        self.initial, self.started = done, time.perf_counter()
         if sys.stderr.isatty() and distributed.is_first():
             self.bar = tqdm.tqdm(
                 desc=self.label,
                 total=self.total or None,
-                initial=self.done,
+                initial=done,
                 # Some terminals, mostly of containers, report a width of 0.
                 ncols=shutil.get_terminal_size().columns,
                 unit="B" if self.in_bytes else "it",
@@ -79,16 +72,13 @@ class Progress:
         """Sets the count, a total above 0, and figures such as loss="1.92"."""
         self.done, self.total = done, total or self.total
         text = " ".join(f"{name} {value}" for name, value in figures.items())
-        now = time.perf_counter()
-        if not self.is_counting:
-            self.is_counting, self.started, self.initial = True, now, done
-            self._open_bar()
+        if not self.started:
+            self._start(done)
         if self.bar is not None:
             self.bar.total = self.total or None
             self.bar.set_postfix_str(text, refresh=False)
             self.bar.update(done - self.bar.n)
-            return
-        if now - self.reported >= EVERY_SECONDS:
+        elif (now := time.perf_counter()) - self.reported >= EVERY_SECONDS:
             self.reported = now
             say(self._line(text, now - self.started))
 
@@ -97,7 +87,9 @@ class Progress:
         count = f"{self.done}/{self.total}" if self.total else f"{self.done}"
         parts = [self.label, count, text]
         if self.in_bytes:
-            parts += ["bytes", f"{made / 1e6 / seconds:.1f} MB/s"]
+            parts.append("bytes")
+        if self.in_bytes and made > 0:
+            parts.append(f"{made / 1e6 / seconds:.1f} MB/s")
         if self.total and made > 0:
             minutes, rest = divmod(int(seconds * remaining / made), 60)
             parts.append(f"{minutes}:{rest:02d} left")
@@ -122,9 +114,7 @@ def compile_step(name: str, step: Lowers, *args: object) -> jax.stages.Compiled:
     Of several processes, none returns before all have compiled: devices of CPUs that
     communicate for the first time wait 30 s for one another.
     """
-    on_cpu = jax.default_backend() == "cpu"
-    seconds = CPU_COMPILE_SECONDS if on_cpu else COMPILE_SECONDS
-    with waiting(f"compiling {name}, about {seconds} s"):
+    with waiting(f"compiling {name}"):
         program = step.lower(*args).compile()
     distributed.wait_for_all()
     return program

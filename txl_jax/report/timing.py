@@ -7,8 +7,6 @@ import time
 from collections.abc import Iterator
 from typing import TypeVar
 
-import jax
-
 from txl_jax.report.checksum import Json
 
 Batch = TypeVar("Batch")
@@ -36,7 +34,7 @@ class Timing:
     def restart(self) -> None:
         """Resets the means for the next line."""
         self.count = self.tokens = 0
-        self.seconds = self.waited = self.checkpoint_seconds = 0.0
+        self.seconds = self.waited = 0.0
 
     def inputs(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Yields the batches, and measures how long each `next` takes."""
@@ -54,8 +52,6 @@ class Timing:
         seconds = time.perf_counter() - start
         self.totals[purpose] += seconds
         self.clock += seconds
-        if purpose == "checkpoint":
-            self.checkpoint_seconds += seconds
 
     def lap(self, updates: int) -> tuple[float, float]:
         """Returns the seconds per update since the last lap: (all, input)."""
@@ -72,14 +68,10 @@ class Timing:
         self.tokens += tokens
         self.seconds += seconds
         self.waited += waited
-        rate = self.tokens / self.seconds
         return {
             "step_seconds": self.seconds / self.count,
-            "compute_seconds": (self.seconds - self.waited) / self.count,
             "input_wait_seconds": self.waited / self.count,
-            "checkpoint_seconds": self.checkpoint_seconds,
-            "tokens_per_second": rate,
-            "tokens_per_second_per_device": rate / jax.device_count(),
+            "tokens_per_second": self.tokens / self.seconds,
             "mfu": self.count * self.ideal_seconds / self.seconds,
             **self.so_far(),
         }
