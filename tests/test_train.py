@@ -163,17 +163,20 @@ class Events:
         self.start = 0, 0, 0
         self.training = SimpleNamespace(config=config)
         self.checkpoints = SimpleNamespace(finish=lambda step: None, failed=[])
-        self.last, self.done = last, list[str]()
+        self.last, self.done, self.calls = last, list[str](), list[str]()
 
-    def dispatch(self, step: int, state: int, segments: str) -> tuple[int, list[int]]:
+    def dispatch(self, step: int, state: int, segments: str) -> int:
         """Makes as many updates as the batch is for."""
         self.done.append(f"dispatch {step}")
         made = int(segments[-1]) // self.training.config.train.segments_per_update
-        return state + made, [*range(state + 1, state + made + 1)]
+        updates = [*range(state + 1, state + made + 1)]
+        self.calls.append(f"record {step} {updates} {segments}")
+        return state + made
 
-    def record(self, call: Any) -> None:
-        """Notes a call."""
-        self.done.append(f"record {call.step} {call.metrics} {call.segments}")
+    def record(self, in_flight: int) -> None:
+        """Notes the calls that are not in flight."""
+        while len(self.calls) > in_flight:
+            self.done.append(self.calls.pop(0))
 
     def at_boundary(self) -> bool:
         """Returns True at the boundary `last`."""

@@ -1,5 +1,6 @@
 """The training loop: update, log, validate, save."""
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
 from functools import partial
@@ -10,8 +11,7 @@ import jax
 from jax.sharding import Mesh
 
 from txl_jax.checkpoint import save_restore
-from txl_jax.checkpoint.manager import Checkpoints, open_checkpoints
-from txl_jax.checkpoint.save_restore import Snapshot
+from txl_jax.checkpoint.manager import open_checkpoints
 from txl_jax.config import Config
 from txl_jax.data.prefetch import prefetch
 from txl_jax.data.streams import Position
@@ -20,9 +20,9 @@ from txl_jax.model.flops import needed_flops
 from txl_jax.model.initializers import Params
 from txl_jax.model.segment import Segment
 from txl_jax.report.checksum import Json
-from txl_jax.report.log import MetricsLog, SendLine, say
+from txl_jax.report.log import MetricsLog, SendLine
 from txl_jax.report.peak import peak_flops
-from txl_jax.report.progress import Progress, compile_step, interruptible, waiting
+from txl_jax.report.progress import Progress, compile_step, interruptible
 from txl_jax.report.tensorboard import Events
 from txl_jax.report.trace import Trace
 from txl_jax.runtime import distributed, preemption
@@ -52,14 +52,6 @@ class Training(NamedTuple):
     read_batch: ReadBatch
     mean_nll: MeanNll  # of the validation split
     params: Params | None = None  # that a fresh run starts from; None = random ones
-
-
-class Call(NamedTuple):
-    """A dispatched call: the step before it, and its results on the devices."""
-
-    step: int
-    metrics: Metrics
-    segments: Segment
 
 
 def train(
@@ -100,18 +92,14 @@ def update_to_the_end(run: "Run", batches: Iterator[tuple[Segment, Place]]) -> J
     step, state, position = run.start
     if step and config.train.validates(step) and not run.checkpoints.validated(step):
         run.finish_step(step, state, position)
-    before: Call | None = None
     while step < config.train.num_steps:
         segments, (next_step, position) = next(batches)
-        state, metrics = run.dispatch(step, state, segments)
-        if before is not None:
-            run.record(before)
-        before, step = Call(step, metrics, segments), next_step
+        state, step = run.dispatch(step, state, segments), next_step
+        run.record(in_flight=1)
         ends = run.at_boundary()
         is_due = step % config.checkpoint.every_steps == 0
         if ends or is_due or config.train.validates(step):
-            run.record(before)
-            before = None
+            run.record(in_flight=0)
             run.finish_step(step, state, position)
     run.checkpoints.finish(step)
     return {"updates": step, "failed_saves": run.checkpoints.failed}
@@ -135,7 +123,9 @@ class Run:
         stack.callback(self.stop.release)
         self.watchdog = enter(Watchdog(config.run.hang_seconds))
         self.checkpoints = enter(open_checkpoints(workdir, config.checkpoint))
-        self.start = restore_or_begin(training, workdir, self.checkpoints)
+        self.start = save_restore.restore_or_init(
+            self.checkpoints, workdir, training.program, training.params
+        )
         self.staging = enter(Staging(workdir, METRICS, fence=fence))
         folder, step = self.staging.folder, self.start.step
         events = enter(Events(folder, step))
@@ -155,10 +145,10 @@ class Run:
         self.diagnosis = Diagnosis(config.model, train)
         # The compiled step by the number of segments in a call.
         self.programs: dict[int, jax.stages.Compiled] = {}
+        # The steps before the calls whose metrics are not fetched, and their data.
+        self.calls: deque[tuple[int, Metrics, Segment]] = deque()
 
-    def dispatch(
-        self, step: int, state: TrainState, segments: Segment
-    ) -> tuple[TrainState, Metrics]:
+    def dispatch(self, step: int, state: TrainState, segments: Segment) -> TrainState:
         """Starts a call after `step` updates; compiles the first one of its shape."""
         self.trace.before(step, state)
         S = segments.length_SB.shape[0]
@@ -168,15 +158,18 @@ class Run:
                 self.programs[S] = compile_step(
                     "the training step", self.training.program.step, state, segments
                 )
-        results: tuple[TrainState, Metrics] = self.programs[S](state, segments)
+        state, metrics = self.programs[S](state, segments)
+        self.calls.append((step, metrics, segments))
         self.stop.hold()
-        return results
+        return state
 
-    def record(self, call: Call) -> None:
-        """Waits for a call, and logs the metrics of its updates."""
-        updates = fetch(call.metrics)
-        self.bar(call.step + len(updates), **self.log.append(updates))
-        self.diagnosis.fetched(call.step, updates, call.segments)
+    def record(self, in_flight: int) -> None:
+        """Waits for all calls but the newest `in_flight`, and logs their metrics."""
+        while len(self.calls) > in_flight:
+            step, metrics, segments = self.calls.popleft()
+            updates = fetch(metrics)
+            self.bar(step + len(updates), **self.log.append(updates))
+            self.diagnosis.fetched(step, updates, segments)
 
     def at_boundary(self) -> bool:
         """Returns whether the run has to save and end here.
@@ -229,23 +222,6 @@ def fetch(metrics: Metrics) -> list[Json]:
         explain({name: values[u].item() for name, values in host.items()})
         for u in range(len(host["loss"]))
     ]
-
-
-def restore_or_begin(
-    training: Training, workdir: Path, checkpoints: Checkpoints
-) -> Snapshot:
-    """Returns the newest checkpoint, or the fresh state of a run."""
-    program, params = training.program, training.params
-    like = save_restore.abstract(jax.eval_shape(program.init), program.shardings)
-    if resumed := save_restore.restore(checkpoints, like):
-        say(f"resumed at update {resumed.step} from {checkpoints.directory}")
-        return resumed
-    say(f"fresh run in {workdir}")
-    with waiting("compiling and computing the initial parameters"):
-        state = program.init()
-    if params is not None:
-        state = state.start_from(jax.device_put(params, program.shardings.params))
-    return Snapshot(0, state, Position())
 
 
 def read_call(

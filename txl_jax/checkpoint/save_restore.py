@@ -29,7 +29,7 @@ from txl_jax.model.initializers import Params
 from txl_jax.report.log import say
 from txl_jax.report.progress import waiting
 from txl_jax.runtime import distributed, storage
-from txl_jax.update.state import Average, TrainState
+from txl_jax.update.state import Average, Program, TrainState
 
 # TensorStore's codes for content that it cannot decode.
 UNDECODABLE = "DATA_LOSS", "FAILED_PRECONDITION"
@@ -158,6 +158,25 @@ def restore(manager: Checkpoints, like: TrainState) -> Snapshot | None:
             "another --workdir to start from scratch (nothing was deleted)"
         )
     return None
+
+
+def restore_or_init(
+    manager: Checkpoints, workdir: Path, program: Program, params: Params | None
+) -> Snapshot:
+    """Returns the newest checkpoint, or the state of a fresh run.
+
+    params: the fresh run's parameters; None = random ones. For errors, see `restore`.
+    """
+    like = abstract(jax.eval_shape(program.init), program.shardings)
+    if resumed := restore(manager, like):
+        say(f"resumed at update {resumed.step} from {manager.directory}")
+        return resumed
+    say(f"fresh run in {workdir}")
+    with waiting("compiling and computing the initial parameters"):
+        state = program.init()
+    if params is not None:
+        state = state.start_from(jax.device_put(params, program.shardings.params))
+    return Snapshot(0, state, Position())
 
 
 def _restore(manager: Checkpoints, step: int, like: TrainState) -> Snapshot:
