@@ -147,6 +147,8 @@ eval.sweep=cache_theta=0.1,1        | eval.cache_theta needs a cache
 eval.cache_len=9                    | eval.cache_len = 9 needs the cache's share
 eval.cache_len=9 eval.cache_weight=0.1 eval.reset_memory_at=0 | cache_len = 9 is for
 {DYNAMIC} eval.streams=2            | set eval.streams to 1
+{DYNAMIC} eval.segments_per_step=1  | leave out eval.segments_per_step = 1
+eval.mem_len=0 eval.segments_per_step=2 | segments_per_step = 2 needs a memory
 {DYNAMIC} eval.mem_len=0 eval.ext_len=1 | leave out eval.ext_len
 eval.checkpoint=²                   | eval.checkpoint
 eval.checkpoint=100,best            | eval.checkpoint | average

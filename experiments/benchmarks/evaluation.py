@@ -4,7 +4,8 @@
 
 The model is the paper's 12 layers for enwik8, evaluated as in the paper: one stream,
 segments of 80 tokens, a memory of 2,100, clamp_len 820 and same_length. Each call reads
-a text from a cold start. For our side it includes the work done once per text.
+a text from a cold start. For our side it includes the work done once per text. With
+--alone, the other side is eval.segments_per_step = 1.
 """
 
 import argparse
@@ -32,7 +33,14 @@ def measure(args: argparse.Namespace, watch: quiet.Watch) -> dict[str, Any]:
     programs: dict[str, Callable[[], Any]] = {
         "ours": lambda: evaluate(params, text_T, lambda *_: None)
     }
-    if peer.is_available():
+    if args.alone:
+        alone = make_evaluate(
+            model_config,
+            dataclasses.replace(config, segments_per_step=1),
+            subject.one_device(),
+        )
+        programs["alone"] = lambda: alone(params, text_T, lambda *_: None)
+    elif peer.is_available():
         other = peer.Peer(evaluation_model(model_config, config))
         programs["peer"] = lambda: other.call("evaluate", text_T[:-1], config.tgt_len)
     timings = quiet.alternate(programs, args.repeats, watch)
@@ -45,6 +53,11 @@ def main() -> None:
     parser = record.make_parser(__doc__)
     parser.add_argument(
         "--tokens", type=record.positive, default=4000, help="length of the text"
+    )
+    parser.add_argument(
+        "--alone",
+        action="store_true",
+        help="compare with segments one by one, not the peer",
     )
     record.run("evaluation", parser.parse_args(), measure)
 

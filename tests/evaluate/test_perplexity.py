@@ -10,14 +10,18 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from tests import reference
 from tests.support import tiny
+from txl_jax.data.streams import Streams
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
-from txl_jax.evaluate.perplexity import Evaluate, make_evaluate
+from txl_jax.evaluate.perplexity import Evaluate, make_evaluate, make_reader
 from txl_jax.model.config import ModelConfig
+from txl_jax.model.memory.key_values import KeyValueMemory
+from txl_jax.model.segment import OneSegment
 
 PARAMS = tiny.make_params()
 CONFIG = EvalConfig(streams=4, tgt_len=5, mem_len=7)
@@ -65,7 +69,8 @@ def loop(tokens: np.ndarray, config: EvalConfig) -> float:
         ({}, 22, 4 * 5 + 1),
         ({}, 5, 4),  # one token in each stream
         ({"streams": 3, "same_length": True, "clamp_len": 3}, 55, 3 * 7),
-        ({"warm_start": True}, 55, 7),
+        ({"warm_start": True, "segments_per_step": 2}, 55, 7),
+        ({"segments_per_step": 2, "mem_len": 30}, 55, 54),
         pytest.param({"streams": 1}, 55, 7, marks=pytest.mark.long),
         pytest.param(
             *({"warm_start": True, "mem_len": 3, "tgt_len": 4}, 55, 3),
@@ -81,6 +86,28 @@ def test_nll_matches_a_plain_loop(
     scores = compiled(config)(PARAMS, tokens, tiny.silent)
     assert scores["nll"] == pytest.approx(loop(tokens, config), rel=tiny.FLOAT32)
     assert (scores["tokens"], scores["cold_tokens"]) == (count - 1, cold_tokens)
+
+
+def test_segments_one_by_one_have_the_bits_of_plain_calls() -> None:
+    reader = make_reader(
+        MODEL, dataclasses.replace(CONFIG, segments_per_step=1), tiny.one_device()
+    )
+    model, params = evaluation_model(MODEL, CONFIG), reader.unstack(PARAMS)
+    memory = KeyValueMemory.empty(model, params, 4, 5)
+    segments = [*Streams(TOKENS, 4, 5).epoch()]
+    for segment, sums in zip(segments, reader.outputs(params, segments), strict=True):
+        one = OneSegment(*(x[0] for x in segment))
+        nll_BL, memory = tiny.apply(
+            model,
+            params,
+            one.inputs_BL,
+            one.targets_BL,
+            memory,
+            method="nll",
+            first_BL=one.first_BL,
+            length_B=one.length_B,
+        )
+        assert sums[0] == jax.jit(jnp.sum)(nll_BL * one.weights_BL)
 
 
 def windows(config: EvalConfig, model_config: ModelConfig, params: Any) -> float:

@@ -21,9 +21,10 @@ MEMORY = EvalConfig(streams=1, tgt_len=5, mem_len=9)
 WINDOW = EvalConfig(streams=1, tgt_len=3, mem_len=0, ext_len=4)
 
 
-@pytest.fixture(scope="module")
-def with_memory() -> Score:
-    return score.make_score(tiny.CONFIG, MEMORY, PARAMS, hidden=True)
+@pytest.fixture(scope="module", params=[1, 2])
+def with_memory(request: pytest.FixtureRequest) -> Score:
+    config = dataclasses.replace(MEMORY, segments_per_step=request.param)
+    return score.make_score(tiny.CONFIG, config, PARAMS, hidden=True)
 
 
 def test_scores_and_hidden_states_match_the_oracle(with_memory: Score) -> None:

@@ -25,9 +25,11 @@ VARIANTS: list[dict[str, Any]] = [
 ]
 
 
-KINDS = ["states", "keys and values"]
-CASES = [(changes, KINDS[i % 2]) for i, changes in enumerate(VARIANTS)]
-OTHERS = [(changes, KINDS[1 - i % 2]) for i, changes in enumerate(VARIANTS)]
+KINDS = ["states", "keys and values", "windows"]
+CASES = [(changes, KINDS[i % 3]) for i, changes in enumerate(VARIANTS)]
+OTHERS = [
+    (changes, KINDS[(i + n) % 3]) for n in (1, 2) for i, changes in enumerate(VARIANTS)
+]
 
 
 @pytest.mark.parametrize(
@@ -45,10 +47,10 @@ def test_a_call_with_several_segments_equals_calls_with_one(
     many: Any
     one: Any
     many = one = Memory.empty(config, B)
-    if kind == "keys and values":
+    if kind != "states":
         params = unstack(params)
         empty = functools.partial(KeyValueMemory.empty, config, params, B)
-        many, one = empty(READ), empty(L)
+        many, one = empty(READ, window_len=L if kind == "windows" else 0), empty(L)
     read = functools.partial(tiny.apply, config, params, method="logits")
     for length_B in ([READ] * B, [READ, L + 1, 0]):
         tokens_BT = tiny.make_tokens(B, READ, len(length_B))

@@ -53,7 +53,7 @@ def read_segments(config: ModelConfig) -> Any:
             outputs.append((args[0], result[0]))
         return result
 
-    def read(model: TransformerXL, memory: Any, segment: Any) -> Any:
+    def read(model: TransformerXL, memory: Any, segment: Any, _: int) -> Any:
         with nn.intercept_methods(watch):
             attended, after = attention_map.read_attended(model, memory, segment)
         v = [layer.v_HBKA for layer in after.layers]

@@ -20,6 +20,8 @@ from txl_jax.checkpoint.options import CheckpointConfig
 from txl_jax.cli.plan import make_streams
 from txl_jax.config import Config
 from txl_jax.data.streams import Position
+from txl_jax.evaluate.options import EvalConfig
+from txl_jax.evaluate.perplexity import make_evaluate
 from txl_jax.model.config import ModelConfig
 from txl_jax.sharding.mesh import make_mesh
 from txl_jax.sharding.options import MeshConfig
@@ -166,3 +168,16 @@ def test_checkpoints_move_between_meshes(
     expected = on_one_device()
     assert losses == pytest.approx(expected, rel=tiny.FLOAT32)
     assert expected[-1] < expected[0] - 0.1, "training has an effect"
+
+
+@pytest.mark.parametrize("sizes", [(8, 1, 1), (2, 2, 2)])
+def test_evaluation_of_several_segments(sizes: tuple[int, int, int]) -> None:
+    """On one device, they are read one by one."""
+    config = EvalConfig(streams=8, tgt_len=4, mem_len=9, segments_per_step=1)
+    params = tiny.make_params(MODEL)
+    one = make_evaluate(MODEL, config, tiny.one_device())
+    mesh = make_mesh(MeshConfig(*sizes), jax.devices())
+    several = dataclasses.replace(config, segments_per_step=4)
+    scores = make_evaluate(MODEL, several, mesh)(params, TEXT, tiny.silent)
+    expected = one(params, TEXT, tiny.silent)
+    assert scores["nll"] == pytest.approx(expected["nll"], rel=tiny.FLOAT32)

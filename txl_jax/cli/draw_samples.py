@@ -69,6 +69,7 @@ def draw_samples(
             write=write,
             show=show,
             window=window,
+            segments=loaded.config.eval.segments_per_step,
         ):
             samples.append(sample)
             append(sample.describe(loaded.step))

@@ -63,9 +63,7 @@ def compile_evaluation(config: Config, devices: list[jax.Device]) -> Compiled:
     with jax.set_mesh(mesh):
         params = lower.abstract_result(reader.unstack, params)
         memory = lower.abstract_result(reader.empty, params)
-    segment = lower.abstract_segments(
-        mesh, 1, B, config.eval.ext_len + config.eval.tgt_len
-    )
+    segment = lower.abstract_segments(mesh, 1, B, reader.tgt_len * reader.segments)
     return lower.compile_step_for(mesh, reader, params, memory, segment)
 
 

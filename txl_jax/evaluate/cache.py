@@ -72,10 +72,10 @@ def make_reader(model_config: ModelConfig, config: EvalConfig, mesh: Mesh) -> Re
     model_config = evaluation_model(model_config, config)
 
     def read(
-        model: TransformerXL, state: Any, segment: OneSegment
+        model: TransformerXL, state: Any, segment: OneSegment, segment_len: int
     ) -> tuple[Array, Any]:
         memory, cache = state
-        h_BLD, memory = read_hidden(model, memory, segment)
+        h_BLD, memory = read_hidden(model, memory, segment, segment_len)
         nll_BL = model.embedding.nll(h_BLD, segment.targets_BL)
         nll_BL, cache = cache.mix(nll_BL, h_BLD, segment, config)
         return jnp.sum(nll_BL * segment.weights_BL), (memory, cache)
@@ -85,4 +85,12 @@ def make_reader(model_config: ModelConfig, config: EvalConfig, mesh: Mesh) -> Re
         h_BCD = jnp.zeros((B, C, D), model_config.compute_dtype)
         return Cache(h_BCD, jnp.full((B, C), NONE, jnp.int32))
 
-    return Reader(model_config, read, config.streams, config.tgt_len, mesh, more=empty)
+    return Reader(
+        model_config,
+        read,
+        config.streams,
+        config.tgt_len,
+        mesh,
+        more=empty,
+        segments=config.segments_per_step,
+    )

@@ -38,11 +38,13 @@ class Sweep(NamedTuple):
     def at(self, config: "EvalConfig", value: float) -> "EvalConfig":
         """Returns the config with the swept field at `value`.
 
-        With mem_len = 0, same_length is turned off: it would leave no key visible.
+        With mem_len = 0, same_length is turned off, since it would leave no key
+        visible, and segments are read one by one.
         """
         changes: dict[str, Any] = {self.field: value}
         if self.field == "mem_len" and not value:
             changes["same_length"] = False
+            changes["segments_per_step"] = min(config.segments_per_step, 1)
         return dataclasses.replace(config, **changes)
 
 
@@ -103,6 +105,11 @@ class EvalConfig:
     streams: int = field(at_least(1, 8), modes="evaluate compile table speed recl")
     # The number of tokens in a segment of the evaluation.
     tgt_len: int = field(at_least(1, 128), modes=f"{READING} compile")
+    # The number of segments that are computed together, which changes the speed, not
+    # the results. 0 chooses it from the model's shape, the kernel and the device.
+    segments_per_step: int = field(
+        at_least(0, 0), modes="evaluate generate score compile table recl"
+    )
     # The number of tokens in the memory during evaluation.
     mem_len: int = field(
         at_least(0, 512), modes="evaluate score attention compile recl"
@@ -161,6 +168,11 @@ class EvalConfig:
                 f"eval.ext_len = {self.ext_len} with eval.mem_len = {self.mem_len} "
                 "would show the same tokens twice: set one of them to 0"
             )
+        if self.segments_per_step > 1 and not self.mem_len:
+            raise UserError(
+                f"eval.segments_per_step = {self.segments_per_step} needs a memory: "
+                "set eval.mem_len, or eval.segments_per_step to 1"
+            )
         check_which(self.checkpoint, "eval.checkpoint")
         if self.cold_start and (self.ext_len or self.reset_memory_at != OFF):
             raise UserError(
@@ -200,6 +212,11 @@ class EvalConfig:
             raise UserError(
                 f'eval.dynamic = "{self.dynamic}" needs a learning rate: set '
                 "eval.dynamic_lr, or find it with --sweep=dynamic_lr=0.003,0.03"
+            )
+        if self.dynamic and self.segments_per_step:
+            raise UserError(
+                f'eval.dynamic = "{self.dynamic}" changes the parameters after each '
+                f"segment: leave out eval.segments_per_step = {self.segments_per_step}"
             )
         if self.dynamic and (self.streams > 1 or self.ext_len or self.cold_start):
             raise UserError(

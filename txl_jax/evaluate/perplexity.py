@@ -49,7 +49,14 @@ def make_reader(model_config: ModelConfig, config: EvalConfig, mesh: Mesh) -> Re
         return jnp.sum(nll_BL * weights_BL)
 
     model_config = evaluation_model(model_config, config)
-    return Reader(model_config, sum_nll, config.streams, config.ext_len + L, mesh)
+    return Reader(
+        model_config,
+        sum_nll,
+        config.streams,
+        config.ext_len + L,
+        mesh,
+        segments=config.segments_per_step,
+    )
 
 
 def make_evaluate(
@@ -81,10 +88,13 @@ def make_evaluate(
             warm_tokens=context if config.warm_start else 0,
             reset_memory_at=int(config.reset_memory_at),
         )
-        sums = []
-        for nll_S in read(params, streams.epoch()):
-            sums.append(nll_S)
-            progress(len(sums), streams.segments_per_epoch)
+
+        def segments() -> Iterator[Segment]:
+            for done, segment in enumerate(streams.epoch(), 1):
+                yield segment
+                progress(done, streams.segments_per_epoch)
+
+        sums = [*read(params, segments())]
         # Summed in float64: the sum over a split exceeds float32's precision.
         scored = len(tokens) - 1
         nll = float(np.sum(jax.device_get(sums), dtype=np.float64)) / scored

@@ -3,15 +3,18 @@
 All evaluators share this loop; they differ only in the output of a segment.
 """
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.sharding import Mesh
 
 from txl_jax.evaluate.accounting import EVAL_FIELDS, check_fits
+from txl_jax.evaluate.grouping import count_segments, window_tokens
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
 from txl_jax.model.memory.key_values import KeyValueMemory
@@ -21,8 +24,9 @@ from txl_jax.model.txl import TransformerXL
 from txl_jax.report.progress import compile_step
 from txl_jax.sharding.rules import letters, place_segments, shardings
 
-# Reads one segment: (bound model, memory, segment) -> (output, memory).
-Read = Callable[[TransformerXL, KeyValueMemory, OneSegment], tuple[Any, KeyValueMemory]]
+# Reads a segment, or several of segment_len tokens that `fold` has joined:
+# (bound model, memory, segment, segment_len) -> (output, memory).
+Read = Callable[[TransformerXL, Any, OneSegment, int], tuple[Any, Any]]
 # Computes the output of one segment: (bound model, hidden_BLD, segment) -> output.
 Output = Callable[[TransformerXL, Array, OneSegment], Any]
 
@@ -31,13 +35,17 @@ def from_hidden(output: Output) -> Read:
     """Decorates a function of a segment's hidden states, so that it reads segments."""
 
     def read(
-        model: TransformerXL, memory: KeyValueMemory, segment: OneSegment
+        model: TransformerXL,
+        memory: KeyValueMemory,
+        segment: OneSegment,
+        segment_len: int,
     ) -> tuple[Any, KeyValueMemory]:
         hidden_BLD, memory = model(
             segment.inputs_BL,
             memory,
             first_BL=segment.first_BL,
             length_B=segment.length_B,
+            segment_len=segment_len,
         )
         return output(model, hidden_BLD, segment), memory
 
@@ -49,8 +57,23 @@ def last(hidden_BLD: Array, length_B: Array) -> Array:
     return jnp.take_along_axis(hidden_BLD, (length_B - 1)[:, None, None], axis=1)
 
 
+def fold(segments: Iterable[Segment], count: int) -> Iterator[Segment]:
+    """Joins every `count` segments of L tokens, S = 1, into one of count x L tokens.
+
+    A stream must not continue after padding. The last group is padded, so that all have
+    one shape.
+    """
+    segments = iter(segments)
+    while group := [*itertools.islice(segments, count)]:
+        *tokens, lengths = zip(*group, strict=True)
+        missing = (count - len(group)) * group[0].inputs_SBL.shape[2]
+        pad = ((0, 0), (0, 0), (0, missing))
+        joined = [np.pad(np.concatenate(part, axis=2), pad) for part in tokens]
+        yield Segment._make([*joined, np.sum(lengths, axis=0, dtype=np.int32)])
+
+
 def make_step(
-    config: ModelConfig, read: Read
+    config: ModelConfig, read: Read, segment_len: int
 ) -> Callable[[Params, KeyValueMemory, Segment], tuple[Any, KeyValueMemory]]:
     """Returns step(unstacked params, memory, segments [S, ..]) -> (outputs, memory)."""
     model = TransformerXL(config)
@@ -59,7 +82,9 @@ def make_step(
         params: Params, memory: KeyValueMemory, segments: Segment
     ) -> tuple[Any, KeyValueMemory]:
         def read_one(memory: KeyValueMemory, segment: OneSegment) -> Any:
-            result = model.apply({"params": params}, memory, segment, method=read)
+            result = model.apply(
+                {"params": params}, memory, segment, segment_len, method=read
+            )
             return result[::-1]  # a scan returns its carry first
 
         return jax.lax.scan(read_one, memory, scanned(segments))[::-1]
@@ -70,6 +95,7 @@ def make_step(
 class Reader:
     """Reads segments of B streams and L tokens, with a memory that starts empty.
 
+    `segments` of them are computed together (`grouping.count_segments`; 0 = chosen).
     Without a mesh, computation follows the parameters' devices. `more` returns the
     initial value of what `read` carries beside the memory, as (memory, value). The step
     is compiled once, for the first segment. Call `unstack` outside every loop (see
@@ -84,9 +110,15 @@ class Reader:
         tgt_len: int,
         mesh: Mesh | None = None,
         more: Callable[[], Any] | None = None,
+        segments: int = 1,
+        documents: bool = False,
     ) -> None:
+        B, L = batch_size, tgt_len
+        S = count_segments(config, segments, B, L, mesh, documents)
+        W = window_tokens(config, S, B, L, mesh)
+
         def empty(params: Params) -> Any:
-            memory: Any = KeyValueMemory.empty(config, params, batch_size, tgt_len)
+            memory: Any = KeyValueMemory.empty(config, params, B, S * L, window_len=W)
             memory = (memory, more()) if more else memory
             if mesh is None:
                 return memory
@@ -94,11 +126,12 @@ class Reader:
             return jax.lax.with_sharding_constraint(memory, places)
 
         self.mesh, self.config = mesh, config
-        self.batch_size, self.tgt_len = batch_size, tgt_len
+        self.batch_size, self.tgt_len = B, L
+        self.segments = S  # of a call
         self.unstack = jax.jit(unstack)
         # Unused parameters are kept, so that the memory is on their devices.
         self.empty = jax.jit(empty, keep_unused=True)
-        self.step = make_step(config, read)
+        self.step = make_step(config, read, L)
         self.program: jax.stages.Compiled | None = None
 
     def lower(
@@ -115,15 +148,16 @@ class Reader:
         return self.outputs(self.unstack(params), segments)
 
     def outputs(self, params: Params, segments: Iterable[Segment]) -> Iterator[Any]:
-        """Yields the outputs [S, ..] of every call, starting from an empty memory.
+        """Yields the outputs [1, ..] of every call, starting from an empty memory.
 
         `params` are unstacked. Segments of host arrays hold this process's streams.
         Outputs stay on the device, so that the host prepares the next segment
         meanwhile. Raises UserError if the memory does not fit into this machine's.
         """
-        check_fits(self.config, self.batch_size, self.tgt_len, EVAL_FIELDS)
+        tokens = self.segments * self.tgt_len
+        check_fits(self.config, self.batch_size, tokens, EVAL_FIELDS)
         memory = self.empty(params)
-        for segment in segments:
+        for segment in fold(segments, self.segments):
             if self.mesh is not None:
                 segment = place_segments(self.mesh, segment)
             if self.program is None:

@@ -62,8 +62,13 @@ def make_score(
         nll_BL = model.embedding.nll(hidden_BLD, segment.targets_BL)
         return nll_BL, hidden_BLD if hidden else ()
 
-    read = Reader(model_config, read_segment, 1, config.ext_len + config.tgt_len)
-    params = read.unstack(params)
+    L = config.ext_len + config.tgt_len
+
+    def make_reader(segments: int) -> Reader:
+        return Reader(model_config, read_segment, 1, L, segments=segments)
+
+    single, several = make_reader(1), make_reader(config.segments_per_step)
+    params = single.unstack(params)
 
     def score(tokens_T: np.ndarray, prefix_T: np.ndarray) -> Scores:
         T, skip = len(tokens_T), len(prefix_T)
@@ -80,8 +85,11 @@ def make_score(
         )
         segments = [*streams.epoch()]
         new_X = np.concatenate([each.weights_SBL[0, 0] > 0 for each in segments])
+        # A short document would be mostly padding.
+        read = several if len(segments) > several.segments // 2 else single
         nlls, hiddens = zip(*read.outputs(params, segments), strict=True)
-        nll_P = np.concatenate([x_SBL[0, 0] for x_SBL in jax.device_get(nlls)])[new_X]
+        nll_Y = np.concatenate([x_SBL[0, 0] for x_SBL in jax.device_get(nlls)])
+        nll_P = nll_Y[: len(new_X)][new_X]
         scored_P = nll_P[max(skip - 1, 0) : -1]
         nll_T[0 if skip else 1 :] = scored_P
         if not np.isfinite(scored_P).all():
@@ -91,7 +99,8 @@ def make_score(
             )
         if hidden:
             rows = [x_SBLD[0, 0] for x_SBLD in jax.device_get(hiddens)]
-            hidden_TD = np.concatenate(rows).astype(np.float32)[new_X][skip:]
+            hidden_YD = np.concatenate(rows).astype(np.float32)
+            hidden_TD = hidden_YD[: len(new_X)][new_X][skip:]
         return Scores(nll_T, hidden_TD)
 
     return score

@@ -20,6 +20,7 @@ from jax.typing import ArrayLike
 from txl_jax.errors import UserError
 from txl_jax.evaluate import reader
 from txl_jax.evaluate.accounting import GENERATE_FIELDS, check_fits
+from txl_jax.evaluate.grouping import count_segments, window_tokens
 from txl_jax.evaluate.options import EvalConfig
 from txl_jax.generate.options import GenerateConfig, generation_model
 from txl_jax.model.config import ModelConfig
@@ -112,22 +113,31 @@ def pad(prompts: Sequence[np.ndarray], width: int) -> tuple[np.ndarray, np.ndarr
 
 
 def with_memory(
-    config: ModelConfig, prompts: Sequence[np.ndarray], width: int
+    config: ModelConfig, prompts: Sequence[np.ndarray], width: int, segments: int
 ) -> tuple[Start, Predict]:
-    """Returns the functions for a memory; prompts are read in segments of `width`."""
+    """Returns the functions for a memory; prompts are read in segments of `width`.
+
+    segments: to compute together, or 0, as eval.segments_per_step.
+    """
     model = TransformerXL(config)
-    L = min(max(map(len, prompts)) + 1, width)
+    longest = max(map(len, prompts))
+    tgt_len = min(longest + 1, width)
+    count = count_segments(config, segments, len(prompts), tgt_len)
+    calls = max(-(-longest // (count * tgt_len)), 1)
+    count = max(-(-longest // (calls * tgt_len)), 1)  # with the least padding
+    L = count * tgt_len  # of a call
     tokens_BT, length_B = pad(prompts, L)
     B, T = tokens_BT.shape
     length_SB = np.clip(length_B - np.arange(0, T, L)[:, None], 0, L).astype(np.int32)
     inputs_SBL = np.moveaxis(tokens_BT.reshape(B, -1, L), 1, 0)
     none: Any = None
-    segments = Segment(inputs_SBL, none, none, none, length_SB)
+    prefix = Segment(inputs_SBL, none, none, none, length_SB)
 
     def start(params: Params) -> RingMemory:
-        memory = KeyValueMemory.empty(config, params, B, L)
-        fill = reader.make_step(config, reader.from_hidden(lambda *_: None))
-        return RingMemory.of(config, fill(params, memory, segments)[1])
+        W = window_tokens(config, count, B, tgt_len)
+        memory = KeyValueMemory.empty(config, params, B, L, window_len=W)
+        fill = reader.make_step(config, reader.from_hidden(lambda *_: None), tgt_len)
+        return RingMemory.of(config, fill(params, memory, prefix)[1])
 
     def predict(
         params: Params, token_B: Array, memory: RingMemory
@@ -172,12 +182,14 @@ def stream(
     config: GenerateConfig,
     vocab_size: int | None = None,
     window: int = EvalConfig.tgt_len,
+    segments: int = EvalConfig.segments_per_step,
 ) -> Iterator[Drawn]:
     """Yields the next tokens of each prompt, EVERY at a time, and their nll.
 
     Prompt b is continued with the seed config.seed + b, independently of the other
     prompts. All tokens are below vocab_size, for models larger than their vocabulary.
-    Prompts are read in segments of `window` tokens. With mem_len = 0, each token is
+    Prompts are read in segments of `window` tokens, of which `segments` are computed
+    together, as in evaluation. With mem_len = 0, each token is
     sampled from the newest `window` tokens.
     """
     if not all(len(prompt) for prompt in prompts):
@@ -187,7 +199,7 @@ def stream(
     last_B = np.array([prompt[-1] for prompt in prompts], np.int32)
     before = [prompt[:-1] for prompt in prompts]
     if config.mem_len:
-        start, predict = with_memory(model_config, before, window)
+        start, predict = with_memory(model_config, before, window, segments)
     else:
         start, predict = with_window(model_config, before, window)
     seed_B = (config.seed + np.arange(len(prompts), dtype=np.int64)).astype(np.uint32)

@@ -149,8 +149,9 @@ def draw(
     write: Write,
     show: Show,
     window: int = 1,
+    segments: int = 1,
 ) -> Iterator[Sample]:
-    """Yields a sample for each prompt; window: see `sampler.stream`.
+    """Yields a sample for each prompt; window, segments: see `sampler.stream`.
 
     A single sample is shown while it is drawn, line by line if `write` detokenizes.
     """
@@ -162,7 +163,9 @@ def draw(
         seeds = [(config.seed + first + n) % 2**32 for n in range(len(own))]
         growing = [Growing(vocab, prompt_T, config) for prompt_T in own]
         seeded = dataclasses.replace(config, seed=seeds[0])
-        drawn = sampler.stream(model_config, params, own, seeded, len(vocab), window)
+        drawn = sampler.stream(
+            model_config, params, own, seeded, len(vocab), window, segments
+        )
         shown = 0
         for tokens_BT, nll_BT in drawn:
             for each, tokens_T, nll_T in zip(growing, tokens_BT, nll_BT, strict=True):

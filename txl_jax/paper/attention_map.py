@@ -64,7 +64,7 @@ def read_attended(
         return call(*args, **kwargs)
 
     with nn.intercept_methods(record):
-        _, memory = reader.from_hidden(lambda *_: None)(model, memory, segment)
+        _, memory = reader.from_hidden(lambda *_: None)(model, memory, segment, 0)
     return jax.tree.map(lambda *x: jnp.stack(x), *layers), memory
 
 
@@ -168,7 +168,10 @@ def make_maps(
         )
 
     def tally_layers(
-        model: TransformerXL, memory: KeyValueMemory, segment: OneSegment
+        model: TransformerXL,
+        memory: KeyValueMemory,
+        segment: OneSegment,
+        segment_len: int,
     ) -> tuple[Tally, KeyValueMemory]:
         operands, memory = read_attended(model, memory, segment)
         return jax.lax.map(tally, operands), memory

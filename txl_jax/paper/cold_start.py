@@ -63,7 +63,14 @@ def measure(
             f"eval.sweep = {config.sweep!r} exceeds the {scored} tokens to score: "
             "lower it"
         )
-    read = Reader(evaluation_model(model_config, config), sum_streams, B, L, mesh)
+    read = Reader(
+        evaluation_model(model_config, config),
+        sum_streams,
+        B,
+        L,
+        mesh,
+        segments=config.segments_per_step,
+    )
     params = read.unstack(params)
     sum_T = np.zeros(T)
     for first in range(0, P, B):

@@ -42,9 +42,17 @@ def last_nll(model: TransformerXL, hidden_BLD: Array, segment: OneSegment) -> Ar
     return model.embedding.nll(last_B1D, target_B1)[:, 0]
 
 
-def cut(window_BT: np.ndarray, L: int) -> Iterator[Segment]:
-    """Yields windows [B, C + 1] as segments; a shorter first one is padded."""
+def cut(window_BT: np.ndarray, L: int, count: int) -> Iterator[Segment]:
+    """Yields windows [B, C + 1] as segments, to be read `count` at a time.
+
+    A shorter first segment is padded. Several segments in a call cannot continue after
+    padding, so there, windows start as documents after arbitrary tokens.
+    """
+    before = -(window_BT.shape[1] - 1) % (count * L) if count > 1 else 0
+    window_BT = np.pad(window_BT, ((0, 0), (before, 0)))
     B, C = len(window_BT), window_BT.shape[1] - 1
+    first_BT = np.zeros((B, C + L), bool)
+    first_BT[:, before] = count > 1
     shorter = (C - 1) % L + 1
     for begin, end in itertools.pairwise([0, *range(shorter, C + 1, L)]):
         pad = ((0, 0), (0, L - (end - begin)))
@@ -52,7 +60,7 @@ def cut(window_BT: np.ndarray, L: int) -> Iterator[Segment]:
             np.pad(window_BT[:, begin:end], pad)[None],
             np.pad(window_BT[:, begin + 1 : end + 1], pad)[None],
             np.ones((1, B, L), np.float32),
-            np.zeros((1, B, L), bool),
+            first_BT[None, :, begin : begin + L],
             np.full((1, B), end - begin, np.int32),
         )
 
@@ -71,10 +79,12 @@ def make_context_nll(
     model_config, B = evaluation_model(model_config, config), config.streams
 
     @functools.cache
-    def make_reader(L: int) -> Reader:
-        return Reader(model_config, last_nll, B, L, mesh)
+    def make_reader(L: int, segments: int) -> Reader:
+        return Reader(
+            model_config, last_nll, B, L, mesh, segments=segments, documents=True
+        )
 
-    params = make_reader(config.tgt_len).unstack(params)
+    params = make_reader(config.tgt_len, 1).unstack(params)
 
     def nll(
         tokens: np.ndarray,
@@ -84,11 +94,14 @@ def make_context_nll(
     ) -> np.ndarray:
         L, T = config.tgt_len if config.mem_len else context, len(positions_T)
         parts = []
+        read = make_reader(L, config.segments_per_step)
+        if context <= read.segments // 2 * L:  # most of a call would be padding
+            read = make_reader(L, 1)
         for begin in range(0, T, B):  # the last batch repeats the last position
             index_B = np.minimum(np.arange(begin, begin + B), T - 1)
             place_BT = positions_T[index_B][:, None] - np.arange(context, -1, -1)
-            segments = cut(tokens[place_BT].astype(np.int32), L)
-            *_, nll_SB = make_reader(L).outputs(params, segments)
+            segments = cut(tokens[place_BT].astype(np.int32), L, read.segments)
+            *_, nll_SB = read.outputs(params, segments)
             parts.append(np.asarray(nll_SB[0], np.float64)[: T - begin])
             progress(min(begin + B, T), T)
         return np.concatenate(parts)

@@ -56,7 +56,9 @@ def run(config: Config, workdir: Path) -> Json:
     }
     stop = preemption.current()
     for W in lengths:
-        timed = dataclasses.replace(config.eval, mem_len=W, ext_len=0)
+        timed = dataclasses.replace(
+            config.eval, mem_len=W, ext_len=0, segments_per_step=1
+        )
         programs = windows.make_programs(config.model, timed, params, mesh)
         seconds = windows.measure(programs, B, L)
         row = windows.describe(evaluation_model(config.model, timed), B, L, seconds)

@@ -137,7 +137,9 @@ def last_nll(
     model, before = TransformerXL(config), tokens_BW.shape[1] - 1
     read: Any = model.apply({"params": params}, tokens_BW[:, :-1], memory)
     start_B, filled_B = jnp.ones_like(target_B), jnp.full_like(target_B, before)
-    layers = tuple(layer._replace(start_B=start_B) for layer in read[1].layers)
+    layers = tuple(
+        dataclasses.replace(layer, start_B=start_B) for layer in read[1].layers
+    )
     memory = KeyValueMemory(layers, filled_B, before)
     nll_B1, _ = model.apply(
         {"params": params}, tokens_BW[:, -1:], target_B[:, None], memory, method="nll"

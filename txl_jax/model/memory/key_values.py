@@ -6,9 +6,9 @@ segment. Results equal those of `cache.Memory`.
 """
 
 import dataclasses
-from typing import NamedTuple
 
 import flax.struct
+import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -21,8 +21,13 @@ from txl_jax.model.memory.layout import project_all
 from txl_jax.model.positions import SCHEMES, position_terms
 
 
-class KeyValues(NamedTuple):
-    """One layer's keys and values, and its position terms (`kernels.operands`)."""
+@flax.struct.dataclass
+class KeyValues:
+    """One layer's keys and values, and its position terms (`kernels.operands`).
+
+    window_len: if it divides the L tokens of a call, the kernel reads window_len of
+        them at a time, and their M + window_len keys.
+    """
 
     k_HBKA: Array
     v_HBKA: Array
@@ -32,6 +37,7 @@ class KeyValues(NamedTuple):
     u_HA: Array | None
     w_HA: Array | None
     bias_HR: Array | None
+    window_len: int = flax.struct.field(pytree_node=False)
 
     @property
     def states(self) -> None:
@@ -41,7 +47,8 @@ class KeyValues(NamedTuple):
         self, own: Operands, h_BLD: Array, kernel: Kernel
     ) -> tuple[Array, tuple[Array, Array]]:
         """Returns (o_BLHA, the keys and values of memory and segment)."""
-        M = self.k_HBKA.shape[2] - own.k_BKHA.shape[1]
+        L = own.k_BKHA.shape[1]
+        M = self.k_HBKA.shape[2] - L
 
         def extend(x_HBKA: Array, x_BLHA: Array) -> Array:
             x_HBMA = window(x_HBKA, self.start_B, M).astype(x_BLHA.dtype)
@@ -50,9 +57,11 @@ class KeyValues(NamedTuple):
 
         k_BKHA = extend(self.k_HBKA, own.k_BKHA)
         v_BKHA = extend(self.v_HBKA, own.v_BKHA)
-        position = self.distances(k_BKHA.shape[1])
+        W = self.window_len if L % self.window_len == 0 else L
+        position = self.distances(M + W)
         operands = own._replace(k_BKHA=k_BKHA, v_BKHA=v_BKHA, position=position)
-        return kernel(operands), (k_BKHA, v_BKHA)
+        o_BLHA = kernel(operands) if W == L else by_windows(kernel, operands, W)
+        return o_BLHA, (k_BKHA, v_BKHA)
 
     def distances(self, K: int) -> PositionTerms:
         """Returns the position terms of K keys, the last K rows."""
@@ -86,10 +95,12 @@ class KeyValueMemory:
         batch_size: int,
         tgt_len: int,
         mem_len: int | None = None,
+        window_len: int = 0,
     ) -> "KeyValueMemory":
-        """Returns the initial memory, as `Memory.empty`, for segments of tgt_len.
+        """Returns the initial memory, as `Memory.empty`, for calls of tgt_len tokens.
 
-        `params` are laid out (`layout.unstack`).
+        `params` are laid out (`layout.unstack`). window_len: see `KeyValues`; 0 =
+        tgt_len.
         """
         dtype, scheme = config.compute_dtype, SCHEMES[config.position]
         M = config.mem_len if mem_len is None else mem_len
@@ -110,12 +121,23 @@ class KeyValueMemory:
                 name: (params[name][n] if untied else params[name]).astype(dtype)
                 for name in scheme.biases
             }
-            r_RHA, *others = position_terms(
+            terms = position_terms(
                 config, lambda name, *_: own[name].astype(dtype), R_RD, biases, K
             )
+            r_RHA = terms.r_RHA
             r_HRA = None if r_RHA is None else jnp.swapaxes(r_RHA, 0, 1)
             start_B = jnp.full(batch_size, tgt_len, jnp.int32)
-            return KeyValues(k_HBKA, v_HBKA, start_B, zero_HA, r_HRA, *others)
+            return KeyValues(
+                k_HBKA,
+                v_HBKA,
+                start_B,
+                zero_HA,
+                r_HRA,
+                u_HA=terms.u_HA,
+                w_HA=terms.w_HA,
+                bias_HR=terms.bias_HR,
+                window_len=window_len or tgt_len,
+            )
 
         filled_B = initially_filled(config, batch_size, M)
         return cls(tuple(map(layer, range(config.n_layer))), filled_B, M)
@@ -132,7 +154,8 @@ class KeyValueMemory:
         if length_B is None:
             length_B = jnp.full(B, K - M, jnp.int32)
         layers = tuple(
-            layer._replace(
+            dataclasses.replace(
+                layer,
                 k_HBKA=heads_first(k_BKHA).astype(layer.k_HBKA.dtype),
                 v_HBKA=heads_first(v_BKHA).astype(layer.v_HBKA.dtype),
                 start_B=length_B,
@@ -150,7 +173,8 @@ class KeyValueMemory:
             return jnp.where(where_B[:, None, None], zero_H11A, x_HBKA)
 
         layers = tuple(
-            layer._replace(
+            dataclasses.replace(
+                layer,
                 k_HBKA=zero(layer.k_HBKA, layer.zero_HA[0]),
                 v_HBKA=zero(layer.v_HBKA, layer.zero_HA[1]),
             )
@@ -158,6 +182,33 @@ class KeyValueMemory:
         )
         filled_B = jnp.where(where_B, self.mem_len, self.filled_B)
         return dataclasses.replace(self, layers=layers, filled_B=filled_B)
+
+
+def by_windows(kernel: Kernel, operands: Operands, W: int) -> Array:
+    """Returns the kernel's o_BLHA, from W queries and their M + W keys at a time.
+
+    Scores of all queries at once would not stay in a CPU's cache.
+    """
+    L = operands.q_BLHA.shape[1]
+    K = operands.k_BKHA.shape[1] - L + W
+    # As the reference kernel reads them, so that a window's keys are contiguous.
+    k_HBKA, v_HBKA = heads_first(operands.k_BKHA), heads_first(operands.v_BKHA)
+
+    def attend(start: Array) -> Array:
+        def cut(x: Array, size: int, axis: int = 1) -> Array:
+            return jax.lax.dynamic_slice_in_dim(x, start, size, axis)
+
+        q_BWHA, oldest_BW = cut(operands.q_BLHA, W), cut(operands.oldest_BL, W)
+        k_BKHA, v_BKHA = (
+            cut(x_HBKA, K, axis=2).transpose(1, 2, 0, 3) for x_HBKA in (k_HBKA, v_HBKA)
+        )
+        window = operands._replace(
+            q_BLHA=q_BWHA, k_BKHA=k_BKHA, v_BKHA=v_BKHA, oldest_BL=oldest_BW - start
+        )
+        return kernel(window)
+
+    o_SBWHA = jax.lax.map(attend, jnp.arange(0, L, W))
+    return jnp.moveaxis(o_SBWHA, 0, 1).reshape(operands.q_BLHA.shape)
 
 
 def project_zero(config: ModelConfig, params: Params) -> tuple[Array, Array]:

@@ -1,0 +1,39 @@
+"""How many segments are computed together, for the published models and for others."""
+
+import dataclasses
+
+import pytest
+
+from experiments.benchmarks.subject import ENWIK8
+from tests.support import tiny
+from tests.support.refusal import refused
+from txl_jax.evaluate.grouping import count_segments, window_tokens
+
+
+@pytest.mark.parametrize(
+    "kernel, M, B, L, expected",
+    [
+        ("xla", 2100, 1, 80, (6, 80)),
+        ("chunked", 2100, 1, 80, (6, 480)),
+        ("xla", 640, 1, 64, (8, 128)),
+        ("xla", 32, 1, 32, (16, 32)),
+        ("xla", 3800, 1, 8, (64, 128)),
+        ("xla", 3800, 16, 128, (1, 128)),
+        ("xla", 0, 1, 128, (1, 128)),
+    ],
+)
+def test_segments_fill_the_rows_and_windows_the_cache(
+    kernel: str, M: int, B: int, L: int, expected: tuple[int, int]
+) -> None:
+    config = dataclasses.replace(ENWIK8, kernel=kernel, mem_len=M)
+    segments = count_segments(config, 0, B, L)
+    assert (segments, window_tokens(config, segments, B, L)) == expected
+    assert count_segments(config, 3 if M else 0, B, L) == (3 if M else 1)
+
+
+def test_documents_with_visible_zeros_are_read_one_by_one() -> None:
+    config = tiny.config(initial_memory="zeros")
+    assert count_segments(config, 0, 1, 4, documents=True) == 1
+    with refused('eval.segments_per_step = 2 is not possible .* = "zeros"'):
+        count_segments(config, 2, 1, 4, documents=True)
+    assert count_segments(config, 2, 1, 4) == 2

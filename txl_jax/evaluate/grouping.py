@@ -1,0 +1,82 @@
+"""How many segments of an evaluation are computed in one call of the model.
+
+A segment of a single stream has too few rows for the matrix units of any device.
+Several segments fill them, with the results of one after the other (see
+`TransformerXL`). Kernel `xla` computes every score of its queries and keys, also those
+outside a query's interval. It therefore reads a call in windows, one after the other:
+parts of a few whole segments, with the M keys before them.
+
+Dims: B streams, L segment, M memory, W tokens of a window.
+"""
+
+import jax
+from jax.sharding import Mesh
+
+from txl_jax.errors import UserError
+from txl_jax.evaluate.accounting import EVAL_FIELDS, check_fits
+from txl_jax.kernels.dispatch import FASTEST, FAULTS
+from txl_jax.model.config import ModelConfig
+from txl_jax.sharding.rules import shards
+
+# Rows of a call on one device, from which more make it no faster. Parameters are read
+# once for each call: with 512 rows, the products of bfloat16 on a TPU or a GPU, which
+# need 240 to 300, are bound by arithmetic.
+ROWS = 512
+# Queries whose scores against some thousand keys stay in a CPU's cache.
+CPU_ROWS = 128
+
+
+def count_segments(
+    config: ModelConfig,
+    requested: int,
+    B: int,
+    L: int,
+    mesh: Mesh | None = None,
+    documents: bool = False,
+) -> int:
+    """Returns how many segments of L tokens to compute together, at least 1.
+
+    requested: eval.segments_per_step; 0 chooses as many as make ROWS rows and fit into
+    memory. Without a memory, segments are read one by one. documents: whether they may
+    start inside a segment. Raises UserError for several segments if each of these would
+    start with visible zeros.
+    """
+    zeros = documents and config.initial_memory == "zeros"
+    if zeros and requested > 1:
+        raise UserError(
+            f"eval.segments_per_step = {requested} is not possible for exact contexts "
+            'with model.initial_memory = "zeros": set it to 1'
+        )
+    if zeros or not config.mem_len:
+        return 1
+    if requested:
+        return requested
+    rows = B * L // (shards(mesh, "B") if mesh else 1)
+    segments = max(ROWS // max(rows, 1), 1)
+    try:
+        check_fits(config, B, segments * L, EVAL_FIELDS)
+    except UserError:
+        return 1
+    return segments
+
+
+def window_tokens(
+    config: ModelConfig, segments: int, B: int, L: int, mesh: Mesh | None = None
+) -> int:
+    """Returns W, the tokens of each stream that share M + W keys in a call.
+
+    At most a quarter of their scores is in vain. A kernel that skips keys outside the
+    interval reads the whole call as one window.
+    """
+    device = mesh.devices.flat[0] if mesh else jax.devices()[0]
+    kernel = config.kernel
+    if kernel == "auto":
+        kernel = FASTEST.get(device.device_kind, "xla")
+    if kernel != "xla" and not FAULTS.get(kernel):
+        return segments * L
+    M = config.mem_len
+    most = (M + L) * 4 // 3 - M
+    if device.platform == "cpu":
+        most = min(most, CPU_ROWS // B)
+    parts = (n for n in range(1, segments + 1) if segments % n == 0)
+    return next(segments // n * L for n in parts if segments // n * L <= max(most, L))
