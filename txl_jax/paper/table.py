@@ -132,7 +132,7 @@ def score(row: Config, workdir: Path, tokens: Tokens) -> Json:
     loaded, text = load(workdir, row), tokens.split(row.eval.split)
     nll_nats = {}
     for length in lengths(row):
-        evaluation = attend(row, length)
+        evaluation = attend(loaded.config, length)
         evaluate = make_evaluate_once(loaded.config.model, evaluation, loaded.mesh)
         with interruptible(f"attention to {length} tokens") as progress:
             scores = evaluate(loaded.params, text, progress)
