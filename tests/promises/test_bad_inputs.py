@@ -131,7 +131,7 @@ new mesh.fsdp=8 model.d_model=12          | model.d_model = 12 is not divisible 
 new data.vocab=char generate.prompt=😀    | generate.prompt: character '😀' is not
 new model.mem_len=2000000000              | lower model.mem_len, train.batch_size or
 score run --path={text} --config.eval.mem_len=2000000000 | lower eval.mem_len or eval.
-new generate.prompt=@{home}/nowhere       | nowhere' cannot be read
+new generate.prompt=@{home}/nowhere       | nowhere' does not exist
 
 new data.convention=lined                 | data.convention = 'lined' must be
 new data.vocab_size=99                    | is not used with data.vocab='byte'

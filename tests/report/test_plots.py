@@ -67,7 +67,7 @@ def test_curves_show_bits_by_step(figures: list[Figure], tmp_path: Path) -> None
     bits = [metrics[step - 1]["exact"]["valid_nll"] / math.log(2) for step in (10, 40)]
     assert points(curves["valid"])[1][::2] == pytest.approx(bits)
     assert points(curves["valid"])[0] == [10, 30, 40]
-    assert [curves[name].get_ydata()[0] for name in BASELINES] == [2.5, 1.75]
+    assert [points(curves[name])[1][0] for name in BASELINES] == [2.5, 1.75]
     low, high = axes.get_ylim()
     assert low < min(BASELINES.values()) and high > max(BASELINES.values())
     assert below.get_ylabel() == "learning rate"

@@ -12,10 +12,6 @@ import jax
 from txl_jax.errors import UserError
 
 PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
-MISSING = (
-    "compiling for GPUs needs XLA:GPU, their compiler (no driver and no CUDA): "
-    "pip install 'jax[cuda13-local]'"
-)
 # Without a device nothing tells which products are faster in Triton, and the compiler's
 # guess of their tiles fails for some shapes: all products are cuBLAS's.
 OPTIONS: dict[str, str | bool] = {"xla_gpu_enable_triton_gemm": False}
@@ -101,7 +97,10 @@ def find_devices(name: str, count: int) -> list[jax.Device]:
     Raises UserError if the compiler is missing, or its version is not that of jax.
     """
     if not installed():
-        raise UserError(MISSING)
+        raise UserError(
+            "compiling for GPUs needs XLA:GPU, their compiler (no driver and no CUDA): "
+            "pip install 'jax[cuda13-local]'"
+        )
     from jax.experimental import topologies
 
     jax.config.update("jax_platforms", "cpu")  # so that it looks for no driver

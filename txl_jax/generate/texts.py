@@ -6,12 +6,11 @@ followed by 500 or 1,000 sampled tokens, each among the 40 likeliest.
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from txl_jax.data.files import read_stdin, text_start
+from txl_jax.data.files import read_blocks, read_stdin, text_files
 from txl_jax.data.vocab import Vocab, report_unknown, spell
 from txl_jax.errors import UserError, prefixed
 from txl_jax.generate import sampler
@@ -19,7 +18,6 @@ from txl_jax.generate.options import GenerateConfig
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
 from txl_jax.report.log import require_other, say
-from txl_jax.runtime.storage import regular
 
 STREAMS = 32  # samples drawn in parallel
 UNSURE = 4  # characters at the end of a text that the next byte may change
@@ -98,19 +96,13 @@ def read_prompts(
     field, prompts = "generate.prompt", [config.prompt]
     if config.prompt.startswith("@"):
         path = config.prompt[1:]
+        paths = [] if path == "-" else text_files(path, field)
+        require_other(config.output, paths, "generate.output")
+        blocks = (block for file in paths for block in read_blocks(file))
         try:
-            if path == "-":
-                data = read_stdin()
-            else:
-                data = regular(Path(path).expanduser()).read_bytes()
-            text = data[text_start(data, path) :].decode("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "it is not UTF-8"
-            raise UserError(
-                f"{field} = {path!r} cannot be read ({reason}): give a text file"
-            ) from error
-        if path != "-":
-            require_other(config.output, [Path(path).expanduser()], "generate.output")
+            text = (b"".join(blocks) if paths else read_stdin()).decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise UserError(f"{field} = {path!r} is not UTF-8: give a text") from error
         # Not splitlines: a prompt may contain other Unicode line separators.
         lines = (line.removesuffix("\r") for line in text.split("\n"))
         prompts = [line for line in lines if line]

@@ -181,17 +181,12 @@ def describe(table: TableConfig, name: str, row: Config) -> str:
     """Describes how the table was made, by its first row."""
     model, train = row.model, row.train
     tokens = train.num_steps * train.batch_size * train.tgt_len
-    scored = f"{row.eval.max_tokens:,}" if row.eval.max_tokens else "all"
-    means = f"the mean over {table.seeds} seeds, with minimum and maximum in brackets"
     return (
         f"`{name}` has {model.n_layer} layers of {model.d_model}, segments of "
         f"{train.tgt_len} tokens and a memory of {model.mem_len}; it was trained for "
         f"{train.num_steps:,} updates of {train.batch_size} streams, {tokens:,} tokens "
-        f"of corpus `{row.data.corpus}` (vocabulary `{row.data.vocab}`), and {scored} "
-        f"tokens of its {row.eval.split} split were scored. Each number is "
-        f"{'of one seed' if table.seeds == 1 else means}. The paper's numbers are "
-        "perplexities per word of far larger models: compare directions, not "
-        "magnitudes."
+        f"of corpus `{row.data.corpus}`. Numbers are means over {table.seeds} seeds, "
+        "with minimum and maximum; the paper's are of far larger models."
     )
 
 

@@ -212,7 +212,6 @@ def describe(config: ModelConfig, B: int, L: int, seconds: dict[str, float]) -> 
     row: Json = {"attention_len": W}
     for way in flops:
         row[f"{way}_seconds_per_token"] = seconds[way]
-        row[f"{way}_gflops"] = flops[way] / seconds[way] / 1e9
     for ratio, way in (("ratio", "sliding"), ("fair_ratio", "fair")):
         row[ratio] = seconds[way] / seconds["cached"]
         row[f"predicted_{ratio}"] = flops[way] / flops["cached"]

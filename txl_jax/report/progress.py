@@ -68,7 +68,7 @@ class Progress:
         """Adds `count` to the work done."""
         self(self.done + count)
 
-    def __call__(self, done: int, total: int = 0, **figures: str) -> None:
+    def __call__(self, done: int, total: int = 0, /, **figures: str) -> None:
         """Sets the count, a total above 0, and figures such as loss="1.92"."""
         self.done, self.total = done, total or self.total
         text = " ".join(f"{name} {value}" for name, value in figures.items())
