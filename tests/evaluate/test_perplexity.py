@@ -110,6 +110,35 @@ def test_segments_one_by_one_have_the_bits_of_plain_calls() -> None:
         assert sums[0] == jax.jit(jnp.sum)(nll_BL * one.weights_BL)
 
 
+@pytest.mark.parametrize(
+    "L, M, S, kernel",
+    [
+        (3, 2, 4, "xla"),
+        (5, 30, 3, "xla"),
+        (4, 9, 5, "chunked"),
+        *(
+            pytest.param(L, M, S, kernel, marks=pytest.mark.long)
+            for L, M, S in ((1, 5, 8), (1, 1, 3), (7, 6, 2), (2, 20, 30), (30, 3, 2))
+            for kernel in ("xla", "chunked")
+        ),
+    ],
+)
+def test_documents_and_streams_do_not_depend_on_the_segments_of_a_call(
+    L: int, M: int, S: int, kernel: str
+) -> None:
+    """Documents start anywhere; streams differ in length and end in padding."""
+    one = EvalConfig(
+        streams=3, tgt_len=L, mem_len=M, reset_memory_at="3", segments_per_step=1
+    )
+    several = dataclasses.replace(one, segments_per_step=S)
+    model_config = tiny.config(kernel=kernel)
+    nll, expected = (
+        compiled(config, model_config)(PARAMS, TOKENS[:53], tiny.silent)["nll"]
+        for config in (several, one)
+    )
+    assert nll == pytest.approx(expected, rel=tiny.FLOAT32)
+
+
 def windows(config: EvalConfig, model_config: ModelConfig, params: Any) -> float:
     """Returns the mean nll of windows, each read by the oracle from a cold start."""
     model_config = evaluation_model(model_config, config)

@@ -70,7 +70,7 @@ def test_a_document_begins_after_a_token(with_memory: Score) -> None:
     at = 9
     text_T = np.where(TOKENS_T == (end := tiny.V - 1), 0, TOKENS_T)
     text_T[at] = end
-    config = dataclasses.replace(MEMORY, reset_memory_at=str(end))
+    config = dataclasses.replace(MEMORY, reset_memory_at=str(end), segments_per_step=3)
     nll_T = score.make_score(tiny.CONFIG, config, PARAMS, False)(text_T, NOTHING_T)[0]
     tiny.assert_close(nll_T[1 : at + 2], with_memory(text_T, NOTHING_T)[0][1 : at + 2])
     tiny.assert_close(nll_T[at + 2 :], with_memory(text_T[at + 1 :], NOTHING_T)[0][1:])

@@ -38,9 +38,13 @@ def oracle(config: ModelConfig, context: int, tgt_len: int) -> np.ndarray:
     return np.array(nlls)
 
 
-@pytest.mark.parametrize("mem_len", [7, 0])
-def test_losses_depend_on_exactly_the_stated_context(mem_len: int) -> None:
-    options = EvalConfig(tgt_len=5, mem_len=mem_len, streams=3)
+@pytest.mark.parametrize("mem_len, segments", [(7, 1), (7, 2), (0, 1)])
+def test_losses_depend_on_exactly_the_stated_context(
+    mem_len: int, segments: int
+) -> None:
+    options = EvalConfig(
+        tgt_len=5, mem_len=mem_len, streams=3, segments_per_step=segments
+    )
     config = evaluation_model(tiny.CONFIG, options)
     nll = make_context_nll(tiny.CONFIG, options, PARAMS, tiny.one_device())
     reported: list[tuple[int, int]] = []

@@ -189,8 +189,8 @@ def stream(
     Prompt b is continued with the seed config.seed + b, independently of the other
     prompts. All tokens are below vocab_size, for models larger than their vocabulary.
     Prompts are read in segments of `window` tokens, of which `segments` are computed
-    together, as in evaluation. With mem_len = 0, each token is
-    sampled from the newest `window` tokens.
+    together, as in evaluation. With mem_len = 0, each token is sampled from the newest
+    `window` tokens.
     """
     if not all(len(prompt) for prompt in prompts):
         raise UserError("generate.prompt has no tokens: give a text to continue")
