@@ -85,12 +85,5 @@ def make_reader(model_config: ModelConfig, config: EvalConfig, mesh: Mesh) -> Re
         h_BCD = jnp.zeros((B, C, D), model_config.compute_dtype)
         return Cache(h_BCD, jnp.full((B, C), NONE, jnp.int32))
 
-    return Reader(
-        model_config,
-        read,
-        config.streams,
-        config.tgt_len,
-        mesh,
-        more=empty,
-        segments=config.segments_per_step,
-    )
+    B, L, S = config.streams, config.tgt_len, config.segments_per_step
+    return Reader(model_config, read, B, L, mesh, more=empty, segments=S)

@@ -49,14 +49,8 @@ def make_reader(model_config: ModelConfig, config: EvalConfig, mesh: Mesh) -> Re
         return jnp.sum(nll_BL * weights_BL)
 
     model_config = evaluation_model(model_config, config)
-    return Reader(
-        model_config,
-        sum_nll,
-        config.streams,
-        config.ext_len + L,
-        mesh,
-        segments=config.segments_per_step,
-    )
+    B, S = config.streams, config.segments_per_step
+    return Reader(model_config, sum_nll, B, config.ext_len + L, mesh, segments=S)
 
 
 def make_evaluate(

@@ -63,14 +63,8 @@ def measure(
             f"eval.sweep = {config.sweep!r} exceeds the {scored} tokens to score: "
             "lower it"
         )
-    read = Reader(
-        evaluation_model(model_config, config),
-        sum_streams,
-        B,
-        L,
-        mesh,
-        segments=config.segments_per_step,
-    )
+    model_config, S = evaluation_model(model_config, config), config.segments_per_step
+    read = Reader(model_config, sum_streams, B, L, mesh, segments=S)
     params = read.unstack(params)
     sum_T = np.zeros(T)
     for first in range(0, P, B):
