@@ -39,20 +39,21 @@ def test_the_revision_is_the_commit_of_the_package(
         command = ["git", "-C", str(tmp_path), *author, *arguments]
         return subprocess.check_output(command, text=True).strip()
 
+    revision = git_revision.__wrapped__
     package, notes = tmp_path / "package.py", tmp_path / "notes.txt"
     for file in (package, notes):
         file.write_text("first\n")
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     for name in ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM"):  # not the user's
         monkeypatch.setenv(name, "/dev/null")
-    assert git_revision(package) == "none", "outside of a repository"
+    assert revision(package) == "none", "outside of a repository"
     git("init", "--quiet")
     git("add", "package.py")
     git("commit", "--quiet", "--message=one")
     head = git("rev-parse", "HEAD")
-    assert len(head) == 40 and git_revision(package) == head
-    assert git_revision(notes) == "none", "installed in another repository"
+    assert len(head) == 40 and revision(package) == head
+    assert revision(notes) == "none", "installed in another repository"
     package.write_text("changed\n")
-    assert git_revision(package) == head + "+dirty"
+    assert revision(package) == head + "+dirty"
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert git_revision(package) == "none", "without git"
+    assert revision(package) == "none", "without git"

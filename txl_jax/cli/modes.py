@@ -83,7 +83,7 @@ def execute(command: Command, is_program: bool) -> tuple[int, str]:
     """Runs the command's mode; returns the exit status and the result to print."""
     absl_logging.set_verbosity(absl_logging.FATAL)  # orbax's errors are reported below
     logging.getLogger("txl_jax").handlers = [Lines()]
-    provenance.loaded_revision()  # before the checkout can change
+    provenance.git_revision()  # before the checkout can change
     try:
         with ExitStack() as stack:
             if is_program:

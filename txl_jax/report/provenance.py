@@ -31,7 +31,7 @@ def provenance(config: Json, data: Json, parameters: int) -> Json:
 def environment() -> Json:
     """Returns the code, libraries and devices of this process."""
     return {
-        "git_revision": loaded_revision(),
+        "git_revision": git_revision(),
         "versions": versions(),
         "device_kind": jax.devices()[0].device_kind,
         "device_count": jax.device_count(),
@@ -75,16 +75,11 @@ def differences(before: Json, now: Json) -> list[str]:
 
 
 @functools.cache
-def loaded_revision() -> str:
-    """Returns this package's `git_revision` at the first call, when it was loaded.
-
-    A checkout may change while a process runs.
-    """
-    return git_revision()
-
-
 def git_revision(file: Path = Path(__file__)) -> str:
-    """Returns the commit of a file's checkout, "+dirty" if changed, or "none"."""
+    """Returns the commit of a file's checkout, "+dirty" if changed, or "none".
+
+    Computed at the first call: a checkout may change while a process runs.
+    """
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(file.parent), *arguments]

@@ -20,9 +20,8 @@ class Trace:
 
     def __init__(self, config: RunConfig, folder: Path):
         """Raises UserError if the port is not free."""
-        self.first, self.last = -1, -1
-        if distributed.is_first():
-            self.first, self.last = config.profiled()
+        steps = config.profiled() if distributed.is_first() else (-1, -1)
+        self.first, self.last = steps
         port = config.profiler_port
         self.folder, self.port = folder, port and port + jax.process_index()
         self.running = False
