@@ -194,9 +194,10 @@ def events_of(config: TrainConfig, save_every: int, last: int = 0) -> list[str]:
 
     def batches() -> Iterator[Any]:
         read: Any = lambda n, S: (f"batch {n} of {S}", n + 1)  # noqa: E731
+        training: Any = SimpleNamespace(config=whole, read_batch=read)
         place: Any = 0, 0
         while True:
-            segments, place = loop.read_call(whole, read, place)
+            segments, place = loop.read_call(training, place)
             yield segments, place
 
     run: Any = Events(whole, last)

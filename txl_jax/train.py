@@ -16,6 +16,7 @@ from txl_jax.config import Config
 from txl_jax.data.prefetch import prefetch
 from txl_jax.data.streams import Position
 from txl_jax.errors import Interrupted
+from txl_jax.evaluate.perplexity import ShowProgress
 from txl_jax.model.flops import needed_flops
 from txl_jax.model.initializers import Params
 from txl_jax.model.segment import Segment
@@ -35,12 +36,8 @@ from txl_jax.workdir.folder import METRICS
 from txl_jax.workdir.lock import Fence, unfenced
 from txl_jax.workdir.staging import Staging
 
-# (position, S) -> (the S segments read there, the position after them).
-ReadBatch = Callable[[Position, int], tuple[Segment, Position]]
 # Where a call starts: the number of updates before it, and its position in the data.
 Place = tuple[int, Position]
-# (params, progress) -> mean nll in nats; calls progress(done, total) between segments.
-MeanNll = Callable[[Params, Callable[[int, int], None]], float]
 
 
 class Training(NamedTuple):
@@ -49,8 +46,10 @@ class Training(NamedTuple):
     config: Config  # with the vocabulary's size and ids
     mesh: Mesh
     program: Program
-    read_batch: ReadBatch
-    mean_nll: MeanNll  # of the validation split
+    # (position, S) -> (the S segments read there, the position after them).
+    read_batch: Callable[[Position, int], tuple[Segment, Position]]
+    # The mean nll in nats of the validation split.
+    mean_nll: Callable[[Params, ShowProgress], float]
     params: Params | None = None  # that a fresh run starts from; None = random ones
 
 
@@ -70,7 +69,7 @@ def train(
     with ExitStack() as stack:
         run = Run(training, workdir, fence, send_line, stack)
         step, _, position = run.start
-        read = partial(read_call, training.config, training.read_batch)
+        read = partial(read_call, training)
         ahead = stack.enter_context(closing(prefetch(read, (step, position))))
         batches = (
             (place_segments(training.mesh, segments), place)
@@ -224,12 +223,11 @@ def fetch(metrics: Metrics) -> list[Json]:
     ]
 
 
-def read_call(
-    config: Config, read_batch: ReadBatch, place: Place
-) -> tuple[Segment, Place]:
+def read_call(training: Training, place: Place) -> tuple[Segment, Place]:
     """Returns the segments of the call at (step, position), and the place after it."""
     step, position = place
-    updates = config.train.updates_of_call(config.checkpoint.every_steps, step)
-    S = updates * config.train.segments_per_update
-    segments, position = read_batch(position, S)
+    train = training.config.train
+    updates = train.updates_of_call(training.config.checkpoint.every_steps, step)
+    S = updates * train.segments_per_update
+    segments, position = training.read_batch(position, S)
     return segments, (step + updates, position)

@@ -192,11 +192,9 @@ def describe(table: TableConfig, name: str, row: Config) -> str:
 
 def describe_origin(origin: Json) -> str:
     """Describes when, where and from which revisions the runs were made."""
-    if not origin["days"]:
-        return "The runs have lost their run.json: their hours are unknown."
     commits = ", ".join(f"`{revision[:7]}`" for revision in origin["git_revisions"])
     devices = " and ".join(origin["devices"])
-    days = " to ".join(dict.fromkeys(origin["days"][:1] + origin["days"][-1:]))
+    days = ", ".join(origin["days"])
     return (
         f"Training all runs, with validation, took {origin['hours']:.1f} hours on "
         f"{devices} ({days}; revision {commits})."
