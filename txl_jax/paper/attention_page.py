@@ -1,7 +1,7 @@
 """The mode `attention`: a self-contained page of every head's attention, with plots.
 
 The file contains the pictures, the numbers and a script that selects among them, so it
-works offline. Without scripts it shows the pictures and one target.
+works offline.
 
 Dims: N layers, H heads, I targets, R distances, L places in a segment.
 """
@@ -162,20 +162,12 @@ def make_page(
         f"<figcaption>{PLOTS[name][1]}</figcaption></figure>"
         for name, path in pictures.items()
     )
-    text = "".join(  # of one target, shown without scripts
-        f'<mark style="background: #fc9">{html.escape(word)}</mark>'
-        if code >= 128
-        else f"<span>{html.escape(word)}</span>"
-        for code, word in zip(codes[-1, 0, 0, ::-1], words[:R], strict=True)
-    )
     return string.Template(TEMPLATE.read_text("utf-8")).substitute(
         title=html.escape(title),
         targets=maps.targets,
         span=R,
         tgt_len=L,
         top=f"{TOP:.0%}",
-        next=html.escape(words[R].strip()),
-        text=text,
         figures=figures,
         # A text may contain "</script>", so the data must not contain "<".
         data=json.dumps(data).replace("<", "\\u003c"),

@@ -144,8 +144,8 @@ class MetricsLog:
     def sync(self, valid_nll_nats: float | None, owed: bool = False) -> None:
         """Writes all lines to disk, the newest one with its validation loss.
 
-        owed: the newest step has yet to be validated, so its line is due. Raises
-        OSError if the disk is full; the next call tries again.
+        owed: the newest step is validated, now or after a resume, so its line is due.
+        Raises OSError if the disk is full; the next call tries again.
         """
         if valid_nll_nats is not None:
             self._join(valid_nll_nats)
