@@ -123,9 +123,7 @@ def test_models_of_different_texts_are_refused(
     with refused("test' has .* tokens, too few for the longest of .* = .1, 99999, 99"):
         recl.run(dataclasses.replace(options, contexts=(1, 99999, 99)), tmp_path, {})
     change(options, split="valid")
-    with refused(
-        "different texts, test of '.*' in .* and valid of '.*' in .*: only models"
-    ):
+    with refused("score different tokens: give models of one corpus, vocabulary and"):
         recl.run(options, tmp_path, {})
     change(options, split="test")
     vocabulary.save(CharVocab("ab"), Path(options.workdirs[1]) / "vocab.json")

@@ -41,7 +41,6 @@ class Member(NamedTuple):
     config: Config
     text: np.ndarray  # the tokens of eval.split
     sha256: str  # of the text
-    source: str  # of the text, for an error
 
 
 def run(config: ReclConfig, folder: Path, overrides: dict[str, str]) -> Json:
@@ -92,15 +91,13 @@ def open_members(config: ReclConfig, overrides: dict[str, str]) -> list[Member]:
             override(fields, field, value)
         parsed = parse(fields)
         tokens = prepare(parsed.data, vocab.load(folder / VOCAB))
-        split, corpus = parsed.eval.split, tokens.manifest["corpus"]
+        split = parsed.eval.split
         sha256 = tokens.manifest["splits"][split]["sha256"]
-        source = f"{split} of {corpus!r} in {len(tokens.vocab):,} types"
-        members.append(Member(folder, parsed, tokens.split(split), sha256, source))
+        members.append(Member(folder, parsed, tokens.split(split), sha256))
         if sha256 != (first := members[0]).sha256:
             raise UserError(
-                f"{first.folder} and {folder} read different texts, {first.source} and "
-                f"{source}: only models that score the same tokens can be compared, so "
-                "remove one"
+                f"{first.folder} and {folder} score different tokens: give models of "
+                "one corpus, vocabulary and eval.split"
             )
     return members
 
