@@ -32,9 +32,7 @@ def test_gpu_descriptions_are_consistent(name: str) -> None:
     assert gpus.limit("cpu") == float("inf")
 
 
-def test_a_missing_or_unsuited_compiler_names_the_wheel(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(**options: Any) -> None:
         assert options["topology"] == "1x1x2"
         raise NotImplementedError("topology not implemented for cuda")
@@ -51,9 +49,7 @@ def test_a_missing_or_unsuited_compiler_names_the_wheel(
             chips.find_devices(part)
 
 
-def test_a_step_that_exceeds_the_memory_does_not_fit(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_step_beyond_the_memory_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     mesh = tiny.one_device()
     place = NamedSharding(mesh, jax.P())
     x = jax.ShapeDtypeStruct((8,), jnp.float32, sharding=place)

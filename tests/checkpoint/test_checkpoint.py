@@ -120,9 +120,7 @@ def test_state_and_position_are_restored_exactly(rising: Path) -> None:
     assert set(saved.tree) == {"step", "opt_state", "memory", "rng", "guard"}
 
 
-def test_a_state_with_an_average_and_without_memory_is_restored_exactly(
-    tmp_path: Path,
-) -> None:
+def test_an_average_without_memory_is_restored_exactly(tmp_path: Path) -> None:
     expected = make_state(1, mem_len=0, averages=True)
     with open_checkpoints(tmp_path, CheckpointConfig()) as manager:
         assert save_restore.restore(manager, like(expected)) is None, "nothing yet"

@@ -22,9 +22,7 @@ from txl_jax.evaluate.grouping import count_segments, window_tokens
         ("xla", 0, 1, 128, (1, 128)),
     ],
 )
-def test_segments_fill_the_rows_and_windows_the_cache(
-    kernel: str, M: int, B: int, L: int, expected: tuple[int, int]
-) -> None:
+def test_sizes(kernel: str, M: int, B: int, L: int, expected: tuple[int, int]) -> None:
     config = dataclasses.replace(ENWIK8, kernel=kernel, mem_len=M)
     segments = count_segments(config, 0, B, L)
     assert (segments, window_tokens(config, segments, B, L)) == expected

@@ -79,9 +79,7 @@ def loop(tokens: np.ndarray, config: EvalConfig) -> float:
     ],
     ids=str,
 )
-def test_nll_matches_a_plain_loop(
-    changes: dict[str, Any], count: int, cold_tokens: int
-) -> None:
+def test_nll_by_a_loop(changes: dict[str, Any], count: int, cold_tokens: int) -> None:
     config, tokens = dataclasses.replace(CONFIG, **changes), TOKENS[:count]
     scores = compiled(config)(PARAMS, tokens, tiny.silent)
     assert scores["nll"] == pytest.approx(loop(tokens, config), rel=tiny.FLOAT32)
@@ -123,9 +121,7 @@ def test_segments_one_by_one_have_the_bits_of_plain_calls() -> None:
         ),
     ],
 )
-def test_documents_and_streams_do_not_depend_on_the_segments_of_a_call(
-    L: int, M: int, S: int, kernel: str
-) -> None:
+def test_segments_per_call_change_nothing(L: int, M: int, S: int, kernel: str) -> None:
     """Documents start anywhere; streams differ in length and end in padding."""
     one = EvalConfig(
         streams=3, tgt_len=L, mem_len=M, reset_memory_at="3", segments_per_step=1

@@ -52,9 +52,7 @@ def test_restrict_agrees_with_a_literal_transcription(top_p: float, top_k: int) 
 
 
 @pytest.mark.parametrize("temperature, top_p", [(0, 0.5), (1e-40, 1), (1, 1e-46)])
-def test_tiny_temperature_and_top_p_are_greedy(
-    temperature: float, top_p: float
-) -> None:
+def test_tiny_values_are_greedy(temperature: float, top_p: float) -> None:
     config = GenerateConfig(temperature=float(temperature), top_k=3, top_p=float(top_p))
     for seed in range(3):
         tokens_B = choose(LOGITS_BV, jax.random.key(seed), config)
@@ -92,9 +90,7 @@ MEMORY = GenerateConfig(num_tokens=14, top_k=4, mem_len=4)
 WINDOW = dataclasses.replace(MEMORY, mem_len=0)
 
 
-def test_a_short_memory_is_carried_from_token_to_token(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_memory_is_carried_between_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """In each stream by itself, however many tokens are fetched at once."""
     second = dataclasses.replace(MEMORY, seed=MEMORY.seed + 1)
     alone_T = sampler.sample(tiny.CONFIG, PARAMS, PROMPT, second)

@@ -22,9 +22,7 @@ def chosen(shape: tuple[int, ...], places: NamedSharding, K: int = 8) -> str:
     return names[0]
 
 
-def test_auto_takes_xla_where_the_mesh_does_not_divide(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_auto_takes_xla_on_an_uneven_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(FASTEST, "cpu", "chunked")
     places = sharding(make_mesh(MeshConfig(data=4, model=2)), "BLHA")
     assert chosen((4, 3, 2, 5), places) == "chunked"

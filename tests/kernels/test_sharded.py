@@ -41,9 +41,7 @@ def place(mesh: Mesh, inputs: dict[str, Any]) -> dict[str, Any]:
     [(CUBE, ()), (MeshConfig(data=1, fsdp=2, model=4), ("r_RHA", "u_HA", "w_HA"))],
     ids=str,
 )
-def test_value_and_gradients_are_those_of_one_device(
-    sizes: MeshConfig, absent: tuple[str, ...]
-) -> None:
+def test_results_are_one_device_s(sizes: MeshConfig, absent: tuple[str, ...]) -> None:
     mesh, case = make_mesh(sizes), CASE._replace(absent=absent)
     # The inner function is inside a shard_map, where nothing is left to split.
     split = follow_mesh(follow_mesh(CHUNKED))
@@ -67,9 +65,7 @@ def test_streams_and_heads_that_do_not_divide() -> None:
     assert_agree(differentiate(split, placed), oracle(case))
 
 
-def test_each_device_attends_only_to_its_own_part(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_each_device_attends_to_its_shard(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mesh of the model's parameters and tokens is enough."""
     shapes = set()
 

@@ -72,10 +72,3 @@ def test_flops_by_hand() -> None:
     assert flops.needed_flops(tiny, 2, 7, training=True) == needed
     # Evaluation has keys and values already.
     assert flops.needed_flops(tiny, 2, 7, training=False) == 2 * own + softmax
-
-
-def test_shares_of_clusters_by_zipfs_law() -> None:
-    parts = flops.zipf(267_735, (20_000, 40_000, 200_000))
-    assert sum(parts) == pytest.approx(1)
-    assert parts == sorted(parts, reverse=True)[:1] + parts[1:]
-    assert parts[0] == pytest.approx(0.80, abs=0.02)

@@ -10,7 +10,6 @@ import pytest
 from tests.support import tiny
 from txl_jax.config import pytorch, tensorflow
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.initializers import feature_norm
 from txl_jax.update.init import abstract_params, init_params
 
 SIZES: dict[str, Any] = dict(vocab_size=3000, cutoffs=(1000, 2000), div_val=2)
@@ -66,19 +65,3 @@ def test_gated_layers_have_as_many_parameters_as_plain_ones() -> None:
         return sum(x.size for x in jax.tree.leaves(abstract_params(config)))
 
     assert count("swiglu") - count("relu") == tiny.N * (2 * 32 - 48)
-
-
-def test_the_backward_pass_of_a_norm_adds_no_reductions() -> None:
-    def sums(norm: nn.Module) -> int:
-        x = np.ones((2, 8), np.float32)
-        params = norm.init(KEY, x)
-
-        def loss(*args: Any) -> Any:
-            result: Any = norm.apply(*args)
-            return result.sum()
-
-        jaxpr = jax.make_jaxpr(jax.grad(loss))
-        return str(jaxpr(params, x)).count("reduce_sum[")
-
-    plain = nn.LayerNorm(use_fast_variance=False)
-    assert sums(feature_norm(ModelConfig())) == sums(plain)

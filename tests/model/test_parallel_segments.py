@@ -37,9 +37,7 @@ OTHERS = [
     [*CASES, *(pytest.param(*each, marks=pytest.mark.long) for each in OTHERS)],
     ids=str,
 )
-def test_a_call_with_several_segments_equals_calls_with_one(
-    changes: dict[str, Any], kind: str
-) -> None:
+def test_segments_of_one_call_match_many(changes: dict[str, Any], kind: str) -> None:
     """With documents that start anywhere and padding at the end, twice in a row."""
     config = tiny.config(**changes)
     params = tiny.make_params(config)

@@ -192,9 +192,7 @@ def value_and_gradient(config: ModelConfig) -> Any:
     ],
     ids=str,
 )
-def test_unrolling_and_remat_do_not_change_the_model(
-    fields: dict[str, Any],
-) -> None:
+def test_unrolling_and_remat_change_nothing(fields: dict[str, Any]) -> None:
     config = dataclasses.replace(DROPOUT, **fields)
     half = dataclasses.replace(config, dtype="bfloat16")
     shapes = abstract_params(DROPOUT)

@@ -142,14 +142,6 @@ def test_averages_include_only_targets_that_see_the_span(maps: Maps) -> None:
     np.testing.assert_allclose(actual_NH, distance_NH, atol=1e-4)
 
 
-@pytest.mark.long
-def test_shown_targets_are_evenly_spread() -> None:
-    config, params = AttentionConfig(segments=4, at=10), tiny.make_params()
-    few = attention_map.make_maps(tiny.CONFIG, params, TOKENS, config, EVAL)
-    assert (few.shown_I[0], few.shown_I[-1]) == (10, 10 + 4 * L - 1)
-    assert len(few.shown_I) == 12 and set(np.diff(few.shown_I)) == {1, 2}
-
-
 @pytest.mark.parametrize(
     "model, at, mem_len, message",
     [

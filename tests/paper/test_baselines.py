@@ -47,14 +47,6 @@ def test_agrees_with_the_slow_recursion(order: int) -> None:
         assert measure(train, test)[f"order-{order}"] == pytest.approx(bits, rel=1e-12)
 
 
-def test_without_training_text_all_bytes_are_equally_likely() -> None:
-    probability = witten_bell(as_array(b""), as_array(b"any text"), 3)
-    np.testing.assert_array_equal(probability, 1 / 256)
-    # One byte of text: seen once, so half the mass, however long the context.
-    one = witten_bell(as_array(b"a"), as_array(b"xa"), 3)
-    np.testing.assert_allclose(one, [(1 + 1 / 256) / 2])
-
-
 def test_compressors_are_measured_in_bits_per_byte() -> None:
     noise = np.random.default_rng(0).integers(0, 256, 20_000, np.uint8)
     text = as_array(b"to be or not to be\n" * 2000)

@@ -31,9 +31,7 @@ def test_the_best_length_is_the_shortest_that_reaches_the_best() -> None:
         ((11.0,), "one seed, so no spread"),
     ],
 )
-def test_a_cost_counts_if_it_exceeds_the_spread_over_seeds(
-    shaw: tuple[float, ...], verdict: str
-) -> None:
+def test_costs_beyond_the_spread_count(shaw: tuple[float, ...], verdict: str) -> None:
     """Runs of one seed are compared, although the seeds differ by 0.4."""
     ours = (10.0, 10.2, 10.4)[: len(shaw)]
     results = {"wt103_128m": made(*ours), "wt103_shaw": made(*shaw)}

@@ -39,9 +39,7 @@ def oracle(config: ModelConfig, context: int, tgt_len: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("mem_len, segments", [(7, 1), (7, 2), (0, 1)])
-def test_losses_depend_on_exactly_the_stated_context(
-    mem_len: int, segments: int
-) -> None:
+def test_losses_depend_on_the_exact_context(mem_len: int, segments: int) -> None:
     options = EvalConfig(
         tgt_len=5, mem_len=mem_len, streams=3, segments_per_step=segments
     )

@@ -61,9 +61,7 @@ def change(options: ReclConfig, **fields: Any) -> None:
     configs.save_json(configs.parse(saved), path)
 
 
-def test_losses_are_measured_once_and_reused(
-    options: ReclConfig, tmp_path: Path, scored: list[int]
-) -> None:
+def test_kept_losses(options: ReclConfig, tmp_path: Path, scored: list[int]) -> None:
     change(options, clamp_len=9)
     result = recl.run(options, tmp_path, {})
     assert scored == [4, 8, 12] * 2
@@ -117,9 +115,7 @@ def test_absolute_positions_read_no_more_than_their_window(
     assert (b["recl_tokens"]["1"], b["ended"]["1"]) == (6, True)
 
 
-def test_models_of_different_texts_are_refused(
-    options: ReclConfig, tmp_path: Path, scored: list[int]
-) -> None:
+def test_unlike_texts(options: ReclConfig, tmp_path: Path, scored: list[int]) -> None:
     with refused("test' has .* tokens, too few for the longest of .* = .1, 99999, 99"):
         recl.run(dataclasses.replace(options, contexts=(1, 99999, 99)), tmp_path, {})
     change(options, split="valid")

@@ -14,9 +14,7 @@ from txl_jax.paper.windows import PAPER, count_flops
 from txl_jax.report.provenance import environment
 
 
-def test_a_row_has_the_columns_of_the_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_row_of_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PAPER, 6, 363)
     options = EvalConfig(tgt_len=4, streams=2, sweep="mem_len=6")
     model = tiny.config(n_layer=1)

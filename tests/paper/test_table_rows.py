@@ -86,8 +86,6 @@ def test_every_token_attends_to_the_given_length() -> None:
         ("wt103_vaswani", {}, 0),
     ],
 )
-def test_distances_beyond_those_of_training_are_clamped(
-    name: str, overrides: dict[str, str], clamp_len: int
-) -> None:
+def test_clamped_lengths(name: str, overrides: dict[str, str], clamp_len: int) -> None:
     row = table_rows.row_config(name, TableConfig(), overrides)
     assert row.eval.clamp_len == clamp_len

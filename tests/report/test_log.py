@@ -105,9 +105,7 @@ def test_totals_continue_when_a_run_resumes(path: Path, clock: SimpleNamespace) 
     assert (last["compile"], last["update"]) == (14.0, 2 * 2 + 2 * 2)
 
 
-def test_the_newest_line_waits_for_its_validation(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_validation_joins_its_line(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     forced: list[int] = []
     with MetricsLog(path, 0, 100, 1) as log:
         for step in (1, 2, 3):
@@ -125,9 +123,7 @@ def test_the_newest_line_waits_for_its_validation(
     assert nlls == [None, None, 1.25, None, None]
 
 
-def test_lines_are_written_at_intervals_at_validations_and_at_the_end(
-    path: Path, clock: SimpleNamespace
-) -> None:
+def test_when_lines_are_written(path: Path, clock: SimpleNamespace) -> None:
     """The timing of each covers all updates since the last."""
     with MetricsLog(path, 0, 11, 4) as log:
         for step in range(1, 12):
@@ -157,9 +153,7 @@ def test_a_resume_cuts_lines_newer_than_the_checkpoint(path: Path) -> None:
     assert steps_in(path) == [1, 2], "a fresh run starts an empty file"
 
 
-def test_a_damaged_metrics_file_keeps_each_whole_line_once(
-    path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_whole_lines_are_kept(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(path, 0, range(1, 7))
     good = path.read_text().splitlines()
     bad = [good[0], good[1][:-1], good[2], good[1], "[]", good[2], good[3], good[5]]
@@ -174,9 +168,7 @@ def test_a_damaged_metrics_file_keeps_each_whole_line_once(
     assert "lacks the updates up to 5" in capsys.readouterr().err
 
 
-def test_a_changed_digit_in_any_line_is_reported_once(
-    path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_changed_lines_are_cut(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(path, 0, range(1, 8))
     lines = path.read_text().splitlines(keepends=True)
     lines[1] = lines[1].replace('"loss": 0.5', '"loss": 0.4')

@@ -4,7 +4,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-import matplotlib.image
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
@@ -39,16 +38,6 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     return kept
 
 
-@pytest.mark.parametrize("count, baselines", [(1, BASELINES), (400, {})])
-def test_every_run_has_a_picture(
-    tmp_path: Path, count: int, baselines: dict[str, float]
-) -> None:
-    plot_loss(lines(count, valid_every=1), tmp_path / "loss.png", baselines)
-    pixels = matplotlib.image.imread(tmp_path / "loss.png")
-    assert pixels.shape[0] >= 400 and pixels.shape[1] >= 700
-    assert pixels.std() > 0.01, "something is drawn"
-
-
 def points(curve: Any) -> list[list[float]]:
     """Returns the steps and the values of a curve."""
     return [np.asarray(values).tolist() for values in curve.get_data()]
@@ -75,9 +64,7 @@ def test_curves_show_bits_by_step(figures: list[Figure], tmp_path: Path) -> None
     assert points(below.get_lines()[0]) == [list(range(1, 41)), rates]
 
 
-def test_a_sweep_marks_the_value_of_training_and_the_shortest(
-    figures: list[Figure], tmp_path: Path
-) -> None:
+def test_a_sweep_marks_two_values(figures: list[Figure], tmp_path: Path) -> None:
     rows = [{"clamp_len": value, "ppl": ppl} for value, ppl in ((9, 4.0), (0, 3.0))]
     result = {"sweep": "clamp_len", "rows": rows, "init": 0, "shortest": 9}
     plot_sweep(result, tmp_path / "sweep.png")

@@ -87,9 +87,7 @@ def test_a_long_wait_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
     assert compile_step("a step", slow, 1.0)(1.0) == 1.0
 
 
-def test_no_process_calls_a_step_before_all_have_compiled_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_steps_wait_for_all_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     """Devices that communicate for the first time wait 30 s for one another."""
     events: list[str] = []
     monkeypatch.setattr(distributed, "wait_for_all", lambda: events.append("wait"))

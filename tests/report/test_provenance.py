@@ -31,9 +31,7 @@ def test_only_differences_that_may_change_bits_are_reported() -> None:
     assert difference.startswith("versions was ") and "99.0" in difference
 
 
-def test_the_revision_is_the_commit_of_the_package(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_revision_of_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def git(*arguments: str) -> str:
         author = ("-c", "user.name=a", "-c", "user.email=a@example.org")
         command = ["git", "-C", str(tmp_path), *author, *arguments]

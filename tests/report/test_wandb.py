@@ -51,9 +51,7 @@ def test_a_lost_service_ends_the_logging_but_not_the_run(
     assert line.startswith("no more numbers to wandb until the next start (Connection")
 
 
-def test_a_missing_package_is_reported_with_its_installation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert refusal(wandb.check_installed, "mine") == (
         "run.wandb = 'mine' needs wandb: pip install 'txl_jax[wandb]', or leave the "

@@ -80,9 +80,7 @@ def test_processes_are_found(environment: dict[str, str], args: dict[str, Any]) 
     ],
     ids=str,
 )
-def test_an_incomplete_or_invalid_environment_is_refused(
-    changes: dict[str, str], message: str
-) -> None:
+def test_bad_environments_are_refused(changes: dict[str, str], message: str) -> None:
     with refused(message):
         find_processes(ENVIRONMENT | changes)
 
@@ -123,26 +121,6 @@ def test_the_death_of_a_process_ends_the_other(tmp_path: Path, killed: int) -> N
     assert statuses[1 - killed] == -signal.SIGABRT
 
 
-REFUSES = """
-import sys
-from txl_jax.errors import UserError
-from txl_jax.runtime import distributed
-
-distributed.connect()
-sys.exit(distributed.report(UserError("an error")))
-"""
-
-
-def test_processes_with_the_same_error_all_exit_with_its_status(
-    tmp_path: Path,
-) -> None:
-    """The exit of process 0 would abort the others."""
-    run = Processes(tmp_path, python=("-c", REFUSES))
-    assert run.wait() == [2, 2]
-    for index in range(2):
-        assert run.said(index) == [f"txl_jax[{index}]: an error"]
-
-
 # As on TPUs, where a host's chips need not be neighbours in the mesh.
 INTERLEAVED = """
 import jax, numpy as np
@@ -166,9 +144,7 @@ distributed.wait_for_all()
 """
 
 
-def test_a_process_feeds_devices_that_are_not_neighbours_in_the_mesh(
-    tmp_path: Path,
-) -> None:
+def test_processes_feed_interleaved_devices(tmp_path: Path) -> None:
     run = Processes(tmp_path, python=("-c", INTERLEAVED))
     assert run.wait() == [0, 0], run.said(0)
     for text, rows in zip(run.stdout, ("[0, 1, 6, 7]", "[2, 3, 4, 5]"), strict=True):
@@ -268,9 +244,7 @@ def test_signals_end_a_process(
     assert at_once == (busy == "busy")
 
 
-def test_the_loss_of_a_process_is_distinguished_from_other_errors(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_lost_processes_are_recognized(monkeypatch: pytest.MonkeyPatch) -> None:
     def leave(line: str, status: int) -> None:
         raise SystemExit((line, status))
 

@@ -79,9 +79,7 @@ NONE = "none, with an empty memory and the parameters of the checkpoint"
         (lambda params: None, NONE),
     ],
 )
-def test_the_first_bad_number_is_named(
-    damage: Callable[[Any], None], expected: str
-) -> None:
+def test_first_bad_number(damage: Callable[[Any], None], expected: str) -> None:
     assert diagnose(PLAIN, damage) == expected
 
 
@@ -97,9 +95,7 @@ OTHERS: list[tuple[Any, Any, int]] = [
     [({}, {}, 1), *(pytest.param(*x, marks=pytest.mark.long) for x in OTHERS)],
     ids=["in parts", "remat, dropout", "unrolled, clusters", "eight devices"],
 )
-def test_the_layer_whose_gradient_overflows_is_named(
-    changes: Any, fields: Any, devices: int
-) -> None:
+def test_overflowing_gradient_is_named(changes: Any, fields: Any, devices: int) -> None:
     model = dataclasses.replace(PRE_LNORM, **changes)
     result = diagnose(model, overflowing_gradient, make_config(**fields), devices)
     assert result == f"the norm of the gradient of {LAYER}/in/kernel"

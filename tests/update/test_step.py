@@ -20,7 +20,7 @@ from txl_jax.data.streams import Position, Streams
 from txl_jax.model import attention
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import Memory
-from txl_jax.model.segment import OneSegment, Segment, join, scanned
+from txl_jax.model.segment import OneSegment, Segment, scanned
 from txl_jax.model.txl import TransformerXL
 from txl_jax.sharding.mesh import make_mesh
 from txl_jax.sharding.options import MeshConfig
@@ -30,10 +30,8 @@ from txl_jax.update.optim import make_average, make_optimizer, make_schedule
 from txl_jax.update.options import OptimConfig, TrainConfig
 from txl_jax.update.state import Average, TrainState
 from txl_jax.update.step import (
-    join_streams,
     make_train_step,
     nll_sum,
-    split_streams,
     sum_gradients,
 )
 
@@ -156,14 +154,6 @@ def test_one_call_of_many_updates_equals_many_calls_of_one() -> None:
     assert metrics["skipped"].tolist() == [True, False]
 
 
-def test_the_step_names_its_phases() -> None:
-    step: Any = ONE_STEP
-    lowered = step.lower(make_state(DROPOUT), make_segments(G))
-    text = lowered.as_text(debug_info=True)
-    for phase in ("forward_and_backward", "memory", "optimizer"):
-        assert f"{phase}/" in text or f"{phase})" in text
-
-
 def test_every_update_draws_different_dropout() -> None:
     """The mask depends only on the update's number, so a resumed run repeats it."""
     segments, state = make_segments(G), make_state(DROPOUT)
@@ -220,15 +210,6 @@ def test_an_update_is_the_mean_over_its_scored_tokens(half_loss: bool) -> None:
     assert metrics["loss"].tolist() == metrics["tokens"].tolist() == [0, 0]
     tiny.assert_equal(after.params, state.params)
     tiny.assert_close(after.memory.filled_B, memory.filled_B)
-
-
-def test_one_gradient_segment_adds_nothing_to_the_program() -> None:
-    """Only boundaries inside a call divide the number of a query by a length."""
-    segments, state = make_segments(G), make_state(DROPOUT)
-    assert join(segments, 1) is segments
-    for count in (1, G):
-        step: Any = make_step(DROPOUT, make_config(gradient_segments=count))
-        assert ("floor_divide" in step.lower(state, segments).as_text()) == (count > 1)
 
 
 @pytest.mark.parametrize(
@@ -309,16 +290,6 @@ def test_casting_the_layers_first_keeps_bfloat16_gradients() -> None:
     tiny.assert_close(whole, expected, tiny.BFLOAT16)
     parts = jax.eval_shape(functools.partial(grads, parts=C), one)
     assert {x.dtype for x in jax.tree.leaves(parts)} == {jnp.dtype("float32")}
-
-
-@pytest.mark.parametrize("axis", [0, 1, 2])
-def test_chunks_interleave_the_streams(axis: int) -> None:
-    x = np.random.default_rng(0).normal(size=(6, 6, 6, 2))
-    chunks = split_streams(jnp.asarray(x), axis, C)
-    for c in range(C):
-        every = [slice(None)] * axis + [slice(c, None, C)]
-        np.testing.assert_array_equal(chunks[c], jnp.asarray(x)[tuple(every)])
-    np.testing.assert_array_equal(join_streams(chunks, axis), jnp.asarray(x))
 
 
 def poison_memory(state: TrainState) -> TrainState:

@@ -19,9 +19,7 @@ PUBLISHED = [
 
 
 @pytest.mark.parametrize(("L", "M", "A", "waste"), PUBLISHED)
-def test_published_sizes_fit_and_waste_little(
-    L: int, M: int, A: int, waste: float
-) -> None:
+def test_published_sizes_waste_little(L: int, M: int, A: int, waste: float) -> None:
     for kind, vmem in VMEM.items():
         blocks = choose(kind, L, M + L, A)
         visible = L * M + L * (L + 1) // 2
@@ -36,8 +34,6 @@ def test_published_sizes_fit_and_waste_little(
         ("TPU v3", (8, 16, 64), "'TPU v3'.*TPU v6e"),
     ],
 )
-def test_unsuited_chips_are_refused(
-    kind: str, sizes: tuple[int, int, int], message: str
-) -> None:
+def test_refused_chips(kind: str, sizes: tuple[int, int, int], message: str) -> None:
     with pytest.raises(UserError, match=message):
         choose(kind, *sizes)

@@ -55,9 +55,7 @@ def test_compiles_for_v5e_without_an_array_of_queries_by_keys() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize(("dtype", "dropout"), [("bfloat16", 0.1), ("float32", 0.0)])
 @pytest.mark.parametrize("chip", ["v4", "v5e", "v5p", "v6e"])
-def test_compiles_for_every_chip_and_size(
-    chip: str, dtype: str, dropout: float
-) -> None:
+def test_compiles_for_every_chip(chip: str, dtype: str, dropout: float) -> None:
     rows = estimate(chips=chip, dropout=dropout, dtype=dtype, shapes=SHAPES)
     assert len(rows) == 6
     for row in rows:

@@ -126,9 +126,7 @@ def test_agrees_with_xla_on_a_wide_grid(L: int, M: int, oldest: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("rate", [0.0, 0.1])
 @pytest.mark.parametrize(("L", "M"), LENGTHS)
-def test_agrees_with_xla_on_a_wide_grid_in_bfloat16(
-    L: int, M: int, rate: float
-) -> None:
+def test_agrees_with_xla_on_a_bfloat16_grid(L: int, M: int, rate: float) -> None:
     columns = min(256, make_blocks(L, M + L, 256, 128).query_width)
     wide = case(2, 2, L, M, 64, oldest="documents", rate=rate)
     check(kernel(wide, 256, columns), wide, jnp.bfloat16)
