@@ -72,12 +72,13 @@ class Config:
             'train.order = "roll"': self.train.order == "roll",
             "eval.reset_memory_at": self.eval.reset_memory_at != OFF,
         }
-        names = [name for name, on in resets.items() if on]
-        if names and self.model.initial_memory == "zeros":
-            raise UserError(
-                f"{names[0]} starts documents in mid-segment, where a memory of zeros "
-                'has no effect: leave it out, or set model.initial_memory to "empty"'
-            )
+        for name, on in resets.items():
+            if on and self.model.initial_memory == "zeros":
+                raise UserError(
+                    f"{name} starts documents in mid-segment, where a memory of zeros "
+                    "has no effect: leave it out, or set model.initial_memory to "
+                    '"empty"'
+                )
         evaluation_model(self.model, self.eval)
         generation_model(self.model, self.generate)
 
@@ -132,6 +133,12 @@ FIELDS: dict[str, dict[str, Any]] = {
 def having(key: Property) -> list[str]:
     """Returns the fields that have a property."""
     return [name for name, properties in FIELDS.items() if properties.get(key)]
+
+
+def replace(config: Config, section: str, **fields: Any) -> Config:
+    """Returns the config with fields of one section changed."""
+    changed = dataclasses.replace(getattr(config, section), **fields)
+    return dataclasses.replace(config, **{section: changed})
 
 
 def default(model: ModelConfig | None = None) -> ConfigDict:
@@ -245,7 +252,7 @@ def save_json(config: Config, path: Path) -> None:
 def load_json(path: Path) -> ConfigDict:
     """Returns the config that `save_json` wrote."""
     try:
-        saved = json.loads(storage.regular(path).read_text("utf-8"))
+        saved = json.loads(path.read_text("utf-8"))
         config = from_saved(verify_checksum(saved), path)
         parse(config)
         return config
@@ -255,10 +262,9 @@ def load_json(path: Path) -> ConfigDict:
             "run, or --config to start one"
         ) from None
     except NotADirectoryError:
-        file = next(each for each in path.parents if each.is_file())
         raise UserError(
-            f"{file} is a file, not the folder of a run: import a released model with "
-            f"--mode=import --format=txl_jax --source={file} --workdir=FOLDER"
+            f"{path.parent} is not the folder of a run: import a released model with "
+            f"--mode=import --format=txl_jax --source={path.parent} --workdir=FOLDER"
         ) from None
     except (OSError, *DAMAGE, UserError) as error:
         raise UserError(

@@ -9,7 +9,6 @@ stderr. `errors` lists the exit statuses. Of several processes, the first writes
 prints.
 """
 
-import importlib
 import os
 import signal
 import sys
@@ -20,9 +19,6 @@ from txl_jax.errors import BROKEN_PIPE, INTERRUPTED, RETRY, USER_ERROR, UserErro
 from txl_jax.runtime import allocator
 
 STATUSES = {signal.SIGTERM: RETRY, signal.SIGINT: INTERRUPTED}
-# Settings of jax, and their values that forbid some of this program's operations.
-STRICT = ("jax_enable_x64", "jax_numpy_", "jax_transfer_guard")
-FORBIDDING = (True, "strict", "raise", "disallow", "disallow_explicit")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -77,16 +73,15 @@ def run_mode(args: list[str], is_program: bool) -> tuple[int, str]:
 
 
 def import_jax() -> None:
-    """Imports jax, which takes seconds, or refuses a variable of its environment."""
+    """Imports jax, which takes seconds; raises UserError if the environment forbids."""
     try:
-        settings = importlib.import_module("jax").config.values
+        import jax
     except ValueError as error:
-        if str(error).startswith("numpy"):  # its version does not fit jaxlib
-            raise
-        raise UserError(f"{error}: correct this variable of the environment") from error
-    for name, value in sorted(settings.items()):
-        if name.startswith(STRICT) and value in FORBIDDING:
-            raise UserError(f"{name.upper()}={value} is not supported: unset it")
+        raise UserError(
+            f"jax cannot be imported ({error}): correct the environment"
+        ) from error
+    if jax.config.values["jax_enable_x64"]:
+        raise UserError("JAX_ENABLE_X64 is not supported: unset it")
 
 
 def exit_on_signals() -> None:

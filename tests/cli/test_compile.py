@@ -22,7 +22,7 @@ from txl_jax import config as configs
 from txl_jax.aot import chips
 from txl_jax.aot.hlo import Program, collectives
 from txl_jax.aot.lower import Compiled
-from txl_jax.cli import compile_ahead, steps
+from txl_jax.cli import compile_ahead
 from txl_jax.config import Config
 from txl_jax.errors import UserError
 from txl_jax.metrics import parameter_count
@@ -30,7 +30,7 @@ from txl_jax.sharding.mesh import make_mesh
 from txl_jax.sharding.options import MeshConfig
 from txl_jax.sharding.rules import shards
 from txl_jax.update.init import abstract_params
-from txl_jax.workdir.fit import find_vocab
+from txl_jax.workdir.fit import find_vocab, fit_mesh
 
 needs_libtpu = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None,
@@ -81,7 +81,7 @@ def read(path: Path, **mesh: int) -> Config:
 
 def compiled(config: Config) -> Compiled:
     """Returns the training step, compiled for the slice."""
-    done = steps.compile_train(config, chips.find_devices(chips.find(SLICE)))
+    done = compile_ahead.compile_step(config, chips.find_devices(chips.find(SLICE)))
     assert done.fits
     return done
 
@@ -170,7 +170,7 @@ def test_fsdp_gathers_only_parameters_one_layer_at_a_time(path: Path) -> None:
 def check_donated(config: Config, done: Compiled, mesh: Mesh | None = None) -> None:
     """Asserts that the step writes the new state, memory too, over the old one."""
     assert "input_output_alias={" in done.text.partition("\n")[0]
-    mesh = mesh or steps.check_mesh(config, chips.find_devices(chips.find(SLICE)))
+    mesh = mesh or fit_mesh(config, chips.find_devices(chips.find(SLICE)))
     own = config.train.batch_size // shards(mesh, "B")
     model, width = config.model, 4 if config.model.dtype == "float32" else 2
     memory = width * model.n_layer * own * model.mem_len * model.d_model
@@ -190,16 +190,14 @@ def test_a_mesh_may_split_an_axis_of_the_slice() -> None:
 
 
 @needs_libtpu
-def test_streams_that_do_not_divide_name_a_mesh_that_works(path: Path) -> None:
+def test_streams_that_do_not_divide_need_another_mesh(path: Path) -> None:
     flags = (f"--topology={SLICE}", "--config.train.batch_size=4")
-    line = refusal(path, *flags)
-    assert "train.batch_size = 4 is not divisible by the 8 shards" in line
-    assert "--config.mesh.model=2 works" in line
+    assert "multiple of 8, or raise mesh.model" in refusal(path, *flags)
     result = command(path, *flags, "--mesh=auto").result
     assert result["mesh"] == {"data": 4, "fsdp": 1, "model": 2}
     assert result["streams_per_chip"] == 0.5
-    line = refusal(path, f"--topology={SLICE}", "--config.train.batch_size=3")
-    assert "take --streams_per_chip=1" in line
+    line = refusal(path, *flags, "--mesh=auto", "--config.train.batch_size=3")
+    assert "change --streams_per_chip" in line
     assert "'v5e:3x5' is not a slice" in refusal(path, "--topology=v5e:3x5")
 
 
@@ -211,7 +209,7 @@ def test_out_of_memory_has_the_excess_and_the_flags_that_help(path: Path) -> Non
     assert not result["fits"]
     over = result["hbm_bytes"] - result["hbm_capacity_bytes"]
     assert result["exceeds_by_bytes"] == over > 0
-    for knob in ("remat", "fsdp", "batch_chunk", "kernel", "streams_per_chip"):
+    for knob in ("remat", "fsdp", "batch_chunk"):
         assert knob in result["knobs"]
     assert f"{over / 2**30:.2f} GiB too much" in done.err
     assert "eval.streams = 4 is not divisible" in result["evaluation"]["error"]
@@ -228,9 +226,9 @@ def test_the_most_streams_that_fit_are_found(
         per_chip = config.train.batch_size // 8
         return config, Compiled(per_chip <= most, per_chip * 2**30, 0.0)
 
-    monkeypatch.setattr(steps, "compile_on_mesh", compile_on_mesh)
-    config = steps.replace(read(path), "train", batch_chunk=chunks)
-    config = steps.replace(config, "compile", streams_per_chip=-1, mesh="auto")
+    monkeypatch.setattr(compile_ahead, "compile_on_mesh", compile_on_mesh)
+    config = configs.replace(read(path), "train", batch_chunk=chunks)
+    config = configs.replace(config, "compile", streams_per_chip=-1, mesh="auto")
     part = chips.find(SLICE)
     if not most:
         with pytest.raises(UserError, match="not even 1 streams per chip fit"):
@@ -268,11 +266,11 @@ def test_without_libtpu_the_error_has_the_command_to_install_it(
 def test_published_vocabularies_are_known(
     path: Path, changes: dict[str, Any], size: int
 ) -> None:
-    config = steps.replace(configs.parse(configs.load(str(path))), "data", **changes)
+    config = configs.replace(configs.parse(configs.load(str(path))), "data", **changes)
     if size:
         assert find_vocab(config).model.vocab_size == size
         return
     with pytest.raises(UserError, match="--config.model.vocab_size=N"):
         find_vocab(config)
-    config = steps.replace(config, "model", vocab_size=99)
+    config = configs.replace(config, "model", vocab_size=99)
     assert find_vocab(config) == config

@@ -14,11 +14,11 @@ from tests.support import trained
 from txl_jax import config as configs
 from txl_jax.aot import chips, gpus
 from txl_jax.aot.hlo import Collective, Program, collectives
-from txl_jax.cli import steps
+from txl_jax.cli import compile_ahead
 from txl_jax.config import Config
 from txl_jax.metrics import parameter_count
 from txl_jax.update.init import abstract_params
-from txl_jax.workdir.fit import find_vocab
+from txl_jax.workdir.fit import find_vocab, fit_mesh
 
 pytestmark = [
     pytest.mark.long,
@@ -58,8 +58,8 @@ def compiled(path: Path, **changes: Any) -> tuple[Config, str, list[Collective]]
         tree["model" if name == "kernel" else "mesh"][name] = value
     config = find_vocab(configs.parse(tree))
     devices = chips.find_devices(chips.find("h100:8"))
-    done = steps.compile_train(config, devices)
-    check_donated(config, done, steps.check_mesh(config, devices))
+    done = compile_ahead.compile_step(config, devices)
+    check_donated(config, done, fit_mesh(config, devices))
     return config, done.text, collectives(Program(done.text))
 
 

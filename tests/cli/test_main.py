@@ -21,7 +21,6 @@ import txl_jax
 from tests.support.refusal import refusal
 from tests.support.trained import SECRET, TEXT, Home, command, home, own_home
 from txl_jax import config as configs
-from txl_jax import main
 from txl_jax.cli import modes
 from txl_jax.cli.flags import MODES, takes
 from txl_jax.cli.modes import check_processes
@@ -52,17 +51,6 @@ def documented(name: str, result: dict[str, Any], *left_out: str) -> bool:
         fields = configs.SECTIONS[section].__dataclass_fields__ if every else [key]  # type: ignore[attr-defined]
         keys += [x for x in fields if x not in (*keys, *left_out, *DYNAMIC)]
     return list(result) == keys
-
-
-def test_mismatched_libraries_are_not_blamed_on_the_environment(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def fail(name: str) -> None:
-        raise ValueError("numpy.dtype size changed")
-
-    monkeypatch.setattr("importlib.import_module", fail)
-    with pytest.raises(ValueError, match=r"^numpy"):
-        main.import_jax()
 
 
 def test_the_environment_is_neither_kept_nor_printed(home: Home) -> None:

@@ -137,12 +137,11 @@ def refusal_of(*flags: str, start: str = "", **environment: str) -> str:
 @pytest.mark.parametrize(
     "environment, part",
     [
-        ({"JAX_ENABLE_X64": "maybe"}, "'JAX_ENABLE_X64': correct this variable"),
-        ({"JAX_TRANSFER_GUARD": "disallow"}, "=disallow is not supported: unset it"),
-        ({"JAX_ENABLE_X64": "true"}, "JAX_ENABLE_X64=True is not supported: unset it"),
+        ({"JAX_ENABLE_X64": "maybe"}, "'JAX_ENABLE_X64'): correct the environment"),
+        ({"JAX_ENABLE_X64": "true"}, "JAX_ENABLE_X64 is not supported: unset it"),
         (  # jax is then imported in part
             {"JAX_NUM_CPU_DEVICES": "x", "JAX_NUM_PROCESSES": "2"},
-            "jax_num_cpu_devices: correct this variable",
+            "jax_num_cpu_devices): correct the environment",
         ),
         ({"JAX_PLATFORMS": "toaster"}, "check JAX_PLATFORMS"),
         ({"JAX_PLATFORMS": "cuda", "CUDA_VISIBLE_DEVICES": ""}, "check JAX_PLATFORMS"),
@@ -226,7 +225,7 @@ def test_advice_on_too_little_memory_fits_the_mode(mode: str, advice: str) -> No
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_nonfinite_result_is_an_error(value: float) -> None:
     check_finite({"rows": [{"nll": 1.0}], "nll": None, "name": value})
-    with pytest.raises(BadNumbers, match="rows.nll = .* lower eval.dynamic_lr"):
+    with pytest.raises(BadNumbers, match="rows.1.nll = .* lower eval.dynamic_lr"):
         check_finite({"rows": [{"nll": 1.0}, {"nll": value}]})
     with pytest.raises(BadNumbers, match="nll_nats.96 = "):
         check_finite({"nll_nats": {96: value}})

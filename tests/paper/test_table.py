@@ -19,7 +19,6 @@ from txl_jax.config import Config
 from txl_jax.errors import RETRY, Interrupted
 from txl_jax.paper import table, table_rows
 from txl_jax.paper.options import TableConfig
-from txl_jax.workdir import claim
 
 
 @pytest.fixture
@@ -86,7 +85,7 @@ def test_hours_and_revisions_of_all_runs_are_reported(tmp_path: Path) -> None:
         run = {"starts": starts, "goodput": {"seconds": seconds}}
         (tmp_path / name).mkdir()
         (tmp_path / name / "run.json").write_text(json.dumps(run))
-    origin = claim.summarize([tmp_path / name for name in ("a", "b", "lost")])
+    origin = table.describe_runs([tmp_path / name for name in ("a", "b", "lost")])
     assert origin["hours"] == 1.5
     assert table.describe_origin(origin) == (
         "Training all runs, with validation, took 1.5 hours on 2 x cpu (2026-11-24, "

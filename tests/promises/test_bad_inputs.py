@@ -59,11 +59,6 @@ def each(change: Change, names: str) -> Change:
     return lambda folder: [change(path) for path in list(folder.glob(names))]
 
 
-def replace(folder: Path) -> None:
-    shutil.rmtree(folder)
-    folder.touch()
-
-
 WRITTEN: dict[str, str | bytes] = {
     "latin.txt": "café au lait\n".encode("latin-1") * 200,
     "cut.txt.gz": gzip.compress(TEXT.encode())[:-20],
@@ -89,7 +84,6 @@ COPIES: dict[str, tuple[str, str, Change]] = {
         *("run", "checkpoints"),
         each(update(lambda x: x.update(position=None)), "*/record/metadata"),
     ),
-    "checkpoints_file": ("run", "checkpoints", replace),
     "no_words": ("model", "vocab.txt", Path.unlink),
 }
 
@@ -122,7 +116,7 @@ new train.batch_size=12                   | is not divisible by mesh.data x mesh
 new train.batch_size=80000                 | decrease train.batch_size
 new eval.streams=12                       | eval.streams = 12
 new train.order=sentences:0             | does not occur in the text
-new train.reset_memory_at=300             | = 300 is not a token of this vocabulary
+new train.reset_memory_at=300             | 300 is not a token of this vocabulary
 new mesh.data=16                          | does not fit 8 devices; set mesh.data=-1
 new mesh.model=8                          | make it a multiple of 8, or lower mesh.model
 new mesh.model=8 model.n_head=8 model.d_inner=9 model.feed_forward=geglu | two thirds of
@@ -168,7 +162,6 @@ evaluate checkpoints_gone                 | train there first, or give the
 run imported                              | {home}/imported holds an imported mo
 recl run                                  | give two or more as --workdirs=RUN,RUN
 recl broken --workdirs={run} --contexts=4,8,4 | losses (File exists): fix this
-run checkpoints_file                      | checkpoints is not a folder: move it away
 new train.init_from={run} model.n_layer=3 | model.n_layer is 2 there, 3 here
 new train.init_from={home}/arrays         | checkpoint 60 is damaged (item p
 

@@ -1,19 +1,33 @@
-"""The mode `compile`: the memory and the exchanges of steps on absent TPUs or GPUs."""
+"""The mode `compile`: the memory and the exchanges of steps on absent TPUs or GPUs.
+
+The steps are the jitted functions that training and evaluation run, so a step that
+compiles here also compiles there.
+"""
+
+import bisect
+import contextlib
+import dataclasses
+from collections.abc import Iterator
 
 import jax
 
-from txl_jax.aot import chips
+from txl_jax.aot import chips, lower
+from txl_jax.aot.chips import Slices
 from txl_jax.aot.hlo import Program, collectives, largest_arrays
 from txl_jax.aot.lower import Compiled
-from txl_jax.cli import steps
-from txl_jax.cli.steps import replace
-from txl_jax.config import Config
-from txl_jax.errors import UserError
+from txl_jax.cli.plan import step_arguments
+from txl_jax.config import Config, replace
+from txl_jax.errors import SAVINGS, UserError
 from txl_jax.evaluate.options import evaluation_model
+from txl_jax.evaluate.perplexity import make_reader
 from txl_jax.model.flops import needed_flops
 from txl_jax.report.checksum import Json
 from txl_jax.report.log import say
+from txl_jax.sharding.options import MeshConfig
+from txl_jax.sharding.rules import check_streams
+from txl_jax.update.step import make_program
 from txl_jax.workdir.fit import find_vocab, fit_mesh
+from txl_jax.workdir.load import like_params
 
 MOST_STREAMS = 512  # per chip, where the search ends: a tiny model would never fill it
 
@@ -42,23 +56,25 @@ def compile_ahead(config: Config) -> Json:
         "streams_per_chip": B / tpus.chips,
         **costs(tpus, done, flops, updates),
     }
+    report("training", result)
     if not done.fits:
-        result["knobs"] = knobs(config, tpus)
+        result["knobs"] = SAVINGS["train"]
+        say(f"{'':>12}  {result['knobs']}")
     try:
-        done = steps.compile_evaluation(config, devices)
+        done = compile_evaluation(config, devices)
         model, each = evaluation_model(model, config.eval), config.eval
         B, L, width = each.streams, each.tgt_len, each.ext_len + each.tgt_len
         flops = needed_flops(model, B, width, False) / (B * L)
         result["evaluation"] = {"streams": B, **costs(tpus, done, flops)}
+        report("evaluation", result["evaluation"])
     except UserError as error:
         result["evaluation"] = {"error": str(error)}
-    for line in table(result):
-        say(line)
+        say(f"{'evaluation':>12}  {error}")
     return result
 
 
 def costs(
-    tpus: chips.Slices, done: Compiled, flops_per_token: float, updates: int = 1
+    tpus: Slices, done: Compiled, flops_per_token: float, updates: int = 1
 ) -> Json:
     """Returns the memory of a step on a device, and its exchanges in an update."""
     result: Json = {
@@ -85,19 +101,34 @@ def costs(
     return result
 
 
+def report(name: str, step: Json) -> None:
+    """Reports the costs of a step."""
+    room = f"{gib(step['hbm_bytes'])} of {gib(step['hbm_capacity_bytes'])}"
+    over = gib(step.get("exceeds_by_bytes", 0))
+    fits = (
+        f"fits: {room}" if step["fits"] else f"out of memory: {room}, {over} too much"
+    )
+    say(f"{name:>12}  {fits}")
+    for kind, each in step.get("collectives", {}).items():
+        say(f"{kind:>28}  {each['count']} of {each['bytes'] / 1e6:,.1f} MB in total")
+    for array in step.get("largest_arrays", ()):
+        *_, origin = array["op_name"].rsplit("closed_call/", 1)
+        say(f"{array['bytes'] / 2**20:>24,.1f} MiB  {array['shape']} {origin}")
+
+
 def compile_train(
-    config: Config, devices: list[jax.Device], tpus: chips.Slices
+    config: Config, devices: list[jax.Device], tpus: Slices
 ) -> tuple[Config, Compiled]:
     """Returns the config with the mesh and the streams of `compile`, and its step."""
     streams = config.compile.streams_per_chip
     if streams < 0:
         return largest_batch(config, devices, tpus)
     size = streams * tpus.chips or config.train.batch_size
-    return steps.compile_on_mesh(replace(config, "train", batch_size=size), devices)
+    return compile_on_mesh(replace(config, "train", batch_size=size), devices)
 
 
 def largest_batch(
-    config: Config, devices: list[jax.Device], tpus: chips.Slices
+    config: Config, devices: list[jax.Device], tpus: Slices
 ) -> tuple[Config, Compiled]:
     """Returns the config with the most streams per chip that fit, and its step.
 
@@ -105,42 +136,26 @@ def largest_batch(
     is that of the fewest streams.
     """
     unit = config.train.batch_chunk
-    fitting = None
-    low, count, high = 0, 1, max(MOST_STREAMS // unit, 1) + 1
-    while high - low > 1:
+    tried: dict[int, tuple[Config, Compiled]] = {}
+
+    def exceeds(count: int) -> bool:
+        nonlocal config
         config = replace(config, "train", batch_size=count * unit * tpus.chips)
-        config, done = steps.compile_on_mesh(config, devices)
+        config, done = compile_on_mesh(config, devices)
         config = replace(config, "compile", mesh="config")  # the same from now on
+        tried[count] = config, done
         verb = "fit" if done.fits else "do not fit"
         room = f"{gib(done.bytes)} of {gib(tpus.chip.hbm)}"
         say(f"{count * unit} streams per chip {verb}: {room}")
-        if done.fits:
-            low, fitting = count, (config, done)
-        else:
-            high = count
-        count = (low + high) // 2
-    if not fitting:
+        return not done.fits
+
+    if exceeds(1):
         raise UserError(
             f"not even {unit} streams per chip fit on {tpus.name} with mesh.model = "
-            f"{max(config.mesh.model, 1)}: {knobs(config, tpus)}"
+            f"{max(config.mesh.model, 1)}: {SAVINGS['train']}"
         )
-    return fitting
-
-
-def knobs(config: Config, tpus: chips.Slices) -> str:
-    """Returns flags that lower the memory use."""
-    model = config.model
-    fused = "tpu" if tpus.are_tpus else "chunked"
-    einsum = model.kernel == "xla" and model.position == "transformer_xl"
-    flags = {
-        "model.remat_policy=full": model.remat_policy != "full",
-        f"model.kernel={fused}": einsum,
-        f"mesh.fsdp={max(config.mesh.fsdp, 1) * 2}": True,
-        f"train.batch_chunk={config.train.batch_chunk * 2}": True,
-        "model.dtype=bfloat16": model.dtype == "float32",
-    }
-    names = ", ".join(f"--config.{flag}" for flag, helps in flags.items() if helps)
-    return f"{names} or fewer --streams_per_chip may help"
+    counts = range(1, max(MOST_STREAMS // unit, 1) + 1)
+    return tried[bisect.bisect_left(counts, True, lo=1, key=exceeds)]
 
 
 def gib(size: float) -> str:
@@ -148,29 +163,61 @@ def gib(size: float) -> str:
     return f"{size / 2**30:.2f} GiB"
 
 
-def table(result: Json) -> list[str]:
-    """Returns the main results as lines of text."""
-    lines = [
-        f"{result['slices']} x {result['topology']}: {result['chips']} chips, "
-        f"{result['cores']} cores, {result['devices']} devices, mesh {result['mesh']}"
-    ]
-    for name, step in (("training", result), ("evaluation", result["evaluation"])):
-        if "error" in step:
-            lines.append(f"{name:>12}  {step['error']}")
+def compile_on_mesh(
+    config: Config, devices: list[jax.Device]
+) -> tuple[Config, Compiled]:
+    """Returns the config with the mesh of compile.mesh, and its compiled step.
+
+    "auto" is the least split mesh that fits, or the last one tried if none does.
+    """
+    if config.compile.mesh == "config":
+        return config, compile_step(config, devices)
+    best = None
+    for mesh in meshes(config, devices):
+        if best and (best[1].fits or mesh.model > best[0].mesh.model):
+            break
+        tried = dataclasses.replace(config, mesh=mesh)
+        best = tried, compile_step(tried, devices)
+    if not best:
+        raise UserError(
+            f"no mesh of {config.compile.topology} divides train.batch_size = "
+            f"{config.train.batch_size} and this model: change --streams_per_chip"
+        )
+    return best
+
+
+def meshes(config: Config, devices: list[jax.Device]) -> Iterator[MeshConfig]:
+    """Yields the meshes over which streams and model divide, the least split first."""
+    n, train = len(devices), config.train
+    for model in (m for m in range(1, n + 1) if n % m == 0):
+        streams, uneven = divmod(train.batch_size // train.batch_chunk, n // model)
+        if uneven or not streams:
             continue
-        room = f"{gib(step['hbm_bytes'])} of {gib(step['hbm_capacity_bytes'])}"
-        if step["fits"]:
-            lines.append(f"{name:>12}  fits: {room}")
-        else:
-            over = gib(step["exceeds_by_bytes"])
-            lines.append(f"{name:>12}  out of memory: {room}, {over} too much")
-        for kind, each in step.get("collectives", {}).items():
-            total = f"{each['count']} of {each['bytes'] / 1e6:,.1f} MB in total"
-            lines.append(f"{kind:>28}  {total}")
-        for array in step.get("largest_arrays", ()):
-            *_, origin = array["op_name"].rsplit("closed_call/", 1)
-            size = f"{array['bytes'] / 2**20:,.1f} MiB"
-            lines.append(f"{size:>28}  {array['shape']} {origin}")
-    if "knobs" in result:
-        lines.append(f"{'':>12}  {result['knobs']}")
-    return lines
+        for fsdp in (2**k for k in range(n.bit_length()) if n // model % 2**k == 0):
+            mesh = MeshConfig(-1, fsdp, model)
+            with contextlib.suppress(UserError):
+                fit_mesh(dataclasses.replace(config, mesh=mesh), devices)
+                yield mesh
+
+
+def compile_step(config: Config, devices: list[jax.Device]) -> Compiled:
+    """Compiles the training step; raises UserError unless the streams divide."""
+    mesh, train = fit_mesh(config, devices), config.train
+    parts = train.batch_size // train.batch_chunk
+    check_streams(mesh, parts, "train.batch_size / batch_chunk")
+    program = make_program(config.model, train, config.optim, mesh)
+    state, segments = step_arguments(config, mesh, program)
+    return lower.compile_step_for(mesh, program.step, state, segments)
+
+
+def compile_evaluation(config: Config, devices: list[jax.Device]) -> Compiled:
+    """Compiles the evaluation step; raises UserError unless the streams divide."""
+    mesh, B = fit_mesh(config, devices), config.eval.streams
+    check_streams(mesh, B, "eval.streams")
+    params = like_params(config.model, mesh)
+    reader = make_reader(config.model, config.eval, mesh)
+    with jax.set_mesh(mesh):
+        params = lower.abstract_result(reader.unstack, params)
+        memory = lower.abstract_result(reader.empty, params)
+    segment = lower.abstract_segments(mesh, 1, B, reader.tgt_len * reader.segments)
+    return lower.compile_step_for(mesh, reader, params, memory, segment)

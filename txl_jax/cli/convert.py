@@ -80,6 +80,7 @@ def import_model(
         vocab.save(source.vocab, fresh / folder.VOCAB)
         (fresh / folder.RUN).write_text(json.dumps(run, indent=2) + "\n", "utf-8")
         config.save_json(parsed, fresh / folder.CONFIG)
+    say(f"{parameters:,} parameters imported to {workdir}")
     return {
         "workdir": str(workdir),
         **origin,
@@ -105,8 +106,9 @@ def read_source(
             )
         path = Path(options.source)
         found = release.read(path)
-        saved, parsed = released_config(found, path)
-        source = Source(parsed.model, found.params, found.vocab, found.step, [path])
+        saved = released_config(found, path)
+        model = config.parse(saved).model
+        source = Source(model, found.params, found.vocab, found.step, [path])
         return source, saved, found.origin
     c = config.default()
     stated = [name for name in formats.MODEL_FIELDS if f"model.{name}" in overrides]
@@ -162,6 +164,7 @@ def export_model(options: ConvertConfig, loaded: Loaded, workdir: Path) -> Json:
         )
     with complete_or_absent(target) as fresh:
         release.save(make_release(loaded, workdir), fresh)
+    say(f"update {loaded.step} exported to {target}")
     return {
         "target": str(target),
         "format": options.format,
@@ -201,11 +204,7 @@ def refuse_used(path: Path) -> None:
     if storage.is_remote(path) and (path / INCOMPLETE).exists():
         if not (path / folder.CONFIG).exists():  # not trained in since then
             return
-    try:
-        used = path.exists() and (not path.is_dir() or any(path.iterdir()))
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
-    if used:
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise UserError(
             f"--workdir={str(path)!r} exists and is not an empty folder: give a new one"
         )

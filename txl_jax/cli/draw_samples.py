@@ -16,7 +16,7 @@ from txl_jax.data.vocab import Vocab
 from txl_jax.errors import printable
 from txl_jax.generate import texts
 from txl_jax.report.checksum import Json
-from txl_jax.report.log import json_lines
+from txl_jax.report.log import json_lines, say
 from txl_jax.runtime import distributed
 from txl_jax.workdir.fit import warn_of_rotations
 from txl_jax.workdir.load import Loaded
@@ -29,10 +29,17 @@ def generate_samples(loaded: Loaded) -> Json:
     samples = draw_samples(loaded, show=print_first)
     settings = dataclasses.asdict(config)
     del settings["prompt" if config.context_tokens else "context_tokens"]  # unused
+    sampled = [each.describe(loaded.step) for each in samples]
+    seconds = time.perf_counter() - started
+    count, tokens = len(sampled), sum(each["tokens"] for each in sampled)
+    say(
+        f"{count} sample{'s' if count > 1 else ''}: {tokens:,} tokens in "
+        f"{seconds:.1f} s, compilation included"
+    )
     return {
         "text": samples[0].text,
-        "sampled": [each.describe(loaded.step) for each in samples],
-        "seconds": time.perf_counter() - started,
+        "sampled": sampled,
+        "seconds": seconds,
         "step": loaded.step,
         **settings,
     }
@@ -48,29 +55,29 @@ def draw_samples(
     `tokens` is the corpus where it is prepared already. `show` gets a single sample
     piece by piece, several one after the other.
     """
-    config, vocab = loaded.config.generate, loaded.vocab
-    window = loaded.config.eval.ext_len + loaded.config.eval.tgt_len
+    config, vocab, options = loaded.config, loaded.vocab, loaded.config.generate
     write: texts.Write = str
-    if config.detokenize:
-        corpus = loaded.config.data.corpus
+    if options.detokenize:
+        corpus = config.data.corpus
         words.check_corpus("generate.detokenize", words.CORPORA, corpus, vocab.kind)
         write = functools.partial(words.detokenize, corpus=corpus)
-    prompts = find_prompts(loaded.config, vocab, tokens)
-    most = max(map(len, prompts)) + config.num_tokens
-    warn_of_rotations(loaded.config, "generate", most)
+    prompts = find_prompts(config, vocab, tokens)
+    most = max(map(len, prompts)) + options.num_tokens
+    warn_of_rotations(config, "generate", most)
+    drawn = texts.draw(
+        config.model,
+        loaded.params,
+        vocab,
+        options,
+        prompts,
+        write=write,
+        show=show,
+        window=config.eval.ext_len + config.eval.tgt_len,
+        segments=config.eval.segments_per_step,
+    )
     samples: list[texts.Sample] = []
-    with json_lines(config.output, "generate.output") as append:
-        for sample in texts.draw(
-            loaded.config.model,
-            loaded.params,
-            vocab,
-            config,
-            prompts,
-            write=write,
-            show=show,
-            window=window,
-            segments=loaded.config.eval.segments_per_step,
-        ):
+    with json_lines(options.output, "generate.output") as append:
+        for sample in drawn:
             samples.append(sample)
             append(sample.describe(loaded.step))
             if len(prompts) > 1:

@@ -11,15 +11,17 @@ from txl_jax.cli import gradient_statistics
 from txl_jax.config import Config
 from txl_jax.data.preparation import prepare
 from txl_jax.data.tokens import Tokens
-from txl_jax.evaluate import cache
+from txl_jax.errors import UserError
+from txl_jax.evaluate import cache, dynamic
 from txl_jax.evaluate.options import (
     MIXTURE,
     RATES,
+    EvalConfig,
     evaluation_model,
     in_order,
     parse_sweep,
 )
-from txl_jax.evaluate.perplexity import Evaluate, make_evaluate
+from txl_jax.evaluate.perplexity import Evaluate, ReadSplit, make_evaluate
 from txl_jax.model import reach
 from txl_jax.model.config import ModelConfig
 from txl_jax.paper import cold_start
@@ -27,6 +29,8 @@ from txl_jax.report import plots, provenance
 from txl_jax.report.checksum import Json
 from txl_jax.report.log import aligned, say
 from txl_jax.report.progress import interruptible
+from txl_jax.runtime import distributed
+from txl_jax.sharding.rules import check_streams
 from txl_jax.workdir.fit import warn_of_rotations
 from txl_jax.workdir.load import Loaded
 from txl_jax.workdir.staging import write_files
@@ -47,7 +51,22 @@ def evaluate_model(loaded: Loaded, workdir: Path) -> Json:
     say(reach.describe(*sizes(config)))
     warn_of_rotations(config)
     result = evaluate_split(loaded, tokens, workdir)
+    say(describe(result))
     return result | {"provenance": provenance.describe_result()}
+
+
+def describe(result: Json) -> str:
+    """Returns the main scores of a split as one line, for people."""
+    rate = float(f"{result['tokens_per_second']:.2g}")
+    return f"{result['split']}: {describe_nll(result)}, {rate:,.0f} tokens/s"
+
+
+def describe_nll(result: Json) -> str:
+    """Returns bits per byte, or per token, the perplexity and the tokens."""
+    bits = f"{metrics.bits(result['nll']):.2f} bits per token"
+    if "bits_per_byte" in result:  # not of a part of a split
+        bits = f"{result['bits_per_byte']:.2f} bits per byte"
+    return f"{bits}, perplexity {result['ppl']:,.2f}, {result['tokens']:,} tokens"
 
 
 def evaluate_sweep(loaded: Loaded, tokens: Tokens, workdir: Path) -> Json:
@@ -75,6 +94,10 @@ def evaluate_sweep(loaded: Loaded, tokens: Tokens, workdir: Path) -> Json:
         cells = f"{scores['ppl']:,.2f}", f"{scores['bpc']:.4f}", rate
         say(aligned(str(value), cells, WIDTH))
     result = compare(field, rows, trained) | describe_input(loaded, tokens)
+    say(
+        f"{field}: perplexity {result['ppl_init']:.2f} at training's {trained}, best "
+        f"{result['ppl_best']:.2f}, reached at {result['shortest']}"
+    )
     files = write_files(workdir / f"sweep_{field}", result, plots.plot_sweep)
     return result | files
 
@@ -111,6 +134,10 @@ def evaluate_cold_start(loaded: Loaded, tokens: Tokens, workdir: Path) -> Json:
     result = cold_start.summarize(nll_T, pieces, config)
     result |= describe_input(loaded, tokens)
     result["seconds"] = time.perf_counter() - started
+    say(
+        f"{config.split}: {result['settled_bpc']:.2f} bits per token after "
+        f"{len(nll_T):,} tokens; a cold start costs {result['cost_nats']:.1f} nats"
+    )
     curve = {"nll_by_tokens_read": [round(nll, 6) for nll in nll_T.tolist()]}
     plot = functools.partial(cold_start.plot_cold_start, nll_T)
     return result | write_files(workdir / "cold_start", result | curve, plot)
@@ -124,14 +151,18 @@ def evaluate_split(
     plain: of `make_evaluate` for the same config, if it is compiled already.
     """
     config, split = loaded.config.eval, loaded.config.eval.split
-    model, mesh, score = loaded.config.model, loaded.mesh, plain
+    model, mesh = loaded.config.model, loaded.mesh
+    read: ReadSplit | None = None
     if config.dynamic:
-        read = gradient_statistics.make_dynamic_reader(loaded, tokens, workdir)
-        score = make_evaluate(model, config, mesh, read)
+        check_processes(config)
+        check_streams(mesh, config.streams, "eval.streams")
+        rms = None
+        if config.dynamic == "rms":
+            rms = gradient_statistics.find(loaded, tokens, workdir)
+        read = functools.partial(dynamic.read, model, config, mesh, rms)
     elif config.cache_len:
         read = cache.make_reader(model, config, mesh).read
-        score = make_evaluate(model, config, mesh, read)
-    score = score or make_evaluate(model, config, mesh)
+    score = (None if read else plain) or make_evaluate(model, config, mesh, read)
     off = {"dynamic": not config.dynamic, "cache": not config.cache_len}
     with interruptible(split) as progress:
         scores = score(loaded.params, tokens.split(split), progress)
@@ -147,6 +178,14 @@ def evaluate_split(
         },
         "memory": reach.account(*sizes(loaded.config)),
     }
+
+
+def check_processes(config: EvalConfig) -> None:
+    """Raises UserError for dynamic evaluation by several processes."""
+    if config.dynamic and distributed.several():
+        raise UserError(
+            "eval.dynamic reads one stream: use it with --mode=evaluate, in one process"
+        )
 
 
 def describe_input(loaded: Loaded, tokens: Tokens) -> Json:

@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from txl_jax import config as configs
 from txl_jax.config import Config
 from txl_jax.data.options import DataConfig
-from txl_jax.errors import UserError, nearest, require_one_of
+from txl_jax.errors import UserError, nearest, prefixed, require_one_of
 from txl_jax.runtime import storage
 from txl_jax.workdir.folder import CONFIG, VOCAB, find
 
@@ -164,13 +164,10 @@ def start_from(config: ConfigDict, flags: dict[str, str], folder: Path) -> str:
     A run that has begun keeps its own. The vocabulary stays if flags describe it; other
     flags are applied later. Returns the path of the config that was read.
     """
-    try:
-        source, own = find(flags[INIT_FROM]) / CONFIG, folder / CONFIG
-        begun = storage.is_file(own)
-        path = own if begun else source
+    begun = storage.is_file(folder / CONFIG)
+    with prefixed(f"{INIT_FROM} = {flags[INIT_FROM]!r}"):
+        path = (folder if begun else find(flags[INIT_FROM])) / CONFIG
         saved = dataclasses.asdict(configs.parse(configs.load_json(path)))
-    except UserError as error:
-        raise UserError(f"{INIT_FROM} = {flags[INIT_FROM]!r}: {error}") from error
     changes = {"model": saved["model"]}
     fields = [x for x in configs.having("inherited") if x.startswith("data.")]
     if not flags.keys() & {*fields}:

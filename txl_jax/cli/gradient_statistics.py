@@ -1,12 +1,10 @@
 """The statistics of gradients that dynamic evaluation needs, kept in the workdir."""
 
-import functools
 import hashlib
 import io
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -14,41 +12,20 @@ import numpy as np
 from txl_jax.checkpoint.array_checksum import checksums, named_leaves
 from txl_jax.data.streams import Streams
 from txl_jax.data.tokens import Tokens
-from txl_jax.errors import UserError
 from txl_jax.evaluate import dynamic
-from txl_jax.evaluate.options import EvalConfig, evaluation_model
-from txl_jax.evaluate.perplexity import ReadSplit
+from txl_jax.evaluate.options import evaluation_model
 from txl_jax.model.initializers import Params
 from txl_jax.model.segment import Segment
 from txl_jax.report.checksum import DAMAGE
 from txl_jax.report.log import say
 from txl_jax.report.progress import interruptible
-from txl_jax.runtime import distributed, storage
-from txl_jax.sharding.rules import check_streams
+from txl_jax.runtime import storage
 from txl_jax.workdir.load import Loaded
 
 FILE = "dynamic.npz"  # r of every parameter, and the key
 
 
-def check_processes(config: EvalConfig) -> None:
-    """Raises UserError for dynamic evaluation by several processes."""
-    if config.dynamic and distributed.several():
-        raise UserError(
-            "eval.dynamic reads one stream: use it with --mode=evaluate, in one process"
-        )
-
-
-def make_dynamic_reader(loaded: Loaded, tokens: Tokens, workdir: Path) -> ReadSplit:
-    """Returns the reader of dynamic evaluation; raises UserError for many processes."""
-    config = loaded.config
-    check_processes(config.eval)
-    check_streams(loaded.mesh, config.eval.streams, "eval.streams")
-    rms_used = config.eval.dynamic == "rms"
-    rms = _statistics(loaded, tokens, workdir) if rms_used else None
-    return functools.partial(dynamic.read, config.model, config.eval, loaded.mesh, rms)
-
-
-def _statistics(loaded: Loaded, tokens: Tokens, workdir: Path) -> Params:
+def find(loaded: Loaded, tokens: Tokens, workdir: Path) -> Params:
     """Returns r of every parameter: from the workdir, or else collected and saved."""
     config, path = loaded.config.eval, workdir / FILE
     model = evaluation_model(loaded.config.model, config)
@@ -71,14 +48,12 @@ def _statistics(loaded: Loaded, tokens: Tokens, workdir: Path) -> Params:
         rms = dynamic.root_mean_squares(
             loaded.config.model, config, loaded.mesh, loaded.params, segments()
         )
-    arrays: dict[str, Any] = {name: np.asarray(x) for name, x in named_leaves(rms)}
-
-    def write(target: Path) -> None:
-        with target.open("wb") as file:
-            np.savez(file, key=np.array(key.hexdigest()), **arrays)
-
+    arrays = {name: np.asarray(x) for name, x in named_leaves(rms)}
+    arrays["key"] = np.array(key.hexdigest())
+    file = io.BytesIO()
+    np.savez(file, allow_pickle=False, **arrays)
     try:
-        storage.write_atomically(path, write)
+        storage.write_atomically(path, lambda new: new.write_bytes(file.getvalue()))
         say(f"the statistics of {streams.segments_per_epoch:,} gradients are in {path}")
     except storage.errors() as error:
         say(f"the statistics of gradients are not kept ({storage.one_line(error)})")
@@ -87,13 +62,13 @@ def _statistics(loaded: Loaded, tokens: Tokens, workdir: Path) -> Params:
 
 def _read(path: Path, key: str, params: Params) -> Params | None:
     """Returns the saved statistics; None if there are none with this key."""
-    if not storage.is_file(path):
-        return None
     try:
         saved = np.load(io.BytesIO(path.read_bytes()), allow_pickle=False)
         if str(saved["key"]) != key:
             return None
         arrays = [saved[name] for name, _ in named_leaves(params)]
+    except FileNotFoundError:
+        return None
     except (OSError, *DAMAGE, EOFError, RuntimeError, zipfile.BadZipFile):
         say(f"{path} is damaged: the statistics are collected again")
         return None

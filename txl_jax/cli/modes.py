@@ -7,7 +7,6 @@ import operator
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 import jax
 from absl import logging as absl_logging
@@ -34,7 +33,6 @@ with epy.lazy_imports():  # each is imported by its mode alone
         draw_samples,
         evaluate_split,
         score_texts,
-        summary,
         training_run,
     )
     from txl_jax.paper import attention_page, recl, speed, table
@@ -51,10 +49,14 @@ def prepare_corpus(config: DataConfig, delete: bool) -> Json:
     """Prepares the corpus and returns its figures, or deletes its prepared copies."""
     if delete:
         folders = distributed.first_then_others(lambda: token_files.delete(config))
+        say(f"deleted: {' and '.join(folders) or 'nothing was prepared'}")
         return {"deleted": folders}
     tokens = prepare(config)
     figures = {k: x for k, x in tokens.manifest.items() if k != "files"}
     places = list(map(str, token_files.copies(config)))
+    splits = [f"{name} {x['tokens']:,}" for name, x in figures["splits"].items()]
+    lie = f"copies lie in {' and '.join(places)}"
+    say(f"{figures['corpus']}: {', '.join(splits)} tokens; {lie}")
     return {**figures, "folder": str(tokens.folder), "copies": places}
 
 
@@ -112,26 +114,23 @@ def execute(command: Command, is_program: bool) -> tuple[int, str]:
         return distributed.report(UserError(line)), ""
     if not distributed.is_first():
         return 0, ""
-    lost = result.get(UNWRITTEN)
-    say(f"txl_jax: {lost}" if lost else summary.LINES[command.mode](result))
     text = to_json({"mode": command.mode, **result}) + "\n"
-    return UserError.status if lost else 0, text
+    if not (lost := result.get(UNWRITTEN)):
+        return 0, text
+    say(f"txl_jax: {lost}")
+    return UserError.status, text
 
 
-def check_finite(result: Any, name: str = "") -> None:
+def check_finite(result: Json) -> None:
     """Raises BadNumbers if a loss in a mode's result is not finite."""
-    if isinstance(result, dict):
-        for key, value in result.items():
-            check_finite(value, f"{name}.{key}" if name else str(key))
-    elif isinstance(result, list):
-        for each in result:
-            check_finite(each, name)
-    elif "nll" in name and isinstance(result, float) and not math.isfinite(result):
-        raise BadNumbers(
-            f"{name} = {result}, although every parameter is finite: a layer's values "
-            "overflow; try --config.model.dtype=float32, or with eval.dynamic a lower "
-            "eval.dynamic_lr"
-        )
+    for path, value in jax.tree.leaves_with_path(result):
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        if "nll" in name and isinstance(value, float) and not math.isfinite(value):
+            raise BadNumbers(
+                f"{name} = {value}, although every parameter is finite: a layer's "
+                "values overflow; try --config.model.dtype=float32, or with "
+                "eval.dynamic a lower eval.dynamic_lr"
+            )
 
 
 @contextmanager
@@ -139,14 +138,11 @@ def machine_errors(workdir: Path) -> Iterator[None]:
     """Converts errors of the disk, of rights and of gs:// to UserError."""
     try:
         yield
-    except BrokenPipeError:
-        raise
     except storage.errors() as error:
         line = storage.machine_error(error)
-        if not line and storage.is_remote(workdir):
-            line = (
-                f"cannot reach {workdir} ({storage.one_line(error)}): check the rights"
-            )
+        if storage.is_remote(workdir) and not isinstance(error, BrokenPipeError):
+            reason = storage.one_line(error)
+            line = line or f"cannot reach {workdir} ({reason}): check the rights"
         if not line:
             raise
         raise UserError(line) from error
@@ -163,8 +159,4 @@ def check_equal(command: Command) -> None:
 def check_processes(mode: str) -> None:
     """Raises UserError for several processes in a single-process mode."""
     if not MODES[mode].parallel:
-        parallel = ", ".join(sorted(name for name in MODES if MODES[name].parallel))
-        raise UserError(
-            f"--mode={mode} runs in one process: start it once, on one machine (modes "
-            f"for several processes: {parallel})"
-        )
+        raise UserError(f"--mode={mode} runs in one process: start it once")

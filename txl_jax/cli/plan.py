@@ -3,29 +3,33 @@
 from pathlib import Path
 from typing import NamedTuple
 
+import jax
 import numpy as np
 from jax.sharding import Mesh
 
 from txl_jax import metrics
-from txl_jax.cli import draw_samples, evaluate_split, gradient_statistics
-from txl_jax.cli.steps import step_arguments
+from txl_jax.aot.lower import abstract_segments
+from txl_jax.checkpoint.save_restore import abstract
+from txl_jax.cli import draw_samples, evaluate_split
 from txl_jax.config import Config
 from txl_jax.data.copying import FIRST_ANSWER
 from txl_jax.data.corpora import TASKS
+from txl_jax.data.options import SLACK
 from txl_jax.data.preparation import prepare
 from txl_jax.data.sentences import ShuffledSentences
 from txl_jax.data.streams import Order, Streams, check_length, in_file_order
 from txl_jax.data.tokens import Tokens
 from txl_jax.evaluate import accounting
-from txl_jax.evaluate.perplexity import Evaluate, ShowProgress, make_evaluate
+from txl_jax.evaluate.perplexity import Evaluate, make_evaluate
 from txl_jax.generate import texts
 from txl_jax.generate.options import generation_model
-from txl_jax.model.initializers import Params
+from txl_jax.model.segment import Segment
 from txl_jax.report import wandb
 from txl_jax.runtime import distributed
 from txl_jax.sharding.rules import check_streams, host_rows
 from txl_jax.train import Training
 from txl_jax.update.init import abstract_params
+from txl_jax.update.state import Program, TrainState
 from txl_jax.update.step import make_program
 from txl_jax.workdir import claim
 from txl_jax.workdir.fit import fit_mesh, fit_vocab
@@ -50,20 +54,9 @@ def plan_run(config: Config, workdir: Path) -> Plan:
     claim.check_trainable(workdir, config)
     tokens = prepare(initial_data(config, workdir))
     distributed.require_equal({"the corpus": tokens.manifest["splits"]})
-    plan = plan_updates(config, tokens)
-    fitted, mesh = plan.training.config, plan.training.mesh
-    params = load_initial(fitted, workdir, tokens.vocab, mesh)
-    return plan._replace(training=plan.training._replace(params=params))
-
-
-def plan_updates(config: Config, tokens: Tokens) -> Plan:
-    """Returns the plan of a run on a corpus, from random parameters.
-
-    Raises UserError if ids, splits, mesh, kernel or prompt do not fit the config.
-    """
     fitted = fit_vocab(config, tokens.vocab)
     mesh = fit_mesh(fitted)
-    gradient_statistics.check_processes(config.eval)
+    evaluate_split.check_processes(config.eval)
     check_memory(fitted, mesh)
     training, evaluate = make_training(
         fitted, mesh, tokens.split("train"), tokens.split("valid")
@@ -78,7 +71,20 @@ def plan_updates(config: Config, tokens: Tokens) -> Plan:
         training.program.step.trace(state, segments)
     if config.generate.prompt != "@-":  # stdin can be read once
         draw_samples.find_prompts(fitted, tokens.vocab, tokens)
-    return Plan(config, tokens, training, evaluate)
+    params = load_initial(fitted, workdir, tokens.vocab, mesh)
+    return Plan(config, tokens, training._replace(params=params), evaluate)
+
+
+def step_arguments(
+    config: Config, mesh: Mesh, program: Program
+) -> tuple[TrainState, Segment]:
+    """Returns the shapes and shardings of the arguments of the training step."""
+    train = config.train
+    state = abstract(jax.eval_shape(program.init), program.shardings)
+    L = train.ext_len + train.tgt_len + (SLACK if train.varlen else 0)
+    S = train.segments_per_update
+    S *= train.updates_of_call(config.checkpoint.every_steps)
+    return state, abstract_segments(mesh, S, train.batch_size, L)
 
 
 def make_training(
@@ -90,17 +96,12 @@ def make_training(
     """
     rows = host_rows(mesh, config.train.batch_size, "train.batch_size")
     evaluate = make_evaluate(config.model, config.eval, mesh)
-
-    def mean_nll(params: Params, progress: ShowProgress) -> float:
-        nll: float = evaluate(params, valid_tokens, progress)["nll"]
-        return nll
-
     training = Training(
         config=config,
         mesh=mesh,
         program=make_program(config.model, config.train, config.optim, mesh),
         read_batch=make_streams(config, train_tokens, rows).batch,
-        mean_nll=mean_nll,
+        mean_nll=lambda params, show: evaluate(params, valid_tokens, show)["nll"],
     )
     return training, evaluate
 

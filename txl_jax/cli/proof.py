@@ -1,9 +1,7 @@
 """Proves the kernels that `model.kernel = auto` may select, once for each machine."""
 
 import contextlib
-import functools
 import hashlib
-import json
 import threading
 from pathlib import Path
 
@@ -28,19 +26,17 @@ def prove_kernels(kernel: str) -> None:
     """
     device = jax.local_devices()[0]
     for name in dispatch.candidates(device) if kernel == "auto" else ():
-        path = programs.user_cache() / "kernels" / f"{name}-{_key(device)}.json"
-        fault = _read(path)
+        path = programs.user_cache() / "kernels" / f"{name}-{_key(device)}.txt"
+        fault = None
+        with contextlib.suppress(OSError, ValueError):
+            fault = path.read_text("utf-8")
         if distributed.anywhere(fault is None):
             with waiting(f"checking the kernel {name} on {device.device_kind}"):
                 fault = _check(name)
             if not fault or " is off by " in fault:  # others may be transient
                 with contextlib.suppress(OSError, RuntimeError):  # there may be no home
                     path.parent.mkdir(parents=True, exist_ok=True)
-                    text = json.dumps({"fault": fault, "device": device.device_kind})
-                    write = functools.partial(
-                        Path.write_text, data=text, encoding="utf-8"
-                    )
-                    write_atomically(path, write)
+                    write_atomically(path, lambda new, text=fault: new.write_text(text))
         if distributed.anywhere(bool(fault)):
             fault = fault or "found by another process"
             where = f"on {device.device_kind}"
@@ -58,13 +54,6 @@ def _check(name: str) -> str:
     thread.start()
     thread.join(MOST_SECONDS)
     return found[0] if found else f"its check takes over {MOST_SECONDS} s"
-
-
-def _read(path: Path) -> str | None:
-    """Returns the fault that a file states, "" if none; None without a verdict."""
-    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-        return str(json.loads(path.read_text("utf-8"))["fault"])
-    return None
 
 
 def _key(device: jax.Device) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from txl_jax.cli.evaluate_split import describe_nll
 from txl_jax.data import files
 from txl_jax.data.recipe import drops_newlines
 from txl_jax.data.text import Meter
@@ -97,7 +98,10 @@ def score_documents(
             f"score.path = {config.path!r} has no token after another: give more text, "
             r"or a token before it, --prefix=$'\n'"
         )
-    return {**whole, "unknown_is": name_unknown(vocab, unknown), "documents": rows}
+    word = name_unknown(vocab, unknown)
+    count = f"{len(rows):,} document{'s' if len(rows) > 1 else ''}"
+    say(f"{count}: {describe_nll(whole)}")
+    return {**whole, "unknown_is": word, "documents": rows}
 
 
 def name_unknown(vocab: Vocab, unknown: int) -> str:

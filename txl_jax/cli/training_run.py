@@ -64,10 +64,10 @@ def trained(config: Config, workdir: Path) -> Iterator[Trained]:
         start = distributed.first_then_others(
             lambda: claim.claim(workdir, config, plan.tokens, model)
         )
-        described = dataclasses.asdict(config)
-        log = stack.enter_context(
-            wandb.logging(config.run.wandb, workdir, start, described)
+        sent = wandb.logging(
+            config.run.wandb, workdir, start, dataclasses.asdict(config)
         )
+        log = stack.enter_context(sent)
         started = time.perf_counter()
         say(reach.describe(model, train_config.batch_size, train_config.tgt_len))
         warn_of_rotations(training.config)
@@ -117,10 +117,7 @@ def evaluate_best(workdir: Path, run: Trained) -> Json:
     scored = evaluate_split.evaluate_split(
         loaded, tokens, workdir, plain=run.plan.evaluate
     )
-    result = scored | {
-        "workdir": str(workdir),
-        **run.result,
-    }
+    result = scored | {"workdir": str(workdir), **run.result}
     scores = {f"{config.eval.split}/{x}": result[x] for x in ("nll", "ppl", "bpc")}
     run.log(loaded.step, scores)
     sample = draw_samples.draw_samples(loaded, tokens)[0].text
@@ -146,4 +143,5 @@ def evaluate_best(workdir: Path, run: Trained) -> Json:
         tensorboard.write_result(workdir, folder, loaded.step, scores, sample)
         body = to_json(result, indent=2) + "\n"
         write_atomically(folder / RESULT, lambda path: path.write_text(body, "utf-8"))
+    say(evaluate_split.describe(result))
     return result

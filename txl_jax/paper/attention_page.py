@@ -22,7 +22,7 @@ from matplotlib.ticker import MaxNLocator
 from txl_jax.data.preparation import prepare
 from txl_jax.data.vocab import CONTEXT, spell
 from txl_jax.paper.attention_map import WHOLE, Maps, make_maps, summarize
-from txl_jax.report.log import Json
+from txl_jax.report.log import Json, say
 from txl_jax.report.plots import empty, finish
 from txl_jax.workdir.fit import warn_of_rotations
 from txl_jax.workdir.load import Loaded
@@ -49,6 +49,7 @@ def run(loaded: Loaded, workdir: Path) -> Json:
     with writing(workdir, result) as folder:
         names = write_page(maps, tokens, loaded.vocab.decode, folder, title)
         result["files"] = {kind: str(workdir / name) for kind, name in names.items()}
+        say(f"open {result['files']['page']} in a browser")
     return result
 
 

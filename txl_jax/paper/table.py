@@ -24,9 +24,11 @@ from txl_jax.paper.table_rows import MULTIPLES, attend, init_len, lengths, row_c
 from txl_jax.report.checksum import DAMAGE
 from txl_jax.report.log import Json, say, to_json
 from txl_jax.report.progress import interruptible
+from txl_jax.report.timing import PURPOSES
 from txl_jax.runtime import distributed
-from txl_jax.runtime.storage import regular, write_atomically
+from txl_jax.runtime.storage import write_atomically
 from txl_jax.workdir import claim
+from txl_jax.workdir.folder import RUN
 from txl_jax.workdir.load import load
 from txl_jax.workdir.lock import Fence
 from txl_jax.workdir.staging import write_files
@@ -75,7 +77,7 @@ def run(
             nlls.append(run_once(row, folders[-1], train))
         results[name] = comparison.summarize(nlls, init_len(rows[0]))
     first = {name: rows[0] for name, rows in plan.items()}
-    return write(table, workdir, results, first, claim.summarize(folders))
+    return write(table, workdir, results, first, describe_runs(folders))
 
 
 def run_once(row: Config, workdir: Path, train: Train) -> dict[int, float]:
@@ -103,7 +105,7 @@ def of_lengths(row: Config, result: Json) -> dict[int, float]:
 def finished(row: Config, workdir: Path) -> dict[int, float] | None:
     """Returns `of_lengths` of a workdir; None if it was scored otherwise, or never."""
     try:
-        result = json.loads(regular(workdir / RESULT).read_text("utf-8"))
+        result = json.loads((workdir / RESULT).read_text("utf-8"))
         scored = {*map(str, lengths(row))} <= result["nll_nats"].keys()
         same = result["asked"] == identity(row)
         return of_lengths(row, result) if same and scored else None
@@ -149,7 +151,7 @@ def write(
 ) -> Json:
     """Writes the table's files, and returns its JSON.
 
-    rows: one config of each row. origin: of all runs, from `claim.summarize`.
+    rows: one config of each row. origin: of all runs, from `describe_runs`.
     """
     name, first = next(iter(rows.items()))
     title = f"Table {table.table} at scale {table.scale}"
@@ -175,6 +177,31 @@ def write(
 
     say(text)
     return result | write_files(workdir / f"table{table.table}", result, plot)
+
+
+def describe_runs(workdirs: list[Path]) -> Json:
+    """Returns the total hours of finished runs, with their revisions, devices and days.
+
+    The hours are those of updates, input, compilation, checkpoints and validation:
+    start-up, shutdown and downtime are left out. Raises UserError if a run.json is
+    damaged.
+    """
+    hours, revisions, devices, days = 0.0, set(), set(), set()
+    for workdir in workdirs:
+        run = claim.read_run(workdir)
+        with claim.refusing_damage(workdir / RUN):
+            seconds = run.get("goodput", {}).get("seconds", {})
+            hours += sum(seconds.get(name, 0.0) for name in PURPOSES) / 3600
+            for start in run.get("starts", []):
+                revisions.add(str(start["git_revision"]))
+                devices.add(f"{start['device_count']} x {start['device_kind']}")
+                days.add(start["time"][:10])
+    return {
+        "hours": hours,
+        "git_revisions": sorted(revisions),
+        "devices": sorted(devices),
+        "days": sorted(days),
+    }
 
 
 def describe(table: TableConfig, name: str, row: Config) -> str:

@@ -9,7 +9,6 @@ import importlib.util
 import logging
 import os
 import re
-import stat
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -63,18 +62,6 @@ def _is_installed(name: str) -> bool:
 def is_file(path: Path) -> bool:
     """Returns whether a file exists; False also for an invalid local path."""
     return path.exists() if is_remote(path) else os.path.isfile(path)
-
-
-def regular(path: Path) -> Path:
-    """Returns the path; raises OSError for a pipe or a device, which may have no end.
-
-    Raises OSError also if the file does not exist, as reading it would.
-    """
-    if not is_remote(path):
-        kind = stat.S_IFMT(os.stat(path).st_mode)
-        if kind not in (stat.S_IFREG, stat.S_IFDIR):
-            raise OSError(errno.EINVAL, "not a file but a pipe or a device", str(path))
-    return path
 
 
 def require_unicode(path: str, flag: str) -> None:

@@ -17,7 +17,7 @@ from txl_jax.model.config import ModelConfig
 from txl_jax.report import provenance
 from txl_jax.report.checksum import DAMAGE, Json
 from txl_jax.report.log import say, whole_lines
-from txl_jax.report.timing import PURPOSES, goodput
+from txl_jax.report.timing import goodput
 from txl_jax.runtime import distributed, storage
 from txl_jax.runtime.storage import write_atomically
 from txl_jax.update.init import abstract_params
@@ -28,18 +28,9 @@ IMPORTED = "imported"  # in run.json: the source of an imported model
 
 
 def check_trainable(workdir: Path, config: Config) -> None:
-    """Raises UserError if the workdir belongs to an import or to another config.
-
-    Both of its files state the config, in case one of them was edited or lost.
-    """
-    run = read_run(workdir)
-    with _refusing_damage(workdir / RUN):
-        recorded = run and configs.from_saved(run["config"], workdir / RUN)
-        started = recorded and configs.parse(recorded)
-    if IMPORTED in run:
+    """Raises UserError if the workdir belongs to an import or to another config."""
+    if IMPORTED in read_run(workdir):
         raise Imported(workdir)
-    if started:
-        check_same_run(workdir, started, config)
     if (workdir / CONFIG).exists():
         saved = configs.parse(configs.load_json(workdir / CONFIG))
         check_same_run(workdir, saved, config)
@@ -70,23 +61,33 @@ def claim(workdir: Path, config: Config, tokens: Tokens, model: ModelConfig) -> 
     """
     parameters = metrics.parameter_count(abstract_params(model))
     run = provenance.provenance(dataclasses.asdict(config), tokens.manifest, parameters)
-    try:
-        earlier = _earlier(workdir, run)
-        run |= earlier | {"starts": [*earlier["starts"], provenance.start(run)]}
-        if not distributed.is_first():
-            return run["starts"][0]
-        text = json.dumps(run, indent=2) + "\n"
+    before, starts, changed = read_run(workdir), [], False
+    if before:
+        with refusing_damage(workdir / RUN):
+            changed = before["data"]["splits"] != run["data"]["splits"]
+            starts = list(before["starts"])
+            for difference in provenance.differences(starts[0], run):
+                say(
+                    "results are not bit-identical to those before this start: "
+                    f"{difference}"
+                )
+    if changed:
+        raise UserError(
+            f"{workdir} was trained on another version of corpus "
+            f"{run['data']['corpus']!r} (SHA-256 in {workdir / RUN}): restore it, or "
+            "give another --workdir"
+        )
+    run["starts"] = [*starts, provenance.start(run)]
+    if "goodput" in before:
+        run["goodput"] = before["goodput"]
+    if distributed.is_first():
         write_atomically(workdir / CONFIG, lambda path: configs.save_json(config, path))
         write_atomically(
             workdir / VOCAB, lambda path: vocabulary.save(tokens.vocab, path)
         )
-        write_atomically(workdir / RUN, lambda path: path.write_text(text, "utf-8"))
-    except OSError as error:
-        raise UserError(
-            f"cannot write {storage.place(error) or workdir} ({error.strerror}): give "
-            "another --workdir"
-        ) from error
-    return run["starts"][0]
+        write_run(workdir, run)
+    start: Json = run["starts"][0]
+    return start
 
 
 def record_goodput(workdir: Path, fence: Fence) -> Json:
@@ -97,69 +98,24 @@ def record_goodput(workdir: Path, fence: Fence) -> Json:
     """
     if not distributed.is_first():
         return {}
-    failures: tuple[type[Exception], ...] = (*DAMAGE, *storage.errors())
     try:
         fence()
         run = json.loads((workdir / RUN).read_text("utf-8"))
         lines, _ = whole_lines(workdir / METRICS, 2**62)
         run["goodput"] = goodput(lines, run)
-        text = json.dumps(run, indent=2) + "\n"
-        write_atomically(workdir / RUN, lambda path: path.write_text(text, "utf-8"))
+        write_run(workdir, run)
     except Replaced:
         return {}
-    except failures as error:
+    except (*DAMAGE, *storage.errors()) as error:
         say(f"the goodput is not in {workdir / RUN} ({storage.one_line(error)})")
         return {}
     return {"goodput": run["goodput"]}
 
 
-def summarize(workdirs: list[Path]) -> Json:
-    """Returns the total hours of finished runs, with their revisions, devices and days.
-
-    The hours are those of updates, input, compilation, checkpoints and validation:
-    start-up, shutdown and downtime are left out. Raises UserError if a run.json is
-    damaged.
-    """
-    hours, revisions, devices, days = 0.0, set(), set(), set()
-    for workdir in workdirs:
-        run = read_run(workdir)
-        with _refusing_damage(workdir / RUN):
-            seconds = run.get("goodput", {}).get("seconds", {})
-            hours += sum(seconds.get(name, 0.0) for name in PURPOSES) / 3600
-            for start in run.get("starts", []):
-                revisions.add(str(start["git_revision"]))
-                devices.add(f"{start['device_count']} x {start['device_kind']}")
-                days.add(start["time"][:10])
-    return {
-        "hours": hours,
-        "git_revisions": sorted(revisions),
-        "devices": sorted(devices),
-        "days": sorted(days),
-    }
-
-
-def _earlier(workdir: Path, run: Json) -> Json:
-    """Returns the run's starts so far, and its goodput if that was recorded.
-
-    Raises UserError if its corpus has changed.
-    """
-    path = workdir / RUN
-    if not (before := read_run(workdir)):
-        return {"starts": []}
-    with _refusing_damage(path):
-        changed = before["data"]["splits"] != run["data"]["splits"]
-        starts = list(before["starts"])
-        differences = provenance.differences(starts[0], run)
-    if changed:
-        raise UserError(
-            f"{workdir} was trained on another version of corpus "
-            f"{run['data']['corpus']!r} (SHA-256 in {path}): restore it, or "
-            "give another --workdir"
-        )
-    for difference in differences:
-        say(f"results are not bit-identical to those before this start: {difference}")
-    kept = {"goodput": before["goodput"]} if "goodput" in before else {}
-    return {"starts": starts, **kept}
+def write_run(workdir: Path, run: Json) -> None:
+    """Writes run.json."""
+    text = json.dumps(run, indent=2) + "\n"
+    write_atomically(workdir / RUN, lambda path: path.write_text(text, "utf-8"))
 
 
 def read_run(workdir: Path) -> Json:
@@ -168,7 +124,7 @@ def read_run(workdir: Path) -> Json:
     Raises UserError if it is damaged.
     """
     path = workdir / RUN
-    with _refusing_damage(path):
+    with refusing_damage(path):
         if not path.exists():
             return {}
         run = json.loads(path.read_text("utf-8"))
@@ -178,7 +134,7 @@ def read_run(workdir: Path) -> Json:
 
 
 @contextlib.contextmanager
-def _refusing_damage(path: Path) -> Iterator[None]:
+def refusing_damage(path: Path) -> Iterator[None]:
     """Raises UserError for errors that a damaged run.json can cause."""
     try:
         yield

@@ -1,25 +1,20 @@
 """Fits a run's config to its vocabulary, its devices and its positions."""
 
-import dataclasses
 import math
 import re
-from typing import TypeVar
 
 import jax
 from jax.sharding import Mesh
 
-from txl_jax.config import Config
+from txl_jax.config import Config, replace
 from txl_jax.data import vocab as vocabulary
 from txl_jax.data.catalog import CORPORA
 from txl_jax.data.vocab import Vocab
-from txl_jax.errors import UserError
-from txl_jax.evaluate.options import EvalConfig
+from txl_jax.errors import UserError, prefixed
 from txl_jax.report.log import say
 from txl_jax.sharding.mesh import make_mesh
 from txl_jax.sharding.rules import RULES
-from txl_jax.update.options import TrainConfig
 
-Options = TypeVar("Options", TrainConfig, EvalConfig)
 ID = re.compile("-1|[0-9]{1,9}")
 
 
@@ -35,18 +30,18 @@ def fit_vocab(config: Config, vocab: Vocab) -> Config:
             f"model.vocab_size = {size} is less than the vocabulary's {len(vocab)}; "
             "set it to 0 to take the vocabulary's"
         )
-    return dataclasses.replace(
-        config,
-        model=dataclasses.replace(config.model, vocab_size=size),
-        train=_with_id(config.train, vocab, "train"),
-        eval=_with_id(config.eval, vocab, "eval"),
-    )
+    config = replace(config, "model", vocab_size=size)
+    for section in ("train", "eval"):
+        text = getattr(config, section).reset_memory_at
+        with prefixed(f"{section}.reset_memory_at = {text!r}"):
+            config = replace(config, section, reset_memory_at=_id(text, vocab))
+    return config
 
 
 def find_vocab(config: Config) -> Config:
     """Sets model.vocab_size without reading the corpus."""
-    data, model = config.data, config.model
-    if model.vocab_size:
+    data = config.data
+    if config.model.vocab_size:
         return config
     corpus = CORPORA.get(data.corpus.partition(":")[0])
     changed = data.vocab_path, data.vocab_size, data.convention
@@ -59,24 +54,18 @@ def find_vocab(config: Config) -> Config:
             f"the vocabulary size of data.corpus = {data.corpus!r} is not known before "
             "the corpus is prepared: give --config.model.vocab_size=N"
         )
-    return dataclasses.replace(
-        config, model=dataclasses.replace(model, vocab_size=size)
-    )
+    return replace(config, "model", vocab_size=size)
 
 
-def _with_id(options: Options, vocab: Vocab, section: str) -> Options:
-    """Returns the options with reset_memory_at as an id; raises UserError."""
-    text = options.reset_memory_at
-    try:
-        token = int(text) if ID.fullmatch(text) else vocabulary.find(vocab, text)
-    except UserError as error:
-        raise UserError(f"{section}.reset_memory_at = {text!r}: {error}") from error
+def _id(text: str, vocab: Vocab) -> str:
+    """Returns the id of a token that is given as text or as its id."""
+    token = int(text) if ID.fullmatch(text) else vocabulary.find(vocab, text)
     if token >= len(vocab):
         raise UserError(
-            f"{section}.reset_memory_at = {token} is not a token of this vocabulary: "
-            f"give one below {len(vocab)}, or its text"
+            f"{token} is not a token of this vocabulary: give one below {len(vocab)}, "
+            "or its text"
         )
-    return dataclasses.replace(options, reset_memory_at=str(token))
+    return str(token)
 
 
 def fit_mesh(config: Config, devices: list[jax.Device] | None = None) -> Mesh:

@@ -12,11 +12,7 @@ from ml_collections import ConfigDict
 
 from txl_jax import config as configs
 from txl_jax.checkpoint import manifest, save_restore
-from txl_jax.checkpoint.array_checksum import (
-    dtype_and_shape,
-    first_nonfinite,
-    named_leaves,
-)
+from txl_jax.checkpoint.array_checksum import first_nonfinite
 from txl_jax.checkpoint.manager import open_checkpoints
 from txl_jax.checkpoint.manifest import Damaged, Imported
 from txl_jax.config import Config
@@ -25,7 +21,7 @@ from txl_jax.convert.release import Release
 from txl_jax.data import vocab as vocabulary
 from txl_jax.data.options import DataConfig
 from txl_jax.data.vocab import Vocab
-from txl_jax.errors import BadNumbers, UserError
+from txl_jax.errors import BadNumbers, UserError, prefixed
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
 from txl_jax.model.txl import TransformerXL
@@ -63,14 +59,10 @@ def load(workdir: str | Path, config: Config | None = None) -> Loaded:
     of a workdir. Raises UserError if the workdir holds no run or no such checkpoint, or
     the file no model, and BadNumbers if a parameter is not finite.
     """
-    workdir = find(os.fspath(workdir))
-    released = None
-    is_remote = storage.is_remote(workdir)
-    if workdir.suffix == ".safetensors" and (is_remote or not workdir.exists()):
-        raise UserError(f"there is no file {workdir} on this machine")
-    if not is_remote and workdir.is_file():
+    workdir, released = find(os.fspath(workdir)), None
+    if not storage.is_remote(workdir) and workdir.is_file():
         released = releases.read(workdir)
-        _, saved = released_config(released, workdir)
+        saved = configs.parse(released_config(released, workdir))
         vocab = released.vocab
     else:
         saved = configs.parse(configs.load_json(workdir / CONFIG))
@@ -96,7 +88,15 @@ def load_fitted(
     """
     like = like_params(config.model, mesh)
     if released:
-        params, step = place(released, like, workdir), released.step
+        step = released.step
+        saved, expected = map(save_restore.shapes, (released.params, like))
+        if other := sorted(dict(saved.items() ^ expected.items())):
+            raise UserError(
+                f"{workdir}: {', '.join(other[:3])} do not fit its config: export it "
+                "again"
+            )
+        places = jax.tree.map(lambda x: x.sharding, like)
+        params = jax.device_put(released.params, places)
     else:
         params, step = _restore(workdir, config.eval.checkpoint, like)
     if name := first_nonfinite(params):
@@ -116,39 +116,21 @@ def _fit_machine(config: Config, may_change: bool) -> tuple[Config, Mesh]:
     near = nearest(config.mesh, jax.device_count())
     own, new = map(dataclasses.astuple, (config.mesh, near))
     say(f"the run's mesh {own} does not fit this machine: reading on {new}")
-    config = dataclasses.replace(config, mesh=near)
-    return config, fit_mesh(config)
+    return _fit_machine(dataclasses.replace(config, mesh=near), False)
 
 
-def released_config(released: Release, path: Path) -> tuple[ConfigDict, Config]:
-    """Returns the config of a released model, as saved and parsed.
-
-    Raises UserError if this version does not read it.
-    """
+def released_config(released: Release, path: Path) -> ConfigDict:
+    """Returns the config of a released model; raises UserError if it is not valid."""
     try:
         saved = configs.from_saved(released.config, path)
-        return saved, configs.parse(saved)
+        configs.parse(saved)
+        return saved
     except (*DAMAGE, UserError) as error:
         revision = released.origin.get("git_revision", "unknown")
         raise UserError(
             f"{path} has a config that this version does not read ({error}): use the "
             f"version that exported it (its model was trained at revision {revision})"
         ) from error
-
-
-def place(released: Release, like: Params, path: Path) -> Params:
-    """Returns the parameters of a released model on the devices, sharded as `like`."""
-    saved, expected = (
-        {name: dtype_and_shape(leaf) for name, leaf in named_leaves(tree)}
-        for tree in (released.params, like)
-    )
-    if saved != expected:
-        names = sorted({name for name, _ in saved.items() ^ expected.items()})
-        raise UserError(
-            f"{path}: {', '.join(names[:3])} do not fit its config: export it again"
-        )
-    shardings = jax.tree.map(lambda x: x.sharding, like)
-    return jax.device_put(released.params, shardings)
 
 
 def _restore(workdir: Path, which: str, like: Params) -> tuple[Params, int]:
@@ -194,14 +176,11 @@ def load_initial(
     the parameters are missing, damaged, or belong to another vocabulary or model, and
     like `has_checkpoint`.
     """
-    source = config.train.init_from
     like = like_params(config.model, mesh)
-    if has_checkpoint(workdir, config, like) or not source:
+    if has_checkpoint(workdir, config, like) or not config.train.init_from:
         return None
-    try:
-        return _load_fitting(find(source), config, vocab, like)
-    except UserError as error:
-        raise UserError(f"train.init_from = {source!r}: {error}") from error
+    with prefixed(f"train.init_from = {config.train.init_from!r}"):
+        return _load_fitting(find(config.train.init_from), config, vocab, like)
 
 
 def has_checkpoint(workdir: Path, config: Config, like: Params) -> bool:
@@ -214,8 +193,6 @@ def has_checkpoint(workdir: Path, config: Config, like: Params) -> bool:
     run that was killed before its first checkpoint starts again.
     """
     folder = workdir / CHECKPOINTS
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder} is not a folder: move it away")
     with open_checkpoints(workdir, read_only=True) as manager:
         if manager.manifests:
             newest = manager.manifests[max(manager.manifests)]

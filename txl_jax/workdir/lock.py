@@ -47,24 +47,23 @@ def locked(workdir: Path) -> contextlib.AbstractContextManager[Fence]:
 
 
 def _this_process() -> str:
-    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds")
+    now = datetime.datetime.now(datetime.UTC).isoformat()
     return f"process {os.getpid()} on {socket.gethostname()}, started {now}"
 
 
 @contextlib.contextmanager
 def _locked_folder(folder: Path) -> Iterator[Fence]:
-    path, owner = folder / LOCK, ""
+    path = folder / LOCK
     lock = FileLock(path, fallback_to_soft=False)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire(timeout=0)
         path.write_text(f"{_this_process()}\n", "utf-8")
     except Timeout as error:
-        with contextlib.suppress(OSError):
-            owner = path.read_text("utf-8", "replace").strip()
+        owner = path.read_text("utf-8").strip() or UNKNOWN
         raise UserError(
-            f"{folder} is in use by another run ({owner or UNKNOWN}): wait for it, "
-            "stop it, or give another --workdir"
+            f"{folder} is in use by another run ({owner}): wait for it, stop it, or "
+            "give another --workdir"
         ) from error
     except OSError as error:
         where, reason = storage.place(error) or folder, error.strerror

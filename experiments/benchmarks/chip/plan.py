@@ -9,8 +9,7 @@ from typing import Any
 
 from experiments.benchmarks import subject
 from txl_jax import config as configs
-from txl_jax.cli.steps import replace
-from txl_jax.config import Config
+from txl_jax.config import Config, replace
 from txl_jax.data.options import SLACK
 from txl_jax.kernels.dispatch import FASTEST
 from txl_jax.workdir.fit import find_vocab

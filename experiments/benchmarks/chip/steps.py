@@ -15,10 +15,9 @@ from experiments.benchmarks.chip.plan import read, round_up
 from experiments.benchmarks.chip.timing import memory_bytes, memory_stats, seconds_of
 from experiments.benchmarks.quiet import clock
 from txl_jax.aot.lower import memory_used, memory_wanted
-from txl_jax.cli import compile_ahead, steps
+from txl_jax.cli import compile_ahead, plan
 from txl_jax.cli.plan import make_streams
-from txl_jax.cli.steps import replace
-from txl_jax.config import Config
+from txl_jax.config import Config, replace
 from txl_jax.data.streams import Position
 from txl_jax.evaluate.options import evaluation_model
 from txl_jax.evaluate.perplexity import make_evaluate
@@ -47,7 +46,7 @@ class OutOfMemory(Exception):
 def build(config: Config, mesh: Mesh) -> tuple[Any, int]:
     """Returns the compiled training step and the bytes that it needs on a device."""
     parts = make_program(config.model, config.train, config.optim, mesh)
-    state, segments = steps.step_arguments(config, mesh, parts)
+    state, segments = plan.step_arguments(config, mesh, parts)
     try:
         program = parts.step.lower(state, segments).compile()
     except JaxRuntimeError as error:
