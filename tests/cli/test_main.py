@@ -27,7 +27,6 @@ from txl_jax.cli.modes import check_processes
 from txl_jax.evaluate.options import EvalConfig
 from txl_jax.report.checksum import verify_checksum
 from txl_jax.report.provenance import EXACT
-from txl_jax.runtime import distributed
 from txl_jax.workdir.lock import locked
 
 __all__ = ["home"]  # the fixture
@@ -382,16 +381,14 @@ def test_print_config_prints_values_and_their_origins(home: Home) -> None:
     assert f"n_layer = 2  # from {home.run / 'config.json'}, default 12" in done.out
 
 
-def test_a_mode_takes_several_processes_or_refuses_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(distributed, "several", lambda: True)
+def test_a_mode_takes_several_processes_or_refuses_them() -> None:
     for mode in MODES:
         if mode in ("train", "evaluate", "generate", "prepare", "table"):
             check_processes(mode)
         else:
             error = refusal(check_processes, mode)
             assert f"--mode={mode} runs in one process: start" in error
+    assert "reads one stream" in refusal(check_processes, "train", "sgd")
 
 
 def test_help_names_every_mode_section_and_field() -> None:

@@ -150,7 +150,7 @@ new data.data_dir={home}/vocab_number     | delete the folder and prepare again
 
 run nowhere                               | holds no run
 run config_flipped                        | {home}/config_flipped/config.json:
-run layers                                | (model.n_layer was 2, is now 3)
+run layers                                | give the config of the run that
 evaluate layers                           | give the config of the run that
 run run_other                             | another version of corpus 'text'
 evaluate words_flipped                    | vocab.json is not a vocabulary

@@ -11,12 +11,10 @@ from txl_jax.cli import gradient_statistics
 from txl_jax.config import Config
 from txl_jax.data.preparation import prepare
 from txl_jax.data.tokens import Tokens
-from txl_jax.errors import UserError
 from txl_jax.evaluate import cache, dynamic
 from txl_jax.evaluate.options import (
     MIXTURE,
     RATES,
-    EvalConfig,
     evaluation_model,
     in_order,
     parse_sweep,
@@ -29,7 +27,6 @@ from txl_jax.report import plots, provenance
 from txl_jax.report.checksum import Json
 from txl_jax.report.log import aligned, say
 from txl_jax.report.progress import interruptible
-from txl_jax.runtime import distributed
 from txl_jax.sharding.rules import check_streams
 from txl_jax.workdir.fit import warn_of_rotations
 from txl_jax.workdir.load import Loaded
@@ -154,7 +151,6 @@ def evaluate_split(
     model, mesh = loaded.config.model, loaded.mesh
     read: ReadSplit | None = None
     if config.dynamic:
-        check_processes(config)
         check_streams(mesh, config.streams, "eval.streams")
         rms = None
         if config.dynamic == "rms":
@@ -178,14 +174,6 @@ def evaluate_split(
         },
         "memory": reach.account(*sizes(loaded.config)),
     }
-
-
-def check_processes(config: EvalConfig) -> None:
-    """Raises UserError for dynamic evaluation by several processes."""
-    if config.dynamic and distributed.several():
-        raise UserError(
-            "eval.dynamic reads one stream: use it with --mode=evaluate, in one process"
-        )
 
 
 def describe_input(loaded: Loaded, tokens: Tokens) -> Json:

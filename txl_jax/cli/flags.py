@@ -7,7 +7,7 @@ appear immediately.
 import argparse
 import dataclasses
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from ml_collections import ConfigDict
 
@@ -126,7 +126,9 @@ def read_flags(argv: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
         section, _, key = name.partition(".")
         short = [f"--{key}"] if section == MODES[mode].section else []
         # A boolean's flag without a value means true.
-        value = {"nargs": "?", "const": "true"} if field["type"] is bool else {}
+        value: dict[str, Any] = {}
+        if field["type"] is bool:
+            value = {"nargs": "?", "const": "true"}
         parser.add_argument(f"--config.{name}", *short, dest=name, **value)
     args, unknown = parser.parse_known_args(argv)
     if unknown:

@@ -99,7 +99,7 @@ def execute(command: Command, is_program: bool) -> tuple[int, str]:
                 stack.enter_context(preemption.listening())
                 if distributed.several():
                     check_equal(command)
-                    check_processes(command.mode)
+                    check_processes(command.mode, command.config.eval.dynamic)
             with machine_errors(command.workdir):
                 if command.mode not in ("prepare", "import", "export", "compile"):
                     prove_kernels(command.config.model.kernel)
@@ -156,7 +156,12 @@ def check_equal(command: Command) -> None:
     distributed.require_equal({**flags, **config, **rest})
 
 
-def check_processes(mode: str) -> None:
-    """Raises UserError for several processes in a single-process mode."""
+def check_processes(mode: str, dynamic: str = "") -> None:
+    """Raises UserError for several processes in a mode that runs in one.
+
+    dynamic: eval.dynamic, which reads one stream.
+    """
     if not MODES[mode].parallel:
         raise UserError(f"--mode={mode} runs in one process: start it once")
+    if dynamic and mode in ("train", "evaluate"):
+        raise UserError("eval.dynamic reads one stream: start one process")

@@ -37,9 +37,8 @@ from txl_jax.workdir.load import initial_data, load_initial
 
 
 class Plan(NamedTuple):
-    """A run that may start: its config, its corpus, and what its updates need."""
+    """A run that may start: its corpus, and what its updates need."""
 
-    config: Config  # as given; that of `training` has the vocabulary's size and ids
     tokens: Tokens
     training: Training
     evaluate: Evaluate  # of any split
@@ -56,7 +55,6 @@ def plan_run(config: Config, workdir: Path) -> Plan:
     distributed.require_equal({"the corpus": tokens.manifest["splits"]})
     fitted = fit_vocab(config, tokens.vocab)
     mesh = fit_mesh(fitted)
-    evaluate_split.check_processes(config.eval)
     check_memory(fitted, mesh)
     training, evaluate = make_training(
         fitted, mesh, tokens.split("train"), tokens.split("valid")
@@ -72,7 +70,7 @@ def plan_run(config: Config, workdir: Path) -> Plan:
     if config.generate.prompt != "@-":  # stdin can be read once
         draw_samples.find_prompts(fitted, tokens.vocab, tokens)
     params = load_initial(fitted, workdir, tokens.vocab, mesh)
-    return Plan(config, tokens, training._replace(params=params), evaluate)
+    return Plan(tokens, training._replace(params=params), evaluate)
 
 
 def step_arguments(

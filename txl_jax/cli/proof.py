@@ -1,6 +1,7 @@
 """Proves the kernels that `model.kernel = auto` may select, once for each machine."""
 
 import contextlib
+import functools
 import hashlib
 import threading
 from pathlib import Path
@@ -36,7 +37,10 @@ def prove_kernels(kernel: str) -> None:
             if not fault or " is off by " in fault:  # others may be transient
                 with contextlib.suppress(OSError, RuntimeError):  # there may be no home
                     path.parent.mkdir(parents=True, exist_ok=True)
-                    write_atomically(path, lambda new, text=fault: new.write_text(text))
+                    write = functools.partial(
+                        Path.write_text, data=fault, encoding="utf-8"
+                    )
+                    write_atomically(path, write)
         if distributed.anywhere(bool(fault)):
             fault = fault or "found by another process"
             where = f"on {device.device_kind}"

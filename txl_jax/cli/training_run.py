@@ -57,32 +57,30 @@ def trained(config: Config, workdir: Path) -> Iterator[Trained]:
     An invalid run raises UserError before anything is written to the workdir.
     """
     plan = plan_run(config, workdir)
-    training, train_config = plan.training, config.train
-    model = training.config.model
+    training, options = plan.training, config.train
+    model, B, L = training.config.model, options.batch_size, options.tgt_len
     with contextlib.ExitStack() as stack:
         fence = stack.enter_context(locked(workdir))
         start = distributed.first_then_others(
             lambda: claim.claim(workdir, config, plan.tokens, model)
         )
-        sent = wandb.logging(
-            config.run.wandb, workdir, start, dataclasses.asdict(config)
+        described = dataclasses.asdict(config)
+        log = stack.enter_context(
+            wandb.logging(config.run.wandb, workdir, start, described)
         )
-        log = stack.enter_context(sent)
         started = time.perf_counter()
-        say(reach.describe(model, train_config.batch_size, train_config.tgt_len))
+        say(reach.describe(model, B, L))
         warn_of_rotations(training.config)
-        if (rise := config.optim.warmup_steps) > (end := train_config.num_steps):
+        if (rise := config.optim.warmup_steps) > (end := options.num_steps):
             say(f"the run ends at update {end} of optim.warmup_steps = {rise}")
-        finished = last_step(workdir / METRICS) >= train_config.num_steps
+        finished = last_step(workdir / METRICS) >= end
         try:
             result = train(training, workdir, fence, log)
         finally:
             goodput = {} if finished else claim.record_goodput(workdir, fence)
         result |= goodput
         result["train_seconds"] = time.perf_counter() - started
-        result["train_memory"] = reach.account(
-            model, train_config.batch_size, train_config.tgt_len
-        )
+        result["train_memory"] = reach.account(model, B, L)
         yield Trained(plan, result, log, fence)
 
 

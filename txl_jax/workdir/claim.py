@@ -98,6 +98,7 @@ def record_goodput(workdir: Path, fence: Fence) -> Json:
     """
     if not distributed.is_first():
         return {}
+    failures: tuple[type[Exception], ...] = (*DAMAGE, *storage.errors())
     try:
         fence()
         run = json.loads((workdir / RUN).read_text("utf-8"))
@@ -106,7 +107,7 @@ def record_goodput(workdir: Path, fence: Fence) -> Json:
         write_run(workdir, run)
     except Replaced:
         return {}
-    except (*DAMAGE, *storage.errors()) as error:
+    except failures as error:
         say(f"the goodput is not in {workdir / RUN} ({storage.one_line(error)})")
         return {}
     return {"goodput": run["goodput"]}
