@@ -2,8 +2,8 @@
 
     python -m experiments.figures.copying [--delays 8 24 56 --mem_lens 0 16 64]
     python -m experiments.figures.copying --mem_lens 16 --gradient_segments 1 2 4 8
-    python -m experiments.figures.copying --recall 4 --gradient_segments 1 4 \\
-        --mem_lens 16 --n_layer 3 --updates 3000 --workdir=runs/figures/recall
+    python -m experiments.figures.copying --recall 2 --gradient_segments 1 4 \\
+        --mem_lens 16 --n_layer 4 --updates 2000 --workdir=runs/figures/recall
 
 Trains experiments/copying.py, or its model on associative recall, for each delay,
 memory, number of segments that a gradient crosses, and seed, and counts the letters
