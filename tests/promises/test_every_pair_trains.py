@@ -50,12 +50,14 @@ TEXTS: dict[str, tuple[Any, ...]] = {
     "optim.betas": ((0.9, 0.999), (0.0, 0.0)),
 }
 NO_MEMORY = {"model.mem_len": 0, "eval.mem_len": 0, "generate.mem_len": 0}
+SEGMENTS = "segments_per_call", "segments_per_update", "gradient_segments"
 # Values that are possible only together are tried from each of these.
 BASES: list[Row] = [
     {},
     NO_MEMORY,
     {"model.position": "shaw", "model.n_position": 8},
     {"model.position": "learned", "model.n_position": 64, **NO_MEMORY},
+    {f"train.{name}": 2 for name in SEGMENTS},
 ]
 
 
