@@ -32,7 +32,7 @@ def test_a_checksum_does_not_depend_on_the_mesh(dtype: str) -> None:
     expected = checksum(x)
     for sizes in ((8, 1, 1), (2, 2, 2), (1, 4, 2)):
         mesh = make_mesh(MeshConfig(*sizes))
-        for spec in ((), AXES, ("fsdp", None, "model"), (None, "model"), (AXES,)):
+        for spec in ((), AXES[:3], ("fsdp", None, "model"), (None, "model"), (AXES,)):
             place = NamedSharding(mesh, PartitionSpec(*spec))
             assert checksum(jax.device_put(x, place)) == expected, (sizes, spec)
 

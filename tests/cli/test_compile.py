@@ -98,7 +98,7 @@ def test_the_json_has_memory_collectives_and_arrays(
     assert documented("compile", result)
     assert [result[name] for name in ("mode", "topology")] == ["compile", SLICE]
     assert [result[name] for name in ("chips", "cores", "devices")] == [8, 8, 8]
-    assert result["mesh"] == {"data": 8, "fsdp": 1, "model": 1}
+    assert result["mesh"] == {"data": 8, "fsdp": 1, "model": 1, "segments": 1}
     assert (result["batch_size"], result["streams_per_chip"]) == (B, 2)
     for step in (result, result["evaluation"]):
         assert step["fits"] and 0 < step["hbm_bytes"] < step["hbm_capacity_bytes"]
@@ -194,7 +194,7 @@ def test_streams_that_do_not_divide_need_another_mesh(path: Path) -> None:
     flags = (f"--topology={SLICE}", "--config.train.batch_size=4")
     assert "multiple of 8, or raise mesh.model" in refusal(path, *flags)
     result = command(path, *flags, "--mesh=auto").result
-    assert result["mesh"] == {"data": 4, "fsdp": 1, "model": 2}
+    assert result["mesh"] == {"data": 4, "fsdp": 1, "model": 2, "segments": 1}
     assert result["streams_per_chip"] == 0.5
     line = refusal(path, *flags, "--mesh=auto", "--config.train.batch_size=3")
     assert "change --streams_per_chip" in line

@@ -36,8 +36,8 @@ def test_the_tpu_kernel_is_reported_as_unproved_on_a_tpu(
     """As the command line prints it."""
     monkeypatch.setattr(logging.getLogger("txl_jax"), "handlers", [Lines()])
     device = AbstractDevice("TPU v5 lite", None, "tpu")
-    axes = (AxisType.Auto,) * 3
-    mesh = AbstractMesh((1, 1, 1), AXES, axis_types=axes, abstract_device=device)
+    axes = (AxisType.Auto,) * 4
+    mesh = AbstractMesh((1, 1, 1, 1), AXES, axis_types=axes, abstract_device=device)
     places = NamedSharding(mesh, jax.P())
     assert chosen((8, 3, 16, 64), places) == "tpu"
     assert capsys.readouterr().err == "", "compiled without a chip"
@@ -55,21 +55,21 @@ def test_the_tpu_kernel_is_reported_as_unproved_on_a_tpu(
 @pytest.mark.parametrize(
     ("kind", "sizes", "L", "K", "name"),
     [
-        ("TPU v5 lite", (1, 1, 1), 3, 8, "tpu"),
-        ("TPU v4", (1, 1, 1), 3, 301, "tpu"),
-        ("TPU v4", (1, 1, 1), 3, 300, "xla"),  # as fast there
-        ("TPU v3", (1, 1, 1), 3, 8, "xla"),
-        ("cpu", (1, 1, 1), 3, 8, "xla"),
-        ("H100", (1, 1, 1), 3, 8, "xla"),
-        ("H100", (1, 1, 1), 1023, 2048, "xla"),
-        ("H100", (1, 1, 1), 1024, 2048, "chunked"),  # no array of many scores
-        ("H100", (2, 1, 2), 1024, 2048, "xla"),  # a quarter of them on each device
+        ("TPU v5 lite", (1, 1, 1, 1), 3, 8, "tpu"),
+        ("TPU v4", (1, 1, 1, 1), 3, 301, "tpu"),
+        ("TPU v4", (1, 1, 1, 1), 3, 300, "xla"),  # as fast there
+        ("TPU v3", (1, 1, 1, 1), 3, 8, "xla"),
+        ("cpu", (1, 1, 1, 1), 3, 8, "xla"),
+        ("H100", (1, 1, 1, 1), 3, 8, "xla"),
+        ("H100", (1, 1, 1, 1), 1023, 2048, "xla"),
+        ("H100", (1, 1, 1, 1), 1024, 2048, "chunked"),  # no array of many scores
+        ("H100", (2, 1, 2, 1), 1024, 2048, "xla"),  # a quarter of them on each device
     ],
 )
 def test_auto_follows_device_and_size(
     kind: str, sizes: tuple[int, ...], L: int, K: int, name: str
 ) -> None:
     platform = "gpu" if kind == "H100" else "any"
-    axes, device = (AxisType.Auto,) * 3, AbstractDevice(kind, None, platform)
+    axes, device = (AxisType.Auto,) * 4, AbstractDevice(kind, None, platform)
     mesh = AbstractMesh(sizes, AXES, axis_types=axes, abstract_device=device)
     assert chosen((8, L, 16, 64), NamedSharding(mesh, jax.P()), K) == name

@@ -110,14 +110,15 @@ def test_a_model_is_read_on_a_mesh_that_fits_the_machine(
     """A mesh that the user states is refused with one that fits."""
     run = write_run(tmp_path / "pod", mesh=MeshConfig(data=3, fsdp=4, model=6))
     loaded = restore.load(run)
-    line = "the run's mesh (3, 4, 6) does not fit this machine: reading on (-1, 4, 2)"
+    line = "mesh (3, 4, 6, 1) does not fit this machine: reading on (-1, 4, 2, 1)"
     assert line in capsys.readouterr().err
-    assert dict(loaded.mesh.shape) == {"data": 1, "fsdp": 4, "model": 2}
+    sizes = {"data": 1, "fsdp": 4, "model": 2, "segments": 1}
+    assert dict(loaded.mesh.shape) == sizes
     tiny.assert_equal(loaded.params, PARAMS[1])
     saved = configs.parse(configs.load_json(run / "config.json"))
     stated = dataclasses.replace(saved, mesh=MeshConfig(fsdp=6))
     message = refusal(restore.load, run, stated)
-    assert message.endswith("[-1, 6, 1] does not fit 8 devices; set mesh.fsdp=2")
+    assert message.endswith("[-1, 6, 1, 1] does not fit 8 devices; set mesh.fsdp=2")
 
 
 OTHERS: dict[str, Any] = dict(mem_len=7, initial_memory="zeros", clamp_len=3, unroll=2)

@@ -62,7 +62,8 @@ def plan_run(config: Config, workdir: Path) -> Plan:
     for split in {"valid", config.eval.split}:
         text = config.eval.cut(tokens.split(split))
         check_length(text, config.eval.streams, "eval.streams")
-    if config.model.kernel not in ("auto", "xla"):  # it may not support this step
+    is_split = mesh.shape["segments"] > 1
+    if is_split or config.model.kernel not in ("auto", "xla"):  # may not fit this step
         parts = config.train.batch_size // config.train.batch_chunk
         check_streams(mesh, parts, "train.batch_size / batch_chunk")
         state, segments = step_arguments(fitted, mesh, training.program)
@@ -135,8 +136,9 @@ def check_memory(config: Config, mesh: Mesh) -> None:
     """Raises UserError if the parameters or a memory or segment are too large."""
     model, train = config.model, config.train
     parameters = metrics.parameter_count(abstract_params(model))
+    copies = mesh.shape["data"] * mesh.shape["segments"]
     numbers = 2 if config.optim.optimizer == "sgd" else 4
-    accounting.check_parameters(parameters, mesh.shape["data"], numbers)
+    accounting.check_parameters(parameters, copies, numbers)
     accounting.check_cache(model, config.eval)
     accounting.check_fits(
         model,

@@ -2,16 +2,16 @@
 
 import functools
 import logging
+import math
 
 import jax
 from jax import Array
 
 from txl_jax.kernels import chunked, xla
 from txl_jax.kernels.operands import Kernel
-from txl_jax.kernels.sharded import divides, follow_mesh
+from txl_jax.kernels.sharded import divides, follow_mesh, stream_axes
 from txl_jax.kernels.tpu import fused
 from txl_jax.kernels.tpu.blocks import VMEM
-from txl_jax.sharding.rules import shards
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,8 @@ def fastest(q_BLHA: Array, K: int) -> str:
     if not (mesh.empty or mesh.manual_axes):
         if not divides(mesh, B, H):
             return "xla"
-        parts = shards(mesh, "B") * shards(mesh, "H")
+        axes = (*stream_axes(mesh, B), "model")
+        parts = math.prod(mesh.shape[axis] for axis in axes)
     many = B * H * L * K >= MANY_SCORES * parts
     few = not many and K <= FEW_KEYS.get(device.device_kind, 0)
     name = "xla" if few else FASTEST.get(device.device_kind, "xla")

@@ -6,6 +6,7 @@ call, a loop of data-dependent length) runs unchanged on every shard.
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -16,10 +17,12 @@ from jax.sharding import AbstractMesh, PartitionSpec
 
 from txl_jax.errors import UserError
 from txl_jax.kernels.operands import Kernel, Operands
-from txl_jax.sharding.rules import RULES, letters, mesh_axes, shards
+from txl_jax.sharding.rules import RULES, STREAMS, letters, mesh_axes, shards
 
 REPLICATED = PartitionSpec()
-AXES: dict[str, Any] = {letter: dict(RULES)[letter] for letter in "BHV"}
+AXES: dict[str, Any] = {letter: dict(RULES)[letter] for letter in "HV"}
+# The axes of streams of which devices hold different pieces (`model.memory.halo`).
+PIECES = ("segments", *STREAMS)
 
 
 def follow_mesh(kernel: Kernel, required: bool = True) -> Kernel:
@@ -41,15 +44,16 @@ def follow_mesh(kernel: Kernel, required: bool = True) -> Kernel:
         if mesh is None or not (required or divides(mesh, B, H)):
             return kernel(operands)
         check_heads(mesh, H)
-        whole = "B" if B % shards(mesh, "B") else ""  # computed by every device
+        axes = stream_axes(mesh, B)
 
         def local(operands: Operands) -> Array:
             if dropout := operands.dropout:
-                B, _, H, _ = operands.q_BLHA.shape
+                B, L, H, _ = operands.q_BLHA.shape
                 dropout = dataclasses.replace(
                     dropout,
-                    stream0=dropout.stream0 + (0 if whole else first_index("B", B)),
-                    head0=dropout.head0 + first_index("H", H),
+                    stream0=dropout.stream0 + (first_index(STREAMS, B) if axes else 0),
+                    head0=dropout.head0 + first_index(AXES["H"], H),
+                    token0=dropout.token0 + first_index("segments", L),
                 )
             return kernel(operands._replace(dropout=dropout))
 
@@ -59,8 +63,8 @@ def follow_mesh(kernel: Kernel, required: bool = True) -> Kernel:
         return jax.shard_map(
             local,
             mesh=mesh,
-            in_specs=(mesh_axes(letters(operands), whole),),
-            out_specs=mesh_axes(PartitionSpec(*"BLHA"), whole),
+            in_specs=(mesh_axes(letters(operands), axes),),
+            out_specs=mesh_axes(PartitionSpec(*"BLHA"), axes),
             check_vma=False,
         )(operands)
 
@@ -82,7 +86,7 @@ def over_streams(
     mesh = stream_mesh(of_streams[0])
     if mesh is None:
         return function(shared, *of_streams)
-    streams = PartitionSpec(AXES["B"])
+    streams = PartitionSpec(stream_axes(mesh, len(of_streams[0])))
     return jax.shard_map(
         function,
         mesh=mesh,
@@ -101,7 +105,21 @@ def split_mesh(x: Array) -> AbstractMesh | None:
 def stream_mesh(x_B: Array) -> AbstractMesh | None:
     """Returns the mesh over which the streams of x divide, or None."""
     mesh = split_mesh(x_B)
-    return None if mesh is None or len(x_B) % shards(mesh, "B") else mesh
+    return mesh if mesh is not None and stream_axes(mesh, len(x_B)) else None
+
+
+def count_pieces(x: Array) -> int:
+    """Returns the number of pieces into which the mesh of x splits a stream."""
+    mesh = split_mesh(x)
+    return 1 if mesh is None else mesh.shape["segments"]
+
+
+def stream_axes(mesh: AbstractMesh, B: int) -> tuple[str, ...]:
+    """Returns the axes that split B streams, or B pieces of them; () if none does."""
+    for axes in (PIECES, STREAMS):
+        if B % math.prod(mesh.shape[axis] for axis in axes) == 0:
+            return axes
+    return ()
 
 
 def device_kind() -> str:
@@ -114,14 +132,14 @@ def device_kind() -> str:
     return device.device_kind if device else jax.devices()[0].device_kind
 
 
-def first_index(letter: str, size: int) -> Array:
-    """Returns the global index of this shard's first stream or head, uint32."""
-    return jax.lax.axis_index(AXES[letter]).astype(jnp.uint32) * size
+def first_index(axes: str | tuple[str, ...], size: int) -> Array:
+    """Returns the global index of this shard's first stream, head or token, uint32."""
+    return jax.lax.axis_index(axes).astype(jnp.uint32) * size
 
 
 def divides(mesh: AbstractMesh, B: int, H: int) -> bool:
     """Returns whether B streams and H heads divide over the mesh."""
-    return not (B % shards(mesh, "B") or H % shards(mesh, "H"))
+    return bool(stream_axes(mesh, B)) and H % shards(mesh, "H") == 0
 
 
 def check_heads(mesh: AbstractMesh, H: int) -> None:

@@ -15,11 +15,12 @@ from jax import Array
 
 from txl_jax.kernels.adaptive import Head, adaptive_nll
 from txl_jax.kernels.cluster import Table
-from txl_jax.kernels.sharded import over_streams
+from txl_jax.kernels.sharded import count_pieces, over_streams
 from txl_jax.kernels.xla import product
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.dropout import WordDropout
 from txl_jax.model.initializers import normal, weight
+from txl_jax.model.memory.halo import fold, unfold
 
 Shared = tuple[tuple[Array, ...], tuple[Array | None, ...]]  # tables, projections
 
@@ -158,4 +159,7 @@ class Vocabulary(nn.Module):
             tuple(None if x is None else x.astype(dtype) for x in self.out_projs),
             Table(self.cluster_table_GE, self.cluster_bias_G) if cutoffs else None,
         )
-        return adaptive_nll(head, hidden_BLD, jnp.asarray(targets_BL), cutoffs)
+        P = count_pieces(hidden_BLD)
+        P = P if hidden_BLD.shape[1] % P == 0 else 1
+        hidden_YXD, targets_YX = fold(hidden_BLD, P), fold(jnp.asarray(targets_BL), P)
+        return unfold(adaptive_nll(head, hidden_YXD, targets_YX, cutoffs), P)

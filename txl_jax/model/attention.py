@@ -85,12 +85,13 @@ class Attention(nn.Module):
         # Equation 2: queries come from the segment, keys and values also from memory.
         x_BLD = norm(h_BLD) if config.pre_lnorm else h_BLD
         x_BKD, constant = x_BLD, 0
+        layer = layer.receive(h_BLD)
         if (h_BMD := layer.states) is not None:
             x_BKD = jnp.concatenate([h_BMD.astype(h_BLD.dtype), h_BLD], axis=1)
             if config.pre_lnorm:
                 x_BKD = norm(x_BKD)
             else:
-                constant = h_BMD.shape[1]
+                constant = layer.constants
         if is_fixed:
             q_BKHA, k_BKHA, v_BKHA = project_all(x_BKD, qkv_DJHA)
             q_BLHA = q_BKHA[:, -L:]

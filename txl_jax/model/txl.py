@@ -8,11 +8,20 @@ import jax.numpy as jnp
 from jax import Array
 
 from txl_jax.errors import UserError
+from txl_jax.kernels.sharded import count_pieces
 from txl_jax.model.adaptive import Vocabulary
 from txl_jax.model.block import Block
 from txl_jax.model.config import ModelConfig, parse_remat
 from txl_jax.model.dropout import Dropout
 from txl_jax.model.initializers import keep_sums, weight
+from txl_jax.model.memory.cache import Memory
+from txl_jax.model.memory.halo import (
+    HaloMemory,
+    check_pieces,
+    fold,
+    fold_oldest,
+    unfold,
+)
 from txl_jax.model.memory.interval import find_oldest, keys_per_query
 from txl_jax.model.memory.protocol import AnyMemory, Kept, MemoryLike
 from txl_jax.model.positions import SCHEMES
@@ -91,27 +100,37 @@ class TransformerXL(nn.Module):
         config = self.config
         if (tokens_BL is None) == (inputs_BLD is None):
             raise UserError("give either tokens_BL or inputs_BLD")
-        inputs: Any = inputs_BLD if tokens_BL is None else tokens_BL
+        inputs = jnp.asarray(inputs_BLD if tokens_BL is None else tokens_BL)
         L, M = inputs.shape[1], memory.mem_len
+        P = count_pieces(inputs) if isinstance(memory, Memory) else 1
+        check_pieces(config, P, L, M, segment_len)
         if first_BL is not None and config.initial_memory == "zeros":
             memory = memory.zero(first_BL[:, 0])
             first_BL = first_BL.at[:, 0].set(False)
+        keys = keys_per_query(config, M)
+        oldest_BL = find_oldest(memory.filled_B, first_BL, M, L, keys, segment_len)
+        during: Any = memory
+        if isinstance(memory, Memory) and P > 1:
+            during = HaloMemory.of(memory, P, L, length_B)
+            inputs, oldest_BL = fold(inputs, P), fold_oldest(oldest_BL, P)
         if tokens_BL is None:
-            h_BLD = jnp.asarray(inputs, config.compute_dtype)
+            h_BLD = inputs.astype(config.compute_dtype)
         else:
-            h_BLD = self.embedding.embed(tokens_BL)
+            h_BLD = self.embedding.embed(inputs)
         if self.scheme.embeddings:
             h_BLD += self.scheme.embeddings(config, L).astype(config.compute_dtype)
         h_BLD = self.drop_rows(h_BLD)
-        keys = keys_per_query(config, M)
-        oldest_BL = find_oldest(memory.filled_B, first_BL, M, L, keys, segment_len)
-        h_BLD, kept = self.run_layers(h_BLD, memory, oldest_BL)
-        return self.drop_rows(h_BLD), memory.append(kept, length_B, first_BL)
+        h_BLD, kept = self.run_layers(h_BLD, during, oldest_BL, M + L)
+        hidden_BLD = unfold(self.drop_rows(h_BLD), P)
+        return hidden_BLD, during.append(kept, length_B, first_BL)
 
     def run_layers(
-        self, h_BLD: Array, memory: MemoryLike, oldest_BL: Array
+        self, h_BLD: Array, memory: MemoryLike, oldest_BL: Array, distances: int
     ) -> tuple[Array, Kept]:
-        """Returns (the last layer's output, what the memory keeps of all layers)."""
+        """Returns (the last layer's output, what the memory keeps of all layers).
+
+        distances: the number of those that dropout numbers.
+        """
         if self.is_fixed:
             entries = []
             for block, layer in zip(self.layers, memory.layers, strict=True):
@@ -122,7 +141,8 @@ class TransformerXL(nn.Module):
         biases = jax.tree.map(lambda bias_NHA: bias_NHA.astype(dtype), self.biases)
         R_RD, K = None, memory.mem_len + h_BLD.shape[1]
         if self.scheme.encoding:
-            R_RD = self.drop_R(self.scheme.encoding(self.config, K).astype(dtype))
+            R_RD = self.scheme.encoding(self.config, distances).astype(dtype)
+            R_RD = self.drop_R(R_RD)[-K:]
         return self.layers(h_BLD, memory.layers, biases, R_RD, oldest_BL)
 
     def nll(

@@ -1,4 +1,4 @@
-"""The device mesh: the devices of all processes along three axes."""
+"""The device mesh: the devices of all processes along four axes."""
 
 import dataclasses
 import math
@@ -12,7 +12,7 @@ from jax.sharding import AxisType, Mesh
 from txl_jax.errors import UserError
 from txl_jax.sharding.options import MeshConfig
 
-AXES = ("data", "fsdp", "model")
+AXES = ("data", "fsdp", "model", "segments")
 
 
 def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:
@@ -32,21 +32,25 @@ def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Me
         near = dataclasses.asdict(nearest(config, len(devices)))
         fix = (f"mesh.{x}={y}" for x, y in near.items() if y != getattr(config, x))
         raise UserError(
-            f"mesh.data x mesh.fsdp x mesh.model = {sizes} does not fit "
-            f"{len(devices)} device{'s' * (len(devices) > 1)}; set {' and '.join(fix)}"
+            f"mesh.data x mesh.fsdp x mesh.model x mesh.segments = {sizes} does not "
+            f"fit {len(devices)} device{'s' * (len(devices) > 1)}; "
+            f"set {' and '.join(fix)}"
         )
     placed = arrange(filled, devices)
     return Mesh(placed, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def nearest(config: MeshConfig, count: int) -> MeshConfig:
-    """Returns a mesh for `count` devices, whose fsdp and model divide `config`'s."""
-    fsdp = math.gcd(config.fsdp, count)  # gcd(-1, n) = 1
-    return MeshConfig(-1, fsdp, math.gcd(config.model, count // fsdp))
+    """Returns a mesh for `count` devices, whose sizes but data divide `config`'s."""
+    sizes = []
+    for size in (config.fsdp, config.model, config.segments):
+        sizes.append(math.gcd(size, count))  # gcd(-1, n) = 1
+        count //= sizes[-1]
+    return MeshConfig(-1, *sizes)
 
 
 def arrange(sizes: Sequence[int], devices: Sequence[jax.Device]) -> np.ndarray:
-    """Returns the devices as an array [data, fsdp, model]; slices split data only."""
+    """Returns the devices as an array in the order of AXES; slices split data only."""
     # On GPUs slice_index numbers the hosts, over which any axis may extend.
     on_tpu = devices[0].platform == "tpu"
     # Devices of a topology that is not attached lack the attribute in a single slice.
@@ -56,7 +60,7 @@ def arrange(sizes: Sequence[int], devices: Sequence[jax.Device]) -> np.ndarray:
     if data % slices:
         raise UserError(
             f"mesh.data = {data} is not a multiple of the {slices} slices, which split "
-            "only streams: make mesh.fsdp x mesh.model a divisor of "
+            "only streams: make mesh.fsdp x mesh.model x mesh.segments a divisor of "
             f"{len(devices) // slices}, the devices of a slice"
         )
     # Neighbours in the mesh are neighbours on the chips' torus. Unlike jax.make_mesh,
@@ -67,7 +71,7 @@ def arrange(sizes: Sequence[int], devices: Sequence[jax.Device]) -> np.ndarray:
         )
     return mesh_utils.create_hybrid_device_mesh(
         [data // slices, *inner],
-        [slices, 1, 1],
+        [slices, 1, 1, 1],
         devices,
         allow_split_physical_axes=True,
     )

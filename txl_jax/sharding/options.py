@@ -19,13 +19,16 @@ class MeshConfig:
     # The number of shards of the heads, the feed-forward and the vocabulary. -1 takes
     # the remaining devices.
     model: int = 1
+    # The number of consecutive pieces of the text that a call reads, each on other
+    # devices. -1 takes the remaining devices.
+    segments: int = 1
 
     def __post_init__(self) -> None:
         """Raises UserError for sizes that fit no number of devices."""
         check(self, "mesh")
-        sizes = [self.data, self.fsdp, self.model]
+        sizes = [self.data, self.fsdp, self.model, self.segments]
         if any(size == 0 or size < -1 for size in sizes) or sizes.count(-1) > 1:
             raise UserError(
-                f"mesh.data, mesh.fsdp, mesh.model = {sizes}: each must be at least 1, "
-                "and one of them may be -1 (the remaining devices)"
+                f"mesh.data, mesh.fsdp, mesh.model, mesh.segments = {sizes}: each must "
+                "be at least 1, and one of them may be -1 (the remaining devices)"
             )

@@ -16,8 +16,9 @@ from txl_jax.errors import UserError
 
 # Streams are split over data and fsdp; parameters over fsdp (the devices of a group
 # together hold one copy) and, within a layer, over model.
+STREAMS = ("data", "fsdp")
 RULES: tuple[tuple[str, Any], ...] = (
-    ("B", ("data", "fsdp")),
+    ("B", STREAMS),
     ("D", "fsdp"),
     ("E", "fsdp"),  # unless D has taken it
     ("H", "model"),
@@ -34,12 +35,12 @@ def sharding(mesh: Mesh, letters: Iterable[str | None]) -> NamedSharding:
     return NamedSharding(mesh, mesh_axes(PartitionSpec(*letters)))
 
 
-def mesh_axes(specs: Any, whole: str = "") -> Any:
+def mesh_axes(specs: Any, streams: tuple[str, ...] = STREAMS) -> Any:
     """Returns a pytree of PartitionSpecs of letters as axes of the mesh.
 
-    Dimensions in `whole` are not split.
+    `streams` are the axes that split B.
     """
-    rules = [(letter, axes) for letter, axes in RULES if letter not in whole]
+    rules = [("B", streams or None), *RULES[1:]]
     return jax.tree.map(
         lambda spec: nn.logical_to_mesh_axes(tuple(spec), rules) or PartitionSpec(),
         specs,

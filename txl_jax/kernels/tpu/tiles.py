@@ -67,7 +67,7 @@ class Tiles(NamedTuple):
 
     deepest: Array  # [B I], as `clear` is
     clear: Array
-    counter_3: Array  # of dropout: seed, first stream, first head
+    counter_4: Array  # of dropout: seed, first stream, head and token
     q_BHAQ: Array
     k_BHAP: Array
     v_BHAP: Array

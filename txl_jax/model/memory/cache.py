@@ -18,6 +18,15 @@ class CacheLayer(NamedTuple):
 
     states: Array
 
+    @property
+    def constants(self) -> int:
+        """The number M of states; no gradient flows into them."""
+        return self.states.shape[1]
+
+    def receive(self, h_BLD: Array) -> "CacheLayer":
+        """Returns the layer: it has all the states."""
+        return self
+
     def attend(
         self, own: Operands, h_BLD: Array, kernel: Kernel
     ) -> tuple[Array, Array]:

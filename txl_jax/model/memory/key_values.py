@@ -43,6 +43,15 @@ class KeyValues:
     def states(self) -> None:
         """There are none to project."""
 
+    @property
+    def constants(self) -> int:
+        """There are no states."""
+        return 0
+
+    def receive(self, h_BLD: Array) -> "KeyValues":
+        """Returns the layer: it has all the keys and values."""
+        return self
+
     def attend(
         self, own: Operands, h_BLD: Array, kernel: Kernel
     ) -> tuple[Array, tuple[Array, Array]]:

@@ -16,6 +16,13 @@ class LayerMemory(Protocol):
     def states(self) -> Array | None:
         """Hidden states h_BMD to project with those of the segment; None: no others."""
 
+    @property
+    def constants(self) -> int:
+        """The number of `states` without a gradient, the oldest ones."""
+
+    def receive(self, h_BLD: Array) -> Self:
+        """Returns the layer with states that other devices have; h_BLD is its input."""
+
     def attend(self, own: Operands, h_BLD: Array, kernel: Kernel) -> tuple[Array, Kept]:
         """Returns (o_BLHA, what `MemoryLike.append` takes) of a segment.
 

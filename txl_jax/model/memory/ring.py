@@ -33,6 +33,15 @@ class RingLayer(NamedTuple):
     def states(self) -> None:
         """There are none to project."""
 
+    @property
+    def constants(self) -> int:
+        """There are no states."""
+        return 0
+
+    def receive(self, h_BLD: Array) -> "RingLayer":
+        """Returns the layer: it has all the keys and values."""
+        return self
+
     def attend(self, own: Operands, h_BLD: Array, kernel: Kernel) -> tuple[Array, Ring]:
         """Returns (o_B1HA, the ring with the new token)."""
         k_B1HA, v_B1HA = own.k_BKHA, own.v_BKHA

@@ -1,0 +1,171 @@
+"""The memory of a call whose tokens lie on several devices along the text.
+
+The mesh's axis "segments" has P parts. A call with T tokens per stream is computed as P
+pieces of X = T / P tokens, each of them a stream of its own to all that computes tokens
+or streams separately: piece p of stream b is row p B + b. In each layer a piece needs
+the newest M inputs before it, as a stream needs its memory. Each device passes those of
+its own piece to the next one (a halo exchange); the first piece has the memory.
+
+Dims: P pieces, Y = P B rows, X tokens of a piece, T = P X.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.sharding import NamedSharding, PartitionSpec
+
+from txl_jax.errors import UserError
+from txl_jax.kernels.operands import Kernel, Operands
+from txl_jax.kernels.sharded import PIECES, split_mesh
+from txl_jax.model.config import ABSOLUTE_POSITIONS, ModelConfig
+from txl_jax.model.memory.cache import Memory
+from txl_jax.model.memory.interval import count_filled, keys_per_query, window
+from txl_jax.sharding.rules import STREAMS
+
+
+def constrain(x_B: Array, axes: tuple[str, ...]) -> Array:
+    """Splits the first dimension of x, and no other, over axes of its mesh, if any."""
+    mesh = split_mesh(x_B)
+    if mesh is None:
+        return x_B
+    places = NamedSharding(mesh, PartitionSpec(axes))
+    return jax.lax.with_sharding_constraint(x_B, places)
+
+
+def fold(x_BT: Array, P: int) -> Array:
+    """Returns the pieces x_YX of x; features may follow the tokens."""
+    if P == 1:
+        return x_BT
+    B, T, *features = x_BT.shape
+    x_PBX = jnp.swapaxes(x_BT.reshape(B, P, T // P, *features), 0, 1)
+    x_YX = x_PBX.reshape(P * B, T // P, *features)
+    return constrain(x_YX, PIECES)
+
+
+def unfold(x_YX: Array, P: int) -> Array:
+    """Returns the array whose pieces `fold` returned."""
+    if P == 1:
+        return x_YX
+    Y, X, *features = x_YX.shape
+    x_BPX = jnp.swapaxes(x_YX.reshape(P, Y // P, X, *features), 0, 1)
+    return x_BPX.reshape(Y // P, P * X, *features)
+
+
+def fold_oldest(oldest_BT: Array, P: int) -> Array:
+    """Returns the oldest key that each query sees, among M + X keys of its piece."""
+    # Otherwise its running maximum over all tokens would gather them.
+    oldest_YX = fold(constrain(oldest_BT, STREAMS), P)
+    start_Y = jnp.repeat(jnp.arange(P) * oldest_YX.shape[1], len(oldest_BT))
+    return jnp.maximum(oldest_YX - start_Y[:, None], 0)
+
+
+def check_pieces(config: ModelConfig, P: int, T: int, M: int, segment_len: int) -> None:
+    """Raises UserError unless a piece needs only the newest M states before it."""
+    if P == 1:
+        return
+    rule = f"mesh.segments = {P} splits the T = {T} tokens that are computed together"
+    if config.position in ABSOLUTE_POSITIONS:
+        raise UserError(f'{rule}, which model.position = "{config.position}" numbers')
+    reach, L = keys_per_query(config, M), segment_len or T
+    unit = 1 if 0 < reach <= M + 1 else L
+    if T // P < M or T % (P * unit):
+        raise UserError(
+            f"{rule} into pieces of T / P = {T / P:g}: each must have whole segments "
+            f"of {unit} tokens, and at least the M = {M} tokens of the memory. Set "
+            f"train.gradient_segments to a multiple of {P * max(-(-M // L), 1)}, or "
+            "lower mesh.segments"
+        )
+
+
+class HaloLayer(NamedTuple):
+    """The newest M inputs of one layer before the first piece, or before each piece.
+
+    end_Y: where the M states that the memory keeps begin, among M + X of each piece.
+    """
+
+    states: Array
+    end_Y: Array
+
+    @property
+    def constants(self) -> int:
+        """There are none: the states are those of this call."""
+        return 0
+
+    def receive(self, h_YXD: Array) -> "HaloLayer":
+        """Returns the layer with the states before each piece."""
+        mesh = split_mesh(h_YXD)
+        assert mesh is not None
+        P, M = mesh.shape["segments"], self.states.shape[1]
+
+        def exchange(h_YXD: Array, h_BMD: Array) -> Array:
+            newest_BMD = h_YXD[:, h_YXD.shape[1] - M :]
+            pairs = [(p, p + 1) for p in range(P - 1)]
+            passed_BMD = jax.lax.ppermute(newest_BMD, "segments", pairs)
+            is_first = jax.lax.axis_index("segments") == 0
+            return jnp.where(is_first, h_BMD.astype(h_YXD.dtype), passed_BMD)
+
+        pieces = PartitionSpec(PIECES)
+        exchanged = jax.shard_map(
+            exchange,
+            mesh=mesh,
+            in_specs=(pieces, PartitionSpec(STREAMS)),
+            out_specs=pieces,
+        )
+        return self._replace(states=exchanged(h_YXD, self.states))
+
+    def attend(
+        self, own: Operands, h_YXD: Array, kernel: Kernel
+    ) -> tuple[Array, Array]:
+        """Returns (o_BLHA, M inputs of the layer from each piece, for the memory)."""
+        h_YKD = jax.lax.stop_gradient(jnp.concatenate([self.states, h_YXD], axis=1))
+        M = self.states.shape[1]
+        return kernel(own), window(h_YKD[None], self.end_Y, M)[0]
+
+
+class HaloMemory(NamedTuple):
+    """A `Memory` during a call whose tokens are in P pieces of X.
+
+    end_PB: where the memory of the next call ends, from the start of each piece.
+    """
+
+    memory: Memory
+    end_PB: Array
+    piece_len: int
+
+    @classmethod
+    def of(cls, memory: Memory, P: int, T: int, length_B: Array | None) -> "HaloMemory":
+        """Returns the memory for T tokens of each stream, length_B of them real."""
+        if length_B is None:
+            length_B = jnp.full_like(memory.filled_B, T)
+        return cls(memory, length_B - T // P * jnp.arange(P)[:, None], T // P)
+
+    @property
+    def mem_len(self) -> int:
+        """The length M."""
+        return self.memory.mem_len
+
+    @property
+    def layers(self) -> HaloLayer:
+        """The layers' memories, stacked."""
+        h_NBMD = self.memory.layers.states
+        end_NY = jnp.broadcast_to(self.end_PB.ravel(), (len(h_NBMD), self.end_PB.size))
+        return HaloLayer(h_NBMD, end_NY)
+
+    @jax.named_scope("memory")
+    def append(
+        self, kept: Array, length_B: Array | None, first_BL: Array | None
+    ) -> Memory:
+        """Returns the memory after the call: that of the piece with the last token."""
+        P, B = self.end_PB.shape
+        X, M = self.piece_len, self.mem_len
+        if length_B is None:
+            length_B = jnp.full(B, P * X, jnp.int32)
+        is_first_P1 = jnp.arange(P)[:, None] == 0
+        is_last_PB = (self.end_PB <= X) & ((self.end_PB > 0) | is_first_P1)
+        N, _, *sizes = kept.shape
+        kept_NPBMD = kept.reshape(N, P, B, *sizes)
+        kept_NPBMD = jnp.where(is_last_PB[..., None, None], kept_NPBMD, 0)
+        h_NBMD = jnp.sum(kept_NPBMD, axis=1).astype(self.memory.h_NBMD.dtype)
+        return Memory(h_NBMD, count_filled(self.memory.filled_B, M, length_B, first_BL))
