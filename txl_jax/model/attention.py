@@ -84,14 +84,13 @@ class Attention(nn.Module):
 
         # Equation 2: queries come from the segment, keys and values also from memory.
         x_BLD = norm(h_BLD) if config.pre_lnorm else h_BLD
-        x_BKD, constant = x_BLD, 0
-        layer = layer.receive(h_BLD)
-        if (h_BMD := layer.states) is not None:
-            x_BKD = jnp.concatenate([h_BMD.astype(h_BLD.dtype), h_BLD], axis=1)
-            if config.pre_lnorm:
-                x_BKD = norm(x_BKD)
-            else:
-                constant = layer.constants
+        h_BKD, x_BKD, constant = h_BLD, x_BLD, 0
+        if (before := layer.before(h_BLD)) is not None:
+            h_BMD, constant = before
+            h_BKD = jnp.concatenate([h_BMD.astype(h_BLD.dtype), h_BLD], axis=1)
+            x_BKD, constant = (
+                (norm(h_BKD), 0) if config.pre_lnorm else (h_BKD, constant)
+            )
         if is_fixed:
             q_BKHA, k_BKHA, v_BKHA = project_all(x_BKD, qkv_DJHA)
             q_BLHA = q_BKHA[:, -L:]
@@ -111,7 +110,7 @@ class Attention(nn.Module):
         if config.dropatt and self.has_rng("dropout"):
             dropout = AttentionDropout(config.dropatt, seed(self))
         own = Operands(q_BLHA, k_BKHA, v_BKHA, position, oldest_BL, dropout)
-        o_BLHA, kept = layer.attend(own, h_BLD, self._attend_in_order)
+        o_BLHA, kept = layer.attend(own, h_BKD, self._attend_in_order)
 
         if is_fixed:
             out_BLD = join_heads(o_BLHA, o_PHAC)

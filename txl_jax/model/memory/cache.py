@@ -16,22 +16,17 @@ from txl_jax.model.memory.interval import count_filled, initially_filled, window
 class CacheLayer(NamedTuple):
     """The newest M inputs of one layer; its keys and values are computed again."""
 
-    states: Array
+    h_BMD: Array
 
-    @property
-    def constants(self) -> int:
-        """The number M of states; no gradient flows into them."""
-        return self.states.shape[1]
-
-    def receive(self, h_BLD: Array) -> "CacheLayer":
-        """Returns the layer: it has all the states."""
-        return self
+    def before(self, h_BLD: Array) -> tuple[Array, int]:
+        """Returns the states, all of them constants."""
+        return self.h_BMD, self.h_BMD.shape[1]
 
     def attend(
-        self, own: Operands, h_BLD: Array, kernel: Kernel
+        self, own: Operands, h_BKD: Array, kernel: Kernel
     ) -> tuple[Array, Array]:
         """Returns (o_BLHA, the layer's input)."""
-        return kernel(own), h_BLD
+        return kernel(own), h_BKD[:, self.h_BMD.shape[1] :]
 
 
 @flax.struct.dataclass

@@ -80,24 +80,19 @@ def check_pieces(config: ModelConfig, P: int, T: int, M: int, segment_len: int) 
 
 
 class HaloLayer(NamedTuple):
-    """The newest M inputs of one layer before the first piece, or before each piece.
+    """The newest M inputs of one layer before the first piece.
 
     end_Y: where the M states that the memory keeps begin, among M + X of each piece.
     """
 
-    states: Array
+    h_BMD: Array
     end_Y: Array
 
-    @property
-    def constants(self) -> int:
-        """There are none: the states are those of this call."""
-        return 0
-
-    def receive(self, h_YXD: Array) -> "HaloLayer":
-        """Returns the layer with the states before each piece."""
+    def before(self, h_YXD: Array) -> tuple[Array, int]:
+        """Returns the newest M states before each piece; none is a constant."""
         mesh = split_mesh(h_YXD)
         assert mesh is not None
-        P, M = mesh.shape["segments"], self.states.shape[1]
+        P, M = mesh.shape["segments"], self.h_BMD.shape[1]
 
         def exchange(h_YXD: Array, h_BMD: Array) -> Array:
             newest_BMD = h_YXD[:, h_YXD.shape[1] - M :]
@@ -106,22 +101,20 @@ class HaloLayer(NamedTuple):
             is_first = jax.lax.axis_index("segments") == 0
             return jnp.where(is_first, h_BMD.astype(h_YXD.dtype), passed_BMD)
 
-        pieces = PartitionSpec(PIECES)
         exchanged = jax.shard_map(
             exchange,
             mesh=mesh,
-            in_specs=(pieces, PartitionSpec(STREAMS)),
-            out_specs=pieces,
+            in_specs=(PartitionSpec(PIECES), PartitionSpec(STREAMS)),
+            out_specs=PartitionSpec(PIECES),
         )
-        return self._replace(states=exchanged(h_YXD, self.states))
+        return exchanged(h_YXD, self.h_BMD), 0
 
     def attend(
-        self, own: Operands, h_YXD: Array, kernel: Kernel
+        self, own: Operands, h_YKD: Array, kernel: Kernel
     ) -> tuple[Array, Array]:
         """Returns (o_BLHA, M inputs of the layer from each piece, for the memory)."""
-        h_YKD = jax.lax.stop_gradient(jnp.concatenate([self.states, h_YXD], axis=1))
-        M = self.states.shape[1]
-        return kernel(own), window(h_YKD[None], self.end_Y, M)[0]
+        h_1YKD = jax.lax.stop_gradient(h_YKD)[None]
+        return kernel(own), window(h_1YKD, self.end_Y, self.h_BMD.shape[1])[0]
 
 
 class HaloMemory(NamedTuple):
@@ -149,7 +142,7 @@ class HaloMemory(NamedTuple):
     @property
     def layers(self) -> HaloLayer:
         """The layers' memories, stacked."""
-        h_NBMD = self.memory.layers.states
+        h_NBMD = self.memory.layers.h_BMD
         end_NY = jnp.broadcast_to(self.end_PB.ravel(), (len(h_NBMD), self.end_PB.size))
         return HaloLayer(h_NBMD, end_NY)
 

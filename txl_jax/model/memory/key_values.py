@@ -39,21 +39,11 @@ class KeyValues:
     bias_HR: Array | None
     window_len: int = flax.struct.field(pytree_node=False)
 
-    @property
-    def states(self) -> None:
-        """There are none to project."""
-
-    @property
-    def constants(self) -> int:
-        """There are no states."""
-        return 0
-
-    def receive(self, h_BLD: Array) -> "KeyValues":
-        """Returns the layer: it has all the keys and values."""
-        return self
+    def before(self, h_BLD: Array) -> None:
+        """There are no states to project."""
 
     def attend(
-        self, own: Operands, h_BLD: Array, kernel: Kernel
+        self, own: Operands, h_BKD: Array, kernel: Kernel
     ) -> tuple[Array, tuple[Array, Array]]:
         """Returns (o_BLHA, the keys and values of memory and segment)."""
         L = own.k_BKHA.shape[1]

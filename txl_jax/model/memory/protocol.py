@@ -12,24 +12,20 @@ Kept = Any  # what a layer's memory keeps of a segment; for `append`, of all lay
 class LayerMemory(Protocol):
     """The memory of one layer."""
 
-    @property
-    def states(self) -> Array | None:
-        """Hidden states h_BMD to project with those of the segment; None: no others."""
+    def before(self, h_BLD: Array) -> tuple[Array, int] | None:
+        """Returns hidden states h_BMD to project with the layer's input, or None.
 
-    @property
-    def constants(self) -> int:
-        """The number of `states` without a gradient, the oldest ones."""
+        Beside them, how many of the oldest ones are constants, without a gradient.
+        """
 
-    def receive(self, h_BLD: Array) -> Self:
-        """Returns the layer with states that other devices have; h_BLD is its input."""
-
-    def attend(self, own: Operands, h_BLD: Array, kernel: Kernel) -> tuple[Array, Kept]:
+    def attend(self, own: Operands, h_BKD: Array, kernel: Kernel) -> tuple[Array, Kept]:
         """Returns (o_BLHA, what `MemoryLike.append` takes) of a segment.
 
-        own: keys and values are those of `states` and segment, queries those of the
-        segment. A memory that holds keys and values adds them, and their position
-        terms. h_BLD is the layer's input. `kernel` takes keys in the order of time,
-        not yet rotated; a memory in another order has a kernel of its own.
+        own: keys and values are those of h_BKD, queries those of the segment. A memory
+        that holds keys and values adds them, and their position terms. h_BKD are the
+        states `before` the segment, if any, and the layer's input. `kernel` takes keys
+        in the order of time, not yet rotated; a memory in another order has a kernel of
+        its own.
         """
 
 

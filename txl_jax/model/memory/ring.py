@@ -29,20 +29,10 @@ class RingLayer(NamedTuple):
     mem_len: int
     rotate: Rotate | None
 
-    @property
-    def states(self) -> None:
-        """There are none to project."""
+    def before(self, h_BLD: Array) -> None:
+        """There are no states to project."""
 
-    @property
-    def constants(self) -> int:
-        """There are no states."""
-        return 0
-
-    def receive(self, h_BLD: Array) -> "RingLayer":
-        """Returns the layer: it has all the keys and values."""
-        return self
-
-    def attend(self, own: Operands, h_BLD: Array, kernel: Kernel) -> tuple[Array, Ring]:
+    def attend(self, own: Operands, h_BKD: Array, kernel: Kernel) -> tuple[Array, Ring]:
         """Returns (o_B1HA, the ring with the new token)."""
         k_B1HA, v_B1HA = own.k_BKHA, own.v_BKHA
         # The ring has more slots than the memory has tokens.
