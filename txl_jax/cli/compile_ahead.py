@@ -56,6 +56,7 @@ def compile_ahead(config: Config) -> Json:
         "streams_per_chip": B / tpus.chips,
         **costs(tpus, done, flops, updates),
     }
+    say(f"{tpus.slices} x {tpus.name}: {tpus.chips} chips, mesh {result['mesh']}")
     report("training", result)
     if not done.fits:
         result["knobs"] = SAVINGS["train"]
