@@ -79,11 +79,7 @@ def test_lines_and_tokens(tmp_path: Path) -> None:
     "text, fields, expected",
     [
         ("the cat\n\ndog", {"lines": True}, ["the cat\n", "\n", "<unk>\n"]),
-        (
-            '{"s": "the cat"}\n{"s": "cat\\n"}\n',
-            {"field": "s"},
-            ["the cat\n", "cat\n"],
-        ),
+        ('{"s": "the cat"}\n{"s": "cat\\n"}\n', {"field": "s"}, ["the cat\n", "cat\n"]),
     ],
 )
 def test_lines_are_documents(

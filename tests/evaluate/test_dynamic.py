@@ -14,10 +14,7 @@ import pytest
 from tests.support import tiny
 from txl_jax.data.streams import Streams
 from txl_jax.evaluate import dynamic
-from txl_jax.evaluate.dynamic import (
-    EPSILON,
-    root_mean_squares,
-)
+from txl_jax.evaluate.dynamic import EPSILON, root_mean_squares
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
 from txl_jax.evaluate.perplexity import make_evaluate
 from txl_jax.model.memory import Memory

@@ -13,10 +13,7 @@ from txl_jax.paper.gains import RATIOS, gains, hardest, recl
 
 # Two models, three contexts, two positions. b(c, t): [2, 1], [1, 1], [1, 0.5].
 HAND_ICT = np.array(
-    [
-        [[3.0, 1.0], [1.0, 2.0], [1.0, 2.0]],
-        [[2.0, 2.0], [2.0, 1.0], [1.5, 0.5]],
-    ]
+    [[[3.0, 1.0], [1.0, 2.0], [1.0, 2.0]], [[2.0, 2.0], [2.0, 1.0], [1.5, 0.5]]]
 )
 
 

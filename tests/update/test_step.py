@@ -29,11 +29,7 @@ from txl_jax.update.init import init_state
 from txl_jax.update.optim import make_average, make_optimizer, make_schedule
 from txl_jax.update.options import OptimConfig, TrainConfig
 from txl_jax.update.state import Average, TrainState
-from txl_jax.update.step import (
-    make_train_step,
-    nll_sum,
-    sum_gradients,
-)
+from txl_jax.update.step import make_train_step, nll_sum, sum_gradients
 
 B, L, G, C = 4, 4, 2, 2
 PARAMS: Any = tiny.make_params()
