@@ -21,11 +21,6 @@ def test_gpu_descriptions_are_consistent(name: str) -> None:
     assert (part.chips, part.chip.cores, part.are_tpus) == (8, 1, False)
     assert peak.known_peak(gpu.kind) > 0
     assert gpus.limit(gpu.kind) == part.chip.hbm == 0.75 * gpu.memory
-    # The description has the numbers that the bounds use, and those of the name.
-    text = gpu.describe()
-    assert f"device_memory_size: {gpu.memory}\n" in text
-    assert f"memory_bandwidth: {gpu.bandwidth} " in text
-    assert f'device_description_str: "{gpu.kind}"' in text
     for number, unit in ((80, "80GB"), (141, "141GB")):
         if unit in gpu.kind:
             assert number <= gpu.memory / 1e9 < 1.08 * number

@@ -1,10 +1,11 @@
 """Messages of the TPU compiler, and programs that this jaxlib cannot read."""
 
-import jax
-import pytest
+from unittest.mock import Mock
 
+import jax
+
+from tests.support.refusal import refused
 from txl_jax.aot.lower import memory_wanted, text_of
-from txl_jax.errors import UserError
 
 
 def test_out_of_memory_messages_of_the_compiler_are_read() -> None:
@@ -19,9 +20,6 @@ def test_out_of_memory_messages_of_the_compiler_are_read() -> None:
 
 
 def test_an_unreadable_program_names_the_libtpu_to_install() -> None:
-    class Program:
-        def as_text(self) -> str:
-            raise jax.errors.JaxRuntimeError("INTERNAL: RET_CHECK failure: 1 operand")
-
-    with pytest.raises(UserError, match=r"RET_CHECK failure.*pip install 'jax\[tpu\]'"):
-        text_of(Program())
+    error = jax.errors.JaxRuntimeError("INTERNAL: RET_CHECK failure: 1 operand")
+    with refused(r"RET_CHECK failure.*pip install 'jax\[tpu\]'"):
+        text_of(Mock(**{"as_text.side_effect": error}))

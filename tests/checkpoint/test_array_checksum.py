@@ -58,8 +58,5 @@ def test_the_order_of_numbers_changes_the_checksum() -> None:
     # Equal in a sum of bits weighted by the index.
     pair = np.array([2.0**31, 0, 0], np.float32)
     assert len({checksum(np.roll(pair, places)) for places in range(3)}) == 3
-
-
-def test_checksums_include_names_dtypes_and_shapes() -> None:
     result = checksums({"a": {"b": jnp.ones((2, 3), jnp.bfloat16)}})
     assert result["a/b"][:2] == ("bfloat16", (2, 3))

@@ -1,4 +1,4 @@
-"""Dynamic evaluation follows its rule, scores before it learns, and helps.
+"""Dynamic evaluation follows its rule, and scores before it learns.
 
 Dims: L segment.
 """

@@ -29,7 +29,7 @@ def test_sizes(kernel: str, M: int, B: int, L: int, expected: tuple[int, int]) -
     assert count_segments(config, 3 if M else 0, B, L) == (3 if M else 1)
 
 
-def test_documents_with_visible_zeros_are_read_one_by_one() -> None:
+def test_documents_with_visible_zeros_are_read_alone() -> None:
     config = tiny.config(initial_memory="zeros")
     assert count_segments(config, 0, 1, 4, documents=True) == 1
     with refused('eval.segments_per_step = 2 is not possible .* = "zeros"'):

@@ -28,10 +28,7 @@ def test_accounted_bytes_match_the_arrays() -> None:
     arrays = [(layer.k_HBKA, layer.v_HBKA) for layer in kept.layers]
     assert counts["key_value_bytes"] == 2 * parameter_count(arrays)
     assert counts["lost_without_memory"] == reach.lost_share(17, 5)
-    line = reach.describe(config, 3, 5)
-    assert "2 layers x 7 tokens x 8 x 3 streams x 2 bytes = 0.0 MB" in line
-    assert "it reaches 17 tokens back" in line
-    assert "no memory" in reach.describe(tiny.config(mem_len=0), 3, 5)
+    assert "it reaches 17 tokens back" in reach.describe(config, 3, 5)
 
 
 def reach_by_masks(N: int, M: int, L: int, keys: int, segments: int = 40) -> int:

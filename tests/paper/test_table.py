@@ -1,6 +1,6 @@
 """The mode `table`: its runs resume, and are scored once.
 
-Only the long test trains; the others replace training by made-up numbers.
+Training is replaced by made-up numbers; `tests.cli.test_remote_modes` trains a table.
 """
 
 import contextlib

@@ -50,9 +50,6 @@ def test_non_finite_numbers_are_null_in_json(path: Path) -> None:
     (line,) = read_metrics(path)
     nulls = {"loss": None, "grad_norm": None, "valid_nll": None}
     assert line["exact"] == update(1) | nulls
-    assert writer.to_json({"a": [1, float("nan")], "b": (True, "x")}) == (
-        '{"a": [1, null], "b": [true, "x"]}'
-    )
 
 
 def timing_of(*values: Any) -> dict[str, Any]:
@@ -166,9 +163,7 @@ def test_whole_lines_are_kept(path: Path, capsys: pytest.CaptureFixture[str]) ->
     with MetricsLog(path, 5, 10, 1):
         assert path.read_text() == ""
     assert "lacks the updates up to 5" in capsys.readouterr().err
-
-
-def test_changed_lines_are_cut(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # A changed digit in any line, reported once.
     run(path, 0, range(1, 8))
     lines = path.read_text().splitlines(keepends=True)
     lines[1] = lines[1].replace('"loss": 0.5', '"loss": 0.4')

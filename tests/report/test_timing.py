@@ -12,19 +12,12 @@ from txl_jax.report.timing import goodput
 NOW = datetime.datetime(2026, 11, 25, tzinfo=datetime.UTC)
 
 
-class Clock(datetime.datetime):
-    """A datetime whose current time is NOW."""
-
-    @classmethod
-    def now(cls, tz: datetime.tzinfo | None = None) -> "Clock":
-        """Returns NOW."""
-        return cls.fromisoformat(NOW.isoformat())
-
-
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    stopped = SimpleNamespace(datetime=Clock, UTC=datetime.UTC)
-    monkeypatch.setattr(timing, "datetime", stopped)
+    read = datetime.datetime.fromisoformat
+    stopped = SimpleNamespace(now=lambda _: NOW, fromisoformat=read)
+    fake = SimpleNamespace(datetime=stopped, UTC=datetime.UTC)
+    monkeypatch.setattr(timing, "datetime", fake)
 
 
 def ago(seconds: float) -> str:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.support.refusal import refusal
+from tests.support.refusal import refused
 from txl_jax.report import wandb
 
 START = {"time": "2026-11-23T03:00:00+00:00", "host": "one", "pid": 7}
@@ -53,10 +53,8 @@ def test_a_lost_service_ends_the_logging_but_not_the_run(
 
 def test_a_missing_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert refusal(wandb.check_installed, "mine") == (
-        "run.wandb = 'mine' needs wandb: pip install 'txl_jax[wandb]', or leave the "
-        "field empty"
-    )
+    with refused(r"run.wandb = 'mine' needs wandb: pip install 'txl_jax\[wandb\]'"):
+        wandb.check_installed("mine")
     wandb.check_installed("")
     with wandb.logging("", tmp_path, START, {}) as log:
         log(1, {"train/loss": 1.0})

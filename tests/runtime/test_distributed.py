@@ -72,8 +72,6 @@ def test_processes_are_found(environment: dict[str, str], args: dict[str, Any]) 
         ({"JAX_PROCESS_ID": ""}, "JAX_NUM_PROCESSES is set without JAX_PROCESS_ID"),
         ({"JAX_PROCESS_ID": "4"}, "JAX_PROCESS_ID = 4 must be below"),
         ({"JAX_PROCESS_ID": "last"}, "JAX_PROCESS_ID = 'last' must be a whole number"),
-        ({"JAX_NUM_PROCESSES": "2x"}, "JAX_NUM_PROCESSES = '2x' must be a whole"),
-        ({"JAX_COORDINATOR_ADDRESS": "node0"}, "'node0' must be host:port"),
         ({"JAX_COORDINATOR_ADDRESS": "node0:x"}, "'node0:x' must be host:port"),
         ({"JAX_COORDINATOR_ADDRESS": "n:65536"}, "'n:65536' must be host:port"),
         ({"JAX_COORDINATOR_ADDRESS": ""}, "without JAX_COORDINATOR_ADDRESS"),
@@ -227,12 +225,11 @@ def test_signals_end_a_process(
         stderr=subprocess.PIPE,
         text=True,
     )
-    assert process.stdout and process.stdout.readline() == "ready\n"
+    assert process.stdout and process.stderr
+    assert process.stdout.readline() == "ready\n"
     process.send_signal(signals[0])
     for number in signals[1:]:
-        assert (
-            process.stderr and "a second one ends at once" in process.stderr.readline()
-        )
+        assert "a second one ends at once" in process.stderr.readline()
         # A signal that arrives while the first is being handled may be lost.
         while process.poll() is None:
             process.send_signal(number)
@@ -245,19 +242,15 @@ def test_signals_end_a_process(
 
 
 def test_lost_processes_are_recognized(monkeypatch: pytest.MonkeyPatch) -> None:
-    def leave(line: str, status: int) -> None:
-        raise SystemExit((line, status))
+    exits: list[tuple[str, int]] = []
 
     def exit_of(error: Exception | None) -> tuple[str, int] | None:
-        try:
-            distributed.exit_on_error(type(error), error, None)
-        except SystemExit as end:
-            return end.code  # type: ignore[return-value]
-        return None
+        distributed.exit_on_error(type(error), error, None)
+        return exits.pop() if exits else None
 
     monkeypatch.setattr(distributed, "several", lambda: True)
     monkeypatch.setattr(distributed, "warn", lambda line: None)
-    monkeypatch.setattr(distributed, "exit_now", leave)
+    monkeypatch.setattr(distributed, "exit_now", lambda *end: exits.append(end))
     lost = exit_of(ValueError("UNKNOWN: Gloo all-reduce failed: Read error: by peer"))
     assert lost is not None and lost[1] == 75
     assert lost[0].startswith("another process is lost (UNKNOWN: Gloo")
