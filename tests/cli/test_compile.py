@@ -88,9 +88,7 @@ def compiled(config: Config) -> Compiled:
 
 @needs_libtpu
 @pytest.mark.parametrize("gradient_segments", [1, 2])
-def test_the_json_has_memory_collectives_and_arrays(
-    path: Path, gradient_segments: int
-) -> None:
+def test_the_report_of_a_step(path: Path, gradient_segments: int) -> None:
     across = f"--config.train.gradient_segments={gradient_segments}"
     each_segment = "--config.train.segments_per_update=2"
     done = command(path, f"--topology={SLICE}", each_segment, across)
@@ -121,9 +119,7 @@ def test_the_json_has_memory_collectives_and_arrays(
 
 
 @needs_libtpu
-def test_the_tpu_kernel_is_compiled_on_request(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_tpu_kernel_compiles(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts: list[str] = []
 
     def read(text: str) -> Program:
@@ -241,9 +237,7 @@ def test_the_most_streams_that_fit_are_found(
     assert tried == ["auto"] + ["config"] * (len(tried) - 1) and len(tried) <= 11
 
 
-def test_without_libtpu_the_error_has_the_command_to_install_it(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_libtpu_is_named(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
 
     def without(name: str, *rest: Any) -> Any:
@@ -263,9 +257,7 @@ def test_without_libtpu_the_error_has_the_command_to_install_it(
         ({"vocab": "word"}, 0),
     ],
 )
-def test_published_vocabularies_are_known(
-    path: Path, changes: dict[str, Any], size: int
-) -> None:
+def test_known_vocabularies(path: Path, changes: dict[str, Any], size: int) -> None:
     config = configs.replace(configs.parse(configs.load(str(path))), "data", **changes)
     if size:
         assert find_vocab(config).model.vocab_size == size

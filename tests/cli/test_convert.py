@@ -21,7 +21,6 @@ from tests.support.trained import Done, command
 from txl_jax import config as configs
 from txl_jax.convert import tensorflow
 from txl_jax.data import vocab as vocabulary
-from txl_jax.sharding.mesh import make_mesh
 from txl_jax.workdir import load
 
 NAME = "div_val_2"
@@ -112,17 +111,7 @@ def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_a_run_can_start_from_it(home: Home, tmp_path: Path) -> None:
-    config = configs.load_json(home.run / "config.json")
-    config.train.init_from = str(home.run)
-    parsed = configs.parse(config)
-    params = load.load_initial(parsed, tmp_path, VOCAB, make_mesh(parsed.mesh))
-    assert_equal(params, case(NAME)[1])
-
-
-def test_overrides_and_a_vocabulary_without_line_ends(
-    home: Home, tmp_path: Path
-) -> None:
+def test_overrides_and_a_vocabulary_of_characters(home: Home, tmp_path: Path) -> None:
     letters = "_abcdefghijklmnopqrstuvwxyz0123456789"
     (tmp_path / "letters.txt").write_text("\n".join(letters))
     fields = ("--config.eval.mem_len=3", "--config.model.dropout=0.5")
@@ -157,8 +146,7 @@ def test_nvidias_code(tmp_path: Path) -> None:
     done = imported(tmp_path / "model", tmp_path / "run", format="nvidia")
     assert done.result["step"] == 40
     loaded = load.load(tmp_path / "run")
-    assert loaded.step == 40
-    assert loaded.config.model.same_length_self
+    assert loaded.step == 40 and loaded.config.model.same_length_self
     assert_equal(loaded.params, case(recorded.NVIDIA)[1])
 
 

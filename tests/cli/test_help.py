@@ -5,43 +5,6 @@ import re
 
 from txl_jax import config
 from txl_jax.cli import help
-from txl_jax.cli.help import Field
-
-NAMES = ("narrow", "wide")
-
-
-@dataclasses.dataclass(frozen=True)
-class Example:
-    """What this section says. And more of it.
-
-    A second paragraph.
-    """
-
-    # A heading of several fields.
-    width: int = 3  # in tokens
-
-    # A meaning that takes
-    # two lines.
-    shape: tuple[int, ...] = (1, 2)
-    kind: str = "narrow"  # one of NAMES; "" = none
-    text: str = "# no comment\n"
-    on: bool = True  # NAMES says more
-
-    def method(self) -> int:
-        """Has a comment that belongs to no field."""
-        count: int = 1  # no field
-        return count
-
-
-def test_help_reads_comments_types_and_defaults() -> None:
-    assert help.describe("example", Example) == [
-        Field("example.width", "int", "3", "in tokens"),
-        Field("example.shape", "ints", "1,2", "A meaning that takes two lines."),
-        Field("example.kind", "str", "narrow", 'one of narrow, wide; "" = none'),
-        Field("example.text", "str", r"# no comment\n", ""),
-        Field("example.on", "bool", "true", "NAMES says more"),
-    ]
-    assert help.summary(Example) == "What this section says. And more of it."
 
 
 def test_every_field_and_section_of_the_config_is_described_in_sentences() -> None:

@@ -71,9 +71,7 @@ def test_verdicts_are_reported_and_kept(
     assert prove(monkeypatch, does_not_compile).startswith("NotImplementedError")
 
 
-def test_a_check_that_does_not_end_counts_as_a_fault(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_check_without_end_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     ended = threading.Event()
     monkeypatch.setattr(proof, "MOST_SECONDS", 0)
     fault = prove(monkeypatch, lambda x: ended.wait() and xla.rel_attention(x))

@@ -20,9 +20,7 @@ pytestmark = pytest.mark.long
 FIXTURES = home, remote, shared_store, store
 
 
-def test_an_import_after_kills_and_an_export(
-    store: Store, remote: str, tmp_path: Path
-) -> None:
+def test_a_killed_import_is_resumed(store: Store, remote: str, tmp_path: Path) -> None:
     params = case("div_val_2")[1]
     folder_of(tmp_path / "model")
     convert = ["--format=huggingface", f"--source={tmp_path / 'model'}"]
@@ -68,9 +66,7 @@ def uploaded(home: Home, store: Store, remote: str) -> str:
     return remote
 
 
-def test_two_processes_evaluate_and_generate_and_one_scores(
-    home: Home, uploaded: str, tmp_path: Path
-) -> None:
+def test_results_match_a_local_run(home: Home, uploaded: str, tmp_path: Path) -> None:
     """Their results are those of one process that reads the run from its disk."""
 
     def read(mode: str, *flags: str) -> tuple[dict[str, Any], dict[str, Any]]:

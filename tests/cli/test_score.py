@@ -49,8 +49,7 @@ def test_totals_and_documents(tmp_path: Path) -> None:
     assert result["nll"] == pytest.approx(16 / 6)
     assert result["ppl"] == pytest.approx(np.exp(16 / 6))
     assert result["bits_per_byte"] == pytest.approx(16 / 21 / np.log(2))
-    assert result["unknown_is"] == "<unk>"
-    assert result["documents"] == lines
+    assert result["unknown_is"] == "<unk>" and result["documents"] == lines
     assert [[line[name] for name in names] for line in lines] == [
         [6, 5, 15, 15, 1],
         [2, 1, 1, 6, 1],
@@ -96,9 +95,7 @@ def test_lines_are_documents(
         list(score_texts.read_documents(replace(config, field="none"), WORDS, False))
 
 
-def test_stdin_corpora_without_newlines_and_unknown_text(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_stdin_and_unknown_characters(monkeypatch: pytest.MonkeyPatch) -> None:
     stdin = io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbfab\nba\n"))
     monkeypatch.setattr("sys.stdin", stdin)
     vocab = CharVocab("ab", of_bytes=True)

@@ -10,18 +10,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from tests import reference
 from tests.support import tiny
-from txl_jax.data.streams import Streams
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
-from txl_jax.evaluate.perplexity import Evaluate, make_evaluate, make_reader
+from txl_jax.evaluate.perplexity import Evaluate, make_evaluate
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.memory.key_values import KeyValueMemory
-from txl_jax.model.segment import OneSegment
 
 PARAMS = tiny.make_params()
 CONFIG = EvalConfig(streams=4, tgt_len=5, mem_len=7)
@@ -84,28 +80,6 @@ def test_nll_by_a_loop(changes: dict[str, Any], count: int, cold_tokens: int) ->
     scores = compiled(config)(PARAMS, tokens, tiny.silent)
     assert scores["nll"] == pytest.approx(loop(tokens, config), rel=tiny.FLOAT32)
     assert (scores["tokens"], scores["cold_tokens"]) == (count - 1, cold_tokens)
-
-
-def test_segments_one_by_one_have_the_bits_of_plain_calls() -> None:
-    reader = make_reader(
-        MODEL, dataclasses.replace(CONFIG, segments_per_step=1), tiny.one_device()
-    )
-    model, params = evaluation_model(MODEL, CONFIG), reader.unstack(PARAMS)
-    memory = KeyValueMemory.empty(model, params, 4, 5)
-    segments = [*Streams(TOKENS, 4, 5).epoch()]
-    for segment, sums in zip(segments, reader.outputs(params, segments), strict=True):
-        one = OneSegment(*(x[0] for x in segment))
-        nll_BL, memory = tiny.apply(
-            model,
-            params,
-            one.inputs_BL,
-            one.targets_BL,
-            memory,
-            method="nll",
-            first_BL=one.first_BL,
-            length_B=one.length_B,
-        )
-        assert sums[0] == jax.jit(jnp.sum)(nll_BL * one.weights_BL)
 
 
 @pytest.mark.parametrize(

@@ -80,5 +80,4 @@ def test_a_document_may_be_empty_or_one_token(with_memory: Score) -> None:
     empty = with_memory(NOTHING_T, NOTHING_T)
     assert (empty.nll_T.shape, empty.hidden_TD.shape) == ((0,), (0, tiny.D))
     one = with_memory(TOKENS_T[:1], NOTHING_T)
-    assert np.isnan(one.nll_T).tolist() == [True]
-    assert one.hidden_TD.shape == (1, tiny.D)
+    assert np.isnan(one.nll_T).tolist() == [True] and one.hidden_TD.shape == (1, tiny.D)

@@ -110,8 +110,7 @@ def test_the_page_encodes_every_head_and_target(folder: Path, page: str) -> None
     level = (codes & 127) / 127
     greatest = MAPS.shown_NHIR.max(axis=-1, keepdims=True)
     np.testing.assert_allclose(level**2, MAPS.shown_NHIR / greatest, atol=0.01)
-    assert data["at"] == [R - 1, R + 4, R + 9, R + 14]
-    assert data["place"] == [0, 5, 2, 7]
+    assert data["at"] == [R - 1, R + 4, R + 9, R + 14] and data["place"] == [0, 5, 2, 7]
     with np.load(folder / "attention.npz") as arrays:
         np.testing.assert_array_equal(arrays["mean_NHR_d"], MAPS.mean_NHR["d"])
         np.testing.assert_array_equal(arrays["shown_NHIR"], MAPS.shown_NHIR)
@@ -143,8 +142,7 @@ def test_a_browser_shows_the_selected_head_and_target(folder: Path) -> None:
         command, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=True
     )
     shown = element(done.stdout, "text")
-    assert plain(shown) == shown_text(2)
-    assert shown.count("<mark") == 2
+    assert plain(shown) == shown_text(2) and shown.count("<mark") == 2
     assert shown.count('class="edge"') == 1
     options = re.findall(r"<option>(.*?)</option>", done.stdout)
     assert len(options) == N + H + I

@@ -82,8 +82,7 @@ def test_kept_losses(options: ReclConfig, tmp_path: Path, scored: list[int]) -> 
     kept[4].write_bytes(kept[4].read_bytes()[:100])
     scored.clear()
     again = recl.run(options, tmp_path, {})
-    assert sorted(scored) == [4, 12]
-    assert again["members"] == result["members"]
+    assert sorted(scored) == [4, 12] and again["members"] == result["members"]
     # Another evaluation of the same models, or of other positions, is measured again.
     scored.clear()
     recl.run(options, tmp_path, {"eval.clamp_len": "2"})  # the same for both

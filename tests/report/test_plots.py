@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from txl_jax.report.plots import plot_loss, plot_sweep
+from txl_jax.report.plots import plot_loss
 
 BASELINES = {"order-2": 2.5, "xz -9": 1.75}
 
@@ -62,15 +62,3 @@ def test_curves_show_bits_by_step(figures: list[Figure], tmp_path: Path) -> None
     assert below.get_ylabel() == "learning rate"
     rates = [line["exact"]["lr"] for line in metrics]
     assert points(below.get_lines()[0]) == [list(range(1, 41)), rates]
-
-
-def test_a_sweep_marks_two_values(figures: list[Figure], tmp_path: Path) -> None:
-    rows = [{"clamp_len": value, "ppl": ppl} for value, ppl in ((9, 4.0), (0, 3.0))]
-    result = {"sweep": "clamp_len", "rows": rows, "init": 0, "shortest": 9}
-    plot_sweep(result, tmp_path / "sweep.png")
-    (axes,) = figures[0].axes
-    curve, init, shortest = (line.get_xydata() for line in axes.get_lines())
-    assert np.asarray(curve).tolist() == [[0, 4], [1, 3]]
-    assert np.asarray(init).tolist() == [[1, 3]]
-    assert np.asarray(shortest).tolist() == [[0, 4]]
-    assert [text.get_text() for text in axes.get_xticklabels()] == ["9", "off"]

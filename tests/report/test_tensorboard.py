@@ -63,8 +63,7 @@ def test_each_step_is_shown_once_with_the_numbers_of_its_line(tmp_path: Path) ->
             assert there is None or value == pytest.approx(there, rel=1e-6)
     assert math.isnan(result["train/loss"][1][1])
     assert result["train/skipped"][:3] == [(1, 0.0), (2, 1.0), (3, 0.0)]
-    assert result["valid/nll"] == [(4, 0.75), (8, 0.5)]
-    assert "train/reason" not in result
+    assert result["valid/nll"] == [(4, 0.75), (8, 0.5)] and "train/reason" not in result
 
 
 def test_the_newest_result_is_shown_verbatim(tmp_path: Path) -> None:

@@ -75,8 +75,7 @@ def test_precedence_of_cache_settings(
     assert used() == (True, "gs://b/x")
     assert jax.config.values[f"jax_{OF_XLA}"] == "none"  # XLA cannot write there
     programs.keep("off")
-    assert used()[0] is False
-    assert not home.exists()
+    assert used()[0] is False and not home.exists()
 
 
 def test_an_unwritable_home(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,9 +87,7 @@ def refused_start(config: Config, folder: Path, vocab: Any = VOCAB) -> str:
 
 
 @pytest.mark.parametrize("name, first", [("plain", 1), ("mean", 3)])
-def test_a_run_with_an_average_is_loaded_averaged(
-    runs: Path, name: str, first: int
-) -> None:
+def test_the_average_is_loaded(runs: Path, name: str, first: int) -> None:
     """Its own config decides; that of an evaluation, as here, may be another run's."""
     saved = configs.parse(configs.load_json(runs / name / "config.json"))
     mean = jax.tree.map(lambda a, b: (a + b) / 2, PARAMS[first], PARAMS[first + 1])
@@ -104,9 +102,7 @@ def test_a_run_with_an_average_is_loaded_averaged(
         assert loaded.step == step
 
 
-def test_a_model_is_read_on_a_mesh_that_fits_the_machine(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_fitting_mesh(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A mesh that the user states is refused with one that fits."""
     run = write_run(tmp_path / "pod", mesh=MeshConfig(data=3, fsdp=4, model=6))
     loaded = restore.load(run)
@@ -128,9 +124,7 @@ OTHERS |= dict(dtype="bfloat16", kernel="xla", remat_policy="full")
 
 
 @pytest.mark.parametrize("name, seed", [("plain", 1), ("mean", 3)])
-def test_a_run_starts_from_the_best_of_another(
-    runs: Path, tmp_path: Path, name: str, seed: int
-) -> None:
+def test_a_start_from_a_run(runs: Path, tmp_path: Path, name: str, seed: int) -> None:
     """On any mesh, and with other values of the fields that do not matter."""
     assert {f"model.{name}" for name in OTHERS} == {*configs.having("free")}
     mesh = MeshConfig(data=1, fsdp=8)
@@ -138,13 +132,10 @@ def test_a_run_starts_from_the_best_of_another(
     params = load_initial(config, tmp_path / "new", VOCAB)
     tiny.assert_equal(params, PARAMS[seed])
     shard = params["embedding"]["table"].addressable_shards[0].data
-    assert np.shape(shard) == (tiny.V, tiny.D // 8)
-    assert not (tmp_path / "new").exists()
+    assert np.shape(shard) == (tiny.V, tiny.D // 8) and not (tmp_path / "new").exists()
 
 
-def test_a_fresh_run_starts_at_random_and_a_resumed_one_where_it_was(
-    runs: Path, tmp_path: Path
-) -> None:
+def test_no_start_without_source_or_on_resume(runs: Path, tmp_path: Path) -> None:
     assert load_initial(starting_from(""), tmp_path / "new", VOCAB) is None
     resumed = starting_from("/gone")
     assert load_initial(resumed, runs / "plain", VOCAB) is None
@@ -158,9 +149,7 @@ MEANINGS = [{"n_head": 3, "d_head": 2}, *({name: x} for name, x in MEANING.items
 
 
 @pytest.mark.parametrize("changes", MEANINGS, ids=str)
-def test_other_parameter_conventions_are_refused(
-    runs: Path, tmp_path: Path, changes: dict[str, Any]
-) -> None:
+def test_other_conventions(runs: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
     """Even where the shapes fit, as they do for most of these."""
     message = refused_start(starting_from(runs / "plain", **changes), tmp_path)
     for name, new in changes.items():

@@ -65,8 +65,7 @@ def flip(store: Store, address: str) -> None:
 def test_another_machine_resumes_reads_and_detects_damage(
     store: Store, remote: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(remote, 3) == (0, [])
-    assert store.saved(remote) == [2, 3]
+    assert run(remote, 3) == (0, []) and store.saved(remote) == [2, 3]
     names = store.names(remote)
     assert [name for name in names if "checkpoints/" not in name] == [METRICS], (
         "unlocked"
@@ -99,8 +98,7 @@ def test_another_machine_resumes_reads_and_detects_damage(
     said = capsys.readouterr().err
     for step in (3, 4):
         assert f"{remote}/checkpoints/{step} was not completed" in said
-    assert store.saved(remote) == [2, 3]
-    assert not store.names(f"{remote}/checkpoints/4")
+    assert store.saved(remote) == [2, 3] and not store.names(f"{remote}/checkpoints/4")
 
 
 def test_a_failed_save_is_reported_and_the_next_succeeds(
@@ -131,9 +129,7 @@ def test_a_failed_save_is_reported_and_the_next_succeeds(
 
 
 @pytest.mark.long
-def test_an_unreachable_checkpoint_is_not_taken_for_damaged(
-    store: Store, remote: str
-) -> None:
+def test_unreachable_checkpoints_are_not_damaged(store: Store, remote: str) -> None:
     run(remote, 3)
     for part in ("3/record/metadata", "3/params"):
         store.proxy.hook = lambda method, path, part=part: (  # type: ignore[misc]
@@ -193,9 +189,7 @@ def test_a_new_start_takes_over_and_the_old_run_writes_nothing_more(
         assert "taken over" not in capsys.readouterr().err, "the runs before have ended"
 
 
-def test_a_checkpoint_under_way_at_a_takeover_may_be_completed(
-    store: Store, remote: str
-) -> None:
+def test_a_takeover_during_a_save(store: Store, remote: str) -> None:
     """It has the same values as the new run's checkpoint of that step."""
     results = []
 
@@ -227,8 +221,7 @@ def test_of_two_starts_at_the_same_moment_one_goes_on(
         with refused("was taken over by process"), locked(find(remote)):
             pass
         owner = store.read(f"{remote}/{LOCK}")
-    assert owner and store.names(remote) == []
-    assert capsys.readouterr().err == ""
+    assert owner and store.names(remote) == [] and capsys.readouterr().err == ""
 
 
 def test_a_claim_whose_answer_was_lost_stands(store: Store, remote: str) -> None:
@@ -246,9 +239,7 @@ def test_a_claim_whose_answer_was_lost_stands(store: Store, remote: str) -> None
     assert store.names(remote) == []
 
 
-def test_other_addresses_and_missing_libraries_and_buckets_are_refused(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bad_addresses(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     for address in ("s3://b/run", "gs://", "gs://b/../run", "gs://b//run"):
         with refused("is neither a folder nor gs://BUCKET/FOLDER"):
             find(address)
