@@ -74,13 +74,11 @@ def refusal(path: Path, *argv: str) -> str:
 
 
 def read(path: Path, **mesh: int) -> Config:
-    """Returns the experiment on a mesh of the slice."""
     config = configs.parse(configs.load(str(path)))
     return dataclasses.replace(find_vocab(config), mesh=MeshConfig(**mesh))
 
 
 def compiled(config: Config) -> Compiled:
-    """Returns the training step, compiled for the slice."""
     done = compile_ahead.compile_step(config, chips.find_devices(chips.find(SLICE)))
     assert done.fits
     return done

@@ -17,7 +17,6 @@ DYNAMIC: dict[str, Any] = {"dynamic": "rms", "dynamic_lr": 0.1, "dynamic_segment
 
 @pytest.fixture
 def loaded(home: Home) -> Loaded:
-    """The run's model on one device."""
     loaded, mesh = load(home.run), tiny.one_device()
     params = jax.device_put(jax.device_get(loaded.params), mesh.devices.item())
     return loaded._replace(mesh=mesh, params=params)
@@ -58,6 +57,8 @@ def test_rates_are_swept_and_those_that_diverge_left_out(
     assert "1e+30       diverges, and is left out" in capfd.readouterr().err
     rows = [row["dynamic_lr"] for row in result["rows"]]
     assert (rows, result["init"]) == ([0.0, 0.01, 0.1], 0.0)
+    static = score(loaded, home)["nll"]
+    assert result["rows"][0]["nll"] == pytest.approx(static, rel=tiny.FLOAT32)
     assert (home.run / "sweep_dynamic_lr.png").exists()
 
 

@@ -24,7 +24,6 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def prove(monkeypatch: pytest.MonkeyPatch, kernel: Any) -> str:
-    """Returns the fault that is found in a kernel."""
     monkeypatch.setitem(dispatch.KERNELS, "chunked", kernel)
     prove_kernels("auto")
     return dispatch.FAULTS["chunked"]

@@ -21,7 +21,6 @@ TOKENS = tiny.make_tokens(1, T + 1)[0]
 
 
 def evaluate(config: EvalConfig) -> float:
-    """Returns the mean nll of the text."""
     own = tiny.CONFIG, config, tiny.one_device()
     score = make_evaluate(*own, cache.make_reader(*own).read)
     return score(PARAMS, TOKENS, tiny.silent)["nll"]

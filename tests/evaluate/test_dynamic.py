@@ -16,7 +16,6 @@ from txl_jax.data.streams import Streams
 from txl_jax.evaluate import dynamic
 from txl_jax.evaluate.dynamic import EPSILON, root_mean_squares
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
-from txl_jax.evaluate.perplexity import make_evaluate
 from txl_jax.model.memory import Memory
 from txl_jax.model.txl import TransformerXL
 
@@ -99,17 +98,6 @@ def test_parameters_follow_the_rule(kind: str) -> None:
     np.testing.assert_allclose(read(config, rms), expected, rtol=tiny.FLOAT32)
     still = dataclasses.replace(config, **STILL)
     assert not np.allclose(read(still, rms), expected, rtol=1e-3)
-
-
-def test_without_rates_it_is_static_evaluation() -> None:
-    still = dataclasses.replace(CONFIG, **STILL)
-    static = dataclasses.replace(still, dynamic="", sweep="")
-    adapting = functools.partial(dynamic.read, MODEL, still, MESH, statistics())
-    scores = [
-        make_evaluate(MODEL, config, MESH, each)(PARAMS, TOKENS, tiny.silent)
-        for config, each in ((still, adapting), (static, None))
-    ]
-    assert scores[0]["nll"] == pytest.approx(scores[1]["nll"], rel=tiny.FLOAT32)
 
 
 def test_a_token_is_scored_before_it_is_learned_from() -> None:

@@ -30,7 +30,6 @@ TOKENS = tiny.make_tokens(1, 55)[0]  # 54 pairs: no multiple of 4 streams or of 
 def compiled(
     config: EvalConfig = CONFIG, model_config: ModelConfig = MODEL
 ) -> Evaluate:
-    """Returns the evaluation, compiled once for all tests."""
     return make_evaluate(model_config, config, tiny.one_device())
 
 

@@ -33,7 +33,6 @@ def make_config(**fields: Any) -> GenerateConfig:
 def draw(
     show: texts.Show = lambda text: None, write: texts.Write = str, **fields: Any
 ) -> list[Sample]:
-    """Returns the samples of a tiny model of words."""
     config = make_config(**fields)
     prompts = texts.read_prompts(config, VOCAB)
     model = tiny.CONFIG, PARAMS, VOCAB

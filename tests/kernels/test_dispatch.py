@@ -33,7 +33,6 @@ def test_auto_takes_xla_on_an_uneven_mesh(monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_tpu_kernel_is_reported_as_unproved_on_a_tpu(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As the command line prints it."""
     monkeypatch.setattr(logging.getLogger("txl_jax"), "handlers", [Lines()])
     device = AbstractDevice("TPU v5 lite", None, "tpu")
     axes = (AxisType.Auto,) * 4

@@ -63,7 +63,6 @@ def gradients(config: ModelConfig, method: str) -> Callable[..., Any]:
 
 
 def draw(B: int, L: int, D: int) -> tuple[Array, Array]:
-    """Returns hidden states and weights."""
     rng = np.random.default_rng(0)
     hidden_BLD, weights_BL = rng.normal(size=(B, L, D)), rng.normal(size=(B, L))
     return hidden_BLD.astype(np.float32), weights_BL.astype(np.float32)
@@ -91,7 +90,6 @@ def test_blocks_add_up_to_the_dense_loss(
 
 
 def call(config: ModelConfig, method: str, params: Any, *args: Any) -> Any:
-    """Returns the result of a method of the vocabulary."""
     run = functools.partial(Vocabulary(config).apply, method=method)
     return jax.jit(run)({"params": params}, *args)
 

@@ -21,7 +21,6 @@ WEIGHTS = {"q", "k", "v", "r", "o", "kernel", "u", "w", "table_0", "table_1", "t
 
 
 def draw(config: ModelConfig) -> dict[str, np.ndarray[Any, Any]]:
-    """Returns fresh parameters by path."""
     params = nn.unbox(jax.jit(lambda: init_params(config, KEY))())
     leaves = jax.tree_util.tree_leaves_with_path(params)
     return {

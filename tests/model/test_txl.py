@@ -98,7 +98,6 @@ def partly_filled() -> Memory:
 
 
 def read_with_dropout(config: ModelConfig, seed: int | None) -> Any:
-    """Returns (nll_BL, memory) of a segment."""
     memory = partly_filled()
     # Of the generators, rbg compiles fastest.
     rngs = {} if seed is None else {"dropout": jax.random.key(seed, impl="rbg")}

@@ -26,7 +26,6 @@ SYMBOLS = ("a ", "b ", "</script><b>", "é&amp;", "\n", "c ")
 
 
 def make_maps(terms: str = "abcd", N: int = N, H: int = H) -> Maps:
-    """Returns random maps."""
     rng = np.random.default_rng(0)
 
     def rows(*shape: int) -> np.ndarray:
@@ -61,7 +60,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def page(folder: Path) -> str:
-    """Returns the page as HTML."""
     return (folder / "attention.html").read_text("utf-8")
 
 

@@ -63,7 +63,6 @@ def test_a_window_predicts_the_token_after_it(changes: dict[str, Any]) -> None:
 
 
 def counted(function: Any, *arguments: Any) -> float:
-    """Returns the FLOPs that the compiler counts."""
     analysis: Any = jax.jit(function).lower(*arguments).compile().cost_analysis()
     return float(analysis["flops"])
 

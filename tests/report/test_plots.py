@@ -26,7 +26,6 @@ def lines(count: int, valid_every: int = 0) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    """Keeps the figures that are saved."""
     kept: list[Figure] = []
     save = Figure.savefig
 
@@ -39,7 +38,6 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
 
 
 def points(curve: Any) -> list[list[float]]:
-    """Returns the steps and the values of a curve."""
     return [np.asarray(values).tolist() for values in curve.get_data()]
 
 

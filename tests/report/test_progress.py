@@ -18,7 +18,6 @@ from txl_jax.runtime import distributed
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Stands in for time.perf_counter."""
     clock = SimpleNamespace(now=1000.0)
     monkeypatch.setattr(progress.time, "perf_counter", lambda: clock.now)
     return clock

@@ -33,7 +33,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def used() -> tuple[bool, str | None]:
-    """Returns whether programs are kept, and where."""
     enabled, folder = (jax.config.values[f"jax_{name}"] for name in NAMES)
     return enabled, folder
 

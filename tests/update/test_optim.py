@@ -22,7 +22,6 @@ LR, NUM_STEPS, WARMUP = 4e-3, 110, 10
 
 
 def cosine(step: int, steps: int) -> float:
-    """Half a cosine from 1 to a tenth."""
     return 0.1 + 0.9 * (1 + math.cos(math.pi * step / steps)) / 2
 
 
@@ -51,7 +50,6 @@ def test_schedules_match_the_published_codes(schedule: str, warmup: int) -> None
 
 
 def updates(config: OptimConfig, params: Any, gradients: list[Any]) -> list[Any]:
-    """Returns the optimizer's updates in order."""
     optimizer = make_optimizer(config)
     state, result = jax.jit(optimizer.init)(params), []
     step = jax.jit(optimizer.update)
@@ -62,7 +60,6 @@ def updates(config: OptimConfig, params: Any, gradients: list[Any]) -> list[Any]
 
 
 def norm(tree: Any) -> float:
-    """Returns the length of all leaves together."""
     return math.sqrt(sum((np.asarray(x) ** 2).sum() for x in jax.tree.leaves(tree)))
 
 
@@ -136,7 +133,6 @@ def draw_variants(seed: int, scale: float) -> dict[str, Array]:
 
 
 def test_weight_decay_applies_only_to_matrices() -> None:
-    """It is added to the update of Adam."""
     values, gradient = draw_variants(0, 1.0), nested(draw_variants(1, 1.0))
     params = nested(values)
     (decayed,) = updates(OptimConfig(weight_decay=0.1), params, [gradient])

@@ -78,7 +78,6 @@ def make_step(
     config: TrainConfig,
     optimizer: optax.GradientTransformation = ADAM,
 ) -> Step:
-    """Returns the train step, compiled once for all tests."""
     schedule = optax.constant_schedule(SGD_RATE) if optimizer is SGD else SCHEDULE
     network = TransformerXL(model)
     return jax.jit(make_train_step(network, optimizer, schedule, config, AVERAGE))
@@ -101,7 +100,6 @@ def make_segments(S: int, batch_size: int = B, half_loss: bool = False) -> Segme
 
 
 def of_update(segments: Segment, u: int) -> Segment:
-    """Returns the segments of update u alone."""
     return jax.tree.map(lambda x: x[u * G : (u + 1) * G], segments)
 
 
