@@ -62,6 +62,17 @@ VARIANTS = dataclasses.replace(
         CONFIG.optim, optimizer="muon", lr=0.01, weight_decay=0.01, epsilon=1e-3
     ),
 )
+# Gradients pass through the memory, and pieces of the text lie on other devices.
+GROUPED = dataclasses.replace(
+    CONFIG,
+    train=dataclasses.replace(
+        CONFIG.train,
+        segments_per_call=4,
+        segments_per_update=4,
+        gradient_segments=4,
+        reset_memory_at="3",
+    ),
+)
 MESHES = [
     (data, fsdp, 8 // data // fsdp)
     for data in (1, 2, 4, 8)
@@ -75,7 +86,7 @@ class Run:
 
     compiled: Any = None
 
-    def __init__(self, sizes: tuple[int, int, int], config: Config = CONFIG):
+    def __init__(self, sizes: tuple[int, ...], config: Config = CONFIG):
         devices = jax.devices()[: int(np.prod(sizes))]
         self.mesh = make_mesh(MeshConfig(*sizes), devices)
         self.init, places, self.step = make_program(
@@ -115,12 +126,13 @@ def on_one_device(config: Config = CONFIG) -> list[float]:
     ("sizes", "config"),
     [
         pytest.param((2, 2, 2), CONFIG, marks=pytest.mark.exact_bits),
+        pytest.param((2, 1, 1, 4), GROUPED, marks=pytest.mark.exact_bits),
         pytest.param((2, 2, 2), VARIANTS, marks=pytest.mark.long),
         *(pytest.param(sizes, CONFIG, marks=pytest.mark.long) for sizes in MESHES),
     ],
 )
 def test_eight_devices_match_the_losses_of_one(
-    sizes: tuple[int, int, int], config: Config
+    sizes: tuple[int, ...], config: Config
 ) -> None:
     run = make_run(sizes, config)
     _, _, losses = run.train(run.init(), Position(), UPDATES)
@@ -135,25 +147,29 @@ def numbers(state: TrainState) -> TrainState:
 
 @pytest.mark.exact_bits
 @pytest.mark.parametrize(
-    ("first", "last"),
-    [((2, 2, 2),) * 2, pytest.param((8, 1, 1), (4, 1, 2), marks=pytest.mark.long)],
+    ("first", "last", "config"),
+    [
+        ((2, 2, 2), (2, 2, 2), CONFIG),
+        pytest.param((8, 1, 1), (4, 1, 2), CONFIG, marks=pytest.mark.long),
+        pytest.param((1, 2, 2, 2), (2, 1, 1, 4), GROUPED, marks=pytest.mark.long),
+    ],
 )
 def test_checkpoints_move_between_meshes(
-    first: tuple[int, int, int], last: tuple[int, int, int], tmp_path: Path
+    first: tuple[int, ...], last: tuple[int, ...], config: Config, tmp_path: Path
 ) -> None:
     """A run moves from 8 devices to 1 and back: no bit of its state changes.
 
     Its losses are those of a run on one device.
     """
-    config = CheckpointConfig(every_steps=1)
-    run = make_run(first)
+    every = CheckpointConfig(every_steps=1)
+    run = make_run(first, config)
     state, position, losses = run.train(run.init(), Position(), 2)
     step = 2
     for sizes, updates in (((1, 1, 1), 1), (last, 2)):
-        with closing(open_checkpoints(tmp_path, config)) as manager:
+        with closing(open_checkpoints(tmp_path, every)) as manager:
             save_restore.save(manager, step, state, position, None)
-        run = make_run(sizes)
-        with closing(open_checkpoints(tmp_path, config, read_only=True)) as manager:
+        run = make_run(sizes, config)
+        with closing(open_checkpoints(tmp_path, every, read_only=True)) as manager:
             restored = save_restore.restore(manager, run.like)
         assert restored is not None
         tiny.assert_equal(numbers(restored.state), numbers(state))
@@ -165,7 +181,7 @@ def test_checkpoints_move_between_meshes(
         state, position, made = run.train(restored.state, restored.position, updates)
         losses += made
         step += updates
-    expected = on_one_device()
+    expected = on_one_device(config)
     assert losses == pytest.approx(expected, rel=tiny.FLOAT32)
     assert expected[-1] < expected[0] - 0.1, "training has an effect"
 
