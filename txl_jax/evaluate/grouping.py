@@ -16,6 +16,7 @@ from txl_jax.errors import UserError
 from txl_jax.evaluate.accounting import EVAL_FIELDS, check_fits
 from txl_jax.kernels.dispatch import FASTEST, FAULTS
 from txl_jax.model.config import ModelConfig
+from txl_jax.model.memory.halo import check_pieces
 from txl_jax.sharding.rules import shards
 
 # Rows of a call on one device, from which more make it no faster. Parameters are read
@@ -39,7 +40,7 @@ def count_segments(
     requested: eval.segments_per_step; 0 chooses as many as make ROWS rows and fit into
     memory. Without a memory, segments are read one by one. documents: whether they may
     start inside a segment. Raises UserError for several segments if each of these would
-    start with visible zeros.
+    start with visible zeros, or that are not `halo.check_pieces` of the mesh.
     """
     zeros = documents and config.initial_memory == "zeros"
     if zeros and requested > 1:
@@ -49,10 +50,15 @@ def count_segments(
         )
     if zeros or not config.mem_len:
         return 1
+    P, M = mesh.shape["segments"] if mesh else 1, config.mem_len
     if requested:
+        if requested > 1:
+            check_pieces(config, P, requested * L, M, L)
         return requested
     rows = B * L // (shards(mesh, "B") if mesh else 1)
     segments = max(ROWS // max(rows, 1), 1)
+    if P > 1:  # each piece has at least M tokens
+        segments = P * max(segments, -(-M // L))
     try:
         check_fits(config, B, segments * L, EVAL_FIELDS)
     except UserError:

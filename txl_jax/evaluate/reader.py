@@ -17,6 +17,7 @@ from txl_jax.evaluate.accounting import EVAL_FIELDS, check_fits
 from txl_jax.evaluate.grouping import count_segments, window_tokens
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
+from txl_jax.model.memory import Memory
 from txl_jax.model.memory.key_values import KeyValueMemory
 from txl_jax.model.memory.layout import unstack
 from txl_jax.model.segment import OneSegment, Segment, scanned
@@ -117,8 +118,12 @@ class Reader:
         S = count_segments(config, segments, B, L, mesh, documents)
         W = window_tokens(config, S, B, L, mesh)
 
+        in_pieces = S > 1 and mesh is not None and mesh.shape["segments"] > 1
+
         def empty(params: Params) -> Any:
-            memory: Any = KeyValueMemory.empty(config, params, B, S * L, window_len=W)
+            memory: Any = Memory.empty(config, B)
+            if not in_pieces:
+                memory = KeyValueMemory.empty(config, params, B, S * L, window_len=W)
             memory = (memory, more()) if more else memory
             if mesh is None:
                 return memory
@@ -128,7 +133,8 @@ class Reader:
         self.mesh, self.config = mesh, config
         self.batch_size, self.tgt_len = B, L
         self.segments = S  # of a call
-        self.unstack = jax.jit(unstack)
+        # Only hidden states pass from device to device.
+        self.unstack = jax.jit((lambda params: params) if in_pieces else unstack)
         # Unused parameters are kept, so that the memory is on their devices.
         self.empty = jax.jit(empty, keep_unused=True)
         self.step = make_step(config, read, L)

@@ -74,8 +74,8 @@ def check_pieces(config: ModelConfig, P: int, T: int, M: int, segment_len: int) 
         raise UserError(
             f"{rule} into pieces of T / P = {T / P:g}: each must have whole segments "
             f"of {unit} tokens, and at least the M = {M} tokens of the memory. Set "
-            f"train.gradient_segments to a multiple of {P * max(-(-M // L), 1)}, or "
-            "lower mesh.segments"
+            "train.gradient_segments (in an evaluation, eval.segments_per_step) to a "
+            f"multiple of {P * max(-(-M // L), 1)}, or lower mesh.segments"
         )
 
 
