@@ -17,7 +17,7 @@ from tests import reference
 from tests.support import tiny
 from txl_jax.errors import UserError
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
-from txl_jax.evaluate.perplexity import Evaluate, make_evaluate
+from txl_jax.evaluate.perplexity import Evaluate, make_evaluate, make_reader
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import Memory
 from txl_jax.sharding.mesh import make_mesh
