@@ -59,7 +59,7 @@ class Stop:
         self.status = self.status or status
         if number == signal.SIGINT:
             distributed.warn(
-                "SIGINT: ending after this step; a second one ends at once"
+                "SIGINT: ending after this call; a second one ends at once"
             )
             if distributed.several():
                 os.kill(os.getpid(), signal.SIGTERM)  # the only signal jax handles
