@@ -37,10 +37,11 @@ def count_segments(
 ) -> int:
     """Returns how many segments of L tokens to compute together, at least 1.
 
-    requested: eval.segments_per_step; 0 chooses as many as make ROWS rows and fit into
-    memory. Without a memory, segments are read one by one. documents: whether they may
-    start inside a segment. Raises UserError for several segments if each of these would
-    start with visible zeros, or that are not `halo.check_pieces` of the mesh.
+    requested: eval.segments_per_step; 0 chooses as many as make ROWS rows, halved until
+    they fit into memory. Without a memory, segments are read one by one. documents:
+    whether they may start inside a segment. Raises UserError for several segments if
+    each of these would start with visible zeros, or that are not `halo.check_pieces` of
+    the mesh.
     """
     zeros = documents and config.initial_memory == "zeros"
     if zeros and requested > 1:
@@ -56,14 +57,16 @@ def count_segments(
             check_pieces(config, P, requested * L, M, L)
         return requested
     rows = B * L // (shards(mesh, "B") if mesh else 1)
-    segments = max(ROWS // max(rows, 1), 1)
-    if P > 1:  # each piece has at least M tokens
-        segments = P * max(segments, -(-M // L))
-    try:
-        check_fits(config, B, segments * L, EVAL_FIELDS)
-    except UserError:
-        return 1
-    return segments
+    least = -(-M // L) if P > 1 else 1  # of a piece, which has at least M tokens
+    segments = max(ROWS // max(rows, 1), least)
+    while segments >= least:
+        try:
+            check_fits(config, B, P * segments * L, EVAL_FIELDS)
+        except UserError:
+            segments //= 2
+        else:
+            return P * segments
+    return 1
 
 
 def window_tokens(
@@ -71,7 +74,7 @@ def window_tokens(
 ) -> int:
     """Returns W, the tokens of each stream that share M + W keys in a call.
 
-    At most a quarter of their scores is in vain. A kernel that skips keys outside the
+    At most a quarter of their scores is wasted. A kernel that skips keys outside the
     interval reads the whole call as one window.
     """
     device = mesh.devices.flat[0] if mesh else jax.devices()[0]
