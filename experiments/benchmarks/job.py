@@ -68,8 +68,9 @@ class Step:
         schedule = make_schedule(OPTIM, train.num_steps)
         model = TransformerXL(job.config)
         self.function = make_train_step(model, optimizer, schedule, train)
-        streams = Streams(job.text(), job.batch_size, job.tgt_len, job.segments)
-        self.segments = place_segments(mesh, streams.batch(Position())[0])
+        streams = Streams(job.text(), job.batch_size, job.tgt_len)
+        segments, _ = streams.batch(Position(), job.segments)
+        self.segments = place_segments(mesh, segments)
         self.state: Any = None
 
     def compile(self) -> subject.Compiled:

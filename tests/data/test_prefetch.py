@@ -2,6 +2,7 @@
 
 import threading
 from contextlib import closing
+from functools import partial
 
 import pytest
 
@@ -16,15 +17,15 @@ def count(position: int) -> tuple[str, int]:
 
 
 def make_streams() -> Streams:
-    return Streams(positions(2_001), 8, 16, 2, roll=True, varlen=True, seed=1)
+    return Streams(positions(2_001), 8, 16, roll=True, varlen=True, seed=1)
 
 
 def test_batches_match_the_function_from_any_position() -> None:
     streams, position = make_streams(), Position()
     for _ in range(3):
-        with closing(prefetch(make_streams().batch, position)) as ahead:
+        with closing(prefetch(partial(make_streams().batch, S=2), position)) as ahead:
             for _ in range(7):
-                expected, position = streams.batch(position)
+                expected, position = streams.batch(position, 2)
                 batch, after = next(ahead)
                 assert_same(batch, expected)
                 assert after == position

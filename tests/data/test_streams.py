@@ -124,7 +124,7 @@ def test_tokens_with_a_short_context_are_counted(
 
 def test_segments_have_the_documented_shapes_and_dtypes() -> None:
     bytes_of_text = np.frombuffer(b"some text, as bytes", np.uint8)
-    segment, _ = Streams(bytes_of_text, 3, 4, segments=2).batch(Position())
+    segment, _ = Streams(bytes_of_text, 3, 4).batch(Position(), 2)
     shapes = [(array.shape, array.dtype.name) for array in segment]
     types = ("int32", "int32", "float32", "bool")
     assert shapes == [*(((2, 3, 4), name) for name in types), ((2, 3), "int32")]
@@ -140,17 +140,17 @@ def test_batches_depend_only_on_the_position(
     """Not on S, rows or earlier batches, so that any run resumes on any mesh."""
     S, sizes = 3, (201, 6, 8)
     kind = kind | more
-    whole, one = make(*sizes, S, **kind), make(*sizes, **kind)
+    streams = make(*sizes, **kind)
     position = Position()
     while position.epoch < 2:
-        expected, after = whole.batch(position)
+        expected, after = streams.batch(position, S)
         for rows in (slice(0, 2), slice(2, 6)):
-            result, same = make(*sizes, S, rows=rows, **kind).batch(position)
+            result, same = make(*sizes, rows=rows, **kind).batch(position, S)
             assert_same(result, Segment(*(array[:, rows] for array in expected)))
             assert same == after
         at, parts = position, []
         for _ in range(S):
-            segment, at = one.batch(at)
+            segment, at = streams.batch(at)
             parts.append(segment)
         assert_same(joined(parts), expected)
         assert at == after and [type(number) for number in at] == [int] * 3

@@ -95,6 +95,7 @@ class Run:
         self.like = save_restore.abstract(jax.eval_shape(self.init), places)
         rows = host_rows(self.mesh, config.train.batch_size, "train.batch_size")
         self.streams = make_streams(config, TEXT, rows)
+        self.S = config.train.segments_per_call
 
     def train(
         self, state: TrainState, position: Position, updates: int
@@ -102,7 +103,7 @@ class Run:
         """Makes updates; returns the state, the position and the losses."""
         losses = []
         for _ in range(updates):
-            segments, position = self.streams.batch(position)
+            segments, position = self.streams.batch(position, self.S)
             placed = place_segments(self.mesh, segments)
             if self.compiled is None:
                 lowered = self.step.lower(state, placed)

@@ -95,8 +95,8 @@ def make_segments(S: int, batch_size: int = B, half_loss: bool = False) -> Segme
     documents.
     """
     tokens = tiny.make_tokens(1, 10 * batch_size + batch_size // 2 + 1)[0]
-    streams = Streams(tokens, batch_size, L, S, half_loss=half_loss)
-    return streams.batch(Position())[0]
+    streams = Streams(tokens, batch_size, L, half_loss=half_loss)
+    return streams.batch(Position(), S)[0]
 
 
 def of_update(segments: Segment, u: int) -> Segment:

@@ -62,8 +62,9 @@ def plan_run(config: Config, workdir: Path) -> Plan:
     for split in {"valid", config.eval.split}:
         text = config.eval.cut(tokens.split(split))
         check_length(text, config.eval.streams, "eval.streams")
+    # These refuse some shapes: trace the step now, before anything is written.
     is_split = mesh.shape["segments"] > 1
-    if is_split or config.model.kernel not in ("auto", "xla"):  # may not fit this step
+    if is_split or config.model.kernel not in ("auto", "xla"):
         parts = config.train.batch_size // config.train.batch_chunk
         check_streams(mesh, parts, "train.batch_size / batch_chunk")
         state, segments = step_arguments(fitted, mesh, training.program)
@@ -110,7 +111,6 @@ def make_streams(
 ) -> Streams:
     """Returns the streams `rows` of the training text; tasks score only answers."""
     train = config.train
-    check_length(tokens, train.batch_size, "train.batch_size")
     order: Order = in_file_order
     if train.sentence_end >= 0:
         order = ShuffledSentences(tokens, train.sentence_end, train.seed)
@@ -119,7 +119,6 @@ def make_streams(
         tokens,
         train.batch_size,
         train.tgt_len,
-        train.segments_per_call,
         rows=rows,
         ext_len=train.ext_len,
         reset_memory_at=int(train.reset_memory_at),
@@ -129,6 +128,7 @@ def make_streams(
         score_ids_from=FIRST_ANSWER if is_task else 0,
         seed=train.seed,
         order=order,
+        field="train.batch_size",
     )
 
 

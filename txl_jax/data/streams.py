@@ -7,8 +7,9 @@ first input is the last token of stream b - 1 and lengths differ by at most one.
 Dims: S segments in one call, B streams, L segment.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterator
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -79,10 +80,9 @@ class Streams:
     tokens: np.ndarray
     batch_size: int
     tgt_len: int
-    segments: int = 1  # in one call of `batch`
     _: KW_ONLY
     # The streams that are read, in a run of several processes.
-    rows: slice | np.ndarray = field(default_factory=lambda: slice(None))
+    rows: slice | np.ndarray = dataclasses.field(default_factory=lambda: slice(None))
     # Each segment starts with the last ext_len tokens of its stream, or fewer at the
     # start, as unscored context of a model without memory, in arrays wider by ext_len.
     ext_len: int = 0
@@ -102,9 +102,10 @@ class Streams:
     score_ids_from: int = 0  # targets with lower ids are not scored
     seed: int = 0
     order: Order = in_file_order  # the epoch's text
+    field: str = "eval.streams"  # the config's name of batch_size, for errors
 
     def __post_init__(self) -> None:
-        check_length(self.tokens, self.batch_size, "eval.streams")
+        check_length(self.tokens, self.batch_size, self.field)
         pairs, batch_size = len(self.tokens) - 1, self.batch_size
         self.tokens = np.asarray(self.tokens)  # indexing a np.memmap itself is slower
         # Python integers: B x tokens exceeds 2^31 in the published runs.
@@ -215,13 +216,10 @@ class Streams:
         cold_B = np.minimum(full - warm_B, self.end_B - self.scored_from_B)
         return int(np.maximum(cold_B, 0).sum())
 
-    def batch(self, position: Position, S: int = 0) -> tuple[Segment, Position]:
-        """Returns the next S segments, across epochs, and the position after them.
-
-        S = 0 means `segments`.
-        """
+    def batch(self, position: Position, S: int = 1) -> tuple[Segment, Position]:
+        """Returns the next S segments, across epochs, and the position after them."""
         parts = []
-        for _ in range(S or self.segments):
+        for _ in range(S):
             parts.append(self._segment(position))
             position = self._after(position)
         arrays = (np.stack(part) for part in zip(*parts, strict=True))
