@@ -128,6 +128,7 @@ train.max_loss_factor=0.5           | must be above 1
 train.order=sentences               | train.order | mean 'sentences:ID'
 train.batch_size=9 train.batch_chunk=2 | train.batch_size = 9 | train.batch_chunk = 2
 train.segments_per_call=3 train.segments_per_update=2 | segments_per_update = 2
+{DYNAMIC} mesh.segments=2            | eval.dynamic = "sgd" | mesh.segments to 1
 train.gradient_segments=2            | segments_per_update = 1 | gradient_segments = 2
 {G} train.varlen=true model.mem_len=4 | gradient_segments = 2 | leave out train.varlen
 {G} model.mem_len=0                  | gradient_segments = 2 | set model.mem_len

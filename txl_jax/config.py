@@ -79,6 +79,12 @@ class Config:
                     "has no effect: leave it out, or set model.initial_memory to "
                     '"empty"'
                 )
+        if self.eval.dynamic and self.mesh.segments > 1:
+            raise UserError(
+                f'eval.dynamic = "{self.eval.dynamic}" reads one segment after the '
+                f"other, which mesh.segments = {self.mesh.segments} cannot split: set "
+                "mesh.segments to 1"
+            )
         evaluation_model(self.model, self.eval)
         generation_model(self.model, self.generate)
 

@@ -142,6 +142,17 @@ def test_the_newest_and_the_best_are_kept_when_the_loss_rises(copied: Path) -> N
     assert steps(copied) == [8], "a new best lets the old one go"
 
 
+def test_a_later_validation_ranks_a_saved_step(copied: Path) -> None:
+    """Only the manifest changes, so that no kill loses the checkpoint."""
+    arrays = [x for x in (copied / "checkpoints" / "6").rglob("*") if x.is_file()]
+    before = {x: x.stat().st_mtime_ns for x in arrays if "record" not in x.parts}
+    save_all(copied, {6: 0.1}, keep=2)
+    assert {x: x.stat().st_mtime_ns for x in before} == before
+    assert read_params(copied, "best")[1] == 6
+    save_all(copied, {6: None}, keep=2)
+    assert steps(copied) == [2, 5, 6] and read_params(copied, "best")[1] == 6
+
+
 AVERAGED = {"best": [2], "latest": [6], "5": [5], "5,5": [5], "average": [2, 5, 6]}
 AVERAGED |= {"6,2": [2, 6], "2, 5": [2, 5]}
 

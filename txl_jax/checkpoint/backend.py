@@ -11,8 +11,10 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers, type_handlers
 
 from txl_jax.checkpoint.barrier import Barriers
+from txl_jax.runtime import distributed, storage
 
 TRASH = "deleted"  # a checkpoint is moved here before its files are removed
+COMMITTED = "commit_success.txt"  # orbax's name
 SLICE_BYTES = 2**20  # a copy of an array is written in parts, each compiled, of no less
 
 
@@ -96,3 +98,15 @@ def quiet_orbax() -> None:
             hook(unraisable)
 
     sys.unraisablehook = filtered_hook
+
+
+def uncommitted(folder: Path) -> list[Path]:
+    """Returns the incomplete checkpoints on gs://, where orbax cannot rename.
+
+    There a checkpoint is complete once it has a commit file, which is written last.
+    """
+    if not storage.is_remote(folder) or not distributed.is_first():
+        return []
+    paths = folder.iterdir() if folder.exists() else ()
+    steps = [path for path in paths if path.name.isdecimal()]
+    return [path for path in steps if not (path / COMMITTED).exists()]

@@ -1,6 +1,7 @@
 """The manager of a run's checkpoint folder: retention, failed saves, damaged steps."""
 
 import contextlib
+import dataclasses
 import glob
 import shutil
 import time
@@ -21,7 +22,6 @@ from txl_jax.errors import UserError
 from txl_jax.report.log import say
 from txl_jax.runtime import distributed, preemption, storage
 
-COMMITTED = "commit_success.txt"  # orbax's name
 LISTINGS = 60  # one a second: a network disk may show old files for a while
 ITEMS = ("params", "average", "training", manifest.ITEM)
 DEFAULT = CheckpointConfig()
@@ -56,7 +56,7 @@ class Checkpoints:
         self._agree()
         if not read_only:
             self._empty_trash()
-            for path in self._uncommitted():
+            for path in backend.uncommitted(self.directory):
                 say(f"{path} was not completed: it is removed after the next save")
         for step in self.steps():
             try:
@@ -155,6 +155,8 @@ class Checkpoints:
         try:
             yield
         except self.errors as error:
+            if self.saving not in (None, step):  # an earlier one, which may succeed
+                self.poll(wait=True)
             self.failed.append(step)
             self.reason = storage.one_line(error)
             self.manifests.pop(step, None)
@@ -180,6 +182,17 @@ class Checkpoints:
             raise ValueError(f"checkpoint {self.orbax.latest_step()} exists already")
         self.saving = saved.step
 
+    def add_loss(self, step: int, valid_nll_nats: float | None) -> None:
+        """Adds the validation loss, unless None, to a checkpoint's manifest."""
+        self.wait()
+        if valid_nll_nats is None:
+            return
+        saved = dataclasses.replace(self.manifests[step], valid_nll=valid_nll_nats)
+        self.manifests[step] = saved
+        with distributed.together(*self.errors):
+            if distributed.is_first():
+                manifest.write(self.folder(step), saved)
+
     def poll(self, wait: bool = False) -> None:
         """Completes the pending save if it is done; cheap enough for every step.
 
@@ -194,13 +207,13 @@ class Checkpoints:
             except self.errors as error:
                 # Orbax also lists a failed checkpoint as saved.
                 path = self.folder(self.saving)
-                if not (path / COMMITTED if self.remote else path).exists():
+                if not (path / backend.COMMITTED if self.remote else path).exists():
                     raise
                 reason = storage.one_line(error)
                 say(f"an old checkpoint could not be deleted ({reason})")
         if self.saving is not None:
             with contextlib.suppress(*storage.errors()):
-                for path in self._uncommitted():
+                for path in backend.uncommitted(self.directory):
                     path.rmtree()  # type: ignore[attr-defined]  # an epath.Path
         self.saving = None
         self._empty_trash()
@@ -276,16 +289,6 @@ class Checkpoints:
             for path in self.directory.glob("*.orbax-checkpoint-tmp*"):
                 shutil.rmtree(path, ignore_errors=True)  # a thread may still write
             self.orbax.reload()
-
-    def _uncommitted(self) -> list[Path]:
-        """Returns the incomplete checkpoints on gs://, where orbax cannot rename.
-
-        There a checkpoint is complete once it has a commit file, which is written last.
-        """
-        if not self.remote or not distributed.is_first() or not self.directory.exists():
-            return []
-        folders = [path for path in self.directory.iterdir() if path.name.isdecimal()]
-        return [path for path in folders if not (path / COMMITTED).exists()]
 
 
 def open_checkpoints(

@@ -19,6 +19,7 @@ from txl_jax.runtime import storage
 
 Items = dict[str, Tree]  # by their names in a checkpoint, such as "params"
 ITEM = "record"  # the manifest's name in the checkpoint
+FILE = "metadata"  # orbax's name for the text of a JSON item
 
 
 class Damaged(UserError):
@@ -82,9 +83,16 @@ def parse(text: str) -> Manifest:
     return Manifest(body["step"], position, nll, arrays)
 
 
+def write(folder: Path, manifest: Manifest) -> None:
+    """Replaces the manifest of a checkpoint, saved in `folder`."""
+    text = json.dumps(manifest.to_json())
+    path = folder / ITEM / FILE
+    storage.write_atomically(path, lambda fresh: fresh.write_text(text, "utf-8"))
+
+
 def read(folder: Path, step: int) -> Manifest:
     """Returns the manifest of checkpoint `step`, saved in `folder`; raises Damaged."""
-    path = folder / ITEM / "metadata"
+    path = folder / ITEM / FILE
     try:
         manifest = parse(path.read_text("utf-8"))
         if manifest.step != step:

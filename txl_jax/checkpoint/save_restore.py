@@ -44,13 +44,12 @@ def save(
 ) -> None:
     """Starts to save a run at `step`; the arrays are copied before this returns.
 
-    valid_nll_nats ranks the checkpoint; None = not validated. If the step was
-    saved before its validation, that checkpoint is deleted first. Raises OSError or
-    ValueError if saving cannot start; `Checkpoints.poll` reports later failures.
+    valid_nll_nats ranks the checkpoint; None = not validated. A step that was saved
+    before its validation only gets the loss. Raises OSError or ValueError if saving
+    cannot start; `Checkpoints.poll` reports later failures.
     """
-    if valid_nll_nats is not None and step in manager.steps():
-        manager.wait()
-        manager.orbax.delete(step)
+    if step in manager.steps():
+        return manager.add_loss(step, valid_nll_nats)
     save_items(manager, step, _items(state), position, valid_nll_nats)
 
 

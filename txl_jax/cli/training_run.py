@@ -60,7 +60,8 @@ def trained(config: Config, workdir: Path) -> Iterator[Trained]:
     training, options = plan.training, config.train
     model, B, L = training.config.model, options.batch_size, options.tgt_len
     with contextlib.ExitStack() as stack:
-        fence = stack.enter_context(locked(workdir))
+        with distributed.together():
+            fence = stack.enter_context(locked(workdir))
         start = distributed.first_then_others(
             lambda: claim.claim(workdir, config, plan.tokens, model)
         )

@@ -45,13 +45,14 @@ def check_fits(
     )
 
 
-def check_cache(config: ModelConfig, eval: EvalConfig) -> None:
+def check_cache(config: ModelConfig, eval: EvalConfig, segments: int = 1) -> None:
     """Raises UserError if a continuous cache alone exceeds this machine's memory.
 
     Each token that it holds has a hidden state, and a float32 score for each target of
-    a segment.
+    the segments that are computed together.
     """
-    entry = config.d_model * config.compute_dtype.itemsize + 4 * eval.tgt_len
+    state_bytes = config.d_model * config.compute_dtype.itemsize
+    entry = state_bytes + 4 * segments * eval.tgt_len
     if eval.cache_len:
         _check_bytes(
             eval.streams * eval.cache_len * entry,

@@ -68,7 +68,6 @@ def make_reader(model_config: ModelConfig, config: EvalConfig, mesh: Mesh) -> Re
 
     Raises UserError if the cache does not fit into this machine's memory.
     """
-    check_cache(model_config, config)
     model_config = evaluation_model(model_config, config)
 
     def read(
@@ -86,4 +85,6 @@ def make_reader(model_config: ModelConfig, config: EvalConfig, mesh: Mesh) -> Re
         return Cache(h_BCD, jnp.full((B, C), NONE, jnp.int32))
 
     B, L, S = config.streams, config.tgt_len, config.segments_per_step
-    return Reader(model_config, read, B, L, mesh, more=empty, segments=S)
+    reader = Reader(model_config, read, B, L, mesh, more=empty, segments=S)
+    check_cache(model_config, config, reader.segments)
+    return reader
