@@ -77,8 +77,8 @@ class BadNumbers(Exception):
 
 
 _TRAINING = (
-    "lower train.batch_size, raise train.batch_chunk or mesh.fsdp, or set "
-    "model.remat_policy=full"
+    "lower train.batch_size or train.gradient_segments, raise train.batch_chunk or "
+    "mesh.fsdp, or set model.remat_policy=full"
 )
 # What lowers the memory use of a mode; of the others, the lengths of the evaluation.
 SAVINGS = {

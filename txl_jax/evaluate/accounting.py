@@ -10,7 +10,12 @@ from txl_jax.model.config import ModelConfig
 from txl_jax.model.reach import account
 
 # The sizes of a memory; the second one is the number of streams.
-TRAIN_FIELDS = ("model.mem_len", "train.batch_size", "train.tgt_len")
+TRAIN_FIELDS = (
+    "model.mem_len",
+    "train.batch_size",
+    "train.tgt_len",
+    "train.gradient_segments",
+)
 EVAL_FIELDS = ("eval.mem_len", "eval.streams", "eval.tgt_len")
 GENERATE_FIELDS = ("generate.mem_len", "generate.samples")
 TOKEN_BYTES = 12  # of a token's input, target and weight
