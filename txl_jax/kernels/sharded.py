@@ -2,6 +2,8 @@
 
 Streams and heads are independent, so a kernel that the compiler cannot split (a Pallas
 call, a loop of data-dependent length) runs unchanged on every shard.
+
+Dims: T tokens of a stream, P pieces of them, X = T / P tokens of a piece, Y = P B rows.
 """
 
 import dataclasses
@@ -13,16 +15,21 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.sharding import AbstractMesh, PartitionSpec
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from txl_jax.errors import UserError
 from txl_jax.kernels.operands import Kernel, Operands
-from txl_jax.sharding.rules import RULES, STREAMS, letters, mesh_axes, shards
+from txl_jax.sharding.rules import (
+    PIECES,
+    RULES,
+    STREAMS,
+    letters,
+    mesh_axes,
+    shards,
+)
 
 REPLICATED = PartitionSpec()
 AXES: dict[str, Any] = {letter: dict(RULES)[letter] for letter in "HV"}
-# The axes of streams of which devices hold different pieces (`model.memory.halo`).
-PIECES = ("segments", *STREAMS)
 
 
 def follow_mesh(kernel: Kernel, required: bool = True) -> Kernel:
@@ -112,6 +119,37 @@ def count_pieces(x: Array) -> int:
     """Returns the number of pieces into which the mesh of x splits a stream."""
     mesh = split_mesh(x)
     return 1 if mesh is None else mesh.shape["segments"]
+
+
+def constrain(x_B: Array, axes: tuple[str, ...]) -> Array:
+    """Splits the first dimension of x, and no other, over axes of its mesh, if any."""
+    mesh = split_mesh(x_B)
+    if mesh is None:
+        return x_B
+    places = NamedSharding(mesh, PartitionSpec(axes))
+    return jax.lax.with_sharding_constraint(x_B, places)
+
+
+def split_pieces(x_BT: Array, P: int) -> Array:
+    """Returns the pieces x_YX of x; features may follow the tokens.
+
+    Piece p of stream b is row p B + b.
+    """
+    if P == 1:
+        return x_BT
+    B, T, *features = x_BT.shape
+    x_PBX = jnp.swapaxes(x_BT.reshape(B, P, T // P, *features), 0, 1)
+    x_YX = x_PBX.reshape(P * B, T // P, *features)
+    return constrain(x_YX, PIECES)
+
+
+def join_pieces(x_YX: Array, P: int) -> Array:
+    """Returns the array whose pieces `split_pieces` returned."""
+    if P == 1:
+        return x_YX
+    Y, X, *features = x_YX.shape
+    x_BPX = jnp.swapaxes(x_YX.reshape(P, Y // P, X, *features), 0, 1)
+    return x_BPX.reshape(Y // P, P * X, *features)
 
 
 def stream_axes(mesh: AbstractMesh, B: int) -> tuple[str, ...]:

@@ -15,12 +15,16 @@ from jax import Array
 
 from txl_jax.kernels.adaptive import Head, adaptive_nll
 from txl_jax.kernels.cluster import Table
-from txl_jax.kernels.sharded import count_pieces, over_streams
+from txl_jax.kernels.sharded import (
+    count_pieces,
+    join_pieces,
+    over_streams,
+    split_pieces,
+)
 from txl_jax.kernels.xla import product
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.dropout import WordDropout
 from txl_jax.model.initializers import normal, weight
-from txl_jax.model.memory.halo import fold, unfold
 
 Shared = tuple[tuple[Array, ...], tuple[Array | None, ...]]  # tables, projections
 
@@ -161,5 +165,6 @@ class Vocabulary(nn.Module):
         )
         P = count_pieces(hidden_BLD)
         P = P if hidden_BLD.shape[1] % P == 0 else 1
-        hidden_YXD, targets_YX = fold(hidden_BLD, P), fold(jnp.asarray(targets_BL), P)
-        return unfold(adaptive_nll(head, hidden_YXD, targets_YX, cutoffs), P)
+        hidden_YXD = split_pieces(hidden_BLD, P)
+        targets_YX = split_pieces(jnp.asarray(targets_BL), P)
+        return join_pieces(adaptive_nll(head, hidden_YXD, targets_YX, cutoffs), P)

@@ -16,7 +16,7 @@ from txl_jax.model.dropout import Dropout, seed
 from txl_jax.model.initializers import feature_norm, head_norm, weights
 from txl_jax.model.memory.layout import join_heads, project_all
 from txl_jax.model.memory.protocol import Kept, LayerMemory
-from txl_jax.model.positions import position_terms, rotate_by_distance
+from txl_jax.model.positions import position_terms, rotate_queries_and_keys
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
@@ -70,7 +70,7 @@ class Attention(nn.Module):
         """
         config = self.config
         make = weights(self)
-        L, D, H, A = h_BLD.shape[1], config.d_model, config.n_head, config.d_head
+        D, H, A = config.d_model, config.n_head, config.d_head
         norm = feature_norm(config, name="norm")
         is_fixed = self.has_variable("params", "qkv")
         if is_fixed:
@@ -92,8 +92,8 @@ class Attention(nn.Module):
                 (norm(h_BKD), 0) if config.pre_lnorm else (h_BKD, constant)
             )
         if is_fixed:
-            q_BKHA, k_BKHA, v_BKHA = project_all(x_BKD, qkv_DJHA)
-            q_BLHA = q_BKHA[:, -L:]
+            # The memory holds keys and values: only the segment is projected, K = L.
+            q_BLHA, k_BKHA, v_BKHA = project_all(x_BLD, qkv_DJHA)
         else:
             q_BLHA = jnp.einsum("BLD,HAD->BLHA", x_BLD, q_HAD)
             k_BKHA = project(x_BKD, k_HAD, constant)
@@ -122,7 +122,7 @@ class Attention(nn.Module):
 
     def _attend_in_order(self, operands: Operands) -> Array:
         """Returns o_BLHA of keys in the order of time, which are not rotated yet."""
-        return self.attend(rotate_by_distance(self.config, operands))
+        return self.attend(rotate_queries_and_keys(self.config, operands))
 
     def attend(self, operands: Operands) -> Array:
         """Returns the kernel's o_BLHA; maps of attention intercept the call."""

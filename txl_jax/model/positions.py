@@ -178,7 +178,7 @@ def position_terms(
     return make(config, weight, R_RD, biases, K) if make else PositionTerms()
 
 
-def rotate_by_distance(config: ModelConfig, operands: Operands) -> Operands:
+def rotate_queries_and_keys(config: ModelConfig, operands: Operands) -> Operands:
     """Rotates queries and keys if the position scheme does so.
 
     Positions count from the oldest key, so they never grow with the text.

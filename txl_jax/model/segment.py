@@ -1,6 +1,6 @@
 """The model's input: segments of streams of tokens (section 3.2).
 
-Dims: S segments in one call, B streams, L segment.
+Dims: S segments in one call, B streams, L segment, P segments that `join` makes one.
 """
 
 from typing import TYPE_CHECKING, NamedTuple
@@ -52,11 +52,12 @@ def join(segments: Segment, count: int) -> Segment:
 
     def join_tokens(x_SBL: np.ndarray) -> np.ndarray:
         _, B, L = x_SBL.shape
-        return x_SBL.reshape(-1, count, B, L).swapaxes(1, 2).reshape(-1, B, count * L)
+        x_SBPL = x_SBL.reshape(-1, count, B, L).swapaxes(1, 2)
+        return x_SBPL.reshape(-1, B, count * L)
 
     *tokens, length_SB = segments
     B, L = tokens[0].shape[1:]
-    length_GCB = length_SB.reshape(-1, count, B)
-    start_C1 = L * np.arange(count, dtype=np.int32)[:, None]
-    end_GCB = (length_GCB > 0) * (start_C1 + length_GCB)
-    return Segment._make([*map(join_tokens, tokens), end_GCB.max(1)])
+    length_SPB = length_SB.reshape(-1, count, B)
+    start_P1 = L * np.arange(count, dtype=np.int32)[:, None]
+    end_SPB = (length_SPB > 0) * (start_P1 + length_SPB)
+    return Segment._make([*map(join_tokens, tokens), end_SPB.max(1)])

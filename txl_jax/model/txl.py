@@ -8,22 +8,16 @@ import jax.numpy as jnp
 from jax import Array
 
 from txl_jax.errors import UserError
-from txl_jax.kernels.sharded import count_pieces
+from txl_jax.kernels.sharded import count_pieces, join_pieces, split_pieces
 from txl_jax.model.adaptive import Vocabulary
 from txl_jax.model.block import Block
 from txl_jax.model.config import ModelConfig, parse_remat
 from txl_jax.model.dropout import Dropout
 from txl_jax.model.initializers import keep_sums, weight
 from txl_jax.model.memory.cache import Memory
-from txl_jax.model.memory.halo import (
-    HaloMemory,
-    check_pieces,
-    fold,
-    fold_oldest,
-    unfold,
-)
+from txl_jax.model.memory.halo import HaloMemory, check_pieces, split_oldest
 from txl_jax.model.memory.interval import find_oldest, keys_per_query
-from txl_jax.model.memory.protocol import AnyMemory, Kept, MemoryLike
+from txl_jax.model.memory.protocol import AnyMemory, CallMemory, Kept
 from txl_jax.model.positions import SCHEMES
 
 
@@ -109,10 +103,10 @@ class TransformerXL(nn.Module):
             first_BL = first_BL.at[:, 0].set(False)
         keys = keys_per_query(config, M)
         oldest_BL = find_oldest(memory.filled_B, first_BL, M, L, keys, segment_len)
-        during: Any = memory
+        call_memory: CallMemory = memory
         if isinstance(memory, Memory) and P > 1:
-            during = HaloMemory.of(memory, P, L, length_B)
-            inputs, oldest_BL = fold(inputs, P), fold_oldest(oldest_BL, P)
+            call_memory = HaloMemory.of(memory, P, L, length_B)
+            inputs, oldest_BL = split_pieces(inputs, P), split_oldest(oldest_BL, P)
         if tokens_BL is None:
             h_BLD = inputs.astype(config.compute_dtype)
         else:
@@ -120,16 +114,17 @@ class TransformerXL(nn.Module):
         if self.scheme.embeddings:
             h_BLD += self.scheme.embeddings(config, L).astype(config.compute_dtype)
         h_BLD = self.drop_rows(h_BLD)
-        h_BLD, kept = self.run_layers(h_BLD, during, oldest_BL, M + L)
-        hidden_BLD = unfold(self.drop_rows(h_BLD), P)
-        return hidden_BLD, during.append(kept, length_B, first_BL)
+        h_BLD, kept = self.run_layers(h_BLD, call_memory, oldest_BL, M + L)
+        hidden_BLD = join_pieces(self.drop_rows(h_BLD), P)
+        return hidden_BLD, call_memory.append(kept, length_B, first_BL)
 
     def run_layers(
-        self, h_BLD: Array, memory: MemoryLike, oldest_BL: Array, distances: int
+        self, h_BLD: Array, memory: CallMemory, oldest_BL: Array, distances: int
     ) -> tuple[Array, Kept]:
         """Returns (the last layer's output, what the memory keeps of all layers).
 
-        distances: the number of those that dropout numbers.
+        distances: those of the whole call; the dropout mask covers all of them and a
+        piece uses the newest K, so the mask does not depend on the mesh.
         """
         if self.is_fixed:
             entries = []
@@ -154,7 +149,7 @@ class TransformerXL(nn.Module):
     ) -> tuple[Array, AnyMemory]:
         """Returns (nll_BL in nats, in token order, memory); nll is -log p(target).
 
-        segment: first_BL, length_B and inputs_BLD, as for a call of the model.
+        `**segment`: the keyword arguments of `__call__`.
         """
         hidden_BLD, memory = self(tokens_BL, memory, **segment)
         return self.embedding.nll(hidden_BLD, targets_BL), memory
@@ -162,7 +157,10 @@ class TransformerXL(nn.Module):
     def logits(
         self, tokens_BL: Array | None, memory: AnyMemory, **segment: Any
     ) -> tuple[Array, AnyMemory]:
-        """Returns (logits_BLV, memory); logits are normalized log-probabilities."""
+        """Returns (logits_BLV, memory); logits are normalized log-probabilities.
+
+        `**segment`: the keyword arguments of `__call__`.
+        """
         hidden_BLD, memory = self(tokens_BL, memory, **segment)
         return self.embedding.log_probs(hidden_BLD), memory
 

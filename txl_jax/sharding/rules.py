@@ -17,6 +17,8 @@ from txl_jax.errors import UserError
 # Streams are split over data and fsdp; parameters over fsdp (the devices of a group
 # together hold one copy) and, within a layer, over model.
 STREAMS = ("data", "fsdp")
+# The axes of streams of which devices hold different pieces (`model.memory.halo`).
+PIECES = ("segments", *STREAMS)
 RULES: tuple[tuple[str, Any], ...] = (
     ("B", STREAMS),
     ("D", "fsdp"),
@@ -92,7 +94,8 @@ def check_streams(mesh: Mesh | AbstractMesh, batch_size: int, field: str) -> Non
     if batch_size % parts:
         raise UserError(
             f"{field} = {batch_size} is not divisible by mesh.data x mesh.fsdp = "
-            f"{parts} shards: make it a multiple of {parts}, or raise mesh.model"
+            f"{parts} shards: make it a multiple of {parts}, or raise mesh.model or "
+            "mesh.segments"
         )
 
 

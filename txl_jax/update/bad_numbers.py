@@ -57,10 +57,11 @@ def find_bad(
         network = TransformerXL(model)
         with nn.intercept_methods(sow_bad):
             sums = sum_gradients(network, params, memory, segments, key, config)
+        tokens = jnp.maximum(sums.tokens, 1)  # as in `make_train_step`
         bad_grads = {}
         for name, grad in flax.traverse_util.flatten_dict(sums.grads, sep="/").items():
             axes = tuple(range(name.startswith(LAYERS), grad.ndim))
-            square = jnp.sum(jnp.square(grad / sums.tokens), axes)
+            square = jnp.sum(jnp.square(grad / tokens), axes)
             bad_grads[name] = ~jnp.isfinite(square)
         return sums.sown, bad_grads
 

@@ -12,9 +12,9 @@ each segment is computed in C chunks of the streams, one after the other:
     `- ..
 
 The memory passes from segment to segment; the gradients of the G C parts of an update
-are added up. Here G is not the number of rare clusters. With train.gradient_segments,
-so many segments of an update are computed together, as one of the G above: gradients
-pass through the memory between them.
+are added up. Here G is not the number of rare clusters. With train.gradient_segments
+= c, c consecutive segments are joined into one, which counts as one of the G: gradients
+pass through the memory inside it.
 """
 
 import dataclasses
@@ -64,8 +64,8 @@ def join_streams(x: Array, axis: int) -> Array:
     return x.reshape(*x.shape[:axis], B, *x.shape[axis + 2 :])
 
 
-def stream_axes(tree: Any) -> Any:
-    """Returns the axis of the streams in each array, by the letters of its name."""
+def stream_dimension(tree: Any) -> Any:
+    """Returns each array's dimension of streams, by the letters of its name."""
     return jax.tree.map(
         lambda spec: tuple(spec).index("B"),
         letters(tree),
@@ -80,7 +80,8 @@ class GradientSum(NamedTuple):
     tokens: Array
     grads: Params
     memory: Memory
-    sown: dict[str, Array]  # what modules sow as intermediates, by name
+    # What modules sow as intermediates, by name; only `bad_numbers` makes them sow.
+    sown: dict[str, Array]
 
 
 def sum_gradients(
@@ -95,8 +96,8 @@ def sum_gradients(
 
     Segment g is computed chunk by chunk; chunk c has its streams' memory and the key
     `fold_in(fold_in(key, g), c)`. Gradients have the dtype of `cast_layers`, their sum
-    over several parts that of the parameters. With train.gradient_segments, a segment
-    g here is so many of those given.
+    over several parts that of the parameters. Here G counts
+    joined segments.
     """
     segments = join(segments, config.gradient_segments)
     segment_len = config.tgt_len if config.gradient_segments > 1 else 0
@@ -120,13 +121,13 @@ def sum_gradients(
             total = jax.tree.map(jnp.add, total, (nll, tokens, grads))
             return total, (memory, sown)
 
-        chunks = jax.tree.map(split, segment, stream_axes(segment))
+        chunks = jax.tree.map(split, segment, stream_dimension(segment))
         chunks = jnp.arange(C), memory, chunks
         total, (memory, sown) = jax.lax.scan(add_chunk, total, chunks)
         return (total, memory), sown
 
     zeros = jax.tree.map(jnp.zeros_like, params if G * C > 1 else used)
-    axes = stream_axes(memory)
+    axes = stream_dimension(memory)
     carry = (jnp.zeros(()), jnp.zeros(()), zeros), jax.tree.map(split, memory, axes)
     xs = jnp.arange(G), scanned(segments)
     (total, memory), sown = jax.lax.scan(add_segment, carry, xs)
@@ -208,6 +209,8 @@ def make_train_step(
         # In a copying task, all segments may be without a scored token.
         tokens = jnp.maximum(sums.tokens, 1)
         loss = sums.nll / tokens
+        # Computed twice, for the norm and for the optimizer: kept between the two, the
+        # mean would be a second copy of all gradients.
         mean_grads = functools.partial(
             jax.tree.map, lambda grad: grad / tokens, sums.grads
         )

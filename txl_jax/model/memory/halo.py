@@ -1,10 +1,10 @@
 """The memory of a call whose tokens lie on several devices along the text.
 
 The mesh's axis "segments" has P parts. A call with T tokens per stream is computed as P
-pieces of X = T / P tokens, each of them a stream of its own to all that computes tokens
-or streams separately: piece p of stream b is row p B + b. In each layer a piece needs
-the newest M inputs before it, as a stream needs its memory. Each device passes those of
-its own piece to the next one (a halo exchange); the first piece has the memory.
+pieces of X = T / P tokens. Code that treats streams independently sees each piece as a
+stream: piece p of stream b is row p B + b. In each layer a piece needs the newest M
+inputs before it, as a stream needs its memory. Each device passes those of its own
+piece to the next one (a halo exchange); the first piece has the memory.
 
 Dims: P pieces, Y = P B rows, X tokens of a piece, T = P X.
 """
@@ -14,51 +14,23 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import PartitionSpec
 
 from txl_jax.errors import UserError
 from txl_jax.kernels.operands import Kernel, Operands
-from txl_jax.kernels.sharded import PIECES, split_mesh
+from txl_jax.kernels.sharded import constrain, split_mesh, split_pieces
 from txl_jax.model.config import ABSOLUTE_POSITIONS, ModelConfig
 from txl_jax.model.memory.cache import Memory
 from txl_jax.model.memory.interval import count_filled, keys_per_query, window
-from txl_jax.sharding.rules import STREAMS
+from txl_jax.sharding.rules import PIECES, STREAMS
 
 
-def constrain(x_B: Array, axes: tuple[str, ...]) -> Array:
-    """Splits the first dimension of x, and no other, over axes of its mesh, if any."""
-    mesh = split_mesh(x_B)
-    if mesh is None:
-        return x_B
-    places = NamedSharding(mesh, PartitionSpec(axes))
-    return jax.lax.with_sharding_constraint(x_B, places)
-
-
-def fold(x_BT: Array, P: int) -> Array:
-    """Returns the pieces x_YX of x; features may follow the tokens."""
-    if P == 1:
-        return x_BT
-    B, T, *features = x_BT.shape
-    x_PBX = jnp.swapaxes(x_BT.reshape(B, P, T // P, *features), 0, 1)
-    x_YX = x_PBX.reshape(P * B, T // P, *features)
-    return constrain(x_YX, PIECES)
-
-
-def unfold(x_YX: Array, P: int) -> Array:
-    """Returns the array whose pieces `fold` returned."""
-    if P == 1:
-        return x_YX
-    Y, X, *features = x_YX.shape
-    x_BPX = jnp.swapaxes(x_YX.reshape(P, Y // P, X, *features), 0, 1)
-    return x_BPX.reshape(Y // P, P * X, *features)
-
-
-def fold_oldest(oldest_BT: Array, P: int) -> Array:
+def split_oldest(oldest_BT: Array, P: int) -> Array:
     """Returns the oldest key that each query sees, among M + X keys of its piece."""
     # Otherwise its running maximum over all tokens would gather them.
-    oldest_YX = fold(constrain(oldest_BT, STREAMS), P)
-    start_Y = jnp.repeat(jnp.arange(P) * oldest_YX.shape[1], len(oldest_BT))
-    return jnp.maximum(oldest_YX - start_Y[:, None], 0)
+    oldest_YX = split_pieces(constrain(oldest_BT, STREAMS), P)
+    first_Y = jnp.repeat(jnp.arange(P) * oldest_YX.shape[1], len(oldest_BT))
+    return jnp.maximum(oldest_YX - first_Y[:, None], 0)
 
 
 def check_pieces(config: ModelConfig, P: int, T: int, M: int, segment_len: int) -> None:
@@ -82,11 +54,11 @@ def check_pieces(config: ModelConfig, P: int, T: int, M: int, segment_len: int) 
 class HaloLayer(NamedTuple):
     """The newest M inputs of one layer before the first piece.
 
-    end_Y: where the M states that the memory keeps begin, among M + X of each piece.
+    start_Y: where the M states that the memory keeps begin, among M + X of each piece.
     """
 
     h_BMD: Array
-    end_Y: Array
+    start_Y: Array
 
     def before(self, h_YXD: Array) -> tuple[Array, int]:
         """Returns the newest M states before each piece; none is a constant."""
@@ -114,7 +86,9 @@ class HaloLayer(NamedTuple):
     ) -> tuple[Array, Array]:
         """Returns (o_BLHA, M inputs of the layer from each piece, for the memory)."""
         h_1YKD = jax.lax.stop_gradient(h_YKD)[None]
-        return kernel(own), window(h_1YKD, self.end_Y, self.h_BMD.shape[1])[0]
+        # `window` clamps start_Y in pieces where the kept states do not end; `append`
+        # masks those pieces.
+        return kernel(own), window(h_1YKD, self.start_Y, self.h_BMD.shape[1])[0]
 
 
 class HaloMemory(NamedTuple):
@@ -143,8 +117,10 @@ class HaloMemory(NamedTuple):
     def layers(self) -> HaloLayer:
         """The layers' memories, stacked."""
         h_NBMD = self.memory.layers.h_BMD
-        end_NY = jnp.broadcast_to(self.end_PB.ravel(), (len(h_NBMD), self.end_PB.size))
-        return HaloLayer(h_NBMD, end_NY)
+        # A piece's M + X keys begin M before it: M states that end before its token e
+        # start at key e.
+        start_Y = self.end_PB.ravel()
+        return HaloLayer(h_NBMD, jnp.broadcast_to(start_Y, (len(h_NBMD), start_Y.size)))
 
     @jax.named_scope("memory")
     def append(

@@ -59,6 +59,8 @@ def find_oldest(
     if first_BL is not None:
         start_BL = jax.lax.cummax(jnp.where(first_BL, query_L + M, 0), axis=1)
         oldest = jnp.maximum(oldest, start_BL)
+    # With same_length a query never sees beyond M keys: segment boundaries exclude
+    # nothing more.
     if reach:
         return jnp.maximum(oldest, query_L + M + 1 - reach)
     if 0 < segment_len < L:

@@ -1,4 +1,4 @@
-"""What the model needs from a memory, and a layer's attention from its part of it."""
+"""The interface of a memory: for all layers, and for one layer's attention."""
 
 from typing import Any, Protocol, Self, TypeVar
 
@@ -13,9 +13,10 @@ class LayerMemory(Protocol):
     """The memory of one layer."""
 
     def before(self, h_BLD: Array) -> tuple[Array, int] | None:
-        """Returns hidden states h_BMD to project with the layer's input, or None.
+        """Returns (h_BMD, n) or None.
 
-        Beside them, how many of the oldest ones are constants, without a gradient.
+        h_BMD: hidden states to project together with the layer's input, of which the n
+        oldest get no gradient.
         """
 
     def attend(self, own: Operands, h_BKD: Array, kernel: Kernel) -> tuple[Array, Kept]:
@@ -29,16 +30,8 @@ class LayerMemory(Protocol):
         """
 
 
-class MemoryLike(Protocol):
-    """The memory of all layers, a pytree.
-
-    filled_B: the number of visible slots, the newest ones (int32). It counts up from a
-        cold start or from the last document boundary.
-    """
-
-    @property
-    def filled_B(self) -> Array:
-        """As above."""
+class CallMemory(Protocol):
+    """The memory of all layers, as a call reads it."""
 
     @property
     def mem_len(self) -> int:
@@ -48,15 +41,30 @@ class MemoryLike(Protocol):
     def layers(self) -> Any:
         """A LayerMemory stacked over the layers, or a tuple of one for each."""
 
-    def append(
-        self, kept: Kept, length_B: Array | None, first_BL: Array | None
-    ) -> Self:
-        """Returns the memory after a segment.
+    def append(self, kept: Kept, length_B: Array | None, first_BL: Array | None) -> Any:
+        """Returns the memory after a segment, a MemoryLike.
 
         Each stream keeps its M newest real tokens. The first length_B[b] tokens of
         stream b are real (default: all); padding never enters the memory. Tokens before
         the last document start (first_BL) keep their slots but become invisible.
         """
+
+
+class MemoryLike(CallMemory, Protocol):
+    """The memory of all layers between calls, a pytree.
+
+    filled_B: the number of visible slots, the newest ones (int32). It counts up from a
+        cold start or from the last document boundary.
+    """
+
+    @property
+    def filled_B(self) -> Array:
+        """As above."""
+
+    def append(
+        self, kept: Kept, length_B: Array | None, first_BL: Array | None
+    ) -> Self:
+        """Returns the memory after a segment, of the same kind."""
 
     def zero(self, where_B: Array) -> Self:
         """Returns the memory with visible zeros in the streams where_B (bool)."""
