@@ -2,8 +2,9 @@
 
     python -m txl_jax.main --config=experiments/wt103.py
 
-Published: 24.0 (24.03 in the released code's README) with 151M parameters, here
-151,107,538, on 4 GPUs of 11 GB; time unknown. This project has not run it.
+Published: 24.0 (24.03 in the released code's README) with 151M parameters
+(151,107,538 here); trained there on 4 GPUs of 11 GB; time unknown. This project has not
+run it.
 
 Model, optimizer and evaluation are those of the released PyTorch code,
 run_wt103_base.sh; segments_per_call and the sampling are this project's. The

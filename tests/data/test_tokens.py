@@ -187,7 +187,7 @@ def test_a_remote_data_dir_is_copied_once_per_host(
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / host))
         return prepare(config), capsys.readouterr().err.splitlines()
 
-    # Without rights, what this host made is kept, and goes to gs:// the next time.
+    # Without permissions, what this host made is kept, and goes to gs:// the next time.
     store.proxy.hook = lambda method, path: 403 if method == "POST" else None
     with refused(f"cannot write {remote}/.*Forbidden"):
         prepare_on("first")
@@ -211,5 +211,5 @@ def test_a_remote_data_dir_is_copied_once_per_host(
         prepare_on("third")
     assert not list((tmp_path / "third").rglob("manifest.json"))
     store.proxy.hook = lambda method, path: 403
-    with refused("cannot read.*Forbidden.*check the address and the rights"):
+    with refused("cannot read.*Forbidden.*check the address and the permissions"):
         prepare_on("first")

@@ -251,11 +251,11 @@ def shapes(params: Params) -> dict[str, tuple[int, ...]]:
     return {name: tuple(leaf.shape) for name, leaf in named_leaves(params)}
 
 
-def abstract(shapes: Tree, shardings: Tree) -> Tree:
+def abstract(arrays: Tree, shardings: Tree) -> Tree:
     """Returns a tree of `ShapeDtypeStruct` with shardings, as `restore` expects."""
     return jax.tree.map(
         lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-        shapes,
+        arrays,
         shardings,
     )
 

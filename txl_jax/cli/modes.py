@@ -135,14 +135,14 @@ def check_finite(result: Json) -> None:
 
 @contextmanager
 def machine_errors(workdir: Path) -> Iterator[None]:
-    """Converts errors of the disk, of rights and of gs:// to UserError."""
+    """Converts errors of the disk, of permissions and of gs:// to UserError."""
     try:
         yield
     except storage.errors() as error:
         line = storage.machine_error(error)
         if storage.is_remote(workdir) and not isinstance(error, BrokenPipeError):
             reason = storage.one_line(error)
-            line = line or f"cannot reach {workdir} ({reason}): check the rights"
+            line = line or f"cannot reach {workdir} ({reason}): check the permissions"
         if not line:
             raise
         raise UserError(line) from error

@@ -36,7 +36,7 @@ def _reporting(verb: str, remote: RemotePath) -> Iterator[None]:
             raise  # of the local disk
         raise UserError(
             f"cannot {verb} {remote} ({storage.one_line(error)}): check the address "
-            "and the rights, or set data.data_dir to a local folder"
+            "and the permissions, or set data.data_dir to a local folder"
         ) from error
 
 

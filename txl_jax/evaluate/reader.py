@@ -25,7 +25,7 @@ from txl_jax.model.txl import TransformerXL
 from txl_jax.report.progress import compile_step
 from txl_jax.sharding.rules import letters, place_segments, shardings
 
-# Reads a segment, or several of segment_len tokens that `fold` has joined:
+# Reads a segment, or several of segment_len tokens that `join_calls` has joined:
 # (bound model, memory, segment, segment_len) -> (output, memory).
 Read = Callable[[TransformerXL, Any, OneSegment, int], tuple[Any, Any]]
 # Computes the output of one segment: (bound model, hidden_BLD, segment) -> output.
@@ -58,7 +58,7 @@ def last(hidden_BLD: Array, length_B: Array) -> Array:
     return jnp.take_along_axis(hidden_BLD, (length_B - 1)[:, None, None], axis=1)
 
 
-def fold(segments: Iterable[Segment], count: int) -> Iterator[Segment]:
+def join_calls(segments: Iterable[Segment], count: int) -> Iterator[Segment]:
     """Joins every `count` segments of L tokens, S = 1, into one of count x L tokens.
 
     A stream must not continue after padding. The last group is padded, so that all have
@@ -163,7 +163,7 @@ class Reader:
         tokens = self.segments * self.tgt_len
         check_fits(self.config, self.batch_size, tokens, EVAL_FIELDS)
         memory = self.empty(params)
-        for segment in fold(segments, self.segments):
+        for segment in join_calls(segments, self.segments):
             if self.mesh is not None:
                 segment = place_segments(self.mesh, segment)
             if self.program is None:

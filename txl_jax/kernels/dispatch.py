@@ -35,7 +35,7 @@ FEW_KEYS = {"TPU v4": 300}
 MANY_SCORES = 2**28
 
 
-# The faults of kernels that were checked on this process's devices; "" if right.
+# By kernel: the fault that a check on this process's devices found, or "".
 FAULTS: dict[str, str] = {}
 
 

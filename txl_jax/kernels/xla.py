@@ -1,8 +1,7 @@
 """Attention by einsum, the reference for all other kernels (section 3.3, Appendix B).
 
 The paper's v is called w here, because v denotes the values. The terms of a score that
-depend on the distance are computed by distance and re-indexed by key: see `realign` and
-`rel_shift`.
+depend on the distance are computed by distance and re-indexed by key: see `realign`.
 
 Dims: Z = R + padding, Y nearest keys.
 """

@@ -127,7 +127,7 @@ def place(error: OSError) -> str | None:
 
 
 def machine_error(error: BaseException) -> str:
-    """Returns the line for the user if a local disk or its rights failed, else ""."""
+    """Returns the user's line if a local disk or its permissions failed, else ""."""
     if not isinstance(error, OSError):
         return ""
     where = place(error) or "the disk or stdout"

@@ -106,7 +106,7 @@ def _owned(workdir: Path) -> Iterator[Fence]:
     except storage.errors() as error:
         raise UserError(
             f"cannot write {path} ({storage.one_line(error)}): check the address and "
-            "the rights, which must include storage.buckets.get"
+            "the permissions, which must include storage.buckets.get"
         ) from error
     if before:
         owner = (before.metadata or {}).get("owner", UNKNOWN)

@@ -82,8 +82,8 @@ def writing(workdir: Path, result: Json, fence: Fence = unfenced) -> Iterator[Pa
             yield staging.folder
     except storage.errors() as error:
         result[UNWRITTEN] = storage.machine_error(error) or (
-            f"cannot write to {workdir} ({storage.one_line(error)}): check the rights "
-            "and the network, and run the command again"
+            f"cannot write to {workdir} ({storage.one_line(error)}): check the "
+            "permissions and the network, and run the command again"
         )
 
 
