@@ -7,6 +7,8 @@ import pytest
 from experiments.benchmarks.subject import ENWIK8
 from tests.support import tiny
 from tests.support.refusal import refused
+from txl_jax.errors import UserError
+from txl_jax.evaluate import grouping
 from txl_jax.evaluate.grouping import count_segments, window_tokens
 
 
@@ -35,3 +37,16 @@ def test_documents_with_visible_zeros_are_read_alone() -> None:
     with refused('eval.segments_per_step = 2 is not possible .* = "zeros"'):
         count_segments(config, 2, 1, 4, documents=True)
     assert count_segments(config, 2, 1, 4) == 2
+
+
+@pytest.mark.parametrize("most, expected", [(9, 8), (7, 4), (3, 2), (0, 1)])
+def test_segments_are_halved_until_they_fit(
+    most: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check_fits(config: object, B: int, tokens: int, fields: object) -> None:
+        if tokens > most * 64:
+            raise UserError("too large")
+
+    monkeypatch.setattr(grouping, "check_fits", check_fits)
+    config = dataclasses.replace(ENWIK8, mem_len=640)
+    assert count_segments(config, 0, 1, 64) == expected
