@@ -40,7 +40,7 @@ def count_segments(
     requested: eval.segments_per_step; 0 chooses as many as make ROWS rows, halved until
     they fit into memory. Without a memory, segments are read one by one. documents:
     whether they may start inside a segment. Raises UserError for several segments if
-    each of these would start with visible zeros, or if `halo.check_pieces` refuses them.
+    each would start with visible zeros, or if `halo.check_pieces` refuses them.
     """
     zeros = documents and config.initial_memory == "zeros"
     if zeros and requested > 1:
