@@ -250,7 +250,6 @@ def test_missing_libtpu_is_named(path: Path, monkeypatch: pytest.MonkeyPatch) ->
     [
         ({}, 256),
         ({"corpus": "wikitext103"}, 267_735),
-        ({"corpus": "enwik8", "vocab": "byte"}, 256),
         ({"corpus": "wikitext103", "vocab_size": 3}, 0),
         ({"vocab": "word"}, 0),
     ],

@@ -87,16 +87,6 @@ def test_a_model_of_another_code_base_keeps_its_origin(tmp_path: Path) -> None:
     assert_equal(txl_jax.load(target).params, case("div_val_2")[1])
 
 
-def rewrite(model: Path, target: Path, **changes: Any) -> Path:
-    """Copies a model with other metadata, or without what is None."""
-    with safetensors.safe_open(model, "numpy") as file:
-        metadata = {**file.metadata(), **changes}
-    metadata = {name: text for name, text in metadata.items() if text is not None}
-    arrays = safetensors.numpy.load_file(model)
-    safetensors.numpy.save_file(arrays, target, metadata)
-    return target
-
-
 @pytest.mark.parametrize(
     "changes, message",
     [
@@ -104,14 +94,17 @@ def rewrite(model: Path, target: Path, **changes: Any) -> Path:
         ({"format": None}, "'' in its metadata, not"),
         ({"vocab": None}, r"is damaged or truncated \('vocab'\)"),
         ({"vocab": '{"kind": "byte"}'}, "its checksum, sha256, is wrong or missing"),
-        ({"config": "{}"}, "its checksum, sha256, is wrong or missing"),
         ({"manifest": "[1]"}, "it is not a JSON object"),
     ],
 )
 def test_another_file_is_refused(
     model: Path, tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
-    other = rewrite(model, tmp_path / "other.safetensors", **changes)
+    with safetensors.safe_open(model, "numpy") as file:
+        metadata = {**file.metadata(), **changes}
+    metadata = {name: text for name, text in metadata.items() if text is not None}
+    other = tmp_path / "other.safetensors"
+    safetensors.numpy.save_file(safetensors.numpy.load_file(model), other, metadata)
     with pytest.raises(UserError, match=message):
         txl_jax.load(other)
 

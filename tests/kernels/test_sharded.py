@@ -7,7 +7,6 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.sharding import Mesh
 
 from tests.kernels.cases import Case, assert_agree, differentiate, oracle
 from tests.support import tiny
@@ -27,25 +26,22 @@ CASE = Case(6, 5, "filling", 0.3, B=8, H=4)
 CHUNKED = functools.partial(chunked.rel_attention, blocks=(4, 8))
 
 
-def place(mesh: Mesh, inputs: dict[str, Any]) -> dict[str, Any]:
-    """Returns inputs where their dimensions, the ends of their names, say."""
-    places = {name: sharding(mesh, name.rpartition("_")[2]) for name in inputs}
-    return {
-        name: None if x is None else jax.device_put(x, places[name])
-        for name, x in inputs.items()
-    }
-
-
 @pytest.mark.parametrize(
     ("sizes", "absent"),
     [(CUBE, ()), (MeshConfig(data=1, fsdp=2, model=4), ("r_RHA", "u_HA", "w_HA"))],
     ids=str,
 )
-def test_results_are_one_device_s(sizes: MeshConfig, absent: tuple[str, ...]) -> None:
+def test_results_match_one_device(sizes: MeshConfig, absent: tuple[str, ...]) -> None:
     mesh, case = make_mesh(sizes), CASE._replace(absent=absent)
     # The inner function is inside a shard_map, where nothing is left to split.
     split = follow_mesh(follow_mesh(CHUNKED))
-    actual = differentiate(split, place(mesh, case.inputs()), case.dropout)
+    inputs = {
+        name: None
+        if x is None
+        else jax.device_put(x, sharding(mesh, name.split("_")[-1]))
+        for name, x in case.inputs().items()
+    }
+    actual = differentiate(split, inputs, case.dropout)
     assert actual[0].sharding.is_equivalent_to(sharding(mesh, "BLHA"), 4)
     assert_agree(actual, oracle(case))
 

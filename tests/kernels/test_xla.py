@@ -86,9 +86,6 @@ def test_bfloat16_scores_and_softmax_are_float32() -> None:
     assert_close(o_BLHA, literal_attention(inputs), BFLOAT16)
 
 
-# Dropout.
-
-
 def literal_murmur3(x: int) -> int:
     """MurmurHash3's finalizer in Python's integers."""
     x = (x ^ (x >> 16)) * 0x85EBCA6B % 2**32
@@ -96,25 +93,18 @@ def literal_murmur3(x: int) -> int:
     return x ^ (x >> 16)
 
 
-def literal_keep_BHLK(
-    rate: float, seed: int, stream0: int, head0: int, shape: tuple[int, ...]
-) -> Array:
-    keep = np.zeros(shape, bool)
-    for b, h, i, j in np.ndindex(*shape):
-        start = seed
-        for index in (stream0 + b, head0 + h, i):
-            start = literal_murmur3(start ^ index)
-        counter = (start + j * 0x9E3779B9) % 2**32
-        keep[b, h, i, j] = literal_murmur3(counter) >= rate * 2**32
-    return keep
-
-
 def test_dropout_is_the_stated_hash() -> None:
     # 0x514E28B7 is MurmurHash3_x86_32 of no bytes with seed 1.
     assert (literal_murmur3(0), literal_murmur3(1)) == (0, 0x514E28B7)
     rate, seed, stream0, head0 = 0.3, 2**32 - 1, 5, 7
     dropout = AttentionDropout(rate, jnp.uint32(seed), stream0, head0)
-    expected = literal_keep_BHLK(rate, seed, stream0, head0, (B, H, L, K))
+    expected = np.zeros((B, H, L, K), bool)
+    for b, h, i, j in np.ndindex(B, H, L, K):
+        start = seed
+        for index in (stream0 + b, head0 + h, i):
+            start = literal_murmur3(start ^ index)
+        counter = (start + j * 0x9E3779B9) % 2**32
+        expected[b, h, i, j] = literal_murmur3(counter) >= rate * 2**32
     assert 0 < expected.mean() < 1
     actual = jax.jit(lambda: keep_BHLK(dropout, (B, H, L, K)))()
     np.testing.assert_array_equal(actual, expected)

@@ -4,12 +4,10 @@ from typing import Any
 
 import flax.linen as nn
 import jax
-import numpy as np
 import pytest
 
 from tests.support import tiny
 from txl_jax.config import pytorch, tensorflow
-from txl_jax.model.config import ModelConfig
 from txl_jax.update.init import abstract_params, init_params
 
 SIZES: dict[str, Any] = dict(vocab_size=3000, cutoffs=(1000, 2000), div_val=2)
@@ -20,34 +18,18 @@ KEY = jax.random.key(0, impl="rbg")
 WEIGHTS = {"q", "k", "v", "r", "o", "kernel", "u", "w", "table_0", "table_1", "table_2"}
 
 
-def draw(config: ModelConfig) -> dict[str, np.ndarray[Any, Any]]:
-    params = nn.unbox(jax.jit(lambda: init_params(config, KEY))())
-    leaves = jax.tree_util.tree_leaves_with_path(params)
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf)
-        for path, leaf in leaves
-    }
-
-
-def expected_std(config: ModelConfig, name: str) -> float:
-    """Returns the standard deviation that the config states for a parameter."""
-    last = name.rpartition("/")[2]
-    if last in WEIGHTS:
-        return config.init_std
-    if "proj" in last:
-        return config.proj_init_std
-    stds = {"scale": config.norm_init_std, "cluster_table": config.norm_init_std}
-    return stds.get(last, 0.0)
-
-
 @pytest.mark.parametrize(
     "family", [pytorch, pytest.param(tensorflow, marks=pytest.mark.long)]
 )
 def test_parameters_have_the_distributions_of_their_family(family: Any) -> None:
     config = family(**SIZES)
-    for name, leaf in draw(config).items():
-        mean = 1.0 if name.endswith("scale") else 0.0
-        std = expected_std(config, name)
+    stds = {"scale": config.norm_init_std, "cluster_table": config.norm_init_std}
+    stds |= dict.fromkeys(WEIGHTS, config.init_std)
+    params = nn.unbox(jax.jit(lambda: init_params(config, KEY))())
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        name = path[-1].key
+        mean = 1.0 if name == "scale" else 0.0
+        std = config.proj_init_std if "proj" in name else stds.get(name, 0.0)
         if not std:
             assert (leaf == mean).all(), name
             continue

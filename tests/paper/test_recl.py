@@ -114,7 +114,7 @@ def test_absolute_positions_read_no_more_than_their_window(
     assert (b["recl_tokens"]["1"], b["ended"]["1"]) == (6, True)
 
 
-def test_unlike_texts(options: ReclConfig, tmp_path: Path, scored: list[int]) -> None:
+def test_refused_texts(options: ReclConfig, tmp_path: Path, scored: list[int]) -> None:
     with refused("test' has .* tokens, too few for the longest of .* = .1, 99999, 99"):
         recl.run(dataclasses.replace(options, contexts=(1, 99999, 99)), tmp_path, {})
     change(options, split="valid")

@@ -11,7 +11,7 @@ PEAKS |= {"NVIDIA GH200 480GB": 989, "NVIDIA L40S": 0, "cpu": 0}
 
 
 @pytest.mark.parametrize(("device_kind", "teraflops"), PEAKS.items())
-def test_peaks_are_the_data_sheet_s(device_kind: str, teraflops: float) -> None:
+def test_peaks_are_those_of_data_sheets(device_kind: str, teraflops: float) -> None:
     assert peak.known_peak(device_kind) == teraflops * 1e12
 
 

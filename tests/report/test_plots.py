@@ -1,4 +1,4 @@
-"""Pictures of a run: its losses and baselines in bits, and sweeps."""
+"""The picture of a run has its losses and baselines in bits."""
 
 import math
 from pathlib import Path
@@ -13,39 +13,24 @@ from txl_jax.report.plots import plot_loss
 BASELINES = {"order-2": 2.5, "xz -9": 1.75}
 
 
-def lines(count: int, valid_every: int = 0) -> list[dict[str, Any]]:
-    """Returns lines of metrics.jsonl with a falling loss, in nats."""
-    made: list[dict[str, Any]] = []
-    for step in range(1, count + 1):
-        exact = {"loss": 5.5 / step**0.25, "lr": 1e-3 / step}
-        if valid_every and step % valid_every == 0:
-            exact["valid_nll"] = exact["loss"] + 0.125
-        made.append({"step": step, "exact": exact, "timing": {}})
-    return made
-
-
-@pytest.fixture
-def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    kept: list[Figure] = []
-    save = Figure.savefig
-
-    def keep(figure: Figure, *args: Any, **settings: Any) -> None:
-        kept.append(figure)
-        save(figure, *args, **settings)
-
-    monkeypatch.setattr(Figure, "savefig", keep)
-    return kept
-
-
 def points(curve: Any) -> list[list[float]]:
     return [np.asarray(values).tolist() for values in curve.get_data()]
 
 
-def test_curves_show_bits_by_step(figures: list[Figure], tmp_path: Path) -> None:
-    metrics = lines(40, valid_every=10)
+def test_curves_show_bits_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    figures: list[Figure] = []
+    monkeypatch.setattr(
+        Figure, "savefig", lambda figure, *_, **__: figures.append(figure)
+    )
+    metrics: list[dict[str, Any]] = []
+    for step in range(1, 41):
+        exact = {"loss": 5.5 / step**0.25, "lr": 1e-3 / step}
+        if step % 10 == 0:
+            exact["valid_nll"] = exact["loss"] + 0.125
+        metrics.append({"step": step, "exact": exact, "timing": {}})
     metrics[4]["exact"]["loss"] = metrics[19]["exact"]["valid_nll"] = None
     metrics[5]["exact"]["loss"] = math.nan  # an update that was skipped
-    plot_loss(metrics, tmp_path / "loss.png", BASELINES)
+    plot_loss(metrics, Path("loss.png"), BASELINES)
     axes, below = figures[0].axes
     curves = {str(line.get_label()): line for line in axes.get_lines()}
     steps = [*range(1, 5), *range(7, 41)]
