@@ -17,7 +17,6 @@ from txl_jax.evaluate.grouping import count_segments, window_tokens
     [
         ("xla", 2100, 1, 80, (6, 80)),
         ("chunked", 2100, 1, 80, (6, 480)),
-        ("xla", 640, 1, 64, (8, 128)),
         ("xla", 32, 1, 32, (16, 32)),
         ("xla", 3800, 1, 8, (64, 128)),
         ("xla", 3800, 16, 128, (1, 128)),

@@ -23,18 +23,12 @@ from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import feature_norm
 from txl_jax.model.txl import TransformerXL
 from txl_jax.paper import attention_map
-from txl_jax.paper.attention_map import WHOLE, Maps
+from txl_jax.paper.attention_map import WHOLE
 from txl_jax.paper.options import AttentionConfig
 
 L, SPAN, FIRST = 4, 6, 8  # the first segment's start after a full span
 TOKENS = tiny.make_tokens(1, 60)[0]
 CONFIG, EVAL = AttentionConfig(segments=3), EvalConfig(tgt_len=L, mem_len=SPAN)
-
-
-@pytest.fixture(scope="module")
-def maps() -> Maps:
-    params = tiny.make_params()
-    return attention_map.make_maps(tiny.CONFIG, params, TOKENS, CONFIG, EVAL)
 
 
 @functools.cache
@@ -122,7 +116,9 @@ def test_terms_match_section_3_3() -> None:
         tiny.assert_close(actual_HLR[1, -1], weight_R / weight_R.sum())
 
 
-def test_averages_include_only_targets_that_see_the_span(maps: Maps) -> None:
+def test_averages_include_only_targets_that_see_the_span() -> None:
+    params = tiny.make_params()
+    maps = attention_map.make_maps(tiny.CONFIG, params, TOKENS, CONFIG, EVAL)
     assert maps.shown_I.tolist() == list(range(FIRST, FIRST + maps.targets))
     for mean_NHR in (maps.shown_NHIR, *maps.mean_NHR.values()):
         np.testing.assert_allclose(mean_NHR.sum(axis=-1), 1, rtol=1e-5)

@@ -115,9 +115,9 @@ def untimed(x: Any, name: str) -> Any:
     """Returns JSON without times, and without the entries of this name."""
     if isinstance(x, (list, tuple)):
         return [untimed(each, name) for each in x]
-    if not isinstance(x, dict):
-        return x
-    return {k: untimed(x[k], name) for k in x if k != name and not TIMES.search(k)}
+    if isinstance(x, dict):
+        return {k: untimed(x[k], name) for k in x if k != name and not TIMES.search(k)}
+    return x
 
 
 def contents(path: Path) -> Any:
