@@ -377,10 +377,7 @@ def test_help_names_every_mode_section_and_field() -> None:
     assert short.out == command("--help").out and short.out in full.out
     for name, field in configs.FIELDS.items():
         assert f"--config.{name}=" in full.out and field["modes"] <= MODES.keys()
-    schedule = (
-        "The schedule of the learning rate, one of cosine, cosine_through_warmup,"
-    )
-    assert f"[cosine]\n      {schedule}" in full.out
+    assert "[cosine]\n      The schedule of the learning rate, one of " in full.out
     assert max(len(line) for line in full.out.splitlines()) <= 90
 
 

@@ -18,17 +18,10 @@ from txl_jax.runtime import distributed
 from txl_jax.runtime.environment import find_processes
 from txl_jax.runtime.watchdog import Watchdog
 
-ENVIRONMENT = {
-    "JAX_COORDINATOR_ADDRESS": "node0:1234",
-    "JAX_NUM_PROCESSES": "4",
-    "JAX_PROCESS_ID": "3",
-}
-ARGS = {
-    "coordinator_address": "node0:1234",
-    "num_processes": 4,
-    "process_id": 3,
-    "cluster_detection_method": "deactivate",
-}
+JOB = {"JAX_COORDINATOR_ADDRESS": "node0:1234", "JAX_NUM_PROCESSES": "4"}
+ENVIRONMENT = JOB | {"JAX_PROCESS_ID": "3"}
+ARGS: dict[str, Any] = dict(coordinator_address="node0:1234", num_processes=4)
+ARGS |= dict(process_id=3, cluster_detection_method="deactivate")
 TPU = {"TPU_ML_PLATFORM": "Google"}
 SLURM = {"cluster_detection_method": "slurm"}
 TASK = {"SLURM_JOB_ID": "7", "SLURM_STEP_NUM_TASKS": "8"}
@@ -41,11 +34,7 @@ DETECTED = {"cluster_detection_method": None}
         ({}, {}),
         (ENVIRONMENT, ARGS),
         # Of an indexed job of Kubernetes, GKE's JobSet among them.
-        (
-            {"JOB_COMPLETION_INDEX": "3"}
-            | {k: v for k, v in ENVIRONMENT.items() if k != "JAX_PROCESS_ID"},
-            ARGS,
-        ),
+        (JOB | {"JOB_COMPLETION_INDEX": "3"}, ARGS),
         ({"JAX_NUM_PROCESSES": "1"}, {}),
         (TASK, SLURM),
         # A batch script's or a shell's own process, which srun did not start.

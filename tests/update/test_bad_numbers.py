@@ -51,10 +51,7 @@ def infinite_bias(params: Any) -> None:
 
 
 def overflowing_gradient(params: Any) -> None:
-    """The first product is as small as the second is large, so the output is fair.
-
-    The gradients of the layers below are not finite either.
-    """
+    """Its output is fair, but the gradients of the layers below overflow as well."""
     feed_forward = params["layers"]["feed_forward"]
     feed_forward["in"]["kernel"][N] *= 1e-37
     feed_forward["in"]["bias"][N] *= 1e-37

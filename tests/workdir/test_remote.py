@@ -56,12 +56,6 @@ def run(workdir: str, last: int) -> tuple[int, list[int]]:
         return begin, manager.failed
 
 
-def flip(store: Store, address: str) -> None:
-    content = bytearray(store.read(address))
-    content[len(content) // 2] ^= 1
-    store.write(address, bytes(content))
-
-
 def test_another_machine_resumes_reads_and_detects_damage(
     store: Store, remote: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -78,7 +72,9 @@ def test_another_machine_resumes_reads_and_detects_damage(
             assert_same(restored[0], make_state(step).params)
 
     (array, *_) = [name for name in names if "/3/params/" in name and "/d/" in name]
-    flip(store, f"{remote}/{array}")
+    content = bytearray(store.read(f"{remote}/{array}"))
+    content[len(content) // 2] ^= 1
+    store.write(f"{remote}/{array}", bytes(content))
     assert run(remote, 3) == (2, []), "without the damaged checkpoint"
     said = capsys.readouterr().err
     assert "checkpoint 3 is damaged" in said and "TRYING AN OLDER ONE" in said
