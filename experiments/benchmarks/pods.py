@@ -25,11 +25,12 @@ TITLES = {
     "fit": "The large models on large slices",
     "published": "The published batch on more and more chips",
     "weak": "8,192 tokens per chip",
+    "pieces": "More chips than streams: four segments of the text on four chips each",
 }
 # Slices by their number of chips: of v4 and v5p, and of v5e and v6e.
 CUBES = {4: "2x2x1", 8: "2x2x2", 16: "2x2x4", 32: "2x4x4", 64: "4x4x4"}
 CUBES |= {128: "4x4x8", 256: "4x8x8"}
-FLAT = {8: "2x4", 32: "4x8", 128: "8x16", 256: "16x16"}
+FLAT = {8: "2x4", 16: "4x4", 32: "4x8", 128: "8x16", 256: "16x16"}
 # The paper used 32, 32, 64 and 512 TPU cores; a chip of v4 has two.
 PUBLISHED = {
     **{"wt103_large": (32, 8, 128, 256), "enwik8_24l": (16, 64, 256)},
@@ -67,6 +68,12 @@ def wanted() -> Iterator[Row]:
     for chips in (8, 256, 32):  # without remat, this model does not fit on v5e
         remat = f"{many} --config.model.remat_policy=full"
         yield row("weak", "lm1b_large", "v5e", chips, remat)
+    groups = ("gradient_segments", "segments_per_update", "segments_per_call")
+    flags = " ".join(f"--config.train.{name}=4" for name in groups)
+    flags += " --config.mesh.segments=4 --config.model.initial_memory=empty"
+    for name, streams in (("enwik8_24l", 16), ("wt103_large", 32)):
+        more = f"--config.train.batch_size={streams} --config.eval.streams=16"
+        yield row("pieces", name, "v5e", 16, f"{flags} {more}")
 
 
 def measure(row: Row) -> Row:
@@ -127,12 +134,13 @@ machine without a TPU; memory and collectives are those of the compiled programs
 command, are in `pods.jsonl`. Those of 23 November 2026 and before also have bounds on
 the time of a step, which revision 5e7cffb computed.
 
-Columns: mesh is data x fsdp x model; streams are those of all chips; GiB are those of
+Columns: mesh is data x fsdp x model (x segments); streams are those of all chips; GiB are those of
 one device; FLOPs are those of matrix products that the mathematics needs; the bytes of
 collectives are those of whole arrays; compiled is the time on two cores that also ran
 other work and, for some rows, were suspended for minutes.
 
-All rows were made with libtpu 0.0.42.*, which jax[tpu] 0.10.2 installs. Its memory
+All rows but those of the last table, which are of libtpu 0.0.52, were made with libtpu
+0.0.42.*, which jax[tpu] 0.10.2 installs. Its memory
 figures exceed those of 0.0.51: for a small step, 125 instead of 74 MB of temporaries
 and a peak of 213 instead of 204 MB. Both versions reject a step that does not fit. So a
 step that 0.0.42 accepted while stating more memory than the chip has just fits, and the
