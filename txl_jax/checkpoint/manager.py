@@ -7,7 +7,6 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Self
 
 import jax
 import orbax.checkpoint as ocp
@@ -27,7 +26,7 @@ ITEMS = ("params", "average", "training", manifest.ITEM)
 DEFAULT = CheckpointConfig()
 
 
-class Checkpoints:
+class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     """The checkpoints of one folder; a save that fails does not end the run.
 
     The newest `keep` checkpoints and the best one are kept.
@@ -65,9 +64,6 @@ class Checkpoints:
                 if self.remote and not isinstance(error, Damaged):
                     raise  # the best checkpoint would be unknown, and so deleted
                 self.unreadable[step] = error
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
