@@ -134,8 +134,8 @@ machine without a TPU; memory and collectives are those of the compiled programs
 command, are in `pods.jsonl`. Those of 23 November 2026 and before also have bounds on
 the time of a step, which revision 5e7cffb computed.
 
-Columns: mesh is data x fsdp x model (x segments); streams are those of all chips; GiB are those of
-one device; FLOPs are those of matrix products that the mathematics needs; the bytes of
+Columns: mesh is data x fsdp x model (x segments); streams are those of all chips; GiB
+are those of one device; FLOPs are those of matrix products that the mathematics needs; the bytes of
 collectives are those of whole arrays; compiled is the time on two cores that also ran
 other work and, for some rows, were suspended for minutes.
 
