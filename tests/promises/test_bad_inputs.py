@@ -117,7 +117,7 @@ new train.batch_size=80000                 | decrease train.batch_size
 new eval.streams=12                       | eval.streams = 12
 new train.order=sentences:0             | does not occur in the text
 new train.reset_memory_at=300             | 300 is not a token of this vocabulary
-new mesh.segments=2 mesh.data=4           | train.gradient_segments to a multiple of
+new mesh.segments=2 mesh.data=4           | eval.segments_per_step) to a multiple of
 new mesh.data=16                          | does not fit 8 devices; set mesh.data=-1
 new mesh.model=8                          | make it a multiple of 8, or lower mesh.model
 new mesh.model=8 model.n_head=8 model.d_inner=9 model.feed_forward=geglu | two thirds of
