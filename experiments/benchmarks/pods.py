@@ -135,9 +135,9 @@ command, are in `pods.jsonl`. Those of 23 November 2026 and before also have bou
 the time of a step, which revision 5e7cffb computed.
 
 Columns: mesh is data x fsdp x model (x segments); streams are those of all chips; GiB
-are those of one device; FLOPs are those of matrix products that the mathematics needs; the bytes of
-collectives are those of whole arrays; compiled is the time on two cores that also ran
-other work and, for some rows, were suspended for minutes.
+are those of one device; FLOPs are those of matrix products that the mathematics needs;
+the bytes of collectives are those of whole arrays; compiled is the time on two cores
+that also ran other work and, for some rows, were suspended for minutes.
 
 All rows but those of the last table, which are of libtpu 0.0.52, were made with libtpu
 0.0.42.*, which jax[tpu] 0.10.2 installs. Its memory
