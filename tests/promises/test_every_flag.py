@@ -62,6 +62,7 @@ prepare --config={home}/tiny.py
 import --workdir={new}/model --format=txl_jax --source={home}/tiny.safetensors
 export --workdir={home}/run --format=txl_jax --target={new}/file
 compile --config={home}/tiny.py compile.topology=v5e:2x2
+    mesh.model=2
 table --workdir={new} table.table=10 table.rows=wt103_128m table.seeds=1 \
 train.num_steps=4 eval.max_tokens=90
 speed --workdir={home}/run eval.sweep=mem_len=4
