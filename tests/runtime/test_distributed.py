@@ -15,6 +15,7 @@ from tests.support.processes import LIMIT_SECONDS, Processes
 from tests.support.refusal import refused
 from txl_jax.errors import UserError
 from txl_jax.runtime import distributed
+from txl_jax.runtime.environment import SLURM as SLURM_NAMES
 from txl_jax.runtime.environment import find_processes
 from txl_jax.runtime.watchdog import Watchdog
 
@@ -24,7 +25,7 @@ ARGS: dict[str, Any] = dict(coordinator_address="node0:1234", num_processes=4)
 ARGS |= dict(process_id=3, cluster_detection_method="deactivate")
 TPU = {"TPU_ML_PLATFORM": "Google"}
 SLURM = {"cluster_detection_method": "slurm"}
-TASK = {"SLURM_JOB_ID": "7", "SLURM_STEP_NUM_TASKS": "8"}
+TASK = dict.fromkeys(SLURM_NAMES, "7") | {"SLURM_STEP_NUM_TASKS": "8"}
 DETECTED = {"cluster_detection_method": None}
 
 
@@ -53,6 +54,23 @@ DETECTED = {"cluster_detection_method": None}
 )
 def test_processes_are_found(environment: dict[str, str], args: dict[str, Any]) -> None:
     assert find_processes(environment) == args
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (TASK | {"SLURM_JOB_ID": ""}, "TASKS is set without SLURM_JOB_ID: start with"),
+        (TASK | {"SLURM_PROCID": "x"}, "SLURM_PROCID = 'x' must be a whole number"),
+        (TASK | {"SLURM_STEP_NUM_TASKS": ""}, "TASKS = '' must be a whole number"),
+        ({"MEGASCALE_NUM_SLICES": ""}, "SLICES = '' must be a whole number"),
+    ],
+    ids=str,
+)
+def test_bad_environments_of_clusters_are_refused(
+    given: dict[str, str], message: str
+) -> None:
+    with refused(message):
+        find_processes(given)
 
 
 @pytest.mark.parametrize(

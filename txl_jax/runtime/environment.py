@@ -14,6 +14,10 @@ from txl_jax.errors import UserError
 ADDRESS = "JAX_COORDINATOR_ADDRESS"
 COUNT = "JAX_NUM_PROCESSES"
 INDEX = "JAX_PROCESS_ID"
+SLICES = "MEGASCALE_NUM_SLICES"
+TASKS, NODES = "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST"
+# With TASKS, what jax reads under Slurm.
+SLURM = (NODES, *(f"SLURM_{x}" for x in ("JOB_ID", "NTASKS", "PROCID", "LOCALID")))
 
 
 class Connection(TypedDict, total=False):
@@ -28,19 +32,17 @@ class Connection(TypedDict, total=False):
 def find_processes(environment: Mapping[str, str] = os.environ) -> Connection:
     """Returns how this process connects to the others.
 
-    Raises UserError if the three variables are incomplete or invalid.
+    Raises UserError if the variables are incomplete or invalid.
     """
     if COUNT in environment:
         return _named(environment)
-    # Of a step that srun started; a batch script itself is one process.
-    if environment.get("SLURM_STEP_NUM_TASKS", "1") != "1":
+    if _in_slurm_step(environment):
         return {"cluster_detection_method": "slurm"}
     # The import of jax sets the variable on a machine with TPUs.
     on_tpu = "TPU_ML_PLATFORM" in environment
     hosts = environment.get("TPU_WORKER_HOSTNAMES", "?,?").count(",") + 1
-    several_slices = environment.get("MEGASCALE_NUM_SLICES", "1") != "1"
-    on_cpu = environment.get("JAX_PLATFORMS") == "cpu"
-    if on_tpu and not on_cpu and (hosts > 1 or several_slices):
+    slices = _whole(SLICES, environment.get(SLICES, "1"))
+    if on_tpu and environment.get("JAX_PLATFORMS") != "cpu" and hosts * slices > 1:
         return {"cluster_detection_method": None}
     return {}
 
@@ -54,8 +56,8 @@ def _named(environment: Mapping[str, str]) -> Connection:
     for name, value in ((COUNT, count), (ADDRESS, address), (INDEX, index)):
         if not value and name != COUNT:
             raise UserError(f"{COUNT} is set without {name}: set all three")
-        if name != ADDRESS and not value.isdecimal():
-            raise UserError(f"{name} = {value!r} must be a whole number")
+        if name != ADDRESS:
+            _whole(name, value)
     if int(index) >= int(count):
         raise UserError(f"{INDEX} = {index} must be below {COUNT} = {count}")
     host, _, port = address.rpartition(":")
@@ -67,3 +69,23 @@ def _named(environment: Mapping[str, str]) -> Connection:
         "process_id": int(index),
         "cluster_detection_method": "deactivate",
     }
+
+
+def _in_slurm_step(environment: Mapping[str, str]) -> bool:
+    """Returns whether srun started several processes; a batch script is one."""
+    several = _whole(TASKS, environment.get(TASKS, "1")) > 1
+    for name in SLURM if several else ():
+        if not (value := environment.get(name)):
+            fix = "start with srun, or unset it"
+            raise UserError(f"{TASKS} is set without {name}: {fix}")
+        if name != NODES:
+            _whole(name, value)
+    return several
+
+
+def _whole(name: str, value: str) -> int:
+    if not value.isdecimal():
+        raise UserError(
+            f"{name} = {value!r} must be a whole number: correct it, or unset it"
+        )
+    return int(value)
