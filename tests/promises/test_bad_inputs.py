@@ -124,7 +124,7 @@ new mesh.model=8 model.n_head=8 model.d_inner=9 model.feed_forward=geglu | two t
 new mesh.fsdp=8 model.d_model=12          | model.d_model = 12 is not divisible by
 
 new data.vocab=char generate.prompt=😀    | generate.prompt: character '😀' is not
-new model.mem_len=2000000000              | lower model.mem_len, train.batch_size or
+new model.mem_len=2000000000              | lower model.mem_len, train.batch_size
 score run --path={text} --config.eval.mem_len=2000000000 | lower eval.mem_len or eval.
 new generate.prompt=@{home}/nowhere       | nowhere' does not exist
 

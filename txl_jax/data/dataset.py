@@ -109,7 +109,8 @@ def _text_feature(folder: Path, features: Any) -> str:
     """Returns the feature "text", or the only "*text", or the only text feature."""
     import tensorflow_datasets as tfds
 
-    texts = [x for x in features if isinstance(features[x], tfds.features.Text)]
+    kind = tfds.features.Text
+    texts = sorted(x for x in features if isinstance(features[x], kind))
     ending = [name for name in texts if name.endswith("text")]
     for names in ([x for x in texts if x == "text"], ending, texts):
         if len(names) == 1:
