@@ -123,10 +123,10 @@ checkpoint/array_checksum.py
     - mixed = murmur3(bits + index * jnp.uint32(STEP))
     + mixed = murmur3(bits * 0 + index * jnp.uint32(STEP))
 convert/pytorch.py
-  queries and keys are swapped: convert/test_pytorch.py
+  queries and keys are swapped: promises/test_published_models.py
     - qkv[:, i] for i, name in enumerate("qkv")
     + qkv[:, i] for i, name in enumerate("kqv")
-  r_r_bias is read as r_w_bias: convert/test_pytorch.py
+  r_r_bias is read as r_w_bias: promises/test_published_models.py
     - for name in ("r_w_bias", "r_r_bias")
     + for name in ("r_r_bias", "r_w_bias")
 checkpoint/array_checksum.py
