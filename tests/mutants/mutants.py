@@ -130,7 +130,7 @@ convert/pytorch.py
     - for name in ("r_w_bias", "r_r_bias")
     + for name in ("r_r_bias", "r_w_bias")
 checkpoint/array_checksum.py
-  copies of arrays are not compared: checkpoint
+  copies of arrays are not compared: faults/test_two_processes.py
     - (all_PDN2 != all_PDN2[0, 0]).any(-1)
     + (all_PDN2 != all_PDN2).any(-1)
 report/log.py
