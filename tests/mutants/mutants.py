@@ -138,7 +138,7 @@ report/log.py
     - if entry.pop(CHECKSUM) != zlib.crc32(body):
     + if not entry.pop(CHECKSUM):
 update/options.py
-  a call passes the next validation: update cli
+  a call passes the next validation: test_train.py update cli
     - if min(*left, self.num_steps - step) >= full else 1
     + if self.num_steps - step >= full else 1
 model/txl.py
