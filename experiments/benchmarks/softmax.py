@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from experiments.benchmarks import gradients, quiet, record, subject
-from txl_jax.kernels.adaptive import Head, adaptive_nll
+from txl_jax.kernels.adaptive_nll import Head, adaptive_nll
 from txl_jax.kernels.cluster import Table
 
 

@@ -63,6 +63,13 @@ def test_every_module_belongs_to_a_room() -> None:
     assert files == {*programs, "config", "train", "errors", "fields", "metrics"}
 
 
+def test_a_module_name_stands_in_one_room() -> None:
+    """Each room has its `options`; `model.config` and `config` belong together."""
+    ends = [name.rpartition(".")[2] for name in MODULES]
+    repeated = {end for end in ends if ends.count(end) > 1}
+    assert repeated == {"__init__", "options", "config"}
+
+
 def test_rooms_import_from_rows_above() -> None:
     below = {
         (name, room(other))

@@ -11,7 +11,7 @@ from txl_jax.cli import gradient_statistics
 from txl_jax.config import Config
 from txl_jax.data.preparation import prepare
 from txl_jax.data.tokens import Tokens
-from txl_jax.evaluate import cache, dynamic
+from txl_jax.evaluate import continuous_cache, dynamic
 from txl_jax.evaluate.options import (
     MIXTURE,
     RATES,
@@ -157,7 +157,7 @@ def evaluate_split(
             rms = gradient_statistics.find(loaded, tokens, workdir)
         read = functools.partial(dynamic.read, model, config, mesh, rms)
     elif config.cache_len:
-        read = cache.make_reader(model, config, mesh).read
+        read = continuous_cache.make_reader(model, config, mesh).read
     score = (None if read else plain) or make_evaluate(model, config, mesh, read)
     off = {"dynamic": not config.dynamic, "cache": not config.cache_len}
     with interruptible(split) as progress:

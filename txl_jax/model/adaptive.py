@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from txl_jax.kernels.adaptive import Head, adaptive_nll
+from txl_jax.kernels.adaptive_nll import Head, adaptive_nll
 from txl_jax.kernels.cluster import Table
 from txl_jax.kernels.sharded import (
     count_pieces,

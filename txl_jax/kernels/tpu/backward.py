@@ -32,7 +32,7 @@ from txl_jax.kernels import skew
 from txl_jax.kernels.tpu import scores
 from txl_jax.kernels.tpu.blocks import Blocks, Interpret, Ref, Strip
 from txl_jax.kernels.tpu.scores import LOG2E, dot
-from txl_jax.kernels.tpu.tiles import Tiles, scratch, specs
+from txl_jax.kernels.tpu.tiling import Tiles, scratch, specs
 
 f32 = jnp.float32
 

@@ -8,7 +8,7 @@ import pytest
 from tests import reference
 from tests.support import tiny
 from tests.support.refusal import refused
-from txl_jax.evaluate import cache
+from txl_jax.evaluate import continuous_cache
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
 from txl_jax.evaluate.perplexity import make_evaluate
 
@@ -22,7 +22,7 @@ TOKENS = tiny.make_tokens(1, T + 1)[0]
 
 def evaluate(config: EvalConfig) -> float:
     own = tiny.CONFIG, config, tiny.one_device()
-    score = make_evaluate(*own, cache.make_reader(*own).read)
+    score = make_evaluate(*own, continuous_cache.make_reader(*own).read)
     return score(PARAMS, TOKENS, tiny.silent)["nll"]
 
 
