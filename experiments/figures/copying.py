@@ -65,6 +65,8 @@ def read_flags() -> argparse.Namespace:
     parser.add_argument("--n_layer", type=int, default=2)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--updates", type=int, default=400)
+    text = "streams of an update, divided among the segments that a gradient crosses"
+    parser.add_argument("--batch_size", type=int, default=32, help=text)
     parser.add_argument("--workdir", type=Path, default=Path("runs/figures/copying"))
     parser.add_argument("--data_dir", default="", help="as data.data_dir")
     return parser.parse_args()
@@ -80,6 +82,7 @@ def make_config(args: argparse.Namespace, cell: dict[str, int]) -> Config:
     c.train.update(seed=cell["seed"], num_steps=args.updates)
     c.train.update(eval_every=args.updates)
     c.model.update(n_layer=args.n_layer, unroll=args.n_layer)
+    c.train.batch_size = args.batch_size
     if (G := cell["gradient_segments"]) > 1:
         c.train.update(segments_per_call=G, segments_per_update=G, gradient_segments=G)
         c.train.batch_size //= G
@@ -93,7 +96,8 @@ def run_cell(args: argparse.Namespace, cell: dict[str, int]) -> dict[str, Any]:
     config = make_config(args, cell)
     name = "-".join(f"{key}={value}" for key, value in cell.items())
     kind = f"recall={args.recall}-" * bool(args.recall) + f"layers={args.n_layer}"
-    folder = args.workdir / f"{kind}-{name}-updates={args.updates}"
+    size = f"batch_size={args.batch_size}-updates={args.updates}"
+    folder = args.workdir / f"{kind}-{name}-{size}"
     if (folder / RESULT).exists():
         return json.loads((folder / RESULT).read_text("utf-8"))
     say(f"copying: {folder}")
@@ -235,6 +239,7 @@ def main() -> int:
         "program": "copying",
         "chance": 1 / symbols,
         "updates": args.updates,
+        "batch_size": args.batch_size,
         "n_layer": args.n_layer,
         "recall_pairs": args.recall,
         "cells": cells,

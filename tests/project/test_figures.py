@@ -116,7 +116,7 @@ def test_copying_makes_each_cell_once(
     # After a kill, one cell has no result yet.
     folder = tmp_path / counted[3]
     name = "delay=9-mem_len=16-gradient_segments=1-seed=1"
-    assert folder.name == f"layers=2-{name}-updates=100"
+    assert folder.name == f"layers=2-{name}-batch_size=32-updates=100"
     (folder / "accuracy.json").unlink()
     counted.clear()
     assert start("figures.copying", f"{GRID} --workdir={tmp_path}") == 0
