@@ -163,6 +163,7 @@ def test_segments_and_chunks_draw_different_dropout() -> None:
     """Every stream reads one segment twice: all copies have different masks."""
     twins = jax.tree.map(lambda x: x[[0] * G][:, [0] * B], make_segments(1))
     after, _ = ONE_STEP(make_state(DROPOUT), twins)
+    assert isinstance(after.memory, Memory)
     dropped_BMD = np.asarray(after.memory.h_NBMD[0]) == 0
     copies = dropped_BMD.reshape(B * G, L, tiny.D)
     assert len({copy.tobytes() for copy in copies}) == len(copies)
@@ -287,6 +288,7 @@ def test_casting_the_layers_first_keeps_bfloat16_gradients() -> None:
 
 def poison_memory(state: TrainState) -> TrainState:
     """Returns the state with a memory that makes the loss not a number."""
+    assert isinstance(state.memory, Memory)
     h_NBMD = jnp.full(state.memory.h_NBMD.shape, jnp.nan, jnp.float32)
     memory = Memory(h_NBMD, jnp.full(B, state.memory.mem_len, jnp.int32))
     return dataclasses.replace(state, memory=memory)
@@ -318,6 +320,7 @@ def test_eight_devices_make_the_updates_of_one(
     segments = jax.tree.map(lambda x: np.roll(x, -1, 0), make_segments(3 * G, 16))
     # The generator that every run has.
     state = make_state(model, ADAM, config.batch_size, "threefry2x32")
+    assert isinstance(state.memory, Memory)
     h_NBMD = state.memory.h_NBMD.at[:, 5].set(jnp.nan)
     memory = Memory(h_NBMD, jnp.full_like(state.memory.filled_B, model.mem_len))
     state, results = dataclasses.replace(state, memory=memory), []

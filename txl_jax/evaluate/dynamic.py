@@ -27,7 +27,8 @@ from txl_jax.evaluate.accounting import EVAL_FIELDS, check_fits
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
-from txl_jax.model.memory import Memory
+from txl_jax.model.memory.kinds import empty_memory
+from txl_jax.model.memory.protocol import MemoryLike
 from txl_jax.model.segment import OneSegment, Segment, scanned
 from txl_jax.model.txl import TransformerXL
 from txl_jax.report.progress import compile_step
@@ -44,8 +45,8 @@ def model_without_dropout(model_config: ModelConfig, config: EvalConfig) -> Mode
 
 
 def gradient(
-    config: ModelConfig, params: Params, memory: Memory, segment: OneSegment
-) -> tuple[Params, Array, Memory]:
+    config: ModelConfig, params: Params, memory: MemoryLike, segment: OneSegment
+) -> tuple[Params, Array, MemoryLike]:
     """Returns (gradient of the mean nll, summed nll, memory) of one segment."""
     nll_of = functools.partial(nll_sum, TransformerXL(config))
     grad = jax.value_and_grad(nll_of, has_aux=True)
@@ -54,11 +55,14 @@ def gradient(
 
 
 def add_squares(
-    config: ModelConfig, carry: tuple[Params, Memory], params: Params, segments: Segment
-) -> tuple[Params, Memory]:
+    config: ModelConfig,
+    carry: tuple[Params, MemoryLike],
+    params: Params,
+    segments: Segment,
+) -> tuple[Params, MemoryLike]:
     """Returns (sums of squared gradients, memory) after S more segments."""
 
-    def add(carry: tuple[Params, Memory], segment: OneSegment) -> tuple[Any, None]:
+    def add(carry: tuple[Params, MemoryLike], segment: OneSegment) -> tuple[Any, None]:
         squares, memory = carry
         grads, _, memory = gradient(config, params, memory, segment)
         squares = jax.tree.map(lambda total, g: total + g * g, squares, grads)
@@ -69,12 +73,12 @@ def add_squares(
 
 def adapt(
     config: ModelConfig,
-    carry: tuple[Params, Memory],
+    carry: tuple[Params, MemoryLike],
     trained: Params,
     rms: Params,
     rates: tuple[float, float, float],
     segments: Segment,
-) -> tuple[tuple[Params, Memory], Array]:
+) -> tuple[tuple[Params, MemoryLike], Array]:
     """Scores S segments, and updates the parameters after each one.
 
     Returns ((parameters, memory), nll_S). rates: lr, decay and epsilon.
@@ -85,7 +89,7 @@ def adapt(
         pull = jnp.minimum(decay * r, 1) * (theta_0 - theta)
         return theta - lr * g / (r + epsilon) + pull
 
-    def read_one(carry: tuple[Params, Memory], segment: OneSegment) -> Any:
+    def read_one(carry: tuple[Params, MemoryLike], segment: OneSegment) -> Any:
         params, memory = carry
         grads, nll, memory = gradient(config, params, memory, segment)
         return (jax.tree.map(update, params, trained, grads, rms), memory), nll
@@ -117,12 +121,12 @@ def root_mean_squares(
 
 def beside_memory(
     config: ModelConfig, params: Params, copy: Callable[[Array], Array]
-) -> tuple[Params, Memory]:
+) -> tuple[Params, MemoryLike]:
     """Returns (a copy of the parameters, the empty memory of one stream)."""
 
     @jax.jit
-    def start(params: Params) -> tuple[Params, Memory]:
-        return jax.tree.map(copy, params), Memory.empty(config, 1)
+    def start(params: Params) -> tuple[Params, MemoryLike]:
+        return jax.tree.map(copy, params), empty_memory(config, 1)
 
     return start(params)
 

@@ -3,6 +3,7 @@
 All evaluators share this loop; they differ only in the output of a segment.
 """
 
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -18,8 +19,8 @@ from txl_jax.evaluate.grouping import count_segments, window_tokens
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
 from txl_jax.model.memory import Memory
-from txl_jax.model.memory.key_values import KeyValueMemory
-from txl_jax.model.memory.layout import unstack
+from txl_jax.model.memory.kinds import empty_fixed_memory, lay_out
+from txl_jax.model.memory.protocol import AnyMemory, MemoryLike
 from txl_jax.model.segment import OneSegment, Segment, scanned
 from txl_jax.model.txl import TransformerXL
 from txl_jax.report.progress import compile_step
@@ -37,10 +38,10 @@ def from_hidden(output: Output) -> Read:
 
     def read(
         model: TransformerXL,
-        memory: KeyValueMemory,
+        memory: AnyMemory,
         segment: OneSegment,
         segment_len: int,
-    ) -> tuple[Any, KeyValueMemory]:
+    ) -> tuple[Any, AnyMemory]:
         hidden_BLD, memory = model(
             segment.inputs_BL,
             memory,
@@ -75,14 +76,14 @@ def join_calls(segments: Iterable[Segment], count: int) -> Iterator[Segment]:
 
 def make_step(
     config: ModelConfig, read: Read, segment_len: int
-) -> Callable[[Params, KeyValueMemory, Segment], tuple[Any, KeyValueMemory]]:
+) -> Callable[[Params, MemoryLike, Segment], tuple[Any, MemoryLike]]:
     """Returns step(unstacked params, memory, segments [S, ..]) -> (outputs, memory)."""
     model = TransformerXL(config)
 
     def step(
-        params: Params, memory: KeyValueMemory, segments: Segment
-    ) -> tuple[Any, KeyValueMemory]:
-        def read_one(memory: KeyValueMemory, segment: OneSegment) -> Any:
+        params: Params, memory: MemoryLike, segments: Segment
+    ) -> tuple[Any, MemoryLike]:
+        def read_one(memory: MemoryLike, segment: OneSegment) -> Any:
             result = model.apply(
                 {"params": params}, memory, segment, segment_len, method=read
             )
@@ -100,7 +101,7 @@ class Reader:
     Without a mesh, computation follows the parameters' devices. `more` returns the
     initial value of what `read` carries beside the memory, as (memory, value). The step
     is compiled once, for the first segment. Call `unstack` outside every loop (see
-    `memory.layout.unstack`).
+    `memory.layout`).
     """
 
     def __init__(
@@ -123,7 +124,7 @@ class Reader:
         def empty(params: Params) -> Any:
             memory: Any = Memory.empty(config, B)
             if not in_pieces:
-                memory = KeyValueMemory.empty(config, params, B, S * L, window_len=W)
+                memory = empty_fixed_memory(config, params, B, S * L, W)
             memory = (memory, more()) if more else memory
             if mesh is None:
                 return memory
@@ -134,7 +135,8 @@ class Reader:
         self.batch_size, self.tgt_len = B, L
         self.segments = S  # of a call
         # Only hidden states pass from device to device.
-        self.unstack = jax.jit((lambda params: params) if in_pieces else unstack)
+        apart = functools.partial(lay_out, config)
+        self.unstack = jax.jit((lambda params: params) if in_pieces else apart)
         # Unused parameters are kept, so that the memory is on their devices.
         self.empty = jax.jit(empty, keep_unused=True)
         self.step = make_step(config, read, L)

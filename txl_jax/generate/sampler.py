@@ -25,9 +25,12 @@ from txl_jax.evaluate.options import EvalConfig
 from txl_jax.generate.options import GenerateConfig, generation_model
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
-from txl_jax.model.memory.key_values import KeyValueMemory
-from txl_jax.model.memory.layout import unstack
-from txl_jax.model.memory.ring import RingMemory
+from txl_jax.model.memory.kinds import (
+    empty_fixed_memory,
+    lay_out,
+    one_token_memory,
+)
+from txl_jax.model.memory.protocol import MemoryLike
 from txl_jax.model.segment import Segment
 from txl_jax.model.txl import TransformerXL
 from txl_jax.report.progress import compile_step
@@ -85,7 +88,7 @@ def choose(logits_BV: Array, key: Array, config: GenerateConfig) -> Array:
 
 
 def predict_last(
-    model: TransformerXL, tokens_BL: Array, memory: KeyValueMemory, length_B: Array
+    model: TransformerXL, tokens_BL: Array, memory: MemoryLike, length_B: Array
 ) -> Array:
     """Returns the log-probabilities after each stream's last real token, [B, V]."""
     hidden_BLD, _ = model(tokens_BL, memory, length_B=length_B)
@@ -133,15 +136,15 @@ def with_memory(
     none: Any = None
     prefix = Segment(inputs_SBL, none, none, none, length_SB)
 
-    def start(params: Params) -> RingMemory:
+    def start(params: Params) -> MemoryLike:
         W = window_tokens(config, count, B, tgt_len)
-        memory = KeyValueMemory.empty(config, params, B, L, window_len=W)
+        memory = empty_fixed_memory(config, params, B, L, W)
         fill = reader.make_step(config, reader.from_hidden(lambda *_: None), tgt_len)
-        return RingMemory.of(config, fill(params, memory, prefix)[1])
+        return one_token_memory(config, fill(params, memory, prefix)[1])
 
     def predict(
-        params: Params, token_B: Array, memory: RingMemory
-    ) -> tuple[Array, RingMemory]:
+        params: Params, token_B: Array, memory: MemoryLike
+    ) -> tuple[Array, MemoryLike]:
         result: Any = model.apply(
             {"params": params}, token_B[:, None], memory, method="logits"
         )
@@ -166,7 +169,7 @@ def with_window(
     def predict(params: Params, token_B: Array, window: Window) -> tuple[Array, Window]:
         window_BL, length_B = window = push(window, token_B)
         B, L = window_BL.shape
-        memory = KeyValueMemory.empty(config, params, B, L)
+        memory = empty_fixed_memory(config, params, B, L)
         log_probs_BV: Any = model.apply(
             {"params": params}, window_BL, memory, length_B, method=predict_last
         )
@@ -222,7 +225,7 @@ def stream(
         state, drawn = jax.lax.scan(functools.partial(draw, params), state, index_T)
         return state, tuple(x_TB.T for x_TB in drawn)
 
-    params = jax.jit(unstack)(params)
+    params = jax.jit(functools.partial(lay_out, model_config))(params)
     # Unused parameters are kept, so that every state is on their devices.
     read = jax.jit(
         lambda params: (jnp.asarray(last_B), start(params)), keep_unused=True

@@ -13,7 +13,7 @@ from txl_jax.errors import BadNumbers
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.dropout import Dropout, WordDropout
 from txl_jax.model.initializers import Params
-from txl_jax.model.memory import Memory
+from txl_jax.model.memory.kinds import empty_memory
 from txl_jax.model.segment import Segment
 from txl_jax.model.txl import TransformerXL
 from txl_jax.update.guard import REASONS
@@ -52,7 +52,7 @@ def find_bad(
         return result
 
     def compute(params: Params, rng: Array, step: Array, segments: Segment) -> Any:
-        memory = Memory.empty(model, config.batch_size)
+        memory = empty_memory(model, config.batch_size)
         key = jax.random.fold_in(rng, step)
         network = TransformerXL(model)
         with nn.intercept_methods(sow_bad):

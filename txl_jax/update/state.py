@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from txl_jax.model.initializers import Params
-from txl_jax.model.memory import Memory
+from txl_jax.model.memory.protocol import MemoryLike
 from txl_jax.model.segment import Segment
 from txl_jax.update.guard import Guard
 
@@ -34,7 +34,7 @@ class TrainState:
     step: Array
     params: Params
     opt_state: Any
-    memory: Memory
+    memory: MemoryLike
     rng: Array
     average: Any = ()
     guard: Guard = flax.struct.field(default_factory=Guard.fresh)

@@ -31,7 +31,8 @@ from jax.typing import DTypeLike
 
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
-from txl_jax.model.memory import Memory
+from txl_jax.model.memory.kinds import empty_memory
+from txl_jax.model.memory.protocol import AnyMemory, MemoryLike
 from txl_jax.model.segment import OneSegment, Segment, join, scanned
 from txl_jax.model.txl import TransformerXL
 from txl_jax.sharding.rules import letters
@@ -79,7 +80,7 @@ class GradientSum(NamedTuple):
     nll: Array  # in nats
     tokens: Array
     grads: Params
-    memory: Memory
+    memory: MemoryLike
     # What modules sow as intermediates, by name; only `bad_numbers` makes them sow.
     sown: dict[str, Array]
 
@@ -87,7 +88,7 @@ class GradientSum(NamedTuple):
 def sum_gradients(
     model: TransformerXL,
     params: Params,
-    memory: Memory,
+    memory: MemoryLike,
     segments: Segment,
     key: Array,
     config: TrainConfig,
@@ -112,7 +113,7 @@ def sum_gradients(
         (total, memory), (g, segment) = carry, xs
         segment_key = jax.random.fold_in(key, g)
 
-        def add_chunk(total: Any, xs: tuple[Array, Memory, OneSegment]) -> Any:
+        def add_chunk(total: Any, xs: tuple[Array, MemoryLike, OneSegment]) -> Any:
             c, memory, segment = xs
             chunk_key = jax.random.fold_in(segment_key, c)
             with jax.named_scope("forward_and_backward"):
@@ -154,11 +155,11 @@ def cast_layers(params: Params, dtype: DTypeLike) -> Params:
 def nll_sum(
     model: TransformerXL,
     params: Params,
-    memory: Memory,
+    memory: AnyMemory,
     segment: OneSegment,
     key: Array,
     segment_len: int = 0,
-) -> tuple[Array, tuple[Array, Memory, dict[str, Array]]]:
+) -> tuple[Array, tuple[Array, AnyMemory, dict[str, Array]]]:
     """Returns (nll of a segment's scored tokens in nats, (tokens, memory, sown)).
 
     tokens: the number of scored tokens. sown: what modules sow as intermediates, by
@@ -231,7 +232,7 @@ def make_train_step(
             return dataclasses.replace(state, **made)
 
         def skip(state: TrainState) -> TrainState:
-            fresh = Memory.empty(model.config, len(state.memory.filled_B))
+            fresh = empty_memory(model.config, len(state.memory.filled_B))
             return dataclasses.replace(state, memory=fresh)
 
         state = dataclasses.replace(

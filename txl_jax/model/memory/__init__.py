@@ -6,8 +6,8 @@ A kind of memory is a pytree with the methods of `protocol.MemoryLike`, in one f
     key_values  keys and values: evaluation, with fixed parameters
     ring        keys and values in rings: one token at a time
 
-`halo` has what replaces the first one in a call whose tokens lie on several devices, a
-`protocol.CallMemory`.
+`kinds` chooses the one that a config names. `halo` has what replaces the first one in a
+call whose tokens lie on several devices, a `protocol.CallMemory`.
 """
 
 from txl_jax.model.memory.cache import Memory as Memory

@@ -86,7 +86,10 @@ class RingMemory:
         )
 
     def append(
-        self, kept: list[Ring], length_B: None = None, first_BL: None = None
+        self,
+        kept: list[Ring],
+        length_B: Array | None = None,
+        first_BL: Array | None = None,
     ) -> "RingMemory":
         """Returns the memory after one token, which the rings already contain.
 
