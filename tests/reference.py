@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.support import reference_gate
 from tests.support.reference_positions import at_distance, position_encoding, rotated
 from tests.support.reference_vocabulary import embed, log_probs
 
@@ -219,8 +220,9 @@ def block(
     h_LD = context_KD[len(context_KD) - len(visible_L) :]
     if settings.pre_lnorm:
         normal_KD = norm(context_KD, attention["norm"])
-        y_LD = h_LD + read_from(normal_KD, visible_L)
-        return y_LD + position_wise(feed_forward, norm(y_LD, feed_forward["norm"]))
+        y_LD = reference_gate.add(attention, h_LD, read_from(normal_KD, visible_L))
+        fed_LD = position_wise(feed_forward, norm(y_LD, feed_forward["norm"]))
+        return reference_gate.add(feed_forward, y_LD, fed_LD)
     y_LD = norm(h_LD + read_from(context_KD, visible_L), attention["norm"])
     return norm(y_LD + position_wise(feed_forward, y_LD), feed_forward["norm"])
 

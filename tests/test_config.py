@@ -110,6 +110,7 @@ model.initial_memory=zeros eval.reset_memory_at=0 | eval.reset_memory_at | initi
 model.position=sinusoidal           | model.position | set mem_len to 0
 model.position=shaw                 | model.position | n_position | need a table of
 model.position=none model.untie_r=true | model.untie_r has no effect | none
+model.gate=gru                      | model.gate = "gru" needs model.pre_lnorm=true
 model.position=rotary model.d_head=3 | model.d_head = 3 | rotates pairs
 model.position=rotary eval.clamp_len=5 | clamp_len = 5 | set it to 0
 eval.same_length=true eval.mem_len=0 | set mem_len, or same_length=false

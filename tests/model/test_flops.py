@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from tests.support import tiny
 from txl_jax.model import flops
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import Memory
@@ -46,7 +47,11 @@ def counted(config: ModelConfig) -> float:
     return cost["flops"]
 
 
-@pytest.mark.parametrize("changes", [{"clamp_len": 20}, CLUSTERS], ids=["", "clusters"])
+@pytest.mark.parametrize(
+    "changes",
+    [{"clamp_len": 20}, {**CLUSTERS, **tiny.GATED}],
+    ids=["", "clusters and gates"],
+)
 def test_flops_of_an_update_agree_with_the_compiler(changes: dict[str, Any]) -> None:
     config = dataclasses.replace(MODEL, **changes)
     needed = flops.needed_flops(config, B, L, training=True)
@@ -61,14 +66,14 @@ def test_flops_of_an_update_agree_with_the_compiler(changes: dict[str, Any]) -> 
 
 def test_flops_by_hand() -> None:
     sizes: dict[str, Any] = dict(vocab_size=10, n_layer=3, d_model=4, n_head=1)
-    tiny = ModelConfig(**sizes, d_head=2, d_inner=5, mem_len=6, position="none")
+    small = ModelConfig(**sizes, d_head=2, d_inner=5, mem_len=6, position="none")
     # q, k, v, o: 4 x 2 x 4 x 2 x 7; feed-forward: 2 x 2 x 7 x 4 x 5; scores and values:
     # 2 x 2 x 2 x 7 x 13. Keys and values of the memory: 2 x 2 x 4 x 2 x 6.
-    own, memory = flops.layer_products(tiny, 7)
+    own, memory = flops.layer_products(small, 7)
     assert (own, memory) == (3 * (448 + 560 + 728), 3 * 192)
     # An update of 2 streams, with 14 tokens' softmax of 10 words.
     softmax = 2 * 14 * 4 * 10
     needed = 3 * (2 * own + softmax) + 2 * 2 * memory
-    assert flops.needed_flops(tiny, 2, 7, training=True) == needed
+    assert flops.needed_flops(small, 2, 7, training=True) == needed
     # Evaluation has keys and values already.
-    assert flops.needed_flops(tiny, 2, 7, training=False) == 2 * own + softmax
+    assert flops.needed_flops(small, 2, 7, training=False) == 2 * own + softmax

@@ -31,6 +31,7 @@ OTHERS: list[dict[str, Any]] = [
     {"position": "alibi"},
     {"norm": "rms", "feed_forward": "swiglu", "qk_norm": True},
     {"position": "sinusoidal", "mem_len": 0},
+    tiny.GATED,
 ]
 
 

@@ -56,7 +56,9 @@ CONFIG = Config(
 # turning the rounding of a gradient near 0 into a whole step.
 VARIANTS = dataclasses.replace(
     CONFIG,
-    model=dataclasses.replace(MODEL, position="rotary", d_inner=24, **tiny.MODERN),
+    model=dataclasses.replace(
+        MODEL, position="rotary", d_inner=24, **tiny.MODERN, **tiny.GATED
+    ),
     train=dataclasses.replace(CONFIG.train, reset_memory_at="3"),
     optim=dataclasses.replace(
         CONFIG.optim, optimizer="muon", lr=0.01, weight_decay=0.01, epsilon=1e-3

@@ -106,7 +106,7 @@ def shapes(**changes: Any) -> dict[str, tuple[int, ...]]:
 
 # Every name that a parameter can have; u is per layer, w is not.
 VARIANTS = {
-    **shapes(feed_forward="swiglu", qk_norm=True),
+    **shapes(feed_forward="swiglu", qk_norm=True, **tiny.GATED),
     **shapes(),
     **shapes(position="shaw_biased", n_position=5),
     **shapes(position="learned", n_position=5, mem_len=0),
@@ -114,6 +114,7 @@ VARIANTS = {
 MATRICES = {
     *(f"layers/attention/{name}" for name in "qkvro"),
     *(f"layers/feed_forward/{name}/kernel" for name in ("in", "gate", "out")),
+    *(name for name in VARIANTS if "/gru/" in name and name.endswith("kernel")),
 }
 DECAYED = {
     *(name for name in VARIANTS if "table" in name or "proj" in name),

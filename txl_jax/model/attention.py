@@ -13,6 +13,7 @@ from txl_jax.kernels.hash import AttentionDropout
 from txl_jax.kernels.operands import Operands, PositionTerms
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.dropout import Dropout, seed
+from txl_jax.model.gate import add_residual
 from txl_jax.model.initializers import feature_norm, head_norm, weights
 from txl_jax.model.memory.layout import join_heads, project_all
 from txl_jax.model.memory.protocol import Kept, LayerMemory
@@ -116,7 +117,8 @@ class Attention(nn.Module):
             out_BLD = join_heads(o_BLHA, o_PHAC)
         else:
             out_BLD = jnp.einsum("BLHA,HAD->BLD", o_BLHA, o_HAD)
-        sum_BLD = h_BLD + Dropout(config.dropout, config.variational)(out_BLD)
+        out_BLD = Dropout(config.dropout, config.variational)(out_BLD)
+        sum_BLD = add_residual(config, h_BLD, out_BLD)
         sum_BLD = checkpoint_name(sum_BLD, "sum")
         return sum_BLD if config.pre_lnorm else norm(sum_BLD), kept
 

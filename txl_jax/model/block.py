@@ -7,6 +7,7 @@ from jax.ad_checkpoint import checkpoint_name
 from txl_jax.model.attention import Attention
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.dropout import Dropout
+from txl_jax.model.gate import add_residual
 from txl_jax.model.initializers import feature_norm, normal, weight, weights
 from txl_jax.model.memory.protocol import Kept, LayerMemory
 from txl_jax.model.positions import add_places
@@ -55,7 +56,8 @@ class FeedForward(nn.Module):
         # The second matrix is transposed in `memory.layout`.
         is_fixed = self.has_variable("params", "out_DF")
         name, letters = ("out_DF", "DF") if is_fixed else ("out", "FD")
-        sum_BLD = h_BLD + drop(dense(name, letters, "F", "D")(x_BLF))
+        out_BLD = drop(dense(name, letters, "F", "D")(x_BLF))
+        sum_BLD = add_residual(config, h_BLD, out_BLD)
         sum_BLD = checkpoint_name(sum_BLD, "sum")
         return sum_BLD if config.pre_lnorm else norm(sum_BLD)
 

@@ -22,6 +22,7 @@ ABSOLUTE_POSITIONS = ("sinusoidal", "learned")
 LEARNED_POSITIONS = ("shaw", "shaw_biased", "learned")
 NORMS = ("layer", "rms")  # Zhang and Sennrich 2019 for "rms"
 FEED_FORWARDS = ("relu", "geglu", "swiglu")  # Shazeer 2020 for the gated two
+RESIDUALS = ("none", "gru")  # gates: Parisotto et al. 2020 for "gru"
 REMAT_POLICIES = ("none", "full", "dots", "save:NAMES", "offload:NAMES")
 # Queries, keys, values, projected distances, the results of `chunked` and `tpu`, the
 # feed-forward's inner features, and the sums with the residual.
@@ -73,6 +74,9 @@ class ModelConfig:
     # With same_length, every query sees mem_len keys and its own.
     same_length_self: bool = False
     pre_lnorm: bool = False  # Normalizes before each sublayer instead of after it.
+    # The gate in place of the sum after each sublayer, one of RESIDUALS. "gru" needs
+    # pre_lnorm.
+    gate: str = one_of(RESIDUALS, "none")
     # The norm of the sublayers, one of NORMS.
     norm: str = one_of(NORMS, "layer")
     # Normalizes the queries and keys of each head (RMSNorm), before the position terms.
@@ -131,6 +135,11 @@ class ModelConfig:
         self._check_clusters()
         self._check_position()
         parse_remat(self.remat_policy)
+        if self.gate != "none" and not self.pre_lnorm:
+            raise UserError(
+                f'model.gate = "{self.gate}" needs model.pre_lnorm=true: a norm after '
+                "the gate would undo what the gate keeps"
+            )
 
     def _check_clusters(self) -> None:
         ends = (0, *self.cutoffs, self.vocab_size or 2**62)

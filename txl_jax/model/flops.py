@@ -2,7 +2,8 @@
 
 A multiply-add counts as 2. Training computes each product once in the forward pass, and
 one product for each factor that has a gradient in the backward pass: three in all, or
-two of the memory's projections, because no gradient passes into the memory.
+two of the memory's projections, because no gradient passes into the memory. With
+pre_lnorm these have three: the norm of the memory has parameters.
 
 Dims: B streams, L segment, T tokens, M memory, D model, H heads, A head,
 F feed-forward, V vocabulary.
@@ -21,14 +22,14 @@ def needed_flops(config: ModelConfig, B: int, L: int, training: bool) -> float:
     memory's keys and values, from segment to segment.
     """
     own, memory = layer_products(config, L)
-    own, memory = B * own, B * memory
+    own, memory = B * own, (3 if config.pre_lnorm else 2) * B * memory
     own += sum(vocabulary_products(config, B * L))
     if not training:
         return own
     if config.position == "transformer_xl":
         N, R = config.n_layer, distances(config, config.mem_len + L)
-        memory += 2 * N * R * config.d_model * config.n_head * config.d_head
-    return 3 * own + 2 * memory
+        memory += 2 * 2 * N * R * config.d_model * config.n_head * config.d_head
+    return 3 * own + memory
 
 
 def layer_products(config: ModelConfig, L: int) -> tuple[float, float]:
@@ -37,7 +38,7 @@ def layer_products(config: ModelConfig, L: int) -> tuple[float, float]:
     The second number is those that project the memory to keys and values. Masked scores
     count, because the einsum kernel computes them.
     """
-    D, HA, F = config.d_model, config.n_head * config.d_head, config.hidden_size
+    D, HA = config.d_model, config.n_head * config.d_head
     M = config.mem_len
     K = M + L
     products = 2 * D * HA * 4 * L  # q, k, v and the output
@@ -46,8 +47,15 @@ def layer_products(config: ModelConfig, L: int) -> tuple[float, float]:
         products += 2 * HA * L * distances(config, K)
     elif config.position.startswith("shaw"):
         products += 2 * HA * L * min(K, config.n_position, distances(config, K))
-    products += 2 * (2 + config.gated) * L * D * F
+    products += L * positionwise_products(config)
     return config.n_layer * products, config.n_layer * 2 * D * HA * 2 * M
+
+
+def positionwise_products(config: ModelConfig) -> int:
+    """Returns the products of a layer's feed-forward and gates for one token."""
+    D, F = config.d_model, config.hidden_size
+    gates = 0 if config.gate == "none" else 2 * 6 * D * D
+    return 2 * ((2 + config.gated) * D * F + gates)
 
 
 def vocabulary_products(config: ModelConfig, T: float) -> tuple[float, float]:

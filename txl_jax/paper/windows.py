@@ -32,7 +32,7 @@ from txl_jax.errors import UserError
 from txl_jax.evaluate.options import EvalConfig, parse_sweep
 from txl_jax.evaluate.perplexity import make_reader
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.flops import vocabulary_products
+from txl_jax.model.flops import positionwise_products, vocabulary_products
 from txl_jax.model.initializers import Params
 from txl_jax.model.memory import Memory
 from txl_jax.model.memory.key_values import KeyValueMemory
@@ -66,10 +66,10 @@ def count_flops(config: ModelConfig, B: int, L: int, W: int) -> dict[str, float]
     Distances that clamp_len maps to the same encoding count once. Work done once per
     text is not counted; work done once per batch is divided by the batch size.
     """
-    N, D, F = config.n_layer, config.d_model, config.hidden_size
+    N, D = config.n_layer, config.d_model
     HA = config.n_head * config.d_head
     projected = 2 * D * HA  # per position, for each of q, k, v, o
-    forward = 2 * (2 + config.gated) * D * F
+    forward = positionwise_products(config)
     relative = config.position == "transformer_xl"
 
     def attended(keys: np.ndarray) -> float:

@@ -1,0 +1,54 @@
+"""Gated residuals (Parisotto et al. 2020, GTrXL, section 3.2).
+
+A gate in place of the sum after each sublayer lets a layer begin close to the identity,
+which reinforcement learning needs. With x the input of the sublayer, y the ReLU of its
+output, * the product of features and s the logistic function,
+
+    r = s(W_r y + U_r x)
+    z = s(W_z y + U_z x - b)
+    g = (1 - z) * x + z * tanh(W_g y + U_g (r * x)).
+"""
+
+import flax.linen as nn
+from jax import Array
+
+from txl_jax.model.config import ModelConfig
+from txl_jax.model.initializers import normal, weight
+
+BIAS = 2.0  # the initial b: the gates start at z = s(-2) = 0.12
+
+
+def add_residual(config: ModelConfig, x_BLD: Array, y_BLD: Array) -> Array:
+    """Returns x + y, or with model.gate the gate's combination of x and y.
+
+    x is the input of a sublayer and y its output. The calling module holds the gate's
+    parameters.
+    """
+    if config.gate == "none":
+        return x_BLD + y_BLD
+    return Gate(config, name="gru")(x_BLD, nn.relu(y_BLD))
+
+
+class Gate(nn.Module):
+    """A gated recurrent unit over depth, whose state is the residual stream."""
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(self, x_BLD: Array, y_BLD: Array) -> Array:
+        """Returns g."""
+        config, D = self.config, self.config.d_model
+
+        def product(name: str, x_BLD: Array) -> Array:
+            init, dtype = weight(config, "D."), config.compute_dtype
+            dense = nn.Dense(
+                D, use_bias=False, dtype=dtype, kernel_init=init, name=name
+            )
+            return dense(x_BLD)
+
+        bias_D = self.param("bias", normal(0, "D", mean=BIAS), (D,))
+        z_BLD = product("W_z", y_BLD) + product("U_z", x_BLD)
+        z_BLD = nn.sigmoid(z_BLD - bias_D.astype(config.compute_dtype))
+        r_BLD = nn.sigmoid(product("W_r", y_BLD) + product("U_r", x_BLD))
+        new_BLD = nn.tanh(product("W_g", y_BLD) + product("U_g", r_BLD * x_BLD))
+        return (1 - z_BLD) * x_BLD + z_BLD * new_BLD
