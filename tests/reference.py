@@ -44,6 +44,7 @@ class Settings:
     pre_lnorm: bool = False
     layer_norm_epsilon: float = 1e-5
     position: str = "transformer_xl"
+    max_distance: int = 128
     feed_forward: str = "relu"
     cutoffs: tuple[int, ...] = ()
 
@@ -212,6 +213,7 @@ def block(
     """Returns layer n's output h_LD; its input h_LD is the end of the context."""
     layer = _map(lambda leaf: leaf[n], params["layers"])
     attention, feed_forward = layer["attention"], layer["feed_forward"]
+    attention["buckets"] = params.get("buckets")
     shape_HA = attention["q"].shape[:2]
     u_HA, w_HA = (layer_bias(params.get(name), n, shape_HA) for name in "uw")
     norm = partial(layer_norm, epsilon=settings.layer_norm_epsilon)
@@ -274,11 +276,12 @@ def four_terms(
     """
     K, H = len(context_KD), attention["q"].shape[0]
     where = settings.position, attention, w_HA, settings.clamp_len
+    limit = settings.max_distance
     epsilon = settings.layer_norm_epsilon
     terms_4HLK = np.full((4, H, n_query, K), np.nan)
     for h in range(H):
         Wq, Wk = attention["q"][h], attention["k"][h]
-        near = [at_distance(*where, distance, h) for distance in range(K)]
+        near = [at_distance(*where, limit, distance, h) for distance in range(K)]
         for i in range(K - n_query, K):
             for j in range(i + 1):
                 E_i, E_j, (r_ij, bias_ij) = context_KD[i], context_KD[j], near[i - j]

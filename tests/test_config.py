@@ -111,6 +111,8 @@ model.position=sinusoidal           | model.position | set mem_len to 0
 model.position=shaw                 | model.position | n_position | need a table of
 model.position=none model.untie_r=true | model.untie_r has no effect | none
 model.gate=gru                      | model.gate = "gru" needs model.pre_lnorm=true
+model.position=t5 model.max_distance=16 | model.max_distance = 16 | model.n_bucket = 32
+model.n_bucket=8                    | model.n_bucket and model.max_distance | no effect
 model.position=rotary model.d_head=3 | model.d_head = 3 | rotates pairs
 model.position=rotary eval.clamp_len=5 | clamp_len = 5 | set it to 0
 eval.same_length=true eval.mem_len=0 | set mem_len, or same_length=false

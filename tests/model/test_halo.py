@@ -62,7 +62,7 @@ def place(mesh: Mesh, config: ModelConfig, *args: Any) -> Any:
         (CUBE, {"kernel": "chunked", "remat_policy": "full"} | tiny.ALL | DROPOUT),
         (MeshConfig(data=1, segments=4, model=-1), {"mem_len": 0}),
         (CUBE, {"mem_len": 10, "position": "shaw_biased", "n_position": 4}),
-        (MeshConfig(segments=4), {"initial_memory": "zeros", "position": "alibi"}),
+        (MeshConfig(segments=4), {"initial_memory": "zeros", "position": "t5"}),
     ],
     ids=str,
 )

@@ -22,7 +22,8 @@ VARIANTS: list[dict[str, Any]] = [
     {**tiny.ALL, "pre_lnorm": False},
     {**UNTIED, "same_length": True, "initial_memory": "zeros", "pre_lnorm": True},
     {"position": "rotary", "d_head": 4, "pre_lnorm": True, **tiny.MODERN},
-    {"position": "shaw_biased", "n_position": 4, **tiny.GATED},
+    {"position": "shaw_biased", "n_position": 4},
+    {**tiny.T5, **tiny.GATED},
 ]
 OTHERS: list[dict[str, Any]] = [
     {},

@@ -33,7 +33,8 @@ VARIANTS: list[dict[str, Any]] = [
     {"position": "shaw", "n_position": 5},
     # With fewer distances than keys, which this kernel does not support.
     {"position": "shaw_biased", "n_position": 20, "clamp_len": 3, "kernel": "chunked"},
-    {"position": "none", **tiny.GATED},
+    {"position": "none", "pre_lnorm": True},
+    {**tiny.T5, "kernel": "chunked", **tiny.GATED},
     {"position": "alibi", "clamp_len": 3, "kernel": "chunked", **tiny.MODERN},
     {"position": "rotary", "d_head": 4, "pre_lnorm": True, "feed_forward": "geglu"},
     {"position": "learned", "n_position": 6, "mem_len": 0},
@@ -44,8 +45,7 @@ VARIANTS: list[dict[str, Any]] = [
 OTHERS: list[dict[str, Any]] = [
     *tiny.SETTINGS[1:-1],
     {"mem_len": 0},
-    {"position": "none", "pre_lnorm": True},
-    {**tiny.GATED, "dtype": "bfloat16"},
+    {"position": "t5", "dtype": "bfloat16", "clamp_len": 2, **tiny.GATED},
     {"cutoffs": (5, 9)},
     {**CLUSTERS, "tie_projs": (False, True, True)},
     {"d_embed": 6, "cutoffs": (4,)},

@@ -32,6 +32,7 @@ OTHERS: list[dict[str, Any]] = [
     {"norm": "rms", "feed_forward": "swiglu", "qk_norm": True},
     {"position": "sinusoidal", "mem_len": 0},
     tiny.GATED,
+    tiny.T5,
 ]
 
 

@@ -27,6 +27,7 @@ LONG: list[tuple[int, dict[str, Any]]] = [
     (4, {"position": "shaw", "n_position": 4}),
     (4, {"position": "shaw_biased", "n_position": 4}),
     (4, {"position": "alibi", "clamp_len": 3}),
+    (4, tiny.T5),
     (4, {"position": "none"}),
 ]
 

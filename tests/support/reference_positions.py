@@ -32,7 +32,13 @@ def position_encoding(distance: int, d_model: int, clamp_len: int) -> Array:
 
 
 def at_distance(
-    position: str, attention: Params, w_HA: Array, clamp_len: int, distance: int, h: int
+    position: str,
+    attention: Params,
+    w_HA: Array,
+    clamp_len: int,
+    max_distance: int,
+    distance: int,
+    h: int,
 ) -> tuple[Array, float]:
     """Returns what head h has for a distance: the r_A that meets q, and term (d).
 
@@ -55,7 +61,20 @@ def at_distance(
         distance = min(distance, clamp_len) if clamp_len > 0 else distance
         # Scores are divided by the root of A, the published biases are not.
         return np.zeros(A), -ALIBI_SLOPES[len(w_HA)][h] * distance * math.sqrt(A)
+    if position == "t5":
+        distance = min(distance, clamp_len) if clamp_len > 0 else distance
+        bias_U = attention["buckets"][h]
+        bias = bias_U[bucket(distance, len(bias_U), max_distance)]
+        return np.zeros(A), bias * math.sqrt(A)  # as with ALiBi
     return np.zeros(A), 0.0
+
+
+def bucket(distance: int, n_bucket: int, max_distance: int) -> int:
+    """Returns T5's bucket: the greatest one whose smallest distance is not above."""
+    exact = n_bucket // 2
+    ratio = (max_distance / exact) ** (1 / (n_bucket - exact))
+    smallest = [*range(exact), *(exact * ratio**k for k in range(n_bucket - exact))]
+    return max(k for k, least in enumerate(smallest) if distance >= least - 1e-9)
 
 
 def rotated(position: str, k_A: Array, distance: int) -> Array:

@@ -16,6 +16,7 @@ POSITIONS = (
     "learned",  # Al-Rfou et al. 2018: absolute, added to each layer's input
     "rotary",  # Su et al. 2021: queries and keys are rotated by their positions
     "alibi",  # Press et al. 2022: scores fall linearly with distance
+    "t5",  # Raffel et al. 2020: a bias for each bucket of distances
     "none",
 )
 ABSOLUTE_POSITIONS = ("sinusoidal", "learned")
@@ -62,6 +63,10 @@ class ModelConfig:
     position: str = one_of(POSITIONS, "transformer_xl")
     # The number of learned distances (shaw) or positions (learned).
     n_position: int = at_least(0, 0)
+    # The number of buckets of distances (t5).
+    n_bucket: int = at_least(2, 32)
+    # The distance from which on all are in the last bucket (t5).
+    max_distance: int = at_least(2, 128)
     untie_r: bool = False  # Gives each layer biases u and w of its own.
     # The number of tokens in the memory during training.
     mem_len: int = field(at_least(0, 512), "free")
@@ -176,6 +181,19 @@ class ModelConfig:
                 f'model.position = "{self.position}" with n_position = '
                 f"{self.n_position}: {', '.join(LEARNED_POSITIONS)} need a table of "
                 "n_position rows, the other positions have none"
+            )
+        if self.position == "t5" and self.max_distance <= self.n_bucket // 2:
+            raise UserError(
+                f"model.max_distance = {self.max_distance} must be above half of "
+                f"model.n_bucket = {self.n_bucket}: half of the buckets have one "
+                "distance each"
+            )
+        sizes = self.n_bucket, self.max_distance
+        unused = self.position != "t5"
+        if unused and sizes != (ModelConfig.n_bucket, ModelConfig.max_distance):
+            raise UserError(
+                f"model.n_bucket and model.max_distance = {sizes} have no effect with "
+                f'model.position = "{self.position}": set it to "t5", or leave them out'
             )
         if self.untie_r and self.position != "transformer_xl":
             raise UserError(

@@ -3,9 +3,10 @@
 Relative schemes (section 3.3) depend on distances only, so tokens may move from a
 segment into the memory. Absolute schemes number a segment's tokens from 0.
 
-Dims: P learned positions.
+Dims: P learned positions, U buckets of distances.
 """
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -18,13 +19,14 @@ from txl_jax.kernels.operands import Operands, PositionTerms
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Weight
 
-Biases = dict[str, Array]  # by name, [H, A]
+Biases = dict[str, Array]  # by name, [H, A], or of T5 [H, U]
 
 
 class Scheme(NamedTuple):
     """The terms of a scheme; all fields but the first two are functions or None.
 
-    biases: names of the [H, A] parameters added to queries, created outside the layers.
+    biases: names of the parameters created outside the layers: [H, A] is added to
+        queries, and [H, U] to scores.
     untied: each layer has its own biases, regardless of untie_r.
     encoding: (config, K) -> R_RD, shared by all layers, dropped out like embeddings.
     terms: (config, weight, R_RD, biases, K) -> PositionTerms of a layer.
@@ -113,6 +115,38 @@ def alibi(
     return PositionTerms(bias_HR=-slope_H[:, None] * distance_R)
 
 
+def t5(
+    config: ModelConfig, weight: Weight, R_RD: None, biases: Biases, K: int
+) -> PositionTerms:
+    """Returns a learned bias for each bucket of distances (Raffel et al. 2020).
+
+    Scores are divided by sqrt(A) and T5's are not: as in `alibi`, the bias is not.
+    """
+    R = min(distances(config, K), config.max_distance + 1)
+    buckets = [bucket(config, distance) for distance in range(R - 1, -1, -1)]
+    bias_HU = biases["buckets"].astype(jnp.float32) * config.d_head**0.5
+    return PositionTerms(bias_HR=bias_HU[:, jnp.array(buckets)])
+
+
+def bucket(config: ModelConfig, distance: int) -> int:
+    """Returns the bucket of a distance, 0 to n_bucket - 1.
+
+    The first half of the buckets have one distance each. The others grow by a constant
+    factor up to max_distance; all greater distances are in the last one.
+    """
+    half = config.n_bucket // 2
+    if distance < half:
+        return distance
+    share = math.log(distance / half) / math.log(config.max_distance / half)
+    return min(half + int(share * (config.n_bucket - half)), config.n_bucket - 1)
+
+
+def bias_shape(config: ModelConfig) -> tuple[int, int]:
+    """Returns the shape of the scheme's biases: [H, A], or of T5 [H, U]."""
+    sizes = config.n_head, config.d_head
+    return (config.n_head, config.n_bucket) if config.position == "t5" else sizes
+
+
 def alibi_slopes(H: int) -> list[float]:
     """Returns the slope of each head: 2^(-8/H), 2^(-16/H), ..., 2^-8.
 
@@ -164,6 +198,7 @@ SCHEMES = {
     "shaw_biased": Scheme(biases=("u",), untied=True, terms=shaw_biased),
     "rotary": Scheme(rotate=rotate),
     "alibi": Scheme(terms=alibi),
+    "t5": Scheme(biases=("buckets",), terms=t5),
     "sinusoidal": Scheme(embeddings=sinusoidal),
     "learned": Scheme(inputs=learned),
     "none": Scheme(),

@@ -18,7 +18,7 @@ from txl_jax.model.memory.cache import Memory
 from txl_jax.model.memory.halo import HaloMemory, check_pieces, split_oldest
 from txl_jax.model.memory.interval import find_oldest, keys_per_query
 from txl_jax.model.memory.protocol import AnyMemory, CallMemory, Kept
-from txl_jax.model.positions import SCHEMES
+from txl_jax.model.positions import SCHEMES, bias_shape
 
 
 class TransformerXL(nn.Module):
@@ -59,9 +59,9 @@ class TransformerXL(nn.Module):
         )(self.config)
 
     def _make_bias(self, name: str) -> Array:
-        """Returns u or w (the paper's v) of every layer, [N, H, A]."""
+        """Returns u or w (the paper's v) of every layer, [N, H, A] (`bias_shape`)."""
         config = self.config
-        N, H, A = config.n_layer, config.n_head, config.d_head
+        N, (H, A) = config.n_layer, bias_shape(config)
         if config.untie_r or self.scheme.untied:
             return self.param(name, weight(config, "NHA"), (N, H, A))
         bias_HA = self.param(name, weight(config, "HA"), (H, A))

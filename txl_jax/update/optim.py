@@ -179,7 +179,7 @@ def clip(max_norm: float) -> optax.GradientTransformationExtraArgs:
 
 
 # Weight decay excludes norms and biases, including those of the attention.
-UNDECAYED = {"scale", "bias", "cluster_bias", "distance_bias", "u", "w"}
+UNDECAYED = {"scale", "bias", "cluster_bias", "distance_bias", "buckets", "u", "w"}
 
 
 def _decay(config: OptimConfig) -> Parts:
