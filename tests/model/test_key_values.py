@@ -79,12 +79,25 @@ def test_cached_keys_and_values_equal_memory(changes: dict[str, Any]) -> None:
             np.where(real_BL1, logits_BLV, 0), np.where(real_BL1, expected_BLV, 0)
         )
         np.testing.assert_array_equal(kept.filled_B, memory.filled_B)
-    ring: Any = jax.jit(functools.partial(RingMemory.of, config))(kept)
+    projected: Any = jax.jit(KeyValueMemory.of, static_argnums=(0, 3))(
+        config, apart, memory, L
+    )
+    for n, layer in enumerate(kept.layers):
+        for b, start in enumerate(layer.start_B):
+            for name in ("k_HBKA", "v_HBKA"):
+                tiny.assert_close(
+                    getattr(projected.layers[n], name)[:, b, L:],
+                    getattr(layer, name)[:, b, start : start + M],
+                )
+    ring: Any = jax.jit(functools.partial(RingMemory.of, config))(projected)
     for s in range(slots(M) + 2):  # once around the ring
         token_B1 = tiny.make_tokens(B, 1, 30 + s)
+        more = {"first_BL": rng.random((B, 1)) < 0.1}
+        if config.initial_memory == "zeros":
+            more = {}
         expected_B1V, memory = tiny.apply(
-            config, params, token_B1, memory, method="logits"
+            config, params, token_B1, memory, method="logits", **more
         )
-        logits_B1V, ring = read(config)(apart, token_B1, ring)
+        logits_B1V, ring = read(config)(apart, token_B1, ring, **more)
         tiny.assert_close(logits_B1V, expected_B1V)
         np.testing.assert_array_equal(ring.filled_B, memory.filled_B)

@@ -16,6 +16,7 @@ from txl_jax.kernels.operands import Kernel, Operands, PositionTerms
 from txl_jax.kernels.xla import heads_first
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params, feature_norm, head_norm
+from txl_jax.model.memory.cache import Memory
 from txl_jax.model.memory.interval import count_filled, initially_filled, window
 from txl_jax.model.memory.layout import project_all
 from txl_jax.model.positions import SCHEMES, position_terms
@@ -108,7 +109,9 @@ class KeyValueMemory:
 
         def layer(n: int) -> KeyValues:
             own = params[f"layers_{n}"]["attention"]
-            zero_HA = project_zero(config, own)
+            zero_11D = jnp.zeros((1, 1, config.d_model), dtype)
+            k_11HA, v_11HA = project_states(config, own, zero_11D)
+            zero_HA = k_11HA[0, 0], v_11HA[0, 0]
             k_HBKA, v_HBKA = (
                 jnp.broadcast_to(
                     x_HA[:, None, None], (config.n_head, batch_size, K, config.d_head)
@@ -140,6 +143,31 @@ class KeyValueMemory:
 
         filled_B = initially_filled(config, batch_size, M)
         return cls(tuple(map(layer, range(config.n_layer))), filled_B, M)
+
+    @classmethod
+    def of(
+        cls, config: ModelConfig, params: Params, memory: Memory, tgt_len: int
+    ) -> "KeyValueMemory":
+        """Returns the keys and values of a `Memory`, for calls of tgt_len tokens.
+
+        `params` are laid out (`layout.unstack`).
+        """
+        B, M = len(memory.filled_B), memory.mem_len
+        empty = cls.empty(config, params, B, tgt_len, M)
+
+        def layer(n: int, layer: KeyValues) -> KeyValues:
+            own = params[f"layers_{n}"]["attention"]
+            k_HBMA, v_HBMA = map(
+                heads_first, project_states(config, own, memory.h_NBMD[n])
+            )
+            return dataclasses.replace(
+                layer,
+                k_HBKA=layer.k_HBKA.at[:, :, tgt_len:].set(k_HBMA),
+                v_HBKA=layer.v_HBKA.at[:, :, tgt_len:].set(v_HBMA),
+            )
+
+        layers = tuple(layer(n, each) for n, each in enumerate(empty.layers))
+        return dataclasses.replace(empty, layers=layers, filled_B=memory.filled_B)
 
     def append(
         self,
@@ -210,15 +238,17 @@ def by_windows(kernel: Kernel, operands: Operands, W: int) -> Array:
     return jnp.moveaxis(o_SBWHA, 0, 1).reshape(operands.q_BLHA.shape)
 
 
-def project_zero(config: ModelConfig, params: Params) -> tuple[Array, Array]:
-    """Returns key and value of a zero hidden state, [H, A], in one layer.
+def project_states(
+    config: ModelConfig, params: Params, h_BKD: Array
+) -> tuple[Array, Array]:
+    """Returns the keys and values of one layer's hidden states, [B, K, H, A].
 
     `params` are the attention's, laid out.
     """
-    h_11D = jnp.zeros((1, 1, config.d_model), config.compute_dtype)
+    x_BKD = h_BKD
     if config.pre_lnorm:
-        h_11D = feature_norm(config).apply({"params": params["norm"]}, h_11D)
-    _, k_11HA, v_11HA = project_all(h_11D, params["qkv"].astype(config.compute_dtype))
+        x_BKD = feature_norm(config).apply({"params": params["norm"]}, h_BKD)
+    _, k_BKHA, v_BKHA = project_all(x_BKD, params["qkv"].astype(config.compute_dtype))
     if config.qk_norm:
-        k_11HA = head_norm(config).apply({"params": params["k_norm"]}, k_11HA)
-    return k_11HA[0, 0], v_11HA[0, 0]
+        k_BKHA = head_norm(config).apply({"params": params["k_norm"]}, k_BKHA)
+    return k_BKHA, v_BKHA

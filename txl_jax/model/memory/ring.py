@@ -14,11 +14,12 @@ from txl_jax.kernels import decode
 from txl_jax.kernels.decode import Ring, Rotate
 from txl_jax.kernels.operands import Kernel, Operands
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.memory.interval import window
+from txl_jax.model.memory.interval import count_filled, window
 from txl_jax.model.memory.key_values import KeyValueMemory, KeyValues
 from txl_jax.model.positions import SCHEMES
 
-ONE_TOKEN = "a ring takes one real token per stream: omit length_B and first_BL"
+ONE_TOKEN = "a ring takes one real token per stream: omit length_B"
+ZEROS = 'a ring takes no document starts with initial_memory = "zeros"'
 
 
 class RingLayer(NamedTuple):
@@ -93,17 +94,18 @@ class RingMemory:
     ) -> "RingMemory":
         """Returns the memory after one token, which the rings already contain.
 
-        Raises ValueError for padding or a document boundary.
+        Raises ValueError for padding.
         """
-        if length_B is not None or first_BL is not None:
+        if length_B is not None:
             raise ValueError(ONE_TOKEN)
+        one_B = jnp.ones_like(self.filled_B)
         return dataclasses.replace(
             self,
             rings=tuple(kept),
             slot=(self.slot + 1) % self.rings[0].k_BHAM.shape[3],
-            filled_B=jnp.minimum(self.filled_B + 1, self.mem_len),
+            filled_B=count_filled(self.filled_B, self.mem_len, one_B, first_BL),
         )
 
     def zero(self, where_B: Array) -> NoReturn:
-        """Raises ValueError: no document starts."""
-        raise ValueError(ONE_TOKEN)
+        """Raises ValueError: no document starts with visible zeros."""
+        raise ValueError(ZEROS)
