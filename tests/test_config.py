@@ -136,6 +136,9 @@ train.gradient_segments=2            | segments_per_update = 1 | gradient_segmen
 {G} train.varlen=true model.mem_len=4 | gradient_segments = 2 | leave out train.varlen
 {G} model.mem_len=0                  | gradient_segments = 2 | set model.mem_len
 {G} model.initial_memory=zeros model.mem_len=4 | gradient_segments = 2 | "empty"
+{G} model.recurrence=same model.mem_len=4 | gradient_segments = 2 | recurrence = "same"
+model.recurrence=same mesh.segments=2 | mesh.segments = 2 | set mesh.segments to 1
+model.recurrence=same eval.segments_per_step=2 | eval.segments_per_step = 2 | to 1
 train.ext_len=3 model.mem_len=4     | train.ext_len = 3 | model.mem_len = 4 | to 0
 train.ext_len=3 train.half_loss=true model.mem_len=0 | train.half_loss = True and train
 eval.ext_len=3 eval.mem_len=4       | eval.ext_len = 3 | eval.mem_len = 4 | of them to 0

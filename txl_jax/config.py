@@ -101,6 +101,18 @@ class Config:
                 "memory that starts empty: set model.mem_len and leave "
                 'model.initial_memory at "empty"'
             )
+        together = {
+            "train.gradient_segments": self.train.gradient_segments,
+            "eval.segments_per_step": self.eval.segments_per_step,
+            "mesh.segments": self.mesh.segments,
+        }
+        for name, count in together.items():
+            if self.model.recurrence == "same" and count not in (0, 1):
+                raise UserError(
+                    f"{name} = {count} reads segments together, and with "
+                    'model.recurrence = "same" each needs the outputs of the one '
+                    f"before: set {name} to 1"
+                )
         for section in ("eval", "generate"):
             mem_len = getattr(self, section).mem_len
             if self.model.position in ABSOLUTE_POSITIONS and mem_len:

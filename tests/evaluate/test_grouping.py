@@ -36,6 +36,10 @@ def test_documents_with_visible_zeros_are_read_alone() -> None:
     with refused('eval.segments_per_step = 2 is not possible .* = "zeros"'):
         count_segments(config, 2, 1, 4, documents=True)
     assert count_segments(config, 2, 1, 4) == 2
+    same = tiny.config(**tiny.SAME)
+    assert count_segments(same, 0, 1, 4) == count_segments(same, 1, 1, 4) == 1
+    with pytest.raises(UserError, match='"same" .* eval.segments_per_step'):
+        count_segments(same, 2, 1, 4)
 
 
 @pytest.mark.parametrize("most, expected", [(9, 8), (7, 4), (3, 2), (0, 1)])

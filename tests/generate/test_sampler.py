@@ -88,6 +88,22 @@ def test_memory_is_carried_between_tokens(monkeypatch: pytest.MonkeyPatch) -> No
         tiny.assert_close(nll_T, expected[last:])
 
 
+def test_same_layer_recurrence_reads_whole_segments() -> None:
+    """A sample's likelihoods are those of its text, read in segments of 3 tokens."""
+    config = tiny.config(mem_len=4, **tiny.SAME)
+    ((tokens_BT, nll_BT),) = sampler.stream(config, PARAMS, PROMPTS, MEMORY, window=3)
+    settings = tiny.reference_settings(config)
+    for prompt, tokens_T, nll_T in zip(PROMPTS, tokens_BT, nll_BT, strict=True):
+        text_T = np.r_[prompt, tokens_T]
+        memory, expected = reference.empty(tiny.N, 1, tiny.D), []
+        for begin in range(0, len(text_T) - 1, 3):
+            end = min(begin + 3, len(text_T) - 1)
+            pair = text_T[None, begin:end], text_T[None, begin + 1 : end + 1]
+            nll_1L, memory = reference.nll(PARAMS, *pair, memory, **settings)
+            expected += nll_1L[0].tolist()
+        tiny.assert_close(nll_T, expected[len(prompt) - 1 :])
+
+
 LEARNED = {"position": "learned", "n_position": 4}
 
 

@@ -77,3 +77,7 @@ def test_flops_by_hand() -> None:
     assert flops.needed_flops(small, 2, 7, training=True) == needed
     # Evaluation has keys and values already.
     assert flops.needed_flops(small, 2, 7, training=False) == 2 * own + softmax
+    same = dataclasses.replace(small, recurrence="same")
+    assert flops.needed_flops(same, 2, 7, training=True) == needed
+    outputs = 3 * 2 * 7 * 2 * 2 * 4 * 2  # keys and values of these, too
+    assert flops.needed_flops(same, 2, 7, training=False) == 2 * own + softmax + outputs

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support import tiny
+from tests.support.refusal import refused
 from txl_jax.kernels.decode import slots
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import Memory
@@ -24,6 +25,7 @@ VARIANTS: list[dict[str, Any]] = [
     {"position": "rotary", "d_head": 4, "pre_lnorm": True, **tiny.MODERN},
     {"position": "shaw_biased", "n_position": 4},
     {**tiny.T5, **tiny.GATED},
+    {**tiny.SAME, "pre_lnorm": True, **tiny.MODERN},
 ]
 OTHERS: list[dict[str, Any]] = [
     {},
@@ -54,7 +56,10 @@ def read(config: ModelConfig) -> Any:
     ids=str,
 )
 def test_cached_keys_and_values_equal_memory(changes: dict[str, Any]) -> None:
-    """Segments with documents and padding first, then one token after the other."""
+    """Segments with documents and padding first, then one token after the other.
+
+    With same-layer recurrence a token alone would be a segment: it is refused.
+    """
     config = tiny.config(mem_len=M, **changes)
     params = tiny.make_params(config)
     apart = unstack(params)
@@ -89,6 +94,10 @@ def test_cached_keys_and_values_equal_memory(changes: dict[str, Any]) -> None:
                     getattr(projected.layers[n], name)[:, b, L:],
                     getattr(layer, name)[:, b, start : start + M],
                 )
+    if config.recurrence == "same":
+        with refused("no memory for tokens one by one"):
+            RingMemory.of(config, kept)
+        return
     ring: Any = jax.jit(functools.partial(RingMemory.of, config))(projected)
     for s in range(slots(M) + 2):  # once around the ring
         token_B1 = tiny.make_tokens(B, 1, 30 + s)

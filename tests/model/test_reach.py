@@ -29,6 +29,10 @@ def test_accounted_bytes_match_the_arrays() -> None:
     assert counts["key_value_bytes"] == 2 * parameter_count(arrays)
     assert counts["lost_without_memory"] == reach.lost_share(17, 5)
     assert "it reaches 17 tokens back" in reach.describe(config, 3, 5)
+    same = tiny.config(mem_len=7, dtype="bfloat16", **tiny.SAME)
+    endless = {"effective_context_tokens": None, "lost_without_memory": 1.0}
+    assert reach.account(same, 3, 5) == counts | endless
+    assert "it reaches all tokens before" in reach.describe(same, 3, 5)
 
 
 def reach_by_masks(N: int, M: int, L: int, keys: int, segments: int = 40) -> int:

@@ -13,12 +13,14 @@ from tests.support import tiny
 from txl_jax.model.memory import Memory
 
 B, L = 2, 6
-PARAMS = tiny.make_params()
 with_all_settings = pytest.mark.parametrize(
     "settings",
     [
         tiny.ALL,
-        *(pytest.param(one, marks=pytest.mark.long) for one in tiny.SETTINGS[:-1]),
+        *(
+            pytest.param(one, marks=pytest.mark.long)
+            for one in (*tiny.SETTINGS[:-1], tiny.KINDS)
+        ),
     ],
     ids=str,
 )
@@ -27,12 +29,13 @@ with_all_settings = pytest.mark.parametrize(
 def read_nll(settings: dict[str, Any], tokens_BT: Array, **more: Any) -> Any:
     """Returns nll_BT of predicting each token's successor, and the memory."""
     config = tiny.config(**settings)
+    params = tiny.make_params(config)
     memory, pieces = Memory.empty(config, B), []
     for begin in (0, L):
         inputs_BL = tokens_BT[:, begin : begin + L]
         targets_BL = tokens_BT[:, begin + 1 : begin + L + 1]
         nll_BL, memory = tiny.apply(
-            config, PARAMS, inputs_BL, targets_BL, memory, method="nll", **more
+            config, params, inputs_BL, targets_BL, memory, method="nll", **more
         )
         pieces.append(nll_BL)
     return np.concatenate(pieces, axis=1), memory
@@ -81,3 +84,31 @@ def test_padding_changes_nothing(settings: dict[str, Any]) -> None:
     np.testing.assert_array_equal(after_BT[1], before_BT[1])
     np.testing.assert_array_equal(after.filled_B, before.filled_B)
     np.testing.assert_array_equal(after.h_NBMD, before.h_NBMD)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [tiny.KINDS, *(pytest.param(x, marks=pytest.mark.long) for x in ({}, tiny.ALL))],
+    ids=str,
+)
+def test_a_document_sees_nothing_before_it(settings: dict[str, Any]) -> None:
+    """No bit depends on earlier documents, in memory or in the same segment."""
+    config = tiny.config(**settings)
+    params, start = tiny.make_params(config), L + 2
+    tokens_BT = tiny.make_tokens(B, 3 * L)
+    other_BT = tokens_BT.copy()
+    other_BT[:, :start] = (other_BT[:, :start] + 1) % tiny.V
+
+    def read(tokens_BT: Array) -> Array:
+        memory, pieces = Memory.empty(config, B), []
+        for begin in range(0, 3 * L, L):
+            first_BL = np.broadcast_to(np.arange(begin, begin + L) == start, (B, L))
+            tokens_BL = tokens_BT[:, begin : begin + L]
+            hidden_BLD, memory = tiny.apply(
+                config, params, tokens_BL, memory, first_BL=first_BL
+            )
+            pieces.append(hidden_BLD)
+        return np.concatenate(pieces, axis=1)
+
+    same_BT = (read(tokens_BT) == read(other_BT)).all(axis=-1)
+    assert same_BT[:, start:].all() and not same_BT[:, :start].any()

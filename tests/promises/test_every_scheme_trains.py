@@ -33,6 +33,7 @@ OTHERS: list[dict[str, Any]] = [
     {"position": "sinusoidal", "mem_len": 0},
     tiny.GATED,
     tiny.T5,
+    tiny.SAME,
 ]
 
 

@@ -3,6 +3,7 @@
 Dims: B streams, T tokens, L segment, M memory, N layers, D model.
 """
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -125,6 +126,15 @@ def test_reach_grows_by_the_memory_in_every_layer(
     assert oldest > 0
     expected_T = np.arange(T) >= oldest
     np.testing.assert_array_equal(depends_T(config, tgt_len), expected_T)
+
+
+@pytest.mark.parametrize("mem_len", [1, pytest.param(3, marks=pytest.mark.long)])
+def test_same_layer_recurrence_reaches_the_first_token(mem_len: int) -> None:
+    """With one layer and any memory; of the paper's, the reach is M + L."""
+    config = tiny.config(n_layer=1, mem_len=mem_len, **tiny.SAME)
+    assert depends_T(config, 2).all()
+    below = dataclasses.replace(config, recurrence="below")
+    np.testing.assert_array_equal(depends_T(below, 2), np.arange(T) >= T - 2 - mem_len)
 
 
 @pytest.mark.parametrize("itself", [True, pytest.param(False, marks=pytest.mark.long)])

@@ -57,7 +57,7 @@ CONFIG = Config(
 VARIANTS = dataclasses.replace(
     CONFIG,
     model=dataclasses.replace(
-        MODEL, position="rotary", d_inner=24, **tiny.MODERN, **tiny.GATED
+        MODEL, d_inner=24, position="rotary", **tiny.MODERN, **tiny.GATED, **tiny.SAME
     ),
     train=dataclasses.replace(CONFIG.train, reset_memory_at="3"),
     optim=dataclasses.replace(

@@ -7,17 +7,24 @@ from typing import Any
 import pytest
 
 from tests.faults import kills
+from tests.support import tiny
 
 pytestmark = [pytest.mark.promise("Resume is exact"), pytest.mark.exact_bits]
 
 
 ACROSS = kills.UNIFORM | {"train.gradient_segments": 2, "train.varlen": False}
+# Gates, buckets and the outputs of layers in the memory.
+KINDS = kills.UNIFORM | {f"model.{name}": x for name, x in tiny.KINDS.items()}
 
 
 @pytest.mark.parametrize(
     "fields",
-    [kills.UNIFORM, pytest.param(ACROSS, marks=pytest.mark.long)],
-    ids=["within segments", "across segments"],
+    [
+        kills.UNIFORM,
+        pytest.param(ACROSS, marks=pytest.mark.long),
+        pytest.param(KINDS, marks=pytest.mark.long),
+    ],
+    ids=["within segments", "across segments", "other kinds"],
 )
 def test_kill_and_resume_is_bit_identical(
     fields: dict[str, Any], tmp_path: Path

@@ -10,6 +10,7 @@ from txl_jax.model.dropout import Dropout
 from txl_jax.model.gate import add_residual
 from txl_jax.model.initializers import feature_norm, normal, weight, weights
 from txl_jax.model.memory.protocol import Kept, LayerMemory
+from txl_jax.model.memory.same_layer import keep
 from txl_jax.model.positions import add_places
 
 # The gates' activations; the GELU is the approximation by tanh.
@@ -80,4 +81,5 @@ class Block(nn.Module):
         h_BLD = add_places(self.config, weights(self), h_BLD)
         attention = Attention(self.config, name="attention")
         h_BLD, kept = attention(h_BLD, layer, biases, R_RD, oldest_BL)
-        return FeedForward(self.config, name="feed_forward")(h_BLD), kept
+        h_BLD = FeedForward(self.config, name="feed_forward")(h_BLD)
+        return h_BLD, keep(self.config, attention, layer, kept, h_BLD)

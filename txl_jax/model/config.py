@@ -21,6 +21,7 @@ POSITIONS = (
 )
 ABSOLUTE_POSITIONS = ("sinusoidal", "learned")
 LEARNED_POSITIONS = ("shaw", "shaw_biased", "learned")
+RECURRENCES = ("below", "same")  # section 3.2; Ding et al. 2021 for "same"
 NORMS = ("layer", "rms")  # Zhang and Sennrich 2019 for "rms"
 FEED_FORWARDS = ("relu", "geglu", "swiglu")  # Shazeer 2020 for the gated two
 RESIDUALS = ("none", "gru")  # gates: Parisotto et al. 2020 for "gru"
@@ -72,6 +73,9 @@ class ModelConfig:
     mem_len: int = field(at_least(0, 512), "free")
     # The memory at the start: empty, or zeros that every token attends to.
     initial_memory: str = field(one_of(("empty", "zeros"), "empty"), "free")
+    # The states in the memory of a layer: those of the layer "below", its inputs, or of
+    # the "same" layer, its outputs. "same" reads one segment after the other.
+    recurrence: str = field(one_of(RECURRENCES, "below"), "free")
     # Distances above this one count as this one. 0 sets no limit.
     clamp_len: int = field(at_least(0, 0), "free")
     # Every query sees mem_len keys, its own included.

@@ -24,11 +24,12 @@ def needed_flops(config: ModelConfig, B: int, L: int, training: bool) -> float:
     own, memory = layer_products(config, L)
     own, memory = B * own, (3 if config.pre_lnorm else 2) * B * memory
     own += sum(vocabulary_products(config, B * L))
+    projected = 2 * config.n_layer * config.d_model * config.n_head * config.d_head
     if not training:
-        return own
+        # Of outputs, too, it keeps keys and values.
+        return own + (2 * B * L * projected if config.recurrence == "same" else 0)
     if config.position == "transformer_xl":
-        N, R = config.n_layer, distances(config, config.mem_len + L)
-        memory += 2 * 2 * N * R * config.d_model * config.n_head * config.d_head
+        memory += 2 * projected * distances(config, config.mem_len + L)
     return 3 * own + memory
 
 

@@ -1,16 +1,19 @@
 """The size and the reach of a memory, computed from the config (section 3.2)."""
 
+import math
+from typing import Any
+
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory.interval import keys_per_query
 
 
-def account(config: ModelConfig, batch_size: int, tgt_len: int) -> dict[str, float]:
+def account(config: ModelConfig, batch_size: int, tgt_len: int) -> dict[str, Any]:
     """Returns the memory's size and reach, and the share of dependencies it saves.
 
     cache_bytes is the size of the paper's cache of hidden states. Evaluation and
     generation keep keys and values of memory and segment instead: key_value_bytes.
     lost_without_memory is the share of dependencies in reach that segments without
-    memory would lose.
+    memory would lose. A reach without limit is None.
     """
     context = effective_context(config, tgt_len)
     N, M, itemsize = config.n_layer, config.mem_len, config.compute_dtype.itemsize
@@ -18,7 +21,7 @@ def account(config: ModelConfig, batch_size: int, tgt_len: int) -> dict[str, flo
     return {
         "cache_bytes": N * M * config.d_model * batch_size * itemsize,
         "key_value_bytes": slots * batch_size * itemsize,
-        "effective_context_tokens": context,
+        "effective_context_tokens": None if math.isinf(context) else context,
         "lost_without_memory": lost_share(context, tgt_len) if context else 0.0,
     }
 
@@ -29,33 +32,38 @@ def describe(config: ModelConfig, batch_size: int, tgt_len: int) -> str:
     if not M:
         return f"no memory: every token depends only on its segment of {tgt_len} tokens"
     counts = account(config, batch_size, tgt_len)
+    context = counts["effective_context_tokens"]
+    reach = "all tokens before" if context is None else f"{context:,} tokens back"
     return (
         f"memory: {N} layers x {M} tokens x {D} x {batch_size} streams x "
         f"{config.compute_dtype.itemsize} bytes = "
         f"{counts['cache_bytes'] / 1e6:,.1f} MB "
         f"({counts['key_value_bytes'] / 1e6:,.1f} MB as keys and values); it reaches "
-        f"{counts['effective_context_tokens']:,} tokens back"
+        f"{reach}"
     )
 
 
-def effective_context(config: ModelConfig, tgt_len: int, n_layer: int = 0) -> int:
+def effective_context(config: ModelConfig, tgt_len: int, n_layer: int = 0) -> float:
     """Returns how many tokens before a segment its first prediction can depend on.
 
     n_layer: the number of layers to count, 0 = all. This is the paper's O(N x L),
     exactly N x M if M is a multiple of L. The oldest of M remembered tokens was read in
     an earlier segment, whose first token saw M tokens before it, so every layer but the
     last reaches M rounded up to whole segments. With same_length every token sees the
-    same number of keys, itself included, and each layer reaches that far.
+    same number of keys, itself included, and each layer reaches that far. With
+    recurrence = "same" each segment adds to the reach: infinity.
     """
     N, M, L = n_layer or config.n_layer, config.mem_len, tgt_len
     if not M:
         return 0
+    if config.recurrence == "same":
+        return math.inf
     if config.same_length:
         return N * (keys_per_query(config, M) - 1)
     return (N - 1) * -(-M // L) * L + M
 
 
-def lost_share(context: int, tgt_len: int) -> float:
+def lost_share(context: float, tgt_len: int) -> float:
     """Returns the share of dependencies that segments of L without memory lose.
 
     A dependency is a pair of tokens within `context` of each other in a long text. It

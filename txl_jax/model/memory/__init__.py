@@ -7,7 +7,8 @@ A kind of memory is a pytree with the methods of `protocol.MemoryLike`, in one f
     ring        keys and values in rings: one token at a time
 
 `kinds` chooses the one that a config names. `halo` has what replaces the first one in a
-call whose tokens lie on several devices, a `protocol.CallMemory`.
+call whose tokens lie on several devices, a `protocol.CallMemory`. `same_layer` lets a
+memory keep a layer's outputs in place of its inputs.
 """
 
 from txl_jax.model.memory.cache import Memory as Memory

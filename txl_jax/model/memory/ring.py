@@ -10,6 +10,7 @@ import flax.struct
 import jax.numpy as jnp
 from jax import Array
 
+from txl_jax.errors import UserError
 from txl_jax.kernels import decode
 from txl_jax.kernels.decode import Ring, Rotate
 from txl_jax.kernels.operands import Kernel, Operands
@@ -57,7 +58,15 @@ class RingMemory:
 
     @classmethod
     def of(cls, config: ModelConfig, memory: KeyValueMemory) -> "RingMemory":
-        """Converts a KeyValueMemory."""
+        """Converts a KeyValueMemory.
+
+        Raises UserError if results depend on where segments begin.
+        """
+        if config.recurrence == "same":
+            raise UserError(
+                'model.recurrence = "same" has no memory for tokens one by one: read '
+                "the tokens of a segment together"
+            )
         M, slots = memory.mem_len, decode.slots(memory.mem_len)
         rotate = SCHEMES[config.position].rotate
 
