@@ -84,14 +84,14 @@ class Attention(nn.Module):
             )
 
         # Equation 2: queries come from the segment, keys and values also from memory.
-        x_BLD = norm(h_BLD) if config.pre_lnorm else h_BLD
-        h_BKD, x_BKD, constant = h_BLD, x_BLD, 0
+        h_BKD, constant = h_BLD, 0
         if (before := layer.before(h_BLD)) is not None:
             h_BMD, constant = before
             h_BKD = jnp.concatenate([h_BMD.astype(h_BLD.dtype), h_BLD], axis=1)
-            x_BKD, constant = (
-                (norm(h_BKD), 0) if config.pre_lnorm else (h_BKD, constant)
-            )
+        x_BKD, x_BLD = h_BKD, h_BLD
+        if config.pre_lnorm:  # which gives the memory's keys a gradient, the norm's
+            x_BKD, constant = norm(h_BKD), 0
+            x_BLD = x_BKD[:, -h_BLD.shape[1] :]
         if is_fixed:
             # The memory holds keys and values: only the segment is projected, K = L.
             q_BLHA, k_BKHA, v_BKHA = project_all(x_BLD, qkv_DJHA)
