@@ -12,9 +12,9 @@ each segment is computed in C chunks of the streams, one after the other:
     `- ..
 
 The memory passes from segment to segment; the gradients of the G C parts of an update
-are added up. Here G is not the number of rare clusters. With train.gradient_segments
-= c, c consecutive segments are joined into one, which counts as one of the G: gradients
-pass through the memory inside it.
+are added up. Here G is not the number of rare clusters. train.gradient_segments is how
+many segments are joined into one of the G, inside which gradients pass through the
+memory.
 """
 
 import dataclasses
@@ -93,12 +93,11 @@ def sum_gradients(
     key: Array,
     config: TrainConfig,
 ) -> GradientSum:
-    """Returns the sums of `nll_sum` and its gradient over G segments.
+    """Returns the sums of `nll_sum` and its gradient over G joined segments.
 
     Segment g is computed chunk by chunk; chunk c has its streams' memory and the key
     `fold_in(fold_in(key, g), c)`. Gradients have the dtype of `cast_layers`, their sum
-    over several parts that of the parameters. Here G counts
-    joined segments.
+    over several parts that of the parameters.
     """
     segments = join(segments, config.gradient_segments)
     segment_len = config.tgt_len if config.gradient_segments > 1 else 0
@@ -199,14 +198,7 @@ def make_train_step(
 
     def update(state: TrainState, segments: Segment) -> tuple[TrainState, Metrics]:
         key = jax.random.fold_in(state.rng, state.step)
-        sums = sum_gradients(
-            model,
-            state.params,
-            state.memory,
-            segments,
-            key,
-            config,
-        )
+        sums = sum_gradients(model, state.params, state.memory, segments, key, config)
         # In a copying task, all segments may be without a scored token.
         tokens = jnp.maximum(sums.tokens, 1)
         loss = sums.nll / tokens

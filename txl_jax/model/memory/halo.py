@@ -128,13 +128,11 @@ class HaloMemory(NamedTuple):
     ) -> Memory:
         """Returns the memory after the call: that of the piece with the last token."""
         P, B = self.end_PB.shape
-        X, M = self.piece_len, self.mem_len
-        if length_B is None:
-            length_B = jnp.full(B, P * X, jnp.int32)
-        is_first_P1 = jnp.arange(P)[:, None] == 0
-        is_last_PB = (self.end_PB <= X) & ((self.end_PB > 0) | is_first_P1)
-        N, _, *sizes = kept.shape
-        kept_NPBMD = kept.reshape(N, P, B, *sizes)
+        length_B = self.end_PB[0]
+        last_B = jnp.maximum(length_B - 1, 0) // self.piece_len
+        is_last_PB = jnp.arange(P)[:, None] == last_B
+        kept_NPBMD = kept.reshape(len(kept), P, B, *kept.shape[2:])
         kept_NPBMD = jnp.where(is_last_PB[..., None, None], kept_NPBMD, 0)
         h_NBMD = jnp.sum(kept_NPBMD, axis=1).astype(self.memory.h_NBMD.dtype)
-        return Memory(h_NBMD, count_filled(self.memory.filled_B, M, length_B, first_BL))
+        filled_B = count_filled(self.memory.filled_B, self.mem_len, length_B, first_BL)
+        return Memory(h_NBMD, filled_B)
