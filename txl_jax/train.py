@@ -129,7 +129,8 @@ class Run:
         folder, step = self.staging.folder, self.start.step
         events = enter(Events(folder, step))
         width = train.ext_len + train.tgt_len
-        flops = needed_flops(config.model, train.batch_size, width, True)
+        together = train.gradient_segments
+        flops = needed_flops(config.model, train.batch_size, width, True, together)
         log = MetricsLog(
             folder / METRICS,
             last_step=step,

@@ -75,6 +75,9 @@ def test_flops_by_hand() -> None:
     softmax = 2 * 14 * 4 * 10
     needed = 3 * (2 * own + softmax) + 2 * 2 * memory
     assert flops.needed_flops(small, 2, 7, training=True) == needed
+    # Of three segments that are computed together, one reads the memory.
+    joined = flops.needed_flops(small, 2, 7, training=True, together=3)
+    assert 3 * joined == pytest.approx(3 * needed - 2 * 2 * 2 * memory)
     # Evaluation has keys and values already.
     assert flops.needed_flops(small, 2, 7, training=False) == 2 * own + softmax
     same = dataclasses.replace(small, recurrence="same")

@@ -40,7 +40,7 @@ def compile_ahead(config: Config) -> Json:
     config, done = compile_train(find_vocab(config), devices, tpus)
     model, train = config.model, config.train
     B, L, width = train.batch_size, train.tgt_len, train.ext_len + train.tgt_len
-    flops = needed_flops(model, B, width, True) / (B * L)
+    flops = needed_flops(model, B, width, True, train.gradient_segments) / (B * L)
     updates = train.updates_of_call(config.checkpoint.every_steps)
     result = {
         "topology": tpus.name,
@@ -54,6 +54,7 @@ def compile_ahead(config: Config) -> Json:
         "remat_policy": model.remat_policy,
         "batch_size": B,
         "streams_per_chip": B / tpus.chips,
+        "tokens": B * L * train.segments_per_update,
         **costs(tpus, done, flops, updates),
     }
     say(f"{tpus.slices} x {tpus.name}: {tpus.chips} chips, mesh {result['mesh']}")

@@ -15,11 +15,14 @@ from txl_jax.model.config import ModelConfig
 from txl_jax.model.positions import distances
 
 
-def needed_flops(config: ModelConfig, B: int, L: int, training: bool) -> float:
+def needed_flops(
+    config: ModelConfig, B: int, L: int, training: bool, together: int = 1
+) -> float:
     """Returns the FLOPs that one segment of B streams needs, recomputing nothing.
 
-    In an update r is computed once for all streams. Evaluation keeps it, and the
-    memory's keys and values, from segment to segment.
+    In an update r is computed once for all streams, and the memory is projected once
+    for the segments that are computed `together`. Evaluation keeps r, and the memory's
+    keys and values, from segment to segment.
     """
     own, memory = layer_products(config, L)
     own, memory = B * own, (3 if config.pre_lnorm else 2) * B * memory
@@ -29,8 +32,9 @@ def needed_flops(config: ModelConfig, B: int, L: int, training: bool) -> float:
         # Of outputs, too, it keeps keys and values.
         return own + (2 * B * L * projected if config.recurrence == "same" else 0)
     if config.position == "transformer_xl":
-        memory += 2 * projected * distances(config, config.mem_len + L)
-    return 3 * own + memory
+        R = distances(config, config.mem_len + together * L)
+        memory += 2 * projected * R
+    return 3 * own + memory / together
 
 
 def layer_products(config: ModelConfig, L: int) -> tuple[float, float]:
