@@ -57,7 +57,10 @@ def train(args: argparse.Namespace, watch: quiet.Watch, name: str) -> dict[str, 
 
 
 def cross(args: argparse.Namespace, watch: quiet.Watch, name: str) -> dict[str, Any]:
-    """Times the updates of one model by the segments that their gradients cross."""
+    """Times the updates of one model by the segments that their gradients cross.
+
+    An update has more segments than in `train`, so a repetition has fewer updates.
+    """
     job = JOBS[name]
     config = subject.shrink(job.config) if args.tiny else job.config
     config = dataclasses.replace(config, kernel=args.kernel)
@@ -67,11 +70,10 @@ def cross(args: argparse.Namespace, watch: quiet.Watch, name: str) -> dict[str, 
         for G in args.gradient_segments
     }
     more = {side: step.compile().describe() for side, step in steps.items()}
-    programs = {
-        side: quiet.times(args.updates, step.update) for side, step in steps.items()
-    }
+    updates = max(args.updates // job.segments, 1)
+    programs = {side: quiet.times(updates, step.update) for side, step in steps.items()}
     timings = quiet.alternate(programs, args.repeats, watch)
-    return record.case(name, args.updates * job.tokens, timings, **more)
+    return record.case(name, updates * job.tokens, timings, **more)
 
 
 def measure(args: argparse.Namespace, watch: quiet.Watch) -> dict[str, Any]:
