@@ -27,6 +27,7 @@ import matplotlib.figure
 import numpy as np
 from absl import logging
 from jax import Array
+from matplotlib.axes import Axes
 
 from experiments.figures.reach import farthest
 from txl_jax import config as configs
@@ -166,14 +167,13 @@ def count(loaded: load.Loaded, tokens: Tokens) -> dict[str, float]:
 
 
 def plot(cells: list[dict[str, Any]], chance: float, path: Path) -> None:
-    """Draws accuracy against distance for each memory, and the memory's reach."""
+    """Draws accuracy against distance, and how far the memory reaches."""
     figure = matplotlib.figure.Figure(figsize=(8, 4.2), layout="constrained")
     axes = figure.add_subplot()
     distances = sorted({cell["distance_tokens"] for cell in cells})
     pairs = {(cell["mem_len"], cell["gradient_segments"]) for cell in cells}
     by_memory = len({mem_len for mem_len, _ in pairs}) > 1
     for number, (mem_len, G) in enumerate(sorted(pairs)):
-        label = f"memory {mem_len}" if by_memory else f"gradient across {G} segments"
         own = [
             cell
             for cell in cells
@@ -183,18 +183,29 @@ def plot(cells: list[dict[str, Any]], chance: float, path: Path) -> None:
             [cell["accuracy"] for cell in own if cell["distance_tokens"] == distance]
             for distance in distances
         ]
-        mean, low, high = (
-            np.array([pick(values) for values in by_distance])
-            for pick in (np.mean, np.min, np.max)
-        )
+        points = [
+            (distance, np.mean(values), min(values), max(values))
+            for distance, values in zip(distances, by_distance, strict=True)
+            if values
+        ]
+        x, mean, low, high = np.array(points).T
         color = f"C{number}"
-        axes.plot(distances, mean, "o-", color=color, label=label, markersize=4)
-        axes.fill_between(distances, low, high, color=color, alpha=0.2, linewidth=0)
-        height = 1.04 + 0.035 * number * by_memory
-        start = 0
-        for name, style in BARS.items():
-            axes.plot([start, own[0][name]], [height, height], color=color, **style)
-            start = own[0][name]
+        label = f"memory {mem_len}" if by_memory else describe_gradient(G)
+        axes.plot(x, mean, "o-", color=color, label=label, markersize=4)
+        axes.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0)
+        if by_memory:
+            height, start = 1.04 + 0.035 * number, 0
+            for name, style in BARS.items():
+                axes.plot([start, own[0][name]], [height, height], color=color, **style)
+                start = own[0][name]
+    if by_memory:
+        title = (
+            "above: seen by every token of a segment (thick), by its last token "
+            "(thin), reached by all layers (dotted)"
+        )
+        axes.set_title(title, fontsize=9)
+    else:
+        mark_reach(axes, cells[0])
     axes.axhline(chance, color="gray", linestyle="--", linewidth=1)
     axes.annotate("chance", (0.995, chance), xycoords=("axes fraction", "data"),
                   ha="right", va="bottom", fontsize=8, color="gray")  # fmt: skip
@@ -202,17 +213,32 @@ def plot(cells: list[dict[str, Any]], chance: float, path: Path) -> None:
         xlabel="distance of the letter to repeat, in tokens",
         ylabel="right answers",
         xlim=(0, 1.08 * max(distances)),
-        ylim=(0, None),
+        ylim=(0, None if by_memory else 1.15),
         yticks=np.arange(0, 1.01, 0.2),
     )
-    axes.set_title(
-        "above: seen by every token of a segment (thick), by its last token (thin), "
-        "reached by all layers (dotted)",
-        fontsize=9,
-    )
-    axes.legend(fontsize=8, loc="lower left")
+    axes.legend(fontsize=8, loc="lower left" if by_memory else "center left")
     axes.grid(alpha=0.3)
     figure.savefig(path, dpi=100)
+
+
+def describe_gradient(G: int) -> str:
+    """Returns the label of models whose gradients cross G segments."""
+    return f"gradients across {G} segments" if G > 1 else "the paper's training"
+
+
+def mark_reach(axes: Axes, cell: dict[str, Any]) -> None:
+    """Marks the oldest token that a query sees, and the formula's bounds."""
+    first = cell["reach_tokens"] - (cell["tgt_len"] - 1)  # of a segment's first token
+    axes.axvspan(first, cell["reach_tokens"], color="gray", alpha=0.2, linewidth=0)
+    axes.axvline(cell["seen_by_last_tokens"], color="gray", linewidth=1)
+    texts = {
+        cell["seen_by_last_tokens"]: "seen directly",
+        first: "the formula's reach, from a segment's\nfirst token to its last",
+    }
+    for x, text in texts.items():
+        axes.annotate(text, (x, 1.0), xycoords=("data", "axes fraction"), fontsize=8,
+                      xytext=(-4, -4), textcoords="offset points",
+                      ha="right", va="top")  # fmt: skip
 
 
 def main() -> int:
