@@ -40,14 +40,15 @@ PUBLISHED = {
 }
 
 
+def row(table: str, name: str, kind: str, chips: int, flags: str) -> Row:
+    """Returns the table, the experiment and the command of a row."""
+    shape = (CUBES if kind in ("v4", "v5p") else FLAT)[chips]
+    command = f"--mode=compile --topology={kind}:{shape} --config={name} {flags}"
+    return {"table": table, "experiment": name, "flags": command}
+
+
 def wanted() -> Iterator[Row]:
-    """Yields the table, the experiment and the command of every row, by priority."""
-
-    def row(table: str, name: str, kind: str, chips: int, flags: str) -> Row:
-        shape = (CUBES if kind in ("v4", "v5p") else FLAT)[chips]
-        command = f"--mode=compile --topology={kind}:{shape} --config={name} {flags}"
-        return {"table": table, "experiment": name, "flags": command}
-
+    """Yields every row, by priority."""
     for kernel in ("xla", "tpu"):
         own = f"--config.model.kernel={kernel}"
         auto = f"{own} --mesh=auto --config.eval.streams=128"
@@ -71,9 +72,10 @@ def wanted() -> Iterator[Row]:
     groups = ("gradient_segments", "segments_per_update", "segments_per_call")
     flags = " ".join(f"--config.train.{name}=4" for name in groups)
     flags += " --config.mesh.segments=4 --config.model.initial_memory=empty"
-    for name, streams in (("enwik8_24l", 16), ("wt103_large", 32)):
-        more = f"--config.train.batch_size={streams} --config.eval.streams=16"
-        yield row("pieces", name, "v5e", 16, f"{flags} {more}")
+    for kind, chips in (("v5e", 16), ("v4", 64)):
+        for name, streams in (("enwik8_24l", 16), ("wt103_large", 32)):
+            more = f"--config.train.batch_size={streams} --config.eval.streams=16"
+            yield row("pieces", name, kind, chips, f"{flags} {more}")
 
 
 def measure(row: Row) -> Row:
@@ -88,7 +90,7 @@ def measure(row: Row) -> Row:
 
 HEAD = (
     *("experiment", "slice", "chips", "mesh", "kernel", "streams", "GiB of"),
-    *("GFLOPs a token", "collectives of an update", "compiled, s"),
+    *("GFLOPs a token", "TFLOPs a chip", "collectives of an update", "compiled, s"),
 )
 
 
@@ -102,11 +104,13 @@ def cells(row: Row) -> list[str]:
     gib = f"{row['hbm_bytes'] / 2**30:.1f} of {row['hbm_capacity_bytes'] / 2**30:.1f}"
     kept = row.get("remat_policy", "full" if row.get("remat") else "none")
     remat = "" if kept == "none" else f", remat {kept}"
+    flops = row["flops_per_token"] * row.get("tokens", 0) / row["chips"]
     return [
         *(name, row["topology"], str(row["chips"]), mesh),
         f"{row['kernel']}, {row['dtype']}{remat}",
         *(str(row["batch_size"]), gib + ("" if row["fits"] else ", does not fit")),
         f"{row['flops_per_token'] / 1e9:.2f}",
+        f"{flops / 1e12:.2f}" if flops else "",
         ", ".join(
             f"{each['count']} {kind} of {each['bytes'] / 1e6:,.0f} MB"
             for kind, each in row.get("collectives", {}).items()
@@ -135,12 +139,12 @@ command, are in `pods.jsonl`. Those of 23 November 2026 and before also have bou
 the time of a step, which revision 5e7cffb computed.
 
 Columns: mesh is data x fsdp x model (x segments); streams are those of all chips; GiB
-are those of one device; FLOPs are those of matrix products that the mathematics needs;
-the bytes of collectives are those of whole arrays; compiled is the time on two cores
-that also ran other work and, for some rows, were suspended for minutes.
+are those of one device; FLOPs are those of matrix products that the mathematics needs,
+of one token and of a chip's share of an update; the bytes of collectives are those of
+whole arrays, and a collective-permute's those of each device; compiled is the time on
+two cores that also ran other work and, for some rows, were suspended for minutes.
 
-All rows but those of the last table, which are of libtpu 0.0.52, were made with libtpu
-0.0.42.*, which jax[tpu] 0.10.2 installs. Its memory
+All rows were made with libtpu 0.0.42.*, which jax[tpu] 0.10.2 installs. Its memory
 figures exceed those of 0.0.51: for a small step, 125 instead of 74 MB of temporaries
 and a peak of 213 instead of 204 MB. Both versions reject a step that does not fit. So a
 step that 0.0.42 accepted while stating more memory than the chip has just fits, and the
@@ -149,8 +153,13 @@ stated figure is too large.
 Rows marked † are of an earlier version of the step, without the changes that
 `tpu_step.md` lists. Seven of them, `lm1b_large` without remat on 32 and 256 chips,
 except v5e:16x16, are older still: the last dimension of W_q, W_k, W_v and W_r was the
-head size instead of D. Marked rows of the last two tables have no evaluation step in
-`pods.jsonl`: their commands had a flag, removed since, that left it out.
+head size instead of D. Marked rows of the second and third tables have no evaluation
+step in `pods.jsonl`: their commands had a flag, removed since, that left it out.
+
+In the last table, each layer passes the newest M states of a piece to the next chip: in
+the forward pass, back in the backward pass, and once more, as bfloat16, where the
+backward pass computes the layer's input again. The sums are those of the gradients and,
+once in an update, of the memory, which only the last piece's chip has.
 """
 
 

@@ -7,6 +7,7 @@ Dims: N layers, B streams, M memory, L segment, D model, HA heads x head.
 
 import dataclasses
 import importlib.util
+import re
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,52 @@ def check_donated(config: Config, done: Compiled, mesh: Mesh | None = None) -> N
     memory = width * model.n_layer * own * model.mem_len * model.d_model
     adam = 3 * 4 * parameter_count(abstract_params(model)) // mesh.shape["fsdp"]
     assert done.aliased >= 0.99 * adam + memory
+
+
+@needs_libtpu
+@pytest.mark.long
+@pytest.mark.parametrize("topology", ["v5e:4x4", "v4:4x4x4"])
+@pytest.mark.parametrize(("name", "streams"), [("enwik8_24l", 16), ("wt103_large", 32)])
+def test_pieces_of_large_models_pass_on_only_the_newest_states(
+    name: str, streams: int, topology: str
+) -> None:
+    """Other exchanges are sums, of the gradients and for the memory."""
+    P = 4
+    config = configs.parse(configs.load(name))
+    parts = ("segments_per_call", "segments_per_update", "gradient_segments")
+    train: dict[str, Any] = dict.fromkeys(parts, P) | {"batch_size": streams}
+    config = configs.replace(config, "model", initial_memory="empty")
+    config = configs.replace(config, "train", **train)
+    config = find_vocab(configs.replace(config, "mesh", segments=P))
+    devices = chips.find_devices(chips.find(topology))
+    done = compile_ahead.compile_step(config, devices)
+    assert done.fits
+    check_exchanges(config, done.text, P, len(devices))
+
+
+def check_exchanges(config: Config, text: str, P: int, devices: int) -> None:
+    """Asserts that neighbours exchange states of M tokens, and all devices sums."""
+    model, own = config.model, config.train.batch_size * P // devices
+    states = own * model.mem_len * model.d_model
+    exchanged = collectives(Program(text))
+    sums = [each for each in exchanged if each.kind == "all-reduce"]
+    passes = [each for each in exchanged if each.kind == "collective-permute"]
+    assert len(sums) + len(passes) == len(exchanged)
+    # In the forward pass, as gradients, and in bfloat16 where the backward pass
+    # computes a layer's input again.
+    N = model.n_layer
+    widths = sorted(each.bytes // states for each in passes for _ in range(each.times))
+    assert widths == N * [2] + 2 * N * [4]
+    onwards = [[p, p + 1] for p in range(devices) if (p + 1) % P]
+    back = [pair[::-1] for pair in onwards]
+    for found in re.findall(r"source_target_pairs=\{(\S*)\}", text):
+        pairs = [
+            [int(x) for x in re.findall(r"\d+", pair)] for pair in found.split("},")
+        ]
+        assert pairs in (onwards, back)
+    summed = sum(each.bytes * each.times for each in sums)
+    gradients = 4 * parameter_count(abstract_params(model))
+    assert 0.9 * gradients < summed < 1.01 * gradients + 4 * N * states
 
 
 @needs_libtpu
