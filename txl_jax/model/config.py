@@ -82,6 +82,14 @@ class ModelConfig:
     same_length: bool = field(False, "free")
     # With same_length, every query sees mem_len keys and its own.
     same_length_self: bool = False
+    # The number of earlier tokens whose keys and values one layer keeps, to retrieve the
+    # best among those beyond its memory (Wu et al. 2022). 0 turns retrieval off.
+    retrieval_len: int = field(at_least(0, 0), "free")
+    # The number of tokens that each head of a query retrieves.
+    retrieval_top_k: int = field(at_least(1, 32), "free")
+    # The layer that retrieves, counted from 1. 0 takes the one at three quarters of the
+    # depth.
+    retrieval_layer: int = field(at_least(0, 0), "free")
     pre_lnorm: bool = False  # Normalizes before each sublayer instead of after it.
     # The gate in place of the sum after each sublayer, one of RESIDUALS. "gru" needs
     # pre_lnorm.
@@ -143,6 +151,7 @@ class ModelConfig:
         check(self, "model")
         self._check_clusters()
         self._check_position()
+        self._check_retrieval()
         parse_remat(self.remat_policy)
         if self.gate != "none" and not self.pre_lnorm:
             raise UserError(
@@ -218,6 +227,36 @@ class ModelConfig:
                 "same_length with mem_len = 0 would leave no key visible: set mem_len, "
                 "or same_length=false"
             )
+
+    def _check_retrieval(self) -> None:
+        if not self.retrieval_len:
+            for name in ("retrieval_top_k", "retrieval_layer"):
+                if getattr(self, name) != getattr(ModelConfig, name):
+                    raise UserError(
+                        f"model.{name} = {getattr(self, name)} has no effect without a "
+                        "store: set model.retrieval_len"
+                    )
+            return
+        if self.retrieval_top_k > self.retrieval_len:
+            raise UserError(
+                f"model.retrieval_top_k = {self.retrieval_top_k} exceeds "
+                f"model.retrieval_len = {self.retrieval_len}: lower it"
+            )
+        if self.retrieval_layer > self.n_layer:
+            raise UserError(
+                f"model.retrieval_layer = {self.retrieval_layer} exceeds "
+                f"model.n_layer = {self.n_layer}: lower it"
+            )
+        if not self.mem_len:
+            raise UserError(
+                f"model.retrieval_len = {self.retrieval_len} retrieves tokens beyond a "
+                "memory: set mem_len above 0"
+            )
+
+    @property
+    def retrieval_index(self) -> int:
+        """The index of the layer that retrieves, from 0."""
+        return (self.retrieval_layer or -(-3 * self.n_layer // 4)) - 1
 
     @property
     def gated(self) -> bool:

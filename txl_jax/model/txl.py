@@ -18,6 +18,7 @@ from txl_jax.model.memory.cache import Memory
 from txl_jax.model.memory.halo import HaloMemory, check_pieces, split_oldest
 from txl_jax.model.memory.interval import find_oldest, keys_per_query
 from txl_jax.model.memory.protocol import AnyMemory, CallMemory, Kept
+from txl_jax.model.memory.retrieval import layer_axes, make_gate, open_store
 from txl_jax.model.memory.same_layer import check_recurrence
 from txl_jax.model.positions import SCHEMES, bias_shape
 
@@ -44,6 +45,7 @@ class TransformerXL(nn.Module):
         self.embedding = Vocabulary(config)
         self.scheme = SCHEMES[config.position]
         self.biases = {name: self._make_bias(name) for name in self.scheme.biases}
+        self.retrieval_gate_H = make_gate(self, config)
         self.drop_rows = Dropout(config.dropout, config.variational)
         self.drop_R = Dropout(config.dropout)
 
@@ -53,7 +55,7 @@ class TransformerXL(nn.Module):
             rematerialize(Block, self.config),
             variable_axes={"params": 0, "intermediates": 0},
             split_rngs={"params": True, "dropout": True},
-            in_axes=(0, 0, nn.broadcast, nn.broadcast),
+            in_axes=(layer_axes(self.config), 0, nn.broadcast, nn.broadcast),
             length=self.config.n_layer,
             unroll=min(self.config.unroll, self.config.n_layer),
             metadata_params={nn.PARTITION_NAME: "N"},
@@ -105,7 +107,8 @@ class TransformerXL(nn.Module):
             first_BL = first_BL.at[:, 0].set(False)
         keys = keys_per_query(config, M)
         oldest_BL = find_oldest(memory.filled_B, first_BL, M, L, keys, segment_len)
-        call_memory: CallMemory = memory
+        gate_H = self.retrieval_gate_H
+        call_memory = open_store(config, memory, gate_H, first_BL, L)
         if isinstance(memory, Memory) and P > 1:
             call_memory = HaloMemory.of(memory, P, L, length_B)
             inputs, oldest_BL = split_pieces(inputs, P), split_oldest(oldest_BL, P)
