@@ -79,11 +79,13 @@ class Config:
                     "has no effect: leave it out, or set model.initial_memory to "
                     '"empty"'
                 )
-        if self.eval.dynamic and self.mesh.segments > 1:
+        rule, stored = self.eval.dynamic, self.model.retrieval_len
+        in_turn = f'eval.dynamic = "{rule}"' if rule else ""
+        in_turn = in_turn or (f"model.retrieval_len = {stored}" if stored else "")
+        if in_turn and (P := self.mesh.segments) > 1:
             raise UserError(
-                f'eval.dynamic = "{self.eval.dynamic}" reads one segment after the '
-                f"other, which mesh.segments = {self.mesh.segments} cannot split: set "
-                "mesh.segments to 1"
+                f"{in_turn} reads one segment after the other, which mesh.segments = "
+                f"{P} cannot split: set mesh.segments to 1"
             )
         evaluation_model(self.model, self.eval)
         generation_model(self.model, self.generate)

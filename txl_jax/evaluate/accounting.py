@@ -35,9 +35,11 @@ def check_fits(
     tokens, read in one call; chunks: of the streams, computed one after the other. A
     layer has at least its hidden states, keys and values.
     """
-    *first, last = [x for x in fields if batch_size > 1 or x != fields[1]]
+    store = ("model.retrieval_len",) if config.retrieval_len else ()
+    *first, last = [x for x in (*store, *fields) if batch_size > 1 or x != fields[1]]
     counts = account(config, batch_size, tgt_len)
     memory = min(counts["cache_bytes"], counts["key_value_bytes"])
+    memory += counts.get("retrieval_bytes", 0)
     layer = config.d_model + 2 * config.n_head * config.d_head
     layer_bytes = layer * config.compute_dtype.itemsize
     tokens = batch_size * tgt_len

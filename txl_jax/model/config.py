@@ -82,8 +82,8 @@ class ModelConfig:
     same_length: bool = field(False, "free")
     # With same_length, every query sees mem_len keys and its own.
     same_length_self: bool = False
-    # The number of earlier tokens whose keys and values one layer keeps, to retrieve the
-    # best among those beyond its memory (Wu et al. 2022). 0 turns retrieval off.
+    # The number of earlier tokens whose keys and values one layer keeps, to retrieve
+    # the best of those beyond its memory (Wu et al. 2022). 0 turns retrieval off.
     retrieval_len: int = field(at_least(0, 0), "free")
     # The number of tokens that each head of a query retrieves.
     retrieval_top_k: int = field(at_least(1, 32), "free")
@@ -232,10 +232,7 @@ class ModelConfig:
         if not self.retrieval_len:
             for name in ("retrieval_top_k", "retrieval_layer"):
                 if getattr(self, name) != getattr(ModelConfig, name):
-                    raise UserError(
-                        f"model.{name} = {getattr(self, name)} has no effect without a "
-                        "store: set model.retrieval_len"
-                    )
+                    raise UserError(f"model.{name} needs model.retrieval_len above 0")
             return
         if self.retrieval_top_k > self.retrieval_len:
             raise UserError(

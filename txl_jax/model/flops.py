@@ -3,7 +3,8 @@
 A multiply-add counts as 2. Training computes each product once in the forward pass, and
 one product for each factor that has a gradient in the backward pass: three in all, or
 two of the memory's projections, because no gradient passes into the memory. With
-pre_lnorm these have three: the norm of the memory has parameters.
+pre_lnorm these have three: the norm of the memory has parameters. Of a layer that
+retrieves, the search has no gradient, and the found keys and values have none.
 
 Dims: B streams, L segment, T tokens, M memory, D model, H heads, A head,
 F feed-forward, V vocabulary.
@@ -27,14 +28,16 @@ def needed_flops(
     own, memory = layer_products(config, L)
     own, memory = B * own, (3 if config.pre_lnorm else 2) * B * memory
     own += sum(vocabulary_products(config, B * L))
+    search, found = (B * products for products in retrieval_products(config, L))
     projected = 2 * config.n_layer * config.d_model * config.n_head * config.d_head
     if not training:
         # Of outputs, too, it keeps keys and values.
-        return own + (2 * B * L * projected if config.recurrence == "same" else 0)
+        own += 2 * B * L * projected if config.recurrence == "same" else 0
+        return own + search + found
     if config.position == "transformer_xl":
         R = distances(config, config.mem_len + together * L)
         memory += 2 * projected * R
-    return 3 * own + memory / together
+    return 3 * own + memory / together + search + 2 * found
 
 
 def layer_products(config: ModelConfig, L: int) -> tuple[float, float]:
@@ -61,6 +64,13 @@ def positionwise_products(config: ModelConfig) -> int:
     D, F = config.d_model, config.hidden_size
     gates = 0 if config.gate == "none" else 2 * 6 * D * D
     return 2 * ((2 + config.gated) * D * F + gates)
+
+
+def retrieval_products(config: ModelConfig, L: int) -> tuple[int, int]:
+    """Returns the products of one stream's search, and those with what is found."""
+    T, HA = config.retrieval_len, config.n_head * config.d_head
+    found = 2 * HA * L * config.retrieval_top_k * 2
+    return (2 * HA * L * (T + L), found) if T else (0, 0)
 
 
 def vocabulary_products(config: ModelConfig, T: float) -> tuple[float, float]:

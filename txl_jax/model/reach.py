@@ -12,18 +12,22 @@ def account(config: ModelConfig, batch_size: int, tgt_len: int) -> dict[str, Any
 
     cache_bytes is the size of the paper's cache of hidden states. Evaluation and
     generation keep keys and values of memory and segment instead: key_value_bytes.
+    retrieval_bytes is the size of the store, if a layer retrieves, in all of them.
     lost_without_memory is the share of dependencies in reach that segments without
     memory would lose. A reach without limit is None.
     """
     context = effective_context(config, tgt_len)
     N, M, itemsize = config.n_layer, config.mem_len, config.compute_dtype.itemsize
-    slots = 2 * N * (M + tgt_len) * config.n_head * config.d_head
-    return {
+    token_bytes = 2 * config.n_head * config.d_head * batch_size * itemsize
+    counts = {
         "cache_bytes": N * M * config.d_model * batch_size * itemsize,
-        "key_value_bytes": slots * batch_size * itemsize,
+        "key_value_bytes": N * (M + tgt_len) * token_bytes,
         "effective_context_tokens": None if math.isinf(context) else context,
         "lost_without_memory": lost_share(context, tgt_len) if context else 0.0,
     }
+    if config.retrieval_len:
+        counts["retrieval_bytes"] = config.retrieval_len * token_bytes
+    return counts
 
 
 def describe(config: ModelConfig, batch_size: int, tgt_len: int) -> str:
@@ -31,15 +35,18 @@ def describe(config: ModelConfig, batch_size: int, tgt_len: int) -> str:
     N, M, D = config.n_layer, config.mem_len, config.d_model
     if not M:
         return f"no memory: every token depends only on its segment of {tgt_len} tokens"
-    counts = account(config, batch_size, tgt_len)
+    counts, store = account(config, batch_size, tgt_len), ""
     context = counts["effective_context_tokens"]
     reach = "all tokens before" if context is None else f"{context:,} tokens back"
+    if T := config.retrieval_len:
+        store = f"{counts['retrieval_bytes'] / 1e6:,.1f} MB of {T:,} tokens to retrieve"
+        store = f", and {store}"
     return (
         f"memory: {N} layers x {M} tokens x {D} x {batch_size} streams x "
         f"{config.compute_dtype.itemsize} bytes = "
         f"{counts['cache_bytes'] / 1e6:,.1f} MB "
-        f"({counts['key_value_bytes'] / 1e6:,.1f} MB as keys and values); it reaches "
-        f"{reach}"
+        f"({counts['key_value_bytes'] / 1e6:,.1f} MB as keys and values){store}; it "
+        f"reaches {reach}"
     )
 
 
@@ -50,17 +57,21 @@ def effective_context(config: ModelConfig, tgt_len: int, n_layer: int = 0) -> fl
     exactly N x M if M is a multiple of L. The oldest of M remembered tokens was read in
     an earlier segment, whose first token saw M tokens before it, so every layer but the
     last reaches M rounded up to whole segments. With same_length every token sees the
-    same number of keys, itself included, and each layer reaches that far. With
-    recurrence = "same" each segment adds to the reach: infinity.
+    same number of keys, itself included, and each layer reaches that far. A layer that
+    retrieves reaches retrieval_len tokens before each token. With recurrence = "same"
+    each segment adds to the reach: infinity.
     """
     N, M, L = n_layer or config.n_layer, config.mem_len, tgt_len
     if not M:
         return 0
     if config.recurrence == "same":
         return math.inf
-    if config.same_length:
-        return N * (keys_per_query(config, M) - 1)
-    return (N - 1) * -(-M // L) * L + M
+    keys, oldest = keys_per_query(config, M), 0  # the oldest token that counts so far
+    for n in reversed(range(N)):
+        local = oldest + 1 - keys if keys else oldest // L * L - M
+        far = oldest - config.retrieval_len if n == config.retrieval_index else local
+        oldest = min(local, far)
+    return -oldest
 
 
 def lost_share(context: float, tgt_len: int) -> float:

@@ -107,8 +107,7 @@ class TransformerXL(nn.Module):
             first_BL = first_BL.at[:, 0].set(False)
         keys = keys_per_query(config, M)
         oldest_BL = find_oldest(memory.filled_B, first_BL, M, L, keys, segment_len)
-        gate_H = self.retrieval_gate_H
-        call_memory = open_store(config, memory, gate_H, first_BL, L)
+        call_memory = open_store(memory, self.retrieval_gate_H, first_BL, L)
         if isinstance(memory, Memory) and P > 1:
             call_memory = HaloMemory.of(memory, P, L, length_B)
             inputs, oldest_BL = split_pieces(inputs, P), split_oldest(oldest_BL, P)

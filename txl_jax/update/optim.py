@@ -1,14 +1,18 @@
 """Learning rates, optimizers and the average of the parameters, built from optax."""
 
+import fnmatch
+import functools
 from collections.abc import Callable
 from typing import Any
 
+import flax.traverse_util
 import jax
 import jax.numpy as jnp
 import optax
 import optax.contrib
 from jax import Array
 
+from txl_jax.errors import UserError
 from txl_jax.model.initializers import Params
 from txl_jax.update.lamb import (
     scale_by_clipped_trust_ratio,
@@ -150,14 +154,38 @@ def _matrix_axes(params: Params) -> Params:
 OPTIMIZERS = {"adam": adam, "lamb": lamb, "muon": muon, "sgd": sgd}
 
 
-def make_optimizer(config: OptimConfig) -> optax.GradientTransformationExtraArgs:
+def find_trained(params: Params, pattern: str) -> Params:
+    """Returns whether each parameter is trained: its name matches train.trainable.
+
+    Raises UserError if none is.
+    """
+
+    def matches(path: tuple[str, ...], _: Any) -> bool:
+        return not pattern or fnmatch.fnmatchcase("/".join(path), pattern)
+
+    trained = flax.traverse_util.path_aware_map(matches, params)
+    if not any(jax.tree.leaves(trained)):
+        names = ", ".join(flax.traverse_util.flatten_dict(params, sep="/"))
+        raise UserError(
+            f"train.trainable = {pattern!r} matches no parameter: they are {names}"
+        )
+    return trained
+
+
+def make_optimizer(
+    config: OptimConfig, trainable: str = ""
+) -> optax.GradientTransformationExtraArgs:
     """Returns the clip and the optimizer; scale its updates by -lr.
 
-    `update` also takes grad_norm, the global norm of the gradients.
+    `update` also takes grad_norm, the global norm of the gradients. Parameters that
+    `find_trained` leaves out have no state and need gradients of zero.
     """
     clips = [clip(config.clip)] if config.clip else []
     parts = [*clips, *OPTIMIZERS[config.optimizer](config)]
-    return optax.chain(*(parts or [optax.identity()]))  # none of plain SGD
+    chain = optax.chain(*(parts or [optax.identity()]))  # none of plain SGD
+    if not trainable:
+        return chain
+    return optax.masked(chain, functools.partial(find_trained, pattern=trainable))
 
 
 def clip(max_norm: float) -> optax.GradientTransformationExtraArgs:
@@ -180,6 +208,7 @@ def clip(max_norm: float) -> optax.GradientTransformationExtraArgs:
 
 # Weight decay excludes norms and biases, including those of the attention.
 UNDECAYED = {"scale", "bias", "cluster_bias", "distance_bias", "buckets", "u", "w"}
+UNDECAYED |= {"retrieval_gate"}
 
 
 def _decay(config: OptimConfig) -> Parts:

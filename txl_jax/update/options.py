@@ -54,6 +54,9 @@ class TrainConfig:
     # Updates are skipped if their loss is above this multiple of the mean loss. 0 turns
     # this off.
     max_loss_factor: float = field(0.0, "changeable")
+    # A pattern of the names of the parameters that are trained, such as retrieval_gate
+    # or layers/attention/*. All others keep their initial values. Empty trains all.
+    trainable: str = ""
     # The workdir from which a new run takes its initial parameters. As a flag, it also
     # gives the model and the vocabulary, except for fields that other flags set. Empty
     # draws the parameters at random.

@@ -40,6 +40,7 @@ from txl_jax.update.init import init_state
 from txl_jax.update.optim import (
     AddToAverage,
     Schedule,
+    find_trained,
     make_average,
     make_optimizer,
     make_schedule,
@@ -103,9 +104,17 @@ def sum_gradients(
     segment_len = config.tgt_len if config.gradient_segments > 1 else 0
     G, C = segments.length_SB.shape[0], config.batch_chunk
     used = cast_layers(params, model.config.compute_dtype)
-    grad = jax.value_and_grad(
-        functools.partial(nll_sum, model, segment_len=segment_len), has_aux=True
-    )
+    trained = find_trained(params, config.trainable)
+
+    def nll_of_trained(params: Params, *segment: Any) -> Any:
+        fixed = jax.tree.map(
+            lambda x, is_trained: x if is_trained else jax.lax.stop_gradient(x),
+            params,
+            trained,
+        )
+        return nll_sum(model, fixed, *segment, segment_len=segment_len)
+
+    grad = jax.value_and_grad(nll_of_trained, has_aux=True)
     split = functools.partial(split_streams, C=C)
 
     def add_segment(carry: Any, xs: tuple[Array, OneSegment]) -> Any:
@@ -258,7 +267,8 @@ def make_program(
     mesh: Mesh,
 ) -> Program:
     """Returns the jitted functions of a run on the mesh."""
-    optimizer, average = make_optimizer(optim_config), make_average(optim_config)
+    optimizer = make_optimizer(optim_config, config.trainable)
+    average = make_average(optim_config)
     size, seed = config.batch_size, config.seed
     averages = average is not None
     init, places = init_state(model_config, optimizer, size, seed, mesh, averages)

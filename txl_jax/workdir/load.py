@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import flax.linen as nn
 import jax
+from flax.traverse_util import flatten_dict, unflatten_dict
+from jax import Array
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
@@ -31,7 +33,7 @@ from txl_jax.report.progress import waiting
 from txl_jax.runtime import storage
 from txl_jax.sharding.mesh import nearest
 from txl_jax.sharding.rules import shardings
-from txl_jax.update.init import abstract_params
+from txl_jax.update.init import abstract_params, init_params
 from txl_jax.workdir.claim import check_same_run
 from txl_jax.workdir.fit import fit_mesh, fit_vocab
 from txl_jax.workdir.folder import CHECKPOINTS, CONFIG, METRICS, RESULT, VOCAB, find
@@ -171,7 +173,8 @@ def load_initial(
     """Returns the parameters that a run starts from, or None for random ones.
 
     They are those of the best checkpoint of train.init_from, a workdir, averaged if
-    that run averages. train.init_from is ignored, and the result None, if `workdir` has
+    that run averages; parameters that its model lacks, since a free field differs, are
+    random. train.init_from is ignored, and the result None, if `workdir` has
     a checkpoint to continue from. config.model.vocab_size is set. Raises UserError if
     the parameters are missing, damaged, or belong to another vocabulary or model, and
     like `has_checkpoint`.
@@ -180,7 +183,8 @@ def load_initial(
     if has_checkpoint(workdir, config, like) or not config.train.init_from:
         return None
     with prefixed(f"train.init_from = {config.train.init_from!r}"):
-        return _load_fitting(find(config.train.init_from), config, vocab, like)
+        params = _load_fitting(find(config.train.init_from), config, vocab, mesh)
+    return _fill_in(params, config, like)
 
 
 def has_checkpoint(workdir: Path, config: Config, like: Params) -> bool:
@@ -221,14 +225,31 @@ def has_checkpoint(workdir: Path, config: Config, like: Params) -> bool:
     return False
 
 
-def _load_fitting(source: Path, config: Config, vocab: Vocab, like: Params) -> Params:
+def _fill_in(params: Params, config: Config, like: Params) -> Params:
+    """Returns the parameters of `like`, random ones where `params` lacks them."""
+    flat, expected = (flatten_dict(x, sep="/") for x in (params, like))
+    if missing := sorted(expected.keys() - flat.keys()):
+        say(f"initialized {', '.join(missing)}, which the source's model lacks")
+
+        def make() -> dict[str, Array]:
+            key, _ = jax.random.split(jax.random.key(config.train.seed))
+            fresh = nn.unbox(init_params(config.model, key))
+            return {name: flatten_dict(fresh, sep="/")[name] for name in missing}
+
+        places = {name: expected[name].sharding for name in missing}
+        flat |= jax.jit(make, out_shardings=places)()
+    return unflatten_dict({name: flat[name] for name in expected}, sep="/")
+
+
+def _load_fitting(source: Path, config: Config, vocab: Vocab, mesh: Mesh) -> Params:
     saved = configs.parse(configs.load_json(source / CONFIG))
     if vocabulary.load(source / VOCAB, RESTORE_VOCAB).to_json() != vocab.to_json():
         raise UserError(
             "its vocabulary is not this run's: use it with "
             f"data.vocab_path={str(source / VOCAB)!r}"
         )
-    differences = configs.differences(fit_vocab(saved, vocab), config)
+    saved = fit_vocab(saved, vocab)
+    differences = configs.differences(saved, config)
     changes = {
         name: f"{name} is {old!r} there, {new!r} here"
         for name, (old, new) in differences.items()
@@ -241,6 +262,7 @@ def _load_fitting(source: Path, config: Config, vocab: Vocab, like: Params) -> P
             f"{CONFIG}"
         )
     with open_checkpoints(source, read_only=True) as manager:
+        like = like_params(saved.model, mesh)
         params, step = save_restore.restore_params(manager, "best", like)
     but = f", but {'; '.join(changes.values())}" if changes else ""
     say(f"starts from update {step} of {source}, with its model and vocabulary{but}")
