@@ -61,12 +61,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+# Gradients cross four segments, and documents start in them.
+ACROSS = [
+    f"--config.train.{name}=4"
+    for name in ("segments_per_call", "segments_per_update", "gradient_segments")
+]
+ACROSS += [f"--config.train.reset_memory_at={ord(',')}"]
+
+
 @pytest.mark.long
-def test_deaths_and_signals_change_no_bit(folder: Path) -> None:
-    """Both runs have two processes throughout."""
-    straight, ended = folder / "straight", folder / "ended"
+@pytest.mark.parametrize("across", [[], [*ACROSS, "--config.mesh.segments=4"]])
+def test_deaths_and_signals_change_no_bit(folder: Path, across: list[str]) -> None:
+    """Both runs have two processes throughout; a text's pieces may lie on both."""
+    straight, ended = (folder / f"{x}{len(across)}" for x in ("straight", "ended"))
     flags = [f"--config={folder / 'tiny.py'}", "--config.optim.optimizer=adam"]
-    flags += ["--config.optim.lr=0.001", "--config.train.eval_every=50"]
+    flags += ["--config.optim.lr=0.001", "--config.train.eval_every=50", *across]
     # jax may abort a process that has lost another before the program notices.
     lost = (75, -signal.SIGABRT)
     step = 0
@@ -106,6 +115,28 @@ def test_two_processes_resume_the_run_of_one(folder: Path) -> None:
         resumed = "resumed at update 20" in run.stderr[0].read_text()
         assert resumed == (len(parts) > 1)
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+@pytest.mark.long
+def test_pieces_of_the_text_move_between_processes_and_meshes(folder: Path) -> None:
+    """Four pieces on two processes, then two pieces on one and on two, then one."""
+    losses, scores = [], []
+    for parts in (((2, 4, 10), (1, 2, 20), (2, 2, 30), (1, 1, 40)), ((1, 1, 40),)):
+        workdir = folder / f"pieces{len(parts)}"
+        for count, pieces, steps in parts:
+            flags = [f"--config={folder / 'tiny.py'}", f"--workdir={workdir}", *ACROSS]
+            flags += [f"--config.mesh.segments={pieces}"]
+            flags += [
+                f"--config.train.{x}={steps}" for x in ("num_steps", "eval_every")
+            ]
+            run = Processes(folder, *flags, count=count)
+            assert run.wait() == [0] * count, run.said(0)
+        lines = [numbers for _, numbers in exact(workdir)]
+        losses.append([numbers["loss"] for numbers in lines])
+        scores.append(lines[-1]["valid_nll"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert scores[0] == pytest.approx(scores[1], rel=1e-5)
+    assert losses[0][-1] < losses[0][0] - 0.1
 
 
 @pytest.mark.long
