@@ -272,7 +272,7 @@ def test_a_saved_config_is_read_back(
 
 # Of the sections that decide what a run computes, the fields that may change.
 FREE = {
-    *("data.path", "data.data_dir"),
+    *("data.path", "data.data_dir", "data.dtype"),
     *("model.kernel", "model.remat_policy", "model.unroll"),
     *(f"train.{each}" for each in ("num_steps", "log_every", "eval_every")),
     *("train.max_bad_steps", "train.max_loss_factor"),

@@ -10,13 +10,15 @@ import numpy as np
 
 from txl_jax.config import Config
 from txl_jax.data import detokenization as words
+from txl_jax.data.number import NumberVocab
 from txl_jax.data.preparation import prepare
 from txl_jax.data.tokens import Tokens
 from txl_jax.data.vocab import Vocab
-from txl_jax.errors import printable
+from txl_jax.errors import UserError, printable
 from txl_jax.generate import texts
+from txl_jax.generate.options import GenerateConfig
 from txl_jax.report.checksum import Json
-from txl_jax.report.log import json_lines, say
+from txl_jax.report.log import json_lines, say, writing
 from txl_jax.runtime import distributed
 from txl_jax.workdir.fit import warn_of_rotations
 from txl_jax.workdir.load import Loaded
@@ -52,7 +54,8 @@ def draw_samples(
 ) -> list[texts.Sample]:
     """Returns the samples, and appends each to generate.output when it is complete.
 
-    `tokens` is the corpus where it is prepared already. `show` gets a single sample
+    A .npy takes the numbers of all samples at the end. `tokens` is the corpus where it
+    is prepared already. `show` gets a single sample
     piece by piece, several one after the other.
     """
     config, vocab, options = loaded.config, loaded.vocab, loaded.config.generate
@@ -62,6 +65,7 @@ def draw_samples(
         words.check_corpus("generate.detokenize", words.CORPORA, corpus, vocab.kind)
         write = functools.partial(words.detokenize, corpus=corpus)
     prompts = find_prompts(config, vocab, tokens)
+    check_numbers(options, vocab, prompts)
     most = max(map(len, prompts)) + options.num_tokens
     warn_of_rotations(config, "generate", most)
     drawn = texts.draw(
@@ -76,14 +80,38 @@ def draw_samples(
         segments=config.eval.segments_per_step,
     )
     samples: list[texts.Sample] = []
-    with json_lines(options.output, "generate.output") as append:
+    arrays = options.output.endswith(".npy")
+    with json_lines("" if arrays else options.output, "generate.output") as append:
         for sample in drawn:
             samples.append(sample)
             append(sample.describe(loaded.step))
             if len(prompts) > 1:
                 head = f"=== sample {len(samples)} of {len(prompts)}"
                 show(f"{head}, seed {sample.seed}\n{sample.text}\n")
+    if arrays and distributed.is_first():
+        rows = [vocab.encode(sample.text) for sample in samples]
+        with writing(options.output, "generate.output") as target:
+            np.save(target, rows[0] if len(rows) == 1 else np.stack(rows))
     return samples
+
+
+def check_numbers(
+    config: GenerateConfig, vocab: Vocab, prompts: list[np.ndarray]
+) -> None:
+    """Raises UserError for options that do not fit a vocabulary of numbers, or text."""
+    numbers = vocab.kind == NumberVocab.kind
+    if numbers and config.stop:
+        raise UserError(
+            f"generate.stop = {config.stop!r} is for text: leave it out, and cut the "
+            "numbers that are sampled"
+        )
+    if not config.output.endswith(".npy"):
+        return
+    if not numbers or len({*map(len, prompts)}) > 1:
+        raise UserError(
+            f"generate.output = {config.output!r} takes numbers that continue prompts "
+            "of one length: write JSON lines to FILE.jsonl"
+        )
 
 
 def find_prompts(

@@ -61,7 +61,7 @@ def describe(result: Json) -> str:
 def describe_nll(result: Json) -> str:
     """Returns bits per byte, or per token, the perplexity and the tokens."""
     bits = f"{metrics.bits(result['nll']):.2f} bits per token"
-    if "bits_per_byte" in result:  # not of a part of a split
+    if result.get("bits_per_byte"):  # not of a part of a split, or of numbers
         bits = f"{result['bits_per_byte']:.2f} bits per byte"
     return f"{bits}, perplexity {result['ppl']:,.2f}, {result['tokens']:,} tokens"
 
@@ -194,15 +194,20 @@ def sizes(config: Config) -> tuple[ModelConfig, int, int]:
 
 
 def per_unit(tokens: Tokens, split: str, scores: Json) -> dict[str, float]:
-    """Returns the nll of a whole split per byte and per word.
+    """Returns the nll of a whole split per byte and per word; of numbers, nothing.
 
-    Bytes are counted in the token stream and in the original corpus, words as a word
-    vocabulary counts them, so that results are comparable across vocabularies.
+    Bytes are counted in the token stream and in the original corpus. Ends of lines are
+    words of word_ppl, as in WikiText, but not of bare_word_ppl, as in PG-19. The first
+    token, which nothing predicts, counts as the mean of the others, so that a word
+    vocabulary has word_ppl = ppl.
     """
     count = tokens.denominators(split)
-    nats = scores["nll"] * scores["tokens"]
+    if "bytes" not in count:
+        return {}
+    nats, words = scores["nll"] * count["tokens"], count["words"]
     return {
         "bits_per_byte": metrics.bits(nats / count["bytes"]),
         "bits_per_original_byte": metrics.bits(nats / count["original_bytes"]),
-        "word_ppl": metrics.perplexity(nats / count["words"]),
+        "word_ppl": metrics.perplexity(nats / (words + count["lines"])),
+        "bare_word_ppl": metrics.perplexity(nats / words) if words else math.inf,
     }

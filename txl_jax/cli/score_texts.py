@@ -6,7 +6,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from txl_jax.cli.evaluate_split import describe_nll
-from txl_jax.data import files
+from txl_jax.data import files, number
+from txl_jax.data.number import NumberVocab
 from txl_jax.data.recipe import drops_newlines
 from txl_jax.data.text import Meter
 from txl_jax.data.vocab import Vocab, report_unknown
@@ -26,8 +27,11 @@ def score_texts(loaded: Loaded) -> Json:
     if config.score.path != STDIN:
         texts = files.text_files(config.score.path, "score.path")
         require_other(config.score.output, texts, "score.output")
-    drop = drops_newlines(config.data, vocab.kind)
-    documents = read_documents(config.score, vocab, drop)
+    if vocab.kind == NumberVocab.kind:
+        documents = read_sequences(config.score, vocab, config.data.dtype)
+    else:
+        drop = drops_newlines(config.data, vocab.kind)
+        documents = read_documents(config.score, vocab, drop)
     warn_of_rotations(config)
     result = score_documents(documents, score, vocab, config.score)
     lengths = {name: getattr(config.eval, name) for name in LENGTHS}
@@ -51,6 +55,18 @@ def read_documents(config: ScoreConfig, vocab: Vocab, drop: bool) -> Iterator[Do
             blocks = Meter().read([text], drop)
             parts = [np.zeros(0, vocab.dtype), *vocab.stream(blocks, where)]
             yield Document(where, np.concatenate(parts), len(text))
+
+
+def read_sequences(config: ScoreConfig, vocab: Vocab, dtype: str) -> Iterator[Document]:
+    """Yields the files of score.path as documents of numbers, without bytes."""
+    if config.lines or config.field:
+        raise UserError("score.lines and score.field are for text: leave them out")
+    path = config.path
+    for file in [None] if path == STDIN else files.text_files(path, "score.path"):
+        name = str(file or "stdin")
+        blocks = (chunk.tobytes() for chunk in number.read(file, dtype))
+        parts = [np.zeros(0, vocab.dtype), *vocab.stream(blocks, name)]
+        yield Document(name, np.concatenate(parts), 0)
 
 
 def select(line: bytes, field: str, where: str) -> bytes:

@@ -1,4 +1,4 @@
-"""The catalog of corpora: those of section 4.1, WikiText-2 and local text.
+"""The catalog of corpora: those of section 4.1, WikiText-2 and local files.
 
 It holds data only; tests replace its entries by miniatures.
 """
@@ -143,6 +143,13 @@ def _lm1b() -> tuple[Archive, ...]:
 _ALL = (
     Corpus("stdlib", "PSF-2.0"),
     Corpus("text", "the user's", "1.1.0"),
+    Corpus(
+        "tokens",
+        "the user's",
+        vocab="number",
+        conventions=("numbers",),
+        vocab_size=0,
+    ),
     Corpus("copying", "CC0-1.0"),
     Corpus("recall", "CC0-1.0"),
     Corpus(

@@ -10,6 +10,7 @@ from txl_jax.data import archive, dataset, files
 from txl_jax.data.byte_ranges import Splits, cut_at, size, whole
 from txl_jax.data.catalog import CORPORA, Corpus
 from txl_jax.data.copying import Task
+from txl_jax.data.number import split_numbers
 from txl_jax.data.options import SPLITS
 from txl_jax.data.recall import Recall
 from txl_jax.errors import UserError, nearest
@@ -50,7 +51,11 @@ class Source:
 
 
 def find(
-    name: str, path: str = "", data_dir: Path = Path(), document_end: str = ""
+    name: str,
+    path: str = "",
+    data_dir: Path = Path(),
+    document_end: str = "",
+    dtype: str = "",
 ) -> Source:
     """Returns the source of a corpus, without reading it.
 
@@ -64,12 +69,18 @@ def find(
             f"{', '.join(known)}"
         )
     corpus = CORPORA[kind]
-    for field, value in (("path", path), ("document_end", document_end)):
-        if value and kind != "text":
+    local = ("text", "tokens")
+    of_files = {"path": (path, local), "document_end": (document_end, local)}
+    for field, (value, kinds) in (of_files | {"dtype": (dtype, local[1:])}).items():
+        if value and kind not in kinds:
             raise UserError(
-                f"data.{field}={value!r} is for data.corpus='text', not {name!r}: "
-                "leave it empty, or set data.corpus='text'"
+                f"data.{field}={value!r} is for data.corpus={kinds[0]!r}, not "
+                f"{name!r}: leave it empty, or set data.corpus={kinds[0]!r}"
             )
+    if kind == "tokens":
+        edition = files.text_edition(path, f"{document_end} {dtype}")
+        split = partial(split_numbers, path, document_end=document_end, dtype=dtype)
+        return Source(corpus, edition, split)
     if kind == "text":
         edition = files.text_edition(path, document_end)
         split = partial(files.split_text, path, document_end=document_end)

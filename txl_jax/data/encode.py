@@ -8,9 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
+from txl_jax.data import number
 from txl_jax.data import text as texts
 from txl_jax.data import vocab as vocabulary
 from txl_jax.data.catalog import Corpus
+from txl_jax.data.number import NumberVocab
 from txl_jax.data.options import SPLITS
 from txl_jax.data.recipe import Recipe
 from txl_jax.data.subword import SubwordVocab
@@ -61,12 +63,7 @@ class Encoder:
             }
         entries = {
             split: self._write(split, arrays[split], vocab, folder)
-            | {
-                "bytes": meter.stream_bytes,
-                "original_bytes": meter.original_bytes,
-                "words": meter.words,
-                "lines": meter.lines,
-            }
+            | ({} if vocab.kind == NumberVocab.kind else meter.counts())
             for split, meter in meters.items()
         }
         return vocab, entries
@@ -85,6 +82,9 @@ class Encoder:
             # Only from train, since valid and test are held out.
             lines = texts.lines(*read("train", "learning from"))
             return SubwordVocab.train(lines, recipe.vocab_size)
+        if recipe.kind == NumberVocab.kind:
+            numbers = (read(name)[0] for name in SPLITS)
+            return NumberVocab(recipe.vocab_size or number.largest(numbers) + 1)
         return ByteVocab()
 
     def _encode_words(

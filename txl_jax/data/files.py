@@ -111,7 +111,7 @@ def split_text(path: str, scratch: Path, document_end: str = "") -> Splits:
     Compressed files are unpacked in `scratch`. document_end: see DataConfig.
     """
     files = text_files(path)
-    splits, texts = _named_splits(path, files), []
+    splits, texts = named_splits(path, files), []
     for number, file in enumerate(files):
         packed = file.suffix in COMPRESSED
         if (file.stem if packed else file.name).endswith((".jsonl", ".ndjson")):
@@ -212,7 +212,7 @@ def text_files(path: str, field: str = "data.path") -> list[Path]:
     return files
 
 
-def _named_splits(path: str, files: Sequence[Path]) -> list[str]:
+def named_splits(path: str, files: Sequence[Path]) -> list[str]:
     """Returns the splits that the names of files and folders state, or [].
 
     Raises UserError if they state only some splits, or not all files have one: text

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from txl_jax.fields import READING, TRAINING, at_least, check, field, one_of
 
 CORPORA = tuple(
-    "stdlib text copying recall shakespeare enwik8 text8 wikitext103 wikitext2 lm1b "
-    "ptb tfds".split()
+    "stdlib text tokens copying recall shakespeare enwik8 text8 wikitext103 wikitext2 "
+    "lm1b ptb tfds".split()
 )
 CONVENTIONS = tuple(
-    "lines text newlines_deleted newlines_kept tensorflow words".split()
+    "lines text newlines_deleted newlines_kept tensorflow words numbers".split()
 )
 SPLITS = ("train", "valid", "test")
 # Names of splits in other code bases' files and in TFDS.
@@ -17,26 +17,27 @@ SPLIT_NAMES = {split: split for split in SPLITS} | dict.fromkeys(
     ("val", "validation", "dev", "eval", "evaluation", "heldout"), "valid"
 )
 SPLIT_NAMES |= {"training": "train", "testing": "test"}
-VOCABULARIES = ("byte", "char", "word", "subword")
+VOCABULARIES = ("byte", "char", "word", "subword", "number")
+DTYPES = tuple("uint8 uint16 uint32 uint64 int8 int16 int32 int64".split())
 OWN = "corpus"  # the kind of vocabulary that the corpus's published results use
 SLACK = 15  # a segment of varying length has at most tgt_len + SLACK tokens
 
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Which text a run reads and how it is cut into tokens."""
+    """Which text, or numbers, a run reads and how it is cut into tokens."""
 
     # The corpus, one of CORPORA. "tfds:NAME" is a dataset of TFDS.
     # "copying:DELAY,LENGTH,SYMBOLS" is the copying task, with its bytes of noise before
     # each answer, letters in a pattern and letters in the alphabet;
     # "recall:DELAY,PAIRS,SYMBOLS" is associative recall of pairs of a key and a value.
     corpus: str = field("stdlib", modes=f"{TRAINING} {READING} prepare")
-    # The text of the corpus "text": a file, a folder or a glob.
+    # The files of the corpora "text" and "tokens": a file, a folder or a glob.
     path: str = field("", "local", "changeable")
     # The folder of prepared data, local or on gs://. Empty takes the default of TFDS.
     data_dir: str = field("", "local", "changeable")
-    # The kind of vocabulary: byte, char, word or subword. "corpus" takes that of
-    # published results.
+    # The kind of vocabulary: byte, char, word or subword, and number for "tokens".
+    # "corpus" takes that of published results.
     vocab: str = field(one_of((OWN, *VOCABULARIES), OWN), "inherited")
     # The convention by which the corpus is read, one of CONVENTIONS. Empty takes that
     # of published results.
@@ -45,12 +46,20 @@ class DataConfig:
     # words. Empty makes one from the corpus.
     vocab_path: str = field("", "inherited", "local")
     # The largest number of words, or the number of subwords, in a vocabulary made from
-    # the corpus. 0 keeps all words.
+    # the corpus; of "tokens", one more than the largest number. 0 keeps all.
     vocab_size: int = field(at_least(0, 0), "inherited")
     lower_case: bool = field(False, "inherited")  # Converts words to lower case.
-    # A line that is added after each file of the corpus "text", such as `<eod>`, which
-    # reset_memory_at can give. Empty adds none.
+    # A line, or a number, that is added after each file of the corpus "text", or
+    # "tokens", such as `<eod>`, which reset_memory_at can give. Empty adds none.
     document_end: str = ""
+    # The type of the numbers in the .bin files of the corpus "tokens", one of DTYPES.
+    # They are little-endian. Other files state their own.
+    dtype: str = field(
+        one_of(("", *DTYPES), ""),
+        "local",
+        "changeable",
+        modes=f"{TRAINING} {READING} prepare",
+    )
 
     def __post_init__(self) -> None:
         """Raises UserError for an impossible value."""

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from txl_jax.data import vocab as vocabulary
 from txl_jax.data.byte_ranges import checksum
 from txl_jax.data.catalog import CORPORA, Corpus
+from txl_jax.data.number import NumberVocab
 from txl_jax.data.options import OWN, DataConfig
 from txl_jax.data.word import Lines, WordVocab
 from txl_jax.errors import UserError, require_one_of
@@ -39,6 +40,7 @@ CONVENTIONS = {
     # One Billion Word as for the published 21.8: `<S> <S>` between two sentences.
     "tensorflow": Convention(("word",), Lines("<S>", "<S>")),
     "words": Convention(("word",), Lines("</S>")),
+    "numbers": Convention(("number",)),
 }
 
 
@@ -76,6 +78,12 @@ def resolve(
         path = str(published)
     vocab = _read_vocab(config, corpus, path) if path else None
     kind = vocab.kind if vocab else kind
+    if (kind == NumberVocab.kind) != (corpus.vocab == NumberVocab.kind):
+        raise UserError(
+            f"the vocabulary of data.corpus={corpus.name!r} cannot be of kind "
+            f"{kind!r}: set data.vocab={OWN!r}, and data.vocab_path to one of its own "
+            "or to ''"
+        )
     _refuse_idle(config, kind)
     name, convention = _convention(config, corpus, kind)
     lines = convention.lines
@@ -144,7 +152,7 @@ def _convention(
 
 def _refuse_idle(config: DataConfig, kind: str) -> None:
     """Raises UserError for fields that the kind of vocabulary does not use."""
-    uses = {"vocab_size": ("word", "subword"), "lower_case": ("word",)}
+    uses = {"vocab_size": ("word", "subword", "number"), "lower_case": ("word",)}
     for name, kinds in uses.items():
         if (value := getattr(config, name)) and kind not in kinds:
             raise UserError(

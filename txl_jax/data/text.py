@@ -48,6 +48,15 @@ class Meter:
     words: int = 0
     lines: int = 0
 
+    def counts(self) -> JsonObject:
+        """Returns the entries of a split in the manifest."""
+        return {
+            "bytes": self.stream_bytes,
+            "original_bytes": self.original_bytes,
+            "words": self.words,
+            "lines": self.lines,
+        }
+
     def read(
         self, blocks: Iterable[bytes], drop_newlines: bool = False
     ) -> Iterator[bytes]:

@@ -61,12 +61,12 @@ class Tokens:
     def denominators(self, name: str) -> dict[str, int]:
         """Returns the denominators of a split's metrics.
 
-        `bytes` are those of the stream, which may omit some of the `original_bytes`;
-        `words` include ends of lines, for word-level perplexity under any vocabulary.
+        `bytes` are those of the stream, which may omit some of the `original_bytes`.
+        Numbers have only `tokens`.
         """
         entry = self.manifest["splits"][name]
-        counts = {key: entry[key] for key in ("tokens", "bytes", "original_bytes")}
-        return counts | {"words": entry["words"] + entry["lines"]}
+        names = ("tokens", "bytes", "original_bytes", "words", "lines")
+        return {key: entry[key] for key in names if key in entry}
 
 
 @functools.cache
@@ -108,7 +108,8 @@ def _roots(config: DataConfig) -> tuple[Path, RemotePath | None]:
 
 
 def _find(config: DataConfig, root: Path) -> corpora.Source:
-    return corpora.find(config.corpus, config.path, root, config.document_end)
+    end, dtype = config.document_end, config.dtype
+    return corpora.find(config.corpus, config.path, root, end, dtype)
 
 
 def prepare(config: DataConfig) -> Tokens:

@@ -10,6 +10,7 @@ import numpy as np
 
 from txl_jax.data import text as texts
 from txl_jax.data.files import text_start
+from txl_jax.data.number import NumberVocab
 from txl_jax.data.subword import SubwordVocab
 from txl_jax.data.text import JsonObject, token_dtype
 from txl_jax.data.word import WordVocab
@@ -138,9 +139,10 @@ def code_points(
 
 # Every vocabulary has a length, a dtype of its token files, and `unknown`, the token of
 # unknown text or -1. `stream` encodes a whole split from blocks of bytes.
-Vocab = CharVocab | WordVocab | SubwordVocab
+Vocab = CharVocab | WordVocab | SubwordVocab | NumberVocab
 VOCABULARIES: dict[str, type[Vocab]] = {
-    vocab.kind: vocab for vocab in (ByteVocab, CharVocab, WordVocab, SubwordVocab)
+    vocab.kind: vocab
+    for vocab in (ByteVocab, CharVocab, WordVocab, SubwordVocab, NumberVocab)
 }
 
 

@@ -36,7 +36,8 @@ class GenerateConfig:
     stop: str = ""
     tokenize: bool = False  # Cuts prompts into words as the corpus was.
     detokenize: bool = False  # Undoes the corpus's tokenization into words.
-    # The file to which each sample is written as a line of JSON. Empty writes none.
+    # The file to which each sample is written as a line of JSON; a .npy takes the
+    # numbers of a corpus "tokens" instead. Empty writes none.
     output: str = field("", "local")
 
     def __post_init__(self) -> None:

@@ -114,6 +114,8 @@ def read_prompts(
     report_unknown(vocab, field, "\n".join(prompts))
     with prefixed(field):
         encoded = [vocab.encode(prompt) for prompt in prompts]
+    if any(len(prompt_T) == 0 for prompt_T in encoded):
+        raise UserError(f"{field} = {config.prompt!r} has no token: give at least one")
     return [prompt_T for prompt_T in encoded for _ in range(config.samples)]
 
 

@@ -1,0 +1,160 @@
+"""Corpora of integers: read from every format, prepared, trained, scored, generated."""
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.refusal import refusal, refused
+from tests.support.trained import command
+from txl_jax.data import vocab as vocabulary
+from txl_jax.data.number import NumberVocab
+from txl_jax.data.options import SPLITS, DataConfig
+from txl_jax.data.streams import Position, Streams
+from txl_jax.data.tokens import prepare
+
+NUMBERS = np.random.default_rng(0).integers(0, 300, 400)
+
+
+def config(home: Path, path: Path, **fields: Any) -> DataConfig:
+    return DataConfig("tokens", str(path), str(home / "data"), **fields)
+
+
+def test_every_format_gives_the_same_tokens(tmp_path: Path) -> None:
+    text = "\n".join(map(str, NUMBERS))
+    np.save(tmp_path / "a.npy", NUMBERS.astype(np.int16))
+    NUMBERS.astype("<u2").tofile(tmp_path / "a.bin")
+    (tmp_path / "a.txt").write_text(text)
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(text.encode()))
+    for name in ("a.npy", "a.bin", "a.txt", "a.txt.gz"):
+        dtype = "uint16" if name == "a.bin" else ""
+        made = prepare(config(tmp_path, tmp_path / name, dtype=dtype))
+        assert made.vocab == NumberVocab(int(NUMBERS.max()) + 1)
+        sizes = [len(made.split(split)) for split in SPLITS]
+        assert sizes == [360, 20, 20]
+        joined = np.concatenate([made.split(split) for split in SPLITS])
+        np.testing.assert_array_equal(joined, NUMBERS)
+        assert joined.dtype == made.vocab.dtype == np.uint16
+        assert made.manifest["convention"] == "numbers"
+        assert made.denominators("test") == {"tokens": 20}
+
+
+def test_files_are_documents_and_names_state_splits(tmp_path: Path) -> None:
+    folder = tmp_path / "music"
+    folder.mkdir()
+    for name in ("train_1", "train_2", "valid", "test"):
+        np.save(folder / f"{name}.npy", [7, 3])
+    made = prepare(config(tmp_path, folder, document_end="9"))
+    np.testing.assert_array_equal(made.split("train"), [7, 3, 9, 7, 3, 9])
+    np.testing.assert_array_equal(made.split("test"), [7, 3, 9])
+    assert len(made.vocab) == 10 and made.vocab.dtype == np.uint8
+    streams = Streams(made.split("train"), 1, 6, reset_memory_at=9)
+    assert np.flatnonzero(streams.batch(Position())[0].first_SBL).tolist() == [0, 3]
+    path = made.folder / "vocab.json"
+    assert vocabulary.load(path) == made.vocab
+    again = prepare(config(tmp_path, folder, vocab_path=str(path)))
+    assert again.vocab == made.vocab
+
+
+def test_numbers_are_written_with_spaces() -> None:
+    vocab = NumberVocab(100)
+    tokens_T = np.array([5, 17, 99])
+    assert vocab.decode(tokens_T) == "5 17 99"
+    np.testing.assert_array_equal(vocab.encode(" 5\n17 99\n"), tokens_T)
+    assert vocabulary.spell(vocab.decode, tokens_T, 1) == [" 17", " 99"]
+    assert vocabulary.find(vocab, "17") == 17
+    with refused("number 100, which is not from 0 to 99: .* data.vocab_size"):
+        vocab.encode("1 100")
+    with refused("'-1', which is not a number"):
+        vocab.encode("1 -1")
+
+
+@pytest.mark.parametrize(
+    "name, content, fields, error",
+    [
+        ("a.txt", b"1 2\n3.5", {}, "a.txt has '3.5', which is not a number"),
+        ("a.txt", b"9" * 30, {}, "a.txt has a number of more than 63 bits"),
+        ("a.bin", b"1234", {}, "a.bin has bare numbers: state their data.dtype"),
+        ("a.bin", b"12345", {"dtype": "int32"}, "5 bytes, which are no whole number"),
+        ("a.bin", b"\xff" * 8, {"dtype": "int16"}, "numbers from -1 to -1"),
+        ("a.npy", b"1 2 3", {}, "a.npy is not a .npy file"),
+        ("a.npy", np.zeros((2, 3), int), {}, r"shape \(2, 3\) and the dtype int64"),
+        ("a.npy", np.zeros(3), {}, "the dtype float64: save one sequence of integers"),
+        ("a.txt", b"1 2 3 4 " * 20, {"vocab_size": 3}, "has the number 3, which is"),
+        ("a.txt", b"1 2", {"vocab": "word"}, "'tokens' cannot be of kind 'word'"),
+        ("a.txt", b"1 2", {"document_end": "<eod>"}, "document_end has '<eod>'"),
+        ("a.txt", b"1 2", {"dtype": "float32"}, "dtype = 'float32' must be one of"),
+    ],
+)
+def test_other_files_are_refused(
+    name: str, content: Any, fields: dict[str, Any], error: str, tmp_path: Path
+) -> None:
+    path = tmp_path / name
+    if isinstance(content, np.ndarray):
+        np.save(path, content)
+    else:
+        path.write_bytes(content)
+    with refused(error):
+        prepare(config(tmp_path, path, **fields))
+
+
+def test_fields_of_other_corpora_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("1 2 3")
+    path = str(tmp_path / "a.txt")
+    text = DataConfig("text", path, str(tmp_path), "byte", dtype="int32")
+    assert "data.dtype='int32' is for data.corpus='tokens'" in refusal(prepare, text)
+    text = DataConfig("text", path, str(tmp_path), "number")
+    assert "'text' cannot be of kind 'number'" in refusal(prepare, text)
+
+
+EXPERIMENT = """
+from txl_jax import config
+
+def get_config():
+    c = config.default()
+    c.data.update(corpus="tokens", path={path!r}, data_dir={data_dir!r})
+    c.model.update(n_layer=1, d_model=16, n_head=2, d_head=8, d_inner=32)
+    c.model.update(mem_len=8, dropout=0.0)
+    c.train.update(num_steps=80, batch_size=8, tgt_len=8, eval_every=80)
+    c.optim.lr = 3e-2
+    c.eval.update(tgt_len=8, mem_len=8)
+    c.generate.update(prompt="0 3", num_tokens=6, mem_len=8, temperature=0.0)
+    return c
+"""
+
+
+def test_a_model_of_numbers_is_trained_scored_and_sampled(tmp_path: Path) -> None:
+    cycle = np.arange(2000) * 3 % 300  # each number decides the next one
+    np.save(tmp_path / "signal.npy", cycle)
+    files = {"path": "signal.npy", "data_dir": "data"}
+    places = {name: str(tmp_path / file) for name, file in files.items()}
+    (tmp_path / "tiny.py").write_text(EXPERIMENT.format(**places))
+    run = f"--workdir={tmp_path / 'run'}"
+    trained = command(f"--config={tmp_path / 'tiny.py'}", run)
+    assert trained.result["nll"] < 0.5 and "word_ppl" not in trained.result
+    assert "bits per token, perplexity" in trained.err
+
+    np.save(tmp_path / "more.npy", cycle[:50])
+    scored = command("score", run, f"--path={tmp_path / 'more.npy'}").result
+    assert (scored["tokens"], scored["bits_per_byte"]) == (50, None)
+    assert scored["nll"] < 0.5
+
+    target = tmp_path / "sample.npy"
+    sampled = command("generate", run, f"--output={target}")
+    assert sampled.result["text"] == "0 3 6 9 12 15 18 21"
+    np.testing.assert_array_equal(np.load(target), cycle[:8])
+    np.savetxt(tmp_path / "prompts.txt", cycle[:6].reshape(2, 3), "%d")
+    prompts = f"--prompt=@{tmp_path / 'prompts.txt'}"
+    command("generate", run, prompts, "--num_tokens=2", f"--output={target}")
+    np.testing.assert_array_equal(np.load(target), [cycle[:5], cycle[3:8]])
+
+    for flag, error in (
+        ("--stop=3", "generate.stop = '3' is for text"),
+        ("--prompt=", "generate.prompt is empty"),
+        ("--prompt= ", "generate.prompt = ' ' has no token"),
+        ("--prompt=300", "the number 300, which is not from 0 to 297"),
+    ):
+        refused_flag = command("generate", run, flag)
+        assert refused_flag.status == 2 and error in refused_flag.err
