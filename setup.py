@@ -117,7 +117,9 @@ setup(
         "txl_jax.experiments.ablations",
     ],
     package_dir={"txl_jax.experiments": "experiments"},
-    package_data={"txl_jax": ["py.typed", "paper/attention.html"]},
+    package_data={
+        "txl_jax": ["py.typed", "paper/attention.html", "packaged/*.safetensors"]
+    },
     entry_points={"console_scripts": ["txl = txl_jax.main:main"]},
     cmdclass={"sdist": SourceDistribution},
     install_requires=REQUIRES,

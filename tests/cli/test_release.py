@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 import safetensors
@@ -164,6 +165,45 @@ def test_another_version(model: Path, tmp_path: Path, change: tuple[str, Any]) -
     release.save(found._replace(config={"data": None}), tmp_path / "newer")
     with pytest.raises(UserError, match="use the version that exported it"):
         txl_jax.load(tmp_path / "newer")
+
+
+def test_half_of_the_bytes_hold_rounded_numbers(
+    home: Home, model: Path, tmp_path: Path
+) -> None:
+    half = tmp_path / "half.safetensors"
+    flags = ("--format=txl_jax", "--dtype=float16", f"--target={half}")
+    assert home.read("export", *flags).status == 0
+    with safetensors.safe_open(half, framework="numpy") as file:
+        kinds = {file.get_tensor(name).dtype for name in file.keys()}  # noqa: SIM118
+    assert kinds == {np.dtype(np.float16)}
+    exact, rounded = (txl_jax.load(path).params for path in (model, half))
+    expected = jax.tree.map(lambda x: np.float32(np.float16(x)), jax.device_get(exact))
+    assert_equal(rounded, expected)
+
+
+def test_a_file_is_read_in_place_of_a_workdir(
+    home: Home, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    flags = ("--split=valid", "--max_tokens=200")
+    data = [f"--config.data.path={home.path / 'text.txt'}"]
+    data += [f"--config.data.data_dir={home.path / 'data'}"]
+    done = command("evaluate", f"--model={model}", *data, *flags)
+    assert done.result["nll"] == home.read("evaluate", *flags).result["nll"]
+    swept = command("evaluate", f"--model={model}", *data, *flags, "--sweep=mem_len=8")
+    assert swept.result["file"] == "runs/tiny/sweep_mem_len.json"
+    for argv, error in (
+        (["train", f"--model={model}"], "--model is for the modes evaluate, generate,"),
+        (["score", "--model=shakespear"], "did you mean 'shakespeare'?"),
+        (["score", f"--model={home.path / 'tiny.py'}"], "is not a model in one file"),
+        (["score", f"--model={model}", "--config=wt103"], "has its own config, and"),
+        (
+            ["score", f"--model={model}", "--config.eval.checkpoint=latest"],
+            "own config",
+        ),
+    ):
+        failed = command(*argv)
+        assert failed.status == 2 and error in failed.err
 
 
 def test_local_settings_are_not_exported(home: Home, tmp_path: Path) -> None:

@@ -32,7 +32,8 @@ from txl_jax.report.progress import waiting
 from txl_jax.runtime import storage
 from txl_jax.workdir import claim, folder
 from txl_jax.workdir.claim import IMPORTED
-from txl_jax.workdir.load import Loaded, released_config
+from txl_jax.workdir.load import Loaded
+from txl_jax.workdir.released import check_config
 
 INCOMPLETE = "incomplete"  # on gs://, a file in the folder of an unfinished import
 # Entries of run.json that are released.
@@ -106,7 +107,7 @@ def read_source(
             )
         path = Path(options.source)
         found = release.read(path)
-        saved = released_config(found, path)
+        saved = check_config(found.config, found.origin, path)
         model = config.parse(saved).model
         source = Source(model, found.params, found.vocab, found.step, [path])
         return source, saved, found.origin
@@ -163,7 +164,7 @@ def export_model(options: ConvertConfig, loaded: Loaded, workdir: Path) -> Json:
             f"--target={options.target!r} exists or is a folder: give a new file"
         )
     with complete_or_absent(target) as fresh:
-        release.save(make_release(loaded, workdir), fresh)
+        release.save(make_release(loaded, workdir), fresh, options.dtype)
     say(f"update {loaded.step} exported to {target}")
     return {
         "target": str(target),

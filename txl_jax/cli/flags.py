@@ -16,6 +16,7 @@ from txl_jax.config import Config
 from txl_jax.data.options import DataConfig
 from txl_jax.errors import UserError, nearest, prefixed, require_one_of
 from txl_jax.runtime import storage
+from txl_jax.workdir import released
 from txl_jax.workdir.folder import CONFIG, VOCAB, find
 
 
@@ -42,6 +43,8 @@ MODES = {
     "recl": Mode("Compares the effective context lengths of models.", "recl"),
 }
 
+# Modes that read a model, which may be one file instead of a workdir.
+READING = ("evaluate", "generate", "score", "attention")
 SAVING = ("train", "import")  # also take the fields that only later modes use
 # Modes whose runs have their own configs. The mode itself reads its section and `run`;
 # the overrides of all sections but the mode's own apply to these configs.
@@ -59,6 +62,7 @@ class Command(NamedTuple):
     origins: dict[str, str]  # the file or flag that set a field
     print_config: bool
     delete: bool = False  # in the mode prepare
+    model: Path | None = None  # the model in one file, without a workdir of its own
 
 
 class Parser(argparse.ArgumentParser):
@@ -74,7 +78,12 @@ def parse(argv: list[str]) -> Command:
     args, overrides = read_flags(argv)
     applied, own = overrides, f"{MODES[args.mode].section}."
     source = args.config
-    if args.mode in OUTER:
+    model = None
+    if args.model:
+        model = model_file(args.model, args.mode, args.config, overrides)
+        config, source = released.load_config(model), str(model)
+        folder = find(args.workdir or f"runs/{model.stem}")
+    elif args.mode in OUTER:
         if args.config:
             raise UserError(
                 f"--mode={args.mode} takes no --config, because its runs have their "
@@ -93,7 +102,9 @@ def parse(argv: list[str]) -> Command:
         source = str(folder / CONFIG)
         config = configs.load_json(folder / CONFIG)
     else:
-        raise UserError("give --config=FILE, or the --workdir of a run; see --help")
+        raise UserError(
+            "give --config=FILE, the --workdir of a run or a --model; see --help"
+        )
     taken = start_from(config, applied, folder) if applied.get(INIT_FROM) else source
     for name, text in (overrides | applied).items():
         apply(config if name in applied else ConfigDict(), name, text, args.mode)
@@ -102,8 +113,30 @@ def parse(argv: list[str]) -> Command:
     origins = {x: taken if x in inherited else source for x in changed}
     origins |= dict.fromkeys(applied, "a flag")
     return Command(
-        args.mode, parsed, folder, overrides, origins, args.print_config, args.delete
+        args.mode,
+        parsed,
+        folder,
+        overrides,
+        origins,
+        args.print_config,
+        args.delete,
+        model,
     )
+
+
+def model_file(name: str, mode: str, config: str, overrides: dict[str, str]) -> Path:
+    """Returns the file of --model; raises UserError for flags that do not fit it."""
+    if mode not in READING:
+        raise UserError(
+            f"--model is for the modes {', '.join(READING)}, not {mode}; to change a "
+            "released model, import it with --mode=import --format=txl_jax"
+        )
+    if config or "eval.checkpoint" in overrides:
+        raise UserError(
+            f"--model={name} has its own config, and one checkpoint: leave --config "
+            "and --checkpoint out, and override single fields"
+        )
+    return released.find_model(name)
 
 
 def read_flags(argv: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
@@ -114,8 +147,9 @@ def read_flags(argv: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
     parser = Parser(add_help=False, allow_abbrev=False)
     word = argv[0] if argv and not argv[0].startswith("-") else ""
     argv = argv[1:] if word else argv
-    for name, default in (("config", ""), ("workdir", ""), ("mode", word or "train")):
-        parser.add_argument(f"--{name}", default=default)
+    for name in ("config", "workdir", "model"):
+        parser.add_argument(f"--{name}", default="")
+    parser.add_argument("--mode", default=word or "train")
     for flag in ("--print_config", "--delete"):
         parser.add_argument(flag, action="store_true")
     mode = parser.parse_known_args(argv)[0].mode

@@ -21,6 +21,7 @@ usage: txl [MODE] --config=FILE|NAME [--workdir=DIR] [--FIELD=VALUE ...]
        (or python -m txl_jax)
 
 examples:
+  txl generate --model=shakespeare --prompt='ROMEO:'
   txl train --config=quickstart
   txl evaluate --workdir=runs/quickstart --mem_len=1024
   txl generate --workdir=runs/quickstart --prompt='def '
@@ -34,6 +35,7 @@ modes:
 flags:
   --config=FILE|NAME  the file of an experiment, or the name of a packaged one;
                       without it, the config of the run in the workdir
+  --model=NAME|FILE   in place of a workdir, a packaged model (shakespeare) or a file
   --workdir=DIR       the folder of the run, also gs:// (default: runs/NAME)
   --mode=MODE         one of the modes above, also as the first word (default: train)
   --config.S.F=VALUE  sets field F of the config's section S, which is one of

@@ -39,9 +39,10 @@ with epy.lazy_imports():  # each is imported by its mode alone
 
 
 def load_model(command: Command) -> Loaded:
-    """Loads the trained model of --workdir, and logs its update."""
-    loaded = load(command.workdir, command.config)
-    say(f"the model of update {loaded.step} in {command.workdir}")
+    """Loads the trained model of --workdir or --model, and logs its update."""
+    place = command.model or command.workdir
+    loaded = load(place, command.config)
+    say(f"the model of update {loaded.step} in {place}")
     return loaded
 
 

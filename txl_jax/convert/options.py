@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from txl_jax.fields import field
+from txl_jax.fields import check, field, one_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,3 +16,10 @@ class ConvertConfig:
     source: str = field("", "unsaved", modes="import")
     # The file that the mode export creates.
     target: str = field("", "unsaved", modes="train export")
+    # The type of the numbers that the mode export writes: float32, or float16 for half
+    # of the bytes. The numbers are rounded.
+    dtype: str = field(one_of(("float32", "float16"), "float32"), modes="export")
+
+    def __post_init__(self) -> None:
+        """Raises UserError for an impossible value."""
+        check(self, "convert")

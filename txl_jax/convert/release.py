@@ -32,8 +32,8 @@ EXPORT = "--mode=export --format=txl_jax"
 class Release(NamedTuple):
     """A model in one file.
 
-    params are numpy arrays, config has all sections of the run's config, and origin is
-    the run's provenance.
+    params are numpy arrays, in float32 once they are read, config has all sections of
+    the run's config, and origin is the run's provenance.
     """
 
     config: dict[str, Any]
@@ -43,9 +43,9 @@ class Release(NamedTuple):
     origin: dict[str, Any]
 
 
-def save(release: Release, path: Path) -> None:
-    """Writes a model to a file for `read`."""
-    params = jax.device_get(release.params)
+def save(release: Release, path: Path, dtype: str = "float32") -> None:
+    """Writes a model to a file for `read`, with its numbers rounded to a type."""
+    params = jax.tree.map(lambda x: np.asarray(x, dtype), release.params)
     manifest = Manifest(release.step, None, None, checksums({"params": params}))
     metadata = {
         "format": FORMAT,
@@ -89,5 +89,6 @@ def _parse(metadata: Mapping[str, str], flat: dict[str, np.ndarray]) -> Release:
         raise ValueError("it lacks arrays of its manifest, or has others")
     params = traverse_util.unflatten_dict(flat, sep="/")
     manifests.verify(manifest, {"params": params})
+    params = jax.tree.map(lambda x: x.astype(np.float32), params)
     vocab = vocabulary.loads(metadata["vocab"])
     return Release(config, params, vocab, manifest.step, origin)

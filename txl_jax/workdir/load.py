@@ -10,7 +10,6 @@ import jax
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax import Array
 from jax.sharding import Mesh
-from ml_collections import ConfigDict
 
 from txl_jax import config as configs
 from txl_jax.checkpoint import manifest, save_restore
@@ -27,7 +26,6 @@ from txl_jax.errors import BadNumbers, UserError, prefixed
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
 from txl_jax.model.txl import TransformerXL
-from txl_jax.report.checksum import DAMAGE
 from txl_jax.report.log import last_step, say
 from txl_jax.report.progress import waiting
 from txl_jax.runtime import storage
@@ -37,6 +35,7 @@ from txl_jax.update.init import abstract_params, init_params
 from txl_jax.workdir.claim import check_same_run
 from txl_jax.workdir.fit import fit_mesh, fit_vocab
 from txl_jax.workdir.folder import CHECKPOINTS, CONFIG, METRICS, RESULT, VOCAB, find
+from txl_jax.workdir.released import check_config, packaged
 
 RESTORE_VOCAB = "restore it from a backup, or train here again, which rewrites it"
 
@@ -56,15 +55,19 @@ def load(workdir: str | Path, config: Config | None = None) -> Loaded:
     """Returns the trained model of a workdir, averaged if the run averages.
 
     In place of a workdir, the file of a released model is accepted, which the mode
-    export has written. `config` replaces the saved config, for example to evaluate on
-    another mesh; the model must be the same. Its eval.checkpoint selects the checkpoint
-    of a workdir. Raises UserError if the workdir holds no run or no such checkpoint, or
-    the file no model, and BadNumbers if a parameter is not finite.
+    export has written, and the name of a model in the package, "shakespeare", unless
+    there is a folder of that name. `config` replaces the saved config, for example to
+    evaluate on another mesh; the model must be the same. Its eval.checkpoint selects
+    the checkpoint of a workdir. Raises UserError if the workdir holds no run or no such
+    checkpoint, or the file no model, and BadNumbers if a parameter is not finite.
     """
     workdir, released = find(os.fspath(workdir)), None
+    if not workdir.exists():
+        workdir = packaged().get(str(workdir), workdir)
     if not storage.is_remote(workdir) and workdir.is_file():
         released = releases.read(workdir)
-        saved = configs.parse(released_config(released, workdir))
+        found = check_config(released.config, released.origin, workdir)
+        saved = configs.parse(found)
         vocab = released.vocab
     else:
         saved = configs.parse(configs.load_json(workdir / CONFIG))
@@ -119,20 +122,6 @@ def _fit_machine(config: Config, may_change: bool) -> tuple[Config, Mesh]:
     own, new = map(dataclasses.astuple, (config.mesh, near))
     say(f"the run's mesh {own} does not fit this machine: reading on {new}")
     return _fit_machine(dataclasses.replace(config, mesh=near), False)
-
-
-def released_config(released: Release, path: Path) -> ConfigDict:
-    """Returns the config of a released model; raises UserError if it is not valid."""
-    try:
-        saved = configs.from_saved(released.config, path)
-        configs.parse(saved)
-        return saved
-    except (*DAMAGE, UserError) as error:
-        revision = released.origin.get("git_revision", "unknown")
-        raise UserError(
-            f"{path} has a config that this version does not read ({error}): use the "
-            f"version that exported it (its model was trained at revision {revision})"
-        ) from error
 
 
 def _restore(workdir: Path, which: str, like: Params) -> tuple[Params, int]:

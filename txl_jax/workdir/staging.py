@@ -78,6 +78,8 @@ class Staging:
 def writing(workdir: Path, result: Json, fence: Fence = unfenced) -> Iterator[Path]:
     """Yields the folder for a result's files; if they cannot be written, adds why."""
     try:
+        if not storage.is_remote(workdir):  # a packaged model has no folder yet
+            workdir.mkdir(parents=True, exist_ok=True)
         with Staging(workdir, fence=fence) as staging:
             yield staging.folder
     except storage.errors() as error:

@@ -1,0 +1,70 @@
+"""Models in one file: those in the package, and the config of any, without jax.
+
+The parsing of flags imports this module.
+"""
+
+import json
+from pathlib import Path
+
+import safetensors
+from ml_collections import ConfigDict
+
+from txl_jax import config as configs
+from txl_jax.data.byte_ranges import reading
+from txl_jax.errors import UserError, nearest
+from txl_jax.report.checksum import DAMAGE, Json, verify_checksum
+from txl_jax.runtime import storage
+
+SUFFIX = ".safetensors"
+PACKAGED = Path(__file__).parents[1] / "packaged"
+
+
+def packaged() -> dict[str, Path]:
+    """Returns the files of the models in the package, by name."""
+    return {path.stem: path for path in sorted(PACKAGED.glob(f"*{SUFFIX}"))}
+
+
+def find_model(name: str) -> Path:
+    """Returns the file of a --model: a path, or the name of a model in the package."""
+    storage.require_unicode(name, "--model")
+    path = Path(name).expanduser()
+    if path.is_file():
+        return path
+    known = packaged()
+    if name not in known:
+        raise UserError(
+            f"--model={name!r} is no file and no packaged model{nearest(name, known)}; "
+            f"there are {', '.join(known)}; the folder of a run is a --workdir"
+        )
+    return known[name]
+
+
+def load_config(path: Path) -> ConfigDict:
+    """Returns the config of a model in one file; raises UserError."""
+    with reading(path):
+        try:
+            with safetensors.safe_open(path, framework="numpy") as file:
+                metadata = file.metadata() or {}
+            config, origin = (
+                verify_checksum(json.loads(metadata[x])) for x in ("config", "origin")
+            )
+        except (safetensors.SafetensorError, *DAMAGE) as error:
+            raise UserError(
+                f"{path} is not a model in one file ({error}): give one that "
+                "--mode=export --format=txl_jax wrote"
+            ) from error
+    return check_config(config, origin, path)
+
+
+def check_config(config: Json, origin: Json, path: Path) -> ConfigDict:
+    """Returns the config of a released model; raises UserError if it is not valid."""
+    try:
+        saved = configs.from_saved(config, path)
+        configs.parse(saved)
+        return saved
+    except (*DAMAGE, UserError) as error:
+        revision = origin.get("git_revision", "unknown")
+        raise UserError(
+            f"{path} has a config that this version does not read ({error}): use the "
+            f"version that exported it (its model was trained at revision {revision})"
+        ) from error
