@@ -1,0 +1,1 @@
+"""Reinforcement learning with a memory per episode."""

@@ -1,0 +1,151 @@
+"""Environments in which the right action depends on an earlier observation.
+
+Their functions are pure and of one episode; `jax.vmap` maps them over streams.
+
+Dims: X numbers observed.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+ROOM = 5  # rows and columns of the room in `search`
+BUMP = -0.1  # the reward of an action that a wall blocks in `t_maze`
+
+
+class Environment(NamedTuple):
+    """Functions of one episode, and the sizes of observations and actions.
+
+    begin: key -> (state, seen_X), of a new episode.
+    step: (key, state, action) -> (state, seen_X, reward, over).
+    """
+
+    begin: Callable[[Array], tuple[Any, Array]]
+    step: Callable[[Array, Any, Array], tuple[Any, Array, Array, Array]]
+    observed: int  # X
+    actions: int
+
+
+class Maze(NamedTuple):
+    """The arm that is rewarded, 0 or 1, and the agent's place in the corridor."""
+
+    cue: Array
+    place: Array
+
+
+def t_maze(length: int) -> Environment:
+    """Returns a corridor that ends at a junction (Bakker 2001).
+
+    The observation is a cue, 1 or -1 at the start and 0 elsewhere, and whether this is
+    the junction, `length` steps on. Action 0 moves forward; 1 and 2 turn, which ends
+    the episode at the junction: the arm of the cue earns 1, the other one -1. In the
+    corridor a turn meets a wall, and so does a step forward at the junction.
+    """
+
+    def observe(maze: Maze) -> Array:
+        cue = jnp.where(maze.place == 0, 2 * maze.cue - 1, 0)
+        return jnp.stack([cue, maze.place == length]).astype(jnp.float32)
+
+    def begin(key: Array) -> tuple[Maze, Array]:
+        maze = Maze(jax.random.randint(key, (), 0, 2), jnp.zeros((), jnp.int32))
+        return maze, observe(maze)
+
+    def step(key: Array, maze: Maze, action: Array) -> Any:
+        turns, ends = action > 0, maze.place == length
+        over = turns & ends
+        arm = jnp.where(action - 1 == maze.cue, 1.0, -1.0)
+        reward = jnp.where(over, arm, jnp.where(turns == ends, 0.0, BUMP))
+        maze = maze._replace(place=maze.place + (~turns & ~ends))
+        return maze, observe(maze), reward, over
+
+    return Environment(begin, step, observed=2, actions=3)
+
+
+class Chain(NamedTuple):
+    """The bit to remember, and the number of actions taken."""
+
+    context: Array
+    time: Array
+
+
+def memory_chain(length: int) -> Environment:
+    """Returns bsuite's memory chain with one bit (Osband et al. 2020).
+
+    The observation is the share of the time that is left, which of the bits is asked
+    for (the only one, number 0) and the bit, 1 or -1 at first and 0 later. Of `length`
+    actions the last one earns 1 if it names the bit, otherwise -1.
+    """
+
+    def observe(chain: Chain) -> Array:
+        context = jnp.where(chain.time == 0, 2 * chain.context - 1, 0)
+        return jnp.stack([1 - chain.time / length, jnp.zeros(()), context])
+
+    def begin(key: Array) -> tuple[Chain, Array]:
+        chain = Chain(jax.random.randint(key, (), 0, 2), jnp.zeros((), jnp.int32))
+        return chain, observe(chain)
+
+    def step(key: Array, chain: Chain, action: Array) -> Any:
+        over = chain.time == length - 1
+        reward = jnp.where(action == chain.context, 1.0, -1.0) * over
+        chain = chain._replace(time=chain.time + 1)
+        return chain, observe(chain), reward, over
+
+    return Environment(begin, step, observed=3, actions=2)
+
+
+class Room(NamedTuple):
+    """Two cells by number, row by row, and the number of actions taken."""
+
+    goal: Array
+    cell: Array
+    time: Array
+
+
+def search(length: int) -> Environment:
+    """Returns a square room with a hidden goal, to be found again and again.
+
+    The observation is the agent's row and column, one-hot, and where in the 3 x 3 cells
+    around it the goal is. Reaching the goal earns 1 and moves the agent to another
+    cell; the goal stays until the episode ends, after `length` actions: up, down, left
+    and right. Walls stop the agent.
+    """
+    cells = ROOM * ROOM
+
+    def place(cell: Array) -> Array:
+        return jnp.stack([cell // ROOM, cell % ROOM])
+
+    def observe(room: Room) -> Array:
+        around = jnp.stack(jnp.meshgrid(*[jnp.arange(-1, 2)] * 2, indexing="ij"), -1)
+        near = (place(room.cell) + around == place(room.goal)).all(axis=-1)
+        one_hot = jax.nn.one_hot(place(room.cell), ROOM)
+        return jnp.concatenate([one_hot.ravel(), near.ravel()])
+
+    def elsewhere(key: Array, goal: Array) -> Array:
+        return (goal + jax.random.randint(key, (), 1, cells)) % cells
+
+    def begin(key: Array) -> tuple[Room, Array]:
+        keys = jax.random.split(key)
+        goal = jax.random.randint(keys[0], (), 0, cells)
+        room = Room(goal, elsewhere(keys[1], goal), jnp.zeros((), jnp.int32))
+        return room, observe(room)
+
+    def step(key: Array, room: Room, action: Array) -> Any:
+        moves = jnp.array([[-1, 0], [1, 0], [0, -1], [0, 1]])
+        row, column = jnp.clip(place(room.cell) + moves[action], 0, ROOM - 1)
+        cell = row * ROOM + column
+        found = cell == room.goal
+        cell = jnp.where(found, elsewhere(key, room.goal), cell)
+        room = Room(room.goal, cell, room.time + 1)
+        return room, observe(room), found.astype(jnp.float32), room.time == length
+
+    return Environment(begin, step, observed=2 * ROOM + 9, actions=4)
+
+
+ENVIRONMENTS: dict[str, Callable[[int], Environment]] = {
+    "t_maze": t_maze,
+    "memory_chain": memory_chain,
+    "search": search,
+}
