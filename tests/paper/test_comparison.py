@@ -35,7 +35,7 @@ def test_costs_beyond_the_spread_count(shaw: tuple[float, ...], verdict: str) ->
     """Runs of one seed are compared, although the seeds differ by 0.4."""
     ours = (10.0, 10.2, 10.4)[: len(shaw)]
     results = {"wt103_128m": made(*ours), "wt103_shaw": made(*shaw)}
-    compared = comparison.compare(6, results)[0]
+    compared = comparison.compare("6", results)[0]
     assert compared.verdict == verdict
     assert compared.cost == pytest.approx(np.mean(shaw) - np.mean(ours))
 
@@ -43,7 +43,7 @@ def test_costs_beyond_the_spread_count(shaw: tuple[float, ...], verdict: str) ->
 def test_a_row_is_compared_with_its_nearest_ancestor() -> None:
     one, other = made(10.0, 10.1), made(12.0, 12.1)
     rows = {"wt103_no_recurrence": one, "wt103_vaswani": other}
-    compared = comparison.compare(6, rows)
+    compared = comparison.compare("6", rows)
     assert compared[0].what == "`wt103_vaswani` instead of `wt103_no_recurrence`"
     assert compared[0].cost == pytest.approx(2.0)
     assert compared[0].paper == pytest.approx(30.97 - 29.02)
@@ -51,9 +51,9 @@ def test_a_row_is_compared_with_its_nearest_ancestor() -> None:
 
 def test_longer_attention_is_compared_within_each_run() -> None:
     # The seeds differ by more than the 2 % that each gains.
-    compared = comparison.compare(6, {"wt103_128m": made(10.0, 12.0, longer=0.98)})
+    compared = comparison.compare("6", {"wt103_128m": made(10.0, 12.0, longer=0.98)})
     assert compared[0].cost == pytest.approx(-0.22)
     assert compared[0].spread == pytest.approx(0.04)
     assert compared[0].verdict == "as the paper"
-    none = comparison.compare(6, {"wt103_128m": made(10.0, 12.0, longer=1.1)})
+    none = comparison.compare("6", {"wt103_128m": made(10.0, 12.0, longer=1.1)})
     assert none[0].verdict == "no difference"

@@ -11,7 +11,7 @@ from txl_jax.paper.options import TABLES, TableConfig
 ROWS = [(number, name) for number, rows in TABLES.items() for name in rows]
 
 
-def shrunk(number: int, name: str) -> Config:
+def shrunk(number: str, name: str) -> Config:
     return table_rows.row_config(name, TableConfig(table=number), {})
 
 
@@ -29,7 +29,7 @@ POSITIONS = {
 
 
 @pytest.mark.parametrize(("number", "name"), ROWS)
-def test_a_row_describes_its_config(number: int, name: str) -> None:
+def test_a_row_describes_its_config(number: str, name: str) -> None:
     row, config = TABLES[number][name], configs.parse(configs.load(name))
     assert config.model.position == POSITIONS[row.encoding]
     assert row.recurrence == (config.model.mem_len > 0)
@@ -58,7 +58,7 @@ def test_a_miniature_has_an_eighth_of_the_lengths_and_takes_overrides() -> None:
 
 
 def test_every_token_attends_to_the_given_length() -> None:
-    memory, window = shrunk(6, "wt103_128m"), shrunk(6, "wt103_no_recurrence")
+    memory, window = shrunk("6", "wt103_128m"), shrunk("6", "wt103_no_recurrence")
     assert (table_rows.init_len(memory), table_rows.init_len(window)) == (32, 16)
     assert table_rows.lengths(memory) == [16, 24, 32, 48, 64, 80]
     for length in table_rows.lengths(memory):
@@ -68,7 +68,7 @@ def test_every_token_attends_to_the_given_length() -> None:
     for length in table_rows.lengths(window):
         config = table_rows.attend(window, length)
         assert (config.mem_len, config.tgt_len + config.ext_len) == (0, length)
-    assert table_rows.lengths(shrunk(6, "wt103_al_rfou")) == [8, 12, 16]
+    assert table_rows.lengths(shrunk("6", "wt103_al_rfou")) == [8, 12, 16]
     one = {"train.tgt_len": "1"}
     shortest = table_rows.row_config("wt103_no_recurrence", TableConfig(), one)
     assert min(table_rows.lengths(shortest)) == 1  # the token that is scored

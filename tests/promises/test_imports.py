@@ -85,7 +85,9 @@ def test_only_the_command_line_needs_the_measurements_of_the_paper() -> None:
         used = {other for other in imported(path) if room(other) == "paper"}
         assert room(name) in ("paper", "cli") or used <= {"paper.options"}, name
     used = imported(MODULES["paper.options"])
-    assert used == {"errors", "fields", "evaluate.options"}
+    rows = "paper.memory_rows"
+    assert used == {"errors", "fields", "evaluate.options", rows}
+    assert not imported(MODULES[rows])
 
 
 def test_a_room_has_no_circular_imports() -> None:

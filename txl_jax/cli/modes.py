@@ -19,6 +19,7 @@ from txl_jax.data import tokens as token_files
 from txl_jax.data.options import DataConfig
 from txl_jax.data.preparation import prepare
 from txl_jax.errors import BadNumbers, Interrupted, UserError, out_of_memory
+from txl_jax.paper.memory_rows import MEMORIES
 from txl_jax.report import provenance
 from txl_jax.report.checksum import Json
 from txl_jax.report.log import Lines, say, to_json
@@ -35,7 +36,7 @@ with epy.lazy_imports():  # each is imported by its mode alone
         score_texts,
         training_run,
     )
-    from txl_jax.paper import attention_page, recl, speed, table
+    from txl_jax.paper import attention_page, memory_table, recl, speed, table
 
 
 def load_model(command: Command) -> Loaded:
@@ -61,6 +62,13 @@ def prepare_corpus(config: DataConfig, delete: bool) -> Json:
     return {**figures, "folder": str(tokens.folder), "copies": places}
 
 
+def make_table(command: Command) -> Json:
+    """Makes one of the paper's tables, or the table of memories."""
+    options = command.config.table
+    make = memory_table.run if options.table == MEMORIES else table.run
+    return make(options, command.workdir, command.overrides, train=training_run.trained)
+
+
 # The function of each mode returns a JSON-ready dict.
 RUN: dict[str, Callable[[Command], Json]] = {
     "train": lambda c: training_run.train_and_evaluate(c.config, c.workdir),
@@ -74,9 +82,7 @@ RUN: dict[str, Callable[[Command], Json]] = {
         c.config.convert, load_model(c), c.workdir
     ),
     "compile": lambda c: compile_ahead.compile_ahead(c.config),
-    "table": lambda c: table.run(
-        c.config.table, c.workdir, c.overrides, train=training_run.trained
-    ),
+    "table": make_table,
     "speed": lambda c: speed.run(c.config, c.workdir),
     "recl": lambda c: recl.run(c.config.recl, c.workdir, c.overrides),
 }

@@ -63,8 +63,10 @@ class Cache(NamedTuple):
         return nll_BL, Cache(h_BKD[:, L:], target_BK[:, L:])
 
 
-def make_reader(model_config: ModelConfig, config: EvalConfig, mesh: Mesh) -> Reader:
-    """Returns the reader of the summed nlls, in nats, of the mixture.
+def make_reader(
+    model_config: ModelConfig, config: EvalConfig, mesh: Mesh, summed: bool = True
+) -> Reader:
+    """Returns the reader of the nlls, in nats, of the mixture: their sum or nll_BL.
 
     Raises UserError if the cache does not fit into this machine's memory.
     """
@@ -77,7 +79,8 @@ def make_reader(model_config: ModelConfig, config: EvalConfig, mesh: Mesh) -> Re
         h_BLD, memory = read_hidden(model, memory, segment, segment_len)
         nll_BL = model.embedding.nll(h_BLD, segment.targets_BL)
         nll_BL, cache = cache.mix(nll_BL, h_BLD, segment, config)
-        return jnp.sum(nll_BL * segment.weights_BL), (memory, cache)
+        nll = jnp.sum(nll_BL * segment.weights_BL) if summed else nll_BL
+        return nll, (memory, cache)
 
     def empty() -> Cache:
         B, C, D = config.streams, config.cache_len, model_config.d_model

@@ -101,7 +101,7 @@ class Comparison(NamedTuple):
         return "as the paper" if self.cost * self.paper > 0 else "against the paper"
 
 
-def compare(table: int, results: dict[str, RowResult]) -> list[Comparison]:
+def compare(table: str, results: dict[str, RowResult]) -> list[Comparison]:
     """Compares each row with its parent, and longer attention with training's.
 
     A row is compared with its nearest ancestor in the results, seed by seed: runs of
@@ -143,7 +143,7 @@ def _range(one: Measured) -> str:
     return f"{one.mean:.3f} ({one.least:.3f}–{one.most:.3f})"
 
 
-def markdown(table: int, results: dict[str, RowResult]) -> str:
+def markdown(table: str, results: dict[str, RowResult]) -> str:
     """Returns the table with the paper's numbers, and the comparisons."""
     head = "row|recurrence|encoding|loss|ppl init|ppl best|attention"
     lines = [f"| {head.replace('|', ' | ')} | paper: init | best | attention |"]
@@ -173,7 +173,7 @@ def markdown(table: int, results: dict[str, RowResult]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def plot(title: str, table: int, results: dict[str, RowResult], path: Path) -> None:
+def plot(title: str, table: str, results: dict[str, RowResult], path: Path) -> None:
     """Draws each row's perplexities over its seeds, and the paper's best."""
     figure = empty(9, 1.5 + 0.45 * len(results))
     ours, paper = figure.subplots(1, 2, sharey=True, width_ratios=(2, 1))

@@ -4,11 +4,13 @@ A row's config is the packaged experiment of the same name. It differs from its 
 config only in the ablated part.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from txl_jax.errors import UserError, nearest
 from txl_jax.evaluate.options import MOST_VALUES
 from txl_jax.fields import at_least, check, one_of
+from txl_jax.paper.memory_rows import KINDS, MEMORIES, TASKS
 
 
 @dataclass(frozen=True)
@@ -31,8 +33,8 @@ _HALF_LOSS = Row(True, OURS, "half", 28.69, 28.33, 460, "wt103_128m")
 _PLAIN = "wt103_no_recurrence"  # the names of the rows without recurrence
 _PLAIN_HALF, _PLAIN_SHAW = f"{_PLAIN}_half_loss", f"{_PLAIN}_shaw"
 
-TABLES: dict[int, dict[str, Row]] = {
-    6: {
+TABLES: dict[str, dict[str, Row]] = {
+    "6": {
         "wt103_128m": _FIRST,
         "wt103_shaw": Row(True, SHAW, "full", 27.94, 27.94, 256, "wt103_128m"),
         "wt103_half_loss": _HALF_LOSS,
@@ -46,12 +48,12 @@ TABLES: dict[int, dict[str, Row]] = {
         "wt103_al_rfou": Row(False, AL_RFOU, "half", 31.16, 31.16, 120, _PLAIN_HALF),
         "wt103_151m": Row(True, OURS, "full", 23.43, 23.09, 640, "wt103_128m"),
     },
-    7: {
+    "7": {
         "lm1b_300m": Row(True, OURS, "full", 0, 25.2, 0),
         "lm1b_shaw": Row(True, SHAW, "full", 0, 25.7, 0, "lm1b_300m"),
         "lm1b_no_recurrence": Row(False, OURS, "full", 0, 27.1, 0, "lm1b_300m"),
     },
-    10: {
+    "10": {
         "wt103_128m": _FIRST,
         "wt103_half_loss": _HALF_LOSS,
         f"{_PLAIN}_176": Row(False, OURS, "full", 28.43, 27.98, 400, "wt103_128m"),
@@ -68,23 +70,39 @@ ROWS = {name: row for rows in TABLES.values() for name, row in rows.items()}
 class TableConfig:
     """Which of the paper's tables to reproduce, and at what scale."""
 
-    table: int = one_of(TABLES, 6)  # The number of the table in the paper: 6, 7 or 10.
+    # The number of the table in the paper, 6, 7 or 10, or "memories": kinds of memory
+    # on tasks that need one.
+    table: str = one_of((*TABLES, MEMORIES), "6")
     # The size of the models: "cpu" trains small ones in minutes, "full" has the
     # published configs.
     scale: str = one_of(("cpu", "full"), "cpu")
     rows: tuple[str, ...] = ()  # The names of the rows to run. Empty runs all of them.
+    # The names of the tasks of the table "memories". Empty takes all of them.
+    tasks: tuple[str, ...] = ()
     # The number of runs per row, each with a seed of its own.
     seeds: int = at_least(1, 3)
 
     def __post_init__(self) -> None:
         """Raises UserError for an impossible value."""
         check(self, "table")
-        known = TABLES[self.table]
-        for name in self.rows:
+        of_memories = self.table == MEMORIES
+        if of_memories and self.scale != "cpu":
+            raise UserError(
+                f'table.scale = "{self.scale}" is for a table of the paper: leave it '
+                f'out with table.table = "{MEMORIES}"'
+            )
+        names = KINDS if of_memories else TABLES[self.table]
+        self._check_names("rows", self.rows, names)
+        self._check_names("tasks", self.tasks, TASKS if of_memories else ())
+
+    def _check_names(
+        self, field: str, names: tuple[str, ...], known: Collection[str]
+    ) -> None:
+        for name in names:
             if name not in known:
                 raise UserError(
-                    f"table.rows: Table {self.table} has no row {name!r}"
-                    f"{nearest(name, known)}; it has {', '.join(known)}"
+                    f"table.{field}: Table {self.table} has no {field[:-1]} {name!r}"
+                    f"{nearest(name, known)}; it has {', '.join(known) or 'none'}"
                 )
 
 

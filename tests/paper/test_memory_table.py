@@ -1,0 +1,161 @@
+"""The table of memories: its rows are comparable, and its runs resume.
+
+Dims: T tokens of a text.
+"""
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.cli.test_main import documented
+from tests.support import tiny
+from tests.support.refusal import refused
+from tests.support.trained import command
+from txl_jax.cli import training_run
+from txl_jax.config import Config
+from txl_jax.errors import RETRY, Interrupted
+from txl_jax.evaluate.options import EvalConfig
+from txl_jax.metrics import parameter_count
+from txl_jax.model.memory.kinds import empty_memory
+from txl_jax.model.txl import TransformerXL
+from txl_jax.paper import memory_page, memory_table
+from txl_jax.paper.memory_rows import BASE, KINDS, TASKS
+from txl_jax.paper.options import TableConfig
+from txl_jax.update.init import abstract_params
+from txl_jax.workdir.load import Loaded
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_all_kinds_have_as_many_parameters_and_tokens(task: str) -> None:
+    words = 33_278 if task == "wikitext2" else 256
+    sizes = {}
+    for kind in KINDS:
+        row = memory_table.row_config(task, kind, {}, 2)
+        model = dataclasses.replace(row.model, vocab_size=words)
+        train = row.train
+        assert train.batch_size * train.segments_per_update * train.tgt_len == 1024
+        assert train.seed == 1113 and row.eval.mem_len == row.model.mem_len
+        sizes[kind] = parameter_count(abstract_params(model))
+    for size in sizes.values():
+        assert size == pytest.approx(sizes[BASE], rel=0.02)
+
+
+def test_kinds_that_differ_in_evaluation_share_a_training() -> None:
+    assert memory_table.trained_as("cache") == memory_table.trained_as(BASE) == BASE
+    assert memory_table.trained_as("none") == "none"
+
+
+def test_an_interrupted_table_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second run is interrupted; a result is kept for its config alone."""
+    runs: list[str] = []
+
+    @contextlib.contextmanager
+    def train(row: Config, workdir: Path) -> Iterator[SimpleNamespace]:
+        runs.append("/".join(workdir.parts[-3:]))
+        if len(runs) == 2:
+            raise Interrupted("ended at update 4", RETRY)
+        workdir.mkdir(parents=True, exist_ok=True)
+        yield SimpleNamespace(result={}, tokens=None, fence=lambda: None)
+
+    def measure(task: str, row: Config, *_: object) -> dict[str, Any]:
+        nll = 2.0 + 0.01 * (row.train.seed % 2) - 0.1 * (row.model.mem_len > 0)
+        costs = ("parameters", "state_bytes", "train_step_bytes", "tokens_per_second")
+        return {"nll": nll, "accuracy": 0.5, **dict.fromkeys(costs, 2048)}
+
+    monkeypatch.setattr(training_run, "trained", train)
+    monkeypatch.setattr(memory_table, "measure", measure)
+    argv = [
+        *("--mode=table", "--table=memories", f"--workdir={tmp_path}", "--seeds=2"),
+        *("--tasks=copying_48", "--rows=paper,none,cache"),
+    ]
+    assert command(*argv).status == RETRY
+    result = command(*argv).result
+    folders = [f"copying_48/{kind}/seed_{n}" for kind in (BASE, "none") for n in (1, 2)]
+    folders = [name.replace("seed_", "seed_111") for name in folders]
+    assert runs == [folders[0], folders[1], *folders[1:], *folders[:2]]
+    assert documented("memories", result)
+    rows = result["rows_by_task"]["copying_48"]
+    assert rows["none"]["verdict"] == "worse in every seed"
+    assert rows["cache"]["verdict"] == "no difference"
+    expected = {"mean": 1.905, "least": 1.9, "most": 1.91}
+    assert rows[BASE]["nll"] == pytest.approx(expected)
+    assert len(result["cells"]) == 6
+    lines = (tmp_path / "memories.md").read_text("utf-8").splitlines()
+    assert "| none | 2,048 | 2.0 | 2,048 | 0.0 | 2.0050 (2.0000–2.0100) | 0.500" in (
+        "\n".join(lines)
+    )
+    assert (tmp_path / "memories.png").stat().st_size > 1000
+    assert command(*argv).result["cells"] == result["cells"] and len(runs) == 7
+    command(*argv, "--config.train.num_steps=8")
+    assert len(runs) == 13  # another setting is another run
+
+
+def test_a_verdict_needs_all_seeds() -> None:
+    assert memory_page.judge([-0.1, -0.2]) == "better in every seed"
+    assert memory_page.judge([-0.1, 0.2]) == "no difference"
+    with refused("Table memories has no row 'pepar' .did you mean 'paper'"):
+        TableConfig(table="memories", rows=("pepar",))
+    with refused("Table 6 has no task"):
+        TableConfig(tasks=("stdlib",))
+    with refused("table.scale"):
+        TableConfig(table="memories", scale="full")
+
+
+def test_tokens_are_scored_in_the_order_of_the_text() -> None:
+    """In three streams, each of which starts cold."""
+    params, text_T = tiny.make_params(), tiny.make_tokens(1, 40)[0]
+    model: Any = TransformerXL(tiny.CONFIG)
+    none: Any = None
+    loaded = Loaded(model, params, none, none, 1, tiny.one_device())
+    options = EvalConfig(streams=3, tgt_len=4, mem_len=64)
+    nll_T, right_T = memory_table.score_tokens(loaded, options, text_T, True)
+    assert right_T is not None and right_T.any() and not right_T.all()
+    parts = [text_T[n : n + 14] for n in (0, 13, 26)]
+    expected = np.concatenate([tiny.cold_nll(tiny.CONFIG, params, x) for x in parts])
+    tiny.assert_close(nll_T, expected)
+
+
+def test_second_occurrences_of_identifiers() -> None:
+    text = b"def first(other): return first; other = other + import + first # import"
+    assert [text[slice(*x)] for x in memory_table.repeated(text, 10)] == [
+        b"first",
+        b"other",
+    ]
+    assert memory_table.repeated(text, 21) == [(32, 37)]
+
+
+def test_the_state_of_a_stream_counts_all_arrays() -> None:
+    memory: Any = empty_memory(tiny.CONFIG, 1)
+    expected = memory.h_NBMD.nbytes + 4
+    assert memory_table.state_bytes(tiny.CONFIG, EvalConfig()) == expected
+    cache = EvalConfig(cache_len=9, cache_weight=0.1)
+    expected += 9 * 4 * (tiny.D + 1)
+    assert memory_table.state_bytes(tiny.CONFIG, cache) == expected
+
+
+@pytest.mark.long
+def test_a_table_is_trained_and_scored(tmp_path: Path) -> None:
+    argv = [
+        *("--mode=table", "--table=memories", f"--workdir={tmp_path / 'runs'}"),
+        *("--tasks=copying_48,stdlib", "--seeds=1", "--config.train.num_steps=8"),
+        *("--config.eval.max_tokens=4000", f"--config.data.data_dir={tmp_path}"),
+    ]
+    result = command(*argv).result
+    assert len(result["cells"]) == 2 * len(KINDS)
+    for cell in result["cells"]:
+        assert 1 < cell["nll"] < 6 and cell["tokens_per_second"] > 0
+        assert cell["train_tokens"] == 8 * 1024
+        saved = tmp_path / "runs" / cell["task"] / memory_table.trained_as(cell["kind"])
+        (found,) = saved.glob(f"seed_*/{cell['kind']}.json")
+        assert json.loads(found.read_text())["found"]["nll"] == cell["nll"]
+    state = {x["kind"]: x["state_bytes"] for x in result["cells"]}
+    assert state["none"] < state[BASE] == state["same_layer"] < state["cache"]

@@ -1,0 +1,107 @@
+"""The table of memories as a page, a picture and JSON."""
+
+import dataclasses
+import statistics
+from pathlib import Path
+
+import numpy as np
+
+from txl_jax.paper.comparison import Measured, measure
+from txl_jax.paper.memory_rows import BASE, MEMORIES
+from txl_jax.paper.options import TableConfig
+from txl_jax.paper.table import describe_origin
+from txl_jax.report.log import Json, say
+from txl_jax.report.plots import empty, save
+from txl_jax.workdir.staging import write_files
+
+HEAD = (
+    "kind | parameters | state, KiB | tokens/s | step, MiB | nats | accuracy or "
+    "identifiers | against `paper`"
+)
+
+
+def write(table: TableConfig, workdir: Path, cells: list[Json], origin: Json) -> Json:
+    """Writes the table's files, and returns its JSON."""
+    rows = summarize(cells)
+    text = f"# Memories\n\n{describe_origin(origin)}\n{markdown(rows, table.seeds)}"
+    result = {**dataclasses.asdict(table), **origin, "rows_by_task": rows}
+    result |= {"cells": cells, "workdir": str(workdir)}
+
+    def draw(_: Json, path: Path) -> None:
+        plot(rows, path)
+        path.with_suffix(".md").write_text(text, "utf-8")
+
+    say(text)
+    return result | write_files(workdir / MEMORIES, result, draw)
+
+
+def summarize(cells: list[Json]) -> dict[str, dict[str, Json]]:
+    """Returns each task's rows by kind: means over the seeds, and a verdict."""
+    groups: dict[str, dict[str, list[Json]]] = {}
+    for cell in cells:
+        groups.setdefault(cell["task"], {}).setdefault(cell["kind"], []).append(cell)
+    return {
+        task: {kind: row(runs, kinds.get(BASE)) for kind, runs in kinds.items()}
+        for task, kinds in groups.items()
+    }
+
+
+def row(runs: list[Json], base: list[Json] | None) -> Json:
+    """Returns a kind's figures on one task."""
+    means = {
+        name: statistics.fmean(run[name] for run in runs)
+        for name in ("accuracy", "identifier_loss", "tokens_per_second")
+        if runs[0].get(name) is not None
+    }
+    same = {x: runs[0][x] for x in ("parameters", "state_bytes", "train_step_bytes")}
+    nlls = [run["nll"] for run in runs]
+    found: Json = {**same, **means, "nll": measure(nlls)._asdict()}
+    if base and base is not runs:
+        pairs = zip(nlls, (run["nll"] for run in base), strict=True)
+        found["verdict"] = judge([nll - other for nll, other in pairs])
+    return found
+
+
+def judge(differences: list[float]) -> str:
+    """Returns whether a kind's loss is lower or higher in every seed."""
+    if max(differences) < 0:
+        return "better in every seed"
+    return "worse in every seed" if min(differences) > 0 else "no difference"
+
+
+def markdown(rows: dict[str, dict[str, Json]], seeds: int) -> str:
+    """Returns a table for each task; nats are the mean, least and most of all seeds."""
+    lines = []
+    for task, kinds in rows.items():
+        lines += [f"\n## {task}, {seeds} seeds\n", f"| {HEAD} |", "|---" * 8 + "|"]
+        for kind, each in kinds.items():
+            nll = Measured(**each["nll"])
+            more = each.get("accuracy", each.get("identifier_loss"))
+            cells = [
+                kind,
+                f"{each['parameters']:,}",
+                f"{each['state_bytes'] / 2**10:,.1f}",
+                f"{each['tokens_per_second']:,.0f}",
+                f"{each['train_step_bytes'] / 2**20:,.1f}",
+                f"{nll.mean:.4f} ({nll.least:.4f}–{nll.most:.4f})",
+                "–" if more is None else f"{more:.3f}",
+                each.get("verdict", "–"),
+            ]
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def plot(rows: dict[str, dict[str, Json]], path: Path) -> None:
+    """Draws the nats of each kind, mean and range over the seeds, task by task."""
+    figure = empty(3.2 * len(rows), 3.5)
+    panels = figure.subplots(1, len(rows), squeeze=False)[0]
+    for axes, (task, kinds) in zip(panels, rows.items(), strict=True):
+        nlls = [Measured(**each["nll"]) for each in kinds.values()]
+        y = np.arange(len(kinds))
+        mean, *ends = np.array(nlls).T
+        axes.plot(ends, [y, y], "|-", color="tab:blue")
+        axes.plot(mean, y, "o", color="tab:blue")
+        axes.set_yticks(y, list(kinds), fontsize=8)
+        axes.invert_yaxis()
+        axes.set(title=task, xlabel="nats")
+    save(figure, path)

@@ -1,0 +1,72 @@
+"""The rows of the table of memories: kinds of memory, and tasks that need one.
+
+A run has the recipe of its task and the fields that its kind changes. All kinds read
+equally many tokens, in segments of L = 32 with a memory of M = 64, and have as many
+parameters within 2 %.
+"""
+
+from typing import Any, NamedTuple
+
+Fields = dict[str, Any]  # by "section.field"
+
+MEMORIES = "memories"  # the name of the table
+BASE = "paper"  # the kind that the others are compared with
+TGT_LEN, MEM_LEN, STREAMS = 32, 64, 32
+GROUP = 4  # segments that a gradient crosses
+
+
+class MemoryTask(NamedTuple):
+    """A text to learn, and the packaged experiment that its recipe starts from."""
+
+    recipe: str
+    fields: Fields
+    is_answered: bool = False  # only answers are scored
+
+
+def answered(corpus: str, n_layer: int, num_steps: int) -> MemoryTask:
+    """Returns a generated task with a model of n_layer layers."""
+    fields: Fields = {"data.corpus": corpus, "train.num_steps": num_steps}
+    layers = {"model.n_layer": n_layer, "model.unroll": n_layer}
+    return MemoryTask("copying", fields | layers, is_answered=True)
+
+
+# Two layers reach 128 tokens before a segment. The first distance is in the memory, the
+# second only in the reach, the third beyond.
+TASKS: dict[str, MemoryTask] = {
+    "copying_48": answered("copying:40,8,8", 2, 3000),
+    "copying_96": answered("copying:88,8,8", 2, 3000),
+    "copying_192": answered("copying:184,8,8", 2, 3000),
+    "recall": answered("recall:86,2,8", 4, 3000),  # 94 tokens back at most
+    "stdlib": MemoryTask("quickstart", {"train.num_steps": 2400}),
+    "wikitext2": MemoryTask(
+        "quickstart",
+        {
+            **{"data.corpus": "wikitext2", "data.vocab": "word"},
+            **{"model.cutoffs": (2000, 10000), "model.div_val": 4},
+            **{"model.dropout": 0.1, "optim.lr": 1e-3, "train.num_steps": 3000},
+            **{"generate.prompt": "the"},
+        },
+    ),
+}
+COMMON: Fields = {
+    **{"train.tgt_len": TGT_LEN, "eval.tgt_len": TGT_LEN},
+    **{"model.mem_len": MEM_LEN, "eval.mem_len": MEM_LEN, "generate.mem_len": MEM_LEN},
+    **{"train.batch_size": STREAMS, "train.segments_per_call": GROUP},
+    **{"eval.streams": 8, "train.log_every": 100, "checkpoint.keep": 1},
+}
+# Two kinds that differ only in the evaluation share a training.
+KINDS: dict[str, Fields] = {
+    "none": {"model.mem_len": 0, "eval.mem_len": 0, "generate.mem_len": 0},
+    BASE: {},
+    "gradients": {
+        "train.batch_size": STREAMS // GROUP,
+        "train.segments_per_update": GROUP,
+        "train.gradient_segments": GROUP,
+    },
+    "same_layer": {"model.recurrence": "same"},
+    # Its weight and its factor are chosen on the validation split.
+    "cache": {"eval.cache_len": 2000, "eval.cache_weight": 0.1},
+}
+# The options of the cache to choose from.
+CACHE_THETAS, CACHE_WEIGHTS = (0.03, 0.1, 0.3), (0.05, 0.2, 0.5)
+TUNED_ON = 20_000  # tokens of the validation split

@@ -1,0 +1,265 @@
+"""The mode `table` for kinds of memory: each learns each task with several seeds.
+
+Every run has a subfolder of the table's workdir and is scored once, so the same command
+resumes an interrupted table.
+
+Dims: B streams, L segment, T tokens of a text.
+"""
+
+import dataclasses
+import json
+import keyword
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from txl_jax import config as configs
+from txl_jax.aot.lower import abstract_segments, compile_step_for
+from txl_jax.checkpoint.save_restore import abstract
+from txl_jax.config import Config
+from txl_jax.data.byte_ranges import size
+from txl_jax.data.copying import FIRST_ANSWER
+from txl_jax.data.files import split_stdlib
+from txl_jax.data.streams import Streams
+from txl_jax.evaluate import continuous_cache, reader
+from txl_jax.evaluate.options import EvalConfig, evaluation_model
+from txl_jax.model.config import ModelConfig
+from txl_jax.model.memory.kinds import empty_memory
+from txl_jax.model.segment import OneSegment
+from txl_jax.model.txl import TransformerXL
+from txl_jax.paper.memory_page import write
+from txl_jax.paper.memory_rows import (
+    CACHE_THETAS,
+    CACHE_WEIGHTS,
+    COMMON,
+    KINDS,
+    TASKS,
+    TUNED_ON,
+)
+from txl_jax.paper.options import TableConfig
+from txl_jax.paper.table import Train, TrainedRun, describe_runs, identity
+from txl_jax.report.log import Json, say, to_json
+from txl_jax.runtime import distributed
+from txl_jax.runtime.storage import write_atomically
+from txl_jax.update.step import make_program
+from txl_jax.workdir import claim
+from txl_jax.workdir.load import Loaded, load
+
+
+def run(
+    table: TableConfig, workdir: Path, overrides: dict[str, str], train: Train
+) -> Json:
+    """Makes the table in the workdir; writes memories.md, .json and .png.
+
+    The arguments are those of `paper.table.run`.
+    """
+    cells, folders = [], []
+    for task in table.tasks or TASKS:
+        for kind in table.rows or KINDS:
+            for number in range(table.seeds):
+                row = row_config(task, kind, overrides, number)
+                folder = workdir / task / trained_as(kind) / f"seed_{row.train.seed}"
+                cell = run_cell(task, kind, row, folder, train)
+                cells.append({"task": task, "kind": kind, "seed": number, **cell})
+                folders.append(folder)
+    return write(table, workdir, cells, describe_runs(sorted(set(folders))))
+
+
+def row_config(task: str, kind: str, overrides: dict[str, str], number: int) -> Config:
+    """Returns the config of a task's run with a kind of memory."""
+    recipe = TASKS[task]
+    c = configs.load(recipe.recipe)
+    fields = {"eval.baselines": False, **COMMON, **recipe.fields, **KINDS[kind]}
+    for name, value in fields.items():
+        section, _, key = name.partition(".")
+        with c.ignore_type():
+            c[section][key] = value
+    c.train.seed += number
+    for name, text in overrides.items():
+        configs.override(c, name, text)
+    steps = c.train.num_steps
+    c.optim.warmup_steps = min(100, steps // 10)
+    c.train.eval_every = steps  # once, at the end
+    c.checkpoint.every_steps = max(steps // 16 * 4, 4)
+    return configs.parse(c)
+
+
+def trained_as(kind: str) -> str:
+    """Returns the first kind with the same training."""
+
+    def training(name: str) -> list[tuple[str, object]]:
+        fields = KINDS[name].items()
+        return [(field, x) for field, x in fields if not field.startswith("eval.")]
+
+    return next(name for name in KINDS if training(name) == training(kind))
+
+
+def run_cell(task: str, kind: str, row: Config, folder: Path, train: Train) -> Json:
+    """Returns the figures of one run, from its workdir if it is finished."""
+    path = folder / f"{kind}.json"
+    if path.exists():
+        saved = json.loads(path.read_text("utf-8"))
+        if saved["asked"] == identity(row):
+            return saved["found"]
+    say(f"training and scoring {folder} as {kind}")
+    with train(row, folder) as done:
+        found = measure(task, row, folder, done)
+        text = to_json({"asked": identity(row), "found": found}, indent=2) + "\n"
+        with distributed.together():
+            done.fence()
+        if distributed.is_first():
+            write_atomically(path, lambda file: file.write_text(text, "utf-8"))
+    return found
+
+
+def measure(task: str, row: Config, folder: Path, done: TrainedRun) -> Json:
+    """Returns the losses on the test split, and the costs, of a trained run.
+
+    nll is of answers in a generated task, and of all tokens otherwise, in nats.
+    """
+    loaded, options = load(folder, row), row.eval
+    if options.cache_len:
+        options = tune(loaded, options, done.tokens.split("valid")[:TUNED_ON])
+    text = options.cut(done.tokens.split("test"))
+    answers = TASKS[task].is_answered
+    nll_T, right_T = score_tokens(loaded, options, text, answers)
+    scored_T = text[1:] >= FIRST_ANSWER if answers else np.ones(len(nll_T), bool)
+    found: Json = {"nll": float(nll_T[scored_T].mean()), "scored": int(scored_T.sum())}
+    if right_T is not None:
+        found["accuracy"] = float(right_T[scored_T].mean())
+    if task == "stdlib":
+        found |= identifier_loss(nll_T, text)
+    if options.cache_len:
+        found |= {x: getattr(options, x) for x in ("cache_weight", "cache_theta")}
+    return found | costs(loaded, row, folder)
+
+
+@reader.from_hidden
+def read_answers(
+    model: TransformerXL, hidden_BLD: Array, segment: OneSegment
+) -> tuple[Array, Array]:
+    """Returns (nll_BL, whether the target is the likeliest token)."""
+    log_probs_BLV = model.embedding.log_probs(hidden_BLD)
+    right_BL = jnp.argmax(log_probs_BLV, axis=-1) == segment.targets_BL
+    return model.embedding.nll(hidden_BLD, segment.targets_BL), right_BL
+
+
+@reader.from_hidden
+def read_nll(model: TransformerXL, hidden_BLD: Array, segment: OneSegment) -> Array:
+    """Returns nll_BL."""
+    return model.embedding.nll(hidden_BLD, segment.targets_BL)
+
+
+def score_tokens(
+    loaded: Loaded, options: EvalConfig, text_T: np.ndarray, answers: bool
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Returns the nll of every token but the first, and which were the likeliest.
+
+    The second array is None unless `answers`, or with a continuous cache.
+    """
+    model, B, L = loaded.model.config, options.streams, options.tgt_len
+    if options.cache_len:
+        read = continuous_cache.make_reader(model, options, loaded.mesh, summed=False)
+    else:
+        output = read_answers if answers else read_nll
+        chosen = evaluation_model(model, options)
+        read = reader.Reader(chosen, output, B, L, loaded.mesh, segments=0)
+    segments = [*Streams(text_T, B, L).epoch()]
+    outputs = jax.device_get([*read.read(loaded.params, segments)])
+    is_real_BT = np.concatenate([x.weights_SBL[0] for x in segments], axis=1) > 0
+
+    def in_order(parts: Sequence[np.ndarray]) -> np.ndarray:
+        joined_BT = np.concatenate([part[0] for part in parts], axis=1)
+        return joined_BT[:, : is_real_BT.shape[1]][is_real_BT]
+
+    if options.cache_len or not answers:
+        return in_order(outputs), None
+    nll_T, right_T = (in_order(parts) for parts in zip(*outputs, strict=True))
+    return nll_T, right_T
+
+
+def tune(loaded: Loaded, options: EvalConfig, text_T: np.ndarray) -> EvalConfig:
+    """Returns the options of the cache that are best on a text."""
+
+    def loss(tried: EvalConfig) -> float:
+        return float(score_tokens(loaded, tried, text_T, False)[0].mean())
+
+    grid = [
+        dataclasses.replace(options, cache_theta=theta, cache_weight=weight)
+        for theta in CACHE_THETAS
+        for weight in CACHE_WEIGHTS
+    ]
+    return min(grid, key=loss)
+
+
+def identifier_loss(nll_T: np.ndarray, text_T: np.ndarray) -> Json:
+    """Returns the loss, in nats, of identifiers that a memory could have seen.
+
+    They are the second occurrences in a file of the standard library, more than the
+    memory's tokens after the first.
+    """
+    losses, text, start = [], text_T.astype(np.uint8).tobytes(), 0
+    nll_T = np.concatenate([[0.0], nll_T])  # the first byte is not scored
+    for part in split_stdlib()["test"]:
+        end = start + size([part])
+        for low, high in repeated(text[start:end], COMMON["model.mem_len"]):
+            losses.append(nll_T[start + low : start + high].sum())
+        start = end
+    mean = float(np.mean(losses)) if losses else None
+    return {"identifier_loss": mean, "identifiers": len(losses)}
+
+
+def repeated(text: bytes, distance: int) -> list[tuple[int, int]]:
+    """Returns where identifiers of at least 4 letters occur for the second time.
+
+    Those at most `distance` bytes after the first time, and keywords, are left out.
+    """
+    first: dict[bytes, int] = {}
+    found, seen = [], {x.encode() for x in keyword.kwlist}
+    for match in re.finditer(rb"\b[A-Za-z_]\w{3,}", text):
+        name = match[0]
+        if name not in first:
+            first[name] = match.start()
+        elif name not in seen:
+            seen.add(name)
+            if match.start() - first[name] > distance:
+                found.append(match.span())
+    return found
+
+
+def costs(loaded: Loaded, row: Config, folder: Path) -> Json:
+    """Returns parameters, bytes of state, speed and memory of the training."""
+    described = claim.read_run(folder)
+    model, train = loaded.config.model, row.train
+    # An update of G segments: the device's bytes, as the compiler plans them.
+    program = make_program(model, train, row.optim, loaded.mesh)
+    state = abstract(jax.eval_shape(program.init), program.shardings)
+    S, B, L = train.segments_per_call, train.batch_size, train.tgt_len
+    arguments = state, abstract_segments(loaded.mesh, S, B, L)
+    compiled = compile_step_for(loaded.mesh, program.step, *arguments)
+    tokens = train.num_steps * train.segments_per_update * B * L
+    return {
+        "parameters": described["parameters"],
+        "state_bytes": state_bytes(model, row.eval),
+        "train_tokens": tokens,
+        "tokens_per_second": tokens / described["goodput"]["seconds"]["update"],
+        "train_step_bytes": compiled.bytes,
+    }
+
+
+def state_bytes(model: ModelConfig, options: EvalConfig) -> int:
+    """Returns the bytes that a stream keeps between segments of the training.
+
+    A continuous cache adds its hidden states and targets.
+    """
+    memory = jax.eval_shape(lambda: empty_memory(model, 1))
+    arrays = [(x.shape, x.dtype) for x in jax.tree.leaves(memory)]
+    held = sum(math.prod(shape) * dtype.itemsize for shape, dtype in arrays)
+    entry = model.d_model * model.compute_dtype.itemsize + 4
+    return held + options.cache_len * entry
