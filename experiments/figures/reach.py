@@ -38,7 +38,7 @@ def farthest(config: ModelConfig, tgt_len: int, n_layer: int = 0) -> int:
 
     n_layer: after so many layers, 0 = all.
     """
-    context = effective_context(config, tgt_len, n_layer)
+    context = int(effective_context(config, tgt_len, n_layer))
     # With same_length every token of a segment reaches equally far back.
     return context if config.same_length else context + tgt_len - 1
 

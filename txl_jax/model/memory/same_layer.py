@@ -41,7 +41,8 @@ def keep(
         return kept
     if isinstance(layer, CacheLayer):
         return h_BLD
-    outputs = project_states(config, attention.variables["params"], h_BLD)
+    params = dict(attention.variables["params"])
+    outputs = project_states(config, params, h_BLD)
     M = kept[0].shape[1] - h_BLD.shape[1]
     return tuple(
         jnp.concatenate([x_BKHA[:, :M], own_BLHA], axis=1)
