@@ -62,8 +62,16 @@ model/attention.py
     + grad_BKHA[:, : grad_BKHA.shape[1] - M]
 model/block.py
   the memory keeps the layer's output: model
-    - name="feed_forward")(h_BLD), kept
-    + name="feed_forward")(h_BLD), h_BLD
+    - return h_BLD, keep(self.config, attention, layer, kept, h_BLD)
+    + return h_BLD, h_BLD
+model/gate.py
+  the gate is open where it should be closed: model/test_gate.py
+    - return (1 - z_BLD) * x_BLD + z_BLD * new_BLD
+    + return z_BLD * x_BLD + (1 - z_BLD) * new_BLD
+model/memory/same_layer.py
+  an evaluation keeps a layer's inputs: model/test_key_values.py
+    - jnp.concatenate([x_BKHA[:, :M], own_BLHA], axis=1)
+    + x_BKHA
 model/adaptive.py
   embeddings are not scaled: model
     - config.d_model**0.5
