@@ -24,14 +24,8 @@ from txl_jax.errors import UserError, nearest
 from txl_jax.evaluate.options import BOOLS, EvalConfig, ScoreConfig, evaluation_model
 from txl_jax.fields import DATA, MODEL, TRAINING, Property, field
 from txl_jax.generate.options import GenerateConfig, generation_model
-from txl_jax.model.config import (
-    ABSOLUTE_POSITIONS,
-    ModelConfig,
-    huggingface,
-    nvidia,
-    pytorch,
-    tensorflow,
-)
+from txl_jax.model.config import ABSOLUTE_POSITIONS, ModelConfig
+from txl_jax.model.families import huggingface, nvidia, pytorch, tensorflow
 from txl_jax.paper.options import AttentionConfig, ReclConfig, TableConfig
 from txl_jax.report.checksum import DAMAGE, verify_checksum, with_checksum
 from txl_jax.runtime import storage
@@ -79,13 +73,11 @@ class Config:
                     "has no effect: leave it out, or set model.initial_memory to "
                     '"empty"'
                 )
-        rule, stored = self.eval.dynamic, self.model.retrieval_len
-        in_turn = f'eval.dynamic = "{rule}"' if rule else ""
-        in_turn = in_turn or (f"model.retrieval_len = {stored}" if stored else "")
-        if in_turn and (P := self.mesh.segments) > 1:
+        if self.eval.dynamic and self.mesh.segments > 1:
             raise UserError(
-                f"{in_turn} reads one segment after the other, which mesh.segments = "
-                f"{P} cannot split: set mesh.segments to 1"
+                f'eval.dynamic = "{self.eval.dynamic}" reads one segment after the '
+                f"other, which mesh.segments = {self.mesh.segments} cannot split: set "
+                "mesh.segments to 1"
             )
         evaluation_model(self.model, self.eval)
         generation_model(self.model, self.generate)

@@ -19,7 +19,7 @@ from txl_jax.convert import keys, pickle, pytorch
 from txl_jax.convert.keys import Keys, State
 from txl_jax.data.byte_ranges import reading
 from txl_jax.errors import UserError, prefixed
-from txl_jax.model import config as models
+from txl_jax.model import families
 from txl_jax.model.config import ModelConfig
 from txl_jax.report.checksum import DAMAGE
 
@@ -101,7 +101,7 @@ def from_state_dict(
     try:
         scales = ("layer_norm_epsilon", "init_std", "proj_init_std")
         numbers = {name: float(fields[name]) for name in scales}
-        family = functools.partial(models.huggingface, **numbers)
+        family = functools.partial(families.huggingface, **numbers)
         model, params = pytorch.from_fields(_rename(state, fields), fields, family)
     except DAMAGE as error:
         raise UserError(f"a field of {CONFIG} has a wrong type: {error}") from error

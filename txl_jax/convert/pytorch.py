@@ -16,7 +16,7 @@ from flax.traverse_util import unflatten_dict
 from txl_jax.convert.embedding import Params, read_embedding
 from txl_jax.convert.keys import Keys
 from txl_jax.errors import UserError
-from txl_jax.model import config as models
+from txl_jax.model import families
 from txl_jax.model.config import ModelConfig
 
 Fields = Mapping[str, Any]  # of another code base's config
@@ -57,7 +57,7 @@ def from_state_dict(
     return from_keys(
         Keys(state),
         cutoffs,
-        models.pytorch,
+        families.pytorch,
         mem_len=mem_len,
         clamp_len=clamp_len,
         same_length=same_length,

@@ -13,7 +13,7 @@ from txl_jax.convert import bundle, pytorch
 from txl_jax.convert.embedding import Params
 from txl_jax.convert.keys import Keys
 from txl_jax.errors import prefixed
-from txl_jax.model import config as models
+from txl_jax.model import families
 from txl_jax.model.config import ModelConfig
 
 ROOT = "transformer/"
@@ -71,7 +71,7 @@ def read(
         config, params = pytorch.from_keys(
             Keys(state, _rename),
             cutoffs,
-            models.tensorflow,
+            families.tensorflow,
             mem_len=mem_len,
             clamp_len=clamp_len,
             same_length=same_length,

@@ -229,25 +229,22 @@ class ModelConfig:
             )
 
     def _check_retrieval(self) -> None:
-        if not self.retrieval_len:
-            for name in ("retrieval_top_k", "retrieval_layer"):
-                if getattr(self, name) != getattr(ModelConfig, name):
-                    raise UserError(f"model.{name} needs model.retrieval_len above 0")
-            return
-        if self.retrieval_top_k > self.retrieval_len:
+        T, top_k, layer = self.retrieval_len, self.retrieval_top_k, self.retrieval_layer
+        if not T and (layer or top_k != ModelConfig.retrieval_top_k):
             raise UserError(
-                f"model.retrieval_top_k = {self.retrieval_top_k} exceeds "
-                f"model.retrieval_len = {self.retrieval_len}: lower it"
+                f"model.retrieval_top_k = {top_k} and model.retrieval_layer = {layer} "
+                "have no effect: set model.retrieval_len"
             )
-        if self.retrieval_layer > self.n_layer:
+        if T and (top_k > T or layer > self.n_layer):
             raise UserError(
-                f"model.retrieval_layer = {self.retrieval_layer} exceeds "
-                f"model.n_layer = {self.n_layer}: lower it"
+                f"model.retrieval_top_k = {top_k} must be at most model.retrieval_len "
+                f"= {T}, and model.retrieval_layer = {layer} at most model.n_layer = "
+                f"{self.n_layer}"
             )
-        if not self.mem_len:
+        if T and (not self.mem_len or self.recurrence == "same"):
             raise UserError(
-                f"model.retrieval_len = {self.retrieval_len} retrieves tokens beyond a "
-                "memory: set mem_len above 0"
+                f"model.retrieval_len = {T} retrieves what a memory of inputs does not "
+                'hold: set mem_len above 0, and model.recurrence to "below"'
             )
 
     @property
@@ -298,32 +295,3 @@ def parse_remat(policy: str) -> tuple[str, tuple[str, ...]]:
         f"model.remat_policy = {policy!r} must be one of {', '.join(REMAT_POLICIES)}"
         f"{nearest(policy, REMAT_POLICIES)}; NAMES are some of {', '.join(REMAT_NAMES)}"
     )
-
-
-# What the code bases of published models do differently, besides their sizes.
-
-
-def pytorch(**fields: Any) -> ModelConfig:
-    """Returns the config of a model of the paper's PyTorch code."""
-    std = fields.get("init_std", ModelConfig.init_std)
-    return ModelConfig(**{"norm_init_std": std} | fields)
-
-
-def nvidia(**fields: Any) -> ModelConfig:
-    """Returns the config of a model of NVIDIA's PyTorch code."""
-    return pytorch(**{"same_length_self": True} | fields)
-
-
-def huggingface(**fields: Any) -> ModelConfig:
-    """Returns the config of a model of Hugging Face's port."""
-    return pytorch(**{"initial_memory": "zeros", "untie_r": True} | fields)
-
-
-def tensorflow(**fields: Any) -> ModelConfig:
-    """Returns the config of a model of the paper's TensorFlow code."""
-    family: dict[str, Any] = {
-        "layer_norm_epsilon": 1e-12,
-        "initial_memory": "zeros",
-        "same_length_self": True,
-    }
-    return ModelConfig(**family | fields)
