@@ -2,7 +2,9 @@
 
 import dataclasses
 
+import jax
 import pytest
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
 from experiments.benchmarks.subject import ENWIK8
 from tests.support import tiny
@@ -10,15 +12,18 @@ from tests.support.refusal import refused
 from txl_jax.errors import UserError
 from txl_jax.evaluate import grouping
 from txl_jax.evaluate.grouping import count_segments, window_tokens
+from txl_jax.kernels import dispatch
+from txl_jax.sharding.mesh import AXES
 
 
 @pytest.mark.parametrize(
     "kernel, M, B, L, expected",
     [
-        ("xla", 2100, 1, 80, (6, 80)),
-        ("chunked", 2100, 1, 80, (6, 480)),
-        ("xla", 32, 1, 32, (16, 32)),
-        ("xla", 3800, 1, 8, (64, 128)),
+        ("xla", 2100, 1, 80, (12, 160)),
+        ("auto", 2100, 1, 80, (12, 160)),
+        ("chunked", 2100, 1, 80, (12, 960)),
+        ("xla", 32, 1, 32, (32, 32)),
+        ("xla", 3800, 1, 8, (128, 128)),
         ("xla", 3800, 16, 128, (1, 128)),
         ("xla", 0, 1, 128, (1, 128)),
     ],
@@ -40,6 +45,18 @@ def test_documents_with_visible_zeros_are_read_alone() -> None:
     assert count_segments(same, 0, 1, 4) == count_segments(same, 1, 1, 4) == 1
     with pytest.raises(UserError, match='"same" .* eval.segments_per_step'):
         count_segments(same, 2, 1, 4)
+
+
+def test_windows_follow_the_kernel_that_auto_selects(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    axes, device = (AxisType.Auto,) * 4, AbstractDevice("H100", None, "gpu")
+    mesh = AbstractMesh((1, 1, 1, 1), AXES, axis_types=axes, abstract_device=device)
+    config = dataclasses.replace(ENWIK8, mem_len=2100)
+    with jax.sharding.use_abstract_mesh(mesh):
+        assert window_tokens(config, 12, 1, 80) == 480  # at most a quarter is wasted
+        monkeypatch.setattr(dispatch, "MANY_SCORES", 8 * 960 * 3060)
+        assert window_tokens(config, 12, 1, 80) == 960, "chunked skips what is masked"
 
 
 @pytest.mark.parametrize("most, expected", [(9, 8), (7, 4), (3, 2), (0, 1)])

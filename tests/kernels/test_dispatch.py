@@ -16,9 +16,14 @@ from txl_jax.sharding.rules import sharding
 
 def chosen(shape: tuple[int, ...], places: NamedSharding, K: int = 8) -> str:
     """Returns the kernel that `auto` selects for queries of that sharding."""
+    B, L, H, _ = shape
     names = []
-    q_BLHA = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=places)
-    jax.eval_shape(lambda q_BLHA: names.append(fastest(q_BLHA, K)), q_BLHA)
+
+    def choose(q_BLHA: jax.Array) -> None:
+        mesh = jax.typeof(q_BLHA).sharding.mesh
+        names.append(fastest(mesh, B, L, H, K))
+
+    jax.eval_shape(choose, jax.ShapeDtypeStruct(shape, jnp.float32, sharding=places))
     return names[0]
 
 

@@ -6,6 +6,7 @@ import math
 
 import jax
 from jax import Array
+from jax.sharding import AbstractMesh
 
 from txl_jax.kernels import chunked, xla
 from txl_jax.kernels.operands import Kernel
@@ -41,19 +42,19 @@ FAULTS: dict[str, str] = {}
 
 def choose_kernel(name: str, q_BLHA: Array, K: int) -> Kernel:
     """Returns the kernel of that name; `auto` is the fastest on the queries' device."""
-    return KERNELS[fastest(q_BLHA, K) if name == "auto" else name]
+    B, L, H, _ = q_BLHA.shape
+    mesh = jax.typeof(q_BLHA).sharding.mesh
+    return KERNELS[fastest(mesh, B, L, H, K) if name == "auto" else name]
 
 
-def fastest(q_BLHA: Array, K: int) -> str:
-    """Returns the name of the kernel that `auto` selects for K keys.
+def fastest(mesh: AbstractMesh, B: int, L: int, H: int, K: int) -> str:
+    """Returns the name of the kernel that `auto` selects for L queries and K keys.
 
     If streams or heads do not divide over the mesh, `auto` selects `xla`, which the
     compiler can split, and `chunked` for MANY_SCORES on a GPU. A kernel with a fault is
     not selected.
     """
-    mesh = jax.typeof(q_BLHA).sharding.mesh
     device = mesh.abstract_device or jax.devices()[0]
-    B, L, H, _ = q_BLHA.shape
     parts = 1
     if not (mesh.empty or mesh.manual_axes):
         if not divides(mesh, B, H):
