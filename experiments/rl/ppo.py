@@ -18,7 +18,7 @@ import math
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +32,7 @@ from txl_jax.checkpoint import save_restore
 from txl_jax.checkpoint.manager import open_checkpoints
 from txl_jax.errors import Interrupted, UserError
 from txl_jax.fields import at_least, check, fraction, one_of, positive
-from txl_jax.model.config import ModelConfig
+from txl_jax.model.config import RESIDUALS, ModelConfig
 from txl_jax.model.initializers import Params
 from txl_jax.report import plots, provenance
 from txl_jax.report.checksum import Json
@@ -64,7 +64,7 @@ class Options:
     length: int = at_least(1, 10)  # steps until the junction or the end
     gymnax: str = ""  # an environment of gymnax instead
     core: str = one_of(("transformer_xl", "gru"), "transformer_xl")
-    gate: str = "none"  # of the Transformer-XL's residuals, as model.gate
+    gate: str = one_of(RESIDUALS, "none")  # as model.gate
     n_layer: int = at_least(1, 2)  # the GRU has one layer of as many parameters
     d_model: int = at_least(2, 32)
     n_head: int = at_least(1, 2)
@@ -149,6 +149,7 @@ def make_agent(options: Options, env: Environment) -> Agent:
         same_length=True,
         same_length_self=True,
         pre_lnorm=True,
+        gate=options.gate,
         dropout=0.0,
         init_std=options.d_model**-0.5,
     )
@@ -279,7 +280,7 @@ def make_update(
         return jax.lax.scan(epoch, (params, opt_state), length=options.epochs)
 
     def update(state: TrainState) -> tuple[TrainState, Metrics]:
-        params, before = state.params, state.memory
+        params, before = state.params, cast(Streams, state.memory)
         key = jax.random.fold_in(state.rng, state.step)
         window, value_B, after = play(agent, env, params, before, key, options.steps)
         gain_BT = advantages(window, value_B, options)
@@ -297,7 +298,7 @@ def make_update(
             step=state.step + 1,
             params=params,
             opt_state=opt_state,
-            memory=after._replace(memory=memory),
+            memory=cast(Any, after._replace(memory=memory)),
         )
         return state, {
             "loss": losses.mean(),
@@ -324,12 +325,14 @@ def make_program(options: Options, mesh: Mesh) -> Program:
         params = agent.init_params(keys[0], env.observed)
         streams = begin(agent, env, options.streams, keys[1])
         step = jnp.zeros((), jnp.int32)
-        return TrainState(step, params, optimizer.init(params), streams, keys[2])
+        memory: Any = streams
+        return TrainState(step, params, optimizer.init(params), memory, keys[2])
 
     state = jax.eval_shape(create)
     specs = jax.tree.map(lambda _: PartitionSpec(), state)
-    env_specs = jax.tree.map(lambda _: PartitionSpec("B"), state.memory.env)
-    streams = letters(state.memory._replace(env=None))._replace(env=env_specs)
+    fresh = cast(Streams, state.memory)
+    env_specs = jax.tree.map(lambda _: PartitionSpec("B"), fresh.env)
+    streams = letters(fresh._replace(env=None))._replace(env=env_specs)
     places = shardings(mesh, dataclasses.replace(specs, memory=streams))
     update = make_update(agent, env, optimizer, options)
     step = jax.jit(update, donate_argnums=0, out_shardings=(places, None))

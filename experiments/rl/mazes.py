@@ -1,0 +1,115 @@
+"""The return of agents against the length of a T-maze: a figure.
+
+    python -m experiments.rl.mazes [--lengths 10 25 50 100 200 --seeds 1 2 3 4 5]
+
+Trains every agent of AGENTS, at equal parameters and steps, for each length and seed.
+Every cell has its own workdir and result, so the same command resumes after a kill.
+Prints one JSON line and writes mazes.json and mazes.png.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from absl import logging
+
+from txl_jax.errors import Interrupted, UserError
+from txl_jax.report import plots
+from txl_jax.report.checksum import Json
+from txl_jax.report.log import say, to_json
+from txl_jax.runtime import allocator, distributed, preemption, programs
+from txl_jax.runtime.storage import write_atomically
+
+from . import ppo
+
+# The flags of each agent.
+AGENTS: dict[str, dict[str, Any]] = {
+    "Transformer-XL": {},
+    "gated": {"gate": "gru", "d_model": 24},  # its gates have parameters, too
+    "gradients across segments": {"gradient_segments": 4},
+    "GRU": {"core": "gru", "gradient_segments": 4},
+}
+RESULT = "result.json"
+
+
+def read_flags() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    lengths = [10, 25, 50, 100, 200]
+    parser.add_argument("--lengths", type=int, nargs="+", default=lengths)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
+    parser.add_argument("--agents", nargs="+", choices=AGENTS, default=[*AGENTS])
+    parser.add_argument("--updates", type=int, default=100)
+    parser.add_argument("--workdir", type=Path, default=Path("runs/rl/mazes"))
+    return parser.parse_args()
+
+
+def make_options(agent: str, length: int, seed: int, updates: int) -> ppo.Options:
+    """Returns the flags of a cell."""
+    base = ppo.Options(length=length, seed=seed, updates=updates, d_model=36, steps=128)
+    return dataclasses.replace(base, **AGENTS[agent])
+
+
+def run_cell(workdir: Path, agent: str, options: ppo.Options) -> Json:
+    """Returns a cell's result, trained unless that is on disk."""
+    name = f"{agent}-length={options.length}-seed={options.seed}".replace(" ", "_")
+    folder = workdir / f"{name}-updates={options.updates}"
+    path = folder / RESULT
+    if path.exists():
+        return json.loads(path.read_text("utf-8"))
+    say(f"mazes: {folder}")
+    result = ppo.train(options, folder)
+    names = ("parameters", "steps", "return", "solved_after", "seconds", "provenance")
+    cell = {"agent": agent, "length": options.length, "seed": options.seed}
+    cell |= {name: result[name] for name in names}
+    write_atomically(path, lambda fresh: fresh.write_text(to_json(cell), "utf-8"))
+    return cell
+
+
+def plot(cells: list[Json], path: Path) -> None:
+    """Draws the mean and the range of the seeds' returns against the length."""
+    figure = plots.empty(7, 4)
+    axes = figure.add_subplot()
+    lengths = sorted({cell["length"] for cell in cells})
+    for agent in dict.fromkeys(cell["agent"] for cell in cells):
+        returns = [
+            [x["return"] for x in cells if (x["agent"], x["length"]) == (agent, length)]
+            for length in lengths
+        ]
+        mean, low, high = ([f(x) for x in returns] for f in (np.mean, np.min, np.max))
+        (line,) = axes.plot(lengths, mean, "o-", label=agent, markersize=4)
+        axes.fill_between(lengths, low, high, color=line.get_color(), alpha=0.15)
+    axes.set(xlabel="steps from the cue to the junction", ylabel="return of an episode")
+    axes.set_xscale("log")
+    axes.set_xticks(lengths, list(map(str, lengths)))
+    axes.set_ylim(-1.3, 1.1)
+    plots.save(figure, path)
+
+
+def main() -> int:
+    allocator.keep_freed()
+    args = read_flags()
+    logging.set_verbosity(logging.FATAL)  # orbax warns of intended settings
+    grid = [(a, n, s) for n in args.lengths for a in args.agents for s in args.seeds]
+    try:
+        with preemption.listening(), contextlib.redirect_stdout(sys.stderr):
+            programs.keep("")  # seeds share the compiled update
+            cells = [
+                run_cell(args.workdir, cell[0], make_options(*cell, args.updates))
+                for cell in grid
+            ]
+    except (UserError, Interrupted) as error:
+        return distributed.report(error)
+    plot(cells, args.workdir / "mazes.png")
+    line = to_json({"program": "mazes", "updates": args.updates, "cells": cells})
+    (args.workdir / "mazes.json").write_text(line + "\n", "utf-8")
+    print(line)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

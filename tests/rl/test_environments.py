@@ -1,0 +1,74 @@
+"""The rules of the environments, and what they show."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments.rl import environments
+from experiments.rl.environments import BUMP, ENVIRONMENTS, Environment
+
+FORWARD, UP, DOWN = 0, 1, 2
+KEY = jax.random.key(0)
+
+
+def run(env: Environment, actions: list[int], state: Any) -> list[tuple[Any, ...]]:
+    """Returns (seen, reward, over) of each action."""
+    step, rows = jax.jit(env.step), []
+    for action in actions:
+        state, seen_X, reward, over = step(KEY, state, jnp.asarray(action))
+        rows.append((seen_X.tolist(), round(float(reward), 6), bool(over)))
+    return rows
+
+
+@pytest.mark.parametrize("cue", [0, 1])
+def test_the_arm_of_the_cue_is_rewarded(cue: int) -> None:
+    env = environments.t_maze(2)
+    start = environments.Maze(jnp.asarray(cue), jnp.asarray(0))
+    sign = 2.0 * cue - 1
+    rows = run(env, [UP, FORWARD, FORWARD, FORWARD, UP], start)
+    assert rows[0] == ([sign, 0], BUMP, False), "the cue is seen at the start only"
+    assert rows[1] == ([0, 0], 0, False)
+    assert rows[2] == ([0, 1], 0, False), "the junction"
+    assert rows[3] == ([0, 1], BUMP, False)
+    assert rows[4][1:] == (-sign, True)
+    assert run(env, [FORWARD, FORWARD, DOWN], start)[-1][1:] == (sign, True)
+
+
+@pytest.mark.parametrize("bit", [0, 1])
+def test_the_last_action_of_a_chain_names_the_bit(bit: int) -> None:
+    env = environments.memory_chain(4)
+    start = environments.Chain(jnp.asarray(bit), jnp.asarray(0))
+    rows = run(env, [1 - bit, 1 - bit, 0, bit], start)
+    assert [row[1:] for row in rows] == [(0, False)] * 3 + [(1, True)]
+    assert [row[0] for row in rows[:3]] == [[0.75, 0, 0], [0.5, 0, 0], [0.25, 0, 0]]
+    assert run(env, [0, 0, 0, 1 - bit], start)[-1][1:] == (-1, True)
+
+
+def test_the_goal_of_a_room_is_seen_when_near_and_stays() -> None:
+    env = environments.search(4)
+    goal, right = 7, 3
+    start = environments.Room(jnp.asarray(goal), jnp.asarray(5), jnp.asarray(0))
+    rows = run(env, [right, right, right, right], start)
+    # In row 1, column 1: the goal is one cell to the right.
+    assert np.flatnonzero(rows[0][0]).tolist() == [1, 5 + 1, 10 + 5]
+    assert [row[1] for row in rows[:2]] == [0, 1]
+    assert [row[2] for row in rows] == [False, False, False, True]
+    assert rows[1][0] != rows[0][0], "the agent is elsewhere"
+    # A wall stops the agent.
+    start = start._replace(cell=jnp.asarray(4))
+    assert np.flatnonzero(run(env, [right], start)[0][0])[:2].tolist() == [0, 5 + 4]
+
+
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_episodes_begin_at_random(name: str) -> None:
+    env = ENVIRONMENTS[name](5)
+    state, seen_BX = jax.vmap(env.begin)(jax.random.split(KEY, 64))
+    assert seen_BX.shape == (64, env.observed)
+    assert len(np.unique(seen_BX, axis=0)) > 1
+    actions_B = jnp.arange(64) % env.actions
+    after = jax.vmap(env.step)(jax.random.split(KEY, 64), state, actions_B)
+    same = jax.tree.map(lambda a, b: a.dtype == b.dtype, state, after[0])
+    assert jax.tree.all(same), "a scan needs the same types"

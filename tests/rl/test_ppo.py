@@ -1,0 +1,217 @@
+"""An update reads what the rollout saw, and no episode reads another one."""
+
+import dataclasses
+import functools
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments.rl import ppo
+from experiments.rl.agent import Agent, read, start_acting
+from tests.support import tiny
+from txl_jax.errors import UserError
+from txl_jax.sharding.mesh import make_mesh
+from txl_jax.sharding.options import MeshConfig
+
+TINY = ppo.Options(
+    length=3, d_model=8, mem_len=5, streams=16, steps=12, segment_len=3, minibatches=2,
+    epochs=1, updates=4, save_every=2,
+)  # fmt: skip
+GATED: dict[str, Any] = {"gate": "gru"}
+CORES: list[Any] = [{}, pytest.param(GATED, marks=pytest.mark.long), {"core": "gru"}]
+
+
+@functools.cache
+def windows(**changes: Any) -> Any:
+    """Returns (options, agent, params, [streams before and window of two rollouts])."""
+    options = dataclasses.replace(TINY, **changes)
+    env = ppo.make_environment(options)
+    agent = ppo.make_agent(options, env)
+    params = agent.init_params(jax.random.key(1), env.observed)
+    # Larger heads than at first, so that log-probabilities differ.
+    params["actor"]["kernel"] *= 100.0
+    streams = ppo.begin(agent, env, options.streams, jax.random.key(2))
+
+    @jax.jit
+    def rollout(streams: Any, key: Any) -> Any:
+        window, _, after = ppo.play(agent, env, params, streams, key, options.steps)
+        seen = streams.memory, window.seen_BTX, window.first_BT
+        logits_BTA, value_BT, memory = read(agent, params, *seen, options.call_len)
+        replayed = ppo.log_probability(logits_BTA, window.action_BT), value_BT
+        return window, replayed, after._replace(memory=memory)
+
+    found = []
+    for n in range(2):
+        window, replayed, after = rollout(streams, jax.random.key(3 + n))
+        found.append((streams, window, replayed))
+        streams = after
+    return options, agent, params, found
+
+
+@pytest.mark.parametrize("changes", CORES, ids=str)
+def test_an_update_reads_what_the_rollout_saw(changes: dict[str, Any]) -> None:
+    """Step by step and in segments; the second window has a memory."""
+    _, _, _, found = windows(**changes)
+    for _, window, (log_p_BT, value_BT) in found:
+        assert window.first_BT[:, 1:].any() and len(np.unique(window.log_p_BT)) > 9
+        np.testing.assert_allclose(log_p_BT, window.log_p_BT, atol=tiny.FLOAT32)
+        np.testing.assert_allclose(value_BT, window.value_BT, atol=tiny.FLOAT32)
+
+
+@pytest.mark.parametrize("changes", CORES, ids=str)
+def test_nothing_of_an_episode_reaches_the_next(changes: dict[str, Any]) -> None:
+    """What was seen before an episode and the memory change, but no later bit does."""
+    options, agent, params, found = windows(**changes)
+    streams, window, _ = found[1]
+    start_B = np.argmax(window.first_BT[:, 1:], axis=1) + 1
+    later_BT = np.arange(options.steps) >= start_B[:, None]
+    later_BT &= np.asarray(window.first_BT[:, 1:]).any(axis=1)[:, None]
+    assert later_BT.any()
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def outputs(agent: Agent, memory: Any, seen_BTX: Any) -> Any:
+        whole = read(agent, params, memory, seen_BTX, window.first_BT, 3)[:2]
+        acting, memory = start_acting(agent, params, memory)
+
+        def step(memory: Any, xs: Any) -> Any:
+            seen_BX, first_B = xs
+            args = seen_BX[:, None], first_B[:, None], memory
+            *result, memory = agent.apply({"params": acting}, *args)
+            return memory, result
+
+        xs = jnp.swapaxes(seen_BTX, 0, 1), window.first_BT.T
+        steps = jax.lax.scan(step, memory, xs)[1]
+        return whole, jax.tree.map(
+            lambda x_TB1: jnp.swapaxes(x_TB1[:, :, 0], 0, 1), steps
+        )
+
+    def change(x: Any) -> Any:
+        return x + 1 if jnp.issubdtype(x.dtype, jnp.floating) else x
+
+    seen_BTX = jnp.where(later_BT[..., None], window.seen_BTX, window.seen_BTX + 1)
+    before = outputs(agent, streams.memory, window.seen_BTX)
+    after = outputs(agent, jax.tree.map(change, streams.memory), seen_BTX)
+    for x, y in zip(*map(jax.tree.leaves, (before, after)), strict=True):
+        np.testing.assert_array_equal(np.asarray(x)[later_BT], np.asarray(y)[later_BT])
+        assert (np.asarray(x) != np.asarray(y)).any(), "the earlier steps do change"
+
+
+def test_advantages_are_discounted_sums_of_errors() -> None:
+    rng = np.random.default_rng(0)
+    B, T = 3, 7
+    reward_BT, value_BT = rng.normal(size=(2, B, T)).astype(np.float32)
+    over_BT, value_B = rng.random((B, T)) < 0.3, rng.normal(size=B).astype(np.float32)
+    assert over_BT.any()
+    none: Any = None
+    window = ppo.Window(*[none] * 4, value_BT, reward_BT, over_BT, none)
+    options = dataclasses.replace(TINY, discount=0.9, trace_decay=0.8)
+    gain_BT = ppo.advantages(jax.tree.map(jnp.asarray, window), value_B, options)
+    next_BT = np.concatenate([value_BT[:, 1:], value_B[:, None]], axis=1)
+    error_BT = reward_BT + 0.9 * np.where(over_BT, 0, next_BT) - value_BT
+    for b in range(B):
+        for t in range(T):
+            end = next((u for u in range(t, T) if over_BT[b, u]), T - 1)
+            terms = [(0.9 * 0.8) ** (u - t) * error_BT[b, u] for u in range(t, end + 1)]
+            assert gain_BT[b, t] == pytest.approx(sum(terms), abs=1e-5)
+
+
+@pytest.mark.parametrize("crossed", [1, 2])
+def test_gradients_cross_the_segments_that_are_read_together(crossed: int) -> None:
+    """The first step's observation moves the last step's value, within a call."""
+    options, agent, params, found = windows(gradient_segments=crossed)
+    streams, window, _ = found[0]
+
+    def last(seen_BTX: Any) -> Any:
+        first_BT = window.first_BT.at[:, 1:].set(False)
+        seen = streams.memory, seen_BTX, first_BT
+        return read(agent, params, *seen, options.call_len)[1][:, -1].sum()
+
+    grad_BTX = jax.jit(jax.grad(last))(window.seen_BTX)
+    reached_T = np.abs(grad_BTX).max(axis=(0, 2)) > 0
+    L = options.call_len
+    assert reached_T[-L:].all() and not reached_T[:-L].any()
+
+
+def test_both_cores_have_as_many_parameters() -> None:
+    counts = []
+    for core in ("transformer_xl", "gru"):
+        options = ppo.Options(core=core)
+        env = ppo.make_environment(options)
+        counts.append(ppo.make_agent(options, env).count(env.observed))
+    assert 1 <= counts[1] / counts[0] < 1.03
+
+
+def test_a_resumed_run_equals_one_that_was_never_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = make_mesh(MeshConfig(), jax.devices()[:1])
+    monkeypatch.setattr(ppo, "make_mesh", lambda config: one)
+    options = dataclasses.replace(TINY, core="gru")
+    whole = ppo.train(options, tmp_path / "whole")
+    ppo.train(dataclasses.replace(options, updates=2), tmp_path / "parts")
+    resumed = ppo.train(options, tmp_path / "parts")
+    metrics = [
+        [line["exact"] for line in ppo.read_metrics(tmp_path / name / ppo.METRICS)]
+        for name in ("whole", "parts")
+    ]
+    assert metrics[0] == metrics[1] and len(metrics[0]) == 4
+    assert whole["return"] == resumed["return"]
+    saved = [
+        (tmp_path / name / "checkpoints/4/record/metadata").read_text()
+        for name in ("whole", "parts")
+    ]
+    assert saved[0] == saved[1], "the checksums of all arrays"
+    assert (tmp_path / "whole/return.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(UserError, match="other values of lr, seed"):
+        changed = dataclasses.replace(options, lr=1.0, seed=7, updates=9)
+        ppo.train(changed, tmp_path / "parts")
+
+
+@pytest.mark.long
+def test_eight_devices_act_and_learn_like_one() -> None:
+    results = []
+    for devices in (jax.devices()[:1], jax.devices()[:8]):
+        program = ppo.make_program(TINY, make_mesh(MeshConfig(), devices))
+        state, metrics = program.step(program.init())
+        results.append((state.params, state.memory, metrics))
+        shape = state.memory.seen_BX.sharding.shard_shape((16, 2))
+        assert shape == (16 // len(devices), 2)
+    for x, y in zip(*map(jax.tree.leaves, results), strict=True):
+        np.testing.assert_allclose(x, y, atol=1e-4)
+
+
+def test_flags_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(UserError, match="steps = 12 is not divisible by segment_len x"):
+        dataclasses.replace(TINY, segment_len=5)
+    with pytest.raises(UserError, match="streams = 16 is not divisible by minibatches"):
+        dataclasses.replace(TINY, minibatches=3)
+    with pytest.raises(UserError, match="did you mean 't_maze'"):
+        dataclasses.replace(TINY, environment="tmaze")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("changes", [{}, GATED, {"core": "gru"}], ids=str)
+def test_a_maze_of_ten_steps_is_solved(changes: dict[str, Any], tmp_path: Path) -> None:
+    """Without memory, the return is at most 0."""
+    options = ppo.Options(updates=60, **changes)
+    assert ppo.train(options, tmp_path)["solved_after"] <= 50
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["search", *(pytest.param(x, marks=pytest.mark.long) for x in ("memory_chain",))],
+)
+def test_every_environment_is_played(name: str) -> None:
+    options = dataclasses.replace(TINY, environment=name, core="gru", length=4)
+    env = ppo.make_environment(options)
+    agent = ppo.make_agent(options, env)
+    params = agent.init_params(jax.random.key(1), env.observed)
+    streams = ppo.begin(agent, env, 4, jax.random.key(2))
+    play = jax.jit(functools.partial(ppo.play, agent, env, T=12))
+    window, _, _ = play(params, streams, jax.random.key(3))
+    assert window.over_BT.any()
+    np.testing.assert_array_equal(window.first_BT[:, 1:], window.over_BT[:, :-1])
