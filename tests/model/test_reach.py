@@ -24,9 +24,13 @@ def test_accounted_bytes_match_the_arrays() -> None:
     memory = Memory.empty(config, 3)
     assert counts["cache_bytes"] == memory.h_NBMD.nbytes
     params = unstack(tiny.make_params(config))
-    kept = jax.eval_shape(lambda: KeyValueMemory.empty(config, params, 3, 5))
-    arrays = [(layer.k_HBKA, layer.v_HBKA) for layer in kept.layers]
-    assert counts["key_value_bytes"] == 2 * parameter_count(arrays)
+    for S in (1, 4):
+        kept = jax.eval_shape(
+            lambda S=S: KeyValueMemory.empty(config, params, 3, 5 * S)
+        )
+        arrays = [(layer.k_HBKA, layer.v_HBKA) for layer in kept.layers]
+        key_value_bytes = reach.account(config, 3, 5, S)["key_value_bytes"]
+        assert key_value_bytes == 2 * parameter_count(arrays)
     assert counts["lost_without_memory"] == reach.lost_share(17, 5)
     assert "it reaches 17 tokens back" in reach.describe(config, 3, 5)
     same = tiny.config(mem_len=7, dtype="bfloat16", **tiny.SAME)

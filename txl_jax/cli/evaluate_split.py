@@ -12,6 +12,7 @@ from txl_jax.config import Config
 from txl_jax.data.preparation import prepare
 from txl_jax.data.tokens import Tokens
 from txl_jax.evaluate import continuous_cache, dynamic
+from txl_jax.evaluate.grouping import count_segments
 from txl_jax.evaluate.options import (
     MIXTURE,
     RATES,
@@ -45,7 +46,7 @@ def evaluate_model(loaded: Loaded, workdir: Path) -> Json:
         return evaluate_cold_start(loaded, tokens, workdir)
     if config.eval.sweep:
         return evaluate_sweep(loaded, tokens, workdir)
-    say(reach.describe(*sizes(config)))
+    say(reach.describe(*sizes(config), count_together(loaded)))
     warn_of_rotations(config)
     result = evaluate_split(loaded, tokens, workdir)
     say(describe(result))
@@ -172,7 +173,7 @@ def evaluate_split(
             for name, value in dataclasses.asdict(config).items()
             if not off.get(name.partition("_")[0])
         },
-        "memory": reach.account(*sizes(loaded.config)),
+        "memory": reach.account(*sizes(loaded.config), count_together(loaded)),
     }
 
 
@@ -191,6 +192,15 @@ def sizes(config: Config) -> tuple[ModelConfig, int, int]:
     """Returns the model, the streams and the segments of the evaluation."""
     model, eval = evaluation_model(config.model, config.eval), config.eval
     return model, eval.streams, eval.ext_len + eval.tgt_len
+
+
+def count_together(loaded: Loaded) -> int:
+    """Returns how many segments of the evaluation are computed together."""
+    model, streams, length = sizes(loaded.config)
+    eval = loaded.config.eval
+    if eval.dynamic:
+        return 1
+    return count_segments(model, eval.segments_per_step, streams, length, loaded.mesh)
 
 
 def per_unit(tokens: Tokens, split: str, scores: Json) -> dict[str, float]:

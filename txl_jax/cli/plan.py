@@ -149,7 +149,11 @@ def check_memory(config: Config, mesh: Mesh) -> None:
         chunks=train.batch_chunk,
     )
     evaluated, streams, length = evaluate_split.sizes(config)
-    accounting.check_fits(evaluated, streams, length, accounting.EVAL_FIELDS)
+    together = max(config.eval.segments_per_step, 1)
+    fields = accounting.EVAL_FIELDS
+    if together > 1:
+        fields = (*fields, "eval.segments_per_step")
+    accounting.check_fits(evaluated, streams, length * together, fields)
     generator = generation_model(model, config.generate)
     samples = min(config.generate.samples, texts.STREAMS)
     accounting.check_fits(generator, samples, 1, accounting.GENERATE_FIELDS)

@@ -7,12 +7,15 @@ from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory.interval import keys_per_query
 
 
-def account(config: ModelConfig, batch_size: int, tgt_len: int) -> dict[str, Any]:
+def account(
+    config: ModelConfig, batch_size: int, tgt_len: int, segments: int = 1
+) -> dict[str, Any]:
     """Returns the memory's size and reach, and the share of dependencies it saves.
 
     cache_bytes is the size of the paper's cache of hidden states. Evaluation and
-    generation keep keys and values of memory and segment instead: key_value_bytes.
-    retrieval_bytes is the size of the store, if a layer retrieves, in all of them.
+    generation keep keys and values of the memory and of the segments that are computed
+    together instead: key_value_bytes. retrieval_bytes is the size of the store, if a
+    layer retrieves, in all of them.
     lost_without_memory is the share of dependencies in reach that segments without
     memory would lose. A reach without limit is None.
     """
@@ -21,7 +24,7 @@ def account(config: ModelConfig, batch_size: int, tgt_len: int) -> dict[str, Any
     token_bytes = 2 * config.n_head * config.d_head * batch_size * itemsize
     counts = {
         "cache_bytes": N * M * config.d_model * batch_size * itemsize,
-        "key_value_bytes": N * (M + tgt_len) * token_bytes,
+        "key_value_bytes": N * (M + segments * tgt_len) * token_bytes,
         "effective_context_tokens": None if math.isinf(context) else context,
         "lost_without_memory": lost_share(context, tgt_len) if context else 0.0,
     }
@@ -30,12 +33,14 @@ def account(config: ModelConfig, batch_size: int, tgt_len: int) -> dict[str, Any
     return counts
 
 
-def describe(config: ModelConfig, batch_size: int, tgt_len: int) -> str:
+def describe(
+    config: ModelConfig, batch_size: int, tgt_len: int, segments: int = 1
+) -> str:
     """Returns the size and the reach as one line for the log."""
     N, M, D = config.n_layer, config.mem_len, config.d_model
     if not M:
         return f"no memory: every token depends only on its segment of {tgt_len} tokens"
-    counts, store = account(config, batch_size, tgt_len), ""
+    counts, store = account(config, batch_size, tgt_len, segments), ""
     context = counts["effective_context_tokens"]
     reach = "all tokens before" if context is None else f"{context:,} tokens back"
     if T := config.retrieval_len:
