@@ -23,6 +23,8 @@ OLDEST: dict[str, Callable[[Array, Array, int], Array]] = {
     "filling": lambda b, i, M: M * (b + 1) // (b + 2) + 0 * i,
     "empty": lambda b, i, M: M + 0 * (b + i),
     "same_length": lambda b, i, M: i + (M > 0) + 0 * b,
+    # Several segments of 12 tokens in one call.
+    "staircase": lambda b, i, M: np.maximum(M // 2 * b, i // 12 * 12),
     "documents": lambda b, i, M: np.where(i > b + 1, M + b + 2, M // 2 * b),
     "itself": lambda b, i, M: i + M + 0 * b,
     "random": lambda b, i, M: (7 * b + 5 * i * i + 3) % (i + M + 1),

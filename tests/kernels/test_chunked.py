@@ -41,6 +41,7 @@ CASES: list[tuple[Case, tuple[int, int]]] = [
     (Case(9, 8, "random", absent=("bias_HR", "u_HA")), SMALL),  # one over
     (Case(1, 16, "empty", 0.3, absent=POSITION), SMALL),
     (Case(9, 12, "documents", 0.3, absent=("r_RHA", "w_HA")), (1, 1)),
+    (Case(36, 40, "staircase"), (8, 16)),
 ]
 
 

@@ -51,6 +51,8 @@ def kernel(
 CASES = [
     # Many tiles, padding everywhere.
     (case(2, 2, 33, 47, 8, oldest="documents", rate=0.25), 16, 128),
+    # Segments in parallel, whose boundaries are inside tiles.
+    (case(2, 1, 36, 40, 8, oldest="staircase"), 16, 128),
     # One query, no biases.
     (Case(1, 50, "filling", absent=("u_HA", "w_HA", "bias_HR")), 32, 128),
     # One tile, padded lanes, two strips.
