@@ -112,6 +112,11 @@ model.position=shaw                 | model.position | n_position | need a table
 model.position=none model.untie_r=true | model.untie_r has no effect | none
 model.gate=gru                      | model.gate = "gru" needs model.pre_lnorm=true
 model.position=t5 model.max_distance=16 | model.max_distance = 16 | model.n_bucket = 32
+model.retrieval_layer=1            | model.retrieval_layer = 1 | set model.retrieval_len
+model.retrieval_len=16              | model.retrieval_top_k = 32 must be at most | = 16
+model.retrieval_len=64 model.mem_len=0 | model.retrieval_len = 64 | set mem_len above 0
+model.retrieval_len=64 generate.mem_len=0 | model.retrieval_len = 64 | mem_len above 0
+model.retrieval_len=64 model.recurrence=same | model.recurrence to "below"
 model.n_bucket=8                    | model.n_bucket and model.max_distance | no effect
 model.position=rotary model.d_head=3 | model.d_head = 3 | rotates pairs
 model.position=rotary eval.clamp_len=5 | clamp_len = 5 | set it to 0

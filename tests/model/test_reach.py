@@ -14,6 +14,7 @@ from txl_jax.metrics import parameter_count
 from txl_jax.model import reach
 from txl_jax.model.memory import Memory
 from txl_jax.model.memory.key_values import KeyValueMemory
+from txl_jax.model.memory.kinds import empty_memory
 from txl_jax.model.memory.layout import unstack
 from txl_jax.model.txl import TransformerXL
 
@@ -66,6 +67,29 @@ def test_the_effective_context_matches_the_masks(N: int, M: int, L: int) -> None
         )
         expected = reach_by_masks(N, M, L, M + itself)
         assert reach.effective_context(config, L) == expected
+
+
+@pytest.mark.parametrize("M, L, T, layer", [(4, 3, 11, 1), (3, 4, 9, 2), (6, 2, 4, 3)])
+def test_the_reach_of_retrieval_matches_masks(
+    M: int, L: int, T: int, layer: int
+) -> None:
+    """Here T are the tokens of the store."""
+    N, segments = 3, 20
+    query = np.arange(segments * L)
+    sees = np.stack([query // L * L - M] * N)
+    sees[layer - 1] = np.minimum(sees[layer - 1], query - T)
+    first = oldest = (segments - 1) * L
+    for oldest_of_query in sees[::-1]:
+        oldest = oldest_of_query[oldest]
+    config = tiny.config(
+        n_layer=N, mem_len=M, retrieval_len=T, retrieval_top_k=1, retrieval_layer=layer
+    )
+    assert reach.effective_context(config, L) == first - oldest
+    counts = reach.account(config, 3, L)
+    assert counts["retrieval_bytes"] == 2 * T * tiny.H * tiny.A * 3 * 4
+    memory: Any = empty_memory(config, 3)
+    assert counts["retrieval_bytes"] == memory.k_BHTA.nbytes + memory.v_BHTA.nbytes
+    assert f"0.0 MB of {T} tokens to retrieve; it" in reach.describe(config, 3, L)
 
 
 @pytest.mark.parametrize("context", [1, 4, 6, 7, 20])

@@ -15,6 +15,7 @@ import pytest
 from tests.reference import Array, Params
 from tests.support import tiny
 from tests.support.reference_retrieval import Stream
+from txl_jax.config import Config
 from txl_jax.errors import UserError
 from txl_jax.kernels.operands import Operands, PositionTerms
 from txl_jax.kernels.top_keys import Candidates, attend_to_best
@@ -24,8 +25,10 @@ from txl_jax.model.memory import Memory, kinds
 from txl_jax.model.memory.retrieval import RetrievalMemory
 from txl_jax.model.segment import Segment
 from txl_jax.model.txl import TransformerXL
+from txl_jax.sharding.options import MeshConfig
 from txl_jax.update.options import OptimConfig, TrainConfig
 from txl_jax.update.step import make_program
+from txl_jax.workdir.fit import fit_mesh
 
 B, L, S = 2, 4, 6
 STORE: dict[str, Any] = {"mem_len": 3, "retrieval_len": 9, "retrieval_top_k": 2}
@@ -180,11 +183,12 @@ def test_the_best_of_all_keys_is_dense_attention(dtype: str) -> None:
         PositionTerms(),
         given.oldest_BL,
     )
-    o_BLHA = attend_to_best(given, 11)
+    attend = jax.jit(attend_to_best, static_argnums=1)
+    o_BLHA = attend(given, 11)
     tolerance = tiny.FLOAT32 if dtype == "float32" else tiny.BFLOAT16
     tiny.assert_close(o_BLHA, rel_attention(dense), tolerance)
     assert o_BLHA.dtype == dtype
-    few_BLHA = attend_to_best(given, 3)
+    few_BLHA = attend(given, 3)
     assert np.abs(np.asarray(few_BLHA - o_BLHA, np.float32)).max() > 0.1
 
 
@@ -264,6 +268,35 @@ def test_layers_share_one_store() -> None:
     store = 2 * state.memory.k_BHTA.size * 4
     assert used.alias_size_in_bytes > store, "the store is updated in place"
     assert used.temp_size_in_bytes < 4 * store
+
+
+def test_pieces_of_the_text_are_refused() -> None:
+    config = Config(model=CONFIG, mesh=MeshConfig(data=1, segments=2))
+    with pytest.raises(
+        UserError, match=r"retrieval_len = 9 .*: set mesh.segments to 1"
+    ):
+        fit_mesh(config, jax.devices()[:1] * 2)
+
+
+def test_only_gates_are_trained() -> None:
+    """No bit of another parameter changes, also with a weight decay."""
+    train = TrainConfig(
+        batch_size=B, tgt_len=L, num_steps=9, trainable="retrieval_gate"
+    )
+    optim = OptimConfig(lr=0.1, weight_decay=0.1, schedule="constant")
+    program = make_program(CONFIG, train, optim, tiny.one_device())
+    state = program.init()
+    before = jax.tree.map(np.array, state.params)
+    weights_BL = np.ones((B, L), np.float32)
+    for s in range(S):
+        part = np.s_[:, s * L : (s + 1) * L]
+        arrays = TOKENS_BT[part], TOKENS_BT[:, 1:][part], weights_BL, FIRST_BT[part]
+        segment = Segment(*(x[None] for x in arrays), LENGTH_SB[s][None])  # type: ignore[call-arg]
+        state, _ = program.step(state, segment)
+    after = {**jax.tree.map(np.array, state.params)}
+    gates = before.pop("retrieval_gate"), after.pop("retrieval_gate")
+    assert np.all(gates[0] != gates[1])
+    tiny.assert_equal(after, before)
 
 
 def test_another_memory_is_refused() -> None:

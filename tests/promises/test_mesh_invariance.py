@@ -75,6 +75,14 @@ GROUPED = dataclasses.replace(
         reset_memory_at="3",
     ),
 )
+# A layer retrieves; only heads and streams are split.
+RETRIEVAL = dataclasses.replace(
+    CONFIG,
+    model=dataclasses.replace(
+        MODEL, mem_len=3, retrieval_len=20, retrieval_top_k=3, retrieval_layer=1
+    ),
+    train=dataclasses.replace(CONFIG.train, reset_memory_at="3"),
+)
 MESHES = [
     (data, fsdp, 8 // data // fsdp)
     for data in (1, 2, 4, 8)
@@ -131,6 +139,7 @@ def on_one_device(config: Config = CONFIG) -> list[float]:
         pytest.param((2, 2, 2), CONFIG, marks=pytest.mark.exact_bits),
         pytest.param((2, 1, 1, 4), GROUPED, marks=pytest.mark.exact_bits),
         pytest.param((2, 2, 2), VARIANTS, marks=pytest.mark.long),
+        pytest.param((2, 2, 2), RETRIEVAL, marks=pytest.mark.exact_bits),
         *(pytest.param(sizes, CONFIG, marks=pytest.mark.long) for sizes in MESHES),
     ],
 )
@@ -153,6 +162,7 @@ def numbers(state: TrainState) -> TrainState:
     ("first", "last", "config"),
     [
         ((2, 2, 2), (2, 2, 2), CONFIG),
+        pytest.param((2, 2, 2), (2, 2, 2), RETRIEVAL, marks=pytest.mark.long),
         pytest.param((8, 1, 1), (4, 1, 2), CONFIG, marks=pytest.mark.long),
         pytest.param((1, 2, 2, 2), (2, 1, 1, 4), GROUPED, marks=pytest.mark.long),
     ],

@@ -121,18 +121,35 @@ OTHERS: dict[str, Any] = dict(mem_len=7, initial_memory="zeros", clamp_len=3, un
 OTHERS |= dict(same_length=True, dropout=0.3, dropatt=0.2, variational=True)
 OTHERS |= dict(word_dropout=0.1, init_std=0.3, proj_init_std=0.3, norm_init_std=0.3)
 OTHERS |= dict(dtype="bfloat16", kernel="xla", remat_policy="full")
+STORE: dict[str, Any] = dict(retrieval_len=9, retrieval_top_k=2, retrieval_layer=1)
+APART = {"model.recurrence", *(f"model.{name}" for name in STORE)}
 
 
 @pytest.mark.parametrize("name, seed", [("plain", 1), ("mean", 3)])
 def test_a_start_from_a_run(runs: Path, tmp_path: Path, name: str, seed: int) -> None:
     """On any mesh, and with other values of the fields that do not matter."""
-    assert {f"model.{name}" for name in OTHERS} == {*configs.having("free")}
+    assert {f"model.{name}" for name in OTHERS} | APART == {*configs.having("free")}
     mesh = MeshConfig(data=1, fsdp=8)
     config = dataclasses.replace(starting_from(runs / name, **OTHERS), mesh=mesh)
     params = load_initial(config, tmp_path / "new", VOCAB)
     tiny.assert_equal(params, PARAMS[seed])
     shard = params["embedding"]["table"].addressable_shards[0].data
     assert np.shape(shard) == (tiny.V, tiny.D // 8) and not (tmp_path / "new").exists()
+
+
+def test_a_start_from_a_run_without_a_store(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its gates are new, and all other parameters are those of the run."""
+    mesh = MeshConfig(data=1, model=2)
+    config = dataclasses.replace(starting_from(runs / "plain", **STORE), mesh=mesh)
+    with jax.transfer_guard("disallow"):
+        params = dict(load_initial(config, tmp_path / "new", VOCAB))
+    np.testing.assert_array_equal(params.pop("retrieval_gate"), [-2.0, -2.0])
+    tiny.assert_equal(params, PARAMS[1])
+    assert "initialized retrieval_gate, which the source's model lacks" in (
+        capsys.readouterr().err
+    )
 
 
 def test_no_start_without_source_or_on_resume(runs: Path, tmp_path: Path) -> None:
