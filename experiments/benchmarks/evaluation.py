@@ -1,11 +1,12 @@
 """Compares the throughput of evaluation with the peer's; prints one JSON line.
 
-    python -m experiments.benchmarks.evaluation
+    python -m experiments.benchmarks.evaluation [--alone] [--read=score]
 
 The model is the paper's 12 layers for enwik8, evaluated as in the paper: one stream,
 segments of 80 tokens, a memory of 2,100, clamp_len 820 and same_length. Each call reads
 a text from a cold start. For our side it includes the work done once per text. With
---alone, the other side is eval.segments_per_step = 1.
+--alone, the other side is eval.segments_per_step = 1; --read selects what reads the
+text: an evaluation, a score, RECL's context of that length, or a generation's prompt.
 """
 
 import argparse
@@ -13,13 +14,44 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import jax
+import numpy as np
+
 from experiments.benchmarks import peer, quiet, record, subject
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
 from txl_jax.evaluate.perplexity import make_evaluate
+from txl_jax.evaluate.score import make_score
+from txl_jax.generate.context import with_memory
+from txl_jax.model.config import ModelConfig
+from txl_jax.model.memory.layout import unstack
+from txl_jax.paper.context_nll import make_context_nll
+
+
+def make_program(
+    name: str, model_config: ModelConfig, config: EvalConfig, text_T: np.ndarray
+) -> Callable[[], Any]:
+    """Returns a program that reads the text in that way."""
+    params, mesh = subject.make_params(model_config), subject.one_device()
+    T = len(text_T) - 1
+    if name == "evaluate":
+        evaluate = make_evaluate(model_config, config, mesh)
+        return lambda: evaluate(params, text_T, lambda *_: None)
+    if name == "score":
+        score = make_score(model_config, config, params, hidden=False)
+        return lambda: score(text_T, text_T[:0])
+    if name == "recl":
+        nll = make_context_nll(model_config, config, params, mesh)
+        return lambda: nll(text_T, np.array([T]), T, lambda *_: None)
+    model_config = evaluation_model(model_config, config)
+    start, _ = with_memory(
+        model_config, [text_T[:-1]], config.tgt_len, config.segments_per_step
+    )
+    fixed, read = jax.jit(unstack)(params), jax.jit(start)
+    return lambda: jax.block_until_ready(read(fixed))
 
 
 def measure(args: argparse.Namespace, watch: quiet.Watch) -> dict[str, Any]:
-    """Times the evaluation of one text on both sides."""
+    """Times the reading of one text on both sides."""
     model_config = subject.ENWIK8
     config = EvalConfig(
         streams=1, tgt_len=80, mem_len=2100, clamp_len=820, same_length=True
@@ -28,23 +60,16 @@ def measure(args: argparse.Namespace, watch: quiet.Watch) -> dict[str, Any]:
         model_config = subject.shrink(model_config)
         config = dataclasses.replace(config, mem_len=100, clamp_len=50)
     text_T = subject.zipf_text(model_config.vocab_size, args.tokens + 1)
-    params = subject.make_params(model_config)
-    evaluate = make_evaluate(model_config, config, subject.one_device())
-    programs: dict[str, Callable[[], Any]] = {
-        "ours": lambda: evaluate(params, text_T, lambda *_: None)
-    }
+    programs = {"ours": make_program(args.read, model_config, config, text_T)}
     if args.alone:
-        alone = make_evaluate(
-            model_config,
-            dataclasses.replace(config, segments_per_step=1),
-            subject.one_device(),
-        )
-        programs["alone"] = lambda: alone(params, text_T, lambda *_: None)
+        alone = dataclasses.replace(config, segments_per_step=1)
+        programs["alone"] = make_program(args.read, model_config, alone, text_T)
     elif peer.is_available():
         other = peer.Peer(evaluation_model(model_config, config))
         programs["peer"] = lambda: other.call("evaluate", text_T[:-1], config.tgt_len)
     timings = quiet.alternate(programs, args.repeats, watch)
-    name = f"segment {config.tgt_len}, memory {config.mem_len}"
+    name = f"{args.read}, segment {config.tgt_len}, memory {config.mem_len}"
+    name = name.removeprefix("evaluate, ")
     cases = [record.case(name, args.tokens, timings)]
     return {"peer": peer.describe(), "cases": cases}
 
@@ -58,6 +83,9 @@ def main() -> None:
         "--alone",
         action="store_true",
         help="compare with segments one by one, not the peer",
+    )
+    parser.add_argument(
+        "--read", choices=["evaluate", "score", "recl", "prompt"], default="evaluate"
     )
     record.run("evaluation", parser.parse_args(), measure)
 
