@@ -44,6 +44,11 @@ with epy.lazy_api_imports(globals()):
     from txl_jax.model.txl import TransformerXL as TransformerXL
     from txl_jax.workdir.load import Loaded as Loaded
     from txl_jax.workdir.load import load as load
+    from txl_jax.workdir.memory_file import load_memory as load_memory
+    from txl_jax.workdir.memory_file import save_memory as save_memory
 
 __version__ = "0.1.0"
-__all__ = ["Loaded", "Memory", "ModelConfig", "TransformerXL", "UserError", "load"]
+__all__ = [
+    *("Loaded", "Memory", "ModelConfig", "TransformerXL", "UserError"),
+    *("load", "load_memory", "save_memory"),
+]

@@ -1,5 +1,6 @@
 """The nll of a split, read segment by segment with a memory (section 4.1)."""
 
+import functools
 import time
 from collections.abc import Callable, Iterable, Iterator
 
@@ -13,9 +14,10 @@ from txl_jax import metrics
 from txl_jax.data.streams import Streams
 from txl_jax.evaluate import reader
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
-from txl_jax.evaluate.reader import Reader
+from txl_jax.evaluate.reader import Bookmark, Reader
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
+from txl_jax.model.memory.kinds import Newest
 from txl_jax.model.segment import OneSegment, Segment
 from txl_jax.model.txl import TransformerXL
 from txl_jax.report.log import Json
@@ -58,20 +60,33 @@ def make_evaluate(
     config: EvalConfig,
     mesh: Mesh,
     read: ReadSplit | None = None,
+    before: Bookmark | None = None,
+    leave: Callable[[Bookmark], object] | None = None,
 ) -> Evaluate:
     """Returns evaluate(params, tokens, progress), compiled once for any split.
 
-    Without `read`, that of `make_reader` is used. progress is called when a segment is
+    Without `read`, that of `make_reader` is used: it goes on from `before`, if given,
+    and `leave` gets the bookmark after the split. progress is called when a segment is
     dispatched. The result has the number of scored tokens, the mean nll in
     nats, ppl, bpc, the streams, and cold_tokens: the tokens scored before their stream
     had read mem_len tokens (without a memory, ext_len).
     """
     rows = host_rows(mesh, config.streams, "eval.streams")
-    read = read or make_reader(model_config, config, mesh).read
     context = config.mem_len or config.ext_len
+    kept: list[Newest] = []
+    if read is None:
+        read = functools.partial(
+            make_reader(model_config, config, mesh).read,
+            before=before and before.memory,
+            leave=kept.append if leave else None,
+        )
+    if before:
+        context = max(context - int(before.memory.filled_B.min()), 0)
 
     def evaluate(params: Params, tokens: np.ndarray, progress: ShowProgress) -> Json:
         started = time.perf_counter()
+        if before:
+            tokens = np.concatenate([before.last_B, tokens])
         tokens = config.cut(tokens)
         streams = Streams(
             tokens,
@@ -81,6 +96,7 @@ def make_evaluate(
             ext_len=config.ext_len,
             warm_tokens=context if config.warm_start else 0,
             reset_memory_at=int(config.reset_memory_at),
+            continues=before is not None,
         )
 
         def segments() -> Iterator[Segment]:
@@ -90,6 +106,9 @@ def make_evaluate(
 
         sums = [*read(params, segments())]
         # Summed in float64: the sum over a split exceeds float32's precision.
+        if leave:
+            end_B, reset = streams.end_B, streams.reset_memory_at
+            leave(Bookmark.at(kept.pop(), tokens, end_B, reset))
         scored = len(tokens) - 1
         nll = float(np.sum(jax.device_get(sums), dtype=np.float64)) / scored
         seconds = time.perf_counter() - started

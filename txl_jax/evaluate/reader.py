@@ -3,10 +3,11 @@
 All evaluators share this loop; they differ only in the output of a segment.
 """
 
+import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,13 @@ from txl_jax.evaluate.grouping import count_segments, window_tokens
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
 from txl_jax.model.memory import Memory
-from txl_jax.model.memory.kinds import empty_fixed_memory, lay_out
+from txl_jax.model.memory.kinds import (
+    Newest,
+    empty_fixed_memory,
+    lay_out,
+    newest_of,
+    resume,
+)
 from txl_jax.model.memory.protocol import AnyMemory, MemoryLike
 from txl_jax.model.segment import OneSegment, Segment, scanned
 from txl_jax.model.txl import TransformerXL
@@ -31,6 +38,50 @@ from txl_jax.sharding.rules import letters, place_segments, shardings
 Read = Callable[[TransformerXL, Any, OneSegment, int], tuple[Any, Any]]
 # Computes the output of one segment: (bound model, hidden_BLD, segment) -> output.
 Output = Callable[[TransformerXL, Array, OneSegment], Any]
+
+
+class Bookmark(NamedTuple):
+    """Where the reading of a text, or of several, was left.
+
+    memory: of all tokens but the last one of each text, last_B, which is the next
+    input. So the first token after a bookmark can be predicted.
+    """
+
+    memory: Newest
+    last_B: np.ndarray
+
+    @classmethod
+    def at(
+        cls, memory: Newest, tokens_T: np.ndarray, end_B: np.ndarray, reset: int
+    ) -> "Bookmark":
+        """Returns the bookmark before the tokens with the numbers end_B.
+
+        reset: the token that ends a document, or -1. Nothing before it is visible.
+        """
+        starts_B = (tokens_T[end_B - 1] == reset) & (reset >= 0)
+        filled_B = jnp.where(starts_B, 0, memory.filled_B)
+        if isinstance(memory, Memory):
+            memory = dataclasses.replace(memory, filled_B=filled_B)
+        else:
+            memory = memory._replace(filled_B=filled_B)
+        return cls(memory, tokens_T[end_B].astype(np.int32))
+
+    @staticmethod
+    def join(bookmarks: Sequence["Bookmark"]) -> "Bookmark":
+        """Returns the bookmark of the texts of all."""
+        return jax.tree.map(
+            lambda spec, *parts: np.concatenate(parts, axis=tuple(spec).index("B")),
+            letters(bookmarks[0]),
+            *jax.device_get(bookmarks),
+        )
+
+    def take(self, rows: np.ndarray) -> "Bookmark":
+        """Returns the bookmark of the texts with these numbers, also repeated ones."""
+        return jax.tree.map(
+            lambda spec, x: x.take(rows, axis=tuple(spec).index("B")),
+            letters(self),
+            self,
+        )
 
 
 def from_hidden(output: Output) -> Read:
@@ -121,10 +172,12 @@ class Reader:
 
         in_pieces = S > 1 and mesh is not None and mesh.shape["segments"] > 1
 
-        def empty(params: Params) -> Any:
+        def empty(params: Params, kept: Newest | None = None) -> Any:
             memory: Any = Memory.empty(config, B)
             if not in_pieces:
                 memory = empty_fixed_memory(config, params, B, S * L, W)
+            if kept is not None:
+                memory = resume(config, params, memory, kept)
             memory = (memory, more()) if more else memory
             if mesh is None:
                 return memory
@@ -151,20 +204,34 @@ class Reader:
         step = jax.jit(self.step, out_shardings=(None, places))
         return step.lower(params, memory, segment)
 
-    def read(self, params: Params, segments: Iterable[Segment]) -> Iterator[Any]:
+    def read(
+        self,
+        params: Params,
+        segments: Iterable[Segment],
+        before: Newest | None = None,
+        leave: Callable[[Newest], object] | None = None,
+    ) -> Iterator[Any]:
         """Yields `outputs` for the model's own, stacked parameters."""
-        return self.outputs(self.unstack(params), segments)
+        return self.outputs(self.unstack(params), segments, before, leave)
 
-    def outputs(self, params: Params, segments: Iterable[Segment]) -> Iterator[Any]:
-        """Yields the outputs [1, ..] of every call, starting from an empty memory.
+    def outputs(
+        self,
+        params: Params,
+        segments: Iterable[Segment],
+        before: Newest | None = None,
+        leave: Callable[[Newest], object] | None = None,
+    ) -> Iterator[Any]:
+        """Yields the outputs [1, ..] of every call.
 
-        `params` are unstacked. Segments of host arrays hold this process's streams.
-        Outputs stay on the device, so that the host prepares the next segment
-        meanwhile. Raises UserError if the memory does not fit into this machine's.
+        The memory starts empty, or with what another one kept `before`. At the end,
+        `leave` gets what it keeps. `params` are unstacked. Segments of host arrays hold
+        this process's streams. Outputs stay on the device, so that the host prepares
+        the next segment meanwhile. Raises UserError if the memory does not fit into
+        this machine's.
         """
         tokens = self.segments * self.tgt_len
         check_fits(self.config, self.batch_size, tokens, EVAL_FIELDS)
-        memory = self.empty(params)
+        memory = self.empty(params, before)
         for segment in join_calls(segments, self.segments):
             if self.mesh is not None:
                 segment = place_segments(self.mesh, segment)
@@ -174,3 +241,5 @@ class Reader:
                 )
             output, memory = self.program(params, memory, segment)
             yield output
+        if leave is not None:
+            leave(newest_of(memory))

@@ -1,7 +1,8 @@
 """The nll of every token of the user's texts (section 4.1).
 
-The memory is carried through a document and starts empty for each. A document is read
-as evaluation reads a split with one stream, with the fields of LENGTHS.
+The memory is carried through a document, and starts empty or from one bookmark for
+each. A document is read as evaluation reads a split with one stream, with the fields of
+LENGTHS.
 
 Dims: B = 1 stream, L segment, D model, T tokens of a document.
 """
@@ -19,9 +20,10 @@ from txl_jax.data.vocab import Vocab, spell
 from txl_jax.errors import BadNumbers
 from txl_jax.evaluate import reader
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
-from txl_jax.evaluate.reader import Reader
+from txl_jax.evaluate.reader import Bookmark, Reader
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
+from txl_jax.model.memory.kinds import Newest
 from txl_jax.model.segment import OneSegment
 from txl_jax.model.txl import TransformerXL
 from txl_jax.report.log import Json
@@ -43,6 +45,7 @@ class Scores(NamedTuple):
 
     nll_T: np.ndarray  # in nats; NaN for a token without context
     hidden_TD: np.ndarray  # after each token; empty unless requested
+    left: Bookmark | None = None  # after the document, if requested
 
 
 # (tokens_T, prefix_T) -> Scores of the tokens, read after an unscored prefix.
@@ -50,9 +53,18 @@ Score = Callable[[np.ndarray, np.ndarray], Scores]
 
 
 def make_score(
-    model_config: ModelConfig, config: EvalConfig, params: Params, hidden: bool
+    model_config: ModelConfig,
+    config: EvalConfig,
+    params: Params,
+    hidden: bool,
+    before: Bookmark | None = None,
+    leave: bool = False,
 ) -> Score:
-    """Returns score(tokens_T, prefix_T), compiled once for documents of any length."""
+    """Returns score(tokens_T, prefix_T), compiled once for documents of any length.
+
+    hidden: return hidden states. before: of one text, which every document continues.
+    leave: return bookmarks.
+    """
     model_config = evaluation_model(model_config, config)
 
     @reader.from_hidden
@@ -71,26 +83,37 @@ def make_score(
     params = single.unstack(params)
 
     def score(tokens_T: np.ndarray, prefix_T: np.ndarray) -> Scores:
+        if before:
+            prefix_T = np.concatenate([before.last_B, prefix_T])
         T, skip = len(tokens_T), len(prefix_T)
         nll_T = np.full(T, np.nan)
         hidden_TD = np.zeros((T if hidden else 0, model_config.d_model), np.float32)
         if not T:
             return Scores(nll_T, hidden_TD)
         # The last token is read for its hidden state; its target is arbitrary and not
-        # scored.
-        text_T = np.concatenate([prefix_T, tokens_T, tokens_T[-1:]])
+        # scored. A bookmark is before it.
+        end_T = tokens_T[:0] if leave else tokens_T[-1:]
+        text_T = np.concatenate([prefix_T, tokens_T, end_T])
         reset = int(config.reset_memory_at)
         streams = Streams(
-            text_T, 1, config.tgt_len, ext_len=config.ext_len, reset_memory_at=reset
+            text_T,
+            1,
+            config.tgt_len,
+            ext_len=config.ext_len,
+            reset_memory_at=reset,
+            continues=before is not None,
         )
         segments = [*streams.epoch()]
         new_X = np.concatenate([each.weights_SBL[0, 0] > 0 for each in segments])
         # A short document would be mostly padding.
         read = several if len(segments) > several.segments // 2 else single
-        nlls, hiddens = zip(*read.outputs(params, segments), strict=True)
+        kept: list[Newest] = []
+        memory = before and before.memory
+        outputs = read.outputs(params, segments, memory, kept.append if leave else None)
+        nlls, hiddens = zip(*outputs, strict=True)
         nll_Y = np.concatenate([x_SBL[0, 0] for x_SBL in jax.device_get(nlls)])
         nll_P = nll_Y[: len(new_X)][new_X]
-        scored_P = nll_P[max(skip - 1, 0) : -1]
+        scored_P = nll_P[max(skip - 1, 0) : len(text_T) - 1 - len(end_T)]
         nll_T[0 if skip else 1 :] = scored_P
         if not np.isfinite(scored_P).all():
             raise BadNumbers(
@@ -101,7 +124,10 @@ def make_score(
             rows = [x_SBLD[0, 0] for x_SBLD in jax.device_get(hiddens)]
             hidden_YD = np.concatenate(rows).astype(np.float32)
             hidden_TD = hidden_YD[: len(new_X)][new_X][skip:]
-        return Scores(nll_T, hidden_TD)
+        left = None
+        if leave:
+            left = Bookmark.at(kept[0], text_T, np.array([len(text_T) - 1]), reset)
+        return Scores(nll_T, hidden_TD, left)
 
     return score
 

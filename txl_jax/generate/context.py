@@ -22,15 +22,21 @@ from txl_jax.evaluate import reader
 from txl_jax.evaluate.grouping import count_segments, window_tokens
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
-from txl_jax.model.memory.kinds import empty_fixed_memory, one_token_memory
+from txl_jax.model.memory.kinds import (
+    Newest,
+    empty_fixed_memory,
+    one_token_memory,
+    resume,
+)
 from txl_jax.model.memory.protocol import AnyMemory, MemoryLike
 from txl_jax.model.segment import Segment
 from txl_jax.model.txl import TransformerXL
 from txl_jax.sharding.rules import letters
 
 Window = tuple[Array, Array]  # window_BL and the number of its tokens, length_B
-# params -> the context, a memory or a window, of all prompts without their last tokens.
-Start = Callable[[Params], Any]
+# (params, what a memory holds before the prompts) -> the context, a memory or a window,
+# of all prompts without their last tokens.
+Start = Callable[[Params, Newest | None], Any]
 # (params, token_B, context) -> (log_probs_BV after the token, the context with it).
 Predict = Callable[[Params, Array, Any], tuple[Array, Any]]
 
@@ -83,8 +89,12 @@ def read_prompts(
     prompts: Sequence[np.ndarray],
     L: int,
     tgt_len: int,
+    before: Newest | None,
 ) -> MemoryLike:
-    """Returns the memory after the prompts, in calls of L tokens, whole segments."""
+    """Returns the memory after the prompts, in calls of L tokens, whole segments.
+
+    before: what a memory holds that the prompts continue.
+    """
     tokens_BT, length_B = pad(prompts, L)
     B, T = tokens_BT.shape
     length_SB = np.clip(length_B - np.arange(0, T, L)[:, None], 0, L).astype(np.int32)
@@ -93,18 +103,19 @@ def read_prompts(
     prefix = Segment(inputs_SBL, none, none, none, length_SB)
     W = window_tokens(config, L // tgt_len, B, tgt_len)
     memory = empty_fixed_memory(config, params, B, L, W)
+    if before is not None:
+        memory = resume(config, params, memory, before)
     fill = reader.make_step(config, reader.from_hidden(lambda *_: None), tgt_len)
     return fill(params, memory, prefix)[1]
 
 
-def with_memory(
+def make_fill(
     config: ModelConfig, prompts: Sequence[np.ndarray], width: int, segments: int
-) -> tuple[Start, Predict]:
-    """Returns the functions for a memory; prompts are read in segments of `width`.
+) -> Start:
+    """Returns the function that reads prompts in segments of `width` into a memory.
 
     segments: to compute together, or 0, as eval.segments_per_step.
     """
-    model = TransformerXL(config)
     longest = max(map(len, prompts))
     tgt_len = min(longest + 1, width)
     count = count_segments(config, segments, len(prompts), tgt_len)
@@ -112,9 +123,19 @@ def with_memory(
     count = max(-(-longest // (calls * tgt_len)), 1)  # with the least padding
     L = count * tgt_len  # of a call
 
-    def start(params: Params) -> MemoryLike:
-        memory = read_prompts(config, params, prompts, L, tgt_len)
-        return one_token_memory(config, memory)
+    return lambda params, before: read_prompts(
+        config, params, prompts, L, tgt_len, before
+    )
+
+
+def with_memory(
+    config: ModelConfig, prompts: Sequence[np.ndarray], width: int, segments: int
+) -> tuple[Start, Predict]:
+    """Returns the functions for a memory; see `make_fill`."""
+    model, fill = TransformerXL(config), make_fill(config, prompts, width, segments)
+
+    def start(params: Params, before: Newest | None) -> MemoryLike:
+        return one_token_memory(config, fill(params, before))
 
     def predict(
         params: Params, token_B: Array, memory: MemoryLike
@@ -139,9 +160,9 @@ def with_segments(
     pairs = [*zip(prompts, whole, strict=True)]
     window = pad([prompt[end:] for prompt, end in pairs], width)
 
-    def start(params: Params) -> tuple[MemoryLike, Window]:
+    def start(params: Params, before: Newest | None) -> tuple[MemoryLike, Window]:
         read = [prompt[:end] for prompt, end in pairs]
-        memory = read_prompts(config, params, read, width, width)
+        memory = read_prompts(config, params, read, width, width, before)
         return memory, (jnp.asarray(window[0]), jnp.asarray(window[1]))
 
     def predict(
@@ -170,7 +191,7 @@ def with_window(
     model = TransformerXL(config)
     window = pad([prompt[-width:] for prompt in prompts], width)
 
-    def start(params: Params) -> Window:
+    def start(params: Params, before: Newest | None) -> Window:
         return jnp.asarray(window[0]), jnp.asarray(window[1])
 
     def predict(params: Params, token_B: Array, window: Window) -> tuple[Array, Window]:

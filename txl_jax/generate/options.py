@@ -32,6 +32,11 @@ class GenerateConfig:
     # The number of tokens in the memory during generation. 0 reads the newest
     # eval.ext_len + eval.tgt_len tokens again for each token.
     mem_len: int = field(at_least(0, 512), modes="generate table")
+    # The file, written by --save_memory, with the memory of a text that the prompts
+    # continue. Empty starts from an empty memory.
+    memory: str = field("", "local", "unsaved", modes="generate")
+    # The file for the memory at the end of each sample. Empty writes none.
+    save_memory: str = field("", "local", "unsaved", modes="generate")
     # The text before which a sample ends. Empty ends samples by their length alone.
     stop: str = ""
     tokenize: bool = False  # Cuts prompts into words as the corpus was.
@@ -45,7 +50,12 @@ class GenerateConfig:
         check(self, "generate")
         if not 0 < self.top_p <= 1:
             raise UserError(f"generate.top_p = {self.top_p} must be above 0, at most 1")
-        if not self.prompt:
+        for name in ("memory", "save_memory"):
+            if (file := getattr(self, name)) and not self.mem_len:
+                raise UserError(
+                    f"generate.{name} = {file!r} needs a memory: set generate.mem_len"
+                )
+        if not self.prompt and not self.memory:
             raise UserError(
                 "generate.prompt is empty, but the model needs a token to continue: "
                 r"give at least a line end, --prompt=$'\n'"

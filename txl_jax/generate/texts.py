@@ -13,6 +13,7 @@ import numpy as np
 from txl_jax.data.files import read_blocks, read_stdin, text_files
 from txl_jax.data.vocab import Vocab, report_unknown, spell
 from txl_jax.errors import UserError, prefixed
+from txl_jax.evaluate.reader import Bookmark
 from txl_jax.generate import sampler
 from txl_jax.generate.options import GenerateConfig
 from txl_jax.model.config import ModelConfig
@@ -114,7 +115,7 @@ def read_prompts(
     report_unknown(vocab, field, "\n".join(prompts))
     with prefixed(field):
         encoded = [vocab.encode(prompt) for prompt in prompts]
-    if any(len(prompt_T) == 0 for prompt_T in encoded):
+    if not config.memory and any(len(prompt_T) == 0 for prompt_T in encoded):
         raise UserError(f"{field} = {config.prompt!r} has no token: give at least one")
     return [prompt_T for prompt_T in encoded for _ in range(config.samples)]
 
@@ -134,6 +135,24 @@ def draw_contexts(
     return [np.asarray(tokens_T[at : at + config.context_tokens]) for at in starts]
 
 
+def place_of(
+    before: Bookmark | None, first: int, count: int, total: int
+) -> Bookmark | None:
+    """Returns the bookmarks that `count` of all prompts continue, from number `first`.
+
+    Each of the texts before is continued by equally many prompts, one after the other.
+    """
+    if before is None:
+        return None
+    texts = len(before.last_B)
+    if total % texts:
+        raise UserError(
+            f"generate.memory is of {texts} texts, which {total} samples cannot "
+            f"continue: give {texts} prompts"
+        )
+    return before.take(np.arange(first, first + count) * texts // total)
+
+
 def draw(
     model_config: ModelConfig,
     params: Params,
@@ -144,21 +163,25 @@ def draw(
     show: Show,
     window: int = 1,
     segments: int = 1,
+    before: Bookmark | None = None,
+    leave: Callable[[Bookmark], object] | None = None,
 ) -> Iterator[Sample]:
     """Yields a sample for each prompt; window, segments: see `sampler.stream`.
 
-    A single sample is shown while it is drawn, line by line if `write` detokenizes.
+    before: see `place_of`. `leave` gets bookmarks after the samples. A single sample is
+    shown while it is drawn, line by line if `write` detokenizes.
     """
     longest = max(map(len, prompts))
     if not config.mem_len and longest > window:
         say(f"the prompt has {longest} tokens: only the newest {window} are used")
     for first in range(0, len(prompts), STREAMS):
         own = prompts[first : first + STREAMS]
+        place = place_of(before, first, len(own), len(prompts))
         seeds = [(config.seed + first + n) % 2**32 for n in range(len(own))]
         growing = [Growing(vocab, prompt_T, config) for prompt_T in own]
         seeded = dataclasses.replace(config, seed=seeds[0])
         drawn = sampler.stream(
-            model_config, params, own, seeded, len(vocab), window, segments
+            model_config, params, own, seeded, len(vocab), window, segments, place
         )
         shown = 0
         for tokens_BT, nll_BT in drawn:
@@ -170,8 +193,19 @@ def draw(
                 shown = max(shown, len(text))
             if all(each.ended for each in growing):
                 break
-        for each, seed in zip(growing, seeds, strict=True):
-            sample = each.finish(seed, write)
-            if len(prompts) == 1:
-                show(sample.text[shown:] + "\n")
-            yield sample
+        samples = [
+            each.finish(seed, write) for each, seed in zip(growing, seeds, strict=True)
+        ]
+        if leave:
+            done = [
+                np.array(each.tokens[: len(prompt_T) + len(sample.token_nlls)])
+                for each, prompt_T, sample in zip(growing, own, samples, strict=True)
+            ]
+            leave(
+                sampler.read_texts(
+                    model_config, params, done, config, window, segments, place
+                )
+            )
+        if len(prompts) == 1:
+            show(samples[0].text[shown:] + "\n")
+        yield from samples

@@ -10,7 +10,12 @@ from jax import Array
 
 from txl_jax.kernels.operands import Kernel, Operands
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.memory.interval import count_filled, initially_filled, window
+from txl_jax.model.memory.interval import (
+    count_filled,
+    initially_filled,
+    newest,
+    window,
+)
 
 
 class CacheLayer(NamedTuple):
@@ -92,6 +97,11 @@ class Memory:
             full = jnp.all(length_B == L)
             h_NBMD = jax.lax.cond(full, lambda: h_NBLD[:, :, L - M :], keep)
         return Memory(h_NBMD, count_filled(self.filled_B, M, length_B, first_BL))
+
+    def fit(self, M: int) -> "Memory":
+        """Returns the memory with a length of M tokens, the newest ones."""
+        h_NBMD = newest(self.h_NBMD, M, axis=2)
+        return Memory(h_NBMD, jnp.minimum(self.filled_B, M))
 
     def reset(self, where_B: Array) -> "Memory":
         """Returns the memory with nothing visible in the streams where_B (bool)."""

@@ -25,6 +25,14 @@ def window(x: Array, start_B: Array, M: int) -> Array:
     return jax.vmap(cut, (1, 0), 1)(x, start_B)
 
 
+def newest(x: Array, M: int, axis: int) -> Array:
+    """Returns the newest M states, the last ones, after zeros if there are fewer."""
+    pad = [(0, 0)] * x.ndim
+    pad[axis] = max(M - x.shape[axis], 0), 0
+    x = jnp.pad(x, pad)
+    return jax.lax.slice_in_dim(x, x.shape[axis] - M, None, axis=axis)
+
+
 def count_filled(
     filled_B: Array, M: int, length_B: Array, first_BL: Array | None = None
 ) -> Array:

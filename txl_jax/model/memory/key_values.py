@@ -6,6 +6,7 @@ segment. Results equal those of `cache.Memory`.
 """
 
 import dataclasses
+from typing import NamedTuple
 
 import flax.struct
 import jax
@@ -17,7 +18,12 @@ from txl_jax.kernels.xla import heads_first
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params, feature_norm, head_norm
 from txl_jax.model.memory.cache import Memory
-from txl_jax.model.memory.interval import count_filled, initially_filled, window
+from txl_jax.model.memory.interval import (
+    count_filled,
+    initially_filled,
+    newest,
+    window,
+)
 from txl_jax.model.memory.layout import project_all
 from txl_jax.model.positions import SCHEMES, position_terms
 
@@ -71,6 +77,17 @@ class KeyValues:
         if bias_HR is not None:
             bias_HR = bias_HR[:, -K:]
         return PositionTerms(r_RHA, self.u_HA, self.w_HA, bias_HR)
+
+
+class NewestKeyValues(NamedTuple):
+    """The keys and values of the newest M tokens of every layer, oldest first.
+
+    It does not depend on the lengths of calls, as `KeyValueMemory` does.
+    """
+
+    k_NHBMA: Array
+    v_NHBMA: Array
+    filled_B: Array
 
 
 @flax.struct.dataclass
@@ -168,6 +185,30 @@ class KeyValueMemory:
 
         layers = tuple(layer(n, each) for n, each in enumerate(empty.layers))
         return dataclasses.replace(empty, layers=layers, filled_B=memory.filled_B)
+
+    def resume(self, saved: NewestKeyValues) -> "KeyValueMemory":
+        """Returns an initial memory with saved keys and values, the newest that fit."""
+        M = self.mem_len
+
+        def fill(x_HBKA: Array, saved_HBMA: Array) -> Array:
+            new_HBMA = newest(saved_HBMA, M, axis=2).astype(x_HBKA.dtype)
+            return jnp.concatenate([x_HBKA[:, :, M:], new_HBMA], axis=2)
+
+        layers = tuple(
+            dataclasses.replace(
+                layer, k_HBKA=fill(layer.k_HBKA, k_HBMA), v_HBKA=fill(layer.v_HBKA, v)
+            )
+            for layer, k_HBMA, v in zip(self.layers, *saved[:2], strict=True)
+        )
+        filled_B = jnp.minimum(saved.filled_B, M)
+        return dataclasses.replace(self, layers=layers, filled_B=filled_B)
+
+    def newest(self) -> NewestKeyValues:
+        """Returns what the memory keeps for the next call."""
+        M = self.mem_len
+        k_NHBMA = jnp.stack([window(x.k_HBKA, x.start_B, M) for x in self.layers])
+        v_NHBMA = jnp.stack([window(x.v_HBKA, x.start_B, M) for x in self.layers])
+        return NewestKeyValues(k_NHBMA, v_NHBMA, self.filled_B)
 
     def append(
         self,

@@ -3,18 +3,28 @@
 empty_memory        for training: hidden states
 empty_fixed_memory  for evaluation: keys and values, while the parameters are fixed
 one_token_memory    for generation: the same in rings, for one token at a time
+Newest              what a memory holds between two readings, for a file
 """
 
 import dataclasses
 
+import jax
+
+from txl_jax.errors import UserError
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
 from txl_jax.model.memory.cache import Memory
-from txl_jax.model.memory.key_values import KeyValueMemory
+from txl_jax.model.memory.key_values import KeyValueMemory, NewestKeyValues
 from txl_jax.model.memory.layout import unstack
 from txl_jax.model.memory.protocol import MemoryLike
 from txl_jax.model.memory.retrieval import RetrievalMemory
 from txl_jax.model.memory.ring import RingMemory
+
+Newest = Memory | NewestKeyValues
+NOT_SAVED = (
+    "a memory with a store is not kept in files: leave out memory and save_memory, or "
+    "set model.retrieval_len to 0"
+)
 
 
 def empty_memory(config: ModelConfig, batch_size: int) -> MemoryLike:
@@ -56,3 +66,35 @@ def one_token_memory(config: ModelConfig, memory: MemoryLike) -> MemoryLike:
 def with_store(config: ModelConfig, local: MemoryLike) -> MemoryLike:
     """Adds an empty store if a layer of the model retrieves."""
     return RetrievalMemory.of(config, local) if config.retrieval_len else local
+
+
+def resume(
+    config: ModelConfig, params: Params, empty: MemoryLike, newest: Newest
+) -> MemoryLike:
+    """Returns an initial memory with what another one held, of any length.
+
+    params: those of `lay_out` unless `empty` is a `Memory`, which takes hidden states
+    alone.
+    """
+    if isinstance(empty, Memory) and isinstance(newest, Memory):
+        return newest.fit(empty.mem_len)
+    if isinstance(empty, Memory):
+        raise UserError(
+            "the memory holds keys and values, but mesh.segments > 1 reads hidden "
+            "states: set mesh.segments to 1"
+        )
+    if not isinstance(empty, KeyValueMemory):
+        raise UserError(NOT_SAVED)
+    if isinstance(newest, Memory):
+        newest = KeyValueMemory.of(config, params, newest, tgt_len=0).newest()
+    return empty.resume(newest)
+
+
+@jax.jit
+def newest_of(memory: MemoryLike) -> Newest:
+    """Returns what a memory holds for another reading."""
+    if isinstance(memory, Memory):
+        return memory
+    if not isinstance(memory, KeyValueMemory):
+        raise UserError(NOT_SAVED)
+    return memory.newest()

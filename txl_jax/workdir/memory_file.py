@@ -1,0 +1,168 @@
+"""A memory as a file: what a model keeps of a text, to go on from any number of times.
+
+The file has the format of safetensors. Checksums in its metadata name the parameters,
+the vocabulary and the model that it belongs to.
+"""
+
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from txl_jax import config as configs
+from txl_jax.checkpoint import manifest as manifests
+from txl_jax.checkpoint.array_checksum import checksums, named_leaves
+from txl_jax.checkpoint.manifest import Damaged, Manifest
+from txl_jax.data.byte_ranges import reading
+from txl_jax.errors import UserError, prefixed
+from txl_jax.evaluate.reader import Bookmark
+from txl_jax.model.memory import Memory
+from txl_jax.model.memory.key_values import NewestKeyValues
+from txl_jax.model.memory.kinds import Newest
+from txl_jax.report import provenance
+from txl_jax.report.checksum import DAMAGE, KEY, Json, verify_checksum, with_checksum
+from txl_jax.report.log import say
+from txl_jax.runtime import distributed, storage
+from txl_jax.workdir.load import Loaded
+
+FORMAT = "txl_jax memory 1"  # the version that is written and read
+
+
+def save_memory(
+    path: str | Path, loaded: Loaded, memory: Newest, last_B: object
+) -> None:
+    """Writes a memory to a file, which appears complete or not at all.
+
+    memory: a `Memory` of all tokens but the last one of each text. last_B: these last
+    tokens, the next inputs. The file belongs to the parameters, the vocabulary and the
+    model of `loaded`. Raises UserError if it cannot be written.
+    """
+    path = Path(path).expanduser()
+    bookmark = Bookmark(memory, np.asarray(last_B, np.int32))
+    manifest = Manifest(loaded.step, None, None, checksums(bookmark))
+    owner = describe_owner(loaded) | {"versions": provenance.versions()}
+    metadata = {
+        "format": FORMAT,
+        "owner": json.dumps(with_checksum(owner)),
+        "manifest": json.dumps(manifest.to_json()),
+    }
+    leaves = named_leaves(jax.device_get(bookmark))
+    arrays = {name: np.ascontiguousarray(leaf) for name, leaf in leaves}
+    fresh = path.with_name(f".incomplete-{path.name}")
+    try:
+        try:
+            fresh.write_bytes(safetensors.numpy.save(arrays, metadata))
+            storage.sync(fresh)
+            fresh.replace(path)
+        finally:
+            fresh.unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"cannot write {path} ({error.strerror}): choose another file"
+        ) from error
+
+
+def load_memory(path: str | Path, loaded: Loaded) -> Bookmark:
+    """Returns (memory, last_B) of a file: the memory and the next input of each text.
+
+    The memory is a `Memory` if one was saved. The command line saves keys and values,
+    `NewestKeyValues`, from which `generate.stream` goes on. Raises UserError if the
+    file is damaged, or belongs to other parameters, another vocabulary or another model
+    than those of `loaded`.
+    """
+    path = Path(path).expanduser()
+    with reading(path):
+        if not path.is_file():
+            raise UserError(f"{path} is not a file: give one of --save_memory")
+    try:
+        with safetensors.safe_open(path, framework="numpy") as file:
+            metadata = file.metadata() or {}
+            if (found := metadata.get("format", "")) != FORMAT:
+                raise UserError(
+                    f"{path} has format = {found!r} in its metadata, not {FORMAT!r}: "
+                    "give a file of --save_memory of this version"
+                )
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        owner = verify_checksum(json.loads(metadata["owner"]))
+        manifest = manifests.parse(metadata["manifest"])
+        kind = Memory if "memory/h_NBMD" in arrays else NewestKeyValues
+        fields = {name.partition("/")[2]: arrays[name] for name in arrays}
+        last_B = arrays.pop("last_B")
+        bookmark = Bookmark(kind(**{x: y for x, y in fields.items() if x}), last_B)
+        changed = checksums(bookmark).items() ^ manifest.arrays.items()
+        if changed:
+            raise ValueError(f"array {min(changed)[0]}: wrong checksum")
+    except (Damaged, OSError, safetensors.SafetensorError, *DAMAGE) as error:
+        raise UserError(
+            f"{path} is damaged or truncated ({error}): copy it again, or make it again"
+        ) from error
+    for name, own in describe_owner(loaded).items():
+        if owner.get(name) != own:
+            raise UserError(
+                f"{path} belongs to another {name} (of update {manifest.step}; this is "
+                f"update {loaded.step}): give the model that made it, or make it again"
+            )
+    return bookmark
+
+
+def describe_owner(loaded: Loaded) -> Json:
+    """Returns checksums of all that must be the same to go on from a memory."""
+    free = {*configs.having("free")} - {"model.recurrence"}
+    fields = vars(loaded.config.model).items()
+    model = {name: value for name, value in fields if f"model.{name}" not in free}
+    parameters = checksums({"params": loaded.params})
+    parts = {
+        "model": model,
+        "vocabulary": loaded.vocab.to_json(),
+        "set of parameters": parameters,
+    }
+    return {name: with_checksum(part)[KEY] for name, part in parts.items()}
+
+
+def open_bookmark(loaded: Loaded, section: str, most: int = 0) -> Bookmark | None:
+    """Returns the bookmark of a section's field `memory`, None if it is empty.
+
+    most: the number of texts that the section can continue, 0 = any. Raises UserError
+    if the file cannot be read or, before the work begins, save_memory not be written.
+    """
+    options = getattr(loaded.config, section)
+    if not (options.memory or options.save_memory):
+        return None
+    if distributed.several():
+        raise UserError(
+            f"{section}.memory and {section}.save_memory need one process: start it "
+            "once"
+        )
+    target = Path(options.save_memory or ".").expanduser()
+    if options.save_memory and (target.is_dir() or not target.parent.is_dir()):
+        raise UserError(
+            f"{section}.save_memory = {options.save_memory!r} is a folder, or in none: "
+            "give a file in a folder that exists"
+        )
+    if not options.memory:
+        return None
+    with prefixed(f"{section}.memory"):
+        bookmark = load_memory(options.memory, loaded)
+    texts, tokens = len(bookmark.last_B), int(bookmark.memory.filled_B.max())
+    if 0 < most < texts:
+        raise UserError(
+            f"{section}.memory = {options.memory!r} is of {texts} texts: give the "
+            "memory of one"
+        )
+    say(
+        f"goes on from {options.memory}: {texts} text{'s' if texts > 1 else ''}, at "
+        f"most {tokens:,} tokens in the memory"
+    )
+    return bookmark
+
+
+def save_bookmark(loaded: Loaded, section: str, bookmark: Bookmark) -> None:
+    """Writes a bookmark to the file of a section's field `save_memory`."""
+    path = getattr(loaded.config, section).save_memory
+    with prefixed(f"{section}.save_memory"):
+        save_memory(path, loaded, *bookmark)
+    texts = len(bookmark.last_B)
+    say(f"the memory of {texts} text{'s' if texts > 1 else ''} is in {path}")
