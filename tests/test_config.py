@@ -139,7 +139,9 @@ train.segments_per_call=3 train.segments_per_update=2 | segments_per_update = 2
 {DYNAMIC} mesh.segments=2            | eval.dynamic = "sgd" | mesh.segments to 1
 train.gradient_segments=2            | segments_per_update = 1 | gradient_segments = 2
 {G} train.varlen=true model.mem_len=4 | gradient_segments = 2 | leave out train.varlen
+{G} train.ext_len=3 model.mem_len=0  | gradient_segments = 2 | leave out train.varlen
 {G} model.mem_len=0                  | gradient_segments = 2 | set model.mem_len
+{G} {SINUSOIDAL}                     | gradient_segments = 2 | relative model.position
 {G} model.initial_memory=zeros model.mem_len=4 | gradient_segments = 2 | "empty"
 {G} model.recurrence=same model.mem_len=4 | gradient_segments = 2 | recurrence = "same"
 model.recurrence=same mesh.segments=2 | mesh.segments = 2 | set mesh.segments to 1
@@ -175,6 +177,8 @@ SHORT = {
     "CONTEXT": "512",
     "DYNAMIC": "eval.dynamic=sgd eval.dynamic_lr=1 eval.streams=1",
     "LEARNED": LEARNED,
+    "SINUSOIDAL": "model.position=sinusoidal model.mem_len=0 eval.mem_len=0 "
+    "generate.mem_len=0",
     "G": "train.segments_per_call=2 train.segments_per_update=2 "
     "train.gradient_segments=2",
 }

@@ -92,8 +92,8 @@ class Config:
         if self.train.gradient_segments > 1 and not carries:
             raise UserError(
                 f"train.gradient_segments = {self.train.gradient_segments} needs a "
-                "memory that starts empty: set model.mem_len and leave "
-                'model.initial_memory at "empty"'
+                "memory that starts empty: set model.mem_len, with a relative "
+                'model.position, and leave model.initial_memory at "empty"'
             )
         together = {
             "train.gradient_segments": self.train.gradient_segments,
