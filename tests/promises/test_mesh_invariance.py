@@ -64,7 +64,8 @@ VARIANTS = dataclasses.replace(
         CONFIG.optim, optimizer="muon", lr=0.01, weight_decay=0.01, epsilon=1e-3
     ),
 )
-# Gradients pass through the memory, and pieces of the text lie on other devices.
+# Gradients pass through the memory, pieces of the text lie on other devices, and the
+# streams are computed in two parts.
 GROUPED = dataclasses.replace(
     CONFIG,
     train=dataclasses.replace(
@@ -72,6 +73,7 @@ GROUPED = dataclasses.replace(
         segments_per_call=4,
         segments_per_update=4,
         gradient_segments=4,
+        batch_chunk=2,
         reset_memory_at="3",
     ),
 )
