@@ -115,6 +115,7 @@ setup(
         *find_packages(include=["txl_jax", "txl_jax.*"]),
         "txl_jax.experiments",
         "txl_jax.experiments.ablations",
+        "txl_jax.experiments.rl",
     ],
     package_dir={"txl_jax.experiments": "experiments"},
     package_data={
@@ -145,6 +146,7 @@ setup(
         "subword": SUBWORD,
         "gcs": GCS,
         "wandb": WANDB,
+        "gymnax": ["gymnax>=1.0.1"],  # environments of experiments/rl
         "bench": ["torch>=2.10", "transformers==4.35.2"],
     },
 )

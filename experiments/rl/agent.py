@@ -135,7 +135,7 @@ def start_acting(
 
     While the parameters stand still, keys and values are computed once.
     """
-    if not isinstance(agent.core, TransformerXL):
+    if not (isinstance(agent.core, TransformerXL) and isinstance(memory, Memory)):
         return params, memory
     config, core = agent.core.config, unstack(params["core"])
     key_values = KeyValueMemory.of(config, core, memory, tgt_len=1)
@@ -165,8 +165,8 @@ def read(
 
     def call(memory: AgentMemory, xs: tuple[Array, Array]) -> Any:
         memory = jax.lax.stop_gradient(memory)
-        *outputs, memory = agent.apply({"params": params}, *xs, memory)
-        return memory, outputs
+        result: Any = agent.apply({"params": params}, *xs, memory)
+        return result[2], result[:2]
 
     memory, outputs = jax.lax.scan(call, memory, (split(seen_BTX), split(first_BT)))
     logits_BTA, value_BT = map(join, outputs)

@@ -5,35 +5,29 @@
 
 Prints the mean return while it trains and one JSON line at the end, and writes
 return.png. The same command resumes exactly after a kill.
-
-Dims: B streams, T steps of a window, L steps of a call, X numbers observed, A actions.
 """
 
 import argparse
 import contextlib
 import dataclasses
-import functools
 import json
 import math
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from absl import logging
-from jax import Array
 from jax.sharding import Mesh, PartitionSpec
 
 from txl_jax.checkpoint import save_restore
 from txl_jax.checkpoint.manager import open_checkpoints
 from txl_jax.errors import Interrupted, UserError
-from txl_jax.fields import at_least, check, fraction, one_of, positive
-from txl_jax.model.config import RESIDUALS, ModelConfig
-from txl_jax.model.initializers import Params
+from txl_jax.model.config import ModelConfig
 from txl_jax.report import plots, provenance
 from txl_jax.report.checksum import Json
 from txl_jax.report.log import MetricsLog, read_metrics, to_json
@@ -43,89 +37,18 @@ from txl_jax.runtime.storage import write_atomically
 from txl_jax.sharding.mesh import make_mesh
 from txl_jax.sharding.options import MeshConfig
 from txl_jax.sharding.rules import check_streams, letters, shardings
-from txl_jax.update.state import Metrics, Program, TrainState
-from txl_jax.update.step import split_streams, stream_dimension
+from txl_jax.update.state import Program, TrainState
 from txl_jax.workdir.folder import METRICS
 from txl_jax.workdir.lock import locked
 
-from .agent import Agent, AgentMemory, gru_agent, read, start_acting, transformer_agent
+from .agent import Agent, gru_agent, transformer_agent
 from .environments import ENVIRONMENTS, Environment
+from .learning import Streams, begin, make_update
+from .options import Options
 
 # Flags that a resumed run may change.
 MAY_CHANGE = ("updates", "save_every", "solved")
 SMOOTHED = 10  # updates whose episodes give the return that is reported
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """The flags of a run."""
-
-    environment: str = one_of(ENVIRONMENTS, "t_maze")
-    length: int = at_least(1, 10)  # steps until the junction or the end
-    gymnax: str = ""  # an environment of gymnax instead
-    core: str = one_of(("transformer_xl", "gru"), "transformer_xl")
-    gate: str = one_of(RESIDUALS, "none")  # as model.gate
-    n_layer: int = at_least(1, 2)  # the GRU has one layer of as many parameters
-    d_model: int = at_least(2, 32)
-    n_head: int = at_least(1, 2)
-    mem_len: int = at_least(0, 64)
-    streams: int = at_least(1, 64)  # environments
-    steps: int = at_least(1, 64)  # of an environment between two updates
-    segment_len: int = at_least(1, 32)  # of the steps read in one call
-    gradient_segments: int = at_least(1, 1)  # that a gradient crosses
-    updates: int = at_least(1, 100)
-    epochs: int = at_least(1, 4)  # of an update
-    minibatches: int = at_least(1, 4)  # of an epoch; each has some of the streams
-    lr: float = positive(1e-3)
-    discount: float = fraction(0.99)
-    trace_decay: float = fraction(0.95)  # lambda of the advantages
-    clip: float = positive(0.2)  # of the probability ratio
-    entropy: float = at_least(0.0, 0.01)  # weight of its bonus
-    seed: int = at_least(0, 1)
-    solved: float = 0.9  # the return from which the task counts as solved
-    save_every: int = at_least(1, 50)  # updates
-
-    def __post_init__(self) -> None:
-        """Raises UserError for values that do not fit together."""
-        check(self, "ppo")
-        if self.steps % self.call_len:
-            raise UserError(
-                f"steps = {self.steps} is not divisible by segment_len x "
-                f"gradient_segments = {self.call_len}: change one of them"
-            )
-        if self.streams % self.minibatches:
-            raise UserError(
-                f"streams = {self.streams} is not divisible by minibatches = "
-                f"{self.minibatches}: change one of them"
-            )
-
-    @property
-    def call_len(self) -> int:
-        """L, the number of steps that a gradient crosses."""
-        return self.segment_len * self.gradient_segments
-
-
-class Streams(NamedTuple):
-    """What each stream keeps between two steps."""
-
-    memory: AgentMemory
-    env: Any  # the environment's state
-    seen_BX: Array
-    first_B: Array  # an episode starts
-    gained_B: Array  # the rewards of the episode so far
-
-
-class Window(NamedTuple):
-    """The steps of every stream between two updates."""
-
-    seen_BTX: Array
-    first_BT: Array
-    action_BT: Array
-    log_p_BT: Array  # of the action
-    value_BT: Array  # the expected return
-    reward_BT: Array
-    over_BT: Array  # the episode ends with the step
-    return_BT: Array  # of the episode until now
 
 
 def make_environment(options: Options) -> Environment:
@@ -155,160 +78,6 @@ def make_agent(options: Options, env: Environment) -> Agent:
     )
     agent = transformer_agent(config, env.actions)
     return gru_agent(agent, env.observed) if options.core == "gru" else agent
-
-
-def begin(agent: Agent, env: Environment, B: int, key: Array) -> Streams:
-    """Returns new episodes in all streams."""
-    state, seen_BX = jax.vmap(env.begin)(jax.random.split(key, B))
-    return Streams(
-        agent.empty(B), state, seen_BX, jnp.ones(B, bool), jnp.zeros(B, jnp.float32)
-    )
-
-
-def play(
-    agent: Agent, env: Environment, params: Params, streams: Streams, key: Array, T: int
-) -> tuple[Window, Array, Streams]:
-    """Takes T steps in every stream.
-
-    Returns the window, the expected return after it and the streams, whose memory is
-    the one before the window.
-    """
-    B = len(streams.first_B)
-    params, memory = start_acting(agent, params, streams.memory)
-
-    def act(streams: Streams) -> Any:
-        args = streams.seen_BX[:, None], streams.first_B[:, None], streams.memory
-        logits_BLA, value_BL, memory = agent.apply({"params": params}, *args)
-        return logits_BLA[:, 0], value_BL[:, 0], memory
-
-    def step(streams: Streams, key: Array) -> Any:
-        keys = jax.random.split(key, 3)
-        logits_BA, value_B, memory = act(streams)
-        action_B = jax.random.categorical(keys[0], logits_BA)
-        env_keys, begin_keys = (jax.random.split(key, B) for key in keys[1:])
-        moved = jax.vmap(env.step)(env_keys, streams.env, action_B)
-        state, seen_BX, reward_B, over_B = moved
-        return_B = streams.gained_B + reward_B
-
-        def restart(new: Array, old: Array) -> Array:
-            return jnp.where(over_B.reshape(B, *[1] * (old.ndim - 1)), new, old)
-
-        fresh = jax.vmap(env.begin)(begin_keys)
-        state, seen_BX = jax.tree.map(restart, fresh, (state, seen_BX))
-        log_p_B = log_probability(logits_BA, action_B)
-        happened = streams.seen_BX, streams.first_B, action_B, log_p_B, value_B
-        after = Streams(memory, state, seen_BX, over_B, jnp.where(over_B, 0, return_B))
-        return after, Window(*happened, reward_B, over_B, return_B)
-
-    keys_T = jax.random.split(key, T)
-    after, window = jax.lax.scan(step, streams._replace(memory=memory), keys_T)
-    _, value_B, _ = act(after)
-    window = jax.tree.map(lambda x_TB: jnp.swapaxes(x_TB, 0, 1), window)
-    return window, value_B, after._replace(memory=streams.memory)
-
-
-def log_probability(logits_xA: Array, action_x: Array) -> Array:
-    """Returns the log-probability of the actions; x are any dimensions."""
-    log_p_xA = jax.nn.log_softmax(logits_xA)
-    return jnp.take_along_axis(log_p_xA, action_x[..., None], axis=-1)[..., 0]
-
-
-def advantages(window: Window, value_B: Array, options: Options) -> Array:
-    """Returns the generalized advantages (Schulman et al. 2016), [B, T].
-
-    value_B: the expected return after the window.
-    """
-
-    def back(carry: tuple[Array, Array], step: Any) -> Any:
-        gain_B, next_value_B = carry
-        reward_B, value_B, over_B = step
-        going_B = options.discount * ~over_B
-        error_B = reward_B + going_B * next_value_B - value_B
-        gain_B = error_B + going_B * options.trace_decay * gain_B
-        return (gain_B, value_B), gain_B
-
-    steps = window.reward_BT.T, window.value_BT.T, window.over_BT.T
-    start = jnp.zeros_like(value_B), value_B
-    return jax.lax.scan(back, start, steps, reverse=True)[1].T
-
-
-def loss(
-    params: Params,
-    agent: Agent,
-    options: Options,
-    memory: AgentMemory,
-    window: Window,
-    gain_BT: Array,
-) -> tuple[Array, Array]:
-    """Returns (PPO's loss (Schulman et al. 2017), entropy), means over the steps.
-
-    memory: the one before the window. gain_BT: advantages, normalized for the actor.
-    """
-    logits_BTA, value_BT, _ = read(
-        agent, params, memory, window.seen_BTX, window.first_BT, options.call_len
-    )
-    log_p_BT = log_probability(logits_BTA, window.action_BT)
-    ratio_BT = jnp.exp(log_p_BT - window.log_p_BT)
-    clipped_BT = jnp.clip(ratio_BT, 1 - options.clip, 1 + options.clip)
-    scaled_BT = (gain_BT - gain_BT.mean()) / (gain_BT.std() + 1e-8)
-    actor = -jnp.minimum(ratio_BT * scaled_BT, clipped_BT * scaled_BT).mean()
-    critic = jnp.square(value_BT - window.value_BT - gain_BT).mean() / 2
-    log_p_BTA = jax.nn.log_softmax(logits_BTA)
-    entropy = -(jnp.exp(log_p_BTA) * log_p_BTA).sum(axis=-1).mean()
-    return actor + critic - options.entropy * entropy, entropy
-
-
-def make_update(
-    agent: Agent,
-    env: Environment,
-    optimizer: optax.GradientTransformation,
-    options: Options,
-) -> Any:
-    """Returns update(state) -> (state, metrics): a rollout, then PPO's epochs."""
-
-    def learn(params: Params, opt_state: Any, chunks: Any) -> Any:
-        def epoch(carry: Any, _: None) -> Any:
-            return jax.lax.scan(minibatch, carry, chunks)
-
-        def minibatch(carry: Any, chunk: Any) -> Any:
-            params, opt_state = carry
-            grad = jax.value_and_grad(loss, has_aux=True)
-            numbers, grads = grad(params, agent, options, *chunk)
-            updates, opt_state = optimizer.update(grads, opt_state, params)
-            return (optax.apply_updates(params, updates), opt_state), numbers
-
-        return jax.lax.scan(epoch, (params, opt_state), length=options.epochs)
-
-    def update(state: TrainState) -> tuple[TrainState, Metrics]:
-        params, before = state.params, cast(Streams, state.memory)
-        key = jax.random.fold_in(state.rng, state.step)
-        window, value_B, after = play(agent, env, params, before, key, options.steps)
-        gain_BT = advantages(window, value_B, options)
-        seen = before.memory, window.seen_BTX, window.first_BT
-        *_, memory = read(agent, params, *seen, options.steps)
-
-        split = functools.partial(split_streams, C=options.minibatches)
-        chunks = before.memory, window, gain_BT
-        axes = stream_dimension(before.memory), jax.tree.map(lambda _: 0, chunks[1:])
-        chunks = jax.tree.map(split, chunks, (axes[0], *axes[1]))
-        (params, opt_state), numbers = learn(params, state.opt_state, chunks)
-        losses, entropies = numbers
-        state = dataclasses.replace(
-            state,
-            step=state.step + 1,
-            params=params,
-            opt_state=opt_state,
-            memory=cast(Any, after._replace(memory=memory)),
-        )
-        return state, {
-            "loss": losses.mean(),
-            "entropy": entropies.mean(),
-            "tokens": jnp.asarray(window.over_BT.size),
-            "episodes": window.over_BT.sum(),
-            "returns": jnp.sum(window.return_BT * window.over_BT),
-        }
-
-    return update
 
 
 def make_program(options: Options, mesh: Mesh) -> Program:

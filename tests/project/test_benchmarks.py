@@ -14,9 +14,9 @@ from txl_jax import config as configs
 
 PROGRAMS = {
     f"{folder}.{path.stem}": path
-    for folder in ("benchmarks", "figures")
+    for folder in ("benchmarks", "figures", "rl")
     for path in sorted((EXPERIMENTS / folder).glob("*.py"))
-    if "__main__" in path.read_text("utf-8") and path.stem != "agent"  # without flags
+    if "__main__" in path.read_text("utf-8")
 }
 FLAGS = {
     "attention": "--shapes 2x8x512+512x64 1x2x3+4x5 --kernels xla --dropatt=0.1",

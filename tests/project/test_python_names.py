@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 import txl_jax
-from experiments.figures import agent
 
 PAGE = Path(__file__).parents[2] / "docs" / "python.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.S)
@@ -58,14 +57,11 @@ def test_the_example_of_the_docstring() -> None:
         txl_jax.Transformer  # type: ignore[attr-defined] # noqa: B018
 
 
-@pytest.mark.long
-def test_the_example_agent_recalls_a_distant_cue() -> None:
-    """Without memory it can only guess."""
-    assert agent.train(mem_len=16) > 0.95
-    assert 0.35 < agent.train(mem_len=0) < 0.65
-
-
-def test_the_first_example_of_the_page() -> None:
+def test_the_examples_of_the_page() -> None:
+    """Without the one that loads a trained model."""
     names: dict[str, Any] = {}
     exec(compile(BLOCKS[0], str(PAGE), "exec"), names)
     assert names["memory"].filled_B.tolist() == [4, 4]
+    exec(compile(BLOCKS[2], str(PAGE), "exec"), names)
+    assert names["memory"].filled_B.tolist() == [4, 2]
+    assert "embedding" not in names["params"]

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.rl import ppo
+from experiments.rl import learning, ppo
 from experiments.rl.agent import Agent, read, start_acting
 from tests.support import tiny
 from txl_jax.errors import UserError
@@ -34,14 +34,16 @@ def windows(**changes: Any) -> Any:
     params = agent.init_params(jax.random.key(1), env.observed)
     # Larger heads than at first, so that log-probabilities differ.
     params["actor"]["kernel"] *= 100.0
-    streams = ppo.begin(agent, env, options.streams, jax.random.key(2))
+    streams = learning.begin(agent, env, options.streams, jax.random.key(2))
 
     @jax.jit
     def rollout(streams: Any, key: Any) -> Any:
-        window, _, after = ppo.play(agent, env, params, streams, key, options.steps)
+        window, _, after = learning.play(
+            agent, env, params, streams, key, options.steps
+        )
         seen = streams.memory, window.seen_BTX, window.first_BT
         logits_BTA, value_BT, memory = read(agent, params, *seen, options.call_len)
-        replayed = ppo.log_probability(logits_BTA, window.action_BT), value_BT
+        replayed = learning.log_probability(logits_BTA, window.action_BT), value_BT
         return window, replayed, after._replace(memory=memory)
 
     found = []
@@ -68,8 +70,8 @@ def test_nothing_of_an_episode_reaches_the_next(changes: dict[str, Any]) -> None
     options, agent, params, found = windows(**changes)
     streams, window, _ = found[1]
     start_B = np.argmax(window.first_BT[:, 1:], axis=1) + 1
-    later_BT = np.arange(options.steps) >= start_B[:, None]
-    later_BT &= np.asarray(window.first_BT[:, 1:]).any(axis=1)[:, None]
+    starts_B1 = np.asarray(window.first_BT[:, 1:]).any(axis=1)[:, None]
+    later_BT = starts_B1 & (np.arange(options.steps) >= start_B[:, None])
     assert later_BT.any()
 
     @functools.partial(jax.jit, static_argnums=0)
@@ -92,7 +94,9 @@ def test_nothing_of_an_episode_reaches_the_next(changes: dict[str, Any]) -> None
     def change(x: Any) -> Any:
         return x + 1 if jnp.issubdtype(x.dtype, jnp.floating) else x
 
-    seen_BTX = jnp.where(later_BT[..., None], window.seen_BTX, window.seen_BTX + 1)
+    seen_BTX = jnp.where(
+        jnp.asarray(later_BT)[..., None], window.seen_BTX, window.seen_BTX + 1
+    )
     before = outputs(agent, streams.memory, window.seen_BTX)
     after = outputs(agent, jax.tree.map(change, streams.memory), seen_BTX)
     for x, y in zip(*map(jax.tree.leaves, (before, after)), strict=True):
@@ -106,10 +110,19 @@ def test_advantages_are_discounted_sums_of_errors() -> None:
     reward_BT, value_BT = rng.normal(size=(2, B, T)).astype(np.float32)
     over_BT, value_B = rng.random((B, T)) < 0.3, rng.normal(size=B).astype(np.float32)
     assert over_BT.any()
-    none: Any = None
-    window = ppo.Window(*[none] * 4, value_BT, reward_BT, over_BT, none)
+    unused: Any = None
+    window = learning.Window(
+        seen_BTX=unused,
+        first_BT=unused,
+        action_BT=unused,
+        log_p_BT=unused,
+        value_BT=jnp.asarray(value_BT),
+        reward_BT=jnp.asarray(reward_BT),
+        over_BT=jnp.asarray(over_BT),
+        return_BT=unused,
+    )
     options = dataclasses.replace(TINY, discount=0.9, trace_decay=0.8)
-    gain_BT = ppo.advantages(jax.tree.map(jnp.asarray, window), value_B, options)
+    gain_BT = learning.advantages(window, jnp.asarray(value_B), options)
     next_BT = np.concatenate([value_BT[:, 1:], value_B[:, None]], axis=1)
     error_BT = reward_BT + 0.9 * np.where(over_BT, 0, next_BT) - value_BT
     for b in range(B):
@@ -210,8 +223,8 @@ def test_every_environment_is_played(name: str) -> None:
     env = ppo.make_environment(options)
     agent = ppo.make_agent(options, env)
     params = agent.init_params(jax.random.key(1), env.observed)
-    streams = ppo.begin(agent, env, 4, jax.random.key(2))
-    play = jax.jit(functools.partial(ppo.play, agent, env, T=12))
+    streams = learning.begin(agent, env, 4, jax.random.key(2))
+    play = jax.jit(functools.partial(learning.play, agent, env, T=12))
     window, _, _ = play(params, streams, jax.random.key(3))
     assert window.over_BT.any()
     np.testing.assert_array_equal(window.first_BT[:, 1:], window.over_BT[:, :-1])

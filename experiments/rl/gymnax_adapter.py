@@ -1,0 +1,47 @@
+"""Environments of gymnax (Lange 2022, extra `gymnax`) as an `Environment`."""
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array
+
+from txl_jax.errors import UserError, require_one_of
+
+from .environments import Environment
+
+
+def adapt(name: str) -> Environment:
+    """Returns gymnax's environment of that name, with its default parameters.
+
+    The end of an episode and its time limit count alike. Raises UserError if gymnax is
+    missing, has no such environment, or it does not take a few numbered actions.
+    """
+    try:
+        import gymnax
+        from gymnax.environments.spaces import Discrete
+    except ImportError as error:
+        raise UserError(
+            f"gymnax = {name!r} needs gymnax: pip install 'txl_jax[gymnax]'"
+        ) from error
+    require_one_of(name, gymnax.registered_envs, "gymnax")
+    env, params = gymnax.make(name)
+    space = env.action_space(params)
+    if not isinstance(space, Discrete):
+        raise UserError(f"gymnax = {name!r} has no discrete actions: choose another")
+
+    def flat(seen: Array) -> Array:
+        return jnp.ravel(seen).astype(jnp.float32)
+
+    def begin(key: Array) -> tuple[Any, Array]:
+        seen, state = env.reset_env(key, params)
+        return state, flat(seen)
+
+    def step(key: Array, state: Any, action: Array) -> Any:
+        seen, state, reward, over, _ = env.step_env(key, state, action, params)
+        over = jnp.asarray(over, bool) | env.is_truncated(state, params)
+        return state, flat(seen), jnp.asarray(reward, jnp.float32), over
+
+    observed = 1
+    for size in env.observation_space(params).shape:
+        observed *= size
+    return Environment(begin, step, observed, space.n)
