@@ -101,10 +101,10 @@ class Config:
             "mesh.segments": self.mesh.segments,
         }
         for name, count in together.items():
-            if self.model.recurrence == "same" and count not in (0, 1):
+            if self.model.in_sequence and count not in (0, 1):
                 raise UserError(
                     f"{name} = {count} reads segments together, and with "
-                    'model.recurrence = "same" each needs the outputs of the one '
+                    f"{self.model.in_sequence} each needs the outputs of the one "
                     f"before: set {name} to 1"
                 )
         for section in ("eval", "generate"):

@@ -15,7 +15,7 @@ import pytest
 from tests.support import tiny
 from txl_jax.model import flops
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.memory import Memory
+from txl_jax.model.memory.kinds import empty_memory
 from txl_jax.model.txl import TransformerXL
 from txl_jax.update.init import abstract_params
 
@@ -34,7 +34,7 @@ def counted(config: ModelConfig) -> float:
     model = TransformerXL(config)
     tokens_BL = jax.ShapeDtypeStruct((B, L), jnp.int32)
     params = nn.unbox(abstract_params(config))
-    memory = jax.eval_shape(lambda: Memory.empty(config, B))
+    memory = jax.eval_shape(lambda: empty_memory(config, B))
 
     def loss(params: Any, tokens_BL: Any, memory: Any) -> Any:
         result: Any = model.apply(
@@ -49,8 +49,12 @@ def counted(config: ModelConfig) -> float:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"clamp_len": 20}, {**CLUSTERS, **tiny.GATED}],
-    ids=["", "clusters and gates"],
+    [
+        {"clamp_len": 20},
+        {**CLUSTERS, **tiny.GATED},
+        {"compressed_len": 61, "compression_rate": 4},
+    ],
+    ids=["", "clusters and gates", "compressed"],
 )
 def test_flops_of_an_update_agree_with_the_compiler(changes: dict[str, Any]) -> None:
     config = dataclasses.replace(MODEL, **changes)

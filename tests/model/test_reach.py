@@ -13,6 +13,7 @@ from tests.support import tiny
 from txl_jax.metrics import parameter_count
 from txl_jax.model import reach
 from txl_jax.model.memory import Memory
+from txl_jax.model.memory.compressive import CompressiveMemory
 from txl_jax.model.memory.key_values import KeyValueMemory
 from txl_jax.model.memory.kinds import empty_memory
 from txl_jax.model.memory.layout import unstack
@@ -38,6 +39,17 @@ def test_accounted_bytes_match_the_arrays() -> None:
     endless = {"effective_context_tokens": None, "lost_without_memory": 1.0}
     assert reach.account(same, 3, 5) == counts | endless
     assert "it reaches all tokens before" in reach.describe(same, 3, 5)
+
+
+def test_a_compressed_memory_is_accounted() -> None:
+    config = tiny.config(mem_len=4, compressed_len=3, compression_rate=2)
+    counts = reach.account(config, 3, 4)
+    memory = CompressiveMemory.empty(config, 3)
+    assert counts["cache_bytes"] == memory.h_NBMD.nbytes
+    assert counts["key_value_bytes"] == memory.h_NBMD.nbytes
+    assert "2 layers x 8 slots x 8 x 3 streams" in reach.describe(config, 3, 4)
+    # Every query sees 4 + 3 x 2 tokens before its segment of 4, and 12 below.
+    assert counts["effective_context_tokens"] == 10 + 12
 
 
 def reach_by_masks(N: int, M: int, L: int, keys: int, segments: int = 40) -> int:

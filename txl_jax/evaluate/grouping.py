@@ -17,7 +17,7 @@ from txl_jax.evaluate.accounting import EVAL_FIELDS, check_fits
 from txl_jax.kernels.dispatch import fastest
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory.halo import check_pieces
-from txl_jax.model.memory.same_layer import check_recurrence
+from txl_jax.model.memory.same_layer import check_sequence
 from txl_jax.sharding.rules import shards
 
 # Rows of a call on one device. Parameters are read, and the memory is copied, once for
@@ -40,10 +40,10 @@ def count_segments(
     """Returns how many segments of L tokens to compute together, at least 1.
 
     requested: eval.segments_per_step; 0 chooses as many as make ROWS rows, halved until
-    they fit into memory. Without a memory, or with recurrence = "same", segments are
-    read one by one. documents: whether they may start inside a segment. Raises
+    they fit into memory. Without a memory, or if the model reads segments in sequence,
+    they are read one by one. documents: whether they may start inside a segment. Raises
     UserError for several segments if each would start with visible zeros, or if
-    `halo.check_pieces` or `same_layer.check_recurrence` refuses them.
+    `halo.check_pieces` or `same_layer.check_sequence` refuses them.
     """
     zeros = documents and config.initial_memory == "zeros"
     if zeros and requested > 1:
@@ -56,10 +56,10 @@ def count_segments(
     P, M = mesh.shape["segments"] if mesh else 1, config.mem_len
     if requested:
         if requested > 1:
-            check_recurrence(config, P, requested * L, L)
+            check_sequence(config, P, requested * L, L)
             check_pieces(config, P, requested * L, M, L)
         return requested
-    if config.recurrence == "same":
+    if config.in_sequence:
         return 1
     rows = B * L // (shards(mesh, "B") if mesh else 1)
     least = -(-M // L) if P > 1 else 1  # of a piece, which has at least M tokens

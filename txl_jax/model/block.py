@@ -9,6 +9,7 @@ from txl_jax.model.config import ModelConfig
 from txl_jax.model.dropout import Dropout
 from txl_jax.model.gate import add_residual
 from txl_jax.model.initializers import feature_norm, normal, weight, weights
+from txl_jax.model.memory.compressive import Compression, CompressiveLayer
 from txl_jax.model.memory.protocol import Kept, LayerMemory
 from txl_jax.model.memory.same_layer import keep
 from txl_jax.model.positions import add_places
@@ -81,5 +82,8 @@ class Block(nn.Module):
         h_BLD = add_places(self.config, weights(self), h_BLD)
         attention = Attention(self.config, name="attention")
         h_BLD, kept = attention(h_BLD, layer, biases, R_RD, oldest_BL)
+        if isinstance(layer, CompressiveLayer):
+            compress = Compression(self.config, name="compression")
+            kept = compress(kept, layer, oldest_BL, attention.variables["params"])
         h_BLD = FeedForward(self.config, name="feed_forward")(h_BLD)
         return h_BLD, keep(self.config, attention, layer, kept, h_BLD)

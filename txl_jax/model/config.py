@@ -23,6 +23,7 @@ ABSOLUTE_POSITIONS = ("sinusoidal", "learned")
 LEARNED_POSITIONS = ("shaw", "shaw_biased", "learned")
 RECURRENCES = ("below", "same")  # section 3.2; Ding et al. 2021 for "same"
 NORMS = ("layer", "rms")  # Zhang and Sennrich 2019 for "rms"
+COMPRESSIONS = ("mean", "max", "conv")
 FEED_FORWARDS = ("relu", "geglu", "swiglu")  # Shazeer 2020 for the gated two
 RESIDUALS = ("none", "gru")  # gates: Parisotto et al. 2020 for "gru"
 REMAT_POLICIES = ("none", "full", "dots", "save:NAMES", "offload:NAMES")
@@ -90,6 +91,12 @@ class ModelConfig:
     # The layer that retrieves, counted from 1. 0 takes the one at three quarters of the
     # depth.
     retrieval_layer: int = field(at_least(0, 0), "free")
+    # The slots of the compressed memory (Rae et al. 2019). 0 = none.
+    compressed_len: int = field(at_least(0, 0), "free")
+    # The number of states that leave the memory to become one compressed slot.
+    compression_rate: int = at_least(0, 0)
+    # How they are compressed, one of COMPRESSIONS. "conv" learns it for each layer.
+    compression: str = one_of(COMPRESSIONS, "mean")
     pre_lnorm: bool = False  # Normalizes before each sublayer instead of after it.
     # The gate in place of the sum after each sublayer, one of RESIDUALS. "gru" needs
     # pre_lnorm.
@@ -152,6 +159,7 @@ class ModelConfig:
         self._check_clusters()
         self._check_position()
         self._check_retrieval()
+        self._check_compression()
         parse_remat(self.remat_policy)
         if self.gate != "none" and not self.pre_lnorm:
             raise UserError(
@@ -251,6 +259,52 @@ class ModelConfig:
     def retrieval_index(self) -> int:
         """The index of the layer that retrieves, from 0."""
         return (self.retrieval_layer or -(-3 * self.n_layer // 4)) - 1
+
+    def _check_compression(self) -> None:
+        Z, C = self.compressed_len, self.compression_rate
+        if (Z > 0) != (C > 0) or (self.compression != "mean" and not Z):
+            raise UserError(
+                f"model.compressed_len = {Z} with compression_rate = {C} and "
+                f'compression = "{self.compression}": a compressed memory needs a '
+                "length and a rate, and the other fields have no effect without it"
+            )
+        if Z and self.mem_len < C:
+            raise UserError(
+                f"mem_len = {self.mem_len} must be at least model.compression_rate = "
+                f"{C}, the number of states that leave together: raise mem_len"
+            )
+        if Z and self.retrieval_len:
+            raise UserError(
+                f"model.compressed_len = {Z} and model.retrieval_len = "
+                f"{self.retrieval_len} each read tokens beyond the memory: set only "
+                "one of them"
+            )
+        if Z and self.recurrence == "same":
+            raise UserError(
+                f"model.compressed_len = {Z} compresses inputs of layers, and model."
+                'recurrence = "same" keeps their outputs: set only one of them'
+            )
+        if Z and self.same_length:
+            raise UserError(
+                "same_length counts keys as tokens, which the slots of "
+                f"model.compressed_len = {Z} are not: set same_length to false"
+            )
+
+    @property
+    def mem_slots(self) -> int:
+        """The keys before a segment: mem_len, compressed ones, and pending states."""
+        Z, C = self.compressed_len, self.compression_rate
+        return self.mem_len + (Z + C - 1 if Z else 0)
+
+    @property
+    def in_sequence(self) -> str:
+        """The field with which a segment needs all layers of the one before; "" = none.
+
+        Such segments cannot be computed together.
+        """
+        if self.recurrence == "same":
+            return 'model.recurrence = "same"'
+        return f"model.compressed_len = {Z}" if (Z := self.compressed_len) else ""
 
     @property
     def gated(self) -> bool:

@@ -26,18 +26,39 @@ def needed_flops(
     keys and values, from segment to segment.
     """
     own, memory = layer_products(config, L)
-    own, memory = B * own, (3 if config.pre_lnorm else 2) * B * memory
+    own, memory = B * own, B * memory
     own += sum(vocabulary_products(config, B * L))
     search, found = (B * products for products in retrieval_products(config, L))
     projected = 2 * config.n_layer * config.d_model * config.n_head * config.d_head
+    learned = B * compression_products(config, L, training)
     if not training:
-        # Of outputs, too, it keeps keys and values.
+        # Of outputs, too, it keeps keys and values; of a compressed memory neither.
         own += 2 * B * L * projected if config.recurrence == "same" else 0
-        return own + search + found
+        own += memory if config.compressed_len else 0
+        return own + learned + search + found
+    memory *= 3 if config.pre_lnorm else 2
     if config.position == "transformer_xl":
-        R = distances(config, config.mem_len + together * L)
+        R = distances(config, config.mem_slots + together * L)
         memory += 2 * projected * R
-    return 3 * own + memory / together + search + 2 * found
+    return 3 * own + memory / together + search + 2 * found + learned
+
+
+def compression_products(config: ModelConfig, L: int, training: bool) -> float:
+    """Returns the products of compression "conv" for one stream's segment.
+
+    Training adds those of the attention to old and new states, of which only the new
+    ones have a gradient.
+    """
+    if config.compression != "conv":
+        return 0.0
+    D, HA = config.d_model, config.n_head * config.d_head
+    new = L / config.compression_rate  # slots
+    products = 2.0 * L * D * D
+    if training:
+        products *= 2
+        products += 2 * (2 * new * D * HA * 2)  # keys and values
+        products += 2 * HA * L * (L + 3 * new) * 2  # scores, and the sums of values
+    return config.n_layer * products
 
 
 def layer_products(config: ModelConfig, L: int) -> tuple[float, float]:
@@ -47,7 +68,7 @@ def layer_products(config: ModelConfig, L: int) -> tuple[float, float]:
     count, because the einsum kernel computes them.
     """
     D, HA = config.d_model, config.n_head * config.d_head
-    M = config.mem_len
+    M = config.mem_slots
     K = M + L
     products = 2 * D * HA * 4 * L  # q, k, v and the output
     products += 2 * HA * L * K * 2  # scores by content, and the sum of values

@@ -15,16 +15,19 @@ def account(
     cache_bytes is the size of the paper's cache of hidden states. Evaluation and
     generation keep keys and values of the memory and of the segments that are computed
     together instead: key_value_bytes. retrieval_bytes is the size of the store, if a
-    layer retrieves, in all of them.
+    layer retrieves, in all of them. With a compressed memory, all keep the cache, and
+    the reach is that of segments of a multiple of compression_rate tokens.
     lost_without_memory is the share of dependencies in reach that segments without
     memory would lose. A reach without limit is None.
     """
     context = effective_context(config, tgt_len)
-    N, M, itemsize = config.n_layer, config.mem_len, config.compute_dtype.itemsize
+    N, M, itemsize = config.n_layer, config.mem_slots, config.compute_dtype.itemsize
     token_bytes = 2 * config.n_head * config.d_head * batch_size * itemsize
+    cache_bytes = N * M * config.d_model * batch_size * itemsize
+    key_value_bytes = N * (M + segments * tgt_len) * token_bytes
     counts = {
-        "cache_bytes": N * M * config.d_model * batch_size * itemsize,
-        "key_value_bytes": N * (M + segments * tgt_len) * token_bytes,
+        "cache_bytes": cache_bytes,
+        "key_value_bytes": cache_bytes if config.compressed_len else key_value_bytes,
         "effective_context_tokens": None if math.isinf(context) else context,
         "lost_without_memory": lost_share(context, tgt_len) if context else 0.0,
     }
@@ -37,17 +40,18 @@ def describe(
     config: ModelConfig, batch_size: int, tgt_len: int, segments: int = 1
 ) -> str:
     """Returns the size and the reach as one line for the log."""
-    N, M, D = config.n_layer, config.mem_len, config.d_model
+    N, M, D = config.n_layer, config.mem_slots, config.d_model
     if not M:
         return f"no memory: every token depends only on its segment of {tgt_len} tokens"
     counts, store = account(config, batch_size, tgt_len, segments), ""
+    slots = "slots" if config.compressed_len else "tokens"
     context = counts["effective_context_tokens"]
     reach = "all tokens before" if context is None else f"{context:,} tokens back"
     if T := config.retrieval_len:
         store = f"{counts['retrieval_bytes'] / 1e6:,.1f} MB of {T:,} tokens to retrieve"
         store = f", and {store}"
     return (
-        f"memory: {N} layers x {M} tokens x {D} x {batch_size} streams x "
+        f"memory: {N} layers x {M} {slots} x {D} x {batch_size} streams x "
         f"{config.compute_dtype.itemsize} bytes = "
         f"{counts['cache_bytes'] / 1e6:,.1f} MB "
         f"({counts['key_value_bytes'] / 1e6:,.1f} MB as keys and values){store}; it "
@@ -62,11 +66,13 @@ def effective_context(config: ModelConfig, tgt_len: int, n_layer: int = 0) -> fl
     exactly N x M if M is a multiple of L. The oldest of M remembered tokens was read in
     an earlier segment, whose first token saw M tokens before it, so every layer but the
     last reaches M rounded up to whole segments. With same_length every token sees the
-    same number of keys, itself included, and each layer reaches that far. A layer that
-    retrieves reaches retrieval_len tokens before each token. With recurrence = "same"
-    each segment adds to the reach: infinity.
+    same number of keys, itself included, and each layer reaches that far. A compressed
+    slot reaches as far as its compression_rate states. A layer that retrieves reaches
+    retrieval_len tokens before each token. With recurrence = "same" each segment adds
+    to the reach: infinity.
     """
     N, M, L = n_layer or config.n_layer, config.mem_len, tgt_len
+    M += config.compressed_len * config.compression_rate
     if not M:
         return 0
     if config.recurrence == "same":

@@ -19,7 +19,7 @@ from txl_jax.model.memory.halo import HaloMemory, check_pieces, split_oldest
 from txl_jax.model.memory.interval import find_oldest, keys_per_query
 from txl_jax.model.memory.protocol import AnyMemory, CallMemory, Kept
 from txl_jax.model.memory.retrieval import layer_axes, make_gate, open_store
-from txl_jax.model.memory.same_layer import check_recurrence
+from txl_jax.model.memory.same_layer import check_sequence
 from txl_jax.model.positions import SCHEMES, bias_shape
 
 
@@ -100,7 +100,7 @@ class TransformerXL(nn.Module):
         inputs = jnp.asarray(inputs_BLD if tokens_BL is None else tokens_BL)
         L, M = inputs.shape[1], memory.mem_len
         P = count_pieces(inputs) if isinstance(memory, Memory) else 1
-        check_recurrence(config, P, L, segment_len)
+        check_sequence(config, P, L, segment_len)
         check_pieces(config, P, L, M, segment_len)
         if first_BL is not None and config.initial_memory == "zeros":
             memory = memory.zero(first_BL[:, 0])

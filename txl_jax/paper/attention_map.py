@@ -134,6 +134,11 @@ def map_model(config: ModelConfig, span: int, clamp_len: int) -> ModelConfig:
             f'model.position = "{config.position}" has no distances: attention maps '
             "need a relative position scheme"
         )
+    if config.compressed_len:
+        raise UserError(
+            f"model.compressed_len = {config.compressed_len}: attention maps are over "
+            "distances in tokens, which compressed slots do not have"
+        )
     return dataclasses.replace(
         config,
         mem_len=span,

@@ -161,6 +161,11 @@ def make_programs(
 
     They compute the next segment, or one window, of every stream.
     """
+    if Z := model_config.compressed_len:
+        raise UserError(
+            f"model.compressed_len = {Z}: mode speed compares only the paper's memory "
+            "with sliding windows"
+        )
     B, L, W = config.streams, config.tgt_len, config.mem_len
     filling = -(-W // L)  # segments that fill the memory
     width = (filling + ROUNDS * SEGMENTS) * L

@@ -134,7 +134,7 @@ def muon(config: OptimConfig) -> Parts:
 # The (input, output) axes of the layers' stacked matrices; each layer has its own step.
 MATRIX_AXES = {
     **dict.fromkeys(("q", "k", "v", "r"), (3, (1, 2))),  # NHAD
-    "o": ((1, 2), 3),
+    **dict.fromkeys(("o", "conv"), ((1, 2), 3)),  # NHAD or NCDX
     "kernel": (1, 2),  # NDF or NFD
 }
 

@@ -31,7 +31,7 @@ from jax.typing import DTypeLike
 
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
-from txl_jax.model.memory.kinds import empty_memory
+from txl_jax.model.memory.kinds import added_losses, empty_memory
 from txl_jax.model.memory.protocol import AnyMemory, MemoryLike
 from txl_jax.model.segment import OneSegment, Segment, join, scanned
 from txl_jax.model.txl import TransformerXL
@@ -80,6 +80,7 @@ class GradientSum(NamedTuple):
 
     nll: Array  # in nats
     tokens: Array
+    added: dict[str, Array]  # the memory's own losses, by name
     grads: Params
     memory: MemoryLike
     # What modules sow as intermediates, by name; only `bad_numbers` makes them sow.
@@ -94,7 +95,7 @@ def sum_gradients(
     key: Array,
     config: TrainConfig,
 ) -> GradientSum:
-    """Returns the sums of `nll_sum` and its gradient over G joined segments.
+    """Returns the sums of `loss_sum` and its gradient over G joined segments.
 
     Segment g is computed chunk by chunk; chunk c has its streams' memory and the key
     `fold_in(fold_in(key, g), c)`. Gradients have the dtype of `cast_layers`, their sum
@@ -106,15 +107,15 @@ def sum_gradients(
     used = cast_layers(params, model.config.compute_dtype)
     trained = find_trained(params, config.trainable)
 
-    def nll_of_trained(params: Params, *segment: Any) -> Any:
+    def loss_of_trained(params: Params, *segment: Any) -> Any:
         fixed = jax.tree.map(
             lambda x, is_trained: x if is_trained else jax.lax.stop_gradient(x),
             params,
             trained,
         )
-        return nll_sum(model, fixed, *segment, segment_len=segment_len)
+        return loss_sum(model, fixed, *segment, segment_len=segment_len)
 
-    grad = jax.value_and_grad(nll_of_trained, has_aux=True)
+    grad = jax.value_and_grad(loss_of_trained, has_aux=True)
     split = functools.partial(split_streams, C=C)
 
     def add_segment(carry: Any, xs: tuple[Array, OneSegment]) -> Any:
@@ -125,9 +126,9 @@ def sum_gradients(
             c, memory, segment = xs
             chunk_key = jax.random.fold_in(segment_key, c)
             with jax.named_scope("forward_and_backward"):
-                (nll, aux), grads = grad(used, memory, segment, chunk_key)
-            tokens, memory, sown = aux
-            total = jax.tree.map(jnp.add, total, (nll, tokens, grads))
+                (_, aux), grads = grad(used, memory, segment, chunk_key)
+            sums, memory, sown = aux
+            total = jax.tree.map(jnp.add, total, (*sums, grads))
             return total, (memory, sown)
 
         chunks = jax.tree.map(split, segment, stream_dimension(segment))
@@ -137,7 +138,9 @@ def sum_gradients(
 
     zeros = jax.tree.map(jnp.zeros_like, params if G * C > 1 else used)
     axes = stream_dimension(memory)
-    carry = (jnp.zeros(()), jnp.zeros(()), zeros), jax.tree.map(split, memory, axes)
+    none = jnp.zeros(())
+    added = dict.fromkeys(added_losses(model.config, memory, none), none)
+    carry = (none, none, added, zeros), jax.tree.map(split, memory, axes)
     xs = jnp.arange(G), scanned(segments)
     (total, memory), sown = jax.lax.scan(add_segment, carry, xs)
     return GradientSum(
@@ -158,6 +161,26 @@ def cast_layers(params: Params, dtype: DTypeLike) -> Params:
         return x_N.astype(dtype) if x_N.ndim > 2 else x_N
 
     return {**params, "layers": jax.tree.map(cast, params["layers"])}
+
+
+def loss_sum(
+    model: TransformerXL,
+    params: Params,
+    memory: AnyMemory,
+    segment: OneSegment,
+    key: Array,
+    segment_len: int = 0,
+) -> tuple[Array, tuple[tuple[Array, Array, Any], AnyMemory, dict[str, Array]]]:
+    """Returns (the loss of a segment, ((nll, tokens, added), memory, sown)).
+
+    The loss is the sum of the nll and of the memory's own losses; see `nll_sum`.
+    """
+    nll, (tokens, memory, sown) = nll_sum(
+        model, params, memory, segment, key, segment_len
+    )
+    tokens_B = jnp.sum(segment.weights_BL, axis=1)
+    added = added_losses(model.config, memory, tokens_B)
+    return sum(added.values(), nll), ((nll, tokens, added), memory, sown)
 
 
 def nll_sum(
@@ -199,8 +222,9 @@ def make_train_step(
 ) -> TrainStep:
     """Returns train_step(state, segments [S, ..]) -> (state, metrics [U]).
 
-    The loss of an update is the mean nll of its scored tokens, in nats. An update that
-    `guard` finds bad only empties the memory and counts as a step of the schedule.
+    The loss of an update is the mean nll of its scored tokens, in nats; losses of the
+    memory are metrics of their own, and part of the gradient. An update that `guard`
+    finds bad only empties the memory and counts as a step of the schedule.
     """
     # Most of optax's transformations do not accept grad_norm.
     optimizer = optax.with_extra_args_support(optimizer)
@@ -243,6 +267,7 @@ def make_train_step(
         state = jax.lax.cond(good, apply, skip, state)
         return state, {
             "loss": loss,
+            **{name: total / tokens for name, total in sums.added.items()},
             "grad_norm": grad_norm,
             "lr": lr,
             "tokens": sums.tokens.astype(jnp.int32),

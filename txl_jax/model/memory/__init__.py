@@ -3,6 +3,7 @@
 A kind of memory is a pytree with the methods of `protocol.MemoryLike`, in one file:
 
     cache       hidden states, the paper's memory: training
+    compressive the same, and slots for several older states each
     key_values  keys and values: evaluation, with fixed parameters
     ring        keys and values in rings: one token at a time
     retrieval   one of these, and a store of one layer's keys and values

@@ -33,17 +33,20 @@ def newest(x: Array, M: int, axis: int) -> Array:
     return jax.lax.slice_in_dim(x, x.shape[axis] - M, None, axis=axis)
 
 
+def last_start(length_B: Array, first_BL: Array) -> Array:
+    """Returns where the last document of a segment starts; far below 0 if none does."""
+    position_L = jnp.arange(first_BL.shape[1])
+    starts_BL = first_BL & (position_L < length_B[:, None])
+    return jnp.max(jnp.where(starts_BL, position_L, -(2**30)), axis=1)
+
+
 def count_filled(
     filled_B: Array, M: int, length_B: Array, first_BL: Array | None = None
 ) -> Array:
     """Returns the number of visible slots after a segment with length_B real tokens."""
     filled_B = filled_B + length_B
     if first_BL is not None:
-        position_L = jnp.arange(first_BL.shape[1])
-        starts_BL = first_BL & (position_L < length_B[:, None])
-        # Far in the past if no document starts in the segment.
-        last_B = jnp.max(jnp.where(starts_BL, position_L, -(2**30)), axis=1)
-        filled_B = jnp.minimum(filled_B, length_B - last_B)
+        filled_B = jnp.minimum(filled_B, length_B - last_start(length_B, first_BL))
     return jnp.minimum(filled_B, M)
 
 

@@ -4,16 +4,21 @@ empty_memory        for training: hidden states
 empty_fixed_memory  for evaluation: keys and values, while the parameters are fixed
 one_token_memory    for generation: the same in rings, for one token at a time
 Newest              what a memory holds between two readings, for a file
+
+A kind of `keeps_states` serves training, evaluation and generation as it is.
 """
 
 import dataclasses
 
 import jax
+import jax.numpy as jnp
+from jax import Array
 
 from txl_jax.errors import UserError
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
 from txl_jax.model.memory.cache import Memory
+from txl_jax.model.memory.compressive import CompressiveMemory
 from txl_jax.model.memory.key_values import KeyValueMemory, NewestKeyValues
 from txl_jax.model.memory.layout import unstack
 from txl_jax.model.memory.protocol import MemoryLike
@@ -22,19 +27,38 @@ from txl_jax.model.memory.ring import RingMemory
 
 Newest = Memory | NewestKeyValues
 NOT_SAVED = (
-    "a memory with a store is not kept in files: leave out memory and save_memory, or "
-    "set model.retrieval_len to 0"
+    "a memory with a store or with compressed slots is not kept in files: leave out "
+    "memory and save_memory, or set model.retrieval_len and model.compressed_len to 0"
 )
 
 
 def empty_memory(config: ModelConfig, batch_size: int) -> MemoryLike:
     """Returns the initial memory of a training."""
+    if config.compressed_len:
+        return CompressiveMemory.empty(config, batch_size)
     return with_store(config, Memory.empty(config, batch_size))
+
+
+def keeps_states(config: ModelConfig) -> bool:
+    """Returns whether the kind has no form with keys and values."""
+    return config.compressed_len > 0
+
+
+def added_losses(
+    config: ModelConfig, memory: MemoryLike, tokens_B: Array
+) -> dict[str, Array]:
+    """Returns the losses of the memory beside the nll, by their names in the metrics.
+
+    Each is a sum over streams, weighted by their scored tokens.
+    """
+    if config.compression == "conv" and isinstance(memory, CompressiveMemory):
+        return {"reconstruction_mse": jnp.sum(memory.error_B * tokens_B)}
+    return {}
 
 
 def lay_out(config: ModelConfig, params: Params) -> Params:
     """Returns the parameters as `empty_fixed_memory` reads them; call it once."""
-    return unstack(params)
+    return params if keeps_states(config) else unstack(params)
 
 
 def empty_fixed_memory(
@@ -48,6 +72,8 @@ def empty_fixed_memory(
 
     `params` are those of `lay_out`. window_len: see `KeyValueMemory.empty`.
     """
+    if keeps_states(config):
+        return empty_memory(config, batch_size)
     memory = KeyValueMemory.empty(
         config, params, batch_size, tgt_len, window_len=window_len
     )
@@ -59,8 +85,9 @@ def one_token_memory(config: ModelConfig, memory: MemoryLike) -> MemoryLike:
     if isinstance(memory, RetrievalMemory):
         local = one_token_memory(config, memory.local)
         return dataclasses.replace(memory, local=local)
-    assert isinstance(memory, KeyValueMemory)
-    return RingMemory.of(config, memory)
+    if isinstance(memory, KeyValueMemory):
+        return RingMemory.of(config, memory)
+    return memory
 
 
 def with_store(config: ModelConfig, local: MemoryLike) -> MemoryLike:

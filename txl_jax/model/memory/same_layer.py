@@ -17,11 +17,11 @@ from txl_jax.model.memory.key_values import project_states
 from txl_jax.model.memory.protocol import Kept, LayerMemory
 
 
-def check_recurrence(config: ModelConfig, P: int, T: int, segment_len: int) -> None:
+def check_sequence(config: ModelConfig, P: int, T: int, segment_len: int) -> None:
     """Raises UserError if a call of T tokens in P pieces has several segments."""
-    if config.recurrence == "same" and (P > 1 or 0 < segment_len < T):
+    if config.in_sequence and (P > 1 or 0 < segment_len < T):
         raise UserError(
-            'model.recurrence = "same" reads one segment after the other: set '
+            f"{config.in_sequence} reads one segment after the other: set "
             "train.gradient_segments, eval.segments_per_step and mesh.segments to 1"
         )
 

@@ -1,0 +1,168 @@
+"""The compressive memory matches its transcription, and the paper's where it must.
+
+Dims: S segments; Z compressed slots, C states of a block.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.support import tiny
+from tests.support.reference_compressive import Stream
+from txl_jax.model.config import ModelConfig
+from txl_jax.model.memory import Memory
+from txl_jax.model.memory.compressive import CompressiveMemory
+from txl_jax.model.segment import OneSegment
+from txl_jax.model.txl import TransformerXL
+from txl_jax.update.step import loss_sum, nll_sum
+
+B, L, S, Z, C = 3, 5, 5, 3, 2
+COMPRESSED: dict[str, Any] = dict(mem_len=4, compressed_len=Z, compression_rate=C)
+CONV = tiny.config(**COMPRESSED, compression="conv", pre_lnorm=True, **tiny.MODERN)
+CONFIGS = [
+    tiny.config(**COMPRESSED),
+    tiny.config(**COMPRESSED | {"compression_rate": 3}, compression="max"),
+    CONV,
+]
+
+
+def make_segments(config: ModelConfig) -> tuple[Any, Any, Any]:
+    """Returns tokens, starts of documents and numbers of real tokens, [S, B, ..].
+
+    The first stream has no document and no padding.
+    """
+    rng = np.random.default_rng(3)
+    first_SBL = rng.random((S, B, L)) < 0.08
+    length_SB = rng.integers(0, L + 1, (S, B)).astype(np.int32)
+    first_SBL[:, 0], length_SB[:, 0] = False, L
+    return tiny.make_tokens(B * S, L).reshape(S, B, L), first_SBL, length_SB
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.compression)
+def test_segments_match_the_transcription(config: ModelConfig) -> None:
+    """With documents, padding, and blocks that one segment leaves incomplete."""
+    params = tiny.make_params(config)
+    streams = [Stream(params, config) for _ in range(B)]
+    memory = CompressiveMemory.empty(config, B)
+    errors = []
+    for tokens_BL, first_BL, length_B in zip(*make_segments(config), strict=True):
+        hidden_BLD, memory = tiny.apply(
+            config, params, tokens_BL, memory, first_BL=first_BL, length_B=length_B
+        )
+        for b, (stream, length) in enumerate(zip(streams, length_B, strict=True)):
+            if length:
+                read = stream.read(tokens_BL[b, :length], first_BL[b, :length])
+                tiny.assert_close(hidden_BLD[b, :length], read[0])
+                if b == 0 and config.compression == "conv":
+                    errors.append(read[1])
+                    tiny.assert_close(memory.error_B[0], read[1])
+            layers = stream.visible
+            assert memory.filled_B[b] == len(layers[0])
+            tiny.assert_close(
+                memory.h_NBMD[:, b, memory.mem_len - len(layers[0]) :],
+                np.array(layers),
+            )
+    assert config.compression != "conv" or min(errors[2:]) > 0
+
+
+def test_with_rate_1_it_is_a_longer_memory() -> None:
+    config = tiny.config(mem_len=4, compressed_len=3, compression_rate=1)
+    params, longer = tiny.make_params(config), tiny.config(mem_len=7)
+    memory, expected = CompressiveMemory.empty(config, B), Memory.empty(longer, B)
+    for tokens_BL, first_BL, length_B in zip(*make_segments(config), strict=True):
+        more = {"first_BL": first_BL, "length_B": length_B}
+        hidden_BLD, memory = tiny.apply(config, params, tokens_BL, memory, **more)
+        expected_BLD, expected = tiny.apply(longer, params, tokens_BL, expected, **more)
+        real_BL1 = (np.arange(L) < length_B[:, None])[..., None]
+        tiny.assert_close(hidden_BLD * real_BL1, expected_BLD * real_BL1)
+        np.testing.assert_array_equal(memory.filled_B, expected.filled_B)
+
+
+@pytest.mark.parametrize("start", [1, 2])
+def test_nothing_before_a_document_is_read(start: int) -> None:
+    """Not through the slot that mixes the end of one document with the next."""
+    params, after = tiny.make_params(CONV), []
+    for seed in (0, 1):
+        memory, pieces = CompressiveMemory.empty(CONV, 1), []
+        for s, tokens_BL in enumerate(tiny.make_tokens(6, L)[:, None]):
+            first_BL = np.zeros((1, L), bool)
+            if s < 2:  # another text before the document
+                tokens_BL = tiny.make_tokens(1, L, 10 * seed + s)
+            elif s == 2:
+                first_BL[0, start] = True
+                tokens_BL[0, :start] = tiny.make_tokens(1, start, seed + 30)
+            hidden_BLD, memory = tiny.apply(
+                CONV, params, tokens_BL, memory, first_BL=first_BL
+            )
+            if s >= 2:
+                pieces.append(np.asarray(hidden_BLD[0, start if s == 2 else 0 :]))
+        after.append(np.concatenate(pieces))
+    np.testing.assert_array_equal(after[0], after[1])
+
+
+def test_zeros_are_seen_from_the_start() -> None:
+    config = tiny.config(**COMPRESSED, initial_memory="zeros")
+    params, tokens_BL = tiny.make_params(config), tiny.make_tokens(B, L)
+    longer = dataclasses.replace(tiny.CONFIG, mem_len=4 + Z, initial_memory="zeros")
+    hidden_BLD, after = tiny.apply(
+        config, params, tokens_BL, CompressiveMemory.empty(config, B)
+    )
+    expected_BLD, _ = tiny.apply(longer, params, tokens_BL, Memory.empty(longer, B))
+    tiny.assert_close(hidden_BLD, expected_BLD)
+    again = after.zero(jnp.array([True, False, False]))
+    assert again.filled_B.tolist() == [4 + Z, 4 + Z + 1, 4 + Z + 1]
+    next_BLD, _ = tiny.apply(config, params, tokens_BL, again)
+    tiny.assert_close(next_BLD[0], hidden_BLD[0])
+
+
+def test_the_compression_learns_from_its_error_alone() -> None:
+    """Its gradient by finite differences; that of all others is the nll's."""
+    params = tiny.make_params(CONV)
+    tokens_SBL = tiny.make_tokens(4 * B, L).reshape(4, B, L)
+    memory = CompressiveMemory.empty(CONV, B)
+    streams = [Stream(params, CONV) for _ in range(B)]
+    for tokens_BL in tokens_SBL[:3]:
+        _, memory = tiny.apply(CONV, params, tokens_BL, memory)
+        for stream, tokens_L in zip(streams, tokens_BL, strict=True):
+            stream.read(tokens_L, np.zeros(L, bool))
+    segment = OneSegment(
+        inputs_BL=jnp.asarray(tokens_SBL[3]),
+        targets_BL=jnp.asarray(tokens_SBL[3]),
+        weights_BL=jnp.ones((B, L)),
+        first_BL=jnp.zeros((B, L), bool),
+        length_B=jnp.full(B, L),
+    )
+    model, key = TransformerXL(CONV), jax.random.key(0)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def gradient(of: Any, params: Any) -> Any:
+        return jax.grad(lambda p: of(model, p, memory, segment, key)[0])(params)
+
+    of_nll, of_loss = gradient(nll_sum, params), gradient(loss_sum, params)
+    assert not of_nll["layers"]["compression"]["conv"].any()
+    conv_NCDD = np.asarray(of_loss["layers"].pop("compression")["conv"])
+    of_nll["layers"].pop("compression")
+    tiny.assert_close(of_loss, of_nll)
+
+    def error(n: int, index: Any, step: float) -> float:
+        total = 0.0
+        for stream, tokens_L in zip(streams, tokens_SBL[3], strict=True):
+            states, slots = ([x[:] for x in y] for y in (stream.states, stream.slots))
+            weight = stream.params["layers"]["compression"]["conv"]
+            weight[n][index] += step
+            total += L * stream.read(tokens_L, np.zeros(L, bool))[1]
+            weight[n][index] -= step
+            stream.states, stream.slots = states, slots
+        return total
+
+    for n in range(tiny.N):
+        steepest = np.unravel_index(np.abs(conv_NCDD[n]).argmax(), (C, tiny.D, tiny.D))
+        for index in (steepest, (1, 2, 3), (0, 5, 1)):
+            slope = (error(n, index, 1e-5) - error(n, index, -1e-5)) / 2e-5
+            bound = tiny.FLOAT32 * np.abs(conv_NCDD).max()
+            assert abs(conv_NCDD[n][index] - slope) < bound, (n, index)

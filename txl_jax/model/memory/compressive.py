@@ -1,0 +1,252 @@
+"""The compressive memory (Rae et al. 2019, section 3).
+
+States that leave the memory are not lost: C consecutive ones become a slot of the
+compressed memory, whose oldest slots are lost in turn. Attention reads [compressed;
+memory; segment] in this order and counts distances in slots.
+
+C states leave together. Until a block of C is complete, its states stay in the memory
+and are read there, so that segments may have any length: the memory has mem_len states
+and `pending_B`, fewer than C. With segments of a multiple of C tokens none is pending,
+as in the paper.
+
+Dims: M slots, the Z compressed ones, C - 1 for pending states, and the memory's; C
+states of a block, J blocks, P = J C states, K = M + L states.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import flax.struct
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from txl_jax.kernels.operands import Kernel, Operands
+from txl_jax.model.attention import Attention
+from txl_jax.model.config import ModelConfig
+from txl_jax.model.memory.interval import last_start, window
+
+
+class CompressiveLayer(NamedTuple):
+    """The slots of one layer; their keys and values are computed again."""
+
+    h_BMD: Array
+    pending_B: Array
+
+    def before(self, h_BLD: Array) -> tuple[Array, int]:
+        """Returns the slots, all of them constants."""
+        return self.h_BMD, self.h_BMD.shape[1]
+
+    def attend(
+        self, own: Operands, h_BKD: Array, kernel: Kernel
+    ) -> tuple[Array, Array]:
+        """Returns (o_BLHA, the layer's input)."""
+        return kernel(own), h_BKD[:, self.h_BMD.shape[1] :]
+
+
+class Compression(nn.Module):
+    """Compresses the states that leave one layer's memory at a segment (f_c).
+
+    "conv" has one matrix for each of the C states of a block. Initially their sum is
+    the mean of the states.
+    """
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(
+        self,
+        h_BLD: Array,
+        layer: CompressiveLayer,
+        oldest_BL: Array,
+        attention: Mapping[str, Any],
+    ) -> tuple[Array, Array, Array]:
+        """Returns (h_BLD, new_BJD, error_B), of which the memory appends new slots.
+
+        oldest_BL: as for `Attention`, whose parameters are `attention`. error_B: see
+        `CompressiveMemory`.
+        """
+        config, C, D = self.config, self.config.compression_rate, self.config.d_model
+        h_BLD = jax.lax.stop_gradient(h_BLD)
+        h_BKD = jnp.concatenate([layer.h_BMD.astype(h_BLD.dtype), h_BLD], axis=1)
+        B, L = h_BLD.shape[:2]
+        J = (C - 1 + L) // C
+        start_B = config.compressed_len + C - 1 - layer.pending_B
+        old_BPD = window(h_BKD[None], start_B, J * C)[0]
+        old_BJCD = old_BPD.reshape(B, J, C, D)
+        if config.compression == "mean":
+            return h_BLD, old_BJCD.mean(2), jnp.zeros(B)
+        if config.compression == "max":
+            return h_BLD, old_BJCD.max(2), jnp.zeros(B)
+        conv_CDX: Any = self.param("conv", initial_mean, (C, D, D))
+        new_BJD = jnp.einsum("BJCD,CDX->BJX", old_BJCD, conv_CDX.astype(h_BLD.dtype))
+        end_J = C * jnp.arange(1, J + 1)
+        complete_BJ = end_J <= layer.pending_B[:, None] + L
+        seen_BJ = start_B[:, None] + end_J - C >= oldest_BL[:, -1:]
+        states = Reconstruction(old_BPD, new_BJD, complete_BJ & seen_BJ)
+        constant = {"params": jax.lax.stop_gradient(nn.unbox(attention))}
+        result: Any = Attention(config, parent=None).apply(
+            constant, h_BLD, states, None, None, oldest_BL
+        )
+        return h_BLD, jax.lax.stop_gradient(new_BJD), result[1]
+
+
+def initial_mean(key: Array, shape: tuple[int, ...]) -> nn.LogicallyPartitioned:
+    """Returns C identity matrices divided by C, [C, D, D]."""
+    conv_CDX = jnp.broadcast_to(jnp.eye(shape[1]) / shape[0], shape)
+    return nn.LogicallyPartitioned(conv_CDX, (None, "D", None))
+
+
+class Reconstruction(NamedTuple):
+    """What replaces a layer's memory to compare attention to old and new states.
+
+    The layer's own projections and norms are used, without a term for positions. Both
+    attentions read only the blocks that later queries may see, seen_BJ.
+    """
+
+    old_BPD: Array
+    new_BJD: Array
+    seen_BJ: Array
+
+    def before(self, h_BLD: Array) -> tuple[Array, int]:
+        """Returns old and new states."""
+        return jnp.concatenate([self.old_BPD, self.new_BJD], axis=1), 0
+
+    def attend(
+        self, own: Operands, h_BKD: Array, kernel: Kernel
+    ) -> tuple[Array, Array]:
+        """Returns (zeros, error_B), the mean square of the difference."""
+        P, J = self.old_BPD.shape[1], self.new_BJD.shape[1]
+        q_BLHA = own.q_BLHA.astype(jnp.float32) / own.q_BLHA.shape[-1] ** 0.5
+
+        def content(first: int, last: int, seen_BK: Array) -> Array:
+            k_BKHA, v_BKHA = own.k_BKHA[:, first:last], own.v_BKHA[:, first:last]
+            score_BHLK = jnp.einsum("BLHA,BKHA->BHLK", q_BLHA, k_BKHA)
+            # Finite, because a stream may have no such block.
+            score_BHLK = jnp.where(seen_BK[:, None, None], score_BHLK, -1e30)
+            p_BHLK = jax.nn.softmax(score_BHLK)
+            return jnp.einsum("BHLK,BKHA->BLHA", p_BHLK, v_BKHA)
+
+        seen_BP = jnp.repeat(self.seen_BJ, P // J, axis=1)
+        difference_BLHA = content(0, P, seen_BP) - content(P, P + J, self.seen_BJ)
+        error_B = jnp.mean(jnp.square(difference_BLHA), axis=(1, 2, 3))
+        error_B = jnp.where(jnp.any(self.seen_BJ, axis=1), error_B, 0)
+        return jnp.zeros_like(own.q_BLHA), error_B
+
+
+@flax.struct.dataclass
+class CompressiveMemory:
+    """The slots of every layer, oldest first: compressed ones, then states.
+
+    h_NBMD: no gradient flows into it.
+    filled_B: see `protocol.MemoryLike`. A compressed slot is visible only if all of
+        its states are: none mixes two documents.
+    pending_B: the number of states that have left, in a block that is not complete.
+    error_B: how much attention to the slots that the last segment added differs from
+        attention to their states: the mean square per feature of a head's result,
+        summed over layers. Zero unless the compression learns.
+    """
+
+    h_NBMD: Array
+    filled_B: Array
+    pending_B: Array
+    error_B: Array
+    compressed_len: int = flax.struct.field(pytree_node=False)
+    rate: int = flax.struct.field(pytree_node=False)
+
+    @classmethod
+    def empty(cls, config: ModelConfig, batch_size: int) -> "CompressiveMemory":
+        """Returns the initial memory; see `cache.Memory.empty`."""
+        B, Z, C = batch_size, config.compressed_len, config.compression_rate
+        shape = (config.n_layer, B, Z + C - 1 + config.mem_len, config.d_model)
+        filled = Z + config.mem_len if config.initial_memory == "zeros" else 0
+        return cls(
+            h_NBMD=jnp.zeros(shape, config.compute_dtype),
+            filled_B=jnp.full(B, filled, jnp.int32),
+            pending_B=jnp.zeros(B, jnp.int32),
+            error_B=jnp.zeros(B),
+            compressed_len=Z,
+            rate=C,
+        )
+
+    @property
+    def mem_len(self) -> int:
+        """The number of slots."""
+        return self.h_NBMD.shape[2]
+
+    @property
+    def states(self) -> int:
+        """The number of states in the memory, without pending ones."""
+        return self.mem_len - self.compressed_len - self.rate + 1
+
+    @property
+    def layers(self) -> CompressiveLayer:
+        """The layers' memories, stacked."""
+        h_NBMD = jax.lax.stop_gradient(self.h_NBMD)
+        N, B = h_NBMD.shape[:2]
+        return CompressiveLayer(h_NBMD, jnp.broadcast_to(self.pending_B, (N, B)))
+
+    @jax.named_scope("memory")
+    def append(
+        self,
+        kept: tuple[Array, Array, Array],
+        length_B: Array | None = None,
+        first_BL: Array | None = None,
+    ) -> "CompressiveMemory":
+        """Returns the memory after a segment; `kept` is that of `Compression`."""
+        h_NBLD, new_NBJD, error_NB = kept
+        M, (B, L) = self.mem_len, h_NBLD.shape[1:3]
+        if length_B is None:
+            length_B = jnp.full(B, L, jnp.int32)
+        left_B = self.pending_B + length_B
+        blocks_B, pending_B = left_B // self.rate, left_B % self.rate
+
+        def pick(x_NKD: Array, before: Array, after: Array, *counts: Array) -> Array:
+            """Returns the slots of one stream, from [slots; segment; new slots]."""
+            length, blocks = counts
+            age_M = jnp.arange(M)[::-1]  # 0 is the newest slot
+            older_M = age_M - after - blocks  # than the new slots
+            index_M = jnp.where(
+                age_M < after,
+                M + length - 1 - age_M,
+                jnp.where(older_M < 0, M + L - 1 - older_M, M - 1 - before - older_M),
+            )
+            return x_NKD[:, jnp.maximum(index_M, 0)]
+
+        kinds = (x.astype(self.h_NBMD.dtype) for x in (h_NBLD, new_NBJD))
+        h_NBKD = jnp.concatenate([self.h_NBMD, *kinds], axis=2)
+        before_B, after_B = self.states + self.pending_B, self.states + pending_B
+        pick_all = jax.vmap(pick, in_axes=(1, 0, 0, 0, 0), out_axes=1)
+        h_NBMD = pick_all(h_NBKD, before_B, after_B, length_B, blocks_B)
+
+        # The visible ones of all states and of the compressed slots, before blocks of
+        # the former become slots.
+        states_B = jnp.minimum(self.filled_B, before_B)
+        slots_B = self.filled_B - states_B
+        states_B = states_B + length_B
+        if first_BL is not None:
+            last_B = last_start(length_B, first_BL)
+            states_B = jnp.minimum(states_B, length_B - last_B)
+            slots_B = jnp.where(last_B < 0, slots_B, 0)
+        stay_B = jnp.minimum(states_B, after_B)
+        slots_B += (states_B - stay_B) // self.rate
+        filled_B = stay_B + jnp.minimum(slots_B, self.compressed_len)
+        return dataclasses.replace(
+            self,
+            h_NBMD=jax.lax.stop_gradient(h_NBMD),
+            filled_B=filled_B,
+            pending_B=pending_B,
+            error_B=jnp.sum(error_NB, axis=0),
+        )
+
+    def zero(self, where_B: Array) -> "CompressiveMemory":
+        """Returns the memory with visible zeros in the streams where_B (bool)."""
+        filled = self.compressed_len + self.states
+        return dataclasses.replace(
+            self,
+            h_NBMD=jnp.where(where_B[:, None, None], 0, self.h_NBMD),
+            filled_B=jnp.where(where_B, filled, self.filled_B),
+            pending_B=jnp.where(where_B, 0, self.pending_B),
+        )
