@@ -206,8 +206,8 @@ def open_store(
         return memory
     if not isinstance(memory, RetrievalMemory):
         raise UserError(
-            "model.retrieval_len needs the memory of kinds.empty_memory; the modes "
-            "attention and speed read without a store"
+            "model.retrieval_len needs the memory of kinds.empty_memory; the mode speed "
+            "reads without a store"
         )
     T, M, start_B = memory.k_BHTA.shape[2], memory.mem_len, memory.start_B
     time_BT = (jnp.arange(T) - start_B[:, None]) % T + M - T
