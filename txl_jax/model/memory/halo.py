@@ -128,7 +128,8 @@ class HaloMemory(NamedTuple):
     ) -> Memory:
         """Returns the memory after the call: that of the piece with the last token."""
         P, B = self.end_PB.shape
-        length_B = self.end_PB[0]
+        if length_B is None:  # not end_PB[0], which the pieces would have to exchange
+            length_B = jnp.full(B, P * self.piece_len, jnp.int32)
         last_B = jnp.maximum(length_B - 1, 0) // self.piece_len
         is_last_PB = jnp.arange(P)[:, None] == last_B
         kept_NPBMD = kept.reshape(len(kept), P, B, *kept.shape[2:])
