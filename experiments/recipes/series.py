@@ -1,0 +1,69 @@
+"""A time series as numbers: writes one, and draws how a model continues it.
+
+    python -m experiments.recipes.series write
+    python -m experiments.recipes.series draw --samples=sample.npy --picture=series.png
+
+The series solves the Mackey-Glass equation with a delay of 17, a standard example of
+chaos: x'(t) = 0.2 x(t - 17) / (1 + x(t - 17)^10) - 0.1 x(t). It is quantised to LEVELS
+numbers. `write` makes series.npy, for training, and context.txt, the prompt, which lies
+behind it; `draw` compares continuations of that prompt with the series itself.
+docs/tutorial/sequences.md has the commands between the two.
+"""
+
+import argparse
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("agg")
+import matplotlib.pyplot as plt
+import numpy as np
+
+LEVELS, LOW, HIGH = 128, 0.2, 1.4  # numbers, and the values of the first and the last
+TRAINED, CONTEXT, AHEAD = 40_000, 256, 240
+DELAY, FINE = 17, 10  # fine steps of the integration in a step of the series
+
+
+def solve(steps: int) -> np.ndarray:
+    """Returns the series after a transient, by Euler's method."""
+    x = np.full((steps + 1000) * FINE, 1.2)
+    for t in range(DELAY * FINE, len(x) - 1):
+        late = x[t - DELAY * FINE]
+        x[t + 1] = x[t] + (0.2 * late / (1 + late**10) - 0.1 * x[t]) / FINE
+    return x[1000 * FINE :: FINE]
+
+
+def quantise(x: np.ndarray) -> np.ndarray:
+    """Returns numbers from 0 to LEVELS - 1."""
+    level = np.rint((x - LOW) / (HIGH - LOW) * (LEVELS - 1))
+    return np.clip(level, 0, LEVELS - 1).astype(np.uint8)
+
+
+def draw(samples: Path, picture: Path) -> None:
+    """Draws the truth and the samples, [samples, tokens], after the prompt."""
+    numbers = quantise(solve(TRAINED + CONTEXT + AHEAD))[TRAINED:]
+    figure, axes = plt.subplots(figsize=(8, 3), layout="constrained")
+    ahead = np.arange(AHEAD)
+    for row in np.atleast_2d(np.load(samples)):
+        axes.plot(ahead, row[CONTEXT:][:AHEAD], color="C1", alpha=0.4, lw=1)
+    axes.plot(np.arange(-60, AHEAD), numbers[CONTEXT - 60 :][: AHEAD + 60], "k", lw=1.5)
+    axes.axvline(0, color="gray", lw=1)
+    axes.set(xlabel="steps after the prompt", ylabel="level")
+    figure.savefig(picture, dpi=120)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("action", choices=("write", "draw"))
+    parser.add_argument("--samples", type=Path, default="sample.npy")
+    parser.add_argument("--picture", type=Path, default="series.png")
+    args = parser.parse_args()
+    if args.action == "draw":
+        return draw(args.samples, args.picture)
+    numbers = quantise(solve(TRAINED + CONTEXT))
+    np.save("series.npy", numbers[:TRAINED])
+    Path("context.txt").write_text(" ".join(map(str, numbers[TRAINED:][:CONTEXT])))
+
+
+if __name__ == "__main__":
+    main()
