@@ -121,6 +121,12 @@ model.n_bucket=8                    | model.n_bucket and model.max_distance | no
 model.position=rotary model.d_head=3 | model.d_head = 3 | rotates pairs
 model.position=rotary eval.clamp_len=5 | clamp_len = 5 | set it to 0
 eval.same_length=true eval.mem_len=0 | set mem_len, or same_length=false
+model.compressed_len=4 | model.compressed_len = 4 | compression_rate = 0 | a rate
+model.compression=conv | model.compressed_len = 0 | compression = "conv" | no effect
+{Z} generate.mem_len=1 | mem_len = 1 | model.compression_rate = 3 | raise mem_len
+{Z} eval.same_length=true | model.compressed_len = 4 | set same_length to false
+{Z} mesh.segments=2 | mesh.segments = 2 | model.compressed_len = 4 | mesh.segments to 1
+{Z} {G} | train.gradient_segments = 2 | model.compressed_len = 4 | of the one before
 model.same_length=true generate.mem_len=0 | same_length | mem_len = 0
 model.position=sinusoidal model.mem_len=0 generate.mem_len=0 | eval.mem_len = {CONTEXT}
 model.position=sinusoidal model.mem_len=0 eval.mem_len=0 | generate.mem_len = {CONTEXT}
@@ -179,6 +185,7 @@ SHORT = {
     "LEARNED": LEARNED,
     "SINUSOIDAL": "model.position=sinusoidal model.mem_len=0 eval.mem_len=0 "
     "generate.mem_len=0",
+    "Z": "model.compressed_len=4 model.compression_rate=3",
     "G": "train.segments_per_call=2 train.segments_per_update=2 "
     "train.gradient_segments=2",
 }

@@ -137,6 +137,18 @@ def test_the_tpu_kernel_compiles(path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @needs_libtpu
+@pytest.mark.long
+@pytest.mark.parametrize("kernel", ["xla", "tpu"])
+def test_a_compressed_memory_compiles(path: Path, kernel: str) -> None:
+    fields = {"compressed_len": 9, "compression_rate": 4, "compression": "conv"}
+    flags = [f"--config.model.{name}={value}" for name, value in fields.items()]
+    flags += [f"--topology={SLICE}", f"--config.model.kernel={kernel}"]
+    result = command(path, *flags).result
+    assert result["fits"] and result["evaluation"]["fits"]
+    assert result["kernel"] == kernel
+
+
+@needs_libtpu
 def test_data_parallelism_only_sums_gradients(path: Path) -> None:
     done = compiled(read(path))
     exchanged = collectives(Program(done.text))

@@ -16,6 +16,7 @@ import pytest
 
 from tests import reference
 from tests.support import tiny
+from tests.support.reference_compressive import Stream
 from txl_jax.data.streams import Streams
 from txl_jax.errors import UserError
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
@@ -115,6 +116,20 @@ def test_segments_per_call_change_nothing(L: int, M: int, S: int, kernel: str) -
         for config in (several, one)
     )
     assert nll == pytest.approx(expected, rel=tiny.FLOAT32)
+
+
+def test_a_compressed_memory_is_read_as_in_training() -> None:
+    """The streams differ in length, so that some end in padding."""
+    model_config = tiny.config(**tiny.COMPRESSED, compression="conv")
+    params = tiny.make_params(model_config)
+    scores = compiled(model_config=model_config)(params, TOKENS, tiny.silent)
+    config = evaluation_model(model_config, CONFIG)
+    losses = [
+        Stream(params, config).nll(TOKENS[begin : end + 1], CONFIG.tgt_len)
+        for begin, end in bounds(TOKENS, CONFIG.streams)
+    ]
+    expected = np.concatenate(losses).mean()
+    assert scores["nll"] == pytest.approx(expected, rel=tiny.FLOAT32)
 
 
 def test_segments_one_by_one_have_the_bits_of_plain_calls() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from tests import reference
 from tests.support import tiny
+from tests.support.reference_compressive import Stream
 from txl_jax.evaluate import score
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
 from txl_jax.evaluate.score import Score
@@ -55,6 +56,13 @@ def test_a_model_without_memory_reads_windows() -> None:
         expected += nll_T[at - low :].tolist()
     tiny.assert_close(scored.nll_T[1:], np.array(expected))
     assert scored.hidden_TD.shape == (0, tiny.D)
+
+
+def test_a_compressed_memory_reads_a_document() -> None:
+    config = tiny.config(mem_len=9, **tiny.COMPRESSED, compression="max")
+    read = score.make_score(config, MEMORY, PARAMS, hidden=False)
+    scored = read(TOKENS_T, NOTHING_T)
+    tiny.assert_close(scored.nll_T[1:], Stream(PARAMS, config).nll(TOKENS_T, 5))
 
 
 @pytest.mark.parametrize("skip", [1, 7])

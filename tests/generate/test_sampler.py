@@ -15,6 +15,7 @@ from jax import Array
 
 from tests import reference
 from tests.support import tiny
+from tests.support.reference_compressive import Stream
 from tests.support.refusal import refused
 from txl_jax.generate import sampler
 from txl_jax.generate.options import GenerateConfig
@@ -102,6 +103,17 @@ def test_same_layer_recurrence_reads_whole_segments() -> None:
             nll_1L, memory = reference.nll(PARAMS, *pair, memory, **settings)
             expected += nll_1L[0].tolist()
         tiny.assert_close(nll_T, expected[len(prompt) - 1 :])
+
+
+def test_a_compressed_memory_takes_one_token_at_a_time() -> None:
+    """Prompts are read in segments of 3, then every C tokens become one slot."""
+    config = tiny.config(mem_len=4, **tiny.COMPRESSED)
+    ((tokens_BT, nll_BT),) = sampler.stream(config, PARAMS, PROMPTS, MEMORY, window=3)
+    for prompt, tokens_T, nll_T in zip(PROMPTS, tokens_BT, nll_BT, strict=True):
+        oracle, last = Stream(PARAMS, config), len(prompt) - 1
+        for at in range(0, last, 3):
+            oracle.nll(prompt[at : min(at + 4, last + 1)], tgt_len=3)
+        tiny.assert_close(nll_T, oracle.nll(np.r_[prompt[last:], tokens_T]))
 
 
 LEARNED = {"position": "learned", "n_position": 4}

@@ -34,6 +34,7 @@ OTHERS: list[dict[str, Any]] = [
     tiny.GATED,
     tiny.T5,
     tiny.SAME,
+    {**tiny.COMPRESSED, "compression": "conv", "mem_len": 4},
 ]
 
 

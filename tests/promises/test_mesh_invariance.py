@@ -64,6 +64,11 @@ VARIANTS = dataclasses.replace(
         CONFIG.optim, optimizer="muon", lr=0.01, weight_decay=0.01, epsilon=1e-3
     ),
 )
+COMPRESSED = dataclasses.replace(
+    CONFIG,
+    model=dataclasses.replace(MODEL, **tiny.COMPRESSED, compression="conv"),
+    train=dataclasses.replace(CONFIG.train, reset_memory_at="3"),
+)
 # Gradients pass through the memory, pieces of the text lie on other devices, and the
 # streams are computed in two parts.
 GROUPED = dataclasses.replace(
@@ -142,6 +147,7 @@ def on_one_device(config: Config = CONFIG) -> list[float]:
         pytest.param((2, 1, 1, 4), GROUPED, marks=pytest.mark.exact_bits),
         pytest.param((2, 2, 2), VARIANTS, marks=pytest.mark.long),
         pytest.param((2, 2, 2), RETRIEVAL, marks=pytest.mark.exact_bits),
+        pytest.param((2, 2, 2), COMPRESSED, marks=pytest.mark.long),
         *(pytest.param(sizes, CONFIG, marks=pytest.mark.long) for sizes in MESHES),
     ],
 )
@@ -167,6 +173,7 @@ def numbers(state: TrainState) -> TrainState:
         pytest.param((2, 2, 2), (2, 2, 2), RETRIEVAL, marks=pytest.mark.long),
         pytest.param((8, 1, 1), (4, 1, 2), CONFIG, marks=pytest.mark.long),
         pytest.param((1, 2, 2, 2), (2, 1, 1, 4), GROUPED, marks=pytest.mark.long),
+        pytest.param((2, 2, 2), (4, 1, 2), COMPRESSED, marks=pytest.mark.long),
     ],
 )
 def test_checkpoints_move_between_meshes(

@@ -15,6 +15,12 @@ pytestmark = [pytest.mark.promise("Resume is exact"), pytest.mark.exact_bits]
 ACROSS = kills.UNIFORM | {"train.gradient_segments": 2, "train.varlen": False}
 # Gates, buckets and the outputs of layers in the memory.
 KINDS = kills.UNIFORM | {f"model.{name}": x for name, x in tiny.KINDS.items()}
+# Segments of any length leave states that are not compressed yet.
+COMPRESSED = kills.UNIFORM | {
+    "model.compressed_len": 5,
+    "model.compression_rate": 3,
+    "model.compression": "conv",
+}
 
 
 @pytest.mark.parametrize(
@@ -23,8 +29,9 @@ KINDS = kills.UNIFORM | {f"model.{name}": x for name, x in tiny.KINDS.items()}
         kills.UNIFORM,
         pytest.param(ACROSS, marks=pytest.mark.long),
         pytest.param(KINDS, marks=pytest.mark.long),
+        pytest.param(COMPRESSED, marks=pytest.mark.long),
     ],
-    ids=["within segments", "across segments", "other kinds"],
+    ids=["within segments", "across segments", "other kinds", "a compressed memory"],
 )
 def test_kill_and_resume_is_bit_identical(
     fields: dict[str, Any], tmp_path: Path

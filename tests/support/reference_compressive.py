@@ -15,6 +15,7 @@ import numpy as np
 
 from tests import reference
 from tests.reference import Array, Params
+from tests.support.reference_vocabulary import log_probs
 
 State = Array | None
 
@@ -71,6 +72,16 @@ class Stream:
                 h_LD = h_KD[len(h_KD) - L :]
                 error += self.difference(n, h_LD, np.array(old), np.array(new))
         return read[0], error
+
+    def nll(self, text_T: Array, tgt_len: int = 1) -> Array:
+        """Returns the nll of all tokens but the first, in segments of tgt_len."""
+        losses = []
+        for at in range(0, len(text_T) - 1, tgt_len):
+            inputs_L = text_T[at : min(at + tgt_len, len(text_T) - 1)]
+            h_LD, _ = self.read(inputs_L, np.zeros(len(inputs_L), bool))
+            for h_D, target in zip(h_LD, text_T[at + 1 :], strict=False):
+                losses.append(-log_probs(self.params["embedding"], (), h_D)[target])
+        return np.array(losses)
 
     def compress(self, n: int, block_CD: Array) -> Array:
         """Returns f_c of the states of a block."""

@@ -43,6 +43,7 @@ SAME: dict[str, Any] = {"recurrence": "same"}
 GATED: dict[str, Any] = {"gate": "gru", "pre_lnorm": True}
 # The changes to the layers that came later, together.
 KINDS: dict[str, Any] = {**T5, **GATED, **SAME}
+COMPRESSED: dict[str, Any] = {"compressed_len": 3, "compression_rate": 2}
 SETTINGS: list[dict[str, Any]] = [
     {},
     {"clamp_len": 3},
