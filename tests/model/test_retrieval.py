@@ -240,7 +240,9 @@ def test_gradients_of_gates_and_queries() -> None:
     steepest = np.unravel_index(
         np.argmax(np.abs(grads["layers"]["attention"]["q"][n])), q[n].shape
     )
-    places = [(params["retrieval_gate"], grads["retrieval_gate"], (h,)) for h in (0, 1)]
+    places: list[tuple[Any, Any, tuple[int, ...]]] = [
+        (params["retrieval_gate"], grads["retrieval_gate"], (h,)) for h in (0, 1)
+    ]
     places += [(q, grads["layers"]["attention"]["q"], (n, *map(int, steepest)))]
     for leaf, grad, at in places:
         sides = []
@@ -261,9 +263,9 @@ def test_layers_share_one_store() -> None:
     state = jax.eval_shape(program.init)
     assert isinstance(state.memory, RetrievalMemory)
     shapes = (np.int32, np.int32, np.float32, bool)
-    segments = [jax.ShapeDtypeStruct((1, B, L), dtype) for dtype in shapes]
-    length_SB = jax.ShapeDtypeStruct((1, B), np.int32)
-    compiled = program.step.lower(state, Segment(*segments, length_SB)).compile()
+    segments: list[Any] = [jax.ShapeDtypeStruct((1, B, L), dtype) for dtype in shapes]
+    segments.append(jax.ShapeDtypeStruct((1, B), np.int32))
+    compiled = program.step.lower(state, Segment(*segments)).compile()
     used: Any = compiled.memory_analysis()
     store = 2 * state.memory.k_BHTA.size * 4
     assert used.alias_size_in_bytes > store, "the store is updated in place"

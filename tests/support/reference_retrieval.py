@@ -105,7 +105,7 @@ class Stream:
             q_HA = head("q", own_LD[i])
             for h, q_A in enumerate(q_HA):
                 score = {y: q_A @ entries[y][0][h] for y in far}
-                best = sorted(far, key=lambda y, score=score: -score[y])[: self.top_k]
+                best = sorted(far, key=score.__getitem__, reverse=True)[: self.top_k]
                 p = np.exp([score[y] / math.sqrt(len(q_A)) for y in best])
                 read_A = sum(p_y * entries[y][1][h] for p_y, y in zip(p, best)) / sum(p)  # noqa: B905
                 out_LD[i] += gate_H[h] * read_A @ weights["o"][h]

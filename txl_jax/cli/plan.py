@@ -150,7 +150,7 @@ def check_memory(config: Config, mesh: Mesh) -> None:
     )
     evaluated, streams, length = evaluate_split.sizes(config)
     together = max(config.eval.segments_per_step, 1)
-    fields = accounting.EVAL_FIELDS
+    fields: tuple[str, ...] = accounting.EVAL_FIELDS
     if together > 1:
         fields = (*fields, "eval.segments_per_step")
     accounting.check_fits(evaluated, streams, length * together, fields)

@@ -160,16 +160,17 @@ def find_trained(params: Params, pattern: str) -> Params:
     Raises UserError if none is.
     """
 
-    def matches(path: tuple[str, ...], _: Any) -> bool:
-        return not pattern or fnmatch.fnmatchcase("/".join(path), pattern)
-
-    trained = flax.traverse_util.path_aware_map(matches, params)
-    if not any(jax.tree.leaves(trained)):
-        names = ", ".join(flax.traverse_util.flatten_dict(params, sep="/"))
+    names = flax.traverse_util.flatten_dict(params, sep="/")
+    trained = {
+        name: not pattern or fnmatch.fnmatchcase(name, pattern) for name in names
+    }
+    if not any(trained.values()):
         raise UserError(
-            f"train.trainable = {pattern!r} matches no parameter: they are {names}"
+            f"train.trainable = {pattern!r} matches no parameter: they are "
+            f"{', '.join(names)}"
         )
-    return trained
+    unflattened: Params = flax.traverse_util.unflatten_dict(trained, sep="/")
+    return unflattened
 
 
 def make_optimizer(

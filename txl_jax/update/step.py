@@ -107,13 +107,15 @@ def sum_gradients(
     used = cast_layers(params, model.config.compute_dtype)
     trained = find_trained(params, config.trainable)
 
-    def loss_of_trained(params: Params, *segment: Any) -> Any:
+    def loss_of_trained(
+        params: Params, memory: MemoryLike, segment: OneSegment, key: Array
+    ) -> Any:
         fixed = jax.tree.map(
             lambda x, is_trained: x if is_trained else jax.lax.stop_gradient(x),
             params,
             trained,
         )
-        return loss_sum(model, fixed, *segment, segment_len=segment_len)
+        return loss_sum(model, fixed, memory, segment, key, segment_len)
 
     grad = jax.value_and_grad(loss_of_trained, has_aux=True)
     split = functools.partial(split_streams, C=C)

@@ -92,12 +92,17 @@ class RetrievalMemory:
             )
             k_BHXA = jnp.concatenate([k_BHXA, k_BHLA], axis=2)
             v_BHXA = jnp.concatenate([v_BHXA, v_BHLA], axis=2)
-        time_BX, q_BLHA = self.time_BX[:, : k_BHXA.shape[2]], normalize(q_BLHA)
-        interval = self.oldest_BL, stop_BL
-        far_BLHA = attend_to_best(
-            Candidates(q_BLHA, k_BHXA, v_BHXA, time_BX, *interval),
-            self.config.retrieval_top_k,
+        assert self.time_BX is not None and self.oldest_BL is not None
+        assert self.gate_H is not None
+        candidates = Candidates(
+            normalize(q_BLHA),
+            k_BHXA,
+            v_BHXA,
+            self.time_BX[:, : k_BHXA.shape[2]],
+            self.oldest_BL,
+            stop_BL,
         )
+        far_BLHA = attend_to_best(candidates, self.config.retrieval_top_k)
         has_any_BL11 = (stop_BL > self.oldest_BL)[..., None, None]
         gate_BLH1 = has_any_BL11 * jax.nn.sigmoid(self.gate_H)[:, None]
         return ((1 - gate_BLH1) * o_BLHA + gate_BLH1 * far_BLHA).astype(o_BLHA.dtype)
@@ -186,7 +191,10 @@ def normalize(x_BLHA: Array) -> Array:
 
 def layer_axes(config: ModelConfig) -> Any:
     """Returns the axes of the layers' memories in the scan over layers."""
-    return RetrievalLayer(0, 0, nn.broadcast) if config.retrieval_len else 0
+    if not config.retrieval_len:
+        return 0
+    axes: Any = RetrievalLayer
+    return axes(0, 0, nn.broadcast)
 
 
 def make_gate(module: nn.Module, config: ModelConfig) -> Array | None:
@@ -206,8 +214,8 @@ def open_store(
         return memory
     if not isinstance(memory, RetrievalMemory):
         raise UserError(
-            "model.retrieval_len needs the memory of kinds.empty_memory; the mode speed "
-            "reads without a store"
+            "model.retrieval_len needs the memory of kinds.empty_memory, and mode "
+            "speed reads without a store"
         )
     T, M, start_B = memory.k_BHTA.shape[2], memory.mem_len, memory.start_B
     time_BT = (jnp.arange(T) - start_B[:, None]) % T + M - T
