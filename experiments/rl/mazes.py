@@ -91,8 +91,8 @@ def plot(cells: list[Json], path: Path) -> None:
 
 
 def main() -> int:
-    allocator.keep_freed()
     args = read_flags()
+    allocator.keep_freed()
     logging.set_verbosity(logging.FATAL)  # orbax warns of intended settings
     grid = [(a, n, s) for n in args.lengths for a in args.agents for s in args.seeds]
     try:

@@ -208,10 +208,10 @@ def read_flags() -> tuple[Options, Path]:
 
 def main() -> int:
     """Trains, and prints one JSON line; returns the exit status."""
-    allocator.keep_freed()
     logging.set_verbosity(logging.FATAL)  # orbax warns of intended settings
     try:
         options, workdir = read_flags()
+        allocator.keep_freed()
         with preemption.listening(), contextlib.redirect_stdout(sys.stderr):
             result = train(options, workdir)
     except (UserError, Interrupted) as error:
