@@ -64,6 +64,9 @@ KINDS: dict[str, Fields] = {
         "train.gradient_segments": GROUP,
     },
     "same_layer": {"model.recurrence": "same"},
+    # With the memory, 320 tokens back.
+    "compressive": {"model.compressed_len": 64, "model.compression_rate": 4},
+    "retrieval": {"model.retrieval_len": 1024},
     # Its weight and its factor are chosen on the validation split.
     "cache": {"eval.cache_len": 2000, "eval.cache_weight": 0.1},
 }
