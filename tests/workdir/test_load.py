@@ -122,7 +122,11 @@ OTHERS |= dict(same_length=True, dropout=0.3, dropatt=0.2, variational=True)
 OTHERS |= dict(word_dropout=0.1, init_std=0.3, proj_init_std=0.3, norm_init_std=0.3)
 OTHERS |= dict(dtype="bfloat16", kernel="xla", remat_policy="full")
 STORE: dict[str, Any] = dict(retrieval_len=9, retrieval_top_k=2, retrieval_layer=1)
-APART = {"model.recurrence", *(f"model.{name}" for name in STORE)}
+APART = {
+    "model.recurrence",
+    "model.compressed_len",
+    *(f"model.{name}" for name in STORE),
+}
 
 
 @pytest.mark.parametrize("name, seed", [("plain", 1), ("mean", 3)])
@@ -141,7 +145,7 @@ def test_a_start_from_a_run_without_a_store(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its gates are new, and all other parameters are those of the run."""
-    mesh = MeshConfig(data=1, model=2)
+    mesh = MeshConfig(model=2)
     config = dataclasses.replace(starting_from(runs / "plain", **STORE), mesh=mesh)
     with jax.transfer_guard("disallow"):
         params = dict(load_initial(config, tmp_path / "new", VOCAB))

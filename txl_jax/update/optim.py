@@ -186,6 +186,11 @@ def make_optimizer(
     chain = optax.chain(*(parts or [optax.identity()]))  # none of plain SGD
     if not trainable:
         return chain
+    if config.optimizer == "lamb":
+        raise UserError(
+            f"train.trainable = {trainable!r} leaves out parameters that "
+            'optim.optimizer = "lamb" updates together: set it to "adam"'
+        )
     return optax.masked(chain, functools.partial(find_trained, pattern=trainable))
 
 
