@@ -78,25 +78,29 @@ def speed(name: str) -> str:
 
 
 def copying(name: str, *distances: str) -> str:
-    """Returns the right answers by distance and memory: mean and range of three seeds.
+    """Returns the right answers by distance: mean and range of three seeds.
 
-    distances: those to show, none = all.
+    The columns are memories or, if there is only one, the segments that a gradient
+    crosses. distances: those to show, none = all.
     """
     cells = read(name)["cells"]
-    counts = collections.Counter((x["delay"], x["mem_len"]) for x in cells)
+    column, title = "mem_len", "memory {}"
+    if len({cell[column] for cell in cells}) == 1:
+        column, title = "gradient_segments", "c = {}"
+    counts = collections.Counter((x["delay"], x[column]) for x in cells)
     if {*counts.values()} != {3}:
         raise ValueError(f"{name} does not have three seeds of each cell")
     found: dict[int, dict[int, list[float]]] = {}
     for cell in cells:
         row = found.setdefault(cell["distance_tokens"], {})
-        row.setdefault(cell["mem_len"], []).append(100 * cell["accuracy"])
+        row.setdefault(cell[column], []).append(100 * cell["accuracy"])
     lines = [
         (distance, *map(percent, row.values()))
         for distance, row in sorted(found.items())
         if not distances or str(distance) in distances
     ]
-    memories = next(iter(found.values()))
-    return table(("tokens back", *(f"memory {each}" for each in memories)), lines)
+    heads = (title.format(each) for each in next(iter(found.values())))
+    return table(("tokens back", *heads), lines)
 
 
 def percent(values: list[float]) -> str:
