@@ -115,7 +115,7 @@ def sum_gradients(
             params,
             trained,
         )
-        return loss_sum(model, fixed, memory, segment, key, segment_len)
+        return loss_sum(model, fixed, memory, segment, key, segment_len=segment_len)
 
     grad = jax.value_and_grad(loss_of_trained, has_aux=True)
     split = functools.partial(split_streams, C=C)

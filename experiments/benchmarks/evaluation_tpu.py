@@ -1,0 +1,74 @@
+"""Estimates a TPU's cycles per token in the evaluation of one stream; one JSON line.
+
+    python -m experiments.benchmarks.evaluation_tpu --kernel=tpu --segments=0
+
+Compiles the step of `enwik8`'s 12 layers for one v5e with L = 80, M = 2,100 and
+--segments in a call (0 = chosen), and sums the compiler's estimates of its operations.
+Those of the kernel `tpu` come from its schedule and assume a full memory. No estimate
+includes waiting for memory.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import re
+import statistics
+import tempfile
+from pathlib import Path
+
+import jax
+
+from experiments.benchmarks import subject, tpu_estimate
+from txl_jax.aot import chips, hlo, lower
+from txl_jax.cli.compile_ahead import like_params
+from txl_jax.evaluate.options import EvalConfig
+from txl_jax.evaluate.perplexity import make_reader
+from txl_jax.kernels.tpu import fused
+from txl_jax.sharding.mesh import make_mesh
+from txl_jax.sharding.options import MeshConfig
+
+L, M = 80, 2100
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kernel", choices=("xla", "tpu"), default="tpu")
+    parser.add_argument("--segments", type=int, default=0)
+    args = parser.parse_args()
+    schedules = tempfile.mkdtemp()
+    os.environ["LIBTPU_INIT_ARGS"] = (
+        f"--xla_jf_dump_to={schedules} --xla_jf_dump_llo_text=true"
+    )
+    model = dataclasses.replace(subject.ENWIK8, kernel=args.kernel, dtype="bfloat16")
+    config = EvalConfig(
+        streams=1, tgt_len=L, mem_len=M, clamp_len=820, same_length=True,
+        segments_per_step=args.segments,
+    )  # fmt: skip
+    mesh = make_mesh(MeshConfig(), chips.find_devices(chips.find("v5e:2x4"))[:1])
+    reader = make_reader(model, config, mesh)
+    with jax.set_mesh(mesh):
+        params = lower.abstract_result(reader.unstack, like_params(model, mesh))
+        memory = lower.abstract_result(reader.empty, params)
+    T = L * reader.segments
+    segments = lower.abstract_segments(mesh, 1, 1, T)
+    done = lower.compile_step_for(mesh, reader, params, memory, segments)
+    cycles = sum(
+        int(found[1]) * times
+        for op, _, times in hlo.Program(done.text).visit(False)
+        if (found := re.search(r'"estimated_cycles":"(\d+)"', op.text))
+    )
+    if args.kernel == "tpu":
+        blocks = fused.choose("TPU v5 lite", T, M + T, model.d_head, 2)
+        heads = [
+            tpu_estimate.cycles_of_head(tpu_estimate.regions(path), blocks)
+            for path in Path(schedules).glob("*rel_attention*final_bundles.txt")
+            if "schedule-analysis" not in path.name
+        ]
+        cycles += round(statistics.fmean(heads)) * model.n_head * model.n_layer
+    result = {"segments": reader.segments, "cycles_per_token": cycles / T}
+    print(json.dumps({"kernel": args.kernel, **result}))
+
+
+if __name__ == "__main__":
+    main()
