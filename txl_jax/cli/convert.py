@@ -22,7 +22,6 @@ from txl_jax.convert.release import Release
 from txl_jax.data import vocab
 from txl_jax.data.byte_ranges import checksum
 from txl_jax.data.options import OWN, DataConfig
-from txl_jax.data.vocab import Vocab
 from txl_jax.data.word import WordVocab
 from txl_jax.errors import UserError, require_one_of
 from txl_jax.generate.options import generation_model
@@ -31,12 +30,14 @@ from txl_jax.report.checksum import Json
 from txl_jax.report.log import say
 from txl_jax.report.progress import waiting
 from txl_jax.runtime import storage
-from txl_jax.workdir import claim, folder
+from txl_jax.workdir import claim, folder, hub
 from txl_jax.workdir.claim import IMPORTED
+from txl_jax.workdir.fit import imported_config
 from txl_jax.workdir.load import Loaded
 from txl_jax.workdir.released import check_config
 
 STABLEHLO = "stablehlo"  # a folder of `convert.stablehlo`
+HUB = "hub"  # a folder of `workdir.hub`
 INCOMPLETE = "incomplete"  # on gs://, a file in the folder of an unfinished import
 # Entries of run.json that are released.
 ORIGIN = (
@@ -108,6 +109,7 @@ def read_source(
                 "vocabulary: leave the field out"
             )
         path = Path(options.source)
+        path = path / hub.WEIGHTS if hub.find(path) else path
         found = release.read(path)
         saved = check_config(found.config, found.origin, path)
         model = config.parse(saved).model
@@ -120,10 +122,7 @@ def read_source(
             config.override(c, name, text)
     fields = {name: c.model[name] for name in stated}
     source = formats.read(options, DataConfig(**c.data), fields)
-    c, model = config.default(source.model), source.model
-    c.eval.update({name: getattr(model, name) for name in formats.LENGTHS})
-    c.generate.update(mem_len=model.mem_len, prompt=default_prompt(source.vocab))
-    return source, c, {}
+    return source, imported_config(source.model, source.vocab), {}
 
 
 def configure(
@@ -155,12 +154,12 @@ def configure(
 
 def export_model(options: ConvertConfig, loaded: Loaded, workdir: Path) -> Json:
     """Writes the model of a workdir to one file, or as programs to a folder."""
-    require_one_of(options.format, [formats.OWN, STABLEHLO], "--format")
+    require_one_of(options.format, [formats.OWN, STABLEHLO, HUB], "--format")
     if not options.target:
         raise UserError("give --target, the file or folder to create")
     if options.format == STABLEHLO and options.dtype != "float32":
         raise UserError(
-            f"--dtype={options.dtype} is for --format={formats.OWN}: leave it out"
+            f"--dtype={options.dtype} is not for --format={STABLEHLO}: leave it out"
         )
     if storage.is_remote(options.target):
         raise UserError(f"--target={options.target!r} must be on this machine")
@@ -174,6 +173,8 @@ def export_model(options: ConvertConfig, loaded: Loaded, workdir: Path) -> Json:
             model = generation_model(loaded.config.model, loaded.config.generate)
             L = loaded.config.eval.tgt_len
             stablehlo.save(model, loaded.params, loaded.vocab, L, fresh)
+        elif options.format == HUB:
+            hub.save(make_release(loaded, workdir), fresh, options.dtype)
         else:
             release.save(make_release(loaded, workdir), fresh, options.dtype)
     files = sorted(target.iterdir()) if target.is_dir() else [target]
@@ -202,14 +203,6 @@ def make_release(loaded: Loaded, workdir: Path) -> Release:
         names = {Path(path).name: sha for path, sha in imported["sha256"].items()}
         origin[IMPORTED] = imported | {"sha256": names}
     return Release(fields, loaded.params, loaded.vocab, loaded.step, origin)
-
-
-def default_prompt(vocab: Vocab) -> str:
-    """Returns a newline, or the first token if the vocabulary has no newline."""
-    with contextlib.suppress(UserError):
-        if len(vocab.encode("\n")):
-            return "\n"
-    return vocab.decode([0])
 
 
 def refuse_used(path: Path) -> None:

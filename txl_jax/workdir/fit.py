@@ -1,16 +1,20 @@
 """Fits a run's config to its vocabulary, its devices and its positions."""
 
+import contextlib
 import math
 import re
 
 import jax
 from jax.sharding import Mesh
+from ml_collections import ConfigDict
 
-from txl_jax.config import Config, replace
+from txl_jax.config import Config, default, replace
+from txl_jax.convert.formats import LENGTHS
 from txl_jax.data import vocab as vocabulary
 from txl_jax.data.catalog import CORPORA
 from txl_jax.data.vocab import Vocab
 from txl_jax.errors import UserError, prefixed
+from txl_jax.model.config import ModelConfig
 from txl_jax.report.log import say
 from txl_jax.sharding.mesh import make_mesh
 from txl_jax.sharding.rules import RULES
@@ -36,6 +40,22 @@ def fit_vocab(config: Config, vocab: Vocab) -> Config:
         with prefixed(f"{section}.reset_memory_at = {text!r}"):
             config = replace(config, section, reset_memory_at=_id(text, vocab))
     return config
+
+
+def imported_config(model: ModelConfig, vocab: Vocab) -> ConfigDict:
+    """Returns a config that evaluates another code base's model as it was trained."""
+    c = default(model)
+    c.eval.update({name: getattr(model, name) for name in LENGTHS})
+    c.generate.update(mem_len=model.mem_len, prompt=default_prompt(vocab))
+    return c
+
+
+def default_prompt(vocab: Vocab) -> str:
+    """Returns a newline, or the first token if the vocabulary has no newline."""
+    with contextlib.suppress(UserError):
+        if len(vocab.encode("\n")):
+            return "\n"
+    return vocab.decode([0])
 
 
 def find_vocab(config: Config) -> Config:

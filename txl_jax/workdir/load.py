@@ -32,6 +32,7 @@ from txl_jax.runtime import storage
 from txl_jax.sharding.mesh import nearest
 from txl_jax.sharding.rules import shardings
 from txl_jax.update.init import abstract_params, init_params
+from txl_jax.workdir import hub
 from txl_jax.workdir.claim import check_same_run
 from txl_jax.workdir.fit import fit_mesh, fit_vocab
 from txl_jax.workdir.folder import CHECKPOINTS, CONFIG, METRICS, RESULT, VOCAB, find
@@ -55,17 +56,20 @@ def load(workdir: str | Path, config: Config | None = None) -> Loaded:
     """Returns the trained model of a workdir, averaged if the run averages.
 
     In place of a workdir, the file of a released model is accepted, which the mode
-    export has written, and the name of a model in the package, "shakespeare", unless
-    there is a folder of that name. `config` replaces the saved config, for example to
-    evaluate on another mesh; the model must be the same. Its eval.checkpoint selects
-    the checkpoint of a workdir. Raises UserError if the workdir holds no run or no such
-    checkpoint, or the file no model, and BadNumbers if a parameter is not finite.
+    export has written, a folder in the layout of Hugging Face's hub, and the name of a
+    model in the package, "shakespeare", unless there is a folder of that name. `config`
+    replaces the saved config, for example to evaluate on another mesh; the model must
+    be the same. Its eval.checkpoint selects the checkpoint of a workdir. Raises
+    UserError if the workdir holds no run or no such checkpoint, or the file no model,
+    and BadNumbers if a parameter is not finite.
     """
     workdir, released = find(os.fspath(workdir)), None
     if not workdir.exists():
         workdir = packaged().get(str(workdir), workdir)
-    if not storage.is_remote(workdir) and workdir.is_file():
-        released = releases.read(workdir)
+    local = not storage.is_remote(workdir)
+    folder = hub.find(workdir) if local else None
+    if local and (folder or workdir.is_file()):
+        released = hub.read(folder) if folder else releases.read(workdir)
         found = check_config(released.config, released.origin, workdir)
         saved = configs.parse(found)
         vocab = released.vocab
