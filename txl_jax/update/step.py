@@ -178,7 +178,7 @@ def loss_sum(
     The loss is the sum of the nll and of the memory's own losses; see `nll_sum`.
     """
     nll, (tokens, memory, sown) = nll_sum(
-        model, params, memory, segment, key, segment_len
+        model, params, memory, segment, key, segment_len=segment_len
     )
     tokens_B = jnp.sum(segment.weights_BL, axis=1)
     added = added_losses(model.config, memory, tokens_B)
