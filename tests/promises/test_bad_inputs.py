@@ -93,7 +93,7 @@ COPIES: dict[str, tuple[str, str, Change]] = {
 #   run FOLDER     --workdir=FOLDER                       MODE ..     --mode=MODE there
 #   import FORMAT SOURCE   to the workdir `new`           txl ..      nothing
 ERRORS = """
-txl                                       | give --config=FILE, or the --workdir of a
+txl                                       | give --config=FILE, the --workdir of a
 txl --mode=evalute --workdir={run}        | did you mean 'evaluate'
 txl --config=quickstart --bach_size=3      | did you mean '--config.train.batch_size'
 txl trian --config={tiny}                 | 'trian' must be one of train, 

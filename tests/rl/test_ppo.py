@@ -158,6 +158,7 @@ def test_both_cores_have_as_many_parameters() -> None:
     assert 1 <= counts[1] / counts[0] < 1.03
 
 
+@pytest.mark.long
 def test_a_resumed_run_equals_one_that_was_never_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
