@@ -21,6 +21,7 @@ import pytest
 from txl_jax import config, errors
 from txl_jax.cli import flags
 from txl_jax.data.vocab import VOCABULARIES
+from txl_jax.workdir.released import packaged
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -71,7 +72,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_flags_of_commands_are_valid(
     name: str, line: str, checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The workdir of an earlier run exists, and so does the reader's experiment."""
+    """The runs, models and experiments that the reader has made exist."""
     monkeypatch.chdir(checkout)
     monkeypatch.setattr("txl_jax.cli.flags.find", Path)  # a bucket is a folder here
     args = arguments(line)
@@ -83,6 +84,8 @@ def test_flags_of_commands_are_valid(
                 path.mkdir(parents=True)
                 fields = config.parse(config.load(str(quickstart)))
                 config.save_json(fields, path / "config.json")
+        if flag == "--model" and value not in packaged():
+            shutil.copy(packaged()["shakespeare"], path)
         if flag == "--config" and path.suffix == ".py" and not path.exists():
             shutil.copy(quickstart, path)
     flags.parse(args)
