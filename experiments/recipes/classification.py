@@ -37,9 +37,7 @@ AT_ONCE = 50  # passages that are read side by side
 UPDATES, RATE, PENALTY = 500, 1e-2, 3e-3  # of the regression
 
 
-def read_passages(
-    vocab: Vocab, length: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def read_passages(vocab: Vocab, length: int) -> tuple[np.ndarray, ...]:
     """Returns tokens_PT, the module of each passage, class_P, and is_test_P."""
     tokens, classes, tests = [], [], []
     for number, name in enumerate(MODULES):
@@ -94,8 +92,8 @@ def accuracy(features_PX: np.ndarray, class_P: np.ndarray, test_P: np.ndarray) -
         step, state = optimizer.update(jax.grad(loss)(weights_XC), state)
         return (optax.apply_updates(weights_XC, step), state), None
 
-    carry = (weights_XC, optimizer.init(weights_XC))
-    (weights_XC, _), _ = jax.lax.scan(update, carry, length=UPDATES)
+    start = weights_XC, optimizer.init(weights_XC)
+    (weights_XC, _), _ = jax.lax.scan(update, start, length=UPDATES)
     guess_P = np.argmax(scaled_PX[test_P] @ np.asarray(weights_XC), axis=1)
     return float(np.mean(guess_P == class_P[test_P]))
 
