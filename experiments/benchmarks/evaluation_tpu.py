@@ -1,4 +1,4 @@
-"""Estimates a TPU's cycles per token in the evaluation of one stream; one JSON line.
+"""Estimates a TPU's cycles per token in evaluation; one JSON line.
 
     python -m experiments.benchmarks.evaluation_tpu --kernel=tpu --segments=0
 

@@ -125,6 +125,7 @@ def get_config():
 """
 
 
+@pytest.mark.long
 def test_a_model_of_numbers_is_trained_scored_and_sampled(tmp_path: Path) -> None:
     cycle = np.arange(2000) * 3 % 300  # each number decides the next one
     np.save(tmp_path / "signal.npy", cycle)

@@ -21,7 +21,7 @@ import sys
 import txl_jax
 assert "jax" not in sys.modules, "import txl_jax imports nothing else"
 names = [getattr(txl_jax, name) for name in txl_jax.__all__]
-assert len(set(names)) == 6 and set(txl_jax.__all__) <= set(dir(txl_jax))
+assert len(set(names)) == 8 and set(txl_jax.__all__) <= set(dir(txl_jax))
 import txl_jax.main
 from jax._src import xla_bridge
 assert not xla_bridge._backends, "no device was touched"

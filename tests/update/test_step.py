@@ -213,7 +213,10 @@ def test_an_update_is_the_mean_over_its_scored_tokens(half_loss: bool) -> None:
         {},
         tiny.ALL,
         {"kernel": "chunked", "remat_policy": "save:q,k"},
-        {"dtype": "bfloat16", "remat_policy": "full", "unroll": tiny.N},
+        pytest.param(
+            {"dtype": "bfloat16", "remat_policy": "full", "unroll": tiny.N},
+            marks=pytest.mark.long,
+        ),
     ],
     ids=str,
 )
@@ -294,7 +297,11 @@ def across_segments() -> Any:
 
 
 @pytest.mark.parametrize(
-    ("name", "policy"), [("lamb", "dots"), ("muon", "offload:o,hidden")]
+    ("name", "policy"),
+    [
+        ("lamb", "dots"),
+        pytest.param("muon", "offload:o,hidden", marks=pytest.mark.long),
+    ],
 )
 def test_updates_across_segments(name: str, policy: str) -> None:
     """They are made of the gradient that crosses segments, whatever the policy."""

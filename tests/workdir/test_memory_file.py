@@ -86,6 +86,7 @@ def test_samples_go_on(home: Home, file: Path, tmp_path: Path) -> None:
     assert done.status == 2 and "score.memory = " in done.err and "of one" in done.err
 
 
+@pytest.mark.long
 def test_a_split_goes_on_another_mesh(home: Home, tmp_path: Path) -> None:
     """Eight devices keep hidden states, which one device continues."""
     mesh = ("--config.mesh.data=1", "--config.mesh.segments=8")
@@ -104,6 +105,7 @@ def test_a_split_goes_on_another_mesh(home: Home, tmp_path: Path) -> None:
     assert done.status == 2 and "set eval.streams to 1" in done.err
 
 
+@pytest.mark.long
 def test_hidden_states_of_python_go_on(home: Home, file: Path, tmp_path: Path) -> None:
     """They return bit for bit, and continue as the keys and values of a file do."""
     loaded = txl_jax.load(home.run)
