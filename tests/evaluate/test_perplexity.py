@@ -151,6 +151,7 @@ def test_segments_one_by_one_have_the_bits_of_plain_calls() -> None:
         assert sums[0] == jax.jit(jnp.sum)(nll_BL * one.weights_BL)
 
 
+@pytest.mark.long
 def test_pieces_of_the_text_change_nothing() -> None:
     """Nor does a step that all devices along the text compute, of one segment."""
     mesh = make_mesh(MeshConfig(segments=4))

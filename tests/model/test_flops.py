@@ -52,7 +52,9 @@ def counted(config: ModelConfig) -> float:
     [
         {"clamp_len": 20},
         {**CLUSTERS, **tiny.GATED},
-        {"compressed_len": 61, "compression_rate": 4},
+        pytest.param(
+            {"compressed_len": 61, "compression_rate": 4}, marks=pytest.mark.long
+        ),
     ],
     ids=["", "clusters and gates", "compressed"],
 )

@@ -255,6 +255,7 @@ def test_gradients_of_gates_and_queries() -> None:
         assert float(grad[at]) == pytest.approx(difference, rel=1e-3)
 
 
+@pytest.mark.long
 def test_layers_share_one_store() -> None:
     """A training step has no copy for each layer."""
     config = dataclasses.replace(CONFIG, n_layer=6, retrieval_len=2**15)
@@ -280,6 +281,7 @@ def test_pieces_of_the_text_are_refused() -> None:
         fit_mesh(config, jax.devices()[:1] * 2)
 
 
+@pytest.mark.long
 def test_only_gates_are_trained() -> None:
     """No bit of another parameter changes, also with a weight decay."""
     train = TrainConfig(

@@ -22,7 +22,10 @@ TINY = ppo.Options(
     epochs=1, updates=4, save_every=2,
 )  # fmt: skip
 GATED: dict[str, Any] = {"gate": "gru"}
-CORES: list[Any] = [{}, pytest.param(GATED, marks=pytest.mark.long), {"core": "gru"}]
+CORES: list[Any] = [
+    {},
+    *(pytest.param(x, marks=pytest.mark.long) for x in (GATED, {"core": "gru"})),
+]
 
 
 @functools.cache
@@ -133,6 +136,7 @@ def test_advantages_are_discounted_sums_of_errors() -> None:
 
 
 @pytest.mark.parametrize("crossed", [1, 2])
+@pytest.mark.long
 def test_gradients_cross_the_segments_that_are_read_together(crossed: int) -> None:
     """The first step's observation moves the last step's value, within a call."""
     options, agent, params, found = windows(gradient_segments=crossed)

@@ -300,9 +300,10 @@ def across_segments() -> Any:
     ("name", "policy"),
     [
         ("lamb", "dots"),
-        pytest.param("muon", "offload:o,hidden", marks=pytest.mark.long),
+        ("muon", "offload:o,hidden"),
     ],
 )
+@pytest.mark.long
 def test_updates_across_segments(name: str, policy: str) -> None:
     """They are made of the gradient that crosses segments, whatever the policy."""
     config = make_config(gradient_segments=G, batch_chunk=1)

@@ -52,6 +52,7 @@ def file(home: Home) -> Path:
 
 
 @pytest.mark.exact_bits
+@pytest.mark.long
 def test_scores_go_on_bit_for_bit_and_change_nothing(home: Home) -> None:
     """The memory of 8 tokens is shorter than the text."""
     file, end = (home.path / name for name in ("own.memory", "end.memory"))
