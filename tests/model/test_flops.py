@@ -51,7 +51,7 @@ def counted(config: ModelConfig) -> float:
     "changes",
     [
         {"clamp_len": 20},
-        {**CLUSTERS, **tiny.GATED},
+        pytest.param({**CLUSTERS, **tiny.GATED}, marks=pytest.mark.long),
         pytest.param(
             {"compressed_len": 61, "compression_rate": 4}, marks=pytest.mark.long
         ),

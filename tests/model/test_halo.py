@@ -57,11 +57,19 @@ def place(mesh: Mesh, config: ModelConfig, *args: Any) -> Any:
     ("sizes", "changes"),
     [
         (MeshConfig(segments=4), {"kernel": "chunked", **DROPOUT}),
-        (CUBE, {"variational": True, "cutoffs": (4, 8), **DROPOUT}),
+        pytest.param(
+            CUBE,
+            {"variational": True, "cutoffs": (4, 8), **DROPOUT},
+            marks=pytest.mark.long,
+        ),
         (MeshConfig(segments=2), {"position": "rotary", "d_head": 4} | tiny.MODERN),
         (CUBE, {"kernel": "chunked", "remat_policy": "full"} | tiny.ALL | DROPOUT),
         (MeshConfig(data=1, segments=4, model=-1), {"mem_len": 0}),
-        (CUBE, {"mem_len": 10, "position": "shaw_biased", "n_position": 4}),
+        pytest.param(
+            CUBE,
+            {"mem_len": 10, "position": "shaw_biased", "n_position": 4},
+            marks=pytest.mark.long,
+        ),
         (MeshConfig(segments=4), {"initial_memory": "zeros", "position": "t5"}),
     ],
     ids=str,

@@ -187,7 +187,9 @@ def value_and_gradient(config: ModelConfig) -> Any:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"unroll": tiny.N, "remat_policy": "full"},
+        pytest.param(
+            {"unroll": tiny.N, "remat_policy": "full"}, marks=pytest.mark.long
+        ),
         {"kernel": "chunked", "remat_policy": "offload:q,hidden"},
         *(
             pytest.param({"remat_policy": policy}, marks=pytest.mark.long)

@@ -73,7 +73,7 @@ def test_nothing_of_an_episode_reaches_the_next(changes: dict[str, Any]) -> None
     options, agent, params, found = windows(**changes)
     streams, window, _ = found[1]
     start_B = np.asarray(np.argmax(window.first_BT[:, 1:], axis=1)) + 1
-    starts_B1 = np.asarray(window.first_BT[:, 1:]).any(axis=1)[:, None]
+    starts_B1 = np.any(window.first_BT[:, 1:], axis=1, keepdims=True)
     later_BT = starts_B1 & (np.arange(options.steps) >= start_B[:, None])
     assert later_BT.any()
 

@@ -212,7 +212,9 @@ def test_an_update_is_the_mean_over_its_scored_tokens(half_loss: bool) -> None:
     [
         {},
         tiny.ALL,
-        {"kernel": "chunked", "remat_policy": "save:q,k"},
+        pytest.param(
+            {"kernel": "chunked", "remat_policy": "save:q,k"}, marks=pytest.mark.long
+        ),
         pytest.param(
             {"dtype": "bfloat16", "remat_policy": "full", "unroll": tiny.N},
             marks=pytest.mark.long,
