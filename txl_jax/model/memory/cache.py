@@ -1,7 +1,6 @@
 """The paper's memory: each layer's inputs from earlier segments (section 3.2)."""
 
 import dataclasses
-from typing import NamedTuple
 
 import flax.struct
 import jax
@@ -18,7 +17,8 @@ from txl_jax.model.memory.interval import (
 )
 
 
-class CacheLayer(NamedTuple):
+@flax.struct.dataclass
+class CacheLayer:
     """The newest M inputs of one layer; its keys and values are computed again."""
 
     h_BMD: Array

@@ -26,24 +26,15 @@ from jax import Array
 from txl_jax.kernels.operands import Kernel, Operands
 from txl_jax.model.attention import Attention
 from txl_jax.model.config import ModelConfig
+from txl_jax.model.memory.cache import CacheLayer
 from txl_jax.model.memory.interval import last_start, window
 
 
-class CompressiveLayer(NamedTuple):
-    """The slots of one layer; their keys and values are computed again."""
+@flax.struct.dataclass
+class CompressiveLayer(CacheLayer):
+    """The slots of one layer, and the number of states that are pending."""
 
-    h_BMD: Array
     pending_B: Array
-
-    def before(self, h_BLD: Array) -> tuple[Array, int]:
-        """Returns the slots, all of them constants."""
-        return self.h_BMD, self.h_BMD.shape[1]
-
-    def attend(
-        self, own: Operands, h_BKD: Array, kernel: Kernel
-    ) -> tuple[Array, Array]:
-        """Returns (o_BLHA, the layer's input)."""
-        return kernel(own), h_BKD[:, self.h_BMD.shape[1] :]
 
 
 class Compression(nn.Module):
@@ -160,7 +151,7 @@ class CompressiveMemory:
     def empty(cls, config: ModelConfig, batch_size: int) -> "CompressiveMemory":
         """Returns the initial memory; see `cache.Memory.empty`."""
         B, Z, C = batch_size, config.compressed_len, config.compression_rate
-        shape = (config.n_layer, B, Z + C - 1 + config.mem_len, config.d_model)
+        shape = (config.n_layer, B, config.mem_slots, config.d_model)
         filled = Z + config.mem_len if config.initial_memory == "zeros" else 0
         return cls(
             h_NBMD=jnp.zeros(shape, config.compute_dtype),
@@ -203,9 +194,10 @@ class CompressiveMemory:
         left_B = self.pending_B + length_B
         blocks_B, pending_B = left_B // self.rate, left_B % self.rate
 
-        def pick(x_NKD: Array, before: Array, after: Array, *counts: Array) -> Array:
+        def pick(
+            x_NKD: Array, before: Array, after: Array, length: Array, blocks: Array
+        ) -> Array:
             """Returns the slots of one stream, from [slots; segment; new slots]."""
-            length, blocks = counts
             age_M = jnp.arange(M)[::-1]  # 0 is the newest slot
             older_M = age_M - after - blocks  # than the new slots
             index_M = jnp.where(
@@ -215,8 +207,9 @@ class CompressiveMemory:
             )
             return x_NKD[:, jnp.maximum(index_M, 0)]
 
-        kinds = (x.astype(self.h_NBMD.dtype) for x in (h_NBLD, new_NBJD))
-        h_NBKD = jnp.concatenate([self.h_NBMD, *kinds], axis=2)
+        added_NBKD = jnp.concatenate([h_NBLD, new_NBJD], axis=2)
+        added_NBKD = added_NBKD.astype(self.h_NBMD.dtype)
+        h_NBKD = jnp.concatenate([self.h_NBMD, added_NBKD], axis=2)
         before_B, after_B = self.states + self.pending_B, self.states + pending_B
         pick_all = jax.vmap(pick, in_axes=(1, 0, 0, 0, 0), out_axes=1)
         h_NBMD = pick_all(h_NBKD, before_B, after_B, length_B, blocks_B)
