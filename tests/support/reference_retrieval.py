@@ -107,7 +107,7 @@ class Stream:
                 score = {y: q_A @ entries[y][0][h] for y in far}
                 best = sorted(far, key=score.__getitem__, reverse=True)[: self.top_k]
                 p = np.exp([score[y] / math.sqrt(len(q_A)) for y in best])
-                read_A = sum(p_y * entries[y][1][h] for p_y, y in zip(p, best)) / sum(p)  # noqa: B905
+                read_A = p @ [entries[y][1][h] for y in best] / sum(p)
                 out_LD[i] += gate_H[h] * read_A @ weights["o"][h]
         kept = [y for y, number in enumerate(document_Y) if number == document_Y[-1]]
         self.stored = [entries[y] for y in kept][-self.size :]

@@ -78,15 +78,21 @@ class RetrievalMemory:
         here = RetrievalLayer(layers[n], None, store)
         return *layers[:n], here, *layers[n + 1 :]
 
-    def mix(self, o_BLHA: Array, stop_BL: Array, *own: Array) -> Array:
+    def mix(
+        self,
+        o_BLHA: Array,
+        stop_BL: Array,
+        q_BLHA: Array,
+        k_BLHA: Array,
+        v_BLHA: Array,
+    ) -> Array:
         """Returns o_BLHA of the local attention, mixed with what queries retrieve.
 
-        own: queries, keys and values of the segment. A query without candidates keeps
-        its local attention.
+        A query retrieves tokens before stop_BL. One without candidates keeps its local
+        attention. Queries, keys and values are those of the segment.
         """
-        q_BLHA, k_BLHA, v_BLHA = own
         k_BHXA, v_BHXA = self.k_BHTA, self.v_BHTA
-        if q_BLHA.shape[1] > 1:  # a single token retrieves nothing of its segment
+        if q_BLHA.shape[1] > 1:  # a single token is no candidate for itself
             k_BHLA, v_BHLA = (
                 jnp.swapaxes(x, 1, 2) for x in (normalize(k_BLHA), v_BLHA)
             )
@@ -166,12 +172,12 @@ class RetrievalLayer(NamedTuple):
         """Returns (o_BLHA, (what the local memory keeps, the segment's (k, v)))."""
         o_BLHA, kept = self.local.attend(own, h_BKD, kernel)
         L = own.q_BLHA.shape[1]
-        k_BLHA, v_BLHA = map(
-            jax.lax.stop_gradient, (own.k_BKHA[:, -L:], own.v_BKHA[:, -L:])
-        )
-        operands = o_BLHA, own.oldest_BL, own.q_BLHA, k_BLHA, v_BLHA
+        k_BLHA = jax.lax.stop_gradient(own.k_BKHA[:, -L:])
+        v_BLHA = jax.lax.stop_gradient(own.v_BKHA[:, -L:])
+        kept = kept, (k_BLHA, v_BLHA)
+        stop_BL, q_BLHA = own.oldest_BL, own.q_BLHA
         if self.is_here is None:
-            return self.store.mix(*operands), (kept, (k_BLHA, v_BLHA))
+            return self.store.mix(o_BLHA, stop_BL, q_BLHA, k_BLHA, v_BLHA), kept
 
         # Without this, the conditional would keep a store for each layer's backward
         # pass, as one of its results.
@@ -179,7 +185,10 @@ class RetrievalLayer(NamedTuple):
         def mix_here(store: RetrievalMemory, is_here: Array, *operands: Array) -> Array:
             return jax.lax.cond(is_here, store.mix, lambda o, *_: o, *operands)
 
-        return mix_here(self.store, self.is_here, *operands), (kept, (k_BLHA, v_BLHA))
+        o_BLHA = mix_here(
+            self.store, self.is_here, o_BLHA, stop_BL, q_BLHA, k_BLHA, v_BLHA
+        )
+        return o_BLHA, kept
 
 
 def normalize(x_BLHA: Array) -> Array:
