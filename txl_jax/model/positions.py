@@ -143,8 +143,8 @@ def bucket(config: ModelConfig, distance: int) -> int:
 
 def bias_shape(config: ModelConfig) -> tuple[int, int]:
     """Returns the shape of the scheme's biases: [H, A], or of T5 [H, U]."""
-    sizes = config.n_head, config.d_head
-    return (config.n_head, config.n_bucket) if config.position == "t5" else sizes
+    size = config.n_bucket if config.position == "t5" else config.d_head
+    return config.n_head, size
 
 
 def alibi_slopes(H: int) -> list[float]:

@@ -159,7 +159,6 @@ def find_trained(params: Params, pattern: str) -> Params:
 
     Raises UserError if none is.
     """
-
     names = flax.traverse_util.flatten_dict(params, sep="/")
     trained = {
         name: not pattern or fnmatch.fnmatchcase(name, pattern) for name in names

@@ -100,8 +100,8 @@ def resume(
 ) -> MemoryLike:
     """Returns an initial memory with what another one held, of any length.
 
-    params: those of `lay_out` unless `empty` is a `Memory`, which takes hidden states
-    alone.
+    params: those of `lay_out` unless `empty` is a `Memory`, which takes only hidden
+    states.
     """
     if isinstance(empty, Memory) and isinstance(newest, Memory):
         return newest.fit(empty.mem_len)
