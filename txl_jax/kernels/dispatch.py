@@ -50,9 +50,9 @@ def choose_kernel(name: str, q_BLHA: Array, K: int) -> Kernel:
 def fastest(mesh: AbstractMesh, B: int, L: int, H: int, K: int) -> str:
     """Returns the name of the kernel that `auto` selects for L queries and K keys.
 
-    If streams or heads do not divide over the mesh, `auto` selects `xla`, which the
-    compiler can split, and `chunked` for MANY_SCORES on a GPU. A kernel with a fault is
-    not selected.
+    This is `xla`, which the compiler can split, if streams or heads do not divide over
+    the mesh. Otherwise it is FASTEST's, or `chunked` for MANY_SCORES on a GPU. A kernel
+    with a fault is not selected.
     """
     device = mesh.abstract_device or jax.devices()[0]
     parts = 1

@@ -13,11 +13,15 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
-from jax.sharding import PartitionSpec
 
-from txl_jax.kernels.sharded import device_kind, divides, split_mesh, stream_axes
+from txl_jax.kernels.sharded import (
+    device_kind,
+    divides,
+    over_heads,
+    split_mesh,
+    stream_axes,
+)
 from txl_jax.kernels.xla import product
-from txl_jax.sharding.rules import letters, mesh_axes
 
 # The share of the best keys that the approximate search of TPUs finds on average.
 RECALL = 0.95
@@ -47,20 +51,13 @@ def attend_to_best(candidates: Candidates, top_k: int) -> Array:
     attend = functools.partial(_attend, top_k=top_k)
     B, _, H, _ = candidates.q_BLHA.shape
     mesh = split_mesh(candidates.q_BLHA)
-    if mesh is not None and divides(mesh, B, H):
-        axes = stream_axes(mesh, B)
-        attend = jax.shard_map(
-            attend,
-            mesh=mesh,
-            in_specs=(mesh_axes(letters(candidates), axes),),
-            out_specs=mesh_axes(PartitionSpec(*"BLHA"), axes),
-            check_vma=False,
-        )
-    return attend(candidates)
+    if mesh is None or not divides(mesh, B, H):
+        return attend(candidates)
+    return over_heads(attend, candidates, mesh, stream_axes(mesh, B))
 
 
 def _attend(candidates: Candidates, top_k: int) -> Array:
-    q_BLHA, k_BHXA, v_BHXA, time_BX, *interval = candidates
+    q_BLHA, k_BHXA, v_BHXA, time_BX, oldest_BL, stop_BL = candidates
     B, H, X, A = k_BHXA.shape
     find = jax.lax.top_k
     if device_kind().startswith("TPU"):
@@ -81,7 +78,7 @@ def _attend(candidates: Candidates, top_k: int) -> Array:
 
     o_LBHA = jax.lax.map(
         lambda query: jax.checkpoint(attend_one, policy=KEEP_FOUND)(*query),
-        tuple(jnp.swapaxes(x_BL, 0, 1) for x_BL in (q_BLHA, *interval)),
+        tuple(jnp.swapaxes(x_BL, 0, 1) for x_BL in (q_BLHA, oldest_BL, stop_BL)),
         batch_size=max(SCORES // (B * H * X), 1),
     )
     return jnp.swapaxes(o_LBHA, 0, 1).astype(q_BLHA.dtype)
