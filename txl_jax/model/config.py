@@ -3,8 +3,9 @@
 import dataclasses
 from typing import Any
 
-from txl_jax.errors import UserError, nearest
+from txl_jax.errors import UserError
 from txl_jax.fields import TRAINING, at_least, check, field, fraction, one_of, positive
+from txl_jax.model.remat import parse_remat
 
 # Kernels of the attention; "auto" = the fastest for the device.
 KERNELS = ("auto", "xla", "chunked", "tpu")
@@ -26,10 +27,6 @@ NORMS = ("layer", "rms")  # Zhang and Sennrich 2019 for "rms"
 COMPRESSIONS = ("mean", "max", "conv")
 FEED_FORWARDS = ("relu", "geglu", "swiglu")  # Shazeer 2020 for the gated two
 RESIDUALS = ("none", "gru")  # gates: Parisotto et al. 2020 for "gru"
-REMAT_POLICIES = ("none", "full", "dots", "save:NAMES", "offload:NAMES")
-# Queries, keys, values, projected distances, the results of `chunked` and `tpu`, the
-# feed-forward's inner features, and the sums with the residual.
-REMAT_NAMES = ("q", "k", "v", "r", "o", "hidden", "sum")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +88,7 @@ class ModelConfig:
     # The layer that retrieves, counted from 1. 0 takes the one at three quarters of the
     # depth.
     retrieval_layer: int = field(at_least(0, 0), "free")
-    # The slots of the compressed memory (Rae et al. 2019). 0 = none.
+    # The number of slots of the compressed memory (Rae et al. 2019). 0 turns it off.
     compressed_len: int = field(at_least(0, 0), "free")
     # The number of states that leave the memory to become one compressed slot.
     compression_rate: int = at_least(0, 0)
@@ -251,8 +248,8 @@ class ModelConfig:
             )
         if T and (not self.mem_len or self.recurrence == "same"):
             raise UserError(
-                f"model.retrieval_len = {T} retrieves what a memory of inputs does not "
-                'hold: set mem_len above 0, and model.recurrence to "below"'
+                f"model.retrieval_len = {T} extends a memory of layers' inputs: set "
+                'mem_len above 0, and model.recurrence to "below"'
             )
 
     @property
@@ -335,17 +332,3 @@ class ModelConfig:
         import jax.numpy as jnp  # here: the command line is parsed without jax
 
         return jnp.dtype(self.dtype)
-
-
-def parse_remat(policy: str) -> tuple[str, tuple[str, ...]]:
-    """Returns the kind and the names of a remat policy; raises UserError."""
-    kind, colon, text = policy.partition(":")
-    names = tuple(text.split(",")) if colon else ()
-    if kind in ("save", "offload") and set(names) <= set(REMAT_NAMES) and names:
-        return kind, names
-    if policy in REMAT_POLICIES[:3]:
-        return kind, ()
-    raise UserError(
-        f"model.remat_policy = {policy!r} must be one of {', '.join(REMAT_POLICIES)}"
-        f"{nearest(policy, REMAT_POLICIES)}; NAMES are some of {', '.join(REMAT_NAMES)}"
-    )

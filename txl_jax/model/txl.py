@@ -11,7 +11,7 @@ from txl_jax.errors import UserError
 from txl_jax.kernels.sharded import count_pieces, join_pieces, split_pieces
 from txl_jax.model.adaptive import Vocabulary
 from txl_jax.model.block import Block
-from txl_jax.model.config import ModelConfig, parse_remat
+from txl_jax.model.config import ModelConfig
 from txl_jax.model.dropout import Dropout
 from txl_jax.model.initializers import keep_sums, weight
 from txl_jax.model.memory.cache import Memory
@@ -21,6 +21,7 @@ from txl_jax.model.memory.protocol import AnyMemory, CallMemory, Kept
 from txl_jax.model.memory.retrieval import layer_axes, make_gate, open_store
 from txl_jax.model.memory.same_layer import check_sequence
 from txl_jax.model.positions import SCHEMES, bias_shape
+from txl_jax.model.remat import parse_remat
 
 
 class TransformerXL(nn.Module):
