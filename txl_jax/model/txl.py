@@ -15,6 +15,7 @@ from txl_jax.model.config import ModelConfig
 from txl_jax.model.dropout import Dropout
 from txl_jax.model.initializers import keep_sums, weight
 from txl_jax.model.memory.cache import Memory
+from txl_jax.model.memory.compressive import CompressiveMemory
 from txl_jax.model.memory.halo import HaloMemory, check_pieces, split_oldest
 from txl_jax.model.memory.interval import find_oldest, keys_per_query
 from txl_jax.model.memory.protocol import AnyMemory, CallMemory, Kept
@@ -109,6 +110,8 @@ class TransformerXL(nn.Module):
         keys = keys_per_query(config, M)
         oldest_BL = find_oldest(memory.filled_B, first_BL, M, L, keys, segment_len)
         call_memory = open_store(memory, self.retrieval_gate_H, first_BL, L)
+        if isinstance(memory, CompressiveMemory):
+            call_memory = memory.open(length_B)
         if isinstance(memory, Memory) and P > 1:
             call_memory = HaloMemory.of(memory, P, L, length_B)
             inputs, oldest_BL = split_pieces(inputs, P), split_oldest(oldest_BL, P)

@@ -32,9 +32,10 @@ from txl_jax.model.memory.interval import last_start, window
 
 @flax.struct.dataclass
 class CompressiveLayer(CacheLayer):
-    """The slots of one layer, and the number of states that are pending."""
+    """The slots of one layer; see `CompressiveMemory`."""
 
     pending_B: Array
+    length_B: Array | None
 
 
 class Compression(nn.Module):
@@ -73,10 +74,13 @@ class Compression(nn.Module):
             return h_BLD, old_BJCD.max(2), jnp.zeros(B)
         conv_CDX: Any = self.param("conv", initial_mean, (C, D, D))
         new_BJD = jnp.einsum("BJCD,CDX->BJX", old_BJCD, conv_CDX.astype(h_BLD.dtype))
+        length_B = jnp.full(B, L) if layer.length_B is None else layer.length_B
+        last_B1 = jnp.maximum(length_B - 1, 0)[:, None]
         end_J = C * jnp.arange(1, J + 1)
-        complete_BJ = end_J <= layer.pending_B[:, None] + L
-        seen_BJ = start_B[:, None] + end_J - C >= oldest_BL[:, -1:]
-        states = Reconstruction(old_BPD, new_BJD, complete_BJ & seen_BJ)
+        complete_BJ = end_J <= (layer.pending_B + length_B)[:, None]
+        oldest_B1 = jnp.take_along_axis(oldest_BL, last_B1, axis=1)
+        seen_BJ = start_B[:, None] + end_J - C >= oldest_B1
+        states = Reconstruction(old_BPD, new_BJD, complete_BJ & seen_BJ, length_B)
         constant = {"params": jax.lax.stop_gradient(nn.unbox(attention))}
         result: Any = Attention(config, parent=None).apply(
             constant, h_BLD, states, None, None, oldest_BL
@@ -94,12 +98,14 @@ class Reconstruction(NamedTuple):
     """What replaces a layer's memory to compare attention to old and new states.
 
     The layer's own projections and norms are used, without a term for positions. Both
-    attentions read only the blocks that later queries may see, seen_BJ.
+    attentions read only the blocks that later queries may see, seen_BJ. Of the queries,
+    the first length_B count; the others are padding.
     """
 
     old_BPD: Array
     new_BJD: Array
     seen_BJ: Array
+    length_B: Array
 
     def before(self, h_BLD: Array) -> tuple[Array, int]:
         """Returns old and new states."""
@@ -122,7 +128,10 @@ class Reconstruction(NamedTuple):
 
         seen_BP = jnp.repeat(self.seen_BJ, P // J, axis=1)
         difference_BLHA = content(0, P, seen_BP) - content(P, P + J, self.seen_BJ)
-        error_B = jnp.mean(jnp.square(difference_BLHA), axis=(1, 2, 3))
+        error_BL = jnp.mean(jnp.square(difference_BLHA), axis=(2, 3))
+        is_real_BL = jnp.arange(error_BL.shape[1]) < self.length_B[:, None]
+        error_B = jnp.sum(error_BL * is_real_BL, axis=1)
+        error_B /= jnp.maximum(self.length_B, 1)
         error_B = jnp.where(jnp.any(self.seen_BJ, axis=1), error_B, 0)
         return jnp.zeros_like(own.q_BLHA), error_B
 
@@ -138,6 +147,7 @@ class CompressiveMemory:
     error_B: how much attention to the slots that the last segment added differs from
         attention to their states: the mean square per feature of a head's result,
         summed over layers. Zero unless the compression learns.
+    length_B: in a call (`open`), the number of real tokens; None = all.
     """
 
     h_NBMD: Array
@@ -146,6 +156,7 @@ class CompressiveMemory:
     error_B: Array
     compressed_len: int = flax.struct.field(pytree_node=False)
     rate: int = flax.struct.field(pytree_node=False)
+    length_B: Array | None = None
 
     @classmethod
     def empty(cls, config: ModelConfig, batch_size: int) -> "CompressiveMemory":
@@ -177,7 +188,14 @@ class CompressiveMemory:
         """The layers' memories, stacked."""
         h_NBMD = jax.lax.stop_gradient(self.h_NBMD)
         N, B = h_NBMD.shape[:2]
-        return CompressiveLayer(h_NBMD, jnp.broadcast_to(self.pending_B, (N, B)))
+        pending_NB, length_NB = jax.tree.map(
+            lambda x_B: jnp.broadcast_to(x_B, (N, B)), (self.pending_B, self.length_B)
+        )
+        return CompressiveLayer(h_NBMD, pending_NB, length_NB)
+
+    def open(self, length_B: Array | None) -> "CompressiveMemory":
+        """Returns the memory for a call with length_B real tokens per stream."""
+        return dataclasses.replace(self, length_B=length_B)
 
     @jax.named_scope("memory")
     def append(
@@ -232,6 +250,7 @@ class CompressiveMemory:
             filled_B=filled_B,
             pending_B=pending_B,
             error_B=jnp.sum(error_NB, axis=0),
+            length_B=None,
         )
 
     def zero(self, where_B: Array) -> "CompressiveMemory":
