@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support.refusal import refusal, refused
-from tests.support.trained import command
+from tests.support.trained import EXPERIMENT, command
 from txl_jax.data import vocab as vocabulary
 from txl_jax.data.number import NumberVocab
 from txl_jax.data.options import SPLITS, DataConfig
@@ -85,6 +85,7 @@ def test_numbers_are_written_with_spaces() -> None:
         ("a.txt", b"1 2 3 4 " * 20, {"vocab_size": 3}, "has the number 3, which is"),
         ("a.txt", b"1 2", {"vocab": "word"}, "'tokens' cannot be of kind 'word'"),
         ("a.txt", b"1 2", {"document_end": "<eod>"}, "document_end has '<eod>'"),
+        ("a.txt", b"1 2", {"document_end": "4294967296"}, "document_end has numbers"),
         ("a.txt", b"1 2", {"dtype": "float32"}, "dtype = 'float32' must be one of"),
     ],
 )
@@ -109,22 +110,6 @@ def test_fields_of_other_corpora_are_refused(tmp_path: Path) -> None:
     assert "'text' cannot be of kind 'number'" in refusal(prepare, text)
 
 
-EXPERIMENT = """
-from txl_jax import config
-
-def get_config():
-    c = config.default()
-    c.data.update(corpus="tokens", path={path!r}, data_dir={data_dir!r})
-    c.model.update(n_layer=1, d_model=16, n_head=2, d_head=8, d_inner=32)
-    c.model.update(mem_len=8, dropout=0.0)
-    c.train.update(num_steps=80, batch_size=8, tgt_len=8, eval_every=80)
-    c.optim.lr = 3e-2
-    c.eval.update(tgt_len=8, mem_len=8)
-    c.generate.update(prompt="0 3", num_tokens=6, mem_len=8, temperature=0.0)
-    return c
-"""
-
-
 @pytest.mark.long
 def test_a_model_of_numbers_is_trained_scored_and_sampled(tmp_path: Path) -> None:
     cycle = np.arange(2000) * 3 % 300  # each number decides the next one
@@ -133,7 +118,13 @@ def test_a_model_of_numbers_is_trained_scored_and_sampled(tmp_path: Path) -> Non
     places = {name: str(tmp_path / file) for name, file in files.items()}
     (tmp_path / "tiny.py").write_text(EXPERIMENT.format(**places))
     run = f"--workdir={tmp_path / 'run'}"
-    trained = command(f"--config={tmp_path / 'tiny.py'}", run)
+    changes = {
+        **{"data.corpus": "tokens", "train.num_steps": 80, "optim.lr": 3e-2},
+        **{"generate.prompt": "0 3", "generate.num_tokens": 6},
+        **{"generate.temperature": 0.0, "eval.baselines": False},
+    }
+    flags = (f"--config.{name}={value}" for name, value in changes.items())
+    trained = command(f"--config={tmp_path / 'tiny.py'}", run, *flags)
     assert trained.result["nll"] < 0.5 and "word_ppl" not in trained.result
     assert "bits per token, perplexity" in trained.err
 

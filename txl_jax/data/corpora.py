@@ -70,8 +70,11 @@ def find(
         )
     corpus = CORPORA[kind]
     local = ("text", "tokens")
-    of_files = {"path": (path, local), "document_end": (document_end, local)}
-    for field, (value, kinds) in (of_files | {"dtype": (dtype, local[1:])}).items():
+    for field, value, kinds in (
+        ("path", path, local),
+        ("document_end", document_end, local),
+        ("dtype", dtype, ("tokens",)),
+    ):
         if value and kind not in kinds:
             raise UserError(
                 f"data.{field}={value!r} is for data.corpus={kinds[0]!r}, not "

@@ -13,7 +13,6 @@ import numpy as np
 from txl_jax.data import files
 from txl_jax.data.byte_ranges import (
     ByteRange,
-    ByteRanges,
     Splits,
     cut_at,
     reading,
@@ -90,12 +89,16 @@ def read(path: Path | None, dtype: str) -> Iterator[np.ndarray]:
     """
     name = str(path or "stdin")
     for chunk in _chunks(path, name, dtype):
-        if len(chunk) and not 0 <= chunk.min() <= chunk.max() < 2**31:
-            raise UserError(
-                f"{name} has numbers from {chunk.min()} to {chunk.max()}, which are "
-                "not from 0 to 2147483647: shift or quantise them, and check data.dtype"
-            )
-        yield chunk.astype(STORED)
+        yield _stored(chunk, name)
+
+
+def _stored(numbers: np.ndarray, name: str) -> np.ndarray:
+    if len(numbers) and not 0 <= numbers.min() <= numbers.max() < 2**31:
+        raise UserError(
+            f"{name} has numbers from {numbers.min()} to {numbers.max()}, which are "
+            "not from 0 to 2147483647: shift or quantise them, and check data.dtype"
+        )
+    return numbers.astype(STORED)
 
 
 def _chunks(path: Path | None, name: str, dtype: str) -> Iterator[np.ndarray]:
@@ -156,7 +159,8 @@ def split_numbers(path: str, scratch: Path, document_end: str, dtype: str) -> Sp
     """
     paths = files.text_files(path)
     names, parts = files.named_splits(path, paths), dict[str, list[ByteRange]]()
-    end = _parse(document_end, "data.document_end").astype(STORED)
+    field = "data.document_end"
+    end = _stored(_parse(document_end, field), field)
     for number, file in enumerate(paths):
         target = scratch / str(number)
         with target.open("wb") as out:
@@ -165,6 +169,6 @@ def split_numbers(path: str, scratch: Path, document_end: str, dtype: str) -> Sp
         parts.setdefault(names[number] if names else "", []).append(whole(target))
     if names:
         return {split: tuple(parts[split]) for split in SPLITS}
-    joined: ByteRanges = tuple(parts[""])
-    total = size(joined) // STORED.itemsize
-    return cut_at(joined, [total * n // 100 * STORED.itemsize for n in (90, 95)])
+    total = size(parts[""]) // STORED.itemsize
+    ends = [total * n // 100 * STORED.itemsize for n in (90, 95)]
+    return cut_at(tuple(parts[""]), ends)
