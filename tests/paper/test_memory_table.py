@@ -47,6 +47,12 @@ def test_all_kinds_have_as_many_parameters_and_tokens(task: str) -> None:
         assert size == pytest.approx(sizes[BASE], rel=0.02)
 
 
+def test_overrides_replace_derived_fields() -> None:
+    overrides = {"optim.warmup_steps": "7", "train.num_steps": "80"}
+    row = memory_table.row_config("stdlib", BASE, overrides, 0)
+    assert (row.optim.warmup_steps, row.train.eval_every) == (7, 80)
+
+
 def test_kinds_that_differ_in_evaluation_share_a_training() -> None:
     assert memory_table.trained_as("cache") == memory_table.trained_as(BASE) == BASE
     assert memory_table.trained_as("none") == "none"
@@ -97,6 +103,10 @@ def test_an_interrupted_table_resumes(
     assert command(*argv).result["cells"] == result["cells"] and len(runs) == 7
     command(*argv, "--config.train.num_steps=8")
     assert len(runs) == 13  # another setting is another run
+    damaged = tmp_path / "copying_48" / "none" / "seed_1111" / "none.json"
+    damaged.write_text("{}")
+    done = command(*argv)
+    assert done.status == 2 and f"{damaged} is damaged" in done.err
 
 
 def test_a_verdict_needs_all_seeds() -> None:

@@ -7,7 +7,6 @@ Dims: B streams, L segment, T tokens of a text.
 """
 
 import dataclasses
-import json
 import keyword
 import math
 import re
@@ -43,10 +42,14 @@ from txl_jax.paper.memory_rows import (
     TUNED_ON,
 )
 from txl_jax.paper.options import TableConfig
-from txl_jax.paper.table import Train, TrainedRun, describe_runs, identity
-from txl_jax.report.log import Json, say, to_json
-from txl_jax.runtime import distributed
-from txl_jax.runtime.storage import write_atomically
+from txl_jax.paper.table import (
+    Train,
+    TrainedRun,
+    describe_runs,
+    keep_result,
+    read_result,
+)
+from txl_jax.report.log import Json, say
 from txl_jax.update.step import make_program
 from txl_jax.workdir import claim
 from txl_jax.workdir.load import Loaded, load
@@ -81,12 +84,14 @@ def row_config(task: str, kind: str, overrides: dict[str, str], number: int) -> 
         with c.ignore_type():
             c[section][key] = value
     c.train.seed += number
-    for name, text in overrides.items():
-        configs.override(c, name, text)
+    if text := overrides.get("train.num_steps"):
+        configs.override(c, "train.num_steps", text)
     steps = c.train.num_steps
     c.optim.warmup_steps = min(100, steps // 10)
     c.train.eval_every = steps  # once, at the end
     c.checkpoint.every_steps = max(steps // 16 * 4, 4)
+    for name, text in overrides.items():
+        configs.override(c, name, text)
     return configs.parse(c)
 
 
@@ -103,18 +108,13 @@ def trained_as(kind: str) -> str:
 def run_cell(task: str, kind: str, row: Config, folder: Path, train: Train) -> Json:
     """Returns the figures of one run, from its workdir if it is finished."""
     path = folder / f"{kind}.json"
-    if path.exists():
-        saved = json.loads(path.read_text("utf-8"))
-        if saved["asked"] == identity(row):
-            return saved["found"]
-    say(f"training and scoring {folder} as {kind}")
-    with train(row, folder) as done:
-        found = measure(task, row, folder, done)
-        text = to_json({"asked": identity(row), "found": found}, indent=2) + "\n"
-        with distributed.together():
-            done.fence()
-        if distributed.is_first():
-            write_atomically(path, lambda file: file.write_text(text, "utf-8"))
+    saved = read_result(row, path)
+    if saved is None:
+        say(f"training and scoring {folder} as {kind}")
+        with train(row, folder) as done:
+            saved = {"found": measure(task, row, folder, done)}
+            keep_result(row, path, saved, done.fence)
+    found: Json = saved["found"]
     return found
 
 
@@ -136,7 +136,8 @@ def measure(task: str, row: Config, folder: Path, done: TrainedRun) -> Json:
     if task == "stdlib":
         found |= identifier_loss(nll_T, text)
     if options.cache_len:
-        found |= {x: getattr(options, x) for x in ("cache_weight", "cache_theta")}
+        found["cache_weight"] = options.cache_weight
+        found["cache_theta"] = options.cache_theta
     return found | costs(loaded, row, folder)
 
 
@@ -241,8 +242,8 @@ def costs(loaded: Loaded, row: Config, folder: Path) -> Json:
     program = make_program(model, train, row.optim, loaded.mesh)
     state = abstract(jax.eval_shape(program.init), program.shardings)
     S, B, L = train.segments_per_call, train.batch_size, train.tgt_len
-    arguments = state, abstract_segments(loaded.mesh, S, B, L)
-    compiled = compile_step_for(loaded.mesh, program.step, *arguments)
+    segments = abstract_segments(loaded.mesh, S, B, L)
+    compiled = compile_step_for(loaded.mesh, program.step, state, segments)
     tokens = train.num_steps * train.segments_per_update * B * L
     return {
         "parameters": described["parameters"],

@@ -15,13 +15,11 @@ from typing import Protocol
 
 from txl_jax.config import Config
 from txl_jax.data.tokens import Tokens
-from txl_jax.errors import UserError
 from txl_jax.evaluate.perplexity import make_evaluate
 from txl_jax.paper import comparison
 from txl_jax.paper.comparison import RowResult
 from txl_jax.paper.options import TABLES, TableConfig
 from txl_jax.paper.table_rows import MULTIPLES, attend, init_len, lengths, row_config
-from txl_jax.report.checksum import DAMAGE
 from txl_jax.report.log import Json, say, to_json
 from txl_jax.report.progress import interruptible
 from txl_jax.report.timing import PURPOSES
@@ -87,34 +85,39 @@ def run_once(row: Config, workdir: Path, train: Train) -> dict[int, float]:
     say(f"training and scoring {workdir}")
     with train(row, workdir) as run:
         result = run.result | score(row, workdir, run.tokens)
-        text = to_json({"asked": identity(row), **result}, indent=2) + "\n"
-        with distributed.together():
-            run.fence()
-        if distributed.is_first():
-            write_atomically(
-                workdir / RESULT, lambda path: path.write_text(text, "utf-8")
-            )
+        keep_result(row, workdir / RESULT, result, run.fence)
     return of_lengths(row, result)
 
 
 def of_lengths(row: Config, result: Json) -> dict[int, float]:
-    """Returns a result's nll by attention length; raises KeyError if one is missing."""
+    """Returns a result's nll by attention length."""
     return {length: float(result["nll_nats"][str(length)]) for length in lengths(row)}
 
 
 def finished(row: Config, workdir: Path) -> dict[int, float] | None:
     """Returns `of_lengths` of a workdir; None if it was scored otherwise, or never."""
-    try:
-        result = json.loads((workdir / RESULT).read_text("utf-8"))
-        scored = {*map(str, lengths(row))} <= result["nll_nats"].keys()
-        same = result["asked"] == identity(row)
-        return of_lengths(row, result) if same and scored else None
-    except FileNotFoundError:
+    result = read_result(row, workdir / RESULT)
+    if result is None or not {*map(str, lengths(row))} <= result["nll_nats"].keys():
         return None
-    except (OSError, *DAMAGE) as error:
-        raise UserError(
-            f"{workdir / RESULT} is damaged ({error}): delete it to score the run again"
-        ) from error
+    return of_lengths(row, result)
+
+
+def read_result(row: Config, path: Path) -> Json | None:
+    """Returns the result that `keep_result` wrote for the same config, or None."""
+    with claim.refusing_damage(path):
+        if not path.exists():
+            return None
+        result: Json = json.loads(path.read_text("utf-8"))
+        return result if result["asked"] == identity(row) else None
+
+
+def keep_result(row: Config, path: Path, result: Json, fence: Fence) -> None:
+    """Writes the result of a run, unless another run has taken its workdir over."""
+    text = to_json({"asked": identity(row), **result}, indent=2) + "\n"
+    with distributed.together():
+        fence()
+    if distributed.is_first():
+        write_atomically(path, lambda file: file.write_text(text, "utf-8"))
 
 
 def identity(row: Config) -> Json:

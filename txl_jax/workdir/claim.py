@@ -136,7 +136,7 @@ def read_run(workdir: Path) -> Json:
 
 @contextlib.contextmanager
 def refusing_damage(path: Path) -> Iterator[None]:
-    """Raises UserError for errors that a damaged run.json can cause."""
+    """Raises UserError for errors that a damaged JSON file can cause."""
     try:
         yield
     except (OSError, *DAMAGE) as error:
