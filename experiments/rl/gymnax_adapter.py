@@ -1,5 +1,6 @@
 """Environments of gymnax (Lange 2022, extra `gymnax`) as an `Environment`."""
 
+import math
 from typing import Any
 
 import jax.numpy as jnp
@@ -41,7 +42,5 @@ def adapt(name: str) -> Environment:
         over = jnp.asarray(over, bool) | env.is_truncated(state, params)
         return state, flat(seen), jnp.asarray(reward, jnp.float32), over
 
-    observed = 1
-    for size in env.observation_space(params).shape:
-        observed *= size
+    observed = math.prod(env.observation_space(params).shape)
     return Environment(begin, step, observed, space.n)

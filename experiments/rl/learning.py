@@ -68,8 +68,10 @@ def play(
     params, memory = start_acting(agent, params, streams.memory)
 
     def act(streams: Streams) -> Any:
-        args = streams.seen_BX[:, None], streams.first_B[:, None], streams.memory
-        result: Any = agent.apply({"params": params}, *args)
+        seen_BLX, first_BL = streams.seen_BX[:, None], streams.first_B[:, None]
+        result: Any = agent.apply(
+            {"params": params}, seen_BLX, first_BL, streams.memory
+        )
         logits_BLA, value_BL, memory = result
         return logits_BLA[:, 0], value_BL[:, 0], memory
 
@@ -78,8 +80,9 @@ def play(
         logits_BA, value_B, memory = act(streams)
         action_B = jax.random.categorical(keys[0], logits_BA)
         env_keys, begin_keys = (jax.random.split(key, B) for key in keys[1:])
-        moved = jax.vmap(env.step)(env_keys, streams.env, action_B)
-        state, seen_BX, reward_B, over_B = moved
+        state, seen_BX, reward_B, over_B = jax.vmap(env.step)(
+            env_keys, streams.env, action_B
+        )
         return_B = streams.gained_B + reward_B
 
         def restart(new: Array, old: Array) -> Array:
@@ -87,10 +90,17 @@ def play(
 
         fresh = jax.vmap(env.begin)(begin_keys)
         state, seen_BX = jax.tree.map(restart, fresh, (state, seen_BX))
-        log_p_B = log_probability(logits_BA, action_B)
-        happened = streams.seen_BX, streams.first_B, action_B, log_p_B, value_B
         after = Streams(memory, state, seen_BX, over_B, jnp.where(over_B, 0, return_B))
-        return after, Window(*happened, reward_B, over_B, return_B)
+        return after, Window(
+            seen_BTX=streams.seen_BX,
+            first_BT=streams.first_B,
+            action_BT=action_B,
+            log_p_BT=log_probability(logits_BA, action_B),
+            value_BT=value_B,
+            reward_BT=reward_B,
+            over_BT=over_B,
+            return_BT=return_B,
+        )
 
     keys_T = jax.random.split(key, T)
     after, window = jax.lax.scan(step, streams._replace(memory=memory), keys_T)
@@ -176,15 +186,22 @@ def make_update(
         key = jax.random.fold_in(state.rng, state.step)
         window, value_B, after = play(agent, env, params, before, key, options.steps)
         gain_BT = advantages(window, value_B, options)
-        seen = before.memory, window.seen_BTX, window.first_BT
-        *_, memory = read(agent, params, *seen, options.steps)
+        _, _, memory = read(
+            agent,
+            params,
+            before.memory,
+            window.seen_BTX,
+            window.first_BT,
+            options.steps,
+        )
 
         split = functools.partial(split_streams, C=options.minibatches)
-        chunks = before.memory, window, gain_BT
-        axes = stream_dimension(before.memory), jax.tree.map(lambda _: 0, chunks[1:])
-        chunks = jax.tree.map(split, chunks, (axes[0], *axes[1]))
-        (params, opt_state), numbers = learn(params, state.opt_state, chunks)
-        losses, entropies = numbers
+        axes = stream_dimension(before.memory)
+        memories = jax.tree.map(split, before.memory, axes)
+        steps = jax.tree.map(lambda x_BT: split(x_BT, 0), (window, gain_BT))
+        (params, opt_state), (losses, entropies) = learn(
+            params, state.opt_state, (memories, *steps)
+        )
         state = dataclasses.replace(
             state,
             step=state.step + 1,

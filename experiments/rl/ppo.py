@@ -133,8 +133,9 @@ def train(options: Options, workdir: Path) -> Json:
         enter(locked(workdir))
         claim(workdir, options)
         checkpoints = enter(open_checkpoints(workdir))
-        start = save_restore.restore_or_init(checkpoints, workdir, program, None)
-        step, state, position = start
+        step, state, position = save_restore.restore_or_init(
+            checkpoints, workdir, program, None
+        )
         log = enter(MetricsLog(workdir / METRICS, step, options.updates, every=1))
         bar = enter(Progress("ppo", options.updates, step))
         stack.callback(stop.release)

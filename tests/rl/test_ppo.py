@@ -219,10 +219,7 @@ def test_a_maze_of_ten_steps_is_solved(changes: dict[str, Any], tmp_path: Path) 
     assert ppo.train(options, tmp_path)["solved_after"] <= 50
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["search", *(pytest.param(x, marks=pytest.mark.long) for x in ("memory_chain",))],
-)
+@pytest.mark.parametrize("name", ["search", "memory_chain"])
 @pytest.mark.long
 def test_every_environment_is_played(name: str) -> None:
     options = dataclasses.replace(TINY, environment=name, core="gru", length=4)
