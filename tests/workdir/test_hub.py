@@ -1,6 +1,7 @@
 """Models in the layout of Hugging Face's hub: exported, loaded, imported, refused."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -39,8 +40,18 @@ def test_a_folder_loads_like_its_run(home: Home, folder: Path, tmp_path: Path) -
     sample = home.read("generate").result["text"]
     done = command("generate", f"--model={folder}")
     assert done.result["text"] == sample
-    flags = ("--format=txl_jax", f"--source={folder}", f"--workdir={tmp_path}/new")
-    assert command("import", *flags).result["step"] == run.step
+    for n, source in enumerate((folder, folder / "model.safetensors")):
+        flags = ("--format=txl_jax", f"--source={source}", f"--workdir={tmp_path}/{n}")
+        assert command("import", *flags).result["step"] == run.step
+
+
+def test_a_run_that_was_exported_into_its_own_workdir_loads(
+    home: Home, folder: Path, tmp_path: Path
+) -> None:
+    run = shutil.copytree(home.run, tmp_path / "run")
+    shutil.copy(folder / "model.safetensors", run)
+    for path in (run, run / "model.safetensors"):
+        tiny.assert_equal(txl_jax.load(path).params, txl_jax.load(home.run).params)
 
 
 def test_a_folder_that_contradicts_itself_is_refused(folder: Path) -> None:

@@ -109,7 +109,8 @@ def read_source(
                 "vocabulary: leave the field out"
             )
         path = Path(options.source)
-        path = path / hub.WEIGHTS if hub.find(path) else path
+        if found_folder := hub.find(path):
+            path = found_folder / hub.WEIGHTS
         found = release.read(path)
         saved = check_config(found.config, found.origin, path)
         model = config.parse(saved).model

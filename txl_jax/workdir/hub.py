@@ -48,12 +48,14 @@ def save(release: Release, folder: Path, dtype: str) -> None:
 def find(path: Path) -> Path | None:
     """Returns the folder of the hub's layout that a path names, or None.
 
-    The path is the folder or its weights; config.json lies beside them.
+    The path is the folder or its weights; config.json lies beside them. That of a run
+    has no model_type: a model may have been exported into the run's workdir.
     """
     folder = path.parent if path.name in huggingface.WEIGHTS else path
     weights = (folder / name for name in huggingface.WEIGHTS)
-    both = (folder / CONFIG).is_file() and any(map(Path.is_file, weights))
-    return folder if both else None
+    if not (folder / CONFIG).is_file() or not any(map(Path.is_file, weights)):
+        return None
+    return folder if "model_type" in huggingface.read_json(folder / CONFIG) else None
 
 
 def read(folder: Path) -> Release:
@@ -63,7 +65,7 @@ def read(folder: Path) -> Release:
     contradicts the weights.
     """
     stated: dict[str, Any] = huggingface.read_json(folder / CONFIG)
-    kind = stated.pop("model_type", "")
+    kind = stated.pop("model_type")
     if kind == huggingface.MODEL_TYPE:
         source = formats.read_huggingface(str(folder), DataConfig(), {})
         config = imported_config(source.model, source.vocab).to_dict()
