@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,6 @@ from txl_jax.convert import stablehlo
 from txl_jax.data.vocab import CharVocab
 from txl_jax.generate import GenerateConfig, stream
 
-pytest.importorskip("flatbuffers")
 CONFIG = tiny.config(mem_len=9, pre_lnorm=True, clamp_len=4)
 PARAMS = tiny.make_params(CONFIG)
 VOCAB = CharVocab("0123456789ab")
@@ -61,7 +61,8 @@ def test_the_loader_predicts_as_generate_token_by_token(tmp_path: Path) -> None:
     assert (tmp_path / "model" / "loader.py").read_text() in readme
 
 
-def test_a_memory_that_is_not_exported_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fields", [{"mem_len": 0}, tiny.SAME, tiny.COMPRESSED])
+def test_other_memories_are_refused(fields: dict[str, Any], tmp_path: Path) -> None:
     with refused("set generate.mem_len above 0"):
-        config = tiny.config(mem_len=0)
+        config = tiny.config(**fields)
         stablehlo.save(config, PARAMS, VOCAB, 4, tmp_path / "model")
