@@ -1,7 +1,6 @@
 """A trained model in one file: weights, config, vocabulary and checksums.
 
-The file has the format of safetensors: arrays with names like "layers/attention/q", and
-metadata of JSON texts. Nothing in it is executed.
+It is an `array_file`, in which arrays have names like "layers/attention/q".
 """
 
 import json
@@ -11,19 +10,16 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-import safetensors
-import safetensors.numpy
 from flax import traverse_util
 
+from txl_jax.checkpoint import array_file
 from txl_jax.checkpoint import manifest as manifests
-from txl_jax.checkpoint.array_checksum import checksums, named_leaves
-from txl_jax.checkpoint.manifest import Damaged, Manifest
+from txl_jax.checkpoint.array_checksum import checksums
+from txl_jax.checkpoint.manifest import Manifest
 from txl_jax.convert.embedding import Params
 from txl_jax.data import vocab as vocabulary
-from txl_jax.data.byte_ranges import reading
 from txl_jax.data.vocab import Vocab
-from txl_jax.errors import UserError
-from txl_jax.report.checksum import DAMAGE, verify_checksum, with_checksum
+from txl_jax.report.checksum import verify_checksum, with_checksum
 
 FORMAT = "txl_jax 1"  # the version that is written and read
 EXPORT = "--mode=export --format=txl_jax"
@@ -47,36 +43,19 @@ def save(release: Release, path: Path, dtype: str = "float32") -> None:
     """Writes a model to a file for `read`, with its numbers rounded to a type."""
     params = jax.tree.map(lambda x: np.asarray(x, dtype), release.params)
     manifest = Manifest(release.step, None, None, checksums({"params": params}))
-    metadata = {
-        "format": FORMAT,
+    texts = {
         "config": json.dumps(with_checksum(release.config)),
         "vocab": vocabulary.dumps(release.vocab),
         "manifest": json.dumps(manifest.to_json()),
         "origin": json.dumps(with_checksum(release.origin)),
     }
-    arrays = {name: np.ascontiguousarray(leaf) for name, leaf in named_leaves(params)}
-    path.write_bytes(safetensors.numpy.save(arrays, metadata))
+    path.write_bytes(array_file.pack(params, FORMAT, texts))
 
 
 def read(path: Path) -> Release:
     """Reads a model from a file; raises UserError if it is damaged or another file."""
-    with reading(path):
-        if not path.is_file():
-            raise UserError(f"{path} is not a file: give one that {EXPORT} wrote")
-    try:
-        with safetensors.safe_open(path, framework="numpy") as file:
-            metadata = file.metadata() or {}
-            if (found := metadata.get("format", "")) != FORMAT:
-                raise UserError(
-                    f"{path} has format = {found!r} in its metadata, not {FORMAT!r}: "
-                    f"give a file that {EXPORT} of this version wrote"
-                )
-            flat = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        return _parse(metadata, flat)
-    except (Damaged, OSError, safetensors.SafetensorError, *DAMAGE) as error:
-        raise UserError(
-            f"{path} is damaged or truncated ({error}): copy it again from its source"
-        ) from error
+    with array_file.opened(path, FORMAT, EXPORT) as (texts, arrays):
+        return _parse(texts, arrays)
 
 
 def _parse(metadata: Mapping[str, str], flat: dict[str, np.ndarray]) -> Release:

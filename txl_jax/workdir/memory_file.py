@@ -1,29 +1,27 @@
-"""A memory as a file: what a model keeps of a text, to go on from any number of times.
+"""The memory after a text in a file, from which reading can continue many times.
 
-The file has the format of safetensors. Checksums in its metadata name the parameters,
-the vocabulary and the model that it belongs to.
+It is an `array_file`. Checksums in its metadata identify the parameters, the vocabulary
+and the model that it belongs to.
 """
 
 import json
 from pathlib import Path
+from typing import Any
 
-import jax
 import numpy as np
-import safetensors
-import safetensors.numpy
 
 from txl_jax import config as configs
+from txl_jax.checkpoint import array_file
 from txl_jax.checkpoint import manifest as manifests
-from txl_jax.checkpoint.array_checksum import checksums, named_leaves
-from txl_jax.checkpoint.manifest import Damaged, Manifest
-from txl_jax.data.byte_ranges import reading
+from txl_jax.checkpoint.array_checksum import checksums
+from txl_jax.checkpoint.manifest import Manifest
 from txl_jax.errors import UserError, prefixed
 from txl_jax.evaluate.reader import Bookmark
 from txl_jax.model.memory import Memory
 from txl_jax.model.memory.key_values import NewestKeyValues
 from txl_jax.model.memory.kinds import Newest
 from txl_jax.report import provenance
-from txl_jax.report.checksum import DAMAGE, KEY, Json, verify_checksum, with_checksum
+from txl_jax.report.checksum import KEY, Json, verify_checksum, with_checksum
 from txl_jax.report.log import say
 from txl_jax.runtime import distributed, storage
 from txl_jax.workdir.load import Loaded
@@ -44,17 +42,14 @@ def save_memory(
     bookmark = Bookmark(memory, np.asarray(last_B, np.int32))
     manifest = Manifest(loaded.step, None, None, checksums(bookmark))
     owner = describe_owner(loaded) | {"versions": provenance.versions()}
-    metadata = {
-        "format": FORMAT,
+    texts = {
         "owner": json.dumps(with_checksum(owner)),
         "manifest": json.dumps(manifest.to_json()),
     }
-    leaves = named_leaves(jax.device_get(bookmark))
-    arrays = {name: np.ascontiguousarray(leaf) for name, leaf in leaves}
     fresh = path.with_name(f".incomplete-{path.name}")
     try:
         try:
-            fresh.write_bytes(safetensors.numpy.save(arrays, metadata))
+            fresh.write_bytes(array_file.pack(bookmark, FORMAT, texts))
             storage.sync(fresh)
             fresh.replace(path)
         finally:
@@ -74,31 +69,18 @@ def load_memory(path: str | Path, loaded: Loaded) -> Bookmark:
     than those of `loaded`.
     """
     path = Path(path).expanduser()
-    with reading(path):
-        if not path.is_file():
-            raise UserError(f"{path} is not a file: give one of --save_memory")
-    try:
-        with safetensors.safe_open(path, framework="numpy") as file:
-            metadata = file.metadata() or {}
-            if (found := metadata.get("format", "")) != FORMAT:
-                raise UserError(
-                    f"{path} has format = {found!r} in its metadata, not {FORMAT!r}: "
-                    "give a file of --save_memory of this version"
-                )
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        owner = verify_checksum(json.loads(metadata["owner"]))
-        manifest = manifests.parse(metadata["manifest"])
-        kind = Memory if "memory/h_NBMD" in arrays else NewestKeyValues
-        fields = {name.partition("/")[2]: arrays[name] for name in arrays}
+    with array_file.opened(path, FORMAT, "--save_memory") as (texts, arrays):
+        owner = verify_checksum(json.loads(texts["owner"]))
+        manifest = manifests.parse(texts["manifest"])
         last_B = arrays.pop("last_B")
-        bookmark = Bookmark(kind(**{x: y for x, y in fields.items() if x}), last_B)
+        fields: dict[str, Any] = {
+            name.removeprefix("memory/"): x for name, x in arrays.items()
+        }
+        kind = Memory if "h_NBMD" in fields else NewestKeyValues
+        bookmark = Bookmark(kind(**fields), last_B)
         changed = checksums(bookmark).items() ^ manifest.arrays.items()
         if changed:
             raise ValueError(f"array {min(changed)[0]}: wrong checksum")
-    except (Damaged, OSError, safetensors.SafetensorError, *DAMAGE) as error:
-        raise UserError(
-            f"{path} is damaged or truncated ({error}): copy it again, or make it again"
-        ) from error
     for name, own in describe_owner(loaded).items():
         if owner.get(name) != own:
             raise UserError(
@@ -126,7 +108,7 @@ def open_bookmark(loaded: Loaded, section: str, most: int = 0) -> Bookmark | Non
     """Returns the bookmark of a section's field `memory`, None if it is empty.
 
     most: the number of texts that the section can continue, 0 = any. Raises UserError
-    if the file cannot be read or, before the work begins, save_memory not be written.
+    if the file cannot be read, or if there is no folder for save_memory.
     """
     options = getattr(loaded.config, section)
     if not (options.memory or options.save_memory):
@@ -136,12 +118,13 @@ def open_bookmark(loaded: Loaded, section: str, most: int = 0) -> Bookmark | Non
             f"{section}.memory and {section}.save_memory need one process: start it "
             "once"
         )
-    target = Path(options.save_memory or ".").expanduser()
-    if options.save_memory and (target.is_dir() or not target.parent.is_dir()):
-        raise UserError(
-            f"{section}.save_memory = {options.save_memory!r} is a folder, or in none: "
-            "give a file in a folder that exists"
-        )
+    if options.save_memory:
+        target = Path(options.save_memory).expanduser()
+        if target.is_dir() or not target.parent.is_dir():
+            raise UserError(
+                f"{section}.save_memory = {options.save_memory!r} is a folder, or its "
+                "folder does not exist: give a file in a folder that exists"
+            )
     if not options.memory:
         return None
     with prefixed(f"{section}.memory"):
