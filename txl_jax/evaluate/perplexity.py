@@ -1,6 +1,5 @@
 """The nll of a split, read segment by segment with a memory (section 4.1)."""
 
-import functools
 import time
 from collections.abc import Callable, Iterable, Iterator
 
@@ -75,11 +74,13 @@ def make_evaluate(
     context = config.mem_len or config.ext_len
     kept: list[Newest] = []
     if read is None:
-        read = functools.partial(
-            make_reader(model_config, config, mesh).read,
-            before=before and before.memory,
-            leave=kept.append if leave else None,
-        )
+        own = make_reader(model_config, config, mesh)
+
+        def read_memory(params: Params, segments: Iterable[Segment]) -> Iterator[Array]:
+            memory, keep = before and before.memory, kept.append if leave else None
+            return own.outputs(own.unstack(params), segments, memory, keep)
+
+        read = read_memory
     if before:
         context = max(context - int(before.memory.filled_B.min()), 0)
 

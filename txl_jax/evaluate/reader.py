@@ -41,10 +41,10 @@ Output = Callable[[TransformerXL, Array, OneSegment], Any]
 
 
 class Bookmark(NamedTuple):
-    """Where the reading of a text, or of several, was left.
+    """The place in a text, or in each of several, where reading stopped.
 
-    memory: of all tokens but the last one of each text, last_B, which is the next
-    input. So the first token after a bookmark can be predicted.
+    memory: of all tokens but the last one of each text. last_B: these last tokens, the
+    next inputs, from which the first token after a bookmark is predicted.
     """
 
     memory: Newest
@@ -68,7 +68,7 @@ class Bookmark(NamedTuple):
 
     @staticmethod
     def join(bookmarks: Sequence["Bookmark"]) -> "Bookmark":
-        """Returns the bookmark of the texts of all."""
+        """Returns one bookmark of the texts of all bookmarks."""
         return jax.tree.map(
             lambda spec, *parts: np.concatenate(parts, axis=tuple(spec).index("B")),
             letters(bookmarks[0]),
@@ -204,15 +204,9 @@ class Reader:
         step = jax.jit(self.step, out_shardings=(None, places))
         return step.lower(params, memory, segment)
 
-    def read(
-        self,
-        params: Params,
-        segments: Iterable[Segment],
-        before: Newest | None = None,
-        leave: Callable[[Newest], object] | None = None,
-    ) -> Iterator[Any]:
+    def read(self, params: Params, segments: Iterable[Segment]) -> Iterator[Any]:
         """Yields `outputs` for the model's own, stacked parameters."""
-        return self.outputs(self.unstack(params), segments, before, leave)
+        return self.outputs(self.unstack(params), segments)
 
     def outputs(
         self,
@@ -223,11 +217,11 @@ class Reader:
     ) -> Iterator[Any]:
         """Yields the outputs [1, ..] of every call.
 
-        The memory starts empty, or with what another one kept `before`. At the end,
-        `leave` gets what it keeps. `params` are unstacked. Segments of host arrays hold
-        this process's streams. Outputs stay on the device, so that the host prepares
-        the next segment meanwhile. Raises UserError if the memory does not fit into
-        this machine's.
+        The memory starts empty, or with the content of another one, `before`. At the
+        end, `leave` gets the memory's content. `params` are unstacked. Segments of host
+        arrays hold this process's streams. Outputs stay on the device, so that the host
+        prepares the next segment meanwhile. Raises UserError if the memory does not fit
+        into this machine's.
         """
         tokens = self.segments * self.tgt_len
         check_fits(self.config, self.batch_size, tokens, EVAL_FIELDS)

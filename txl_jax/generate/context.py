@@ -1,4 +1,4 @@
-"""What a sampled token is predicted from, and how it grows token by token.
+"""The context of a sampled token, which grows token by token.
 
     with_memory    each token is read once, and its keys and values are kept
     with_segments  whole segments enter the memory, as in training and evaluation: for

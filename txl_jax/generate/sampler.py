@@ -1,6 +1,6 @@
 """Samples from the model, one token at a time (Appendix E).
 
-`context` has what they are predicted from.
+`context` provides the memory or window from which each token is predicted.
 
 Dims: B prompts, T tokens.
 """
@@ -119,10 +119,12 @@ def stream(
     params = jax.jit(functools.partial(lay_out, model_config))(params)
     # Unused parameters are kept, so that every state is on their devices.
     read = jax.jit(
-        lambda *given: (jnp.asarray(last_B), start(*given)), keep_unused=True
+        lambda params, memory: (jnp.asarray(last_B), start(params, memory)),
+        keep_unused=True,
     )
-    given = params, before and before.memory
-    state = compile_step("reading the prompt", read, *given)(*given)
+    memory = before and before.memory
+    read_prompt = compile_step("reading the prompt", read, params, memory)
+    state = read_prompt(params, memory)
     places = jax.tree.map(lambda x: x.sharding, state)
     many = jax.jit(draw_many, donate_argnums=1, out_shardings=(places, None))
     sample_many = compile_step("the sampler", many, params, state, 0)
