@@ -20,6 +20,7 @@ from txl_jax import config as configs
 from txl_jax.data.vocab import CharVocab
 from txl_jax.generate import GenerateConfig, stream
 from txl_jax.model.memory.key_values import NewestKeyValues
+from txl_jax.workdir.memory_file import open_bookmark
 
 FIXTURES = (home,)
 # 33 bytes: the segments of 8 inputs end before the last one, as if reading went on.
@@ -152,3 +153,11 @@ def test_a_file_of_something_else_is_refused(
     assert done.status == 2 and "generate.memory: " in tiny.complaint(done.err)
     done = home.read("score", f"--save_memory={tmp_path}/none/x")
     assert done.status == 2 and "in a folder that exists" in tiny.complaint(done.err)
+
+
+def test_a_memory_that_is_not_saved_is_refused_before_the_work(home: Home) -> None:
+    loaded = txl_jax.load(home.run)
+    config = configs.replace(loaded.config, "model", **tiny.COMPRESSED)
+    config = configs.replace(config, "score", save_memory="file")
+    with refused("score: a memory with a store or with compressed slots"):
+        open_bookmark(loaded._replace(config=config), "score")

@@ -25,8 +25,8 @@ from txl_jax.workdir.memory_file import open_bookmark, save_bookmark
 def score_texts(loaded: Loaded) -> Json:
     """Scores the texts of the `score` section."""
     config, vocab = loaded.config, loaded.vocab
-    before, leave = open_bookmark(loaded, "score", 1), bool(config.score.save_memory)
-    if (before or leave) and not config.eval.mem_len:
+    leave = bool(config.score.save_memory)
+    if (config.score.memory or leave) and not config.eval.mem_len:
         raise UserError("score.memory and score.save_memory need eval.mem_len: set it")
     if leave and config.score.hidden:
         raise UserError(
@@ -38,7 +38,7 @@ def score_texts(loaded: Loaded) -> Json:
         config.eval,
         loaded.params,
         hidden=config.score.hidden,
-        before=before,
+        before=open_bookmark(loaded, "score", 1),
         leave=leave,
     )
     if config.score.path != STDIN:

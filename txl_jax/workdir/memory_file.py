@@ -19,7 +19,7 @@ from txl_jax.errors import UserError, prefixed
 from txl_jax.evaluate.reader import Bookmark
 from txl_jax.model.memory import Memory
 from txl_jax.model.memory.key_values import NewestKeyValues
-from txl_jax.model.memory.kinds import Newest
+from txl_jax.model.memory.kinds import NOT_SAVED, Newest
 from txl_jax.report import provenance
 from txl_jax.report.checksum import KEY, Json, verify_checksum, with_checksum
 from txl_jax.report.log import say
@@ -108,7 +108,8 @@ def open_bookmark(loaded: Loaded, section: str, most: int = 0) -> Bookmark | Non
     """Returns the bookmark of a section's field `memory`, None if it is empty.
 
     most: the number of texts that the section can continue, 0 = any. Raises UserError
-    if the file cannot be read, or if there is no folder for save_memory.
+    if the file cannot be read, if there is no folder for save_memory, or if the model
+    has a kind of memory that is not saved.
     """
     options = getattr(loaded.config, section)
     if not (options.memory or options.save_memory):
@@ -118,6 +119,9 @@ def open_bookmark(loaded: Loaded, section: str, most: int = 0) -> Bookmark | Non
             f"{section}.memory and {section}.save_memory need one process: start it "
             "once"
         )
+    model = loaded.config.model
+    if model.retrieval_len or model.compressed_len:
+        raise UserError(f"{section}: {NOT_SAVED}")
     if options.save_memory:
         target = Path(options.save_memory).expanduser()
         if target.is_dir() or not target.parent.is_dir():
