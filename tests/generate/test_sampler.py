@@ -17,9 +17,11 @@ from tests import reference
 from tests.support import tiny
 from tests.support.reference_compressive import Stream
 from tests.support.refusal import refused
+from txl_jax.evaluate.reader import Bookmark
 from txl_jax.generate import sampler
 from txl_jax.generate.options import GenerateConfig
 from txl_jax.generate.sampler import choose, restrict
+from txl_jax.model.memory import Memory
 
 # As drawn, and rounded to quarters so that tokens tie.
 LOGITS_BV = 2 * jax.random.normal(jax.random.key(0), (4, 50))
@@ -103,6 +105,13 @@ def test_same_layer_recurrence_reads_whole_segments() -> None:
             nll_1L, memory = reference.nll(PARAMS, *pair, memory, **settings)
             expected += nll_1L[0].tolist()
         tiny.assert_close(nll_T, expected[len(prompt) - 1 :])
+
+
+def test_a_window_cannot_start_from_a_bookmark() -> None:
+    before = Bookmark(Memory.empty(tiny.CONFIG, 1), np.zeros(1, np.int32))
+    config = GenerateConfig(mem_len=0)
+    with refused("a bookmark needs a memory: set generate.mem_len"):
+        next(sampler.stream(tiny.CONFIG, PARAMS, PROMPTS[:1], config, before=before))
 
 
 def test_a_compressed_memory_takes_one_token_at_a_time() -> None:

@@ -87,6 +87,8 @@ def stream(
     together, as in evaluation. With mem_len = 0, each token is sampled from the newest
     `window` tokens. Prompt b continues text b of `before`, and may then be empty.
     """
+    if before and not config.mem_len:
+        raise UserError("a bookmark needs a memory: set generate.mem_len")
     if before:
         prompts = [np.r_[x] for x in zip(before.last_B, prompts, strict=True)]
     if not all(len(prompt) for prompt in prompts):
