@@ -5,8 +5,8 @@
 `python -m txl_jax` and `python -m txl_jax.main` are the same command.
 
 When a mode has run, the last line on stdout is one JSON object; progress and logs go to
-stderr. `errors` lists the exit statuses. With several processes,
-only the first writes files and prints.
+stderr. `errors` lists the exit statuses. With several processes, only the first writes
+files and prints.
 """
 
 import os

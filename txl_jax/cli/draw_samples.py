@@ -56,9 +56,9 @@ def draw_samples(
 ) -> list[texts.Sample]:
     """Returns the samples, and appends each to generate.output when it is complete.
 
-    A .npy takes the numbers of all samples at the end. `tokens` is the corpus where it
-    is prepared already. `show` gets a single sample
-    piece by piece, several one after the other.
+    If generate.output is a .npy, it gets the numbers of all samples at the end.
+    `tokens` is the corpus if it is already prepared. `show` gets a single sample piece
+    by piece, and several samples one after the other.
     """
     config, vocab, options = loaded.config, loaded.vocab, loaded.config.generate
     write: texts.Write = str
@@ -105,7 +105,7 @@ def draw_samples(
 def check_numbers(
     config: GenerateConfig, vocab: Vocab, prompts: list[np.ndarray]
 ) -> None:
-    """Raises UserError for options that do not fit a vocabulary of numbers, or text."""
+    """Raises UserError for options that are only for text, or only for numbers."""
     numbers = vocab.kind == NumberVocab.kind
     if numbers and config.stop:
         raise UserError(

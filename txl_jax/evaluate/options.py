@@ -156,9 +156,9 @@ class EvalConfig:
     cache_theta: float = at_least(0, 0.0)
     # The file, written by --save_memory, with the memory of a text that the split
     # continues. Empty starts from an empty memory.
-    memory: str = field("", "local", "unsaved", modes="evaluate")
+    memory: str = field("", "local", "unsaved")
     # The file for the memories at the end of all streams. Empty writes none.
-    save_memory: str = field("", "local", "unsaved", modes="evaluate")
+    save_memory: str = field("", "local", "unsaved")
     # The values to compare. In the mode evaluate, FIELD=START:STOP:STEP or FIELD=a,b,c,
     # or cold_start=TOKENS for the loss by tokens read since a cold start, up to this
     # many. In the mode speed, mem_len=a,b,c for the attention lengths to time, where

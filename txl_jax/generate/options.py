@@ -34,9 +34,9 @@ class GenerateConfig:
     mem_len: int = field(at_least(0, 512), modes="generate table export")
     # The file, written by --save_memory, with the memory of a text that the prompts
     # continue. Empty starts from an empty memory.
-    memory: str = field("", "local", "unsaved", modes="generate")
+    memory: str = field("", "local", "unsaved")
     # The file for the memory at the end of each sample. Empty writes none.
-    save_memory: str = field("", "local", "unsaved", modes="generate")
+    save_memory: str = field("", "local", "unsaved")
     # The text before which a sample ends. Empty ends samples by their length alone.
     stop: str = ""
     tokenize: bool = False  # Cuts prompts into words as the corpus was.

@@ -1,6 +1,6 @@
-"""Models in one file: those in the package, and the config of any, without jax.
+"""Finds models in one file, also those in the package, and reads their configs.
 
-The parsing of flags imports this module.
+The parsing of flags imports this module, so it must not import jax, even indirectly.
 """
 
 import json
