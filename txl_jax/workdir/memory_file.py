@@ -34,9 +34,11 @@ def save_memory(
 ) -> None:
     """Writes a memory to a file, which appears complete or not at all.
 
-    memory: a `Memory` of all tokens but the last one of each text. last_B: these last
-    tokens, the next inputs. The file belongs to the parameters, the vocabulary and the
-    model of `loaded`. Raises UserError if it cannot be written.
+    memory: a `Memory` of all tokens but the last one of each text.
+    last_B: these last tokens, the next inputs.
+
+    The file belongs to the parameters, the vocabulary and the model of `loaded`. Raises
+    UserError if it cannot be written.
     """
     path = Path(path).expanduser()
     bookmark = Bookmark(memory, np.asarray(last_B, np.int32))
