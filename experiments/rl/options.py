@@ -52,6 +52,18 @@ class Options:
                 f"{self.minibatches}: change one of them"
             )
 
+        task = self.environment, self.length
+        if self.gymnax and task != (Options.environment, Options.length):
+            raise UserError(
+                f"gymnax = {self.gymnax!r} has a length of its own and replaces the "
+                "environment: leave out environment and length"
+            )
+        if self.core == "gru" and self.gate != "none":
+            raise UserError(
+                f'gate = "{self.gate}" is for the Transformer-XL: leave it out, or set '
+                'core = "transformer_xl"'
+            )
+
     @property
     def call_len(self) -> int:
         """L, the number of steps that a gradient crosses."""

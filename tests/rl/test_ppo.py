@@ -207,6 +207,10 @@ def test_flags_that_do_not_fit_are_refused() -> None:
         dataclasses.replace(TINY, segment_len=5)
     with pytest.raises(UserError, match="streams = 16 is not divisible by minibatches"):
         dataclasses.replace(TINY, minibatches=3)
+    with pytest.raises(UserError, match="leave out environment and length"):
+        dataclasses.replace(TINY, gymnax="MemoryChain-bsuite", length=TINY.length + 1)
+    with pytest.raises(UserError, match="is for the Transformer-XL"):
+        dataclasses.replace(TINY, core="gru", gate="gru")
     with pytest.raises(UserError, match="did you mean 't_maze'"):
         dataclasses.replace(TINY, environment="tmaze")
 

@@ -41,8 +41,7 @@ def save(
     The memory has config.mem_len tokens, and segments tgt_len. Raises UserError for a
     model whose memory is not of keys and values alone.
     """
-    stored = config.retrieval_len or config.compressed_len
-    if stored or config.recurrence == "same" or not config.mem_len:
+    if config.retrieval_len or config.in_sequence or not config.mem_len:
         raise UserError(
             "--format=stablehlo exports a memory of keys and values: set "
             "generate.mem_len above 0, for a model with model.retrieval_len = 0, "
