@@ -33,11 +33,12 @@ from txl_jax.model.txl import TransformerXL
 from txl_jax.report.progress import compile_step
 from txl_jax.sharding.rules import letters, place_segments, shardings
 
+Outputs = Any  # of a segment: a pytree of arrays
 # Reads a segment, or several of segment_len tokens that `join_calls` has joined:
 # (bound model, memory, segment, segment_len) -> (output, memory).
-Read = Callable[[TransformerXL, Any, OneSegment, int], tuple[Any, Any]]
+Read = Callable[[TransformerXL, Any, OneSegment, int], tuple[Outputs, Any]]
 # Computes the output of one segment: (bound model, hidden_BLD, segment) -> output.
-Output = Callable[[TransformerXL, Array, OneSegment], Any]
+Output = Callable[[TransformerXL, Array, OneSegment], Outputs]
 
 
 class Bookmark(NamedTuple):
@@ -92,7 +93,7 @@ def from_hidden(output: Output) -> Read:
         memory: AnyMemory,
         segment: OneSegment,
         segment_len: int,
-    ) -> tuple[Any, AnyMemory]:
+    ) -> tuple[Outputs, AnyMemory]:
         hidden_BLD, memory = model(
             segment.inputs_BL,
             memory,
@@ -127,13 +128,13 @@ def join_calls(segments: Iterable[Segment], count: int) -> Iterator[Segment]:
 
 def make_step(
     config: ModelConfig, read: Read, segment_len: int
-) -> Callable[[Params, MemoryLike, Segment], tuple[Any, MemoryLike]]:
+) -> Callable[[Params, MemoryLike, Segment], tuple[Outputs, MemoryLike]]:
     """Returns step(unstacked params, memory, segments [S, ..]) -> (outputs, memory)."""
     model = TransformerXL(config)
 
     def step(
         params: Params, memory: MemoryLike, segments: Segment
-    ) -> tuple[Any, MemoryLike]:
+    ) -> tuple[Outputs, MemoryLike]:
         def read_one(memory: MemoryLike, segment: OneSegment) -> Any:
             result = model.apply(
                 {"params": params}, memory, segment, segment_len, method=read
@@ -204,7 +205,7 @@ class Reader:
         step = jax.jit(self.step, out_shardings=(None, places))
         return step.lower(params, memory, segment)
 
-    def read(self, params: Params, segments: Iterable[Segment]) -> Iterator[Any]:
+    def read(self, params: Params, segments: Iterable[Segment]) -> Iterator[Outputs]:
         """Yields `outputs` for the model's own, stacked parameters."""
         return self.outputs(self.unstack(params), segments)
 
@@ -214,7 +215,7 @@ class Reader:
         segments: Iterable[Segment],
         before: Newest | None = None,
         leave: Callable[[Newest], object] | None = None,
-    ) -> Iterator[Any]:
+    ) -> Iterator[Outputs]:
         """Yields the outputs [1, ..] of every call.
 
         The memory starts empty, or with the content of another one, `before`. At the

@@ -23,9 +23,10 @@ def huggingface(**fields: Any) -> ModelConfig:
 
 def tensorflow(**fields: Any) -> ModelConfig:
     """Returns the config of a model of the paper's TensorFlow code."""
-    family: dict[str, Any] = {
+    fields = {
         "layer_norm_epsilon": 1e-12,
         "initial_memory": "zeros",
         "same_length_self": True,
+        **fields,
     }
-    return ModelConfig(**family | fields)
+    return ModelConfig(**fields)

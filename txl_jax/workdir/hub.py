@@ -6,7 +6,6 @@ The weights of an exported folder are a released model in one file; `config.json
 
 import json
 from pathlib import Path
-from typing import Any
 
 from txl_jax.convert import formats, huggingface
 from txl_jax.convert import release as releases
@@ -64,7 +63,7 @@ def read(folder: Path) -> Release:
     Raises UserError for other types, a damaged file, and a `config.json` that
     contradicts the weights.
     """
-    stated: dict[str, Any] = huggingface.read_json(folder / CONFIG)
+    stated = huggingface.read_json(folder / CONFIG)
     kind = stated.pop("model_type")
     if kind == huggingface.MODEL_TYPE:
         source = formats.read_huggingface(str(folder), DataConfig(), {})
