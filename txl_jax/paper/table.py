@@ -96,10 +96,11 @@ def of_lengths(row: Config, result: Json) -> dict[int, float]:
 
 def finished(row: Config, workdir: Path) -> dict[int, float] | None:
     """Returns `of_lengths` of a workdir; None if it was scored otherwise, or never."""
-    result = read_result(row, workdir / RESULT)
-    if result is None or not {*map(str, lengths(row))} <= result["nll_nats"].keys():
-        return None
-    return of_lengths(row, result)
+    path = workdir / RESULT
+    result = read_result(row, path)
+    with claim.refusing_damage(path):
+        scored = result and {*map(str, lengths(row))} <= result["nll_nats"].keys()
+        return of_lengths(row, result) if result and scored else None
 
 
 def read_result(row: Config, path: Path) -> Json | None:
