@@ -127,6 +127,14 @@ model.compression=conv | model.compressed_len = 0 | compression = "conv" | no ef
 {Z} eval.same_length=true | model.compressed_len = 4 | set same_length to false
 {Z} mesh.segments=2 | mesh.segments = 2 | model.compressed_len = 4 | mesh.segments to 1
 {Z} {G} | train.gradient_segments = 2 | model.compressed_len = 4 | of the one before
+model.memory_tokens=4 | model.memory_tokens = 4 | train.gradient_segments above 1
+model.memory_tokens=4 {Z} | model.memory_tokens = 4 | model.compressed_len: leave one
+model.memory_tokens=4 model.retrieval_len=64 | model.memory_tokens = 4 | retrieval_len
+model.memory_tokens=4 model.recurrence=same | model.memory_tokens = 4 | "same": leave
+model.memory_tokens=4 model.initial_memory=zeros | model.memory_tokens = 4 | "zeros"
+{G} model.memory_tokens=4 eval.same_length=true | with same_length: leave one of them
+{G} model.memory_tokens=4 {SINUSOIDAL} | model.memory_tokens = 4 | "sinusoidal": leave
+{G} model.memory_tokens=4 eval.mem_len=0 eval.ext_len=3 | eval.ext_len = 3 | to 0
 model.same_length=true generate.mem_len=0 | same_length | mem_len = 0
 model.position=sinusoidal model.mem_len=0 generate.mem_len=0 | eval.mem_len = {CONTEXT}
 model.position=sinusoidal model.mem_len=0 eval.mem_len=0 | generate.mem_len = {CONTEXT}

@@ -88,13 +88,25 @@ class Config:
                 f"train.ext_len = {self.train.ext_len} with model.mem_len = "
                 f"{self.model.mem_len} would read tokens twice: set one of them to 0"
             )
-        carries = self.model.mem_len and self.model.initial_memory == "empty"
+        carries = self.model.has_memory and self.model.initial_memory == "empty"
         if self.train.gradient_segments > 1 and not carries:
             raise UserError(
                 f"train.gradient_segments = {self.train.gradient_segments} needs a "
                 "memory that starts empty: set model.mem_len, with a relative "
                 'model.position, and leave model.initial_memory at "empty"'
             )
+        if W := self.model.memory_tokens:
+            if self.train.gradient_segments == 1:
+                raise UserError(
+                    f"model.memory_tokens = {W} learns what to write from later "
+                    "segments: set train.segments_per_call, train.segments_per_update "
+                    "and train.gradient_segments above 1"
+                )
+            if self.eval.ext_len:
+                raise UserError(
+                    f"eval.ext_len = {self.eval.ext_len} reads tokens again, which "
+                    f"model.memory_tokens = {W} have read: set it to 0"
+                )
         together = {
             "train.gradient_segments": self.train.gradient_segments,
             "eval.segments_per_step": self.eval.segments_per_step,

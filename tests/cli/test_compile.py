@@ -139,9 +139,16 @@ def test_the_tpu_kernel_compiles(path: Path, monkeypatch: pytest.MonkeyPatch) ->
 @needs_libtpu
 @pytest.mark.long
 @pytest.mark.parametrize("kernel", ["xla", "tpu"])
-def test_a_compressed_memory_compiles(path: Path, kernel: str) -> None:
-    fields = {"compressed_len": 9, "compression_rate": 4, "compression": "conv"}
-    flags = [f"--config.model.{name}={value}" for name, value in fields.items()]
+@pytest.mark.parametrize(
+    "fields",
+    [
+        "model.compressed_len=9 model.compression_rate=4 model.compression=conv",
+        "model.retrieval_len=4096",
+        "model.memory_tokens=10 train.gradient_segments=2",
+    ],
+)
+def test_other_memories_compile(path: Path, kernel: str, fields: str) -> None:
+    flags = [f"--config.{field}" for field in fields.split()]
     flags += [f"--topology={SLICE}", f"--config.model.kernel={kernel}"]
     result = command(path, *flags).result
     assert result["fits"] and result["evaluation"]["fits"]

@@ -61,7 +61,9 @@ def test_the_loader_predicts_as_generate_token_by_token(tmp_path: Path) -> None:
     assert (tmp_path / "model" / "loader.py").read_text() in readme
 
 
-@pytest.mark.parametrize("fields", [{"mem_len": 0}, tiny.SAME, tiny.COMPRESSED])
+@pytest.mark.parametrize(
+    "fields", [{"mem_len": 0}, tiny.SAME, tiny.COMPRESSED, tiny.TOKENS]
+)
 def test_other_memories_are_refused(fields: dict[str, Any], tmp_path: Path) -> None:
     with refused("set generate.mem_len above 0"):
         config = tiny.config(**fields)

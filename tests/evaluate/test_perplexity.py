@@ -17,6 +17,7 @@ import pytest
 from tests import reference
 from tests.support import tiny
 from tests.support.reference_compressive import Stream
+from tests.support.reference_tokens import Stream as TokenStream
 from txl_jax.data.streams import Streams
 from txl_jax.errors import UserError
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
@@ -130,6 +131,24 @@ def test_a_compressed_memory_is_read_as_in_training() -> None:
     ]
     expected = np.concatenate(losses).mean()
     assert scores["nll"] == pytest.approx(expected, rel=tiny.FLOAT32)
+
+
+def test_memory_tokens_are_read_as_in_training() -> None:
+    """Segments of a call are read one after the other."""
+    model_config = tiny.config(**tiny.TOKENS)
+    params = tiny.make_params(model_config)
+    settings = tiny.reference_settings(evaluation_model(model_config, CONFIG))
+    losses = [
+        TokenStream(params, **settings).read_text(
+            TOKENS[begin : end + 1], CONFIG.tgt_len
+        )
+        for begin, end in bounds(TOKENS, CONFIG.streams)
+    ]
+    expected = np.concatenate(losses).mean()
+    for S in (0, 3):
+        config = dataclasses.replace(CONFIG, segments_per_step=S)
+        nll = compiled(config, model_config)(params, TOKENS, tiny.silent)["nll"]
+        assert nll == pytest.approx(expected, rel=tiny.FLOAT32)
 
 
 def test_segments_one_by_one_have_the_bits_of_plain_calls() -> None:

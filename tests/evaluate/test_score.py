@@ -11,6 +11,7 @@ import pytest
 from tests import reference
 from tests.support import tiny
 from tests.support.reference_compressive import Stream
+from tests.support.reference_tokens import Stream as TokenStream
 from txl_jax.evaluate import score
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
 from txl_jax.evaluate.score import Score
@@ -63,6 +64,16 @@ def test_a_compressed_memory_reads_a_document() -> None:
     read = score.make_score(config, MEMORY, PARAMS, hidden=False)
     scored = read(TOKENS_T, NOTHING_T)
     tiny.assert_close(scored.nll_T[1:], Stream(PARAMS, config).nll(TOKENS_T, 5))
+
+
+def test_memory_tokens_read_a_document() -> None:
+    config = tiny.config(mem_len=9, **tiny.TOKENS)
+    params = tiny.make_params(config)
+    read = score.make_score(config, MEMORY, params, hidden=False)
+    scored = read(TOKENS_T, NOTHING_T)
+    settings = tiny.reference_settings(config)
+    expected_T = TokenStream(params, **settings).read_text(TOKENS_T, 5)
+    tiny.assert_close(scored.nll_T[1:], expected_T)
 
 
 @pytest.mark.parametrize("skip", [1, 7])

@@ -16,6 +16,7 @@ from jax import Array
 from tests import reference
 from tests.support import tiny
 from tests.support.reference_compressive import Stream
+from tests.support.reference_tokens import Stream as TokenStream
 from tests.support.refusal import refused
 from txl_jax.evaluate.reader import Bookmark
 from txl_jax.generate import sampler
@@ -105,6 +106,19 @@ def test_same_layer_recurrence_reads_whole_segments() -> None:
             nll_1L, memory = reference.nll(PARAMS, *pair, memory, **settings)
             expected += nll_1L[0].tolist()
         tiny.assert_close(nll_T, expected[len(prompt) - 1 :])
+
+
+@pytest.mark.parametrize("mem_len", [0, 4])
+def test_memory_tokens_are_written_after_whole_segments(mem_len: int) -> None:
+    config = tiny.config(mem_len=mem_len, **tiny.TOKENS)
+    params = tiny.make_params(config)
+    options = dataclasses.replace(MEMORY, mem_len=mem_len)
+    ((tokens_BT, nll_BT),) = sampler.stream(config, params, PROMPTS, options, window=3)
+    settings = tiny.reference_settings(config)
+    for prompt, tokens_T, nll_T in zip(PROMPTS, tokens_BT, nll_BT, strict=True):
+        text_T = np.r_[prompt, tokens_T]
+        expected_T = TokenStream(params, **settings).read_text(text_T, 3)
+        tiny.assert_close(nll_T, expected_T[len(prompt) - 1 :])
 
 
 def test_a_window_cannot_start_from_a_bookmark() -> None:

@@ -55,8 +55,9 @@ def counted(config: ModelConfig) -> float:
         pytest.param(
             {"compressed_len": 61, "compression_rate": 4}, marks=pytest.mark.long
         ),
+        pytest.param({"memory_tokens": 12}, marks=pytest.mark.long),
     ],
-    ids=["", "clusters and gates", "compressed"],
+    ids=["", "clusters and gates", "compressed", "memory tokens"],
 )
 def test_flops_of_an_update_agree_with_the_compiler(changes: dict[str, Any]) -> None:
     config = dataclasses.replace(MODEL, **changes)
@@ -90,6 +91,17 @@ def test_flops_by_hand() -> None:
     assert flops.needed_flops(same, 2, 7, training=True) == needed
     outputs = 3 * 2 * 7 * 2 * 2 * 4 * 2  # keys and values of these, too
     assert flops.needed_flops(same, 2, 7, training=False) == 2 * own + softmax + outputs
+
+
+def test_flops_of_memory_tokens_by_hand() -> None:
+    """Segments have 2 x 3 tokens more, which are not in the softmax."""
+    config = dataclasses.replace(MODEL, memory_tokens=3)
+    L, scored = 7, sum(flops.vocabulary_products(MODEL, 2 * 7))
+    wide = sum(flops.vocabulary_products(MODEL, 2 * 13))
+    for together in (1, 4):
+        needed = flops.needed_flops(config, 2, L, True, together) - 3 * scored
+        alone = flops.needed_flops(MODEL, 2, L + 6, True) - 3 * wide
+        assert needed == pytest.approx(alone)
 
 
 def test_flops_of_retrieval_by_hand() -> None:

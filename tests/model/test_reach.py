@@ -17,6 +17,7 @@ from txl_jax.model.memory.compressive import CompressiveMemory
 from txl_jax.model.memory.key_values import KeyValueMemory
 from txl_jax.model.memory.kinds import empty_memory
 from txl_jax.model.memory.layout import unstack
+from txl_jax.model.memory.memory_tokens import TokenMemory
 from txl_jax.model.txl import TransformerXL
 
 
@@ -50,6 +51,18 @@ def test_a_compressed_memory_is_accounted() -> None:
     assert "2 layers x 8 slots x 8 x 3 streams" in reach.describe(config, 3, 4)
     # Every query sees 4 + 3 x 2 tokens before its segment of 4, and 12 below.
     assert counts["effective_context_tokens"] == 10 + 12
+
+
+def test_memory_tokens_are_accounted() -> None:
+    config = tiny.config(mem_len=0, **tiny.TOKENS)
+    counts = reach.account(config, 3, 4)
+    assert (
+        counts["memory_token_bytes"] == TokenMemory.empty(config, 3).tokens_BWD.nbytes
+    )
+    assert counts["cache_bytes"] == counts["key_value_bytes"] == 0
+    assert counts["effective_context_tokens"] is None
+    line = reach.describe(config, 3, 4)
+    assert "2 tokens that each segment writes; it reaches all tokens before" in line
 
 
 def reach_by_masks(N: int, M: int, L: int, keys: int, segments: int = 40) -> int:

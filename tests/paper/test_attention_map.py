@@ -144,6 +144,8 @@ def test_averages_include_only_targets_that_see_the_span() -> None:
         ({}, 48, SPAN, "need 61 tokens, but it has 60"),
         ({}, 0, 1, "eval.mem_len = 1: attention maps need at least 2"),
         ({"position": "sinusoidal", "mem_len": 0}, 0, SPAN, "has no distances"),
+        (tiny.COMPRESSED, 0, SPAN, "model.compressed_len = 3: attention maps"),
+        (tiny.TOKENS, 0, SPAN, "model.memory_tokens = 2: attention maps"),
     ],
 )
 def test_a_short_split_or_a_model_without_distances_is_refused(

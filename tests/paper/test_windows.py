@@ -13,10 +13,17 @@ import pytest
 
 from tests.support import tiny
 from tests.support.refusal import refused
+from txl_jax.evaluate.options import EvalConfig
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory.layout import unstack
 from txl_jax.paper import windows
-from txl_jax.paper.windows import last_nll, whole_nll, window_memory, window_model
+from txl_jax.paper.windows import (
+    last_nll,
+    make_programs,
+    whole_nll,
+    window_memory,
+    window_model,
+)
 from txl_jax.update.init import abstract_params
 
 LARGE = ModelConfig(
@@ -99,6 +106,12 @@ def test_flops_of_a_segment_by_hand() -> None:
     assert windows.count_flops(model, 1, 7, 6)["cached"] == 3 * (64 + 80 + 80) + 80
     same = dataclasses.replace(model, same_length=True)
     assert windows.count_flops(same, 1, 7, 6)["cached"] == 3 * (64 + 80 + 48) + 80
+
+
+@pytest.mark.parametrize("kind", [tiny.COMPRESSED, tiny.TOKENS])
+def test_other_memories_are_refused(kind: dict[str, Any]) -> None:
+    with refused("mode speed compares only the paper's memory"):
+        make_programs(tiny.config(**kind), EvalConfig(), {}, tiny.one_device())
 
 
 def test_attention_lengths_are_those_of_the_sweep_or_of_table_9() -> None:

@@ -35,6 +35,7 @@ OTHERS: list[dict[str, Any]] = [
     tiny.T5,
     tiny.SAME,
     {**tiny.COMPRESSED, "compression": "conv", "mem_len": 4},
+    {**tiny.TOKENS, "mem_len": 0},
 ]
 
 

@@ -82,6 +82,7 @@ GROUPED = dataclasses.replace(
         reset_memory_at="3",
     ),
 )
+TOKENS = dataclasses.replace(GROUPED, model=dataclasses.replace(MODEL, memory_tokens=3))
 # A layer retrieves; only heads and streams are split.
 RETRIEVAL = dataclasses.replace(
     CONFIG,
@@ -148,6 +149,7 @@ def on_one_device(config: Config = CONFIG) -> list[float]:
         pytest.param((2, 2, 2), VARIANTS, marks=pytest.mark.long),
         pytest.param((2, 2, 2), RETRIEVAL, marks=pytest.mark.long),
         pytest.param((2, 2, 2), COMPRESSED, marks=pytest.mark.long),
+        pytest.param((2, 2, 2), TOKENS, marks=pytest.mark.long),
         *(pytest.param(sizes, CONFIG, marks=pytest.mark.long) for sizes in MESHES),
     ],
 )
@@ -174,6 +176,7 @@ def numbers(state: TrainState) -> TrainState:
         pytest.param((8, 1, 1), (4, 1, 2), CONFIG, marks=pytest.mark.long),
         pytest.param((1, 2, 2, 2), (2, 1, 1, 4), GROUPED, marks=pytest.mark.long),
         pytest.param((2, 2, 2), (4, 1, 2), COMPRESSED, marks=pytest.mark.long),
+        pytest.param((2, 2, 2), (4, 1, 2), TOKENS, marks=pytest.mark.long),
     ],
 )
 def test_checkpoints_move_between_meshes(

@@ -15,12 +15,17 @@ pytestmark = [pytest.mark.promise("Resume is exact"), pytest.mark.exact_bits]
 ACROSS = kills.UNIFORM | {"train.gradient_segments": 2, "train.varlen": False}
 # Gates, buckets and the outputs of layers in the memory.
 KINDS = kills.UNIFORM | {f"model.{name}": x for name, x in tiny.KINDS.items()}
+RETRIEVAL = kills.UNIFORM | {
+    "model.retrieval_len": 40,
+    "model.retrieval_top_k": 4,
+}
 # Segments of any length leave states that are not compressed yet.
 COMPRESSED = kills.UNIFORM | {
     "model.compressed_len": 5,
     "model.compression_rate": 3,
     "model.compression": "conv",
 }
+TOKENS = ACROSS | {"model.memory_tokens": 3}
 
 
 @pytest.mark.parametrize(
@@ -30,8 +35,17 @@ COMPRESSED = kills.UNIFORM | {
         pytest.param(ACROSS, marks=pytest.mark.long),
         pytest.param(KINDS, marks=pytest.mark.long),
         pytest.param(COMPRESSED, marks=pytest.mark.long),
+        pytest.param(RETRIEVAL, marks=pytest.mark.long),
+        pytest.param(TOKENS, marks=pytest.mark.long),
     ],
-    ids=["within segments", "across segments", "other kinds", "a compressed memory"],
+    ids=[
+        "within segments",
+        "across segments",
+        "other kinds",
+        "a compressed memory",
+        "retrieval",
+        "memory tokens",
+    ],
 )
 def test_kill_and_resume_is_bit_identical(
     fields: dict[str, Any], tmp_path: Path

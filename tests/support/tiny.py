@@ -44,6 +44,7 @@ GATED: dict[str, Any] = {"gate": "gru", "pre_lnorm": True}
 # The changes to the layers that came later, together.
 KINDS: dict[str, Any] = {**T5, **GATED, **SAME}
 COMPRESSED: dict[str, Any] = {"compressed_len": 3, "compression_rate": 2}
+TOKENS: dict[str, Any] = {"memory_tokens": 2}
 SETTINGS: list[dict[str, Any]] = [
     {},
     {"clamp_len": 3},

@@ -80,6 +80,13 @@ def test_first_bad_number(damage: Callable[[Any], None], expected: str) -> None:
     assert diagnose(PLAIN, damage) == expected
 
 
+@pytest.mark.long
+def test_outputs_of_all_segments_of_a_call_are_searched() -> None:
+    model = dataclasses.replace(PLAIN, **tiny.TOKENS)
+    config = make_config(gradient_segments=2)
+    assert diagnose(model, infinite_bias, config) == f"the output of {LAYER}/in"
+
+
 OTHERS: list[tuple[Any, Any, int]] = [
     ({"remat_policy": "full", "dropout": 0.2, "dropatt": 0.2}, {}, 1),
     ({"unroll": 3, "kernel": "chunked", "cutoffs": (4, 9), "div_val": 2}, {}, 1),

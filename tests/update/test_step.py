@@ -20,6 +20,7 @@ from txl_jax.data.streams import Position, Streams
 from txl_jax.model import attention
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import Memory
+from txl_jax.model.memory.kinds import empty_memory
 from txl_jax.model.segment import OneSegment, Segment, scanned
 from txl_jax.model.txl import TransformerXL
 from txl_jax.sharding.mesh import make_mesh
@@ -67,7 +68,7 @@ def make_state(
         step=jnp.zeros((), jnp.int32),
         params=params,
         opt_state=jax.jit(optimizer.init)(params),
-        memory=Memory.empty(model, batch_size),
+        memory=empty_memory(model, batch_size),
         rng=jax.random.key(0, impl=generator),
         average=Average(params, jnp.zeros((), jnp.int32)),
     )

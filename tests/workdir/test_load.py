@@ -125,6 +125,7 @@ STORE: dict[str, Any] = dict(retrieval_len=9, retrieval_top_k=2, retrieval_layer
 APART = {
     "model.recurrence",
     "model.compressed_len",
+    "model.memory_tokens",
     *(f"model.{name}" for name in STORE),
 }
 

@@ -155,9 +155,15 @@ def test_a_file_of_something_else_is_refused(
     assert done.status == 2 and "in a folder that exists" in tiny.complaint(done.err)
 
 
-def test_a_memory_that_is_not_saved_is_refused_before_the_work(home: Home) -> None:
+@pytest.mark.parametrize("kind", [tiny.COMPRESSED, tiny.TOKENS])
+def test_a_memory_that_is_not_saved_is_refused_before_the_work(
+    home: Home, kind: dict[str, Any]
+) -> None:
     loaded = txl_jax.load(home.run)
-    config = configs.replace(loaded.config, "model", **tiny.COMPRESSED)
+    parts = ("segments_per_call", "segments_per_update", "gradient_segments")
+    fields = dict.fromkeys(parts, 1 + ("memory_tokens" in kind))
+    config = configs.replace(loaded.config, "train", **fields)
+    config = configs.replace(config, "model", **kind)
     config = configs.replace(config, "score", save_memory="file")
-    with refused("score: a memory with a store or with compressed slots"):
+    with refused("score: a memory with a store, compressed slots or memory tokens"):
         open_bookmark(loaded._replace(config=config), "score")

@@ -41,11 +41,13 @@ def save(
     The memory has config.mem_len tokens, and segments tgt_len. Raises UserError for a
     model whose memory is not of keys and values alone.
     """
-    if config.retrieval_len or config.in_sequence or not config.mem_len:
+    others = config.retrieval_len or config.in_sequence or config.memory_tokens
+    if others or not config.mem_len:
         raise UserError(
             "--format=stablehlo exports a memory of keys and values: set "
             "generate.mem_len above 0, for a model with model.retrieval_len = 0, "
-            'model.compressed_len = 0 and model.recurrence = "below"'
+            "model.compressed_len = 0, model.memory_tokens = 0 and "
+            'model.recurrence = "below"'
         )
     if not importlib.util.find_spec("flatbuffers"):
         raise UserError(

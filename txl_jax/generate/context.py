@@ -48,9 +48,9 @@ def make_context(
 
     width: of a segment or window. segments: see `with_memory`.
     """
-    if not config.mem_len:
+    if not config.has_memory:
         return with_window(config, prompts, width)
-    if config.recurrence == "same":
+    if config.memory_tokens or config.recurrence == "same":
         return with_segments(config, prompts, width)
     return with_memory(config, prompts, width, segments)
 

@@ -172,7 +172,8 @@ def draw(
     shown while it is drawn, line by line if `write` detokenizes.
     """
     longest = max(map(len, prompts))
-    if not config.mem_len and longest > window:
+    remembers = config.mem_len or model_config.memory_tokens
+    if not remembers and longest > window:
         say(f"the prompt has {longest} tokens: only the newest {window} are used")
     for first in range(0, len(prompts), STREAMS):
         own = prompts[first : first + STREAMS]

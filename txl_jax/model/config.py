@@ -88,6 +88,9 @@ class ModelConfig:
     # The layer that retrieves, counted from 1. 0 takes the one at three quarters of the
     # depth.
     retrieval_layer: int = field(at_least(0, 0), "free")
+    # The number of memory tokens that each segment reads and writes (Bulatov et al.
+    # 2022). They need train.gradient_segments above 1. 0 turns them off.
+    memory_tokens: int = field(at_least(0, 0), "free")
     # The number of slots of the compressed memory (Rae et al. 2019). 0 turns it off.
     compressed_len: int = field(at_least(0, 0), "free")
     # The number of states that leave the memory to become one compressed slot.
@@ -157,6 +160,7 @@ class ModelConfig:
         self._check_position()
         self._check_retrieval()
         self._check_compression()
+        self._check_memory_tokens()
         parse_remat(self.remat_policy)
         if self.gate != "none" and not self.pre_lnorm:
             raise UserError(
@@ -287,6 +291,22 @@ class ModelConfig:
                 f"model.compressed_len = {Z} are not: set same_length to false"
             )
 
+    def _check_memory_tokens(self) -> None:
+        others = {
+            "model.compressed_len": self.compressed_len > 0,
+            "model.retrieval_len": self.retrieval_len > 0,
+            'model.recurrence = "same"': self.recurrence == "same",
+            'model.initial_memory = "zeros"': self.initial_memory == "zeros",
+            "same_length": self.same_length,
+            f'model.position = "{self.position}"': self.position in ABSOLUTE_POSITIONS,
+        }
+        wrong = [name for name, is_set in others.items() if is_set]
+        if self.memory_tokens and wrong:
+            raise UserError(
+                f"model.memory_tokens = {self.memory_tokens} does not combine with "
+                f"{' or '.join(wrong)}: leave one of them out"
+            )
+
     @property
     def mem_slots(self) -> int:
         """The keys before a segment: mem_len, compressed ones, and pending states."""
@@ -302,6 +322,16 @@ class ModelConfig:
         if self.recurrence == "same":
             return 'model.recurrence = "same"'
         return f"model.compressed_len = {Z}" if (Z := self.compressed_len) else ""
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether a segment depends on earlier ones."""
+        return self.mem_len > 0 or self.memory_tokens > 0
+
+    @property
+    def keeps_states(self) -> bool:
+        """Whether the kind of memory has no form with keys and values."""
+        return self.compressed_len > 0 or self.memory_tokens > 0
 
     @property
     def gated(self) -> bool:

@@ -6,6 +6,8 @@ two of the memory's projections, because no gradient passes into the memory. Wit
 pre_lnorm these have three: the norm of the memory has parameters. Of a layer that
 retrieves, the search has no gradient, and the found keys and values have none.
 
+Memory tokens count as tokens of each segment, which are not in the softmax.
+
 Dims: B streams, L segment, T tokens, M memory, D model, H heads, A head,
 F feed-forward, V vocabulary.
 """
@@ -34,9 +36,11 @@ def needed_flops(
     if not training:
         # Of outputs, too, it keeps keys and values; of a compressed memory neither.
         own += 2 * B * L * projected if config.recurrence == "same" else 0
-        own += memory if config.compressed_len else 0
+        own += memory if config.keeps_states else 0
         return own + learned + search + found
     memory *= 3 if config.pre_lnorm else 2
+    if W := config.memory_tokens:  # whose segments are read one after the other
+        L, together = L + 2 * W, 1
     if config.position == "transformer_xl":
         R = distances(config, config.mem_slots + together * L)
         memory += 2 * projected * R
@@ -69,6 +73,7 @@ def layer_products(config: ModelConfig, L: int) -> tuple[float, float]:
     """
     D, HA = config.d_model, config.n_head * config.d_head
     M = config.mem_slots
+    L += 2 * config.memory_tokens
     K = M + L
     products = 2 * D * HA * 4 * L  # q, k, v and the output
     products += 2 * HA * L * K * 2  # scores by content, and the sum of values

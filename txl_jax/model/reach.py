@@ -15,8 +15,9 @@ def account(
     cache_bytes is the size of the paper's cache of hidden states. Evaluation and
     generation keep keys and values of the memory and of the segments that are computed
     together instead: key_value_bytes. retrieval_bytes is the size of the store, if a
-    layer retrieves, in all of them. With a compressed memory, all keep the cache, and
-    the reach is that of segments of a multiple of compression_rate tokens.
+    layer retrieves, in all of them, and memory_token_bytes that of the memory tokens.
+    With these or a compressed memory, all keep the cache; the reach of the latter is
+    that of segments of a multiple of compression_rate tokens.
     lost_without_memory is the share of dependencies in reach that segments without
     memory would lose. A reach without limit is None.
     """
@@ -27,12 +28,14 @@ def account(
     key_value_bytes = N * (M + segments * tgt_len) * token_bytes
     counts = {
         "cache_bytes": cache_bytes,
-        "key_value_bytes": cache_bytes if config.compressed_len else key_value_bytes,
+        "key_value_bytes": cache_bytes if config.keeps_states else key_value_bytes,
         "effective_context_tokens": None if math.isinf(context) else context,
         "lost_without_memory": lost_share(context, tgt_len) if context else 0.0,
     }
     if config.retrieval_len:
         counts["retrieval_bytes"] = config.retrieval_len * token_bytes
+    if W := config.memory_tokens:
+        counts["memory_token_bytes"] = W * config.d_model * batch_size * itemsize
     return counts
 
 
@@ -41,7 +44,7 @@ def describe(
 ) -> str:
     """Returns the size and the reach as one line for the log."""
     N, M, D = config.n_layer, config.mem_slots, config.d_model
-    if not M:
+    if not config.has_memory:
         return f"no memory: every token depends only on its segment of {tgt_len} tokens"
     counts, store = account(config, batch_size, tgt_len, segments), ""
     slots = "slots" if config.compressed_len else "tokens"
@@ -50,6 +53,8 @@ def describe(
     if T := config.retrieval_len:
         store = f"{counts['retrieval_bytes'] / 1e6:,.1f} MB of {T:,} tokens to retrieve"
         store = f", and {store}"
+    if W := config.memory_tokens:
+        store = f", and {W} tokens that each segment writes"
     return (
         f"memory: {N} layers x {M} {slots} x {D} x {batch_size} streams x "
         f"{config.compute_dtype.itemsize} bytes = "
@@ -68,14 +73,14 @@ def effective_context(config: ModelConfig, tgt_len: int, n_layer: int = 0) -> fl
     last reaches M rounded up to whole segments. With same_length every token sees the
     same number of keys, itself included, and each layer reaches that far. A compressed
     slot reaches as far as its compression_rate states. A layer that retrieves reaches
-    retrieval_len tokens before each token. With recurrence = "same" each segment adds
-    to the reach: infinity.
+    retrieval_len tokens before each token. With recurrence = "same" or memory tokens,
+    each segment adds to the reach: infinity.
     """
     N, M, L = n_layer or config.n_layer, config.mem_len, tgt_len
     M += config.compressed_len * config.compression_rate
-    if not M:
+    if not config.has_memory:
         return 0
-    if config.recurrence == "same":
+    if config.recurrence == "same" or config.memory_tokens:
         return math.inf
     keys, oldest = keys_per_query(config, M), 0  # the oldest token that counts so far
     for n in reversed(range(N)):

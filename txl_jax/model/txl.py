@@ -18,6 +18,7 @@ from txl_jax.model.memory.cache import Memory
 from txl_jax.model.memory.compressive import CompressiveMemory
 from txl_jax.model.memory.halo import HaloMemory, check_pieces, split_oldest
 from txl_jax.model.memory.interval import find_oldest, keys_per_query
+from txl_jax.model.memory.memory_tokens import make_tokens, open_tokens, with_tokens
 from txl_jax.model.memory.protocol import AnyMemory, CallMemory, Kept
 from txl_jax.model.memory.retrieval import layer_axes, make_gate, open_store
 from txl_jax.model.memory.same_layer import check_sequence
@@ -48,6 +49,7 @@ class TransformerXL(nn.Module):
         self.scheme = SCHEMES[config.position]
         self.biases = {name: self._make_bias(name) for name in self.scheme.biases}
         self.retrieval_gate_H = make_gate(self, config)
+        self.memory_tokens_WD = make_tokens(self, config)
         self.drop_rows = Dropout(config.dropout, config.variational)
         self.drop_R = Dropout(config.dropout)
 
@@ -112,6 +114,9 @@ class TransformerXL(nn.Module):
         call_memory = open_store(memory, self.retrieval_gate_H, first_BL, L)
         if isinstance(memory, CompressiveMemory):
             call_memory = memory.open(length_B)
+        call_memory = open_tokens(
+            call_memory, self.memory_tokens_WD, first_BL, length_B, segment_len
+        )
         if isinstance(memory, Memory) and P > 1:
             call_memory = HaloMemory.of(memory, P, L, length_B)
             inputs, oldest_BL = split_pieces(inputs, P), split_oldest(oldest_BL, P)
@@ -126,6 +131,7 @@ class TransformerXL(nn.Module):
         hidden_BLD = join_pieces(self.drop_rows(h_BLD), P)
         return hidden_BLD, call_memory.append(kept, length_B, first_BL)
 
+    @with_tokens
     def run_layers(
         self, h_BLD: Array, memory: CallMemory, oldest_BL: Array, distances: int
     ) -> tuple[Array, Kept]:

@@ -134,11 +134,12 @@ def map_model(config: ModelConfig, span: int, clamp_len: int) -> ModelConfig:
             f'model.position = "{config.position}" has no distances: attention maps '
             "need a relative position scheme"
         )
-    if config.compressed_len:
-        raise UserError(
-            f"model.compressed_len = {config.compressed_len}: attention maps are over "
-            "distances in tokens, which compressed slots do not have"
-        )
+    for name in ("compressed_len", "memory_tokens"):
+        if value := getattr(config, name):
+            raise UserError(
+                f"model.{name} = {value}: attention maps are over distances between "
+                "tokens of the text, and this memory has others"
+            )
     return dataclasses.replace(
         config,
         mem_len=span,

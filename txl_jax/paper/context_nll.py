@@ -92,7 +92,8 @@ def make_context_nll(
         context: int,
         progress: ShowProgress,
     ) -> np.ndarray:
-        L, T = config.tgt_len if config.mem_len else context, len(positions_T)
+        L = config.tgt_len if model_config.has_memory else context
+        T = len(positions_T)
         parts = []
         read = make_reader(L, config.segments_per_step)
         if context <= read.segments // 2 * L:  # most of a call would be padding

@@ -54,16 +54,18 @@ COMMON: Fields = {
     **{"train.batch_size": STREAMS, "train.segments_per_call": GROUP},
     **{"eval.streams": 8, "train.log_every": 100, "checkpoint.keep": 1},
 }
+ACROSS: Fields = {
+    "train.batch_size": STREAMS // GROUP,
+    "train.segments_per_update": GROUP,
+    "train.gradient_segments": GROUP,
+}
 # Two kinds that differ only in the evaluation share a training.
 KINDS: dict[str, Fields] = {
     "none": {"model.mem_len": 0, "eval.mem_len": 0, "generate.mem_len": 0},
     BASE: {},
-    "gradients": {
-        "train.batch_size": STREAMS // GROUP,
-        "train.segments_per_update": GROUP,
-        "train.gradient_segments": GROUP,
-    },
+    "gradients": ACROSS,
     "same_layer": {"model.recurrence": "same"},
+    "tokens": {**ACROSS, "model.memory_tokens": 8},
     # With the memory, 320 tokens back.
     "compressive": {"model.compressed_len": 64, "model.compression_rate": 4},
     "retrieval": {"model.retrieval_len": 1024},

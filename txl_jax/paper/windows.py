@@ -161,11 +161,12 @@ def make_programs(
 
     They compute the next segment, or one window, of every stream.
     """
-    if Z := model_config.compressed_len:
-        raise UserError(
-            f"model.compressed_len = {Z}: mode speed compares only the paper's memory "
-            "with sliding windows"
-        )
+    for name in ("compressed_len", "memory_tokens"):
+        if value := getattr(model_config, name):
+            raise UserError(
+                f"model.{name} = {value}: mode speed compares only the paper's memory "
+                "with sliding windows"
+            )
     B, L, W = config.streams, config.tgt_len, config.mem_len
     filling = -(-W // L)  # segments that fill the memory
     width = (filling + ROUNDS * SEGMENTS) * L

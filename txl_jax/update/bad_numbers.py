@@ -87,7 +87,9 @@ def in_order(bad: dict[str, Any], calls: dict[str, int]) -> list[str]:
     names = []
     for name, marks in bad.items():
         i = calls.get(name, modules.get(name.rpartition("/")[0], -1))
-        for n in np.flatnonzero(marks):
+        # With memory tokens, outputs of layers are also stacked over segments.
+        by_layer = tuple(range(np.ndim(marks) - name.startswith(LAYERS)))
+        for n in np.flatnonzero(np.any(marks, by_layer)):
             at = (first_layer, n, i) if name.startswith(LAYERS) else (i, 0, 0)
             names.append((at, name.replace(LAYERS, f"layers[{n}]/")))
     return [name for _, name in sorted(names)]

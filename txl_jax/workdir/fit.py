@@ -92,11 +92,13 @@ def fit_mesh(config: Config, devices: list[jax.Device] | None = None) -> Mesh:
     """Returns the mesh; raises UserError unless it divides devices and model evenly."""
     mesh = make_mesh(config.mesh, devices)
     rules, model = dict(RULES), config.model
-    if model.retrieval_len and mesh.shape["segments"] > 1:
-        raise UserError(
-            f"model.retrieval_len = {model.retrieval_len} keeps the tokens of a stream "
-            "on one device: set mesh.segments to 1"
-        )
+    if mesh.shape["segments"] > 1:
+        for name in ("retrieval_len", "memory_tokens"):
+            if value := getattr(model, name):
+                raise UserError(
+                    f"model.{name} = {value} keeps the tokens of a stream on one "
+                    "device: set mesh.segments to 1"
+                )
     two_thirds = "two thirds of " if model.gated else ""
     sizes = [
         ("D", "model.d_model", model.d_model),

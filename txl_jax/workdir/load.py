@@ -166,11 +166,11 @@ def load_initial(
     """Returns the parameters that a run starts from, or None for random ones.
 
     They are those of the best checkpoint of train.init_from, a workdir, averaged if
-    that run averages; parameters that its model lacks, since a free field differs, are
-    random. train.init_from is ignored, and the result None, if `workdir` has
-    a checkpoint to continue from. config.model.vocab_size is set. Raises UserError if
-    the parameters are missing, damaged, or belong to another vocabulary or model, and
-    like `has_checkpoint`.
+    that run averages; parameters that its model lacks or has in another shape, since a
+    free field differs, are random. train.init_from is ignored, and the result None, if
+    `workdir` has a checkpoint to continue from. config.model.vocab_size is set. Raises
+    UserError if the parameters are missing, damaged, or belong to another vocabulary or
+    model, and like `has_checkpoint`.
     """
     like = like_params(config.model, mesh)
     if has_checkpoint(workdir, config, like) or not config.train.init_from:
@@ -221,7 +221,11 @@ def has_checkpoint(workdir: Path, config: Config, like: Params) -> bool:
 def _fill_in(params: Params, config: Config, like: Params) -> Params:
     """Returns the parameters of `like`, random ones where `params` lacks them."""
     flat, expected = (flatten_dict(x, sep="/") for x in (params, like))
-    if missing := sorted(expected.keys() - flat.keys()):
+    if missing := sorted(
+        name
+        for name, x in expected.items()
+        if name not in flat or flat[name].shape != x.shape
+    ):
         say(f"initialized {', '.join(missing)}, which the source's model lacks")
 
         def make() -> dict[str, Array]:

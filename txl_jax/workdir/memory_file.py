@@ -122,7 +122,7 @@ def open_bookmark(loaded: Loaded, section: str, most: int = 0) -> Bookmark | Non
             "once"
         )
     model = loaded.config.model
-    if model.retrieval_len or model.compressed_len:
+    if model.retrieval_len or model.keeps_states:
         raise UserError(f"{section}: {NOT_SAVED}")
     if options.save_memory:
         target = Path(options.save_memory).expanduser()

@@ -5,7 +5,7 @@ empty_fixed_memory  for evaluation: keys and values, while the parameters are fi
 one_token_memory    for generation: the same in rings, for one token at a time
 Newest              what a memory holds between two readings, for a file
 
-A kind of `keeps_states` serves training, evaluation and generation as it is.
+With `ModelConfig.keeps_states`, the first one serves all of them.
 """
 
 import dataclasses
@@ -21,14 +21,16 @@ from txl_jax.model.memory.cache import Memory
 from txl_jax.model.memory.compressive import CompressiveMemory
 from txl_jax.model.memory.key_values import KeyValueMemory, NewestKeyValues
 from txl_jax.model.memory.layout import unstack
+from txl_jax.model.memory.memory_tokens import TokenMemory
 from txl_jax.model.memory.protocol import MemoryLike
 from txl_jax.model.memory.retrieval import RetrievalMemory
 from txl_jax.model.memory.ring import RingMemory
 
 Newest = Memory | NewestKeyValues
 NOT_SAVED = (
-    "a memory with a store or with compressed slots is not kept in files: leave out "
-    "memory and save_memory, or set model.retrieval_len and model.compressed_len to 0"
+    "a memory with a store, compressed slots or memory tokens is not kept in files: "
+    "leave out memory and save_memory, or set model.retrieval_len, "
+    "model.compressed_len and model.memory_tokens to 0"
 )
 
 
@@ -36,12 +38,9 @@ def empty_memory(config: ModelConfig, batch_size: int) -> MemoryLike:
     """Returns the initial memory of a training."""
     if config.compressed_len:
         return CompressiveMemory.empty(config, batch_size)
+    if config.memory_tokens:
+        return TokenMemory.empty(config, batch_size)
     return with_store(config, Memory.empty(config, batch_size))
-
-
-def keeps_states(config: ModelConfig) -> bool:
-    """Returns whether the kind has no form with keys and values."""
-    return config.compressed_len > 0
 
 
 def added_losses(
@@ -58,7 +57,7 @@ def added_losses(
 
 def lay_out(config: ModelConfig, params: Params) -> Params:
     """Returns the parameters as `empty_fixed_memory` reads them; call it once."""
-    return params if keeps_states(config) else unstack(params)
+    return params if config.keeps_states else unstack(params)
 
 
 def empty_fixed_memory(
@@ -72,7 +71,7 @@ def empty_fixed_memory(
 
     `params` are those of `lay_out`. window_len: see `KeyValueMemory.empty`.
     """
-    if keeps_states(config):
+    if config.keeps_states:
         return empty_memory(config, batch_size)
     memory = KeyValueMemory.empty(
         config, params, batch_size, tgt_len, window_len=window_len
