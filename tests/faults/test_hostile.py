@@ -20,7 +20,7 @@ import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import pytest
@@ -193,6 +193,11 @@ def read_vocab(path: Path) -> None:
     vocab.decode(range(len(vocab)))
 
 
+def no_training(row: configs.Config, workdir: Path) -> NoReturn:
+    """Stands for the training of a run that is not finished."""
+    raise UserError(f"{workdir} is not finished")
+
+
 def read_model(path: Path) -> object:
     """Imports a Hugging Face folder that has the file, and valid other files."""
     if not (config := path.with_name("config.json")).exists():
@@ -243,7 +248,7 @@ READERS: dict[str, Reader] = {
         more=st.fixed_dictionaries({"step": JSON, "exact": JSON}).map(log.encode),
     ),
     "lengths.json": Reader(
-        "lengths.json", lambda x: table.finished(ROW, x.parent), FINISHED
+        "lengths.json", lambda x: table.run_once(ROW, x.parent, no_training), FINISHED
     ),
     "TFDS": Reader(
         "name/1.0.0/dataset_info.json",

@@ -93,20 +93,6 @@ def test_hours_and_revisions_of_all_runs_are_reported(tmp_path: Path) -> None:
     )
 
 
-def test_a_run_scored_with_other_lengths_is_scored_again(tmp_path: Path) -> None:
-    row = table_rows.row_config("wt103_128m", TableConfig(), {})
-    nll_nats = {str(length): 1.5 for length in table_rows.lengths(row)}
-
-    def found() -> dict[int, float] | None:
-        saved = {"asked": table.identity(row), "nll_nats": nll_nats}
-        (tmp_path / table.RESULT).write_text(json.dumps(saved))
-        return table.finished(row, tmp_path)
-
-    assert found() == {length: 1.5 for length in table_rows.lengths(row)}
-    nll_nats["7"] = nll_nats.pop("16")
-    assert found() is None
-
-
 @pytest.mark.long
 def test_a_table_is_trained_and_scored(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("segment after segment; " * 2000)

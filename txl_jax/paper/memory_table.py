@@ -42,14 +42,9 @@ from txl_jax.paper.memory_rows import (
     TUNED_ON,
 )
 from txl_jax.paper.options import TableConfig
-from txl_jax.paper.table import (
-    Train,
-    TrainedRun,
-    describe_runs,
-    keep_result,
-    read_result,
-)
-from txl_jax.report.log import Json, say
+from txl_jax.paper.table import Train, TrainedRun, describe_runs, keep
+from txl_jax.paper.table_rows import finish
+from txl_jax.report.log import Json
 from txl_jax.update.step import make_program
 from txl_jax.workdir import claim
 from txl_jax.workdir.load import Loaded, load
@@ -83,16 +78,7 @@ def row_config(task: str, kind: str, overrides: dict[str, str], number: int) -> 
         section, _, key = name.partition(".")
         with c.ignore_type():
             c[section][key] = value
-    c.train.seed += number
-    if text := overrides.get("train.num_steps"):
-        configs.override(c, "train.num_steps", text)
-    steps = c.train.num_steps
-    c.optim.warmup_steps = min(100, steps // 10)
-    c.train.eval_every = steps  # once, at the end
-    c.checkpoint.every_steps = max(steps // 16 * 4, 4)
-    for name, text in overrides.items():
-        configs.override(c, name, text)
-    return configs.parse(c)
+    return finish(c, overrides, number, most_warmup=100)
 
 
 def trained_as(kind: str) -> str:
@@ -107,15 +93,12 @@ def trained_as(kind: str) -> str:
 
 def run_cell(task: str, kind: str, row: Config, folder: Path, train: Train) -> Json:
     """Returns the figures of one run, from its workdir if it is finished."""
-    path = folder / f"{kind}.json"
-    saved = read_result(row, path)
-    if saved is None:
-        say(f"training and scoring {folder} as {kind}")
-        with train(row, folder) as done:
-            saved = {"found": measure(task, row, folder, done)}
-            keep_result(row, path, saved, done.fence)
-    found: Json = saved["found"]
-    return found
+
+    def found(run: TrainedRun) -> Json:
+        return {"found": measure(task, row, folder, run)}
+
+    cell: Json = keep(row, folder / f"{kind}.json", train, found)["found"]
+    return cell
 
 
 def measure(task: str, row: Config, folder: Path, done: TrainedRun) -> Json:

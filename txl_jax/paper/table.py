@@ -80,45 +80,37 @@ def run(
 
 def run_once(row: Config, workdir: Path, train: Train) -> dict[int, float]:
     """Returns one run's nll by attention length, from its workdir if it is finished."""
-    if nll_nats := finished(row, workdir):
-        return nll_nats
-    say(f"training and scoring {workdir}")
-    with train(row, workdir) as run:
-        result = run.result | score(row, workdir, run.tokens)
-        keep_result(row, workdir / RESULT, result, run.fence)
-    return of_lengths(row, result)
-
-
-def of_lengths(row: Config, result: Json) -> dict[int, float]:
-    """Returns a result's nll by attention length."""
-    return {length: float(result["nll_nats"][str(length)]) for length in lengths(row)}
-
-
-def finished(row: Config, workdir: Path) -> dict[int, float] | None:
-    """Returns `of_lengths` of a workdir; None if it was scored otherwise, or never."""
     path = workdir / RESULT
-    result = read_result(row, path)
+    result = keep(
+        row, path, train, lambda run: run.result | score(row, workdir, run.tokens)
+    )
     with claim.refusing_damage(path):
-        scored = result and {*map(str, lengths(row))} <= result["nll_nats"].keys()
-        return of_lengths(row, result) if result and scored else None
+        return {x: float(result["nll_nats"][str(x)]) for x in lengths(row)}
 
 
-def read_result(row: Config, path: Path) -> Json | None:
-    """Returns the result that `keep_result` wrote for the same config, or None."""
+def keep(
+    row: Config, path: Path, train: Train, measure: Callable[[TrainedRun], Json]
+) -> Json:
+    """Returns the result in a file of the run's workdir for the same config.
+
+    If there is none, trains, and writes what `measure` returns, unless another run has
+    taken the workdir over.
+    """
+    asked = identity(row)
     with claim.refusing_damage(path):
-        if not path.exists():
-            return None
-        result: Json = json.loads(path.read_text("utf-8"))
-        return result if result["asked"] == identity(row) else None
-
-
-def keep_result(row: Config, path: Path, result: Json, fence: Fence) -> None:
-    """Writes the result of a run, unless another run has taken its workdir over."""
-    text = to_json({"asked": identity(row), **result}, indent=2) + "\n"
-    with distributed.together():
-        fence()
-    if distributed.is_first():
-        write_atomically(path, lambda file: file.write_text(text, "utf-8"))
+        if path.exists():
+            saved: Json = json.loads(path.read_text("utf-8"))
+            if saved["asked"] == asked:
+                return saved
+    say(f"training and scoring {path.parent}")
+    with train(row, path.parent) as run:
+        result = {"asked": asked, **measure(run)}
+        text = to_json(result, indent=2) + "\n"
+        with distributed.together():
+            run.fence()
+        if distributed.is_first():
+            write_atomically(path, lambda file: file.write_text(text, "utf-8"))
+    return result
 
 
 def identity(row: Config) -> Json:

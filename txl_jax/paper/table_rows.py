@@ -31,24 +31,34 @@ def row_config(
 ) -> Config:
     """Returns the config of one run of a row, with its seed and all overrides."""
     c = config.load(name)
+    if table.scale == "full":
+        return finish(c, overrides, number)
+    shrink(c)
+    row = finish(c, overrides, number, most_warmup=200)
+    # No other position is clamped.
+    if row.model.position == "transformer_xl" and "eval.clamp_len" not in overrides:
+        row = config.replace(row, "eval", clamp_len=init_len(row) - 1)
+    return dataclasses.replace(row, eval=attend(row, init_len(row)))
+
+
+def finish(
+    c: ConfigDict, overrides: dict[str, str], number: int, most_warmup: int = 0
+) -> Config:
+    """Returns the config of a row's run with its seed and all overrides.
+
+    most_warmup: of a miniature, which is validated once, at the end; 0 = as in `c`.
+    """
     c.train.seed += number
-    if table.scale == "cpu":
-        shrink(c)
+    if most_warmup:
         if steps := overrides.get("train.num_steps"):
             config.override(c, "train.num_steps", steps)
         steps = c.train.num_steps
-        c.train.eval_every = steps  # once, at the end
-        c.optim.warmup_steps = min(200, steps // 10)
+        c.train.eval_every = steps
+        c.optim.warmup_steps = min(most_warmup, steps // 10)
         c.checkpoint.update(every_steps=max(steps // 16 * 4, 4), keep=1)
     for field, text in overrides.items():
         config.override(c, field, text)
-    if table.scale == "cpu" and "eval.clamp_len" not in overrides:
-        if c.model.position == "transformer_xl":  # no other position is clamped
-            c.eval.clamp_len = c.model.mem_len + c.train.tgt_len - 1
-    row = config.parse(c)
-    if table.scale == "full":
-        return row
-    return dataclasses.replace(row, eval=attend(row, init_len(row)))
+    return config.parse(c)
 
 
 def shrink(c: ConfigDict) -> None:
