@@ -172,11 +172,7 @@ def default(model: ModelConfig | None = None) -> ConfigDict:
 
 
 def parse(config: ConfigDict) -> Config:
-    """Returns the config as frozen dataclasses.
-
-    Raises UserError for an unknown name, a value of the wrong type, an impossible value
-    and sections that do not fit together.
-    """
+    """Returns the config as frozen dataclasses; raises UserError unless it is valid."""
     sections = {}
     for name, fields in config.to_dict().items():
         if name not in SECTIONS:
@@ -262,10 +258,7 @@ def _packaged(name: str) -> Path:
 
 
 def save_json(config: Config, path: Path) -> None:
-    """Writes the config with a checksum, for `load_json`.
-
-    The text and the prepared data are named so that they are found from any folder.
-    """
+    """Writes the config with a checksum and absolute paths, for `load_json`."""
     state = dataclasses.asdict(config)
     for name in ("path", "data_dir"):
         if (value := state["data"][name]) and "://" not in value:
@@ -298,10 +291,7 @@ def load_json(path: Path) -> ConfigDict:
 
 
 def from_saved(saved: dict[str, Any], path: Path) -> ConfigDict:
-    """Returns a config that was saved in a workdir.
-
-    A vocabulary that has moved is replaced by the workdir's copy of it.
-    """
+    """Returns a saved config; a moved vocabulary is the copy in the workdir."""
     config, copy = ConfigDict(saved), path.with_name("vocab.json")
     vocab_path = config.get("data", {}).get("vocab_path", "")
     if vocab_path and not storage.is_file(Path(vocab_path)) and storage.is_file(copy):

@@ -38,10 +38,7 @@ DATA = f"{TRAINING} evaluate generate attention speed recl prepare"
 
 
 def field(default: T, *properties: Property, modes: str = "") -> T:
-    """Adds properties to a default or to a field with a constraint.
-
-    modes: those that use the field, in place of the modes of its section.
-    """
+    """Adds properties; modes: those that use the field, in place of its section's."""
     metadata: dict[str, object] = dict.fromkeys(properties, True)
     if modes:
         metadata["modes"] = frozenset(modes.split())

@@ -172,10 +172,7 @@ class Run:
             self.diagnosis.fetched(step, updates, segments)
 
     def at_boundary(self) -> bool:
-        """Returns whether the run has to save and end here.
-
-        Called between calls and during a validation, equally often in all processes.
-        """
+        """Returns whether to end; all processes must call this equally often."""
         self.watchdog.feed()
         self.checkpoints.poll()
         return self.stop.at_boundary() or self.diagnosis.ends()
@@ -213,10 +210,7 @@ class Run:
 
 
 def fetch(metrics: Metrics) -> list[Json]:
-    """Waits for the metrics of a call, and returns those of each update.
-
-    The loop's only transfer of metrics to the host.
-    """
+    """Waits for a call's metrics by update: the loop's only transfer to the host."""
     host = jax.device_get(metrics)
     return [
         explain({name: values[u].item() for name, values in host.items()})

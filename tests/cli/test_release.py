@@ -222,20 +222,11 @@ def test_local_settings_are_not_exported(home: Home, tmp_path: Path) -> None:
     assert list(release.read(tmp_path / "two").origin["imported"]["sha256"]) == ["one"]
 
 
-def test_a_run_without_its_record_is_exported(home: Home, tmp_path: Path) -> None:
-    shutil.copytree(home.run, tmp_path / "run")
-    (tmp_path / "run" / "run.json").unlink()
-    flags = ("--format=txl_jax", f"--workdir={tmp_path / 'run'}")
-    done = command("--mode=export", *flags, f"--target={tmp_path / 'one'}")
-    assert done.status == 0 and "does not record how the model was made" in done.err
-    assert release.read(tmp_path / "one").origin == {}
-
-
 def test_bad_flags_are_one_line(home: Home, model: Path, tmp_path: Path) -> None:
     for target in (str(model), str(tmp_path), f"{tmp_path}/new/"):
         done = home.read("export", "--format=txl_jax", f"--target={target}")
         assert (done.status, done.out) == (2, "")
-        assert "exists or is a folder: give a new file" in done.err
+        assert "exists or is a folder, or" in done.err
     done = imported(model, tmp_path / "run", "--config.model.pre_lnorm=true")
     assert done.status == 2 and "model was trained with another value" in done.err
     done = home.read("export", "--format=txl", f"--target={tmp_path / 'new'}")

@@ -132,11 +132,7 @@ def compile_train(
 def largest_batch(
     config: Config, devices: list[jax.Device], tpus: Slices
 ) -> tuple[Config, Compiled]:
-    """Returns the config with the most streams per chip that fit, and its step.
-
-    They are found by bisection, up to MOST_STREAMS. The mesh of compile.mesh = "auto"
-    is that of the fewest streams.
-    """
+    """Returns the config with the most streams per chip that fit, and its step."""
     unit = config.train.batch_chunk
     tried: dict[int, tuple[Config, Compiled]] = {}
 
@@ -168,17 +164,13 @@ def gib(size: float) -> str:
 def compile_on_mesh(
     config: Config, devices: list[jax.Device]
 ) -> tuple[Config, Compiled]:
-    """Returns the config with the mesh of compile.mesh, and its compiled step.
-
-    "auto" is the least split mesh that fits, or the last one tried if none does.
-    """
+    """Returns the config with the least split mesh that fits, and its step."""
     if config.compile.mesh == "config":
         return config, compile_step(config, devices)
     best = None
-    for mesh in meshes(config, devices):
-        if best and (best[1].fits or mesh.model > best[0].mesh.model):
+    for tried in meshes(config, devices):
+        if best and (best[1].fits or tried.mesh.model > best[0].mesh.model):
             break
-        tried = dataclasses.replace(config, mesh=mesh)
         best = tried, compile_step(tried, devices)
     if not best:
         raise UserError(
@@ -188,28 +180,25 @@ def compile_on_mesh(
     return best
 
 
-def meshes(config: Config, devices: list[jax.Device]) -> Iterator[MeshConfig]:
-    """Yields the meshes over which streams and model divide, the least split first."""
+def meshes(config: Config, devices: list[jax.Device]) -> Iterator[Config]:
+    """Yields the config with each mesh that divides it, the least split first."""
     n, train = len(devices), config.train
     for model in (m for m in range(1, n + 1) if n % m == 0):
         streams, uneven = divmod(train.batch_size // train.batch_chunk, n // model)
-        if uneven or not streams:
-            continue
         for fsdp in (2**k for k in range(n.bit_length()) if n // model % 2**k == 0):
-            mesh = MeshConfig(-1, fsdp, model)
+            tried = dataclasses.replace(config, mesh=MeshConfig(-1, fsdp, model))
             with contextlib.suppress(UserError):
-                fit_mesh(dataclasses.replace(config, mesh=mesh), devices)
-                yield mesh
+                fit_mesh(tried, devices)
+                if streams and not uneven:
+                    yield tried
 
 
 def compile_step(config: Config, devices: list[jax.Device]) -> Compiled:
     """Compiles the training step; raises UserError unless the streams divide."""
-    mesh, train = fit_mesh(config, devices), config.train
-    parts = train.batch_size // train.batch_chunk
-    check_streams(mesh, parts, "train.batch_size / batch_chunk")
-    program = make_program(config.model, train, config.optim, mesh)
-    state, segments = step_arguments(config, mesh, program)
-    return lower.compile_step_for(mesh, program.step, state, segments)
+    mesh = fit_mesh(config, devices)
+    program = make_program(config.model, config.train, config.optim, mesh)
+    arguments = step_arguments(config, mesh, program)
+    return lower.compile_step_for(mesh, program.step, *arguments)
 
 
 def compile_evaluation(config: Config, devices: list[jax.Device]) -> Compiled:

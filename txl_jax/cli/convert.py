@@ -49,11 +49,7 @@ ORIGIN = (
 def import_model(
     options: ConvertConfig, workdir: Path, overrides: Mapping[str, str]
 ) -> Json:
-    """Creates a workdir from a model in one file or of another code base.
-
-    overrides: config fields of the other sections, which take precedence over the
-        model's; data.vocab_path is the vocabulary to import.
-    """
+    """Creates a workdir from another model, with overrides of its config."""
     for name in overrides:
         if name.startswith(("train.", "optim.")):
             raise UserError(
@@ -64,13 +60,12 @@ def import_model(
     formats.check(options)
     with waiting(f"reading {options.source}"):
         source, saved, trained = read_source(options, overrides)
+        sha256 = {str(path): checksum(path) for path in source.files}
     parsed = configure(source, saved, workdir, overrides)
     if isinstance(source.vocab, WordVocab) and not source.vocab.lines.eos:
         say("no word of the vocabulary marks the end of a line: lines are joined")
     if name := first_nonfinite(source.params):
         raise UserError(f"{options.source}: parameter {name} is not finite")
-    with waiting(f"computing the SHA-256 of {options.source}"):
-        sha256 = {str(path): checksum(path) for path in source.files}
     parameters = metrics.parameter_count(source.params)
     origin = {"format": options.format, "step": source.step, "sha256": sha256}
     run = provenance.provenance(dataclasses.asdict(parsed), {}, parameters)
@@ -98,10 +93,7 @@ def import_model(
 def read_source(
     options: ConvertConfig, overrides: Mapping[str, str]
 ) -> tuple[Source, ConfigDict, Json]:
-    """Returns the model, its config, and how it was trained, {} if that is unknown.
-
-    The config of another code base's model evaluates it as it was trained.
-    """
+    """Returns the model, its config, and how it was trained, {} if that is unknown."""
     if options.format == formats.OWN:
         if vocab_path := overrides.get("data.vocab_path"):
             raise UserError(
@@ -109,19 +101,18 @@ def read_source(
                 "vocabulary: leave the field out"
             )
         path = Path(options.source)
-        if found_folder := hub.find(path):
-            path = found_folder / hub.WEIGHTS
+        if hub_folder := hub.find(path):
+            path = hub_folder / hub.WEIGHTS
         found = release.read(path)
         saved = check_config(found.config, found.origin, path)
         model = config.parse(saved).model
         source = Source(model, found.params, found.vocab, found.step, [path])
         return source, saved, found.origin
-    c = config.default()
-    stated = [name for name in formats.MODEL_FIELDS if f"model.{name}" in overrides]
+    c, stated = config.default(), {f"model.{x}": x for x in formats.MODEL_FIELDS}
     for name, text in overrides.items():
-        if name.startswith("data.") or name.removeprefix("model.") in stated:
+        if name.startswith("data.") or name in stated:
             config.override(c, name, text)
-    fields = {name: c.model[name] for name in stated}
+    fields = {x: c.model[x] for name, x in stated.items() if name in overrides}
     source = formats.read(options, DataConfig(**c.data), fields)
     return source, imported_config(source.model, source.vocab), {}
 
@@ -129,10 +120,7 @@ def read_source(
 def configure(
     source: Source, saved: ConfigDict, workdir: Path, overrides: Mapping[str, str]
 ) -> Config:
-    """Returns the config of an imported model, with its vocabulary in the workdir.
-
-    Raises UserError if overrides make parameters or text mean something else.
-    """
+    """Returns the config of an imported model; raises UserError for unfit overrides."""
     before = config.parse(saved)
     for name, text in overrides.items():
         config.override(saved, name, text)
@@ -162,12 +150,11 @@ def export_model(options: ConvertConfig, loaded: Loaded, workdir: Path) -> Json:
         raise UserError(
             f"--dtype={options.dtype} is not for --format={STABLEHLO}: leave it out"
         )
-    if storage.is_remote(options.target):
-        raise UserError(f"--target={options.target!r} must be on this machine")
-    target = Path(options.target)
-    if target.exists() or options.target.endswith("/"):
+    target, remote = Path(options.target), storage.is_remote(options.target)
+    if remote or target.exists() or options.target.endswith("/"):
         raise UserError(
-            f"--target={options.target!r} exists or is a folder: give a new file"
+            f"--target={options.target!r} exists or is a folder, or is on gs://: give "
+            "a new file on this machine"
         )
     with complete_or_absent(target) as fresh:
         if options.format == STABLEHLO:
@@ -194,11 +181,6 @@ def make_release(loaded: Loaded, workdir: Path) -> Release:
     for section, name in (field.split(".") for field in config.having("local")):
         fields[section][name] = defaults[section][name]
     run = claim.read_run(workdir)
-    if not run:
-        say(
-            f"there is no {workdir / folder.RUN}: the file does not record how the "
-            "model was made"
-        )
     origin = {name: run[name] for name in ORIGIN if name in run}
     if imported := origin.get(IMPORTED):
         names = {Path(path).name: sha for path, sha in imported["sha256"].items()}
@@ -219,11 +201,7 @@ def refuse_used(path: Path) -> None:
 
 @contextlib.contextmanager
 def complete_or_absent(path: Path) -> Iterator[Path]:
-    """Yields where to make what becomes `path` when the block succeeds.
-
-    On gs://, where nothing is renamed, it is `path` itself, and a file marks it until
-    then. What a killed import left there is removed.
-    """
+    """Yields where to make what becomes `path` when the block succeeds."""
     if storage.is_remote(path):
         mark = path / INCOMPLETE
         mark.write_text("The import has not finished.\n")

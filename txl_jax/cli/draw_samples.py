@@ -124,10 +124,7 @@ def check_numbers(
 def find_prompts(
     config: Config, vocab: Vocab, tokens: Tokens | None
 ) -> list[np.ndarray]:
-    """Returns the tokens that each sample continues.
-
-    Raises UserError if they cannot be read, or contain text that the vocabulary lacks.
-    """
+    """Returns the tokens that each sample continues; raises UserError."""
     read: texts.Write = str
     if config.generate.tokenize:
         corpus = config.data.corpus
@@ -140,10 +137,7 @@ def find_prompts(
 
 
 def print_first(text: str) -> None:
-    """Prints text on stdout at once, in the first process only.
-
-    A terminal gets no control characters; a file or a pipe gets the text as it is.
-    """
+    """Prints text at once, in the first process; escapes it for a terminal."""
     if distributed.is_first():
         text = printable(text) if sys.stdout.isatty() else text
         print(text, end="", flush=True)

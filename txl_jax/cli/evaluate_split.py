@@ -146,10 +146,7 @@ def evaluate_cold_start(loaded: Loaded, tokens: Tokens, workdir: Path) -> Json:
 def evaluate_split(
     loaded: Loaded, tokens: Tokens, workdir: Path, plain: Evaluate | None = None
 ) -> Json:
-    """Returns the nll of one split, with the settings that it depends on.
-
-    plain: of `make_evaluate` for the same config, if it is compiled already.
-    """
+    """Returns the nll of a split; `plain`: `make_evaluate`'s, if it is compiled."""
     config, split = loaded.config.eval, loaded.config.eval.split
     model, mesh = loaded.config.model, loaded.mesh
     read: ReadSplit | None = None

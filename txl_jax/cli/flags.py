@@ -140,10 +140,7 @@ def model_file(name: str, mode: str, config: str, overrides: dict[str, str]) -> 
 
 
 def read_flags(argv: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
-    """Returns the general flags, and {field: text} of the flags of fields.
-
-    The fields of the mode's section also have short flags.
-    """
+    """Returns the general flags, and {field: text} of the flags of fields."""
     parser = Parser(add_help=False, allow_abbrev=False)
     word = argv[0] if argv and not argv[0].startswith("-") else ""
     argv = argv[1:] if word else argv

@@ -164,10 +164,7 @@ def check_equal(command: Command) -> None:
 
 
 def check_processes(mode: str, dynamic: str = "") -> None:
-    """Raises UserError for several processes in a mode that runs in one.
-
-    dynamic: eval.dynamic, which reads one stream.
-    """
+    """Raises UserError for several processes where the work needs one."""
     if not MODES[mode].parallel:
         raise UserError(f"--mode={mode} runs in one process: start it once")
     if dynamic and mode in ("train", "evaluate"):

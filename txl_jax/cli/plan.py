@@ -45,10 +45,7 @@ class Plan(NamedTuple):
 
 
 def plan_run(config: Config, workdir: Path) -> Plan:
-    """Returns the plan of a run, and writes nothing to its workdir.
-
-    Raises UserError if the run is invalid.
-    """
+    """Returns the plan of a run; writes nothing, and raises UserError if invalid."""
     wandb.check_installed(config.run.wandb)
     claim.check_trainable(workdir, config)
     tokens = prepare(initial_data(config, workdir))
@@ -65,10 +62,8 @@ def plan_run(config: Config, workdir: Path) -> Plan:
     # These refuse some shapes: trace the step now, before anything is written.
     is_split = mesh.shape["segments"] > 1
     if is_split or config.model.kernel not in ("auto", "xla"):
-        parts = config.train.batch_size // config.train.batch_chunk
-        check_streams(mesh, parts, "train.batch_size / batch_chunk")
-        state, segments = step_arguments(fitted, mesh, training.program)
-        training.program.step.trace(state, segments)
+        arguments = step_arguments(fitted, mesh, training.program)
+        training.program.step.trace(*arguments)
     if config.generate.prompt != "@-":  # stdin can be read once
         draw_samples.find_prompts(fitted, tokens.vocab, tokens)
     params = load_initial(fitted, workdir, tokens.vocab, mesh)
@@ -78,8 +73,10 @@ def plan_run(config: Config, workdir: Path) -> Plan:
 def step_arguments(
     config: Config, mesh: Mesh, program: Program
 ) -> tuple[TrainState, Segment]:
-    """Returns the shapes and shardings of the arguments of the training step."""
+    """Returns the shapes of the training step's arguments; raises UserError."""
     train = config.train
+    parts = train.batch_size // train.batch_chunk
+    check_streams(mesh, parts, "train.batch_size / batch_chunk")
     state = abstract(jax.eval_shape(program.init), program.shardings)
     L = train.ext_len + train.tgt_len + (SLACK if train.varlen else 0)
     S = train.segments_per_update
@@ -150,9 +147,8 @@ def check_memory(config: Config, mesh: Mesh) -> None:
     )
     evaluated, streams, length = evaluate_split.sizes(config)
     together = max(config.eval.segments_per_step, 1)
-    fields: tuple[str, ...] = accounting.EVAL_FIELDS
-    if together > 1:
-        fields = (*fields, "eval.segments_per_step")
+    more = ["eval.segments_per_step"] if together > 1 else []
+    fields = (*accounting.EVAL_FIELDS, *more)
     accounting.check_fits(evaluated, streams, length * together, fields)
     generator = generation_model(model, config.generate)
     samples = min(config.generate.samples, texts.STREAMS)

@@ -1,7 +1,8 @@
 """The mode `score`: the nll of the user's own texts, by document, line or token."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -41,10 +42,9 @@ def score_texts(loaded: Loaded) -> Json:
         before=open_bookmark(loaded, "score", 1),
         leave=leave,
     )
-    if config.score.path != STDIN:
-        texts = files.text_files(config.score.path, "score.path")
-        for name in ("output", "save_memory"):
-            require_other(getattr(config.score, name), texts, f"score.{name}")
+    texts = [file for file in find_files(config.score) if file]
+    for name in ("output", "save_memory"):
+        require_other(getattr(config.score, name), texts, f"score.{name}")
     if vocab.kind == NumberVocab.kind:
         documents = read_sequences(config.score, vocab, config.data.dtype)
     else:
@@ -59,13 +59,15 @@ def score_texts(loaded: Loaded) -> Json:
     return {**result, "step": loaded.step, **lengths}
 
 
-def read_documents(config: ScoreConfig, vocab: Vocab, drop: bool) -> Iterator[Document]:
-    """Yields the documents of score.path, encoded like a split of the corpus.
+def find_files(config: ScoreConfig) -> Sequence[Path | None]:
+    """Returns the files of score.path, or [None] for stdin."""
+    is_stdin = config.path == STDIN
+    return [None] if is_stdin else files.text_files(config.path, "score.path")
 
-    drop: drop newlines, as the corpus's convention does.
-    """
-    field, path = "score.path", config.path
-    for file in [None] if path == STDIN else files.text_files(path, field):
+
+def read_documents(config: ScoreConfig, vocab: Vocab, drop: bool) -> Iterator[Document]:
+    """Yields the documents of score.path; drop: drop newlines, as the corpus does."""
+    for file in find_files(config):
         data = b"".join(files.read_blocks(file)) if file else files.read_stdin()
         name, lines = str(file or "stdin"), config.lines or config.field
         for n, text in enumerate(data.splitlines(True) if lines else [data], 1):
@@ -82,8 +84,7 @@ def read_sequences(config: ScoreConfig, vocab: Vocab, dtype: str) -> Iterator[Do
     """Yields the files of score.path as documents of numbers, without bytes."""
     if config.lines or config.field:
         raise UserError("score.lines and score.field are for text: leave them out")
-    path = config.path
-    for file in [None] if path == STDIN else files.text_files(path, "score.path"):
+    for file in find_files(config):
         name = str(file or "stdin")
         blocks = (chunk.tobytes() for chunk in number.read(file, dtype))
         parts = [np.zeros(0, vocab.dtype), *vocab.stream(blocks, name)]
@@ -108,10 +109,7 @@ def score_documents(
     config: ScoreConfig,
     leave: Callable[[Bookmark], object] = lambda bookmark: None,
 ) -> Json:
-    """Returns the scores of all documents and of each, and writes score.output.
-
-    `leave` gets the bookmark at the end of each document if they are to be saved.
-    """
+    """Returns the scores; `leave` gets each document's bookmark if they are saved."""
     prefix_T = vocab.encode(config.prefix)
     report_unknown(vocab, "score.prefix", config.prefix)
     nlls, rows = [], []

@@ -52,10 +52,7 @@ def train_and_evaluate(config: Config, workdir: Path) -> Json:
 
 @contextlib.contextmanager
 def trained(config: Config, workdir: Path) -> Iterator[Trained]:
-    """Trains, and owns the workdir until the `with` block ends.
-
-    An invalid run raises UserError before anything is written to the workdir.
-    """
+    """Trains, and owns the workdir until the block ends; first, raises UserError."""
     plan = plan_run(config, workdir)
     training, options = plan.training, config.train
     model, B, L = training.config.model, options.batch_size, options.tgt_len
@@ -105,11 +102,7 @@ def train_on(
 
 
 def evaluate_best(workdir: Path, run: Trained) -> Json:
-    """Returns the scores of the best checkpoint and the results of the training.
-
-    Writes them to result.json, with a plot and a sample. Raises UserError if another
-    run has taken the workdir over.
-    """
+    """Scores the best checkpoint; writes result.json, a plot and a sample."""
     tokens, training = run.tokens, run.plan.training
     config = training.config
     loaded = load_fitted(workdir, config, tokens.vocab, training.mesh)

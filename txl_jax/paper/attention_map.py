@@ -157,10 +157,7 @@ def make_maps(
     config: AttentionConfig,
     eval_config: EvalConfig,
 ) -> Maps:
-    """Returns the maps of a model's heads on a split; raises UserError.
-
-    The memory is full before the first target.
-    """
+    """Returns the maps of a model's heads on a split; raises UserError."""
     span, L = eval_config.mem_len, eval_config.tgt_len
     model_config = map_model(model_config, span, eval_config.clamp_len)
     T = config.segments * L

@@ -54,10 +54,7 @@ def run(loaded: Loaded, workdir: Path) -> Json:
 
 
 def _plot_rows(maps: Maps, names: Iterable[str]) -> Figure:
-    """Draws a panel per term, with a row per head and lines between layers.
-
-    Colors are logarithmic around the uniform 1 / R.
-    """
+    """Draws a panel per term, a row per head; logarithmic around the uniform 1 / R."""
     N, H, R = maps.mean_NHR[WHOLE].shape
     names = list(names)
     columns = min(len(names), 3)
@@ -139,11 +136,7 @@ def encode(p_R: np.ndarray) -> np.ndarray:
 def make_page(
     maps: Maps, words: list[str], pictures: dict[str, Path], title: str
 ) -> str:
-    """Returns the page as HTML.
-
-    words: the text of each token, from the oldest visible token to the one that follows
-    the last target.
-    """
+    """Returns the page as HTML; words: from the oldest visible one, and one after."""
     N, H, I, R = maps.shown_NHIR.shape  # noqa: E741
     L = maps.memory_NHL.shape[-1]
     codes = np.apply_along_axis(encode, -1, maps.shown_NHIR)

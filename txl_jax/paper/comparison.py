@@ -51,10 +51,7 @@ class RowResult(NamedTuple):
 
 
 def summarize(nlls: list[dict[int, float]], init_len: int) -> RowResult:
-    """Returns the result of a row from each seed's nll by attention length, in nats.
-
-    init_len is the attention length of training.
-    """
+    """Returns a row's result from each seed's nll, in nats, by attention length."""
     runs = [
         {length: metrics.perplexity(nll) for length, nll in run.items()} for run in nlls
     ]
@@ -75,10 +72,7 @@ def summarize(nlls: list[dict[int, float]], init_len: int) -> RowResult:
 
 
 class Comparison(NamedTuple):
-    """The cost of one change in perplexity, its spread, and the paper's cost.
-
-    The cost is the mean over the seeds, and the spread its maximum minus its minimum.
-    """
+    """The mean cost of a change in perplexity over the seeds, and maximum - minimum."""
 
     what: str
     cost: float
@@ -88,10 +82,7 @@ class Comparison(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """Whether the change matters, and in the same direction as in the paper.
-
-        A cost within the spread counts as no difference.
-        """
+        """Whether the cost exceeds the spread, and has the sign of the paper's."""
         if self.seeds < 2:
             return "one seed, so no spread"
         if abs(self.cost) <= self.spread:

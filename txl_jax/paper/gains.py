@@ -58,10 +58,7 @@ def recl(relative_C: np.ndarray, contexts: list[int]) -> tuple[int, bool]:
 
 
 def compare(nll_ICT: np.ndarray, contexts: list[int], rows: list[Json]) -> Json:
-    """Returns RECL in tokens and the gains in perplexity, for each model and ratio.
-
-    rows: what is known of each model; its full_context_tokens limit its RECL.
-    """
+    """Returns RECL in tokens and the gains; rows: what is known of each model."""
     columns = ("recl_tokens", "ended", "relative_gain", "ppl_gain")
     members = [{**row, **{name: {} for name in columns}} for row in rows]
     baselines: dict[str, list[float]] = {}
@@ -82,10 +79,7 @@ def compare(nll_ICT: np.ndarray, contexts: list[int], rows: list[Json]) -> Json:
 
 
 def plot_recl(result: Json, path: Path) -> None:
-    """Draws the paper's Figures 3 and 4: gains from a longer context, and perplexities.
-
-    The gains are over the hardest positions (the smallest ratio).
-    """
+    """Draws the paper's Figures 3 (of the smallest ratio) and 4."""
     ratio = min(result["group_ppl"], key=float)
     contexts = result["contexts_tokens"]
     figure = empty(10.5, 3.6)

@@ -53,10 +53,7 @@ from txl_jax.workdir.load import Loaded, load
 def run(
     table: TableConfig, workdir: Path, overrides: dict[str, str], train: Train
 ) -> Json:
-    """Makes the table in the workdir; writes memories.md, .json and .png.
-
-    The arguments are those of `paper.table.run`.
-    """
+    """Makes the table, like `paper.table.run`; writes memories.md, .json, .png."""
     cells, folders = [], []
     for task in table.tasks or TASKS:
         for kind in table.rows or KINDS:
@@ -102,10 +99,7 @@ def run_cell(task: str, kind: str, row: Config, folder: Path, train: Train) -> J
 
 
 def measure(task: str, row: Config, folder: Path, done: TrainedRun) -> Json:
-    """Returns the losses on the test split, and the costs, of a trained run.
-
-    nll is of answers in a generated task, and of all tokens otherwise, in nats.
-    """
+    """Returns a run's costs and losses, in nats, on the test split or its answers."""
     loaded, options = load(folder, row), row.eval
     if options.cache_len:
         options = tune(loaded, options, done.tokens.split("valid")[:TUNED_ON])
@@ -143,10 +137,7 @@ def read_nll(model: TransformerXL, hidden_BLD: Array, segment: OneSegment) -> Ar
 def score_tokens(
     loaded: Loaded, options: EvalConfig, text_T: np.ndarray, answers: bool
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """Returns the nll of every token but the first, and which were the likeliest.
-
-    The second array is None unless `answers`, or with a continuous cache.
-    """
+    """Returns each token's nll but the first's, and with `answers` if it is right."""
     model, B, L = loaded.model.config, options.streams, options.tgt_len
     if options.cache_len:
         read = continuous_cache.make_reader(model, options, loaded.mesh, summed=False)
@@ -200,10 +191,7 @@ def identifier_loss(nll_T: np.ndarray, text_T: np.ndarray) -> Json:
 
 
 def repeated(text: bytes, distance: int) -> list[tuple[int, int]]:
-    """Returns where identifiers of at least 4 letters occur for the second time.
-
-    Those at most `distance` bytes after the first time, and keywords, are left out.
-    """
+    """Returns where identifiers occur a second time, over `distance` bytes later."""
     first: dict[bytes, int] = {}
     found, seen = [], {x.encode() for x in keyword.kwlist}
     for match in re.finditer(rb"\b[A-Za-z_]\w{3,}", text):
@@ -238,10 +226,7 @@ def costs(loaded: Loaded, row: Config, folder: Path) -> Json:
 
 
 def state_bytes(model: ModelConfig, options: EvalConfig) -> int:
-    """Returns the bytes that a stream keeps between segments of the training.
-
-    A continuous cache adds its hidden states and targets.
-    """
+    """Returns the bytes that a stream keeps between segments, cache included."""
     memory = jax.eval_shape(lambda: empty_memory(model, 1))
     arrays = [(x.shape, x.dtype) for x in jax.tree.leaves(memory)]
     held = sum(math.prod(shape) * dtype.itemsize for shape, dtype in arrays)

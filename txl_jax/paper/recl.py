@@ -44,10 +44,7 @@ class Member(NamedTuple):
 
 
 def run(config: ReclConfig, folder: Path, overrides: dict[str, str]) -> Json:
-    """Compares the models of recl.workdirs; writes losses and results to `folder`.
-
-    overrides: config fields for all models, such as eval.mem_len.
-    """
+    """Compares the models, all with the overrides; writes losses and results."""
     started = time.perf_counter()
     members = open_members(config, overrides)
     split, tokens = members[0].config.eval.split, len(members[0].text)
@@ -103,10 +100,7 @@ def open_members(config: ReclConfig, overrides: dict[str, str]) -> list[Member]:
 
 
 def full_context(config: Config) -> int:
-    """Returns the longest context that a model can read, 0 = any length.
-
-    Absolute positions are trained only up to the length of a training window.
-    """
+    """Returns the longest context that a model was trained with, 0 = any length."""
     if config.model.position not in ABSOLUTE_POSITIONS:
         return 0
     window = config.train.ext_len + config.train.tgt_len

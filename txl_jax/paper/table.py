@@ -57,10 +57,7 @@ Train = Callable[[Config, Path], AbstractContextManager[TrainedRun]]
 def run(
     table: TableConfig, workdir: Path, overrides: dict[str, str], train: Train
 ) -> Json:
-    """Makes the table in the workdir; writes tableN.md, .json and .png.
-
-    overrides: config fields for all rows, from the command line. train: trains a row.
-    """
+    """Makes the table, all rows with the overrides; writes tableN.md, .json, .png."""
     plan = {
         name: [row_config(name, table, overrides, seed) for seed in range(table.seeds)]
         for name in TABLES[table.table]
@@ -145,10 +142,7 @@ def write(
     rows: dict[str, Config],
     origin: Json,
 ) -> Json:
-    """Writes the table's files, and returns its JSON.
-
-    rows: one config of each row. origin: of all runs, from `describe_runs`.
-    """
+    """Writes the table's files; returns its JSON. rows: a config of each row."""
     name, first = next(iter(rows.items()))
     title = f"Table {table.table} at scale {table.scale}"
     text = f"{title}. {describe(table, name, first)} {describe_origin(origin)}\n\n"

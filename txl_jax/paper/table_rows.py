@@ -44,10 +44,7 @@ def row_config(
 def finish(
     c: ConfigDict, overrides: dict[str, str], number: int, most_warmup: int = 0
 ) -> Config:
-    """Returns the config of a row's run with its seed and all overrides.
-
-    most_warmup: of a miniature, which is validated once, at the end; 0 = as in `c`.
-    """
+    """Returns a run's config; most_warmup: of a miniature, validated at the end."""
     c.train.seed += number
     if most_warmup:
         if steps := overrides.get("train.num_steps"):
@@ -62,11 +59,7 @@ def finish(
 
 
 def shrink(c: ConfigDict) -> None:
-    """Shrinks a published config to a miniature that trains in minutes on a CPU core.
-
-    Sizes and the optimizer change; recurrence, positions and loss stay those of the
-    row.
-    """
+    """Shrinks sizes, and the optimizer, to train in minutes on a CPU core."""
     for section, names in LENGTHS.items():
         c[section].update({name: c[section][name] // SHORTER for name in names})
     c.model.n_layer = round(c.model.n_layer * FEWER)
@@ -86,10 +79,7 @@ def init_len(row: Config) -> int:
 
 
 def lengths(row: Config) -> list[int]:
-    """Returns the attention lengths, in tokens, with which a row is scored.
-
-    Learned absolute positions are limited to model.n_position.
-    """
+    """Returns a row's attention lengths, in tokens, up to its learned positions."""
     tried = {int(multiple * init_len(row)) for multiple in MULTIPLES}
     # A window holds the scored part of a segment.
     least = 0 if row.model.mem_len else scored_part(row)

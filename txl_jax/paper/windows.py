@@ -157,10 +157,7 @@ def window_memory(
 def make_programs(
     model_config: ModelConfig, config: EvalConfig, params: Params, mesh: Mesh
 ) -> dict[str, Program]:
-    """Compiles the three ways over a random text, with W = config.mem_len.
-
-    They compute the next segment, or one window, of every stream.
-    """
+    """Compiles the three ways over a random text, with W = config.mem_len."""
     for name in ("compressed_len", "memory_tokens"):
         if value := getattr(model_config, name):
             raise UserError(
@@ -209,10 +206,7 @@ def measure(programs: dict[str, Program], B: int, L: int) -> dict[str, float]:
 
 
 def describe(config: ModelConfig, B: int, L: int, seconds: dict[str, float]) -> Json:
-    """Returns a row of the table: measured and predicted ratios for both windows.
-
-    W is the model's mem_len. A predicted ratio is a ratio of FLOPs.
-    """
+    """Returns a row: measured and predicted ratios (of FLOPs) for both windows."""
     W = config.mem_len
     flops = count_flops(config, B, L, W)
     row: Json = {"attention_len": W}

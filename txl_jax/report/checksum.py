@@ -24,10 +24,7 @@ def with_checksum(body: Json) -> Json:
 
 
 def verify_checksum(saved: Json) -> Json:
-    """Returns the object without its SHA-256.
-
-    Raises ValueError if it is not an object, or its SHA-256 is wrong or missing.
-    """
+    """Returns the object without its SHA-256; raises ValueError if that is wrong."""
     if not isinstance(saved, dict):
         raise ValueError("it is not a JSON object")
     body = {name: value for name, value in saved.items() if name != KEY}

@@ -25,10 +25,7 @@ REPEATS = 6  # the first one compiles
 
 
 def peak_flops() -> float:
-    """Returns the peak FLOP/s of all devices of the run.
-
-    The peak of a CPU, or of an unknown accelerator, is measured by a matrix product.
-    """
+    """Returns the peak FLOP/s of all devices, measured where it is not known."""
     device = jax.local_devices()[0]
     if peak := known_peak(device.device_kind):
         return peak * jax.device_count()

@@ -35,10 +35,7 @@ def save(figure: "Figure", path: Path) -> None:
 
 
 def plot_loss(lines: list[Json], path: Path, baselines: dict[str, float]) -> None:
-    """Draws training and validation loss in bits per token, and the learning rate.
-
-    `lines` are those of metrics.jsonl; `baselines` are drawn as named levels.
-    """
+    """Draws losses and the `baselines` in bits per token, and the learning rate."""
 
     def curve(name: str) -> tuple[np.ndarray, np.ndarray]:
         step = np.array([x["step"] for x in lines])
@@ -69,10 +66,7 @@ def plot_loss(lines: list[Json], path: Path, baselines: dict[str, float]) -> Non
 
 
 def plot_sweep(result: Json, path: Path) -> None:
-    """Draws perplexity, and bits per token, against the field that was swept.
-
-    Values that are not numbers, or one of which means "off", are evenly spaced.
-    """
+    """Draws perplexity, and bits per token, against the field that was swept."""
     field, rows = result["sweep"], result["rows"]
     values, ppl = [row[field] for row in rows], [row["ppl"] for row in rows]
     evenly = field in ("same_length", "clamp_len")

@@ -124,10 +124,7 @@ def compile_step(name: str, step: Lowers, *args: object) -> jax.stages.Compiled:
 def interruptible(
     label: str, at_boundary: Callable[[], bool] | None = None
 ) -> Iterator[Callable[[int, int], None]]:
-    """Yields progress(done, total), which raises Interrupted after a signal.
-
-    at_boundary: whether to end, if more than a signal ends the work.
-    """
+    """Yields progress(done, total), which raises Interrupted when the run ends."""
     stop = preemption.current()
     ends = at_boundary or stop.at_boundary
     with Progress(label) as bar:

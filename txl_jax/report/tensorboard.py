@@ -89,11 +89,7 @@ class Events:
 def write_result(
     workdir: Path, local: Path, step: int, scores: dict[str, float], sample: str
 ) -> None:
-    """Writes scores and the sample of a finished run, and deletes earlier ones.
-
-    scores: by tag, such as test/bpc. local: the folder to write to, whose files are
-    uploaded to a workdir on gs://.
-    """
+    """Writes scores by tag and the sample of a run, in place of earlier ones."""
     for path in (workdir / FOLDER).glob(f"*{RESULT}"):
         path.unlink()
     with Events(local, 0, ending=RESULT) as events:

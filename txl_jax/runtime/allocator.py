@@ -16,10 +16,7 @@ OPTIONS = {"M_ARENA_MAX": (-8, 1), "M_MMAP_MAX": (-4, 0), "M_TRIM_THRESHOLD": (-
 
 
 def keep_freed() -> bool:
-    """Keeps freed memory from now on; returns whether the C library supports it.
-
-    Must precede JAX's threads. A MALLOC_* environment variable takes precedence.
-    """
+    """Keeps freed memory, before jax's threads start; returns whether libc can."""
     configured = any(name.startswith("MALLOC_") for name in os.environ)
     if configured or sys.platform != "linux":
         return False

@@ -103,10 +103,7 @@ def is_first() -> bool:
 
 
 def first_then_others(make: Callable[[], Result]) -> Result:
-    """Returns make(), which every process calls, the others after process 0.
-
-    On a shared disk the others find the files of process 0.
-    """
+    """Returns make(), which finds in other processes the files of process 0's."""
     if not is_first():
         wait_for_all()
     try:
@@ -130,10 +127,7 @@ def anywhere(condition: bool) -> bool:
 
 
 def differing(values: Mapping[str, object]) -> dict[str, int]:
-    """Returns the names of values that differ from process 0's, with a process each.
-
-    All processes must call this with the same names.
-    """
+    """Returns the names of values that differ from process 0's, with a process each."""
     own = [zlib.crc32(repr(value).encode()) for value in values.values()]
     all_PN = gather(np.array(own, np.uint32))
     others = (np.flatnonzero(all_P != all_P[0]).tolist() for all_P in all_PN.T)
@@ -151,10 +145,7 @@ def require_equal(values: Mapping[str, object]) -> None:
 
 @contextlib.contextmanager
 def together(*errors: type[Exception]) -> Iterator[None]:
-    """Raises an error in all processes if the block raises one of `errors` in any.
-
-    A UserError of any process is raised as one in all of them.
-    """
+    """Raises an error of `errors`, or a UserError, of any process in all of them."""
     kinds: tuple[type[Exception], ...] = (UserError, *errors)
     raised: Exception | None = None
     try:

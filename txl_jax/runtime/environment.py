@@ -30,10 +30,7 @@ class Connection(TypedDict, total=False):
 
 
 def find_processes(environment: Mapping[str, str] = os.environ) -> Connection:
-    """Returns how this process connects to the others.
-
-    Raises UserError if the variables are incomplete or invalid.
-    """
+    """Returns how this process connects to the others; raises UserError."""
     if COUNT in environment:
         return _named(environment)
     if _in_slurm_step(environment):

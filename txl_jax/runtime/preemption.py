@@ -69,17 +69,11 @@ class Stop:
         self.holds = True
 
     def release(self) -> None:
-        """Lets signals end a single process at once: all work is saved.
-
-        Several processes always end at a boundary, where they meet.
-        """
+        """Lets signals end a single process at once; several end at a boundary."""
         self.holds = distributed.several()
 
     def at_boundary(self) -> bool:
-        """Returns whether to end here: the same on all processes.
-
-        All processes must call this equally often and in the same order.
-        """
+        """Returns whether to end; all processes must call this equally often."""
         self._boundaries += 1
         if not distributed.several():
             self.reached = self.reached or bool(self.status)

@@ -31,10 +31,7 @@ def is_remote(path: Path | str) -> bool:
 
 
 def remote_path(address: str, flag: str) -> Path:
-    """Returns the `epath.Path` of an address on gs://.
-
-    Raises UserError, naming the flag, for another address, and if a library is missing.
-    """
+    """Returns the `epath.Path` of an address on gs://; raises UserError."""
     parts = address.removeprefix(SCHEME).rstrip("/").split("/")
     if not is_remote(address) or {"", ".", ".."} & {*parts}:
         raise UserError(
@@ -138,10 +135,7 @@ def machine_error(error: BaseException) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """Returns the beginning of an error's message.
-
-    For TensorStore's long messages, the array and the system's reason come first.
-    """
+    """Returns the beginning of an error's message; TensorStore's has its reason."""
     text = str(error)
     array = re.search(r"""path\\?['"]: ?\\?['"]([^/'"\\]+)/\\?['"]""", text)
     system = re.search(r": ([^:\[]+) \[os_error_code=", text)

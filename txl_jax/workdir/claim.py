@@ -91,11 +91,7 @@ def claim(workdir: Path, config: Config, tokens: Tokens, model: ModelConfig) -> 
 
 
 def record_goodput(workdir: Path, fence: Fence) -> Json:
-    """Adds the goodput of the run so far to run.json; returns it in process 0.
-
-    Returns {} if another run has taken the workdir over, if the files cannot be read or
-    written, and in other processes.
-    """
+    """Adds the goodput to run.json; returns it, or {} if it cannot be written."""
     if not distributed.is_first():
         return {}
     failures: tuple[type[Exception], ...] = (*DAMAGE, *storage.errors())
@@ -120,10 +116,7 @@ def write_run(workdir: Path, run: Json) -> None:
 
 
 def read_run(workdir: Path) -> Json:
-    """Returns the content of run.json, or {} if there is no such file.
-
-    Raises UserError if it is damaged.
-    """
+    """Returns run.json, {} if there is none; raises UserError if it is damaged."""
     path = workdir / RUN
     with refusing_damage(path):
         if not path.exists():

@@ -23,11 +23,7 @@ ID = re.compile("-1|[0-9]{1,9}")
 
 
 def fit_vocab(config: Config, vocab: Vocab) -> Config:
-    """Returns the config with the vocabulary's size and ids.
-
-    model.vocab_size is set to the vocabulary's if it is 0, and a token that
-    `reset_memory_at` gives as text is replaced by its id.
-    """
+    """Returns the config with the vocabulary's size, and ids in reset_memory_at."""
     size = config.model.vocab_size or len(vocab)
     if size < len(vocab):
         raise UserError(
@@ -120,10 +116,7 @@ def fit_mesh(config: Config, devices: list[jax.Device] | None = None) -> Mesh:
 
 
 def warn_of_rotations(config: Config, of: str = "eval", most: float = math.inf) -> None:
-    """Reports rotary positions beyond training's, with the memory of section `of`.
-
-    most: the number of keys if that is smaller than memory and segment.
-    """
+    """Reports rotary positions beyond training's; most: the number of keys at most."""
     mem_len, tgt_len = config.model.mem_len, config.train.tgt_len
     length = config.eval.ext_len + config.eval.tgt_len
     keys = min(getattr(config, of).mem_len + length, most)

@@ -90,11 +90,7 @@ def load_fitted(
     mesh: Mesh,
     released: Release | None = None,
 ) -> Loaded:
-    """Returns the model of a workdir whose config and mesh are known to fit.
-
-    released: the model of the file `workdir`. Raises UserError and BadNumbers as `load`
-    does.
-    """
+    """Returns a model whose config and mesh fit; `released`: of a file."""
     like = like_params(config.model, mesh)
     if released:
         step = released.step

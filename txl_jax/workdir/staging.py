@@ -90,10 +90,7 @@ def writing(workdir: Path, result: Json, fence: Fence = unfenced) -> Iterator[Pa
 
 
 def write_files(stem: Path, result: Json, plot: Callable[[Json, Path], None]) -> Json:
-    """Writes a result as JSON and as a picture.
-
-    Returns their names and the result's provenance, in process 0.
-    """
+    """Writes a result as JSON and as a picture; returns names and provenance."""
     if not distributed.is_first():
         return {}
     made = {
