@@ -116,17 +116,6 @@ def test_files_of_the_librarys_tokenizer(tmp_path: Path) -> None:
     path.write_bytes(pickle.dumps(state))
     lower = VOCAB.lines._replace(lower_case=True)
     assert words.read(path).to_json() == WordVocab(VOCAB.words, lower).to_json()
-    (tmp_path / "tokenizer_config.json").write_text('{"lower_case": false}')
-    assert words.read(path).to_json() == VOCAB.to_json()
-    added = {"blick": 38, "wug": 37, "<unk>": 1}
-    (tmp_path / "added_tokens.json").write_text(json.dumps(added))
-    assert words.read(path).words == [*VOCAB.words, "wug", "blick"]  # type: ignore
-    assert words.read(path, rows=38).words == [*VOCAB.words, "wug"]  # type: ignore
-    assert words.read(path, rows=30).to_json() == VOCAB.to_json()
-    for wrong in (39, "37", [37]):
-        added["wug"] = wrong  # type: ignore[assignment]
-        (tmp_path / "added_tokens.json").write_text(json.dumps(added))
-        assert "ids do not continue those of vocab.pkl" in refusal(words.read, path)
     for gap in ({"a": 0, "b": 2}, {"a": 0, "b": "1"}, ["a"]):
         path.write_bytes(pickle.dumps({"sym2idx": gap}))
         assert "contains no vocabulary" in refusal(words.read, path)

@@ -1,6 +1,5 @@
 """The formats of other code bases, by name, for import."""
 
-import functools
 import os
 import re
 from collections.abc import Callable
@@ -38,9 +37,9 @@ def read_huggingface(source: str, data: DataConfig, _: Stated) -> Source:
     """Reads a folder of Hugging Face's transfo-xl."""
     folder = Path(source)
     model, params = huggingface.from_pretrained(folder)
-    vocab, files = _read_vocab(data, model, folder)
+    vocab, file = _read_vocab(data, folder)
     own = [folder / huggingface.CONFIG, huggingface.weight_file(folder)]
-    return Source(model, params, vocab, 1, [*own, *files])
+    return Source(model, params, vocab, 1, [*own, file])
 
 
 def read_pytorch(source: str, data: DataConfig, stated: Stated) -> Source:
@@ -50,8 +49,8 @@ def read_pytorch(source: str, data: DataConfig, stated: Stated) -> Source:
     state = arrays(pickle.read(path), path)
     with prefixed(path):
         model, params = pytorch.from_state_dict(state, **stated)
-    vocab, files = _read_vocab(data, model, path.parent)
-    return Source(model, params, vocab, 1, [path, *files])
+    vocab, file = _read_vocab(data, path.parent)
+    return Source(model, params, vocab, 1, [path, file])
 
 
 def read_tensorflow(source: str, data: DataConfig, stated: Stated) -> Source:
@@ -60,10 +59,9 @@ def read_tensorflow(source: str, data: DataConfig, stated: Stated) -> Source:
     model, params, step = tensorflow.read(source, **lengths)
     prefix = bundle.find(source)
     # The released models have their vocabulary in data/, next to model/.
-    folders = prefix.parent, prefix.parent.parent / "data"
-    vocab, files = _read_vocab(data, model, *folders)
+    vocab, file = _read_vocab(data, prefix.parent, prefix.parent.parent / "data")
     own = sorted(prefix.parent.glob(f"{prefix.name}.*"))
-    return Source(model, params, vocab, step, [*own, *files])
+    return Source(model, params, vocab, step, [*own, file])
 
 
 def read_nvidia(source: str, data: DataConfig, _: Stated) -> Source:
@@ -88,13 +86,12 @@ def read_nvidia(source: str, data: DataConfig, _: Stated) -> Source:
     except DAMAGE as error:
         raise UserError(f"{path}: its model_config is incomplete: {error}") from error
     if data.vocab_path:
-        vocab, files = _read_vocab(data, model)
+        vocab, file = _read_vocab(data)
     else:
-        make = functools.partial(words.from_words, data=data)
-        vocab, files = words.from_pickle(saved.get("vocab"), path, make), []
+        vocab, file = words.from_pickle(saved.get("vocab"), path, data), path
     step = saved.get("train_step")
     step = step if type(step) is int else 1
-    return Source(model, params, vocab, step, [path, *files])
+    return Source(model, params, vocab, step, [*dict.fromkeys((path, file))])
 
 
 FORMATS: dict[str, Callable[[str, DataConfig, Stated], Source]] = {
@@ -149,14 +146,12 @@ VOCAB_FILES = (
 )
 
 
-def _read_vocab(
-    data: DataConfig, model: ModelConfig, *folders: Path
-) -> tuple[Vocab, list[Path]]:
-    """Returns the vocabulary of a model, and its files."""
+def _read_vocab(data: DataConfig, *folders: Path) -> tuple[Vocab, Path]:
+    """Returns the vocabulary of a model, and its file."""
     paths = [folder / name for folder in folders for name in VOCAB_FILES]
     stated = Path(data.vocab_path) if data.vocab_path else None
     if path := stated or next(filter(Path.is_file, paths), None):
-        return words.read(path, data, model.vocab_size), words.files(path)
+        return words.read(path, data), path
     raise UserError(
         f"{folders[0]} has no vocabulary ({', '.join(VOCAB_FILES)}): give one with "
         "--config.data.vocab_path"

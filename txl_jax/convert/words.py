@@ -1,10 +1,8 @@
 """Vocabularies of other code bases: lists of words in pickles and text files."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 from txl_jax.convert import pickle
-from txl_jax.convert.huggingface import read_json
 from txl_jax.convert.pickle import Object, Value
 from txl_jax.data import vocab as vocabulary
 from txl_jax.data.options import OWN, DataConfig
@@ -16,7 +14,6 @@ from txl_jax.errors import UserError, prefixed
 # The marks of lines in the published vocabularies.
 MARKS = (Lines(), Lines(eos="<S>", bos="<S>"), Lines(eos="</S>"))
 BYTES = {str(byte) for byte in range(256)}
-ADDED, TOKENIZER = "added_tokens.json", "tokenizer_config.json"  # of Hugging Face
 ANY = DataConfig()  # of any kind of vocabulary
 PICKLES = (".pkl", ".bin", ".pt")
 DEPTH = 4  # a vocabulary in a corpus in a checkpoint
@@ -56,36 +53,20 @@ def from_words(
     return WordVocab(words, marks._replace(lower_case=lower_case))
 
 
-def read(path: Path, data: DataConfig = ANY, rows: int = 2**31) -> Vocab:
+def read(path: Path, data: DataConfig = ANY) -> Vocab:
     """Reads a vocabulary of any code base, as the options of the data describe it.
 
     The file is a pickled vocabulary or corpus, such as cache.pt, vocab.pkl and
     vocab.bin; a text file with one word per line; or any file that data.vocab_path
-    supports. Hugging Face's tokenizer may have added words in a file beside it, and
-    states in another whether text is converted to lower case. Added words beyond the
-    model's `rows` are left out.
+    supports.
     """
-
-    def make(words: list[str], lower_case: bool = False) -> Vocab:
-        lower_case = _beside(path, TOKENIZER).get("lower_case", lower_case) is True
-        added = _added(path, words)[: max(rows - len(words), 0)]
-        return from_words([*words, *added], lower_case, data)
-
     if path.suffix in PICKLES:
-        return from_pickle(pickle.read(path), path, make)
-    return vocabulary.read(path, make)
+        return from_pickle(pickle.read(path), path, data)
+    return vocabulary.read(path, lambda words: from_words(words, data=data))
 
 
-def files(path: Path) -> list[Path]:
-    """Returns the files of the vocabulary in a file, which comes last."""
-    beside = map(path.with_name, (ADDED, TOKENIZER))
-    return [*filter(Path.is_file, beside), path]
-
-
-def from_pickle(
-    value: Value, path: Path, make: Callable[[list[str], bool], Vocab] = from_words
-) -> Vocab:
-    """Returns make(words, lower_case) of the vocabulary in a value of `pickle.read`."""
+def from_pickle(value: Value, path: Path, data: DataConfig = ANY) -> Vocab:
+    """Returns the vocabulary in a value of `pickle.read`, the content of `path`."""
     for _ in range(DEPTH):
         fields = value.state if isinstance(value, Object) else value
         if not isinstance(fields, dict):
@@ -94,31 +75,14 @@ def from_pickle(
         words = fields.get("idx2sym") or _in_order(fields.get("sym2idx"))
         if isinstance(words, list) and all(isinstance(word, str) for word in words):
             with prefixed(path):
-                return make(words, fields.get("lower_case") is True)
+                return from_words(words, fields.get("lower_case") is True, data)
         value = fields.get("vocab")
     raise UserError(f"{path} contains no vocabulary: idx2sym is missing")
 
 
-def _in_order(ids: Value, start: int = 0) -> list[str] | None:
-    """Returns the words of {word: id}; None unless the ids count from `start`."""
+def _in_order(ids: Value) -> list[str] | None:
+    """Returns the words of {word: id}; None unless the ids count from 0."""
     numbers = ids.values() if isinstance(ids, dict) else [None]
-    if {*map(repr, numbers)} != {*map(repr, range(start, start + len(numbers)))}:
+    if {*map(repr, numbers)} != {*map(repr, range(len(numbers)))}:
         return None
     return sorted(ids, key=ids.__getitem__)
-
-
-def _beside(path: Path, name: str) -> dict[str, Value]:
-    beside = path.with_name(name)
-    return read_json(beside) if beside.is_file() else {}
-
-
-def _added(path: Path, words: list[str]) -> list[str]:
-    known = set(words)
-    ids = {x: i for x, i in _beside(path, ADDED).items() if x not in known}
-    added = _in_order(ids, len(words))
-    if added is None:
-        raise UserError(
-            f"{ADDED}: its ids do not continue those of {path.name}, which has "
-            f"{len(words)} words: restore these files"
-        )
-    return added
