@@ -37,6 +37,8 @@ from txl_jax.update.step import nll_sum
 
 EPSILON = 1e-3
 
+Carry = tuple[Params, MemoryLike]  # parameters, or numbers of the same shapes
+
 
 def model_without_dropout(model_config: ModelConfig, config: EvalConfig) -> ModelConfig:
     """Returns the model of evaluation, whose gradients are those of its scores."""
@@ -55,30 +57,27 @@ def gradient(
 
 
 def add_squares(
-    config: ModelConfig,
-    carry: tuple[Params, MemoryLike],
-    params: Params,
-    segments: Segment,
-) -> tuple[Params, MemoryLike]:
-    """Returns (sums of squared gradients, memory) after S more segments."""
+    config: ModelConfig, carry: Carry, params: Params, segments: Segment
+) -> tuple[Carry, None]:
+    """Returns ((sums of squared gradients, memory), None) after S more segments."""
 
-    def add(carry: tuple[Params, MemoryLike], segment: OneSegment) -> tuple[Any, None]:
+    def add(carry: Carry, segment: OneSegment) -> tuple[Carry, None]:
         squares, memory = carry
         grads, _, memory = gradient(config, params, memory, segment)
         squares = jax.tree.map(lambda total, g: total + g * g, squares, grads)
         return (squares, memory), None
 
-    return jax.lax.scan(add, carry, scanned(segments))[0]
+    return jax.lax.scan(add, carry, scanned(segments))
 
 
 def adapt(
     config: ModelConfig,
-    carry: tuple[Params, MemoryLike],
+    carry: Carry,
     trained: Params,
     rms: Params,
     rates: tuple[float, float, float],
     segments: Segment,
-) -> tuple[tuple[Params, MemoryLike], Array]:
+) -> tuple[Carry, Array]:
     """Scores S segments, and updates the parameters after each one.
 
     Returns ((parameters, memory), nll_S). rates: lr, decay and epsilon.
@@ -89,12 +88,39 @@ def adapt(
         pull = jnp.minimum(decay * r, 1) * (theta_0 - theta)
         return theta - lr * g / (r + epsilon) + pull
 
-    def read_one(carry: tuple[Params, MemoryLike], segment: OneSegment) -> Any:
+    def read_one(carry: Carry, segment: OneSegment) -> tuple[Carry, Array]:
         params, memory = carry
         grads, nll, memory = gradient(config, params, memory, segment)
         return (jax.tree.map(update, params, trained, grads, rms), memory), nll
 
     return jax.lax.scan(read_one, carry, scanned(segments))
+
+
+def each_call(
+    name: str,
+    step: Callable[..., tuple[Carry, Any]],
+    mesh: Mesh,
+    carry: Carry,
+    fixed: tuple[Any, ...],
+    segments: Iterable[Segment],
+) -> Iterator[tuple[Carry, Any]]:
+    """Yields step(carry, *fixed, segments), compiled once, of every call."""
+    places = jax.tree.map(lambda x: x.sharding, carry)
+    jitted = jax.jit(step, donate_argnums=0, out_shardings=(places, None))
+    program = None
+    for segment in segments:
+        segment = place_segments(mesh, segment)
+        program = program or compile_step(name, jitted, carry, *fixed, segment)
+        carry, output = program(carry, *fixed, segment)
+        yield carry, output
+
+
+def beside_memory(
+    config: ModelConfig, params: Params, copy: Callable[[Array], Array]
+) -> Carry:
+    """Returns (a copy of the parameters, the empty memory of one stream)."""
+    start = jax.jit(lambda x: (jax.tree.map(copy, x), empty_memory(config, 1)))
+    return start(params)
 
 
 def root_mean_squares(
@@ -107,28 +133,11 @@ def root_mean_squares(
     """Returns r of every parameter, from consecutive segments of the training split."""
     model_config = model_without_dropout(model_config, config)
     carry = beside_memory(model_config, params, jnp.zeros_like)
-    places = jax.tree.map(lambda x: x.sharding, carry)
     step = functools.partial(add_squares, model_config)
-    jitted = jax.jit(step, donate_argnums=0, out_shardings=places)
-    add = None
-    for segment in segments:
-        segment = place_segments(mesh, segment)
-        name = "the gradients of segments"
-        add = add or compile_step(name, jitted, carry, params, segment)
-        carry = add(carry, params, segment)
-    return to_roots(carry[0])
-
-
-def beside_memory(
-    config: ModelConfig, params: Params, copy: Callable[[Array], Array]
-) -> tuple[Params, MemoryLike]:
-    """Returns (a copy of the parameters, the empty memory of one stream)."""
-
-    @jax.jit
-    def start(params: Params) -> tuple[Params, MemoryLike]:
-        return jax.tree.map(copy, params), empty_memory(config, 1)
-
-    return start(params)
+    name = "the gradients of segments"
+    for after, _ in each_call(name, step, mesh, carry, (params,), segments):
+        squares, _ = after
+    return to_roots(squares)
 
 
 @jax.jit
@@ -160,13 +169,7 @@ def read(
     rates = config.dynamic_lr, config.dynamic_decay, epsilon
     if config.dynamic == "sgd":
         rms = jax.tree.map(lambda _: 1.0, params)
-    places = jax.tree.map(lambda x: x.sharding, carry)
-    step = functools.partial(adapt, model_config)
-    jitted = jax.jit(step, donate_argnums=0, out_shardings=(places, None))
-    score = None
-    for segment in segments:
-        segment = place_segments(mesh, segment)
-        name = "the dynamic evaluation step"
-        score = score or compile_step(name, jitted, carry, params, rms, rates, segment)
-        carry, nll_S = score(carry, params, rms, rates, segment)
+    step, fixed = functools.partial(adapt, model_config), (params, rms, rates)
+    name = "the dynamic evaluation step"
+    for _, nll_S in each_call(name, step, mesh, carry, fixed, segments):
         yield nll_S
