@@ -6,22 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 import pytest
 
 from experiments.benchmarks.chip import __main__ as chip
 from experiments.benchmarks.chip import (
     attention,
     machine,
-    oracle,
     plan,
     process,
     rows,
     steps,
     timing,
 )
-from tests.kernels import cases
-from tests.support.tiny import assert_close
 from txl_jax.kernels import xla
 from txl_jax.kernels.operands import Operands
 
@@ -32,7 +28,7 @@ FACTS |= {"torch": "not installed"}
 
 def in_process(part: Row, limit: float) -> Row:
     """Measures a part as its own process does, without starting one."""
-    kinds = {"machine": machine.measure, "check": attention.check}
+    kinds = {"machine": machine.measure, "check": attention.measure}
     kinds |= steps.MEASURES
     *_, result = kinds[part["part"]](part)
     timed = {"seconds_taken": 1.0, "timed_out": False}
@@ -69,22 +65,6 @@ def test_a_tiny_run_has_a_page_and_continues(
     assert len(lines) == result["parts"] + 1, "only the machine is looked at again"
 
 
-@pytest.mark.parametrize("terms", plan.TERMS)
-@pytest.mark.parametrize("case", [cases.Case(7, 9, "documents", 0.3), cases.Case(5, 0)])
-def test_the_oracle_is_the_einsum(case: cases.Case, terms: str) -> None:
-    absent = attention.ABSENT[terms]
-    inputs = case._replace(absent=absent).inputs()
-    o_BLHA, gradients = cases.differentiate(xla.rel_attention, inputs, case.dropout)
-    weight_BLHA = np.random.default_rng(9).integers(-4, 5, o_BLHA.shape) / 4
-    named = {name: x for name, x in inputs.items() if name not in absent}
-    dropout = oracle.Dropout(case.rate, 7, 5, 3) if case.rate else None
-    expected = oracle.differentiate(named, weight_BLHA, dropout)
-    actual = {
-        name.partition("_")[0]: x for name, x in gradients.items() if name not in absent
-    }
-    assert_close(actual | {"o": o_BLHA}, expected)
-
-
 def test_a_wrong_kernel_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(operands: Operands) -> jax.Array:
         bias_HR: Any = operands.position.bias_HR
@@ -94,7 +74,7 @@ def test_a_wrong_kernel_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     part = {"part": "check", "kernel": "tpu", "shape": [2, 2, 5, 3, 4, 8]}
     part |= {"terms": "alibi"}
     monkeypatch.setitem(attention.dispatch.KERNELS, "tpu", wrong)
-    *_, result = attention.check(part)
+    *_, result = attention.measure(part)
     assert "float32 at [2, 2, 5, 3, 4, 8] alibi" in result["fault"]
     assert rows.is_fault(part | {"result": result})
 

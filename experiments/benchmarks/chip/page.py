@@ -26,7 +26,7 @@ def worst(errors: dict[str, float | None]) -> str:
     """Returns the greatest error and its array; null stands for NaN."""
     if bad := [name for name, error in errors.items() if error is None]:
         return f"not finite ({bad[0]})"
-    named = [(error or 0.0, name) for name, error in errors.items()]
+    named = [(error or 0.0, name.split()[-1]) for name, error in errors.items()]
     return "{:.0e} ({})".format(*max(named)) if named else ""
 
 
@@ -196,7 +196,7 @@ def bullets(texts: list[str]) -> list[str]:
 
 CHECKS = """\
 The greatest error of the values and of all gradients, by the greatest number of the
-same array, against the equations in numpy and float64, with dropout 0.1. A shape is
+same array, against the einsum on the CPU in float32, with dropout 0.1. A shape is
 streams x heads x queries + memory x head size. Terms are those of a score besides q k:
 the paper's, or those of another position scheme. "float32" has exact products, "by
 default" the device's own."""

@@ -44,7 +44,7 @@ def find(name: str) -> Any:
     programs.keep("")
     from experiments.benchmarks.chip import attention, machine, steps
 
-    kinds = {"machine": machine.measure, "check": attention.check}
+    kinds = {"machine": machine.measure, "check": attention.measure}
     return (kinds | steps.MEASURES)[name]
 
 
