@@ -95,11 +95,12 @@ def sum_gradients(
     key: Array,
     config: TrainConfig,
 ) -> GradientSum:
-    """Returns the sums of `loss_sum` and its gradient over G joined segments.
+    """Returns the sums of the losses and the gradient over G joined segments.
 
-    Segment g is computed chunk by chunk; chunk c has its streams' memory and the key
-    `fold_in(fold_in(key, g), c)`. Gradients have the dtype of `cast_layers`, their sum
-    over several parts that of the parameters.
+    The loss is the nll and the memory's own losses. Segment g is computed chunk by
+    chunk; chunk c has its streams' memory and the key `fold_in(fold_in(key, g), c)`.
+    Gradients have the dtype of `cast_layers`, their sum over several parts that of the
+    parameters.
     """
     segments = join(segments, config.gradient_segments)
     segment_len = config.tgt_len if config.gradient_segments > 1 else 0
@@ -107,7 +108,7 @@ def sum_gradients(
     used = cast_layers(params, model.config.compute_dtype)
     trained = find_trained(params, config.trainable)
 
-    def loss_of_trained(
+    def loss(
         params: Params, memory: MemoryLike, segment: OneSegment, key: Array
     ) -> Any:
         fixed = jax.tree.map(
@@ -115,9 +116,14 @@ def sum_gradients(
             params,
             trained,
         )
-        return loss_sum(model, fixed, memory, segment, key, segment_len=segment_len)
+        nll, (tokens, after, sown) = nll_sum(
+            model, fixed, memory, segment, key, segment_len=segment_len
+        )
+        tokens_B = jnp.sum(segment.weights_BL, axis=1)
+        added = added_losses(model.config, after, tokens_B)
+        return sum(added.values(), nll), ((nll, tokens, added), after, sown)
 
-    grad = jax.value_and_grad(loss_of_trained, has_aux=True)
+    grad = jax.grad(loss, has_aux=True)
     split = functools.partial(split_streams, C=C)
 
     def add_segment(carry: Any, xs: tuple[Array, OneSegment]) -> Any:
@@ -128,7 +134,7 @@ def sum_gradients(
             c, memory, segment = xs
             chunk_key = jax.random.fold_in(segment_key, c)
             with jax.named_scope("forward_and_backward"):
-                (_, aux), grads = grad(used, memory, segment, chunk_key)
+                grads, aux = grad(used, memory, segment, chunk_key)
             sums, memory, sown = aux
             total = jax.tree.map(jnp.add, total, (*sums, grads))
             return total, (memory, sown)
@@ -163,26 +169,6 @@ def cast_layers(params: Params, dtype: DTypeLike) -> Params:
         return x_N.astype(dtype) if x_N.ndim > 2 else x_N
 
     return {**params, "layers": jax.tree.map(cast, params["layers"])}
-
-
-def loss_sum(
-    model: TransformerXL,
-    params: Params,
-    memory: AnyMemory,
-    segment: OneSegment,
-    key: Array,
-    segment_len: int = 0,
-) -> tuple[Array, tuple[tuple[Array, Array, Any], AnyMemory, dict[str, Array]]]:
-    """Returns (the loss of a segment, ((nll, tokens, added), memory, sown)).
-
-    The loss is the sum of the nll and of the memory's own losses; see `nll_sum`.
-    """
-    nll, (tokens, memory, sown) = nll_sum(
-        model, params, memory, segment, key, segment_len=segment_len
-    )
-    tokens_B = jnp.sum(segment.weights_BL, axis=1)
-    added = added_losses(model.config, memory, tokens_B)
-    return sum(added.values(), nll), ((nll, tokens, added), memory, sown)
 
 
 def nll_sum(
@@ -296,8 +282,7 @@ def make_program(
     """Returns the jitted functions of a run on the mesh."""
     optimizer = make_optimizer(optim_config, config.trainable)
     average = make_average(optim_config)
-    size, seed = config.batch_size, config.seed
-    averages = average is not None
+    size, seed, averages = config.batch_size, config.seed, average is not None
     init, places = init_state(model_config, optimizer, size, seed, mesh, averages)
     schedule = make_schedule(optim_config, config.num_steps)
     model = TransformerXL(model_config)
