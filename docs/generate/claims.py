@@ -1,0 +1,249 @@
+"""The table of claims of the results page, from committed results."""
+
+import json
+import math
+import statistics
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from generate import ablations
+from generate.markdown import ROOT, table
+
+EXPERIMENTS = ROOT / "experiments"
+ONE_SEED = "one seed: no verdict"
+
+
+class Claim(NamedTuple):
+    """A row of the table of claims; `seeds` may also say how often it was timed."""
+
+    claim: str
+    others: str
+    here: str
+    seeds: int | str
+    verdict: str
+    page: str
+
+
+def read(name: str) -> Any:
+    """Returns a committed result below experiments/; a list for JSON lines."""
+    text = (EXPERIMENTS / name).read_text("utf-8")
+    if name.endswith(".jsonl"):
+        return [json.loads(line) for line in text.splitlines()]
+    return json.loads(text)
+
+
+def perplexity(row: str) -> str:
+    """Returns the mean perplexity of FILE/ROW of an ablation table."""
+    file, name = row.split("/")
+    outcome = ablations.read(file)["outcomes"][name]
+    return f"{statistics.fmean(outcome['best_by_seed']):.2f}"
+
+
+def ablation(claim: str, paper: str, row: str, above: str) -> Claim:
+    """Compares a row without a part with the row above that has it."""
+    one = ablations.compare(row, above)
+    here = f"{perplexity(above)} against {perplexity(row)}"
+    page = "[Ablations](ablations.md)"
+    return Claim(claim, paper, f"{here} ppl", one.seeds, one.verdict, page)
+
+
+def ablation_claims() -> Iterator[Claim]:
+    """Yields the claims of Tables 6, 7 and 10."""
+    memory, lost = "table6/wt103_128m", "table6/wt103_no_recurrence"
+    half = "table6/wt103_no_recurrence_half_loss"
+    base, longer = "table10/wt103_128m", "wt103_no_recurrence_176"
+    for claim, paper, row, above in (
+        ("A memory helps (Table 6)", "26.77 against 29.02", lost, memory),
+        ("A memory helps in shuffled sentences (Table 7)", "25.2 against 27.1")
+        + ("table7/lm1b_no_recurrence", "table7/lm1b_300m"),
+        ("A memory beats longer segments (Table 10)", "26.77 against 27.98")
+        + (f"table10/{longer}", base),
+        ("A memory beats longer segments that read as much text", "not done")
+        + (f"table10_tokens/{longer}", base),
+        ("The positions beat Shaw's (Table 6)", "26.77 against 27.94")
+        + ("table6/wt103_shaw", memory),
+        (
+            "Relative positions beat sinusoids (Table 6, no memory)",
+            "30.10 against 30.97",
+        )
+        + ("table6/wt103_vaswani", half),
+        ("Relative positions beat learned ones (the same)", "30.10 against 31.16")
+        + ("table6/wt103_al_rfou", half),
+    ):
+        yield ablation(claim, paper, row, above)
+    saved = ablations.read("table6_words")["comparisons"][0]
+    ppl = ablations.read("table6_words")["outcomes"]["wt103_128m"]
+    gain = 100 * saved["cost"] / statistics.fmean(ppl["ppl_init"])
+    yield Claim(
+        "Attention longer than in training helps (Table 6)",
+        "0.9 % better",
+        f"{-gain:.2f} % better, words; none, bytes",
+        saved["seeds"],
+        saved["verdict"],
+        "[Ablations](ablations.md)",
+    )
+
+
+def recl_claim() -> Claim:
+    """Returns the claim of Table 8: RECL at r = 0.1 with and without a memory."""
+    members = [
+        {
+            member["workdir"].split("/")[-2]: member["recl_tokens"]["0.1"]
+            for member in read(f"logs/recl_{seed}.json")["members"]
+        }
+        for seed in (1111, 1112, 1113)
+    ]
+    rows = "wt103_128m", "wt103_no_recurrence", "wt103_vaswani"
+    here = ["/".join(map(str, sorted({m[row] for m in members}))) for row in rows]
+    longer = all(m[rows[0]] > max(m[rows[1]], m[rows[2]]) for m in members)
+    return Claim(
+        "It uses more context (Table 8, RECL at r = 0.1)",
+        "700 tokens; 300 without memory; 128 with absolute positions",
+        f"{here[0]} bytes; {here[1]}; {here[2]}",
+        len(members),
+        "as the paper" if longer else "not in every seed",
+        "[RECL](recl.md)",
+    )
+
+
+def accuracy(name: str, distance: int, segments: int) -> list[float]:
+    """Returns the right answers of each seed in percent."""
+    return [
+        100 * cell["accuracy"]
+        for cell in read(name)["cells"]
+        if (cell["distance_tokens"], cell["gradient_segments"]) == (distance, segments)
+    ]
+
+
+def memory_claims() -> Iterator[Claim]:
+    """Yields the claims on speed, reach and what is learned of it."""
+    logs = [read(f"logs/speed{end}.json")["rows"][-1] for end in ("", "_1", "_2")]
+    fair = sorted(round(row["fair_ratio"]) for row in logs)
+    yield Claim(
+        "Evaluation with it is faster (Table 9, 3,800 tokens)",
+        "1,874 times",
+        f"{logs[0]['ratio']:,.0f} times; "
+        f"against a fair window {fair[0]:,} to {fair[-1]:,}",
+        "timed 3 times",
+        "as the paper" if fair[0] > 1000 else "less",
+        "[The value of the memory](long_context.md)",
+    )
+    yield Claim(
+        "The reach is N x L (section 3.2)",
+        "stated",
+        "bit for bit, for any lengths",
+        "exact",
+        "as the paper",
+        "[Reach and copying](copying.md)",
+    )
+    name, here, apart = "logs/copying_gradients.json", [], True
+    for distance in (32, 64):
+        one, eight = (accuracy(name, distance, count) for count in (1, 8))
+        here.append(f"{statistics.fmean(one):.1f} % to {statistics.fmean(eight):.1f} %")
+        apart = apart and max(one) < min(eight)
+    yield Claim(
+        "Gradients across 8 segments teach the reach",
+        "not done",
+        f"copying from 32 tokens back {here[0]}, from 64 back {here[1]}",
+        len(accuracy(name, 32, 8)),
+        "yes, in every seed" if apart else "not in every seed",
+        "[Segments](segments.md)",
+    )
+
+
+def model_claims() -> Iterator[Claim]:
+    """Yields the claims on whole models."""
+    models = "[Models](models.md)"
+    training = [line for line in read("benchmarks/training.jsonl") if "peer" in line]
+    gaps = [x["float32"]["valid_nats"] - x["peer"]["valid_nats"] for x in training]
+    error = statistics.stdev(gaps) / len(gaps) ** 0.5
+    mean = statistics.fmean(gaps)
+    yield Claim(
+        "It trains as Hugging Face's port does",
+        "the port",
+        f"{mean:+.4f} ± {error:.4f} nats",
+        len(gaps),
+        "no difference" if abs(mean) <= 2 * error else "a difference",
+        "[From Hugging Face](migration.md)",
+    )
+    test = read("logs/wikitext2_test.json")["ppl"]
+    words = "WikiText-2, 5.0 million parameters"
+    yield Claim(
+        words, "AWD-LSTM, 33 million: 65.8", f"{test:.1f} ppl", 1, ONE_SEED, models
+    )
+    (small,) = read("benchmarks/shakespeare.jsonl")
+    ours, port = (small["runs"][0][name]["nats"] for name in ("ours", "nanogpt"))
+    yield Claim(
+        "tiny Shakespeare, 0.8 million, three minutes",
+        f"nanoGPT's CPU recipe: {port:.3f} nats",
+        f"{ours:.3f} nats",
+        1,
+        ONE_SEED,
+        models,
+    )
+    long = min(x.get("valid_nats", 9) for x in read("logs/shakespeare_long.jsonl"))
+    yield Claim(
+        "tiny Shakespeare, 2.9 million, two hours",
+        "nanoGPT, 10.7 million: 1.4697 nats",
+        f"{long:.3f} nats",
+        1,
+        ONE_SEED,
+        models,
+    )
+    cold = read("logs/cold_start.json")["cost_nats"]
+    yield Claim(
+        "A cold start costs",
+        "not measured",
+        f"{cold:.1f} nats",
+        1,
+        ONE_SEED,
+        "[The value of the memory](long_context.md)",
+    )
+    yield variants_claim()
+
+
+def gains(lines: list[dict[str, Any]], *variants: str) -> str:
+    """Returns by how much variants lower the perplexity of the texts' test splits.
+
+    variants: the names of one addition; the best of them counts on each text.
+    """
+
+    def nats(text: str, variant: str) -> float:
+        found = [
+            line["test_nats"]
+            for line in lines
+            if (line["text"], line["variant"]) == (text, variant)
+        ]
+        return statistics.fmean(found) if found else math.inf
+
+    percent = [
+        100 * (1 - math.exp(min(nats(text, x) for x in variants) - nats(text, "paper")))
+        for text in sorted({line["text"] for line in lines})
+    ]
+    return f"{min(percent):.0f} to {max(percent):.0f} %"
+
+
+def variants_claim() -> Claim:
+    """Returns the claim on what came after the paper."""
+    lines = read("benchmarks/variants.jsonl")
+    dirty = sum("+dirty" in line["revision"] for line in lines)
+    muon, cache = gains(lines, "muon", "muon_twice_lr"), gains(lines, "cache")
+    return Claim(
+        "Muon, dynamic evaluation and a cache help",
+        "each by its own paper",
+        f"{muon}; {gains(lines, 'dynamic')}; {cache} of perplexity",
+        "2 or 3",
+        f"no verdict: {dirty} of {len(lines)} runs had uncommitted changes",
+        "[What came after the paper](howto/variants.md)",
+    )
+
+
+def claims() -> str:
+    """Returns the table of claims, those of one seed in bold."""
+    found = [*ablation_claims(), recl_claim(), *memory_claims(), *model_claims()]
+    rows = [
+        each._replace(seeds="**1**" if each.seeds == 1 else each.seeds)
+        for each in found
+    ]
+    head = "claim", "the paper or others", "here", "seeds", "verdict", "page"
+    return table(head, rows)

@@ -1,0 +1,184 @@
+"""How each experiment of the results page was run: command, seeds, time and files."""
+
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from generate.claims import read
+from generate.markdown import ROOT
+
+
+class Run(NamedTuple):
+    """An experiment: the block of a page that makes it, and the files it wrote."""
+
+    title: str
+    page: str
+    command: str  # a part of the block's text
+    files: tuple[str, ...]
+    seeds: int  # 0 = nothing is trained
+    more: str = ""  # what the files do not state
+
+
+RESULTS = "ablations/results/"
+RUNS = (
+    Run(
+        "Tables 6 and 10",
+        "ablations.md",
+        "--table=10 --scale=cpu --workdir=runs/table6",
+        (f"{RESULTS}table6.json", f"{RESULTS}table10.json"),
+        3,
+    ),
+    Run(
+        "Table 10, as much text",
+        "ablations.md",
+        "--workdir=runs/table10_tokens",
+        (f"{RESULTS}table10_tokens.json", f"{RESULTS}table10_half_tokens.json"),
+        3,
+    ),
+    Run(
+        "Table 6, words",
+        "ablations.md",
+        "--workdir=runs/table6_words",
+        (f"{RESULTS}table6_words.json",),
+        3,
+    ),
+    Run(
+        "Table 7",
+        "ablations.md",
+        "--workdir=runs/table7",
+        (f"{RESULTS}table7.json",),
+        3,
+    ),
+    Run(
+        "Table 8",
+        "recl.md",
+        "--workdir=runs/recl_1111",
+        tuple(f"logs/recl_{seed}.json" for seed in (1111, 1112, 1113)),
+        3,
+        "25 November 2026, one core, revision `58f5bfc`",
+    ),
+    Run(
+        "Table 9",
+        "long_context.md",
+        "--mode=speed",
+        ("logs/speed.json", "logs/speed_1.json", "logs/speed_2.json"),
+        0,
+    ),
+    Run(
+        "Copying",
+        "copying.md",
+        "experiments.figures.copying --seeds",
+        ("logs/copying.json",),
+        3,
+    ),
+    Run(
+        "Copying across segments",
+        "segments.md",
+        "--gradient_segments 1 8 --updates 800",
+        ("logs/copying_gradients.json",),
+        3,
+    ),
+    Run(
+        "Training beside Hugging Face's port",
+        "migration.md",
+        "experiments.benchmarks.training",
+        ("benchmarks/training.jsonl",),
+        18,
+    ),
+    Run(
+        "WikiText-2",
+        "models.md",
+        "--config=experiments/wikitext2.py --workdir=runs/wikitext2",
+        ("logs/wikitext2.jsonl", "logs/wikitext2_test.json"),
+        1,
+    ),
+    Run(
+        "Tiny Shakespeare, three minutes",
+        "models.md",
+        "--config=experiments/shakespeare.py",
+        ("benchmarks/shakespeare.jsonl",),
+        1,
+    ),
+    Run(
+        "Tiny Shakespeare, two hours",
+        "models.md",
+        "--config=experiments/shakespeare_long.py",
+        ("logs/shakespeare_long.jsonl",),
+        1,
+    ),
+    Run(
+        "Cold start",
+        "howto/evaluate.md",
+        "--sweep=cold_start=512",
+        ("logs/cold_start.json",),
+        1,
+    ),
+    Run(
+        "After the paper",
+        "howto/variants.md",
+        "python -m experiments.benchmarks.variants\n",
+        ("benchmarks/variants.jsonl",),
+        2,
+        "about eight hours of one core, beside other work",
+    ),
+)
+
+
+def block(page: str, part: str) -> str:
+    """Returns the block of commands of a page that has a part, as a block."""
+    text = (ROOT / "docs" / page).read_text("utf-8")
+    (found,) = (
+        body for body in re.findall(r"```sh\n(.*?)```", text, re.S) if part in body
+    )
+    return f"```sh\n{found}```\n"
+
+
+def flat(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yields every (key, value) inside a result, at any depth."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield key, inner
+            yield from flat(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from flat(inner)
+
+
+def hours(result: Any) -> float:
+    """Returns the hours that a result states for its runs, 0 if it states none."""
+    if isinstance(result, list):
+        return max(line.get("seconds", 0.0) for line in result) / 3600
+    if "cells" in result:
+        return sum(cell["seconds"] for cell in result["cells"]) / 3600
+    return result.get("hours", result.get("seconds", 0.0) / 3600)
+
+
+def made(run: Run) -> str:
+    """Returns when, from which revisions and in which time the files were made."""
+    found = [read(name) for name in run.files]
+    pairs = [pair for result in found for pair in flat(result)]
+    keys = "git_revision", "revision"
+    revisions = {value for key, value in pairs if key in keys}
+    revisions |= {x for key, value in pairs if key == "git_revisions" for x in value}
+    days = {value[:10] for key, value in pairs if key in ("time", "date")}
+    time = sum(map(hours, found))
+    parts = [f"{time:.1f} hours" if time >= 0.1 else f"{60 * time:.1f} minutes"]
+    parts = (parts if time else []) + sorted(days)
+    names = sorted(f"`{x[:7]}{x[40:]}`" for x in revisions)
+    if names:
+        parts.append(f"revision{'s' * (len(names) > 1)} {', '.join(names)}")
+    return ", ".join([*parts, *filter(None, [run.more])])
+
+
+def runs() -> str:
+    """Returns a section for each experiment: command, seeds, time and files."""
+    parts = []
+    for run in RUNS:
+        seeds = f"{run.seeds} seeds" if run.seeds > 1 else "**one seed**"
+        seeds = seeds if run.seeds else "timed"
+        files = ", ".join(f"`experiments/{name}`" for name in run.files)
+        parts.append(
+            f"### {run.title}\n\n{block(run.page, run.command)}\n"
+            f"{seeds}; {made(run)}. {files} ([page]({run.page})).\n"
+        )
+    return "\n".join(parts)
