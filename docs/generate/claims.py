@@ -207,17 +207,19 @@ def gains(lines: list[dict[str, Any]], *variants: str) -> str:
 
     variants: the names of one addition; the best of them counts on each text.
     """
+    nats = {(x["text"], x["variant"], x["seed"]): x["test_nats"] for x in lines}
 
-    def nats(text: str, variant: str) -> float:
-        found = [
-            line["test_nats"]
-            for line in lines
-            if (line["text"], line["variant"]) == (text, variant)
+    def cost(text: str, variant: str) -> float:
+        """Returns the mean cost in nats over the seeds that both have."""
+        pairs = [
+            loss - nats[text, "paper", seed]
+            for (where, name, seed), loss in nats.items()
+            if (where, name) == (text, variant)
         ]
-        return statistics.fmean(found) if found else math.inf
+        return statistics.fmean(pairs) if pairs else math.inf
 
     percent = [
-        100 * (1 - math.exp(min(nats(text, x) for x in variants) - nats(text, "paper")))
+        100 * (1 - math.exp(min(cost(text, x) for x in variants)))
         for text in sorted({line["text"] for line in lines})
     ]
     return f"{min(percent):.0f} to {max(percent):.0f} %"
