@@ -47,7 +47,7 @@ class Case(NamedTuple):
     @property
     def config(self) -> ModelConfig:
         """The model's config."""
-        return tiny.config(mem_len=4, **self.settings)
+        return tiny.config(**{"mem_len": 4, **self.settings})
 
     @property
     def segments(self) -> Segment:
@@ -132,9 +132,20 @@ CASES = [
     Case({"position": "rotary", "d_head": 4, **tiny.MODERN}),
     Case({"untie_r": True}, S),
 ]
+OTHERS: list[dict[str, Any]] = [
+    {"position": "learned", "n_position": L, "mem_len": 0},
+    {"position": "sinusoidal", "mem_len": 0},
+    {"position": "shaw", "n_position": 5},
+    {"position": "alibi"},
+    {"position": "none"},
+]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [*CASES, *(pytest.param(Case(x), marks=pytest.mark.long) for x in OTHERS)],
+    ids=str,
+)
 def test_gradients_match_finite_differences_of_the_oracle(case: Case) -> None:
     rng = np.random.default_rng(0)
     params: Params = tiny.make_params(case.config)
