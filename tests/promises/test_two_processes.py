@@ -99,38 +99,30 @@ def test_deaths_and_signals_change_no_bit(folder: Path, across: list[str]) -> No
     assert [step for step, _ in exact(ended)] == list(range(1, steps + 1))
 
 
-@pytest.mark.long
-def test_two_processes_resume_the_run_of_one(folder: Path) -> None:
-    losses = []
-    for parts in (((1, 20), (2, 40)), ((2, 40),)):
-        workdir = folder / f"parts{len(parts)}"
-        for count, steps in parts:
-            flags = [f"--config={folder / 'tiny.py'}", f"--workdir={workdir}"]
-            flags += [
-                f"--config.train.{x}={steps}" for x in ("num_steps", "eval_every")
-            ]
-            run = Processes(folder, *flags, count=count)
-            assert run.wait() == [0] * count
-        losses.append([numbers["loss"] for _, numbers in exact(workdir)])
-        resumed = "resumed at update 20" in run.stderr[0].read_text()
-        assert resumed == (len(parts) > 1)
-    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+# Starts of a run: its processes, the pieces of its text, and its last update.
+PARTS = (((1, 1, 20), (2, 1, 40)), ((2, 1, 40),))
+PIECES = (((2, 4, 10), (1, 2, 20), (2, 2, 30), (1, 1, 40)), ((1, 1, 40),))
 
 
 @pytest.mark.long
-def test_pieces_of_the_text_move_between_processes_and_meshes(folder: Path) -> None:
-    """Four pieces on two processes, then two pieces on one and on two, then one."""
+@pytest.mark.parametrize("more, runs", [([], PARTS), (ACROSS, PIECES)])
+def test_runs_move_between_processes_and_meshes(
+    folder: Path, more: list[str], runs: tuple[tuple[tuple[int, int, int], ...], ...]
+) -> None:
+    """Each of two runs has the losses of the other."""
     losses, scores = [], []
-    for parts in (((2, 4, 10), (1, 2, 20), (2, 2, 30), (1, 1, 40)), ((1, 1, 40),)):
-        workdir = folder / f"pieces{len(parts)}"
+    for parts in runs:
+        workdir = folder / f"{len(more)}moves{len(parts)}"
         for count, pieces, steps in parts:
-            flags = [f"--config={folder / 'tiny.py'}", f"--workdir={workdir}", *ACROSS]
+            flags = [f"--config={folder / 'tiny.py'}", f"--workdir={workdir}", *more]
             flags += [f"--config.mesh.segments={pieces}"]
             flags += [
                 f"--config.train.{x}={steps}" for x in ("num_steps", "eval_every")
             ]
             run = Processes(folder, *flags, count=count)
             assert run.wait() == [0] * count, run.said(0)
+        resumed = "resumed at update" in run.stderr[0].read_text()
+        assert resumed == (len(parts) > 1)
         lines = [numbers for _, numbers in exact(workdir)]
         losses.append([numbers["loss"] for numbers in lines])
         scores.append(lines[-1]["valid_nll"])
