@@ -52,44 +52,37 @@ CONFIG = Config(
     train=TrainConfig(batch_size=8, tgt_len=6, num_steps=10, eval_every=10),
     optim=OptimConfig(optimizer="sgd", schedule="constant", lr=0.5),
 )
-# Documents start in the segments, too. The epsilon keeps Muon, and its Adam, from
-# turning the rounding of a gradient near 0 into a whole step.
-VARIANTS = dataclasses.replace(
-    CONFIG,
-    model=dataclasses.replace(
-        MODEL, d_inner=24, position="rotary", **tiny.MODERN, **tiny.GATED, **tiny.SAME
-    ),
-    train=dataclasses.replace(CONFIG.train, reset_memory_at="3"),
-    optim=dataclasses.replace(
-        CONFIG.optim, optimizer="muon", lr=0.01, weight_decay=0.01, epsilon=1e-3
-    ),
+
+
+def changed(**sections: dict[str, Any]) -> Config:
+    """Returns CONFIG with changes in some sections, for documents in segments."""
+    sections["train"] = {"reset_memory_at": "3", **sections.get("train", {})}
+    return dataclasses.replace(
+        CONFIG,
+        **{
+            name: dataclasses.replace(getattr(CONFIG, name), **fields)
+            for name, fields in sections.items()
+        },
+    )
+
+
+# The epsilon keeps Muon, and its Adam, from turning the rounding of a gradient near 0
+# into a whole step.
+VARIANTS = changed(
+    model={"d_inner": 24, "position": "rotary"}
+    | {**tiny.MODERN, **tiny.GATED, **tiny.SAME},
+    optim={"optimizer": "muon", "lr": 0.01, "weight_decay": 0.01, "epsilon": 1e-3},
 )
-COMPRESSED = dataclasses.replace(
-    CONFIG,
-    model=dataclasses.replace(MODEL, **tiny.COMPRESSED, compression="conv"),
-    train=dataclasses.replace(CONFIG.train, reset_memory_at="3"),
-)
+COMPRESSED = changed(model={**tiny.COMPRESSED, "compression": "conv"})
 # Gradients pass through the memory, pieces of the text lie on other devices, and the
 # streams are computed in two parts.
-GROUPED = dataclasses.replace(
-    CONFIG,
-    train=dataclasses.replace(
-        CONFIG.train,
-        segments_per_call=4,
-        segments_per_update=4,
-        gradient_segments=4,
-        batch_chunk=2,
-        reset_memory_at="3",
-    ),
-)
+LENGTHS = ("segments_per_call", "segments_per_update", "gradient_segments")
+GROUPED = changed(train={**dict.fromkeys(LENGTHS, 4), "batch_chunk": 2})
 TOKENS = dataclasses.replace(GROUPED, model=dataclasses.replace(MODEL, memory_tokens=3))
 # A layer retrieves; only heads and streams are split.
-RETRIEVAL = dataclasses.replace(
-    CONFIG,
-    model=dataclasses.replace(
-        MODEL, mem_len=3, retrieval_len=20, retrieval_top_k=3, retrieval_layer=1
-    ),
-    train=dataclasses.replace(CONFIG.train, reset_memory_at="3"),
+RETRIEVAL = changed(
+    model={"mem_len": 3, "retrieval_len": 20, "retrieval_top_k": 3}
+    | {"retrieval_layer": 1}
 )
 MESHES = [
     (data, fsdp, 8 // data // fsdp)
