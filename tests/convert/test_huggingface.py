@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import safetensors.numpy
 
-from tests.convert.test_pickle import RECORDED, tensor_of, zip_of
+from tests.convert.test_pickle import RECORDED
 from tests.convert.test_pytorch import case, saved_case
 from tests.support import golden
 from tests.support.refusal import refusal
@@ -57,12 +57,6 @@ def test_weights_that_lack_what_the_config_does_not_tie_are_refused() -> None:
         changed = fields | {name: value}
         message = refusal(huggingface.from_state_dict, lacking, changed)
         assert "does not tie" in message
-
-
-def test_a_damaged_file_of_torch_is_named(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}", "utf-8-sig")
-    (tmp_path / "pytorch_model.bin").write_bytes(zip_of(tensor_of(6), [("data/0", "")]))
-    assert "pytorch_model.bin" in refusal(huggingface.from_pretrained, tmp_path)
 
 
 # Vocabularies

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.refusal import refusal, refused
+from tests.support.refusal import refused
 from tests.support.trained import EXPERIMENT, command
 from txl_jax.data import vocab as vocabulary
 from txl_jax.data.number import NumberVocab
@@ -99,15 +99,6 @@ def test_other_files_are_refused(
         path.write_bytes(content)
     with refused(error):
         prepare(config(tmp_path, path, **fields))
-
-
-def test_fields_of_other_corpora_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("1 2 3")
-    path = str(tmp_path / "a.txt")
-    text = DataConfig("text", path, str(tmp_path), "byte", dtype="int32")
-    assert "data.dtype='int32' is for data.corpus='tokens'" in refusal(prepare, text)
-    text = DataConfig("text", path, str(tmp_path), "number")
-    assert "'text' cannot be of kind 'number'" in refusal(prepare, text)
 
 
 @pytest.mark.long

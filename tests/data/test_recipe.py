@@ -3,7 +3,6 @@
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +10,7 @@ import pytest
 from tests.data import miniatures
 from tests.support.refusal import refused
 from txl_jax.data import vocab as vocabulary
-from txl_jax.data.catalog import CORPORA
 from txl_jax.data.options import SPLITS, DataConfig
-from txl_jax.data.recipe import resolve
 from txl_jax.data.streams import Position, Streams
 from txl_jax.data.tokens import Tokens, prepare
 from txl_jax.data.word import Lines, WordVocab
@@ -180,19 +177,3 @@ def test_files_are_documents(kind: str, end: str, tmp_path: Path) -> None:
     streams = Streams(tokens, 1, len(tokens), reset_memory_at=at)
     (_, second) = np.flatnonzero(streams.batch(Position())[0].first_SBL)
     assert made.vocab.decode(tokens[second:]) == f"\na b\n{end}\n"
-
-
-def test_impossible_vocabularies_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("words.txt").write_text("<eos>\na\n")
-    words: dict[str, Any] = {"vocab_path": "words.txt"}
-    kept = {"vocab": "word", "convention": "newlines_kept"}
-    for corpus, fields, message in (
-        ("enwik8", kept, "data.convention = 'newlines_kept' must be one of lines"),
-        ("text", words | {"vocab_size": 2}, "determines the words"),
-        ("text", words | {"vocab": "char"}, "of kind 'word', not data.v"),
-    ):
-        with refused(message):
-            resolve(DataConfig(corpus, **fields), CORPORA[corpus])

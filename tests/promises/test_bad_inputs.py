@@ -131,6 +131,11 @@ new generate.prompt=@{home}/nowhere       | nowhere' does not exist
 new data.convention=lined                 | data.convention = 'lined' must be
 new data.vocab_size=99                    | is not used with data.vocab='byte'
 new data.vocab=subword                    | must be at least 256 for subwords
+new data.vocab=word data.convention=text    | 'text' must be one of lines
+new data.vocab_path={home}/marked.txt data.vocab_size=2 | determines the words
+new data.vocab_path={home}/marked.txt data.vocab=char | of kind 'word', not data.v
+new data.dtype=int32                      | is for data.corpus='tokens'
+new data.vocab=number                     | cannot be of kind 'number'
 new data.corpus=txt                       | did you mean 'text'
 new data.path=                            | data.path is empty
 new data.path=/no/text                    | '/no/text' does not exist
