@@ -109,19 +109,6 @@ def test_streams_agree_with_a_slow_reference(
                 assert of_stream(array, segment, b).tolist() == expected
 
 
-@pytest.mark.parametrize("warm_tokens", [0, 3, 1000])
-@pytest.mark.parametrize("N, B, L", SIZES)
-def test_tokens_with_a_short_context_are_counted(
-    N: int, B: int, L: int, warm_tokens: int
-) -> None:
-    begins = [b * (N - 1) // B for b in range(B + 1)]
-    cold = 0
-    for begin, end in zip(begins, begins[1:], strict=False):
-        start = max(begin - warm_tokens, 0)
-        cold += sum(pair - start < 20 for pair in range(begin, end))
-    assert make(N, B, L, warm_tokens=warm_tokens).cold_tokens(20) == cold
-
-
 def test_segments_have_the_documented_shapes_and_dtypes() -> None:
     bytes_of_text = np.frombuffer(b"some text, as bytes", np.uint8)
     segment, _ = Streams(bytes_of_text, 3, 4).batch(Position(), 2)

@@ -70,6 +70,17 @@ MEMORY = GenerateConfig(num_tokens=14, top_k=4, mem_len=4)
 WINDOW = dataclasses.replace(MEMORY, mem_len=0)
 
 
+def oracle_nll(config: Any, text_T: np.ndarray, bounds: list[int]) -> list[float]:
+    """Returns the nll of all tokens but the first, by segments with these bounds."""
+    settings, nll_T = tiny.reference_settings(config), []
+    memory = reference.empty(tiny.N, 1, tiny.D)
+    for begin, end in itertools.pairwise(bounds):
+        pair = text_T[None, begin:end], text_T[None, begin + 1 : end + 1]
+        nll_1L, memory = reference.nll(PARAMS, *pair, memory, **settings)
+        nll_T += nll_1L[0].tolist()
+    return nll_T
+
+
 def test_memory_is_carried_between_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """In each stream by itself, however many tokens are fetched at once."""
     second = dataclasses.replace(MEMORY, seed=MEMORY.seed + 1)
@@ -79,16 +90,11 @@ def test_memory_is_carried_between_tokens(monkeypatch: pytest.MonkeyPatch) -> No
     assert [part.nll_BT.shape for part in parts] == [(2, 5), (2, 5), (2, 4)]
     tokens_BT, nll_BT = (np.concatenate(x, axis=1) for x in zip(*parts, strict=True))
     np.testing.assert_array_equal(tokens_BT[1], alone_T)
-    settings = tiny.reference_settings(tiny.config(mem_len=4))
     for prompt, tokens_T, nll_T in zip(PROMPTS, tokens_BT, nll_BT, strict=True):
         text_T, last = np.r_[prompt, tokens_T], len(prompt) - 1
-        memory, expected = reference.empty(tiny.N, 1, tiny.D), []
         # The last token of the prompt is read with the first one of the sample.
         bounds = [*range(0, last, 3), *range(last, len(text_T))]
-        for begin, end in itertools.pairwise(bounds):
-            pair = text_T[None, begin:end], text_T[None, begin + 1 : end + 1]
-            nll_1L, memory = reference.nll(PARAMS, *pair, memory, **settings)
-            expected += nll_1L[0].tolist()
+        expected = oracle_nll(tiny.config(mem_len=4), text_T, bounds)
         tiny.assert_close(nll_T, expected[last:])
 
 
@@ -96,15 +102,10 @@ def test_same_layer_recurrence_reads_whole_segments() -> None:
     """A sample's likelihoods are those of its text, read in segments of 3 tokens."""
     config = tiny.config(mem_len=4, **tiny.SAME)
     ((tokens_BT, nll_BT),) = sampler.stream(config, PARAMS, PROMPTS, MEMORY, window=3)
-    settings = tiny.reference_settings(config)
     for prompt, tokens_T, nll_T in zip(PROMPTS, tokens_BT, nll_BT, strict=True):
         text_T = np.r_[prompt, tokens_T]
-        memory, expected = reference.empty(tiny.N, 1, tiny.D), []
-        for begin in range(0, len(text_T) - 1, 3):
-            end = min(begin + 3, len(text_T) - 1)
-            pair = text_T[None, begin:end], text_T[None, begin + 1 : end + 1]
-            nll_1L, memory = reference.nll(PARAMS, *pair, memory, **settings)
-            expected += nll_1L[0].tolist()
+        bounds = [*range(0, len(text_T) - 1, 3), len(text_T) - 1]
+        expected = oracle_nll(config, text_T, bounds)
         tiny.assert_close(nll_T, expected[len(prompt) - 1 :])
 
 
