@@ -67,13 +67,8 @@ class NumberVocab:
         return " ".join(map(str, np.asarray(tokens).tolist()))
 
     def to_json(self) -> JsonObject:
-        """Returns the JSON object that `from_json` accepts."""
+        """Returns the content of a vocabulary's file."""
         return {"kind": self.kind, "size": self.size}
-
-    @classmethod
-    def from_json(cls, state: JsonObject) -> "NumberVocab":
-        """Returns the vocabulary of a JSON object that `to_json` returned."""
-        return cls(state["size"])
 
 
 def largest(splits: Iterable[Iterator[bytes]]) -> int:

@@ -163,7 +163,7 @@ class SubwordVocab:
         return "\n".join(map(self.engine.decode, lines))
 
     def to_json(self) -> JsonObject:
-        """Returns the JSON object that `from_json` accepts: the whole tokenizer."""
+        """Returns the content of a vocabulary's file: the whole tokenizer."""
         return {"kind": self.kind, **self.engine.to_json()}
 
     @classmethod

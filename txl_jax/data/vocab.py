@@ -13,7 +13,7 @@ from txl_jax.data.files import text_start
 from txl_jax.data.number import NumberVocab
 from txl_jax.data.subword import SubwordVocab
 from txl_jax.data.text import JsonObject, token_dtype
-from txl_jax.data.word import WordVocab
+from txl_jax.data.word import Lines, WordVocab
 from txl_jax.errors import UserError, prefixed, require_one_of
 from txl_jax.report.checksum import DAMAGE, verify_checksum, with_checksum
 from txl_jax.report.log import say
@@ -97,13 +97,8 @@ class CharVocab:
         return text
 
     def to_json(self) -> JsonObject:
-        """Returns the JSON object that `from_json` accepts."""
+        """Returns the content of a vocabulary's file."""
         return {"kind": self.kind, "of_bytes": self.of_bytes, "symbols": self.symbols}
-
-    @classmethod
-    def from_json(cls, state: JsonObject) -> "CharVocab":
-        """Returns the vocabulary of a JSON object that `to_json` returned."""
-        return cls(state["symbols"], state["of_bytes"])
 
 
 class ByteVocab(CharVocab):
@@ -115,13 +110,8 @@ class ByteVocab(CharVocab):
         super().__init__("".join(map(chr, range(256))), of_bytes=True)
 
     def to_json(self) -> JsonObject:
-        """Returns the JSON object that `from_json` accepts."""
+        """Returns the content of a vocabulary's file."""
         return {"kind": self.kind}
-
-    @classmethod
-    def from_json(cls, _: JsonObject) -> "ByteVocab":
-        """Returns the vocabulary of a JSON object that `to_json` returned."""
-        return cls()
 
 
 def _points(text: str) -> np.ndarray:
@@ -140,9 +130,13 @@ def code_points(
 # Every vocabulary has a length, a dtype of its token files, and `unknown`, the token of
 # unknown text or -1. `stream` encodes a whole split from blocks of bytes.
 Vocab = CharVocab | WordVocab | SubwordVocab | NumberVocab
-VOCABULARIES: dict[str, type[Vocab]] = {
-    vocab.kind: vocab
-    for vocab in (ByteVocab, CharVocab, WordVocab, SubwordVocab, NumberVocab)
+# The vocabularies by kind, from what their `to_json` returned.
+VOCABULARIES: dict[str, Callable[[JsonObject], Vocab]] = {
+    "byte": lambda _: ByteVocab(),
+    "char": lambda x: CharVocab(x["symbols"], x["of_bytes"]),
+    "word": lambda x: WordVocab(x["words"], Lines(*(x[y] for y in Lines._fields))),
+    "subword": SubwordVocab.from_json,
+    "number": lambda x: NumberVocab(x["size"]),
 }
 
 
@@ -197,7 +191,7 @@ def loads(text: str) -> Vocab:
     """Returns the vocabulary of `dumps`; raises an error of DAMAGE or UserError."""
     state = verify_checksum(json.loads(text))
     require_one_of(state["kind"], list(VOCABULARIES), "kind")
-    return VOCABULARIES[state["kind"]].from_json(state)
+    return VOCABULARIES[state["kind"]](state)
 
 
 def save(vocab: Vocab, path: Path) -> None:

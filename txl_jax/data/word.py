@@ -136,10 +136,5 @@ class WordVocab:
         return "".join(parts)
 
     def to_json(self) -> JsonObject:
-        """Returns the JSON object that `from_json` accepts."""
+        """Returns the content of a vocabulary's file."""
         return {"kind": self.kind, **self.lines._asdict(), "words": self.words}
-
-    @classmethod
-    def from_json(cls, state: JsonObject) -> "WordVocab":
-        """Returns the vocabulary of a JSON object that `to_json` returned."""
-        return cls(state["words"], Lines(*(state[x] for x in Lines._fields)))
