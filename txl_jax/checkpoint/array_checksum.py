@@ -40,7 +40,7 @@ def checksums(tree: Tree) -> dict[str, Checksum]:
         all_PDN2 = distributed.gather(np.stack(own))
     _require_equal_copies(all_PDN2, list(leaves))
     return {
-        name: (*dtype_and_shape(leaf), "{:08x}{:08x}".format(*pair))
+        name: (str(leaf.dtype), tuple(leaf.shape), "{:08x}{:08x}".format(*pair))
         for (name, leaf), pair in zip(leaves.items(), all_PDN2[0, 0], strict=True)
     }
 
@@ -80,11 +80,6 @@ def named_leaves(tree: Tree) -> list[tuple[str, Leaf]]:
         (jax.tree_util.keystr(path, simple=True, separator="/"), leaf)
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
     ]
-
-
-def dtype_and_shape(leaf: Leaf) -> tuple[str, tuple[int, ...]]:
-    """Returns the dtype and shape of an array or a `ShapeDtypeStruct`."""
-    return str(leaf.dtype), tuple(leaf.shape)
 
 
 def checksum_words(x: Array) -> Array:
