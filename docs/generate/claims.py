@@ -16,12 +16,11 @@ ONE_SEED = "one seed: no verdict"
 class Claim(NamedTuple):
     """A row of the table of claims; `seeds` may also say how often it was timed."""
 
-    claim: str
+    claim: str  # links to the page with the experiment
     others: str
     here: str
     seeds: int | str
     verdict: str
-    page: str
 
 
 def read(name: str) -> Any:
@@ -43,8 +42,8 @@ def ablation(claim: str, paper: str, row: str, above: str) -> Claim:
     """Compares a row without a part with the row above that has it."""
     one = ablations.compare(row, above)
     here = f"{perplexity(above)} against {perplexity(row)}"
-    page = "[Ablations](ablations.md)"
-    return Claim(claim, paper, f"{here} ppl", one.seeds, one.verdict, page)
+    linked = f"[{claim}](ablations.md)"
+    return Claim(linked, paper, f"{here} ppl", one.seeds, one.verdict)
 
 
 def ablation_claims() -> Iterator[Claim]:
@@ -75,12 +74,11 @@ def ablation_claims() -> Iterator[Claim]:
     ppl = ablations.read("table6_words")["outcomes"]["wt103_128m"]
     gain = 100 * saved["cost"] / statistics.fmean(ppl["ppl_init"])
     yield Claim(
-        "Attention longer than in training helps (Table 6)",
+        "[Attention longer than in training helps (Table 6)](ablations.md)",
         "0.9 % better",
         f"{-gain:.2f} % better, words; none, bytes",
         saved["seeds"],
         saved["verdict"],
-        "[Ablations](ablations.md)",
     )
 
 
@@ -97,12 +95,11 @@ def recl_claim() -> Claim:
     here = ["/".join(map(str, sorted({m[row] for m in members}))) for row in rows]
     longer = all(m[rows[0]] > max(m[rows[1]], m[rows[2]]) for m in members)
     return Claim(
-        "It uses more context (Table 8, RECL at r = 0.1)",
+        "[It uses more context (Table 8, RECL at r = 0.1)](recl.md)",
         "700 tokens; 300 without memory; 128 with absolute positions",
         f"{here[0]} bytes; {here[1]}; {here[2]}",
         len(members),
         "as the paper" if longer else "not in every seed",
-        "[RECL](recl.md)",
     )
 
 
@@ -120,21 +117,19 @@ def memory_claims() -> Iterator[Claim]:
     logs = [read(f"logs/speed{end}.json")["rows"][-1] for end in ("", "_1", "_2")]
     fair = sorted(round(row["fair_ratio"]) for row in logs)
     yield Claim(
-        "Evaluation with it is faster (Table 9, 3,800 tokens)",
+        "[Evaluation with it is faster (Table 9, 3,800 tokens)](long_context.md)",
         "1,874 times",
         f"{logs[0]['ratio']:,.0f} times; "
         f"against a fair window {fair[0]:,} to {fair[-1]:,}",
         "timed 3 times",
         "as the paper" if fair[0] > 1000 else "less",
-        "[The value of the memory](long_context.md)",
     )
     yield Claim(
-        "The reach is N x L (section 3.2)",
+        "[The reach is N x L (section 3.2)](copying.md)",
         "stated",
         "bit for bit, for any lengths",
         "exact",
         "as the paper",
-        "[Reach and copying](copying.md)",
     )
     name, here, apart = "logs/copying_gradients.json", [], True
     for distance in (32, 64):
@@ -142,62 +137,59 @@ def memory_claims() -> Iterator[Claim]:
         here.append(f"{statistics.fmean(one):.1f} % to {statistics.fmean(eight):.1f} %")
         apart = apart and max(one) < min(eight)
     yield Claim(
-        "Gradients across 8 segments teach the reach",
+        "[Gradients across 8 segments teach the reach](segments.md)",
         "not done",
         f"copying from 32 tokens back {here[0]}, from 64 back {here[1]}",
         len(accuracy(name, 32, 8)),
         "yes, in every seed" if apart else "not in every seed",
-        "[Segments](segments.md)",
     )
 
 
 def model_claims() -> Iterator[Claim]:
     """Yields the claims on whole models."""
-    models = "[Models](models.md)"
     training = [line for line in read("benchmarks/training.jsonl") if "peer" in line]
     gaps = [x["float32"]["valid_nats"] - x["peer"]["valid_nats"] for x in training]
     error = statistics.stdev(gaps) / len(gaps) ** 0.5
     mean = statistics.fmean(gaps)
     yield Claim(
-        "It trains as Hugging Face's port does",
+        "[It trains as Hugging Face's port does](migration.md)",
         "the port",
         f"{mean:+.4f} ± {error:.4f} nats",
         len(gaps),
         "no difference" if abs(mean) <= 2 * error else "a difference",
-        "[From Hugging Face](migration.md)",
     )
     test = read("logs/wikitext2_test.json")["ppl"]
-    words = "WikiText-2, 5.0 million parameters"
     yield Claim(
-        words, "AWD-LSTM, 33 million: 65.8", f"{test:.1f} ppl", 1, ONE_SEED, models
+        "[WikiText-2, 5.0 million parameters](models.md)",
+        "AWD-LSTM, 33 million: 65.8",
+        f"{test:.1f} ppl",
+        1,
+        ONE_SEED,
     )
     (small,) = read("benchmarks/shakespeare.jsonl")
     ours, port = (small["runs"][0][name]["nats"] for name in ("ours", "nanogpt"))
     yield Claim(
-        "tiny Shakespeare, 0.8 million, three minutes",
+        "[tiny Shakespeare, 0.8 million, three minutes](models.md)",
         f"nanoGPT's CPU recipe: {port:.3f} nats",
         f"{ours:.3f} nats",
         1,
         ONE_SEED,
-        models,
     )
     long = min(x.get("valid_nats", 9) for x in read("logs/shakespeare_long.jsonl"))
     yield Claim(
-        "tiny Shakespeare, 2.9 million, two hours",
+        "[tiny Shakespeare, 2.9 million, two hours](models.md)",
         "nanoGPT, 10.7 million: 1.4697 nats",
         f"{long:.3f} nats",
         1,
         ONE_SEED,
-        models,
     )
     cold = read("logs/cold_start.json")["cost_nats"]
     yield Claim(
-        "A cold start costs",
+        "[A cold start costs](long_context.md)",
         "not measured",
         f"{cold:.1f} nats",
         1,
         ONE_SEED,
-        "[The value of the memory](long_context.md)",
     )
     yield variants_claim()
 
@@ -231,12 +223,11 @@ def variants_claim() -> Claim:
     dirty = sum("+dirty" in line["revision"] for line in lines)
     muon, cache = gains(lines, "muon", "muon_twice_lr"), gains(lines, "cache")
     return Claim(
-        "Muon, dynamic evaluation and a cache help",
+        "[Muon, dynamic evaluation and a cache help](howto/variants.md)",
         "each by its own paper",
         f"{muon}; {gains(lines, 'dynamic')}; {cache} of perplexity",
         "2 or 3",
         f"no verdict: {dirty} of {len(lines)} runs had uncommitted changes",
-        "[What came after the paper](howto/variants.md)",
     )
 
 
@@ -244,8 +235,9 @@ def claims() -> str:
     """Returns the table of claims, those of one seed in bold."""
     found = [*ablation_claims(), recl_claim(), *memory_claims(), *model_claims()]
     rows = [
-        each._replace(seeds="**1**" if each.seeds == 1 else each.seeds)
+        (each.claim, each.verdict, seeds, each.here, each.others)
         for each in found
+        for seeds in ["**1**" if each.seeds == 1 else each.seeds]
     ]
-    head = "claim", "the paper or others", "here", "seeds", "verdict", "page"
-    return table(head, rows)
+    head = "claim", "verdict", "seeds", "here", "the paper or others"
+    return table(head, rows).replace(" %", "\u00a0%")

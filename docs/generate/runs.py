@@ -171,14 +171,14 @@ def made(run: Run) -> str:
 
 
 def runs() -> str:
-    """Returns a section for each experiment: command, seeds, time and files."""
+    """Returns a paragraph and the command for each experiment."""
     parts = []
     for run in RUNS:
         seeds = f"{run.seeds} seeds" if run.seeds > 1 else "**one seed**"
         seeds = seeds if run.seeds else "timed"
         files = ", ".join(f"`experiments/{name}`" for name in run.files)
         parts.append(
-            f"### {run.title}\n\n{block(run.page, run.command)}\n"
-            f"{seeds}; {made(run)}. {files} ([page]({run.page})).\n"
+            f"**[{run.title}]({run.page})**: {seeds}; {made(run)}; {files}\n\n"
+            f"{block(run.page, run.command)}"
         )
     return "\n".join(parts)
