@@ -4,7 +4,6 @@ Dims: S segments; Z compressed slots, C states of a block.
 """
 
 import dataclasses
-import functools
 from typing import Any
 
 import jax
@@ -17,9 +16,10 @@ from tests.support.reference_compressive import Stream
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import Memory
 from txl_jax.model.memory.compressive import CompressiveMemory
-from txl_jax.model.segment import OneSegment
+from txl_jax.model.segment import Segment, scanned
 from txl_jax.model.txl import TransformerXL
-from txl_jax.update.step import loss_sum, nll_sum
+from txl_jax.update.options import TrainConfig
+from txl_jax.update.step import nll_sum, sum_gradients
 
 B, L, S, Z, C = 3, 5, 5, 3, 2
 COMPRESSED: dict[str, Any] = {"mem_len": 4, **tiny.COMPRESSED}
@@ -147,20 +147,24 @@ def test_the_compression_learns_from_its_error_alone() -> None:
         _, memory = tiny.apply(CONV, params, tokens_BL, memory)
         for stream, tokens_L in zip(streams, tokens_BL, strict=True):
             stream.read(tokens_L, np.zeros(L, bool))
-    segment = OneSegment(
-        inputs_BL=jnp.asarray(tokens_SBL[3]),
-        targets_BL=jnp.asarray(tokens_SBL[3]),
-        weights_BL=jnp.ones((B, L)),
-        first_BL=jnp.zeros((B, L), bool),
-        length_B=jnp.full(B, L),
+    segments = Segment(
+        inputs_SBL=tokens_SBL[3:],
+        targets_SBL=tokens_SBL[3:],
+        weights_SBL=np.ones((1, B, L), np.float32),
+        first_SBL=np.zeros((1, B, L), bool),
+        length_SB=np.full((1, B), L, np.int32),
     )
+    segment = jax.tree.map(lambda x: x[0], scanned(segments))
     model, key = TransformerXL(CONV), jax.random.key(0)
+    train = TrainConfig(batch_size=B, tgt_len=L, num_steps=1)
 
-    @functools.partial(jax.jit, static_argnums=0)
-    def gradient(of: Any, params: Any) -> Any:
-        return jax.grad(lambda p: of(model, p, memory, segment, key)[0])(params)
+    @jax.jit
+    def gradients(params: Any) -> tuple[Any, Any]:
+        of_nll = jax.grad(lambda p: nll_sum(model, p, memory, segment, key)[0])(params)
+        sums = sum_gradients(model, params, memory, segments, key, train)
+        return of_nll, sums.grads
 
-    of_nll, of_loss = gradient(nll_sum, params), gradient(loss_sum, params)
+    of_nll, of_loss = gradients(params)
     assert not of_nll["layers"]["compression"]["conv"].any()
     conv_NCDD = np.asarray(of_loss["layers"].pop("compression")["conv"])
     of_nll["layers"].pop("compression")
