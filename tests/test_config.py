@@ -258,11 +258,11 @@ def get_config():
     [
         ("def get_config(:", "SyntaxError"),
         ("\0", "null bytes"),
-        ("get_configs = None", "no get_config()"),
+        ("get_configs = None", "KeyError: 'get_config'"),
         ("import nowhere_to_be_found", "ModuleNotFoundError"),
         ("import sys\nsys.exit(0)", "failed: SystemExit"),
         ("def get_config():\n    raise ValueError('one\\ntwo')", "ValueError: one"),
-        ("def get_config(): return 3", "returns int"),
+        ("def get_config(): return 3", "'int' object has"),
         (f"{IMPORT}def get_config(): return ConfigDict({{3: 4}})", "config section 3"),
         (f"{GET}modle.n_layer = 3", "model"),
         (f"{GET}model.n_layer = 'three'", "n_layer"),

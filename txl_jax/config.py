@@ -230,14 +230,7 @@ def load(source: str) -> ConfigDict:
     if path.suffix != ".py" or not os.path.isfile(path):  # or too long
         raise UserError(f"no config file {source!r}: give FILE.py or a packaged name")
     try:
-        experiment = runpy.run_path(str(path))
-        if "get_config" not in experiment:
-            raise AttributeError("it defines no get_config()")
-        config = experiment["get_config"]()
-        if not isinstance(config, (ConfigDict, dict)):
-            kind = type(config).__name__
-            raise TypeError(f"get_config() returns {kind}, not a ConfigDict")
-        return ConfigDict(config)
+        return ConfigDict(runpy.run_path(str(path))["get_config"]())
     except UserError:
         raise
     except (Exception, SystemExit) as error:  # any error of the user's code
@@ -273,15 +266,10 @@ def load_json(path: Path) -> ConfigDict:
         config = from_saved(verify_checksum(saved), path)
         parse(config)
         return config
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise UserError(
             f"{path.parent} holds no run (no {path.name}): give the --workdir of a "
-            "run, or --config to start one"
-        ) from None
-    except NotADirectoryError:
-        raise UserError(
-            f"{path.parent} is not the folder of a run: import a released model with "
-            f"--mode=import --format=txl_jax --source={path.parent} --workdir=FOLDER"
+            "run, --config to start one, or the --model in a file"
         ) from None
     except (OSError, *DAMAGE, UserError) as error:
         raise UserError(

@@ -102,18 +102,13 @@ def out_of_memory(error: BaseException, mode: str) -> str:
 
 def printable(text: str) -> str:
     """Escapes control characters for a terminal, except ends of lines and tabs."""
-    if text.isprintable():
-        return text
-    escaped = (repr(x)[1:-1] if _is_control(x) else x for x in text)
-    return "".join(escaped)
 
+    def escape(x: str) -> str:
+        is_control = x not in "\n\t" and unicodedata.category(x) in ("Cc", "Cs")
+        is_control |= unicodedata.bidirectional(x) in DIRECTIONS
+        return repr(x)[1:-1] if is_control else x
 
-def _is_control(character: str) -> bool:
-    """Returns whether a character controls the terminal or the text's direction."""
-    if character in "\n\t":
-        return False
-    is_control = unicodedata.category(character) in ("Cc", "Cs")
-    return is_control or unicodedata.bidirectional(character) in DIRECTIONS
+    return "".join(map(escape, text))
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -1,8 +1,6 @@
 """The statistics of gradients that dynamic evaluation needs, kept in the workdir."""
 
 import hashlib
-import io
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,10 +14,10 @@ from txl_jax.evaluate import dynamic
 from txl_jax.evaluate.options import evaluation_model
 from txl_jax.model.initializers import Params
 from txl_jax.model.segment import Segment
-from txl_jax.report.checksum import DAMAGE
 from txl_jax.report.log import say
 from txl_jax.report.progress import interruptible
 from txl_jax.runtime import storage
+from txl_jax.workdir.arrays import read_arrays, save_arrays
 from txl_jax.workdir.load import Loaded
 
 FILE = "dynamic.npz"  # r of every parameter, and the key
@@ -32,8 +30,11 @@ def find(loaded: Loaded, tokens: Tokens, workdir: Path) -> Params:
     split = tokens.manifest["splits"]["train"]["sha256"]
     state = checksums(loaded.params), model, config.tgt_len, config.dynamic_segments
     key = hashlib.sha256(repr((*state, config.reset_memory_at, split)).encode())
-    if rms := _read(path, key.hexdigest(), loaded.params):
-        return rms
+    saved, names = read_arrays(path), [name for name, _ in named_leaves(loaded.params)]
+    if saved.get("key") == key.hexdigest():
+        arrays = [saved[name] for name in names]
+        rms = jax.tree.unflatten(jax.tree.structure(loaded.params), arrays)
+        return jax.device_put(rms, jax.tree.map(lambda x: x.sharding, loaded.params))
     L, text = config.tgt_len, tokens.split("train")
     if config.dynamic_segments:
         text = text[: config.dynamic_segments * L + 1]
@@ -48,29 +49,10 @@ def find(loaded: Loaded, tokens: Tokens, workdir: Path) -> Params:
         rms = dynamic.root_mean_squares(
             loaded.config.model, config, loaded.mesh, loaded.params, segments()
         )
-    arrays = {name: np.asarray(x) for name, x in named_leaves(rms)}
-    arrays["key"] = np.array(key.hexdigest())
-    file = io.BytesIO()
-    np.savez(file, allow_pickle=False, **arrays)
+    made = {name: np.asarray(x) for name, x in named_leaves(rms)}
     try:
-        storage.write_atomically(path, lambda new: new.write_bytes(file.getvalue()))
+        save_arrays(path, made | {"key": np.array(key.hexdigest())})
         say(f"the statistics of {streams.segments_per_epoch:,} gradients are in {path}")
     except storage.errors() as error:
         say(f"the statistics of gradients are not kept ({storage.one_line(error)})")
     return rms
-
-
-def _read(path: Path, key: str, params: Params) -> Params | None:
-    """Returns the saved statistics; None if there are none with this key."""
-    try:
-        saved = np.load(io.BytesIO(path.read_bytes()), allow_pickle=False)
-        if str(saved["key"]) != key:
-            return None
-        arrays = [saved[name] for name, _ in named_leaves(params)]
-    except FileNotFoundError:
-        return None
-    except (OSError, *DAMAGE, EOFError, RuntimeError, zipfile.BadZipFile):
-        say(f"{path} is damaged: the statistics are collected again")
-        return None
-    rms = jax.tree.unflatten(jax.tree.structure(params), arrays)
-    return jax.device_put(rms, jax.tree.map(lambda leaf: leaf.sharding, params))

@@ -34,14 +34,10 @@ class Trained(NamedTuple):
     """A run that has reached its last update, and still owns its workdir."""
 
     plan: Plan
+    tokens: Tokens
     result: Json  # of `train`
     log: SendLine  # to Weights & Biases; takes further numbers
     fence: Fence
-
-    @property
-    def tokens(self) -> Tokens:
-        """The corpus."""
-        return self.plan.tokens
 
 
 def train_and_evaluate(config: Config, workdir: Path) -> Json:
@@ -63,9 +59,8 @@ def trained(config: Config, workdir: Path) -> Iterator[Trained]:
             lambda: claim.claim(workdir, config, plan.tokens, model)
         )
         described = dataclasses.asdict(config)
-        log = stack.enter_context(
-            wandb.logging(config.run.wandb, workdir, start, described)
-        )
+        logged = wandb.logging(config.run.wandb, workdir, start, described)
+        log = stack.enter_context(logged)
         started = time.perf_counter()
         say(reach.describe(model, B, L))
         warn_of_rotations(training.config)
@@ -76,10 +71,9 @@ def trained(config: Config, workdir: Path) -> Iterator[Trained]:
             result = train(training, workdir, fence, log)
         finally:
             goodput = {} if finished else claim.record_goodput(workdir, fence)
-        result |= goodput
-        result["train_seconds"] = time.perf_counter() - started
+        result |= goodput | {"train_seconds": time.perf_counter() - started}
         result["train_memory"] = reach.account(model, B, L)
-        yield Trained(plan, result, log, fence)
+        yield Trained(plan, plan.tokens, result, log, fence)
 
 
 def train_on(
@@ -92,12 +86,10 @@ def train_on(
 ) -> Json:
     """Trains on given tokens, from `params` or from random parameters if None.
 
-    For programs that have tokens of their own: no corpus is prepared, and the workdir
-    gets neither config.json nor a lock. config.model.vocab_size is set. See
-    `train.train` for the result and errors.
+    For programs with tokens of their own: the workdir gets neither config.json nor a
+    lock. config.model.vocab_size is set. For result and errors see `train.train`.
     """
-    mesh = fit_mesh(config)
-    training, _ = make_training(config, mesh, train_tokens, valid_tokens)
+    training, _ = make_training(config, fit_mesh(config), train_tokens, valid_tokens)
     return train(training._replace(params=params), workdir, send_line=send_line)
 
 

@@ -73,24 +73,20 @@ def terms(operands: Operands) -> dict[str, Array]:
 
     Terms that the position scheme lacks are omitted. Rotations are part of term a.
     """
-    no_q = {"q_BLHA": jnp.zeros_like(operands.q_BLHA)}
-    no_k = {"k_BKHA": jnp.zeros_like(operands.k_BKHA)}
     position = operands.position
     r, u, w, bias = position
-    changes: dict[str, dict[str, Any]] = {
-        WHOLE: {},
-        "a": {"position": PositionTerms()},
-    }
+    no_q = operands._replace(q_BLHA=jnp.zeros_like(operands.q_BLHA))
+    no_k = operands._replace(k_BKHA=jnp.zeros_like(operands.k_BKHA))
+    parts = {WHOLE: operands, "a": operands._replace(position=PositionTerms())}
     if r is not None:
-        changes["b"] = {**no_k, "position": PositionTerms(r_RHA=r)}
+        parts["b"] = no_k._replace(position=PositionTerms(r_RHA=r))
     if u is not None:
-        changes["c"] = {**no_q, "position": PositionTerms(u_HA=u)}
+        parts["c"] = no_q._replace(position=PositionTerms(u_HA=u))
     if bias is not None or (r is not None and w is not None):
-        changes["d"] = {**no_q, **no_k, "position": position._replace(u_HA=None)}
-    return {
-        name: xla.probabilities(operands._replace(**change))
-        for name, change in changes.items()
-    }
+        parts["d"] = no_q._replace(
+            k_BKHA=no_k.k_BKHA, position=position._replace(u_HA=None)
+        )
+    return {name: xla.probabilities(part) for name, part in parts.items()}
 
 
 def by_distance(p_HLK: Array, R: int) -> Array:
@@ -102,16 +98,16 @@ def by_distance(p_HLK: Array, R: int) -> Array:
 
 def tally(operands: Operands) -> Tally:
     """Returns the tally of one layer, for one segment of one stream."""
-    L, K = operands.q_BLHA.shape[1], operands.k_BKHA.shape[1]
-    p_HLR = {
-        name: by_distance(p_HBLK[:, 0], K - L)
-        for name, p_HBLK in terms(operands).items()
-    }
-    mean_HR = {name: p.mean(axis=1) for name, p in p_HLR.items()}
+    L, R = operands.q_BLHA.shape[1], operands.k_BKHA.shape[1] - operands.q_BLHA.shape[1]
+    p_HLR = {name: by_distance(p[:, 0], R) for name, p in terms(operands).items()}
     whole_HLR = p_HLR[WHOLE]
-    in_memory_LR = jnp.arange(K - L) > jnp.arange(L)[:, None]
-    memory_HL = jnp.sum(whole_HLR * in_memory_LR, axis=-1)
-    return Tally(mean_HR, entr(whole_HLR).sum(-1).mean(1), memory_HL, whole_HLR)
+    in_memory_LR = jnp.arange(R) > jnp.arange(L)[:, None]
+    return Tally(
+        {name: p.mean(axis=1) for name, p in p_HLR.items()},
+        entr(whole_HLR).sum(-1).mean(1),
+        jnp.sum(whole_HLR * in_memory_LR, axis=-1),
+        whole_HLR,
+    )
 
 
 class Maps(NamedTuple):
@@ -129,7 +125,7 @@ def map_model(config: ModelConfig, span: int, clamp_len: int) -> ModelConfig:
     """Returns the model with a memory that shows every token exactly `span` tokens."""
     if span < 2:
         raise UserError(f"eval.mem_len = {span}: attention maps need at least 2 tokens")
-    if config.position in ABSOLUTE_POSITIONS:
+    if config.position in ABSOLUTE_POSITIONS or config.compressed_len:
         raise UserError(
             f'model.position = "{config.position}" has no distances: attention maps '
             "need a relative position scheme"

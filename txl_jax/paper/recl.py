@@ -4,12 +4,10 @@ The losses of every model and context are kept on disk, so that an interrupted
 comparison resumes and later comparisons of the same models reuse them.
 """
 
-import functools
 import hashlib
 import time
 from pathlib import Path
 from typing import NamedTuple
-from zipfile import BadZipFile
 
 import numpy as np
 
@@ -25,8 +23,8 @@ from txl_jax.paper.gains import compare, plot_recl
 from txl_jax.paper.options import ReclConfig
 from txl_jax.report.log import Json, aligned, say
 from txl_jax.report.progress import Progress
-from txl_jax.runtime import storage
 from txl_jax.workdir import load
+from txl_jax.workdir.arrays import read_arrays, save_arrays
 from txl_jax.workdir.fit import warn_of_rotations
 from txl_jax.workdir.folder import CONFIG, VOCAB, find
 from txl_jax.workdir.staging import write_files
@@ -126,11 +124,11 @@ def score(
     for context in config.lengths:
         length = min(context, full or context)
         path = folder / f"{length}.npz"
-        if (nll_T := read(path)) is None:
+        if (nll_T := read_arrays(path).get("nll_T")) is None:
             label = f"{member.folder} context {length}"
             with Progress(label, len(positions_T)) as bar:
                 nll_T = nll(member.text, positions_T, length, bar)
-            storage.write_atomically(path, functools.partial(write, nll_T))
+            save_arrays(path, {"nll_T": nll_T})
         rows.append(nll_T)
     return np.stack(rows), {
         "workdir": str(member.folder),
@@ -140,18 +138,3 @@ def score(
         "full_context_tokens": full,
         "losses": str(folder),
     }
-
-
-def read(path: Path) -> np.ndarray | None:
-    """Returns the losses in a file of `write`; None if it is missing or damaged."""
-    try:
-        with path.open("rb") as file, np.load(file) as kept:
-            return kept["nll_T"]
-    except (OSError, ValueError, KeyError, EOFError, BadZipFile):
-        return None
-
-
-def write(nll_T: np.ndarray, path: Path) -> None:
-    """Writes the losses of one context, with a checksum."""
-    with path.open("wb") as file:
-        np.savez(file, nll_T=nll_T)

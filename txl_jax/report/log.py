@@ -30,11 +30,7 @@ GROUPS = {"exact": "train", "timing": "perf"}
 
 
 def say(line: str) -> None:
-    """Prints a line on stderr, above a progress bar if there is one.
-
-    Only the first of several processes prints. An stderr that cannot be written, such
-    as a file on a full disk, is ignored. A terminal gets no control characters.
-    """
+    """Prints a line of process 0 on stderr, also on a full disk; escapes control."""
     if not distributed.is_first():
         return
     line = printable(line) if sys.stderr.isatty() else line
@@ -59,11 +55,9 @@ class MetricsLog:
     """Appends to metrics.jsonl: one line every few updates, each step at most once.
 
     A line is due every `every` updates, at each validation and at the last update. The
-    newest line is held back until the next update, so that its validation loss can be
-    added; a resumed run adds an outstanding validation loss to the line in the file.
-    Each line ends with its CRC-32; lines that have changed are left out, and reported.
-    Lines that do not fit on a full disk are kept until `sync`. Only the first of
-    several processes writes.
+    newest is held back until the next update, so that its validation loss can be added;
+    a resumed run adds it to the line in the file. Each line ends with its CRC-32. Lines
+    that do not fit on a full disk are kept until `sync`. Only process 0 writes.
     """
 
     def __init__(
@@ -75,11 +69,9 @@ class MetricsLog:
         send: Iterable[SendLine] = (),
         ideal_seconds: float = 0.0,
     ):
-        """Opens the file and cuts it to the lines of steps up to last_step.
+        """Opens the file and cuts it to the steps up to last_step; raises UserError.
 
-        send: called for each new line, and with the validation loss alone if that is
-        added to a line in the file. ideal_seconds: as for Timing. Raises UserError if
-        the file cannot be read or written.
+        send: called for each new line, and for a validation loss that is added later.
         """
         self.step, self.num_steps, self.every = last_step, num_steps, every
         self.send = send
@@ -105,9 +97,8 @@ class MetricsLog:
     def _open(self, lines: list[bytes]) -> None:
         """Replaces the file by these lines, atomically, and opens it for appending."""
         if self.path is not None:
-            write_atomically(
-                self.path, lambda fresh: fresh.write_bytes(b"".join(lines))
-            )
+            text = b"".join(lines)
+            write_atomically(self.path, lambda fresh: fresh.write_bytes(text))
         self.file = (self.path or Path(os.devnull)).open("ab", buffering=0)
 
     def __enter__(self) -> Self:
@@ -175,8 +166,8 @@ class MetricsLog:
         line, self.held = self.held, None
         if line is None:
             return
-        step, exact = line["step"], line["exact"]
-        due = step % self.every == 0 or step == self.num_steps or "valid_nll" in exact
+        step, is_last = line["step"], line["step"] == self.num_steps
+        due = step % self.every == 0 or is_last or "valid_nll" in line["exact"]
         if due or owed:
             self._show(line)
             self.unwritten += encode(line)
@@ -274,11 +265,7 @@ def require_other(path: str, read: Iterable[Path], field: str) -> None:
 
 @contextlib.contextmanager
 def json_lines(path: str, field: str) -> Iterator[Callable[[Any], None]]:
-    """Opens a new file of JSON lines; yields a function that writes one.
-
-    The function does nothing if the path is "" and in all processes but the first. For
-    errors, see `writing`.
-    """
+    """Opens a file of JSON lines; yields what writes one, nothing if the path is ""."""
     if not path or not distributed.is_first():
         yield lambda record: None
         return

@@ -29,9 +29,8 @@ class Lowers(Protocol):
 class Progress:
     """Counts finished work, and reports it with a rate or the caller's figures.
 
-    Rate and time left count from the first report on, because what came before, such as
-    compilation, is not repeated. Without a terminal, work that takes less than ten
-    seconds prints nothing. total = 0 means unknown.
+    Rate and time left count from the first report on, without compilation. Without a
+    terminal, quick work prints nothing. total = 0 means unknown.
     """
 
     def __init__(
@@ -43,19 +42,6 @@ class Progress:
         self.reported = time.perf_counter()
         self.started = 0.0  # at the first report
         self.bar: tqdm.tqdm[NoReturn] | None = None
-
-    def _start(self, done: int) -> None:
-        self.initial, self.started = done, time.perf_counter()
-        if sys.stderr.isatty() and distributed.is_first():
-            self.bar = tqdm.tqdm(
-                desc=self.label,
-                total=self.total or None,
-                initial=done,
-                # Some terminals, mostly of containers, report a width of 0.
-                ncols=shutil.get_terminal_size().columns,
-                unit="B" if self.in_bytes else "it",
-                unit_scale=self.in_bytes,
-            )
 
     def __enter__(self) -> Self:
         return self
@@ -73,7 +59,17 @@ class Progress:
         self.done, self.total = done, total or self.total
         text = " ".join(f"{name} {value}" for name, value in figures.items())
         if not self.started:
-            self._start(done)
+            self.initial, self.started = done, time.perf_counter()
+            if sys.stderr.isatty() and distributed.is_first():
+                self.bar = tqdm.tqdm(
+                    desc=self.label,
+                    total=self.total or None,
+                    initial=done,
+                    # Some terminals, mostly of containers, report a width of 0.
+                    ncols=shutil.get_terminal_size().columns,
+                    unit="B" if self.in_bytes else "it",
+                    unit_scale=self.in_bytes,
+                )
         if self.bar is not None:
             self.bar.total = self.total or None
             self.bar.set_postfix_str(text, refresh=False)
@@ -87,9 +83,8 @@ class Progress:
         count = f"{self.done}/{self.total}" if self.total else f"{self.done}"
         parts = [self.label, count, text]
         if self.in_bytes:
-            parts.append("bytes")
-        if self.in_bytes and made > 0:
-            parts.append(f"{made / 1e6 / seconds:.1f} MB/s")
+            rate = f" {made / 1e6 / seconds:.1f} MB/s" if made > 0 else ""
+            parts.append(f"bytes{rate}")
         if self.total and made > 0:
             minutes, rest = divmod(int(seconds * remaining / made), 60)
             parts.append(f"{minutes}:{rest:02d} left")

@@ -56,13 +56,8 @@ EXACT = "versions", "device_kind", "device_count", "process_count", "usable_core
 
 def start(run: Json) -> Json:
     """Returns the entry of run.json for one start: time, host, code and libraries."""
-    software = {name: run[name] for name in ("git_revision", *EXACT)}
-    return {
-        "time": utc_time(),
-        "host": socket.gethostname(),
-        "pid": os.getpid(),
-        **software,
-    }
+    place = {"time": utc_time(), "host": socket.gethostname(), "pid": os.getpid()}
+    return place | {name: run[name] for name in ("git_revision", *EXACT)}
 
 
 def differences(before: Json, now: Json) -> list[str]:
@@ -76,10 +71,7 @@ def differences(before: Json, now: Json) -> list[str]:
 
 @functools.cache
 def git_revision(file: Path = Path(__file__)) -> str:
-    """Returns the commit of a file's checkout, "+dirty" if changed, or "none".
-
-    Computed at the first call: a checkout may change while a process runs.
-    """
+    """Returns the commit of a file's checkout, "+dirty" if changed, or "none"."""
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(file.parent), *arguments]

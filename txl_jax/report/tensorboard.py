@@ -25,9 +25,8 @@ START = 1  # SessionLog.START
 class Events:
     """The events of one start of a run, in a separate file.
 
-    The first event makes TensorBoard discard the steps after last_step, so each step is
-    shown once after a resume. A full disk ends the file, not the run. Only the first of
-    several processes writes.
+    The first event makes TensorBoard discard the steps after last_step. A full disk
+    ends the file, not the run. Only process 0 writes.
     """
 
     def __init__(self, workdir: Path, last_step: int, ending: str = ""):

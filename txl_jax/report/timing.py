@@ -18,8 +18,7 @@ PURPOSES = ("update", "input", "compile", "checkpoint", "evaluation")
 class Timing:
     """Mean times of the updates since the last line of metrics.jsonl, and totals.
 
-    An update's time is the time between two fetches of metrics. It includes the wait
-    for input and excludes compilation, validation and the saving of checkpoints.
+    An update's time, between two fetches of metrics, includes the wait for input only.
     `totals`, in seconds by purpose, continue those of an interrupted run.
     """
 
@@ -86,23 +85,18 @@ def goodput(lines: list[bytes], run: Json) -> Json:
     """Returns the goodput of a run since its first start, over all restarts.
 
     lines: of its metrics.jsonl, of which the newest has the seconds of each purpose.
-    run: its run.json, with the goodput at the end of an earlier start. What follows the
-    newest line is this start's shutdown. The remaining seconds are those of restarts:
-    start-up, downtime, and the updates since the last checkpoint, which a killed run
-    repeats.
+    run: its run.json. What follows the newest line is this start's shutdown, and all
+    other seconds are those of restarts: start-up, downtime and repeated updates.
     """
-    first, last = (
-        datetime.datetime.fromisoformat(run["starts"][index]["time"])
-        for index in (0, -1)
-    )
+    read = datetime.datetime.fromisoformat
+    first, last = (read(run["starts"][index]["time"]) for index in (0, -1))
     now = datetime.datetime.now(datetime.UTC)
     before = run.get("goodput", {}).get("seconds", {})
     totals = dict.fromkeys(PURPOSES, 0.0) | {"shutdown": before.get("shutdown", 0.0)}
     if lines:
         timing = json.loads(lines[-1])["timing"]
         totals |= timing["total_seconds"]
-        written = datetime.datetime.fromisoformat(timing["time"])
-        if written > last:
+        if (written := read(timing["time"])) > last:
             totals["shutdown"] += (now - written).total_seconds()
     wall = (now - first).total_seconds()
     seconds = totals | {"restart": max(wall - sum(totals.values()), 0.0)}

@@ -14,8 +14,7 @@ from txl_jax.runtime.options import RunConfig
 class Trace:
     """Writes a profile of run.profile_steps into `folder`.
 
-    Only the first of several processes is profiled. With run.profiler_port, jax's
-    profiler server of process i listens on port + i.
+    Process 0 is profiled. With run.profiler_port, process i serves at port + i.
     """
 
     def __init__(self, config: RunConfig, folder: Path):

@@ -28,8 +28,7 @@ def logging(
 ) -> Iterator[SendLine]:
     """Yields a function that logs to a run of the project; project = "" logs nothing.
 
-    start: the run's first start in run.json, from which the id is derived, so that a
-    resumed run continues there. A repeated update logs the same numbers again.
+    start: the first one in run.json, whose hash is the id, so that a resume continues.
     """
     if not project or not distributed.is_first():
         yield lambda step, values: None

@@ -28,11 +28,10 @@ def user_cache() -> Path:
 def keep(folder: str) -> None:
     """Keeps compiled programs in a folder; "" = the user's cache, "off" = nowhere.
 
-    By default, the environment variable JAX_COMPILATION_CACHE_DIR takes precedence, and
-    several processes keep none: where only some of them find a program, compilers that
-    work together would wait for each other. There, a user's cache folder that cannot be
-    used is ignored. Raises UserError for a given folder that cannot be made, an address
-    that is not on gs://, or if the library of gs:// is missing.
+    By default, JAX_COMPILATION_CACHE_DIR takes precedence, a cache folder that cannot
+    be used is ignored, and several processes keep none: where only some find a program,
+    compilers that work together would wait. Raises UserError for a folder that is given
+    and cannot be used.
     """
     compilation_cache.reset_cache()  # a program compiled before has chosen its folder
     if folder == OFF:

@@ -38,22 +38,20 @@ def remote_path(address: str, flag: str) -> Path:
             f"{flag}={address!r} is neither a folder nor gs://BUCKET/FOLDER: no other "
             "store is supported"
         )
-    if missing := [name for name in LIBRARIES if not _is_installed(name)]:
-        raise UserError(
-            f"{flag}={address!r} needs {missing[0]}: pip install 'txl_jax[gcs]'"
-        )
+    for name in LIBRARIES:
+        try:
+            found = importlib.util.find_spec(name)
+        except ModuleNotFoundError:  # the package that it is in
+            found = None
+        if not found:
+            raise UserError(
+                f"{flag}={address!r} needs {name}: pip install 'txl_jax[gcs]'"
+            )
     os.environ.setdefault("EPATH_USE_TF", "false")  # TensorFlow's file system
     logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # the errors are raised too
     from etils import epath
 
     return cast(Path, epath.Path(SCHEME + "/".join(parts)))
-
-
-def _is_installed(name: str) -> bool:
-    try:
-        return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:  # the package that it is in
-        return False
 
 
 def is_file(path: Path) -> bool:

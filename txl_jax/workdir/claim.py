@@ -52,32 +52,27 @@ def check_same_run(workdir: Path, saved: Config, config: Config) -> None:
 
 
 def claim(workdir: Path, config: Config, tokens: Tokens, model: ModelConfig) -> Json:
-    """Makes `workdir` the folder of this run, and logs a start; see `check_trainable`.
+    """Makes `workdir` the folder of this run, and returns its first start.
 
-    model: with the vocabulary's size. Returns the entry of the run's first start.
-    Reports libraries and devices that changed since then: the results may differ in the
-    last bits from those of an uninterrupted run. Every process checks, process 0
-    writes. Raises UserError if the workdir belongs to another version of the corpus.
+    model: with the vocabulary's size. Reports libraries and devices that have changed.
+    Every process checks, process 0 writes. Raises UserError for another corpus.
     """
     parameters = metrics.parameter_count(abstract_params(model))
     run = provenance.provenance(dataclasses.asdict(config), tokens.manifest, parameters)
-    before, starts, changed = read_run(workdir), [], False
+    before, run["starts"] = read_run(workdir), []
     if before:
         with refusing_damage(workdir / RUN):
-            changed = before["data"]["splits"] != run["data"]["splits"]
-            starts = list(before["starts"])
-            for difference in provenance.differences(starts[0], run):
-                say(
-                    "results are not bit-identical to those before this start: "
-                    f"{difference}"
+            if before["data"]["splits"] != run["data"]["splits"]:
+                raise UserError(
+                    f"{workdir} was trained on another version of corpus "
+                    f"{run['data']['corpus']!r} (SHA-256 in {workdir / RUN}): restore "
+                    "it, or give another --workdir"
                 )
-    if changed:
-        raise UserError(
-            f"{workdir} was trained on another version of corpus "
-            f"{run['data']['corpus']!r} (SHA-256 in {workdir / RUN}): restore it, or "
-            "give another --workdir"
-        )
-    run["starts"] = [*starts, provenance.start(run)]
+            run["starts"] += before["starts"]
+            for difference in provenance.differences(run["starts"][0], run):
+                bits = "results are not bit-identical to those before this start"
+                say(f"{bits}: {difference}")
+    run["starts"].append(provenance.start(run))
     if "goodput" in before:
         run["goodput"] = before["goodput"]
     if distributed.is_first():

@@ -34,7 +34,13 @@ def fit_vocab(config: Config, vocab: Vocab) -> Config:
     for section in ("train", "eval"):
         text = getattr(config, section).reset_memory_at
         with prefixed(f"{section}.reset_memory_at = {text!r}"):
-            config = replace(config, section, reset_memory_at=_id(text, vocab))
+            token = int(text) if ID.fullmatch(text) else vocabulary.find(vocab, text)
+            if token >= len(vocab):
+                raise UserError(
+                    f"{token} is not a token of this vocabulary: give one below "
+                    f"{len(vocab)}, or its text"
+                )
+        config = replace(config, section, reset_memory_at=str(token))
     return config
 
 
@@ -71,17 +77,6 @@ def find_vocab(config: Config) -> Config:
             "the corpus is prepared: give --config.model.vocab_size=N"
         )
     return replace(config, "model", vocab_size=size)
-
-
-def _id(text: str, vocab: Vocab) -> str:
-    """Returns the id of a token that is given as text or as its id."""
-    token = int(text) if ID.fullmatch(text) else vocabulary.find(vocab, text)
-    if token >= len(vocab):
-        raise UserError(
-            f"{token} is not a token of this vocabulary: give one below {len(vocab)}, "
-            "or its text"
-        )
-    return str(token)
 
 
 def fit_mesh(config: Config, devices: list[jax.Device] | None = None) -> Mesh:

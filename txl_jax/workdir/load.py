@@ -55,13 +55,11 @@ class Loaded(NamedTuple):
 def load(workdir: str | Path, config: Config | None = None) -> Loaded:
     """Returns the trained model of a workdir, averaged if the run averages.
 
-    In place of a workdir, the file of a released model is accepted, which the mode
-    export has written, a folder in the layout of Hugging Face's hub, and the name of a
-    model in the package, "shakespeare", unless there is a folder of that name. `config`
-    replaces the saved config, for example to evaluate on another mesh; the model must
-    be the same. Its eval.checkpoint selects the checkpoint of a workdir. Raises
-    UserError if the workdir holds no run or no such checkpoint, or the file no model,
-    and BadNumbers if a parameter is not finite.
+    In place of a workdir it takes the file of a released model, a folder in the layout
+    of Hugging Face's hub, or a model in the package, "shakespeare". `config` replaces
+    the saved one, for the same model; its eval.checkpoint selects a checkpoint. Raises
+    UserError if there is no such model, and BadNumbers for parameters that are not
+    finite.
     """
     workdir, released = find(os.fspath(workdir)), None
     if not workdir.exists():
@@ -79,7 +77,16 @@ def load(workdir: str | Path, config: Config | None = None) -> Loaded:
     config = config or saved
     check_same_run(workdir, saved, dataclasses.replace(saved, model=config.model))
     config = fit_vocab(config, vocab)
-    config, mesh = _fit_machine(config, config.mesh == saved.mesh)
+    try:
+        mesh = fit_mesh(config)
+    except UserError:
+        if config.mesh != saved.mesh:
+            raise
+        near = nearest(config.mesh, jax.device_count())
+        own, new = map(dataclasses.astuple, (config.mesh, near))
+        say(f"the run's mesh {own} does not fit this machine: reading on {new}")
+        config = dataclasses.replace(config, mesh=near)
+        mesh = fit_mesh(config)
     return load_fitted(workdir, config, vocab, mesh, released)
 
 
@@ -109,19 +116,6 @@ def load_fitted(
             f"parameter {name} in {workdir} is not finite: make the run again"
         )
     return Loaded(TransformerXL(config.model), params, vocab, config, step, mesh)
-
-
-def _fit_machine(config: Config, may_change: bool) -> tuple[Config, Mesh]:
-    """Returns the config and its mesh, another one if its own does not fit here."""
-    try:
-        return config, fit_mesh(config)
-    except UserError:
-        if not may_change:
-            raise
-    near = nearest(config.mesh, jax.device_count())
-    own, new = map(dataclasses.astuple, (config.mesh, near))
-    say(f"the run's mesh {own} does not fit this machine: reading on {new}")
-    return _fit_machine(dataclasses.replace(config, mesh=near), False)
 
 
 def _restore(workdir: Path, which: str, like: Params) -> tuple[Params, int]:
@@ -161,12 +155,10 @@ def load_initial(
 ) -> Params | None:
     """Returns the parameters that a run starts from, or None for random ones.
 
-    They are those of the best checkpoint of train.init_from, a workdir, averaged if
-    that run averages; parameters that its model lacks or has in another shape, since a
-    free field differs, are random. train.init_from is ignored, and the result None, if
-    `workdir` has a checkpoint to continue from. config.model.vocab_size is set. Raises
-    UserError if the parameters are missing, damaged, or belong to another vocabulary or
-    model, and like `has_checkpoint`.
+    They are those of the best checkpoint of train.init_from, averaged if that run
+    averages; those that its model lacks or has in another shape are random. None also
+    if `workdir` has a checkpoint. Raises UserError if they do not fit, and like
+    `has_checkpoint`.
     """
     like = like_params(config.model, mesh)
     if has_checkpoint(workdir, config, like) or not config.train.init_from:
@@ -179,11 +171,9 @@ def load_initial(
 def has_checkpoint(workdir: Path, config: Config, like: Params) -> bool:
     """Returns whether a run continues from a checkpoint; writes nothing.
 
-    like: the parameters' shapes and dtypes. Raises UserError if every checkpoint is
-    damaged, or the newest has another model or only parameters. Raises it, too, if
+    Raises UserError if every checkpoint is damaged, the newest does not fit `like`, or
     there is none although the run must have saved one: it trained for longer than the
-    first takes, its local folder of checkpoints is gone, or it has a result on gs://. A
-    run that was killed before its first checkpoint starts again.
+    first takes, its local folder of checkpoints is gone, or it has a result on gs://.
     """
     folder = workdir / CHECKPOINTS
     with open_checkpoints(workdir, read_only=True) as manager:

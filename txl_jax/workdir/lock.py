@@ -36,11 +36,7 @@ def unfenced() -> None:
 
 
 def locked(workdir: Path) -> contextlib.AbstractContextManager[Fence]:
-    """Makes this run the owner of `workdir`; process 0 acts for all processes.
-
-    Raises UserError if another run holds the local lock, or starts on gs:// at the same
-    moment. On a local file system without locks, prints a warning and continues.
-    """
+    """Makes this run the owner of `workdir`, through process 0; raises UserError."""
     if jax.process_index():
         return contextlib.nullcontext(unfenced)
     return (_owned if storage.is_remote(workdir) else _locked_folder)(workdir)
