@@ -11,10 +11,9 @@ from jax.sharding import PartitionSpec as P
 
 from tests.support import tiny
 from txl_jax.errors import UserError
-from txl_jax.model.segment import Segment
 from txl_jax.sharding.mesh import AXES, arrange, make_mesh
 from txl_jax.sharding.options import MeshConfig
-from txl_jax.sharding.rules import host_rows, place_segments, sharding
+from txl_jax.sharding.rules import sharding
 from txl_jax.update.init import abstract_params, init_state
 from txl_jax.update.optim import make_optimizer
 from txl_jax.update.options import OptimConfig
@@ -119,17 +118,3 @@ def test_the_state_of_lamb_is_sharded() -> None:
     _, places = init_state(tiny.CONFIG, lamb, B, 0, make_mesh(MeshConfig()))
     moments: Any = places.opt_state[1]
     assert moments.mu == moments.nu == places.params
-
-
-@pytest.mark.parametrize("config", [CUBE, MeshConfig(data=1, model=8)])
-def test_one_process_feeds_all_streams_to_their_devices(config: MeshConfig) -> None:
-    mesh = make_mesh(config)
-    assert host_rows(mesh, B, "train.batch_size").tolist() == list(range(B))
-    x_SBL, x_SB = np.arange(2 * B * 3).reshape(2, B, 3), np.arange(2 * B).reshape(2, B)
-    segments = Segment(x_SBL, -x_SBL, x_SBL + 1, x_SBL > 9, x_SB)
-    placed = place_segments(mesh, segments)
-    tiny.assert_equal(placed, segments)
-    shards = mesh.shape["data"] * mesh.shape["fsdp"]
-    for array in placed:
-        for shard in array.addressable_shards:
-            assert shard.data.shape == (2, B // shards, *array.shape[2:])

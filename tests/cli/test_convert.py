@@ -124,30 +124,29 @@ def test_overrides_and_a_vocabulary_of_characters(home: Home, tmp_path: Path) ->
     assert (saved.model.dropout, saved.model.mem_len) == (0.5, 7)
 
 
-def test_importing_the_original_pytorch_code(tmp_path: Path) -> None:
-    name = "div_val_2_all_tied"
-    (tmp_path / "model").mkdir()
-    shutil.copy(RECORDED / f"{name}.module.stream.pt", tmp_path / "model" / "model.pt")
-    shutil.copy(RECORDED / "cache2.pkl", tmp_path / "model" / "cache.pkl")
+def test_importing_the_original_pytorch_code_and_nvidias(tmp_path: Path) -> None:
+    """A module with a cache of its corpus, and a checkpoint that has its sizes."""
+    for name, source in {
+        "pytorch/model.pt": "div_val_2_all_tied.module.stream.pt",
+        "pytorch/cache.pkl": "cache2.pkl",
+        "nvidia/checkpoint_best.pt": "nvidia.pt",
+    }.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(RECORDED / source, tmp_path / name)
     flags = ["--config.model.mem_len=2", "--config.model.same_length"]
     flags += ["--config.model.clamp_len=3", "--config.model.cutoffs=9,17,28"]
-    done = imported(tmp_path / "model", tmp_path / "run", *flags, format="pytorch")
-    assert done.status == 0
-    loaded = load.load(tmp_path / "run")
-    assert_equal(loaded.params, case(name)[1])
-    model = loaded.config.model
-    assert (model.mem_len, model.same_length, model.clamp_len) == (2, True, 3)
-    assert model.initial_memory == "empty"
-
-
-def test_nvidias_code(tmp_path: Path) -> None:
-    (tmp_path / "model").mkdir()
-    shutil.copy(RECORDED / "nvidia.pt", tmp_path / "model" / "checkpoint_best.pt")
-    done = imported(tmp_path / "model", tmp_path / "run", format="nvidia")
-    assert done.result["step"] == 40
-    loaded = load.load(tmp_path / "run")
-    assert loaded.step == 40 and loaded.config.model.same_length_self
-    assert_equal(loaded.params, case(recorded.NVIDIA)[1])
+    for kind, fields, saved, step in (
+        ("pytorch", flags, "div_val_2_all_tied", 1),
+        ("nvidia", [], recorded.NVIDIA, 40),
+    ):
+        run = tmp_path / f"{kind}_run"
+        assert imported(tmp_path / kind, run, *fields, format=kind).status == 0
+        loaded = load.load(run)
+        assert_equal(loaded.params, case(saved)[1])
+        model = loaded.config.model
+        assert model.initial_memory == "empty" and loaded.step == step
+        assert model.same_length and model.same_length_self == (kind == "nvidia")
+        assert kind == "nvidia" or (model.mem_len, model.clamp_len) == (2, 3)
 
 
 def test_importing_the_original_tensorflow_code(tmp_path: Path) -> None:

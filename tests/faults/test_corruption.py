@@ -6,7 +6,6 @@ bit for bit; parameters alone are restored bit for bit or refused.
 """
 
 import contextlib
-import dataclasses
 import shutil
 from collections.abc import Callable
 from contextlib import closing, nullcontext
@@ -179,28 +178,6 @@ def test_the_step_of_a_damaged_checkpoint_is_saved_again(copied: Path) -> None:
         assert len(aside) == again
         assert resume(copied).step == NEWER
         flip(newest(copied) / "record" / "metadata")
-
-
-def test_nothing_is_deleted_if_every_checkpoint_is_damaged(copied: Path) -> None:
-    for step in (OLDER, NEWER):
-        half(copied / "checkpoints" / str(step) / "params" / "manifest.ocdbt")
-    before = sorted(copied.rglob("*"))
-    with refused("nothing was deleted") as caught:
-        resume(copied)
-    for step in (OLDER, NEWER):
-        assert f"checkpoint {step} is damaged (item params" in str(caught.value)
-    assert sorted(copied.rglob("*")) == before
-
-
-def test_another_model_is_refused_and_nothing_set_aside(copied: Path) -> None:
-    state = dataclasses.replace(
-        STATES[0], params={"a": jax.numpy.zeros((40, 20), np.int32)}
-    )
-    with closing(open_checkpoints(copied, CheckpointConfig())) as manager:
-        with refused("params/a is float32.40, 20. there, int32.40, 20. here") as caught:
-            save_restore.restore(manager, like(state))
-    assert "params/b is float32[7] there, missing here" in str(caught.value)
-    assert newest(copied).exists()
 
 
 def test_the_first_checkpoint_of_a_start_is_read_back(tmp_path: Path) -> None:

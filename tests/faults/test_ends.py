@@ -169,20 +169,6 @@ def test_compilation_for_absent_devices_does_not_look_for_devices() -> None:
     assert "compile.topology" in refusal_of(*flags, JAX_PLATFORMS="toaster")
 
 
-def test_results_are_printed_if_files_cannot_be_written(own_home: Home) -> None:
-    (path := own_home.run / "loss.png").unlink()
-    path.mkdir()
-    before = (own_home.run / "metrics.jsonl").read_text()
-    done = own_home.read("train")
-    assert done.status == 2
-    assert "this model:" in done.err  # the scores
-    error = done.err.splitlines()[-1]
-    assert f"{path} (Is a directory" in error
-    path.rmdir()
-    assert own_home.read("train").result["updates"] == 60
-    assert (own_home.run / "metrics.jsonl").read_text() == before
-
-
 def test_a_terminal_gets_no_control_characters(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:

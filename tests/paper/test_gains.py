@@ -8,8 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from txl_jax.paper.baselines import witten_bell
-from txl_jax.paper.gains import RATIOS, gains, hardest, recl
+from txl_jax.paper.gains import gains, hardest, recl
 
 # Two models, three contexts, two positions. b(c, t): [2, 1], [1, 1], [1, 0.5].
 HAND_ICT = np.array(
@@ -55,27 +54,3 @@ def test_the_threshold_is_on_the_relative_gain(nll: float, expected: int) -> Non
     # 1 - exp(-0.0102) is 1.01 %, 1 - exp(-0.0098) is 0.98 %.
     nll_ICT = np.array([[[1.0], [nll], [nll]]])
     assert lengths(nll_ICT, [100, 200, 300]) == [(expected, True)]
-
-
-def markov_text(order: int, length: int, seed: int = 0) -> np.ndarray:
-    """Returns letters, each drawn by a distribution of the last `order` ones."""
-    rng = np.random.default_rng(seed)
-    table = rng.dirichlet(np.full(3, 0.5), size=3**order).cumsum(axis=1)
-    draws, state = rng.random(length), 0
-    text = np.empty(length, np.uint8)
-    for at, draw in enumerate(draws):
-        symbol = min(int((draw > table[state]).sum()), 2)
-        text[at] = 97 + symbol
-        state = (state * 3 + symbol) % 3**order
-    return text
-
-
-def test_the_recl_of_ngrams_is_their_order() -> None:
-    orders, contexts = [1, 2, 3, 4], [1, 2, 3, 4, 5]
-    text = markov_text(4, 60_000)
-    train, test = text[:50_000], text[50_000:]
-    by_order = {k: -np.log(witten_bell(train, test, k)) for k in contexts[:4]}
-    # An order-k model fed c tokens reads the newest k of them.
-    nll_ICT = np.array([[by_order[min(k, c)] for c in contexts] for k in orders])
-    for ratio in RATIOS:
-        assert lengths(nll_ICT, contexts, ratio) == [(k, True) for k in orders]
