@@ -219,6 +219,6 @@ def test_a_file_is_synced_before_it_replaces_another(
 
 
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    (path := tmp_path / "metrics.tmp").mkdir()
+    (path := tmp_path / ".metrics.jsonl.tmp").mkdir()
     with refused(f"cannot write {path} .Is a directory"):
         MetricsLog(tmp_path / "metrics.jsonl", 0, 9, 1)

@@ -3,12 +3,9 @@
 Dims: T tokens of a text.
 """
 
-import contextlib
 import dataclasses
 import json
-from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,9 +15,8 @@ from tests.cli.test_main import documented
 from tests.support import tiny
 from tests.support.refusal import refused
 from tests.support.trained import command
-from txl_jax.cli import training_run
 from txl_jax.config import Config
-from txl_jax.errors import RETRY, Interrupted
+from txl_jax.errors import RETRY
 from txl_jax.evaluate.options import EvalConfig
 from txl_jax.metrics import parameter_count
 from txl_jax.model.memory.kinds import empty_memory
@@ -58,26 +54,17 @@ def test_kinds_that_differ_in_evaluation_share_a_training() -> None:
     assert memory_table.trained_as("none") == "none"
 
 
+@pytest.mark.parametrize("trained", [2], indirect=True)
 def test_an_interrupted_table_resumes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, trained: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second run is interrupted; a result is kept for its config alone."""
-    runs: list[str] = []
-
-    @contextlib.contextmanager
-    def train(row: Config, workdir: Path) -> Iterator[SimpleNamespace]:
-        runs.append("/".join(workdir.parts[-3:]))
-        if len(runs) == 2:
-            raise Interrupted("ended at update 4", RETRY)
-        workdir.mkdir(parents=True, exist_ok=True)
-        yield SimpleNamespace(result={}, tokens=None, fence=lambda: None)
 
     def measure(task: str, row: Config, *_: object) -> dict[str, Any]:
         nll = 2.0 + 0.01 * (row.train.seed % 2) - 0.1 * (row.model.mem_len > 0)
         costs = ("parameters", "state_bytes", "train_step_bytes", "tokens_per_second")
         return {"nll": nll, "accuracy": 0.5, **dict.fromkeys(costs, 2048)}
 
-    monkeypatch.setattr(training_run, "trained", train)
     monkeypatch.setattr(memory_table, "measure", measure)
     argv = [
         *("--mode=table", "--table=memories", f"--workdir={tmp_path}", "--seeds=2"),
@@ -85,9 +72,8 @@ def test_an_interrupted_table_resumes(
     ]
     assert command(*argv).status == RETRY
     result = command(*argv).result
-    folders = [f"copying_48/{kind}/seed_{n}" for kind in (BASE, "none") for n in (1, 2)]
-    folders = [name.replace("seed_", "seed_111") for name in folders]
-    assert runs == [folders[0], folders[1], *folders[1:], *folders[:2]]
+    folders = [f"{kind} seed_111{n}" for kind in (BASE, "none") for n in (1, 2)]
+    assert trained == [folders[0], folders[1], *folders[1:], *folders[:2]]
     assert documented("memories", result)
     rows = result["rows_by_task"]["copying_48"]
     assert rows["none"]["verdict"] == "worse in every seed"
@@ -100,9 +86,9 @@ def test_an_interrupted_table_resumes(
         "\n".join(lines)
     )
     assert (tmp_path / "memories.png").stat().st_size > 1000
-    assert command(*argv).result["cells"] == result["cells"] and len(runs) == 7
+    assert command(*argv).result["cells"] == result["cells"] and len(trained) == 7
     command(*argv, "--config.train.num_steps=8")
-    assert len(runs) == 13  # another setting is another run
+    assert len(trained) == 13  # another setting is another run
     damaged = tmp_path / "copying_48" / "none" / "seed_1111" / "none.json"
     damaged.write_text("{}")
     done = command(*argv)

@@ -3,11 +3,8 @@
 Training is replaced by made-up numbers; `tests.cli.test_remote_modes` trains a table.
 """
 
-import contextlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,37 +13,22 @@ from tests.cli.test_main import documented
 from tests.support.trained import command
 from txl_jax.cli import training_run as train_mode
 from txl_jax.config import Config
-from txl_jax.errors import RETRY, Interrupted
+from txl_jax.errors import RETRY
 from txl_jax.paper import table, table_rows
 from txl_jax.paper.options import TableConfig
 
 
-@pytest.fixture
-def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Replaces training and scores by made-up numbers; returns the runs made so far.
+def score(row: Config, workdir: Path, tokens: None) -> dict[str, Any]:
+    """Makes numbers up."""
+    nll = 2.0 + 0.001 * row.train.seed - 0.1 * (row.model.mem_len > 0)
+    return {"nll_nats": {str(n): nll for n in table_rows.lengths(row)}, "tokens": 9}
 
-    The fourth run is interrupted.
-    """
-    runs: list[str] = []
 
-    @contextlib.contextmanager
-    def train(row: Config, workdir: Path) -> Iterator[SimpleNamespace]:
-        runs.append(f"{workdir.parent.name} {workdir.name}")
-        if len(runs) == 4:
-            raise Interrupted("ended at update 4", RETRY)
-        workdir.mkdir(parents=True, exist_ok=True)
-        yield SimpleNamespace(result={}, tokens=None, fence=lambda: None)
-
-    def score(row: Config, workdir: Path, tokens: None) -> dict[str, Any]:
-        nll = 2.0 + 0.001 * row.train.seed - 0.1 * (row.model.mem_len > 0)
-        return {"nll_nats": {str(n): nll for n in table_rows.lengths(row)}, "tokens": 9}
-
-    monkeypatch.setattr(train_mode, "trained", train)
+@pytest.mark.parametrize("trained", [4], indirect=True)
+def test_an_interrupted_table_resumes(
+    tmp_path: Path, trained: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(table, "score", score)
-    return runs
-
-
-def test_an_interrupted_table_resumes(tmp_path: Path, trained: list[str]) -> None:
     rows = ("--rows=wt103_128m,wt103_al_rfou", "--seeds=2")
     argv = [f"--workdir={tmp_path}", *rows, "--config.train.num_steps=40"]
     assert command("--mode=table", *argv).status == RETRY

@@ -66,7 +66,7 @@ def test_scores_go_on_bit_for_bit_and_change_nothing(home: Home) -> None:
         ends = (txl_jax.load_memory(path, loaded) for path in (end, f"{end}2"))
         tiny.assert_equal(*ends)
     assert file.read_bytes() == before
-    assert not list(home.path.glob(".incomplete*"))
+    assert not list(home.path.glob(".*.tmp"))
 
 
 def test_samples_go_on(home: Home, file: Path, tmp_path: Path) -> None:

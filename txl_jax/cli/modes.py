@@ -102,7 +102,8 @@ def execute(command: Command, is_program: bool) -> tuple[int, str]:
                 # Where there is no TPU, libtpu would look for one and print errors.
                 if command.mode != "compile" or distributed.several():
                     distributed.find_devices()
-                programs.keep(command.config.run.compilation_cache)
+                with machine_errors(command.workdir):
+                    programs.keep(command.config.run.compilation_cache)
                 stack.enter_context(preemption.listening())
                 if distributed.several():
                     check_equal(command)

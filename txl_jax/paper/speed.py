@@ -41,7 +41,6 @@ def run(config: Config, workdir: Path) -> Json:
         config = find_vocab(config)
         key = jax.random.key(0)
         params = jax.jit(lambda: nn.unbox(init_params(config.model, key)))()
-        workdir.mkdir(parents=True, exist_ok=True)
     params = jax.device_put(params, NamedSharding(mesh, PartitionSpec()))
     B, L = config.eval.streams, config.eval.tgt_len
     rows: list[Json] = []

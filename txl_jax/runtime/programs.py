@@ -11,7 +11,6 @@ from pathlib import Path
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
-from txl_jax.errors import UserError
 from txl_jax.runtime import distributed, storage
 
 OFF = "off"
@@ -30,8 +29,7 @@ def keep(folder: str) -> None:
 
     By default, JAX_COMPILATION_CACHE_DIR takes precedence, a cache folder that cannot
     be used is ignored, and several processes keep none: where only some find a program,
-    compilers that work together would wait. Raises UserError for a folder that is given
-    and cannot be used.
+    compilers that work together would wait. Raises OSError or UserError.
     """
     compilation_cache.reset_cache()  # a program compiled before has chosen its folder
     if folder == OFF:
@@ -42,13 +40,7 @@ def keep(folder: str) -> None:
             # XLA:GPU's cache of tuned kernels: only on local disks, fails elsewhere.
             jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
         else:
-            try:
-                Path(folder).mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise UserError(
-                    f"run.compilation_cache = {folder!r} cannot be used "
-                    f"({error.strerror}): give another folder"
-                ) from error
+            Path(folder).mkdir(parents=True, exist_ok=True)
         jax.config.update("jax_compilation_cache_dir", folder)
     elif not (jax.config.values["jax_compilation_cache_dir"] or distributed.several()):
         with contextlib.suppress(OSError, RuntimeError):  # there may be no home

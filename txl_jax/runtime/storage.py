@@ -77,7 +77,7 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     if is_remote(path):
         write(path)
         return
-    fresh = path.with_suffix(".tmp")
+    fresh = path.with_name(f".{path.name}.tmp")
     fresh.unlink(missing_ok=True)  # a link, which `write` would follow
     try:
         write(fresh)

@@ -32,13 +32,9 @@ FORMAT = "txl_jax memory 1"  # the version that is written and read
 def save_memory(
     path: str | Path, loaded: Loaded, memory: Newest, last_B: object
 ) -> None:
-    """Writes a memory to a file, which appears complete or not at all.
+    """Writes a memory to a file, which belongs to the model `loaded`; raises UserError.
 
-    memory: a `Memory` of all tokens but the last one of each text.
-    last_B: these last tokens, the next inputs.
-
-    The file belongs to the parameters, the vocabulary and the model of `loaded`. Raises
-    UserError if it cannot be written.
+    memory: a `Memory` of all tokens but the last one of each text, last_B.
     """
     path = Path(path).expanduser()
     bookmark = Bookmark(memory, np.asarray(last_B, np.int32))
@@ -48,14 +44,9 @@ def save_memory(
         "owner": json.dumps(with_checksum(owner)),
         "manifest": json.dumps(manifest.to_json()),
     }
-    fresh = path.with_name(f".incomplete-{path.name}")
+    content = array_file.pack(bookmark, FORMAT, texts)
     try:
-        try:
-            fresh.write_bytes(array_file.pack(bookmark, FORMAT, texts))
-            storage.sync(fresh)
-            fresh.replace(path)
-        finally:
-            fresh.unlink(missing_ok=True)
+        storage.write_atomically(path, lambda fresh: fresh.write_bytes(content))
     except OSError as error:
         raise UserError(
             f"cannot write {path} ({error.strerror}): choose another file"
@@ -65,10 +56,8 @@ def save_memory(
 def load_memory(path: str | Path, loaded: Loaded) -> Bookmark:
     """Returns (memory, last_B) of a file: the memory and the next input of each text.
 
-    The memory is a `Memory` if one was saved. The command line saves keys and values,
-    `NewestKeyValues`, from which `generate.stream` goes on. Raises UserError if the
-    file is damaged, or belongs to other parameters, another vocabulary or another model
-    than those of `loaded`.
+    The memory is a `Memory` if one was saved; the command line saves `NewestKeyValues`.
+    Raises UserError if the file is damaged, or of another model than `loaded`.
     """
     path = Path(path).expanduser()
     with array_file.opened(path, FORMAT, "--save_memory") as (texts, arrays):
@@ -110,8 +99,7 @@ def open_bookmark(loaded: Loaded, section: str, most: int = 0) -> Bookmark | Non
     """Returns the bookmark of a section's field `memory`, None if it is empty.
 
     most: the number of texts that the section can continue, 0 = any. Raises UserError
-    if the file cannot be read, if there is no folder for save_memory, or if the model
-    has a kind of memory that is not saved.
+    if the file cannot be read, or nothing could be saved.
     """
     options = getattr(loaded.config, section)
     if not (options.memory or options.save_memory):

@@ -1,0 +1,31 @@
+"""A stand-in for the training of a table's rows."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from txl_jax.cli import training_run
+from txl_jax.config import Config
+from txl_jax.errors import RETRY, Interrupted
+
+
+@pytest.fixture
+def trained(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> list[str]:
+    """Replaces training; returns the runs made so far, of which one is interrupted."""
+    runs: list[str] = []
+
+    @contextlib.contextmanager
+    def train(row: Config, workdir: Path) -> Iterator[SimpleNamespace]:
+        runs.append(f"{workdir.parent.name} {workdir.name}")
+        if len(runs) == request.param:
+            raise Interrupted("ended at update 4", RETRY)
+        workdir.mkdir(parents=True, exist_ok=True)
+        yield SimpleNamespace(result={}, tokens=None, fence=lambda: None)
+
+    monkeypatch.setattr(training_run, "trained", train)
+    return runs
