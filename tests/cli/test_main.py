@@ -20,7 +20,7 @@ import txl_jax
 from tests.support.refusal import refusal
 from tests.support.trained import SECRET, TEXT, Home, command, home, own_home
 from txl_jax import config as configs
-from txl_jax.cli import modes
+from txl_jax.cli import help, modes
 from txl_jax.cli.flags import MODES, takes
 from txl_jax.cli.modes import check_processes
 from txl_jax.evaluate.options import EvalConfig
@@ -379,6 +379,13 @@ def test_help_names_every_mode_section_and_field() -> None:
         assert f"--config.{name}=" in full.out and field["modes"] <= MODES.keys()
     assert "[cosine]\n      The schedule of the learning rate, one of " in full.out
     assert max(len(line) for line in full.out.splitlines()) <= 90
+    for section, options in configs.SECTIONS.items():
+        assert help.summary(options).endswith(".")
+        described = help.describe(section, options)
+        fields = [x.name for x in dataclasses.fields(options)]
+        assert [x.name for x in described] == [f"{section}.{x}" for x in fields]
+        whole = re.compile(r"[A-Z][^|]*\.")  # a sentence, also in a table of the docs
+        assert not [x.name for x in described if not whole.fullmatch(x.meaning)]
 
 
 @pytest.mark.parametrize("mode", MODES)

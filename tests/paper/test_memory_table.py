@@ -43,17 +43,6 @@ def test_all_kinds_have_as_many_parameters_and_tokens(task: str) -> None:
         assert size == pytest.approx(sizes[BASE], rel=0.02)
 
 
-def test_overrides_replace_derived_fields() -> None:
-    overrides = {"optim.warmup_steps": "7", "train.num_steps": "80"}
-    row = memory_table.row_config("stdlib", BASE, overrides, 0)
-    assert (row.optim.warmup_steps, row.train.eval_every) == (7, 80)
-
-
-def test_kinds_that_differ_in_evaluation_share_a_training() -> None:
-    assert memory_table.trained_as("cache") == memory_table.trained_as(BASE) == BASE
-    assert memory_table.trained_as("none") == "none"
-
-
 @pytest.mark.parametrize("trained", [2], indirect=True)
 def test_an_interrupted_table_resumes(
     tmp_path: Path, trained: list[str], monkeypatch: pytest.MonkeyPatch
