@@ -118,7 +118,8 @@ def test_terms_match_section_3_3() -> None:
 
 def test_averages_include_only_targets_that_see_the_span() -> None:
     params = tiny.make_params()
-    maps = attention_map.make_maps(tiny.CONFIG, params, TOKENS, CONFIG, EVAL)
+    loaded = tiny.loaded(params, attention=CONFIG, eval=EVAL)
+    maps = attention_map.make_maps(loaded, TOKENS)
     assert maps.shown_I.tolist() == list(range(FIRST, FIRST + maps.targets))
     for mean_NHR in (maps.shown_NHIR, *maps.mean_NHR.values()):
         np.testing.assert_allclose(mean_NHR.sum(axis=-1), 1, rtol=1e-5)
@@ -143,7 +144,6 @@ def test_averages_include_only_targets_that_see_the_span() -> None:
     [
         ({}, 48, SPAN, "need 61 tokens, but it has 60"),
         ({}, 0, 1, "eval.mem_len = 1: attention maps need at least 2"),
-        ({"position": "sinusoidal", "mem_len": 0}, 0, SPAN, "has no distances"),
         (tiny.COMPRESSED, 0, SPAN, "model.compressed_len = 3: attention maps"),
         (tiny.TOKENS, 0, SPAN, "model.memory_tokens = 2: attention maps"),
     ],
@@ -152,5 +152,6 @@ def test_a_short_split_or_a_model_without_distances_is_refused(
     model: dict[str, Any], at: int, mem_len: int, message: str
 ) -> None:
     config, eval = AttentionConfig(at, 3), EvalConfig(tgt_len=L, mem_len=mem_len)
+    loaded = tiny.loaded(model=tiny.config(**model), attention=config, eval=eval)
     with refused(message):
-        attention_map.make_maps(tiny.config(**model), {}, TOKENS, config, eval)
+        attention_map.make_maps(loaded, TOKENS)

@@ -23,8 +23,8 @@ TOKENS = tiny.make_tokens(1, 4 * T + 9)[0].astype(np.uint8)
 def test_the_curve_is_the_mean_over_pieces() -> None:
     params = tiny.make_params()
     reported: list[tuple[int, int]] = []
-    model = tiny.CONFIG, CONFIG, tiny.one_device(), params
-    nll_T, pieces = cold_start.measure(*model, TOKENS, lambda *x: reported.append(x))
+    loaded = tiny.loaded(params, eval=CONFIG)
+    nll_T, pieces = cold_start.measure(loaded, TOKENS, lambda *x: reported.append(x))
     expected_PT = [
         tiny.cold_nll(tiny.config(mem_len=0), params, TOKENS[at : at + T + 1])
         for at in range(0, 4 * T, T)
@@ -46,6 +46,6 @@ def test_the_summary_adds_up(tmp_path: Path) -> None:
 
 
 def test_a_cold_start_longer_than_the_split_is_refused() -> None:
-    longer, mesh = dataclasses.replace(CONFIG, sweep="cold_start=99"), tiny.one_device()
+    longer = dataclasses.replace(CONFIG, sweep="cold_start=99")
     with refused("'cold_start=99' exceeds the 60 tokens"):
-        cold_start.measure(tiny.CONFIG, longer, mesh, {}, TOKENS, tiny.silent)
+        cold_start.measure(tiny.loaded(eval=longer), TOKENS, tiny.silent)

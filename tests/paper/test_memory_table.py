@@ -20,12 +20,10 @@ from txl_jax.errors import RETRY
 from txl_jax.evaluate.options import EvalConfig
 from txl_jax.metrics import parameter_count
 from txl_jax.model.memory.kinds import empty_memory
-from txl_jax.model.txl import TransformerXL
 from txl_jax.paper import memory_page, memory_table
 from txl_jax.paper.memory_rows import BASE, KINDS, TASKS
 from txl_jax.paper.options import TableConfig
 from txl_jax.update.init import abstract_params
-from txl_jax.workdir.load import Loaded
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -98,9 +96,7 @@ def test_a_verdict_needs_all_seeds() -> None:
 def test_tokens_are_scored_in_the_order_of_the_text() -> None:
     """In three streams, each of which starts cold."""
     params, text_T = tiny.make_params(), tiny.make_tokens(1, 40)[0]
-    model: Any = TransformerXL(tiny.CONFIG)
-    none: Any = None
-    loaded = Loaded(model, params, none, none, 1, tiny.one_device())
+    loaded = tiny.loaded(params)
     options = EvalConfig(streams=3, tgt_len=4, mem_len=64)
     nll_T, right_T = memory_table.score_tokens(loaded, options, text_T, True)
     assert right_T is not None and right_T.any() and not right_T.all()

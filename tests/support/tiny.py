@@ -6,7 +6,7 @@ Dims: as in `txl_jax`; T tokens of several segments.
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import flax.linen as nn
 import jax
@@ -128,6 +128,15 @@ def cold_nll(config: ModelConfig, params: Params, tokens_T: Array) -> Array:
 def one_device() -> Mesh:
     """Returns the mesh of the first device."""
     return make_mesh(MeshConfig(), jax.devices()[:1])
+
+
+def loaded(params: Any = None, **sections: Any) -> Any:
+    """Returns a model as `load` does, without a vocabulary, on one device."""
+    from txl_jax.config import Config
+    from txl_jax.workdir.load import Loaded
+
+    config, none = Config(**{"model": CONFIG, **sections}), cast(Any, None)
+    return Loaded(TransformerXL(config.model), params, none, config, 1, one_device())
 
 
 def silent(done: int, total: int) -> None:

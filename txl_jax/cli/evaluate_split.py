@@ -128,9 +128,7 @@ def evaluate_cold_start(loaded: Loaded, tokens: Tokens, workdir: Path) -> Json:
     warn_of_rotations(loaded.config)
     text, started = tokens.split(config.split), time.perf_counter()
     with interruptible("cold starts") as progress:
-        nll_T, pieces = cold_start.measure(
-            loaded.config.model, config, loaded.mesh, loaded.params, text, progress
-        )
+        nll_T, pieces = cold_start.measure(loaded, text, progress)
     result = cold_start.summarize(nll_T, pieces, config)
     result |= describe_input(loaded, tokens)
     result["seconds"] = time.perf_counter() - started
@@ -210,10 +208,8 @@ def count_together(loaded: Loaded) -> int:
 def per_unit(tokens: Tokens, split: str, scores: Json) -> dict[str, float]:
     """Returns the nll of a whole split per byte and per word; of numbers, nothing.
 
-    Bytes are counted in the token stream and in the original corpus. Ends of lines are
-    words of word_ppl, as in WikiText, but not of bare_word_ppl, as in PG-19. The first
-    token, which nothing predicts, counts as the mean of the others, so that a word
-    vocabulary has word_ppl = ppl.
+    Ends of lines are words of word_ppl, as in WikiText, but not of bare_word_ppl, as in
+    PG-19. The first token, which nothing predicts, counts as the mean of the others.
     """
     count = tokens.denominators(split)
     if "bytes" not in count:

@@ -82,10 +82,7 @@ def as_flag(value: Any) -> str:
 
 
 def describe(name: str, section: type) -> list[Field]:
-    """Returns the fields of a section in order; `name` is the section's.
-
-    A constant in "one of NAMES" is replaced by the names in it.
-    """
+    """Returns the fields of a section, NAMES in "one of NAMES" replaced by names."""
     module = vars(sys.modules[section.__module__])
 
     def names(match: re.Match[str]) -> str:

@@ -87,10 +87,7 @@ def step_arguments(
 def make_training(
     config: Config, mesh: Mesh, train_tokens: np.ndarray, valid_tokens: np.ndarray
 ) -> tuple[Training, Evaluate]:
-    """Returns all that updates on the tokens need, and how to evaluate a split.
-
-    config: with the vocabulary's size and ids.
-    """
+    """Returns all that updates on the tokens need, and how to evaluate a split."""
     rows = host_rows(mesh, config.train.batch_size, "train.batch_size")
     evaluate = make_evaluate(config.model, config.eval, mesh)
     training = Training(

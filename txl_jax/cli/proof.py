@@ -19,11 +19,9 @@ MOST_SECONDS = 120  # of a check, most of which compiles
 
 
 def prove_kernels(kernel: str) -> None:
-    """Checks what `auto` may select on this device, before a step is compiled.
+    """Checks the kernels that `auto` may select; all processes call this and agree.
 
-    A kernel that is wrong, does not compile or takes too long is not selected. Verdicts
-    about values are kept in the user's cache folder. All processes of a run call this
-    and agree.
+    A kernel that is wrong, does not compile or takes too long is not selected.
     """
     device = jax.local_devices()[0]
     for name in dispatch.candidates(device) if kernel == "auto" else ():

@@ -5,7 +5,6 @@ import dataclasses
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -30,7 +29,8 @@ from txl_jax.workdir.lock import Fence, locked
 from txl_jax.workdir.staging import writing
 
 
-class Trained(NamedTuple):
+@dataclasses.dataclass
+class Trained:
     """A run that has reached its last update, and still owns its workdir."""
 
     plan: Plan

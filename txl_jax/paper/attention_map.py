@@ -27,17 +27,15 @@ from jax.scipy.special import entr
 from txl_jax.data.streams import Streams
 from txl_jax.errors import UserError
 from txl_jax.evaluate import reader
-from txl_jax.evaluate.options import EvalConfig
 from txl_jax.evaluate.reader import Reader
 from txl_jax.kernels import xla
 from txl_jax.kernels.operands import Operands, PositionTerms
-from txl_jax.model.config import ABSOLUTE_POSITIONS, ModelConfig
-from txl_jax.model.initializers import Params
+from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory.key_values import KeyValueMemory
 from txl_jax.model.segment import OneSegment
 from txl_jax.model.txl import TransformerXL
-from txl_jax.paper.options import AttentionConfig
 from txl_jax.report.log import Json
+from txl_jax.workdir.load import Loaded
 
 WHOLE = "all"  # the sum of the terms a, b, c and d: the model's score
 SHOWN = 12  # targets, evenly spaced, whose attention the page shows one by one
@@ -125,11 +123,6 @@ def map_model(config: ModelConfig, span: int, clamp_len: int) -> ModelConfig:
     """Returns the model with a memory that shows every token exactly `span` tokens."""
     if span < 2:
         raise UserError(f"eval.mem_len = {span}: attention maps need at least 2 tokens")
-    if config.position in ABSOLUTE_POSITIONS or config.compressed_len:
-        raise UserError(
-            f'model.position = "{config.position}" has no distances: attention maps '
-            "need a relative position scheme"
-        )
     for name in ("compressed_len", "memory_tokens"):
         if value := getattr(config, name):
             raise UserError(
@@ -146,16 +139,11 @@ def map_model(config: ModelConfig, span: int, clamp_len: int) -> ModelConfig:
     )
 
 
-def make_maps(
-    model_config: ModelConfig,
-    params: Params,
-    tokens: np.ndarray,
-    config: AttentionConfig,
-    eval_config: EvalConfig,
-) -> Maps:
+def make_maps(loaded: Loaded, tokens: np.ndarray) -> Maps:
     """Returns the maps of a model's heads on a split; raises UserError."""
-    span, L = eval_config.mem_len, eval_config.tgt_len
-    model_config = map_model(model_config, span, eval_config.clamp_len)
+    config, options = loaded.config.attention, loaded.config.eval
+    span, L = options.mem_len, options.tgt_len
+    model = map_model(loaded.config.model, span, options.clamp_len)
     T = config.segments * L
     before = -(-span // L) * L  # only fill the memory
     first = max(config.at, before)
@@ -175,8 +163,8 @@ def make_maps(
         operands, memory = read_attended(model, memory, segment)
         return jax.lax.map(tally, operands), memory
 
-    read = Reader(model_config, tally_layers, 1, L)
-    params = read.unstack(params)
+    read = Reader(model, tally_layers, 1, L)
+    params = read.unstack(loaded.params)
     text = tokens[first - before : first + T + 1]
     outputs = read.outputs(params, Streams(text, 1, L).epoch())
     tallies = jax.device_get([*collections.deque(outputs, maxlen=config.segments)])

@@ -43,7 +43,7 @@ def run(loaded: Loaded, workdir: Path) -> Json:
     config, split = loaded.config, loaded.config.eval.split
     tokens = prepare(config.data, loaded.vocab).split(split)
     warn_of_rotations(config, most=config.eval.mem_len)  # keys of every target
-    maps = make_maps(config.model, loaded.params, tokens, config.attention, config.eval)
+    maps = make_maps(loaded, tokens)
     result = {"step": loaded.step, "split": split, **summarize(maps)}
     title = f"Attention of {workdir.name}, step {loaded.step}"
     with writing(workdir, result) as folder:
@@ -122,11 +122,7 @@ TEMPLATE = Path(__file__).with_name("attention.html")
 
 
 def encode(p_R: np.ndarray) -> np.ndarray:
-    """Encodes probabilities as one byte per token.
-
-    Bit 7 is set for the TOP share of the tokens. The other seven bits are the square
-    root of the probability relative to the largest.
-    """
+    """Encodes a probability as a byte: its root, and bit 7 for the TOP share."""
     count = max(round(TOP * len(p_R)), 1)
     level_R = np.rint(127 * np.sqrt(p_R / max(p_R.max(), 1e-30))).astype(np.uint8)
     level_R[np.argsort(-p_R, kind="stable")[:count]] |= 128

@@ -174,10 +174,9 @@ def tune(loaded: Loaded, options: EvalConfig, text_T: np.ndarray) -> EvalConfig:
 
 
 def identifier_loss(nll_T: np.ndarray, text_T: np.ndarray) -> Json:
-    """Returns the loss, in nats, of identifiers that a memory could have seen.
+    """Returns the loss, in nats, of second occurrences of identifiers in a file.
 
-    They are the second occurrences in a file of the standard library, more than the
-    memory's tokens after the first.
+    They are more than the memory's tokens after the first.
     """
     losses, text, start = [], text_T.astype(np.uint8).tobytes(), 0
     nll_T = np.concatenate([[0.0], nll_T])  # the first byte is not scored

@@ -25,10 +25,9 @@ from txl_jax.workdir.staging import write_files
 
 
 def run(config: Config, workdir: Path) -> Json:
-    """Times every attention length on the first device.
+    """Times every attention length on the first device, and writes after each one.
 
-    The parameters come from the workdir's run, or are random if there is none. The
-    files are written after each length: the next one takes longer than all before.
+    The parameters come from the workdir's run, or are random if there is none.
     """
     started = time.perf_counter()
     lengths = windows.attention_lens(config.eval.sweep)

@@ -37,17 +37,9 @@ RESULT = "lengths.json"  # in a run's workdir: its nll by attention length
 class TrainedRun(Protocol):
     """A run that has reached its last update, and still owns its workdir."""
 
-    @property
-    def tokens(self) -> Tokens:
-        """The corpus."""
-
-    @property
-    def result(self) -> Json:
-        """The figures of its training."""
-
-    @property
-    def fence(self) -> Fence:
-        """Raises if another run has taken the workdir over."""
+    tokens: Tokens  # the corpus
+    result: Json  # of its training
+    fence: Fence  # raises if another run has taken the workdir over
 
 
 # Trains a row in a workdir.
@@ -170,11 +162,9 @@ def write(
 
 
 def describe_runs(workdirs: list[Path]) -> Json:
-    """Returns the total hours of finished runs, with their revisions, devices and days.
+    """Returns the revisions, devices, days and hours of runs; raises UserError.
 
-    The hours are those of updates, input, compilation, checkpoints and validation:
-    start-up, shutdown and downtime are left out. Raises UserError if a run.json is
-    damaged.
+    The hours are without start-up, shutdown and downtime.
     """
     hours, revisions, devices, days = 0.0, set(), set(), set()
     for workdir in workdirs:

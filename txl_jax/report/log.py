@@ -30,7 +30,10 @@ GROUPS = {"exact": "train", "timing": "perf"}
 
 
 def say(line: str) -> None:
-    """Prints a line of process 0 on stderr, also on a full disk; escapes control."""
+    """Prints a line on stderr, above a progress bar, in the first process alone.
+
+    A terminal gets no control characters. A full disk behind stderr is ignored.
+    """
     if not distributed.is_first():
         return
     line = printable(line) if sys.stderr.isatty() else line
@@ -200,8 +203,7 @@ def _step(line: bytes) -> int:
 def whole_lines(path: Path, last_step: int) -> tuple[list[bytes], int]:
     """Returns the lines of a metrics.jsonl up to last_step, each step once.
 
-    A kill may leave half a line at the end. Lines with other damage are left out; the
-    second result is their number.
+    A kill may leave half a line. The second result is the number of damaged lines.
     """
     kept, damaged, before = [], 0, 0
     for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
@@ -265,7 +267,7 @@ def require_other(path: str, read: Iterable[Path], field: str) -> None:
 
 @contextlib.contextmanager
 def json_lines(path: str, field: str) -> Iterator[Callable[[Any], None]]:
-    """Opens a file of JSON lines; yields what writes one, nothing if the path is ""."""
+    """Opens a file of JSON lines; yields a function that writes one; "" = nowhere."""
     if not path or not distributed.is_first():
         yield lambda record: None
         return

@@ -104,10 +104,9 @@ def waiting(notice: str) -> Iterator[None]:
 
 
 def compile_step(name: str, step: Lowers, *args: object) -> jax.stages.Compiled:
-    """Compiles a step for the shapes and shardings of `args`, and reports a long wait.
+    """Compiles a step for `args`, and reports a long wait.
 
-    Of several processes, none returns before all have compiled: devices of CPUs that
-    communicate for the first time wait 30 s for one another.
+    All processes have compiled when it returns: see `distributed.wait_for_all`.
     """
     with waiting(f"compiling {name}"):
         program = step.lower(*args).compile()

@@ -12,10 +12,7 @@ from txl_jax.runtime.options import RunConfig
 
 
 class Trace:
-    """Writes a profile of run.profile_steps into `folder`.
-
-    Process 0 is profiled. With run.profiler_port, process i serves at port + i.
-    """
+    """Writes a profile of run.profile_steps into `folder`, and serves the profiler."""
 
     def __init__(self, config: RunConfig, folder: Path):
         """Raises UserError if the port is not free."""

@@ -26,10 +26,7 @@ def check_installed(project: str) -> None:
 def logging(
     project: str, workdir: Path, start: Json, config: Json
 ) -> Iterator[SendLine]:
-    """Yields a function that logs to a run of the project; project = "" logs nothing.
-
-    start: the first one in run.json, whose hash is the id, so that a resume continues.
-    """
+    """Yields a function that logs to the run of the first start; "" logs nothing."""
     if not project or not distributed.is_first():
         yield lambda step, values: None
         return

@@ -51,8 +51,7 @@ LOST = (
 def connect(wait_seconds: int = CONNECT_SECONDS) -> None:
     """Connects to the other processes, if there are any; must precede any use of jax.
 
-    If not all connect within wait_seconds, each exits with one line and status RETRY.
-    Raises UserError like `find_processes`.
+    Raises UserError; exits with RETRY if not all connect within wait_seconds.
     """
     args = find_processes()
     if not args:
@@ -178,10 +177,9 @@ def wait_for_all() -> None:
 def exit_on_error(
     kind: object, error: BaseException | None, _: object, mode: str = "train"
 ) -> None:
-    """An `__exit__` that ends one of several processes immediately after an exception.
+    """An `__exit__` that ends one of several processes at once after an exception.
 
-    A normal exit would wait for the others, and jax would abort it. Exceptions that all
-    processes raise together pass.
+    A normal exit would wait for the others. Exceptions that all raise together pass.
     """
     raised_by_all = isinstance(error, (Interrupted, UserError, BadNumbers))
     if error is None or raised_by_all or not several():

@@ -52,10 +52,7 @@ def keep(folder: str) -> None:
 
 
 def processor() -> str:
-    """Returns a key of the processor and its usable cores.
-
-    Programs for CPUs are compiled for one model, and their bits depend on the cores.
-    """
+    """Returns a key of the processor and its usable cores, on which bits depend."""
     parts = {platform.machine(), platform.processor(), os.environ.get("NPROC", "")}
     parts.add(f"{usable_cores()} cores")
     cpuinfo = Path("/proc/cpuinfo")

@@ -9,10 +9,7 @@ from txl_jax.runtime import distributed
 
 
 class Watchdog:
-    """Ends the process with status RETRY after `seconds` without a call of `feed`.
-
-    The stacks of all threads are printed to stderr first. seconds = 0 disables it.
-    """
+    """Prints all stacks and exits with RETRY after `seconds` > 0 without `feed`."""
 
     def __init__(self, seconds: float):
         self.seconds = seconds

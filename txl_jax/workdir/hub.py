@@ -45,11 +45,7 @@ def save(release: Release, folder: Path, dtype: str) -> None:
 
 
 def find(path: Path) -> Path | None:
-    """Returns the folder of the hub's layout that a path names, or None.
-
-    The path is the folder or its weights; config.json lies beside them. That of a run
-    has no model_type: a model may have been exported into the run's workdir.
-    """
+    """Returns the folder with a config.json of a model that a path names, or None."""
     folder = path.parent if path.name in huggingface.WEIGHTS else path
     weights = (folder / name for name in huggingface.WEIGHTS)
     if not (folder / CONFIG).is_file() or not any(map(Path.is_file, weights)):
@@ -58,11 +54,7 @@ def find(path: Path) -> Path | None:
 
 
 def read(folder: Path) -> Release:
-    """Returns the model of a folder that `save` or Hugging Face's transfo-xl wrote.
-
-    Raises UserError for other types, a damaged file, and a `config.json` that
-    contradicts the weights.
-    """
+    """Returns the model that `save` or transfo-xl wrote; raises UserError."""
     stated = huggingface.read_json(folder / CONFIG)
     kind = stated.pop("model_type")
     if kind == huggingface.MODEL_TYPE:

@@ -20,11 +20,7 @@ UNWRITTEN = "unwritten"  # in a result whose files could not be written: the rea
 
 
 class Staging:
-    """A local folder whose files are uploaded whole: at `upload`, and when it closes.
-
-    A run that has lost its workdir uploads nothing. For a local workdir the folder is
-    the workdir itself.
-    """
+    """A folder that is uploaded to a workdir on gs://, or a local workdir itself."""
 
     def __init__(self, workdir: Path, *downloaded: str, fence: Fence = unfenced):
         """Opens the folder; the first process downloads these files if they exist."""
