@@ -175,13 +175,12 @@ eval.sweep=cache_theta=0.1,1        | eval.cache_theta needs a cache
 eval.cache_len=9                    | eval.cache_len = 9 needs the cache's share
 eval.cache_len=9 eval.cache_weight=0.1 eval.reset_memory_at=0 | cache_len = 9 is for
 {DYNAMIC} eval.streams=2            | set eval.streams to 1
-{DYNAMIC} eval.segments_per_step=1  | leave out eval.segments_per_step = 1
+{DYNAMIC} eval.segments_per_step=1  | leave out eval.ext_len, eval.segments_per_step
 eval.mem_len=0 eval.segments_per_step=2 | segments_per_step = 2 needs a memory
 {DYNAMIC} eval.mem_len=0 eval.ext_len=1 | leave out eval.ext_len
 eval.checkpoint=²                   | eval.checkpoint
 eval.checkpoint=100,best            | eval.checkpoint | average
 generate.seed=4294967296            | generate.seed = 4294967296 must be from 0 to
-generate.prompt=                    | generate.prompt is empty
 generate.top_p=1.5                  | generate.top_p = 1.5 must be above 0, at most 1
 run.profile_steps=10:10             | such as "10:15"
 mesh.model=-2                       | mesh.model | each must be at least 1

@@ -233,16 +233,12 @@ class EvalConfig:
                 f'eval.dynamic = "{self.dynamic}" needs a learning rate: set '
                 "eval.dynamic_lr, or find it with --sweep=dynamic_lr=0.003,0.03"
             )
-        if self.dynamic and self.segments_per_step:
+        others = self.ext_len or self.segments_per_step or self.cold_start
+        if self.dynamic and (self.streams > 1 or others):
             raise UserError(
-                f'eval.dynamic = "{self.dynamic}" changes the parameters after each '
-                f"segment: leave out eval.segments_per_step = {self.segments_per_step}"
-            )
-        if self.dynamic and (self.streams > 1 or self.ext_len or self.cold_start):
-            raise UserError(
-                f'eval.dynamic = "{self.dynamic}" adapts to one stream with a memory: '
-                "set eval.streams to 1, and leave out eval.ext_len and a sweep over "
-                "cold_start"
+                f'eval.dynamic = "{self.dynamic}" adapts after each segment of one '
+                "stream with a memory: set eval.streams to 1, and leave out "
+                "eval.ext_len, eval.segments_per_step and a sweep over cold_start"
             )
 
     @property
