@@ -55,11 +55,6 @@ class GenerateConfig:
                 raise UserError(
                     f"generate.{name} = {file!r} needs a memory: set generate.mem_len"
                 )
-        if not self.prompt and not self.memory:
-            raise UserError(
-                "generate.prompt is empty, but the model needs a token to continue: "
-                r"give at least a line end, --prompt=$'\n'"
-            )
 
 
 def generation_model(model_config: ModelConfig, config: GenerateConfig) -> ModelConfig:

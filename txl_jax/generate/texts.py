@@ -116,7 +116,10 @@ def read_prompts(
     with prefixed(field):
         encoded = [vocab.encode(prompt) for prompt in prompts]
     if not config.memory and any(len(prompt_T) == 0 for prompt_T in encoded):
-        raise UserError(f"{field} = {config.prompt!r} has no token: give at least one")
+        raise UserError(
+            f"{field} = {config.prompt!r} has no token: give at least one, such as a "
+            r"line end, --prompt=$'\n'"
+        )
     return [prompt_T for prompt_T in encoded for _ in range(config.samples)]
 
 
