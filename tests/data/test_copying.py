@@ -2,7 +2,6 @@
 
 import hashlib
 import re
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -37,10 +36,6 @@ def test_an_answer_repeats_the_pattern_at_the_stated_distance() -> None:
     codes = np.frombuffer(text, np.uint8)
     (at,) = np.nonzero(codes >= FIRST_ANSWER)
     assert (codes[at - 1 - DISTANCE] == codes[at] - 32).all()
-    shares = np.bincount(codes[at] - FIRST_ANSWER) / len(at)
-    np.testing.assert_allclose(shares, 0.25, atol=0.02)
-    gaps = np.bincount([len(before) for before, *_ in result]) / len(result)
-    np.testing.assert_allclose(gaps, 1 / 6, atol=0.03)
 
 
 def test_an_answer_is_the_value_of_the_key_that_precedes_it() -> None:
@@ -52,21 +47,16 @@ def test_an_answer_is_the_value_of_the_key_that_precedes_it() -> None:
         rb"(\d{0,6})((?:[A-Z][A-D]){3})(\d\d)((?:>[A-Z][a-d]){3})", text
     )
     assert b"".join(map(b"".join, result)) == text
-    orders, first_keys, distances = Counter[tuple[int, ...]](), Counter[int](), set()
+    orders, distances = set[tuple[int, ...]](), set[int]()
     for _, pairs, _, questions in result:
         value = dict(zip(pairs[::2], pairs[1::2].lower(), strict=True))
         asked, answers = questions[1::3], questions[2::3]
         assert len(value) == 3 and answers == bytes(value[key] for key in asked)
         order = tuple(pairs[::2].index(key) for key in asked)
-        orders[order] += 1
-        first_keys[pairs[0]] += 1
+        orders.add(order)
         at = [len(pairs) + 2 + 3 * i + 2 - (2 * j + 1) for i, j in enumerate(order)]
         distances |= set(at)
-    shares = np.array([*orders.values()]) / len(result)
-    np.testing.assert_allclose(shares, [1 / 6] * 6, atol=0.02)
-    keys = np.array([*first_keys.values()]) / len(result)
-    np.testing.assert_allclose(keys, [1 / 26] * 26, atol=0.01)
-    assert max(distances) == task.distance
+    assert len(orders) == 6 and max(distances) == task.distance
 
 
 @pytest.mark.parametrize("corpus", [CORPUS, "recall:12,5,4"])
