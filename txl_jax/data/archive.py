@@ -8,9 +8,8 @@ import shutil
 import tarfile
 import time
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
 
 from txl_jax.data.byte_ranges import checksum, reading
 from txl_jax.data.catalog import Archive, Member
@@ -153,24 +152,15 @@ def _unpack(path: Path, members: Sequence[Member], folder: Path) -> dict[str, Pa
     """Unpacks the members of a verified archive into a folder, and nothing else."""
     targets = {member.path: folder / member.path for member in members}
     with waiting(f"data: unpacking {path.name}"):
-        for entry, content in _entries(path):
-            if target := targets.get(entry.removeprefix("./")):
-                target.parent.mkdir(parents=True, exist_ok=True)
-                with target.open("wb") as out:
-                    shutil.copyfileobj(content, out, 1 << 20)
-    return targets
-
-
-def _entries(path: Path) -> Iterator[tuple[str, IO[bytes]]]:
-    """Yields the name and content of each file; read it before the next one."""
-    if path.suffix == ".zip":
-        with zipfile.ZipFile(path) as archive:
-            for name in archive.namelist():
-                with archive.open(name) as file:
-                    yield name, file
-    else:
+        if path.suffix == ".zip":
+            with zipfile.ZipFile(path) as archive:
+                archive.extractall(folder, targets)
+            return targets
         with tarfile.open(path, "r|gz") as stream:
-            for entry in stream:
-                content = stream.extractfile(entry) if entry.isreg() else None
-                if content:
-                    yield entry.name, content
+            for entry in filter(tarfile.TarInfo.isreg, stream):
+                target = targets.get(entry.name.removeprefix("./"))
+                if target and (content := stream.extractfile(entry)):
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    with target.open("wb") as out:
+                        shutil.copyfileobj(content, out, 1 << 20)
+    return targets
