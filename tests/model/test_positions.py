@@ -32,25 +32,8 @@ def test_bfloat16_distinguishes_distances_beyond_256(clamp_len: int) -> None:
 
 def test_buckets_are_those_of_t5() -> None:
     """The first distance of each, as published for 32 buckets up to distance 128."""
-    first = [
-        *range(16),
-        16,
-        19,
-        21,
-        24,
-        27,
-        31,
-        35,
-        40,
-        46,
-        52,
-        59,
-        67,
-        77,
-        87,
-        99,
-        113,
-    ]
+    first = [*range(16), *(16, 19, 21, 24, 27, 31, 35, 40)]
+    first += [46, 52, 59, 67, 77, 87, 99, 113]
     for distance in range(1000):
         newest = max(n for n, least in enumerate(first) if distance >= least)
         assert bucket(tiny.config(position="t5"), distance) == newest

@@ -3,12 +3,14 @@
 Dims: N layers, L segment, M memory, T tokens of a text.
 """
 
+import dataclasses
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
+from tests.reference import Array
 from tests.support import tiny
 from txl_jax.metrics import parameter_count
 from txl_jax.model import reach
@@ -65,32 +67,31 @@ def test_memory_tokens_are_accounted() -> None:
     assert "2 tokens that each segment writes; it reaches all tokens before" in line
 
 
-def reach_by_masks(N: int, M: int, L: int, keys: int, segments: int = 40) -> int:
-    """Returns how far the first token of a segment depends on the past, by masks.
+def reach_by_masks(oldest_NT: Array, L: int) -> int:
+    """Returns how far the first token of the last segment depends on the past.
 
-    keys: how many each query sees at most, itself included; 0 = all.
+    oldest_NT: the oldest token that each query of each layer sees.
     """
-    T = segments * L
-    sees_TT = np.zeros((T, T), bool)
-    for i in range(T):
-        oldest = max(i // L * L - M, i + 1 - keys if keys else 0, 0)
-        sees_TT[i, oldest : i + 1] = True
-    depends_TT = np.linalg.matrix_power(sees_TT.astype(float), N) > 0
-    last = (segments - 1) * L
-    return last - int(np.argmax(depends_TT[last]))
+    T = oldest_NT.shape[1]
+    key_T = np.arange(T)
+    depends_T = key_T == T - L
+    for oldest_T in oldest_NT[::-1]:
+        sees_TT = (key_T >= oldest_T[:, None]) & (key_T <= key_T[:, None])
+        depends_T = depends_T @ sees_TT
+    return T - L - int(np.argmax(depends_T))
 
 
 @pytest.mark.parametrize("N, M, L", [(3, 5, 5), (4, 8, 4), (3, 7, 3), (3, 2, 5)])
 def test_the_effective_context_matches_the_masks(N: int, M: int, L: int) -> None:
-    config = tiny.config(n_layer=N, mem_len=M)
-    assert reach.effective_context(config, L) == reach_by_masks(N, M, L, 0)
+    query_T = np.arange(40 * L)
+    oldest_NT = np.stack([query_T // L * L - M] * N)
+    config, expected = tiny.config(n_layer=N, mem_len=M), reach_by_masks(oldest_NT, L)
+    assert reach.effective_context(config, L) == expected
     if M % L == 0:
-        assert reach_by_masks(N, M, L, 0) == N * M  # the paper's O(N x L), exactly
+        assert expected == N * M  # the paper's O(N x L), exactly
     for itself in (False, True):
-        config = tiny.config(
-            n_layer=N, mem_len=M, same_length=True, same_length_self=itself
-        )
-        expected = reach_by_masks(N, M, L, M + itself)
+        config = dataclasses.replace(config, same_length=True, same_length_self=itself)
+        expected = reach_by_masks(np.maximum(oldest_NT, query_T + 1 - M - itself), L)
         assert reach.effective_context(config, L) == expected
 
 
@@ -99,17 +100,14 @@ def test_the_reach_of_retrieval_matches_masks(
     M: int, L: int, T: int, layer: int
 ) -> None:
     """Here T are the tokens of the store."""
-    N, segments = 3, 20
-    query = np.arange(segments * L)
-    sees = np.stack([query // L * L - M] * N)
-    sees[layer - 1] = np.minimum(sees[layer - 1], query - T)
-    first = oldest = (segments - 1) * L
-    for oldest_of_query in sees[::-1]:
-        oldest = oldest_of_query[oldest]
+    N = 3
+    query_T = np.arange(20 * L)
+    oldest_NT = np.stack([query_T // L * L - M] * N)
+    oldest_NT[layer - 1] = np.minimum(oldest_NT[layer - 1], query_T - T)
     config = tiny.config(
         n_layer=N, mem_len=M, retrieval_len=T, retrieval_top_k=1, retrieval_layer=layer
     )
-    assert reach.effective_context(config, L) == first - oldest
+    assert reach.effective_context(config, L) == reach_by_masks(oldest_NT, L)
     counts = reach.account(config, 3, L)
     assert counts["retrieval_bytes"] == 2 * T * tiny.H * tiny.A * 3 * 4
     memory: Any = empty_memory(config, 3)

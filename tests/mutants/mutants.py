@@ -65,7 +65,7 @@ model/block.py
     - return h_BLD, keep(self.config, attention, layer, kept, h_BLD)
     + return h_BLD, h_BLD
 model/gate.py
-  the gate is open where it should be closed: model/test_gate.py
+  the gate is open where it should be closed: model
     - return (1 - z_BLD) * x_BLD + z_BLD * new_BLD
     + return z_BLD * x_BLD + (1 - z_BLD) * new_BLD
 model/memory/same_layer.py

@@ -26,7 +26,6 @@ from txl_jax.model.txl import TransformerXL
 from txl_jax.sharding.mesh import make_mesh
 from txl_jax.sharding.options import MeshConfig
 from txl_jax.sharding.rules import place_segments
-from txl_jax.update import step as steps
 from txl_jax.update.init import init_state
 from txl_jax.update.optim import make_average, make_optimizer, make_schedule
 from txl_jax.update.options import OptimConfig, TrainConfig
@@ -271,60 +270,6 @@ def test_gradients_pass_through_the_memory(
     tiny.assert_close(sums.nll, stopped.nll, tolerance)
     with pytest.raises(AssertionError):
         tiny.assert_close(sums.grads, stopped.grads, tolerance)
-
-
-def test_one_gradient_segment_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The program is textually that of a step in which segments cannot be joined."""
-    state, segments = make_state(DROPOUT, SGD), make_segments(G)
-
-    def text(count: int) -> str:
-        config = make_config(gradient_segments=count)
-        step = make_train_step(TransformerXL(DROPOUT), SGD, SCHEDULE, config)
-        return jax.jit(step).lower(state, segments).as_text()
-
-    one, joined = text(1), text(G)
-    monkeypatch.setattr(steps, "join", lambda segments, count: segments)
-    monkeypatch.setattr(steps, "nll_sum", lambda *args, segment_len: nll_sum(*args))
-    assert one == text(G) != joined
-
-
-@functools.cache
-def across_segments() -> Any:
-    """Returns the mean gradient of G segments in C chunks, and its norm."""
-    config = make_config(gradient_segments=G)
-    function = functools.partial(sum_gradients, TransformerXL(PLAIN), config=config)
-    memory, key = Memory.empty(PLAIN, B), jax.random.key(0)
-    sums = jax.jit(function)(PARAMS, memory, make_segments(G), key)
-    mean = jax.tree.map(lambda x: x / sums.tokens, sums.grads)
-    return mean, optax.tree.norm(mean)
-
-
-@pytest.mark.parametrize(
-    ("name", "policy"),
-    [
-        ("lamb", "dots"),
-        ("muon", "offload:o,hidden"),
-    ],
-)
-@pytest.mark.long
-def test_updates_across_segments(name: str, policy: str) -> None:
-    """They are made of the gradient that crosses segments, whatever the policy."""
-    config = make_config(gradient_segments=G, batch_chunk=1)
-    rates = dataclasses.replace(OPTIM, optimizer=name, schedule="constant", lr=0.5)
-    optimizer = make_optimizer(rates)
-    state = make_state(PLAIN, optimizer)
-    model = TransformerXL(tiny.config(remat_policy=policy))
-    schedule = make_schedule(rates, 96)
-    step = jax.jit(make_train_step(model, optimizer, schedule, config))
-    after, metrics = step(state, make_segments(G))
-    grads, norm = across_segments()
-    tiny.assert_close(metrics["grad_norm"][0], norm)
-    transform = optax.with_extra_args_support(optimizer).update
-    updates, _ = jax.jit(transform)(
-        grads, state.opt_state, state.params, grad_norm=norm
-    )
-    expected = jax.tree.map(lambda p, u: p - 0.5 * u, state.params, updates)
-    tiny.assert_close(after.params, expected, AFTER_ADAM)
 
 
 def test_casting_the_layers_first_keeps_bfloat16_gradients() -> None:
