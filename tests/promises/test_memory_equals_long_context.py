@@ -21,7 +21,7 @@ CASES: list[tuple[int, dict[str, Any]]] = [
     (4, {"position": "rotary", "d_head": 4}),
     (3, {"mem_len": 4, "same_length": True}),  # where its own memory is enough
 ]
-# `test_txl` compares them with the oracle, `tests.support.test_reference` does this.
+# `test_txl` compares them with the oracle.
 LONG: list[tuple[int, dict[str, Any]]] = [
     (4, {}),
     (4, {"position": "shaw", "n_position": 2 * T, "clamp_len": 3}),
