@@ -50,7 +50,11 @@ def follow_mesh(kernel: Kernel, required: bool = True) -> Kernel:
         B, _, H, _ = operands.q_BLHA.shape
         if mesh is None or not (required or divides(mesh, B, H)):
             return kernel(operands)
-        check_heads(mesh, H)
+        if H % (parts := shards(mesh, "H")):
+            raise UserError(
+                f"model.n_head = {H} is not divisible by mesh.model = {parts}: lower "
+                'mesh.model, or set model.kernel = "xla"'
+            )
         axes = stream_axes(mesh, B)
 
         def local(operands: Operands) -> Array:
@@ -191,13 +195,3 @@ def first_index(axes: str | tuple[str, ...], size: int) -> Array:
 def divides(mesh: AbstractMesh, B: int, H: int) -> bool:
     """Returns whether B streams and H heads divide over the mesh."""
     return bool(stream_axes(mesh, B)) and H % shards(mesh, "H") == 0
-
-
-def check_heads(mesh: AbstractMesh, H: int) -> None:
-    """Raises UserError unless H heads divide over the mesh."""
-    parts = shards(mesh, "H")
-    if H % parts:
-        raise UserError(
-            f"model.n_head = {H} is not divisible by mesh.model = {parts}: lower "
-            'mesh.model, or set model.kernel = "xla"'
-        )

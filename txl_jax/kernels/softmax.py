@@ -10,7 +10,6 @@ Dims: T tokens, V rows, X tokens of a block, Y rows of a block.
 """
 
 import functools
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -20,7 +19,6 @@ from jax import Array
 from txl_jax.kernels.cluster import (
     Cluster,
     RowBlock,
-    T,
     Table,
     Tokens,
     over_rows,
@@ -30,8 +28,6 @@ from txl_jax.kernels.cluster import (
 )
 from txl_jax.kernels.xla import MASKED, product
 
-# `over_rows` without its last two arguments.
-Fold = Callable[[Callable[[T, RowBlock], T], T], T]
 Grads = tuple[Array, Array, Array]  # of hidden states, and of a block of a table
 # Tokens and tables, and each cluster's log-sum-exp of tokens.
 Saved = tuple[tuple[Tokens, ...], tuple[Table, ...], list[Array]]
@@ -58,66 +54,60 @@ def score(
     return h_XE, jnp.where(block.new_Y, score_XY, MASKED), target_X1 == block.target_Y
 
 
-def add_rows(stats: Stats, tokens: Tokens, X: int, fold: Fold) -> Stats:
-    """Adds a cluster's scores against rows to the statistics of its tokens.
+def add_rows(tokens: Tokens, X: int, stats: Stats, block: RowBlock) -> Stats:
+    """Adds the scores against a block of rows to the statistics of a cluster's tokens.
 
     The last block may include tokens of the next cluster, whose results are not used.
     """
 
-    def visit_block(stats: Stats, block: RowBlock) -> Stats:
-        def visit(stats: Stats, first: Array, _: Array) -> Stats:
-            _, score_XY, hit_XY = score(tokens, first, X, block)
-            before = Stats(*(part(x_T, first, X) for x_T in stats))
-            highest_X = jnp.maximum(before.highest_T, score_XY.max(axis=1))
-            sum_X = before.sum_T * jnp.exp(before.highest_T - highest_X)
-            sum_X += jnp.exp(score_XY - highest_X[:, None]).sum(axis=1)
-            target_X = before.target_T + jnp.where(hit_XY, score_XY, 0).sum(axis=1)
-            after = Stats(highest_X, sum_X, target_X)
-            return jax.tree.map(lambda x_T, x: put(x_T, x, first), stats, after)
+    def visit(stats: Stats, first: Array, _: Array) -> Stats:
+        _, score_XY, hit_XY = score(tokens, first, X, block)
+        before = Stats(*(part(x_T, first, X) for x_T in stats))
+        highest_X = jnp.maximum(before.highest_T, score_XY.max(axis=1))
+        sum_X = before.sum_T * jnp.exp(before.highest_T - highest_X)
+        sum_X += jnp.exp(score_XY - highest_X[:, None]).sum(axis=1)
+        target_X = before.target_T + jnp.where(hit_XY, score_XY, 0).sum(axis=1)
+        after = Stats(highest_X, sum_X, target_X)
+        return jax.tree.map(lambda x_T, x: put(x_T, x, first), stats, after)
 
-        return visit_tokens(tokens, X, visit, stats)
-
-    return fold(visit_block, stats)
+    return visit_tokens(tokens, X, visit, stats)
 
 
 def add_gradients(
-    grads: tuple[Array, Table],
     tokens: Tokens,
     X: int,
-    fold: Fold,
     lse_T: Array,
     grad_T: Array,
+    grads: tuple[Array, Table],
+    block: RowBlock,
 ) -> tuple[Array, Table]:
-    """Adds the gradients through rows: (softmax - target) times grad_T.
+    """Adds the gradients through a block of rows: (softmax - target) times grad_T.
 
     grads: those of a cluster's hidden states and of a table, in float32.
     """
 
-    def visit_block(grads: tuple[Array, Table], block: RowBlock) -> tuple[Array, Table]:
-        def visit(carry: Grads, first: Array, real_X: Array) -> Grads:
-            grad_h_TE, grad_YE, grad_Y = carry
-            h_XE, score_XY, hit_XY = score(tokens, first, X, block)
-            p_XY = jnp.exp(score_XY - part(lse_T, first, X)[:, None])
-            grad_X1 = part(grad_T, first, X)[:, None]
-            grad_XY = jnp.where(real_X[:, None], (p_XY - hit_XY) * grad_X1, 0)
-            grad_Y += grad_XY.sum(axis=0)
-            grad_XY = grad_XY.astype(h_XE.dtype)
-            grad_XE = product("XY,YE->XE", grad_XY, block.weight_YE)
-            grad_YE += product("XY,XE->YE", grad_XY, h_XE)
-            grad_XE += part(grad_h_TE, first, X)
-            return put(grad_h_TE, grad_XE, first), grad_YE, grad_Y
+    def visit(carry: Grads, first: Array, real_X: Array) -> Grads:
+        grad_h_TE, grad_YE, grad_Y = carry
+        h_XE, score_XY, hit_XY = score(tokens, first, X, block)
+        p_XY = jnp.exp(score_XY - part(lse_T, first, X)[:, None])
+        grad_X1 = part(grad_T, first, X)[:, None]
+        grad_XY = jnp.where(real_X[:, None], (p_XY - hit_XY) * grad_X1, 0)
+        grad_Y += grad_XY.sum(axis=0)
+        grad_XY = grad_XY.astype(h_XE.dtype)
+        grad_XE = product("XY,YE->XE", grad_XY, block.weight_YE)
+        grad_YE += product("XY,XE->YE", grad_XY, h_XE)
+        grad_XE += part(grad_h_TE, first, X)
+        return put(grad_h_TE, grad_XE, first), grad_YE, grad_Y
 
-        grad_h_TE, grad_table = grads
-        Y, E = block.weight_YE.shape
-        carry = grad_h_TE, jnp.zeros((Y, E)), jnp.zeros(Y)
-        grad_h_TE, *more = visit_tokens(tokens, X, visit, carry)
+    grad_h_TE, grad_table = grads
+    Y, E = block.weight_YE.shape
+    carry = grad_h_TE, jnp.zeros((Y, E)), jnp.zeros(Y)
+    grad_h_TE, *more = visit_tokens(tokens, X, visit, carry)
 
-        def add(x: Array, more: Array) -> Array:
-            return put(x, part(x, block.start, Y) + more, block.start)
+    def add(x: Array, more: Array) -> Array:
+        return put(x, part(x, block.start, Y) + more, block.start)
 
-        return grad_h_TE, Table(*map(add, grad_table, more))
-
-    return fold(visit_block, grads)
+    return grad_h_TE, Table(*map(add, grad_table, more))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 3))
@@ -160,9 +150,9 @@ def forward(
     nll_T, lses = jnp.zeros(T), []
     for cluster, own in zip(clusters, tokens, strict=True):
         stats = Stats(jnp.full(T, MASKED), jnp.zeros(T), jnp.zeros(T))
+        visit = functools.partial(add_rows, own, cluster.X)
         for rows in cluster.rows:
-            fold = functools.partial(over_rows, tables, rows, cluster, dtype, axis)
-            stats = add_rows(stats, own, cluster.X, fold)
+            stats = over_rows(tables, rows, cluster, dtype, axis, visit, stats)
         if axis is not None:
             highest_T = jax.lax.pmax(stats.highest_T, axis)
             sum_T = stats.sum_T * jnp.exp(stats.highest_T - highest_T)
@@ -189,12 +179,11 @@ def backward(
     grad_tokens: list[Tokens] = []
     for cluster, own, lse_T in zip(clusters, tokens, lses, strict=True):
         grad_h_TE = jnp.zeros(own.h_TE.shape)
+        visit = functools.partial(add_gradients, own, cluster.X, lse_T, grad_T)
         for rows in cluster.rows:
-            fold = functools.partial(over_rows, tables, rows, cluster, dtype, axis)
-            i = rows.table
-            grad_h_TE, grad_tables[i] = add_gradients(
-                (grad_h_TE, grad_tables[i]), own, cluster.X, fold, lse_T, grad_T
-            )
+            carry = grad_h_TE, grad_tables[rows.table]
+            carry = over_rows(tables, rows, cluster, dtype, axis, visit, carry)
+            grad_h_TE, grad_tables[rows.table] = carry
         # Targets and ranges are integers and have no gradient.
         grad_tokens.append(Tokens(grad_h_TE[:real].astype(dtype), *[None] * 3))  # type: ignore[arg-type]
     return tuple(grad_tokens), tuple(grad_tables)
