@@ -28,7 +28,6 @@ from txl_jax.runtime.storage import write_atomically
 from txl_jax.workdir import claim
 from txl_jax.workdir.folder import RUN
 from txl_jax.workdir.load import load
-from txl_jax.workdir.lock import Fence
 from txl_jax.workdir.staging import write_files
 
 RESULT = "lengths.json"  # in a run's workdir: its nll by attention length
@@ -39,7 +38,9 @@ class TrainedRun(Protocol):
 
     tokens: Tokens  # the corpus
     result: Json  # of its training
-    fence: Fence  # raises if another run has taken the workdir over
+
+    def fence(self) -> object:
+        """Raises if another run has taken the workdir over."""
 
 
 # Trains a row in a workdir.
