@@ -31,9 +31,8 @@ import numpy as np
 from experiments.benchmarks import peer, record, subject
 from txl_jax.convert import huggingface
 from txl_jax.data.options import DataConfig
-from txl_jax.data.preparation import prepare
 from txl_jax.data.streams import Position, Streams
-from txl_jax.data.tokens import Tokens
+from txl_jax.data.tokens import Tokens, prepare
 from txl_jax.evaluate.options import EvalConfig
 from txl_jax.evaluate.perplexity import make_evaluate
 from txl_jax.model.config import ModelConfig

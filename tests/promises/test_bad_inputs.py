@@ -24,7 +24,7 @@ from tests.support.refusal import contents
 from tests.support.rights import public_folder, without_rights
 from tests.support.trained import TEXT, command, home
 from txl_jax import config as configs
-from txl_jax.data.preparation import prepare
+from txl_jax.data.tokens import prepare
 from txl_jax.report.checksum import verify_checksum, with_checksum
 
 pytestmark = pytest.mark.promise("User errors are one line")

@@ -11,8 +11,7 @@ import numpy as np
 from txl_jax.config import Config
 from txl_jax.data import detokenization as words
 from txl_jax.data.number import NumberVocab
-from txl_jax.data.preparation import prepare
-from txl_jax.data.tokens import Tokens
+from txl_jax.data.tokens import Tokens, prepare
 from txl_jax.data.vocab import Vocab
 from txl_jax.errors import UserError, printable
 from txl_jax.evaluate.reader import Bookmark

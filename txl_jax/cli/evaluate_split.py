@@ -9,8 +9,7 @@ from pathlib import Path
 from txl_jax import metrics
 from txl_jax.cli import gradient_statistics
 from txl_jax.config import Config
-from txl_jax.data.preparation import prepare
-from txl_jax.data.tokens import Tokens
+from txl_jax.data.tokens import Tokens, prepare
 from txl_jax.evaluate import continuous_cache, dynamic
 from txl_jax.evaluate.grouping import count_segments
 from txl_jax.evaluate.options import (

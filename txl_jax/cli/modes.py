@@ -17,7 +17,6 @@ from txl_jax.cli.proof import prove_kernels
 from txl_jax.config import FIELDS
 from txl_jax.data import tokens as token_files
 from txl_jax.data.options import DataConfig
-from txl_jax.data.preparation import prepare
 from txl_jax.errors import BadNumbers, Interrupted, UserError, out_of_memory
 from txl_jax.paper.memory_rows import MEMORIES
 from txl_jax.report import provenance
@@ -53,7 +52,7 @@ def prepare_corpus(config: DataConfig, delete: bool) -> Json:
         folders = distributed.first_then_others(lambda: token_files.delete(config))
         say(f"deleted: {' and '.join(folders) or 'nothing was prepared'}")
         return {"deleted": folders}
-    tokens = prepare(config)
+    tokens = token_files.prepare(config)
     figures = {k: x for k, x in tokens.manifest.items() if k != "files"}
     places = list(map(str, token_files.copies(config)))
     splits = [f"{name} {x['tokens']:,}" for name, x in figures["splits"].items()]

@@ -15,10 +15,9 @@ from txl_jax.config import Config
 from txl_jax.data.copying import FIRST_ANSWER
 from txl_jax.data.corpora import TASKS
 from txl_jax.data.options import SLACK
-from txl_jax.data.preparation import prepare
 from txl_jax.data.sentences import ShuffledSentences
 from txl_jax.data.streams import Order, Streams, check_length, in_file_order
-from txl_jax.data.tokens import Tokens
+from txl_jax.data.tokens import Tokens, prepare
 from txl_jax.evaluate import accounting
 from txl_jax.evaluate.perplexity import Evaluate, make_evaluate
 from txl_jax.generate import texts

@@ -22,7 +22,7 @@ from txl_jax.data import corpora, remote_cache
 from txl_jax.data import vocab as vocabulary
 from txl_jax.data.byte_ranges import checksum
 from txl_jax.data.encode import Encoder
-from txl_jax.data.options import SPLITS, DataConfig
+from txl_jax.data.options import OWN, SPLITS, DataConfig
 from txl_jax.data.recipe import Recipe, resolve
 from txl_jax.data.remote_cache import MANIFEST, RemotePath
 from txl_jax.data.text import JsonObject
@@ -31,7 +31,7 @@ from txl_jax.errors import UserError
 from txl_jax.report.checksum import DAMAGE, verify_checksum, with_checksum
 from txl_jax.report.log import say
 from txl_jax.report.progress import waiting
-from txl_jax.runtime import storage
+from txl_jax.runtime import distributed, preemption, storage
 
 VOCAB = "vocab.json"
 FIX = "delete the folder and prepare again"
@@ -112,8 +112,32 @@ def _find(config: DataConfig, root: Path) -> corpora.Source:
     return corpora.find(config.corpus, config.path, root, end, dtype)
 
 
-def prepare(config: DataConfig) -> Tokens:
+def prepare(config: DataConfig, vocab: Vocab | None = None) -> Tokens:
     """Prepares the tokens of a corpus unless they exist, and returns them.
+
+    Raises UserError if `vocab`, that of the model to read them with, is another one.
+
+    With several processes the first one prepares the corpus, then those that do not
+    share its disk. A signal stops the preparation immediately; the next run continues
+    it.
+    """
+    stop = preemption.current()
+    if distributed.is_first():
+        stop.holds = False
+    tokens = distributed.first_then_others(lambda: _prepare(config))
+    stop.release()
+    own, other = (each.to_json() for each in (vocab or tokens.vocab, tokens.vocab))
+    if own.get("words", own) != other.get("words", other):  # lines may differ
+        raise UserError(
+            "the model has another vocabulary than the corpus: set data.vocab_path to "
+            f"the vocab.json of its workdir, data.vocab to {OWN!r} and data.vocab_size "
+            "to 0"
+        )
+    return tokens
+
+
+def _prepare(config: DataConfig) -> Tokens:
+    """Prepares a corpus in this process.
 
     The folder appears complete or not at all, also if the process is killed or others
     prepare the same corpus. With a remote data_dir, the folder is local, and is copied

@@ -19,7 +19,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from txl_jax.data.preparation import prepare
+from txl_jax.data.tokens import prepare
 from txl_jax.data.vocab import CONTEXT, spell
 from txl_jax.paper.attention_map import WHOLE, Maps, make_maps, summarize
 from txl_jax.report.log import Json, say

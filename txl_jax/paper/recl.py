@@ -15,7 +15,7 @@ from txl_jax import metrics
 from txl_jax.checkpoint.array_checksum import checksums
 from txl_jax.config import Config, load_json, override, parse
 from txl_jax.data import vocab
-from txl_jax.data.preparation import prepare
+from txl_jax.data.tokens import prepare
 from txl_jax.errors import UserError
 from txl_jax.model.config import ABSOLUTE_POSITIONS
 from txl_jax.paper.context_nll import make_context_nll, spread
