@@ -15,12 +15,12 @@ from txl_jax.model.config import ModelConfig
 from txl_jax.model.dropout import Dropout
 from txl_jax.model.initializers import keep_sums, weight
 from txl_jax.model.memory.cache import Memory
-from txl_jax.model.memory.compressive import CompressiveMemory
 from txl_jax.model.memory.halo import HaloMemory, check_pieces, split_oldest
 from txl_jax.model.memory.interval import find_oldest, keys_per_query
-from txl_jax.model.memory.memory_tokens import make_tokens, open_tokens, with_tokens
+from txl_jax.model.memory.kinds import make_parameter, open_memory
+from txl_jax.model.memory.memory_tokens import with_tokens
 from txl_jax.model.memory.protocol import AnyMemory, CallMemory, Kept
-from txl_jax.model.memory.retrieval import layer_axes, make_gate, open_store
+from txl_jax.model.memory.retrieval import layer_axes
 from txl_jax.model.memory.same_layer import check_sequence
 from txl_jax.model.positions import SCHEMES, bias_shape
 from txl_jax.model.remat import parse_remat
@@ -48,8 +48,7 @@ class TransformerXL(nn.Module):
         self.embedding = Vocabulary(config)
         self.scheme = SCHEMES[config.position]
         self.biases = {name: self._make_bias(name) for name in self.scheme.biases}
-        self.retrieval_gate_H = make_gate(self, config)
-        self.memory_tokens_WD = make_tokens(self, config)
+        self.memory_parameter = make_parameter(self, config)
         self.drop_rows = Dropout(config.dropout, config.variational)
         self.drop_R = Dropout(config.dropout)
 
@@ -111,11 +110,8 @@ class TransformerXL(nn.Module):
             first_BL = first_BL.at[:, 0].set(False)
         keys = keys_per_query(config, M)
         oldest_BL = find_oldest(memory.filled_B, first_BL, M, L, keys, segment_len)
-        call_memory = open_store(memory, self.retrieval_gate_H, first_BL, L)
-        if isinstance(memory, CompressiveMemory):
-            call_memory = memory.open(length_B)
-        call_memory = open_tokens(
-            call_memory, self.memory_tokens_WD, first_BL, length_B, segment_len
+        call_memory = open_memory(
+            config, memory, self.memory_parameter, L, first_BL, length_B, segment_len
         )
         if isinstance(memory, Memory) and P > 1:
             call_memory = HaloMemory.of(memory, P, L, length_B)

@@ -10,6 +10,7 @@ With `ModelConfig.keeps_states`, the first one serves all of them.
 
 import dataclasses
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -21,9 +22,9 @@ from txl_jax.model.memory.cache import Memory
 from txl_jax.model.memory.compressive import CompressiveMemory
 from txl_jax.model.memory.key_values import KeyValueMemory, NewestKeyValues
 from txl_jax.model.memory.layout import unstack
-from txl_jax.model.memory.memory_tokens import TokenMemory
-from txl_jax.model.memory.protocol import MemoryLike
-from txl_jax.model.memory.retrieval import RetrievalMemory
+from txl_jax.model.memory.memory_tokens import TokenMemory, make_tokens, open_tokens
+from txl_jax.model.memory.protocol import CallMemory, MemoryLike
+from txl_jax.model.memory.retrieval import RetrievalMemory, make_gate, open_store
 from txl_jax.model.memory.ring import RingMemory
 
 Newest = Memory | NewestKeyValues
@@ -41,6 +42,37 @@ def empty_memory(config: ModelConfig, batch_size: int) -> MemoryLike:
     if config.memory_tokens:
         return TokenMemory.empty(config, batch_size)
     return with_store(config, Memory.empty(config, batch_size))
+
+
+def make_parameter(module: nn.Module, config: ModelConfig) -> Array | None:
+    """Returns the parameter of a kind outside the layers, or None if it has none."""
+    if config.retrieval_len:
+        return make_gate(module, config)
+    return make_tokens(module, config) if config.memory_tokens else None
+
+
+def open_memory(
+    config: ModelConfig,
+    memory: MemoryLike,
+    parameter: Array | None,
+    L: int,
+    first_BL: Array | None,
+    length_B: Array | None,
+    segment_len: int,
+) -> CallMemory:
+    """Returns the memory as a call of L tokens reads it; see `TransformerXL.__call__`.
+
+    parameter: that of `make_parameter`.
+    """
+    if config.retrieval_len:
+        assert parameter is not None
+        return open_store(memory, parameter, first_BL, L)
+    if config.memory_tokens:
+        assert parameter is not None
+        return open_tokens(memory, parameter, first_BL, length_B, segment_len)
+    if isinstance(memory, CompressiveMemory):
+        return memory.open(length_B)
+    return memory
 
 
 def added_losses(

@@ -27,7 +27,7 @@ from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import weight
 from txl_jax.model.memory.cache import CacheLayer, Memory
 from txl_jax.model.memory.interval import find_oldest, last_start, window
-from txl_jax.model.memory.protocol import CallMemory, Kept
+from txl_jax.model.memory.protocol import CallMemory, Kept, MemoryLike
 
 # `TransformerXL.run_layers`, with the module as the first argument.
 RunLayers = Callable[[Any, Array, CallMemory, Array, int], tuple[Array, Kept]]
@@ -109,25 +109,21 @@ class OpenTokens(NamedTuple):
         return kept
 
 
-def make_tokens(module: nn.Module, config: ModelConfig) -> Array | None:
-    """Returns the learned tokens, a parameter, or None for a model without tokens."""
-    if not config.memory_tokens:
-        return None
+def make_tokens(module: nn.Module, config: ModelConfig) -> Array:
+    """Returns the learned tokens, a parameter."""
     shape = (config.memory_tokens, config.d_model)
     tokens_WD: Array = module.param("memory_tokens", weight(config, "WD"), shape)
     return tokens_WD.astype(config.compute_dtype)
 
 
 def open_tokens(
-    memory: CallMemory,
-    learned_WD: Array | None,
+    memory: MemoryLike,
+    learned_WD: Array,
     first_BL: Array | None,
     length_B: Array | None,
     segment_len: int,
-) -> CallMemory:
-    """Returns the memory for a call; it is unchanged for a model without tokens."""
-    if learned_WD is None:
-        return memory
+) -> OpenTokens:
+    """Returns the memory for a call of segments of segment_len tokens, 0 = one."""
     if not isinstance(memory, TokenMemory):
         raise UserError("model.memory_tokens needs the memory of kinds.empty_memory")
     return OpenTokens(memory, learned_WD, first_BL, length_B, segment_len)

@@ -25,7 +25,7 @@ from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import normal
 from txl_jax.model.memory.cache import Memory
 from txl_jax.model.memory.interval import count_filled, find_oldest
-from txl_jax.model.memory.protocol import CallMemory, Kept, LayerMemory, MemoryLike
+from txl_jax.model.memory.protocol import Kept, LayerMemory, MemoryLike
 
 INITIAL_GATE = -2.0  # almost closed: sigmoid(-2) = 0.12
 
@@ -35,9 +35,7 @@ class RetrievalMemory:
     """A local memory, and a ring of the newest T tokens: normalized keys, and values.
 
     start_B: the slot of the oldest token, which the next one replaces. stored_B: how
-    many of the newest tokens may be retrieved. In a call (`open_store`), the times of
-    all candidates count as the local attention's keys do, and oldest_BL is the oldest
-    that a query may retrieve.
+    many of the newest tokens may be retrieved.
     """
 
     local: Any  # a MemoryLike
@@ -46,9 +44,6 @@ class RetrievalMemory:
     start_B: Array
     stored_B: Array
     config: ModelConfig = flax.struct.field(pytree_node=False)
-    gate_H: Array | None = None
-    time_BX: Array | None = None
-    oldest_BL: Array | None = None
 
     @classmethod
     def of(cls, config: ModelConfig, local: MemoryLike) -> "RetrievalMemory":
@@ -70,48 +65,8 @@ class RetrievalMemory:
 
     @property
     def layers(self) -> Any:
-        """The local memory's layers, one of which reads the store."""
-        layers, n = self.local.layers, self.config.retrieval_index
-        store = dataclasses.replace(self, local=None)
-        if isinstance(self.local, Memory):
-            return RetrievalLayer(layers, jnp.arange(self.config.n_layer) == n, store)
-        here = RetrievalLayer(layers[n], None, store)
-        return *layers[:n], here, *layers[n + 1 :]
-
-    def mix(
-        self,
-        o_BLHA: Array,
-        stop_BL: Array,
-        q_BLHA: Array,
-        k_BLHA: Array,
-        v_BLHA: Array,
-    ) -> Array:
-        """Returns o_BLHA of the local attention, mixed with what queries retrieve.
-
-        A query retrieves tokens before stop_BL. One without candidates keeps its local
-        attention. Queries, keys and values are those of the segment.
-        """
-        k_BHXA, v_BHXA = self.k_BHTA, self.v_BHTA
-        if q_BLHA.shape[1] > 1:  # a single token is no candidate for itself
-            k_BHLA, v_BHLA = (
-                jnp.swapaxes(x, 1, 2) for x in (normalize(k_BLHA), v_BLHA)
-            )
-            k_BHXA = jnp.concatenate([k_BHXA, k_BHLA], axis=2)
-            v_BHXA = jnp.concatenate([v_BHXA, v_BHLA], axis=2)
-        assert self.time_BX is not None and self.oldest_BL is not None
-        assert self.gate_H is not None
-        candidates = Candidates(
-            normalize(q_BLHA),
-            k_BHXA,
-            v_BHXA,
-            self.time_BX[:, : k_BHXA.shape[2]],
-            self.oldest_BL,
-            stop_BL,
-        )
-        far_BLHA = attend_to_best(candidates, self.config.retrieval_top_k)
-        has_any_BL11 = (stop_BL > self.oldest_BL)[..., None, None]
-        gate_BLH1 = has_any_BL11 * jax.nn.sigmoid(self.gate_H)[:, None]
-        return ((1 - gate_BLH1) * o_BLHA + gate_BLH1 * far_BLHA).astype(o_BLHA.dtype)
+        """The local memory's layers."""
+        return self.local.layers
 
     def append(
         self, kept: Kept, length_B: Array | None, first_BL: Array | None
@@ -142,15 +97,80 @@ class RetrievalMemory:
             v_BHTA=jax.vmap(put)(self.v_BHTA, slot_BL, v_BLHA),
             start_B=(self.start_B + end_B) % T,
             stored_B=count_filled(self.stored_B, T, end_B, first_BL),
-            gate_H=None,
-            time_BX=None,
-            oldest_BL=None,
         )
 
     def zero(self, where_B: Array) -> "RetrievalMemory":
         """Returns the memory with local zeros and no store in the streams where_B."""
         local, stored_B = self.local.zero(where_B), jnp.where(where_B, 0, self.stored_B)
         return dataclasses.replace(self, local=local, stored_B=stored_B)
+
+
+class OpenStore(NamedTuple):
+    """A `RetrievalMemory` during a call.
+
+    time_BX: of all candidates, counted as the local attention's keys are. oldest_BL:
+    the oldest that a query may retrieve.
+    """
+
+    memory: RetrievalMemory
+    gate_H: Array
+    time_BX: Array
+    oldest_BL: Array
+
+    @property
+    def mem_len(self) -> int:
+        """The length M of the local memory."""
+        return self.memory.mem_len
+
+    @property
+    def layers(self) -> Any:
+        """The local memory's layers, one of which reads the store."""
+        local, config = self.memory.local, self.memory.config
+        layers, n = local.layers, config.retrieval_index
+        store = self._replace(memory=dataclasses.replace(self.memory, local=None))
+        if isinstance(local, Memory):
+            return RetrievalLayer(layers, jnp.arange(config.n_layer) == n, store)
+        here = RetrievalLayer(layers[n], None, store)
+        return *layers[:n], here, *layers[n + 1 :]
+
+    def append(
+        self, kept: Kept, length_B: Array | None, first_BL: Array | None
+    ) -> RetrievalMemory:
+        """Returns the memory after the call."""
+        return self.memory.append(kept, length_B, first_BL)
+
+    def mix(
+        self,
+        o_BLHA: Array,
+        stop_BL: Array,
+        q_BLHA: Array,
+        k_BLHA: Array,
+        v_BLHA: Array,
+    ) -> Array:
+        """Returns o_BLHA of the local attention, mixed with what queries retrieve.
+
+        A query retrieves tokens before stop_BL. One without candidates keeps its local
+        attention. Queries, keys and values are those of the segment.
+        """
+        k_BHXA, v_BHXA = self.memory.k_BHTA, self.memory.v_BHTA
+        if q_BLHA.shape[1] > 1:  # a single token is no candidate for itself
+            k_BHLA, v_BHLA = (
+                jnp.swapaxes(x, 1, 2) for x in (normalize(k_BLHA), v_BLHA)
+            )
+            k_BHXA = jnp.concatenate([k_BHXA, k_BHLA], axis=2)
+            v_BHXA = jnp.concatenate([v_BHXA, v_BHLA], axis=2)
+        candidates = Candidates(
+            normalize(q_BLHA),
+            k_BHXA,
+            v_BHXA,
+            self.time_BX[:, : k_BHXA.shape[2]],
+            self.oldest_BL,
+            stop_BL,
+        )
+        far_BLHA = attend_to_best(candidates, self.memory.config.retrieval_top_k)
+        has_any_BL11 = (stop_BL > self.oldest_BL)[..., None, None]
+        gate_BLH1 = has_any_BL11 * jax.nn.sigmoid(self.gate_H)[:, None]
+        return ((1 - gate_BLH1) * o_BLHA + gate_BLH1 * far_BLHA).astype(o_BLHA.dtype)
 
 
 class RetrievalLayer(NamedTuple):
@@ -162,7 +182,7 @@ class RetrievalLayer(NamedTuple):
 
     local: LayerMemory
     is_here: Array | None
-    store: RetrievalMemory
+    store: OpenStore
 
     def before(self, h_BLD: Array) -> tuple[Array, int] | None:
         """Returns the states of the local memory."""
@@ -182,7 +202,7 @@ class RetrievalLayer(NamedTuple):
         # Without this, the conditional would keep a store for each layer's backward
         # pass, as one of its results.
         @functools.partial(jax.checkpoint, policy=KEEP_FOUND)
-        def mix_here(store: RetrievalMemory, is_here: Array, *operands: Array) -> Array:
+        def mix_here(store: OpenStore, is_here: Array, *operands: Array) -> Array:
             return jax.lax.cond(is_here, store.mix, lambda o, *_: o, *operands)
 
         o_BLHA = mix_here(
@@ -206,21 +226,17 @@ def layer_axes(config: ModelConfig) -> Any:
     return axes(0, 0, nn.broadcast)
 
 
-def make_gate(module: nn.Module, config: ModelConfig) -> Array | None:
-    """Returns the logits of the gates, a parameter, or None if no layer retrieves."""
-    if not config.retrieval_len:
-        return None
+def make_gate(module: nn.Module, config: ModelConfig) -> Array:
+    """Returns the logits of the gates, a parameter."""
     init = normal(0, "H", mean=INITIAL_GATE)
     gate_H: Array = module.param("retrieval_gate", init, (config.n_head,))
     return gate_H
 
 
 def open_store(
-    memory: MemoryLike, gate_H: Array | None, first_BL: Array | None, L: int
-) -> CallMemory:
-    """Returns the memory for a call of L tokens; it is unchanged without a gate."""
-    if gate_H is None:
-        return memory
+    memory: MemoryLike, gate_H: Array, first_BL: Array | None, L: int
+) -> OpenStore:
+    """Returns the memory for a call of L tokens."""
     if not isinstance(memory, RetrievalMemory):
         raise UserError(
             "model.retrieval_len needs the memory of kinds.empty_memory, and mode "
@@ -229,9 +245,6 @@ def open_store(
     T, M, start_B = memory.k_BHTA.shape[2], memory.mem_len, memory.start_B
     time_BT = (jnp.arange(T) - start_B[:, None]) % T + M - T
     time_BL = jnp.broadcast_to(M + jnp.arange(L), (len(start_B), L))
-    return dataclasses.replace(
-        memory,
-        gate_H=gate_H,
-        time_BX=jnp.concatenate([time_BT, time_BL], axis=1),
-        oldest_BL=find_oldest(memory.stored_B, first_BL, T, L, T + 1) + M - T,
-    )
+    oldest_BL = find_oldest(memory.stored_B, first_BL, T, L, T + 1) + M - T
+    time_BX = jnp.concatenate([time_BT, time_BL], axis=1)
+    return OpenStore(memory, gate_H, time_BX, oldest_BL)
