@@ -116,7 +116,7 @@ model.retrieval_layer=1            | model.retrieval_layer = 1 | set model.retri
 model.retrieval_len=16              | model.retrieval_top_k = 32 must be at most | = 16
 model.retrieval_len=64 model.mem_len=0 | model.retrieval_len = 64 | set mem_len above 0
 model.retrieval_len=64 generate.mem_len=0 | model.retrieval_len = 64 | mem_len above 0
-model.retrieval_len=64 model.recurrence=same | model.recurrence to "below"
+model.retrieval_len=64 model.recurrence=same | model.retrieval_len = 64 | "same": leave
 model.n_bucket=8                    | model.n_bucket and model.max_distance | no effect
 model.position=rotary model.d_head=3 | model.d_head = 3 | rotates pairs
 model.position=rotary eval.clamp_len=5 | clamp_len = 5 | set it to 0
@@ -124,7 +124,7 @@ eval.same_length=true eval.mem_len=0 | set mem_len, or same_length=false
 model.compressed_len=4 | model.compressed_len = 4 | compression_rate = 0 | a rate
 model.compression=conv | model.compressed_len = 0 | compression = "conv" | no effect
 {Z} generate.mem_len=1 | mem_len = 1 | model.compression_rate = 3 | raise mem_len
-{Z} eval.same_length=true | model.compressed_len = 4 | set same_length to false
+{Z} eval.same_length=true | model.compressed_len = 4 | with same_length: leave one
 {Z} mesh.segments=2 | mesh.segments = 2 | model.compressed_len = 4 | mesh.segments to 1
 {Z} {G} | train.gradient_segments = 2 | model.compressed_len = 4 | of the one before
 model.memory_tokens=4 | model.memory_tokens = 4 | train.gradient_segments above 1

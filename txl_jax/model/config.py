@@ -5,6 +5,7 @@ from typing import Any
 
 from txl_jax.errors import UserError
 from txl_jax.fields import TRAINING, at_least, check, field, fraction, one_of, positive
+from txl_jax.model.memory_fields import ABSOLUTE_POSITIONS, MemoryFields
 from txl_jax.model.remat import parse_remat
 
 # Kernels of the attention; "auto" = the fastest for the device.
@@ -20,7 +21,6 @@ POSITIONS = (
     "t5",  # Raffel et al. 2020: a bias for each bucket of distances
     "none",
 )
-ABSOLUTE_POSITIONS = ("sinusoidal", "learned")
 LEARNED_POSITIONS = ("shaw", "shaw_biased", "learned")
 RECURRENCES = ("below", "same")  # section 3.2; Ding et al. 2021 for "same"
 NORMS = ("layer", "rms")  # Zhang and Sennrich 2019 for "rms"
@@ -30,7 +30,7 @@ RESIDUALS = ("none", "gru")  # gates: Parisotto et al. 2020 for "gru"
 
 
 @dataclasses.dataclass(frozen=True)
-class ModelConfig:
+class ModelConfig(MemoryFields):
     """A Transformer-XL; the defaults are the paper's 12 layers for enwik8 (Table 2)."""
 
     # The number of tokens in the vocabulary. 0 takes it from the data.
@@ -158,9 +158,7 @@ class ModelConfig:
         check(self, "model")
         self._check_clusters()
         self._check_position()
-        self._check_retrieval()
-        self._check_compression()
-        self._check_memory_tokens()
+        self.check_memory()
         parse_remat(self.remat_policy)
         if self.gate != "none" and not self.pre_lnorm:
             raise UserError(
@@ -236,102 +234,6 @@ class ModelConfig:
                 "same_length with mem_len = 0 would leave no key visible: set mem_len, "
                 "or same_length=false"
             )
-
-    def _check_retrieval(self) -> None:
-        T, top_k, layer = self.retrieval_len, self.retrieval_top_k, self.retrieval_layer
-        if not T and (layer or top_k != ModelConfig.retrieval_top_k):
-            raise UserError(
-                f"model.retrieval_top_k = {top_k} and model.retrieval_layer = {layer} "
-                "have no effect: set model.retrieval_len"
-            )
-        if T and (top_k > T or layer > self.n_layer):
-            raise UserError(
-                f"model.retrieval_top_k = {top_k} must be at most model.retrieval_len "
-                f"= {T}, and model.retrieval_layer = {layer} at most model.n_layer = "
-                f"{self.n_layer}"
-            )
-        if T and (not self.mem_len or self.recurrence == "same"):
-            raise UserError(
-                f"model.retrieval_len = {T} extends a memory of layers' inputs: set "
-                'mem_len above 0, and model.recurrence to "below"'
-            )
-
-    @property
-    def retrieval_index(self) -> int:
-        """The index of the layer that retrieves, from 0."""
-        return (self.retrieval_layer or -(-3 * self.n_layer // 4)) - 1
-
-    def _check_compression(self) -> None:
-        Z, C = self.compressed_len, self.compression_rate
-        if (Z > 0) != (C > 0) or (self.compression != "mean" and not Z):
-            raise UserError(
-                f"model.compressed_len = {Z} with compression_rate = {C} and "
-                f'compression = "{self.compression}": a compressed memory needs a '
-                "length and a rate, and the other fields have no effect without it"
-            )
-        if Z and self.mem_len < C:
-            raise UserError(
-                f"mem_len = {self.mem_len} must be at least model.compression_rate = "
-                f"{C}, the number of states that leave together: raise mem_len"
-            )
-        if Z and self.retrieval_len:
-            raise UserError(
-                f"model.compressed_len = {Z} and model.retrieval_len = "
-                f"{self.retrieval_len} each read tokens beyond the memory: set only "
-                "one of them"
-            )
-        if Z and self.recurrence == "same":
-            raise UserError(
-                f"model.compressed_len = {Z} compresses inputs of layers, and model."
-                'recurrence = "same" keeps their outputs: set only one of them'
-            )
-        if Z and self.same_length:
-            raise UserError(
-                "same_length counts keys as tokens, which the slots of "
-                f"model.compressed_len = {Z} are not: set same_length to false"
-            )
-
-    def _check_memory_tokens(self) -> None:
-        others = {
-            "model.compressed_len": self.compressed_len > 0,
-            "model.retrieval_len": self.retrieval_len > 0,
-            'model.recurrence = "same"': self.recurrence == "same",
-            'model.initial_memory = "zeros"': self.initial_memory == "zeros",
-            "same_length": self.same_length,
-            f'model.position = "{self.position}"': self.position in ABSOLUTE_POSITIONS,
-        }
-        wrong = [name for name, is_set in others.items() if is_set]
-        if self.memory_tokens and wrong:
-            raise UserError(
-                f"model.memory_tokens = {self.memory_tokens} does not combine with "
-                f"{' or '.join(wrong)}: leave one of them out"
-            )
-
-    @property
-    def mem_slots(self) -> int:
-        """The keys before a segment: mem_len, compressed ones, and pending states."""
-        Z, C = self.compressed_len, self.compression_rate
-        return self.mem_len + (Z + C - 1 if Z else 0)
-
-    @property
-    def in_sequence(self) -> str:
-        """The field with which a segment needs all layers of the one before; "" = none.
-
-        Such segments cannot be computed together.
-        """
-        if self.recurrence == "same":
-            return 'model.recurrence = "same"'
-        return f"model.compressed_len = {Z}" if (Z := self.compressed_len) else ""
-
-    @property
-    def has_memory(self) -> bool:
-        """Whether a segment depends on earlier ones."""
-        return self.mem_len > 0 or self.memory_tokens > 0
-
-    @property
-    def keeps_states(self) -> bool:
-        """Whether the kind of memory has no form with keys and values."""
-        return self.compressed_len > 0 or self.memory_tokens > 0
 
     @property
     def gated(self) -> bool:
