@@ -7,34 +7,14 @@ from txl_jax.aot.hlo import CROSS_SLICE, Program, collectives, largest_arrays
 TEXT = """\
 HloModule small, is_scheduled=true
 
-%add (x: f32[], y: f32[]) -> f32[] {
-  %x = f32[] parameter(0)
-  %y = f32[] parameter(1)
-  ROOT %sum = f32[] add(%x, %y)
-}
-
-%slice_one (stack: f32[5,8,128], i: s32[]) -> f32[1,8,128] {
-  %stack = f32[5,8,128]{2,1,0:T(8,128)} parameter(0)
-  %i = s32[]{:T(128)} parameter(1)
-  ROOT %one = f32[1,8,128]{2,1,0:T(8,128)} dynamic-slice(%stack, %i)
-}
-
-%put_one (stack.1: f32[5,8,128], new: f32[1,8,128], i.1: s32[]) -> f32[5,8,128] {
-  %stack.1 = f32[5,8,128]{2,1,0:T(8,128)} parameter(0)
-  %new = f32[1,8,128]{2,1,0:T(8,128)} parameter(1)
-  %i.1 = s32[]{:T(128)} parameter(2)
-  ROOT %put = f32[5,8,128]{2,1,0:T(8,128)} dynamic-update-slice(%stack.1, %new, %i.1)
-}
-
 %body (carry: (s32[], f32[5,8,128])) -> (s32[], f32[5,8,128]) {
   %carry = (s32[]{:T(128)}, f32[5,8,128]{2,1,0:T(8,128)}) parameter(0)
   %n = s32[]{:T(128)} get-tuple-element(%carry), index=0
   %all = f32[5,8,128]{2,1,0:T(8,128)} get-tuple-element(%carry), index=1
-  %mine = f32[1,8,128]{2,1,0:T(8,128)} fusion(%all, %n), kind=kLoop, calls=%slice_one
+  %mine = f32[1,8,128]{2,1,0:T(8,128)} dynamic-slice(%all, %n)
   %gone = f32[1,8,128]{2,1,0:T(8,128)S(1)} all-reduce(%mine), channel_id=1, \
 replica_groups={{0,1,2,3},{4,5,6,7}}, to_apply=%add, metadata={op_name="layers/sum"}
-  %back = f32[5,8,128]{2,1,0:T(8,128)} fusion(%all, %gone, %n), kind=kLoop, \
-calls=%put_one
+  %back = f32[5,8,128]{2,1,0:T(8,128)} dynamic-update-slice(%all, %gone, %n)
   ROOT %out = (s32[]{:T(128)}, f32[5,8,128]{2,1,0:T(8,128)}) tuple(%n, %back)
 }
 
@@ -138,8 +118,8 @@ is_host_transfer=true
 
 def test_the_largest_arrays_are_those_in_hbm_by_shape() -> None:
     """The result of the sum lies on the chip, and views are not arrays of their own."""
-    named = 'calls=%slice_one, metadata={op_name="a/b"}\n'
-    text = TEXT.replace("calls=%slice_one\n", named)
+    named = 'dynamic-slice(%all, %n), metadata={op_name="a/b"}\n'
+    text = TEXT.replace("dynamic-slice(%all, %n)\n", named)
     first, second, *rest = largest_arrays(Program(text))
     assert first == ("f32[5,8,128]", 5 * LAYER, "")
     assert second == ("f32[1,8,128]", LAYER, "a/b")

@@ -27,6 +27,15 @@ def chosen(shape: tuple[int, ...], places: NamedSharding, K: int = 8) -> str:
     return names[0]
 
 
+def on(
+    kind: str, platform: str, sizes: tuple[int, ...] = (1, 1, 1, 1)
+) -> NamedSharding:
+    """Returns a place on a mesh of devices that are not attached."""
+    axes, device = (AxisType.Auto,) * 4, AbstractDevice(kind, None, platform)
+    mesh = AbstractMesh(sizes, AXES, axis_types=axes, abstract_device=device)
+    return NamedSharding(mesh, jax.P())
+
+
 def test_auto_takes_xla_on_an_uneven_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(FASTEST, "cpu", "chunked")
     places = sharding(make_mesh(MeshConfig(data=4, model=2)), "BLHA")
@@ -39,10 +48,7 @@ def test_the_tpu_kernel_is_reported_as_unproved_on_a_tpu(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(logging.getLogger("txl_jax"), "handlers", [Lines()])
-    device = AbstractDevice("TPU v5 lite", None, "tpu")
-    axes = (AxisType.Auto,) * 4
-    mesh = AbstractMesh((1, 1, 1, 1), AXES, axis_types=axes, abstract_device=device)
-    places = NamedSharding(mesh, jax.P())
+    places = on("TPU v5 lite", "tpu")
     assert chosen((8, 3, 16, 64), places) == "tpu"
     assert capsys.readouterr().err == "", "compiled without a chip"
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
@@ -53,7 +59,7 @@ def test_the_tpu_kernel_is_reported_as_unproved_on_a_tpu(
     assert chosen((8, 5, 16, 64), places) == "tpu"
     monkeypatch.setitem(FAULTS, "tpu", "it is wrong")
     assert chosen((8, 5, 16, 64), places) == "xla"
-    assert candidates(device) == ["chunked", "tpu"]
+    assert candidates(places.mesh.abstract_device) == ["chunked", "tpu"]
 
 
 @pytest.mark.parametrize(
@@ -71,7 +77,5 @@ def test_the_tpu_kernel_is_reported_as_unproved_on_a_tpu(
 def test_auto_follows_device_and_size(
     kind: str, sizes: tuple[int, ...], L: int, K: int, name: str
 ) -> None:
-    platform = "gpu" if kind == "H100" else "any"
-    axes, device = (AxisType.Auto,) * 4, AbstractDevice(kind, None, platform)
-    mesh = AbstractMesh(sizes, AXES, axis_types=axes, abstract_device=device)
-    assert chosen((8, L, 16, 64), NamedSharding(mesh, jax.P()), K) == name
+    places = on(kind, "gpu" if kind == "H100" else "any", sizes)
+    assert chosen((8, L, 16, 64), places, K) == name
