@@ -18,7 +18,7 @@ from txl_jax.report import peak
 @pytest.mark.parametrize("name", gpus.GPUS)
 def test_gpu_descriptions_are_consistent(name: str) -> None:
     gpu, part = gpus.GPUS[name], chips.find(f"{name}:8")
-    assert (part.chips, part.chip.cores, part.are_tpus) == (8, 1, False)
+    assert (part.chips, part.chip.cores) == (8, 1)
     assert peak.known_peak(gpu.kind) > 0
     assert gpus.limit(gpu.kind) == part.chip.hbm == 0.75 * gpu.memory
     for number, unit in ((80, "80GB"), (141, "141GB")):

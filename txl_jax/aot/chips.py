@@ -50,11 +50,6 @@ class Slices(NamedTuple):
     chips: int  # of all blocks
     slices: int
 
-    @property
-    def are_tpus(self) -> bool:
-        """Whether the chips are TPUs, not GPUs."""
-        return self.name.partition(":")[0] not in gpus.GPUS
-
 
 def find(name: str, count: int = 1) -> Slices:
     """Returns `count` slices of a topology name: "v4:4x4x8" is 128 chips of v4.
@@ -93,8 +88,8 @@ def find_devices(tpus: Slices) -> list[jax.Device]:
 
     Raises UserError if the compiler, libtpu or XLA:GPU, is missing or rejects them.
     """
-    if not tpus.are_tpus:
-        return gpus.find_devices(tpus.name.partition(":")[0], tpus.chips)
+    if (kind := tpus.name.partition(":")[0]) in gpus.GPUS:
+        return gpus.find_devices(kind, tpus.chips)
     if importlib.util.find_spec("libtpu") is None:
         raise UserError(
             "compiling for TPUs needs libtpu, their compiler: pip install 'jax[tpu]'"
