@@ -21,11 +21,7 @@ MOST_VALUES = 10_000  # of a sweep, or lengths of contexts
 LENGTHS = ("mem_len", "ext_len", "tgt_len", "clamp_len")
 RATES = ("dynamic_lr", "dynamic_decay")
 MIXTURE = ("cache_weight", "cache_theta")
-FORMS = {
-    "same_length": "same_length=false,true",
-    COLD_START: f"{COLD_START}=TOKENS",
-    **{name: f"{name}=a,b,c in numbers" for name in (*RATES, *MIXTURE)},
-}
+SWEPT = (*LENGTHS, "same_length", COLD_START, *RATES, *MIXTURE)
 BOOLS = {"false": False, "true": True}
 
 
@@ -54,7 +50,7 @@ def parse_sweep(sweep: str) -> Sweep:
     STOP itself is included if a step reaches it.
     """
     field, _, text = (part.strip() for part in sweep.partition("="))
-    require_one_of(field, (*LENGTHS, *FORMS), "the field of eval.sweep")
+    require_one_of(field, SWEPT, "the field of eval.sweep")
     try:
         values = _read_values(field, text)
     except (ValueError, KeyError):
@@ -62,10 +58,10 @@ def parse_sweep(sweep: str) -> Sweep:
     if field == COLD_START and (len(values) > 1 or 0 in values):
         values = []
     if not values or min(values) < 0:
-        form = FORMS.get(field, "mem_len=START:STOP:STEP or mem_len=a,b,c in numbers")
         raise UserError(
-            f"eval.sweep = {sweep!r} is not of the form {form}, of at most "
-            f"{MOST_VALUES:,} values"
+            f"eval.sweep = {sweep!r} is not of the form mem_len=START:STOP:STEP, "
+            "FIELD=a,b,c in numbers, same_length=false,true or cold_start=TOKENS, of "
+            f"at most {MOST_VALUES:,} values"
         )
     return Sweep(field, in_order(field, values))
 
