@@ -56,6 +56,9 @@ model/positions.py
   sine and cosine are swapped: model
     - [jnp.sin(angle), jnp.cos(angle)]
     + [jnp.cos(angle), jnp.sin(angle)]
+  a bias of buckets is divided by the root of the head size: model/test_positions.py
+    - biases["buckets"].astype(jnp.float32) * config.d_head**0.5
+    + biases["buckets"].astype(jnp.float32)
 model/attention.py
   the gradient of keys leaves the segment: model promises/test_gradients.py
     - grad_BKHA[:, M:]
@@ -72,6 +75,27 @@ model/memory/same_layer.py
   an evaluation keeps a layer's inputs: model/test_key_values.py
     - jnp.concatenate([x_BKHA[:, :M], own_BLHA], axis=1)
     + x_BKHA
+model/memory/compressive.py
+  slots of the document before stay visible: model/test_compressive.py
+    - slots_B = jnp.where(last_B < 0, slots_B, 0)
+    + slots_B = jnp.where(last_B < L, slots_B, 0)
+  the reconstruction trains the attention: model/test_compressive.py
+    - jax.lax.stop_gradient(nn.unbox(attention))
+    + nn.unbox(attention)
+model/memory/retrieval.py
+  a query retrieves a key that its local attention sees: model/test_retrieval.py
+    - stop_BL, q_BLHA = own.oldest_BL, own.q_BLHA
+    + stop_BL, q_BLHA = own.oldest_BL + 1, own.q_BLHA
+  stored keys are not normalized: model/test_retrieval.py
+    - jax.vmap(put)(self.k_BHTA, slot_BL, normalize(k_BLHA))
+    + jax.vmap(put)(self.k_BHTA, slot_BL, k_BLHA)
+model/memory/memory_tokens.py
+  written tokens start from the document before: model/test_memory_tokens.py
+    - unless(last_start(length_B, first_BL) >= 0)
+    + unless(first_BL[:, 0])
+  no gradient passes to what a segment writes: model/test_memory_tokens.py
+    - kept = kept_NBTD[:, :, W : W + L], written_BWD
+    + kept = kept_NBTD[:, :, W : W + L], jax.lax.stop_gradient(written_BWD)
 model/adaptive.py
   embeddings are not scaled: model
     - config.d_model**0.5
