@@ -110,6 +110,34 @@ def percent(values: list[float]) -> str:
     return mean if low == high else f"{mean} ({low}–{high})"
 
 
+def mazes(name: str) -> str:
+    """Returns the returns of agents by length, and how many trainings are missing."""
+    result, found = read(name), collections.defaultdict(list)
+    for cell in result["cells"]:
+        found[cell["length"], cell["agent"]].append(cell)
+    grid = [(n, agent) for n in sorted(result["lengths"]) for agent in result["agents"]]
+    lines = []
+    for length, agent in (key for key in grid if key in found):
+        cells = found[length, agent]
+        solved = [x["solved_after"] for x in cells if x["solved_after"]]
+        updates = f", after {spread(solved, 0)}" if solved else ""
+        share = f"{len(solved)} of {len(cells)}{updates}"
+        lines.append((length, agent, spread([x["return"] for x in cells], 2), share))
+    rows = table(("steps", "agent", "return", "seeds solved, after updates"), lines)
+    total = len(grid) * len(result["seeds"])
+    if len(result["cells"]) < total:
+        rows += f"\n**{len(result['cells'])} of {total} trainings are finished.**\n"
+    return rows
+
+
+def spread(values: list[float], digits: int) -> str:
+    """Returns the mean and the range."""
+    mean, low, high = (
+        f"{x:.{digits}f}" for x in (statistics.fmean(values), min(values), max(values))
+    )
+    return f"{mean} ({low} to {high})"
+
+
 def cold_start(name: str) -> str:
     """Returns the loss in bits per token by the tokens read since a cold start."""
     rows = read(name)["rows"]

@@ -79,6 +79,14 @@ RUNS = (
         3,
     ),
     Run(
+        "Agents in a T-maze",
+        "tutorial/reinforcement_learning.md",
+        "experiments.rl.mazes",
+        ("logs/rl_mazes.json",),
+        5,
+        "unfinished: the page lists the lengths",
+    ),
+    Run(
         "Training beside Hugging Face's port",
         "migration.md",
         "experiments.benchmarks.training",

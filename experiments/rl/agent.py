@@ -23,14 +23,13 @@ from txl_jax.model.memory.layout import unstack
 from txl_jax.model.memory.ring import RingMemory
 from txl_jax.model.txl import TransformerXL
 
+from .options import Options
+
 
 class GRUMemory(NamedTuple):
     """The state of a GRU."""
 
     h_BD: Array
-
-
-AgentMemory = Memory | GRUMemory
 
 
 class GRU(nn.Module):
@@ -48,6 +47,7 @@ class GRU(nn.Module):
             inputs_BD, first_B = xs
             return cell(jnp.where(first_B[:, None], 0, h_BD), inputs_BD)
 
+        cell = nn.GRUCell(self.features, name="cell")
         read = nn.scan(
             step,
             variable_broadcast="params",
@@ -55,7 +55,6 @@ class GRU(nn.Module):
             in_axes=1,
             out_axes=1,
         )
-        cell = nn.GRUCell(self.features, name="cell")
         h_BD, hidden_BLD = read(cell, memory.h_BD, (inputs_BLD, first_BL))
         return hidden_BLD, GRUMemory(h_BD)
 
@@ -65,6 +64,7 @@ class Agent(nn.Module):
 
     core: nn.Module
     d_model: int
+    observed: int  # X
     actions: int
 
     @nn.compact
@@ -86,56 +86,62 @@ class Agent(nn.Module):
         value_BL1 = nn.Dense(1, kernel_init=small, name="critic")(hidden_BLD)
         return logits_BLA, value_BL1[..., 0], memory
 
-    def empty(self, batch_size: int) -> AgentMemory:
+    def empty(self, batch_size: int) -> Memory | GRUMemory:
         """Returns the memory at the start."""
         if isinstance(self.core, TransformerXL):
             return Memory.empty(self.core.config, batch_size)
         return GRUMemory(jnp.zeros((batch_size, self.core.features)))
 
-    def init_params(self, key: Array, observed: int) -> Params:
+    def init_params(self, key: Array) -> Params:
         """Returns fresh parameters."""
-        seen_BLX, first_BL = jnp.zeros((1, 1, observed)), jnp.ones((1, 1), bool)
+        seen_BLX, first_BL = jnp.zeros((1, 1, self.observed)), jnp.ones((1, 1), bool)
         return nn.unbox(self.init(key, seen_BLX, first_BL, self.empty(1))["params"])
 
-    def count(self, observed: int) -> int:
-        """Returns the number of parameters."""
-        params = jax.eval_shape(lambda: self.init_params(jax.random.key(0), observed))
-        return sum(leaf.size for leaf in jax.tree.leaves(params))
 
+def make_agent(options: Options, observed: int, actions: int) -> Agent:
+    """Returns the agent that the flags describe.
 
-def transformer_agent(config: ModelConfig, actions: int) -> Agent:
-    """Returns an agent with a Transformer-XL.
-
-    With config.same_length and same_length_self, every query sees the mem_len keys
-    before it and its own, however many steps a call has.
+    With same_length and same_length_self, every query of the Transformer-XL sees the
+    mem_len keys before it and its own, however many steps a call has. The GRU is the
+    smallest with at least as many parameters.
     """
-    return Agent(TransformerXL(config), config.d_model, actions)
-
-
-def gru_agent(other: Agent, observed: int) -> Agent:
-    """Returns an agent with the least GRU that gives it as many parameters as `other`.
-
-    The observations have as many features.
-    """
-
-    def agent(features: int) -> Agent:
-        return Agent(GRU(features), other.d_model, other.actions)
-
-    sizes = range(1, 100 * other.d_model)
-    target = other.count(observed)
-    return agent(
-        1 + bisect.bisect_left(sizes, target, key=lambda n: agent(n).count(observed))
+    config = ModelConfig(
+        n_layer=options.n_layer,
+        d_model=options.d_model,
+        n_head=options.n_head,
+        d_head=options.d_model // options.n_head,
+        d_inner=2 * options.d_model,
+        mem_len=options.mem_len,
+        same_length=True,
+        same_length_self=True,
+        pre_lnorm=True,
+        gate=options.gate,
+        dropout=0.0,
+        init_std=options.d_model**-0.5,
     )
 
+    def agent(core: nn.Module) -> Agent:
+        return Agent(core, options.d_model, observed, actions)
 
-def start_acting(
-    agent: Agent, params: Params, memory: AgentMemory
-) -> tuple[Params, Any]:
+    transformer = agent(TransformerXL(config))
+    if options.core == "transformer_xl":
+        return transformer
+    grus = [agent(GRU(n)) for n in range(1, 10 * options.n_layer * options.d_model)]
+    return grus[bisect.bisect_left(grus, count(transformer), key=count)]
+
+
+def count(agent: Agent) -> int:
+    """Returns the number of parameters."""
+    params = jax.eval_shape(lambda: agent.init_params(jax.random.key(0)))
+    return sum(leaf.size for leaf in jax.tree.leaves(params))
+
+
+def start_acting(agent: Agent, params: Params, memory: Any) -> tuple[Params, Any]:
     """Returns the parameters and the memory for calls of one step.
 
     While the parameters stand still, keys and values are computed once.
     """
-    if not (isinstance(agent.core, TransformerXL) and isinstance(memory, Memory)):
+    if not isinstance(agent.core, TransformerXL):
         return params, memory
     config, core = agent.core.config, unstack(params["core"])
     key_values = KeyValueMemory.of(config, core, memory, tgt_len=1)
@@ -143,31 +149,21 @@ def start_acting(
 
 
 def read(
-    agent: Agent,
-    params: Params,
-    memory: AgentMemory,
-    seen_BTX: Array,
-    first_BT: Array,
-    L: int,
-) -> tuple[Array, Array, AgentMemory]:
+    agent: Agent, params: Params, memory: Any, seen_BTX: Array, first_BT: Array, L: int
+) -> tuple[Array, Array, Any]:
     """Returns (logits_BTA, value_BT, memory) after a window, read L steps at a time.
 
     Gradients pass through the memory between the steps of a call, not between calls.
     """
 
-    def split(x_BT: Array) -> Array:
-        B, T = x_BT.shape[:2]
-        return jnp.swapaxes(x_BT.reshape(B, T // L, L, *x_BT.shape[2:]), 0, 1)
-
-    def join(x_SBL: Array) -> Array:
-        S, B = x_SBL.shape[:2]
-        return jnp.swapaxes(x_SBL, 0, 1).reshape(B, S * L, *x_SBL.shape[3:])
-
-    def call(memory: AgentMemory, xs: tuple[Array, Array]) -> Any:
+    def call(memory: Any, xs: tuple[Array, Array]) -> Any:
         memory = jax.lax.stop_gradient(memory)
         result: Any = agent.apply({"params": params}, *xs, memory)
         return result[2], result[:2]
 
-    memory, outputs = jax.lax.scan(call, memory, (split(seen_BTX), split(first_BT)))
-    logits_BTA, value_BT = map(join, outputs)
+    def calls(x_BT: Array) -> Array:
+        return jnp.stack(jnp.split(x_BT, x_BT.shape[1] // L, axis=1))
+
+    memory, outputs = jax.lax.scan(call, memory, (calls(seen_BTX), calls(first_BT)))
+    logits_BTA, value_BT = (jnp.concatenate([*x], axis=1) for x in outputs)
     return logits_BTA, value_BT, memory

@@ -20,7 +20,7 @@ from txl_jax.model.initializers import Params
 from txl_jax.update.state import Metrics, TrainState
 from txl_jax.update.step import split_streams, stream_dimension
 
-from .agent import Agent, AgentMemory, read, start_acting
+from .agent import Agent, read, start_acting
 from .environments import Environment
 from .options import Options
 
@@ -28,7 +28,7 @@ from .options import Options
 class Streams(NamedTuple):
     """What each stream keeps between two steps."""
 
-    memory: AgentMemory
+    memory: Any  # of the agent
     env: Any  # the environment's state
     seen_BX: Array
     first_B: Array  # an episode starts
@@ -41,61 +41,64 @@ class Window(NamedTuple):
     seen_BTX: Array
     first_BT: Array
     action_BT: Array
-    log_p_BT: Array  # of the action
+    logp_BT: Array  # of the action
     value_BT: Array  # the expected return
     reward_BT: Array
     over_BT: Array  # the episode ends with the step
     return_BT: Array  # of the episode until now
 
 
+class Batch(NamedTuple):
+    """What the loss reads: windows, and the memories before them."""
+
+    memory: Any
+    window: Window
+    gain_BT: Array  # advantages
+
+
 def begin(agent: Agent, env: Environment, B: int, key: Array) -> Streams:
     """Returns new episodes in all streams."""
     state, seen_BX = jax.vmap(env.begin)(jax.random.split(key, B))
-    return Streams(
-        agent.empty(B), state, seen_BX, jnp.ones(B, bool), jnp.zeros(B, jnp.float32)
-    )
+    return Streams(agent.empty(B), state, seen_BX, jnp.ones(B, bool), jnp.zeros(B))
 
 
 def play(
     agent: Agent, env: Environment, params: Params, streams: Streams, key: Array, T: int
 ) -> tuple[Window, Array, Streams]:
-    """Takes T steps in every stream.
-
-    Returns the window, the expected return after it and the streams, whose memory is
-    the one before the window.
-    """
+    """Takes T steps in every stream; returns (window, value_B after it, streams)."""
     B = len(streams.first_B)
-    params, memory = start_acting(agent, params, streams.memory)
+    acting, keys_and_values = start_acting(agent, params, streams.memory)
 
     def act(streams: Streams) -> Any:
         seen_BLX, first_BL = streams.seen_BX[:, None], streams.first_B[:, None]
-        result: Any = agent.apply(
-            {"params": params}, seen_BLX, first_BL, streams.memory
+        outputs: Any = agent.apply(
+            {"params": acting}, seen_BLX, first_BL, streams.memory
         )
-        logits_BLA, value_BL, memory = result
+        logits_BLA, value_BL, memory = outputs
         return logits_BLA[:, 0], value_BL[:, 0], memory
+
+    @jax.vmap
+    def advance(env_key: Array, begin_key: Array, state: Any, action: Array) -> Any:
+        state, seen_X, reward, over = env.step(env_key, state, action)
+        restart = functools.partial(jnp.where, over)
+        state, seen_X = jax.tree.map(restart, env.begin(begin_key), (state, seen_X))
+        return state, seen_X, reward, over
 
     def step(streams: Streams, key: Array) -> Any:
         keys = jax.random.split(key, 3)
         logits_BA, value_B, memory = act(streams)
         action_B = jax.random.categorical(keys[0], logits_BA)
         env_keys, begin_keys = (jax.random.split(key, B) for key in keys[1:])
-        state, seen_BX, reward_B, over_B = jax.vmap(env.step)(
-            env_keys, streams.env, action_B
+        state, seen_BX, reward_B, over_B = advance(
+            env_keys, begin_keys, streams.env, action_B
         )
         return_B = streams.gained_B + reward_B
-
-        def restart(new: Array, old: Array) -> Array:
-            return jnp.where(over_B.reshape(B, *[1] * (old.ndim - 1)), new, old)
-
-        fresh = jax.vmap(env.begin)(begin_keys)
-        state, seen_BX = jax.tree.map(restart, fresh, (state, seen_BX))
         after = Streams(memory, state, seen_BX, over_B, jnp.where(over_B, 0, return_B))
         return after, Window(
             seen_BTX=streams.seen_BX,
             first_BT=streams.first_B,
             action_BT=action_B,
-            log_p_BT=log_probability(logits_BA, action_B),
+            logp_BT=log_probability(logits_BA, action_B),
             value_BT=value_B,
             reward_BT=reward_B,
             over_BT=over_B,
@@ -103,16 +106,20 @@ def play(
         )
 
     keys_T = jax.random.split(key, T)
-    after, window = jax.lax.scan(step, streams._replace(memory=memory), keys_T)
+    start = streams._replace(memory=keys_and_values)
+    after, window = jax.lax.scan(step, start, keys_T)
     _, value_B, _ = act(after)
     window = jax.tree.map(lambda x_TB: jnp.swapaxes(x_TB, 0, 1), window)
-    return window, value_B, after._replace(memory=streams.memory)
+    # The update reads hidden states, which keys and values do not contain.
+    seen = window.seen_BTX, window.first_BT
+    _, _, memory = read(agent, params, streams.memory, *seen, T)
+    return window, value_B, after._replace(memory=memory)
 
 
 def log_probability(logits_xA: Array, action_x: Array) -> Array:
     """Returns the log-probability of the actions; x are any dimensions."""
-    log_p_xA = jax.nn.log_softmax(logits_xA)
-    return jnp.take_along_axis(log_p_xA, action_x[..., None], axis=-1)[..., 0]
+    logp_xA = jax.nn.log_softmax(logits_xA)
+    return jnp.take_along_axis(logp_xA, action_x[..., None], axis=-1)[..., 0]
 
 
 def advantages(window: Window, value_B: Array, options: Options) -> Array:
@@ -135,28 +142,24 @@ def advantages(window: Window, value_B: Array, options: Options) -> Array:
 
 
 def loss(
-    params: Params,
-    agent: Agent,
-    options: Options,
-    memory: AgentMemory,
-    window: Window,
-    gain_BT: Array,
+    params: Params, agent: Agent, options: Options, batch: Batch
 ) -> tuple[Array, Array]:
-    """Returns (PPO's loss (Schulman et al. 2017), entropy), means over the steps.
+    """Returns (PPO's loss, entropy), means over the steps.
 
-    memory: the one before the window. gain_BT: advantages, normalized for the actor.
+    Advantages are normalized for the actor.
     """
+    memory, window, gain_BT = batch
     logits_BTA, value_BT, _ = read(
         agent, params, memory, window.seen_BTX, window.first_BT, options.call_len
     )
-    log_p_BT = log_probability(logits_BTA, window.action_BT)
-    ratio_BT = jnp.exp(log_p_BT - window.log_p_BT)
+    logp_BT = log_probability(logits_BTA, window.action_BT)
+    ratio_BT = jnp.exp(logp_BT - window.logp_BT)
     clipped_BT = jnp.clip(ratio_BT, 1 - options.clip, 1 + options.clip)
     scaled_BT = (gain_BT - gain_BT.mean()) / (gain_BT.std() + 1e-8)
     actor = -jnp.minimum(ratio_BT * scaled_BT, clipped_BT * scaled_BT).mean()
     critic = jnp.square(value_BT - window.value_BT - gain_BT).mean() / 2
-    log_p_BTA = jax.nn.log_softmax(logits_BTA)
-    entropy = -(jnp.exp(log_p_BTA) * log_p_BTA).sum(axis=-1).mean()
+    logp_BTA = jax.nn.log_softmax(logits_BTA)
+    entropy = -(jnp.exp(logp_BTA) * logp_BTA).sum(axis=-1).mean()
     return actor + critic - options.entropy * entropy, entropy
 
 
@@ -167,47 +170,34 @@ def make_update(
     options: Options,
 ) -> Callable[[TrainState], tuple[TrainState, Metrics]]:
     """Returns update(state) -> (state, metrics): a rollout, then PPO's epochs."""
+    grad = jax.value_and_grad(loss, has_aux=True)
 
-    def learn(params: Params, opt_state: Any, chunks: Any) -> Any:
-        def epoch(carry: Any, _: None) -> Any:
-            return jax.lax.scan(minibatch, carry, chunks)
-
-        def minibatch(carry: Any, chunk: Any) -> Any:
-            params, opt_state = carry
-            grad = jax.value_and_grad(loss, has_aux=True)
-            numbers, grads = grad(params, agent, options, *chunk)
-            updates, opt_state = optimizer.update(grads, opt_state, params)
-            return (optax.apply_updates(params, updates), opt_state), numbers
-
-        return jax.lax.scan(epoch, (params, opt_state), length=options.epochs)
+    def minibatch(carry: Any, batch: Batch) -> Any:
+        params, opt_state = carry
+        numbers, grads = grad(params, agent, options, batch)
+        updates, opt_state = optimizer.update(grads, opt_state, params)
+        return (optax.apply_updates(params, updates), opt_state), numbers
 
     def update(state: TrainState) -> tuple[TrainState, Metrics]:
-        params, before = state.params, cast(Streams, state.memory)
+        before = cast(Streams, state.memory)
         key = jax.random.fold_in(state.rng, state.step)
-        window, value_B, after = play(agent, env, params, before, key, options.steps)
-        gain_BT = advantages(window, value_B, options)
-        _, _, memory = read(
-            agent,
-            params,
-            before.memory,
-            window.seen_BTX,
-            window.first_BT,
-            options.steps,
+        window, value_B, after = play(
+            agent, env, state.params, before, key, options.steps
         )
-
+        batch = Batch(before.memory, window, advantages(window, value_B, options))
         split = functools.partial(split_streams, C=options.minibatches)
-        axes = stream_dimension(before.memory)
-        memories = jax.tree.map(split, before.memory, axes)
-        steps = jax.tree.map(lambda x_BT: split(x_BT, 0), (window, gain_BT))
-        (params, opt_state), (losses, entropies) = learn(
-            params, state.opt_state, (memories, *steps)
+        batches = jax.tree.map(split, batch, stream_dimension(batch))
+        (params, opt_state), (losses, entropies) = jax.lax.scan(
+            lambda carry, _: jax.lax.scan(minibatch, carry, batches),
+            (state.params, state.opt_state),
+            length=options.epochs,
         )
         state = dataclasses.replace(
             state,
             step=state.step + 1,
             params=params,
             opt_state=opt_state,
-            memory=cast(Any, after._replace(memory=memory)),
+            memory=cast(Any, after),
         )
         return state, {
             "loss": losses.mean(),

@@ -4,12 +4,14 @@
 
 Trains every agent of AGENTS, at equal parameters and steps, for each length and seed.
 Every cell has its own workdir and result, so the same command resumes after a kill.
-Prints one JSON line and writes mazes.json and mazes.png.
+Prints one JSON line and writes mazes.json and mazes.png; with --finished, it trains
+nothing and leaves out the cells that have no result yet.
 """
 
 import argparse
 import contextlib
 import dataclasses
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -45,6 +47,7 @@ def read_flags() -> argparse.Namespace:
     parser.add_argument("--agents", nargs="+", choices=AGENTS, default=[*AGENTS])
     parser.add_argument("--updates", type=int, default=100)
     parser.add_argument("--workdir", type=Path, default=Path("runs/rl/mazes"))
+    parser.add_argument("--finished", action="store_true", help="train nothing")
     return parser.parse_args()
 
 
@@ -54,38 +57,39 @@ def make_options(agent: str, length: int, seed: int, updates: int) -> ppo.Option
     return dataclasses.replace(base, **AGENTS[agent])
 
 
-def run_cell(workdir: Path, agent: str, options: ppo.Options) -> Json:
-    """Returns a cell's result, trained unless that is on disk."""
-    name = f"{agent}-length={options.length}-seed={options.seed}".replace(" ", "_")
-    folder = workdir / f"{name}-updates={options.updates}"
-    path = folder / RESULT
-    if path.exists():
-        return json.loads(path.read_text("utf-8"))
-    say(f"mazes: {folder}")
-    result = ppo.train(options, folder)
-    names = ("parameters", "steps", "return", "solved_after", "seconds", "provenance")
-    cell = {"agent": agent, "length": options.length, "seed": options.seed}
-    cell |= {name: result[name] for name in names}
-    write_atomically(path, lambda fresh: fresh.write_text(to_json(cell), "utf-8"))
-    return cell
+def run_cell(folder: Path, options: ppo.Options) -> Json:
+    """Trains a cell unless its result is on disk; returns the result."""
+    if not (path := folder / RESULT).exists():
+        say(f"mazes: {folder}")
+        line = to_json(ppo.train(options, folder))
+        write_atomically(path, lambda fresh: fresh.write_text(line, "utf-8"))
+    result = json.loads(path.read_text("utf-8"))
+    names = ("parameters", "steps", "return", "solved_after", "provenance")
+    return {
+        **{name: result[name] for name in names},
+        "seconds": sum(result["seconds"].values()),
+    }
 
 
 def plot(cells: list[Json], path: Path) -> None:
     """Draws the mean and the range of the seeds' returns against the length."""
     figure = plots.empty(7, 4)
     axes = figure.add_subplot()
-    lengths = sorted({cell["length"] for cell in cells})
     for agent in dict.fromkeys(cell["agent"] for cell in cells):
-        returns = [
-            [x["return"] for x in cells if (x["agent"], x["length"]) == (agent, length)]
-            for length in lengths
-        ]
+        found: dict[int, list[float]] = {}
+        for cell in cells:
+            if cell["agent"] == agent:
+                found.setdefault(cell["length"], []).append(cell["return"])
+        lengths = sorted(found)
+        returns = [np.array(found[length], float) for length in lengths]
         mean, low, high = ([f(x) for x in returns] for f in (np.mean, np.min, np.max))
         (line,) = axes.plot(lengths, mean, "o-", label=agent, markersize=4)
         axes.fill_between(lengths, low, high, color=line.get_color(), alpha=0.15)
+    lengths = sorted({cell["length"] for cell in cells})
     axes.set(xlabel="steps from the cue to the junction", ylabel="return of an episode")
     axes.set_xscale("log")
     axes.set_xticks(lengths, list(map(str, lengths)))
+    axes.set_xticks([], minor=True)
     axes.set_ylim(-1.3, 1.1)
     plots.save(figure, path)
 
@@ -94,18 +98,34 @@ def main() -> int:
     args = read_flags()
     allocator.keep_freed()
     logging.set_verbosity(logging.FATAL)  # orbax warns of intended settings
-    grid = [(a, n, s) for n in args.lengths for a in args.agents for s in args.seeds]
+    cells = []
     try:
         with preemption.listening(), contextlib.redirect_stdout(sys.stderr):
             programs.keep("")  # seeds share the compiled update
-            cells = [
-                run_cell(args.workdir, cell[0], make_options(*cell, args.updates))
-                for cell in grid
-            ]
+            for cell in itertools.product(args.lengths, args.agents, args.seeds):
+                length, agent, seed = cell
+                options = make_options(agent, length, seed, args.updates)
+                name = f"{agent}-length={length}-seed={seed}-updates={args.updates}"
+                folder = args.workdir / name.replace(" ", "_")
+                if args.finished and not (folder / RESULT).exists():
+                    continue
+                names = {"agent": agent, "length": length, "seed": seed}
+                cells.append(names | run_cell(folder, options))
+        if not cells:
+            raise UserError(f"{args.workdir} holds no finished cell: omit --finished")
     except (UserError, Interrupted) as error:
         return distributed.report(error)
     plot(cells, args.workdir / "mazes.png")
-    line = to_json({"program": "mazes", "updates": args.updates, "cells": cells})
+    line = to_json(
+        {
+            "program": "mazes",
+            "updates": args.updates,
+            "lengths": args.lengths,
+            "agents": args.agents,
+            "seeds": args.seeds,
+            "cells": cells,
+        }
+    )
     (args.workdir / "mazes.json").write_text(line + "\n", "utf-8")
     print(line)
     return 0

@@ -15,7 +15,7 @@ import math
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,6 @@ from jax.sharding import Mesh, PartitionSpec
 from txl_jax.checkpoint import save_restore
 from txl_jax.checkpoint.manager import open_checkpoints
 from txl_jax.errors import Interrupted, UserError
-from txl_jax.model.config import ModelConfig
 from txl_jax.report import plots, provenance
 from txl_jax.report.checksum import Json
 from txl_jax.report.log import MetricsLog, read_metrics, to_json
@@ -41,9 +40,9 @@ from txl_jax.update.state import Program, TrainState
 from txl_jax.workdir.folder import METRICS
 from txl_jax.workdir.lock import locked
 
-from .agent import Agent, gru_agent, transformer_agent
+from .agent import make_agent
 from .environments import ENVIRONMENTS, Environment
-from .learning import Streams, begin, make_update
+from .learning import begin, make_update
 from .options import Options
 
 # Flags that a resumed run may change.
@@ -60,48 +59,28 @@ def make_environment(options: Options) -> Environment:
     return adapt(options.gymnax)
 
 
-def make_agent(options: Options, env: Environment) -> Agent:
-    """Returns the agent that the flags describe."""
-    config = ModelConfig(
-        n_layer=options.n_layer,
-        d_model=options.d_model,
-        n_head=options.n_head,
-        d_head=options.d_model // options.n_head,
-        d_inner=2 * options.d_model,
-        mem_len=options.mem_len,
-        same_length=True,
-        same_length_self=True,
-        pre_lnorm=True,
-        gate=options.gate,
-        dropout=0.0,
-        init_std=options.d_model**-0.5,
-    )
-    agent = transformer_agent(config, env.actions)
-    return gru_agent(agent, env.observed) if options.core == "gru" else agent
-
-
 def make_program(options: Options, mesh: Mesh) -> Program:
     """Returns the jitted functions of a run; streams are split over the mesh."""
     check_streams(mesh, options.streams // options.minibatches, "streams / minibatches")
     env = make_environment(options)
-    agent = make_agent(options, env)
+    agent = make_agent(options, env.observed, env.actions)
     optimizer = optax.chain(
         optax.clip_by_global_norm(0.5), optax.adam(options.lr, eps=1e-5)
     )
 
     def create() -> TrainState:
         keys = jax.random.split(jax.random.key(options.seed), 3)
-        params = agent.init_params(keys[0], env.observed)
-        streams = begin(agent, env, options.streams, keys[1])
+        params = agent.init_params(keys[0])
+        memory: Any = begin(agent, env, options.streams, keys[1])
         step = jnp.zeros((), jnp.int32)
-        memory: Any = streams
         return TrainState(step, params, optimizer.init(params), memory, keys[2])
 
+    # Every array of the streams is split, and the rest replicated.
     state = jax.eval_shape(create)
-    specs = jax.tree.map(lambda _: PartitionSpec(), state)
-    fresh = cast(Streams, state.memory)
+    fresh: Any = state.memory
     env_specs = jax.tree.map(lambda _: PartitionSpec("B"), fresh.env)
     streams = letters(fresh._replace(env=None))._replace(env=env_specs)
+    specs = jax.tree.map(lambda _: PartitionSpec(), state)
     places = shardings(mesh, dataclasses.replace(specs, memory=streams))
     update = make_update(agent, env, optimizer, options)
     step = jax.jit(update, donate_argnums=0, out_shardings=(places, None))
@@ -111,14 +90,13 @@ def make_program(options: Options, mesh: Mesh) -> Program:
 def claim(workdir: Path, options: Options) -> None:
     """Writes the flags beside the checkpoints; raises UserError if they changed."""
     path, fields = workdir / "options.json", dataclasses.asdict(options)
-    if path.exists():
-        before = json.loads(path.read_text("utf-8"))
-        changed = [x for x in fields if x not in MAY_CHANGE and fields[x] != before[x]]
-        if changed:
-            raise UserError(
-                f"{workdir} holds a run with other values of {', '.join(changed)}: "
-                "give them, or another --workdir"
-            )
+    before = json.loads(path.read_text("utf-8")) if path.exists() else fields
+    changed = [x for x in fields if x not in MAY_CHANGE and fields[x] != before[x]]
+    if changed:
+        raise UserError(
+            f"{workdir} holds a run with other values of {', '.join(changed)}: "
+            "give them, or another --workdir"
+        )
     write_atomically(path, lambda fresh: fresh.write_text(json.dumps(fields), "utf-8"))
 
 
@@ -157,7 +135,8 @@ def train(options: Options, workdir: Path) -> Json:
                 checkpoints.finish(step)
                 raise stop.end(f"at update {step}, which is saved")
         checkpoints.finish(step)
-    return summarize(options, workdir)
+    parameters = sum(x.size for x in jax.tree.leaves(state.params))
+    return {"parameters": parameters, **summarize(options, workdir)}
 
 
 def mean_return(updates: list[Json]) -> float:
@@ -167,29 +146,26 @@ def mean_return(updates: list[Json]) -> float:
 
 
 def summarize(options: Options, workdir: Path) -> Json:
-    """Returns a run's results and draws its returns."""
+    """Returns a run's results from its log, and draws its returns."""
     lines = read_metrics(workdir / METRICS)
-    updates = [line["exact"] for line in lines]
-    means = [
-        mean_return(updates[max(u - SMOOTHED, 0) : u])
-        for u in range(1, len(updates) + 1)
-    ]
+    updates, last = [line["exact"] for line in lines], len(lines)
+    recent = (updates[max(u - SMOOTHED, 0) : u] for u in range(1, last + 1))
+    means = [*map(mean_return, recent)]
     steps = np.cumsum([each["tokens"] for each in updates])
     figure = plots.empty(7, 4)
     axes = figure.add_subplot()
     axes.plot(steps, means)
     axes.set(xlabel="steps of all environments", ylabel="return of an episode")
     plots.save(figure, workdir / "return.png")
-    env = make_environment(options)
-    solved = (u for u, mean in enumerate(means, 1) if mean >= options.solved)
     return {
         "program": "ppo",
         "options": dataclasses.asdict(options),
-        "parameters": make_agent(options, env).count(env.observed),
-        "updates": len(updates),
+        "updates": last,
         "steps": int(steps[-1]),
         "return": means[-1],
-        "solved_after": next(solved, None),
+        "solved_after": next(
+            (u for u, mean in enumerate(means, 1) if mean >= options.solved), None
+        ),
         "seconds": lines[-1]["timing"]["total_seconds"],
         "picture": str(workdir / "return.png"),
         "provenance": provenance.describe_result(),
@@ -198,10 +174,16 @@ def summarize(options: Options, workdir: Path) -> Json:
 
 def read_flags() -> tuple[Options, Path]:
     """Returns the flags: a field of Options each, and the workdir."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        usage=argparse.SUPPRESS,  # an error is one line
+        description=__doc__.splitlines()[0],
+        allow_abbrev=False,
+    )
     parser.add_argument("--workdir", type=Path, default=Path("runs/rl"))
     for each in dataclasses.fields(Options):
-        parser.add_argument(f"--{each.name}", type=each.type, default=each.default)
+        parser.add_argument(
+            f"--{each.name}", type=each.type, default=each.default, help="%(default)s"
+        )
     flags = vars(parser.parse_args())
     workdir = flags.pop("workdir")
     return Options(**flags), workdir

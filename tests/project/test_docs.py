@@ -184,6 +184,30 @@ def test_pages_state_the_committed_speed_and_cost_of_a_cold_start() -> None:
     assert f"`cost_nats` ({cost})" in page
 
 
+def test_the_page_of_agents_states_the_committed_returns(
+    made: Callable[[str], str],
+) -> None:
+    page = " ".join(TEXTS["tutorial/reinforcement_learning.md"].split())
+    result = log("rl_mazes.json")
+    cells = result["cells"]
+    total = len(result["lengths"]) * len(result["agents"]) * len(result["seeds"])
+    assert ("**No verdict on longer mazes yet**" in page) == (len(cells) < total)
+    assert ("unfinished: " in made("runs.runs")) == (len(cells) < total)
+    assert "**At 10 steps, all agents solve the maze with every seed.**" in page
+    short = [cell for cell in cells if cell["length"] == 10]
+    assert len(short) == 20 and all(cell["solved_after"] for cell in short)
+    updates = {
+        agent: sum(x["solved_after"] for x in short if x["agent"] == agent)
+        for agent in result["agents"]
+    }
+    assert updates["Transformer-XL"] < min(updates["gated"], updates["GRU"])
+    assert "**A solved maze can be lost again.**" in page
+    lost = [x for x in cells if x["solved_after"] and x["return"] < 0.5]
+    assert ("Transformer-XL", 50) in {(x["agent"], x["length"]) for x in lost}
+    sizes = [cell["parameters"] for cell in cells]
+    assert f"({min(sizes):,} to {max(sizes):,} parameters)" in page
+
+
 def test_a_result_of_one_seed_or_of_uncommitted_code_has_no_verdict(
     made: Callable[[str], str],
 ) -> None:

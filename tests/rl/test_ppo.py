@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from experiments.rl import learning, ppo
-from experiments.rl.agent import Agent, read, start_acting
+from experiments.rl.agent import Agent, count, make_agent, read
 from tests.support import tiny
 from txl_jax.errors import UserError
 from txl_jax.sharding.mesh import make_mesh
@@ -21,6 +21,7 @@ TINY = ppo.Options(
     length=3, d_model=8, mem_len=5, streams=16, steps=12, segment_len=3, minibatches=2,
     epochs=1, updates=4, save_every=2,
 )  # fmt: skip
+KEY = jax.random.key(2)
 GATED: dict[str, Any] = {"gate": "gru"}
 CORES: list[Any] = [
     {},
@@ -28,83 +29,95 @@ CORES: list[Any] = [
 ]
 
 
+class Played(NamedTuple):
+    """Two rollouts, the streams before each, and the compiled functions."""
+
+    options: ppo.Options
+    agent: Agent
+    params: Any
+    play: Any  # (streams, key) -> (window, value_B, streams)
+    replay: Any  # (memory, seen_BTX, window) -> (log-probability, value)
+    rollouts: list[Any]
+
+
 @functools.cache
-def windows(**changes: Any) -> Any:
-    """Returns (options, agent, params, [streams before and window of two rollouts])."""
+def played(**changes: Any) -> Played:
+    """Returns two rollouts, one after the other."""
     options = dataclasses.replace(TINY, **changes)
     env = ppo.make_environment(options)
-    agent = ppo.make_agent(options, env)
-    params = agent.init_params(jax.random.key(1), env.observed)
+    agent = make_agent(options, env.observed, env.actions)
+    params = agent.init_params(jax.random.key(1))
     # Larger heads than at first, so that log-probabilities differ.
     params["actor"]["kernel"] *= 100.0
-    streams = learning.begin(agent, env, options.streams, jax.random.key(2))
 
     @jax.jit
-    def rollout(streams: Any, key: Any) -> Any:
-        window, _, after = learning.play(
-            agent, env, params, streams, key, options.steps
-        )
-        seen = streams.memory, window.seen_BTX, window.first_BT
-        logits_BTA, value_BT, memory = read(agent, params, *seen, options.call_len)
-        replayed = learning.log_probability(logits_BTA, window.action_BT), value_BT
-        return window, replayed, after._replace(memory=memory)
+    def play(streams: Any, key: Any) -> Any:
+        return learning.play(agent, env, params, streams, key, options.steps)
 
-    found = []
+    @jax.jit
+    def replay(memory: Any, seen_BTX: Any, window: Any) -> Any:
+        logits_BTA, value_BT, _ = read(
+            agent, params, memory, seen_BTX, window.first_BT, options.call_len
+        )
+        return learning.log_probability(logits_BTA, window.action_BT), value_BT
+
+    streams, rollouts = learning.begin(agent, env, options.streams, KEY), []
     for n in range(2):
-        window, replayed, after = rollout(streams, jax.random.key(3 + n))
-        found.append((streams, window, replayed))
+        window, _, after = play(streams, jax.random.key(3 + n))
+        rollouts.append((streams, window))
         streams = after
-    return options, agent, params, found
+    return Played(options, agent, params, play, replay, rollouts)
 
 
 @pytest.mark.parametrize("changes", CORES, ids=str)
 def test_an_update_reads_what_the_rollout_saw(changes: dict[str, Any]) -> None:
     """Step by step and in segments; the second window has a memory."""
-    _, _, _, found = windows(**changes)
-    for _, window, (log_p_BT, value_BT) in found:
-        assert window.first_BT[:, 1:].any() and len(np.unique(window.log_p_BT)) > 9
-        np.testing.assert_allclose(log_p_BT, window.log_p_BT, atol=tiny.FLOAT32)
-        np.testing.assert_allclose(value_BT, window.value_BT, atol=tiny.FLOAT32)
+    run = played(**changes)
+    for streams, window in run.rollouts:
+        outputs = run.replay(streams.memory, window.seen_BTX, window)
+        assert window.first_BT[:, 1:].any() and len(np.unique(window.logp_BT)) > 9
+        np.testing.assert_allclose(outputs[0], window.logp_BT, atol=tiny.FLOAT32)
+        np.testing.assert_allclose(outputs[1], window.value_BT, atol=tiny.FLOAT32)
+
+
+def changed(memory: Any) -> Any:
+    """Returns a memory with other numbers."""
+    return jax.tree.map(lambda x: x + 1 if x.dtype == jnp.float32 else x, memory)
 
 
 @pytest.mark.parametrize("changes", CORES, ids=str)
-def test_nothing_of_an_episode_reaches_the_next(changes: dict[str, Any]) -> None:
-    """What was seen before an episode and the memory change, but no later bit does."""
-    options, agent, params, found = windows(**changes)
-    streams, window, _ = found[1]
-    start_B = np.asarray(np.argmax(window.first_BT[:, 1:], axis=1)) + 1
-    starts_B1 = np.any(window.first_BT[:, 1:], axis=1, keepdims=True)
-    later_BT = starts_B1 & (np.arange(options.steps) >= start_B[:, None])
+def test_no_bit_of_an_episode_reaches_the_next_in_an_update(
+    changes: dict[str, Any],
+) -> None:
+    """The memory and what was seen before an episode change, and no later output."""
+    run = played(**changes)
+    streams, window = run.rollouts[1]
+    later_BT = np.logical_or.accumulate(window.first_BT.at[:, 0].set(False), axis=1)
     assert later_BT.any()
-
-    @functools.partial(jax.jit, static_argnums=0)
-    def outputs(agent: Agent, memory: Any, seen_BTX: Any) -> Any:
-        whole = read(agent, params, memory, seen_BTX, window.first_BT, 3)[:2]
-        acting, memory = start_acting(agent, params, memory)
-
-        def step(memory: Any, xs: Any) -> Any:
-            seen_BX, first_B = xs
-            args = seen_BX[:, None], first_B[:, None], memory
-            *result, memory = agent.apply({"params": acting}, *args)
-            return memory, result
-
-        xs = jnp.swapaxes(seen_BTX, 0, 1), window.first_BT.T
-        steps = jax.lax.scan(step, memory, xs)[1]
-        return whole, jax.tree.map(
-            lambda x_TB1: jnp.swapaxes(x_TB1[:, :, 0], 0, 1), steps
-        )
-
-    def change(x: Any) -> Any:
-        return x + 1 if jnp.issubdtype(x.dtype, jnp.floating) else x
-
-    seen_BTX = jnp.where(
-        jnp.asarray(later_BT)[..., None], window.seen_BTX, window.seen_BTX + 1
-    )
-    before = outputs(agent, streams.memory, window.seen_BTX)
-    after = outputs(agent, jax.tree.map(change, streams.memory), seen_BTX)
-    for x, y in zip(*map(jax.tree.leaves, (before, after)), strict=True):
+    seen_BTX = jnp.where(later_BT[..., None], window.seen_BTX, window.seen_BTX + 1)
+    before = run.replay(streams.memory, window.seen_BTX, window)
+    after = run.replay(changed(streams.memory), seen_BTX, window)
+    for x, y in zip(before, after, strict=True):
         np.testing.assert_array_equal(np.asarray(x)[later_BT], np.asarray(y)[later_BT])
         assert (np.asarray(x) != np.asarray(y)).any(), "the earlier steps do change"
+
+
+@pytest.mark.parametrize("changes", CORES, ids=str)
+def test_no_bit_of_an_episode_reaches_the_next_in_a_rollout(
+    changes: dict[str, Any],
+) -> None:
+    run = played(**changes)
+    streams, _ = run.rollouts[1]
+    other = streams._replace(memory=changed(streams.memory))
+    start_B = np.arange(run.options.streams) % 2 == 0
+    windows = [
+        run.play(each._replace(first_B=jnp.asarray(start_B)), KEY)[0]
+        for each in (streams, other)
+    ]
+    for x, y in zip(*windows, strict=True):
+        np.testing.assert_array_equal(x[start_B], y[start_B])
+    differ_BT = windows[0].logp_BT != windows[1].logp_BT
+    assert differ_BT[~start_B].any(), "the other episodes do change"
 
 
 def test_advantages_are_discounted_sums_of_errors() -> None:
@@ -118,7 +131,7 @@ def test_advantages_are_discounted_sums_of_errors() -> None:
         seen_BTX=unused,
         first_BT=unused,
         action_BT=unused,
-        log_p_BT=unused,
+        logp_BT=unused,
         value_BT=jnp.asarray(value_BT),
         reward_BT=jnp.asarray(reward_BT),
         over_BT=jnp.asarray(over_BT),
@@ -139,17 +152,16 @@ def test_advantages_are_discounted_sums_of_errors() -> None:
 @pytest.mark.long
 def test_gradients_cross_the_segments_that_are_read_together(crossed: int) -> None:
     """The first step's observation moves the last step's value, within a call."""
-    options, agent, params, found = windows(gradient_segments=crossed)
-    streams, window, _ = found[0]
+    run = played(gradient_segments=crossed)
+    streams, window = run.rollouts[0]
+    window = window._replace(first_BT=window.first_BT.at[:, 1:].set(False))
 
     def last(seen_BTX: Any) -> Any:
-        first_BT = window.first_BT.at[:, 1:].set(False)
-        seen = streams.memory, seen_BTX, first_BT
-        return read(agent, params, *seen, options.call_len)[1][:, -1].sum()
+        return run.replay(streams.memory, seen_BTX, window)[1][:, -1].sum()
 
     grad_BTX = jax.jit(jax.grad(last))(window.seen_BTX)
     reached_T = np.abs(grad_BTX).max(axis=(0, 2)) > 0
-    L = options.call_len
+    L = run.options.call_len
     assert reached_T[-L:].all() and not reached_T[:-L].any()
 
 
@@ -157,8 +169,7 @@ def test_both_cores_have_as_many_parameters() -> None:
     counts = []
     for core in ("transformer_xl", "gru"):
         options = ppo.Options(core=core)
-        env = ppo.make_environment(options)
-        counts.append(ppo.make_agent(options, env).count(env.observed))
+        counts.append(count(make_agent(options, observed=2, actions=3)))
     assert 1 <= counts[1] / counts[0] < 1.03
 
 
@@ -228,9 +239,9 @@ def test_a_maze_of_ten_steps_is_solved(changes: dict[str, Any], tmp_path: Path) 
 def test_every_environment_is_played(name: str) -> None:
     options = dataclasses.replace(TINY, environment=name, core="gru", length=4)
     env = ppo.make_environment(options)
-    agent = ppo.make_agent(options, env)
-    params = agent.init_params(jax.random.key(1), env.observed)
-    streams = learning.begin(agent, env, 4, jax.random.key(2))
+    agent = make_agent(options, env.observed, env.actions)
+    params = agent.init_params(jax.random.key(1))
+    streams = learning.begin(agent, env, 4, KEY)
     play = jax.jit(functools.partial(learning.play, agent, env, T=12))
     window, _, _ = play(params, streams, jax.random.key(3))
     assert window.over_BT.any()
