@@ -139,19 +139,15 @@ def test_averages_include_only_targets_that_see_the_span() -> None:
     np.testing.assert_allclose(actual_NH, distance_NH, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    "model, at, mem_len, message",
-    [
-        ({}, 48, SPAN, "need 61 tokens, but it has 60"),
-        ({}, 0, 1, "eval.mem_len = 1: attention maps need at least 2"),
-        (tiny.COMPRESSED, 0, SPAN, "model.compressed_len = 3: attention maps"),
-        (tiny.TOKENS, 0, SPAN, "model.memory_tokens = 2: attention maps"),
-    ],
-)
-def test_a_short_split_or_a_model_without_distances_is_refused(
-    model: dict[str, Any], at: int, mem_len: int, message: str
-) -> None:
-    config, eval = AttentionConfig(at, 3), EvalConfig(tgt_len=L, mem_len=mem_len)
-    loaded = tiny.loaded(model=tiny.config(**model), attention=config, eval=eval)
-    with refused(message):
-        attention_map.make_maps(loaded, TOKENS)
+def test_a_short_split_or_span_and_other_memories_are_refused() -> None:
+    for at, mem_len, message in (
+        (48, SPAN, "need 61 tokens, but it has 60"),
+        (0, 1, "eval.mem_len = 1: attention maps need at least 2"),
+    ):
+        eval = EvalConfig(tgt_len=L, mem_len=mem_len)
+        loaded = tiny.loaded(attention=AttentionConfig(at, 3), eval=eval)
+        with refused(message):
+            attention_map.make_maps(loaded, TOKENS)
+    for kind in (tiny.COMPRESSED, tiny.TOKENS):
+        with refused(f"model.{next(iter(kind))} = .: attention maps"):
+            attention_map.map_model(tiny.config(**kind), SPAN, 0)
