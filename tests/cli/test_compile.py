@@ -38,6 +38,13 @@ needs_libtpu = pytest.mark.skipif(
     reason="libtpu, the TPU compiler, is not installed (pip install 'jax[tpu]')",
 )
 SLICE = "v5e:2x4"
+OTHER_MEMORIES = {
+    "compressed": "model.compressed_len=9 model.compression_rate=4 "
+    "model.compression=conv",
+    "retrieval": "model.retrieval_len=4096",
+    "tokens": "model.memory_tokens=10 train.gradient_segments=2 "
+    "train.segments_per_update=2",
+}
 # All sizes differ, so that a shape identifies an array.
 N, D, HA, M, L, B = 3, 256, 128, 48, 40, 16
 EXPERIMENT = f"""
@@ -139,20 +146,25 @@ def test_the_tpu_kernel_compiles(path: Path, monkeypatch: pytest.MonkeyPatch) ->
 @needs_libtpu
 @pytest.mark.long
 @pytest.mark.parametrize("kernel", ["xla", "tpu"])
-@pytest.mark.parametrize(
-    "fields",
-    [
-        "model.compressed_len=9 model.compression_rate=4 model.compression=conv",
-        "model.retrieval_len=4096",
-        "model.memory_tokens=10 train.gradient_segments=2",
-    ],
-)
-def test_other_memories_compile(path: Path, kernel: str, fields: str) -> None:
-    flags = [f"--config.{field}" for field in fields.split()]
+@pytest.mark.parametrize("kind", OTHER_MEMORIES)
+def test_other_memories_compile(
+    path: Path, kernel: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The search of a retrieval is approximate, in training and in evaluation."""
+    texts: list[str] = []
+
+    def read(text: str) -> Program:
+        texts.append(text)
+        return Program(text)
+
+    monkeypatch.setattr(compile_ahead, "Program", read)
+    flags = [f"--config.{field}" for field in OTHER_MEMORIES[kind].split()]
     flags += [f"--topology={SLICE}", f"--config.model.kernel={kernel}"]
     result = command(path, *flags).result
     assert result["fits"] and result["evaluation"]["fits"]
     assert result["kernel"] == kernel
+    searches = ["approx_top_k" in text for text in texts]
+    assert searches == [kind == "retrieval"] * 2
 
 
 @needs_libtpu
