@@ -79,6 +79,13 @@ RUNS = (
         3,
     ),
     Run(
+        "Associative recall across segments",
+        "segments.md",
+        "--recall 2",
+        ("logs/recall_gradients.json",),
+        3,
+    ),
+    Run(
         "Agents in a T-maze",
         "tutorial/reinforcement_learning.md",
         "experiments.rl.mazes",

@@ -210,7 +210,7 @@ def plot(cells: list[dict[str, Any]], chance: float, path: Path) -> None:
     axes.annotate("chance", (0.995, chance), xycoords=("axes fraction", "data"),
                   ha="right", va="bottom", fontsize=8, color="gray")  # fmt: skip
     axes.set(
-        xlabel="distance of the letter to repeat, in tokens",
+        xlabel="distance of the answer, in tokens",
         ylabel="right answers",
         xlim=(0, 1.08 * max(distances)),
         ylim=(0, None if by_memory else 1.15),
