@@ -132,6 +132,7 @@ def check_memory(config: Config, mesh: Mesh) -> None:
     copies = mesh.shape["data"] * mesh.shape["segments"]
     numbers = 2 if config.optim.optimizer == "sgd" else 4
     accounting.check_parameters(parameters, copies, numbers)
+    accounting.check_cache(model, config.eval)
     accounting.check_fits(
         model,
         train.batch_size,

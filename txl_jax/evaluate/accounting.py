@@ -1,10 +1,11 @@
-"""Refuses memories and parameters that exceed this machine's memory."""
+"""Refuses memories, caches and parameters that exceed this machine's memory."""
 
 import os
 
 import jax
 
 from txl_jax.errors import UserError
+from txl_jax.evaluate.options import EvalConfig
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.reach import account
 
@@ -49,6 +50,23 @@ def check_fits(
         f"segments of {tgt_len:,} tokens for {batch_size:,} streams take",
         f"{', '.join(first)} or {last}" if first else last,
     )
+
+
+def check_cache(config: ModelConfig, eval: EvalConfig, segments: int = 1) -> None:
+    """Raises UserError if a continuous cache alone exceeds this machine's memory.
+
+    Each token that it holds has a hidden state, and a float32 score for each target of
+    the segments that are computed together.
+    """
+    state_bytes = config.d_model * config.compute_dtype.itemsize
+    entry = state_bytes + 4 * segments * eval.tgt_len
+    if eval.cache_len:
+        _check_bytes(
+            eval.streams * eval.cache_len * entry,
+            f"a cache of {eval.cache_len:,} tokens and its scores for "
+            f"{eval.streams:,} streams take",
+            "eval.cache_len, eval.streams or eval.tgt_len",
+        )
 
 
 def check_parameters(count: int, copies: int, numbers: int) -> None:

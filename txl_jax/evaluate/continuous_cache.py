@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import Mesh
 
+from txl_jax.evaluate.accounting import check_cache
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
 from txl_jax.evaluate.reader import Reader, from_hidden
 from txl_jax.kernels.xla import MASKED, product
@@ -65,7 +66,10 @@ class Cache(NamedTuple):
 def make_reader(
     model_config: ModelConfig, config: EvalConfig, mesh: Mesh, summed: bool = True
 ) -> Reader:
-    """Returns the reader of the nlls, in nats, of the mixture: their sum or nll_BL."""
+    """Returns the reader of the nlls, in nats, of the mixture: their sum or nll_BL.
+
+    Raises UserError if the cache does not fit into this machine's memory.
+    """
     model_config = evaluation_model(model_config, config)
 
     def read(
@@ -84,4 +88,6 @@ def make_reader(
         return Cache(h_BCD, jnp.full((B, C), NONE, jnp.int32))
 
     B, L, S = config.streams, config.tgt_len, config.segments_per_step
-    return Reader(model_config, read, B, L, mesh, more=empty, segments=S)
+    reader = Reader(model_config, read, B, L, mesh, more=empty, segments=S)
+    check_cache(model_config, config, reader.segments)
+    return reader
