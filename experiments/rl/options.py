@@ -4,7 +4,7 @@ import dataclasses
 
 from txl_jax.errors import UserError
 from txl_jax.fields import at_least, check, fraction, one_of, positive
-from txl_jax.model.config import RESIDUALS
+from txl_jax.model.config import GATES
 
 from .environments import ENVIRONMENTS
 
@@ -17,7 +17,7 @@ class Options:
     length: int = at_least(1, 10)  # steps until the junction or the end
     gymnax: str = ""  # an environment of gymnax instead
     core: str = one_of(("transformer_xl", "gru"), "transformer_xl")
-    gate: str = one_of(RESIDUALS, "none")  # as model.gate
+    gate: str = one_of(GATES, "none")  # as model.gate
     n_layer: int = at_least(1, 2)  # the GRU has one layer of as many parameters
     d_model: int = at_least(2, 32)
     n_head: int = at_least(1, 2)

@@ -17,7 +17,7 @@ from txl_jax.evaluate.accounting import EVAL_FIELDS, check_fits
 from txl_jax.kernels.dispatch import fastest
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory.halo import check_pieces
-from txl_jax.model.memory.same_layer import check_sequence
+from txl_jax.model.memory.same_layer import check_in_sequence
 from txl_jax.sharding.rules import shards
 
 # Rows of a call on one device. Parameters are read, and the memory is copied, once for
@@ -43,7 +43,7 @@ def count_segments(
     they fit into memory. Without a memory, or if the model reads segments in sequence,
     they are read one by one. documents: whether they may start inside a segment. Raises
     UserError for several segments if each would start with visible zeros, or if
-    `halo.check_pieces` or `same_layer.check_sequence` refuses them.
+    `halo.check_pieces` or `same_layer.check_in_sequence` refuses them.
     """
     zeros = documents and config.initial_memory == "zeros"
     if zeros and requested > 1:
@@ -56,7 +56,7 @@ def count_segments(
     P, M = mesh.shape["segments"] if mesh else 1, config.mem_len
     if requested:
         if requested > 1:
-            check_sequence(config, P, requested * L, L)
+            check_in_sequence(config, P, requested * L, L)
             check_pieces(config, P, requested * L, M, L)
         return requested
     if config.in_sequence:

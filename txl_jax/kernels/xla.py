@@ -30,8 +30,8 @@ def rel_shift(x_HBLR: Array) -> Array:
 def realign(x_HBLZ: Array) -> Array:
     """Returns rows of Z - 1 columns: element (i, j) is (i, j + L - i) of x.
 
-    Past the end of row i follows row i + 1, to be masked: the elements keep their order
-    in memory, and only the length of a row changes.
+    The elements keep their order in memory, and only the length of a row changes. What
+    lies past the end of row i of x is the start of row i + 1, which must be masked.
     """
     H, B, L, Z = x_HBLZ.shape
     return x_HBLZ.reshape(H, B, Z, L)[:, :, 1:].reshape(H, B, L, Z - 1)
@@ -132,8 +132,8 @@ def position_scores(
     if R < K:
         r_HRA, bias_HR = jax.tree.map(lambda x: x - x[:, :1], (r_HRA, bias_HR))
     # Y keys are nearer than R to some query. `realign` consumes one column of padding,
-    # and keys beyond R have score 0. If there are few of them, zero rows of r provide
-    # these columns, which saves a copy of all scores.
+    # and keys beyond R have score 0. Few such columns come from zero rows of r, which
+    # saves a copy of all scores.
     Y = min(K, R + L - 1)
     zeros = Y - R + 1
     rows = zeros if 2 * zeros <= R else 0

@@ -5,7 +5,8 @@ softmax predicts the most frequent tokens and one entry for each rare cluster. T
 probability of a rare token is that of its cluster times its own within the cluster.
 Rare clusters may have smaller embeddings (Baevski and Auli 2019).
 
-Dims: V0, V1.. and E0, E1.. per cluster, T = V0 + G entries of the first softmax.
+Dims: V0, V1.. and E0, E1.. per cluster, T = V0 + G entries of the first softmax, and Y
+and X of `kernels.sharded`.
 """
 
 import flax.linen as nn
@@ -76,12 +77,17 @@ class Vocabulary(nn.Module):
         sizes = zip(self.bounds, config.embed_sizes, strict=True)
         return [
             # Replicated: the sizes of rare clusters rarely divide over the mesh.
-            self.param(f"{name}_{i}", weight(config, ".." if i else "VE"), (V - low, E))
-            for i, ((low, V), E) in enumerate(sizes)
+            self.param(
+                f"{name}_{i}", weight(config, ".." if i else "VE"), (high - low, E)
+            )
+            for i, ((low, high), E) in enumerate(sizes)
         ]
 
     def _make_proj(self, name: str, i: int) -> Array | None:
-        """Returns the projection [Ei, D], or None if there is none."""
+        """Returns the projection [Ei, D], or None for rows of D features.
+
+        With div_val and proj_same_dim, these are projected, too.
+        """
         config = self.config
         D, E = config.d_model, config.embed_sizes[i]
         if E == D and (config.div_val == 1 or not config.proj_same_dim):

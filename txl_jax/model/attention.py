@@ -1,4 +1,7 @@
-"""Multi-head attention over memory and segment (sections 3.2 and 3.3)."""
+"""Multi-head attention over memory and segment (sections 3.2 and 3.3).
+
+Dims: J, P and C are those of `memory.layout`.
+"""
 
 import functools
 
@@ -24,8 +27,8 @@ from txl_jax.model.positions import position_terms, rotate_queries_and_keys
 def project(h_BKD: Array, x_HAD: Array, M: int) -> Array:
     """Returns keys or values, x_BKHA.
 
-    The first M states get no gradient: the backward pass omits the product for a
-    memory, whose gradient would be discarded.
+    The first M states, those of a memory, get no gradient: the backward pass omits
+    their product.
     """
     return jnp.einsum("BKD,HAD->BKHA", h_BKD, x_HAD)
 
@@ -73,8 +76,8 @@ class Attention(nn.Module):
         make = weights(self)
         D, H, A = config.d_model, config.n_head, config.d_head
         norm = feature_norm(config, name="norm")
-        is_fixed = self.has_variable("params", "qkv")
-        if is_fixed:
+        is_unstacked = self.has_variable("params", "qkv")
+        if is_unstacked:
             qkv_DJHA = make("qkv", "DJHA", (D, 3, H, A))
             o_PHAC = make("o_halves", "PHAC", (2, H, A, D // 2))
         else:
@@ -92,7 +95,7 @@ class Attention(nn.Module):
         if config.pre_lnorm:  # which gives the memory's keys a gradient, the norm's
             x_BKD, constant = norm(h_BKD), 0
             x_BLD = x_BKD[:, -h_BLD.shape[1] :]
-        if is_fixed:
+        if is_unstacked:
             # The memory holds keys and values: only the segment is projected, K = L.
             q_BLHA, k_BKHA, v_BKHA = project_all(x_BLD, qkv_DJHA)
         else:
@@ -113,7 +116,7 @@ class Attention(nn.Module):
         own = Operands(q_BLHA, k_BKHA, v_BKHA, position, oldest_BL, dropout)
         o_BLHA, kept = layer.attend(own, h_BKD, self._attend_in_order)
 
-        if is_fixed:
+        if is_unstacked:
             out_BLD = join_heads(o_BLHA, o_PHAC)
         else:
             out_BLD = jnp.einsum("BLHA,HAD->BLD", o_BLHA, o_HAD)

@@ -12,10 +12,10 @@ from txl_jax.model.initializers import feature_norm, normal, weight, weights
 from txl_jax.model.memory.compressive import Compression, CompressiveLayer
 from txl_jax.model.memory.protocol import Kept, LayerMemory
 from txl_jax.model.memory.same_layer import keep
-from txl_jax.model.positions import add_places
+from txl_jax.model.positions import add_to_inputs
 
-# The gates' activations; the GELU is the approximation by tanh.
-GATES = {"geglu": nn.gelu, "swiglu": nn.silu}
+# Of gated feed-forwards; the GELU is the approximation by tanh.
+ACTIVATIONS = {"geglu": nn.gelu, "swiglu": nn.silu}
 
 
 class FeedForward(nn.Module):
@@ -51,13 +51,14 @@ class FeedForward(nn.Module):
         # Named before the ReLU, too: without dropout its backward pass uses this.
         x_BLF = checkpoint_name(dense("in", "DF", "D", "F")(x_BLD), "hidden")
         if config.gated:
-            gate_BLF = GATES[config.feed_forward](dense("gate", "DF", "D", "F")(x_BLD))
+            activation = ACTIVATIONS[config.feed_forward]
+            gate_BLF = activation(dense("gate", "DF", "D", "F")(x_BLD))
             x_BLF = drop(gate_BLF * x_BLF)
         else:
             x_BLF = drop(x_BLF, relu=True)
         # The second matrix is transposed in `memory.layout`.
-        is_fixed = self.has_variable("params", "out_DF")
-        name, letters = ("out_DF", "DF") if is_fixed else ("out", "FD")
+        is_unstacked = self.has_variable("params", "out_DF")
+        name, letters = ("out_DF", "DF") if is_unstacked else ("out", "FD")
         out_BLD = drop(dense(name, letters, "F", "D")(x_BLF))
         sum_BLD = add_residual(config, h_BLD, out_BLD)
         sum_BLD = checkpoint_name(sum_BLD, "sum")
@@ -79,7 +80,7 @@ class Block(nn.Module):
         oldest_BL: Array,
     ) -> tuple[Array, Kept]:
         """Returns (the layer's output, what its memory keeps); see `Attention`."""
-        h_BLD = add_places(self.config, weights(self), h_BLD)
+        h_BLD = add_to_inputs(self.config, weights(self), h_BLD)
         attention = Attention(self.config, name="attention")
         h_BLD, kept = attention(h_BLD, layer, biases, R_RD, oldest_BL)
         if isinstance(layer, CompressiveLayer):

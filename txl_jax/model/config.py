@@ -26,7 +26,7 @@ RECURRENCES = ("below", "same")  # section 3.2; Ding et al. 2021 for "same"
 NORMS = ("layer", "rms")  # Zhang and Sennrich 2019 for "rms"
 COMPRESSIONS = ("mean", "max", "conv")
 FEED_FORWARDS = ("relu", "geglu", "swiglu")  # Shazeer 2020 for the gated two
-RESIDUALS = ("none", "gru")  # gates: Parisotto et al. 2020 for "gru"
+GATES = ("none", "gru")  # of residuals; Parisotto et al. 2020 for "gru"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,9 +98,9 @@ class ModelConfig(MemoryFields):
     # How they are compressed, one of COMPRESSIONS. "conv" learns it for each layer.
     compression: str = one_of(COMPRESSIONS, "mean")
     pre_lnorm: bool = False  # Normalizes before each sublayer instead of after it.
-    # The gate in place of the sum after each sublayer, one of RESIDUALS. "gru" needs
+    # The gate in place of the sum after each sublayer, one of GATES. "gru" needs
     # pre_lnorm.
-    gate: str = one_of(RESIDUALS, "none")
+    gate: str = one_of(GATES, "none")
     # The norm of the sublayers, one of NORMS.
     norm: str = one_of(NORMS, "layer")
     # Normalizes the queries and keys of each head (RMSNorm), before the position terms.

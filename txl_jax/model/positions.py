@@ -229,7 +229,7 @@ def rotate_queries_and_keys(config: ModelConfig, operands: Operands) -> Operands
     )
 
 
-def add_places(config: ModelConfig, weight: Weight, h_BLD: Array) -> Array:
+def add_to_inputs(config: ModelConfig, weight: Weight, h_BLD: Array) -> Array:
     """Adds the position scheme's rows, if any, to a layer's input."""
     make = SCHEMES[config.position].inputs
     return h_BLD + make(config, weight, h_BLD.shape[1]) if make else h_BLD

@@ -21,7 +21,7 @@ from txl_jax.model.memory.kinds import make_parameter, open_memory
 from txl_jax.model.memory.memory_tokens import with_tokens
 from txl_jax.model.memory.protocol import AnyMemory, CallMemory, Kept
 from txl_jax.model.memory.retrieval import layer_axes
-from txl_jax.model.memory.same_layer import check_sequence
+from txl_jax.model.memory.same_layer import check_in_sequence
 from txl_jax.model.positions import SCHEMES, bias_shape
 from txl_jax.model.remat import parse_remat
 
@@ -40,8 +40,8 @@ class TransformerXL(nn.Module):
     def setup(self) -> None:
         """Creates the layers, the embedding, and the biases outside the layers."""
         config = self.config
-        self.is_fixed = self.has_variable("params", "layers_0")
-        if self.is_fixed:
+        self.is_unstacked = self.has_variable("params", "layers_0")
+        if self.is_unstacked:
             self.layers: Any = [Block(config) for _ in range(config.n_layer)]
         else:
             self.layers = self._scan_layers()
@@ -65,7 +65,10 @@ class TransformerXL(nn.Module):
         )(self.config)
 
     def _make_bias(self, name: str) -> Array:
-        """Returns u or w (the paper's v) of every layer, [N, H, A] (`bias_shape`)."""
+        """Returns a bias of every layer: u, w (the paper's v) or T5's `buckets`.
+
+        Its shape is [N, *bias_shape]; A is the number of buckets for T5's.
+        """
         config = self.config
         N, (H, A) = config.n_layer, bias_shape(config)
         if config.untie_r or self.scheme.untied:
@@ -93,17 +96,18 @@ class TransformerXL(nn.Module):
         length_B: the number of real tokens per stream (default: all). The others are
             padding at the right end, which never enters the memory.
         segment_len: the L tokens are several segments of this many tokens (0 = one),
-            with the results of reading one after the other: layer n of a segment needs
-            layer n - 1 of earlier ones, and nothing else of them. Not for absolute
-            positions, nor for documents with initial_memory = "zeros".
+            with the results of reading one after the other. This is possible because
+            layer n of a segment reads only layer n - 1 of earlier segments. Not for
+            absolute positions, nor for documents with initial_memory = "zeros".
         """
         config = self.config
         if (tokens_BL is None) == (inputs_BLD is None):
             raise UserError("give either tokens_BL or inputs_BLD")
         inputs = jnp.asarray(inputs_BLD if tokens_BL is None else tokens_BL)
         L, M = inputs.shape[1], memory.mem_len
+        # Over mesh.segments, each device computes one of P pieces of the L tokens.
         P = count_pieces(inputs) if isinstance(memory, Memory) else 1
-        check_sequence(config, P, L, segment_len)
+        check_in_sequence(config, P, L, segment_len)
         check_pieces(config, P, L, M, segment_len)
         if first_BL is not None and config.initial_memory == "zeros":
             memory = memory.zero(first_BL[:, 0])
@@ -136,7 +140,7 @@ class TransformerXL(nn.Module):
         distances: those of the whole call; the dropout mask covers all of them and a
         piece uses the newest K, so the mask does not depend on the mesh.
         """
-        if self.is_fixed:
+        if self.is_unstacked:
             entries = []
             for block, layer in zip(self.layers, memory.layers, strict=True):
                 h_BLD, kept = block(h_BLD, layer, None, None, oldest_BL)

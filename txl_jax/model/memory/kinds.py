@@ -45,7 +45,7 @@ def empty_memory(config: ModelConfig, batch_size: int) -> MemoryLike:
 
 
 def make_parameter(module: nn.Module, config: ModelConfig) -> Array | None:
-    """Returns the parameter of a kind outside the layers, or None if it has none."""
+    """Returns the parameter that the kind of memory adds outside the layers, if any."""
     if config.retrieval_len:
         return make_gate(module, config)
     return make_tokens(module, config) if config.memory_tokens else None
@@ -150,7 +150,7 @@ def resume(
 
 @jax.jit
 def newest_of(memory: MemoryLike) -> Newest:
-    """Returns what a memory holds for another reading."""
+    """Returns what a memory holds, for a file or for `resume`."""
     if isinstance(memory, Memory):
         return memory
     if not isinstance(memory, KeyValueMemory):

@@ -17,7 +17,7 @@ from txl_jax.model.memory.key_values import project_states
 from txl_jax.model.memory.protocol import Kept, LayerMemory
 
 
-def check_sequence(config: ModelConfig, P: int, T: int, segment_len: int) -> None:
+def check_in_sequence(config: ModelConfig, P: int, T: int, segment_len: int) -> None:
     """Raises UserError if a call of T tokens in P pieces has several segments."""
     if config.in_sequence and (P > 1 or 0 < segment_len < T):
         raise UserError(
