@@ -12,9 +12,11 @@ each segment is computed in C chunks of the streams, one after the other:
     `- ..
 
 The memory passes from segment to segment; the gradients of the G C parts of an update
-are added up. Here G is not the number of rare clusters. train.gradient_segments is how
-many segments are joined into one of the G, inside which gradients pass through the
-memory.
+are added up. With train.gradient_segments above 1, that many consecutive segments are
+first joined into one long segment, inside which gradients pass through the memory; the
+update then has J = G / train.gradient_segments segments.
+
+Dims: G and J as above; elsewhere, G is the number of rare clusters.
 """
 
 import dataclasses
@@ -95,16 +97,17 @@ def sum_gradients(
     key: Array,
     config: TrainConfig,
 ) -> GradientSum:
-    """Returns the sums of the losses and the gradient over G joined segments.
+    """Returns the sums of the losses and the gradient over the G segments of an update.
 
-    The loss is the nll and the memory's own losses. Segment g is computed chunk by
-    chunk; chunk c has its streams' memory and the key `fold_in(fold_in(key, g), c)`.
+    The loss is the nll and the memory's own losses. The segments are joined to J.
+    Segment j is computed chunk by chunk; chunk c has its streams' memory and the key
+    `fold_in(fold_in(key, j), c)`.
     Gradients have the dtype of `cast_layers`, their sum over several parts that of the
     parameters.
     """
     segments = join(segments, config.gradient_segments)
     segment_len = config.tgt_len if config.gradient_segments > 1 else 0
-    G, C = segments.length_SB.shape[0], config.batch_chunk
+    J, C = segments.length_SB.shape[0], config.batch_chunk
     used = cast_layers(params, model.config.compute_dtype)
     trained = find_trained(params, config.trainable)
 
@@ -127,8 +130,8 @@ def sum_gradients(
     split = functools.partial(split_streams, C=C)
 
     def add_segment(carry: Any, xs: tuple[Array, OneSegment]) -> Any:
-        (total, memory), (g, segment) = carry, xs
-        segment_key = jax.random.fold_in(key, g)
+        (total, memory), (j, segment) = carry, xs
+        segment_key = jax.random.fold_in(key, j)
 
         def add_chunk(total: Any, xs: tuple[Array, MemoryLike, OneSegment]) -> Any:
             c, memory, segment = xs
@@ -144,12 +147,12 @@ def sum_gradients(
         total, (memory, sown) = jax.lax.scan(add_chunk, total, chunks)
         return (total, memory), sown
 
-    zeros = jax.tree.map(jnp.zeros_like, params if G * C > 1 else used)
+    zeros = jax.tree.map(jnp.zeros_like, params if J * C > 1 else used)
     axes = stream_dimension(memory)
-    none = jnp.zeros(())
-    added = dict.fromkeys(added_losses(model.config, memory, none), none)
-    carry = (none, none, added, zeros), jax.tree.map(split, memory, axes)
-    xs = jnp.arange(G), scanned(segments)
+    zero = jnp.zeros(())
+    added = dict.fromkeys(added_losses(model.config, memory, zero), zero)
+    carry = (zero, zero, added, zeros), jax.tree.map(split, memory, axes)
+    xs = jnp.arange(J), scanned(segments)
     (total, memory), sown = jax.lax.scan(add_segment, carry, xs)
     return GradientSum(
         *total,
@@ -281,11 +284,11 @@ def make_program(
 ) -> Program:
     """Returns the jitted functions of a run on the mesh."""
     optimizer = make_optimizer(optim_config, config.trainable)
-    average = make_average(optim_config)
-    size, seed, averages = config.batch_size, config.seed, average is not None
-    init, places = init_state(model_config, optimizer, size, seed, mesh, averages)
+    add_to_average = make_average(optim_config)
+    size, seed, averages = config.batch_size, config.seed, add_to_average is not None
+    init, shardings = init_state(model_config, optimizer, size, seed, mesh, averages)
     schedule = make_schedule(optim_config, config.num_steps)
     model = TransformerXL(model_config)
-    train_step = make_train_step(model, optimizer, schedule, config, average)
-    jitted = jax.jit(train_step, donate_argnums=0, out_shardings=(places, None))
-    return Program(init, places, jitted)
+    train_step = make_train_step(model, optimizer, schedule, config, add_to_average)
+    jitted = jax.jit(train_step, donate_argnums=0, out_shardings=(shardings, None))
+    return Program(init, shardings, jitted)
