@@ -313,7 +313,7 @@ def check_sizes(fields: str, _: Path) -> None:
     for field in fields.split(" "):
         configs.override(config, *field.split("="))
     parsed = fit_vocab(configs.parse(config), ByteVocab())
-    plan.check_memory(parsed, fit_mesh(parsed))
+    plan.check_sizes(parsed, fit_mesh(parsed))
 
 
 def find_texts(text: str, path: Path) -> object:

@@ -36,7 +36,7 @@ from txl_jax.workdir.load import initial_data, load_initial
 
 
 class Plan(NamedTuple):
-    """A run that may start: its corpus, and what its updates need."""
+    """A run that may start: its corpus, what its updates need, and its evaluation."""
 
     tokens: Tokens
     training: Training
@@ -44,21 +44,25 @@ class Plan(NamedTuple):
 
 
 def plan_run(config: Config, workdir: Path) -> Plan:
-    """Returns the plan of a run; writes nothing, and raises UserError if invalid."""
+    """Returns the plan of a run; writes nothing in the workdir.
+
+    Raises UserError if the config does not fit the corpus, the machine or the workdir.
+    """
     wandb.check_installed(config.run.wandb)
     claim.check_trainable(workdir, config)
     tokens = prepare(initial_data(config, workdir))
     distributed.require_equal({"the corpus": tokens.manifest["splits"]})
     fitted = fit_vocab(config, tokens.vocab)
     mesh = fit_mesh(fitted)
-    check_memory(fitted, mesh)
+    check_sizes(fitted, mesh)
     training, evaluate = make_training(
         fitted, mesh, tokens.split("train"), tokens.split("valid")
     )
     for split in {"valid", config.eval.split}:
         text = config.eval.cut(tokens.split(split))
         check_length(text, config.eval.streams, "eval.streams")
-    # These refuse some shapes: trace the step now, before anything is written.
+    # A split of segments, and kernels for one device, refuse some shapes: trace the
+    # step now, before anything is written.
     is_split = mesh.shape["segments"] > 1
     if is_split or config.model.kernel not in ("auto", "xla"):
         arguments = step_arguments(fitted, mesh, training.program)
@@ -72,10 +76,13 @@ def plan_run(config: Config, workdir: Path) -> Plan:
 def step_arguments(
     config: Config, mesh: Mesh, program: Program
 ) -> tuple[TrainState, Segment]:
-    """Returns the shapes of the training step's arguments; raises UserError."""
+    """Returns the shapes of the training step's arguments.
+
+    Raises UserError if the streams of a chunk do not divide over the mesh.
+    """
     train = config.train
-    parts = train.batch_size // train.batch_chunk
-    check_streams(mesh, parts, "train.batch_size / batch_chunk")
+    streams = train.batch_size // train.batch_chunk
+    check_streams(mesh, streams, "train.batch_size / batch_chunk")
     state = abstract(jax.eval_shape(program.init), program.shardings)
     L = train.ext_len + train.tgt_len + (SLACK if train.varlen else 0)
     S = train.segments_per_update
@@ -86,7 +93,7 @@ def step_arguments(
 def make_training(
     config: Config, mesh: Mesh, train_tokens: np.ndarray, valid_tokens: np.ndarray
 ) -> tuple[Training, Evaluate]:
-    """Returns all that updates on the tokens need, and how to evaluate a split."""
+    """Returns what updates need, without their start, and how to evaluate a split."""
     rows = host_rows(mesh, config.train.batch_size, "train.batch_size")
     evaluate = make_evaluate(config.model, config.eval, mesh)
     training = Training(
@@ -125,8 +132,11 @@ def make_streams(
     )
 
 
-def check_memory(config: Config, mesh: Mesh) -> None:
-    """Raises UserError if the parameters or a memory or segment are too large."""
+def check_sizes(config: Config, mesh: Mesh) -> None:
+    """Raises UserError for parameters, memories or segments too large for this machine.
+
+    Evaluation and generation, which follow the training, are checked as well.
+    """
     model, train = config.model, config.train
     parameters = metrics.parameter_count(abstract_params(model))
     copies = mesh.shape["data"] * mesh.shape["segments"]

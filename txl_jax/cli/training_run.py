@@ -34,7 +34,7 @@ class Trained:
     """A run that has reached its last update, and still owns its workdir."""
 
     plan: Plan
-    tokens: Tokens
+    tokens: Tokens  # those of the plan, for the programs of `paper`
     result: Json  # of `train`
     log: SendLine  # to Weights & Biases; takes further numbers
     fence: Fence
@@ -48,7 +48,10 @@ def train_and_evaluate(config: Config, workdir: Path) -> Json:
 
 @contextlib.contextmanager
 def trained(config: Config, workdir: Path) -> Iterator[Trained]:
-    """Trains, and owns the workdir until the block ends; first, raises UserError."""
+    """Trains, and owns the workdir until the block ends.
+
+    A run that cannot start raises UserError before the first update.
+    """
     plan = plan_run(config, workdir)
     training, options = plan.training, config.train
     model, B, L = training.config.model, options.batch_size, options.tgt_len
