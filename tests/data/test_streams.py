@@ -23,7 +23,8 @@ from tests.data.reading import (
     real,
 )
 from txl_jax.data.options import SLACK
-from txl_jax.data.streams import LEAST, ROTATION, Position, Streams, draw, splitmix64
+from txl_jax.data.random_bits import ROTATION, draw, splitmix64
+from txl_jax.data.streams import SHORTEST, Position, Streams
 from txl_jax.model.segment import Segment
 
 
@@ -177,7 +178,7 @@ def test_draw_is_splitmix64() -> None:
 def test_varying_lengths_follow_the_original_code() -> None:
     streams = Streams(positions(2), 1, 150, varlen=True, seed=3)
     lengths = np.array([streams.length(Position(2, s)) for s in range(10_000)])
-    assert lengths.min() >= LEAST and lengths.max() <= 150 + SLACK
+    assert lengths.min() >= SHORTEST and lengths.max() <= 150 + SLACK
     short = lengths < 115
     assert abs(short.mean() - 0.05) < 4 * (0.05 * 0.95 / 10_000) ** 0.5
     for part, about in ((lengths[short], 75), (lengths[~short], 150)):
@@ -187,7 +188,7 @@ def test_varying_lengths_follow_the_original_code() -> None:
         Streams(positions(2), 1, 8, varlen=True).length(Position(0, s))
         for s in range(2_000)
     }
-    assert min(drawn) == LEAST and max(drawn) <= 8 + SLACK
+    assert min(drawn) == SHORTEST and max(drawn) <= 8 + SLACK
     again = Streams(positions(2), 1, 150, varlen=True, seed=4)
     for other, epoch in ((streams, 3), (again, 2)):
         drawn = {other.length(Position(epoch, s)) for s in range(20)}

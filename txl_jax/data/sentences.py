@@ -8,7 +8,7 @@ Dims: n sentences in a token file of N tokens.
 
 import numpy as np
 
-from txl_jax.data.streams import SHUFFLE, draw
+from txl_jax.data.random_bits import SHUFFLE, draw
 from txl_jax.errors import UserError
 
 # Elements of the file or of the permutation that are processed at once.

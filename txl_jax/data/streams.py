@@ -10,22 +10,19 @@ Dims: S segments in one call, B streams, L segment.
 import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 
 from txl_jax.data.options import SLACK
+from txl_jax.data.random_bits import LENGTH, ROTATION, draw
 from txl_jax.errors import UserError
 from txl_jax.model.segment import Segment
 
 # (epoch, indices in the epoch's text) -> indices in the token file.
 Order = Callable[[int, np.ndarray], np.ndarray]
 
-Bits = TypeVar("Bits", int, np.ndarray)  # 64 of them; arrays are uint64
-# Purposes of `draw`, with independent numbers.
-ROTATION, LENGTH, SHUFFLE = 1, 2, 3
-
-LEAST = 5  # tokens of a segment of varying length; at most tgt_len + SLACK
+SHORTEST = 5  # tokens of a segment of varying length; at most tgt_len + SLACK
 
 
 class Position(NamedTuple):
@@ -34,25 +31,6 @@ class Position(NamedTuple):
     epoch: int = 0
     segment: int = 0  # segments read in this epoch
     token_offset: int = 0  # tokens read in this epoch from the longest stream
-
-
-def splitmix64(z: Bits) -> Bits:
-    """Returns SplitMix64's output for a state, an int or an array of uint64."""
-    mask = 2**64 - 1
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & mask
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EB & mask
-    return z ^ (z >> 31)
-
-
-def draw(seed: int, purpose: int, epoch: int, index: Bits) -> Bits:
-    """Returns 64 random bits for an index, an int or an array of uint64.
-
-    They are number `index`, from 0, of a sequence of SplitMix64 (Steele, Lea and Flood,
-    2014), whose initial state is a hash of the other arguments. Integer arithmetic does
-    not depend on a library's version.
-    """
-    state = splitmix64(splitmix64(splitmix64(seed) ^ purpose) ^ epoch)
-    return splitmix64((index * 0x9E3779B97F4A7C15 + state) & (2**64 - 1))
 
 
 def in_file_order(epoch: int, index: np.ndarray) -> np.ndarray:
@@ -112,6 +90,8 @@ class Streams:
         self.tokens = np.asarray(self.tokens)  # indexing a np.memmap itself is slower
         # Python integers: B x tokens exceeds 2^31 in the published runs.
         bounds = np.array([b * pairs // batch_size for b in range(batch_size + 1)])
+        # Of each row: its stream, and where in the split its pairs start, form
+        # segments, are scored, and end.
         self.stream_B = np.arange(batch_size, dtype=np.uint64)[self.rows]
         self.scored_from_B = bounds[:-1][self.rows]
         self.end_B = bounds[1:][self.rows]
@@ -133,7 +113,7 @@ class Streams:
         """Returns the number of tokens in a segment, unless its stream ends earlier.
 
         With varlen it is normal with mean tgt_len, or half of that in one segment of
-        20, and deviation 5, within LEAST and tgt_len + SLACK, as in the original code.
+        20, and deviation 5, from SHORTEST to tgt_len + SLACK, as in the original code.
         The normal number is the count of ones in 100 random bits, minus 50.
         """
         if not self.varlen:
@@ -145,7 +125,7 @@ class Streams:
         normal = bits.bit_count() + (more >> 28).bit_count() - 50
         halved = more % 2**28 < 2**28 // 20
         about = self.tgt_len // 2 if halved else self.tgt_len
-        return min(max(about + normal, LEAST), self.tgt_len + SLACK)
+        return min(max(about + normal, SHORTEST), self.tgt_len + SLACK)
 
     def _rotation_B(self, epoch: int) -> np.ndarray:
         """Returns the pair with which each stream starts an epoch."""
