@@ -36,8 +36,8 @@ from txl_jax.workdir.folder import METRICS
 from txl_jax.workdir.lock import Fence, unfenced
 from txl_jax.workdir.staging import Staging
 
-# Where a call starts: the number of updates before it, and its position in the data.
-Place = tuple[int, Position]
+# Where a call starts or ends: the number of updates before, and the data's position.
+Cursor = tuple[int, Position]
 
 
 class Training(NamedTuple):
@@ -72,8 +72,8 @@ def train(
         read = partial(read_call, training)
         ahead = stack.enter_context(closing(prefetch(read, (step, position))))
         batches = (
-            (place_segments(training.mesh, segments), place)
-            for segments, place in run.log.timing.inputs(ahead)
+            (place_segments(training.mesh, segments), after)
+            for segments, after in run.log.timing.inputs(ahead)
         )
         stack.enter_context(jax.transfer_guard("disallow"))
         # Innermost: after the loss of a process, leaving the contexts above would hang.
@@ -81,7 +81,7 @@ def train(
         return update_to_the_end(run, batches)
 
 
-def update_to_the_end(run: "Run", batches: Iterator[tuple[Segment, Place]]) -> Json:
+def update_to_the_end(run: "Run", batches: Iterator[tuple[Segment, Cursor]]) -> Json:
     """Makes all updates, and saves at every interval and validation; see `train`.
 
     The metrics of a call are fetched after the next call was dispatched, so the devices
@@ -144,7 +144,7 @@ class Run:
         self.trace = enter(Trace(config.run, folder / "profile"))
         self.diagnosis = Diagnosis(config.model, train)
         # The compiled step by the number of segments in a call.
-        self.programs: dict[int, jax.stages.Compiled] = {}
+        self.compiled: dict[int, jax.stages.Compiled] = {}
         # The steps before the calls whose metrics are not fetched, and their data.
         self.calls: deque[tuple[int, Metrics, Segment]] = deque()
 
@@ -152,13 +152,13 @@ class Run:
         """Starts a call after `step` updates; compiles the first one of its shape."""
         self.trace.before(step, state)
         S = segments.length_SB.shape[0]
-        if S not in self.programs:
-            jax.block_until_ready(state)  # the call before is not compilation
+        if S not in self.compiled:
+            jax.block_until_ready(state)  # do not time the call before as compilation
             with self.log.timing.spend("compile"):
-                self.programs[S] = compile_step(
+                self.compiled[S] = compile_step(
                     "the training step", self.training.program.step, state, segments
                 )
-        state, metrics = self.programs[S](state, segments)
+        state, metrics = self.compiled[S](state, segments)
         self.calls.append((step, metrics, segments))
         self.stop.hold()
         return state
@@ -218,9 +218,9 @@ def fetch(metrics: Metrics) -> list[Json]:
     ]
 
 
-def read_call(training: Training, place: Place) -> tuple[Segment, Place]:
-    """Returns the segments of the call at (step, position), and the place after it."""
-    step, position = place
+def read_call(training: Training, start: Cursor) -> tuple[Segment, Cursor]:
+    """Returns the segments of the call that starts at a cursor, and its end."""
+    step, position = start
     train = training.config.train
     updates = train.updates_of_call(training.config.checkpoint.every_steps, step)
     S = updates * train.segments_per_update

@@ -16,7 +16,8 @@ class Segment(NamedTuple):
 
     weights_SBL is 1 where the target is scored; first_SBL marks the start of a
     document, which sees nothing before it; length_SB counts real tokens, with padding
-    at the right end only.
+    at the right end only. The arrays are numpy's as `Streams` reads them, and jax's
+    once they are on the devices.
     """
 
     inputs_SBL: np.ndarray  # int32
@@ -37,7 +38,10 @@ class OneSegment(NamedTuple):
 
 
 def scanned(segments: Segment) -> OneSegment:
-    """Returns the segments as inputs of `jax.lax.scan`, which slices S away."""
+    """Returns the segments as `xs` of `jax.lax.scan`, typed as its body sees them.
+
+    The arrays still have S; the scan slices it away.
+    """
     return OneSegment._make(segments)
 
 
