@@ -31,7 +31,11 @@ GATES = ("none", "gru")  # of residuals; Parisotto et al. 2020 for "gru"
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig(MemoryFields):
-    """A Transformer-XL; the defaults are the paper's 12 layers for enwik8 (Table 2)."""
+    """A Transformer-XL; the defaults are the paper's 12 layers for enwik8 (Table 2).
+
+    `fields` constrains single values; the checks below and in `MemoryFields` refuse
+    combinations, and `config.Config` those of several sections.
+    """
 
     # The number of tokens in the vocabulary. 0 takes it from the data.
     vocab_size: int = at_least(0, 0)
@@ -43,6 +47,7 @@ class ModelConfig(MemoryFields):
     d_head: int = at_least(1, 64)  # The number of features of an attention head.
     # The number of hidden features of the feed-forward layers.
     d_inner: int = at_least(1, 2048)
+
     # The adaptive embedding and softmax (Grave et al. 2017; Baevski and Auli 2019).
 
     # The first id of each cluster of the adaptive softmax but the most frequent one.
@@ -56,6 +61,7 @@ class ModelConfig(MemoryFields):
     tie_projs: tuple[bool, ...] = ()
     # With div_val, projects also embeddings that have d_model features already.
     proj_same_dim: bool = True
+
     # Positions and memory.
 
     # The position encoding, one of POSITIONS.
@@ -110,6 +116,7 @@ class ModelConfig(MemoryFields):
     feed_forward: str = one_of(FEED_FORWARDS, "relu")
     # The term that is added to the variance in norms.
     layer_norm_epsilon: float = positive(1e-5)
+
     # Regularisation.
 
     # The dropout rate of embeddings, positions and the outputs of sublayers.
@@ -120,6 +127,7 @@ class ModelConfig(MemoryFields):
     variational: bool = field(False, "free")
     # The dropout rate of whole words in the embedding.
     word_dropout: float = field(fraction(0.0), "free")
+
     # Initialization.
 
     # The standard deviation of initial weights and of the biases u and w.
@@ -129,6 +137,7 @@ class ModelConfig(MemoryFields):
     # The initial standard deviation of the scales of norms, around 1, and of the
     # softmax's rows for clusters.
     norm_init_std: float = field(at_least(0, 0.0), "free")
+
     # Computation.
 
     # The type of activations and memory, float32 or bfloat16. Parameters and the loss

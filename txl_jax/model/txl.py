@@ -18,7 +18,7 @@ from txl_jax.model.memory.cache import Memory
 from txl_jax.model.memory.halo import HaloMemory, check_pieces, split_oldest
 from txl_jax.model.memory.interval import find_oldest, keys_per_query
 from txl_jax.model.memory.kinds import make_parameter, open_memory
-from txl_jax.model.memory.memory_tokens import with_tokens
+from txl_jax.model.memory.memory_tokens import with_memory_tokens
 from txl_jax.model.memory.protocol import AnyMemory, CallMemory, Kept
 from txl_jax.model.memory.retrieval import layer_axes
 from txl_jax.model.memory.same_layer import check_in_sequence
@@ -131,7 +131,7 @@ class TransformerXL(nn.Module):
         hidden_BLD = join_pieces(self.drop_rows(h_BLD), P)
         return hidden_BLD, call_memory.append(kept, length_B, first_BL)
 
-    @with_tokens
+    @with_memory_tokens
     def run_layers(
         self, h_BLD: Array, memory: CallMemory, oldest_BL: Array, distances: int
     ) -> tuple[Array, Kept]:

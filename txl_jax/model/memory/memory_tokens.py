@@ -129,7 +129,7 @@ def open_tokens(
     return OpenTokens(memory, learned_WD, first_BL, length_B, segment_len)
 
 
-def with_tokens(run_layers: RunLayers) -> RunLayers:
+def with_memory_tokens(run_layers: RunLayers) -> RunLayers:
     """Decorates `run_layers`, so that segments read and write the memory's tokens."""
 
     def read_segment(
