@@ -40,9 +40,9 @@ with epy.lazy_imports():  # each is imported by its mode alone
 
 def load_model(command: Command) -> Loaded:
     """Loads the trained model of --workdir or --model, and logs its update."""
-    place = command.model or command.workdir
-    loaded = load(place, command.config)
-    say(f"the model of update {loaded.step} in {place}")
+    source = command.model or command.workdir
+    loaded = load(source, command.config)
+    say(f"the model of update {loaded.step} in {source}")
     return loaded
 
 
@@ -56,8 +56,10 @@ def prepare_corpus(config: DataConfig, delete: bool) -> Json:
     figures = {k: x for k, x in tokens.manifest.items() if k != "files"}
     places = list(map(str, token_files.copies(config)))
     splits = [f"{name} {x['tokens']:,}" for name, x in figures["splits"].items()]
-    lie = f"copies lie in {' and '.join(places)}"
-    say(f"{figures['corpus']}: {', '.join(splits)} tokens; {lie}")
+    say(
+        f"{figures['corpus']}: {', '.join(splits)} tokens; copies lie in "
+        f"{' and '.join(places)}"
+    )
     return {**figures, "folder": str(tokens.folder), "copies": places}
 
 
@@ -68,7 +70,7 @@ def make_table(command: Command) -> Json:
     return make(options, command.workdir, command.overrides, train=training_run.trained)
 
 
-# The function of each mode returns a JSON-ready dict.
+# The function of each mode of `flags.MODES` returns its result, ready for JSON.
 RUN: dict[str, Callable[[Command], Json]] = {
     "train": lambda c: training_run.train_and_evaluate(c.config, c.workdir),
     "evaluate": lambda c: evaluate_split.evaluate_model(load_model(c), c.workdir),
@@ -98,7 +100,7 @@ def execute(command: Command, is_program: bool) -> tuple[int, str]:
                 distributed.connect()
                 leave = functools.partial(distributed.exit_on_error, mode=command.mode)
                 stack.push(leave)
-                # Where there is no TPU, libtpu would look for one and print errors.
+                # `compile` needs no device, and libtpu prints errors without a TPU.
                 if command.mode != "compile" or distributed.several():
                     distributed.find_devices()
                 with machine_errors(command.workdir):
