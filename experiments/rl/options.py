@@ -51,7 +51,6 @@ class Options:
                 f"streams = {self.streams} is not divisible by minibatches = "
                 f"{self.minibatches}: change one of them"
             )
-
         task = self.environment, self.length
         if self.gymnax and task != (Options.environment, Options.length):
             raise UserError(

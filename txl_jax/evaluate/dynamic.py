@@ -16,7 +16,7 @@ Dims: S segments in one call, B = 1 stream, L segment.
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +37,20 @@ from txl_jax.update.step import nll_sum
 
 EPSILON = 1e-3
 
+Fixed = TypeVar("Fixed")
+Output = TypeVar("Output")
+
 Carry = tuple[Params, MemoryLike]  # parameters, or numbers of the same shapes
+
+
+class Rule(NamedTuple):
+    """What every update of dynamic evaluation reads."""
+
+    trained: Params
+    rms: Params
+    lr: float
+    decay: float
+    epsilon: float
 
 
 def model_without_dropout(model_config: ModelConfig, config: EvalConfig) -> ModelConfig:
@@ -71,18 +84,13 @@ def add_squares(
 
 
 def adapt(
-    config: ModelConfig,
-    carry: Carry,
-    trained: Params,
-    rms: Params,
-    rates: tuple[float, float, float],
-    segments: Segment,
+    config: ModelConfig, carry: Carry, rule: Rule, segments: Segment
 ) -> tuple[Carry, Array]:
     """Scores S segments, and updates the parameters after each one.
 
-    Returns ((parameters, memory), nll_S). rates: lr, decay and epsilon.
+    Returns ((parameters, memory), nll_S).
     """
-    lr, decay, epsilon = rates
+    trained, rms, lr, decay, epsilon = rule
 
     def update(theta: Array, theta_0: Array, g: Array, r: Array) -> Array:
         pull = jnp.minimum(decay * r, 1) * (theta_0 - theta)
@@ -98,20 +106,20 @@ def adapt(
 
 def each_call(
     name: str,
-    step: Callable[..., tuple[Carry, Any]],
+    step: Callable[[Carry, Fixed, Segment], tuple[Carry, Output]],
     mesh: Mesh,
     carry: Carry,
-    fixed: tuple[Any, ...],
+    fixed: Fixed,
     segments: Iterable[Segment],
-) -> Iterator[tuple[Carry, Any]]:
-    """Yields step(carry, *fixed, segments), compiled once, of every call."""
+) -> Iterator[tuple[Carry, Output]]:
+    """Yields step(carry, fixed, segments) of every call; compiles it once."""
     places = jax.tree.map(lambda x: x.sharding, carry)
     jitted = jax.jit(step, donate_argnums=0, out_shardings=(places, None))
     program = None
     for segment in segments:
         segment = place_segments(mesh, segment)
-        program = program or compile_step(name, jitted, carry, *fixed, segment)
-        carry, output = program(carry, *fixed, segment)
+        program = program or compile_step(name, jitted, carry, fixed, segment)
+        carry, output = program(carry, fixed, segment)
         yield carry, output
 
 
@@ -135,7 +143,7 @@ def root_mean_squares(
     carry = beside_memory(model_config, params, jnp.zeros_like)
     step = functools.partial(add_squares, model_config)
     name = "the gradients of segments"
-    for after, _ in each_call(name, step, mesh, carry, (params,), segments):
+    for after, _ in each_call(name, step, mesh, carry, params, segments):
         squares, _ = after
     return to_roots(squares)
 
@@ -166,10 +174,9 @@ def read(
     check_fits(model_config, 1, config.tgt_len, EVAL_FIELDS)
     carry = beside_memory(model_config, params, jnp.copy)
     epsilon = EPSILON if config.dynamic == "rms" else 0.0
-    rates = config.dynamic_lr, config.dynamic_decay, epsilon
     if config.dynamic == "sgd":
         rms = jax.tree.map(lambda _: 1.0, params)
-    step, fixed = functools.partial(adapt, model_config), (params, rms, rates)
-    name = "the dynamic evaluation step"
-    for _, nll_S in each_call(name, step, mesh, carry, fixed, segments):
+    rule = Rule(params, rms, config.dynamic_lr, config.dynamic_decay, epsilon)
+    step, name = functools.partial(adapt, model_config), "the dynamic evaluation step"
+    for _, nll_S in each_call(name, step, mesh, carry, rule, segments):
         yield nll_S

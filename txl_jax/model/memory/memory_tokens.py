@@ -133,8 +133,10 @@ def with_memory_tokens(run_layers: RunLayers) -> RunLayers:
     """Decorates `run_layers`, so that segments read and write the memory's tokens."""
 
     def read_segment(
-        module: nn.Module, state: tuple[TokenMemory, Array], segment: Any
-    ) -> Any:
+        module: nn.Module,
+        state: tuple[TokenMemory, Array],
+        segment: tuple[Array, Array, Array],
+    ) -> tuple[tuple[TokenMemory, Array], Array]:
         (memory, learned_WD), (h_BLD, first_BL, length_B) = state, segment
         W, M, (B, L) = len(learned_WD), memory.mem_len, h_BLD.shape[:2]
         learned_BWD = jnp.broadcast_to(learned_WD, (B, *learned_WD.shape))
@@ -177,7 +179,8 @@ def with_memory_tokens(run_layers: RunLayers) -> RunLayers:
         if not isinstance(memory, OpenTokens):
             return run_layers(module, h_BTD, memory, oldest_BT, distances)
         B, T = h_BTD.shape[:2]
-        L, first_BT, length_B = memory.segment_len or T, *memory[2:4]
+        L, first_BT = memory.segment_len or T, memory.first_BL
+        length_B = memory.length_B
         if first_BT is None:
             first_BT = jnp.zeros((B, T), bool)
         if length_B is None:
