@@ -18,66 +18,6 @@ MASKED = -1e30
 f32 = jnp.float32
 
 
-def rel_shift(x_HBLR: Array) -> Array:
-    """Re-indexes scores from distance to key (Appendix B).
-
-    Input column c holds distance R - 1 - c; output column j of row i holds distance
-    i + M - j. Columns j > i + M (the future) hold garbage: mask them.
-    """
-    return realign(pad_front(x_HBLR, 1))
-
-
-def realign(x_HBLZ: Array) -> Array:
-    """Returns rows of Z - 1 columns: element (i, j) is (i, j + L - i) of x.
-
-    The elements keep their order in memory, and only the length of a row changes. What
-    lies past the end of row i of x is the start of row i + 1, which must be masked.
-    """
-    H, B, L, Z = x_HBLZ.shape
-    return x_HBLZ.reshape(H, B, Z, L)[:, :, 1:].reshape(H, B, L, Z - 1)
-
-
-def product(subscripts: str, *operands: Array) -> Array:
-    """Returns an einsum accumulated in float32."""
-    return jnp.einsum(subscripts, *operands, preferred_element_type=f32)
-
-
-def pad_front(x: Array, size: int, axis: int = -1, value: int = 0) -> Array:
-    """Pads the front of one axis with `size` elements."""
-    widths = [(0, 0)] * x.ndim
-    widths[axis] = (size, 0)
-    return jnp.pad(x, widths, constant_values=value)
-
-
-def repeat_farthest(position: PositionTerms, K: int) -> PositionTerms:
-    """Returns terms of R = K, for kernels that need a row for each distance."""
-    r_RHA, bias_HR = position.r_RHA, position.bias_HR
-    if r_RHA is not None:
-        r_RHA = jnp.pad(r_RHA, ((K - len(r_RHA), 0), (0, 0), (0, 0)), "edge")
-    if bias_HR is not None:
-        bias_HR = jnp.pad(bias_HR, ((0, 0), (K - bias_HR.shape[1], 0)), "edge")
-    return position._replace(r_RHA=r_RHA, bias_HR=bias_HR)
-
-
-def visible_BLK(oldest_BL: Array, K: int) -> Array:
-    """Returns the mask of visible keys, oldest <= j <= i + M for each query."""
-    L = oldest_BL.shape[1]
-    key_K = jnp.arange(K)
-    newest_L = jnp.arange(L) + (K - L)
-    return (key_K >= oldest_BL[..., None]) & (key_K <= newest_L[:, None])
-
-
-def with_bias(q_BLHA: Array, bias_HA: Array | None) -> Array:
-    """Returns q + u or q + w, in the queries' dtype.
-
-    The sum is computed in float32, and so is the bias's gradient, a sum over streams
-    and queries that would be wrong by several percent in bfloat16.
-    """
-    if bias_HA is None:
-        return q_BLHA
-    return (q_BLHA.astype(f32) + bias_HA.astype(f32)).astype(q_BLHA.dtype)
-
-
 def rel_attention(operands: Operands) -> Array:
     """Returns o_BLHA, relative attention for all heads of a layer (section 3.3).
 
@@ -143,6 +83,66 @@ def position_scores(
     if bias_HR is not None:
         score_HBLZ += pad_front(bias_HR, rows)[:, None, None].astype(f32)
     return realign(pad_front(score_HBLZ, zeros - rows))
+
+
+def rel_shift(x_HBLR: Array) -> Array:
+    """Re-indexes scores from distance to key (Appendix B).
+
+    Input column c holds distance R - 1 - c; output column j of row i holds distance
+    i + M - j. Columns j > i + M (the future) hold garbage: mask them.
+    """
+    return realign(pad_front(x_HBLR, 1))
+
+
+def realign(x_HBLZ: Array) -> Array:
+    """Returns rows of Z - 1 columns: element (i, j) is (i, j + L - i) of x.
+
+    The elements keep their order in memory, and only the length of a row changes. What
+    lies past the end of row i of x is the start of row i + 1, which must be masked.
+    """
+    H, B, L, Z = x_HBLZ.shape
+    return x_HBLZ.reshape(H, B, Z, L)[:, :, 1:].reshape(H, B, L, Z - 1)
+
+
+def visible_BLK(oldest_BL: Array, K: int) -> Array:
+    """Returns the mask of visible keys, oldest <= j <= i + M for each query."""
+    L = oldest_BL.shape[1]
+    key_K = jnp.arange(K)
+    newest_L = jnp.arange(L) + (K - L)
+    return (key_K >= oldest_BL[..., None]) & (key_K <= newest_L[:, None])
+
+
+def with_bias(q_BLHA: Array, bias_HA: Array | None) -> Array:
+    """Returns q + u or q + w, in the queries' dtype.
+
+    The sum is computed in float32, and so is the bias's gradient, a sum over streams
+    and queries that would be wrong by several percent in bfloat16.
+    """
+    if bias_HA is None:
+        return q_BLHA
+    return (q_BLHA.astype(f32) + bias_HA.astype(f32)).astype(q_BLHA.dtype)
+
+
+def repeat_farthest(position: PositionTerms, K: int) -> PositionTerms:
+    """Returns terms of R = K, for kernels that need a row for each distance."""
+    r_RHA, bias_HR = position.r_RHA, position.bias_HR
+    if r_RHA is not None:
+        r_RHA = jnp.pad(r_RHA, ((K - len(r_RHA), 0), (0, 0), (0, 0)), "edge")
+    if bias_HR is not None:
+        bias_HR = jnp.pad(bias_HR, ((0, 0), (K - bias_HR.shape[1], 0)), "edge")
+    return position._replace(r_RHA=r_RHA, bias_HR=bias_HR)
+
+
+def product(subscripts: str, *operands: Array) -> Array:
+    """Returns an einsum accumulated in float32."""
+    return jnp.einsum(subscripts, *operands, preferred_element_type=f32)
+
+
+def pad_front(x: Array, size: int, axis: int = -1, value: int = 0) -> Array:
+    """Pads the front of one axis with `size` elements."""
+    widths = [(0, 0)] * x.ndim
+    widths[axis] = (size, 0)
+    return jnp.pad(x, widths, constant_values=value)
 
 
 def heads_first(x_BLHA: Array) -> Array:

@@ -6,7 +6,8 @@ from jax import Array
 
 from txl_jax.kernels.operands import Kernel, Operands
 
-Kept = Any  # what a layer's memory keeps of a segment; for `append`, of all layers
+# What the memory of a layer keeps of a segment; `append` takes that of all layers.
+Kept = Any
 
 
 class LayerMemory(Protocol):
@@ -51,15 +52,14 @@ class CallMemory(Protocol):
 
 
 class MemoryLike(CallMemory, Protocol):
-    """The memory of all layers between calls, a pytree.
-
-    filled_B: the number of visible slots, the newest ones (int32). It counts up from a
-        cold start or from the last document boundary.
-    """
+    """The memory of all layers between calls, a pytree."""
 
     @property
     def filled_B(self) -> Array:
-        """As above."""
+        """The number of visible slots, the newest ones (int32).
+
+        It counts up from a cold start or from the last document boundary.
+        """
 
     def append(
         self, kept: Kept, length_B: Array | None, first_BL: Array | None
