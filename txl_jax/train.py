@@ -129,8 +129,13 @@ class Run:
         folder, step = self.staging.folder, self.start.step
         events = enter(Events(folder, step))
         width = train.ext_len + train.tgt_len
-        together = train.gradient_segments
-        flops = needed_flops(config.model, train.batch_size, width, True, together)
+        flops = needed_flops(
+            config.model,
+            train.batch_size,
+            width,
+            training=True,
+            together=train.gradient_segments,
+        )
         log = MetricsLog(
             folder / METRICS,
             last_step=step,
