@@ -167,14 +167,14 @@ def read(
 ) -> Iterator[Array]:
     """Yields nll_S, in nats, of every call on one stream, to which parameters adapt.
 
-    rms: r of every parameter; not read for "sgd". `params` keep their values. Raises
+    rms: r of every parameter; None = 1, for "sgd". `params` keep their values. Raises
     UserError if the memory does not fit into this machine's.
     """
     model_config = model_without_dropout(model_config, config)
     check_fits(model_config, 1, config.tgt_len, EVAL_FIELDS)
     carry = beside_memory(model_config, params, jnp.copy)
     epsilon = EPSILON if config.dynamic == "rms" else 0.0
-    if config.dynamic == "sgd":
+    if rms is None:
         rms = jax.tree.map(lambda _: 1.0, params)
     rule = Rule(params, rms, config.dynamic_lr, config.dynamic_decay, epsilon)
     step, name = functools.partial(adapt, model_config), "the dynamic evaluation step"
