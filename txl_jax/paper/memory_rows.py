@@ -33,17 +33,17 @@ def answered(corpus: str, n_layer: int, num_steps: int) -> MemoryTask:
 # Two layers reach 128 tokens before a segment. The first distance is in the memory, the
 # second only in the reach, the third beyond.
 TASKS: dict[str, MemoryTask] = {
-    "copying_48": answered("copying:40,8,8", 2, 3000),
-    "copying_96": answered("copying:88,8,8", 2, 3000),
-    "copying_192": answered("copying:184,8,8", 2, 3000),
-    "recall": answered("recall:86,2,8", 4, 3000),  # 94 tokens back at most
+    "copying_48": answered("copying:40,8,8", 2, 1500),
+    "copying_96": answered("copying:88,8,8", 2, 1500),
+    "copying_192": answered("copying:184,8,8", 2, 1500),
+    "recall": answered("recall:40,2,8", 4, 2500),  # 48 tokens back at most
     "stdlib": MemoryTask("quickstart", {"train.num_steps": 2400}),
     "wikitext2": MemoryTask(
         "quickstart",
         {
             **{"data.corpus": "wikitext2", "data.vocab": "word"},
             **{"model.cutoffs": (2000, 10000), "model.div_val": 4},
-            **{"model.dropout": 0.1, "optim.lr": 1e-3, "train.num_steps": 3000},
+            **{"model.dropout": 0.1, "optim.lr": 1e-3, "train.num_steps": 2000},
             **{"generate.prompt": "the"},
         },
     ),
