@@ -63,8 +63,7 @@ def test_an_interrupted_table_resumes(
     assert trained == [folders[0], folders[1], *folders[1:], *folders[:2]]
     assert documented("memories", result)
     rows = result["rows_by_task"]["copying_48"]
-    assert rows["none"]["verdict"] == "worse in every seed"
-    assert rows["cache"]["verdict"] == "no difference"
+    assert rows["none"]["verdict"] == "no verdict: fewer than 3 seeds"
     expected = {"mean": 1.905, "least": 1.9, "most": 1.91}
     assert rows[BASE]["nll"] == pytest.approx(expected)
     assert len(result["cells"]) == 6
@@ -83,8 +82,10 @@ def test_an_interrupted_table_resumes(
 
 
 def test_a_verdict_needs_all_seeds() -> None:
-    assert memory_page.judge([-0.1, -0.2]) == "better in every seed"
-    assert memory_page.judge([-0.1, 0.2]) == "no difference"
+    assert memory_page.judge([-0.1, -0.2, -0.1]) == "better in every seed"
+    assert memory_page.judge([0.1, 0.2, 0.1]) == "worse in every seed"
+    assert memory_page.judge([-0.1, -0.2, 0.1]) == "no difference"
+    assert "fewer than 3" in memory_page.judge([-0.1, -0.2])
     with refused("Table memories has no row 'pepar' .did you mean 'paper'"):
         TableConfig(table="memories", rows=("pepar",))
     with refused("Table 6 has no task"):

@@ -63,7 +63,9 @@ def row(runs: list[Json], base: list[Json] | None) -> Json:
 
 
 def judge(differences: list[float]) -> str:
-    """Returns whether a kind's loss is lower or higher in every seed."""
+    """Returns whether a kind's loss is lower or higher in every seed, of at least 3."""
+    if len(differences) < 3:
+        return "no verdict: fewer than 3 seeds"
     if max(differences) < 0:
         return "better in every seed"
     return "worse in every seed" if min(differences) > 0 else "no difference"

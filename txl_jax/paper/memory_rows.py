@@ -54,15 +54,18 @@ COMMON: Fields = {
     **{"train.batch_size": STREAMS, "train.segments_per_call": GROUP},
     **{"eval.streams": 8, "train.log_every": 100, "checkpoint.keep": 1},
 }
-ACROSS: Fields = {
+# The same tokens in an update, from fewer streams.
+FEWER: Fields = {
     "train.batch_size": STREAMS // GROUP,
     "train.segments_per_update": GROUP,
-    "train.gradient_segments": GROUP,
 }
+ACROSS: Fields = {**FEWER, "train.gradient_segments": GROUP}
 # Two kinds that differ only in the evaluation share a training.
 KINDS: dict[str, Fields] = {
     "none": {"model.mem_len": 0, "eval.mem_len": 0, "generate.mem_len": 0},
     BASE: {},
+    # `gradients` and `tokens` without their gradients across segments.
+    "fewer_streams": FEWER,
     "gradients": ACROSS,
     "same_layer": {"model.recurrence": "same"},
     "tokens": {**ACROSS, "model.memory_tokens": 8},
