@@ -103,6 +103,30 @@ def copying(name: str, *distances: str) -> str:
     return table(("tokens back", *heads), lines)
 
 
+def memories(*names: str) -> str:
+    """Returns the tables of the kinds of memory: nats, what they cost, verdicts."""
+    rows = []
+    for name in names:
+        result = read(name)
+        for task, kinds in result["rows_by_task"].items():
+            for kind, row in kinds.items():
+                nats, accuracy = row["nll"], row.get("accuracy")
+                ends = f" ({nats['least']:.3f}–{nats['most']:.3f})"
+                cells = [
+                    f"{nats['mean']:.3f}{ends * (result['seeds'] > 1)}",
+                    "" if accuracy is None else f"{100 * accuracy:.1f} %",
+                    f"{row['state_bytes'] / 2**10:,.0f}",
+                    f"{row['tokens_per_second']:,.0f}",
+                    f"{row['train_step_bytes'] / 2**20:,.0f}",
+                    row.get("verdict", ""),
+                ]
+                if "identifier_loss" in row:
+                    cells[1] = f"{row['identifier_loss']:.2f} nats"
+                rows.append((task, f"`{kind}`", *cells))
+    costs = "state, KiB", "tokens/s", "step, MiB"
+    return table(("task", "row", "nats", "right", *costs, "against `paper`"), rows)
+
+
 def percent(values: list[float]) -> str:
     """Returns the mean, and the range where one digit shows it."""
     low, high = f"{min(values):.1f}", f"{max(values):.1f}"

@@ -179,7 +179,8 @@ def test_failed_download_names_the_manual_folder(
     host.script = [fault] * 99
     url = host.url if fault else "http://no-such-host.invalid/a.zip"
     folder = manual(tmp_path).parent
-    with refused(rf"{message}.*put wikitext-2-v1.zip \(or the files .*in {folder}"):
+    fix = f"put wikitext-2-v1.zip in {folder}, or its files in {folder / 'wikitext2'}"
+    with refused(f"{message}.*{fix}, and run again"):
         get(replace(hosted, urls=(url,)), tmp_path)
     assert len(host.ranges) == (4 if fault else 0), "attempts"
     assert not list((tmp_path / "downloads").glob("*.zip*"))

@@ -46,8 +46,8 @@ def fetch(
     else:
         path = downloads / archive.name
         if not path.exists() or checksum(path) != archive.sha256:
-            files = " (or the files in it)" if archive.packed else ""
-            fix = f"put {archive.name}{files} in {manual} and run again"
+            files = f", or its files in {manual / corpus}," if archive.packed else ""
+            fix = f"put {archive.name} in {manual}{files} and run again"
             path = _download(archive, downloads, fix)
     if not archive.packed:
         return {member.path: path for member in archive.members}
@@ -65,7 +65,8 @@ def _find_unpacked(archive: Archive, corpus: str, manual: Path) -> dict[str, Pat
     if paths and missing:
         raise UserError(
             f"{manual} has only some files of corpus {corpus!r} and lacks "
-            f"{missing[0]}: put all of them there, or {archive.name}"
+            f"{missing[0]}: put all of them in {manual / corpus}, or {archive.name} in "
+            f"{manual}"
         )
     return paths
 
