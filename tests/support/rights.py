@@ -4,6 +4,7 @@ import contextlib
 import os
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,7 +37,10 @@ def without_rights(*paths: Path) -> Iterator[None]:
     if root:
         os.seteuid(NOBODY)
     try:
-        yield
+        with warnings.catch_warnings():
+            # Nobody may not write to the cache of compiled programs.
+            warnings.filterwarnings("ignore", "Error writing persistent compilation")
+            yield
     finally:
         if root:
             os.seteuid(0)
