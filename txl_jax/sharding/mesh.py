@@ -42,11 +42,10 @@ def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Me
 
 def nearest(config: MeshConfig, count: int) -> MeshConfig:
     """Returns a mesh for `count` devices, whose sizes but data divide `config`'s."""
-    sizes = []
-    for size in (config.fsdp, config.model, config.segments):
-        sizes.append(math.gcd(size, count))  # gcd(-1, n) = 1
-        count //= sizes[-1]
-    return MeshConfig(-1, *sizes)
+    fsdp = math.gcd(config.fsdp, count)  # gcd(-1, n) = 1
+    model = math.gcd(config.model, count // fsdp)
+    segments = math.gcd(config.segments, count // (fsdp * model))
+    return MeshConfig(fsdp=fsdp, model=model, segments=segments)
 
 
 def arrange(sizes: Sequence[int], devices: Sequence[jax.Device]) -> np.ndarray:

@@ -213,12 +213,13 @@ def backward(
     sizes = [((A, Z), dtype), ((C, Z), dtype), ((A, Z), f32), ((added, Z), f32)]
     sizes += [((added, W), dtype)] + [((T if C else 0, Z), f32)] * 2
     sizes += [((W, Z), dtype)] * 2 + [((W if C else 0, Z), dtype)]
+    sizes += [((A, P), f32)] * 2
     grid_spec = pltpu.PrefetchScalarGridSpec(
         num_scalar_prefetch=3,
         grid=(H, B, blocks.query_tiles, blocks.key_tiles),
         in_specs=[*spec.operands, spec.query, spec.row, spec.row],
         out_specs=spec.gradients,
-        scratch_shapes=scratch(*sizes, *[((A, P), f32)] * 2),
+        scratch_shapes=scratch(sizes),
     )
     types = [dtype] * 3 + [f32] * 3
     # Padded operands are copies, so their gradients can reuse the memory.

@@ -100,8 +100,19 @@ def make_blocks(L: int, K: int, tile: int, columns: int) -> Blocks:
     """Returns the sizes of L queries and K keys in tiles."""
     nq, nk, W = -(-L // tile), -(-K // tile), up(tile, LANES)
     Z = up(L, LANES) if nq == 1 else W
-    hidden = nq * tile - L, nk * tile - K
-    return Blocks(L, K, tile, columns, nq, nk, W, Z, W - tile, *hidden)
+    return Blocks(
+        L=L,
+        K=K,
+        tile=tile,
+        columns=columns,
+        query_tiles=nq,
+        key_tiles=nk,
+        width=W,
+        query_width=Z,
+        empty=W - tile,
+        hidden_queries=nq * tile - L,
+        hidden_keys=nk * tile - K,
+    )
 
 
 def vmem_bytes(blocks: Blocks, A: int, itemsize: int) -> int:

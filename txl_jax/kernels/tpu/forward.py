@@ -102,7 +102,7 @@ def forward(
         grid=(H, B, blocks.query_tiles, blocks.key_tiles),
         in_specs=spec.operands,
         out_specs=[spec.query, spec.row],
-        scratch_shapes=scratch(*sizes),
+        scratch_shapes=scratch(sizes),
     )
     call = pl.pallas_call(
         functools.partial(kernel, blocks=blocks, rate=rate),

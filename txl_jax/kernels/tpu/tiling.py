@@ -9,7 +9,7 @@ the product with distances, Q and P the lengths of queries and of keys in tiles,
 lane.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -94,7 +94,7 @@ class Specs(NamedTuple):
     gradients: list[pl.BlockSpec | None]  # of q, k, v, r, u and w
 
 
-def scratch(*sizes: tuple[tuple[int, ...], Any]) -> list[Ref]:
+def scratch(sizes: Sequence[tuple[tuple[int, ...], Any]]) -> list[Ref]:
     """Returns VMEM of each shape and type, and None for a shape without elements."""
     return [pltpu.VMEM(*size) if all(size[0]) else None for size in sizes]
 
