@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from txl_jax.paper.comparison import Measured, measure
-from txl_jax.paper.memory_rows import BASE, MEMORIES
+from txl_jax.paper.memory_rows import MEMORIES, base
 from txl_jax.paper.options import TableConfig
 from txl_jax.paper.table import describe_origin
 from txl_jax.report.log import Json, say
@@ -16,7 +16,7 @@ from txl_jax.workdir.staging import write_files
 
 HEAD = (
     "kind | parameters | state, KiB | tokens/s | step, MiB | nats | accuracy or "
-    "identifiers | against `paper`"
+    "identifiers | verdict"
 )
 
 
@@ -41,13 +41,14 @@ def summarize(cells: list[Json]) -> dict[str, dict[str, Json]]:
     for cell in cells:
         groups.setdefault(cell["task"], {}).setdefault(cell["kind"], []).append(cell)
     return {
-        task: {kind: row(runs, kinds.get(BASE)) for kind, runs in kinds.items()}
+        task: {kind: row(kind, kinds) for kind in kinds}
         for task, kinds in groups.items()
     }
 
 
-def row(runs: list[Json], base: list[Json] | None) -> Json:
-    """Returns a kind's figures on one task."""
+def row(kind: str, kinds: dict[str, list[Json]]) -> Json:
+    """Returns a kind's figures on one task, and a verdict if its base is there."""
+    runs, other = kinds[kind], base(kind)
     means = {
         name: statistics.fmean(run[name] for run in runs)
         for name in ("accuracy", "identifier_loss", "tokens_per_second")
@@ -56,19 +57,20 @@ def row(runs: list[Json], base: list[Json] | None) -> Json:
     same = {x: runs[0][x] for x in ("parameters", "state_bytes", "train_step_bytes")}
     nlls = [run["nll"] for run in runs]
     found: Json = {**same, **means, "nll": measure(nlls)._asdict()}
-    if base and base is not runs:
-        pairs = zip(nlls, (run["nll"] for run in base), strict=True)
-        found["verdict"] = judge([nll - other for nll, other in pairs])
+    if other != kind and other in kinds:
+        pairs = zip(nlls, (run["nll"] for run in kinds[other]), strict=True)
+        found |= {"verdict": judge([x - y for x, y in pairs]), "compared_with": other}
     return found
 
 
 def judge(differences: list[float]) -> str:
-    """Returns whether a kind's loss is lower or higher in every seed, of at least 3."""
+    """Returns whether the mean difference in nats exceeds the spread over the seeds."""
+    cost = measure(differences)
     if len(differences) < 3:
         return "no verdict: fewer than 3 seeds"
-    if max(differences) < 0:
-        return "better in every seed"
-    return "worse in every seed" if min(differences) > 0 else "no difference"
+    if abs(cost.mean) <= cost.spread:
+        return "no difference"
+    return "better" if cost.mean < 0 else "worse"
 
 
 def markdown(rows: dict[str, dict[str, Json]], seeds: int) -> str:
@@ -87,10 +89,18 @@ def markdown(rows: dict[str, dict[str, Json]], seeds: int) -> str:
                 f"{each['train_step_bytes'] / 2**20:,.1f}",
                 f"{nll.mean:.4f} ({nll.least:.4f}–{nll.most:.4f})",
                 "–" if more is None else f"{more:.3f}",
-                each.get("verdict", "–"),
+                verdict(each),
             ]
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def verdict(row: Json) -> str:
+    """Returns a row's verdict, and what it is compared with."""
+    if "verdict" not in row:
+        return "–"
+    words = {"better": "better than", "worse": "worse than"}.get(row["verdict"])
+    return f"{words} `{row['compared_with']}`" if words else row["verdict"]
 
 
 def plot(rows: dict[str, dict[str, Json]], path: Path) -> None:

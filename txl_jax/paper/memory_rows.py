@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 Fields = dict[str, Any]  # by "section.field"
 
 MEMORIES = "memories"  # the name of the table
-BASE = "paper"  # the kind that the others are compared with
+BASE, FEWER_STREAMS = "paper", "fewer_streams"  # what the other rows are compared with
 TGT_LEN, MEM_LEN, STREAMS = 32, 64, 32
 GROUP = 4  # segments that a gradient crosses
 
@@ -64,8 +64,7 @@ ACROSS: Fields = {**FEWER, "train.gradient_segments": GROUP}
 KINDS: dict[str, Fields] = {
     "none": {"model.mem_len": 0, "eval.mem_len": 0, "generate.mem_len": 0},
     BASE: {},
-    # `gradients` and `tokens` without their gradients across segments.
-    "fewer_streams": FEWER,
+    FEWER_STREAMS: FEWER,
     "gradients": ACROSS,
     "same_layer": {"model.recurrence": "same"},
     "tokens": {**ACROSS, "model.memory_tokens": 8},
@@ -78,3 +77,9 @@ KINDS: dict[str, Fields] = {
 # The options of the cache to choose from.
 CACHE_THETAS, CACHE_WEIGHTS = (0.03, 0.1, 0.3), (0.05, 0.2, 0.5)
 TUNED_ON = 20_000  # tokens of the validation split
+
+
+def base(kind: str) -> str:
+    """Returns the row of the paper's memory with as many streams."""
+    own = KINDS[kind] != FEWER and "train.batch_size" in KINDS[kind]
+    return FEWER_STREAMS if own else BASE
