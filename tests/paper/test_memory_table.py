@@ -109,6 +109,21 @@ def test_tokens_are_scored_in_the_order_of_the_text() -> None:
     tiny.assert_close(nll_T, expected)
 
 
+def test_a_cache_is_tuned_on_what_is_scored(monkeypatch: pytest.MonkeyPatch) -> None:
+    text_T = np.frombuffer(b"0AB12>ab", np.uint8)
+
+    def score(_: object, options: EvalConfig, *__: object) -> tuple[Any, None]:
+        is_answer_T = text_T[1:] >= ord("a")
+        weight, theta = options.cache_weight, options.cache_theta
+        return np.where(is_answer_T, weight + theta, -3 * weight), None
+
+    monkeypatch.setattr(memory_table, "score_tokens", score)
+    options, loaded = EvalConfig(cache_len=9, cache_weight=0.1), tiny.loaded()
+    for answers, weight in ((True, 0.05), (False, 0.5)):
+        found = memory_table.tune(loaded, options, text_T, answers)
+        assert (found.cache_weight, found.cache_theta) == (weight, 0.03)
+
+
 def test_second_occurrences_of_identifiers() -> None:
     text = b"def first(other): return first; other = other + import + first # import"
     assert [text[slice(*x)] for x in memory_table.repeated(text, 10)] == [

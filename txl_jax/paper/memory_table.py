@@ -101,12 +101,13 @@ def run_cell(task: str, kind: str, row: Config, folder: Path, train: Train) -> J
 def measure(task: str, row: Config, folder: Path, done: TrainedRun) -> Json:
     """Returns a run's costs and losses, in nats, on the test split or its answers."""
     loaded, options = load(folder, row), row.eval
-    if options.cache_len:
-        options = tune(loaded, options, done.tokens.split("valid")[:TUNED_ON])
-    text = options.cut(done.tokens.split("test"))
     answers = TASKS[task].is_answered
+    if options.cache_len:
+        tokens = done.tokens.split("valid")[:TUNED_ON]
+        options = tune(loaded, options, tokens, answers)
+    text = options.cut(done.tokens.split("test"))
     nll_T, right_T = score_tokens(loaded, options, text, answers)
-    scored_T = text[1:] >= FIRST_ANSWER if answers else np.ones(len(nll_T), bool)
+    scored_T = find_scored(text, answers)
     found: Json = {"nll": float(nll_T[scored_T].mean()), "scored": int(scored_T.sum())}
     if right_T is not None:
         found["accuracy"] = float(right_T[scored_T].mean())
@@ -159,11 +160,20 @@ def score_tokens(
     return nll_T, right_T
 
 
-def tune(loaded: Loaded, options: EvalConfig, text_T: np.ndarray) -> EvalConfig:
-    """Returns the options of the cache that are best on a text."""
+def find_scored(text_T: np.ndarray, answers: bool) -> np.ndarray:
+    """Returns for each token but the first whether it counts."""
+    return text_T[1:] >= (FIRST_ANSWER if answers else 0)
+
+
+def tune(
+    loaded: Loaded, options: EvalConfig, text_T: np.ndarray, answers: bool
+) -> EvalConfig:
+    """Returns the options of the cache that are best on a text, or on its answers."""
+    scored_T = find_scored(text_T, answers)
 
     def loss(tried: EvalConfig) -> float:
-        return float(score_tokens(loaded, tried, text_T, False)[0].mean())
+        nll_T, _ = score_tokens(loaded, tried, text_T, answers)
+        return float(nll_T[scored_T].mean())
 
     grid = [
         dataclasses.replace(options, cache_theta=theta, cache_weight=weight)
