@@ -108,7 +108,11 @@ def test_flops_of_a_segment_by_hand() -> None:
     assert windows.count_flops(same, 1, 7, 6)["cached"] == 3 * (64 + 80 + 48) + 80
 
 
-@pytest.mark.parametrize("kind", [tiny.COMPRESSED, tiny.TOKENS])
+@pytest.mark.parametrize(
+    "kind",
+    [tiny.COMPRESSED, tiny.TOKENS, {"retrieval_len": 9, "retrieval_top_k": 2}],
+    ids=lambda kind: next(iter(kind)),
+)
 def test_other_memories_are_refused(kind: dict[str, Any]) -> None:
     with refused("mode speed compares only the paper's memory"):
         make_programs(tiny.config(**kind), EvalConfig(), {}, tiny.one_device())

@@ -158,7 +158,7 @@ def make_programs(
     model_config: ModelConfig, config: EvalConfig, params: Params, mesh: Mesh
 ) -> dict[str, Program]:
     """Compiles the three ways over a random text, with W = config.mem_len."""
-    for name in ("compressed_len", "memory_tokens"):
+    for name in ("compressed_len", "memory_tokens", "retrieval_len"):
         if value := getattr(model_config, name):
             raise UserError(
                 f"model.{name} = {value}: mode speed compares only the paper's memory "

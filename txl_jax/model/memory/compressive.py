@@ -23,11 +23,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from txl_jax.errors import UserError
 from txl_jax.kernels.operands import Kernel, Operands
 from txl_jax.model.attention import Attention
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory.cache import CacheLayer
 from txl_jax.model.memory.interval import last_start, window
+from txl_jax.model.memory.protocol import MemoryLike
 
 
 @flax.struct.dataclass
@@ -147,7 +149,7 @@ class CompressiveMemory:
     error_B: how much attention to the slots that the last segment added differs from
         attention to their states: the mean square per feature of a head's result,
         summed over layers. Zero unless the compression learns.
-    length_B: in a call (`open`), the number of real tokens; None = all.
+    length_B: in a call (`open_slots`), the number of real tokens; None = all.
     """
 
     h_NBMD: Array
@@ -192,10 +194,6 @@ class CompressiveMemory:
             lambda x_B: jnp.broadcast_to(x_B, (N, B)), (self.pending_B, self.length_B)
         )
         return CompressiveLayer(h_NBMD, pending_NB, length_NB)
-
-    def open(self, length_B: Array | None) -> "CompressiveMemory":
-        """Returns the memory for a call with length_B real tokens per stream."""
-        return dataclasses.replace(self, length_B=length_B)
 
     @jax.named_scope("memory")
     def append(
@@ -262,3 +260,10 @@ class CompressiveMemory:
             filled_B=jnp.where(where_B, filled, self.filled_B),
             pending_B=jnp.where(where_B, 0, self.pending_B),
         )
+
+
+def open_slots(memory: MemoryLike, length_B: Array | None) -> CompressiveMemory:
+    """Returns the memory for a call with length_B real tokens per stream."""
+    if not isinstance(memory, CompressiveMemory):
+        raise UserError("model.compressed_len needs the memory of kinds.empty_memory")
+    return dataclasses.replace(memory, length_B=length_B)

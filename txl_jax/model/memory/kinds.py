@@ -19,7 +19,7 @@ from txl_jax.errors import UserError
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
 from txl_jax.model.memory.cache import Memory
-from txl_jax.model.memory.compressive import CompressiveMemory
+from txl_jax.model.memory.compressive import CompressiveMemory, open_slots
 from txl_jax.model.memory.key_values import KeyValueMemory, NewestKeyValues
 from txl_jax.model.memory.layout import unstack
 from txl_jax.model.memory.memory_tokens import TokenMemory, make_tokens, open_tokens
@@ -70,9 +70,7 @@ def open_memory(
     if config.memory_tokens:
         assert parameter is not None
         return open_tokens(memory, parameter, first_BL, length_B, segment_len)
-    if isinstance(memory, CompressiveMemory):
-        return memory.open(length_B)
-    return memory
+    return open_slots(memory, length_B) if config.compressed_len else memory
 
 
 def added_losses(

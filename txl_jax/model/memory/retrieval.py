@@ -238,10 +238,7 @@ def open_store(
 ) -> OpenStore:
     """Returns the memory for a call of L tokens."""
     if not isinstance(memory, RetrievalMemory):
-        raise UserError(
-            "model.retrieval_len needs the memory of kinds.empty_memory, and mode "
-            "speed reads without a store"
-        )
+        raise UserError("model.retrieval_len needs the memory of kinds.empty_memory")
     T, M, start_B = memory.k_BHTA.shape[2], memory.mem_len, memory.start_B
     time_BT = (jnp.arange(T) - start_B[:, None]) % T + M - T
     time_BL = jnp.broadcast_to(M + jnp.arange(L), (len(start_B), L))
