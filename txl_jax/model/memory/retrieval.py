@@ -1,8 +1,8 @@
 """A store of one layer's keys and values, from which it retrieves (Wu et al. 2022).
 
-The newest T tokens leave keys and values beside a memory of another kind. A query takes
-the best of those that its local attention does not see, and a gate for each head mixes
-the two results. Retrieved keys have no position. The search normalizes keys and queries
+Beside a memory of another kind, the store has the newest T tokens. A query takes the
+best of those that its local attention does not see, and a gate for each head mixes the
+two results. Retrieved keys have no position. The search normalizes keys and queries
 since stored keys come from older parameters.
 
 Dims: T slots of the store, X = T + L candidates.

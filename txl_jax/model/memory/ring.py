@@ -19,9 +19,6 @@ from txl_jax.model.memory.interval import count_filled, window
 from txl_jax.model.memory.key_values import KeyValueMemory, KeyValues
 from txl_jax.model.positions import SCHEMES
 
-ONE_TOKEN = "a ring takes one real token per stream: omit length_B"
-ZEROS = 'a ring takes no document starts with initial_memory = "zeros"'
-
 
 class RingLayer(NamedTuple):
     """One layer's ring, the slot of its oldest token, and the memory's length."""
@@ -106,7 +103,7 @@ class RingMemory:
         Raises ValueError for padding.
         """
         if length_B is not None:
-            raise ValueError(ONE_TOKEN)
+            raise ValueError("a ring takes one real token per stream: omit length_B")
         one_B = jnp.ones_like(self.filled_B)
         return dataclasses.replace(
             self,
@@ -117,4 +114,6 @@ class RingMemory:
 
     def zero(self, where_B: Array) -> NoReturn:
         """Raises ValueError: no document starts with visible zeros."""
-        raise ValueError(ZEROS)
+        raise ValueError(
+            'a ring takes no document starts with initial_memory = "zeros"'
+        )
