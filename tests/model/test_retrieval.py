@@ -108,6 +108,17 @@ def test_any_segments_and_any_memory_give_the_same() -> None:
     assert np.any(again_BT != expected_BT), "the memory has an effect"
 
 
+def test_joined_segments_retrieve_the_same() -> None:
+    """With documents that start inside them."""
+    params = tiny.make_params(CONFIG)
+    expected = read(CONFIG, params, kinds.empty_memory(CONFIG, B))
+    joined = tiny.apply(
+        CONFIG, params, TOKENS_BT[:, :-1], TOKENS_BT[:, 1:],
+        kinds.empty_memory(CONFIG, B), method="nll", first_BL=FIRST_BT, segment_len=L,
+    )  # fmt: skip
+    tiny.assert_close(joined, expected)
+
+
 def test_documents_and_padding_leak_nothing() -> None:
     """No bit of what follows a start depends on what precedes it, nor on padding."""
     params = tiny.make_params(CONFIG)
