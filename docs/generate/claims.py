@@ -148,6 +148,43 @@ def memory_claims() -> Iterator[Claim]:
     )
 
 
+def kind_claims() -> Iterator[Claim]:
+    """Yields the claims on kinds of memory, each against the row without it."""
+    result = read("logs/memories.json")
+    tasks, seeds = result["rows_by_task"], result["seeds"]
+
+    def against(task: str, kind: str, field: str) -> str:
+        """Returns a figure without and with a kind."""
+        other = tasks[task][kind]
+        one = tasks[task][other["compared_with"]]
+        if field == "accuracy":
+            return f"{100 * one[field]:.1f} % to {100 * other[field]:.1f} %"
+        return f"{one['nll']['mean']:.3f} to {other['nll']['mean']:.3f} nats"
+
+    for claim, source, task, kind, field in (
+        ("Gradients across 4 segments teach copying from 96 back", "not done")
+        + ("copying_96", "gradients", "accuracy"),
+        ("Gradients across 4 segments help bytes", "not done")
+        + ("stdlib", "gradients", "nll"),
+        ("A continuous cache helps bytes", "Grave et al.: words")
+        + ("stdlib", "cache", "nll"),
+        ("A compressed memory helps bytes", "Rae et al.: bytes of enwik8")
+        + ("stdlib", "compressive", "nll"),
+        ("Retrieval helps bytes", "Wu et al.: code", "stdlib", "retrieval", "nll"),
+        ("Same-layer recurrence helps bytes", "Ding et al.: words")
+        + ("stdlib", "same_layer", "nll"),
+        ("Memory tokens help bytes", "Bulatov et al.: bytes of enwik8")
+        + ("stdlib", "tokens", "nll"),
+    ):
+        yield Claim(
+            f"[{claim}](howto/memories.md)",
+            source,
+            against(task, kind, field),
+            seeds,
+            tasks[task][kind]["verdict"],
+        )
+
+
 def model_claims() -> Iterator[Claim]:
     """Yields the claims on whole models."""
     training = [line for line in read("benchmarks/training.jsonl") if "peer" in line]
@@ -236,7 +273,8 @@ def variants_claim() -> Claim:
 
 def claims() -> str:
     """Returns the table of claims, those of one seed in bold."""
-    found = [*ablation_claims(), recl_claim(), *memory_claims(), *model_claims()]
+    found = [*ablation_claims(), recl_claim(), *memory_claims()]
+    found += [*kind_claims(), *model_claims()]
     rows = [
         (each.claim, each.verdict, seeds, each.here, each.others)
         for each in found

@@ -104,27 +104,54 @@ def copying(name: str, *distances: str) -> str:
 
 
 def memories(*names: str) -> str:
-    """Returns the tables of the kinds of memory: nats, what they cost, verdicts."""
-    rows = []
-    for name in names:
-        result = read(name)
-        for task, kinds in result["rows_by_task"].items():
-            for kind, row in kinds.items():
-                nats, accuracy = row["nll"], row.get("accuracy")
-                ends = f" ({nats['least']:.3f}–{nats['most']:.3f})"
-                cells = [
-                    f"{nats['mean']:.3f}{ends * (result['seeds'] > 1)}",
-                    "" if accuracy is None else f"{100 * accuracy:.1f} %",
-                    f"{row['state_bytes'] / 2**10:,.0f}",
-                    f"{row['tokens_per_second']:,.0f}",
-                    f"{row['train_step_bytes'] / 2**20:,.0f}",
-                    row.get("verdict", ""),
-                ]
-                if "identifier_loss" in row:
-                    cells[1] = f"{row['identifier_loss']:.2f} nats"
-                rows.append((task, f"`{kind}`", *cells))
-    costs = "state, KiB", "tokens/s", "step, MiB"
-    return table(("task", "row", "nats", "right", *costs, "against `paper`"), rows)
+    """Returns what each kind of memory reaches in each task, over the seeds.
+
+    Bold is better and italics worse than the row that it is compared with.
+    """
+    results = [read(name) for name in names]
+    tasks = [(x, task) for x in results for task in x["rows_by_task"]]
+    kinds = dict.fromkeys(kind for x, task in tasks for kind in x["rows_by_task"][task])
+    lines = [
+        (f"`{kind}`", *(memory_cell(x, task, kind) for x, task in tasks))
+        for kind in kinds
+    ]
+    heads = (
+        f"`{task}`, {x['seeds']} seed{'s' * (x['seeds'] > 1)}" for x, task in tasks
+    )
+    return table(("row", *heads), lines)
+
+
+def memory_cell(result: dict[str, Any], task: str, kind: str) -> str:
+    """Returns right answers or nats: the mean, the range and the verdict's mark."""
+    row = result["rows_by_task"][task].get(kind)
+    if row is None:
+        return ""
+    cells = [x for x in result["cells"] if (x["task"], x["kind"]) == (task, kind)]
+    if all("accuracy" in cell for cell in cells):
+        text = percent([100 * cell["accuracy"] for cell in cells])
+    else:
+        text = spread([cell["nll"] for cell in cells], 3) if len(cells) > 1 else ""
+        text = text or f"{cells[0]['nll']:.3f}"
+        text += " nats" * ("accuracy" in result["rows_by_task"][task]["paper"])
+    mark = {"better": "**", "worse": "*"}.get(row.get("verdict", ""), "")
+    return f"{mark}{text}{mark}"
+
+
+def memory_costs(name: str, task: str) -> str:
+    """Returns what each kind of memory costs in a task, and its loss of identifiers."""
+    lines = [
+        (
+            f"`{kind}`",
+            f"{row['parameters']:,}",
+            f"{row['state_bytes'] / 2**10:,.0f}",
+            f"{row['tokens_per_second']:,.0f}",
+            f"{row['train_step_bytes'] / 2**20:,.0f}",
+            f"{row['identifier_loss']:.2f}",
+        )
+        for kind, row in read(name)["rows_by_task"][task].items()
+    ]
+    heads = "parameters", "state, KiB", "tokens/s", "step, MiB", "identifiers, nats"
+    return table(("row", *heads), lines)
 
 
 def percent(values: list[float]) -> str:
@@ -174,6 +201,12 @@ def cold_start(name: str) -> str:
 def origin(name: str) -> str:
     """Returns a sentence on when, with what and for how long a result was made."""
     result = read(name)
+    if "git_revisions" in result:  # of a table
+        revisions = ", ".join(f"`{each[:7]}`" for each in result["git_revisions"])
+        return (
+            f"`experiments/logs/{name}`: {result['hours']:.1f} hours of one core "
+            f"({', '.join(result['days'])}; revision {revisions}).\n"
+        )
     parts = result.get("cells", [result])
     made = [part["provenance"] for part in parts]
     timed = result["rows"] if "sweep" in result else parts

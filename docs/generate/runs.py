@@ -86,6 +86,14 @@ RUNS = (
         3,
     ),
     Run(
+        "Kinds of memory",
+        "howto/memories.md",
+        "--workdir=runs/memories --tasks=stdlib",
+        ("logs/memories.json",),
+        3,
+        "two runs at a time, each on one core",
+    ),
+    Run(
         "Agents in a T-maze",
         "tutorial/reinforcement_learning.md",
         "experiments.rl.mazes",
@@ -163,7 +171,7 @@ def hours(result: Any) -> float:
     """Returns the hours that a result states for its runs, 0 if it states none."""
     if isinstance(result, list):
         return max(line.get("seconds", 0.0) for line in result) / 3600
-    if "cells" in result:
+    if "cells" in result and "hours" not in result:
         return sum(cell["seconds"] for cell in result["cells"]) / 3600
     return result.get("hours", result.get("seconds", 0.0) / 3600)
 
