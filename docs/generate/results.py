@@ -104,9 +104,9 @@ def copying(name: str, *distances: str) -> str:
 
 
 def memories(*names: str) -> str:
-    """Returns what each kind of memory reaches in each task, over the seeds.
+    """Returns the right answers or nats of each kind of memory, by task.
 
-    Bold is better and italics worse than the row that it is compared with.
+    Bold is better, and italics worse, than the row that a kind is compared with.
     """
     results = [read(name) for name in names]
     tasks = [(x, task) for x in results for task in x["rows_by_task"]]
@@ -130,8 +130,8 @@ def memory_cell(result: dict[str, Any], task: str, kind: str) -> str:
     if all("accuracy" in cell for cell in cells):
         text = percent([100 * cell["accuracy"] for cell in cells])
     else:
-        text = spread([cell["nll"] for cell in cells], 3) if len(cells) > 1 else ""
-        text = text or f"{cells[0]['nll']:.3f}"
+        nats = [cell["nll"] for cell in cells]
+        text = spread(nats, 3) if len(nats) > 1 else f"{nats[0]:.3f}"
         text += " nats" * ("accuracy" in result["rows_by_task"][task]["paper"])
     mark = {"better": "**", "worse": "*"}.get(row.get("verdict", ""), "")
     return f"{mark}{text}{mark}"

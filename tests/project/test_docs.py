@@ -219,6 +219,17 @@ def test_the_page_of_agents_states_the_committed_returns(
     assert f"({min(sizes):,} to {max(sizes):,} parameters)" in page
 
 
+def test_what_the_page_of_memories_says_of_them() -> None:
+    text = (ROOT / "experiments/logs/memories.json").read_text("utf-8")
+    tasks = json.loads(text)["rows_by_task"]
+    nats = {kind: row["nll"]["mean"] for kind, row in tasks["stdlib"].items()}
+    lost = nats["fewer_streams"] - nats["paper"]
+    assert f"costs {lost:.2f} nats of the bytes" in TEXTS["howto/memories.md"]
+    for task, best in (("stdlib", "cache"), ("copying_96", "gradients")):
+        rows = tasks[task].items()
+        assert [kind for kind, row in rows if row.get("verdict") == "better"] == [best]
+
+
 def test_a_result_of_one_seed_or_of_uncommitted_code_has_no_verdict(
     made: Callable[[str], str],
 ) -> None:

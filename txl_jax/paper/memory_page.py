@@ -96,7 +96,7 @@ def markdown(rows: dict[str, dict[str, Json]], seeds: int) -> str:
 
 
 def verdict(row: Json) -> str:
-    """Returns a row's verdict, and what it is compared with."""
+    """Formats a row's verdict, such as "better than `paper`"."""
     if "verdict" not in row:
         return "–"
     words = {"better": "better than", "worse": "worse than"}.get(row["verdict"])

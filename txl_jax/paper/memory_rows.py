@@ -80,6 +80,6 @@ TUNED_ON = 20_000  # tokens of the validation split
 
 
 def base(kind: str) -> str:
-    """Returns the row of the paper's memory with as many streams."""
-    own = KINDS[kind] != FEWER and "train.batch_size" in KINDS[kind]
-    return FEWER_STREAMS if own else BASE
+    """Returns the row with the paper's memory and as many streams."""
+    fewer = "train.batch_size" in KINDS[kind] and kind != FEWER_STREAMS
+    return FEWER_STREAMS if fewer else BASE
