@@ -115,8 +115,10 @@ model.position=t5 model.max_distance=16 | model.max_distance = 16 | model.n_buck
 model.retrieval_layer=1            | model.retrieval_layer = 1 | set model.retrieval_len
 model.retrieval_len=16              | model.retrieval_top_k = 32 must be at most | = 16
 model.retrieval_len=64 model.mem_len=0 | model.retrieval_len = 64 | set mem_len above 0
-model.retrieval_len=64 generate.mem_len=0 | model.retrieval_len = 64 | mem_len above 0
+model.retrieval_len=640 generate.mem_len=0 | model.retrieval_len = 640 | mem_len above
 model.retrieval_len=64 model.recurrence=same | model.retrieval_len = 64 | "same": leave
+model.retrieval_len=64 model.mem_len=64 | model.retrieval_len = 64 | be above | = 64
+model.recurrence=same model.mem_len=0 | model.recurrence = "same" | mem_len above 0
 model.n_bucket=8                    | model.n_bucket and model.max_distance | no effect
 model.position=rotary model.d_head=3 | model.d_head = 3 | rotates pairs
 model.position=rotary eval.clamp_len=5 | clamp_len = 5 | set it to 0
@@ -133,6 +135,7 @@ model.memory_tokens=4 model.retrieval_len=64 | model.memory_tokens = 4 | retriev
 model.memory_tokens=4 model.recurrence=same | model.memory_tokens = 4 | "same": leave
 model.memory_tokens=4 model.initial_memory=zeros | model.memory_tokens = 4 | "zeros"
 {G} model.memory_tokens=4 eval.same_length=true | with same_length: leave one of them
+{G} model.memory_tokens=4 model.pre_lnorm=true | model.memory_tokens = 4 | pre_lnorm
 {G} model.memory_tokens=4 {SINUSOIDAL} | model.memory_tokens = 4 | "sinusoidal": leave
 {G} model.memory_tokens=4 eval.mem_len=0 eval.ext_len=3 | eval.ext_len = 3 | to 0
 model.same_length=true generate.mem_len=0 | same_length | mem_len = 0

@@ -79,6 +79,7 @@ class Config:
                 f"other, which mesh.segments = {self.mesh.segments} cannot split: set "
                 "mesh.segments to 1"
             )
+        self.model.check_training_memory()
         evaluation_model(self.model, self.eval)
         generation_model(self.model, self.generate)
 

@@ -65,8 +65,7 @@ def read(
     [
         CONFIG,
         tiny.config(
-            mem_len=0, memory_tokens=3, position="rotary", d_head=4, pre_lnorm=True,
-            **tiny.MODERN,
+            mem_len=0, memory_tokens=3, position="rotary", d_head=4, **tiny.MODERN
         ),
         *(
             pytest.param(dataclasses.replace(CONFIG, **more), marks=pytest.mark.long)

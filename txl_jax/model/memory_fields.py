@@ -13,6 +13,8 @@ class MemoryFields:
 
     n_layer: int
     position: str
+    pre_lnorm: bool
+    gate: str
     mem_len: int
     initial_memory: str
     recurrence: str
@@ -61,6 +63,8 @@ class MemoryFields:
             "model.compressed_len": Z > 0,
             'model.initial_memory = "zeros"': self.initial_memory == "zeros",
             f'model.position = "{self.position}"': self.position in ABSOLUTE_POSITIONS,
+            # Without a norm or a gate, written tokens grow from segment to segment.
+            "model.pre_lnorm": self.pre_lnorm and self.gate == "none",
         }
         for name, size, others in (
             ("retrieval_len", T, same),
@@ -73,6 +77,22 @@ class MemoryFields:
                     f"model.{name} = {size} does not combine with "
                     f"{' or '.join(wrong)}: leave one of them out"
                 )
+
+    def check_training_memory(self) -> None:
+        """Raises UserError for a kind without effect in training.
+
+        Evaluation may have any `mem_len`.
+        """
+        T, M = self.retrieval_len, self.mem_len
+        if 0 < T <= M:
+            raise UserError(
+                f"model.retrieval_len = {T} must be above model.mem_len = {M}: what "
+                "the memory shows is not retrieved"
+            )
+        if self.recurrence == "same" and not M:
+            raise UserError(
+                'model.recurrence = "same" needs a memory: set model.mem_len above 0'
+            )
 
     @property
     def retrieval_index(self) -> int:
