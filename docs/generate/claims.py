@@ -198,11 +198,11 @@ def model_claims() -> Iterator[Claim]:
         len(gaps),
         "no difference" if abs(mean) <= 2 * error else "a difference",
     )
-    test = read("logs/wikitext2_test.json")["ppl"]
+    test, cached = (read(f"logs/wikitext2_{x}.json")["ppl"] for x in ("test", "cache"))
     yield Claim(
         "[WikiText-2, 5.0 million parameters](models.md)",
-        "AWD-LSTM, 33 million: 65.8",
-        f"{test:.1f} ppl",
+        "AWD-LSTM, 33 million: 65.8; with a continuous cache 52.0",
+        f"{test:.1f} ppl; with a continuous cache {cached:.1f}",
         1,
         ONE_SEED,
     )

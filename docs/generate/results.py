@@ -209,7 +209,7 @@ def origin(name: str) -> str:
         )
     parts = result.get("cells", [result])
     made = [part["provenance"] for part in parts]
-    timed = result["rows"] if "sweep" in result else parts
+    timed = result["rows"] if result.get("sweep") else parts
     minutes = sum(each["seconds"] for each in timed) / 60
     days = sorted({each["time"][:10] for each in made})
     revisions = sorted({f"`{each['git_revision'][:7]}`" for each in made})

@@ -112,7 +112,11 @@ RUNS = (
         "WikiText-2",
         "models.md",
         "--config=experiments/wikitext2.py --workdir=runs/wikitext2",
-        ("logs/wikitext2.jsonl", "logs/wikitext2_test.json"),
+        (
+            "logs/wikitext2.jsonl",
+            "logs/wikitext2_test.json",
+            "logs/wikitext2_cache.json",
+        ),
         1,
     ),
     Run(
