@@ -37,19 +37,22 @@ def test_revision_of_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         return subprocess.check_output(command, text=True).strip()
 
     revision = git_revision.__wrapped__
-    package, notes = tmp_path / "package.py", tmp_path / "notes.txt"
-    for file in (package, notes):
+    names = "package.py", "notes.txt", "results.json"
+    package, notes, results = (tmp_path / name for name in names)
+    for file in (package, notes, results):
         file.write_text("first\n")
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     for name in ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM"):  # not the user's
         monkeypatch.setenv(name, "/dev/null")
     assert revision(package) == "none", "outside of a repository"
     git("init", "--quiet")
-    git("add", "package.py")
+    git("add", "package.py", "results.json")
     git("commit", "--quiet", "--message=one")
     head = git("rev-parse", "HEAD")
     assert len(head) == 40 and revision(package) == head
     assert revision(notes) == "none", "installed in another repository"
+    results.write_text("changed\n")
+    assert revision(package) == head
     package.write_text("changed\n")
     assert revision(package) == head + "+dirty"
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -71,7 +71,10 @@ def differences(before: Json, now: Json) -> list[str]:
 
 @functools.cache
 def git_revision(file: Path = Path(__file__)) -> str:
-    """Returns the commit of a file's checkout, "+dirty" if changed, or "none"."""
+    """Returns the commit of a file's checkout, or "none".
+
+    "+dirty" follows it if Python files have changed; committed results may.
+    """
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(file.parent), *arguments]
@@ -83,7 +86,7 @@ def git_revision(file: Path = Path(__file__)) -> str:
         # The package may be installed inside an unrelated repository.
         if not git("ls-files", file.name):
             return "none"
-        dirty = "+dirty" if git("status", "--porcelain", "-uno") else ""
+        dirty = "+dirty" if git("status", "--porcelain", "-uno", ":/*.py") else ""
         return git("rev-parse", "HEAD") + dirty
     except (OSError, subprocess.CalledProcessError):
         return "none"
