@@ -1,0 +1,124 @@
+"""A file that is learned while it is read: every byte is scored before it is learned.
+
+Dims: T bytes, V values of a byte.
+"""
+
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from experiments.figures import online, online_step
+from tests.project.conftest import Start
+from tests.support import tiny
+from txl_jax.report.provenance import environment
+from txl_jax.update.options import OptimConfig
+
+# Calls of 3 segments of 4 bytes.
+OPTIONS = online_step.Options(
+    model=tiny.CONFIG,
+    optim=OptimConfig(lr=0.05, schedule="constant", clip=0.5),
+    tgt_len=4,
+    streams=3,
+    average_decay=0.8,
+    jump=0.3,
+    cache_len=6,
+    segments_per_call=3,
+)
+TEXT_T = np.tile(tiny.make_tokens(1, 9)[0].astype(np.uint8), 8)[:65]
+
+
+def learn(bytes_T: np.ndarray, folder: Path) -> np.ndarray:
+    nll, _ = online.learn(OPTIONS, bytes_T, 1, folder)
+    return nll
+
+
+# The first that has a context, the first of a call, the last.
+@pytest.mark.parametrize("place", [1, 25, 64])
+def test_a_byte_is_scored_once_by_a_distribution_of_earlier_bytes(
+    place: int, tmp_path: Path
+) -> None:
+    scores = []
+    for value in range(tiny.V):
+        changed_T = TEXT_T.copy()
+        changed_T[place] = value
+        scores.append(learn(changed_T, tmp_path))
+    nll_VT = np.stack(scores)
+    assert nll_VT.shape[1] == len(TEXT_T) - 1
+    # nll_VT[:, t] is of byte t + 1.
+    np.testing.assert_array_equal(
+        nll_VT[:, : place - 1], nll_VT[:1, : place - 1].repeat(tiny.V, 0)
+    )
+    assert np.exp(-nll_VT[:, place - 1]).sum() == pytest.approx(1, abs=1e-4)
+    later_VT = nll_VT[:, place:]
+    assert all(len(set(column)) > 1 for column in later_VT.T), "later bytes learn"
+
+
+def test_streams_read_again_only_what_has_been_scored() -> None:
+    place = jax.jit(online_step.place_readers, static_argnums=0)
+    start_R, L = np.zeros(2, np.int32), OPTIONS.tgt_len
+    seen: set[int] = set()
+    for k in range(60):
+        before_R = start_R
+        start_R, jumps_R = map(
+            np.asarray, place(OPTIONS, jax.random.key(k), start_R, k * L)
+        )
+        assert (start_R + L <= max(k * L, L)).all()
+        np.testing.assert_array_equal(start_R[~jumps_R], before_R[~jumps_R] + L)
+        seen |= set(start_R.tolist())
+    assert len(seen) > 30
+
+
+class Killed(Exception):
+    """Ends a run after it has saved its state."""
+
+
+def test_a_run_resumes_with_the_same_numbers(
+    start: Start,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(online, "OPTIONS", OPTIONS)
+    whole = learn(TEXT_T, tmp_path)
+    text, workdir = tmp_path / "text", tmp_path / "runs"
+    text.write_bytes(TEXT_T.tobytes() + b"more")
+    save = online.save
+
+    def save_and_end(
+        file: Path, saved: tuple[online_step.State, np.ndarray, float]
+    ) -> None:
+        save(file, saved)
+        if len(saved[1]) == 24:
+            raise Killed
+
+    monkeypatch.setattr(online, "SAVE_SECONDS", 0)
+    monkeypatch.setattr(online, "save", save_and_end)
+    flags = f"--path={text} --bytes={len(TEXT_T)} --workdir={workdir}"
+    with pytest.raises(Killed):
+        start("figures.online", flags)
+    monkeypatch.setattr(online, "save", save)
+    assert start("figures.online", flags) == 0
+    result = json.loads(capsys.readouterr().out)
+    bits = 8 + whole.astype(np.float64).sum() / np.log(2)
+    assert result["bits_per_byte"] == pytest.approx(bits / len(TEXT_T), rel=1e-12)
+    assert result["bits_per_byte"] < 2.5 < np.log2(tiny.V), "a period of 9 bytes"
+    assert result["bytes"] == 65 and result["xz_bits_per_byte"] > 1
+    assert set(result["provenance"]) == {"time", *environment()}
+    (file,) = workdir.glob("*/online.json")
+    assert json.loads(file.read_text("utf-8")) == result
+    # The result is on disk: nothing is learned again.
+    monkeypatch.delattr(online, "learn")
+    assert start("figures.online", flags) == 0
+    assert json.loads(capsys.readouterr().out) == result
+
+
+def test_a_file_that_is_too_short_is_one_line(
+    start: Start, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "text").write_bytes(b"abc")
+    for flags in (f"{tmp_path / 'text'} --bytes=4", str(tmp_path / "none")):
+        assert start("figures.online", f"--path={flags} --workdir={tmp_path}") == 2
+        assert len(capsys.readouterr().err.splitlines()) == 1
