@@ -141,6 +141,14 @@ RUNS = (
         1,
     ),
     Run(
+        "Learning while reading",
+        "howto/dynamic_evaluation.md",
+        "experiments.figures.online",
+        ("logs/online_1mb.json",),
+        1,
+        "one core",
+    ),
+    Run(
         "After the paper",
         "howto/variants.md",
         "python -m experiments.benchmarks.variants\n",
