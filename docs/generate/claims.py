@@ -164,10 +164,14 @@ def kind_claims() -> Iterator[Claim]:
     for claim, source, task, kind, field in (
         ("Gradients across 4 segments teach copying from 96 back", "not done")
         + ("copying_96", "gradients", "accuracy"),
+        ("Gradients across 4 segments help recall", "not done")
+        + ("recall", "gradients", "accuracy"),
         ("Gradients across 4 segments help bytes", "not done")
         + ("stdlib", "gradients", "nll"),
         ("A continuous cache helps bytes", "Grave et al.: words")
         + ("stdlib", "cache", "nll"),
+        ("A continuous cache helps words", "Grave et al.: words")
+        + ("wikitext2", "cache", "nll"),
         ("A compressed memory helps bytes", "Rae et al.: bytes of enwik8")
         + ("stdlib", "compressive", "nll"),
         ("Retrieval helps bytes", "Wu et al.: code", "stdlib", "retrieval", "nll"),

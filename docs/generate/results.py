@@ -103,22 +103,19 @@ def copying(name: str, *distances: str) -> str:
     return table(("tokens back", *heads), lines)
 
 
-def memories(*names: str) -> str:
+def memories(name: str) -> str:
     """Returns the right answers or nats of each kind of memory, by task.
 
     Bold is better, and italics worse, than the row that a kind is compared with.
     """
-    results = [read(name) for name in names]
-    tasks = [(x, task) for x in results for task in x["rows_by_task"]]
-    kinds = dict.fromkeys(kind for x, task in tasks for kind in x["rows_by_task"][task])
+    result = read(name)
+    tasks = result["rows_by_task"]
+    kinds = dict.fromkeys(kind for rows in tasks.values() for kind in rows)
     lines = [
-        (f"`{kind}`", *(memory_cell(x, task, kind) for x, task in tasks))
+        (f"`{kind}`", *(memory_cell(result, task, kind) for task in tasks))
         for kind in kinds
     ]
-    heads = (
-        f"`{task}`, {x['seeds']} seed{'s' * (x['seeds'] > 1)}" for x, task in tasks
-    )
-    return table(("row", *heads), lines)
+    return table(("row", *(f"`{task}`" for task in tasks)), lines)
 
 
 def memory_cell(result: dict[str, Any], task: str, kind: str) -> str:
@@ -130,8 +127,7 @@ def memory_cell(result: dict[str, Any], task: str, kind: str) -> str:
     if all("accuracy" in cell for cell in cells):
         text = percent([100 * cell["accuracy"] for cell in cells])
     else:
-        nats = [cell["nll"] for cell in cells]
-        text = spread(nats, 3) if len(nats) > 1 else f"{nats[0]:.3f}"
+        text = spread([cell["nll"] for cell in cells], 3)
         text += " nats" * ("accuracy" in result["rows_by_task"][task]["paper"])
     mark = {"better": "**", "worse": "*"}.get(row.get("verdict", ""), "")
     return f"{mark}{text}{mark}"

@@ -88,7 +88,7 @@ RUNS = (
     Run(
         "Kinds of memory",
         "howto/memories.md",
-        "--workdir=runs/memories --tasks=stdlib",
+        "--workdir=runs/memories",
         ("logs/memories.json",),
         3,
         "two runs at a time, each on one core",

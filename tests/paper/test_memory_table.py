@@ -88,6 +88,7 @@ def test_a_verdict_needs_three_seeds_and_a_difference_above_their_spread() -> No
     assert memory_page.judge([-0.2, -0.3, -0.2]) == "better"
     assert memory_page.judge([0.2, 0.3, 0.2]) == "worse"
     assert memory_page.judge([0.1, 0.3, 0.1]) == "no difference"
+    assert memory_page.judge([-6e-4, -5e-4, -5e-4]) == "no difference"
     assert "fewer than 3" in memory_page.judge([-0.1, -0.2])
     with refused("Table memories has no row 'pepar' .did you mean 'paper'"):
         TableConfig(table="memories", rows=("pepar",))

@@ -233,7 +233,12 @@ def test_what_the_page_of_memories_says_of_them() -> None:
     nats = {kind: row["nll"]["mean"] for kind, row in tasks["stdlib"].items()}
     lost = nats["fewer_streams"] - nats["paper"]
     assert f"costs {lost:.2f} nats of the bytes" in TEXTS["howto/memories.md"]
-    for task, best in (("stdlib", "cache"), ("copying_96", "gradients")):
+    for task, best in (
+        ("stdlib", "cache"),
+        ("wikitext2", "cache"),
+        ("copying_96", "gradients"),
+        ("recall", "gradients"),
+    ):
         rows = tasks[task].items()
         assert [kind for kind, row in rows if row.get("verdict") == "better"] == [best]
 

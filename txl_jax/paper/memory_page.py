@@ -18,6 +18,7 @@ HEAD = (
     "kind | parameters | state, KiB | tokens/s | step, MiB | nats | accuracy or "
     "identifiers | verdict"
 )
+LEAST = 0.001  # nats; a smaller difference is none, however small its spread
 
 
 def write(table: TableConfig, workdir: Path, cells: list[Json], origin: Json) -> Json:
@@ -64,11 +65,11 @@ def row(kind: str, kinds: dict[str, list[Json]]) -> Json:
 
 
 def judge(differences: list[float]) -> str:
-    """Returns whether the mean difference in nats exceeds the spread over the seeds."""
+    """Returns whether the mean difference exceeds the spread over seeds, and LEAST."""
     cost = measure(differences)
     if len(differences) < 3:
         return "no verdict: fewer than 3 seeds"
-    if abs(cost.mean) <= cost.spread:
+    if abs(cost.mean) <= max(cost.spread, LEAST):
         return "no difference"
     return "better" if cost.mean < 0 else "worse"
 
