@@ -106,9 +106,13 @@ def verdict(row: Json) -> str:
 
 def plot(rows: dict[str, dict[str, Json]], path: Path) -> None:
     """Draws the nats of each kind, mean and range over the seeds, task by task."""
-    figure = empty(3.2 * len(rows), 3.5)
-    panels = figure.subplots(1, len(rows), squeeze=False)[0]
-    for axes, (task, kinds) in zip(panels, rows.items(), strict=True):
+    columns = min(len(rows), 3)
+    lines = -(-len(rows) // columns)
+    figure = empty(3.2 * columns, 3.2 * lines)
+    panels = figure.subplots(lines, columns, squeeze=False).flat
+    for axes in panels[len(rows) :]:
+        axes.set_axis_off()
+    for axes, (task, kinds) in zip(panels, rows.items(), strict=False):
         nlls = [Measured(**each["nll"]) for each in kinds.values()]
         y = np.arange(len(kinds))
         mean, *ends = np.array(nlls).T
