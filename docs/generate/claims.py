@@ -175,8 +175,8 @@ def kind_claims() -> Iterator[Claim]:
         ("A compressed memory helps bytes", "Rae et al.: bytes of enwik8")
         + ("stdlib", "compressive", "nll"),
         ("Retrieval helps bytes", "Wu et al.: code", "stdlib", "retrieval", "nll"),
-        ("Same-layer recurrence helps bytes", "Ding et al.: words")
-        + ("stdlib", "same_layer", "nll"),
+        ("Same-layer recurrence helps words", "Ding et al.: words")
+        + ("wikitext2", "same_layer", "nll"),
         ("Memory tokens help bytes", "Bulatov et al.: bytes of enwik8")
         + ("stdlib", "tokens", "nll"),
     ):
