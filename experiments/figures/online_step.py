@@ -48,7 +48,7 @@ class Options(NamedTuple):
     jump: float = 0.05  # the probability that a stream reads again from another place
     cache_len: int = 2000
     cache_thetas: tuple[float, ...] = (0.15, 0.3, 0.6)
-    share: float = 0.05  # of the mixture's weights that is spread anew at each byte
+    share: float = 0.05  # of the weights, returned to the prior after each byte
     segments_per_call: int = 50
 
 
