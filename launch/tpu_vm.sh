@@ -45,9 +45,8 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 poll=${TPU_VM_POLL_SECONDS:-30}
 worker='bash txl_jax/launch/tpu_worker.sh'
 scratch=$(mktemp -d)
-logs=''  # the process that shows them
 cloud_failed=0
-trap 'stop_logs; rm -rf "$scratch"' EXIT
+trap 'stop_jobs; rm -rf "$scratch"' EXIT
 
 parse() {
   while (($#)); do
@@ -237,17 +236,22 @@ show_logs() {  # of all workers, until the training has ended on each
   done
 }
 
-stop_logs() {
-  [[ -z $logs ]] || kill -- "-$logs" 2>/dev/null || true
-  logs=''
+start_job() {  # a command, in a process group of its own, for one signal to all of it
+  set -m
+  "$@" </dev/null &
+  set +m
+}
+
+stop_jobs() {
+  local job
+  for job in $(jobs -p); do kill -- "-$job" 2>/dev/null || true; done
 }
 
 follow() {  # until the training on the first worker ends: another one may hang
-  set -m  # show_logs and its ssh get a process group of their own, for one signal to all
-  show_logs </dev/null &
+  start_job show_logs
   logs=$!
-  set +m
-  until on_workers 0 "$worker await"; do
+  # As a job, too: bash heeds a signal only after a command in the foreground has ended.
+  until start_job on_workers 0 "$worker await" && wait $!; do
     case $(state) in GONE | NONE) return 75 ;; esac
     say "the connection was lost; the training is not"
     sleep "$poll"
@@ -257,7 +261,7 @@ follow() {  # until the training on the first worker ends: another one may hang
 finish() { on_workers all "$worker finish" | tee "$scratch/ends"; }
 
 train() {  # on a slice that is ready; returns the training's status
-  local ends status=0
+  local ends logs status=0
   ends=$(on_workers all "$worker status" 2>/dev/null) || true
   if [[ $ends == *"txl_jax-status running"* ]]; then
     say "$name trains already, with the flags it was started with: following it"
@@ -265,7 +269,7 @@ train() {  # on a slice that is ready; returns the training's status
     patiently set_up && patiently start || return
   fi
   { follow && patiently finish && wait "$logs"; } || status=$?
-  stop_logs
+  stop_jobs
   ((status == 0)) || return "$status"
   return "$(sed -n 's/^.*txl_jax-status //p' "$scratch/ends" | bash "$root/launch/verdict.sh")"
 }
