@@ -69,6 +69,8 @@ html_theme_options = {
     "navbar_persistent": [],
     "show_navbar_depth": 1,
     "show_toc_level": 2,
+    # The table of claims needs the width.
+    "secondary_sidebar_items": {"**": ["page-toc"], "results": []},
     "use_download_button": False,
     "use_fullscreen_button": False,
 }
