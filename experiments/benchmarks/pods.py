@@ -25,7 +25,7 @@ TITLES = {
     "fit": "The large models on large slices",
     "published": "The published batch on more and more chips",
     "weak": "8,192 tokens per chip",
-    "pieces": "More chips than streams: four segments of the text on four chips each",
+    "pieces": "Four segments of the text on four chips each",
 }
 # Slices by their number of chips: of v4 and v5p, and of v5e and v6e.
 CUBES = {4: "2x2x1", 8: "2x2x2", 16: "2x2x4", 32: "2x4x4", 64: "4x4x4"}
