@@ -25,6 +25,21 @@ def sweep(name: str) -> str:
     return table((f"`{field}`", "perplexity"), lines)
 
 
+def seeds(*names: str) -> str:
+    """Returns each seed's perplexity in evaluations NAME_SEED.json, and their means."""
+    found = [sorted(FOLDER.glob(f"{name}_[0-9]*.json")) for name in names]
+    ends = [[path.stem.rpartition("_")[2] for path in paths] for paths in found]
+    if any(each != ends[0] for each in ends):
+        raise ValueError(f"{names} have different seeds")
+    ppl = [[read(path.name)["ppl"] for path in paths] for paths in found]
+    rows = [
+        (f"seed {end}", *values) for end, *values in zip(ends[0], *ppl, strict=True)
+    ]
+    rows.append(("mean", *map(statistics.fmean, ppl)))
+    lines = [(head, *(f"{value:.2f}" for value in values)) for head, *values in rows]
+    return table(("perplexity", *(f"`{name}_*.json`" for name in names)), lines)
+
+
 def dropout(*names: str) -> str:
     """Returns the validation losses of runs that differ in dropout, and their ends."""
     texts = [(FOLDER / name).read_text("utf-8").splitlines() for name in names]
