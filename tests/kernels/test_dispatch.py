@@ -1,5 +1,6 @@
 """`auto` selects the fastest kernel of the device."""
 
+import functools
 import logging
 from typing import Any
 
@@ -8,7 +9,16 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, NamedSharding
 
-from txl_jax.kernels.dispatch import FASTEST, FAULTS, candidates, fastest
+from tests.support.refusal import refused
+from txl_jax.kernels.dispatch import (
+    FASTEST,
+    FAULTS,
+    KERNELS,
+    candidates,
+    choose_kernel,
+    fastest,
+)
+from txl_jax.kernels.operands import Operands, PositionTerms
 from txl_jax.report.log import Lines
 from txl_jax.sharding.mesh import AXES, make_mesh
 from txl_jax.sharding.options import MeshConfig
@@ -17,12 +27,12 @@ from txl_jax.sharding.rules import sharding
 
 def chosen(shape: tuple[int, ...], places: NamedSharding, K: int = 8) -> str:
     """Returns the kernel that `auto` selects for queries of that sharding."""
-    B, L, H, _ = shape
+    B, L, H, A = shape
     names = []
 
     def choose(q_BLHA: jax.Array) -> None:
         mesh = jax.typeof(q_BLHA).sharding.mesh
-        names.append(fastest(mesh, B, L, H, K))
+        names.append(fastest(mesh, B, L, H, K, A, 4))
 
     jax.eval_shape(choose, jax.ShapeDtypeStruct(shape, jnp.float32, sharding=places))
     return names[0]
@@ -71,6 +81,9 @@ def test_the_tpu_kernel_is_reported_as_unproved_on_a_tpu(
         ("TPU v4", (1, 1, 1, 1), 3, 301, "tpu"),
         ("TPU v4", (1, 1, 1, 1), 3, 300, "xla"),  # as fast there
         ("TPU v3", (1, 1, 1, 1), 3, 8, "xla"),
+        ("TPU v4", (1, 1, 1, 1), 512, 10368, "tpu"),
+        ("TPU v4", (1, 1, 1, 1), 512, 10369, "chunked"),  # too many for its VMEM
+        ("TPU v5e", (1, 1, 1, 1), 512, 10369, "tpu"),
         ("H100", (1, 1, 1, 1), 1023, 2048, "xla"),
         ("H100", (1, 1, 1, 1), 1024, 2048, "chunked"),  # no array of many scores
         ("H100", (2, 1, 2, 1), 1024, 2048, "xla"),  # a quarter of them on each device
@@ -81,3 +94,38 @@ def test_auto_follows_device_and_size(
 ) -> None:
     places = on(kind, "gpu" if kind == "H100" else "any", sizes)
     assert chosen((8, L, 16, 64), places, K) == name
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bias", "name"),
+    [
+        (jnp.float32, False, "tpu"),
+        (jnp.float32, True, "chunked"),  # its rows beside those of r
+        (jnp.bfloat16, True, "tpu"),
+    ],
+)
+def test_auto_takes_chunked_for_keys_that_vmem_cannot_hold(
+    dtype: Any, bias: bool, name: str
+) -> None:
+    """The kernel `tpu` itself refuses them."""
+    B, L, H, A, K = 1, 512, 2, 64, 9000
+    places = on("TPU v4", "tpu")
+
+    def array(*shape: int) -> Any:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=places)
+
+    bias_HR = array(H, K) if bias else None
+    position = PositionTerms(array(K, H, A), array(H, A), array(H, A), bias_HR)
+    keys, oldest_BL = array(B, K, H, A), jax.ShapeDtypeStruct((B, L), jnp.int32)
+    operands: Any = Operands(array(B, L, H, A), keys, keys, position, oldest_BL)
+
+    def attend(kernel: str, operands: Operands) -> jax.Array:
+        assert choose_kernel("auto", operands) is KERNELS[name]
+        return choose_kernel(kernel, operands)(operands)
+
+    with jax.sharding.use_abstract_mesh(places.mesh.abstract_mesh):
+        if name == "chunked":
+            with refused('"tpu" keeps the gradients of all 9000 keys .* "chunked"'):
+                jax.eval_shape(functools.partial(attend, "tpu"), operands)
+        result = jax.eval_shape(functools.partial(attend, "auto"), operands)
+    assert result.shape == (B, L, H, A)

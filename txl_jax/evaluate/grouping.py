@@ -85,7 +85,8 @@ def window_tokens(
     M, T, kernel = config.mem_len, segments * L, config.kernel
     abstract = mesh.abstract_mesh if mesh else jax.sharding.get_abstract_mesh()
     if kernel == "auto":
-        kernel = fastest(abstract, B, T, config.n_head, M + T)
+        itemsize = config.compute_dtype.itemsize
+        kernel = fastest(abstract, B, T, config.n_head, M + T, config.d_head, itemsize)
     if kernel != "xla":
         return T
     most = (M + L) * 4 // 3 - M

@@ -5,14 +5,13 @@ import logging
 import math
 
 import jax
-from jax import Array
 from jax.sharding import AbstractMesh
 
 from txl_jax.kernels import chunked, xla
-from txl_jax.kernels.operands import Kernel
+from txl_jax.kernels.operands import Kernel, Operands
 from txl_jax.kernels.sharded import divides, follow_mesh, stream_axes
 from txl_jax.kernels.tpu import fused
-from txl_jax.kernels.tpu.blocks import VMEM
+from txl_jax.kernels.tpu.blocks import VMEM, fit_all
 
 logger = logging.getLogger(__name__)
 
@@ -40,19 +39,26 @@ MANY_SCORES = 2**28
 FAULTS: dict[str, str] = {}
 
 
-def choose_kernel(name: str, q_BLHA: Array, K: int) -> Kernel:
+def choose_kernel(name: str, operands: Operands) -> Kernel:
     """Returns the kernel of that name; `auto` is the fastest on the queries' device."""
-    B, L, H, _ = q_BLHA.shape
-    mesh = jax.typeof(q_BLHA).sharding.mesh
-    return KERNELS[fastest(mesh, B, L, H, K) if name == "auto" else name]
+    if name != "auto":
+        return KERNELS[name]
+    q_BLHA, K = operands.q_BLHA, operands.k_BKHA.shape[1]
+    B, L, H, A = q_BLHA.shape
+    features = fused.count_features(operands.position, A)
+    mesh, itemsize = jax.typeof(q_BLHA).sharding.mesh, q_BLHA.dtype.itemsize
+    return KERNELS[fastest(mesh, B, L, H, K, features, itemsize)]
 
 
-def fastest(mesh: AbstractMesh, B: int, L: int, H: int, K: int) -> str:
+def fastest(
+    mesh: AbstractMesh, B: int, L: int, H: int, K: int, features: int, itemsize: int
+) -> str:
     """Returns the name of the kernel that `auto` selects for L queries and K keys.
 
     This is `xla`, which the compiler can split, if streams or heads do not divide over
-    the mesh. Otherwise it is FASTEST's, or `chunked` for MANY_SCORES on a GPU. A kernel
-    with a fault is not selected.
+    the mesh. Otherwise it is FASTEST's, or `chunked` for MANY_SCORES on a GPU and for
+    more keys, of so many features and bytes each, than `tpu` can hold. A kernel with a
+    fault is not selected.
     """
     device = mesh.abstract_device or jax.devices()[0]
     parts = 1
@@ -66,10 +72,13 @@ def fastest(mesh: AbstractMesh, B: int, L: int, H: int, K: int) -> str:
     name = "xla" if few else FASTEST.get(device.device_kind, "xla")
     if many and name == "xla" and device.platform != "cpu":
         name = "chunked"
+    kind = device.device_kind
+    if name == "tpu" and not any(fit_all(kind, L, K, features, itemsize)):
+        name = "chunked"
     if FAULTS.get(name):
         return "xla"
     if name == "tpu" and name not in FAULTS and jax.default_backend() == "tpu":
-        report_unproved(device.device_kind)  # elsewhere it is only compiled
+        report_unproved(kind)  # elsewhere it is only compiled
     return name
 
 

@@ -131,5 +131,4 @@ class Attention(nn.Module):
 
     def attend(self, operands: Operands) -> Array:
         """Returns the kernel's o_BLHA; maps of attention intercept the call."""
-        K = operands.k_BKHA.shape[1]
-        return choose_kernel(self.config.kernel, operands.q_BLHA, K)(operands)
+        return choose_kernel(self.config.kernel, operands)(operands)

@@ -15,6 +15,7 @@ L + M needs only one tile.
 Dims: T rows of a tile, W lanes of its keys, Z of its queries, I query tiles.
 """
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from jax.experimental.pallas import tpu as pltpu
@@ -160,6 +161,15 @@ def fit(
     return blocks._replace(vmem=max(DEFAULT_VMEM, need))
 
 
+def fit_all(
+    device_kind: str, L: int, K: int, A: int, itemsize: int
+) -> Iterator[Blocks]:
+    """Yields the blocks of all tile sizes that fit into the chip's VMEM."""
+    for tile in candidates(L, K):
+        if blocks := fit(device_kind, L, K, A, itemsize, tile):
+            yield blocks
+
+
 def choose(device_kind: str, L: int, K: int, A: int, itemsize: int = 2) -> Blocks:
     """Returns the block sizes with the least work whose VMEM sum fits the chip.
 
@@ -170,8 +180,7 @@ def choose(device_kind: str, L: int, K: int, A: int, itemsize: int = 2) -> Block
             f'kernel "tpu" needs a TPU of v4 or later, not {device_kind!r} (it knows '
             f'{", ".join(VMEM)}): use model.kernel "xla" or "chunked"'
         )
-    tried = (fit(device_kind, L, K, A, itemsize, tile) for tile in candidates(L, K))
-    if not (fitting := [blocks for blocks in tried if blocks]):
+    if not (fitting := [*fit_all(device_kind, L, K, A, itemsize)]):
         raise UserError(
             f'kernel "tpu" keeps the gradients of all {K} keys of a head in VMEM, '
             f'which {device_kind} has too little of: use model.kernel "chunked"'
