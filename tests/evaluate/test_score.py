@@ -5,6 +5,7 @@ Dims: B = 1 stream, T tokens of a document, D model.
 
 import dataclasses
 
+import jax
 import numpy as np
 import pytest
 
@@ -12,9 +13,13 @@ from tests import reference
 from tests.support import tiny
 from tests.support.reference_compressive import Stream
 from tests.support.reference_tokens import Stream as TokenStream
+from tests.support.refusal import refused
 from txl_jax.evaluate import score
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
 from txl_jax.evaluate.score import Score
+from txl_jax.sharding.mesh import make_mesh
+from txl_jax.sharding.options import MeshConfig
+from txl_jax.sharding.rules import sharding
 
 PARAMS = tiny.make_params()
 NOTHING_T = np.zeros(0, np.int32)
@@ -74,6 +79,22 @@ def test_memory_tokens_read_a_document() -> None:
     settings = tiny.reference_settings(config)
     expected_T = TokenStream(params, **settings).read_text(TOKENS_T, 5)
     tiny.assert_close(scored.nll_T[1:], expected_T)
+
+
+def test_a_long_document_is_split_over_devices() -> None:
+    """Its hidden states too; a short one is read by each device."""
+    mesh = make_mesh(MeshConfig(data=1, segments=4), jax.devices()[:4])
+    config = dataclasses.replace(MEMORY, segments_per_step=8)
+    params = jax.device_put(PARAMS, sharding(mesh, ""))
+    split = score.make_score(tiny.CONFIG, config, params, True, mesh=mesh)
+    whole = score.make_score(tiny.CONFIG, config, PARAMS, True)
+    for T in (23, 12):
+        actual, expected = (read(TOKENS_T[:T], NOTHING_T) for read in (split, whole))
+        tiny.assert_close(actual.nll_T[1:], expected.nll_T[1:])
+        tiny.assert_close(actual.hidden_TD, expected.hidden_TD)
+    config = dataclasses.replace(MEMORY, segments_per_step=6)
+    with refused("segments_per_step. to a multiple of 8"):
+        score.make_score(tiny.CONFIG, config, params, True, mesh=mesh)
 
 
 @pytest.mark.parametrize("skip", [1, 7])

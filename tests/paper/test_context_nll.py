@@ -3,6 +3,7 @@
 Dims: B windows, T positions.
 """
 
+import jax
 import numpy as np
 import pytest
 
@@ -11,6 +12,9 @@ from tests.support import tiny
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
 from txl_jax.model.config import ModelConfig
 from txl_jax.paper.context_nll import make_context_nll, spread
+from txl_jax.sharding.mesh import make_mesh
+from txl_jax.sharding.options import MeshConfig
+from txl_jax.sharding.rules import sharding
 
 PARAMS = tiny.make_params()
 TEXT_T = tiny.make_tokens(1, 60)[0].astype(np.uint8)
@@ -61,6 +65,17 @@ def test_losses_depend_on_the_exact_context(mem_len: int, segments: int) -> None
         assert nll(before_T, first, context, tiny.silent) == whole
         if context < 13:  # beyond that the first layer's memory has lost it
             assert nll(inside_T, first, context, tiny.silent) != whole
+
+
+def test_contexts_are_split_over_devices() -> None:
+    mesh = make_mesh(MeshConfig(data=1, segments=2), jax.devices()[:2])
+    options = EvalConfig(tgt_len=2, mem_len=3, streams=3, segments_per_step=8)
+    params = jax.device_put(PARAMS, sharding(mesh, ""))
+    nll = make_context_nll(tiny.CONFIG, options, params, mesh)
+    config = evaluation_model(tiny.CONFIG, options)
+    for context in (13, 3):  # a call of 16 tokens, and of one segment
+        actual_T = nll(TEXT_T, POSITIONS, context, tiny.silent)
+        tiny.assert_close(actual_T, oracle(config, context, 2))
 
 
 def test_positions_are_spread_evenly_after_the_longest_context() -> None:

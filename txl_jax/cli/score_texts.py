@@ -41,6 +41,7 @@ def score_texts(loaded: Loaded) -> Json:
         hidden=config.score.hidden,
         before=open_bookmark(loaded, "score", 1),
         leave=leave,
+        mesh=loaded.mesh,
     )
     texts = [file for file in find_files(config.score) if file]
     for name in ("output", "save_memory"):

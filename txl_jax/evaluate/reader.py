@@ -171,11 +171,11 @@ class Reader:
         S = count_segments(config, segments, B, L, mesh, documents)
         W = window_tokens(config, S, B, L, mesh)
 
-        in_pieces = S > 1 and mesh is not None and mesh.shape["segments"] > 1
+        self.in_pieces = S > 1 and mesh is not None and mesh.shape["segments"] > 1
 
         def empty(params: Params, kept: Newest | None = None) -> Any:
             memory: Any = Memory.empty(config, B)
-            if not in_pieces:
+            if not self.in_pieces:
                 memory = empty_fixed_memory(config, params, B, S * L, W)
             if kept is not None:
                 memory = resume(config, params, memory, kept)
@@ -190,7 +190,7 @@ class Reader:
         self.segments = S  # of a call
         # Only hidden states pass from device to device.
         apart = functools.partial(lay_out, config)
-        self.unstack = jax.jit((lambda params: params) if in_pieces else apart)
+        self.unstack = jax.jit((lambda params: params) if self.in_pieces else apart)
         # Unused parameters are kept, so that the memory is on their devices.
         self.empty = jax.jit(empty, keep_unused=True)
         self.step = make_step(config, read, L)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 from jax import Array
+from jax.sharding import Mesh
 
 from txl_jax import metrics
 from txl_jax.data.streams import Streams
@@ -21,12 +22,14 @@ from txl_jax.errors import BadNumbers
 from txl_jax.evaluate import reader
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
 from txl_jax.evaluate.reader import Bookmark, Reader
+from txl_jax.kernels.sharded import constrain
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
 from txl_jax.model.memory.kinds import Newest
 from txl_jax.model.segment import OneSegment
 from txl_jax.model.txl import TransformerXL
 from txl_jax.report.log import Json
+from txl_jax.sharding.rules import shards
 
 # The fields of EvalConfig that scores depend on.
 LENGTHS = tuple("tgt_len mem_len ext_len clamp_len same_length reset_memory_at".split())
@@ -59,28 +62,34 @@ def make_score(
     hidden: bool,
     before: Bookmark | None = None,
     leave: bool = False,
+    mesh: Mesh | None = None,
 ) -> Score:
     """Returns score(tokens_T, prefix_T), compiled once for documents of any length.
 
     hidden: return hidden states. before: of one text, which every document continues.
-    leave: return bookmarks.
+    leave: return bookmarks. A long document without bookmarks is split over the
+    segments of the mesh if it splits nothing else than heads and layers.
     """
     model_config = evaluation_model(model_config, config)
+    if before or leave or (mesh and shards(mesh, "B") > 1):
+        mesh = None
 
     @reader.from_hidden
     def read_segment(
         model: TransformerXL, hidden_BLD: Array, segment: OneSegment
     ) -> tuple[Array, Array | tuple[()]]:
         nll_BL = model.embedding.nll(hidden_BLD, segment.targets_BL)
+        # Every process reads all of them.
+        nll_BL, hidden_BLD = constrain(nll_BL, ()), constrain(hidden_BLD, ())
         return nll_BL, hidden_BLD if hidden else ()
 
     L = config.ext_len + config.tgt_len
 
-    def make_reader(segments: int) -> Reader:
-        return Reader(model_config, read_segment, 1, L, segments=segments)
+    def make_reader(segments: int, mesh: Mesh | None) -> Reader:
+        return Reader(model_config, read_segment, 1, L, mesh, segments=segments)
 
-    single, several = make_reader(1), make_reader(config.segments_per_step)
-    params = single.unstack(params)
+    single, several = make_reader(1, None), make_reader(config.segments_per_step, mesh)
+    fixed = single.unstack(params)
 
     def score(tokens_T: np.ndarray, prefix_T: np.ndarray) -> Scores:
         if before:
@@ -107,9 +116,10 @@ def make_score(
         new_X = np.concatenate([each.weights_SBL[0, 0] > 0 for each in segments])
         # A short document would be mostly padding.
         read = several if len(segments) > several.segments // 2 else single
+        own = params if read.in_pieces else fixed
         kept: list[Newest] = []
         memory = before and before.memory
-        outputs = read.outputs(params, segments, memory, kept.append if leave else None)
+        outputs = read.outputs(own, segments, memory, kept.append if leave else None)
         nlls, hiddens = zip(*outputs, strict=True)
         nll_Y = np.concatenate([x_SBL[0, 0] for x_SBL in jax.device_get(nlls)])
         nll_P = nll_Y[: len(new_X)][new_X]

@@ -84,7 +84,7 @@ def make_context_nll(
             model_config, last_nll, B, L, mesh, segments=segments, documents=True
         )
 
-    params = make_reader(config.tgt_len, 1).unstack(params)
+    fixed = make_reader(config.tgt_len, 1).unstack(params)
 
     def nll(
         tokens: np.ndarray,
@@ -102,7 +102,8 @@ def make_context_nll(
             index_B = np.minimum(np.arange(begin, begin + B), T - 1)
             place_BT = positions_T[index_B][:, None] - np.arange(context, -1, -1)
             segments = cut(tokens[place_BT].astype(np.int32), L, read.segments)
-            *_, nll_SB = read.outputs(params, segments)
+            own = params if read.in_pieces else fixed
+            *_, nll_SB = read.outputs(own, segments)
             parts.append(np.asarray(nll_SB[0], np.float64)[: T - begin])
             progress(min(begin + B, T), T)
         return np.concatenate(parts)
