@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -17,11 +18,14 @@ from tests import reference
 from tests.support import tiny
 from tests.support.reference_compressive import Stream
 from tests.support.reference_tokens import Stream as TokenStream
+from txl_jax.data.streams import Streams
 from txl_jax.errors import UserError
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
 from txl_jax.evaluate.perplexity import Evaluate, make_evaluate, make_reader
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import Memory
+from txl_jax.model.memory.key_values import KeyValueMemory
+from txl_jax.model.segment import OneSegment
 from txl_jax.sharding.mesh import make_mesh
 from txl_jax.sharding.options import MeshConfig
 from txl_jax.sharding.rules import sharding
@@ -113,6 +117,25 @@ def test_segments_per_call_change_nothing(L: int, M: int, S: int, kernel: str) -
         for config in (several, one)
     )
     assert nll == pytest.approx(expected, rel=tiny.FLOAT32)
+
+
+def test_segments_one_by_one_have_the_bits_of_plain_calls() -> None:
+    config = dataclasses.replace(CONFIG, segments_per_step=1)
+    reader = make_reader(MODEL, config, tiny.one_device())
+    model, params = evaluation_model(MODEL, CONFIG), reader.unstack(PARAMS)
+    memory = KeyValueMemory.empty(model, params, 4, 5)
+    segments = [*Streams(TOKENS, 4, 5).epoch()]
+    read = functools.partial(tiny.apply, model, params, method="nll")
+    for segment, sums in zip(segments, reader.outputs(params, segments), strict=True):
+        one = OneSegment(*(x[0] for x in segment))
+        nll_BL, memory = read(
+            one.inputs_BL,
+            one.targets_BL,
+            memory,
+            first_BL=one.first_BL,
+            length_B=one.length_B,
+        )
+        assert sums[0] == jax.jit(jnp.sum)(nll_BL * one.weights_BL)
 
 
 def test_a_compressed_memory_is_read_as_in_training() -> None:
