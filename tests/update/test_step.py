@@ -17,7 +17,6 @@ import pytest
 
 from tests.support import tiny
 from txl_jax.data.streams import Position, Streams
-from txl_jax.model import attention
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import Memory
 from txl_jax.model.memory.kinds import empty_memory
@@ -98,12 +97,6 @@ def make_segments(S: int, batch_size: int = B, half_loss: bool = False) -> Segme
 
 def of_update(segments: Segment, u: int) -> Segment:
     return jax.tree.map(lambda x: x[u * G : (u + 1) * G], segments)
-
-
-def visible(memory: Memory) -> jax.Array:
-    """Returns which slots of a memory are visible, [1, B, M, 1]."""
-    M = memory.mem_len
-    return (jnp.arange(M) >= M - memory.filled_B[:, None])[None, ..., None]
 
 
 def numbers(state: TrainState) -> Any:
@@ -201,71 +194,6 @@ def test_an_update_is_the_mean_over_its_scored_tokens(half_loss: bool) -> None:
     assert metrics["loss"].tolist() == metrics["tokens"].tolist() == [0, 0]
     tiny.assert_equal(after.params, state.params)
     tiny.assert_close(after.memory.filled_B, memory.filled_B)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        tiny.ALL,
-        pytest.param(
-            {"kernel": "chunked", "remat_policy": "save:q,k"}, marks=pytest.mark.long
-        ),
-        pytest.param(
-            {"dtype": "bfloat16", "remat_policy": "full", "unroll": tiny.N},
-            marks=pytest.mark.long,
-        ),
-    ],
-    ids=str,
-)
-def test_gradients_pass_through_the_memory(
-    changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two pairs of segments; the second has a tail, after which documents start.
-
-    The reference reads one segment after the other, with a memory that passes gradients
-    on, as the paper's does not.
-    """
-    model, count = TransformerXL(tiny.config(**changes)), 2
-    tolerance = tiny.BFLOAT16 if "dtype" in changes else tiny.FLOAT32
-    memory, key = Memory.empty(model.config, B), jax.random.key(0)
-    segments = make_segments(4)
-
-    def total(params: Any, pair: Segment, memory: Memory) -> tuple[Any, Memory]:
-        nll = jnp.zeros(())
-        for s in range(count):
-            segment = jax.tree.map(lambda x, s=s: x[s], scanned(pair))
-            one, (_, memory, _) = nll_sum(model, params, memory, segment, key)
-            nll += one
-        return nll, memory
-
-    with monkeypatch.context() as patch:
-        patch.setattr(jax.lax, "stop_gradient", lambda x: x)
-        patch.setattr(
-            attention, "project", lambda x, w, M: jnp.einsum("BKD,HAD->BKHA", x, w)
-        )
-        expected: Any = jax.tree.map(np.zeros_like, tiny.make_params(model.config))
-        before = memory
-        for first in (0, count):
-            pair = jax.tree.map(lambda x, s=first: x[s : s + count], segments)
-            grad = jax.jit(jax.grad(total, has_aux=True))
-            found, before = grad(PARAMS, pair, before)
-            expected = jax.tree.map(np.add, expected, found)
-    across = functools.partial(
-        sum_gradients, model, config=make_config(gradient_segments=count)
-    )
-    sums = jax.jit(across)(PARAMS, memory, segments, key)
-    tiny.assert_close(sums.grads, expected, tolerance)
-    tiny.assert_close(
-        sums.memory.h_NBMD * visible(sums.memory),
-        before.h_NBMD * visible(before),
-        tolerance,
-    )
-    alone = jax.jit(functools.partial(sum_gradients, model, config=make_config()))
-    stopped = alone(PARAMS, memory, segments, key)
-    tiny.assert_close(sums.nll, stopped.nll, tolerance)
-    with pytest.raises(AssertionError):
-        tiny.assert_close(sums.grads, stopped.grads, tolerance)
 
 
 def test_casting_the_layers_first_keeps_bfloat16_gradients() -> None:

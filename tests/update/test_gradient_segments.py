@@ -1,0 +1,116 @@
+"""Gradients cross consecutive segments that are computed together.
+
+Dims: G segments in a call of the model, B streams.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.support import tiny
+from tests.update.test_step import (
+    PARAMS,
+    B,
+    make_config,
+    make_segments,
+)
+from txl_jax.kernels import xla
+from txl_jax.model import attention
+from txl_jax.model.config import ModelConfig
+from txl_jax.model.memory import Memory
+from txl_jax.model.segment import Segment, scanned
+from txl_jax.model.txl import TransformerXL
+from txl_jax.update.options import TrainConfig
+from txl_jax.update.step import nll_sum, sum_gradients
+
+Sums = tuple[Any, Memory]  # the gradient of the summed nll, and the memory at the end
+PLAINLY: dict[str, Any] = {"kernel": "xla", "remat_policy": "none", "unroll": 1}
+
+
+def options(G: int) -> TrainConfig:
+    """Returns an update of two calls of G segments, in chunks of the streams."""
+    sizes = {"segments_per_update": 2 * G, "segments_per_call": 2 * G}
+    return make_config(gradient_segments=G, **sizes)
+
+
+@functools.cache
+def in_sequence(config: ModelConfig, G: int) -> Sums:
+    """Returns the results of reading 2 G segments one after the other, in float64.
+
+    Within each half, the memory passes gradients on, as the paper's does not.
+    """
+    model = TransformerXL(dataclasses.replace(config, dtype="float32", **PLAINLY))
+    segments, key = make_segments(2 * G), jax.random.key(0)
+
+    def total(params: Any, half: Segment, memory: Any) -> tuple[Any, Memory]:
+        nll = jnp.zeros(())
+        for s in range(G):
+            segment = jax.tree.map(lambda x, s=s: x[s], scanned(half))
+            one, (_, memory, _) = nll_sum(model, params, memory, segment, key)
+            nll += one
+        return nll, memory
+
+    with jax.enable_x64(True), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jnp, "float32", jnp.float64)
+        patch.setattr(xla, "f32", jnp.float64)
+        patch.setattr(ModelConfig, "compute_dtype", np.dtype("float64"))
+        patch.setattr(jax.lax, "stop_gradient", lambda x: x)
+        patch.setattr(
+            attention, "project", lambda x, w, M: jnp.einsum("BKD,HAD->BKHA", x, w)
+        )
+        params = jax.tree.map(lambda x: x.astype(np.float64), PARAMS)
+        grads, memory = jax.tree.map(np.zeros_like, params), Memory.empty(config, B)
+        grad = jax.jit(jax.grad(total, has_aux=True))
+        for first in (0, G):
+            half = jax.tree.map(lambda x, s=first: x[s : s + G], segments)
+            found, memory = jax.device_get(grad(params, half, memory))
+            grads = jax.tree.map(np.add, grads, found)
+    assert {x.dtype for x in jax.tree.leaves(grads)} == {np.dtype("float64")}
+    return grads, memory
+
+
+def visible(memory: Memory) -> jax.Array:
+    """Returns which slots of a memory are visible, [1, B, M, 1]."""
+    M = memory.mem_len
+    return (np.arange(M) >= M - memory.filled_B[:, None])[None, ..., None]
+
+
+@pytest.mark.parametrize(
+    ("changes", "G"),
+    [
+        ({}, 2),
+        (tiny.ALL, 3),
+        pytest.param(
+            *({"kernel": "chunked", "remat_policy": "save:q,k"}, 3),
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            *({"dtype": "bfloat16", "remat_policy": "full", "unroll": tiny.N}, 2),
+            marks=pytest.mark.long,
+        ),
+    ],
+    ids=str,
+)
+def test_gradients_pass_through_the_memory(changes: dict[str, Any], G: int) -> None:
+    """The third of the segments is a tail, after which documents start."""
+    model = TransformerXL(tiny.config(**changes))
+    tolerance = tiny.BFLOAT16 if "dtype" in changes else tiny.FLOAT32
+    args = PARAMS, Memory.empty(model.config, B), make_segments(2 * G)
+    key = jax.random.key(0)
+    expected, memory = in_sequence(model.config, G)
+    across = functools.partial(sum_gradients, model, config=options(G))
+    sums = jax.jit(across)(*args, key)
+    tiny.assert_close(sums.grads, expected, tolerance)
+    h_NBMD, seen_1BM1 = np.asarray(sums.memory.h_NBMD, np.float64), visible(memory)
+    tiny.assert_close(h_NBMD * seen_1BM1, memory.h_NBMD * seen_1BM1, tolerance)
+    tiny.assert_equal(sums.memory.filled_B, memory.filled_B)
+    alone = jax.jit(functools.partial(sum_gradients, model, config=make_config()))
+    stopped = alone(*args, key)
+    tiny.assert_close(sums.nll, stopped.nll, tolerance)
+    with pytest.raises(AssertionError):
+        tiny.assert_close(sums.grads, stopped.grads, tolerance)
