@@ -10,14 +10,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from tests.support import tiny
 from tests.update.test_step import (
+    OPTIM,
     PARAMS,
     B,
     make_config,
     make_segments,
+    make_state,
 )
 from txl_jax.kernels import xla
 from txl_jax.model import attention
@@ -25,8 +28,9 @@ from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import Memory
 from txl_jax.model.segment import Segment, scanned
 from txl_jax.model.txl import TransformerXL
+from txl_jax.update.optim import make_optimizer, make_schedule
 from txl_jax.update.options import TrainConfig
-from txl_jax.update.step import nll_sum, sum_gradients
+from txl_jax.update.step import make_train_step, nll_sum, sum_gradients
 
 Sums = tuple[Any, Memory]  # the gradient of the summed nll, and the memory at the end
 PLAINLY: dict[str, Any] = {"kernel": "xla", "remat_policy": "none", "unroll": 1}
@@ -114,3 +118,22 @@ def test_gradients_pass_through_the_memory(changes: dict[str, Any], G: int) -> N
     tiny.assert_close(sums.nll, stopped.nll, tolerance)
     with pytest.raises(AssertionError):
         tiny.assert_close(sums.grads, stopped.grads, tolerance)
+
+
+@pytest.mark.parametrize("name", ["lamb", "muon"])
+def test_an_optimizer_gets_the_gradient_across_segments(name: str) -> None:
+    """Its update is that of the gradient of segments read one after the other."""
+    rates = dataclasses.replace(OPTIM, optimizer=name, schedule="constant", lr=0.5)
+    optimizer, schedule = make_optimizer(rates), make_schedule(rates, 96)
+    state, segments = make_state(PLAIN, optimizer), make_segments(4)
+    step = make_train_step(TransformerXL(PLAIN), optimizer, schedule, options(2))
+    after, metrics = jax.jit(step)(state, segments)
+    grads, _ = in_sequence(PLAIN, 2)
+    tokens = segments.weights_SBL.sum()
+    mean = jax.tree.map(lambda x: jnp.float32(x / tokens), grads)
+    norm = optax.tree.norm(mean)
+    tiny.assert_close(metrics["grad_norm"][0], norm)
+    update = jax.jit(optax.with_extra_args_support(optimizer).update)
+    updates, _ = update(mean, state.opt_state, state.params, grad_norm=norm)
+    expected = jax.tree.map(lambda p, u: p - 0.5 * u, state.params, updates)
+    tiny.assert_close(after.params, expected)
