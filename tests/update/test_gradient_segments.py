@@ -15,6 +15,7 @@ import pytest
 
 from tests.support import tiny
 from tests.update.test_step import (
+    DROPOUT,
     OPTIM,
     PARAMS,
     B,
@@ -28,6 +29,7 @@ from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import Memory
 from txl_jax.model.segment import Segment, scanned
 from txl_jax.model.txl import TransformerXL
+from txl_jax.update import step as steps
 from txl_jax.update.optim import make_optimizer, make_schedule
 from txl_jax.update.options import TrainConfig
 from txl_jax.update.step import make_train_step, nll_sum, sum_gradients
@@ -137,3 +139,18 @@ def test_an_optimizer_gets_the_gradient_across_segments(name: str) -> None:
     updates, _ = update(mean, state.opt_state, state.params, grad_norm=norm)
     expected = jax.tree.map(lambda p, u: p - 0.5 * u, state.params, updates)
     tiny.assert_close(after.params, expected)
+
+
+def test_one_gradient_segment_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program is textually that of a model that cannot join segments."""
+    memory, key = Memory.empty(DROPOUT, B), jax.random.key(0)
+
+    def text(G: int) -> str:
+        model, config = TransformerXL(DROPOUT), make_config(gradient_segments=G)
+        function = functools.partial(sum_gradients, model, config=config)
+        return jax.jit(function).lower(PARAMS, memory, make_segments(2), key).as_text()
+
+    one, joined = text(1), text(2)
+    monkeypatch.setattr(steps, "join", lambda segments, count: segments)
+    monkeypatch.setattr(steps, "nll_sum", lambda *args, segment_len: nll_sum(*args))
+    assert one == text(2) != joined
