@@ -126,6 +126,7 @@ new mesh.fsdp=8 model.d_model=12          | model.d_model = 12 is not divisible 
 new data.vocab=char generate.prompt=😀    | generate.prompt: character '😀' is not
 new model.mem_len=2000000000              | lower model.mem_len, train.batch_size
 score run --path={text} --config.eval.mem_len=2000000000 | lower eval.mem_len or eval.
+evaluate run --config.eval.segments_per_step=90000000 | or eval.segments_per_step
 new generate.prompt=                      | has no token: give at least one
 new generate.prompt=@{home}/nowhere       | nowhere' does not exist
 

@@ -153,8 +153,7 @@ def check_sizes(config: Config, mesh: Mesh) -> None:
     )
     evaluated, streams, length = evaluate_split.sizes(config)
     together = max(config.eval.segments_per_step, 1)
-    more = ["eval.segments_per_step"] if together > 1 else []
-    fields = (*accounting.EVAL_FIELDS, *more)
+    fields = accounting.eval_fields(together)
     accounting.check_fits(evaluated, streams, length * together, fields)
     generator = generation_model(model, config.generate)
     samples = min(config.generate.samples, texts.STREAMS)

@@ -21,6 +21,11 @@ GENERATE_FIELDS = ("generate.mem_len", "generate.samples")
 TOKEN_BYTES = 12  # of a token's input, target and weight
 
 
+def eval_fields(segments: int) -> tuple[str, ...]:
+    """Returns the sizes of an evaluation that computes some segments together."""
+    return (*EVAL_FIELDS, *(["eval.segments_per_step"] if segments > 1 else []))
+
+
 def check_fits(
     config: ModelConfig,
     batch_size: int,

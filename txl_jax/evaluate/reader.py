@@ -15,7 +15,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh
 
-from txl_jax.evaluate.accounting import EVAL_FIELDS, check_fits
+from txl_jax.evaluate.accounting import check_fits, eval_fields
 from txl_jax.evaluate.grouping import count_segments, window_tokens
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
@@ -225,7 +225,8 @@ class Reader:
         into this machine's.
         """
         tokens = self.segments * self.tgt_len
-        check_fits(self.config, self.batch_size, tokens, EVAL_FIELDS)
+        fields = eval_fields(self.segments)  # a chosen number fits
+        check_fits(self.config, self.batch_size, tokens, fields)
         memory = self.empty(params, before)
         for segment in join_calls(segments, self.segments):
             if self.mesh is not None:
