@@ -102,7 +102,7 @@ class EvalConfig:
     # The number of tokens in a segment of the evaluation.
     tgt_len: int = field(at_least(1, 128), modes=f"{READING} compile export")
     # The number of segments that are computed together, which changes the speed, not
-    # the results. 0 chooses it from the model's shape, the kernel and the device.
+    # the results. 0 takes those that make about 1,000 rows on a device and fit.
     segments_per_step: int = field(
         at_least(0, 0), modes="evaluate generate score compile table recl"
     )
