@@ -1,4 +1,7 @@
-"""Several segments read in one call give what reading one after the other gives."""
+"""Several segments read in one call give what reading one after the other gives.
+
+Dims: B streams, S segments of L tokens, T = S L tokens of the call under test.
+"""
 
 import functools
 from typing import Any
@@ -11,8 +14,8 @@ from txl_jax.model.memory import Memory
 from txl_jax.model.memory.key_values import KeyValueMemory
 from txl_jax.model.memory.layout import unstack
 
-B, S, L = 3, 3, 4
-READ = S * L  # tokens of the call under test
+B = 3
+SIZES = [(3, 4), (5, 2), (2, 7), (4, 3)]  # S and L
 VARIANTS: list[dict[str, Any]] = [
     {"mem_len": 5},
     {"mem_len": 2, "same_length": True, "same_length_self": True},
@@ -26,19 +29,24 @@ VARIANTS: list[dict[str, Any]] = [
 
 
 KINDS = ["states", "keys and values", "windows"]
-CASES = [(changes, KINDS[i % 3]) for i, changes in enumerate(VARIANTS)]
+CASES = [(changes, KINDS[i % 3], *SIZES[i % 4]) for i, changes in enumerate(VARIANTS)]
 OTHERS = [
-    (changes, KINDS[(i + n) % 3]) for n in (1, 2) for i, changes in enumerate(VARIANTS)
+    (changes, KINDS[(i + n) % 3], *SIZES[(i + n) % 4])
+    for n in (1, 2)
+    for i, changes in enumerate(VARIANTS)
 ]
 
 
 @pytest.mark.parametrize(
-    "changes, kind",
+    "changes, kind, S, L",
     [*CASES, *(pytest.param(*each, marks=pytest.mark.long) for each in OTHERS)],
     ids=str,
 )
-def test_segments_of_one_call_match_many(changes: dict[str, Any], kind: str) -> None:
+def test_segments_of_one_call_match_many(
+    changes: dict[str, Any], kind: str, S: int, L: int
+) -> None:
     """With documents that start anywhere and padding at the end, twice in a row."""
+    T = S * L
     config = tiny.config(**changes)
     params = tiny.make_params(config)
     rng = np.random.default_rng(0)
@@ -48,11 +56,11 @@ def test_segments_of_one_call_match_many(changes: dict[str, Any], kind: str) -> 
     if kind != "states":
         params = unstack(params)
         empty = functools.partial(KeyValueMemory.empty, config, params, B)
-        many, one = empty(READ, window_len=L if kind == "windows" else 0), empty(L)
+        many, one = empty(T, window_len=L if kind == "windows" else 0), empty(L)
     read = functools.partial(tiny.apply, config, params, method="logits")
-    for length_B in ([READ] * B, [READ, L + 1, 0]):
-        tokens_BT = tiny.make_tokens(B, READ, len(length_B))
-        first_BT = rng.random((B, READ)) < 0.15
+    for length_B in ([T] * B, [T, L + 1, 0]):
+        tokens_BT = tiny.make_tokens(B, T, len(length_B))
+        first_BT = rng.random((B, T)) < 0.15
         if config.initial_memory == "zeros":
             first_BT[:] = False
         logits_BTV, many = read(
