@@ -63,6 +63,17 @@ model/attention.py
   the gradient of keys leaves the segment: model promises/test_gradients.py
     - grad_BKHA[:, M:]
     + grad_BKHA[:, : grad_BKHA.shape[1] - M]
+  the norm of a memory's keys gets no gradient: promises/test_gradients.py
+    - x_BKD, constant = norm(h_BKD), 0
+    + x_BKD = norm(h_BKD)
+model/memory/halo.py
+  the oldest states of a piece are passed on: model/test_halo.py
+    - newest_BMD = h_YXD[:, h_YXD.shape[1] - M :]
+    + newest_BMD = h_YXD[:, :M]
+evaluate/grouping.py
+  documents that start from visible zeros are read together: evaluate/test_grouping.py
+    - if zeros or not config.mem_len:
+    + if not config.mem_len:
 model/block.py
   the memory keeps the layer's output: model
     - return h_BLD, keep(self.config, attention, layer, kept, h_BLD)
