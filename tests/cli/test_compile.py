@@ -287,32 +287,6 @@ def test_out_of_memory_has_the_excess_and_the_flags_that_help(path: Path) -> Non
     assert "eval.streams = 4 is not divisible" in result["evaluation"]["error"]
 
 
-@pytest.mark.parametrize(("most", "chunks"), [(0, 1), (5, 1), (37, 4), (5000, 1)])
-def test_the_most_streams_that_fit_are_found(
-    path: Path, monkeypatch: pytest.MonkeyPatch, most: int, chunks: int
-) -> None:
-    tried = []
-
-    def compile_on_mesh(config: Config, _: Any) -> tuple[Config, Compiled]:
-        tried.append(config.compile.mesh)
-        per_chip = config.train.batch_size // 8
-        return config, Compiled(per_chip <= most, per_chip * 2**30, 0.0)
-
-    monkeypatch.setattr(compile_ahead, "compile_on_mesh", compile_on_mesh)
-    config = configs.replace(read(path), "train", batch_chunk=chunks)
-    config = configs.replace(config, "compile", streams_per_chip=-1, mesh="auto")
-    part = chips.find(SLICE)
-    if not most:
-        with pytest.raises(UserError, match="not even 1 streams per chip fit"):
-            compile_ahead.compile_train(config, [], part)
-        return
-    config, done = compile_ahead.compile_train(config, [], part)
-    expected = min(most, compile_ahead.MOST_STREAMS) // chunks * chunks
-    assert done.fits and config.train.batch_size == 8 * expected
-    # The first one chooses the mesh.
-    assert tried == ["auto"] + ["config"] * (len(tried) - 1) and len(tried) <= 11
-
-
 def test_missing_libtpu_is_named(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
 

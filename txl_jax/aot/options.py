@@ -14,9 +14,9 @@ class CompileConfig:
     topology: str = "v5e:2x4"
     # The number of slices of this topology, joined by the data-center network.
     slices: int = at_least(1, 1)
-    # The number of streams per chip, which sets train.batch_size. 0 keeps
-    # train.batch_size, and -1 takes the most that fit, up to 512.
-    streams_per_chip: int = at_least(-1, 0)
+    # The number of streams per chip, which sets train.batch_size; 0 keeps
+    # train.batch_size.
+    streams_per_chip: int = at_least(0, 0)
     # The mesh to compile for: "config" is the configured one, "auto" the one with the
     # fewest shards that fits.
     mesh: str = one_of(("config", "auto"), "config")

@@ -4,7 +4,6 @@ The steps are the jitted functions that training and evaluation run, so a step t
 compiles here also compiles there.
 """
 
-import bisect
 import contextlib
 import dataclasses
 from collections.abc import Iterator
@@ -29,15 +28,17 @@ from txl_jax.update.step import make_program
 from txl_jax.workdir.fit import find_vocab, fit_mesh
 from txl_jax.workdir.load import like_params
 
-MOST_STREAMS = 512  # per chip, where the search ends: a tiny model would never fill it
-
 
 def compile_ahead(config: Config) -> Json:
     """Compiles the steps for compile.topology, and returns their costs."""
     options = config.compile
     tpus = chips.find(options.topology, options.slices)
     devices = chips.find_devices(tpus)
-    config, done = compile_train(find_vocab(config), devices, tpus)
+    config = find_vocab(config)
+    if options.streams_per_chip:
+        size = options.streams_per_chip * tpus.chips
+        config = replace(config, "train", batch_size=size)
+    config, done = compile_on_mesh(config, devices)
     model, train = config.model, config.train
     B, L, width = train.batch_size, train.tgt_len, train.ext_len + train.tgt_len
     flops = needed_flops(model, B, width, True, train.gradient_segments) / (B * L)
@@ -116,44 +117,6 @@ def report(name: str, step: Json) -> None:
     for array in step.get("largest_arrays", ()):
         *_, origin = array["op_name"].rsplit("closed_call/", 1)
         say(f"{array['bytes'] / 2**20:>24,.1f} MiB  {array['shape']} {origin}")
-
-
-def compile_train(
-    config: Config, devices: list[jax.Device], tpus: Slices
-) -> tuple[Config, Compiled]:
-    """Returns the config with the mesh and the streams of `compile`, and its step."""
-    streams = config.compile.streams_per_chip
-    if streams < 0:
-        return largest_batch(config, devices, tpus)
-    size = streams * tpus.chips or config.train.batch_size
-    return compile_on_mesh(replace(config, "train", batch_size=size), devices)
-
-
-def largest_batch(
-    config: Config, devices: list[jax.Device], tpus: Slices
-) -> tuple[Config, Compiled]:
-    """Returns the config with the most streams per chip that fit, and its step."""
-    unit = config.train.batch_chunk
-    tried: dict[int, tuple[Config, Compiled]] = {}
-
-    def exceeds(count: int) -> bool:
-        nonlocal config
-        config = replace(config, "train", batch_size=count * unit * tpus.chips)
-        config, done = compile_on_mesh(config, devices)
-        config = replace(config, "compile", mesh="config")  # the same from now on
-        tried[count] = config, done
-        verb = "fit" if done.fits else "do not fit"
-        room = f"{gib(done.bytes)} of {gib(tpus.chip.hbm)}"
-        say(f"{count * unit} streams per chip {verb}: {room}")
-        return not done.fits
-
-    if exceeds(1):
-        raise UserError(
-            f"not even {unit} streams per chip fit on {tpus.name} with mesh.model = "
-            f"{max(config.mesh.model, 1)}: {SAVINGS['train']}"
-        )
-    counts = range(1, max(MOST_STREAMS // unit, 1) + 1)
-    return tried[bisect.bisect_left(counts, True, lo=1, key=exceeds)]
 
 
 def gib(size: float) -> str:

@@ -15,7 +15,7 @@ from experiments.benchmarks.chip.plan import read, round_up
 from experiments.benchmarks.chip.timing import memory_bytes, memory_stats, seconds_of
 from experiments.benchmarks.quiet import clock
 from txl_jax.aot.lower import memory_used, memory_wanted
-from txl_jax.cli import compile_ahead, plan
+from txl_jax.cli import plan
 from txl_jax.cli.plan import make_streams
 from txl_jax.config import Config, replace
 from txl_jax.data.streams import Position
@@ -30,6 +30,7 @@ from txl_jax.update.step import make_program
 from txl_jax.workdir.fit import fit_mesh
 
 Row = dict[str, Any]
+MOST_STREAMS = 512  # per device: a tiny model would never fill it
 ROOM = 0.92  # of the device's memory, for the first guess of the most streams
 SHRINK = 0.85  # after each guess that does not fit
 GUESSES = 4
@@ -112,8 +113,7 @@ def train(part: Row) -> Iterator[Row]:
 def most(part: Row) -> Iterator[Row]:
     """Measures the most streams that fit, by the memory of two steps and by trial.
 
-    Memory grows about linearly with the streams, up to `compile_ahead.MOST_STREAMS` a
-    device.
+    Memory grows about linearly with the streams, up to `MOST_STREAMS` a device.
     """
     config, limit = read(part), memory_bytes()
     low = with_streams(config, config.train.batch_size / 4)
@@ -127,7 +127,7 @@ def most(part: Row) -> Iterator[Row]:
     few, more = low.train.batch_size, high.train.batch_size
     slope = max((sizes[1] - sizes[0]) / max(more - few, 1), 1)
     streams = few + (ROOM * limit - sizes[0]) / slope
-    streams = min(streams, compile_ahead.MOST_STREAMS * jax.device_count())
+    streams = min(streams, MOST_STREAMS * jax.device_count())
     failed: list[int] = []
     for _ in range(GUESSES):
         guess = with_streams(config, streams - jax.device_count() + 1)
