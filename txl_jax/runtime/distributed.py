@@ -3,7 +3,7 @@
 Every process runs the same command; `environment` says how they find each other. A
 single process opens no connection. Process 0 is the coordinator: it alone writes a
 run's files and reports progress. When a process dies, jax's coordination service ends
-the others within HEARTBEAT_SECONDS.
+the others soon after HEARTBEAT_SECONDS.
 """
 
 import contextlib
