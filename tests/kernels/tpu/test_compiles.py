@@ -73,6 +73,17 @@ def test_compiles_for_every_position_scheme(position: str, dtype: str) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_compiles_with_a_stated_precision_of_products(
+    dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `kernels.check` states it."""
+    monkeypatch.setenv("JAX_DEFAULT_MATMUL_PRECISION", "highest")
+    (row,) = estimate(shapes="2x2x64x136x200", dtype=dtype)
+    assert "error" not in row, row
+
+
+@pytest.mark.long
 def test_a_step_fits_where_the_einsum_does_not() -> None:
     fused, einsum = estimate(shapes="1x16x64x8192x8192", kernels="tpu,xla")
     check(fused)

@@ -25,7 +25,7 @@ from txl_jax.errors import UserError
 from txl_jax.kernels import xla
 from txl_jax.kernels.tpu import fused
 from txl_jax.kernels.tpu.blocks import make_blocks
-from txl_jax.kernels.tpu.scores import LOG2E
+from txl_jax.kernels.tpu.scores import LOG2E, dot
 
 
 def case(
@@ -142,6 +142,18 @@ def test_bfloat16_holds_a_bias_exactly() -> None:
     make = jax.jit(fused.by_distance, static_argnums=(2, 3))
     sum_HR = np.asarray(make(None, bias_HR, 64, jnp.bfloat16), np.float64).sum(1)
     np.testing.assert_allclose(sum_HR, bias_HR * LOG2E / 8, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_products_ignore_the_default_precision(dtype: str) -> None:
+    """The TPU compiler refuses products of bfloat16 of the precision "highest"."""
+    a_XA = jnp.ones((2, 3), dtype)
+    stated = {}
+    for default in (None, "highest"):
+        with jax.default_matmul_precision(default):
+            (product,) = jax.make_jaxpr(lambda a: dot(a, a, "XA,YA"))(a_XA).eqns
+        stated[default] = product.params["precision"]
+    assert stated["highest"] == stated[None] is not None
 
 
 def test_hidden_tiles_are_not_read() -> None:
