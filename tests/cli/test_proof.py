@@ -35,6 +35,14 @@ def far_distances_are_off(operands: Operands) -> jax.Array:
     return xla.rel_attention(operands._replace(position=position))
 
 
+def bias_is_off(operands: Operands) -> jax.Array:
+    bias_HR = operands.position.bias_HR
+    if bias_HR is not None:
+        bias_HR = bias_HR.at[:, 0].add(1)
+    position = operands.position._replace(bias_HR=bias_HR)
+    return xla.rel_attention(operands._replace(position=position))
+
+
 def gradient_is_off(operands: Operands) -> jax.Array:
     v = operands.v_BKHA
     v -= 0.1 * (v - jax.lax.stop_gradient(v))
@@ -50,6 +58,7 @@ def does_not_compile(operands: Operands) -> jax.Array:
     [
         (chunked.rel_attention, ""),
         (far_distances_are_off, "o is off by "),
+        (bias_is_off, "o is off by "),
         (gradient_is_off, "the gradient of v_BKHA is off by 10%"),
         (does_not_compile, "NotImplementedError: a tile"),
     ],
