@@ -82,9 +82,18 @@ def test_verdicts_are_reported_and_kept(
 def test_a_check_without_end_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     ended = threading.Event()
     monkeypatch.setattr(proof, "MOST_SECONDS", 0)
-    fault = prove(monkeypatch, lambda x: ended.wait() and xla.rel_attention(x))
+    fault = prove(monkeypatch, lambda x: ended.wait() and does_not_compile(x))
     ended.set()
+    for thread in threading.enumerate():
+        if thread.name == "check":  # Python must not exit while it uses jax
+            thread.join()
     assert fault == "its check takes over 0 s"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_check_that_raises_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "fault", lambda kernel: {}["a mistake"])
+    assert prove(monkeypatch, None) == "its check raised an exception"
 
 
 def test_a_stated_kernel_is_not_checked() -> None:

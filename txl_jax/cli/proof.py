@@ -55,7 +55,9 @@ def _check(name: str) -> str:
     )
     thread.start()
     thread.join(MOST_SECONDS)
-    return found[0] if found else f"its check takes over {MOST_SECONDS} s"
+    late = f"its check takes over {MOST_SECONDS} s"
+    fault = late if thread.is_alive() else "its check raised an exception"
+    return found[0] if found else fault
 
 
 def _key(device: jax.Device) -> str:
