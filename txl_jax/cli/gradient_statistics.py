@@ -1,7 +1,6 @@
 """The statistics of gradients that dynamic evaluation needs, kept in the workdir."""
 
 import hashlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -12,8 +11,8 @@ from txl_jax.data.streams import Streams
 from txl_jax.data.tokens import Tokens
 from txl_jax.evaluate import dynamic
 from txl_jax.evaluate.options import evaluation_model
+from txl_jax.evaluate.perplexity import each_segment
 from txl_jax.model.initializers import Params
-from txl_jax.model.segment import Segment
 from txl_jax.report.log import say
 from txl_jax.report.progress import interruptible
 from txl_jax.runtime import storage
@@ -40,14 +39,9 @@ def find(loaded: Loaded, tokens: Tokens, workdir: Path) -> Params:
         text = text[: config.dynamic_segments * L + 1]
     streams = Streams(text, 1, L, reset_memory_at=int(config.reset_memory_at))
     with interruptible("gradients of train") as progress:
-
-        def segments() -> Iterator[Segment]:
-            for n, segment in enumerate(streams.epoch()):
-                progress(n, streams.segments_per_epoch)
-                yield segment
-
+        segments = each_segment(streams, progress)
         rms = dynamic.root_mean_squares(
-            loaded.config.model, config, loaded.mesh, loaded.params, segments()
+            loaded.config.model, config, loaded.mesh, loaded.params, segments
         )
     made = {name: np.asarray(x) for name, x in named_leaves(rms)}
     try:

@@ -54,6 +54,13 @@ def make_reader(model_config: ModelConfig, config: EvalConfig, mesh: Mesh) -> Re
     return Reader(model_config, sum_nll, B, config.ext_len + L, mesh, segments=S)
 
 
+def each_segment(streams: Streams, progress: ShowProgress) -> Iterator[Segment]:
+    """Yields the segments of an epoch; calls progress when the next one is read."""
+    for done, segment in enumerate(streams.epoch(), 1):
+        yield segment
+        progress(done, streams.segments_per_epoch)
+
+
 def make_evaluate(
     model_config: ModelConfig,
     config: EvalConfig,
@@ -100,12 +107,7 @@ def make_evaluate(
             continues=before is not None,
         )
 
-        def segments() -> Iterator[Segment]:
-            for done, segment in enumerate(streams.epoch(), 1):
-                yield segment
-                progress(done, streams.segments_per_epoch)
-
-        sums = [*read(params, segments())]
+        sums = [*read(params, each_segment(streams, progress))]
         # Summed in float64: the sum over a split exceeds float32's precision.
         if leave:
             end_B, reset = streams.end_B, streams.reset_memory_at

@@ -1,4 +1,4 @@
-"""The memory that a config names: the only place that chooses among the kinds.
+"""The memory that a config names, for training, evaluation and generation.
 
 empty_memory        for training: hidden states
 empty_fixed_memory  for evaluation: keys and values, while the parameters are fixed
@@ -69,7 +69,7 @@ def open_memory(
         return open_store(memory, parameter, first_BL, L)
     if config.memory_tokens:
         assert parameter is not None
-        return open_tokens(memory, parameter, first_BL, length_B, segment_len)
+        return open_tokens(memory, parameter, L, first_BL, length_B, segment_len)
     return open_slots(memory, length_B) if config.compressed_len else memory
 
 

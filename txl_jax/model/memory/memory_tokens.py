@@ -88,8 +88,8 @@ class OpenTokens(NamedTuple):
 
     memory: TokenMemory
     learned_WD: Array
-    first_BL: Array | None
-    length_B: Array | None
+    first_BL: Array
+    length_B: Array
     segment_len: int
 
     @property
@@ -119,14 +119,20 @@ def make_tokens(module: nn.Module, config: ModelConfig) -> Array:
 def open_tokens(
     memory: MemoryLike,
     learned_WD: Array,
+    L: int,
     first_BL: Array | None,
     length_B: Array | None,
     segment_len: int,
 ) -> OpenTokens:
-    """Returns the memory for a call of segments of segment_len tokens, 0 = one."""
+    """Returns the memory for a call of L tokens, in segments of segment_len (0 = L)."""
     if not isinstance(memory, TokenMemory):
         raise UserError("model.memory_tokens needs the memory of kinds.empty_memory")
-    return OpenTokens(memory, learned_WD, first_BL, length_B, segment_len)
+    B = len(memory.written_B)
+    if first_BL is None:
+        first_BL = jnp.zeros((B, L), bool)
+    if length_B is None:
+        length_B = jnp.full(B, L, jnp.int32)
+    return OpenTokens(memory, learned_WD, first_BL, length_B, segment_len or L)
 
 
 def with_memory_tokens(run_layers: RunLayers) -> RunLayers:
@@ -138,12 +144,11 @@ def with_memory_tokens(run_layers: RunLayers) -> RunLayers:
         segment: tuple[Array, Array, Array],
     ) -> tuple[tuple[TokenMemory, Array], Array]:
         (memory, learned_WD), (h_BLD, first_BL, length_B) = state, segment
-        W, M, (B, L) = len(learned_WD), memory.mem_len, h_BLD.shape[:2]
-        learned_BWD = jnp.broadcast_to(learned_WD, (B, *learned_WD.shape))
+        W, M, L = len(learned_WD), memory.mem_len, h_BLD.shape[1]
 
         def unless(starts_B: Array) -> Array:
             fresh_B = starts_B | ~memory.written_B
-            return jnp.where(fresh_B[:, None, None], learned_BWD, memory.tokens_BWD)
+            return jnp.where(fresh_B[:, None, None], learned_WD, memory.tokens_BWD)
 
         read_BWD = unless(first_BL[:, 0])
         # These, too, would carry the end of one document into the next.
@@ -178,26 +183,20 @@ def with_memory_tokens(run_layers: RunLayers) -> RunLayers:
     ) -> tuple[Array, Kept]:
         if not isinstance(memory, OpenTokens):
             return run_layers(module, h_BTD, memory, oldest_BT, distances)
-        B, T = h_BTD.shape[:2]
-        L, first_BT = memory.segment_len or T, memory.first_BL
-        length_B = memory.length_B
-        if first_BT is None:
-            first_BT = jnp.zeros((B, T), bool)
-        if length_B is None:
-            length_B = jnp.full(B, T, jnp.int32)
+        (B, T), L = h_BTD.shape[:2], memory.segment_len
 
         def cut(x_BT: Array) -> Array:
             x_BSL = x_BT.reshape(B, T // L, L, *x_BT.shape[2:])
             return jnp.swapaxes(x_BSL, 0, 1)
 
-        length_SB = jnp.clip(length_B - jnp.arange(0, T, L)[:, None], 0, L)
+        length_SB = jnp.clip(memory.length_B - jnp.arange(0, T, L)[:, None], 0, L)
         scan: Any = nn.scan(
             read_segment,
             variable_broadcast="params",
             variable_axes={"intermediates": 0},
             split_rngs={"params": False, "dropout": True},
         )
-        segments = cut(h_BTD), cut(first_BT), length_SB
+        segments = cut(h_BTD), cut(memory.first_BL), length_SB
         (after, _), h_SBLD = scan(module, (memory.memory, memory.learned_WD), segments)
         return jnp.swapaxes(h_SBLD, 0, 1).reshape(h_BTD.shape), after
 
