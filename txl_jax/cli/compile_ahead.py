@@ -160,8 +160,8 @@ def compile_step(config: Config, devices: list[jax.Device]) -> Compiled:
     """Compiles the training step; raises UserError unless the streams divide."""
     mesh = fit_mesh(config, devices)
     program = make_program(config.model, config.train, config.optim, mesh)
-    arguments = step_arguments(config, mesh, program)
-    return lower.compile_step_for(mesh, program.step, *arguments)
+    state, segments = step_arguments(config, mesh, program)
+    return lower.compile_step_for(mesh, program.step, state, segments)
 
 
 def compile_evaluation(config: Config, devices: list[jax.Device]) -> Compiled:

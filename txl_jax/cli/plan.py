@@ -65,8 +65,8 @@ def plan_run(config: Config, workdir: Path) -> Plan:
     # step now, before anything is written.
     is_split = mesh.shape["segments"] > 1
     if is_split or config.model.kernel not in ("auto", "xla"):
-        arguments = step_arguments(fitted, mesh, training.program)
-        training.program.step.trace(*arguments)
+        state, segments = step_arguments(fitted, mesh, training.program)
+        training.program.step.trace(state, segments)
     if config.generate.prompt != "@-":  # stdin can be read once
         draw_samples.find_prompts(fitted, tokens.vocab, tokens)
     params = load_initial(fitted, workdir, tokens.vocab, mesh)

@@ -77,9 +77,9 @@ class RingMemory:
         def ring(layer: KeyValues) -> Ring:
             k_BHAM = in_ring(layer.k_HBKA, layer.start_B, rotate)
             v_BHAM = in_ring(layer.v_HBKA, layer.start_B, None)
-            r_RHA, *others = layer.distances(M + 1)
+            r_RHA, u_HA, w_HA, bias_HR = layer.distances(M + 1)
             r_HAR = None if r_RHA is None else jnp.moveaxis(r_RHA, 0, 2)
-            return Ring(k_BHAM, v_BHAM, r_HAR, *others)
+            return Ring(k_BHAM, v_BHAM, r_HAR, u_HA, w_HA, bias_HR)
 
         # The newest token is in the last slot, so the next token takes slot 0.
         slot = jnp.zeros((), jnp.int32)
