@@ -160,7 +160,7 @@ def having(key: Property) -> list[str]:
     return [name for name, properties in FIELDS.items() if properties.get(key)]
 
 
-def replace(config: Config, section: str, **fields: Any) -> Config:
+def with_fields(config: Config, section: str, **fields: Any) -> Config:
     """Returns the config with fields of one section changed."""
     changed = dataclasses.replace(getattr(config, section), **fields)
     return dataclasses.replace(config, **{section: changed})

@@ -216,9 +216,9 @@ def test_pieces_of_large_models_pass_on_only_the_newest_states(
     config = configs.parse(configs.load(name))
     parts = ("segments_per_call", "segments_per_update", "gradient_segments")
     train: dict[str, Any] = dict.fromkeys(parts, P) | {"batch_size": streams}
-    config = configs.replace(config, "model", initial_memory="empty")
-    config = configs.replace(config, "train", **train)
-    config = find_vocab(configs.replace(config, "mesh", segments=P))
+    config = configs.with_fields(config, "model", initial_memory="empty")
+    config = configs.with_fields(config, "train", **train)
+    config = find_vocab(configs.with_fields(config, "mesh", segments=P))
     devices = chips.find_devices(chips.find(topology))
     done = compile_ahead.compile_step(config, devices)
     assert done.fits
@@ -307,11 +307,13 @@ def test_missing_libtpu_is_named(path: Path, monkeypatch: pytest.MonkeyPatch) ->
     ],
 )
 def test_known_vocabularies(path: Path, changes: dict[str, Any], size: int) -> None:
-    config = configs.replace(configs.parse(configs.load(str(path))), "data", **changes)
+    config = configs.with_fields(
+        configs.parse(configs.load(str(path))), "data", **changes
+    )
     if size:
         assert find_vocab(config).model.vocab_size == size
         return
     with pytest.raises(UserError, match="--config.model.vocab_size=N"):
         find_vocab(config)
-    config = configs.replace(config, "model", vocab_size=99)
+    config = configs.with_fields(config, "model", vocab_size=99)
     assert find_vocab(config) == config

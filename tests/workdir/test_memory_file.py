@@ -133,7 +133,7 @@ def test_a_file_of_something_else_is_refused(
 ) -> None:
     loaded = txl_jax.load(home.run)
     params = jax.tree.map(lambda x: x + 1e-6, loaded.params)
-    config = configs.replace(loaded.config, "model", n_layer=3)
+    config = configs.with_fields(loaded.config, "model", n_layer=3)
     others = {
         "set of parameters": loaded._replace(params=params),
         "vocabulary": loaded._replace(vocab=CharVocab("01")),
@@ -162,8 +162,8 @@ def test_a_memory_that_is_not_saved_is_refused_before_the_work(
     loaded = txl_jax.load(home.run)
     parts = ("segments_per_call", "segments_per_update", "gradient_segments")
     fields = dict.fromkeys(parts, 1 + ("memory_tokens" in kind))
-    config = configs.replace(loaded.config, "train", **fields)
-    config = configs.replace(config, "model", **kind)
-    config = configs.replace(config, "score", save_memory="file")
+    config = configs.with_fields(loaded.config, "train", **fields)
+    config = configs.with_fields(config, "model", **kind)
+    config = configs.with_fields(config, "score", save_memory="file")
     with refused("score: a memory with a store, compressed slots or memory tokens"):
         open_bookmark(loaded._replace(config=config), "score")

@@ -15,7 +15,7 @@ from txl_jax.aot.chips import Slices
 from txl_jax.aot.hlo import Program, collectives, largest_arrays
 from txl_jax.aot.lower import Compiled
 from txl_jax.cli.plan import step_arguments
-from txl_jax.config import Config, replace
+from txl_jax.config import Config, with_fields
 from txl_jax.errors import SAVINGS, UserError
 from txl_jax.evaluate.options import evaluation_model
 from txl_jax.evaluate.perplexity import make_reader
@@ -37,7 +37,7 @@ def compile_ahead(config: Config) -> Json:
     config = find_vocab(config)
     if options.streams_per_chip:
         size = options.streams_per_chip * tpus.chips
-        config = replace(config, "train", batch_size=size)
+        config = with_fields(config, "train", batch_size=size)
     config, done = compile_on_mesh(config, devices)
     model, train = config.model, config.train
     B, L, width = train.batch_size, train.tgt_len, train.ext_len + train.tgt_len

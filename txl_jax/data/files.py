@@ -2,6 +2,7 @@
 
 import bz2
 import codecs
+import dataclasses
 import glob
 import gzip
 import hashlib
@@ -12,7 +13,6 @@ import sys
 import sysconfig
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +127,7 @@ def split_text(path: str, scratch: Path, document_end: str = "") -> Splits:
         else:
             with reading(file), file.open("rb") as opened:
                 start = text_start(opened.read(HEAD), file)
-            texts.append(replace(whole(file), start=start))
+            texts.append(dataclasses.replace(whole(file), start=start))
     if not size(texts):
         raise UserError(f"data.path={path!r} has no text: all its files are empty")
     if not splits:
@@ -145,8 +145,8 @@ def _join(texts: Sequence[ByteRange], scratch: Path, end: str) -> ByteRanges:
     border, parts = whole(path), []
     for text in texts:
         if size([text]):
-            (last,) = blocks([replace(text, start=text.stop - 1)], 1)
-            parts += [text, replace(border, start=int(last == b"\n"))]
+            (last,) = blocks([dataclasses.replace(text, start=text.stop - 1)], 1)
+            parts += [text, dataclasses.replace(border, start=int(last == b"\n"))]
     return tuple(parts if end else parts[:-1])
 
 

@@ -37,7 +37,7 @@ def row_config(
     row = finish(c, overrides, number, most_warmup=200)
     # No other position is clamped.
     if row.model.position == "transformer_xl" and "eval.clamp_len" not in overrides:
-        row = config.replace(row, "eval", clamp_len=init_len(row) - 1)
+        row = config.with_fields(row, "eval", clamp_len=init_len(row) - 1)
     return dataclasses.replace(row, eval=attend(row, init_len(row)))
 
 

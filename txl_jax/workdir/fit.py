@@ -8,7 +8,7 @@ import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from txl_jax.config import Config, default, replace
+from txl_jax.config import Config, default, with_fields
 from txl_jax.convert.formats import LENGTHS
 from txl_jax.data import vocab as vocabulary
 from txl_jax.data.catalog import CORPORA
@@ -30,7 +30,7 @@ def fit_vocab(config: Config, vocab: Vocab) -> Config:
             f"model.vocab_size = {size} is less than the vocabulary's {len(vocab)}; "
             "set it to 0 to take the vocabulary's"
         )
-    config = replace(config, "model", vocab_size=size)
+    config = with_fields(config, "model", vocab_size=size)
     for section in ("train", "eval"):
         text = getattr(config, section).reset_memory_at
         with prefixed(f"{section}.reset_memory_at = {text!r}"):
@@ -40,7 +40,7 @@ def fit_vocab(config: Config, vocab: Vocab) -> Config:
                     f"{token} is not a token of this vocabulary: give one below "
                     f"{len(vocab)}, or its text"
                 )
-        config = replace(config, section, reset_memory_at=str(token))
+        config = with_fields(config, section, reset_memory_at=str(token))
     return config
 
 
@@ -76,7 +76,7 @@ def find_vocab(config: Config) -> Config:
             f"the vocabulary size of data.corpus = {data.corpus!r} is not known before "
             "the corpus is prepared: give --config.model.vocab_size=N"
         )
-    return replace(config, "model", vocab_size=size)
+    return with_fields(config, "model", vocab_size=size)
 
 
 def fit_mesh(config: Config, devices: list[jax.Device] | None = None) -> Mesh:

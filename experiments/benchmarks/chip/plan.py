@@ -9,7 +9,7 @@ from typing import Any
 
 from experiments.benchmarks import subject
 from txl_jax import config as configs
-from txl_jax.config import Config, replace
+from txl_jax.config import Config, with_fields
 from txl_jax.data.options import SLACK
 from txl_jax.kernels.dispatch import FASTEST
 from txl_jax.workdir.fit import find_vocab
@@ -42,14 +42,14 @@ LIMITS = {
 def read(part: Part) -> Config:
     """Returns the config that a part measures."""
     config = find_vocab(configs.parse(configs.load(part["experiment"])))
-    config = replace(config, "model", dtype=part.get("dtype", "float32"))
+    config = with_fields(config, "model", dtype=part.get("dtype", "float32"))
     if part.get("tiny"):
-        config = replace(config, "model", mem_len=8)
-        config = replace(config, "train", batch_size=2, tgt_len=8)
-        config = replace(config, "eval", streams=2, tgt_len=4, mem_len=8)
-        config = replace(config, "generate", mem_len=8)
+        config = with_fields(config, "model", mem_len=8)
+        config = with_fields(config, "train", batch_size=2, tgt_len=8)
+        config = with_fields(config, "eval", streams=2, tgt_len=4, mem_len=8)
+        config = with_fields(config, "generate", mem_len=8)
         config = dataclasses.replace(config, model=subject.shrink(config.model))
-    return replace(config, "model", kernel=part.get("kernel", "auto"))
+    return with_fields(config, "model", kernel=part.get("kernel", "auto"))
 
 
 def round_up(size: int, multiple: int) -> int:

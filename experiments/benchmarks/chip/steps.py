@@ -17,7 +17,7 @@ from experiments.benchmarks.quiet import clock
 from txl_jax.aot.lower import memory_used, memory_wanted
 from txl_jax.cli import plan
 from txl_jax.cli.plan import make_streams
-from txl_jax.config import Config, replace
+from txl_jax.config import Config, with_fields
 from txl_jax.data.streams import Position
 from txl_jax.evaluate.options import evaluation_model
 from txl_jax.evaluate.perplexity import make_evaluate
@@ -101,7 +101,9 @@ def run_training(config: Config) -> Iterator[Row]:
 def with_streams(config: Config, streams: float) -> Config:
     """Returns the config with at least so many streams, for all devices."""
     unit = jax.device_count() * config.train.batch_chunk
-    return replace(config, "train", batch_size=max(round_up(int(streams), unit), unit))
+    return with_fields(
+        config, "train", batch_size=max(round_up(int(streams), unit), unit)
+    )
 
 
 def train(part: Row) -> Iterator[Row]:
