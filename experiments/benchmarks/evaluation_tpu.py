@@ -55,7 +55,7 @@ def main() -> None:
     done = lower.compile_step_for(mesh, reader, params, memory, segments)
     cycles = sum(
         int(found[1]) * times
-        for op, _, times in hlo.Program(done.text).visit(False)
+        for op, _, times in hlo.HloProgram(done.text).visit(False)
         if (found := re.search(r'"estimated_cycles":"(\d+)"', op.text))
     )
     if args.kernel == "tpu":

@@ -2,7 +2,7 @@
 
 import pytest
 
-from txl_jax.aot.hlo import CROSS_SLICE, Program, collectives, largest_arrays
+from txl_jax.aot.hlo import CROSS_SLICE, HloProgram, collectives, largest_arrays
 
 TEXT = """\
 HloModule small, is_scheduled=true
@@ -37,15 +37,15 @@ LAYER = 4 * 8 * 128
 
 
 def test_a_loops_collectives_count_as_often_as_it_runs() -> None:
-    assert collectives(Program(TEXT)) == [("all-reduce", LAYER, 5)]
+    assert collectives(HloProgram(TEXT)) == [("all-reduce", LAYER, 5)]
     # The length depends on the data.
     text = TEXT.replace("constant(5)", "get-tuple-element(%carry.1), index=2")
-    assert collectives(Program(text)) == [("all-reduce", LAYER, 1)]
+    assert collectives(HloProgram(text)) == [("all-reduce", LAYER, 1)]
     # The condition is a fusion.
     known = 'body=%body, backend_config={"known_trip_count":{"n":"6"}}\n'
     text = TEXT.replace("compare(%at, %limit), direction=LT", "fusion(%at), calls=%lt")
     text = text.replace("body=%body\n", known)
-    assert collectives(Program(text)) == [("all-reduce", LAYER, 6)]
+    assert collectives(HloProgram(text)) == [("all-reduce", LAYER, 6)]
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_a_loops_collectives_count_as_often_as_it_runs() -> None:
 def test_only_the_usual_branch_of_a_conditional_counts(branches: str) -> None:
     text = TEXT.replace("while(%begin)", "conditional(%begin)")
     text = text.replace("condition=%condition, body=%body", branches)
-    assert collectives(Program(text)) == [("all-reduce", LAYER, 1)]
+    assert collectives(HloProgram(text)) == [("all-reduce", LAYER, 1)]
 
 
 PARTS = "f32[1,2,128]{2,1,0}"  # of %mine, over 4 devices
@@ -82,7 +82,7 @@ MORE = "f32[4,8,128]{2,1,0}"
 def test_the_bytes_are_those_of_whole_arrays(result: str, kind: str, size: int) -> None:
     before = "f32[1,8,128]{2,1,0:T(8,128)S(1)} all-reduce(%mine)"
     text = TEXT.replace(before, f"{result} {kind}(%mine)")
-    assert collectives(Program(text)) == [(kind.removesuffix("-start"), size, 5)]
+    assert collectives(HloProgram(text)) == [(kind.removesuffix("-start"), size, 5)]
 
 
 def test_a_chain_of_fusions_is_one_collective() -> None:
@@ -98,7 +98,7 @@ frontend_attributes={chain_id="3"}
     fused = "f32[1,8,128]{2,1,0} fusion(%mine), calls=%all-reduce-scatter.1"
     text = TEXT.replace("%body (", inside)
     text = text.replace("  %back =", f"  %a = {fused}\n  %b = {fused}\n  %back =")
-    reduced, scattered = collectives(Program(text))
+    reduced, scattered = collectives(HloProgram(text))
     assert (reduced.kind, scattered) == ("all-reduce", ("reduce-scatter", LAYER, 5))
 
 
@@ -112,7 +112,7 @@ _xla_host_transfer_handler_name="xla_megascale_runtime"}
 is_host_transfer=true
 """
     text = TEXT.replace("  %back = ", f"{send}  %back = ")
-    reduced, sent = collectives(Program(text))
+    reduced, sent = collectives(HloProgram(text))
     assert (reduced.kind, sent) == ("all-reduce", (CROSS_SLICE, LAYER, 5))
 
 
@@ -120,8 +120,8 @@ def test_the_largest_arrays_are_those_in_hbm_by_shape() -> None:
     """The result of the sum lies on the chip, and views are not arrays of their own."""
     named = 'dynamic-slice(%all, %n), metadata={op_name="a/b"}\n'
     text = TEXT.replace("dynamic-slice(%all, %n)\n", named)
-    first, second, *rest = largest_arrays(Program(text))
+    first, second, *rest = largest_arrays(HloProgram(text))
     assert first == ("f32[5,8,128]", 5 * LAYER, "")
     assert second == ("f32[1,8,128]", LAYER, "a/b")
     assert [array.shape for array in rest] == ["s32[]"]
-    assert largest_arrays(Program(text), count=1) == [first]
+    assert largest_arrays(HloProgram(text), count=1) == [first]

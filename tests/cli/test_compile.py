@@ -21,7 +21,7 @@ from tests.support import trained
 from tests.support.trained import Done
 from txl_jax import config as configs
 from txl_jax.aot import chips
-from txl_jax.aot.hlo import Program, collectives
+from txl_jax.aot.hlo import HloProgram, collectives
 from txl_jax.aot.lower import Compiled
 from txl_jax.cli import compile_ahead
 from txl_jax.config import Config
@@ -87,7 +87,9 @@ def read(path: Path, **mesh: int) -> Config:
 
 
 def compiled(config: Config) -> Compiled:
-    done = compile_ahead.compile_step(config, chips.find_devices(chips.find(SLICE)))
+    done = compile_ahead.compile_train_step(
+        config, chips.find_devices(chips.find(SLICE))
+    )
     assert done.fits
     return done
 
@@ -128,11 +130,11 @@ def test_the_report_of_a_step(path: Path, gradient_segments: int) -> None:
 def test_the_tpu_kernel_compiles(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts: list[str] = []
 
-    def read(text: str) -> Program:
+    def read(text: str) -> HloProgram:
         texts.append(text)
-        return Program(text)
+        return HloProgram(text)
 
-    monkeypatch.setattr(compile_ahead, "Program", read)
+    monkeypatch.setattr(compile_ahead, "HloProgram", read)
     flags = ("--config.model.kernel=tpu", "--topology=v4:2x2x2")
     result = command(path, *flags).result
     assert result["kernel"] == "tpu"
@@ -153,11 +155,11 @@ def test_other_memories_compile(
     """The search of a retrieval is approximate, in training and in evaluation."""
     texts: list[str] = []
 
-    def read(text: str) -> Program:
+    def read(text: str) -> HloProgram:
         texts.append(text)
-        return Program(text)
+        return HloProgram(text)
 
-    monkeypatch.setattr(compile_ahead, "Program", read)
+    monkeypatch.setattr(compile_ahead, "HloProgram", read)
     flags = [f"--config.{field}" for field in OTHER_MEMORIES[kind].split()]
     flags += [f"--topology={SLICE}", f"--config.model.kernel={kernel}"]
     result = command(path, *flags).result
@@ -170,7 +172,7 @@ def test_other_memories_compile(
 @needs_libtpu
 def test_data_parallelism_only_sums_gradients(path: Path) -> None:
     done = compiled(read(path))
-    exchanged = collectives(Program(done.text))
+    exchanged = collectives(HloProgram(done.text))
     assert {each.kind for each in exchanged} == {"all-reduce"}
     check_donated(read(path), done)
 
@@ -182,7 +184,7 @@ def test_fsdp_gathers_only_parameters_one_layer_at_a_time(path: Path) -> None:
     shapes = nn.unbox(abstract_params(config.model))
     sizes = {leaf.size / N for leaf in jax.tree.leaves(shapes.pop("layers"))}
     sizes |= {leaf.size for leaf in jax.tree.leaves(shapes)}
-    for each in collectives(Program(done.text)):
+    for each in collectives(HloProgram(done.text)):
         if each.kind == "all-gather":
             # The vocabulary's table is gathered whole, the stacked layers one at a
             # time, in float32 or bfloat16. Neither batch nor memory is gathered.
@@ -220,7 +222,7 @@ def test_pieces_of_large_models_pass_on_only_the_newest_states(
     config = configs.with_fields(config, "train", **train)
     config = find_vocab(configs.with_fields(config, "mesh", segments=P))
     devices = chips.find_devices(chips.find(topology))
-    done = compile_ahead.compile_step(config, devices)
+    done = compile_ahead.compile_train_step(config, devices)
     assert done.fits
     check_exchanges(config, done.text, P, len(devices))
 
@@ -229,7 +231,7 @@ def check_exchanges(config: Config, text: str, P: int, devices: int) -> None:
     """Asserts that neighbours exchange states of M tokens, and all devices sums."""
     model, own = config.model, config.train.batch_size * P // devices
     states = own * model.mem_len * model.d_model
-    exchanged = collectives(Program(text))
+    exchanged = collectives(HloProgram(text))
     sums = [each for each in exchanged if each.kind == "all-reduce"]
     passes = [each for each in exchanged if each.kind == "collective-permute"]
     assert len(sums) + len(passes) == len(exchanged)

@@ -13,7 +13,7 @@ from tests.cli.test_compile import check_donated
 from tests.support import trained
 from txl_jax import config as configs
 from txl_jax.aot import chips, gpus
-from txl_jax.aot.hlo import Collective, Program, collectives
+from txl_jax.aot.hlo import Collective, HloProgram, collectives
 from txl_jax.cli import compile_ahead
 from txl_jax.config import Config
 from txl_jax.metrics import parameter_count
@@ -58,9 +58,9 @@ def compiled(path: Path, **changes: Any) -> tuple[Config, str, list[Collective]]
         tree["model" if name == "kernel" else "mesh"][name] = value
     config = find_vocab(configs.parse(tree))
     devices = chips.find_devices(chips.find("h100:8"))
-    done = compile_ahead.compile_step(config, devices)
+    done = compile_ahead.compile_train_step(config, devices)
     check_donated(config, done, fit_mesh(config, devices))
-    return config, done.text, collectives(Program(done.text))
+    return config, done.text, collectives(HloProgram(done.text))
 
 
 @pytest.mark.parametrize("kernel", ["xla", "chunked"])

@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import Mesh
 
 from tests.support import tiny
-from txl_jax.aot.hlo import Program, collectives
+from txl_jax.aot.hlo import HloProgram, collectives
 from txl_jax.errors import UserError
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import Memory
@@ -101,7 +101,7 @@ def test_only_the_newest_states_pass_from_piece_to_piece() -> None:
     mesh = make_mesh(MeshConfig(data=1, segments=4), jax.devices()[:4])
     args = tiny.make_params(config), Memory.empty(config, B), make_segment(0, [T] * B)
     step = make_grad(config).lower(*place(mesh, config, *args), jax.random.key(0))
-    found = collectives(Program(step.compile().as_text()))
+    found = collectives(HloProgram(step.compile().as_text()))
     passed = [each for each in found if each.kind != "all-reduce"]
     # One in each layer, and its transpose.
     one = ("collective-permute", 4 * B * M * tiny.D, tiny.N)

@@ -38,7 +38,7 @@ class Op(NamedTuple):
         return re.findall(r"%([\w.\-]+)", self.text.partition(")")[0])
 
 
-class Program:
+class HloProgram:
     """The instructions of a compiled program, by computation and name."""
 
     def __init__(self, text: str) -> None:
@@ -99,7 +99,7 @@ class Collective(NamedTuple):
     times: int
 
 
-def collectives(program: Program) -> list[Collective]:
+def collectives(program: HloProgram) -> list[Collective]:
     """Returns all collectives; one that is a chain of fusions is returned once."""
     result, seen = [], set()
     for op, name, times in program.visit(fusions=True):
@@ -136,7 +136,7 @@ class Array(NamedTuple):
     op_name: str  # the scopes and the operation that it comes from
 
 
-def largest_arrays(program: Program, count: int = 5) -> list[Array]:
+def largest_arrays(program: HloProgram, count: int = 5) -> list[Array]:
     """Returns the largest arrays of a program, one of each shape.
 
     Not all of them need be kept at the same time.

@@ -12,7 +12,7 @@ import jax
 
 from txl_jax.aot import chips, lower
 from txl_jax.aot.chips import Slices
-from txl_jax.aot.hlo import Program, collectives, largest_arrays
+from txl_jax.aot.hlo import HloProgram, collectives, largest_arrays
 from txl_jax.aot.lower import Compiled
 from txl_jax.cli.plan import step_arguments
 from txl_jax.config import Config, with_fields
@@ -90,7 +90,7 @@ def costs(
     if not done.fits:
         result["exceeds_by_bytes"] = int(done.bytes - tpus.chip.hbm)
     if done.text:
-        program = Program(done.text)
+        program = HloProgram(done.text)
         totals: dict[str, dict[str, int]] = {}
         for kind, size, times in collectives(program):
             total = totals.setdefault(kind, {"count": 0, "bytes": 0})
@@ -129,12 +129,12 @@ def compile_on_mesh(
 ) -> tuple[Config, Compiled]:
     """Returns the config with the least split mesh that fits, and its step."""
     if config.compile.mesh == "config":
-        return config, compile_step(config, devices)
+        return config, compile_train_step(config, devices)
     best = None
     for tried in meshes(config, devices):
         if best and (best[1].fits or tried.mesh.model > best[0].mesh.model):
             break
-        best = tried, compile_step(tried, devices)
+        best = tried, compile_train_step(tried, devices)
     if not best:
         raise UserError(
             f"no mesh of {config.compile.topology} divides train.batch_size = "
@@ -156,7 +156,7 @@ def meshes(config: Config, devices: list[jax.Device]) -> Iterator[Config]:
                     yield tried
 
 
-def compile_step(config: Config, devices: list[jax.Device]) -> Compiled:
+def compile_train_step(config: Config, devices: list[jax.Device]) -> Compiled:
     """Compiles the training step; raises UserError unless the streams divide."""
     mesh = fit_mesh(config, devices)
     program = make_program(config.model, config.train, config.optim, mesh)
