@@ -20,6 +20,11 @@ def code(text: str) -> str:
     return f"`{text}`" if text else ""
 
 
+def revision(text: str) -> str:
+    """Returns the beginning of a git revision as code, with `+dirty` where it is."""
+    return code(text[:7] + text[40:])
+
+
 def block(command: str) -> str:
     """Returns a command as a block."""
     return f"```sh\n{command}\n```\n"

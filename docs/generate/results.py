@@ -7,7 +7,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from generate.markdown import ROOT, table
+from generate.markdown import ROOT, revision, table
 
 FOLDER = ROOT / "experiments/logs"
 
@@ -53,8 +53,8 @@ def dropout(*names: str) -> str:
         cells = [f"{each:.3f}" for each in nats]
         cells += [f"{math.exp(min(nats)):.2f}", f"{validations[-1]['train_nats']:.3f}"]
         cells += [f"{validations[-1]['seconds'] / 3600:.1f}"]
-        revision = f"`{run['git_revision'][:7]}`"
-        rows.append((run["config"]["model"]["dropout"], *cells, revision))
+        cells.append(revision(run["git_revision"]))
+        rows.append((run["config"]["model"]["dropout"], *cells))
     ends = "best perplexity", "training's loss", "hours", "revision"
     return table(("dropout", *(f"{step:,}" for step in steps[0]), *ends), rows)
 
@@ -213,7 +213,7 @@ def origin(name: str) -> str:
     """Returns a sentence on when, with what and for how long a result was made."""
     result = read(name)
     if "git_revisions" in result:  # of a table
-        revisions = ", ".join(f"`{each[:7]}`" for each in result["git_revisions"])
+        revisions = ", ".join(map(revision, result["git_revisions"]))
         return (
             f"`experiments/logs/{name}`: {result['hours']:.1f} hours of one core "
             f"({', '.join(result['days'])}; revision {revisions}).\n"
@@ -223,7 +223,7 @@ def origin(name: str) -> str:
     timed = result["rows"] if result.get("sweep") else parts
     minutes = sum(each["seconds"] for each in timed) / 60
     days = sorted({each["time"][:10] for each in made})
-    revisions = sorted({f"`{each['git_revision'][:7]}`" for each in made})
+    revisions = sorted({revision(each["git_revision"]) for each in made})
     (cores,) = {each["usable_cores"] for each in made}
     return (
         f"`experiments/logs/{name}`: {minutes:.1f} minutes on {cores} "

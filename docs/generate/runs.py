@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from generate.claims import SEEDS, read
-from generate.markdown import ROOT
+from generate.markdown import ROOT, revision
 
 
 class Run(NamedTuple):
@@ -199,7 +199,7 @@ def made(run: Run) -> str:
     time = sum(map(hours, found))
     parts = [f"{time:.1f} hours" if time >= 0.1 else f"{60 * time:.1f} minutes"]
     parts = (parts if time else []) + sorted(days)
-    names = sorted(f"`{x[:7]}{x[40:]}`" for x in revisions)
+    names = sorted(map(revision, revisions))
     if names:
         parts.append(f"revision{'s' * (len(names) > 1)} {', '.join(names)}")
     return ", ".join([*parts, *filter(None, [run.more])])

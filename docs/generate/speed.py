@@ -4,7 +4,7 @@ import json
 import re
 from typing import Any
 
-from generate.markdown import ROOT, code, table
+from generate.markdown import ROOT, code, revision, table
 
 FOLDER = ROOT / "experiments/benchmarks"
 SIDES = {"ours": "txl_jax", "peer": "Hugging Face"}
@@ -75,7 +75,7 @@ def commands() -> str:
                 for name in ("jax", "torch", "transformers")
                 if name in line["versions"]
             ),
-            code(line["git_revision"][:7]),
+            revision(line["git_revision"]),
         )
         for line in lines()
     ]
