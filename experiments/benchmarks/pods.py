@@ -150,11 +150,11 @@ and a peak of 213 instead of 204 MB. Both versions reject a step that does not f
 step that 0.0.42 accepted while stating more memory than the chip has just fits, and the
 stated figure is too large.
 
-Rows marked † are of an earlier version of the step, without the changes that
-`tpu_step.md` lists. Seven of them, `lm1b_large` without remat on 32 and 256 chips,
-except v5e:16x16, are older still: the last dimension of W_q, W_k, W_v and W_r was the
-head size instead of D. Marked rows of the second and third tables have no evaluation
-step in `pods.jsonl`: their commands had a flag, removed since, that left it out.
+Rows marked † are of an earlier version of the step. Seven of them, `lm1b_large` without
+remat on 32 and 256 chips, except v5e:16x16, are older still: the last dimension of W_q,
+W_k, W_v and W_r was the head size instead of D. Marked rows of the second and third
+tables have no evaluation step in `pods.jsonl`: their commands had a flag, removed
+since, that left it out.
 
 In the last table, each layer passes the newest M states of a piece to the next chip: in
 the forward pass, back in the backward pass, and once more, as bfloat16, where the
