@@ -131,7 +131,7 @@ def memory_claims() -> Iterator[Claim]:
     yield Claim(
         "[The reach is N x L (section 3.2)](copying.md)",
         "stated",
-        "bit for bit, for any lengths",
+        "bit for bit, for the tested lengths",
         "exact",
         "as the paper",
     )

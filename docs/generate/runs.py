@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from generate.claims import SEEDS, read
-from generate.markdown import ROOT, revision
+from generate.markdown import ROOT, code, revision
 
 
 class Run(NamedTuple):
@@ -22,14 +22,23 @@ class Run(NamedTuple):
 RESULTS = "ablations/results/"
 RUNS = (
     Run(
+        "Quickstart",
+        "tutorial/quickstart.md",
+        "--config=experiments/quickstart.py",
+        ("logs/quickstart.json",),
+        1,
+        "2026-11-23, two cores",
+    ),
+    Run(
         "Tables 6 and 10",
         "ablations.md",
         "--table=10 --scale=cpu --workdir=runs/table6",
         (f"{RESULTS}table6.json", f"{RESULTS}table10.json"),
         3,
+        "two rows stand in both tables, and count twice in the hours",
     ),
     Run(
-        "Table 10, as much text",
+        "Table 10, equal text",
         "ablations.md",
         "--workdir=runs/table10_tokens",
         (f"{RESULTS}table10_tokens.json", f"{RESULTS}table10_half_tokens.json"),
@@ -55,7 +64,7 @@ RUNS = (
         "--workdir=runs/recl_1111",
         tuple(f"logs/recl_{seed}.json" for seed in SEEDS),
         3,
-        "25 November 2026, one core, revision `58f5bfc`",
+        "2026-11-25, revision `58f5bfc`, one core",
     ),
     Run(
         "Table 9",
@@ -125,6 +134,7 @@ RUNS = (
         "--config=experiments/shakespeare.py",
         ("benchmarks/shakespeare.jsonl",),
         1,
+        "both recipes",
     ),
     Run(
         "Tiny Shakespeare, two hours",
@@ -132,6 +142,7 @@ RUNS = (
         "--config=experiments/shakespeare_long.py",
         ("logs/shakespeare_long.jsonl",),
         1,
+        "2026-11-24, two cores, beside other work",
     ),
     Run(
         "Cold start",
@@ -141,7 +152,7 @@ RUNS = (
         1,
     ),
     Run(
-        "Learning while reading",
+        "Online compression of enwik8",
         "howto/dynamic_evaluation.md",
         "experiments.figures.online",
         ("logs/online_1mb.json",),
@@ -149,7 +160,7 @@ RUNS = (
         "one core",
     ),
     Run(
-        "After the paper",
+        "Later additions",
         "howto/variants.md",
         "python -m experiments.benchmarks.variants\n",
         ("benchmarks/variants.jsonl",),
@@ -182,10 +193,15 @@ def flat(value: Any) -> Iterator[tuple[str, Any]]:
 def hours(result: Any) -> float:
     """Returns the hours that a result states for its runs, 0 if it states none."""
     if isinstance(result, list):
+        beside = [run for line in result for run in line.get("runs", [])]
+        if beside:
+            sides = [side for run in beside for side in run.values()]
+            return sum(side["seconds"] for side in sides) / 3600
         return max(line.get("seconds", 0.0) for line in result) / 3600
-    if "cells" in result and "hours" not in result:
-        return sum(cell["seconds"] for cell in result["cells"]) / 3600
-    return result.get("hours", result.get("seconds", 0.0) / 3600)
+    if "hours" in result:
+        return result["hours"]
+    parts = result.get("cells", [result])
+    return sum(x["seconds"] + x.get("train_seconds", 0.0) for x in parts) / 3600
 
 
 def made(run: Run) -> str:
@@ -206,14 +222,15 @@ def made(run: Run) -> str:
 
 
 def runs() -> str:
-    """Returns a paragraph and the command for each experiment."""
+    """Returns a section for each experiment: a paragraph and the folded command."""
     parts = []
     for run in RUNS:
         seeds = f"{run.seeds} seeds" if run.seeds > 1 else "**one seed**"
         seeds = seeds if run.seeds else "timed"
-        files = ", ".join(f"`experiments/{name}`" for name in run.files)
+        files = ", ".join(map(code, run.files))
         parts.append(
-            f"**[{run.title}]({run.page})**: {seeds}; {made(run)}; {files}\n\n"
-            f"{block(run.page, run.command)}"
+            f"### [{run.title}]({run.page})\n\n{seeds}; {made(run)}; {files}\n\n"
+            "<details><summary>command</summary>\n\n"
+            f"{block(run.page, run.command)}\n</details>\n"
         )
     return "\n".join(parts)

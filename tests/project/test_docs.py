@@ -258,7 +258,7 @@ def test_a_result_of_one_seed_or_of_uncommitted_code_has_no_verdict(
     single = [row for row in rows if row[2] == "**1**"]
     assert len(rows) >= 15 and single
     assert all("no verdict" in row[1] for row in single)
-    found = [line for line in made("runs.runs").splitlines() if line[:3] == "**["]
+    found = made("runs.runs").split("\n### ")
     assert len(found) >= 10
     assert all("seed" in each or "timed; " in each for each in found)
     dirty = [each for each in found if "+dirty" in each]
