@@ -188,6 +188,20 @@ def test_pages_state_the_results_of_the_reference_model() -> None:
             assert number in text, name
 
 
+def test_the_readme_states_the_results_of_its_commands() -> None:
+    readme = " ".join((ROOT / "README.md").read_text("utf-8").split())
+    result = log("quickstart.json")
+    for name, bpc in {**result["baselines_bpc"], "this model": result["bpc"]}.items():
+        assert f"{name}: {bpc:.3f} bits per token on test" in readme
+    path = ROOT / "experiments/logs/quickstart_dynamic.jsonl"
+    static, dynamic = map(json.loads, path.read_text("utf-8").splitlines())
+    assert "dynamic" not in static and dynamic["dynamic"] == "sgd"
+    assert f"from {static['bpc']:.2f} bits each to {dynamic['bpc']:.2f};" in readme
+    path = ROOT / "experiments/benchmarks/shakespeare.jsonl"
+    nats = json.loads(path.read_text("utf-8"))["runs"][0]["ours"]["nats"]
+    assert f"reaches {nats:.2f} nats per character" in readme
+
+
 def test_pages_state_the_committed_speed_and_cost_of_a_cold_start() -> None:
     page = " ".join(TEXTS["long_context.md"].split())
     row = log("speed.json")["rows"][-1]
