@@ -18,6 +18,7 @@ from tests.update.test_step import (
     DROPOUT,
     OPTIM,
     PARAMS,
+    PLAIN,
     B,
     make_config,
     make_segments,
