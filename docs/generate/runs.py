@@ -126,7 +126,7 @@ RUNS = (
             *(f"logs/wikitext2_cache_{seed}.json" for seed in SEEDS),
         ),
         3,
-        "after trainings of 73 to 80 minutes of one core each",
+        "after 3.8 hours of training on one core",
     ),
     Run(
         "Tiny Shakespeare, three minutes",
