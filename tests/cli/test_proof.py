@@ -92,7 +92,10 @@ def test_a_check_without_end_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_check_that_raises_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check, "fault", lambda kernel: {}["a mistake"])
+    def fault(kernel: object) -> str:
+        raise ValueError("a mistake")
+
+    monkeypatch.setattr(check, "fault", fault)
     assert prove(monkeypatch, None) == "its check raised an exception"
 
 

@@ -116,7 +116,7 @@ def test_auto_takes_chunked_for_keys_that_vmem_cannot_hold(
 
     bias_HR = array(H, K) if bias else None
     position = PositionTerms(array(K, H, A), array(H, A), array(H, A), bias_HR)
-    keys, oldest_BL = array(B, K, H, A), jax.ShapeDtypeStruct((B, L), jnp.int32)
+    keys, oldest_BL = array(B, K, H, A), jnp.zeros((B, L), jnp.int32)
     operands: Any = Operands(array(B, L, H, A), keys, keys, position, oldest_BL)
 
     def attend(kernel: str, operands: Operands) -> jax.Array:

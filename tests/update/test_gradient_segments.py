@@ -81,7 +81,7 @@ def in_sequence(config: ModelConfig, G: int) -> Sums:
     return grads, memory
 
 
-def visible(memory: Memory) -> jax.Array:
+def visible(memory: Memory) -> np.ndarray:
     """Returns which slots of a memory are visible, [1, B, M, 1]."""
     M = memory.mem_len
     return (np.arange(M) >= M - memory.filled_B[:, None])[None, ..., None]
