@@ -47,7 +47,7 @@ def make_program(
         model_config, [text_T[:-1]], config.tgt_len, config.segments_per_step
     )
     fixed, read = jax.jit(unstack)(params), jax.jit(start)
-    return lambda: jax.block_until_ready(read(fixed))
+    return lambda: jax.block_until_ready(read(fixed, None))
 
 
 def measure(args: argparse.Namespace, watch: quiet.Watch) -> dict[str, Any]:

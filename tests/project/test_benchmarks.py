@@ -45,6 +45,17 @@ def test_help_has_the_first_line_of_the_docstring(
     assert docstring.splitlines()[0] in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("read", ["score", "recl", "prompt"])
+def test_every_way_of_reading_is_timed(
+    read: str, start: Start, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = f"--read={read} --alone --tokens=160 --tiny --force --repeats=1"
+    start("benchmarks.evaluation", flags)
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert result["cases"][0]["case"].startswith(f"{read}, ")
+    assert set(result["cases"][0]["sides"]) == {"ours", "alone"}
+
+
 @pytest.mark.parametrize("name", FLAGS)
 def test_a_loaded_machine_is_refused(
     name: str,
