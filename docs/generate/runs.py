@@ -155,7 +155,7 @@ RUNS = (
         "Online compression of enwik8",
         "howto/dynamic_evaluation.md",
         "experiments.figures.online",
-        ("logs/online_1mb.json",),
+        ("logs/online_1mb.json", "logs/online_3mb.json"),
         1,
         "one core",
     ),
