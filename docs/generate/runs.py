@@ -38,7 +38,7 @@ RUNS = (
         "two rows stand in both tables, and count twice in the hours",
     ),
     Run(
-        "Table 10, equal text",
+        "Table 10, equal amounts of text",
         "ablations.md",
         "--workdir=runs/table10_tokens",
         (f"{RESULTS}table10_tokens.json", f"{RESULTS}table10_half_tokens.json"),
@@ -126,7 +126,7 @@ RUNS = (
             *(f"logs/wikitext2_cache_{seed}.json" for seed in SEEDS),
         ),
         3,
-        "after 3.8 hours of training on one core",
+        "one core",
     ),
     Run(
         "Tiny Shakespeare, three minutes",
@@ -152,7 +152,7 @@ RUNS = (
         1,
     ),
     Run(
-        "Online compression of enwik8",
+        "enwik8, scored before learned",
         "howto/dynamic_evaluation.md",
         "experiments.figures.online",
         ("logs/online_1mb.json", "logs/online_3mb.json"),
@@ -162,10 +162,10 @@ RUNS = (
     Run(
         "Later additions",
         "howto/variants.md",
-        "python -m experiments.benchmarks.variants\n",
+        "python -m experiments.benchmarks.variants --seeds=1",
         ("benchmarks/variants.jsonl",),
-        2,
-        "about eight hours of one core, beside other work",
+        1,
+        "beside other work",
     ),
 )
 
