@@ -14,8 +14,8 @@ SOURCES = {
     "table6_words": "Table 6, words",
     "table7": "Table 7, shuffled sentences",
     "table10": "Table 10, bytes",
-    "table10_tokens": "Table 10, equal text",
-    "table10_half_tokens": "Table 10, equal text",
+    "table10_tokens": "Table 10, equal amounts of text",
+    "table10_half_tokens": "Table 10, equal amounts of text",
 }
 # The claims, and the rows that are compared for each, as FILE/ROW.
 CLAIMS = {

@@ -15,7 +15,7 @@ from txl_jax.report.progress import waiting
 from txl_jax.runtime import distributed, programs
 from txl_jax.runtime.storage import write_atomically
 
-MOST_SECONDS = 120  # of a check, most of which compiles
+MOST_SECONDS = 240  # of a check, most of which compiles
 
 
 def prove_kernels(kernel: str) -> None:

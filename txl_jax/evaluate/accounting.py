@@ -22,7 +22,7 @@ TOKEN_BYTES = 12  # of a token's input, target and weight
 
 
 def eval_fields(segments: int) -> tuple[str, ...]:
-    """Returns the sizes of an evaluation that computes some segments together."""
+    """Returns the fields to lower if an evaluation of so many segments does not fit."""
     return (*EVAL_FIELDS, *(["eval.segments_per_step"] if segments > 1 else []))
 
 

@@ -225,7 +225,7 @@ class Reader:
         into this machine's.
         """
         tokens = self.segments * self.tgt_len
-        fields = eval_fields(self.segments)  # a chosen number fits
+        fields = eval_fields(self.segments)  # one chosen here fits
         check_fits(self.config, self.batch_size, tokens, fields)
         memory = self.empty(params, before)
         for segment in join_calls(segments, self.segments):

@@ -68,7 +68,7 @@ def make_score(
 
     hidden: return hidden states. before: of one text, which every document continues.
     leave: return bookmarks. A long document without bookmarks is split over the
-    segments of the mesh if it splits nothing else than heads and layers.
+    segments of the mesh unless mesh.data or mesh.fsdp exceeds 1.
     """
     model_config = evaluation_model(model_config, config)
     if before or leave or (mesh and shards(mesh, "B") > 1):

@@ -14,7 +14,7 @@ from txl_jax.kernels.operands import Kernel, Operands, PositionTerms
 # The largest error of an array by its largest element. Chips approximate exponentials;
 # a wrong index, mask or tile is off by percents.
 TOLERANCES = {"float32": 1e-3, "bfloat16": 3e-2}
-# The position terms that a score lacks: the paper's, and that of ALiBi and T5.
+# Terms left out: the bias, as in the paper; all but the bias, as in ALiBi and T5.
 ABSENT = (("bias_HR",), ("r_RHA", "u_HA", "w_HA"))
 # Several tiles, none of which is full.
 B, L, M, H, A = 2, 136, 200, 2, 64

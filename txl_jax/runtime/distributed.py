@@ -36,7 +36,7 @@ Result = TypeVar("Result")
 EXITING = threading.Lock()  # held by the thread that ends the process
 
 CONNECT_SECONDS = 300  # until all processes must have connected
-HEARTBEAT_SECONDS = 30  # from a process's last heartbeat until jax aborts the others
+HEARTBEAT_SECONDS = 30  # from a process's last heartbeat until jax counts it as lost
 ERROR_SECONDS = 30  # for the other processes to report a user error as well
 SHUTDOWN_SECONDS = 60  # from the last barrier until all processes have ended
 WAIT_SECONDS = 24 * 3600  # for the work of process 0 alone, such as preparing data

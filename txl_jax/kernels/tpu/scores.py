@@ -29,7 +29,7 @@ f32 = jnp.float32
 
 def dot(a: Array, b: Array, contract: str) -> Array:
     """Returns a product in float32; `contract` spells it as einsum does."""
-    # Both are stated: the compiler refuses products of bfloat16 of jax's "highest".
+    # Stated for both types: the TPU compiler refuses bfloat16 products of "highest".
     precision = "highest" if a.dtype == f32 else "default"
     left, right = contract.split(",")
     shared = next(letter for letter in left if letter in right)
