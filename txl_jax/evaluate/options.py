@@ -102,8 +102,8 @@ class EvalConfig:
     # The number of tokens in a segment of the evaluation.
     tgt_len: int = field(at_least(1, 128), modes=f"{READING} compile export")
     # The number of segments that are computed together, which changes the speed, not
-    # the results. 0 chooses about 1,000 tokens per call and device, fewer
-    # if memory is short.
+    # the results. 0 chooses about 1,000 tokens per call and device, or fewer if memory
+    # is short.
     segments_per_step: int = field(
         at_least(0, 0), modes="evaluate generate score compile table recl"
     )

@@ -171,6 +171,8 @@ class Reader:
         S = count_segments(config, segments, B, L, mesh, documents)
         W = window_tokens(config, S, B, L, mesh)
 
+        # Whether a call is split over mesh.segments; the step then reads parameters
+        # that are stacked.
         self.in_pieces = S > 1 and mesh is not None and mesh.shape["segments"] > 1
 
         def empty(params: Params, kept: Newest | None = None) -> Any:
