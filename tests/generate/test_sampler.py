@@ -20,9 +20,13 @@ from tests.support.reference_tokens import Stream as TokenStream
 from tests.support.refusal import refused
 from txl_jax.evaluate.reader import Bookmark
 from txl_jax.generate import sampler
+from txl_jax.generate.context import fill_in_pieces
 from txl_jax.generate.options import GenerateConfig
 from txl_jax.generate.sampler import choose, restrict
 from txl_jax.model.memory import Memory
+from txl_jax.sharding.mesh import make_mesh
+from txl_jax.sharding.options import MeshConfig
+from txl_jax.sharding.rules import sharding
 
 # As drawn, and rounded to quarters so that tokens tie.
 LOGITS_BV = 2 * jax.random.normal(jax.random.key(0), (4, 50))
@@ -96,6 +100,30 @@ def test_memory_is_carried_between_tokens(monkeypatch: pytest.MonkeyPatch) -> No
         bounds = [*range(0, last, 3), *range(last, len(text_T))]
         expected = oracle_nll(tiny.config(mem_len=4), text_T, bounds)
         tiny.assert_close(nll_T, expected[last:])
+
+
+def test_long_prompts_are_split_over_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one or two streams, with the samples of one device; short ones are not."""
+    memories: list[Memory | None] = []
+
+    def fill(*args: Any) -> Memory | None:
+        memories.append(fill_in_pieces(*args))
+        return memories[-1]
+
+    monkeypatch.setattr(sampler, "fill_in_pieces", fill)
+    mesh = make_mesh(MeshConfig(data=1, segments=4), jax.devices()[:4])
+    params = jax.device_put(PARAMS, sharding(mesh, ""))
+    tokens_T = tiny.make_tokens(1, 60)[0]
+    for lengths in ([33], [50, 19], [7]):
+        prompts = [tokens_T[:length] for length in lengths]
+        split, whole = (
+            sampler.stream(tiny.CONFIG, own, prompts, MEMORY, None, 3, 8, mesh=each)
+            for own, each in ((params, mesh), (PARAMS, None))
+        )
+        (actual,), (expected,) = split, whole
+        np.testing.assert_array_equal(actual.tokens_BT, expected.tokens_BT)
+        tiny.assert_close(actual.nll_BT, expected.nll_BT)
+    assert [memory is None for memory in memories] == [False, False, True]
 
 
 def test_same_layer_recurrence_reads_whole_segments() -> None:

@@ -82,6 +82,7 @@ def draw_samples(
         segments=config.eval.segments_per_step,
         before=before,
         leave=left.append if options.save_memory else None,
+        mesh=loaded.mesh,
     )
     samples: list[texts.Sample] = []
     arrays = options.output.endswith(".npy")

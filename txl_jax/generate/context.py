@@ -16,12 +16,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.sharding import PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 from txl_jax.evaluate import reader
 from txl_jax.evaluate.grouping import count_segments, window_tokens
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
+from txl_jax.model.memory.cache import Memory
 from txl_jax.model.memory.kinds import (
     Newest,
     empty_fixed_memory,
@@ -31,7 +32,7 @@ from txl_jax.model.memory.kinds import (
 from txl_jax.model.memory.protocol import AnyMemory, MemoryLike
 from txl_jax.model.segment import Segment
 from txl_jax.model.txl import TransformerXL
-from txl_jax.sharding.rules import letters
+from txl_jax.sharding.rules import letters, shards
 
 Window = tuple[Array, Array]  # window_BL and the number of its tokens, length_B
 # (params, what a memory holds before the prompts) -> the context, a memory or a window,
@@ -107,6 +108,40 @@ def read_prompts(
         memory = resume(config, params, memory, before)
     fill = reader.make_step(config, reader.from_hidden(lambda *_: None), tgt_len)
     return fill(params, memory, prefix)[1]
+
+
+def fill_in_pieces(
+    config: ModelConfig,
+    params: Params,
+    prompts: Sequence[np.ndarray],
+    width: int,
+    segments: int,
+    mesh: Mesh,
+) -> Memory | None:
+    """Returns the memory after prompts that are split over the mesh's segments.
+
+    params: stacked. None if the mesh has one segment or splits the prompts' streams, or
+    if most of a call would be padding.
+    """
+    if not config.mem_len or shards(mesh, "B") > 1:
+        return None
+    read, B = reader.from_hidden(lambda *_: ()), len(prompts)
+    split = reader.Reader(config, read, B, width, mesh, segments=segments)
+    tokens_BT, length_B = pad(prompts, width)
+    if not split.in_pieces or tokens_BT.shape[1] <= split.segments * width // 2:
+        return None
+    parts = []
+    for start in range(0, tokens_BT.shape[1], width):
+        inputs_1BL = tokens_BT[None, :, start : start + width]
+        zeros_1BL = np.zeros(inputs_1BL.shape, np.float32)
+        length_1B = np.clip(length_B - start, 0, width)[None]
+        parts.append(
+            Segment(inputs_1BL, inputs_1BL, zeros_1BL, zeros_1BL > 0, length_1B)
+        )
+    left: list[Any] = []
+    for _ in split.outputs(params, parts, leave=left.append):
+        pass
+    return left[0]
 
 
 def make_fill(

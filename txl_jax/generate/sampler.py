@@ -13,13 +13,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.sharding import Mesh
 from jax.typing import ArrayLike
 
 from txl_jax.errors import UserError
 from txl_jax.evaluate.accounting import GENERATE_FIELDS, check_fits
 from txl_jax.evaluate.options import EvalConfig
 from txl_jax.evaluate.reader import Bookmark
-from txl_jax.generate.context import make_context, make_fill
+from txl_jax.generate.context import fill_in_pieces, make_context, make_fill
 from txl_jax.generate.options import GenerateConfig, generation_model
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
@@ -78,6 +79,7 @@ def stream(
     window: int = EvalConfig.tgt_len,
     segments: int = EvalConfig.segments_per_step,
     before: Bookmark | None = None,
+    mesh: Mesh | None = None,
 ) -> Iterator[Drawn]:
     """Yields the next tokens of each prompt, EVERY at a time, and their nll.
 
@@ -86,6 +88,7 @@ def stream(
     Prompts are read in segments of `window` tokens, of which `segments` are computed
     together, as in evaluation. With mem_len = 0, each token is sampled from the newest
     `window` tokens. Prompt b continues text b of `before`, and may then be empty.
+    Otherwise, long prompts are split over the segments of the mesh.
     """
     if before and not config.mem_len:
         raise UserError("a bookmark needs a memory: set generate.mem_len")
@@ -97,6 +100,11 @@ def stream(
     check_fits(model_config, len(prompts), 1, GENERATE_FIELDS)
     last_B = np.array([prompt[-1] for prompt in prompts], np.int32)
     prefixes = [prompt[:-1] for prompt in prompts]
+    memory = before and before.memory
+    if mesh and not before:
+        memory = fill_in_pieces(model_config, params, prefixes, window, segments, mesh)
+        if memory is not None:
+            prefixes = [prefix[:0] for prefix in prefixes]
     start, predict = make_context(model_config, prefixes, window, segments)
     seed_B = (config.seed + np.arange(len(prompts), dtype=np.int64)).astype(np.uint32)
 
@@ -124,7 +132,6 @@ def stream(
         lambda params, memory: (jnp.asarray(last_B), start(params, memory)),
         keep_unused=True,
     )
-    memory = before and before.memory
     read_prompt = compile_step("reading the prompt", read, params, memory)
     state = read_prompt(params, memory)
     places = jax.tree.map(lambda x: x.sharding, state)

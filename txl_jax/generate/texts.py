@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
+from jax.sharding import Mesh
 
 from txl_jax.data.files import read_blocks, read_stdin, text_files
 from txl_jax.data.vocab import Vocab, report_unknown, spell
@@ -168,8 +169,9 @@ def draw(
     segments: int = 1,
     before: Bookmark | None = None,
     leave: Callable[[Bookmark], object] | None = None,
+    mesh: Mesh | None = None,
 ) -> Iterator[Sample]:
-    """Yields a sample for each prompt; window, segments: see `sampler.stream`.
+    """Yields a sample for each prompt; window, segments, mesh: see `sampler.stream`.
 
     before: see `place_of`. `leave` gets bookmarks after the samples. A single sample is
     shown while it is drawn, line by line if `write` detokenizes.
@@ -185,7 +187,15 @@ def draw(
         growing = [Growing(vocab, prompt_T, config) for prompt_T in own]
         seeded = dataclasses.replace(config, seed=seeds[0])
         drawn = sampler.stream(
-            model_config, params, own, seeded, len(vocab), window, segments, place
+            model_config,
+            params,
+            own,
+            seeded,
+            len(vocab),
+            window=window,
+            segments=segments,
+            before=place,
+            mesh=mesh,
         )
         shown = 0
         for tokens_BT, nll_BT in drawn:
