@@ -70,6 +70,7 @@ def test_the_tpu_kernel_is_reported_as_unproved_on_a_tpu(
     assert chosen((8, 5, 16, 64), places) == "tpu"
     monkeypatch.setitem(FAULTS, "tpu", "it is wrong")
     assert chosen((8, 5, 16, 64), places) == "xla"
+    assert chosen((8, 1024, 16, 64), places, 2048) == "chunked"
     device: Any = AbstractDevice("TPU v5 lite", None, "tpu")
     assert candidates(device) == ["chunked", "tpu"]
 

@@ -56,9 +56,9 @@ def fastest(
     """Returns the name of the kernel that `auto` selects for L queries and K keys.
 
     This is `xla`, which the compiler can split, if streams or heads do not divide over
-    the mesh. Otherwise it is FASTEST's, or `chunked` for MANY_SCORES on a GPU and for
-    more keys, of so many features and bytes each, than `tpu` can hold. A kernel with a
-    fault is not selected.
+    the mesh. Otherwise it is FASTEST's, or `chunked` for more keys, of so many features
+    and bytes each, than `tpu` can hold, and for MANY_SCORES where `xla` is the fastest
+    and on no CPU. A kernel with a fault is not selected.
     """
     device = mesh.abstract_device or jax.devices()[0]
     parts = 1
@@ -68,12 +68,14 @@ def fastest(
         axes = (*stream_axes(mesh, B), "model")
         parts = math.prod(mesh.shape[axis] for axis in axes)
     many = B * H * L * K >= MANY_SCORES * parts
-    few = not many and K <= FEW_KEYS.get(device.device_kind, 0)
-    name = "xla" if few else FASTEST.get(device.device_kind, "xla")
-    if many and name == "xla" and device.platform != "cpu":
-        name = "chunked"
     kind = device.device_kind
+    few = not many and K <= FEW_KEYS.get(kind, 0)
+    name = "xla" if few else FASTEST.get(kind, "xla")
     if name == "tpu" and not any(fit_all(kind, L, K, features, itemsize)):
+        name = "chunked"
+    elif FAULTS.get(name):
+        name = "xla"
+    if many and name == "xla" and device.platform != "cpu":
         name = "chunked"
     if FAULTS.get(name):
         return "xla"
