@@ -3,6 +3,7 @@
 `sphinx-build -W`, a job of the workflow, checks pages, pictures and links.
 """
 
+import dataclasses
 import json
 import math
 import os
@@ -19,9 +20,11 @@ from typing import Any
 
 import pytest
 
+from experiments.benchmarks import subject
 from txl_jax import config, errors
 from txl_jax.cli import flags
 from txl_jax.data.vocab import VOCABULARIES
+from txl_jax.model.flops import needed_flops
 from txl_jax.workdir.released import packaged
 
 ROOT = Path(__file__).parents[2]
@@ -215,6 +218,35 @@ def test_pages_state_the_committed_speed_and_cost_of_a_cold_start() -> None:
     assert f"FLOPs predict {row['predicted_fair_ratio']:,.0f}" in page
     cost = f"{log('cold_start.json')['cost_nats']:.1f}"
     assert f"`cost_nats` ({cost})" in page
+
+
+def test_pages_state_the_committed_speeds() -> None:
+    lines = (ROOT / "experiments/benchmarks/results.jsonl").read_text("utf-8")
+    results = [json.loads(line) for line in lines.splitlines()]
+    page, stated = TEXTS["segments.md"], 0
+    for result in results:
+        for case in result["cases"] if "--alone" in result["command"] else ():
+            rates = [case["sides"][n]["tokens_per_second"] for n in ("ours", "alone")]
+            cells = *(f"{rate:,.0f}" for rate in rates), f"{case['ratio']:.2f}"
+            assert f" | {' | '.join(cells)} |" in page
+            stated += 1
+            if case["case"].startswith("segment"):
+                model = dataclasses.replace(
+                    subject.ENWIK8, mem_len=2100, clamp_len=820, same_length=True
+                )
+                flops = needed_flops(model, 1, 80, training=False) / 80 / 1e9
+                peak = result["matmul_gflops"]["jax"]["best"]
+                one, other = (f"{100 * flops * rate / peak:.0f}" for rate in rates)
+                assert f"{one} and {other} % of the cores' rate" in page
+    assert stated == 4
+    page = " ".join(TEXTS["speed.md"].split())
+    (allocated,) = (x for x in results if "MALLOC_ARENA_MAX" in x["command"])
+    (case,) = allocated["cases"]
+    ours, peer = (case["sides"][n]["tokens_per_second"] for n in ("ours", "peer"))
+    assert f"the port reaches {peer:.0f} tokens/s, and txl_jax {ours:.0f}." in page
+    (generation,) = (x for x in results if x["benchmark"] == "generation")
+    shares = [f"{100 * case['of_the_bound']:.0f}" for case in generation["cases"]]
+    assert f"Generation reaches {' and '.join(shares)} % of the bandwidth" in page
 
 
 def test_the_page_of_agents_states_the_committed_returns(
