@@ -83,7 +83,7 @@ RUNS = (
     Run(
         "Copying across segments",
         "segments.md",
-        "--gradient_segments 1 8 --updates 800",
+        "--gradient_segments 1 2 4 8 --updates 800",
         ("logs/copying_gradients.json",),
         3,
     ),

@@ -205,7 +205,7 @@ def plot(cells: list[dict[str, Any]], chance: float, path: Path) -> None:
         )
         axes.set_title(title, fontsize=9)
     else:
-        mark_reach(axes, cells[0])
+        mark_reach(axes, cells[0], max(distances))
     axes.axhline(chance, color="gray", linestyle="--", linewidth=1)
     axes.annotate("chance", (0.995, chance), xycoords=("axes fraction", "data"),
                   ha="right", va="bottom", fontsize=8, color="gray")  # fmt: skip
@@ -216,7 +216,7 @@ def plot(cells: list[dict[str, Any]], chance: float, path: Path) -> None:
         ylim=(0, None if by_memory else 1.15),
         yticks=np.arange(0, 1.01, 0.2),
     )
-    axes.legend(fontsize=8, loc="lower left" if by_memory else "center left")
+    axes.legend(fontsize=8, loc="lower left" if by_memory else "best")
     axes.grid(alpha=0.3)
     figure.savefig(path, dpi=100)
 
@@ -226,19 +226,22 @@ def describe_gradient(G: int) -> str:
     return f"gradients across {G} segments" if G > 1 else "the paper's training"
 
 
-def mark_reach(axes: Axes, cell: dict[str, Any]) -> None:
+def mark_reach(axes: Axes, cell: dict[str, Any], farthest_answer: int) -> None:
     """Marks the oldest token that a query sees, and the formula's bounds."""
-    first = cell["reach_tokens"] - (cell["tgt_len"] - 1)  # of a segment's first token
-    axes.axvspan(first, cell["reach_tokens"], color="gray", alpha=0.2, linewidth=0)
+    end = cell["reach_tokens"]
+    first = end - (cell["tgt_len"] - 1)  # of a segment's first token
+    axes.axvspan(first, end, color="gray", alpha=0.2, linewidth=0)
     axes.axvline(cell["seen_by_last_tokens"], color="gray", linewidth=1)
-    texts = {
-        cell["seen_by_last_tokens"]: "seen directly",
-        first: "the formula's reach, from a segment's\nfirst token to its last",
-    }
-    for x, text in texts.items():
+    reach = "the formula's reach, from a segment's\nfirst token to its last"
+    on_the_right = farthest_answer > 1.5 * end
+    notes = [
+        (cell["seen_by_last_tokens"], "seen directly", False),
+        (end if on_the_right else first, reach, on_the_right),
+    ]
+    for x, text, is_left in notes:
         axes.annotate(text, (x, 1.0), xycoords=("data", "axes fraction"), fontsize=8,
-                      xytext=(-4, -4), textcoords="offset points",
-                      ha="right", va="top")  # fmt: skip
+                      xytext=(4 if is_left else -4, -4), textcoords="offset points",
+                      ha="left" if is_left else "right", va="top")  # fmt: skip
 
 
 def main() -> int:
