@@ -139,7 +139,8 @@ def test_an_optimizer_gets_the_gradient_across_segments(name: str) -> None:
     update = jax.jit(optax.with_extra_args_support(optimizer).update)
     updates, _ = update(mean, state.opt_state, state.params, grad_norm=norm)
     expected = jax.tree.map(lambda p, u: p - 0.5 * u, state.params, updates)
-    tiny.assert_close(after.params, expected)
+    # Muon's iteration amplifies small singular values, and so their rounding.
+    tiny.assert_close(after.params, expected, tiny.FLOAT32 * {"muon": 10}.get(name, 1))
 
 
 def test_one_gradient_segment_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
