@@ -23,7 +23,8 @@ def number(value: float) -> str:
 
 def row(line: dict[str, Any], case: dict[str, Any], sides: list[str]) -> list[str]:
     """Returns the row of one case: both sides, their ratio and the machine's state."""
-    cells = [line["benchmark"], case["case"]]
+    kernel = line.get("kernel", "auto")
+    cells = [line["benchmark"], case["case"] + f", {kernel}" * (kernel != "auto")]
     for side in (case["sides"][name] for name in sides):
         cells += [
             number(side["tokens_per_second"]),
@@ -60,6 +61,33 @@ def measured() -> str:
         )
         for sides, compared in rows.items()
     )
+
+
+def gradients() -> str:
+    """Returns memory and time against the segments that a gradient crosses."""
+    found = {
+        line["kernel"]: case["sides"]
+        for line in lines()
+        for case in line["cases"]
+        if "across 1" in case["sides"]
+    }
+    kernels = {"chunked": "`chunked`", "auto": "`xla`"}  # of auto on a CPU
+    rows = [
+        (
+            side.removeprefix("across "),
+            *(
+                cell
+                for kernel in kernels
+                for cell in (
+                    f"{found[kernel][side]['temporary_bytes'] / 1e6:,.0f}",
+                    f"{1e3 / found[kernel][side]['tokens_per_second']:.2f}",
+                )
+            ),
+        )
+        for side in found["auto"]
+    ]
+    heads = (f"{name}: {of}" for name in kernels.values() for of in ("MB", "ms"))
+    return table(("c", *heads), rows)
 
 
 def commands() -> str:
