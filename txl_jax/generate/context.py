@@ -123,7 +123,8 @@ def fill_in_pieces(
     params: stacked. None if the mesh has one segment or splits the prompts' streams, or
     if most of a call would be padding.
     """
-    if not config.mem_len or shards(mesh, "B") > 1:
+    is_split = mesh.shape["segments"] > 1 and shards(mesh, "B") == 1
+    if not config.mem_len or not is_split:
         return None
     read, B = reader.from_hidden(lambda *_: ()), len(prompts)
     split = reader.Reader(config, read, B, width, mesh, segments=segments)
