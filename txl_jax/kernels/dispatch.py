@@ -57,8 +57,8 @@ def fastest(
 
     This is `xla`, which the compiler can split, if streams or heads do not divide over
     the mesh. Otherwise it is FASTEST's, or `chunked` for more keys, of so many features
-    and bytes each, than `tpu` can hold, and for MANY_SCORES where `xla` is the fastest
-    and on no CPU. A kernel with a fault is not selected.
+    and bytes each, than `tpu` can hold, and for MANY_SCORES in place of `xla`, but not
+    on a CPU. A kernel with a fault is not selected.
     """
     device = mesh.abstract_device or jax.devices()[0]
     parts = 1
