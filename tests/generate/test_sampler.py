@@ -126,6 +126,16 @@ def test_long_prompts_are_split_over_devices(monkeypatch: pytest.MonkeyPatch) ->
     assert [memory is None for memory in memories] == [False, False, True]
 
 
+def test_a_mesh_of_one_segment_refuses_no_segments_per_step() -> None:
+    """A model that reads segments in sequence takes them one by one."""
+    config, mesh = tiny.config(mem_len=4, **tiny.SAME), tiny.one_device()
+    drawn = [
+        next(sampler.stream(config, PARAMS, PROMPTS, MEMORY, None, 3, 2, mesh=each))
+        for each in (mesh, None)
+    ]
+    tiny.assert_equal(*drawn)
+
+
 def test_same_layer_recurrence_reads_whole_segments() -> None:
     """A sample's likelihoods are those of its text, read in segments of 3 tokens."""
     config = tiny.config(mem_len=4, **tiny.SAME)
