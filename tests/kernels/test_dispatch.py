@@ -1,7 +1,6 @@
 """`auto` selects the fastest kernel of the device."""
 
 import functools
-import logging
 from typing import Any
 
 import jax
@@ -10,16 +9,8 @@ import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, NamedSharding
 
 from tests.support.refusal import refused
-from txl_jax.kernels.dispatch import (
-    FASTEST,
-    FAULTS,
-    KERNELS,
-    candidates,
-    choose_kernel,
-    fastest,
-)
+from txl_jax.kernels.dispatch import FASTEST, KERNELS, choose_kernel, fastest
 from txl_jax.kernels.operands import Operands, PositionTerms
-from txl_jax.report.log import Lines
 from txl_jax.sharding.mesh import AXES, make_mesh
 from txl_jax.sharding.options import MeshConfig
 from txl_jax.sharding.rules import sharding
@@ -53,26 +44,6 @@ def test_auto_takes_xla_on_an_uneven_mesh(monkeypatch: pytest.MonkeyPatch) -> No
     assert chosen((4, 3, 2, 5), places) == "chunked"
     assert chosen((2, 3, 2, 5), places) == "xla"
     assert chosen((4, 3, 3, 5), places) == "xla"
-
-
-def test_the_tpu_kernel_is_reported_as_unproved_on_a_tpu(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(logging.getLogger("txl_jax"), "handlers", [Lines()])
-    places = on("TPU v5 lite", "tpu")
-    assert chosen((8, 3, 16, 64), places) == "tpu"
-    assert capsys.readouterr().err == "", "compiled without a chip"
-    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
-    assert [chosen((8, L, 16, 64), places) for L in (3, 4)] == ["tpu"] * 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "has not been checked on TPU v5 lite" in line
-    monkeypatch.setitem(FAULTS, "tpu", "")
-    assert chosen((8, 5, 16, 64), places) == "tpu"
-    monkeypatch.setitem(FAULTS, "tpu", "it is wrong")
-    assert chosen((8, 5, 16, 64), places) == "xla"
-    assert chosen((8, 1024, 16, 64), places, 2048) == "chunked"
-    device: Any = AbstractDevice("TPU v5 lite", None, "tpu")
-    assert candidates(device) == ["chunked", "tpu"]
 
 
 @pytest.mark.parametrize(

@@ -13,15 +13,16 @@ from absl import logging as absl_logging
 from etils import epy
 
 from txl_jax.cli.flags import MODES, Command
-from txl_jax.cli.proof import prove_kernels
-from txl_jax.config import FIELDS
+from txl_jax.config import FIELDS, Config, with_fields
 from txl_jax.data import tokens as token_files
 from txl_jax.data.options import DataConfig
 from txl_jax.errors import BadNumbers, Interrupted, UserError, out_of_memory
+from txl_jax.kernels import check, dispatch
 from txl_jax.paper.memory_rows import MEMORIES
 from txl_jax.report import provenance
 from txl_jax.report.checksum import Json
 from txl_jax.report.log import Lines, say, to_json
+from txl_jax.report.progress import waiting
 from txl_jax.runtime import distributed, preemption, programs, storage
 from txl_jax.workdir.load import Loaded, initial_data, load
 from txl_jax.workdir.staging import UNWRITTEN
@@ -111,7 +112,7 @@ def execute(command: Command, is_program: bool) -> tuple[int, str]:
                     check_processes(command.mode, command.config.eval.dynamic)
             with machine_errors(command.workdir):
                 if command.mode not in ("prepare", "import", "export", "compile"):
-                    prove_kernels(command.config.model.kernel)
+                    command = command._replace(config=check_kernel(command.config))
                 result = RUN[command.mode](command)
                 check_finite(result)
                 distributed.wait_for_all()
@@ -128,6 +129,25 @@ def execute(command: Command, is_program: bool) -> tuple[int, str]:
         return 0, text
     say(f"txl_jax: {lost}")
     return UserError.status, text
+
+
+def check_kernel(config: Config) -> Config:
+    """Returns the config with the kernel `xla` if `auto` would take a wrong one.
+
+    Where `auto` means `tpu`, that kernel is compared with `xla` on this device first.
+    """
+    device = jax.local_devices()[0].device_kind
+    if config.model.kernel != "auto" or dispatch.FASTEST.get(device) != "tpu":
+        return config
+    with waiting(f"checking the kernel tpu on {device}"):
+        fault = check.fault(dispatch.KERNELS["tpu"], [config.model.dtype])
+    if not distributed.anywhere(bool(fault)):
+        return config
+    say(
+        f"the kernel tpu fails its check on {device}, so model.kernel is xla: "
+        f"{fault or 'found by another process'}"
+    )
+    return with_fields(config, "model", kernel="xla")
 
 
 def check_finite(result: Json) -> None:

@@ -1,6 +1,7 @@
 """Compares a kernel with the einsum on a device, forward and backward."""
 
 import itertools
+from collections.abc import Iterable
 
 import jax
 import jax.numpy as jnp
@@ -22,13 +23,13 @@ B, L, M, H, A = 2, 136, 200, 2, 64
 Arrays = dict[str, np.ndarray]
 
 
-def fault(kernel: Kernel) -> str:
+def fault(kernel: Kernel, dtypes: Iterable[str] = tuple(TOLERANCES)) -> str:
     """Returns what is wrong with a kernel on the first local device, "" if nothing.
 
     Errors of the compiler and of the device count as faults.
     """
     with jax.default_device(jax.local_devices()[0]):
-        for absent, dtype in itertools.product(ABSENT, TOLERANCES):
+        for absent, dtype in itertools.product(ABSENT, dtypes):
             try:
                 operands = make_operands((B, H, L, M, A, M + L), dtype, absent)
                 actual = differentiate(kernel, operands)

@@ -1,7 +1,5 @@
 """The attention kernels by name, and the fastest for each device."""
 
-import functools
-import logging
 import math
 
 import jax
@@ -12,8 +10,6 @@ from txl_jax.kernels.operands import Kernel, Operands
 from txl_jax.kernels.sharded import divides, follow_mesh, stream_axes
 from txl_jax.kernels.tpu import fused
 from txl_jax.kernels.tpu.blocks import VMEM, fit_all
-
-logger = logging.getLogger(__name__)
 
 KERNELS: dict[str, Kernel] = {
     "xla": follow_mesh(xla.rel_attention, required=False),
@@ -35,10 +31,6 @@ FEW_KEYS = {"TPU v4": 300}
 MANY_SCORES = 2**28
 
 
-# By kernel: the fault that a check on this process's devices found, or "".
-FAULTS: dict[str, str] = {}
-
-
 def choose_kernel(name: str, operands: Operands) -> Kernel:
     """Returns the kernel of that name; `auto` is the fastest on the queries' device."""
     if name != "auto":
@@ -57,8 +49,8 @@ def fastest(
 
     This is `xla`, which the compiler can split, if streams or heads do not divide over
     the mesh. Otherwise it is FASTEST's, or `chunked` for more keys, of so many features
-    and bytes each, than `tpu` can hold, and for MANY_SCORES in place of `xla`, but not
-    on a CPU. A kernel with a fault is not selected.
+    and bytes each, than `tpu` can hold, and for MANY_SCORES instead of `xla`, but not
+    on a CPU.
     """
     device = mesh.abstract_device or jax.devices()[0]
     parts = 1
@@ -73,28 +65,6 @@ def fastest(
     name = "xla" if few else FASTEST.get(kind, "xla")
     if name == "tpu" and not any(fit_all(kind, L, K, features, itemsize)):
         name = "chunked"
-    elif FAULTS.get(name):
-        name = "xla"
     if many and name == "xla" and device.platform != "cpu":
-        name = "chunked"
-    if FAULTS.get(name):
-        return "xla"
-    if name == "tpu" and name not in FAULTS and jax.default_backend() == "tpu":
-        report_unproved(kind)  # elsewhere it is only compiled
+        return "chunked"
     return name
-
-
-def candidates(device: jax.Device) -> list[str]:
-    """Returns the kernels other than `xla` that `auto` may select on a device."""
-    names = {FASTEST.get(device.device_kind, "xla"), "chunked"} - {"xla"}
-    return [] if device.platform == "cpu" else sorted(names)
-
-
-@functools.cache
-def report_unproved(device_kind: str) -> None:
-    """Reports, once, that the kernel `tpu` has not been checked on this device."""
-    logger.warning(
-        'kernel = "auto" selected tpu, which has not been checked on %s: run a command '
-        "of txl, or call txl_jax.kernels.check.fault",
-        device_kind,
-    )
