@@ -40,10 +40,8 @@ REQUIRES = [
     # with it.
     "tensorboard>=2.20",
 ]
-SUBWORD = [
-    "tokenizers>=0.20",  # encode_batch_fast, and the files that it writes since then
-    "sentencepiece>=0.2.1",
-]
+# encode_batch_fast, and the files that it writes since then.
+SUBWORD = ["tokenizers>=0.20"]
 STABLEHLO = ["flatbuffers>=25.2"]  # jax.export writes and reads files with it
 WANDB = ["wandb>=0.20"]
 GCS = ["gcsfs>=2025.9", "google-cloud-storage>=3.0"]

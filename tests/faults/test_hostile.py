@@ -231,7 +231,6 @@ READERS: dict[str, Reader] = {
     "subwords": Reader("vocab.json", read_vocab, SUBWORDS, True),
     "data.vocab_path": Reader("w.json", read_words),
     "list of words": Reader("w.txt", read_words, more=edited(Path(__file__))),
-    "SentencePiece": Reader("w.model", read_words),
     "imported words": Reader("vocab.txt", words.read),
     "imported pickle": Reader(
         "vocab.bin", words.read, more=edited(*sorted(RECORDED.glob("*.pkl")))

@@ -42,8 +42,8 @@ class DataConfig:
     # The convention by which the corpus is read, one of CONVENTIONS. Empty takes that
     # of published results.
     convention: str = field("", modes=f"{TRAINING} {READING} prepare")
-    # The file of a vocabulary: a tokenizer.json, .model or vocab.json, or a list of
-    # words. Empty makes one from the corpus.
+    # The file of a vocabulary: a tokenizer.json or vocab.json, or a list of words.
+    # Empty makes one from the corpus.
     vocab_path: str = field("", "inherited", "local")
     # The largest number of words, or the number of subwords, in a vocabulary made from
     # the corpus; of "tokens", one more than the largest number. 0 keeps all.

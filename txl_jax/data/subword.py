@@ -1,10 +1,8 @@
-"""Subword vocabularies: tokenizers of other libraries (not in the paper).
+"""Subword vocabularies: tokenizers of Hugging Face (not in the paper).
 
-The libraries are the extra `subword`, and are imported only for such a vocabulary.
+`tokenizers` is the extra `subword`, and is imported only for such a vocabulary.
 """
 
-import base64
-import importlib
 import json
 from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar
@@ -19,73 +17,15 @@ from txl_jax.errors import UserError
 LINE_ENDS = ("<eos>", "</s>", "<|endoftext|>", "<|end_of_text|>", "[SEP]")
 
 
-class _HuggingFace:
-    """A tokenizer of Hugging Face's `tokenizers`; tokens that it lacks are -1."""
-
-    package, file = "tokenizers", "tokenizer.json"
-
-    def __init__(self, state: str) -> None:
-        self.tokenizer = _import("tokenizers").Tokenizer.from_str(state)
-        # Truncation and padding would change a stream.
-        self.tokenizer.no_truncation()
-        self.tokenizer.no_padding()
-        # Token numbers may have gaps.
-        self.size = max(self.tokenizer.get_vocab(with_added_tokens=True).values()) + 1
-        name = self.to_json()["tokenizer"]["model"].get("unk_token")
-        self.unknown = self._first_token([name] if isinstance(name, str) else [])
-        ids = self.encode(["\n"])[0]
-        exact = len(ids) == 1 and self.decode(ids) == "\n"
-        self.line_end = ids[0] if exact else self._first_token(LINE_ENDS)
-
-    def _first_token(self, names: Iterable[str]) -> int:
-        tokens = map(self.tokenizer.token_to_id, names)
-        return next((token for token in tokens if token is not None), -1)
-
-    def encode(self, lines: list[str]) -> list[list[int]]:
-        """Returns the tokens of each line, without special tokens."""
-        batch = self.tokenizer.encode_batch_fast(lines, add_special_tokens=False)
-        return [encoding.ids for encoding in batch]
-
-    def decode(self, tokens: list[int]) -> str:
-        return self.tokenizer.decode(tokens, skip_special_tokens=False)
-
-    def to_json(self) -> JsonObject:
-        return {"tokenizer": json.loads(self.tokenizer.to_str())}
-
-
-class _SentencePiece:
-    """A model of Google's `sentencepiece`, with the interface of `_HuggingFace`."""
-
-    package, file = "sentencepiece", "SentencePiece model"
-
-    def __init__(self, model: bytes) -> None:
-        self.model = model
-        self.processor = _import("sentencepiece").SentencePieceProcessor()
-        self.processor.LoadFromSerializedProto(model)
-        self.size = self.processor.get_piece_size()
-        self.unknown = self.processor.unk_id()
-        newline = self.processor.piece_to_id("<0x0A>")
-        exact = newline != self.unknown
-        self.line_end = newline if exact else self.processor.eos_id()
-
-    def encode(self, lines: list[str]) -> list[list[int]]:
-        return self.processor.encode(lines, num_threads=1)
-
-    def decode(self, tokens: list[int]) -> str:
-        return self.processor.decode(tokens)
-
-    def to_json(self) -> JsonObject:
-        return {"sentencepiece": base64.b64encode(self.model).decode()}
-
-
-def _import(library: str) -> Any:  # the libraries have no types
+def _library() -> Any:  # it has no types
     try:
-        return importlib.import_module(library)
+        import tokenizers
     except ImportError as error:
         raise UserError(
-            f"data.vocab='subword' needs {library}, which is not installed: "
+            "data.vocab='subword' needs tokenizers, which is not installed: "
             "pip install 'txl_jax[subword]'"
         ) from error
+    return tokenizers
 
 
 class SubwordVocab:
@@ -96,11 +36,19 @@ class SubwordVocab:
 
     kind: ClassVar[str] = "subword"
 
-    def __init__(self, engine: _HuggingFace | _SentencePiece) -> None:
-        self.engine = engine
-        self.unknown = engine.unknown
-        self.line_end = engine.line_end
-        self.dtype = token_dtype(engine.size)  # of the token files
+    def __init__(self, state: str) -> None:
+        self.tokenizer = _library().Tokenizer.from_str(state)
+        # Truncation and padding would change a stream.
+        self.tokenizer.no_truncation()
+        self.tokenizer.no_padding()
+        # Token numbers may have gaps.
+        self.size = max(self.tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+        self.dtype = token_dtype(self.size)  # of the token files
+        name = self.to_json()["tokenizer"]["model"].get("unk_token")
+        self.unknown = self._first_token([name] if isinstance(name, str) else [])
+        ids = self._encode_lines(["\n"])[0]
+        exact = len(ids) == 1 and self._decode_line(ids) == "\n"
+        self.line_end = ids[0] if exact else self._first_token(LINE_ENDS)
         if self.line_end < 0:
             raise UserError(
                 "the tokenizer has no token for the end of a line: give it one of "
@@ -108,25 +56,23 @@ class SubwordVocab:
             )
 
     @classmethod
-    def read(cls, state: str | bytes, name: str) -> "SubwordVocab":
-        """Reads a tokenizer.json's text or a SentencePiece model's bytes."""
-        engine: Any = _HuggingFace if isinstance(state, str) else _SentencePiece
+    def read(cls, state: str, name: str) -> "SubwordVocab":
+        """Reads the text of a tokenizer.json; `name` is its name in errors."""
         try:
-            return cls(engine(state))
+            return cls(state)
         except UserError:
             raise
-        except Exception as error:  # the libraries raise different types
+        except Exception as error:  # the library raises bare exceptions
             reason = str(error).partition("\n")[0]
-            version = _import(engine.package).__version__
             raise UserError(
-                f"{name} is not a {engine.file} that {engine.package} {version} can "
-                f"read ({reason}): restore the file"
+                f"{name} is not a tokenizer.json that tokenizers "
+                f"{_library().__version__} can read ({reason}): restore the file"
             ) from error
 
     @classmethod
     def train(cls, parts: Iterable[str], size: int) -> "SubwordVocab":
         """Learns byte-level BPE with `size` types, which include all 256 bytes."""
-        library = _import("tokenizers")
+        library = _library()
         byte_level = library.pre_tokenizers.ByteLevel
         tokenizer = library.Tokenizer(library.models.BPE())
         tokenizer.pre_tokenizer = byte_level(add_prefix_space=False)
@@ -137,14 +83,25 @@ class SubwordVocab:
         # Lines are encoded without their ends.
         lines = (line for part in parts for line in part.split("\n"))
         tokenizer.train_from_iterator(lines, trainer)
-        return cls(_HuggingFace(tokenizer.to_str()))
+        return cls(tokenizer.to_str())
 
     def __len__(self) -> int:
-        return self.engine.size
+        return self.size
+
+    def _first_token(self, names: Iterable[str]) -> int:
+        tokens = map(self.tokenizer.token_to_id, names)
+        return next((token for token in tokens if token is not None), -1)
+
+    def _encode_lines(self, lines: list[str]) -> list[list[int]]:
+        batch = self.tokenizer.encode_batch_fast(lines, add_special_tokens=False)
+        return [encoding.ids for encoding in batch]
+
+    def _decode_line(self, tokens: list[int]) -> str:
+        return self.tokenizer.decode(tokens, skip_special_tokens=False)
 
     def encode(self, text: str) -> np.ndarray:
         """Returns the tokens of a text."""
-        lines = self.engine.encode(text.split("\n"))
+        lines = self._encode_lines(text.split("\n"))
         flat = [token for line in lines for token in (*line, self.line_end)]
         return np.array(flat[:-1], self.dtype)  # no end after the last line
 
@@ -160,16 +117,13 @@ class SubwordVocab:
                 lines.append([])
             else:
                 lines[-1].append(token)
-        return "\n".join(map(self.engine.decode, lines))
+        return "\n".join(map(self._decode_line, lines))
 
     def to_json(self) -> JsonObject:
         """Returns the content of a vocabulary's file: the whole tokenizer."""
-        return {"kind": self.kind, **self.engine.to_json()}
+        return {"kind": self.kind, "tokenizer": json.loads(self.tokenizer.to_str())}
 
     @classmethod
     def from_json(cls, state: JsonObject) -> "SubwordVocab":
         """Returns the vocabulary of a JSON object that `to_json` returned."""
-        name = "the saved vocabulary"
-        if "sentencepiece" in state:
-            return cls.read(base64.b64decode(state["sentencepiece"]), name)
-        return cls.read(json.dumps(state["tokenizer"]), name)
+        return cls.read(json.dumps(state["tokenizer"]), "the saved vocabulary")

@@ -210,15 +210,13 @@ def load(path: Path, fix: str = "restore it") -> Vocab:
 def read(path: Path, from_words: Callable[[list[str]], Vocab]) -> Vocab:
     """Reads a user's vocabulary, whose kind depends on the file.
 
-    Supported are files of `save`, a Hugging Face tokenizer.json, a SentencePiece .model
-    and plain text with a word at the start of each line, for `from_words`.
+    Supported are files of `save`, a Hugging Face tokenizer.json and plain text with a
+    word at the start of each line, for `from_words`.
     """
     field = f"data.vocab_path={str(path)!r}"
-    fix = "give a tokenizer.json, a SentencePiece .model, a vocab.json or a word list"
+    fix = "give a tokenizer.json, a vocab.json or a word list"
     try:
         data = path.read_bytes()
-        if path.suffix == ".model":
-            return SubwordVocab.read(data, field)
         text = data[text_start(data, field) :].decode("utf-8")
         if path.suffix == ".json":
             state = json.loads(text)
