@@ -1,7 +1,6 @@
 """The mode `generate`: samples that continue prompts, or contexts from a split."""
 
 import dataclasses
-import functools
 import sys
 import time
 from collections.abc import Callable
@@ -9,7 +8,6 @@ from collections.abc import Callable
 import numpy as np
 
 from txl_jax.config import Config
-from txl_jax.data import detokenization as words
 from txl_jax.data.number import NumberVocab
 from txl_jax.data.tokens import Tokens, prepare
 from txl_jax.data.vocab import Vocab
@@ -60,11 +58,6 @@ def draw_samples(
     by piece, and several samples one after the other.
     """
     config, vocab, options = loaded.config, loaded.vocab, loaded.config.generate
-    write: texts.Write = str
-    if options.detokenize:
-        corpus = config.data.corpus
-        words.check_corpus("generate.detokenize", words.CORPORA, corpus, vocab.kind)
-        write = functools.partial(words.detokenize, corpus=corpus)
     prompts = find_prompts(config, vocab, tokens)
     check_numbers(options, vocab, prompts)
     most = max(map(len, prompts)) + options.num_tokens
@@ -76,7 +69,6 @@ def draw_samples(
         vocab,
         options,
         prompts,
-        write=write,
         show=show,
         window=config.eval.ext_len + config.eval.tgt_len,
         segments=config.eval.segments_per_step,
@@ -125,13 +117,8 @@ def find_prompts(
     config: Config, vocab: Vocab, tokens: Tokens | None
 ) -> list[np.ndarray]:
     """Returns the tokens that each sample continues; raises UserError."""
-    read: texts.Write = str
-    if config.generate.tokenize:
-        corpus = config.data.corpus
-        words.check_corpus("generate.tokenize", words.CUT, corpus, vocab.kind)
-        read = functools.partial(words.tokenize, words={*vocab.to_json()["words"]})
     if not config.generate.context_tokens:
-        return texts.read_prompts(config.generate, vocab, read)
+        return texts.read_prompts(config.generate, vocab)
     text_T = (tokens or prepare(config.data, vocab)).split(config.eval.split)
     return texts.draw_contexts(config.generate, text_T, config.eval.split)
 

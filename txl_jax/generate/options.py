@@ -39,8 +39,6 @@ class GenerateConfig:
     save_memory: str = field("", "local", "unsaved")
     # The text before which a sample ends. Empty ends samples by their length alone.
     stop: str = ""
-    tokenize: bool = False  # Cuts prompts into words as the corpus was.
-    detokenize: bool = False  # Undoes the corpus's tokenization into words.
     # The file to which each sample is written as a line of JSON; a .npy takes the
     # numbers of a corpus "tokens" instead. Empty writes none.
     output: str = field("", "local")

@@ -25,7 +25,6 @@ STREAMS = 32  # samples drawn in parallel
 UNSURE = 4  # characters at the end of a text that the next byte may change
 
 Show = Callable[[str], object]
-Write = Callable[[str], str]
 
 
 class Sample(NamedTuple):
@@ -71,30 +70,24 @@ class Growing:
             self.text = self.text[:end]
             self.ended = True
 
-    def settled(self, write: Write) -> str:
+    def settled(self) -> str:
         """Returns the text that later tokens cannot change or cut off."""
         unsure = 0 if self.ended else max(len(self.stop), UNSURE)
-        text = self.text[: len(self.text) - unsure]
-        # Only complete lines can be detokenized.
-        return text if write is str else write(text[: text.rfind("\n") + 1])
+        return self.text[: len(self.text) - unsure]
 
-    def finish(self, seed: int, write: Write) -> Sample:
-        """Returns the complete sample, with its text formatted by `write`."""
+    def finish(self, seed: int) -> Sample:
+        """Returns the complete sample."""
         before = len(self.tokens) - len(self.nlls)
         texts = spell(self.vocab.decode, np.array(self.tokens), before=before)
         lengths = np.cumsum([0, *map(len, texts)])[:-1]
         # The tokens of `stop` are not part of the text.
         kept = int(np.sum(lengths < max(len(self.text) - len(self.prompt), 1)))
         count = kept if self.ended else len(texts)
-        return Sample(
-            self.prompt, write(self.text), seed, texts[:count], self.nlls[:count]
-        )
+        return Sample(self.prompt, self.text, seed, texts[:count], self.nlls[:count])
 
 
-def read_prompts(
-    config: GenerateConfig, vocab: Vocab, read: Write = str
-) -> list[np.ndarray]:
-    """Returns the prompt of each sample, tokenized by `read`; reports unknown words."""
+def read_prompts(config: GenerateConfig, vocab: Vocab) -> list[np.ndarray]:
+    """Returns the prompt of each sample, and reports unknown words."""
     field, prompts = "generate.prompt", [config.prompt]
     if config.prompt.startswith("@"):
         path = config.prompt[1:]
@@ -112,7 +105,6 @@ def read_prompts(
             raise UserError(
                 f"{field} = {config.prompt!r} has no prompts: write one per line"
             )
-    prompts = [read(prompt) for prompt in prompts]
     report_unknown(vocab, field, "\n".join(prompts))
     with prefixed(field):
         encoded = [vocab.encode(prompt) for prompt in prompts]
@@ -163,7 +155,6 @@ def draw(
     vocab: Vocab,
     config: GenerateConfig,
     prompts: list[np.ndarray],
-    write: Write,
     show: Show,
     window: int = 1,
     segments: int = 1,
@@ -174,7 +165,7 @@ def draw(
     """Yields a sample for each prompt; window, segments, mesh: see `sampler.stream`.
 
     before: see `place_of`. `leave` gets bookmarks after the samples. A single sample is
-    shown while it is drawn, line by line if `write` detokenizes.
+    shown while it is drawn.
     """
     longest = max(map(len, prompts))
     remembers = config.mem_len or model_config.memory_tokens
@@ -202,14 +193,12 @@ def draw(
             for each, tokens_T, nll_T in zip(growing, tokens_BT, nll_BT, strict=True):
                 each.add(tokens_T, nll_T)
             if len(prompts) == 1:
-                text = growing[0].settled(write)
+                text = growing[0].settled()
                 show(text[shown:])
                 shown = max(shown, len(text))
             if all(each.ended for each in growing):
                 break
-        samples = [
-            each.finish(seed, write) for each, seed in zip(growing, seeds, strict=True)
-        ]
+        samples = [each.finish(seed) for each, seed in zip(growing, seeds, strict=True)]
         if leave:
             done = [
                 np.array(each.tokens[: len(prompt_T) + len(sample.token_nlls)])
