@@ -288,16 +288,13 @@ def test_scoring_a_text(home: Home) -> None:
     assert [json.loads(line)["text"] for line in lines] == test.splitlines(True)
 
 
-def test_preparing_a_text_and_deleting_its_copies(home: Home, tmp_path: Path) -> None:
+def test_preparing_a_text(home: Home, tmp_path: Path) -> None:
     flags = [f"--config={home.path / 'tiny.py'}", f"--data_dir={tmp_path}"]
     done = command("prepare", *flags)
     assert documented("prepare", done.result)
     (place,) = done.result["copies"]
     assert done.err.splitlines()[-1].endswith(f" tokens; copies lie in {place}")
-    deleted = command("prepare", "--delete", *flags)
-    assert deleted.result == {"mode": "prepare", "deleted": [place]}
-    assert deleted.err == f"deleted: {place}\n"
-    assert not Path(place).exists() and (home.path / "text.txt").exists()
+    assert Path(done.result["folder"]).is_relative_to(place)
 
 
 def test_mapping_attention(home: Home) -> None:
@@ -407,7 +404,6 @@ def test_a_mode_is_a_flag_or_the_first_word(home: Home) -> None:
     assert first == command(*words, "--mode=evaluate")
     for words, error in (
         (["train", "--mode=score"], "'train' and --mode=score are two modes"),
-        (["train", "--delete"], "--delete belongs to the mode prepare"),
         (["train", "score"], "unknown flag 'score'"),
     ):
         done = command(*words)

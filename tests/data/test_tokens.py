@@ -1,6 +1,5 @@
 """Token files are exact, appear whole or not at all, and are refused when damaged."""
 
-import dataclasses
 import hashlib
 import shutil
 import sys
@@ -15,7 +14,7 @@ from tests.support.refusal import refused
 from tests.support.store import Store, let_pass, remote, shared_store, store
 from txl_jax.data import corpora
 from txl_jax.data.options import SPLITS, DataConfig
-from txl_jax.data.tokens import Tokens, copies, delete, prepare
+from txl_jax.data.tokens import Tokens, prepare
 
 FIXTURES = remote, shared_store, store
 
@@ -36,19 +35,6 @@ def prepared(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     data_dir = tmp_path_factory.mktemp("prepared")
     prepare(DataConfig("text", str(text), str(data_dir)))
     return data_dir
-
-
-def test_prepared_copies_are_deleted(text: Path, tmp_path: Path) -> None:
-    config = DataConfig("text", str(text), str(tmp_path))
-    assert delete(config) == []
-    prepare(config)
-    words = prepare(dataclasses.replace(config, vocab="word"))
-    (folder,) = copies(config)
-    assert words.folder.is_relative_to(folder)
-    assert delete(config) == [str(folder)]
-    assert not folder.exists() and text.exists()
-    prepare(config)
-    assert not words.folder.exists()
 
 
 def joined(made: Tokens) -> bytes:

@@ -61,7 +61,6 @@ class Command(NamedTuple):
     overrides: dict[str, str]  # in a mode of OUTER, for the runs' configs
     origins: dict[str, str]  # the file or flag that set a field
     print_config: bool
-    delete: bool = False  # in the mode prepare
     model: Path | None = None  # the model in one file, without a workdir of its own
 
 
@@ -119,7 +118,6 @@ def parse(argv: list[str]) -> Command:
         overrides,
         origins,
         args.print_config,
-        args.delete,
         model,
     )
 
@@ -147,8 +145,7 @@ def read_flags(argv: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
     for name in ("config", "workdir", "model"):
         parser.add_argument(f"--{name}", default="")
     parser.add_argument("--mode", default=word or "train")
-    for flag in ("--print_config", "--delete"):
-        parser.add_argument(flag, action="store_true")
+    parser.add_argument("--print_config", action="store_true")
     mode = parser.parse_known_args(argv)[0].mode
     require_one_of(mode, list(MODES), "--mode")
     if word not in ("", mode):
@@ -166,8 +163,6 @@ def read_flags(argv: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
         flag = unknown[0].partition("=")[0]
         known = *parser._option_string_actions, "--help", "--helpfull", "--version"
         raise UserError(f"unknown flag {flag!r}{nearest(flag, known)}; see --help")
-    if args.delete and mode != "prepare":
-        raise UserError("--delete belongs to the mode prepare: txl prepare --delete")
     texts = {name: getattr(args, name) for name in configs.FIELDS}
     return args, {name: text for name, text in texts.items() if text is not None}
 

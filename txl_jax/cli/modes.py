@@ -47,12 +47,8 @@ def load_model(command: Command) -> Loaded:
     return loaded
 
 
-def prepare_corpus(config: DataConfig, delete: bool) -> Json:
-    """Prepares the corpus and returns its figures, or deletes its prepared copies."""
-    if delete:
-        folders = distributed.first_then_others(lambda: token_files.delete(config))
-        say(f"deleted: {' and '.join(folders) or 'nothing was prepared'}")
-        return {"deleted": folders}
+def prepare_corpus(config: DataConfig) -> Json:
+    """Prepares the corpus and returns its figures."""
     tokens = token_files.prepare(config)
     figures = {k: x for k, x in tokens.manifest.items() if k != "files"}
     places = list(map(str, token_files.copies(config)))
@@ -78,7 +74,7 @@ RUN: dict[str, Callable[[Command], Json]] = {
     "generate": lambda c: draw_samples.generate_samples(load_model(c)),
     "score": lambda c: score_texts.score_texts(load_model(c)),
     "attention": lambda c: attention_page.run(load_model(c), c.workdir),
-    "prepare": lambda c: prepare_corpus(initial_data(c.config, c.workdir), c.delete),
+    "prepare": lambda c: prepare_corpus(initial_data(c.config, c.workdir)),
     "import": lambda c: convert.import_model(c.config.convert, c.workdir, c.overrides),
     "export": lambda c: convert.export_model(
         c.config.convert, load_model(c), c.workdir

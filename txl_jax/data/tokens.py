@@ -81,21 +81,6 @@ def copies(config: DataConfig) -> list[RemotePath]:
     return [folder / name for folder in (root, remote) if folder]
 
 
-def delete(config: DataConfig) -> list[str]:
-    """Deletes all that `prepare` has made of a corpus, and returns the folders.
-
-    The original text and downloads stay.
-    """
-    folders = [folder for folder in copies(config) if folder.is_dir()]
-    for folder in folders:
-        if storage.is_remote(folder):
-            folder.rmtree()
-        else:
-            with _lock(folder.with_name(f"{folder.name}.lock")):
-                shutil.rmtree(folder)
-    return list(map(str, folders))
-
-
 def _roots(config: DataConfig) -> tuple[Path, RemotePath | None]:
     """Returns the local data_dir, and the one on gs:// or None."""
     default = os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"  # as in TFDS
