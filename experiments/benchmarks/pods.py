@@ -154,7 +154,8 @@ Rows marked † are of an earlier version of the step. Seven of them, `lm1b_larg
 remat on 32 and 256 chips, except v5e:16x16, are older still: the last dimension of W_q,
 W_k, W_v and W_r was the head size instead of D. Marked rows of the second and third
 tables have no evaluation step in `pods.jsonl`: their commands had a flag, removed
-since, that left it out.
+since, that left it out. Rows of v4 with `tpu` were made when that kernel still took
+a v4, for which `auto` now selects `xla` or `chunked`.
 
 In the last table, each layer passes the newest M states of a piece to the next chip: in
 the forward pass, back in the backward pass, and once more, as bfloat16, where the

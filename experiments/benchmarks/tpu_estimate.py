@@ -1,7 +1,7 @@
 """The TPU compiler's estimates for the attention kernels, without a TPU.
 
     pip install libtpu
-    python experiments/benchmarks/tpu_estimate.py [--chips=v5e,v4] [--kernels=xla,tpu]
+    python experiments/benchmarks/tpu_estimate.py [--chips=v5e,v5p] [--kernels=xla,tpu]
         [--shapes=22x8x64x512x512] [--dropout=0.1] [--dtype=bfloat16] [--schedule=0]
         [--position=rotary]
 
@@ -17,7 +17,7 @@ libtpu for one chip:
     kernel_cycles   the kernels' static schedule: instruction bundles of the visited
                     tiles, one per cycle, without waits for memory and the overhead
                     of grid steps
-    total_cycles    their sum; on v4 and v5p the kernels' share is halved, for two cores
+    total_cycles    their sum; on v5p the kernels' share is halved, for two cores
 
 `--position` is transformer_xl (the default), rotary (no term by distance; the rotation
 of queries and keys is not part of a program), alibi (a bias, with its gradient) or
@@ -40,7 +40,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-CHIPS = {"v4": "v4:2x2x1", "v5e": "v5e:2x4", "v5p": "v5p:2x2x1", "v6e": "v6e:2x4"}
+CHIPS = {"v5e": "v5e:2x4", "v5p": "v5p:2x2x1", "v6e": "v6e:2x4"}
 SHAPES = (
     "22x8x64x512x512",
     "16x16x64x384x384",
@@ -49,7 +49,7 @@ SHAPES = (
     "60x10x41x150x150",
     "1x16x64x8192x8192",
 )
-CORES = {"v4": 2, "v5p": 2}
+CORES = {"v5p": 2}
 MIB = 2**20
 PER_TILE = 200  # the fewest bundles of a region that runs once per query tile
 

@@ -135,10 +135,10 @@ def test_the_tpu_kernel_compiles(path: Path, monkeypatch: pytest.MonkeyPatch) ->
         return HloProgram(text)
 
     monkeypatch.setattr(compile_ahead, "HloProgram", read)
-    flags = ("--config.model.kernel=tpu", "--topology=v4:2x2x2")
+    flags = ("--config.model.kernel=tpu", "--topology=v5p:2x2x2")
     result = command(path, *flags).result
     assert result["kernel"] == "tpu"
-    # A chip of v4 is one device with two cores.
+    # A chip of v5p is one device with two cores.
     assert [result[name] for name in ("chips", "cores", "devices")] == [8, 16, 8]
     for kernel in ("rel_attention_forward", "rel_attention_backward"):
         assert f"{kernel}/pallas_call" in texts[0]

@@ -21,9 +21,6 @@ KERNELS: dict[str, Kernel] = {
 # (experiments/benchmarks/tpu_estimate.md). On the CPU, `xla` was measured to be faster
 # than `chunked`, which takes less memory (experiments/benchmarks/results.jsonl).
 FASTEST = dict.fromkeys(VMEM, "tpu")
-# The keys up to which `xla` is as fast there: v4 lacks the integer product that dropout
-# needs.
-FEW_KEYS = {"TPU v4": 300}
 # Scores of one layer, 1 GiB in float32, from which `auto` selects `chunked` on a GPU.
 # By the GPU compiler's memory figures (experiments/benchmarks/gpus.md), the published
 # configs with so many scores and no remat policy need more memory with `xla` than a GPU
@@ -61,8 +58,7 @@ def fastest(
         parts = math.prod(mesh.shape[axis] for axis in axes)
     many = B * H * L * K >= MANY_SCORES * parts
     kind = device.device_kind
-    few = not many and K <= FEW_KEYS.get(kind, 0)
-    name = "xla" if few else FASTEST.get(kind, "xla")
+    name = FASTEST.get(kind, "xla")
     if name == "tpu" and not any(fit_all(kind, L, K, features, itemsize)):
         name = "chunked"
     if many and name == "xla" and device.platform != "cpu":

@@ -19,8 +19,8 @@ With T = 4, and n0 for row 0 of `near`:
 
 A roll by whole registers only renames them. This leaves 127 - l of the shift of column
 x + l, where x is a multiple of 128 and l < 128: three rotates within registers for its
-bits 1, 2 and 4, then selects between registers. The hardware's strided rotate is
-missing on v4 and has only one direction.
+bits 1, 2 and 4, then selects between registers. The hardware's strided rotate has
+only one direction.
 
 Dims: T rows (keys or distances) of a tile, X columns (queries), a multiple of 128.
 """

@@ -29,6 +29,6 @@ def test_published_sizes_waste_little(L: int, M: int, A: int, waste: float) -> N
 
 def test_unsuited_chips_are_refused() -> None:
     with refused('model.kernel "chunked"'):
-        choose("TPU v4", 8192, 16384, 128)
-    with refused("'TPU v3'.*TPU v6e"):
-        choose("TPU v3", 8, 16, 64)
+        choose("TPU v5p", 8192, 65536, 128)
+    with refused("'TPU v4'.*TPU v6e"):
+        choose("TPU v4", 8, 16, 64)

@@ -102,7 +102,7 @@ def test_two_cores_do_not_race(
     case: Case, tile: int, columns: int, dtype: Any, bounds: Any, monkeypatch: Any
 ) -> None:
     """Nor is anything outside a buffer used: it raises, or is NaN in the padding."""
-    for name, value in (("device_kind", "TPU v4"), ("num_device_cores", 2)):
+    for name, value in (("device_kind", "TPU v5p"), ("num_device_cores", 2)):
         monkeypatch.setattr(tpu_info, f"get_{name}", lambda value=value: value)
     params = pltpu.InterpretParams(
         detect_races=True, num_cores_or_threads=2, random_seed=3, buffer_bounds=bounds
@@ -126,7 +126,7 @@ def test_agrees_with_xla_on_a_wide_grid(L: int, M: int, oldest: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", ["TPU v4", "TPU v5e"])
+@pytest.mark.parametrize("kind", ["TPU v5p", "TPU v5e"])
 @pytest.mark.parametrize("L", [150, 384, 768])
 @pytest.mark.parametrize("A", [41, 64, 128])
 def test_agrees_with_xla_for_chosen_tiles(kind: str, A: int, L: int) -> None:
@@ -170,5 +170,5 @@ def test_hidden_tiles_are_not_read() -> None:
 
 
 def test_other_devices_are_refused() -> None:
-    with pytest.raises(UserError, match='TPU of v4 or later, not .cpu.*"chunked"'):
+    with pytest.raises(UserError, match='TPU of v5e or later, not .cpu.*"chunked"'):
         fused.rel_attention(pack(Case(4, 4).inputs()))

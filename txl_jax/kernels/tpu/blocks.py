@@ -30,10 +30,10 @@ Interpret = bool | pltpu.InterpretParams  # of `pallas_call`
 ROWS = 16
 MIB = 2**20
 # A kernel has 16 MiB of VMEM by default, and may request more of the 128 MiB of v5e and
-# v6e or the 64 MiB of a v5p core. An eighth is left to XLA.
+# v6e or the 64 MiB of a v5p core. An eighth is left to XLA. v4 takes other kernels: it
+# has 16 MiB in all, and no integer product for the hash of dropout.
 DEFAULT_VMEM = 16 * MIB
 VMEM = {
-    "TPU v4": 16 * MIB,
     "TPU v5 lite": 112 * MIB,
     "TPU v5e": 112 * MIB,
     "TPU v5": 56 * MIB,
@@ -177,7 +177,7 @@ def choose(device_kind: str, L: int, K: int, A: int, itemsize: int = 2) -> Block
     """
     if device_kind not in VMEM:
         raise UserError(
-            f'kernel "tpu" needs a TPU of v4 or later, not {device_kind!r} (it knows '
+            f'kernel "tpu" needs a TPU of v5e or later, not {device_kind!r} (it knows '
             f'{", ".join(VMEM)}): use model.kernel "xla" or "chunked"'
         )
     if not (fitting := [*fit_all(device_kind, L, K, A, itemsize)]):

@@ -1,4 +1,4 @@
-"""Relative attention for TPUs of v4 and later: two fused kernels (section 3.3).
+"""Relative attention for TPUs of v5e and later: two fused kernels (section 3.3).
 
 The same result and gradients as `xla.rel_attention`, without an array of queries by
 keys: scores, their shift, softmax, dropout and the product with the values stay in
@@ -76,7 +76,7 @@ def rel_attention(
     `blocks` override the sizes chosen for the device. `interpret` is that of
     `pallas_call`: with blocks given, it needs no TPU.
 
-    Raises UserError except on a TPU of v4 or later.
+    Raises UserError except on a TPU of v5e or later.
     """
     q_BLHA, k_BKHA, v_BKHA, position, oldest_BL, dropout = operands
     (_, L, H, A), K, dtype = q_BLHA.shape, k_BKHA.shape[1], q_BLHA.dtype

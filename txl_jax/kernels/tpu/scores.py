@@ -128,8 +128,7 @@ def visible(
 def keep(strip: Strip, here: Place, blocks: Blocks, rate: float, refs: Ref) -> Array:
     """Returns which probabilities survive dropout, bool [Y, X]; see `hash.keep_BHLK`.
 
-    The counter steps from key to key by addition. On v4, without integer products, each
-    product takes some 20 shifts and additions, and a hash has two of them.
+    The counter steps from key to key by addition.
     """
     seed, stream0, head0, token0 = (
         refs.counter[n].astype(jnp.uint32) for n in range(4)
