@@ -128,7 +128,6 @@ setup(
     extras_require={
         "tpu": ["jax[tpu]"],
         "cuda13": ["jax[cuda13]"],
-        "gpu-aot": ["jax[cuda13-local]"],  # the compiler for GPUs, without CUDA
         "test": TEST,
         "dev": [
             *TEST,

@@ -1,8 +1,8 @@
-"""Chips and slices, with the memory of each; GPUs are those of `gpus`.
+"""TPU chips and slices, with the memory of each.
 
 Chips, cores and devices differ. A TPU chip of v3, v4 or v5p has two cores. On v3 each
 core is a device with half of the chip's memory; on v4 and v5p both cores are one device
-("megacore"). v5e, v6e and GPUs have one core here.
+("megacore"). v5e and v6e have one core.
 """
 
 import importlib.util
@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import jax
 
-from txl_jax.aot import gpus
 from txl_jax.errors import UserError, require_one_of
 
 GIB = 2**30
@@ -39,7 +38,7 @@ CHIPS = {
     "v5e": Chip(15.75 * GIB, 2, True),
     "v5p": Chip(95.73 * GIB, 3, True, 2),
     "v6e": Chip(31.24 * GIB, 2, True),
-} | {name: Chip(gpu.usable, 1, False) for name, gpu in gpus.GPUS.items()}
+}
 
 
 class Slices(NamedTuple):
@@ -52,18 +51,10 @@ class Slices(NamedTuple):
 
 
 def find(name: str, count: int = 1) -> Slices:
-    """Returns `count` slices of a topology name: "v4:4x4x8" is 128 chips of v4.
-
-    "h100:8" is 8 GPUs on one board.
-    """
+    """Returns `count` slices of a topology name: "v4:4x4x8" is 128 chips of v4."""
     kind, _, sizes = name.partition(":")
     require_one_of(kind, list(CHIPS), "the chip of compile.topology")
     chip = CHIPS[kind]
-    if kind in gpus.GPUS and sizes not in map(str, range(1, gpus.NVLINK + 1)):
-        raise UserError(
-            f"compile.topology = {name!r}: give the number of GPUs that NVLink joins, "
-            f"{kind}:1 to {kind}:{gpus.NVLINK}"
-        )
     if not re.fullmatch("x".join([r"[1-9]\d*"] * chip.axes), sizes):
         raise UserError(
             f"compile.topology = {name!r}: give {chip.axes} lengths for a slice of "
@@ -86,10 +77,8 @@ ENVIRONMENT = {
 def find_devices(tpus: Slices) -> list[jax.Device]:
     """Returns the devices of the slices, for which programs can be compiled.
 
-    Raises UserError if the compiler, libtpu or XLA:GPU, is missing or rejects them.
+    Raises UserError if libtpu, the compiler, is missing or rejects them.
     """
-    if (kind := tpus.name.partition(":")[0]) in gpus.GPUS:
-        return gpus.find_devices(kind, tpus.chips)
     if importlib.util.find_spec("libtpu") is None:
         raise UserError(
             "compiling for TPUs needs libtpu, their compiler: pip install 'jax[tpu]'"

@@ -7,10 +7,9 @@ from txl_jax.fields import at_least, check, one_of
 
 @dataclasses.dataclass(frozen=True)
 class CompileConfig:
-    """What to compile ahead of time, and for which TPUs or GPUs."""
+    """What to compile ahead of time, and for which TPUs."""
 
-    # The kind of TPU chip, and the number of chips along each axis of the slice, or
-    # GPUs, such as h100:8.
+    # The kind of TPU chip, and the number of chips along each axis of the slice.
     topology: str = "v5e:2x4"
     # The number of slices of this topology, joined by the data-center network.
     slices: int = at_least(1, 1)

@@ -1,4 +1,4 @@
-"""The mode `compile`: the memory and the exchanges of steps on absent TPUs or GPUs.
+"""The mode `compile`: the memory and the exchanges of steps on absent TPUs.
 
 The steps are the jitted functions that training and evaluation run, so a step that
 compiles here also compiles there.

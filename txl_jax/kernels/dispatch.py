@@ -22,9 +22,8 @@ KERNELS: dict[str, Kernel] = {
 # than `chunked`, which takes less memory (experiments/benchmarks/results.jsonl).
 FASTEST = dict.fromkeys(VMEM, "tpu")
 # Scores of one layer, 1 GiB in float32, from which `auto` selects `chunked` on a GPU.
-# By the GPU compiler's memory figures (experiments/benchmarks/gpus.md), the published
-# configs with so many scores and no remat policy need more memory with `xla` than a GPU
-# of 80 GB has. Neither kernel's speed is known there.
+# The published configs with so many scores and no remat policy need more memory with
+# `xla`, by the GPU compiler's figures, than a GPU of 80 GB has.
 MANY_SCORES = 2**28
 
 

@@ -12,16 +12,14 @@ import jax.numpy as jnp
 
 from experiments.benchmarks import record
 from experiments.benchmarks.chip.timing import memory_bytes, seconds_of
-from txl_jax.aot import gpus
 from txl_jax.report.peak import known_peak
 from txl_jax.runtime.programs import usable_cores
 
 # Bytes per second of a device's memory as specified, read in November 2026: Google's
-# page of each chip, of which a device of v3 is half, and the GPUs' descriptions.
+# page of each chip, of which a device of v3 is half.
 BANDWIDTH = {
     **{"TPU v3": 450e9, "TPU v4": 1200e9, "TPU v5 lite": 819e9, "TPU v5": 2765e9},
     **{"TPU v6 lite": 1638e9},
-    **{gpu.kind: gpu.bandwidth for gpu in gpus.GPUS.values()},
 }
 
 
