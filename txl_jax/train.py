@@ -15,7 +15,7 @@ from txl_jax.checkpoint.manager import open_checkpoints
 from txl_jax.config import Config
 from txl_jax.data.prefetch import prefetch
 from txl_jax.data.streams import Position
-from txl_jax.errors import Interrupted
+from txl_jax.errors import BadNumbers, Interrupted
 from txl_jax.evaluate.perplexity import ShowProgress
 from txl_jax.model.flops import needed_flops
 from txl_jax.model.initializers import Params
@@ -29,7 +29,6 @@ from txl_jax.report.trace import Trace
 from txl_jax.runtime import distributed, preemption
 from txl_jax.runtime.watchdog import Watchdog
 from txl_jax.sharding.rules import place_segments
-from txl_jax.update.bad_numbers import Diagnosis
 from txl_jax.update.guard import explain
 from txl_jax.update.state import Metrics, Program, TrainState
 from txl_jax.workdir.folder import METRICS
@@ -147,40 +146,49 @@ class Run:
         self.log = enter(log)
         self.bar = enter(Progress("train", train.num_steps, step))
         self.trace = enter(Trace(config.run, folder / "profile"))
-        self.diagnosis = Diagnosis(config.model, train)
+        # The first update with too many skipped ones in a row, which ends the run.
+        self.bad: Json = {}
         # The compiled step by the number of segments in a call.
         self.compiled: dict[int, jax.stages.Compiled] = {}
-        # The steps before the calls whose metrics are not fetched, and their data.
-        self.calls: deque[tuple[int, Metrics, Segment]] = deque()
+        # Calls whose metrics have not been fetched: (first step, metrics).
+        self.calls: deque[tuple[int, Metrics]] = deque()
 
     def dispatch(self, step: int, state: TrainState, segments: Segment) -> TrainState:
         """Starts a call after `step` updates; compiles the first one of its shape."""
         self.trace.before(step, state)
         S = segments.length_SB.shape[0]
-        if S not in self.compiled:
+        if S not in self.compiled and not jax.config.jax_debug_nans:
             jax.block_until_ready(state)  # do not time the call before as compilation
             with self.log.timing.spend("compile"):
                 self.compiled[S] = compile_step(
                     "the training step", self.training.program.step, state, segments
                 )
-        state, metrics = self.compiled[S](state, segments)
-        self.calls.append((step, metrics, segments))
+        if jax.config.jax_debug_nans:
+            # One operation at a time: the traceback shows where the first NaN arises.
+            with jax.disable_jit(), jax.transfer_guard("allow"):
+                state, metrics = self.training.program.step(state, segments)
+        else:
+            state, metrics = self.compiled[S](state, segments)
+        self.calls.append((step, metrics))
         self.stop.hold()
         return state
 
     def record(self, in_flight: int) -> None:
         """Waits for all calls but the newest `in_flight`, and logs their metrics."""
+        limit = self.training.config.train.max_bad_steps
         while len(self.calls) > in_flight:
-            step, metrics, segments = self.calls.popleft()
+            step, metrics = self.calls.popleft()
             updates = fetch(metrics)
             self.bar(step + len(updates), **self.log.append(updates))
-            self.diagnosis.fetched(step, updates, segments)
+            for number, update in enumerate(updates, step + 1):
+                if update["skipped_in_row"] >= limit and not self.bad:
+                    self.bad = {"number": number, **update}
 
     def at_boundary(self) -> bool:
         """Returns whether to end; all processes must call this equally often."""
         self.watchdog.feed()
         self.checkpoints.poll()
-        return self.stop.at_boundary() or self.diagnosis.ends()
+        return self.stop.at_boundary() or bool(self.bad)
 
     def finish_step(self, step: int, state: TrainState, position: Position) -> None:
         """Validates a step if that is due, saves it, and ends the run if it has to.
@@ -197,8 +205,14 @@ class Run:
                     self.log.sync(valid_nll, is_due)
                     self.staging.upload()
                 save_restore.save(self.checkpoints, step, state, position, valid_nll)
-            if step not in self.checkpoints.failed:
-                self.diagnosis.raise_if_found(state)
+            if self.bad and step not in self.checkpoints.failed:
+                raise BadNumbers(
+                    f"update {self.bad['number']} was skipped, number "
+                    f"{self.bad['skipped_in_row']} in a row (train.max_bad_steps), "
+                    f"since {self.bad['reason']}. No skipped update has changed "
+                    f"checkpoint {step}; with JAX_DEBUG_NANS=true, the same command "
+                    "stops at the operation that makes the first NaN"
+                )
         if self.stop.reached:
             self.checkpoints.finish(step)
             raise self.stop.end(f"at update {step}, which is saved")

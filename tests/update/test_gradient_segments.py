@@ -58,7 +58,7 @@ def in_sequence(config: ModelConfig, G: int) -> Sums:
         nll = jnp.zeros(())
         for s in range(G):
             segment = jax.tree.map(lambda x, s=s: x[s], scanned(half))
-            one, (_, memory, _) = nll_sum(model, params, memory, segment, key)
+            one, (_, memory) = nll_sum(model, params, memory, segment, key)
             nll += one
         return nll, memory
 

@@ -56,7 +56,7 @@ class TransformerXL(nn.Module):
         """Returns one module that scans over the layers' stacked parameters."""
         return nn.scan(
             rematerialize(Block, self.config),
-            variable_axes={"params": 0, "intermediates": 0},
+            variable_axes={"params": 0},
             split_rngs={"params": True, "dropout": True},
             in_axes=(layer_axes(self.config), 0, nn.broadcast, nn.broadcast),
             length=self.config.n_layer,

@@ -23,7 +23,6 @@ import dataclasses
 import functools
 from typing import Any, NamedTuple
 
-import flax.traverse_util
 import jax
 import jax.numpy as jnp
 import optax
@@ -85,8 +84,6 @@ class GradientSum(NamedTuple):
     added: dict[str, Array]  # the memory's own losses, by name
     grads: Params
     memory: MemoryLike
-    # What modules sow as intermediates, by name; only `bad_numbers` makes them sow.
-    sown: dict[str, Array]
 
 
 def sum_gradients(
@@ -119,17 +116,17 @@ def sum_gradients(
             params,
             trained,
         )
-        nll, (tokens, after, sown) = nll_sum(
+        nll, (tokens, after) = nll_sum(
             model, fixed, memory, segment, key, segment_len=segment_len
         )
         tokens_B = jnp.sum(segment.weights_BL, axis=1)
         added = added_losses(model.config, after, tokens_B)
-        return sum(added.values(), nll), ((nll, tokens, added), after, sown)
+        return sum(added.values(), nll), ((nll, tokens, added), after)
 
     grad = jax.grad(loss, has_aux=True)
     split = functools.partial(split_streams, C=C)
 
-    def add_segment(carry: Any, xs: tuple[Array, OneSegment]) -> Any:
+    def add_segment(carry: Any, xs: tuple[Array, OneSegment]) -> tuple[Any, None]:
         (total, memory), (j, segment) = carry, xs
         segment_key = jax.random.fold_in(key, j)
 
@@ -137,15 +134,13 @@ def sum_gradients(
             c, memory, segment = xs
             chunk_key = jax.random.fold_in(segment_key, c)
             with jax.named_scope("forward_and_backward"):
-                grads, aux = grad(used, memory, segment, chunk_key)
-            sums, memory, sown = aux
+                grads, (sums, memory) = grad(used, memory, segment, chunk_key)
             total = jax.tree.map(jnp.add, total, (*sums, grads))
-            return total, (memory, sown)
+            return total, memory
 
         chunks = jax.tree.map(split, segment, stream_dimension(segment))
         chunks = jnp.arange(C), memory, chunks
-        total, (memory, sown) = jax.lax.scan(add_chunk, total, chunks)
-        return (total, memory), sown
+        return jax.lax.scan(add_chunk, total, chunks), None
 
     zeros = jax.tree.map(jnp.zeros_like, params if J * C > 1 else used)
     axes = stream_dimension(memory)
@@ -153,12 +148,8 @@ def sum_gradients(
     added = dict.fromkeys(added_losses(model.config, memory, zero), zero)
     carry = (zero, zero, added, zeros), jax.tree.map(split, memory, axes)
     xs = jnp.arange(J), scanned(segments)
-    (total, memory), sown = jax.lax.scan(add_segment, carry, xs)
-    return GradientSum(
-        *total,
-        memory=jax.tree.map(join_streams, memory, axes),
-        sown={name: jnp.sum(x, axis=(0, 1)) for name, x in sown.items()},
-    )
+    (total, memory), _ = jax.lax.scan(add_segment, carry, xs)
+    return GradientSum(*total, memory=jax.tree.map(join_streams, memory, axes))
 
 
 def cast_layers(params: Params, dtype: DTypeLike) -> Params:
@@ -181,13 +172,12 @@ def nll_sum(
     segment: OneSegment,
     key: Array,
     segment_len: int = 0,
-) -> tuple[Array, tuple[Array, AnyMemory, dict[str, Array]]]:
-    """Returns (nll of a segment's scored tokens in nats, (tokens, memory, sown)).
+) -> tuple[Array, tuple[Array, AnyMemory]]:
+    """Returns (nll of a segment's scored tokens in nats, (tokens, memory)).
 
-    tokens: the number of scored tokens. sown: what modules sow as intermediates, by
-    name; {} in training. segment_len: as for a call of the model.
+    tokens: the number of scored tokens. segment_len: as for a call of the model.
     """
-    (nll_BL, memory), sown = model.apply(
+    nll_BL, memory = model.apply(
         {"params": params},
         segment.inputs_BL,
         segment.targets_BL,
@@ -197,11 +187,9 @@ def nll_sum(
         segment_len=segment_len,
         method="nll",
         rngs={"dropout": key},
-        mutable=["intermediates"],
     )
-    weights_BL, sown = segment.weights_BL, sown.get("intermediates", {})
-    sown = flax.traverse_util.flatten_dict(sown, sep="/")
-    return jnp.sum(nll_BL * weights_BL), (jnp.sum(weights_BL), memory, sown)
+    weights_BL = segment.weights_BL
+    return jnp.sum(nll_BL * weights_BL), (jnp.sum(weights_BL), memory)
 
 
 def make_train_step(

@@ -193,7 +193,6 @@ def with_memory_tokens(run_layers: RunLayers) -> RunLayers:
         scan: Any = nn.scan(
             read_segment,
             variable_broadcast="params",
-            variable_axes={"intermediates": 0},
             split_rngs={"params": False, "dropout": True},
         )
         segments = cut(h_BTD), cut(memory.first_BL), length_SB
