@@ -18,7 +18,6 @@ from tests.support import tiny
 from tests.support.reference_compressive import Stream
 from tests.support.reference_tokens import Stream as TokenStream
 from tests.support.refusal import refused
-from txl_jax.evaluate.reader import Bookmark
 from txl_jax.generate import sampler
 from txl_jax.generate.context import fill_in_pieces
 from txl_jax.generate.options import GenerateConfig
@@ -158,13 +157,6 @@ def test_memory_tokens_are_written_after_whole_segments(mem_len: int) -> None:
         text_T = np.r_[prompt, tokens_T]
         expected_T = TokenStream(params, **settings).read_text(text_T, 3)
         tiny.assert_close(nll_T, expected_T[len(prompt) - 1 :])
-
-
-def test_a_window_cannot_start_from_a_bookmark() -> None:
-    before = Bookmark(Memory.empty(tiny.CONFIG, 1), np.zeros(1, np.int32))
-    config = GenerateConfig(mem_len=0)
-    with refused("a bookmark needs a memory: set generate.mem_len"):
-        next(sampler.stream(tiny.CONFIG, PARAMS, PROMPTS[:1], config, before=before))
 
 
 def test_a_compressed_memory_takes_one_token_at_a_time() -> None:

@@ -103,7 +103,7 @@ def test_any_segments_and_any_memory_give_the_same() -> None:
     nll_BT, memory = read(EVEN, apart, memory)
     tiny.assert_close(nll_BT, expected_BT)
     again_BT, _ = read(EVEN, apart, memory)
-    nll_BT, _ = read(EVEN, apart, kinds.one_token_memory(EVEN, memory), 1)
+    nll_BT, _ = read(EVEN, apart, kinds.one_token_memory(EVEN, apart, memory), 1)
     tiny.assert_close(nll_BT, again_BT)
     assert np.any(again_BT != expected_BT), "the memory has an effect"
 

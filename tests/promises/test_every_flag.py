@@ -81,8 +81,7 @@ VALUES = dict(
     data.vocab_path={home}/words.txt train.order=roll train.reset_memory_at=\n
     train.init_from={home}/run optim.betas=0.5,0.9 eval.checkpoint=30
     eval.reset_memory_at=\n eval.sweep=mem_len=2 generate.prompt=7 generate.stop=9
-    eval.save_memory={new}/out generate.save_memory={new}/out
-    score.save_memory={new}/out generate.output={new}/out score.path={home}/text.txt
+    generate.output={new}/out score.path={home}/text.txt
     score.output={new}/out
     run.profile_steps=1:2 convert.source={home}/run convert.target={new}/other
     table.table=6 table.rows=wt103_half_loss recl.contexts=2,6,2

@@ -12,7 +12,6 @@ from txl_jax.data.number import NumberVocab
 from txl_jax.data.tokens import Tokens, prepare
 from txl_jax.data.vocab import Vocab
 from txl_jax.errors import UserError, printable
-from txl_jax.evaluate.reader import Bookmark
 from txl_jax.generate import texts
 from txl_jax.generate.options import GenerateConfig
 from txl_jax.report.checksum import Json
@@ -20,7 +19,6 @@ from txl_jax.report.log import json_lines, say, writing
 from txl_jax.runtime import distributed
 from txl_jax.workdir.fit import warn_of_rotations
 from txl_jax.workdir.load import Loaded
-from txl_jax.workdir.memory_file import open_bookmark, save_bookmark
 
 
 def generate_samples(loaded: Loaded) -> Json:
@@ -62,7 +60,6 @@ def draw_samples(
     check_numbers(options, vocab, prompts)
     most = max(map(len, prompts)) + options.num_tokens
     warn_of_rotations(config, "generate", most)
-    before, left = open_bookmark(loaded, "generate"), list[Bookmark]()
     drawn = texts.draw(
         config.model,
         loaded.params,
@@ -72,8 +69,6 @@ def draw_samples(
         show=show,
         window=config.eval.ext_len + config.eval.tgt_len,
         segments=config.eval.segments_per_step,
-        before=before,
-        leave=left.append if options.save_memory else None,
         mesh=loaded.mesh,
     )
     samples: list[texts.Sample] = []
@@ -89,8 +84,6 @@ def draw_samples(
         rows = [vocab.encode(sample.text) for sample in samples]
         with writing(options.output, "generate.output") as target:
             np.save(target, rows[0] if len(rows) == 1 else np.stack(rows))
-    if left:
-        save_bookmark(loaded, "generate", Bookmark.join(left))
     return samples
 
 

@@ -20,7 +20,6 @@ from txl_jax.evaluate.options import (
     parse_sweep,
 )
 from txl_jax.evaluate.perplexity import Evaluate, ReadSplit, make_evaluate
-from txl_jax.evaluate.reader import Bookmark
 from txl_jax.model import reach
 from txl_jax.model.config import ModelConfig
 from txl_jax.paper import cold_start
@@ -31,7 +30,6 @@ from txl_jax.report.progress import interruptible
 from txl_jax.sharding.rules import check_streams
 from txl_jax.workdir.fit import warn_of_rotations
 from txl_jax.workdir.load import Loaded
-from txl_jax.workdir.memory_file import open_bookmark, save_bookmark
 from txl_jax.workdir.staging import write_files
 
 DECIMALS = 2  # of perplexities in the paper; smaller gains do not count
@@ -155,15 +153,11 @@ def evaluate_split(
         read = functools.partial(dynamic.read, model, config, mesh, rms)
     elif config.cache_len:
         read = continuous_cache.make_reader(model, config, mesh).read
-    before, left = open_bookmark(loaded, "eval", 1), list[Bookmark]()
-    leave = left.append if config.save_memory else None
-    score = None if read or before or leave else plain
-    score = score or make_evaluate(model, config, mesh, read, before, leave)
+    score = None if read else plain
+    score = score or make_evaluate(model, config, mesh, read)
     off = {"dynamic": not config.dynamic, "cache": not config.cache_len}
     with interruptible(split) as progress:
         scores = score(loaded.params, tokens.split(split), progress)
-    if left:
-        save_bookmark(loaded, "eval", left[0])
     return {
         "split": split,
         **scores,

@@ -1,7 +1,7 @@
 """The mode `score`: the nll of the user's own texts, by document, line or token."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,48 +14,32 @@ from txl_jax.data.text import Meter
 from txl_jax.data.vocab import Vocab, report_unknown
 from txl_jax.errors import UserError
 from txl_jax.evaluate.options import STDIN, ScoreConfig
-from txl_jax.evaluate.reader import Bookmark
 from txl_jax.evaluate.score import LENGTHS, Document, Score, describe, make_score, split
 from txl_jax.report.checksum import DAMAGE, Json
 from txl_jax.report.log import json_lines, require_other, say, writing
 from txl_jax.workdir.fit import warn_of_rotations
 from txl_jax.workdir.load import Loaded
-from txl_jax.workdir.memory_file import open_bookmark, save_bookmark
 
 
 def score_texts(loaded: Loaded) -> Json:
     """Scores the texts of the `score` section."""
     config, vocab = loaded.config, loaded.vocab
-    leave = bool(config.score.save_memory)
-    if (config.score.memory or leave) and not config.eval.mem_len:
-        raise UserError("score.memory and score.save_memory need eval.mem_len: set it")
-    if leave and config.score.hidden:
-        raise UserError(
-            f"score.output = {config.score.output!r} needs the last token's hidden "
-            "state, but score.save_memory leaves it unread: leave one of them out"
-        )
     score = make_score(
         config.model,
         config.eval,
         loaded.params,
         hidden=config.score.hidden,
-        before=open_bookmark(loaded, "score", 1),
-        leave=leave,
         mesh=loaded.mesh,
     )
     texts = [file for file in find_files(config.score) if file]
-    for name in ("output", "save_memory"):
-        require_other(getattr(config.score, name), texts, f"score.{name}")
+    require_other(config.score.output, texts, "score.output")
     if vocab.kind == NumberVocab.kind:
         documents = read_sequences(config.score, vocab, config.data.dtype)
     else:
         drop = drops_newlines(config.data, vocab.kind)
         documents = read_documents(config.score, vocab, drop)
     warn_of_rotations(config)
-    left: list[Bookmark] = []
-    result = score_documents(documents, score, vocab, config.score, left.append)
-    if leave:
-        save_bookmark(loaded, "score", Bookmark.join(left))
+    result = score_documents(documents, score, vocab, config.score)
     lengths = {name: getattr(config.eval, name) for name in LENGTHS}
     return {**result, "step": loaded.step, **lengths}
 
@@ -104,27 +88,16 @@ def select(line: bytes, field: str, where: str) -> bytes:
 
 
 def score_documents(
-    documents: Iterator[Document],
-    score: Score,
-    vocab: Vocab,
-    config: ScoreConfig,
-    leave: Callable[[Bookmark], object] = lambda bookmark: None,
+    documents: Iterator[Document], score: Score, vocab: Vocab, config: ScoreConfig
 ) -> Json:
-    """Returns the scores; `leave` gets each document's bookmark if they are saved."""
+    """Returns the scores of all documents, and writes score.output."""
     prefix_T = vocab.encode(config.prefix)
     report_unknown(vocab, "score.prefix", config.prefix)
     nlls, rows = [], []
     hidden: Json = {}
     with json_lines(config.output, "score.output") as write:
         for document in documents:
-            nll_T, hidden_TD, left = score(document.tokens_T, prefix_T)
-            if left is not None:
-                leave(left)
-            elif config.save_memory:
-                raise UserError(
-                    f"score.save_memory = {config.save_memory!r}: {document.name} is "
-                    "empty and leaves no memory: leave it out"
-                )
+            nll_T, hidden_TD = score(document.tokens_T, prefix_T)
             unknown = int(np.count_nonzero(document.tokens_T == vocab.unknown))
             row = describe(nll_T, document.bytes, unknown)
             rows.append({"document": document.name, **row})

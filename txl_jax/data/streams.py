@@ -75,8 +75,6 @@ class Streams:
     # In every epoch, each stream starts at a random place and wraps around at its end,
     # where a document starts (NVIDIA's roll).
     roll: bool = False
-    # The first token continues the memory that is passed, and starts no document.
-    continues: bool = False
     varlen: bool = False  # segments of varying length, in arrays wider by SLACK
     half_loss: bool = False  # a segment's first half is not scored (Table 6)
     score_ids_from: int = 0  # targets with lower ids are not scored
@@ -159,7 +157,7 @@ class Streams:
         scored_BL &= targets_BL >= self.score_ids_from
         # The memory is reset at an epoch's start, and where a stream wraps, because it
         # holds tokens that do not precede the segment in the text.
-        starts_BL = (turn_BL == -lead_B[:, None]) & (not self.continues)
+        starts_BL = turn_BL == -lead_B[:, None]
         first_BL = real_BL & (wraps_BL | starts_BL)
         if self.reset_memory_at >= 0:
             before_BL = self._read(position.epoch, np.maximum(pair_BL - 1, 0))

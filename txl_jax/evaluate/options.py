@@ -151,11 +151,6 @@ class EvalConfig:
     # The factor of the products of hidden states in the cache's exponents, to be tuned:
     # 0.1 to 0.3 were best for models of d_model = 128.
     cache_theta: float = at_least(0, 0.0)
-    # The file, written by --save_memory, with the memory of a text that the split
-    # continues. Empty starts from an empty memory.
-    memory: str = field("", "local", "unsaved")
-    # The file for the memories at the end of all streams. Empty writes none.
-    save_memory: str = field("", "local", "unsaved")
     # The values to compare. In the mode evaluate, FIELD=START:STOP:STEP or FIELD=a,b,c,
     # or cold_start=TOKENS for the loss by tokens read since a cold start, up to this
     # many. In the mode speed, mem_len=a,b,c for the attention lengths to time, where
@@ -181,23 +176,8 @@ class EvalConfig:
                 f"eval.sweep = {self.sweep!r} needs a memory that fills and ignores "
                 "documents: leave out eval.ext_len and eval.reset_memory_at"
             )
-        self._check_memory()
         self._check_dynamic()
         self._check_cache()
-
-    def _check_memory(self) -> None:
-        file, more = self.memory or self.save_memory, self.dynamic or self.cache_len
-        if file and (more or self.sweep or not self.mem_len):
-            raise UserError(
-                f"eval.memory and eval.save_memory ({file!r}) need one evaluation of a "
-                "fixed model with a memory: set eval.mem_len, and leave out "
-                "eval.sweep, eval.dynamic and eval.cache_len"
-            )
-        if self.memory and (self.streams > 1 or self.warm_start):
-            raise UserError(
-                f"eval.memory = {self.memory!r} is continued by the whole split: set "
-                "eval.streams to 1, and leave out eval.warm_start"
-            )
 
     def _check_cache(self) -> None:
         swept = self.sweep.partition("=")[0].strip()
@@ -274,11 +254,6 @@ class ScoreConfig:
     # The unit of a line of JSON: document, line or token.
     per: str = one_of(UNITS, "line")
     lines: bool = False  # Every line of the texts is a document.
-    # The file, written by --save_memory, with the memory of a text that each document
-    # continues. Empty starts from an empty memory.
-    memory: str = field("", "unsaved")
-    # The file for the memory at the end of each document. Empty writes none.
-    save_memory: str = field("", "unsaved")
     # The field with the text in JSON lines, each of which is a document. Empty reads
     # plain text.
     field: str = ""

@@ -13,10 +13,9 @@ from txl_jax import metrics
 from txl_jax.data.streams import Streams
 from txl_jax.evaluate import reader
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
-from txl_jax.evaluate.reader import Bookmark, Reader
+from txl_jax.evaluate.reader import Reader
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
-from txl_jax.model.memory.kinds import Newest
 from txl_jax.model.segment import OneSegment, Segment
 from txl_jax.model.txl import TransformerXL
 from txl_jax.report.log import Json
@@ -66,35 +65,20 @@ def make_evaluate(
     config: EvalConfig,
     mesh: Mesh,
     read: ReadSplit | None = None,
-    before: Bookmark | None = None,
-    leave: Callable[[Bookmark], object] | None = None,
 ) -> Evaluate:
     """Returns evaluate(params, tokens, progress), compiled once for any split.
 
-    Without `read`, that of `make_reader` is used: it goes on from `before`, if given,
-    and `leave` gets the bookmark after the split. progress is called when a segment is
-    dispatched. The result has the number of scored tokens, the mean nll in
-    nats, ppl, bpc, the streams, and cold_tokens: the tokens scored before their stream
-    had read mem_len tokens (without a memory, ext_len).
+    Without `read`, that of `make_reader` is used. progress is called when a segment is
+    dispatched. The result has the number of scored tokens, the mean nll in nats, ppl,
+    bpc, the streams, and cold_tokens: the tokens scored before their stream had read
+    mem_len tokens (without a memory, ext_len).
     """
     rows = host_rows(mesh, config.streams, "eval.streams")
     context = config.mem_len or config.ext_len
-    kept: list[Newest] = []
-    if read is None:
-        own = make_reader(model_config, config, mesh)
-
-        def read_memory(params: Params, segments: Iterable[Segment]) -> Iterator[Array]:
-            memory, keep = before and before.memory, kept.append if leave else None
-            return own.outputs(own.unstack(params), segments, memory, keep)
-
-        read = read_memory
-    if before:
-        context = max(context - int(before.memory.filled_B.min()), 0)
+    read = read or make_reader(model_config, config, mesh).read
 
     def evaluate(params: Params, tokens: np.ndarray, progress: ShowProgress) -> Json:
         started = time.perf_counter()
-        if before:
-            tokens = np.concatenate([before.last_B, tokens])
         tokens = config.cut(tokens)
         streams = Streams(
             tokens,
@@ -104,14 +88,10 @@ def make_evaluate(
             ext_len=config.ext_len,
             warm_tokens=context if config.warm_start else 0,
             reset_memory_at=int(config.reset_memory_at),
-            continues=before is not None,
         )
 
         sums = [*read(params, each_segment(streams, progress))]
         # Summed in float64: the sum over a split exceeds float32's precision.
-        if leave:
-            end_B, reset = streams.end_B, streams.reset_memory_at
-            leave(Bookmark.at(kept.pop(), tokens, end_B, reset))
         scored = len(tokens) - 1
         nll = float(np.sum(jax.device_get(sums), dtype=np.float64)) / scored
         seconds = time.perf_counter() - started

@@ -3,11 +3,10 @@
 All evaluators share this loop; they differ only in the output of a segment.
 """
 
-import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,13 +19,7 @@ from txl_jax.evaluate.grouping import count_segments, window_tokens
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
 from txl_jax.model.memory import Memory
-from txl_jax.model.memory.kinds import (
-    Newest,
-    empty_fixed_memory,
-    lay_out,
-    newest_of,
-    resume,
-)
+from txl_jax.model.memory.kinds import empty_fixed_memory, lay_out
 from txl_jax.model.memory.protocol import AnyMemory, MemoryLike
 from txl_jax.model.segment import OneSegment, Segment, scanned
 from txl_jax.model.txl import TransformerXL
@@ -39,50 +32,6 @@ Outputs = Any  # of a segment: a pytree of arrays
 Read = Callable[[TransformerXL, Any, OneSegment, int], tuple[Outputs, Any]]
 # Computes the output of one segment: (bound model, hidden_BLD, segment) -> output.
 Output = Callable[[TransformerXL, Array, OneSegment], Outputs]
-
-
-class Bookmark(NamedTuple):
-    """The place in a text, or in each of several, where reading stopped.
-
-    memory: of all tokens but the last one of each text. last_B: these last tokens, the
-    next inputs, from which the first token after a bookmark is predicted.
-    """
-
-    memory: Newest
-    last_B: np.ndarray
-
-    @classmethod
-    def at(
-        cls, memory: Newest, tokens_T: np.ndarray, end_B: np.ndarray, reset: int
-    ) -> "Bookmark":
-        """Returns the bookmark before the tokens with the numbers end_B.
-
-        reset: the token that ends a document, or -1. Nothing before it is visible.
-        """
-        starts_B = (tokens_T[end_B - 1] == reset) & (reset >= 0)
-        filled_B = jnp.where(starts_B, 0, memory.filled_B)
-        if isinstance(memory, Memory):
-            memory = dataclasses.replace(memory, filled_B=filled_B)
-        else:
-            memory = memory._replace(filled_B=filled_B)
-        return cls(memory, tokens_T[end_B].astype(np.int32))
-
-    @staticmethod
-    def join(bookmarks: Sequence["Bookmark"]) -> "Bookmark":
-        """Returns one bookmark of the texts of all bookmarks."""
-        return jax.tree.map(
-            lambda spec, *parts: np.concatenate(parts, axis=tuple(spec).index("B")),
-            letters(bookmarks[0]),
-            *jax.device_get(bookmarks),
-        )
-
-    def take(self, rows: np.ndarray) -> "Bookmark":
-        """Returns the bookmark of the texts with these numbers, also repeated ones."""
-        return jax.tree.map(
-            lambda spec, x: x.take(rows, axis=tuple(spec).index("B")),
-            letters(self),
-            self,
-        )
 
 
 def from_hidden(output: Output) -> Read:
@@ -175,12 +124,10 @@ class Reader:
         # that are stacked.
         self.in_pieces = S > 1 and mesh is not None and mesh.shape["segments"] > 1
 
-        def empty(params: Params, kept: Newest | None = None) -> Any:
+        def empty(params: Params) -> Any:
             memory: Any = Memory.empty(config, B)
             if not self.in_pieces:
                 memory = empty_fixed_memory(config, params, B, S * L, W)
-            if kept is not None:
-                memory = resume(config, params, memory, kept)
             memory = (memory, more()) if more else memory
             if mesh is None:
                 return memory
@@ -215,13 +162,11 @@ class Reader:
         self,
         params: Params,
         segments: Iterable[Segment],
-        before: Newest | None = None,
-        leave: Callable[[Newest], object] | None = None,
+        leave: Callable[[Any], object] | None = None,
     ) -> Iterator[Outputs]:
         """Yields the outputs [1, ..] of every call.
 
-        The memory starts empty, or with the content of another one, `before`. At the
-        end, `leave` gets the memory's content. `params` are unstacked. Segments of host
+        At the end, `leave` gets the memory. `params` are unstacked. Segments of host
         arrays hold this process's streams. Outputs stay on the device, so that the host
         prepares the next segment meanwhile. Raises UserError if the memory does not fit
         into this machine's.
@@ -229,7 +174,7 @@ class Reader:
         tokens = self.segments * self.tgt_len
         fields = eval_fields(self.segments)  # one chosen here fits
         check_fits(self.config, self.batch_size, tokens, fields)
-        memory = self.empty(params, before)
+        memory = self.empty(params)
         for segment in join_calls(segments, self.segments):
             if self.mesh is not None:
                 segment = place_segments(self.mesh, segment)
@@ -240,4 +185,4 @@ class Reader:
             output, memory = self.program(params, memory, segment)
             yield output
         if leave is not None:
-            leave(newest_of(memory))
+            leave(memory)

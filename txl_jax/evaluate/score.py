@@ -1,8 +1,7 @@
 """The nll of every token of the user's texts (section 4.1).
 
-The memory is carried through a document, and starts empty or from one bookmark for
-each. A document is read as evaluation reads a split with one stream, with the fields of
-LENGTHS.
+The memory starts empty and is carried through a document. A document is read as
+evaluation reads a split with one stream, with the fields of LENGTHS.
 
 Dims: B = 1 stream, L segment, D model, T tokens of a document.
 """
@@ -21,11 +20,10 @@ from txl_jax.data.vocab import Vocab, spell
 from txl_jax.errors import BadNumbers
 from txl_jax.evaluate import reader
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
-from txl_jax.evaluate.reader import Bookmark, Reader
+from txl_jax.evaluate.reader import Reader
 from txl_jax.kernels.sharded import constrain
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
-from txl_jax.model.memory.kinds import Newest
 from txl_jax.model.segment import OneSegment
 from txl_jax.model.txl import TransformerXL
 from txl_jax.report.log import Json
@@ -48,7 +46,6 @@ class Scores(NamedTuple):
 
     nll_T: np.ndarray  # in nats; NaN for a token without context
     hidden_TD: np.ndarray  # after each token; empty unless requested
-    left: Bookmark | None = None  # after the document, if requested
 
 
 # (tokens_T, prefix_T) -> Scores of the tokens, read after an unscored prefix.
@@ -60,18 +57,15 @@ def make_score(
     config: EvalConfig,
     params: Params,
     hidden: bool,
-    before: Bookmark | None = None,
-    leave: bool = False,
     mesh: Mesh | None = None,
 ) -> Score:
     """Returns score(tokens_T, prefix_T), compiled once for documents of any length.
 
-    hidden: return hidden states. before: of one text, which every document continues.
-    leave: return bookmarks. A long document without bookmarks is split over the
-    segments of the mesh unless mesh.data or mesh.fsdp exceeds 1.
+    hidden: return hidden states. A long document is split over the segments of the mesh
+    unless mesh.data or mesh.fsdp exceeds 1.
     """
     model_config = evaluation_model(model_config, config)
-    if before or leave or (mesh and shards(mesh, "B") > 1):
+    if mesh and shards(mesh, "B") > 1:
         mesh = None
 
     @reader.from_hidden
@@ -92,38 +86,30 @@ def make_score(
     fixed = single.unstack(params)
 
     def score(tokens_T: np.ndarray, prefix_T: np.ndarray) -> Scores:
-        if before:
-            prefix_T = np.concatenate([before.last_B, prefix_T])
         T, skip = len(tokens_T), len(prefix_T)
         nll_T = np.full(T, np.nan)
         hidden_TD = np.zeros((T if hidden else 0, model_config.d_model), np.float32)
         if not T:
             return Scores(nll_T, hidden_TD)
         # The last token is read for its hidden state; its target is arbitrary and not
-        # scored. A bookmark is before it.
-        end_T = tokens_T[:0] if leave else tokens_T[-1:]
-        text_T = np.concatenate([prefix_T, tokens_T, end_T])
-        reset = int(config.reset_memory_at)
+        # scored.
+        text_T = np.concatenate([prefix_T, tokens_T, tokens_T[-1:]])
         streams = Streams(
             text_T,
             1,
             config.tgt_len,
             ext_len=config.ext_len,
-            reset_memory_at=reset,
-            continues=before is not None,
+            reset_memory_at=int(config.reset_memory_at),
         )
         segments = [*streams.epoch()]
         new_X = np.concatenate([each.weights_SBL[0, 0] > 0 for each in segments])
         # A short document would be mostly padding.
         read = several if len(segments) > several.segments // 2 else single
         own = params if read.in_pieces else fixed
-        kept: list[Newest] = []
-        memory = before and before.memory
-        outputs = read.outputs(own, segments, memory, kept.append if leave else None)
-        nlls, hiddens = zip(*outputs, strict=True)
+        nlls, hiddens = zip(*read.outputs(own, segments), strict=True)
         nll_Y = np.concatenate([x_SBL[0, 0] for x_SBL in jax.device_get(nlls)])
         nll_P = nll_Y[: len(new_X)][new_X]
-        scored_P = nll_P[max(skip - 1, 0) : len(text_T) - 1 - len(end_T)]
+        scored_P = nll_P[max(skip - 1, 0) : len(text_T) - 2]
         nll_T[0 if skip else 1 :] = scored_P
         if not np.isfinite(scored_P).all():
             raise BadNumbers(
@@ -134,10 +120,7 @@ def make_score(
             rows = [x_SBLD[0, 0] for x_SBLD in jax.device_get(hiddens)]
             hidden_YD = np.concatenate(rows).astype(np.float32)
             hidden_TD = hidden_YD[: len(new_X)][new_X][skip:]
-        left = None
-        if leave:
-            left = Bookmark.at(kept[0], text_T, np.array([len(text_T) - 1]), reset)
-        return Scores(nll_T, hidden_TD, left)
+        return Scores(nll_T, hidden_TD)
 
     return score
 

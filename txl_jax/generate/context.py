@@ -23,21 +23,16 @@ from txl_jax.evaluate.grouping import count_segments, window_tokens
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
 from txl_jax.model.memory.cache import Memory
-from txl_jax.model.memory.kinds import (
-    Newest,
-    empty_fixed_memory,
-    one_token_memory,
-    resume,
-)
+from txl_jax.model.memory.kinds import empty_fixed_memory, one_token_memory
 from txl_jax.model.memory.protocol import AnyMemory, MemoryLike
 from txl_jax.model.segment import Segment
 from txl_jax.model.txl import TransformerXL
 from txl_jax.sharding.rules import letters, shards
 
 Window = tuple[Array, Array]  # window_BL and the number of its tokens, length_B
-# (params, what a memory holds before the prompts) -> the context, a memory or a window,
+# (params, the memory after the prompts, if known) -> the context, a memory or a window,
 # of all prompts without their last tokens.
-Start = Callable[[Params, Newest | None], Any]
+Start = Callable[[Params, Memory | None], Any]
 # (params, token_B, context) -> (log_probs_BV after the token, the context with it).
 Predict = Callable[[Params, Array, Any], tuple[Array, Any]]
 
@@ -90,12 +85,8 @@ def read_prompts(
     prompts: Sequence[np.ndarray],
     L: int,
     tgt_len: int,
-    before: Newest | None,
 ) -> MemoryLike:
-    """Returns the memory after the prompts, in calls of L tokens, whole segments.
-
-    before: what a memory holds that the prompts continue.
-    """
+    """Returns the memory after the prompts, in calls of L tokens, whole segments."""
     tokens_BT, length_B = pad(prompts, L)
     B, T = tokens_BT.shape
     length_SB = np.clip(length_B - np.arange(0, T, L)[:, None], 0, L).astype(np.int32)
@@ -104,8 +95,6 @@ def read_prompts(
     prefix = Segment(inputs_SBL, none, none, none, length_SB)
     W = window_tokens(config, L // tgt_len, B, tgt_len)
     memory = empty_fixed_memory(config, params, B, L, W)
-    if before is not None:
-        memory = resume(config, params, memory, before)
     fill = reader.make_step(config, reader.from_hidden(lambda *_: None), tgt_len)
     return fill(params, memory, prefix)[1]
 
@@ -147,7 +136,7 @@ def fill_in_pieces(
 
 def make_fill(
     config: ModelConfig, prompts: Sequence[np.ndarray], width: int, segments: int
-) -> Start:
+) -> Callable[[Params], MemoryLike]:
     """Returns the function that reads prompts in segments of `width` into a memory.
 
     segments: to compute together, or 0, as eval.segments_per_step.
@@ -159,9 +148,7 @@ def make_fill(
     count = max(-(-longest // (calls * tgt_len)), 1)  # with the least padding
     L = count * tgt_len  # of a call
 
-    return lambda params, before: read_prompts(
-        config, params, prompts, L, tgt_len, before
-    )
+    return lambda params: read_prompts(config, params, prompts, L, tgt_len)
 
 
 def with_memory(
@@ -170,8 +157,9 @@ def with_memory(
     """Returns the functions for a memory; see `make_fill`."""
     model, fill = TransformerXL(config), make_fill(config, prompts, width, segments)
 
-    def start(params: Params, before: Newest | None) -> MemoryLike:
-        return one_token_memory(config, fill(params, before))
+    def start(params: Params, before: Memory | None) -> MemoryLike:
+        memory = fill(params) if before is None else before
+        return one_token_memory(config, params, memory)
 
     def predict(
         params: Params, token_B: Array, memory: MemoryLike
@@ -196,9 +184,9 @@ def with_segments(
     pairs = [*zip(prompts, whole, strict=True)]
     window = pad([prompt[end:] for prompt, end in pairs], width)
 
-    def start(params: Params, before: Newest | None) -> tuple[MemoryLike, Window]:
+    def start(params: Params, before: Memory | None) -> tuple[MemoryLike, Window]:
         read = [prompt[:end] for prompt, end in pairs]
-        memory = read_prompts(config, params, read, width, width, before)
+        memory = read_prompts(config, params, read, width, width)
         return memory, (jnp.asarray(window[0]), jnp.asarray(window[1]))
 
     def predict(
@@ -227,7 +215,7 @@ def with_window(
     model = TransformerXL(config)
     window = pad([prompt[-width:] for prompt in prompts], width)
 
-    def start(params: Params, before: Newest | None) -> Window:
+    def start(params: Params, before: Memory | None) -> Window:
         return jnp.asarray(window[0]), jnp.asarray(window[1])
 
     def predict(params: Params, token_B: Array, window: Window) -> tuple[Array, Window]:

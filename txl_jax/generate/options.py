@@ -32,11 +32,6 @@ class GenerateConfig:
     # The number of tokens in the memory during generation. 0 reads the newest
     # eval.ext_len + eval.tgt_len tokens again for each token.
     mem_len: int = field(at_least(0, 512), modes="generate table export")
-    # The file, written by --save_memory, with the memory of a text that the prompts
-    # continue. Empty starts from an empty memory.
-    memory: str = field("", "local", "unsaved")
-    # The file for the memory at the end of each sample. Empty writes none.
-    save_memory: str = field("", "local", "unsaved")
     # The text before which a sample ends. Empty ends samples by their length alone.
     stop: str = ""
     # The file to which each sample is written as a line of JSON; a .npy takes the
@@ -48,11 +43,6 @@ class GenerateConfig:
         check(self, "generate")
         if not 0 < self.top_p <= 1:
             raise UserError(f"generate.top_p = {self.top_p} must be above 0, at most 1")
-        for name in ("memory", "save_memory"):
-            if (file := getattr(self, name)) and not self.mem_len:
-                raise UserError(
-                    f"generate.{name} = {file!r} needs a memory: set generate.mem_len"
-                )
 
 
 def generation_model(model_config: ModelConfig, config: GenerateConfig) -> ModelConfig:

@@ -19,12 +19,11 @@ from jax.typing import ArrayLike
 from txl_jax.errors import UserError
 from txl_jax.evaluate.accounting import GENERATE_FIELDS, check_fits
 from txl_jax.evaluate.options import EvalConfig
-from txl_jax.evaluate.reader import Bookmark
-from txl_jax.generate.context import fill_in_pieces, make_context, make_fill
+from txl_jax.generate.context import fill_in_pieces, make_context
 from txl_jax.generate.options import GenerateConfig, generation_model
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
-from txl_jax.model.memory.kinds import Newest, lay_out, newest_of
+from txl_jax.model.memory.kinds import lay_out
 from txl_jax.report.progress import compile_step
 
 # A lower temperature is 0: divided by it, logits overflow, and no noise changes their
@@ -78,7 +77,6 @@ def stream(
     vocab_size: int | None = None,
     window: int = EvalConfig.tgt_len,
     segments: int = EvalConfig.segments_per_step,
-    before: Bookmark | None = None,
     mesh: Mesh | None = None,
 ) -> Iterator[Drawn]:
     """Yields the next tokens of each prompt, EVERY at a time, and their nll.
@@ -87,21 +85,16 @@ def stream(
     prompts. All tokens are below vocab_size, for models larger than their vocabulary.
     Prompts are read in segments of `window` tokens, of which `segments` are computed
     together, as in evaluation. With mem_len = 0, each token is sampled from the newest
-    `window` tokens. Prompt b continues text b of `before`, and may then be empty.
-    Otherwise, long prompts are split over the segments of the mesh.
+    `window` tokens. Long prompts are split over the segments of the mesh.
     """
-    if before and not config.mem_len:
-        raise UserError("a bookmark needs a memory: set generate.mem_len")
-    if before:
-        prompts = [np.r_[x] for x in zip(before.last_B, prompts, strict=True)]
     if not all(len(prompt) for prompt in prompts):
         raise UserError("generate.prompt has no tokens: give a text to continue")
     model_config = generation_model(model_config, config)
     check_fits(model_config, len(prompts), 1, GENERATE_FIELDS)
     last_B = np.array([prompt[-1] for prompt in prompts], np.int32)
     prefixes = [prompt[:-1] for prompt in prompts]
-    memory = before and before.memory
-    if mesh and not before:
+    memory = None
+    if mesh:
         memory = fill_in_pieces(model_config, params, prefixes, window, segments, mesh)
         if memory is not None:
             prefixes = [prefix[:0] for prefix in prefixes]
@@ -141,28 +134,6 @@ def stream(
         state, drawn = sample_many(params, state, first)
         drawn = jax.device_get(drawn)
         yield Drawn(*(np.asarray(x)[:, : config.num_tokens - first] for x in drawn))
-
-
-def read_texts(
-    model_config: ModelConfig,
-    params: Params,
-    texts: Sequence[np.ndarray],
-    config: GenerateConfig,
-    window: int,
-    segments: int,
-    before: Bookmark | None,
-) -> Bookmark:
-    """Returns the bookmark after texts, which are read as the prompts of `stream`."""
-    if before:
-        texts = [np.r_[x] for x in zip(before.last_B, texts, strict=True)]
-    last_B = np.array([text[-1] for text in texts], np.int32)
-    model_config = generation_model(model_config, config)
-    fill = make_fill(model_config, [text[:-1] for text in texts], window, segments)
-
-    def read(params: Params, before: Newest | None) -> Newest:
-        return newest_of(fill(lay_out(model_config, params), before))
-
-    return Bookmark(jax.jit(read)(params, before and before.memory), last_B)
 
 
 def sample(

@@ -14,7 +14,6 @@ from jax.sharding import Mesh
 from txl_jax.data.files import read_blocks, read_stdin, text_files
 from txl_jax.data.vocab import Vocab, report_unknown, spell
 from txl_jax.errors import UserError, prefixed
-from txl_jax.evaluate.reader import Bookmark
 from txl_jax.generate import sampler
 from txl_jax.generate.options import GenerateConfig
 from txl_jax.model.config import ModelConfig
@@ -108,7 +107,7 @@ def read_prompts(config: GenerateConfig, vocab: Vocab) -> list[np.ndarray]:
     report_unknown(vocab, field, "\n".join(prompts))
     with prefixed(field):
         encoded = [vocab.encode(prompt) for prompt in prompts]
-    if not config.memory and any(len(prompt_T) == 0 for prompt_T in encoded):
+    if not all(map(len, encoded)):
         raise UserError(
             f"{field} = {config.prompt!r} has no token: give at least one, such as a "
             r"line end, --prompt=$'\n'"
@@ -131,24 +130,6 @@ def draw_contexts(
     return [np.asarray(tokens_T[at : at + config.context_tokens]) for at in starts]
 
 
-def place_of(
-    before: Bookmark | None, first: int, count: int, total: int
-) -> Bookmark | None:
-    """Returns the bookmarks that `count` of all prompts continue, from number `first`.
-
-    Each of the texts before is continued by equally many prompts, one after the other.
-    """
-    if before is None:
-        return None
-    texts = len(before.last_B)
-    if total % texts:
-        raise UserError(
-            f"generate.memory is of {texts} texts, which {total} samples cannot "
-            f"continue: give {texts} prompts"
-        )
-    return before.take(np.arange(first, first + count) * texts // total)
-
-
 def draw(
     model_config: ModelConfig,
     params: Params,
@@ -158,14 +139,11 @@ def draw(
     show: Show,
     window: int = 1,
     segments: int = 1,
-    before: Bookmark | None = None,
-    leave: Callable[[Bookmark], object] | None = None,
     mesh: Mesh | None = None,
 ) -> Iterator[Sample]:
     """Yields a sample for each prompt; window, segments, mesh: see `sampler.stream`.
 
-    before: see `place_of`. `leave` gets bookmarks after the samples. A single sample is
-    shown while it is drawn.
+    A single sample is shown while it is drawn.
     """
     longest = max(map(len, prompts))
     remembers = config.mem_len or model_config.memory_tokens
@@ -173,7 +151,6 @@ def draw(
         say(f"the prompt has {longest} tokens: only the newest {window} are used")
     for first in range(0, len(prompts), STREAMS):
         own = prompts[first : first + STREAMS]
-        place = place_of(before, first, len(own), len(prompts))
         seeds = [(config.seed + first + n) % 2**32 for n in range(len(own))]
         growing = [Growing(vocab, prompt_T, config) for prompt_T in own]
         seeded = dataclasses.replace(config, seed=seeds[0])
@@ -185,7 +162,6 @@ def draw(
             len(vocab),
             window=window,
             segments=segments,
-            before=place,
             mesh=mesh,
         )
         shown = 0
@@ -199,16 +175,6 @@ def draw(
             if all(each.ended for each in growing):
                 break
         samples = [each.finish(seed) for each, seed in zip(growing, seeds, strict=True)]
-        if leave:
-            done = [
-                np.array(each.tokens[: len(prompt_T) + len(sample.token_nlls)])
-                for each, prompt_T, sample in zip(growing, own, samples, strict=True)
-            ]
-            leave(
-                sampler.read_texts(
-                    model_config, params, done, config, window, segments, place
-                )
-            )
         if len(prompts) == 1:
             show(samples[0].text[shown:] + "\n")
         yield from samples

@@ -3,7 +3,6 @@
 empty_memory        for training: hidden states
 empty_fixed_memory  for evaluation: keys and values, while the parameters are fixed
 one_token_memory    for generation: the same in rings, for one token at a time
-Newest              what a memory holds between two readings, for a file
 
 With `ModelConfig.keeps_states`, the first one serves all of them.
 """
@@ -11,28 +10,19 @@ With `ModelConfig.keeps_states`, the first one serves all of them.
 import dataclasses
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 from jax import Array
 
-from txl_jax.errors import UserError
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
 from txl_jax.model.memory.cache import Memory
 from txl_jax.model.memory.compressive import CompressiveMemory, open_slots
-from txl_jax.model.memory.key_values import KeyValueMemory, NewestKeyValues
+from txl_jax.model.memory.key_values import KeyValueMemory
 from txl_jax.model.memory.layout import unstack
 from txl_jax.model.memory.memory_tokens import TokenMemory, make_tokens, open_tokens
 from txl_jax.model.memory.protocol import CallMemory, MemoryLike
 from txl_jax.model.memory.retrieval import RetrievalMemory, make_gate, open_store
 from txl_jax.model.memory.ring import RingMemory
-
-Newest = Memory | NewestKeyValues
-NOT_SAVED = (
-    "a memory with a store, compressed slots or memory tokens is not kept in files: "
-    "leave out memory and save_memory, or set model.retrieval_len, "
-    "model.compressed_len and model.memory_tokens to 0"
-)
 
 
 def empty_memory(config: ModelConfig, batch_size: int) -> MemoryLike:
@@ -109,11 +99,18 @@ def empty_fixed_memory(
     return with_store(config, memory)
 
 
-def one_token_memory(config: ModelConfig, memory: MemoryLike) -> MemoryLike:
-    """Returns a memory of `empty_fixed_memory` for calls of one token."""
+def one_token_memory(
+    config: ModelConfig, params: Params, memory: MemoryLike
+) -> MemoryLike:
+    """Returns a memory of any number of tokens for calls of one token.
+
+    `params` are those of `lay_out`.
+    """
     if isinstance(memory, RetrievalMemory):
-        local = one_token_memory(config, memory.local)
+        local = one_token_memory(config, params, memory.local)
         return dataclasses.replace(memory, local=local)
+    if isinstance(memory, Memory) and not config.keeps_states:
+        memory = KeyValueMemory.of(config, params, memory, tgt_len=1)
     if isinstance(memory, KeyValueMemory):
         return RingMemory.of(config, memory)
     return memory
@@ -122,35 +119,3 @@ def one_token_memory(config: ModelConfig, memory: MemoryLike) -> MemoryLike:
 def with_store(config: ModelConfig, local: MemoryLike) -> MemoryLike:
     """Adds an empty store if a layer of the model retrieves."""
     return RetrievalMemory.of(config, local) if config.retrieval_len else local
-
-
-def resume(
-    config: ModelConfig, params: Params, empty: MemoryLike, newest: Newest
-) -> MemoryLike:
-    """Returns an initial memory with what another one held, of any length.
-
-    params: those of `lay_out` unless `empty` is a `Memory`, which takes only hidden
-    states.
-    """
-    if isinstance(empty, Memory) and isinstance(newest, Memory):
-        return newest.fit(empty.mem_len)
-    if isinstance(empty, Memory):
-        raise UserError(
-            "the memory holds keys and values, but mesh.segments > 1 reads hidden "
-            "states: set mesh.segments to 1"
-        )
-    if not isinstance(empty, KeyValueMemory):
-        raise UserError(NOT_SAVED)
-    if isinstance(newest, Memory):
-        newest = KeyValueMemory.of(config, params, newest, tgt_len=0).newest()
-    return empty.resume(newest)
-
-
-@jax.jit
-def newest_of(memory: MemoryLike) -> Newest:
-    """Returns what a memory holds, for a file or for `resume`."""
-    if isinstance(memory, Memory):
-        return memory
-    if not isinstance(memory, KeyValueMemory):
-        raise UserError(NOT_SAVED)
-    return memory.newest()
