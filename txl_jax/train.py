@@ -32,7 +32,6 @@ from txl_jax.sharding.rules import place_segments
 from txl_jax.update.guard import explain
 from txl_jax.update.state import Metrics, Program, TrainState
 from txl_jax.workdir.folder import METRICS
-from txl_jax.workdir.lock import Fence, unfenced
 from txl_jax.workdir.staging import Staging
 
 # Where a call starts or ends: the number of updates before, and the data's position.
@@ -55,18 +54,17 @@ class Training(NamedTuple):
 def train(
     training: Training,
     workdir: Path,
-    fence: Fence = unfenced,
     send_line: SendLine = lambda step, numbers: None,
 ) -> Json:
     """Trains to config.train.num_steps, from the newest checkpoint if there is one.
 
     Returns the number of updates and the steps whose save failed. Raises UserError if
-    the last save failed or another run has taken the workdir over, Interrupted after a
-    signal, and BadNumbers if train.max_bad_steps updates in a row are skipped. A
-    resumed run repeats an interrupted validation.
+    the last save failed, Interrupted after a signal, and BadNumbers if
+    train.max_bad_steps updates in a row are skipped. A resumed run repeats an
+    interrupted validation.
     """
     with ExitStack() as stack:
-        run = Run(training, workdir, fence, send_line, stack)
+        run = Run(training, workdir, send_line, stack)
         step, _, position = run.start
         read = partial(read_call, training)
         ahead = stack.enter_context(closing(prefetch(read, (step, position))))
@@ -110,7 +108,6 @@ class Run:
         self,
         training: Training,
         workdir: Path,
-        fence: Fence,
         send_line: SendLine,
         stack: ExitStack,
     ) -> None:
@@ -124,7 +121,7 @@ class Run:
         self.start = save_restore.restore_or_init(
             self.checkpoints, workdir, training.program, training.params
         )
-        self.staging = enter(Staging(workdir, METRICS, fence=fence))
+        self.staging = enter(Staging(workdir, METRICS))
         folder, step = self.staging.folder, self.start.step
         events = enter(Events(folder, step))
         width = train.ext_len + train.tgt_len

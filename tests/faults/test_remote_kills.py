@@ -159,27 +159,6 @@ def test_one_process_without_rights(pair: Pair) -> None:
     assert pair.store.saved(pair.workdir)[-1] == STEPS
 
 
-def test_a_second_start_takes_the_run_over(pair: Pair) -> None:
-    endless = "--config.train.num_steps=100000"
-    first = pair.start(endless)
-    first.until(lambda: bool(pair.store.saved(pair.workdir)))
-    other = Pair(pair.store, pair.folder, pair.workdir)
-    other.folder = pair.folder / "other"
-    other.folder.mkdir()
-    second = other.start(endless)
-    assert first.wait() == [2, 2], first.stderr[0].read_text()
-    (line,) = first.said(0)
-    assert f"{pair.workdir} was taken over by process" in line
-    assert "which ends at its next checkpoint" in second.stderr[0].read_text()
-    before = max(pair.store.saved(pair.workdir))
-    second.until(lambda: max(pair.store.saved(pair.workdir)) > before)
-    second.all[0].send_signal(signal.SIGTERM)
-    assert second.wait() == [75, 75]
-    lines = pair.store.read(f"{pair.workdir}/metrics.jsonl").splitlines()
-    steps = [json.loads(line)["step"] for line in lines]
-    assert steps == list(range(1, max(pair.store.saved(pair.workdir)) + 1))
-
-
 def has_said(run: Processes, words: str) -> Callable[[], bool]:
     """Returns a check of the first process's stderr."""
     return lambda: words in run.stderr[0].read_text()

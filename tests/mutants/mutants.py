@@ -198,14 +198,6 @@ evaluate/dynamic.py
   the memory starts again with every segment: evaluate/test_dynamic.py
     - return (jax.tree.map(update, params, trained, grads, rms), memory), nll
     + return (jax.tree.map(update, params, trained, grads, rms), carry[1]), nll
-workdir/lock.py
-  another run's workdir counts as one's own: workdir/test_remote.py
-    - if now and now.metadata == own:
-    + if now:
-workdir/staging.py
-  a run that was replaced uploads its files: workdir/test_remote.py
-    - self._fence()
-    + pass
 evaluate/perplexity.py
   the first token counts as scored: evaluate/test_perplexity.py
     - scored = len(tokens) - 1

@@ -25,7 +25,7 @@ def trained(
         if len(runs) == request.param:
             raise Interrupted("ended at update 4", RETRY)
         workdir.mkdir(parents=True, exist_ok=True)
-        yield SimpleNamespace(result={}, tokens=None, fence=lambda: None)
+        yield SimpleNamespace(result={}, tokens=None)
 
     monkeypatch.setattr(training_run, "trained", train)
     return runs

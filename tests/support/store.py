@@ -24,10 +24,9 @@ BUCKET = "lake"
 REFUSED = ("host", "connection", "transfer-encoding", "content-length")
 
 # Called with the method and the path of a call, before the server gets it; returns the
-# status to answer with instead, None to pass it on, CLOSE to close the connection, or
-# LOSE to pass it on and close the connection without the answer.
+# status to answer with instead, None to pass it on, or CLOSE to close the connection.
 Hook = Callable[[str, str], int | None]
-CLOSE, LOSE = 0, -1
+CLOSE = 0
 
 
 def let_pass(method: str, path: str) -> int | None:
@@ -86,15 +85,12 @@ class Proxy:
         if status == CLOSE:
             request.close_connection = True
             return
-        if status not in (None, LOSE):
+        if status is not None:
             error = {"error": {"code": status, "message": "refused by the test"}}
             send(request, status, [], json.dumps(error).encode())
             return
         headers = {k: v for k, v in request.headers.items() if k.lower() not in REFUSED}
         response, content = ask(self.target, method, request.path, body, headers)
-        if status == LOSE:
-            request.close_connection = True
-            return
         there, here = f"http://{self.target}".encode(), self.url.encode()
         if "json" in response.headers.get("Content-Type", ""):
             content = content.replace(there, here)

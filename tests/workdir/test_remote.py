@@ -1,7 +1,5 @@
-"""A workdir on gs://: resuming elsewhere, failures, damage, and the lock."""
+"""A workdir on gs://: resuming elsewhere, failures, and damage."""
 
-import contextlib
-import os
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +7,7 @@ import pytest
 
 from tests.checkpoint.test_checkpoint import assert_same, like, make_state
 from tests.support.refusal import refused
-from tests.support.store import LOSE, Store, let_pass, remote, shared_store, store
+from tests.support.store import Store, remote, shared_store, store
 from txl_jax.checkpoint import save_restore
 from txl_jax.checkpoint.manager import open_checkpoints
 from txl_jax.checkpoint.options import CheckpointConfig
@@ -18,10 +16,8 @@ from txl_jax.data.streams import Position
 from txl_jax.errors import UserError
 from txl_jax.report.log import encode
 from txl_jax.runtime import storage
-from txl_jax.workdir import claim
 from txl_jax.workdir.folder import METRICS, RESULT, find
 from txl_jax.workdir.load import has_checkpoint
-from txl_jax.workdir.lock import LOCK, Replaced, locked
 from txl_jax.workdir.staging import Staging
 
 FIXTURES = remote, shared_store, store
@@ -35,8 +31,7 @@ def run(workdir: str, last: int) -> tuple[int, list[int]]:
     """
     folder = find(workdir)
     with (
-        locked(folder) as fence,
-        Staging(folder, METRICS, fence=fence) as staging,
+        Staging(folder, METRICS) as staging,
         open_checkpoints(folder, CheckpointConfig(keep=2)) as manager,
     ):
         log = staging.folder / METRICS
@@ -61,9 +56,6 @@ def test_another_machine_resumes_reads_and_detects_damage(
 ) -> None:
     assert run(remote, 3) == (0, []) and store.saved(remote) == [2, 3]
     names = store.names(remote)
-    assert [name for name in names if "checkpoints/" not in name] == [METRICS], (
-        "unlocked"
-    )
     params = make_state(0).params
     with open_checkpoints(find(remote), read_only=True) as manager:
         for which, step in (("best", 2), ("latest", 3)):
@@ -113,9 +105,6 @@ def test_a_failed_save_is_reported_and_the_next_succeeds(
     assert store.saved(remote) == [1, 3]
     assert not [name for name in names if name.startswith("2/")], "no partial files"
 
-    store.proxy.hook = lambda method, path: 403 if method == "POST" else None
-    with pytest.raises(UserError, match=f"cannot write {remote}/{LOCK}"):
-        run(remote, 4)
     store.proxy.hook = lambda method, path: (
         403 if "uploadType" in path and "checkpoints/4" in path else None
     )
@@ -155,95 +144,10 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again(
         has_checkpoint(folder, Config(), {})
 
 
-def test_a_new_start_takes_over_and_the_old_run_writes_nothing_more(
-    store: Store, remote: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = find(remote)
-    with (
-        pytest.raises(Replaced, match=rf"{remote} was taken over by process \d+ on"),
-        locked(folder) as old,
-        Staging(folder, fence=old) as staging,
-    ):
-        (staging.folder / METRICS).write_text("the old run's")
-        staging.upload()
-        with locked(folder) as new:
-            owner, said = store.read(f"{remote}/{LOCK}"), capsys.readouterr().err
-            assert f"is taken over from process {os.getpid()} on" in said
-            new()
-            (folder / METRICS).write_text("the new run's")
-            (staging.folder / METRICS).write_text("more of the old run's")
-            (staging.folder / RESULT).write_text("{}")
-            with contextlib.suppress(RuntimeError), Staging(folder, fence=old) as late:
-                (late.folder / RESULT).write_text("{}")
-                raise RuntimeError("uploads nothing after an error either")
-            assert claim.record_goodput(folder, old) == {}
-            assert store.read(f"{remote}/{LOCK}") == owner
-            staging.upload()
-    assert store.names(remote) == [METRICS]
-    assert store.read(f"{remote}/{METRICS}") == b"the new run's"
-    with locked(folder):
-        assert "taken over" not in capsys.readouterr().err, "the runs before have ended"
-
-
-def test_a_takeover_during_a_save(store: Store, remote: str) -> None:
-    """It has the same values as the new run's checkpoint of that step."""
-    results = []
-
-    def take_over(method: str, path: str) -> None:
-        if method == "POST" and "checkpoints/2/commit_success" in path:
-            store.proxy.hook = let_pass
-            results.append(run(remote, 3))
-
-    store.proxy.hook = take_over
-    with refused("was taken over by another process: this run ends"):
-        run(remote, 9)
-    assert results == [(1, [])] and store.saved(remote) == [2, 3]
-    assert run(remote, 4) == (3, [])
-
-
-def test_of_two_starts_at_the_same_moment_one_goes_on(
-    store: Store, remote: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The second claims the workdir between the first one's read and write."""
-    winner = contextlib.ExitStack()
-
-    def start_another(method: str, path: str) -> None:
-        if method == "POST":
-            store.proxy.hook = let_pass
-            winner.enter_context(locked(find(remote)))
-
-    store.proxy.hook = start_another
-    with winner:
-        with refused("was taken over by process"), locked(find(remote)):
-            pass
-        owner = store.read(f"{remote}/{LOCK}")
-    assert owner and store.names(remote) == [] and capsys.readouterr().err == ""
-
-
-def test_a_claim_whose_answer_was_lost_stands(store: Store, remote: str) -> None:
-    """The library repeats the write, which the store then refuses."""
-
-    def lose(method: str, path: str) -> int | None:
-        if method != "POST":
-            return None
-        store.proxy.hook = let_pass
-        return LOSE
-
-    store.proxy.hook = lose
-    with locked(find(remote)) as fence:
-        fence()
-    assert store.names(remote) == []
-
-
 def test_bad_addresses(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     for address in ("s3://b/run", "gs://", "gs://b/../run", "gs://b//run"):
         with refused("is neither a folder nor gs://BUCKET/FOLDER"):
             find(address)
-    with (
-        refused("cannot write gs://absent/run/run.lock"),
-        locked(find("gs://absent/run")),
-    ):
-        pass
     monkeypatch.setattr(storage, "LIBRARIES", ("gcsfs", "no_such_library"))
     with refused(r"needs no_such_library: pip.*txl_jax\[gcs\]"):
         find("gs://bucket/run")

@@ -18,26 +18,25 @@ from txl_jax.paper import baselines
 from txl_jax.report import plots, tensorboard, wandb
 from txl_jax.report.checksum import Json
 from txl_jax.report.log import SendLine, last_step, read_metrics, say, to_json
-from txl_jax.runtime import distributed, storage
+from txl_jax.runtime import distributed
 from txl_jax.runtime.storage import write_atomically
 from txl_jax.train import train
 from txl_jax.workdir import claim
 from txl_jax.workdir.fit import fit_mesh, warn_of_rotations
 from txl_jax.workdir.folder import METRICS, RESULT
 from txl_jax.workdir.load import load_fitted
-from txl_jax.workdir.lock import Fence, locked
+from txl_jax.workdir.lock import locked
 from txl_jax.workdir.staging import writing
 
 
 @dataclasses.dataclass
 class Trained:
-    """A run that has reached its last update, and still owns its workdir."""
+    """A run that has reached its last update, and still locks its workdir."""
 
     plan: Plan
     tokens: Tokens  # those of the plan, for the programs of `paper`
     result: Json  # of `train`
     log: SendLine  # to Weights & Biases; takes further numbers
-    fence: Fence
 
 
 def train_and_evaluate(config: Config, workdir: Path) -> Json:
@@ -48,7 +47,7 @@ def train_and_evaluate(config: Config, workdir: Path) -> Json:
 
 @contextlib.contextmanager
 def trained(config: Config, workdir: Path) -> Iterator[Trained]:
-    """Trains, and owns the workdir until the block ends.
+    """Trains, and locks the workdir until the block ends.
 
     A run that cannot start raises UserError before the first update.
     """
@@ -57,7 +56,7 @@ def trained(config: Config, workdir: Path) -> Iterator[Trained]:
     model, B, L = training.config.model, options.batch_size, options.tgt_len
     with contextlib.ExitStack() as stack:
         with distributed.together():
-            fence = stack.enter_context(locked(workdir))
+            stack.enter_context(locked(workdir))
         start = distributed.first_then_others(
             lambda: claim.claim(workdir, config, plan.tokens, model)
         )
@@ -71,12 +70,12 @@ def trained(config: Config, workdir: Path) -> Iterator[Trained]:
             say(f"the run ends at update {end} of optim.warmup_steps = {rise}")
         finished = last_step(workdir / METRICS) >= end
         try:
-            result = train(training, workdir, fence, log)
+            result = train(training, workdir, log)
         finally:
-            goodput = {} if finished else claim.record_goodput(workdir, fence)
+            goodput = {} if finished else claim.record_goodput(workdir)
         result |= goodput | {"train_seconds": time.perf_counter() - started}
         result["train_memory"] = reach.account(model, B, L)
-        yield Trained(plan, plan.tokens, result, log, fence)
+        yield Trained(plan, plan.tokens, result, log)
 
 
 def train_on(
@@ -93,7 +92,7 @@ def train_on(
     lock. config.model.vocab_size is set. For result and errors see `train.train`.
     """
     training, _ = make_training(config, fit_mesh(config), train_tokens, valid_tokens)
-    return train(training._replace(params=params), workdir, send_line=send_line)
+    return train(training._replace(params=params), workdir, send_line)
 
 
 def evaluate_best(workdir: Path, run: Trained) -> Json:
@@ -108,8 +107,6 @@ def evaluate_best(workdir: Path, run: Trained) -> Json:
     scores = {f"{config.eval.split}/{x}": result[x] for x in ("nll", "ppl", "bpc")}
     run.log(loaded.step, scores)
     sample = draw_samples.draw_samples(loaded, tokens)[0].text
-    with distributed.together(), contextlib.suppress(*storage.errors()):
-        run.fence()  # again in `writing`, which keeps the result if gs:// fails
     if not distributed.is_first():
         return result
     baselines_bpc = {}
@@ -123,7 +120,7 @@ def evaluate_best(workdir: Path, run: Trained) -> Json:
         say(f"{name:>12}: {bits:.3f} bits per token on {config.eval.split}")
     result["picture"] = str(workdir / "loss.png")
     result["sample"] = str(workdir / "sample.txt")
-    with writing(workdir, result, run.fence) as folder:
+    with writing(workdir, result) as folder:
         lines = read_metrics(workdir / METRICS)
         plots.plot_loss(lines, folder / "loss.png", baselines_bpc)
         (folder / "sample.txt").write_text(sample, "utf-8")

@@ -34,13 +34,10 @@ RESULT = "lengths.json"  # in a run's workdir: its nll by attention length
 
 
 class TrainedRun(Protocol):
-    """A run that has reached its last update, and still owns its workdir."""
+    """A run that has reached its last update, and still locks its workdir."""
 
     tokens: Tokens  # the corpus
     result: Json  # of its training
-
-    def fence(self) -> object:
-        """Raises if another run has taken the workdir over."""
 
 
 # Trains a row in a workdir.
@@ -83,8 +80,7 @@ def keep(
 ) -> Json:
     """Returns the result in a file of the run's workdir for the same config.
 
-    If there is none, trains, and writes what `measure` returns, unless another run has
-    taken the workdir over.
+    If there is none, trains, and writes what `measure` returns.
     """
     asked = identity(row)
     with claim.refusing_damage(path):
@@ -96,8 +92,6 @@ def keep(
     with train(row, path.parent) as run:
         result = {"asked": asked, **measure(run)}
         text = to_json(result, indent=2) + "\n"
-        with distributed.together():
-            run.fence()
         if distributed.is_first():
             write_atomically(path, lambda file: file.write_text(text, "utf-8"))
     return result

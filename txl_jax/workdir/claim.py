@@ -22,7 +22,6 @@ from txl_jax.runtime import distributed, storage
 from txl_jax.runtime.storage import write_atomically
 from txl_jax.update.init import abstract_params
 from txl_jax.workdir.folder import CONFIG, METRICS, RUN, VOCAB
-from txl_jax.workdir.lock import Fence, Replaced
 
 IMPORTED = "imported"  # in run.json: the source of an imported model
 
@@ -85,19 +84,16 @@ def claim(workdir: Path, config: Config, tokens: Tokens, model: ModelConfig) -> 
     return start
 
 
-def record_goodput(workdir: Path, fence: Fence) -> Json:
+def record_goodput(workdir: Path) -> Json:
     """Adds the goodput to run.json; returns it, or {} if it cannot be written."""
     if not distributed.is_first():
         return {}
     failures: tuple[type[Exception], ...] = (*DAMAGE, *storage.errors())
     try:
-        fence()
         run = json.loads((workdir / RUN).read_text("utf-8"))
         lines, _ = whole_lines(workdir / METRICS, 2**62)
         run["goodput"] = goodput(lines, run)
         write_run(workdir, run)
-    except Replaced:
-        return {}
     except failures as error:
         say(f"the goodput is not in {workdir / RUN} ({storage.one_line(error)})")
         return {}

@@ -14,7 +14,6 @@ from txl_jax.report import provenance
 from txl_jax.report.checksum import Json
 from txl_jax.report.log import say, to_json
 from txl_jax.runtime import distributed, storage
-from txl_jax.workdir.lock import Fence, Replaced, unfenced
 
 UNWRITTEN = "unwritten"  # in a result whose files could not be written: the reason
 
@@ -22,10 +21,9 @@ UNWRITTEN = "unwritten"  # in a result whose files could not be written: the rea
 class Staging:
     """A folder that is uploaded to a workdir on gs://, or a local workdir itself."""
 
-    def __init__(self, workdir: Path, *downloaded: str, fence: Fence = unfenced):
+    def __init__(self, workdir: Path, *downloaded: str):
         """Opens the folder; the first process downloads these files if they exist."""
         self.workdir = self.folder = workdir
-        self._fence = fence
         self._stack = contextlib.ExitStack()
         self._uploaded: dict[Path, tuple[int, int]] = {}
         if storage.is_remote(workdir):
@@ -43,10 +41,9 @@ class Staging:
         return {path: (s.st_size, s.st_mtime_ns) for path, s in states.items()}
 
     def upload(self) -> None:
-        """Uploads new and changed files; raises Replaced or one of `storage.errors`."""
+        """Uploads new and changed files; raises one of `storage.errors`."""
         if self.folder == self.workdir:
             return
-        self._fence()
         for path, state in self._files().items():
             if self._uploaded.get(path) != state:
                 remote = self.workdir / path.relative_to(self.folder).as_posix()
@@ -60,9 +57,6 @@ class Staging:
         with self._stack:
             try:
                 self.upload()
-            except Replaced:
-                if kind is None:
-                    raise
             except storage.errors() as error:
                 if kind is None:
                     raise
@@ -71,12 +65,12 @@ class Staging:
 
 
 @contextlib.contextmanager
-def writing(workdir: Path, result: Json, fence: Fence = unfenced) -> Iterator[Path]:
+def writing(workdir: Path, result: Json) -> Iterator[Path]:
     """Yields the folder for a result's files; if they cannot be written, adds why."""
     try:
         if not storage.is_remote(workdir):  # a packaged model has no folder yet
             workdir.mkdir(parents=True, exist_ok=True)
-        with Staging(workdir, fence=fence) as staging:
+        with Staging(workdir) as staging:
             yield staging.folder
     except storage.errors() as error:
         result[UNWRITTEN] = storage.machine_error(error) or (
