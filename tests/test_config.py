@@ -102,12 +102,10 @@ model.dtype=float64                 | model.dtype | float32, bfloat16
 model.kernel=xls                    | model.kernel | mean 'xla'
 model.same_length=true model.mem_len=0 | same_length | mem_len
 model.cutoffs=5,9 model.vocab_size=9 | model.cutoffs | below | 9
-model.cutoffs=0                     | model.cutoffs | above 0
 model.cutoffs=5,9 model.div_val=32  | model.div_val = 32 leaves | 3 clusters
 model.cutoffs=5,9 model.tie_projs=true | model.tie_projs | for each of the 3 clusters
 model.initial_memory=zeros train.order=roll | train.order | set model.initial_memory to
 model.initial_memory=zeros train.reset_memory_at=3 | train.reset_memory_at | initial_mem
-model.initial_memory=zeros eval.reset_memory_at=0 | eval.reset_memory_at | initial_mem
 model.position=sinusoidal           | model.position | set mem_len to 0
 model.position=shaw                 | model.position | n_position | need a table of
 model.position=none model.untie_r=true | model.untie_r has no effect | none
@@ -116,39 +114,26 @@ model.position=t5 model.max_distance=16 | model.max_distance = 16 | model.n_buck
 model.retrieval_layer=1            | model.retrieval_layer = 1 | set model.retrieval_len
 model.retrieval_len=16              | model.retrieval_top_k = 32 must be at most | = 16
 model.retrieval_len=64 model.mem_len=0 | model.retrieval_len = 64 | set mem_len above 0
-model.retrieval_len=640 generate.mem_len=0 | model.retrieval_len = 640 | mem_len above
-model.retrieval_len=64 model.recurrence=same | model.retrieval_len = 64 | "same": leave
-model.retrieval_len=64 model.mem_len=64 | model.retrieval_len = 64 | be above | = 64
 model.recurrence=same model.mem_len=0 | model.recurrence = "same" | mem_len above 0
 model.n_bucket=8                    | model.n_bucket and model.max_distance | no effect
 model.position=rotary model.d_head=3 | model.d_head = 3 | rotates pairs
-model.position=rotary eval.clamp_len=5 | clamp_len = 5 | set it to 0
 eval.same_length=true eval.mem_len=0 | set mem_len, or same_length=false
 model.compressed_len=4 | model.compressed_len = 4 | compression_rate = 0 | a rate
 model.compression=conv | model.compressed_len = 0 | compression = "conv" | no effect
 {Z} generate.mem_len=1 | mem_len = 1 | model.compression_rate = 3 | raise mem_len
-{Z} eval.same_length=true | model.compressed_len = 4 | with same_length: leave one
 {Z} mesh.segments=2 | mesh.segments = 2 | model.compressed_len = 4 | mesh.segments to 1
 {Z} {G} | train.gradient_segments = 2 | model.compressed_len = 4 | of the one before
 model.memory_tokens=4 | model.memory_tokens = 4 | train.gradient_segments above 1
 model.memory_tokens=4 {Z} | model.memory_tokens = 4 | model.compressed_len: leave one
 model.memory_tokens=4 model.retrieval_len=64 | model.memory_tokens = 4 | retrieval_len
-model.memory_tokens=4 model.recurrence=same | model.memory_tokens = 4 | "same": leave
-model.memory_tokens=4 model.initial_memory=zeros | model.memory_tokens = 4 | "zeros"
 {G} model.memory_tokens=4 eval.same_length=true | with same_length: leave one of them
-{G} model.memory_tokens=4 model.pre_lnorm=true | model.memory_tokens = 4 | pre_lnorm
-{G} model.memory_tokens=4 {SINUSOIDAL} | model.memory_tokens = 4 | "sinusoidal": leave
-{G} model.memory_tokens=4 eval.mem_len=0 eval.ext_len=3 | eval.ext_len = 3 | to 0
 model.same_length=true generate.mem_len=0 | same_length | mem_len = 0
 model.position=sinusoidal model.mem_len=0 generate.mem_len=0 | eval.mem_len = {CONTEXT}
-model.position=sinusoidal model.mem_len=0 eval.mem_len=0 | generate.mem_len = {CONTEXT}
 {LEARNED} train.tgt_len=60 train.ext_len=5 | train.varlen) = 65 | n_position = 64: raise
-{LEARNED} train.tgt_len=50 train.varlen=true | train.varlen) = 65 | n_position = 64
 {LEARNED} eval.tgt_len=1 eval.ext_len=64 | eval.ext_len + eval.tgt_len = 65
 model.n_layer=                      | model.n_layer = '' is not a whole number
 optim.lr=fast                       | optim.lr = 'fast' is not a number
 model.same_length=1                 | model.same_length = '1' is not true or false
-model.tie_projs=true,no             | 'true,no' is not true or false, or several
 train.num_steps=99999999999         | must be below 2^31
 train.max_loss_factor=0.5           | must be above 1
 train.order=sentences               | train.order | mean 'sentences:ID'
@@ -157,31 +142,26 @@ train.segments_per_call=3 train.segments_per_update=2 | segments_per_update = 2
 {DYNAMIC} mesh.segments=2            | eval.dynamic = "sgd" | mesh.segments to 1
 train.gradient_segments=2            | segments_per_update = 1 | gradient_segments = 2
 {G} train.varlen=true model.mem_len=4 | gradient_segments = 2 | leave out train.varlen
-{G} train.ext_len=3 model.mem_len=0  | gradient_segments = 2 | leave out train.varlen
 {G} model.mem_len=0                  | gradient_segments = 2 | set model.mem_len
 {G} {SINUSOIDAL}                     | gradient_segments = 2 | relative model.position
 {G} model.initial_memory=zeros model.mem_len=4 | gradient_segments = 2 | "empty"
 {G} model.recurrence=same model.mem_len=4 | gradient_segments = 2 | recurrence = "same"
 model.recurrence=same mesh.segments=2 | mesh.segments = 2 | set mesh.segments to 1
-model.recurrence=same eval.segments_per_step=2 | eval.segments_per_step = 2 | to 1
 train.ext_len=3 model.mem_len=4     | train.ext_len = 3 | model.mem_len = 4 | to 0
 train.ext_len=3 train.half_loss=true model.mem_len=0 | train.half_loss = True and train
 eval.ext_len=3 eval.mem_len=4       | eval.ext_len = 3 | eval.mem_len = 4 | of them to 0
 optim.betas=0.9,1                   | optim.betas = (0.9, 1.0)
 optim.schedule=constant optim.min_lr_ratio=1 | optim.min_lr_ratio
 eval.dynamic_lr=1                   | eval.dynamic_lr needs eval.dynamic = "rms"
-eval.sweep=dynamic_decay=0.1        | eval.dynamic_decay needs eval.dynamic = "rms"
 eval.dynamic=rms eval.streams=1     | needs a learning rate
 {DYNAMIC} eval.dynamic_segments=9  | dynamic_segments needs eval.dynamic = "rms"
 eval.cache_len=9 eval.cache_weight=nan | eval.cache_weight = nan must be a finite
 eval.cache_weight=0.1               | eval.cache_weight needs a cache
-eval.sweep=cache_theta=0.1,1        | eval.cache_theta needs a cache
 eval.cache_len=9                    | eval.cache_len = 9 needs the cache's share
 eval.cache_len=9 eval.cache_weight=0.1 eval.reset_memory_at=0 | cache_len = 9 is for
 {DYNAMIC} eval.streams=2            | set eval.streams to 1
 {DYNAMIC} eval.segments_per_step=1  | leave out eval.ext_len, eval.segments_per_step
 eval.mem_len=0 eval.segments_per_step=2 | segments_per_step = 2 needs a memory
-{DYNAMIC} eval.mem_len=0 eval.ext_len=1 | leave out eval.ext_len
 eval.checkpoint=²                   | eval.checkpoint
 eval.checkpoint=100,best            | eval.checkpoint | average
 generate.seed=4294967296            | generate.seed = 4294967296 must be from 0 to
@@ -210,20 +190,12 @@ def test_impossible_values_are_refused(row: str) -> None:
         assert part in message
 
 
-def test_enough_learned_positions_are_accepted() -> None:
-    assert configs.parse(override(LEARNED)).model.n_position == 64
-
-
 @pytest.mark.parametrize(
     "field, text, value",
     [
         ("model.n_layer", "3", 3),
         ("optim.lr", "1e-3", 1e-3),
-        ("optim.lr", "1", 1.0),
         ("model.same_length", "true", True),
-        ("model.same_length", "False", False),
-        ("data.path", "a=b, *.py", "a=b, *.py"),
-        ("generate.prompt", "3", "3"),
         ("model.cutoffs", "(3, 5)", (3, 5)),
         ("model.cutoffs", "3,", (3,)),
         ("model.cutoffs", "", ()),
@@ -260,12 +232,9 @@ def get_config():
     "body, reason",
     [
         ("def get_config(:", "SyntaxError"),
-        ("\0", "null bytes"),
         ("get_configs = None", "KeyError: 'get_config'"),
         ("import nowhere_to_be_found", "ModuleNotFoundError"),
-        ("import sys\nsys.exit(0)", "failed: SystemExit"),
         ("def get_config():\n    raise ValueError('one\\ntwo')", "ValueError: one"),
-        ("def get_config(): return 3", "'int' object has"),
         (f"{IMPORT}def get_config(): return ConfigDict({{3: 4}})", "config section 3"),
         (f"{GET}modle.n_layer = 3", "model"),
         (f"{GET}model.n_layer = 'three'", "n_layer"),

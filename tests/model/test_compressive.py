@@ -13,7 +13,6 @@ import pytest
 
 from tests.support import tiny
 from tests.support.reference_compressive import Stream
-from tests.support.refusal import refused
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import Memory
 from txl_jax.model.memory.compressive import CompressiveMemory
@@ -188,9 +187,3 @@ def test_the_compression_learns_from_its_error_alone() -> None:
             slope = (error(n, index, 1e-5) - error(n, index, -1e-5)) / 2e-5
             bound = tiny.FLOAT32 * np.abs(conv_NCDD).max()
             assert abs(conv_NCDD[n][index] - slope) < bound, (n, index)
-
-
-def test_another_memory_is_refused() -> None:
-    params, tokens_BL = tiny.make_params(CONV), tiny.make_tokens(B, L)
-    with refused("model.compressed_len needs the memory of kinds.empty_memory"):
-        tiny.apply(CONV, params, tokens_BL, Memory.empty(CONV, B))

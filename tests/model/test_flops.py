@@ -93,17 +93,6 @@ def test_flops_by_hand() -> None:
     assert flops.needed_flops(same, 2, 7, training=False) == 2 * own + softmax + outputs
 
 
-def test_flops_of_memory_tokens_by_hand() -> None:
-    """Segments have 2 x 3 tokens more, which are not in the softmax."""
-    config = dataclasses.replace(MODEL, memory_tokens=3)
-    L, scored = 7, sum(flops.vocabulary_products(MODEL, 2 * 7))
-    wide = sum(flops.vocabulary_products(MODEL, 2 * 13))
-    for together in (1, 4):
-        needed = flops.needed_flops(config, 2, L, True, together) - 3 * scored
-        alone = flops.needed_flops(MODEL, 2, L + 6, True) - 3 * wide
-        assert needed == pytest.approx(alone)
-
-
 def test_flops_of_retrieval_by_hand() -> None:
     """The search has no backward pass; of what it finds, queries have gradients."""
     base = dataclasses.replace(MODEL, mem_len=6)

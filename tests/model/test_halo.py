@@ -113,9 +113,7 @@ def test_only_the_newest_states_pass_from_piece_to_piece() -> None:
     [
         ({"mem_len": 6}, L, "T / P = 5: .* at least the M = 6 .* a multiple of 8,"),
         ({}, 2 * L, "T / P = 5: .* whole segments of 10 tokens.* a multiple of 4,"),
-        ({}, 0, "T = 20 tokens .* whole segments of 20 tokens"),
         ({"mem_len": 0, "position": "sinusoidal"}, L, '= "sinusoidal" numbers'),
-        (tiny.SAME, L, 'recurrence = "same" .* and mesh.segments to 1'),
     ],
 )
 def test_pieces_that_need_more_than_their_neighbour_are_refused(

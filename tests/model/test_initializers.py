@@ -1,13 +1,16 @@
 """Initial parameters have the distributions of the published code bases."""
 
+import math
 from typing import Any
 
 import flax.linen as nn
 import jax
+import numpy as np
 import pytest
 
 from tests.support import tiny
 from txl_jax.config import pytorch, tensorflow
+from txl_jax.model.gate import Gate
 from txl_jax.update.init import abstract_params, init_params
 
 SIZES: dict[str, Any] = dict(vocab_size=3000, cutoffs=(1000, 2000), div_val=2)
@@ -46,3 +49,13 @@ def test_gated_layers_have_as_many_parameters_as_plain_ones() -> None:
         return sum(x.size for x in jax.tree.leaves(abstract_params(config)))
 
     assert count("swiglu") - count("relu") == tiny.N * (2 * 32 - 48)
+
+
+def test_the_initial_gate_is_nearly_closed() -> None:
+    """Without weights g is (1 - z) x with z = s(-2)."""
+    config = tiny.config(**tiny.GATED)
+    x_BLD = np.random.default_rng(0).normal(size=(2, 4, tiny.D)).astype(np.float32)
+    params = Gate(config).init(jax.random.key(0), x_BLD, x_BLD)["params"]
+    params = jax.tree.map(lambda leaf: leaf * (leaf.ndim == 1), params)
+    g_BLD = Gate(config).apply({"params": params}, x_BLD, x_BLD)
+    tiny.assert_close(g_BLD, x_BLD / (1 + math.exp(-2)))

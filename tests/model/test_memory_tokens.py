@@ -16,17 +16,12 @@ import pytest
 from tests.reference import Array, Params
 from tests.support import tiny
 from tests.support.reference_tokens import Stream
-from tests.support.refusal import refused
-from txl_jax.config import Config
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.memory import Memory
 from txl_jax.model.memory.kinds import empty_memory
 from txl_jax.model.segment import Segment
 from txl_jax.model.txl import TransformerXL
-from txl_jax.sharding.options import MeshConfig
 from txl_jax.update.options import TrainConfig
 from txl_jax.update.step import sum_gradients
-from txl_jax.workdir.fit import fit_mesh
 
 B, L, S, W, G = 3, 4, 6, 2, 2
 CONFIG = tiny.config(mem_len=3, memory_tokens=W)
@@ -194,18 +189,3 @@ def test_gradients_cross_as_many_segments_as_are_set() -> None:
             leaf[steepest] -= step
         slope = (sides[0] - sides[1]) / 2e-6
         assert float(grad[steepest]) == pytest.approx(slope, rel=1e-4)
-
-
-def test_another_memory_is_refused() -> None:
-    params = tiny.make_params(CONFIG)
-    with refused("model.memory_tokens needs the memory of kinds.empty_memory"):
-        tiny.apply(CONFIG, params, TOKENS_SBL[0], Memory.empty(CONFIG, B))
-    config = Config(
-        model=CONFIG,
-        train=TrainConfig(
-            segments_per_call=2, segments_per_update=2, gradient_segments=2
-        ),
-        mesh=MeshConfig(data=1, segments=2),
-    )
-    with refused("memory_tokens = 2 .*: set mesh.segments to 1"):
-        fit_mesh(config, jax.devices()[:1] * 2)

@@ -15,20 +15,15 @@ import pytest
 from tests.reference import Array, Params
 from tests.support import tiny
 from tests.support.reference_retrieval import Stream
-from txl_jax.config import Config
-from txl_jax.errors import UserError
 from txl_jax.kernels.operands import Operands, PositionTerms
 from txl_jax.kernels.top_keys import Candidates, attend_to_best
 from txl_jax.kernels.xla import rel_attention
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import Memory, kinds
-from txl_jax.model.memory.retrieval import RetrievalMemory
 from txl_jax.model.segment import Segment
 from txl_jax.model.txl import TransformerXL
-from txl_jax.sharding.options import MeshConfig
 from txl_jax.update.options import OptimConfig, TrainConfig
 from txl_jax.update.step import make_program
-from txl_jax.workdir.fit import fit_mesh
 
 B, L, S = 2, 4, 6
 STORE: dict[str, Any] = {"mem_len": 3, "retrieval_len": 9, "retrieval_top_k": 2}
@@ -246,32 +241,6 @@ def test_gradients_of_gates_and_queries() -> None:
 
 
 @pytest.mark.long
-def test_layers_share_one_store() -> None:
-    """A training step has no copy for each layer."""
-    config = dataclasses.replace(CONFIG, n_layer=6, retrieval_len=2**15)
-    train = TrainConfig(batch_size=B, tgt_len=L, num_steps=1)
-    program = make_program(config, train, OptimConfig(), tiny.one_device())
-    state = jax.eval_shape(program.init)
-    assert isinstance(state.memory, RetrievalMemory)
-    shapes = (np.int32, np.int32, np.float32, bool)
-    segments: list[Any] = [jax.ShapeDtypeStruct((1, B, L), dtype) for dtype in shapes]
-    segments.append(jax.ShapeDtypeStruct((1, B), np.int32))
-    compiled = program.step.lower(state, Segment(*segments)).compile()
-    used: Any = compiled.memory_analysis()
-    store = 2 * state.memory.k_BHTA.size * 4
-    assert used.alias_size_in_bytes > store, "the store is updated in place"
-    assert used.temp_size_in_bytes < 4 * store
-
-
-def test_pieces_of_the_text_are_refused() -> None:
-    config = Config(model=CONFIG, mesh=MeshConfig(data=1, segments=2))
-    with pytest.raises(
-        UserError, match=r"retrieval_len = 9 .*: set mesh.segments to 1"
-    ):
-        fit_mesh(config, jax.devices()[:1] * 2)
-
-
-@pytest.mark.long
 def test_only_gates_are_trained() -> None:
     """No bit of another parameter changes, also with a weight decay."""
     train = TrainConfig(
@@ -295,9 +264,3 @@ def test_only_gates_are_trained() -> None:
     gates = before.pop("retrieval_gate"), after.pop("retrieval_gate")
     assert np.all(gates[0] != gates[1])
     tiny.assert_equal(after, before)
-
-
-def test_another_memory_is_refused() -> None:
-    with pytest.raises(UserError, match="model.retrieval_len needs the memory"):
-        params = tiny.make_params(CONFIG)
-        tiny.apply(CONFIG, params, TOKENS_BT, Memory.empty(CONFIG, B))

@@ -35,15 +35,6 @@ def in_process(part: Row, limit: float) -> Row:
     return {**part, "result": result, "error": "", **timed}
 
 
-def test_a_folder_that_cannot_be_made_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["chip", f"--out={__file__}"])
-    with pytest.raises(SystemExit, match="2"):
-        chip.main()
-    assert "cannot be used (File exists)" in capsys.readouterr().err
-
-
 def test_a_tiny_run_has_a_page_and_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

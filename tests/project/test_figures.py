@@ -4,14 +4,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from experiments.figures import copying, learning, positions
 from tests.project.conftest import Start
 from tests.support import tiny
-from txl_jax.model.positions import sinusoid_RD
 from txl_jax.report.provenance import environment
 
 PNG = b"\x89PNG"
@@ -46,14 +43,6 @@ def test_positions_plots_the_cosines_that_it_prints(
     cosine = json.loads(capsys.readouterr().out)["cosine"]
     assert 1 > cosine["1"] > cosine["10"] > cosine["100"] > cosine["1000"] > 0
     assert picture.read_bytes().startswith(PNG)
-    # They depend only on the distance.
-    distance_R = np.array([0, 1, 3, 20])
-    cosine_R = positions.similarity(tiny.D, distance_R)
-    assert cosine_R[0] == pytest.approx(1)
-    for first in (0, 5, 70):
-        rows = np.asarray(sinusoid_RD(jnp.array(first + distance_R), tiny.D))
-        unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
-        np.testing.assert_allclose(unit @ unit[0], cosine_R, atol=1e-5)
 
 
 def test_a_log_has_a_line_for_each_validation(

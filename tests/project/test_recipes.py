@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 RECIPES = Path(__file__).parents[2] / "experiments" / "recipes"
-pytestmark = pytest.mark.project
 
 
 def test_a_series_is_quantised_to_levels_in_use() -> None:
@@ -32,10 +31,3 @@ def test_midi_becomes_the_same_numbers_again(
         runpy.run_path(str(RECIPES / "midi.py"))
     assert os.path.getsize("a.mid") > 50
     np.testing.assert_array_equal(np.load("b.npy"), numbers)
-
-
-def test_recipes_are_short() -> None:
-    limits = {"classification": 120, "midi": 40}
-    for name, most in limits.items():
-        lines = (RECIPES / f"{name}.py").read_text("utf-8").splitlines()
-        assert len(lines) <= most
