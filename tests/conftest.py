@@ -66,14 +66,14 @@ def pytest_configure(config: pytest.Config) -> None:
     configure_jax("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-PROJECT = ("tests/launch/", "tests/project/")
+PROJECT = ("tests/launch/", "tests/project/", "tests/rl/")
 # Long tests run first, so that no worker is left alone with one of them at the end.
 FIRST = ("tests/faults/", "tests/promises/test_resume", "tests/promises/test_two")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks tests of launch scripts, documentation and packaging; orders all tests."""
+    """Marks tests of what surrounds the package; orders all tests."""
     for item in items:
         if item.nodeid.startswith(PROJECT) and "long" not in item.keywords:
             item.add_marker("project")

@@ -28,6 +28,15 @@ DROPOUT: dict[str, Any] = {"dropout": 0.2, "dropatt": 0.3}
 CUBE = MeshConfig(data=1, fsdp=2, model=2, segments=2)
 
 
+OTHERS: list[tuple[MeshConfig, dict[str, Any]]] = [
+    (CUBE, {"variational": True, "cutoffs": (4, 8), **DROPOUT}),
+    (MeshConfig(segments=2), {"position": "rotary", "d_head": 4} | tiny.MODERN),
+    (MeshConfig(data=1, segments=4, model=-1), {"mem_len": 0}),
+    (CUBE, {"mem_len": 10, "position": "shaw_biased", "n_position": 4}),
+    (MeshConfig(segments=4), {"initial_memory": "zeros", "position": "t5"}),
+]
+
+
 def make_grad(config: ModelConfig, segment_len: int = L) -> Any:
     """Returns the jitted nll_sum of a call, with its gradient."""
     loss = functools.partial(nll_sum, TransformerXL(config), segment_len=segment_len)
@@ -57,20 +66,8 @@ def place(mesh: Mesh, config: ModelConfig, *args: Any) -> Any:
     ("sizes", "changes"),
     [
         (MeshConfig(segments=4), {"kernel": "chunked", **DROPOUT}),
-        pytest.param(
-            CUBE,
-            {"variational": True, "cutoffs": (4, 8), **DROPOUT},
-            marks=pytest.mark.long,
-        ),
-        (MeshConfig(segments=2), {"position": "rotary", "d_head": 4} | tiny.MODERN),
         (CUBE, {"kernel": "chunked", "remat_policy": "full"} | tiny.ALL | DROPOUT),
-        (MeshConfig(data=1, segments=4, model=-1), {"mem_len": 0}),
-        pytest.param(
-            CUBE,
-            {"mem_len": 10, "position": "shaw_biased", "n_position": 4},
-            marks=pytest.mark.long,
-        ),
-        (MeshConfig(segments=4), {"initial_memory": "zeros", "position": "t5"}),
+        *(pytest.param(*case, marks=pytest.mark.long) for case in OTHERS),
     ],
     ids=str,
 )

@@ -23,19 +23,15 @@ VARIANTS: list[dict[str, Any]] = [
     {**tiny.ALL, "pre_lnorm": False},
     {**UNTIED, "same_length": True, "initial_memory": "zeros", "pre_lnorm": True},
     {"position": "rotary", "d_head": 4, "pre_lnorm": True, **tiny.MODERN},
-    {"position": "shaw_biased", "n_position": 4},
-    {**tiny.T5, **tiny.GATED},
     {**tiny.SAME, "pre_lnorm": True, **tiny.MODERN},
 ]
 OTHERS: list[dict[str, Any]] = [
-    {},
     {"position": "alibi", "clamp_len": 3},
-    tiny.ALL,
     {"clamp_len": 2, "cutoffs": (5, 9), "div_val": 2},
     {"position": "shaw", "n_position": 4},
-    {"position": "shaw_biased", "n_position": 20},
+    {"position": "shaw_biased", "n_position": 4},
+    {**tiny.T5, **tiny.GATED},
     {**UNTIED, "same_length": True},
-    {"position": "none"},
 ]
 
 

@@ -67,7 +67,6 @@ WRITTEN: dict[str, str | bytes] = {
     "marked.txt": "<eos>\none\n",
     "many.txt": "\n".join(["<eos>", *map(str, range(300))]),
     "nothing.txt": "",
-    "ids.json": '{"<eos>": 0, "one": 1}',
 }
 # Copies of a folder, in each of which one file is changed: of what, which, how.
 COPIES: dict[str, tuple[str, str, Change]] = {
@@ -103,7 +102,6 @@ txl --config={tiny} --workdir={long}      | File name too long
 txl --config={tiny} --workdir={home}/[a]  | has one of [ * ? in its path
 txl --config={tiny} --workdir={run} --config.model.n_layer=3 | model.n_layer was 2, is
 config none.py                            | no config file
-config {long}.py                          | give FILE.py or a packaged
 evaluate run --prompt=x                   | unknown flag '--prompt'
 config tiny.py --config.model.n_layer     | n_layer
 new modle.n_layer=3                       | mean '--config.model.n_layer'
@@ -120,13 +118,10 @@ new train.reset_memory_at=300             | 300 is not a token of this vocabular
 new mesh.segments=2 mesh.data=4           | eval.segments_per_step) to a multiple of
 new mesh.data=16                          | does not fit 8 devices; set mesh.data=-1
 new mesh.model=8                          | make it a multiple of 8, or lower mesh.model
-new mesh.model=8 model.n_head=8 model.d_inner=9 model.feed_forward=geglu | two thirds of
 new mesh.fsdp=8 model.d_model=12          | model.d_model = 12 is not divisible by
 
 new data.vocab=char generate.prompt=😀    | generate.prompt: character '😀' is not
 new model.mem_len=2000000000              | lower model.mem_len, train.batch_size
-score run --path={text} --config.eval.mem_len=2000000000 | lower eval.mem_len or eval.
-evaluate run --config.eval.segments_per_step=90000000 | or eval.segments_per_step
 new generate.prompt=                      | has no token: give at least one
 new generate.prompt=@{home}/nowhere       | nowhere' does not exist
 
@@ -146,7 +141,6 @@ new data.path={home}/latin.txt data.vocab=char | convert it to UTF-8, or set
 new data.path={home}/cut.txt.gz           | cut.txt.gz as .gz
 score run --path={home}/nothing.txt       | has no token after another
 new data.path={home}/splits               | no split: more.txt): give train, valid
-new data.vocab_path={home}/ids.json       | its words in the order of their ids
 new data.corpus=enwik8                    | leave it empty, or set data.corpus='text'
 new data.corpus=tfds:nothing data.path=   | or set data.data_dir to where it is
 new data.vocab_path={home}/words.txt      | lacks '<eos>', which marks each line: add it
@@ -169,7 +163,6 @@ run checkpoints_gone                      | was trained to update 60, as metrics
 evaluate checkpoints_gone                 | train there first, or give the
 run imported                              | {home}/imported holds an imported mo
 recl run                                  | give two or more as --workdirs=RUN,RUN
-recl broken --workdirs={run} --contexts=4,8,4 | losses (File exists): fix this
 new train.init_from={run} model.n_layer=3 | model.n_layer is 2 there, 3 here
 new train.init_from={home}/arrays         | checkpoint 60 is damaged (item p
 
@@ -192,7 +185,6 @@ import huggingface model --config.data.vocab_path={home}/many.txt | 301 words, t
 import huggingface run                    | neither model.safetensors
 import huggingface no_words               | give one with --config.data.vocab_path
 import pytorch {paper}                    | give --config.model.mem_len
-import pytorch model {mem_len}            | no file '{home}/model/model.pt'
 import pytorch {module} {mem_len} --config.model.cutoffs=9,8 | (9, 8)
 import tensorflow model {mem_len}         | {home}/model
 export run --format=txl_jax               | give --target
@@ -276,8 +268,6 @@ def inputs(home: trained.Home) -> Iterator[Inputs]:
             (path / name).parent.mkdir(exist_ok=True)
             data = content if isinstance(content, bytes) else content.encode()
             (path / name).write_bytes(data)
-        (path / "broken").mkdir()
-        (path / "broken" / "losses").symlink_to("/no/where")
         (folder_of(path / "model") / "model.safetensors").chmod(0o644)
         for name, (source, file, change) in COPIES.items():
             shutil.copytree(path / source, path / name)
