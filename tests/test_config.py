@@ -135,7 +135,6 @@ model.n_layer=                      | model.n_layer = '' is not a whole number
 optim.lr=fast                       | optim.lr = 'fast' is not a number
 model.same_length=1                 | model.same_length = '1' is not true or false
 train.num_steps=99999999999         | must be below 2^31
-train.max_loss_factor=0.5           | must be above 1
 train.order=sentences               | train.order | mean 'sentences:ID'
 train.batch_size=9 train.batch_chunk=2 | train.batch_size = 9 | train.batch_chunk = 2
 train.segments_per_call=3 train.segments_per_update=2 | segments_per_update = 2
@@ -271,7 +270,7 @@ FREE = {
     *("data.path", "data.data_dir", "data.dtype"),
     *("model.kernel", "model.remat_policy", "model.unroll"),
     *(f"train.{each}" for each in ("num_steps", "log_every", "eval_every")),
-    *("train.max_bad_steps", "train.max_loss_factor"),
+    "train.max_bad_steps",
 }
 
 

@@ -29,8 +29,8 @@ from txl_jax.report.trace import Trace
 from txl_jax.runtime import distributed, preemption
 from txl_jax.runtime.watchdog import Watchdog
 from txl_jax.sharding.rules import place_segments
-from txl_jax.update.guard import explain
 from txl_jax.update.state import Metrics, Program, TrainState
+from txl_jax.update.step import REASONS
 from txl_jax.workdir.folder import METRICS
 from txl_jax.workdir.staging import Staging
 
@@ -228,10 +228,11 @@ class Run:
 def fetch(metrics: Metrics) -> list[Json]:
     """Waits for a call's metrics by update: the loop's only transfer to the host."""
     host = jax.device_get(metrics)
-    return [
-        explain({name: values[u].item() for name, values in host.items()})
+    updates: list[Json] = [
+        {name: values[u].item() for name, values in host.items()}
         for u in range(len(host["loss"]))
     ]
+    return [{**update, "reason": REASONS[update["reason"]]} for update in updates]
 
 
 def read_call(training: Training, start: Cursor) -> tuple[Segment, Cursor]:

@@ -23,7 +23,6 @@ from txl_jax.model.memory import Memory
 from txl_jax.sharding.mesh import make_mesh
 from txl_jax.sharding.options import MeshConfig
 from txl_jax.sharding.rules import letters, shardings
-from txl_jax.update.guard import Guard
 from txl_jax.update.optim import make_optimizer
 from txl_jax.update.options import OptimConfig
 from txl_jax.update.state import Average, TrainState
@@ -47,8 +46,8 @@ def make_state(seed: int, mem_len: int = 3, averages: bool = False) -> TrainStat
     )
     step = jnp.asarray(seed, jnp.int32)
     state = TrainState(step, params, opt_state, memory, jax.random.key(seed))
-    made, skipped = (jnp.asarray(seed + n, jnp.int32) for n in (2000, 3000))
-    state = dataclasses.replace(state, guard=Guard(draw(()), made, skipped))
+    skipped = jnp.asarray(seed + 2000, jnp.int32)
+    state = dataclasses.replace(state, skipped_in_row=skipped)
     if averages:
         average = jax.tree.map(lambda x: draw(x.shape, x.dtype), params)
         count = jnp.asarray(seed + 1000, jnp.int32)
@@ -117,7 +116,7 @@ def test_state_and_position_are_restored_exactly(rising: Path) -> None:
     items = {path.name for path in newest.iterdir() if path.is_dir()}
     assert items == {"params", "training", "record"}, "no average"
     saved = ocp.StandardCheckpointHandler().metadata(newest / "training")
-    assert set(saved.tree) == {"step", "opt_state", "memory", "rng", "guard"}
+    assert set(saved.tree) == {"step", "opt_state", "memory", "rng", "skipped_in_row"}
 
 
 def test_an_average_without_memory_is_restored_exactly(tmp_path: Path) -> None:

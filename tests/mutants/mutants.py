@@ -140,7 +140,6 @@ update/step.py
   a skipped update keeps its memory: update
     - return dataclasses.replace(state, memory=fresh)
     + return state
-update/guard.py
   a non-finite gradient is applied: update
     - ~jnp.isfinite(grad_norm)]
     + jnp.isnan(grad_norm) & False]

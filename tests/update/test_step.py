@@ -79,9 +79,8 @@ def make_step(
     return jax.jit(make_train_step(network, optimizer, schedule, config, AVERAGE))
 
 
-FACTOR = 1.2  # of the guard, which has no limit while its mean is not warm
 # One update, compiled once for all tests.
-ONE_STEP = make_step(DROPOUT, make_config(max_loss_factor=FACTOR))
+ONE_STEP = make_step(DROPOUT, make_config())
 
 
 def make_segments(S: int, batch_size: int = B, half_loss: bool = False) -> Segment:

@@ -196,7 +196,7 @@ def make_optimizer(
 def clip(max_norm: float) -> optax.GradientTransformationExtraArgs:
     """Like `optax.clip_by_global_norm`, with the norm as an argument.
 
-    The guard needs the norm as well. XLA does not eliminate the same expression inside
+    The step needs the norm as well. XLA does not eliminate the same expression inside
     the `cond` that makes the update, and would read every gradient again.
     """
 

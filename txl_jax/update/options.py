@@ -36,7 +36,8 @@ class TrainConfig:
     log_every: int = field(at_least(1, 100), "changeable")
     # The number of updates between two validations.
     eval_every: int = field(at_least(1, 4_000), "changeable")
-    # The run stops after this many skipped updates in a row.
+    # The run stops after this many skipped updates in a row. An update is skipped if
+    # its loss or the norm of its gradient is not finite.
     max_bad_steps: int = field(at_least(1, 20), "changeable")
     # The order of the training text: "stream" keeps it, "roll" starts each stream at a
     # random place in each epoch, and "sentences:ID" shuffles the sentences in each
@@ -51,9 +52,6 @@ class TrainConfig:
     # A document starts after this token, given as text such as `\n` or `<eos>`, or as
     # an id. -1 turns documents off.
     reset_memory_at: str = OFF
-    # Updates are skipped if their loss is above this multiple of the mean loss. 0 turns
-    # this off.
-    max_loss_factor: float = field(0.0, "changeable")
     # A pattern of the names of the parameters that are trained, such as retrieval_gate
     # or layers/attention/*. All others keep their initial values. Empty trains all.
     trainable: str = ""
@@ -73,11 +71,6 @@ class TrainConfig:
                 f"train.order = {self.order!r} must be one of {', '.join(ORDERS)}"
                 f"{nearest(self.order, ORDERS)}; ID is that of the token that ends a "
                 "sentence"
-            )
-        if self.max_loss_factor and not self.max_loss_factor > 1:
-            raise UserError(
-                f"train.max_loss_factor = {self.max_loss_factor} must be above 1, "
-                "since many losses exceed the mean, or 0 to turn it off"
             )
         if self.half_loss and self.ext_len:
             raise UserError(

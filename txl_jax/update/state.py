@@ -12,7 +12,6 @@ from jax import Array
 from txl_jax.model.initializers import Params
 from txl_jax.model.memory.protocol import MemoryLike
 from txl_jax.model.segment import Segment
-from txl_jax.update.guard import Guard
 
 
 @flax.struct.dataclass
@@ -28,7 +27,8 @@ class TrainState:
     """Parameters, optimizer, memory and randomness; the data's Position is separate.
 
     step (int32) counts updates. rng never changes: update k folds k into it. average is
-    an Average, or () in a run that evaluates the parameters themselves.
+    an Average, or () in a run without averaging. skipped_in_row (int32) counts the
+    updates that were skipped since the last one made.
     """
 
     step: Array
@@ -37,7 +37,9 @@ class TrainState:
     memory: MemoryLike
     rng: Array
     average: Any = ()
-    guard: Guard = flax.struct.field(default_factory=Guard.fresh)
+    skipped_in_row: Array = flax.struct.field(
+        default_factory=lambda: jnp.zeros((), jnp.int32)
+    )
 
     @property
     def evaluated(self) -> Params:

@@ -49,6 +49,13 @@ from txl_jax.update.optim import (
 from txl_jax.update.options import OptimConfig, TrainConfig
 from txl_jax.update.state import Metrics, Program, TrainState, TrainStep
 
+# By the code in an update's metrics.
+REASONS = (
+    "",  # the update was made
+    "its loss is not finite",
+    "the norm of its gradient is not finite",
+)
+
 
 def split_streams(x: Array, axis: int, C: int) -> Array:
     """Returns x [.., B, ..] as C chunks [C, .., B / C, ..]; chunk c has streams c::C.
@@ -202,8 +209,9 @@ def make_train_step(
     """Returns train_step(state, segments [S, ..]) -> (state, metrics [U]).
 
     The loss of an update is the mean nll of its scored tokens, in nats; losses of the
-    memory are metrics of their own, and part of the gradient. An update that `guard`
-    finds bad only empties the memory and counts as a step of the schedule.
+    memory are metrics of their own, and part of the gradient. An update whose loss or
+    gradient norm is not finite is skipped: it only empties the memory and counts as a
+    step of the schedule. It is never applied later.
     """
     # Most of optax's transformations do not accept grad_norm.
     optimizer = optax.with_extra_args_support(optimizer)
@@ -221,7 +229,8 @@ def make_train_step(
         )
         grad_norm = optax.tree.norm(mean_grads())
         lr = jnp.asarray(schedule(state.step), jnp.float32)
-        reason, guard = state.guard.judge(loss, grad_norm, config.max_loss_factor)
+        bad = [~jnp.isfinite(loss), ~jnp.isfinite(grad_norm)]
+        reason = jnp.select(bad, [jnp.int32(1), jnp.int32(2)], jnp.int32(0))
         good = reason == 0
 
         def apply(state: TrainState) -> TrainState:
@@ -240,7 +249,10 @@ def make_train_step(
             return dataclasses.replace(state, memory=fresh)
 
         state = dataclasses.replace(
-            state, step=state.step + 1, memory=sums.memory, guard=guard
+            state,
+            step=state.step + 1,
+            memory=sums.memory,
+            skipped_in_row=jnp.where(good, 0, state.skipped_in_row + 1),
         )
         # With jnp.where, XLA:CPU would keep three copies of the parameters.
         state = jax.lax.cond(good, apply, skip, state)
@@ -252,8 +264,7 @@ def make_train_step(
             "tokens": sums.tokens.astype(jnp.int32),
             "skipped": ~good,
             "reason": reason,
-            "skipped_in_row": guard.skipped_in_row,
-            "mean_loss": guard.mean_loss,
+            "skipped_in_row": state.skipped_in_row,
         }
 
     def train_step(state: TrainState, segments: Segment) -> tuple[TrainState, Metrics]:

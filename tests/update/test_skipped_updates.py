@@ -4,7 +4,6 @@ import dataclasses
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -12,7 +11,6 @@ from tests.support import tiny
 from tests.support.trained import EXPERIMENT, TEXT, command
 from tests.update.test_step import (
     DROPOUT,
-    FACTOR,
     ONE_STEP,
     SCHEDULE,
     B,
@@ -26,49 +24,13 @@ from tests.update.test_step import (
 from txl_jax.errors import BadNumbers
 from txl_jax.model.memory import Memory
 from txl_jax.report.log import read_metrics
-from txl_jax.update.guard import DECAY, REASONS, WARM_UPDATES, Guard
 from txl_jax.update.state import TrainState
+from txl_jax.update.step import REASONS
 from txl_jax.workdir import load
 
 pytestmark = pytest.mark.promise("Non-finite updates are never applied")
 
-MADE, LOSS, GRADIENT, FAR = range(len(REASONS))
-
-
-def judge_all(losses: list[float], factor: float) -> tuple[list[int], Guard]:
-    """Returns the reason of each update, and the guard after the last."""
-
-    def one(state: Guard, loss: jax.Array) -> tuple[Guard, jax.Array]:
-        reason, state = state.judge(loss, jnp.float32(1), factor)
-        return state, reason
-
-    state, reasons = jax.lax.scan(one, Guard.fresh(), jnp.asarray(losses, jnp.float32))
-    return reasons.tolist(), state
-
-
-def test_the_running_mean_becomes_exponential() -> None:
-    losses = np.random.default_rng(0).uniform(1, 2, WARM_UPDATES + 50)
-    reasons, state = judge_all(losses.tolist(), 0)
-    mean = losses[:WARM_UPDATES].mean()
-    for loss in losses[WARM_UPDATES:]:
-        mean = DECAY * mean + (1 - DECAY) * loss
-    assert set(reasons) == {MADE}
-    assert (int(state.made), int(state.skipped_in_row)) == (len(losses), 0)
-    tiny.assert_close(state.mean_loss, mean)
-
-
-def test_losses_are_compared_only_with_a_warm_mean() -> None:
-    calm, nan = [2.0] * (WARM_UPDATES - 1), float("nan")
-    # What is skipped does not warm the mean up, so the 5 comes one update too early.
-    early = [*calm, nan, 5.0]
-    assert judge_all(early, 2)[0][-2:] == [LOSS, MADE]
-    late = [*calm, nan, 2.0, 3.9, 5.0, 5.0, nan, float("inf"), 3.9]
-    reasons, state = judge_all(late, 2)
-    assert reasons[-7:] == [MADE, MADE, FAR, FAR, LOSS, LOSS, MADE]
-    assert (int(state.made), int(state.skipped_in_row)) == (WARM_UPDATES + 2, 0)
-    assert 2 < float(state.mean_loss) < 2.1, "5 is not in the mean"
-    assert judge_all(late[:-1], 2)[1].skipped_in_row == 4
-    assert judge_all(late, 0)[0][-7:] == [MADE] * 4 + [LOSS, LOSS, MADE]
+MADE, LOSS, GRADIENT = range(len(REASONS))
 
 
 def skipped(state: TrainState, count: int = 1) -> TrainState:
@@ -107,18 +69,6 @@ def test_no_bad_update_is_applied_however_many() -> None:
     made = jax.tree.map(lambda a, b: (a + b) / 2, *both)
     tiny.assert_close(later.average.params, made)
     assert later.average.count == later.opt_state[1].count == 2
-
-
-def test_a_loss_far_above_the_mean_is_skipped() -> None:
-    segments, state = make_segments(G), make_state(DROPOUT)
-    expected, metrics = ONE_STEP(state, segments)
-    loss, made = metrics["loss"].item(), jnp.int32(1000)
-    for mean, reason in ((loss / FACTOR * 0.99, FAR), (loss / FACTOR * 1.01, MADE)):
-        guard = Guard(jnp.float32(mean), made, jnp.int32(0))
-        after, metrics = ONE_STEP(dataclasses.replace(state, guard=guard), segments)
-        assert metrics["reason"].tolist() == [reason]
-        result = skipped(state) if reason else expected
-        tiny.assert_equal(numbers(after), numbers(result))
 
 
 def test_an_infinite_gradient_alone_is_not_applied() -> None:
