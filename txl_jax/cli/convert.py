@@ -30,14 +30,13 @@ from txl_jax.report.checksum import Json
 from txl_jax.report.log import say
 from txl_jax.report.progress import waiting
 from txl_jax.runtime import storage
-from txl_jax.workdir import claim, folder, hub
+from txl_jax.workdir import claim, folder
 from txl_jax.workdir.claim import IMPORTED
 from txl_jax.workdir.fit import imported_config
 from txl_jax.workdir.load import Loaded
 from txl_jax.workdir.released import check_config
 
 STABLEHLO = "stablehlo"  # a folder of `convert.stablehlo`
-HUB = "hub"  # a folder of `workdir.hub`
 INCOMPLETE = "incomplete"  # on gs://, a file in the folder of an unfinished import
 # Entries of run.json that are released.
 ORIGIN = (
@@ -101,8 +100,6 @@ def read_source(
                 "vocabulary: leave the field out"
             )
         path = Path(options.source)
-        if hub_folder := hub.find(path):
-            path = hub_folder / hub.WEIGHTS
         found = release.read(path)
         saved = check_config(found.config, found.origin, path)
         model = config.parse(saved).model
@@ -143,7 +140,7 @@ def configure(
 
 def export_model(options: ConvertConfig, loaded: Loaded, workdir: Path) -> Json:
     """Writes the model of a workdir to one file, or as programs to a folder."""
-    require_one_of(options.format, [formats.OWN, STABLEHLO, HUB], "--format")
+    require_one_of(options.format, [formats.OWN, STABLEHLO], "--format")
     if not options.target:
         raise UserError("give --target, the file or folder to create")
     if options.format == STABLEHLO and options.dtype != "float32":
@@ -161,8 +158,6 @@ def export_model(options: ConvertConfig, loaded: Loaded, workdir: Path) -> Json:
             model = generation_model(loaded.config.model, loaded.config.generate)
             L = loaded.config.eval.tgt_len
             stablehlo.save(model, loaded.params, loaded.vocab, L, fresh)
-        elif options.format == HUB:
-            hub.save(make_release(loaded, workdir), fresh, options.dtype)
         else:
             release.save(make_release(loaded, workdir), fresh, options.dtype)
     files = sorted(target.iterdir()) if target.is_dir() else [target]

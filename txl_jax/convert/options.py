@@ -10,8 +10,8 @@ class ConvertConfig:
     """What to import or export; model.* fields supply what the files lack."""
 
     # The format: txl_jax, a model in one file; for export also stablehlo, a folder of
-    # programs that run without this package, and hub, the layout of Hugging Face's
-    # hub; for import also huggingface, nvidia, or the paper's pytorch or tensorflow.
+    # programs that run without this package; for import also huggingface, nvidia, or
+    # the paper's pytorch or tensorflow.
     format: str = field("", modes="export")
     # The file or folder that the mode import reads.
     source: str = field("", "unsaved", modes="import")

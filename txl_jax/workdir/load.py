@@ -32,7 +32,6 @@ from txl_jax.runtime import storage
 from txl_jax.sharding.mesh import nearest
 from txl_jax.sharding.rules import shardings
 from txl_jax.update.init import abstract_params, init_params
-from txl_jax.workdir import hub
 from txl_jax.workdir.claim import check_same_run
 from txl_jax.workdir.fit import fit_mesh, fit_vocab
 from txl_jax.workdir.folder import CHECKPOINTS, CONFIG, METRICS, RESULT, VOCAB, find
@@ -55,19 +54,16 @@ class Loaded(NamedTuple):
 def load(workdir: str | Path, config: Config | None = None) -> Loaded:
     """Returns the trained model of a workdir, averaged if the run averages.
 
-    In place of a workdir it takes the file of a released model, a folder in the layout
-    of Hugging Face's hub, or a model in the package, "shakespeare". `config` replaces
-    the saved one, for the same model; its eval.checkpoint selects a checkpoint. Raises
-    UserError if there is no such model, and BadNumbers for parameters that are not
-    finite.
+    `workdir` may also be the file of a released model, or the name of a model in the
+    package, "shakespeare". `config` replaces the saved one, for the same model; its
+    eval.checkpoint selects a checkpoint. Raises UserError if there is no such model,
+    and BadNumbers for parameters that are not finite.
     """
     workdir, released = find(os.fspath(workdir)), None
     if not workdir.exists():
         workdir = packaged().get(str(workdir), workdir)
-    local = not storage.is_remote(workdir)
-    folder = hub.find(workdir) if local else None
-    if local and (folder or workdir.is_file()):
-        released = hub.read(folder) if folder else releases.read(workdir)
+    if not storage.is_remote(workdir) and workdir.is_file():
+        released = releases.read(workdir)
         found = check_config(released.config, released.origin, workdir)
         saved = configs.parse(found)
         vocab = released.vocab

@@ -28,9 +28,8 @@ def find_model(name: str) -> Path:
     """Returns the file of a --model: a path, or the name of a model in the package."""
     storage.require_unicode(name, "--model")
     path = Path(name).expanduser()
-    for file in (path, path / "model.safetensors"):  # in the layout of the hub
-        if file.is_file():
-            return file
+    if path.is_file():
+        return path
     known = packaged()
     if name not in known:
         raise UserError(
