@@ -153,6 +153,15 @@ def test_another_version(model: Path, tmp_path: Path, change: tuple[str, Any]) -
         txl_jax.load(tmp_path / "newer")
 
 
+def test_fields_that_are_gone_are_left_out(model: Path, tmp_path: Path) -> None:
+    """Options of a mode, and a part of the model that was turned off."""
+    found = release.read(model)
+    found.config["generate"]["fast"] = found.config["old"] = {"depth": 3}
+    found.config["model"]["depth"] = 0
+    release.save(found, tmp_path / "older")
+    assert txl_jax.load(tmp_path / "older").config == txl_jax.load(model).config
+
+
 def test_half_of_the_bytes_hold_rounded_numbers(
     home: Home, model: Path, tmp_path: Path
 ) -> None:

@@ -57,9 +57,21 @@ def load_config(path: Path) -> ConfigDict:
 
 
 def check_config(config: Json, origin: Json, path: Path) -> ConfigDict:
-    """Returns the config of a released model; raises UserError if it is not valid."""
+    """Returns the config of a released model; raises UserError if it is not valid.
+
+    Fields of other versions are left out, unless they are of the model and not off.
+    """
+    known = configs.default().to_dict()
     try:
-        saved = configs.from_saved(config, path)
+        fields = {
+            section: {
+                name: value
+                for name, value in config[section].items()
+                if name in known[section] or (section == "model" and value)
+            }
+            for section in known.keys() & config.keys()
+        }
+        saved = configs.from_saved(fields, path)
         configs.parse(saved)
         return saved
     except (*DAMAGE, UserError) as error:
