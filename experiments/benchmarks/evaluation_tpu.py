@@ -19,14 +19,14 @@ from pathlib import Path
 
 import jax
 
-from experiments.benchmarks import subject, tpu_estimate
-from txl_jax.aot import chips, hlo, lower
-from txl_jax.cli.compile_ahead import like_params
+from experiments.benchmarks import hlo, subject, tpu_estimate
+from txl_jax.aot import lower
 from txl_jax.evaluate.options import EvalConfig
 from txl_jax.evaluate.perplexity import make_reader
 from txl_jax.kernels.tpu import fused
 from txl_jax.sharding.mesh import make_mesh
 from txl_jax.sharding.options import MeshConfig
+from txl_jax.workdir.load import like_params
 
 L, M = 80, 2100
 
@@ -45,7 +45,7 @@ def main() -> None:
         streams=1, tgt_len=L, mem_len=M, clamp_len=820, same_length=True,
         segments_per_step=args.segments,
     )  # fmt: skip
-    mesh = make_mesh(MeshConfig(), chips.find_devices(chips.find("v5e:2x4"))[:1])
+    mesh = make_mesh(MeshConfig(), lower.find_devices(lower.find_slices("v5e:2x4"))[:1])
     reader = make_reader(model, config, mesh)
     with jax.set_mesh(mesh):
         params = lower.abstract_result(reader.unstack, like_params(model, mesh))
@@ -53,9 +53,11 @@ def main() -> None:
     T = L * reader.segments
     segments = lower.abstract_segments(mesh, 1, 1, T)
     done = lower.compile_step_for(mesh, reader, params, memory, segments)
+    assert done.program
+    program = hlo.HloProgram(done.program.as_text() or "")
     cycles = sum(
         int(found[1]) * times
-        for op, _, times in hlo.HloProgram(done.text).visit(False)
+        for op, _, times in program.visit(False)
         if (found := re.search(r'"estimated_cycles":"(\d+)"', op.text))
     )
     if args.kernel == "tpu":

@@ -3,11 +3,13 @@
     pip install 'jax[tpu]'
     python -m experiments.benchmarks.pods [--only=TABLE] [--rows=N]
 
-Each row is one command of `--mode=compile`, whose JSON becomes a line of pods.jsonl.
+Each row is one command of `--mode=compile`, whose JSON, with the collectives of the
+compiled step, becomes a line of pods.jsonl.
 Existing rows are not compiled again. --rows=N compiles at most N rows; --rows=0 only
 writes pods.md. No TPU is used.
 """
 
+import argparse
 import json
 import subprocess
 import sys
@@ -16,8 +18,12 @@ from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 
+import jax
+
 from experiments.benchmarks import record
+from experiments.benchmarks.hlo import HloProgram, collectives
 from experiments.benchmarks.record import Row
+from txl_jax.cli import compile_ahead, flags
 
 FOLDER = Path(__file__).parent
 LINES, PAGE = FOLDER / "pods.jsonl", FOLDER / "pods.md"
@@ -81,11 +87,36 @@ def wanted() -> Iterator[Row]:
 def measure(row: Row) -> Row:
     """Runs one row's command, and returns its JSON or its error message."""
     row |= {"date": date.today().isoformat(), "libtpu": version("libtpu")}
-    program = [sys.executable, "-m", "txl_jax.main", *row["flags"].split()]
+    program = [sys.executable, "-m", "experiments.benchmarks.pods"]
+    program.append(f"--compile={row['flags']}")
     done = subprocess.run(program, capture_output=True, text=True)
     if done.returncode:
         return row | {"error": done.stderr.strip().splitlines()[-1]}
     return row | json.loads(done.stdout.splitlines()[-1])
+
+
+def compile_row(command: str) -> Row:
+    """Compiles the steps of a command; returns its JSON and an update's collectives."""
+    steps = compile_ahead.compile_steps(flags.parse(command.split()).config)
+    result = compile_ahead.describe(steps)
+    if steps.training.program:
+        config = steps.config
+        updates = config.train.updates_of_call(config.checkpoint.every_steps)
+        result["collectives"] = exchanges(steps.training.program, updates)
+    return result
+
+
+def exchanges(program: jax.stages.Compiled, updates: int = 1) -> Row:
+    """Returns the count and the bytes of each kind of collective in an update."""
+    totals: dict[str, dict[str, float]] = {}
+    for kind, size, times in collectives(HloProgram(program.as_text() or "")):
+        total = totals.setdefault(kind, {"count": 0, "bytes": 0})
+        total["count"] += times / updates
+        total["bytes"] += times * size / updates
+    return {
+        kind: {name: round(amount) for name, amount in total.items()}
+        for kind, total in totals.items()
+    }
 
 
 HEAD = (
@@ -168,7 +199,11 @@ def main() -> None:
     parser = record.plain_parser(__doc__)
     parser.add_argument("--only", default="", choices=["", *TITLES])
     parser.add_argument("--rows", type=int, default=1000)
+    parser.add_argument("--compile", default="", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.compile:
+        print(json.dumps(compile_row(args.compile)))
+        return
     rows = [row for row in wanted() if args.only in ("", row["table"])]
     record.fill(LINES, PAGE, page, rows, measure, args.rows)
 

@@ -59,7 +59,7 @@ def compiled(row: dict[str, Any]) -> tuple[Any, Any]:
     import jax
     import jax.numpy as jnp
 
-    from txl_jax.aot import chips
+    from txl_jax.aot import lower
     from txl_jax.kernels import sharded, xla
     from txl_jax.kernels.hash import AttentionDropout
     from txl_jax.kernels.operands import Operands, PositionTerms
@@ -67,7 +67,7 @@ def compiled(row: dict[str, Any]) -> tuple[Any, Any]:
 
     B, H, A, L, M = row["shape"]
     K = M + L
-    devices = chips.find_devices(chips.find(CHIPS[row["chip"]]))
+    devices = lower.find_devices(lower.find_slices(CHIPS[row["chip"]]))
     mesh = jax.sharding.Mesh(devices[:1], ("x",))
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
 

@@ -14,15 +14,14 @@ from typing import Any
 import flax.linen as nn
 import jax
 import pytest
-from jax.sharding import Mesh
 
+from experiments.benchmarks import pods
+from experiments.benchmarks.hlo import HloProgram, collectives
 from tests.cli.test_main import documented
 from tests.support import trained
 from tests.support.trained import Done
 from txl_jax import config as configs
-from txl_jax.aot import chips
-from txl_jax.aot.hlo import HloProgram, collectives
-from txl_jax.aot.lower import Compiled
+from txl_jax.aot import lower
 from txl_jax.cli import compile_ahead
 from txl_jax.config import Config
 from txl_jax.errors import UserError
@@ -86,17 +85,37 @@ def read(path: Path, **mesh: int) -> Config:
     return dataclasses.replace(find_vocab(config), mesh=MeshConfig(**mesh))
 
 
-def compiled(config: Config) -> Compiled:
-    done = compile_ahead.compile_train_step(
-        config, chips.find_devices(chips.find(SLICE))
-    )
+def compiled(config: Config, topology: str = SLICE) -> Any:
+    """Returns the compiled training step on a slice."""
+    devices = lower.find_devices(lower.find_slices(topology))
+    done = compile_ahead.compile_train_step(config, devices)
     assert done.fits
-    return done
+    return done.program
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Returns a list to which `compile` adds its compiled steps."""
+    made: list[Any] = []
+    compile_steps = compile_ahead.compile_steps
+
+    def keep(config: Config) -> Any:
+        made.append(compile_steps(config))
+        return made[-1]
+
+    monkeypatch.setattr(compile_ahead, "compile_steps", keep)
+    return made
+
+
+def text_of(program: jax.stages.Compiled) -> str:
+    return program.as_text() or ""
 
 
 @needs_libtpu
 @pytest.mark.parametrize("gradient_segments", [1, 2])
-def test_the_report_of_a_step(path: Path, gradient_segments: int) -> None:
+def test_the_report_of_a_step(
+    path: Path, gradient_segments: int, steps: list[Any]
+) -> None:
     across = f"--config.train.gradient_segments={gradient_segments}"
     each_segment = "--config.train.segments_per_update=2"
     done = command(path, f"--topology={SLICE}", each_segment, across)
@@ -110,39 +129,30 @@ def test_the_report_of_a_step(path: Path, gradient_segments: int) -> None:
         assert step["fits"] and 0 < step["hbm_bytes"] < step["hbm_capacity_bytes"]
         assert step["hbm_capacity_bytes"] == int(15.75 * 2**30)
         assert step["seconds_to_compile"] > 0 and step["flops_per_token"] > 0
-        sizes = [array["bytes"] for array in step["largest_arrays"]]
-        assert sizes == sorted(sizes, reverse=True) and sizes[0] < step["hbm_bytes"]
-    # The largest are the stacked parameters of all layers.
-    assert result["largest_arrays"][0]["bytes"] >= 4 * N * D * 384
+    assert "fits" in done.err
     # All gradients are added up once for each part, whole, in float32; but of W_r's
     # those of r, which are fewer, in bfloat16, as the product takes them. libtpu 0.0.50
     # adds some small ones up once for both.
     params = parameter_count(abstract_params(read(path).model))
     parts, K = 2 // gradient_segments, M + gradient_segments * L
     once = 4 * (params - N * D * HA) + 2 * N * K * HA
-    added = result["collectives"]["all-reduce"]["bytes"]
+    # A call has one update.
+    added = pods.exchanges(steps[0].training.program)["all-reduce"]["bytes"]
     assert parts * 0.995 * once < added < parts * 1.005 * once
-    assert set(result["evaluation"]["collectives"]) <= {"all-reduce"}
-    assert "fits" in done.err and "all-reduce" in done.err
+    assert set(pods.exchanges(steps[0].evaluation.program)) <= {"all-reduce"}
 
 
 @needs_libtpu
-def test_the_tpu_kernel_compiles(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    texts: list[str] = []
-
-    def read(text: str) -> HloProgram:
-        texts.append(text)
-        return HloProgram(text)
-
-    monkeypatch.setattr(compile_ahead, "HloProgram", read)
+def test_the_tpu_kernel_compiles(path: Path, steps: list[Any]) -> None:
     flags = ("--config.model.kernel=tpu", "--topology=v5p:2x2x2")
     result = command(path, *flags).result
     assert result["kernel"] == "tpu"
     # A chip of v5p is one device with two cores.
     assert [result[name] for name in ("chips", "cores", "devices")] == [8, 16, 8]
+    text = text_of(steps[0].training.program)
     for kernel in ("rel_attention_forward", "rel_attention_backward"):
-        assert f"{kernel}/pallas_call" in texts[0]
-    assert 'custom_call_target="tpu_custom_call"' in texts[0]
+        assert f"{kernel}/pallas_call" in text
+    assert 'custom_call_target="tpu_custom_call"' in text
 
 
 @needs_libtpu
@@ -150,41 +160,34 @@ def test_the_tpu_kernel_compiles(path: Path, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("kernel", ["xla", "tpu"])
 @pytest.mark.parametrize("kind", OTHER_MEMORIES)
 def test_other_memories_compile(
-    path: Path, kernel: str, kind: str, monkeypatch: pytest.MonkeyPatch
+    path: Path, kernel: str, kind: str, steps: list[Any]
 ) -> None:
     """The search of a retrieval is approximate, in training and in evaluation."""
-    texts: list[str] = []
-
-    def read(text: str) -> HloProgram:
-        texts.append(text)
-        return HloProgram(text)
-
-    monkeypatch.setattr(compile_ahead, "HloProgram", read)
     flags = [f"--config.{field}" for field in OTHER_MEMORIES[kind].split()]
     flags += [f"--topology={SLICE}", f"--config.model.kernel={kernel}"]
     result = command(path, *flags).result
     assert result["fits"] and result["evaluation"]["fits"]
     assert result["kernel"] == kernel
-    searches = ["approx_top_k" in text for text in texts]
-    assert searches == [kind == "retrieval"] * 2
+    for step in (steps[0].training, steps[0].evaluation):
+        assert ("approx_top_k" in text_of(step.program)) == (kind == "retrieval")
 
 
 @needs_libtpu
 def test_data_parallelism_only_sums_gradients(path: Path) -> None:
-    done = compiled(read(path))
-    exchanged = collectives(HloProgram(done.text))
+    program = compiled(read(path))
+    exchanged = collectives(HloProgram(text_of(program)))
     assert {each.kind for each in exchanged} == {"all-reduce"}
-    check_donated(read(path), done)
+    check_donated(read(path), program)
 
 
 @needs_libtpu
 def test_fsdp_gathers_only_parameters_one_layer_at_a_time(path: Path) -> None:
     config = read(path, data=2, fsdp=4)
-    done = compiled(config)
+    program = compiled(config)
     shapes = nn.unbox(abstract_params(config.model))
     sizes = {leaf.size / N for leaf in jax.tree.leaves(shapes.pop("layers"))}
     sizes |= {leaf.size for leaf in jax.tree.leaves(shapes)}
-    for each in collectives(HloProgram(done.text)):
+    for each in collectives(HloProgram(text_of(program))):
         if each.kind == "all-gather":
             # The vocabulary's table is gathered whole, the stacked layers one at a
             # time, in float32 or bfloat16. Neither batch nor memory is gathered.
@@ -192,18 +195,19 @@ def test_fsdp_gathers_only_parameters_one_layer_at_a_time(path: Path) -> None:
         elif each.kind in ("all-to-all", "collective-permute"):
             # Only the encodings of distances, which all streams share.
             assert each.bytes <= 4 * (L + M) * D
-    check_donated(config, done)
+    check_donated(config, program)
 
 
-def check_donated(config: Config, done: Compiled, mesh: Mesh | None = None) -> None:
+def check_donated(config: Config, program: jax.stages.Compiled) -> None:
     """Asserts that the step writes the new state, memory too, over the old one."""
-    assert "input_output_alias={" in done.text.partition("\n")[0]
-    mesh = mesh or fit_mesh(config, chips.find_devices(chips.find(SLICE)))
+    assert "input_output_alias={" in text_of(program).partition("\n")[0]
+    mesh = fit_mesh(config, lower.find_devices(lower.find_slices(SLICE)))
     own = config.train.batch_size // shards(mesh, "B")
     model, width = config.model, 4 if config.model.dtype == "float32" else 2
     memory = width * model.n_layer * own * model.mem_len * model.d_model
     adam = 3 * 4 * parameter_count(abstract_params(model)) // mesh.shape["fsdp"]
-    assert done.aliased >= 0.99 * adam + memory
+    use = program.memory_analysis()
+    assert use and use.alias_size_in_bytes >= 0.99 * adam + memory
 
 
 @needs_libtpu
@@ -221,10 +225,8 @@ def test_pieces_of_large_models_pass_on_only_the_newest_states(
     config = configs.with_fields(config, "model", initial_memory="empty")
     config = configs.with_fields(config, "train", **train)
     config = find_vocab(configs.with_fields(config, "mesh", segments=P))
-    devices = chips.find_devices(chips.find(topology))
-    done = compile_ahead.compile_train_step(config, devices)
-    assert done.fits
-    check_exchanges(config, done.text, P, len(devices))
+    text = text_of(compiled(config, topology))
+    check_exchanges(config, text, P, lower.find_slices(topology).chips)
 
 
 def check_exchanges(config: Config, text: str, P: int, devices: int) -> None:
@@ -254,11 +256,11 @@ def check_exchanges(config: Config, text: str, P: int, devices: int) -> None:
 
 @needs_libtpu
 def test_a_mesh_may_split_an_axis_of_the_slice() -> None:
-    devices = chips.find_devices(chips.find("v4:4x8x8"))
+    devices = lower.find_devices(lower.find_slices("v4:4x8x8"))
     for sizes in ((128, 1, 2), (4, 32, 2), (16, 8, 2)):
         mesh = make_mesh(MeshConfig(*sizes), devices)
-        assert mesh.devices.shape == sizes
-        pairs = [[device.coords for device in pair] for pair in mesh.devices[0]]
+        assert mesh.devices.shape == (*sizes, 1)
+        pairs = [[device.coords for device in pair] for pair in mesh.devices[0, ..., 0]]
         for one, other in pairs:
             assert sum(abs(a - b) for a, b in zip(one, other, strict=True)) == 1
 

@@ -32,7 +32,7 @@ from tests.convert.test_pickle import RECORDED
 from tests.convert.test_pytorch import saved_case
 from tests.support.refusal import contents, refusal
 from txl_jax import config as configs
-from txl_jax.aot import chips
+from txl_jax.aot import lower
 from txl_jax.checkpoint import manifest
 from txl_jax.cli import flags, plan
 from txl_jax.convert import huggingface, keys, pickle, tensorflow, words
@@ -324,8 +324,8 @@ VALUES: dict[str, Callable[[str, Path], object]] = {
     "sizes": check_sizes,
     "copying": lambda text, _: copying.Task.parse(f"copying:{text}"),
     "recall": lambda text, _: recall.Recall.parse(f"recall:{text}"),
-    "topology": lambda text, _: chips.find(text),
-    "two slices": lambda text, _: chips.find(text, 2),
+    "topology": lambda text, _: lower.find_slices(text),
+    "two slices": lambda text, _: lower.find_slices(text, 2),
     "mode": lambda text, _: flags.parse(f"--mode={text}".split(" ")),
     "path": find_texts,
 }

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
+from experiments.benchmarks.hlo import HloProgram, collectives
 from tests.support import tiny
-from txl_jax.aot.hlo import HloProgram, collectives
 from txl_jax.errors import UserError
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import Memory

@@ -1,35 +1,123 @@
-"""Compiles a jitted step ahead of time for devices that need not be attached.
+"""Compiles jitted steps ahead of time for TPU slices that need not be attached.
 
-libtpu compiles on any machine, from shapes instead of arrays.
+libtpu compiles on any machine, from shapes instead of arrays. Chips, cores and devices
+differ: a chip of v3, v4 or v5p has two cores. On v3 each core is a device with half of
+the chip's memory; on v4 and v5p both cores are one device ("megacore").
 """
 
 import contextlib
+import importlib.util
+import math
+import os
 import re
 import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
-import jaxlib
 from jax.errors import JaxRuntimeError
+from jax.experimental import topologies
 from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import Mesh
 
 from txl_jax.checkpoint.save_restore import abstract
-from txl_jax.errors import UserError
+from txl_jax.errors import UserError, require_one_of
 from txl_jax.model.segment import Segment
 from txl_jax.report.progress import Lowers
 from txl_jax.sharding.rules import sharding
 
+GIB = 2**30
+
+
+class Chip(NamedTuple):
+    """One chip with all its cores.
+
+    hbm: bytes; the limit that libtpu 0.0.51 reports for a program that exceeds it,
+    slightly less than the chip's memory.
+    """
+
+    hbm: float
+    axes: int
+    cores: int = 1
+
+
+CHIPS = {
+    "v3": Chip(15.48 * GIB, 2, 2),
+    "v4": Chip(30.75 * GIB, 3, 2),
+    "v5e": Chip(15.75 * GIB, 2),
+    "v5p": Chip(95.73 * GIB, 3, 2),
+    "v6e": Chip(31.24 * GIB, 2),
+}
+# Without these, libtpu looks for the host of a TPU.
+ENVIRONMENT = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-8",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
+
+
+class Slices(NamedTuple):
+    """Equal blocks of chips of one kind, joined by the data-center network."""
+
+    name: str  # of one block
+    chip: Chip
+    chips: int  # of all blocks
+    slices: int
+
+
+def find_slices(name: str, count: int = 1) -> Slices:
+    """Returns `count` slices of a topology name: "v4:4x4x8" is 128 chips of v4."""
+    kind, _, sizes = name.partition(":")
+    require_one_of(kind, list(CHIPS), "the chip of compile.topology")
+    chip = CHIPS[kind]
+    if not re.fullmatch("x".join([r"[1-9]\d*"] * chip.axes), sizes):
+        raise UserError(
+            f"compile.topology = {name!r}: give {chip.axes} lengths for a slice of "
+            f"{kind}, such as {kind}:{'x'.join('4' * chip.axes)}"
+        )
+    if count > 1 and kind == "v3":
+        raise UserError(f"compile.slices = {count}: {kind} has one slice only")
+    return Slices(name, chip, count * math.prod(map(int, sizes.split("x"))), count)
+
+
+def find_devices(tpus: Slices) -> list[jax.Device]:
+    """Returns the devices of the slices, for which programs can be compiled.
+
+    Raises UserError if libtpu, the compiler, is missing or rejects them.
+    """
+    if importlib.util.find_spec("libtpu") is None:
+        raise UserError(
+            "compiling for TPUs needs libtpu, their compiler: pip install 'jax[tpu]'"
+        )
+    os.environ.update(ENVIRONMENT | os.environ)
+    jax.config.update("jax_platforms", "cpu")  # compiling needs no TPU backend
+    config: dict[str, str | int] = {}
+    if tpus.name.startswith("v4"):
+        config["chip_config_name"] = "megacore"
+    if tpus.slices > 1:
+        config["num_slices"] = tpus.slices
+    try:
+        topology = topologies.get_topology_desc(tpus.name, platform="tpu", **config)
+    except Exception as error:  # jaxlib has no narrower exception
+        reason = str(error).splitlines()[0]
+        raise UserError(
+            f"compile.topology = {tpus.name!r} is not a slice of TPUs: {reason}"
+        ) from error
+    return list(topology.devices)
+
 
 class Compiled(NamedTuple):
-    """A compiled step; bytes are of one device's HBM."""
+    """The result of compiling a step; bytes are of one device's HBM."""
 
-    fits: bool
     bytes: int
     seconds: float  # of compilation
-    text: str = ""  # the compiled program; libtpu makes none that does not fit
-    aliased: int = 0  # bytes of results that reuse the memory of arguments
+    program: jax.stages.Compiled | None  # None if it does not fit
+
+    @property
+    def fits(self) -> bool:
+        """Whether the step fits into the memory of its devices."""
+        return self.program is not None
 
 
 def abstract_segments(mesh: Mesh, S: int, B: int, L: int) -> Segment:
@@ -46,15 +134,9 @@ def abstract_segments(mesh: Mesh, S: int, B: int, L: int) -> Segment:
 
 def abstract_result(function: jax.stages.Wrapped, *args: object) -> Any:
     """Returns the shapes and shardings of a jitted function's result."""
-    shapes = jax.eval_shape(function, *args)
     with uncached():
-        places = compile_for(function, *args).output_shardings
-    return abstract(shapes, places)
-
-
-def compile_for(function: Lowers, *args: object) -> jax.stages.Compiled:
-    """Compiles a jitted function for the devices of its abstract arguments."""
-    return function.lower(*args).compile()
+        places = function.lower(*args).compile().output_shardings
+    return abstract(jax.eval_shape(function, *args), places)
 
 
 def compile_step_for(mesh: Mesh, step: Lowers, *args: object) -> Compiled:
@@ -63,25 +145,22 @@ def compile_step_for(mesh: Mesh, step: Lowers, *args: object) -> Compiled:
     try:
         # The choice of a kernel depends on the mesh's devices.
         with jax.set_mesh(mesh), uncached():
-            program = compile_for(step, *args)
+            program = step.lower(*args).compile()
     except JaxRuntimeError as error:
         wanted = memory_wanted(str(error))
         if not wanted:
             raise
-        return Compiled(False, wanted, time.perf_counter() - started)
-    seconds = time.perf_counter() - started
-    size, aliased = memory_used(program)
-    return Compiled(True, size, seconds, text_of(program), aliased)
+        return Compiled(wanted, time.perf_counter() - started, None)
+    return Compiled(memory_used(program), time.perf_counter() - started, program)
 
 
-def memory_used(program: jax.stages.Compiled) -> tuple[int, int]:
-    """Returns a compiled program's bytes of a device, and those of reused arguments."""
+def memory_used(program: jax.stages.Compiled) -> int:
+    """Returns the bytes of a device that a compiled program uses."""
     use = program.memory_analysis()
     assert use is not None
-    aliased = use.alias_size_in_bytes
-    size = use.argument_size_in_bytes + use.output_size_in_bytes - aliased
+    size = use.argument_size_in_bytes + use.output_size_in_bytes
     size += use.temp_size_in_bytes + use.generated_code_size_in_bytes
-    return size, aliased
+    return size - use.alias_size_in_bytes
 
 
 @contextlib.contextmanager
@@ -95,22 +174,6 @@ def uncached() -> Iterator[None]:
     finally:
         jax.config.update("jax_enable_compilation_cache", enabled)
         compilation_cache.reset_cache()
-
-
-def text_of(program: Any) -> str:
-    """Returns the text of a compiled program.
-
-    Raises UserError if this jaxlib cannot read the output of this libtpu.
-    """
-    try:
-        return program.as_text()
-    except JaxRuntimeError as error:
-        reason = str(error).partition("\n")[0][:200]
-        raise UserError(
-            f"the step was compiled, but jaxlib {jaxlib.__version__} cannot read the "
-            f"program of this libtpu ({reason}): install the matching libtpu with "
-            "pip install 'jax[tpu]'"
-        ) from error
 
 
 def memory_wanted(message: str) -> int:

@@ -1,4 +1,4 @@
-"""The mode `compile`: the memory and the exchanges of steps on absent TPUs.
+"""The mode `compile`: the memory of the training and evaluation steps on absent TPUs.
 
 The steps are the jitted functions that training and evaluation run, so a step that
 compiles here also compiles there.
@@ -7,13 +7,12 @@ compiles here also compiles there.
 import contextlib
 import dataclasses
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import jax
 
-from txl_jax.aot import chips, lower
-from txl_jax.aot.chips import Slices
-from txl_jax.aot.hlo import HloProgram, collectives, largest_arrays
-from txl_jax.aot.lower import Compiled
+from txl_jax.aot import lower
+from txl_jax.aot.lower import Compiled, Slices
 from txl_jax.cli.plan import step_arguments
 from txl_jax.config import Config, with_fields
 from txl_jax.errors import SAVINGS, UserError
@@ -29,20 +28,52 @@ from txl_jax.workdir.fit import find_vocab, fit_mesh
 from txl_jax.workdir.load import like_params
 
 
+class Steps(NamedTuple):
+    """The compiled steps of a config whose mesh fits the slices."""
+
+    config: Config
+    tpus: Slices
+    devices: list[jax.Device]
+    training: Compiled
+    evaluation: Compiled | UserError
+
+
 def compile_ahead(config: Config) -> Json:
     """Compiles the steps for compile.topology, and returns their costs."""
+    return describe(compile_steps(config))
+
+
+def compile_steps(config: Config) -> Steps:
+    """Compiles both steps, and reports the memory of each."""
     options = config.compile
-    tpus = chips.find(options.topology, options.slices)
-    devices = chips.find_devices(tpus)
+    tpus = lower.find_slices(options.topology, options.slices)
+    devices = lower.find_devices(tpus)
     config = find_vocab(config)
     if options.streams_per_chip:
         size = options.streams_per_chip * tpus.chips
         config = with_fields(config, "train", batch_size=size)
-    config, done = compile_on_mesh(config, devices)
+    config, training = compile_on_mesh(config, devices)
+    mesh = dict(fit_mesh(config, devices).shape)
+    say(f"{tpus.slices} x {tpus.name}: {tpus.chips} chips, mesh {mesh}")
+    report("training", tpus, training)
+    if not training.fits:
+        say(f"{'':>12}  {SAVINGS['train']}")
+    evaluation: Compiled | UserError
+    try:
+        evaluation = compile_evaluation(config, devices)
+        report("evaluation", tpus, evaluation)
+    except UserError as error:
+        evaluation = error
+        say(f"{'evaluation':>12}  {error}")
+    return Steps(config, tpus, devices, training, evaluation)
+
+
+def describe(steps: Steps) -> Json:
+    """Returns the slices, the step's settings and the costs of both steps."""
+    config, tpus, devices, training, evaluation = steps
     model, train = config.model, config.train
     B, L, width = train.batch_size, train.tgt_len, train.ext_len + train.tgt_len
     flops = needed_flops(model, B, width, True, train.gradient_segments) / (B * L)
-    updates = train.updates_of_call(config.checkpoint.every_steps)
     result = {
         "topology": tpus.name,
         "slices": tpus.slices,
@@ -56,30 +87,20 @@ def compile_ahead(config: Config) -> Json:
         "batch_size": B,
         "streams_per_chip": B / tpus.chips,
         "tokens": B * L * train.segments_per_update,
-        **costs(tpus, done, flops, updates),
+        **costs(tpus, training, flops),
     }
-    say(f"{tpus.slices} x {tpus.name}: {tpus.chips} chips, mesh {result['mesh']}")
-    report("training", result)
-    if not done.fits:
+    if not training.fits:
         result["knobs"] = SAVINGS["train"]
-        say(f"{'':>12}  {result['knobs']}")
-    try:
-        done = compile_evaluation(config, devices)
-        model, each = evaluation_model(model, config.eval), config.eval
-        B, L, width = each.streams, each.tgt_len, each.ext_len + each.tgt_len
-        flops = needed_flops(model, B, width, False) / (B * L)
-        result["evaluation"] = {"streams": B, **costs(tpus, done, flops)}
-        report("evaluation", result["evaluation"])
-    except UserError as error:
-        result["evaluation"] = {"error": str(error)}
-        say(f"{'evaluation':>12}  {error}")
-    return result
+    if isinstance(evaluation, UserError):
+        return result | {"evaluation": {"error": str(evaluation)}}
+    model, each = evaluation_model(model, config.eval), config.eval
+    B, L, width = each.streams, each.tgt_len, each.ext_len + each.tgt_len
+    flops = needed_flops(model, B, width, False) / (B * L)
+    return result | {"evaluation": {"streams": B, **costs(tpus, evaluation, flops)}}
 
 
-def costs(
-    tpus: Slices, done: Compiled, flops_per_token: float, updates: int = 1
-) -> Json:
-    """Returns the memory of a step on a device, and its exchanges in an update."""
+def costs(tpus: Slices, done: Compiled, flops_per_token: float) -> Json:
+    """Returns the memory of a step on a device."""
     result: Json = {
         "fits": done.fits,
         "hbm_bytes": done.bytes,
@@ -89,34 +110,14 @@ def costs(
     }
     if not done.fits:
         result["exceeds_by_bytes"] = int(done.bytes - tpus.chip.hbm)
-    if done.text:
-        program = HloProgram(done.text)
-        totals: dict[str, dict[str, int]] = {}
-        for kind, size, times in collectives(program):
-            total = totals.setdefault(kind, {"count": 0, "bytes": 0})
-            total["count"] += times
-            total["bytes"] += times * size
-        result["collectives"] = {
-            kind: {name: round(amount / updates) for name, amount in total.items()}
-            for kind, total in totals.items()
-        }
-        result["largest_arrays"] = [x._asdict() for x in largest_arrays(program)]
     return result
 
 
-def report(name: str, step: Json) -> None:
-    """Reports the costs of a step."""
-    room = f"{gib(step['hbm_bytes'])} of {gib(step['hbm_capacity_bytes'])}"
-    over = gib(step.get("exceeds_by_bytes", 0))
-    fits = (
-        f"fits: {room}" if step["fits"] else f"out of memory: {room}, {over} too much"
-    )
-    say(f"{name:>12}  {fits}")
-    for kind, each in step.get("collectives", {}).items():
-        say(f"{kind:>28}  {each['count']} of {each['bytes'] / 1e6:,.1f} MB in total")
-    for array in step.get("largest_arrays", ()):
-        *_, origin = array["op_name"].rsplit("closed_call/", 1)
-        say(f"{array['bytes'] / 2**20:>24,.1f} MiB  {array['shape']} {origin}")
+def report(name: str, tpus: Slices, done: Compiled) -> None:
+    """Reports whether a step fits."""
+    room = f"{gib(done.bytes)} of {gib(tpus.chip.hbm)}"
+    over = f"out of memory: {room}, {gib(done.bytes - tpus.chip.hbm)} too much"
+    say(f"{name:>12}  {f'fits: {room}' if done.fits else over}")
 
 
 def gib(size: float) -> str:

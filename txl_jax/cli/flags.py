@@ -37,7 +37,7 @@ MODES = {
     "prepare": Mode("Encodes the corpus and counts its tokens.", "data", True),
     "import": Mode("Creates a workdir from a model in a known format.", "convert"),
     "export": Mode("Writes the model to one file.", "convert"),
-    "compile": Mode("Compiles for absent TPUs: memory and collectives.", "compile"),
+    "compile": Mode("Compiles for absent TPUs, and reports the memory.", "compile"),
     "table": Mode("Trains the rows of one of the paper's tables.", "table", True),
     "speed": Mode("Times a memory against sliding windows (Table 9).", "eval"),
     "recl": Mode("Compares the effective context lengths of models.", "recl"),

@@ -1,8 +1,8 @@
-"""Collectives and the largest arrays of a small program, counted by hand."""
+"""Collectives of a small program, counted by hand."""
 
 import pytest
 
-from txl_jax.aot.hlo import CROSS_SLICE, HloProgram, collectives, largest_arrays
+from experiments.benchmarks.hlo import HloProgram, collectives
 
 TEXT = """\
 HloModule small, is_scheduled=true
@@ -100,28 +100,3 @@ frontend_attributes={chain_id="3"}
     text = text.replace("  %back =", f"  %a = {fused}\n  %b = {fused}\n  %back =")
     reduced, scattered = collectives(HloProgram(text))
     assert (reduced.kind, scattered) == ("all-reduce", ("reduce-scatter", LAYER, 5))
-
-
-def test_what_slices_exchange_is_a_send_of_their_runtime() -> None:
-    send = """\
-  %token = token[] after-all()
-  %sent = (f32[8,128]{1,0:T(8,128)}, u32[], token[]) send(%x, %token), channel_id=6, \
-is_host_transfer=true, frontend_attributes={\
-_xla_host_transfer_handler_name="xla_megascale_runtime"}
-  %out_feed = (f32[8,128]{1,0}, u32[], token[]) send(%x, %token), channel_id=7, \
-is_host_transfer=true
-"""
-    text = TEXT.replace("  %back = ", f"{send}  %back = ")
-    reduced, sent = collectives(HloProgram(text))
-    assert (reduced.kind, sent) == ("all-reduce", (CROSS_SLICE, LAYER, 5))
-
-
-def test_the_largest_arrays_are_those_in_hbm_by_shape() -> None:
-    """The result of the sum lies on the chip, and views are not arrays of their own."""
-    named = 'dynamic-slice(%all, %n), metadata={op_name="a/b"}\n'
-    text = TEXT.replace("dynamic-slice(%all, %n)\n", named)
-    first, second, *rest = largest_arrays(HloProgram(text))
-    assert first == ("f32[5,8,128]", 5 * LAYER, "")
-    assert second == ("f32[1,8,128]", LAYER, "a/b")
-    assert [array.shape for array in rest] == ["s32[]"]
-    assert largest_arrays(HloProgram(text), count=1) == [first]

@@ -1,4 +1,4 @@
-"""The collectives and the largest arrays of a compiled program, read from its text.
+"""The collectives of a compiled program, read from its text.
 
 An instruction in a loop counts as often as the loop runs. A loop whose length depends
 on the data, such as the softmax's over the tokens of a rare cluster, counts once.
@@ -13,10 +13,6 @@ WIDTHS = {"pred": 1, "bf16": 2} | {
     f"{kind}{bits}": bits // 8 for kind in "fsuc" for bits in (8, 16, 32, 64, 128)
 }
 KINDS = "all-reduce all-gather reduce-scatter all-to-all collective-permute".split()
-# Slices exchange arrays through the hosts, as sends that this runtime carries out.
-CROSS_SLICE, RUNTIME = "cross-slice", "xla_megascale_runtime"
-# The arrays of their results are those of other instructions.
-VIEWS = "tuple get-tuple-element bitcast while conditional call opt-barrier".split()
 
 
 class Op(NamedTuple):
@@ -104,9 +100,6 @@ def collectives(program: HloProgram) -> list[Collective]:
     result, seen = [], set()
     for op, name, times in program.visit(fusions=True):
         kind, home = op.kind.removesuffix("-start"), program.computations[name]
-        sizes = [size for _, size, _ in arrays(op.type)]
-        if kind == "send" and RUNTIME in op.text:
-            result.append(Collective(CROSS_SLICE, sizes[0], times))
         if kind not in KINDS:
             continue
         chain = op.find(r'(channel_id=\d+.*chain_id="\d+")')
@@ -114,8 +107,8 @@ def collectives(program: HloProgram) -> list[Collective]:
             continue
         seen.add(chain)
         types = (home[operand].type for operand in op.operands)
-        taken = sum(size for each in types for _, size, _ in arrays(each))
-        made = sum(sizes)
+        taken = sum(size for each in types for size in array_bytes(each))
+        made = sum(array_bytes(op.type))
         if kind != op.kind and made > taken:
             made -= taken  # the start of an asynchronous one returns its operands too
         made = taken if kind == "reduce-scatter" else made
@@ -125,37 +118,8 @@ def collectives(program: HloProgram) -> list[Collective]:
     return result
 
 
-class Array(NamedTuple):
-    """An array of a device's memory.
-
-    bytes: without padding, which may add to them on a TPU.
-    """
-
-    shape: str
-    bytes: int
-    op_name: str  # the scopes and the operation that it comes from
-
-
-def largest_arrays(program: HloProgram, count: int = 5) -> list[Array]:
-    """Returns the largest arrays of a program, one of each shape.
-
-    Not all of them need be kept at the same time.
-    """
-    found: dict[str, Array] = {}
-    for op, name, _ in program.visit(fusions=False):
-        if op.kind in VIEWS or (op.kind == "parameter" and name != program.entry):
-            continue
-        for shape, size, in_hbm in arrays(op.type):
-            if in_hbm and not (shape in found and found[shape].op_name):
-                path = op.find(r'op_name="([^"]*)"').replace("\\", "")
-                found[shape] = Array(shape, size, path)
-    return sorted(found.values(), key=lambda array: -array.bytes)[:count]
-
-
-def arrays(text: str) -> Iterator[tuple[str, int, bool]]:
-    """Yields (shape, bytes, whether it is in HBM) of the arrays of a type."""
-    for dtype, sizes, layout in re.findall(r"(\w+)\[([\d,]*)\](?:\{([^}]*)\})?", text):
+def array_bytes(text: str) -> Iterator[int]:
+    """Yields the bytes of the arrays of a type, without padding."""
+    for dtype, sizes in re.findall(r"(\w+)\[([\d,]*)\]", text):
         if dtype in WIDTHS:
-            size = math.prod(map(int, filter(None, sizes.split(","))))
-            in_hbm = not re.search(r"S\([1-9]", layout)
-            yield f"{dtype}[{sizes}]", size * WIDTHS[dtype], in_hbm
+            yield math.prod(map(int, filter(None, sizes.split(",")))) * WIDTHS[dtype]
