@@ -11,9 +11,7 @@ from txl_jax.workdir.fit import warn_of_rotations
 @pytest.mark.parametrize(
     "text, values",
     [
-        ("mem_len=0:4000:2000", (0, 2000, 4000)),
-        ("mem_len=0:9:4", (0, 4, 8)),
-        ("ext_len=7,3,7", (3, 7)),
+        ("mem_len=7,3,7", (3, 7)),
         ("clamp_len=0,400,20", (20, 400, 0)),
         ("same_length=true,false", (False, True)),
         ("cold_start=512", (512,)),
