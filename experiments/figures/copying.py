@@ -33,14 +33,13 @@ from experiments.figures.reach import farthest
 from txl_jax import config as configs
 from txl_jax.cli.training_run import trained
 from txl_jax.config import Config
-from txl_jax.data.copying import FIRST_ANSWER, Task
-from txl_jax.data.corpora import TASKS
 from txl_jax.data.streams import Streams
 from txl_jax.data.tokens import Tokens
 from txl_jax.errors import Interrupted, UserError
 from txl_jax.evaluate import reader
 from txl_jax.model.segment import OneSegment
 from txl_jax.model.txl import TransformerXL
+from txl_jax.paper.tasks import Copying, Recall
 from txl_jax.report import provenance
 from txl_jax.report.log import say
 from txl_jax.workdir import load
@@ -53,6 +52,7 @@ BARS: dict[str, dict[str, Any]] = {
     "seen_by_last_tokens": {"linewidth": 2},
     "reach_tokens": {"linewidth": 2, "linestyle": ":"},
 }
+LENGTH, SYMBOLS = 8, 8  # letters of a pattern, and letters to choose from
 STREAMS = 8  # of the test; each starts cold
 
 
@@ -73,13 +73,17 @@ def read_flags() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def make_config(args: argparse.Namespace, cell: dict[str, int]) -> Config:
-    """Returns the config of a cell: experiments/copying.py with its sizes."""
+def make_task(args: argparse.Namespace, cell: dict[str, int]) -> Copying:
+    """Returns the task of a cell."""
+    if args.recall:
+        return Recall(cell["delay"], args.recall, SYMBOLS)
+    return Copying(cell["delay"], LENGTH, SYMBOLS)
+
+
+def make_config(args: argparse.Namespace, cell: dict[str, int], path: Path) -> Config:
+    """Returns the config of a cell: experiments/copying.py with its sizes and text."""
     c = configs.load(str(EXPERIMENT))
-    task = Task.parse(c.data.corpus)
-    name, length = ("recall", args.recall) if args.recall else ("copying", task.length)
-    c.data.corpus = f"{name}:{cell['delay']},{length},{task.symbols}"
-    c.data.data_dir = args.data_dir
+    c.data.update(path=str(path), data_dir=args.data_dir)
     c.train.update(seed=cell["seed"], num_steps=args.updates)
     c.train.update(eval_every=args.updates)
     c.model.update(n_layer=args.n_layer, unroll=args.n_layer)
@@ -94,7 +98,8 @@ def make_config(args: argparse.Namespace, cell: dict[str, int]) -> Config:
 
 def run_cell(args: argparse.Namespace, cell: dict[str, int]) -> dict[str, Any]:
     """Returns a cell's result, trained and counted unless that is on disk."""
-    config = make_config(args, cell)
+    task = make_task(args, cell)
+    config = make_config(args, cell, task.write(args.workdir / "tasks"))
     name = "-".join(f"{key}={value}" for key, value in cell.items())
     kind = f"recall={args.recall}-" * bool(args.recall) + f"layers={args.n_layer}"
     size = f"batch_size={args.batch_size}-updates={args.updates}"
@@ -103,7 +108,7 @@ def run_cell(args: argparse.Namespace, cell: dict[str, int]) -> dict[str, Any]:
         return json.loads((folder / RESULT).read_text("utf-8"))
     say(f"copying: {folder}")
     started = time.perf_counter()
-    result: dict[str, Any] = {**cell, **describe(config)}
+    result: dict[str, Any] = {**cell, **describe(config, task)}
     result |= train_and_count(config, folder)
     result["seconds"] = time.perf_counter() - started
     result["provenance"] = provenance.describe_result()
@@ -120,11 +125,11 @@ def train_and_count(config: Config, folder: Path) -> dict[str, float]:
         return count(load.load(folder), run.tokens)
 
 
-def describe(config: Config) -> dict[str, int]:
+def describe(config: Config, task: Copying) -> dict[str, int]:
     """Returns the distance of a cell's answers and its model's reach, in tokens."""
-    tgt_len, corpus = config.train.tgt_len, config.data.corpus
+    tgt_len = config.train.tgt_len
     return {
-        "distance_tokens": TASKS[corpus.partition(":")[0]].parse(corpus).distance,
+        "distance_tokens": task.distance,
         "tgt_len": tgt_len,
         "seen_by_all_tokens": config.model.mem_len,
         "seen_by_last_tokens": farthest(config.model, tgt_len, 1),
@@ -151,9 +156,9 @@ def count(loaded: load.Loaded, tokens: Tokens) -> dict[str, float]:
     A letter is an answer: the model sees the letters before it.
     """
     tgt_len = loaded.config.eval.tgt_len
-    streams = Streams(
-        tokens.split("test"), STREAMS, tgt_len, score_ids_from=FIRST_ANSWER
-    )
+    score_from = loaded.config.train.score_from
+    test = tokens.split("test")
+    streams = Streams(test, STREAMS, tgt_len, score_ids_from=score_from)
     read = reader.Reader(loaded.model.config, count_segment, STREAMS, tgt_len)
     params = read.unstack(jax.device_get(loaded.params))  # a small model: one device
     sums = jax.device_get([*read.outputs(params, streams.epoch())])
@@ -261,12 +266,11 @@ def main() -> int:
     except (UserError, Interrupted) as error:
         print(f"copying: {error}", file=sys.stderr)
         return 2
-    symbols = Task.parse(configs.load(str(EXPERIMENT)).data.corpus).symbols
     picture = args.workdir / "copying.png"
-    plot(cells, 1 / symbols, picture)
+    plot(cells, 1 / SYMBOLS, picture)
     result = {
         "program": "copying",
-        "chance": 1 / symbols,
+        "chance": 1 / SYMBOLS,
         "updates": args.updates,
         "batch_size": args.batch_size,
         "n_layer": args.n_layer,

@@ -36,7 +36,7 @@ from txl_jax.aot import lower
 from txl_jax.checkpoint import manifest
 from txl_jax.cli import flags, plan
 from txl_jax.convert import huggingface, keys, pickle, tensorflow, words
-from txl_jax.data import copying, dataset, files, recall, tokens
+from txl_jax.data import dataset, files, tokens
 from txl_jax.data import text as streaming
 from txl_jax.data import vocab as vocabulary
 from txl_jax.data.vocab import ByteVocab, CharVocab, code_points
@@ -322,8 +322,6 @@ def find_texts(text: str, path: Path) -> object:
 
 VALUES: dict[str, Callable[[str, Path], object]] = {
     "sizes": check_sizes,
-    "copying": lambda text, _: copying.Task.parse(f"copying:{text}"),
-    "recall": lambda text, _: recall.Recall.parse(f"recall:{text}"),
     "topology": lambda text, _: lower.find_slices(text),
     "two slices": lambda text, _: lower.find_slices(text, 2),
     "mode": lambda text, _: flags.parse(f"--mode={text}".split(" ")),

@@ -12,12 +12,11 @@ from txl_jax.aot.lower import abstract_segments
 from txl_jax.checkpoint.save_restore import abstract
 from txl_jax.cli import draw_samples, evaluate_split
 from txl_jax.config import Config
-from txl_jax.data.copying import FIRST_ANSWER
-from txl_jax.data.corpora import TASKS
 from txl_jax.data.options import SLACK
 from txl_jax.data.sentences import ShuffledSentences
 from txl_jax.data.streams import Order, Streams, check_length, in_file_order
 from txl_jax.data.tokens import Tokens, prepare
+from txl_jax.errors import UserError
 from txl_jax.evaluate import accounting
 from txl_jax.evaluate.perplexity import Evaluate, make_evaluate
 from txl_jax.generate import texts
@@ -109,12 +108,16 @@ def make_training(
 def make_streams(
     config: Config, tokens: np.ndarray, rows: slice | np.ndarray
 ) -> Streams:
-    """Returns the streams `rows` of the training text; tasks score only answers."""
-    train = config.train
+    """Returns the streams `rows` of the training text."""
+    train, types = config.train, config.model.vocab_size
+    if train.score_from >= types:
+        raise UserError(
+            f"train.score_from = {train.score_from} must be below the vocabulary's "
+            f"size, {types}: no target would be scored"
+        )
     order: Order = in_file_order
     if train.sentence_end >= 0:
         order = ShuffledSentences(tokens, train.sentence_end, train.seed)
-    is_task = config.data.corpus.partition(":")[0] in TASKS
     return Streams(
         tokens,
         train.batch_size,
@@ -125,7 +128,7 @@ def make_streams(
         roll=train.order == "roll",
         varlen=train.varlen,
         half_loss=train.half_loss,
-        score_ids_from=FIRST_ANSWER if is_task else 0,
+        score_ids_from=train.score_from,
         seed=train.seed,
         order=order,
         field="train.batch_size",

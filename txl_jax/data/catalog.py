@@ -150,8 +150,6 @@ _ALL = (
         conventions=("numbers",),
         vocab_size=0,
     ),
-    Corpus("copying", "CC0-1.0"),
-    Corpus("recall", "CC0-1.0"),
     Corpus(
         "enwik8",
         "GFDL or CC BY-SA",

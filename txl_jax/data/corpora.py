@@ -9,15 +9,9 @@ from pathlib import Path
 from txl_jax.data import archive, dataset, files
 from txl_jax.data.byte_ranges import Splits, cut_at, size, whole
 from txl_jax.data.catalog import CORPORA, Corpus
-from txl_jax.data.copying import Task
 from txl_jax.data.number import split_numbers
 from txl_jax.data.options import SPLITS
-from txl_jax.data.recall import Recall
 from txl_jax.errors import UserError, nearest
-
-TASKS = {task.NAME: task for task in (Task, Recall)}  # generated; answers are scored
-# Corpora with an argument, as in "tfds:NAME".
-ARGUMENTS = {name: task.ARGUMENTS for name, task in TASKS.items()} | {"tfds": "NAME"}
 
 
 @dataclass(frozen=True)
@@ -62,8 +56,8 @@ def find(
     `data_dir` contains downloads and TFDS datasets.
     """
     kind, colon, argument = name.partition(":")
-    if kind not in CORPORA or bool(colon) != (kind in ARGUMENTS):
-        known = [":".join(filter(None, (x, ARGUMENTS.get(x)))) for x in CORPORA]
+    if kind not in CORPORA or bool(colon) != (kind == "tfds"):
+        known = [f"{x}:NAME" if x == "tfds" else x for x in CORPORA]
         raise UserError(
             f"data.corpus={name!r} is unknown{nearest(name, known)}; known are: "
             f"{', '.join(known)}"
@@ -91,9 +85,6 @@ def find(
     if kind == "stdlib":
         edition = platform.python_version()
         return Source(corpus, edition, lambda _: files.split_stdlib())
-    if kind in TASKS:
-        task = TASKS[kind].parse(name)
-        return Source(corpus, task.edition, task.write)
     if kind == "tfds":
         edition, folder = dataset.find(argument, data_dir)
         return Source(corpus, edition, partial(dataset.unpack, folder))

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from txl_jax.fields import READING, TRAINING, at_least, check, field, one_of
 
 CORPORA = tuple(
-    "stdlib text tokens copying recall shakespeare enwik8 text8 wikitext103 wikitext2 "
-    "lm1b ptb tfds".split()
+    "stdlib text tokens shakespeare enwik8 text8 wikitext103 wikitext2 lm1b ptb "
+    "tfds".split()
 )
 CONVENTIONS = tuple(
     "lines text newlines_deleted newlines_kept tensorflow words numbers".split()
@@ -28,9 +28,6 @@ class DataConfig:
     """Which text, or numbers, a run reads and how it is cut into tokens."""
 
     # The corpus, one of CORPORA. "tfds:NAME" is a dataset of TFDS.
-    # "copying:DELAY,LENGTH,SYMBOLS" is the copying task, with its bytes of noise before
-    # each answer, letters in a pattern and letters in the alphabet;
-    # "recall:DELAY,PAIRS,SYMBOLS" is associative recall of pairs of a key and a value.
     corpus: str = field("stdlib", modes=f"{TRAINING} {READING} prepare")
     # The files of the corpora "text" and "tokens": a file, a folder or a glob.
     path: str = field("", "local", "changeable")

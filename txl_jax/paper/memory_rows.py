@@ -20,23 +20,26 @@ class MemoryTask(NamedTuple):
 
     recipe: str
     fields: Fields
-    is_answered: bool = False  # only answers are scored
+    # A generated text, of which only answers are scored: kind, delay, length, symbols.
+    text: tuple[str, int, int, int] | None = None
 
 
-def answered(corpus: str, n_layer: int, num_steps: int) -> MemoryTask:
-    """Returns a generated task with a model of n_layer layers."""
-    fields: Fields = {"data.corpus": corpus, "train.num_steps": num_steps}
+def answered(
+    kind: str, delay: int, length: int, n_layer: int, steps: int
+) -> MemoryTask:
+    """Returns a generated task of 8 letters with a model of n_layer layers."""
+    fields: Fields = {"train.num_steps": steps}
     layers = {"model.n_layer": n_layer, "model.unroll": n_layer}
-    return MemoryTask("copying", fields | layers, is_answered=True)
+    return MemoryTask("copying", fields | layers, (kind, delay, length, 8))
 
 
 # Two layers reach 128 tokens before a segment. The first distance is in the memory, the
 # second only in the reach, the third beyond.
 TASKS: dict[str, MemoryTask] = {
-    "copying_48": answered("copying:40,8,8", 2, 1500),
-    "copying_96": answered("copying:88,8,8", 2, 1500),
-    "copying_192": answered("copying:184,8,8", 2, 1500),
-    "recall": answered("recall:40,2,8", 4, 2500),  # 48 tokens back at most
+    "copying_48": answered("copying", 40, 8, 2, 1500),
+    "copying_96": answered("copying", 88, 8, 2, 1500),
+    "copying_192": answered("copying", 184, 8, 2, 1500),
+    "recall": answered("recall", 40, 2, 4, 2500),  # 48 tokens back at most
     "stdlib": MemoryTask("quickstart", {"train.num_steps": 2400}),
     "wikitext2": MemoryTask(
         "quickstart",

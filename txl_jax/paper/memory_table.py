@@ -23,7 +23,6 @@ from txl_jax.aot.lower import abstract_segments, compile_step_for
 from txl_jax.checkpoint.save_restore import abstract
 from txl_jax.config import Config
 from txl_jax.data.byte_ranges import size
-from txl_jax.data.copying import FIRST_ANSWER
 from txl_jax.data.files import split_stdlib
 from txl_jax.data.streams import Streams
 from txl_jax.evaluate import continuous_cache, reader
@@ -44,7 +43,9 @@ from txl_jax.paper.memory_rows import (
 from txl_jax.paper.options import TableConfig
 from txl_jax.paper.table import Train, TrainedRun, describe_runs, keep
 from txl_jax.paper.table_rows import finish
+from txl_jax.paper.tasks import FIRST_ANSWER, TEXTS
 from txl_jax.report.log import Json
+from txl_jax.runtime.programs import user_cache
 from txl_jax.update.step import make_program
 from txl_jax.workdir import claim
 from txl_jax.workdir.load import Loaded, load
@@ -67,7 +68,7 @@ def run(
 
 
 def row_config(task: str, kind: str, overrides: dict[str, str], number: int) -> Config:
-    """Returns the config of a task's run with a kind of memory."""
+    """Returns the config of a task's run with a kind of memory; writes its text."""
     recipe = TASKS[task]
     c = configs.load(recipe.recipe)
     fields = {"eval.baselines": False, **COMMON, **recipe.fields, **KINDS[kind]}
@@ -75,6 +76,10 @@ def row_config(task: str, kind: str, overrides: dict[str, str], number: int) -> 
         section, _, key = name.partition(".")
         with c.ignore_type():
             c[section][key] = value
+    if recipe.text:
+        text_kind, *sizes = recipe.text
+        text = TEXTS[text_kind](*sizes)
+        c.data.path = str(text.write(user_cache() / "tasks"))
     return finish(c, overrides, number, most_warmup=100)
 
 
@@ -101,7 +106,7 @@ def run_cell(task: str, kind: str, row: Config, folder: Path, train: Train) -> J
 def measure(task: str, row: Config, folder: Path, done: TrainedRun) -> Json:
     """Returns a run's costs and losses, in nats, on the test split or its answers."""
     loaded, options = load(folder, row), row.eval
-    answers = TASKS[task].is_answered
+    answers = TASKS[task].text is not None
     if options.cache_len:
         tokens = done.tokens.split("valid")[:TUNED_ON]
         options = tune(loaded, options, tokens, answers)

@@ -49,6 +49,8 @@ class TrainConfig:
     ext_len: int = at_least(0, 0)
     # Scores only the more recent half of each segment (Table 6).
     half_loss: bool = False
+    # Scores only targets with this id or a higher one. 0 scores all.
+    score_from: int = at_least(0, 0)
     # A document starts after this token, given as text such as `\n` or `<eos>`, or as
     # an id. -1 turns documents off.
     reset_memory_at: str = OFF

@@ -2,33 +2,37 @@
 
 import hashlib
 import re
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from experiments.recipes.tasks import main as write_task
+from tests.support.refusal import refused
+from txl_jax import config as configs
 from txl_jax.cli.plan import make_streams
 from txl_jax.config import Config
-from txl_jax.data import copying, corpora
-from txl_jax.data.byte_ranges import blocks
-from txl_jax.data.copying import FIRST_ANSWER, Task
-from txl_jax.data.options import DataConfig
-from txl_jax.data.recall import Recall
+from txl_jax.data.options import SPLITS, DataConfig
 from txl_jax.data.streams import Position
+from txl_jax.data.tokens import prepare
+from txl_jax.model.config import ModelConfig
+from txl_jax.paper import tasks
+from txl_jax.paper.tasks import FIRST_ANSWER, Copying, Recall
 from txl_jax.update.options import TrainConfig
 
-CORPUS = "copying:12,5,4"
-TASK = Task.parse(CORPUS)
+TASK = Copying(12, 5, 4)
 DISTANCE = 17  # of a pattern and its delay
 VALID = "862c02c312d5758b"  # how the SHA-256 of its valid split begins
-RECALLED = "176c187f07ff655a"  # the same of recall:2,3,4
+RECALLED = "176c187f07ff655a"  # the same of Recall(2, 3, 4)
 EPISODE = re.compile(rb"([0-9]{0,5})([A-D]{5})([0-9]{12})>([a-d]{5})")
 
 
 def test_an_answer_repeats_the_pattern_at_the_stated_distance() -> None:
     text, valid = TASK.text("test"), TASK.text("valid")
     assert hashlib.sha256(valid).hexdigest().startswith(VALID) and text != valid
-    assert copying.SIZES["test"] <= len(text) < copying.SIZES["test"] + 28
+    assert tasks.SIZES["test"] <= len(text) < tasks.SIZES["test"] + 28
     result = EPISODE.findall(text)
     assert b"".join(map(b"%b%b%b>%b".__mod__, result)) == text
     assert all(pattern.lower() == answer for _, pattern, _, answer in result)
@@ -40,7 +44,7 @@ def test_an_answer_repeats_the_pattern_at_the_stated_distance() -> None:
 
 def test_an_answer_is_the_value_of_the_key_that_precedes_it() -> None:
     """Of three pairs and a delay of two; keys are asked for in any order."""
-    task = Recall.parse("recall:2,3,4")
+    task = Recall(2, 3, 4)
     text, valid = task.text("test"), task.text("valid")
     assert hashlib.sha256(valid).hexdigest().startswith(RECALLED) and text != valid
     result = re.findall(
@@ -59,23 +63,43 @@ def test_an_answer_is_the_value_of_the_key_that_precedes_it() -> None:
     assert len(orders) == 6 and max(distances) == task.distance
 
 
-@pytest.mark.parametrize("corpus", [CORPUS, "recall:12,5,4"])
-def test_only_answers_are_scored(
-    corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("task", [TASK, Recall(12, 5, 4)], ids=str)
+def test_only_answers_are_trained_on(
+    task: Copying, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copying, "SIZES", dict.fromkeys(copying.SIZES, 3000))
-    source = corpora.find(corpus)
-    kind, _, _ = corpus.partition(":")
-    assert source.config == f"{kind}-12-5-4-0"
-    task = corpora.TASKS[kind].parse(corpus)
-    for split, ranges in source.split(tmp_path).items():
-        assert b"".join(blocks(ranges, 999)) == task.text(split)
-    text = np.frombuffer(task.text("test")[:600], np.uint8)
-    train = TrainConfig(batch_size=4, tgt_len=16, segments_per_call=8)
-    config = Config(data=DataConfig(corpus=corpus), train=train)
+    monkeypatch.setattr(tasks, "SIZES", dict.fromkeys(SPLITS, 3000))
+    data = DataConfig("text", str(task.write(tmp_path)), str(tmp_path))
+    corpus = prepare(data)
+    for split in SPLITS:
+        assert corpus.split(split).tobytes() == task.text(split)
+    train = TrainConfig(
+        batch_size=4, tgt_len=16, segments_per_call=8, score_from=FIRST_ANSWER
+    )
+    config = Config(model=ModelConfig(vocab_size=256), data=data, train=train)
+    text = corpus.split("test")[:600]
     streams = make_streams(config, text, slice(None))
     segment, _ = streams.batch(Position())
     scored = segment.weights_SBL == 1
     assert 0 < scored.sum() < scored.size / 2
     real = np.arange(16) < segment.length_SB[..., None]
     np.testing.assert_array_equal(scored, real & (segment.targets_SBL >= FIRST_ANSWER))
+    with refused("train.score_from = 256 must be below"):
+        score_from = replace(train, score_from=256)
+        make_streams(replace(config, train=score_from), text, slice(None))
+
+
+def test_a_task_is_written_for_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """experiments/copying.py reads the default task."""
+    monkeypatch.setattr(tasks, "SIZES", dict.fromkeys(SPLITS, 3000))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["tasks", "copying"])
+    write_task()
+    folder = capsys.readouterr().out.strip()
+    assert folder == configs.parse(configs.load("copying")).data.path
+    assert Path(folder, "valid.txt").read_bytes() == Copying(24, 8, 8).text("valid")
+    monkeypatch.setattr(sys, "argv", ["tasks", "recall", "--length=27"])
+    with pytest.raises(SystemExit):
+        write_task()
+    assert "--length and --symbols from 1 to 26" in capsys.readouterr().err

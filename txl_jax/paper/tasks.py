@@ -1,0 +1,132 @@
+"""Texts of tasks that need a memory: copying and associative recall (not in the paper).
+
+They show which distances a model learns to use; section 3.2 of the paper derives which
+distances it can see. Capitals are what to remember, digits are noise, ">" is the cue
+and letters in lower case are answers, the only tokens to score. Noise of a random
+length precedes each episode, which may therefore start anywhere in a segment.
+"""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from txl_jax.data.options import SPLITS
+from txl_jax.runtime.storage import write_atomically
+
+NOISE = b"0123456789"
+CUE = b">"
+PATTERN = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+FIRST_ANSWER = ord("a")  # bytes from here on are answers
+SIZES = {"train": 4_000_000, "valid": 100_000, "test": 100_000}  # bytes, about
+
+
+def draw_letters(bits: bytes, symbols: int) -> bytes:
+    """Returns a letter, one of so many, for each byte."""
+    return bytes(PATTERN[x * symbols // 256] for x in bits)
+
+
+def draw_noise(bits: bytes) -> bytes:
+    """Returns a digit for each byte."""
+    return bytes(NOISE[x * len(NOISE) // 256] for x in bits)
+
+
+@dataclass(frozen=True)
+class Copying:
+    """A pattern, a delay of noise, and the pattern again.
+
+        3 7 1 A C B D 5 0 ... 2 9 > a c b d 6 2 B ...
+
+    The next letter of an answer occurs only `distance` tokens back.
+    """
+
+    kind: ClassVar[str] = "copying"
+
+    delay: int  # bytes of noise between a pattern and its cue
+    length: int  # letters of a pattern
+    symbols: int  # letters to choose from, at most 26
+
+    @property
+    def name(self) -> str:
+        """The name of the text's folder."""
+        return f"{self.kind}-{self.delay}-{self.length}-{self.symbols}"
+
+    @property
+    def distance(self) -> int:
+        """The largest number of tokens between an answer and the letter it repeats."""
+        return self.length + self.delay
+
+    def text(self, split: str) -> bytes:
+        """Returns a split's episodes, which are the same on every machine."""
+        text = bytearray()
+        number = 0
+        while len(text) < SIZES[split]:
+            # Unlike methods of random, SHAKE-256 is the same in every version.
+            key = f"{self.kind} {self.name.partition('-')[2]}-0 {split} {number}"
+            text += self.episode(hashlib.shake_256(key.encode()).digest)
+            number += 1
+        return bytes(text)
+
+    def episode(self, draw: Callable[[int], bytes]) -> bytes:
+        """Returns noise of 0 to `length` bytes, pattern, delay, cue and answer.
+
+        draw: returns so many random bytes.
+        """
+        bits = draw(1 + self.length + self.length + self.delay)
+        gap = bits[0] * (self.length + 1) // 256
+        pattern = draw_letters(bits[1:][: self.length], self.symbols)
+        noise = draw_noise(bits[1 + self.length :])
+        before, delay = noise[:gap], noise[self.length :]
+        return before + pattern + delay + CUE + pattern.lower()
+
+    def write(self, parent: Path) -> Path:
+        """Returns the folder `name` in another, with a file of each split, made once.
+
+        Corpus "text" reads it; with train.score_from = 97 only answers are scored.
+        """
+        folder = parent / self.name
+        folder.mkdir(parents=True, exist_ok=True)
+        for split in SPLITS:
+            if not (path := folder / f"{split}.txt").exists():
+                write_atomically(path, partial(Path.write_bytes, data=self.text(split)))
+        return folder
+
+
+@dataclass(frozen=True)
+class Recall(Copying):
+    """Pairs of a key and a value, a delay, and each key again.
+
+        5 2 H C A B 7 1 ... 4 > A b > H c
+
+    ">" and a key ask for the key's value. Unlike in copying, no distance leads to an
+    answer: the keys differ, and they are asked for in another order.
+    """
+
+    kind: ClassVar[str] = "recall"  # `length` counts pairs, at most 26
+
+    @property
+    def distance(self) -> int:
+        """As for copying: the first value is asked for last."""
+        return self.delay + 5 * self.length - 2
+
+    def episode(self, draw: Callable[[int], bytes]) -> bytes:
+        """Returns noise of 0 to 2 `length` bytes, pairs, delay and questions."""
+        pairs = self.length
+        ranks = 2 * (len(PATTERN) + pairs)
+        bits = draw(ranks + pairs + 1 + 2 * pairs + self.delay)
+        rank = np.frombuffer(bits[:ranks], "<u2")
+        keys = np.argsort(rank[: len(PATTERN)], kind="stable")[:pairs]
+        asked = np.argsort(rank[len(PATTERN) :], kind="stable")
+        values = draw_letters(bits[ranks:][:pairs], self.symbols)
+        gap, noise = bits[ranks + pairs], draw_noise(bits[ranks + pairs + 1 :])
+        made = [bytes((PATTERN[keys[i]], values[i])) for i in range(pairs)]
+        before, delay = noise[: gap * (2 * pairs + 1) // 256], noise[2 * pairs :]
+        questions = (CUE + made[i][:1] + made[i][1:].lower() for i in asked)
+        return before + b"".join(made) + delay + b"".join(questions)
+
+
+TEXTS = {task.kind: task for task in (Copying, Recall)}
