@@ -9,7 +9,7 @@ and du, dw are the two parts of dq, summed. The gradients of all keys and distan
 head stay in VMEM, in float32, while the tiles add to them. The grid runs over heads
 and, inside, over streams, so that dr, du and dw are summed over streams in place.
 
-A product with a tile of distances belongs to two tiles of keys (`skew`), so its
+A product with a tile of distances belongs to two tiles of keys (`scores`), so its
 gradient is complete one step later, and is then flushed. Without r, all that leads to
 dr is omitted; without w, the second part of dq.
 
@@ -28,11 +28,18 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from txl_jax.kernels import skew
 from txl_jax.kernels.tpu import scores
-from txl_jax.kernels.tpu.blocks import Blocks, Interpret, Ref, Strip
+from txl_jax.kernels.tpu.blocks import (
+    LANES,
+    Blocks,
+    Interpret,
+    Ref,
+    Strip,
+    Tiles,
+    scratch,
+    specs,
+)
 from txl_jax.kernels.tpu.scores import LOG2E, dot
-from txl_jax.kernels.tpu.tiling import Tiles, scratch, specs
 
 f32 = jnp.float32
 
@@ -80,7 +87,7 @@ def write(ref: Ref, strip: Strip, blocks: Blocks, x_YX: Array) -> None:
 def flush(refs: Refs, blocks: Blocks, tile: Array) -> None:
     """Adds the gradients through the products with one tile of distances."""
     W = blocks.width
-    lanes = pl.ds(pl.multiple_of(tile * W, skew.LANES), W)
+    lanes = pl.ds(pl.multiple_of(tile * W, LANES), W)
     if refs.w is not None:
         refs.position[...] += dot(refs.last_r[...], refs.dproduct[...], "CW,WZ")
     refs.dr[0, :, lanes] += dot(refs.qw[...], refs.dproduct[...], "CZ,WZ")
@@ -114,11 +121,13 @@ def step_strip(
     write(refs.ds, strip, blocks, ds_YX)
     if r_TC is None:
         return
-    dmerged_YX = skew.unskew(ds_YX, strip.first)
+    dmerged_YX = scores.unskew(ds_YX, strip.first)
     if on_diagonal:
         refs.carried_gradient[blocks.tile - strip.rows :, at] = dmerged_YX
     else:
-        dproduct_TX = skew.merge(refs.carried_gradient[:, at], dmerged_YX, strip.first)
+        dproduct_TX = scores.merge(
+            refs.carried_gradient[:, at], dmerged_YX, strip.first
+        )
         refs.dproduct[blocks.empty :, at] = dproduct_TX.astype(refs.dproduct.dtype)
         refs.carried_gradient[:, at] = dmerged_YX
 
@@ -131,7 +140,7 @@ def flush_last(refs: Refs, here: scores.Place, blocks: Blocks) -> None:
         for strip in blocks.strips(on_diagonal=False):
             carried_TX = refs.carried_gradient[:, strip.lanes]
             far_TX = jnp.zeros_like(carried_TX)
-            dproduct_TX = skew.merge(carried_TX, far_TX, strip.first)
+            dproduct_TX = scores.merge(carried_TX, far_TX, strip.first)
             dproduct_TX = dproduct_TX.astype(refs.dproduct.dtype)
             refs.dproduct[blocks.empty :, strip.lanes] = dproduct_TX
         flush(refs, blocks, blocks.key_tiles - 1 - here.d)
@@ -176,7 +185,7 @@ def kernel(*args: Ref, blocks: Blocks, rate: float) -> None:
         for strip in blocks.strips(on_diagonal):
             step_strip(strip, on_diagonal, masked, keys, refs, here, blocks, rate)
         W = blocks.width
-        lanes = pl.ds(pl.multiple_of(here.j * W, skew.LANES), W)
+        lanes = pl.ds(pl.multiple_of(here.j * W, LANES), W)
         refs.dv_sum[:, lanes] += dot(refs.do[0, 0], refs.weight[...], "AZ,WZ")
         refs.dk_sum[:, lanes] += dot(refs.qu[...], refs.ds[...], "AZ,WZ")
         refs.content[...] += dot(refs.k[0, 0], refs.ds[...], "AW,WZ")

@@ -21,9 +21,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from txl_jax.kernels.tpu import scores
-from txl_jax.kernels.tpu.blocks import Blocks, Interpret, Ref
+from txl_jax.kernels.tpu.blocks import Blocks, Interpret, Ref, Tiles, scratch, specs
 from txl_jax.kernels.tpu.scores import LOG2E, dot
-from txl_jax.kernels.tpu.tiling import Tiles, scratch, specs
 from txl_jax.kernels.xla import MASKED
 
 f32 = jnp.float32

@@ -21,10 +21,19 @@ from txl_jax.kernels.hash import AttentionDropout
 from txl_jax.kernels.operands import Operands, PositionTerms
 from txl_jax.kernels.sharded import device_kind
 from txl_jax.kernels.tpu.backward import backward
-from txl_jax.kernels.tpu.blocks import ROWS, Blocks, Interpret, choose
+from txl_jax.kernels.tpu.blocks import (
+    ROWS,
+    Blocks,
+    Interpret,
+    Tiles,
+    choose,
+    cut,
+    cut_queries,
+    join_queries,
+    visits,
+)
 from txl_jax.kernels.tpu.forward import forward
 from txl_jax.kernels.tpu.scores import LOG2E
-from txl_jax.kernels.tpu.tiling import Tiles, cut, cut_queries, join_queries, visits
 from txl_jax.kernels.xla import repeat_farthest
 
 

@@ -3,6 +3,29 @@
 The backward kernel recomputes them instead of reading them back. Scores are in units
 of log 2, because the hardware exponential has base 2.
 
+The relative shift (Appendix B) happens inside one tile, whose rows are T keys and whose
+columns are queries. In a tile that is d tiles away from the diagonal, key y and query x
+have the distance d * T + x - y. The products with distances also come in tiles of T
+rows, in decreasing distance: row t of
+
+    near   is distance d * T + T - 1 - t     far   is distance (d - 1) * T + T - 1 - t
+
+With T = 4, and n0 for row 0 of `near`:
+
+    near        far         merged          skewed: rows are keys
+    n0 n0 n0 n0 f0 f0 f0 f0 f0 f0 f0 n0     n3 n2 n1 n0    diagonal (d = 0): only
+    n1 n1 n1 n1 f1 f1 f1 f1 f1 f1 n1 n1     f0 n3 n2 n1    the upper triangle is
+    n2 n2 n2 n2 f2 f2 f2 f2 f2 n2 n2 n2     f1 f0 n3 n2    visible, so `far` is
+    n3 n3 n3 n3 f3 f3 f3 f3 n3 n3 n3 n3     f2 f1 f0 n3    not needed
+
+`merge` combines both in one tile, `skew` rolls its column x down by x + 1 rows, and
+`unskew` is the inverse of `skew`, which is also its transpose.
+
+A roll by whole registers only renames them. This leaves 127 - l of the shift of column
+x + l, where x is a multiple of 128 and l < 128: three rotates within registers for its
+bits 1, 2 and 4, then selects between registers. The hardware's strided rotate has
+only one direction.
+
 Dims: T rows of a tile (keys or distances), Z its queries by lane, X the lanes of a
 strip, Y the keys that a strip may see, C features of the product with distances. `refs`
 are a kernel's arguments, `forward.Refs` or `backward.Refs`.
@@ -17,11 +40,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
 
-from txl_jax.kernels import skew
 from txl_jax.kernels.hash import STEP, keep_counter, murmur3
-from txl_jax.kernels.skew import SUBLANES
-from txl_jax.kernels.tpu.blocks import Blocks, Ref, Strip
+from txl_jax.kernels.tpu.blocks import LANES, SUBLANES, Blocks, Ref, Strip
 
 LOG2E = math.log2(math.e)
 f32 = jnp.float32
@@ -52,7 +74,7 @@ class Place(NamedTuple):
 
 
 def place(blocks: Blocks, refs: Ref) -> Place:
-    """Returns the running step's place in the grid of `tiles.specs`."""
+    """Returns the running step's place in the grid of `blocks.specs`."""
     h, b, i, d = (pl.program_id(axis) for axis in range(4))
     at = b * blocks.query_tiles + i
     j = blocks.diagonal(i) - d
@@ -106,10 +128,10 @@ def score(
     if on_diagonal:
         merged_YX = position_TX[position_TX.shape[0] - strip.rows :]
     else:
-        merged_YX = skew.merge(position_TX, refs.carried[:, at], strip.first)
+        merged_YX = merge(position_TX, refs.carried[:, at], strip.first)
     refs.carried[:, at] = position_TX
     content_YX = dot(k_TA[: strip.rows], refs.qu[:, at], "TA,AX")
-    return content_YX + skew.skew(merged_YX, strip.first)
+    return content_YX + skew(merged_YX, strip.first)
 
 
 def visible(
@@ -146,3 +168,69 @@ def keep(strip: Strip, here: Place, blocks: Blocks, rate: float, refs: Ref) -> A
     groups = range(0, strip.rows, SUBLANES)
     counters = [start_SX + jnp.uint32(key * STEP % 2**32) for key in groups]
     return keep_counter(rate, jnp.concatenate(counters))
+
+
+def by_register(function: Callable[..., Array], first: int, *arrays_TX: Array) -> Array:
+    """Applies a function to blocks of 128 columns; `first` is the query of column 0."""
+    columns = range(0, arrays_TX[0].shape[1], LANES)
+    parts = [
+        function(first + x, *(array_TX[:, x : x + LANES] for array_TX in arrays_TX))
+        for x in columns
+    ]
+    return jnp.concatenate(parts, axis=1)
+
+
+def roll_rows(x_TX: Array, rows: int) -> Array:
+    """Rolls all columns down by a multiple of 8 rows, which only reorders registers."""
+    rows %= x_TX.shape[0]
+    return jnp.concatenate([x_TX[-rows:], x_TX[:-rows]]) if rows else x_TX
+
+
+def roll_columns(x_TX: Array, *, up: bool) -> Array:
+    """Rolls column l of 128 by 127 - l rows, up or down."""
+    groups = x_TX.shape[0] // SUBLANES
+    x_GSX = x_TX.reshape(groups, SUBLANES, LANES)
+    shift = (LANES - 1) - jax.lax.broadcasted_iota(jnp.int32, x_GSX.shape, 2)
+    row = jax.lax.broadcasted_iota(jnp.int32, x_GSX.shape, 1)
+    for bit in (1, 2, 4):
+        rolled = pltpu.roll(x_GSX, SUBLANES - bit if up else bit, 1)
+        x_GSX = jnp.where((shift & bit) != 0, rolled, x_GSX)
+    # A row that left its group of 8 re-entered at the other end, one group further.
+    steps = (row + shift if up else shift - row + (SUBLANES - 1)) >> 3
+    for bit in (1, 2, 4, 8, 16):
+        if by := (bit if up else -bit) % groups:
+            rolled = jnp.concatenate([x_GSX[by:], x_GSX[:by]])
+            x_GSX = jnp.where((steps & bit) != 0, rolled, x_GSX)
+    return x_GSX.reshape(x_TX.shape)
+
+
+def skew(x_TX: Array, first: int) -> Array:
+    """Rolls the column of query x down by x + 1 rows; column 0 is query `first`."""
+    return by_register(
+        lambda x, x_TX: roll_columns(roll_rows(x_TX, x + LANES), up=True), first, x_TX
+    )
+
+
+def unskew(x_TX: Array, first: int) -> Array:
+    """Rolls the column of query x up by x + 1 rows; column 0 is query `first`."""
+    return by_register(
+        lambda x, x_TX: roll_rows(roll_columns(x_TX, up=False), -x - LANES), first, x_TX
+    )
+
+
+def merge(near_TX: Array, far_TX: Array, first: int) -> Array:
+    """Returns the last x + 1 rows of `near` under the first rows of `far`."""
+
+    def one(x: int, near_TX: Array, far_TX: Array) -> Array:
+        T = near_TX.shape[0]
+        start = T - LANES - x
+        end = min(start + LANES, T)  # under 128 rows if the first lanes are empty
+        row = jax.lax.broadcasted_iota(jnp.int32, (end - start, LANES), 0)
+        column = jax.lax.broadcasted_iota(jnp.int32, (end - start, LANES), 1)
+        border = jnp.where(
+            row + column >= LANES - 1, near_TX[start:end], far_TX[start:end]
+        )
+        parts = [far_TX[:start], border, near_TX[end:]]
+        return jnp.concatenate([part for part in parts if part.shape[0]])
+
+    return by_register(one, first, near_TX, far_TX)
