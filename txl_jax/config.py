@@ -22,7 +22,6 @@ from txl_jax.convert.options import ConvertConfig
 from txl_jax.data.options import SLACK, DataConfig
 from txl_jax.errors import UserError, nearest
 from txl_jax.evaluate.options import BOOLS, EvalConfig, ScoreConfig, evaluation_model
-from txl_jax.fields import DATA, MODEL, TRAINING, Property, field
 from txl_jax.generate.options import GenerateConfig, generation_model
 from txl_jax.model.config import ABSOLUTE_POSITIONS, ModelConfig
 from txl_jax.model.families import huggingface, nvidia, pytorch, tensorflow
@@ -41,21 +40,21 @@ __all__ = ["Config", "default", "huggingface", "nvidia", "pytorch", "tensorflow"
 class Config:
     """All options of a run, by section."""
 
-    model: ModelConfig = field(ModelConfig(), "identity", "inherited", modes=MODEL)
-    data: DataConfig = field(DataConfig(), "identity", modes=DATA)
-    train: TrainConfig = field(TrainConfig(), "identity", modes=TRAINING)
-    optim: OptimConfig = field(OptimConfig(), "identity", modes=TRAINING)
-    eval: EvalConfig = field(EvalConfig(), modes="evaluate")
-    generate: GenerateConfig = field(GenerateConfig(), modes="generate")
-    score: ScoreConfig = field(ScoreConfig(), "local", modes="score")
-    attention: AttentionConfig = field(AttentionConfig(), modes="attention")
-    checkpoint: CheckpointConfig = field(CheckpointConfig(), "local", modes=TRAINING)
-    mesh: MeshConfig = field(MeshConfig(), "local", modes=MODEL)
-    run: RunConfig = field(RunConfig(), "local", modes=TRAINING)
-    convert: ConvertConfig = field(ConvertConfig(), "local")
-    compile: CompileConfig = field(CompileConfig(), modes="compile")
-    table: TableConfig = field(TableConfig(), "unsaved", modes="table")
-    recl: ReclConfig = field(ReclConfig(), "local", "unsaved", modes="recl")
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    train: TrainConfig = TrainConfig()
+    optim: OptimConfig = OptimConfig()
+    eval: EvalConfig = EvalConfig()
+    generate: GenerateConfig = GenerateConfig()
+    score: ScoreConfig = ScoreConfig()
+    attention: AttentionConfig = AttentionConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    mesh: MeshConfig = MeshConfig()
+    run: RunConfig = RunConfig()
+    convert: ConvertConfig = ConvertConfig()
+    compile: CompileConfig = CompileConfig()
+    table: TableConfig = TableConfig()
+    recl: ReclConfig = ReclConfig()
 
     def __post_init__(self) -> None:
         """Raises UserError for sections that do not fit together."""
@@ -147,17 +146,47 @@ class Config:
 KINDS = {bool: "true or false", int: "a whole number", float: "a number"}  # of flags
 SECTIONS: dict[str, type] = Config.__annotations__
 
-# The type and the properties of each field, by "section.field".
-FIELDS: dict[str, dict[str, Any]] = {
-    f"{section.name}.{x.name}": {"type": x.type, **section.metadata, **x.metadata}
-    for section in dataclasses.fields(Config)
-    for x in dataclasses.fields(SECTIONS[section.name])
+FIELDS: dict[str, dataclasses.Field[Any]] = {
+    f"{section}.{x.name}": x
+    for section, options in SECTIONS.items()
+    for x in dataclasses.fields(options)
 }
 
 
-def having(key: Property) -> list[str]:
-    """Returns the fields that have a property."""
-    return [name for name, properties in FIELDS.items() if properties.get(key)]
+def select(names: str) -> list[str]:
+    """Returns the fields of "section section.field,field -section.field".
+
+    Without those after a minus. Raises ValueError for an unknown name.
+    """
+    words = set()
+    for word in names.split():
+        section, _, fields = word.partition(".")
+        words |= {f"{section}.{x}" for x in fields.split(",")} if fields else {section}
+    if unknown := {x.lstrip("-") for x in words} - {*SECTIONS, *FIELDS}:
+        raise ValueError(f"unknown fields: {unknown}")
+    chosen = [x for x in FIELDS if x in words or x.partition(".")[0] in words]
+    return [name for name in chosen if f"-{name}" not in words]
+
+
+# A run with another value of these is another run.
+IDENTITY = select("""
+    model data train optim -model.kernel,remat_policy,unroll -data.path,data_dir,dtype
+    -train.num_steps,log_every,eval_every,max_bad_steps
+""")
+# A run may start from parameters that were trained with another value of these.
+FREE = select("""
+    model.mem_len,initial_memory,recurrence,clamp_len,same_length,retrieval_len
+    model.retrieval_top_k,retrieval_layer,memory_tokens,compressed_len
+    model.dropout,dropatt,variational,word_dropout,init_std,proj_init_std,norm_init_std
+    model.dtype,kernel,remat_policy,unroll
+""")
+# A run with train.init_from takes these from its source.
+INHERITED = select("model data.vocab,vocab_path,vocab_size,lower_case")
+# Files and devices of this machine, which are not released with a model.
+LOCAL = select("""
+    data.path,data_dir,vocab_path,dtype train.init_from eval.checkpoint
+    generate.output score checkpoint mesh run convert recl
+""")
 
 
 def with_fields(config: Config, section: str, **fields: Any) -> Config:
@@ -190,7 +219,8 @@ def field_type(name: str) -> type:
     """Returns the type of `section.field`; raises UserError for an unknown name."""
     if name not in FIELDS:
         raise UserError(f"unknown config field {name!r}{nearest(name, FIELDS)}")
-    return FIELDS[name]["type"]
+    kind: type = FIELDS[name].type  # type: ignore[assignment]
+    return kind
 
 
 def _typed(name: str, value: Any) -> Any:

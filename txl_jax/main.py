@@ -52,16 +52,16 @@ def run_mode(args: list[str], is_program: bool) -> tuple[int, str]:
     """Runs one mode; returns the exit status, and the result or the help to print."""
     from txl_jax.cli import flags, help  # after `exit_on_signals`: takes 0.2 s
 
-    if "--helpfull" in args:
-        return 0, help.full()
-    if {"--help", "-h"} & {*args}:
-        modes = [x for arg in args if (x := arg.removeprefix("--mode=")) in flags.MODES]
-        return 0, help.of_mode(modes[0]) if modes else help.short()
-    if "--version" in args:
-        return 0, f"txl_jax {txl_jax.__version__}\n"
     try:
+        general, _ = flags.read_general(args)
+        if general.helpfull:
+            return 0, help.full()
+        if general.help:
+            return 0, help.of_mode(general.mode) if general.mode else help.short()
+        if general.version:
+            return 0, f"txl_jax {txl_jax.__version__}\n"
         command = flags.parse(args)
-        if command.print_config:
+        if general.print_config:
             return 0, help.resolved(command)
         import_jax()
     except UserError as error:

@@ -6,7 +6,7 @@ from generate.markdown import code, table
 from txl_jax import config as configs
 from txl_jax.cli import flags, help
 
-SECTIONS = {name: help.describe(name, x) for name, x in configs.SECTIONS.items()}
+SECTIONS = {name: help.describe(name) for name in configs.SECTIONS}
 
 
 def config() -> str:
@@ -47,7 +47,7 @@ def mode_flags() -> str:
         rows = [
             (code("--" + each.name.partition(".")[2]), code(each.default), each.meaning)
             for each in SECTIONS[mode.section]
-            if flags.takes(name, each.name)
+            if each.name in mode.fields
         ]
         parts.append(
             f"{{#mode-{name}}}\n## `--mode={name}`\n\n"
@@ -58,7 +58,8 @@ def mode_flags() -> str:
 
 def changeable() -> str:
     """Returns the fields that may change when a run resumes."""
-    fixed = {name.split(".")[0] for name in configs.having("identity")}
+    fixed = {name.partition(".")[0] for name in configs.IDENTITY}
     whole = [code(f"{name}.*") for name in SECTIONS if name not in fixed]
-    single = map(code, configs.having("changeable"))
+    inside = configs.select(" ".join(fixed))
+    single = map(code, [name for name in inside if name not in configs.IDENTITY])
     return f"{', '.join(whole)}; and of the other sections {', '.join(single)}."

@@ -16,7 +16,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from txl_jax.config import having
+from txl_jax.config import LOCAL
 from txl_jax.report.log import read_metrics
 from txl_jax.report.plots import empty
 from txl_jax.workdir.folder import METRICS, RUN
@@ -109,7 +109,7 @@ def main() -> None:
         parser.error(f"{args.workdir} has no validation yet")
     lines = [{**line, "tokens": line["updates"] * tokens} for line in lines]
     config = {section: run["config"][section] for section in SECTIONS}
-    for section, name in (field.split(".") for field in having("local")):
+    for section, name in (field.split(".") for field in LOCAL):
         if section != "mesh":
             config.get(section, {}).pop(name, None)
     run["config"] = config

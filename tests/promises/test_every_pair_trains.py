@@ -22,7 +22,6 @@ from txl_jax import config as configs
 from txl_jax.cli.training_run import trained as trained_run
 from txl_jax.config import FIELDS, Config
 from txl_jax.errors import UserError
-from txl_jax.fields import KEY
 from txl_jax.report.log import read_metrics
 
 FIXTURES = (home,)
@@ -64,11 +63,11 @@ BASES: list[Row] = [
 def values_of(name: str, base: Config) -> list[Any]:
     """Returns the values of a field that its constraint allows, the base's first."""
     field = FIELDS[name]
-    require = field.get(KEY, lambda value, name: None)
+    require = field.metadata["check"]
     found = [operator.attrgetter(name)(base)]
-    found += TEXTS.get(name, NUMBERS.get(field["type"], ()))
+    found += TEXTS.get(name, NUMBERS.get(field.type, ()))
     found += [row[name] for row in BASES if name in row]
-    if field["type"] is str and name not in TEXTS:
+    if field.type is str and name not in TEXTS:
         found += re.findall(r"[\w-]+", refusal_of(require, "?", name).split("of ")[-1])
     return [x for x in dict.fromkeys(found) if not refusal_of(require, x, name)]
 

@@ -133,7 +133,7 @@ APART = {
 @pytest.mark.parametrize("name, seed", [("plain", 1), ("mean", 3)])
 def test_a_start_from_a_run(runs: Path, tmp_path: Path, name: str, seed: int) -> None:
     """On any mesh, and with other values of the fields that do not matter."""
-    assert {f"model.{name}" for name in OTHERS} | APART == {*configs.having("free")}
+    assert {f"model.{name}" for name in OTHERS} | APART == {*configs.FREE}
     mesh = MeshConfig(data=1, fsdp=8)
     config = dataclasses.replace(starting_from(runs / name, **OTHERS), mesh=mesh)
     params = load_initial(config, tmp_path / "new", VOCAB)

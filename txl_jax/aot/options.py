@@ -2,23 +2,31 @@
 
 import dataclasses
 
-from txl_jax.fields import at_least, check, one_of
+from txl_jax.fields import at_least, check, field, one_of
 
 
 @dataclasses.dataclass(frozen=True)
 class CompileConfig:
     """What to compile ahead of time, and for which TPUs."""
 
-    # The kind of TPU chip, and the number of chips along each axis of the slice.
-    topology: str = "v5e:2x4"
-    # The number of slices of this topology, joined by the data-center network.
-    slices: int = at_least(1, 1)
-    # The number of streams per chip, which sets train.batch_size; 0 keeps
-    # train.batch_size.
-    streams_per_chip: int = at_least(0, 0)
-    # The mesh to compile for: "config" is the configured one, "auto" the one with the
-    # fewest shards that fits.
-    mesh: str = one_of(("config", "auto"), "config")
+    topology: str = field(
+        "v5e:2x4",
+        help="Kind of TPU chip, and the number of chips along each axis of the slice.",
+    )
+    slices: int = field(
+        1,
+        at_least(1),
+        help="Slices of this topology, joined by the data-center network.",
+    )
+    streams_per_chip: int = field(
+        0, help="Streams per chip, which set train.batch_size. 0 keeps it."
+    )
+    mesh: str = field(
+        "config",
+        one_of(("config", "auto")),
+        help='Mesh to compile for: the configured one, or "auto" for the one with the '
+        "fewest shards that fits.",
+    )
 
     def __post_init__(self) -> None:
         """Raises UserError for an impossible value."""

@@ -3,7 +3,7 @@
 import dataclasses
 
 from txl_jax.errors import UserError
-from txl_jax.fields import at_least, check
+from txl_jax.fields import at_least, check, field
 
 NAMES = ("best", "latest", "average")
 
@@ -12,10 +12,12 @@ NAMES = ("best", "latest", "average")
 class CheckpointConfig:
     """When to save and what to keep; every validated step is saved."""
 
-    # The number of updates between two checkpoints.
-    every_steps: int = at_least(1, 4_000)
-    # The number of newest checkpoints to keep, besides the best one.
-    keep: int = at_least(1, 2)
+    every_steps: int = field(
+        4_000, at_least(1), help="Updates between two checkpoints."
+    )
+    keep: int = field(
+        2, at_least(1), help="Newest checkpoints to keep, besides the best one."
+    )
 
     def __post_init__(self) -> None:
         """Raises UserError for an impossible value."""

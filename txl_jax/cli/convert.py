@@ -124,7 +124,7 @@ def configure(
     saved.data.vocab_path = str(storage.absolute(workdir) / folder.VOCAB)
     after = config.parse(saved)
     for name in config.differences(before, after):
-        if name.startswith("model.") and name not in config.having("free"):
+        if name.startswith("model.") and name not in config.FREE:
             raise UserError(
                 f"--config.{name}: the model was trained with another value; leave the "
                 "flag out"
@@ -173,7 +173,7 @@ def export_model(options: ConvertConfig, loaded: Loaded, workdir: Path) -> Json:
 def make_release(loaded: Loaded, workdir: Path) -> Release:
     """Returns a model without folders, files and devices of this machine."""
     fields, defaults = dataclasses.asdict(loaded.config), config.default().to_dict()
-    for section, name in (field.split(".") for field in config.having("local")):
+    for section, name in (field.split(".") for field in config.LOCAL):
         fields[section][name] = defaults[section][name]
     run = claim.read_run(workdir)
     origin = {name: run[name] for name in ORIGIN if name in run}

@@ -6,13 +6,14 @@ appear immediately.
 
 import argparse
 import dataclasses
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from ml_collections import ConfigDict
 
 from txl_jax import config as configs
-from txl_jax.config import Config
+from txl_jax.config import Config, select
 from txl_jax.data.options import DataConfig
 from txl_jax.errors import UserError, nearest, prefixed, require_one_of
 from txl_jax.runtime import storage
@@ -25,31 +26,98 @@ class Mode(NamedTuple):
 
     summary: str
     section: str  # its fields are also flags of the mode, without the section
+    fields: Collection[str]  # those that the mode uses, or saves for later modes
     parallel: bool = False  # may run as several processes
 
 
+TRAIN = "model data train optim checkpoint mesh run"
+SAVE = f"{TRAIN} eval generate score attention compile convert"
+READ = """model mesh eval.checkpoint,tgt_len run.compilation_cache
+    -model.remat_policy,unroll"""
 MODES = {
-    "train": Mode("Trains, then scores the best checkpoint.", "run", True),
-    "evaluate": Mode("Scores a split; also by sweeps or cold starts.", "eval", True),
-    "generate": Mode("Continues prompts, or contexts of a split.", "generate", True),
-    "score": Mode("Scores your own texts by document, line or token.", "score"),
-    "attention": Mode("Maps the attention of each head, as a web page.", "attention"),
-    "prepare": Mode("Encodes the corpus and counts its tokens.", "data", True),
-    "import": Mode("Creates a workdir from a model in a known format.", "convert"),
-    "export": Mode("Writes the model to one file.", "convert"),
-    "compile": Mode("Compiles for absent TPUs, and reports the memory.", "compile"),
-    "table": Mode("Trains the rows of one of the paper's tables.", "table", True),
-    "speed": Mode("Times a memory against sliding windows (Table 9).", "eval"),
-    "recl": Mode("Compares the effective context lengths of models.", "recl"),
+    "train": Mode(
+        "Trains, then scores the best checkpoint.",
+        "run",
+        select(f"{SAVE} -convert.source"),
+        parallel=True,
+    ),
+    "evaluate": Mode(
+        "Scores a split; also by sweeps or cold starts.",
+        "eval",
+        select("model data eval mesh run.compilation_cache -eval.baselines"),
+        parallel=True,
+    ),
+    "generate": Mode(
+        "Continues prompts, or contexts of a split.",
+        "generate",
+        select(f"{READ} data generate eval.split,ext_len,segments_per_step"),
+        parallel=True,
+    ),
+    "score": Mode(
+        "Scores your own texts by document, line or token.",
+        "score",
+        select(f"""{READ} score data.corpus,convention,dtype
+            eval.mem_len,ext_len,clamp_len,same_length,reset_memory_at,segments_per_step
+        """),
+    ),
+    "attention": Mode(
+        "Maps the attention of each head, as a web page.",
+        "attention",
+        select(f"""{READ} data attention eval.split,mem_len,ext_len,clamp_len
+            -model.kernel"""),
+    ),
+    "prepare": Mode(
+        "Encodes the corpus and counts its tokens.",
+        "data",
+        select("data train.init_from run.compilation_cache"),
+        parallel=True,
+    ),
+    "import": Mode(
+        "Creates a workdir from a model in a known format.",
+        "convert",
+        select(f"{SAVE} -convert.target"),
+    ),
+    "export": Mode(
+        "Writes the model to one file.",
+        "convert",
+        select("""model mesh convert eval.checkpoint,tgt_len generate.mem_len
+            run.compilation_cache -convert.source"""),
+    ),
+    "compile": Mode(
+        "Compiles for absent TPUs, and reports the memory.",
+        "compile",
+        select(f"""{TRAIN} compile eval.streams,tgt_len,segments_per_step,mem_len
+            eval.ext_len,clamp_len,same_length"""),
+    ),
+    "table": Mode(
+        "Trains the rows of one of the paper's tables.",
+        "table",
+        select(f"""{TRAIN} table eval.split,checkpoint,streams,segments_per_step
+            eval.clamp_len,warm_start,reset_memory_at,max_tokens
+            generate.prompt,mem_len"""),
+        parallel=True,
+    ),
+    "speed": Mode(
+        "Times a memory against sliding windows (Table 9).",
+        "eval",
+        select(f"{READ} data eval.streams,clamp_len,same_length,sweep"),
+    ),
+    "recl": Mode(
+        "Compares the effective context lengths of models.",
+        "recl",
+        select(f"""{READ} data recl eval.split,streams,segments_per_step,mem_len
+            eval.clamp_len,same_length"""),
+    ),
 }
 
 # Modes that read a model, which may be one file instead of a workdir.
 READING = ("evaluate", "generate", "score", "attention")
-SAVING = ("train", "import")  # also take the fields that only later modes use
 # Modes whose runs have their own configs. The mode itself reads its section and `run`;
 # the overrides of all sections but the mode's own apply to these configs.
 OUTER = ("import", "table", "recl")
 INIT_FROM = "train.init_from"
+# The flags that every mode has, with and without a value.
+VALUES, SWITCHES = "config workdir model mode", "help helpfull version print_config"
 
 
 class Command(NamedTuple):
@@ -60,7 +128,6 @@ class Command(NamedTuple):
     workdir: Path
     overrides: dict[str, str]  # in a mode of OUTER, for the runs' configs
     origins: dict[str, str]  # the file or flag that set a field
-    print_config: bool
     model: Path | None = None  # the model in one file, without a workdir of its own
 
 
@@ -74,7 +141,9 @@ class Parser(argparse.ArgumentParser):
 
 def parse(argv: list[str]) -> Command:
     """Returns the parsed command line; raises UserError."""
-    args, overrides = read_flags(argv)
+    args, rest = read_general(argv)
+    args.mode = args.mode or "train"
+    overrides = read_fields(rest, args.mode)
     applied, own = overrides, f"{MODES[args.mode].section}."
     source = args.config
     model = None
@@ -107,7 +176,7 @@ def parse(argv: list[str]) -> Command:
     taken = start_from(config, applied, folder) if applied.get(INIT_FROM) else source
     for name, text in (overrides | applied).items():
         apply(config if name in applied else ConfigDict(), name, text, args.mode)
-    parsed, inherited = configs.parse(config), configs.having("inherited")
+    parsed, inherited = configs.parse(config), configs.INHERITED
     changed = configs.differences(parsed, Config())
     origins = {x: taken if x in inherited else source for x in changed}
     origins |= dict.fromkeys(applied, "a flag")
@@ -117,7 +186,6 @@ def parse(argv: list[str]) -> Command:
         folder,
         overrides,
         origins,
-        args.print_config,
         model,
     )
 
@@ -137,40 +205,42 @@ def model_file(name: str, mode: str, config: str, overrides: dict[str, str]) -> 
     return released.find_model(name)
 
 
-def read_flags(argv: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
-    """Returns the general flags, and {field: text} of the flags of fields."""
+def read_general(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Returns the flags that every mode has, and the other arguments."""
     parser = Parser(add_help=False, allow_abbrev=False)
     word = argv[0] if argv and not argv[0].startswith("-") else ""
-    argv = argv[1:] if word else argv
-    for name in ("config", "workdir", "model"):
+    for name in VALUES.split():
         parser.add_argument(f"--{name}", default="")
-    parser.add_argument("--mode", default=word or "train")
-    parser.add_argument("--print_config", action="store_true")
-    mode = parser.parse_known_args(argv)[0].mode
-    require_one_of(mode, list(MODES), "--mode")
-    if word not in ("", mode):
-        raise UserError(f"{word!r} and --mode={mode} are two modes: leave one out")
+    for name in SWITCHES.split():
+        short = ["-h"] if name == "help" else []
+        parser.add_argument(f"--{name}", *short, action="store_true")
+    args, rest = parser.parse_known_args(argv[1:] if word else argv)
+    if word and args.mode not in ("", word):
+        raise UserError(f"{word!r} and --mode={args.mode} are two modes: leave one out")
+    args.mode = args.mode or word
+    require_one_of(args.mode or "train", list(MODES), "--mode")
+    return args, rest
+
+
+def read_fields(argv: list[str], mode: str) -> dict[str, str]:
+    """Returns {field: text} of the flags of fields."""
+    parser = Parser(add_help=False, allow_abbrev=False)
     for name, field in configs.FIELDS.items():
         section, _, key = name.partition(".")
         short = [f"--{key}"] if section == MODES[mode].section else []
         # A boolean's flag without a value means true.
         value: dict[str, Any] = {}
-        if field["type"] is bool:
+        if field.type is bool:
             value = {"nargs": "?", "const": "true"}
         parser.add_argument(f"--config.{name}", *short, dest=name, **value)
     args, unknown = parser.parse_known_args(argv)
     if unknown:
         flag = unknown[0].partition("=")[0]
-        known = *parser._option_string_actions, "--help", "--helpfull", "--version"
+        general = [f"--{name}" for name in f"{VALUES} {SWITCHES}".split()]
+        known = *parser._option_string_actions, *general
         raise UserError(f"unknown flag {flag!r}{nearest(flag, known)}; see --help")
     texts = {name: getattr(args, name) for name in configs.FIELDS}
-    return args, {name: text for name, text in texts.items() if text is not None}
-
-
-def takes(mode: str, name: str) -> bool:
-    """Returns whether a field has an effect in a mode, or in later ones if it saves."""
-    field = configs.FIELDS[name]
-    return mode in field["modes"] or (mode in SAVING and not field.get("unsaved"))
+    return {name: text for name, text in texts.items() if text is not None}
 
 
 def apply(config: ConfigDict, name: str, text: str, mode: str) -> None:
@@ -178,8 +248,8 @@ def apply(config: ConfigDict, name: str, text: str, mode: str) -> None:
     section, _, key = name.partition(".")
     before = config.get(section, {}).get(key)
     configs.override(config, name, text)
-    if config[section][key] != before and not takes(mode, name):
-        modes = ", ".join(x for x in MODES if takes(x, name))
+    if config[section][key] != before and name not in MODES[mode].fields:
+        modes = ", ".join(x for x, each in MODES.items() if name in each.fields)
         raise UserError(
             f"--config.{name} has no effect in the mode {mode}: leave it out (modes "
             f"with this flag: {modes})"
@@ -197,7 +267,7 @@ def start_from(config: ConfigDict, flags: dict[str, str], folder: Path) -> str:
         path = (folder if begun else find(flags[INIT_FROM])) / CONFIG
         saved = dataclasses.asdict(configs.parse(configs.load_json(path)))
     changes = {"model": saved["model"]}
-    fields = [x for x in configs.having("inherited") if x.startswith("data.")]
+    fields = [x for x in configs.INHERITED if x.startswith("data.")]
     if not flags.keys() & {*fields}:
         own_copy = {"vocab_path": str(storage.absolute(folder) / VOCAB)}
         data = saved["data"] if begun else dataclasses.asdict(DataConfig()) | own_copy

@@ -1,18 +1,14 @@
-"""The text of --help, --helpfull and --print_config.
-
-The meaning of a field is the comment at the end of its line in the source or, without
-one, the comment on the lines above.
-"""
+"""The text of --help, --helpfull and --print_config."""
 
 import inspect
-import re
-import sys
 import textwrap
+from collections.abc import Collection
 from typing import Any, NamedTuple, get_args
 
 import txl_jax
 from txl_jax import config
-from txl_jax.cli.flags import MODES, Command, takes
+from txl_jax.cli.flags import MODES, Command
+from txl_jax.fields import Choices
 
 SHORT = """\
 txl {version}: Transformer-XL in JAX
@@ -35,7 +31,7 @@ modes:
 flags:
   --config=FILE|NAME  the file of an experiment, or the name of a packaged one;
                       without it, the config of the run in the workdir
-  --model=NAME|FILE   in place of a workdir, a packaged model (shakespeare) or a file
+  --model=NAME|FILE   instead of a workdir, a packaged model (shakespeare) or a file
   --workdir=DIR       the folder of the run, also gs:// (default: runs/NAME)
   --mode=MODE         one of the modes above, also as the first word (default: train)
   --config.S.F=VALUE  sets field F of the config's section S, which is one of
@@ -53,8 +49,6 @@ figures go to stderr; the last line on stdout is one JSON object.
 MORE = "Flags of every mode: txl --help. The fields of all sections: txl --helpfull."
 
 EMPTY = '""'  # an empty text or list
-# The lines of a field's declaration: the comments above, the name, the comment beside.
-DECLARED = re.compile(r"((?:^    # .*\n)*)^    (\w+): .*?(?:  # (.*))?$", re.M)
 
 
 class Field(NamedTuple):
@@ -80,21 +74,19 @@ def as_flag(value: Any) -> str:
     return value.encode("unicode_escape").decode() if type(value) is str else str(value)
 
 
-def describe(name: str, section: type) -> list[Field]:
-    """Returns the fields of a section, NAMES in "one of NAMES" replaced by names."""
-    module = vars(sys.modules[section.__module__])
-
-    def names(match: re.Match[str]) -> str:
-        return f"one of {', '.join(module[match[1]])}"
-
+def describe(section: str) -> list[Field]:
+    """Returns the fields of a section; their meanings end with the choices, if any."""
     fields = []
-    for above, key, beside in DECLARED.findall(inspect.getsource(section)):
-        field = section.__dataclass_fields__[key]  # type: ignore[attr-defined]
-        items = get_args(field.type)
-        kind = f"{items[0].__name__}s" if items else field.type.__name__
-        meaning = beside or " ".join(re.findall("# (.*)", above))
-        meaning = re.sub(r"one of ([A-Z]{3,})\b", names, meaning)
-        fields.append(Field(f"{name}.{key}", kind, as_flag(field.default), meaning))
+    for name, field in config.FIELDS.items():
+        if name.partition(".")[0] == section:
+            items = get_args(field.type)
+            kind = (
+                f"{items[0].__name__}s" if items else config.field_type(name).__name__
+            )
+            meaning, choices = field.metadata["help"], field.metadata["check"]
+            if isinstance(choices, Choices):
+                meaning += f" One of {', '.join(x or EMPTY for x in choices)}."
+            fields.append(Field(name, kind, as_flag(field.default), meaning))
     return fields
 
 
@@ -117,22 +109,22 @@ def full() -> str:
         also = f" In mode {' and '.join(modes)} also --FIELD." if modes else ""
         about = summary(options) + also
         blocks.append(textwrap.fill(f"{section}: {about}", 88))
-        blocks[-1] += "\n" + _flags(section, f"--config.{section}.")
+        blocks[-1] += "\n" + _flags(section, config.FIELDS, f"--config.{section}.")
     return "\n\n".join(blocks) + "\n"
 
 
 def of_mode(mode: str) -> str:
     """Returns the help of one mode, with its own flags."""
     about = textwrap.fill(f"txl {mode}: {MODES[mode].summary}", 88)
-    own = _flags(MODES[mode].section, "--", mode)
+    own = _flags(MODES[mode].section, MODES[mode].fields, "--")
     return f"{about}\n\n{own}\n\n{MORE}\n"
 
 
-def _flags(section: str, start: str, mode: str = "") -> str:
-    """Returns the flags of a section, or those of a mode; `start` begins each."""
+def _flags(section: str, names: Collection[str], start: str) -> str:
+    """Returns the flags of the section's fields among `names`; `start` begins each."""
     lines = []
-    for field in describe(section, config.SECTIONS[section]):
-        if not mode or takes(mode, field.name):
+    for field in describe(section):
+        if field.name in names:
             name = field.name.partition(".")[2]
             lines.append(f"  {start}{name}={field.type} [{field.default or EMPTY}]")
             lines.append(textwrap.indent(textwrap.fill(field.meaning, 80), " " * 6))
@@ -142,9 +134,9 @@ def _flags(section: str, start: str, mode: str = "") -> str:
 def resolved(command: Command) -> str:
     """Returns every field of the command's config and the origin of its value."""
     lines = [f"# mode {command.mode}, workdir {command.workdir}"]
-    for section, options in config.SECTIONS.items():
+    for section in config.SECTIONS:
         values = getattr(command.config, section)
-        for field in describe(section, options):
+        for field in describe(section):
             value = as_flag(getattr(values, field.name.partition(".")[2]))
             line = f"{field.name} = {value or EMPTY}"
             if field.name in command.origins:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from txl_jax.fields import READING, TRAINING, at_least, check, field, one_of
+from txl_jax.fields import check, field, one_of
 
 CORPORA = tuple(
     "stdlib text tokens shakespeare enwik8 text8 wikitext103 wikitext2 lm1b ptb "
@@ -27,35 +27,51 @@ SLACK = 15  # a segment of varying length has at most tgt_len + SLACK tokens
 class DataConfig:
     """Which text, or numbers, a run reads and how it is cut into tokens."""
 
-    # The corpus, one of CORPORA. "tfds:NAME" is a dataset of TFDS.
-    corpus: str = field("stdlib", modes=f"{TRAINING} {READING} prepare")
-    # The files of the corpora "text" and "tokens": a file, a folder or a glob.
-    path: str = field("", "local", "changeable")
-    # The folder of prepared data, local or on gs://. Empty takes the default of TFDS.
-    data_dir: str = field("", "local", "changeable")
-    # The kind of vocabulary: byte, char, word or subword, and number for "tokens".
-    # "corpus" takes that of published results.
-    vocab: str = field(one_of((OWN, *VOCABULARIES), OWN), "inherited")
-    # The convention by which the corpus is read, one of CONVENTIONS. Empty takes that
-    # of published results.
-    convention: str = field("", modes=f"{TRAINING} {READING} prepare")
-    # The file of a vocabulary: a tokenizer.json or vocab.json, or a list of words.
-    # Empty makes one from the corpus.
-    vocab_path: str = field("", "inherited", "local")
-    # The largest number of words, or the number of subwords, in a vocabulary made from
-    # the corpus; of "tokens", one more than the largest number. 0 keeps all.
-    vocab_size: int = field(at_least(0, 0), "inherited")
-    lower_case: bool = field(False, "inherited")  # Converts words to lower case.
-    # A line, or a number, that is added after each file of the corpus "text", or
-    # "tokens", such as `<eod>`, which reset_memory_at can give. Empty adds none.
-    document_end: str = ""
-    # The type of the numbers in the .bin files of the corpus "tokens", one of DTYPES.
-    # They are little-endian. Other files state their own.
+    corpus: str = field(
+        "stdlib",
+        help=f'Corpus, one of {", ".join(CORPORA)}. "tfds:NAME" is a dataset of TFDS.',
+    )
+    path: str = field(
+        "", help='Files of the corpora "text" and "tokens": a file, a folder or a glob.'
+    )
+    data_dir: str = field(
+        "",
+        help="Folder of prepared data, local or on gs://. Empty takes TFDS's default.",
+    )
+    vocab: str = field(
+        OWN,
+        one_of((OWN, *VOCABULARIES)),
+        help='Kind of vocabulary; number is for "tokens". "corpus" takes the one of '
+        "published results.",
+    )
+    convention: str = field(
+        "",
+        help=f"How the corpus is read, one of {', '.join(CONVENTIONS)}. "
+        "Empty takes the one of published results.",
+    )
+    vocab_path: str = field(
+        "",
+        help="File of a vocabulary: a tokenizer.json or vocab.json, or a list of "
+        "words. Empty makes one from the corpus.",
+    )
+    vocab_size: int = field(
+        0,
+        help="Largest number of words, or the number of subwords, in a vocabulary "
+        'made from the corpus; of "tokens", one more than the largest number. 0 '
+        "keeps all.",
+    )
+    lower_case: bool = field(False, help="Converts words to lower case.")
+    document_end: str = field(
+        "",
+        help='A line, or a number, added after each file of the corpus "text", or '
+        '"tokens", such as `<eod>`, which reset_memory_at can give. Empty adds '
+        "none.",
+    )
     dtype: str = field(
-        one_of(("", *DTYPES), ""),
-        "local",
-        "changeable",
-        modes=f"{TRAINING} {READING} prepare",
+        "",
+        one_of(("", *DTYPES)),
+        help='Type of the little-endian numbers in .bin files of the corpus "tokens". '
+        "Other files state their own.",
     )
 
     def __post_init__(self) -> None:

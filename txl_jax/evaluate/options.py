@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from txl_jax.checkpoint.options import check_which
 from txl_jax.data.options import SPLITS
 from txl_jax.errors import UserError, require_one_of
-from txl_jax.fields import READING, at_least, check, field, fraction, one_of
+from txl_jax.fields import at_least, check, field, fraction, one_of
 from txl_jax.model.config import ModelConfig
 from txl_jax.update.options import OFF
 
@@ -73,73 +73,94 @@ def in_order(field: str, values: list[float]) -> tuple[float, ...]:
 class EvalConfig:
     """How to evaluate; no value is inherited from training."""
 
-    # The split to read: train, valid or test.
-    split: str = field(
-        one_of(SPLITS, "test"), modes="evaluate generate attention table recl"
+    split: str = field("test", one_of(SPLITS), help="Split to read.")
+    checkpoint: str = field(
+        "best",
+        help="Checkpoint to read: best, latest, a step, average (the mean of all that "
+        "are kept), or several steps with commas between them (their mean).",
     )
-    # The checkpoint to read: best, latest, a step, average (the mean of all that are
-    # kept), or several steps with commas between them (their mean).
-    checkpoint: str = field("best", "local", modes=f"{READING} export table")
-    # The number of contiguous parts of the split that are read side by side, each from
-    # a cold start.
-    streams: int = field(at_least(1, 8), modes="evaluate compile table speed recl")
-    # The number of tokens in a segment of the evaluation.
-    tgt_len: int = field(at_least(1, 128), modes=f"{READING} compile export")
-    # The number of segments that are computed together, which changes the speed, not
-    # the results. 0 chooses about 1,000 tokens per call and device, or fewer if memory
-    # is short.
+    streams: int = field(
+        8,
+        at_least(1),
+        help="Contiguous parts of the split that are read side by side, each from a "
+        "cold start.",
+    )
+    tgt_len: int = field(
+        128, at_least(1), help="Tokens in a segment of the evaluation."
+    )
     segments_per_step: int = field(
-        at_least(0, 0), modes="evaluate generate score compile table recl"
+        0,
+        help="Segments computed together, which changes the speed, not the results. 0 "
+        "chooses about 1,000 tokens per call and device, or fewer if memory is "
+        "short.",
     )
-    # The number of tokens in the memory during evaluation.
-    mem_len: int = field(
-        at_least(0, 512), modes="evaluate score attention compile recl"
-    )
-    # The number of tokens that are read again before each segment. It needs mem_len =
-    # 0. With tgt_len = 1 and warm_start, each token is predicted from a sliding window
-    # of ext_len + 1 tokens.
+    mem_len: int = field(512, help="Tokens in the memory during evaluation.")
     ext_len: int = field(
-        at_least(0, 0), modes="evaluate generate score attention compile"
+        0,
+        help="Tokens that are read again before each segment. It needs mem_len = 0. "
+        "With tgt_len = 1 and warm_start, each token is predicted from a sliding "
+        "window of ext_len + 1 tokens.",
     )
-    # Distances above this one count as this one during evaluation. 0 sets no limit.
     clamp_len: int = field(
-        at_least(0, 0), modes="evaluate score attention compile table speed recl"
+        0, help="Larger distances count as this one in evaluation. 0 sets no limit."
     )
-    # Every token sees only the newest mem_len keys.
-    same_length: bool = field(False, modes="evaluate score compile speed recl")
-    # Fills the memories, or windows, with the preceding tokens before scoring.
-    warm_start: bool = field(False, modes="evaluate table")
-    # A document starts after this token, given as text such as `\n` or `<eos>`, or as
-    # an id. -1 turns documents off.
-    reset_memory_at: str = field(OFF, modes="evaluate score table")
-    # After training on bytes, compares the model with n-gram models, gzip and xz.
-    baselines: bool = field(False, modes="train")
-    # The number of tokens to score, from the start of the split. 0 scores all of them.
-    max_tokens: int = field(at_least(0, 0), modes="evaluate table")
-    # The rule by which the mode evaluate adapts the parameters to the text: "rms"
-    # divides the gradient of each scored segment by its usual size, "sgd" does not.
-    # Empty adapts nothing, and validations during training never do.
-    dynamic: str = one_of(("", "rms", "sgd"), "")
-    dynamic_lr: float = at_least(0, 0.0)  # The learning rate of dynamic evaluation.
-    # The share, from 0 to 1, by which each segment of a dynamic evaluation moves the
-    # parameters back to the trained ones.
-    dynamic_decay: float = at_least(0, 0.0)
-    # The number of training segments from which "rms" takes the usual size of
-    # gradients. 0 takes all of them.
-    dynamic_segments: int = at_least(0, 0)
-    # The number of recent tokens of each stream in a continuous cache, which the mode
-    # evaluate mixes with the model. 0 turns the cache off.
-    cache_len: int = at_least(0, 0)
-    # The share of the cache in the mixture.
-    cache_weight: float = fraction(0.0)
-    # The factor of the products of hidden states in the cache's exponents, to be tuned:
-    # 0.1 to 0.3 were best for models of d_model = 128.
-    cache_theta: float = at_least(0, 0.0)
-    # The values to compare. In the mode evaluate, FIELD=a,b,c, or cold_start=TOKENS for
-    # the loss by tokens read since a cold start, up to this many. In the mode speed,
-    # mem_len=a,b,c for the attention lengths to time, where empty takes those of Table
-    # 9.
-    sweep: str = field("", modes="evaluate speed")
+    same_length: bool = field(
+        False, help="Every token sees only the newest mem_len keys."
+    )
+    warm_start: bool = field(
+        False,
+        help="Fills memories, or windows, with the preceding tokens before scoring.",
+    )
+    reset_memory_at: str = field(
+        OFF,
+        help="Token after which a document starts, as text such as `\\n` or `<eos>`, "
+        "or as an id. -1 turns documents off.",
+    )
+    baselines: bool = field(
+        False, help="After training on bytes, compares with n-gram models, gzip and xz."
+    )
+    max_tokens: int = field(
+        0, help="Tokens to score, from the start of the split. 0 scores all."
+    )
+    dynamic: str = field(
+        "",
+        one_of(("", "rms", "sgd")),
+        help="Rule by which the mode evaluate adapts the parameters to the text: "
+        '"rms" divides the gradient of each scored segment by its usual size, '
+        '"sgd" does not. Empty adapts nothing, and validations during training '
+        "never do.",
+    )
+    dynamic_lr: float = field(0.0, help="Learning rate of dynamic evaluation.")
+    dynamic_decay: float = field(
+        0.0,
+        help="Share, from 0 to 1, by which each segment of a dynamic evaluation moves "
+        "the parameters back to the trained ones.",
+    )
+    dynamic_segments: int = field(
+        0,
+        help='Training segments from which "rms" takes the usual size of gradients. 0 '
+        "takes all of them.",
+    )
+    cache_len: int = field(
+        0,
+        help="Recent tokens of each stream in a continuous cache, which the mode "
+        "evaluate mixes with the model. 0 turns the cache off.",
+    )
+    cache_weight: float = field(
+        0.0, fraction, help="Share of the cache in the mixture."
+    )
+    cache_theta: float = field(
+        0.0,
+        help="Inverse temperature of the cache: 0.1 to 0.3 were best for models of "
+        "d_model = 128.",
+    )
+    sweep: str = field(
+        "",
+        help="Values to compare. In the mode evaluate, FIELD=a,b,c, or "
+        "cold_start=TOKENS for the loss by tokens read since a cold start, up to "
+        "this many. In the mode speed, mem_len=a,b,c for the attention lengths "
+        "to time, where empty takes those of Table 9.",
+    )
 
     def __post_init__(self) -> None:
         """Raises UserError for an impossible value or combination."""
@@ -227,20 +248,26 @@ def evaluation_model(model_config: ModelConfig, config: EvalConfig) -> ModelConf
 class ScoreConfig:
     """Which texts to score, and what to write besides the totals."""
 
-    # The texts to score: a file, a folder or a glob, in which each file is a document.
-    # - reads stdin.
-    path: str = STDIN
-    # The text before each document that is read but not scored, such as "\n".
-    prefix: str = ""
-    # The file to write: JSON lines, or the hidden states by document if it ends in
-    # .npz. Empty writes none.
-    output: str = ""
-    # The unit of a line of JSON: document, line or token.
-    per: str = one_of(UNITS, "line")
-    lines: bool = False  # Every line of the texts is a document.
-    # The field with the text in JSON lines, each of which is a document. Empty reads
-    # plain text.
-    field: str = ""
+    path: str = field(
+        STDIN,
+        help="Texts to score: a file, a folder or a glob, in which each file is a "
+        "document. - reads stdin.",
+    )
+    prefix: str = field(
+        "", help='Text that is read, not scored, before each document, such as "\\n".'
+    )
+    output: str = field(
+        "",
+        help="File to write: JSON lines, or the hidden states by document if it ends "
+        "in .npz. Empty writes none.",
+    )
+    per: str = field("line", one_of(UNITS), help="Unit of a line of JSON.")
+    lines: bool = field(False, help="Every line of the texts is a document.")
+    field: str = field(
+        "",
+        help="Field with the text in JSON lines, each of which is a document. Empty "
+        "reads plain text.",
+    )
 
     def __post_init__(self) -> None:
         """Raises UserError for an impossible value."""

@@ -4,9 +4,9 @@ import dataclasses
 from typing import Any
 
 from txl_jax.errors import UserError
-from txl_jax.fields import TRAINING, at_least, check, field, fraction, one_of, positive
+from txl_jax.fields import at_least, check, field, fraction, one_of, positive
 from txl_jax.model.memory_fields import ABSOLUTE_POSITIONS, MemoryFields
-from txl_jax.model.remat import parse_remat
+from txl_jax.model.remat import REMAT_NAMES, parse_remat
 
 # Kernels of the attention; "auto" = the fastest for the device.
 KERNELS = ("auto", "xla", "chunked", "tpu")
@@ -37,129 +37,184 @@ class ModelConfig(MemoryFields):
     combinations, and `config.Config` those of several sections.
     """
 
-    # The number of tokens in the vocabulary. 0 takes it from the data.
-    vocab_size: int = at_least(0, 0)
-    n_layer: int = at_least(1, 12)  # The number of layers.
-    d_model: int = at_least(1, 512)  # The number of features of a token between layers.
-    # The number of features of an embedding. 0 stands for d_model.
-    d_embed: int = at_least(0, 0)
-    n_head: int = at_least(1, 8)  # The number of attention heads in a layer.
-    d_head: int = at_least(1, 64)  # The number of features of an attention head.
-    # The number of hidden features of the feed-forward layers.
-    d_inner: int = at_least(1, 2048)
+    vocab_size: int = field(0, help="Vocabulary size. 0 takes it from the data.")
+    n_layer: int = field(12, at_least(1), help="Number of layers.")
+    d_model: int = field(512, at_least(1), help="Features of a token between layers.")
+    d_embed: int = field(0, help="Features of an embedding. 0 stands for d_model.")
+    n_head: int = field(8, at_least(1), help="Attention heads of a layer.")
+    d_head: int = field(64, at_least(1), help="Features of an attention head.")
+    d_inner: int = field(
+        2048, at_least(1), help="Hidden features of the feed-forward layers."
+    )
 
     # The adaptive embedding and softmax (Grave et al. 2017; Baevski and Auli 2019).
 
-    # The first id of each cluster of the adaptive softmax but the most frequent one.
-    # Empty turns the clusters off.
-    cutoffs: tuple[int, ...] = ()
-    # Embeddings of cluster i have d_embed // div_val^i features.
-    div_val: int = at_least(1, 1)
-    tie_weights: bool = True  # Shares the tables of the embedding and the softmax.
-    # Shares also the projections of the embedding and the softmax: true or false for
-    # each cluster. Empty shares none.
-    tie_projs: tuple[bool, ...] = ()
-    # With div_val, projects also embeddings that have d_model features already.
-    proj_same_dim: bool = True
+    cutoffs: tuple[int, ...] = field(
+        (),
+        help="First id of each cluster of the adaptive softmax but the most frequent "
+        "one. Empty turns the clusters off.",
+    )
+    div_val: int = field(
+        1,
+        at_least(1),
+        help="Cluster i has embeddings of d_embed // div_val^i features.",
+    )
+    tie_weights: bool = field(
+        True, help="Shares the tables of the embedding and the softmax."
+    )
+    tie_projs: tuple[bool, ...] = field(
+        (),
+        help="Shares also their projections: true or false for each cluster. Empty "
+        "shares none.",
+    )
+    proj_same_dim: bool = field(
+        True, help="With div_val, projects also embeddings of d_model features."
+    )
 
     # Positions and memory.
 
-    # The position encoding, one of POSITIONS.
-    position: str = one_of(POSITIONS, "transformer_xl")
-    # The number of learned distances (shaw) or positions (learned).
-    n_position: int = at_least(0, 0)
-    # The number of buckets of distances (t5).
-    n_bucket: int = at_least(2, 32)
-    # The distance from which on all are in the last bucket (t5).
-    max_distance: int = at_least(2, 128)
-    untie_r: bool = False  # Gives each layer biases u and w of its own.
-    # The number of tokens in the memory during training.
-    mem_len: int = field(at_least(0, 512), "free")
-    # The memory at the start: empty, or zeros that every token attends to.
-    initial_memory: str = field(one_of(("empty", "zeros"), "empty"), "free")
-    # The states in the memory of a layer: those of the layer "below", its inputs, or of
-    # the "same" layer, its outputs. "same" reads one segment after the other.
-    recurrence: str = field(one_of(RECURRENCES, "below"), "free")
-    # Distances above this one count as this one. 0 sets no limit.
-    clamp_len: int = field(at_least(0, 0), "free")
-    # Every query sees mem_len keys, its own included.
-    same_length: bool = field(False, "free")
-    # With same_length, every query sees mem_len keys and its own.
-    same_length_self: bool = False
-    # The number of earlier tokens whose keys and values one layer keeps, to retrieve
-    # the best of those beyond its memory (Wu et al. 2022). 0 turns retrieval off.
-    retrieval_len: int = field(at_least(0, 0), "free")
-    # The number of tokens that each head of a query retrieves.
-    retrieval_top_k: int = field(at_least(1, 32), "free")
-    # The layer that retrieves, counted from 1. 0 takes the one at three quarters of the
-    # depth.
-    retrieval_layer: int = field(at_least(0, 0), "free")
-    # The number of memory tokens that each segment reads and writes (Bulatov et al.
-    # 2022). They need train.gradient_segments above 1. 0 turns them off.
-    memory_tokens: int = field(at_least(0, 0), "free")
-    # The number of slots of the compressed memory (Rae et al. 2019). 0 turns it off.
-    compressed_len: int = field(at_least(0, 0), "free")
-    # The number of states that leave the memory to become one compressed slot.
-    compression_rate: int = at_least(0, 0)
-    # How they are compressed, one of COMPRESSIONS. "conv" learns it for each layer.
-    compression: str = one_of(COMPRESSIONS, "mean")
-    pre_lnorm: bool = False  # Normalizes before each sublayer instead of after it.
-    # The gate in place of the sum after each sublayer, one of GATES. "gru" needs
-    # pre_lnorm.
-    gate: str = one_of(GATES, "none")
-    # The norm of the sublayers, one of NORMS.
-    norm: str = one_of(NORMS, "layer")
-    # Normalizes the queries and keys of each head (RMSNorm), before the position terms.
-    qk_norm: bool = False
-    # The feed-forward layers, one of FEED_FORWARDS. The gated ones have two thirds of
-    # d_inner hidden features, in multiples of 8, and so as many weights as "relu".
-    feed_forward: str = one_of(FEED_FORWARDS, "relu")
-    # The term that is added to the variance in norms.
-    layer_norm_epsilon: float = positive(1e-5)
+    position: str = field(
+        "transformer_xl", one_of(POSITIONS), help="Position encoding."
+    )
+    n_position: int = field(0, help="Learned distances (shaw) or positions (learned).")
+    n_bucket: int = field(32, at_least(2), help="Buckets of distances (t5).")
+    max_distance: int = field(
+        128, at_least(2), help="Distance at which the last bucket begins (t5)."
+    )
+    untie_r: bool = field(False, help="Gives each layer biases u and w of its own.")
+    mem_len: int = field(512, help="Tokens in the memory during training.")
+    initial_memory: str = field(
+        "empty",
+        one_of(("empty", "zeros")),
+        help="Whether the memory starts empty or with zeros that every token attends "
+        "to.",
+    )
+    recurrence: str = field(
+        "below",
+        one_of(RECURRENCES),
+        help="Whether the memory of a layer keeps states of the layer below, its "
+        'inputs, or of the same layer, its outputs. "same" reads one segment '
+        "after the other.",
+    )
+    clamp_len: int = field(
+        0, help="Larger distances count as this one. 0 sets no limit."
+    )
+    same_length: bool = field(
+        False, help="Every query sees mem_len keys, its own included."
+    )
+    same_length_self: bool = field(
+        False, help="With same_length, every query sees mem_len keys and its own."
+    )
+    retrieval_len: int = field(
+        0,
+        help="Earlier tokens whose keys and values one layer keeps, to retrieve the "
+        "best of those beyond its memory (Wu et al. 2022). 0 turns retrieval "
+        "off.",
+    )
+    retrieval_top_k: int = field(
+        32, at_least(1), help="Tokens that each head of a query retrieves."
+    )
+    retrieval_layer: int = field(
+        0,
+        help="Layer that retrieves, counted from 1. 0 takes the one at three quarters "
+        "of the depth.",
+    )
+    memory_tokens: int = field(
+        0,
+        help="Memory tokens that each segment reads and writes (Bulatov et al. 2022). "
+        "They need train.gradient_segments above 1. 0 turns them off.",
+    )
+    compressed_len: int = field(
+        0, help="Slots of the compressed memory (Rae et al. 2019). 0 turns it off."
+    )
+    compression_rate: int = field(
+        0, help="States that leave the memory to become one compressed slot."
+    )
+    compression: str = field(
+        "mean",
+        one_of(COMPRESSIONS),
+        help='How states are compressed. "conv" learns it for each layer.',
+    )
+    pre_lnorm: bool = field(
+        False, help="Normalizes before each sublayer instead of after it."
+    )
+    gate: str = field(
+        "none",
+        one_of(GATES),
+        help='Gate instead of the sum after each sublayer. "gru" needs pre_lnorm.',
+    )
+    norm: str = field("layer", one_of(NORMS), help="Norm of the sublayers.")
+    qk_norm: bool = field(
+        False,
+        help="Normalizes the queries and keys of each head before position terms.",
+    )
+    feed_forward: str = field(
+        "relu",
+        one_of(FEED_FORWARDS),
+        help="Feed-forward layers. The gated ones have two thirds of d_inner hidden "
+        'features, in multiples of 8, and so as many weights as "relu".',
+    )
+    layer_norm_epsilon: float = field(
+        1e-5, positive, help="Added to the variance in norms."
+    )
 
     # Regularisation.
 
-    # The dropout rate of embeddings, positions and the outputs of sublayers.
-    dropout: float = field(fraction(0.1), "free")
-    # The dropout rate of attention probabilities.
-    dropatt: float = field(fraction(0.0), "free")
-    # Uses one dropout mask for all tokens of a segment.
-    variational: bool = field(False, "free")
-    # The dropout rate of whole words in the embedding.
-    word_dropout: float = field(fraction(0.0), "free")
+    dropout: float = field(
+        0.1,
+        fraction,
+        help="Dropout rate of embeddings, positions and sublayers' outputs.",
+    )
+    dropatt: float = field(
+        0.0, fraction, help="Dropout rate of attention probabilities."
+    )
+    variational: bool = field(
+        False, help="Uses one dropout mask for all tokens of a segment."
+    )
+    word_dropout: float = field(
+        0.0, fraction, help="Dropout rate of whole words in the embedding."
+    )
 
     # Initialization.
 
-    # The standard deviation of initial weights and of the biases u and w.
-    init_std: float = field(positive(0.02), "free")
-    # The initial standard deviation of the projections of embeddings.
-    proj_init_std: float = field(at_least(0, 0.01), "free")
-    # The initial standard deviation of the scales of norms, around 1, and of the
-    # softmax's rows for clusters.
-    norm_init_std: float = field(at_least(0, 0.0), "free")
+    init_std: float = field(
+        0.02,
+        positive,
+        help="Standard deviation of initial weights and of the biases u and w.",
+    )
+    proj_init_std: float = field(
+        0.01, help="Initial standard deviation of embeddings' projections."
+    )
+    norm_init_std: float = field(
+        0.0,
+        help="Initial standard deviation of the scales of norms, around 1, and of the "
+        "softmax's rows for clusters.",
+    )
 
     # Computation.
 
-    # The type of activations and memory, float32 or bfloat16. Parameters and the loss
-    # are float32.
-    dtype: str = field(one_of(("float32", "bfloat16"), "float32"), "free")
-    # The attention kernel, one of KERNELS. "auto" takes the fastest for the device.
+    dtype: str = field(
+        "float32",
+        one_of(("float32", "bfloat16")),
+        help="Type of activations and memory. Parameters and the loss are float32.",
+    )
     kernel: str = field(
-        one_of(KERNELS, "auto"),
-        "free",
-        "changeable",
-        modes=f"{TRAINING} evaluate generate score export speed recl",
+        "auto",
+        one_of(KERNELS),
+        help='Attention kernel. "auto" takes the fastest for the device.',
     )
-    # The activations that each layer keeps for the backward pass: "none" keeps all of
-    # them (no rematerialization), "full" only the layer's input, "dots" also the
-    # results of products with weights, "save:q,k" also these of REMAT_NAMES, and
-    # "offload:q,k" the same in the host's memory.
     remat_policy: str = field(
-        "none", "free", "changeable", modes=f"{TRAINING} evaluate export"
+        "none",
+        help='Activations that each layer keeps for the backward pass: "none" keeps '
+        'all of them (no rematerialization), "full" only the layer\'s input, '
+        '"dots" also products with weights, "save:q,k" also these of '
+        f"{', '.join(REMAT_NAMES)}, "
+        'and "offload:q,k" the same in the host\'s memory.',
     )
-    # The number of layers in a step of the scan over layers. n_layer unrolls the scan.
     unroll: int = field(
-        at_least(1, 1), "free", "changeable", modes=f"{TRAINING} evaluate export"
+        1,
+        at_least(1),
+        help="Layers in a step of the scan over layers. n_layer unrolls the scan.",
     )
 
     def __post_init__(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from txl_jax.errors import UserError, nearest
-from txl_jax.fields import at_least, check, one_of
+from txl_jax.fields import at_least, check, field, one_of
 from txl_jax.paper.memory_rows import KINDS, MEMORIES, TASKS
 
 
@@ -69,17 +69,27 @@ ROWS = {name: row for rows in TABLES.values() for name, row in rows.items()}
 class TableConfig:
     """Which of the paper's tables to reproduce, and at what scale."""
 
-    # The number of the table in the paper, 6, 7 or 10, or "memories": kinds of memory
-    # on tasks that need one.
-    table: str = one_of((*TABLES, MEMORIES), "6")
-    # The size of the models: "cpu" trains small ones in minutes, "full" has the
-    # published configs.
-    scale: str = one_of(("cpu", "full"), "cpu")
-    rows: tuple[str, ...] = ()  # The names of the rows to run. Empty runs all of them.
-    # The names of the tasks of the table "memories". Empty takes all of them.
-    tasks: tuple[str, ...] = ()
-    # The number of runs per row, each with a seed of its own.
-    seeds: int = at_least(1, 3)
+    table: str = field(
+        "6",
+        one_of((*TABLES, MEMORIES)),
+        help='Number of the table in the paper, or "memories" for kinds of memory on '
+        "tasks that need one.",
+    )
+    scale: str = field(
+        "cpu",
+        one_of(("cpu", "full")),
+        help='Size of the models: "cpu" trains small ones in minutes, "full" has the '
+        "published configs.",
+    )
+    rows: tuple[str, ...] = field(
+        (), help="Names of the rows to run. Empty runs all of them."
+    )
+    tasks: tuple[str, ...] = field(
+        (), help='Names of the tasks of the table "memories". Empty takes all of them.'
+    )
+    seeds: int = field(
+        3, at_least(1), help="Runs per row, each with a seed of its own."
+    )
 
     def __post_init__(self) -> None:
         """Raises UserError for an impossible value."""
@@ -112,11 +122,14 @@ class AttentionConfig:
     Each target sees eval.mem_len tokens, its own included.
     """
 
-    # The index of the first target. If its memory is not full, the first one with a
-    # full memory is taken.
-    at: int = at_least(0, 0)
-    # The number of segments, of eval.tgt_len targets each, to map.
-    segments: int = at_least(1, 4)
+    at: int = field(
+        0,
+        help="Index of the first target, or of the first one with a full memory if "
+        "that is later.",
+    )
+    segments: int = field(
+        4, at_least(1), help="Segments, of eval.tgt_len targets each, to map."
+    )
 
     def __post_init__(self) -> None:
         """Raises UserError for an impossible value."""
@@ -130,12 +143,16 @@ class ReclConfig:
     The paper's results are multiples of 100 tokens, hence the default contexts.
     """
 
-    # The workdirs of the models, which should be of equal size.
-    workdirs: tuple[str, ...] = ()
-    # The number of evenly spaced tokens to score. 0 scores all of them.
-    positions: int = at_least(0, 1000)
-    # The context lengths in tokens: the first, the last and the step.
-    contexts: tuple[int, ...] = (100, 1000, 100)
+    workdirs: tuple[str, ...] = field(
+        (), help="Workdirs of the models, which should be of equal size."
+    )
+    positions: int = field(
+        1000, help="Evenly spaced tokens to score. 0 scores all of them."
+    )
+    contexts: tuple[int, ...] = field(
+        (100, 1000, 100),
+        help="Context lengths in tokens: the first, the last and the step.",
+    )
 
     def __post_init__(self) -> None:
         """Raises UserError for an impossible value."""

@@ -3,25 +3,35 @@
 import dataclasses
 
 from txl_jax.errors import UserError
-from txl_jax.fields import READING, TRAINING, at_least, between, check, field
+from txl_jax.fields import between, check, field
 
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
     """How a run uses its machines; no result depends on it."""
 
-    # The time in seconds without progress after which a run counts as hung and exits. 0
-    # sets no limit.
-    hang_seconds: int = at_least(0, 1_800)
-    # The folder of compiled programs, local or on gs://. Empty takes the user's cache
-    # folder, and "off" keeps none.
-    compilation_cache: str = field("", modes=f"{TRAINING} {READING} prepare export")
-    # The project on Weights & Biases to log to (extra `wandb`). Empty logs to none.
-    wandb: str = ""
-    # The range of updates to trace: "10:15" traces 11 to 15. Empty traces none.
-    profile_steps: str = ""
-    # The port of jax's profiler server, to which process i adds i. 0 starts no server.
-    profiler_port: int = between(0, 2**16 - 1, 0)
+    hang_seconds: int = field(
+        1_800,
+        help="Seconds without progress after which a run counts as hung and exits. 0 "
+        "sets no limit.",
+    )
+    compilation_cache: str = field(
+        "",
+        help="Folder of compiled programs, local or on gs://. Empty takes the user's "
+        'cache folder, and "off" keeps none.',
+    )
+    wandb: str = field(
+        "", help="Project on Weights & Biases (extra `wandb`). Empty logs to none."
+    )
+    profile_steps: str = field(
+        "", help='Updates to trace: "10:15" traces 11 to 15. Empty traces none.'
+    )
+    profiler_port: int = field(
+        0,
+        between(0, 2**16 - 1),
+        help="Port of jax's profiler server, to which process i adds i. 0 starts no "
+        "server.",
+    )
 
     def __post_init__(self) -> None:
         """Raises UserError for an impossible value."""

@@ -3,7 +3,7 @@
 import dataclasses
 
 from txl_jax.errors import UserError, nearest
-from txl_jax.fields import TRAINING, at_least, between, check, field, one_of, positive
+from txl_jax.fields import at_least, between, check, field, one_of, positive
 
 ORDERS = ("stream", "roll", "sentences:ID")
 OPTIMIZERS = ("adam", "lamb", "muon", "sgd")
@@ -15,52 +15,78 @@ OFF = "-1"  # of reset_memory_at
 class TrainConfig:
     """How to train; steps and intervals count updates."""
 
-    # The seed of the initial parameters, of dropout and of the order of the data.
-    seed: int = between(0, 2**32 - 1, 1111)
-    # The number of updates of the whole run.
-    num_steps: int = field(at_least(1, 400_000), "changeable")
-    batch_size: int = at_least(1, 24)  # The number of streams of text in a batch.
-    tgt_len: int = at_least(1, 512)  # The number of tokens in a segment.
-    # The number of segments that a call to the device processes. Just before a
-    # validation or a checkpoint there may be fewer.
-    segments_per_call: int = at_least(1, 1)
-    # The number of consecutive segments whose gradient makes an update.
-    segments_per_update: int = at_least(1, 1)
-    # The number of consecutive segments that are computed together, so that gradients
-    # pass through the memory between them. 1 stops them at each segment, as the paper
-    # does.
-    gradient_segments: int = at_least(1, 1)
-    # The number of parts of the batch that are computed in turn, to save memory.
-    batch_chunk: int = at_least(1, 1)
-    # The number of updates between two lines of metrics.jsonl.
-    log_every: int = field(at_least(1, 100), "changeable")
-    # The number of updates between two validations.
-    eval_every: int = field(at_least(1, 4_000), "changeable")
-    # The run stops after this many skipped updates in a row. An update is skipped if
-    # its loss or the norm of its gradient is not finite.
-    max_bad_steps: int = field(at_least(1, 20), "changeable")
-    # The order of the training text: "stream" keeps it, "roll" starts each stream at a
-    # random place in each epoch, and "sentences:ID" shuffles the sentences in each
-    # epoch, where ID is the id of the token that ends a sentence.
-    order: str = "stream"
-    varlen: bool = False  # Draws the length of each segment at random around tgt_len.
-    # The number of tokens that are read again before each segment. It needs
-    # model.mem_len = 0.
-    ext_len: int = at_least(0, 0)
-    # Scores only the more recent half of each segment (Table 6).
-    half_loss: bool = False
-    # Scores only targets with this id or a higher one. 0 scores all.
-    score_from: int = at_least(0, 0)
-    # A document starts after this token, given as text such as `\n` or `<eos>`, or as
-    # an id. -1 turns documents off.
-    reset_memory_at: str = OFF
-    # A pattern of the names of the parameters that are trained, such as retrieval_gate
-    # or layers/attention/*. All others keep their initial values. Empty trains all.
-    trainable: str = ""
-    # The workdir from which a new run takes its initial parameters. As a flag, it also
-    # gives the model and the vocabulary, except for fields that other flags set. Empty
-    # draws the parameters at random.
-    init_from: str = field("", "local", modes=f"{TRAINING} prepare")
+    seed: int = field(
+        1111,
+        between(0, 2**32 - 1),
+        help="Seed of the initial parameters, dropout and the order of the data.",
+    )
+    num_steps: int = field(400_000, at_least(1), help="Updates of the whole run.")
+    batch_size: int = field(24, at_least(1), help="Streams of text in a batch.")
+    tgt_len: int = field(512, at_least(1), help="Tokens in a segment.")
+    segments_per_call: int = field(
+        1,
+        at_least(1),
+        help="Segments that a call to the device processes. Just before a validation "
+        "or a checkpoint there may be fewer.",
+    )
+    segments_per_update: int = field(
+        1, at_least(1), help="Consecutive segments whose gradient makes an update."
+    )
+    gradient_segments: int = field(
+        1,
+        at_least(1),
+        help="Consecutive segments that gradients cross through the memory. 1 stops "
+        "them at each segment, as the paper does.",
+    )
+    batch_chunk: int = field(
+        1,
+        at_least(1),
+        help="Parts of the batch that are computed in turn, to save memory.",
+    )
+    log_every: int = field(
+        100, at_least(1), help="Updates between two lines of metrics.jsonl."
+    )
+    eval_every: int = field(4_000, at_least(1), help="Updates between two validations.")
+    max_bad_steps: int = field(
+        20, at_least(1), help="Skipped updates in a row after which the run stops."
+    )
+    order: str = field(
+        "stream",
+        help='Order of the training text: "stream" keeps it, "roll" starts each '
+        'stream at a random place in each epoch, and "sentences:ID" shuffles the '
+        "sentences in each epoch, where ID is the token that ends a sentence.",
+    )
+    varlen: bool = field(
+        False, help="Draws the length of each segment at random around tgt_len."
+    )
+    ext_len: int = field(
+        0,
+        help="Tokens that are read again before each segment. It needs model.mem_len "
+        "= 0.",
+    )
+    half_loss: bool = field(
+        False, help="Scores only the more recent half of each segment (Table 6)."
+    )
+    score_from: int = field(
+        0, help="Scores only targets with this id or a higher one. 0 scores all."
+    )
+    reset_memory_at: str = field(
+        OFF,
+        help="Token after which a document starts, as text such as `\\n` or `<eos>`, "
+        "or as an id. -1 turns documents off.",
+    )
+    trainable: str = field(
+        "",
+        help="Pattern of the names of the parameters that are trained, such as "
+        "retrieval_gate or layers/attention/*. All others keep their initial "
+        "values. Empty trains all.",
+    )
+    init_from: str = field(
+        "",
+        help="Workdir from which a new run takes its initial parameters. As a flag, "
+        "it also gives the model and the vocabulary, except for fields that "
+        "other flags set. Empty draws the parameters at random.",
+    )
 
     def __post_init__(self) -> None:
         """Raises UserError for an impossible value or combination."""
@@ -124,28 +150,42 @@ class TrainConfig:
 class OptimConfig:
     """How to update parameters; the defaults follow the paper's released recipes."""
 
-    # The optimizer, one of OPTIMIZERS. "adam" with a weight_decay is AdamW; "muon" is
-    # for the matrices of the layers, with "adam" for all other parameters.
-    optimizer: str = one_of(OPTIMIZERS, "adam")
-    lr: float = at_least(0, 2.5e-4)  # The peak learning rate.
-    # The schedule of the learning rate, one of SCHEDULES.
-    schedule: str = one_of(SCHEDULES, "cosine")
-    # The number of updates in which the learning rate rises linearly from 0 to lr.
-    warmup_steps: int = at_least(0, 0)
-    # The final learning rate of a cosine schedule, divided by lr.
-    min_lr_ratio: float = at_least(0, 0.0)
-    # The largest global norm of the gradient. 0 turns clipping off.
-    clip: float = at_least(0, 0.25)
-    # The decay rates of the two moments of adam and lamb, and of muon's adam.
-    betas: tuple[float, ...] = (0.9, 0.999)
-    # The term that is added to the denominator of adam and lamb. NVIDIA's recipes for
-    # lamb have 1e-6.
-    epsilon: float = positive(1e-8)
-    # The weight decay, which applies to matrices only.
-    weight_decay: float = at_least(0, 0.0)
-    # The first update, counted from 1, of the mean of all later parameters, which is
-    # evaluated in place of the newest parameters (ASGD). 0 keeps no mean.
-    asgd_from: int = at_least(0, 0)
+    optimizer: str = field(
+        "adam",
+        one_of(OPTIMIZERS),
+        help='The optimizer. "adam" with a weight_decay is AdamW; "muon" is for the '
+        'matrices of the layers, with "adam" for all other parameters.',
+    )
+    lr: float = field(2.5e-4, help="Peak learning rate.")
+    schedule: str = field(
+        "cosine", one_of(SCHEDULES), help="Schedule of the learning rate."
+    )
+    warmup_steps: int = field(
+        0, help="Updates in which the learning rate rises linearly from 0 to lr."
+    )
+    min_lr_ratio: float = field(
+        0.0, help="Final learning rate of a cosine schedule, divided by lr."
+    )
+    clip: float = field(
+        0.25, help="Largest global norm of the gradient. 0 turns clipping off."
+    )
+    betas: tuple[float, ...] = field(
+        (0.9, 0.999),
+        help="Decay rates of the two moments of adam and lamb, and of muon's adam.",
+    )
+    epsilon: float = field(
+        1e-8,
+        positive,
+        help="Added to the denominator of adam and lamb. NVIDIA's lamb has 1e-6.",
+    )
+    weight_decay: float = field(
+        0.0, help="Weight decay, which applies to matrices only."
+    )
+    asgd_from: int = field(
+        0,
+        help="First update, counted from 1, of the mean of all later parameters, "
+        "which is evaluated instead of the newest (ASGD). 0 keeps no mean.",
+    )
 
     def __post_init__(self) -> None:
         """Raises UserError for an impossible value or combination."""

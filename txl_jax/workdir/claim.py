@@ -37,11 +37,10 @@ def check_trainable(workdir: Path, config: Config) -> None:
 
 def check_same_run(workdir: Path, saved: Config, config: Config) -> None:
     """Raises UserError if the workdir's saved config conflicts with `config`."""
-    fixed = {*configs.having("identity")} - {*configs.having("changeable")}
     conflicts = [
         f"{name} was {old!r}, is now {new!r}"
         for name, (old, new) in configs.differences(saved, config).items()
-        if name in fixed
+        if name in configs.IDENTITY
     ]
     if conflicts:
         raise UserError(

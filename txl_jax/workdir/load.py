@@ -234,8 +234,7 @@ def _load_fitting(source: Path, config: Config, vocab: Vocab, mesh: Mesh) -> Par
         for name, (old, new) in differences.items()
         if name.startswith("model.")
     }
-    free = configs.having("free")
-    if wrong := [line for name, line in changes.items() if name not in free]:
+    if wrong := [line for name, line in changes.items() if name not in configs.FREE]:
         raise UserError(
             f"its model differs ({'; '.join(wrong)}): set these fields as in its "
             f"{CONFIG}"
