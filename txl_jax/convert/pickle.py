@@ -117,7 +117,5 @@ def read(path: Path) -> Value:
             for _, storage in sorted(main.storages.items()):  # each after its size
                 storage.view("u1").data[:] = source.read(8 + storage.nbytes)[8:]
             return main.value
-    except FileNotFoundError:
-        raise UserError(f"no file {str(path)!r}") from None
     except Exception as error:  # hostile files cause errors of many types
         raise UserError(f"{path} {UNREADABLE}: {one_line(error)}") from error

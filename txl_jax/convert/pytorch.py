@@ -7,19 +7,109 @@ Dims: N layers, D model, H heads, A head, F feed-forward, V vocabulary, E embedd
 G clusters, P learned distances.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from flax.traverse_util import unflatten_dict
 
-from txl_jax.convert.embedding import Params, read_embedding
-from txl_jax.convert.keys import Keys
+from txl_jax.convert.pickle import Object, Value
 from txl_jax.errors import UserError
 from txl_jax.model import families
 from txl_jax.model.config import ModelConfig
+from txl_jax.report.checksum import DAMAGE
 
+State = dict[str, np.ndarray]  # a state dict
+Params = dict[str, Any]
 Fields = Mapping[str, Any]  # of another code base's config
+
+FREQUENCIES = "pos_emb.inv_freq"  # computed, not trained
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+
+
+class Keys:
+    """A state dict from which each array must be taken exactly once.
+
+    The methods take names of the paper's PyTorch code; `rename` returns the state's own
+    name, which errors contain.
+    """
+
+    def __init__(
+        self, state: Mapping[str, np.ndarray], rename: Callable[[str], str] = str
+    ) -> None:
+        if state and all(name.startswith("module.") for name in state):
+            # DataParallel adds this prefix.
+            state = {name.removeprefix("module."): x for name, x in state.items()}
+        self.remaining = {name: x for name, x in state.items() if name != FREQUENCIES}
+        self.rename = rename
+
+    def __contains__(self, name: str) -> bool:
+        return self.rename(name) in self.remaining
+
+    def count(self, pattern: str) -> int:
+        """Returns how many of pattern.format(0), pattern.format(1), ... exist."""
+        numbered = map(pattern.format, itertools.count())
+        return sum(1 for _ in itertools.takewhile(self.__contains__, numbered))
+
+    def shape(self, name: str, *dims: int | str) -> tuple[int, ...]:
+        """Returns the shape of an array; a letter stands for any positive size.
+
+        Raises UserError for a missing array, another shape or another type.
+        """
+        expected = str(dims).replace("'", "")
+        array = self.remaining.get(self.rename(name), np.zeros((), "O"))
+        shape = array.shape
+        fits = [n == dim or (n and isinstance(dim, str)) for n, dim in zip(shape, dims)]  # noqa: B905
+        if len(shape) != len(dims) or not all(fits) or array.dtype.name not in FLOATS:
+            found = f"is {array.dtype} {shape}" if name in self else "is missing"
+            raise UserError(
+                f"{self.rename(name)} {found}: expected floats of shape {expected}"
+            )
+        return shape
+
+    def take(self, name: str, *dims: int | str) -> np.ndarray:
+        """Removes an array of the shape `dims`, and returns it in float32."""
+        self.shape(name, *dims)
+        array = self.remaining.pop(self.rename(name))
+        return np.ascontiguousarray(array, np.float32)
+
+    def close(self) -> None:
+        """Raises UserError unless every array has been taken."""
+        for name, array in self.remaining.items():
+            raise UserError(
+                f"{name[:80]}, of shape {array.shape}, is not part of the model"
+            )
+
+
+def arrays(value: Value, path: Path) -> State:
+    """Returns the arrays of an unpickled state dict or module, by name.
+
+    Other values are dropped.
+    """
+    try:
+        items = _flatten(value) if isinstance(value, Object) else value.items()
+        result = {
+            name: x
+            for name, x in items
+            if isinstance(name, str) and isinstance(x, np.ndarray)
+        }
+    except DAMAGE:
+        result = {}
+    if not result:
+        raise UserError(f"{path} contains neither a state dict nor a module")
+    return result
+
+
+def _flatten(module: Object, prefix: str = "") -> Iterator[tuple[str, Value]]:
+    """Yields the parameters and buffers of a pickled module and its submodules."""
+    for field in ("_parameters", "_buffers"):
+        for name, value in module.state.get(field, {}).items():
+            yield f"{prefix}{name}", value
+    for name, part in module.state.get("_modules", {}).items():
+        yield from _flatten(part, f"{prefix}{name}.")
+
 
 # The arrays of a layer, after "layers.0.", and their shapes; kernels are [out, in].
 LAYER = {
@@ -72,12 +162,7 @@ def from_keys(
     **fields: Any,
 ) -> tuple[ModelConfig, Params]:
     """Returns the model family(**fields, **sizes), and its parameters."""
-    if "layers.0.dec_attn.q_net.weight" in keys:
-        raise UserError(
-            "the state dict has attn_type 2 or 3, absolute positions: only 0 and 1, "
-            "relative positions, are supported"
-        )
-    sizes, embedding = read_embedding(keys, tuple(cutoffs))
+    sizes, embedding = _read_embedding(keys, tuple(cutoffs))
     heads, relative, attention = _positions(keys)
     F, D = keys.shape("layers.0.pos_ff.CoreNet.0.weight", "F", "D")
     config = family(
@@ -118,7 +203,8 @@ def from_fields(
 def _positions(keys: Keys) -> tuple[Fields, Params, Params]:
     """Returns the sizes that u implies, then u and w, then learned distances."""
     if "r_emb" not in keys:
-        untied = keys.rank("r_w_bias") == 3
+        bias = keys.remaining.get(keys.rename("r_w_bias"))
+        untied = bias is not None and bias.ndim == 3
         shape = keys.shape("r_w_bias", *("NHA" if untied else "HA"))
         sizes = {"n_head": shape[-2], "d_head": shape[-1], "untie_r": untied}
         u, w = (keys.take(name, *shape) for name in ("r_w_bias", "r_r_bias"))
@@ -151,3 +237,98 @@ def _read_layers(config: ModelConfig, keys: Keys) -> Params:
         arrays[name] = arrays[name].reshape(N, H, A, D)
     contiguous = {name: np.ascontiguousarray(x) for name, x in arrays.items()}
     return unflatten_dict(contiguous, sep=".")
+
+
+# Embedding and softmax
+
+
+def _read_embedding(
+    keys: Keys, cutoffs: tuple[int, ...]
+) -> tuple[dict[str, Any], Params]:
+    """Returns the sizes that the tables imply, and embedding and softmax parameters."""
+    name, out_name = "word_emb.emb_layers.{}.weight", "crit.out_layers.{}.weight"
+    numbers = range(max(keys.count(name), 1))
+    tables = [keys.take(name.format(i), "V", "E") for i in numbers]
+    D = keys.shape("layers.0.pos_ff.CoreNet.0.weight", "F", "D")[1]
+    V_i, E_i = ([table.shape[axis] for table in tables] for axis in (0, 1))
+    # Only a table of width D can lack a projection.
+    projected = [E != D or f"word_emb.emb_projs.{i}" in keys for i, E in enumerate(E_i)]
+    split = len(tables) > 1 or (projected[0] and D == E_i[0])
+    suffixes = [f"_{i}" for i in numbers] if split else [""]
+    cutoffs = _cutoffs(keys, V_i, cutoffs)
+    params: Params = {}
+    for i, suffix in enumerate(suffixes):
+        params[f"table{suffix}"] = tables[i]
+        if projected[i]:
+            proj = keys.take(f"word_emb.emb_projs.{i}", D, E_i[i])
+            params[f"proj{suffix}"] = np.ascontiguousarray(proj.T)
+    biases = [keys.take(f"crit.out_layers.{i}.bias", V_i[i]) for i in numbers]
+    params["bias"] = np.concatenate(biases)
+    if cutoffs:
+        G = len(cutoffs)
+        # The paper's code has the last cluster first; here row g is for cluster g + 1.
+        rows = keys.take("crit.cluster_weight", G, E_i[0])
+        params["cluster_table"] = rows[::-1].copy()
+        params["cluster_bias"] = keys.take("crit.cluster_bias", G)[::-1].copy()
+    own: list[np.ndarray] = []
+    if any(out_name.format(i) in keys for i in numbers):
+        own = [keys.take(out_name.format(i), *tables[i].shape) for i in numbers]
+    if not (tied := all(map(_equal, own, tables))):
+        names = [f"out_table{suffix}" for suffix in suffixes]
+        params |= dict(zip(names, own, strict=True))
+    config = {
+        "vocab_size": sum(V_i),
+        "d_embed": 0 if E_i[0] == D else E_i[0],
+        "cutoffs": cutoffs,
+        "div_val": _infer_div_val(E_i) if split else 1,
+        "tie_weights": tied,
+        "tie_projs": _take_out_projs(keys, len(cutoffs) + 1, params),
+        "proj_same_dim": not split or all(projected),
+    }
+    return config, params
+
+
+def _cutoffs(keys: Keys, sizes: list[int], cutoffs: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the cutoffs that split tables imply, or else the argument."""
+    if implied := tuple(itertools.accumulate(sizes[:-1])):
+        if cutoffs not in ((), implied):
+            raise UserError(f"cutoffs = {cutoffs} differ from the tables' {implied}")
+        return implied
+    G = 0
+    if "crit.cluster_weight" in keys:
+        G, _ = keys.shape("crit.cluster_weight", "G", "E")
+    if len(cutoffs) != G:
+        raise UserError(
+            f"the softmax has {G} clusters beside the frequent words, and a single "
+            f"table does not determine their bounds: give {G} cutoffs, not {cutoffs}"
+        )
+    return cutoffs
+
+
+def _equal(x: np.ndarray, y: np.ndarray) -> bool:
+    return np.array_equal(x.view(np.int32), y.view(np.int32))
+
+
+def _take_out_projs(keys: Keys, clusters: int, params: Params) -> tuple[bool, ...]:
+    """Adds the softmax's own projections to `params`; returns which ones are tied.
+
+    The softmax has a projection, tied or not, where the embedding has one.
+    """
+    ties = []
+    for i in range(clusters):
+        shared = params.get("proj" if "table" in params else f"proj_{i}")
+        tied = shared is not None
+        if shared is not None and (key := f"crit.out_projs.{i}") in keys:
+            proj = np.ascontiguousarray(keys.take(key, *shared.T.shape).T)
+            if not (tied := _equal(proj, shared)):
+                params[f"out_proj_{i}"] = proj
+        ties.append(tied)
+    return tuple(ties) if any(ties) else ()
+
+
+def _infer_div_val(widths: Sequence[int]) -> int:
+    """Returns the divisor by which the width falls from each cluster to the next."""
+    for divisor in range(2, widths[0] + 1):
+        if widths == [widths[0] // divisor**i for i in range(len(widths))]:
+            return divisor
+    raise UserError(f"no div_val gives the embedding's tables their widths {widths}")

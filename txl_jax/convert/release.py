@@ -16,7 +16,7 @@ from txl_jax.checkpoint import array_file
 from txl_jax.checkpoint import manifest as manifests
 from txl_jax.checkpoint.array_checksum import checksums
 from txl_jax.checkpoint.manifest import Manifest
-from txl_jax.convert.embedding import Params
+from txl_jax.convert.pytorch import Params
 from txl_jax.data import vocab as vocabulary
 from txl_jax.data.vocab import Vocab
 from txl_jax.report.checksum import verify_checksum, with_checksum

@@ -64,7 +64,8 @@ def save(
     first = KeyValueMemory.empty(config, fixed, 1, 0, mem_len=1).newest()._asdict()
     arrays = {**flat, **{f"memory/{name}": x for name, x in first.items()}}
     host = {name: np.ascontiguousarray(x) for name, x in jax.device_get(arrays).items()}
-    safetensors.numpy.save_file(host, folder / "parameters.safetensors")
+    # `save_file` would write a file that only its owner may read.
+    (folder / "parameters.safetensors").write_bytes(safetensors.numpy.save(host))
     sizes = {"tgt_len": tgt_len, "mem_len": config.mem_len}
     (folder / "config.json").write_text(
         json.dumps(sizes | {"model": dataclasses.asdict(config)}, indent=2) + "\n"
