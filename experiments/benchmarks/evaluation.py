@@ -24,7 +24,7 @@ from txl_jax.evaluate.score import make_score
 from txl_jax.generate.context import with_memory
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory.layout import unstack
-from txl_jax.paper.context_nll import make_context_nll
+from txl_jax.paper.recl import make_context_nll
 
 
 def make_program(

@@ -44,7 +44,7 @@ from txl_jax.data.word import Lines, WordVocab
 from txl_jax.errors import UserError
 from txl_jax.generate import texts
 from txl_jax.generate.options import GenerateConfig
-from txl_jax.paper import table, table_rows
+from txl_jax.paper import table
 from txl_jax.paper.options import TableConfig
 from txl_jax.report import log
 from txl_jax.report.checksum import with_checksum
@@ -160,8 +160,8 @@ RECORD: dict[str, Any] = {
 }
 CONFIG = json.loads(json.dumps(dataclasses.asdict(configs.Config())))
 RUN = {"config": CONFIG, "data": {"splits": {}}, "starts": [{}]}
-ROW = table_rows.row_config("wt103_128m", TableConfig(), {"train.num_steps": "40"})
-LENGTHS = {str(length): 1.0 for length in table_rows.lengths(ROW)}
+ROW = table.row_config("wt103_128m", TableConfig(), {"train.num_steps": "40"})
+LENGTHS = {str(length): 1.0 for length in table.lengths(ROW)}
 FINISHED = {"asked": table.identity(ROW), "nll_nats": LENGTHS}
 MODEL, WEIGHTS = saved_case("div_val_2")
 TENSORFLOW = RECORDED.parent / "tensorflow_checkpoints" / "wt103"

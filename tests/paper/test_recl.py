@@ -1,28 +1,35 @@
-"""Losses are kept on disk, and only models of one text are compared.
+"""RECL: kept losses, contexts of exact lengths, and the gains by hand.
 
-Dims: T positions.
+Dims: I models, C contexts, T positions, B windows.
 """
 
 import dataclasses
 import json
+import math
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
+from tests import reference
 from tests.support import tiny
 from tests.support.refusal import refused
 from tests.support.trained import Home, home
 from txl_jax import config as configs
 from txl_jax.data import vocab as vocabulary
 from txl_jax.data.vocab import CharVocab
-from txl_jax.evaluate.options import EvalConfig
+from txl_jax.evaluate.options import EvalConfig, evaluation_model
 from txl_jax.model.config import ModelConfig
 from txl_jax.paper import recl
 from txl_jax.paper.options import ReclConfig
+from txl_jax.paper.recl import gains, hardest, make_context_nll, spread
+from txl_jax.sharding.mesh import make_mesh
+from txl_jax.sharding.options import MeshConfig
+from txl_jax.sharding.rules import sharding
 from txl_jax.update.options import TrainConfig
 
 __all__ = ["home"]  # the fixture
@@ -124,3 +131,118 @@ def test_refused_texts(options: ReclConfig, tmp_path: Path, scored: list[int]) -
     vocabulary.save(CharVocab("ab"), Path(options.workdirs[1]) / "vocab.json")
     with refused("the model has another vocabulary than the corpus"):
         recl.run(options, tmp_path, {})
+
+
+PARAMS = tiny.make_params()
+TEXT_T = tiny.make_tokens(1, 60)[0].astype(np.uint8)
+POSITIONS = spread(60, 20, 7)
+
+
+def oracle(config: ModelConfig, context: int, tgt_len: int) -> np.ndarray:
+    """Returns the oracle's nll_T at POSITIONS, each read from a cold start."""
+    settings = tiny.reference_settings(config)
+    nlls = []
+    for at in POSITIONS:
+        memory = reference.empty(tiny.N, 1, tiny.D)
+        low = at - context
+        while low < at:
+            high = at - (at - 1 - low) // tgt_len * tgt_len
+            nll_BL, memory = reference.nll(
+                PARAMS,
+                TEXT_T[None, low:high].astype(int),
+                TEXT_T[None, low + 1 : high + 1].astype(int),
+                memory,
+                **settings,
+            )
+            low = high
+        nlls.append(nll_BL[0, -1])
+    return np.array(nlls)
+
+
+@pytest.mark.parametrize("mem_len, segments", [(7, 1), (7, 2), (0, 1)])
+def test_losses_depend_on_the_exact_context(mem_len: int, segments: int) -> None:
+    options = EvalConfig(
+        tgt_len=5, mem_len=mem_len, streams=3, segments_per_step=segments
+    )
+    config = evaluation_model(tiny.CONFIG, options)
+    nll = make_context_nll(tiny.CONFIG, options, PARAMS, tiny.one_device())
+    reported: list[tuple[int, int]] = []
+    for context in (3, 13) if mem_len else (9,):
+        reported.clear()
+        actual_T = nll(TEXT_T, POSITIONS, context, lambda *x: reported.append(x))
+        tgt_len = options.tgt_len if mem_len else context
+        tiny.assert_close(actual_T, oracle(config, context, tgt_len))
+        assert reported == [(3, 7), (6, 7), (7, 7)]
+        # Not one bit depends on anything before the context; the rest does.
+        before_T, inside_T = TEXT_T.copy(), TEXT_T.copy()
+        before_T[: POSITIONS[0] - context] = 0
+        inside_T[POSITIONS[0] - context] = (TEXT_T[POSITIONS[0] - context] + 1) % tiny.V
+        first = POSITIONS[:1]
+        whole = nll(TEXT_T, first, context, tiny.silent)
+        assert nll(before_T, first, context, tiny.silent) == whole
+        if context < 13:  # beyond that the first layer's memory has lost it
+            assert nll(inside_T, first, context, tiny.silent) != whole
+
+
+def test_contexts_are_split_over_devices() -> None:
+    mesh = make_mesh(MeshConfig(data=1, segments=2), jax.devices()[:2])
+    options = EvalConfig(tgt_len=2, mem_len=3, streams=3, segments_per_step=8)
+    params = jax.device_put(PARAMS, sharding(mesh, ""))
+    nll = make_context_nll(tiny.CONFIG, options, params, mesh)
+    config = evaluation_model(tiny.CONFIG, options)
+    for context in (13, 3):  # a call of 16 tokens, and of one segment
+        actual_T = nll(TEXT_T, POSITIONS, context, tiny.silent)
+        tiny.assert_close(actual_T, oracle(config, context, 2))
+
+
+def test_positions_are_spread_evenly_after_the_longest_context() -> None:
+    assert POSITIONS.tolist() == [20, 25, 31, 37, 42, 48, 54]
+    assert spread(60, 20, 0).tolist() == list(range(20, 60))
+    assert spread(60, 20, 99).tolist() == list(range(20, 60))
+    assert spread(20, 20, 5).tolist() == []
+
+
+# Two models, three contexts, two positions. b(c, t): [2, 1], [1, 1], [1, 0.5].
+HAND_ICT = np.array(
+    [[[3.0, 1.0], [1.0, 2.0], [1.0, 2.0]], [[2.0, 2.0], [2.0, 1.0], [1.5, 0.5]]]
+)
+
+
+def test_gains_by_hand() -> None:
+    baseline_C, gain_IC = gains(HAND_ICT, 1.0)
+    np.testing.assert_allclose(baseline_C, np.exp([1.5, 1.0]))
+    # The second model's 2.0 at position 0 is no worse than the best before.
+    absolute = [[math.exp(1.5) - math.e, 0], [0, math.e - math.exp(0.75)]]
+    np.testing.assert_allclose(gain_IC, absolute, atol=1e-15)
+
+
+def test_only_the_hardest_positions_count() -> None:
+    baseline_C, gain_IC = gains(HAND_ICT, 0.5)
+    # At context 1 position 0 is the hardest; at context 2 both are 1 and it is first.
+    np.testing.assert_allclose(baseline_C, np.exp([2.0, 1.0]))
+    absolute = [[math.exp(2.0) - math.e, 0.0], [0.0, 0.0]]
+    np.testing.assert_allclose(gain_IC, absolute, atol=1e-15)
+    b_T = np.array([0.5, 3.0, 1.0, 3.0, 2.0, 0.1, 0.2, 0.3, 0.4, 0.6])
+    assert hardest(b_T, 0.5).tolist() == [1, 3, 4, 2, 9]
+    assert hardest(b_T, 1.0).tolist() == [1, 3, 4, 2, 9, 0, 8, 7, 6, 5]
+    assert hardest(b_T[:3], 0.1).tolist() == [1]
+
+
+def lengths(
+    nll_ICT: np.ndarray, contexts: list[int], ratio: float = 1.0
+) -> list[tuple[int, bool]]:
+    baseline_C, gain_IC = gains(nll_ICT, ratio)
+    return [recl.recl(gain_C, contexts) for gain_C in gain_IC / baseline_C]
+
+
+def test_recl_is_the_first_context_without_a_gain() -> None:
+    assert lengths(HAND_ICT, [100, 200, 300]) == [(200, True), (100, True)]
+    # The second model's later gain, at 200, does not count.
+    assert lengths(HAND_ICT[1:], [100, 200, 300]) == [(300, False)]
+
+
+@pytest.mark.parametrize("nll, expected", [(1 - 0.0102, 200), (1 - 0.0098, 100)])
+def test_the_threshold_is_on_the_relative_gain(nll: float, expected: int) -> None:
+    # 1 - exp(-0.0102) is 1.01 %, 1 - exp(-0.0098) is 0.98 %.
+    nll_ICT = np.array([[[1.0], [nll], [nll]]])
+    assert lengths(nll_ICT, [100, 200, 300]) == [(expected, True)]

@@ -1,15 +1,27 @@
-"""The mode `recl`: the relative effective context length of several models.
+"""The mode `recl`: relative effective context lengths (section 4.3, Appendix C).
+
+A good model gains less from a longer context, so every gain is relative to the best
+loss of all compared models with the shorter context. l_i(c, t) is the loss of model i
+on the token at position t after a context of exactly c tokens, in nats.
 
 The losses of every model and context are kept on disk, so that an interrupted
 comparison resumes and later comparisons of the same models reuse them.
+
+Dims: I models, C contexts, T positions, B windows, L segment, D model.
 """
 
+import functools
 import hashlib
+import itertools
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
+from jax import Array
+from jax.sharding import Mesh
 
 from txl_jax import metrics
 from txl_jax.checkpoint.array_checksum import checksums
@@ -17,12 +29,19 @@ from txl_jax.config import Config, load_json, override, parse
 from txl_jax.data import vocab
 from txl_jax.data.tokens import prepare
 from txl_jax.errors import UserError
-from txl_jax.model.config import ABSOLUTE_POSITIONS
-from txl_jax.paper.context_nll import make_context_nll, spread
-from txl_jax.paper.gains import compare, plot_recl
+from txl_jax.evaluate import reader
+from txl_jax.evaluate.options import EvalConfig, evaluation_model
+from txl_jax.evaluate.perplexity import ShowProgress
+from txl_jax.evaluate.reader import Reader
+from txl_jax.model.config import ABSOLUTE_POSITIONS, ModelConfig
+from txl_jax.model.initializers import Params
+from txl_jax.model.segment import OneSegment, Segment
+from txl_jax.model.txl import TransformerXL
 from txl_jax.paper.options import ReclConfig
 from txl_jax.report.log import Json, aligned, say
+from txl_jax.report.plots import empty, save
 from txl_jax.report.progress import Progress
+from txl_jax.sharding.rules import check_streams
 from txl_jax.workdir import load
 from txl_jax.workdir.arrays import read_arrays, save_arrays
 from txl_jax.workdir.fit import warn_of_rotations
@@ -30,6 +49,12 @@ from txl_jax.workdir.folder import CONFIG, VOCAB, find
 from txl_jax.workdir.staging import write_files
 
 LENGTHS = ("tgt_len", "mem_len", "clamp_len", "same_length")  # of EvalConfig
+# The paper's numbers (Appendix C).
+THRESHOLD = 0.01  # a smaller relative gain ends a model's context
+RATIOS = (1.0, 0.5, 0.1)  # shares of the positions, the hardest first
+TICKS = [0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5]  # of the plotted gains
+# (tokens, positions_T, context, progress) -> nll_T in nats.
+ContextNll = Callable[[np.ndarray, np.ndarray, int, ShowProgress], np.ndarray]
 
 
 class Member(NamedTuple):
@@ -138,3 +163,173 @@ def score(
         "full_context_tokens": full,
         "losses": str(folder),
     }
+
+
+def spread(tokens: int, longest: int, count: int) -> np.ndarray:
+    """Returns `count` even positions with `longest` tokens before them, 0 = all."""
+    available = max(tokens - longest, 0)
+    count = min(count or available, available)
+    return longest + np.arange(count, dtype=np.int64) * available // max(count, 1)
+
+
+@reader.from_hidden
+def last_nll(model: TransformerXL, hidden_BLD: Array, segment: OneSegment) -> Array:
+    """Returns the nll of each stream's last target, nll_B, of one segment."""
+    length_B = segment.length_B
+    last_B1D = reader.last(hidden_BLD, length_B)
+    target_B1 = jnp.take_along_axis(segment.targets_BL, length_B[:, None] - 1, axis=1)
+    return model.embedding.nll(last_B1D, target_B1)[:, 0]
+
+
+def cut(window_BT: np.ndarray, L: int, count: int) -> Iterator[Segment]:
+    """Yields windows [B, C + 1] as segments, to be read `count` at a time.
+
+    A shorter first segment is padded. Several segments in a call cannot continue after
+    padding, so there, windows start as documents after arbitrary tokens.
+    """
+    before = -(window_BT.shape[1] - 1) % (count * L) if count > 1 else 0
+    window_BT = np.pad(window_BT, ((0, 0), (before, 0)))
+    B, C = len(window_BT), window_BT.shape[1] - 1
+    first_BT = np.zeros((B, C + L), bool)
+    first_BT[:, before] = count > 1
+    shorter = (C - 1) % L + 1
+    for begin, end in itertools.pairwise([0, *range(shorter, C + 1, L)]):
+        pad = ((0, 0), (0, L - (end - begin)))
+        yield Segment(
+            np.pad(window_BT[:, begin:end], pad)[None],
+            np.pad(window_BT[:, begin + 1 : end + 1], pad)[None],
+            np.ones((1, B, L), np.float32),
+            first_BT[None, :, begin : begin + L],
+            np.full((1, B), end - begin, np.int32),
+        )
+
+
+def make_context_nll(
+    model_config: ModelConfig, config: EvalConfig, params: Params, mesh: Mesh
+) -> ContextNll:
+    """Returns the function that scores positions after a context of a given length.
+
+    The token at each position is predicted from exactly the `context` tokens before it,
+    config.streams positions in parallel. Every window is read from an empty memory: by
+    a model with a memory in segments of tgt_len, of which the first may be shorter, by
+    one without at once. progress counts positions.
+    """
+    check_streams(mesh, config.streams, "eval.streams")
+    model_config, B = evaluation_model(model_config, config), config.streams
+
+    @functools.cache
+    def make_reader(L: int, segments: int) -> Reader:
+        return Reader(
+            model_config, last_nll, B, L, mesh, segments=segments, documents=True
+        )
+
+    fixed = make_reader(config.tgt_len, 1).unstack(params)
+
+    def nll(
+        tokens: np.ndarray,
+        positions_T: np.ndarray,
+        context: int,
+        progress: ShowProgress,
+    ) -> np.ndarray:
+        L = config.tgt_len if model_config.has_memory else context
+        T = len(positions_T)
+        parts = []
+        read = make_reader(L, config.segments_per_step)
+        if context <= read.segments // 2 * L:  # most of a call would be padding
+            read = make_reader(L, 1)
+        for begin in range(0, T, B):  # the last batch repeats the last position
+            index_B = np.minimum(np.arange(begin, begin + B), T - 1)
+            place_BT = positions_T[index_B][:, None] - np.arange(context, -1, -1)
+            segments = cut(tokens[place_BT].astype(np.int32), L, read.segments)
+            own = params if read.in_pieces else fixed
+            *_, nll_SB = read.outputs(own, segments)
+            parts.append(np.asarray(nll_SB[0], np.float64)[: T - begin])
+            progress(min(begin + B, T), T)
+        return np.concatenate(parts)
+
+    return nll
+
+
+def hardest(baseline_T: np.ndarray, ratio: float) -> np.ndarray:
+    """Returns the share of positions with the largest baseline, at least one."""
+    count = max(round(ratio * len(baseline_T)), 1)
+    return np.argsort(-baseline_T, kind="stable")[:count]
+
+
+def gains(nll_ICT: np.ndarray, ratio: float) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (baseline_C, gain_IC) of each context but the last, in perplexity.
+
+    With b(c, t) = min_i l_i(c, t) in nats, f_i(c, c') is the mean over the hardest
+    positions of min(b(c, t), l_i(c', t)): a longer context never hurts. The baseline is
+    exp f(c, c), the gain exp f(c, c) - exp f_i(c, c'), as in Figure 3.
+    """
+    baselines, longer = [], []
+    for now_IT, next_IT in itertools.pairwise(nll_ICT.swapaxes(0, 1)):
+        b_T = now_IT.min(axis=0)
+        chosen = hardest(b_T, ratio)
+        baselines.append(b_T[chosen].mean())
+        longer.append(np.minimum(b_T, next_IT)[:, chosen].mean(axis=1))
+    baseline_C = np.exp(np.array(baselines))
+    return baseline_C, baseline_C - np.exp(np.array(longer)).T
+
+
+def recl(relative_C: np.ndarray, contexts: list[int]) -> tuple[int, bool]:
+    """Returns a model's effective context, and whether its gains ended there.
+
+    relative_C: its gains as shares of the baseline, g_i(c, c'). The effective context
+    is the first one from which the gain to the next is below THRESHOLD. If no gain is,
+    it is the last context, a lower bound. (The paper's "go to step 1" must mean step 2:
+    step 1 would start over.)
+    """
+    below = np.flatnonzero(relative_C < THRESHOLD)
+    ended = len(below) > 0
+    return contexts[below[0] if ended else -1], ended
+
+
+def compare(nll_ICT: np.ndarray, contexts: list[int], rows: list[Json]) -> Json:
+    """Returns RECL in tokens and the gains; rows: what is known of each model."""
+    columns = ("recl_tokens", "ended", "relative_gain", "ppl_gain")
+    members = [{**row, **{name: {} for name in columns}} for row in rows]
+    baselines: dict[str, list[float]] = {}
+    for ratio in RATIOS:
+        key = f"{ratio:g}"
+        baseline_C, gain_IC = gains(nll_ICT, ratio)
+        relative_IC = gain_IC / baseline_C
+        baselines[key] = baseline_C.tolist()
+        for i, row in enumerate(members):
+            length, row["ended"][key] = recl(relative_IC[i], contexts)
+            # The effective context cannot exceed what the model can read.
+            row["recl_tokens"][key] = min(length, row["full_context_tokens"] or length)
+            row["relative_gain"][key] = relative_IC[i].tolist()
+            row["ppl_gain"][key] = gain_IC[i].tolist()
+    for row, nll_CT in zip(members, nll_ICT, strict=True):
+        row["ppl"] = np.exp(nll_CT.mean(axis=1)).tolist()
+    return {"group_ppl": baselines, "members": members}
+
+
+def plot_recl(result: Json, path: Path) -> None:
+    """Draws the paper's Figures 3 (of the smallest ratio) and 4."""
+    ratio = min(result["group_ppl"], key=float)
+    contexts = result["contexts_tokens"]
+    figure = empty(10.5, 3.6)
+    relative, absolute, plain = figure.subplots(1, 3)
+    for row in result["members"]:
+        label = f"{row['workdir']} (RECL {row['recl_tokens'][ratio]})"
+        relative.plot(contexts[1:], row["relative_gain"][ratio], ".-", label=label)
+        absolute.plot(contexts[1:], row["ppl_gain"][ratio], ".-")
+        plain.plot(contexts, row["ppl"], ".-")
+    relative_gains = [row["relative_gain"][ratio] for row in result["members"]]
+    relative.axhline(THRESHOLD, color="gray", linestyle="--", linewidth=1)
+    # The scale is linear below the threshold and logarithmic above it.
+    relative.set_yscale("symlog", linthresh=THRESHOLD)
+    relative.set_yticks(TICKS, [f"{tick:.1%}" for tick in TICKS])
+    relative.set_ylim(0, 1.2 * max([THRESHOLD, *itertools.chain(*relative_gains)]))
+    title = f"gain from the previous context, r = {ratio}"
+    relative.set(ylabel="relative gain", title=title)
+    absolute.set(ylabel="perplexity", title=f"absolute gain, r = {ratio}")
+    plain.set(ylabel="perplexity", title="perplexity, all positions")
+    figure.legend(loc="outside lower center", ncols=2, fontsize=8)
+    for axes in (relative, absolute, plain):
+        axes.set_xlabel("context in tokens")
+        axes.title.set_fontsize(9)
+    save(figure, path)
