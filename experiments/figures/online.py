@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.figures.online_step import Options, State, learn_segments, start
-from txl_jax.errors import UserError
+from txl_jax.errors import BadNumbers, UserError
 from txl_jax.report import provenance
 from txl_jax.report.log import say, to_json
 from txl_jax.runtime import allocator, distributed
@@ -63,6 +63,8 @@ def learn(
     for call in range(len(nll) // in_call, calls):
         first = jnp.array(call * options.segments_per_call)
         state, nll_SL = learn_call(text_T, key, state, first)
+        if not np.isfinite(nll_SL).all():
+            raise BadNumbers(f"a loss after byte {len(nll)} is not finite")
         nll = np.append(nll, nll_SL)
         now = time.perf_counter()
         if now - saved_at >= SAVE_SECONDS:
@@ -95,7 +97,7 @@ def main() -> int:
         # Only the result goes to stdout, whatever a library prints.
         with contextlib.redirect_stdout(sys.stderr):
             result = measure(args)
-    except UserError as error:
+    except (UserError, BadNumbers) as error:
         return distributed.report(error)
     print(to_json(result))
     return 0

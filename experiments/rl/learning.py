@@ -199,8 +199,9 @@ def make_update(
             opt_state=opt_state,
             memory=cast(Any, after),
         )
+        finite = jnp.isfinite(optax.tree.norm(params))
         return state, {
-            "loss": losses.mean(),
+            "loss": jnp.where(finite, losses.mean(), jnp.nan),
             "entropy": entropies.mean(),
             "tokens": jnp.asarray(window.over_BT.size),
             "episodes": window.over_BT.sum(),

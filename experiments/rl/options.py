@@ -3,40 +3,48 @@
 import dataclasses
 
 from txl_jax.errors import UserError
-from txl_jax.fields import at_least, check, fraction, one_of, positive
+from txl_jax.fields import at_least, check, field, fraction, one_of, positive
 from txl_jax.model.config import GATES
 
 from .environments import ENVIRONMENTS
+
+CORES = ("transformer_xl", "gru")
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
     """The flags of a run."""
 
-    environment: str = one_of(ENVIRONMENTS, "t_maze")
-    length: int = at_least(1, 10)  # steps until the junction or the end
-    gymnax: str = ""  # an environment of gymnax instead
-    core: str = one_of(("transformer_xl", "gru"), "transformer_xl")
-    gate: str = one_of(GATES, "none")  # as model.gate
-    n_layer: int = at_least(1, 2)  # the GRU has one layer of as many parameters
-    d_model: int = at_least(2, 32)
-    n_head: int = at_least(1, 2)
-    mem_len: int = at_least(0, 64)
-    streams: int = at_least(1, 64)  # environments
-    steps: int = at_least(1, 64)  # of an environment between two updates
-    segment_len: int = at_least(1, 32)  # of the steps read in one call
-    gradient_segments: int = at_least(1, 1)  # that a gradient crosses
-    updates: int = at_least(1, 100)
-    epochs: int = at_least(1, 4)  # of an update
-    minibatches: int = at_least(1, 4)  # of an epoch; each has some of the streams
-    lr: float = positive(1e-3)
-    discount: float = fraction(0.99)
-    trace_decay: float = fraction(0.95)  # lambda of the advantages
-    clip: float = positive(0.2)  # of the probability ratio
-    entropy: float = at_least(0.0, 0.01)  # weight of its bonus
-    seed: int = at_least(0, 1)
-    solved: float = 0.9  # the return from which the task counts as solved
-    save_every: int = at_least(1, 50)  # updates
+    environment: str = field("t_maze", one_of(ENVIRONMENTS), help="The task.")
+    length: int = field(10, at_least(1), help="Steps until the junction or the end.")
+    gymnax: str = field("", help="An environment of gymnax instead.")
+    core: str = field("transformer_xl", one_of(CORES), help="The agent's memory.")
+    gate: str = field("none", one_of(GATES), help="As model.gate.")
+    n_layer: int = field(
+        2, at_least(1), help="Layers; the GRU has one, with as many parameters."
+    )
+    d_model: int = field(32, at_least(2), help="Features of a step.")
+    n_head: int = field(2, at_least(1), help="Heads of attention.")
+    mem_len: int = field(64, help="Steps that the memory holds.")
+    streams: int = field(64, at_least(1), help="Environments side by side.")
+    steps: int = field(64, at_least(1), help="Steps of each between two updates.")
+    segment_len: int = field(32, at_least(1), help="Steps that are read in one call.")
+    gradient_segments: int = field(
+        1, at_least(1), help="Segments that a gradient crosses."
+    )
+    updates: int = field(100, at_least(1), help="Updates of the run.")
+    epochs: int = field(4, at_least(1), help="Passes over the steps of an update.")
+    minibatches: int = field(
+        4, at_least(1), help="Parts of an epoch; each has some of the streams."
+    )
+    lr: float = field(1e-3, positive, help="Learning rate.")
+    discount: float = field(0.99, fraction, help="Of later rewards.")
+    trace_decay: float = field(0.95, fraction, help="Lambda of the advantages.")
+    clip: float = field(0.2, positive, help="Of the probability ratio.")
+    entropy: float = field(0.01, help="Weight of the entropy's bonus.")
+    seed: int = field(1, help="Of parameters, environments and actions.")
+    solved: float = field(0.9, help="The return from which the task counts as solved.")
+    save_every: int = field(50, at_least(1), help="Updates between checkpoints.")
 
     def __post_init__(self) -> None:
         """Raises UserError for values that do not fit together."""

@@ -26,7 +26,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from txl_jax.checkpoint import save_restore
 from txl_jax.checkpoint.manager import open_checkpoints
-from txl_jax.errors import Interrupted, UserError
+from txl_jax.errors import BadNumbers, Interrupted, UserError
 from txl_jax.report import plots, provenance
 from txl_jax.report.checksum import Json
 from txl_jax.report.log import MetricsLog, read_metrics, to_json
@@ -103,7 +103,8 @@ def claim(workdir: Path, options: Options) -> None:
 def train(options: Options, workdir: Path) -> Json:
     """Makes all updates, from the newest checkpoint if there is one; returns results.
 
-    Raises UserError for impossible flags, Interrupted after a signal.
+    Raises UserError for impossible flags, Interrupted after a signal, and BadNumbers
+    before an update that is not finite is saved.
     """
     program = make_program(options, make_mesh(MeshConfig()))
     with ExitStack() as stack:
@@ -123,6 +124,11 @@ def train(options: Options, workdir: Path) -> Json:
             (state, metrics), step = update(state), step + 1
             stop.hold()
             numbers = {name: x.item() for name, x in jax.device_get(metrics).items()}
+            if not math.isfinite(numbers["loss"]):
+                raise BadNumbers(
+                    f"the loss or the parameters of update {step} are not finite: give "
+                    "a lower --lr and another --workdir; older checkpoints stay"
+                )
             log.append([numbers])
             bar(step, **{"return": f"{mean_return([numbers]):.3f}"})
             checkpoints.poll()
@@ -182,7 +188,10 @@ def read_flags() -> tuple[Options, Path]:
     parser.add_argument("--workdir", type=Path, default=Path("runs/rl"))
     for each in dataclasses.fields(Options):
         parser.add_argument(
-            f"--{each.name}", type=each.type, default=each.default, help="%(default)s"
+            f"--{each.name}",
+            type=each.type,
+            default=each.default,
+            help=f"{each.metadata['help']} Default: %(default)s",
         )
     flags = vars(parser.parse_args())
     workdir = flags.pop("workdir")
@@ -197,7 +206,7 @@ def main() -> int:
         allocator.keep_freed()
         with preemption.listening(), contextlib.redirect_stdout(sys.stderr):
             result = train(options, workdir)
-    except (UserError, Interrupted) as error:
+    except (UserError, Interrupted, BadNumbers) as error:
         return distributed.report(error)
     print(to_json(result))
     return 0

@@ -13,7 +13,7 @@ import pytest
 from experiments.rl import learning, ppo
 from experiments.rl.agent import Agent, count, make_agent, read
 from tests.support import tiny
-from txl_jax.errors import UserError
+from txl_jax.errors import BadNumbers, UserError
 from txl_jax.sharding.mesh import make_mesh
 from txl_jax.sharding.options import MeshConfig
 
@@ -198,6 +198,18 @@ def test_a_resumed_run_equals_one_that_was_never_stopped(
     with pytest.raises(UserError, match="other values of lr, seed"):
         changed = dataclasses.replace(options, lr=1.0, seed=7, updates=9)
         ppo.train(changed, tmp_path / "parts")
+
+
+def test_updates_that_are_not_finite_end_the_run_and_are_not_saved(
+    tmp_path: Path,
+) -> None:
+    options = dataclasses.replace(TINY, lr=1e30, save_every=1)
+    with pytest.raises(BadNumbers, match="not finite: give a lower --lr"):
+        ppo.train(options, tmp_path)
+    saved = [path.name for path in (tmp_path / "checkpoints").iterdir()]
+    assert len(saved) < options.updates
+    with pytest.raises(BadNumbers):  # from the last finite update on
+        ppo.train(options, tmp_path)
 
 
 @pytest.mark.long
