@@ -68,7 +68,7 @@ class Step:
         """Returns itself: there is nothing to lower or compile."""
         return self
 
-    def compile(self) -> Any:
+    def compile(self, options: Any = None) -> Any:
         """Returns the call of a compiled step."""
         return self
 

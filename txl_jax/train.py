@@ -27,6 +27,7 @@ from txl_jax.report.progress import Progress, compile_step, interruptible
 from txl_jax.report.tensorboard import Events
 from txl_jax.report.trace import Trace
 from txl_jax.runtime import distributed, preemption
+from txl_jax.runtime.programs import record_loops
 from txl_jax.runtime.watchdog import Watchdog
 from txl_jax.sharding.rules import place_segments
 from txl_jax.update.state import Metrics, Program, TrainState
@@ -156,9 +157,14 @@ class Run:
         S = segments.length_SB.shape[0]
         if S not in self.compiled and not jax.config.jax_debug_nans:
             jax.block_until_ready(state)  # do not time the call before as compilation
+            options = record_loops([*self.training.mesh.devices.flat])
             with self.log.timing.spend("compile"):
                 self.compiled[S] = compile_step(
-                    "the training step", self.training.program.step, state, segments
+                    "the training step",
+                    self.training.program.step,
+                    state,
+                    segments,
+                    options=options,
                 )
         if jax.config.jax_debug_nans:
             # One operation at a time: the traceback shows where the first NaN arises.

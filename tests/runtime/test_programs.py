@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import jax
 import jax.numpy as jnp
@@ -81,3 +83,28 @@ def test_an_unwritable_home(home: Path, monkeypatch: pytest.MonkeyPatch) -> None
     home.parent.parent.joinpath("txl_jax").touch()
     programs.keep("")
     assert used() == (True, None)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "flags", "recorded"),
+    [
+        (["NVIDIA H200"], "", True),
+        (["NVIDIA H200"], "--xla_gpu_enable_command_buffer=", False),
+        (["NVIDIA H200", "NVIDIA H200"], "", False),
+        (["TPU v5 lite"], "", False),
+        (["cpu"], "", False),
+    ],
+)
+def test_loops_are_recorded_on_one_nvidia_gpu(
+    kinds: list[str], flags: str, recorded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    devices: Any = [Mock(device_kind=kind) for kind in kinds]
+    options = programs.record_loops(devices)
+    assert bool(options) == recorded
+    # The compiler knows each command, also on a CPU, where it ignores the list.
+    jax.jit(jnp.sin).lower(1.0).compile(options)
+    if options:
+        with pytest.raises(jax.errors.JaxRuntimeError, match="not a valid enum value"):
+            wrong = {name: value + ",NONE" for name, value in options.items()}
+            jax.jit(jnp.sin).lower(1.0).compile(wrong)

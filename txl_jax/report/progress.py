@@ -103,13 +103,15 @@ def waiting(notice: str) -> Iterator[None]:
         timer.cancel()
 
 
-def compile_step(name: str, step: Lowers, *args: object) -> jax.stages.Compiled:
-    """Compiles a step for `args`, and reports a long wait.
+def compile_step(
+    name: str, step: Lowers, *args: object, options: dict[str, str] | None = None
+) -> jax.stages.Compiled:
+    """Compiles a step for `args`, with the compiler's options; reports a long wait.
 
     All processes have compiled when it returns: see `distributed.wait_for_all`.
     """
     with waiting(f"compiling {name}"):
-        program = step.lower(*args).compile()
+        program = step.lower(*args).compile(options)
     distributed.wait_for_all()
     return program
 
