@@ -19,10 +19,8 @@ from tests.support.reference_compressive import Stream
 from tests.support.reference_tokens import Stream as TokenStream
 from tests.support.refusal import refused
 from txl_jax.generate import sampler
-from txl_jax.generate.context import fill_in_pieces
 from txl_jax.generate.options import GenerateConfig
 from txl_jax.generate.sampler import choose, restrict
-from txl_jax.model.memory import Memory
 from txl_jax.sharding.mesh import make_mesh
 from txl_jax.sharding.options import MeshConfig
 from txl_jax.sharding.rules import sharding
@@ -101,28 +99,24 @@ def test_memory_is_carried_between_tokens(monkeypatch: pytest.MonkeyPatch) -> No
         tiny.assert_close(nll_T, expected[last:])
 
 
-def test_long_prompts_are_split_over_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_prompts_are_split_over_devices() -> None:
     """Of one or two streams, with the samples of one device; short ones are not."""
-    memories: list[Memory | None] = []
-
-    def fill(*args: Any) -> Memory | None:
-        memories.append(fill_in_pieces(*args))
-        return memories[-1]
-
-    monkeypatch.setattr(sampler, "fill_in_pieces", fill)
     mesh = make_mesh(MeshConfig(data=1, segments=4), jax.devices()[:4])
     params = jax.device_put(PARAMS, sharding(mesh, ""))
     tokens_T = tiny.make_tokens(1, 60)[0]
-    for lengths in ([33], [50, 19], [7]):
+    for lengths, in_pieces in (([33], True), ([50, 19], True), ([7], False)):
         prompts = [tokens_T[:length] for length in lengths]
         split, whole = (
-            sampler.stream(tiny.CONFIG, own, prompts, MEMORY, None, 3, 8, mesh=each)
+            sampler.Sampler(
+                *(tiny.CONFIG, own, MEMORY, len(prompts), lengths[0]),
+                *(None, 3, 8, each),
+            )
             for own, each in ((params, mesh), (PARAMS, None))
         )
-        (actual,), (expected,) = split, whole
+        (actual,), (expected,) = (each.stream(prompts, 1) for each in (split, whole))
         np.testing.assert_array_equal(actual.tokens_BT, expected.tokens_BT)
         tiny.assert_close(actual.nll_BT, expected.nll_BT)
-    assert [memory is None for memory in memories] == [False, False, True]
+        assert split.reader.in_pieces == in_pieces
 
 
 def test_a_mesh_of_one_segment_refuses_no_segments_per_step() -> None:
@@ -206,3 +200,15 @@ def test_a_window_is_read_again_for_every_token(
 def test_a_prompt_without_tokens_is_refused() -> None:
     with refused("generate.prompt has no tokens"):
         next(sampler.stream(tiny.CONFIG, PARAMS, [PROMPT, PROMPT[:0]], MEMORY))
+
+
+def test_groups_of_prompts_share_programs() -> None:
+    """The last group may be smaller, and its prompts shorter or longer."""
+    prompts = [tiny.make_tokens(1, 9, seed=n)[0][: 3 + n] for n in range(5)]
+    several = sampler.Sampler(tiny.CONFIG, PARAMS, MEMORY, 2, 9, window=3)
+    for first in (0, 2, 4):
+        own = prompts[first : first + 2]
+        (actual,) = several.stream(own, MEMORY.seed)
+        (expected,) = sampler.stream(tiny.CONFIG, PARAMS, own, MEMORY, window=3)
+        np.testing.assert_array_equal(actual.tokens_BT, expected.tokens_BT)
+        tiny.assert_close(actual.nll_BT, expected.nll_BT)

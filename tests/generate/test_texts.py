@@ -12,6 +12,7 @@ import pytest
 
 from tests.support import tiny
 from tests.support.refusal import refused
+from txl_jax.data.vocab import ByteVocab
 from txl_jax.data.word import WordVocab
 from txl_jax.generate import texts
 from txl_jax.generate.options import GenerateConfig
@@ -105,3 +106,15 @@ def test_a_sample_ends_before_its_stop() -> None:
     assert across.text == "the dog . " and across.token_texts == [" dog", " .", " a"]
     settled = grow("the", stop="is it").settled()
     assert settled == "the dog . a cat . i", "all but what may become the stop"
+
+
+def test_text_grows_as_it_is_decoded() -> None:
+    """Characters that are cut between two parts, and bytes that are no text."""
+    data = "a€😀".encode() + b"\xff\x80b" + "é".encode()[:1]
+    growing = Growing(ByteVocab(), np.array([*data[:2]]), GenerateConfig())
+    assert growing.prompt == "a\ufffd"
+    for byte in data[2:]:
+        growing.add(np.array([byte]), np.zeros(1))
+        read = bytes(growing.tokens)
+        assert growing.text == read.decode("utf-8", errors="replace")
+    assert growing.done == len(data) - 1

@@ -1,8 +1,15 @@
 """Samples from the model, one token at a time (Appendix E).
 
-`context` provides the memory or window from which each token is predicted.
+A context is the memory of a stream and a window of tokens that are not in it yet:
 
-Dims: B prompts, T tokens.
+    one by one   each token is read once and enters the memory; the window is empty
+    by segments  for kinds of memory whose results depend on where segments begin, the
+                 window is the unfinished segment, read again for every token; a full
+                 one enters the memory, as in training and evaluation
+    no memory    the window has the newest tokens and is read again for every token, as
+                 in the paper's vanilla model (section 3.1)
+
+Dims: B prompts, L segment or window, T tokens.
 """
 
 import functools
@@ -13,18 +20,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.sharding import Mesh
+from jax.sharding import Mesh, PartitionSpec
 from jax.typing import ArrayLike
 
 from txl_jax.errors import UserError
+from txl_jax.evaluate import reader
 from txl_jax.evaluate.accounting import GENERATE_FIELDS, check_fits
+from txl_jax.evaluate.grouping import count_segments
 from txl_jax.evaluate.options import EvalConfig
-from txl_jax.generate.context import fill_in_pieces, make_context
+from txl_jax.evaluate.reader import Reader
 from txl_jax.generate.options import GenerateConfig, generation_model
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
-from txl_jax.model.memory.kinds import lay_out
+from txl_jax.model.memory.kinds import lay_out, one_token_memory
+from txl_jax.model.memory.protocol import AnyMemory, MemoryLike
+from txl_jax.model.segment import Segment
+from txl_jax.model.txl import TransformerXL
 from txl_jax.report.progress import compile_step
+from txl_jax.sharding.rules import letters, shards
 
 # A lower temperature is 0: divided by it, logits overflow, and no noise changes their
 # order.
@@ -32,12 +45,22 @@ GREEDY = 1e-20
 TINY = float(np.finfo(np.float32).tiny)  # smaller numbers are 0 in float32
 EVERY = 32  # tokens sampled on the device before they are fetched
 
+read_nothing = reader.from_hidden(lambda *_: ())
+
 
 class Drawn(NamedTuple):
     """Sampled tokens, and -log p of each by the model's own distribution."""
 
     tokens_BT: np.ndarray
     nll_BT: np.ndarray  # in nats
+
+
+class Context(NamedTuple):
+    """What the next token is predicted from, beside the newest token."""
+
+    memory: MemoryLike
+    window_BL: Array
+    length_B: Array  # tokens in the window
 
 
 def restrict(logits_BV: Array, config: GenerateConfig) -> Array:
@@ -69,6 +92,212 @@ def choose(logits_BV: Array, key: Array, config: GenerateConfig) -> Array:
     return jax.random.categorical(key, restrict(logits_BV, config))
 
 
+class Sampler:
+    """Continues prompts, batch_size at a time, with programs that are compiled once.
+
+    longest: tokens of the longest prompt. All tokens are below vocab_size, for models
+    larger than their vocabulary. Prompts are read in segments of `window` tokens, of
+    which `segments` are computed together, as in evaluation, and long prompts are split
+    over the segments of the mesh. With mem_len = 0, each token is sampled from the
+    newest `window` tokens.
+    """
+
+    def __init__(
+        self,
+        model_config: ModelConfig,
+        params: Params,
+        config: GenerateConfig,
+        batch_size: int,
+        longest: int,
+        vocab_size: int | None = None,
+        window: int = EvalConfig.tgt_len,
+        segments: int = EvalConfig.segments_per_step,
+        mesh: Mesh | None = None,
+    ) -> None:
+        self.config = model = generation_model(model_config, config)
+        check_fits(model, batch_size, 1, GENERATE_FIELDS)
+        self.options, self.vocab_size = config, vocab_size
+        self.batch_size, self.stacked = batch_size, params
+        by_segments = bool(model.memory_tokens) or model.recurrence == "same"
+        self.one_by_one = model.has_memory and not by_segments
+        self.block = 1 if self.one_by_one else window  # tokens that enter together
+        # Tokens that enter the memory before the first sample.
+        self.longest = model.has_memory * ((longest - 1) // self.block * self.block)
+        self.reader = self._make_reader(window, segments, mesh)
+        self.params = jax.jit(functools.partial(lay_out, model))(params)
+        self.start: jax.stages.Compiled | None = None
+        self.draw: jax.stages.Compiled | None = None
+
+    def _make_reader(self, width: int, segments: int, mesh: Mesh | None) -> Reader:
+        config, B, longest = self.config, self.batch_size, self.longest
+        if mesh and mesh.shape["segments"] > 1 and shards(mesh, "B") == 1:
+            split = Reader(config, read_nothing, B, width, mesh, segments=segments)
+            # A short prompt would be mostly padding.
+            if split.in_pieces and -(-longest // width) > split.segments // 2:
+                return split
+        if not self.one_by_one:
+            return Reader(config, read_nothing, B, width)
+        L = max(min(longest, width), 1)
+        count = count_segments(config, segments, B, L)
+        calls = max(-(-longest // (count * L)), 1)
+        count = max(-(-longest // (calls * L)), 1)  # with the least padding
+        return Reader(config, read_nothing, B, L, segments=count)
+
+    def stream(self, prompts: Sequence[np.ndarray], seed: int) -> Iterator[Drawn]:
+        """Yields the next tokens of up to batch_size prompts, EVERY at a time.
+
+        Prompt b is continued with the seed `seed` + b, independently of the others.
+        """
+        count, num_tokens = len(prompts), self.options.num_tokens
+        seed_B = (seed + np.arange(self.batch_size, dtype=np.int64)).astype(np.uint32)
+        state = self.read(prompts)
+        if self.draw is None:
+            places = jax.tree.map(lambda x: x.sharding, state)
+            draw = jax.jit(self._draw, donate_argnums=1, out_shardings=(places, None))
+            self.draw = compile_step("the sampler", draw, self.params, state, seed_B, 0)
+        for first in range(0, num_tokens, EVERY):
+            state, drawn = self.draw(self.params, state, seed_B, first)
+            drawn = jax.device_get(drawn)
+            yield Drawn(*(np.asarray(x)[:count, : num_tokens - first] for x in drawn))
+
+    def read(self, prompts: Sequence[np.ndarray]) -> tuple[Array, Context]:
+        """Returns (token_B, context) from which the next tokens are predicted."""
+        if not all(map(len, prompts)):
+            raise UserError("generate.prompt has no tokens: give a text to continue")
+        more = self.batch_size - len(prompts)
+        given = self.params, *self._split([*prompts, *prompts[:1] * more])
+        if self.start is None:
+            # Unused parameters are kept, so that the context is on their devices.
+            start = jax.jit(self._start, keep_unused=True)
+            self.start = compile_step("reading the prompt", start, *given)
+        return self.start(*given)
+
+    def _split(self, prompts: list[np.ndarray]) -> tuple[Any, ...]:
+        """Returns (token_B, (window_BL, length_B), segments, memory) of the prompts.
+
+        token_B are their last tokens, the window is before these, and all before it is
+        in segments, or already in a memory if the prompts are split over a mesh.
+        """
+        token_B = np.array([prompt[-1] for prompt in prompts], np.int32)
+        prompts = [prompt[:-1] for prompt in prompts]
+        if not self.config.has_memory:  # one more token fills the window
+            prompts = [x[max(len(x) + 1 - self.block, 0) :] for x in prompts]
+        ends = [len(prompt) // self.block * self.block for prompt in prompts]
+        rest = [x[end:] for x, end in zip(prompts, ends, strict=True)]
+        window = pad(rest, 0 if self.one_by_one else self.block)
+        read = [x[:end] for x, end in zip(prompts, ends, strict=True)]
+        if not self.reader.in_pieces:
+            width = self.reader.segments * self.reader.tgt_len
+            return token_B, window, split(read, self.longest, width), None
+        segments = split(read, self.longest, self.reader.tgt_len)
+        parts = (Segment(*x) for x in zip(*(x[:, None] for x in segments), strict=True))
+        left: list[Any] = []
+        for _ in self.reader.outputs(self.stacked, parts, left.append):
+            pass
+        return token_B, window, None, left[0]
+
+    def _start(
+        self, params: Params, token_B: Array, window: Any, segments: Any, memory: Any
+    ) -> tuple[Array, Context]:
+        if memory is None:
+            empty = self.reader.empty(params)
+            _, memory = self.reader.step(params, empty, segments)
+        if self.one_by_one:
+            memory = one_token_memory(self.config, params, memory)
+        return token_B, Context(memory, *window)
+
+    def _draw(
+        self, params: Params, state: tuple[Array, Context], seed_B: Array, first: Array
+    ) -> tuple[Any, tuple[Array, Array]]:
+        """Returns (state, (tokens_BT, nll_BT)) after EVERY tokens, from number first"""
+
+        def choose_one(logits_V: Array, seed: ArrayLike, index: Array) -> Array:
+            key = jax.random.fold_in(jax.random.key(seed), index)
+            logits_1V = logits_V[None, : self.vocab_size]
+            return choose(logits_1V, key, self.options)[0].astype(jnp.int32)
+
+        def draw_one(state: Any, index: Array) -> tuple[Any, tuple[Array, Array]]:
+            log_probs_BV, context = self._predict(params, *state)
+            token_B = jax.vmap(choose_one, (0, 0, None))(log_probs_BV, seed_B, index)
+            nll_B = -jnp.take_along_axis(log_probs_BV, token_B[:, None], axis=1)[:, 0]
+            return (token_B, context), (token_B, nll_B)
+
+        state, drawn = jax.lax.scan(draw_one, state, first + jnp.arange(EVERY))
+        return state, tuple(x_TB.T for x_TB in drawn)
+
+    def _predict(
+        self, params: Params, token_B: Array, context: Context
+    ) -> tuple[Array, Context]:
+        """Returns (log_probs_BV after a token, the context with the token)."""
+        apply: Any = functools.partial(
+            TransformerXL(self.config).apply, {"params": params}
+        )
+        memory = context.memory
+        if self.one_by_one:
+            log_probs_B1V, memory = apply(token_B[:, None], memory, method="logits")
+            return log_probs_B1V[:, 0], context._replace(memory=memory)
+        window_BL, length_B = push(context, token_B)
+        log_probs_BV, after = apply(window_BL, memory, length_B, method=predict_last)
+        if self.config.has_memory:
+            full_B = length_B == self.block
+            memory = choose_streams(full_B, after, memory)
+            length_B = jnp.where(full_B, 0, length_B)
+        return log_probs_BV, Context(memory, window_BL, length_B)
+
+
+def predict_last(
+    model: TransformerXL, tokens_BL: Array, memory: AnyMemory, length_B: Array
+) -> tuple[Array, AnyMemory]:
+    """Returns (the log-probabilities after each stream's last real token, memory)."""
+    hidden_BLD, memory = model(tokens_BL, memory, length_B=length_B)
+    last_B1D = reader.last(hidden_BLD, length_B)
+    return model.embedding.log_probs(last_B1D)[:, 0], memory
+
+
+def push(context: Context, token_B: Array) -> tuple[Array, Array]:
+    """Appends a token to (window_BL, length_B); a full window drops its oldest."""
+    _, window_BL, length_B = context
+    B, L = window_BL.shape
+    full_B1 = (length_B == L)[:, None]
+    window_BL = jnp.where(full_B1, jnp.roll(window_BL, -1, axis=1), window_BL)
+    place_B = jnp.minimum(length_B, L - 1)
+    window_BL = window_BL.at[jnp.arange(B), place_B].set(token_B)
+    return window_BL, jnp.minimum(length_B + 1, L)
+
+
+def choose_streams(where_B: Array, one: AnyMemory, other: AnyMemory) -> AnyMemory:
+    """Returns a memory that is `one` in the streams where_B, and else `other`."""
+
+    def choose(spec: PartitionSpec, x: Array, y: Array) -> Array:
+        shape = [-1 if letter == "B" else 1 for letter in spec]
+        return jnp.where(where_B.reshape(shape), x, y) if "B" in spec else y
+
+    return jax.tree.map(
+        choose,
+        letters(other),
+        one,
+        other,
+        is_leaf=lambda x: isinstance(x, PartitionSpec),
+    )
+
+
+def pad(texts: Sequence[np.ndarray], width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns tokens_BT, padded with 0 to `width` tokens, and length_B."""
+    rows = [np.pad(text_T, (0, width - len(text_T))) for text_T in texts]
+    length_B = np.array([*map(len, texts)], np.int32)
+    return np.stack(rows).astype(np.int32), length_B
+
+
+def split(texts: Sequence[np.ndarray], longest: int, L: int) -> Segment:
+    """Returns texts of at most `longest` tokens in segments of L, none scored."""
+    S = -(-longest // L)
+    tokens_BT, length_B = pad(texts, S * L)
+    inputs_SBL = np.moveaxis(tokens_BT.reshape(len(texts), S, L), 1, 0)
+    none_SBL = np.zeros(inputs_SBL.shape, np.float32)
+    length_SB = np.clip(length_B - L * np.arange(S)[:, None], 0, L).astype(np.int32)
+    return Segment(inputs_SBL, inputs_SBL, none_SBL, none_SBL > 0, length_SB)
+
+
 def stream(
     model_config: ModelConfig,
     params: Params,
@@ -82,58 +311,12 @@ def stream(
     """Yields the next tokens of each prompt, EVERY at a time, and their nll.
 
     Prompt b is continued with the seed config.seed + b, independently of the other
-    prompts. All tokens are below vocab_size, for models larger than their vocabulary.
-    Prompts are read in segments of `window` tokens, of which `segments` are computed
-    together, as in evaluation. With mem_len = 0, each token is sampled from the newest
-    `window` tokens. Long prompts are split over the segments of the mesh.
+    prompts. The other arguments are those of `Sampler`.
     """
-    if not all(len(prompt) for prompt in prompts):
-        raise UserError("generate.prompt has no tokens: give a text to continue")
-    model_config = generation_model(model_config, config)
-    check_fits(model_config, len(prompts), 1, GENERATE_FIELDS)
-    last_B = np.array([prompt[-1] for prompt in prompts], np.int32)
-    prefixes = [prompt[:-1] for prompt in prompts]
-    memory = None
-    if mesh:
-        memory = fill_in_pieces(model_config, params, prefixes, window, segments, mesh)
-        if memory is not None:
-            prefixes = [prefix[:0] for prefix in prefixes]
-    start, predict = make_context(model_config, prefixes, window, segments)
-    seed_B = (config.seed + np.arange(len(prompts), dtype=np.int64)).astype(np.uint32)
-
-    def draw_one(logits_V: Array, seed: ArrayLike, index: Array) -> Array:
-        key = jax.random.fold_in(jax.random.key(seed), index)
-        return choose(logits_V[None, :vocab_size], key, config)[0].astype(jnp.int32)
-
-    def draw(
-        params: Params, state: Any, index: Array
-    ) -> tuple[Any, tuple[Array, Array]]:
-        token_B, context = state
-        log_probs_BV, context = predict(params, token_B, context)
-        token_B = jax.vmap(draw_one, (0, 0, None))(log_probs_BV, seed_B, index)
-        nll_B = -jnp.take_along_axis(log_probs_BV, token_B[:, None], axis=1)[:, 0]
-        return (token_B, context), (token_B, nll_B)
-
-    def draw_many(params: Params, state: Any, first: Array) -> tuple[Any, Any]:
-        index_T = first + jnp.arange(EVERY)
-        state, drawn = jax.lax.scan(functools.partial(draw, params), state, index_T)
-        return state, tuple(x_TB.T for x_TB in drawn)
-
-    params = jax.jit(functools.partial(lay_out, model_config))(params)
-    # Unused parameters are kept, so that every state is on their devices.
-    read = jax.jit(
-        lambda params, memory: (jnp.asarray(last_B), start(params, memory)),
-        keep_unused=True,
-    )
-    read_prompt = compile_step("reading the prompt", read, params, memory)
-    state = read_prompt(params, memory)
-    places = jax.tree.map(lambda x: x.sharding, state)
-    many = jax.jit(draw_many, donate_argnums=1, out_shardings=(places, None))
-    sample_many = compile_step("the sampler", many, params, state, 0)
-    for first in range(0, config.num_tokens, EVERY):
-        state, drawn = sample_many(params, state, first)
-        drawn = jax.device_get(drawn)
-        yield Drawn(*(np.asarray(x)[:, : config.num_tokens - first] for x in drawn))
+    sizes = len(prompts), max(map(len, prompts))
+    more = vocab_size, window, segments, mesh
+    sampler = Sampler(model_config, params, config, *sizes, *more)
+    return sampler.stream(prompts, config.seed)
 
 
 def sample(

@@ -4,7 +4,7 @@ In the paper's protocol (Appendix E) the context is at most 512 tokens of the te
 followed by 500 or 1,000 sampled tokens, each among the 40 likeliest.
 """
 
-import dataclasses
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -12,10 +12,10 @@ import numpy as np
 from jax.sharding import Mesh
 
 from txl_jax.data.files import read_blocks, read_stdin, text_files
-from txl_jax.data.vocab import Vocab, report_unknown, spell
+from txl_jax.data.vocab import CONTEXT, HALF, Vocab, report_unknown, spell
 from txl_jax.errors import UserError, prefixed
-from txl_jax.generate import sampler
 from txl_jax.generate.options import GenerateConfig
+from txl_jax.generate.sampler import Sampler
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
 from txl_jax.report.log import require_other, say
@@ -50,20 +50,37 @@ class Growing:
     def __init__(
         self, vocab: Vocab, prompt_T: np.ndarray, config: GenerateConfig
     ) -> None:
-        self.vocab = vocab
-        self.stop = config.stop
-        self.tokens: list[int] = prompt_T.tolist()
+        self.vocab, self.stop = vocab, config.stop
+        self.tokens: list[int] = []
         self.nlls: list[float] = []
-        self.prompt = self.text = vocab.decode(prompt_T)
-        self.ended = False
+        self.text, self.ended = "", False
+        # The first tokens, and their text, which no later token changes.
+        self.done, self.done_text = 0, ""
+        self._decode(prompt_T.tolist())
+        self.prompt = self.text
+
+    def _decode(self, tokens: list[int]) -> None:
+        """Appends tokens to the text; decodes only the newest ones."""
+        self.tokens += tokens
+        start = max(self.done - CONTEXT, 0)
+
+        def between(first: int, end: int) -> str:
+            known = self.vocab.decode(self.tokens[start:first])
+            return self.vocab.decode(self.tokens[start:end])[len(known) :]
+
+        self.text = self.done_text + between(self.done, len(self.tokens))
+        end = len(self.tokens)
+        while end > self.done and between(self.done, end).endswith(HALF):
+            end -= 1  # the next byte may complete the character
+        self.done_text += between(self.done, end)
+        self.done = end
 
     def add(self, tokens_T: np.ndarray, nll_T: np.ndarray) -> None:
         """Appends tokens, unless the sample has ended."""
         if self.ended:
             return
-        self.tokens += tokens_T.tolist()
+        self._decode(tokens_T.tolist())
         self.nlls += nll_T.tolist()
-        self.text = self.vocab.decode(self.tokens)
         end = self.text.find(self.stop, len(self.prompt)) if self.stop else -1
         if end >= 0:
             self.text = self.text[:end]
@@ -141,7 +158,7 @@ def draw(
     segments: int = 1,
     mesh: Mesh | None = None,
 ) -> Iterator[Sample]:
-    """Yields a sample for each prompt; window, segments, mesh: see `sampler.stream`.
+    """Yields a sample for each prompt; window, segments, mesh: see `Sampler`.
 
     A single sample is shown while it is drawn.
     """
@@ -149,23 +166,14 @@ def draw(
     remembers = config.mem_len or model_config.memory_tokens
     if not remembers and longest > window:
         say(f"the prompt has {longest} tokens: only the newest {window} are used")
-    for first in range(0, len(prompts), STREAMS):
-        own = prompts[first : first + STREAMS]
-        seeds = [(config.seed + first + n) % 2**32 for n in range(len(own))]
+    B = math.ceil(len(prompts) / math.ceil(len(prompts) / STREAMS))
+    more = len(vocab), window, segments, mesh
+    sampler = Sampler(model_config, params, config, B, longest, *more)
+    for first in range(0, len(prompts), B):
+        own = prompts[first : first + B]
         growing = [Growing(vocab, prompt_T, config) for prompt_T in own]
-        seeded = dataclasses.replace(config, seed=seeds[0])
-        drawn = sampler.stream(
-            model_config,
-            params,
-            own,
-            seeded,
-            len(vocab),
-            window=window,
-            segments=segments,
-            mesh=mesh,
-        )
         shown = 0
-        for tokens_BT, nll_BT in drawn:
+        for tokens_BT, nll_BT in sampler.stream(own, config.seed + first):
             for each, tokens_T, nll_T in zip(growing, tokens_BT, nll_BT, strict=True):
                 each.add(tokens_T, nll_T)
             if len(prompts) == 1:
@@ -174,7 +182,10 @@ def draw(
                 shown = max(shown, len(text))
             if all(each.ended for each in growing):
                 break
-        samples = [each.finish(seed) for each, seed in zip(growing, seeds, strict=True)]
+        samples = [
+            each.finish((config.seed + first + n) % 2**32)
+            for n, each in enumerate(growing)
+        ]
         if len(prompts) == 1:
             show(samples[0].text[shown:] + "\n")
         yield from samples
