@@ -5,7 +5,7 @@ import numpy as np
 from style import BLUE, GREEN, INK, MUTED, ORANGE, RED, save
 
 from txl_jax import config
-from txl_jax.data.corpora import CORPORA
+from txl_jax.data.catalog import CORPORA
 from txl_jax.model.flops import zipf
 
 V = CORPORA["wikitext103"].vocab_size

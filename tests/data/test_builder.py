@@ -1,65 +1,243 @@
-"""TFDS stores the bytes of a corpus exactly, in order, quietly, without TensorFlow."""
+"""Published corpora and TFDS datasets: verified, stored and read without TensorFlow."""
 
+import http.server
 import json
-import random
 import shutil
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import tensorflow_datasets as tfds
 
+from tests.data import miniatures
 from tests.support.refusal import refused
-from txl_jax.data import builder, corpora
-from txl_jax.data.byte_ranges import blocks
-from txl_jax.data.options import SPLITS
+from txl_jax.data import builder, catalog, corpora
+from txl_jax.data.byte_ranges import checksum
+from txl_jax.data.catalog import Corpus
+from txl_jax.data.options import SPLITS, DataConfig
 
 
 @pytest.fixture
-def text(tmp_path: Path) -> Path:
-    folder = tmp_path / "text"
-    folder.mkdir()
-    for seed, name in enumerate(("train.bin", "valid.bin", "test.bin")):
-        (folder / name).write_bytes(random.Random(seed).randbytes(4001 - seed * 1999))
-    return folder
+def wikitext(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Corpus:
+    """The miniature of WikiText-2, whose archive is in the manual folder."""
+    return miniatures.install("wikitext2", tmp_path, monkeypatch)
 
 
+def read(corpus: Corpus, data_dir: Path) -> dict[str, bytes]:
+    """Returns the bytes of each split, prepared if they were not."""
+    source = corpora.find(DataConfig(corpus.name), data_dir)
+    text = source.open(data_dir / "scratch")
+    return {split: b"".join(text.read(split)) for split in SPLITS}
+
+
+def manual(data_dir: Path, name: str = "wikitext-2-v1.zip") -> Path:
+    return data_dir / "downloads" / "manual" / name
+
+
+def stored(data_dir: Path) -> Path:
+    return data_dir / "txl_jax" / "wikitext2" / "1.0.0"
+
+
+@pytest.mark.parametrize("name", miniatures.NAMES)
 def test_blocks_cross_shards_exactly(
-    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(builder, "BLOCK_BYTES", 64)
     monkeypatch.setattr(builder, "SHARD_BYTES", 1000)  # no multiple of a block
-    source = corpora.find("text", str(text))
-    stored = builder.prepare(source, tmp_path)
-    assert stored.info.splits["train"].num_shards == 5
-    for split in SPLITS:
-        parts, expected = list(builder.read(stored, split)), text / f"{split}.bin"
-        assert b"".join(parts) == expected.read_bytes()
-        assert max(map(len, parts)) == min(64, expected.stat().st_size)
+    monkeypatch.setattr(builder, "READ_BYTES", 150)  # two blocks at once
+    corpus = miniatures.install(name, tmp_path, monkeypatch)
+    assert read(corpus, tmp_path) == miniatures.splits(name)
+    assert not capsys.readouterr().out, "TFDS is quiet"
     # TFDS reads the folder without this package.
-    folder = tmp_path / "txl_jax" / source.config / source.corpus.version
+    folder = tmp_path / "txl_jax" / name / corpus.version
     plain = tfds.builder_from_directory(folder).as_data_source("test")
-    assert plain[0]["bytes"].tobytes() == (text / "test.bin").read_bytes()[:64]
+    assert plain[0]["bytes"].tobytes() == miniatures.splits(name)["test"][:64]
 
 
-def test_damaged_blocks_are_refused(text: Path, tmp_path: Path) -> None:
-    source = corpora.find("text", str(text))
-    folder = Path(builder.prepare(source, tmp_path).data_path)
-    for name in ("*train*00000-of-*", "dataset_info.json"):
-        (path,) = folder.glob(name)
-        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-        with refused("is damaged .*: delete it and prepare again"):
-            list(builder.read(builder.prepare(source, tmp_path), "train"))
-
-
-def test_full_disk_is_one_line(
-    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", ["*train*00000-of-*", "dataset_info.json"])
+@pytest.mark.parametrize("part", [2, 0])
+def test_damaged_blocks_are_refused(
+    name: str, part: int, wikitext: Corpus, tmp_path: Path
 ) -> None:
-    def fill(self: builder.CorpusBuilder) -> None:
-        raise RuntimeError("write() failed: No space left on device\nand a trace")
+    read(wikitext, tmp_path)
+    (path,) = stored(tmp_path).glob(name)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2 * part // 2])
+    with refused("is damaged .*: delete it and prepare again"):
+        read(wikitext, tmp_path)
 
-    monkeypatch.setattr(builder.CorpusBuilder, "download_and_prepare", fill)
+
+def test_a_full_disk_is_one_line_and_a_bug_is_not(
+    wikitext: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(error: Exception) -> None:
+        def raise_it(*_: object, **__: object) -> None:
+            raise error
+
+        monkeypatch.setattr(builder.CorpusBuilder, "download_and_prepare", raise_it)
+
+    fail(RuntimeError("write() failed: No space left on device\nand a trace"))
     with refused(r"No space left on device\): make room"):
-        builder.prepare(corpora.find("text", str(text)), tmp_path)
+        read(wikitext, tmp_path)
+    fail(AttributeError("a bug"))
+    with pytest.raises(AttributeError):
+        read(wikitext, tmp_path)
+
+
+# Where the files of a corpus are from
+
+
+def test_a_local_archive_is_verified(wikitext: Corpus, tmp_path: Path) -> None:
+    (archive,) = wikitext.archives
+    paths = builder.fetch(wikitext, None, manual(tmp_path).parent, tmp_path / "scratch")
+    for ranges in paths.values():
+        assert ranges[0].path.is_relative_to(tmp_path / "scratch")
+    names = {path.name for path in ranges[0].path.parent.iterdir()}
+    assert names == {f"wiki.{split}.tokens" for split in SPLITS}, "only the members"
+    manual(tmp_path).write_bytes(manual(tmp_path).read_bytes()[:-1])
+    actual = checksum(manual(tmp_path))
+    with refused(f"{manual(tmp_path)} .*SHA-256 is {actual} .* {archive.sha256}"):
+        read(wikitext, tmp_path)
+
+
+@pytest.mark.parametrize("folder", ["wikitext-2", "wikitext2"])
+def test_unpacked_files_are_verified(
+    wikitext: Corpus, tmp_path: Path, folder: str
+) -> None:
+    manual(tmp_path).unlink()
+    place = manual(tmp_path, folder)
+    place.mkdir()
+    members = wikitext.archives[0].members
+    for member in members:
+        content = miniatures.text(member.path)
+        (place / Path(member.path).name).write_bytes(content)
+    assert read(wikitext, tmp_path) == miniatures.splits("wikitext2")
+    shutil.rmtree(stored(tmp_path))
+    (place / "wiki.valid.tokens").write_bytes(b"x")
+    with refused(f"wiki.valid.tokens is .* a different file: .*{members[1].digest}"):
+        read(wikitext, tmp_path)
+    (place / "wiki.train.tokens").unlink()
+    # No host has it, so a download would give another message.
+    with refused("some files of corpus 'wikitext2' and lacks wikitext-2/wiki.train"):
+        read(wikitext, tmp_path)
+
+
+def test_checksum_of_a_git_object(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"hello\n")
+    expected = "ce013625030ba8dba906f756967f9e9ca394464a"  # of git hash-object
+    assert checksum(tmp_path / "a", "git") == expected
+
+
+class Host(http.server.BaseHTTPRequestHandler):
+    """Serves `data` at every path; `script` lists the faults of its responses."""
+
+    url: str
+    data: bytes
+    script: list[str]
+    requests: int
+
+    def do_GET(self) -> None:
+        """Responds with the file, a part of it, another file or an error."""
+        type(self).requests += 1
+        fault = self.script.pop(0) if self.script else ""
+        if fault.isdigit():
+            self.send_error(int(fault))
+            return
+        data = b"x" * len(self.data) if fault == "other" else self.data
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data[: len(data) // 2] if fault == "cut" else data)
+
+    def log_message(self, *_: object) -> None:
+        """Keeps the terminal quiet."""
+
+
+@pytest.fixture
+def host(wikitext: Corpus, tmp_path: Path) -> Iterator[type[Host]]:
+    """A host, which alone has the miniature."""
+    Host.script, Host.requests = [], 0
+    Host.data = manual(tmp_path).read_bytes()
+    manual(tmp_path).unlink()
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Host) as server:
+        Host.url = f"http://127.0.0.1:{server.server_port}/"
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield Host
+        server.shutdown()
+        thread.join()
+
+
+def hosted(
+    corpus: Corpus, urls: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> Corpus:
+    """Returns the corpus with other addresses."""
+    archive = replace(corpus.archives[0], urls=urls)
+    corpus = replace(corpus, archives=(archive,))
+    monkeypatch.setitem(catalog.CORPORA, corpus.name, corpus)
+    return corpus
+
+
+@pytest.mark.parametrize(
+    "script, requests",
+    [
+        ([], 1),
+        (["503", "500"], 3),  # tried again
+        (["404"], 2),  # the next host
+        (["cut"], 2),
+        (["other", "other"], 3),  # its checksum is wrong
+    ],
+)
+def test_a_download_is_retried_and_taken_from_the_next_host(
+    script: list[str],
+    requests: int,
+    wikitext: Corpus,
+    host: type[Host],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    host.script = list(script)
+    urls = tuple(f"{host.url}{name}/wikitext-2-v1.zip" for name in "abc")
+    corpus = hosted(wikitext, urls, monkeypatch)
+    assert read(corpus, tmp_path) == miniatures.splits("wikitext2")
+    assert host.requests == requests
+    if not script:
+        shutil.rmtree(stored(tmp_path))
+        read(corpus, tmp_path)
+        assert host.requests == 1, "the download is kept"
+
+
+@pytest.mark.parametrize(
+    "fault, message",
+    [
+        ("404", "HTTP code: 404"),
+        ("other", "checksum='"),
+        ("", "no-such-host.invalid"),
+    ],
+)
+def test_a_failed_download_names_the_manual_folder(
+    fault: str,
+    message: str,
+    wikitext: Corpus,
+    host: type[Host],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    host.script = [fault] * 99
+    url = host.url if fault else "http://no-such-host.invalid/a.zip"
+    corpus = hosted(wikitext, (url,), monkeypatch)
+    folder = manual(tmp_path).parent
+    fix = f"put wikitext-2-v1.zip in {folder}, or its files in {folder / 'wikitext2'}"
+    with refused(f"{message}.*{fix}, and run again"):
+        read(corpus, tmp_path)
+    assert not stored(tmp_path).exists()
+
+
+# Datasets of TFDS
 
 
 class Poems(tfds.core.GeneratorBasedBuilder):
@@ -97,14 +275,14 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_texts_of_a_tfds_dataset_are_joined(
     shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("txl_jax.data.dataset.READ_BYTES", 100)
+    monkeypatch.setattr(builder, "READ_BYTES", 100)
     for name in ("poems", "poems:1.2.0"):
-        source = corpora.find(f"tfds:{name}", data_dir=shelf)
-        assert source.config.startswith("tfds-poems-1.2.0-")
-    splits = source.split(tmp_path)
+        source = corpora.find(DataConfig(f"tfds:{name}"), shelf)
+        assert source.name.startswith("tfds-poems-1.2.0-")
+    text = source.open(tmp_path)
     for ours, theirs in {"train": "train", "valid": "validation"}.items():
         lines = [f"{theirs} líne {number}\n" for number in range(30)]
-        assert b"".join(blocks(splits[ours], 99)) == "".join(lines).encode()
+        assert b"".join(text.read(ours)) == "".join(lines).encode()
 
 
 def test_other_tfds_datasets_are_refused_with_the_reason(
@@ -112,7 +290,7 @@ def test_other_tfds_datasets_are_refused_with_the_reason(
 ) -> None:
     def refuse(name: str, message: str) -> None:
         with refused(message):
-            corpora.find(f"tfds:{name}", data_dir=tmp_path).split(tmp_path)
+            corpora.find(DataConfig(f"tfds:{name}"), tmp_path).open(tmp_path)
 
     for version in ("1.2.0", "2.0.0"):
         shutil.copytree(shelf / "poems/1.2.0", tmp_path / "poems" / version)

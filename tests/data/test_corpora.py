@@ -18,8 +18,8 @@ from tests.support.refusal import refused
 from txl_jax.data import catalog
 from txl_jax.data.byte_ranges import ByteRange, ByteRanges, Splits, blocks, cut, size
 from txl_jax.data.corpora import find
-from txl_jax.data.files import stdlib_split
-from txl_jax.data.options import SPLITS
+from txl_jax.data.files import split_stdlib, split_text, stdlib_split
+from txl_jax.data.options import SPLITS, DataConfig
 
 
 def joined(ranges: ByteRanges) -> bytes:
@@ -39,8 +39,9 @@ def split(tmp_path_factory: pytest.TempPathFactory) -> Split:
     """A function that returns the splits of a corpus."""
 
     def split(name: str, path: Path | str = "", document_end: str = "") -> Splits:
-        scratch = tmp_path_factory.mktemp("scratch") / "unpacked"
-        return find(name, str(path), document_end=document_end).unpack(scratch)
+        if name == "stdlib":
+            return split_stdlib()
+        return split_text(str(path), tmp_path_factory.mktemp("scratch"), document_end)
 
     return split
 
@@ -65,7 +66,7 @@ def test_cut_and_blocks_agree_with_slices(tmp_path: Path) -> None:
 
 
 def test_stdlib_splits_are_whole_files_in_the_stated_proportions(split: Split) -> None:
-    assert find("stdlib").config.startswith("stdlib-3.")
+    assert find(DataConfig(), Path()).name.startswith("stdlib-3.")
     splits = split("stdlib")
     for ranges in splits.values():
         names = [part.path.as_posix() for part in ranges]
@@ -186,16 +187,19 @@ def test_a_late_line_end_moves_a_cut_by_at_most_one_split(
 
 
 def test_the_edition_of_a_text_depends_on_names_and_contents(tmp_path: Path) -> None:
+    def edition(path: Path, **fields: str) -> str:
+        return find(DataConfig("text", str(path), **fields), tmp_path).edition
+
     path = tmp_path / "a"
     path.write_bytes(b"x" * 100)
-    editions = [find("text", str(place)).edition for place in (path, tmp_path)]
+    editions = [edition(place) for place in (path, tmp_path)]
     for letter in (b"y", b"z"):  # of equal size and date
         path.write_bytes(letter * 100)
         os.utime(path, ns=(0, 1))
-        editions.append(find("text", str(tmp_path)).edition)
+        editions.append(edition(tmp_path))
     path.rename(tmp_path / "b")
-    editions.append(find("text", str(tmp_path)).edition)
-    editions.append(find("text", str(tmp_path), document_end="x").edition)
+    editions.append(edition(tmp_path))
+    editions.append(edition(tmp_path, document_end="x"))
     assert editions[0] == editions[1] and len(set(editions)) == 5
 
 

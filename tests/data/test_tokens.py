@@ -1,5 +1,6 @@
 """Token files are exact, appear whole or not at all, and are refused when damaged."""
 
+import gzip
 import hashlib
 import shutil
 import sys
@@ -13,6 +14,7 @@ import pytest
 from tests.support.refusal import refused
 from tests.support.store import Store, let_pass, remote, shared_store, store
 from txl_jax.data import corpora
+from txl_jax.data.files import split_stdlib
 from txl_jax.data.options import SPLITS, DataConfig
 from txl_jax.data.tokens import Tokens, prepare
 
@@ -27,6 +29,28 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("text") / "beer.txt"
     path.write_bytes(LINES)
     return path
+
+
+@pytest.mark.parametrize("vocab", ["char", "word"])
+@pytest.mark.parametrize(
+    "name, start, place",
+    [
+        ("b.txt", "ok\n", "b.txt is not UTF-8 at byte 3"),
+        ("b.txt", "\ufeffok\n", "b.txt is not UTF-8 at byte 6"),
+        ("b.txt.gz", "ok\n", "b.txt.gz, unpacked, is not UTF-8 at byte 3"),
+    ],
+)
+def test_the_file_that_is_not_utf8_is_named(
+    name: str, start: str, place: str, vocab: str, tmp_path: Path
+) -> None:
+    (folder := tmp_path / "text").mkdir()
+    for other in "ac":
+        (folder / f"{other}.txt").write_bytes(LINES)
+    data = start.encode() + b"\xff\n"
+    packed = gzip.compress(data) if name.endswith(".gz") else data
+    (folder / name).write_bytes(packed)
+    with refused(place):
+        prepare(DataConfig("text", str(folder), str(tmp_path), vocab))
 
 
 @pytest.fixture(scope="module")
@@ -45,19 +69,19 @@ def test_stdlib_tokens_are_the_bytes_of_the_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = DataConfig(data_dir=str(tmp_path))
-    made, source = prepare(config), corpora.find("stdlib")
+    made, source = prepare(config), corpora.find(config, tmp_path)
     output = capsys.readouterr()
-    assert made.folder.parent == tmp_path / "txl_jax" / source.config / "1.0.0"
+    assert made.folder.parent == tmp_path / "txl_jax" / source.name / "1.0.0"
     entries = [made.manifest[key] for key in ("corpus", "edition", "vocab", "dtype")]
     assert entries == ["stdlib", source.edition, "byte", "uint8"]
-    for split, pieces in source.unpack(tmp_path / "scratch").items():
+    for split, pieces in split_stdlib().items():
         expected = b"".join(piece.path.read_bytes() for piece in pieces)
         array, entry = made.split(split), made.manifest["splits"][split]
         assert isinstance(array, np.memmap) and not array.flags.writeable
         assert array.dtype == np.uint8 and array.tobytes() == expected
         assert entry["tokens"] == entry["bytes"] == len(expected)
         assert entry["sha256"] == hashlib.sha256(expected).hexdigest()
-    assert not output.out, "TFDS is quiet"
+    assert not output.out
     assert all(line.startswith("data: ") for line in output.err.splitlines())
     assert prepare(config).manifest == made.manifest
     assert not capsys.readouterr().err
@@ -106,9 +130,9 @@ def test_a_killed_preparation_leaves_nothing_complete(
 ) -> None:
     """The next one repeats it."""
     config = DataConfig("text", str(text), str(tmp_path), vocab)
-    source = corpora.find("text", str(text))
+    source = corpora.find(config, tmp_path)
     for name in ("incomplete.X1_1.0.0", "incomplete.unpacked"):  # as TFDS leaves them
-        (tmp_path / "txl_jax" / source.config / name).mkdir(parents=True)
+        (tmp_path / "txl_jax" / source.name / name).mkdir(parents=True)
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(moment, kill)
         prepare(config)

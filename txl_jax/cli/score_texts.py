@@ -70,9 +70,11 @@ def read_sequences(config: ScoreConfig, vocab: Vocab, dtype: str) -> Iterator[Do
     if config.lines or config.field:
         raise UserError("score.lines and score.field are for text: leave them out")
     for file in find_files(config):
-        name = str(file or "stdin")
-        blocks = (chunk.tobytes() for chunk in number.read(file, dtype))
-        parts = [np.zeros(0, vocab.dtype), *vocab.stream(blocks, name)]
+        name = str(file)
+        if not file:
+            raise UserError("score.path = '-' is for text: give numbers as a .npy")
+        numbers = number.read(file, dtype)
+        parts = [np.zeros(0, vocab.dtype), *vocab.stream(numbers, name)]
         yield Document(name, np.concatenate(parts), 0)
 
 

@@ -1,42 +1,64 @@
-"""The TFDS builder: the bytes of a corpus, in order, in ArrayRecord files.
+"""What TFDS does: it stores published corpora, and reads the text of its datasets.
 
-Importing this module imports TFDS, which takes about a second, but not TensorFlow;
-`tokens` imports it only to prepare a corpus.
+A published corpus is downloaded, verified, unpacked and stored in ArrayRecord files.
+Importing this module imports TFDS, which takes about a second, but not TensorFlow; only
+the preparation of a corpus imports it.
 """
 
 import contextlib
 import io
 import shutil
-from collections.abc import Callable, Iterator
+import tarfile
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import requests
 import tensorflow_datasets as tfds
 from absl import logging
+from google.protobuf import json_format
+from tensorflow_datasets.core.download import download_manager, downloader
 
-from txl_jax.data import byte_ranges, corpora
-from txl_jax.data.byte_ranges import ByteRanges
-from txl_jax.data.dataset import refusing_damage
+from txl_jax.data.byte_ranges import (
+    ByteRanges,
+    Splits,
+    blocks,
+    cut,
+    cut_at,
+    size,
+    verify,
+    whole,
+)
+from txl_jax.data.catalog import Archive, Corpus, Member
+from txl_jax.data.options import SPLIT_NAMES, SPLITS
 from txl_jax.errors import UserError
-from txl_jax.report.progress import Progress
+from txl_jax.report.log import say
+from txl_jax.report.progress import Progress, waiting
 from txl_jax.runtime.storage import one_line
 
 BLOCK_BYTES = 1 << 20  # one example; reading single lines was 700 times slower
 SHARD_BYTES = 64 << 20  # one file on disk
+READ_BYTES = 1 << 20  # at once; reading single short texts was 30 times slower
+# Errors of TFDS and ArrayRecord for damaged files.
+DAMAGE = OSError, RuntimeError, ValueError, LookupError, json_format.Error
+downloader.MAX_RETRIES = 4  # with TFDS's ten, it waits 204 s where there is no network
 
 Example = tuple[int, dict[str, np.ndarray]]
 
 
 class CorpusBuilder(tfds.core.ShardBasedBuilder):
-    """All corpora, one config each: `txl_jax/<corpus>-<edition>`.
+    """All published corpora, one config each: `txl_jax/<corpus>`.
 
     TFDS's other builders need TensorFlow from 1000 MiB on. The examples of a split are
     not shuffled: concatenated, they are its bytes.
     """
 
     name = "txl_jax"
-    splits: byte_ranges.Splits  # to store
+    corpus: Corpus  # to store
+    scratch: Path  # to unpack it
 
     def _info(self) -> tfds.core.DatasetInfo:
         block = tfds.features.Tensor(
@@ -49,73 +71,139 @@ class CorpusBuilder(tfds.core.ShardBasedBuilder):
             disable_shuffling=True,
         )
 
+    @property
+    def url_infos(self) -> dict[str, tfds.download.checksums.UrlInfo]:
+        """The size and checksum of each download, which TFDS verifies."""
+        return {
+            url: tfds.download.checksums.UrlInfo(
+                size=archive.size, checksum=archive.sha256, filename=None
+            )
+            for archive in self.corpus.archives
+            for url in archive.urls
+        }
+
     def _shard_iterators_per_split(
         self, dl_manager: tfds.download.DownloadManager
     ) -> dict[str, list[Callable[[], Iterator[Example]]]]:
-        total = sum(map(byte_ranges.size, self.splits.values()))
+        manual = Path(self.data_dir_root) / "downloads" / "manual"
+        splits = fetch(self.corpus, dl_manager, manual, self.scratch)
+        total = sum(map(size, splits.values()))
         progress = Progress("data: storing", total, in_bytes=True)
         return {
             split: [
                 partial(_examples, ranges, start, progress)
-                for start in range(0, byte_ranges.size(ranges), SHARD_BYTES)
+                for start in range(0, size(ranges), SHARD_BYTES)
             ]
-            for split, ranges in self.splits.items()
+            for split, ranges in splits.items()
         }
 
 
 def _examples(ranges: ByteRanges, start: int, progress: Progress) -> Iterator[Example]:
-    shard = byte_ranges.cut(ranges, start, start + SHARD_BYTES)
-    for number, block in enumerate(byte_ranges.blocks(shard, BLOCK_BYTES)):
+    shard = cut(ranges, start, start + SHARD_BYTES)
+    for number, block in enumerate(blocks(shard, BLOCK_BYTES)):
         key = start + number * BLOCK_BYTES
         yield key, {"bytes": np.frombuffer(block, np.uint8)}
         progress.add(len(block))
 
 
-def prepare(source: corpora.Source, data_dir: Path) -> CorpusBuilder:
-    """Fetches, unpacks and stores a corpus below `data_dir`, unless that was done.
+def prepare(corpus: Corpus, data_dir: Path, scratch: Path) -> CorpusBuilder:
+    """Fetches, unpacks and stores a published corpus below `data_dir`, if it was not.
 
     The folder appears complete or not at all. The caller holds a lock: two processes
     must not prepare one corpus at once.
     """
-    corpus = source.corpus
     config = tfds.core.BuilderConfig(
-        name=source.config,
+        name=corpus.name,
         version=tfds.core.Version(corpus.version),
         description=f"{corpus.name}. Licence: {corpus.licence}.",
     )
-    folder = data_dir / CorpusBuilder.name / source.config / corpus.version
+    folder = data_dir / CorpusBuilder.name / corpus.name / corpus.version
     with _quiet():
         with refusing_damage(folder):
             # TFDS's only format that is exact and does not need TensorFlow.
             builder = CorpusBuilder(
                 data_dir=data_dir, config=config, file_format="array_record"
             )
-        # Left by a killed preparation; TFDS does not remove it.
-        for leftover in folder.parent.glob("incomplete.*"):
-            shutil.rmtree(leftover)
-        if folder.exists():
-            return builder
-        scratch = folder.parent / "incomplete.unpacked"
-        try:
-            builder.splits = source.unpack(scratch)
-            builder.download_and_prepare()
-        except RuntimeError as error:  # ArrayRecord's error for a full disk
-            raise UserError(
-                f"cannot write {folder} ({one_line(error)}): make room or set "
-                "data.data_dir to another folder"
-            ) from error
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
+        builder.corpus, builder.scratch = corpus, scratch
+        if not folder.exists():
+            try:
+                builder.download_and_prepare()
+            except RuntimeError as error:  # ArrayRecord's error for a full disk
+                raise UserError(
+                    f"cannot write {folder} ({one_line(error)}): make room or set "
+                    "data.data_dir to another folder"
+                ) from error
     return builder
 
 
-def read(builder: CorpusBuilder, split: str) -> Iterator[bytes]:
-    """Yields the blocks of a split in order; raises UserError if they are damaged."""
+def read(builder: tfds.core.DatasetBuilder, split: str, feature: str) -> Iterator[Any]:
+    """Yields a feature of a split in order; raises UserError if it is damaged."""
     with refusing_damage(builder.data_path):
+        info = builder.info.splits[split]
         with _quiet():
             source = builder.as_data_source(split)
-        for index in range(len(source)):
-            yield source[index]["bytes"].tobytes()
+        step = max(READ_BYTES // (info.num_bytes // max(info.num_examples, 1) + 1), 1)
+        for start in range(0, len(source), step):
+            indices = list(range(start, min(start + step, len(source))))
+            for example in source.__getitems__(indices):
+                yield example[feature]
+
+
+def open_corpus(
+    corpus: Corpus, data_dir: Path, scratch: Path
+) -> Callable[[str], Iterator[bytes]]:
+    """Returns a function that reads a split of a published corpus; see `prepare`."""
+    builder = prepare(corpus, data_dir, scratch)
+    return lambda split: (x.tobytes() for x in read(builder, split, "bytes"))
+
+
+def open_dataset(folder: Path) -> Callable[[str], Iterator[bytes]]:
+    """Returns a function that reads a split of a TFDS dataset, text by text.
+
+    A newline follows each text that does not end with one.
+    """
+    with refusing_damage(folder):
+        builder = tfds.builder_from_directory(folder)
+        splits, features = [*builder.info.splits], {**builder.info.features}
+    ours = {SPLIT_NAMES[name]: name for name in splits if name in SPLIT_NAMES}
+    if missing := [split for split in SPLITS if split not in ours]:
+        raise UserError(
+            f"{folder} has the splits {', '.join(splits)}, so {', '.join(missing)} is "
+            "missing: use a dataset with train, validation and test, or give its text "
+            "as data.corpus='text'"
+        )
+    feature = _text_feature(folder, features)
+
+    def texts(split: str) -> Iterator[bytes]:
+        for text in read(builder, ours[split], feature):
+            yield text if text.endswith(b"\n") else text + b"\n"
+
+    return texts
+
+
+def _text_feature(folder: Path, features: dict[str, Any]) -> str:
+    """Returns the feature "text", or the only "*text", or the only text feature."""
+    kind = tfds.features.Text
+    texts = sorted(x for x in features if isinstance(features[x], kind))
+    ending = [name for name in texts if name.endswith("text")]
+    for names in ([x for x in texts if x == "text"], ending, texts):
+        if len(names) == 1:
+            return names[0]
+    raise UserError(
+        f"{folder} has {len(texts)} text features ({', '.join(texts)}): use a dataset "
+        "with one, or give its text as data.corpus='text'"
+    )
+
+
+@contextlib.contextmanager
+def refusing_damage(folder: Path) -> Iterator[None]:
+    """Converts the errors of TFDS, protobuf and ArrayRecord to UserError."""
+    try:
+        yield
+    except DAMAGE as error:
+        raise UserError(
+            f"{folder} is damaged ({one_line(error)}): delete it and prepare again"
+        ) from error
 
 
 @contextlib.contextmanager
@@ -133,3 +221,114 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logging.set_verbosity(verbosity)
+
+
+# The files of published corpora
+
+
+def fetch(
+    corpus: Corpus,
+    downloads: tfds.download.DownloadManager,
+    manual: Path,
+    scratch: Path,
+) -> Splits:
+    """Returns the splits of a published corpus, from verified files.
+
+    Archives are unpacked in `scratch`. The sources, in this order, are an archive in
+    the folder `manual`, its unpacked files there, and TFDS's downloads.
+    """
+    paths: dict[str, Path] = {}
+    for archive in corpus.archives:
+        path = manual / archive.name
+        if archive.packed and path.exists():
+            say(f"data: using {path}")
+            verify(path, archive.sha256)
+        elif unpacked := _find_unpacked(archive, corpus.name, manual):
+            paths |= unpacked
+            continue
+        else:
+            path = _download(archive, corpus.name, downloads, manual)
+        if archive.packed:
+            paths |= _unpack(path, archive.members, scratch)
+        else:
+            paths[archive.name] = path
+    if corpus.bounds:
+        return cut_at([whole(path) for path in paths.values()], corpus.bounds)
+    members = [member for archive in corpus.archives for member in archive.members]
+    return {
+        split: tuple(whole(paths[m.path]) for m in members if split in m.splits)
+        for split in SPLITS
+    }
+
+
+def _find_unpacked(archive: Archive, corpus: str, manual: Path) -> dict[str, Path]:
+    """Returns the verified members in the manual folder: all of them or none."""
+    paths: dict[str, Path] = {}
+    for member in archive.members:
+        for place in (manual / corpus / Path(member.path).name, manual / member.path):
+            if place.is_file():
+                paths[member.path] = place
+    missing = [member.path for member in archive.members if member.path not in paths]
+    if paths and missing:
+        raise UserError(
+            f"{manual} has only some files of corpus {corpus!r} and lacks "
+            f"{missing[0]}: put all of them in {manual / corpus}, or {archive.name} in "
+            f"{manual}"
+        )
+    if paths:
+        bare = sum(not member.digest for member in archive.members)
+        trust = f", {bare} of them without a published checksum" if bare else ""
+        say(f"data: using the files of {corpus} in {manual}{trust}")
+    for member in archive.members:
+        if member.path in paths:
+            verify(paths[member.path], member.digest)
+    return paths
+
+
+def _download(
+    archive: Archive,
+    corpus: str,
+    downloads: tfds.download.DownloadManager,
+    manual: Path,
+) -> Path:
+    """Returns the verified download from the first host that has it; TFDS keeps it."""
+    reasons = []
+    for url in archive.urls:
+        try:
+            with waiting(f"data: downloading {url}, {archive.size:,} bytes"):
+                return Path(downloads.download(url))
+        except download_manager.NonMatchingChecksumError as error:
+            reasons.append(f"{url}: {str(error).partition('* Got: ')[2]}")
+        except (requests.RequestException, tfds.download.DownloadError) as error:
+            reasons.append(f"{url}: {_cause(error)}")
+    files = f", or its files in {manual / corpus}," if archive.packed else ""
+    raise UserError(
+        f"cannot download {archive.name} ({'; '.join(reasons)}): put {archive.name} in "
+        f"{manual}{files} and run again"
+    )
+
+
+def _cause(error: BaseException) -> str:
+    """Returns the cause of an error that requests has wrapped."""
+    while (inner := error.__cause__ or error.__context__) is not None:
+        error = inner
+    reason = error.strerror if isinstance(error, OSError) else ""
+    return " ".join((reason or str(error) or type(error).__name__).split())
+
+
+def _unpack(path: Path, members: Sequence[Member], folder: Path) -> dict[str, Path]:
+    """Unpacks the members of a verified archive into a folder, and nothing else."""
+    targets = {member.path: folder / member.path for member in members}
+    with waiting(f"data: unpacking {path.name}"):
+        if zipfile.is_zipfile(path):  # TFDS gives downloads other names
+            with zipfile.ZipFile(path) as archive:
+                archive.extractall(folder, targets)
+            return targets
+        with tarfile.open(path, "r|gz") as stream:
+            for entry in filter(tarfile.TarInfo.isreg, stream):
+                target = targets.get(entry.name.removeprefix("./"))
+                if target and (content := stream.extractfile(entry)):
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    with target.open("wb") as out:
+                        shutil.copyfileobj(content, out, 1 << 20)
+    return targets

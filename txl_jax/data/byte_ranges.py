@@ -1,6 +1,7 @@
-"""Byte ranges of files: the text of a split before it is copied."""
+"""Byte ranges of files: the text of a split."""
 
 import contextlib
+import dataclasses
 import hashlib
 import re
 from collections.abc import Iterator, Sequence
@@ -19,6 +20,7 @@ class ByteRange:
     path: Path
     start: int
     stop: int
+    packed: Path | None = None  # the file that `path` was unpacked from
 
 
 ByteRanges = tuple[ByteRange, ...]
@@ -44,7 +46,7 @@ def cut(ranges: Sequence[ByteRange], start: int, stop: int) -> ByteRanges:
         begin += part.stop - part.start
         high = part.stop - max(begin - stop, 0)
         if low < high:
-            parts.append(ByteRange(part.path, low, high))
+            parts.append(dataclasses.replace(part, start=low, stop=high))
     return tuple(parts)
 
 
@@ -94,6 +96,12 @@ def _read(part: ByteRange) -> bytes:
         return file.read(part.stop - part.start)
 
 
+def locate(ranges: Sequence[ByteRange], offset: int) -> tuple[str, int]:
+    """Returns the file, and the byte in it, of an offset in the ranges."""
+    (part,) = cut(ranges, offset, offset + 1)
+    return f"{part.packed}, unpacked," if part.packed else str(part.path), part.start
+
+
 def checksum(path: Path, algorithm: str = "sha256") -> str:
     """Returns a file's checksum in hexadecimal; "git" is the hash of a git object."""
     with path.open("rb") as file:
@@ -101,6 +109,18 @@ def checksum(path: Path, algorithm: str = "sha256") -> str:
             start = f"blob {path.stat().st_size}\0".encode()
             return hashlib.file_digest(file, lambda: hashlib.sha1(start)).hexdigest()
         return hashlib.file_digest(file, algorithm).hexdigest()
+
+
+def verify(path: Path, digest: str) -> None:
+    """Raises UserError unless a file has the published checksum, if there is one."""
+    algorithm, _, expected = digest.rpartition(":")
+    with reading(path):
+        actual = checksum(path, algorithm or "sha256") if digest else ""
+    if actual != expected:
+        raise UserError(
+            f"{path} is truncated or a different file: its {algorithm or 'SHA-256'} is "
+            f"{actual} instead of {expected}; get the file again"
+        )
 
 
 @contextlib.contextmanager

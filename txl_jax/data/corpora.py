@@ -1,17 +1,31 @@
-"""Sources: the text of each corpus on this machine, as byte ranges per split."""
+"""Sources: the text of each corpus on this machine, or where it can be fetched."""
 
+import hashlib
+import json
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
-from txl_jax.data import archive, dataset, files
-from txl_jax.data.byte_ranges import Splits, cut_at, size, whole
+from txl_jax.data import files
+from txl_jax.data.byte_ranges import Splits, blocks, locate, verify
 from txl_jax.data.catalog import CORPORA, Corpus
-from txl_jax.data.number import split_numbers
-from txl_jax.data.options import SPLITS
+from txl_jax.data.number import open_numbers
+from txl_jax.data.options import DataConfig
 from txl_jax.errors import UserError, nearest
+
+BLOCK_BYTES = 1 << 20
+LOCAL = ("text", "tokens")  # the user's files
+FIELDS = {"path": LOCAL, "document_end": LOCAL, "dtype": ("tokens",)}  # of some corpora
+INFO = "dataset_info.json"  # of a dataset of TFDS
+
+
+class Text(NamedTuple):
+    """The bytes of each split, and where known the file and byte of an offset in it."""
+
+    read: Callable[[str], Iterator[bytes]]
+    locate: Callable[[str, int], tuple[str, int]] | None = None
 
 
 @dataclass(frozen=True)
@@ -20,88 +34,110 @@ class Source:
 
     corpus: Corpus
     edition: str  # distinguishes states of the corpus; "" if there is only one
-    split: Callable[[Path], Splits]  # writes unpacked files into a folder
+    # Fetches and unpacks what is needed; the folder must exist while the text is read.
+    open: Callable[[Path], Text]
 
     @property
-    def config(self) -> str:
-        """The name of the TFDS config."""
+    def name(self) -> str:
+        """The name of the corpus's folder."""
         return "-".join(filter(None, (self.corpus.name, self.edition)))
 
-    def unpack(self, scratch: Path) -> Splits:
-        """Returns the splits, fetched and unpacked if they were not.
 
-        Files are unpacked into `scratch`, which must exist until the text is copied.
-        Raises UserError for a split that is too small to be scored.
-        """
-        scratch.mkdir(parents=True)
-        splits = self.split(scratch)
-        for split, ranges in splits.items():
-            if size(ranges) < 2:
-                raise UserError(
-                    f"corpus {self.corpus.name!r} is too small: its {split} split has "
-                    f"{size(ranges)} bytes and needs at least 2; add text"
-                )
-        return splits
-
-
-def find(
-    name: str,
-    path: str = "",
-    data_dir: Path = Path(),
-    document_end: str = "",
-    dtype: str = "",
-) -> Source:
-    """Returns the source of a corpus, without reading it.
+def find(config: DataConfig, data_dir: Path) -> Source:
+    """Returns the source of a corpus; reads it only for the hash of the user's files.
 
     `data_dir` contains downloads and TFDS datasets.
     """
-    kind, colon, argument = name.partition(":")
-    if kind not in CORPORA or bool(colon) != (kind == "tfds"):
+    kind, _, argument = config.corpus.partition(":")
+    _check_fields(config, kind)
+    corpus, path, end = CORPORA[kind], config.path, config.document_end
+    edition, folder = "", data_dir
+
+    def open_stdlib(_: Path) -> Text:
+        return _of_ranges(files.split_stdlib())
+
+    def open_text(scratch: Path) -> Text:
+        return _of_ranges(files.split_text(path, scratch, end))
+
+    def open_tokens(_: Path) -> Text:
+        return Text(open_numbers(path, end, config.dtype))
+
+    def open_tfds(scratch: Path) -> Text:
+        from txl_jax.data import builder  # imports TFDS, which takes a second
+
+        if kind == "tfds":
+            return Text(builder.open_dataset(folder))
+        return Text(builder.open_corpus(corpus, data_dir, scratch))
+
+    if kind in LOCAL:
+        state = end if kind == "text" else f"{end} {config.dtype}"
+        edition = files.text_edition(path, state)
+    elif kind == "stdlib":
+        edition = platform.python_version()
+    elif kind == "tfds":
+        edition, folder = _find_dataset(argument, data_dir)
+    own = {"stdlib": open_stdlib, "text": open_text, "tokens": open_tokens}
+    return Source(corpus, edition, own.get(kind, open_tfds))
+
+
+def _check_fields(config: DataConfig, kind: str) -> None:
+    """Raises UserError for an unknown corpus, and for fields of other corpora."""
+    if kind not in CORPORA or (":" in config.corpus) != (kind == "tfds"):
         known = [f"{x}:NAME" if x == "tfds" else x for x in CORPORA]
         raise UserError(
-            f"data.corpus={name!r} is unknown{nearest(name, known)}; known are: "
-            f"{', '.join(known)}"
+            f"data.corpus={config.corpus!r} is unknown{nearest(config.corpus, known)}; "
+            f"known are: {', '.join(known)}"
         )
-    corpus = CORPORA[kind]
-    local = ("text", "tokens")
-    for field, value, kinds in (
-        ("path", path, local),
-        ("document_end", document_end, local),
-        ("dtype", dtype, ("tokens",)),
-    ):
-        if value and kind not in kinds:
+    for field, kinds in FIELDS.items():
+        if (value := getattr(config, field)) and kind not in kinds:
             raise UserError(
                 f"data.{field}={value!r} is for data.corpus={kinds[0]!r}, not "
-                f"{name!r}: leave it empty, or set data.corpus={kinds[0]!r}"
+                f"{config.corpus!r}: leave it empty, or set data.corpus={kinds[0]!r}"
             )
-    if kind == "tokens":
-        edition = files.text_edition(path, f"{document_end} {dtype}")
-        split = partial(split_numbers, path, document_end=document_end, dtype=dtype)
-        return Source(corpus, edition, split)
-    if kind == "text":
-        edition = files.text_edition(path, document_end)
-        split = partial(files.split_text, path, document_end=document_end)
-        return Source(corpus, edition, split)
-    if kind == "stdlib":
-        edition = platform.python_version()
-        return Source(corpus, edition, lambda _: files.split_stdlib())
-    if kind == "tfds":
-        edition, folder = dataset.find(argument, data_dir)
-        return Source(corpus, edition, partial(dataset.unpack, folder))
-    return Source(corpus, "", partial(_fetch, corpus, data_dir / "downloads"))
 
 
-def _fetch(corpus: Corpus, downloads: Path, scratch: Path) -> Splits:
-    paths: dict[str, Path] = {}
-    for part in corpus.archives:
-        paths |= archive.fetch(part, corpus.name, downloads, scratch)
-    if corpus.bounds:
-        return cut_at([whole(path) for path in paths.values()], corpus.bounds)
-    members = [member for part in corpus.archives for member in part.members]
-    return {
-        split: tuple(whole(paths[m.path]) for m in members if split in m.splits)
-        for split in SPLITS
-    }
+def _of_ranges(splits: Splits) -> Text:
+    return Text(
+        lambda split: blocks(splits[split], BLOCK_BYTES),
+        lambda split, offset: locate(splits[split], offset),
+    )
+
+
+def _find_dataset(name: str, data_dir: Path) -> tuple[str, Path]:
+    """Returns the edition of a TFDS dataset below `data_dir`, and its folder.
+
+    `name` is `name` or `name/config`, with `:version` or without. Only ArrayRecord can
+    be read without TensorFlow and without copying a shard into memory.
+    """
+    path, _, version = name.partition(":")
+    root = data_dir / path
+    # TFDS prepares in a folder "incomplete.<random>_<version>" beside the finished one.
+    pattern = f"**/{version or '[0-9]*'}/{INFO}"
+    is_inside = path and ".." not in root.parts and root.is_relative_to(data_dir)
+    folders = sorted(x.parent for x in root.glob(pattern)) if is_inside else []
+    if len(folders) != 1:
+        names = ", ".join(str(folder.relative_to(data_dir)) for folder in folders)
+        raise UserError(
+            f"data.corpus='tfds:{name}' names {names or 'no dataset'} in {data_dir}: "
+            "give one as tfds:<name>/<config>:<version>, prepared by TFDS with "
+            "file_format='array_record', or set data.data_dir to where it is"
+        )
+    (folder,) = folders
+    data = (folder / INFO).read_bytes()
+    try:
+        kind = json.loads(data).get("fileFormat", "tfrecord")
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise UserError(
+            f"{folder} is damaged ({error}): delete it and prepare again"
+        ) from error
+    if kind != "array_record":
+        raise UserError(
+            f"data.corpus='tfds:{name}' is stored as {kind} in {folder}, which cannot "
+            "be read without TensorFlow: prepare it with file_format='array_record'"
+        )
+    digest = hashlib.sha256(data).hexdigest()
+    plain = "-".join(folder.relative_to(data_dir).parts)
+    return f"{plain}-{digest[:8]}", folder
 
 
 def vocab_file(corpus: Corpus, data_dir: Path) -> Path | None:
@@ -109,5 +145,5 @@ def vocab_file(corpus: Corpus, data_dir: Path) -> Path | None:
     path = data_dir / "downloads" / "manual" / corpus.types.path
     if not corpus.types.path or not path.exists():
         return None
-    archive.verify(path, corpus.types.digest)
+    verify(path, corpus.types.digest)
     return path

@@ -2,9 +2,10 @@
 
 import collections
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -12,15 +13,18 @@ from txl_jax.data import number
 from txl_jax.data import text as texts
 from txl_jax.data import vocab as vocabulary
 from txl_jax.data.catalog import Corpus
+from txl_jax.data.corpora import Text
 from txl_jax.data.number import NumberVocab
 from txl_jax.data.options import SPLITS
 from txl_jax.data.recipe import Recipe
 from txl_jax.data.subword import SubwordVocab
 from txl_jax.data.vocab import ByteVocab, CharVocab, Vocab
 from txl_jax.data.word import WordVocab
+from txl_jax.errors import UserError
 from txl_jax.report.progress import Progress
 
 CHUNK = 1 << 20  # tokens in memory at once
+Part = TypeVar("Part")
 
 
 @dataclass(frozen=True)
@@ -29,18 +33,27 @@ class Encoder:
 
     corpus: Corpus
     recipe: Recipe
-    blocks: Callable[[str], Iterator[bytes]]  # by the name of the split
+    text: Text
 
     def read(self, split: str, label: str, meter: texts.Meter) -> Iterator[bytes]:
         """Yields the blocks of a split under the convention, and reports progress."""
         progress = Progress(f"data: {label} {split}", in_bytes=True)
-        for block in meter.read(self.blocks(split), self.recipe.drop_newlines):
+        for block in meter.read(self.text.read(split), self.recipe.drop_newlines):
             yield block
             progress.add(len(block))
 
     def name(self, split: str) -> str:
         """Returns the name of a split in errors."""
         return f"the {split} split of corpus {self.corpus.name!r}"
+
+    def locating(self, split: str, parts: Iterator[Part]) -> Iterator[Part]:
+        """Yields the parts of a split; names the file that is not UTF-8."""
+        try:
+            yield from parts
+        except texts.NotUTF8 as error:
+            if not self.text.locate:
+                raise
+            raise texts.NotUTF8(*self.text.locate(split, error.offset)) from error
 
     def encode(
         self, vocab: Vocab | None, folder: Path
@@ -56,8 +69,9 @@ class Encoder:
         else:
             vocab = made = vocab or self._make_vocab()
             arrays = {
-                split: made.stream(
-                    self.read(split, "encoding", meter), self.name(split)
+                split: self.locating(
+                    split,
+                    made.stream(self.read(split, "encoding", meter), self.name(split)),
                 )
                 for split, meter in meters.items()
             }
@@ -66,6 +80,12 @@ class Encoder:
             | ({} if vocab.kind == NumberVocab.kind else meter.counts())
             for split, meter in meters.items()
         }
+        for split, entry in entries.items():
+            if entry["tokens"] < 2:
+                raise UserError(
+                    f"corpus {self.corpus.name!r} is too small: its {split} split has "
+                    f"{entry['tokens']} tokens and needs at least 2; add text"
+                )
         return vocab, entries
 
     def _make_vocab(self) -> Vocab:
@@ -76,11 +96,14 @@ class Encoder:
 
         if recipe.kind == CharVocab.kind:
             of_bytes = recipe.of_bytes
-            points = (vocabulary.code_points(*read(name), of_bytes) for name in SPLITS)
+            points = (
+                self.locating(name, vocabulary.code_points(*read(name), of_bytes))
+                for name in SPLITS
+            )
             return CharVocab.count(points, of_bytes)
         if recipe.kind == SubwordVocab.kind:
             # Only from train, since valid and test are held out.
-            lines = texts.lines(*read("train", "learning from"))
+            lines = self.locating("train", texts.lines(*read("train", "learning from")))
             return SubwordVocab.train(lines, recipe.vocab_size)
         if recipe.kind == NumberVocab.kind:
             numbers = (read(name)[0] for name in SPLITS)
@@ -103,7 +126,9 @@ class Encoder:
         for split, meter in meters.items():
             blocks = self.read(split, "counting", meter)
             with (folder / f"{split}.numbers").open("wb") as file:
-                for words in lines.stream(blocks, self.name(split)):
+                for words in self.locating(
+                    split, lines.stream(blocks, self.name(split))
+                ):
                     of_words = map(numbers.__getitem__, words)
                     array = np.fromiter(of_words, np.int32, len(words))
                     file.write(array.data)

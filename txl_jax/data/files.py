@@ -123,7 +123,7 @@ def split_text(path: str, scratch: Path, document_end: str = "") -> Splits:
             target = scratch / str(number)
             with target.open("wb") as out:
                 out.writelines(read_blocks(file))
-            texts.append(whole(target))
+            texts.append(dataclasses.replace(whole(target), packed=file))
         else:
             with reading(file), file.open("rb") as opened:
                 start = text_start(opened.read(HEAD), file)

@@ -1,9 +1,9 @@
 """Sequences of integers: music, DNA or quantised signals, without a text.
 
-A corpus of numbers is stored as little-endian int32, and each number is its own token.
+A corpus of numbers is read as little-endian int32, and each number is its own token.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -11,19 +11,12 @@ from typing import ClassVar
 import numpy as np
 
 from txl_jax.data import files
-from txl_jax.data.byte_ranges import (
-    ByteRange,
-    Splits,
-    cut_at,
-    reading,
-    size,
-    whole,
-)
+from txl_jax.data.byte_ranges import reading
 from txl_jax.data.options import SPLITS
-from txl_jax.data.text import JsonObject, token_dtype, words
+from txl_jax.data.text import JsonObject, token_dtype
 from txl_jax.errors import UserError
 
-STORED = np.dtype("<i4")
+READ = np.dtype("<i4")
 CHUNK = 1 << 20  # numbers in memory at once
 
 
@@ -46,12 +39,12 @@ class NumberVocab:
 
     def encode(self, text: str) -> np.ndarray:
         """Returns the numbers of a text; raises UserError for another word."""
-        return self._check(_parse(text, "the text"), "the text")
+        return self._check(parse(text, "the text"), "the text")
 
     def stream(self, blocks: Iterable[bytes], name: str) -> Iterator[np.ndarray]:
-        """Yields the tokens of a whole split, which is stored as STORED."""
+        """Yields the tokens of a whole split, which is read as READ."""
         for block in blocks:
-            yield self._check(np.frombuffer(block, STORED), name)
+            yield self._check(np.frombuffer(block, READ), name)
 
     def _check(self, numbers: np.ndarray, name: str) -> np.ndarray:
         if len(numbers) and not 0 <= numbers.min() <= numbers.max() < self.size:
@@ -71,45 +64,34 @@ class NumberVocab:
         return {"kind": self.kind, "size": self.size}
 
 
+def parse(text: str, name: str) -> np.ndarray:
+    """Returns the numbers of a text, which white space separates; raises UserError."""
+    try:
+        return np.array([int(word) for word in text.split()], np.int64)
+    except (ValueError, OverflowError) as error:
+        raise UserError(
+            f"{name} is not whole numbers with white space between them, such as "
+            f"'60 62 64' ({error})"
+        ) from error
+
+
 def largest(splits: Iterable[Iterator[bytes]]) -> int:
     """Returns the largest number of some splits."""
-    return max(int(np.frombuffer(x, STORED).max()) for split in splits for x in split)
+    return max(int(np.frombuffer(x, READ).max()) for split in splits for x in split)
 
 
-def read(path: Path | None, dtype: str) -> Iterator[np.ndarray]:
-    """Yields the numbers of a file as STORED, in chunks; None is stdin.
+def read(path: Path, dtype: str) -> Iterator[bytes]:
+    """Yields the numbers of a file as bytes of READ.
 
-    The file is a .npy, a .bin of `dtype` in little-endian order, or a text. Raises
-    UserError if it contains anything but whole numbers from 0 to 2^31 - 1.
+    The file is a .npy or a .bin of `dtype` in little-endian order. Raises UserError if
+    it contains anything but whole numbers from 0 to 2^31 - 1.
     """
-    name = str(path or "stdin")
-    for chunk in _chunks(path, name, dtype):
-        yield _stored(chunk, name)
-
-
-def _stored(numbers: np.ndarray, name: str) -> np.ndarray:
-    if len(numbers) and not 0 <= numbers.min() <= numbers.max() < 2**31:
-        raise UserError(
-            f"{name} has numbers from {numbers.min()} to {numbers.max()}, which are "
-            "not from 0 to 2147483647: shift or quantise them, and check data.dtype"
-        )
-    return numbers.astype(STORED)
-
-
-def _chunks(path: Path | None, name: str, dtype: str) -> Iterator[np.ndarray]:
-    if path is None:
-        yield _parse(files.read_stdin().decode("utf-8", "replace"), name)
-    elif path.suffix in (".npy", ".bin"):
-        array = _open(path, dtype)
-        for start in range(0, len(array), CHUNK):
-            yield np.asarray(array[start : start + CHUNK])
-    else:
-        for part in words(files.read_blocks(path), name):
-            yield _parse(part, name)
+    array = _open(path, dtype)
+    return _chunks([(str(path), array)], 0, len(array))
 
 
 def _open(path: Path, dtype: str) -> np.ndarray:
-    """Returns the array of a binary file, which is memory-mapped."""
+    """Returns the array of a file, which is memory-mapped."""
     with reading(path):
         if path.suffix == ".bin":
             if not dtype:
@@ -122,9 +104,12 @@ def _open(path: Path, dtype: str) -> np.ndarray:
                 )
             return np.memmap(path, kind, "r") if length else np.zeros(0, kind)
         try:
-            array = np.load(path, mmap_mode="r", allow_pickle=False)
+            array = np.lib.format.open_memmap(path, mode="r")
         except (ValueError, EOFError) as error:
-            raise UserError(f"{path} is not a .npy file ({error})") from error
+            raise UserError(
+                f"{path} is neither a .npy file ({error}) nor bare numbers in a .bin: "
+                "write numbers with numpy.save"
+            ) from error
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise UserError(
             f"{path} has the shape {array.shape} and the dtype {array.dtype}: save one "
@@ -133,37 +118,48 @@ def _open(path: Path, dtype: str) -> np.ndarray:
     return array
 
 
-def _parse(text: str, name: str) -> np.ndarray:
-    numbers = text.split()
-    if not all(map(str.isdecimal, numbers)):
-        word = next(x for x in numbers if not x.isdecimal())
-        raise UserError(
-            f"{name} has {word[:80]!r}, which is not a number: give whole numbers from "
-            "0 on, with white space between them, such as '60 62 64'"
-        )
-    try:
-        return np.array(numbers, np.int64)
-    except OverflowError:
-        raise UserError(f"{name} has a number of more than 63 bits") from None
+def _chunks(
+    arrays: list[tuple[str, np.ndarray]], start: int, stop: int
+) -> Iterator[bytes]:
+    """Yields the numbers [start, stop) of concatenated, named arrays."""
+    first = 0
+    for name, array in arrays:
+        end = min(stop - first, len(array))
+        for low in range(max(start - first, 0), end, CHUNK):
+            numbers = np.asarray(array[low : min(low + CHUNK, end)])
+            if not 0 <= numbers.min() <= numbers.max() < 2**31:
+                raise UserError(
+                    f"{name} has numbers from {numbers.min()} to {numbers.max()}, "
+                    "which are not from 0 to 2147483647: shift or quantise them, and "
+                    "check data.dtype"
+                )
+            yield numbers.astype(READ).tobytes()
+        first += len(array)
 
 
-def split_numbers(path: str, scratch: Path, document_end: str, dtype: str) -> Splits:
-    """Returns the splits of the user's files: those that names state, or a cut.
+def open_numbers(
+    path: str, document_end: str, dtype: str
+) -> Callable[[str], Iterator[bytes]]:
+    """Returns a function that reads a split of the user's files.
 
-    The files are converted in `scratch`. document_end: see DataConfig; it is a number.
+    Splits are those that names of files state, or a cut 90/5/5. document_end: see
+    DataConfig; it is a number.
     """
-    paths = files.text_files(path)
-    names, parts = files.named_splits(path, paths), dict[str, list[ByteRange]]()
     field = "data.document_end"
-    end = _stored(_parse(document_end, field), field)
-    for number, file in enumerate(paths):
-        target = scratch / str(number)
-        with target.open("wb") as out:
-            for chunk in (*read(file, dtype), end):
-                out.write(chunk.tobytes())
-        parts.setdefault(names[number] if names else "", []).append(whole(target))
-    if names:
-        return {split: tuple(parts[split]) for split in SPLITS}
-    total = size(parts[""]) // STORED.itemsize
-    ends = [total * n // 100 * STORED.itemsize for n in (90, 95)]
-    return cut_at(tuple(parts[""]), ends)
+    end = field, parse(document_end, field)
+    paths = files.text_files(path)
+    names = files.named_splits(path, paths) or [""] * len(paths)
+    arrays: dict[str, list[tuple[str, np.ndarray]]] = {}
+    for file, name in zip(paths, names, strict=True):
+        arrays.setdefault(name, []).extend([(str(file), _open(file, dtype)), end])
+
+    def numbers(split: str) -> Iterator[bytes]:
+        own = arrays.get(split) or arrays[""]
+        total = sum(len(array) for _, array in own)
+        if split in arrays:
+            return _chunks(own, 0, total)
+        at = SPLITS.index(split)
+        start, stop = (total * n // 100 for n in (0, 90, 95, 100)[at : at + 2])
+        return _chunks(own, start, stop)
+
+    return numbers

@@ -35,6 +35,17 @@ def missing(symbol: str) -> UserError:
     )
 
 
+class NotUTF8(UserError):
+    """Text that is not UTF-8, and the byte where it is not."""
+
+    def __init__(self, name: str, offset: int) -> None:
+        super().__init__(
+            f"{name} is not UTF-8 at byte {offset}: convert it to UTF-8, or set "
+            "data.vocab='byte', which takes any bytes"
+        )
+        self.offset = offset
+
+
 @dataclass
 class Meter:
     """Counts the bytes, words and lines of a split: the denominators of metrics.
@@ -133,10 +144,7 @@ def _cut(
         try:
             text = data[:stop].decode("utf-8")
         except UnicodeDecodeError as error:
-            raise UserError(
-                f"{name} is not UTF-8 at byte {start + error.start}: convert it to "
-                "UTF-8, or set data.vocab='byte', which takes any bytes"
-            ) from None
+            raise NotUTF8(name, start + error.start) from None
         if text:
             yield text
         data, start = data[stop:], start + stop

@@ -1,7 +1,7 @@
 """Token files: each split of a corpus as a flat array on disk, which is memory-mapped.
 
-The folder is `<data_dir>/txl_jax/<corpus>-<edition>/<version>/<recipe>/`, in the folder
-of the TFDS blocks that are its source. It exists only when it is complete.
+The folder is `<data_dir>/txl_jax/<corpus>-<edition>/<version>/<recipe>/`; for a
+published corpus, TFDS's blocks lie beside it. It exists only when it is complete.
 """
 
 import contextlib
@@ -12,7 +12,6 @@ import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -77,7 +76,7 @@ def _digest(path: Path, _changed_ns: int) -> str:
 def copies(config: DataConfig) -> list[RemotePath]:
     """Returns the folders, local and on gs://, where copies of a corpus lie."""
     root, remote = _roots(config)
-    name = f"txl_jax/{_find(config, root).config}"
+    name = f"txl_jax/{corpora.find(config, root).name}"
     return [folder / name for folder in (root, remote) if folder]
 
 
@@ -90,11 +89,6 @@ def _roots(config: DataConfig) -> tuple[Path, RemotePath | None]:
         return Path(data_dir).expanduser().absolute(), None
     remote = storage.remote_path(data_dir, "data.data_dir")
     return remote_cache.local_root(data_dir), remote
-
-
-def _find(config: DataConfig, root: Path) -> corpora.Source:
-    end, dtype = config.document_end, config.dtype
-    return corpora.find(config.corpus, config.path, root, end, dtype)
 
 
 def prepare(config: DataConfig, vocab: Vocab | None = None) -> Tokens:
@@ -129,10 +123,10 @@ def _prepare(config: DataConfig) -> Tokens:
     from the bucket, or to it if the bucket lacks it.
     """
     root, remote = _roots(config)
-    source = _find(config, root)
+    source = corpora.find(config, root)
     published = corpora.vocab_file(source.corpus, root)
     recipe, vocab = resolve(config, source.corpus, published)
-    name = f"txl_jax/{source.config}/{source.corpus.version}/{recipe.folder}"
+    name = f"txl_jax/{source.name}/{source.corpus.version}/{recipe.folder}"
     folder = root / name
     manifest = ""
     if remote:
@@ -140,14 +134,14 @@ def _prepare(config: DataConfig) -> Tokens:
         manifest = remote_cache.read_manifest(remote)
     try:
         if not _is_complete(folder, manifest):
-            with _lock(root / "txl_jax" / f"{source.config}.lock"):
+            with _lock(root / "txl_jax" / f"{source.name}.lock"):
                 if _is_complete(folder, manifest):
                     pass  # made by the process that held the lock
                 elif manifest:
                     with _replacing(folder) as incomplete:
                         remote_cache.fetch(remote, manifest, incomplete)
                 else:
-                    _make(source, recipe, vocab, root, folder)
+                    _make(source, recipe, vocab, folder)
         if remote and not manifest:
             remote_cache.store(remote, folder)
     except OSError as error:
@@ -187,36 +181,38 @@ def _lock(path: Path) -> AcquireReturnProxy:
 
 
 def _make(
-    source: corpora.Source,
-    recipe: Recipe,
-    vocab: Vocab | None,
-    root: Path,
-    folder: Path,
+    source: corpora.Source, recipe: Recipe, vocab: Vocab | None, folder: Path
 ) -> None:
     start = time.monotonic()
-    say(f"data: preparing {source.config} in {folder}")
-    from txl_jax.data import builder  # imports TFDS, which takes a second
-
-    stored = builder.prepare(source, root)
-    encoder = Encoder(source.corpus, recipe, partial(builder.read, stored))
-    with _replacing(folder) as incomplete:
-        vocab, splits = encoder.encode(vocab, incomplete)
-        vocabulary.save(vocab, incomplete / VOCAB)
-        files = {f"{name}.bin": entry["sha256"] for name, entry in splits.items()}
-        files[VOCAB] = checksum(incomplete / VOCAB)
-        manifest = {
-            "corpus": source.corpus.name,
-            "edition": source.edition,
-            "version": source.corpus.version,
-            "convention": recipe.convention,
-            "vocab": vocab.kind,
-            "types": len(vocab),
-            "dtype": vocab.dtype.name,
-            "splits": splits,
-            "files": files,
-        }
-        state = json.dumps(with_checksum(manifest), indent=2) + "\n"
-        (incomplete / MANIFEST).write_text(state, "utf-8")
+    say(f"data: preparing {source.name} in {folder}")
+    place = folder.parent.parent
+    for leftover in place.glob("incomplete.*"):  # of a killed preparation, also TFDS's
+        shutil.rmtree(leftover)
+    scratch = place / "incomplete.unpacked"
+    scratch.mkdir(parents=True)
+    try:
+        text = source.open(scratch)
+        with _replacing(folder) as incomplete:
+            encoder = Encoder(source.corpus, recipe, text)
+            vocab, splits = encoder.encode(vocab, incomplete)
+            vocabulary.save(vocab, incomplete / VOCAB)
+            files = {f"{name}.bin": entry["sha256"] for name, entry in splits.items()}
+            files[VOCAB] = checksum(incomplete / VOCAB)
+            manifest = {
+                "corpus": source.corpus.name,
+                "edition": source.edition,
+                "version": source.corpus.version,
+                "convention": recipe.convention,
+                "vocab": vocab.kind,
+                "types": len(vocab),
+                "dtype": vocab.dtype.name,
+                "splits": splits,
+                "files": files,
+            }
+            state = json.dumps(with_checksum(manifest), indent=2) + "\n"
+            (incomplete / MANIFEST).write_text(state, "utf-8")
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
     counts = ", ".join(f"{name} {splits[name]['tokens']:,}" for name in splits)
     say(f"data: {counts} tokens in {time.monotonic() - start:.1f} s")
 
