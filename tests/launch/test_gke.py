@@ -45,8 +45,8 @@ def outcome(code: int, disrupted: bool) -> str:
 @pytest.mark.parametrize(
     "code, disrupted, action",
     [
-        *((code, False, "RestartJobSet") for code in (1, 75, 134, 137)),
-        *((code, True, "RestartJobSet") for code in (75, 137, 143)),
+        *((code, False, "RestartJobSet") for code in (1, 75, 134)),
+        (143, True, "RestartJobSet"),
         *((code, False, "FailJobSet") for code in (2, 76, 130)),
     ],
 )

@@ -79,7 +79,6 @@ def test_failures_of_slurm_itself(cluster: dict[str, str], tmp_path: Path) -> No
 
 MISTAKES: dict[str, dict[str, str]] = {
     "sbatch launch/slurm.sbatch FLAGS": {"SLURM_JOB_ID": ""},
-    "from the checkout's root": {"SLURM_SUBMIT_DIR": "/"},
     "there is no none": {"PYTHON": "none"},
     "give --ntasks-per-node=4": {"SLURM_GPUS_ON_NODE": "4"},
     "give --workdir": {},

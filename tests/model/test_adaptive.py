@@ -37,11 +37,6 @@ CASES: list[tuple[dict[str, Any], Limits]] = [
     ({**CLUSTERS, "tie_projs": (True, True, True)}, UNEVEN),
     ({**CLUSTERS, "proj_same_dim": False, "tie_weights": False}, ONE),
 ]
-OTHERS = [
-    ({}, ONE),
-    ({"cutoffs": (13, 20)}, UNEVEN),
-    ({"cutoffs": (1,), "div_val": 4, "d_embed": 4}, UNEVEN),
-]
 
 
 def gradients(config: ModelConfig, method: str) -> Callable[..., Any]:
@@ -70,7 +65,7 @@ def draw(B: int, L: int, D: int) -> tuple[Array, Array]:
 
 @pytest.mark.parametrize(
     ("changes", "limits"),
-    [*CASES, *(pytest.param(*case, marks=pytest.mark.long) for case in OTHERS)],
+    CASES,
     ids=str,
 )
 def test_blocks_add_up_to_the_dense_loss(
@@ -115,7 +110,6 @@ SPLIT: dict[str, dict[str, Any]] = {
     "one_table": {"d_model": 6, "cutoffs": (13, 20)},
     "tables": {"cutoffs": (12, 20), "div_val": 2},
     "tables_that_do_not_divide": {"cutoffs": (13, 21), "div_val": 2},
-    "plain": {"d_model": 6},
 }
 MESHES = [(4, 1, 2), (1, 2, 4), (2, 1, 4)]
 

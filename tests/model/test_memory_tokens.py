@@ -67,8 +67,6 @@ def read(
             for more in (
                 {"kernel": "chunked"},
                 {"dtype": "bfloat16"},
-                {**tiny.T5, **tiny.GATED},
-                {"position": "shaw_biased", "n_position": 6},
                 {"position": "alibi", "clamp_len": 5, "memory_tokens": 7},
             )
         ),

@@ -30,16 +30,11 @@ VARIANTS: list[dict[str, Any]] = [
 
 KINDS = ["states", "keys and values", "windows"]
 CASES = [(changes, KINDS[i % 3], *SIZES[i % 4]) for i, changes in enumerate(VARIANTS)]
-OTHERS = [
-    (changes, KINDS[(i + n) % 3], *SIZES[(i + n) % 4])
-    for n in (1, 2)
-    for i, changes in enumerate(VARIANTS)
-]
 
 
 @pytest.mark.parametrize(
     "changes, kind, S, L",
-    [*CASES, *(pytest.param(*each, marks=pytest.mark.long) for each in OTHERS)],
+    CASES,
     ids=str,
 )
 def test_segments_of_one_call_match_many(

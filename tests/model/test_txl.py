@@ -49,11 +49,8 @@ OTHERS: list[dict[str, Any]] = [
     {"position": "t5", "dtype": "bfloat16", "clamp_len": 2, **tiny.GATED},
     {**tiny.SAME, "dtype": "bfloat16", "initial_memory": "zeros"},
     {**tiny.SAME, **tiny.ALL, "mem_len": 3},
-    {"cutoffs": (5, 9)},
     {**CLUSTERS, "tie_projs": (False, True, True)},
     {"d_embed": 6, "cutoffs": (4,)},
-    {"position": "shaw_biased", "n_position": 6, "dtype": "bfloat16"},
-    {"position": "sinusoidal", "mem_len": 0, "dtype": "bfloat16"},
 ]
 
 
@@ -187,13 +184,9 @@ def value_and_gradient(config: ModelConfig) -> Any:
 @pytest.mark.parametrize(
     "fields",
     [
+        {"kernel": "chunked", "remat_policy": "offload:q,hidden"},
         pytest.param(
             {"unroll": tiny.N, "remat_policy": "full"}, marks=pytest.mark.long
-        ),
-        {"kernel": "chunked", "remat_policy": "offload:q,hidden"},
-        *(
-            pytest.param({"remat_policy": policy}, marks=pytest.mark.long)
-            for policy in ("dots", "save:k,v")
         ),
     ],
     ids=str,

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from experiments.figures import copying, learning, positions
+from experiments.figures import copying, learning
 from tests.project.conftest import Start
-from tests.support import tiny
 from txl_jax.report.provenance import environment
 
 PNG = b"\x89PNG"
@@ -22,17 +21,6 @@ def test_reach_plots_the_lengths_that_it_prints(
     result = json.loads(capsys.readouterr().out)
     assert result["formula_tokens"] == result["measured_tokens"] == [6, 12]
     assert result["exact"] and picture.read_bytes().startswith(PNG)
-
-
-def test_only_relative_positions_distinguish_the_order_of_the_memory() -> None:
-    tokens = tiny.make_tokens(2, 12)
-    confusion = {}
-    for position, mem_len in (("sinusoidal", 0), ("transformer_xl", 5)):
-        config = tiny.config(position=position, mem_len=mem_len)
-        params = tiny.make_params(config)
-        confusion[position] = positions.order_confusion(config, params, tokens)
-    assert confusion["sinusoidal"] < 1e-5
-    assert confusion["transformer_xl"] > 1e-2
 
 
 def test_positions_plots_the_cosines_that_it_prints(

@@ -13,7 +13,6 @@ import pytest
 from experiments.figures import online, online_step
 from tests.project.conftest import Start
 from tests.support import tiny
-from txl_jax.report.provenance import environment
 from txl_jax.update.options import OptimConfig
 
 # Calls of 3 segments of 4 bytes.
@@ -35,11 +34,10 @@ def learn(bytes_T: np.ndarray, folder: Path) -> np.ndarray:
     return nll
 
 
-@pytest.mark.parametrize("place", [25, pytest.param(1, marks=pytest.mark.long)])
 def test_a_byte_is_scored_once_by_a_distribution_of_earlier_bytes(
-    place: int, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
-    scores = []
+    scores, place = [], 25  # the first of a call
     for value in range(tiny.V):
         changed_T = TEXT_T.copy()
         changed_T[place] = value
@@ -104,11 +102,3 @@ def test_a_run_resumes_with_the_same_numbers(
     bits = 8 + whole.astype(np.float64).sum() / np.log(2)
     assert result["bits_per_byte"] == pytest.approx(bits / len(TEXT_T), rel=1e-12)
     assert result["bits_per_byte"] < 2.5 < np.log2(tiny.V), "a period of 9 bytes"
-    assert result["bytes"] == 65 and result["xz_bits_per_byte"] > 1
-    assert set(result["provenance"]) == {"time", *environment()}
-    (file,) = workdir.glob("*/online.json")
-    assert json.loads(file.read_text("utf-8")) == result
-    # The result is on disk: nothing is learned again.
-    monkeypatch.delattr(online, "learn")
-    assert start("figures.online", flags) == 0
-    assert json.loads(capsys.readouterr().out) == result

@@ -114,12 +114,6 @@ def test_the_core_loads_neither_files_processes_nor_reports() -> None:
     assert not others & {name.partition(".")[0] for name in loaded}
 
 
-def test_data_imports_only_the_input_of_the_model() -> None:
-    names = [name for name in MODULES if room(name) == "data"]
-    used = {other for name in names for other in imported(MODULES[name])}
-    assert {name for name in used if room(name) == "model"} == {"model.segment"}
-
-
 def test_experiments_import_config_alone_and_ablations_their_parent() -> None:
     folder = PACKAGE.parent / "experiments"
     for path in folder.glob("*.py"):

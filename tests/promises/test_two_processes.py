@@ -14,6 +14,7 @@ from tests.support.processes import (
     has_step,
     write_experiment,
 )
+from tests.support.refusal import contents
 from txl_jax import config as configs
 from txl_jax.cli.training_run import trained
 
@@ -181,7 +182,6 @@ def test_a_process_that_hangs_ends_the_other(folder: Path, index: int) -> None:
         assert re.search(r"train\.py.* in \w+", run.stderr[1 - index].read_text())
 
 
-WINDOWS = ("--tgt_len=1", "--mem_len=0", "--ext_len=15", "--warm_start")
 ALONE = (
     ["--mode=score", "--workdir=RUN", "--path=TEXT", "--output=NEW"],
     ["--mode=attention", "--workdir=RUN"],
@@ -200,9 +200,9 @@ def test_every_mode_works_with_two_processes_or_refuses_them(tmp_path: Path) -> 
     text = tmp_path / "text.txt"
     names = {"RUN": ran, "NEW": fresh, "TINY": tiny, "TEXT": text}
 
-    def start(*flags: str) -> tuple[list[int], list[str], Processes]:
+    def start(flags: list[str]) -> tuple[list[int], list[str], Processes]:
         for name, path in names.items():
-            flags = tuple(flag.replace(name, str(path)) for flag in flags)
+            flags = [flag.replace(name, str(path)) for flag in flags]
         run = Processes(tmp_path, *flags)
         statuses = run.wait()
         # Gloo, which connects CPUs, writes to stdout too, in pieces of lines.
@@ -210,35 +210,28 @@ def test_every_mode_works_with_two_processes_or_refuses_them(tmp_path: Path) -> 
         ours = [[line for line in each if "{" in line] for each in lines]
         return statuses, ["".join(each) for each in ours], run
 
-    def files() -> dict[str, bytes]:
-        paths = [path for path in ran.rglob("*") if path.is_file()]
-        return {str(path): path.read_bytes() for path in paths}
-
     few = ["--config.train.num_steps=4", "--config.train.eval_every=4"]
+    windows = ["--tgt_len=1", "--mem_len=0", "--ext_len=15", "--warm_start"]
     for flags in (
         ["--mode=prepare", "--config=TINY"],
         ["--config=TINY", "--workdir=RUN", *few],
-        ["--mode=evaluate", "--workdir=RUN"],
-        ["--mode=evaluate", "--workdir=RUN", *WINDOWS],
+        ["--mode=evaluate", "--workdir=RUN", *windows],
         ["--mode=evaluate", "--workdir=RUN", "--sweep=mem_len=8,16"],
         ["--mode=evaluate", "--workdir=RUN", "--sweep=cold_start=16"],
-        ["--mode=generate", "--workdir=RUN"],
         ["--mode=generate", "--workdir=RUN", "--samples=2"],
     ):
-        statuses, (first, second), run = start(*flags)
+        statuses, (first, second), run = start(flags)
         assert statuses == [0, 0], (flags, run.said(0), run.said(1))
         assert json.loads(first.splitlines()[-1])["mode"] and not second, flags
         assert run.stderr[1].read_text() == "", flags
-        if flags[0] == "--mode=prepare":  # a shared disk is prepared once
-            assert "data: preparing" in run.stderr[0].read_text()
-    before = files()
+    before = contents(ran)
     for flags in ALONE:
         mode = flags[0].removeprefix("--mode=")
-        statuses, out, run = start(*flags)
+        statuses, out, run = start(flags)
         assert (statuses, out) == ([2, 2], ["", ""])
         for index in range(2):
             (line,) = run.stderr[index].read_text().splitlines()
             assert line.startswith(
                 f"txl_jax[{index}]: --mode={mode} runs in one process"
             )
-    assert files() == before and not fresh.exists()
+    assert contents(ran) == before and not fresh.exists()

@@ -9,6 +9,8 @@ import pytest
 
 from experiments.rl import environments
 from experiments.rl.environments import BUMP, ENVIRONMENTS, Environment
+from experiments.rl.gymnax_adapter import adapt
+from txl_jax.errors import UserError
 
 FORWARD, UP, DOWN = 0, 1, 2
 KEY = jax.random.key(0)
@@ -37,16 +39,6 @@ def test_the_arm_of_the_cue_is_rewarded(cue: int) -> None:
     assert run(env, [FORWARD, FORWARD, DOWN], start)[-1][1:] == (sign, True)
 
 
-@pytest.mark.parametrize("bit", [0, 1])
-def test_the_last_action_of_a_chain_names_the_bit(bit: int) -> None:
-    env = environments.memory_chain(4)
-    start = environments.Chain(jnp.asarray(bit), jnp.asarray(0))
-    rows = run(env, [1 - bit, 1 - bit, 0, bit], start)
-    assert [row[1:] for row in rows] == [(0, False)] * 3 + [(1, True)]
-    assert [row[0] for row in rows[:3]] == [[0.75, 0, 0], [0.5, 0, 0], [0.25, 0, 0]]
-    assert run(env, [0, 0, 0, 1 - bit], start)[-1][1:] == (-1, True)
-
-
 def test_the_goal_of_a_room_is_seen_when_near_and_stays() -> None:
     env = environments.search(4)
     goal, right = 7, 3
@@ -72,3 +64,25 @@ def test_episodes_begin_at_random(name: str) -> None:
     after = jax.vmap(env.step)(jax.random.split(KEY, 64), state, actions_B)
     same = jax.tree.map(lambda a, b: a.dtype == b.dtype, state, after[0])
     assert jax.tree.all(same), "a scan needs the same types"
+
+
+def test_a_chain_of_gymnax_rewards_the_bit_that_it_showed() -> None:
+    pytest.importorskip("gymnax", reason="pip install -e '.[gymnax]'")
+    env = adapt("MemoryChain-bsuite")
+    assert (env.observed, env.actions) == (3, 2)
+    step = jax.jit(env.step)
+    rewards = set()
+    for seed in range(4):
+        state, seen_X = env.begin(jax.random.key(seed))
+        bit, rows = int(seen_X[-1] > 0), []
+        for _ in range(6):
+            state, seen_X, reward, over = step(jax.random.key(9), state, jnp.asarray(1))
+            rows.append((float(reward), bool(over)))
+        assert rows == [(0.0, False)] * 5 + [(2.0 * bit - 1, True)]
+        assert seen_X.shape == (3,) and seen_X.dtype == reward.dtype == jnp.float32
+        rewards.add(rows[-1][0])
+    assert rewards == {-1.0, 1.0}, "both bits were shown"
+    with pytest.raises(UserError, match="did you mean 'MemoryChain-bsuite'"):
+        adapt("MemoryChain")
+    with pytest.raises(UserError, match="no discrete actions"):
+        adapt("Pendulum-v1")
