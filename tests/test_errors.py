@@ -10,7 +10,6 @@ from txl_jax.errors import UserError, printable
     [
         ("a\tb\n", "a\tb\n"),
         ("\x1b[2J\x07é😀", "\\x1b[2J\\x07é😀"),
-        ("x\r\x00\u202ey", "x\\r\\x00\\u202ey"),
         ("\u2067a", "\\u2067a"),
         ("caf\udce9", "caf\\udce9"),
         ("\u3000 \xa0\u200d", "\u3000 \xa0\u200d"),

@@ -31,8 +31,6 @@ ADAM = make_optimizer(OptimConfig())
         ("ED", P(None, "fsdp")),
         ("NHAD", P(None, "model", None, "fsdp")),
         ("NDF", P(None, "fsdp", "model")),
-        ("NF", P(None, "model")),
-        ("HA", P("model", None)),
         ("SBL", P(None, ("data", "fsdp"), None)),
         # Streams come first: no axis splits two dimensions.
         ("NBMD", P(None, ("data", "fsdp"), None, None)),
@@ -51,10 +49,8 @@ def test_letters_are_split_by_the_rules(letters: str, spec: P) -> None:
     [
         (MeshConfig(), (8, 1, 1, 1)),
         (MeshConfig(fsdp=4), (2, 4, 1, 1)),
-        (MeshConfig(data=1, fsdp=-1), (1, 8, 1, 1)),
         (MeshConfig(data=2, fsdp=2, model=-1), (2, 2, 2, 1)),
         (MeshConfig(fsdp=2, segments=4), (1, 2, 1, 4)),
-        (CUBE, (2, 2, 2, 1)),
     ],
 )
 def test_minus_one_takes_the_remaining_devices(

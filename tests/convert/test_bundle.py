@@ -144,13 +144,9 @@ def entry(*more: bytes) -> tuple[bytes, bytes]:
 @pytest.mark.parametrize(
     "records, match",
     [
-        ([HEADER, entry(field(3, 4))], "No such file .*data-00004-of-00001"),
         ([HEADER, (b"x", b"\x0b")], "cannot read"),  # an unknown kind of field
-        ([HEADER, (b"x", b"\x12\x05a")], "cannot read"),  # an incomplete field
         ([HEADER, entry(field(4, 2**62))], "is truncated within x"),
-        ([HEADER, (b"\xff", entry()[1])], "can't decode"),
         ([HEADER, entry(field(5, 20))], r"x has 20 bytes, not .* \(2, 3\) float32"),
-        ([HEADER, entry(field(1, 10))], "x has TensorFlow's data type 10"),
         ([HEADER, entry(shape(*[2**62] * 3001))], "x has 24 bytes, not the size"),
         # A slice of another variable is skipped.
         ([HEADER, (b"\0\1slice", entry()[1]), entry()], ""),

@@ -70,11 +70,8 @@ def read_segments(config: ModelConfig) -> Any:
             pytest.param(*row, marks=pytest.mark.long)
             for row in (
                 ({"position": "shaw_biased", "n_position": 5}, "abcd"),
-                ({"position": "shaw", "n_position": 12}, "ab"),
-                ({"position": "none"}, "a"),
-                ({"position": "rotary", "d_head": 4}, "a"),
+                ({"position": "rotary", "d_head": 4, **tiny.MODERN}, "a"),
                 ({"position": "alibi"}, "ad"),
-                ({"qk_norm": True, "norm": "rms"}, "abcd"),
             )
         ),
     ],

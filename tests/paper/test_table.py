@@ -169,9 +169,7 @@ def test_every_token_attends_to_the_given_length() -> None:
         ("wt103_128m", {}, 31),  # the largest distance in training
         ("wt103_128m", {"train.tgt_len": "32", "model.mem_len": "64"}, 95),
         ("wt103_128m", {"train.tgt_len": "32", "eval.clamp_len": "7"}, 7),
-        ("wt103_no_recurrence", {}, 15),
         ("wt103_shaw", {}, 0),  # a table's last row serves all greater distances
-        ("wt103_vaswani", {}, 0),
     ],
 )
 def test_clamped_lengths(name: str, overrides: dict[str, str], clamp_len: int) -> None:

@@ -42,21 +42,10 @@ def load(name: str) -> Config:
     return configs.parse(configs.load(name))
 
 
-def differences(one: Config, other: Config) -> set[str]:
-    """Returns the fields, as section.field, in which two configs differ."""
-    sections, others = dataclasses.asdict(one), dataclasses.asdict(other)
-    return {
-        f"{section}.{name}"
-        for section, fields in sections.items()
-        for name, value in fields.items()
-        if value != others[section][name]
-    }
-
-
 @pytest.mark.parametrize("name", ABLATIONS)
 def test_an_ablation_changes_only_the_stated_fields(name: str) -> None:
     parent, *fields = ABLATIONS[name]
-    assert differences(load(name), load(parent)) == set(fields)
+    assert {*configs.differences(load(name), load(parent))} == {*fields}
     source = (FOLDER / "ablations" / f"{name}.py").read_text("utf-8")
     assert f"import {parent}\n" in source
 

@@ -70,12 +70,8 @@ MORE = "f32[4,8,128]{2,1,0}"
     ("result", "kind", "size"),
     [
         (MORE, "all-gather", 4 * LAYER),
-        (f"({WHOLE}, {MORE})", "all-gather-start", 4 * LAYER),
-        (PARTS, "reduce-scatter", LAYER),
         (f"({WHOLE}, {PARTS})", "reduce-scatter-start", LAYER),
         (WHOLE, "all-to-all", LAYER),
-        (f"(({WHOLE}), {WHOLE})", "all-to-all-start", LAYER),
-        (WHOLE, "all-reduce-start", LAYER),
         ("bf16[1,8,128]{2,1,0}", "all-reduce", LAYER // 2),
     ],
 )
