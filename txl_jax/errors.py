@@ -80,12 +80,13 @@ _TRAINING = (
     "lower train.batch_size or train.gradient_segments, raise train.batch_chunk or "
     "mesh.fsdp, or set model.remat_policy=full"
 )
-# What lowers the memory use of a mode; of the others, the lengths of the evaluation.
+# How to reduce memory, by mode.
 SAVINGS = {
     "train": _TRAINING,
     "table": _TRAINING,
     "generate": "lower generate.mem_len or generate.samples",
-    "evaluate": "lower eval.streams, eval.mem_len or eval.tgt_len",
+    "evaluate": "lower eval.streams, eval.mem_len, eval.tgt_len, "
+    "eval.segments_per_step or eval.cache_len",
     "speed": "lower eval.streams, eval.tgt_len or the lengths of eval.sweep",
 }
 

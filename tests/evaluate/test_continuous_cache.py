@@ -7,7 +7,6 @@ import pytest
 
 from tests import reference
 from tests.support import tiny
-from tests.support.refusal import refused
 from txl_jax.evaluate import continuous_cache
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
 from txl_jax.evaluate.perplexity import make_evaluate
@@ -55,8 +54,3 @@ def test_the_nll_is_of_the_mixture() -> None:
     assert evaluate(CONFIG) == pytest.approx(mixed, rel=1e-5)
     assert evaluate(static) == pytest.approx(expected, rel=1e-5)
     assert mixed != pytest.approx(expected, rel=1e-3)
-
-
-def test_a_cache_that_does_not_fit_is_refused() -> None:
-    with refused("a cache of 1,000,000,000 tokens .* lower eval.cache_len"):
-        evaluate(dataclasses.replace(CONFIG, cache_len=10**9, tgt_len=500))

@@ -10,7 +10,6 @@ from experiments.benchmarks.subject import ENWIK8
 from tests.support import tiny
 from tests.support.refusal import refused
 from txl_jax.errors import UserError
-from txl_jax.evaluate import grouping
 from txl_jax.evaluate.grouping import count_segments, window_tokens
 from txl_jax.kernels import dispatch
 from txl_jax.sharding.mesh import AXES
@@ -57,16 +56,3 @@ def test_windows_follow_the_kernel_that_auto_selects(
         assert window_tokens(config, 12, 1, 80) == 480  # at most a quarter is wasted
         monkeypatch.setattr(dispatch, "MANY_SCORES", 8 * 960 * 3060)
         assert window_tokens(config, 12, 1, 80) == 960, "chunked skips what is masked"
-
-
-@pytest.mark.parametrize("most, expected", [(9, 8), (7, 4), (3, 2), (0, 1)])
-def test_segments_are_halved_until_they_fit(
-    most: int, expected: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def check_fits(config: object, B: int, tokens: int, fields: object) -> None:
-        if tokens > most * 64:
-            raise UserError("too large")
-
-    monkeypatch.setattr(grouping, "check_fits", check_fits)
-    config = dataclasses.replace(ENWIK8, mem_len=640)
-    assert count_segments(config, 0, 1, 64) == expected

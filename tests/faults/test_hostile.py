@@ -34,7 +34,7 @@ from tests.support.refusal import contents, refusal
 from txl_jax import config as configs
 from txl_jax.aot import lower
 from txl_jax.checkpoint import manifest
-from txl_jax.cli import flags, plan
+from txl_jax.cli import flags
 from txl_jax.convert import formats, huggingface, pickle, pytorch, tensorflow
 from txl_jax.data import corpora, files, tokens
 from txl_jax.data import text as streaming
@@ -50,7 +50,6 @@ from txl_jax.paper.options import TableConfig
 from txl_jax.report import log
 from txl_jax.report.checksum import with_checksum
 from txl_jax.workdir import claim
-from txl_jax.workdir.fit import fit_mesh, fit_vocab
 
 pytestmark = pytest.mark.promise("User errors are one line")
 
@@ -307,22 +306,12 @@ CONTENTS: dict[str, bytes] = {
 # Readers of values
 
 
-def check_sizes(fields: str, _: Path) -> None:
-    """Checks the memory that a run would need, by arithmetic."""
-    config = configs.default()
-    for field in fields.split(" "):
-        configs.override(config, *field.split("="))
-    parsed = fit_vocab(configs.parse(config), ByteVocab())
-    plan.check_sizes(parsed, fit_mesh(parsed))
-
-
 def find_texts(text: str, path: Path) -> object:
     """Looks for texts in an empty folder."""
     return files.text_files(text and str(path.with_name(text)), "score.path")
 
 
 VALUES: dict[str, Callable[[str, Path], object]] = {
-    "sizes": check_sizes,
     "topology": lambda text, _: lower.find_slices(text),
     "two slices": lambda text, _: lower.find_slices(text, 2),
     "mode": lambda text, _: flags.parse(f"--mode={text}".split(" ")),

@@ -7,26 +7,21 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from txl_jax import metrics
 from txl_jax.aot.lower import abstract_segments
 from txl_jax.checkpoint.save_restore import abstract
-from txl_jax.cli import draw_samples, evaluate_split
+from txl_jax.cli import draw_samples
 from txl_jax.config import Config
 from txl_jax.data.options import SLACK
 from txl_jax.data.sentences import ShuffledSentences
 from txl_jax.data.streams import Order, Streams, check_length, in_file_order
 from txl_jax.data.tokens import Tokens, prepare
 from txl_jax.errors import UserError
-from txl_jax.evaluate import accounting
 from txl_jax.evaluate.perplexity import Evaluate, make_evaluate
-from txl_jax.generate import texts
-from txl_jax.generate.options import generation_model
 from txl_jax.model.segment import Segment
 from txl_jax.report import wandb
 from txl_jax.runtime import distributed
 from txl_jax.sharding.rules import check_streams, host_rows
 from txl_jax.train import Training
-from txl_jax.update.init import abstract_params
 from txl_jax.update.state import Program, TrainState
 from txl_jax.update.step import make_program
 from txl_jax.workdir import claim
@@ -53,7 +48,6 @@ def plan_run(config: Config, workdir: Path) -> Plan:
     distributed.require_equal({"the corpus": tokens.manifest["splits"]})
     fitted = fit_vocab(config, tokens.vocab)
     mesh = fit_mesh(fitted)
-    check_sizes(fitted, mesh)
     training, evaluate = make_training(
         fitted, mesh, tokens.split("train"), tokens.split("valid")
     )
@@ -133,31 +127,3 @@ def make_streams(
         order=order,
         field="train.batch_size",
     )
-
-
-def check_sizes(config: Config, mesh: Mesh) -> None:
-    """Raises UserError for parameters, memories or segments too large for this machine.
-
-    Evaluation and generation, which follow the training, are checked as well.
-    """
-    model, train = config.model, config.train
-    parameters = metrics.parameter_count(abstract_params(model))
-    copies = mesh.shape["data"] * mesh.shape["segments"]
-    numbers = 2 if config.optim.optimizer == "sgd" else 4
-    accounting.check_parameters(parameters, copies, numbers)
-    accounting.check_cache(model, config.eval)
-    accounting.check_fits(
-        model,
-        train.batch_size,
-        (train.ext_len + train.tgt_len) * train.gradient_segments,
-        accounting.TRAIN_FIELDS,
-        segments=train.segments_per_call // train.gradient_segments,
-        chunks=train.batch_chunk,
-    )
-    evaluated, streams, length = evaluate_split.sizes(config)
-    together = max(config.eval.segments_per_step, 1)
-    fields = accounting.eval_fields(together)
-    accounting.check_fits(evaluated, streams, length * together, fields)
-    generator = generation_model(model, config.generate)
-    samples = min(config.generate.samples, texts.STREAMS)
-    accounting.check_fits(generator, samples, 1, accounting.GENERATE_FIELDS)

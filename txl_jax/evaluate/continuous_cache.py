@@ -18,7 +18,6 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import Mesh
 
-from txl_jax.evaluate.accounting import check_cache
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
 from txl_jax.evaluate.reader import Reader, from_hidden
 from txl_jax.kernels.xla import MASKED, product
@@ -88,6 +87,4 @@ def make_reader(
         return Cache(h_BCD, jnp.full((B, C), NONE, jnp.int32))
 
     B, L, S = config.streams, config.tgt_len, config.segments_per_step
-    reader = Reader(model_config, read, B, L, mesh, more=empty, segments=S)
-    check_cache(model_config, config, reader.segments)
-    return reader
+    return Reader(model_config, read, B, L, mesh, more=empty, segments=S)

@@ -23,7 +23,6 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import Mesh
 
-from txl_jax.evaluate.accounting import EVAL_FIELDS, check_fits
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
@@ -171,7 +170,6 @@ def read(
     UserError if the memory does not fit into this machine's.
     """
     model_config = model_without_dropout(model_config, config)
-    check_fits(model_config, 1, config.tgt_len, EVAL_FIELDS)
     carry = beside_memory(model_config, params, jnp.copy)
     epsilon = EPSILON if config.dynamic == "rms" else 0.0
     if rms is None:

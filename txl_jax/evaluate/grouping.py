@@ -13,7 +13,6 @@ import jax
 from jax.sharding import Mesh
 
 from txl_jax.errors import UserError
-from txl_jax.evaluate.accounting import EVAL_FIELDS, check_fits
 from txl_jax.kernels.dispatch import fastest
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory.halo import check_pieces
@@ -39,9 +38,9 @@ def count_segments(
 ) -> int:
     """Returns how many segments of L tokens to compute together, at least 1.
 
-    requested: eval.segments_per_step; 0 chooses as many as make ROWS rows, halved until
-    they fit into memory. Without a memory, or if the model reads segments in sequence,
-    they are read one by one. documents: whether they may start inside a segment. Raises
+    requested: eval.segments_per_step; 0 chooses as many as make ROWS rows. Without a
+    memory, or if the model reads segments in sequence, they are read one by one.
+    documents: whether they may start inside a segment. Raises
     UserError for several segments if each would start with visible zeros, or if
     `halo.check_pieces` or `same_layer.check_in_sequence` refuses them.
     """
@@ -63,15 +62,7 @@ def count_segments(
         return 1
     rows = B * L // (shards(mesh, "B") if mesh else 1)
     least = -(-M // L) if P > 1 else 1  # of a piece, which has at least M tokens
-    segments = max(ROWS // max(rows, 1), least)
-    while segments >= least:
-        try:
-            check_fits(config, B, P * segments * L, EVAL_FIELDS)
-        except UserError:
-            segments //= 2
-        else:
-            return P * segments
-    return 1
+    return P * max(ROWS // max(rows, 1), least)
 
 
 def window_tokens(

@@ -91,8 +91,7 @@ class EvalConfig:
     segments_per_step: int = field(
         0,
         help="Segments computed together, which changes the speed, not the results. 0 "
-        "chooses about 1,000 tokens per call and device, or fewer if memory is "
-        "short.",
+        "chooses about 1,000 tokens per call and device.",
     )
     mem_len: int = field(512, help="Tokens in the memory during evaluation.")
     ext_len: int = field(

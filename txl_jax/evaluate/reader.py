@@ -14,7 +14,6 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh
 
-from txl_jax.evaluate.accounting import check_fits, eval_fields
 from txl_jax.evaluate.grouping import count_segments, window_tokens
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
@@ -171,9 +170,6 @@ class Reader:
         prepares the next segment meanwhile. Raises UserError if the memory does not fit
         into this machine's.
         """
-        tokens = self.segments * self.tgt_len
-        fields = eval_fields(self.segments)  # one chosen here fits
-        check_fits(self.config, self.batch_size, tokens, fields)
         memory = self.empty(params)
         for segment in join_calls(segments, self.segments):
             if self.mesh is not None:

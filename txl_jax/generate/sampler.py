@@ -25,7 +25,6 @@ from jax.typing import ArrayLike
 
 from txl_jax.errors import UserError
 from txl_jax.evaluate import reader
-from txl_jax.evaluate.accounting import GENERATE_FIELDS, check_fits
 from txl_jax.evaluate.grouping import count_segments
 from txl_jax.evaluate.options import EvalConfig
 from txl_jax.evaluate.reader import Reader
@@ -115,7 +114,6 @@ class Sampler:
         mesh: Mesh | None = None,
     ) -> None:
         self.config = model = generation_model(model_config, config)
-        check_fits(model, batch_size, 1, GENERATE_FIELDS)
         self.options, self.vocab_size = config, vocab_size
         self.batch_size, self.stacked = batch_size, params
         by_segments = bool(model.memory_tokens) or model.recurrence == "same"
