@@ -19,7 +19,7 @@ from txl_jax.evaluate.options import (
     in_order,
     parse_sweep,
 )
-from txl_jax.evaluate.perplexity import Evaluate, ReadSplit, make_evaluate
+from txl_jax.evaluate.perplexity import Evaluate, SplitReader, make_evaluate
 from txl_jax.model import reach
 from txl_jax.model.config import ModelConfig
 from txl_jax.paper import cold_start
@@ -144,17 +144,17 @@ def evaluate_split(
     """Returns the nll of a split; `plain`: `make_evaluate`'s, if it is compiled."""
     config, split = loaded.config.eval, loaded.config.eval.split
     model, mesh = loaded.config.model, loaded.mesh
-    read: ReadSplit | None = None
+    reader: SplitReader | None = None
     if config.dynamic:
         check_streams(mesh, config.streams, "eval.streams")
         rms = None
         if config.dynamic == "rms":
             rms = gradient_statistics.find(loaded, tokens, workdir)
-        read = functools.partial(dynamic.read, model, config, mesh, rms)
+        reader = dynamic.Adaptation(model, config, mesh, rms)
     elif config.cache_len:
-        read = continuous_cache.make_reader(model, config, mesh).read
-    score = None if read else plain
-    score = score or make_evaluate(model, config, mesh, read)
+        reader = continuous_cache.make_reader(model, config, mesh)
+    score = None if reader else plain
+    score = score or make_evaluate(model, config, mesh, reader)
     off = {"dynamic": not config.dynamic, "cache": not config.cache_len}
     with interruptible(split) as progress:
         scores = score(loaded.params, tokens.split(split), progress)
