@@ -29,7 +29,7 @@ from experiments.figures import program
 from txl_jax.errors import UserError
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import Memory
-from txl_jax.model.reach import effective_context
+from txl_jax.model.memory.interval import effective_context
 from txl_jax.model.txl import TransformerXL
 from txl_jax.update.init import abstract_params
 
