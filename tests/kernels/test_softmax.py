@@ -13,12 +13,15 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
 from tests.support import tiny
 from txl_jax.kernels import cluster
 from txl_jax.kernels.cluster import Rows, Table, Tokens, make_cluster
 from txl_jax.kernels.softmax import blockwise_nll
 from txl_jax.model.adaptive import Vocabulary
+from txl_jax.sharding.mesh import AXES
 from txl_jax.update.init import abstract_params
 
 
@@ -26,7 +29,7 @@ def plain_nll(h_TE: Any, target_T: Any, table_VE: Any) -> jax.Array:
     """Returns nll_T of a softmax over one table without biases."""
     T, V = len(target_T), len(table_VE)
     tokens, table = Tokens(h_TE, target_T, 0, T), Table(table_VE, jnp.zeros(V))
-    whole = make_cluster((Rows(0, 0, V, 0),), T, all_tokens=True)
+    whole = make_cluster((Rows(0, 0, V, 0),), T)
     return blockwise_nll((whole,), (tokens,), (table,))
 
 
@@ -43,6 +46,27 @@ def test_gradients_in_bfloat16_are_summed_in_float32() -> None:
     grad_VE = grad(jnp.zeros((2, 1)))
     np.testing.assert_allclose(grad_VE, [[-250], [250]])
     assert grad_VE.dtype == jnp.float32
+
+
+def test_a_gpu_has_few_blocks_for_the_expected_tokens() -> None:
+    """Those of wt103_nvidia; elsewhere the number of blocks depends on the tokens."""
+    axes, device = (AxisType.Auto,) * 4, AbstractDevice("H100", None, "gpu")
+    mesh = AbstractMesh((1, 1, 1, 1), AXES, axis_types=axes, abstract_device=device)
+    T, ends = 104 * 192, (0, 20_000, 40_000, 200_000, 267_735)
+    expected = [
+        cluster.expected_share(low, high, ends[-1])
+        for low, high in zip(ends, ends[1:], strict=False)
+    ]
+    assert sum(expected) == pytest.approx(1)
+    with jax.sharding.use_abstract_mesh(mesh):
+        common = make_cluster((Rows(0, 0, 20_000, 0), Rows(1, 0, 3, 0)), T)
+        rare = [
+            make_cluster((Rows(0, 0, high - low, low),), T, share)
+            for low, high, share in zip(ends[1:], ends[2:], expected[1:], strict=False)
+        ]
+    assert (common.X, common.fixed) == (T // 2, 2)
+    assert [(each.X, each.fixed) for each in rare] == [(1408, 1), (1664, 2), (640, 1)]
+    assert make_cluster((Rows(0, 0, 20_000, 0),), T).fixed == 0
 
 
 def test_the_logits_are_never_stored() -> None:

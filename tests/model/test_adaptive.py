@@ -29,6 +29,9 @@ BOUNDS = [(0, 13), (13, 20), (20, V), (0, V)]
 # Blocks of one score, and of sizes that divide nothing.
 ONE = Limits(Block(1, 1, 1), Block(1, 1, 1))
 UNEVEN = Limits(Block(40, 8, 4), Block(24, 4, 3))
+# As on a GPU: one block of all rows for the expected tokens, or several.
+FIXED = Limits(Block(200, V, 4), Block(200, V, 4), fixed=True)
+FEW = Limits(Block(60, 9, 4), Block(16, V, 1), fixed=True)
 
 CLUSTERS: dict[str, Any] = {"cutoffs": (13, 20), "div_val": 2}
 CASES: list[tuple[dict[str, Any], Limits]] = [
@@ -36,6 +39,8 @@ CASES: list[tuple[dict[str, Any], Limits]] = [
     ({"cutoffs": (13, 20), "d_embed": 6, "tie_projs": (False, True, False)}, ONE),
     ({**CLUSTERS, "tie_projs": (True, True, True)}, UNEVEN),
     ({**CLUSTERS, "proj_same_dim": False, "tie_weights": False}, ONE),
+    ({"cutoffs": (13, 20)}, FIXED),
+    (CLUSTERS, FEW),
 ]
 
 
@@ -127,7 +132,8 @@ def test_the_vocabulary_may_be_split_over_devices(
     name: str, mesh: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Value and gradients are one device's, and no device sees all rows at once."""
-    monkeypatch.setattr(cluster, "CPU", Limits(Block(15, 3, 1), Block(15, 3, 1)))
+    block = Block(15, 3, 1)
+    monkeypatch.setattr(cluster, "CPU", Limits(block, block, name == "one_table"))
     config = tiny.config(vocab_size=40, **SPLIT[name])
     devices = make_mesh(MeshConfig(*mesh))
     params = tiny.make_params(config)["embedding"]

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import PartitionSpec
 
-from txl_jax.kernels.cluster import Rows, Table, Tokens, make_cluster
+from txl_jax.kernels.cluster import Rows, Table, Tokens, expected_share, make_cluster
 from txl_jax.kernels.sharded import AXES, REPLICATED, over_streams, stream_mesh
 from txl_jax.kernels.softmax import blockwise_nll
 
@@ -65,7 +65,7 @@ def local_nll(
 
     first = Rows(0, 0, ends[1], 0)
     if head.clusters is None:
-        cluster = make_cluster((first,), T, all_tokens=True)
+        cluster = make_cluster((first,), T)
         tokens = Tokens(narrow(0), target_T, 0, T)
         nll_T = blockwise_nll((cluster,), (tokens,), tables, axis)
         return nll_T.reshape(targets_BL.shape)
@@ -78,13 +78,14 @@ def local_nll(
     # All tokens need the first softmax, which also predicts the cluster.
     rare = Rows(len(tables), 0, len(ends) - 2, V, replicated=True)
     choice_T = jnp.where(cluster_T > 0, V + cluster_T - 1, target_T)
-    clusters = [make_cluster((first, rare), T, all_tokens=True)]
+    clusters = [make_cluster((first, rare), T)]
     tokens_of = [Tokens(narrow(0), choice_T, 0, T)]
     begin_G = jnp.searchsorted(cluster_T, jnp.arange(len(ends)))
     for i in range(1, len(ends) - 1):
         low, high = ends[i : i + 2]
         own = Rows(i, 0, high - low, low) if len(tables) > 1 else Rows(0, low, high, 0)
-        clusters.append(make_cluster((own,), T))
+        expected = expected_share(low, high, V)
+        clusters.append(make_cluster((own,), T, expected))
         size = begin_G[i + 1] - begin_G[i]
         tokens_of.append(Tokens(narrow(i), target_T, begin_G[i], size))
     tables = (*tables, head.clusters)

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractDevice, AbstractMesh, NamedSharding, PartitionSpec
 
 from txl_jax.errors import UserError
 from txl_jax.kernels.operands import Kernel, Operands
@@ -177,14 +177,23 @@ def stream_axes(mesh: AbstractMesh, B: int) -> tuple[str, ...]:
     return ()
 
 
-def device_kind() -> str:
-    """Returns the kind of device that the running trace is for.
+def target_device(mesh: AbstractMesh | None = None) -> jax.Device | AbstractDevice:
+    """Returns a device like those that the running trace is for.
 
-    It is that of the mesh, if one is set (`jax.set_mesh`), so that programs can be
-    compiled without a TPU; otherwise the first device's.
+    This is a device here, unless the mesh (by default that of `jax.set_mesh`) has other
+    ones, for which programs can be compiled without having them.
     """
-    device = jax.sharding.get_abstract_mesh().abstract_device
-    return device.device_kind if device else jax.devices()[0].device_kind
+    abstract = (mesh or jax.sharding.get_abstract_mesh()).abstract_device
+    device = jax.local_devices()[0]
+    is_here = abstract is None or abstract.device_kind == device.device_kind
+    return device if is_here else abstract
+
+
+def device_memory() -> int:
+    """Returns the bytes that a target device has for arrays, 0 if unknown."""
+    device = target_device()
+    stats = device.memory_stats() if isinstance(device, jax.Device) else None
+    return (stats or {}).get("bytes_limit", 0)
 
 
 def first_index(axes: str | tuple[str, ...], size: int) -> Array:

@@ -54,11 +54,13 @@ def score(
     return h_XE, jnp.where(block.new_Y, score_XY, MASKED), target_X1 == block.target_Y
 
 
-def add_rows(tokens: Tokens, X: int, stats: Stats, block: RowBlock) -> Stats:
+def add_rows(tokens: Tokens, cluster: Cluster, stats: Stats, block: RowBlock) -> Stats:
     """Adds the scores against a block of rows to the statistics of a cluster's tokens.
 
     The last block may include tokens of the next cluster, whose results are not used.
     """
+
+    X = cluster.X
 
     def visit(stats: Stats, first: Array, _: Array) -> Stats:
         _, score_XY, hit_XY = score(tokens, first, X, block)
@@ -70,12 +72,12 @@ def add_rows(tokens: Tokens, X: int, stats: Stats, block: RowBlock) -> Stats:
         after = Stats(highest_X, sum_X, target_X)
         return jax.tree.map(lambda x_T, x: put(x_T, x, first), stats, after)
 
-    return visit_tokens(tokens, X, visit, stats)
+    return visit_tokens(tokens, cluster, visit, stats)
 
 
 def add_gradients(
     tokens: Tokens,
-    X: int,
+    cluster: Cluster,
     lse_T: Array,
     grad_T: Array,
     grads: tuple[Array, Table],
@@ -85,6 +87,7 @@ def add_gradients(
 
     grads: those of a cluster's hidden states and of a table, in float32.
     """
+    X = cluster.X
 
     def visit(carry: Grads, first: Array, real_X: Array) -> Grads:
         grad_h_TE, grad_YE, grad_Y = carry
@@ -102,7 +105,7 @@ def add_gradients(
     grad_h_TE, grad_table = grads
     Y, E = block.weight_YE.shape
     carry = grad_h_TE, jnp.zeros((Y, E)), jnp.zeros(Y)
-    grad_h_TE, *more = visit_tokens(tokens, X, visit, carry)
+    grad_h_TE, *more = visit_tokens(tokens, cluster, visit, carry)
 
     def add(x: Array, more: Array) -> Array:
         return put(x, part(x, block.start, Y) + more, block.start)
@@ -137,7 +140,8 @@ def forward(
     # unless the cluster has all tokens.
     real, dtype = len(tokens[0].target_T), tokens[0].h_TE.dtype
     behind = max(
-        -real % cluster.X if cluster.all_tokens else cluster.X for cluster in clusters
+        -real % cluster.X if cluster.all_tokens else cluster.X * max(cluster.fixed, 1)
+        for cluster in clusters
     )
     tokens = tuple(
         own._replace(
@@ -150,7 +154,7 @@ def forward(
     nll_T, lses = jnp.zeros(T), []
     for cluster, own in zip(clusters, tokens, strict=True):
         stats = Stats(jnp.full(T, MASKED), jnp.zeros(T), jnp.zeros(T))
-        visit = functools.partial(add_rows, own, cluster.X)
+        visit = functools.partial(add_rows, own, cluster)
         for rows in cluster.rows:
             stats = over_rows(tables, rows, cluster, dtype, axis, visit, stats)
         if axis is not None:
@@ -179,7 +183,7 @@ def backward(
     grad_tokens: list[Tokens] = []
     for cluster, own, lse_T in zip(clusters, tokens, lses, strict=True):
         grad_h_TE = jnp.zeros(own.h_TE.shape)
-        visit = functools.partial(add_gradients, own, cluster.X, lse_T, grad_T)
+        visit = functools.partial(add_gradients, own, cluster, lse_T, grad_T)
         for rows in cluster.rows:
             carry = grad_h_TE, grad_tables[rows.table]
             carry = over_rows(tables, rows, cluster, dtype, axis, visit, carry)

@@ -15,11 +15,11 @@ from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
 from txl_jax.kernels.sharded import (
-    device_kind,
     divides,
     over_heads,
     split_mesh,
     stream_axes,
+    target_device,
 )
 from txl_jax.kernels.xla import product
 
@@ -60,7 +60,7 @@ def _attend(candidates: Candidates, top_k: int) -> Array:
     q_BLHA, k_BHXA, v_BHXA, time_BX, oldest_BL, stop_BL = candidates
     B, H, X, A = k_BHXA.shape
     find = jax.lax.top_k
-    if device_kind().startswith("TPU"):
+    if target_device().device_kind.startswith("TPU"):
         find = functools.partial(jax.lax.approx_max_k, recall_target=RECALL)
     take = jax.vmap(jax.vmap(lambda x_XA, found_J: x_XA[found_J]))
 

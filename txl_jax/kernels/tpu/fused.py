@@ -19,7 +19,7 @@ from jax.typing import DTypeLike
 
 from txl_jax.kernels.hash import AttentionDropout
 from txl_jax.kernels.operands import Operands, PositionTerms
-from txl_jax.kernels.sharded import device_kind
+from txl_jax.kernels.sharded import target_device
 from txl_jax.kernels.tpu.backward import backward
 from txl_jax.kernels.tpu.blocks import (
     ROWS,
@@ -93,7 +93,8 @@ def rel_attention(
     r_HCR = by_distance(r_RHA, bias_HR, A, dtype)
     if blocks is None:
         features = count_features(position, A)
-        blocks = choose(device_kind(), L, K, features, dtype.itemsize)
+        kind = target_device().device_kind
+        blocks = choose(kind, L, K, features, dtype.itemsize)
     dropout = dropout or AttentionDropout(0.0, jnp.uint32(0))
     counter = dropout.seed, dropout.stream0, dropout.head0, dropout.token0
     counter_4 = jnp.stack([jnp.asarray(x).astype(jnp.uint32) for x in counter])
